@@ -1,0 +1,68 @@
+//! Full softmax attention.
+//!
+//! out_i = sum_j softmax_j(q_i . k_j / sqrt(D)) v_j over visible j (Vaswani et al. 2017 eq. 1;
+//! Transformer-LS eq. 2). Visible: not padded and, when causal, j <= i.
+
+use candle_core::Result;
+
+use super::knobs::Knobs;
+use super::{Config, Cost, Entry, Growth, Input, Mechanism, Needs, Output, Paper, Shape, Support};
+use crate::kernel::attend::{Attend, attend};
+use crate::nn::params::Builder;
+use crate::pattern::Pattern;
+
+/// The table line.
+pub static ENTRY: Entry = Entry {
+    name: "full",
+    title: "Full attention",
+    paper: Paper {
+        authors: "Vaswani et al.",
+        title: "Attention Is All You Need",
+        year: 2017,
+        locator: "arXiv:1706.03762",
+    },
+    support: Support { bidirectional: true, causal: true, cross: true, memory: true, cls: false },
+    knobs: &[],
+    complexity: "O(n^2 d)",
+    time: Growth::Quadratic,
+    memory: Growth::Linear,
+    equations: "out_i = sum_j softmax_j(q_i . k_j / sqrt(D)) v_j, over keys j that are not padded and, when causal, j <= i.",
+    deviations: &[
+        "The LRA code adds -1e6 to masked logits instead of removing them; equal except where every key is masked.",
+    ],
+    exceptions: &[],
+    validate: |_, _| Ok(()),
+    needs: |_| Needs::default(),
+    cost,
+    pattern: |_, shape| Some(Pattern::full(shape.queries, shape.keys, shape.causal)),
+    build,
+};
+
+fn cost(_: &Knobs, shape: &Shape) -> Cost {
+    let pairs = 2 * shape.heads * shape.queries * shape.keys * shape.head_dim;
+    Cost {
+        core_macs: (shape.batch * pairs) as u64,
+        flops: pairs as u64,
+        state_bytes: (4 * 2 * shape.heads * shape.head_dim * shape.keys) as u64,
+    }
+}
+
+struct Full {
+    causal: bool,
+    scale: f64,
+}
+
+fn build(config: &Config, _: &Builder) -> Result<Box<dyn Mechanism>> {
+    Ok(Box::new(Full { causal: config.causal, scale: 1.0 / (config.head_dim as f64).sqrt() }))
+}
+
+impl Mechanism for Full {
+    fn forward(&self, input: &Input) -> Result<Output> {
+        let queries = input.qkv.q()?.dim(2)?;
+        let (_, _, keys, _) = input.qkv.value_dims()?;
+        let pattern = Pattern::full(queries, keys, self.causal);
+        let call =
+            Attend { pattern: &pattern, mask: input.mask, scale: self.scale, slots: None, relative: None };
+        Ok(attend(input.qkv, &call)?.into())
+    }
+}

@@ -1,0 +1,328 @@
+//! Knobs: the settings that make variants of a mechanism, with defaults and sources.
+//!
+//! Knob names are the golden files' `config` keys. On the command line a variant is
+//! `name:key=value,key=value`; list values join with `+`, `auto` is null.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde_json::Value as Json;
+
+/// The value of a knob.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    /// Null; `auto` on the command line.
+    Auto,
+    /// True or false.
+    Bool(bool),
+    /// A whole number, not negative.
+    Int(usize),
+    /// A number.
+    Float(f64),
+    /// A word.
+    Word(&'static str),
+    /// A list of whole numbers, joined with `+` on the command line.
+    List(&'static [usize]),
+    /// A list given by the user.
+    Owned(Vec<usize>),
+    /// A word given by the user (checked against [`Kind::Word`]).
+    Text(String),
+}
+
+/// What values a knob takes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kind {
+    /// True or false.
+    Bool,
+    /// A whole number within bounds (both in).
+    Int {
+        /// Smallest value.
+        min: usize,
+        /// Largest value.
+        max: usize,
+    },
+    /// A whole number within bounds, or auto.
+    AutoInt {
+        /// Smallest value.
+        min: usize,
+        /// Largest value.
+        max: usize,
+    },
+    /// A finite number within bounds (both in).
+    Float {
+        /// Smallest value.
+        min: f64,
+        /// Largest value.
+        max: f64,
+    },
+    /// One of these words.
+    Word(&'static [&'static str]),
+    /// A list of whole numbers; one number is a list of one.
+    List,
+    /// A whole number, a list of them, or auto.
+    AutoIntOrList,
+}
+
+/// One knob of a mechanism.
+#[derive(Clone, Debug)]
+pub struct Knob {
+    /// Name, as in golden files.
+    pub name: &'static str,
+    /// Values it takes.
+    pub kind: Kind,
+    /// Value when nothing is said.
+    pub default: Value,
+    /// What it does.
+    pub doc: &'static str,
+    /// Where the default comes from.
+    pub source: &'static str,
+}
+
+/// The settings of one variant, every knob resolved.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Knobs(BTreeMap<&'static str, Value>);
+
+/// A setting that a mechanism does not take.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KnobError {
+    /// No such knob.
+    #[error("{mechanism} has no knob {name:?}{}; its knobs: {}", nearest(.near), if .known.is_empty() { "none" } else { .known })]
+    Unknown {
+        /// The mechanism.
+        mechanism: &'static str,
+        /// What was given.
+        name: String,
+        /// The nearest name.
+        near: Option<&'static str>,
+        /// All names.
+        known: String,
+    },
+    /// A value that the knob does not take.
+    #[error("{mechanism}: {name}={value} is not allowed; {name} takes {allowed}")]
+    Bad {
+        /// The mechanism.
+        mechanism: &'static str,
+        /// The knob.
+        name: &'static str,
+        /// What was given.
+        value: String,
+        /// What is allowed.
+        allowed: String,
+    },
+}
+
+fn nearest(near: &Option<&'static str>) -> String {
+    near.map_or_else(String::new, |near| format!(" (did you mean {near:?}?)"))
+}
+
+impl Knobs {
+    /// The defaults of `knobs`, overridden by `given` (text as on the command line).
+    ///
+    /// # Errors
+    /// An unknown knob or a value out of range.
+    pub fn parse<'a>(
+        mechanism: &'static str,
+        knobs: &'static [Knob],
+        given: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> Result<Self, KnobError> {
+        let mut values = Self::defaults(knobs);
+        for (name, text) in given {
+            let knob = find(mechanism, knobs, name)?;
+            let value = knob.kind.parse(text).ok_or_else(|| bad(mechanism, knob, text))?;
+            values.0.insert(knob.name, value);
+        }
+        Ok(values)
+    }
+
+    /// The defaults of `knobs`, overridden by JSON or TOML values (golden files, suites).
+    ///
+    /// # Errors
+    /// An unknown knob or a value out of range.
+    pub fn from_json<'a>(
+        mechanism: &'static str,
+        knobs: &'static [Knob],
+        given: impl IntoIterator<Item = (&'a String, &'a Json)>,
+    ) -> Result<Self, KnobError> {
+        let mut values = Self::defaults(knobs);
+        for (name, json) in given {
+            let knob = find(mechanism, knobs, name)?;
+            let value = knob.kind.read(json).ok_or_else(|| bad(mechanism, knob, &json.to_string()))?;
+            values.0.insert(knob.name, value);
+        }
+        Ok(values)
+    }
+
+    /// The defaults of `knobs`.
+    pub fn defaults(knobs: &'static [Knob]) -> Self {
+        Self(knobs.iter().map(|knob| (knob.name, knob.default.clone())).collect())
+    }
+
+    /// The same settings with one value replaced (the caller vouches for it).
+    #[must_use]
+    pub fn with(mut self, name: &'static str, value: Value) -> Self {
+        self.0.insert(name, value);
+        self
+    }
+
+    /// All settings by name.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, &Value)> {
+        self.0.iter().map(|(name, value)| (*name, value))
+    }
+
+    /// The settings that differ from the defaults, as on the command line: `w=16,r=2`.
+    pub fn changes(&self, knobs: &'static [Knob]) -> String {
+        let changed = knobs.iter().filter(|knob| {
+            self.0.get(knob.name).is_some_and(|value| value.to_string() != knob.default.to_string())
+        });
+        let pairs: Vec<String> = changed.map(|knob| format!("{}={}", knob.name, self.0[knob.name])).collect();
+        pairs.join(",")
+    }
+
+    /// A whole number. Zero if the mechanism has no such knob.
+    pub fn int(&self, name: &str) -> usize {
+        self.opt_int(name).unwrap_or(0)
+    }
+
+    /// A whole number, or none where auto.
+    pub fn opt_int(&self, name: &str) -> Option<usize> {
+        match self.0.get(name) {
+            Some(Value::Int(value)) => Some(*value),
+            _ => None,
+        }
+    }
+
+    /// True or false; false if the mechanism has no such knob.
+    pub fn bool(&self, name: &str) -> bool {
+        matches!(self.0.get(name), Some(Value::Bool(true)))
+    }
+
+    /// A number; 0 if the mechanism has no such knob.
+    pub fn float(&self, name: &str) -> f64 {
+        match self.0.get(name) {
+            Some(Value::Float(value)) => *value,
+            Some(Value::Int(value)) => *value as f64,
+            _ => 0.0,
+        }
+    }
+
+    /// A word; empty where auto or absent.
+    pub fn word(&self, name: &str) -> &str {
+        match self.0.get(name) {
+            Some(Value::Word(value)) => value,
+            Some(Value::Text(value)) => value,
+            _ => "",
+        }
+    }
+
+    /// A list; one number counts as a list of one, auto as none.
+    pub fn list(&self, name: &str) -> Option<Vec<usize>> {
+        match self.0.get(name) {
+            Some(Value::List(list)) => Some(list.to_vec()),
+            Some(Value::Owned(list)) => Some(list.clone()),
+            Some(Value::Int(value)) => Some(vec![*value]),
+            _ => None,
+        }
+    }
+}
+
+fn find(mechanism: &'static str, knobs: &'static [Knob], name: &str) -> Result<&'static Knob, KnobError> {
+    knobs.iter().find(|knob| knob.name == name).ok_or_else(|| KnobError::Unknown {
+        mechanism,
+        name: name.to_owned(),
+        near: knobs
+            .iter()
+            .map(|knob| (strsim::damerau_levenshtein(knob.name, name), knob.name))
+            .filter(|(distance, _)| *distance <= 3)
+            .min()
+            .map(|(_, near)| near),
+        known: knobs.iter().map(|knob| knob.name).collect::<Vec<_>>().join(", "),
+    })
+}
+
+fn bad(mechanism: &'static str, knob: &'static Knob, value: &str) -> KnobError {
+    KnobError::Bad { mechanism, name: knob.name, value: value.to_owned(), allowed: knob.kind.to_string() }
+}
+
+impl Kind {
+    fn parse(self, text: &str) -> Option<Value> {
+        let int = |min, max| text.parse().ok().filter(|value| (min..=max).contains(value)).map(Value::Int);
+        let list = || {
+            let parts = text.split('+').filter(|part| !part.is_empty());
+            parts.map(|part| part.parse().ok()).collect::<Option<Vec<usize>>>().map(Value::Owned)
+        };
+        match self {
+            Self::Bool => match text {
+                "true" => Some(Value::Bool(true)),
+                "false" => Some(Value::Bool(false)),
+                _ => None,
+            },
+            Self::Int { min, max } => int(min, max),
+            Self::AutoInt { .. } | Self::AutoIntOrList if text == "auto" => Some(Value::Auto),
+            Self::AutoInt { min, max } => int(min, max),
+            Self::Float { min, max } => {
+                text.parse().ok().filter(|value| (min..=max).contains(value)).map(Value::Float)
+            }
+            Self::Word(words) => words.iter().find(|word| **word == text).map(|word| Value::Word(word)),
+            Self::List => list(),
+            Self::AutoIntOrList if text.contains('+') => list(),
+            Self::AutoIntOrList => int(0, usize::MAX),
+        }
+    }
+
+    fn read(self, json: &Json) -> Option<Value> {
+        match json {
+            Json::Null => match self {
+                Self::AutoInt { .. } | Self::AutoIntOrList => Some(Value::Auto),
+                _ => None,
+            },
+            Json::Bool(value) => self.parse(if *value { "true" } else { "false" }),
+            Json::Number(number) => self.parse(&number.to_string()),
+            Json::String(text) => self.parse(text),
+            Json::Array(items) => {
+                let list = items.iter().map(|item| item.as_u64().map(|item| item as usize));
+                match self {
+                    Self::List | Self::AutoIntOrList => list.collect::<Option<Vec<_>>>().map(Value::Owned),
+                    _ => None,
+                }
+            }
+            Json::Object(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let range = |f: &mut fmt::Formatter, min: usize, max: usize| match max {
+            usize::MAX => write!(f, "a whole number of at least {min}"),
+            max => write!(f, "a whole number from {min} to {max}"),
+        };
+        match self {
+            Self::Bool => f.write_str("true or false"),
+            Self::Int { min, max } => range(f, *min, *max),
+            Self::AutoInt { min, max } => {
+                range(f, *min, *max)?;
+                f.write_str(", or auto")
+            }
+            Self::Float { min, max } => write!(f, "a number from {min} to {max}"),
+            Self::Word(words) => write!(f, "one of {}", words.join(", ")),
+            Self::List => f.write_str("whole numbers joined with +"),
+            Self::AutoIntOrList => f.write_str("a whole number, several joined with +, or auto"),
+        }
+    }
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let join = |list: &[usize]| list.iter().map(usize::to_string).collect::<Vec<_>>().join("+");
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Bool(value) => write!(f, "{value}"),
+            Self::Int(value) => write!(f, "{value}"),
+            Self::Float(value) => write!(f, "{value}"),
+            Self::Word(value) => f.write_str(value),
+            Self::Text(value) => f.write_str(value),
+            Self::List(list) => f.write_str(&join(list)),
+            Self::Owned(list) => f.write_str(&join(list)),
+        }
+    }
+}

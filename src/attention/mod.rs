@@ -1,0 +1,262 @@
+//! The zoo: one file per attention mechanism, one line each in [`TABLE`].
+//!
+//! An [`Entry`] is data; everything that iterates the zoo (help, `list`, `check`, property tests, benches,
+//! reports) iterates [`entries`]. To add a mechanism: write `attention/<name>.rs` with a `pub static ENTRY`
+//! and add its line to `TABLE`.
+
+pub mod full;
+pub mod knobs;
+
+use std::sync::RwLock;
+
+use candle_core::{Result, Tensor};
+
+use crate::kernel::heads::{Heads, Qkv};
+use crate::nn::params::Builder;
+use crate::pattern::Pattern;
+use knobs::{Knob, Knobs};
+
+/// Every mechanism of the crate.
+pub static TABLE: &[&Entry] = &[&full::ENTRY];
+
+static REGISTERED: RwLock<Vec<&'static Entry>> = RwLock::new(Vec::new());
+
+/// A publication.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Paper {
+    /// Authors, such as `Zhu et al.`.
+    pub authors: &'static str,
+    /// Title.
+    pub title: &'static str,
+    /// Year of publication.
+    pub year: u16,
+    /// arXiv number or other locator.
+    pub locator: &'static str,
+}
+
+/// What a mechanism can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Support {
+    /// Every position may see every other.
+    pub bidirectional: bool,
+    /// A form in which no position sees its future.
+    pub causal: bool,
+    /// Queries and keys of different lengths.
+    pub cross: bool,
+    /// Cached positions in front of the keys.
+    pub memory: bool,
+    /// The class token of the last layer as an input of its own (Transformer-LS).
+    pub cls: bool,
+}
+
+/// Which projections a mechanism reads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Projections {
+    /// Queries, keys and values.
+    #[default]
+    Qkv,
+    /// One projection serves as queries and keys (Reformer).
+    SharedQk,
+    /// Values only (Synthesizer without dot product).
+    V,
+}
+
+/// What the layer around a mechanism has to provide for one variant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// Projections.
+    pub projections: Projections,
+    /// The layer input x.
+    pub x: bool,
+    /// Separate projections for global positions (Longformer).
+    pub global: bool,
+}
+
+/// Shape of one attention call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Samples.
+    pub batch: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Width of the layer input x.
+    pub width: usize,
+    /// Queries.
+    pub queries: usize,
+    /// Keys, cached ones included.
+    pub keys: usize,
+    /// Whether the causal form runs.
+    pub causal: bool,
+}
+
+/// What one attention call costs, computed from its shape.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// Multiply-adds of the core's matrix products for the whole batch: the golden files' `macs`.
+    pub core_macs: u64,
+    /// FLOPs of everything between the q, k, v and the output projection, for one sample, in the convention
+    /// of Transformer-LS Table 1: a multiply-add is 1, LayerNorm is 5 per element.
+    pub flops: u64,
+    /// Bytes a causal decoder keeps per sequence and layer at this length (f32); 0 if there is no causal form.
+    pub state_bytes: u64,
+}
+
+/// How time or memory grows with length, by definition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Growth {
+    /// Linear in n (all knobs fixed).
+    Linear,
+    /// n log n.
+    Linearithmic,
+    /// n^1.5.
+    ThreeHalves,
+    /// Quadratic.
+    Quadratic,
+}
+
+/// A general property that the property tests prove for every mechanism.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Property {
+    /// Causal outputs ignore the future exactly.
+    IgnoresFuture,
+    /// What stands at padded positions changes nothing.
+    PaddingInert,
+    /// Samples of a batch do not influence each other.
+    BatchIndependent,
+    /// Permuting heads permutes outputs.
+    HeadsIndependent,
+    /// Any length works.
+    AnyLength,
+    /// Outputs and gradients are finite at extreme inputs.
+    Finite,
+}
+
+/// A variant that breaks a general property by definition.
+#[derive(Clone, Copy, Debug)]
+pub struct Exception {
+    /// The property.
+    pub property: Property,
+    /// The variants, as a condition on knobs in words and code.
+    pub applies: fn(&Knobs, causal: bool) -> bool,
+    /// The line of the specification that says so.
+    pub reason: &'static str,
+}
+
+/// One attention mechanism, as data.
+pub struct Entry {
+    /// Name in CLI, TOML and CSV.
+    pub name: &'static str,
+    /// Name in prose.
+    pub title: &'static str,
+    /// Where it was published.
+    pub paper: Paper,
+    /// What it can do.
+    pub support: Support,
+    /// Its knobs.
+    pub knobs: &'static [Knob],
+    /// Complexity in words.
+    pub complexity: &'static str,
+    /// Growth of time with length.
+    pub time: Growth,
+    /// Growth of memory with length.
+    pub memory: Growth,
+    /// Equations in plain text, for `list mechanisms --model NAME`.
+    pub equations: &'static str,
+    /// Known deviations of papers and reference codes, and which side is taken.
+    pub deviations: &'static [&'static str],
+    /// General properties that the definition breaks.
+    pub exceptions: &'static [Exception],
+    /// Checks knobs against each other and the shape (rank above length, heads, ...).
+    pub validate: fn(&Knobs, &Shape) -> std::result::Result<(), String>,
+    /// What the layer must provide.
+    pub needs: fn(&Knobs) -> Needs,
+    /// Cost of one call.
+    pub cost: fn(&Knobs, &Shape) -> Cost,
+    /// Who sees whom, for mechanisms that are a pattern (`None` where every pair may interact).
+    pub pattern: fn(&Knobs, &Shape) -> Option<Pattern>,
+    /// Builds the mechanism with its parameters and constants.
+    pub build: fn(&Config, &Builder) -> Result<Box<dyn Mechanism>>,
+}
+
+/// What a mechanism is built for.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Settings.
+    pub knobs: Knobs,
+    /// Heads.
+    pub heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Width of the layer input x.
+    pub width: usize,
+    /// Longest sequence it will see (position-indexed parameters have this size).
+    pub max_len: usize,
+    /// Whether the causal form runs.
+    pub causal: bool,
+    /// Number of the layer, for constants that differ by layer.
+    pub layer: usize,
+}
+
+/// Inputs of one call.
+pub struct Input<'a> {
+    /// Projected queries, keys, values.
+    pub qkv: &'a Qkv,
+    /// Layer input [b, t, e], after any pre-norm; where [`Needs::x`].
+    pub x: Option<&'a Tensor>,
+    /// [b, t]: 1 keep, 0 padding; absent keeps all.
+    pub mask: Option<&'a Tensor>,
+    /// Projections of the class token, one position.
+    pub cls: Option<&'a Qkv>,
+    /// Projections for global positions, where [`Needs::global`].
+    pub global: Option<&'a Qkv>,
+    /// Cached positions in front of keys, values and x.
+    pub memory: usize,
+}
+
+impl<'a> Input<'a> {
+    /// Inputs without mask, class token or memory.
+    pub fn new(qkv: &'a Qkv) -> Self {
+        Self { qkv, x: None, mask: None, cls: None, global: None, memory: 0 }
+    }
+}
+
+/// Results of one call.
+pub struct Output {
+    /// The attended values.
+    pub out: Heads,
+    /// The class token's, where [`Input::cls`] was given.
+    pub cls: Option<Heads>,
+}
+
+impl From<Heads> for Output {
+    fn from(out: Heads) -> Self {
+        Self { out, cls: None }
+    }
+}
+
+/// A built mechanism.
+pub trait Mechanism: Send + Sync {
+    /// Attends.
+    ///
+    /// # Errors
+    /// Inputs that do not fit the configuration.
+    fn forward(&self, input: &Input) -> Result<Output>;
+}
+
+/// Adds a mechanism at run time (a library user's own, or a test's).
+pub fn register(entry: &'static Entry) {
+    REGISTERED.write().unwrap_or_else(std::sync::PoisonError::into_inner).push(entry);
+}
+
+/// Every mechanism: the table, then the registered ones.
+pub fn entries() -> Vec<&'static Entry> {
+    let registered = REGISTERED.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+    TABLE.iter().chain(registered.iter()).copied().collect()
+}
+
+/// The mechanism called `name`.
+pub fn find(name: &str) -> Option<&'static Entry> {
+    entries().into_iter().find(|entry| entry.name == name)
+}

@@ -1,0 +1,8 @@
+//! The command line.
+
+use std::process::ExitCode;
+
+/// Parses the command line, runs the command, and returns its exit code.
+pub fn main() -> ExitCode {
+    ExitCode::SUCCESS
+}

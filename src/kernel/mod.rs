@@ -1,0 +1,59 @@
+//! The few operations that everything stands on.
+//!
+//! One file each: the definition as composed candle operations (the *twin*), the fused CPU kernel with
+//! its hand-written backward, and where there is one the CUDA kernel. Each public function dispatches by
+//! [`Mode`] and device; tests prove fused and twin equal in value and gradient.
+//!
+//! Float reductions use a partition fixed by shape and combine in index order, so the same thread count
+//! (and in most kernels any thread count) gives the same bits.
+
+pub mod activation;
+pub mod attend;
+pub mod block;
+pub mod embedding;
+pub mod heads;
+pub mod linear;
+pub mod loss;
+pub mod norm;
+pub mod softmax;
+
+use std::cell::Cell;
+
+use candle_core::Device;
+
+/// Which implementation runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// Fused kernels where the device has them.
+    #[default]
+    Fused,
+    /// The composed twins, which is what the papers' codes did.
+    Composed,
+}
+
+thread_local! {
+    static MODE: Cell<Mode> = const { Cell::new(Mode::Fused) };
+}
+
+/// The mode of this thread.
+pub fn mode() -> Mode {
+    MODE.get()
+}
+
+/// Sets the mode of this thread.
+pub fn set_mode(mode: Mode) {
+    MODE.set(mode);
+}
+
+/// Runs `f` in `mode` and restores the mode that was set before.
+pub fn with_mode<T>(mode: Mode, f: impl FnOnce() -> T) -> T {
+    let before = MODE.replace(mode);
+    let result = f();
+    MODE.set(before);
+    result
+}
+
+/// Whether the fused CPU kernel should run for tensors on `device`.
+pub(crate) fn fused_cpu(device: &Device) -> bool {
+    mode() == Mode::Fused && device.is_cpu()
+}

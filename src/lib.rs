@@ -1,0 +1,27 @@
+//! Benchmarks and reproduces efficient-attention transformers.
+//!
+//! Imports go down only (`tests/layers.rs` enforces it):
+//!
+//! ```text
+//! cli -> protocol -> train -> model -> attention -> nn -> kernel -> device
+//!        run (plan, worker, journal)   data beside model   report -> record, stats, pattern
+//! leaves: config record stats term pattern
+//! ```
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`attention`] | one file per mechanism, one line each in [`attention::TABLE`] |
+//! | [`kernel`] | the fused operations and the plain composed twin that defines each |
+//! | [`pattern`] | who sees whom, as pure data |
+//! | [`nn`] | named parameters and their initialisation, positions |
+//! | [`device`] | the only home of `cfg(feature)`: backends, counted memory, random streams |
+
+#![warn(missing_docs)]
+#![deny(unsafe_code)]
+
+pub mod attention;
+pub mod cli;
+pub mod device;
+pub mod kernel;
+pub mod nn;
+pub mod pattern;

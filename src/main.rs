@@ -1,0 +1,10 @@
+//! The `effattn` binary: hands the command line to the library and exits with its code.
+
+use std::process::ExitCode;
+
+#[global_allocator]
+static ALLOCATOR: effattn::device::alloc::Counting = effattn::device::alloc::Counting;
+
+fn main() -> ExitCode {
+    effattn::cli::main()
+}

@@ -1,0 +1,321 @@
+//! Named parameters in groups, each group one flat variable.
+//!
+//! A fused operation may take only three tensors, so what it needs together lies in one *group*: a flat
+//! variable whose parts have names and shapes. The optimizer walks groups; checkpoints and golden files
+//! speak of parts by name.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex};
+
+use candle_core::backprop::GradStore;
+use candle_core::{DType, Device, Result, Shape, Tensor, Var, bail};
+
+use crate::device::rng::Stream;
+
+/// How a parameter starts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    /// All entries equal.
+    Const(f64),
+    /// Normal with mean and standard deviation.
+    Normal {
+        /// Mean.
+        mean: f64,
+        /// Standard deviation.
+        std: f64,
+    },
+    /// Uniform in `[-bound, bound)`.
+    Uniform {
+        /// Bound.
+        bound: f64,
+    },
+}
+
+impl Init {
+    /// All zeros.
+    pub const ZERO: Self = Self::Const(0.0);
+    /// All ones.
+    pub const ONE: Self = Self::Const(1.0);
+
+    /// Normal around zero.
+    pub const fn normal(std: f64) -> Self {
+        Self::Normal { mean: 0.0, std }
+    }
+
+    /// PyTorch's default of a linear layer: uniform within 1 / sqrt(fan_in), for weight and bias.
+    pub fn fan_in(fan_in: usize) -> Self {
+        Self::Uniform { bound: 1.0 / (fan_in as f64).sqrt() }
+    }
+
+    /// Xavier's uniform initialisation.
+    pub fn xavier(fan_in: usize, fan_out: usize) -> Self {
+        Self::Uniform { bound: (6.0 / (fan_in + fan_out) as f64).sqrt() }
+    }
+}
+
+/// Name, shape and start of one parameter of a group.
+#[derive(Clone, Debug)]
+pub struct Spec {
+    /// Name below the builder's prefix, such as `fc1.weight`.
+    pub name: String,
+    /// Shape.
+    pub shape: Vec<usize>,
+    /// Start.
+    pub init: Init,
+}
+
+impl Spec {
+    /// A specification.
+    pub fn new(name: &str, shape: &[usize], init: Init) -> Self {
+        Self { name: name.to_owned(), shape: shape.to_vec(), init }
+    }
+}
+
+/// One named part of a group.
+#[derive(Clone, Debug)]
+pub struct Part {
+    /// Full name.
+    pub name: String,
+    /// Shape.
+    pub shape: Vec<usize>,
+    /// First element within the group.
+    pub offset: usize,
+}
+
+impl Part {
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Whether the part has no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// A group as a module sees it: the flat tensor (tracked when training) and its parts in order.
+#[derive(Clone, Debug)]
+pub struct Group {
+    /// All parts, one after another.
+    pub flat: Tensor,
+    /// The parts, in the order of the specifications.
+    pub parts: Vec<Part>,
+}
+
+impl Group {
+    /// Part number `index` in its own shape: a view, for composed code.
+    pub fn part(&self, index: usize) -> Result<Tensor> {
+        let part = &self.parts[index];
+        self.flat.narrow(0, part.offset, part.len())?.reshape(part.shape.as_slice())
+    }
+}
+
+/// A stored group.
+pub struct StoredGroup {
+    /// The variable the optimizer updates.
+    pub var: Var,
+    /// Its parts.
+    pub parts: Vec<Part>,
+}
+
+/// All parameters and constants of a model.
+#[derive(Default)]
+pub struct Params {
+    groups: Vec<StoredGroup>,
+    constants: BTreeMap<String, Tensor>,
+    index: HashMap<String, (usize, usize)>,
+}
+
+impl Params {
+    /// The groups in the order they were built.
+    pub fn groups(&self) -> &[StoredGroup] {
+        &self.groups
+    }
+
+    /// Constants (random features, hash rotations, random blocks) by name.
+    pub fn constants(&self) -> &BTreeMap<String, Tensor> {
+        &self.constants
+    }
+
+    /// Names of all parameters, in the order they were built.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.groups.iter().flat_map(|group| group.parts.iter().map(|part| part.name.as_str()))
+    }
+
+    /// Number of trained numbers.
+    pub fn count(&self) -> usize {
+        self.groups.iter().map(|group| group.var.elem_count()).sum()
+    }
+
+    fn find(&self, name: &str) -> Result<(&StoredGroup, &Part)> {
+        match self.index.get(name) {
+            Some(&(group, part)) => Ok((&self.groups[group], &self.groups[group].parts[part])),
+            None => bail!("no parameter is called {name:?}"),
+        }
+    }
+
+    /// Current value of a parameter, detached, in its own shape.
+    pub fn value(&self, name: &str) -> Result<Tensor> {
+        let (group, part) = self.find(name)?;
+        slice(&group.var.as_detached_tensor(), part)
+    }
+
+    /// Gradient of a parameter; zeros if the loss does not depend on it.
+    pub fn grad(&self, grads: &GradStore, name: &str) -> Result<Tensor> {
+        let (group, part) = self.find(name)?;
+        match grads.get(&group.var) {
+            Some(grad) => slice(grad, part),
+            None => Tensor::zeros(part.shape.as_slice(), DType::F32, group.var.device()),
+        }
+    }
+}
+
+fn slice(flat: &Tensor, part: &Part) -> Result<Tensor> {
+    flat.flatten_all()?.narrow(0, part.offset, part.len())?.reshape(part.shape.as_slice())?.copy()
+}
+
+/// Where parameters come from.
+enum Source {
+    /// Drawn from a stream keyed by seed and full name.
+    Seed(u64),
+    /// Given by name (golden files, checkpoints); a missing name or another shape is an error.
+    Given(HashMap<String, Tensor>),
+}
+
+struct Shared {
+    params: Params,
+    source: Source,
+    device: Device,
+    train: bool,
+}
+
+/// Hands out parameters under a name prefix and records them.
+#[derive(Clone)]
+pub struct Builder {
+    shared: Arc<Mutex<Shared>>,
+    prefix: String,
+}
+
+impl Builder {
+    /// Parameters drawn from `seed`. `train`: modules get tracked variables, else detached tensors.
+    pub fn seeded(seed: u64, device: &Device, train: bool) -> Self {
+        Self::new(Source::Seed(seed), device, train)
+    }
+
+    /// Parameters given by their full names.
+    pub fn given(tensors: HashMap<String, Tensor>, device: &Device, train: bool) -> Self {
+        Self::new(Source::Given(tensors), device, train)
+    }
+
+    fn new(source: Source, device: &Device, train: bool) -> Self {
+        let shared = Shared { params: Params::default(), source, device: device.clone(), train };
+        Self { shared: Arc::new(Mutex::new(shared)), prefix: String::new() }
+    }
+
+    /// A builder for names below `name`.
+    pub fn pp(&self, name: impl std::fmt::Display) -> Self {
+        Self { shared: self.shared.clone(), prefix: format!("{}{name}.", self.prefix) }
+    }
+
+    /// The device parameters live on.
+    pub fn device(&self) -> Device {
+        self.lock().device.clone()
+    }
+
+    /// One parameter in its own shape.
+    pub fn param(&self, name: &str, shape: &[usize], init: Init) -> Result<Tensor> {
+        let group = self.group(&[Spec::new(name, shape, init)])?;
+        group.flat.reshape(shape)
+    }
+
+    /// Several parameters in one flat variable. A group whose first name exists already is returned as it
+    /// is (layers that share a parameter build it under the same name).
+    pub fn group(&self, specs: &[Spec]) -> Result<Group> {
+        let mut shared = self.lock();
+        let full: Vec<String> = specs.iter().map(|s| format!("{}{}", self.prefix, s.name)).collect();
+        if let Some(&(index, _)) = shared.params.index.get(&full[0]) {
+            let stored = &shared.params.groups[index];
+            let parts = stored.parts.clone();
+            return Ok(Group { flat: tracked(&stored.var, shared.train), parts });
+        }
+        let mut offset = 0;
+        let mut parts = Vec::new();
+        let mut pieces = Vec::new();
+        for (spec, name) in specs.iter().zip(full) {
+            let tensor = shared.make(&name, spec)?;
+            let len = tensor.elem_count();
+            pieces.push(tensor.flatten_all()?);
+            parts.push(Part { name, shape: spec.shape.clone(), offset });
+            offset += len;
+        }
+        let var = Var::from_tensor(&Tensor::cat(&pieces, 0)?)?;
+        let flat = tracked(&var, shared.train);
+        let index = shared.params.groups.len();
+        for (position, part) in parts.iter().enumerate() {
+            if shared.params.index.insert(part.name.clone(), (index, position)).is_some() {
+                bail!("parameter {:?} is built twice in different groups", part.name);
+            }
+        }
+        shared.params.groups.push(StoredGroup { var, parts: parts.clone() });
+        Ok(Group { flat, parts })
+    }
+
+    /// A constant: given by name, or drawn by `draw` from the stream of its full name.
+    pub fn constant(
+        &self,
+        name: &str,
+        draw: impl FnOnce(&mut Stream, &Device) -> Result<Tensor>,
+    ) -> Result<Tensor> {
+        let mut shared = self.lock();
+        let full = format!("{}{name}", self.prefix);
+        if let Some(tensor) = shared.params.constants.get(&full) {
+            return Ok(tensor.clone());
+        }
+        let tensor = match &shared.source {
+            Source::Seed(seed) => draw(&mut Stream::new(*seed, &full), &shared.device)?,
+            Source::Given(tensors) => match tensors.get(&full) {
+                Some(tensor) => tensor.clone(),
+                None => bail!("constant {full:?} is missing"),
+            },
+        };
+        shared.params.constants.insert(full, tensor.clone());
+        Ok(tensor)
+    }
+
+    /// Ends building: the parameters. Call when no other clone of this builder is used any more.
+    pub fn finish(&self) -> Params {
+        std::mem::take(&mut self.lock().params)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+fn tracked(var: &Var, train: bool) -> Tensor {
+    if train { var.as_tensor().clone() } else { var.as_detached_tensor() }
+}
+
+impl Shared {
+    fn make(&self, name: &str, spec: &Spec) -> Result<Tensor> {
+        match &self.source {
+            Source::Given(tensors) => match tensors.get(name) {
+                Some(tensor) if tensor.dims() == spec.shape => tensor.to_device(&self.device),
+                Some(tensor) => {
+                    bail!("parameter {name:?} has shape {:?}, expected {:?}", tensor.dims(), spec.shape)
+                }
+                None => bail!("parameter {name:?} of shape {:?} is missing", spec.shape),
+            },
+            Source::Seed(seed) => {
+                let shape = Shape::from(spec.shape.as_slice());
+                let mut stream = Stream::new(*seed, name);
+                match spec.init {
+                    Init::Const(value) => Tensor::full(value as f32, shape, &self.device),
+                    Init::Normal { mean, std } => stream.normal_tensor(shape, mean, std, &self.device),
+                    Init::Uniform { bound } => stream.uniform_tensor(shape, -bound, bound, &self.device),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Who sees whom, as pure data.
+//!
+//! Computation ([`crate::kernel::attend`]) and pictures (`effattn plot pattern`) read the same value.
+
+/// `len` positions from `start` on, `step` apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// First position.
+    pub start: usize,
+    /// Number of positions.
+    pub len: usize,
+    /// Distance between two positions, at least 1.
+    pub step: usize,
+}
+
+impl Span {
+    /// The positions `start..end`.
+    pub fn range(start: usize, end: usize) -> Self {
+        Self { start, len: end.saturating_sub(start), step: 1 }
+    }
+
+    /// Position number `index` of this span.
+    pub fn at(&self, index: usize) -> usize {
+        self.start + index * self.step
+    }
+
+    /// All positions.
+    pub fn iter(self) -> impl Iterator<Item = usize> + Clone {
+        (0..self.len).map(move |index| self.at(index))
+    }
+
+    /// Whether `position` is one of this span's.
+    pub fn contains(&self, position: usize) -> bool {
+        position >= self.start
+            && (position - self.start).is_multiple_of(self.step)
+            && (position - self.start) / self.step < self.len
+    }
+}
+
+/// Which keys of a span the query at absolute position `t` sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rule {
+    /// All of them.
+    All,
+    /// Keys `j` with `t - left <= j <= t + right` (`None`: no bound on that side); with
+    /// `skip = Some(s)` only those whose distance is not a multiple of `s`.
+    Band {
+        /// Furthest key to the left.
+        left: Option<usize>,
+        /// Furthest key to the right; `Some(0)` is causal.
+        right: Option<usize>,
+        /// Distances that are multiples of this are seen through another span.
+        skip: Option<usize>,
+    },
+    /// Slots of the segments strictly before the query's own: slot index `e < floor(t / segment) * rank`
+    /// (Transformer-LS eq. 5). The span must lie in the slots.
+    EarlierSegments {
+        /// Length of a segment.
+        segment: usize,
+        /// Slots per segment.
+        rank: usize,
+    },
+}
+
+impl Rule {
+    /// Every key up to the query itself.
+    pub const CAUSAL: Self = Self::Band { left: None, right: Some(0), skip: None };
+}
+
+/// Keys that a group of queries may see, and the rule that cuts them per query.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeySpan {
+    /// Candidate keys; positions from [`Pattern::keys`] on are slots.
+    pub span: Span,
+    /// Which of them a query sees.
+    pub rule: Rule,
+}
+
+/// Queries that share their candidate keys.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// The queries.
+    pub queries: Span,
+    /// Their candidates. For one query no key may be visible through two spans.
+    pub keys: Vec<KeySpan>,
+}
+
+/// The visible pairs of one attention call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pattern {
+    /// Number of queries.
+    pub queries: usize,
+    /// Number of keys that stand at positions.
+    pub keys: usize,
+    /// Number of slots (projected keys): candidates `keys..keys + slots`.
+    pub slots: usize,
+    /// Absolute position of query 0 (cached keys come first): query `i` stands at `t = offset + i`.
+    pub offset: usize,
+    /// Groups of every head, or one list shared by all heads. Every query is in at most one group of
+    /// a head; a query in none sees nothing.
+    pub heads: Vec<Vec<Group>>,
+}
+
+impl Pattern {
+    /// A pattern with the same groups in every head.
+    pub fn shared(queries: usize, keys: usize, slots: usize, offset: usize, groups: Vec<Group>) -> Self {
+        Self { queries, keys, slots, offset, heads: vec![groups] }
+    }
+
+    /// Every query sees every key, or with `causal` every key up to its own position.
+    pub fn full(queries: usize, keys: usize, causal: bool) -> Self {
+        let offset = keys.saturating_sub(queries);
+        let rule = if causal { Rule::CAUSAL } else { Rule::All };
+        let group = Group {
+            queries: Span::range(0, queries),
+            keys: vec![KeySpan { span: Span::range(0, keys), rule }],
+        };
+        Self::shared(queries, keys, 0, if causal { offset } else { 0 }, vec![group])
+    }
+
+    /// The groups of head `head`.
+    pub fn groups(&self, head: usize) -> &[Group] {
+        &self.heads[if self.heads.len() == 1 { 0 } else { head }]
+    }
+
+    /// Whether the rule of `key` lets query `i` see candidate `j` (which must be in the span).
+    pub fn allows(&self, rule: Rule, query: usize, key: usize) -> bool {
+        let t = self.offset + query;
+        match rule {
+            Rule::All => true,
+            Rule::Band { left, right, skip } => {
+                left.is_none_or(|left| key + left >= t)
+                    && right.is_none_or(|right| key <= t + right)
+                    && skip.is_none_or(|skip| !key.abs_diff(t).is_multiple_of(skip))
+            }
+            Rule::EarlierSegments { segment, rank } => key - self.keys < t / segment * rank,
+        }
+    }
+
+    /// Every key and slot that query `query` of head `head` sees, in span order.
+    pub fn visible(&self, head: usize, query: usize) -> Vec<usize> {
+        let group = self.groups(head).iter().find(|group| group.queries.contains(query));
+        group.map_or_else(Vec::new, |group| {
+            let spans = group.keys.iter();
+            spans.flat_map(|key| key.span.iter().filter(|&j| self.allows(key.rule, query, j))).collect()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn causal_full_with_memory_sees_the_past_and_itself() {
+        let pattern = Pattern::full(2, 5, true);
+        assert_eq!(pattern.visible(0, 0), [0, 1, 2, 3]);
+        assert_eq!(pattern.visible(0, 1), [0, 1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn a_band_skips_multiples() {
+        let keys = KeySpan {
+            span: Span::range(0, 10),
+            rule: Rule::Band { left: Some(3), right: Some(3), skip: Some(2) },
+        };
+        let group = Group { queries: Span::range(0, 10), keys: vec![keys] };
+        let pattern = Pattern::shared(10, 10, 0, 0, vec![group]);
+        assert_eq!(pattern.visible(0, 5), [2, 4, 6, 8]);
+    }
+}
