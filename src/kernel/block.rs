@@ -5,9 +5,9 @@
 
 use candle_core::{Result, Tensor, bail};
 
+use super::group::Group;
 use super::norm::EPS;
 use super::{activation, linear, norm};
-use crate::nn::params::Group;
 
 /// Shape of a projection's group: `[norm.weight, norm.bias]` if `norm`, then per output its weight and,
 /// if `bias`, its bias.

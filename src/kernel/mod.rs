@@ -11,6 +11,7 @@ pub mod activation;
 pub mod attend;
 pub mod block;
 pub mod embedding;
+pub mod group;
 pub mod heads;
 pub mod linear;
 pub mod loss;
