@@ -25,3 +25,4 @@ pub mod device;
 pub mod kernel;
 pub mod nn;
 pub mod pattern;
+pub mod protocol;

@@ -89,6 +89,8 @@ pub struct Shape {
     pub keys: usize,
     /// Whether the causal form runs.
     pub causal: bool,
+    /// Whether a class token comes as an input of its own.
+    pub cls: bool,
 }
 
 /// What one attention call costs, computed from its shape.

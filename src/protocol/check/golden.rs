@@ -1,0 +1,150 @@
+//! Reading golden files.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+use candle_core::{DType, Device, Result, Tensor};
+use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
+use serde_json::{Map, Value};
+
+use super::{CheckError, Verdict};
+
+/// A golden file in memory.
+pub struct Golden {
+    /// What messages call the file.
+    pub file: String,
+    /// Stem of the file name.
+    pub stem: String,
+    /// All tensors (floats as f32, whole numbers as i64).
+    pub tensors: BTreeMap<String, Tensor>,
+    /// All metadata.
+    pub metadata: HashMap<String, String>,
+    /// Metadata `config`.
+    pub config: Map<String, Value>,
+    /// Metadata `leaves`.
+    pub leaves: Vec<String>,
+    atol: HashMap<String, f64>,
+    rtol: f64,
+}
+
+impl Golden {
+    /// Reads `bytes`.
+    ///
+    /// # Errors
+    /// Anything that is not a complete golden file.
+    pub fn read(file: &str, bytes: &[u8]) -> std::result::Result<Self, CheckError> {
+        let wrong = |reason: String| CheckError::NotGolden { file: file.to_owned(), reason };
+        let (_, header) = SafeTensors::read_metadata(bytes)
+            .map_err(|error| wrong(format!("its safetensors header cannot be read ({error})")))?;
+        let metadata = header.metadata().clone().unwrap_or_default();
+        let text =
+            |key: &str| metadata.get(key).ok_or_else(|| wrong(format!("its metadata have no {key:?} entry")));
+        text("mechanism")?;
+        let json = |key: &str| text(key).and_then(|text| parse(key, text).map_err(wrong));
+        let config = match json("config")? {
+            Value::Object(map) => map,
+            _ => return Err(wrong("its config is not a JSON object".into())),
+        };
+        let leaves = serde_json::from_value(json("leaves")?)
+            .map_err(|error| wrong(format!("its leaves are not a list of names ({error})")))?;
+        let atol = serde_json::from_value(json("atol")?)
+            .map_err(|error| wrong(format!("its atol is not a tolerance per tensor ({error})")))?;
+        let rtol = text("rtol")?.parse().map_err(|_| wrong("its rtol is not a number".into()))?;
+        let content = SafeTensors::deserialize(bytes)
+            .map_err(|error| wrong(format!("its tensors cannot be read ({error})")))?;
+        let tensors = content
+            .iter()
+            .map(|(name, view)| Ok((name.to_owned(), tensor(&view)?)))
+            .collect::<Result<_>>()
+            .map_err(|error| wrong(format!("a tensor cannot be read ({error})")))?;
+        let stem = Path::new(file).file_stem().map_or(file.into(), |stem| stem.to_string_lossy());
+        Ok(Self { file: file.into(), stem: stem.into(), tensors, metadata, config, leaves, atol, rtol })
+    }
+
+    /// One metadata entry, empty if absent.
+    pub fn meta(&self, key: &str) -> &str {
+        self.metadata.get(key).map_or("", String::as_str)
+    }
+
+    /// A whole number of `config`.
+    pub fn int(&self, key: &str) -> Option<usize> {
+        self.config.get(key).and_then(Value::as_u64).map(|value| value as usize)
+    }
+
+    /// A tensor, or an error that names it.
+    pub fn tensor(&self, name: &str) -> std::result::Result<&Tensor, CheckError> {
+        self.tensors.get(name).ok_or_else(|| CheckError::NotGolden {
+            file: self.file.clone(),
+            reason: format!("it has no tensor {name:?}"),
+        })
+    }
+
+    /// A verdict without comparisons.
+    pub(super) fn verdict(&self) -> Verdict {
+        Verdict {
+            name: self.stem.clone(),
+            mechanism: self.meta("mechanism").into(),
+            error_over_tolerance: 0.0,
+            worst: String::new(),
+            problem: None,
+        }
+    }
+
+    /// An error for something the code under test refused.
+    pub(super) fn refused(&self, error: impl std::fmt::Display) -> CheckError {
+        CheckError::Refused { file: self.file.clone(), reason: error.to_string() }
+    }
+
+    /// Compares `got` with the tensor called `name`. Rows whose `keep` is 0 need only be finite; `keep` has
+    /// one entry per row of the last dimension.
+    pub(super) fn compare(
+        &self,
+        verdict: &mut Verdict,
+        name: &str,
+        got: &Tensor,
+        keep: Option<&[f32]>,
+    ) -> std::result::Result<(), CheckError> {
+        let want = self.tensor(name)?;
+        if want.dims() != got.dims() {
+            verdict.complain(format!("{name} has shape {:?}, expected {:?}", got.dims(), want.dims()));
+            return Ok(());
+        }
+        let atol = *self.atol.get(name).ok_or_else(|| CheckError::NotGolden {
+            file: self.file.clone(),
+            reason: format!("it has no tolerance for {name:?}"),
+        })?;
+        let width = want.dims().last().copied().unwrap_or(1).max(1);
+        let flat = |x: &Tensor| x.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>();
+        let (want, got) = (
+            flat(want).map_err(|error| self.refused(error))?,
+            flat(got).map_err(|error| self.refused(error))?,
+        );
+        for (row, (want, got)) in want.chunks(width).zip(got.chunks(width)).enumerate() {
+            let largest = want.iter().fold(0f32, |a, b| a.max(b.abs()));
+            let tolerance = atol + self.rtol * f64::from(largest);
+            let compared = keep.is_none_or(|keep| keep[row] != 0.0);
+            for (want, got) in want.iter().zip(got) {
+                if !got.is_finite() {
+                    verdict.compare(name, f64::NAN);
+                } else if compared {
+                    verdict.compare(name, f64::from((want - got).abs()) / tolerance);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn parse(key: &str, text: &str) -> std::result::Result<Value, String> {
+    serde_json::from_str(text).map_err(|error| format!("its {key} is not JSON ({error})"))
+}
+
+fn tensor(view: &TensorView) -> Result<Tensor> {
+    let dtype = match view.dtype() {
+        safetensors::Dtype::F32 => DType::F32,
+        safetensors::Dtype::I64 => DType::I64,
+        other => candle_core::bail!("type {other:?} is not used by golden files"),
+    };
+    Tensor::from_raw_buffer(view.data(), dtype, view.shape(), &Device::Cpu)
+}

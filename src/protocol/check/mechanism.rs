@@ -1,0 +1,212 @@
+//! Golden files of single mechanisms (`SPEC-ls.md`, `SPEC-cos.md`).
+
+use std::collections::HashMap;
+
+use candle_core::{DType, Device, Result, Tensor, Var};
+
+use super::{CheckError, Golden, Verdict};
+use crate::attention::knobs::Knobs;
+use crate::attention::{self, Config, Entry, Input, Mechanism, Shape};
+use crate::kernel::heads::{Parts, Qkv, merge, split};
+use crate::nn::params::{Builder, Params};
+
+/// Keys of `config` that are shapes, not knobs.
+const SHAPE_KEYS: &[&str] = &["B", "H", "N", "Nk", "D", "mem", "min_hash_margin", "cls"];
+
+/// Checks one file with separate tensors and, where the shapes allow it, with packed rows too.
+pub(super) fn check(golden: &Golden, device: &Device) -> std::result::Result<Verdict, CheckError> {
+    let name = golden.meta("mechanism");
+    let entry = attention::find(name).ok_or_else(|| CheckError::UnknownMechanism {
+        file: golden.file.clone(),
+        mechanism: name.to_owned(),
+    })?;
+    let case = Case::new(golden, entry, device)?;
+    let mut verdict = golden.verdict();
+    case.count(&mut verdict)?;
+    case.run(&mut verdict, false)?;
+    if case.packable() {
+        case.run(&mut verdict, true)?;
+    }
+    Ok(verdict)
+}
+
+/// One file made ready to run.
+struct Case<'a> {
+    golden: &'a Golden,
+    entry: &'static Entry,
+    config: Config,
+    shape: Shape,
+    memory: usize,
+    inputs: HashMap<String, Var>,
+    mask: Option<Tensor>,
+    device: Device,
+}
+
+const INPUTS: &[&str] = &["q", "k", "v", "x", "q_cls", "k_cls", "v_cls", "q_global", "k_global", "v_global"];
+
+impl<'a> Case<'a> {
+    fn new(
+        golden: &'a Golden,
+        entry: &'static Entry,
+        device: &Device,
+    ) -> std::result::Result<Self, CheckError> {
+        let knobs = golden.config.iter().filter(|(key, _)| !SHAPE_KEYS.contains(&key.as_str()));
+        let knobs = Knobs::from_json(entry.name, entry.knobs, knobs).map_err(|e| golden.refused(e))?;
+        let dim =
+            |key: &str| golden.int(key).ok_or_else(|| golden.refused(format!("its config has no {key}")));
+        let (batch, heads, head_dim, queries) = (dim("B")?, dim("H")?, dim("D")?, dim("N")?);
+        let memory = golden.int("mem").unwrap_or(0);
+        let keys = golden.int("Nk").unwrap_or(queries + memory);
+        let width = match golden.tensors.get("x") {
+            Some(x) => x.dim(2).map_err(|error| golden.refused(error))?,
+            None => heads * head_dim,
+        };
+        let causal = golden.meta("causal") == "true";
+        let cls = golden.tensors.contains_key("q_cls");
+        let shape = Shape { batch, heads, head_dim, width, queries, keys, causal, cls };
+        (entry.validate)(&knobs, &shape).map_err(|error| golden.refused(error))?;
+        let config = Config { knobs, heads, head_dim, width, max_len: queries.max(keys), causal, layer: 0 };
+        let vars = INPUTS.iter().filter_map(|name| {
+            golden
+                .tensors
+                .get(*name)
+                .map(|tensor| Ok((String::from(*name), Var::from_tensor(&tensor.to_device(device)?)?)))
+        });
+        let inputs = vars.collect::<Result<_>>().map_err(|error| golden.refused(error))?;
+        let mask = golden.tensors.get("mask").map(|mask| mask.to_device(device)).transpose();
+        let mask = mask.map_err(|error| golden.refused(error))?;
+        Ok(Self { golden, entry, config, shape, memory, inputs, mask, device: device.clone() })
+    }
+
+    /// Whether queries, keys and values can lie in the same rows.
+    fn packable(&self) -> bool {
+        let given = |name: &str| self.inputs.contains_key(name);
+        self.shape.queries == self.shape.keys && given("v") && (given("q") || !given("k"))
+    }
+
+    /// Compares the multiply-adds.
+    fn count(&self, verdict: &mut Verdict) -> std::result::Result<(), CheckError> {
+        let want: u64 = self.golden.meta("macs").parse().map_err(|_| CheckError::NotGolden {
+            file: self.golden.file.clone(),
+            reason: "its macs are not a whole number".into(),
+        })?;
+        let got = (self.entry.cost)(&self.config.knobs, &self.shape).core_macs;
+        if got != want {
+            verdict.complain(format!("core_macs is {got}, expected {want}"));
+        }
+        Ok(())
+    }
+
+    fn run(&self, verdict: &mut Verdict, packed: bool) -> std::result::Result<(), CheckError> {
+        let golden = self.golden;
+        let (results, params) = self.evaluate(packed).map_err(|error| golden.refused(error))?;
+        let keep = self.kept_rows().map_err(|error| golden.refused(error))?;
+        golden.compare(verdict, "out", &results.out, keep.as_deref())?;
+        if let Some(cls) = &results.cls {
+            golden.compare(verdict, "out_cls", cls, None)?;
+        }
+        for leaf in &golden.leaves {
+            let grad = match results.input_grads.get(leaf) {
+                Some(grad) => Ok(grad.clone()),
+                None => params.grad(&results.grads, leaf),
+            };
+            let grad = grad.map_err(|error| golden.refused(error))?;
+            golden.compare(verdict, &format!("grad_{leaf}"), &grad, None)?;
+        }
+        Ok(())
+    }
+
+    /// Rows of `out` that are compared: all but padded queries (the quirk files compare all rows).
+    fn kept_rows(&self) -> Result<Option<Vec<f32>>> {
+        let Shape { heads, queries, keys, .. } = self.shape;
+        let Some(mask) = &self.mask else { return Ok(None) };
+        if self.golden.config.contains_key("layout") || keys != queries + self.memory {
+            return Ok(None);
+        }
+        let mask = mask.narrow(1, self.memory, queries)?.unsqueeze(1)?;
+        let rows = mask.broadcast_as((self.shape.batch, heads, queries))?;
+        Ok(Some(rows.flatten_all()?.to_vec1()?))
+    }
+
+    fn evaluate(&self, packed: bool) -> Result<(Results, Params)> {
+        let given = self.golden.tensors.iter();
+        let given = given.filter(|(name, _)| !INPUTS.contains(&name.as_str()));
+        let given = given.map(|(name, tensor)| Ok((name.clone(), tensor.to_device(&self.device)?)));
+        let builder = Builder::given(given.collect::<Result<_>>()?, &self.device, true);
+        let mechanism: Box<dyn Mechanism> = (self.entry.build)(&self.config, &builder)?;
+        let params = builder.finish();
+        let rows = if packed { Some(self.pack()?) } else { None };
+        let qkv = match &rows {
+            Some((rows, parts)) => {
+                Qkv::Packed { rows: rows.as_tensor().clone(), heads: self.shape.heads, parts: *parts }
+            }
+            None => Qkv::Separate { q: self.input("q"), k: self.input("k"), v: self.input("v") },
+        };
+        let triple = |suffix: &str| {
+            let get = |part: &str| self.input(&format!("{part}_{suffix}"));
+            get("q").is_some().then(|| Qkv::Separate { q: get("q"), k: get("k"), v: get("v") })
+        };
+        let (cls, global, x) = (triple("cls"), triple("global"), self.input("x"));
+        let output = mechanism.forward(&Input {
+            qkv: &qkv,
+            x: x.as_ref(),
+            mask: self.mask.as_ref(),
+            cls: cls.as_ref(),
+            global: global.as_ref(),
+            memory: self.memory,
+        })?;
+        let out = output.out.split()?;
+        let weigh = |out: &Tensor, name: &str| match self.golden.tensors.get(name) {
+            Some(weight) => (out * weight.to_device(&self.device)?)?.sum_all(),
+            None => Tensor::zeros((), DType::F32, &self.device),
+        };
+        let mut loss = weigh(&out, "grad_out")?;
+        let cls = output.cls.map(|cls| cls.split()).transpose()?;
+        if let Some(cls) = &cls {
+            loss = (loss + weigh(cls, "grad_out_cls")?)?;
+        }
+        let grads = loss.backward()?;
+        let mut input_grads = HashMap::new();
+        for (name, var) in &self.inputs {
+            let zeros = || Tensor::zeros(var.shape(), DType::F32, &self.device);
+            let grad = grads.get(var).cloned().map_or_else(zeros, Ok)?;
+            input_grads.insert(name.clone(), grad);
+        }
+        if let Some((rows, parts)) = &rows {
+            let zeros = || Tensor::zeros(rows.shape(), DType::F32, &self.device);
+            let grad = grads.get(rows).cloned().map_or_else(zeros, Ok)?;
+            for (name, part) in [("q", parts.q), ("k", parts.k), ("v", parts.v)] {
+                let Some(part) = part else { continue };
+                let width = self.shape.heads * self.shape.head_dim;
+                let grad = grad.narrow(2, part * width, width)?.contiguous()?;
+                input_grads.insert(name.into(), split(&grad, self.shape.heads)?.contiguous()?);
+            }
+        }
+        Ok((Results { out, cls, input_grads, grads }, params))
+    }
+
+    fn input(&self, name: &str) -> Option<Tensor> {
+        self.inputs.get(name).map(|var| var.as_tensor().clone())
+    }
+
+    /// The rows `[q | k | v]` of what the file has.
+    fn pack(&self) -> Result<(Var, Parts)> {
+        let (mut pieces, mut index) = (Vec::new(), [None; 3]);
+        for (slot, name) in ["q", "k", "v"].iter().enumerate() {
+            if let Some(var) = self.inputs.get(*name) {
+                index[slot] = Some(pieces.len());
+                pieces.push(merge(&var.as_detached_tensor())?);
+            }
+        }
+        let [q, k, v] = index;
+        let parts = Parts { q, k, v, count: pieces.len() };
+        Ok((Var::from_tensor(&Tensor::cat(&pieces, 2)?)?, parts))
+    }
+}
+
+struct Results {
+    out: Tensor,
+    cls: Option<Tensor>,
+    input_grads: HashMap<String, Tensor>,
+    grads: candle_core::backprop::GradStore,
+}

@@ -1,0 +1,89 @@
+//! Conformance: outputs and gradients of every mechanism and model against golden files.
+//!
+//! A golden file is a safetensors file whose metadata choose mechanism, variant and knobs and give a
+//! tolerance per tensor (`golden/SPEC-*.md`). One verdict per file, with its worst tensor.
+
+mod golden;
+mod mechanism;
+
+use candle_core::Device;
+
+pub use golden::Golden;
+
+/// What went wrong before anything could be compared.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckError {
+    /// Not a golden file, or one that is cut off or damaged.
+    #[error("{file} is not a golden file: {reason}")]
+    NotGolden {
+        /// The file.
+        file: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A mechanism this build does not have.
+    #[error("{file} is about {mechanism:?}, which this version does not have")]
+    UnknownMechanism {
+        /// The file.
+        file: String,
+        /// The mechanism.
+        mechanism: String,
+    },
+    /// The mechanism refused the file's settings or inputs.
+    #[error("{file}: {reason}")]
+    Refused {
+        /// The file.
+        file: String,
+        /// What the mechanism said.
+        reason: String,
+    },
+}
+
+/// The result of one file.
+#[derive(Clone, Debug)]
+pub struct Verdict {
+    /// File stem.
+    pub name: String,
+    /// Mechanism.
+    pub mechanism: String,
+    /// Largest |a - b| / tolerance over all compared numbers; green up to 1.
+    pub error_over_tolerance: f64,
+    /// The tensor it belongs to.
+    pub worst: String,
+    /// What is wrong besides numbers (a wrong multiply-add count, a number that is not finite).
+    pub problem: Option<String>,
+}
+
+impl Verdict {
+    /// Whether the file is reproduced.
+    pub fn green(&self) -> bool {
+        self.problem.is_none() && self.error_over_tolerance <= 1.0
+    }
+
+    /// Folds one comparison in.
+    pub(crate) fn compare(&mut self, tensor: &str, ratio: f64) {
+        if ratio.is_nan() {
+            self.problem.get_or_insert_with(|| format!("{tensor} is not finite"));
+        } else if ratio > self.error_over_tolerance {
+            self.error_over_tolerance = ratio;
+            tensor.clone_into(&mut self.worst);
+        }
+    }
+
+    /// Notes a problem that is no number; the first one stays.
+    pub(crate) fn complain(&mut self, problem: String) {
+        self.problem.get_or_insert(problem);
+    }
+}
+
+/// Checks one golden file given as bytes; `file` is what messages call it.
+///
+/// # Errors
+/// A file that is no golden file, or that the mechanism refuses.
+pub fn check_bytes(file: &str, bytes: &[u8], device: &Device) -> Result<Verdict, CheckError> {
+    let golden = Golden::read(file, bytes)?;
+    match golden.meta("level") {
+        "" => mechanism::check(&golden, device),
+        level => Err(CheckError::UnknownMechanism { file: file.into(), mechanism: format!("level {level}") }),
+    }
+}

@@ -1,0 +1,3 @@
+//! The paper protocols and the conformance check.
+
+pub mod check;
