@@ -21,6 +21,7 @@
 
 pub mod attention;
 pub mod cli;
+pub mod data;
 pub mod device;
 pub mod kernel;
 pub mod nn;

@@ -1,0 +1,440 @@
+//! ListOps: the value of a nested expression over MIN, MAX, MED (truncated median) and SM (sum modulo 10).
+//!
+//! The generator follows the Long Range Arena's (`data/listops.py`): below depth 10 a node is an operator with
+//! probability 1/4, with 2 to 10 arguments; else a digit. Expressions of 500 to 2000 tokens (both out) are kept,
+//! distinct ones only. It is seeded and exact: draw number i has a stream of its own, and accepted draws keep
+//! their order, so any number of threads makes the same set.
+
+use std::collections::HashSet;
+use std::fmt::Write as _;
+use std::io::{self, Write};
+
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use rayon::prelude::*;
+use sha2::{Digest, Sha256};
+
+/// Depth at which a node is always a digit (the root has depth 1).
+const MAX_DEPTH: usize = 10;
+/// Most arguments of an operator.
+const MAX_ARGS: usize = 10;
+/// An expression has more than `MIN_LENGTH` and fewer than `MAX_LENGTH` tokens.
+const MIN_LENGTH: usize = 500;
+/// See [`MIN_LENGTH`].
+const MAX_LENGTH: usize = 2000;
+/// Draws per parallel batch; part of nothing that is visible.
+const BATCH: u64 = 1 << 16;
+
+/// Token codes: digits are 0..=9, then the operators, then the closing bracket.
+pub mod token {
+    /// Minimum of the arguments.
+    pub const MIN: u8 = 10;
+    /// Maximum of the arguments.
+    pub const MAX: u8 = 11;
+    /// Median, truncated to a whole number.
+    pub const MED: u8 = 12;
+    /// Sum modulo 10.
+    pub const SM: u8 = 13;
+    /// End of an operator's arguments.
+    pub const CLOSE: u8 = 14;
+}
+
+/// How expressions become token ids. The order of the vocabulary is constant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Tokenizer {
+    /// Digits and operators only: the closing bracket is lost, as behind Transformer-LS Table 1.
+    #[default]
+    DropBrackets,
+    /// Closing brackets are a token of their own, as in today's Long Range Arena.
+    KeepClose,
+}
+
+impl Tokenizer {
+    /// Ids of an expression's tokens: code + 1; 0 is padding.
+    pub fn ids(self, tokens: &[u8]) -> impl Iterator<Item = u16> {
+        let kept = tokens.iter().filter(move |&&code| self == Self::KeepClose || code != token::CLOSE);
+        kept.map(|&code| u16::from(code) + 1)
+    }
+
+    /// Number of ids in use, padding included.
+    pub fn vocabulary(self) -> usize {
+        match self {
+            Self::DropBrackets => 15,
+            Self::KeepClose => 16,
+        }
+    }
+}
+
+/// Expressions in prefix form, one after another.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Expressions {
+    tokens: Vec<u8>,
+    ends: Vec<usize>,
+    labels: Vec<u8>,
+}
+
+impl Expressions {
+    /// Number of expressions.
+    pub fn len(&self) -> usize {
+        self.labels.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.labels.is_empty()
+    }
+
+    /// Tokens of expression `index`.
+    pub fn tokens(&self, index: usize) -> &[u8] {
+        let start = if index == 0 { 0 } else { self.ends[index - 1] };
+        &self.tokens[start..self.ends[index]]
+    }
+
+    /// Value of expression `index`.
+    pub fn label(&self, index: usize) -> u8 {
+        self.labels[index]
+    }
+
+    /// Appends one expression.
+    pub fn push(&mut self, tokens: &[u8], label: u8) {
+        self.tokens.extend_from_slice(tokens);
+        self.ends.push(self.tokens.len());
+        self.labels.push(label);
+    }
+}
+
+/// `count` distinct expressions drawn under `seed`.
+pub fn generate(seed: u64, count: usize) -> Expressions {
+    let mut made = Expressions::default();
+    let mut seen = HashSet::with_capacity(count);
+    let mut next = 0;
+    while made.len() < count {
+        let batch: Vec<Expression> =
+            (next..next + BATCH).into_par_iter().filter_map(|index| draw(seed, index)).collect();
+        next += BATCH;
+        for Expression { tokens, label, hash } in batch {
+            if made.len() < count && seen.insert(hash) {
+                made.push(&tokens, label);
+            }
+        }
+    }
+    made
+}
+
+struct Expression {
+    tokens: Vec<u8>,
+    label: u8,
+    hash: [u8; 16],
+}
+
+/// Draw number `index`; nothing if its length is out of range.
+fn draw(seed: u64, index: u64) -> Option<Expression> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    rng.set_stream(index);
+    if !operator_next(&mut rng, 1) {
+        return None; // a lone digit is too short
+    }
+    let mut tokens = Vec::with_capacity(MAX_LENGTH);
+    let label = operator(&mut rng, 1, &mut tokens)?;
+    if tokens.len() <= MIN_LENGTH {
+        return None;
+    }
+    let mut hash = [0; 16];
+    hash.copy_from_slice(&Sha256::digest(&tokens)[..16]);
+    Some(Expression { tokens, label, hash })
+}
+
+fn operator_next(rng: &mut impl Rng, depth: usize) -> bool {
+    depth < MAX_DEPTH && rng.random::<f64>() <= 0.25
+}
+
+/// Writes one operator node and returns its value; nothing once the expression is too long.
+fn operator(rng: &mut impl Rng, depth: usize, tokens: &mut Vec<u8>) -> Option<u8> {
+    let mut values = [0; MAX_ARGS];
+    let count = rng.random_range(2..=MAX_ARGS);
+    let operator = rng.random_range(token::MIN..=token::SM);
+    tokens.push(operator);
+    for value in &mut values[..count] {
+        *value = if operator_next(rng, depth + 1) {
+            self::operator(rng, depth + 1, tokens)?
+        } else {
+            let digit = rng.random_range(0..10);
+            tokens.push(digit);
+            digit
+        };
+        if tokens.len() + 1 >= MAX_LENGTH {
+            return None;
+        }
+    }
+    tokens.push(token::CLOSE);
+    Some(apply(operator, &mut values[..count]))
+}
+
+/// Value of an operator over its arguments (at least one).
+fn apply(operator: u8, values: &mut [u8]) -> u8 {
+    values.sort_unstable();
+    let half = values.len() / 2;
+    match operator {
+        token::MIN => values[0],
+        token::MAX => values[values.len() - 1],
+        token::MED if values.len() % 2 == 1 => values[half],
+        token::MED => (values[half - 1] + values[half]) / 2,
+        _ => (values.iter().map(|&value| u32::from(value)).sum::<u32>() % 10) as u8,
+    }
+}
+
+/// What is wrong with an expression read from a file.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ExpressionError {
+    /// A word that is no token.
+    #[error("{0:?} is no ListOps token; expected (, ), ], a digit, [MIN, [MAX, [MED or [SM")]
+    Word(String),
+    /// Brackets that do not match, an operator without arguments, or something behind the end.
+    #[error("the expression's brackets do not match")]
+    Brackets,
+}
+
+/// Reads the text form; round brackets, which only make the tree binary, are skipped. An operator may also
+/// stand alone with its bracket before it (`[MIN`), `X` may stand for `]`.
+///
+/// # Errors
+/// Text that is no expression.
+pub fn parse(text: &str) -> Result<(Vec<u8>, u8), ExpressionError> {
+    let mut tokens = Vec::new();
+    for word in text.split_ascii_whitespace() {
+        let code = match word {
+            "(" | ")" => continue,
+            "[MIN" => token::MIN,
+            "[MAX" => token::MAX,
+            "[MED" => token::MED,
+            "[SM" => token::SM,
+            "]" | "X" => token::CLOSE,
+            digit if digit.len() == 1 && digit.as_bytes()[0].is_ascii_digit() => digit.as_bytes()[0] - b'0',
+            word => return Err(ExpressionError::Word(word.chars().take(20).collect())),
+        };
+        tokens.push(code);
+    }
+    let label = evaluate(&tokens).ok_or(ExpressionError::Brackets)?;
+    Ok((tokens, label))
+}
+
+/// Value of an expression in prefix form, if it is one. Iterative: nesting is limited by memory only.
+fn evaluate(tokens: &[u8]) -> Option<u8> {
+    let mut open: Vec<(u8, Vec<u8>)> = Vec::new();
+    let mut result = None;
+    for &code in tokens {
+        if result.is_some() {
+            return None;
+        }
+        let value = match code {
+            0..=9 => code,
+            token::CLOSE => {
+                let (operator, mut values) = open.pop()?;
+                if values.is_empty() {
+                    return None;
+                }
+                apply(operator, &mut values)
+            }
+            operator => {
+                open.push((operator, Vec::new()));
+                continue;
+            }
+        };
+        match open.last_mut() {
+            Some((_, values)) => values.push(value),
+            None => result = Some(value),
+        }
+    }
+    result
+}
+
+/// The text form: fully parenthesised binary nesting, `( ( ( [MIN 3 ) 4 ) ] )`.
+pub fn to_text(tokens: &[u8]) -> String {
+    // every operator opens one "( " per argument and one for its end; count arguments first
+    let mut arguments = vec![0usize; tokens.len()];
+    let mut open: Vec<usize> = Vec::new();
+    for (at, &code) in tokens.iter().enumerate() {
+        if code == token::CLOSE {
+            open.pop();
+            continue;
+        }
+        if let Some(&parent) = open.last() {
+            arguments[parent] += 1;
+        }
+        if code > 9 {
+            open.push(at);
+        }
+    }
+    let mut text = String::with_capacity(tokens.len() * 6);
+    let mut depth = 0usize;
+    for (at, &code) in tokens.iter().enumerate() {
+        if at > 0 {
+            text.push(' ');
+        }
+        match code {
+            0..=9 => {
+                text.push(char::from(b'0' + code));
+            }
+            token::CLOSE => {
+                text.push_str("] )");
+                depth -= 1;
+            }
+            operator => {
+                for _ in 0..=arguments[at] {
+                    text.push_str("( ");
+                }
+                text.push_str(name(operator));
+                depth += 1;
+                continue;
+            }
+        }
+        if depth > 0 {
+            text.push_str(" )"); // an argument ends its pair
+        }
+    }
+    text
+}
+
+fn name(operator: u8) -> &'static str {
+    match operator {
+        token::MIN => "[MIN",
+        token::MAX => "[MAX",
+        token::MED => "[MED",
+        _ => "[SM",
+    }
+}
+
+/// Writes expressions `range` as one of the Long Range Arena's own files: a header, then `text<TAB>value`.
+///
+/// # Errors
+/// Failures of the writer.
+pub fn write_tsv(
+    expressions: &Expressions,
+    range: std::ops::Range<usize>,
+    mut out: impl Write,
+) -> io::Result<()> {
+    out.write_all(b"Source\tTarget\n")?;
+    let mut line = String::new();
+    for index in range {
+        line.clear();
+        line.push_str(&to_text(expressions.tokens(index)));
+        let _ = writeln!(line, "\t{}", expressions.label(index));
+        out.write_all(line.as_bytes())?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A second implementation: recursive over the text form, with its own arithmetic.
+    mod independent {
+        /// Value of the expression that `words` starts with.
+        pub fn value(words: &mut std::iter::Peekable<std::str::SplitAsciiWhitespace>) -> i64 {
+            let word = words.next().expect("a word");
+            if word != "(" {
+                return word.parse().expect("a digit");
+            }
+            let mut open = 1;
+            while words.peek() == Some(&"(") {
+                words.next();
+                open += 1;
+            }
+            let operator = words.next().expect("an operator");
+            let mut list = Vec::new();
+            loop {
+                if words.peek() == Some(&"]") {
+                    words.next();
+                    assert_eq!(words.next(), Some(")"));
+                    break;
+                }
+                list.push(value(words));
+                assert_eq!(words.next(), Some(")"));
+            }
+            assert_eq!(open, list.len() + 1);
+            match operator {
+                "[MIN" => *list.iter().min().expect("arguments"),
+                "[MAX" => *list.iter().max().expect("arguments"),
+                "[SM" => list.iter().sum::<i64>().rem_euclid(10),
+                "[MED" => {
+                    let mut sorted = list.clone();
+                    sorted.sort();
+                    let n = sorted.len();
+                    let middle = (sorted[(n - 1) / 2] + sorted[n / 2]) as f64 / 2.0;
+                    middle.trunc() as i64
+                }
+                other => panic!("{other}"),
+            }
+        }
+    }
+
+    #[test]
+    fn an_independent_evaluator_agrees_with_every_label() {
+        let made = generate(7, 4000);
+        for index in 0..made.len() {
+            let text = to_text(made.tokens(index));
+            let value = independent::value(&mut text.split_ascii_whitespace().peekable());
+            assert_eq!(value, i64::from(made.label(index)), "{text}");
+        }
+    }
+
+    #[test]
+    fn text_and_tokens_agree() {
+        let made = generate(1, 200);
+        for index in 0..made.len() {
+            let text = to_text(made.tokens(index));
+            assert_eq!(text.split(' ').count(), 3 * made.tokens(index).len() - 2);
+            assert_eq!(parse(&text), Ok((made.tokens(index).to_vec(), made.label(index))));
+        }
+        assert_eq!(to_text(&[token::MIN, 3, 4, token::CLOSE]), "( ( ( [MIN 3 ) 4 ) ] )");
+    }
+
+    #[test]
+    fn published_statistics_are_met() {
+        let made = generate(0, 20_000);
+        let n = made.len() as f64;
+        let lengths: Vec<f64> = (0..made.len()).map(|i| made.tokens(i).len() as f64).collect();
+        let mean = lengths.iter().sum::<f64>() / n;
+        let std = (lengths.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n).sqrt();
+        assert!((mean - 1033.0).abs() < 12.0, "mean length {mean}");
+        assert!((std - 394.0).abs() < 8.0, "std of length {std}");
+        let expected = [0.172, 0.092, 0.073, 0.082, 0.092, 0.087, 0.077, 0.074, 0.087, 0.164];
+        for (label, share) in expected.into_iter().enumerate() {
+            let count = (0..made.len()).filter(|&i| usize::from(made.label(i)) == label).count();
+            assert!((count as f64 / n - share).abs() < 0.012, "share of {label}: {}", count as f64 / n);
+        }
+        let operators: usize = (0..made.len())
+            .map(|i| made.tokens(i).iter().filter(|&&code| (10..14).contains(&code)).count())
+            .sum();
+        assert!((operators as f64 / n - 147.0).abs() < 2.5, "operators {}", operators as f64 / n);
+    }
+
+    #[test]
+    fn threads_change_nothing_and_all_are_distinct() {
+        let pool = |threads| rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool");
+        let one = pool(1).install(|| generate(3, 500));
+        assert_eq!(one, pool(2).install(|| generate(3, 500)));
+        let distinct: HashSet<&[u8]> = (0..one.len()).map(|i| one.tokens(i)).collect();
+        assert_eq!(distinct.len(), 500);
+        assert_ne!(one, generate(4, 500));
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        assert_eq!(parse("[MIN 3 4"), Err(ExpressionError::Brackets));
+        assert_eq!(parse("3 4"), Err(ExpressionError::Brackets));
+        assert_eq!(parse("]"), Err(ExpressionError::Brackets));
+        assert_eq!(parse("[MIN ]"), Err(ExpressionError::Brackets));
+        assert_eq!(parse(""), Err(ExpressionError::Brackets));
+        assert_eq!(parse("[AVG 3 ]"), Err(ExpressionError::Word("[AVG".into())));
+        assert_eq!(parse("[MED 3 4 ]").map(|(_, label)| label), Ok(3));
+    }
+
+    #[test]
+    fn tokenizers_number_tokens_from_one() {
+        let tokens = [token::SM, 0, 9, token::CLOSE];
+        assert_eq!(Tokenizer::DropBrackets.ids(&tokens).collect::<Vec<_>>(), [14, 1, 10]);
+        assert_eq!(Tokenizer::KeepClose.ids(&tokens).collect::<Vec<_>>(), [14, 1, 10, 15]);
+    }
+}

@@ -1,0 +1,3 @@
+//! Tasks and corpora: one file each.
+
+pub mod listops;
