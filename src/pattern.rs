@@ -118,6 +118,25 @@ impl Pattern {
         Self::shared(queries, keys, 0, if causal { offset } else { 0 }, vec![group])
     }
 
+    /// The same pattern with `slots` more candidates behind the keys, for every query (`rule`
+    /// [`Rule::All`]) or cut by `rule`. A query in no group still sees nothing.
+    #[must_use]
+    pub fn with_slots(mut self, slots: usize, rule: Rule) -> Self {
+        self.slots = slots;
+        let (keys, offset) = (self.keys, self.offset);
+        for group in self.heads.iter_mut().flatten() {
+            let last = offset + group.queries.at(group.queries.len.saturating_sub(1));
+            let seen = match rule {
+                Rule::EarlierSegments { segment, rank } => (last / segment * rank).min(slots),
+                Rule::All | Rule::Band { .. } => slots,
+            };
+            if seen > 0 {
+                group.keys.insert(0, KeySpan { span: Span::range(keys, keys + seen), rule });
+            }
+        }
+        self
+    }
+
     /// The groups of head `head`.
     pub fn groups(&self, head: usize) -> &[Group] {
         &self.heads[if self.heads.len() == 1 { 0 } else { head }]
@@ -156,6 +175,14 @@ mod tests {
         let pattern = Pattern::full(2, 5, true);
         assert_eq!(pattern.visible(0, 0), [0, 1, 2, 3]);
         assert_eq!(pattern.visible(0, 1), [0, 1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn slots_of_a_query_are_those_of_earlier_segments() {
+        let rule = Rule::EarlierSegments { segment: 2, rank: 1 };
+        let pattern = Pattern::full(3, 5, true).with_slots(3, rule);
+        assert_eq!(pattern.visible(0, 0), [5, 0, 1, 2]);
+        assert_eq!(pattern.visible(0, 2), [5, 6, 0, 1, 2, 3, 4]);
     }
 
     #[test]

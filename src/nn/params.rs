@@ -149,6 +149,8 @@ struct Shared {
     source: Source,
     device: Device,
     train: bool,
+    /// Other names of parameters: group and part.
+    aliases: HashMap<String, (usize, usize)>,
 }
 
 /// Hands out parameters under a name prefix and records them.
@@ -170,7 +172,13 @@ impl Builder {
     }
 
     fn new(source: Source, device: &Device, train: bool) -> Self {
-        let shared = Shared { params: Params::default(), source, device: device.clone(), train };
+        let shared = Shared {
+            params: Params::default(),
+            source,
+            device: device.clone(),
+            train,
+            aliases: HashMap::new(),
+        };
         Self { shared: Arc::new(Mutex::new(shared)), prefix: String::new() }
     }
 
@@ -179,13 +187,48 @@ impl Builder {
         Self { shared: self.shared.clone(), prefix: format!("{}{name}.", self.prefix) }
     }
 
+    /// A builder without prefix, for what all layers share.
+    pub fn root(&self) -> Self {
+        Self { shared: self.shared.clone(), prefix: String::new() }
+    }
+
+    /// Lets `name` stand for the parameter `target` that exists already (both below this prefix):
+    /// [`Self::param`] then returns that one.
+    ///
+    /// # Errors
+    /// A target that was not built.
+    pub fn alias(&self, name: &str, target: &str) -> Result<()> {
+        let (name, target) = (format!("{}{name}", self.prefix), format!("{}{target}", self.prefix));
+        let mut shared = self.lock();
+        let Some(&place) = shared.params.index.get(&target) else {
+            bail!("no parameter is called {target:?}")
+        };
+        shared.aliases.insert(name, place);
+        Ok(())
+    }
+
     /// The device parameters live on.
     pub fn device(&self) -> Device {
         self.lock().device.clone()
     }
 
-    /// One parameter in its own shape.
+    /// One parameter in its own shape. A name that is an alias gives the parameter it stands for.
+    ///
+    /// # Errors
+    /// A parameter that was given or stands behind the alias in another shape.
     pub fn param(&self, name: &str, shape: &[usize], init: Init) -> Result<Tensor> {
+        {
+            let shared = self.lock();
+            if let Some(&(group, part)) = shared.aliases.get(&format!("{}{name}", self.prefix)) {
+                let stored = &shared.params.groups[group];
+                let part = &stored.parts[part];
+                if part.shape != shape {
+                    bail!("parameter {:?} has shape {:?}, expected {shape:?}", part.name, part.shape);
+                }
+                let flat = tracked(&stored.var, shared.train);
+                return flat.narrow(0, part.offset, part.len())?.reshape(shape);
+            }
+        }
         let group = self.group(&[Spec::new(name, shape, init)])?;
         group.flat.reshape(shape)
     }
