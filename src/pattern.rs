@@ -118,6 +118,33 @@ impl Pattern {
         Self::shared(queries, keys, 0, if causal { offset } else { 0 }, vec![group])
     }
 
+    /// The window of Transformer-LS (`w` at least 1). Bidirectional: segments of `w` queries see themselves
+    /// and `max(w / 2, 1)` keys on either side. Causal: a query sees itself and the `w - 1` keys before it.
+    pub fn window(queries: usize, keys: usize, w: usize, causal: bool) -> Self {
+        // Causal queries share candidates in tiles; tiles under 16 queries would be mostly overhead.
+        let (offset, tile) = if causal { (keys.saturating_sub(queries), w.max(16)) } else { (0, w) };
+        let reach = (w / 2).max(1);
+        let group = |start: usize| {
+            let end = (start + tile).min(queries);
+            let key = if causal {
+                let span = Span::range((offset + start + 1).saturating_sub(w), (offset + end).min(keys));
+                KeySpan { span, rule: Rule::Band { left: Some(w - 1), right: Some(0), skip: None } }
+            } else {
+                let span = Span::range(start.saturating_sub(reach), (start + w + reach).min(keys));
+                KeySpan { span, rule: Rule::All }
+            };
+            Group { queries: Span::range(start, end), keys: vec![key] }
+        };
+        Self::shared(queries, keys, 0, offset, (0..queries).step_by(tile).map(group).collect())
+    }
+
+    /// No query sees a key: what [`Self::with_slots`] adds is all there is.
+    pub fn blind(queries: usize, keys: usize, causal: bool) -> Self {
+        let offset = if causal { keys.saturating_sub(queries) } else { 0 };
+        let group = Group { queries: Span::range(0, queries), keys: Vec::new() };
+        Self::shared(queries, keys, 0, offset, vec![group])
+    }
+
     /// The same pattern with `slots` more candidates behind the keys, for every query (`rule`
     /// [`Rule::All`]) or cut by `rule`. A query in no group still sees nothing.
     #[must_use]
@@ -175,6 +202,24 @@ mod tests {
         let pattern = Pattern::full(2, 5, true);
         assert_eq!(pattern.visible(0, 0), [0, 1, 2, 3]);
         assert_eq!(pattern.visible(0, 1), [0, 1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn windows_follow_their_index_conditions() {
+        for (queries, memory, w) in [(1, 0, 1), (7, 0, 1), (7, 0, 3), (20, 0, 4), (33, 5, 2), (50, 20, 8)] {
+            let keys = queries + memory;
+            let (segments, causal) =
+                (Pattern::window(queries, queries, w, false), Pattern::window(queries, keys, w, true));
+            for i in 0..queries {
+                let (start, reach) = (i / w * w, (w / 2).max(1));
+                let expected: Vec<usize> =
+                    (0..queries).filter(|&j| j + reach >= start && j < start + w + reach).collect();
+                assert_eq!(segments.visible(0, i), expected, "{queries} {w} {i}");
+                let t = memory + i;
+                let expected: Vec<usize> = (0..keys).filter(|&j| j + w > t && j <= t).collect();
+                assert_eq!(causal.visible(0, i), expected, "{queries} {memory} {w} {i}");
+            }
+        }
     }
 
     #[test]
