@@ -14,6 +14,7 @@
 //! | [`kernel`] | the fused operations and the plain composed twin that defines each |
 //! | [`pattern`] | who sees whom, as pure data |
 //! | [`nn`] | named parameters and their initialisation, positions |
+//! | [`stats`] | summaries of samples, comparisons, growth laws |
 //! | [`device`] | the only home of `cfg(feature)`: backends, counted memory, random streams |
 
 #![warn(missing_docs)]
@@ -27,3 +28,4 @@ pub mod kernel;
 pub mod nn;
 pub mod pattern;
 pub mod protocol;
+pub mod stats;
