@@ -5,6 +5,7 @@
 
 mod golden;
 mod mechanism;
+pub mod shipped;
 
 use candle_core::Device;
 
