@@ -10,6 +10,7 @@
 pub mod activation;
 pub mod attend;
 pub mod block;
+pub mod cpu;
 pub mod embedding;
 pub mod group;
 pub mod heads;

@@ -1,0 +1,194 @@
+//! f32 matrix products by the `gemm` crate over checked views of slices.
+
+use gemm::Parallelism;
+
+/// A matrix in a slice: element (i, j) is `data[i * row_stride + j * col_stride]`.
+#[derive(Clone, Copy)]
+pub struct Mat<'a> {
+    data: &'a [f32],
+    rows: usize,
+    cols: usize,
+    row_stride: usize,
+    col_stride: usize,
+}
+
+/// A matrix to write to.
+pub struct MatMut<'a> {
+    data: &'a mut [f32],
+    rows: usize,
+    cols: usize,
+    row_stride: usize,
+    col_stride: usize,
+}
+
+/// Number of elements that a matrix reaches over.
+fn extent(rows: usize, cols: usize, row_stride: usize, col_stride: usize) -> usize {
+    if rows == 0 || cols == 0 { 0 } else { (rows - 1) * row_stride + (cols - 1) * col_stride + 1 }
+}
+
+impl<'a> Mat<'a> {
+    /// A contiguous row-major matrix at the start of `data`. Panics like indexing if `data` is too short.
+    pub fn new(data: &'a [f32], rows: usize, cols: usize) -> Self {
+        Self::strided(data, rows, cols, cols)
+    }
+
+    /// Rows of `cols` elements, `row_stride` apart. Panics like indexing if `data` is too short.
+    pub fn strided(data: &'a [f32], rows: usize, cols: usize, row_stride: usize) -> Self {
+        let data = &data[..extent(rows, cols, row_stride, 1)];
+        Self { data, rows, cols, row_stride, col_stride: 1 }
+    }
+
+    /// The transpose, a view.
+    #[must_use]
+    pub fn t(self) -> Self {
+        let Self { data, rows, cols, row_stride, col_stride } = self;
+        Self { data, rows: cols, cols: rows, row_stride: col_stride, col_stride: row_stride }
+    }
+}
+
+impl<'a> MatMut<'a> {
+    /// A contiguous row-major matrix at the start of `data`. Panics like indexing if `data` is too short.
+    pub fn new(data: &'a mut [f32], rows: usize, cols: usize) -> Self {
+        Self::strided(data, rows, cols, cols)
+    }
+
+    /// Rows of `cols` elements, `row_stride` apart. Panics if `data` is too short or rows overlap.
+    pub fn strided(data: &'a mut [f32], rows: usize, cols: usize, row_stride: usize) -> Self {
+        assert!(row_stride >= cols || rows <= 1, "rows of {cols} elements overlap at stride {row_stride}");
+        let data = &mut data[..extent(rows, cols, row_stride, 1)];
+        Self { data, rows, cols, row_stride, col_stride: 1 }
+    }
+
+    /// The transpose, a view.
+    #[must_use]
+    pub fn t(self) -> Self {
+        let Self { data, rows, cols, row_stride, col_stride } = self;
+        Self { data, rows: cols, cols: rows, row_stride: col_stride, col_stride: row_stride }
+    }
+}
+
+/// How many threads a product may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Threads {
+    /// The calling thread only: for products inside a parallel loop.
+    One,
+    /// All threads of the current rayon pool.
+    All,
+}
+
+/// c = alpha a b.
+///
+/// Each element is summed in an order that depends on the shapes only. Panics if the shapes do not fit.
+pub fn gemm(c: MatMut, a: Mat, b: Mat, alpha: f32, threads: Threads) {
+    call(c, a, b, alpha, None, threads);
+}
+
+/// c = alpha a b + beta c.
+///
+/// Panics if the shapes do not fit.
+pub fn gemm_add(c: MatMut, a: Mat, b: Mat, alpha: f32, beta: f32, threads: Threads) {
+    call(c, a, b, alpha, Some(beta), threads);
+}
+
+fn call(c: MatMut, a: Mat, b: Mat, alpha: f32, beta: Option<f32>, threads: Threads) {
+    let (m, k, n) = (c.rows, a.cols, c.cols);
+    assert!(
+        (a.rows, b.rows, b.cols) == (m, k, n),
+        "product [{}, {}] x [{}, {}] into [{m}, {n}]",
+        a.rows,
+        a.cols,
+        b.rows,
+        b.cols
+    );
+    let parallelism = match threads {
+        Threads::One => Parallelism::None,
+        Threads::All => Parallelism::Rayon(0),
+    };
+    // SAFETY: the constructors checked that every element of the three matrices lies inside its slice and that
+    // the elements of c are distinct; c is borrowed exclusively. Where `read_dst` is false c is only written.
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            k,
+            c.data.as_mut_ptr(),
+            c.col_stride as isize,
+            c.row_stride as isize,
+            beta.is_some(),
+            a.data.as_ptr(),
+            a.col_stride as isize,
+            a.row_stride as isize,
+            b.data.as_ptr(),
+            b.col_stride as isize,
+            b.row_stride as isize,
+            beta.unwrap_or(0.0),
+            alpha,
+            false,
+            false,
+            false,
+            parallelism,
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers(count: usize, seed: usize) -> Vec<f32> {
+        (0..count).map(|i| ((i * 31 + seed * 17) % 19) as f32 - 9.0).collect()
+    }
+
+    fn at(mat: &Mat, i: usize, j: usize) -> f32 {
+        mat.data[i * mat.row_stride + j * mat.col_stride]
+    }
+
+    #[test]
+    fn products_of_odd_shapes_views_and_accumulation() {
+        for (m, k, n) in
+            [(1, 1, 1), (3, 7, 5), (17, 64, 33), (65, 3, 130), (2, 0, 3), (0, 3, 4), (50, 101, 1)]
+        {
+            let (a, b) = (numbers(m * (k + 3), 1), numbers(k * n, 2));
+            for (a, b) in [
+                (Mat::strided(&a, m, k, k + 3), Mat::new(&b, k, n)),
+                (Mat::new(&a, k, m).t(), Mat::new(&b, n, k).t()),
+            ] {
+                let start = numbers(m * (n + 2), 3);
+                let (mut c, mut d) = (start.clone(), start.clone());
+                gemm(MatMut::strided(&mut c, m, n, n + 2), a, b, 0.5, Threads::One);
+                gemm_add(MatMut::strided(&mut d, m, n, n + 2), a, b, 1.0, 2.0, Threads::All);
+                for i in 0..m {
+                    for j in 0..n {
+                        let sum: f32 = (0..k).map(|l| at(&a, i, l) * at(&b, l, j)).sum();
+                        let index = i * (n + 2) + j;
+                        assert_eq!(c[index], 0.5 * sum, "{m} {k} {n} at {i} {j}");
+                        assert_eq!(d[index], sum + 2.0 * start[index], "{m} {k} {n} at {i} {j}");
+                    }
+                    if i + 1 < m {
+                        assert_eq!(c[i * (n + 2) + n], start[i * (n + 2) + n], "the gap was written");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_number_of_threads_does_not_change_the_bits() {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+        let (m, k, n) = (301, 517, 129);
+        let (a, b) = (numbers(m * k, 1), numbers(k * n, 2));
+        let scaled: Vec<f32> = a.iter().map(|a| a * 0.37).collect();
+        let run = |threads| {
+            let mut c = vec![0.0; m * n];
+            gemm(MatMut::new(&mut c, m, n), Mat::new(&scaled, m, k), Mat::new(&b, k, n), 1.0, threads);
+            c
+        };
+        assert_eq!(run(Threads::One), pool.install(|| run(Threads::All)));
+    }
+
+    #[test]
+    #[should_panic(expected = "range")]
+    fn a_short_slice_is_refused() {
+        Mat::new(&[0.0; 5], 2, 3);
+    }
+}

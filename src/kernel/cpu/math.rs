@@ -1,0 +1,335 @@
+//! Vector mathematics to inline into kernels: call from the body of a [`simd_fn!`](crate::simd_fn) only,
+//! outside of one it is compiled without vector instructions.
+
+use pulp::Simd;
+
+use std::f32::consts::{FRAC_1_SQRT_2, LOG2_E};
+
+/// Independent accumulators of a reduction, enough to hide the latency of an addition.
+const LANES: usize = 4;
+
+/// e^x, within 1.5 units in the last place; 0 where e^x is below the smallest normal number, infinity on
+/// overflow, NaN stays NaN.
+#[inline(always)]
+pub fn exp<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+    let splat = |value| simd.splat_f32s(value);
+    // Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits.
+    let round = splat(12_582_912.0);
+    let shifted = simd.mul_add_e_f32s(x, splat(LOG2_E), round);
+    let n = simd.sub_f32s(shifted, round);
+    // x = n ln 2 + r with |r| <= ln 2 / 2; ln 2 in two parts, the first exact in few bits.
+    let r = simd.negate_mul_add_e_f32s(n, splat(0.693_359_4), x);
+    let r = simd.negate_mul_add_e_f32s(n, splat(-2.121_944_4e-4), r);
+    // Minimax polynomial of (e^r - 1 - r) / r^2.
+    let mut p = splat(1.987_569_1e-4);
+    for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
+        p = simd.mul_add_e_f32s(p, r, splat(c));
+    }
+    let p = simd.mul_add_e_f32s(p, simd.mul_f32s(r, r), r);
+    let p = simd.add_f32s(p, splat(1.0));
+    // Times 2^n: n goes into the exponent.
+    let n = simd.wrapping_dyn_shl_u32s(simd.transmute_u32s_f32s(shifted), simd.splat_u32s(23));
+    let y = simd.transmute_f32s_u32s(simd.add_u32s(simd.transmute_u32s_f32s(p), n));
+    let y = simd.select_f32s(simd.less_than_f32s(x, splat(-87.336_54)), splat(0.0), y);
+    let y = simd.select_f32s(simd.greater_than_f32s(x, splat(88.722_83)), splat(f32::INFINITY), y);
+    // NaN compares false with itself.
+    simd.select_f32s(simd.equal_f32s(x, x), y, x)
+}
+
+/// Distribution function and density of the standard normal distribution at `x`, the first within 2e-7.
+#[inline(always)]
+pub fn normal<S: Simd>(simd: S, x: S::f32s) -> (S::f32s, S::f32s) {
+    let splat = |value| simd.splat_f32s(value);
+    let z = simd.mul_f32s(simd.abs_f32s(x), splat(FRAC_1_SQRT_2));
+    // erfc(z) = e^(-z^2) t q(t), t = 1 / (1 + 0.38 z); q interpolates at Chebyshev nodes (relative error 3e-8).
+    let t = simd.div_f32s(splat(1.0), simd.mul_add_e_f32s(z, splat(0.38), splat(1.0)));
+    let mut q = splat(5.922_297_4e-2);
+    for c in [
+        -0.263_608_96,
+        0.366_777_4,
+        -0.164_989,
+        0.232_591_47,
+        0.137_507_04,
+        0.204_209_91,
+        0.213_875_65,
+        0.214_413_57,
+    ] {
+        q = simd.mul_add_e_f32s(q, t, splat(c));
+    }
+    let gauss = exp(simd, simd.mul_f32s(simd.mul_f32s(x, x), splat(-0.5)));
+    let tail = simd.mul_f32s(simd.mul_f32s(gauss, splat(0.5)), simd.mul_f32s(t, q));
+    let positive = simd.greater_than_f32s(x, splat(0.0));
+    let cdf = simd.select_f32s(positive, simd.sub_f32s(splat(1.0), tail), tail);
+    (cdf, simd.mul_f32s(gauss, splat(0.398_942_3)))
+}
+
+/// x Phi(x): the exact GELU.
+#[inline(always)]
+pub fn gelu<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+    simd.mul_f32s(x, normal(simd, x).0)
+}
+
+/// GELU and its derivative Phi(x) + x phi(x).
+#[inline(always)]
+pub fn gelu_grad<S: Simd>(simd: S, x: S::f32s) -> (S::f32s, S::f32s) {
+    let (cdf, density) = normal(simd, x);
+    (simd.mul_f32s(x, cdf), simd.mul_add_e_f32s(x, density, cdf))
+}
+
+/// y_i = f(x_i).
+#[inline(always)]
+pub fn map<S: Simd>(simd: S, x: &[f32], y: &mut [f32], f: impl Fn(S::f32s) -> S::f32s) {
+    let (x, x_tail) = S::as_simd_f32s(x);
+    let (y, y_tail) = S::as_mut_simd_f32s(y);
+    for (y, &x) in y.iter_mut().zip(x) {
+        *y = f(x);
+    }
+    if !y_tail.is_empty() {
+        simd.partial_store_f32s(y_tail, f(simd.partial_load_f32s(x_tail)));
+    }
+}
+
+/// y_i = f(y_i).
+#[inline(always)]
+pub fn map_in_place<S: Simd>(simd: S, y: &mut [f32], f: impl Fn(S::f32s) -> S::f32s) {
+    let (y, tail) = S::as_mut_simd_f32s(y);
+    for y in y {
+        *y = f(*y);
+    }
+    if !tail.is_empty() {
+        let last = f(simd.partial_load_f32s(tail));
+        simd.partial_store_f32s(tail, last);
+    }
+}
+
+/// y_i = f(x_i, y_i).
+#[inline(always)]
+pub fn update<S: Simd>(simd: S, x: &[f32], y: &mut [f32], f: impl Fn(S::f32s, S::f32s) -> S::f32s) {
+    let (x, x_tail) = S::as_simd_f32s(x);
+    let (y, y_tail) = S::as_mut_simd_f32s(y);
+    for (y, &x) in y.iter_mut().zip(x) {
+        *y = f(x, *y);
+    }
+    if !y_tail.is_empty() {
+        let last = f(simd.partial_load_f32s(x_tail), simd.partial_load_f32s(y_tail));
+        simd.partial_store_f32s(y_tail, last);
+    }
+}
+
+/// y += a x.
+#[inline(always)]
+pub fn axpy<S: Simd>(simd: S, a: f32, x: &[f32], y: &mut [f32]) {
+    let a = simd.splat_f32s(a);
+    update(simd, x, y, |x, y| simd.mul_add_e_f32s(a, x, y));
+}
+
+/// y += x.
+#[inline(always)]
+pub fn add<S: Simd>(simd: S, x: &[f32], y: &mut [f32]) {
+    update(simd, x, y, |x, y| simd.add_f32s(x, y));
+}
+
+/// y *= a.
+#[inline(always)]
+pub fn scale<S: Simd>(simd: S, a: f32, y: &mut [f32]) {
+    let a = simd.splat_f32s(a);
+    map_in_place(simd, y, |y| simd.mul_f32s(a, y));
+}
+
+/// Folds `x` with four accumulators: `step(accumulator, x_i)`, then `join` in a fixed order. `rest` stands in
+/// for the missing elements of the last vector.
+#[inline(always)]
+fn fold<S: Simd>(
+    simd: S,
+    x: &[f32],
+    start: f32,
+    rest: f32,
+    step: impl Fn(S::f32s, S::f32s) -> S::f32s,
+    join: impl Fn(S::f32s, S::f32s) -> S::f32s,
+) -> S::f32s {
+    let (body, tail) = S::as_simd_f32s(x);
+    let mut sums = [simd.splat_f32s(start); LANES];
+    let mut fours = body.chunks_exact(LANES);
+    for four in &mut fours {
+        for (sum, &x) in sums.iter_mut().zip(four) {
+            *sum = step(*sum, x);
+        }
+    }
+    for (sum, &x) in sums.iter_mut().zip(fours.remainder()) {
+        *sum = step(*sum, x);
+    }
+    if !tail.is_empty() {
+        let mut last = simd.splat_f32s(rest);
+        bytemuck::cast_slice_mut::<S::f32s, f32>(std::slice::from_mut(&mut last))[..tail.len()]
+            .copy_from_slice(tail);
+        sums[LANES - 1] = step(sums[LANES - 1], last);
+    }
+    join(join(sums[0], sums[1]), join(sums[2], sums[3]))
+}
+
+/// Sum of `x`.
+#[inline(always)]
+pub fn sum<S: Simd>(simd: S, x: &[f32]) -> f32 {
+    let add = |a, b| simd.add_f32s(a, b);
+    simd.reduce_sum_f32s(fold(simd, x, 0.0, 0.0, add, add))
+}
+
+/// Sum of f(x_i); f(0) must be 0.
+#[inline(always)]
+pub fn sum_map<S: Simd>(simd: S, x: &[f32], f: impl Fn(S::f32s) -> S::f32s) -> f32 {
+    let add = |a, b| simd.add_f32s(a, b);
+    simd.reduce_sum_f32s(fold(simd, x, 0.0, 0.0, |sum, x| add(sum, f(x)), add))
+}
+
+/// Largest element; negative infinity if there is none.
+#[inline(always)]
+pub fn max<S: Simd>(simd: S, x: &[f32]) -> f32 {
+    let max = |a, b| simd.max_f32s(a, b);
+    simd.reduce_max_f32s(fold(simd, x, f32::NEG_INFINITY, f32::NEG_INFINITY, max, max))
+}
+
+/// Scalar product; both slices have the same length.
+#[inline(always)]
+pub fn dot<S: Simd>(simd: S, x: &[f32], y: &[f32]) -> f32 {
+    let (x, x_tail) = S::as_simd_f32s(x);
+    let (y, y_tail) = S::as_simd_f32s(y);
+    let mut sums = [simd.splat_f32s(0.0); LANES];
+    let (mut xs, mut ys) = (x.chunks_exact(LANES), y.chunks_exact(LANES));
+    for (x, y) in (&mut xs).zip(&mut ys) {
+        for ((sum, &x), &y) in sums.iter_mut().zip(x).zip(y) {
+            *sum = simd.mul_add_e_f32s(x, y, *sum);
+        }
+    }
+    for ((sum, &x), &y) in sums.iter_mut().zip(xs.remainder()).zip(ys.remainder()) {
+        *sum = simd.mul_add_e_f32s(x, y, *sum);
+    }
+    if !x_tail.is_empty() {
+        let (x, y) = (simd.partial_load_f32s(x_tail), simd.partial_load_f32s(y_tail));
+        sums[LANES - 1] = simd.mul_add_e_f32s(x, y, sums[LANES - 1]);
+    }
+    let pairs = simd.add_f32s(simd.add_f32s(sums[0], sums[1]), simd.add_f32s(sums[2], sums[3]));
+    simd.reduce_sum_f32s(pairs)
+}
+
+/// y_i = e^(x_i - shift); returns the sum of y.
+#[inline(always)]
+pub fn exp_sum<S: Simd>(simd: S, shift: f32, x: &[f32], y: &mut [f32]) -> f32 {
+    let shift = simd.splat_f32s(shift);
+    let (x, x_tail) = S::as_simd_f32s(x);
+    let (y, y_tail) = S::as_mut_simd_f32s(y);
+    let mut total = simd.splat_f32s(0.0);
+    for (y, &x) in y.iter_mut().zip(x) {
+        *y = exp(simd, simd.sub_f32s(x, shift));
+        total = simd.add_f32s(total, *y);
+    }
+    let mut sum = simd.reduce_sum_f32s(total);
+    if !y_tail.is_empty() {
+        let last = exp(simd, simd.sub_f32s(simd.partial_load_f32s(x_tail), shift));
+        simd.partial_store_f32s(y_tail, last);
+        for y in y_tail {
+            sum += *y;
+        }
+    }
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simd_fn;
+
+    simd_fn! {
+        fn exp_slice<S>(simd, x: &'a [f32], y: &'a mut [f32]) { map(simd, x, y, |x| exp(simd, x)) }
+    }
+    simd_fn! {
+        fn gelu_slice<S>(simd, x: &'a [f32], y: &'a mut [f32], dy: &'a mut [f32]) {
+            map(simd, x, y, |x| gelu_grad(simd, x).0);
+            map(simd, x, dy, |x| gelu_grad(simd, x).1);
+        }
+    }
+    simd_fn! { fn dot_slice<S>(simd, x: &'a [f32], y: &'a [f32]) -> f32 { dot(simd, x, y) } }
+    simd_fn! { fn sum_slice<S>(simd, x: &'a [f32]) -> f32 { sum(simd, x) } }
+    simd_fn! { fn max_slice<S>(simd, x: &'a [f32]) -> f32 { max(simd, x) } }
+    simd_fn! {
+        fn exp_sum_slice<S>(simd, shift: f32, x: &'a [f32], y: &'a mut [f32]) -> f32 {
+            exp_sum(simd, shift, x, y)
+        }
+    }
+
+    fn grid(low: f32, high: f32, count: usize) -> Vec<f32> {
+        (0..count).map(|i| low + (high - low) * i as f32 / (count - 1) as f32).collect()
+    }
+
+    #[test]
+    fn exp_is_within_one_and_a_half_ulp() {
+        let x = grid(-87.3, 88.7, 1_000_003);
+        let mut y = vec![0.0; x.len()];
+        exp_slice(&x, &mut y);
+        for (&x, &y) in x.iter().zip(&y) {
+            let exact = f64::from(x).exp();
+            let ulp = f64::from(f32::from_bits((exact as f32).to_bits() + 1)) - f64::from(exact as f32);
+            assert!((f64::from(y) - exact).abs() <= 1.5 * ulp, "exp({x}) = {y}, exactly {exact}");
+        }
+    }
+
+    #[test]
+    fn exp_of_extremes() {
+        let x = [0.0, -0.0, -88.0, -1e9, f32::NEG_INFINITY, 88.8, f32::INFINITY, f32::NAN, f32::MIN];
+        let mut y = [0.0; 9];
+        exp_slice(&x, &mut y);
+        assert_eq!(y[..7], [1.0, 1.0, 0.0, 0.0, 0.0, f32::INFINITY, f32::INFINITY]);
+        assert!(y[7].is_nan());
+        assert_eq!(y[8], 0.0);
+    }
+
+    /// Phi(x) in f64 by integrating the density with Simpson's rule.
+    fn cdf(x: f64) -> f64 {
+        let density = |x: f64| (-0.5 * x * x).exp() / (2.0 * std::f64::consts::PI).sqrt();
+        let steps = 4000;
+        let h = x.abs() / f64::from(steps);
+        let inner = (1..steps).map(|i| density(h * f64::from(i)) * if i % 2 == 1 { 4.0 } else { 2.0 });
+        let half = h / 3.0 * (density(0.0) + inner.sum::<f64>() + density(x));
+        if x > 0.0 { 0.5 + half } else { 0.5 - half }
+    }
+
+    #[test]
+    fn gelu_and_its_derivative_are_exact_to_two_in_ten_million() {
+        let x = grid(-12.0, 12.0, 4801);
+        let (mut y, mut dy) = (vec![0.0; x.len()], vec![0.0; x.len()]);
+        gelu_slice(&x, &mut y, &mut dy);
+        for i in 0..x.len() {
+            let t = f64::from(x[i]);
+            let phi = (-0.5 * t * t).exp() / (2.0 * std::f64::consts::PI).sqrt();
+            let (value, slope) = (t * cdf(t), cdf(t) + t * phi);
+            let close = |got: f32, exact: f64| (f64::from(got) - exact).abs() <= 2e-7 * exact.abs().max(1.0);
+            assert!(close(y[i], value), "gelu({t}) = {}, exactly {value}", y[i]);
+            assert!(close(dy[i], slope), "gelu'({t}) = {}, exactly {slope}", dy[i]);
+        }
+    }
+
+    #[test]
+    fn gelu_of_extremes() {
+        let x = [0.0, 1e20, -1e20, f32::NAN];
+        let (mut y, mut dy) = ([1.0; 4], [1.0; 4]);
+        gelu_slice(&x, &mut y, &mut dy);
+        assert_eq!((y[0], dy[0], y[1], dy[1]), (0.0, 0.5, 1e20, 1.0));
+        assert_eq!((y[2].abs(), dy[2].abs()), (0.0, 0.0));
+        assert!(y[3].is_nan() && dy[3].is_nan());
+    }
+
+    #[test]
+    fn reductions_of_every_length() {
+        for n in 0..150 {
+            let x: Vec<f32> = (0..n).map(|i| ((i * 37) % 23) as f32 - 30.0).collect();
+            let y: Vec<f32> = (0..n).map(|i| ((i * 13) % 7) as f32).collect();
+            assert_eq!(sum_slice(&x), x.iter().sum::<f32>(), "length {n}");
+            assert_eq!(dot_slice(&x, &y), x.iter().zip(&y).map(|(x, y)| x * y).sum::<f32>(), "length {n}");
+            assert_eq!(max_slice(&x), x.iter().copied().fold(f32::NEG_INFINITY, f32::max), "length {n}");
+            let mut e = vec![9.0; n];
+            let total = exp_sum_slice(-10.0, &x, &mut e);
+            let exact: f64 = x.iter().map(|&x| f64::from(x + 10.0).exp()).sum();
+            assert!((f64::from(total) - exact).abs() <= 1e-6 * exact, "length {n}");
+            assert_eq!(e.iter().filter(|&&e| e == 9.0).count(), 0);
+        }
+    }
+}

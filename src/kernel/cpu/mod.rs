@@ -1,0 +1,55 @@
+//! What the fused CPU kernels share.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`gemm`] | matrix products over checked views, one thread or all |
+//! | [`simd`] | vector arithmetic for the processor at hand, and [`simd_fn!`](crate::simd_fn) |
+//! | [`math`] | exp, the normal distribution, dot, axpy, max, sum as generic vector code |
+//! | [`par`] | partitions fixed by shape, outputs built in parallel |
+//!
+//! A kernel cuts its work into chunks whose number depends on the shape only ([`par::Chunks`]), computes
+//! each chunk on one thread with [`gemm::Threads::One`], and combines partial sums in index order. So the
+//! bits of a result do not depend on the number of threads.
+
+#[allow(unsafe_code)]
+pub mod gemm;
+pub mod math;
+#[allow(unsafe_code)]
+pub mod par;
+pub mod simd;
+
+use candle_core::{CpuStorage, Layout, Result, Tensor, bail};
+
+/// The elements of a contiguous f32 operand.
+///
+/// # Errors
+/// Another type, or a layout with gaps: the caller must have called `contiguous`.
+pub fn slice<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> {
+    let data = storage.as_slice::<f32>()?;
+    match layout.contiguous_offsets() {
+        Some((start, end)) => Ok(&data[start..end]),
+        None => bail!("a fused kernel was given a strided operand of layout {layout:?}"),
+    }
+}
+
+/// Runs `f` on the elements of a contiguous f32 CPU tensor without copying them.
+///
+/// # Errors
+/// Another device, another type, a layout with gaps, or what `f` returns.
+pub fn with_slice<T>(tensor: &Tensor, f: impl FnOnce(&[f32]) -> Result<T>) -> Result<T> {
+    let (storage, layout) = tensor.storage_and_layout();
+    match &*storage {
+        candle_core::Storage::Cpu(storage) => f(slice(storage, layout)?),
+        _ => bail!("a CPU kernel was given a tensor on {:?}", tensor.device()),
+    }
+}
+
+///
+/// # Errors
+/// A scalar.
+pub fn matrix_dims(dims: &[usize]) -> Result<(usize, usize)> {
+    match dims.split_last() {
+        Some((&width, rest)) => Ok((rest.iter().product(), width)),
+        None => bail!("a scalar has no last dimension"),
+    }
+}

@@ -1,0 +1,54 @@
+//! Vector arithmetic by [`pulp`], chosen for the processor at run time (AVX-512, AVX2, NEON, or scalar).
+//!
+//! A kernel's inner function is written once with [`simd_fn!`](crate::simd_fn); the helpers of
+//! [`super::math`] inline into it. Choosing costs a few nanoseconds: put a row or a tile behind one call,
+//! not an element.
+
+pub use pulp::{Arch, Simd, WithSimd};
+
+/// The vector instructions of this processor.
+#[inline]
+pub fn arch() -> Arch {
+    Arch::new()
+}
+
+/// Defines a function whose body is compiled once per instruction set and chosen at run time.
+///
+/// `S` names the type of the instruction set and `simd` its token; both go to the helpers of
+/// [`math`](crate::kernel::cpu::math). References need the lifetime `'a`.
+///
+/// ```
+/// use effattn::kernel::cpu::math;
+/// effattn::simd_fn! {
+///     /// y += a x
+///     pub fn axpy<S>(simd, a: f32, x: &'a [f32], y: &'a mut [f32]) {
+///         math::axpy::<S>(simd, a, x, y)
+///     }
+/// }
+/// let mut y = [1.0, 2.0];
+/// axpy(2.0, &[3.0, 4.0], &mut y);
+/// assert_eq!(y, [7.0, 10.0]);
+/// ```
+#[macro_export]
+macro_rules! simd_fn {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident<$S:ident>(
+        $simd:ident $(, $arg:ident: $type:ty)* $(,)?
+    ) $(-> $output:ty)? $body:block) => {
+        $(#[$meta])*
+        #[allow(clippy::too_many_arguments)]
+        $vis fn $name<'a>($($arg: $type),*) $(-> $output)? {
+            struct Op<'a> { $($arg: $type,)* lifetime: std::marker::PhantomData<&'a ()> }
+            impl<'a> $crate::kernel::cpu::simd::WithSimd for Op<'a> {
+                type Output = $crate::simd_fn!(@output $($output)?);
+                #[inline(always)]
+                fn with_simd<$S: $crate::kernel::cpu::simd::Simd>(self, $simd: $S) -> Self::Output {
+                    let Self { $($arg,)* lifetime: _ } = self;
+                    $body
+                }
+            }
+            $crate::kernel::cpu::simd::arch().dispatch(Op { $($arg,)* lifetime: std::marker::PhantomData })
+        }
+    };
+    (@output) => { () };
+    (@output $output:ty) => { $output };
+}
