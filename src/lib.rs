@@ -15,6 +15,8 @@
 //! | [`pattern`] | who sees whom, as pure data |
 //! | [`nn`] | named parameters and their initialisation, positions |
 //! | [`stats`] | summaries of samples, comparisons, growth laws |
+//! | [`config`] | grammars of flags, settings, suites |
+//! | [`record`] | rows, and how they become files |
 //! | [`device`] | the only home of `cfg(feature)`: backends, counted memory, random streams |
 
 #![warn(missing_docs)]
@@ -22,10 +24,12 @@
 
 pub mod attention;
 pub mod cli;
+pub mod config;
 pub mod data;
 pub mod device;
 pub mod kernel;
 pub mod nn;
 pub mod pattern;
 pub mod protocol;
+pub mod record;
 pub mod stats;

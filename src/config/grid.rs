@@ -1,0 +1,451 @@
+//! The grammars of `--len`, `--batch`, `--seeds`, `--mode` and `--model`, on the command line and in suites.
+//!
+//! `1024,2048` lists, `1024..8192` doubles, `1024..4096+1024` steps (both ends in), `1k` = 1024. Seeds
+//! count by one: `0..3` is 0, 1, 2, 3.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::str::FromStr;
+
+use serde::de::{self, Deserializer, SeqAccess, Visitor};
+use serde::{Deserialize, Serialize};
+
+use super::SayError;
+use crate::record::Pass;
+
+/// Longest sequence that can be asked for.
+pub const MAX_LEN: u64 = 1 << 22;
+/// Largest batch that can be asked for.
+pub const MAX_BATCH: u64 = 1 << 16;
+/// Largest seed.
+pub const MAX_SEED: u64 = u32::MAX as u64;
+/// Most values one grammar may give.
+const MAX_VALUES: usize = 4096;
+
+/// How `a..b` without a step goes on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Rise {
+    Double,
+    One,
+}
+
+/// Bounds and wording of one list of numbers.
+struct Grammar {
+    what: &'static str,
+    min: u64,
+    max: u64,
+    rise: Rise,
+    examples: &'static str,
+}
+
+const LENGTHS: Grammar = Grammar {
+    what: "length",
+    min: 1,
+    max: MAX_LEN,
+    rise: Rise::Double,
+    examples: "1024,2048 or 1024..8192 (doubling) or 1024..4096+1024 (steps)",
+};
+const BATCHES: Grammar = Grammar {
+    what: "batch size",
+    min: 1,
+    max: MAX_BATCH,
+    rise: Rise::Double,
+    examples: "1,4 or 1..32 (doubling)",
+};
+const SEEDS: Grammar = Grammar {
+    what: "seed",
+    min: 0,
+    max: MAX_SEED,
+    rise: Rise::One,
+    examples: "3 or 0..3 (0, 1, 2, 3) or 1,5",
+};
+
+impl Grammar {
+    fn error(&self, problem: impl fmt::Display) -> SayError {
+        SayError(format!("{problem}; write {}", self.examples))
+    }
+
+    fn number(&self, text: &str) -> Result<u64, SayError> {
+        let trimmed = text.trim();
+        let (digits, factor) = match trimmed.strip_suffix(['k', 'K']) {
+            Some(digits) if self.rise == Rise::Double => (digits, 1024),
+            _ => (trimmed, 1),
+        };
+        let all_digits = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+        if !all_digits {
+            return Err(self.error(format!("{text:?} is not a {}", self.what)));
+        }
+        let value = digits.parse::<u64>().ok().and_then(|value| value.checked_mul(factor));
+        self.bounded(value.unwrap_or(u64::MAX), trimmed)
+    }
+
+    fn bounded(&self, value: u64, text: &str) -> Result<u64, SayError> {
+        if (self.min..=self.max).contains(&value) {
+            return Ok(value);
+        }
+        Err(SayError(format!("{} {text} is out of range; allowed: {} to {}", self.what, self.min, self.max)))
+    }
+
+    fn part(&self, text: &str) -> Result<Vec<u64>, SayError> {
+        let Some((start, rest)) = text.split_once("..") else { return Ok(vec![self.number(text)?]) };
+        let (end, step) = match rest.split_once('+') {
+            Some((end, step)) => (end, Some(step)),
+            None => (rest, None),
+        };
+        let (start, end) = (self.number(start)?, self.number(end)?);
+        if end < start {
+            return Err(self.error(format!("{text} ends before it starts")));
+        }
+        let step = match step {
+            Some(step) => match self.number(step) {
+                Ok(step) if step > 0 => Some(step),
+                _ => return Err(self.error(format!("the step +{step} must be a number of at least 1"))),
+            },
+            None => (self.rise == Rise::One).then_some(1),
+        };
+        let mut values = Vec::new();
+        let mut value = start;
+        while value < end {
+            values.push(value);
+            if values.len() > MAX_VALUES {
+                return Err(SayError(format!(
+                    "{text} gives more than {MAX_VALUES} values; take a larger step"
+                )));
+            }
+            value = step.map_or(value * 2, |step| value + step);
+        }
+        values.push(end);
+        Ok(values)
+    }
+
+    fn parse(&self, text: &str) -> Result<Vec<u64>, SayError> {
+        let mut values = Vec::new();
+        for part in text.split(',') {
+            for value in self.part(part)? {
+                if !values.contains(&value) {
+                    values.push(value);
+                }
+            }
+        }
+        Ok(values)
+    }
+}
+
+/// A list that can be written as a number, a text or an array of both.
+trait Say: Sized {
+    const EXPECTING: &'static str;
+    fn say(text: &str) -> Result<Self, SayError>;
+}
+
+struct SayVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Say> Visitor<'de> for SayVisitor<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(T::EXPECTING)
+    }
+
+    fn visit_i64<E: de::Error>(self, value: i64) -> Result<T, E> {
+        T::say(&value.to_string()).map_err(E::custom)
+    }
+
+    fn visit_u64<E: de::Error>(self, value: u64) -> Result<T, E> {
+        T::say(&value.to_string()).map_err(E::custom)
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
+        T::say(text).map_err(E::custom)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<T, A::Error> {
+        let mut parts = Vec::new();
+        while let Some(Part(part)) = seq.next_element()? {
+            parts.push(part);
+        }
+        T::say(&parts.join(",")).map_err(de::Error::custom)
+    }
+}
+
+/// One element of an array: a number or a text.
+struct Part(String);
+
+impl<'de> Deserialize<'de> for Part {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct PartVisitor;
+        impl Visitor<'_> for PartVisitor {
+            type Value = Part;
+            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                f.write_str("a number or a text")
+            }
+            fn visit_i64<E: de::Error>(self, value: i64) -> Result<Part, E> {
+                Ok(Part(value.to_string()))
+            }
+            fn visit_u64<E: de::Error>(self, value: u64) -> Result<Part, E> {
+                Ok(Part(value.to_string()))
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Part, E> {
+                Ok(Part(text.to_owned()))
+            }
+        }
+        deserializer.deserialize_any(PartVisitor)
+    }
+}
+
+macro_rules! list {
+    ($(#[$doc:meta])* $name:ident, $item:ty, $expecting:literal, $parse:expr) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+        #[serde(transparent)]
+        pub struct $name(pub Vec<$item>);
+
+        impl Say for $name {
+            const EXPECTING: &'static str = $expecting;
+            fn say(text: &str) -> Result<Self, SayError> {
+                let parse: fn(&str) -> Result<Vec<$item>, SayError> = $parse;
+                parse(text).map(Self)
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = SayError;
+            fn from_str(text: &str) -> Result<Self, SayError> {
+                Self::say(text)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                deserializer.deserialize_any(SayVisitor(PhantomData))
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                let parts: Vec<String> = self.0.iter().map(ToString::to_string).collect();
+                f.write_str(&parts.join(","))
+            }
+        }
+    };
+}
+
+list! {
+    /// Sequence lengths.
+    Lengths, u64, "lengths such as 1024, [1024, 2048] or \"1024..8192\"", |text| LENGTHS.parse(text)
+}
+list! {
+    /// Batch sizes.
+    Batches, u64, "batch sizes such as 1, [1, 4] or \"1..32\"", |text| BATCHES.parse(text)
+}
+list! {
+    /// Seeds.
+    Seeds, u64, "seeds such as 3, [1, 5] or \"0..3\"", |text| SEEDS.parse(text)
+}
+list! {
+    /// Passes to measure.
+    Modes, Pass, "\"infer\", \"train\" or both in a list", modes
+}
+list! {
+    /// Names, such as tasks.
+    Words, String, "a name or a list of names", words
+}
+list! {
+    /// Mechanisms with their knobs.
+    Models, Variant, "mechanisms such as \"ls:w=16,r=2,full\"", models
+}
+
+fn modes(text: &str) -> Result<Vec<Pass>, SayError> {
+    let mut passes = Vec::new();
+    for word in text.split(',').map(str::trim) {
+        let pass = match word {
+            "infer" => Pass::Infer,
+            "train" => Pass::Train,
+            _ => {
+                return Err(SayError(format!(
+                    "unknown mode {word:?}; allowed: infer, train, or infer,train"
+                )));
+            }
+        };
+        if !passes.contains(&pass) {
+            passes.push(pass);
+        }
+    }
+    Ok(passes)
+}
+
+fn words(text: &str) -> Result<Vec<String>, SayError> {
+    let words: Vec<String> = text.split(',').map(|word| word.trim().to_owned()).collect();
+    if words.iter().any(String::is_empty) {
+        return Err(SayError(format!("{text:?} has an empty name; write a,b")));
+    }
+    Ok(words)
+}
+
+/// A mechanism and the knobs that were said, not yet looked up.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Variant {
+    /// Name, `all`, or a pattern such as `ls*`.
+    pub name: String,
+    /// Knobs and their values as text, in the order given.
+    pub knobs: Vec<(String, String)>,
+}
+
+impl Variant {
+    /// Whether the name stands for several mechanisms.
+    pub fn is_pattern(&self) -> bool {
+        self.name == "all" || self.name.contains(['*', '?'])
+    }
+
+    /// Whether the name is `name` or matches it.
+    pub fn matches(&self, name: &str) -> bool {
+        self.name == "all" || glob(self.name.as_bytes(), name.as_bytes())
+    }
+}
+
+impl fmt::Display for Variant {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(&self.name)?;
+        for (index, (knob, value)) in self.knobs.iter().enumerate() {
+            write!(f, "{}{knob}={value}", if index == 0 { ":" } else { "," })?;
+        }
+        Ok(())
+    }
+}
+
+/// `*` is any text, `?` one character. Takes time proportional to the product of both lengths at most.
+fn glob(pattern: &[u8], text: &[u8]) -> bool {
+    let (mut p, mut t) = (0, 0);
+    let mut star = None; // the last `*` and where its text ends so far
+    while t < text.len() {
+        match pattern.get(p) {
+            Some(b'*') => {
+                star = Some((p, t));
+                p += 1;
+            }
+            Some(&c) if c == b'?' || c == text[t] => {
+                p += 1;
+                t += 1;
+            }
+            _ => {
+                let Some((at, end)) = star else { return false };
+                star = Some((at, end + 1));
+                p = at + 1;
+                t = end + 1;
+            }
+        }
+    }
+    pattern[p..].iter().all(|c| *c == b'*')
+}
+
+/// A part with `=` but no `:` continues the variant before it: `ls:w=16,r=2,full` is two entries.
+fn models(text: &str) -> Result<Vec<Variant>, SayError> {
+    const WRITE: &str =
+        "write full,ls:w=16,r=2 (names from `effattn list mechanisms`, all, or a pattern 'ls*')";
+    if text.len() > 10_000 {
+        return Err(SayError(format!("a list of {} characters is too long; {WRITE}", text.len())));
+    }
+    let mut list: Vec<Variant> = Vec::new();
+    for part in text.split(',').map(str::trim) {
+        let (name, knob) = match part.split_once(':') {
+            Some((name, knob)) => (Some(name), Some(knob)),
+            None if part.contains('=') => (None, Some(part)),
+            None => (Some(part), None),
+        };
+        if let Some(name) = name {
+            if name.is_empty() || name.contains('=') {
+                return Err(SayError(format!("{part:?} has no mechanism; {WRITE}")));
+            }
+            list.push(Variant { name: name.to_owned(), knobs: Vec::new() });
+        }
+        let Some(knob) = knob else { continue };
+        let Some(variant) = list.last_mut() else {
+            return Err(SayError(format!("{part:?} stands before any mechanism; {WRITE}")));
+        };
+        match knob.split_once('=') {
+            Some((key, value)) if !key.is_empty() && !value.is_empty() => {
+                if variant.is_pattern() {
+                    let name = &variant.name;
+                    return Err(SayError(format!("{name} stands for several mechanisms and takes no knobs")));
+                }
+                variant.knobs.push((key.to_owned(), value.to_owned()));
+            }
+            _ => return Err(SayError(format!("{knob:?} is not a knob setting such as w=16; {WRITE}"))),
+        }
+    }
+    Ok(list)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn lengths(text: &str) -> Result<Vec<u64>, String> {
+        text.parse::<Lengths>().map(|list| list.0).map_err(|error| error.0)
+    }
+
+    #[test]
+    fn lengths_list_double_and_step() {
+        assert_eq!(lengths("1024,2048"), Ok(vec![1024, 2048]));
+        assert_eq!(lengths("1024..8192"), Ok(vec![1024, 2048, 4096, 8192]));
+        assert_eq!(lengths("1024..4096+1024"), Ok(vec![1024, 2048, 3072, 4096]));
+        assert_eq!(lengths("1k..3k"), Ok(vec![1024, 2048, 3072]));
+        assert_eq!(lengths("7..7"), Ok(vec![7]));
+        assert_eq!(lengths("5,5,1..4"), Ok(vec![5, 1, 2, 4]));
+    }
+
+    #[test]
+    fn wrong_lengths_say_what_is_allowed() {
+        for (text, says) in [
+            ("0", "length 0 is out of range; allowed: 1 to 4194304"),
+            ("8192..1024", "8192..1024 ends before it starts"),
+            ("1024..4096+0", "the step +0 must be a number of at least 1"),
+            ("99999999999999999999999", "is out of range"),
+            ("1..4194304+1", "more than 4096 values"),
+            ("", "\"\" is not a length"),
+            ("1024,", "\"\" is not a length"),
+            ("-5", "\"-5\" is not a length"),
+            ("1e3", "\"1e3\" is not a length"),
+            ("20000000000000000k", "is out of range"),
+        ] {
+            assert!(lengths(text).unwrap_err().contains(says), "{text}: {:?}", lengths(text));
+        }
+    }
+
+    #[test]
+    fn seeds_count_by_one() {
+        assert_eq!("0..3".parse::<Seeds>().unwrap().0, [0, 1, 2, 3]);
+        assert_eq!("3".parse::<Seeds>().unwrap().0, [3]);
+        assert!("1k".parse::<Seeds>().is_err());
+        assert!("0".parse::<Batches>().is_err());
+    }
+
+    #[test]
+    fn a_knob_continues_the_variant_before_it() {
+        let list: Models = "ls:w=16,r=2,full,bigbird:global=0+1+30".parse().unwrap();
+        assert_eq!(list.to_string(), "ls:w=16,r=2,full,bigbird:global=0+1+30");
+        assert_eq!(list.0.iter().map(|v| v.knobs.len()).collect::<Vec<_>>(), [2, 0, 1]);
+        for text in ["w=16", ":w=1", "ls:", "ls:w", "ls:=3", "ls:w=", "a,,b", "ls*:w=1", "all:w=1"] {
+            assert!(text.parse::<Models>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn patterns_match_whole_names() {
+        let matches = |pattern: &str, name| pattern.parse::<Models>().unwrap().0[0].matches(name);
+        assert!(matches("ls*", "ls") && matches("*linear", "relu-linear") && matches("all", "dp"));
+        assert!(!matches("ls*", "dp-ls") && !matches("?p", "ldp") && matches("?p", "dp"));
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_panics(text in "[0-9k.,+:=a-z* -]{0,30}") {
+            let _ = text.parse::<Lengths>();
+            let _ = text.parse::<Seeds>();
+            if let Ok(models) = text.parse::<Models>() {
+                prop_assert_eq!(models.to_string().parse::<Models>().unwrap(), models);
+            }
+        }
+    }
+}

@@ -1,0 +1,326 @@
+//! Suites: one paper table or figure as TOML (wire) and checked (domain).
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+
+use serde::Deserialize;
+use serde::de::{self, Deserializer, SeqAccess, Visitor};
+use toml::Spanned;
+
+use super::grid::{Models, Variant};
+use super::settings::Settings;
+use super::{nearest, unknown};
+use crate::record::{Outcome, Published};
+
+/// The suites in the binary: name and text.
+pub const SHIPPED: &[(&str, &str)] = &[("cos-table5", include_str!("../../suites/cos-table5.toml"))];
+
+/// A suite that cannot be used: where and why.
+#[derive(Debug, thiserror::Error)]
+pub enum SuiteError {
+    /// No suite of this name and no such file.
+    #[error("{0}, or give a path ending in .toml")]
+    Unknown(String),
+    /// The file cannot be read.
+    #[error("suite {file}: {source}")]
+    Read {
+        /// The file.
+        file: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The text is wrong at a place.
+    #[error("suite {file}:{line}: {problem}")]
+    At {
+        /// The file.
+        file: String,
+        /// Number of the line.
+        line: usize,
+        /// What is wrong and what is allowed.
+        problem: String,
+    },
+}
+
+/// One table or figure of a paper.
+#[derive(Clone, Debug)]
+pub struct Suite {
+    /// Name: the file's stem.
+    pub name: String,
+    /// Where it came from, for messages.
+    pub file: String,
+    /// Heading.
+    pub title: String,
+    /// The command that runs it.
+    pub protocol: String,
+    /// Paper, table and machine.
+    pub source: String,
+    /// What a reader should know about the numbers.
+    pub analysis: Option<String>,
+    /// Settings of every row.
+    pub base: Settings,
+    /// Rows in order.
+    pub rows: Vec<SuiteRow>,
+    /// The TOML text.
+    pub text: String,
+}
+
+/// One row of a suite.
+#[derive(Clone, Debug)]
+pub struct SuiteRow {
+    /// Name in the paper.
+    pub label: String,
+    /// Mechanism and knobs.
+    pub model: Variant,
+    /// Settings that differ from the base.
+    pub set: Settings,
+    /// What the paper printed.
+    pub published: Option<PublishedTable>,
+    /// Line in the file, for messages.
+    pub line: usize,
+}
+
+/// Published numbers of one row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PublishedTable {
+    /// Metric they are given in.
+    pub metric: String,
+    /// By pass or task; several values go along the base's lengths.
+    pub values: BTreeMap<String, Vec<Published>>,
+}
+
+impl PublishedTable {
+    /// The value under `key` at position `index`.
+    pub fn at(&self, key: &str, index: usize) -> Option<Published> {
+        self.values.get(key)?.get(index).copied()
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WireSuite {
+    title: String,
+    protocol: Spanned<String>,
+    source: String,
+    analysis: Option<String>,
+    #[serde(default)]
+    base: Settings,
+    row: Vec<WireRow>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WireRow {
+    label: String,
+    model: Spanned<String>,
+    #[serde(default)]
+    knobs: toml::Table,
+    #[serde(default)]
+    set: Settings,
+    published: Option<Spanned<WirePublished>>,
+}
+
+#[derive(Deserialize)]
+struct WirePublished {
+    metric: String,
+    #[serde(flatten)]
+    values: BTreeMap<String, WireValues>,
+}
+
+/// A number, a mark such as "oom", or a list of them.
+struct WireValues(Vec<Published>);
+
+impl<'de> Deserialize<'de> for WireValues {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Values;
+        impl<'de> Visitor<'de> for Values {
+            type Value = Vec<Published>;
+            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                f.write_str("a number, \"oom\", or a list of them")
+            }
+            fn visit_f64<E: de::Error>(self, value: f64) -> Result<Self::Value, E> {
+                Ok(vec![Published::Value(value)])
+            }
+            fn visit_i64<E: de::Error>(self, value: i64) -> Result<Self::Value, E> {
+                Ok(vec![Published::Value(value as f64)])
+            }
+            fn visit_str<E: de::Error>(self, word: &str) -> Result<Self::Value, E> {
+                let allowed = [Outcome::Oom, Outcome::Diverged, Outcome::Timeout, Outcome::Failed];
+                let outcome = allowed.into_iter().find(|outcome| outcome.word() == word);
+                let wrong = || E::invalid_value(de::Unexpected::Str(word), &self);
+                outcome.map(|outcome| vec![Published::Outcome(outcome)]).ok_or_else(wrong)
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+                let mut values = Vec::new();
+                while let Some(WireValues(part)) = seq.next_element()? {
+                    values.extend(part);
+                }
+                Ok(values)
+            }
+        }
+        deserializer.deserialize_any(Values).map(Self)
+    }
+}
+
+impl Suite {
+    /// The shipped suite called `name`, or the file at that path.
+    ///
+    /// # Errors
+    /// No such suite, or one that is wrong at a line.
+    pub fn load(name: &str) -> Result<Self, SuiteError> {
+        if let Some((name, text)) = SHIPPED.iter().find(|(known, _)| *known == name) {
+            return Self::parse(&format!("{name}.toml"), text);
+        }
+        if !name.ends_with(".toml") {
+            return Err(SuiteError::Unknown(unknown("suite", name, SHIPPED.iter().map(|(name, _)| *name))));
+        }
+        let text = std::fs::read_to_string(name)
+            .map_err(|source| SuiteError::Read { file: name.to_owned(), source })?;
+        Self::parse(name, &text)
+    }
+
+    /// Reads the text of `file`.
+    ///
+    /// # Errors
+    /// What is wrong, with its line.
+    pub fn parse(file: &str, text: &str) -> Result<Self, SuiteError> {
+        let at = |offset: usize, problem: String| SuiteError::At {
+            file: file.to_owned(),
+            line: line_of(text, offset),
+            problem,
+        };
+        let wire: WireSuite = toml::from_str(text)
+            .map_err(|error| at(error.span().map_or(0, |span| span.start), one_line(error.message())))?;
+        if wire.row.is_empty() {
+            return Err(at(0, "there is no [[row]]".to_owned()));
+        }
+        let lengths = wire.base.len.as_ref().map_or(0, |len| len.0.len());
+        let mut rows = Vec::new();
+        for row in wire.row {
+            let start = row.model.span().start;
+            let mut model = single(row.model.get_ref()).map_err(|problem| at(start, problem))?;
+            model.knobs.extend(row.knobs.iter().map(|(key, value)| (key.clone(), knob_text(value))));
+            let published = match row.published {
+                None => None,
+                Some(published) => {
+                    let start = published.span().start;
+                    let published = published.into_inner();
+                    let values: BTreeMap<_, _> =
+                        published.values.into_iter().map(|(key, values)| (key, values.0)).collect();
+                    if let Some((key, values)) =
+                        values.iter().find(|(_, values)| values.len() != 1 && values.len() != lengths)
+                    {
+                        let count = values.len();
+                        return Err(at(
+                            start,
+                            format!(
+                                "{}: {key} has {count} published values for {lengths} lengths",
+                                row.label
+                            ),
+                        ));
+                    }
+                    Some(PublishedTable { metric: published.metric, values })
+                }
+            };
+            let line = line_of(text, start);
+            rows.push(SuiteRow { label: row.label, model, set: row.set, published, line });
+        }
+        let name = Path::new(file).file_stem().map_or_else(|| file.into(), |stem| stem.to_string_lossy());
+        Ok(Self {
+            name: name.into_owned(),
+            file: file.to_owned(),
+            title: wire.title,
+            protocol: wire.protocol.into_inner(),
+            source: wire.source,
+            analysis: wire.analysis,
+            base: wire.base,
+            rows,
+            text: text.to_owned(),
+        })
+    }
+}
+
+fn line_of(text: &str, offset: usize) -> usize {
+    text.as_bytes().iter().take(offset).filter(|byte| **byte == b'\n').count() + 1
+}
+
+/// toml's message on one line, with the nearest key where a key is unknown.
+fn one_line(message: &str) -> String {
+    let message = message.split_whitespace().collect::<Vec<_>>().join(" ");
+    let Some(rest) = message.strip_prefix("unknown field ") else { return message };
+    let mut words = rest.split('`').skip(1).step_by(2);
+    let Some(key) = words.next() else { return message };
+    let keys: Vec<&str> = words.collect();
+    let hint = nearest(key, keys.iter().copied());
+    let hint = hint.map_or_else(String::new, |near| format!(" (did you mean {near}?)"));
+    format!("unknown key {key:?}{hint}; allowed: {}", keys.join(", "))
+}
+
+fn single(text: &str) -> Result<Variant, String> {
+    let Models(mut list) = text.parse().map_err(|error: super::SayError| error.0)?;
+    match (list.pop(), list.is_empty()) {
+        (Some(variant), true) if !variant.is_pattern() => Ok(variant),
+        _ => Err(format!("a row takes one mechanism, not {text:?}; write one [[row]] each")),
+    }
+}
+
+/// A knob's TOML value as on the command line.
+fn knob_text(value: &toml::Value) -> String {
+    match value {
+        toml::Value::String(text) => text.clone(),
+        toml::Value::Array(items) => items.iter().map(knob_text).collect::<Vec<_>>().join("+"),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEAD: &str = "title = \"t\"\nprotocol = \"speed\"\nsource = \"s\"\n[base]\nlen = [1024, 2048]\n";
+
+    fn error(tail: &str) -> String {
+        Suite::parse("x.toml", &format!("{HEAD}{tail}")).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn every_shipped_suite_is_read() {
+        for (name, _) in SHIPPED {
+            let suite = Suite::load(name).unwrap();
+            assert_eq!(suite.name, *name);
+        }
+    }
+
+    #[test]
+    fn knobs_come_from_the_name_or_a_table() {
+        let row =
+            "[[row]]\nlabel = \"a\"\nmodel = \"ls:w=16\"\nknobs = { r = 2, global = [0, 3], m = \"auto\" }";
+        let suite = Suite::parse("dir/x.toml", &format!("{HEAD}{row}")).unwrap();
+        let mut text = suite.rows[0].model.to_string();
+        text.retain(|c| c != ' ');
+        assert_eq!(suite.name, "x");
+        assert!(text.starts_with("ls:w=16,") && text.contains("r=2") && text.contains("global=0+3"));
+    }
+
+    #[test]
+    fn published_values_go_along_the_lengths() {
+        let row =
+            "[[row]]\nlabel = \"a\"\nmodel = \"ls\"\npublished = { metric = \"m\", infer = [1.5, \"oom\"] }";
+        let suite = Suite::parse("x.toml", &format!("{HEAD}{row}")).unwrap();
+        let table = suite.rows[0].published.as_ref().unwrap();
+        assert_eq!(table.at("infer", 0), Some(Published::Value(1.5)));
+        assert_eq!(table.at("infer", 1), Some(Published::Outcome(Outcome::Oom)));
+        assert_eq!(table.at("train", 0), None);
+    }
+
+    #[test]
+    fn errors_name_file_line_and_the_nearest_key() {
+        assert!(error("batc = 3").starts_with("suite x.toml:6: unknown key \"batc\" (did you mean batch?)"));
+        let row = "[[row]]\nlabel = \"a\"\nmodel = ";
+        assert!(error(&format!("{row}\"a,b\"")).starts_with("suite x.toml:8: a row takes one mechanism"));
+        let wrong = format!("{row}\"ls\"\npublished = {{ metric = \"m\", infer = [1, 2, 3] }}");
+        assert_eq!(error(&wrong), "suite x.toml:9: a: infer has 3 published values for 2 lengths");
+        assert!(error("batch = 0\n[[row]]").contains("x.toml:6: batch size 0 is out of range"));
+        assert!(Suite::load("cos-table").unwrap_err().to_string().contains("did you mean cos-table5?"));
+    }
+}

@@ -1,0 +1,32 @@
+//! What is stored: rows, samples and how they become files.
+//!
+//! A [`Row`] is one metric of one cell. Rows are all that reports and charts read.
+
+pub mod csv;
+pub mod file;
+pub mod json;
+mod row;
+
+pub use row::{COLUMNS, Outcome, Pass, Published, Row};
+
+/// A stored file that cannot be read as rows.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// Columns of another program or version.
+    #[error("{columns}")]
+    Columns {
+        /// Which columns are wrong and what to do.
+        columns: String,
+    },
+    /// A line that is not a row.
+    #[error("line {line}: {reason}")]
+    Line {
+        /// Number of the line, the header being 1.
+        line: u64,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Text that is not JSON, or JSON that is not an export.
+    #[error("not an effattn export: {0}")]
+    Json(#[from] serde_json::Error),
+}
