@@ -4,8 +4,14 @@
 //! reports) iterates [`entries`]. To add a mechanism: write `attention/<name>.rs` with a `pub static ENTRY`
 //! and add its line to `TABLE`.
 
+pub mod dp;
 pub mod full;
 pub mod knobs;
+pub mod linformer;
+pub mod linformer_window;
+pub mod long_short;
+pub mod ls;
+pub mod transformer_xl;
 
 use std::sync::RwLock;
 
@@ -17,7 +23,14 @@ use crate::pattern::Pattern;
 use knobs::{Knob, Knobs};
 
 /// Every mechanism of the crate.
-pub static TABLE: &[&Entry] = &[&full::ENTRY];
+pub static TABLE: &[&Entry] = &[
+    &full::ENTRY,
+    &dp::ENTRY,
+    &ls::ENTRY,
+    &linformer::ENTRY,
+    &linformer_window::ENTRY,
+    &transformer_xl::ENTRY,
+];
 
 static REGISTERED: RwLock<Vec<&'static Entry>> = RwLock::new(Vec::new());
 
@@ -73,7 +86,7 @@ pub struct Needs {
 }
 
 /// Shape of one attention call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shape {
     /// Samples.
     pub batch: usize,

@@ -17,6 +17,8 @@ pub mod heads;
 pub mod linear;
 pub mod loss;
 pub mod norm;
+pub mod norm_parts;
+pub mod project_slots;
 pub mod softmax;
 
 use std::cell::Cell;
