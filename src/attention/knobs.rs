@@ -1,12 +1,17 @@
 //! Knobs: the settings that make variants of a mechanism, with defaults and sources.
 //!
 //! Knob names are the golden files' `config` keys. On the command line a variant is
-//! `name:key=value,key=value`; list values join with `+`, `auto` is null.
+//! `name:key=value,key=value`; list values join with `+`, `auto` is null. `compat=lra` and `compat=code` stand
+//! for the knobs that reproduce a reference code's quirks ([`COMPAT`]).
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde_json::Value as Json;
+
+/// What `compat=WORD` stands for: word, knob, value. Every such knob that a mechanism has is set.
+pub const COMPAT: &[(&str, &str, &str)] =
+    &[("lra", "lra_compat", "true"), ("lra", "layout", "released-lra"), ("code", "mem_compress", "hidden")];
 
 /// The value of a knob.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,6 +55,13 @@ pub enum Kind {
     },
     /// A finite number within bounds (both in).
     Float {
+        /// Smallest value.
+        min: f64,
+        /// Largest value.
+        max: f64,
+    },
+    /// A finite number within bounds (both in), or auto.
+    AutoFloat {
         /// Smallest value.
         min: f64,
         /// Largest value.
@@ -127,6 +139,10 @@ impl Knobs {
     ) -> Result<Self, KnobError> {
         let mut values = Self::defaults(knobs);
         for (name, text) in given {
+            if name == "compat" {
+                values.set_compat(mechanism, knobs, text)?;
+                continue;
+            }
             let knob = find(mechanism, knobs, name)?;
             let value = knob.kind.parse(text).ok_or_else(|| bad(mechanism, knob, text))?;
             values.0.insert(knob.name, value);
@@ -145,11 +161,40 @@ impl Knobs {
     ) -> Result<Self, KnobError> {
         let mut values = Self::defaults(knobs);
         for (name, json) in given {
+            if name == "compat" {
+                values.set_compat(mechanism, knobs, json.as_str().unwrap_or_default())?;
+                continue;
+            }
             let knob = find(mechanism, knobs, name)?;
             let value = knob.kind.read(json).ok_or_else(|| bad(mechanism, knob, &json.to_string()))?;
             values.0.insert(knob.name, value);
         }
         Ok(values)
+    }
+
+    fn set_compat(
+        &mut self,
+        mechanism: &'static str,
+        knobs: &'static [Knob],
+        word: &str,
+    ) -> Result<(), KnobError> {
+        let meant = |entry: &&(&str, &str, &str)| knobs.iter().any(|knob| knob.name == entry.1);
+        let known: Vec<_> = COMPAT.iter().filter(meant).collect();
+        if known.is_empty() {
+            find(mechanism, knobs, "compat")?;
+        }
+        let chosen: Vec<_> = known.iter().filter(|entry| entry.0 == word).collect();
+        if chosen.is_empty() {
+            let words: Vec<&str> = known.iter().map(|entry| entry.0).collect();
+            let (value, allowed) = (word.to_owned(), format!("one of {}", words.join(", ")));
+            return Err(KnobError::Bad { mechanism, name: "compat", value, allowed });
+        }
+        for (_, name, text) in chosen {
+            let knob = find(mechanism, knobs, name)?;
+            let value = knob.kind.parse(text).ok_or_else(|| bad(mechanism, knob, text))?;
+            self.0.insert(knob.name, value);
+        }
+        Ok(())
     }
 
     /// The defaults of `knobs`.
@@ -174,8 +219,12 @@ impl Knobs {
         let changed = knobs.iter().filter(|knob| {
             self.0.get(knob.name).is_some_and(|value| value.to_string() != knob.default.to_string())
         });
-        let pairs: Vec<String> = changed.map(|knob| format!("{}={}", knob.name, self.0[knob.name])).collect();
-        pairs.join(",")
+        let pairs = changed.map(|knob| {
+            let value = self.0[knob.name].to_string();
+            let compat = COMPAT.iter().find(|entry| (entry.1, entry.2) == (knob.name, value.as_str()));
+            compat.map_or_else(|| format!("{}={value}", knob.name), |entry| format!("compat={}", entry.0))
+        });
+        pairs.collect::<Vec<_>>().join(",")
     }
 
     /// A whole number. Zero if the mechanism has no such knob.
@@ -202,6 +251,14 @@ impl Knobs {
             Some(Value::Float(value)) => *value,
             Some(Value::Int(value)) => *value as f64,
             _ => 0.0,
+        }
+    }
+
+    /// A number, or none where auto.
+    pub fn opt_float(&self, name: &str) -> Option<f64> {
+        match self.0.get(name) {
+            Some(Value::Float(value)) => Some(*value),
+            _ => None,
         }
     }
 
@@ -250,6 +307,8 @@ impl Kind {
             let parts = text.split('+').filter(|part| !part.is_empty());
             parts.map(|part| part.parse().ok()).collect::<Option<Vec<usize>>>().map(Value::Owned)
         };
+        let float =
+            |min, max| text.parse().ok().filter(|value| (min..=max).contains(value)).map(Value::Float);
         match self {
             Self::Bool => match text {
                 "true" => Some(Value::Bool(true)),
@@ -257,11 +316,11 @@ impl Kind {
                 _ => None,
             },
             Self::Int { min, max } => int(min, max),
-            Self::AutoInt { .. } | Self::AutoIntOrList if text == "auto" => Some(Value::Auto),
-            Self::AutoInt { min, max } => int(min, max),
-            Self::Float { min, max } => {
-                text.parse().ok().filter(|value| (min..=max).contains(value)).map(Value::Float)
+            Self::AutoInt { .. } | Self::AutoFloat { .. } | Self::AutoIntOrList if text == "auto" => {
+                Some(Value::Auto)
             }
+            Self::AutoInt { min, max } => int(min, max),
+            Self::Float { min, max } | Self::AutoFloat { min, max } => float(min, max),
             Self::Word(words) => words.iter().find(|word| **word == text).map(|word| Value::Word(word)),
             Self::List => list(),
             Self::AutoIntOrList if text.contains('+') => list(),
@@ -272,7 +331,7 @@ impl Kind {
     fn read(self, json: &Json) -> Option<Value> {
         match json {
             Json::Null => match self {
-                Self::AutoInt { .. } | Self::AutoIntOrList => Some(Value::Auto),
+                Self::AutoInt { .. } | Self::AutoFloat { .. } | Self::AutoIntOrList => Some(Value::Auto),
                 _ => None,
             },
             Json::Bool(value) => self.parse(if *value { "true" } else { "false" }),
@@ -304,6 +363,7 @@ impl fmt::Display for Kind {
                 f.write_str(", or auto")
             }
             Self::Float { min, max } => write!(f, "a number from {min} to {max}"),
+            Self::AutoFloat { min, max } => write!(f, "a number from {min} to {max}, or auto"),
             Self::Word(words) => write!(f, "one of {}", words.join(", ")),
             Self::List => f.write_str("whole numbers joined with +"),
             Self::AutoIntOrList => f.write_str("a whole number, several joined with +, or auto"),
@@ -324,5 +384,39 @@ impl fmt::Display for Value {
             Self::List(list) => f.write_str(&join(list)),
             Self::Owned(list) => f.write_str(&join(list)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    static KNOBS: &[Knob] = &[
+        Knob { name: "lra_compat", kind: Kind::Bool, default: Value::Bool(false), doc: "", source: "" },
+        Knob {
+            name: "eps",
+            kind: Kind::AutoFloat { min: 0.0, max: 1.0 },
+            default: Value::Float(0.5),
+            doc: "",
+            source: "",
+        },
+    ];
+
+    #[test]
+    fn compat_names_a_reference_code() {
+        let knobs = Knobs::parse("toy", KNOBS, [("compat", "lra")]).unwrap();
+        assert!(knobs.bool("lra_compat"));
+        assert_eq!(knobs.changes(KNOBS), "compat=lra");
+        let error = Knobs::parse("toy", KNOBS, [("compat", "code")]).unwrap_err();
+        assert_eq!(error.to_string(), "toy: compat=code is not allowed; compat takes one of lra");
+        let error = Knobs::parse("toy", &KNOBS[1..], [("compat", "lra")]).unwrap_err();
+        assert!(error.to_string().contains("no knob \"compat\""), "{error}");
+    }
+
+    #[test]
+    fn a_number_may_be_auto() {
+        let knobs = Knobs::parse("toy", KNOBS, [("eps", "auto")]).unwrap();
+        assert_eq!((knobs.opt_float("eps"), knobs.changes(KNOBS)), (None, "eps=auto".to_owned()));
+        assert!(Knobs::parse("toy", KNOBS, [("eps", "1.5")]).is_err());
     }
 }

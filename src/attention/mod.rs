@@ -4,14 +4,16 @@
 //! reports) iterates [`entries`]. To add a mechanism: write `attention/<name>.rs` with a `pub static ENTRY`
 //! and add its line to `TABLE`.
 
-pub mod dp;
+pub mod cosformer;
+mod feature;
 pub mod full;
+pub mod identity_linear;
 pub mod knobs;
-pub mod linformer;
-pub mod linformer_window;
-pub mod long_short;
-pub mod ls;
-pub mod transformer_xl;
+pub mod leakyrelu_linear;
+pub mod linear;
+pub mod performer;
+pub mod relu_linear;
+pub mod rfa;
 
 use std::sync::RwLock;
 
@@ -25,11 +27,13 @@ use knobs::{Knob, Knobs};
 /// Every mechanism of the crate.
 pub static TABLE: &[&Entry] = &[
     &full::ENTRY,
-    &dp::ENTRY,
-    &ls::ENTRY,
-    &linformer::ENTRY,
-    &linformer_window::ENTRY,
-    &transformer_xl::ENTRY,
+    &performer::ENTRY,
+    &cosformer::ENTRY,
+    &relu_linear::ENTRY,
+    &identity_linear::ENTRY,
+    &leakyrelu_linear::ENTRY,
+    &linear::ENTRY,
+    &rfa::ENTRY,
 ];
 
 static REGISTERED: RwLock<Vec<&'static Entry>> = RwLock::new(Vec::new());
@@ -86,7 +90,7 @@ pub struct Needs {
 }
 
 /// Shape of one attention call.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// Samples.
     pub batch: usize,

@@ -15,10 +15,9 @@ pub mod embedding;
 pub mod group;
 pub mod heads;
 pub mod linear;
+pub mod linear_attention;
 pub mod loss;
 pub mod norm;
-pub mod norm_parts;
-pub mod project_slots;
 pub mod softmax;
 
 use std::cell::Cell;
