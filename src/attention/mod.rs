@@ -5,15 +5,25 @@
 //! and add its line to `TABLE`.
 
 pub mod cosformer;
+pub mod dp;
 mod feature;
 pub mod full;
 pub mod identity_linear;
 pub mod knobs;
 pub mod leakyrelu_linear;
 pub mod linear;
+pub mod linformer;
+pub mod linformer_window;
+pub mod long_short;
+pub mod ls;
+pub mod nystrom;
 pub mod performer;
+pub mod reformer;
 pub mod relu_linear;
 pub mod rfa;
+pub mod sinkhorn;
+pub mod synthesizer;
+pub mod transformer_xl;
 
 use std::sync::RwLock;
 
@@ -27,13 +37,22 @@ use knobs::{Knob, Knobs};
 /// Every mechanism of the crate.
 pub static TABLE: &[&Entry] = &[
     &full::ENTRY,
-    &performer::ENTRY,
     &cosformer::ENTRY,
-    &relu_linear::ENTRY,
+    &dp::ENTRY,
     &identity_linear::ENTRY,
     &leakyrelu_linear::ENTRY,
     &linear::ENTRY,
+    &linformer::ENTRY,
+    &linformer_window::ENTRY,
+    &ls::ENTRY,
+    &nystrom::ENTRY,
+    &performer::ENTRY,
+    &reformer::ENTRY,
+    &relu_linear::ENTRY,
     &rfa::ENTRY,
+    &sinkhorn::ENTRY,
+    &synthesizer::ENTRY,
+    &transformer_xl::ENTRY,
 ];
 
 static REGISTERED: RwLock<Vec<&'static Entry>> = RwLock::new(Vec::new());

@@ -11,14 +11,21 @@ pub mod activation;
 pub mod attend;
 pub mod block;
 pub mod cpu;
+pub mod depthwise;
 pub mod embedding;
 pub mod group;
 pub mod heads;
 pub mod linear;
 pub mod linear_attention;
 pub mod loss;
+pub mod lsh;
 pub mod norm;
+pub mod norm_parts;
+pub mod nystrom;
+pub mod project_slots;
+pub mod sinkhorn;
 pub mod softmax;
+pub mod visible;
 
 use std::cell::Cell;
 

@@ -1,0 +1,300 @@
+//! Synthesizer: attention logits that do not come from comparing queries with keys.
+//!
+//! logits = [random] R[h,i,j] + [factorized_random] (R1 R2)[h,i,j] + [dense] (relu(x w1 + b1) w2 + b2)_ij
+//! + [dot_product] q_i . k_j / sqrt(D); out = softmax over visible j, times v (Tay et al. 2021; SPEC-cos 5).
+
+use candle_core::{D, Result, Tensor, bail};
+
+use super::knobs::{Kind, Knob, Knobs, Value};
+use super::{
+    Config, Cost, Entry, Exception, Growth, Input, Mechanism, Needs, Output, Paper, Projections, Property,
+    Shape, Support,
+};
+use crate::kernel::heads::Heads;
+use crate::kernel::visible::{keep_rows, masked_softmax};
+use crate::nn::params::{Builder, Init};
+use crate::pattern::Pattern;
+
+/// The table line.
+pub static ENTRY: Entry = Entry {
+    name: "synthesizer",
+    title: "Synthesizer",
+    paper: Paper {
+        authors: "Tay et al.",
+        title: "Synthesizer: Rethinking Self-Attention for Transformer Models",
+        year: 2021,
+        locator: "arXiv:2005.00743",
+    },
+    support: Support { bidirectional: true, causal: true, cross: false, memory: false, cls: false },
+    knobs: KNOBS,
+    complexity: "O(n^2 d)",
+    time: Growth::Quadratic,
+    memory: Growth::Quadratic,
+    equations: "logits_ij = [random] R[h,i,j] + [factorized_random] (R1 R2)[h,i,j] + [dense] (relu(x_i w1 + b1) w2 + b2)_j\n\
+        + [dot_product] q_i . k_j / sqrt(D); out_i = sum_j softmax_j(logits_ij) v_j over keys j that are not\n\
+        padded and, when causal, j <= i.",
+    deviations: &[
+        "The paper mixes with learned weights that sum to 1; the Long Range Arena code adds, and is followed.",
+        "That code ignores padding where there is no dot product; here padded keys are always hidden.",
+        "Its dense form reads [n, h, L] as [h, n, L] without a transpose, which mixes heads and positions: compat=lra.",
+    ],
+    exceptions: &[
+        Exception {
+            property: Property::IgnoresFuture,
+            applies: |knobs, causal| causal && mixes(knobs),
+            reason: "SPEC-cos 5: the released dense form mixes heads and positions.",
+        },
+        Exception {
+            property: Property::PaddingInert,
+            applies: |knobs, _| mixes(knobs),
+            reason: "SPEC-cos 5: the released dense form mixes heads and positions.",
+        },
+        Exception {
+            property: Property::HeadsIndependent,
+            applies: |knobs, _| dense(knobs),
+            reason: "SPEC-cos 5: every head reads the whole layer input x.",
+        },
+    ],
+    validate,
+    needs: |knobs| Needs {
+        projections: if knobs.bool("dot_product") { Projections::Qkv } else { Projections::V },
+        x: dense(knobs),
+        global: false,
+    },
+    cost,
+    pattern: |_, shape| Some(Pattern::full(shape.queries, shape.keys, shape.causal)),
+    build,
+};
+
+const KNOBS: &[Knob] = &[
+    Knob {
+        name: "mode",
+        kind: Kind::Word(MODES),
+        default: Value::Word("random"),
+        doc: "where logits come from; parts joined with + are added",
+        source: "Long Range Arena (encoder default)",
+    },
+    Knob {
+        name: "dot_product",
+        kind: Kind::Bool,
+        default: Value::Bool(true),
+        doc: "whether q k / sqrt(D) is added",
+        source: "Long Range Arena (encoder default)",
+    },
+    Knob {
+        name: "max_len",
+        kind: Kind::AutoInt { min: 1, max: 1 << 20 },
+        default: Value::Auto,
+        doc: "longest sequence the parameters are for; auto: the model's",
+        source: "the task's length",
+    },
+    Knob {
+        name: "k",
+        kind: Kind::Int { min: 1, max: 1 << 20 },
+        default: Value::Int(32),
+        doc: "rank of factorized_random",
+        source: "Long Range Arena text configuration",
+    },
+    Knob {
+        name: "hidden",
+        kind: Kind::AutoInt { min: 1, max: 1 << 20 },
+        default: Value::Auto,
+        doc: "hidden width of dense; auto: the width of a head",
+        source: "Long Range Arena",
+    },
+    Knob {
+        name: "compat",
+        kind: Kind::Word(&["none", "lra"]),
+        default: Value::Word("none"),
+        doc: "lra: the released Long Range Arena code, whose dense form lacks a transpose",
+        source: "the published mechanism",
+    },
+    Knob {
+        name: "layout",
+        kind: Kind::Word(&["heads", "released-lra"]),
+        default: Value::Word("heads"),
+        doc: "released-lra: another name of compat=lra",
+        source: "the published mechanism",
+    },
+];
+
+const MODES: &[&str] = &[
+    "random",
+    "factorized_random",
+    "dense",
+    "dense+random",
+    "dense+factorized_random",
+    "random+dense",
+    "random+factorized_random",
+    "factorized_random+dense",
+    "factorized_random+random",
+    "dense+random+factorized_random",
+    "dense+factorized_random+random",
+    "random+dense+factorized_random",
+    "random+factorized_random+dense",
+    "factorized_random+dense+random",
+    "factorized_random+random+dense",
+];
+
+fn has(knobs: &Knobs, part: &str) -> bool {
+    knobs.word("mode").split('+').any(|mode| mode == part)
+}
+
+fn dense(knobs: &Knobs) -> bool {
+    has(knobs, "dense")
+}
+
+/// Whether the released code's missing transpose mixes heads and positions.
+fn mixes(knobs: &Knobs) -> bool {
+    dense(knobs) && (knobs.word("compat") == "lra" || knobs.word("layout") == "released-lra")
+}
+
+fn validate(knobs: &Knobs, shape: &Shape) -> std::result::Result<(), String> {
+    match knobs.opt_int("max_len") {
+        Some(most) if most < shape.keys => {
+            Err(format!("synthesizer: length {} is above max_len={most}; raise it, or use auto", shape.keys))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn cost(knobs: &Knobs, shape: &Shape) -> Cost {
+    let (n, d, h) = (shape.queries, shape.head_dim, shape.heads);
+    let most = knobs.opt_int("max_len").unwrap_or(n);
+    let hidden = knobs.opt_int("hidden").unwrap_or(d);
+    let dot = knobs.bool("dot_product");
+    let pairs = h * n * n * d * if dot { 2 } else { 1 };
+    let shared = if has(knobs, "factorized_random") { h * n * n * knobs.int("k") } else { 0 };
+    let own = pairs + if dense(knobs) { h * n * hidden * (shape.width + most) } else { 0 };
+    Cost {
+        core_macs: (shape.batch * own + shared) as u64,
+        flops: (own + shared) as u64,
+        state_bytes: (4 * h * d * shape.keys * if dot { 2 } else { 1 }) as u64,
+    }
+}
+
+struct Dense {
+    w1: Tensor, // [h, e, hidden]
+    b1: Tensor, // [h, hidden]
+    w2: Tensor, // [hidden, max_len]
+    b2: Tensor, // [max_len]
+}
+
+struct Synthesizer {
+    random: Option<Tensor>,               // [h, max_len, max_len]
+    factorized: Option<(Tensor, Tensor)>, // [h, max_len, k], [h, k, max_len]
+    dense: Option<Dense>,
+    dot_product: bool,
+    causal: bool,
+    mixes: bool,
+    max_len: usize,
+}
+
+fn build(config: &Config, builder: &Builder) -> Result<Box<dyn Mechanism>> {
+    let (knobs, h) = (&config.knobs, config.heads);
+    let max_len = knobs.opt_int("max_len").unwrap_or(config.max_len);
+    let (k, hidden) = (knobs.int("k"), knobs.opt_int("hidden").unwrap_or(config.head_dim));
+    // lecun normal, which counts heads into the fan-in of a [heads, in, out] parameter
+    let lecun = |fan_in: usize| Init::normal(1.0 / (fan_in as f64).sqrt());
+    let param = |name: &str, shape: &[usize], init| builder.param(name, shape, init);
+    let random = has(knobs, "random").then(|| param("random", &[h, max_len, max_len], lecun(h * max_len)));
+    let factorized = has(knobs, "factorized_random").then(|| -> Result<_> {
+        let left = param("random1", &[h, max_len, k], lecun(h * max_len))?;
+        Ok((left, param("random2", &[h, k, max_len], lecun(h * k))?))
+    });
+    let dense = dense(knobs).then(|| -> Result<_> {
+        let e = config.width;
+        Ok(Dense {
+            w1: param("w1", &[h, e, hidden], Init::xavier(e, hidden))?,
+            b1: param("b1", &[h, hidden], Init::ZERO)?,
+            w2: param("w2", &[hidden, max_len], Init::xavier(hidden, max_len))?,
+            b2: param("b2", &[max_len], Init::ZERO)?,
+        })
+    });
+    Ok(Box::new(Synthesizer {
+        random: random.transpose()?,
+        factorized: factorized.transpose()?,
+        dense: dense.transpose()?,
+        dot_product: knobs.bool("dot_product"),
+        causal: config.causal,
+        mixes: mixes(knobs),
+        max_len,
+    }))
+}
+
+impl Dense {
+    /// Logits [b, h, n, n].
+    fn logits(&self, x: &Tensor, mixes: bool) -> Result<Tensor> {
+        let (h, e, hidden) = self.w1.dims3()?;
+        let (b, n, _) = x.dims3()?;
+        let w1 = self.w1.transpose(0, 1)?.contiguous()?.reshape((e, h * hidden))?;
+        let inner = x.contiguous()?.reshape((b * n, e))?.matmul(&w1)?;
+        let inner = inner.broadcast_add(&self.b1.flatten_all()?)?.relu()?; // [b n, h hidden]
+        let (w2, b2) = (self.w2.narrow(1, 0, n)?.contiguous()?, self.b2.narrow(0, 0, n)?);
+        let logits = |inner: Tensor| inner.matmul(&w2)?.broadcast_add(&b2);
+        if mixes {
+            // the released code's missing transpose: [b, n, h, L] read as [b, h, n, L], then cut
+            let most = self.w2.dim(1)?;
+            let all = inner.reshape((b * n * h, hidden))?.matmul(&self.w2)?.broadcast_add(&self.b2)?;
+            return all.reshape((b, h, n, most))?.narrow(3, 0, n);
+        }
+        let inner = inner.reshape((b, n, h, hidden))?.transpose(1, 2)?.contiguous()?;
+        logits(inner.reshape((b * h * n, hidden))?)?.reshape((b, h, n, n))
+    }
+}
+
+impl Synthesizer {
+    /// The sum of all parts, [b or 1, h, n, n].
+    fn logits(&self, input: &Input, n: usize) -> Result<Tensor> {
+        let mut sum: Option<Tensor> = None;
+        let mut add = |part: Tensor| -> Result<()> {
+            sum = Some(match sum.take() {
+                Some(sum) => sum.broadcast_add(&part)?,
+                None => part,
+            });
+            Ok(())
+        };
+        if let Some(random) = &self.random {
+            add(random.narrow(1, 0, n)?.narrow(2, 0, n)?.contiguous()?.unsqueeze(0)?)?;
+        }
+        if let Some((left, right)) = &self.factorized {
+            let (left, right) = (left.narrow(1, 0, n)?.contiguous()?, right.narrow(2, 0, n)?.contiguous()?);
+            add(left.matmul(&right)?.unsqueeze(0)?)?;
+        }
+        if let Some(dense) = &self.dense {
+            let Some(x) = input.x else { bail!("a dense synthesizer needs the layer input x") };
+            let x = match input.mask {
+                // one head as wide as x
+                Some(_) if !self.mixes => keep_rows(&x.unsqueeze(1)?, input.mask)?.squeeze(1)?,
+                _ => x.clone(),
+            };
+            add(dense.logits(&x, self.mixes)?)?;
+        }
+        if self.dot_product {
+            let q = keep_rows(&input.qkv.q()?.contiguous()?, input.mask)?;
+            let k = keep_rows(&input.qkv.k()?.contiguous()?, input.mask)?;
+            add((q.matmul(&k.t()?)? * (k.dim(D::Minus1)? as f64).powf(-0.5))?)?;
+        }
+        sum.map_or_else(|| Err(candle_core::Error::msg("a synthesizer without any part")), Ok)
+    }
+}
+
+impl Mechanism for Synthesizer {
+    fn forward(&self, input: &Input) -> Result<Output> {
+        let v = keep_rows(&input.qkv.v()?.contiguous()?, input.mask)?;
+        let (b, h, n, _) = v.dims4()?;
+        if n > self.max_len {
+            bail!("this synthesizer was built for max_len={}, not {n}", self.max_len);
+        }
+        let logits = self.logits(input, n)?.broadcast_as((b, h, n, n))?.contiguous()?;
+        let mut visible = match input.mask {
+            Some(mask) => mask.ne(0f32)?.to_dtype(v.dtype())?.reshape((b, 1, 1, n))?,
+            None => Tensor::ones((1, 1, 1, n), v.dtype(), v.device())?,
+        };
+        if self.causal {
+            let past = Tensor::tril2(n, v.dtype(), v.device())?.reshape((1, 1, n, n))?;
+            visible = visible.broadcast_mul(&past)?;
+        }
+        Ok(Heads::Split(masked_softmax(&logits, &visible)?.matmul(&v)?).into())
+    }
+}

@@ -1,0 +1,86 @@
+//! Nystrom attention: softmax attention through landmarks and an iterated pseudo-inverse (Nystromformer,
+//! Xiong et al. 2021, eq. 13 and 14).
+//!
+//! With q' = q D^(-1/4), k' = k D^(-1/4) (0 at padded positions) and landmarks Ql, Kl, the means of equally
+//! long segments: F = softmax(q' Kl^T), A = softmax(Ql Kl^T), B = softmax(Ql k'^T) over kept positions, and
+//! out = F Z (B v) with Z the pseudo-inverse of A by iteration.
+
+use candle_core::{D, Result, Tensor};
+
+use super::heads::{Heads, Qkv};
+use super::softmax;
+use super::visible::{keep_rows, masked_softmax};
+
+/// What the start of the pseudo-inverse is divided by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// The largest column sum of each matrix.
+    PerMatrix,
+    /// The largest column sum of all matrices of the batch and heads, as the released code has it.
+    Original,
+}
+
+/// Settings of one call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Landmarks {
+    /// Number of landmarks, below the sequence length.
+    pub count: usize,
+    /// Iterations of the pseudo-inverse.
+    pub iterations: usize,
+    /// Its start.
+    pub start: Start,
+}
+
+/// Attention through landmarks; `mask` [b, n].
+///
+/// # Errors
+/// Shapes that do not fit.
+pub fn nystrom(qkv: &Qkv, mask: Option<&Tensor>, spec: Landmarks) -> Result<Heads> {
+    composed(qkv, mask, spec)
+}
+
+/// The definition in plain candle operations.
+///
+/// # Errors
+/// Shapes that do not fit.
+pub fn composed(qkv: &Qkv, mask: Option<&Tensor>, spec: Landmarks) -> Result<Heads> {
+    let q = keep_rows(&qkv.q()?.contiguous()?, mask)?;
+    let k = keep_rows(&qkv.k()?.contiguous()?, mask)?;
+    let v = keep_rows(&qkv.v()?.contiguous()?, mask)?;
+    let (b, h, n, d) = q.dims4()?;
+    let root = (d as f64).powf(-0.25);
+    let (q, k) = ((q * root)?, (k * root)?);
+    let (m, segment) = (spec.count, n.div_ceil(spec.count));
+    let means = |x: &Tensor| x.pad_with_zeros(2, 0, segment * m - n)?.reshape((b, h, m, segment, d))?.mean(3);
+    let (ql, kl) = (means(&q)?, means(&k)?); // [b, h, m, d]
+    let far = softmax::composed(&q.matmul(&kl.t()?)?)?; // [b, h, n, m]
+    let middle = softmax::composed(&ql.matmul(&kl.t()?)?)?; // [b, h, m, m]
+    let near = ql.matmul(&k.t()?)?; // [b, h, m, n]
+    let near = match mask {
+        Some(mask) => masked_softmax(&near, &mask.reshape((b, 1, 1, n))?)?,
+        None => softmax::composed(&near)?,
+    };
+    let inverse = pseudo_inverse(&middle, spec)?;
+    Ok(Heads::Split(far.matmul(&inverse)?.matmul(&near.matmul(&v)?)?))
+}
+
+/// `spec.iterations` steps Z <- Z (13 I - Y (15 I - Y (7 I - Y))) / 4 with Y = A Z, from A^T / c.
+fn pseudo_inverse(a: &Tensor, spec: Landmarks) -> Result<Tensor> {
+    let (_, _, m, _) = a.dims4()?;
+    let columns = a.sum(2)?; // [b, h, m]
+    let columns = match spec.start {
+        Start::PerMatrix => columns,
+        Start::Original => columns.reshape((1, 1, columns.elem_count()))?,
+    };
+    // gather, since the gradient of candle's max goes in full to every one of equal entries
+    let largest = columns.gather(&columns.argmax_keepdim(D::Minus1)?, D::Minus1)?.unsqueeze(3)?;
+    let mut z = a.t()?.broadcast_div(&largest)?;
+    let identity = Tensor::eye(m, a.dtype(), a.device())?;
+    let minus = |factor: f64, y: &Tensor| y.neg()?.broadcast_add(&(&identity * factor)?);
+    for _ in 0..spec.iterations {
+        let y = a.matmul(&z)?;
+        let inner = minus(15.0, &y.matmul(&minus(7.0, &y)?)?)?;
+        z = (z.matmul(&minus(13.0, &y.matmul(&inner)?)?)? * 0.25)?;
+    }
+    Ok(z)
+}
