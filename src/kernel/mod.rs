@@ -8,6 +8,7 @@
 //! (and in most kernels any thread count) gives the same bits.
 
 pub mod activation;
+pub mod adamw;
 pub mod attend;
 pub mod block;
 pub mod cpu;

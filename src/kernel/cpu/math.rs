@@ -8,6 +8,27 @@ use std::f32::consts::{FRAC_1_SQRT_2, LOG2_E};
 /// Independent accumulators of a reduction, enough to hide the latency of an addition.
 const LANES: usize = 4;
 
+/// Elements `at..` of `x`, as many as a vector holds; zeros beyond the end.
+#[inline(always)]
+pub fn load<S: Simd>(simd: S, x: &[f32], at: usize) -> S::f32s {
+    match x.get(at..at + S::F32_LANES) {
+        Some(full) => S::as_simd_f32s(full).0[0],
+        None => simd.partial_load_f32s(&x[at..]),
+    }
+}
+
+/// Writes elements `at..` of `y`, as many as a vector holds and `y` has.
+#[inline(always)]
+pub fn store<S: Simd>(simd: S, y: &mut [f32], at: usize, value: S::f32s) {
+    let end = y.len().min(at + S::F32_LANES);
+    let y = &mut y[at..end];
+    if y.len() == S::F32_LANES {
+        S::as_mut_simd_f32s(y).0[0] = value;
+    } else {
+        simd.partial_store_f32s(y, value);
+    }
+}
+
 /// e^x, within 1.5 units in the last place; 0 where e^x is below the smallest normal number, infinity on
 /// overflow, NaN stays NaN.
 #[inline(always)]
