@@ -109,7 +109,7 @@ pub struct Needs {
 }
 
 /// Shape of one attention call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shape {
     /// Samples.
     pub batch: usize,

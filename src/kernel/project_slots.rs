@@ -1,0 +1,155 @@
+//! Projected keys and values: a few slots that stand for all positions.
+//!
+//! [`dynamic`]: weights computed from the layer input, softmax over positions (Transformer-LS eq. 3-5).
+//! [`learned`]: a matrix of parameters (Linformer).
+
+use candle_core::{D, Result, Tensor, bail};
+
+use super::group::Group;
+use super::norm_parts::hide;
+
+/// Settings of a [`dynamic`] projection.
+#[derive(Clone, Copy, Debug)]
+pub struct Dynamic<'a> {
+    /// Number of heads.
+    pub heads: usize,
+    /// Slots per head and segment.
+    pub rank: usize,
+    /// Length of a segment; `None`: the whole sequence is one.
+    pub segment: Option<usize>,
+    /// Which parts of a row are projected, in the order of the result.
+    pub parts: &'a [usize],
+    /// Number of parts in a row.
+    pub count: usize,
+    /// [b, t], 1 keep, 0 hidden.
+    pub mask: Option<&'a Tensor>,
+}
+
+/// Dynamic projection of packed `rows` [b, t, count * e] by the layer input `x` [b, t, width]:
+/// `[b, slots, parts * e]`, slot `g * rank + m` of segment g.
+///
+/// With `group` = `[weight [heads * rank, width], bias [heads * rank]]`, a = x weight^T + bias and P = softmax of a
+/// over the valid positions of a segment; a slot of head h is sum_j P_jhm row_j (channels of head h). A segment without valid
+/// position gives zeros. Hidden positions pass no gradient, whatever stands in them.
+///
+/// # Errors
+/// Shapes that do not fit.
+pub fn dynamic(rows: &Tensor, x: &Tensor, group: &Group, spec: &Dynamic) -> Result<Tensor> {
+    dynamic_composed(rows, x, group, spec)
+}
+
+/// [`dynamic`] in plain candle operations.
+///
+/// # Errors
+/// Shapes that do not fit.
+pub fn dynamic_composed(rows: &Tensor, x: &Tensor, group: &Group, spec: &Dynamic) -> Result<Tensor> {
+    let (b, t, width) = rows.dims3()?;
+    let segment = spec.segment.unwrap_or(t).max(1);
+    let segments = t.div_ceil(segment);
+    let slots = spec.heads * spec.rank;
+    let e = width / spec.count;
+    if x.dims()[..2] != [b, t] || group.parts.len() != 2 || group.parts[0].shape != [slots, x.dim(2)?] {
+        bail!(
+            "layer input {:?} and parameters {:?} do not fit rows {:?}",
+            x.dims(),
+            group.parts,
+            rows.dims()
+        );
+    }
+    let (rows, x) = (hide(rows, spec.mask)?, hide(x, spec.mask)?);
+    let pad = |x: &Tensor| x.pad_with_zeros(1, 0, segments * segment - t);
+    let logits = super::linear::composed(&x, &group.part(0)?, Some(&group.part(1)?))?;
+    let logits = pad(&logits)?.reshape((b, segments, segment, slots))?;
+    let valid = match spec.mask {
+        Some(mask) => mask.clone(),
+        None => Tensor::ones((b, t), rows.dtype(), rows.device())?,
+    };
+    let valid = pad(&valid)?.reshape((b, segments, segment, 1))?.broadcast_as(logits.shape())?;
+    let hidden = Tensor::full(-1e30f32, logits.shape(), logits.device())?;
+    let logits = valid.ne(0f32)?.where_cond(&logits, &hidden)?;
+    let max = logits.max_keepdim(2)?.detach();
+    let weights = (logits.broadcast_sub(&max)?.exp()? * &valid)?;
+    let sum = weights.sum_keepdim(2)?;
+    let empty = sum.eq(0f32)?.to_dtype(sum.dtype())?;
+    let weights = weights.broadcast_div(&(sum + empty)?)?; // [b, segments, segment, slots]
+    let weights = weights
+        .reshape((b * segments, segment, spec.heads, spec.rank))?
+        .permute((0, 2, 3, 1))?
+        .contiguous()?
+        .reshape((b * segments * spec.heads, spec.rank, segment))?;
+    let projected = spec.parts.iter().map(|&part| {
+        let heads = pad(&rows.narrow(D::Minus1, part * e, e)?)?
+            .reshape((b * segments, segment, spec.heads, e / spec.heads))?
+            .transpose(1, 2)?
+            .contiguous()?
+            .reshape((b * segments * spec.heads, segment, e / spec.heads))?;
+        weights
+            .matmul(&heads)? // [.., rank, d]
+            .reshape((b * segments, spec.heads, spec.rank, e / spec.heads))?
+            .transpose(1, 2)?
+            .contiguous()?
+            .reshape((b, segments * spec.rank, e))
+    });
+    Tensor::cat(&projected.collect::<Result<Vec<_>>>()?, D::Minus1)
+}
+
+/// Which slots of a [`dynamic`] projection exist: [b, slots], 1 where the slot's segment has a valid position.
+///
+/// # Errors
+/// A mask that is not [b, t].
+pub fn dynamic_mask(mask: &Tensor, rank: usize, segment: Option<usize>) -> Result<Tensor> {
+    let (b, t) = mask.dims2()?;
+    let segment = segment.unwrap_or(t).max(1);
+    let segments = t.div_ceil(segment);
+    let padded = mask.ne(0f32)?.to_dtype(mask.dtype())?.pad_with_zeros(1, 0, segments * segment - t)?;
+    let any = padded.reshape((b, segments, segment))?.max(2)?; // [b, segments]
+    any.unsqueeze(2)?.broadcast_as((b, segments, rank))?.contiguous()?.reshape((b, segments * rank))
+}
+
+/// Projection of packed `rows` [b, n, count * e] by parameters: `[b, k, parts * e]`; the part at `parts[i]` is
+/// multiplied by the first n columns of `matrices[i]`, [heads, k, n_max] or [k, n_max]. Hidden
+/// positions count as zeros.
+///
+/// # Errors
+/// More positions than columns, or shapes that do not fit.
+pub fn learned(
+    rows: &Tensor,
+    matrices: &[&Tensor],
+    parts: &[usize],
+    count: usize,
+    mask: Option<&Tensor>,
+) -> Result<Tensor> {
+    learned_composed(rows, matrices, parts, count, mask)
+}
+
+/// [`learned`] in plain candle operations.
+///
+/// # Errors
+/// More positions than columns, or shapes that do not fit.
+pub fn learned_composed(
+    rows: &Tensor,
+    matrices: &[&Tensor],
+    parts: &[usize],
+    count: usize,
+    mask: Option<&Tensor>,
+) -> Result<Tensor> {
+    let (b, n, width) = rows.dims3()?;
+    let e = width / count;
+    let rows = hide(rows, mask)?;
+    let projected = parts.iter().zip(matrices).map(|(&part, matrix)| {
+        let (columns, k) = (matrix.dim(D::Minus1)?, matrix.dim(D::Minus2)?);
+        if n > columns {
+            bail!("{n} positions are more than the {columns} that the projection was built for");
+        }
+        let heads = if matrix.rank() == 3 { matrix.dim(0)? } else { 1 };
+        let matrix = matrix.narrow(D::Minus1, 0, n)?.contiguous()?.reshape((1, heads, k, n))?;
+        let values = rows
+            .narrow(D::Minus1, part * e, e)?
+            .reshape((b, n, heads, e / heads))?
+            .transpose(1, 2)?
+            .contiguous()?; // [b, heads, n, d]
+        let matrix = matrix.broadcast_as((b, heads, k, n))?.contiguous()?;
+        matrix.matmul(&values)?.transpose(1, 2)?.contiguous()?.reshape((b, k, e))
+    });
+    Tensor::cat(&projected.collect::<Result<Vec<_>>>()?, D::Minus1)
+}
