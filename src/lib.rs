@@ -17,6 +17,7 @@
 //! | [`stats`] | summaries of samples, comparisons, growth laws |
 //! | [`config`] | grammars of flags, settings, suites |
 //! | [`record`] | rows, and how they become files |
+//! | [`report`] | tables and charts from rows |
 //! | [`device`] | the only home of `cfg(feature)`: backends, counted memory, random streams |
 
 #![warn(missing_docs)]
@@ -32,4 +33,5 @@ pub mod nn;
 pub mod pattern;
 pub mod protocol;
 pub mod record;
+pub mod report;
 pub mod stats;

@@ -1,0 +1,167 @@
+//! Charts as SVG, each with its data as CSV of the same name beside it.
+//!
+//! Made for print: 1200 pixels wide, so that letters are six points high at a width of 8 cm; colours that
+//! the colour-blind can tell apart, with dashes and markers for black and white.
+
+mod canvas;
+mod growth;
+mod labels;
+mod lines;
+mod scale;
+mod style;
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+pub use growth::{Quantity, figure, growth};
+pub use scale::Unit;
+
+/// A finished chart.
+#[derive(Clone, Debug)]
+pub struct Chart {
+    /// File name without extension, such as `speed-time`.
+    pub name: String,
+    /// The picture.
+    pub svg: String,
+    /// What it shows.
+    pub csv: String,
+}
+
+impl Chart {
+    /// Writes `<name>.svg` and `<name>.csv` into `folder` and returns the path of the picture.
+    ///
+    /// # Errors
+    /// The folder cannot be made or written.
+    pub fn write(&self, folder: &Path) -> io::Result<PathBuf> {
+        std::fs::create_dir_all(folder)?;
+        let picture = folder.join(format!("{}.svg", self.name));
+        crate::record::file::write(&folder.join(format!("{}.csv", self.name)), self.csv.as_bytes())?;
+        crate::record::file::write(&picture, self.svg.as_bytes())?;
+        Ok(picture)
+    }
+}
+
+/// A measured point.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Measured {
+    /// Length.
+    pub x: f64,
+    /// Value.
+    pub y: f64,
+    /// 95 % interval.
+    pub interval: Option<(f64, f64)>,
+}
+
+/// A cell without a value.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Missing {
+    /// Length.
+    pub x: f64,
+    /// How it ended.
+    pub outcome: String,
+    /// Whether a cross marks it: memory or time ran out here.
+    pub cross: bool,
+}
+
+/// One line of a panel.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Series {
+    /// Name.
+    pub label: String,
+    /// Number of its look, the same in every panel.
+    pub look: usize,
+    /// Points by length.
+    pub points: Vec<Measured>,
+    /// Cells without a value, by length.
+    pub missing: Vec<Missing>,
+}
+
+impl Series {
+    /// The power law through the points.
+    pub fn law(&self) -> Option<crate::stats::PowerLaw> {
+        let points: Vec<_> = self.points.iter().map(|point| (point.x, point.y)).collect();
+        crate::stats::power_law(&points)
+    }
+}
+
+/// Lines that share axes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Panel {
+    /// What is shown here.
+    pub title: String,
+    /// The lines.
+    pub series: Vec<Series>,
+}
+
+/// Panels under each other.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Figure {
+    /// What is shown.
+    pub title: String,
+    /// Under which conditions.
+    pub subtitle: String,
+    /// What the vertical axes measure.
+    pub unit: Unit,
+    /// The panels.
+    pub panels: Vec<Panel>,
+}
+
+impl Figure {
+    /// Draws the figure.
+    ///
+    /// # Errors
+    /// The drawing library failed.
+    pub fn chart(&self, name: &str) -> io::Result<Chart> {
+        Ok(Chart { name: name.to_owned(), svg: lines::draw(self)?, csv: self.csv()? })
+    }
+
+    fn csv(&self) -> io::Result<String> {
+        let mut writer = ::csv::Writer::from_writer(Vec::new());
+        let unit = match self.unit {
+            Unit::Length => "positions",
+            Unit::Seconds => "s",
+            Unit::Bytes => "B",
+        };
+        writer.write_record([
+            "panel", "series", "len", "value", "unit", "ci_low", "ci_high", "outcome", "slope",
+        ])?;
+        let number = |value: Option<f64>| value.map_or_else(String::new, |value| value.to_string());
+        for panel in &self.panels {
+            for series in &panel.series {
+                let slope = series.law().map_or_else(String::new, |law| format!("{:.4}", law.slope));
+                for point in &series.points {
+                    let (low, high) = (point.interval.map(|i| i.0), point.interval.map(|i| i.1));
+                    let value = number(Some(point.y));
+                    let (x, low, high) = (number(Some(point.x)), number(low), number(high));
+                    writer.write_record([
+                        &panel.title,
+                        &series.label,
+                        &x,
+                        &value,
+                        unit,
+                        &low,
+                        &high,
+                        "ok",
+                        &slope,
+                    ])?;
+                }
+                for missing in &series.missing {
+                    let (x, outcome) = (number(Some(missing.x)), missing.outcome.as_str());
+                    writer.write_record([
+                        &panel.title,
+                        &series.label,
+                        &x,
+                        "",
+                        unit,
+                        "",
+                        "",
+                        outcome,
+                        &slope,
+                    ])?;
+                }
+            }
+        }
+        let bytes = writer.into_inner().map_err(|error| io::Error::other(error.to_string()))?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+}

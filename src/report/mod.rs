@@ -1,0 +1,5 @@
+//! Tables and charts from rows. Reads only the leaves, so that a report needs no device.
+
+pub mod chart;
+pub mod markdown;
+pub mod table;
