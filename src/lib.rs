@@ -11,6 +11,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`attention`] | one file per mechanism, one line each in [`attention::TABLE`] |
+//! | [`model`] | transformers around any mechanism: classifier, two towers, language model |
 //! | [`kernel`] | the fused operations and the plain composed twin that defines each |
 //! | [`pattern`] | who sees whom, as pure data |
 //! | [`nn`] | named parameters and their initialisation, positions |
@@ -29,6 +30,7 @@ pub mod config;
 pub mod data;
 pub mod device;
 pub mod kernel;
+pub mod model;
 pub mod nn;
 pub mod pattern;
 pub mod protocol;

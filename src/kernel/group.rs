@@ -1,6 +1,6 @@
 //! Parameters that one fused operation reads together: a flat tensor and its named parts.
 
-use candle_core::{Result, Tensor};
+use candle_core::{Result, Tensor, bail};
 
 /// One named part of a group.
 #[derive(Clone, Debug)]
@@ -35,6 +35,20 @@ pub struct Group {
 }
 
 impl Group {
+    /// Neighbouring parts as a group of their own (a view).
+    ///
+    /// # Errors
+    /// A range outside the group.
+    pub fn slice(&self, range: std::ops::Range<usize>) -> Result<Self> {
+        let Some(parts) = self.parts.get(range).filter(|parts| !parts.is_empty()) else {
+            bail!("a group of {} parts has no such slice", self.parts.len());
+        };
+        let start = parts[0].offset;
+        let len = parts.iter().map(Part::len).sum();
+        let parts = parts.iter().map(|part| Part { offset: part.offset - start, ..part.clone() }).collect();
+        Ok(Self { flat: self.flat.narrow(0, start, len)?, parts })
+    }
+
     /// Part number `index` in its own shape: a view, for composed code.
     pub fn part(&self, index: usize) -> Result<Tensor> {
         let part = &self.parts[index];

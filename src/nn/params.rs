@@ -142,7 +142,12 @@ enum Source {
     Seed(u64),
     /// Given by name (golden files, checkpoints); a missing name or another shape is an error.
     Given(HashMap<String, Tensor>),
+    /// All zero: for counting.
+    Zero,
 }
+
+/// How a parameter starts where a model overrides what its modules ask for.
+pub type InitRule = fn(&Spec) -> Init;
 
 struct Shared {
     params: Params,
@@ -158,6 +163,7 @@ struct Shared {
 pub struct Builder {
     shared: Arc<Mutex<Shared>>,
     prefix: String,
+    rule: Option<InitRule>,
 }
 
 impl Builder {
@@ -171,6 +177,11 @@ impl Builder {
         Self::new(Source::Given(tensors), device, train)
     }
 
+    /// Parameters that are all zero, untracked, on the CPU: for counting them.
+    pub fn zeros() -> Self {
+        Self::new(Source::Zero, &Device::Cpu, false)
+    }
+
     fn new(source: Source, device: &Device, train: bool) -> Self {
         let shared = Shared {
             params: Params::default(),
@@ -179,17 +190,23 @@ impl Builder {
             train,
             aliases: HashMap::new(),
         };
-        Self { shared: Arc::new(Mutex::new(shared)), prefix: String::new() }
+        Self { shared: Arc::new(Mutex::new(shared)), prefix: String::new(), rule: None }
+    }
+
+    /// The same builder, with starts chosen by `rule` instead of by the modules.
+    #[must_use]
+    pub fn with_init(&self, rule: InitRule) -> Self {
+        Self { rule: Some(rule), ..self.clone() }
     }
 
     /// A builder for names below `name`.
     pub fn pp(&self, name: impl std::fmt::Display) -> Self {
-        Self { shared: self.shared.clone(), prefix: format!("{}{name}.", self.prefix) }
+        Self { prefix: format!("{}{name}.", self.prefix), ..self.clone() }
     }
 
     /// A builder without prefix, for what all layers share.
     pub fn root(&self) -> Self {
-        Self { shared: self.shared.clone(), prefix: String::new() }
+        Self { prefix: String::new(), ..self.clone() }
     }
 
     /// Lets `name` stand for the parameter `target` that exists already (both below this prefix):
@@ -247,7 +264,8 @@ impl Builder {
         let mut parts = Vec::new();
         let mut pieces = Vec::new();
         for (spec, name) in specs.iter().zip(full) {
-            let tensor = shared.make(&name, spec)?;
+            let init = self.rule.map_or(spec.init, |rule| rule(spec));
+            let tensor = shared.make(&name, &spec.shape, init)?;
             let len = tensor.elem_count();
             pieces.push(tensor.flatten_all()?);
             parts.push(Part { name, shape: spec.shape.clone(), offset });
@@ -282,6 +300,7 @@ impl Builder {
                 Some(tensor) => tensor.clone(),
                 None => bail!("constant {full:?} is missing"),
             },
+            Source::Zero => draw(&mut Stream::new(0, &full), &shared.device)?,
         };
         shared.params.constants.insert(full, tensor.clone());
         Ok(tensor)
@@ -302,19 +321,18 @@ fn tracked(var: &Var, train: bool) -> Tensor {
 }
 
 impl Shared {
-    fn make(&self, name: &str, spec: &Spec) -> Result<Tensor> {
+    fn make(&self, name: &str, shape: &[usize], init: Init) -> Result<Tensor> {
         match &self.source {
             Source::Given(tensors) => match tensors.get(name) {
-                Some(tensor) if tensor.dims() == spec.shape => tensor.to_device(&self.device),
-                Some(tensor) => {
-                    bail!("parameter {name:?} has shape {:?}, expected {:?}", tensor.dims(), spec.shape)
-                }
-                None => bail!("parameter {name:?} of shape {:?} is missing", spec.shape),
+                Some(tensor) if tensor.dims() == shape => tensor.to_device(&self.device),
+                Some(tensor) => bail!("parameter {name:?} has shape {:?}, expected {shape:?}", tensor.dims()),
+                None => bail!("parameter {name:?} of shape {shape:?} is missing"),
             },
+            Source::Zero => Tensor::zeros(shape, DType::F32, &self.device),
             Source::Seed(seed) => {
-                let shape = Shape::from(spec.shape.as_slice());
+                let shape = Shape::from(shape);
                 let mut stream = Stream::new(*seed, name);
-                match spec.init {
+                match init {
                     Init::Const(value) => Tensor::full(value as f32, shape, &self.device),
                     Init::Normal { mean, std } => stream.normal_tensor(shape, mean, std, &self.device),
                     Init::Uniform { bound } => stream.uniform_tensor(shape, -bound, bound, &self.device),

@@ -91,6 +91,11 @@ impl Golden {
         }
     }
 
+    /// An error for something the file should have.
+    pub(super) fn wrong(&self, reason: String) -> CheckError {
+        CheckError::NotGolden { file: self.file.clone(), reason }
+    }
+
     /// An error for something the code under test refused.
     pub(super) fn refused(&self, error: impl std::fmt::Display) -> CheckError {
         CheckError::Refused { file: self.file.clone(), reason: error.to_string() }

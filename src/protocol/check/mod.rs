@@ -3,9 +3,11 @@
 //! A golden file is a safetensors file whose metadata choose mechanism, variant and knobs and give a
 //! tolerance per tensor (`golden/SPEC-*.md`). One verdict per file, with its worst tensor.
 
+mod classifier;
 mod golden;
 mod mechanism;
 pub mod shipped;
+mod whole;
 
 use candle_core::Device;
 
@@ -85,6 +87,7 @@ pub fn check_bytes(file: &str, bytes: &[u8], device: &Device) -> Result<Verdict,
     let golden = Golden::read(file, bytes)?;
     match golden.meta("level") {
         "" => mechanism::check(&golden, device),
+        "classifier" => classifier::compute(&golden, device)?.verdict(&golden),
         level => Err(CheckError::UnknownMechanism { file: file.into(), mechanism: format!("level {level}") }),
     }
 }

@@ -1,0 +1,154 @@
+//! What a model costs, computed from its configuration alone.
+//!
+//! FLOPs follow Transformer-LS Table 1 (one forward of one example; a multiply-add is 1, a LayerNorm 5 per
+//! element, softmax, activations and element-wise operations are not counted) and count what the definition
+//! computes at the padded length, the rows behind a class token included.
+
+use candle_core::Result;
+
+use super::pair::Pair;
+use super::{Classifier, ModelConfig, Pooling};
+use crate::attention::{Cost, Needs, Projections};
+use crate::nn::params::Builder;
+
+/// Number of projections of the layer input.
+fn projections(needs: Needs) -> usize {
+    let own = match needs.projections {
+        Projections::Qkv => 3,
+        Projections::SharedQk => 2,
+        Projections::V => 1,
+    };
+    if needs.global { own + 3 } else { own }
+}
+
+/// Sizes of a block that its FLOPs depend on.
+pub(super) struct BlockSizes {
+    pub width: usize,
+    pub inner: usize,
+    pub ffn: usize,
+}
+
+impl BlockSizes {
+    /// FLOPs of a block besides the mechanism: `normed` rows pass the first LayerNorm, `rows` everything else.
+    pub fn flops(&self, needs: Needs, normed: usize, rows: usize) -> u64 {
+        let (d, inner) = (self.width, self.inner);
+        let linear = rows * d * ((projections(needs) + 1) * inner + 2 * self.ffn);
+        (linear + 5 * d * (normed + rows)) as u64
+    }
+}
+
+impl ModelConfig {
+    /// Cost of the mechanism in layer `layer` for `batch` documents of `len` positions.
+    pub fn attention_cost(&self, batch: usize, len: usize, layer: usize) -> Cost {
+        let mut shape = self.backbone.shape(batch, len, false);
+        shape.cls = self.pooling == Pooling::ClsLastLayer && layer + 1 == self.backbone.layers;
+        (self.entry.cost)(&self.knobs, &shape)
+    }
+
+    /// FLOPs of one forward of one example at length `len`; both documents of a pair count.
+    pub fn flops(&self, len: usize) -> u64 {
+        let backbone = &self.backbone;
+        let (d, needs) = (backbone.width, (self.entry.needs)(&self.knobs));
+        let sizes = BlockSizes { width: d, inner: backbone.inner, ffn: backbone.ffn };
+        let layers = (0..backbone.layers).map(|layer| {
+            let cls = self.pooling == Pooling::ClsLastLayer && layer + 1 == backbone.layers;
+            let rows = if cls { len + 1 } else { len };
+            sizes.flops(needs, len, rows) + self.attention_cost(1, len, layer).flops
+        });
+        let normed = if self.pooling == Pooling::ClsLastLayer { 1 } else { len };
+        let encoder = layers.sum::<u64>() + (5 * normed * d) as u64;
+        let head = self.feature_width() * backbone.ffn + backbone.ffn * self.classes;
+        self.towers as u64 * encoder + head as u64
+    }
+
+    /// Multiply-adds of the attention cores of one forward of `batch` examples.
+    pub fn core_macs(&self, batch: usize, len: usize) -> u64 {
+        let layers = (0..self.backbone.layers).map(|layer| self.attention_cost(batch, len, layer).core_macs);
+        self.towers as u64 * layers.sum::<u64>()
+    }
+
+    /// Width of what the head reads: pairs give [u, v, u*v, u-v].
+    pub fn feature_width(&self) -> usize {
+        if self.towers == 2 { 4 * self.backbone.width } else { self.backbone.width }
+    }
+
+    /// Number of trained numbers.
+    ///
+    /// # Errors
+    /// A configuration that cannot be built.
+    pub fn parameters(&self) -> Result<usize> {
+        let builder = Builder::zeros();
+        if self.towers == 2 {
+            Pair::new(self, &builder)?;
+        } else {
+            Classifier::new(self, &builder)?;
+        }
+        Ok(builder.finish().count())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::attention;
+    use crate::attention::knobs::Knobs;
+    use crate::model::preset::Preset;
+    use crate::model::{ModelConfig, Pooling};
+
+    const TASKS: [&str; 3] = ["listops", "text", "retrieval"];
+
+    /// The model of Transformer-LS Table 1 for `variant`, `name:knob=value,...`.
+    fn table1(variant: &str, task: &str) -> ModelConfig {
+        let (name, knobs) = variant.split_once(':').unwrap_or((variant, ""));
+        let entry = attention::find(name).unwrap();
+        let knobs = knobs.split(',').filter_map(|knob| knob.split_once('='));
+        let knobs = Knobs::parse(entry.name, entry.knobs, knobs).unwrap();
+        let form = Preset::find("ls-lra").unwrap().form(Some(task), name).unwrap();
+        form.model(entry, knobs, form.max_len)
+    }
+
+    #[test]
+    fn ls_and_dp_have_the_published_flops_to_the_last_digit() {
+        let rows = [
+            (["ls", "ls", "ls"], [198_789_696, 397_493_824, 795_003_776]),
+            (["ls:w=16,r=2", "ls:w=1,r=1", "ls:w=1,r=254"], [159_953_984, 286_305_088, 2_165_012_352]),
+            (
+                ["dp:r=4,dual_ln=true", "dp:r=128,dual_ln=true", "dp:r=256,dual_ln=true"],
+                [146_325_056, 682_829_376, 2_171_308_928],
+            ),
+        ];
+        for (variants, flops) in rows {
+            for ((variant, task), flops) in variants.iter().zip(TASKS).zip(flops) {
+                let model = table1(variant, task);
+                assert_eq!(model.flops(model.max_len), flops, "{variant} {task}");
+            }
+        }
+    }
+
+    #[test]
+    fn baselines_with_mean_pooling_have_the_published_flops() {
+        let rows = [("full", [1.2112, 4.5700, 9.1399]), ("linformer:k=256", [0.4059, 0.8119, 1.6238])];
+        for (variant, gflops) in rows {
+            for (task, gflops) in TASKS.iter().zip(gflops) {
+                let model = ModelConfig { pooling: Pooling::Mean, ..table1(variant, task) };
+                let flops = model.flops(model.max_len) as f64 / 1e9;
+                assert!((flops - gflops).abs() < 5e-5, "{variant} {task}: {flops}");
+            }
+        }
+    }
+
+    #[test]
+    fn table_1_models_have_the_published_parameter_counts() {
+        let rows = [
+            ("ls", [249_418, 379_458, 404_034]),
+            ("full", [240_522, 370_562, 395_138]),
+            ("ls:w=16,r=2", [241_618, 371_658, 396_234]),
+            ("ls:w=1,r=1", [241_358, 371_398, 395_974]),
+            ("ls:w=1,r=254", [307_138, 437_178, 461_754]),
+        ];
+        for (variant, parameters) in rows {
+            for (task, parameters) in TASKS.iter().zip(parameters) {
+                assert_eq!(table1(variant, task).parameters().unwrap(), parameters, "{variant} {task}");
+            }
+        }
+    }
+}

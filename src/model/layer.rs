@@ -1,0 +1,242 @@
+//! One block of a transformer: the multi-head layer around a mechanism, then the feed-forward half.
+
+use candle_core::{Result, Tensor, bail};
+
+use crate::attention::knobs::Knobs;
+use crate::attention::{Config, Entry, Input, Mechanism, Needs, Projections};
+use crate::kernel::block::{self, Projection, Residual};
+use crate::kernel::heads::{self, Parts, Qkv};
+use crate::kernel::norm;
+use crate::nn::ffn::Ffn;
+use crate::nn::params::{Builder, Group, Init, Spec};
+
+/// What a block is built for.
+#[derive(Clone)]
+pub struct BlockConfig {
+    /// The mechanism.
+    pub entry: &'static Entry,
+    /// Its settings in this layer.
+    pub knobs: Knobs,
+    /// Width of the layer's input and output.
+    pub width: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Hidden width of the feed-forward half.
+    pub ffn: usize,
+    /// Whether the projections have biases.
+    pub bias: bool,
+    /// Longest sequence, cached positions included.
+    pub max_len: usize,
+    /// Whether the causal form runs.
+    pub causal: bool,
+    /// Number of the layer.
+    pub layer: usize,
+    /// What the skip path carries.
+    pub residual: Residual,
+}
+
+/// Attention with its LayerNorm, projections and residual.
+pub struct AttentionLayer {
+    mechanism: Box<dyn Mechanism>,
+    needs: Needs,
+    heads: usize,
+    residual: Residual,
+    spec: Projection,
+    projection: Group,     // [norm1.weight, norm1.bias, q.weight, q.bias, ...]
+    global: Option<Group>, // [q_global.weight, ...]
+    output: Group,         // [o.weight, o.bias]
+}
+
+/// Names of the projections a mechanism reads, and how their outputs lie in a row.
+fn layout(projections: Projections) -> (&'static [&'static str], Parts) {
+    match projections {
+        Projections::Qkv => (&["attn.q", "attn.k", "attn.v"], Parts::QKV),
+        Projections::SharedQk => (&["attn.q", "attn.v"], Parts::QV),
+        Projections::V => (&["attn.v"], Parts::V),
+    }
+}
+
+fn linear_specs(names: &[&str], out: usize, width: usize, bias: bool) -> Vec<Spec> {
+    let mut specs = Vec::new();
+    for name in names {
+        specs.push(Spec::new(&format!("{name}.weight"), &[out, width], Init::fan_in(width)));
+        if bias {
+            specs.push(Spec::new(&format!("{name}.bias"), &[out], Init::fan_in(width)));
+        }
+    }
+    specs
+}
+
+impl AttentionLayer {
+    /// Parameters `norm1.*`, `attn.q.*`, ... and the mechanism's own below `attn`.
+    ///
+    /// # Errors
+    /// Given parameters that are missing or have another shape; a configuration the mechanism refuses.
+    pub fn new(config: &BlockConfig, builder: &Builder) -> Result<Self> {
+        let needs = (config.entry.needs)(&config.knobs);
+        let (width, inner) = (config.width, config.heads * config.head_dim);
+        let (names, _) = layout(needs.projections);
+        let mut specs = vec![
+            Spec::new("norm1.weight", &[width], Init::ONE),
+            Spec::new("norm1.bias", &[width], Init::ZERO),
+        ];
+        specs.extend(linear_specs(names, inner, width, config.bias));
+        let projection = builder.group(&specs)?;
+        let global = if needs.global {
+            let names = ["attn.q_global", "attn.k_global", "attn.v_global"];
+            Some(builder.group(&linear_specs(&names, inner, width, config.bias))?)
+        } else {
+            None
+        };
+        if needs.projections == Projections::Qkv {
+            // the released language model compresses cached inputs with the layer's own projections
+            builder.alias("attn.w_k.weight", "attn.k.weight")?;
+            builder.alias("attn.w_v.weight", "attn.v.weight")?;
+        }
+        let mechanism = (config.entry.build)(
+            &Config {
+                knobs: config.knobs.clone(),
+                heads: config.heads,
+                head_dim: config.head_dim,
+                width,
+                max_len: config.max_len,
+                causal: config.causal,
+                layer: config.layer,
+            },
+            &builder.pp("attn"),
+        )?;
+        let output = builder.group(&linear_specs(&["attn.o"], width, inner, config.bias))?;
+        let spec = Projection { norm: true, outputs: names.len(), bias: config.bias };
+        let (heads, residual) = (config.heads, config.residual);
+        Ok(Self { mechanism, needs, heads, residual, spec, projection, global, output })
+    }
+
+    /// x + Attn(LN(x)) for `x` [b, n, width]; with the normed residual LN(x) + Attn(LN(x)). `memory`
+    /// [b, m, width]: cached inputs of this layer that stand in front; they are normalised like `x`.
+    ///
+    /// # Errors
+    /// Shapes that do not fit the configuration.
+    pub fn forward(&self, x: &Tensor, mask: Option<&Tensor>, memory: Option<&Tensor>) -> Result<Tensor> {
+        let (n, held) = (x.dim(1)?, memory.map_or(Ok(0), |memory| memory.dim(1))?);
+        let normal = match memory {
+            Some(memory) => Some(self.normalise(&Tensor::cat(&[memory, x], 1)?)?),
+            None if self.reads_normal() || self.residual == Residual::Normed => Some(self.normalise(x)?),
+            None => None,
+        };
+        let qkv = match &normal {
+            None => self.pack(x, true)?,
+            Some(normal) if held == 0 => self.pack(normal, false)?,
+            Some(normal) => self.separate(normal, held)?,
+        };
+        let global = self.global(normal.as_ref())?;
+        let input =
+            Input { qkv: &qkv, x: normal.as_ref(), mask, cls: None, global: global.as_ref(), memory: held };
+        let out = self.mechanism.forward(&input)?.out.merged()?;
+        let residual = match (self.residual, &normal) {
+            (Residual::Normed, Some(normal)) => &normal.narrow(1, held, n)?.contiguous()?,
+            _ => x,
+        };
+        block::output(&out, residual, &self.output)
+    }
+
+    /// The class token's row: cls + Linear_o(attention of cls), `cls` [b, 1, width] un-normalised. The rows
+    /// of `x` are not needed behind the last layer and are not computed.
+    ///
+    /// # Errors
+    /// A mechanism without a class token.
+    pub fn forward_cls(&self, x: &Tensor, cls: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
+        let normal = if self.reads_normal() { Some(self.normalise(x)?) } else { None };
+        let qkv = match &normal {
+            None => self.pack(x, true)?,
+            Some(normal) => self.pack(normal, false)?,
+        };
+        let cls_qkv = self.pack(cls, false)?;
+        let global = self.global(normal.as_ref())?;
+        let input = Input {
+            qkv: &qkv,
+            x: normal.as_ref(),
+            mask,
+            cls: Some(&cls_qkv),
+            global: global.as_ref(),
+            memory: 0,
+        };
+        let Some(out) = self.mechanism.forward(&input)?.cls else {
+            bail!("this mechanism has no class token; choose another pooling");
+        };
+        block::output(&out.merged()?, cls, &self.output)
+    }
+
+    fn reads_normal(&self) -> bool {
+        self.needs.x || self.needs.global
+    }
+
+    fn normalise(&self, x: &Tensor) -> Result<Tensor> {
+        norm::layer_norm(x, &self.projection.part(0)?, &self.projection.part(1)?, norm::EPS)
+    }
+
+    /// Projections of `x`, side by side.
+    fn pack(&self, x: &Tensor, normalise: bool) -> Result<Qkv> {
+        let rows = block::project(x, &self.projection, self.spec, normalise)?;
+        let (_, parts) = layout(self.needs.projections);
+        Ok(Qkv::Packed { rows, heads: self.heads, parts })
+    }
+
+    /// Queries of the positions from `held` on, keys and values of all.
+    fn separate(&self, normal: &Tensor, held: usize) -> Result<Qkv> {
+        if self.needs.projections != Projections::Qkv {
+            bail!("a mechanism without separate queries and keys cannot read a cache");
+        }
+        let stride = if self.spec.bias { 2 } else { 1 };
+        let project = |x: &Tensor, from: usize, outputs: usize| {
+            let group = self.projection.slice(2 + from * stride..2 + (from + outputs) * stride)?;
+            block::project(x, &group, Projection { norm: false, outputs, ..self.spec }, false)
+        };
+        let own = normal.narrow(1, held, normal.dim(1)? - held)?.contiguous()?;
+        let q = heads::split(&project(&own, 0, 1)?, self.heads)?;
+        let keys = Qkv::Packed { rows: project(normal, 1, 2)?, heads: self.heads, parts: Parts::KV };
+        Ok(Qkv::separate(q, keys.k()?, keys.v()?))
+    }
+
+    fn global(&self, normal: Option<&Tensor>) -> Result<Option<Qkv>> {
+        let (Some(group), Some(normal)) = (&self.global, normal) else { return Ok(None) };
+        let spec = Projection { norm: false, outputs: 3, ..self.spec };
+        let rows = block::project(normal, group, spec, false)?;
+        Ok(Some(Qkv::Packed { rows, heads: self.heads, parts: Parts::QKV }))
+    }
+}
+
+/// Attention and feed-forward half.
+pub struct Block {
+    attention: AttentionLayer,
+    ffn: Ffn,
+}
+
+impl Block {
+    /// Parameters below `builder` (prefix `layers.<i>`).
+    ///
+    /// # Errors
+    /// As [`AttentionLayer::new`].
+    pub fn new(config: &BlockConfig, builder: &Builder) -> Result<Self> {
+        let attention = AttentionLayer::new(config, builder)?;
+        let ffn = Ffn::new(builder, config.width, config.ffn, config.residual)?;
+        Ok(Self { attention, ffn })
+    }
+
+    /// [b, n, width] to [b, n, width]; arguments as in [`AttentionLayer::forward`].
+    ///
+    /// # Errors
+    /// Shapes that do not fit the configuration.
+    pub fn forward(&self, x: &Tensor, mask: Option<&Tensor>, memory: Option<&Tensor>) -> Result<Tensor> {
+        self.ffn.forward(&self.attention.forward(x, mask, memory)?)
+    }
+
+    /// The class token's row behind this block, [b, 1, width].
+    ///
+    /// # Errors
+    /// A mechanism without a class token.
+    pub fn forward_cls(&self, x: &Tensor, cls: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
+        self.ffn.forward(&self.attention.forward_cls(x, cls, mask)?)
+    }
+}

@@ -1,0 +1,242 @@
+//! Transformers around any mechanism of the zoo, in the form of Transformer-LS and of the Long Range Arena.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`encoder`] | the pre-norm encoder and the classifier |
+//! | [`layer`] | one block: attention layer and feed-forward half |
+//! | [`pair`] | two towers over pairs of documents |
+//! | [`cost`] | parameters, FLOPs and state bytes from a configuration |
+//! | [`preset`] | published backbones, as data |
+
+pub mod cost;
+pub mod encoder;
+pub mod layer;
+pub mod pair;
+pub mod preset;
+#[cfg(test)]
+mod tests;
+
+use crate::attention::knobs::Knobs;
+use crate::attention::{Entry, Shape};
+use crate::nn::embedding::Positions;
+pub use encoder::Classifier;
+
+/// Where the vector that stands for a document comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pooling {
+    /// Mean over all positions of mask * LN(x); the divisor counts padding too.
+    Mean,
+    /// The last id of the vocabulary is put in front (the last position is dropped) and its output is used.
+    ClsFront,
+    /// A trained vector joins the last layer only (Transformer-LS; needs [`crate::attention::Support::cls`]).
+    ClsLastLayer,
+    /// The output of the first position.
+    First,
+}
+
+impl Pooling {
+    /// All of them.
+    pub const ALL: &[Self] = &[Self::Mean, Self::ClsFront, Self::ClsLastLayer, Self::First];
+
+    /// Its name in golden files, suites and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Mean => "mean",
+            Self::ClsFront => "cls-front",
+            Self::ClsLastLayer => "cls-last-layer",
+            Self::First => "first",
+        }
+    }
+
+    /// The pooling called `name`.
+    pub fn find(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|pooling| pooling.name() == name)
+    }
+}
+
+/// How weights start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum InitScheme {
+    /// PyTorch's defaults, embeddings N(0, 0.02^2) (Transformer-LS's LRA code).
+    #[default]
+    Torch,
+    /// Xavier uniform projections, MLP biases N(0, 1e-6^2), token embedding N(0, 1) (Long Range Arena).
+    Flax,
+}
+
+/// Sizes and options of an encoder.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Backbone {
+    /// Number of blocks.
+    pub layers: usize,
+    /// Width of the residual stream, d.
+    pub width: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Width of all heads together; the same as `width` almost everywhere.
+    pub inner: usize,
+    /// Hidden width of the feed-forward half and of the head, F.
+    pub ffn: usize,
+    /// Whether the attention projections have biases.
+    pub bias: bool,
+    /// Position embedding.
+    pub positions: Positions,
+    /// Start of the weights.
+    pub init: InitScheme,
+    /// Dropout of hidden activations while training.
+    pub dropout: f64,
+}
+
+/// A classifier around one variant of a mechanism.
+#[derive(Clone)]
+pub struct ModelConfig {
+    /// The mechanism.
+    pub entry: &'static Entry,
+    /// Its settings.
+    pub knobs: Knobs,
+    /// Sizes and options.
+    pub backbone: Backbone,
+    /// Number of ids.
+    pub vocab: usize,
+    /// Longest document.
+    pub max_len: usize,
+    /// Number of classes.
+    pub classes: usize,
+    /// Where the document's vector comes from.
+    pub pooling: Pooling,
+    /// Documents per example: 1, or 2 for pairs.
+    pub towers: usize,
+}
+
+/// A configuration that no model can be built from.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// Heads of unequal width.
+    #[error("{heads} heads do not divide a width of {inner}; choose a number of heads that does")]
+    Heads {
+        /// Heads.
+        heads: usize,
+        /// Width of all heads together.
+        inner: usize,
+    },
+    /// A size that must be positive is 0.
+    #[error("{what} is 0; it must be at least 1")]
+    Zero {
+        /// The size.
+        what: &'static str,
+    },
+    /// A mechanism that cannot do what the model asks of it.
+    #[error("{mechanism} has no {what}; {instead}")]
+    Unsupported {
+        /// The mechanism.
+        mechanism: &'static str,
+        /// What is asked.
+        what: &'static str,
+        /// What to choose.
+        instead: &'static str,
+    },
+    /// Neither one nor two towers.
+    #[error("a model has 1 or 2 towers, not {0}")]
+    Towers(usize),
+    /// A probability of dropping everything, or of less than nothing.
+    #[error("a dropout of {0} is not allowed; it must be at least 0 and below 1")]
+    Dropout(String),
+    /// Knobs that do not fit the shape.
+    #[error("{mechanism}: {reason}")]
+    Knobs {
+        /// The mechanism.
+        mechanism: &'static str,
+        /// What the mechanism says.
+        reason: String,
+    },
+}
+
+impl Backbone {
+    /// The form of the golden models: biases, learned positions, PyTorch's start, no dropout.
+    pub const fn new(layers: usize, width: usize, heads: usize, ffn: usize) -> Self {
+        Self {
+            layers,
+            width,
+            heads,
+            inner: width,
+            ffn,
+            bias: true,
+            positions: Positions::Learned,
+            init: InitScheme::Torch,
+            dropout: 0.0,
+        }
+    }
+
+    /// Width of a head.
+    pub const fn head_dim(&self) -> usize {
+        self.inner / self.heads
+    }
+
+    /// # Errors
+    /// Sizes that no model has.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        positive(&[
+            ("the number of layers", self.layers),
+            ("the width", self.width),
+            ("the number of heads", self.heads),
+            ("the width of the attention", self.inner),
+            ("the hidden width", self.ffn),
+        ])?;
+        if !self.inner.is_multiple_of(self.heads) {
+            return Err(ConfigError::Heads { heads: self.heads, inner: self.inner });
+        }
+        if !(0.0..1.0).contains(&self.dropout) {
+            return Err(ConfigError::Dropout(self.dropout.to_string()));
+        }
+        Ok(())
+    }
+
+    /// Shape of one attention call at length `len`.
+    pub fn shape(&self, batch: usize, len: usize, causal: bool) -> Shape {
+        Shape {
+            batch,
+            heads: self.heads,
+            head_dim: self.head_dim(),
+            width: self.width,
+            queries: len,
+            keys: len,
+            causal,
+            cls: false,
+        }
+    }
+}
+
+fn positive(sizes: &[(&'static str, usize)]) -> Result<(), ConfigError> {
+    match sizes.iter().find(|(_, size)| *size == 0) {
+        Some((what, _)) => Err(ConfigError::Zero { what }),
+        None => Ok(()),
+    }
+}
+
+impl ModelConfig {
+    /// # Errors
+    /// Sizes that no model has, and what the mechanism cannot do.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        self.backbone.validate()?;
+        positive(&[
+            ("the vocabulary", self.vocab),
+            ("the length", self.max_len),
+            ("the number of classes", self.classes),
+        ])?;
+        if !(1..=2).contains(&self.towers) {
+            return Err(ConfigError::Towers(self.towers));
+        }
+        let mechanism = self.entry.name;
+        if !self.entry.support.bidirectional {
+            let (what, instead) = ("bidirectional form", "it only serves language models");
+            return Err(ConfigError::Unsupported { mechanism, what, instead });
+        }
+        if self.pooling == Pooling::ClsLastLayer && !self.entry.support.cls {
+            let (what, instead) = ("class token in the last layer", "choose cls-front or mean pooling");
+            return Err(ConfigError::Unsupported { mechanism, what, instead });
+        }
+        let mut shape = self.backbone.shape(1, self.max_len, false);
+        shape.cls = self.pooling == Pooling::ClsLastLayer;
+        (self.entry.validate)(&self.knobs, &shape).map_err(|reason| ConfigError::Knobs { mechanism, reason })
+    }
+}

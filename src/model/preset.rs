@@ -1,0 +1,300 @@
+//! Published backbones, as data.
+//!
+//! A preset has one [`Form`] per task. Without a task it gives the form that `speed` and `memory` measure: the
+//! byte-level text classifier.
+
+use super::{Backbone, InitScheme, ModelConfig, Pooling};
+use crate::attention::Entry;
+use crate::attention::knobs::Knobs;
+use crate::nn::embedding::Positions;
+
+/// A named family of backbones.
+#[derive(Debug)]
+pub struct Preset {
+    /// Name on the command line and in suites.
+    pub name: &'static str,
+    /// What it is, in a line.
+    pub title: &'static str,
+    /// What it takes from its source and what it does not.
+    pub description: &'static str,
+    /// Where its values come from.
+    pub source: &'static str,
+    forms: &'static [(&'static str, Form)],
+    /// Forms that the source gives to one mechanism only: task, mechanism, form.
+    own: &'static [(&'static str, &'static str, Form)],
+    /// The form without a task.
+    bare: Form,
+}
+
+/// The backbone of one task.
+#[derive(Clone, Debug)]
+pub struct Form {
+    /// Sizes and options.
+    pub backbone: Backbone,
+    /// Number of ids; the last one is the class id.
+    pub vocab: usize,
+    /// Number of classes.
+    pub classes: usize,
+    /// Longest document of the source's protocol.
+    pub max_len: usize,
+    /// Documents per example.
+    pub towers: usize,
+    /// Pooling; absent: the class token in the last layer where the mechanism has it, else in front.
+    pub pooling: Option<Pooling>,
+}
+
+impl Form {
+    const fn new(backbone: Backbone, vocab: usize, classes: usize, max_len: usize) -> Self {
+        Self { backbone, vocab, classes, max_len, towers: 1, pooling: None }
+    }
+
+    const fn pair(mut self) -> Self {
+        self.towers = 2;
+        self
+    }
+
+    const fn pool(mut self, pooling: Pooling) -> Self {
+        self.pooling = Some(pooling);
+        self
+    }
+
+    const fn inner(mut self, inner: usize) -> Self {
+        self.backbone.inner = inner;
+        self
+    }
+
+    const fn dropout(mut self, dropout: f64) -> Self {
+        self.backbone.dropout = dropout;
+        self
+    }
+
+    /// The Long Range Arena's own block: projections without bias, Flax's starts, dropout 0.1.
+    const fn arena(mut self, positions: Positions) -> Self {
+        self.backbone.bias = false;
+        self.backbone.init = InitScheme::Flax;
+        self.backbone.positions = positions;
+        self.backbone.dropout = 0.1;
+        self
+    }
+
+    /// The model of `entry` in this form, for documents of up to `max_len` positions.
+    pub fn model(&self, entry: &'static Entry, knobs: Knobs, max_len: usize) -> ModelConfig {
+        let auto = if entry.support.cls { Pooling::ClsLastLayer } else { Pooling::ClsFront };
+        ModelConfig {
+            entry,
+            knobs,
+            backbone: self.backbone.clone(),
+            vocab: self.vocab,
+            max_len,
+            classes: self.classes,
+            pooling: self.pooling.unwrap_or(auto),
+            towers: self.towers,
+        }
+    }
+}
+
+/// A preset that has no form for a task.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("preset {preset} has no backbone for {task}; it has {known}")]
+pub struct NoForm {
+    preset: &'static str,
+    task: String,
+    known: String,
+}
+
+impl Preset {
+    /// The backbone for `task`, or the one to measure where there is none. Some sources give single
+    /// mechanisms a backbone of their own.
+    ///
+    /// # Errors
+    /// A task that the source does not have.
+    pub fn form(&self, task: Option<&str>, mechanism: &str) -> Result<Form, NoForm> {
+        let Some(task) = task else { return Ok(self.bare.clone()) };
+        let own = self.own.iter().find(|(of, only, _)| *of == task && *only == mechanism);
+        let form = own.map(|(_, _, form)| form);
+        let form = form.or_else(|| self.forms.iter().find(|(of, _)| *of == task).map(|(_, form)| form));
+        form.cloned().ok_or_else(|| NoForm {
+            preset: self.name,
+            task: task.to_owned(),
+            known: self.tasks().collect::<Vec<_>>().join(", "),
+        })
+    }
+
+    /// The tasks it has a backbone for.
+    pub fn tasks(&self) -> impl Iterator<Item = &'static str> {
+        self.forms.iter().map(|(task, _)| *task)
+    }
+
+    /// The preset called `name`.
+    pub fn find(name: &str) -> Option<&'static Self> {
+        TABLE.iter().copied().find(|preset| preset.name == name)
+    }
+}
+
+/// Every classifier preset.
+pub static TABLE: &[&Preset] = &[&LS_LRA, &LRA_REPO, &LRA_PAPER];
+
+const TABLE_1: Backbone = Backbone::new(2, 64, 2, 128);
+const BYTES: usize = 258; // padding, 256 bytes, the class id
+const GREYS: usize = 257; // 256 intensities, the class id
+const LIST_OPS: usize = 17; // padding, 15 words, the class id
+
+static LS_LRA: Preset = Preset {
+    name: "ls-lra",
+    title: "Transformer-LS Table 1: 2 layers, d 64, 2 heads, FFN 128",
+    description: "Pre-norm, learned positions, biases, exact GELU. Pooling: a class token in the last layer for \
+                  mechanisms that have one (ls, dp), for others the class id in front with the last position dropped. \
+                  Attention-probability dropout (Retrieval 0.1) is not applied.",
+    source: "Transformer-LS, Table 1; its released code, folder lra",
+    forms: &[
+        ("listops", Form::new(TABLE_1, 512, 10, 2048)),
+        ("text", Form::new(TABLE_1, 512, 2, 4096)),
+        ("retrieval", Form::new(TABLE_1, 512, 2, 4096).pair().dropout(0.1)),
+        ("image", Form::new(TABLE_1, 512, 10, 1024)),
+        ("pathfinder32", Form::new(TABLE_1, 512, 2, 1024)),
+        ("pathfinder64", Form::new(TABLE_1, 512, 2, 4096)),
+        ("pathfinder128", Form::new(TABLE_1, 512, 2, 16384)),
+    ],
+    own: &[],
+    bare: Form::new(TABLE_1, 512, 2, 4096),
+};
+
+const REPO_IMAGE: Form = image(1, 128, 64, 128, 8);
+const REPO_PATHFINDER: Form = pathfinder(4, 4, 32, 16, 32).dropout(0.2);
+
+const fn image(layers: usize, width: usize, inner: usize, ffn: usize, heads: usize) -> Form {
+    let form = Form::new(Backbone::new(layers, width, heads, ffn), GREYS, 10, 1024);
+    form.inner(inner).arena(Positions::Learned).dropout(0.3).pool(Pooling::ClsFront)
+}
+
+const fn pathfinder(layers: usize, heads: usize, width: usize, inner: usize, ffn: usize) -> Form {
+    let form = Form::new(Backbone::new(layers, width, heads, ffn), GREYS, 2, 1024);
+    form.inner(inner).arena(Positions::Sinusoid).pool(Pooling::Mean)
+}
+
+static LRA_REPO: Preset = Preset {
+    name: "lra-repo",
+    title: "Long Range Arena, as its repository is configured; Text: 4 layers, d 256, 4 heads, FFN 1024",
+    description: "With a task: projections without bias, fixed sinusoid positions (learned for Image and Path-X), Flax's \
+                  starts, dropout 0.1 to 0.3, per-mechanism sizes for Image and Pathfinder. Not taken over: tanh GELU \
+                  (exact here), LayerNorm eps 1e-6 (1e-5 here), attention dropout, the class vector (the class id \
+                  in front here, the length unchanged), three-layer pair heads. Without a task (speed, memory): the Text \
+                  sizes in the common form with biases and learned positions.",
+    source: "google-research/long-range-arena, configs of each task",
+    forms: &[
+        (
+            "listops",
+            Form::new(Backbone::new(4, 512, 8, 1024), LIST_OPS, 10, 2000)
+                .arena(Positions::Sinusoid)
+                .pool(Pooling::ClsFront),
+        ),
+        (
+            "text",
+            Form::new(Backbone::new(4, 256, 4, 1024), BYTES, 2, 1000)
+                .arena(Positions::Sinusoid)
+                .pool(Pooling::ClsFront),
+        ),
+        (
+            "retrieval",
+            Form::new(Backbone::new(4, 128, 4, 512), BYTES, 2, 4000)
+                .pair()
+                .arena(Positions::Sinusoid)
+                .pool(Pooling::First),
+        ),
+        ("image", REPO_IMAGE),
+        ("pathfinder32", REPO_PATHFINDER),
+        ("pathfinder64", REPO_PATHFINDER),
+        (
+            "pathfinder128",
+            Form::new(Backbone::new(2, 32, 2, 32), GREYS, 2, 16384)
+                .inner(16)
+                .arena(Positions::Learned)
+                .pool(Pooling::Mean),
+        ),
+    ],
+    own: &[
+        ("image", "local", image(1, 128, 64, 128, 2).pool(Pooling::Mean)),
+        ("image", "bigbird", image(1, 128, 64, 128, 1)),
+        ("image", "longformer", image(4, 128, 64, 128, 4).pool(Pooling::Mean)),
+        ("image", "reformer", image(4, 64, 32, 64, 8)),
+        ("image", "sinkhorn", image(1, 32, 32, 64, 1).pool(Pooling::Mean).dropout(0.1)),
+        ("pathfinder32", "bigbird", pathfinder(4, 2, 64, 32, 64).dropout(0.2)),
+        ("pathfinder32", "linear", pathfinder(1, 2, 128, 64, 128).dropout(0.2)),
+        ("pathfinder32", "linformer", pathfinder(1, 2, 32, 16, 32).dropout(0.2)),
+        ("pathfinder32", "local", pathfinder(2, 4, 64, 32, 64)),
+        ("pathfinder32", "longformer", pathfinder(2, 2, 32, 16, 32)),
+        ("pathfinder32", "performer", pathfinder(4, 8, 32, 16, 32).dropout(0.2)),
+        ("pathfinder32", "reformer", pathfinder(2, 8, 64, 32, 64).dropout(0.2)),
+        ("pathfinder32", "sinkhorn", pathfinder(2, 4, 32, 16, 64).dropout(0.2)),
+        ("pathfinder32", "sparse", pathfinder(1, 8, 32, 16, 32).dropout(0.2)),
+        ("pathfinder32", "synthesizer", pathfinder(2, 4, 64, 32, 64).dropout(0.2)),
+    ],
+    bare: Form::new(Backbone::new(4, 256, 4, 1024), BYTES, 2, 4096).pool(Pooling::ClsFront),
+};
+
+const PAPER_LONG: Backbone = Backbone::new(6, 512, 8, 2048);
+const PAPER_PATHFINDER: Form =
+    Form::new(Backbone::new(4, 128, 8, 128), GREYS, 2, 1024).arena(Positions::Sinusoid).pool(Pooling::Mean);
+
+static LRA_PAPER: Preset = Preset {
+    name: "lra-paper",
+    title: "Long Range Arena, as its paper describes it; Text: 6 layers, d 512, 8 heads, FFN 2048",
+    description: "Sizes of the paper in the block of lra-repo; the same parts are not taken over. Where the paper gives \
+                  only the width of the attention (Image 64, Pathfinder 128), the residual stream has that width too. \
+                  The paper has no Path-X sizes of its own; Pathfinder's are used.",
+    source: "Tay et al. 2021, Long Range Arena, appendix",
+    forms: &[
+        (
+            "listops",
+            Form::new(PAPER_LONG, LIST_OPS, 10, 2000).arena(Positions::Sinusoid).pool(Pooling::ClsFront),
+        ),
+        ("text", Form::new(PAPER_LONG, BYTES, 2, 4000).arena(Positions::Sinusoid).pool(Pooling::ClsFront)),
+        (
+            "retrieval",
+            Form::new(Backbone::new(4, 128, 4, 512), BYTES, 2, 4000)
+                .pair()
+                .arena(Positions::Sinusoid)
+                .pool(Pooling::ClsFront),
+        ),
+        (
+            "image",
+            Form::new(Backbone::new(3, 64, 4, 128), GREYS, 10, 1024)
+                .arena(Positions::Learned)
+                .dropout(0.3)
+                .pool(Pooling::ClsFront),
+        ),
+        ("pathfinder32", PAPER_PATHFINDER),
+        ("pathfinder64", PAPER_PATHFINDER),
+        ("pathfinder128", PAPER_PATHFINDER),
+    ],
+    own: &[],
+    bare: Form::new(PAPER_LONG, BYTES, 2, 4096).pool(Pooling::ClsFront),
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attention::find;
+
+    fn parameters(preset: &str, task: Option<&str>, len: usize) -> usize {
+        let full = find("full").unwrap();
+        let form = Preset::find(preset).unwrap().form(task, "full").unwrap();
+        form.model(full, Knobs::defaults(full.knobs), len).parameters().unwrap()
+    }
+
+    #[test]
+    fn the_repository_forms_have_its_parameter_counts() {
+        // facts: ListOps 8.95 M, Text 3.49 M, Image 0.248 M, Pathfinder32 26.5 k
+        let rounded = |task, len, unit: f64| (parameters("lra-repo", Some(task), len) as f64 / unit).round();
+        assert_eq!(rounded("listops", 2000, 1e4), 895.0);
+        assert_eq!(rounded("text", 1000, 1e4), 349.0);
+        assert_eq!(rounded("image", 1024, 1e3), 248.0);
+        assert_eq!(rounded("pathfinder32", 1024, 1e2), 266.0); // one class id more than the repository
+    }
+
+    #[test]
+    fn presets_say_which_tasks_they_have() {
+        let error = Preset::find("ls-lra").unwrap().form(Some("enwik8"), "full").unwrap_err().to_string();
+        assert!(error.contains("enwik8") && error.contains("listops"), "{error}");
+    }
+}

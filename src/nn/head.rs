@@ -1,0 +1,39 @@
+//! The classifier's head: fc2(relu(fc1(u))).
+
+use candle_core::{Result, Tensor};
+
+use super::params::{Builder, Group, Init, Spec};
+use crate::kernel::linear::linear;
+
+/// Two linear layers with a ReLU between them.
+pub struct Head {
+    group: Group,
+}
+
+impl Head {
+    /// Parameters `fc1.*` [hidden, width] and `fc2.*` [classes, hidden] below `builder`.
+    ///
+    /// # Errors
+    /// Given parameters that are missing or have another shape.
+    pub fn new(builder: &Builder, width: usize, hidden: usize, classes: usize) -> Result<Self> {
+        let group = builder.group(&[
+            Spec::new("fc1.weight", &[hidden, width], Init::fan_in(width)),
+            Spec::new("fc1.bias", &[hidden], Init::fan_in(width)),
+            Spec::new("fc2.weight", &[classes, hidden], Init::fan_in(hidden)),
+            Spec::new("fc2.bias", &[classes], Init::fan_in(hidden)),
+        ])?;
+        Ok(Self { group })
+    }
+
+    /// `features` [b, width] to logits [b, classes].
+    ///
+    /// # Errors
+    /// Shapes that do not fit.
+    pub fn forward(&self, features: &Tensor) -> Result<Tensor> {
+        let part = |index| self.group.part(index);
+        let hidden = linear(features, &part(0)?, Some(&part(1)?))?;
+        // candle's relu passes a gradient at exactly 0; dead units must have none
+        let alive = hidden.gt(0f32)?.to_dtype(hidden.dtype())?;
+        linear(&(hidden * alive)?, &part(2)?, Some(&part(3)?))
+    }
+}

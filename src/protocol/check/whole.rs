@@ -1,0 +1,96 @@
+//! Golden files of whole models (`SPEC-models.md`): what their levels share.
+
+use std::collections::BTreeMap;
+
+use candle_core::{Device, Result, Tensor};
+use serde_json::{Map, Value};
+
+use super::{CheckError, Golden, Verdict};
+use crate::attention::knobs::Knobs;
+use crate::attention::{self, Entry};
+use crate::nn::params::{Builder, Params};
+
+pub(super) type Checked<T> = std::result::Result<T, CheckError>;
+
+/// The mechanism a file names.
+pub(super) fn entry(golden: &Golden) -> Checked<&'static Entry> {
+    let name = golden.meta("mechanism");
+    attention::find(name)
+        .ok_or_else(|| CheckError::UnknownMechanism { file: golden.file.clone(), mechanism: name.to_owned() })
+}
+
+/// The settings of `entry` in the file's config, over those that the specification fixes.
+pub(super) fn knobs(golden: &Golden, entry: &Entry, fixed: &[(&str, Value)]) -> Checked<Knobs> {
+    let known = |name: &str| entry.knobs.iter().any(|knob| knob.name == name);
+    let fixed = fixed.iter().map(|(name, value)| (String::from(*name), value.clone()));
+    let given = golden.config.iter().map(|(name, value)| (name.clone(), value.clone()));
+    let settings: Map<String, Value> = fixed.chain(given).filter(|(name, _)| known(name)).collect();
+    Knobs::from_json(entry.name, entry.knobs, &settings).map_err(|error| golden.refused(error))
+}
+
+/// A whole number that the config must have.
+pub(super) fn size(golden: &Golden, key: &str) -> Checked<usize> {
+    golden.int(key).ok_or_else(|| golden.wrong(format!("its config has no whole number {key:?}")))
+}
+
+/// A builder that hands out the file's weights.
+pub(super) fn weights(golden: &Golden, device: &Device) -> Checked<Builder> {
+    let tensors = golden.leaves.iter().map(|name| {
+        let tensor = golden.tensor(name)?.to_device(device).map_err(|error| golden.refused(error))?;
+        Ok((name.clone(), tensor))
+    });
+    Ok(Builder::given(tensors.collect::<Checked<_>>()?, device, true))
+}
+
+/// Everything this build computed for a file.
+#[derive(Default)]
+pub(super) struct Computed {
+    tensors: BTreeMap<String, (Tensor, Option<Vec<f32>>)>,
+    parameters: usize,
+}
+
+impl Computed {
+    /// Adds a result.
+    pub fn put(&mut self, name: &str, tensor: Tensor) {
+        self.tensors.insert(name.to_owned(), (tensor, None));
+    }
+
+    /// Adds a result of which only the rows with a non-zero `keep` are compared.
+    pub fn put_rows(&mut self, name: &str, tensor: Tensor, keep: Vec<f32>) {
+        self.tensors.insert(name.to_owned(), (tensor, Some(keep)));
+    }
+
+    /// Adds the number of trained numbers.
+    pub fn count(&mut self, params: &Params) {
+        self.parameters = params.count();
+    }
+
+    /// Ends building and adds the gradient of `loss` for every weight.
+    pub fn gradients(&mut self, golden: &Golden, builder: &Builder, loss: &Tensor) -> Result<()> {
+        let params = builder.finish();
+        self.count(&params);
+        let grads = loss.backward()?;
+        for leaf in &golden.leaves {
+            self.put(&format!("grad_{leaf}"), params.grad(&grads, leaf)?);
+        }
+        Ok(())
+    }
+
+    /// Compares every result that the file lists, and the number of parameters.
+    pub fn verdict(&self, golden: &Golden) -> Checked<Verdict> {
+        let mut verdict = golden.verdict();
+        let (got, want) = (self.parameters, golden.meta("parameters"));
+        if want != got.to_string() {
+            verdict.complain(format!("the model has {got} parameters, expected {want}"));
+        }
+        let results: Vec<String> = serde_json::from_str(golden.meta("results"))
+            .map_err(|error| golden.wrong(format!("its results are not a list of names ({error})")))?;
+        for name in &results {
+            match self.tensors.get(name) {
+                Some((tensor, keep)) => golden.compare(&mut verdict, name, tensor, keep.as_deref())?,
+                None => verdict.complain(format!("{name} is not a result of this level")),
+            }
+        }
+        Ok(verdict)
+    }
+}
