@@ -4,6 +4,7 @@
 //! reports) iterates [`entries`]. To add a mechanism: write `attention/<name>.rs` with a `pub static ENTRY`
 //! and add its line to `TABLE`.
 
+pub mod choose;
 pub mod cosformer;
 pub mod dp;
 mod feature;

@@ -1,0 +1,109 @@
+//! From what a user wrote (`ls:w=16,r=2,'lin*'`) to mechanisms of the table with their settings.
+
+use super::knobs::{KnobError, Knobs};
+use super::{Entry, entries};
+use crate::config::grid::{Models, Variant};
+use crate::config::unknown;
+
+/// A mechanism with its settings.
+#[derive(Clone)]
+pub struct Choice {
+    /// The mechanism.
+    pub entry: &'static Entry,
+    /// Every knob.
+    pub knobs: Knobs,
+    /// The settings that differ from the defaults, `w=16,r=2`; none for the defaults.
+    pub variant: Option<String>,
+}
+
+/// A list of mechanisms that cannot be taken.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ChooseError {
+    /// A name or pattern that no mechanism has.
+    #[error("{0}")]
+    Name(String),
+    /// A knob.
+    #[error(transparent)]
+    Knob(#[from] KnobError),
+}
+
+impl Choice {
+    /// A mechanism with its defaults.
+    pub fn default_of(entry: &'static Entry) -> Self {
+        Self { entry, knobs: Knobs::defaults(entry.knobs), variant: None }
+    }
+
+    /// Name and settings as on the command line.
+    pub fn label(&self) -> String {
+        match &self.variant {
+            None => self.entry.name.to_owned(),
+            Some(variant) => format!("{}:{variant}", self.entry.name),
+        }
+    }
+}
+
+/// The choices of `models`, patterns in the order of the table, repetitions dropped.
+///
+/// # Errors
+/// An unknown mechanism, knob or value; a pattern that matches nothing.
+pub fn choose(models: &Models) -> Result<Vec<Choice>, ChooseError> {
+    let mut choices: Vec<Choice> = Vec::new();
+    for variant in &models.0 {
+        for choice in choose_one(variant)? {
+            if choices.iter().all(|known| known.label() != choice.label()) {
+                choices.push(choice);
+            }
+        }
+    }
+    Ok(choices)
+}
+
+fn choose_one(variant: &Variant) -> Result<Vec<Choice>, ChooseError> {
+    let entries = entries();
+    if variant.is_pattern() {
+        let matching = entries.iter().filter(|entry| variant.matches(entry.name));
+        let choices: Vec<Choice> = matching.map(|entry| Choice::default_of(entry)).collect();
+        if choices.is_empty() {
+            let names = entries.iter().map(|entry| entry.name).collect::<Vec<_>>().join(", ");
+            return Err(ChooseError::Name(format!(
+                "no mechanism matches {:?}; known: {names}",
+                variant.name
+            )));
+        }
+        return Ok(choices);
+    }
+    let names = entries.iter().map(|entry| entry.name);
+    let entry = entries.iter().find(|entry| entry.name == variant.name);
+    let entry = entry.ok_or_else(|| ChooseError::Name(unknown("mechanism", &variant.name, names)))?;
+    let given = variant.knobs.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+    let knobs = Knobs::parse(entry.name, entry.knobs, given)?;
+    let changes = knobs.changes(entry.knobs);
+    Ok(vec![Choice { entry, knobs, variant: (!changes.is_empty()).then_some(changes) }])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attention::TABLE;
+
+    fn labels(text: &str) -> Result<String, String> {
+        let choices = choose(&text.parse().unwrap()).map_err(|error| error.to_string())?;
+        Ok(choices.iter().map(Choice::label).collect::<Vec<_>>().join(" "))
+    }
+
+    #[test]
+    fn names_knobs_and_patterns() {
+        assert_eq!(labels("ls:w=16,r=2,full"), Ok("ls:w=16,r=2 full".into()));
+        assert_eq!(labels("ls:w=8"), Ok("ls".into()), "the default is no variant");
+        assert_eq!(labels("full,fu*,full"), Ok("full".into()));
+        assert_eq!(labels("all").unwrap().split(' ').count(), TABLE.len());
+    }
+
+    #[test]
+    fn mistakes_name_the_nearest() {
+        assert!(labels("cosfomer").unwrap_err().contains("did you mean cosformer?"));
+        assert!(labels("x*").unwrap_err().starts_with("no mechanism matches \"x*\"; known: full"));
+        assert!(labels("ls:ww=3").unwrap_err().contains("no knob"));
+        assert!(labels("ls:w=-1").unwrap_err().contains("w=-1 is not allowed"));
+    }
+}
