@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::io::{self, Write};
 
-use rand::{Rng, SeedableRng};
+use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
@@ -131,7 +131,7 @@ struct Expression {
 fn draw(seed: u64, index: u64) -> Option<Expression> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     rng.set_stream(index);
-    if !operator_next(&mut rng, 1) {
+    if let Node::Digit(_) = node(&mut rng, 1) {
         return None; // a lone digit is too short
     }
     let mut tokens = Vec::with_capacity(MAX_LENGTH);
@@ -144,23 +144,35 @@ fn draw(seed: u64, index: u64) -> Option<Expression> {
     Some(Expression { tokens, label, hash })
 }
 
-fn operator_next(rng: &mut impl Rng, depth: usize) -> bool {
-    depth < MAX_DEPTH && rng.random::<f64>() <= 0.25
+/// What stands at a place of the tree.
+enum Node {
+    Digit(u8),
+    Operator,
+}
+
+/// One word of randomness decides a node: two bits whether it is an operator, the rest which digit it is.
+fn node(rng: &mut impl RngCore, depth: usize) -> Node {
+    let word = rng.next_u32();
+    if depth < MAX_DEPTH && word >> 30 == 0 {
+        return Node::Operator;
+    }
+    Node::Digit(((u64::from(word & (u32::MAX >> 2)) * 10) >> 30) as u8)
 }
 
 /// Writes one operator node and returns its value; nothing once the expression is too long.
-fn operator(rng: &mut impl Rng, depth: usize, tokens: &mut Vec<u8>) -> Option<u8> {
+fn operator(rng: &mut impl RngCore, depth: usize, tokens: &mut Vec<u8>) -> Option<u8> {
+    let word = u64::from(rng.next_u32());
+    let count = 2 + ((word * (MAX_ARGS as u64 - 1)) >> 32) as usize;
+    let operator = token::MIN + (word & 3) as u8;
     let mut values = [0; MAX_ARGS];
-    let count = rng.random_range(2..=MAX_ARGS);
-    let operator = rng.random_range(token::MIN..=token::SM);
     tokens.push(operator);
     for value in &mut values[..count] {
-        *value = if operator_next(rng, depth + 1) {
-            self::operator(rng, depth + 1, tokens)?
-        } else {
-            let digit = rng.random_range(0..10);
-            tokens.push(digit);
-            digit
+        *value = match node(rng, depth + 1) {
+            Node::Operator => self::operator(rng, depth + 1, tokens)?,
+            Node::Digit(digit) => {
+                tokens.push(digit);
+                digit
+            }
         };
         if tokens.len() + 1 >= MAX_LENGTH {
             return None;
