@@ -1,0 +1,169 @@
+//! Image: CIFAR-10 (Krizhevsky 2009) in gray, one token per pixel, from the binary archive or its folder.
+
+use std::path::Path;
+
+use sha2::{Digest, Sha256};
+
+use super::{DataError, Dataset, Example, Split, store};
+
+const PIXELS: usize = 1024;
+/// A record: the class, then red, green and blue planes.
+const RECORD: usize = 1 + 3 * PIXELS;
+const CLASSES: u8 = 10;
+const TRAIN: usize = 50_000;
+const TEST: usize = 10_000;
+/// Names of the archive or folder.
+pub const NAMES: &[&str] =
+    &["cifar-10-batches-bin", "cifar-10-binary.tar.gz", "cifar-10-binary-subset.tar.gz"];
+const BATCHES: [&str; 6] = [
+    "data_batch_1.bin",
+    "data_batch_2.bin",
+    "data_batch_3.bin",
+    "data_batch_4.bin",
+    "data_batch_5.bin",
+    "test_batch.bin",
+];
+
+/// The images; validation is the last tenth of the training images.
+pub struct Cifar10 {
+    train: Vec<u8>,
+    test: Vec<u8>,
+    hash: String,
+    partial: Option<String>,
+}
+
+/// Bytes of one stored image: class and gray values.
+const STORED: usize = 1 + PIXELS;
+
+impl Cifar10 {
+    /// Loads the images from `dir`.
+    ///
+    /// # Errors
+    /// No images there, records that cannot be read, fewer than published without `allow_partial`.
+    pub fn load(dir: &Path, allow_partial: bool) -> Result<Self, DataError> {
+        let source = store::find(dir, NAMES).ok_or_else(|| DataError::Missing {
+            what: "CIFAR-10",
+            dir: dir.to_owned(),
+            next: "run effattn fetch cifar10, or place cifar-10-binary.tar.gz (or the unpacked folder \
+                   cifar-10-batches-bin) there"
+                .into(),
+        })?;
+        let mut batches: [Vec<u8>; 6] = Default::default();
+        let number = |name: &str| BATCHES.iter().position(|batch| name.rsplit('/').next() == Some(batch));
+        let limit = (RECORD * TEST) as u64;
+        store::each_file(
+            &source,
+            limit,
+            |name| number(name).is_some(),
+            |name, bytes| {
+                if let Some(number) = number(name) {
+                    batches[number] = gray(&source.join(name), &bytes)?;
+                }
+                Ok(())
+            },
+        )?;
+        let mut hash = Sha256::new();
+        batches.iter().for_each(|batch| hash.update(batch));
+        let [a, b, c, d, e, test] = batches;
+        let train = [a, b, c, d, e].concat();
+        let counts = (train.len() / STORED, test.len() / STORED);
+        let partial = (counts != (TRAIN, TEST))
+            .then(|| format!("{} of {TRAIN} training and {} of {TEST} test images", counts.0, counts.1));
+        if let (Some(missing), false) = (&partial, allow_partial) {
+            let missing = missing.clone();
+            return Err(DataError::Partial { what: "CIFAR-10", dir: dir.to_owned(), missing });
+        }
+        Ok(Self { train, test, hash: format!("{:x}", hash.finalize()), partial })
+    }
+
+    fn side(&self, split: Split) -> &[u8] {
+        let images = self.train.len() / STORED;
+        let cut = (images - images / 10) * STORED;
+        match split {
+            Split::Train => &self.train[..cut],
+            Split::Validation => &self.train[cut..],
+            Split::Test => &self.test,
+        }
+    }
+}
+
+impl Dataset for Cifar10 {
+    fn len(&self, split: Split) -> usize {
+        self.side(split).len() / STORED
+    }
+
+    fn example(&self, split: Split, index: usize, max_len: usize) -> Example {
+        let image = &self.side(split)[index * STORED..][..STORED];
+        let tokens = image[1..].iter().take(max_len).map(|&gray| u16::from(gray)).collect();
+        Example { tokens, second: None, label: u32::from(image[0]) }
+    }
+
+    fn hash(&self) -> &str {
+        &self.hash
+    }
+
+    fn partial(&self) -> Option<&str> {
+        self.partial.as_deref()
+    }
+}
+
+/// Records as class and gray values: floor(255.5 (0.2989 R + 0.5870 G + 0.1140 B) / 255), which is what the
+/// Long Range Arena's pipeline computes for 8-bit images in f32.
+fn gray(file: &Path, bytes: &[u8]) -> Result<Vec<u8>, DataError> {
+    if !bytes.len().is_multiple_of(RECORD) {
+        let reason = format!("{} bytes are not a whole number of records of {RECORD} bytes", bytes.len());
+        return Err(store::bad_file(file, reason));
+    }
+    let mut out = Vec::with_capacity(bytes.len() / RECORD * STORED);
+    for (index, record) in bytes.chunks_exact(RECORD).enumerate() {
+        if record[0] >= CLASSES {
+            let reason = format!("record {index} has class {}, expected 0 to 9", record[0]);
+            return Err(store::bad_file(file, reason));
+        }
+        out.push(record[0]);
+        let (red, rest) = record[1..].split_at(PIXELS);
+        let (green, blue) = rest.split_at(PIXELS);
+        out.extend(red.iter().zip(green).zip(blue).map(|((&r, &g), &b)| {
+            let unit = |x: u8| f32::from(x) / 255.0;
+            (255.5 * (0.2989 * unit(r) + 0.5870 * unit(g) + 0.1140 * unit(b))) as u8
+        }));
+    }
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(class: u8, r: u8, g: u8, b: u8) -> Vec<u8> {
+        let mut bytes = vec![class];
+        for value in [r, g, b] {
+            bytes.extend([value; PIXELS]);
+        }
+        bytes
+    }
+
+    #[test]
+    fn images_are_gray_and_split() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let folder = dir.path().join("cifar-10-batches-bin");
+        std::fs::create_dir(&folder).expect("a folder");
+        let batch: Vec<u8> = (0..20).flat_map(|i| record(i % 10, 255, 255, 255)).collect();
+        std::fs::write(folder.join("data_batch_1.bin"), batch).expect("a batch");
+        std::fs::write(folder.join("test_batch.bin"), record(3, 255, 0, 0)).expect("a batch");
+        let data = Cifar10::load(dir.path(), true).expect("images");
+        assert_eq!((data.len(Split::Train), data.len(Split::Validation), data.len(Split::Test)), (18, 2, 1));
+        assert_eq!(data.example(Split::Train, 0, 2).tokens, [255, 255]);
+        let test = data.example(Split::Test, 0, PIXELS);
+        assert_eq!((test.tokens[7], test.label, test.tokens.len()), (76, 3, PIXELS));
+    }
+
+    #[test]
+    fn broken_records_are_refused() {
+        let file = Path::new("data_batch_1.bin");
+        let cut = gray(file, &record(1, 0, 0, 0)[1..]).expect_err("cut").to_string();
+        assert!(cut.contains("3072 bytes"), "{cut}");
+        let class = gray(file, &record(10, 0, 0, 0)).expect_err("class").to_string();
+        assert!(class.contains("class 10"), "{class}");
+    }
+}

@@ -1,0 +1,177 @@
+//! Text: byte-level sentiment of IMDb reviews (Maas et al. 2011), from `aclImdb_v1.tar.gz` or the unpacked folder.
+
+use std::path::Path;
+
+use sha2::{Digest, Sha256};
+
+use super::{DataError, Dataset, Example, Split, byte_ids, store};
+
+/// Reviews per class and split.
+const PER_CLASS: usize = 12_500;
+/// Longest review that is read; the longest real one has 13,704 bytes.
+const LONGEST: u64 = 1 << 20;
+/// Names of the archive or folder.
+pub const NAMES: &[&str] = &["aclImdb", "aclImdb_v1.tar.gz", "aclImdb-50k-labelled.tar.gz"];
+
+/// The reviews. The published protocol selects on the test split: validation is the test split, unless a share of
+/// the training reviews is held out.
+pub struct Imdb {
+    train: Vec<(Vec<u8>, u32)>,
+    held_out: Vec<(Vec<u8>, u32)>,
+    test: Vec<(Vec<u8>, u32)>,
+    hash: String,
+    partial: Option<String>,
+}
+
+impl Imdb {
+    /// Loads the reviews from `dir`. With `strict` every tenth training review is held out for validation.
+    ///
+    /// # Errors
+    /// No reviews there, files that cannot be read, fewer reviews than published without `allow_partial`.
+    pub fn load(dir: &Path, strict: bool, allow_partial: bool) -> Result<Self, DataError> {
+        let source = store::find(dir, NAMES).ok_or_else(|| DataError::Missing {
+            what: "IMDb",
+            dir: dir.to_owned(),
+            next: "run effattn fetch imdb, or place aclImdb_v1.tar.gz (or the unpacked folder aclImdb) there"
+                .into(),
+        })?;
+        let mut reviews = Vec::new();
+        store::each_file(
+            &source,
+            LONGEST,
+            |name| place(name).is_some(),
+            |name, bytes| {
+                if let Some((test, label, id)) = place(name) {
+                    reviews.push((test, label, id, bytes));
+                }
+                Ok(())
+            },
+        )?;
+        reviews.sort_by_key(|(test, label, id, _)| (*test, *label, *id));
+        let mut hash = Sha256::new();
+        let mut sides = [Vec::new(), Vec::new()];
+        for (test, label, id, bytes) in reviews {
+            hash.update(id.to_le_bytes());
+            hash.update(&bytes);
+            sides[usize::from(test)].push((bytes, label));
+        }
+        let [mut train, test] = sides;
+        let partial = missing(&train, &test);
+        if let (Some(missing), false) = (&partial, allow_partial) {
+            return Err(DataError::Partial { what: "IMDb", dir: dir.to_owned(), missing: missing.clone() });
+        }
+        let mut held_out = Vec::new();
+        if strict {
+            let (tenth, rest): (Vec<_>, Vec<_>) =
+                train.into_iter().enumerate().partition(|(index, _)| index % 10 == 9);
+            held_out = tenth.into_iter().map(|(_, review)| review).collect();
+            train = rest.into_iter().map(|(_, review)| review).collect();
+        }
+        Ok(Self { train, held_out, test, hash: format!("{:x}", hash.finalize()), partial })
+    }
+
+    fn side(&self, split: Split) -> &[(Vec<u8>, u32)] {
+        match split {
+            Split::Train => &self.train,
+            Split::Validation if !self.held_out.is_empty() => &self.held_out,
+            Split::Validation | Split::Test => &self.test,
+        }
+    }
+}
+
+impl Dataset for Imdb {
+    fn len(&self, split: Split) -> usize {
+        self.side(split).len()
+    }
+
+    fn example(&self, split: Split, index: usize, max_len: usize) -> Example {
+        let (text, label) = &self.side(split)[index];
+        Example { tokens: byte_ids(text, max_len), second: None, label: *label }
+    }
+
+    fn hash(&self) -> &str {
+        &self.hash
+    }
+
+    fn partial(&self) -> Option<&str> {
+        self.partial.as_deref()
+    }
+}
+
+/// Split (true: test), class and number of a review by its path `.../{train,test}/{neg,pos}/<id>_<stars>.txt`.
+fn place(path: &str) -> Option<(bool, u32, u32)> {
+    let mut parts = path.rsplit('/');
+    let (file, class, split) = (parts.next()?, parts.next()?, parts.next()?);
+    let id = file.strip_suffix(".txt")?.split('_').next()?.parse().ok()?;
+    let test = match split {
+        "train" => false,
+        "test" => true,
+        _ => return None,
+    };
+    let label = match class {
+        "neg" => 0,
+        "pos" => 1,
+        _ => return None,
+    };
+    Some((test, label, id))
+}
+
+fn missing(train: &[(Vec<u8>, u32)], test: &[(Vec<u8>, u32)]) -> Option<String> {
+    let complete = [train, test].iter().all(|side| {
+        (0..2).all(|class| side.iter().filter(|(_, label)| *label == class).count() == PER_CLASS)
+    });
+    let all = 2 * PER_CLASS;
+    (!complete).then(|| format!("{} of {all} training and {} of {all} test reviews", train.len(), test.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder() -> tempfile::TempDir {
+        let dir = tempfile::tempdir().expect("a folder");
+        for split in ["train", "test"] {
+            for (class, text) in [("neg", "bad <br />"), ("pos", "good")] {
+                let folder = dir.path().join("aclImdb").join(split).join(class);
+                std::fs::create_dir_all(&folder).expect("a folder");
+                for id in 0..10 {
+                    std::fs::write(folder.join(format!("{id}_3.txt")), text).expect("a review");
+                }
+            }
+            std::fs::create_dir_all(dir.path().join("aclImdb/train/unsup")).expect("a folder");
+            std::fs::write(dir.path().join("aclImdb/train/unsup/0_0.txt"), "x").expect("unlabelled");
+        }
+        dir
+    }
+
+    #[test]
+    fn reviews_are_bytes_with_markup() {
+        let dir = folder();
+        let data = Imdb::load(dir.path(), false, true).expect("reviews");
+        assert_eq!(
+            (data.len(Split::Train), data.len(Split::Validation), data.len(Split::Test)),
+            (20, 20, 20)
+        );
+        let first = data.example(Split::Train, 0, 6);
+        assert_eq!(first.tokens, b"bad <b".map(|byte| u16::from(byte) + 1));
+        assert_eq!((first.label, data.example(Split::Train, 19, 9).label), (0, 1));
+        assert_eq!(data.partial(), Some("20 of 25000 training and 20 of 25000 test reviews"));
+    }
+
+    #[test]
+    fn strict_holds_out_a_tenth() {
+        let dir = folder();
+        let data = Imdb::load(dir.path(), true, true).expect("reviews");
+        assert_eq!((data.len(Split::Train), data.len(Split::Validation), data.len(Split::Test)), (18, 2, 20));
+    }
+
+    #[test]
+    fn what_is_missing_is_said() {
+        let dir = folder();
+        let partial = Imdb::load(dir.path(), false, false).err().expect("incomplete").to_string();
+        assert!(partial.contains("--allow-partial"), "{partial}");
+        let empty = tempfile::tempdir().expect("a folder");
+        let missing = Imdb::load(empty.path(), false, true).err().expect("missing").to_string();
+        assert!(missing.contains("effattn fetch imdb"), "{missing}");
+    }
+}
