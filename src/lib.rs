@@ -36,4 +36,6 @@ pub mod pattern;
 pub mod protocol;
 pub mod record;
 pub mod report;
+pub mod run;
 pub mod stats;
+pub mod term;

@@ -1,0 +1,111 @@
+//! What this machine is and how busy it is.
+
+use serde::Serialize;
+use sysinfo::{
+    CpuRefreshKind, MemoryRefreshKind, Pid, ProcessRefreshKind, ProcessesToUpdate, RefreshKind, System,
+};
+
+/// What a manifest says about the machine.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Machine {
+    /// Processor.
+    pub cpu: String,
+    /// Processors this process may use.
+    pub cores: usize,
+    /// Bytes of memory.
+    pub memory_bytes: u64,
+    /// System and version.
+    pub os: String,
+    /// Architecture.
+    pub arch: &'static str,
+    /// Widest vector instructions found.
+    pub simd: &'static str,
+}
+
+impl Machine {
+    /// This machine.
+    pub fn this() -> Self {
+        let kinds = RefreshKind::nothing()
+            .with_cpu(CpuRefreshKind::nothing())
+            .with_memory(MemoryRefreshKind::nothing().with_ram());
+        let system = System::new_with_specifics(kinds);
+        let brand = system.cpus().first().map(|cpu| cpu.brand().trim().to_owned());
+        Self {
+            cpu: brand.filter(|brand| !brand.is_empty()).unwrap_or_else(|| "unknown".to_owned()),
+            cores: super::threads::available(),
+            memory_bytes: system.total_memory(),
+            os: System::long_os_version().unwrap_or_else(|| std::env::consts::OS.to_owned()),
+            arch: std::env::consts::ARCH,
+            simd: simd(),
+        }
+    }
+}
+
+fn simd() -> &'static str {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if is_x86_feature_detected!("avx512f") {
+            return "avx512";
+        }
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            return "avx2";
+        }
+        "sse2"
+    }
+    #[cfg(target_arch = "aarch64")]
+    {
+        "neon"
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    {
+        "none"
+    }
+}
+
+/// Bytes that can still be allocated: what the system calls available, or less where a control group says so.
+pub fn free_memory() -> u64 {
+    let mut system = System::new();
+    system.refresh_memory_specifics(MemoryRefreshKind::nothing().with_ram());
+    let available = system.available_memory();
+    system.cgroup_limits().map_or(available, |limits| available.min(limits.free_memory))
+}
+
+/// Load average of the last minute; none where the system has none.
+pub fn load() -> Option<f64> {
+    let load = System::load_average().one;
+    (load.is_finite() && !cfg!(windows)).then_some(load)
+}
+
+/// Resident bytes of processes, read again and again.
+#[derive(Debug, Default)]
+pub struct Resident(System);
+
+impl Resident {
+    /// Resident bytes of process `id` now; none if it is gone.
+    pub fn of(&mut self, id: u32) -> Option<u64> {
+        let pid = Pid::from_u32(id);
+        let kind = ProcessRefreshKind::nothing().with_memory();
+        self.0.refresh_processes_specifics(ProcessesToUpdate::Some(&[pid]), true, kind);
+        self.0.process(pid).map(sysinfo::Process::memory)
+    }
+
+    /// Resident bytes of this process now.
+    pub fn own(&mut self) -> u64 {
+        self.of(std::process::id()).unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn resident_bytes_grow_with_touched_memory() {
+        let mut resident = Resident::default();
+        let before = resident.own();
+        let touched = std::hint::black_box(vec![1u8; 64 << 20]);
+        assert!(resident.own() >= before + (60 << 20), "{} {}", before, resident.own());
+        drop(touched);
+        assert!(free_memory() > 0 && Machine::this().memory_bytes >= free_memory());
+    }
+}

@@ -1,0 +1,240 @@
+//! The folder of one run: found again or made, locked while in use, named by `latest`.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use time::OffsetDateTime;
+use time::macros::format_description;
+
+use super::manifest::{Manifest, State, now};
+use super::plan::Plan;
+use super::{RunError, Stop};
+
+/// How long to wait for another process.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A locked run folder. The lock ends with this value, or with the process.
+pub struct RunFolder {
+    /// The folder.
+    pub path: PathBuf,
+    /// Its manifest.
+    pub manifest: Manifest,
+    /// Whether an unfinished run is continued.
+    pub continued: bool,
+    _lock: File,
+}
+
+impl RunFolder {
+    /// The newest unfinished run of `plan` below `root/<name>`, or a new one; with `fresh` always a new one.
+    ///
+    /// # Errors
+    /// A folder that cannot be written, results of a newer version, a run that another process holds.
+    pub fn open(root: &Path, plan: &Plan, fresh: bool, stop: &Stop) -> Result<Self, RunError> {
+        let base = root.join(&plan.name);
+        std::fs::create_dir_all(&base).map_err(RunError::file(&base))?;
+        let identity = plan.identity();
+        for path in unfinished(&base, &identity)? {
+            let lock = lock(&path, stop)?;
+            // The process that we waited for may have finished the run.
+            let Some(mut manifest) = Manifest::read(&path)?.filter(|found| found.state == State::Unfinished)
+            else {
+                continue;
+            };
+            if fresh {
+                manifest.state = State::Abandoned;
+                manifest.end = Some(now());
+                manifest.write(&path)?;
+                continue;
+            }
+            manifest.continued.push(now());
+            manifest.write(&path)?;
+            return Ok(Self { path, manifest, continued: true, _lock: lock });
+        }
+        Self::create(&base, plan, &identity, stop)
+    }
+
+    fn create(base: &Path, plan: &Plan, identity: &str, stop: &Stop) -> Result<Self, RunError> {
+        let stamp = OffsetDateTime::now_utc()
+            .format(format_description!("[year][month][day]-[hour][minute][second]"))
+            .unwrap_or_default();
+        for attempt in 1..1000 {
+            let suffix = if attempt == 1 { String::new() } else { format!("-{attempt}") };
+            let id = format!("{stamp}-{}{suffix}", &identity[..6]);
+            let path = base.join(&id);
+            match std::fs::create_dir(&path) {
+                Ok(()) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => continue,
+                Err(source) => return Err(RunError::File { path, source }),
+            }
+            let lock = lock(&path, stop)?;
+            let manifest = Manifest::new(plan, &id);
+            manifest.write(&path)?;
+            return Ok(Self { path, manifest, continued: false, _lock: lock });
+        }
+        Err(RunError::Internal(format!("no free run folder below {}", base.display())))
+    }
+
+    /// Lets `latest` beside the run folders name this one: a link, or a file where links are impossible.
+    ///
+    /// # Errors
+    /// Neither can be made.
+    pub fn name_latest(&self) -> std::io::Result<()> {
+        let Some(base) = self.path.parent() else { return Ok(()) };
+        let latest = base.join("latest");
+        link(&self.manifest.id, base, &latest).or_else(|_| {
+            let is_link = latest.symlink_metadata().is_ok_and(|meta| meta.is_symlink());
+            if is_link {
+                std::fs::remove_file(&latest)?;
+            }
+            crate::record::file::write(&latest, format!("{}\n", self.manifest.id).as_bytes())
+        })
+    }
+}
+
+/// The run folder that `latest` in `base` names.
+pub fn latest(base: &Path) -> Option<PathBuf> {
+    let latest = base.join("latest");
+    if latest.is_dir() {
+        return Some(latest);
+    }
+    let id = std::fs::read_to_string(&latest).ok()?;
+    let folder = base.join(id.trim());
+    folder.is_dir().then_some(folder)
+}
+
+#[cfg(unix)]
+fn link(id: &str, base: &Path, latest: &Path) -> std::io::Result<()> {
+    let fresh = base.join(format!(".latest-{}", std::process::id()));
+    let _ = std::fs::remove_file(&fresh);
+    std::os::unix::fs::symlink(id, &fresh)?;
+    std::fs::rename(&fresh, latest).inspect_err(|_| drop(std::fs::remove_file(&fresh)))
+}
+
+#[cfg(not(unix))]
+fn link(_: &str, _: &Path, _: &Path) -> std::io::Result<()> {
+    Err(std::io::ErrorKind::Unsupported.into())
+}
+
+/// Unfinished runs of `identity` below `base`, the newest first. Folders that are no runs are passed over.
+fn unfinished(base: &Path, identity: &str) -> Result<Vec<PathBuf>, RunError> {
+    let mut found = Vec::new();
+    for item in std::fs::read_dir(base).map_err(RunError::file(base))? {
+        let path = item.map_err(RunError::file(base))?.path();
+        if path.is_symlink() || !path.is_dir() {
+            continue;
+        }
+        match Manifest::read(&path) {
+            Ok(Some(manifest)) if manifest.identity == identity && manifest.state == State::Unfinished => {
+                found.push((manifest.start, path));
+            }
+            Ok(_) | Err(RunError::Damaged { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    found.sort();
+    Ok(found.into_iter().rev().map(|(_, path)| path).collect())
+}
+
+fn lock(folder: &Path, stop: &Stop) -> Result<File, RunError> {
+    let path = folder.join("lock");
+    let options = || OpenOptions::new().read(true).append(true).create(true).open(&path);
+    let mut file = options().map_err(RunError::file(&path))?;
+    let start = Instant::now();
+    loop {
+        match file.try_lock() {
+            Ok(()) => break,
+            Err(TryLockError::WouldBlock) if start.elapsed() < PATIENCE && !stop.is_set() => {
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            Err(TryLockError::WouldBlock) => {
+                let holder = std::fs::read_to_string(&path).unwrap_or_default();
+                let holder = match holder.trim() {
+                    "" => "another process".to_owned(),
+                    holder => holder.to_owned(),
+                };
+                return Err(RunError::Locked { path: folder.to_owned(), holder });
+            }
+            Err(TryLockError::Error(source)) => return Err(RunError::File { path, source }),
+        }
+    }
+    let told =
+        file.set_len(0).and_then(|()| writeln!(file, "process {} (since {} UTC)", std::process::id(), now()));
+    told.map_err(RunError::file(&path))?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan() -> Plan {
+        Plan { name: "speed".to_owned(), command: "speed".to_owned(), threads: 2, ..Plan::default() }
+    }
+
+    fn open(root: &Path, plan: &Plan, fresh: bool) -> Result<RunFolder, RunError> {
+        RunFolder::open(root, plan, fresh, &Stop::default())
+    }
+
+    #[test]
+    fn only_an_unfinished_run_of_the_same_plan_is_continued() {
+        let root = tempfile::tempdir().unwrap();
+        let first = open(root.path(), &plan(), false).unwrap();
+        assert!(!first.continued);
+        let (path, mut manifest) = (first.path.clone(), first.manifest.clone());
+        drop(first);
+        let other = Plan { threads: 1, ..plan() };
+        assert!(!open(root.path(), &other, false).unwrap().continued);
+        let again = open(root.path(), &plan(), false).unwrap();
+        assert!(again.continued && again.path == path);
+        drop(again);
+        manifest.state = State::Done;
+        manifest.write(&path).unwrap();
+        assert!(!open(root.path(), &plan(), false).unwrap().continued);
+    }
+
+    #[test]
+    fn fresh_gives_up_the_unfinished_run() {
+        let root = tempfile::tempdir().unwrap();
+        let first = open(root.path(), &plan(), false).unwrap().path;
+        let second = open(root.path(), &plan(), true).unwrap();
+        assert!(!second.continued && second.path != first);
+        drop(second);
+        assert_eq!(Manifest::read(&first).unwrap().unwrap().state, State::Abandoned);
+    }
+
+    #[test]
+    fn a_held_run_names_its_holder() {
+        let root = tempfile::tempdir().unwrap();
+        let held = open(root.path(), &plan(), false).unwrap();
+        let stop = Stop::default();
+        stop.set(); // do not wait
+        let error = RunFolder::open(root.path(), &plan(), false, &stop).err().unwrap().to_string();
+        assert!(error.contains(&format!("in use by process {}", std::process::id())), "{error}");
+        drop(held);
+    }
+
+    #[test]
+    fn results_of_a_newer_version_are_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let path = open(root.path(), &plan(), false).unwrap().path;
+        let text = std::fs::read_to_string(path.join("manifest.json")).unwrap();
+        let newer = text.replace("\"schema\": 1", "\"schema\": 2");
+        std::fs::write(path.join("manifest.json"), newer).unwrap();
+        let error = open(root.path(), &plan(), false).err().unwrap().to_string();
+        assert!(error.contains("newer effattn (schema 2, this one knows 1)"), "{error}");
+    }
+
+    #[test]
+    fn latest_names_the_run_again_and_again() {
+        let root = tempfile::tempdir().unwrap();
+        for _ in 0..2 {
+            let run = open(root.path(), &plan(), true).unwrap();
+            run.name_latest().unwrap();
+            let base = root.path().join("speed");
+            let named = latest(&base).unwrap().canonicalize().unwrap();
+            assert_eq!(named, run.path.canonicalize().unwrap());
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! The journal: one line per finished cell, synced, so that whatever happens is kept up to the last line.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::RunError;
+use crate::record::Row;
+
+/// Raw samples of one metric.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Samples {
+    /// Metric.
+    pub metric: String,
+    /// Unit.
+    pub unit: String,
+    /// Values in the order they were taken.
+    pub values: Vec<f64>,
+}
+
+/// A finished cell.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Entry {
+    /// Key of the cell.
+    pub cell: String,
+    /// Its rows.
+    pub rows: Vec<Row>,
+    /// Its raw samples.
+    #[serde(default)]
+    pub samples: Vec<Samples>,
+}
+
+/// An open journal.
+pub struct Journal(File);
+
+impl Journal {
+    /// Opens or creates the journal at `path` and gives what is in it. A last line that was cut off is
+    /// removed; its cell runs again.
+    ///
+    /// # Errors
+    /// A file that cannot be read or written.
+    pub fn open(path: &Path) -> Result<(Self, Vec<Entry>), RunError> {
+        let options = || OpenOptions::new().read(true).append(true).create(true).open(path);
+        let mut file = options().map_err(RunError::file(path))?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).map_err(RunError::file(path))?;
+        let (entries, whole) = read(&bytes);
+        if whole < bytes.len() {
+            file.set_len(whole as u64).map_err(RunError::file(path))?;
+            file.seek(SeekFrom::End(0)).map_err(RunError::file(path))?;
+        }
+        Ok((Self(file), entries))
+    }
+
+    /// Appends `entry` and waits until it is on the disk.
+    ///
+    /// # Errors
+    /// Disk full, for example.
+    pub fn append(&mut self, entry: &Entry) -> std::io::Result<()> {
+        let mut line = serde_json::to_vec(entry).map_err(std::io::Error::other)?;
+        line.push(b'\n');
+        self.0.write_all(&line)?;
+        self.0.sync_data()
+    }
+}
+
+/// The entries of the lines that are whole, and how many bytes those take. Reading ends at the first line
+/// that is none.
+fn read(bytes: &[u8]) -> (Vec<Entry>, usize) {
+    let mut entries = Vec::new();
+    let mut at = 0;
+    while let Some(len) = bytes[at..].iter().position(|byte| *byte == b'\n') {
+        match serde_json::from_slice::<Entry>(&bytes[at..at + len]) {
+            Ok(entry) => entries.push(entry),
+            Err(_) => break,
+        }
+        at += len + 1;
+    }
+    (entries, at)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn entry(index: usize) -> Entry {
+        let row = Row::new("speed", "ls").with("step_time", "s", Some(index as f64));
+        let samples = Samples { metric: "step_time".into(), unit: "s".into(), values: vec![0.5; index] };
+        Entry { cell: format!("cell {index}"), rows: vec![row], samples: vec![samples] }
+    }
+
+    #[test]
+    fn a_journal_cut_at_any_byte_goes_on_after_its_last_whole_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("journal.jsonl");
+        let (mut journal, before) = Journal::open(&path).unwrap();
+        assert!(before.is_empty());
+        (0..3).for_each(|index| journal.append(&entry(index)).unwrap());
+        let bytes = std::fs::read(&path).unwrap();
+        for cut in 0..=bytes.len() {
+            let (kept, whole) = read(&bytes[..cut]);
+            assert_eq!(whole, bytes[..cut].iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1));
+            assert_eq!(kept, (0..kept.len()).map(entry).collect::<Vec<_>>());
+        }
+        for cut in (0..=bytes.len()).step_by(101) {
+            std::fs::write(&path, &bytes[..cut]).unwrap();
+            let (mut journal, kept) = Journal::open(&path).unwrap();
+            for index in kept.len()..3 {
+                journal.append(&entry(index)).unwrap();
+            }
+            assert_eq!(std::fs::read(&path).unwrap(), bytes, "cut at {cut}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_a_journal(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            let (_, whole) = read(&bytes);
+            prop_assert!(whole <= bytes.len());
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Where rows come from: what was typed, on which machine, with which build.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+use super::RunError;
+use super::plan::Plan;
+use crate::device::machine::{self, Machine};
+use crate::record::file;
+
+/// Version of the files in a run folder. Raised when an older program could misread them.
+pub const SCHEMA: u64 = 1;
+
+/// How far a run is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// Cells are missing.
+    Unfinished,
+    /// Every cell has its rows.
+    Done,
+    /// Given up for a fresh run.
+    Abandoned,
+}
+
+/// `manifest.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Version of this file's form.
+    pub schema: u64,
+    /// Name of the run folder.
+    pub id: String,
+    /// What makes two runs the same; see [`Plan::identity`].
+    pub identity: String,
+    /// How far it is.
+    pub state: State,
+    /// Command.
+    pub command: String,
+    /// The words that were typed.
+    pub argv: Vec<String>,
+    /// Resolved settings.
+    pub settings: Value,
+    /// The suite's text.
+    pub suite: Option<String>,
+    /// Version of effattn.
+    pub version: String,
+    /// Commit it was built from.
+    pub commit: Option<String>,
+    /// Cargo features.
+    pub features: Vec<String>,
+    /// Device of the rows.
+    pub device: String,
+    /// Processor, memory, system.
+    pub machine: Value,
+    /// CPU threads.
+    pub threads: u64,
+    /// How memory is allocated and counted.
+    pub allocator: Value,
+    /// Matrix products on the CPU.
+    pub gemm: String,
+    /// Seeds.
+    pub seeds: Vec<u64>,
+    /// Hashes of data, by name.
+    pub data: BTreeMap<String, String>,
+    /// Load average before the start.
+    pub load_average: Option<f64>,
+    /// When it started (UTC).
+    pub start: String,
+    /// When it was continued.
+    #[serde(default)]
+    pub continued: Vec<String>,
+    /// When it ended.
+    pub end: Option<String>,
+}
+
+/// Now, as in manifests.
+pub fn now() -> String {
+    let now = OffsetDateTime::now_utc().replace_nanosecond(0).unwrap_or(OffsetDateTime::UNIX_EPOCH);
+    now.format(&Rfc3339).unwrap_or_default()
+}
+
+impl Manifest {
+    /// The manifest of a run of `plan` that starts now in the folder `id`.
+    pub fn new(plan: &Plan, id: &str) -> Self {
+        Self {
+            schema: SCHEMA,
+            id: id.to_owned(),
+            identity: plan.identity(),
+            state: State::Unfinished,
+            command: plan.command.clone(),
+            argv: plan.argv.clone(),
+            settings: plan.settings.clone(),
+            suite: plan.suite.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            commit: option_env!("EFFATTN_COMMIT").map(str::to_owned),
+            features: crate::device::features().into_iter().map(str::to_owned).collect(),
+            device: plan.device.clone(),
+            machine: serde_json::to_value(Machine::this()).unwrap_or(Value::Null),
+            threads: plan.threads as u64,
+            allocator: json!({
+                "counted": true,
+                "keep_pages": cfg!(all(target_os = "linux", target_env = "gnu")),
+            }),
+            gemm: "gemm 0.19, AVX-512 where found".to_owned(),
+            seeds: plan.seeds.clone(),
+            data: plan.data.clone(),
+            load_average: machine::load(),
+            start: now(),
+            continued: Vec::new(),
+            end: None,
+        }
+    }
+
+    /// Reads the manifest of `folder`; none if there is none.
+    ///
+    /// # Errors
+    /// Written by a newer version, or damaged.
+    pub fn read(folder: &Path) -> Result<Option<Self>, RunError> {
+        let path = folder.join("manifest.json");
+        let text = match std::fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(source) => return Err(RunError::File { path, source }),
+        };
+        let damaged =
+            |error: serde_json::Error| RunError::Damaged { path: path.clone(), reason: error.to_string() };
+        let value: Value = serde_json::from_str(&text).map_err(damaged)?;
+        if let Some(found) = value["schema"].as_u64()
+            && found > SCHEMA
+        {
+            return Err(RunError::Newer { path, found, known: SCHEMA });
+        }
+        serde_json::from_value(value).map(Some).map_err(damaged)
+    }
+
+    /// Writes it into `folder`.
+    ///
+    /// # Errors
+    /// Disk full, for example.
+    pub fn write(&self, folder: &Path) -> Result<(), RunError> {
+        let path = folder.join("manifest.json");
+        let text = serde_json::to_string_pretty(self).unwrap_or_default() + "\n";
+        file::write(&path, text.as_bytes()).map_err(RunError::file(path))
+    }
+}

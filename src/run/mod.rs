@@ -1,0 +1,90 @@
+//! Runs cells: worker processes, the journal that survives a kill, the run folder and its manifest.
+//!
+//! Only the parent writes files. What a worker computes is given as a function from above.
+
+pub mod folder;
+pub mod journal;
+pub mod manifest;
+pub mod outcome;
+pub mod plan;
+pub mod session;
+pub mod worker;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+/// Set by Ctrl-C; everything that waits looks at it.
+#[derive(Clone, Debug, Default)]
+pub struct Stop(Arc<AtomicBool>);
+
+impl Stop {
+    /// Asks for the end.
+    pub fn set(&self) {
+        self.0.store(true, Relaxed);
+    }
+
+    /// Whether the end was asked for.
+    pub fn is_set(&self) -> bool {
+        self.0.load(Relaxed)
+    }
+}
+
+/// Why a run cannot start or go on.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// A file or folder cannot be written or read.
+    #[error("{} cannot be used: {source}; free some space or choose another folder with --output-path", path.display())]
+    File {
+        /// The path.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The results were written by a newer version.
+    #[error(
+        "{} was written by a newer effattn (schema {found}, this one knows {known}); update effattn or choose \
+         another folder with --output-path",
+        path.display()
+    )]
+    Newer {
+        /// The manifest.
+        path: PathBuf,
+        /// Its schema.
+        found: u64,
+        /// Ours.
+        known: u64,
+    },
+    /// A manifest or journal that cannot be read.
+    #[error("{} is damaged: {reason}; move the folder away or start over with --fresh", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// Another process is at it.
+    #[error("{} is in use by {holder}; wait for it, or choose another folder with --output-path", path.display())]
+    Locked {
+        /// The run folder.
+        path: PathBuf,
+        /// Who holds the lock.
+        holder: String,
+    },
+    /// A worker cannot be started or spoken to.
+    #[error("a worker process cannot be started: {0}")]
+    Worker(std::io::Error),
+    /// The user pressed Ctrl-C.
+    #[error("stopped")]
+    Stopped,
+    /// Something that should not happen.
+    #[error("{0}")]
+    Internal(String),
+}
+
+impl RunError {
+    pub(crate) fn file(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::File { path, source }
+    }
+}

@@ -1,0 +1,187 @@
+//! One run of a plan: which cells are done, and every file that says so.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::folder::RunFolder;
+use super::journal::{Entry, Journal, Samples};
+use super::manifest::{Manifest, State, now};
+use super::plan::{Cell, Plan};
+use super::worker::Launcher;
+use super::{RunError, Stop};
+use crate::record::{Outcome, Row, csv, file};
+use crate::term::{Term, Warning};
+
+/// How often `rows.csv` and `samples.jsonl` are renewed while cells finish; the journal is written always.
+const RENEW: Duration = Duration::from_secs(2);
+
+/// What a run leaves behind.
+#[derive(Clone, Debug)]
+pub struct Finished {
+    /// The rows, in the order of the plan.
+    pub rows: Vec<Row>,
+    /// The manifest.
+    pub manifest: Manifest,
+    /// The run folder.
+    pub folder: PathBuf,
+}
+
+/// A run in progress.
+pub struct Session {
+    folder: RunFolder,
+    journal: Journal,
+    done: HashMap<String, Entry>,
+    passing: HashMap<String, Vec<Row>>,
+    order: Vec<String>,
+    renewed: Instant,
+    /// How workers are started.
+    pub launcher: Launcher,
+    /// Set by Ctrl-C.
+    pub stop: Stop,
+    /// Bytes that all workers together may reach.
+    pub memory_limit: u64,
+    /// Talk.
+    pub term: Term,
+}
+
+/// What a session needs besides the plan.
+pub struct Surroundings<'a> {
+    /// Results folder.
+    pub output: &'a Path,
+    /// Start over even if an unfinished run is there.
+    pub fresh: bool,
+    /// How workers are started.
+    pub launcher: Launcher,
+    /// Set by Ctrl-C.
+    pub stop: Stop,
+    /// Bytes that all workers together may reach.
+    pub memory_limit: u64,
+    /// Talk.
+    pub term: Term,
+}
+
+impl Session {
+    /// Continues the unfinished run of `plan`, or starts one.
+    ///
+    /// # Errors
+    /// A results folder that cannot be used, is held by another process, or is of a newer version.
+    pub fn open(plan: &Plan, around: Surroundings) -> Result<Self, RunError> {
+        let folder = RunFolder::open(around.output, plan, around.fresh, &around.stop)?;
+        let (journal, entries) = Journal::open(&folder.path.join("journal.jsonl"))?;
+        let done: HashMap<String, Entry> =
+            entries.into_iter().map(|entry| (entry.cell.clone(), entry)).collect();
+        let order: Vec<String> = plan.cells.iter().map(|cell| cell.key.clone()).collect();
+        let session = Self {
+            folder,
+            journal,
+            done,
+            passing: HashMap::new(),
+            order,
+            renewed: Instant::now(),
+            launcher: around.launcher,
+            stop: around.stop,
+            memory_limit: around.memory_limit,
+            term: around.term,
+        };
+        if session.folder.continued {
+            let kept = session.order.iter().filter(|key| session.done.contains_key(*key)).count();
+            let (cells, path) = (session.order.len(), session.folder.path.display());
+            session.term.say(&format!("continuing {path}: {kept} of {cells} cells are done"));
+        }
+        Ok(session)
+    }
+
+    /// The run folder.
+    pub fn path(&self) -> &Path {
+        &self.folder.path
+    }
+
+    /// Whether `cell` has its rows.
+    pub fn is_done(&self, cell: &Cell) -> bool {
+        self.done.contains_key(&cell.key)
+    }
+
+    /// How the finished cell called `key` ended, by its first row.
+    pub fn outcome(&self, key: &str) -> Option<Outcome> {
+        self.done.get(key)?.rows.first().map(|row| row.outcome)
+    }
+
+    /// Number of finished cells of the plan.
+    pub fn finished(&self) -> usize {
+        self.order.iter().filter(|key| self.done.contains_key(*key)).count()
+    }
+
+    /// Keeps the rows of a finished cell.
+    ///
+    /// # Errors
+    /// Disk full, for example; what was kept before stays.
+    pub fn record(&mut self, cell: &Cell, rows: Vec<Row>, samples: Vec<Samples>) -> Result<(), RunError> {
+        let entry = Entry { cell: cell.key.clone(), rows, samples };
+        let path = self.folder.path.join("journal.jsonl");
+        self.journal.append(&entry).map_err(RunError::file(path))?;
+        self.done.insert(entry.cell.clone(), entry);
+        if self.renewed.elapsed() >= RENEW { self.renew() } else { Ok(()) }
+    }
+
+    /// Rows of a cell that is not finished and will run again (`interrupted`).
+    pub fn pass_over(&mut self, cell: &Cell, rows: Vec<Row>) {
+        self.passing.insert(cell.key.clone(), rows);
+    }
+
+    /// All rows so far, in the order of the plan.
+    pub fn rows(&self) -> Vec<Row> {
+        let rows = self
+            .order
+            .iter()
+            .filter_map(|key| self.done.get(key).map(|entry| &entry.rows).or_else(|| self.passing.get(key)));
+        rows.flatten().cloned().collect()
+    }
+
+    /// Writes `rows.csv` and `samples.jsonl` anew.
+    ///
+    /// # Errors
+    /// Disk full, for example.
+    pub fn renew(&mut self) -> Result<(), RunError> {
+        let rows = csv::to_string(&self.rows()).map_err(|error| RunError::Internal(error.to_string()))?;
+        let path = self.folder.path.join("rows.csv");
+        file::write(&path, rows.as_bytes()).map_err(RunError::file(path))?;
+        let mut lines = String::new();
+        for entry in self.order.iter().filter_map(|key| self.done.get(key)) {
+            for samples in &entry.samples {
+                let (cell, samples) = (&entry.cell, serde_json::json!(samples));
+                let line = serde_json::json!({
+                    "cell": cell,
+                    "metric": samples["metric"],
+                    "unit": samples["unit"],
+                    "values": samples["values"],
+                });
+                lines.push_str(&line.to_string());
+                lines.push('\n');
+            }
+        }
+        let path = self.folder.path.join("samples.jsonl");
+        file::write(&path, lines.as_bytes()).map_err(RunError::file(path))?;
+        self.renewed = Instant::now();
+        Ok(())
+    }
+
+    /// Ends the run: files renewed, manifest closed if every cell is done, `latest` set.
+    ///
+    /// # Errors
+    /// Disk full, for example.
+    pub fn finish(mut self) -> Result<(Finished, Term), RunError> {
+        self.term.end();
+        self.renew()?;
+        if self.finished() == self.order.len() {
+            self.folder.manifest.state = State::Done;
+            self.folder.manifest.end = Some(now());
+            self.folder.manifest.write(&self.folder.path)?;
+        }
+        if let Err(error) = self.folder.name_latest() {
+            self.term.warn(&Warning::Latest { reason: error.to_string() });
+        }
+        let (rows, manifest, folder) = (self.rows(), self.folder.manifest.clone(), self.folder.path.clone());
+        Ok((Finished { rows, manifest, folder }, self.term))
+    }
+}

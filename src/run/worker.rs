@@ -1,0 +1,325 @@
+//! Worker processes: the same binary, spoken to in JSON lines over pipes.
+//!
+//! A worker reads its request from the first line of stdin and ends when stdin ends, so it dies with its
+//! parent, however the parent dies. It blocks on its pipe while others have their turn.
+
+use std::collections::VecDeque;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::outcome::{self, Ending};
+use super::{RunError, Stop};
+use crate::config::units::Bytes;
+use crate::device::machine::Resident;
+use crate::device::threads;
+use crate::record::Outcome;
+
+/// How often a waiting parent looks at Ctrl-C and deadlines.
+const TICK: Duration = Duration::from_millis(25);
+/// How often it looks at resident sizes, which takes longer.
+const LOOK: Duration = Duration::from_millis(100);
+/// Lines of a worker's stderr that are kept.
+const TAIL: usize = 40;
+
+/// How workers are started.
+#[derive(Clone, Debug)]
+pub struct Launcher {
+    /// The program.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub arguments: Vec<String>,
+    /// CPU threads.
+    pub threads: usize,
+}
+
+/// What a parent hears while it waits.
+#[derive(Debug)]
+pub enum Heard<M> {
+    /// A message.
+    Message(M),
+    /// The worker is gone.
+    Ended(Ending),
+}
+
+/// A worker process. Dropping it kills it.
+pub struct Worker {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    lines: Receiver<String>,
+    tail: Arc<Mutex<VecDeque<String>>>,
+    resident: Resident,
+    looked: Instant,
+    /// Highest resident size seen.
+    pub resident_peak: u64,
+}
+
+impl Worker {
+    /// Starts a worker and gives it `request`.
+    ///
+    /// # Errors
+    /// The system cannot start a process.
+    pub fn start(launcher: &Launcher, request: &impl Serialize) -> Result<Self, RunError> {
+        let mut command = Command::new(&launcher.program);
+        command.args(&launcher.arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        for name in threads::VARIABLES {
+            command.env(name, launcher.threads.to_string());
+        }
+        #[cfg(unix)]
+        std::os::unix::process::CommandExt::process_group(&mut command, 0); // Ctrl-C goes to the parent only
+        let mut child = command.spawn().map_err(RunError::Worker)?;
+        let (sender, lines) = mpsc::channel();
+        if let Some(stdout) = child.stdout.take() {
+            std::thread::spawn(move || {
+                for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                    if sender.send(line).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+        let tail = Arc::new(Mutex::new(VecDeque::new()));
+        if let Some(stderr) = child.stderr.take() {
+            let tail = tail.clone();
+            std::thread::spawn(move || keep_tail(stderr, &tail));
+        }
+        let stdin = child.stdin.take();
+        let mut worker = Self {
+            child,
+            stdin,
+            lines,
+            tail,
+            resident: Resident::default(),
+            looked: Instant::now(),
+            resident_peak: 0,
+        };
+        worker.send(request);
+        Ok(worker)
+    }
+
+    /// Sends a message. A worker that is gone is noticed by [`Self::hear`].
+    pub fn send(&mut self, message: &impl Serialize) {
+        let Ok(mut line) = serde_json::to_string(message) else { return };
+        line.push('\n');
+        if let Some(stdin) = &mut self.stdin {
+            let _ = stdin.write_all(line.as_bytes()).and_then(|()| stdin.flush());
+        }
+    }
+
+    /// Waits for a message. The worker is killed when `deadline` passes (`timeout`), when its resident size
+    /// passes `resident_limit` (`oom`), or on Ctrl-C.
+    ///
+    /// # Errors
+    /// [`RunError::Stopped`] on Ctrl-C.
+    pub fn hear<M: DeserializeOwned>(
+        &mut self,
+        deadline: Option<Instant>,
+        resident_limit: u64,
+        stop: &Stop,
+    ) -> Result<Heard<M>, RunError> {
+        loop {
+            match self.lines.recv_timeout(TICK) {
+                Ok(line) => {
+                    return Ok(match serde_json::from_str(&line) {
+                        Ok(message) => Heard::Message(message),
+                        Err(_) => {
+                            self.kill();
+                            let reason = format!("the worker said something unexpected: {line}");
+                            Heard::Ended(Ending::new(Outcome::Failed, reason))
+                        }
+                    });
+                }
+                Err(RecvTimeoutError::Disconnected) => return Ok(Heard::Ended(self.ended()?)),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            if stop.is_set() {
+                self.kill();
+                return Err(RunError::Stopped);
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                self.kill();
+                return Ok(Heard::Ended(Ending::new(
+                    Outcome::Timeout,
+                    "ran past its time limit (--timeout)",
+                )));
+            }
+            if self.looked.elapsed() < LOOK {
+                continue;
+            }
+            self.looked = Instant::now();
+            let resident = self.resident.of(self.child.id()).unwrap_or(0);
+            self.resident_peak = self.resident_peak.max(resident);
+            if resident > resident_limit {
+                self.kill();
+                let reason = format!(
+                    "resident size {} passed the limit of {}",
+                    Bytes(resident),
+                    Bytes(resident_limit)
+                );
+                return Ok(Heard::Ended(Ending::new(Outcome::Oom, reason)));
+            }
+        }
+    }
+
+    /// Ends the worker by closing its pipe, and by force if it does not listen.
+    pub fn finish(mut self) {
+        self.stdin = None;
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_millis(500) {
+            if matches!(self.child.try_wait(), Ok(Some(_))) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    fn ended(&mut self) -> Result<Ending, RunError> {
+        let status = self.child.wait().map_err(RunError::Worker)?;
+        // stderr may arrive a moment after stdout is closed
+        std::thread::sleep(Duration::from_millis(20));
+        let tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(outcome::of_exit(status, &tail.iter().cloned().collect::<Vec<_>>()))
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Keeps the last lines of `stream`; reads on so that the writer never blocks, and bounds every line.
+fn keep_tail(stream: impl Read, tail: &Mutex<VecDeque<String>>) {
+    let mut reader = BufReader::new(stream);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        match (&mut reader).take(4096).read_until(b'\n', &mut line) {
+            Ok(0) | Err(_) => return,
+            Ok(_) => {}
+        }
+        let text = String::from_utf8_lossy(&line).trim_end().to_owned();
+        let mut tail = tail.lock().unwrap_or_else(PoisonError::into_inner);
+        if tail.len() == TAIL {
+            tail.pop_front();
+        }
+        tail.push_back(text);
+    }
+}
+
+/// The worker's side of the pipes.
+pub struct Link {
+    lines: Receiver<Value>,
+}
+
+impl Link {
+    /// Listens to stdin. `gone` is called, on another thread, when stdin ends: the parent is gone or done.
+    pub fn open(gone: impl FnOnce() + Send + 'static) -> Self {
+        let (sender, lines) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in io::stdin().lock().lines().map_while(Result::ok) {
+                let message = serde_json::from_str(&line).unwrap_or(Value::Null);
+                if sender.send(message).is_err() {
+                    break;
+                }
+            }
+            gone();
+        });
+        Self { lines }
+    }
+
+    /// The next message; none when the parent is gone.
+    ///
+    /// # Errors
+    /// A message of another form.
+    pub fn next<M: DeserializeOwned>(&self) -> Result<Option<M>, serde_json::Error> {
+        match self.lines.recv() {
+            Ok(value) => serde_json::from_value(value).map(Some),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// Sends a message to the parent.
+    ///
+    /// # Errors
+    /// The parent is gone.
+    pub fn send(&self, message: &impl Serialize) -> io::Result<()> {
+        let mut line = serde_json::to_vec(message).map_err(io::Error::other)?;
+        line.push(b'\n');
+        let mut out = io::stdout().lock();
+        out.write_all(&line)?;
+        out.flush()
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Worker {
+        let arguments = vec!["-c".to_owned(), script.to_owned()];
+        let launcher = Launcher { program: "/bin/sh".into(), arguments, threads: 1 };
+        Worker::start(&launcher, &"request").unwrap()
+    }
+
+    fn hear(worker: &mut Worker, deadline: Option<Instant>, limit: u64) -> Heard<Value> {
+        worker.hear(deadline, limit, &Stop::default()).unwrap()
+    }
+
+    #[test]
+    fn messages_go_both_ways_and_an_end_is_told_with_its_reason() {
+        let mut worker = shell("read line; echo \"$line\"; read line; echo oops >&2; exit 3");
+        assert!(
+            matches!(hear(&mut worker, None, u64::MAX), Heard::Message(Value::String(s)) if s == "request")
+        );
+        worker.send(&1);
+        let Heard::Ended(ending) = hear(&mut worker, None, u64::MAX) else { panic!() };
+        assert_eq!(
+            (ending.outcome, ending.reason.as_str()),
+            (Outcome::Failed, "the worker ended with code 3: oops")
+        );
+    }
+
+    #[test]
+    fn a_worker_that_hangs_is_a_timeout() {
+        let mut worker = shell("sleep 60");
+        let deadline = Instant::now() + Duration::from_millis(120);
+        let Heard::Ended(ending) = hear(&mut worker, Some(deadline), u64::MAX) else { panic!() };
+        assert_eq!(ending.outcome, Outcome::Timeout);
+    }
+
+    #[test]
+    fn a_worker_whose_resident_size_grows_too_far_is_oom() {
+        let mut worker = shell("sleep 60");
+        let Heard::Ended(ending) = hear(&mut worker, None, 1) else { panic!() };
+        assert_eq!(ending.outcome, Outcome::Oom);
+    }
+
+    #[test]
+    fn ctrl_c_ends_the_wait() {
+        let mut worker = shell("sleep 60");
+        let stop = Stop::default();
+        stop.set();
+        assert!(matches!(worker.hear::<Value>(None, u64::MAX, &stop), Err(RunError::Stopped)));
+    }
+
+    #[test]
+    fn an_endless_line_on_stderr_does_not_fill_memory() {
+        let tail = Mutex::new(VecDeque::new());
+        keep_tail(io::repeat(b'x').take(1 << 20), &tail);
+        let tail = tail.into_inner().unwrap();
+        assert!(tail.len() <= TAIL && tail.iter().all(|line| line.len() <= 4096));
+    }
+}

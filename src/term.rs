@@ -1,0 +1,274 @@
+//! Talk on stderr: header, bars, lines, warnings; and data on stdout.
+//!
+//! With a terminal there is one bar with the time left; without one, a line per finished cell.
+
+use std::fmt;
+use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// How much is said.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Talk {
+    /// Errors and warnings only.
+    Quiet,
+    /// Header, progress, summary.
+    #[default]
+    Normal,
+    /// Also what each worker does.
+    Verbose,
+}
+
+/// Whether colours are used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Color {
+    /// Where the stream is a terminal and `NO_COLOR` is unset.
+    #[default]
+    Auto,
+    /// Always.
+    Always,
+    /// Never.
+    Never,
+}
+
+impl Color {
+    /// Whether to colour a stream.
+    pub fn on(self, terminal: bool) -> bool {
+        match self {
+            Self::Always => true,
+            Self::Never => false,
+            Self::Auto => terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()),
+        }
+    }
+}
+
+/// Something a reader of the numbers should know: what, why it matters, what to do.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Warning {
+    /// Other programs were running.
+    Busy {
+        /// Load average of the last minute.
+        load: f64,
+        /// Processors.
+        cores: usize,
+    },
+    /// Some samples lie far outside.
+    Outliers {
+        /// The cell.
+        cell: String,
+        /// How many.
+        count: usize,
+        /// Of how many.
+        n: usize,
+    },
+    /// The interval of a median is wide.
+    Wide {
+        /// The cell.
+        cell: String,
+        /// Half width over median.
+        relative: f64,
+        /// Number of samples.
+        n: usize,
+    },
+    /// `latest` could not be renewed.
+    Latest {
+        /// Why.
+        reason: String,
+    },
+    /// Anything else, in one sentence.
+    Other(String),
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Self::Busy { load, cores } => write!(
+                f,
+                "the machine was busy before the start (load {load:.1} on {cores} cores); times may be too \
+                 long: close other programs and run again"
+            ),
+            Self::Outliers { cell, count, n } => {
+                write!(f, "{cell}: {count} of {n} samples are outliers; the median stands, the mean may not")
+            }
+            Self::Wide { cell, relative, n } => write!(
+                f,
+                "{cell}: the interval of the median is +-{:.0} % over {n} samples; give it more time with \
+                 --max-time",
+                relative * 100.0
+            ),
+            Self::Latest { reason } => {
+                write!(f, "results are kept, but `latest` could not be renewed: {reason}")
+            }
+            Self::Other(text) => f.write_str(text),
+        }
+    }
+}
+
+/// The talking side of a command.
+pub struct Term {
+    talk: Talk,
+    color: bool,
+    bar: Option<ProgressBar>,
+    work: Work,
+}
+
+/// Predicted and finished work, in predicted seconds.
+#[derive(Clone, Copy, Debug)]
+struct Work {
+    total: f64,
+    done: f64,
+    started: Instant,
+}
+
+impl Work {
+    /// Predicted seconds left, corrected by how wrong the prediction was so far.
+    fn left(&self) -> f64 {
+        let elapsed = self.started.elapsed().as_secs_f64();
+        let left = (self.total - self.done).max(0.0);
+        if self.done > 0.0 { left * elapsed / self.done } else { left }
+    }
+}
+
+/// `1:05 min`, `12 s`, `2.5 h`.
+pub fn clock(seconds: f64) -> String {
+    let whole = seconds.max(0.0).round() as u64;
+    match whole {
+        0..60 => format!("{whole} s"),
+        60..3600 => format!("{}:{:02} min", whole / 60, whole % 60),
+        _ => format!("{:.1} h", seconds / 3600.0),
+    }
+}
+
+impl Term {
+    /// Talks on stderr.
+    pub fn new(talk: Talk, color: Color) -> Self {
+        let color = color.on(io::stderr().is_terminal());
+        Self { talk, color, bar: None, work: Work { total: 0.0, done: 0.0, started: Instant::now() } }
+    }
+
+    /// How much is said.
+    pub fn talk(&self) -> Talk {
+        self.talk
+    }
+
+    fn paint(&self, code: &str, text: &str) -> String {
+        if self.color { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+
+    /// A line, unless quiet.
+    pub fn say(&self, text: &str) {
+        if self.talk >= Talk::Normal {
+            self.print(text);
+        }
+    }
+
+    /// A line that only `-v` shows.
+    pub fn detail(&self, text: &str) {
+        if self.talk == Talk::Verbose {
+            self.print(text);
+        }
+    }
+
+    /// A warning, also when quiet.
+    pub fn warn(&self, warning: &Warning) {
+        self.print(&format!("{} {warning}", self.paint("33", "warning:")));
+    }
+
+    /// An error, also when quiet.
+    pub fn error(&self, text: &str) {
+        self.print(&format!("{} {text}", self.paint("31", "error:")));
+    }
+
+    fn print(&self, text: &str) {
+        // A stderr that is gone must not end a measurement.
+        let write = || drop(writeln!(io::stderr(), "{text}"));
+        match &self.bar {
+            Some(bar) => bar.suspend(write),
+            None => write(),
+        }
+    }
+
+    /// Starts a bar over work that is predicted to take `seconds`.
+    pub fn begin(&mut self, seconds: f64) {
+        self.work = Work { total: seconds, done: 0.0, started: Instant::now() };
+        if self.talk == Talk::Quiet || !io::stderr().is_terminal() {
+            return;
+        }
+        let bar = ProgressBar::with_draw_target(Some(1000), ProgressDrawTarget::stderr());
+        let template = if self.color { "{bar:30.cyan/dim} {msg}" } else { "{bar:30} {msg}" };
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style.progress_chars("#>-"));
+        }
+        bar.enable_steady_tick(Duration::from_millis(250));
+        self.bar = Some(bar);
+    }
+
+    /// Names what is being worked on, beside the bar.
+    pub fn at(&self, what: &str) {
+        if let Some(bar) = &self.bar {
+            bar.set_message(format!("{} left · {what}", clock(self.work.left())));
+        }
+        self.detail(what);
+    }
+
+    /// A piece of work predicted to take `seconds` is done; `line` tells how it ended (shown without a bar,
+    /// or with `-v`).
+    pub fn advance(&mut self, seconds: f64, line: &str) {
+        self.work.done += seconds;
+        match &self.bar {
+            Some(bar) => {
+                let share = self.work.done / self.work.total.max(f64::MIN_POSITIVE);
+                bar.set_position((1000.0 * share.min(1.0)) as u64);
+                self.detail(line);
+            }
+            None => self.say(line),
+        }
+    }
+
+    /// Ends the bar.
+    pub fn end(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// Writes data to stdout, complete and flushed.
+///
+/// # Errors
+/// A closed pipe, among others; see [`is_closed`].
+pub fn data(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
+/// Whether `error` only says that nobody reads stdout any more.
+pub fn is_closed(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::BrokenPipe
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_left_corrects_the_prediction() {
+        let started = Instant::now() - Duration::from_secs(20);
+        let work = Work { total: 40.0, done: 10.0, started };
+        assert!((work.left() - 60.0).abs() < 1.0, "{}", work.left());
+    }
+
+    #[test]
+    fn clocks_read_well() {
+        assert_eq!((clock(5.4).as_str(), clock(65.0).as_str()), ("5 s", "1:05 min"));
+        assert_eq!(clock(9000.0), "2.5 h");
+    }
+
+    #[test]
+    fn warnings_say_what_and_what_to_do() {
+        let text = Warning::Busy { load: 3.25, cores: 2 }.to_string();
+        assert!(text.contains("load 3.2 on 2 cores") && text.contains("run again"), "{text}");
+    }
+}
