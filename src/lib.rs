@@ -11,6 +11,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`attention`] | one file per mechanism, one line each in [`attention::TABLE`] |
+//! | [`train`] | schedules, optimizer, training step |
 //! | [`model`] | transformers around any mechanism: classifier, two towers, language model |
 //! | [`kernel`] | the fused operations and the plain composed twin that defines each |
 //! | [`pattern`] | who sees whom, as pure data |
@@ -39,3 +40,4 @@ pub mod report;
 pub mod run;
 pub mod stats;
 pub mod term;
+pub mod train;

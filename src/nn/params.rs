@@ -73,6 +73,7 @@ impl Spec {
 }
 
 /// A stored group.
+#[derive(Clone)]
 pub struct StoredGroup {
     /// The variable the optimizer updates.
     pub var: Var,
@@ -80,8 +81,8 @@ pub struct StoredGroup {
     pub parts: Vec<Part>,
 }
 
-/// All parameters and constants of a model.
-#[derive(Default)]
+/// All parameters and constants of a model. A clone has the same variables, not copies.
+#[derive(Clone, Default)]
 pub struct Params {
     groups: Vec<StoredGroup>,
     constants: BTreeMap<String, Tensor>,
@@ -175,6 +176,14 @@ impl Builder {
     /// Parameters given by their full names.
     pub fn given(tensors: HashMap<String, Tensor>, device: &Device, train: bool) -> Self {
         Self::new(Source::Given(tensors), device, train)
+    }
+
+    /// The parameters of another model, not tracked: a second model that always has the first one's current
+    /// weights and records no graph.
+    pub fn sharing(params: &Params, device: &Device) -> Self {
+        let builder = Self::given(HashMap::new(), device, false);
+        builder.lock().params = params.clone();
+        builder
     }
 
     /// Parameters that are all zero, untracked, on the CPU: for counting them.

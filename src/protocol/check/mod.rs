@@ -7,6 +7,7 @@ mod classifier;
 mod golden;
 mod mechanism;
 pub mod shipped;
+mod train;
 mod whole;
 
 use candle_core::Device;
@@ -88,6 +89,7 @@ pub fn check_bytes(file: &str, bytes: &[u8], device: &Device) -> Result<Verdict,
     match golden.meta("level") {
         "" => mechanism::check(&golden, device),
         "classifier" => classifier::compute(&golden, device)?.verdict(&golden),
+        "train" => train::compute(&golden, device)?.verdict(&golden),
         level => Err(CheckError::UnknownMechanism { file: file.into(), mechanism: format!("level {level}") }),
     }
 }

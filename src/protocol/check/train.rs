@@ -1,0 +1,98 @@
+//! Golden files of level `train` (`SPEC-models.md` sections 4 and 5): a training trajectory, step by step.
+
+use candle_core::{DType, Device, Result, Tensor};
+use serde_json::Value;
+
+use super::whole::{Checked, Computed, weights};
+use super::{Golden, classifier};
+use crate::model::Classifier;
+use crate::train::optim::AdamW;
+use crate::train::schedule::Schedule;
+use crate::train::step::{Step, Trainer, classification_loss};
+
+/// What `config.optimizer` says.
+struct Plan {
+    optimizer: AdamW,
+    schedule: Schedule,
+    steps: usize,
+    snapshots: Vec<usize>,
+}
+
+impl Plan {
+    fn read(golden: &Golden) -> Checked<Self> {
+        let settings = golden.config.get("optimizer").cloned().unwrap_or_default();
+        let number = |key: &str| {
+            let value = settings.get(key).and_then(Value::as_f64);
+            value.ok_or_else(|| golden.wrong(format!("its optimizer has no number {key:?}")))
+        };
+        let (steps, warmup) = (number("steps")? as u64, number("warmup")? as u64);
+        let schedule = match settings.get("schedule").and_then(Value::as_str) {
+            Some("onecycle") => {
+                Schedule::Onecycle { peak_lr: number("peak_lr")?, warmup, steps, cycle_momentum: true }
+            }
+            Some("rsqrt") => Schedule::Rsqrt { base_lr: number("base_lr")?, warmup },
+            Some("warmup-constant") => Schedule::WarmupConstant { peak_lr: number("peak_lr")?, warmup },
+            other => return Err(golden.wrong(format!("its schedule {other:?} is not known"))),
+        };
+        let optimizer = AdamW {
+            beta2: number("beta2")?,
+            eps: number("eps")?,
+            weight_decay: number("weight_decay")?,
+            clip: settings.get("clip").and_then(Value::as_f64),
+        };
+        let snapshots = settings.get("snapshots").and_then(Value::as_array).into_iter().flatten();
+        let snapshots = snapshots.filter_map(Value::as_u64).map(|step| step as usize).collect();
+        Ok(Self { optimizer, schedule, steps: steps as usize, snapshots })
+    }
+}
+
+/// What this build computes for the file.
+pub(super) fn compute(golden: &Golden, device: &Device) -> Checked<Computed> {
+    if golden.int("block").is_some() {
+        let mechanism = "a language model's trajectory".into();
+        return Err(super::CheckError::UnknownMechanism { file: golden.file.clone(), mechanism });
+    }
+    let plan = Plan::read(golden)?;
+    let builder = weights(golden, device)?;
+    let config = classifier::config(golden)?;
+    let inputs = [golden.tensor("ids")?, golden.tensor("mask")?, golden.tensor("labels")?];
+    let run = || {
+        let model = Classifier::new(&config, &builder)?;
+        let trainer = Trainer::new(builder.finish(), plan.optimizer, plan.schedule)?;
+        follow(golden, &plan, trainer, |step| {
+            let batch = |x: &Tensor, dtype| x.get(step)?.to_dtype(dtype)?.to_device(device);
+            let (ids, mask) = (batch(inputs[0], DType::U32)?, batch(inputs[1], DType::F32)?);
+            classification_loss(&model.forward(&ids, Some(&mask))?, &batch(inputs[2], DType::U32)?)
+        })
+    };
+    run().map_err(|error| golden.refused(error))
+}
+
+/// Makes the file's steps on the losses that `loss` computes, with snapshots of all weights.
+fn follow(
+    golden: &Golden,
+    plan: &Plan,
+    mut trainer: Trainer,
+    mut loss: impl FnMut(usize) -> Result<Tensor>,
+) -> Result<Computed> {
+    let mut computed = Computed::default();
+    computed.count(trainer.params());
+    let mut steps: Vec<Step> = Vec::new();
+    for number in 0..plan.steps {
+        steps.push(trainer.step(loss(number)?).map_err(candle_core::Error::wrap)?);
+        let done = number + 1;
+        if plan.snapshots.contains(&done) {
+            for leaf in &golden.leaves {
+                computed.put(&format!("w{done}.{leaf}"), trainer.params().value(leaf)?);
+            }
+        }
+    }
+    let column = |pick: fn(&Step) -> f64| {
+        let values: Vec<f32> = steps.iter().map(|step| pick(step) as f32).collect();
+        Tensor::new(values.as_slice(), &Device::Cpu)
+    };
+    computed.put("loss", column(|step| step.loss)?);
+    computed.put("lr", column(|step| step.rates.lr)?);
+    computed.put("beta1", column(|step| step.rates.beta1)?);
+    Ok(computed)
+}

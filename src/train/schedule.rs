@@ -1,0 +1,189 @@
+//! Learning rate and momentum of every step (`golden/SPEC-models.md` section 4).
+
+use serde::{Deserialize, Serialize};
+
+/// How the learning rate and beta1 change over the steps s = 0, 1, ...
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "schedule", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Schedule {
+    /// One cycle, linear, with the momentum cycling that PyTorch switches on by default (Transformer-LS).
+    /// With lo = peak/25, end = lo/1e4, e = warmup - 1: lo to peak at s = e, then to end at s = steps - 1;
+    /// beta1 0.95 to 0.85 and back.
+    Onecycle {
+        /// Highest rate.
+        peak_lr: f64,
+        /// Steps up to the highest rate.
+        warmup: u64,
+        /// All steps.
+        steps: u64,
+        /// Whether beta1 cycles; otherwise it is 0.9.
+        #[serde(default = "yes")]
+        cycle_momentum: bool,
+    },
+    /// base min(1, s/W) / sqrt(max(s, W)) (Long Range Arena). The rate of step 0 is 0.
+    Rsqrt {
+        /// Factor.
+        base_lr: f64,
+        /// W.
+        warmup: u64,
+    },
+    /// peak min(1, (s + 1)/W): linear warm-up, then constant (language models of Transformer-LS).
+    WarmupConstant {
+        /// Highest rate.
+        peak_lr: f64,
+        /// W.
+        warmup: u64,
+    },
+    /// base min(1, s/W) max(0, (1 + cos(pi frac(max(0, s - W)/C)))/2) (image tasks of the Long Range Arena).
+    Cosine {
+        /// Highest rate.
+        base_lr: f64,
+        /// W.
+        warmup: u64,
+        /// C, steps per cycle.
+        cycle: u64,
+    },
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// What one step uses.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rates {
+    /// Learning rate.
+    pub lr: f64,
+    /// Decay of the first moment.
+    pub beta1: f64,
+}
+
+impl Schedule {
+    /// The rates of step `s`, counted from 0. Behind the last step of one cycle its last values stay.
+    pub fn at(&self, s: u64) -> Rates {
+        let ramp = |done: u64, warmup: u64| (done as f64 / warmup.max(1) as f64).min(1.0);
+        let plain = |lr: f64| Rates { lr, beta1: 0.9 };
+        match *self {
+            Self::Onecycle { peak_lr, warmup, steps, cycle_momentum } => {
+                let rates = one_cycle(s, peak_lr, warmup, steps);
+                if cycle_momentum { rates } else { plain(rates.lr) }
+            }
+            Self::Rsqrt { base_lr, warmup } => {
+                plain(base_lr * ramp(s, warmup) / (s.max(warmup).max(1) as f64).sqrt())
+            }
+            Self::WarmupConstant { peak_lr, warmup } => plain(peak_lr * ramp(s + 1, warmup)),
+            Self::Cosine { base_lr, warmup, cycle } => {
+                let turns = s.saturating_sub(warmup) as f64 / cycle.max(1) as f64;
+                let wave = 0.5 * (1.0 + (std::f64::consts::PI * turns.fract()).cos());
+                plain(base_lr * ramp(s, warmup) * wave.max(0.0))
+            }
+        }
+    }
+}
+
+fn one_cycle(s: u64, peak: f64, warmup: u64, steps: u64) -> Rates {
+    let lo = peak / 25.0;
+    let end = lo / 1e4;
+    let turn = warmup.saturating_sub(1);
+    if s <= turn && turn > 0 {
+        let f = s as f64 / turn as f64;
+        return Rates { lr: lo + (peak - lo) * f, beta1: 0.95 - 0.10 * f };
+    }
+    let left = steps.saturating_sub(1).saturating_sub(turn).max(1);
+    let f = ((s - turn.min(s)) as f64 / left as f64).min(1.0);
+    Rates { lr: peak + (end - peak) * f, beta1: 0.85 + 0.10 * f }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn near(got: f64, want: f64) {
+        assert!((got - want).abs() <= 2e-6 * want.abs(), "{got} instead of {want}");
+    }
+
+    #[test]
+    fn one_cycle_has_the_specified_values() {
+        let cases: &[(u64, u64, &[(u64, f64, f64)])] = &[
+            (
+                5000,
+                1000,
+                &[
+                    (0, 4e-6, 0.95),
+                    (500, 5.2048e-5, 0.89995),
+                    (999, 1e-4, 0.85),
+                    (1000, 9.9975e-5, 0.850025),
+                    (3000, 4.99752e-5, 0.900025),
+                    (4999, 4e-10, 0.95),
+                ],
+            ),
+            (
+                20000,
+                8000,
+                &[
+                    (4000, 5.2006e-5, 0.899994),
+                    (7999, 1e-4, 0.85),
+                    (14000, 4.99919e-5, 0.900008),
+                    (19998, 8.7333e-9, 0.949992),
+                ],
+            ),
+            (30000, 8000, &[(8000, 9.99955e-5, 0.850005), (29998, 4.94544e-9, 0.949995)]),
+        ];
+        for (steps, warmup, values) in cases {
+            let schedule =
+                Schedule::Onecycle { peak_lr: 1e-4, warmup: *warmup, steps: *steps, cycle_momentum: true };
+            for (s, lr, beta1) in *values {
+                let rates = schedule.at(*s);
+                near(rates.lr, *lr);
+                near(rates.beta1, *beta1);
+            }
+        }
+    }
+
+    #[test]
+    fn reciprocal_square_root_has_the_specified_values() {
+        let cases: &[(u64, &[(u64, f64)])] = &[
+            (1000, &[(0, 0.0), (1, 1.58114e-6), (500, 7.90569e-4), (1000, 1.58114e-3), (4999, 7.07178e-4)]),
+            (8000, &[(4000, 2.79508e-4), (8000, 5.59017e-4), (19999, 3.53562e-4)]),
+        ];
+        for (warmup, values) in cases {
+            for (s, lr) in *values {
+                let rates = Schedule::Rsqrt { base_lr: 0.05, warmup: *warmup }.at(*s);
+                near(rates.lr, *lr);
+                assert_eq!(rates.beta1, 0.9);
+            }
+        }
+    }
+
+    #[test]
+    fn warm_up_then_constant_and_cosine() {
+        let constant = Schedule::WarmupConstant { peak_lr: 2e-3, warmup: 4 };
+        let lrs: Vec<f64> = (0..6).map(|s| constant.at(s).lr).collect();
+        assert_eq!(lrs, [5e-4, 1e-3, 1.5e-3, 2e-3, 2e-3, 2e-3]);
+        let cosine = Schedule::Cosine { base_lr: 5e-4, warmup: 175, cycle: 35_000 };
+        near(cosine.at(0).lr, 0.0);
+        near(cosine.at(175).lr, 5e-4);
+        near(cosine.at(175 + 17_500).lr, 2.5e-4);
+        assert!(cosine.at(175 + 34_999).lr < 1e-11);
+    }
+
+    #[test]
+    fn schedules_without_warm_up_or_beyond_their_end_are_finite() {
+        for steps in [0, 1, 2] {
+            for warmup in [0, 1, 2, 5] {
+                let all = [
+                    Schedule::Onecycle { peak_lr: 1.0, warmup, steps, cycle_momentum: false },
+                    Schedule::Rsqrt { base_lr: 1.0, warmup },
+                    Schedule::WarmupConstant { peak_lr: 1.0, warmup },
+                    Schedule::Cosine { base_lr: 1.0, warmup, cycle: steps },
+                ];
+                for schedule in all {
+                    for s in 0..8 {
+                        let rates = schedule.at(s);
+                        assert!((0.0..=1.0).contains(&rates.lr), "{schedule:?} {s}: {rates:?}");
+                    }
+                }
+            }
+        }
+    }
+}
