@@ -2,6 +2,8 @@
 //!
 //! Computation ([`crate::kernel::attend`]) and pictures (`effattn plot pattern`) read the same value.
 
+use std::ops::Range;
+
 /// `len` positions from `start` on, `step` apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
@@ -175,12 +177,52 @@ impl Pattern {
         match rule {
             Rule::All => true,
             Rule::Band { left, right, skip } => {
-                left.is_none_or(|left| key + left >= t)
-                    && right.is_none_or(|right| key <= t + right)
+                left.is_none_or(|left| key.saturating_add(left) >= t)
+                    && right.is_none_or(|right| key <= t.saturating_add(right))
                     && skip.is_none_or(|skip| !key.abs_diff(t).is_multiple_of(skip))
             }
             Rule::EarlierSegments { segment, rank } => key - self.keys < t / segment * rank,
         }
+    }
+
+    /// The part of a span that the rule leaves to `query`, as indices into the span. Where the rule skips
+    /// distances, some of these are still hidden.
+    pub fn bounds(&self, key: &KeySpan, query: usize) -> Range<usize> {
+        let t = self.offset + query;
+        let Span { start, len, step } = key.span;
+        // number of candidates at positions below `position`
+        let below = |position: usize| position.saturating_sub(start).div_ceil(step).min(len);
+        let (from, to) = match key.rule {
+            Rule::All => (0, len),
+            Rule::Band { left, right, .. } => (
+                left.map_or(0, |left| below(t.saturating_sub(left))),
+                right.map_or(len, |right| below(t.saturating_add(right).saturating_add(1))),
+            ),
+            Rule::EarlierSegments { segment, rank } => (0, below(self.keys + t / segment * rank)),
+        };
+        from.min(to)..to
+    }
+
+    /// Number of visible pairs of one head.
+    pub fn pairs(&self, head: usize) -> usize {
+        let count = |key: &KeySpan, query: usize| {
+            let bounds = self.bounds(key, query);
+            match key.rule {
+                Rule::Band { skip: Some(_), .. } => {
+                    bounds.filter(|&at| self.allows(key.rule, query, key.span.at(at))).count()
+                }
+                _ => bounds.len(),
+            }
+        };
+        let groups = self.groups(head).iter();
+        groups
+            .map(|group| {
+                let queries = group.queries.iter();
+                queries
+                    .map(|query| group.keys.iter().map(|key| count(key, query)).sum::<usize>())
+                    .sum::<usize>()
+            })
+            .sum()
     }
 
     /// Every key and slot that query `query` of head `head` sees, in span order.
@@ -196,6 +238,41 @@ impl Pattern {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bounds_cut_spans_as_their_rule_says() {
+        let rules = [
+            Rule::All,
+            Rule::CAUSAL,
+            Rule::Band { left: Some(3), right: None, skip: None },
+            Rule::Band { left: Some(0), right: Some(usize::MAX), skip: None },
+            Rule::Band { left: Some(5), right: Some(2), skip: Some(3) },
+            Rule::EarlierSegments { segment: 3, rank: 2 },
+        ];
+        for rule in rules {
+            for (start, len, step) in [(0, 12, 1), (2, 4, 3), (12, 6, 1), (13, 2, 2), (5, 0, 1)] {
+                if matches!(rule, Rule::EarlierSegments { .. }) && start < 12 {
+                    continue;
+                }
+                let key = KeySpan { span: Span { start, len, step }, rule };
+                let group = Group { queries: Span::range(0, 8), keys: vec![key] };
+                let pattern = Pattern::shared(8, 12, 6, 4, vec![group]);
+                let mut pairs = 0;
+                for query in 0..8 {
+                    let bounds = pattern.bounds(&key, query);
+                    let skipped = |at: &usize| {
+                        let Rule::Band { skip: Some(skip), .. } = rule else { return false };
+                        key.span.at(*at).abs_diff(query + 4).is_multiple_of(skip)
+                    };
+                    let within: Vec<usize> =
+                        bounds.filter(|at| !skipped(at)).map(|at| key.span.at(at)).collect();
+                    assert_eq!(pattern.visible(0, query), within, "{key:?} {query}");
+                    pairs += within.len();
+                }
+                assert_eq!(pattern.pairs(0), pairs);
+            }
+        }
+    }
 
     #[test]
     fn causal_full_with_memory_sees_the_past_and_itself() {

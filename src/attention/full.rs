@@ -49,20 +49,17 @@ fn cost(_: &Knobs, shape: &Shape) -> Cost {
 
 struct Full {
     causal: bool,
-    scale: f64,
+    head_dim: usize,
 }
 
 fn build(config: &Config, _: &Builder) -> Result<Box<dyn Mechanism>> {
-    Ok(Box::new(Full { causal: config.causal, scale: 1.0 / (config.head_dim as f64).sqrt() }))
+    Ok(Box::new(Full { causal: config.causal, head_dim: config.head_dim }))
 }
 
 impl Mechanism for Full {
     fn forward(&self, input: &Input) -> Result<Output> {
-        let queries = input.qkv.q()?.dim(2)?;
-        let (_, _, keys, _) = input.qkv.value_dims()?;
+        let (queries, keys) = input.lengths()?;
         let pattern = Pattern::full(queries, keys, self.causal);
-        let call =
-            Attend { pattern: &pattern, mask: input.mask, scale: self.scale, slots: None, relative: None };
-        Ok(attend(input.qkv, &call)?.into())
+        Ok(attend(input.qkv, &Attend::plain(&pattern, input.mask, self.head_dim))?.into())
     }
 }

@@ -4,6 +4,7 @@
 //! reports) iterates [`entries`]. To add a mechanism: write `attention/<name>.rs` with a `pub static ENTRY`
 //! and add its line to `TABLE`.
 
+pub mod bigbird;
 pub mod choose;
 pub mod cosformer;
 pub mod dp;
@@ -15,7 +16,9 @@ pub mod leakyrelu_linear;
 pub mod linear;
 pub mod linformer;
 pub mod linformer_window;
+pub mod local;
 pub mod long_short;
+pub mod longformer;
 pub mod ls;
 pub mod nystrom;
 pub mod performer;
@@ -23,8 +26,10 @@ pub mod reformer;
 pub mod relu_linear;
 pub mod rfa;
 pub mod sinkhorn;
+pub mod sparse;
 pub mod synthesizer;
 pub mod transformer_xl;
+pub mod window;
 
 use std::sync::RwLock;
 
@@ -38,6 +43,11 @@ use knobs::{Knob, Knobs};
 /// Every mechanism of the crate.
 pub static TABLE: &[&Entry] = &[
     &full::ENTRY,
+    &window::ENTRY,
+    &local::ENTRY,
+    &longformer::ENTRY,
+    &bigbird::ENTRY,
+    &sparse::ENTRY,
     &cosformer::ENTRY,
     &dp::ENTRY,
     &identity_linear::ENTRY,
@@ -258,6 +268,14 @@ impl<'a> Input<'a> {
     /// Inputs without mask, class token or memory.
     pub fn new(qkv: &'a Qkv) -> Self {
         Self { qkv, x: None, mask: None, cls: None, global: None, memory: 0 }
+    }
+
+    /// Number of queries and of keys.
+    ///
+    /// # Errors
+    /// Inputs without queries or values.
+    pub fn lengths(&self) -> Result<(usize, usize)> {
+        Ok((self.qkv.q()?.dim(2)?, self.qkv.value_dims()?.2))
     }
 }
 

@@ -133,7 +133,10 @@ fn pair(line: &[u8]) -> Result<Pair, String> {
         Ok(0.0) => 0,
         Ok(1.0) => 1,
         _ => {
-            return Err(format!("label {:?}, expected 0.0 or 1.0", text.chars().take(20).collect::<String>()));
+            return Err(format!(
+                "label {:?}, expected 0.0 or 1.0",
+                text.chars().take(20).collect::<String>()
+            ));
         }
     };
     let kept = |text: &[u8]| text[..text.len().min(KEPT)].to_vec();

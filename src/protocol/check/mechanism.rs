@@ -50,7 +50,9 @@ impl<'a> Case<'a> {
         entry: &'static Entry,
         device: &Device,
     ) -> std::result::Result<Self, CheckError> {
-        let knobs = golden.config.iter().filter(|(key, _)| !SHAPE_KEYS.contains(&key.as_str()));
+        let is_knob = |key: &str| entry.knobs.iter().any(|knob| knob.name == key);
+        let knobs =
+            golden.config.iter().filter(|(key, _)| !SHAPE_KEYS.contains(&key.as_str()) || is_knob(key));
         let knobs = Knobs::from_json(entry.name, entry.knobs, knobs).map_err(|e| golden.refused(e))?;
         let dim =
             |key: &str| golden.int(key).ok_or_else(|| golden.refused(format!("its config has no {key}")));

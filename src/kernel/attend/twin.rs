@@ -1,59 +1,11 @@
-//! Pattern softmax attention: `out_i = sum_j softmax_j(logit_ij) v_j` over the pairs of a [`Pattern`].
-//!
-//! No score matrix is stored by the fused kernel; the twin gathers the candidate keys of equally sized
-//! groups and masks them.
+//! The definition in plain candle operations.
 
-use candle_core::{D, Result, Tensor, bail};
+use candle_core::{D, DType, Result, Tensor, bail};
 
-use super::heads::{Heads, Qkv};
-use crate::pattern::{Group, Pattern};
-
-/// What one call needs besides queries, keys and values.
-pub struct Attend<'a> {
-    /// Who sees whom.
-    pub pattern: &'a Pattern,
-    /// [b, keys + slots], 1 keep, 0 hidden; absent keeps all.
-    pub mask: Option<&'a Tensor>,
-    /// Factor on every logit.
-    pub scale: f64,
-    /// Keys and values of the slots, [b, h, slots, d] or packed rows `[k | v]`.
-    pub slots: Option<&'a Qkv>,
-    /// Position-dependent logits.
-    pub relative: Option<&'a Relative>,
-}
-
-/// Relative position terms (Transformer-XL sec. 3.3; Transformer-LS autoregressive code).
-///
-/// key logit = scale ((q + u) . k_j + (q + v) . table[t - j]);
-/// slot logit = scale (q . (k_e + slot_table[floor(t / segment) rank - 1 - e])).
-pub struct Relative {
-    /// [h, distances, d]: one row per distance t - j >= 0.
-    pub table: Tensor,
-    /// u, [h, d].
-    pub content_bias: Tensor,
-    /// v, [h, d].
-    pub position_bias: Tensor,
-    /// One row per slot distance, [h, distances, d].
-    pub slots: Option<SlotTable>,
-}
-
-/// Relative positions of slots.
-pub struct SlotTable {
-    /// [h, distances, d].
-    pub table: Tensor,
-    /// Length of a segment.
-    pub segment: usize,
-    /// Slots per segment.
-    pub rank: usize,
-}
-
-/// Softmax attention over the visible pairs. A query that sees no key gives 0 and passes no gradient.
-///
-/// # Errors
-/// Shapes that do not fit the pattern.
-pub fn attend(qkv: &Qkv, call: &Attend) -> Result<Heads> {
-    composed(qkv, call)
-}
+use super::Attend;
+use crate::kernel::heads::{Heads, Qkv};
+use crate::kernel::softmax;
+use crate::pattern::{Group, Rule};
 
 /// The definition in plain candle operations: groups of similar size are gathered and masked together.
 ///
@@ -133,6 +85,17 @@ struct Bucket<'a> {
     keys: usize,
 }
 
+impl Bucket<'_> {
+    /// Whether nothing was padded and no rule cuts anything.
+    fn is_dense(&self) -> bool {
+        self.groups.iter().all(|group| {
+            group.queries.len == self.queries
+                && group.keys.iter().map(|key| key.span.len).sum::<usize>() == self.keys
+                && group.keys.iter().all(|key| key.rule == Rule::All)
+        })
+    }
+}
+
 fn buckets(groups: &[Group]) -> Vec<Bucket<'_>> {
     let mut map = std::collections::BTreeMap::<(usize, usize), Bucket>::new();
     for group in groups {
@@ -204,36 +167,48 @@ fn attend_bucket(x: &Operands, call: &Attend, bucket: &Bucket) -> Result<Tensor>
         let term = table.gather(&at.broadcast_as((b, h, g * q, s))?.contiguous()?, 3)?;
         logits = (logits + term.reshape((b, h, g, q, s))?)?;
     }
-    let mut visible = Tensor::from_vec(index.visible, (1, 1, g, q, s), device)?;
+    let logits = (logits * call.scale)?;
+    let mut visible = match index.visible {
+        Some(visible) => Some(Tensor::from_vec(visible, (1, 1, g, q, s), device)?.to_dtype(x.q.dtype())?),
+        None => None,
+    };
     if let Some(mask) = call.mask {
         let total = call.pattern.keys + call.pattern.slots;
         let ones = Tensor::ones((b, total - mask.dim(1)?), mask.dtype(), device)?;
         let mask = Tensor::cat(&[mask, &ones], 1)?.index_select(&keys, 1)?;
-        visible = visible.broadcast_mul(&mask.reshape((b, 1, g, 1, s))?)?;
+        let mask = mask.reshape((b, 1, g, 1, s))?.to_dtype(x.q.dtype())?;
+        visible = Some(match visible {
+            Some(visible) => visible.broadcast_mul(&mask)?,
+            None => mask,
+        });
     }
-    let weights = masked_softmax(&(logits * call.scale)?, &visible)?;
+    let weights = match visible {
+        Some(visible) => masked_softmax(&logits, &visible)?,
+        None => softmax::composed(&logits)?,
+    };
     weights.reshape((b * h * g, q, s))?.matmul(&vg)?.reshape((b, h, g * q, d))
 }
 
 /// Softmax over the last dimension of the entries whose `visible` is 1; rows without any are zero.
 fn masked_softmax(logits: &Tensor, visible: &Tensor) -> Result<Tensor> {
     let visible = visible.broadcast_as(logits.shape())?;
-    let hidden = Tensor::full(-1e30f32, logits.shape(), logits.device())?;
-    let logits = visible.ne(0f32)?.where_cond(logits, &hidden)?;
+    let lowest = if logits.dtype() == DType::F16 { -6e4 } else { -1e30 };
+    let hidden = Tensor::new(lowest, logits.device())?.to_dtype(logits.dtype())?;
+    let logits = visible.ne(0f64)?.where_cond(logits, &hidden.broadcast_as(logits.shape())?)?;
     let max = logits.max_keepdim(D::Minus1)?.detach();
     let weights = (logits.broadcast_sub(&max)?.exp()? * &visible)?;
     let sum = weights.sum_keepdim(D::Minus1)?;
-    let empty = sum.eq(0f32)?.to_dtype(sum.dtype())?;
+    let empty = sum.eq(0f64)?.to_dtype(sum.dtype())?;
     weights.broadcast_div(&(sum + empty)?)
 }
 
 /// The index tables of one bucket.
 struct BucketIndex {
-    queries: Vec<u32>,       // [G, Q]
-    keys: Vec<u32>,          // [G, S]
-    visible: Vec<f32>,       // [G, Q, S]
-    distance: Vec<u32>,      // [G, Q, S]; u32::MAX where it does not apply
-    slot_distance: Vec<u32>, // [G, Q, S]
+    queries: Vec<u32>,         // [G, Q]
+    keys: Vec<u32>,            // [G, S]
+    visible: Option<Vec<f32>>, // [G, Q, S]; absent where all pairs are visible
+    distance: Vec<u32>,        // [G, Q, S]; u32::MAX where it does not apply
+    slot_distance: Vec<u32>,   // [G, Q, S]
 }
 
 impl BucketIndex {
@@ -241,10 +216,11 @@ impl BucketIndex {
         let (g, q, s) = (bucket.groups.len(), bucket.queries, bucket.keys);
         let relative = call.relative.is_some();
         let slots = call.relative.and_then(|relative| relative.slots.as_ref());
+        let mut visible = vec![0.0; if bucket.is_dense() { 0 } else { g * q * s }];
         let mut index = Self {
             queries: vec![0; g * q],
             keys: vec![0; g * s],
-            visible: vec![0.0; g * q * s],
+            visible: None,
             distance: if relative { vec![u32::MAX; g * q * s] } else { Vec::new() },
             slot_distance: if slots.is_some() { vec![u32::MAX; g * q * s] } else { Vec::new() },
         };
@@ -262,18 +238,24 @@ impl BucketIndex {
                     if !pattern.allows(rule, query, key) {
                         continue;
                     }
-                    index.visible[at] = 1.0;
+                    if let Some(visible) = visible.get_mut(at) {
+                        *visible = 1.0;
+                    }
                     if relative && key < pattern.keys && key <= t {
                         index.distance[at] = (t - key) as u32;
                     }
                     if let Some(slots) = slots
                         && key >= pattern.keys
                     {
-                        let last = t / slots.segment * slots.rank;
-                        index.slot_distance[at] = (last - 1 - (key - pattern.keys)) as u32;
+                        let newest = t / slots.segment * slots.rank;
+                        let distance = newest.checked_sub(1 + key - pattern.keys);
+                        index.slot_distance[at] = distance.map_or(u32::MAX, |distance| distance as u32);
                     }
                 }
             }
+        }
+        if !visible.is_empty() {
+            index.visible = Some(visible);
         }
         index
     }
