@@ -77,7 +77,7 @@ impl ModelConfig {
     /// # Errors
     /// A configuration that cannot be built.
     pub fn parameters(&self) -> Result<usize> {
-        let builder = Builder::zeros();
+        let builder = Builder::counting();
         if self.towers == 2 {
             Pair::new(self, &builder)?;
         } else {

@@ -87,6 +87,8 @@ pub struct Params {
     groups: Vec<StoredGroup>,
     constants: BTreeMap<String, Tensor>,
     index: HashMap<String, (usize, usize)>,
+    /// Trained numbers that were counted and not stored.
+    counted: usize,
 }
 
 impl Params {
@@ -107,7 +109,7 @@ impl Params {
 
     /// Number of trained numbers.
     pub fn count(&self) -> usize {
-        self.groups.iter().map(|group| group.var.elem_count()).sum()
+        self.counted + self.groups.iter().map(|group| group.var.elem_count()).sum::<usize>()
     }
 
     fn find(&self, name: &str) -> Result<(&StoredGroup, &Part)> {
@@ -143,8 +145,8 @@ enum Source {
     Seed(u64),
     /// Given by name (golden files, checkpoints); a missing name or another shape is an error.
     Given(HashMap<String, Tensor>),
-    /// All zero: for counting.
-    Zero,
+    /// Nothing stored: for counting.
+    Count,
 }
 
 /// How a parameter starts where a model overrides what its modules ask for.
@@ -157,6 +159,8 @@ struct Shared {
     train: bool,
     /// Other names of parameters: group and part.
     aliases: HashMap<String, (usize, usize)>,
+    /// Parts of the groups that are counted only.
+    counted: Vec<Vec<Part>>,
 }
 
 /// Hands out parameters under a name prefix and records them.
@@ -186,9 +190,10 @@ impl Builder {
         builder
     }
 
-    /// Parameters that are all zero, untracked, on the CPU: for counting them.
-    pub fn zeros() -> Self {
-        Self::new(Source::Zero, &Device::Cpu, false)
+    /// Parameters that only have shapes: every tensor is one zero, broadcast. [`Self::finish`] then knows
+    /// their number and nothing else.
+    pub fn counting() -> Self {
+        Self::new(Source::Count, &Device::Cpu, false)
     }
 
     fn new(source: Source, device: &Device, train: bool) -> Self {
@@ -198,6 +203,7 @@ impl Builder {
             device: device.clone(),
             train,
             aliases: HashMap::new(),
+            counted: Vec::new(),
         };
         Self { shared: Arc::new(Mutex::new(shared)), prefix: String::new(), rule: None }
     }
@@ -246,17 +252,19 @@ impl Builder {
         {
             let shared = self.lock();
             if let Some(&(group, part)) = shared.aliases.get(&format!("{}{name}", self.prefix)) {
-                let stored = &shared.params.groups[group];
-                let part = &stored.parts[part];
+                let part = &shared.parts(group)[part];
                 if part.shape != shape {
                     bail!("parameter {:?} has shape {:?}, expected {shape:?}", part.name, part.shape);
                 }
-                let flat = tracked(&stored.var, shared.train);
-                return flat.narrow(0, part.offset, part.len())?.reshape(shape);
+                return match shared.source {
+                    Source::Count => zeros(shape),
+                    _ => shared.flat(group)?.narrow(0, part.offset, part.len())?.reshape(shape),
+                };
             }
         }
         let group = self.group(&[Spec::new(name, shape, init)])?;
-        group.flat.reshape(shape)
+        // reshaping what is broadcast would fill memory
+        if matches!(self.lock().source, Source::Count) { zeros(shape) } else { group.flat.reshape(shape) }
     }
 
     /// Several parameters in one flat variable. A group whose first name exists already is returned as it
@@ -265,9 +273,10 @@ impl Builder {
         let mut shared = self.lock();
         let full: Vec<String> = specs.iter().map(|s| format!("{}{}", self.prefix, s.name)).collect();
         if let Some(&(index, _)) = shared.params.index.get(&full[0]) {
-            let stored = &shared.params.groups[index];
-            let parts = stored.parts.clone();
-            return Ok(Group { flat: tracked(&stored.var, shared.train), parts });
+            return Ok(Group { flat: shared.flat(index)?, parts: shared.parts(index).to_vec() });
+        }
+        if let Source::Count = shared.source {
+            return shared.count(specs, full);
         }
         let mut offset = 0;
         let mut parts = Vec::new();
@@ -309,7 +318,7 @@ impl Builder {
                 Some(tensor) => tensor.clone(),
                 None => bail!("constant {full:?} is missing"),
             },
-            Source::Zero => draw(&mut Stream::new(0, &full), &shared.device)?,
+            Source::Count => draw(&mut Stream::new(0, &full), &shared.device)?,
         };
         shared.params.constants.insert(full, tensor.clone());
         Ok(tensor)
@@ -317,7 +326,12 @@ impl Builder {
 
     /// Ends building: the parameters. Call when no other clone of this builder is used any more.
     pub fn finish(&self) -> Params {
-        std::mem::take(&mut self.lock().params)
+        let mut shared = self.lock();
+        let params = std::mem::take(&mut shared.params);
+        match shared.source {
+            Source::Count => Params { counted: params.counted, ..Params::default() },
+            Source::Seed(_) | Source::Given(_) => params,
+        }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Shared> {
@@ -325,11 +339,47 @@ impl Builder {
     }
 }
 
+/// One zero that looks like `shape`.
+fn zeros(shape: &[usize]) -> Result<Tensor> {
+    Tensor::zeros((), DType::F32, &Device::Cpu)?.broadcast_as(shape)
+}
+
 fn tracked(var: &Var, train: bool) -> Tensor {
     if train { var.as_tensor().clone() } else { var.as_detached_tensor() }
 }
 
 impl Shared {
+    /// The parts of group `index`.
+    fn parts(&self, index: usize) -> &[Part] {
+        match self.source {
+            Source::Count => &self.counted[index],
+            Source::Seed(_) | Source::Given(_) => &self.params.groups[index].parts,
+        }
+    }
+
+    /// The flat tensor of group `index`.
+    fn flat(&self, index: usize) -> Result<Tensor> {
+        match self.source {
+            Source::Count => zeros(&[self.counted[index].iter().map(Part::len).sum()]),
+            Source::Seed(_) | Source::Given(_) => Ok(tracked(&self.params.groups[index].var, self.train)),
+        }
+    }
+
+    /// Counts a new group.
+    fn count(&mut self, specs: &[Spec], names: Vec<String>) -> Result<Group> {
+        let index = self.counted.len();
+        let (mut parts, mut offset) = (Vec::new(), 0);
+        for (position, (spec, name)) in specs.iter().zip(names).enumerate() {
+            self.params.index.insert(name.clone(), (index, position));
+            let part = Part { name, shape: spec.shape.clone(), offset };
+            offset += part.len();
+            parts.push(part);
+        }
+        self.params.counted += offset;
+        self.counted.push(parts.clone());
+        Ok(Group { flat: self.flat(index)?, parts })
+    }
+
     fn make(&self, name: &str, shape: &[usize], init: Init) -> Result<Tensor> {
         match &self.source {
             Source::Given(tensors) => match tensors.get(name) {
@@ -337,7 +387,7 @@ impl Shared {
                 Some(tensor) => bail!("parameter {name:?} has shape {:?}, expected {shape:?}", tensor.dims()),
                 None => bail!("parameter {name:?} of shape {shape:?} is missing"),
             },
-            Source::Zero => Tensor::zeros(shape, DType::F32, &self.device),
+            Source::Count => zeros(shape),
             Source::Seed(seed) => {
                 let shape = Shape::from(shape);
                 let mut stream = Stream::new(*seed, name);

@@ -9,7 +9,7 @@ pub fn table(table: &Table) -> String {
         text.push_str(&format!("**{}**\n\n", escape(&table.title)));
     }
     text.push_str(&line(&table.columns));
-    let rule = (0..table.columns.len()).map(|index| if index == 0 { "---" } else { "---:" });
+    let rule = (0..table.columns.len()).map(|index| if table.is_number(index) { "---:" } else { "---" });
     text.push_str(&format!("|{}|\n", rule.collect::<Vec<_>>().join("|")));
     for row in &table.rows {
         text.push_str(&line(row));
@@ -47,6 +47,7 @@ mod tests {
         let text = table(&Table {
             title: "a_b".into(),
             columns: vec!["model".into(), "1024".into()],
+            numbers: 1,
             rows: vec![vec!["x|y".into(), "1\n2".into()]],
             notes: vec!["done".into()],
         });

@@ -5,13 +5,15 @@ use comfy_table::{Cell, CellAlignment, ContentArrangement, TableComponent, prese
 use super::chart::{Figure, Panel, Series, Unit};
 use crate::record::Row;
 
-/// A table. The first column is text, the others are numbers with their units.
+/// A table: columns of text, then columns of numbers with their units.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table {
     /// What it shows and under which conditions.
     pub title: String,
     /// Names of the columns.
     pub columns: Vec<String>,
+    /// How many of them, at the end, hold numbers.
+    pub numbers: usize,
     /// Cells; every row has one per column.
     pub rows: Vec<Vec<String>>,
     /// Remarks below.
@@ -26,9 +28,9 @@ impl Table {
         table.set_style(TableComponent::HeaderLines, '─');
         table.set_style(TableComponent::MiddleHeaderIntersections, '─');
         table.set_content_arrangement(ContentArrangement::Dynamic);
-        table.set_header(cells(&self.columns));
+        table.set_header(self.cells(&self.columns));
         for row in &self.rows {
-            table.add_row(cells(row));
+            table.add_row(self.cells(row));
         }
         let mut text = format!("{}\n{table}\n", self.title);
         for note in &self.notes {
@@ -38,11 +40,16 @@ impl Table {
         // Cells are padded to the width of their column, the last one too.
         text.lines().map(|line| format!("{}\n", line.trim_end())).collect()
     }
-}
 
-fn cells(texts: &[String]) -> Vec<Cell> {
-    let align = |index| if index == 0 { CellAlignment::Left } else { CellAlignment::Right };
-    texts.iter().enumerate().map(|(index, text)| Cell::new(text).set_alignment(align(index))).collect()
+    /// Whether column `index` holds numbers.
+    pub(super) fn is_number(&self, index: usize) -> bool {
+        index + self.numbers >= self.columns.len()
+    }
+
+    fn cells(&self, texts: &[String]) -> Vec<Cell> {
+        let align = |index| if self.is_number(index) { CellAlignment::Right } else { CellAlignment::Left };
+        texts.iter().enumerate().map(|(index, text)| Cell::new(text).set_alignment(align(index))).collect()
+    }
 }
 
 /// The data of a growth chart as tables: a row per mechanism and variant, a column per length, then the
@@ -74,6 +81,7 @@ fn panel_table(figure: &Figure, panel: &Panel) -> Table {
     };
     Table {
         title: conditions.join(" · "),
+        numbers: columns.len() - 1,
         columns,
         rows: panel.series.iter().map(row).collect(),
         notes: Vec::new(),
@@ -104,6 +112,7 @@ pub fn costs(rows: &[Row]) -> Option<Table> {
     let mut table = Table {
         title: format!("Costs by definition at length {len}, one sample, one forward"),
         columns: ["model", "parameters", "GFLOPs", "state"].map(str::to_owned).to_vec(),
+        numbers: 3,
         rows: Vec::new(),
         notes: vec!["A multiply-add counts as one; LayerNorm as 5 per element.".to_owned()],
     };

@@ -1,0 +1,205 @@
+//! `effattn list`: what there is.
+
+mod costs;
+mod mechanisms;
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use crate::config::suite::{self, Suite};
+use crate::model::preset;
+use crate::report::table::Table;
+
+/// Columns of text where nothing says how wide the terminal is.
+const WIDTH: u16 = 140;
+
+/// Columns of the terminal that reads standard output.
+fn width() -> u16 {
+    comfy_table::Table::new().width().unwrap_or(WIDTH)
+}
+
+/// What to list.
+#[derive(Clone, Debug, clap::Subcommand)]
+pub enum What {
+    /// Attention mechanisms: forms, knobs, parameters, FLOPs, state
+    Mechanisms(mechanisms::Mechanisms),
+    /// Suites: the papers' tables and figures
+    Suites(Format),
+    /// Presets of the backbone
+    Presets(Format),
+}
+
+/// How to print.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct Format {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// The text that `list` prints.
+///
+/// # Errors
+/// An unknown name; a shipped suite that cannot be read.
+pub fn run(what: &What) -> Result<String> {
+    match what {
+        What::Mechanisms(args) => mechanisms::run(args),
+        What::Suites(format) => format.print(suites()?),
+        What::Presets(format) => format.print(presets()),
+    }
+}
+
+/// The same list for people and for programs.
+struct List {
+    table: Table,
+    json: Vec<Value>,
+}
+
+impl Format {
+    fn print(self, list: List) -> Result<String> {
+        if self.json {
+            return Ok(serde_json::to_string_pretty(&list.json)? + "\n");
+        }
+        Ok(list.table.terminal(width()))
+    }
+}
+
+fn suites() -> Result<List> {
+    let mut list = List { table: Table::default(), json: Vec::new() };
+    list.table.columns = ["suite", "command", "title", "source", "rows"].map(str::to_owned).to_vec();
+    list.table.numbers = 1;
+    for (name, text) in suite::SHIPPED {
+        let suite = Suite::parse(&format!("{name}.toml"), text)?;
+        let rows = suite.rows.len();
+        list.json.push(json!({
+            "name": suite.name,
+            "protocol": suite.protocol,
+            "title": suite.title,
+            "source": suite.source,
+            "analysis": suite.analysis,
+            "rows": suite.rows.iter().map(|row| json!({
+                "label": row.label,
+                "model": row.model.to_string(),
+            })).collect::<Vec<_>>(),
+        }));
+        list.table.rows.push(vec![suite.name, suite.protocol, suite.title, suite.source, rows.to_string()]);
+    }
+    list.table.title = format!("{} suites; run one with effattn COMMAND --suite NAME", list.json.len());
+    Ok(list)
+}
+
+fn presets() -> List {
+    let mut list = List { table: Table::default(), json: Vec::new() };
+    list.table.columns = ["preset", "backbone", "source", "tasks"].map(str::to_owned).to_vec();
+    for preset in preset::TABLE {
+        let tasks: Vec<&str> = preset.tasks().collect();
+        list.table.rows.push(vec![
+            preset.name.to_owned(),
+            preset.title.to_owned(),
+            preset.source.to_owned(),
+            tasks.join(" "),
+        ]);
+        list.json.push(json!({
+            "name": preset.name,
+            "title": preset.title,
+            "description": preset.description,
+            "source": preset.source,
+            "tasks": tasks,
+        }));
+    }
+    list.table.title = format!("{} presets", list.json.len());
+    list
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(subcommand)]
+        what: What,
+    }
+
+    fn list(line: &str) -> std::result::Result<String, String> {
+        let cli = Cli::try_parse_from(std::iter::once("list").chain(line.split_whitespace()));
+        run(&cli.map_err(|error| error.to_string())?.what).map_err(|error| format!("{error:#}"))
+    }
+
+    fn parsed(line: &str) -> Vec<Value> {
+        serde_json::from_str(&list(line).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn table_1_flops_are_there_to_the_last_digit() {
+        let at_2048 = parsed("mechanisms --json --preset ls-lra --len 2048");
+        let ls = at_2048.iter().find(|entry| entry["name"] == "ls").unwrap();
+        assert_eq!((&ls["task"], &ls["flops"]), (&json!("listops"), &json!(198_789_696)));
+        let of = parsed("mechanisms --json --preset ls-lra --model ls:w=16,r=2 --task listops");
+        assert_eq!(of[0]["flops"], 159_953_984);
+        let own = parsed("mechanisms --json --preset ls-lra --model ls");
+        let flops: Vec<(&Value, &Value)> = own[0]["tasks"].as_array().unwrap()[..3]
+            .iter()
+            .map(|task| (&task["task"], &task["flops"]))
+            .collect();
+        assert_eq!(
+            flops,
+            [
+                (&json!("listops"), &json!(198_789_696)),
+                (&json!("text"), &json!(397_493_824)),
+                (&json!("retrieval"), &json!(795_003_776)),
+            ]
+        );
+    }
+
+    #[test]
+    fn every_mechanism_has_costs_or_a_reason() {
+        for entry in parsed("mechanisms --json") {
+            assert_eq!(entry["flops"].is_number(), entry["problem"].is_null(), "{}", entry["name"]);
+            assert_eq!(entry["parameters"].is_number(), entry["problem"].is_null(), "{}", entry["name"]);
+            assert!(entry["equations"].as_str().unwrap().len() > 10, "{}", entry["name"]);
+        }
+        let table = list("mechanisms").unwrap();
+        for entry in crate::attention::TABLE {
+            assert!(table.contains(&format!("\n {} ", entry.name)), "{} is missing:\n{table}", entry.name);
+        }
+    }
+
+    #[test]
+    fn an_explanation_names_every_knob() {
+        for entry in crate::attention::TABLE {
+            let text = list(&format!("mechanisms --model {}", entry.name)).unwrap();
+            assert!(text.contains(entry.paper.locator), "{text}");
+            for knob in entry.knobs {
+                assert!(text.contains(&format!("  {}=", knob.name)), "{} of {text}", knob.name);
+            }
+        }
+        assert!(list("mechanisms --model ls:w=16").unwrap().contains("  w=16  "));
+    }
+
+    #[test]
+    fn suites_and_presets_are_listed() {
+        assert!(parsed("suites --json").iter().any(|suite| suite["name"] == "cos-table5"));
+        assert_eq!(parsed("presets --json").len(), preset::TABLE.len());
+        assert!(
+            list("suites").unwrap().contains("cos-table5") && list("presets").unwrap().contains("ls-lra")
+        );
+    }
+
+    #[test]
+    fn mistakes_name_what_is_allowed() {
+        for (line, says) in [
+            ("mechanisms --model cosfomer", "did you mean cosformer?"),
+            ("mechanisms --preset ls-lar", "did you mean ls-lra?"),
+            ("mechanisms --preset ls-lra --task listop", "did you mean listops?"),
+            ("mechanisms --len 0", "out of range"),
+            ("mechanisms --len 1024,2048", "one length is counted at a time"),
+            ("nothing", "unrecognized subcommand"),
+        ] {
+            let error = list(line).unwrap_err();
+            assert!(error.contains(says), "{line}: {error}");
+        }
+    }
+}
