@@ -26,6 +26,8 @@ pub mod nystrom;
 pub mod project_slots;
 pub mod sinkhorn;
 pub mod softmax;
+#[cfg(test)]
+mod testing;
 pub mod visible;
 
 use std::cell::Cell;

@@ -141,7 +141,7 @@ impl LongShort {
             Slots::None => Ok(None),
             Slots::Learned { keys, values } => {
                 let matrices = [keys, values.as_ref().unwrap_or(keys)];
-                learned(&source.rows, &matrices, &parts, count, input.mask).map(Some)
+                learned(&source.rows, &matrices, &parts, count).map(Some)
             }
             Slots::Dynamic { group, rank, segment, hidden } => {
                 let Some(x) = input.x else {

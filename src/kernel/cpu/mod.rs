@@ -5,6 +5,7 @@
 //! | [`gemm`] | matrix products over checked views, one thread or all |
 //! | [`simd`] | vector arithmetic for the processor at hand, and [`simd_fn!`](crate::simd_fn) |
 //! | [`math`] | exp, the normal distribution, dot, axpy, max, sum as generic vector code |
+//! | [`jobs`] | several outputs built together |
 //! | [`par`] | partitions fixed by shape, outputs built in parallel |
 //!
 //! A kernel cuts its work into chunks whose number depends on the shape only ([`par::Chunks`]), computes
@@ -13,6 +14,8 @@
 
 #[allow(unsafe_code)]
 pub mod gemm;
+#[allow(unsafe_code)]
+pub mod jobs;
 pub mod math;
 #[allow(unsafe_code)]
 pub mod par;

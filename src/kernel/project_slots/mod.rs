@@ -3,10 +3,20 @@
 //! [`dynamic`]: weights computed from the layer input, softmax over positions (Transformer-LS eq. 3-5).
 //! [`learned`]: a matrix of parameters (Linformer).
 
-use candle_core::{D, Result, Tensor, bail};
+mod fused;
+mod geometry;
+mod learned;
+#[cfg(test)]
+mod tests;
+mod weights;
 
+use std::sync::OnceLock;
+
+use candle_core::{D, DType, Result, Tensor, bail};
+
+use super::fused_cpu;
 use super::group::Group;
-use super::norm_parts::hide;
+use super::norm_parts::{flags, hide_composed as hide};
 
 /// Settings of a [`dynamic`] projection.
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +45,44 @@ pub struct Dynamic<'a> {
 /// # Errors
 /// Shapes that do not fit.
 pub fn dynamic(rows: &Tensor, x: &Tensor, group: &Group, spec: &Dynamic) -> Result<Tensor> {
-    dynamic_composed(rows, x, group, spec)
+    if !fused_cpu(rows.device()) || rows.dtype() != DType::F32 {
+        return dynamic_composed(rows, x, group, spec);
+    }
+    let (batch, len, row) = rows.dims3()?;
+    check(rows, x, group, spec)?;
+    let e = row / spec.count;
+    let geometry = geometry::Geometry {
+        batch,
+        len,
+        row,
+        parts: spec.parts.iter().map(|part| part * e).collect(),
+        heads: spec.heads,
+        head_dim: e / spec.heads,
+        rank: spec.rank,
+        width: x.dim(2)?,
+        segment: spec.segment.unwrap_or(len).max(1),
+    };
+    let mask = spec.mask.map(|mask| flags(mask, rows)).transpose()?;
+    let op = fused::Project { geometry, mask, stats: OnceLock::new() };
+    rows.contiguous()?.apply_op3(&x.contiguous()?, &group.flat, op)
+}
+
+fn check(rows: &Tensor, x: &Tensor, group: &Group, spec: &Dynamic) -> Result<()> {
+    let (b, t, width) = rows.dims3()?;
+    let slots = spec.heads * spec.rank;
+    let (parts, x_dims) = (&group.parts, x.dims3()?);
+    let fits = x_dims == (b, t, x_dims.2)
+        && parts.len() == 2
+        && parts[0].shape == [slots, x_dims.2]
+        && parts[1].shape == [slots];
+    if !fits || width % (spec.count * spec.heads) != 0 || spec.parts.iter().any(|&part| part >= spec.count) {
+        bail!(
+            "layer input {:?} and parameters {parts:?} do not fit rows {:?} and {spec:?}",
+            x.dims(),
+            rows.dims()
+        );
+    }
+    Ok(())
 }
 
 /// [`dynamic`] in plain candle operations.
@@ -48,14 +95,7 @@ pub fn dynamic_composed(rows: &Tensor, x: &Tensor, group: &Group, spec: &Dynamic
     let segments = t.div_ceil(segment);
     let slots = spec.heads * spec.rank;
     let e = width / spec.count;
-    if x.dims()[..2] != [b, t] || group.parts.len() != 2 || group.parts[0].shape != [slots, x.dim(2)?] {
-        bail!(
-            "layer input {:?} and parameters {:?} do not fit rows {:?}",
-            x.dims(),
-            group.parts,
-            rows.dims()
-        );
-    }
+    check(rows, x, group, spec)?;
     let (rows, x) = (hide(rows, spec.mask)?, hide(x, spec.mask)?);
     let pad = |x: &Tensor| x.pad_with_zeros(1, 0, segments * segment - t);
     let logits = super::linear::composed(&x, &group.part(0)?, Some(&group.part(1)?))?;
@@ -107,40 +147,66 @@ pub fn dynamic_mask(mask: &Tensor, rank: usize, segment: Option<usize>) -> Resul
 }
 
 /// Projection of packed `rows` [b, n, count * e] by parameters: `[b, k, parts * e]`; the part at `parts[i]` is
-/// multiplied by the first n columns of `matrices[i]`, [heads, k, n_max] or [k, n_max]. Hidden
-/// positions count as zeros.
+/// multiplied by the first n columns of `matrices[i]`, [heads, k, n_max] or [k, n_max]. Rows that must not count
+/// have to be zeros.
 ///
 /// # Errors
 /// More positions than columns, or shapes that do not fit.
-pub fn learned(
-    rows: &Tensor,
-    matrices: &[&Tensor],
-    parts: &[usize],
-    count: usize,
-    mask: Option<&Tensor>,
-) -> Result<Tensor> {
-    learned_composed(rows, matrices, parts, count, mask)
+pub fn learned(rows: &Tensor, matrices: &[&Tensor], parts: &[usize], count: usize) -> Result<Tensor> {
+    check_learned(rows, matrices, parts, count)?;
+    if !fused_cpu(rows.device()) || rows.dtype() != DType::F32 {
+        return learned_composed(rows, matrices, parts, count);
+    }
+    let rows = rows.contiguous()?;
+    // Parts under the same matrix are one operation.
+    let shared = matrices.iter().all(|matrix| matrix.id() == matrices[0].id());
+    let project = |parts: &[usize], matrix: &Tensor| {
+        let op = learned::Learned::new(&rows, matrix, parts, count)?;
+        rows.apply_op2(&matrix.contiguous()?, op)
+    };
+    if shared {
+        return project(parts, matrices[0]);
+    }
+    let projected = parts.iter().zip(matrices).map(|(&part, matrix)| project(&[part], matrix));
+    Tensor::cat(&projected.collect::<Result<Vec<_>>>()?, D::Minus1)
+}
+
+fn check_learned(rows: &Tensor, matrices: &[&Tensor], parts: &[usize], count: usize) -> Result<()> {
+    let (_, n, width) = rows.dims3()?;
+    if parts.is_empty() || parts.len() != matrices.len() || parts.iter().any(|&part| part >= count) {
+        bail!("parts {parts:?} of {count} do not fit {} matrices", matrices.len());
+    }
+    for matrix in matrices {
+        let dims = matrix.dims();
+        let heads = if dims.len() == 3 { dims[0] } else { 1 };
+        if !(2..=3).contains(&dims.len())
+            || width % (count * heads) != 0
+            || dims[dims.len() - 2] != matrices[0].dim(D::Minus2)?
+        {
+            bail!("a matrix {dims:?} does not fit {count} parts in rows of {width}");
+        }
+        let columns = dims[dims.len() - 1];
+        if n > columns {
+            bail!("{n} positions are more than the {columns} that the projection was built for");
+        }
+    }
+    Ok(())
 }
 
 /// [`learned`] in plain candle operations.
 ///
 /// # Errors
-/// More positions than columns, or shapes that do not fit.
+/// Failures of the device.
 pub fn learned_composed(
     rows: &Tensor,
     matrices: &[&Tensor],
     parts: &[usize],
     count: usize,
-    mask: Option<&Tensor>,
 ) -> Result<Tensor> {
     let (b, n, width) = rows.dims3()?;
     let e = width / count;
-    let rows = hide(rows, mask)?;
     let projected = parts.iter().zip(matrices).map(|(&part, matrix)| {
-        let (columns, k) = (matrix.dim(D::Minus1)?, matrix.dim(D::Minus2)?);
-        if n > columns {
-            bail!("{n} positions are more than the {columns} that the projection was built for");
-        }
+        let k = matrix.dim(D::Minus2)?;
         let heads = if matrix.rank() == 3 { matrix.dim(0)? } else { 1 };
         let matrix = matrix.narrow(D::Minus1, 0, n)?.contiguous()?.reshape((1, heads, k, n))?;
         let values = rows

@@ -1,0 +1,72 @@
+//! Several outputs built together by jobs of unequal size.
+
+use std::mem::MaybeUninit;
+
+use rayon::prelude::*;
+
+/// `K` vectors, each cut into consecutive pieces of the given lengths: `f(scratch, job, pieces)` fills piece number
+/// `job` of every vector and finds zeros there. Jobs run in parallel; what they are depends on `lens`
+/// only. Panics if the lists of lengths differ in length.
+pub fn build_jobs<const K: usize, T>(
+    lens: [&[usize]; K],
+    init: impl Fn() -> T + Sync + Send,
+    f: impl Fn(&mut T, usize, [&mut [f32]; K]) + Sync + Send,
+) -> [Vec<f32>; K] {
+    let jobs = lens.first().map_or(0, |lens| lens.len());
+    assert!(lens.iter().all(|lens| lens.len() == jobs), "outputs have as many pieces each");
+    let totals = lens.map(|lens| lens.iter().sum::<usize>());
+    let mut data = totals.map(Vec::<f32>::with_capacity);
+    let mut rests = data.each_mut().map(|data| data.spare_capacity_mut());
+    let mut pieces = Vec::with_capacity(jobs);
+    for job in 0..jobs {
+        let mut lens = lens.iter().map(|lens| lens[job]);
+        pieces.push(rests.each_mut().map(|rest| {
+            let (piece, tail) = std::mem::take(rest).split_at_mut(lens.next().unwrap_or(0));
+            *rest = tail;
+            piece
+        }));
+    }
+    pieces
+        .into_par_iter()
+        .enumerate()
+        .for_each_init(init, |scratch, (job, pieces)| f(scratch, job, pieces.map(zeroed)));
+    for (data, total) in data.iter_mut().zip(totals) {
+        // SAFETY: the pieces are consecutive, their lengths add up to `total`, and every one was zeroed.
+        unsafe { data.set_len(total) };
+    }
+    data
+}
+
+fn zeroed(piece: &mut [MaybeUninit<f32>]) -> &mut [f32] {
+    piece.fill(MaybeUninit::new(0.0));
+    // SAFETY: every element was just written, and MaybeUninit<f32> has the layout of f32.
+    unsafe { &mut *(std::ptr::from_mut(piece) as *mut [f32]) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_piece_is_filled_by_its_job() {
+        let [a, b] = build_jobs(
+            [&[2, 0, 1], &[1, 1, 3]],
+            || (),
+            |(), job, [a, b]| {
+                assert!(a.iter().chain(&*b).all(|&x| x == 0.0));
+                a.fill(job as f32 + 1.0);
+                b.fill(-(job as f32) - 1.0);
+            },
+        );
+        assert_eq!(a, [1.0, 1.0, 3.0]);
+        assert_eq!(b, [-1.0, -2.0, -3.0, -3.0, -3.0]);
+        let [empty] = build_jobs([&[]], || (), |(), _, _| ());
+        assert!(empty.is_empty());
+    }
+
+    #[test]
+    #[should_panic(expected = "as many pieces")]
+    fn unequal_lists_are_refused() {
+        build_jobs([&[1], &[]], || (), |(), _, _| ());
+    }
+}
