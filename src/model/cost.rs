@@ -6,8 +6,9 @@
 
 use candle_core::Result;
 
+use super::lm::{LanguageModel, LmConfig};
 use super::pair::Pair;
-use super::{Classifier, ModelConfig, Pooling};
+use super::{Backbone, Classifier, ModelConfig, Pooling};
 use crate::attention::{Cost, Needs, Projections};
 use crate::nn::params::Builder;
 
@@ -21,20 +22,11 @@ fn projections(needs: Needs) -> usize {
     if needs.global { own + 3 } else { own }
 }
 
-/// Sizes of a block that its FLOPs depend on.
-pub(super) struct BlockSizes {
-    pub width: usize,
-    pub inner: usize,
-    pub ffn: usize,
-}
-
-impl BlockSizes {
-    /// FLOPs of a block besides the mechanism: `normed` rows pass the first LayerNorm, `rows` everything else.
-    pub fn flops(&self, needs: Needs, normed: usize, rows: usize) -> u64 {
-        let (d, inner) = (self.width, self.inner);
-        let linear = rows * d * ((projections(needs) + 1) * inner + 2 * self.ffn);
-        (linear + 5 * d * (normed + rows)) as u64
-    }
+/// FLOPs of a block besides the mechanism: `normed` rows pass the first LayerNorm, `rows` everything else.
+fn block_flops(backbone: &Backbone, needs: Needs, normed: usize, rows: usize) -> u64 {
+    let Backbone { width, inner, ffn, .. } = *backbone;
+    let linear = rows * width * ((projections(needs) + 1) * inner + 2 * ffn);
+    (linear + 5 * width * (normed + rows)) as u64
 }
 
 impl ModelConfig {
@@ -49,11 +41,10 @@ impl ModelConfig {
     pub fn flops(&self, len: usize) -> u64 {
         let backbone = &self.backbone;
         let (d, needs) = (backbone.width, (self.entry.needs)(&self.knobs));
-        let sizes = BlockSizes { width: d, inner: backbone.inner, ffn: backbone.ffn };
         let layers = (0..backbone.layers).map(|layer| {
             let cls = self.pooling == Pooling::ClsLastLayer && layer + 1 == backbone.layers;
             let rows = if cls { len + 1 } else { len };
-            sizes.flops(needs, len, rows) + self.attention_cost(1, len, layer).flops
+            block_flops(backbone, needs, len, rows) + self.attention_cost(1, len, layer).flops
         });
         let normed = if self.pooling == Pooling::ClsLastLayer { 1 } else { len };
         let encoder = layers.sum::<u64>() + (5 * normed * d) as u64;
@@ -83,6 +74,41 @@ impl ModelConfig {
         } else {
             Classifier::new(self, &builder)?;
         }
+        Ok(builder.finish().count())
+    }
+}
+
+impl LmConfig {
+    /// Cost of the mechanism in one layer for `batch` segments of `len` positions behind `held` cached ones.
+    pub fn attention_cost(&self, batch: usize, len: usize, held: usize) -> Cost {
+        let mut shape = self.backbone.shape(batch, len, true);
+        shape.keys += held;
+        (self.entry.cost)(&self.knobs, &shape)
+    }
+
+    /// FLOPs of one forward of one segment of `len` positions behind `held` cached ones, in the convention of
+    /// [`ModelConfig::flops`]: cached rows are normalised and projected to keys and values again.
+    pub fn flops(&self, len: usize, held: usize) -> u64 {
+        let backbone = &self.backbone;
+        let d = backbone.width;
+        let cached = held * (2 * d * backbone.inner + 5 * d);
+        let block = block_flops(backbone, (self.entry.needs)(&self.knobs), len, len) + cached as u64;
+        let layers = backbone.layers as u64 * (block + self.attention_cost(1, len, held).flops);
+        layers + (len * d * self.vocab) as u64
+    }
+
+    /// Bytes a decoder keeps per sequence behind `len` positions.
+    pub fn state_bytes(&self, len: usize) -> u64 {
+        self.backbone.layers as u64 * self.attention_cost(1, len, 0).state_bytes
+    }
+
+    /// Number of trained numbers.
+    ///
+    /// # Errors
+    /// A configuration that cannot be built.
+    pub fn parameters(&self) -> Result<usize> {
+        let builder = Builder::counting();
+        LanguageModel::new(self, &builder)?;
         Ok(builder.finish().count())
     }
 }

@@ -5,12 +5,17 @@
 //! | [`encoder`] | the pre-norm encoder and the classifier |
 //! | [`layer`] | one block: attention layer and feed-forward half |
 //! | [`pair`] | two towers over pairs of documents |
+//! | [`lm`] | the causal language model with cache |
+//! | [`evaluate`] | its evaluation protocols |
 //! | [`cost`] | parameters, FLOPs and state bytes from a configuration |
-//! | [`preset`] | published backbones, as data |
+//! | [`preset`], [`language_preset`] | published backbones, as data |
 
 pub mod cost;
 pub mod encoder;
+pub mod evaluate;
+pub mod language_preset;
 pub mod layer;
+pub mod lm;
 pub mod pair;
 pub mod preset;
 #[cfg(test)]

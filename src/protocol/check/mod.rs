@@ -5,6 +5,7 @@
 
 mod classifier;
 mod golden;
+mod language;
 mod mechanism;
 pub mod shipped;
 mod train;
@@ -89,6 +90,8 @@ pub fn check_bytes(file: &str, bytes: &[u8], device: &Device) -> Result<Verdict,
     match golden.meta("level") {
         "" => mechanism::check(&golden, device),
         "classifier" => classifier::compute(&golden, device)?.verdict(&golden),
+        "lm" => language::compute(&golden, device)?.verdict(&golden),
+        "eval" => language::evaluate(&golden, device)?.verdict(&golden),
         "train" => train::compute(&golden, device)?.verdict(&golden),
         level => Err(CheckError::UnknownMechanism { file: file.into(), mechanism: format!("level {level}") }),
     }

@@ -3,9 +3,11 @@
 use candle_core::{DType, Device, Result, Tensor};
 use serde_json::Value;
 
+use super::language::Stream;
 use super::whole::{Checked, Computed, weights};
-use super::{Golden, classifier};
+use super::{Golden, classifier, language};
 use crate::model::Classifier;
+use crate::model::lm::LanguageModel;
 use crate::train::optim::AdamW;
 use crate::train::schedule::Schedule;
 use crate::train::step::{Step, Trainer, classification_loss};
@@ -48,22 +50,43 @@ impl Plan {
 
 /// What this build computes for the file.
 pub(super) fn compute(golden: &Golden, device: &Device) -> Checked<Computed> {
-    if golden.int("block").is_some() {
-        let mechanism = "a language model's trajectory".into();
-        return Err(super::CheckError::UnknownMechanism { file: golden.file.clone(), mechanism });
-    }
     let plan = Plan::read(golden)?;
+    if golden.int("block").is_some() { stream(golden, &plan, device) } else { batches(golden, &plan, device) }
+}
+
+/// A classifier: batch s is used in step s.
+fn batches(golden: &Golden, plan: &Plan, device: &Device) -> Checked<Computed> {
     let builder = weights(golden, device)?;
     let config = classifier::config(golden)?;
     let inputs = [golden.tensor("ids")?, golden.tensor("mask")?, golden.tensor("labels")?];
     let run = || {
         let model = Classifier::new(&config, &builder)?;
         let trainer = Trainer::new(builder.finish(), plan.optimizer, plan.schedule)?;
-        follow(golden, &plan, trainer, |step| {
+        follow(golden, plan, trainer, |step| {
             let batch = |x: &Tensor, dtype| x.get(step)?.to_dtype(dtype)?.to_device(device);
             let (ids, mask) = (batch(inputs[0], DType::U32)?, batch(inputs[1], DType::F32)?);
             classification_loss(&model.forward(&ids, Some(&mask))?, &batch(inputs[2], DType::U32)?)
         })
+    };
+    run().map_err(|error| golden.refused(error))
+}
+
+/// A language model: segment s is used in step s, the cache is carried over.
+fn stream(golden: &Golden, plan: &Plan, device: &Device) -> Checked<Computed> {
+    let config = language::config(golden)?;
+    let released = match golden.config.get("targets").and_then(Value::as_str) {
+        Some("all") => false,
+        Some("released") => true,
+        other => return Err(golden.wrong(format!("its targets {other:?} are not known"))),
+    };
+    let builder = weights(golden, device)?;
+    let ids = golden.tensor("ids")?;
+    let run = || {
+        let model = LanguageModel::new(&config, &builder)?;
+        let cache = model.start(ids.dim(0)?)?;
+        let mut stream = Stream { model, ids, block: config.block, released, cache };
+        let trainer = Trainer::new(builder.finish(), plan.optimizer, plan.schedule)?;
+        follow(golden, plan, trainer, |step| stream.loss(step))
     };
     run().map_err(|error| golden.refused(error))
 }

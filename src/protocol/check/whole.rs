@@ -21,7 +21,8 @@ pub(super) fn entry(golden: &Golden) -> Checked<&'static Entry> {
 
 /// The settings of `entry` in the file's config, over those that the specification fixes.
 pub(super) fn knobs(golden: &Golden, entry: &Entry, fixed: &[(&str, Value)]) -> Checked<Knobs> {
-    let known = |name: &str| entry.knobs.iter().any(|knob| knob.name == name);
+    // compat stands for three other keys, which are in the config too
+    let known = |name: &str| name != "compat" && entry.knobs.iter().any(|knob| knob.name == name);
     let fixed = fixed.iter().map(|(name, value)| (String::from(*name), value.clone()));
     let given = golden.config.iter().map(|(name, value)| (name.clone(), value.clone()));
     let settings: Map<String, Value> = fixed.chain(given).filter(|(name, _)| known(name)).collect();
