@@ -106,23 +106,16 @@ const KNOBS: &[Knob] = &[
         source: "Long Range Arena code (the common PyTorch port concatenates)",
     },
     Knob {
-        name: "compat",
-        kind: Kind::Word(&["none", "lra"]),
-        default: Value::Word("none"),
-        doc: "lra: the released Long Range Arena code, for replication; its sorting network has no effect",
-        source: "the published mechanism",
-    },
-    Knob {
         name: "layout",
         kind: Kind::Word(&["blocks", "released-lra"]),
         default: Value::Word("blocks"),
-        doc: "released-lra: another name of compat=lra",
+        doc: "released-lra (compat=lra): the Long Range Arena code, for replication; its sorting network has no effect",
         source: "the published mechanism",
     },
 ];
 
 fn released(knobs: &Knobs) -> bool {
-    knobs.word("compat") == "lra" || knobs.word("layout") == "released-lra"
+    knobs.word("layout") == "released-lra"
 }
 
 fn validate(knobs: &Knobs, shape: &Shape) -> std::result::Result<(), String> {

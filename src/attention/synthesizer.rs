@@ -103,17 +103,10 @@ const KNOBS: &[Knob] = &[
         source: "Long Range Arena",
     },
     Knob {
-        name: "compat",
-        kind: Kind::Word(&["none", "lra"]),
-        default: Value::Word("none"),
-        doc: "lra: the released Long Range Arena code, whose dense form lacks a transpose",
-        source: "the published mechanism",
-    },
-    Knob {
         name: "layout",
         kind: Kind::Word(&["heads", "released-lra"]),
         default: Value::Word("heads"),
-        doc: "released-lra: another name of compat=lra",
+        doc: "released-lra (compat=lra): the Long Range Arena code, whose dense form lacks a transpose",
         source: "the published mechanism",
     },
 ];
@@ -146,7 +139,7 @@ fn dense(knobs: &Knobs) -> bool {
 
 /// Whether the released code's missing transpose mixes heads and positions.
 fn mixes(knobs: &Knobs) -> bool {
-    dense(knobs) && (knobs.word("compat") == "lra" || knobs.word("layout") == "released-lra")
+    dense(knobs) && knobs.word("layout") == "released-lra"
 }
 
 fn validate(knobs: &Knobs, shape: &Shape) -> std::result::Result<(), String> {
