@@ -59,8 +59,8 @@ pub static ENTRY: Entry = Entry {
     ],
     exceptions: &[Exception {
         property: Property::HeadsIndependent,
-        applies: |_, _| true,
-        reason: "SPEC-ls section 4: row h*r+m of dp.weight belongs to head h; section 5: DualLN runs over the concatenated heads",
+        applies: |knobs, causal| knobs.bool("dual_ln") || (causal && ls::hidden(knobs)),
+        reason: "SPEC-ls section 5: DualLN runs over the concatenated heads; mem_compress=hidden multiplies all heads' slots by w_k",
     }],
     validate: ls::validate,
     needs: |_| Needs { x: true, ..Needs::default() },

@@ -85,8 +85,8 @@ pub static ENTRY: Entry = Entry {
     ],
     exceptions: &[Exception {
         property: Property::HeadsIndependent,
-        applies: |knobs, _| knobs.bool("per_head") || knobs.bool("dual_ln"),
-        reason: "SPEC-ls section 6: E has a matrix per head; section 5: DualLN runs over the concatenated heads",
+        applies: |knobs, _| knobs.bool("dual_ln"),
+        reason: "SPEC-ls section 5: DualLN runs over the concatenated heads",
     }],
     validate,
     needs: |_| Needs::default(),

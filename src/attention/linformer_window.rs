@@ -40,8 +40,8 @@ pub static ENTRY: Entry = Entry {
     deviations: &["Neither code nor equation was published; window, k and DualLN of Table 2 are not stated."],
     exceptions: &[Exception {
         property: Property::HeadsIndependent,
-        applies: |knobs, _| knobs.bool("per_head") || knobs.bool("dual_ln"),
-        reason: "SPEC-ls section 6: E has a matrix per head; section 5: DualLN runs over the concatenated heads",
+        applies: |knobs, _| knobs.bool("dual_ln"),
+        reason: "SPEC-ls section 5: DualLN runs over the concatenated heads",
     }],
     validate: linformer::validate,
     needs: |_| Needs::default(),

@@ -111,8 +111,8 @@ pub static ENTRY: Entry = Entry {
     ],
     exceptions: &[Exception {
         property: Property::HeadsIndependent,
-        applies: |_, _| true,
-        reason: "SPEC-ls section 4: row h*r+m of dp.weight belongs to head h; section 5: DualLN runs over the concatenated heads",
+        applies: |knobs, causal| knobs.bool("dual_ln") || (causal && hidden(knobs)),
+        reason: "SPEC-ls section 5: DualLN runs over the concatenated heads; mem_compress=hidden multiplies all heads' slots by w_k",
     }],
     validate,
     needs: |knobs| Needs { x: knobs.int("r") > 0, ..Needs::default() },
@@ -121,7 +121,7 @@ pub static ENTRY: Entry = Entry {
     build: |config, builder| build_with(config, builder, config.knobs.int("w")),
 };
 
-fn hidden(knobs: &Knobs) -> bool {
+pub(super) fn hidden(knobs: &Knobs) -> bool {
     knobs.word("mem_compress") == "hidden" || knobs.word("compat") == "code"
 }
 

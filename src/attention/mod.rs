@@ -174,7 +174,8 @@ pub enum Property {
     PaddingInert,
     /// Samples of a batch do not influence each other.
     BatchIndependent,
-    /// Permuting heads permutes outputs.
+    /// No head reads the queries, keys or values of another, and permuting heads (with their parameters)
+    /// permutes outputs.
     HeadsIndependent,
     /// Any length works.
     AnyLength,

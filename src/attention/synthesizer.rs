@@ -51,8 +51,8 @@ pub static ENTRY: Entry = Entry {
         },
         Exception {
             property: Property::HeadsIndependent,
-            applies: |knobs, _| dense(knobs),
-            reason: "SPEC-cos 5: every head reads the whole layer input x.",
+            applies: |knobs, _| mixes(knobs),
+            reason: "SPEC-cos 5: the released dense form mixes heads and positions.",
         },
     ],
     validate,

@@ -6,9 +6,7 @@ use candle_core::{Result, bail};
 
 use super::knobs::Knobs;
 use super::long_short::Positions;
-use super::{
-    Config, Cost, Entry, Exception, Growth, Input, Mechanism, Needs, Output, Paper, Property, Shape, Support,
-};
+use super::{Config, Cost, Entry, Growth, Input, Mechanism, Needs, Output, Paper, Shape, Support};
 use crate::kernel::attend::{Attend, attend};
 use crate::nn::params::Builder;
 use crate::pattern::Pattern;
@@ -34,11 +32,7 @@ pub static ENTRY: Entry = Entry {
         "No clamp of distances and no `same_length`: every query sees the whole cache.",
         "At the start of a stream there is no memory.",
     ],
-    exceptions: &[Exception {
-        property: Property::HeadsIndependent,
-        applies: |_, _| true,
-        reason: "SPEC-ls section 11: u, v and R have an own part for every head",
-    }],
+    exceptions: &[],
     validate: |_, shape| match shape.causal {
         true => Ok(()),
         false => Err("Transformer-XL is defined for the causal form only".into()),
