@@ -21,7 +21,7 @@ fn compare(case: &Case, mask: Option<&[f32]>, a: &Results, b: &Results, toleranc
     for (name, a, b) in grads.chain([("out_cls", &a.cls, &b.cls)]) {
         let largest = a.iter().fold(1e-3f32, |m, x| m.max(x.abs()));
         if a.iter().zip(b).any(|(a, b)| (a - b).abs() > tolerance * largest) {
-            return Some(format!("{name}"));
+            return Some(name.to_string());
         }
     }
     None

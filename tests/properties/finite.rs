@@ -2,12 +2,12 @@
 
 use effattn::attention::{self, Property};
 
-use crate::zoo::{Case, Findings, Inputs, MODES, Results, Run, cases, masks, row_counts};
+use crate::zoo::{Findings, Inputs, MODES, Results, Run, cases, masks, row_counts};
 
-fn bad(case: &Case, mask: Option<&[f32]>, results: &Results) -> Option<String> {
+/// What is not finite.
+fn bad(results: &Results) -> Option<String> {
     let all = results.grads.iter().map(|(name, grad)| (format!("gradient of {name}"), grad));
     let outs = [("out".to_owned(), &results.out), ("out_cls".to_owned(), &results.cls)];
-    let _ = (case, mask);
     let mut wrong = outs.into_iter().chain(all).filter(|(_, x)| x.iter().any(|x| !x.is_finite()));
     wrong.next().map(|(name, _)| format!("{name} is not finite"))
 }
@@ -23,7 +23,7 @@ fn every_length_works() {
                 let mask = mask.as_deref();
                 for mode in MODES {
                     let results = Run { mask, ..Run::new(&case, &params, &inputs, mode) }.results();
-                    if let Some(what) = bad(&case, mask, &results) {
+                    if let Some(what) = bad(&results) {
                         findings.add(format!("{case} {mode:?}: {what}"));
                     }
                 }
@@ -72,7 +72,7 @@ fn extreme_inputs_give_finite_outputs_and_gradients() {
                     let mask = mask.as_deref();
                     for mode in MODES {
                         let results = Run { mask, ..Run::new(&case, &params, &inputs, mode) }.results();
-                        if let Some(what) = bad(&case, mask, &results)
+                        if let Some(what) = bad(&results)
                             && case.exception(Property::Finite).is_none()
                         {
                             findings.add(format!("{case} {mode:?} {name} mask={}: {what}", mask.is_some()));
@@ -95,7 +95,7 @@ fn a_query_that_sees_no_key_gives_zero() {
         for mode in MODES {
             let run = Run { mask: Some(&mask), ..Run::new(case, &params, &inputs, mode) };
             let results = run.results();
-            if let Some(what) = bad(case, Some(&mask), &results) {
+            if let Some(what) = bad(&results) {
                 findings.add(format!("{case} {mode:?}: {what}"));
             }
             let counted = row_counts(case, Some(&mask), 0, 0);
