@@ -1,5 +1,8 @@
 //! Vector mathematics to inline into kernels: call from the body of a [`simd_fn!`](crate::simd_fn) only,
 //! outside of one it is compiled without vector instructions.
+//!
+//! The same holds for closures: write `#[inline(always)] |x| ...` when handing one to these functions. A
+//! closure that the compiler does not inline loses the vector instructions (a softmax then takes 40 times as long).
 
 use pulp::Simd;
 
@@ -141,20 +144,37 @@ pub fn update<S: Simd>(simd: S, x: &[f32], y: &mut [f32], f: impl Fn(S::f32s, S:
 #[inline(always)]
 pub fn axpy<S: Simd>(simd: S, a: f32, x: &[f32], y: &mut [f32]) {
     let a = simd.splat_f32s(a);
-    update(simd, x, y, |x, y| simd.mul_add_e_f32s(a, x, y));
+    update(
+        simd,
+        x,
+        y,
+        #[inline(always)]
+        |x, y| simd.mul_add_e_f32s(a, x, y),
+    );
 }
 
 /// y += x.
 #[inline(always)]
 pub fn add<S: Simd>(simd: S, x: &[f32], y: &mut [f32]) {
-    update(simd, x, y, |x, y| simd.add_f32s(x, y));
+    update(
+        simd,
+        x,
+        y,
+        #[inline(always)]
+        |x, y| simd.add_f32s(x, y),
+    );
 }
 
 /// y *= a.
 #[inline(always)]
 pub fn scale<S: Simd>(simd: S, a: f32, y: &mut [f32]) {
     let a = simd.splat_f32s(a);
-    map_in_place(simd, y, |y| simd.mul_f32s(a, y));
+    map_in_place(
+        simd,
+        y,
+        #[inline(always)]
+        |y| simd.mul_f32s(a, y),
+    );
 }
 
 /// Folds `x` with four accumulators: `step(accumulator, x_i)`, then `join` in a fixed order. `rest` stands in
@@ -199,7 +219,15 @@ pub fn sum<S: Simd>(simd: S, x: &[f32]) -> f32 {
 #[inline(always)]
 pub fn sum_map<S: Simd>(simd: S, x: &[f32], f: impl Fn(S::f32s) -> S::f32s) -> f32 {
     let add = |a, b| simd.add_f32s(a, b);
-    simd.reduce_sum_f32s(fold(simd, x, 0.0, 0.0, |sum, x| add(sum, f(x)), add))
+    simd.reduce_sum_f32s(fold(
+        simd,
+        x,
+        0.0,
+        0.0,
+        #[inline(always)]
+        |sum, x| add(sum, f(x)),
+        add,
+    ))
 }
 
 /// Largest element; negative infinity if there is none.

@@ -138,8 +138,19 @@ fn statistics<S: Simd>(simd: S, x: &[f32], eps: f32, centred: &mut [f32]) -> (f3
     let count = x.len() as f32;
     let mean = math::sum(simd, x) / count;
     let shift = simd.splat_f32s(mean);
-    math::map(simd, x, centred, |x| simd.sub_f32s(x, shift));
-    let variance = math::sum_map(simd, centred, |x| simd.mul_f32s(x, x)) / count;
+    math::map(
+        simd,
+        x,
+        centred,
+        #[inline(always)]
+        |x| simd.sub_f32s(x, shift),
+    );
+    let variance = math::sum_map(
+        simd,
+        centred,
+        #[inline(always)]
+        |x| simd.mul_f32s(x, x),
+    ) / count;
     (mean, 1.0 / (variance + eps).sqrt())
 }
 

@@ -24,7 +24,7 @@ crate::simd_fn! {
                 *max = new;
             }
             let shift = simd.splat_f32s(new);
-            math::map_in_place(simd, logits, |x| math::exp(simd, simd.sub_f32s(x, shift)));
+            math::map_in_place(simd, logits, #[inline(always)] |x| math::exp(simd, simd.sub_f32s(x, shift)));
             *sum += math::sum(simd, logits);
         }
     }
@@ -42,7 +42,7 @@ crate::simd_fn! {
                 continue;
             }
             let (shift, factor) = (simd.splat_f32s(max), simd.splat_f32s(factor));
-            math::map_in_place(simd, logits, |x| {
+            math::map_in_place(simd, logits, #[inline(always)] |x| {
                 simd.mul_f32s(factor, math::exp(simd, simd.sub_f32s(x, shift)))
             });
         }
@@ -58,7 +58,7 @@ crate::simd_fn! {
         let rows = weights.chunks_exact(stride).zip(grads.chunks_exact_mut(stride));
         for ((weights, grads), &delta) in rows.zip(deltas) {
             let delta = simd.splat_f32s(delta);
-            math::update(simd, &weights[first..first + len], &mut grads[first..first + len], |w, g| {
+            math::update(simd, &weights[first..first + len], &mut grads[first..first + len], #[inline(always)] |w, g| {
                 simd.mul_f32s(w, simd.sub_f32s(g, delta))
             });
         }
