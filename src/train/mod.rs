@@ -1,5 +1,9 @@
-//! Training: schedules, the optimizer, one step.
+//! Training: schedules, the optimizer, one step, data order, checkpoints.
 
+pub mod checkpoint;
 pub mod optim;
+pub mod order;
 pub mod schedule;
 pub mod step;
+#[cfg(test)]
+mod tests;

@@ -104,7 +104,8 @@ mod tests {
 
     #[test]
     fn one_cycle_has_the_specified_values() {
-        let cases: &[(u64, u64, &[(u64, f64, f64)])] = &[
+        type Case<'a> = (u64, u64, &'a [(u64, f64, f64)]); // steps, warm-up, (s, lr, beta1)
+        let cases: &[Case] = &[
             (
                 5000,
                 1000,

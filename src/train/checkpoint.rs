@@ -1,0 +1,316 @@
+//! Checkpoints: weights, moments, constants and where the run stood, in one safetensors file.
+//!
+//! A checkpoint is written under a temporary name, flushed, and renamed, so that whatever happens a complete one
+//! stands under its name. Training goes on from it bit for bit (same threads, same build).
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use candle_core::{DType, Device, Tensor};
+use safetensors::SafeTensors;
+use safetensors::tensor::{TensorView, View};
+use serde_json::Value as Json;
+
+use super::optim::{AdamW, Optimizer};
+use super::schedule::Schedule;
+use super::step::Trainer;
+use crate::kernel::adamw::Moments;
+use crate::nn::params::{Builder, Params};
+
+/// Version of the file format; a reader takes this and nothing newer.
+pub const SCHEMA: u32 = 1;
+
+const WEIGHT: &str = "weight/";
+const FIRST: &str = "first/";
+const SECOND: &str = "second/";
+const CONSTANT: &str = "constant/";
+const EXTRA: &str = "extra/";
+
+/// What went wrong with a checkpoint.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// The file cannot be read or written.
+    #[error("{}: {source}", .path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// Not a checkpoint, or one that is damaged.
+    #[error("{} is not a complete checkpoint: {reason}; delete it or start over with --fresh", .path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// Written by a newer version.
+    #[error("{} has checkpoint schema {found}, this version reads up to {SCHEMA}; use the effattn that wrote it ({version})", .path.display())]
+    Newer {
+        /// The file.
+        path: PathBuf,
+        /// Its schema.
+        found: u32,
+        /// Version of effattn that wrote it.
+        version: String,
+    },
+    /// A checkpoint of another model.
+    #[error("{} belongs to another model: {key} is {stored} there and {wanted} here; use the same settings or start over with --fresh", .path.display())]
+    OtherModel {
+        /// The file.
+        path: PathBuf,
+        /// The first setting that differs.
+        key: String,
+        /// Its value in the file.
+        stored: String,
+        /// Its value here.
+        wanted: String,
+    },
+    /// Weights that do not fit the model.
+    #[error("{} does not fit the model: {reason}", .path.display())]
+    Unfit {
+        /// The file.
+        path: PathBuf,
+        /// What the model says.
+        reason: String,
+    },
+}
+
+/// A checkpoint in memory.
+pub struct Checkpoint {
+    path: PathBuf,
+    /// Version of effattn that wrote it.
+    pub version: String,
+    /// Description of the model, vocabulary included, as given to [`save`].
+    pub model: Json,
+    /// Where the run stood, as given to [`save`].
+    pub state: Json,
+    /// Number of updates made.
+    pub updates: u64,
+    tensors: HashMap<String, Tensor>,
+}
+
+/// One f32 tensor on its way into a file.
+struct Stored(Vec<usize>, Vec<f32>);
+
+impl Stored {
+    fn new(tensor: &Tensor) -> candle_core::Result<Self> {
+        let flat = tensor.to_dtype(DType::F32)?.flatten_all()?;
+        Ok(Self(tensor.dims().to_vec(), flat.to_vec1()?))
+    }
+}
+
+impl View for Stored {
+    fn dtype(&self) -> safetensors::Dtype {
+        safetensors::Dtype::F32
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.0
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        bytemuck::cast_slice(&self.1).into()
+    }
+
+    fn data_len(&self) -> usize {
+        4 * self.1.len()
+    }
+}
+
+/// Writes a checkpoint of `trainer` to `path`. `model` describes the model (its configuration and the
+/// vocabulary), `state` where the run stands (data order, random streams, best result so far), `extra` tensors that
+/// belong to the state (the cache of a language model).
+///
+/// # Errors
+/// A folder that cannot be written, a full disk: what stood under `path` before is untouched.
+pub fn save(
+    path: &Path,
+    trainer: &Trainer,
+    model: &Json,
+    state: &Json,
+    extra: &[(String, Tensor)],
+) -> Result<(), CheckpointError> {
+    let io = |source| CheckpointError::Io { path: path.into(), source };
+    let tensors = collect(trainer, extra)
+        .map_err(|error| CheckpointError::Unfit { path: path.into(), reason: error.to_string() })?;
+    let metadata = HashMap::from([
+        ("format".into(), "effattn checkpoint".into()),
+        ("schema".into(), SCHEMA.to_string()),
+        ("version".into(), env!("CARGO_PKG_VERSION").into()),
+        ("updates".into(), trainer.optimizer().updates().to_string()),
+        ("model".into(), model.to_string()),
+        ("state".into(), state.to_string()),
+    ]);
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let file = tempfile::Builder::new().prefix(".checkpoint-").tempfile_in(folder).map_err(io)?;
+    safetensors::serialize_to_file(tensors, Some(metadata), file.path()).map_err(|error| match error {
+        safetensors::SafeTensorError::IoError(source) => io(source),
+        other => io(std::io::Error::other(other)),
+    })?;
+    std::fs::File::open(file.path()).and_then(|file| file.sync_all()).map_err(io)?;
+    file.persist(path).map_err(|error| io(error.error))?;
+    Ok(())
+}
+
+fn collect(trainer: &Trainer, extra: &[(String, Tensor)]) -> candle_core::Result<Vec<(String, Stored)>> {
+    let params = trainer.params();
+    let mut all = Vec::new();
+    for (group, moments) in params.groups().iter().zip(trainer.optimizer().moments()) {
+        let (first, second) = moments.tensors()?;
+        for part in &group.parts {
+            let slice =
+                |flat: &Tensor| flat.narrow(0, part.offset, part.len())?.reshape(part.shape.as_slice());
+            all.push((format!("{WEIGHT}{}", part.name), Stored::new(&params.value(&part.name)?)?));
+            all.push((format!("{FIRST}{}", part.name), Stored::new(&slice(&first)?)?));
+            all.push((format!("{SECOND}{}", part.name), Stored::new(&slice(&second)?)?));
+        }
+    }
+    for (name, constant) in params.constants() {
+        all.push((format!("{CONSTANT}{name}"), Stored::new(constant)?));
+    }
+    for (name, tensor) in extra {
+        all.push((format!("{EXTRA}{name}"), Stored::new(tensor)?));
+    }
+    Ok(all)
+}
+
+impl Checkpoint {
+    /// Reads the checkpoint at `path`.
+    ///
+    /// # Errors
+    /// A file that cannot be read, is cut off or damaged, is something else, or is of a newer schema.
+    pub fn load(path: &Path) -> Result<Self, CheckpointError> {
+        let bytes =
+            std::fs::read(path).map_err(|source| CheckpointError::Io { path: path.into(), source })?;
+        Self::read(path, &bytes)
+    }
+
+    /// Reads `bytes`; `path` is what messages call them.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn read(path: &Path, bytes: &[u8]) -> Result<Self, CheckpointError> {
+        let damaged = |reason: String| CheckpointError::Damaged { path: path.into(), reason };
+        let (_, header) = SafeTensors::read_metadata(bytes)
+            .map_err(|error| damaged(format!("its header cannot be read ({error})")))?;
+        let metadata = header.metadata().clone().unwrap_or_default();
+        let text =
+            |key: &str| metadata.get(key).cloned().ok_or_else(|| damaged(format!("it has no {key:?} entry")));
+        if text("format")? != "effattn checkpoint" {
+            return Err(damaged("it is a safetensors file of another kind".into()));
+        }
+        let version = text("version")?;
+        let found: u32 = text("schema")?.parse().map_err(|_| damaged("its schema is not a number".into()))?;
+        if found > SCHEMA {
+            return Err(CheckpointError::Newer { path: path.into(), found, version });
+        }
+        let json = |key: &str| {
+            serde_json::from_str(&text(key)?)
+                .map_err(|error| damaged(format!("its {key} is not JSON ({error})")))
+        };
+        let updates = text("updates")?.parse().map_err(|_| damaged("its updates are not a number".into()))?;
+        let (model, state) = (json("model")?, json("state")?);
+        let content = SafeTensors::deserialize(bytes)
+            .map_err(|error| damaged(format!("its tensors cannot be read ({error})")))?;
+        let tensors = content.iter().map(|(name, view)| Ok((name.to_owned(), tensor(&view)?)));
+        let tensors = tensors
+            .collect::<candle_core::Result<_>>()
+            .map_err(|error| damaged(format!("a tensor cannot be read ({error})")))?;
+        Ok(Self { path: path.into(), version, model, state, updates, tensors })
+    }
+
+    /// Makes sure that it belongs to the model that `wanted` describes.
+    ///
+    /// # Errors
+    /// The first setting that differs.
+    pub fn expect_model(&self, wanted: &Json) -> Result<(), CheckpointError> {
+        match difference("", &self.model, wanted) {
+            None => Ok(()),
+            Some((key, stored, wanted)) => {
+                Err(CheckpointError::OtherModel { path: self.path.clone(), key, stored, wanted })
+            }
+        }
+    }
+
+    /// A builder that hands out its weights and constants.
+    ///
+    /// # Errors
+    /// Failures of the device.
+    pub fn builder(&self, device: &Device, train: bool) -> candle_core::Result<Builder> {
+        let parts = self.tensors.iter().filter_map(|(name, tensor)| {
+            let name = name.strip_prefix(WEIGHT).or_else(|| name.strip_prefix(CONSTANT))?;
+            Some((name.to_owned(), tensor))
+        });
+        let tensors = parts.map(|(name, tensor)| Ok((name, tensor.to_device(device)?)));
+        Ok(Builder::given(tensors.collect::<candle_core::Result<_>>()?, device, train))
+    }
+
+    /// The trainer as it was. `params` come from a model built with [`Self::builder`].
+    ///
+    /// # Errors
+    /// Parameters that the checkpoint has no moments for.
+    pub fn trainer(
+        &self,
+        params: Params,
+        optimizer: AdamW,
+        schedule: Schedule,
+    ) -> Result<Trainer, CheckpointError> {
+        let unfit = |reason: String| CheckpointError::Unfit { path: self.path.clone(), reason };
+        let flat = |prefix: &str, group: &crate::nn::params::StoredGroup| {
+            let parts =
+                group.parts.iter().map(|part| match self.tensors.get(&format!("{prefix}{}", part.name)) {
+                    Some(tensor) if tensor.dims() == part.shape => tensor.flatten_all(),
+                    Some(tensor) => candle_core::bail!(
+                        "{prefix}{} has shape {:?}, expected {:?}",
+                        part.name,
+                        tensor.dims(),
+                        part.shape
+                    ),
+                    None => candle_core::bail!("{prefix}{} is missing", part.name),
+                });
+            let parts = parts.collect::<candle_core::Result<Vec<_>>>()?;
+            Tensor::cat(&parts, 0)?.to_device(group.var.device())
+        };
+        let moments = params
+            .groups()
+            .iter()
+            .map(|group| Moments::from_tensors(&flat(FIRST, group)?, &flat(SECOND, group)?));
+        let moments =
+            moments.collect::<candle_core::Result<_>>().map_err(|error| unfit(error.to_string()))?;
+        let optimizer = Optimizer::restore(optimizer, &params, moments, self.updates)
+            .map_err(|error| unfit(error.to_string()))?;
+        Ok(Trainer::restore(params, optimizer, schedule))
+    }
+
+    /// A tensor of the state.
+    pub fn extra(&self, name: &str) -> Option<&Tensor> {
+        self.tensors.get(&format!("{EXTRA}{name}"))
+    }
+}
+
+fn tensor(view: &TensorView) -> candle_core::Result<Tensor> {
+    if view.dtype() != safetensors::Dtype::F32 {
+        candle_core::bail!("type {:?} is not used by checkpoints", view.dtype());
+    }
+    Tensor::from_raw_buffer(view.data(), DType::F32, view.shape(), &Device::Cpu)
+}
+
+/// The first place where two descriptions differ: path, there, here.
+fn difference(at: &str, stored: &Json, wanted: &Json) -> Option<(String, String, String)> {
+    match (stored, wanted) {
+        (Json::Object(a), Json::Object(b)) => {
+            let keys = a.keys().chain(b.keys().filter(|key| !a.contains_key(*key)));
+            let null = Json::Null;
+            keys.map(|key| {
+                let at = if at.is_empty() { key.clone() } else { format!("{at}.{key}") };
+                difference(&at, a.get(key).unwrap_or(&null), b.get(key).unwrap_or(&null))
+            })
+            .find_map(|found| found)
+        }
+        _ if stored == wanted => None,
+        _ => Some((at.to_owned(), stored.to_string(), wanted.to_string())),
+    }
+}

@@ -1,0 +1,189 @@
+use std::path::Path;
+
+use candle_core::{Device, Result, Tensor};
+use serde_json::json;
+
+use super::checkpoint::{Checkpoint, CheckpointError, save};
+use super::optim::AdamW;
+use super::schedule::Schedule;
+use super::step::{StepError, Trainer, classification_loss};
+use crate::attention::find;
+use crate::attention::knobs::Knobs;
+use crate::model::preset::Preset;
+use crate::model::{Backbone, Classifier, ModelConfig};
+use crate::nn::params::Builder;
+
+const ADAMW: AdamW = AdamW { beta2: 0.98, eps: 1e-9, weight_decay: 0.0, clip: None };
+const CONSTANT: Schedule = Schedule::WarmupConstant { peak_lr: 1e-3, warmup: 1 };
+
+fn config(mechanism: &str) -> ModelConfig {
+    let entry = find(mechanism).unwrap();
+    let form = Preset::find("ls-lra").unwrap().form(Some("listops"), mechanism).unwrap();
+    ModelConfig {
+        backbone: Backbone::new(2, 16, 2, 32),
+        vocab: 20,
+        ..form.model(entry, Knobs::defaults(entry.knobs), 24)
+    }
+}
+
+fn model(mechanism: &str) -> (Classifier, Trainer) {
+    let config = config(mechanism);
+    let builder = Builder::seeded(7, &Device::Cpu, true);
+    let model = Classifier::new(&config, &builder).unwrap();
+    (model, Trainer::new(builder.finish(), ADAMW, CONSTANT).unwrap())
+}
+
+/// Ids below 12 only: rows 12..20 of the embedding are never used (but for the class id, 19).
+fn batch(from: u32, rows: usize) -> (Tensor, Tensor) {
+    let ids: Vec<u32> = (0..rows as u32 * 24).map(|i| (i * 7 + from + i / 5) % 12).collect();
+    let labels: Vec<u32> = (0..rows as u32).map(|i| (i + from) % 10).collect();
+    let ids = Tensor::from_vec(ids, (rows, 24), &Device::Cpu).unwrap();
+    (ids, Tensor::from_vec(labels, rows, &Device::Cpu).unwrap())
+}
+
+fn loss(model: &Classifier, (ids, labels): &(Tensor, Tensor)) -> Result<Tensor> {
+    let mask = ids.ne(0u32)?.to_dtype(candle_core::DType::F32)?;
+    classification_loss(&model.forward(ids, Some(&mask))?, labels)
+}
+
+#[test]
+fn loss_falls_and_unused_rows_stay_exactly() {
+    for mechanism in ["full", "ls"] {
+        let (model, mut trainer) = model(mechanism);
+        let table = |trainer: &Trainer| trainer.params().value("token_embedding.weight").unwrap();
+        let before = table(&trainer);
+        let data = batch(0, 4);
+        let losses: Vec<f64> =
+            (0..30).map(|_| trainer.step(loss(&model, &data).unwrap()).unwrap().loss).collect();
+        assert!(losses[29] < 0.7 * losses[0], "{mechanism}: {losses:?}");
+        let rows = |x: &Tensor| x.narrow(0, 12, 7).unwrap().to_vec2::<f32>().unwrap();
+        assert_eq!(rows(&before), rows(&table(&trainer)), "{mechanism}");
+    }
+}
+
+#[test]
+fn micro_batches_make_the_update_of_the_whole_batch() {
+    let (whole_model, mut whole) = model("full");
+    let (parts_model, mut parts) = model("full");
+    for step in 0..3 {
+        let (ids, labels) = batch(step, 4);
+        let a = whole.step(loss(&whole_model, &(ids.clone(), labels.clone())).unwrap()).unwrap();
+        let part = |i: usize| {
+            loss(&parts_model, &(ids.narrow(0, 2 * i, 2)?.contiguous()?, labels.narrow(0, 2 * i, 2)?))
+        };
+        let b = parts.accumulate(2, part).unwrap();
+        assert!((a.loss - b.loss).abs() < 1e-6 * a.loss);
+        assert_eq!(a.rates, b.rates);
+    }
+    let value = |trainer: &Trainer| {
+        trainer.params().value("head.fc1.weight").unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap()
+    };
+    for (a, b) in value(&whole).iter().zip(value(&parts)) {
+        assert!((a - b).abs() < 1e-4, "{a} {b}");
+    }
+}
+
+#[test]
+fn a_model_that_shares_parameters_follows_the_training() {
+    let (model, mut trainer) = model("full");
+    let shared = Classifier::new(&config("full"), &Builder::sharing(trainer.params(), &Device::Cpu)).unwrap();
+    let data = batch(0, 2);
+    let logits = |model: &Classifier| model.forward(&data.0, None).unwrap();
+    let before = logits(&shared).to_vec2::<f32>().unwrap();
+    trainer.step(loss(&model, &data).unwrap()).unwrap();
+    let after = logits(&shared).to_vec2::<f32>().unwrap();
+    assert_eq!(after, logits(&model).to_vec2::<f32>().unwrap());
+    assert_ne!(before, after);
+    assert!(!logits(&shared).track_op() && logits(&model).track_op());
+}
+
+#[test]
+fn a_loss_that_is_not_finite_stops_before_the_update() {
+    let (model, mut trainer) = model("full");
+    let before = trainer.params().value("head.fc2.bias").unwrap().to_vec1::<f32>().unwrap();
+    let loss = (loss(&model, &batch(0, 2)).unwrap() * f64::NAN).unwrap();
+    let error = trainer.step(loss).unwrap_err();
+    assert!(matches!(error, StepError::Diverged { step: 0, .. }), "{error}");
+    assert_eq!(trainer.params().value("head.fc2.bias").unwrap().to_vec1::<f32>().unwrap(), before);
+    assert_eq!(trainer.optimizer().updates(), 0);
+}
+
+fn weights(trainer: &Trainer) -> Vec<(String, Vec<u32>)> {
+    let bits = |name: &str| {
+        let value = trainer.params().value(name).unwrap().flatten_all().unwrap();
+        value.to_vec1::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
+    };
+    trainer.params().names().map(|name| (name.to_owned(), bits(name))).collect()
+}
+
+fn run(model: &Classifier, trainer: &mut Trainer, steps: std::ops::Range<u32>) -> Vec<u64> {
+    steps.map(|s| trainer.step(loss(model, &batch(s, 3)).unwrap()).unwrap().loss.to_bits()).collect()
+}
+
+#[test]
+fn a_resumed_run_is_the_same_to_the_last_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.safetensors");
+    for mechanism in ["full", "ls", "performer", "reformer"] {
+        let (whole, mut undisturbed) = model(mechanism);
+        let expected = run(&whole, &mut undisturbed, 0..7);
+        let (half, mut trainer) = model(mechanism);
+        let mut got = run(&half, &mut trainer, 0..4);
+        let description = json!({"mechanism": mechanism, "width": 16, "vocabulary": ["a", "b"]});
+        let extra = [("cache".to_owned(), Tensor::new(&[1f32, 2.0], &Device::Cpu).unwrap())];
+        save(&path, &trainer, &description, &json!({"epoch": 3}), &extra).unwrap();
+        drop((half, trainer));
+        let stored = Checkpoint::load(&path).unwrap();
+        stored.expect_model(&description).unwrap();
+        assert_eq!((stored.updates, &stored.state), (4, &json!({"epoch": 3})));
+        assert_eq!(stored.extra("cache").unwrap().to_vec1::<f32>().unwrap(), [1.0, 2.0]);
+        let builder = stored.builder(&Device::Cpu, true).unwrap();
+        let resumed = Classifier::new(&config(mechanism), &builder).unwrap();
+        let mut trainer = stored.trainer(builder.finish(), ADAMW, CONSTANT).unwrap();
+        got.extend(run(&resumed, &mut trainer, 4..7));
+        assert_eq!(got, expected, "{mechanism}");
+        assert_eq!(weights(&trainer), weights(&undisturbed), "{mechanism}");
+    }
+}
+
+#[test]
+fn checkpoints_that_do_not_fit_say_why() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.safetensors");
+    let (_, trainer) = model("full");
+    let description = json!({"mechanism": "full", "knobs": {"w": 8}, "width": 16});
+    save(&path, &trainer, &description, &json!(null), &[]).unwrap();
+    let stored = Checkpoint::load(&path).unwrap();
+    let other = stored.expect_model(&json!({"mechanism": "full", "knobs": {"w": 16}, "width": 16}));
+    let text = other.unwrap_err().to_string();
+    assert!(text.contains("knobs.w is 8 there and 16 here") && text.contains("--fresh"), "{text}");
+    let builder = stored.builder(&Device::Cpu, true).unwrap();
+    let error = Classifier::new(&config("ls"), &builder).err().unwrap().to_string();
+    assert!(error.contains("missing"), "{error}");
+    let (_, larger) = model("ls");
+    let refused = stored.trainer(larger.params().clone(), ADAMW, CONSTANT).err().unwrap();
+    assert!(matches!(refused, CheckpointError::Unfit { .. }), "{refused}");
+    let absent = folder.path().join("no/such/folder/run.safetensors");
+    assert!(matches!(save(&absent, &trainer, &description, &json!(0), &[]), Err(CheckpointError::Io { .. })));
+    assert!(matches!(Checkpoint::load(&absent), Err(CheckpointError::Io { .. })));
+    let files = std::fs::read_dir(folder.path()).unwrap().count();
+    assert_eq!(files, 1, "no temporary file stays");
+}
+
+#[test]
+fn a_damaged_checkpoint_is_refused_wherever_it_is_cut() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.safetensors");
+    let (_, trainer) = model("full");
+    save(&path, &trainer, &json!({}), &json!({}), &[]).unwrap();
+    let bytes = std::fs::read(&path).unwrap();
+    let read = |bytes: &[u8]| Checkpoint::read(Path::new("x"), bytes);
+    assert!(read(&bytes).is_ok());
+    for at in (0..bytes.len()).step_by(997).chain([1, 7, 8, 9, bytes.len() - 1]) {
+        assert!(matches!(read(&bytes[..at]), Err(CheckpointError::Damaged { .. })), "cut at {at}");
+    }
+    let newer = String::from_utf8_lossy(&bytes[8..2000]).find("\"schema\":\"1\"").unwrap() + 8 + 10;
+    let mut changed = bytes.clone();
+    changed[newer] = b'9';
+    assert!(matches!(read(&changed), Err(CheckpointError::Newer { found: 9, .. })));
+}
