@@ -1,12 +1,20 @@
 //! GELU in its exact form: x/2 (1 + erf(x / sqrt 2)).
 
-use candle_core::{Result, Tensor};
+use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Tensor};
+
+use super::cpu::{self, par, rows};
+
+/// Elements that one thread handles at a time.
+const CHUNK: usize = 1 << 15;
 
 /// Exact GELU.
 ///
 /// # Errors
 /// Failures of the device.
 pub fn gelu(x: &Tensor) -> Result<Tensor> {
+    if super::fused_cpu(x.device()) && x.dtype() == DType::F32 {
+        return x.contiguous()?.apply_op1(Gelu);
+    }
     composed(x)
 }
 
@@ -17,4 +25,48 @@ pub fn gelu(x: &Tensor) -> Result<Tensor> {
 pub fn composed(x: &Tensor) -> Result<Tensor> {
     let erf = (x * std::f64::consts::FRAC_1_SQRT_2)?.erf()?;
     (x * 0.5)? * (erf + 1.0)?
+}
+
+struct Gelu;
+
+impl CustomOp1 for Gelu {
+    fn name(&self) -> &'static str {
+        "gelu"
+    }
+
+    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let x = cpu::slice(x, layout)?;
+        let y = par::build(x.len(), CHUNK, |index, y| rows::gelu(&x[index * CHUNK..][..y.len()], y));
+        Ok((CpuStorage::F32(y), layout.shape().clone()))
+    }
+
+    fn bwd(&self, x: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+        let grad = grad.contiguous()?;
+        let dx = cpu::with_slices([x, &grad], |[x, dy]| {
+            Ok(par::build(x.len(), CHUNK, |index, dx| {
+                let here = index * CHUNK..index * CHUNK + dx.len();
+                rows::gelu_backward(&x[here.clone()], &dy[here], dx);
+            }))
+        })?;
+        Ok(Some(Tensor::from_vec(dx, x.shape(), &Device::Cpu)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::testing::{check, randn};
+
+    #[test]
+    fn fused_is_the_twin() {
+        for dims in [vec![1], vec![3, 17], vec![2, 20_011]] {
+            check(&format!("{dims:?}"), &[(randn("x", &dims) * 2.0).unwrap()], 1e-6, |x| gelu(&x[0]));
+        }
+    }
+
+    #[test]
+    fn a_transposed_input_is_copied() {
+        let x = randn("x", &[3, 5]);
+        check("transposed", &[x], 1e-6, |x| gelu(&x[0].t()?));
+    }
 }

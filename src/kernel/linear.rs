@@ -1,12 +1,24 @@
 //! y = x W^T + b with W [out, in].
 
-use candle_core::{Result, Tensor};
+use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Device, Layout, Result, Shape, Tensor, bail};
+
+use super::cpu::dense::{self, WeightGradient};
+use super::cpu::gemm::{Mat, MatMut, Threads, gemm};
+use super::cpu::par::{self, Chunks};
+use super::cpu::{self, rows};
 
 /// x W^T + b over the last dimension of `x` (any number of leading dimensions).
 ///
 /// # Errors
 /// Shapes that do not fit.
 pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    if super::fused_cpu(x.device()) && x.dtype() == DType::F32 {
+        let (x, weight) = (x.contiguous()?, weight.contiguous()?);
+        return match bias {
+            Some(bias) => x.apply_op3(&weight, &bias.contiguous()?, Linear),
+            None => x.apply_op2(&weight, Linear),
+        };
+    }
     composed(x, weight, bias)
 }
 
@@ -24,4 +36,190 @@ pub fn composed(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Te
     let y = x.contiguous()?.reshape((rows, width))?.matmul(&weight.t()?)?;
     let y = if let Some(bias) = bias { y.broadcast_add(bias)? } else { y };
     y.reshape(dims)
+}
+
+struct Linear;
+
+impl Linear {
+    fn forward(
+        x: &[f32],
+        x_layout: &Layout,
+        w: &[f32],
+        w_layout: &Layout,
+        bias: &[f32],
+    ) -> Result<(CpuStorage, Shape)> {
+        let (out, inp) = w_layout.shape().dims2()?;
+        let (count, width) = cpu::matrix_dims(x_layout.dims())?;
+        if width != inp || !(bias.is_empty() || bias.len() == out) {
+            bail!("weight {:?} and {} biases for rows of {width}", w_layout.dims(), bias.len());
+        }
+        let mut dims = x_layout.dims().to_vec();
+        if let Some(last) = dims.last_mut() {
+            *last = out;
+        }
+        Ok((CpuStorage::F32(forward(x, count, w, out, inp, bias)), dims.into()))
+    }
+
+    /// Gradients of x, the weight, and (where there are some) the biases.
+    fn backward(x: &Tensor, weight: &Tensor, grad: &Tensor, bias: bool) -> Result<[Option<Tensor>; 3]> {
+        let (out, inp) = weight.dims2()?;
+        let grad = grad.contiguous()?;
+        cpu::with_slices([x, weight, &grad], |[data, w, dy]| {
+            let count = data.len() / inp.max(1);
+            let needs_x = x.track_op();
+            let (dx, dbias) = input_gradient(dy, count, w, out, inp, needs_x, bias);
+            let mut sum = WeightGradient::new(out, inp);
+            sum.add(Mat::new(dy, count, out), Mat::new(data, count, inp));
+            let mut dw = vec![0.0; w.len()];
+            sum.finish(&mut dw);
+            let dx = needs_x.then(|| Tensor::from_vec(dx, x.shape(), &Device::Cpu)).transpose()?;
+            let dbias = bias.then(|| Tensor::from_vec(dbias, out, &Device::Cpu)).transpose()?;
+            Ok([dx, Some(Tensor::from_vec(dw, weight.shape(), &Device::Cpu)?), dbias])
+        })
+    }
+}
+
+/// x W^T + bias (none if empty), [count, out].
+fn forward(x: &[f32], count: usize, w: &[f32], out: usize, inp: usize, bias: &[f32]) -> Vec<f32> {
+    if count < 64 {
+        // Transposing the weight would cost more than it saves.
+        let mut y = vec![0.0; count * out];
+        let (x, w) = (Mat::new(x, count, inp), Mat::new(w, out, inp));
+        gemm(MatMut::new(&mut y, count, out), x, w.t(), 1.0, Threads::All);
+        rows::add_row_in_place(&mut y, bias);
+        return y;
+    }
+    let turned = dense::transposed(w, out, inp);
+    let size = Chunks::dense(count, inp + out).size;
+    par::build(count * out, size * out, |index, y| {
+        let rows = y.len() / out.max(1);
+        let x = Mat::new(&x[index * size * inp..], rows, inp);
+        gemm(MatMut::new(y, rows, out), x, Mat::new(&turned, inp, out), 1.0, Threads::One);
+        rows::add_row_in_place(y, bias);
+    })
+}
+
+/// dy W [count, inp] (empty if not needed) and the column sums of dy (empty if not needed).
+pub(super) fn input_gradient(
+    dy: &[f32],
+    count: usize,
+    w: &[f32],
+    out: usize,
+    inp: usize,
+    needs_x: bool,
+    needs_bias: bool,
+) -> (Vec<f32>, Vec<f32>) {
+    let chunks = Chunks::dense(count, inp + out);
+    let (wide, parts) = (if needs_x { inp } else { 0 }, if needs_bias { out } else { 0 });
+    let lens = (count * wide, chunks.size * wide);
+    let (dx, sums) = par::build_two(
+        lens,
+        (chunks.count() * parts, parts),
+        || (),
+        |(), index, dx, sums| {
+            let range = chunks.range(index);
+            let dy = &dy[range.start * out..range.end * out];
+            if needs_x {
+                gemm(
+                    MatMut::new(dx, range.len(), inp),
+                    Mat::new(dy, range.len(), out),
+                    Mat::new(w, out, inp),
+                    1.0,
+                    Threads::One,
+                );
+            }
+            rows::add_column_sums(dy, sums);
+        },
+    );
+    (dx, par::sum_parts(&sums, parts))
+}
+
+impl CustomOp2 for Linear {
+    fn name(&self) -> &'static str {
+        "linear"
+    }
+
+    fn cpu_fwd(
+        &self,
+        x: &CpuStorage,
+        xl: &Layout,
+        w: &CpuStorage,
+        wl: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        Self::forward(cpu::slice(x, xl)?, xl, cpu::slice(w, wl)?, wl, &[])
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        w: &Tensor,
+        _: &Tensor,
+        grad: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let [dx, dw, _] = Self::backward(x, w, grad, false)?;
+        Ok((dx, dw))
+    }
+}
+
+impl CustomOp3 for Linear {
+    fn name(&self) -> &'static str {
+        "linear-bias"
+    }
+
+    fn cpu_fwd(
+        &self,
+        x: &CpuStorage,
+        xl: &Layout,
+        w: &CpuStorage,
+        wl: &Layout,
+        bias: &CpuStorage,
+        bl: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        Self::forward(cpu::slice(x, xl)?, xl, cpu::slice(w, wl)?, wl, cpu::slice(bias, bl)?)
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        w: &Tensor,
+        _: &Tensor,
+        _: &Tensor,
+        grad: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let [dx, dw, db] = Self::backward(x, w, grad, true)?;
+        Ok((dx, dw, db))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::testing::{check, randn};
+
+    #[test]
+    fn fused_is_the_twin() {
+        for (dims, out) in [
+            (vec![1, 1], 1),
+            (vec![1, 3], 5),
+            (vec![7, 8], 1),
+            (vec![2, 67, 17], 33),
+            (vec![300, 64], 70),
+            (vec![67, 130], 3),
+        ] {
+            let inp = dims[dims.len() - 1];
+            let inputs = [randn("x", &dims), randn("w", &[out, inp]), randn("b", &[out])];
+            check(&format!("{dims:?} to {out}"), &inputs, 1e-5, |x| linear(&x[0], &x[1], Some(&x[2])));
+            check(&format!("{dims:?} to {out}, no bias"), &inputs[..2], 1e-5, |x| linear(&x[0], &x[1], None));
+        }
+    }
+
+    #[test]
+    fn a_constant_input_gets_no_gradient_and_wrong_shapes_are_errors() {
+        let (x, w) = (randn("x", &[5, 4]), randn("w", &[3, 4]));
+        let var = candle_core::Var::from_tensor(&w).unwrap();
+        let grads = linear(&x, var.as_tensor(), None).unwrap().sum_all().unwrap().backward().unwrap();
+        assert!(grads.get(&var).is_some() && grads.get(&x).is_none());
+        assert!(linear(&x, &randn("w", &[3, 5]), None).is_err());
+        assert!(linear(&x, &w, Some(&randn("b", &[2]))).is_err());
+    }
 }

@@ -1,12 +1,26 @@
 //! Cross entropy: logsumexp(z) - z_y, natural logarithm.
 
-use candle_core::{D, Result, Tensor};
+use candle_core::{CpuStorage, CustomOp1, D, DType, Device, Layout, Result, Shape, Tensor, bail};
+
+use super::cpu::par::{self, Chunks};
+use super::cpu::{self, math};
 
 /// Cross entropy of every row of `logits` [rows, classes] with `labels` [rows] (u32): [rows].
 ///
 /// # Errors
 /// Shapes that do not fit, labels out of range.
 pub fn cross_entropy(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
+    if super::fused_cpu(logits.device()) && logits.dtype() == DType::F32 {
+        let (rows, classes) = logits.dims2()?;
+        let labels = labels.to_vec1::<u32>()?;
+        if labels.len() != rows {
+            bail!("{} labels for {rows} rows of logits", labels.len());
+        }
+        if let Some(label) = labels.iter().find(|&&label| label as usize >= classes) {
+            bail!("label {label} is not one of {classes} classes");
+        }
+        return logits.contiguous()?.apply_op1(CrossEntropy { labels, classes });
+    }
     composed(logits, labels)
 }
 
@@ -20,4 +34,87 @@ pub fn composed(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
     let log_sum = shifted.exp()?.sum_keepdim(D::Minus1)?.log()?;
     let picked = shifted.gather(&labels.unsqueeze(1)?, 1)?;
     (log_sum - picked)?.squeeze(1)
+}
+
+struct CrossEntropy {
+    labels: Vec<u32>,
+    classes: usize,
+}
+
+impl CustomOp1 for CrossEntropy {
+    fn name(&self) -> &'static str {
+        "cross-entropy"
+    }
+
+    fn cpu_fwd(&self, logits: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let logits = cpu::slice(logits, layout)?;
+        let rows = self.labels.len();
+        let size = Chunks::rows(rows, self.classes).size;
+        let scratch = || vec![0.0; self.classes];
+        let losses = par::build_with(rows, size, scratch, |scratch, index, losses| {
+            let labels = &self.labels[index * size..][..losses.len()];
+            forward(&logits[index * size * self.classes..], labels, scratch, losses);
+        });
+        Ok((CpuStorage::F32(losses), rows.into()))
+    }
+
+    fn bwd(&self, logits: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+        let size = Chunks::rows(self.labels.len(), self.classes).size;
+        let dx = cpu::with_slices([logits, &grad.contiguous()?], |[logits, grad]| {
+            Ok(par::build(logits.len(), size * self.classes, |index, dx| {
+                let here = index * size..index * size + dx.len() / self.classes;
+                backward(&logits[here.start * self.classes..], &self.labels[here.clone()], &grad[here], dx);
+            }))
+        })?;
+        Ok(Some(Tensor::from_vec(dx, logits.shape(), &Device::Cpu)?))
+    }
+}
+
+crate::simd_fn! {
+    fn forward<S>(simd, logits: &'a [f32], labels: &'a [u32], scratch: &'a mut [f32], losses: &'a mut [f32]) {
+        let rows = logits.chunks_exact(scratch.len());
+        for ((z, &label), loss) in rows.zip(labels).zip(losses) {
+            let max = math::max(simd, z);
+            let sum = math::exp_sum(simd, max, z, scratch);
+            *loss = sum.ln() - (z[label as usize] - max);
+        }
+    }
+}
+
+crate::simd_fn! {
+    /// dz = (softmax(z) - onehot(label)) grad, row by row.
+    fn backward<S>(simd, logits: &'a [f32], labels: &'a [u32], grad: &'a [f32], dx: &'a mut [f32]) {
+        let classes = dx.len() / labels.len();
+        let rows = logits.chunks_exact(classes).zip(dx.chunks_exact_mut(classes));
+        for (((z, dz), &label), &grad) in rows.zip(labels).zip(grad) {
+            let sum = math::exp_sum(simd, math::max(simd, z), z, dz);
+            math::scale(simd, grad / sum, dz);
+            dz[label as usize] -= grad;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::testing::{check, randn};
+
+    #[test]
+    fn fused_is_the_twin() {
+        for (rows, classes) in [(1, 1), (1, 10), (7, 2), (513, 17), (5, 4099)] {
+            let labels: Vec<u32> = (0..rows).map(|i| ((i * 7 + 3) % classes) as u32).collect();
+            let labels = Tensor::from_vec(labels, rows, &Device::Cpu).unwrap();
+            let logits = (randn("logits", &[rows, classes]) * 4.0).unwrap();
+            check(&format!("[{rows}, {classes}]"), &[logits], 2e-6, |x| cross_entropy(&x[0], &labels));
+        }
+    }
+
+    #[test]
+    fn labels_out_of_range_and_wrong_counts_are_errors() {
+        let logits = randn("logits", &[2, 3]);
+        let labels = |labels: &[u32]| Tensor::new(labels, &Device::Cpu).unwrap();
+        assert!(cross_entropy(&logits, &labels(&[0, 3])).is_err());
+        assert!(cross_entropy(&logits, &labels(&[0])).is_err());
+        assert!(cross_entropy(&logits, &labels(&[2, 0])).is_ok());
+    }
 }

@@ -44,6 +44,26 @@ impl<'a> Mat<'a> {
         let Self { data, rows, cols, row_stride, col_stride } = self;
         Self { data, rows: cols, cols: rows, row_stride: col_stride, col_stride: row_stride }
     }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Number of columns.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Some consecutive columns, a view. Panics like indexing if there are not that many.
+    #[must_use]
+    pub fn columns(self, range: std::ops::Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.cols, "columns {range:?} of {}", self.cols);
+        let cols = range.len();
+        let reach = extent(self.rows, cols, self.row_stride, self.col_stride);
+        let start = if reach == 0 { 0 } else { range.start * self.col_stride };
+        Self { data: &self.data[start..start + reach], cols, ..self }
+    }
 }
 
 impl<'a> MatMut<'a> {

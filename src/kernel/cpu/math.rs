@@ -230,6 +230,17 @@ pub fn sum_map<S: Simd>(simd: S, x: &[f32], f: impl Fn(S::f32s) -> S::f32s) -> f
     ))
 }
 
+/// Sum of (x_i - centre)^2.
+#[inline(always)]
+pub fn sum_squares_around<S: Simd>(simd: S, x: &[f32], centre: f32) -> f32 {
+    let add = |a, b| simd.add_f32s(a, b);
+    let step = |sum, x| {
+        let distance = simd.sub_f32s(x, simd.splat_f32s(centre));
+        simd.mul_add_e_f32s(distance, distance, sum)
+    };
+    simd.reduce_sum_f32s(fold(simd, x, 0.0, centre, step, add))
+}
+
 /// Largest element; negative infinity if there is none.
 #[inline(always)]
 pub fn max<S: Simd>(simd: S, x: &[f32]) -> f32 {

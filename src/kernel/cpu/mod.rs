@@ -7,11 +7,14 @@
 //! | [`math`] | exp, the normal distribution, dot, axpy, max, sum as generic vector code |
 //! | [`jobs`] | several outputs built together |
 //! | [`par`] | partitions fixed by shape, outputs built in parallel |
+//! | [`dense`] | linear layers: transposed weights, gradients of weights |
+//! | [`rows`] | row-wise pieces: LayerNorm, bias, column sums, GELU, transposes |
 //!
 //! A kernel cuts its work into chunks whose number depends on the shape only ([`par::Chunks`]), computes
 //! each chunk on one thread with [`gemm::Threads::One`], and combines partial sums in index order. So the
 //! bits of a result do not depend on the number of threads.
 
+pub mod dense;
 #[allow(unsafe_code)]
 pub mod gemm;
 #[allow(unsafe_code)]
@@ -19,6 +22,7 @@ pub mod jobs;
 pub mod math;
 #[allow(unsafe_code)]
 pub mod par;
+pub mod rows;
 pub mod simd;
 
 use candle_core::{CpuStorage, Layout, Result, Tensor, bail};
@@ -40,13 +44,29 @@ pub fn slice<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> 
 /// # Errors
 /// Another device, another type, a layout with gaps, or what `f` returns.
 pub fn with_slice<T>(tensor: &Tensor, f: impl FnOnce(&[f32]) -> Result<T>) -> Result<T> {
-    let (storage, layout) = tensor.storage_and_layout();
-    match &*storage {
-        candle_core::Storage::Cpu(storage) => f(slice(storage, layout)?),
-        _ => bail!("a CPU kernel was given a tensor on {:?}", tensor.device()),
-    }
+    with_slices([tensor], |[data]| f(data))
 }
 
+/// Runs `f` on the elements of contiguous f32 CPU tensors without copying them.
+///
+/// # Errors
+/// Another device, another type, a layout with gaps, or what `f` returns.
+pub fn with_slices<T, const N: usize>(
+    tensors: [&Tensor; N],
+    f: impl FnOnce([&[f32]; N]) -> Result<T>,
+) -> Result<T> {
+    let guards = tensors.map(Tensor::storage_and_layout);
+    let mut slices = [&[][..]; N];
+    for (part, (storage, layout)) in slices.iter_mut().zip(&guards) {
+        *part = match &**storage {
+            candle_core::Storage::Cpu(storage) => slice(storage, layout)?,
+            _ => bail!("a CPU kernel was given a tensor of another device"),
+        };
+    }
+    f(slices)
+}
+
+/// Number of rows and their width of a tensor seen as a matrix whose columns are its last dimension.
 ///
 /// # Errors
 /// A scalar.

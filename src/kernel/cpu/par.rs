@@ -5,6 +5,8 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
+use super::jobs::build_jobs;
+
 /// `0..len` cut into consecutive ranges of `size` (the last may be shorter).
 ///
 /// Choose `size` from the shape, never from the number of threads: then results do not depend on it.
@@ -26,6 +28,18 @@ impl Chunks {
     pub fn balanced(len: usize, size: usize, unit: usize) -> Self {
         let count = len.div_ceil(size.max(1)).max(1);
         Self::of(len, len.div_ceil(count).next_multiple_of(unit.max(1)))
+    }
+
+    /// Chunks of rows of `width` elements that stay in the cache of one core with what is computed from them.
+    pub fn rows(rows: usize, width: usize) -> Self {
+        Self::balanced(rows, (32_768 / width.max(1)).max(1), 1)
+    }
+
+    /// Chunks of rows for a linear layer whose input and output together are `width` wide: enough rows to pay
+    /// for packing the weights, few enough that the rows stay in the cache of one core.
+    pub fn dense(rows: usize, width: usize) -> Self {
+        let most = (131_072 / width.max(1)).clamp(64, 512);
+        Self::balanced(rows, most.min(rows.div_ceil(8)).max(32), 16)
     }
 
     /// Number of chunks.
@@ -60,6 +74,11 @@ pub fn build(len: usize, chunk_len: usize, f: impl Fn(usize, &mut [f32]) + Sync 
     build_with(len, chunk_len, || (), |(), index, chunk| f(index, chunk))
 }
 
+/// `len` zeros, written by all threads.
+pub fn zeros(len: usize) -> Vec<f32> {
+    build(len, 1 << 16, |_, _| ())
+}
+
 /// [`build`] with scratch space made by `init` for each worker.
 pub fn build_with<T>(
     len: usize,
@@ -77,52 +96,65 @@ pub fn build_with<T>(
     data
 }
 
-/// Two vectors filled together: chunk `index` of one and of the other go to the same call. Both must have the
-/// same number of chunks.
+/// Two vectors filled together: chunk `index` of one and of the other go to the same call. Both are given as
+/// (length, chunk length) and must have the same number of chunks; a vector of length 0 gives empty chunks.
 pub fn build_two<T>(
-    (len, chunk_len): (usize, usize),
-    (other_len, other_chunk_len): (usize, usize),
+    first: (usize, usize),
+    second: (usize, usize),
     init: impl Fn() -> T + Sync + Send,
     f: impl Fn(&mut T, usize, &mut [f32], &mut [f32]) + Sync + Send,
 ) -> (Vec<f32>, Vec<f32>) {
-    let (chunk_len, other_chunk_len) = (chunk_len.max(1), other_chunk_len.max(1));
-    assert_eq!(
-        len.div_ceil(chunk_len),
-        other_len.div_ceil(other_chunk_len),
-        "outputs have as many chunks each"
-    );
-    let (mut data, mut other) = (Vec::with_capacity(len), Vec::with_capacity(other_len));
-    let chunks = data.spare_capacity_mut()[..len].par_chunks_mut(chunk_len);
-    let others = other.spare_capacity_mut()[..other_len].par_chunks_mut(other_chunk_len);
-    chunks.zip(others).enumerate().for_each_init(&init, |scratch, (index, (chunk, other))| {
-        f(scratch, index, zeroed(chunk), zeroed(other));
+    let chunks = |(len, size): (usize, usize)| len.div_ceil(size.max(1));
+    let count = chunks(first).max(chunks(second));
+    let lens = [first, second].map(|(len, size)| {
+        let lens: Vec<usize> = (0..count).map(|i| size.min(len.saturating_sub(i * size))).collect();
+        assert!(len == 0 || chunks((len, size)) == count, "outputs have as many chunks each");
+        lens
     });
-    // SAFETY: `zeroed` initialised every chunk of both (there are as many of each, so `zip` dropped none), and
-    // the chunks cover the lengths.
-    unsafe {
-        data.set_len(len);
-        other.set_len(other_len);
-    }
-    (data, other)
+    let [one, two] =
+        build_jobs([&lens[0], &lens[1]], init, |scratch, index, [one, two]| f(scratch, index, one, two));
+    (one, two)
+}
+
+/// Runs `f(scratch, index, chunks)` for `count` chunks of several buffers in parallel. Every buffer comes with its
+/// chunk length; an empty buffer gives empty chunks.
+pub fn for_each_chunk<T, const N: usize>(
+    count: usize,
+    buffers: [(&mut [f32], usize); N],
+    init: impl Fn() -> T + Sync + Send,
+    f: impl Fn(&mut T, usize, [&mut [f32]; N]) + Sync + Send,
+) {
+    let mut pieces = buffers.map(|(data, size)| cut(data, count, size).into_iter());
+    let calls: Vec<[&mut [f32]; N]> =
+        (0..count).map(|_| pieces.each_mut().map(|pieces| pieces.next().unwrap_or_default())).collect();
+    calls.into_par_iter().enumerate().for_each_init(&init, |scratch, (index, call)| f(scratch, index, call));
+}
+
+/// `count` consecutive pieces of at most `size` elements. Panics if they do not cover `data`.
+fn cut<T>(mut data: &mut [T], count: usize, size: usize) -> Vec<&mut [T]> {
+    let pieces = (0..count)
+        .map(|_| {
+            let size = size.min(data.len());
+            let (piece, rest) = std::mem::take(&mut data).split_at_mut(size);
+            data = rest;
+            piece
+        })
+        .collect();
+    assert!(data.is_empty(), "{count} chunks of {size} leave {} elements", data.len());
+    pieces
+}
+
+/// Sum of the rows of `parts`, each `width` long, in index order.
+pub fn sum_parts(parts: &[f32], width: usize) -> Vec<f32> {
+    let mut total = vec![0.0; width];
+    super::rows::add_column_sums(parts, &mut total);
+    total
 }
 
 fn zeroed(chunk: &mut [MaybeUninit<f32>]) -> &mut [f32] {
     chunk.fill(MaybeUninit::new(0.0));
     // SAFETY: every element was just written, and MaybeUninit<f32> has the layout of f32.
     unsafe { &mut *(std::ptr::from_mut(chunk) as *mut [f32]) }
-}
-
-/// total += every part, in index order; columns are cut between threads.
-pub fn add_parts(total: &mut [f32], parts: &[Vec<f32>]) {
-    total.par_chunks_mut(4096).enumerate().for_each(|(index, total)| {
-        for part in parts {
-            add(&part[index * 4096..][..total.len()], total);
-        }
-    });
-}
-
-crate::simd_fn! {
-    fn add<S>(simd, x: &'a [f32], y: &'a mut [f32]) { super::math::add(simd, x, y) }
 }
 
 #[cfg(test)]
@@ -164,14 +196,7 @@ mod tests {
             },
         );
         assert_eq!((a, b), (vec![0.0, 0.0, 1.0, 1.0, 2.0], vec![0.0, -1.0, -2.0]));
+        assert_eq!(build_two((3, 2), (0, 0), || (), |(), _, a, _| a.fill(1.0)).0, [1.0; 3]);
         assert_eq!(build(0, 4, |_, _| ()), Vec::<f32>::new());
-    }
-
-    #[test]
-    fn parts_are_added_in_order() {
-        let big = 16_777_216.0; // 2^24: adding 1 to it is lost
-        let mut total = vec![1.0; 5000];
-        add_parts(&mut total, &[vec![1.0; 5000], vec![big; 5000], vec![-big; 5000]]);
-        assert!(total.iter().all(|&x| x == 2.0));
     }
 }

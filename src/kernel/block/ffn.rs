@@ -1,0 +1,245 @@
+//! The feed-forward half with its LayerNorm and residual as one operation.
+//!
+//! Forward runs over chunks of rows, so that the hidden layer of a chunk stays in the cache. For the backward
+//! pass only the input of the GELU is kept; LayerNorm and GELU are computed again.
+
+use std::ops::Range;
+use std::sync::Mutex;
+
+use candle_core::{CpuStorage, CustomOp2, Device, Layout, Result, Shape, Tensor, bail};
+
+use super::{Residual, Weight, vector, weight};
+use crate::kernel::cpu::dense::{self, WeightGradient};
+use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
+use crate::kernel::cpu::par::{self, Chunks};
+use crate::kernel::cpu::{self, rows};
+use crate::kernel::group::Group;
+use crate::kernel::norm::EPS;
+
+/// Elements of the hidden layer that backward treats between two sums over rows: they should stay in the last
+/// level of the cache.
+const BLOCK: usize = 1 << 20;
+
+/// x + FFN(LN(x)), or y + FFN(y) with y = LN(x).
+pub(super) struct Ffn {
+    width: usize,
+    hidden: usize,
+    norm: (Range<usize>, Range<usize>),
+    fc1: (Weight, Range<usize>),
+    fc2: (Weight, Range<usize>),
+    residual: Residual,
+    /// Whether a gradient may be asked for.
+    train: bool,
+    /// The input of the GELU, from forward to backward.
+    saved: Mutex<Option<Vec<f32>>>,
+}
+
+/// The weights of one call.
+struct Parameters<'a> {
+    norm: (&'a [f32], &'a [f32]),
+    w1: &'a [f32],
+    b1: &'a [f32],
+    w2: &'a [f32],
+    b2: &'a [f32],
+}
+
+impl Ffn {
+    pub(super) fn new(x: &Tensor, group: &Group, residual: Residual) -> Result<Self> {
+        let (_, width) = cpu::matrix_dims(x.dims())?;
+        if group.parts.len() != 6 {
+            bail!("a feed-forward group has 6 parts, not {}", group.parts.len());
+        }
+        let fc1 = weight(group, 2, width)?;
+        let hidden = fc1.out;
+        let fc2 = weight(group, 4, hidden)?;
+        if fc2.out != width {
+            bail!("fc2 gives rows of {}, the residual has {width}", fc2.out);
+        }
+        Ok(Self {
+            width,
+            hidden,
+            norm: (vector(group, 0, width)?, vector(group, 1, width)?),
+            fc1: (fc1, vector(group, 3, hidden)?),
+            fc2: (fc2, vector(group, 5, width)?),
+            residual,
+            train: x.track_op() || group.flat.track_op(),
+            saved: Mutex::new(None),
+        })
+    }
+
+    fn parameters<'a>(&self, flat: &'a [f32]) -> Parameters<'a> {
+        let part = |range: &Range<usize>| &flat[range.clone()];
+        Parameters {
+            norm: (part(&self.norm.0), part(&self.norm.1)),
+            w1: part(&self.fc1.0.at),
+            b1: part(&self.fc1.1),
+            w2: part(&self.fc2.0.at),
+            b2: part(&self.fc2.1),
+        }
+    }
+
+    /// The result, and with `keep` the input of the GELU (else nothing).
+    fn forward(&self, x: &[f32], flat: &[f32], keep: bool) -> (Vec<f32>, Vec<f32>) {
+        let (d, f) = (self.width, self.hidden);
+        let p = self.parameters(flat);
+        let (w1, w2) = (dense::transposed(p.w1, f, d), dense::transposed(p.w2, d, f));
+        let count = x.len() / d.max(1);
+        let chunks = Chunks::dense(count, f);
+        let size = chunks.size;
+        let kept = if keep { (count * f, size * f) } else { (0, 0) };
+        let scratch = || (vec![0.0; size * d], vec![0.0; size * f]);
+        par::build_two((x.len(), size * d), kept, scratch, |scratch, index, y, kept| {
+            let rows = y.len() / d;
+            let x = &x[index * size * d..][..y.len()];
+            let (normal, hidden) = (&mut scratch.0[..y.len()], &mut scratch.1[..rows * f]);
+            rows::layer_norm(x, p.norm.0, p.norm.1, EPS as f32, normal);
+            let (input, weight) = (Mat::new(normal, rows, d), Mat::new(&w1, d, f));
+            if keep {
+                gemm(MatMut::new(kept, rows, f), input, weight, 1.0, Threads::One);
+                rows::bias_gelu(kept, p.b1, hidden);
+            } else {
+                gemm(MatMut::new(hidden, rows, f), input, weight, 1.0, Threads::One);
+                rows::bias_gelu_in_place(hidden, p.b1);
+            }
+            let residual = match self.residual {
+                Residual::Raw => x,
+                Residual::Normed => normal,
+            };
+            rows::add_row(residual, p.b2, y);
+            let (input, weight) = (Mat::new(hidden, rows, f), Mat::new(&w2, f, d));
+            gemm_add(MatMut::new(y, rows, d), input, weight, 1.0, 1.0, Threads::One);
+        })
+    }
+
+    /// Gradients of x and of the group; `hidden` is the input of the GELU.
+    fn backward(&self, x: &[f32], flat: &[f32], dy: &[f32], mut hidden: Vec<f32>) -> (Vec<f32>, Vec<f32>) {
+        let (d, f) = (self.width, self.hidden);
+        let count = x.len() / d.max(1);
+        let chunks = Chunks::dense(count, f);
+        let block = (BLOCK / f.max(1)).max(1).next_multiple_of(chunks.size).min(count.max(1));
+        let parts = 3 * d + f;
+        let mut sums = vec![0.0; chunks.count() * parts];
+        let mut dx = par::zeros(x.len());
+        let (mut normal, mut active) = (vec![0.0; block * d], vec![0.0; block * f]);
+        let (mut dw1, mut dw2) = (WeightGradient::new(f, d), WeightGradient::new(d, f));
+        for first in (0..count).step_by(block) {
+            let rows = block.min(count - first);
+            let (x, dy) = (&x[first * d..][..rows * d], &dy[first * d..][..rows * d]);
+            let hidden = &mut hidden[first * f..][..rows * f];
+            let (normal, active) = (&mut normal[..rows * d], &mut active[..rows * f]);
+            let here = Chunks::of(rows, chunks.size);
+            let sums = &mut sums[first / chunks.size * parts..][..here.count() * parts];
+            let step = Step { op: self, p: self.parameters(flat), x, dy, chunks: here };
+            step.run(&mut dx[first * d..][..rows * d], hidden, normal, active, sums);
+            let dy = Mat::new(dy, rows, d);
+            rayon::join(
+                || dw1.add(Mat::new(hidden, rows, f), Mat::new(normal, rows, d)),
+                || dw2.add(dy, Mat::new(active, rows, f)),
+            );
+        }
+        let sums = par::sum_parts(&sums, parts);
+        let mut dflat = vec![0.0; flat.len()];
+        dw1.finish(&mut dflat[self.fc1.0.at.clone()]);
+        dw2.finish(&mut dflat[self.fc2.0.at.clone()]);
+        let mut rest = sums.as_slice();
+        for range in [&self.norm.0, &self.norm.1, &self.fc2.1, &self.fc1.1] {
+            let (sum, others) = rest.split_at(range.len());
+            dflat[range.clone()].copy_from_slice(sum);
+            rest = others;
+        }
+        (dx, dflat)
+    }
+}
+
+/// The row-wise part of backward for one block of rows.
+struct Step<'a> {
+    op: &'a Ffn,
+    p: Parameters<'a>,
+    x: &'a [f32],
+    dy: &'a [f32],
+    chunks: Chunks,
+}
+
+impl Step<'_> {
+    /// Writes `dx`, LN(x) to `normal`, the output of the GELU to `active` and sums over the rows of each chunk to
+    /// `sums` (weight and bias of the norm, bias of fc2, bias of fc1); `hidden`, the input of the GELU, becomes
+    /// its gradient.
+    fn run(
+        &self,
+        dx: &mut [f32],
+        hidden: &mut [f32],
+        normal: &mut [f32],
+        active: &mut [f32],
+        sums: &mut [f32],
+    ) {
+        let (d, f, size) = (self.op.width, self.op.hidden, self.chunks.size);
+        let outputs =
+            [(dx, size * d), (hidden, size * f), (normal, size * d), (active, size * f), (sums, 3 * d + f)];
+        par::for_each_chunk(
+            self.chunks.count(),
+            outputs,
+            || (vec![0.0; size * f], vec![0.0; size * d]),
+            |(dactive, dnormal), index, [dx, hidden, normal, active, sums]| {
+                let rows = self.chunks.range(index);
+                let (x, dy) = (&self.x[rows.start * d..rows.end * d], &self.dy[rows.start * d..rows.end * d]);
+                let (dactive, dnormal) = (&mut dactive[..hidden.len()], &mut dnormal[..x.len()]);
+                let Parameters { norm, w1, w2, .. } = self.p;
+                let rows = rows.len();
+                rows::layer_norm(x, norm.0, norm.1, EPS as f32, normal);
+                let (grad, weight) = (Mat::new(dy, rows, d), Mat::new(w2, d, f));
+                gemm(MatMut::new(dactive, rows, f), grad, weight, 1.0, Threads::One);
+                rows::gelu_and_gradient(hidden, dactive, active);
+                let (grad, weight) = (Mat::new(hidden, rows, f), Mat::new(w1, f, d));
+                gemm(MatMut::new(dnormal, rows, d), grad, weight, 1.0, Threads::One);
+                match self.op.residual {
+                    Residual::Raw => dx.copy_from_slice(dy),
+                    Residual::Normed => rows::add(dy, dnormal),
+                }
+                let (dweight, rest) = sums.split_at_mut(d);
+                let (dbias, rest) = rest.split_at_mut(d);
+                rows::layer_norm_backward(x, norm.0, EPS as f32, dnormal, dx, dweight, dbias);
+                let (db2, db1) = rest.split_at_mut(d);
+                rows::add_column_sums(dy, db2);
+                rows::add_column_sums(hidden, db1);
+            },
+        );
+    }
+}
+
+impl CustomOp2 for Ffn {
+    fn name(&self) -> &'static str {
+        "ffn"
+    }
+
+    fn cpu_fwd(
+        &self,
+        x: &CpuStorage,
+        x_layout: &Layout,
+        flat: &CpuStorage,
+        flat_layout: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let (x, flat) = (cpu::slice(x, x_layout)?, cpu::slice(flat, flat_layout)?);
+        let (y, hidden) = self.forward(x, flat, self.train);
+        if self.train {
+            *self.saved.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(hidden);
+        }
+        Ok((CpuStorage::F32(y), x_layout.shape().clone()))
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        flat: &Tensor,
+        _: &Tensor,
+        grad: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        // Taken, so that its memory can hold the gradient; a second backward pass computes it again.
+        let saved = self.saved.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        let (dx, dflat) = cpu::with_slices([x, flat, &grad.contiguous()?], |[x, flat, dy]| {
+            let hidden = saved.unwrap_or_else(|| self.forward(x, flat, true).1);
+            Ok(self.backward(x, flat, dy, hidden))
+        })?;
+        let dx = Tensor::from_vec(dx, x.shape(), &Device::Cpu)?;
+        Ok((Some(dx), Some(Tensor::from_vec(dflat, flat.shape(), &Device::Cpu)?)))
+    }
+}

@@ -1,0 +1,94 @@
+//! The output projection with its residual as one operation.
+
+use std::ops::Range;
+
+use candle_core::{CpuStorage, CustomOp3, Device, Layout, Result, Shape, Tensor, bail};
+
+use super::{Weight, vector, weight};
+use crate::kernel::cpu::dense::{self, WeightGradient};
+use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm_add};
+use crate::kernel::cpu::par::{self, Chunks};
+use crate::kernel::cpu::{self, rows};
+use crate::kernel::group::Group;
+use crate::kernel::linear::input_gradient;
+
+/// residual + x W^T + b.
+pub(super) struct Output {
+    inp: usize,
+    weight: Weight,
+    bias: Option<Range<usize>>,
+}
+
+impl Output {
+    pub(super) fn new(x: &Tensor, residual: &Tensor, group: &Group) -> Result<Self> {
+        let (count, inp) = cpu::matrix_dims(x.dims())?;
+        let weight = weight(group, 0, inp)?;
+        if residual.elem_count() != count * weight.out {
+            bail!("a residual {:?} for {count} rows of {}", residual.dims(), weight.out);
+        }
+        let bias = (group.parts.len() > 1).then(|| vector(group, 1, weight.out)).transpose()?;
+        Ok(Self { inp, weight, bias })
+    }
+}
+
+impl CustomOp3 for Output {
+    fn name(&self) -> &'static str {
+        "output"
+    }
+
+    fn cpu_fwd(
+        &self,
+        x: &CpuStorage,
+        x_layout: &Layout,
+        residual: &CpuStorage,
+        residual_layout: &Layout,
+        flat: &CpuStorage,
+        flat_layout: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let (x, residual) = (cpu::slice(x, x_layout)?, cpu::slice(residual, residual_layout)?);
+        let flat = cpu::slice(flat, flat_layout)?;
+        let (inp, out) = (self.inp, self.weight.out);
+        let count = residual.len() / out.max(1);
+        let turned = dense::transposed(&flat[self.weight.at.clone()], out, inp);
+        let size = Chunks::dense(count, inp + out).size;
+        let y = par::build(residual.len(), size * out, |index, y| {
+            let here = index * size * out..index * size * out + y.len();
+            match &self.bias {
+                Some(bias) => rows::add_row(&residual[here], &flat[bias.clone()], y),
+                None => y.copy_from_slice(&residual[here]),
+            }
+            let rows = y.len() / out;
+            let x = Mat::new(&x[index * size * inp..], rows, inp);
+            gemm_add(MatMut::new(y, rows, out), x, Mat::new(&turned, inp, out), 1.0, 1.0, Threads::One);
+        });
+        Ok((CpuStorage::F32(y), residual_layout.shape().clone()))
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        _: &Tensor,
+        flat: &Tensor,
+        _: &Tensor,
+        grad: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let grad = grad.contiguous()?;
+        let (inp, out) = (self.inp, self.weight.out);
+        let (dx, dflat) = cpu::with_slices([x, flat, &grad], |[x, flat, dy]| {
+            let count = dy.len() / out.max(1);
+            let w = &flat[self.weight.at.clone()];
+            let (dx, dbias) = input_gradient(dy, count, w, out, inp, true, self.bias.is_some());
+            let mut sum = WeightGradient::new(out, inp);
+            sum.add(Mat::new(dy, count, out), Mat::new(x, count, inp));
+            let mut dflat = vec![0.0; flat.len()];
+            sum.finish(&mut dflat[self.weight.at.clone()]);
+            if let Some(bias) = &self.bias {
+                dflat[bias.clone()].copy_from_slice(&dbias);
+            }
+            Ok((dx, dflat))
+        })?;
+        let dx = Tensor::from_vec(dx, x.shape(), &Device::Cpu)?;
+        let dflat = Tensor::from_vec(dflat, flat.shape(), &Device::Cpu)?;
+        Ok((Some(dx), Some(grad), Some(dflat)))
+    }
+}

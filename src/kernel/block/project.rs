@@ -1,0 +1,196 @@
+//! LayerNorm and projections as one operation. Nothing is saved: backward normalises again.
+
+use std::ops::Range;
+
+use candle_core::{CpuStorage, CustomOp2, Device, Layout, Result, Shape, Tensor, bail};
+
+use super::{Projection, Weight, vector, weight};
+use crate::kernel::cpu::dense::{self, WeightGradient};
+use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
+use crate::kernel::cpu::par::{self, Chunks};
+use crate::kernel::cpu::{self, rows};
+use crate::kernel::group::Group;
+use crate::kernel::norm::EPS;
+
+/// One of the linear layers and the columns it writes.
+struct Linear {
+    weight: Weight,
+    bias: Option<Range<usize>>,
+    columns: Range<usize>,
+}
+
+/// Linear layers of the same, perhaps normalised, rows.
+pub(super) struct Project {
+    inp: usize,
+    /// Sum of the outputs.
+    width: usize,
+    /// Weight and bias of the LayerNorm, if it is applied.
+    norm: Option<(Range<usize>, Range<usize>)>,
+    linears: Vec<Linear>,
+}
+
+impl Project {
+    pub(super) fn new(x: &Tensor, group: &Group, spec: Projection, normalise: bool) -> Result<Self> {
+        spec.check(group, normalise)?;
+        let (_, inp) = cpu::matrix_dims(x.dims())?;
+        let norm = if normalise { Some((vector(group, 0, inp)?, vector(group, 1, inp)?)) } else { None };
+        let mut linears = Vec::with_capacity(spec.outputs);
+        let mut width = 0;
+        for index in 0..spec.outputs {
+            let at = spec.first() + spec.stride() * index;
+            let weight = weight(group, at, inp)?;
+            let bias = spec.bias.then(|| vector(group, at + 1, weight.out)).transpose()?;
+            let columns = width..width + weight.out;
+            width = columns.end;
+            linears.push(Linear { weight, bias, columns });
+        }
+        Ok(Self { inp, width, norm, linears })
+    }
+
+    /// All weights as one transpose [inp, width], and all biases (zeros where there are none).
+    fn joined(&self, flat: &[f32]) -> (Vec<f32>, Vec<f32>) {
+        let mut turned = vec![0.0; self.inp * self.width];
+        let mut biases = vec![0.0; self.width];
+        for Linear { weight, bias, columns } in &self.linears {
+            let values = &flat[weight.at.clone()];
+            dense::transpose_into(values, weight.out, self.inp, self.width, &mut turned[columns.start..]);
+            if let Some(bias) = bias {
+                biases[columns.clone()].copy_from_slice(&flat[bias.clone()]);
+            }
+        }
+        (turned, biases)
+    }
+
+    fn normalise(&self, x: &[f32], flat: &[f32], normal: &mut [f32]) {
+        if let Some((weight, bias)) = &self.norm {
+            rows::layer_norm(x, &flat[weight.clone()], &flat[bias.clone()], EPS as f32, normal);
+        }
+    }
+
+    fn forward(&self, x: &[f32], flat: &[f32]) -> Vec<f32> {
+        let (inp, width) = (self.inp, self.width);
+        let count = x.len() / inp.max(1);
+        let (turned, biases) = self.joined(flat);
+        let size = Chunks::dense(count, inp + width).size;
+        let scratch = || vec![0.0; if self.norm.is_some() { size * inp } else { 0 }];
+        par::build_with(count * width, size * width, scratch, |normal, index, y| {
+            let rows = y.len() / width;
+            let mut x = &x[index * size * inp..][..rows * inp];
+            if self.norm.is_some() {
+                self.normalise(x, flat, normal);
+                x = normal;
+            }
+            gemm(
+                MatMut::new(y, rows, width),
+                Mat::new(x, rows, inp),
+                Mat::new(&turned, inp, width),
+                1.0,
+                Threads::One,
+            );
+            rows::add_row_in_place(y, &biases);
+        })
+    }
+
+    /// Gradients of x and of the group.
+    fn backward(&self, x: &[f32], flat: &[f32], dy: &[f32]) -> (Vec<f32>, Vec<f32>) {
+        let (inp, width) = (self.inp, self.width);
+        let count = x.len() / inp.max(1);
+        let chunks = Chunks::dense(count, inp + width);
+        // Sums over rows: weight and bias of the norm, then all biases.
+        let parts = 2 * inp + width;
+        let mut sums = vec![0.0; chunks.count() * parts];
+        let mut dx = par::zeros(x.len());
+        let mut normal = vec![0.0; if self.norm.is_some() { x.len() } else { 0 }];
+        let size = chunks.size * inp;
+        par::for_each_chunk(
+            chunks.count(),
+            [(&mut dx, size), (&mut normal, size), (&mut sums, parts)],
+            || vec![0.0; size],
+            |dnormal, index, [dx, normal, sums]| {
+                let range = chunks.range(index);
+                let x = &x[range.start * inp..range.end * inp];
+                let dy = &dy[range.start * width..range.end * width];
+                let (norm_sums, bias_sums) = sums.split_at_mut(2 * inp);
+                rows::add_column_sums(dy, bias_sums);
+                let Some((weight, _)) = &self.norm else {
+                    self.input_gradient(flat, dy, range.len(), dx);
+                    return;
+                };
+                self.normalise(x, flat, normal);
+                self.input_gradient(flat, dy, range.len(), dnormal);
+                let (dweight, dbias) = norm_sums.split_at_mut(inp);
+                let dnormal = &dnormal[..x.len()];
+                rows::layer_norm_backward(x, &flat[weight.clone()], EPS as f32, dnormal, dx, dweight, dbias);
+            },
+        );
+        let mut gradient = WeightGradient::new(width, inp);
+        let inputs = if self.norm.is_some() { &normal } else { x };
+        gradient.add(Mat::new(dy, count, width), Mat::new(inputs, count, inp));
+        (dx, self.assemble(flat.len(), &gradient, &par::sum_parts(&sums, parts)))
+    }
+
+    /// dx = sum over the linear layers of dy W.
+    fn input_gradient(&self, flat: &[f32], dy: &[f32], count: usize, dx: &mut [f32]) {
+        let inp = self.inp;
+        for (index, Linear { weight, columns, .. }) in self.linears.iter().enumerate() {
+            let dy = Mat::new(dy, count, self.width).columns(columns.clone());
+            let w = Mat::new(&flat[weight.at.clone()], weight.out, inp);
+            let keep = if index == 0 { 0.0 } else { 1.0 };
+            gemm_add(MatMut::new(dx, count, inp), dy, w, 1.0, keep, Threads::One);
+        }
+    }
+
+    fn assemble(&self, len: usize, gradient: &WeightGradient, sums: &[f32]) -> Vec<f32> {
+        let mut dflat = vec![0.0; len];
+        let mut weights = vec![0.0; self.width * self.inp];
+        gradient.finish(&mut weights);
+        if let Some((weight, bias)) = &self.norm {
+            dflat[weight.clone()].copy_from_slice(&sums[..self.inp]);
+            dflat[bias.clone()].copy_from_slice(&sums[self.inp..2 * self.inp]);
+        }
+        for Linear { weight, bias, columns } in &self.linears {
+            let rows = columns.start * self.inp..columns.end * self.inp;
+            dflat[weight.at.clone()].copy_from_slice(&weights[rows]);
+            if let Some(bias) = bias {
+                let sums = &sums[2 * self.inp..][columns.clone()];
+                dflat[bias.clone()].copy_from_slice(sums);
+            }
+        }
+        dflat
+    }
+}
+
+impl CustomOp2 for Project {
+    fn name(&self) -> &'static str {
+        "project"
+    }
+
+    fn cpu_fwd(
+        &self,
+        x: &CpuStorage,
+        x_layout: &Layout,
+        flat: &CpuStorage,
+        flat_layout: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let y = self.forward(cpu::slice(x, x_layout)?, cpu::slice(flat, flat_layout)?);
+        let mut dims = x_layout.dims().to_vec();
+        match dims.last_mut() {
+            Some(last) => *last = self.width,
+            None => bail!("a scalar cannot be projected"),
+        }
+        Ok((CpuStorage::F32(y), dims.into()))
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        flat: &Tensor,
+        _: &Tensor,
+        grad: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let (dx, dflat) =
+            cpu::with_slices([x, flat, &grad.contiguous()?], |[x, flat, dy]| Ok(self.backward(x, flat, dy)))?;
+        let dx = Tensor::from_vec(dx, x.shape(), &Device::Cpu)?;
+        Ok((Some(dx), Some(Tensor::from_vec(dflat, flat.shape(), &Device::Cpu)?)))
+    }
+}

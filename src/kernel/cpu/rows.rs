@@ -1,0 +1,224 @@
+//! Row-wise pieces of the fused kernels. Matrices are row-major slices; the width is that of `weight`, `bias`
+//! or the given `width`. All run on the calling thread.
+
+use super::math::{self, load, store};
+use crate::simd_fn;
+
+/// Mean and 1 / sqrt(variance + eps) of a row.
+#[inline(always)]
+pub fn moments<S: pulp::Simd>(simd: S, x: &[f32], eps: f32) -> (f32, f32) {
+    let scale = 1.0 / x.len() as f32;
+    let mean = math::sum(simd, x) * scale;
+    let variance = math::sum_squares_around(simd, x, mean) * scale;
+    (mean, 1.0 / (variance + eps).sqrt())
+}
+
+simd_fn! {
+    /// y = LayerNorm(x), row by row.
+    pub fn layer_norm<S>(
+        simd, x: &'a [f32], weight: &'a [f32], bias: &'a [f32], eps: f32, y: &'a mut [f32],
+    ) {
+        let width = weight.len().max(1);
+        for (x, y) in x.chunks_exact(width).zip(y.chunks_exact_mut(width)) {
+            let (mean, inverse) = moments(simd, x, eps);
+            let (mean, inverse) = (simd.splat_f32s(mean), simd.splat_f32s(inverse));
+            for at in (0..width).step_by(S::F32_LANES) {
+                let normal = simd.mul_f32s(simd.sub_f32s(load(simd, x, at), mean), inverse);
+                let normal = simd.mul_add_e_f32s(normal, load(simd, weight, at), load(simd, bias, at));
+                store(simd, y, at, normal);
+            }
+        }
+    }
+}
+
+simd_fn! {
+    /// Backward of [`layer_norm`]: adds the gradient of x to `dx`, those of weight and bias to `dweight`, `dbias`.
+    pub fn layer_norm_backward<S>(
+        simd,
+        x: &'a [f32],
+        weight: &'a [f32],
+        eps: f32,
+        dy: &'a [f32],
+        dx: &'a mut [f32],
+        dweight: &'a mut [f32],
+        dbias: &'a mut [f32],
+    ) {
+        let width = weight.len().max(1);
+        let rows = x.chunks_exact(width).zip(dy.chunks_exact(width)).zip(dx.chunks_exact_mut(width));
+        for ((x, dy), dx) in rows {
+            let (mean, inverse) = moments(simd, x, eps);
+            let (mean, inverse) = (simd.splat_f32s(mean), simd.splat_f32s(inverse));
+            let (mut sum, mut product) = (simd.splat_f32s(0.0), simd.splat_f32s(0.0));
+            for at in (0..width).step_by(S::F32_LANES) {
+                let normal = simd.mul_f32s(simd.sub_f32s(load(simd, x, at), mean), inverse);
+                let grad = load(simd, dy, at);
+                let total = simd.mul_add_e_f32s(grad, normal, load(simd, dweight, at));
+                store(simd, dweight, at, total);
+                store(simd, dbias, at, simd.add_f32s(grad, load(simd, dbias, at)));
+                let grad = simd.mul_f32s(grad, load(simd, weight, at)); // 0 beyond the end
+                sum = simd.add_f32s(sum, grad);
+                product = simd.mul_add_e_f32s(grad, normal, product);
+            }
+            let over = 1.0 / width as f32;
+            let sum = simd.splat_f32s(-simd.reduce_sum_f32s(sum) * over);
+            let product = simd.splat_f32s(-simd.reduce_sum_f32s(product) * over);
+            for at in (0..width).step_by(S::F32_LANES) {
+                let normal = simd.mul_f32s(simd.sub_f32s(load(simd, x, at), mean), inverse);
+                let grad = simd.mul_add_e_f32s(load(simd, dy, at), load(simd, weight, at), sum);
+                let grad = simd.mul_add_e_f32s(normal, product, grad);
+                store(simd, dx, at, simd.mul_add_e_f32s(grad, inverse, load(simd, dx, at)));
+            }
+        }
+    }
+}
+
+simd_fn! {
+    /// y = x + row, for every row.
+    pub fn add_row<S>(simd, x: &'a [f32], row: &'a [f32], y: &'a mut [f32]) {
+        let width = row.len().max(1);
+        for (x, y) in x.chunks_exact(width).zip(y.chunks_exact_mut(width)) {
+            for at in (0..width).step_by(S::F32_LANES) {
+                store(simd, y, at, simd.add_f32s(load(simd, x, at), load(simd, row, at)));
+            }
+        }
+    }
+}
+
+simd_fn! {
+    /// y += row, for every row of y (nothing happens if `row` is empty).
+    pub fn add_row_in_place<S>(simd, y: &'a mut [f32], row: &'a [f32]) {
+        if !row.is_empty() {
+            for y in y.chunks_exact_mut(row.len()) {
+                math::add(simd, row, y);
+            }
+        }
+    }
+}
+
+simd_fn! {
+    /// Adds the sum of all rows of `x` to `total`.
+    pub fn add_column_sums<S>(simd, x: &'a [f32], total: &'a mut [f32]) {
+        let width = total.len();
+        if width == 0 {
+            return;
+        }
+        // Four rows at a time: a quarter of the loads and stores of the totals.
+        let mut fours = x.chunks_exact(4 * width);
+        for four in &mut fours {
+            for at in (0..width).step_by(S::F32_LANES) {
+                let row = |i: usize| load(simd, &four[i * width..(i + 1) * width], at);
+                let sum = simd.add_f32s(simd.add_f32s(row(0), row(1)), simd.add_f32s(row(2), row(3)));
+                store(simd, total, at, simd.add_f32s(load(simd, total, at), sum));
+            }
+        }
+        for row in fours.remainder().chunks_exact(width) {
+            math::add(simd, row, total);
+        }
+    }
+}
+
+simd_fn! {
+    /// y = GELU(x).
+    pub fn gelu<S>(simd, x: &'a [f32], y: &'a mut [f32]) {
+        math::map(simd, x, y, |x| math::gelu(simd, x));
+    }
+}
+
+simd_fn! {
+    /// h += bias and a = GELU(h), for every row.
+    pub fn bias_gelu<S>(simd, h: &'a mut [f32], bias: &'a [f32], a: &'a mut [f32]) {
+        let width = bias.len().max(1);
+        for (h, a) in h.chunks_exact_mut(width).zip(a.chunks_exact_mut(width)) {
+            for at in (0..width).step_by(S::F32_LANES) {
+                let sum = simd.add_f32s(load(simd, h, at), load(simd, bias, at));
+                store(simd, h, at, sum);
+                store(simd, a, at, math::gelu(simd, sum));
+            }
+        }
+    }
+}
+
+simd_fn! {
+    /// h becomes GELU(h + bias), for every row.
+    pub fn bias_gelu_in_place<S>(simd, h: &'a mut [f32], bias: &'a [f32]) {
+        for h in h.chunks_exact_mut(bias.len().max(1)) {
+            math::update(simd, bias, h, |bias, h| math::gelu(simd, simd.add_f32s(h, bias)));
+        }
+    }
+}
+
+simd_fn! {
+    /// a = GELU(h), and h becomes the gradient da GELU'(h).
+    pub fn gelu_and_gradient<S>(simd, h: &'a mut [f32], da: &'a [f32], a: &'a mut [f32]) {
+        for at in (0..h.len()).step_by(S::F32_LANES) {
+            let (value, slope) = math::gelu_grad(simd, load(simd, h, at));
+            store(simd, a, at, value);
+            store(simd, h, at, simd.mul_f32s(slope, load(simd, da, at)));
+        }
+    }
+}
+
+simd_fn! {
+    /// dx = dy GELU'(x).
+    pub fn gelu_backward<S>(simd, x: &'a [f32], dy: &'a [f32], dx: &'a mut [f32]) {
+        for at in (0..x.len()).step_by(S::F32_LANES) {
+            let (_, slope) = math::gelu_grad(simd, load(simd, x, at));
+            store(simd, dx, at, simd.mul_f32s(load(simd, dy, at), slope));
+        }
+    }
+}
+
+simd_fn! {
+    /// y += x.
+    pub fn add<S>(simd, x: &'a [f32], y: &'a mut [f32]) {
+        math::add(simd, x, y);
+    }
+}
+
+/// The transpose of a row-major [rows, width] matrix, in square tiles so that both sides stay in cache lines.
+pub fn transpose(x: &[f32], rows: usize, width: usize, y: &mut [f32]) {
+    const TILE: usize = 16;
+    for first in (0..rows).step_by(TILE) {
+        let last = rows.min(first + TILE);
+        for left in (0..width).step_by(TILE) {
+            for column in left..width.min(left + TILE) {
+                let y = &mut y[column * rows + first..column * rows + last];
+                for (y, row) in y.iter_mut().zip(first..last) {
+                    *y = x[row * width + column];
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn column_sums_of_every_height() {
+        for (rows, width) in [(0, 3), (1, 1), (3, 17), (4, 16), (9, 33)] {
+            let x: Vec<f32> = (0..rows * width).map(|i| (i % 13) as f32).collect();
+            let mut total = vec![1.0; width];
+            add_column_sums(&x, &mut total);
+            for (column, total) in total.iter().enumerate() {
+                let sum: f32 = (0..rows).map(|row| x[row * width + column]).sum();
+                assert_eq!(*total, 1.0 + sum);
+            }
+        }
+    }
+
+    #[test]
+    fn transposes_of_odd_shapes() {
+        for (rows, width) in [(1, 1), (3, 40), (16, 16), (33, 17)] {
+            let x: Vec<f32> = (0..rows * width).map(|i| i as f32).collect();
+            let mut y = vec![0.0; x.len()];
+            transpose(&x, rows, width, &mut y);
+            for row in 0..rows {
+                for column in 0..width {
+                    assert_eq!(y[column * rows + row], x[row * width + column]);
+                }
+            }
+        }
+    }
+}
