@@ -11,6 +11,7 @@ pub mod activation;
 pub mod adamw;
 pub mod attend;
 pub mod block;
+pub mod class_token;
 pub mod cpu;
 pub mod depthwise;
 pub mod embedding;

@@ -16,8 +16,8 @@ pub use relative::{Positions, sinusoids};
 
 use super::{Config, Input, Mechanism, Output, Shape};
 use crate::kernel::attend::{Attend, Relative, attend};
+use crate::kernel::class_token::class_token;
 use crate::kernel::group::Group;
-use crate::kernel::heads::{Heads, Qkv};
 use crate::kernel::norm_parts::norm_parts;
 use crate::kernel::project_slots::{Dynamic, dynamic, dynamic_mask, learned};
 use crate::nn::params::{Builder, Init, Spec};
@@ -201,26 +201,6 @@ impl LongShort {
         positions.relative(distances, self.projection().segments(keys), device).map(Some)
     }
 
-    /// The class token reads what the other tokens attended to (SPEC-ls section 5, `cls`).
-    fn class_token(&self, cls: &Qkv, out: &Heads, mask: Option<&Tensor>) -> Result<Heads> {
-        let out = out.split()?;
-        let n = out.dim(2)?;
-        let pattern = Pattern::full(1, n, false).with_slots(1, Rule::All);
-        let mask = match mask {
-            Some(mask) => Some(Tensor::cat(&[mask, &mask.ones_like()?.narrow(1, 0, 1)?], 1)?),
-            None => None,
-        };
-        let slots = Qkv::keys_values(cls.k()?, cls.v()?);
-        let call = Attend {
-            pattern: &pattern,
-            mask: mask.as_ref(),
-            scale: self.scale(),
-            slots: Some(&slots),
-            relative: None,
-        };
-        attend(&Qkv::separate(cls.q()?, out.clone(), out), &call)
-    }
-
     fn scale(&self) -> f64 {
         1.0 / (self.head_dim as f64).sqrt()
     }
@@ -305,7 +285,7 @@ impl Mechanism for LongShort {
             relative: relative.as_ref(),
         };
         let out = attend(&local.qkv(self.heads)?, &call)?;
-        let cls = input.cls.map(|cls| self.class_token(cls, &out, input.mask)).transpose()?;
+        let cls = input.cls.map(|cls| class_token(&out, cls, input.mask, self.scale())).transpose()?;
         Ok(Output { out, cls })
     }
 }
