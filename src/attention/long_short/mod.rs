@@ -12,7 +12,7 @@ mod tests;
 use candle_core::{Result, Tensor, bail};
 
 pub use cost::{Extras, Projection, cost, decoder_state};
-pub use relative::{Positions, sinusoids};
+pub use relative::Positions;
 
 use super::{Config, Input, Mechanism, Output, Shape};
 use crate::kernel::attend::{Attend, Relative, attend};

@@ -3,6 +3,9 @@
 //! S(n) = [sin(n f), cos(n f)], f_i = 10000^(-2i/E): all sines, then all cosines. R(n) = S(n) r_net^T for keys,
 //! C(n) = S(n) r_net_chunk^T + bias for slots (SPEC-ls section 5; Transformer-XL sec. 3.3).
 
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
 use candle_core::{Device, Result, Tensor};
 
 use crate::attention::Config;
@@ -82,17 +85,54 @@ impl Positions {
     }
 }
 
+/// The longest table made so far, by width; layers and steps share it.
+static TABLES: Mutex<BTreeMap<usize, Tensor>> = Mutex::new(BTreeMap::new());
+
 /// S(0), ..., S(count - 1): [count, e].
 ///
 /// # Errors
 /// Failures of the device.
-pub fn sinusoids(count: usize, e: usize, device: &Device) -> Result<Tensor> {
-    let half = e / 2;
+fn sinusoids(count: usize, e: usize, device: &Device) -> Result<Tensor> {
+    let mut tables = TABLES.lock().unwrap_or_else(PoisonError::into_inner);
+    let table = match tables.get(&e) {
+        Some(table) if table.dim(0)? >= count => table.clone(),
+        _ => {
+            let table = make_sinusoids(count, e)?;
+            tables.insert(e, table.clone());
+            table
+        }
+    };
+    table.narrow(0, 0, count)?.to_device(device)
+}
+
+fn make_sinusoids(count: usize, e: usize) -> Result<Tensor> {
+    let frequency = |i: usize| 10_000f64.powf(-2.0 * i as f64 / e as f64);
+    let frequencies: Vec<f64> = (0..e.div_ceil(2)).map(frequency).collect();
+    let (sines, cosines) = (&frequencies[..e / 2], &frequencies[..e - e / 2]);
     let mut data = Vec::with_capacity(count * e);
     for position in 0..count {
-        let angle = |i: usize| position as f64 * 10_000f64.powf(-2.0 * i as f64 / e as f64);
-        data.extend((0..half).map(|i| angle(i).sin() as f32));
-        data.extend((0..e - half).map(|i| angle(i).cos() as f32));
+        let position = position as f64;
+        data.extend(sines.iter().map(|frequency| (position * frequency).sin() as f32));
+        data.extend(cosines.iter().map(|frequency| (position * frequency).cos() as f32));
     }
-    Tensor::from_vec(data, (count, e), device)
+    Tensor::from_vec(data, (count, e), &Device::Cpu)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sinusoids_have_all_sines_first_and_do_not_depend_on_history() -> Result<()> {
+        let long = sinusoids(50, 6, &Device::Cpu)?.to_vec2::<f32>()?;
+        let short = sinusoids(3, 6, &Device::Cpu)?.to_vec2::<f32>()?;
+        assert_eq!(short, long[..3]);
+        let f = 10_000f64.powf(-2.0 / 6.0);
+        for (n, row) in short.iter().enumerate() {
+            let n = n as f64;
+            assert_eq!([row[0], row[1]], [n.sin() as f32, (n * f).sin() as f32]);
+            assert_eq!([row[3], row[4]], [n.cos() as f32, (n * f).cos() as f32]);
+        }
+        Ok(())
+    }
 }
