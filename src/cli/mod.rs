@@ -1,10 +1,167 @@
-//! The command line.
+//! The command line: arguments to plans, outcomes to exit codes.
 
+mod data_dir;
+mod export;
+mod grid;
+mod interrupt;
 pub mod list;
+mod memory;
+mod pages;
+mod speed;
+mod worker;
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, Subcommand};
+
+use crate::run::RunError;
+use crate::term::{Color, Talk, Term, is_closed};
+
+/// Exit code: a cell failed, a check is red, a regression.
+const FAILED: u8 = 1;
+/// Exit code: usage, configuration or data.
+const USAGE: u8 = 2;
+/// Exit code: stopped by Ctrl-C.
+const STOPPED: u8 = 130;
+
+const EXAMPLES: &str = "\
+Examples:
+  effattn speed --quick                             a table and two charts in about a minute
+  effattn speed --len 1024..8192 --model full,ls    steps per second, doubling the length
+  effattn memory --model all --fit 2GiB             the longest length that fits
+  effattn speed --suite cos-table5 --dry-run        what a paper's table would take here
+
+Exit codes: 0 done, 1 a cell failed or a check is red, 2 wrong usage, configuration or data, 130 interrupted.";
+
+/// Benchmarks and reproduces efficient-attention transformers.
+#[derive(Parser)]
+#[command(name = "effattn", version, about, after_help = EXAMPLES, max_term_width = 110)]
+struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// Flags of every command.
+#[derive(clap::Args)]
+struct Global {
+    /// Say nothing but results, warnings and errors
+    #[arg(short, long, global = true, conflicts_with = "verbose", help_heading = "Talk")]
+    quiet: bool,
+    /// Say what every worker does
+    #[arg(short, long, global = true, help_heading = "Talk")]
+    verbose: bool,
+    /// Colours on stderr
+    #[arg(long, global = true, value_name = "WHEN", default_value = "auto", help_heading = "Talk")]
+    #[arg(value_parser = ["auto", "always", "never"])]
+    color: String,
+}
+
+impl Global {
+    fn term(&self) -> Term {
+        let talk = match (self.quiet, self.verbose) {
+            (true, _) => Talk::Quiet,
+            (_, true) => Talk::Verbose,
+            _ => Talk::Normal,
+        };
+        let color = match self.color.as_str() {
+            "always" => Color::Always,
+            "never" => Color::Never,
+            _ => Color::Auto,
+        };
+        Term::new(talk, color)
+    }
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Inference and training steps per second against length (cosFormer, Table 5)
+    Speed(speed::Args),
+    /// Peak memory of a step against length, or the longest length that fits (Transformer-LS, Figure 3)
+    Memory(memory::Args),
+    /// Print shell completions
+    Completions(pages::Completions),
+    /// Print the manual page
+    Man(pages::Man),
+    #[command(hide = true)]
+    Worker(worker::Args),
+}
 
 /// Parses the command line, runs the command, and returns its exit code.
 pub fn main() -> ExitCode {
-    ExitCode::SUCCESS
+    crate::device::alloc::keep_pages();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return ExitCode::from(usage(&error)),
+    };
+    init_log(cli.global.verbose);
+    let term = cli.global.term();
+    let result = match cli.command {
+        Command::Speed(args) => speed::run(&args, cli.global.term()),
+        Command::Memory(args) => memory::run(&args, cli.global.term()),
+        Command::Completions(args) => pages::completions(&args),
+        Command::Man(args) => pages::man(&args),
+        Command::Worker(args) => worker::run(&args),
+    };
+    ExitCode::from(result.unwrap_or_else(|error| code_of(&error, &term)))
+}
+
+/// The exit code of an error, after saying what it is.
+fn code_of(error: &anyhow::Error, term: &Term) -> u8 {
+    let closed = error.chain().any(|cause| cause.downcast_ref::<std::io::Error>().is_some_and(is_closed));
+    if closed {
+        return 0; // nobody reads on: `effattn ... | head -1`
+    }
+    if error.chain().any(|cause| matches!(cause.downcast_ref::<RunError>(), Some(RunError::Stopped))) {
+        return STOPPED;
+    }
+    term.error(&format!("{error:#}"));
+    USAGE
+}
+
+fn init_log(verbose: bool) {
+    let level = if verbose { "info" } else { "warn" };
+    let env = env_logger::Env::new().filter_or("EFFATTN_LOG", level);
+    let _ = env_logger::Builder::from_env(env).format_timestamp(None).try_init();
+}
+
+/// Prints clap's verdict: help and version on stdout, mistakes on stderr in at most two lines.
+fn usage(error: &clap::Error) -> u8 {
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            drop(error.print());
+            return 0;
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
+            drop(error.print());
+            return USAGE;
+        }
+        _ => {}
+    }
+    let text = error.render().to_string();
+    let (mut said, mut usage) = (Vec::new(), None);
+    for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        match line.strip_prefix("Usage: ") {
+            Some(line) => usage = Some(line.to_owned()),
+            None if line.starts_with("For more information") => {}
+            None => said.push(line.strip_prefix("error: ").unwrap_or(line).to_owned()),
+        }
+    }
+    let command = usage.as_deref().and_then(|usage| usage.split(" [").next()).unwrap_or("effattn");
+    let command = command.split(" <").next().unwrap_or(command).split(" -").next().unwrap_or(command);
+    let term = Term::new(Talk::Quiet, Color::Auto);
+    term.error(&said.join("; "));
+    if std::io::stderr().is_terminal() || usage.is_some() {
+        use std::io::Write;
+        drop(writeln!(std::io::stderr(), "see `{} --help`", command.trim()));
+    }
+    USAGE
+}
+
+/// The whole command tree, for help pages and completions.
+fn tree() -> clap::Command {
+    Cli::command()
 }

@@ -163,6 +163,9 @@ macro_rules! settings {
         }
 
         impl Settings {
+            /// Nothing said.
+            pub const NONE: Self = Self { $($field: None),+ };
+
             /// The keys in TOML and of `--set`.
             pub const KEYS: &'static [&'static str] = &[$(stringify!($field)),+];
 
@@ -188,6 +191,16 @@ settings! {
     mode: Modes,
     /// Preset of the backbone.
     preset: String,
+    /// Blocks, instead of the preset's.
+    layers: u64,
+    /// Width of the residual stream, instead of the preset's.
+    width: u64,
+    /// Heads, instead of the preset's.
+    heads: u64,
+    /// Hidden width of the feed-forward half, instead of the preset's.
+    ffn: u64,
+    /// Pooling, instead of the preset's.
+    pooling: String,
     /// Where to compute.
     device: DeviceName,
     /// Number format.

@@ -1,3 +1,62 @@
 //! The paper protocols and the conformance check.
+//!
+//! A protocol makes a plan of cells, conducts workers through it and turns what they say into rows; its
+//! `work` is the other end, inside the worker.
 
 pub mod check;
+pub mod gate;
+pub mod grid;
+pub mod memory;
+pub mod speed;
+pub mod stage;
+pub mod text;
+
+use serde::{Deserialize, Serialize};
+
+use crate::device::alloc;
+use crate::run::worker::Link;
+
+/// What a worker is asked to do: the first line on its stdin.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "task", rename_all = "snake_case")]
+pub enum Task {
+    /// Steps against the clock.
+    Speed {
+        /// Live bytes it may reach.
+        memory_limit: u64,
+        /// The cell.
+        request: speed::plan::Request,
+    },
+    /// Bytes of one step.
+    Memory {
+        /// Live bytes it may reach.
+        memory_limit: u64,
+        /// The cell.
+        request: memory::Request,
+    },
+    /// The shipped golden files of some mechanisms.
+    Gate {
+        /// What to check.
+        request: gate::Request,
+    },
+}
+
+/// Does what the first message asks, until the parent closes the pipe. `text` is the input of the models.
+///
+/// # Errors
+/// The parent is gone, or speaks another language.
+pub fn work(link: &Link, text: &[u8]) -> anyhow::Result<()> {
+    let Some(task) = link.next::<Task>()? else { return Ok(()) };
+    let limit = |bytes: u64| alloc::set_limit(usize::try_from(bytes).unwrap_or(usize::MAX));
+    match task {
+        Task::Speed { memory_limit, request } => {
+            limit(memory_limit);
+            speed::work::work(link, &request, text)
+        }
+        Task::Memory { memory_limit, request } => {
+            limit(memory_limit);
+            memory::work(link, &request, text)
+        }
+        Task::Gate { request } => gate::work(link, &request),
+    }
+}

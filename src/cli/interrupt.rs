@@ -1,0 +1,17 @@
+//! Ctrl-C, SIGTERM and SIGHUP: the first one asks, the second one ends.
+
+use crate::run::Stop;
+
+/// A stop that Ctrl-C sets. Call after the number of threads was set: this starts a thread.
+pub fn stop_on_ctrl_c() -> Stop {
+    let stop = Stop::default();
+    let flag = stop.clone();
+    // Without a handler Ctrl-C just ends the process; the journal keeps what is finished.
+    let _ = ctrlc::set_handler(move || {
+        if flag.is_set() {
+            std::process::exit(i32::from(super::STOPPED));
+        }
+        flag.set();
+    });
+    stop
+}

@@ -1,0 +1,49 @@
+//! Shell completions and the manual page, made from the command tree.
+
+use anyhow::Result;
+use clap_complete::Shell;
+
+use super::tree;
+use crate::term;
+
+#[derive(clap::Args)]
+pub struct Completions {
+    /// The shell to write for
+    #[arg(value_enum)]
+    shell: Shell,
+}
+
+#[derive(clap::Args)]
+pub struct Man {
+    /// The command to describe; all of them without
+    command: Option<String>,
+}
+
+pub fn completions(args: &Completions) -> Result<u8> {
+    let mut text = Vec::new();
+    clap_complete::generate(args.shell, &mut tree(), "effattn", &mut text);
+    term::data(&String::from_utf8_lossy(&text))?;
+    Ok(0)
+}
+
+pub fn man(args: &Man) -> Result<u8> {
+    let mut root = tree().disable_help_subcommand(true);
+    root.build();
+    let visible: Vec<&clap::Command> = root.get_subcommands().filter(|c| !c.is_hide_set()).collect();
+    let pages: Vec<clap::Command> = match &args.command {
+        None => std::iter::once(&root).chain(visible).cloned().collect(),
+        Some(name) => match visible.iter().find(|command| command.get_name() == name) {
+            Some(command) => vec![(*command).clone()],
+            None => {
+                let names = visible.iter().map(|command| command.get_name());
+                anyhow::bail!("{}", crate::config::unknown("command", name, names));
+            }
+        },
+    };
+    let mut text = Vec::new();
+    for page in pages {
+        clap_mangen::Man::new(page).render(&mut text)?;
+    }
+    term::data(&String::from_utf8_lossy(&text))?;
+    Ok(0)
+}

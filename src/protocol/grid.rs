@@ -1,0 +1,285 @@
+//! From flags and suites to what is measured: mechanisms, lengths, batch sizes, passes, seeds.
+//!
+//! Flag > suite row > suite > default. With a suite, the lists of the grid (`--model`, `--len`, `--batch`,
+//! `--mode`, `--seeds`) choose among its own; `--set` overrides.
+
+use crate::attention::choose::{Choice, choose};
+use crate::config::grid::Models;
+use crate::config::settings::Settings;
+use crate::config::suite::{PublishedTable, SHIPPED, Suite};
+use crate::record::{Pass, Published};
+
+/// What the user said.
+#[derive(Clone, Debug, Default)]
+pub struct Flags {
+    /// Settings given as flags.
+    pub settings: Settings,
+    /// Settings given with `--set`.
+    pub set: Settings,
+    /// `--model`.
+    pub model: Option<Models>,
+    /// `--exclude`.
+    pub exclude: Option<Models>,
+    /// `--suite`.
+    pub suite: Option<String>,
+}
+
+/// What a protocol does where nothing is said.
+pub struct Defaults {
+    /// The protocol.
+    pub protocol: &'static str,
+    /// Settings.
+    pub settings: Settings,
+    /// Mechanisms.
+    pub models: &'static str,
+}
+
+/// A wrong request: what is wrong, what is allowed, what to type.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct PlanError(pub String);
+
+impl PlanError {
+    pub(crate) fn new(error: impl ToString) -> Self {
+        Self(error.to_string())
+    }
+}
+
+/// One line of the grid.
+#[derive(Clone)]
+pub struct Pick {
+    /// Name in the paper, or the mechanism with its knobs.
+    pub label: String,
+    /// Name of the mechanism.
+    pub model: String,
+    /// The mechanism; or why this build cannot run it.
+    pub choice: Result<Choice, String>,
+    /// Settings, all resolved.
+    pub settings: Settings,
+    published: Option<PublishedTable>,
+    published_lens: Vec<u64>,
+}
+
+impl Pick {
+    /// What the paper printed for `metric` of `pass` at `len`.
+    pub fn published(&self, metric: &str, pass: Pass, len: u64) -> Option<Published> {
+        let table = self.published.as_ref().filter(|table| table.metric == metric)?;
+        let index = self.published_lens.iter().position(|known| *known == len)?;
+        table.at(pass.word(), index)
+    }
+}
+
+/// Everything to be measured.
+pub struct Grid {
+    /// The suite.
+    pub suite: Option<Suite>,
+    /// Settings that hold for all lines.
+    pub settings: Settings,
+    /// The lines.
+    pub picks: Vec<Pick>,
+}
+
+/// Resolves `flags`.
+///
+/// # Errors
+/// An unknown name, a value a suite does not have, nothing left to run.
+pub fn resolve(flags: Flags, defaults: &Defaults) -> Result<Grid, PlanError> {
+    let suite = flags.suite.as_deref().map(Suite::load).transpose().map_err(PlanError::new)?;
+    if let Some(suite) = &suite
+        && suite.protocol != defaults.protocol
+    {
+        let (name, protocol) = (&suite.name, &suite.protocol);
+        return Err(PlanError(format!("suite {name} is run by: effattn {protocol} --suite {name}")));
+    }
+    let over = |lower: Settings| -> Result<Settings, PlanError> {
+        let set = flags.set.clone().over(lower);
+        match &suite {
+            Some(suite) => narrowed(&flags.settings, set, &suite.name),
+            None => Ok(flags.settings.clone().over(set)),
+        }
+    };
+    let base = suite.as_ref().map_or_else(Settings::default, |suite| suite.base.clone());
+    let settings = over(base.clone().over(defaults.settings.clone()))?;
+    let mut picks = match &suite {
+        Some(suite) => suite_picks(suite, &flags, &base, defaults, &over)?,
+        None => {
+            let models = match &flags.model {
+                Some(models) => models.clone(),
+                None => defaults.models.parse().map_err(PlanError::new)?,
+            };
+            let choices = choose(&models).map_err(PlanError::new)?;
+            choices.into_iter().map(|choice| pick(choice, settings.clone())).collect()
+        }
+    };
+    if let Some(exclude) = &flags.exclude {
+        let out = |pick: &Pick| exclude.0.iter().any(|variant| names(variant, pick));
+        if let Some(idle) = exclude.0.iter().find(|variant| !picks.iter().any(|pick| names(variant, pick))) {
+            return Err(PlanError(format!("--exclude {idle} excludes nothing here; see --dry-run")));
+        }
+        picks.retain(|pick| !out(pick));
+    }
+    if picks.is_empty() {
+        return Err(PlanError("nothing is left to run; choose other --model or --exclude".to_owned()));
+    }
+    Ok(Grid { suite, settings, picks })
+}
+
+fn pick(choice: Choice, settings: Settings) -> Pick {
+    Pick {
+        label: choice.label(),
+        model: choice.entry.name.to_owned(),
+        choice: Ok(choice),
+        settings,
+        published: None,
+        published_lens: Vec::new(),
+    }
+}
+
+/// Whether `variant` names the line: its mechanism, or exactly its knobs, or its label in the paper.
+fn names(variant: &crate::config::grid::Variant, pick: &Pick) -> bool {
+    if variant.knobs.is_empty() {
+        return variant.matches(&pick.model) || pick.label.eq_ignore_ascii_case(&variant.name);
+    }
+    let wanted = choose(&Models(vec![variant.clone()])).ok().and_then(|mut choices| choices.pop());
+    let label = |choice: &Choice| choice.label();
+    wanted.as_ref().map(label) == pick.choice.as_ref().ok().map(label)
+}
+
+fn suite_picks(
+    suite: &Suite,
+    flags: &Flags,
+    base: &Settings,
+    defaults: &Defaults,
+    over: &dyn Fn(Settings) -> Result<Settings, PlanError>,
+) -> Result<Vec<Pick>, PlanError> {
+    let shipped = SHIPPED.iter().any(|(name, _)| *name == suite.name);
+    let mut picks = Vec::new();
+    for row in &suite.rows {
+        let choice = choose(&Models(vec![row.model.clone()])).map(|mut choices| choices.pop());
+        let choice = match choice {
+            Ok(Some(choice)) => Ok(choice),
+            Ok(None) => Err("not a mechanism of this version".to_owned()),
+            Err(error) if shipped => Err(format!("this version cannot run it: {error}")),
+            Err(error) => return Err(PlanError(format!("suite {}:{}: {error}", suite.file, row.line))),
+        };
+        let settings = over(row.set.clone().over(base.clone()).over(defaults.settings.clone()))?;
+        picks.push(Pick {
+            label: row.label.clone(),
+            model: row.model.name.clone(),
+            choice,
+            settings,
+            published: row.published.clone(),
+            published_lens: suite.base.len.as_ref().map_or_else(Vec::new, |len| len.0.clone()),
+        });
+    }
+    if let Some(models) = &flags.model {
+        for variant in &models.0 {
+            if !picks.iter().any(|pick| names(variant, pick)) {
+                let rows: Vec<&str> = picks.iter().map(|pick| pick.model.as_str()).collect();
+                let (name, rows) = (&suite.name, rows.join(", "));
+                return Err(PlanError(format!("suite {name} has no row {variant}; its rows: {rows}")));
+            }
+        }
+        picks.retain(|pick| models.0.iter().any(|variant| names(variant, pick)));
+    }
+    Ok(picks)
+}
+
+/// `flags` over `lower`, where a list of the grid may only choose among the suite's.
+fn narrowed(flags: &Settings, lower: Settings, suite: &str) -> Result<Settings, PlanError> {
+    let numbers = |values: &[u64]| values.iter().map(u64::to_string).collect::<Vec<_>>();
+    let passes = |values: &[Pass]| values.iter().map(Pass::to_string).collect::<Vec<_>>();
+    let len = |of: &Settings| of.len.as_ref().map(|list| numbers(&list.0));
+    let batch = |of: &Settings| of.batch.as_ref().map(|list| numbers(&list.0));
+    let seeds = |of: &Settings| of.seeds.as_ref().map(|list| numbers(&list.0));
+    let mode = |of: &Settings| of.mode.as_ref().map(|list| passes(&list.0));
+    let lists = [
+        ("len", len(flags), len(&lower)),
+        ("batch", batch(flags), batch(&lower)),
+        ("seeds", seeds(flags), seeds(&lower)),
+        ("mode", mode(flags), mode(&lower)),
+    ];
+    for (key, flag, own) in lists {
+        let (Some(flag), Some(own)) = (flag, own) else { continue };
+        if let Some(foreign) = flag.iter().find(|value| !own.contains(value)) {
+            let own = own.join(", ");
+            return Err(PlanError(format!(
+                "suite {suite} has no {key} {foreign}; it has {own}. Override it with --set {key}={foreign}"
+            )));
+        }
+    }
+    Ok(flags.clone().over(lower))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::grid::Lengths;
+    use crate::record::Outcome;
+
+    const DEFAULTS: Defaults =
+        Defaults { protocol: "speed", settings: Settings::NONE, models: "full,ls:w=16" };
+
+    fn labels(flags: Flags) -> Result<Vec<String>, String> {
+        let grid = resolve(flags, &DEFAULTS).map_err(|error| error.to_string())?;
+        Ok(grid.picks.into_iter().map(|pick| pick.label).collect())
+    }
+
+    fn models(text: &str) -> Option<Models> {
+        Some(text.parse().unwrap())
+    }
+
+    fn table5() -> Flags {
+        Flags { suite: Some("cos-table5".to_owned()), ..Flags::default() }
+    }
+
+    #[test]
+    fn defaults_flags_and_exclusions() {
+        assert_eq!(labels(Flags::default()).unwrap(), ["full", "ls:w=16"]);
+        let flags = Flags { model: models("ls*,full"), exclude: models("full"), ..Flags::default() };
+        assert_eq!(labels(flags).unwrap(), ["ls"]);
+        let flags = Flags { exclude: models("ls:w=16"), ..Flags::default() };
+        assert_eq!(labels(flags).unwrap(), ["full"]);
+        assert!(labels(Flags { exclude: models("dp"), ..Flags::default() }).unwrap_err().contains("nothing"));
+        assert!(labels(Flags { exclude: models("*"), ..Flags::default() }).unwrap_err().contains("left"));
+    }
+
+    #[test]
+    fn a_suite_brings_rows_and_published_numbers() {
+        let grid = resolve(table5(), &DEFAULTS).unwrap();
+        assert_eq!(grid.picks.len(), 12);
+        let full = &grid.picks[0];
+        assert_eq!(full.label, "Transformer");
+        let at = |pass, len| full.published("steps_per_second", pass, len);
+        assert_eq!(at(Pass::Infer, 2048), Some(Published::Value(7.83)));
+        assert_eq!(at(Pass::Train, 3072), Some(Published::Outcome(Outcome::Oom)));
+        assert_eq!(at(Pass::Train, 512), None);
+        assert_eq!(full.published("loss", Pass::Train, 1024), None);
+    }
+
+    #[test]
+    fn flags_narrow_a_suite_and_set_overrides_it() {
+        let settings = |text: &str| toml::from_str::<Settings>(text).unwrap();
+        let flags = Flags {
+            settings: settings("len = [2048]\nruns = 3"),
+            model: models("cosFormer,full"),
+            ..table5()
+        };
+        let grid = resolve(flags, &DEFAULTS).unwrap();
+        assert_eq!(grid.picks.len(), 2);
+        assert_eq!(grid.picks[0].settings.len, Some(Lengths(vec![2048])));
+        assert_eq!((grid.picks[0].settings.runs, grid.picks[0].settings.min_runs), (Some(3), Some(50)));
+        let error = labels(Flags { settings: settings("len = 512"), ..table5() }).unwrap_err();
+        assert!(error.contains("has no len 512") && error.contains("--set len=512"), "{error}");
+        let grid = resolve(Flags { set: settings("len = 512"), ..table5() }, &DEFAULTS).unwrap();
+        assert_eq!(grid.picks[0].settings.len, Some(Lengths(vec![512])));
+        assert!(labels(Flags { model: models("dp"), ..table5() }).unwrap_err().contains("has no row dp"));
+    }
+
+    #[test]
+    fn a_suite_of_another_protocol_says_who_runs_it() {
+        let defaults = Defaults { protocol: "memory", ..DEFAULTS };
+        let error = resolve(table5(), &defaults).err().unwrap().to_string();
+        assert_eq!(error, "suite cos-table5 is run by: effattn speed --suite cos-table5");
+    }
+}

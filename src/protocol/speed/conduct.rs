@@ -1,0 +1,215 @@
+//! The parent's side: workers that take turns, and rows as cells end.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use super::plan::Request;
+use super::rows;
+use super::turns::{self, Bench, Started, Turned};
+use super::work::{Answer, Turn};
+use crate::config::units::Bytes;
+use crate::protocol::Task;
+use crate::record::{Outcome, Row};
+use crate::run::RunError;
+use crate::run::outcome::Ending;
+use crate::run::plan::{Cell, Plan};
+use crate::run::session::Session;
+use crate::run::worker::{Heard, Worker};
+use crate::term::clock;
+
+/// Runs every cell of `plan` that has no rows yet. `red`: mechanisms whose check is red, with the reason;
+/// they get no speed.
+///
+/// # Errors
+/// Ctrl-C, a full disk: what is finished stays.
+pub fn conduct(
+    plan: &Plan,
+    requests: &[Option<Request>],
+    red: &HashMap<String, String>,
+    session: &mut Session,
+) -> Result<(), RunError> {
+    let mut at = 0;
+    while at < plan.cells.len() {
+        let place = |cell: &Cell| (cell.row.len, cell.row.batch, cell.row.pass, cell.row.seed);
+        let same = plan.cells[at..].iter().take_while(|cell| place(cell) == place(&plan.cells[at]));
+        let group: Vec<usize> = (at..at + same.count()).collect();
+        at += group.len();
+        let mut workers = Workers { plan, requests, session, alive: HashMap::new() };
+        let mut cells = Vec::new();
+        for &cell in &group {
+            if workers.settle(cell, red)? {
+                cells.push(cell);
+            }
+        }
+        let limit = workers.session.memory_limit;
+        let budget = |cell: usize| requests[cell].as_ref().map_or(NO_BUDGET, Request::budget);
+        let result = turns::run(&cells, budget, limit, &mut workers);
+        if let Err(error) = result {
+            workers.interrupt(&cells);
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+const NO_BUDGET: turns::Budget = turns::Budget { seconds: 0.0, min_runs: 1, runs: 1 };
+
+/// A worker and what is known of it.
+struct Running {
+    worker: Worker,
+    /// How long it may still compute; waiting for others does not count.
+    left: Duration,
+    peak: u64,
+}
+
+struct Workers<'a> {
+    plan: &'a Plan,
+    requests: &'a [Option<Request>],
+    session: &'a mut Session,
+    alive: HashMap<usize, Running>,
+}
+
+impl Workers<'_> {
+    /// Whether `cell` has to run. Writes its rows if not: it cannot, may not, or need not.
+    fn settle(&mut self, index: usize, red: &HashMap<String, String>) -> Result<bool, RunError> {
+        let cell = &self.plan.cells[index];
+        if self.session.is_done(cell) {
+            self.session.term.advance(cell.seconds, &format!("{}: done before", cell.key));
+            return Ok(false);
+        }
+        let ending = if self.requests[index].is_none() {
+            Some(Ending::new(Outcome::Unsupported, cell.row.error.clone().unwrap_or_default()))
+        } else if let Some(reason) = red.get(&cell.row.model) {
+            Some(Ending::new(Outcome::Failed, format!("its check is red: {reason}")))
+        } else {
+            self.ran_out_before(cell)
+        };
+        let Some(ending) = ending else { return Ok(true) };
+        self.write(index, &[], None, Some(&ending))?;
+        Ok(false)
+    }
+
+    /// The shorter cell of the same model that ran out of memory or time.
+    fn ran_out_before(&self, cell: &Cell) -> Option<Ending> {
+        let identity = |row: &Row| (row.model.clone(), row.variant.clone(), row.batch, row.pass, row.seed);
+        let shorter = self.plan.cells.iter().filter(|other| {
+            other.row.len < cell.row.len && identity(&other.row) == identity(&cell.row)
+        });
+        shorter.into_iter().find_map(|other| {
+            let outcome = self.session.outcome(&other.key)?;
+            let len = other.row.len?;
+            matches!(outcome, Outcome::Oom | Outcome::Timeout)
+                .then(|| Ending::new(Outcome::Implied, format!("{outcome} at length {len}")))
+        })
+    }
+
+    fn write(
+        &mut self,
+        index: usize,
+        samples: &[f64],
+        peak: Option<u64>,
+        ending: Option<&Ending>,
+    ) -> Result<(), RunError> {
+        let cell = &self.plan.cells[index];
+        let rows = rows::rows(&cell.row, samples, peak, ending);
+        let line = tell(cell, &rows[1], ending, (self.session.finished() + 1, self.plan.cells.len()));
+        self.session.record(cell, rows, rows::samples(samples))?;
+        self.session.term.advance(cell.seconds, &line);
+        Ok(())
+    }
+
+    /// Rows of the cells that were stopped on the way; they run again.
+    fn interrupt(&mut self, cells: &[usize]) {
+        self.alive.clear();
+        for &index in cells {
+            let cell = &self.plan.cells[index];
+            if !self.session.is_done(cell) {
+                let ending = Ending::new(Outcome::Interrupted, "stopped before it was finished");
+                self.session.pass_over(cell, rows::rows(&cell.row, &[], None, Some(&ending)));
+            }
+        }
+    }
+
+    fn hear(&mut self, index: usize, limit: u64) -> Result<Answer, RunError> {
+        let Some(running) = self.alive.get_mut(&index) else {
+            return Err(RunError::Internal("a worker that was never started had its turn".to_owned()));
+        };
+        let start = Instant::now();
+        let deadline = start.checked_add(running.left);
+        let heard = running.worker.hear::<Answer>(deadline, limit, &self.session.stop)?;
+        running.left = running.left.saturating_sub(start.elapsed());
+        Ok(match heard {
+            Heard::Message(answer) => answer,
+            Heard::Ended(ending) => Answer::from(ending),
+        })
+    }
+}
+
+impl Bench for Workers<'_> {
+    fn start(&mut self, index: usize, limit: u64) -> Result<Started, RunError> {
+        let cell = &self.plan.cells[index];
+        let Some(request) = &self.requests[index] else {
+            return Err(RunError::Internal(format!("{} has no request", cell.key)));
+        };
+        self.session.term.at(&cell.key);
+        let task = Task::Speed { memory_limit: limit, request: request.clone() };
+        let worker = Worker::start(&self.session.launcher, &task)?;
+        let left = Duration::try_from_secs_f64(request.timeout).unwrap_or(Duration::MAX);
+        self.alive.insert(index, Running { worker, left, peak: 0 });
+        match self.hear(index, limit)? {
+            Answer::Samples { held_bytes, .. } => Ok(Started::Ready { held: held_bytes }),
+            Answer::Ended { outcome, reason } => Ok(Started::Ended(Ending { outcome, reason })),
+        }
+    }
+
+    fn turn(&mut self, index: usize, seconds: f64, runs: usize, limit: u64) -> Result<Turned, RunError> {
+        self.session.term.at(&self.plan.cells[index].key);
+        if let Some(running) = self.alive.get_mut(&index) {
+            running.worker.send(&Turn { seconds, runs: runs as u64 });
+        }
+        match self.hear(index, limit)? {
+            Answer::Samples { seconds, peak_bytes, held_bytes } => {
+                if let Some(running) = self.alive.get_mut(&index) {
+                    running.peak = peak_bytes;
+                }
+                Ok(Turned::Samples(seconds, held_bytes))
+            }
+            Answer::Ended { outcome, reason } => Ok(Turned::Ended(Ending { outcome, reason })),
+        }
+    }
+
+    fn done(&mut self, index: usize, samples: Vec<f64>, ending: Option<Ending>) -> Result<(), RunError> {
+        let peak = match self.alive.remove(&index) {
+            Some(running) => {
+                running.worker.finish();
+                Some(running.peak).filter(|peak| *peak > 0)
+            }
+            None => None,
+        };
+        self.write(index, &samples, peak, ending.as_ref())
+    }
+
+    fn put_back(&mut self, index: usize) {
+        self.alive.remove(&index);
+    }
+}
+
+/// A line per finished cell: `[3/24] ls n1024 b1 train s0: 12.3 steps/s (n 20), peak 81 MiB`.
+fn tell(cell: &Cell, steps: &Row, ending: Option<&Ending>, (number, of): (usize, usize)) -> String {
+    let what = match (ending, steps.value) {
+        (Some(ending), _) => format!("{}: {}", ending.outcome, ending.reason),
+        (None, Some(value)) => {
+            let peak = steps.peak_bytes.map_or_else(String::new, |peak| format!(", peak {}", Bytes(peak)));
+            format!("{value:.3} steps/s (n {}){peak}", steps.n.unwrap_or(0))
+        }
+        (None, None) => "no sample".to_owned(),
+    };
+    format!("[{number}/{of}] {}: {what}", cell.key)
+}
+
+/// The sentence in front of a run: how many cells, how long.
+pub fn estimate(plan: &Plan, session: &Session) -> String {
+    let left: Vec<&Cell> = plan.cells.iter().filter(|cell| !session.is_done(cell)).collect();
+    let seconds: f64 = left.iter().map(|cell| cell.seconds).sum();
+    format!("{} cells, about {} (from FLOPs)", left.len(), clock(seconds))
+}

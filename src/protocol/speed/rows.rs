@@ -1,0 +1,83 @@
+//! From samples to rows.
+
+use crate::record::{Outcome, Row};
+use crate::run::journal::Samples;
+use crate::run::outcome::Ending;
+use crate::stats::Summary;
+
+/// The rows of a cell: step time, steps and tokens per second, peak memory. `samples` are seconds per step;
+/// `peak` the highest live bytes.
+pub fn rows(row: &Row, samples: &[f64], peak: Option<u64>, ending: Option<&Ending>) -> Vec<Row> {
+    let row = Row { peak_bytes: peak, ..row.clone() };
+    let row = match ending {
+        None => row.ended(Outcome::Ok, None),
+        Some(ending) => row.ended(ending.outcome, Some(ending.reason.clone())),
+    };
+    let summary = Summary::of(samples).filter(|summary| summary.median > 0.0 && row.outcome == Outcome::Ok);
+    let published = row.published;
+    let row = Row { published: None, ..row };
+    let tokens = row.batch.unwrap_or(1) as f64 * row.len.unwrap_or(1) as f64;
+    let time = Row { published: None, ..timed(&row, "step_time", "s", summary.as_ref(), |s| s) };
+    let steps = timed(&row, "steps_per_second", "1/s", summary.as_ref(), |s| 1.0 / s);
+    let rate = timed(&row, "tokens_per_second", "1/s", summary.as_ref(), |s| tokens / s);
+    let memory = row.with("peak_memory", "B", peak.filter(|_| summary.is_some()).map(|bytes| bytes as f64));
+    vec![time, Row { published, ..steps }, rate, memory]
+}
+
+/// A row of `of(seconds)`: the median transformed, its interval's ends in order, the deviation to first order.
+fn timed(row: &Row, metric: &str, unit: &str, summary: Option<&Summary>, of: impl Fn(f64) -> f64) -> Row {
+    let Some(summary) = summary else { return row.with(metric, unit, None) };
+    let value = of(summary.median);
+    let ends = summary.median_interval.map(|interval| {
+        let (a, b) = (of(interval.low.max(f64::MIN_POSITIVE)), of(interval.high));
+        (a.min(b), a.max(b))
+    });
+    Row {
+        std: summary.std.map(|std| std / summary.median * value).filter(|std| std.is_finite()),
+        n: Some(summary.n as u64),
+        ci_low: ends.map(|(low, _)| low).filter(|low| low.is_finite()),
+        ci_high: ends.map(|(_, high)| high).filter(|high| high.is_finite()),
+        ..row.with(metric, unit, Some(value))
+    }
+}
+
+/// The raw samples of a cell.
+pub fn samples(seconds: &[f64]) -> Vec<Samples> {
+    if seconds.is_empty() {
+        return Vec::new();
+    }
+    vec![Samples { metric: "step_time".to_owned(), unit: "s".to_owned(), values: seconds.to_vec() }]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::Published;
+
+    #[test]
+    fn rates_are_the_inverse_of_the_median_and_only_their_row_has_the_published_number() {
+        let row = Row {
+            batch: Some(2),
+            len: Some(10),
+            published: Some(Published::Value(3.0)),
+            ..Row::new("speed", "ls")
+        };
+        let rows = rows(&row, &[0.5, 0.25, 1.0], Some(99), None);
+        let find = |metric: &str| rows.iter().find(|row| row.metric == metric).unwrap();
+        let (time, steps) = (find("step_time"), find("steps_per_second"));
+        assert_eq!((time.value, steps.value, find("tokens_per_second").value), (Some(0.5), Some(2.0), Some(40.0)));
+        assert_eq!(find("peak_memory").value, Some(99.0));
+        assert_eq!((time.published, steps.published), (None, Some(Published::Value(3.0))));
+        let (low, high) = (steps.ci_low.unwrap(), steps.ci_high.unwrap());
+        assert!(low < 2.0 && 2.0 < high, "{low} {high}");
+        assert_eq!(time.n, Some(3));
+    }
+
+    #[test]
+    fn an_ending_has_rows_without_values() {
+        let ending = Ending::new(Outcome::Oom, "asked for 5 bytes more");
+        let rows = rows(&Row::new("speed", "full"), &[1.0], None, Some(&ending));
+        assert_eq!(rows.len(), 4);
+        assert!(rows.iter().all(|row| row.value.is_none() && row.outcome == Outcome::Oom && row.n.is_none()));
+    }
+}

@@ -1,0 +1,258 @@
+//! Who computes when: cells of one length, batch and pass take turns (A B B A), so that what disturbs the
+//! machine disturbs all of them alike.
+//!
+//! As many cells are alive at once as fit the memory limit together. A cell that finds too little room
+//! beside others is tried again in a later wave, alone at first; only then its `oom` counts.
+
+use crate::run::RunError;
+use crate::run::outcome::Ending;
+
+/// Turns in which a cell spends its time budget.
+const TURNS: f64 = 4.0;
+/// Most workers alive at once.
+const ALIVE: usize = 16;
+
+/// What a cell may spend.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Budget {
+    /// Measuring time in seconds.
+    pub seconds: f64,
+    /// Fewest samples, even if the time is over.
+    pub min_runs: usize,
+    /// Most samples.
+    pub runs: usize,
+}
+
+/// How a start went.
+#[derive(Debug)]
+pub enum Started {
+    /// Warm, and holding so many bytes.
+    Ready {
+        /// Bytes it may reach again.
+        held: u64,
+    },
+    /// Ended before its first sample. `Outcome::Oom` counts only with the whole memory limit.
+    Ended(Ending),
+}
+
+/// How a turn went.
+#[derive(Debug)]
+pub enum Turned {
+    /// Seconds of its steps, and the bytes it holds now.
+    Samples(Vec<f64>, u64),
+    /// Ended.
+    Ended(Ending),
+}
+
+/// What turns are taken with: workers, or a test's fake.
+pub trait Bench {
+    /// Starts cell `cell`, which may reach `limit` bytes, and warms it up.
+    ///
+    /// # Errors
+    /// The run cannot go on.
+    fn start(&mut self, cell: usize, limit: u64) -> Result<Started, RunError>;
+    /// Lets `cell` step for `seconds`, at least once and at most `runs` times.
+    ///
+    /// # Errors
+    /// The run cannot go on.
+    fn turn(&mut self, cell: usize, seconds: f64, runs: usize, limit: u64) -> Result<Turned, RunError>;
+    /// Ends `cell`, whose samples are complete or which ended by itself.
+    ///
+    /// # Errors
+    /// The run cannot go on.
+    fn done(&mut self, cell: usize, samples: Vec<f64>, ending: Option<Ending>) -> Result<(), RunError>;
+    /// Takes `cell` back without a result: it will be started again.
+    fn put_back(&mut self, cell: usize);
+}
+
+struct Alive {
+    cell: usize,
+    held: u64,
+    samples: Vec<f64>,
+}
+
+/// Runs `cells` within `limit` bytes.
+///
+/// # Errors
+/// Whatever the bench fails with.
+pub fn run(
+    cells: &[usize],
+    budget: impl Fn(usize) -> Budget,
+    limit: u64,
+    bench: &mut impl Bench,
+) -> Result<(), RunError> {
+    let mut waiting = cells.to_vec();
+    while !waiting.is_empty() {
+        let (mut alive, later) = admit(&waiting, limit, bench)?;
+        waiting = later;
+        let mut forward = true;
+        while !alive.is_empty() {
+            let mut order: Vec<usize> = alive.iter().map(|alive| alive.cell).collect();
+            if !forward {
+                order.reverse();
+            }
+            forward = !forward;
+            for cell in order {
+                step(cell, &mut alive, &budget, limit, bench, &mut waiting)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Starts what fits together; the rest waits.
+fn admit(
+    waiting: &[usize],
+    limit: u64,
+    bench: &mut impl Bench,
+) -> Result<(Vec<Alive>, Vec<usize>), RunError> {
+    let (mut alive, mut later) = (Vec::<Alive>::new(), Vec::new());
+    for &cell in waiting {
+        let used: u64 = alive.iter().map(|alive| alive.held).sum();
+        let free = limit.saturating_sub(used);
+        if alive.len() >= ALIVE || (!alive.is_empty() && free < limit / 16) {
+            later.push(cell);
+            continue;
+        }
+        match bench.start(cell, free)? {
+            Started::Ready { held } => alive.push(Alive { cell, held, samples: Vec::new() }),
+            Started::Ended(ending) if is_oom(&ending) && !alive.is_empty() => {
+                bench.put_back(cell);
+                later.push(cell);
+            }
+            Started::Ended(ending) => bench.done(cell, Vec::new(), Some(ending))?,
+        }
+    }
+    Ok((alive, later))
+}
+
+/// One turn of `cell`.
+fn step(
+    cell: usize,
+    alive: &mut Vec<Alive>,
+    budget: &impl Fn(usize) -> Budget,
+    limit: u64,
+    bench: &mut impl Bench,
+    waiting: &mut Vec<usize>,
+) -> Result<(), RunError> {
+    let others: u64 = alive.iter().filter(|alive| alive.cell != cell).map(|alive| alive.held).sum();
+    let Some(at) = alive.iter().position(|alive| alive.cell == cell) else { return Ok(()) };
+    let Budget { seconds, min_runs, runs } = budget(cell);
+    let left = runs.saturating_sub(alive[at].samples.len()).max(1);
+    match bench.turn(cell, seconds / TURNS, left, limit.saturating_sub(others))? {
+        Turned::Samples(samples, held) => {
+            let alive_cell = &mut alive[at];
+            alive_cell.samples.extend(samples);
+            alive_cell.held = held;
+            let (n, spent) = (alive_cell.samples.len(), alive_cell.samples.iter().sum::<f64>());
+            if n >= runs || (n >= min_runs && spent >= seconds) {
+                let samples = alive.remove(at).samples;
+                bench.done(cell, samples, None)?;
+            }
+        }
+        Turned::Ended(ending) if is_oom(&ending) && others > 0 => {
+            alive.remove(at);
+            bench.put_back(cell);
+            waiting.push(cell);
+        }
+        Turned::Ended(ending) => {
+            let samples = alive.remove(at).samples;
+            bench.done(cell, samples, Some(ending))?;
+        }
+    }
+    Ok(())
+}
+
+fn is_oom(ending: &Ending) -> bool {
+    ending.outcome == crate::record::Outcome::Oom
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::Outcome;
+
+    /// Cells that need `needs` bytes and whose steps take one second.
+    struct Fake {
+        needs: Vec<u64>,
+        log: Vec<String>,
+        breaks_at: Option<(usize, usize)>,
+    }
+
+    fn name(cell: usize) -> char {
+        (b'A' + cell as u8) as char
+    }
+
+    impl Bench for Fake {
+        fn start(&mut self, cell: usize, limit: u64) -> Result<Started, RunError> {
+            self.log.push(format!("+{}", name(cell)));
+            let held = self.needs[cell];
+            Ok(if held > limit {
+                Started::Ended(Ending::new(Outcome::Oom, "too big"))
+            } else {
+                Started::Ready { held }
+            })
+        }
+
+        fn turn(&mut self, cell: usize, seconds: f64, runs: usize, _: u64) -> Result<Turned, RunError> {
+            self.log.push(name(cell).to_string());
+            if let Some((breaking, left)) = &mut self.breaks_at
+                && *breaking == cell
+            {
+                if *left == 0 {
+                    return Ok(Turned::Ended(Ending::new(Outcome::Failed, "broke")));
+                }
+                *left -= 1;
+            }
+            let count = (seconds.ceil() as usize).clamp(1, runs);
+            Ok(Turned::Samples(vec![1.0; count], self.needs[cell]))
+        }
+
+        fn done(&mut self, cell: usize, samples: Vec<f64>, ending: Option<Ending>) -> Result<(), RunError> {
+            let how = ending.map_or("ok", |ending| ending.outcome.word());
+            self.log.push(format!("{}:{how}:{}", name(cell), samples.len()));
+            Ok(())
+        }
+
+        fn put_back(&mut self, cell: usize) {
+            self.log.push(format!("-{}", name(cell)));
+        }
+    }
+
+    fn log(needs: &[u64], budget: Budget, breaks_at: Option<(usize, usize)>) -> String {
+        let mut fake = Fake { needs: needs.to_vec(), log: Vec::new(), breaks_at };
+        let cells: Vec<usize> = (0..needs.len()).collect();
+        run(&cells, |_| budget, 100, &mut fake).unwrap();
+        fake.log.join(" ")
+    }
+
+    const FOUR: Budget = Budget { seconds: 4.0, min_runs: 3, runs: 100 };
+
+    #[test]
+    fn turns_go_forth_and_back() {
+        assert_eq!(log(&[10, 10], FOUR, None), "+A +B A B B A A B B B:ok:4 A A:ok:4");
+    }
+
+    #[test]
+    fn what_does_not_fit_beside_others_waits_for_its_own_wave() {
+        let short = Budget { seconds: 1.0, min_runs: 1, runs: 1 };
+        assert_eq!(log(&[60, 60, 20], short, None), "+A +B -B +C A A:ok:1 C C:ok:1 +B B B:ok:1");
+        assert_eq!(log(&[101, 10], short, None), "+A A:oom:0 +B B B:ok:1");
+        assert_eq!(log(&[10, 101], short, None), "+A +B -B A A:ok:1 +B B:oom:0");
+        assert_eq!(log(&[99, 1], short, None), "+A A A:ok:1 +B B B:ok:1");
+    }
+
+    #[test]
+    fn the_minimum_of_runs_outlasts_the_time_and_the_maximum_ends_it() {
+        let slow = Budget { seconds: 0.5, min_runs: 3, runs: 100 };
+        assert_eq!(log(&[1], slow, None), "+A A A A A:ok:3");
+        let few = Budget { seconds: 100.0, min_runs: 1, runs: 5 };
+        assert_eq!(log(&[1], few, None), "+A A A:ok:5");
+    }
+
+    #[test]
+    fn a_cell_that_breaks_leaves_the_others_alone() {
+        let broken = log(&[1, 1], FOUR, Some((0, 1)));
+        assert_eq!(broken, "+A +B A B B A A:failed:1 B B B:ok:4");
+    }
+}

@@ -1,0 +1,96 @@
+//! The worker's side of a cell.
+
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+
+use super::super::stage::Stage;
+use super::plan::Request;
+use crate::device::machine::Resident;
+use crate::run::outcome::Ending;
+use crate::run::worker::Link;
+
+/// What the parent asks.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Turn {
+    /// Step for so many seconds,
+    pub seconds: f64,
+    /// at most so many times.
+    pub runs: u64,
+}
+
+/// What the worker answers.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "say", rename_all = "snake_case")]
+pub enum Answer {
+    /// Warm, or after a turn.
+    Samples {
+        /// Seconds of every step of the turn; empty when warm.
+        seconds: Vec<f64>,
+        /// Highest live bytes so far.
+        peak_bytes: u64,
+        /// Bytes that the process holds and may reach again.
+        held_bytes: u64,
+    },
+    /// Over.
+    Ended {
+        /// How.
+        outcome: crate::record::Outcome,
+        /// Why.
+        reason: String,
+    },
+}
+
+impl From<Ending> for Answer {
+    fn from(ending: Ending) -> Self {
+        Self::Ended { outcome: ending.outcome, reason: ending.reason }
+    }
+}
+
+/// Builds, warms up, and steps whenever it is its turn, until the parent closes the pipe.
+///
+/// # Errors
+/// The parent is gone, or speaks another language.
+pub fn work(link: &Link, request: &Request, text: &[u8]) -> anyhow::Result<()> {
+    let mut stage = match warm(request, text) {
+        Ok(stage) => stage,
+        Err(ending) => return Ok(link.send(&Answer::from(ending))?),
+    };
+    let mut resident = Resident::default();
+    let mut answer = |stage: &Stage, seconds: Vec<f64>| {
+        let peak_bytes = stage.peak_bytes();
+        Answer::Samples { seconds, peak_bytes, held_bytes: peak_bytes.max(resident.own()) }
+    };
+    link.send(&answer(&stage, Vec::new()))?;
+    while let Some(turn) = link.next::<Turn>()? {
+        match steps(&mut stage, &turn) {
+            Ok(seconds) => link.send(&answer(&stage, seconds))?,
+            Err(ending) => return Ok(link.send(&Answer::from(ending))?),
+        }
+    }
+    Ok(())
+}
+
+fn warm(request: &Request, text: &[u8]) -> Result<Stage, Ending> {
+    let mut stage = Stage::open(&request.spec, text)?;
+    stage.reset_peak();
+    let start = Instant::now();
+    for _ in 0..request.warmup.max(1) {
+        stage.step()?;
+        if start.elapsed().as_secs_f64() >= request.max_time {
+            break;
+        }
+    }
+    Ok(stage)
+}
+
+fn steps(stage: &mut Stage, turn: &Turn) -> Result<Vec<f64>, Ending> {
+    let start = Instant::now();
+    let mut seconds = Vec::new();
+    while seconds.is_empty()
+        || (start.elapsed().as_secs_f64() < turn.seconds && seconds.len() < turn.runs as usize)
+    {
+        seconds.push(stage.step()?);
+    }
+    Ok(seconds)
+}

@@ -1,0 +1,372 @@
+//! The model that `speed` and `memory` measure: a byte-level text classifier on real text.
+//!
+//! A step is forward to logits (infer), or forward, loss, backward and AdamW (train), on inputs made
+//! beforehand, with the device synchronised before and after.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use candle_core::{Device, Tensor};
+use serde::{Deserialize, Serialize};
+
+use super::grid::{Pick, PlanError};
+use crate::attention::choose::choose;
+use crate::config::settings::{DeviceName, DtypeName, KernelName, Settings};
+use crate::config::unknown;
+use crate::device::Backend;
+use crate::device::alloc;
+use crate::kernel::{self, Mode};
+use crate::model::preset::{Preset, TABLE};
+use crate::model::{Classifier, ConfigError, ModelConfig, Pooling};
+use crate::nn::params::Builder;
+use crate::record::{Outcome, Pass, Row};
+use crate::run::outcome::{self, Ending};
+use crate::train::optim::AdamW;
+use crate::train::schedule::Schedule;
+use crate::train::step::{StepError, Trainer, classification_loss};
+
+/// Most different batches that are made beforehand.
+const BATCHES: usize = 4;
+/// Optimizer and schedule of the Long Range Arena's text task.
+const OPTIMIZER: AdamW = AdamW { beta2: 0.98, eps: 1e-9, weight_decay: 0.1, clip: None };
+const SCHEDULE: Schedule = Schedule::Rsqrt { base_lr: 0.05, warmup: 8000 };
+
+/// What a worker builds: everything that defines one model and its step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Spec {
+    /// Mechanism and knobs, as on the command line.
+    pub model: String,
+    /// Preset.
+    pub preset: String,
+    /// Sizes instead of the preset's.
+    pub sizes: Sizes,
+    /// Samples per step.
+    pub batch: u64,
+    /// Length.
+    pub len: u64,
+    /// Inference or training.
+    pub pass: Pass,
+    /// Seed of the weights and of where the text is cut.
+    pub seed: u64,
+    /// Where to compute.
+    pub device: DeviceName,
+    /// Number format.
+    pub dtype: DtypeName,
+    /// Fused kernels or plain operations.
+    pub kernel: KernelName,
+}
+
+/// Sizes that replace the preset's.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Sizes {
+    layers: Option<u64>,
+    width: Option<u64>,
+    heads: Option<u64>,
+    ffn: Option<u64>,
+    pooling: Option<String>,
+}
+
+/// Why there is no model for a [`Spec`].
+#[derive(Debug, thiserror::Error)]
+pub enum SpecError {
+    /// The user asked for something that nobody has: a usage error.
+    #[error("{0}")]
+    Wrong(String),
+    /// This mechanism cannot do it: a row that says `unsupported`.
+    #[error("{0}")]
+    Unsupported(String),
+}
+
+impl Spec {
+    /// The specification of one cell.
+    ///
+    /// # Errors
+    /// Settings that name nothing.
+    pub fn new(pick: &Pick, len: u64, batch: u64, pass: Pass, seed: u64) -> Result<Self, PlanError> {
+        let settings = &pick.settings;
+        let label = pick.choice.as_ref().map_or_else(|_| pick.model.clone(), |choice| choice.label());
+        let preset = settings.preset.clone().unwrap_or_else(|| "lra-repo".to_owned());
+        let dtype = settings.dtype.unwrap_or_default();
+        if dtype != DtypeName::F32 {
+            return Err(PlanError(format!("--dtype {dtype}: this version computes in f32 only")));
+        }
+        Ok(Self {
+            model: label,
+            preset,
+            sizes: Sizes::of(settings),
+            batch,
+            len,
+            pass,
+            seed,
+            device: settings.device.unwrap_or_default(),
+            dtype,
+            kernel: settings.kernel.unwrap_or_default(),
+        })
+    }
+
+    /// The model's configuration.
+    ///
+    /// # Errors
+    /// Unknown names, impossible sizes, a mechanism that cannot do this.
+    pub fn config(&self) -> Result<ModelConfig, SpecError> {
+        let wrong = |error: &dyn ToString| SpecError::Wrong(error.to_string());
+        let models = self.model.parse().map_err(|error| wrong(&error))?;
+        let choices = choose(&models).map_err(|error| wrong(&error))?;
+        let [choice] = choices.as_slice() else { return Err(wrong(&"one mechanism is built at a time")) };
+        let preset = Preset::find(&self.preset);
+        let names = TABLE.iter().map(|preset| preset.name);
+        let preset = preset.ok_or_else(|| SpecError::Wrong(unknown("preset", &self.preset, names)))?;
+        let mut form = preset.form(None, choice.entry.name).map_err(|error| wrong(&error))?;
+        let sizes = &self.sizes;
+        let backbone = &mut form.backbone;
+        let set = |place: &mut usize, value: Option<u64>| {
+            if let Some(value) = value {
+                *place = value as usize;
+            }
+        };
+        set(&mut backbone.layers, sizes.layers);
+        set(&mut backbone.width, sizes.width);
+        set(&mut backbone.inner, sizes.width);
+        set(&mut backbone.heads, sizes.heads);
+        set(&mut backbone.ffn, sizes.ffn);
+        if let Some(name) = &sizes.pooling {
+            let pooling = Pooling::find(name);
+            let names = Pooling::ALL.iter().map(|pooling| pooling.name());
+            form.pooling = Some(pooling.ok_or_else(|| SpecError::Wrong(unknown("pooling", name, names)))?);
+        }
+        let config = form.model(choice.entry, choice.knobs.clone(), self.len as usize);
+        match config.validate() {
+            Ok(()) => Ok(config),
+            Err(error @ (ConfigError::Unsupported { .. } | ConfigError::Knobs { .. })) => {
+                Err(SpecError::Unsupported(error.to_string()))
+            }
+            Err(error) => Err(wrong(&error)),
+        }
+    }
+
+    /// The row of this cell with everything that is known without running it.
+    pub fn row(&self, protocol: &str, threads: usize, config: Option<&ModelConfig>) -> Row {
+        let (model, variant) = match self.model.split_once(':') {
+            Some((model, variant)) => (model, Some(variant.to_owned())),
+            None => (self.model.as_str(), None),
+        };
+        let mut row = Row {
+            task: Some("text".to_owned()),
+            variant,
+            preset: Some(self.preset.clone()),
+            device: self.device.to_string(),
+            dtype: self.dtype.to_string(),
+            kernel: self.kernel.to_string(),
+            threads: Some(threads as u64),
+            batch: Some(self.batch),
+            len: Some(self.len),
+            pass: Some(self.pass),
+            seed: Some(self.seed),
+            ..Row::new(protocol, model)
+        };
+        if let Some(config) = config {
+            let len = self.len as usize;
+            let flops = config.flops(len);
+            row.flops = Some(flops);
+            row.flops_2x = Some(2 * flops);
+            row.core_macs = Some(config.core_macs(self.batch as usize, len));
+            let state = (0..config.backbone.layers).map(|layer| config.attention_cost(1, len, layer).state_bytes);
+            row.state_bytes = Some(state.sum()).filter(|bytes| *bytes > 0);
+            row.params = config.parameters().ok().map(|count| count as u64);
+            let copies = if self.pass == Pass::Train { 3 } else { 1 }; // weights, and AdamW's two moments
+            row.bytes = row.params.map(|count| 4 * copies * count);
+            row.simulated = Some(false);
+        }
+        row
+    }
+
+    /// Name of the cell within its plan.
+    pub fn key(&self) -> String {
+        format!("{} n{} b{} {} s{}", self.model, self.len, self.batch, self.pass, self.seed)
+    }
+
+    /// Multiply-adds of one step, roughly: backward costs two forwards.
+    pub fn step_flops(&self, config: &ModelConfig) -> f64 {
+        let passes = if self.pass == Pass::Train { 3.0 } else { 1.0 };
+        passes * config.flops(self.len as usize) as f64 * self.batch as f64
+    }
+}
+
+impl Sizes {
+    fn of(settings: &Settings) -> Self {
+        Self {
+            layers: settings.layers,
+            width: settings.width,
+            heads: settings.heads,
+            ffn: settings.ffn,
+            pooling: settings.pooling.clone(),
+        }
+    }
+}
+
+/// A model with its inputs, ready to step.
+pub struct Stage {
+    backend: Backend,
+    model: Classifier,
+    trainer: Option<Trainer>,
+    inputs: Vec<(Tensor, Tensor)>,
+    next: usize,
+    baseline: usize,
+    mode: Mode,
+}
+
+impl Stage {
+    /// Builds the model of `spec` with inputs cut from `text`.
+    ///
+    /// # Errors
+    /// How the cell ended instead.
+    pub fn open(spec: &Spec, text: &[u8]) -> Result<Self, Ending> {
+        let baseline = alloc::live();
+        let refuse = |error: SpecError| match error {
+            SpecError::Wrong(reason) => Ending::new(Outcome::Failed, reason),
+            SpecError::Unsupported(reason) => Ending::new(Outcome::Unsupported, reason),
+        };
+        let config = spec.config().map_err(refuse)?;
+        let backend = Backend::open(spec.device)
+            .map_err(|error| Ending::new(Outcome::Unsupported, error.to_string()))?;
+        let mode = match spec.kernel {
+            KernelName::Fused => Mode::Fused,
+            KernelName::Composed => Mode::Composed,
+        };
+        kernel::set_mode(mode);
+        let build = || -> candle_core::Result<_> {
+            let train = spec.pass == Pass::Train;
+            let builder = Builder::seeded(spec.seed, backend.device(), train);
+            let model = Classifier::new(&config, &builder)?;
+            let params = builder.finish();
+            let trainer = if train { Some(Trainer::new(params, OPTIMIZER, SCHEDULE)?) } else { None };
+            let inputs = inputs(spec, &config, text, backend.device())?;
+            Ok((model, trainer, inputs))
+        };
+        let (model, trainer, inputs) = build().map_err(|error| outcome::of_error(&error))?;
+        Ok(Self { backend, model, trainer, inputs, next: 0, baseline, mode })
+    }
+
+    /// One step; seconds from the synchronised start to the synchronised end.
+    ///
+    /// # Errors
+    /// How the cell ended instead.
+    pub fn step(&mut self) -> Result<f64, Ending> {
+        kernel::set_mode(self.mode);
+        let (ids, labels) = &self.inputs[self.next % self.inputs.len()];
+        self.next += 1;
+        let failed = |error: candle_core::Error| outcome::of_error(&error);
+        self.backend.sync().map_err(failed)?;
+        let start = Instant::now();
+        let logits = self.model.forward(ids, None).map_err(failed)?;
+        match &mut self.trainer {
+            Some(trainer) => {
+                let loss = classification_loss(&logits, labels).map_err(failed)?;
+                drop(logits);
+                trainer.step(loss).map_err(|error| match error {
+                    StepError::Diverged { .. } => Ending::new(Outcome::Diverged, error.to_string()),
+                    StepError::Failed(error) => outcome::of_error(&error),
+                })?;
+                self.backend.sync().map_err(failed)?;
+                Ok(start.elapsed().as_secs_f64())
+            }
+            None => {
+                self.backend.sync().map_err(failed)?;
+                let seconds = start.elapsed().as_secs_f64();
+                let sum = logits.sum_all().and_then(|sum| sum.to_scalar::<f32>()).map_err(failed)?;
+                if sum.is_finite() {
+                    return Ok(seconds);
+                }
+                Err(Ending::new(Outcome::Diverged, "the logits are not finite"))
+            }
+        }
+    }
+
+    /// Forgets the peak so far.
+    pub fn reset_peak(&self) {
+        alloc::reset_peak();
+    }
+
+    /// Highest live bytes since [`Self::reset_peak`], above what was there before the model was built.
+    pub fn peak_bytes(&self) -> u64 {
+        alloc::peak().saturating_sub(self.baseline) as u64
+    }
+}
+
+/// Batches of full length cut from `text` (which is repeated where it is too short), each at a place of its
+/// own; labels alternate.
+fn inputs(
+    spec: &Spec,
+    config: &ModelConfig,
+    text: &[u8],
+    device: &Device,
+) -> candle_core::Result<Vec<(Tensor, Tensor)>> {
+    let (batch, len) = (spec.batch as usize, spec.len as usize);
+    let text: Arc<[u8]> = if text.is_empty() { Arc::from(*b" ") } else { Arc::from(text) };
+    let mut at = (spec.seed as usize).wrapping_mul(7919) % text.len();
+    let mut all = Vec::new();
+    for _ in 0..BATCHES {
+        let mut ids = Vec::with_capacity(batch * len);
+        for _ in 0..batch * len {
+            ids.push(1 + u32::from(text[at])); // 0 is padding
+            at = (at + 1) % text.len();
+        }
+        let labels: Vec<u32> = (0..batch).map(|row| (row % config.classes) as u32).collect();
+        let ids = Tensor::from_vec(ids, (batch, len), device)?;
+        all.push((ids, Tensor::from_vec(labels, batch, device)?));
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(model: &str, pass: Pass) -> Spec {
+        Spec {
+            model: model.to_owned(),
+            preset: "ls-lra".to_owned(),
+            sizes: Sizes::default(),
+            batch: 3,
+            len: 37,
+            pass,
+            seed: 1,
+            device: DeviceName::Cpu,
+            dtype: DtypeName::F32,
+            kernel: KernelName::Fused,
+        }
+    }
+
+    #[test]
+    fn both_passes_step_on_short_text() {
+        for pass in [Pass::Infer, Pass::Train] {
+            for text in [&b""[..], b"x", b"a text that is read again and again"] {
+                let mut stage = Stage::open(&spec("ls:w=4,r=2", pass), text).unwrap();
+                assert!(stage.step().unwrap() > 0.0 && stage.step().unwrap() > 0.0);
+            }
+        }
+    }
+
+    #[test]
+    fn sizes_that_do_not_fit_are_the_users_mistake() {
+        let mut odd = spec("full", Pass::Infer);
+        odd.sizes.heads = Some(3);
+        let error = odd.config().err().unwrap();
+        assert!(matches!(&error, SpecError::Wrong(reason) if reason.contains("3 heads do not divide")));
+        odd.preset = "ls-lr".to_owned();
+        assert!(odd.config().err().unwrap().to_string().contains("did you mean ls-lra?"));
+        let causal = spec("transformer-xl", Pass::Infer).config().err().unwrap();
+        assert!(matches!(causal, SpecError::Unsupported(_)));
+    }
+
+    #[test]
+    fn rows_know_costs_beforehand_without_memory() {
+        let big = Spec { len: 1 << 16, ..spec("synthesizer", Pass::Train) };
+        let live = alloc::live();
+        let config = big.config().unwrap();
+        let row = big.row("speed", 2, Some(&config));
+        assert!(row.params.unwrap() > 1 << 30 && row.flops.unwrap() > 0, "{row:?}");
+        assert!(alloc::live() < live + (64 << 20));
+        assert_eq!(row.bytes.unwrap(), 12 * row.params.unwrap());
+    }
+}
