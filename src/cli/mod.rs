@@ -1,13 +1,16 @@
 //! The command line: arguments to plans, outcomes to exit codes.
 
 mod data_dir;
+mod dry;
 mod export;
+mod finish;
 mod grid;
 mod interrupt;
 pub mod list;
 mod memory;
 mod pages;
 mod speed;
+mod start;
 mod worker;
 
 use std::io::IsTerminal;
@@ -82,6 +85,11 @@ enum Command {
     Speed(speed::Args),
     /// Peak memory of a step against length, or the longest length that fits (Transformer-LS, Figure 3)
     Memory(memory::Args),
+    /// What there is: mechanisms, suites, presets
+    List {
+        #[command(subcommand)]
+        what: list::What,
+    },
     /// Print shell completions
     Completions(pages::Completions),
     /// Print the manual page
@@ -102,6 +110,7 @@ pub fn main() -> ExitCode {
     let result = match cli.command {
         Command::Speed(args) => speed::run(&args, cli.global.term()),
         Command::Memory(args) => memory::run(&args, cli.global.term()),
+        Command::List { what } => list::run(&what).and_then(|text| Ok(crate::term::data(&text).map(|()| 0)?)),
         Command::Completions(args) => pages::completions(&args),
         Command::Man(args) => pages::man(&args),
         Command::Worker(args) => worker::run(&args),

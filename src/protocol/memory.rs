@@ -72,10 +72,19 @@ pub fn defaults(fit: bool) -> Defaults {
 ///
 /// # Errors
 /// Settings that nobody can run.
-pub fn cells(grid: &Grid, fit: Option<Bytes>, threads: usize) -> Result<Vec<(Cell, Option<Request>)>, PlanError> {
+pub fn cells(
+    grid: &Grid,
+    fit: Option<Bytes>,
+    threads: usize,
+) -> Result<Vec<(Cell, Option<Request>)>, PlanError> {
     let mut cells = Vec::new();
     for pick in &grid.picks {
-        for (len, batch, pass, seed) in points(&pick.settings) {
+        let points = points(&pick.settings);
+        let longest = points.iter().map(|point| point.0).max();
+        for (len, batch, pass, seed) in points {
+            if fit.is_some() && Some(len) != longest {
+                continue; // with a budget, the longest length only bounds the search
+            }
             let spec = Spec::new(pick, len, batch, pass, seed)?;
             let probe = Spec { len: if fit.is_some() { FIRST.min(len) } else { len }, ..spec.clone() };
             let (config, reason) = match (&pick.choice, probe.config()) {
@@ -94,7 +103,8 @@ pub fn cells(grid: &Grid, fit: Option<Bytes>, threads: usize) -> Result<Vec<(Cel
                 }
                 None => spec.key(),
             };
-            let step = config.as_ref().map_or(0.0, |config| probe.step_flops(config) / (8e9 * threads as f64));
+            let step =
+                config.as_ref().map_or(0.0, |config| probe.step_flops(config) / (8e9 * threads as f64));
             let seconds = if fit.is_some() { 20.0 } else { 0.3 + STEPS as f64 * step };
             let timeout = pick.settings.timeout.map_or(600.0, |time| time.0);
             let request = Request { spec, timeout, fit: fit.map(|bytes| bytes.0) };
@@ -153,7 +163,13 @@ fn ended(row: &Row, ending: &Ending) -> Vec<Row> {
 fn one(plan: &Plan, cell: &Cell, request: &Request, session: &mut Session) -> Result<Vec<Row>, RunError> {
     let same = |row: &Row| {
         (row.model.clone(), row.variant.clone(), row.batch, row.pass, row.seed)
-            == (cell.row.model.clone(), cell.row.variant.clone(), cell.row.batch, cell.row.pass, cell.row.seed)
+            == (
+                cell.row.model.clone(),
+                cell.row.variant.clone(),
+                cell.row.batch,
+                cell.row.pass,
+                cell.row.seed,
+            )
     };
     let shorter = plan.cells.iter().filter(|other| same(&other.row) && other.row.len < cell.row.len);
     for other in shorter {
@@ -356,7 +372,10 @@ mod tests {
             for bytes in [2_000_000, 50_000_000, 3_000_000_000] {
                 let found = find(MAX_LEN, bytes, peak);
                 let step = GRAIN.max(found.len / 100) + 1;
-                assert!(peak(found.len) <= bytes && peak(found.len + step) > bytes, "{name} {bytes} {found:?}");
+                assert!(
+                    peak(found.len) <= bytes && peak(found.len + step) > bytes,
+                    "{name} {bytes} {found:?}"
+                );
                 assert!(found.tried <= 24, "{name} {bytes} {found:?}");
             }
         }

@@ -170,7 +170,8 @@ impl Spec {
             row.flops = Some(flops);
             row.flops_2x = Some(2 * flops);
             row.core_macs = Some(config.core_macs(self.batch as usize, len));
-            let state = (0..config.backbone.layers).map(|layer| config.attention_cost(1, len, layer).state_bytes);
+            let state =
+                (0..config.backbone.layers).map(|layer| config.attention_cost(1, len, layer).state_bytes);
             row.state_bytes = Some(state.sum()).filter(|bytes| *bytes > 0);
             row.params = config.parameters().ok().map(|count| count as u64);
             let copies = if self.pass == Pass::Train { 3 } else { 1 }; // weights, and AdamW's two moments

@@ -2,4 +2,5 @@
 
 pub mod chart;
 pub mod markdown;
+pub mod published;
 pub mod table;

@@ -112,6 +112,11 @@ impl Session {
         self.order.iter().filter(|key| self.done.contains_key(*key)).count()
     }
 
+    /// Finished cells, and all of them.
+    pub fn progress(&self) -> (usize, usize) {
+        (self.finished(), self.order.len())
+    }
+
     /// Keeps the rows of a finished cell.
     ///
     /// # Errors

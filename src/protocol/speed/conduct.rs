@@ -9,13 +9,14 @@ use super::turns::{self, Bench, Started, Turned};
 use super::work::{Answer, Turn};
 use crate::config::units::Bytes;
 use crate::protocol::Task;
+use crate::protocol::stage::Spec;
 use crate::record::{Outcome, Row};
-use crate::run::RunError;
 use crate::run::outcome::Ending;
 use crate::run::plan::{Cell, Plan};
 use crate::run::session::Session;
-use crate::run::worker::{Heard, Worker};
-use crate::term::clock;
+use crate::run::worker::{Heard, Launcher, Worker};
+use crate::run::{RunError, Stop};
+use crate::stats::median;
 
 /// Runs every cell of `plan` that has no rows yet. `red`: mechanisms whose check is red, with the reason;
 /// they get no speed.
@@ -92,9 +93,11 @@ impl Workers<'_> {
     /// The shorter cell of the same model that ran out of memory or time.
     fn ran_out_before(&self, cell: &Cell) -> Option<Ending> {
         let identity = |row: &Row| (row.model.clone(), row.variant.clone(), row.batch, row.pass, row.seed);
-        let shorter = self.plan.cells.iter().filter(|other| {
-            other.row.len < cell.row.len && identity(&other.row) == identity(&cell.row)
-        });
+        let shorter = self
+            .plan
+            .cells
+            .iter()
+            .filter(|other| other.row.len < cell.row.len && identity(&other.row) == identity(&cell.row));
         shorter.into_iter().find_map(|other| {
             let outcome = self.session.outcome(&other.key)?;
             let len = other.row.len?;
@@ -207,9 +210,35 @@ fn tell(cell: &Cell, steps: &Row, ending: Option<&Ending>, (number, of): (usize,
     format!("[{number}/{of}] {}: {what}", cell.key)
 }
 
-/// The sentence in front of a run: how many cells, how long.
-pub fn estimate(plan: &Plan, session: &Session) -> String {
-    let left: Vec<&Cell> = plan.cells.iter().filter(|cell| !session.is_done(cell)).collect();
-    let seconds: f64 = left.iter().map(|cell| cell.seconds).sum();
-    format!("{} cells, about {} (from FLOPs)", left.len(), clock(seconds))
+/// Multiply-adds per second of one step at length `len` (or the request's, if shorter); none if it cannot run.
+///
+/// # Errors
+/// A worker that cannot be started.
+pub fn probe(
+    request: &Request,
+    len: u64,
+    launcher: &Launcher,
+    memory_limit: u64,
+    stop: &Stop,
+) -> Result<Option<f64>, RunError> {
+    let len = len.min(request.spec.len);
+    let spec = Spec { len, batch: 1, ..request.spec.clone() };
+    let Ok(config) = spec.config() else { return Ok(None) };
+    let flops = spec.step_flops(&config);
+    let request = Request { spec, warmup: 1, max_time: 0.1, timeout: 60.0, ..request.clone() };
+    let mut worker = Worker::start(launcher, &Task::Speed { memory_limit, request })?;
+    let deadline = Instant::now() + Duration::from_secs(60);
+    for _ in 0..2 {
+        match worker.hear::<Answer>(Some(deadline), memory_limit, stop)? {
+            Heard::Message(Answer::Samples { seconds, .. }) => match median(&seconds) {
+                Some(seconds) => {
+                    worker.finish();
+                    return Ok(Some(flops / seconds.max(1e-9)));
+                }
+                None => worker.send(&Turn { seconds: 0.05, runs: 5 }),
+            },
+            Heard::Message(Answer::Ended { .. }) | Heard::Ended(_) => break,
+        }
+    }
+    Ok(None)
 }

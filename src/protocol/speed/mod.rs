@@ -9,4 +9,4 @@ mod rows;
 pub mod turns;
 pub mod work;
 
-pub use conduct::conduct;
+pub use conduct::{conduct, probe};

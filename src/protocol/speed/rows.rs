@@ -65,7 +65,10 @@ mod tests {
         let rows = rows(&row, &[0.5, 0.25, 1.0], Some(99), None);
         let find = |metric: &str| rows.iter().find(|row| row.metric == metric).unwrap();
         let (time, steps) = (find("step_time"), find("steps_per_second"));
-        assert_eq!((time.value, steps.value, find("tokens_per_second").value), (Some(0.5), Some(2.0), Some(40.0)));
+        assert_eq!(
+            (time.value, steps.value, find("tokens_per_second").value),
+            (Some(0.5), Some(2.0), Some(40.0))
+        );
         assert_eq!(find("peak_memory").value, Some(99.0));
         assert_eq!((time.published, steps.published), (None, Some(Published::Value(3.0))));
         let (low, high) = (steps.ci_low.unwrap(), steps.ci_high.unwrap());

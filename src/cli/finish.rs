@@ -1,0 +1,143 @@
+//! What comes after a run: tables, charts, exports, exit code.
+
+use anyhow::Result;
+
+use super::export::Exports;
+use super::grid::Place;
+use crate::config::suite::Suite;
+use crate::record::{Outcome, Row};
+use crate::report::chart::{Quantity, figure, growth};
+use crate::report::published;
+use crate::report::table::{self, Table};
+use crate::run::session::{Finished, Session};
+use crate::term::{self, Term, Warning};
+
+/// Width of tables where nothing says how wide the terminal is.
+const WIDTH: u16 = 140;
+
+/// Ends `session` after `result`, prints and writes everything, and gives the exit code.
+///
+/// # Errors
+/// Disk full, for example; what stopped the run.
+pub fn finish(
+    session: Session,
+    result: std::result::Result<(), crate::run::RunError>,
+    suite: Option<&Suite>,
+    place: &Place,
+    exports: &Exports,
+) -> Result<u8> {
+    let stopped = matches!(result, Err(crate::run::RunError::Stopped));
+    if !stopped {
+        result?;
+    }
+    let (done, of) = session.progress();
+    let (finished, term) = session.finish()?;
+    let tables = tables(&finished.rows, suite);
+    show(&tables, exports, &term)?;
+    let manifest = serde_json::to_value(&finished.manifest)?;
+    exports.write(&manifest, &finished.rows, &tables)?;
+    warn(&finished.rows, &term);
+    if !place.no_plot {
+        plot(&finished, place, &term)?;
+    }
+    term.say(&format!("rows: {}", finished.folder.join("rows.csv").display()));
+    if stopped {
+        let line = continue_line(std::env::args().skip(1));
+        term.say(&format!("stopped; {done} of {of} cells are kept. Continue with: {line}"));
+        return Ok(super::STOPPED);
+    }
+    let failed = finished.rows.iter().any(|row| row.outcome.is_failure());
+    Ok(if failed { super::FAILED } else { 0 })
+}
+
+/// The tables of `rows`.
+pub fn tables(rows: &[Row], suite: Option<&Suite>) -> Vec<Table> {
+    let mut tables = Vec::new();
+    match suite {
+        Some(suite) => tables.extend(published::tables(rows, suite)),
+        None => {
+            for quantity in Quantity::ALL {
+                if let Some(figure) = figure(rows, quantity) {
+                    tables.extend(table::growth(&figure));
+                }
+            }
+        }
+    }
+    tables.extend(published::longest(rows));
+    tables.extend(published::reasons(rows));
+    tables.extend(table::costs(rows));
+    tables
+}
+
+/// Prints tables: on stdout, or on stderr where stdout is taken by an export.
+///
+/// # Errors
+/// A closed stdout.
+pub fn show(tables: &[Table], exports: &Exports, term: &Term) -> Result<()> {
+    let width = comfy_table::Table::new().width().unwrap_or(WIDTH);
+    let text: Vec<String> = tables.iter().map(|table| table.terminal(width)).collect();
+    let text = text.join("\n");
+    if exports.to_stdout() {
+        term.say(&text);
+    } else {
+        term::data(&text)?;
+    }
+    Ok(())
+}
+
+fn plot(finished: &Finished, place: &Place, term: &Term) -> Result<()> {
+    let prefix = finished.rows.first().map_or("run", |row| row.suite.as_deref().unwrap_or(&row.protocol));
+    for quantity in Quantity::ALL {
+        if let Some(chart) = growth(&finished.rows, quantity, prefix)? {
+            term.say(&format!("chart: {}", chart.write(&place.plots_dir)?.display()));
+        }
+    }
+    Ok(())
+}
+
+/// At most three warnings about single cells.
+fn warn(rows: &[Row], term: &Term) {
+    let mut wide: Vec<(f64, Warning)> = Vec::new();
+    for row in rows.iter().filter(|row| row.metric == "step_time" && row.outcome == Outcome::Ok) {
+        let (Some(value), Some(low), Some(high)) = (row.value, row.ci_low, row.ci_high) else { continue };
+        let relative = (high - low) / (2.0 * value);
+        if relative > 0.1 {
+            let pass = row.pass.map_or("", |pass| pass.word());
+            let cell = format!("{} at {} {pass}", row.label(), row.len.unwrap_or(0));
+            let n = row.n.unwrap_or(0) as usize;
+            wide.push((relative, Warning::Wide { cell, relative, n }));
+        }
+    }
+    wide.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let more = wide.len().saturating_sub(3);
+    for (_, warning) in wide.into_iter().take(3) {
+        term.warn(&warning);
+    }
+    if more > 0 {
+        term.warn(&Warning::Other(format!("{more} more cells have wide intervals; see ci_low and ci_high")));
+    }
+}
+
+/// The command that continues: what was typed, without `--fresh`, quoted for a shell.
+fn continue_line(args: impl Iterator<Item = String>) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./,:=+@%".contains(c);
+    let words = args.filter(|word| word != "--fresh").map(|word| {
+        if !word.is_empty() && word.chars().all(plain) {
+            word
+        } else {
+            format!("'{}'", word.replace('\'', "'\\''"))
+        }
+    });
+    std::iter::once("effattn".to_owned()).chain(words).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_to_continue_with_can_be_pasted() {
+        let words = ["speed", "--model", "ls*,full", "--fresh", "-o", "it's", ""].map(str::to_owned);
+        assert_eq!(continue_line(words.into_iter()), "effattn speed --model 'ls*,full' -o 'it'\\''s' ''");
+    }
+}

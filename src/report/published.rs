@@ -1,0 +1,177 @@
+//! Measured beside published, and what did not run, as tables.
+
+use super::table::Table;
+use crate::config::suite::Suite;
+use crate::config::units::Bytes;
+use crate::record::{Outcome, Pass, Published, Row};
+
+/// One table per pass and batch size of a suite whose rows are lengths: measured, and in parentheses what
+/// the paper printed.
+pub fn tables(rows: &[Row], suite: &Suite) -> Vec<Table> {
+    let metric = suite.rows.iter().find_map(|row| row.published.as_ref()).map(|table| table.metric.as_str());
+    let metric = metric.unwrap_or("step_time");
+    let rows: Vec<&Row> = rows.iter().filter(|row| row.metric == metric && row.len.is_some()).collect();
+    let mut keys: Vec<(Option<Pass>, Option<u64>)> = rows.iter().map(|row| (row.pass, row.batch)).collect();
+    keys.sort_unstable();
+    keys.dedup();
+    let mut tables: Vec<Table> = keys
+        .into_iter()
+        .map(|(pass, batch)| {
+            let here: Vec<&Row> =
+                rows.iter().copied().filter(|row| (row.pass, row.batch) == (pass, batch)).collect();
+            one(&here, suite, metric, pass, batch)
+        })
+        .collect();
+    if let (Some(last), Some(analysis)) = (tables.last_mut(), &suite.analysis) {
+        last.notes.push(analysis.trim().to_owned());
+    }
+    tables
+}
+
+fn one(rows: &[&Row], suite: &Suite, metric: &str, pass: Option<Pass>, batch: Option<u64>) -> Table {
+    let mut lens: Vec<u64> = rows.iter().filter_map(|row| row.len).collect();
+    lens.sort_unstable();
+    lens.dedup();
+    let pass = pass.map_or("", |pass| pass.word());
+    let mut table = Table {
+        title: format!(
+            "{}: {} · {pass}, batch {} · measured (published: {})",
+            suite.title,
+            metric.replace('_', " "),
+            batch.unwrap_or(1),
+            suite.source
+        ),
+        columns: std::iter::once("model".to_owned()).chain(lens.iter().map(u64::to_string)).collect(),
+        numbers: lens.len(),
+        ..Table::default()
+    };
+    for entry in &suite.rows {
+        let of = |row: &&&Row| row.model == entry.model.name && same_variant(row, entry);
+        let here: Vec<&&Row> = rows.iter().filter(of).collect();
+        if here.is_empty() {
+            continue;
+        }
+        let cells = lens.iter().map(|len| {
+            here.iter().find(|row| row.len == Some(*len)).map_or_else(|| "-".to_owned(), |row| cell(row))
+        });
+        table.rows.push(std::iter::once(entry.label.clone()).chain(cells).collect());
+    }
+    table
+}
+
+/// Whether the row's knobs are those of the suite's entry: all of its own are among the entry's.
+fn same_variant(row: &Row, entry: &crate::config::suite::SuiteRow) -> bool {
+    let said: Vec<String> = entry.model.knobs.iter().map(|(knob, value)| format!("{knob}={value}")).collect();
+    let variant = row.variant.as_deref().unwrap_or_default();
+    variant.split(',').filter(|knob| !knob.is_empty()).all(|knob| said.iter().any(|said| said == knob))
+}
+
+fn cell(row: &Row) -> String {
+    let measured = match row.value {
+        Some(value) => number(value),
+        None => row.outcome.to_string(),
+    };
+    match row.published {
+        Some(Published::Value(value)) => format!("{measured} ({})", number(value)),
+        Some(Published::Outcome(outcome)) => format!("{measured} ({outcome})"),
+        None => measured,
+    }
+}
+
+fn number(value: f64) -> String {
+    match value.abs() {
+        v if v >= 100.0 => format!("{value:.0}"),
+        v if v >= 1.0 => format!("{value:.2}"),
+        _ => format!("{value:.4}"),
+    }
+}
+
+/// The longest lengths that `memory --fit` found.
+pub fn longest(rows: &[Row]) -> Option<Table> {
+    let rows: Vec<&Row> = rows.iter().filter(|row| row.metric == "longest_length").collect();
+    if rows.is_empty() {
+        return None;
+    }
+    let mut table = Table {
+        title: "Longest length that fits".to_owned(),
+        columns: ["model", "pass", "remark", "batch", "length", "peak"].map(str::to_owned).to_vec(),
+        numbers: 3,
+        ..Table::default()
+    };
+    for row in rows {
+        let least = if row.outcome == Outcome::Ok { "" } else { "at least " };
+        table.rows.push(vec![
+            row.label(),
+            row.pass.map_or_else(String::new, |pass| pass.to_string()),
+            row.error.clone().unwrap_or_default(),
+            row.batch.map_or_else(String::new, |batch| batch.to_string()),
+            row.value.map_or_else(|| row.outcome.to_string(), |len| format!("{least}{len:.0}")),
+            row.peak_bytes.map_or_else(String::new, |bytes| Bytes(bytes).to_string()),
+        ]);
+    }
+    Some(table)
+}
+
+/// Why cells have no value, each reason once.
+pub fn reasons(rows: &[Row]) -> Option<Table> {
+    let mut table = Table {
+        title: "Without a value".to_owned(),
+        columns: ["model", "outcome", "where", "why"].map(str::to_owned).to_vec(),
+        ..Table::default()
+    };
+    let mut seen = std::collections::BTreeSet::new();
+    let told = |row: &&Row| !matches!(row.outcome, Outcome::Ok | Outcome::Interrupted | Outcome::Planned);
+    for row in rows.iter().filter(|row| row.value.is_none()).filter(told) {
+        let pass = row.pass.map_or("", |pass| pass.word());
+        let place = format!("{} {pass}", row.len.map_or_else(String::new, |len| len.to_string()));
+        let why = row.error.clone().unwrap_or_default();
+        if seen.insert((row.label(), row.outcome, place.clone(), row.batch)) {
+            table.rows.push(vec![row.label(), row.outcome.to_string(), place.trim().to_owned(), why]);
+        }
+    }
+    // The same reason at every length is one line.
+    let mut merged: Vec<Vec<String>> = Vec::new();
+    for row in table.rows {
+        match merged.iter_mut().find(|kept| (&kept[0], &kept[1], &kept[3]) == (&row[0], &row[1], &row[3])) {
+            Some(kept) => {
+                if !kept[2].ends_with(", ...") {
+                    kept[2].push_str(", ...");
+                }
+            }
+            None => merged.push(row),
+        }
+    }
+    table.rows = merged;
+    (!table.rows.is_empty()).then_some(table)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(model: &str, len: u64, value: Option<f64>, published: Published) -> Row {
+        let outcome = if value.is_some() { Outcome::Ok } else { Outcome::Oom };
+        let row = Row {
+            len: Some(len),
+            batch: Some(32),
+            pass: Some(Pass::Infer),
+            published: Some(published),
+            ..Row::new("speed", model)
+        };
+        row.with("steps_per_second", "1/s", value).ended(outcome, None)
+    }
+
+    #[test]
+    fn published_numbers_stand_beside_measured_ones() {
+        let suite = Suite::load("cos-table5").unwrap();
+        let rows = [
+            row("full", 1024, Some(2.5), Published::Value(25.37)),
+            row("full", 3072, None, Published::Outcome(Outcome::Oom)),
+        ];
+        let tables = tables(&rows, &suite);
+        assert_eq!(tables.len(), 1);
+        assert_eq!(tables[0].columns, ["model", "1024", "3072"]);
+        assert_eq!(tables[0].rows, [["Transformer", "2.50 (25.37)", "oom (oom)"]]);
+        assert_eq!(reasons(&rows).unwrap().rows.len(), 1);
+    }
+}

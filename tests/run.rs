@@ -1,0 +1,244 @@
+//! The real binary under kills, limits, locks and closed pipes.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use effattn::record::{Outcome, Row, csv, json};
+
+/// Small models that step in milliseconds.
+const SMALL: &[&str] = &["--preset", "ls-lra", "--model", "full,linear", "--no-plot", "--threads", "1"];
+
+fn effattn(folder: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_effattn"));
+    command
+        .args(args)
+        .current_dir(folder)
+        .env("XDG_CACHE_HOME", folder.join("cache"))
+        .env_remove("EFFATTN_LOG");
+    command
+}
+
+fn run(folder: &Path, args: &[&str]) -> Output {
+    effattn(folder, args).output().unwrap()
+}
+
+fn speed<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    [&["speed"], SMALL, more].concat()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// The newest run folder of `command`.
+fn latest(folder: &Path, command: &str) -> PathBuf {
+    folder.join("results").join(command).join("latest")
+}
+
+fn rows(folder: &Path, command: &str) -> Vec<Row> {
+    csv::from_str(&fs::read_to_string(latest(folder, command).join("rows.csv")).unwrap()).unwrap()
+}
+
+/// What must not depend on kills: everything but times.
+fn identity(rows: &[Row]) -> Vec<String> {
+    let key = |row: &Row| {
+        format!(
+            "{} {:?} {:?} {:?} {} {:?} {:?}",
+            row.label(),
+            row.len,
+            row.batch,
+            row.pass,
+            row.metric,
+            row.outcome,
+            row.flops
+        )
+    };
+    rows.iter().map(key).collect()
+}
+
+fn wait_for(what: &str, mut there: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !there() {
+        assert!(start.elapsed() < Duration::from_secs(120), "{what} did not happen");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Cells in the journal of the only run of `command`.
+fn journaled(folder: &Path, command: &str) -> usize {
+    let Ok(runs) = fs::read_dir(folder.join("results").join(command)) else { return 0 };
+    let files = runs.flatten().map(|run| run.path().join("journal.jsonl"));
+    files.filter_map(|file| fs::read_to_string(file).ok()).map(|text| text.lines().count()).sum()
+}
+
+fn signal(process: u32, name: &str) {
+    assert!(Command::new("kill").args([name, &process.to_string()]).status().unwrap().success());
+}
+
+/// Processes whose parent is `process`.
+fn children(process: u32) -> Vec<u32> {
+    let output = Command::new("ps").args(["-o", "pid=", "--ppid", &process.to_string()]).output().unwrap();
+    String::from_utf8_lossy(&output.stdout).split_whitespace().map(|pid| pid.parse().unwrap()).collect()
+}
+
+fn is_alive(process: u32) -> bool {
+    let state = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    state.rsplit(") ").next().is_some_and(|state| !state.is_empty() && !state.starts_with('Z'))
+}
+
+fn spawn(folder: &Path, args: &[&str]) -> Child {
+    effattn(folder, args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_killed_run_leaves_no_worker_and_is_continued() {
+    let undisturbed = tempfile::tempdir().unwrap();
+    let args = speed(&["--len", "32,48,64", "--max-time", "60ms"]);
+    assert!(run(undisturbed.path(), &args).status.success());
+    let folder = tempfile::tempdir().unwrap();
+    let mut before = 0;
+    for kill in 0..3 {
+        let mut child = spawn(folder.path(), &args);
+        let mut workers = Vec::new();
+        wait_for("a further finished cell and a worker", || {
+            workers = children(child.id());
+            journaled(folder.path(), "speed") > before && !workers.is_empty()
+        });
+        signal(child.id(), "-KILL");
+        child.wait().unwrap();
+        before = journaled(folder.path(), "speed");
+        wait_for("the end of every worker", || !workers.iter().any(|worker| is_alive(*worker)));
+        assert!(before < 12, "kill {kill} came too late");
+    }
+    let last = run(folder.path(), &args);
+    assert!(last.status.success(), "{}", stderr(&last));
+    assert!(stderr(&last).contains("of 12 cells are done"), "{}", stderr(&last));
+    assert_eq!(identity(&rows(folder.path(), "speed")), identity(&rows(undisturbed.path(), "speed")));
+    let runs = fs::read_dir(folder.path().join("results/speed")).unwrap().count();
+    assert_eq!(runs, 2, "one run folder and its latest");
+}
+
+#[test]
+#[cfg(unix)]
+fn ctrl_c_keeps_what_is_finished_and_says_how_to_go_on() {
+    for name in ["-INT", "-TERM"] {
+        let folder = tempfile::tempdir().unwrap();
+        let args = speed(&["--len", "32..64+16", "--max-time", "200ms"]);
+        let mut child =
+            effattn(folder.path(), &args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        wait_for("a finished cell", || journaled(folder.path(), "speed") > 0);
+        signal(child.id(), name);
+        let mut said = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(130), "{said}");
+        assert!(said.contains("cells are kept. Continue with: effattn speed --preset ls-lra"), "{said}");
+        let kept = rows(folder.path(), "speed");
+        assert!(kept.iter().any(|row| row.outcome == Outcome::Ok));
+        assert!(kept.iter().all(|row| matches!(row.outcome, Outcome::Ok | Outcome::Interrupted)));
+        let again = run(folder.path(), &args);
+        assert!(again.status.success() && stderr(&again).contains("continuing"), "{}", stderr(&again));
+        assert!(rows(folder.path(), "speed").iter().all(|row| row.outcome == Outcome::Ok));
+    }
+}
+
+#[test]
+fn too_much_memory_is_a_row_and_longer_cells_are_implied() {
+    let folder = tempfile::tempdir().unwrap();
+    let args = ["memory", "--model", "full", "--kernel", "composed", "--mode", "train", "--no-plot"];
+    let more = ["--len", "64,1024,2048", "--memory-limit", "120MiB"];
+    let output = run(folder.path(), &[&args[..], &more].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    let rows = rows(folder.path(), "memory");
+    let of = |len| rows.iter().find(|row| row.len == Some(len) && row.metric == "peak_memory").unwrap();
+    assert_eq!(of(64).outcome, Outcome::Ok);
+    assert_eq!(of(1024).outcome, Outcome::Oom);
+    let why = of(1024).error.as_deref().unwrap();
+    assert!(why.starts_with("asked for ") && why.ends_with("the limit is 120 MiB"), "{why}");
+    assert_eq!((of(2048).outcome, of(2048).error.as_deref()), (Outcome::Implied, Some("oom at length 1024")));
+}
+
+#[test]
+fn the_longest_length_that_fits_really_fits() {
+    let folder = tempfile::tempdir().unwrap();
+    let common = ["memory", "--preset", "ls-lra", "--model", "linear", "--mode", "infer", "--no-plot"];
+    let output = run(folder.path(), &[&common[..], &["--fit", "24MiB", "--len", "20000"]].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    let rows = rows(folder.path(), "memory");
+    let len = rows.iter().find(|row| row.metric == "longest_length").unwrap().value.unwrap() as u64;
+    assert!((512..20000).contains(&len), "{len}");
+    let peak = |len: u64| {
+        let folder = tempfile::tempdir().unwrap();
+        let len = len.to_string();
+        assert!(run(folder.path(), &[&common[..], &["--len", &len]].concat()).status.success());
+        self::rows(folder.path(), "memory")[0].value.unwrap() as u64
+    };
+    assert!(peak(len) <= 24 << 20, "{len}");
+    assert!(peak(len + len / 50 + 64) > 24 << 20, "{len}");
+}
+
+#[test]
+fn an_export_on_stdout_is_data_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = run(folder.path(), &speed(&["--len", "32", "--max-time", "20ms", "--export-json", "-"]));
+    assert!(output.status.success(), "{}", stderr(&output));
+    let export = json::from_str(&String::from_utf8(output.stdout).unwrap()).unwrap();
+    assert_eq!(export.rows, rows(folder.path(), "speed"));
+    assert_eq!(export.manifest["command"], "speed");
+    assert_eq!(export.manifest["schema"], 1);
+    let samples = fs::read_to_string(latest(folder.path(), "speed").join("samples.jsonl")).unwrap();
+    let first: serde_json::Value = serde_json::from_str(samples.lines().next().unwrap()).unwrap();
+    let cell = export.rows.iter().find(|row| row.metric == "step_time").unwrap();
+    assert_eq!(first["values"].as_array().unwrap().len() as u64, cell.n.unwrap());
+}
+
+#[test]
+fn a_closed_stdout_ends_quietly() {
+    let folder = tempfile::tempdir().unwrap();
+    for args in [&["list", "mechanisms"][..], &["man"], &["completions", "bash"], &["--help"]] {
+        let mut child =
+            effattn(folder.path(), args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(child.stdout.take());
+        let output = child.wait_with_output().unwrap();
+        assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""), "{args:?}");
+    }
+}
+
+#[test]
+fn a_run_that_is_held_names_its_holder() {
+    let folder = tempfile::tempdir().unwrap();
+    let args = speed(&["--len", "64", "--max-time", "100s"]);
+    let mut child = spawn(folder.path(), &args);
+    wait_for("the run folder", || {
+        let runs = fs::read_dir(folder.path().join("results/speed"));
+        runs.is_ok_and(|runs| runs.flatten().any(|run| run.path().join("manifest.json").exists()))
+    });
+    let second = run(folder.path(), &args);
+    assert_eq!(second.status.code(), Some(2));
+    let holder = format!("is in use by process {}", child.id());
+    assert!(stderr(&second).contains(&holder), "{}", stderr(&second));
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn results_of_a_newer_version_and_damaged_journals() {
+    let folder = tempfile::tempdir().unwrap();
+    let args = speed(&["--len", "32", "--max-time", "20ms"]);
+    assert!(run(folder.path(), &args).status.success());
+    let path = latest(folder.path(), "speed").join("manifest.json");
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(&path, text.replace("\"state\": \"done\"", "\"state\": \"unfinished\"")).unwrap();
+    let journal = latest(folder.path(), "speed").join("journal.jsonl");
+    let bytes = fs::read(&journal).unwrap();
+    fs::File::create(&journal).unwrap().write_all(&bytes[..bytes.len() - 10]).unwrap();
+    let output = run(folder.path(), &args);
+    assert!(stderr(&output).contains("3 of 4 cells are done"), "{}", stderr(&output));
+    fs::write(&path, text.replace("\"schema\": 1", "\"schema\": 99")).unwrap();
+    let output = run(folder.path(), &args);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("written by a newer effattn (schema 99"), "{}", stderr(&output));
+}
