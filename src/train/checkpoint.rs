@@ -92,31 +92,52 @@ pub struct Checkpoint {
     tensors: HashMap<String, Tensor>,
 }
 
-/// One f32 tensor on its way into a file.
-struct Stored(Vec<usize>, Vec<f32>);
+/// One tensor on its way into a file.
+struct Stored {
+    dtype: safetensors::Dtype,
+    shape: Vec<usize>,
+    bytes: Vec<u8>,
+}
+
+/// The types that parameters and constants have.
+const TYPES: &[(DType, safetensors::Dtype)] = &[
+    (DType::F32, safetensors::Dtype::F32),
+    (DType::F64, safetensors::Dtype::F64),
+    (DType::I64, safetensors::Dtype::I64),
+    (DType::U32, safetensors::Dtype::U32),
+];
 
 impl Stored {
     fn new(tensor: &Tensor) -> candle_core::Result<Self> {
-        let flat = tensor.to_dtype(DType::F32)?.flatten_all()?;
-        Ok(Self(tensor.dims().to_vec(), flat.to_vec1()?))
+        let Some((_, dtype)) = TYPES.iter().find(|(dtype, _)| *dtype == tensor.dtype()) else {
+            candle_core::bail!("tensors of type {:?} cannot be stored", tensor.dtype());
+        };
+        let flat = tensor.flatten_all()?;
+        let bytes = match tensor.dtype() {
+            DType::F64 => bytemuck::cast_slice(&flat.to_vec1::<f64>()?).to_vec(),
+            DType::I64 => bytemuck::cast_slice(&flat.to_vec1::<i64>()?).to_vec(),
+            DType::U32 => bytemuck::cast_slice(&flat.to_vec1::<u32>()?).to_vec(),
+            _ => bytemuck::cast_slice(&flat.to_vec1::<f32>()?).to_vec(),
+        };
+        Ok(Self { dtype: *dtype, shape: tensor.dims().to_vec(), bytes })
     }
 }
 
 impl View for Stored {
     fn dtype(&self) -> safetensors::Dtype {
-        safetensors::Dtype::F32
+        self.dtype
     }
 
     fn shape(&self) -> &[usize] {
-        &self.0
+        &self.shape
     }
 
     fn data(&self) -> Cow<'_, [u8]> {
-        bytemuck::cast_slice(&self.1).into()
+        self.bytes.as_slice().into()
     }
 
     fn data_len(&self) -> usize {
-        4 * self.1.len()
+        self.bytes.len()
     }
 }
 
@@ -292,10 +313,10 @@ impl Checkpoint {
 }
 
 fn tensor(view: &TensorView) -> candle_core::Result<Tensor> {
-    if view.dtype() != safetensors::Dtype::F32 {
+    let Some((dtype, _)) = TYPES.iter().find(|(_, dtype)| *dtype == view.dtype()) else {
         candle_core::bail!("type {:?} is not used by checkpoints", view.dtype());
-    }
-    Tensor::from_raw_buffer(view.data(), DType::F32, view.shape(), &Device::Cpu)
+    };
+    Tensor::from_raw_buffer(view.data(), *dtype, view.shape(), &Device::Cpu)
 }
 
 /// The first place where two descriptions differ: path, there, here.

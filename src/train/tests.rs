@@ -130,13 +130,17 @@ fn a_resumed_run_is_the_same_to_the_last_bit() {
         let (half, mut trainer) = model(mechanism);
         let mut got = run(&half, &mut trainer, 0..4);
         let description = json!({"mechanism": mechanism, "width": 16, "vocabulary": ["a", "b"]});
-        let extra = [("cache".to_owned(), Tensor::new(&[1f32, 2.0], &Device::Cpu).unwrap())];
+        let extra = [
+            ("cache".to_owned(), Tensor::new(&[1f32, 2.0], &Device::Cpu).unwrap()),
+            ("blocks".to_owned(), Tensor::new(&[[-7i64], [1 << 40]], &Device::Cpu).unwrap()),
+        ];
         save(&path, &trainer, &description, &json!({"epoch": 3}), &extra).unwrap();
         drop((half, trainer));
         let stored = Checkpoint::load(&path).unwrap();
         stored.expect_model(&description).unwrap();
         assert_eq!((stored.updates, &stored.state), (4, &json!({"epoch": 3})));
         assert_eq!(stored.extra("cache").unwrap().to_vec1::<f32>().unwrap(), [1.0, 2.0]);
+        assert_eq!(stored.extra("blocks").unwrap().to_vec2::<i64>().unwrap(), [[-7], [1 << 40]]);
         let builder = stored.builder(&Device::Cpu, true).unwrap();
         let resumed = Classifier::new(&config(mechanism), &builder).unwrap();
         let mut trainer = stored.trainer(builder.finish(), ADAMW, CONSTANT).unwrap();
