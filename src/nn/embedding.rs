@@ -3,7 +3,7 @@
 use candle_core::{Device, Result, Tensor, bail};
 
 use super::params::{Builder, Init};
-use crate::kernel::embedding::embedding;
+use crate::kernel::embedding::with_positions;
 
 /// What stands for a position.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,7 +53,7 @@ impl Embedding {
                 "{n} positions do not fit a position table of {rows} rows; build the model for that length"
             );
         }
-        embedding(ids, &self.tokens)?.broadcast_add(&self.positions.narrow(0, 0, n)?)
+        with_positions(ids, &self.tokens, &self.positions)
     }
 }
 
