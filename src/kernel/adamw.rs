@@ -200,16 +200,15 @@ impl Factors {
 
 crate::simd_fn! {
     fn step<S>(simd, p: &'a mut [f32], g: &'a [f32], m: &'a mut [f32], v: &'a mut [f32], f: Factors) {
-        let splat = |value| simd.splat_f32s(value);
         for at in (0..p.len()).step_by(S::F32_LANES) {
-            let grad = simd.mul_f32s(load(simd, g, at), splat(f.grad_scale));
-            let new_m = simd.mul_f32s(splat(f.new1), grad);
-            let new_m = simd.mul_add_e_f32s(splat(f.beta1), load(simd, m, at), new_m);
-            let new_v = simd.mul_f32s(splat(f.new2), simd.mul_f32s(grad, grad));
-            let new_v = simd.mul_add_e_f32s(splat(f.beta2), load(simd, v, at), new_v);
-            let root = simd.mul_add_e_f32s(simd.sqrt_f32s(new_v), splat(f.root), splat(f.eps));
-            let change = simd.div_f32s(simd.mul_f32s(splat(f.rate), new_m), root);
-            let new_p = simd.sub_f32s(simd.mul_f32s(load(simd, p, at), splat(f.keep)), change);
+            let grad = simd.mul_f32s(load(simd, g, at), simd.splat_f32s(f.grad_scale));
+            let new_m = simd.mul_f32s(simd.splat_f32s(f.new1), grad);
+            let new_m = simd.mul_add_e_f32s(simd.splat_f32s(f.beta1), load(simd, m, at), new_m);
+            let new_v = simd.mul_f32s(simd.splat_f32s(f.new2), simd.mul_f32s(grad, grad));
+            let new_v = simd.mul_add_e_f32s(simd.splat_f32s(f.beta2), load(simd, v, at), new_v);
+            let root = simd.mul_add_e_f32s(simd.sqrt_f32s(new_v), simd.splat_f32s(f.root), simd.splat_f32s(f.eps));
+            let change = simd.div_f32s(simd.mul_f32s(simd.splat_f32s(f.rate), new_m), root);
+            let new_p = simd.sub_f32s(simd.mul_f32s(load(simd, p, at), simd.splat_f32s(f.keep)), change);
             store(simd, m, at, new_m);
             store(simd, v, at, new_v);
             store(simd, p, at, new_p);

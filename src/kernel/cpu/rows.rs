@@ -106,8 +106,10 @@ simd_fn! {
         let mut fours = x.chunks_exact(4 * width);
         for four in &mut fours {
             for at in (0..width).step_by(S::F32_LANES) {
-                let row = |i: usize| load(simd, &four[i * width..(i + 1) * width], at);
-                let sum = simd.add_f32s(simd.add_f32s(row(0), row(1)), simd.add_f32s(row(2), row(3)));
+                let mut sum = load(simd, &four[..width], at);
+                for row in four[width..].chunks_exact(width) {
+                    sum = simd.add_f32s(sum, load(simd, row, at));
+                }
                 store(simd, total, at, simd.add_f32s(load(simd, total, at), sum));
             }
         }
@@ -120,7 +122,7 @@ simd_fn! {
 simd_fn! {
     /// y = GELU(x).
     pub fn gelu<S>(simd, x: &'a [f32], y: &'a mut [f32]) {
-        math::map(simd, x, y, |x| math::gelu(simd, x));
+        math::map(simd, x, y, #[inline(always)] |x| math::gelu(simd, x));
     }
 }
 
@@ -142,7 +144,7 @@ simd_fn! {
     /// h becomes GELU(h + bias), for every row.
     pub fn bias_gelu_in_place<S>(simd, h: &'a mut [f32], bias: &'a [f32]) {
         for h in h.chunks_exact_mut(bias.len().max(1)) {
-            math::update(simd, bias, h, |bias, h| math::gelu(simd, simd.add_f32s(h, bias)));
+            math::update(simd, bias, h, #[inline(always)] |bias, h| math::gelu(simd, simd.add_f32s(h, bias)));
         }
     }
 }
