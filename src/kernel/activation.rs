@@ -3,6 +3,7 @@
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Tensor};
 
 use super::cpu::{self, par, rows};
+use super::tape;
 
 /// Elements that one thread handles at a time.
 const CHUNK: usize = 1 << 15;
@@ -13,7 +14,7 @@ const CHUNK: usize = 1 << 15;
 /// Failures of the device.
 pub fn gelu(x: &Tensor) -> Result<Tensor> {
     if super::fused_cpu(x.device()) && x.dtype() == DType::F32 {
-        return x.contiguous()?.apply_op1(Gelu);
+        return tape::apply1(&x.contiguous()?, Gelu);
     }
     composed(x)
 }

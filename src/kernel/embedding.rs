@@ -4,6 +4,7 @@ use candle_core::{CpuStorage, CustomOp1, CustomOp2, DType, Device, Layout, Resul
 
 use super::cpu::par::{self, Chunks};
 use super::cpu::{self, rows};
+use super::tape;
 
 /// `table` [rows, d] at `ids` (any shape, u32): ids' shape + [d].
 ///
@@ -11,8 +12,7 @@ use super::cpu::{self, rows};
 /// An index outside the table.
 pub fn embedding(ids: &Tensor, table: &Tensor) -> Result<Tensor> {
     if super::fused_cpu(table.device()) && table.dtype() == DType::F32 {
-        let y = table.contiguous()?.apply_op1(Embedding::new(ids, table)?)?;
-        return y.reshape(output_dims(ids, table)?);
+        return tape::apply1(&table.contiguous()?, Embedding::new(ids, table)?);
     }
     composed(ids, table)
 }
@@ -35,8 +35,7 @@ pub fn with_positions(ids: &Tensor, table: &Tensor, positions: &Tensor) -> Resul
         bail!("positions {:?} do not fit {n} rows of table {:?}", positions.dims(), table.dims());
     }
     if super::fused_cpu(table.device()) && table.dtype() == DType::F32 {
-        let y = table.contiguous()?.apply_op2(&positions.contiguous()?, Embedding::new(ids, table)?)?;
-        return y.reshape(output_dims(ids, table)?);
+        return tape::apply2(&table.contiguous()?, &positions.contiguous()?, Embedding::new(ids, table)?);
     }
     with_positions_composed(ids, table, positions)
 }
@@ -55,22 +54,24 @@ fn output_dims(ids: &Tensor, table: &Tensor) -> Result<Vec<usize>> {
     Ok(dims)
 }
 
-/// Gives flat rows [ids, d].
 struct Embedding {
     ids: Vec<u32>,
     /// Length n of a sequence (1 without positions).
     length: usize,
     d: usize,
+    /// Shape of the result.
+    dims: Vec<usize>,
 }
 
 impl Embedding {
     fn new(ids: &Tensor, table: &Tensor) -> Result<Self> {
         let (count, d) = table.dims2()?;
+        let dims = output_dims(ids, table)?;
         let length = ids.dims().last().copied().unwrap_or(1);
         let ids = ids.flatten_all()?.to_vec1::<u32>()?;
         match ids.iter().find(|&&id| id as usize >= count) {
             Some(id) => bail!("id {id} is outside a table of {count} rows"),
-            None => Ok(Self { ids, length, d }),
+            None => Ok(Self { ids, length, d, dims }),
         }
     }
 
@@ -90,7 +91,7 @@ impl Embedding {
                 }
             }
         });
-        (CpuStorage::F32(y), (self.ids.len(), d).into())
+        (CpuStorage::F32(y), self.dims.clone().into())
     }
 
     /// Sums the rows of `dy` by id. Each part takes consecutive rows and has a table of its own; a part has at

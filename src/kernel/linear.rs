@@ -6,6 +6,7 @@ use super::cpu::dense::{self, WeightGradient};
 use super::cpu::gemm::{Mat, MatMut, Threads, gemm};
 use super::cpu::par::{self, Chunks};
 use super::cpu::{self, rows};
+use super::tape;
 
 /// x W^T + b over the last dimension of `x` (any number of leading dimensions).
 ///
@@ -15,8 +16,8 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tens
     if super::fused_cpu(x.device()) && x.dtype() == DType::F32 {
         let (x, weight) = (x.contiguous()?, weight.contiguous()?);
         return match bias {
-            Some(bias) => x.apply_op3(&weight, &bias.contiguous()?, Linear),
-            None => x.apply_op2(&weight, Linear),
+            Some(bias) => tape::apply3(&x, &weight, &bias.contiguous()?, Linear),
+            None => tape::apply2(&x, &weight, Linear),
         };
     }
     composed(x, weight, bias)

@@ -4,6 +4,7 @@ use candle_core::{CpuStorage, CustomOp1, D, DType, Device, Layout, Result, Shape
 
 use super::cpu::par::{self, Chunks};
 use super::cpu::{self, math};
+use super::tape;
 
 /// Cross entropy of every row of `logits` [rows, classes] with `labels` [rows] (u32): [rows].
 ///
@@ -19,7 +20,7 @@ pub fn cross_entropy(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
         if let Some(label) = labels.iter().find(|&&label| label as usize >= classes) {
             bail!("label {label} is not one of {classes} classes");
         }
-        return logits.contiguous()?.apply_op1(CrossEntropy { labels, classes });
+        return tape::apply1(&logits.contiguous()?, CrossEntropy { labels, classes });
     }
     composed(logits, labels)
 }

@@ -27,6 +27,7 @@ pub mod nystrom;
 pub mod project_slots;
 pub mod sinkhorn;
 pub mod softmax;
+pub mod tape;
 #[cfg(test)]
 mod testing;
 pub mod visible;

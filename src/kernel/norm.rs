@@ -3,6 +3,7 @@
 use candle_core::{CpuStorage, CustomOp3, D, DType, Device, Layout, Result, Shape, Tensor, bail};
 
 use super::cpu::{self, par, par::Chunks, rows};
+use super::tape;
 
 /// Epsilon of every LayerNorm in the specifications.
 pub const EPS: f64 = 1e-5;
@@ -13,7 +14,7 @@ pub const EPS: f64 = 1e-5;
 /// Shapes that do not fit.
 pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f64) -> Result<Tensor> {
     if super::fused_cpu(x.device()) && x.dtype() == DType::F32 {
-        return x.contiguous()?.apply_op3(&weight.contiguous()?, &bias.contiguous()?, LayerNorm { eps });
+        return tape::apply3(&x.contiguous()?, &weight.contiguous()?, &bias.contiguous()?, LayerNorm { eps });
     }
     composed(x, weight, bias, eps)
 }

@@ -4,6 +4,7 @@ use candle_core::{CpuStorage, CustomOp1, D, DType, Device, Layout, Result, Shape
 
 use super::cpu::par::{self, Chunks};
 use super::cpu::{self, math};
+use super::tape;
 
 /// exp(x - max) / sum exp(x - max) over the last dimension.
 ///
@@ -11,7 +12,7 @@ use super::cpu::{self, math};
 /// Failures of the device.
 pub fn softmax(x: &Tensor) -> Result<Tensor> {
     if super::fused_cpu(x.device()) && x.dtype() == DType::F32 {
-        return x.contiguous()?.apply_op1(Softmax);
+        return tape::apply1(&x.contiguous()?, Softmax);
     }
     composed(x)
 }

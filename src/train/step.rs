@@ -5,6 +5,7 @@ use candle_core::{Error, Result, Tensor};
 use super::optim::{AdamW, Gradients, Optimizer};
 use super::schedule::{Rates, Schedule};
 use crate::kernel::loss::cross_entropy;
+use crate::kernel::tape;
 use crate::nn::params::Params;
 
 /// The parameters of a model under training, with optimizer and schedule.
@@ -82,13 +83,13 @@ impl Trainer {
         let mut gradients = Gradients::default();
         let mut total = 0.0;
         for part in 0..parts {
-            let loss = loss(part)?;
+            let (loss, tape) = tape::record(|| loss(part))?;
             let value = f64::from(loss.to_scalar::<f32>()?);
             if !value.is_finite() {
                 return Err(StepError::Diverged { step: number, loss: value });
             }
             total += value;
-            gradients.add(Gradients::take(&self.params, &mut loss.backward()?))?;
+            gradients.add(Gradients::take(&self.params, &mut tape.backward(&loss)?))?;
         }
         self.optimizer.update(&self.params, &gradients, rates, 1.0 / parts as f64)?;
         Ok(Step { number, loss: total / parts as f64, rates })

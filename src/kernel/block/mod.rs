@@ -13,7 +13,7 @@ use candle_core::{DType, Result, Tensor, bail};
 
 use super::group::Group;
 use super::norm::EPS;
-use super::{activation, linear, norm};
+use super::{activation, linear, norm, tape};
 
 /// Shape of a projection's group: `[norm.weight, norm.bias]` if `norm`, then per output its weight and,
 /// if `bias`, its bias.
@@ -53,7 +53,8 @@ impl Projection {
 /// A group that does not fit `spec`.
 pub fn project(x: &Tensor, group: &Group, spec: Projection, normalise: bool) -> Result<Tensor> {
     if fused(x, group) {
-        return x.contiguous()?.apply_op2(&group.flat, project::Project::new(x, group, spec, normalise)?);
+        let op = project::Project::new(x, group, spec, normalise)?;
+        return tape::apply2(&x.contiguous()?, &group.flat, op);
     }
     project_composed(x, group, spec, normalise)
 }
@@ -80,7 +81,7 @@ pub fn project_composed(x: &Tensor, group: &Group, spec: Projection, normalise: 
 pub fn output(x: &Tensor, residual: &Tensor, group: &Group) -> Result<Tensor> {
     if fused(x, group) {
         let op = output::Output::new(x, residual, group)?;
-        return x.contiguous()?.apply_op3(&residual.contiguous()?, &group.flat, op);
+        return tape::apply3(&x.contiguous()?, &residual.contiguous()?, &group.flat, op);
     }
     output_composed(x, residual, group)
 }
@@ -111,7 +112,7 @@ pub enum Residual {
 /// Shapes that do not fit.
 pub fn ffn(x: &Tensor, group: &Group, residual: Residual) -> Result<Tensor> {
     if fused(x, group) {
-        return x.contiguous()?.apply_op2(&group.flat, ffn::Ffn::new(x, group, residual)?);
+        return tape::apply2(&x.contiguous()?, &group.flat, ffn::Ffn::new(x, group, residual)?);
     }
     ffn_composed(x, group, residual)
 }

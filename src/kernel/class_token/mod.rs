@@ -7,9 +7,9 @@ mod tests;
 use candle_core::{DType, Result, Tensor, bail};
 
 use super::attend::{Attend, attend};
-use super::fused_cpu;
 use super::heads::{Heads, Parts, Qkv, merge};
 use super::norm_parts::flags;
+use super::{fused_cpu, tape};
 use crate::pattern::{Pattern, Rule};
 
 /// softmax(scale [q . k ; q . out_j, j with `mask` 1]) applied to [v ; out_j], per head; q, k, v are the class
@@ -39,7 +39,7 @@ pub fn class_token(out: &Heads, cls: &Qkv, mask: Option<&Tensor>, scale: f64) ->
     }
     let mask = mask.map(|mask| flags(mask, &rows)).transpose()?;
     let op = fused::ClassToken::new(heads, d, [q, k, v], count, scale as f32, mask);
-    let rows = rows.contiguous()?.apply_op2(&cls.contiguous()?, op)?;
+    let rows = tape::apply2(&rows.contiguous()?, &cls.contiguous()?, op)?;
     Ok(Heads::Merged { rows, heads })
 }
 

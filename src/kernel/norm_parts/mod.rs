@@ -10,9 +10,9 @@ mod tests;
 
 use candle_core::{D, DType, Result, Tensor, bail};
 
-use super::fused_cpu;
 use super::group::Group;
 use super::norm::{self, EPS};
+use super::{fused_cpu, tape};
 
 /// `rows` [b, n, count * e] with every part in `parts` normalised by `group` = `[weight, bias]`, each [e].
 /// Without a group nothing is normalised. Rows whose `mask` [b, n] is 0 come out as zeros and pass no
@@ -34,7 +34,7 @@ pub fn norm_parts(
     let width = check(rows, group, parts, count)?;
     let mask = mask.map(|mask| flags(mask, rows)).transpose()?;
     let parts = (0..count).map(|part| parts.contains(&part)).collect();
-    rows.contiguous()?.apply_op2(&group.flat, fused::NormParts { width, parts, mask })
+    tape::apply2(&rows.contiguous()?, &group.flat, fused::NormParts { width, parts, mask })
 }
 
 /// Width of a part, if everything fits.
@@ -91,7 +91,7 @@ pub fn hide(rows: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
         return hide_composed(rows, Some(mask));
     }
     let mask = flags(mask, rows)?;
-    rows.contiguous()?.apply_op1(fused::Hide { width: rows.dim(D::Minus1)?, mask })
+    tape::apply1(&rows.contiguous()?, fused::Hide { width: rows.dim(D::Minus1)?, mask })
 }
 
 /// [`hide`] in plain candle operations.

@@ -14,9 +14,9 @@ use std::sync::OnceLock;
 
 use candle_core::{D, DType, Result, Tensor, bail};
 
-use super::fused_cpu;
 use super::group::Group;
 use super::norm_parts::{flags, hide_composed as hide};
+use super::{fused_cpu, tape};
 
 /// Settings of a [`dynamic`] projection.
 #[derive(Clone, Copy, Debug)]
@@ -64,7 +64,7 @@ pub fn dynamic(rows: &Tensor, x: &Tensor, group: &Group, spec: &Dynamic) -> Resu
     };
     let mask = spec.mask.map(|mask| flags(mask, rows)).transpose()?;
     let op = fused::Project { geometry, mask, stats: OnceLock::new() };
-    rows.contiguous()?.apply_op3(&x.contiguous()?, &group.flat, op)
+    tape::apply3(&rows.contiguous()?, &x.contiguous()?, &group.flat, op)
 }
 
 fn check(rows: &Tensor, x: &Tensor, group: &Group, spec: &Dynamic) -> Result<()> {
@@ -162,7 +162,7 @@ pub fn learned(rows: &Tensor, matrices: &[&Tensor], parts: &[usize], count: usiz
     let shared = matrices.iter().all(|matrix| matrix.id() == matrices[0].id());
     let project = |parts: &[usize], matrix: &Tensor| {
         let op = learned::Learned::new(&rows, matrix, parts, count)?;
-        rows.apply_op2(&matrix.contiguous()?, op)
+        tape::apply2(&rows, &matrix.contiguous()?, op)
     };
     if shared {
         return project(parts, matrices[0]);
