@@ -6,7 +6,11 @@ mod mechanisms;
 use anyhow::Result;
 use serde_json::{Value, json};
 
+use crate::config::settings::DeviceName;
 use crate::config::suite::{self, Suite};
+use crate::config::units::Bytes;
+use crate::device::Backend;
+use crate::device::machine::Machine;
 use crate::model::preset;
 use crate::report::table::Table;
 
@@ -25,6 +29,8 @@ pub enum What {
     Mechanisms(mechanisms::Mechanisms),
     /// Suites: the papers' tables and figures
     Suites(Format),
+    /// Devices: what this build and this machine have
+    Devices(Format),
     /// Presets of the backbone
     Presets(Format),
 }
@@ -45,6 +51,7 @@ pub fn run(what: &What) -> Result<String> {
     match what {
         What::Mechanisms(args) => mechanisms::run(args),
         What::Suites(format) => format.print(suites()?),
+        What::Devices(format) => format.print(devices()),
         What::Presets(format) => format.print(presets()),
     }
 }
@@ -86,6 +93,39 @@ fn suites() -> Result<List> {
     }
     list.table.title = format!("{} suites; run one with effattn COMMAND --suite NAME", list.json.len());
     Ok(list)
+}
+
+/// How many accelerators of a kind are asked for at most.
+const MOST_DEVICES: usize = 16;
+
+fn devices() -> List {
+    let mut list = List { table: Table::default(), json: Vec::new() };
+    list.table.columns = ["device", "usable", "what"].map(str::to_owned).to_vec();
+    let machine = Machine::this();
+    let mut add = |name: DeviceName, usable: bool, what: String| {
+        let word = if usable { "yes" } else { "no" };
+        list.table.rows.push(vec![name.to_string(), word.to_owned(), what.clone()]);
+        list.json.push(json!({ "name": name.to_string(), "usable": usable, "what": what }));
+    };
+    let memory = Bytes(machine.memory_bytes);
+    let cpu = format!("{}, {} cores, {memory}, {}", machine.cpu, machine.cores, machine.simd);
+    add(DeviceName::Cpu, true, cpu);
+    for index in 0..MOST_DEVICES {
+        match Backend::open(DeviceName::Cuda(index)) {
+            Ok(_) => add(DeviceName::Cuda(index), true, "CUDA".to_owned()),
+            Err(error) if index == 0 => {
+                add(DeviceName::Cuda(index), false, error.to_string());
+                break;
+            }
+            Err(_) => break,
+        }
+    }
+    match Backend::open(DeviceName::Metal) {
+        Ok(_) => add(DeviceName::Metal, true, "Metal".to_owned()),
+        Err(error) => add(DeviceName::Metal, false, error.to_string()),
+    }
+    list.table.title = "Devices, for --device".to_owned();
+    list
 }
 
 fn presets() -> List {
@@ -183,6 +223,9 @@ mod tests {
     fn suites_and_presets_are_listed() {
         assert!(parsed("suites --json").iter().any(|suite| suite["name"] == "cos-table5"));
         assert_eq!(parsed("presets --json").len(), preset::TABLE.len());
+        let devices = parsed("devices --json");
+        assert_eq!((&devices[0]["name"], &devices[0]["usable"]), (&json!("cpu"), &json!(true)));
+        assert!(devices.iter().any(|device| device["name"] == "metal"));
         assert!(
             list("suites").unwrap().contains("cos-table5") && list("presets").unwrap().contains("ls-lra")
         );
