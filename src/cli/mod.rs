@@ -9,6 +9,7 @@ mod interrupt;
 pub mod list;
 mod memory;
 mod pages;
+pub mod plot;
 mod speed;
 mod start;
 mod worker;
@@ -85,7 +86,12 @@ enum Command {
     Speed(speed::Args),
     /// Peak memory of a step against length, or the longest length that fits (Transformer-LS, Figure 3)
     Memory(memory::Args),
-    /// What there is: mechanisms, suites, presets
+    /// Draw who sees whom, attention matrices, or the charts of a run again
+    Plot {
+        #[command(subcommand)]
+        what: plot::What,
+    },
+    /// What there is: mechanisms, suites, devices, presets
     List {
         #[command(subcommand)]
         what: list::What,
@@ -111,6 +117,7 @@ pub fn main() -> ExitCode {
         Command::Speed(args) => speed::run(&args, cli.global.term()),
         Command::Memory(args) => memory::run(&args, cli.global.term()),
         Command::List { what } => list::run(&what).and_then(|text| Ok(crate::term::data(&text).map(|()| 0)?)),
+        Command::Plot { what } => plot::run(&what, &term),
         Command::Completions(args) => pages::completions(&args),
         Command::Man(args) => pages::man(&args),
         Command::Worker(args) => worker::run(&args),

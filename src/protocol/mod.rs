@@ -3,10 +3,12 @@
 //! A protocol makes a plan of cells, conducts workers through it and turns what they say into rows; its
 //! `work` is the other end, inside the worker.
 
+pub mod attention;
 pub mod check;
 pub mod gate;
 pub mod grid;
 pub mod memory;
+pub mod pattern;
 pub mod speed;
 pub mod stage;
 pub mod text;

@@ -5,6 +5,7 @@
 pub mod csv;
 pub mod file;
 pub mod json;
+pub mod matrix;
 mod row;
 
 pub use row::{COLUMNS, Outcome, Pass, Published, Row};

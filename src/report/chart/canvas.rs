@@ -71,10 +71,11 @@ impl Canvas<'_> {
         self.backend.draw_rect(corner, opposite, &color, true).map_err(io::Error::other)
     }
 
-    /// The outline of a rectangle.
+    /// The outline of a rectangle (a path, because the library's rectangles have lines of one pixel).
     pub(super) fn frame(&mut self, corner: Point, opposite: Point, color: RGBColor) -> io::Result<()> {
-        let style = ShapeStyle { color: color.to_rgba(), filled: false, stroke_width: 2 };
-        self.backend.draw_rect(pixel(corner), pixel(opposite), &style, false).map_err(io::Error::other)
+        let style = ShapeStyle { color: color.to_rgba(), filled: false, stroke_width: 3 };
+        let corners = [corner, (opposite.0, corner.1), opposite, (corner.0, opposite.1), corner];
+        self.backend.draw_path(corners.map(pixel), &style).map_err(io::Error::other)
     }
 
     /// A line through `points` in the dash of a series.

@@ -7,6 +7,7 @@ mod canvas;
 mod growth;
 mod labels;
 mod lines;
+mod matrix;
 mod scale;
 mod style;
 
@@ -14,6 +15,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 pub use growth::{Quantity, figure, growth};
+pub use matrix::{Shade, matrices};
 pub use scale::Unit;
 
 /// A finished chart.

@@ -1,0 +1,392 @@
+//! `effattn plot`: patterns, attention matrices, and the charts of a run once more.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use candle_core::{Device, Tensor};
+use serde_json::json;
+
+use crate::attention::choose::{Choice, choose};
+use crate::config::grid::Models;
+use crate::protocol::attention::{self, Probe};
+use crate::protocol::pattern;
+use crate::record::matrix::{self, Matrix};
+use crate::record::{csv, file};
+use crate::report::chart::{self, Quantity, Shade};
+use crate::run::Stop;
+use crate::run::folder::{RunFolder, latest};
+use crate::run::manifest::{State, now};
+use crate::run::plan::Plan;
+use crate::term::Term;
+
+/// Longest matrix that is drawn.
+const LONGEST: usize = 1024;
+
+/// What to draw.
+#[derive(Clone, Debug, clap::Subcommand)]
+pub enum What {
+    /// Who sees whom in each mechanism (Transformer-LS, Figure 1)
+    Pattern(PatternArgs),
+    /// How much each query attends to each key (cosFormer, Figure 3)
+    Attention(AttentionArgs),
+    /// Time and memory against length, drawn again from the rows of a run
+    Rows(RowsArgs),
+}
+
+/// `plot pattern`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct PatternArgs {
+    /// Mechanisms; those named without settings have their sizes scaled down to the picture
+    #[arg(long, value_name = "NAME,...", default_value = "all")]
+    model: Models,
+    /// Number of positions
+    #[arg(long, default_value_t = 64, value_name = "N", value_parser = length)]
+    len: usize,
+    #[command(flatten)]
+    scene: Scene,
+}
+
+/// `plot attention`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct AttentionArgs {
+    /// Mechanisms
+    #[arg(long, value_name = "NAME,...", default_value = "full,cosformer,relu-linear")]
+    model: Models,
+    /// Number of positions [default: 64, or that of --weights]
+    #[arg(long, value_name = "N", value_parser = length)]
+    len: Option<usize>,
+    /// Count, per row, the largest entries up to the one that makes their sum exceed this (cosFormer,
+    /// Algorithm 2)
+    #[arg(long, value_name = "0..1", value_parser = share)]
+    threshold: Option<f32>,
+    /// Average over this many inputs
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
+    samples: u64,
+    /// Queries q and keys k [b, h, n, d], layer input x and the mechanism's parameters from a safetensors
+    /// file, such as a golden file; drawn at random without
+    #[arg(long, value_name = "FILE", conflicts_with = "samples")]
+    weights: Option<PathBuf>,
+    #[command(flatten)]
+    scene: Scene,
+}
+
+/// `plot rows`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct RowsArgs {
+    /// Run folder, or the folder of a suite or command, whose newest run is taken
+    #[arg(default_value = "results/speed", value_name = "FOLDER")]
+    folder: PathBuf,
+    #[command(flatten)]
+    plots: Plots,
+}
+
+/// What pictures of mechanisms share.
+#[derive(Clone, Debug, clap::Args)]
+struct Scene {
+    /// Draw the causal form
+    #[arg(long)]
+    causal: bool,
+    /// Which of the four heads
+    #[arg(long, default_value_t = 0, value_name = "I")]
+    head: usize,
+    /// Seed of random blocks, weights and inputs
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    seed: u32,
+    /// Folder of the matrices
+    #[arg(short, long, default_value = "results", value_name = "DIR")]
+    output_path: PathBuf,
+    #[command(flatten)]
+    plots: Plots,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+struct Plots {
+    /// Folder of the charts
+    #[arg(long, default_value = "plots", value_name = "DIR")]
+    plots_dir: PathBuf,
+}
+
+fn length(text: &str) -> Result<usize, String> {
+    let lengths: crate::config::grid::Lengths = text.parse().map_err(|error| format!("{error}"))?;
+    match lengths.0[..] {
+        [len] if len as usize <= LONGEST => Ok(len as usize),
+        [_] => Err(format!("a picture has at most {LONGEST} positions")),
+        _ => Err("one length is drawn at a time, such as 64".to_owned()),
+    }
+}
+
+fn share(text: &str) -> Result<f32, String> {
+    let value: Option<f32> = text.parse().ok().filter(|value| (0.0..=1.0).contains(value));
+    value.ok_or_else(|| format!("{text:?} is not a number from 0 to 1"))
+}
+
+/// Draws and says where; gives the exit code.
+///
+/// # Errors
+/// Mechanisms or settings that cannot be drawn, folders that cannot be written, files that cannot be read.
+pub fn run(what: &What, term: &Term) -> Result<u8> {
+    match what {
+        What::Pattern(args) => draw_pattern(args, term)?,
+        What::Attention(args) => draw_attention(args, term)?,
+        What::Rows(args) => draw_rows(args, term)?,
+    }
+    Ok(0)
+}
+
+fn draw_pattern(args: &PatternArgs, term: &Term) -> Result<()> {
+    let probe = args.scene.probe(args.len);
+    let choices = admitted(&args.model, &probe, term)?;
+    args.scene.check()?;
+    let matrices: Vec<Matrix> =
+        choices.iter().map(|choice| pattern::matrix(choice, &probe)).collect::<Result<_>>()?;
+    let form = if probe.causal { "causal" } else { "bidirectional" };
+    let title = format!("Who sees whom: {} positions, {form}", args.len);
+    let subtitle = "rows: queries from top; columns: keys (blue), slots (orange)";
+    let settings = json!({ "len": args.len, "causal": probe.causal, "head": probe.head });
+    let matrices = keep("pattern", settings, &args.scene, &matrices)?;
+    let chart = chart::matrices("pattern", (&title, subtitle), &matrices, Shade::Visible)?;
+    say(&chart, &args.scene.plots, term)
+}
+
+fn draw_attention(args: &AttentionArgs, term: &Term) -> Result<()> {
+    let probe = match &args.weights {
+        Some(path) => {
+            given(path, args, args.scene.probe(0)).with_context(|| format!("--weights {}", path.display()))?
+        }
+        None => args.scene.probe(args.len.unwrap_or(64)),
+    };
+    let choices = admitted(&args.model, &probe, term)?;
+    args.scene.check()?;
+    let matrices = attention::matrices(&choices, &probe, args.samples, args.threshold)?;
+    let source = match &args.weights {
+        Some(path) => path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned()),
+        None => "random weights".to_owned(),
+    };
+    let (title, kind) = match args.threshold {
+        Some(threshold) => {
+            ("Largest entries of the attention matrices", format!("up to a sum of {threshold}"))
+        }
+        None => ("Attention matrices", "white is 0, orange negative".to_owned()),
+    };
+    let samples = if args.samples == 1 { String::new() } else { format!(", mean of {}", args.samples) };
+    let subtitle =
+        format!("rows: queries from top; columns: keys; {kind}; {source}{samples}, head {}", probe.head);
+    let settings = json!({
+        "len": probe.len,
+        "causal": probe.causal,
+        "head": probe.head,
+        "threshold": args.threshold,
+        "samples": args.samples,
+        "weights": args.weights,
+    });
+    let matrices = keep("attention", settings, &args.scene, &matrices)?;
+    let chart = chart::matrices("attention", (title, &subtitle), &matrices, Shade::Weight)?;
+    say(&chart, &args.scene.plots, term)
+}
+
+fn draw_rows(args: &RowsArgs, term: &Term) -> Result<()> {
+    let folder = latest(&args.folder).unwrap_or_else(|| args.folder.clone());
+    let path = folder.join("rows.csv");
+    let text = std::fs::read_to_string(&path).with_context(|| {
+        format!("no rows in {}; run `effattn speed` first, or name a run folder", args.folder.display())
+    })?;
+    let rows = csv::from_str(&text).with_context(|| path.display().to_string())?;
+    args.plots.check()?;
+    let name = rows.first().map_or("run", |row| row.suite.as_deref().unwrap_or(&row.protocol)).to_owned();
+    let mut drawn = false;
+    for quantity in Quantity::ALL {
+        if let Some(chart) = chart::growth(&rows, quantity, &name)? {
+            say(&chart, &args.plots, term)?;
+            drawn = true;
+        }
+    }
+    ensure!(drawn, "{}: no row has a time or a peak", path.display());
+    Ok(())
+}
+
+impl Plots {
+    fn check(&self) -> Result<()> {
+        let folder = &self.plots_dir;
+        file::ensure_writable(folder)
+            .with_context(|| format!("--plots-dir {} cannot be written", folder.display()))
+    }
+}
+
+impl Scene {
+    fn check(&self) -> Result<()> {
+        let folder = &self.output_path;
+        file::ensure_writable(folder)
+            .with_context(|| format!("--output-path {} cannot be written", folder.display()))?;
+        self.plots.check()
+    }
+
+    fn probe(&self, len: usize) -> Probe {
+        Probe { len, causal: self.causal, head: self.head, seed: u64::from(self.seed), ..Probe::default() }
+    }
+}
+
+/// The mechanisms of `models`, scaled to the picture unless weights are given. Of a pattern, those that cannot
+/// be drawn are left out; one that is named must be drawn.
+fn admitted(models: &Models, probe: &Probe, term: &Term) -> Result<Vec<Choice>> {
+    let mut admitted: Vec<Choice> = Vec::new();
+    let mut left_out: Vec<&str> = Vec::new();
+    probe.check()?;
+    for variant in &models.0 {
+        for choice in choose(&Models(vec![variant.clone()]))? {
+            let choice = if probe.given.is_empty() { pattern::at_scale(&choice, probe) } else { choice };
+            if admitted.iter().any(|known| known.label() == choice.label()) {
+                continue;
+            }
+            match probe.admits(&choice) {
+                Ok(()) => admitted.push(choice),
+                Err(_) if variant.is_pattern() => left_out.push(choice.entry.name),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    let form = if probe.causal { "causal" } else { "bidirectional" };
+    ensure!(!admitted.is_empty(), "no {form} form: {}", left_out.join(", "));
+    if !left_out.is_empty() {
+        term.say(&format!("left out, no {form} form: {}", left_out.join(", ")));
+    }
+    Ok(admitted)
+}
+
+/// A probe with the tensors of `path`; of a batch the first sample.
+fn given(path: &Path, args: &AttentionArgs, probe: Probe) -> Result<Probe> {
+    let mut tensors: HashMap<String, Tensor> = candle_core::safetensors::load(path, &Device::Cpu)?;
+    for (name, tensor) in &mut tensors {
+        let per_sample = ["q", "k", "v", "x", "q_global", "k_global"].contains(&name.as_str());
+        if per_sample && tensor.rank() > 0 {
+            *tensor = tensor.narrow(0, 0, 1)?;
+        }
+    }
+    let Some(shape) = ["q", "v"].iter().find_map(|name| tensors.get(*name)) else {
+        bail!("it has no tensor q or v")
+    };
+    let (_, heads, len, head_dim) = shape.dims4()?;
+    ensure!(len <= LONGEST, "a picture has at most {LONGEST} positions, these are {len}");
+    if let Some(asked) = args.len.filter(|asked| *asked != len) {
+        bail!("it has {len} positions, not {asked}; leave --len out");
+    }
+    Ok(Probe { len, heads, head_dim, given: tensors, ..probe })
+}
+
+/// Writes the matrices into a run folder and reads them again: a chart shows what is stored.
+fn keep(name: &str, settings: serde_json::Value, scene: &Scene, matrices: &[Matrix]) -> Result<Vec<Matrix>> {
+    let plan = Plan {
+        name: name.to_owned(),
+        command: format!("plot {name}"),
+        argv: std::env::args().skip(1).collect(),
+        settings,
+        threads: crate::device::threads::available(),
+        device: "cpu".to_owned(),
+        seeds: vec![u64::from(scene.seed)],
+        ..Plan::default()
+    };
+    let mut run = RunFolder::open(&scene.output_path, &plan, true, &Stop::default())?;
+    matrix::write(&run.path, matrices).with_context(|| run.path.display().to_string())?;
+    run.manifest.state = State::Done;
+    run.manifest.end = Some(now());
+    run.manifest.write(&run.path)?;
+    run.name_latest()?;
+    Ok(matrix::read(&run.path)?)
+}
+
+fn say(chart: &chart::Chart, plots: &Plots, term: &Term) -> Result<()> {
+    let path = chart.write(&plots.plots_dir)?;
+    term.say(&format!("chart: {}", path.display()));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::term::{Color, Talk};
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(subcommand)]
+        what: What,
+    }
+
+    /// Runs `plot LINE` with results and plots below `folder`.
+    fn plot(line: &str, folder: &Path) -> std::result::Result<(), String> {
+        let words = line.replace("DIR", &folder.display().to_string());
+        let cli = Cli::try_parse_from(std::iter::once("plot").chain(words.split_whitespace()));
+        let what = cli.map_err(|error| error.to_string())?.what;
+        let result = run(&what, &Term::new(Talk::Quiet, Color::Never));
+        result.map(drop).map_err(|error| format!("{error:#}"))
+    }
+
+    const PLACE: &str = "-o DIR/results --plots-dir DIR/plots";
+
+    #[test]
+    fn every_mechanism_has_a_pattern_and_its_matrices_are_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        for (form, missing) in [("", "transformer-xl"), ("--causal", "nystrom")] {
+            plot(&format!("pattern --len 32 {form} {PLACE}"), folder.path()).unwrap();
+            let svg = std::fs::read_to_string(folder.path().join("plots/pattern.svg")).unwrap();
+            let kept = matrix::read(&folder.path().join("results/pattern/latest")).unwrap();
+            assert!(kept.len() >= 15 && svg.contains(">\nfull"), "{} matrices", kept.len());
+            assert!(
+                kept.iter().all(|matrix| !matrix.label.starts_with(missing)),
+                "{missing} has no such form"
+            );
+        }
+    }
+
+    #[test]
+    fn attention_is_drawn_from_random_and_from_given_weights() {
+        let folder = tempfile::tempdir().unwrap();
+        plot(&format!("attention --len 20 --threshold 0.5 --samples 3 {PLACE}"), folder.path()).unwrap();
+        let kept = matrix::read(&folder.path().join("results/attention/latest")).unwrap();
+        assert_eq!(
+            kept.iter().map(|matrix| matrix.label.as_str()).collect::<Vec<_>>(),
+            ["full", "cosformer", "relu-linear"]
+        );
+        assert!(kept[0].values.iter().all(|value| (0.0..=1.0).contains(value)));
+        let golden = "tests/golden/full-02.safetensors";
+        plot(&format!("attention --model full --weights {golden} {PLACE}"), folder.path()).unwrap();
+        let csv = std::fs::read_to_string(folder.path().join("plots/attention.csv")).unwrap();
+        assert!(csv.starts_with("model,query,kind,index,value\nfull,0,key,0,"), "{csv}");
+    }
+
+    #[test]
+    fn mistakes_name_what_is_allowed() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("file"), "").unwrap();
+        for (line, says) in [
+            ("pattern --model fulll", "did you mean full?"),
+            ("pattern --model nystrom --causal", "nystrom has no causal form; leave --causal out"),
+            ("pattern --len 0", "out of range"),
+            ("pattern --len 2048", "a picture has at most 1024 positions"),
+            ("pattern --len 8,16", "one length is drawn at a time"),
+            ("pattern --head 4", "--head 4 is not one of the 4 heads"),
+            ("attention --model ls", "set dual_ln=false"),
+            ("attention --threshold 1.5", "is not a number from 0 to 1"),
+            ("attention --weights DIR/file", "--weights"),
+            ("attention --weights tests/golden/full-02.safetensors --len 7", "leave --len out"),
+            ("rows DIR", "run `effattn speed` first"),
+        ] {
+            let line = if line.starts_with("rows") { line.to_owned() } else { format!("{line} {PLACE}") };
+            let error = plot(&line, folder.path()).unwrap_err();
+            assert!(error.contains(says), "{line}: {error}");
+        }
+        let error = plot("pattern -o DIR/file --plots-dir DIR/plots", folder.path()).unwrap_err();
+        assert!(error.contains("--output-path") && error.contains("cannot be written"), "{error}");
+    }
+
+    #[test]
+    fn rows_are_drawn_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut row = crate::record::Row::new("speed", "ls").with("step_time", "s", Some(0.5));
+        (row.len, row.outcome) = (Some(1024), crate::record::Outcome::Ok);
+        std::fs::write(folder.path().join("rows.csv"), csv::to_string(&[row]).unwrap()).unwrap();
+        plot("rows DIR --plots-dir DIR/plots", folder.path()).unwrap();
+        assert!(folder.path().join("plots/speed-time.svg").exists());
+    }
+}

@@ -1,0 +1,180 @@
+//! Who sees whom: the pattern of each mechanism as a matrix of zeros and ones (Transformer-LS Figure 1, left).
+//!
+//! Mechanisms that are a pattern give the very value they compute with. Those whose pairs depend on the data
+//! are asked with one random input.
+
+use anyhow::Result;
+
+use super::attention::{Probe, implied};
+use crate::attention::Growth;
+use crate::attention::choose::Choice;
+use crate::attention::knobs::{Kind, Knobs, Value};
+use crate::pattern::Pattern;
+use crate::record::matrix::Matrix;
+
+/// Implied weights below this share of the largest are rounding, not visibility.
+const ROUNDING: f32 = 1e-6;
+
+/// The pattern of `choice` in the situation of `probe`.
+///
+/// # Errors
+/// Settings that do not fit the length, a form the mechanism does not have.
+pub fn matrix(choice: &Choice, probe: &Probe) -> Result<Matrix> {
+    let shape = probe.shape();
+    probe.admits(choice)?;
+    match (choice.entry.pattern)(&choice.knobs, &shape) {
+        Some(pattern) => Ok(drawn(choice, &pattern, probe)),
+        None => {
+            let mut matrix = implied(choice, probe)?;
+            let largest = matrix.values.iter().fold(0f32, |largest, value| largest.max(value.abs()));
+            let seen = |value: &mut f32| *value = f32::from(value.abs() > ROUNDING * largest);
+            matrix.values.iter_mut().for_each(seen);
+            let all = matrix.values.iter().all(|value| *value == 1.0);
+            matrix.note =
+                if all { "every pair" } else { "depends on the input: one random input" }.to_owned();
+            Ok(matrix)
+        }
+    }
+}
+
+fn drawn(choice: &Choice, pattern: &Pattern, probe: &Probe) -> Matrix {
+    let columns = pattern.keys + pattern.slots;
+    let mut values = vec![0.0; pattern.queries * columns];
+    for query in 0..pattern.queries {
+        for key in pattern.visible(probe.head, query) {
+            values[query * columns + key] = 1.0;
+        }
+    }
+    let dense = values.iter().all(|value| *value == 1.0)
+        || probe.causal && *pattern == Pattern::full(pattern.queries, pattern.keys, true);
+    let mut notes = Vec::new();
+    if pattern.slots > 0 {
+        notes.push(format!("{} slots", pattern.slots));
+    } else if dense && choice.entry.time == Growth::Linear {
+        notes.push("every pair, through kernel features".to_owned());
+    } else if dense {
+        notes.push("every pair".to_owned());
+    }
+    if pattern.heads.windows(2).any(|pair| pair[0] != pair[1]) {
+        notes.push(format!("head {} of {}", probe.head, pattern.heads.len()));
+    }
+    Matrix {
+        label: choice.label(),
+        note: notes.join("; "),
+        queries: pattern.queries,
+        keys: pattern.keys,
+        slots: pattern.slots,
+        values,
+    }
+}
+
+/// A mechanism that was named without settings, with its defaults scaled down so that a picture of few
+/// positions shows its structure: sizes above 8 are divided by the power of two that brings the largest below
+/// an eighth of the length, but not below 2. Sizes that do not change the picture keep their default.
+pub fn at_scale(choice: &Choice, probe: &Probe) -> Choice {
+    let sizes: Vec<(&'static str, usize, usize)> = choice
+        .entry
+        .knobs
+        .iter()
+        .filter_map(|knob| match (knob.kind, &knob.default) {
+            (Kind::Int { min, .. } | Kind::AutoInt { min, .. }, Value::Int(size)) if *size > 8 => {
+                Some((knob.name, *size, min))
+            }
+            _ => None,
+        })
+        .collect();
+    let largest = sizes.iter().map(|(_, size, _)| *size).max().unwrap_or(0);
+    let mut divisor = 1;
+    while largest / divisor >= (probe.len / 8).max(2) {
+        divisor *= 2;
+    }
+    if choice.variant.is_some() || divisor == 1 {
+        return choice.clone();
+    }
+    let pattern = |knobs: &Knobs| (choice.entry.pattern)(knobs, &probe.shape());
+    let mut scaled = choice.knobs.clone();
+    for (name, size, min) in &sizes {
+        scaled = scaled.with(name, Value::Int((size / divisor).max(2).max(*min)));
+    }
+    for (name, size, _) in &sizes {
+        let kept = scaled.clone().with(name, Value::Int(*size));
+        if pattern(&kept).is_some() && pattern(&kept) == pattern(&scaled) {
+            scaled = kept;
+        }
+    }
+    let variant = Some(scaled.changes(choice.entry.knobs)).filter(|changes| !changes.is_empty());
+    let scaled = Choice { knobs: scaled, variant, entry: choice.entry };
+    if probe.admits(&scaled).is_ok() { scaled } else { choice.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attention::choose::choose;
+
+    fn of(model: &str, probe: &Probe) -> Result<Matrix> {
+        matrix(&at_scale(&choose(&model.parse().unwrap())?[0], probe), probe)
+    }
+
+    #[test]
+    fn a_drawn_pattern_is_what_the_mechanism_computes() {
+        // Where the implied weights vanish nobody looks; values must enter linearly, so no DualLN.
+        let models = [
+            "full",
+            "window:w=4",
+            "dp:r=3",
+            "ls:w=4,r=3,dual_ln=false",
+            "linformer:k=5",
+            "local:block=4",
+            "linear",
+            "longformer:left=2,right=1,global=0+7",
+            "bigbird:block=4,num_rand=1",
+            "sparse:block=4,c=1",
+            "sparse:pattern=strided,stride=5,local=3",
+        ];
+        for model in models {
+            for causal in [false, true] {
+                let probe = Probe { len: 22, causal, ..Probe::default() };
+                let choice = &choose(&model.parse().unwrap()).unwrap()[0];
+                if probe.admits(choice).is_err() {
+                    continue;
+                }
+                let drawn = matrix(choice, &probe).unwrap();
+                let computed = implied(choice, &probe).unwrap();
+                for query in 0..22 {
+                    let through_slots = drawn.row(query)[drawn.keys..].contains(&1.0);
+                    for key in 0..22 {
+                        let seen = computed.row(query)[key] != 0.0;
+                        let expected = drawn.row(query)[key] == 1.0 || through_slots && !causal;
+                        let open = causal && through_slots && key <= query;
+                        assert!(
+                            seen == expected || open,
+                            "{model} causal {causal}: {query} sees {key}: {seen} {}",
+                            computed.row(query)[key]
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_depends_on_the_input_is_drawn_from_one() {
+        let probe = Probe { len: 32, ..Probe::default() };
+        let reformer = of("reformer:chunk=4", &probe).unwrap();
+        assert_eq!(reformer.note, "depends on the input: one random input");
+        let seen = reformer.values.iter().filter(|value| **value == 1.0).count();
+        assert!((32..32 * 24).contains(&seen), "{seen}");
+        assert_eq!(of("nystrom", &probe).unwrap().note, "every pair");
+    }
+
+    #[test]
+    fn defaults_are_scaled_and_settings_are_not() {
+        let probe = Probe { len: 64, ..Probe::default() };
+        assert_eq!(of("longformer", &probe).unwrap().label, "longformer:left=3,right=4");
+        assert_eq!(of("longformer:left=6", &probe).unwrap().label, "longformer:left=6");
+        assert_eq!(of("full", &probe).unwrap().label, "full");
+        let causal = Probe { causal: true, ..probe };
+        assert!(of("nystrom", &causal).unwrap_err().to_string().contains("nystrom has no causal form"));
+    }
+}
