@@ -185,28 +185,10 @@ impl Pattern {
         }
     }
 
-    /// The part of a span that the rule leaves to `query`, as indices into the span. Where the rule skips
-    /// distances, some of these are still hidden.
-    pub fn bounds(&self, key: &KeySpan, query: usize) -> Range<usize> {
-        let t = self.offset + query;
-        let Span { start, len, step } = key.span;
-        // number of candidates at positions below `position`
-        let below = |position: usize| position.saturating_sub(start).div_ceil(step).min(len);
-        let (from, to) = match key.rule {
-            Rule::All => (0, len),
-            Rule::Band { left, right, .. } => (
-                left.map_or(0, |left| below(t.saturating_sub(left))),
-                right.map_or(len, |right| below(t.saturating_add(right).saturating_add(1))),
-            ),
-            Rule::EarlierSegments { segment, rank } => (0, below(self.keys + t / segment * rank)),
-        };
-        from.min(to)..to
-    }
-
     /// Number of visible pairs of one head.
     pub fn pairs(&self, head: usize) -> usize {
         let count = |key: &KeySpan, query: usize| {
-            let bounds = self.bounds(key, query);
+            let bounds = bounds(self.keys, self.offset + query, key);
             match key.rule {
                 Rule::Band { skip: Some(_), .. } => {
                     bounds.filter(|&at| self.allows(key.rule, query, key.span.at(at))).count()
@@ -235,6 +217,23 @@ impl Pattern {
     }
 }
 
+/// The part of a span that its rule leaves to the query at absolute position `t`, as indices into the span
+/// (`keys` is [`Pattern::keys`]). Where the rule skips distances, some of these are still hidden.
+pub fn bounds(keys: usize, t: usize, key: &KeySpan) -> Range<usize> {
+    let Span { start, len, step } = key.span;
+    // number of candidates at positions below `position`
+    let below = |position: usize| position.saturating_sub(start).div_ceil(step).min(len);
+    let (from, to) = match key.rule {
+        Rule::All => (0, len),
+        Rule::Band { left, right, .. } => (
+            left.map_or(0, |left| below(t.saturating_sub(left))),
+            right.map_or(len, |right| below(t.saturating_add(right).saturating_add(1))),
+        ),
+        Rule::EarlierSegments { segment, rank } => (0, below(keys + t / segment * rank)),
+    };
+    from.min(to)..to
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -259,7 +258,7 @@ mod tests {
                 let pattern = Pattern::shared(8, 12, 6, 4, vec![group]);
                 let mut pairs = 0;
                 for query in 0..8 {
-                    let bounds = pattern.bounds(&key, query);
+                    let bounds = bounds(12, query + 4, &key);
                     let skipped = |at: &usize| {
                         let Rule::Band { skip: Some(skip), .. } = rule else { return false };
                         key.span.at(*at).abs_diff(query + 4).is_multiple_of(skip)

@@ -3,11 +3,12 @@
 //! No score matrix is stored by the fused kernel; the twin gathers the candidate keys of equally sized
 //! groups and masks them.
 
+mod cpu;
 #[cfg(test)]
 mod tests;
 mod twin;
 
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 
 pub use twin::composed;
 
@@ -66,5 +67,9 @@ pub struct SlotTable {
 /// # Errors
 /// Shapes that do not fit the pattern.
 pub fn attend(qkv: &Qkv, call: &Attend) -> Result<Heads> {
+    let q = qkv.q()?;
+    if super::fused_cpu(q.device()) && q.dtype() == DType::F32 {
+        return cpu::attend(qkv, call);
+    }
     composed(qkv, call)
 }

@@ -1,0 +1,358 @@
+//! The forward pass: online softmax over chunks of keys, tile by tile.
+
+use rayon::prelude::*;
+
+use super::lanes;
+use super::operands::{Dims, Place, Rows, Shared};
+use super::plan::{Plan, TILE, Tile};
+use super::product::{Result, Scalars, Vectors, WIDTH, product};
+use super::relative::{self, Term, Terms};
+use super::tile::{Chunk, ROW, View};
+
+/// Most logits that are computed before their softmax.
+const LOGITS: usize = 64 * TILE;
+
+/// Most keys whose values are packed at a time.
+const KEYS: usize = 128;
+
+/// What both passes read.
+pub struct Problem<'a> {
+    /// Who sees whom.
+    pub plan: &'a Plan,
+    /// Sizes.
+    pub dims: Dims,
+    /// Factor on every logit.
+    pub scale: f32,
+    /// Queries.
+    pub q: Rows<'a>,
+    /// Keys.
+    pub k: Rows<'a>,
+    /// Values.
+    pub v: Rows<'a>,
+    /// Keys and values of the slots.
+    pub slots: Option<(Rows<'a>, Rows<'a>)>,
+    /// Hidden keys and slots of every sample, one after another; empty if none is hidden.
+    pub hidden: &'a [bool],
+    /// Position-dependent logits.
+    pub relative: Option<relative::Tables<'a>>,
+}
+
+impl<'a> Problem<'a> {
+    /// Keys and values of a stream.
+    pub fn sides(&self, slots: bool) -> (Rows<'a>, Rows<'a>) {
+        match self.slots {
+            Some(rows) if slots => rows,
+            _ => (self.k, self.v),
+        }
+    }
+
+    /// Whether a key (or a slot) is hidden from every query of sample `batch`.
+    pub fn is_hidden(&self, batch: usize, slots: bool, position: usize) -> bool {
+        let Dims { keys, slots: count, .. } = self.dims;
+        let at = batch * (keys + count) + if slots { keys } else { 0 } + position;
+        self.hidden.get(at).copied().unwrap_or(false)
+    }
+
+    /// All tiles, those that are computed side by side together: sample, head, tiles.
+    pub fn tiles(&self) -> Vec<(usize, usize, &'a [Tile])> {
+        let plan = self.plan;
+        let heads = (0..self.dims.batch).flat_map(|b| (0..self.dims.heads).map(move |h| (b, h)));
+        heads.flat_map(|(b, h)| plan.head(h).tiles.chunks(SIDE).map(move |tiles| (b, h, tiles))).collect()
+    }
+}
+
+/// Rounds the width of a head up to whole vectors.
+pub fn padded(width: usize) -> usize {
+    width.next_multiple_of(WIDTH)
+}
+
+/// The tile's rows, transposed and scaled: one row of lanes per element.
+pub fn load_lanes(
+    x: &Problem,
+    rows: &Rows,
+    (batch, head): (usize, usize),
+    view: &View,
+    factor: f32,
+    to: &mut Vec<f32>,
+) {
+    to.clear();
+    to.resize(x.dims.width * ROW, 0.0);
+    for (block, queries) in view.queries.chunks(4).enumerate() {
+        // lanes behind the last query repeat it; no key is visible to them
+        let query = |lane: usize| queries[lane.min(queries.len() - 1)];
+        let starts = [0, 1, 2, 3].map(|lane| rows.place.at(batch, head, query(lane)));
+        lanes::transpose(rows.data, starts, x.dims.width, factor, &mut to[4 * block..], ROW);
+    }
+}
+
+/// Logits of a chunk in units of ln 2, minus infinity where a key is not seen. `keys` are its packed keys.
+pub fn logits(
+    x: &Problem,
+    (batch, head): (usize, usize),
+    view: &View,
+    chunk: &Chunk,
+    keys: &[f32],
+    terms: &mut Terms,
+    to: &mut [f32],
+) {
+    let stream = &view.streams[chunk.stream];
+    let position = |number: usize| stream.start + (chunk.first + number) * stream.step;
+    let a = Scalars { data: keys, row: padded(x.dims.width), step: 1 };
+    let width = chunk.width();
+    let b = Vectors { data: &terms.content(stream.slots)[chunk.lane..], row: ROW };
+    product(Result { data: &mut *to, row: width, add: false }, a, b, chunk.keys, x.dims.width, width);
+    if let Some(tables) = &x.relative
+        && let Some(term) = Term::new(x, tables, view, chunk)
+    {
+        terms.add(x, head, &term, chunk, to);
+    }
+    let span = chunk.lane..chunk.lane + width;
+    if chunk.partial {
+        lanes::hide(to, chunk.first as f32, &stream.low[span.clone()], &stream.high[span]);
+    }
+    if let Some(skip) = stream.skip {
+        for (number, row) in to.chunks_exact_mut(width).enumerate() {
+            for (logit, query) in row.iter_mut().zip(&view.queries[chunk.lane..]) {
+                if position(number).abs_diff(x.plan.offset + query).is_multiple_of(skip) {
+                    *logit = f32::NEG_INFINITY;
+                }
+            }
+        }
+    }
+    if !x.hidden.is_empty() {
+        for (number, row) in to.chunks_exact_mut(width).enumerate() {
+            if x.is_hidden(batch, stream.slots, position(number)) {
+                row.fill(f32::NEG_INFINITY);
+            }
+        }
+    }
+}
+
+/// Tiles that are computed side by side: chunks that several of them see are packed once.
+pub const SIDE: usize = 4;
+
+/// Rows of the keys and values of some chunks, one behind another and padded to whole vectors.
+pub struct Packed {
+    /// Keys.
+    pub keys: Vec<f32>,
+    /// Values.
+    pub values: Vec<f32>,
+    /// What is packed: first position, distance, number, whether these are slots.
+    chunks: Vec<(usize, usize, usize, bool)>,
+}
+
+impl Packed {
+    /// Space for `keys` keys.
+    pub fn new(keys: usize, width: usize) -> Self {
+        let buffer = || vec![0.0; keys * padded(width)];
+        Self { keys: buffer(), values: buffer(), chunks: Vec::new() }
+    }
+
+    /// Whether just these chunks are packed.
+    pub fn holds(&self, view: &View, chunks: &[Chunk]) -> bool {
+        self.chunks.iter().copied().eq(chunks.iter().map(|chunk| identity(view, chunk)))
+    }
+
+    /// Forgets what is packed.
+    pub fn clear(&mut self) {
+        self.chunks.clear();
+    }
+
+    /// Packs chunks; hidden rows become zeros.
+    pub fn load(&mut self, x: &Problem, at: (usize, usize), view: &View, chunks: &[Chunk]) {
+        self.chunks.clear();
+        let row = padded(x.dims.width);
+        let mut start = 0;
+        for chunk in chunks {
+            let (position, step, count, slots) = identity(view, chunk);
+            let (keys, values) = x.sides(slots);
+            for (rows, to) in [(keys, &mut self.keys), (values, &mut self.values)] {
+                let to = &mut to[start..start + count * row];
+                let from = rows.from(at.0, at.1, position);
+                lanes::copy_rows(from, rows.place.row * step, x.dims.width, to, row);
+                if !x.hidden.is_empty() {
+                    let to = to.chunks_exact_mut(row).enumerate();
+                    to.filter(|(number, _)| x.is_hidden(at.0, slots, position + number * step))
+                        .for_each(|(_, to)| to.fill(0.0));
+                }
+            }
+            self.chunks.push((position, step, count, slots));
+            start += count * row;
+        }
+    }
+}
+
+/// What tells chunks of different tiles apart: first position, distance, number of keys, whether they are slots.
+fn identity(view: &View, chunk: &Chunk) -> (usize, usize, usize, bool) {
+    let stream = &view.streams[chunk.stream];
+    (stream.start + chunk.first * stream.step, stream.step, chunk.keys, stream.slots)
+}
+
+/// Of several tiles the one whose next chunk comes first, by stream and position.
+pub fn next_tile<'a>(tiles: impl Iterator<Item = (&'a View, usize)>) -> Option<usize> {
+    let order = |(number, (view, at)): (usize, (&View, usize))| {
+        let chunk = view.chunks.get(at)?;
+        let (position, step, keys, slots) = identity(view, chunk);
+        Some((chunk.stream, position, keys, step, slots, number))
+    };
+    tiles.enumerate().filter_map(order).min().map(|(.., number)| number)
+}
+
+/// One of the tiles that are computed side by side.
+struct Lanes {
+    view: View,
+    terms: Terms,
+    /// Next chunk.
+    next: usize,
+    /// Outputs, not yet divided by `sum`.
+    out: Vec<f32>,
+    /// Largest logits so far, and what they were before the last chunks.
+    max: [f32; ROW],
+    old: [f32; ROW],
+    sum: [f32; ROW],
+    factor: [f32; ROW],
+}
+
+impl Lanes {
+    fn new(width: usize) -> Self {
+        Self {
+            view: View::default(),
+            terms: Terms::default(),
+            next: 0,
+            out: vec![0.0; TILE * padded(width)],
+            max: [0.0; ROW],
+            old: [0.0; ROW],
+            sum: [0.0; ROW],
+            factor: [0.0; ROW],
+        }
+    }
+
+    fn read(&mut self, x: &Problem, at: (usize, usize), tile: &Tile) {
+        self.view.read(x.plan, at.1, tile);
+        self.terms.load(x, at, &self.view);
+        self.next = 0;
+        self.out.fill(0.0);
+        self.sum.fill(0.0);
+        self.max.fill(f32::NEG_INFINITY);
+    }
+
+    /// The end of the next chunks that are computed together.
+    fn batch(&self) -> usize {
+        let (mut end, mut logits, mut keys) = (self.next, 0, 0);
+        while let Some(chunk) = self.view.chunks.get(end) {
+            logits += chunk.keys * chunk.width();
+            keys += chunk.keys;
+            if end > self.next && (logits > LOGITS || keys > KEYS) {
+                break;
+            }
+            end += 1;
+        }
+        end
+    }
+
+    /// Folds the chunks up to `end` into outputs, maxima and sums.
+    fn advance(&mut self, x: &Problem, at: (usize, usize), end: usize, packed: &Packed, logits: &mut [f32]) {
+        self.old = self.max;
+        let width = padded(x.dims.width);
+        let (mut area, mut key) = (0, 0);
+        for chunk in &self.view.chunks[self.next..end] {
+            let logits = &mut logits[area..area + chunk.keys * chunk.width()];
+            let keys = &packed.keys[key * width..];
+            self::logits(x, at, &self.view, chunk, keys, &mut self.terms, logits);
+            lanes::raise_max(logits, &mut self.max[chunk.lane..chunk.lane + chunk.width()]);
+            area += logits.len();
+            key += chunk.keys;
+        }
+        self.rescale(x);
+        let (mut area, mut key) = (0, 0);
+        for chunk in &self.view.chunks[self.next..end] {
+            let logits = &mut logits[area..area + chunk.keys * chunk.width()];
+            let span = chunk.lane..chunk.lane + chunk.width();
+            lanes::weigh(logits, &self.old[span.clone()], &mut self.sum[span]);
+            let a = Scalars { data: logits, row: 1, step: chunk.width() };
+            let values = Vectors { data: &packed.values[key * width..], row: width };
+            let out = Result { data: &mut self.out[chunk.lane * width..], row: width, add: true };
+            product(out, a, values, chunk.lanes, chunk.keys, width);
+            area += logits.len();
+            key += chunk.keys;
+        }
+        self.next = end;
+    }
+
+    /// Brings outputs and sums to the new maxima; leaves in `old` what weights are relative to.
+    fn rescale(&mut self, x: &Problem) {
+        let base = self.max.map(|max| if max == f32::NEG_INFINITY { 0.0 } else { max });
+        lanes::correct(&self.old, &base, &mut self.factor, &mut self.sum);
+        let rows = self.out.chunks_exact_mut(padded(x.dims.width));
+        for ((row, &factor), &old) in rows.zip(&self.factor).zip(&self.old) {
+            if factor != 1.0 && old > f32::NEG_INFINITY {
+                lanes::scale_row(factor, row);
+            }
+        }
+        self.old = base;
+    }
+}
+
+/// Working memory of one thread.
+struct Scratch {
+    tiles: Vec<Lanes>,
+    packed: Packed,
+    logits: Vec<f32>,
+}
+
+impl Scratch {
+    fn new(width: usize) -> Self {
+        let tiles = (0..SIDE).map(|_| Lanes::new(width)).collect();
+        Self { tiles, packed: Packed::new(KEYS, width), logits: vec![0.0; LOGITS] }
+    }
+
+    /// Computes up to [`SIDE`] tiles of one head.
+    fn attend(&mut self, x: &Problem, at: (usize, usize), tiles: &[Tile]) {
+        let lanes = &mut self.tiles[..tiles.len()];
+        for (lanes, tile) in lanes.iter_mut().zip(tiles) {
+            lanes.read(x, at, tile);
+        }
+        self.packed.clear();
+        while let Some(number) = next_tile(lanes.iter().map(|lanes| (&lanes.view, lanes.next))) {
+            let lanes = &mut lanes[number];
+            let end = lanes.batch();
+            let chunks = &lanes.view.chunks[lanes.next..end];
+            if !self.packed.holds(&lanes.view, chunks) {
+                self.packed.load(x, at, &lanes.view, chunks);
+            }
+            lanes.advance(x, at, end, &self.packed, &mut self.logits);
+        }
+    }
+}
+
+/// The output rows (to `out`, merged heads) and, where `stats` is given, every query's largest logit (in units of
+/// ln 2) and the reciprocal of its sum of weights (0 for a query that sees nothing), [b, h, n, 2].
+pub fn forward(x: &Problem, out: &mut [f32], place: Place, stats: Option<&mut [f32]>) {
+    let out = Shared::new(out);
+    let mut none = [];
+    let save = stats.is_some();
+    let stats = Shared::new(stats.unwrap_or(&mut none));
+    let width = x.dims.width;
+    x.tiles().into_par_iter().for_each_init(
+        || Scratch::new(width),
+        |scratch, (batch, head, tiles)| {
+            scratch.attend(x, (batch, head), tiles);
+            for lanes in &scratch.tiles[..tiles.len()] {
+                for (lane, &query) in lanes.view.queries.iter().enumerate() {
+                    let (max, sum) = (lanes.max[lane], lanes.sum[lane]);
+                    let share = if sum > 0.0 { 1.0 / sum } else { 0.0 };
+                    let from = &lanes.out[lane * padded(width)..][..width];
+                    // SAFETY: the plan has every query in at most one tile of a head, and rows of different queries,
+                    // heads and samples do not overlap.
+                    unsafe {
+                        lanes::scaled_row(share, from, out.row(place.at(batch, head, query), width));
+                        if save {
+                            let row = (batch * x.dims.heads + head) * x.dims.queries + query;
+                            stats.row(2 * row, 2).copy_from_slice(&[max, share]);
+                        }
+                    }
+                }
+            }
+        },
+    );
+}

@@ -1,0 +1,114 @@
+//! Where the rows of queries, keys, values and their gradients lie.
+
+use std::marker::PhantomData;
+
+/// Sizes of one call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dims {
+    /// Samples.
+    pub batch: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Width of a head.
+    pub width: usize,
+    /// Queries.
+    pub queries: usize,
+    /// Keys at positions.
+    pub keys: usize,
+    /// Slots.
+    pub slots: usize,
+}
+
+/// Rows of one operand in a flat buffer: row `i` of head `h` of sample `b` starts at
+/// `start + b * batch + h * head + i * row`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Row 0 of head 0 of sample 0.
+    pub start: usize,
+    /// Distance of two samples.
+    pub batch: usize,
+    /// Distance of two heads.
+    pub head: usize,
+    /// Distance of two rows.
+    pub row: usize,
+}
+
+impl Place {
+    /// Start of row `i`.
+    pub fn at(&self, batch: usize, head: usize, i: usize) -> usize {
+        self.start + batch * self.batch + head * self.head + i * self.row
+    }
+}
+
+/// An operand to read.
+#[derive(Clone, Copy)]
+pub struct Rows<'a> {
+    /// The buffer.
+    pub data: &'a [f32],
+    /// Where its rows lie.
+    pub place: Place,
+}
+
+impl<'a> Rows<'a> {
+    /// The buffer from row `i` on.
+    pub fn from(&self, batch: usize, head: usize, i: usize) -> &'a [f32] {
+        &self.data[self.place.at(batch, head, i)..]
+    }
+
+    /// Row `i` of `width` elements.
+    pub fn row(&self, batch: usize, head: usize, i: usize, width: usize) -> &'a [f32] {
+        &self.from(batch, head, i)[..width]
+    }
+}
+
+/// A buffer whose rows are written by several threads.
+pub struct Shared<'a> {
+    data: *mut f32,
+    len: usize,
+    borrow: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: the pointer comes from an exclusive borrow that lasts as long as this value, and f32 may be sent;
+// `Shared::row` leaves it to its caller that no element is borrowed twice at a time.
+unsafe impl Send for Shared<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Shared<'_> {}
+
+impl<'a> Shared<'a> {
+    /// Shares `data`.
+    pub fn new(data: &'a mut [f32]) -> Self {
+        Self { data: data.as_mut_ptr(), len: data.len(), borrow: PhantomData }
+    }
+
+    /// `len` elements from `start` on. Panics like indexing.
+    ///
+    /// # Safety
+    /// As long as the slice lives, no other slice over any of its elements is taken, by any thread.
+    #[allow(clippy::mut_from_ref)] // that is what sharing is for; see Safety
+    pub unsafe fn row(&self, start: usize, len: usize) -> &mut [f32] {
+        assert!(start <= self.len && len <= self.len - start, "row {start} + {len} of {}", self.len);
+        // SAFETY: the elements lie inside the borrowed slice, and the caller vouches that they are not shared.
+        unsafe { std::slice::from_raw_parts_mut(self.data.add(start), len) }
+    }
+}
+
+/// An operand's gradient to add to.
+#[derive(Clone, Copy)]
+pub struct Target<'a> {
+    /// The buffer.
+    pub data: &'a Shared<'a>,
+    /// Where its rows lie.
+    pub place: Place,
+}
+
+impl Target<'_> {
+    /// Row `i` of `width` elements.
+    ///
+    /// # Safety
+    /// As for [`Shared::row`].
+    #[allow(clippy::mut_from_ref)] // see Shared::row
+    pub unsafe fn row(&self, batch: usize, head: usize, i: usize, width: usize) -> &mut [f32] {
+        // SAFETY: passed on to the caller.
+        unsafe { self.data.row(self.place.at(batch, head, i), width) }
+    }
+}

@@ -1,0 +1,204 @@
+//! Small matrix products whose left factor is read as scalars and whose right factor as vectors.
+//!
+//! All five products of softmax attention and its gradient have this form, with tiles that stand in the
+//! first-level cache. Every element of the result is one chain of multiply-adds over k in order, however the
+//! result is cut into blocks, so its bits do not depend on the blocking.
+
+use pulp::{Simd, WithSimd};
+
+use crate::kernel::cpu::simd::arch;
+
+/// Widths of right factors and results are multiples of this many elements, on every processor.
+pub const WIDTH: usize = 16;
+
+/// The left factor: element (i, k) is `data[i * row + k * step]`.
+#[derive(Clone, Copy)]
+pub struct Scalars<'a> {
+    /// Where element (0, 0) is the first.
+    pub data: &'a [f32],
+    /// Distance of two i.
+    pub row: usize,
+    /// Distance of two k.
+    pub step: usize,
+}
+
+/// Rows of the right factor: element (k, j) is `data[k * row + j]`.
+#[derive(Clone, Copy)]
+pub struct Vectors<'a> {
+    /// Where element (0, 0) is the first.
+    pub data: &'a [f32],
+    /// Distance of two rows.
+    pub row: usize,
+}
+
+/// The result: element (i, j) is `data[i * row + j]`.
+pub struct Result<'a> {
+    /// Where element (0, 0) is the first.
+    pub data: &'a mut [f32],
+    /// Distance of two rows.
+    pub row: usize,
+    /// Whether the product is added to what stands there.
+    pub add: bool,
+}
+
+/// c = a b or c += a b, with `rows` x `width` elements summed over `depth`.
+///
+/// `width` is a multiple of [`WIDTH`]. Panics like indexing if a slice is too short.
+pub fn product(c: Result, a: Scalars, b: Vectors, rows: usize, depth: usize, width: usize) {
+    if rows == 0 || width == 0 {
+        return;
+    }
+    let reach = |rows: usize, row: usize, last: usize| (rows - 1) * row + last;
+    assert!(width.is_multiple_of(WIDTH), "width {width} is not a multiple of {WIDTH}");
+    assert!(c.row >= width || rows == 1, "rows of the result overlap");
+    assert!(reach(rows, c.row, width) <= c.data.len(), "result");
+    if depth > 0 {
+        assert!(reach(rows, a.row, 0) + reach(depth, a.step, 0) < a.data.len(), "left factor");
+        assert!(reach(depth, b.row, width) <= b.data.len(), "right factor");
+    }
+    arch().dispatch(Product { c, a, b, rows, depth, width });
+}
+
+struct Product<'a> {
+    c: Result<'a>,
+    a: Scalars<'a>,
+    b: Vectors<'a>,
+    rows: usize,
+    depth: usize,
+    width: usize,
+}
+
+impl WithSimd for Product<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        let lanes = S::F32_LANES;
+        // Accumulators of a block, a row of b and one scalar fit the vector registers.
+        let most = if S::REGISTER_COUNT >= 32 { 4 } else { 2 };
+        let mut column = 0;
+        while column < self.width {
+            let vectors = ((self.width - column) / lanes).clamp(1, most);
+            match vectors {
+                1 => self.column::<S, 8, 1>(simd, column),
+                2 if most == 2 => self.column::<S, 6, 2>(simd, column),
+                2 => self.column::<S, 8, 2>(simd, column),
+                3 => self.column::<S, 8, 3>(simd, column),
+                _ => self.column::<S, 6, 4>(simd, column),
+            }
+            column += vectors * lanes;
+        }
+    }
+}
+
+impl Product<'_> {
+    /// `V` vectors of every row from `column` on, `R` rows at a time.
+    #[inline(always)]
+    fn column<S: Simd, const R: usize, const V: usize>(&mut self, simd: S, column: usize) {
+        let mut row = 0;
+        while row + R <= self.rows {
+            self.block::<S, R, V>(simd, row, column);
+            row += R;
+        }
+        if row + 4 <= self.rows {
+            self.block::<S, 4, V>(simd, row, column);
+            row += 4;
+        }
+        if row + 2 <= self.rows {
+            self.block::<S, 2, V>(simd, row, column);
+            row += 2;
+        }
+        if row < self.rows {
+            self.block::<S, 1, V>(simd, row, column);
+        }
+    }
+
+    #[inline(always)]
+    fn block<S: Simd, const R: usize, const V: usize>(&mut self, simd: S, row: usize, column: usize) {
+        let lanes = S::F32_LANES;
+        let (c_row, a_row) = (self.c.row, self.a.row);
+        let mut sums = [[simd.splat_f32s(0.0); V]; R];
+        // SAFETY: `product` checked that `rows` x `width` elements of c, `rows` x `depth` of a and `depth` x
+        // `width` of b lie inside their slices; `with_simd` and `column` stay below `rows` and `width`, which is
+        // a multiple of the lanes. f32s is plain data of that many f32, read and written unaligned. c is
+        // borrowed exclusively.
+        unsafe {
+            let c = self.c.data.as_mut_ptr().add(row * c_row + column);
+            let at = |i: usize, j: usize| c.add(i * c_row + j * lanes).cast::<S::f32s>();
+            if self.c.add {
+                for (i, sums) in sums.iter_mut().enumerate() {
+                    for (j, sum) in sums.iter_mut().enumerate() {
+                        *sum = at(i, j).read_unaligned();
+                    }
+                }
+            }
+            let (mut a, mut b) = (self.a.data.as_ptr(), self.b.data.as_ptr());
+            if self.depth > 0 {
+                a = a.add(row * a_row);
+                b = b.add(column);
+            }
+            for k in 0..self.depth {
+                let (a, b) = (a.add(k * self.a.step), b.add(k * self.b.row));
+                let mut vectors = [simd.splat_f32s(0.0); V];
+                for (j, vector) in vectors.iter_mut().enumerate() {
+                    *vector = b.add(j * lanes).cast::<S::f32s>().read_unaligned();
+                }
+                for (i, sums) in sums.iter_mut().enumerate() {
+                    let scalar = simd.splat_f32s(*a.add(i * a_row));
+                    for (sum, &vector) in sums.iter_mut().zip(&vectors) {
+                        *sum = simd.mul_add_e_f32s(scalar, vector, *sum);
+                    }
+                }
+            }
+            for (i, sums) in sums.iter().enumerate() {
+                for (j, &sum) in sums.iter().enumerate() {
+                    at(i, j).write_unaligned(sum);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers(count: usize, seed: usize) -> Vec<f32> {
+        (0..count).map(|i| ((i * 31 + seed * 17) % 19) as f32 - 9.0).collect()
+    }
+
+    #[test]
+    fn products_of_all_block_sizes() {
+        for width in [16, 32, 48, 64, 80, 112] {
+            for (rows, depth) in (0..20).map(|rows| (rows, 5)).chain([(67, 64), (3, 0), (13, 1)]) {
+                for (row, step) in [(depth + 2, 1), (1, rows + 3)] {
+                    let a = numbers(rows * row + depth * step + 1, 1);
+                    let b = numbers(depth * (width + 5), 2);
+                    let start = numbers(rows * (width + 3), 3);
+                    for add in [false, true] {
+                        let mut c = start.clone();
+                        let result = Result { data: &mut c, row: width + 3, add };
+                        let (a, b) = (Scalars { data: &a, row, step }, Vectors { data: &b, row: width + 5 });
+                        product(result, a, b, rows, depth, width);
+                        for (at, (c, start)) in c.iter().zip(&start).enumerate() {
+                            let (i, j) = (at / (width + 3), at % (width + 3));
+                            let sum = (0..depth)
+                                .map(|k| a.data[i * row + k * step] * b.data[k * b.row + j.min(width - 1)]);
+                            let sum: f32 = sum.sum();
+                            let want = if j >= width { *start } else { sum + if add { *start } else { 0.0 } };
+                            assert_eq!(*c, want, "{rows} {depth} {width} at {i} {j}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "right factor")]
+    fn a_short_factor_is_refused() {
+        let result = Result { data: &mut [0.0; 32], row: 16, add: false };
+        let a = Scalars { data: &[0.0; 6], row: 3, step: 1 };
+        product(result, a, Vectors { data: &[0.0; 47], row: 16 }, 2, 3, 16);
+    }
+}
