@@ -43,8 +43,6 @@ pub static ENTRY: Entry = Entry {
             source: "Transformer-LS eq. 3-4",
         },
         ls::REL_POS,
-        ls::COMPAT,
-        ls::MEM_COMPRESS,
     ],
     complexity: "O(n r d); causal O(n^2 r d / l)",
     time: Growth::Linear,
@@ -62,19 +60,26 @@ pub static ENTRY: Entry = Entry {
         applies: |knobs, causal| knobs.bool("dual_ln") || (causal && ls::hidden(knobs)),
         reason: "SPEC-ls section 5: DualLN runs over the concatenated heads; mem_compress=hidden multiplies all heads' slots by w_k",
     }],
-    validate: ls::validate,
+    validate,
     needs: |_| Needs { x: true, ..Needs::default() },
     cost,
     pattern: |knobs, shape| Some(long_short::pattern(0, ls::projection(knobs, shape.causal), shape)),
     build,
 };
 
+fn validate(knobs: &Knobs, shape: &Shape) -> std::result::Result<(), String> {
+    if knobs.bool("rel_pos") {
+        return Err("relative positions belong to a window; use ls with rel_pos=true".into());
+    }
+    ls::validate(knobs, shape)
+}
+
 fn cost(knobs: &Knobs, shape: &Shape) -> Cost {
     let extras = Extras {
         window: 0,
         dual_ln: knobs.bool("dual_ln"),
         local_norm: knobs.word("dp_input") == "normed",
-        rel_pos: knobs.bool("rel_pos"),
+        rel_pos: false,
     };
     let state_bytes = decoder_state(0, knobs.int("r"), knobs.int("l"), shape);
     Cost { state_bytes, ..long_short::cost(ls::projection(knobs, shape.causal), extras, shape) }

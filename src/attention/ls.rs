@@ -141,6 +141,9 @@ pub(super) fn validate(knobs: &Knobs, shape: &Shape) -> std::result::Result<(), 
     if knobs.int("w") == 0 && knobs.int("r") == 0 {
         return Err("w=0,r=0 leaves nothing to attend to; set w or r".into());
     }
+    if rel_pos && knobs.int("w") == 0 {
+        return Err("relative positions belong to a window; set w".into());
+    }
     if !shape.causal {
         let causal_only =
             [(raw, "dp_input=raw"), (rel_pos, "rel_pos=true"), (hidden(knobs), "mem_compress=hidden")];

@@ -273,7 +273,7 @@ impl Project {
                     gemm(dvalues, weights.t(), grad, 1.0, Threads::One);
                 }
             }
-            logit_grads(logits, grads, len, columns.start, count, deltas);
+            logit_grads(logits, grads, len, columns.start, count, stats, deltas);
         }
         let grads = Mat::new(grads, g.slots(), len);
         let weight = Mat::new(weight, g.slots(), g.width);

@@ -98,7 +98,9 @@ pub fn dynamic_composed(rows: &Tensor, x: &Tensor, group: &Group, spec: &Dynamic
     check(rows, x, group, spec)?;
     let (rows, x) = (hide(rows, spec.mask)?, hide(x, spec.mask)?);
     let pad = |x: &Tensor| x.pad_with_zeros(1, 0, segments * segment - t);
-    let logits = super::linear::composed(&x, &group.part(0)?, Some(&group.part(1)?))?;
+    // The bias cancels in the softmax: its gradient is exactly zero, not rounding noise.
+    let bias = group.part(1)?.detach();
+    let logits = super::linear::composed(&x, &group.part(0)?, Some(&bias))?;
     let logits = pad(&logits)?.reshape((b, segments, segment, slots))?;
     let valid = match spec.mask {
         Some(mask) => mask.clone(),

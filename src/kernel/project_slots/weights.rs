@@ -50,13 +50,18 @@ crate::simd_fn! {
 }
 
 crate::simd_fn! {
-    /// Gradients of weights become gradients of logits: weight (gradient - delta).
+    /// Gradients of weights become gradients of logits: weight (gradient - delta). Where the sum of exponentials is
+    /// 1, one position has all the weight, and its logit does not matter: exactly zero, not rounding noise.
     pub fn logit_grads<S>(
         simd, weights: &'a [f32], grads: &'a mut [f32], stride: usize, first: usize, len: usize,
-        deltas: &'a [f32],
+        stats: &'a [[f32; 2]], deltas: &'a [f32],
     ) {
         let rows = weights.chunks_exact(stride).zip(grads.chunks_exact_mut(stride));
-        for ((weights, grads), &delta) in rows.zip(deltas) {
+        for ((weights, grads), (&delta, stat)) in rows.zip(deltas.iter().zip(stats)) {
+            if stat[1] == 1.0 {
+                grads[first..first + len].fill(0.0);
+                continue;
+            }
             let delta = simd.splat_f32s(delta);
             math::update(simd, &weights[first..first + len], &mut grads[first..first + len], #[inline(always)] |w, g| {
                 simd.mul_f32s(w, simd.sub_f32s(g, delta))
