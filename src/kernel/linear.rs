@@ -2,8 +2,8 @@
 
 use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Device, Layout, Result, Shape, Tensor, bail};
 
-use super::cpu::dense::{self, WeightGradient};
-use super::cpu::gemm::{Mat, MatMut, Threads, gemm};
+use super::cpu::dense::{Panels, WeightGradient};
+use super::cpu::gemm::Mat;
 use super::cpu::par::{self, Chunks};
 use super::cpu::{self, rows};
 use super::tape;
@@ -82,20 +82,11 @@ impl Linear {
 
 /// x W^T + bias (none if empty), [count, out].
 fn forward(x: &[f32], count: usize, w: &[f32], out: usize, inp: usize, bias: &[f32]) -> Vec<f32> {
-    if count < 64 {
-        // Transposing the weight would cost more than it saves.
-        let mut y = vec![0.0; count * out];
-        let (x, w) = (Mat::new(x, count, inp), Mat::new(w, out, inp));
-        gemm(MatMut::new(&mut y, count, out), x, w.t(), 1.0, Threads::All);
-        rows::add_row_in_place(&mut y, bias);
-        return y;
-    }
-    let turned = dense::transposed(w, out, inp);
+    let panels = Panels::turned(w, out, inp);
     let size = Chunks::dense(count, inp + out).size;
     par::build(count * out, size * out, |index, y| {
         let rows = y.len() / out.max(1);
-        let x = Mat::new(&x[index * size * inp..], rows, inp);
-        gemm(MatMut::new(y, rows, out), x, Mat::new(&turned, inp, out), 1.0, Threads::One);
+        panels.multiply(Mat::new(&x[index * size * inp..], rows, inp), y, out, false);
         rows::add_row_in_place(y, bias);
     })
 }
@@ -110,6 +101,7 @@ pub(super) fn input_gradient(
     needs_x: bool,
     needs_bias: bool,
 ) -> (Vec<f32>, Vec<f32>) {
+    let panels = Panels::new(if needs_x { w } else { &[] }, if needs_x { out } else { 0 }, inp);
     let chunks = Chunks::dense(count, inp + out);
     let (wide, parts) = (if needs_x { inp } else { 0 }, if needs_bias { out } else { 0 });
     let lens = (count * wide, chunks.size * wide);
@@ -121,13 +113,7 @@ pub(super) fn input_gradient(
             let range = chunks.range(index);
             let dy = &dy[range.start * out..range.end * out];
             if needs_x {
-                gemm(
-                    MatMut::new(dx, range.len(), inp),
-                    Mat::new(dy, range.len(), out),
-                    Mat::new(w, out, inp),
-                    1.0,
-                    Threads::One,
-                );
+                panels.multiply(Mat::new(dy, range.len(), out), dx, inp, false);
             }
             rows::add_column_sums(dy, sums);
         },

@@ -9,8 +9,8 @@ use std::sync::Mutex;
 use candle_core::{CpuStorage, CustomOp2, Device, Layout, Result, Shape, Tensor, bail};
 
 use super::{Residual, Weight, vector, weight};
-use crate::kernel::cpu::dense::{self, WeightGradient};
-use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
+use crate::kernel::cpu::dense::{Panels, WeightGradient};
+use crate::kernel::cpu::gemm::Mat;
 use crate::kernel::cpu::par::{self, Chunks};
 use crate::kernel::cpu::{self, rows};
 use crate::kernel::group::Group;
@@ -82,7 +82,7 @@ impl Ffn {
     fn forward(&self, x: &[f32], flat: &[f32], keep: bool) -> (Vec<f32>, Vec<f32>) {
         let (d, f) = (self.width, self.hidden);
         let p = self.parameters(flat);
-        let (w1, w2) = (dense::transposed(p.w1, f, d), dense::transposed(p.w2, d, f));
+        let (w1, w2) = (Panels::turned(p.w1, f, d), Panels::turned(p.w2, d, f));
         let count = x.len() / d.max(1);
         let chunks = Chunks::dense(count, f);
         let size = chunks.size;
@@ -93,12 +93,12 @@ impl Ffn {
             let x = &x[index * size * d..][..y.len()];
             let (normal, hidden) = (&mut scratch.0[..y.len()], &mut scratch.1[..rows * f]);
             rows::layer_norm(x, p.norm.0, p.norm.1, EPS as f32, normal);
-            let (input, weight) = (Mat::new(normal, rows, d), Mat::new(&w1, d, f));
+            let input = Mat::new(normal, rows, d);
             if keep {
-                gemm(MatMut::new(kept, rows, f), input, weight, 1.0, Threads::One);
+                w1.multiply(input, kept, f, false);
                 rows::bias_gelu(kept, p.b1, hidden);
             } else {
-                gemm(MatMut::new(hidden, rows, f), input, weight, 1.0, Threads::One);
+                w1.multiply(input, hidden, f, false);
                 rows::bias_gelu_in_place(hidden, p.b1);
             }
             let residual = match self.residual {
@@ -106,8 +106,7 @@ impl Ffn {
                 Residual::Normed => normal,
             };
             rows::add_row(residual, p.b2, y);
-            let (input, weight) = (Mat::new(hidden, rows, f), Mat::new(&w2, f, d));
-            gemm_add(MatMut::new(y, rows, d), input, weight, 1.0, 1.0, Threads::One);
+            w2.multiply(Mat::new(hidden, rows, f), y, d, true);
         })
     }
 
@@ -121,6 +120,8 @@ impl Ffn {
         let mut sums = vec![0.0; chunks.count() * parts];
         let mut dx = par::zeros(x.len());
         let (mut normal, mut active) = (vec![0.0; block * d], vec![0.0; block * f]);
+        let p = self.parameters(flat);
+        let (w1, w2) = (Panels::new(p.w1, f, d), Panels::new(p.w2, d, f));
         let (mut dw1, mut dw2) = (WeightGradient::new(f, d), WeightGradient::new(d, f));
         for first in (0..count).step_by(block) {
             let rows = block.min(count - first);
@@ -129,7 +130,7 @@ impl Ffn {
             let (normal, active) = (&mut normal[..rows * d], &mut active[..rows * f]);
             let here = Chunks::of(rows, chunks.size);
             let sums = &mut sums[first / chunks.size * parts..][..here.count() * parts];
-            let step = Step { op: self, p: self.parameters(flat), x, dy, chunks: here };
+            let step = Step { op: self, norm: p.norm, w1: &w1, w2: &w2, x, dy, chunks: here };
             step.run(&mut dx[first * d..][..rows * d], hidden, normal, active, sums);
             let dy = Mat::new(dy, rows, d);
             rayon::join(
@@ -154,7 +155,9 @@ impl Ffn {
 /// The row-wise part of backward for one block of rows.
 struct Step<'a> {
     op: &'a Ffn,
-    p: Parameters<'a>,
+    norm: (&'a [f32], &'a [f32]),
+    w1: &'a Panels,
+    w2: &'a Panels,
     x: &'a [f32],
     dy: &'a [f32],
     chunks: Chunks,
@@ -183,14 +186,12 @@ impl Step<'_> {
                 let rows = self.chunks.range(index);
                 let (x, dy) = (&self.x[rows.start * d..rows.end * d], &self.dy[rows.start * d..rows.end * d]);
                 let (dactive, dnormal) = (&mut dactive[..hidden.len()], &mut dnormal[..x.len()]);
-                let Parameters { norm, w1, w2, .. } = self.p;
+                let norm = self.norm;
                 let rows = rows.len();
                 rows::layer_norm(x, norm.0, norm.1, EPS as f32, normal);
-                let (grad, weight) = (Mat::new(dy, rows, d), Mat::new(w2, d, f));
-                gemm(MatMut::new(dactive, rows, f), grad, weight, 1.0, Threads::One);
+                self.w2.multiply(Mat::new(dy, rows, d), dactive, f, false);
                 rows::gelu_and_gradient(hidden, dactive, active);
-                let (grad, weight) = (Mat::new(hidden, rows, f), Mat::new(w1, f, d));
-                gemm(MatMut::new(dnormal, rows, d), grad, weight, 1.0, Threads::One);
+                self.w1.multiply(Mat::new(hidden, rows, f), dnormal, d, false);
                 match self.op.residual {
                     Residual::Raw => dx.copy_from_slice(dy),
                     Residual::Normed => rows::add(dy, dnormal),

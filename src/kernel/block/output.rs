@@ -5,8 +5,8 @@ use std::ops::Range;
 use candle_core::{CpuStorage, CustomOp3, Device, Layout, Result, Shape, Tensor, bail};
 
 use super::{Weight, vector, weight};
-use crate::kernel::cpu::dense::{self, WeightGradient};
-use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm_add};
+use crate::kernel::cpu::dense::{Panels, WeightGradient};
+use crate::kernel::cpu::gemm::Mat;
 use crate::kernel::cpu::par::{self, Chunks};
 use crate::kernel::cpu::{self, rows};
 use crate::kernel::group::Group;
@@ -49,7 +49,7 @@ impl CustomOp3 for Output {
         let flat = cpu::slice(flat, flat_layout)?;
         let (inp, out) = (self.inp, self.weight.out);
         let count = residual.len() / out.max(1);
-        let turned = dense::transposed(&flat[self.weight.at.clone()], out, inp);
+        let panels = Panels::turned(&flat[self.weight.at.clone()], out, inp);
         let size = Chunks::dense(count, inp + out).size;
         let y = par::build(residual.len(), size * out, |index, y| {
             let here = index * size * out..index * size * out + y.len();
@@ -59,7 +59,7 @@ impl CustomOp3 for Output {
             }
             let rows = y.len() / out;
             let x = Mat::new(&x[index * size * inp..], rows, inp);
-            gemm_add(MatMut::new(y, rows, out), x, Mat::new(&turned, inp, out), 1.0, 1.0, Threads::One);
+            panels.multiply(x, y, out, true);
         });
         Ok((CpuStorage::F32(y), residual_layout.shape().clone()))
     }

@@ -5,8 +5,8 @@ use std::ops::Range;
 use candle_core::{CpuStorage, CustomOp2, Device, Layout, Result, Shape, Tensor, bail};
 
 use super::{Projection, Weight, vector, weight};
-use crate::kernel::cpu::dense::{self, WeightGradient};
-use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
+use crate::kernel::cpu::dense::{Panels, WeightGradient};
+use crate::kernel::cpu::gemm::Mat;
 use crate::kernel::cpu::par::{self, Chunks};
 use crate::kernel::cpu::{self, rows};
 use crate::kernel::group::Group;
@@ -47,18 +47,20 @@ impl Project {
         Ok(Self { inp, width, norm, linears })
     }
 
-    /// All weights as one transpose [inp, width], and all biases (zeros where there are none).
-    fn joined(&self, flat: &[f32]) -> (Vec<f32>, Vec<f32>) {
-        let mut turned = vec![0.0; self.inp * self.width];
-        let mut biases = vec![0.0; self.width];
-        for Linear { weight, bias, columns } in &self.linears {
-            let values = &flat[weight.at.clone()];
-            dense::transpose_into(values, weight.out, self.inp, self.width, &mut turned[columns.start..]);
-            if let Some(bias) = bias {
-                biases[columns.clone()].copy_from_slice(&flat[bias.clone()]);
-            }
-        }
-        (turned, biases)
+    /// All weights, packed for the products of forward or (`back`) backward.
+    fn panels(&self, flat: &[f32], back: bool) -> Vec<Panels> {
+        let pack = if back { Panels::new } else { Panels::turned };
+        self.linears.iter().map(|x| pack(&flat[x.weight.at.clone()], x.weight.out, self.inp)).collect()
+    }
+
+    /// The biases side by side; nothing if there are none.
+    fn biases(&self, flat: &[f32]) -> Vec<f32> {
+        self.linears
+            .iter()
+            .filter_map(|linear| linear.bias.clone())
+            .flat_map(|bias| &flat[bias])
+            .copied()
+            .collect()
     }
 
     fn normalise(&self, x: &[f32], flat: &[f32], normal: &mut [f32]) {
@@ -70,7 +72,7 @@ impl Project {
     fn forward(&self, x: &[f32], flat: &[f32]) -> Vec<f32> {
         let (inp, width) = (self.inp, self.width);
         let count = x.len() / inp.max(1);
-        let (turned, biases) = self.joined(flat);
+        let (panels, biases) = (self.panels(flat, false), self.biases(flat));
         let size = Chunks::dense(count, inp + width).size;
         let scratch = || vec![0.0; if self.norm.is_some() { size * inp } else { 0 }];
         par::build_with(count * width, size * width, scratch, |normal, index, y| {
@@ -80,13 +82,9 @@ impl Project {
                 self.normalise(x, flat, normal);
                 x = normal;
             }
-            gemm(
-                MatMut::new(y, rows, width),
-                Mat::new(x, rows, inp),
-                Mat::new(&turned, inp, width),
-                1.0,
-                Threads::One,
-            );
+            for (panels, linear) in panels.iter().zip(&self.linears) {
+                panels.multiply(Mat::new(x, rows, inp), &mut y[linear.columns.start..], width, false);
+            }
             rows::add_row_in_place(y, &biases);
         })
     }
@@ -96,6 +94,7 @@ impl Project {
         let (inp, width) = (self.inp, self.width);
         let count = x.len() / inp.max(1);
         let chunks = Chunks::dense(count, inp + width);
+        let panels = self.panels(flat, true);
         // Sums over rows: weight and bias of the norm, then all biases.
         let parts = 2 * inp + width;
         let mut sums = vec![0.0; chunks.count() * parts];
@@ -113,11 +112,11 @@ impl Project {
                 let (norm_sums, bias_sums) = sums.split_at_mut(2 * inp);
                 rows::add_column_sums(dy, bias_sums);
                 let Some((weight, _)) = &self.norm else {
-                    self.input_gradient(flat, dy, range.len(), dx);
+                    self.input_gradient(&panels, dy, range.len(), dx);
                     return;
                 };
                 self.normalise(x, flat, normal);
-                self.input_gradient(flat, dy, range.len(), dnormal);
+                self.input_gradient(&panels, dy, range.len(), dnormal);
                 let (dweight, dbias) = norm_sums.split_at_mut(inp);
                 let dnormal = &dnormal[..x.len()];
                 rows::layer_norm_backward(x, &flat[weight.clone()], EPS as f32, dnormal, dx, dweight, dbias);
@@ -130,13 +129,10 @@ impl Project {
     }
 
     /// dx = sum over the linear layers of dy W.
-    fn input_gradient(&self, flat: &[f32], dy: &[f32], count: usize, dx: &mut [f32]) {
-        let inp = self.inp;
-        for (index, Linear { weight, columns, .. }) in self.linears.iter().enumerate() {
-            let dy = Mat::new(dy, count, self.width).columns(columns.clone());
-            let w = Mat::new(&flat[weight.at.clone()], weight.out, inp);
-            let keep = if index == 0 { 0.0 } else { 1.0 };
-            gemm_add(MatMut::new(dx, count, inp), dy, w, 1.0, keep, Threads::One);
+    fn input_gradient(&self, panels: &[Panels], dy: &[f32], count: usize, dx: &mut [f32]) {
+        let dy = Mat::new(dy, count, self.width);
+        for (index, (panels, linear)) in panels.iter().zip(&self.linears).enumerate() {
+            panels.multiply(dy.columns(linear.columns.clone()), dx, self.inp, index > 0);
         }
     }
 

@@ -3,29 +3,66 @@
 use rayon::prelude::*;
 
 use super::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
-use super::rows;
+use super::{par, rows};
 
-/// The transpose [inp, out] of a weight [out, inp]. A product with many chunks of rows packs it much faster than
-/// the weight itself.
-pub fn transposed(weight: &[f32], out: usize, inp: usize) -> Vec<f32> {
-    let mut all = vec![0.0; weight.len()];
-    transpose_into(weight, out, inp, out, &mut all);
-    all
+/// Columns of a panel. The widest micro-kernel of `gemm` (AVX-512) takes as many at a time.
+const PANEL: usize = 64;
+
+/// Rows per product: up to here `gemm` reads a panel in place instead of packing it again.
+const BAND: usize = 48;
+
+/// A matrix [depth, columns] on the right of many products, packed once for all of them.
+pub struct Panels {
+    /// Panel after panel, each [depth, up to PANEL columns].
+    data: Vec<f32>,
+    depth: usize,
+    columns: usize,
 }
 
-/// Writes the transpose of a weight [out, inp] into rows `stride` apart that start at `all[0]`.
-pub fn transpose_into(weight: &[f32], out: usize, inp: usize, stride: usize, all: &mut [f32]) {
-    const BAND: usize = 16;
-    all.par_chunks_mut(BAND * stride.max(1)).enumerate().for_each(|(band, all)| {
-        for first in (0..out).step_by(BAND) {
-            for (row, all) in all.chunks_mut(stride).enumerate().take(inp.saturating_sub(band * BAND)) {
-                let column = band * BAND + row;
-                for (index, y) in (first..out.min(first + BAND)).zip(&mut all[first..]) {
-                    *y = weight[index * inp + column];
+impl Panels {
+    /// `weight` [out, inp] for x W: depth out, columns inp.
+    pub fn new(weight: &[f32], out: usize, inp: usize) -> Self {
+        let data = par::build(weight.len(), (PANEL * out).max(1), |index, panel| {
+            let width = panel.len() / out;
+            for (row, panel) in weight.chunks_exact(inp).zip(panel.chunks_exact_mut(width)) {
+                panel.copy_from_slice(&row[index * PANEL..][..width]);
+            }
+        });
+        Self { data, depth: out, columns: inp }
+    }
+
+    /// `weight` [out, inp] for x W^T: depth inp, columns out.
+    pub fn turned(weight: &[f32], out: usize, inp: usize) -> Self {
+        let data = par::build(weight.len(), (PANEL * inp).max(1), |index, panel| {
+            let width = panel.len() / inp;
+            rows::transpose(&weight[index * PANEL * inp..][..width * inp], width, inp, panel);
+        });
+        Self { data, depth: inp, columns: out }
+    }
+
+    /// Columns of the result.
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// y = x M, or y += x M, on this thread. Rows of `y` are `stride` apart.
+    pub fn multiply(&self, x: Mat, y: &mut [f32], stride: usize, add: bool) {
+        let Self { ref data, depth, columns } = *self;
+        for first in (0..columns).step_by(PANEL) {
+            let width = PANEL.min(columns - first);
+            let panel = Mat::new(&data[first * depth..], depth, width);
+            for top in (0..x.rows()).step_by(BAND) {
+                let height = BAND.min(x.rows() - top);
+                let x = x.lines(top..top + height);
+                let y = MatMut::strided(&mut y[top * stride + first..], height, width, stride);
+                if add {
+                    gemm_add(y, x, panel, 1.0, 1.0, Threads::One);
+                } else {
+                    gemm(y, x, panel, 1.0, Threads::One);
                 }
             }
         }
-    });
+    }
 }
 
 /// dW = dy^T x, summed over blocks of rows that are added one after another.
@@ -110,17 +147,27 @@ mod tests {
     }
 
     #[test]
-    fn transposes_of_odd_shapes() {
-        for (out, inp) in [(1, 1), (3, 40), (33, 17), (16, 50)] {
-            let weight: Vec<f32> = (0..out * inp).map(|i| i as f32).collect();
+    fn products_with_panels_of_odd_shapes() {
+        for (rows, out, inp) in [(1, 1, 1), (5, 3, 40), (49, 70, 17), (100, 130, 65)] {
+            let weight: Vec<f32> = (0..out * inp).map(|i| ((i * 7) % 11) as f32 - 5.0).collect();
+            let (forward, back) = (Panels::turned(&weight, out, inp), Panels::new(&weight, out, inp));
+            let x: Vec<f32> = (0..rows * inp).map(|i| ((i * 5) % 13) as f32 - 6.0).collect();
             let stride = out + 2;
-            let mut all = vec![-1.0; inp * stride];
-            transpose_into(&weight, out, inp, stride, &mut all);
-            for i in 0..inp {
+            let mut y = vec![-1.0; rows * stride];
+            forward.multiply(Mat::new(&x, rows, inp), &mut y, stride, false);
+            let mut back_x = vec![1.0; rows * inp];
+            back.multiply(Mat::strided(&y, rows, out, stride), &mut back_x, inp, true);
+            for row in 0..rows {
+                let line = &y[row * stride..];
                 for o in 0..out {
-                    assert_eq!(all[i * stride + o], weight[o * inp + i]);
+                    let exact: f32 = (0..inp).map(|i| x[row * inp + i] * weight[o * inp + i]).sum();
+                    assert_eq!(line[o], exact, "[{out}, {inp}] at {row} {o}");
                 }
-                assert_eq!(all[i * stride + out], -1.0);
+                assert_eq!(line[out..stride], [-1.0, -1.0]);
+                for i in 0..inp {
+                    let exact: f32 = (0..out).map(|o| line[o] * weight[o * inp + i]).sum();
+                    assert_eq!(back_x[row * inp + i], 1.0 + exact, "[{out}, {inp}] at {row} {i}");
+                }
             }
         }
     }

@@ -55,6 +55,12 @@ impl<'a> Mat<'a> {
         self.cols
     }
 
+    /// Some consecutive rows, a view. Panics like indexing if there are not that many.
+    #[must_use]
+    pub fn lines(self, range: std::ops::Range<usize>) -> Self {
+        self.t().columns(range).t()
+    }
+
     /// Some consecutive columns, a view. Panics like indexing if there are not that many.
     #[must_use]
     pub fn columns(self, range: std::ops::Range<usize>) -> Self {

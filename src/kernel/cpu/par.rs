@@ -38,8 +38,8 @@ impl Chunks {
     /// Chunks of rows for a linear layer whose input and output together are `width` wide: enough rows to pay
     /// for packing the weights, few enough that the rows stay in the cache of one core.
     pub fn dense(rows: usize, width: usize) -> Self {
-        let most = (131_072 / width.max(1)).clamp(64, 512);
-        Self::balanced(rows, most.min(rows.div_ceil(8)).max(32), 16)
+        let most = (131_072 / width.max(1)).clamp(96, 480);
+        Self::balanced(rows, most.min(rows.div_ceil(8)).max(24), 48)
     }
 
     /// Number of chunks.
