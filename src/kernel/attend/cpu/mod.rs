@@ -5,6 +5,7 @@
 //! read where they lie, maxima and sums run down the lanes, and narrow bands cost one vector per key instead of a
 //! square tile. Saved for the backward pass are the output and two numbers per query.
 
+mod arguments;
 #[allow(unsafe_code)]
 mod backward;
 #[allow(unsafe_code)]
