@@ -271,6 +271,20 @@ pub fn dot<S: Simd>(simd: S, x: &[f32], y: &[f32]) -> f32 {
     simd.reduce_sum_f32s(pairs)
 }
 
+/// y_i = e^(y_i - shift).
+#[inline(always)]
+pub fn exp_in_place<S: Simd>(simd: S, shift: f32, y: &mut [f32]) {
+    let shift = simd.splat_f32s(shift);
+    let (y, tail) = S::as_mut_simd_f32s(y);
+    for y in y {
+        *y = exp(simd, simd.sub_f32s(*y, shift));
+    }
+    if !tail.is_empty() {
+        let last = exp(simd, simd.sub_f32s(simd.partial_load_f32s(tail), shift));
+        simd.partial_store_f32s(tail, last);
+    }
+}
+
 /// y_i = e^(x_i - shift); returns the sum of y.
 #[inline(always)]
 pub fn exp_sum<S: Simd>(simd: S, shift: f32, x: &[f32], y: &mut [f32]) -> f32 {
@@ -315,6 +329,8 @@ mod tests {
             exp_sum(simd, shift, x, y)
         }
     }
+
+    simd_fn! { fn exp_in_place_slice<S>(simd, shift: f32, y: &'a mut [f32]) { exp_in_place(simd, shift, y) } }
 
     fn grid(low: f32, high: f32, count: usize) -> Vec<f32> {
         (0..count).map(|i| low + (high - low) * i as f32 / (count - 1) as f32).collect()
@@ -389,6 +405,9 @@ mod tests {
             let total = exp_sum_slice(-10.0, &x, &mut e);
             let exact: f64 = x.iter().map(|&x| f64::from(x + 10.0).exp()).sum();
             assert!((f64::from(total) - exact).abs() <= 1e-6 * exact, "length {n}");
+            let mut in_place = x.clone();
+            exp_in_place_slice(-10.0, &mut in_place);
+            assert_eq!(in_place, e, "length {n}");
             assert_eq!(e.iter().filter(|&&e| e == 9.0).count(), 0);
         }
     }

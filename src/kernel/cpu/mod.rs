@@ -7,6 +7,7 @@
 //! | [`math`] | exp, the normal distribution, dot, axpy, max, sum as generic vector code |
 //! | [`jobs`] | several outputs built together |
 //! | [`par`] | partitions fixed by shape, outputs built in parallel |
+//! | [`sample_rows`] | rows of several samples, cut within samples |
 //! | [`dense`] | linear layers: transposed weights, gradients of weights |
 //! | [`rows`] | row-wise pieces: LayerNorm, bias, column sums, GELU, transposes |
 //!
@@ -23,6 +24,8 @@ pub mod math;
 #[allow(unsafe_code)]
 pub mod par;
 pub mod rows;
+#[allow(unsafe_code)]
+pub mod sample_rows;
 pub mod simd;
 
 use candle_core::{CpuStorage, Layout, Result, Tensor, bail};

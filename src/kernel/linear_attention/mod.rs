@@ -9,6 +9,7 @@
 //! and so is the running maximum that keeps causal FAVOR+ features from under- and overflowing.
 
 mod features;
+mod fused;
 mod scan;
 mod twin;
 
@@ -169,5 +170,15 @@ impl LinearAttention<'_> {
 /// # Errors
 /// Shapes that do not fit together, a causal call with more keys than queries or the reverse.
 pub fn linear_attention(qkv: &Qkv, call: &LinearAttention) -> Result<Heads> {
+    let q = qkv.q()?;
+    call.check(&q, &qkv.k()?, &qkv.v()?)?;
+    if super::fused_cpu(q.device())
+        && let Some(heads) = fused::fused(qkv, call)?
+    {
+        return Ok(heads);
+    }
     composed(qkv, call)
 }
+
+#[cfg(test)]
+mod tests;
