@@ -308,7 +308,9 @@ impl Builder {
         draw: impl FnOnce(&mut Stream, &Device) -> Result<Tensor>,
     ) -> Result<Tensor> {
         let mut shared = self.lock();
-        let full = format!("{}{name}", self.prefix);
+        // for counting, one constant serves every layer
+        let prefix = if matches!(shared.source, Source::Count) { "" } else { &self.prefix };
+        let full = format!("{prefix}{name}");
         if let Some(tensor) = shared.params.constants.get(&full) {
             return Ok(tensor.clone());
         }

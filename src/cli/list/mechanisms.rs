@@ -5,12 +5,12 @@ use std::fmt::Write;
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
-use super::costs::{Costs, costs, task_of};
+use super::costs::{Backbone, Costs};
+use super::wrap;
 use crate::attention::choose::{Choice, choose};
 use crate::attention::{Entry, Growth, Property};
 use crate::config::grid::Models;
 use crate::config::unknown;
-use crate::model::preset::{self, Preset};
 use crate::report::table::Table;
 
 /// What `list mechanisms` is asked.
@@ -44,7 +44,7 @@ fn length(text: &str) -> Result<usize, String> {
 
 /// Which models are counted.
 struct Scene {
-    preset: &'static Preset,
+    preset: Backbone,
     task: Option<&'static str>,
     /// As given.
     len: Option<usize>,
@@ -52,24 +52,27 @@ struct Scene {
 
 impl Scene {
     fn of(args: &Mechanisms) -> Result<Self> {
-        let names = preset::TABLE.iter().map(|preset| preset.name);
-        let preset = Preset::find(&args.preset).with_context(|| unknown("preset", &args.preset, names))?;
+        let presets = Backbone::all();
+        let names = presets.iter().map(|preset| preset.name());
+        let preset = presets.iter().find(|preset| preset.name() == args.preset);
+        let preset = *preset.with_context(|| unknown("preset", &args.preset, names))?;
         let task = match &args.task {
-            Some(name) => match preset.tasks().find(|task| task == name) {
-                Some(task) => Some(task),
-                None => {
-                    let tasks: Vec<&str> = preset.tasks().collect();
-                    bail!("preset {}: {}", preset.name, unknown("task", name, tasks.iter().copied()))
-                }
-            },
-            None => args.len.and_then(|len| task_of(preset, len)),
+            Some(name) => {
+                let tasks = preset.tasks();
+                let task = tasks.iter().copied().find(|task| task == name);
+                let Some(task) = task else {
+                    bail!("preset {}: {}", preset.name(), unknown("task", name, tasks.iter().copied()))
+                };
+                Some(task)
+            }
+            None => preset.task_of(args.len),
         };
         Ok(Self { preset, task, len: args.len })
     }
 
     fn costs(&self, choice: &Choice) -> Costs {
         let len = self.len.or(if self.task.is_some() { None } else { Some(4096) });
-        costs(choice, self.preset, self.task, len)
+        self.preset.costs(choice, self.task, len, true)
     }
 }
 
@@ -139,7 +142,7 @@ fn overview(choices: &[Choice], scene: &Scene) -> Table {
         title: format!(
             "{} mechanisms; parameters, GFLOPs and decoder state of preset {}{task} at length {len}",
             choices.len(),
-            scene.preset.name
+            scene.preset.name()
         ),
         columns: columns.map(str::to_owned).to_vec(),
         numbers: 3,
@@ -176,8 +179,12 @@ fn describe(choice: &Choice, scene: &Scene) -> Value {
             })
         })
         .collect();
-    let tasks: Vec<Costs> =
-        scene.preset.tasks().map(|task| costs(choice, scene.preset, Some(task), scene.len)).collect();
+    let tasks: Vec<Costs> = scene
+        .preset
+        .tasks()
+        .iter()
+        .map(|task| scene.preset.costs(choice, Some(task), scene.len, false))
+        .collect();
     let mut value = json!({
         "name": entry.name,
         "variant": choice.variant,
@@ -200,7 +207,7 @@ fn describe(choice: &Choice, scene: &Scene) -> Value {
         "equations": entry.equations,
         "deviations": entry.deviations,
         "knobs": knobs,
-        "preset": scene.preset.name,
+        "preset": scene.preset.name(),
     });
     let costs = json!(scene.costs(choice));
     if let (Some(value), Some(costs)) = (value.as_object_mut(), costs.as_object()) {
@@ -214,9 +221,7 @@ fn describe(choice: &Choice, scene: &Scene) -> Value {
 fn explain(choice: &Choice, scene: &Scene) -> String {
     let entry = choice.entry;
     let mut text = String::new();
-    let mut say = |line: &str| {
-        let _ = writeln!(text, "{}", line.trim_end());
-    };
+    let mut say = |line: &str| text.push_str(&wrap(line, super::width()));
     let paper = entry.paper;
     say(&format!("{} ({})", entry.title, choice.label()));
     say(&format!("  {}, \"{}\", {}, {}", paper.authors, paper.title, paper.year, paper.locator));
@@ -232,7 +237,7 @@ fn explain(choice: &Choice, scene: &Scene) -> String {
         growth(entry.time),
         growth(entry.memory)
     ));
-    say(&format!("Preset {}: {}", scene.preset.name, in_words(&scene.costs(choice))));
+    say(&format!("Preset {}: {}", scene.preset.name(), in_words(&scene.costs(choice))));
     if !entry.knobs.is_empty() {
         say("");
         say("Knobs:");
@@ -240,7 +245,7 @@ fn explain(choice: &Choice, scene: &Scene) -> String {
     for knob in entry.knobs {
         let setting = choice.knobs.iter().find(|(name, _)| *name == knob.name);
         let value = setting.map_or_else(|| knob.default.to_string(), |(_, value)| value.to_string());
-        say(&format!("  {}={value}  {}", knob.name, knob.doc));
+        say(&format!("  {}={value}: {}", knob.name, knob.doc));
         say(&format!("      {}; default {} from {}", knob.kind, knob.default, knob.source));
     }
     let sections = [

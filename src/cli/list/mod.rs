@@ -11,7 +11,6 @@ use crate::config::suite::{self, Suite};
 use crate::config::units::Bytes;
 use crate::device::Backend;
 use crate::device::machine::Machine;
-use crate::model::preset;
 use crate::report::table::Table;
 
 /// Columns of text where nothing says how wide the terminal is.
@@ -20,6 +19,26 @@ const WIDTH: u16 = 140;
 /// Columns of the terminal that reads standard output.
 fn width() -> u16 {
     comfy_table::Table::new().width().unwrap_or(WIDTH)
+}
+
+/// `line` in lines of at most `width` columns, broken at spaces; later lines are indented like the first, and
+/// two columns more behind a list item's dash.
+fn wrap(line: &str, width: u16) -> String {
+    let line = line.trim_end();
+    let spaces = line.len() - line.trim_start().len();
+    let indent = " ".repeat(if line.trim_start().starts_with("- ") { spaces + 2 } else { spaces });
+    let mut lines = vec![line[..spaces].to_owned()];
+    for word in line.split_whitespace() {
+        let last = lines.len() - 1;
+        let free = lines[last].trim().is_empty();
+        if !free && lines[last].chars().count() + 1 + word.chars().count() > usize::from(width) {
+            lines.push(format!("{indent}{word}"));
+        } else {
+            lines[last].push_str(if free { "" } else { " " });
+            lines[last].push_str(word);
+        }
+    }
+    lines.join("\n") + "\n"
 }
 
 /// What to list.
@@ -131,19 +150,15 @@ fn devices() -> List {
 fn presets() -> List {
     let mut list = List { table: Table::default(), json: Vec::new() };
     list.table.columns = ["preset", "backbone", "source", "tasks"].map(str::to_owned).to_vec();
-    for preset in preset::TABLE {
-        let tasks: Vec<&str> = preset.tasks().collect();
-        list.table.rows.push(vec![
-            preset.name.to_owned(),
-            preset.title.to_owned(),
-            preset.source.to_owned(),
-            tasks.join(" "),
-        ]);
+    for preset in costs::Backbone::all() {
+        let tasks = preset.tasks();
+        let [name, title, description, source] = preset.texts();
+        list.table.rows.push([name, title, source, &tasks.join(" ")].map(str::to_owned).to_vec());
         list.json.push(json!({
-            "name": preset.name,
-            "title": preset.title,
-            "description": preset.description,
-            "source": preset.source,
+            "name": name,
+            "title": title,
+            "description": description,
+            "source": source,
             "tasks": tasks,
         }));
     }
@@ -216,13 +231,32 @@ mod tests {
                 assert!(text.contains(&format!("  {}=", knob.name)), "{} of {text}", knob.name);
             }
         }
-        assert!(list("mechanisms --model ls:w=16").unwrap().contains("  w=16  "));
+        assert!(list("mechanisms --model ls:w=16").unwrap().contains("  w=16: "));
+    }
+
+    #[test]
+    fn long_lines_are_broken_and_indented() {
+        assert_eq!(wrap("  aa bb cc", 7), "  aa bb\n  cc\n");
+        assert_eq!(wrap("  - aa bb", 6), "  - aa\n    bb\n");
+        assert_eq!(wrap("averylongword b", 4), "averylongword\nb\n");
+        assert_eq!(wrap("", 10), "\n");
+    }
+
+    #[test]
+    fn language_models_are_counted() {
+        let of = |line: &str| parsed(&format!("mechanisms --json {line}"))[0]["parameters"].clone();
+        assert_eq!(of("--preset charlm-small --model ls"), 44_294_448);
+        assert_eq!(of("--preset charlm-small --model ls --task text8"), 44_204_160);
+        assert_eq!(of("--preset charlm-large --model ls"), 110_576_064);
+        assert_eq!(of("--preset charlm-small --model transformer-xl"), 41_068_752);
+        let nystrom = parsed("mechanisms --json --preset charlm-small --model nystrom");
+        assert!(nystrom[0]["problem"].as_str().unwrap().contains("no causal form"));
     }
 
     #[test]
     fn suites_and_presets_are_listed() {
         assert!(parsed("suites --json").iter().any(|suite| suite["name"] == "cos-table5"));
-        assert_eq!(parsed("presets --json").len(), preset::TABLE.len());
+        assert_eq!(parsed("presets --json").len(), costs::Backbone::all().len());
         let devices = parsed("devices --json");
         assert_eq!((&devices[0]["name"], &devices[0]["usable"]), (&json!("cpu"), &json!(true)));
         assert!(devices.iter().any(|device| device["name"] == "metal"));
