@@ -1,5 +1,6 @@
 //! The command line: arguments to plans, outcomes to exit codes.
 
+mod check;
 mod data_dir;
 mod dry;
 mod export;
@@ -86,6 +87,8 @@ enum Command {
     Speed(speed::Args),
     /// Peak memory of a step against length, or the longest length that fits (Transformer-LS, Figure 3)
     Memory(memory::Args),
+    /// Prove mechanisms and models against golden files
+    Check(check::Args),
     /// Draw who sees whom, attention matrices, or the charts of a run again
     Plot {
         #[command(subcommand)]
@@ -116,6 +119,7 @@ pub fn main() -> ExitCode {
     let result = match cli.command {
         Command::Speed(args) => speed::run(&args, cli.global.term()),
         Command::Memory(args) => memory::run(&args, cli.global.term()),
+        Command::Check(args) => check::run(&args, cli.global.term()),
         Command::List { what } => list::run(&what).and_then(|text| Ok(crate::term::data(&text).map(|()| 0)?)),
         Command::Plot { what } => plot::run(&what, &term),
         Command::Completions(args) => pages::completions(&args),
