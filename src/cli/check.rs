@@ -277,7 +277,7 @@ fn table(rows: &[Row]) -> Table {
 
 /// The red files and what is wrong with them.
 fn red(rows: &[Row]) -> Option<Table> {
-    let red = rows.iter().filter(|row| row.outcome == Outcome::Failed);
+    let red = rows.iter().filter(|row| row.outcome == Outcome::Failed && !row.model.is_empty());
     let lines: Vec<Vec<String>> = red
         .map(|row| vec![row.variant.clone().unwrap_or_default(), row.error.clone().unwrap_or_default()])
         .collect();

@@ -181,7 +181,14 @@ fn usage(error: &clap::Error) -> u8 {
     USAGE
 }
 
-/// The whole command tree, for help pages and completions.
+/// The commands that people see, for manual pages and completions.
 fn tree() -> clap::Command {
-    Cli::command()
+    let full = Cli::command();
+    let visible = full.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
+    clap::Command::new("effattn")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about(full.get_about().cloned().unwrap_or_default())
+        .after_help(EXAMPLES)
+        .args(full.get_arguments().cloned())
+        .subcommands(visible.collect::<Vec<_>>())
 }
