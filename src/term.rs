@@ -222,6 +222,7 @@ impl Term {
                 bar.set_position((1000.0 * share.min(1.0)) as u64);
                 self.detail(line);
             }
+            None if line.is_empty() => {}
             None => self.say(line),
         }
     }

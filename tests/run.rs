@@ -210,7 +210,7 @@ fn a_closed_stdout_ends_quietly() {
 #[test]
 fn a_run_that_is_held_names_its_holder() {
     let folder = tempfile::tempdir().unwrap();
-    let args = speed(&["--len", "64", "--max-time", "100s"]);
+    let args = speed(&["--len", "64", "--max-time", "100s", "--runs", "1000000"]);
     let mut child = spawn(folder.path(), &args);
     wait_for("the run folder", || {
         let runs = fs::read_dir(folder.path().join("results/speed"));

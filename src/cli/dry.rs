@@ -72,7 +72,7 @@ fn row(cell: &crate::run::plan::Cell) -> Row {
 fn table(plan: &Plan) -> Table {
     let total = clock(plan.seconds());
     let mut table = Table {
-        title: format!("{} cells, about {total}; nothing was run", plan.cells.len()),
+        title: format!("Cells: {}; about {total}; nothing was run", plan.cells.len()),
         columns: ["model", "pass", "len", "batch", "GFLOPs", "parameters", "held", "time"]
             .map(str::to_owned)
             .to_vec(),

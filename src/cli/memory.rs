@@ -53,7 +53,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     }
     start::folders(&args.place, &args.exports)?;
     let text = start::text(&args.place, &mut plan)?;
-    term.say(&start::header("memory", &grid.settings, &ready));
+    term.say(&start::header(&plan, &grid.settings, &ready));
     let mut session = start::session(&plan, &args.place, &ready, text.as_ref(), term)?;
     let left: f64 = plan.cells.iter().filter(|cell| !session.is_done(cell)).map(|cell| cell.seconds).sum();
     let count = plan.cells.len() - session.finished();

@@ -1,5 +1,6 @@
 //! The command line: arguments to plans, outcomes to exit codes.
 
+mod check;
 mod data_dir;
 mod dry;
 mod export;
@@ -86,6 +87,8 @@ enum Command {
     Speed(speed::Args),
     /// Peak memory of a step against length, or the longest length that fits (Transformer-LS, Figure 3)
     Memory(memory::Args),
+    /// Prove mechanisms and models against golden files
+    Check(check::Args),
     /// Draw who sees whom, attention matrices, or the charts of a run again
     Plot {
         #[command(subcommand)]
@@ -116,6 +119,7 @@ pub fn main() -> ExitCode {
     let result = match cli.command {
         Command::Speed(args) => speed::run(&args, cli.global.term()),
         Command::Memory(args) => memory::run(&args, cli.global.term()),
+        Command::Check(args) => check::run(&args, cli.global.term()),
         Command::List { what } => list::run(&what).and_then(|text| Ok(crate::term::data(&text).map(|()| 0)?)),
         Command::Plot { what } => plot::run(&what, &term),
         Command::Completions(args) => pages::completions(&args),
@@ -177,7 +181,14 @@ fn usage(error: &clap::Error) -> u8 {
     USAGE
 }
 
-/// The whole command tree, for help pages and completions.
+/// The commands that people see, for manual pages and completions.
 fn tree() -> clap::Command {
-    Cli::command()
+    let full = Cli::command();
+    let visible = full.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
+    clap::Command::new("effattn")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about(full.get_about().cloned().unwrap_or_default())
+        .after_help(EXAMPLES)
+        .args(full.get_arguments().cloned())
+        .subcommands(visible.collect::<Vec<_>>())
 }

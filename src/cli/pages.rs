@@ -29,7 +29,7 @@ pub fn completions(args: &Completions) -> Result<u8> {
 pub fn man(args: &Man) -> Result<u8> {
     let mut root = tree().disable_help_subcommand(true);
     root.build();
-    let visible: Vec<&clap::Command> = root.get_subcommands().filter(|c| !c.is_hide_set()).collect();
+    let visible: Vec<&clap::Command> = root.get_subcommands().collect();
     let pages: Vec<clap::Command> = match &args.command {
         None => std::iter::once(&root).chain(visible).cloned().collect(),
         Some(name) => match visible.iter().find(|command| command.get_name() == name) {

@@ -26,8 +26,10 @@ use crate::term::{Term, Warning};
 pub struct Ready {
     /// CPU threads.
     pub threads: usize,
-    /// Bytes that all workers together may reach.
+    /// Live bytes that all workers together may reach.
     pub memory_limit: u64,
+    /// Resident bytes that all workers together may reach.
+    pub resident_limit: u64,
     /// The device.
     pub device: DeviceName,
 }
@@ -41,9 +43,9 @@ pub fn ready(settings: &Settings) -> Result<Ready> {
     threads::set(count);
     let device = settings.device.unwrap_or_default();
     Backend::open(device)?;
-    let default = machine::free_memory() / 10 * 9;
-    let memory_limit = settings.memory_limit.map_or(default, |bytes| bytes.0);
-    Ok(Ready { threads: count, memory_limit, device })
+    let free = machine::free_memory();
+    let memory_limit = settings.memory_limit.map_or(free / 10 * 9, |bytes| bytes.0);
+    Ok(Ready { threads: count, memory_limit, resident_limit: free / 100 * 95, device })
 }
 
 /// Output, plots and export folders, tried before anything is measured.
@@ -52,7 +54,9 @@ pub fn ready(settings: &Settings) -> Result<Ready> {
 /// A folder that cannot be written.
 pub fn folders(place: &Place, exports: &Exports) -> Result<()> {
     let writable = |flag: &str, path: &Path| {
-        file::ensure_writable(path).with_context(|| format!("{flag} {} cannot be written", path.display()))
+        file::ensure_writable(path).map_err(|error| {
+            anyhow::anyhow!("{flag} {} cannot be written ({error}); choose another folder", path.display())
+        })
     };
     exports.check()?;
     writable("--output-path", &place.output_path)?;
@@ -126,13 +130,14 @@ pub fn session(
         launcher,
         stop: stop_on_ctrl_c(),
         memory_limit: ready.memory_limit,
+        resident_limit: ready.resident_limit,
         term,
     };
     Ok(Session::open(plan, around)?)
 }
 
-/// `effattn speed · cpu AMD EPYC, 2 threads, avx512 · lra-repo · batch 1 · f32, fused kernels · limit 16 GiB`.
-pub fn header(command: &str, settings: &Settings, ready: &Ready) -> String {
+/// `effattn speed · cpu AMD EPYC, 2 threads, avx512 · lra-repo · batch 1 · f32, fused kernels · ...`.
+pub fn header(plan: &Plan, settings: &Settings, ready: &Ready) -> String {
     let machine = Machine::this();
     let list = |values: &[u64]| values.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
     let batch = settings.batch.as_ref().map_or_else(String::new, |batch| list(&batch.0));
@@ -142,8 +147,9 @@ pub fn header(command: &str, settings: &Settings, ready: &Ready) -> String {
     };
     let preset = settings.preset.as_deref().unwrap_or("lra-repo");
     let (dtype, kernel) = (settings.dtype.unwrap_or_default(), settings.kernel.unwrap_or_default());
-    let limit = Bytes(ready.memory_limit);
+    let (limit, command) = (Bytes(ready.memory_limit), &plan.command);
+    let text = if plan.data.contains_key("imdb") { "IMDb reviews" } else { "built-in text" };
     format!(
-        "effattn {command} · {place} · {preset} · batch {batch} · {dtype}, {kernel} kernels · limit {limit}"
+        "effattn {command} · {place} · {preset} · batch {batch} · {dtype}, {kernel} kernels · {text} · limit {limit}"
     )
 }

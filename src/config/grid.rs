@@ -83,7 +83,8 @@ impl Grammar {
         if (self.min..=self.max).contains(&value) {
             return Ok(value);
         }
-        Err(SayError(format!("{} {text} is out of range; allowed: {} to {}", self.what, self.min, self.max)))
+        let Self { what, min, max, .. } = self;
+        Err(self.error(format!("{what} {text} is out of range; allowed: {min} to {max}")))
     }
 
     fn part(&self, text: &str) -> Result<Vec<u64>, SayError> {
@@ -398,7 +399,7 @@ mod tests {
     #[test]
     fn wrong_lengths_say_what_is_allowed() {
         for (text, says) in [
-            ("0", "length 0 is out of range; allowed: 1 to 4194304"),
+            ("0", "length 0 is out of range; allowed: 1 to 4194304; write 1024,2048 or 1024..8192"),
             ("8192..1024", "8192..1024 ends before it starts"),
             ("1024..4096+0", "the step +0 must be a number of at least 1"),
             ("99999999999999999999999", "is out of range"),

@@ -240,7 +240,7 @@ impl Settings {
             let hint = nearest(key, Self::KEYS.iter().copied());
             let hint = hint.map_or_else(String::new, |near| format!(" (did you mean {near}?)"));
             let keys = Self::KEYS.join(", ");
-            return Err(SayError::new(format!("--set: unknown key {key:?}{hint}; keys: {keys}")));
+            return Err(SayError::new(format!("unknown key {key:?}{hint}; keys: {keys}")));
         }
         let quoted = toml::Value::String(value.to_owned());
         let parsed = toml::from_str::<Self>(&format!("{key} = {value}"));

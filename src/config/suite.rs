@@ -23,7 +23,7 @@ pub enum SuiteError {
     #[error("{0}, or give a path ending in .toml")]
     Unknown(String),
     /// The file cannot be read.
-    #[error("suite {file}: {source}")]
+    #[error("suite {file} cannot be read ({source}); `effattn list suites` shows the built-in ones")]
     Read {
         /// The file.
         file: String,

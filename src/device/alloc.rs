@@ -4,7 +4,7 @@
 //! is exact and repeatable, which resident size is not once the allocator keeps freed pages.
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 /// Exit code of a process that asked for more than its memory limit.
 pub const OOM_EXIT: i32 = 87;
@@ -12,6 +12,7 @@ pub const OOM_EXIT: i32 = 87;
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 static LIMIT: AtomicUsize = AtomicUsize::new(usize::MAX);
+static KEPT: AtomicBool = AtomicBool::new(false);
 
 /// A global allocator that counts bytes over the system's allocator.
 pub struct Counting;
@@ -34,6 +35,11 @@ pub fn reset_peak() {
 /// Ends the process with [`OOM_EXIT`] when live bytes would exceed `bytes`.
 pub fn set_limit(bytes: usize) {
     LIMIT.store(bytes, Relaxed);
+}
+
+/// Whether [`keep_pages`] is in force.
+pub fn pages_kept() -> bool {
+    KEPT.load(Relaxed)
 }
 
 fn grow(bytes: usize) {
@@ -81,7 +87,12 @@ unsafe impl GlobalAlloc for Counting {
 
 /// Keeps freed pages in the heap (Linux, glibc). By default every large tensor is mapped and
 /// unmapped, and half of a training step is page faults. Call first in `main`.
+///
+/// `EFFATTN_KEEP_PAGES=0` leaves the allocator as it is (to compare with resident sizes).
 pub fn keep_pages() -> bool {
+    if std::env::var_os("EFFATTN_KEEP_PAGES").is_some_and(|value| value == "0") {
+        return false;
+    }
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
         // SAFETY: mallopt only sets parameters of glibc's allocator.
@@ -91,6 +102,7 @@ pub fn keep_pages() -> bool {
             libc::mallopt(libc::M_MMAP_MAX, 0);
             libc::mallopt(libc::M_TOP_PAD, 64 << 20);
         }
+        KEPT.store(true, Relaxed);
         true
     }
     #[cfg(not(all(target_os = "linux", target_env = "gnu")))]

@@ -89,6 +89,14 @@ impl Resident {
         self.0.process(pid).map(sysinfo::Process::memory)
     }
 
+    /// Highest resident size of this process so far, where the system tells (Linux), else the size now.
+    pub fn own_peak(&mut self) -> u64 {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kilobytes = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+        kilobytes.map_or_else(|| self.own(), |kilobytes| kilobytes << 10)
+    }
+
     /// Resident bytes of this process now.
     pub fn own(&mut self) -> u64 {
         self.of(std::process::id()).unwrap_or(0)
@@ -106,6 +114,7 @@ mod tests {
         let touched = std::hint::black_box(vec![1u8; 64 << 20]);
         assert!(resident.own() >= before + (60 << 20), "{} {}", before, resident.own());
         drop(touched);
+        assert!(resident.own_peak() >= before + (60 << 20));
         assert!(free_memory() > 0 && Machine::this().memory_bytes >= free_memory());
     }
 }

@@ -37,7 +37,7 @@ struct Answer {
 pub fn conduct(request: Request, session: &Session) -> Result<HashMap<String, String>, RunError> {
     let models = request.models.clone();
     let mut worker = Worker::start(&session.launcher, &Task::Gate { request })?;
-    match worker.hear::<Answer>(None, session.memory_limit, &session.stop)? {
+    match worker.hear::<Answer>(None, session.resident_limit, &session.stop)? {
         Heard::Message(answer) => {
             worker.finish();
             Ok(answer.red)

@@ -43,7 +43,7 @@ pub struct Request {
 struct Peak {
     /// Highest live bytes above the empty process.
     peak_bytes: u64,
-    /// Growth of the resident size.
+    /// Growth of the highest resident size, counted by the system.
     resident_bytes: u64,
 }
 
@@ -201,7 +201,7 @@ fn probe(request: &Request, limit: u64, session: &Session) -> Result<Result<Peak
     let mut worker = Worker::start(&session.launcher, &task)?;
     let timeout = Duration::try_from_secs_f64(request.timeout).unwrap_or(Duration::MAX);
     let deadline = Instant::now().checked_add(timeout);
-    let heard = worker.hear::<Answer>(deadline, session.memory_limit, &session.stop)?;
+    let heard = worker.hear::<Answer>(deadline, session.resident_limit, &session.stop)?;
     Ok(match heard {
         Heard::Message(Answer::Peak(peak)) => {
             worker.finish();
@@ -229,7 +229,7 @@ pub fn work(link: &Link, request: &Request, text: &[u8]) -> anyhow::Result<()> {
     };
     let answer = match measure() {
         Ok(stage) => {
-            let resident_bytes = resident.own().saturating_sub(before);
+            let resident_bytes = resident.own_peak().saturating_sub(before);
             Answer::Peak(Peak { peak_bytes: stage.peak_bytes(), resident_bytes })
         }
         Err(ending) => Answer::Ended { outcome: ending.outcome, reason: ending.reason },
@@ -263,10 +263,7 @@ fn fit(cell: &Cell, request: &Request, bytes: u64, session: &mut Session) -> Res
     let mut row = row.ended(outcome, remark);
     row.len = length;
     row.peak_bytes = length.map(|_| found.peak);
-    Ok(vec![
-        row.with("longest_length", "positions", length.map(|len| len as f64)),
-        row.with("peak_memory", "B", length.map(|_| found.peak as f64)),
-    ])
+    Ok(vec![row.with("longest_length", "positions", length.map(|len| len as f64))])
 }
 
 /// What one length gave.

@@ -88,7 +88,9 @@ impl Spec {
         let preset = settings.preset.clone().unwrap_or_else(|| "lra-repo".to_owned());
         let dtype = settings.dtype.unwrap_or_default();
         if dtype != DtypeName::F32 {
-            return Err(PlanError(format!("--dtype {dtype}: this version computes in f32 only")));
+            return Err(PlanError(format!(
+                "--dtype {dtype}: this version computes in f32 only; leave the flag out"
+            )));
         }
         Ok(Self {
             model: label,

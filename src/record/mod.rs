@@ -8,7 +8,7 @@ pub mod json;
 pub mod matrix;
 mod row;
 
-pub use row::{COLUMNS, Outcome, Pass, Published, Row};
+pub use row::{COLUMNS, Outcome, Pass, Published, Row, rounded};
 
 /// A stored file that cannot be read as rows.
 #[derive(Debug, thiserror::Error)]

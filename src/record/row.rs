@@ -228,6 +228,15 @@ pub const COLUMNS: [&str; 35] = [
     "commit",
 ];
 
+/// `value` to twelve significant digits, none if it is not finite: short in CSV, and read back from JSON
+/// to the same bits (from 1e-10 on).
+pub fn rounded(value: f64) -> Option<f64> {
+    if !value.is_finite() {
+        return None;
+    }
+    format!("{value:.11e}").parse().ok()
+}
+
 impl Row {
     /// A row of `protocol` for `model` with this build's version and nothing measured yet.
     pub fn new(protocol: &str, model: &str) -> Self {
@@ -270,10 +279,10 @@ impl Row {
         }
     }
 
-    /// The same cell with another metric; a value that is not finite becomes none.
+    /// The same cell with another metric; the value is [`rounded`], and none if it is not finite.
     #[must_use]
     pub fn with(&self, metric: &str, unit: &str, value: Option<f64>) -> Self {
-        let value = value.filter(|value| value.is_finite());
+        let value = value.and_then(rounded);
         Self { metric: metric.to_owned(), unit: unit.to_owned(), value, ..self.clone() }
     }
 
@@ -301,6 +310,23 @@ mod tests {
         let json = serde_json::to_value(Row::new("speed", "ls")).unwrap();
         let keys: Vec<&str> = json.as_object().unwrap().keys().map(String::as_str).collect();
         assert_eq!(keys, COLUMNS);
+    }
+
+    #[test]
+    fn rounded_values_survive_json() {
+        for (index, value) in
+            [1.0 / 3.0, 2e-10 / 3.0, 1e9 / 7.0, -0.1, 0.0, 5.5880550000000001e-4].iter().enumerate()
+        {
+            let value = rounded(*value).unwrap();
+            let text = serde_json::to_string(&value).unwrap();
+            assert_eq!(
+                serde_json::from_str::<f64>(&text).unwrap().to_bits(),
+                value.to_bits(),
+                "{index} {text}"
+            );
+            assert!(text.len() < 20, "{text}");
+        }
+        assert_eq!((rounded(f64::INFINITY), rounded(2.0)), (None, Some(2.0)));
     }
 
     #[test]

@@ -123,7 +123,9 @@ pub fn reasons(rows: &[Row]) -> Option<Table> {
     let told = |row: &&Row| !matches!(row.outcome, Outcome::Ok | Outcome::Interrupted | Outcome::Planned);
     for row in rows.iter().filter(|row| row.value.is_none()).filter(told) {
         let pass = row.pass.map_or("", |pass| pass.word());
-        let place = format!("{} {pass}", row.len.map_or_else(String::new, |len| len.to_string()));
+        let number = |name: &str, value: Option<u64>| value.map(|value| format!("{name}{value}"));
+        let place = [number("n", row.len), number("b", row.batch), Some(pass.to_owned())];
+        let place = place.into_iter().flatten().collect::<Vec<_>>().join(" ");
         let why = row.error.clone().unwrap_or_default();
         if seen.insert((row.label(), row.outcome, place.clone(), row.batch)) {
             table.rows.push(vec![row.label(), row.outcome.to_string(), place.trim().to_owned(), why]);

@@ -10,6 +10,7 @@ use time::format_description::well_known::Rfc3339;
 
 use super::RunError;
 use super::plan::Plan;
+use crate::device::alloc;
 use crate::device::machine::{self, Machine};
 use crate::record::file;
 
@@ -104,7 +105,7 @@ impl Manifest {
             threads: plan.threads as u64,
             allocator: json!({
                 "counted": true,
-                "keep_pages": cfg!(all(target_os = "linux", target_env = "gnu")),
+                "keep_pages": alloc::pages_kept(),
             }),
             gemm: "gemm 0.19, AVX-512 where found".to_owned(),
             seeds: plan.seeds.clone(),

@@ -39,8 +39,10 @@ pub struct Session {
     pub launcher: Launcher,
     /// Set by Ctrl-C.
     pub stop: Stop,
-    /// Bytes that all workers together may reach.
+    /// Live bytes that all workers together may reach.
     pub memory_limit: u64,
+    /// Resident bytes that all workers together may reach: what the machine has.
+    pub resident_limit: u64,
     /// Talk.
     pub term: Term,
 }
@@ -55,8 +57,10 @@ pub struct Surroundings<'a> {
     pub launcher: Launcher,
     /// Set by Ctrl-C.
     pub stop: Stop,
-    /// Bytes that all workers together may reach.
+    /// Live bytes that all workers together may reach.
     pub memory_limit: u64,
+    /// Resident bytes that all workers together may reach.
+    pub resident_limit: u64,
     /// Talk.
     pub term: Term,
 }
@@ -82,6 +86,7 @@ impl Session {
             launcher: around.launcher,
             stop: around.stop,
             memory_limit: around.memory_limit,
+            resident_limit: around.resident_limit,
             term: around.term,
         };
         if session.folder.continued {

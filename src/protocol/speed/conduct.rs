@@ -16,7 +16,8 @@ use crate::run::plan::{Cell, Plan};
 use crate::run::session::Session;
 use crate::run::worker::{Heard, Launcher, Worker};
 use crate::run::{RunError, Stop};
-use crate::stats::median;
+use crate::stats::{Summary, median};
+use crate::term::Warning;
 
 /// Runs every cell of `plan` that has no rows yet. `red`: mechanisms whose check is red, with the reason;
 /// they get no speed.
@@ -30,12 +31,19 @@ pub fn conduct(
     session: &mut Session,
 ) -> Result<(), RunError> {
     let mut at = 0;
+    let mut scattered = Scattered::default();
     while at < plan.cells.len() {
         let place = |cell: &Cell| (cell.row.len, cell.row.batch, cell.row.pass, cell.row.seed);
         let same = plan.cells[at..].iter().take_while(|cell| place(cell) == place(&plan.cells[at]));
         let group: Vec<usize> = (at..at + same.count()).collect();
         at += group.len();
-        let mut workers = Workers { plan, requests, session, alive: HashMap::new() };
+        let mut workers = Workers {
+            plan,
+            requests,
+            session: &mut *session,
+            alive: HashMap::new(),
+            scattered: &mut scattered,
+        };
         let mut cells = Vec::new();
         for &cell in &group {
             if workers.settle(cell, red)? {
@@ -50,7 +58,42 @@ pub fn conduct(
             return Err(error);
         }
     }
+    scattered.tell(session);
     Ok(())
+}
+
+/// Cells with many outliers: how many, and the worst one.
+#[derive(Default)]
+struct Scattered {
+    cells: usize,
+    worst: Option<Warning>,
+    share: f64,
+}
+
+impl Scattered {
+    fn look(&mut self, key: &str, samples: &[f64]) {
+        let Some(summary) = Summary::of(samples) else { return };
+        let share = summary.outliers as f64 / summary.n as f64;
+        if summary.n < 10 || share < 0.1 {
+            return;
+        }
+        self.cells += 1;
+        if share > self.share {
+            self.share = share;
+            let (count, n) = (summary.outliers, summary.n);
+            self.worst = Some(Warning::Outliers { cell: key.to_owned(), count, n });
+        }
+    }
+
+    fn tell(&self, session: &Session) {
+        if let Some(worst) = &self.worst {
+            session.term.warn(worst);
+        }
+        if self.cells > 1 {
+            let more = self.cells - 1;
+            session.term.warn(&Warning::Other(format!("{more} more cells have 10 % outliers or more")));
+        }
+    }
 }
 
 const NO_BUDGET: turns::Budget = turns::Budget { seconds: 0.0, min_runs: 1, runs: 1 };
@@ -61,6 +104,7 @@ struct Running {
     /// How long it may still compute; waiting for others does not count.
     left: Duration,
     peak: u64,
+    held: u64,
 }
 
 struct Workers<'a> {
@@ -68,6 +112,7 @@ struct Workers<'a> {
     requests: &'a [Option<Request>],
     session: &'a mut Session,
     alive: HashMap<usize, Running>,
+    scattered: &'a mut Scattered,
 }
 
 impl Workers<'_> {
@@ -116,6 +161,7 @@ impl Workers<'_> {
         let cell = &self.plan.cells[index];
         let rows = rows::rows(&cell.row, samples, peak, ending);
         let line = tell(cell, &rows[1], ending, (self.session.finished() + 1, self.plan.cells.len()));
+        self.scattered.look(&cell.key, samples);
         self.session.record(cell, rows, rows::samples(samples))?;
         self.session.term.advance(cell.seconds, &line);
         Ok(())
@@ -133,7 +179,9 @@ impl Workers<'_> {
         }
     }
 
-    fn hear(&mut self, index: usize, limit: u64) -> Result<Answer, RunError> {
+    fn hear(&mut self, index: usize) -> Result<Answer, RunError> {
+        let others: u64 = self.alive.iter().filter(|(other, _)| **other != index).map(|(_, r)| r.held).sum();
+        let limit = self.session.resident_limit.saturating_sub(others);
         let Some(running) = self.alive.get_mut(&index) else {
             return Err(RunError::Internal("a worker that was never started had its turn".to_owned()));
         };
@@ -141,10 +189,14 @@ impl Workers<'_> {
         let deadline = start.checked_add(running.left);
         let heard = running.worker.hear::<Answer>(deadline, limit, &self.session.stop)?;
         running.left = running.left.saturating_sub(start.elapsed());
-        Ok(match heard {
+        let answer = match heard {
             Heard::Message(answer) => answer,
             Heard::Ended(ending) => Answer::from(ending),
-        })
+        };
+        if let Answer::Samples { peak_bytes, held_bytes, .. } = &answer {
+            (running.peak, running.held) = (*peak_bytes, *held_bytes);
+        }
+        Ok(answer)
     }
 }
 
@@ -158,25 +210,20 @@ impl Bench for Workers<'_> {
         let task = Task::Speed { memory_limit: limit, request: request.clone() };
         let worker = Worker::start(&self.session.launcher, &task)?;
         let left = Duration::try_from_secs_f64(request.timeout).unwrap_or(Duration::MAX);
-        self.alive.insert(index, Running { worker, left, peak: 0 });
-        match self.hear(index, limit)? {
+        self.alive.insert(index, Running { worker, left, peak: 0, held: 0 });
+        match self.hear(index)? {
             Answer::Samples { held_bytes, .. } => Ok(Started::Ready { held: held_bytes }),
             Answer::Ended { outcome, reason } => Ok(Started::Ended(Ending { outcome, reason })),
         }
     }
 
-    fn turn(&mut self, index: usize, seconds: f64, runs: usize, limit: u64) -> Result<Turned, RunError> {
+    fn turn(&mut self, index: usize, seconds: f64, runs: usize) -> Result<Turned, RunError> {
         self.session.term.at(&self.plan.cells[index].key);
         if let Some(running) = self.alive.get_mut(&index) {
             running.worker.send(&Turn { seconds, runs: runs as u64 });
         }
-        match self.hear(index, limit)? {
-            Answer::Samples { seconds, peak_bytes, held_bytes } => {
-                if let Some(running) = self.alive.get_mut(&index) {
-                    running.peak = peak_bytes;
-                }
-                Ok(Turned::Samples(seconds, held_bytes))
-            }
+        match self.hear(index)? {
+            Answer::Samples { seconds, held_bytes, .. } => Ok(Turned::Samples(seconds, held_bytes)),
             Answer::Ended { outcome, reason } => Ok(Turned::Ended(Ending { outcome, reason })),
         }
     }

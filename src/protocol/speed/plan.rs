@@ -14,8 +14,6 @@ use crate::run::plan::Cell;
 /// Mechanisms of cosFormer Table 5, and Transformer-LS.
 const MODELS: &str = "full,local,linformer,reformer,sinkhorn,synthesizer,bigbird,linear,performer,longformer,\
                       sparse,cosformer,ls";
-/// The mechanisms of `--quick`.
-const QUICK: &str = "full,linformer,performer,linear,cosformer,ls";
 /// Multiply-adds per second and thread that predictions start from.
 const RATE: f64 = 8e9;
 
@@ -65,12 +63,12 @@ pub fn defaults(quick: bool) -> Defaults {
         preset: Some("lra-repo".to_owned()),
         warmup: Some(if quick { 1 } else { 2 }),
         runs: Some(1000),
-        min_runs: Some(if quick { 2 } else { 3 }),
-        max_time: Some(Seconds(if quick { 0.2 } else { 2.0 })),
+        min_runs: Some(3),
+        max_time: Some(Seconds(if quick { 0.25 } else { 2.0 })),
         timeout: Some(Seconds(600.0)),
         ..Settings::NONE
     };
-    Defaults { protocol: "speed", settings, models: if quick { QUICK } else { MODELS } }
+    Defaults { protocol: "speed", settings, models: MODELS }
 }
 
 /// The cells of `grid`: by length, batch size, pass, so that those that take turns stand together.

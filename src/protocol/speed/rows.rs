@@ -1,6 +1,6 @@
 //! From samples to rows.
 
-use crate::record::{Outcome, Row};
+use crate::record::{Outcome, Row, rounded};
 use crate::run::journal::Samples;
 use crate::run::outcome::Ending;
 use crate::stats::Summary;
@@ -33,10 +33,10 @@ fn timed(row: &Row, metric: &str, unit: &str, summary: Option<&Summary>, of: imp
         (a.min(b), a.max(b))
     });
     Row {
-        std: summary.std.map(|std| std / summary.median * value).filter(|std| std.is_finite()),
+        std: summary.std.and_then(|std| rounded(std / summary.median * value)),
         n: Some(summary.n as u64),
-        ci_low: ends.map(|(low, _)| low).filter(|low| low.is_finite()),
-        ci_high: ends.map(|(_, high)| high).filter(|high| high.is_finite()),
+        ci_low: ends.and_then(|(low, _)| rounded(low)),
+        ci_high: ends.and_then(|(_, high)| rounded(high)),
         ..row.with(metric, unit, Some(value))
     }
 }

@@ -51,11 +51,11 @@ pub trait Bench {
     /// # Errors
     /// The run cannot go on.
     fn start(&mut self, cell: usize, limit: u64) -> Result<Started, RunError>;
-    /// Lets `cell` step for `seconds`, at least once and at most `runs` times.
+    /// Lets `cell` step for `seconds`, at least once and at most `runs` times. Its limit stays.
     ///
     /// # Errors
     /// The run cannot go on.
-    fn turn(&mut self, cell: usize, seconds: f64, runs: usize, limit: u64) -> Result<Turned, RunError>;
+    fn turn(&mut self, cell: usize, seconds: f64, runs: usize) -> Result<Turned, RunError>;
     /// Ends `cell`, whose samples are complete or which ended by itself.
     ///
     /// # Errors
@@ -93,7 +93,7 @@ pub fn run(
             }
             forward = !forward;
             for cell in order {
-                step(cell, &mut alive, &budget, limit, bench, &mut waiting)?;
+                step(cell, &mut alive, &budget, bench, &mut waiting)?;
             }
         }
     }
@@ -131,7 +131,6 @@ fn step(
     cell: usize,
     alive: &mut Vec<Alive>,
     budget: &impl Fn(usize) -> Budget,
-    limit: u64,
     bench: &mut impl Bench,
     waiting: &mut Vec<usize>,
 ) -> Result<(), RunError> {
@@ -139,7 +138,7 @@ fn step(
     let Some(at) = alive.iter().position(|alive| alive.cell == cell) else { return Ok(()) };
     let Budget { seconds, min_runs, runs } = budget(cell);
     let left = runs.saturating_sub(alive[at].samples.len()).max(1);
-    match bench.turn(cell, seconds / TURNS, left, limit.saturating_sub(others))? {
+    match bench.turn(cell, seconds / TURNS, left)? {
         Turned::Samples(samples, held) => {
             let alive_cell = &mut alive[at];
             alive_cell.samples.extend(samples);
@@ -194,7 +193,7 @@ mod tests {
             })
         }
 
-        fn turn(&mut self, cell: usize, seconds: f64, runs: usize, _: u64) -> Result<Turned, RunError> {
+        fn turn(&mut self, cell: usize, seconds: f64, runs: usize) -> Result<Turned, RunError> {
             self.log.push(name(cell).to_string());
             if let Some((breaking, left)) = &mut self.breaks_at
                 && *breaking == cell
