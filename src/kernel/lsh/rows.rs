@@ -23,7 +23,7 @@ crate::simd_fn! {
         for (q, k) in q.chunks_exact(d).zip(k.chunks_exact_mut(d)) {
             let (factor, _) = unit(simd, q);
             let factor = simd.splat_f32s(factor);
-            math::map(simd, q, k, |q| simd.mul_f32s(q, factor));
+            math::map(simd, q, k, #[inline(always)] |q| simd.mul_f32s(q, factor));
         }
     }
 }
@@ -54,7 +54,7 @@ crate::simd_fn! {
             replace(row, query, keys, causal, OWN, HIDDEN);
             let max = math::max(simd, row);
             let shift = simd.splat_f32s(max);
-            math::map_in_place(simd, row, |x| math::exp(simd, simd.sub_f32s(x, shift)));
+            math::map_in_place(simd, row, #[inline(always)] |x| math::exp(simd, simd.sub_f32s(x, shift)));
             (stat[0], stat[1]) = (max, math::sum(simd, row));
         }
     }
@@ -77,10 +77,10 @@ crate::simd_fn! {
             replace(row, query, keys, causal, OWN, HIDDEN);
             let (max, factor) = (simd.splat_f32s(stat[0]), simd.splat_f32s(stat[1]));
             let delta = simd.splat_f32s(stat[2]);
-            math::map_in_place(simd, row, |x| {
+            math::map_in_place(simd, row, #[inline(always)] |x| {
                 simd.mul_f32s(math::exp(simd, simd.sub_f32s(x, max)), factor)
             });
-            math::update(simd, row, grad, |p, g| simd.mul_f32s(p, simd.sub_f32s(g, delta)));
+            math::update(simd, row, grad, #[inline(always)] |p, g| simd.mul_f32s(p, simd.sub_f32s(g, delta)));
             replace(grad, query, keys, causal, 0.0, 0.0);
         }
     }
