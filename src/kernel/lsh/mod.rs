@@ -39,11 +39,10 @@ pub struct Lsh<'a> {
 /// # Errors
 /// Shapes that do not fit.
 pub fn lsh(qkv: &Qkv, mask: Option<&Tensor>, call: &Lsh) -> Result<Heads> {
-    let queries = qkv.value_dims()?.2;
-    if queries == 0 || !super::fused_cpu(&qkv.device()?) {
-        return composed(qkv, mask, call);
+    if qkv.value_dims()?.2 > 0 && super::fused_cpu(&qkv.device()?) {
+        return fused::lsh(qkv, mask, call);
     }
-    fused::lsh(qkv, mask, call)
+    composed(qkv, mask, call)
 }
 
 impl Lsh<'_> {

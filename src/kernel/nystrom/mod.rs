@@ -43,7 +43,7 @@ pub struct Landmarks {
 /// # Errors
 /// Shapes that do not fit.
 pub fn nystrom(qkv: &Qkv, mask: Option<&Tensor>, spec: Landmarks) -> Result<Heads> {
-    if super::fused_cpu(&qkv.device()?) {
+    if qkv.value_dims()?.2 > 0 && super::fused_cpu(&qkv.device()?) {
         return fused::nystrom(qkv, mask, spec);
     }
     composed(qkv, mask, spec)
