@@ -209,8 +209,7 @@ impl Mixed {
         let [dq, mut dk, mut dv, dsk, dsv] = grads;
         let (count, r) = (gathered.valid.len(), &gathered.mixture.r);
         let mut dr = vec![0.0; count * count];
-        if count > 0 {
-            let width = len / count;
+        if let Some(width) = len.checked_div(count) {
             let wide = |x| Mat::new(x, count, width);
             let out = MatMut::new(&mut dr, count, count);
             gemm(out, wide(&dsk), wide(&gathered.k).t(), 1.0, Threads::One);
