@@ -5,7 +5,9 @@
 use candle_core::{D, Result, Tensor};
 
 use super::knobs::{Kind, Knob, Knobs, Value};
-use super::{Config, Cost, Entry, Growth, Input, Mechanism, Needs, Output, Paper, Shape, Support};
+use super::{
+    Config, Cost, Entry, Exception, Growth, Input, Mechanism, Needs, Output, Paper, Property, Shape, Support,
+};
 use crate::kernel::attend::{Attend, attend};
 use crate::kernel::heads::Heads;
 use crate::kernel::softmax;
@@ -49,7 +51,11 @@ and, when causal, j <= i.",
         "The released code reshapes to strided groups (positions s nb + u for slots s) instead of neighbours, appends block - n mod block zero tokens (a whole block when block divides n) that count as valid, and applies contiguous pieces of the padding mask to the strided groups; compat=lra reproduces that.",
         "The released causal mode does not run; compat=lra is bidirectional only.",
     ],
-    exceptions: &[],
+    exceptions: &[Exception {
+        property: Property::PaddingInert,
+        applies: |knobs, _| released(knobs),
+        reason: "SPEC-cos 3.1: the released code cuts the mask into contiguous blocks and applies it to strided groups (token mismatch).",
+    }],
     validate,
     needs: |_| Needs::default(),
     cost,

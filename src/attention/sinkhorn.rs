@@ -3,14 +3,15 @@
 //! Tay et al. 2020 (arXiv:2002.11296), X_S = U(R B(X)) with R doubly stochastic: see
 //! [`crate::kernel::sinkhorn`].
 
-use candle_core::{Result, Tensor, bail};
+use candle_core::{Result, bail};
 
 use super::knobs::{Kind, Knob, Knobs, Value};
 use super::{
     Config, Cost, Entry, Exception, Growth, Input, Mechanism, Needs, Output, Paper, Property, Shape, Support,
 };
-use crate::kernel::sinkhorn::{Activation, Net, Sinkhorn, Sorting, sinkhorn};
-use crate::nn::params::{Builder, Init};
+use crate::kernel::group::Group;
+use crate::kernel::sinkhorn::{Activation, Sinkhorn, Sorting, sinkhorn};
+use crate::nn::params::{Builder, Init, Spec};
 
 /// The table line.
 pub static ENTRY: Entry = Entry {
@@ -153,8 +154,7 @@ struct Layer {
     activation: Activation,
     concat: bool,
     released: bool,
-    first: Option<(Tensor, Tensor)>,
-    last: (Tensor, Tensor),
+    group: Group,
 }
 
 fn build(config: &Config, builder: &Builder) -> Result<Box<dyn Mechanism>> {
@@ -166,22 +166,26 @@ fn build(config: &Config, builder: &Builder) -> Result<Box<dyn Mechanism>> {
     let released = released(knobs);
     let heads = if released { 1 } else { config.heads };
     let most = knobs.opt_int("max_blocks").unwrap_or(config.max_len.div_ceil(block));
-    let affine = |suffix: &str, inputs: usize, outputs: usize| -> Result<(Tensor, Tensor)> {
+    let affine = |suffix: &str, inputs: usize, outputs: usize| {
         // lecun normal, as in the Long Range Arena code
         let init = Init::normal(1.0 / (inputs as f64).sqrt());
-        let w = builder.param(&format!("sort_w{suffix}"), &[heads, inputs, outputs], init)?;
-        Ok((w, builder.param(&format!("sort_b{suffix}"), &[heads, outputs], Init::ZERO)?))
+        [
+            Spec::new(&format!("sort_w{suffix}"), &[heads, inputs, outputs], init),
+            Spec::new(&format!("sort_b{suffix}"), &[heads, outputs], Init::ZERO),
+        ]
     };
     let hidden = knobs.opt_int("hidden").unwrap_or(d);
-    let mlp = knobs.word("sort_net") == "mlp2";
-    let first = if mlp { Some(affine("1", d, hidden)?) } else { None };
-    let last = affine("", if mlp { hidden } else { d }, most)?;
+    let specs = match knobs.word("sort_net") {
+        "mlp2" => [affine("1", d, hidden), affine("", hidden, most)].concat(),
+        _ => affine("", d, most).to_vec(),
+    };
+    let group = builder.group(&specs)?;
     let activation = match knobs.word("sort_activation") {
         "softmax" => Activation::Softmax,
         _ => Activation::Sinkhorn(knobs.int("iters")),
     };
     let (temperature, concat) = (knobs.float("temperature"), knobs.word("combine") == "concat");
-    Ok(Box::new(Layer { block, temperature, activation, concat, released, first, last }))
+    Ok(Box::new(Layer { block, temperature, activation, concat, released, group }))
 }
 
 impl Mechanism for Layer {
@@ -190,15 +194,11 @@ impl Mechanism for Layer {
         if queries != n {
             bail!("sinkhorn needs as many queries as keys, not {queries} and {n}");
         }
-        let (w, b) = (&self.last.0, &self.last.1);
         let sorting = if self.released {
             Sorting::Released
         } else {
-            let net = match &self.first {
-                Some((w1, b1)) => Net::Mlp { w1, b1, w, b },
-                None => Net::Linear { w, b },
-            };
-            Sorting::Net { net, temperature: self.temperature, activation: self.activation }
+            let Self { group, temperature, activation, .. } = self;
+            Sorting::Net { group, temperature: *temperature, activation: *activation }
         };
         let call = Sinkhorn { block: self.block, sorting, concat: self.concat };
         Ok(sinkhorn(input.qkv, input.mask, &call)?.into())

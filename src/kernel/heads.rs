@@ -1,6 +1,6 @@
 //! How queries, keys, values and results of an attention call lie in memory.
 
-use candle_core::{D, Result, Tensor, bail};
+use candle_core::{D, Device, Result, Tensor, bail};
 
 /// Queries, keys and values, split into heads or as one packed projection.
 ///
@@ -104,6 +104,41 @@ impl Qkv {
         match self {
             Self::Packed { parts, .. } => parts.q.is_some(),
             Self::Separate { q, .. } => q.is_some(),
+        }
+    }
+
+    /// The device of the values.
+    ///
+    /// # Errors
+    /// No values.
+    pub fn device(&self) -> Result<Device> {
+        match self {
+            Self::Packed { rows, .. } => Ok(rows.device().clone()),
+            Self::Separate { v: Some(v), .. } => Ok(v.device().clone()),
+            Self::Separate { v: None, .. } => bail!("this mechanism was given no values"),
+        }
+    }
+
+    /// Contiguous packed rows [b, n, parts * heads * d], the number of heads, and which part is which; tensors
+    /// of their own are copied side by side.
+    ///
+    /// # Errors
+    /// Queries, keys and values of different lengths.
+    pub fn packed(&self) -> Result<(Tensor, usize, Parts)> {
+        match self {
+            Self::Packed { rows, heads, parts } => Ok((rows.contiguous()?, *heads, *parts)),
+            Self::Separate { q, k, v } => {
+                let (mut pieces, mut index) = (Vec::new(), [None; 3]);
+                for (slot, tensor) in [q, k, v].into_iter().enumerate() {
+                    let Some(tensor) = tensor else { continue };
+                    index[slot] = Some(pieces.len());
+                    pieces.push(merge(tensor)?);
+                }
+                let [q, k, v] = index;
+                let (_, heads, _, _) = self.value_dims()?;
+                let parts = Parts { q, k, v, count: pieces.len() };
+                Ok((Tensor::cat(&pieces, 2)?, heads, parts))
+            }
         }
     }
 

@@ -29,7 +29,7 @@ const EXTRA: &[(&str, &str)] = &[
     ("linformer-window", "w=1,k=2"),
     ("local", "block=5"),
     ("longformer", "left=2,right=1,global=0+2"),
-    ("longformer", "left=1,right=1,global=auto"),
+    ("longformer", "left=1,right=1,global="),
     ("nystrom", "conv_kernel=3"),
     ("nystrom", "conv_kernel=5,landmarks=40"),
     ("nystrom", "init=original,landmarks=5,n_iter=6"),
@@ -38,7 +38,7 @@ const EXTRA: &[(&str, &str)] = &[
     ("sinkhorn", "block=3,combine=concat,iters=2"),
     ("sinkhorn", "block=5,sort_net=mlp2,hidden=2,combine=concat,sort_activation=softmax"),
     ("sparse", "block=5,c=2"),
-    ("sparse", "kind=strided,local=2,stride=3"),
+    ("sparse", "pattern=strided,local=2,stride=3"),
     ("synthesizer", "mode=dense+factorized_random,k=1,dot_product=false"),
 ];
 

@@ -1,43 +1,11 @@
-//! Nystrom attention: softmax attention through landmarks and an iterated pseudo-inverse (Nystromformer,
-//! Xiong et al. 2021, eq. 13 and 14).
-//!
-//! With q' = q D^(-1/4), k' = k D^(-1/4) (0 at padded positions) and landmarks Ql, Kl, the means of equally
-//! long segments: F = softmax(q' Kl^T), A = softmax(Ql Kl^T), B = softmax(Ql k'^T) over kept positions, and
-//! out = F Z (B v) with Z the pseudo-inverse of A by iteration.
+//! The composed twin of Nystrom attention.
 
 use candle_core::{D, Result, Tensor};
 
-use super::heads::{Heads, Qkv};
-use super::softmax;
-use super::visible::{keep_rows, masked_softmax};
-
-/// What the start of the pseudo-inverse is divided by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Start {
-    /// The largest column sum of each matrix.
-    PerMatrix,
-    /// The largest column sum of all matrices of the batch and heads, as the released code has it.
-    Original,
-}
-
-/// Settings of one call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Landmarks {
-    /// Number of landmarks, below the sequence length.
-    pub count: usize,
-    /// Iterations of the pseudo-inverse.
-    pub iterations: usize,
-    /// Its start.
-    pub start: Start,
-}
-
-/// Attention through landmarks; `mask` [b, n].
-///
-/// # Errors
-/// Shapes that do not fit.
-pub fn nystrom(qkv: &Qkv, mask: Option<&Tensor>, spec: Landmarks) -> Result<Heads> {
-    composed(qkv, mask, spec)
-}
+use super::{Landmarks, Start};
+use crate::kernel::heads::{Heads, Qkv};
+use crate::kernel::softmax;
+use crate::kernel::visible::{keep_rows, masked_softmax};
 
 /// The definition in plain candle operations.
 ///
@@ -61,7 +29,8 @@ pub fn composed(qkv: &Qkv, mask: Option<&Tensor>, spec: Landmarks) -> Result<Hea
         None => softmax::composed(&near)?,
     };
     let inverse = pseudo_inverse(&middle, spec)?;
-    Ok(Heads::Split(far.matmul(&inverse)?.matmul(&near.matmul(&v)?)?))
+    let out = far.matmul(&inverse)?.matmul(&near.matmul(&v)?)?;
+    Ok(Heads::Split(keep_rows(&out, mask)?))
 }
 
 /// `spec.iterations` steps Z <- Z (13 I - Y (15 I - Y (7 I - Y))) / 4 with Y = A Z, from A^T / c.

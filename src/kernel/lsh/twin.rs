@@ -1,39 +1,11 @@
-//! LSH attention with one projection for queries and keys (Reformer, Kitaev et al. 2020; SPEC-ls 10).
-//!
-//! Every round hashes the positions into buckets by random rotations, sorts them by (bucket, position) and
-//! cuts the concatenated rounds into chunks. A chunk attends to itself and to the chunk before it, the first
-//! to the last. Combining the rounds by their log-sum-exp is the same as one softmax over the keys of all
-//! rounds, duplicates counted, and that is how it is computed: no difference of large logarithms appears.
+//! The composed twin of LSH attention.
 
-use candle_core::{D, Result, Tensor, bail};
+use candle_core::{D, Result, Tensor};
 
-use super::heads::{Heads, Qkv};
-use super::visible::keep_rows;
-
-/// Logit of a padded or future key.
-const HIDDEN: f32 = -1e9;
-/// Logit of the query's own position.
-const OWN: f32 = -1e5;
-
-/// Settings of one call.
-pub struct Lsh<'a> {
-    /// Length of a chunk. A sequence that is not longer attends to itself without hashing.
-    pub chunk: usize,
-    /// Even factors of the number of buckets.
-    pub factors: &'a [usize],
-    /// [h, d, rounds, half the sum of the factors].
-    pub rotations: Option<&'a Tensor>,
-    /// Whether future keys are hidden.
-    pub causal: bool,
-}
-
-/// LSH attention. The queries of `qkv` are its keys too; `mask` [b, n].
-///
-/// # Errors
-/// Shapes that do not fit.
-pub fn lsh(qkv: &Qkv, mask: Option<&Tensor>, call: &Lsh) -> Result<Heads> {
-    composed(qkv, mask, call)
-}
+use super::hash::{bucket_of, sort};
+use super::{HIDDEN, Lsh, OWN};
+use crate::kernel::heads::{Heads, Qkv};
+use crate::kernel::visible::keep_rows;
 
 /// The definition in plain candle operations (hashes and sorting on the host: they have no gradient).
 ///
@@ -65,15 +37,7 @@ fn kept(mask: Option<&Tensor>, b: usize, n: usize) -> Result<Vec<bool>> {
 /// Rotations that do not fit.
 pub fn buckets(q: &Tensor, mask: Option<&Tensor>, call: &Lsh) -> Result<Vec<u32>> {
     let (b, h, n, d) = q.dims4()?;
-    let Some(rotations) = call.rotations else {
-        bail!("a sequence of {n} positions needs hash rotations, which were built for at most {}", call.chunk)
-    };
-    let (heads, width, rounds, columns) = rotations.dims4()?;
-    let halves: usize = call.factors.iter().map(|factor| factor / 2).sum();
-    if (heads, width, columns) != (h, d, halves) {
-        let factors = call.factors;
-        bail!("rotations {:?} do not fit {h} heads of {d} and bucket factors {factors:?}", rotations.dims());
-    }
+    let (rotations, rounds, columns) = call.rotation_dims(h, d, n)?;
     let flat = rotations.reshape((h, d, rounds * columns))?;
     let last = call.factors.iter().product::<usize>() as u32;
     let kept = kept(mask, b, n)?;
@@ -97,62 +61,23 @@ pub fn buckets(q: &Tensor, mask: Option<&Tensor>, call: &Lsh) -> Result<Vec<u32>
     Ok(buckets)
 }
 
-/// The bucket of one rotated row: per factor the index of the largest of [y, -y], the lowest one if there
-/// are several, combined as b_1 + f_1 b_2 + f_1 f_2 b_3.
-pub(super) fn bucket_of(mut turned: &[f32], factors: &[usize]) -> u32 {
-    let (mut bucket, mut unit) = (0, 1);
-    for &factor in factors {
-        let (mine, rest) = turned.split_at(factor / 2);
-        let mut best = (f32::NEG_INFINITY, 0);
-        let both = mine.iter().copied().chain(mine.iter().map(|y| -y));
-        for (index, y) in both.enumerate() {
-            if y > best.0 {
-                best = (y, index);
-            }
-        }
-        bucket += unit * best.1;
-        unit *= factor;
-        turned = rest;
-    }
-    bucket as u32
-}
-
-/// Appends the positions 0..n of one round, sorted by (bucket, position), and the padding n..padded.
-pub(super) fn sort(buckets: &[u32], padded: usize, order: &mut Vec<u32>) {
-    let last = buckets.iter().copied().max().unwrap_or(0) as usize;
-    let mut starts = vec![0; last + 2];
-    for &bucket in buckets {
-        starts[bucket as usize + 1] += 1;
-    }
-    for index in 1..starts.len() {
-        starts[index] += starts[index - 1];
-    }
-    let base = order.len();
-    order.extend(0..padded as u32);
-    for (position, &bucket) in buckets.iter().enumerate() {
-        let place = &mut starts[bucket as usize];
-        order[base + *place] = position as u32;
-        *place += 1;
-    }
-}
-
 /// The chain of chunks of every sample and head.
-pub(super) struct Chain {
+struct Chain {
     /// [b * h, rounds * padded]: positions in sorted order; `n..padded` is padding.
-    pub order: Vec<u32>,
+    order: Vec<u32>,
     /// Rounds in a chain.
-    pub rounds: usize,
+    rounds: usize,
     /// Positions of a round, a multiple of the chunk.
-    pub padded: usize,
+    padded: usize,
     /// Length of a chunk.
-    pub chunk: usize,
+    chunk: usize,
     /// Whether a chunk sees the one before it.
-    pub back: bool,
+    back: bool,
 }
 
 impl Chain {
     /// Hashes and sorts; `q` [b, h, n, d].
-    pub fn new(q: &Tensor, mask: Option<&Tensor>, call: &Lsh) -> Result<Self> {
+    fn new(q: &Tensor, mask: Option<&Tensor>, call: &Lsh) -> Result<Self> {
         let (b, h, n, _) = q.dims4()?;
         if n <= call.chunk {
             let order = (0..b * h).flat_map(|_| 0..n as u32).collect();
@@ -160,15 +85,15 @@ impl Chain {
         }
         let buckets = buckets(q, mask, call)?;
         let (rounds, padded) = (buckets.len() / (b * h * n), n.next_multiple_of(call.chunk));
-        let mut order = Vec::with_capacity(b * h * rounds * padded);
-        for buckets in buckets.chunks(n) {
-            sort(buckets, padded, &mut order);
+        let mut order = vec![0; b * h * rounds * padded];
+        for (buckets, order) in buckets.chunks(n).zip(order.chunks_mut(padded)) {
+            sort(buckets, order);
         }
         Ok(Self { order, rounds, padded, chunk: call.chunk, back: true })
     }
 
     /// Chunks of a chain.
-    pub fn chunks(&self) -> usize {
+    fn chunks(&self) -> usize {
         self.rounds * self.padded / self.chunk
     }
 }
@@ -256,25 +181,5 @@ impl Rules {
             }
         }
         (free, fixed)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ties_go_to_the_lowest_bucket() {
-        assert_eq!(bucket_of(&[0.0, 0.0], &[4]), 0);
-        assert_eq!(bucket_of(&[-1.0, 1.0], &[4]), 1);
-        assert_eq!(bucket_of(&[-2.0, 1.0], &[4]), 2);
-        assert_eq!(bucket_of(&[-2.0, 1.0, 0.5, -3.0, 1.0], &[4, 6]), 2 + 4 * 4);
-    }
-
-    #[test]
-    fn sorting_is_stable_and_appends_the_padding() {
-        let mut order = vec![9];
-        sort(&[2, 0, 2, 1, 0], 8, &mut order);
-        assert_eq!(order, [9, 1, 4, 3, 0, 2, 5, 6, 7]);
     }
 }

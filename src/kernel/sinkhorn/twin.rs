@@ -1,84 +1,21 @@
-//! Sparse Sinkhorn attention (Tay et al. 2020; SPEC-cos 4): every block attends to itself and to a mixture
-//! of all blocks, whose weights come from a small network over the blocks' summed keys.
+//! The composed twin of Sinkhorn attention.
 
 use candle_core::{D, Result, Tensor, bail};
 
-use super::heads::{Heads, Qkv};
-use super::visible::{keep_rows, masked_softmax};
+use super::{Activation, Sinkhorn, Sorting};
+use crate::kernel::group::Group;
+use crate::kernel::heads::{Heads, Qkv};
+use crate::kernel::visible::{keep_rows, masked_softmax};
 
 /// Logit of a pair of blocks that takes no part.
 const HIDDEN: f32 = -1e30;
-
-/// The network that scores pairs of blocks.
-pub enum Net<'a> {
-    /// pooled w + b, `w` [h, d, max_blocks], `b` [h, max_blocks].
-    Linear {
-        /// Weight.
-        w: &'a Tensor,
-        /// Bias.
-        b: &'a Tensor,
-    },
-    /// relu(relu(pooled w1 + b1) w + b), `w1` [h, d, hidden], `b1` [h, hidden].
-    Mlp {
-        /// First weight.
-        w1: &'a Tensor,
-        /// First bias.
-        b1: &'a Tensor,
-        /// Second weight, [h, hidden, max_blocks].
-        w: &'a Tensor,
-        /// Second bias, [h, max_blocks].
-        b: &'a Tensor,
-    },
-}
-
-/// How scores become weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
-    /// Rows and columns normalised in turn, this often.
-    Sinkhorn(usize),
-    /// Softmax over the source blocks.
-    Softmax,
-}
-
-/// Where the mixture comes from.
-pub enum Sorting<'a> {
-    /// A weighted sum of the blocks.
-    Net {
-        /// Scores.
-        net: Net<'a>,
-        /// Divides the scores.
-        temperature: f64,
-        /// Weights.
-        activation: Activation,
-    },
-    /// Released code of the Long Range Arena: the plain sum of all blocks, and blocks of every n/block-th position.
-    Released,
-}
-
-/// Settings of one call.
-pub struct Sinkhorn<'a> {
-    /// Length of a block.
-    pub block: usize,
-    /// Mixture.
-    pub sorting: Sorting<'a>,
-    /// One softmax over mixture and block (true), or the sum of two.
-    pub concat: bool,
-}
-
-/// Sinkhorn attention; `mask` [b, n].
-///
-/// # Errors
-/// Shapes that do not fit; more blocks than the network scores.
-pub fn sinkhorn(qkv: &Qkv, mask: Option<&Tensor>, call: &Sinkhorn) -> Result<Heads> {
-    composed(qkv, mask, call)
-}
 
 /// The definition in plain candle operations.
 ///
 /// # Errors
 /// Shapes that do not fit; more blocks than the network scores.
 pub fn composed(qkv: &Qkv, mask: Option<&Tensor>, call: &Sinkhorn) -> Result<Heads> {
-    let q = qkv.q()?.contiguous()?;
+    let q = keep_rows(&qkv.q()?.contiguous()?, mask)?;
     let k = keep_rows(&qkv.k()?.contiguous()?, mask)?;
     let v = keep_rows(&qkv.v()?.contiguous()?, mask)?;
     let (b, h, n, d) = q.dims4()?;
@@ -109,10 +46,11 @@ pub fn composed(qkv: &Qkv, mask: Option<&Tensor>, call: &Sinkhorn) -> Result<Hea
             let total = |x: &Tensor| x.sum_keepdim(1)?.broadcast_as(x.shape())?.contiguous();
             (total(&k)?, total(&v)?)
         }
-        Sorting::Net { net, temperature, activation } => {
+        Sorting::Net { group, temperature, activation } => {
+            super::net_sizes(group, h, d, blocks)?;
             let valid = local.max(3)?.reshape((b, h, blocks))?;
             let pooled = k.sum(2)?.reshape((b, h, blocks, d))?;
-            let weights = mixture(&pooled, &valid, net, *temperature, *activation)?;
+            let weights = mixture(&pooled, &valid, group, *temperature, *activation)?;
             let weights = weights.reshape((b * h, blocks, blocks))?;
             let mix = |x: &Tensor| weights.matmul(&x.flatten_from(2)?)?.reshape(x.shape());
             (mix(&k)?, mix(&v)?)
@@ -129,7 +67,8 @@ pub fn composed(qkv: &Qkv, mask: Option<&Tensor>, call: &Sinkhorn) -> Result<Hea
         (near + masked_softmax(&logits(&sk)?, &any)?.matmul(&sv)?)?
     };
     let out = if released { out.transpose(1, 2)?.contiguous()? } else { out };
-    Ok(Heads::Split(out.reshape((b, h, padded, d))?.narrow(2, 0, n)?))
+    let out = out.reshape((b, h, padded, d))?.narrow(2, 0, n)?;
+    Ok(Heads::Split(keep_rows(&out, mask)?))
 }
 
 /// R [b, h, blocks, blocks]: row u holds the weights of the source blocks in the mixture of block u.
@@ -137,7 +76,7 @@ pub fn composed(qkv: &Qkv, mask: Option<&Tensor>, call: &Sinkhorn) -> Result<Hea
 fn mixture(
     pooled: &Tensor,
     valid: &Tensor,
-    net: &Net,
+    group: &Group,
     temperature: f64,
     activation: Activation,
 ) -> Result<Tensor> {
@@ -145,18 +84,13 @@ fn mixture(
     let affine = |x: &Tensor, w: &Tensor, b: &Tensor| {
         x.broadcast_matmul(&w.contiguous()?.unsqueeze(0)?)?.broadcast_add(&b.unsqueeze(1)?.unsqueeze(0)?)
     };
-    let cut = |x: &Tensor| {
-        let most = x.dim(D::Minus1)?;
-        if most < blocks {
-            bail!(
-                "{blocks} blocks, but the sorting network was built for max_blocks={most}; raise max_blocks"
-            );
+    let cut = |x: Tensor| x.narrow(D::Minus1, 0, blocks);
+    let scores = match group.parts.len() {
+        2 => affine(pooled, &cut(group.part(0)?)?, &cut(group.part(1)?)?)?,
+        _ => {
+            let inner = affine(pooled, &group.part(0)?, &group.part(1)?)?.relu()?;
+            affine(&inner, &cut(group.part(2)?)?, &cut(group.part(3)?)?)?.relu()?
         }
-        x.narrow(D::Minus1, 0, blocks)
-    };
-    let scores = match net {
-        Net::Linear { w, b } => affine(pooled, &cut(w)?, &cut(b)?)?,
-        Net::Mlp { w1, b1, w, b } => affine(&affine(pooled, w1, b1)?.relu()?, &cut(w)?, &cut(b)?)?.relu()?,
     };
     let scores = (scores / temperature)?;
     let pairs = valid.unsqueeze(3)?.broadcast_mul(&valid.unsqueeze(2)?)?;

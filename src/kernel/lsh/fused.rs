@@ -1,0 +1,422 @@
+//! The fused CPU kernel of LSH attention, forward and backward.
+//!
+//! Chunks of the sorted chain are gathered, attended by small products and written in sorted order; a second
+//! pass joins the rounds of every position. The backward pass goes by chunks of keys, each with the two
+//! chunks of queries that see it, so that no two jobs write to the same place; weights are computed again from
+//! the maximum and sum of every query.
+
+use std::sync::OnceLock;
+
+use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
+use rayon::prelude::*;
+
+use super::hash::{bucket, sort};
+use super::rows::{Join, Scatter, grad_rows, join, scatter, unit_rows, weigh_rows};
+use super::{Lsh, rows};
+use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
+use crate::kernel::cpu::par::build_with;
+use crate::kernel::cpu::{slice, with_slice};
+use crate::kernel::heads::{Heads, Qkv};
+
+/// Rows per job, about.
+const JOB_ROWS: usize = 256;
+
+/// LSH attention on packed rows.
+pub fn lsh(qkv: &Qkv, mask: Option<&Tensor>, call: &Lsh) -> Result<Heads> {
+    let (rows, heads, parts) = qkv.packed()?;
+    let (b, n, row) = rows.dims3()?;
+    let (Some(q), Some(v)) = (parts.q, parts.v) else { bail!("LSH attention reads queries and values") };
+    let (e, d) = (row / parts.count, row / parts.count / heads);
+    let keep = mask.map(|mask| mask.flatten_all()?.to_vec1::<f32>()).transpose()?;
+    let (rounds, padded, chunk) = match n <= call.chunk {
+        true => (1, n, n),
+        false => (call.rotation_dims(heads, d, n)?.1, n.next_multiple_of(call.chunk), call.chunk),
+    };
+    let back = n > call.chunk;
+    let sizes =
+        Sizes { b, n, heads, d, row, q: q * e, v: v * e, rounds, padded, chunk, back, causal: call.causal };
+    let order = with_slice(&rows, |rows| sizes.order(rows, keep.as_deref(), call))?;
+    let rows = rows.apply_op1(Chunked { sizes, keep, order, stats: OnceLock::new() })?;
+    Ok(Heads::Merged { rows, heads })
+}
+
+/// Sizes of one call, in elements.
+#[derive(Clone, Copy)]
+pub struct Sizes {
+    /// Samples.
+    pub b: usize,
+    /// Positions.
+    pub n: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Width of a head.
+    pub d: usize,
+    /// Length of a packed row.
+    pub row: usize,
+    /// First query in a row.
+    pub q: usize,
+    /// First value in a row.
+    pub v: usize,
+    /// Rounds of hashing.
+    pub rounds: usize,
+    /// Positions of a round, a multiple of the chunk.
+    pub padded: usize,
+    /// Length of a chunk.
+    pub chunk: usize,
+    /// Whether a chunk sees the one before it.
+    pub back: bool,
+    /// Whether future keys are hidden.
+    pub causal: bool,
+}
+
+impl Sizes {
+    /// Chunks of a chain.
+    fn chunks(&self) -> usize {
+        self.rounds * self.padded / self.chunk
+    }
+
+    /// Keys that a query sees, and queries that see a key.
+    fn span(&self) -> usize {
+        if self.back { 2 * self.chunk } else { self.chunk }
+    }
+
+    /// Chunks per job.
+    fn group(&self) -> usize {
+        (JOB_ROWS / self.chunk).max(1)
+    }
+
+    /// Sorted positions [b, heads, rounds * padded].
+    fn order(&self, rows: &[f32], keep: Option<&[f32]>, call: &Lsh) -> Result<Vec<u32>> {
+        let Self { b, n, heads, d, row, rounds, padded, .. } = *self;
+        let mut order = vec![0; b * heads * rounds * padded];
+        if !self.back {
+            order.chunks_mut(n).for_each(|order| sort(&vec![0; n], order));
+            return Ok(order);
+        }
+        let (rotations, _, columns) = call.rotation_dims(heads, d, n)?;
+        let hidden = call.factors.iter().product::<usize>() as u32;
+        with_slice(&rotations.contiguous()?, |rotations| {
+            order.par_chunks_mut(rounds * padded).enumerate().for_each(|(index, order)| {
+                let (sample, head) = (index / heads, index % heads);
+                let first = sample * n * row + self.q + head * d;
+                let turn = Mat::new(&rotations[head * d * rounds * columns..], d, rounds * columns);
+                let mut buckets = vec![0; rounds * n];
+                let mut turned = vec![0.0; JOB_ROWS.min(n) * rounds * columns];
+                for start in (0..n).step_by(JOB_ROWS) {
+                    let len = JOB_ROWS.min(n - start);
+                    let queries = Mat::strided(&rows[first + start * row..], len, d, row);
+                    gemm(MatMut::new(&mut turned, len, rounds * columns), queries, turn, 1.0, Threads::One);
+                    buckets_of(
+                        &turned[..len * rounds * columns],
+                        call.factors,
+                        columns,
+                        &mut buckets[start..],
+                        n,
+                    );
+                }
+                for (at, _) in keep.into_iter().flat_map(|keep| {
+                    keep[sample * n..][..n].iter().enumerate().filter(|(_, keep)| **keep == 0.0)
+                }) {
+                    buckets[at..].iter_mut().step_by(n).for_each(|bucket| *bucket = hidden);
+                }
+                for (buckets, order) in buckets.chunks(n).zip(order.chunks_mut(padded)) {
+                    sort(buckets, order);
+                }
+            });
+            Ok(())
+        })?;
+        Ok(order)
+    }
+}
+
+crate::simd_fn! {
+    /// Buckets of rows [len, rounds, columns]: position p of round r goes to `buckets[r * stride + p]`.
+    fn buckets_of<S>(
+        simd,
+        turned: &'a [f32],
+        factors: &'a [usize],
+        columns: usize,
+        buckets: &'a mut [u32],
+        stride: usize,
+    ) {
+        let rounds = buckets.len().div_ceil(stride);
+        for (at, turned) in turned.chunks_exact(columns).enumerate() {
+            buckets[at % rounds * stride + at / rounds] = bucket(simd, turned, factors);
+        }
+    }
+}
+
+/// The operation; `stats` [b, n, heads, 2] are maximum and reciprocal sum of every query's softmax.
+struct Chunked {
+    sizes: Sizes,
+    keep: Option<Vec<f32>>,
+    order: Vec<u32>,
+    stats: OnceLock<Vec<f32>>,
+}
+
+/// One sample.
+#[derive(Clone, Copy)]
+pub struct Sample<'a> {
+    /// Sizes.
+    pub sizes: &'a Sizes,
+    /// [n, row].
+    pub rows: &'a [f32],
+    /// [heads, rounds * padded].
+    pub order: &'a [u32],
+    /// [n], 0 where a position is hidden.
+    pub keep: Option<&'a [f32]>,
+}
+
+impl Sample<'_> {
+    /// Whether `position` is one of the sequence and not hidden.
+    #[inline(always)]
+    pub fn visible(&self, position: u32) -> bool {
+        let at = position as usize;
+        at < self.sizes.n && self.keep.is_none_or(|keep| keep[at] != 0.0)
+    }
+
+    /// The positions of chunk `index` of a head's chain.
+    fn chunk(&self, head: usize, index: usize) -> &[u32] {
+        let Sizes { rounds, padded, chunk, .. } = *self.sizes;
+        &self.order[head * rounds * padded + index * chunk..][..chunk]
+    }
+
+    /// Gathers queries or values of `head`, which start at `part` in a row; zeros for what is not visible.
+    fn gather(&self, part: usize, head: usize, positions: &[u32], out: &mut [f32]) {
+        let Sizes { d, row, .. } = *self.sizes;
+        for (out, &position) in out.chunks_exact_mut(d).zip(positions) {
+            if self.visible(position) {
+                out.copy_from_slice(&self.rows[position as usize * row + part + head * d..][..d]);
+            } else {
+                out.fill(0.0);
+            }
+        }
+    }
+
+    /// The places [heads, rounds, n] of every position in its chain.
+    fn places(&self) -> Vec<u32> {
+        let Sizes { n, padded, .. } = *self.sizes;
+        let mut places = vec![0; self.order.len() / padded * n];
+        for (order, places) in self.order.chunks(padded).zip(places.chunks_mut(n)) {
+            for (place, &position) in order.iter().enumerate().filter(|(_, at)| (**at as usize) < n) {
+                places[position as usize] = place as u32;
+            }
+        }
+        places
+    }
+}
+
+/// Scratch of one worker.
+struct Scratch {
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    other: Vec<f32>,
+    logits: Vec<f32>,
+    weights: Vec<f32>,
+    stats: Vec<f32>,
+    queries: Vec<u32>,
+    keys: Vec<u32>,
+}
+
+impl Scratch {
+    fn new(sizes: &Sizes) -> Self {
+        let (span, chunk) = (sizes.span(), sizes.chunk);
+        let rows = || vec![0.0; span * sizes.d];
+        Self {
+            q: rows(),
+            k: rows(),
+            v: rows(),
+            other: rows(),
+            logits: vec![0.0; span * chunk],
+            weights: vec![0.0; span * chunk],
+            stats: vec![0.0; 3 * span],
+            queries: Vec::with_capacity(span),
+            keys: Vec::with_capacity(span),
+        }
+    }
+}
+
+impl Sample<'_> {
+    /// Chunk `index` of `head`: unnormalised output rows [chunk, d], then maximum and sum of every row.
+    fn forward_chunk(&self, head: usize, index: usize, scratch: &mut Scratch, out: &mut [f32]) {
+        let Sizes { d, chunk, back, causal, q, v, .. } = *self.sizes;
+        let span = self.sizes.span();
+        let own = self.chunk(head, index);
+        let before = self.chunk(head, (index + self.sizes.chunks() - 1) % self.sizes.chunks());
+        scratch.keys.clear();
+        scratch.keys.extend(before.iter().take(if back { chunk } else { 0 }).chain(own));
+        self.gather(q, head, &scratch.keys, &mut scratch.q);
+        self.gather(v, head, &scratch.keys, &mut scratch.v);
+        unit_rows(&scratch.q, d, &mut scratch.k);
+        self.hide(&mut scratch.keys);
+        let queries = Mat::new(&scratch.q[(span - chunk) * d..], chunk, d);
+        let keys = Mat::new(&scratch.k, span, d);
+        gemm(MatMut::new(&mut scratch.logits, chunk, span), queries, keys.t(), 1.0, Threads::One);
+        let (out, stats) = out.split_at_mut(chunk * d);
+        weigh_rows(&mut scratch.logits, own, &scratch.keys, causal, stats);
+        let (weights, values) = (Mat::new(&scratch.logits, chunk, span), Mat::new(&scratch.v, span, d));
+        gemm(MatMut::new(out, chunk, d), weights, values, 1.0, Threads::One);
+    }
+
+    /// Marks keys that nobody sees.
+    fn hide(&self, keys: &mut [u32]) {
+        for key in keys {
+            if !self.visible(*key) {
+                *key = rows::NOBODY;
+            }
+        }
+    }
+
+    /// `out` [n, heads * d] and `stats` [n, heads, 2].
+    fn forward(&self, out: &mut [f32], stats: &mut [f32]) {
+        let sizes = self.sizes;
+        let Sizes { heads, d, chunk, .. } = *sizes;
+        let (chunks, record) = (sizes.chunks(), chunk * (d + 2));
+        let sorted = build_with(
+            heads * chunks * record,
+            sizes.group() * record,
+            || Scratch::new(sizes),
+            |scratch, job, out| {
+                for (at, out) in out.chunks_exact_mut(record).enumerate() {
+                    let index = job * sizes.group() + at;
+                    self.forward_chunk(index / chunks, index % chunks, scratch, out);
+                }
+            },
+        );
+        let places = self.places();
+        let parts = Join { sample: *self, places: &places, sorted: &sorted };
+        let outs = out.par_chunks_mut(JOB_ROWS * heads * d);
+        outs.zip(stats.par_chunks_mut(JOB_ROWS * heads * 2)).enumerate().for_each(|(job, (out, stats))| {
+            join(&parts, job * JOB_ROWS, out, stats);
+        });
+    }
+
+    /// Keys of chunk `index` of `head`, with the queries that see them: gradients of unit keys, values, own
+    /// queries and the next chunk's queries, [chunk, d] each. `stats` [n, heads, 3].
+    fn backward_chunk(
+        &self,
+        (head, index): (usize, usize),
+        grad: &[f32],
+        stats: &[f32],
+        scratch: &mut Scratch,
+        out: &mut [f32],
+    ) {
+        let Sizes { d, heads, chunk, back, causal, q, v, .. } = *self.sizes;
+        let span = self.sizes.span();
+        let own = self.chunk(head, index);
+        let next = self.chunk(head, (index + 1) % self.sizes.chunks());
+        scratch.queries.clear();
+        scratch.queries.extend(own.iter().chain(next.iter().take(if back { chunk } else { 0 })));
+        self.gather(q, head, &scratch.queries, &mut scratch.q);
+        self.gather(v, head, own, &mut scratch.v[..chunk * d]);
+        for (at, &position) in scratch.queries.iter().enumerate() {
+            let (stat, row) = (&mut scratch.stats[at * 3..][..3], &mut scratch.other[at * d..][..d]);
+            if self.visible(position) {
+                let from = position as usize * heads + head;
+                stat.copy_from_slice(&stats[from * 3..][..3]);
+                row.copy_from_slice(&grad[from * d..][..d]);
+            } else {
+                stat.fill(0.0);
+                row.fill(0.0);
+            }
+        }
+        unit_rows(&scratch.q[..chunk * d], d, &mut scratch.k[..chunk * d]);
+        scratch.keys.clear();
+        scratch.keys.extend(own);
+        self.hide(&mut scratch.keys);
+        let (queries, keys) = (Mat::new(&scratch.q, span, d), Mat::new(&scratch.k, chunk, d));
+        let (values, grads) = (Mat::new(&scratch.v, chunk, d), Mat::new(&scratch.other, span, d));
+        gemm(MatMut::new(&mut scratch.weights, span, chunk), queries, keys.t(), 1.0, Threads::One);
+        gemm(MatMut::new(&mut scratch.logits, span, chunk), grads, values.t(), 1.0, Threads::One);
+        grad_rows(
+            &mut scratch.weights,
+            &mut scratch.logits,
+            &scratch.queries,
+            &scratch.keys,
+            causal,
+            &scratch.stats,
+        );
+        let (weights, dlogits) =
+            (Mat::new(&scratch.weights, span, chunk), Mat::new(&scratch.logits, span, chunk));
+        let (dk, rest) = out.split_at_mut(chunk * d);
+        let (dv, dq) = rest.split_at_mut(chunk * d);
+        gemm(MatMut::new(dk, chunk, d), dlogits.t(), queries, 1.0, Threads::One);
+        gemm(MatMut::new(dv, chunk, d), weights.t(), grads, 1.0, Threads::One);
+        gemm_add(MatMut::new(dq, span, d), dlogits, keys, 1.0, 0.0, Threads::One);
+    }
+
+    /// Gradient of the rows, [n, row].
+    fn backward(&self, grad: &[f32], stats: &[f32], out: &mut [f32]) {
+        let sizes = self.sizes;
+        let Sizes { heads, d, chunk, row, .. } = *sizes;
+        let (chunks, record) = (sizes.chunks(), (2 * chunk + sizes.span()) * d);
+        let sorted = build_with(
+            heads * chunks * record,
+            sizes.group() * record,
+            || Scratch::new(sizes),
+            |scratch, job, out| {
+                for (at, out) in out.chunks_exact_mut(record).enumerate() {
+                    let index = job * sizes.group() + at;
+                    self.backward_chunk((index / chunks, index % chunks), grad, stats, scratch, out);
+                }
+            },
+        );
+        let places = self.places();
+        let parts = Scatter { sample: *self, places: &places, sorted: &sorted };
+        out.par_chunks_mut(JOB_ROWS * row).enumerate().for_each(|(job, out)| {
+            scatter(&parts, job * JOB_ROWS, out);
+        });
+    }
+}
+
+impl Chunked {
+    fn sample<'a>(&'a self, rows: &'a [f32], index: usize) -> Sample<'a> {
+        let sizes = &self.sizes;
+        let chain = sizes.heads * sizes.rounds * sizes.padded;
+        Sample {
+            sizes,
+            rows: &rows[index * sizes.n * sizes.row..][..sizes.n * sizes.row],
+            order: &self.order[index * chain..][..chain],
+            keep: self.keep.as_ref().map(|keep| &keep[index * sizes.n..][..sizes.n]),
+        }
+    }
+}
+
+impl CustomOp1 for Chunked {
+    fn name(&self) -> &'static str {
+        "lsh-attention"
+    }
+
+    fn cpu_fwd(&self, rows: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let rows = slice(rows, layout)?;
+        let Sizes { b, n, heads, d, .. } = self.sizes;
+        let (mut out, mut stats) = (vec![0.0; b * n * heads * d], vec![0.0; b * n * heads * 2]);
+        let outs = out.par_chunks_mut(n * heads * d).zip(stats.par_chunks_mut(n * heads * 2));
+        outs.enumerate().for_each(|(index, (out, stats))| self.sample(rows, index).forward(out, stats));
+        let _ = self.stats.set(stats); // the first run's stay: they are the same
+        Ok((CpuStorage::F32(out), (b, n, heads * d).into()))
+    }
+
+    fn bwd(&self, rows: &Tensor, out: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+        let Some(stats) = self.stats.get() else {
+            bail!("LSH attention's backward pass runs before its forward pass")
+        };
+        let Sizes { n, heads, d, row, .. } = self.sizes;
+        let grad = grad.contiguous()?;
+        let drows = with_slice(rows, |data| {
+            with_slice(out, |out| {
+                with_slice(&grad, |grad| {
+                    let stats = rows::with_deltas(stats, out, grad, d);
+                    let mut drows = vec![0.0; data.len()];
+                    drows.par_chunks_mut(n * row).enumerate().for_each(|(index, drows)| {
+                        let (grad, stats) = (&grad[index * n * heads * d..], &stats[index * n * heads * 3..]);
+                        self.sample(data, index).backward(grad, stats, drows);
+                    });
+                    Ok(drows)
+                })
+            })
+        })?;
+        Ok(Some(Tensor::from_vec(drows, rows.shape(), rows.device())?))
+    }
+}
