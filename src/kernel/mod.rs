@@ -14,6 +14,7 @@ pub mod block;
 pub mod class_token;
 pub mod cpu;
 pub mod depthwise;
+pub mod dropout;
 pub mod embedding;
 pub mod group;
 pub mod heads;

@@ -8,10 +8,11 @@
 
 use candle_core::{DType, Error, Result, Tensor, bail};
 
-use super::layer::{Block, BlockConfig};
+use super::layer::{Block, BlockConfig, Call};
 use super::{InitScheme, ModelConfig, Pooling};
 use crate::kernel::block::Residual;
 use crate::kernel::norm;
+use crate::nn::dropout::Dropout;
 use crate::nn::embedding::Embedding;
 use crate::nn::head::Head;
 use crate::nn::params::{Builder, Group, Init, Spec};
@@ -53,24 +54,31 @@ impl Encoder {
     }
 
     /// `ids` [b, n] (u32) and `mask` [b, n] (1 keep, 0 padding; absent keeps all) to pooled vectors [b, width].
+    /// Dropout applies to the embeddings, to what attention adds, and in the feed-forward halves.
     ///
     /// # Errors
     /// A document longer than the position table, an id outside the vocabulary.
-    pub fn forward(&self, ids: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
-        self.run(ids, mask, |_| ())
+    pub fn forward(&self, ids: &Tensor, mask: Option<&Tensor>, dropout: Dropout) -> Result<Tensor> {
+        self.run(ids, mask, dropout, |_| ())
     }
 
-    /// [`Self::forward`], and the input of every layer [b, n, width].
+    /// [`Self::forward`] without dropout, and the input of every layer [b, n, width].
     ///
     /// # Errors
     /// As [`Self::forward`].
     pub fn trace(&self, ids: &Tensor, mask: Option<&Tensor>) -> Result<(Tensor, Vec<Tensor>)> {
         let mut hidden = Vec::new();
-        let pooled = self.run(ids, mask, |x| hidden.push(x.clone()))?;
+        let pooled = self.run(ids, mask, Dropout::NONE, |x| hidden.push(x.clone()))?;
         Ok((pooled, hidden))
     }
 
-    fn run(&self, ids: &Tensor, mask: Option<&Tensor>, mut see: impl FnMut(&Tensor)) -> Result<Tensor> {
+    fn run(
+        &self,
+        ids: &Tensor,
+        mask: Option<&Tensor>,
+        dropout: Dropout,
+        mut see: impl FnMut(&Tensor),
+    ) -> Result<Tensor> {
         let (b, n) = ids.dims2()?;
         if let Some(mask) = mask
             && mask.dims() != [b, n]
@@ -85,19 +93,21 @@ impl Encoder {
             Some((ids, mask)) => (ids, mask.as_ref()),
             None => (ids, mask),
         };
-        let mut x = self.embedding.forward(ids)?;
+        let mut x = dropout.apply(&self.embedding.forward(ids)?, 0)?;
+        let call = |layer| Call { mask, memory: None, dropout: dropout.branch(1 + layer as u64) };
         let Some((last, layers)) = self.layers.split_last() else { bail!("a model without layers") };
-        for layer in layers {
+        for (number, layer) in layers.iter().enumerate() {
             see(&x);
-            x = layer.forward(&x, mask, None)?;
+            x = layer.forward(&x, &call(number))?;
         }
         see(&x);
+        let call = &call(layers.len());
         match &self.cls {
             Some(cls) => {
                 let cls = cls.reshape((1, 1, cls.elem_count()))?.repeat((b, 1, 1))?;
-                self.normalise(&last.forward_cls(&x, &cls, mask)?)?.squeeze(1)
+                self.normalise(&last.forward_cls(&x, &cls, call)?)?.squeeze(1)
             }
-            None => self.pool(&last.forward(&x, mask, None)?, mask),
+            None => self.pool(&last.forward(&x, call)?, mask),
         }
     }
 
@@ -216,10 +226,18 @@ impl Classifier {
     /// # Errors
     /// A document longer than the position table, an id outside the vocabulary.
     pub fn forward(&self, ids: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
-        self.head.forward(&self.encoder.forward(ids, mask)?)
+        self.forward_train(ids, mask, Dropout::NONE)
     }
 
-    /// [`Self::forward`] with what stands between.
+    /// [`Self::forward`] with dropout.
+    ///
+    /// # Errors
+    /// As [`Self::forward`].
+    pub fn forward_train(&self, ids: &Tensor, mask: Option<&Tensor>, dropout: Dropout) -> Result<Tensor> {
+        self.head.forward(&self.encoder.forward(ids, mask, dropout)?)
+    }
+
+    /// [`Self::forward`], with what stands between.
     ///
     /// # Errors
     /// As [`Self::forward`].

@@ -5,8 +5,10 @@ use candle_core::{Result, Tensor, bail};
 use crate::attention::knobs::Knobs;
 use crate::attention::{Config, Entry, Input, Mechanism, Needs, Projections};
 use crate::kernel::block::{self, Projection, Residual};
-use crate::kernel::heads::{self, Parts, Qkv};
+use crate::kernel::heads::{self, Heads, Parts, Qkv};
+use crate::kernel::linear::linear;
 use crate::kernel::norm;
+use crate::nn::dropout::Dropout;
 use crate::nn::ffn::Ffn;
 use crate::nn::params::{Builder, Group, Init, Spec};
 
@@ -35,6 +37,23 @@ pub struct BlockConfig {
     pub layer: usize,
     /// What the skip path carries.
     pub residual: Residual,
+}
+
+/// What one forward of a block needs besides its input.
+#[derive(Clone, Copy)]
+pub struct Call<'a> {
+    /// [b, n]: 1 keep, 0 padding; absent keeps all.
+    pub mask: Option<&'a Tensor>,
+    /// Cached inputs of this layer [b, m, width] that stand in front; they are normalised like its input.
+    pub memory: Option<&'a Tensor>,
+    /// What is dropped.
+    pub dropout: Dropout,
+}
+
+impl Call<'_> {
+    fn branch(&self, number: u64) -> Self {
+        Self { dropout: self.dropout.branch(number), ..*self }
+    }
 }
 
 /// Attention with its LayerNorm, projections and residual.
@@ -113,12 +132,12 @@ impl AttentionLayer {
         Ok(Self { mechanism, needs, heads, residual, spec, projection, global, output })
     }
 
-    /// x + Attn(LN(x)) for `x` [b, n, width]; with the normed residual LN(x) + Attn(LN(x)). `memory`
-    /// [b, m, width]: cached inputs of this layer that stand in front; they are normalised like `x`.
+    /// x + Attn(LN(x)) for `x` [b, n, width]; with the normed residual LN(x) + Attn(LN(x)).
     ///
     /// # Errors
     /// Shapes that do not fit the configuration.
-    pub fn forward(&self, x: &Tensor, mask: Option<&Tensor>, memory: Option<&Tensor>) -> Result<Tensor> {
+    pub fn forward(&self, x: &Tensor, call: &Call) -> Result<Tensor> {
+        let Call { mask, memory, dropout } = *call;
         let (n, held) = (x.dim(1)?, memory.map_or(Ok(0), |memory| memory.dim(1))?);
         let normal = match memory {
             Some(memory) => Some(self.normalise(&Tensor::cat(&[memory, x], 1)?)?),
@@ -133,12 +152,22 @@ impl AttentionLayer {
         let global = self.global(normal.as_ref())?;
         let input =
             Input { qkv: &qkv, x: normal.as_ref(), mask, cls: None, global: global.as_ref(), memory: held };
-        let out = self.mechanism.forward(&input)?.out.merged()?;
+        let out = self.mechanism.forward(&input)?.out;
         let residual = match (self.residual, &normal) {
             (Residual::Normed, Some(normal)) => &normal.narrow(1, held, n)?.contiguous()?,
             _ => x,
         };
-        block::output(&out, residual, &self.output)
+        self.finish(&out, residual, dropout)
+    }
+
+    /// residual + Linear_o(out), with dropout of what is added.
+    fn finish(&self, out: &Heads, residual: &Tensor, dropout: Dropout) -> Result<Tensor> {
+        let out = out.merged()?;
+        if dropout.is_none() {
+            return block::output(&out, residual, &self.output);
+        }
+        let bias = if self.spec.bias { Some(self.output.part(1)?) } else { None };
+        residual + dropout.apply(&linear(&out, &self.output.part(0)?, bias.as_ref())?, 0)?
     }
 
     /// The class token's row: cls + Linear_o(attention of cls), `cls` [b, 1, width] un-normalised. The rows
@@ -146,7 +175,7 @@ impl AttentionLayer {
     ///
     /// # Errors
     /// A mechanism without a class token.
-    pub fn forward_cls(&self, x: &Tensor, cls: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
+    pub fn forward_cls(&self, x: &Tensor, cls: &Tensor, call: &Call) -> Result<Tensor> {
         let normal = if self.reads_normal() { Some(self.normalise(x)?) } else { None };
         let qkv = match &normal {
             None => self.pack(x, true)?,
@@ -157,7 +186,7 @@ impl AttentionLayer {
         let input = Input {
             qkv: &qkv,
             x: normal.as_ref(),
-            mask,
+            mask: call.mask,
             cls: Some(&cls_qkv),
             global: global.as_ref(),
             memory: 0,
@@ -165,7 +194,7 @@ impl AttentionLayer {
         let Some(out) = self.mechanism.forward(&input)?.cls else {
             bail!("this mechanism has no class token; choose another pooling");
         };
-        block::output(&out.merged()?, cls, &self.output)
+        self.finish(&out, cls, call.dropout)
     }
 
     fn reads_normal(&self) -> bool {
@@ -224,19 +253,19 @@ impl Block {
         Ok(Self { attention, ffn })
     }
 
-    /// [b, n, width] to [b, n, width]; arguments as in [`AttentionLayer::forward`].
+    /// [b, n, width] to [b, n, width].
     ///
     /// # Errors
     /// Shapes that do not fit the configuration.
-    pub fn forward(&self, x: &Tensor, mask: Option<&Tensor>, memory: Option<&Tensor>) -> Result<Tensor> {
-        self.ffn.forward(&self.attention.forward(x, mask, memory)?)
+    pub fn forward(&self, x: &Tensor, call: &Call) -> Result<Tensor> {
+        self.ffn.forward(&self.attention.forward(x, &call.branch(0))?, call.dropout.branch(1))
     }
 
     /// The class token's row behind this block, [b, 1, width].
     ///
     /// # Errors
     /// A mechanism without a class token.
-    pub fn forward_cls(&self, x: &Tensor, cls: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
-        self.ffn.forward(&self.attention.forward_cls(x, cls, mask)?)
+    pub fn forward_cls(&self, x: &Tensor, cls: &Tensor, call: &Call) -> Result<Tensor> {
+        self.ffn.forward(&self.attention.forward_cls(x, cls, &call.branch(0))?, call.dropout.branch(1))
     }
 }

@@ -13,7 +13,7 @@
 
 use candle_core::{Device, Error, Result, Tensor, bail};
 
-use super::layer::{Block, BlockConfig};
+use super::layer::{Block, BlockConfig, Call};
 use super::{Backbone, ConfigError, positive};
 use crate::attention::Entry;
 use crate::attention::knobs::{KnobError, Knobs};
@@ -21,6 +21,7 @@ use crate::kernel::block::Residual;
 use crate::kernel::embedding::embedding;
 use crate::kernel::linear::linear;
 use crate::kernel::loss::cross_entropy;
+use crate::nn::dropout::Dropout;
 use crate::nn::params::{Builder, Init, Spec};
 
 /// What stands in front of a stream's first segment.
@@ -203,7 +204,16 @@ impl LanguageModel {
     /// A symbol outside the vocabulary; lengths that the mechanism cannot take (a cache that is not a multiple
     /// of its segments).
     pub fn forward(&self, ids: &Tensor, cache: &Cache) -> Result<(Tensor, Cache)> {
-        self.run(ids, cache, |_| ())
+        self.run(ids, cache, Dropout::NONE, |_| ())
+    }
+
+    /// [`Self::forward`] with dropout of the embeddings, of what attention adds, in the feed-forward halves and
+    /// in front of the logits. The sinusoids of the relative positions are not dropped.
+    ///
+    /// # Errors
+    /// As [`Self::forward`].
+    pub fn forward_train(&self, ids: &Tensor, cache: &Cache, dropout: Dropout) -> Result<(Tensor, Cache)> {
+        self.run(ids, cache, dropout, |_| ())
     }
 
     /// [`Self::forward`], and the input of every layer and the last layer's output [b, n, width].
@@ -212,24 +222,33 @@ impl LanguageModel {
     /// As [`Self::forward`].
     pub fn trace(&self, ids: &Tensor, cache: &Cache) -> Result<(Tensor, Cache, Vec<Tensor>)> {
         let mut hidden = Vec::new();
-        let (logits, cache) = self.run(ids, cache, |x| hidden.push(x.clone()))?;
+        let (logits, cache) = self.run(ids, cache, Dropout::NONE, |x| hidden.push(x.clone()))?;
         Ok((logits, cache, hidden))
     }
 
-    fn run(&self, ids: &Tensor, cache: &Cache, mut see: impl FnMut(&Tensor)) -> Result<(Tensor, Cache)> {
+    fn run(
+        &self,
+        ids: &Tensor,
+        cache: &Cache,
+        dropout: Dropout,
+        mut see: impl FnMut(&Tensor),
+    ) -> Result<(Tensor, Cache)> {
         let n = ids.dim(1)?;
         if n == 0 {
             bail!("an empty segment has no next symbol");
         }
         let mut x = (embedding(ids, &self.tokens)? * (self.config.backbone.width as f64).sqrt())?;
+        x = dropout.apply(&x, 0)?;
         let mut next = Vec::with_capacity(self.layers.len());
         for (number, layer) in self.layers.iter().enumerate() {
             see(&x);
             let memory = cache.layer(number);
             next.push(self.keep(memory, &x)?);
-            x = layer.forward(&x, None, memory)?;
+            let dropout = dropout.branch(2 + number as u64);
+            x = layer.forward(&x, &Call { mask: None, memory, dropout })?;
         }
         see(&x);
+        x = dropout.apply(&x, 1)?;
         Ok((linear(&x, &self.tokens, Some(&self.bias))?, Cache(next)))
     }
 

@@ -5,6 +5,7 @@ use candle_core::{Result, Tensor, bail};
 
 use super::ModelConfig;
 use super::encoder::Encoder;
+use crate::nn::dropout::Dropout;
 use crate::nn::head::Head;
 use crate::nn::params::Builder;
 
@@ -53,8 +54,16 @@ impl Pair {
     /// # Errors
     /// As [`Encoder::forward`].
     pub fn forward(&self, first: Document, second: Document) -> Result<Tensor> {
-        let u = self.encoder.forward(first.ids, first.mask)?;
-        let v = self.encoder.forward(second.ids, second.mask)?;
+        self.forward_train(first, second, Dropout::NONE)
+    }
+
+    /// [`Self::forward`] with dropout, another one in each tower.
+    ///
+    /// # Errors
+    /// As [`Encoder::forward`].
+    pub fn forward_train(&self, first: Document, second: Document, dropout: Dropout) -> Result<Tensor> {
+        let u = self.encoder.forward(first.ids, first.mask, dropout.branch(0))?;
+        let v = self.encoder.forward(second.ids, second.mask, dropout.branch(1))?;
         self.decide(&u, &v)
     }
 

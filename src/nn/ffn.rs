@@ -2,8 +2,12 @@
 
 use candle_core::{Result, Tensor};
 
+use super::dropout::Dropout;
 use super::params::{Builder, Group, Init, Spec};
+use crate::kernel::activation::gelu;
 use crate::kernel::block::{self, Residual};
+use crate::kernel::linear::linear;
+use crate::kernel::norm::{EPS, layer_norm};
 
 /// The feed-forward half of a block.
 pub struct Ffn {
@@ -28,11 +32,23 @@ impl Ffn {
         Ok(Self { group, residual })
     }
 
-    /// x + FFN(LN(x)), or with the normed residual y + FFN(y), y = LN(x); `x` [b, n, width].
+    /// x + FFN(LN(x)), or with the normed residual y + FFN(y), y = LN(x); `x` [b, n, width]. Dropout applies to
+    /// the hidden activations and to the output of FFN.
     ///
     /// # Errors
     /// Shapes that do not fit.
-    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        block::ffn(x, &self.group, self.residual)
+    pub fn forward(&self, x: &Tensor, dropout: Dropout) -> Result<Tensor> {
+        if dropout.is_none() {
+            return block::ffn(x, &self.group, self.residual);
+        }
+        let part = |index| self.group.part(index);
+        let normal = layer_norm(x, &part(0)?, &part(1)?, EPS)?;
+        let hidden = gelu(&linear(&normal, &part(2)?, Some(&part(3)?))?)?;
+        let change = linear(&dropout.apply(&hidden, 0)?, &part(4)?, Some(&part(5)?))?;
+        let change = dropout.apply(&change, 1)?;
+        match self.residual {
+            Residual::Raw => x + change,
+            Residual::Normed => normal + change,
+        }
     }
 }

@@ -261,11 +261,9 @@ impl Stage {
         let failed = |error: candle_core::Error| outcome::of_error(&error);
         self.backend.sync().map_err(failed)?;
         let start = Instant::now();
-        let logits = self.model.forward(ids, None).map_err(failed)?;
         match &mut self.trainer {
             Some(trainer) => {
-                let loss = classification_loss(&logits, labels).map_err(failed)?;
-                drop(logits);
+                let loss = || classification_loss(&self.model.forward(ids, None)?, labels);
                 trainer.step(loss).map_err(|error| match error {
                     StepError::Diverged { .. } => Ending::new(Outcome::Diverged, error.to_string()),
                     StepError::Failed(error) => outcome::of_error(&error),
@@ -274,6 +272,7 @@ impl Stage {
                 Ok(start.elapsed().as_secs_f64())
             }
             None => {
+                let logits = self.model.forward(ids, None).map_err(failed)?;
                 self.backend.sync().map_err(failed)?;
                 let seconds = start.elapsed().as_secs_f64();
                 let sum = logits.sum_all().and_then(|sum| sum.to_scalar::<f32>()).map_err(failed)?;

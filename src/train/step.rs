@@ -1,6 +1,6 @@
 //! One training step: forward, loss, backward, update.
 
-use candle_core::{Error, Result, Tensor};
+use candle_core::{Result, Tensor};
 
 use super::optim::{AdamW, Gradients, Optimizer};
 use super::schedule::{Rates, Schedule};
@@ -59,40 +59,57 @@ impl Trainer {
         Self { params, optimizer, schedule }
     }
 
-    /// One step on `loss`, a scalar computed with the current weights. Its graph ends here.
+    /// One step on the scalar that `loss` computes with the current weights, on this thread. Its graph ends here.
     ///
     /// # Errors
-    /// A loss that is not finite: then nothing is updated.
-    pub fn step(&mut self, loss: Tensor) -> std::result::Result<Step, StepError> {
-        let mut loss = Some(loss);
-        self.accumulate(1, |_| loss.take().ok_or_else(|| Error::msg("one loss makes one micro-batch")))
+    /// A loss that is not finite: then nothing is updated. Whatever `loss` fails with.
+    pub fn step(&mut self, loss: impl FnOnce() -> Result<Tensor>) -> std::result::Result<Step, StepError> {
+        let (loss, gradients) = self.part(loss)?;
+        self.update(loss, &gradients, 1)
     }
 
     /// One step on the mean of the losses of `parts` micro-batches of equal size, computed one after another:
     /// the memory of one, the update of all.
     ///
     /// # Errors
-    /// As [`Self::step`], and whatever `loss` fails with.
+    /// As [`Self::step`].
     pub fn accumulate(
         &mut self,
         parts: usize,
         mut loss: impl FnMut(usize) -> Result<Tensor>,
     ) -> std::result::Result<Step, StepError> {
+        let (mut sum, mut gradients) = (0.0, Gradients::default());
+        for part in 0..parts {
+            let (loss, fresh) = self.part(|| loss(part))?;
+            sum += loss;
+            gradients.add(fresh)?;
+        }
+        self.update(sum, &gradients, parts)
+    }
+
+    /// Loss and gradients of one micro-batch.
+    fn part(
+        &self,
+        loss: impl FnOnce() -> Result<Tensor>,
+    ) -> std::result::Result<(f64, Gradients), StepError> {
+        let (loss, tape) = tape::record(loss)?;
+        let value = f64::from(loss.to_scalar::<f32>()?);
+        if !value.is_finite() {
+            return Err(StepError::Diverged { step: self.optimizer.updates(), loss: value });
+        }
+        Ok((value, Gradients::take(&self.params, &mut tape.backward(&loss)?)))
+    }
+
+    fn update(
+        &mut self,
+        sum: f64,
+        gradients: &Gradients,
+        parts: usize,
+    ) -> std::result::Result<Step, StepError> {
         let number = self.optimizer.updates();
         let rates = self.schedule.at(number);
-        let mut gradients = Gradients::default();
-        let mut total = 0.0;
-        for part in 0..parts {
-            let (loss, tape) = tape::record(|| loss(part))?;
-            let value = f64::from(loss.to_scalar::<f32>()?);
-            if !value.is_finite() {
-                return Err(StepError::Diverged { step: number, loss: value });
-            }
-            total += value;
-            gradients.add(Gradients::take(&self.params, &mut tape.backward(&loss)?))?;
-        }
-        self.optimizer.update(&self.params, &gradients, rates, 1.0 / parts as f64)?;
-        Ok(Step { number, loss: total / parts as f64, rates })
+        self.optimizer.update(&self.params, gradients, rates, 1.0 / parts as f64)?;
+        Ok(Step { number, loss: sum / parts as f64, rates })
     }
 
     /// The parameters.

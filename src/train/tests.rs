@@ -11,6 +11,7 @@ use crate::attention::find;
 use crate::attention::knobs::Knobs;
 use crate::model::preset::Preset;
 use crate::model::{Backbone, Classifier, ModelConfig};
+use crate::nn::dropout::Dropout;
 use crate::nn::params::Builder;
 
 const ADAMW: AdamW = AdamW { beta2: 0.98, eps: 1e-9, weight_decay: 0.0, clip: None };
@@ -53,8 +54,7 @@ fn loss_falls_and_unused_rows_stay_exactly() {
         let table = |trainer: &Trainer| trainer.params().value("token_embedding.weight").unwrap();
         let before = table(&trainer);
         let data = batch(0, 4);
-        let losses: Vec<f64> =
-            (0..30).map(|_| trainer.step(loss(&model, &data).unwrap()).unwrap().loss).collect();
+        let losses: Vec<f64> = (0..30).map(|_| trainer.step(|| loss(&model, &data)).unwrap().loss).collect();
         assert!(losses[29] < 0.7 * losses[0], "{mechanism}: {losses:?}");
         let rows = |x: &Tensor| x.narrow(0, 12, 7).unwrap().to_vec2::<f32>().unwrap();
         assert_eq!(rows(&before), rows(&table(&trainer)), "{mechanism}");
@@ -67,7 +67,7 @@ fn micro_batches_make_the_update_of_the_whole_batch() {
     let (parts_model, mut parts) = model("full");
     for step in 0..3 {
         let (ids, labels) = batch(step, 4);
-        let a = whole.step(loss(&whole_model, &(ids.clone(), labels.clone())).unwrap()).unwrap();
+        let a = whole.step(|| loss(&whole_model, &(ids.clone(), labels.clone()))).unwrap();
         let part = |i: usize| {
             loss(&parts_model, &(ids.narrow(0, 2 * i, 2)?.contiguous()?, labels.narrow(0, 2 * i, 2)?))
         };
@@ -90,7 +90,7 @@ fn a_model_that_shares_parameters_follows_the_training() {
     let data = batch(0, 2);
     let logits = |model: &Classifier| model.forward(&data.0, None).unwrap();
     let before = logits(&shared).to_vec2::<f32>().unwrap();
-    trainer.step(loss(&model, &data).unwrap()).unwrap();
+    trainer.step(|| loss(&model, &data)).unwrap();
     let after = logits(&shared).to_vec2::<f32>().unwrap();
     assert_eq!(after, logits(&model).to_vec2::<f32>().unwrap());
     assert_ne!(before, after);
@@ -101,8 +101,7 @@ fn a_model_that_shares_parameters_follows_the_training() {
 fn a_loss_that_is_not_finite_stops_before_the_update() {
     let (model, mut trainer) = model("full");
     let before = trainer.params().value("head.fc2.bias").unwrap().to_vec1::<f32>().unwrap();
-    let loss = (loss(&model, &batch(0, 2)).unwrap() * f64::NAN).unwrap();
-    let error = trainer.step(loss).unwrap_err();
+    let error = trainer.step(|| loss(&model, &batch(0, 2))? * f64::NAN).unwrap_err();
     assert!(matches!(error, StepError::Diverged { step: 0, .. }), "{error}");
     assert_eq!(trainer.params().value("head.fc2.bias").unwrap().to_vec1::<f32>().unwrap(), before);
     assert_eq!(trainer.optimizer().updates(), 0);
@@ -117,7 +116,7 @@ fn weights(trainer: &Trainer) -> Vec<(String, Vec<u32>)> {
 }
 
 fn run(model: &Classifier, trainer: &mut Trainer, steps: std::ops::Range<u32>) -> Vec<u64> {
-    steps.map(|s| trainer.step(loss(model, &batch(s, 3)).unwrap()).unwrap().loss.to_bits()).collect()
+    steps.map(|s| trainer.step(|| loss(model, &batch(s, 3))).unwrap().loss.to_bits()).collect()
 }
 
 #[test]
@@ -190,4 +189,29 @@ fn a_damaged_checkpoint_is_refused_wherever_it_is_cut() {
     let mut changed = bytes.clone();
     changed[newer] = b'9';
     assert!(matches!(read(&changed), Err(CheckpointError::Newer { found: 9, .. })));
+}
+
+#[test]
+fn dropout_trains_reproducibly_and_is_off_in_evaluation() {
+    for mechanism in ["full", "ls"] {
+        let train = |rate: f64, seed: u64| {
+            let (model, mut trainer) = model(mechanism);
+            let (ids, labels) = batch(0, 4);
+            let losses: Vec<f64> = (0..40)
+                .map(|step| {
+                    let dropout = Dropout::new(rate, seed).branch(step);
+                    let logits = || model.forward_train(&ids, None, dropout);
+                    trainer.step(|| classification_loss(&logits()?, &labels)).unwrap().loss
+                })
+                .collect();
+            let after = loss(&model, &(ids, labels)).unwrap().to_scalar::<f32>().unwrap();
+            (losses, f64::from(after))
+        };
+        let (dropped, after) = train(0.2, 5);
+        assert_eq!(dropped, train(0.2, 5).0, "{mechanism}");
+        assert_ne!(dropped, train(0.2, 6).0, "{mechanism}");
+        assert_ne!(dropped, train(0.0, 5).0, "{mechanism}");
+        let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
+        assert!(after < 0.8 * mean(&dropped[..5]), "{mechanism}: {dropped:?}, {after}");
+    }
 }

@@ -102,7 +102,7 @@ fn follow(
     computed.count(trainer.params());
     let mut steps: Vec<Step> = Vec::new();
     for number in 0..plan.steps {
-        steps.push(trainer.step(loss(number)?).map_err(candle_core::Error::wrap)?);
+        steps.push(trainer.step(|| loss(number)).map_err(candle_core::Error::wrap)?);
         let done = number + 1;
         if plan.snapshots.contains(&done) {
             for leaf in &golden.leaves {
