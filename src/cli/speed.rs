@@ -129,7 +129,7 @@ fn plan(grid: &grid::Grid, ready: &start::Ready) -> Result<(Plan, Vec<Option<Req
         match planned {
             Planned::Cell(cell, request) => {
                 plan_cells.push(*cell);
-                requests.push(Some(request));
+                requests.push(Some(*request));
             }
             Planned::Settled(cell) => {
                 plan_cells.push(*cell);

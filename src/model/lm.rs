@@ -86,7 +86,9 @@ pub fn language_knobs<'a>(
 ) -> std::result::Result<Knobs, KnobError> {
     let takes =
         |(name, value): &(&str, &str)| Knobs::parse(entry.name, entry.knobs, [(*name, *value)]).is_ok();
-    let fixed = [("rel_pos", "true"), ("dp_input", "raw"), ("dual_ln", "true")];
+    let window = Knobs::defaults(entry.knobs).int("w") > 0; // relative positions belong to a window
+    let fixed =
+        [("rel_pos", if window { "true" } else { "false" }), ("dp_input", "raw"), ("dual_ln", "true")];
     let quiet = fixed.into_iter().chain(preset.iter().copied()).filter(takes);
     Knobs::parse(entry.name, entry.knobs, quiet.chain(given))
 }

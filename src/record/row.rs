@@ -315,7 +315,7 @@ mod tests {
     #[test]
     fn rounded_values_survive_json() {
         for (index, value) in
-            [1.0 / 3.0, 2e-10 / 3.0, 1e9 / 7.0, -0.1, 0.0, 5.5880550000000001e-4].iter().enumerate()
+            [1.0 / 3.0, 2e-10 / 3.0, 1e9 / 7.0, -0.1, 0.0, 5.588_055_000_000_001e-4].iter().enumerate()
         {
             let value = rounded(*value).unwrap();
             let text = serde_json::to_string(&value).unwrap();

@@ -48,7 +48,7 @@ impl Request {
 /// A cell, or the row that stands for one that cannot run.
 pub enum Planned {
     /// To be run.
-    Cell(Box<Cell>, Request),
+    Cell(Box<Cell>, Box<Request>),
     /// Cannot be run; the row says why.
     Settled(Box<Cell>),
 }
@@ -146,7 +146,7 @@ fn cell(
     let step = request.spec.step_flops(&config) / (RATE * threads as f64);
     let seconds = seconds(&request, step);
     let json = serde_json::to_value(&request).map_err(PlanError::new)?;
-    Ok(Planned::Cell(Box::new(Cell { key, row, request: json, seconds }), request))
+    Ok(Planned::Cell(Box::new(Cell { key, row, request: json, seconds }), Box::new(request)))
 }
 
 /// Predicted seconds of a cell whose step takes `step` seconds.
