@@ -1,7 +1,7 @@
 //! Synthesizer: attention logits that do not come from comparing queries with keys.
 //!
-//! logits = [random] R[h,i,j] + [factorized_random] (R1 R2)[h,i,j] + [dense] (relu(x w1 + b1) w2 + b2)_ij
-//! + [dot_product] q_i . k_j / sqrt(D); out = softmax over visible j, times v (Tay et al. 2021; SPEC-cos 5).
+//! `logits = [random] R[h,i,j] + [factorized_random] (R1 R2)[h,i,j] + [dense] (relu(x w1 + b1) w2 + b2)_ij`
+//! + `[dot_product]` q_i . k_j / sqrt(D); out = softmax over visible j, times v (Tay et al. 2021; SPEC-cos 5).
 
 use candle_core::{D, Result, Tensor, bail};
 

@@ -4,7 +4,7 @@ use candle_core::{Result, Tensor};
 
 use super::visible::keep_rows;
 
-/// out[i] = sum_t weight[h, t] v[i + t - taps / 2], v being 0 outside the sequence and where `mask` [b, n]
+/// `out[i]` = sum_t weight[h, t] v[i + t - taps / 2], v being 0 outside the sequence and where `mask` [b, n]
 /// hides it. `v` [b, h, n, d], `weight` [h, taps] with an odd number of taps.
 ///
 /// # Errors

@@ -6,7 +6,7 @@ use super::cpu::par::{self, Chunks};
 use super::cpu::{self, rows};
 use super::tape;
 
-/// `table` [rows, d] at `ids` (any shape, u32): ids' shape + [d].
+/// `table` [rows, d] at `ids` (any shape, u32): ids' shape + `[d]`.
 ///
 /// # Errors
 /// An index outside the table.

@@ -6,7 +6,7 @@ use super::cpu::par::{self, Chunks};
 use super::cpu::{self, math};
 use super::tape;
 
-/// Cross entropy of every row of `logits` [rows, classes] with `labels` [rows] (u32): [rows].
+/// Cross entropy of every row of `logits` [rows, classes] with `labels` `[rows]` (u32): `[rows]`.
 ///
 /// # Errors
 /// Shapes that do not fit, labels out of range.

@@ -8,7 +8,7 @@ use super::tape;
 /// Epsilon of every LayerNorm in the specifications.
 pub const EPS: f64 = 1e-5;
 
-/// (x - mean) / sqrt(var + eps) * weight + bias over the last dimension; `weight` and `bias` [d].
+/// (x - mean) / sqrt(var + eps) * weight + bias over the last dimension; `weight` and `bias` `[d]`.
 ///
 /// # Errors
 /// Shapes that do not fit.

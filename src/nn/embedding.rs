@@ -15,7 +15,7 @@ pub enum Positions {
     Sinusoid,
 }
 
-/// token_embedding[ids] + position_embedding[0..n], not scaled.
+/// `token_embedding[ids]` + position_embedding[0..n], not scaled.
 pub struct Embedding {
     tokens: Tensor,    // [vocab, width]
     positions: Tensor, // [max_len, width]

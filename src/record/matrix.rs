@@ -100,7 +100,7 @@ pub fn write(folder: &Path, matrices: &[Matrix]) -> io::Result<()> {
     file::write(&folder.join(INDEX), index.as_bytes())
 }
 
-/// Reads what [`write`] wrote.
+/// Reads what [`write()`] wrote.
 ///
 /// # Errors
 /// No matrices in `folder`, or files that are not what they should be (named).

@@ -123,7 +123,7 @@ impl Trainer {
     }
 }
 
-/// Mean cross entropy of `logits` [b, classes] with `labels` [b] (u32).
+/// Mean cross entropy of `logits` [b, classes] with `labels` `[b]` (u32).
 ///
 /// # Errors
 /// Labels out of range.

@@ -14,7 +14,7 @@ use super::group::Group;
 use super::norm::{self, EPS};
 use super::{fused_cpu, tape};
 
-/// `rows` [b, n, count * e] with every part in `parts` normalised by `group` = `[weight, bias]`, each [e].
+/// `rows` [b, n, count * e] with every part in `parts` normalised by `group` = `[weight, bias]`, each `[e]`.
 /// Without a group nothing is normalised. Rows whose `mask` [b, n] is 0 come out as zeros and pass no
 /// gradient, whatever stands in them.
 ///
