@@ -82,8 +82,22 @@ type Random = Vec<Vec<Vec<usize>>>;
 /// For every head and inner block row up to `count` distinct blocks outside of the window and the global ones.
 fn draw(stream: &mut Stream, heads: usize, blocks: usize, count: usize) -> Random {
     let mut row = |u: usize| {
-        let legal: Vec<usize> = (1..blocks - 1).filter(|&w| w.abs_diff(u) > 1).collect();
-        stream.permutation(legal.len()).into_iter().take(count).map(|at| legal[at]).collect()
+        let near = (u.max(2) - 1..=(u + 1).min(blocks - 2)).count();
+        let legal = blocks - 2 - near;
+        if legal < 4 * count {
+            let legal: Vec<usize> = (1..blocks - 1).filter(|&w| w.abs_diff(u) > 1).collect();
+            let order = stream.permutation(legal.len());
+            return order.iter().take(count).map(|&at| legal[at]).collect();
+        }
+        // drawing again is rare here, and needs no list of all blocks
+        let mut row = Vec::with_capacity(count);
+        while row.len() < count {
+            let w = 1 + stream.below(blocks - 2);
+            if w.abs_diff(u) > 1 && !row.contains(&w) {
+                row.push(w);
+            }
+        }
+        row
     };
     (0..heads).map(|_| (1..blocks.max(1) - 1).map(&mut row).collect()).collect()
 }

@@ -78,7 +78,9 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     let text = start::text(&args.place, &mut plan)?;
     term.say(&start::header(&plan, &grid.settings, &ready));
     if args.quick {
-        term.say("--quick: lengths up to 1024 and 0.25 s per cell, where nothing else is said");
+        term.say(
+            "--quick: eight mechanisms, lengths up to 1024, 0.25 s per cell, where nothing else is said",
+        );
     }
     let mut session = start::session(&plan, &args.place, &ready, text.as_ref(), term)?;
     let result = conduct(&plan, &requests, &mut session);

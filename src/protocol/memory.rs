@@ -228,10 +228,16 @@ pub fn work(link: &Link, request: &Request, text: &[u8]) -> anyhow::Result<()> {
         Ok(stage)
     };
     let answer = match measure() {
-        Ok(stage) => {
-            let resident_bytes = resident.own_peak().saturating_sub(before);
-            Answer::Peak(Peak { peak_bytes: stage.peak_bytes(), resident_bytes })
-        }
+        Ok(stage) => match stage.peak_bytes() {
+            Some(peak_bytes) => {
+                let resident_bytes = resident.own_peak().saturating_sub(before);
+                Answer::Peak(Peak { peak_bytes, resident_bytes })
+            }
+            None => Answer::Ended {
+                outcome: Outcome::Unsupported,
+                reason: format!("memory is not counted on {}", request.spec.device),
+            },
+        },
         Err(ending) => Answer::Ended { outcome: ending.outcome, reason: ending.reason },
     };
     Ok(link.send(&answer)?)

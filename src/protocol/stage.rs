@@ -289,9 +289,11 @@ impl Stage {
         alloc::reset_peak();
     }
 
-    /// Highest live bytes since [`Self::reset_peak`], above what was there before the model was built.
-    pub fn peak_bytes(&self) -> u64 {
-        alloc::peak().saturating_sub(self.baseline) as u64
+    /// Highest live bytes since [`Self::reset_peak`], above what was there before the model was built; none
+    /// where the device's memory is not counted.
+    pub fn peak_bytes(&self) -> Option<u64> {
+        let counted = self.backend.name() == DeviceName::Cpu;
+        counted.then(|| alloc::peak().saturating_sub(self.baseline) as u64)
     }
 }
 

@@ -103,7 +103,7 @@ struct Running {
     worker: Worker,
     /// How long it may still compute; waiting for others does not count.
     left: Duration,
-    peak: u64,
+    peak: Option<u64>,
     held: u64,
 }
 
@@ -210,7 +210,7 @@ impl Bench for Workers<'_> {
         let task = Task::Speed { memory_limit: limit, request: request.clone() };
         let worker = Worker::start(&self.session.launcher, &task)?;
         let left = Duration::try_from_secs_f64(request.timeout).unwrap_or(Duration::MAX);
-        self.alive.insert(index, Running { worker, left, peak: 0, held: 0 });
+        self.alive.insert(index, Running { worker, left, peak: None, held: 0 });
         match self.hear(index)? {
             Answer::Samples { held_bytes, .. } => Ok(Started::Ready { held: held_bytes }),
             Answer::Ended { outcome, reason } => Ok(Started::Ended(Ending { outcome, reason })),
@@ -232,7 +232,7 @@ impl Bench for Workers<'_> {
         let peak = match self.alive.remove(&index) {
             Some(running) => {
                 running.worker.finish();
-                Some(running.peak).filter(|peak| *peak > 0)
+                running.peak
             }
             None => None,
         };

@@ -27,8 +27,8 @@ pub enum Answer {
     Samples {
         /// Seconds of every step of the turn; empty when warm.
         seconds: Vec<f64>,
-        /// Highest live bytes so far.
-        peak_bytes: u64,
+        /// Highest live bytes so far, where they are counted.
+        peak_bytes: Option<u64>,
         /// Bytes that the process holds and may reach again.
         held_bytes: u64,
     },
@@ -59,7 +59,7 @@ pub fn work(link: &Link, request: &Request, text: &[u8]) -> anyhow::Result<()> {
     let mut resident = Resident::default();
     let mut answer = |stage: &Stage, seconds: Vec<f64>| {
         let peak_bytes = stage.peak_bytes();
-        Answer::Samples { seconds, peak_bytes, held_bytes: peak_bytes.max(resident.own()) }
+        Answer::Samples { seconds, peak_bytes, held_bytes: peak_bytes.unwrap_or(0).max(resident.own()) }
     };
     link.send(&answer(&stage, Vec::new()))?;
     while let Some(turn) = link.next::<Turn>()? {
