@@ -152,7 +152,8 @@ impl Mechanism for Nystrom {
             nystrom(input.qkv, input.mask, self.spec)?
         };
         let Some(weight) = &self.conv else { return Ok(out.into()) };
-        let conv = depthwise(&input.qkv.v()?, weight, input.mask)?;
-        Ok(Heads::Split((out.split()? + conv)?).into())
+        let conv = depthwise(input.qkv, weight, input.mask)?;
+        let heads = input.qkv.value_dims()?.1;
+        Ok(Heads::Merged { rows: (out.merged()? + conv.merged()?)?, heads }.into())
     }
 }

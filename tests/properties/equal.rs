@@ -4,7 +4,8 @@ use effattn::attention::knobs::Knobs;
 use effattn::attention::{self, Property};
 use effattn::kernel::Mode;
 
-use crate::zoo::{Case, Findings, Inputs, MODES, Results, Run, cases, differs, masks, row_counts};
+use crate::run::{Findings, Inputs, MODES, Results, Run, differs, masks, row_counts};
+use crate::zoo::{Case, cases};
 
 fn rows_that_count<'a>(case: &'a Case, mask: Option<&'a [f32]>) -> impl Fn(usize, usize, usize) -> f32 + 'a {
     move |sample, _, query| f32::from(u8::from(row_counts(case, mask, sample, query)))

@@ -2,7 +2,8 @@
 
 use effattn::attention::{self, Property};
 
-use crate::zoo::{Findings, Inputs, MODES, Results, Run, cases, masks, row_counts};
+use crate::run::{Findings, Inputs, MODES, Results, Run, masks, row_counts};
+use crate::zoo::cases;
 
 /// What is not finite.
 fn bad(results: &Results) -> Option<String> {

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use effattn::attention::Property;
 
-use crate::zoo::{Case, Findings, HEADS, Inputs, MODES, Results, Run, cases, differs, masks, row_counts};
+use crate::run::{Findings, Inputs, MODES, Results, Run, differs, masks, row_counts};
+use crate::zoo::{Case, HEADS, cases};
 
 const LENGTHS: [usize; 3] = [5, 12, 17];
 

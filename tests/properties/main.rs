@@ -7,4 +7,7 @@ mod equal;
 mod finite;
 mod heads;
 mod independence;
+#[path = "../recipe/mean.rs"]
+mod mean;
+mod run;
 mod zoo;

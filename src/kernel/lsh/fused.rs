@@ -10,16 +10,14 @@ use std::sync::OnceLock;
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
 use rayon::prelude::*;
 
-use super::hash::{bucket, sort};
+use super::order::{JOB_ROWS, Sizes};
 use super::rows::{Join, Scatter, grad_rows, join, scatter, unit_rows, weigh_rows};
 use super::{Lsh, rows};
 use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
 use crate::kernel::cpu::par::build_with;
 use crate::kernel::cpu::{slice, with_slice};
 use crate::kernel::heads::{Heads, Qkv};
-
-/// Rows per job, about.
-const JOB_ROWS: usize = 256;
+use crate::kernel::tape;
 
 /// LSH attention on packed rows.
 pub fn lsh(qkv: &Qkv, mask: Option<&Tensor>, call: &Lsh) -> Result<Heads> {
@@ -36,114 +34,8 @@ pub fn lsh(qkv: &Qkv, mask: Option<&Tensor>, call: &Lsh) -> Result<Heads> {
     let sizes =
         Sizes { b, n, heads, d, row, q: q * e, v: v * e, rounds, padded, chunk, back, causal: call.causal };
     let order = with_slice(&rows, |rows| sizes.order(rows, keep.as_deref(), call))?;
-    let rows = rows.apply_op1(Chunked { sizes, keep, order, stats: OnceLock::new() })?;
+    let rows = tape::apply1(&rows, Chunked { sizes, keep, order, stats: OnceLock::new() })?;
     Ok(Heads::Merged { rows, heads })
-}
-
-/// Sizes of one call, in elements.
-#[derive(Clone, Copy)]
-pub struct Sizes {
-    /// Samples.
-    pub b: usize,
-    /// Positions.
-    pub n: usize,
-    /// Heads.
-    pub heads: usize,
-    /// Width of a head.
-    pub d: usize,
-    /// Length of a packed row.
-    pub row: usize,
-    /// First query in a row.
-    pub q: usize,
-    /// First value in a row.
-    pub v: usize,
-    /// Rounds of hashing.
-    pub rounds: usize,
-    /// Positions of a round, a multiple of the chunk.
-    pub padded: usize,
-    /// Length of a chunk.
-    pub chunk: usize,
-    /// Whether a chunk sees the one before it.
-    pub back: bool,
-    /// Whether future keys are hidden.
-    pub causal: bool,
-}
-
-impl Sizes {
-    /// Chunks of a chain.
-    fn chunks(&self) -> usize {
-        self.rounds * self.padded / self.chunk
-    }
-
-    /// Keys that a query sees, and queries that see a key.
-    fn span(&self) -> usize {
-        if self.back { 2 * self.chunk } else { self.chunk }
-    }
-
-    /// Chunks per job.
-    fn group(&self) -> usize {
-        (JOB_ROWS / self.chunk).max(1)
-    }
-
-    /// Sorted positions [b, heads, rounds * padded].
-    fn order(&self, rows: &[f32], keep: Option<&[f32]>, call: &Lsh) -> Result<Vec<u32>> {
-        let Self { b, n, heads, d, row, rounds, padded, .. } = *self;
-        let mut order = vec![0; b * heads * rounds * padded];
-        if !self.back {
-            order.chunks_mut(n).for_each(|order| sort(&vec![0; n], order));
-            return Ok(order);
-        }
-        let (rotations, _, columns) = call.rotation_dims(heads, d, n)?;
-        let hidden = call.factors.iter().product::<usize>() as u32;
-        with_slice(&rotations.contiguous()?, |rotations| {
-            order.par_chunks_mut(rounds * padded).enumerate().for_each(|(index, order)| {
-                let (sample, head) = (index / heads, index % heads);
-                let first = sample * n * row + self.q + head * d;
-                let turn = Mat::new(&rotations[head * d * rounds * columns..], d, rounds * columns);
-                let mut buckets = vec![0; rounds * n];
-                let mut turned = vec![0.0; JOB_ROWS.min(n) * rounds * columns];
-                for start in (0..n).step_by(JOB_ROWS) {
-                    let len = JOB_ROWS.min(n - start);
-                    let queries = Mat::strided(&rows[first + start * row..], len, d, row);
-                    gemm(MatMut::new(&mut turned, len, rounds * columns), queries, turn, 1.0, Threads::One);
-                    buckets_of(
-                        &turned[..len * rounds * columns],
-                        call.factors,
-                        columns,
-                        &mut buckets[start..],
-                        n,
-                    );
-                }
-                for (at, _) in keep.into_iter().flat_map(|keep| {
-                    keep[sample * n..][..n].iter().enumerate().filter(|(_, keep)| **keep == 0.0)
-                }) {
-                    buckets[at..].iter_mut().step_by(n).for_each(|bucket| *bucket = hidden);
-                }
-                for (buckets, order) in buckets.chunks(n).zip(order.chunks_mut(padded)) {
-                    sort(buckets, order);
-                }
-            });
-            Ok(())
-        })?;
-        Ok(order)
-    }
-}
-
-crate::simd_fn! {
-    /// Buckets of rows [len, rounds, columns]: position p of round r goes to `buckets[r * stride + p]`.
-    fn buckets_of<S>(
-        simd,
-        turned: &'a [f32],
-        factors: &'a [usize],
-        columns: usize,
-        buckets: &'a mut [u32],
-        stride: usize,
-    ) {
-        let rounds = buckets.len().div_ceil(stride);
-        for (at, turned) in turned.chunks_exact(columns).enumerate() {
-            buckets[at % rounds * stride + at / rounds] = bucket(simd, turned, factors);
-        }
-    }
 }
 
 /// The operation; `stats` [b, n, heads, 2] are maximum and reciprocal sum of every query's softmax.

@@ -7,6 +7,7 @@
 
 mod fused;
 mod hash;
+mod order;
 mod rows;
 #[cfg(test)]
 mod tests;

@@ -3,7 +3,8 @@
 use pulp::Simd;
 use rayon::prelude::*;
 
-use super::fused::{Sample, Sizes};
+use super::fused::Sample;
+use super::order::Sizes;
 use super::{HIDDEN, OWN};
 use crate::kernel::cpu::math;
 

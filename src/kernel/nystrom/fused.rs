@@ -14,6 +14,7 @@ use super::{Landmarks, Start};
 use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
 use crate::kernel::cpu::{slice, with_slice};
 use crate::kernel::heads::{Heads, Qkv};
+use crate::kernel::tape;
 
 /// Positions per tile.
 pub const TILE: usize = 128;
@@ -33,7 +34,7 @@ pub fn nystrom(qkv: &Qkv, mask: Option<&Tensor>, spec: Landmarks) -> Result<Head
     let (q, k, v, segment) = (q * e, k * e, v * e, n.div_ceil(m));
     let root = (d as f32).powf(-0.25);
     let sizes = Sizes { b, n, heads, d, row, q, k, v, m, segment, root };
-    let rows = rows.apply_op1(Nystrom { sizes, spec, keep, state: OnceLock::new() })?;
+    let rows = tape::apply1(&rows, Nystrom { sizes, spec, keep, state: OnceLock::new() })?;
     Ok(Heads::Merged { rows, heads })
 }
 

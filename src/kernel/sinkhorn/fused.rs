@@ -13,6 +13,7 @@ use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
 use crate::kernel::cpu::{slice, with_slice};
 use crate::kernel::group::{Group, Part};
 use crate::kernel::heads::{Heads, Qkv};
+use crate::kernel::tape;
 
 /// Settings of one call.
 #[derive(Clone, Copy)]
@@ -40,7 +41,7 @@ pub fn sinkhorn(qkv: &Qkv, mask: Option<&Tensor>, group: &Group, spec: Spec) -> 
         Sizes { b, n, heads, d, row, q, k, v, block, blocks, hidden, most, scale, concat: spec.concat };
     let keep = mask.map(|mask| mask.flatten_all()?.to_vec1::<f32>()).transpose()?;
     let op = Mixed { sizes, spec, keep, parts: group.parts.clone() };
-    Ok(Heads::Merged { rows: rows.apply_op2(&group.flat, op)?, heads })
+    Ok(Heads::Merged { rows: tape::apply2(&rows, &group.flat, op)?, heads })
 }
 
 /// Sizes of one call, in elements.

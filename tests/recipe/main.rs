@@ -1,0 +1,150 @@
+//! The recipe of `docs/adding-a-mechanism.md` works: its toy mechanism, registered at run time, is found,
+//! listed, checked against a golden file and used in a model. `tests/properties` proves it like any other.
+
+mod mean;
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Once;
+
+use candle_core::{Device, Tensor};
+use clap::Parser;
+use effattn::attention::knobs::Knobs;
+use effattn::attention::{self, entries};
+use effattn::cli::list;
+use effattn::model::encoder::Classifier;
+use effattn::model::{Backbone, ModelConfig, Pooling};
+use effattn::nn::params::Builder;
+use effattn::protocol::check::check_bytes;
+
+fn register() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| attention::register(&mean::ENTRY));
+}
+
+#[test]
+fn the_document_shows_this_very_mechanism() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).expect(path);
+    let (text, code) = (read("docs/adding-a-mechanism.md"), read("tests/recipe/mean.rs"));
+    assert!(
+        text.contains(&format!("```rust\n{code}```")),
+        "docs/adding-a-mechanism.md differs from tests/recipe/mean.rs"
+    );
+}
+
+#[test]
+fn every_mechanism_file_is_in_the_table() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/attention");
+    let mut found = 0;
+    for file in std::fs::read_dir(folder).expect("the sources") {
+        let path = file.expect("an entry").path();
+        let Ok(code) = std::fs::read_to_string(&path) else { continue };
+        if !code.contains("pub static ENTRY: Entry") {
+            continue;
+        }
+        let name = path.file_stem().expect("a name").to_string_lossy().replace('_', "-");
+        assert!(attention::TABLE.iter().any(|entry| entry.name == name), "{name} is not in attention::TABLE");
+        found += 1;
+    }
+    assert_eq!(found, attention::TABLE.len(), "a mechanism without a file of its name");
+}
+
+#[test]
+fn a_registered_mechanism_is_found_and_listed() {
+    #[derive(Parser)]
+    struct Args {
+        #[command(subcommand)]
+        what: list::What,
+    }
+    register();
+    assert!(entries().iter().any(|entry| entry.name == "mean"));
+    let run = |line: &str| list::run(&Args::parse_from(line.split(' ')).what).expect(line);
+    assert!(run("list mechanisms").contains("mean"));
+    let text = run("list mechanisms --model mean:learned=false");
+    assert!(text.contains("out_i = scale_h") && text.contains("learned=false"), "{text}");
+    let error = Knobs::parse("mean", mean::ENTRY.knobs, [("lerned", "true")]).expect_err("a typing error");
+    assert!(error.to_string().contains("did you mean \"learned\"?"));
+}
+
+#[test]
+fn a_model_is_built_around_it() {
+    register();
+    let entry = attention::find("mean").expect("registered above");
+    let config = ModelConfig {
+        entry,
+        knobs: Knobs::defaults(entry.knobs),
+        backbone: Backbone::new(2, 16, 2, 32),
+        vocab: 12,
+        max_len: 9,
+        classes: 3,
+        pooling: Pooling::Mean,
+        towers: 1,
+    };
+    let builder = Builder::seeded(1, &Device::Cpu, true);
+    let model = Classifier::new(&config, &builder).expect("a model");
+    let params = builder.finish();
+    assert!(params.names().any(|name| name.ends_with(".scale")), "its parameters belong to the model");
+    let ids = Tensor::new(&[[1u32, 5, 3, 2, 7]], &Device::Cpu).expect("ids");
+    let logits = model.forward(&ids, None).expect("logits").flatten_all().expect("flat").to_vec1::<f32>();
+    assert!(logits.expect("numbers").iter().all(|x| x.is_finite()));
+}
+
+/// A golden file of the causal form with a padded position, its numbers from the definition in f64.
+fn golden(scale_error: f64) -> Vec<u8> {
+    let (h, n, d) = (2, 5, 3);
+    let (mask, scale) = ([1.0, 1.0, 0.0, 1.0, 1.0f64], [0.5, -2.0f64]);
+    let v: Vec<f64> = (0..h * n * d).map(|i| f64::from((i as f32 * 0.37).sin())).collect();
+    let weight: Vec<f64> =
+        (0..h * n * d).map(|i| mask[i / d % n] * f64::from((i as f32 * 0.73).cos())).collect();
+    let (mut out, mut dv, mut dscale) = (vec![0.0; v.len()], vec![0.0; v.len()], vec![0.0; h]);
+    for head in 0..h {
+        for i in (0..n).filter(|&i| mask[i] != 0.0) {
+            let seen: Vec<usize> = (0..=i).filter(|&j| mask[j] != 0.0).collect();
+            for c in 0..d {
+                let at = |j: usize| (head * n + j) * d + c;
+                let mean = seen.iter().map(|&j| v[at(j)]).sum::<f64>() / seen.len() as f64;
+                out[at(i)] = scale[head] * mean;
+                dscale[head] += weight[at(i)] * mean + scale_error;
+                seen.iter().for_each(|&j| dv[at(j)] += scale[head] * weight[at(i)] / seen.len() as f64);
+            }
+        }
+    }
+    let tensor = |data: &[f64], shape: &[usize]| {
+        let data: Vec<f32> = data.iter().map(|&x| x as f32).collect();
+        Tensor::from_vec(data, shape, &Device::Cpu).expect("a tensor")
+    };
+    let rows = [1, h, n, d];
+    let tensors = [
+        ("v", tensor(&v, &rows)),
+        ("mask", tensor(&mask, &[1, n])),
+        ("scale", tensor(&scale, &[h])),
+        ("grad_out", tensor(&weight, &rows)),
+        ("out", tensor(&out, &rows)),
+        ("grad_v", tensor(&dv, &rows)),
+        ("grad_scale", tensor(&dscale, &[h])),
+    ];
+    let macs = (h * n * n * d).to_string();
+    let metadata = [
+        ("mechanism", "mean"),
+        ("causal", "true"),
+        ("config", r#"{"B": 1, "H": 2, "N": 5, "D": 3, "learned": true}"#),
+        ("leaves", r#"["v", "scale"]"#),
+        ("atol", r#"{"out": 1e-6, "grad_v": 1e-6, "grad_scale": 1e-5}"#),
+        ("rtol", "0"),
+        ("macs", &macs),
+    ];
+    let metadata: HashMap<String, String> =
+        metadata.map(|(key, value)| (key.to_owned(), value.to_owned())).into_iter().collect();
+    safetensors::serialize(tensors, Some(metadata)).expect("a golden file")
+}
+
+#[test]
+fn check_proves_it_against_golden_files() {
+    register();
+    let verdict = check_bytes("mean-00.safetensors", &golden(0.0), &Device::Cpu).expect("a verdict");
+    assert!(verdict.green(), "{verdict:?}");
+    let wrong = check_bytes("mean-01.safetensors", &golden(1e-3), &Device::Cpu).expect("a verdict");
+    assert_eq!(wrong.worst, "grad_scale");
+    assert!(!wrong.green());
+}

@@ -1,0 +1,87 @@
+//! Mean attention: every query takes the mean of the values it sees.
+//!
+//! out_i = scale_h mean_j v_j over visible j. Visible: not padded and, when causal, j <= i.
+
+use candle_core::{Result, Tensor, bail};
+use effattn::attention::knobs::{Kind, Knob, Knobs, Value};
+use effattn::attention::{
+    Config, Cost, Entry, Growth, Input, Mechanism, Needs, Output, Paper, Projections, Shape, Support,
+};
+use effattn::kernel::heads::Heads;
+use effattn::nn::params::{Builder, Init};
+use effattn::pattern::Pattern;
+
+/// The table line.
+pub static ENTRY: Entry = Entry {
+    name: "mean",
+    title: "Mean attention",
+    paper: Paper { authors: "You", title: "A recipe", year: 2026, locator: "docs/adding-a-mechanism.md" },
+    support: Support { bidirectional: true, causal: true, cross: false, memory: false, cls: false },
+    knobs: &[Knob {
+        name: "learned",
+        kind: Kind::Bool,
+        default: Value::Bool(true),
+        doc: "whether every head scales its means by a parameter",
+        source: "our choice",
+    }],
+    complexity: "O(n^2 d)",
+    time: Growth::Quadratic,
+    memory: Growth::Quadratic,
+    equations: "out_i = scale_h mean_j v_j over keys j that are not padded and, when causal, j <= i.",
+    deviations: &[],
+    exceptions: &[],
+    validate: |_, shape| match shape.queries == shape.keys {
+        true => Ok(()),
+        false => Err(format!("{} queries and {} keys; give as many of each", shape.queries, shape.keys)),
+    },
+    needs: |_| Needs { projections: Projections::V, ..Needs::default() },
+    cost,
+    pattern: |_, shape| Some(Pattern::full(shape.queries, shape.keys, shape.causal)),
+    build,
+};
+
+fn cost(_: &Knobs, shape: &Shape) -> Cost {
+    let macs = shape.heads * shape.queries * shape.keys * shape.head_dim;
+    Cost {
+        core_macs: (shape.batch * macs) as u64,
+        flops: macs as u64,
+        state_bytes: (4 * shape.heads * (shape.head_dim + 1)) as u64, // a running sum and its count
+    }
+}
+
+struct Mean {
+    scale: Option<Tensor>, // [h]
+    causal: bool,
+}
+
+fn build(config: &Config, builder: &Builder) -> Result<Box<dyn Mechanism>> {
+    let scale = match config.knobs.bool("learned") {
+        true => Some(builder.param("scale", &[config.heads], Init::ONE)?),
+        false => None,
+    };
+    Ok(Box::new(Mean { scale, causal: config.causal }))
+}
+
+impl Mechanism for Mean {
+    fn forward(&self, input: &Input) -> Result<Output> {
+        let v = input.qkv.v()?.contiguous()?;
+        let (b, h, n, _) = v.dims4()?;
+        if input.memory > 0 {
+            bail!("mean attention has no cached positions");
+        }
+        let mut visible = match self.causal {
+            true => Tensor::tril2(n, v.dtype(), v.device())?.unsqueeze(0)?,
+            false => Tensor::ones((1, n, n), v.dtype(), v.device())?,
+        };
+        if let Some(mask) = input.mask {
+            visible = visible.broadcast_mul(&mask.reshape((b, 1, n))?)?;
+        }
+        let count = visible.sum_keepdim(2)?.maximum(1f32)?; // a query that sees nothing gives 0
+        let weights = visible.broadcast_div(&count)?.unsqueeze(1)?; // [b or 1, 1, n, n]
+        let mut out = weights.broadcast_matmul(&v)?;
+        if let Some(scale) = &self.scale {
+            out = out.broadcast_mul(&scale.reshape((1, h, 1, 1))?)?;
+        }
+        Ok(Heads::Split(out).into())
+    }
+}
