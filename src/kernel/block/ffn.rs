@@ -16,10 +16,6 @@ use crate::kernel::cpu::{self, rows};
 use crate::kernel::group::Group;
 use crate::kernel::norm::EPS;
 
-/// Elements of the hidden layer that backward treats between two sums over rows: they should stay in the last
-/// level of the cache.
-const BLOCK: usize = 1 << 20;
-
 /// x + FFN(LN(x)), or y + FFN(y) with y = LN(x).
 pub(super) struct Ffn {
     width: usize,
@@ -87,7 +83,7 @@ impl Ffn {
         let chunks = Chunks::dense(count, f);
         let size = chunks.size;
         let kept = if keep { (count * f, size * f) } else { (0, 0) };
-        let scratch = || (vec![0.0; size * d], vec![0.0; size * f]);
+        let scratch = || (par::scratch(size * d), par::scratch(size * f));
         par::build_two((x.len(), size * d), kept, scratch, |scratch, index, y, kept| {
             let rows = y.len() / d;
             let x = &x[index * size * d..][..y.len()];
@@ -115,23 +111,23 @@ impl Ffn {
         let (d, f) = (self.width, self.hidden);
         let count = x.len() / d.max(1);
         let chunks = Chunks::dense(count, f);
-        let block = (BLOCK / f.max(1)).max(1).next_multiple_of(chunks.size).min(count.max(1));
+        let blocks = chunks.blocks(f);
         let parts = 3 * d + f;
         let mut sums = vec![0.0; chunks.count() * parts];
-        let mut dx = par::zeros(x.len());
-        let (mut normal, mut active) = (vec![0.0; block * d], vec![0.0; block * f]);
+        let mut dx = Vec::with_capacity(x.len());
+        let (mut normal, mut active) = (par::scratch(blocks.size * d), par::scratch(blocks.size * f));
         let p = self.parameters(flat);
         let (w1, w2) = (Panels::new(p.w1, f, d), Panels::new(p.w2, d, f));
         let (mut dw1, mut dw2) = (WeightGradient::new(f, d), WeightGradient::new(d, f));
-        for first in (0..count).step_by(block) {
-            let rows = block.min(count - first);
+        for block in (0..blocks.count()).map(|index| blocks.range(index)) {
+            let (first, rows) = (block.start, block.len());
             let (x, dy) = (&x[first * d..][..rows * d], &dy[first * d..][..rows * d]);
             let hidden = &mut hidden[first * f..][..rows * f];
             let (normal, active) = (&mut normal[..rows * d], &mut active[..rows * f]);
             let here = Chunks::of(rows, chunks.size);
             let sums = &mut sums[first / chunks.size * parts..][..here.count() * parts];
             let step = Step { op: self, norm: p.norm, w1: &w1, w2: &w2, x, dy, chunks: here };
-            step.run(&mut dx[first * d..][..rows * d], hidden, normal, active, sums);
+            step.run(&mut dx, hidden, normal, active, sums);
             let dy = Mat::new(dy, rows, d);
             rayon::join(
                 || dw1.add(Mat::new(hidden, rows, f), Mat::new(normal, rows, d)),
@@ -139,7 +135,7 @@ impl Ffn {
             );
         }
         let sums = par::sum_parts(&sums, parts);
-        let mut dflat = vec![0.0; flat.len()];
+        let mut dflat = par::zeros(flat.len());
         dw1.finish(&mut dflat[self.fc1.0.at.clone()]);
         dw2.finish(&mut dflat[self.fc2.0.at.clone()]);
         let mut rest = sums.as_slice();
@@ -164,25 +160,25 @@ struct Step<'a> {
 }
 
 impl Step<'_> {
-    /// Writes `dx`, LN(x) to `normal`, the output of the GELU to `active` and sums over the rows of each chunk to
-    /// `sums` (weight and bias of the norm, bias of fc2, bias of fc1); `hidden`, the input of the GELU, becomes
-    /// its gradient.
+    /// Appends to `dx`, writes LN(x) to `normal`, the output of the GELU to `active` and sums over the rows of each
+    /// chunk to `sums` (weight and bias of the norm, bias of fc2, bias of fc1); `hidden`, the input of the GELU,
+    /// becomes its gradient.
     fn run(
         &self,
-        dx: &mut [f32],
+        dx: &mut Vec<f32>,
         hidden: &mut [f32],
         normal: &mut [f32],
         active: &mut [f32],
         sums: &mut [f32],
     ) {
         let (d, f, size) = (self.op.width, self.op.hidden, self.chunks.size);
-        let outputs =
-            [(dx, size * d), (hidden, size * f), (normal, size * d), (active, size * f), (sums, 3 * d + f)];
-        par::for_each_chunk(
-            self.chunks.count(),
+        let outputs = [(hidden, size * f), (normal, size * d), (active, size * f), (sums, 3 * d + f)];
+        par::extend_beside(
+            dx,
+            (self.x.len(), size * d),
             outputs,
-            || (vec![0.0; size * f], vec![0.0; size * d]),
-            |(dactive, dnormal), index, [dx, hidden, normal, active, sums]| {
+            || (par::scratch(size * f), par::scratch(size * d)),
+            |(dactive, dnormal), index, dx, [hidden, normal, active, sums]| {
                 let rows = self.chunks.range(index);
                 let (x, dy) = (&self.x[rows.start * d..rows.end * d], &self.dy[rows.start * d..rows.end * d]);
                 let (dactive, dnormal) = (&mut dactive[..hidden.len()], &mut dnormal[..x.len()]);

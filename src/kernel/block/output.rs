@@ -80,7 +80,7 @@ impl CustomOp3 for Output {
             let (dx, dbias) = input_gradient(dy, count, w, out, inp, true, self.bias.is_some());
             let mut sum = WeightGradient::new(out, inp);
             sum.add(Mat::new(dy, count, out), Mat::new(x, count, inp));
-            let mut dflat = vec![0.0; flat.len()];
+            let mut dflat = par::zeros(flat.len());
             sum.finish(&mut dflat[self.weight.at.clone()]);
             if let Some(bias) = &self.bias {
                 dflat[bias.clone()].copy_from_slice(&dbias);

@@ -74,7 +74,7 @@ impl Project {
         let count = x.len() / inp.max(1);
         let (panels, biases) = (self.panels(flat, false), self.biases(flat));
         let size = Chunks::dense(count, inp + width).size;
-        let scratch = || vec![0.0; if self.norm.is_some() { size * inp } else { 0 }];
+        let scratch = || par::scratch(if self.norm.is_some() { size * inp } else { 0 });
         par::build_with(count * width, size * width, scratch, |normal, index, y| {
             let rows = y.len() / width;
             let mut x = &x[index * size * inp..][..rows * inp];
@@ -98,46 +98,27 @@ impl Project {
         // Sums over rows: weight and bias of the norm, then all biases.
         let parts = 2 * inp + width;
         let mut sums = vec![0.0; chunks.count() * parts];
-        let mut dx = par::zeros(x.len());
-        let mut normal = vec![0.0; if self.norm.is_some() { x.len() } else { 0 }];
-        let size = chunks.size * inp;
-        par::for_each_chunk(
-            chunks.count(),
-            [(&mut dx, size), (&mut normal, size), (&mut sums, parts)],
-            || vec![0.0; size],
-            |dnormal, index, [dx, normal, sums]| {
-                let range = chunks.range(index);
-                let x = &x[range.start * inp..range.end * inp];
-                let dy = &dy[range.start * width..range.end * width];
-                let (norm_sums, bias_sums) = sums.split_at_mut(2 * inp);
-                rows::add_column_sums(dy, bias_sums);
-                let Some((weight, _)) = &self.norm else {
-                    self.input_gradient(&panels, dy, range.len(), dx);
-                    return;
-                };
-                self.normalise(x, flat, normal);
-                self.input_gradient(&panels, dy, range.len(), dnormal);
-                let (dweight, dbias) = norm_sums.split_at_mut(inp);
-                let dnormal = &dnormal[..x.len()];
-                rows::layer_norm_backward(x, &flat[weight.clone()], EPS as f32, dnormal, dx, dweight, dbias);
-            },
-        );
+        let mut dx = Vec::with_capacity(x.len());
         let mut gradient = WeightGradient::new(width, inp);
-        let inputs = if self.norm.is_some() { &normal } else { x };
-        gradient.add(Mat::new(dy, count, width), Mat::new(inputs, count, inp));
+        let blocks = chunks.blocks(inp);
+        let mut normal = par::scratch(if self.norm.is_some() { blocks.size * inp } else { 0 });
+        for block in (0..blocks.count()).map(|index| blocks.range(index)) {
+            let (x, dy) =
+                (&x[block.start * inp..block.end * inp], &dy[block.start * width..block.end * width]);
+            let rows = block.len();
+            let normal = &mut normal[..if self.norm.is_some() { rows * inp } else { 0 }];
+            let first = block.start / chunks.size;
+            let sums = &mut sums[first * parts..][..rows.div_ceil(chunks.size) * parts];
+            let step = Step { op: self, panels: &panels, flat, x, dy, size: chunks.size };
+            step.run(&mut dx, normal, sums);
+            let inputs = if self.norm.is_some() { &*normal } else { x };
+            gradient.add(Mat::new(dy, rows, width), Mat::new(inputs, rows, inp));
+        }
         (dx, self.assemble(flat.len(), &gradient, &par::sum_parts(&sums, parts)))
     }
 
-    /// dx = sum over the linear layers of dy W.
-    fn input_gradient(&self, panels: &[Panels], dy: &[f32], count: usize, dx: &mut [f32]) {
-        let dy = Mat::new(dy, count, self.width);
-        for (index, (panels, linear)) in panels.iter().zip(&self.linears).enumerate() {
-            panels.multiply(dy.columns(linear.columns.clone()), dx, self.inp, index > 0);
-        }
-    }
-
     fn assemble(&self, len: usize, gradient: &WeightGradient, sums: &[f32]) -> Vec<f32> {
-        let mut dflat = vec![0.0; len];
+        let mut dflat = par::zeros(len);
         let mut weights = vec![0.0; self.width * self.inp];
         gradient.finish(&mut weights);
         if let Some((weight, bias)) = &self.norm {
@@ -153,6 +134,55 @@ impl Project {
             }
         }
         dflat
+    }
+}
+
+/// The row-wise part of backward for one block of rows.
+struct Step<'a> {
+    op: &'a Project,
+    panels: &'a [Panels],
+    flat: &'a [f32],
+    x: &'a [f32],
+    dy: &'a [f32],
+    /// Rows per chunk.
+    size: usize,
+}
+
+impl Step<'_> {
+    /// Appends to `dx`, writes the normalised rows to `normal` and sums over the rows of each chunk to `sums`.
+    fn run(&self, dx: &mut Vec<f32>, normal: &mut [f32], sums: &mut [f32]) {
+        let (inp, width) = (self.op.inp, self.op.width);
+        let chunk = self.size * inp;
+        par::extend_beside(
+            dx,
+            (self.x.len(), chunk),
+            [(normal, chunk), (sums, 2 * inp + width)],
+            || par::scratch(chunk),
+            |dnormal, index, dx, [normal, sums]| {
+                let x = &self.x[index * chunk..][..dx.len()];
+                let rows = x.len() / inp;
+                let dy = &self.dy[index * self.size * width..][..rows * width];
+                let (norm_sums, bias_sums) = sums.split_at_mut(2 * inp);
+                rows::add_column_sums(dy, bias_sums);
+                let Some((weight, _)) = &self.op.norm else {
+                    self.input_gradient(dy, rows, dx);
+                    return;
+                };
+                self.op.normalise(x, self.flat, normal);
+                self.input_gradient(dy, rows, dnormal);
+                let (dweight, dbias) = norm_sums.split_at_mut(inp);
+                let (weight, dnormal) = (&self.flat[weight.clone()], &dnormal[..x.len()]);
+                rows::layer_norm_backward(x, weight, EPS as f32, dnormal, dx, dweight, dbias);
+            },
+        );
+    }
+
+    /// dx = sum over the linear layers of dy W.
+    fn input_gradient(&self, dy: &[f32], rows: usize, dx: &mut [f32]) {
+        let dy = Mat::new(dy, rows, self.op.width);
+        for (index, (panels, linear)) in self.panels.iter().zip(&self.op.linears).enumerate() {
+            panels.multiply(dy.columns(linear.columns.clone()), dx, self.op.inp, index > 0);
+        }
     }
 }
 

@@ -1,7 +1,8 @@
 //! Partitions fixed by shape, and outputs built in parallel.
 
+use std::cell::RefCell;
 use std::mem::MaybeUninit;
-use std::ops::Range;
+use std::ops::{Deref, DerefMut, Range};
 
 use rayon::prelude::*;
 
@@ -40,6 +41,13 @@ impl Chunks {
     pub fn dense(rows: usize, width: usize) -> Self {
         let most = (131_072 / width.max(1)).clamp(96, 480);
         Self::balanced(rows, most.min(rows.div_ceil(8)).max(24), 48)
+    }
+
+    /// Ranges of about a million elements for rows of `width`, each a whole number of these chunks: what a backward
+    /// pass computes between two sums over rows should stay in the last level of the cache.
+    pub fn blocks(self, width: usize) -> Self {
+        let size = ((1 << 20) / width.max(1)).next_multiple_of(self.size);
+        Self::of(self.len, size.min(self.len))
     }
 
     /// Number of chunks.
@@ -116,18 +124,80 @@ pub fn build_two<T>(
     (one, two)
 }
 
-/// Runs `f(scratch, index, chunks)` for `count` chunks of several buffers in parallel. Every buffer comes with its
-/// chunk length; an empty buffer gives empty chunks.
-pub fn for_each_chunk<T, const N: usize>(
-    count: usize,
+/// Appends `len` elements to `out`, a chunk of `size` at a time, beside buffers that are cut into as many chunks: every
+/// buffer comes with its chunk length, an empty one gives empty chunks. `f(scratch, index, chunk, chunks)` runs in
+/// parallel and finds zeros in the chunk of `out`.
+pub fn extend_beside<T, const N: usize>(
+    out: &mut Vec<f32>,
+    (len, size): (usize, usize),
     buffers: [(&mut [f32], usize); N],
     init: impl Fn() -> T + Sync + Send,
-    f: impl Fn(&mut T, usize, [&mut [f32]; N]) + Sync + Send,
+    f: impl Fn(&mut T, usize, &mut [f32], [&mut [f32]; N]) + Sync + Send,
 ) {
+    out.reserve_exact(len);
+    let count = len.div_ceil(size.max(1));
+    let fresh = cut(&mut out.spare_capacity_mut()[..len], count, size);
     let mut pieces = buffers.map(|(data, size)| cut(data, count, size).into_iter());
     let calls: Vec<[&mut [f32]; N]> =
         (0..count).map(|_| pieces.each_mut().map(|pieces| pieces.next().unwrap_or_default())).collect();
-    calls.into_par_iter().enumerate().for_each_init(&init, |scratch, (index, call)| f(scratch, index, call));
+    fresh
+        .into_par_iter()
+        .zip(calls)
+        .enumerate()
+        .for_each_init(&init, |scratch, (index, (fresh, call))| f(scratch, index, zeroed(fresh), call));
+    // SAFETY: `cut` covered `len` elements behind the old length, and `zeroed` initialised every piece.
+    unsafe { out.set_len(out.len() + len) };
+}
+
+/// Working memory of a thread, kept for the next kernel. What stands in it at first is unspecified.
+pub struct Scratch {
+    data: Vec<f32>,
+    len: usize,
+}
+
+/// Buffers that a thread keeps, and the largest it keeps, in elements.
+const KEPT: (usize, usize) = (8, 1 << 21);
+
+thread_local! {
+    static POOL: RefCell<Vec<Vec<f32>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Working memory for `len` elements.
+pub fn scratch(len: usize) -> Scratch {
+    let kept = POOL.with_borrow_mut(|pool| {
+        let fits = pool.iter().position(|data| data.len() >= len);
+        fits.map(|index| pool.swap_remove(index)).or_else(|| pool.pop())
+    });
+    let mut data = kept.unwrap_or_default();
+    if data.len() < len {
+        data = vec![0.0; len];
+    }
+    Scratch { data, len }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let data = std::mem::take(&mut self.data);
+        POOL.with_borrow_mut(|pool| {
+            if pool.len() < KEPT.0 && data.len() <= KEPT.1 {
+                pool.push(data);
+            }
+        });
+    }
+}
+
+impl Deref for Scratch {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        &self.data[..self.len]
+    }
+}
+
+impl DerefMut for Scratch {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        &mut self.data[..self.len]
+    }
 }
 
 /// `count` consecutive pieces of at most `size` elements. Panics if they do not cover `data`.
@@ -198,5 +268,37 @@ mod tests {
         assert_eq!((a, b), (vec![0.0, 0.0, 1.0, 1.0, 2.0], vec![0.0, -1.0, -2.0]));
         assert_eq!(build_two((3, 2), (0, 0), || (), |(), _, a, _| a.fill(1.0)).0, [1.0; 3]);
         assert_eq!(build(0, 4, |_, _| ()), Vec::<f32>::new());
+    }
+
+    #[test]
+    fn a_vector_grows_beside_other_buffers() {
+        let (mut out, mut beside) = (vec![7.0], [0.0; 3]);
+        for _ in 0..2 {
+            extend_beside(
+                &mut out,
+                (3, 2),
+                [(&mut beside, 2), (&mut [], 0)],
+                || (),
+                |(), index, out, [beside, none]| {
+                    assert!(none.is_empty() && out.iter().all(|&x| x == 0.0));
+                    out.fill(index as f32 + 1.0);
+                    beside.iter_mut().for_each(|x| *x += 1.0);
+                },
+            );
+        }
+        assert_eq!(out, [7.0, 1.0, 1.0, 2.0, 1.0, 1.0, 2.0]);
+        assert_eq!(beside, [2.0; 3]);
+    }
+
+    #[test]
+    fn working_memory_is_used_again() {
+        let first = scratch(100);
+        let at = first.as_ptr();
+        assert_eq!((first.len(), scratch(0).len()), (100, 0));
+        drop(first);
+        assert_eq!(scratch(50).as_ptr(), at);
+        assert_eq!(scratch(50).len(), 50);
+        drop(scratch(KEPT.1 + 1));
+        assert!(POOL.with_borrow(|pool| pool.iter().all(|data| data.len() <= KEPT.1)));
     }
 }

@@ -14,7 +14,7 @@ use super::order::{JOB_ROWS, Sizes};
 use super::rows::{Join, Scatter, grad_rows, join, scatter, unit_rows, weigh_rows};
 use super::{Lsh, rows};
 use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
-use crate::kernel::cpu::par::build_with;
+use crate::kernel::cpu::par::{build_with, zeros};
 use crate::kernel::cpu::{slice, with_slice};
 use crate::kernel::heads::{Heads, Qkv};
 use crate::kernel::tape;
@@ -283,7 +283,7 @@ impl CustomOp1 for Chunked {
     fn cpu_fwd(&self, rows: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
         let rows = slice(rows, layout)?;
         let Sizes { b, n, heads, d, .. } = self.sizes;
-        let (mut out, mut stats) = (vec![0.0; b * n * heads * d], vec![0.0; b * n * heads * 2]);
+        let (mut out, mut stats) = (zeros(b * n * heads * d), zeros(b * n * heads * 2));
         let outs = out.par_chunks_mut(n * heads * d).zip(stats.par_chunks_mut(n * heads * 2));
         outs.enumerate().for_each(|(index, (out, stats))| self.sample(rows, index).forward(out, stats));
         let _ = self.stats.set(stats); // the first run's stay: they are the same
@@ -300,7 +300,7 @@ impl CustomOp1 for Chunked {
             with_slice(out, |out| {
                 with_slice(&grad, |grad| {
                     let stats = rows::with_deltas(stats, out, grad, d);
-                    let mut drows = vec![0.0; data.len()];
+                    let mut drows = zeros(data.len());
                     drows.par_chunks_mut(n * row).enumerate().for_each(|(index, drows)| {
                         let (grad, stats) = (&grad[index * n * heads * d..], &stats[index * n * heads * 3..]);
                         self.sample(data, index).backward(grad, stats, drows);

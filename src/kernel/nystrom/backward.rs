@@ -5,10 +5,11 @@
 
 use rayon::prelude::*;
 
-use super::fused::{Middle, Nystrom, SPLIT, Sample, Scratch, Sizes, TILE};
-use super::inverse::{backward, iterates};
+use super::fused::{Middle, Nystrom, Sample, Scratch, Sizes, TILE};
+use super::inverse::backward;
 use super::rows::{add_rows, dots, logit_grads, weights_again};
 use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
+use crate::kernel::cpu::par::zeros;
 
 /// Gradients of the small matrices of one sample and head.
 struct Small {
@@ -114,15 +115,15 @@ impl Sample<'_> {
 impl Nystrom {
     /// Gradient of the rows, [b, n, row].
     pub fn backward(&self, rows: &[f32], middles: &[Middle], out: &[f32], grad: &[f32]) -> Vec<f32> {
-        let Sizes { b, n, heads, d, m, .. } = self.sizes;
-        let (splits, far, near) = (n.div_ceil(SPLIT), heads * 2 * m * d, heads * m * d);
-        let mut drows = vec![0.0; rows.len()];
+        let Sizes { b, n, heads, d, m, split: size, .. } = self.sizes;
+        let (splits, far, near) = (n.div_ceil(size), heads * 2 * m * d, heads * m * d);
+        let mut drows = zeros(rows.len());
 
         let mut parts = vec![0.0; b * splits * far];
         self.sweep(&mut drows, (&mut parts, far), rows, |sample, index, split, scratch, grads| {
-            let at = (index * n + split * SPLIT) * heads * d;
+            let at = (index * n + split * size) * heads * d;
             let middles = &middles[index * heads..][..heads];
-            sample.through_far(split * SPLIT, middles, (&out[at..], &grad[at..]), scratch, grads);
+            sample.through_far(split * size, middles, (&out[at..], &grad[at..]), scratch, grads);
         });
         let mut small = self.small(middles, &parts);
 
@@ -130,7 +131,7 @@ impl Nystrom {
         parts.resize(b * splits * near, 0.0);
         self.sweep(&mut drows, (&mut parts, near), rows, |sample, index, split, scratch, grads| {
             let both = (&middles[index * heads..][..heads], &small[index * heads..][..heads]);
-            sample.through_near(split * SPLIT, both, scratch, grads);
+            sample.through_near(split * size, both, scratch, grads);
         });
         for (index, small) in small.iter_mut().enumerate() {
             for split in 0..splits {
@@ -143,7 +144,7 @@ impl Nystrom {
             (&mut vec![0.0; b * splits], 1),
             rows,
             |sample, index, split, _, (drows, _)| {
-                sample.through_means(split * SPLIT, &small[index * heads..][..heads], drows);
+                sample.through_means(split * size, &small[index * heads..][..heads], drows);
             },
         );
         drows
@@ -157,11 +158,11 @@ impl Nystrom {
         rows: &[f32],
         f: impl Fn(Sample, usize, usize, &mut Scratch, (&mut [f32], &mut [f32])) + Sync,
     ) {
-        let Sizes { n, row, .. } = self.sizes;
-        let splits = n.div_ceil(SPLIT);
+        let Sizes { n, row, split: size, .. } = self.sizes;
+        let splits = n.div_ceil(size);
         let samples = drows.par_chunks_mut(n * row).zip(parts.par_chunks_mut(splits * part));
         samples.enumerate().for_each(|(index, (drows, parts))| {
-            let pieces = drows.par_chunks_mut(SPLIT * row).zip(parts.par_chunks_mut(part));
+            let pieces = drows.par_chunks_mut(size * row).zip(parts.par_chunks_mut(part));
             pieces.enumerate().for_each_init(
                 || Scratch::new(&self.sizes),
                 |scratch, (split, pieces)| f(self.sample(rows, index), index, split, scratch, pieces),
@@ -171,8 +172,8 @@ impl Nystrom {
 
     /// Through X = Z Y, the pseudo-inverse and A. `parts` holds the gradients of X and of the key landmarks.
     fn small(&self, middles: &[Middle], parts: &[f32]) -> Vec<Small> {
-        let Sizes { n, heads, d, m, .. } = self.sizes;
-        let (splits, far) = (n.div_ceil(SPLIT), heads * 2 * m * d);
+        let Sizes { n, heads, d, m, split, .. } = self.sizes;
+        let (splits, far) = (n.div_ceil(split), heads * 2 * m * d);
         let all = middles.par_iter().enumerate().map(|(index, middle)| {
             let mut sum = vec![0.0; 2 * m * d];
             for split in 0..splits {
@@ -183,10 +184,9 @@ impl Nystrom {
             let (dx, y) = (Mat::new(dx, m, d), Mat::new(&middle.y, m, d));
             let (mut dz, mut dy, mut deltas) = (vec![0.0; m * m], vec![0.0; m * d], vec![0.0; m]);
             gemm(MatMut::new(&mut dz, m, m), dx, y.t(), 1.0, Threads::One);
-            gemm(MatMut::new(&mut dy, m, d), Mat::new(&middle.z, m, m).t(), dx, 1.0, Threads::One);
+            gemm(MatMut::new(&mut dy, m, d), Mat::new(middle.inverse(), m, m).t(), dx, 1.0, Threads::One);
             dots(&dy, &middle.y, d, d, &mut deltas);
-            let iterates = iterates(&middle.a, m, middle.c, self.spec.iterations);
-            let (da, dc) = backward(&middle.a, m, middle.c, &iterates, dz);
+            let (da, dc) = backward(&middle.a, m, middle.c, &middle.iterates, dz);
             Small { dql: Vec::new(), dkl: dkl.to_vec(), da, dc, dy, deltas }
         });
         let mut all: Vec<Small> = all.collect();

@@ -12,14 +12,15 @@ use super::inverse::iterates;
 use super::rows::{add_rows, fold_rows, softmax_rows};
 use super::{Landmarks, Start};
 use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
+use crate::kernel::cpu::par::zeros;
 use crate::kernel::cpu::{slice, with_slice};
 use crate::kernel::heads::{Heads, Qkv};
 use crate::kernel::tape;
 
 /// Positions per tile.
 pub const TILE: usize = 128;
-/// Positions per job: a partition fixed by shape, a multiple of the tile.
-pub const SPLIT: usize = 1024;
+/// Jobs that a sample is cut into.
+const SPLITS: usize = 8;
 
 /// Nystrom attention on packed rows.
 pub fn nystrom(qkv: &Qkv, mask: Option<&Tensor>, spec: Landmarks) -> Result<Heads> {
@@ -33,8 +34,10 @@ pub fn nystrom(qkv: &Qkv, mask: Option<&Tensor>, spec: Landmarks) -> Result<Head
     let keep = mask.map(|mask| mask.flatten_all()?.to_vec1::<f32>()).transpose()?;
     let (q, k, v, segment) = (q * e, k * e, v * e, n.div_ceil(m));
     let root = (d as f32).powf(-0.25);
-    let sizes = Sizes { b, n, heads, d, row, q, k, v, m, segment, root };
-    let rows = tape::apply1(&rows, Nystrom { sizes, spec, keep, state: OnceLock::new() })?;
+    let split = n.div_ceil(SPLITS).next_multiple_of(TILE);
+    let sizes = Sizes { b, n, heads, d, row, q, k, v, m, segment, root, split };
+    let train = rows.track_op();
+    let rows = tape::apply1(&rows, Nystrom { sizes, spec, keep, train, state: OnceLock::new() })?;
     Ok(Heads::Merged { rows, heads })
 }
 
@@ -55,6 +58,8 @@ pub struct Sizes {
     pub segment: usize,
     /// d^(-1/4), on queries and on keys.
     pub root: f32,
+    /// Positions per job: a partition fixed by shape, a multiple of the tile.
+    pub split: usize,
 }
 
 /// The operation.
@@ -63,6 +68,8 @@ pub struct Nystrom {
     pub spec: Landmarks,
     /// [b, n], 0 where a position is hidden.
     pub keep: Option<Vec<f32>>,
+    /// Whether a gradient may be asked for.
+    pub train: bool,
     /// Left by the forward pass, [b * heads].
     pub state: OnceLock<Vec<Middle>>,
 }
@@ -77,13 +84,20 @@ pub struct Middle {
     /// The largest column sum that the start is divided by; whose matrix and which column it is.
     pub c: f32,
     pub owner: (usize, usize),
-    /// The pseudo-inverse, [m, m].
-    pub z: Vec<f32>,
+    /// The iterates [m, m] of the pseudo-inverse; for inference the last alone.
+    pub iterates: Vec<f32>,
     /// Maximum and reciprocal sum of every row of B's softmax, [m, 2].
     pub stats: Vec<f32>,
     /// B v and Z B v, [m, d].
     pub y: Vec<f32>,
     pub x: Vec<f32>,
+}
+
+impl Middle {
+    /// The pseudo-inverse, [m, m].
+    pub fn inverse(&self) -> &[f32] {
+        &self.iterates[self.iterates.len() - self.a.len()..]
+    }
 }
 
 /// One sample.
@@ -147,18 +161,18 @@ impl<'a> Sample<'a> {
         let (column, c) = columns.iter().enumerate().fold((0, f32::NEG_INFINITY), |best, (column, &sum)| {
             if sum > best.1 { (column, sum) } else { best }
         });
-        let (z, stats, y, x) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Middle { ql, kl, a, c, owner: (index, column), z, stats, y, x }
+        let (iterates, stats, y, x) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Middle { ql, kl, a, c, owner: (index, column), iterates, stats, y, x }
     }
 
     /// Maxima [m], sums [m] and unnormalised B v [m, d] of the positions of split `split`.
     fn fold(&self, head: usize, split: usize, ql: &[f32], scratch: &mut Scratch, state: &mut [f32]) {
-        let Sizes { n, d, m, k, v, root, .. } = *self.sizes;
+        let Sizes { n, d, m, k, v, root, split: size, .. } = *self.sizes;
         let (max, rest) = state.split_at_mut(m);
         let (sum, sums) = rest.split_at_mut(m);
         max.fill(f32::NEG_INFINITY);
-        let end = ((split + 1) * SPLIT).min(n);
-        for start in (split * SPLIT..end).step_by(TILE) {
+        let end = ((split + 1) * size).min(n);
+        for start in (split * size..end).step_by(TILE) {
             let len = TILE.min(end - start);
             let keys = self.part(k, head, start, len, &mut scratch.k);
             let logits = &mut scratch.logits[..m * len];
@@ -223,7 +237,7 @@ impl Nystrom {
     }
 
     fn middles(&self, rows: &[f32]) -> Vec<Middle> {
-        let Sizes { b, n, heads, d, m, .. } = self.sizes;
+        let Sizes { b, n, heads, d, m, split, .. } = self.sizes;
         let pairs = (0..b * heads).into_par_iter();
         let mut middles: Vec<Middle> =
             pairs.map(|index| self.sample(rows, index / heads).middle(index % heads, index)).collect();
@@ -233,7 +247,7 @@ impl Nystrom {
             });
             middles.iter_mut().for_each(|middle| (middle.c, middle.owner) = best);
         }
-        let (splits, state) = (n.div_ceil(SPLIT), m * (d + 2));
+        let (splits, state) = (n.div_ceil(split), m * (d + 2));
         let mut states = vec![0.0; b * heads * splits * state];
         states.par_chunks_mut(state).enumerate().for_each_init(
             || Scratch::new(&self.sizes),
@@ -246,10 +260,11 @@ impl Nystrom {
         middles.par_iter_mut().zip(states.par_chunks(splits * state)).for_each(|(middle, states)| {
             (middle.stats, middle.y) = join(states, m, d);
             let mut all = iterates(&middle.a, m, middle.c, self.spec.iterations);
-            middle.z = all.split_off(self.spec.iterations * m * m);
-            middle.x = vec![0.0; m * d];
-            let (z, y) = (Mat::new(&middle.z, m, m), Mat::new(&middle.y, m, d));
-            gemm(MatMut::new(&mut middle.x, m, d), z, y, 1.0, Threads::One);
+            middle.iterates = if self.train { all } else { all.split_off(self.spec.iterations * m * m) };
+            let mut x = vec![0.0; m * d];
+            let (z, y) = (Mat::new(middle.inverse(), m, m), Mat::new(&middle.y, m, d));
+            gemm(MatMut::new(&mut x, m, d), z, y, 1.0, Threads::One);
+            middle.x = x;
         });
         middles
     }
@@ -283,7 +298,7 @@ impl CustomOp1 for Nystrom {
         let rows = slice(rows, layout)?;
         let Sizes { b, n, heads, d, .. } = self.sizes;
         let middles = self.middles(rows);
-        let mut out = vec![0.0; b * n * heads * d];
+        let mut out = zeros(b * n * heads * d);
         out.par_chunks_mut(n * heads * d).enumerate().for_each(|(index, out)| {
             let (sample, middles) = (self.sample(rows, index), &middles[index * heads..][..heads]);
             out.par_chunks_mut(TILE * heads * d).enumerate().for_each_init(

@@ -12,6 +12,7 @@ use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor, bail};
 use crate::kernel::cpu;
 use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
 use crate::kernel::cpu::jobs::build_jobs;
+use crate::kernel::cpu::par::zeros;
 
 use super::geometry::{Geometry, TILE};
 use super::weights::{fold_weights, logit_grads, weights_again};
@@ -211,7 +212,7 @@ impl Project {
                 }
             },
         );
-        let mut dweight = vec![0.0; params];
+        let mut dweight = zeros(params);
         for partial in partial.chunks_exact(params) {
             dweight.iter_mut().zip(partial).for_each(|(total, part)| *total += part);
         }

@@ -10,6 +10,7 @@ use super::blocks::{Block, BlockGrads};
 use super::mixture::{Mixture, Net};
 use super::{Activation, net_sizes};
 use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
+use crate::kernel::cpu::par::zeros;
 use crate::kernel::cpu::{slice, with_slice};
 use crate::kernel::group::{Group, Part};
 use crate::kernel::heads::{Heads, Qkv};
@@ -174,7 +175,7 @@ impl Mixed {
         let (temperature, activation) = (self.spec.temperature as f32, self.spec.activation);
         let net = self.net(flat, head);
         let mixture = Mixture::new(&pooled, &valid, blocks, &net, temperature, activation, backward);
-        let (mut sk, mut sv) = (vec![0.0; k.len()], vec![0.0; v.len()]);
+        let (mut sk, mut sv) = (zeros(k.len()), zeros(v.len()));
         mix(&mixture.r, false, &k, 0.0, &mut sk);
         mix(&mixture.r, false, &v, 0.0, &mut sv);
         Gathered { valid, hidden, nowhere, q, k, v, pooled, mixture, sk, sv }
@@ -183,7 +184,7 @@ impl Mixed {
     /// Output rows of the valid blocks, [_, d].
     fn forward(&self, gathered: &Gathered) -> Vec<f32> {
         let sizes = &self.sizes;
-        let mut out = vec![0.0; gathered.q.len()];
+        let mut out = zeros(gathered.q.len());
         out.par_chunks_mut(sizes.block * sizes.d).enumerate().for_each_init(
             || vec![0.0; 2 * sizes.block * sizes.block],
             |weights, (index, out)| gathered.block(sizes, index).forward(sizes, weights, out),
@@ -195,7 +196,7 @@ impl Mixed {
     fn backward(&self, gathered: &Gathered, flat: &[f32], head: usize, grad: &[f32]) -> [Vec<f32>; 4] {
         let sizes = &self.sizes;
         let (size, len) = (sizes.block * sizes.d, gathered.q.len());
-        let mut grads: [Vec<f32>; 5] = std::array::from_fn(|_| vec![0.0; len]);
+        let mut grads: [Vec<f32>; 5] = std::array::from_fn(|_| zeros(len));
         let [dq, dk, dv, dsk, dsv] = grads.each_mut();
         let jobs = dq.par_chunks_mut(size).zip(dk.par_chunks_mut(size)).zip(dv.par_chunks_mut(size));
         let jobs =
@@ -274,7 +275,7 @@ impl CustomOp2 for Mixed {
             let out = self.forward(&gathered);
             (gathered.valid, out)
         });
-        let mut out = vec![0.0; b * n * heads * d];
+        let mut out = zeros(b * n * heads * d);
         out.par_chunks_mut(n * heads * d).enumerate().for_each(|(sample, out)| {
             for (head, (valid, rows)) in results[sample * heads..][..heads].iter().enumerate() {
                 self.spread(valid, sample, rows, out, (heads * d, head * d));
@@ -308,7 +309,7 @@ impl Mixed {
         let e = heads * d;
         let results = self.each(|sample, head| {
             let gathered = self.gather(rows, flat, (sample, head), true);
-            let mut dout = vec![0.0; gathered.q.len()];
+            let mut dout = zeros(gathered.q.len());
             let positions = gathered
                 .valid
                 .iter()
@@ -320,7 +321,7 @@ impl Mixed {
             let grads = self.backward(&gathered, flat, head, &dout);
             (gathered.valid, grads)
         });
-        let mut drows = vec![0.0; rows.len()];
+        let mut drows = zeros(rows.len());
         drows.par_chunks_mut(n * row).enumerate().for_each(|(sample, out)| {
             for (head, (valid, [dq, dk, dv, _])) in results[sample * heads..][..heads].iter().enumerate() {
                 for (part, rows) in [(q, dq), (k, dk), (v, dv)] {

@@ -53,11 +53,14 @@ impl<'a> Problem<'a> {
         self.hidden.get(at).copied().unwrap_or(false)
     }
 
-    /// All tiles, those that are computed side by side together: sample, head, tiles.
+    /// All tiles, those that are computed side by side together: sample, head, tiles. Fewer than [`SIDE`] where
+    /// some threads would have nothing to do.
     pub fn tiles(&self) -> Vec<(usize, usize, &'a [Tile])> {
         let plan = self.plan;
-        let heads = (0..self.dims.batch).flat_map(|b| (0..self.dims.heads).map(move |h| (b, h)));
-        heads.flat_map(|(b, h)| plan.head(h).tiles.chunks(SIDE).map(move |tiles| (b, h, tiles))).collect()
+        let heads = || (0..self.dims.batch).flat_map(|b| (0..self.dims.heads).map(move |h| (b, h)));
+        let all: usize = heads().map(|(_, h)| plan.head(h).tiles.len()).sum();
+        let side = all.div_ceil(4 * rayon::current_num_threads()).clamp(1, SIDE);
+        heads().flat_map(|(b, h)| plan.head(h).tiles.chunks(side).map(move |tiles| (b, h, tiles))).collect()
     }
 }
 
@@ -129,7 +132,7 @@ pub fn logits(
 }
 
 /// Tiles that are computed side by side: chunks that several of them see are packed once.
-pub const SIDE: usize = 4;
+pub const SIDE: usize = 8;
 
 /// Rows of the keys and values of some chunks, one behind another and padded to whole vectors.
 pub struct Packed {
