@@ -204,6 +204,11 @@ impl Term {
         self.bar = Some(bar);
     }
 
+    /// Whether progress is shown as a bar.
+    pub fn has_bar(&self) -> bool {
+        self.bar.is_some()
+    }
+
     /// Names what is being worked on, beside the bar.
     pub fn at(&self, what: &str) {
         if let Some(bar) = &self.bar {

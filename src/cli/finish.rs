@@ -7,8 +7,8 @@ use super::grid::Place;
 use crate::config::suite::Suite;
 use crate::record::{Outcome, Row};
 use crate::report::chart::{Quantity, figure, growth};
-use crate::report::published;
 use crate::report::table::{self, Table};
+use crate::report::{published, trained};
 use crate::run::session::{Finished, Session};
 use crate::term::{self, Term, Warning};
 
@@ -52,6 +52,11 @@ pub fn finish(
 
 /// The tables of `rows`.
 pub fn tables(rows: &[Row], suite: Option<&Suite>) -> Vec<Table> {
+    if let Some(trained) = trained::table(rows) {
+        let mut tables = vec![trained];
+        tables.extend(published::reasons(rows));
+        return tables;
+    }
     let mut tables = Vec::new();
     match suite {
         Some(suite) => tables.extend(published::tables(rows, suite)),
@@ -86,6 +91,9 @@ pub fn show(tables: &[Table], exports: &Exports, term: &Term) -> Result<()> {
 }
 
 fn plot(finished: &Finished, place: &Place, term: &Term) -> Result<()> {
+    if trained::table(&finished.rows).is_some() {
+        return Ok(()); // training draws its own curves
+    }
     let prefix = finished.rows.first().map_or("run", |row| row.suite.as_deref().unwrap_or(&row.protocol));
     for quantity in Quantity::ALL {
         if let Some(chart) = growth(&finished.rows, quantity, prefix)? {

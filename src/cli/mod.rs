@@ -8,6 +8,7 @@ mod finish;
 mod grid;
 mod interrupt;
 pub mod list;
+mod lra;
 mod memory;
 mod pages;
 pub mod plot;
@@ -87,6 +88,8 @@ enum Command {
     Speed(speed::Args),
     /// Peak memory of a step against length, or the longest length that fits (Transformer-LS, Figure 3)
     Memory(memory::Args),
+    /// Train and test on the Long Range Arena (Transformer-LS, Table 1; cosFormer, Table 4)
+    Lra(lra::Args),
     /// Prove mechanisms and models against golden files
     Check(check::Args),
     /// Draw who sees whom, attention matrices, or the charts of a run again
@@ -119,6 +122,7 @@ pub fn main() -> ExitCode {
     let result = match cli.command {
         Command::Speed(args) => speed::run(&args, cli.global.term()),
         Command::Memory(args) => memory::run(&args, cli.global.term()),
+        Command::Lra(args) => lra::run(&args, cli.global.term()),
         Command::Check(args) => check::run(&args, cli.global.term()),
         Command::List { what } => list::run(&what).and_then(|text| Ok(crate::term::data(&text).map(|()| 0)?)),
         Command::Plot { what } => plot::run(&what, &term),

@@ -14,7 +14,11 @@ use super::{nearest, unknown};
 use crate::record::{Outcome, Published};
 
 /// The suites in the binary: name and text.
-pub const SHIPPED: &[(&str, &str)] = &[("cos-table5", include_str!("../../suites/cos-table5.toml"))];
+pub const SHIPPED: &[(&str, &str)] = &[
+    ("cos-table4", include_str!("../../suites/cos-table4.toml")),
+    ("cos-table5", include_str!("../../suites/cos-table5.toml")),
+    ("ls-table1", include_str!("../../suites/ls-table1.toml")),
+];
 
 /// A suite that cannot be used: where and why.
 #[derive(Debug, thiserror::Error)]
@@ -321,6 +325,6 @@ mod tests {
         let wrong = format!("{row}\"ls\"\npublished = {{ metric = \"m\", infer = [1, 2, 3] }}");
         assert_eq!(error(&wrong), "suite x.toml:9: a: infer has 3 published values for 2 lengths");
         assert!(error("batch = 0\n[[row]]").contains("x.toml:6: batch size 0 is out of range"));
-        assert!(Suite::load("cos-table").unwrap_err().to_string().contains("did you mean cos-table5?"));
+        assert!(Suite::load("cos-tabel5").unwrap_err().to_string().contains("did you mean cos-table5?"));
     }
 }

@@ -69,6 +69,24 @@ impl Pick {
     }
 }
 
+impl Pick {
+    /// What the paper printed for `metric` under `task`.
+    pub fn published_for(&self, metric: &str, task: &str) -> Option<Published> {
+        self.published.as_ref().filter(|table| table.metric == metric)?.at(task, 0)
+    }
+}
+
+/// What the first row for `model` (a mechanism with its knobs) of the shipped suite has under `key`.
+pub fn published_elsewhere(suite: &str, model: &str, key: &str) -> Option<Published> {
+    let suite = Suite::load(suite).ok()?;
+    let wanted = choose(&model.parse().ok()?).ok()?.pop()?.label();
+    let same = |row: &&crate::config::suite::SuiteRow| {
+        let choice = choose(&Models(vec![row.model.clone()])).ok().and_then(|mut choices| choices.pop());
+        choice.is_some_and(|choice| choice.label() == wanted)
+    };
+    suite.rows.iter().find(same)?.published.as_ref()?.at(key, 0)
+}
+
 /// Everything to be measured.
 pub struct Grid {
     /// The suite.

@@ -7,6 +7,7 @@ pub mod attention;
 pub mod check;
 pub mod gate;
 pub mod grid;
+pub mod lra;
 pub mod memory;
 pub mod pattern;
 pub mod speed;
@@ -36,6 +37,15 @@ pub enum Task {
         /// The cell.
         request: memory::Request,
     },
+    /// A training run of the Long Range Arena.
+    Lra {
+        /// Live bytes it may reach.
+        memory_limit: u64,
+        /// The cell.
+        request: lra::plan::Request,
+        /// Where it finds and keeps things.
+        place: lra::work::Place,
+    },
     /// The shipped golden files of some mechanisms.
     Gate {
         /// What to check.
@@ -58,6 +68,10 @@ pub fn work(link: &Link, text: &[u8]) -> anyhow::Result<()> {
         Task::Memory { memory_limit, request } => {
             limit(memory_limit);
             memory::work(link, &request, text)
+        }
+        Task::Lra { memory_limit, request, place } => {
+            limit(memory_limit);
+            lra::work::work(link, &request, &place)
         }
         Task::Gate { request } => gate::work(link, &request),
     }

@@ -106,11 +106,19 @@ impl Spec {
         })
     }
 
-    /// The model's configuration.
+    /// The model that is measured.
     ///
     /// # Errors
     /// Unknown names, impossible sizes, a mechanism that cannot do this.
     pub fn config(&self) -> Result<ModelConfig, SpecError> {
+        self.config_for(None)
+    }
+
+    /// The preset's model for `task`.
+    ///
+    /// # Errors
+    /// As [`Self::config`], and a preset without this task.
+    pub fn config_for(&self, task: Option<&str>) -> Result<ModelConfig, SpecError> {
         let wrong = |error: &dyn ToString| SpecError::Wrong(error.to_string());
         let models = self.model.parse().map_err(|error| wrong(&error))?;
         let choices = choose(&models).map_err(|error| wrong(&error))?;
@@ -118,7 +126,7 @@ impl Spec {
         let preset = Preset::find(&self.preset);
         let names = TABLE.iter().map(|preset| preset.name);
         let preset = preset.ok_or_else(|| SpecError::Wrong(unknown("preset", &self.preset, names)))?;
-        let mut form = preset.form(None, choice.entry.name).map_err(|error| wrong(&error))?;
+        let mut form = preset.form(task, choice.entry.name).map_err(|error| wrong(&error))?;
         let sizes = &self.sizes;
         let backbone = &mut form.backbone;
         let set = |place: &mut usize, value: Option<u64>| {

@@ -4,3 +4,4 @@ pub mod chart;
 pub mod markdown;
 pub mod published;
 pub mod table;
+pub mod trained;

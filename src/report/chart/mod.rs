@@ -6,6 +6,7 @@
 mod canvas;
 mod growth;
 mod labels;
+mod learning;
 mod lines;
 mod matrix;
 mod scale;
@@ -15,6 +16,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 pub use growth::{Quantity, figure, growth};
+pub use learning::{Evaluation, Learning, learning};
 pub use matrix::{Shade, matrices};
 pub use scale::Unit;
 

@@ -1,0 +1,235 @@
+//! The parent's side: one worker after another, curves while they train, rows when they are done.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use super::plan::{Request, fraction};
+use super::work::{Answer, Done, Place, folder};
+use crate::protocol::Task;
+use crate::record::{Outcome, Row, file};
+use crate::run::RunError;
+use crate::run::journal::Samples;
+use crate::run::outcome::Ending;
+use crate::run::plan::{Cell, Plan};
+use crate::run::session::Session;
+use crate::run::worker::{Heard, Worker};
+use crate::stats::Summary;
+use crate::term::clock;
+use crate::train::session::Point;
+
+/// The learning curve of one cell.
+#[derive(Clone, Debug)]
+pub struct Curve {
+    /// Task.
+    pub task: String,
+    /// Mechanism, and the seed where there are several.
+    pub label: String,
+    /// The evaluations.
+    pub points: Vec<Point>,
+}
+
+/// Trains every cell of `plan` that has no rows yet. `data` is the folder of data sets; `drawn` is called with all
+/// curves whenever one has grown.
+///
+/// # Errors
+/// Ctrl-C, a full disk: what is finished stays, what is half trained goes on from its checkpoint.
+pub fn conduct(
+    plan: &Plan,
+    requests: &[Option<Request>],
+    data: &std::path::Path,
+    session: &mut Session,
+    mut drawn: impl FnMut(&[Curve]),
+) -> Result<(), RunError> {
+    let mut curves = Vec::new();
+    for (cell, request) in plan.cells.iter().zip(requests) {
+        if session.is_done(cell) {
+            session.term.advance(cell.seconds, &format!("{}: done before", cell.key));
+            continue;
+        }
+        let ending = match request {
+            None => {
+                let reason = cell.row.error.clone().unwrap_or_default();
+                Err(Ending::new(Outcome::Unsupported, reason))
+            }
+            Some(request) => {
+                let place = Place { folder: folder(session.path(), &cell.key), data: data.to_owned() };
+                std::fs::create_dir_all(&place.folder).map_err(RunError::file(&place.folder))?;
+                let mut run = Running::new(cell, request, place, plan);
+                let result = run.train(session, |curve| {
+                    let mut all = curves.clone();
+                    all.push(curve.clone());
+                    drawn(&all);
+                });
+                match result {
+                    Ok(ending) => {
+                        curves.push(run.curve.clone());
+                        ending.map(|done| (done, run.seconds))
+                    }
+                    Err(error) => {
+                        let ending = Ending::new(Outcome::Interrupted, "stopped before it was finished");
+                        session.pass_over(cell, ended(&cell.row, &ending));
+                        return Err(error);
+                    }
+                }
+            }
+        };
+        let (rows, samples) = match (&ending, request) {
+            (Ok((done, seconds)), Some(request)) => {
+                (rows(&cell.row, request, done, seconds), samples(seconds))
+            }
+            (Err(ending), _) => (ended(&cell.row, ending), Vec::new()),
+            (Ok(_), None) => (Vec::new(), Vec::new()),
+        };
+        let line = tell(cell, &rows, (session.finished() + 1, plan.cells.len()));
+        session.record(cell, rows, samples)?;
+        session.term.advance(0.0, &line);
+    }
+    Ok(())
+}
+
+/// One cell under training.
+struct Running<'a> {
+    cell: &'a Cell,
+    request: &'a Request,
+    place: Place,
+    curve: Curve,
+    /// Seconds per step, one value per message.
+    seconds: Vec<f64>,
+    /// Predicted seconds that the bar has been moved by.
+    moved: f64,
+    started: Instant,
+    spoken: Instant,
+}
+
+impl<'a> Running<'a> {
+    fn new(cell: &'a Cell, request: &'a Request, place: Place, plan: &Plan) -> Self {
+        let label = cell.row.label();
+        let several = plan.seeds.len() > 1;
+        let label = if several { format!("{label} s{}", request.spec.seed) } else { label };
+        let curve = Curve { task: request.task.clone(), label, points: Vec::new() };
+        let now = Instant::now();
+        Self { cell, request, place, curve, seconds: Vec::new(), moved: 0.0, started: now, spoken: now }
+    }
+
+    fn train(
+        &mut self,
+        session: &mut Session,
+        mut drawn: impl FnMut(&Curve),
+    ) -> Result<Result<Done, Ending>, RunError> {
+        let task = Task::Lra {
+            memory_limit: session.memory_limit,
+            request: self.request.clone(),
+            place: self.place.clone(),
+        };
+        let mut worker = Worker::start(&session.launcher, &task)?;
+        let deadline = self.request.timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        let deadline = deadline.and_then(|time| Instant::now().checked_add(time));
+        session.term.at(&format!("{}: reads its data", self.cell.key));
+        loop {
+            match worker.hear::<Answer>(deadline, session.resident_limit, &session.stop)? {
+                Heard::Message(Answer::Done(done)) => {
+                    self.write()?;
+                    worker.finish();
+                    session.term.advance(self.cell.seconds - self.moved, "");
+                    return Ok(Ok(done));
+                }
+                Heard::Message(Answer::Ended { outcome, reason }) => {
+                    return Ok(Err(Ending { outcome, reason }));
+                }
+                Heard::Ended(ending) => return Ok(Err(ending)),
+                Heard::Message(Answer::Started { step, curve }) => {
+                    if step > 0 {
+                        session.term.say(&format!("{}: goes on behind step {step}", self.cell.key));
+                    }
+                    self.curve.points = curve;
+                    (self.started, self.spoken) = (Instant::now(), Instant::now());
+                    self.at(step, None, session);
+                }
+                Heard::Message(Answer::Step { step, loss, seconds }) => {
+                    self.seconds.push(seconds);
+                    self.at(step, Some(loss), session);
+                }
+                Heard::Message(Answer::Evaluated(point)) => {
+                    self.curve.points.push(point);
+                    self.write()?;
+                    drawn(&self.curve);
+                }
+            }
+        }
+    }
+
+    /// Moves the bar; without a terminal a line every minute.
+    fn at(&mut self, step: u64, loss: Option<f64>, session: &mut Session) {
+        let share = self.cell.seconds * step as f64 / self.request.steps.max(1) as f64;
+        session.term.advance(share - self.moved, "");
+        self.moved = share;
+        let loss = loss.map_or_else(String::new, |loss| format!(" loss {loss:.4}"));
+        let best = self.curve.points.iter().map(|point| point.score.value).fold(f64::NAN, f64::max);
+        let best = if best.is_nan() { String::new() } else { format!(" best {best:.2} %") };
+        let text = format!("{} step {step}/{}{loss}{best}", self.cell.key, self.request.steps);
+        session.term.at(&text);
+        if self.spoken.elapsed() > Duration::from_secs(60) && !session.term.has_bar() {
+            self.spoken = Instant::now();
+            session.term.say(&format!("{text} after {}", clock(self.started.elapsed().as_secs_f64())));
+        }
+    }
+
+    /// Writes `curve.csv` beside the checkpoints.
+    fn write(&self) -> Result<(), RunError> {
+        let path = self.place.folder.join("curve.csv");
+        let text = curve_csv(&self.curve.points);
+        file::write(&path, text.as_bytes()).map_err(RunError::file(path))
+    }
+}
+
+fn curve_csv(points: &[Point]) -> String {
+    let mut text = "step,train_loss,validation_loss,validation_accuracy\n".to_owned();
+    for Point { step, train_loss, score } in points {
+        text.push_str(&format!("{step},{train_loss:.6},{:.6},{:.4}\n", score.loss, score.value));
+    }
+    text
+}
+
+/// The curve of a finished cell.
+pub fn curve_file(run: &std::path::Path, key: &str) -> PathBuf {
+    folder(run, key).join("curve.csv")
+}
+
+fn ended(row: &Row, ending: &Ending) -> Vec<Row> {
+    vec![row.with("accuracy", "%", None).ended(ending.outcome, Some(ending.reason.clone()))]
+}
+
+fn rows(row: &Row, request: &Request, done: &Done, seconds: &[f64]) -> Vec<Row> {
+    let fraction = fraction(request, row, done.share_of_data);
+    let row = Row { peak_bytes: done.peak_bytes, fraction, ..row.ended(Outcome::Ok, None) };
+    let plain = Row { published: None, ..row.clone() };
+    let tested = Row { n: Some(1), ..row.with("accuracy", "%", Some(done.test.value)) };
+    let step = Summary::of(seconds);
+    let time = Row {
+        std: step.as_ref().and_then(|summary| summary.std),
+        n: step.as_ref().map(|summary| summary.n as u64),
+        ..plain.with("step_time", "s", step.as_ref().map(|summary| summary.median))
+    };
+    vec![
+        tested,
+        plain.with("loss", "nat", Some(done.test.loss)),
+        plain.with("validation_accuracy", "%", Some(done.selected.score.value)),
+        plain.with("validation_loss", "nat", Some(done.selected.score.loss)),
+        plain.with("selected_step", "1", Some(done.selected.step as f64)),
+        plain.with("train_loss", "nat", Some(done.selected.train_loss)),
+        plain.with("steps", "1", Some(request.steps as f64)),
+        time,
+    ]
+}
+
+fn samples(seconds: &[f64]) -> Vec<Samples> {
+    vec![Samples { metric: "step_time".to_owned(), unit: "s".to_owned(), values: seconds.to_vec() }]
+}
+
+fn tell(cell: &Cell, rows: &[Row], (number, of): (usize, usize)) -> String {
+    let result = rows.first().map_or_else(String::new, |row| match row.value {
+        Some(value) => format!("{value:.2} %"),
+        None => format!("{}: {}", row.outcome, row.error.as_deref().unwrap_or("")),
+    });
+    format!("[{number}/{of}] {}: {result}", cell.key)
+}

@@ -1,0 +1,162 @@
+//! From flags and suites to training runs.
+
+use serde::{Deserialize, Serialize};
+
+use super::recipe::{self, Recipe};
+use super::tasks::{Reading, TASKS};
+use crate::config::grid::{Batches, Lengths, Seeds, Words};
+use crate::config::settings::Settings;
+use crate::config::unknown;
+use crate::model::ModelConfig;
+use crate::protocol::grid::{Defaults, Grid, Pick, PlanError};
+use crate::protocol::stage::{Spec, SpecError};
+use crate::record::{Pass, Published, Row};
+use crate::run::plan::Cell;
+
+/// What the worker of a cell is asked.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Request {
+    /// Task.
+    pub task: String,
+    /// The model; its length is the number of positions.
+    pub spec: Spec,
+    /// Tokens of a document that are kept.
+    pub keep: u64,
+    /// Optimizer steps.
+    pub steps: u64,
+    /// Peak or base rate.
+    pub rate: f64,
+    /// First examples of each split; absent: all.
+    pub limit: Option<u64>,
+    /// How data are read.
+    pub reading: Reading,
+    /// The cell ends as `timeout` after so many seconds.
+    pub timeout: Option<f64>,
+}
+
+/// What the command line says besides the grid.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// Short documents and a high rate, so that something is learned in minutes.
+    pub quick: bool,
+    /// Rate instead of the protocol's.
+    pub rate: Option<f64>,
+    /// How data are read.
+    pub reading: Reading,
+}
+
+/// Steps, length and rate of `--quick`: the operator that decides most is an expression's first token, and among few
+/// tokens it is found soon.
+pub const QUICK: (u64, u64, f64) = (1500, 64, 1e-3);
+
+/// What `lra` does where nothing is said.
+pub fn defaults(quick: bool) -> Defaults {
+    let settings = Settings {
+        task: Some(Words(vec!["listops".to_owned()])),
+        preset: Some("ls-lra".to_owned()),
+        steps: quick.then_some(QUICK.0),
+        len: quick.then(|| Lengths(vec![QUICK.1])),
+        ..Settings::NONE
+    };
+    Defaults { protocol: "lra", settings, models: "ls" }
+}
+
+/// The training runs of `grid`, by task, mechanism and seed.
+///
+/// # Errors
+/// Settings that nobody can run.
+pub fn cells(
+    grid: &Grid,
+    options: Options,
+    threads: usize,
+) -> Result<Vec<(Cell, Option<Request>)>, PlanError> {
+    let mut cells = Vec::new();
+    let tasks = grid.settings.task.clone().unwrap_or(Words(Vec::new()));
+    for task in &tasks.0 {
+        if !TASKS.iter().any(|(known, _)| known == task) {
+            return Err(PlanError(unknown("task", task, TASKS.iter().map(|(name, _)| *name))));
+        }
+        for pick in &grid.picks {
+            let preset = pick.settings.preset.as_deref().unwrap_or("ls-lra");
+            let recipe = recipe::find(preset, task).map_err(PlanError)?;
+            let one = |list: Option<&Vec<u64>>, default: u64| match list.map(Vec::as_slice) {
+                None => Ok(default),
+                Some([value]) => Ok(*value),
+                Some(_) => {
+                    Err(PlanError("lra trains at one length and one batch size; give one of each".to_owned()))
+                }
+            };
+            let len = one(pick.settings.len.as_ref().map(|Lengths(list)| list), recipe.len)?;
+            let batch = one(pick.settings.batch.as_ref().map(|Batches(list)| list), recipe.batch)?;
+            let seeds = pick.settings.seeds.clone().unwrap_or(Seeds(vec![recipe.seed]));
+            for seed in seeds.0 {
+                let spec = Spec::new(pick, len, batch, Pass::Train, seed)?;
+                cells.push(cell(grid, pick, (task, &recipe), spec, options, threads)?);
+            }
+        }
+    }
+    Ok(cells)
+}
+
+fn cell(
+    grid: &Grid,
+    pick: &Pick,
+    (task, recipe): (&str, &Recipe),
+    spec: Spec,
+    options: Options,
+    threads: usize,
+) -> Result<(Cell, Option<Request>), PlanError> {
+    let (config, reason) = match (&pick.choice, spec.config_for(Some(task))) {
+        (Err(reason), _) => (None, Some(reason.clone())),
+        (Ok(_), Ok(config)) => (Some(config), None),
+        (Ok(_), Err(SpecError::Unsupported(reason))) => (None, Some(reason)),
+        (Ok(_), Err(SpecError::Wrong(reason))) => return Err(PlanError(reason)),
+    };
+    let settings = &pick.settings;
+    let steps = settings.steps.unwrap_or(recipe.steps).max(1);
+    let rate = options.rate.unwrap_or(if options.quick { QUICK.2 } else { recipe.rate });
+    let mut row = spec.row("lra", threads, config.as_ref());
+    row.task = Some(task.to_owned());
+    row.suite = grid.suite.as_ref().map(|suite| suite.name.clone());
+    row.published = published(pick, task, &spec);
+    let seconds = config.as_ref().map_or(0.0, |config| seconds(&spec, config, recipe, steps, threads));
+    let key = format!("{task} {} {} s{}", spec.model, spec.preset, spec.seed);
+    let request = reason.is_none().then(|| Request {
+        task: task.to_owned(),
+        keep: recipe.keep.min(spec.len),
+        steps,
+        rate,
+        limit: settings.limit,
+        reading: options.reading,
+        timeout: settings.timeout.map(|time| time.0),
+        spec,
+    });
+    row.error = reason;
+    let json = serde_json::to_value(&request).map_err(PlanError::new)?;
+    Ok((Cell { key, row, request: json, seconds }, request))
+}
+
+/// What the suite printed; for a plain command what Table 1 or Table 4 has for this mechanism.
+fn published(pick: &Pick, task: &str, spec: &Spec) -> Option<Published> {
+    if let Some(value) = pick.published_for("accuracy", task) {
+        return Some(value);
+    }
+    let suite = if spec.preset == "ls-lra" { "ls-table1" } else { "cos-table4" };
+    crate::protocol::grid::published_elsewhere(suite, &spec.model, task)
+}
+
+/// Predicted seconds: steps of three forwards, and one forward per evaluated example.
+fn seconds(spec: &Spec, config: &ModelConfig, recipe: &Recipe, steps: u64, threads: usize) -> f64 {
+    let forward = config.flops(spec.len as usize) as f64 * spec.batch as f64 / (6e9 * threads as f64);
+    let evaluations = steps.div_ceil(recipe.every) as f64 * recipe.batches.unwrap_or(62) as f64;
+    steps as f64 * 3.0 * forward + evaluations * forward
+}
+
+/// Share of the protocol that `request` runs: steps times batch, length and data, each at most whole.
+pub fn fraction(request: &Request, row: &Row, share_of_data: f64) -> Option<f64> {
+    let recipe = recipe::find(&request.spec.preset, &request.task).ok()?;
+    let part = |done: u64, of: u64| (done as f64 / of as f64).min(1.0);
+    let batch = row.batch.unwrap_or(recipe.batch);
+    let whole = part(request.steps * batch, recipe.steps * recipe.batch);
+    Some(whole * part(request.spec.len, recipe.len) * share_of_data)
+}

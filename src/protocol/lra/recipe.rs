@@ -1,0 +1,169 @@
+//! How a task is trained: steps, batch, rates, evaluation, as the sources have it.
+
+use crate::train::optim::AdamW;
+use crate::train::schedule::Schedule;
+
+/// Shape of the learning rate over a run; lengths follow the number of steps.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Rate {
+    /// One cycle with cycling momentum.
+    OneCycle,
+    /// Reciprocal square root behind a linear warm-up.
+    Rsqrt,
+    /// Cosine over the whole run behind a linear warm-up.
+    Cosine,
+}
+
+/// The protocol of one task.
+#[derive(Clone, Copy, Debug)]
+pub struct Recipe {
+    /// Task.
+    pub task: &'static str,
+    /// Optimizer steps.
+    pub steps: u64,
+    /// Examples per step.
+    pub batch: u64,
+    /// Tokens of a document that are kept.
+    pub keep: u64,
+    /// Positions of the model; what is not filled is padding.
+    pub len: u64,
+    /// Highest (one cycle) or base rate.
+    pub rate: f64,
+    shape: Rate,
+    /// Steps of the warm-up.
+    pub warmup: u64,
+    optimizer: AdamW,
+    /// Steps between evaluations.
+    pub every: u64,
+    /// Batches per evaluation, drawn from the shuffled validation split; absent: every full batch of it.
+    pub batches: Option<u64>,
+    /// Whether the weights of the best evaluation are tested, or those of the last step.
+    pub select: bool,
+    /// First seed of the source.
+    pub seed: u64,
+}
+
+const fn adam(beta2: f64, eps: f64, weight_decay: f64) -> AdamW {
+    AdamW { beta2, eps, weight_decay, clip: None }
+}
+
+/// Transformer-LS's code; Image and Pathfinder have its Nystromformer ancestor's values.
+const fn table_1(task: &'static str, steps: u64, keep: u64, len: u64, decay: f64) -> Recipe {
+    Recipe {
+        task,
+        steps,
+        batch: 32,
+        keep,
+        len,
+        rate: 1e-4,
+        shape: Rate::OneCycle,
+        warmup: 1000,
+        optimizer: adam(0.999, 1e-6, decay),
+        every: 50,
+        batches: None,
+        select: true,
+        seed: 1234,
+    }
+}
+
+/// The Long Range Arena's code.
+const fn arena(task: &'static str, steps: u64, len: u64) -> Recipe {
+    Recipe {
+        task,
+        steps,
+        batch: 32,
+        keep: len,
+        len,
+        rate: 0.05,
+        shape: Rate::Rsqrt,
+        warmup: 8000,
+        optimizer: adam(0.98, 1e-9, 0.1),
+        every: 100,
+        batches: None,
+        select: true,
+        seed: 0,
+    }
+}
+
+const LS: &[Recipe] = &[
+    Recipe { batches: Some(62), ..table_1("listops", 5000, 2000, 2048, 0.0) },
+    Recipe { warmup: 8000, every: 500, batches: Some(781), ..table_1("text", 20_000, 4000, 4096, 0.01) },
+    Recipe {
+        warmup: 8000,
+        every: 300,
+        batches: Some(565),
+        seed: 4096,
+        ..table_1("retrieval", 30_000, 4096, 4096, 0.01)
+    },
+    Recipe { batch: 256, warmup: 175, every: 175, ..table_1("image", 35_000, 1024, 1024, 0.0) },
+];
+
+const ARENA: &[Recipe] = &[
+    Recipe { warmup: 1000, every: 50, ..arena("listops", 5000, 2000) },
+    arena("text", 20_000, 1000),
+    arena("retrieval", 5000, 4000),
+    Recipe {
+        batch: 256,
+        rate: 5e-4,
+        shape: Rate::Cosine,
+        warmup: 175,
+        optimizer: adam(0.98, 1e-9, 0.0),
+        every: 175,
+        select: false,
+        ..arena("image", 35_000, 1024)
+    },
+];
+
+/// The recipe of `preset` for `task`.
+///
+/// # Errors
+/// What the preset has instead.
+pub fn find(preset: &str, task: &str) -> Result<Recipe, String> {
+    let table = if preset == "ls-lra" { LS } else { ARENA };
+    let mut recipe = match table.iter().find(|recipe| recipe.task == task) {
+        Some(recipe) => *recipe,
+        None => {
+            let known: Vec<&str> = table.iter().map(|recipe| recipe.task).collect();
+            return Err(format!("preset {preset} trains {}; {task} is not built", known.join(", ")));
+        }
+    };
+    if preset == "lra-paper" && task == "text" {
+        (recipe.keep, recipe.len) = (4000, 4000);
+    }
+    Ok(recipe)
+}
+
+impl Recipe {
+    /// Optimizer and schedule over `steps` steps with rate `rate`: the warm-up keeps its share of the run.
+    pub fn training(&self, steps: u64, rate: f64) -> (AdamW, Schedule) {
+        let share = |part: u64| (part as f64 * steps as f64 / self.steps as f64).round() as u64;
+        let warmup = if steps == self.steps { self.warmup } else { share(self.warmup).max(1) };
+        let schedule = match self.shape {
+            Rate::OneCycle => Schedule::Onecycle { peak_lr: rate, warmup, steps, cycle_momentum: true },
+            Rate::Rsqrt => Schedule::Rsqrt { base_lr: rate, warmup },
+            Rate::Cosine => Schedule::Cosine { base_lr: rate, warmup, cycle: steps.max(1) },
+        };
+        (self.optimizer, schedule)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rates_of_the_sources() {
+        let (_, schedule) = find("ls-lra", "listops").unwrap().training(5000, 1e-4);
+        assert!((schedule.at(999).lr - 1e-4).abs() < 1e-12 && schedule.at(999).beta1 == 0.85);
+        let (adam, schedule) = find("lra-repo", "listops").unwrap().training(5000, 0.05);
+        assert!((schedule.at(1000).lr - 1.58114e-3).abs() < 1e-8 && adam.weight_decay == 0.1);
+        let (_, short) = find("ls-lra", "listops").unwrap().training(500, 1e-4);
+        assert!((short.at(99).lr - 1e-4).abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_task_without_a_recipe_says_which_have_one() {
+        let error = find("ls-lra", "pathfinder32").unwrap_err();
+        assert!(error.contains("listops") && error.contains("pathfinder32"), "{error}");
+    }
+}

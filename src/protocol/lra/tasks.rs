@@ -1,0 +1,125 @@
+//! The data of a task, and batches of it as tensors.
+
+use std::path::Path;
+
+use candle_core::{Device, Result, Tensor};
+use serde::{Deserialize, Serialize};
+
+use crate::data::listops::{ListOps, Tokenizer};
+use crate::data::{DataError, Dataset, Split, image, retrieval, text};
+
+/// The tasks that can be trained, with the number of training examples of the published splits.
+pub const TASKS: &[(&str, usize)] =
+    &[("listops", 96_000), ("text", 25_000), ("retrieval", 147_086), ("image", 45_000)];
+
+/// How data are read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reading {
+    /// Validation examples are held out of the training split where the source validates on the test split.
+    pub strict: bool,
+    /// Whether incomplete data may be used.
+    pub allow_partial: bool,
+    /// Whether closing brackets of ListOps are tokens.
+    pub keep_close: bool,
+}
+
+/// The data of `task` in `dir`; ListOps is generated where its files are not there.
+///
+/// # Errors
+/// Data that are missing, damaged, or incomplete without permission.
+pub fn load(task: &str, dir: &Path, reading: Reading) -> std::result::Result<Box<dyn Dataset>, DataError> {
+    Ok(match task {
+        "text" => Box::new(text::Imdb::load(dir, reading.strict, reading.allow_partial)?),
+        "retrieval" => Box::new(retrieval::Aan::load(dir, reading.allow_partial)?),
+        "image" => Box::new(image::Cifar10::load(dir, reading.allow_partial)?),
+        _ => {
+            let tokenizer = if reading.keep_close { Tokenizer::KeepClose } else { Tokenizer::DropBrackets };
+            Box::new(ListOps::load(dir, tokenizer)?)
+        }
+    })
+}
+
+/// A batch on the device.
+pub struct Batch {
+    /// First (or only) document: ids [b, n] and mask [b, n].
+    pub first: (Tensor, Tensor),
+    /// Second document of a pair.
+    pub second: Option<(Tensor, Tensor)>,
+    /// Classes `[b]`.
+    pub labels: Tensor,
+}
+
+/// Examples `indices` of `split`, cut to `keep` tokens and padded with zeros to `len`.
+///
+/// # Errors
+/// Failures of the device.
+pub fn batch(
+    data: &dyn Dataset,
+    (split, indices): (Split, &[usize]),
+    (keep, len): (usize, usize),
+    device: &Device,
+) -> Result<Batch> {
+    let examples: Vec<_> = indices.iter().map(|&index| data.example(split, index, keep.min(len))).collect();
+    let pack = |documents: Vec<&[u16]>| -> Result<(Tensor, Tensor)> {
+        let (mut ids, mut mask) =
+            (Vec::with_capacity(documents.len() * len), Vec::with_capacity(documents.len() * len));
+        for document in &documents {
+            let padded = document.iter().copied().chain(std::iter::repeat(0)).take(len);
+            ids.extend(padded.map(u32::from));
+            // as the sources do: whatever has id 0 is padding
+            mask.extend(ids[ids.len() - len..].iter().map(|&id| if id == 0 { 0f32 } else { 1.0 }));
+        }
+        let shape = (documents.len(), len);
+        Ok((Tensor::from_vec(ids, shape, device)?, Tensor::from_vec(mask, shape, device)?))
+    };
+    let first = pack(examples.iter().map(|example| example.tokens.as_slice()).collect())?;
+    let seconds: Option<Vec<&[u16]>> = examples.iter().map(|example| example.second.as_deref()).collect();
+    let second = seconds.map(pack).transpose()?;
+    let labels: Vec<u32> = examples.iter().map(|example| example.label).collect();
+    let labels = Tensor::new(labels, device)?;
+    Ok(Batch { first, second, labels })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::Example;
+
+    struct Toy;
+
+    impl Dataset for Toy {
+        fn len(&self, _: Split) -> usize {
+            3
+        }
+        fn example(&self, _: Split, index: usize, max_len: usize) -> Example {
+            let tokens = [5, 6, 7, 8][..max_len.min(index + 2)].to_vec();
+            Example { tokens, second: None, label: index as u32 }
+        }
+        fn hash(&self) -> &'static str {
+            ""
+        }
+        fn partial(&self) -> Option<&str> {
+            None
+        }
+    }
+
+    #[test]
+    fn documents_are_cut_and_padded() {
+        let batch = batch(&Toy, (Split::Train, &[0, 2]), (3, 5), &Device::Cpu).unwrap();
+        assert_eq!(batch.first.0.to_vec2::<u32>().unwrap(), [[5, 6, 0, 0, 0], [5, 6, 7, 0, 0]]);
+        let mask = [[1.0, 1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0, 0.0]];
+        assert_eq!(batch.first.1.to_vec2::<f32>().unwrap(), mask);
+        assert_eq!(batch.labels.to_vec1::<u32>().unwrap(), [0, 2]);
+        assert!(batch.second.is_none());
+    }
+
+    #[test]
+    fn generated_expressions_have_the_published_splits() {
+        let folder = tempfile::tempdir().unwrap();
+        let data = load("listops", folder.path(), Reading::default()).unwrap();
+        assert_eq!(Split::ALL.map(|split| data.len(split)), [96_000, 2000, 2000]);
+        let example = data.example(Split::Test, 1999, 2000);
+        assert!(example.label < 10 && example.tokens.len() > 200);
+        assert!(example.tokens.iter().all(|&id| (1..15).contains(&id)));
+    }
+}

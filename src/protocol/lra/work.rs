@@ -1,0 +1,353 @@
+//! The worker's side: trains one model and tells how it goes.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use candle_core::{Result as Candle, Tensor};
+use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
+
+use super::plan::Request;
+use super::recipe::{self, Recipe};
+use super::tasks::{self, Batch, TASKS};
+use crate::config::settings::KernelName;
+use crate::data::{Dataset, Split};
+use crate::device::{Backend, alloc};
+use crate::kernel::loss::cross_entropy;
+use crate::kernel::{self, Mode};
+use crate::model::pair::{Document, Pair};
+use crate::model::{Classifier, ModelConfig};
+use crate::nn::dropout::Dropout;
+use crate::nn::params::Builder;
+use crate::record::Outcome;
+use crate::run::outcome::{self, Ending};
+use crate::run::worker::Link;
+use crate::train::checkpoint::Checkpoint;
+use crate::train::order::Order;
+use crate::train::session::{self, Course, Event, Files, Learner, Point, Score, SessionError, State};
+use crate::train::step::{StepError, Trainer, classification_loss};
+
+/// Time between checkpoints.
+const SAVE: Duration = Duration::from_secs(10);
+/// Time between progress messages.
+const TELL: Duration = Duration::from_millis(500);
+
+/// What the worker says.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "say", rename_all = "snake_case")]
+pub enum Answer {
+    /// It goes on behind `step` with this curve.
+    Started {
+        /// Steps made before.
+        step: u64,
+        /// Evaluations made before.
+        curve: Vec<Point>,
+    },
+    /// A step was made.
+    Step {
+        /// Number of steps made.
+        step: u64,
+        /// Its loss.
+        loss: f64,
+        /// Seconds per step since the last message.
+        seconds: f64,
+    },
+    /// An evaluation was made.
+    Evaluated(Point),
+    /// All is done.
+    Done(Done),
+    /// It ended otherwise.
+    Ended {
+        /// How.
+        outcome: Outcome,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// The result of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Done {
+    /// On the test split: loss in nats, accuracy in percent.
+    pub test: Score,
+    /// Examples that were tested.
+    pub tested: u64,
+    /// The evaluation whose weights were tested.
+    pub selected: Point,
+    /// Share of the data that was used.
+    pub share_of_data: f64,
+    /// Highest live bytes.
+    pub peak_bytes: Option<u64>,
+}
+
+/// One or two documents to classes.
+enum Net {
+    Single(Classifier),
+    Pair(Pair),
+}
+
+impl Net {
+    fn new(config: &ModelConfig, builder: &Builder) -> Candle<Self> {
+        Ok(if config.towers == 2 {
+            Self::Pair(Pair::new(config, builder)?)
+        } else {
+            Self::Single(Classifier::new(config, builder)?)
+        })
+    }
+
+    fn forward(&self, batch: &Batch, dropout: Dropout) -> Candle<Tensor> {
+        match (self, &batch.second) {
+            (Self::Pair(pair), Some(second)) => {
+                let document = |(ids, mask): &'_ (Tensor, Tensor)| (ids.clone(), mask.clone());
+                let (first, second) = (document(&batch.first), document(second));
+                let first = Document { ids: &first.0, mask: Some(&first.1) };
+                pair.forward_train(first, Document { ids: &second.0, mask: Some(&second.1) }, dropout)
+            }
+            (Self::Single(single), None) => {
+                single.forward_train(&batch.first.0, Some(&batch.first.1), dropout)
+            }
+            _ => candle_core::bail!(
+                "the data do not fit the model: one document for two towers, or two for one"
+            ),
+        }
+    }
+}
+
+/// Data and model of a run.
+struct Task<'a> {
+    request: &'a Request,
+    recipe: Recipe,
+    data: &'a dyn Dataset,
+    net: Net,
+    backend: &'a Backend,
+    dropout: f64,
+    train: Order,
+    memo: Option<(u64, Vec<usize>)>,
+    validation: Order,
+    validation_memo: Option<(u64, Vec<usize>)>,
+}
+
+impl Task<'_> {
+    fn batch(&self, split: Split, indices: &[usize]) -> Candle<Batch> {
+        let sizes = (self.request.keep as usize, self.request.spec.len as usize);
+        tasks::batch(self.data, (split, indices), sizes, self.backend.device())
+    }
+
+    /// Mean over the batches of loss and of accuracy.
+    fn score(&self, split: Split, batches: impl Iterator<Item = Vec<usize>>) -> Candle<(Score, u64)> {
+        let (mut loss, mut right, mut count, mut examples) = (0.0, 0.0, 0u64, 0u64);
+        for indices in batches {
+            let batch = self.batch(split, &indices)?;
+            let logits = self.net.forward(&batch, Dropout::NONE)?.detach();
+            let chosen = logits.argmax(candle_core::D::Minus1)?;
+            let hits = chosen.eq(&batch.labels)?.to_dtype(candle_core::DType::F32)?.mean_all()?;
+            right += f64::from(hits.to_scalar::<f32>()?);
+            loss += f64::from(cross_entropy(&logits, &batch.labels)?.mean_all()?.to_scalar::<f32>()?);
+            (count, examples) = (count + 1, examples + indices.len() as u64);
+        }
+        let mean = |sum: f64| sum / count.max(1) as f64;
+        Ok((Score { loss: mean(loss), value: 100.0 * mean(right) }, examples))
+    }
+}
+
+impl Learner for Task<'_> {
+    fn loss(&mut self, step: u64) -> Candle<Tensor> {
+        let indices = self.train.batch(step, &mut self.memo);
+        let batch = self.batch(Split::Train, &indices)?;
+        let dropout = match self.dropout {
+            0.0 => Dropout::NONE,
+            rate => Dropout::new(rate, self.request.spec.seed).branch(step),
+        };
+        classification_loss(&self.net.forward(&batch, dropout)?, &batch.labels)
+    }
+
+    fn evaluate(&mut self, number: u64) -> Candle<Score> {
+        let (order, mut memo) = (self.validation, self.validation_memo.take());
+        let (first, count) = match self.recipe.batches {
+            Some(count) => (number * count.min(order.per_epoch()), count.min(order.per_epoch())),
+            None => (0, order.per_epoch()),
+        };
+        let score =
+            self.score(Split::Validation, (first..first + count).map(|index| order.batch(index, &mut memo)));
+        self.validation_memo = memo;
+        Ok(score?.0)
+    }
+}
+
+/// Where a run finds and keeps things; not part of what it computes.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Place {
+    /// Folder of the cell: checkpoints.
+    pub folder: PathBuf,
+    /// Folder of data sets.
+    pub data: PathBuf,
+}
+
+/// Trains until the last step or until the parent is gone.
+///
+/// # Errors
+/// The parent is gone.
+pub fn work(link: &Link, request: &Request, place: &Place) -> anyhow::Result<()> {
+    let answer = match train(link, request, place) {
+        Ok(done) => Answer::Done(done),
+        Err(Ending { outcome, reason }) => Answer::Ended { outcome, reason },
+    };
+    Ok(link.send(&answer)?)
+}
+
+fn failed(error: &impl ToString) -> Ending {
+    Ending::new(Outcome::Failed, error.to_string())
+}
+
+fn train(link: &Link, request: &Request, place: &Place) -> Result<Done, Ending> {
+    let spec = &request.spec;
+    kernel::set_mode(match spec.kernel {
+        KernelName::Fused => Mode::Fused,
+        KernelName::Composed => Mode::Composed,
+    });
+    let data = tasks::load(&request.task, &place.data, request.reading).map_err(|error| failed(&error))?;
+    let backend = Backend::open(spec.device).map_err(|error| failed(&error))?;
+    let baseline = alloc::live();
+    let files = Files::in_folder(&place.folder);
+    let model = serde_json::to_value(request).map_err(|error| failed(&error))?;
+    let restored = restore(&files, &model)?;
+    let (mut task, mut trainer, mut state) =
+        open(request, data.as_ref(), &backend, (&files, restored.as_ref()))?;
+    drop(restored);
+    let (start, curve) = (trainer.optimizer().updates(), state.curve.clone());
+    let told = |answer: &Answer| link.send(answer);
+    told(&Answer::Started { step: start, curve }).map_err(|error| failed(&error))?;
+    let course = Course { steps: request.steps, every: task.recipe.every, save: SAVE };
+    let (mut last, mut steps) = (Instant::now(), 0u32);
+    let tell = |event: Event| match event {
+        Event::Step { step, loss } => {
+            steps += 1;
+            if last.elapsed() < TELL && step < request.steps {
+                return Ok(());
+            }
+            let seconds = last.elapsed().as_secs_f64() / f64::from(steps);
+            (last, steps) = (Instant::now(), 0);
+            told(&Answer::Step { step, loss, seconds })
+        }
+        Event::Evaluated(point) => {
+            let sent = told(&Answer::Evaluated(*point));
+            (last, steps) = (Instant::now(), 0); // its time is not a step's
+            sent
+        }
+    };
+    session::run(&mut trainer, &mut task, &mut state, (&course, &files, &model), tell).map_err(ending)?;
+    drop(trainer);
+    let peak = alloc::peak().saturating_sub(baseline) as u64;
+    let cpu = spec.device == crate::config::settings::DeviceName::Cpu;
+    test(request, &files, task, &state, cpu.then_some(peak))
+}
+
+fn restore(files: &Files, model: &Json) -> Result<Option<Checkpoint>, Ending> {
+    if !files.last.exists() {
+        return Ok(None);
+    }
+    let checkpoint = Checkpoint::load(&files.last).map_err(|error| failed(&error))?;
+    checkpoint.expect_model(model).map_err(|error| failed(&error))?;
+    Ok(Some(checkpoint))
+}
+
+/// Data, model and optimizer, from the beginning or from a checkpoint.
+fn open<'a>(
+    request: &'a Request,
+    data: &'a dyn Dataset,
+    backend: &'a Backend,
+    (files, restored): (&Files, Option<&Checkpoint>),
+) -> Result<(Task<'a>, Trainer, State), Ending> {
+    let spec = &request.spec;
+    let recipe = recipe::find(&spec.preset, &request.task).map_err(|error| failed(&error))?;
+    let config = spec.config_for(Some(&request.task)).map_err(|error| failed(&error))?;
+    let (optimizer, schedule) = recipe.training(request.steps, request.rate);
+    let candle = |error: candle_core::Error| outcome::of_error(&error);
+    let builder = match restored {
+        Some(checkpoint) => checkpoint.builder(backend.device(), true).map_err(candle)?,
+        None => Builder::seeded(spec.seed, backend.device(), true),
+    };
+    let net = Net::new(&config, &builder).map_err(candle)?;
+    let params = builder.finish();
+    let (trainer, state) = match restored {
+        Some(checkpoint) => {
+            let state = State::read(checkpoint, &files.last);
+            let trainer = checkpoint.trainer(params, optimizer, schedule);
+            (trainer.map_err(|error| failed(&error))?, state.map_err(|error| failed(&error))?)
+        }
+        None => (Trainer::new(params, optimizer, schedule).map_err(candle)?, State::default()),
+    };
+    let order = |split: Split, seed: u64| {
+        let count = used(data, split, request.limit);
+        let batch = (spec.batch as usize).min(count.max(1));
+        Order::new(seed, count, batch).ok_or_else(|| {
+            Ending::new(Outcome::Failed, format!("the {} split of {} is empty", split.name(), request.task))
+        })
+    };
+    let task = Task {
+        request,
+        recipe,
+        data,
+        net,
+        backend,
+        dropout: config.backbone.dropout,
+        train: order(Split::Train, spec.seed)?,
+        memo: None,
+        validation: order(Split::Validation, spec.seed ^ 0x5eed_da7a)?,
+        validation_memo: None,
+    };
+    Ok((task, trainer, state))
+}
+
+/// Examples of `split` that are used.
+fn used(data: &dyn Dataset, split: Split, limit: Option<u64>) -> usize {
+    limit.map_or(usize::MAX, |limit| limit as usize).min(data.len(split))
+}
+
+/// Tests the selected weights once: full batches in order, or the only one.
+fn test(
+    request: &Request,
+    files: &Files,
+    task: Task,
+    state: &State,
+    peak_bytes: Option<u64>,
+) -> Result<Done, Ending> {
+    let candle = |error: candle_core::Error| outcome::of_error(&error);
+    let selected = if task.recipe.select { state.best_point() } else { state.curve.last() };
+    let Some(selected) = selected.copied() else {
+        return Err(Ending::new(Outcome::Failed, "nothing was evaluated"));
+    };
+    let mut task = task;
+    if task.recipe.select {
+        let best = Checkpoint::load(&files.best).map_err(|error| failed(&error))?;
+        let builder = best.builder(task.backend.device(), false).map_err(candle)?;
+        let config = request.spec.config_for(Some(&request.task)).map_err(|error| failed(&error))?;
+        task.net = Net::new(&config, &builder).map_err(candle)?;
+    }
+    let count = used(task.data, Split::Test, request.limit);
+    let batch = (request.spec.batch as usize).clamp(1, count.max(1));
+    let batches = (0..count / batch).map(|index| (index * batch..(index + 1) * batch).collect());
+    let (test, tested) = task.score(Split::Test, batches).map_err(candle)?;
+    let published = TASKS.iter().find(|(name, _)| *name == request.task).map_or(1, |(_, count)| *count);
+    let share_of_data = (used(task.data, Split::Train, request.limit) as f64 / published as f64).min(1.0);
+    Ok(Done { test, tested, selected, share_of_data, peak_bytes })
+}
+
+fn ending(error: SessionError) -> Ending {
+    match error {
+        SessionError::Step(StepError::Failed(error)) | SessionError::Evaluation(error) => {
+            outcome::of_error(&error)
+        }
+        SessionError::Step(error @ StepError::Diverged { .. }) => {
+            Ending::new(Outcome::Diverged, error.to_string())
+        }
+        error @ SessionError::Diverged { .. } => Ending::new(Outcome::Diverged, error.to_string()),
+        error => failed(&error),
+    }
+}
+
+/// The folder of the cell called `key` in the folder of its run.
+pub fn folder(run: &Path, key: &str) -> PathBuf {
+    let plain = |c: char| if c.is_ascii_alphanumeric() || "-.=".contains(c) { c } else { '_' };
+    run.join("cells").join(key.chars().map(plain).collect::<String>())
+}

@@ -1,0 +1,151 @@
+//! Trained models beside the published numbers, as a table.
+
+use super::table::Table;
+use crate::record::{Outcome, Row};
+use crate::stats::Summary;
+
+/// One line per task, mechanism and preset: accuracy over its seeds, what the paper has, and what to make of it.
+/// Nothing if no row is an accuracy.
+pub fn table(rows: &[Row]) -> Option<Table> {
+    let tested: Vec<&Row> = rows.iter().filter(|row| row.metric == "accuracy").collect();
+    let mut groups: Vec<Vec<&Row>> = Vec::new();
+    for row in tested {
+        match groups.iter_mut().find(|group| alike(group[0], row)) {
+            Some(group) => group.push(row),
+            None => groups.push(vec![row]),
+        }
+    }
+    if groups.is_empty() {
+        return None;
+    }
+    let columns = [
+        "task",
+        "model",
+        "preset",
+        "kernel",
+        "verdict",
+        "batch",
+        "length",
+        "seeds",
+        "share",
+        "accuracy %",
+        "published %",
+    ];
+    Some(Table {
+        title: "Accuracy on the test split".to_owned(),
+        columns: columns.map(str::to_owned).to_vec(),
+        numbers: 6,
+        rows: groups.iter().map(|group| line(group)).collect(),
+        notes: vec![
+            "share: part of the paper's protocol that was run (steps x batch, length, data); anything below 100 % is \
+             not comparable with the published number."
+                .to_owned(),
+        ],
+    })
+}
+
+fn alike(a: &Row, b: &Row) -> bool {
+    let key = |row: &Row| {
+        (
+            (row.suite.clone(), row.task.clone(), row.model.clone(), row.variant.clone(), row.preset.clone()),
+            (row.device.clone(), row.dtype.clone(), row.kernel.clone(), row.batch, row.len),
+            row.fraction.map(f64::to_bits),
+        )
+    };
+    key(a) == key(b)
+}
+
+fn line(group: &[&Row]) -> Vec<String> {
+    let row = group[0];
+    let values: Vec<f64> = group.iter().filter_map(|row| row.value).collect();
+    let measured = match Summary::of(&values) {
+        Some(Summary { mean, std: Some(std), n, .. }) if n > 1 => format!("{mean:.2} ±{std:.2}"),
+        Some(summary) => format!("{:.2}", summary.mean),
+        None => row.outcome.to_string(),
+    };
+    let published = row.published.and_then(crate::record::Published::value);
+    let text = |value: Option<&str>| value.unwrap_or("").to_owned();
+    let number = |value: Option<u64>| value.map_or_else(String::new, |value| value.to_string());
+    vec![
+        text(row.task.as_deref()),
+        row.label(),
+        text(row.preset.as_deref()),
+        row.kernel.clone(),
+        verdict(group, &values, published),
+        number(row.batch),
+        number(row.len),
+        values.len().to_string(),
+        row.fraction.map_or_else(String::new, share),
+        measured,
+        published.map_or_else(|| "-".to_owned(), |value| format!("{value:.2}")),
+    ]
+}
+
+/// A share in percent with two digits at least.
+fn share(part: f64) -> String {
+    let percent = 100.0 * part;
+    if percent >= 10.0 { format!("{percent:.0} %") } else { format!("{percent:.2} %") }
+}
+
+/// Within spread means |measured - published| <= 2 s sqrt(1/n + 1/4) with our own deviation s over n >= 2 seeds
+/// at the whole protocol (the papers' numbers are means over 4 seeds).
+fn verdict(group: &[&Row], values: &[f64], published: Option<f64>) -> String {
+    let row = group[0];
+    let Some(published) = published else { return "nothing published".to_owned() };
+    if let Some(bad) = group.iter().find(|row| row.outcome != Outcome::Ok) {
+        return format!("not comparable: {}", bad.outcome);
+    }
+    if row.fraction.is_none_or(|part| part < 1.0) {
+        return "not comparable: part of the protocol".to_owned();
+    }
+    match Summary::of(values) {
+        Some(Summary { mean, std: Some(std), n, .. }) if n >= 2 => {
+            let spread = 2.0 * std * (1.0 / n as f64 + 0.25).sqrt();
+            let gap = mean - published;
+            match gap {
+                _ if gap.abs() <= spread => "within spread".to_owned(),
+                _ if gap > 0.0 => format!("better by {gap:.2}"),
+                _ => format!("worse by {:.2}", -gap),
+            }
+        }
+        Some(Summary { mean, .. }) => format!("not comparable: one seed (gap {:+.2})", mean - published),
+        None => "not comparable: no value".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::Published;
+
+    fn row(seed: u64, value: f64, fraction: f64) -> Row {
+        Row {
+            task: Some("listops".to_owned()),
+            seed: Some(seed),
+            fraction: Some(fraction),
+            published: Some(Published::Value(37.5)),
+            ..Row::new("lra", "ls").with("accuracy", "%", Some(value)).ended(Outcome::Ok, None)
+        }
+    }
+
+    fn said(rows: &[Row]) -> (String, String) {
+        let table = table(rows).unwrap();
+        assert_eq!(table.rows.len(), 1);
+        (table.rows[0][4].clone(), table.rows[0][9].clone())
+    }
+
+    #[test]
+    fn verdicts_in_words() {
+        let all = |fraction| [row(0, 37.0, fraction), row(1, 38.2, fraction)];
+        assert_eq!(said(&all(1.0)), ("within spread".to_owned(), "37.60 ±0.85".to_owned()));
+        assert_eq!(said(&all(0.1)).0, "not comparable: part of the protocol");
+        assert_eq!(said(&[row(0, 20.0, 1.0), row(1, 20.1, 1.0)]).0, "worse by 17.45");
+        assert_eq!(said(&[row(0, 36.5, 1.0)]).0, "not comparable: one seed (gap -1.00)");
+        let broken = row(0, 1.0, 1.0).ended(Outcome::Diverged, Some("step 3".to_owned()));
+        assert_eq!(
+            said(&[Row { value: None, ..broken }]),
+            ("not comparable: diverged".to_owned(), "diverged".to_owned())
+        );
+        assert!(table(&[]).is_none());
+    }
+}

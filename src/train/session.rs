@@ -1,0 +1,319 @@
+//! A training run from its first to its last step: evaluations on the way, a checkpoint to go on from, the best weights.
+//!
+//! The loop knows nothing of tasks: a [`Learner`] gives the loss of a step and a score of the current weights. A run
+//! that was killed goes on from its last checkpoint and makes the same steps as one that was not, bit for bit (same
+//! threads, same build), because everything a step depends on is a function of seed and step number or stands in
+//! the checkpoint.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use candle_core::{Result, Tensor};
+use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
+
+use super::checkpoint::{self, Checkpoint, CheckpointError};
+use super::step::{StepError, Trainer};
+
+/// What is trained, as the loop sees it.
+pub trait Learner {
+    /// Loss of step `step` with the current weights, differentiable.
+    ///
+    /// # Errors
+    /// Failures of the device.
+    fn loss(&mut self, step: u64) -> Result<Tensor>;
+
+    /// Evaluation number `number` (from 0) with the current weights.
+    ///
+    /// # Errors
+    /// Failures of the device.
+    fn evaluate(&mut self, number: u64) -> Result<Score>;
+
+    /// Tensors that belong to the state besides the weights (the cache of a language model).
+    fn extra(&self) -> Vec<(String, Tensor)> {
+        Vec::new()
+    }
+}
+
+/// Result of an evaluation.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Score {
+    /// Mean loss in nats.
+    pub loss: f64,
+    /// What weights are selected by: more is better.
+    pub value: f64,
+}
+
+/// One evaluation on the learning curve.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Point {
+    /// Steps made.
+    pub step: u64,
+    /// Mean training loss since the evaluation before.
+    pub train_loss: f64,
+    /// The evaluation.
+    pub score: Score,
+}
+
+/// Length and rhythm of a run.
+#[derive(Clone, Copy, Debug)]
+pub struct Course {
+    /// Steps.
+    pub steps: u64,
+    /// Steps between evaluations; one more follows the last step.
+    pub every: u64,
+    /// Time between checkpoints.
+    pub save: Duration,
+}
+
+/// Where a run keeps its files.
+#[derive(Clone, Debug)]
+pub struct Files {
+    /// The checkpoint to go on from.
+    pub last: PathBuf,
+    /// The weights of the best evaluation so far.
+    pub best: PathBuf,
+}
+
+impl Files {
+    /// `last.safetensors` and `best.safetensors` in `folder`.
+    pub fn in_folder(folder: &Path) -> Self {
+        Self { last: folder.join("last.safetensors"), best: folder.join("best.safetensors") }
+    }
+}
+
+/// Where a run stands, besides weights and moments.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct State {
+    /// Evaluations so far.
+    pub curve: Vec<Point>,
+    /// Number of the best evaluation, the first among equals.
+    pub best: Option<usize>,
+    /// Bits of the sum of training losses since the last evaluation (text would round it).
+    sum_bits: u64,
+    /// Steps in it.
+    summed: u64,
+}
+
+impl State {
+    /// The state in `checkpoint`.
+    ///
+    /// # Errors
+    /// A checkpoint that was written by something else.
+    pub fn read(checkpoint: &Checkpoint, path: &Path) -> std::result::Result<Self, CheckpointError> {
+        serde_json::from_value(checkpoint.state.clone()).map_err(|error| CheckpointError::Damaged {
+            path: path.to_owned(),
+            reason: format!("its state cannot be read ({error})"),
+        })
+    }
+
+    /// The best evaluation.
+    pub fn best_point(&self) -> Option<&Point> {
+        self.curve.get(self.best?)
+    }
+
+    fn add(&mut self, loss: f64) {
+        self.sum_bits = (f64::from_bits(self.sum_bits) + loss).to_bits();
+        self.summed += 1;
+    }
+
+    /// Puts an evaluation on the curve; whether it is the best so far.
+    fn evaluated(&mut self, step: u64, score: Score) -> bool {
+        let train_loss = f64::from_bits(self.sum_bits) / self.summed.max(1) as f64;
+        (self.sum_bits, self.summed) = (0, 0);
+        let better = self.best_point().is_none_or(|best| score.value > best.score.value);
+        if better {
+            self.best = Some(self.curve.len());
+        }
+        self.curve.push(Point { step, train_loss, score });
+        better
+    }
+}
+
+/// What a run tells while it goes on.
+#[derive(Debug)]
+pub enum Event<'a> {
+    /// A step was made.
+    Step {
+        /// Its number, from 1.
+        step: u64,
+        /// Its loss.
+        loss: f64,
+    },
+    /// An evaluation was made.
+    Evaluated(&'a Point),
+}
+
+/// Why a run ended before its last step.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    /// The step was not made.
+    #[error(transparent)]
+    Step(#[from] StepError),
+    /// An evaluation failed.
+    #[error(transparent)]
+    Evaluation(#[from] candle_core::Error),
+    /// An evaluation gave a loss that is not finite.
+    #[error("the validation loss behind step {step} is {loss}")]
+    Diverged {
+        /// Steps made.
+        step: u64,
+        /// The loss.
+        loss: f64,
+    },
+    /// A checkpoint cannot be written.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// Nobody listens any more.
+    #[error(transparent)]
+    Told(#[from] std::io::Error),
+}
+
+/// Trains from where `trainer` and `state` stand to the end of `course`. `model` describes the model in checkpoints.
+///
+/// # Errors
+/// See [`SessionError`]; the last checkpoint stays.
+pub fn run(
+    trainer: &mut Trainer,
+    learner: &mut impl Learner,
+    state: &mut State,
+    (course, files, model): (&Course, &Files, &Json),
+    mut tell: impl FnMut(Event) -> std::io::Result<()>,
+) -> std::result::Result<(), SessionError> {
+    let mut saved = Instant::now();
+    while trainer.optimizer().updates() < course.steps {
+        let number = trainer.optimizer().updates();
+        let made = trainer.step(|| learner.loss(number))?;
+        state.add(made.loss);
+        let done = number + 1;
+        tell(Event::Step { step: done, loss: made.loss })?;
+        let evaluate = done.is_multiple_of(course.every.max(1)) || done == course.steps;
+        if evaluate {
+            let score = learner.evaluate(state.curve.len() as u64)?;
+            if !score.loss.is_finite() {
+                return Err(SessionError::Diverged { step: done, loss: score.loss });
+            }
+            if state.evaluated(done, score) {
+                save(&files.best, trainer, state, model, &[])?;
+            }
+            if let Some(point) = state.curve.last() {
+                tell(Event::Evaluated(point))?;
+            }
+        }
+        if saved.elapsed() >= course.save || done == course.steps {
+            save(&files.last, trainer, state, model, &learner.extra())?;
+            saved = Instant::now();
+        }
+    }
+    Ok(())
+}
+
+fn save(
+    path: &Path,
+    trainer: &Trainer,
+    state: &State,
+    model: &Json,
+    extra: &[(String, Tensor)],
+) -> std::result::Result<(), SessionError> {
+    let state = serde_json::to_value(state).map_err(std::io::Error::other)?;
+    Ok(checkpoint::save(path, trainer, model, &state, extra)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+    use serde_json::json;
+
+    use super::*;
+    use crate::nn::params::{Builder, Init};
+    use crate::train::optim::AdamW;
+    use crate::train::schedule::Schedule;
+
+    const OPTIMIZER: AdamW = AdamW { beta2: 0.99, eps: 1e-8, weight_decay: 0.01, clip: None };
+    const SCHEDULE: Schedule = Schedule::WarmupConstant { peak_lr: 0.05, warmup: 3 };
+
+    /// Fits a vector to targets that depend on the step.
+    struct Fit(Tensor);
+
+    impl Learner for Fit {
+        fn loss(&mut self, step: u64) -> Result<Tensor> {
+            ((&self.0 - (step as f64 * 0.7).sin())?).sqr()?.mean_all()
+        }
+
+        fn evaluate(&mut self, number: u64) -> Result<Score> {
+            let loss = f64::from((&self.0 - 0.2)?.sqr()?.mean_all()?.to_scalar::<f32>()?);
+            Ok(Score { loss, value: -loss + number as f64 * 1e-9 })
+        }
+    }
+
+    fn start(files: &Files) -> (Trainer, Fit, State) {
+        let restored = files.last.exists().then(|| Checkpoint::load(&files.last).unwrap());
+        let builder = match &restored {
+            Some(checkpoint) => checkpoint.builder(&Device::Cpu, true).unwrap(),
+            None => Builder::seeded(1, &Device::Cpu, true),
+        };
+        let weights = builder.param("weights", &[3], Init::ONE).unwrap();
+        let params = builder.finish();
+        match restored {
+            Some(checkpoint) => {
+                let state = State::read(&checkpoint, &files.last).unwrap();
+                (checkpoint.trainer(params, OPTIMIZER, SCHEDULE).unwrap(), Fit(weights), state)
+            }
+            None => (Trainer::new(params, OPTIMIZER, SCHEDULE).unwrap(), Fit(weights), State::default()),
+        }
+    }
+
+    fn train(files: &Files, stop: Option<u64>) -> std::result::Result<State, SessionError> {
+        let (mut trainer, mut fit, mut state) = start(files);
+        let course = Course { steps: 23, every: 5, save: Duration::ZERO };
+        let tell = |event: Event| match event {
+            Event::Step { step, .. } if Some(step) == stop => Err(std::io::Error::other("killed")),
+            _ => Ok(()),
+        };
+        run(&mut trainer, &mut fit, &mut state, (&course, files, &json!({})), tell)?;
+        Ok(state)
+    }
+
+    #[test]
+    fn a_run_that_is_stopped_anywhere_ends_like_one_that_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = |name: &str| {
+            let folder = folder.path().join(name);
+            std::fs::create_dir_all(&folder).unwrap();
+            Files::in_folder(&folder)
+        };
+        let whole = files("whole");
+        let state = train(&whole, None).unwrap();
+        assert_eq!(state.curve.iter().map(|point| point.step).collect::<Vec<_>>(), [5, 10, 15, 20, 23]);
+        assert!(state.best_point().is_some() && whole.best.exists());
+        let broken = files("broken");
+        for stop in [1, 4, 5, 6, 17, 23] {
+            assert!(matches!(train(&broken, Some(stop)), Err(SessionError::Told(_))));
+        }
+        assert_eq!(train(&broken, None).unwrap(), state);
+        let read = |files: &Files| (std::fs::read(&files.last).unwrap(), std::fs::read(&files.best).unwrap());
+        let tensors = |bytes: &[u8]| bytes[bytes.len() - 36..].to_vec();
+        let (a, b) = (read(&whole), read(&broken));
+        assert_eq!((tensors(&a.0), tensors(&a.1)), (tensors(&b.0), tensors(&b.1)));
+    }
+
+    #[test]
+    fn a_loss_that_is_not_finite_ends_the_run_with_its_step() {
+        struct Bad;
+        impl Learner for Bad {
+            fn loss(&mut self, _: u64) -> Result<Tensor> {
+                Tensor::new(f32::NAN, &Device::Cpu)
+            }
+            fn evaluate(&mut self, _: u64) -> Result<Score> {
+                Ok(Score { loss: 0.0, value: 0.0 })
+            }
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let files = Files::in_folder(folder.path());
+        let (mut trainer, _, mut state) = start(&files);
+        let course = Course { steps: 3, every: 1, save: Duration::ZERO };
+        let result = run(&mut trainer, &mut Bad, &mut state, (&course, &files, &json!({})), |_| Ok(()));
+        assert!(matches!(result, Err(SessionError::Step(StepError::Diverged { step: 0, .. }))));
+    }
+}
