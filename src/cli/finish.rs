@@ -52,12 +52,11 @@ pub fn finish(
 
 /// The tables of `rows`.
 pub fn tables(rows: &[Row], suite: Option<&Suite>) -> Vec<Table> {
-    if let Some(trained) = trained::table(rows) {
-        let mut tables = vec![trained];
+    let mut tables = trained::tables(rows);
+    if !tables.is_empty() {
         tables.extend(published::reasons(rows));
         return tables;
     }
-    let mut tables = Vec::new();
     match suite {
         Some(suite) => tables.extend(published::tables(rows, suite)),
         None => {
@@ -91,7 +90,7 @@ pub fn show(tables: &[Table], exports: &Exports, term: &Term) -> Result<()> {
 }
 
 fn plot(finished: &Finished, place: &Place, term: &Term) -> Result<()> {
-    if trained::table(&finished.rows).is_some() {
+    if !trained::tables(&finished.rows).is_empty() {
         return Ok(()); // training draws its own curves
     }
     let prefix = finished.rows.first().map_or("run", |row| row.suite.as_deref().unwrap_or(&row.protocol));

@@ -81,6 +81,11 @@ pub struct Place {
 }
 
 impl Grid {
+    /// The first seed that was said, else 0.
+    pub fn seed(&self) -> u64 {
+        self.seeds.as_ref().and_then(|seeds| seeds.0.first().copied()).unwrap_or(0)
+    }
+
     /// With `place` and `budget`, what the user said.
     pub fn flags(&self, place: &Place, budget: Settings) -> Flags {
         let settings = Settings {

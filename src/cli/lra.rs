@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::Result;
 
+use super::curves::Curves;
 use super::export::Exports;
 use super::grid::{Grid, Place};
 use super::{data_dir, dry, finish, start};
@@ -13,8 +14,7 @@ use crate::config::units::Bytes;
 use crate::protocol::grid;
 use crate::protocol::lra::plan::{Options, QUICK, cells, defaults};
 use crate::protocol::lra::tasks::{self, Reading};
-use crate::protocol::lra::{self};
-use crate::report::chart::{Evaluation, Learning, learning};
+use crate::protocol::training;
 use crate::run::plan::Plan;
 use crate::term::{Term, clock};
 
@@ -64,7 +64,11 @@ pub struct Args {
     exports: Exports,
 }
 
-fn rate(text: &str) -> Result<f64, String> {
+/// A learning rate.
+///
+/// # Errors
+/// Text that is none.
+pub fn rate(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(rate) if rate > 0.0 && rate <= 10.0 => Ok(rate),
         _ => Err("expected a number above 0 and up to 10, such as 1e-4".to_owned()),
@@ -103,38 +107,14 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     let runs = if count == 1 { "run" } else { "runs" };
     session.term.say(&format!("{count} {runs}, about {} to {}", clock(left), session.path().display()));
     session.term.begin(plan.seconds());
-    let plots = (!args.place.no_plot).then_some(&args.place.plots_dir);
-    let draw = |all: &[lra::conduct::Curve]| {
-        // a chart that cannot be written must not end a training run
-        if let Some(Err(error)) = plots.map(|folder| draw(all, folder)) {
-            log::warn!("the learning curve was not drawn: {error}");
-        }
+    let curves = Curves {
+        command: "lra",
+        measure: "validation accuracy, %",
+        value: |score| score.value,
+        folder: Curves::folder(&args.place),
     };
-    let result = lra::conduct(&plan, &requests, &dir, &mut session, draw);
+    let result = training::conduct(&plan, &requests, &dir, &mut session, |all| curves.draw(all));
     finish::finish(session, result, grid.suite.as_ref(), &args.place, &args.exports)
-}
-
-/// Draws the learning curves of the task that is being trained.
-fn draw(all: &[lra::conduct::Curve], folder: &std::path::Path) -> std::io::Result<()> {
-    let Some(task) = all.last().map(|curve| curve.task.as_str()) else { return Ok(()) };
-    let point = |point: &crate::train::session::Point| Evaluation {
-        step: point.step as f64,
-        train_loss: point.train_loss,
-        loss: point.score.loss,
-        value: point.score.value,
-    };
-    let here = all.iter().filter(|curve| curve.task == task);
-    let lines: Vec<Learning> = here
-        .map(|curve| Learning {
-            label: curve.label.clone(),
-            points: curve.points.iter().map(point).collect(),
-        })
-        .collect();
-    let title = format!("Learning {task}");
-    if let Some(chart) = learning(&format!("lra-{task}-curves"), &title, "validation accuracy, %", &lines)? {
-        chart.write(folder)?;
-    }
-    Ok(())
 }
 
 /// Reads every task's data once: their hashes belong to the run. Gives what is missing of them.

@@ -1,6 +1,8 @@
 //! The command line: arguments to plans, outcomes to exit codes.
 
+mod charlm;
 mod check;
+mod curves;
 mod data_dir;
 mod dry;
 mod export;
@@ -90,6 +92,8 @@ enum Command {
     Memory(memory::Args),
     /// Train and test on the Long Range Arena (Transformer-LS, Table 1; cosFormer, Table 4)
     Lra(lra::Args),
+    /// Train character language models and test them on enwik8 and text8 (Transformer-LS, Table 4)
+    Charlm(charlm::Args),
     /// Prove mechanisms and models against golden files
     Check(check::Args),
     /// Draw who sees whom, attention matrices, or the charts of a run again
@@ -123,6 +127,7 @@ pub fn main() -> ExitCode {
         Command::Speed(args) => speed::run(&args, cli.global.term()),
         Command::Memory(args) => memory::run(&args, cli.global.term()),
         Command::Lra(args) => lra::run(&args, cli.global.term()),
+        Command::Charlm(args) => charlm::run(&args, cli.global.term()),
         Command::Check(args) => check::run(&args, cli.global.term()),
         Command::List { what } => list::run(&what).and_then(|text| Ok(crate::term::data(&text).map(|()| 0)?)),
         Command::Plot { what } => plot::run(&what, &term),

@@ -201,6 +201,8 @@ settings! {
     ffn: u64,
     /// Pooling, instead of the preset's.
     pooling: String,
+    /// Dropout, instead of the preset's.
+    dropout: f64,
     /// Where to compute.
     device: DeviceName,
     /// Number format.

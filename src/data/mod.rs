@@ -3,6 +3,7 @@
 //! Nothing is unpacked to disk: archives are read as streams, only expected members are looked at, and every
 //! member has a size limit.
 
+pub mod corpus;
 pub mod image;
 pub mod listops;
 pub mod retrieval;

@@ -156,6 +156,16 @@ impl Cache {
         self.len() == 0
     }
 
+    /// A cache of given rows, layer by layer.
+    pub fn of(layers: Vec<Option<Tensor>>) -> Self {
+        Self(layers)
+    }
+
+    /// The rows, layer by layer.
+    pub fn layers(&self) -> &[Option<Tensor>] {
+        &self.0
+    }
+
     fn layer(&self, layer: usize) -> Option<&Tensor> {
         self.0.get(layer).and_then(Option::as_ref)
     }

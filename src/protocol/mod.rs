@@ -4,6 +4,7 @@
 //! `work` is the other end, inside the worker.
 
 pub mod attention;
+pub mod charlm;
 pub mod check;
 pub mod gate;
 pub mod grid;
@@ -13,6 +14,7 @@ pub mod pattern;
 pub mod speed;
 pub mod stage;
 pub mod text;
+pub mod training;
 
 use serde::{Deserialize, Serialize};
 
@@ -44,7 +46,16 @@ pub enum Task {
         /// The cell.
         request: lra::plan::Request,
         /// Where it finds and keeps things.
-        place: lra::work::Place,
+        place: training::Place,
+    },
+    /// A training run of a character language model.
+    Charlm {
+        /// Live bytes it may reach.
+        memory_limit: u64,
+        /// The cell.
+        request: charlm::plan::Request,
+        /// Where it finds and keeps things.
+        place: training::Place,
     },
     /// The shipped golden files of some mechanisms.
     Gate {
@@ -72,6 +83,10 @@ pub fn work(link: &Link, text: &[u8]) -> anyhow::Result<()> {
         Task::Lra { memory_limit, request, place } => {
             limit(memory_limit);
             lra::work::work(link, &request, &place)
+        }
+        Task::Charlm { memory_limit, request, place } => {
+            limit(memory_limit);
+            charlm::work::work(link, &request, &place)
         }
         Task::Gate { request } => gate::work(link, &request),
     }

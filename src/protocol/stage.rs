@@ -17,7 +17,7 @@ use crate::device::Backend;
 use crate::device::alloc;
 use crate::kernel::{self, Mode};
 use crate::model::preset::{Preset, TABLE};
-use crate::model::{Classifier, ConfigError, ModelConfig, Pooling};
+use crate::model::{Backbone, Classifier, ConfigError, ModelConfig, Pooling};
 use crate::nn::params::Builder;
 use crate::record::{Outcome, Pass, Row};
 use crate::run::outcome::{self, Ending};
@@ -64,6 +64,8 @@ pub struct Sizes {
     heads: Option<u64>,
     ffn: Option<u64>,
     pooling: Option<String>,
+    #[serde(default)]
+    dropout: Option<f64>,
 }
 
 /// Why there is no model for a [`Spec`].
@@ -127,18 +129,8 @@ impl Spec {
         let names = TABLE.iter().map(|preset| preset.name);
         let preset = preset.ok_or_else(|| SpecError::Wrong(unknown("preset", &self.preset, names)))?;
         let mut form = preset.form(task, choice.entry.name).map_err(|error| wrong(&error))?;
+        self.sizes.apply(&mut form.backbone);
         let sizes = &self.sizes;
-        let backbone = &mut form.backbone;
-        let set = |place: &mut usize, value: Option<u64>| {
-            if let Some(value) = value {
-                *place = value as usize;
-            }
-        };
-        set(&mut backbone.layers, sizes.layers);
-        set(&mut backbone.width, sizes.width);
-        set(&mut backbone.inner, sizes.width);
-        set(&mut backbone.heads, sizes.heads);
-        set(&mut backbone.ffn, sizes.ffn);
         if let Some(name) = &sizes.pooling {
             let pooling = Pooling::find(name);
             let names = Pooling::ALL.iter().map(|pooling| pooling.name());
@@ -211,7 +203,23 @@ impl Sizes {
             heads: settings.heads,
             ffn: settings.ffn,
             pooling: settings.pooling.clone(),
+            dropout: settings.dropout,
         }
+    }
+
+    /// Puts these sizes in the place of the preset's.
+    pub fn apply(&self, backbone: &mut Backbone) {
+        let set = |place: &mut usize, value: Option<u64>| {
+            if let Some(value) = value {
+                *place = value as usize;
+            }
+        };
+        set(&mut backbone.layers, self.layers);
+        set(&mut backbone.width, self.width);
+        set(&mut backbone.inner, self.width);
+        set(&mut backbone.heads, self.heads);
+        set(&mut backbone.ffn, self.ffn);
+        backbone.dropout = self.dropout.unwrap_or(backbone.dropout);
     }
 }
 

@@ -17,11 +17,16 @@ use super::step::{StepError, Trainer};
 
 /// What is trained, as the loop sees it.
 pub trait Learner {
-    /// Loss of step `step` with the current weights, differentiable.
+    /// Micro-batches of equal size that make a step: the memory of one, the update of all.
+    fn parts(&self) -> usize {
+        1
+    }
+
+    /// Loss of micro-batch `part` of step `step` with the current weights, differentiable.
     ///
     /// # Errors
     /// Failures of the device.
-    fn loss(&mut self, step: u64) -> Result<Tensor>;
+    fn loss(&mut self, step: u64, part: usize) -> Result<Tensor>;
 
     /// Evaluation number `number` (from 0) with the current weights.
     ///
@@ -184,7 +189,7 @@ pub fn run(
     let mut saved = Instant::now();
     while trainer.optimizer().updates() < course.steps {
         let number = trainer.optimizer().updates();
-        let made = trainer.step(|| learner.loss(number))?;
+        let made = trainer.accumulate(learner.parts(), |part| learner.loss(number, part))?;
         state.add(made.loss);
         let done = number + 1;
         tell(Event::Step { step: done, loss: made.loss })?;
@@ -237,7 +242,7 @@ mod tests {
     struct Fit(Tensor);
 
     impl Learner for Fit {
-        fn loss(&mut self, step: u64) -> Result<Tensor> {
+        fn loss(&mut self, step: u64, _: usize) -> Result<Tensor> {
             ((&self.0 - (step as f64 * 0.7).sin())?).sqr()?.mean_all()
         }
 
@@ -302,7 +307,7 @@ mod tests {
     fn a_loss_that_is_not_finite_ends_the_run_with_its_step() {
         struct Bad;
         impl Learner for Bad {
-            fn loss(&mut self, _: u64) -> Result<Tensor> {
+            fn loss(&mut self, _: u64, _: usize) -> Result<Tensor> {
                 Tensor::new(f32::NAN, &Device::Cpu)
             }
             fn evaluate(&mut self, _: u64) -> Result<Score> {

@@ -8,9 +8,11 @@ use crate::config::grid::{Batches, Lengths, Seeds, Words};
 use crate::config::settings::Settings;
 use crate::config::unknown;
 use crate::model::ModelConfig;
+use crate::protocol::Task;
 use crate::protocol::grid::{Defaults, Grid, Pick, PlanError};
 use crate::protocol::stage::{Spec, SpecError};
-use crate::record::{Pass, Published, Row};
+use crate::protocol::training::{Job, Place, Shown};
+use crate::record::{Pass, Published};
 use crate::run::plan::Cell;
 
 /// What the worker of a cell is asked.
@@ -116,6 +118,7 @@ fn cell(
     let steps = settings.steps.unwrap_or(recipe.steps).max(1);
     let rate = options.rate.unwrap_or(if options.quick { QUICK.2 } else { recipe.rate });
     let mut row = spec.row("lra", threads, config.as_ref());
+    (row.metric, row.unit) = ("accuracy".to_owned(), "%".to_owned());
     row.task = Some(task.to_owned());
     row.suite = grid.suite.as_ref().map(|suite| suite.name.clone());
     row.published = published(pick, task, &spec);
@@ -153,10 +156,35 @@ fn seconds(spec: &Spec, config: &ModelConfig, recipe: &Recipe, steps: u64, threa
 }
 
 /// Share of the protocol that `request` runs: steps times batch, length and data, each at most whole.
-pub fn fraction(request: &Request, row: &Row, share_of_data: f64) -> Option<f64> {
+pub fn fraction(request: &Request, share_of_data: f64) -> Option<f64> {
     let recipe = recipe::find(&request.spec.preset, &request.task).ok()?;
     let part = |done: u64, of: u64| (done as f64 / of as f64).min(1.0);
-    let batch = row.batch.unwrap_or(recipe.batch);
-    let whole = part(request.steps * batch, recipe.steps * recipe.batch);
+    let whole = part(request.steps * request.spec.batch, recipe.steps * recipe.batch);
     Some(whole * part(request.spec.len, recipe.len) * share_of_data)
+}
+
+impl Job for Request {
+    fn task(&self, memory_limit: u64, place: Place) -> Task {
+        Task::Lra { memory_limit, request: self.clone(), place }
+    }
+
+    fn group(&self) -> &str {
+        &self.task
+    }
+
+    fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    fn seed(&self) -> u64 {
+        self.spec.seed
+    }
+
+    fn timeout(&self) -> Option<f64> {
+        self.timeout
+    }
+
+    fn shown(&self) -> Shown {
+        Shown { name: "validation_accuracy", unit: "%", value: |score| score.value, less: false }
+    }
 }

@@ -1,84 +1,26 @@
 //! The worker's side: trains one model and tells how it goes.
 
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
-
 use candle_core::{Result as Candle, Tensor};
-use serde::{Deserialize, Serialize};
-use serde_json::Value as Json;
 
-use super::plan::Request;
+use super::plan::{Request, fraction};
 use super::recipe::{self, Recipe};
 use super::tasks::{self, Batch, TASKS};
-use crate::config::settings::KernelName;
 use crate::data::{Dataset, Split};
 use crate::device::{Backend, alloc};
 use crate::kernel::loss::cross_entropy;
-use crate::kernel::{self, Mode};
 use crate::model::pair::{Document, Pair};
 use crate::model::{Classifier, ModelConfig};
 use crate::nn::dropout::Dropout;
 use crate::nn::params::Builder;
+use crate::protocol::training::work::{SAVE, candle, choose_kernels, drive, failed, report, restore};
+use crate::protocol::training::{Answer, Done, Measure, Place};
 use crate::record::Outcome;
-use crate::run::outcome::{self, Ending};
+use crate::run::outcome::Ending;
 use crate::run::worker::Link;
 use crate::train::checkpoint::Checkpoint;
 use crate::train::order::Order;
-use crate::train::session::{self, Course, Event, Files, Learner, Point, Score, SessionError, State};
-use crate::train::step::{StepError, Trainer, classification_loss};
-
-/// Time between checkpoints.
-const SAVE: Duration = Duration::from_secs(10);
-/// Time between progress messages.
-const TELL: Duration = Duration::from_millis(500);
-
-/// What the worker says.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "say", rename_all = "snake_case")]
-pub enum Answer {
-    /// It goes on behind `step` with this curve.
-    Started {
-        /// Steps made before.
-        step: u64,
-        /// Evaluations made before.
-        curve: Vec<Point>,
-    },
-    /// A step was made.
-    Step {
-        /// Number of steps made.
-        step: u64,
-        /// Its loss.
-        loss: f64,
-        /// Seconds per step since the last message.
-        seconds: f64,
-    },
-    /// An evaluation was made.
-    Evaluated(Point),
-    /// All is done.
-    Done(Done),
-    /// It ended otherwise.
-    Ended {
-        /// How.
-        outcome: Outcome,
-        /// Why.
-        reason: String,
-    },
-}
-
-/// The result of a run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Done {
-    /// On the test split: loss in nats, accuracy in percent.
-    pub test: Score,
-    /// Examples that were tested.
-    pub tested: u64,
-    /// The evaluation whose weights were tested.
-    pub selected: Point,
-    /// Share of the data that was used.
-    pub share_of_data: f64,
-    /// Highest live bytes.
-    pub peak_bytes: Option<u64>,
-}
+use crate::train::session::{Course, Files, Learner, Score, State};
+use crate::train::step::{Trainer, classification_loss};
 
 /// One or two documents to classes.
 enum Net {
@@ -151,7 +93,7 @@ impl Task<'_> {
 }
 
 impl Learner for Task<'_> {
-    fn loss(&mut self, step: u64) -> Candle<Tensor> {
+    fn loss(&mut self, step: u64, _: usize) -> Candle<Tensor> {
         let indices = self.train.batch(step, &mut self.memo);
         let batch = self.batch(Split::Train, &indices)?;
         let dropout = match self.dropout {
@@ -174,37 +116,17 @@ impl Learner for Task<'_> {
     }
 }
 
-/// Where a run finds and keeps things; not part of what it computes.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Place {
-    /// Folder of the cell: checkpoints.
-    pub folder: PathBuf,
-    /// Folder of data sets.
-    pub data: PathBuf,
-}
-
 /// Trains until the last step or until the parent is gone.
 ///
 /// # Errors
 /// The parent is gone.
 pub fn work(link: &Link, request: &Request, place: &Place) -> anyhow::Result<()> {
-    let answer = match train(link, request, place) {
-        Ok(done) => Answer::Done(done),
-        Err(Ending { outcome, reason }) => Answer::Ended { outcome, reason },
-    };
-    Ok(link.send(&answer)?)
-}
-
-fn failed(error: &impl ToString) -> Ending {
-    Ending::new(Outcome::Failed, error.to_string())
+    report(link, train(link, request, place))
 }
 
 fn train(link: &Link, request: &Request, place: &Place) -> Result<Done, Ending> {
     let spec = &request.spec;
-    kernel::set_mode(match spec.kernel {
-        KernelName::Fused => Mode::Fused,
-        KernelName::Composed => Mode::Composed,
-    });
+    choose_kernels(spec.kernel);
     let data = tasks::load(&request.task, &place.data, request.reading).map_err(|error| failed(&error))?;
     let backend = Backend::open(spec.device).map_err(|error| failed(&error))?;
     let baseline = alloc::live();
@@ -214,41 +136,14 @@ fn train(link: &Link, request: &Request, place: &Place) -> Result<Done, Ending> 
     let (mut task, mut trainer, mut state) =
         open(request, data.as_ref(), &backend, (&files, restored.as_ref()))?;
     drop(restored);
-    let (start, curve) = (trainer.optimizer().updates(), state.curve.clone());
-    let told = |answer: &Answer| link.send(answer);
-    told(&Answer::Started { step: start, curve }).map_err(|error| failed(&error))?;
+    let started = Answer::Started { step: trainer.optimizer().updates(), curve: state.curve.clone() };
+    link.send(&started).map_err(|error| failed(&error))?;
     let course = Course { steps: request.steps, every: task.recipe.every, save: SAVE };
-    let (mut last, mut steps) = (Instant::now(), 0u32);
-    let tell = |event: Event| match event {
-        Event::Step { step, loss } => {
-            steps += 1;
-            if last.elapsed() < TELL && step < request.steps {
-                return Ok(());
-            }
-            let seconds = last.elapsed().as_secs_f64() / f64::from(steps);
-            (last, steps) = (Instant::now(), 0);
-            told(&Answer::Step { step, loss, seconds })
-        }
-        Event::Evaluated(point) => {
-            let sent = told(&Answer::Evaluated(*point));
-            (last, steps) = (Instant::now(), 0); // its time is not a step's
-            sent
-        }
-    };
-    session::run(&mut trainer, &mut task, &mut state, (&course, &files, &model), tell).map_err(ending)?;
+    drive(link, (&mut trainer, &mut task, &mut state), (&course, &files, &model), 0)?;
     drop(trainer);
     let peak = alloc::peak().saturating_sub(baseline) as u64;
     let cpu = spec.device == crate::config::settings::DeviceName::Cpu;
     test(request, &files, task, &state, cpu.then_some(peak))
-}
-
-fn restore(files: &Files, model: &Json) -> Result<Option<Checkpoint>, Ending> {
-    if !files.last.exists() {
-        return Ok(None);
-    }
-    let checkpoint = Checkpoint::load(&files.last).map_err(|error| failed(&error))?;
-    checkpoint.expect_model(model).map_err(|error| failed(&error))?;
-    Ok(Some(checkpoint))
 }
 
 /// Data, model and optimizer, from the beginning or from a checkpoint.
@@ -262,7 +157,6 @@ fn open<'a>(
     let recipe = recipe::find(&spec.preset, &request.task).map_err(|error| failed(&error))?;
     let config = spec.config_for(Some(&request.task)).map_err(|error| failed(&error))?;
     let (optimizer, schedule) = recipe.training(request.steps, request.rate);
-    let candle = |error: candle_core::Error| outcome::of_error(&error);
     let builder = match restored {
         Some(checkpoint) => checkpoint.builder(backend.device(), true).map_err(candle)?,
         None => Builder::seeded(spec.seed, backend.device(), true),
@@ -312,7 +206,6 @@ fn test(
     state: &State,
     peak_bytes: Option<u64>,
 ) -> Result<Done, Ending> {
-    let candle = |error: candle_core::Error| outcome::of_error(&error);
     let selected = if task.recipe.select { state.best_point() } else { state.curve.last() };
     let Some(selected) = selected.copied() else {
         return Err(Ending::new(Outcome::Failed, "nothing was evaluated"));
@@ -330,24 +223,15 @@ fn test(
     let (test, tested) = task.score(Split::Test, batches).map_err(candle)?;
     let published = TASKS.iter().find(|(name, _)| *name == request.task).map_or(1, |(_, count)| *count);
     let share_of_data = (used(task.data, Split::Train, request.limit) as f64 / published as f64).min(1.0);
-    Ok(Done { test, tested, selected, share_of_data, peak_bytes })
-}
-
-fn ending(error: SessionError) -> Ending {
-    match error {
-        SessionError::Step(StepError::Failed(error)) | SessionError::Evaluation(error) => {
-            outcome::of_error(&error)
-        }
-        SessionError::Step(error @ StepError::Diverged { .. }) => {
-            Ending::new(Outcome::Diverged, error.to_string())
-        }
-        error @ SessionError::Diverged { .. } => Ending::new(Outcome::Diverged, error.to_string()),
-        error => failed(&error),
-    }
-}
-
-/// The folder of the cell called `key` in the folder of its run.
-pub fn folder(run: &Path, key: &str) -> PathBuf {
-    let plain = |c: char| if c.is_ascii_alphanumeric() || "-.=".contains(c) { c } else { '_' };
-    run.join("cells").join(key.chars().map(plain).collect::<String>())
+    let measures = vec![
+        Measure::new("accuracy", "%", test.value),
+        Measure::new("loss", "nat", test.loss),
+        Measure::new("tested", "1", tested as f64),
+        Measure::new("validation_accuracy", "%", selected.score.value),
+        Measure::new("validation_loss", "nat", selected.score.loss),
+        Measure::new("selected_step", "1", selected.step as f64),
+        Measure::new("train_loss", "nat", selected.train_loss),
+        Measure::new("steps", "1", request.steps as f64),
+    ];
+    Ok(Done { measures, fraction: fraction(request, share_of_data), peak_bytes })
 }

@@ -3,9 +3,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use super::plan::{Request, fraction};
-use super::work::{Answer, Done, Place, folder};
-use crate::protocol::Task;
+use super::{Answer, Done, Job, Place, Shown, folder};
 use crate::record::{Outcome, Row, file};
 use crate::run::RunError;
 use crate::run::journal::Samples;
@@ -20,8 +18,8 @@ use crate::train::session::Point;
 /// The learning curve of one cell.
 #[derive(Clone, Debug)]
 pub struct Curve {
-    /// Task.
-    pub task: String,
+    /// The chart it belongs in.
+    pub group: String,
     /// Mechanism, and the seed where there are several.
     pub label: String,
     /// The evaluations.
@@ -33,9 +31,9 @@ pub struct Curve {
 ///
 /// # Errors
 /// Ctrl-C, a full disk: what is finished stays, what is half trained goes on from its checkpoint.
-pub fn conduct(
+pub fn conduct<J: Job>(
     plan: &Plan,
-    requests: &[Option<Request>],
+    requests: &[Option<J>],
     data: &std::path::Path,
     session: &mut Session,
     mut drawn: impl FnMut(&[Curve]),
@@ -74,9 +72,7 @@ pub fn conduct(
             }
         };
         let (rows, samples) = match (&ending, request) {
-            (Ok((done, seconds)), Some(request)) => {
-                (rows(&cell.row, request, done, seconds), samples(seconds))
-            }
+            (Ok((done, seconds)), Some(_)) => (rows(&cell.row, done, seconds), samples(seconds)),
             (Err(ending), _) => (ended(&cell.row, ending), Vec::new()),
             (Ok(_), None) => (Vec::new(), Vec::new()),
         };
@@ -88,9 +84,9 @@ pub fn conduct(
 }
 
 /// One cell under training.
-struct Running<'a> {
+struct Running<'a, J> {
     cell: &'a Cell,
-    request: &'a Request,
+    request: &'a J,
     place: Place,
     curve: Curve,
     /// Seconds per step, one value per message.
@@ -101,12 +97,12 @@ struct Running<'a> {
     spoken: Instant,
 }
 
-impl<'a> Running<'a> {
-    fn new(cell: &'a Cell, request: &'a Request, place: Place, plan: &Plan) -> Self {
+impl<'a, J: Job> Running<'a, J> {
+    fn new(cell: &'a Cell, request: &'a J, place: Place, plan: &Plan) -> Self {
         let label = cell.row.label();
         let several = plan.seeds.len() > 1;
-        let label = if several { format!("{label} s{}", request.spec.seed) } else { label };
-        let curve = Curve { task: request.task.clone(), label, points: Vec::new() };
+        let label = if several { format!("{label} s{}", request.seed()) } else { label };
+        let curve = Curve { group: request.group().to_owned(), label, points: Vec::new() };
         let now = Instant::now();
         Self { cell, request, place, curve, seconds: Vec::new(), moved: 0.0, started: now, spoken: now }
     }
@@ -116,13 +112,9 @@ impl<'a> Running<'a> {
         session: &mut Session,
         mut drawn: impl FnMut(&Curve),
     ) -> Result<Result<Done, Ending>, RunError> {
-        let task = Task::Lra {
-            memory_limit: session.memory_limit,
-            request: self.request.clone(),
-            place: self.place.clone(),
-        };
+        let task = self.request.task(session.memory_limit, self.place.clone());
         let mut worker = Worker::start(&session.launcher, &task)?;
-        let deadline = self.request.timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        let deadline = self.request.timeout().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         let deadline = deadline.and_then(|time| Instant::now().checked_add(time));
         session.term.at(&format!("{}: reads its data", self.cell.key));
         loop {
@@ -149,6 +141,9 @@ impl<'a> Running<'a> {
                     self.seconds.push(seconds);
                     self.at(step, Some(loss), session);
                 }
+                Heard::Message(Answer::Doing { what }) => {
+                    session.term.at(&format!("{}: {what}", self.cell.key));
+                }
                 Heard::Message(Answer::Evaluated(point)) => {
                     self.curve.points.push(point);
                     self.write()?;
@@ -160,13 +155,14 @@ impl<'a> Running<'a> {
 
     /// Moves the bar; without a terminal a line every minute.
     fn at(&mut self, step: u64, loss: Option<f64>, session: &mut Session) {
-        let share = self.cell.seconds * step as f64 / self.request.steps.max(1) as f64;
+        let share = self.cell.seconds * step as f64 / self.request.steps().max(1) as f64;
         session.term.advance(share - self.moved, "");
         self.moved = share;
         let loss = loss.map_or_else(String::new, |loss| format!(" loss {loss:.4}"));
-        let best = self.curve.points.iter().map(|point| point.score.value).fold(f64::NAN, f64::max);
-        let best = if best.is_nan() { String::new() } else { format!(" best {best:.2} %") };
-        let text = format!("{} step {step}/{}{loss}{best}", self.cell.key, self.request.steps);
+        let shown = self.request.shown();
+        let best = shown.best(&self.curve.points);
+        let best = best.map_or_else(String::new, |best| format!(" best {best:.2} {}", shown.unit));
+        let text = format!("{} step {step}/{}{loss}{best}", self.cell.key, self.request.steps());
         session.term.at(&text);
         if self.spoken.elapsed() > Duration::from_secs(60) && !session.term.has_bar() {
             self.spoken = Instant::now();
@@ -177,15 +173,16 @@ impl<'a> Running<'a> {
     /// Writes `curve.csv` beside the checkpoints.
     fn write(&self) -> Result<(), RunError> {
         let path = self.place.folder.join("curve.csv");
-        let text = curve_csv(&self.curve.points);
+        let text = curve_csv(&self.curve.points, &self.request.shown());
         file::write(&path, text.as_bytes()).map_err(RunError::file(path))
     }
 }
 
-fn curve_csv(points: &[Point]) -> String {
-    let mut text = "step,train_loss,validation_loss,validation_accuracy\n".to_owned();
+fn curve_csv(points: &[Point], shown: &Shown) -> String {
+    let mut text = format!("step,train_loss,validation_loss,{}\n", shown.name);
     for Point { step, train_loss, score } in points {
-        text.push_str(&format!("{step},{train_loss:.6},{:.6},{:.4}\n", score.loss, score.value));
+        let value = (shown.value)(score);
+        text.push_str(&format!("{step},{train_loss:.6},{:.6},{value:.4}\n", score.loss));
     }
     text
 }
@@ -195,31 +192,26 @@ pub fn curve_file(run: &std::path::Path, key: &str) -> PathBuf {
     folder(run, key).join("curve.csv")
 }
 
+/// The row of a cell without a result; its metric is the cell's.
 fn ended(row: &Row, ending: &Ending) -> Vec<Row> {
-    vec![row.with("accuracy", "%", None).ended(ending.outcome, Some(ending.reason.clone()))]
+    vec![row.ended(ending.outcome, Some(ending.reason.clone()))]
 }
 
-fn rows(row: &Row, request: &Request, done: &Done, seconds: &[f64]) -> Vec<Row> {
-    let fraction = fraction(request, row, done.share_of_data);
-    let row = Row { peak_bytes: done.peak_bytes, fraction, ..row.ended(Outcome::Ok, None) };
+fn rows(row: &Row, done: &Done, seconds: &[f64]) -> Vec<Row> {
+    let row = Row { peak_bytes: done.peak_bytes, fraction: done.fraction, ..row.ended(Outcome::Ok, None) };
     let plain = Row { published: None, ..row.clone() };
-    let tested = Row { n: Some(1), ..row.with("accuracy", "%", Some(done.test.value)) };
+    let mut rows = Vec::new();
+    for (index, measure) in done.measures.iter().enumerate() {
+        let row = if index == 0 { Row { n: Some(1), ..row.clone() } } else { plain.clone() };
+        rows.push(row.with(&measure.metric, &measure.unit, Some(measure.value)));
+    }
     let step = Summary::of(seconds);
-    let time = Row {
+    rows.push(Row {
         std: step.as_ref().and_then(|summary| summary.std),
         n: step.as_ref().map(|summary| summary.n as u64),
         ..plain.with("step_time", "s", step.as_ref().map(|summary| summary.median))
-    };
-    vec![
-        tested,
-        plain.with("loss", "nat", Some(done.test.loss)),
-        plain.with("validation_accuracy", "%", Some(done.selected.score.value)),
-        plain.with("validation_loss", "nat", Some(done.selected.score.loss)),
-        plain.with("selected_step", "1", Some(done.selected.step as f64)),
-        plain.with("train_loss", "nat", Some(done.selected.train_loss)),
-        plain.with("steps", "1", Some(request.steps as f64)),
-        time,
-    ]
+    });
+    rows
 }
 
 fn samples(seconds: &[f64]) -> Vec<Samples> {
@@ -228,7 +220,7 @@ fn samples(seconds: &[f64]) -> Vec<Samples> {
 
 fn tell(cell: &Cell, rows: &[Row], (number, of): (usize, usize)) -> String {
     let result = rows.first().map_or_else(String::new, |row| match row.value {
-        Some(value) => format!("{value:.2} %"),
+        Some(value) => format!("{value:.2} {}", row.unit),
         None => format!("{}: {}", row.outcome, row.error.as_deref().unwrap_or("")),
     });
     format!("[{number}/{of}] {}: {result}", cell.key)

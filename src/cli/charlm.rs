@@ -1,0 +1,186 @@
+//! `effattn charlm`.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use anyhow::Result;
+
+use super::curves::Curves;
+use super::export::Exports;
+use super::grid::{Grid, Place};
+use super::{data_dir, dry, finish, start};
+use crate::config::grid::Words;
+use crate::config::settings::Settings;
+use crate::config::units::Bytes;
+use crate::protocol::charlm::plan::{Options, QUICK, QUICK_MODEL, cells, defaults, load};
+use crate::protocol::charlm::sample::{Draw, sample};
+use crate::protocol::{grid, training};
+use crate::run::plan::Plan;
+use crate::term::{Term, clock};
+
+const EXAMPLES: &str = "\
+Examples:
+  effattn charlm --quick                                a small model on the text in the program, in a minute
+  effattn charlm --task enwik8 --model ls --dry-run     what Transformer-LS Table 4 would take here
+  effattn charlm --task enwik8 --allow-partial --model ls:w=128,transformer-xl --steps 400 --len 512 --batch 4 \\
+      --set layers=4 --set width=256 --set heads=4 --set ffn=1024 --rate 1e-3 --limit 50000
+  effattn charlm --generate results/charlm/latest/cells/*/phase1-best.safetensors --prompt 'The '
+
+Bits per character of the test part, with the weights of the best evaluation. bpc_stream: blocks behind a cache;
+bpc_overlap: windows that are encoded alone. A killed or stopped run goes on from its last checkpoint when the same
+command is given again.";
+
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Corpora: enwik8, text8, sample
+    #[arg(long, value_name = "LIST", help_heading = "Grid")]
+    task: Option<Words>,
+    #[command(flatten)]
+    grid: Grid,
+    /// A small model on the little text in the program; says so
+    #[arg(long, help_heading = "Budget")]
+    quick: bool,
+    /// Updates per phase, instead of the protocol's; one phase unless --len or --phases says more
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Budget")]
+    steps: Option<u64>,
+    /// Phases of growing length that are trained, 1 to 3
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=3), help_heading = "Budget")]
+    phases: Option<u64>,
+    /// First symbols of the validation and the test part that are predicted
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(2..), help_heading = "Budget")]
+    limit: Option<u64>,
+    /// Updates between evaluations
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Budget")]
+    every: Option<u64>,
+    /// Micro-batches per update: the memory of one, the update of all
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Budget")]
+    accumulate: Option<u64>,
+    /// Learning rate of the first phase, instead of the protocol's; halved from phase to phase
+    #[arg(long, value_name = "RATE", value_parser = super::lra::rate, help_heading = "Budget")]
+    rate: Option<f64>,
+    /// Evaluate in overlapping windows (the paper) instead of blocks behind a cache (its code)
+    #[arg(long, help_heading = "Evaluation")]
+    overlap: bool,
+    /// Use a corpus that is incomplete, split 90/5/5; rows say so
+    #[arg(long, help_heading = "Data")]
+    allow_partial: bool,
+    /// Draw text from this checkpoint instead of training
+    #[arg(long, value_name = "CHECKPOINT", help_heading = "Text")]
+    generate: Option<PathBuf>,
+    /// Text in front of what is drawn
+    #[arg(long, value_name = "TEXT", default_value = "", help_heading = "Text", requires = "generate")]
+    prompt: String,
+    /// Symbols to draw
+    #[arg(long, value_name = "N", default_value_t = 500, help_heading = "Text", requires = "generate")]
+    symbols: usize,
+    /// Divides the logits; 0 takes the likeliest symbol
+    #[arg(long, value_name = "T", default_value_t = 0.8, help_heading = "Text", requires = "generate")]
+    temperature: f64,
+    #[command(flatten)]
+    place: Place,
+    #[command(flatten)]
+    exports: Exports,
+}
+
+pub fn run(args: &Args, term: Term) -> Result<u8> {
+    if let Some(checkpoint) = &args.generate {
+        return generate(args, checkpoint);
+    }
+    let budget = Settings { task: args.task.clone(), steps: args.steps, limit: args.limit, ..Settings::NONE };
+    let grid = grid::resolve(args.grid.flags(&args.place, budget), &defaults(args.quick))?;
+    let ready = start::ready(&grid.settings)?;
+    let options = Options {
+        quick: args.quick,
+        phases: args.phases,
+        rate: args.rate,
+        accumulate: args.accumulate,
+        every: args.every,
+        overlap: args.overlap,
+        allow_partial: args.allow_partial,
+    };
+    let (cells, requests): (Vec<_>, Vec<_>) = cells(&grid, options, ready.threads)?.into_iter().unzip();
+    let mut plan = start::plan("charlm", &grid, &ready, cells);
+    if args.place.dry_run {
+        args.exports.check()?;
+        return dry::tell(&plan, &args.exports, &term);
+    }
+    start::folders(&args.place, &args.exports)?;
+    let dir = args.place.data_dir.clone().unwrap_or_else(data_dir::default_dir);
+    let remarks = data(&mut plan, &dir, args.allow_partial)?;
+    term.say(&header(&plan, ready.memory_limit));
+    remarks.iter().for_each(|remark| term.say(remark));
+    if args.quick {
+        let (model, rate) = QUICK_MODEL;
+        let quick = QUICK.replace('\n', ", ").replace(" = ", "=");
+        term.say(&format!(
+            "--quick: {model}, {quick}, rate {rate:e}, where nothing else is said: not the paper's protocol"
+        ));
+    }
+    let mut session = start::session(&plan, &args.place, &ready, None, term)?;
+    let left: f64 = plan.cells.iter().filter(|cell| !session.is_done(cell)).map(|cell| cell.seconds).sum();
+    let count = plan.cells.len() - session.finished();
+    session.term.say(&format!("{count} to train, about {} to {}", clock(left), session.path().display()));
+    session.term.begin(plan.seconds());
+    let curves = Curves {
+        command: "charlm",
+        measure: "validation, bits per character",
+        value: |score| score.loss / std::f64::consts::LN_2,
+        folder: Curves::folder(&args.place),
+    };
+    let result = training::conduct(&plan, &requests, &dir, &mut session, |all| curves.draw(all));
+    finish::finish(session, result, grid.suite.as_ref(), &args.place, &args.exports)
+}
+
+/// Reads every corpus once: their hashes belong to the run. Gives what is to be said about them.
+fn data(plan: &mut Plan, dir: &std::path::Path, allow_partial: bool) -> Result<Vec<String>> {
+    let mut remarks = Vec::new();
+    let mut names: Vec<String> = plan.cells.iter().filter_map(|cell| cell.row.task.clone()).collect();
+    names.dedup();
+    for name in names {
+        let corpus = load(&name, dir, allow_partial)?;
+        if let Some(partial) = corpus.partial {
+            remarks.push(format!("{name}: {partial}; rows say which share of the protocol it is"));
+        }
+        plan.data.insert(name, corpus.hash);
+    }
+    Ok(remarks)
+}
+
+/// `effattn charlm · enwik8 · charlm-small · 400 updates · batch 4 · length 512 · cpu · 2 threads · limit 20 GiB`.
+fn header(plan: &Plan, limit: u64) -> String {
+    let list = |of: &dyn Fn(&crate::record::Row) -> Option<String>| {
+        let mut all: Vec<String> = plan.cells.iter().filter_map(|cell| of(&cell.row)).collect();
+        all.dedup();
+        all.join(",")
+    };
+    let phases = plan.cells.iter().find_map(|cell| cell.request["phases"].as_array());
+    let phase = |phase: &serde_json::Value| format!("{} updates of {}", phase["steps"], phase["len"]);
+    let phases: Vec<String> = phases.into_iter().flatten().map(phase).collect();
+    format!(
+        "effattn charlm · {} · {} · {} · batch {} · {} · {} threads · limit {}",
+        list(&|row| row.task.clone()),
+        list(&|row| row.preset.clone()),
+        phases.join(", "),
+        list(&|row| row.batch.map(|batch| batch.to_string())),
+        plan.device,
+        plan.threads,
+        Bytes(limit)
+    )
+}
+
+fn generate(args: &Args, checkpoint: &std::path::Path) -> Result<u8> {
+    let draw = Draw {
+        prompt: args.prompt.clone(),
+        symbols: args.symbols,
+        temperature: args.temperature,
+        seed: args.grid.seed(),
+    };
+    let mut out = std::io::stdout().lock();
+    sample(checkpoint, &draw, |bytes| {
+        out.write_all(bytes)?;
+        out.flush()
+    })?;
+    writeln!(out)?;
+    Ok(0)
+}

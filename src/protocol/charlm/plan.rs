@@ -1,0 +1,305 @@
+//! From flags and suites to language models that are trained.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::eval::Evaluation;
+use super::recipe::{self, CORPORA, EVERY, LAST_LEN, Phase, phases};
+use crate::attention::choose::choose;
+use crate::config::grid::{Batches, Lengths, Seeds, Words};
+use crate::config::settings::Settings;
+use crate::config::unknown;
+use crate::data::DataError;
+use crate::data::corpus::{Corpus, KINDS};
+use crate::model::ConfigError;
+use crate::model::language_preset::{LanguagePreset, TABLE};
+use crate::model::lm::LmConfig;
+use crate::protocol::grid::{Defaults, Grid, Pick, PlanError};
+use crate::protocol::stage::{Spec, SpecError};
+use crate::protocol::training::{Job, Place, Shown};
+use crate::protocol::{Task, text};
+use crate::record::Pass;
+use crate::run::plan::Cell;
+
+/// What the worker of a cell is asked.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Request {
+    /// Corpus.
+    pub corpus: String,
+    /// The model; length and batch are those of the first phase.
+    pub spec: Spec,
+    /// The phases, one after another.
+    pub phases: Vec<Phase>,
+    /// Micro-batches per update.
+    pub accumulate: u64,
+    /// Updates between evaluations.
+    pub every: u64,
+    /// First symbols of the validation and the test part that are predicted; absent: all.
+    pub limit: Option<u64>,
+    /// How the test part is evaluated.
+    pub evaluation: Evaluation,
+    /// Whether an incomplete corpus may be used.
+    pub allow_partial: bool,
+    /// Most seconds.
+    pub timeout: Option<f64>,
+}
+
+/// What the command line says besides the grid.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// A small model on the little text in the binary.
+    pub quick: bool,
+    /// Phases that are trained.
+    pub phases: Option<u64>,
+    /// Rate of the first phase, instead of the protocol's; halved from phase to phase.
+    pub rate: Option<f64>,
+    /// Micro-batches per update.
+    pub accumulate: Option<u64>,
+    /// Updates between evaluations.
+    pub every: Option<u64>,
+    /// Overlapping windows instead of a stream with cache.
+    pub overlap: bool,
+    /// Whether an incomplete corpus may be used.
+    pub allow_partial: bool,
+}
+
+/// Model and training of `--quick`.
+pub const QUICK: &str = "task = \"sample\"\nlayers = 2\nwidth = 128\nheads = 4\nffn = 512\nlen = 256\nbatch = 4\n\
+                         steps = 200\ndropout = 0.0";
+/// Mechanism and rate of `--quick`.
+pub const QUICK_MODEL: (&str, f64) = ("ls:w=64", 3e-3);
+
+/// What `charlm` does where nothing is said.
+pub fn defaults(quick: bool) -> Defaults {
+    let preset = Settings { preset: Some("charlm-small".to_owned()), ..Settings::NONE };
+    let plain = Settings { task: Some(Words(vec!["enwik8".to_owned()])), ..Settings::NONE };
+    let small = toml::from_str(QUICK).unwrap_or_else(|_| plain.clone());
+    let settings = preset.over(if quick { small } else { plain });
+    Defaults { protocol: "charlm", settings, models: if quick { QUICK_MODEL.0 } else { "ls" } }
+}
+
+/// The corpus called `name`.
+///
+/// # Errors
+/// Data that are missing, damaged, or incomplete without permission.
+pub fn load(name: &str, dir: &Path, allow_partial: bool) -> Result<Corpus, DataError> {
+    match KINDS.iter().find(|kind| kind.name == name) {
+        Some(kind) => Corpus::load(kind, dir, allow_partial),
+        None => {
+            let mut sample = Corpus::new(text::embedded().bytes, 0);
+            sample.partial = Some("the little text that ships with the program".to_owned());
+            Ok(sample)
+        }
+    }
+}
+
+/// The symbols a model for `corpus` has: known beforehand for the published corpora.
+fn vocabulary(corpus: &str) -> usize {
+    KINDS.iter().find(|kind| kind.name == corpus).map_or(256, |kind| kind.vocabulary)
+}
+
+/// The model of `spec` over `vocab` symbols for segments of `block` behind `mem` cached positions, of which a
+/// mechanism without cache has none.
+///
+/// # Errors
+/// Unknown names, impossible sizes, a mechanism that cannot do this.
+pub fn model(spec: &Spec, vocab: usize, (block, mem): (u64, u64)) -> Result<LmConfig, SpecError> {
+    let wrong = |error: &dyn ToString| SpecError::Wrong(error.to_string());
+    let models = spec.model.parse::<crate::config::grid::Models>().map_err(|error| wrong(&error))?;
+    let preset = LanguagePreset::find(&spec.preset);
+    let names = TABLE.iter().map(|preset| preset.name);
+    let preset = preset.ok_or_else(|| SpecError::Wrong(unknown("preset", &spec.preset, names)))?;
+    let [variant] = models.0.as_slice() else { return Err(wrong(&"one mechanism is built at a time")) };
+    let choices = choose(&models).map_err(|error| wrong(&error))?;
+    let [choice] = choices.as_slice() else { return Err(wrong(&"one mechanism is built at a time")) };
+    let given = variant.knobs.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+    let mut config = preset.model(choice.entry, given, vocab).map_err(|error| wrong(&error))?;
+    spec.sizes.apply(&mut config.backbone);
+    config.block = block as usize;
+    config.mem = if choice.entry.support.memory { mem as usize } else { 0 };
+    match config.validate() {
+        Ok(()) => Ok(config),
+        Err(error @ (ConfigError::Unsupported { .. } | ConfigError::Knobs { .. })) => {
+            Err(SpecError::Unsupported(error.to_string()))
+        }
+        Err(error) => Err(wrong(&error)),
+    }
+}
+
+/// The training runs of `grid`, by corpus, mechanism and seed.
+///
+/// # Errors
+/// Settings that nobody can run.
+pub fn cells(
+    grid: &Grid,
+    options: Options,
+    threads: usize,
+) -> Result<Vec<(Cell, Option<Request>)>, PlanError> {
+    let mut cells = Vec::new();
+    let corpora = grid.settings.task.clone().unwrap_or(Words(Vec::new()));
+    for corpus in &corpora.0 {
+        if !CORPORA.contains(&corpus.as_str()) {
+            return Err(PlanError(unknown("corpus", corpus, CORPORA.iter().copied())));
+        }
+        for pick in &grid.picks {
+            let seeds = pick.settings.seeds.clone().unwrap_or(Seeds(vec![recipe::SEED]));
+            for seed in seeds.0 {
+                cells.push(cell(grid, pick, corpus, (seed, threads), options)?);
+            }
+        }
+    }
+    Ok(cells)
+}
+
+fn cell(
+    grid: &Grid,
+    pick: &Pick,
+    corpus: &str,
+    (seed, threads): (u64, usize),
+    options: Options,
+) -> Result<(Cell, Option<Request>), PlanError> {
+    let settings = &pick.settings;
+    let phases = planned(settings, corpus, options)?;
+    let first = phases[0];
+    let spec = Spec::new(pick, first.len, first.batch, Pass::Train, seed)?;
+    let vocab = vocabulary(corpus);
+    let (config, reason) = match (&pick.choice, model(&spec, vocab, (first.len, first.len))) {
+        (Err(reason), _) => (None, Some(reason.clone())),
+        (Ok(_), Ok(config)) => (Some(config), None),
+        (Ok(_), Err(SpecError::Unsupported(reason))) => (None, Some(reason)),
+        (Ok(_), Err(SpecError::Wrong(reason))) => return Err(PlanError(reason)),
+    };
+    let accumulate = options.accumulate.unwrap_or(1);
+    if let Some(phase) = phases.iter().find(|phase| !phase.batch.is_multiple_of(accumulate)) {
+        return Err(PlanError(format!(
+            "--accumulate {accumulate} does not divide the batch of {}; choose a divisor",
+            phase.batch
+        )));
+    }
+    let last = phases.last().map_or(first.len, |phase| phase.len);
+    let cached = config.as_ref().is_some_and(|config| config.mem > 0);
+    let evaluation = evaluation(last, options.overlap || !cached, cached);
+    let mut row = spec.row("charlm", threads, None);
+    row.task = Some(corpus.to_owned());
+    row.suite = grid.suite.as_ref().map(|suite| suite.name.clone());
+    row.published = pick.published_for("bpc", corpus);
+    (row.metric, row.unit) = (evaluation.metric().to_owned(), "bit".to_owned());
+    if let Some(config) = &config {
+        let (len, held) = (first.len as usize, config.mem);
+        row.flops = Some(config.flops(len, held));
+        row.flops_2x = row.flops.map(|flops| 2 * flops);
+        row.params = config.parameters().ok().map(|count| count as u64);
+        row.bytes = row.params.map(|count| 12 * count);
+        row.state_bytes = Some(config.state_bytes(len)).filter(|bytes| *bytes > 0);
+        row.simulated = Some(false);
+    }
+    let every = options.every.unwrap_or_else(|| EVERY.min(first.steps.div_ceil(10)).max(1));
+    let flops = |phase: &Phase| {
+        let forward = config.as_ref().map_or(0, |config| config.flops(phase.len as usize, config.mem));
+        3.0 * forward as f64 * (phase.batch * phase.steps) as f64
+    };
+    let seconds = phases.iter().map(flops).sum::<f64>() / (3e10 * threads as f64);
+    let key = format!("{corpus} {} {} s{seed}", spec.model, spec.preset);
+    let request = reason.is_none().then(|| Request {
+        corpus: corpus.to_owned(),
+        phases,
+        accumulate,
+        every,
+        limit: settings.limit,
+        evaluation,
+        allow_partial: options.allow_partial,
+        timeout: settings.timeout.map(|time| time.0),
+        spec,
+    });
+    row.error = reason;
+    let json = serde_json::to_value(&request).map_err(PlanError::new)?;
+    Ok((Cell { key, row, request: json, seconds }, request))
+}
+
+/// The phases with what was said in the place of the protocol's values. Where lengths or steps are given, only as many
+/// phases run as there are lengths.
+fn planned(settings: &Settings, corpus: &str, options: Options) -> Result<Vec<Phase>, PlanError> {
+    let preset = settings.preset.as_deref().unwrap_or("charlm-small");
+    let mut all = phases(preset, corpus).to_vec();
+    let lens = settings.len.as_ref().map(|Lengths(list)| list.clone());
+    let default = match &lens {
+        Some(list) => list.len() as u64,
+        None if settings.steps.is_some() => 1,
+        None => 3,
+    };
+    let count = options.phases.unwrap_or(default);
+    if count == 0 || count > 3 || lens.as_ref().is_some_and(|list| list.len() as u64 != count) {
+        return Err(PlanError(
+            "a run has one to three phases, each with one length (--len 512,1024)".to_owned(),
+        ));
+    }
+    all.truncate(count as usize);
+    let batch = match settings.batch.as_ref().map(|Batches(list)| list.as_slice()) {
+        None => None,
+        Some([batch]) => Some(*batch),
+        Some(_) => return Err(PlanError("charlm trains at one batch size; give one".to_owned())),
+    };
+    let rate = options.rate.or(options.quick.then_some(QUICK_MODEL.1));
+    for (index, phase) in all.iter_mut().enumerate() {
+        if let Some(lens) = &lens {
+            phase.len = lens[index];
+        }
+        phase.batch = batch.unwrap_or(phase.batch);
+        if let Some(rate) = rate {
+            phase.rate = rate / f64::from(1 << index);
+        }
+        if let Some(steps) = settings.steps {
+            // the warm-up keeps its share, but needs some updates
+            phase.warmup = (phase.warmup * steps / phase.steps).max(steps / 10).max(1);
+            phase.steps = steps;
+        }
+    }
+    Ok(all)
+}
+
+/// A stream behind a cache of four segments as published (32768 behind 8192), or windows of that length; without a
+/// cache windows of the length that was trained.
+fn evaluation(len: u64, windows: bool, cached: bool) -> Evaluation {
+    let whole = if cached { 4 * len } else { len };
+    let step = (512 * len / LAST_LEN).max(64).min(len.div_ceil(2));
+    match windows {
+        true if cached => Evaluation::Overlap { window: whole, step },
+        true => Evaluation::Overlap { window: whole, step: len.div_ceil(2) },
+        false => Evaluation::Stream { block: len.min(512), cache: whole },
+    }
+}
+
+/// Share of the protocol that `request` runs: symbols seen in training, and of the corpus.
+pub fn fraction(request: &Request, share_of_data: f64) -> Option<f64> {
+    let whole: u64 = phases(&request.spec.preset, &request.corpus).iter().map(Phase::symbols).sum();
+    let seen: u64 = request.phases.iter().map(Phase::symbols).sum();
+    (request.corpus != "sample").then(|| (seen as f64 / whole as f64).min(1.0) * share_of_data)
+}
+
+impl Job for Request {
+    fn task(&self, memory_limit: u64, place: Place) -> Task {
+        Task::Charlm { memory_limit, request: self.clone(), place }
+    }
+
+    fn group(&self) -> &str {
+        &self.corpus
+    }
+
+    fn steps(&self) -> u64 {
+        self.phases.iter().map(|phase| phase.steps).sum()
+    }
+
+    fn seed(&self) -> u64 {
+        self.spec.seed
+    }
+
+    fn timeout(&self) -> Option<f64> {
+        self.timeout
+    }
+
+    fn shown(&self) -> Shown {
+        let bits = |score: &crate::train::session::Score| score.loss / std::f64::consts::LN_2;
+        Shown { name: "validation_bpc", unit: "bit", value: bits, less: true }
+    }
+}

@@ -1,0 +1,160 @@
+//! Text drawn from a checkpoint, so that a person sees what was learned.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+use candle_core::{Device, Tensor};
+use serde::{Deserialize, Serialize};
+
+use super::plan::{Request, model};
+use crate::device::rng::Stream;
+use crate::model::lm::{Cache, LanguageModel};
+use crate::train::checkpoint::Checkpoint;
+
+/// What a checkpoint says about its model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Description {
+    /// What was asked.
+    pub request: Request,
+    /// The byte that each symbol stands for.
+    pub alphabet: Vec<u8>,
+    /// Rows of the embedding.
+    pub vocab: usize,
+    /// Number of the phase, from 0.
+    pub phase: usize,
+}
+
+/// What is drawn.
+#[derive(Clone, Debug)]
+pub struct Draw {
+    /// Text that stands before.
+    pub prompt: String,
+    /// Symbols to draw.
+    pub symbols: usize,
+    /// Divides the logits; 0 takes the likeliest symbol.
+    pub temperature: f64,
+    /// Seed.
+    pub seed: u64,
+}
+
+/// Draws symbol after symbol from the model in `checkpoint`, with its cache; `write` gets bytes as they come, the
+/// prompt first.
+///
+/// # Errors
+/// No checkpoint of a language model, a prompt with symbols that it does not know.
+pub fn sample(
+    checkpoint: &Path,
+    draw: &Draw,
+    mut write: impl FnMut(&[u8]) -> std::io::Result<()>,
+) -> Result<()> {
+    let stored = Checkpoint::load(checkpoint)?;
+    let description: Description = serde_json::from_value(stored.model.clone()).with_context(|| {
+        format!("{} holds no language model; name a checkpoint of effattn charlm", checkpoint.display())
+    })?;
+    let phase = description.request.phases.get(description.phase).context("the checkpoint has no phase")?;
+    let sizes = (phase.len, phase.len);
+    let config = model(&description.request.spec, description.vocab, sizes)?;
+    let net = LanguageModel::new(&config, &stored.builder(&Device::Cpu, false)?)?;
+    drop(stored);
+    let known = |byte: u8| description.alphabet.iter().position(|&known| known == byte);
+    let prompt: Option<Vec<u32>> = draw.prompt.bytes().map(|byte| known(byte).map(|id| id as u32)).collect();
+    let Some(mut ids) = prompt else {
+        bail!(
+            "the prompt has symbols that the model has never seen; its corpus is {}",
+            description.request.corpus
+        )
+    };
+    if ids.is_empty() {
+        ids.push(known(b'\n').or_else(|| known(b' ')).unwrap_or(0) as u32);
+    }
+    write(draw.prompt.as_bytes())?;
+    ensure!(draw.temperature >= 0.0, "a temperature below 0 draws nothing; choose 0 or more");
+    let mut state = Decoder::start(&net, &config)?;
+    let mut stream = Stream::new(draw.seed, "sample");
+    let mut logits = state.feed(&ids)?;
+    for _ in 0..draw.symbols {
+        let known = logits.narrow(0, 0, description.alphabet.len())?.to_vec1::<f32>()?;
+        let id = choose(&known, draw.temperature, stream.uniform(0.0, 1.0));
+        write(&description.alphabet[id..=id])?;
+        logits = state.feed(&[id as u32])?;
+    }
+    Ok(())
+}
+
+/// Feeds symbols with the cache carried along. A mechanism that compresses whole segments may only be handed over
+/// where a segment ends, so what stands behind the last full block is kept and encoded again.
+struct Decoder<'a> {
+    model: &'a LanguageModel,
+    cache: Cache,
+    pending: Vec<u32>,
+    block: usize,
+    cached: bool,
+}
+
+impl<'a> Decoder<'a> {
+    fn start(model: &'a LanguageModel, config: &crate::model::lm::LmConfig) -> Result<Self> {
+        let cached = config.mem > 0;
+        // short blocks make every symbol cheap; segments of the mechanisms divide 64
+        let block = if cached { config.block.min(64) } else { config.block };
+        Ok(Self { model, cache: model.start(1)?, pending: Vec::new(), block, cached })
+    }
+
+    /// Logits behind `ids`.
+    fn feed(&mut self, ids: &[u32]) -> Result<Tensor> {
+        let mut last = None;
+        for &id in ids {
+            if self.pending.len() == self.block {
+                if self.cached {
+                    self.cache = self.run()?.1;
+                    self.pending.clear();
+                } else {
+                    self.pending.drain(..self.block / 2);
+                }
+            }
+            self.pending.push(id);
+            last = None;
+        }
+        match last {
+            Some(logits) => Ok(logits),
+            None => Ok(self.run()?.0),
+        }
+    }
+
+    fn run(&self) -> Result<(Tensor, Cache)> {
+        let ids = Tensor::new(self.pending.as_slice(), self.model.device())?.unsqueeze(0)?;
+        let (logits, next) = self.model.forward(&ids, &self.cache)?;
+        let last = logits.dim(1)? - 1;
+        Ok((logits.narrow(1, last, 1)?.flatten_all()?.detach(), next))
+    }
+}
+
+/// The symbol at `u` in [0, 1) of softmax(logits / temperature).
+fn choose(logits: &[f32], temperature: f64, u: f64) -> usize {
+    let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let likeliest = logits.iter().position(|&logit| logit == top).unwrap_or(0);
+    if temperature == 0.0 {
+        return likeliest;
+    }
+    let weights: Vec<f64> = logits.iter().map(|&x| (f64::from(x - top) / temperature).exp()).collect();
+    let mut left = u * weights.iter().sum::<f64>();
+    for (id, weight) in weights.iter().enumerate() {
+        left -= weight;
+        if left < 0.0 {
+            return id;
+        }
+    }
+    likeliest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn symbols_are_drawn_by_their_weight() {
+        let logits = [0.0, 2f32.ln(), f32::NEG_INFINITY];
+        assert_eq!([0.0, 0.32, 0.34, 0.999].map(|u| choose(&logits, 1.0, u)), [0, 0, 1, 1]);
+        assert_eq!(choose(&logits, 0.0, 0.0), 1);
+        assert_eq!(choose(&[f32::NEG_INFINITY, 0.0], 5.0, 0.0), 1);
+    }
+}

@@ -1,0 +1,264 @@
+//! The worker's side: trains one language model through its phases and evaluates it.
+
+use candle_core::{Result as Candle, Tensor};
+use serde_json::Value as Json;
+
+use super::plan::{Request, fraction, load, model};
+use super::recipe::{Phase, optimizer};
+use super::reference::witten_bell;
+use super::sample::Description;
+use super::streams::Streams;
+use crate::config::settings::DeviceName;
+use crate::data::corpus::{COMPLETE, Corpus};
+use crate::device::{Backend, alloc};
+use crate::model::evaluate;
+use crate::model::lm::{Cache, LanguageModel, next_symbol_loss, released_loss};
+use crate::nn::dropout::Dropout;
+use crate::nn::params::Builder;
+use crate::protocol::training::work::{SAVE, candle, choose_kernels, drive, failed, report, restore};
+use crate::protocol::training::{Answer, Done, Measure, Place};
+use crate::run::outcome::Ending;
+use crate::run::worker::Link;
+use crate::train::checkpoint::Checkpoint;
+use crate::train::session::{Course, Files, Learner, Point, Score, State};
+use crate::train::step::Trainer;
+
+/// Trains until the last step or until the parent is gone.
+///
+/// # Errors
+/// The parent is gone.
+pub fn work(link: &Link, request: &Request, place: &Place) -> anyhow::Result<()> {
+    report(link, train(link, request, place))
+}
+
+/// Files of phase `index`.
+fn files(place: &Place, index: usize) -> Files {
+    let name = |what: &str| place.folder.join(format!("phase{}-{what}.safetensors", index + 1));
+    Files { last: name("last"), best: name("best") }
+}
+
+fn train(link: &Link, request: &Request, place: &Place) -> Result<Done, Ending> {
+    choose_kernels(request.spec.kernel);
+    let corpus = load(&request.corpus, &place.data, request.allow_partial).map_err(|error| failed(&error))?;
+    let backend = Backend::open(request.spec.device).map_err(|error| failed(&error))?;
+    let baseline = alloc::live();
+    let (mut curve, mut before) = (Vec::new(), 0);
+    let mut selected = None;
+    for index in 0..request.phases.len() {
+        let run = Run { request, place, corpus: &corpus, backend: &backend, index };
+        let state = run.phase(link, (&curve, before))?;
+        let shift = |point: &Point| Point { step: before + point.step, ..*point };
+        selected = state.best_point().map(shift);
+        curve.extend(state.curve.iter().map(shift));
+        before += request.phases[index].steps;
+    }
+    let peak = alloc::peak().saturating_sub(baseline) as u64;
+    let selected = selected.ok_or_else(|| failed(&"nothing was evaluated"))?;
+    let last = Run { request, place, corpus: &corpus, backend: &backend, index: request.phases.len() - 1 };
+    let peak = (request.spec.device == DeviceName::Cpu).then_some(peak);
+    last.test(link, selected, peak)
+}
+
+/// One phase of a run.
+struct Run<'a> {
+    request: &'a Request,
+    place: &'a Place,
+    corpus: &'a Corpus,
+    backend: &'a Backend,
+    index: usize,
+}
+
+impl Run<'_> {
+    fn about(&self) -> &Phase {
+        &self.request.phases[self.index]
+    }
+
+    fn description(&self) -> Result<Json, Ending> {
+        let description = Description {
+            request: self.request.clone(),
+            alphabet: self.corpus.alphabet.clone(),
+            vocab: self.corpus.vocabulary,
+            phase: self.index,
+        };
+        serde_json::to_value(description).map_err(|error| failed(&error))
+    }
+
+    fn model(&self, builder: &Builder, (block, mem): (u64, u64)) -> Result<LanguageModel, Ending> {
+        let config = model(&self.request.spec, self.corpus.vocabulary, (block, mem));
+        LanguageModel::new(&config.map_err(|error| failed(&error))?, builder).map_err(candle)
+    }
+
+    /// Trains this phase, or what is left of it.
+    fn phase(&self, link: &Link, (curve, before): (&[Point], u64)) -> Result<State, Ending> {
+        let (phase, request) = (self.about(), self.request);
+        let files = files(self.place, self.index);
+        let description = self.description()?;
+        let restored = restore(&files, &description)?;
+        if let Some(done) = restored.as_ref().filter(|checkpoint| checkpoint.updates == phase.steps) {
+            return State::read(done, &files.last).map_err(|error| failed(&error));
+        }
+        let builder = self.weights(restored.as_ref())?;
+        let net = self.model(&builder, (phase.len, phase.len))?;
+        let params = builder.finish();
+        let (optimizer, schedule) = (optimizer(&request.spec.preset), phase.schedule());
+        let (mut trainer, mut state) = match &restored {
+            Some(checkpoint) => (
+                checkpoint.trainer(params, optimizer, schedule).map_err(|error| failed(&error))?,
+                State::read(checkpoint, &files.last).map_err(|error| failed(&error))?,
+            ),
+            None => (Trainer::new(params, optimizer, schedule).map_err(candle)?, State::default()),
+        };
+        let mut task = self.task(net, restored.as_ref())?;
+        drop(restored);
+        let known = curve.iter().copied();
+        let own = state.curve.iter().map(|point| Point { step: before + point.step, ..*point });
+        let started = Answer::Started {
+            step: before + trainer.optimizer().updates(),
+            curve: known.chain(own).collect(),
+        };
+        link.send(&started).map_err(|error| failed(&error))?;
+        let course = Course { steps: phase.steps, every: request.every, save: SAVE };
+        let parts = (&mut trainer, &mut task, &mut state);
+        drive(link, parts, (&course, &files, &description), before)?;
+        Ok(state)
+    }
+
+    /// Weights to begin with: the checkpoint's, those of the phase before, or new ones.
+    fn weights(&self, restored: Option<&Checkpoint>) -> Result<Builder, Ending> {
+        let device = self.backend.device();
+        if let Some(checkpoint) = restored {
+            return checkpoint.builder(device, true).map_err(candle);
+        }
+        if self.index == 0 {
+            return Ok(Builder::seeded(self.request.spec.seed, device, true));
+        }
+        let before = files(self.place, self.index - 1);
+        let file = if self.about().from_best { before.best } else { before.last };
+        let checkpoint = Checkpoint::load(&file).map_err(|error| failed(&error))?;
+        checkpoint.builder(device, true).map_err(candle)
+    }
+
+    fn task(&self, net: LanguageModel, restored: Option<&Checkpoint>) -> Result<Task<'_>, Ending> {
+        let (phase, request) = (self.about(), self.request);
+        let [train, validation, _] = &self.corpus.parts;
+        let symbols = &self.corpus.symbols[train.clone()];
+        let streams = Streams::new(symbols, phase.len as usize, phase.batch as usize).ok_or_else(|| {
+            failed(&format!(
+                "{} training symbols are too few for {} streams of {}; take a smaller --batch or --len",
+                symbols.len(),
+                phase.batch,
+                phase.len
+            ))
+        })?;
+        let parts = request.accumulate as usize;
+        let layers = net.config().backbone.layers;
+        let caches = (0..parts).map(|part| {
+            let rows = |layer: usize| restored?.extra(&cache_name(part, layer)).cloned();
+            let stored: Vec<Option<Tensor>> = (0..layers).map(rows).collect();
+            if stored.iter().all(Option::is_none) {
+                return net.start(phase.batch as usize / parts);
+            }
+            let moved = stored
+                .into_iter()
+                .map(|rows| rows.map(|rows| rows.to_device(self.backend.device())).transpose());
+            Ok(Cache::of(moved.collect::<Candle<_>>()?))
+        });
+        let caches = caches.collect::<Candle<Vec<_>>>().map_err(candle)?;
+        let seed = request.spec.seed.wrapping_add(self.index as u64);
+        let rate = net.config().backbone.dropout;
+        let dropout = if rate == 0.0 { Dropout::NONE } else { Dropout::new(rate, seed) };
+        let validation = self.part(validation.clone());
+        Ok(Task { net, streams, caches, dropout, validation, block: phase.len as usize })
+    }
+
+    /// Ids of a part of the corpus, up to the limit.
+    fn part(&self, range: std::ops::Range<usize>) -> Vec<u32> {
+        let limit = self.request.limit.map_or(usize::MAX, |limit| limit as usize);
+        self.corpus.symbols[range].iter().take(limit).map(|&symbol| u32::from(symbol)).collect()
+    }
+
+    /// Evaluates the best weights of this phase on the test part.
+    fn test(&self, link: &Link, selected: Point, peak_bytes: Option<u64>) -> Result<Done, Ending> {
+        let (request, corpus) = (self.request, self.corpus);
+        let best = files(self.place, self.index).best;
+        let best = Checkpoint::load(&best).map_err(|error| failed(&error))?;
+        let builder = best.builder(self.backend.device(), false).map_err(candle)?;
+        let way = request.evaluation;
+        let net = self.model(&builder, (self.about().len, way.cache()))?;
+        let ids = self.part(corpus.parts[2].clone());
+        let mut told = std::time::Instant::now();
+        let progress = |done: usize| {
+            if told.elapsed().as_secs() >= 1 {
+                told = std::time::Instant::now();
+                let what = format!("tests {} ({done} of {} symbols)", way.words(), ids.len());
+                let _ = link.send(&Answer::Doing { what }); // a parent that is gone is noticed at the end
+            }
+        };
+        let bpc = way.bpc(&net, &ids, progress).map_err(candle)?;
+        let [train, ..] = &corpus.parts;
+        let bytes: Vec<u8> = ids.iter().map(|&id| id as u8).collect();
+        let reference = witten_bell(&corpus.symbols[train.clone()], &bytes, corpus.vocabulary, 3);
+        let share = (corpus.symbols.len() as f64 / COMPLETE as f64).min(1.0);
+        let steps: u64 = request.phases.iter().map(|phase| phase.steps).sum();
+        let bits = |nats: f64| nats / std::f64::consts::LN_2;
+        let measures = vec![
+            Measure::new(way.metric(), "bit", bpc),
+            Measure::new("predicted", "1", ids.len().saturating_sub(1) as f64),
+            Measure::new("validation_bpc", "bit", bits(selected.score.loss)),
+            Measure::new("train_loss", "nat", selected.train_loss),
+            Measure::new("selected_step", "1", selected.step as f64),
+            Measure::new("witten_bell_3_bpc", "bit", reference),
+            Measure::new("steps", "1", steps as f64),
+        ];
+        Ok(Done { measures, fraction: fraction(request, share), peak_bytes })
+    }
+}
+
+fn cache_name(part: usize, layer: usize) -> String {
+    format!("cache/{part}/{layer}")
+}
+
+/// A model under training.
+struct Task<'a> {
+    net: LanguageModel,
+    streams: Streams<'a>,
+    /// One per micro-batch.
+    caches: Vec<Cache>,
+    dropout: Dropout,
+    validation: Vec<u32>,
+    block: usize,
+}
+
+impl Learner for Task<'_> {
+    fn parts(&self) -> usize {
+        self.caches.len()
+    }
+
+    /// The last symbol of a segment has no target but is counted, as in the released code.
+    fn loss(&mut self, step: u64, part: usize) -> Candle<Tensor> {
+        let rows = self.streams.count() / self.caches.len();
+        let ids = self.streams.at(step, part * rows..(part + 1) * rows, self.net.device())?;
+        let dropout =
+            if self.dropout.is_none() { self.dropout } else { self.dropout.branch(step).branch(part as u64) };
+        let (logits, next) = self.net.forward_train(&ids, &self.caches[part], dropout)?;
+        self.caches[part] = next;
+        let n = ids.dim(1)?;
+        let targets = Tensor::cat(&[ids.narrow(1, 1, n - 1)?, ids.narrow(1, 0, 1)?], 1)?.contiguous()?;
+        released_loss(&next_symbol_loss(&logits, &targets)?)
+    }
+
+    fn evaluate(&mut self, _: u64) -> Candle<Score> {
+        let nll = evaluate::stream(&self.net, &self.validation, self.block, &mut |_| ())?;
+        let loss = evaluate::nats(&nll) / (nll.len() - 1) as f64;
+        Ok(Score { loss, value: -loss })
+    }
+
+    fn extra(&self) -> Vec<(String, Tensor)> {
+        let caches = self.caches.iter().enumerate();
+        let rows = caches.flat_map(|(part, cache)| {
+            let layers = cache.layers().iter().enumerate();
+            layers.filter_map(move |(layer, rows)| Some((cache_name(part, layer), rows.clone()?)))
+        });
+        rows.collect()
+    }
+}

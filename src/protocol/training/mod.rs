@@ -1,0 +1,134 @@
+//! Training runs as cells: a worker trains, its parent draws curves and keeps rows. What is trained is the
+//! business of [`Job`]s: the Long Range Arena's tasks, character language models.
+
+mod conduct;
+pub mod work;
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::Task;
+use crate::record::Outcome;
+use crate::train::session::{Point, Score};
+
+pub use conduct::{Curve, conduct, curve_file};
+
+/// What is asked of a worker that trains.
+pub trait Job: Clone {
+    /// The message to the worker.
+    fn task(&self, memory_limit: u64, place: Place) -> Task;
+    /// The chart that its curve belongs in.
+    fn group(&self) -> &str;
+    /// Optimizer steps in all.
+    fn steps(&self) -> u64;
+    /// Seed.
+    fn seed(&self) -> u64;
+    /// Most seconds.
+    fn timeout(&self) -> Option<f64>;
+    /// What is shown of an evaluation.
+    fn shown(&self) -> Shown;
+}
+
+/// What is shown of an evaluation.
+#[derive(Clone, Copy, Debug)]
+pub struct Shown {
+    /// Column in `curve.csv`.
+    pub name: &'static str,
+    /// Unit in messages.
+    pub unit: &'static str,
+    /// The number.
+    pub value: fn(&Score) -> f64,
+    /// Whether less is better.
+    pub less: bool,
+}
+
+impl Shown {
+    /// The best of `points`.
+    pub fn best(&self, points: &[Point]) -> Option<f64> {
+        let values = points.iter().map(|point| (self.value)(&point.score));
+        if self.less { values.reduce(f64::min) } else { values.reduce(f64::max) }
+    }
+}
+
+/// What the worker says.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "say", rename_all = "snake_case")]
+pub enum Answer {
+    /// It goes on behind `step` with this curve.
+    Started {
+        /// Steps made before.
+        step: u64,
+        /// Evaluations made before.
+        curve: Vec<Point>,
+    },
+    /// A step was made.
+    Step {
+        /// Number of steps made.
+        step: u64,
+        /// Its loss.
+        loss: f64,
+        /// Seconds per step since the last message.
+        seconds: f64,
+    },
+    /// An evaluation was made.
+    Evaluated(Point),
+    /// What it does when it does not train.
+    Doing {
+        /// In words.
+        what: String,
+    },
+    /// All is done.
+    Done(Done),
+    /// It ended otherwise.
+    Ended {
+        /// How.
+        outcome: Outcome,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// The result of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Done {
+    /// What was measured; the first is what the papers print.
+    pub measures: Vec<Measure>,
+    /// Share of the protocol that was run.
+    pub fraction: Option<f64>,
+    /// Highest live bytes.
+    pub peak_bytes: Option<u64>,
+}
+
+/// One number.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Measure {
+    /// Metric, as in rows.
+    pub metric: String,
+    /// Unit.
+    pub unit: String,
+    /// Value.
+    pub value: f64,
+}
+
+impl Measure {
+    /// `value` of `metric`.
+    pub fn new(metric: &str, unit: &str, value: f64) -> Self {
+        Self { metric: metric.to_owned(), unit: unit.to_owned(), value }
+    }
+}
+
+/// Where a run finds and keeps things; not part of what it computes.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Place {
+    /// Folder of the cell: checkpoints.
+    pub folder: PathBuf,
+    /// Folder of data sets.
+    pub data: PathBuf,
+}
+
+/// The folder of the cell called `key` in the folder of its run.
+pub fn folder(run: &Path, key: &str) -> PathBuf {
+    let plain = |c: char| if c.is_ascii_alphanumeric() || "-.=".contains(c) { c } else { '_' };
+    run.join("cells").join(key.chars().map(plain).collect::<String>())
+}
