@@ -25,14 +25,14 @@ Examples:
   effattn lra --task text --model ls,full --steps 2000 --data-dir ~/data
   effattn lra --suite ls-table1 --task listops --seeds 1234..1237 --dry-run
 
-ListOps is generated where LRA's own files are not in --data-dir. A killed or stopped run goes on from its last
+ListOps and Pathfinder are generated where LRA's own files are not in --data-dir. A killed or stopped run goes on from its last
 checkpoint when the same command is given again. Accuracy is that of the test split with the weights of the best
 evaluation, in percent.";
 
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Tasks: listops, text, retrieval, image
+    /// Tasks: listops, text, retrieval, image, pathfinder32, pathfinder64, pathfinder128
     #[arg(long, value_name = "LIST", help_heading = "Grid")]
     task: Option<Words>,
     #[command(flatten)]
@@ -43,7 +43,7 @@ pub struct Args {
     /// Training steps, instead of the protocol's
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Budget")]
     steps: Option<u64>,
-    /// First examples of each split only
+    /// So many examples of each split, drawn once
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Budget")]
     limit: Option<u64>,
     /// Peak (one cycle) or base learning rate, instead of the protocol's
@@ -118,7 +118,10 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
 }
 
 /// Reads every task's data once: their hashes belong to the run. Gives what is missing of them.
-fn data(plan: &mut Plan, dir: &std::path::Path, reading: Reading) -> Result<BTreeMap<String, String>> {
+///
+/// # Errors
+/// Data that are missing, damaged, or incomplete without permission.
+pub fn data(plan: &mut Plan, dir: &std::path::Path, reading: Reading) -> Result<BTreeMap<String, String>> {
     let mut remarks = BTreeMap::new();
     let mut tasks: Vec<String> = plan.cells.iter().filter_map(|cell| cell.row.task.clone()).collect();
     tasks.dedup();
@@ -133,7 +136,7 @@ fn data(plan: &mut Plan, dir: &std::path::Path, reading: Reading) -> Result<BTre
 }
 
 /// `effattn lra · listops · ls-lra · 5000 steps · batch 32 · length 2048 · 2 threads · limit 20 GiB`.
-fn header(plan: &Plan, limit: u64) -> String {
+pub fn header(plan: &Plan, limit: u64) -> String {
     let list = |of: &dyn Fn(&crate::record::Row) -> Option<String>| {
         let mut all: Vec<String> = plan.cells.iter().filter_map(|cell| of(&cell.row)).collect();
         all.dedup();

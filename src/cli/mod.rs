@@ -2,10 +2,12 @@
 
 mod charlm;
 mod check;
+mod compare;
 mod curves;
 mod data_dir;
 mod dry;
 mod export;
+mod fetch;
 mod finish;
 mod grid;
 mod interrupt;
@@ -14,6 +16,9 @@ mod lra;
 mod memory;
 mod pages;
 pub mod plot;
+mod report;
+mod robustness;
+mod runs;
 mod speed;
 mod start;
 mod worker;
@@ -94,14 +99,22 @@ enum Command {
     Lra(lra::Args),
     /// Train character language models and test them on enwik8 and text8 (Transformer-LS, Table 4)
     Charlm(charlm::Args),
+    /// Test trained models on changed texts (Transformer-LS, Table 2)
+    Robustness(robustness::Args),
     /// Prove mechanisms and models against golden files
     Check(check::Args),
+    /// Published beside measured: the tables of everything that was run, as Markdown or HTML
+    Report(report::Args),
+    /// Two runs side by side: ratios with intervals
+    Compare(compare::Args),
     /// Draw who sees whom, attention matrices, or the charts of a run again
     Plot {
         #[command(subcommand)]
         what: plot::What,
     },
-    /// What there is: mechanisms, suites, devices, presets
+    /// Bring a data set into the data folder, or generate it there
+    Fetch(fetch::Args),
+    /// What there is: mechanisms, tasks, suites, devices, presets
     List {
         #[command(subcommand)]
         what: list::What,
@@ -128,8 +141,12 @@ pub fn main() -> ExitCode {
         Command::Memory(args) => memory::run(&args, cli.global.term()),
         Command::Lra(args) => lra::run(&args, cli.global.term()),
         Command::Charlm(args) => charlm::run(&args, cli.global.term()),
+        Command::Robustness(args) => robustness::run(&args, cli.global.term()),
         Command::Check(args) => check::run(&args, cli.global.term()),
+        Command::Fetch(args) => fetch::run(&args, &term),
         Command::List { what } => list::run(&what).and_then(|text| Ok(crate::term::data(&text).map(|()| 0)?)),
+        Command::Report(args) => report::run(&args, &term),
+        Command::Compare(args) => compare::run(&args, &term),
         Command::Plot { what } => plot::run(&what, &term),
         Command::Completions(args) => pages::completions(&args),
         Command::Man(args) => pages::man(&args),

@@ -60,6 +60,14 @@ const SEEDS: Grammar = Grammar {
     examples: "3 or 0..3 (0, 1, 2, 3) or 1,5",
 };
 
+const COUNTS: Grammar = Grammar {
+    what: "count",
+    min: 0,
+    max: 1 << 20,
+    rise: Rise::Double,
+    examples: "10 or 10..80 (10, 20, 40, 80) or 5,50",
+};
+
 impl Grammar {
     fn error(&self, problem: impl fmt::Display) -> SayError {
         SayError(format!("{problem}; write {}", self.examples))
@@ -241,6 +249,10 @@ list! {
 list! {
     /// Seeds.
     Seeds, u64, "seeds such as 3, [1, 5] or \"0..3\"", |text| SEEDS.parse(text)
+}
+list! {
+    /// Numbers of things.
+    Counts, u64, "counts such as 10, [10, 20] or \"10..80\"", |text| COUNTS.parse(text)
 }
 list! {
     /// Passes to measure.

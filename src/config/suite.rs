@@ -18,6 +18,7 @@ pub const SHIPPED: &[(&str, &str)] = &[
     ("cos-table4", include_str!("../../suites/cos-table4.toml")),
     ("cos-table5", include_str!("../../suites/cos-table5.toml")),
     ("ls-table1", include_str!("../../suites/ls-table1.toml")),
+    ("ls-table2", include_str!("../../suites/ls-table2.toml")),
 ];
 
 /// A suite that cannot be used: where and why.

@@ -77,7 +77,7 @@ impl Corpus {
     /// Nothing there, a file that is no such corpus, an incomplete one without `allow_partial`.
     pub fn load(kind: &Kind, dir: &Path, allow_partial: bool) -> Result<Self, DataError> {
         let what = kind.name;
-        let file = store::find(dir, kind.files).ok_or_else(|| DataError::Missing {
+        let file = store::find_file(dir, kind.files).ok_or_else(|| DataError::Missing {
             what,
             dir: dir.to_owned(),
             next: format!("run effattn fetch {what}, or place {what} ({what}.zip, {what}.gz) there"),

@@ -4,9 +4,12 @@
 //! member has a size limit.
 
 pub mod corpus;
+pub mod fetch;
 pub mod image;
 pub mod listops;
+pub mod pathfinder;
 pub mod retrieval;
+pub mod select;
 pub mod store;
 pub mod text;
 

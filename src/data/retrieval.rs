@@ -15,6 +15,9 @@ const PUBLISHED: [usize; 3] = [147_086, 18_090, 17_437];
 /// Names of the folder that holds the three files.
 const FOLDERS: &[&str] = &["tsv_data", "."];
 /// File stems by split.
+/// Files that stand for the set, in the order they are looked for.
+pub const NAMES: &[&str] =
+    &["new_aan_pairs.train.tsv", "new_aan_pairs.train.tsv.gz", "tsv_data/new_aan_pairs.train.tsv"];
 const STEMS: [&str; 3] = ["new_aan_pairs.train.tsv", "new_aan_pairs.eval.tsv", "new_aan_pairs.test.tsv"];
 
 /// The pairs. Texts occur in many pairs; they are stored as they stand in the files, cut to what is kept.

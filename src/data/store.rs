@@ -10,7 +10,16 @@ use super::DataError;
 
 /// The first of `names` that exists in `dir` or in one of its direct subfolders (in name order).
 pub fn find(dir: &Path, names: &[&str]) -> Option<PathBuf> {
-    let here = names.iter().map(|name| dir.join(name)).find(|path| path.exists());
+    find_if(dir, names, Path::exists)
+}
+
+/// As [`find`], files only: a folder may have the name of what is in it.
+pub fn find_file(dir: &Path, names: &[&str]) -> Option<PathBuf> {
+    find_if(dir, names, Path::is_file)
+}
+
+fn find_if(dir: &Path, names: &[&str], fits: fn(&Path) -> bool) -> Option<PathBuf> {
+    let here = names.iter().map(|name| dir.join(name)).find(|path| fits(path));
     here.or_else(|| {
         let mut folders: Vec<PathBuf> = std::fs::read_dir(dir)
             .ok()?
@@ -18,9 +27,7 @@ pub fn find(dir: &Path, names: &[&str]) -> Option<PathBuf> {
             .filter(|path| path.is_dir())
             .collect();
         folders.sort();
-        folders
-            .iter()
-            .find_map(|folder| names.iter().map(|name| folder.join(name)).find(|path| path.exists()))
+        folders.iter().find_map(|folder| names.iter().map(|name| folder.join(name)).find(|path| fits(path)))
     })
 }
 

@@ -11,10 +11,13 @@ pub mod grid;
 pub mod lra;
 pub mod memory;
 pub mod pattern;
+pub mod robustness;
 pub mod speed;
 pub mod stage;
 pub mod text;
 pub mod training;
+
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
@@ -57,6 +60,17 @@ pub enum Task {
         /// Where it finds and keeps things.
         place: training::Place,
     },
+    /// A model that is tested on changed texts.
+    Robustness {
+        /// Live bytes it may reach.
+        memory_limit: u64,
+        /// The cell.
+        request: robustness::Request,
+        /// Where it finds and keeps things.
+        place: training::Place,
+        /// Folder of a finished training run.
+        found: Option<PathBuf>,
+    },
     /// The shipped golden files of some mechanisms.
     Gate {
         /// What to check.
@@ -87,6 +101,10 @@ pub fn work(link: &Link, text: &[u8]) -> anyhow::Result<()> {
         Task::Charlm { memory_limit, request, place } => {
             limit(memory_limit);
             charlm::work::work(link, &request, &place)
+        }
+        Task::Robustness { memory_limit, request, place, found } => {
+            limit(memory_limit);
+            robustness::work(link, &request, &place, found.as_deref())
         }
         Task::Gate { request } => gate::work(link, &request),
     }

@@ -1,5 +1,6 @@
 //! Files that are there completely or not at all.
 
+use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 
@@ -8,6 +9,14 @@ use std::path::Path;
 /// # Errors
 /// Folder missing or not writable, disk full; `path` is then unchanged.
 pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    write_with(path, |file| file.write_all(bytes))
+}
+
+/// Replaces `path` by what `fill` writes.
+///
+/// # Errors
+/// As [`write`], and what `fill` says; `path` is then unchanged.
+pub fn write_with(path: &Path, fill: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut builder = tempfile::Builder::new();
     builder.prefix(".effattn-").suffix(".part");
@@ -17,7 +26,7 @@ pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
         builder.permissions(std::fs::Permissions::from_mode(0o666)); // less the umask, as for any file
     }
     let mut file = builder.tempfile_in(folder)?;
-    file.write_all(bytes)?;
+    fill(file.as_file_mut())?;
     file.as_file().sync_data()?;
     file.persist(path).map_err(|error| error.error)?;
     Ok(())

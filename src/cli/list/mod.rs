@@ -2,6 +2,7 @@
 
 mod costs;
 mod mechanisms;
+mod tasks;
 
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -46,6 +47,8 @@ fn wrap(line: &str, width: u16) -> String {
 pub enum What {
     /// Attention mechanisms: forms, knobs, parameters, FLOPs, state
     Mechanisms(mechanisms::Mechanisms),
+    /// Tasks and corpora: which data are there, and how to get the rest
+    Tasks(tasks::Tasks),
     /// Suites: the papers' tables and figures
     Suites(Format),
     /// Devices: what this build and this machine have
@@ -69,6 +72,7 @@ pub struct Format {
 pub fn run(what: &What) -> Result<String> {
     match what {
         What::Mechanisms(args) => mechanisms::run(args),
+        What::Tasks(args) => args.format.print(args.list()),
         What::Suites(format) => format.print(suites()?),
         What::Devices(format) => format.print(devices()),
         What::Presets(format) => format.print(presets()),

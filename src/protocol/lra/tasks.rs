@@ -3,14 +3,23 @@
 use std::path::Path;
 
 use candle_core::{Device, Result, Tensor};
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use crate::data::listops::{ListOps, Tokenizer};
+use crate::data::pathfinder::Pathfinder;
 use crate::data::{DataError, Dataset, Split, image, retrieval, text};
 
 /// The tasks that can be trained, with the number of training examples of the published splits.
-pub const TASKS: &[(&str, usize)] =
-    &[("listops", 96_000), ("text", 25_000), ("retrieval", 147_086), ("image", 45_000)];
+pub const TASKS: &[(&str, usize)] = &[
+    ("listops", 96_000),
+    ("text", 25_000),
+    ("retrieval", 147_086),
+    ("image", 45_000),
+    ("pathfinder32", 160_000),
+    ("pathfinder64", 160_000),
+    ("pathfinder128", 160_000),
+];
 
 /// How data are read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,7 +32,7 @@ pub struct Reading {
     pub keep_close: bool,
 }
 
-/// The data of `task` in `dir`; ListOps is generated where its files are not there.
+/// The data of `task` in `dir`; ListOps and Pathfinder are generated where their files are not there.
 ///
 /// # Errors
 /// Data that are missing, damaged, or incomplete without permission.
@@ -32,6 +41,9 @@ pub fn load(task: &str, dir: &Path, reading: Reading) -> std::result::Result<Box
         "text" => Box::new(text::Imdb::load(dir, reading.strict, reading.allow_partial)?),
         "retrieval" => Box::new(retrieval::Aan::load(dir, reading.allow_partial)?),
         "image" => Box::new(image::Cifar10::load(dir, reading.allow_partial)?),
+        "pathfinder32" | "pathfinder64" | "pathfinder128" => {
+            Box::new(Pathfinder::load(task, dir, reading.allow_partial)?)
+        }
         _ => {
             let tokenizer = if reading.keep_close { Tokenizer::KeepClose } else { Tokenizer::DropBrackets };
             Box::new(ListOps::load(dir, tokenizer)?)
@@ -59,7 +71,8 @@ pub fn batch(
     (keep, len): (usize, usize),
     device: &Device,
 ) -> Result<Batch> {
-    let examples: Vec<_> = indices.iter().map(|&index| data.example(split, index, keep.min(len))).collect();
+    let examples: Vec<_> =
+        indices.par_iter().map(|&index| data.example(split, index, keep.min(len))).collect();
     let pack = |documents: Vec<&[u16]>| -> Result<(Tensor, Tensor)> {
         let (mut ids, mut mask) =
             (Vec::with_capacity(documents.len() * len), Vec::with_capacity(documents.len() * len));

@@ -5,6 +5,7 @@ use candle_core::{Result as Candle, Tensor};
 use super::plan::{Request, fraction};
 use super::recipe::{self, Recipe};
 use super::tasks::{self, Batch, TASKS};
+use crate::data::select::{Change, Limited, Perturbed};
 use crate::data::{Dataset, Split};
 use crate::device::{Backend, alloc};
 use crate::kernel::loss::cross_entropy;
@@ -19,7 +20,7 @@ use crate::run::outcome::Ending;
 use crate::run::worker::Link;
 use crate::train::checkpoint::Checkpoint;
 use crate::train::order::Order;
-use crate::train::session::{Course, Files, Learner, Score, State};
+use crate::train::session::{Course, Files, Learner, Point, Score, State};
 use crate::train::step::{Trainer, classification_loss};
 
 /// One or two documents to classes.
@@ -55,32 +56,29 @@ impl Net {
     }
 }
 
-/// Data and model of a run.
-struct Task<'a> {
-    request: &'a Request,
-    recipe: Recipe,
-    data: &'a dyn Dataset,
-    net: Net,
+/// How documents become a batch, and where it is computed.
+#[derive(Clone, Copy)]
+struct Reader<'a> {
+    keep: usize,
+    len: usize,
     backend: &'a Backend,
-    dropout: f64,
-    train: Order,
-    memo: Option<(u64, Vec<usize>)>,
-    validation: Order,
-    validation_memo: Option<(u64, Vec<usize>)>,
 }
 
-impl Task<'_> {
-    fn batch(&self, split: Split, indices: &[usize]) -> Candle<Batch> {
-        let sizes = (self.request.keep as usize, self.request.spec.len as usize);
-        tasks::batch(self.data, (split, indices), sizes, self.backend.device())
+impl Reader<'_> {
+    fn batch(&self, data: &dyn Dataset, split: Split, indices: &[usize]) -> Candle<Batch> {
+        tasks::batch(data, (split, indices), (self.keep, self.len), self.backend.device())
     }
 
-    /// Mean over the batches of loss and of accuracy.
-    fn score(&self, split: Split, batches: impl Iterator<Item = Vec<usize>>) -> Candle<(Score, u64)> {
+    /// Mean over the batches of loss and of accuracy, and how many examples that was.
+    fn score(
+        &self,
+        (net, data, split): (&Net, &dyn Dataset, Split),
+        batches: impl Iterator<Item = Vec<usize>>,
+    ) -> Candle<(Score, u64)> {
         let (mut loss, mut right, mut count, mut examples) = (0.0, 0.0, 0u64, 0u64);
         for indices in batches {
-            let batch = self.batch(split, &indices)?;
-            let logits = self.net.forward(&batch, Dropout::NONE)?.detach();
+            let batch = self.batch(data, split, &indices)?;
+            let logits = net.forward(&batch, Dropout::NONE)?.detach();
             let chosen = logits.argmax(candle_core::D::Minus1)?;
             let hits = chosen.eq(&batch.labels)?.to_dtype(candle_core::DType::F32)?.mean_all()?;
             right += f64::from(hits.to_scalar::<f32>()?);
@@ -92,10 +90,24 @@ impl Task<'_> {
     }
 }
 
+/// Data and model of a run.
+struct Task<'a> {
+    request: &'a Request,
+    recipe: Recipe,
+    data: &'a dyn Dataset,
+    net: Net,
+    reader: Reader<'a>,
+    dropout: f64,
+    train: Order,
+    memo: Option<(u64, Vec<usize>)>,
+    validation: Order,
+    validation_memo: Option<(u64, Vec<usize>)>,
+}
+
 impl Learner for Task<'_> {
     fn loss(&mut self, step: u64, _: usize) -> Candle<Tensor> {
         let indices = self.train.batch(step, &mut self.memo);
-        let batch = self.batch(Split::Train, &indices)?;
+        let batch = self.reader.batch(self.data, Split::Train, &indices)?;
         let dropout = match self.dropout {
             0.0 => Dropout::NONE,
             rate => Dropout::new(rate, self.request.spec.seed).branch(step),
@@ -109,41 +121,161 @@ impl Learner for Task<'_> {
             Some(count) => (number * count.min(order.per_epoch()), count.min(order.per_epoch())),
             None => (0, order.per_epoch()),
         };
-        let score =
-            self.score(Split::Validation, (first..first + count).map(|index| order.batch(index, &mut memo)));
+        let batches = (first..first + count).map(|index| order.batch(index, &mut memo));
+        let score = self.reader.score((&self.net, self.data, Split::Validation), batches);
         self.validation_memo = memo;
         Ok(score?.0)
     }
 }
 
-/// Trains until the last step or until the parent is gone.
+/// Trains until the last step or until the parent is gone, and tests.
 ///
 /// # Errors
 /// The parent is gone.
 pub fn work(link: &Link, request: &Request, place: &Place) -> anyhow::Result<()> {
-    report(link, train(link, request, place))
+    let result = Subject::open(request, place).and_then(|subject| {
+        let trained = subject.train(link, place)?;
+        subject.done(&trained)
+    });
+    report(link, result)
 }
 
-fn train(link: &Link, request: &Request, place: &Place) -> Result<Done, Ending> {
-    let spec = &request.spec;
-    choose_kernels(spec.kernel);
-    let data = tasks::load(&request.task, &place.data, request.reading).map_err(|error| failed(&error))?;
-    let backend = Backend::open(spec.device).map_err(|error| failed(&error))?;
-    let baseline = alloc::live();
-    let files = Files::in_folder(&place.folder);
-    let model = serde_json::to_value(request).map_err(|error| failed(&error))?;
-    let restored = restore(&files, &model)?;
-    let (mut task, mut trainer, mut state) =
-        open(request, data.as_ref(), &backend, (&files, restored.as_ref()))?;
-    drop(restored);
-    let started = Answer::Started { step: trainer.optimizer().updates(), curve: state.curve.clone() };
-    link.send(&started).map_err(|error| failed(&error))?;
-    let course = Course { steps: request.steps, every: task.recipe.every, save: SAVE };
-    drive(link, (&mut trainer, &mut task, &mut state), (&course, &files, &model), 0)?;
-    drop(trainer);
-    let peak = alloc::peak().saturating_sub(baseline) as u64;
-    let cpu = spec.device == crate::config::settings::DeviceName::Cpu;
-    test(request, &files, task, &state, cpu.then_some(peak))
+/// Data and device of a run: what it is trained and tested on.
+pub struct Subject<'a> {
+    request: &'a Request,
+    data: Box<dyn Dataset>,
+    backend: Backend,
+}
+
+/// Weights that were selected.
+pub struct Trained {
+    net: Net,
+    /// The evaluation they were selected by.
+    pub selected: Point,
+    peak_bytes: Option<u64>,
+}
+
+impl<'a> Subject<'a> {
+    /// Reads the data and opens the device.
+    ///
+    /// # Errors
+    /// How the cell ended instead.
+    pub fn open(request: &'a Request, place: &Place) -> Result<Self, Ending> {
+        choose_kernels(request.spec.kernel);
+        let data =
+            tasks::load(&request.task, &place.data, request.reading).map_err(|error| failed(&error))?;
+        let backend = Backend::open(request.spec.device).map_err(|error| failed(&error))?;
+        Ok(Self { request, data, backend })
+    }
+
+    /// Trains, or goes on training, in the folder of the cell.
+    ///
+    /// # Errors
+    /// How the cell ended instead.
+    pub fn train(&self, link: &Link, place: &Place) -> Result<Trained, Ending> {
+        let request = self.request;
+        let baseline = alloc::live();
+        let files = Files::in_folder(&place.folder);
+        let limited = Limited::new(self.data.as_ref(), limit(request));
+        let model = serde_json::to_value(request).map_err(|error| failed(&error))?;
+        let restored = restore(&files, &model)?;
+        let (mut task, mut trainer, mut state) =
+            open(request, &limited, &self.backend, (&files, restored.as_ref()))?;
+        drop(restored);
+        let started = Answer::Started { step: trainer.optimizer().updates(), curve: state.curve.clone() };
+        link.send(&started).map_err(|error| failed(&error))?;
+        let course = Course { steps: request.steps, every: task.recipe.every, save: SAVE };
+        drive(link, (&mut trainer, &mut task, &mut state), (&course, &files, &model), 0)?;
+        drop(trainer);
+        let peak = alloc::peak().saturating_sub(baseline) as u64;
+        let cpu = request.spec.device == crate::config::settings::DeviceName::Cpu;
+        if task.recipe.select {
+            let trained = self.load(&files)?;
+            return Ok(Trained { peak_bytes: cpu.then_some(peak), ..trained });
+        }
+        let selected = state.curve.last().copied().ok_or_else(|| failed(&"nothing was evaluated"))?;
+        Ok(Trained { net: task.net, selected, peak_bytes: cpu.then_some(peak) })
+    }
+
+    /// The selected weights of a finished run.
+    ///
+    /// # Errors
+    /// Checkpoints that are not there, of another run, or of one that is not finished.
+    pub fn load(&self, files: &Files) -> Result<Trained, Ending> {
+        let request = self.request;
+        let recipe = recipe::find(&request.spec.preset, &request.task).map_err(|error| failed(&error))?;
+        let model = serde_json::to_value(request).map_err(|error| failed(&error))?;
+        let last = Checkpoint::load(&files.last).map_err(|error| failed(&error))?;
+        last.expect_model(&model).map_err(|error| failed(&error))?;
+        let state = State::read(&last, &files.last).map_err(|error| failed(&error))?;
+        if last.updates < request.steps {
+            return Err(failed(&format!("{} is not trained to its end", files.last.display())));
+        }
+        let selected = if recipe.select { state.best_point() } else { state.curve.last() };
+        let selected = *selected.ok_or_else(|| failed(&"nothing was evaluated"))?;
+        let weights =
+            if recipe.select { Checkpoint::load(&files.best).map_err(|error| failed(&error))? } else { last };
+        let builder = weights.builder(self.backend.device(), false).map_err(candle)?;
+        let config = request.spec.config_for(Some(&request.task)).map_err(|error| failed(&error))?;
+        let net = Net::new(&config, &builder).map_err(candle)?;
+        Ok(Trained { net, selected, peak_bytes: None })
+    }
+
+    /// The data.
+    pub fn data(&self) -> &dyn Dataset {
+        self.data.as_ref()
+    }
+
+    /// Full batches of the test split in order, or the only one, changed by `change` where something is said.
+    ///
+    /// # Errors
+    /// How the cell ended instead.
+    pub fn test(&self, trained: &Trained, change: Option<(Change, &[u8])>) -> Result<(Score, u64), Ending> {
+        let request = self.request;
+        let limited = Limited::new(self.data.as_ref(), limit(request));
+        let perturbed = change.map(|(change, characters)| Perturbed { data: &limited, change, characters });
+        let data: &dyn Dataset = match &perturbed {
+            Some(perturbed) => perturbed,
+            None => &limited,
+        };
+        let count = data.len(Split::Test);
+        let batch = (request.spec.batch as usize).clamp(1, count.max(1));
+        let batches = (0..count / batch).map(|index| (index * batch..(index + 1) * batch).collect());
+        reader(request, &self.backend).score((&trained.net, data, Split::Test), batches).map_err(candle)
+    }
+
+    /// Share of the protocol that was run.
+    pub fn fraction(&self) -> Option<f64> {
+        let request = self.request;
+        let published = TASKS.iter().find(|(name, _)| *name == request.task).map_or(1, |(_, count)| *count);
+        let used = limit(request).min(self.data.len(Split::Train));
+        fraction(request, (used as f64 / published as f64).min(1.0))
+    }
+
+    fn done(&self, trained: &Trained) -> Result<Done, Ending> {
+        let (test, tested) = self.test(trained, None)?;
+        let selected = &trained.selected;
+        let measures = vec![
+            Measure::new("accuracy", "%", test.value),
+            Measure::new("loss", "nat", test.loss),
+            Measure::new("tested", "1", tested as f64),
+            Measure::new("validation_accuracy", "%", selected.score.value),
+            Measure::new("validation_loss", "nat", selected.score.loss),
+            Measure::new("selected_step", "1", selected.step as f64),
+            Measure::new("train_loss", "nat", selected.train_loss),
+            Measure::new("steps", "1", self.request.steps as f64),
+        ];
+        Ok(Done { measures, fraction: self.fraction(), peak_bytes: trained.peak_bytes })
+    }
+}
+
+/// Examples of each split that are used at most.
+fn limit(request: &Request) -> usize {
+    request.limit.map_or(usize::MAX, |limit| limit as usize)
+}
+
+fn reader<'a>(request: &Request, backend: &'a Backend) -> Reader<'a> {
+    Reader { keep: request.keep as usize, len: request.spec.len as usize, backend }
 }
 
 /// Data, model and optimizer, from the beginning or from a checkpoint.
@@ -172,7 +304,7 @@ fn open<'a>(
         None => (Trainer::new(params, optimizer, schedule).map_err(candle)?, State::default()),
     };
     let order = |split: Split, seed: u64| {
-        let count = used(data, split, request.limit);
+        let count = data.len(split);
         let batch = (spec.batch as usize).min(count.max(1));
         Order::new(seed, count, batch).ok_or_else(|| {
             Ending::new(Outcome::Failed, format!("the {} split of {} is empty", split.name(), request.task))
@@ -183,7 +315,7 @@ fn open<'a>(
         recipe,
         data,
         net,
-        backend,
+        reader: reader(request, backend),
         dropout: config.backbone.dropout,
         train: order(Split::Train, spec.seed)?,
         memo: None,
@@ -191,47 +323,4 @@ fn open<'a>(
         validation_memo: None,
     };
     Ok((task, trainer, state))
-}
-
-/// Examples of `split` that are used.
-fn used(data: &dyn Dataset, split: Split, limit: Option<u64>) -> usize {
-    limit.map_or(usize::MAX, |limit| limit as usize).min(data.len(split))
-}
-
-/// Tests the selected weights once: full batches in order, or the only one.
-fn test(
-    request: &Request,
-    files: &Files,
-    task: Task,
-    state: &State,
-    peak_bytes: Option<u64>,
-) -> Result<Done, Ending> {
-    let selected = if task.recipe.select { state.best_point() } else { state.curve.last() };
-    let Some(selected) = selected.copied() else {
-        return Err(Ending::new(Outcome::Failed, "nothing was evaluated"));
-    };
-    let mut task = task;
-    if task.recipe.select {
-        let best = Checkpoint::load(&files.best).map_err(|error| failed(&error))?;
-        let builder = best.builder(task.backend.device(), false).map_err(candle)?;
-        let config = request.spec.config_for(Some(&request.task)).map_err(|error| failed(&error))?;
-        task.net = Net::new(&config, &builder).map_err(candle)?;
-    }
-    let count = used(task.data, Split::Test, request.limit);
-    let batch = (request.spec.batch as usize).clamp(1, count.max(1));
-    let batches = (0..count / batch).map(|index| (index * batch..(index + 1) * batch).collect());
-    let (test, tested) = task.score(Split::Test, batches).map_err(candle)?;
-    let published = TASKS.iter().find(|(name, _)| *name == request.task).map_or(1, |(_, count)| *count);
-    let share_of_data = (used(task.data, Split::Train, request.limit) as f64 / published as f64).min(1.0);
-    let measures = vec![
-        Measure::new("accuracy", "%", test.value),
-        Measure::new("loss", "nat", test.loss),
-        Measure::new("tested", "1", tested as f64),
-        Measure::new("validation_accuracy", "%", selected.score.value),
-        Measure::new("validation_loss", "nat", selected.score.loss),
-        Measure::new("selected_step", "1", selected.step as f64),
-        Measure::new("train_loss", "nat", selected.train_loss),
-        Measure::new("steps", "1", request.steps as f64),
-    ];
-    Ok(Done { measures, fraction: fraction(request, share_of_data), peak_bytes })
 }

@@ -72,7 +72,9 @@ pub fn conduct<J: Job>(
             }
         };
         let (rows, samples) = match (&ending, request) {
-            (Ok((done, seconds)), Some(_)) => (rows(&cell.row, done, seconds), samples(seconds)),
+            (Ok((done, seconds)), Some(request)) => {
+                (rows(&cell.row, request, done, seconds), samples(seconds))
+            }
             (Err(ending), _) => (ended(&cell.row, ending), Vec::new()),
             (Ok(_), None) => (Vec::new(), Vec::new()),
         };
@@ -197,20 +199,25 @@ fn ended(row: &Row, ending: &Ending) -> Vec<Row> {
     vec![row.ended(ending.outcome, Some(ending.reason.clone()))]
 }
 
-fn rows(row: &Row, done: &Done, seconds: &[f64]) -> Vec<Row> {
+fn rows<J: Job>(row: &Row, request: &J, done: &Done, seconds: &[f64]) -> Vec<Row> {
     let row = Row { peak_bytes: done.peak_bytes, fraction: done.fraction, ..row.ended(Outcome::Ok, None) };
     let plain = Row { published: None, ..row.clone() };
     let mut rows = Vec::new();
     for (index, measure) in done.measures.iter().enumerate() {
-        let row = if index == 0 { Row { n: Some(1), ..row.clone() } } else { plain.clone() };
+        let mut row = if index == 0 { Row { n: Some(1), ..row.clone() } } else { plain.clone() };
+        if let Some(task) = &measure.task {
+            row.published = request.published(task);
+            row.task = Some(task.clone());
+        }
+        if let Some((std, n)) = measure.spread {
+            (row.std, row.n) = (Some(std), Some(n));
+        }
         rows.push(row.with(&measure.metric, &measure.unit, Some(measure.value)));
     }
-    let step = Summary::of(seconds);
-    rows.push(Row {
-        std: step.as_ref().and_then(|summary| summary.std),
-        n: step.as_ref().map(|summary| summary.n as u64),
-        ..plain.with("step_time", "s", step.as_ref().map(|summary| summary.median))
-    });
+    if let Some(step) = Summary::of(seconds) {
+        let n = Some(step.n as u64);
+        rows.push(Row { std: step.std, n, ..plain.with("step_time", "s", Some(step.median)) });
+    }
     rows
 }
 

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::Task;
-use crate::record::Outcome;
+use crate::record::{Outcome, Published};
 use crate::train::session::{Point, Score};
 
 pub use conduct::{Curve, conduct, curve_file};
@@ -28,6 +28,10 @@ pub trait Job: Clone {
     fn timeout(&self) -> Option<f64>;
     /// What is shown of an evaluation.
     fn shown(&self) -> Shown;
+    /// What the papers print for `task`, where it is not the cell's.
+    fn published(&self, _task: &str) -> Option<Published> {
+        None
+    }
 }
 
 /// What is shown of an evaluation.
@@ -109,12 +113,16 @@ pub struct Measure {
     pub unit: String,
     /// Value.
     pub value: f64,
+    /// Task, where it is not the cell's.
+    pub task: Option<String>,
+    /// Deviation and number of repetitions behind the value.
+    pub spread: Option<(f64, u64)>,
 }
 
 impl Measure {
     /// `value` of `metric`.
     pub fn new(metric: &str, unit: &str, value: f64) -> Self {
-        Self { metric: metric.to_owned(), unit: unit.to_owned(), value }
+        Self { metric: metric.to_owned(), unit: unit.to_owned(), value, task: None, spread: None }
     }
 }
 

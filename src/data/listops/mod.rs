@@ -6,16 +6,15 @@
 //! their order, so any number of threads makes the same set.
 
 use std::collections::HashSet;
-use std::fmt::Write as _;
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::path::Path;
 
 use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
-use super::{DataError, Dataset, Example, Split, store};
+mod dataset;
+
+pub use dataset::{ListOps, NAMES, write_cache, write_splits};
 
 /// Depth at which a node is always a digit (the root has depth 1).
 const MAX_DEPTH: usize = 10;
@@ -317,158 +316,6 @@ fn name(operator: u8) -> &'static str {
         token::MED => "[MED",
         _ => "[SM",
     }
-}
-
-/// Writes expressions `range` as one of the Long Range Arena's own files: a header, then `text<TAB>value`.
-///
-/// # Errors
-/// Failures of the writer.
-pub fn write_tsv(
-    expressions: &Expressions,
-    range: std::ops::Range<usize>,
-    mut out: impl Write,
-) -> io::Result<()> {
-    out.write_all(b"Source\tTarget\n")?;
-    let mut line = String::new();
-    for index in range {
-        line.clear();
-        line.push_str(&to_text(expressions.tokens(index)));
-        let _ = writeln!(line, "\t{}", expressions.label(index));
-        out.write_all(line.as_bytes())?;
-    }
-    Ok(())
-}
-
-/// Expressions per split: training, validation, test.
-const SPLITS: [usize; 3] = [96_000, 2000, 2000];
-/// Seed of the set that is made where nobody has LRA's own files.
-const SEED: u64 = 0;
-/// Longest line of a TSV file that is read.
-const LONGEST_LINE: usize = 1 << 20;
-/// The Long Range Arena's own files, by split.
-const FILES: [&str; 3] = ["basic_train.tsv", "basic_val.tsv", "basic_test.tsv"];
-
-/// The task: expressions in three splits.
-pub struct ListOps {
-    splits: [Expressions; 3],
-    tokenizer: Tokenizer,
-    hash: String,
-    partial: Option<String>,
-}
-
-impl ListOps {
-    /// The Long Range Arena's files in `dir` where they are, else the generated set.
-    ///
-    /// # Errors
-    /// Files that are incomplete, lines that are no expressions (with file and line).
-    pub fn load(dir: &Path, tokenizer: Tokenizer) -> Result<Self, DataError> {
-        let found = FILES.map(|name| store::find(dir, &[name]));
-        let splits = match &found {
-            [Some(train), Some(validation), Some(test)] => {
-                [read_tsv(train)?, read_tsv(validation)?, read_tsv(test)?]
-            }
-            [None, None, None] => Self::generated(),
-            _ => {
-                let missing: Vec<&str> = FILES
-                    .iter()
-                    .zip(&found)
-                    .filter(|(_, path)| path.is_none())
-                    .map(|(name, _)| *name)
-                    .collect();
-                return Err(DataError::Missing {
-                    what: "ListOps",
-                    dir: dir.to_owned(),
-                    next: format!(
-                        "of LRA's three files {} is missing; place it there or take the others away",
-                        missing.join(" and ")
-                    ),
-                });
-            }
-        };
-        let mut hash = Sha256::new();
-        for split in &splits {
-            hash.update(&split.tokens);
-            hash.update(&split.labels);
-        }
-        let counts = splits.each_ref().map(Expressions::len);
-        let partial = (counts != SPLITS).then(|| format!("{counts:?} of {SPLITS:?} expressions"));
-        Ok(Self { splits, tokenizer, hash: format!("{:x}", hash.finalize()), partial })
-    }
-
-    fn generated() -> [Expressions; 3] {
-        let all = generate(SEED, SPLITS.iter().sum());
-        let mut first = 0;
-        SPLITS.map(|count| {
-            let mut split = Expressions::default();
-            (first..first + count).for_each(|index| split.push(all.tokens(index), all.label(index)));
-            first += count;
-            split
-        })
-    }
-
-    fn side(&self, split: Split) -> &Expressions {
-        match split {
-            Split::Train => &self.splits[0],
-            Split::Validation => &self.splits[1],
-            Split::Test => &self.splits[2],
-        }
-    }
-}
-
-impl Dataset for ListOps {
-    fn len(&self, split: Split) -> usize {
-        self.side(split).len()
-    }
-
-    fn example(&self, split: Split, index: usize, max_len: usize) -> Example {
-        let side = self.side(split);
-        let tokens = self.tokenizer.ids(side.tokens(index)).take(max_len).collect();
-        Example { tokens, second: None, label: u32::from(side.label(index)) }
-    }
-
-    fn hash(&self) -> &str {
-        &self.hash
-    }
-
-    fn partial(&self) -> Option<&str> {
-        self.partial.as_deref()
-    }
-}
-
-/// Expressions of one of LRA's files: a header, then `text<TAB>value`.
-fn read_tsv(file: &Path) -> Result<Expressions, DataError> {
-    let mut made = Expressions::default();
-    let mut reader = BufReader::new(store::open(file)?);
-    let mut line = Vec::new();
-    for number in 1.. {
-        line.clear();
-        let wrong = |reason: String| DataError::Line { file: file.to_owned(), line: number, reason };
-        let mut limited = Read::take(&mut reader, LONGEST_LINE as u64);
-        let count = limited
-            .read_until(b'\n', &mut line)
-            .map_err(|error| wrong(format!("cannot be read ({error})")))?;
-        if count == 0 {
-            break;
-        }
-        if count == LONGEST_LINE {
-            return Err(wrong("is longer than any expression".to_owned()));
-        }
-        let text = std::str::from_utf8(&line).map_err(|_| wrong("is not UTF-8".to_owned()))?.trim_end();
-        if number == 1 && text == "Source\tTarget" {
-            continue;
-        }
-        let (source, target) = text
-            .split_once('\t')
-            .ok_or_else(|| wrong("has no tab; expected an expression, a tab and its value".to_owned()))?;
-        let stated = target.trim().parse::<u8>().ok().filter(|label| *label < 10);
-        let stated = stated.ok_or_else(|| wrong(format!("has the value {target:?}; expected 0 to 9")))?;
-        let (tokens, label) = parse(source).map_err(|error| wrong(error.to_string()))?;
-        if label != stated {
-            return Err(wrong(format!("says {stated}, but the expression is {label}")));
-        }
-        made.push(&tokens, label);
-    }
-    Ok(made)
 }
 
 #[cfg(test)]

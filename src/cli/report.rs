@@ -1,0 +1,229 @@
+//! `effattn report`.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
+
+use super::runs::Run;
+use crate::config::suite::{SHIPPED, Suite};
+use crate::protocol::training::{curve_file, folder};
+use crate::record::{Row, file};
+use crate::report::chart::{Chart, Evaluation, Learning, Quantity, figure, growth, learning};
+use crate::report::document::{BEGIN, Document, END, Section, splice};
+use crate::report::table::{self, Table};
+use crate::report::{published, trained};
+use crate::term::{self, Term};
+
+const EXAMPLES: &str = "\
+Examples:
+  effattn report                                   everything under results/, as Markdown
+  effattn report --format html -o report.html      one self-contained file with charts
+  effattn report --splice README.md                renews what is between the README's markers";
+
+/// Tables and figures of the papers that this version does not measure.
+const NOT_BUILT: &[(&str, &str)] = &[
+    ("Transformer-LS, Table 3", "fine-tuning on IMDb from pre-trained weights"),
+    ("Transformer-LS, Tables 5 and 6, Figure 6", "ImageNet classification"),
+    ("Transformer-LS, Figure 2", "DualLN: norms at initialisation, and loss with and without"),
+    ("cosFormer, Table 1", "language modelling of WikiText-103"),
+    ("cosFormer, Table 2", "autoregressive WikiText-103"),
+    ("cosFormer, Table 3", "fine-tuning on GLUE"),
+    ("cosFormer, Figure 1", "accuracy against speed and memory"),
+    ("cosFormer, Figure 4", "pre-training loss"),
+];
+
+/// Form of the report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// Tables in pipe syntax
+    Markdown,
+    /// One self-contained file
+    Html,
+}
+
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Folder of results
+    #[arg(value_name = "RESULTS", default_value = "results")]
+    results: PathBuf,
+    /// Only rows of this suite
+    #[arg(long, value_name = "NAME")]
+    suite: Option<String>,
+    /// Form
+    #[arg(long, value_enum, default_value = "markdown")]
+    format: Format,
+    /// File; standard output without
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Put the Markdown between the markers of this file
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["output", "format"])]
+    splice: Option<PathBuf>,
+}
+
+pub fn run(args: &Args, term: &Term) -> Result<u8> {
+    if let Some(name) = &args.suite {
+        Suite::load(name)?;
+    }
+    let runs = Run::below(&args.results)?;
+    let document = document(&runs, args.suite.as_deref())?;
+    if document.sections.is_empty() {
+        let what = args.suite.as_deref().map_or_else(String::new, |suite| format!(" of suite {suite}"));
+        bail!("no rows{what} under {}; measure first: effattn speed --quick", args.results.display());
+    }
+    if let Some(path) = &args.splice {
+        let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+        let new = splice(&text, &document.markdown()).with_context(|| {
+            format!("{} has no markers; put {BEGIN} and {END} on lines of their own", path.display())
+        })?;
+        file::write(path, new.as_bytes()).with_context(|| path.display().to_string())?;
+        term.say(&format!("{}: renewed", path.display()));
+        return Ok(0);
+    }
+    let text = match args.format {
+        Format::Markdown => document.markdown(),
+        Format::Html => document.html(),
+    };
+    match &args.output {
+        None => term::data(&text)?,
+        Some(path) => {
+            file::write(path, text.as_bytes()).with_context(|| path.display().to_string())?;
+            term.say(&format!("report: {}", path.display()));
+        }
+    }
+    Ok(0)
+}
+
+/// Rows of trained models are put together over runs; measurements are shown run by run, the latest of each folder.
+fn document(runs: &[Run], suite: Option<&str>) -> Result<Document> {
+    let wanted = |row: &&Row| suite.is_none_or(|suite| row.suite.as_deref() == Some(suite));
+    let mut document = Document { title: "Measured by effattn".to_owned(), sections: Vec::new() };
+    let mut trained = Section { title: "Trained models".to_owned(), ..Section::default() };
+    let mut newest: BTreeMap<String, Row> = BTreeMap::new();
+    let mut latest: BTreeMap<PathBuf, &Run> = BTreeMap::new();
+    for run in runs {
+        let is_trained = matches!(run.manifest.command.as_str(), "lra" | "charlm" | "robustness");
+        if !is_trained {
+            latest.insert(run.folder.parent().unwrap_or(Path::new("")).to_owned(), run);
+            continue;
+        }
+        let rows: Vec<&Row> = run.rows.iter().filter(wanted).collect();
+        if rows.is_empty() {
+            continue;
+        }
+        for row in rows {
+            newest.insert(trained_key(row), row.clone());
+        }
+        trained.provenance.push(run.provenance());
+    }
+    let rows: Vec<Row> = newest.into_values().collect();
+    trained.tables = trained::tables(&rows);
+    trained.tables.extend(published::reasons(&rows));
+    trained.charts = curves(runs, &rows)?;
+    if !trained.tables.is_empty() {
+        document.sections.push(trained);
+    }
+    for run in latest.into_values() {
+        let rows: Vec<Row> = run.rows.iter().filter(wanted).cloned().collect();
+        if !rows.is_empty() {
+            document.sections.push(measured(run, &rows)?);
+        }
+    }
+    if !document.sections.is_empty() && suite.is_none() {
+        document.sections.push(missing(runs)?);
+    }
+    Ok(document)
+}
+
+fn trained_key(row: &Row) -> String {
+    let place = (&row.protocol, &row.task, &row.model, &row.variant, &row.preset, &row.metric);
+    let how = (&row.device, &row.dtype, &row.kernel, row.batch, row.len, row.seed);
+    format!("{place:?} {how:?} {:?}", row.fraction)
+}
+
+/// Learning curves of the runs, one chart per command and task.
+fn curves(runs: &[Run], rows: &[Row]) -> Result<Vec<Chart>> {
+    let mut groups: BTreeMap<(String, String), Vec<Learning>> = BTreeMap::new();
+    for run in runs.iter().filter(|run| matches!(run.manifest.command.as_str(), "lra" | "charlm")) {
+        let mut seen = Vec::new();
+        for row in run.rows.iter().filter(|row| rows.iter().any(|one| trained_key(one) == trained_key(row))) {
+            let (Some(task), Some(preset), Some(seed)) = (&row.task, &row.preset, row.seed) else { continue };
+            let variant = row.variant.as_ref().map_or_else(String::new, |variant| format!(":{variant}"));
+            let key = format!("{task} {}{variant} {preset} s{seed}", row.model);
+            if seen.contains(&key) || !folder(&run.folder, &key).is_dir() {
+                continue;
+            }
+            let path = curve_file(&run.folder, &key);
+            let points = read_curve(&path).with_context(|| path.display().to_string())?;
+            let label =
+                format!("{} {}", row.label(), row.len.map_or_else(String::new, |len| format!("n{len}")));
+            let group = (run.manifest.command.clone(), task.clone());
+            groups.entry(group).or_default().push(Learning { label, points });
+            seen.push(key);
+        }
+    }
+    let charts = groups.into_iter().map(|((command, task), lines)| {
+        let measure =
+            if command == "lra" { "validation accuracy, %" } else { "validation, bits per character" };
+        learning(&format!("{command}-{task}-curves"), &format!("Learning {task}"), measure, &lines)
+    });
+    charts.filter_map(|chart| chart.transpose()).collect::<std::io::Result<_>>().map_err(Into::into)
+}
+
+fn read_curve(path: &Path) -> Result<Vec<Evaluation>> {
+    let mut points = Vec::new();
+    for record in ::csv::Reader::from_path(path)?.deserialize::<(f64, f64, f64, f64)>() {
+        let (step, train_loss, loss, value) = record?;
+        points.push(Evaluation { step, train_loss, loss, value });
+    }
+    Ok(points)
+}
+
+/// Tables and charts of one run of `speed` or `memory`.
+fn measured(run: &Run, rows: &[Row]) -> Result<Section> {
+    let suite = run.manifest.suite.as_deref();
+    let name = rows.first().and_then(|row| row.suite.clone());
+    let suite = match (name, suite) {
+        (Some(name), Some(text)) => Some(Suite::parse(&format!("{name}.toml"), text)?),
+        _ => None,
+    };
+    let title = suite.as_ref().map_or_else(|| run.manifest.command.clone(), |suite| suite.title.clone());
+    let mut tables: Vec<Table> = Vec::new();
+    match &suite {
+        Some(suite) => tables.extend(published::tables(rows, suite)),
+        None => {
+            for quantity in Quantity::ALL {
+                tables.extend(figure(rows, quantity).iter().flat_map(table::growth));
+            }
+        }
+    }
+    tables.extend(published::longest(rows));
+    tables.extend(published::reasons(rows));
+    let mut charts = Vec::new();
+    for quantity in Quantity::ALL {
+        charts.extend(growth(rows, quantity, &run.manifest.id)?);
+    }
+    let title = format!("{title}: {}", run.folder.display());
+    Ok(Section { title, tables, charts, provenance: vec![run.provenance()] })
+}
+
+/// What the papers have and this report does not.
+fn missing(runs: &[Run]) -> Result<Section> {
+    let columns = ["what", "why it is not here"].map(str::to_owned).to_vec();
+    let mut table =
+        Table { title: "Tables and figures without rows".to_owned(), columns, ..Table::default() };
+    for (name, text) in SHIPPED {
+        let suite = Suite::parse(&format!("{name}.toml"), text)?;
+        let ran = runs.iter().any(|run| run.rows.iter().any(|row| row.suite.as_deref() == Some(*name)));
+        if !ran {
+            let why = format!("no row was run as a suite: effattn {} --suite {name}", suite.protocol);
+            table.rows.push(vec![suite.source.split(':').next().unwrap_or(name).to_owned(), why]);
+        }
+    }
+    for (what, about) in NOT_BUILT {
+        table.rows.push(vec![(*what).to_owned(), format!("not built ({about})")]);
+    }
+    Ok(Section { title: "Not in this report".to_owned(), tables: vec![table], ..Section::default() })
+}

@@ -1,0 +1,77 @@
+//! Finding and reading run folders.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use crate::record::{Row, csv};
+use crate::run::manifest::{Manifest, State};
+
+/// A run folder that was read.
+pub struct Run {
+    /// Where it is.
+    pub folder: PathBuf,
+    /// Where its rows come from.
+    pub manifest: Manifest,
+    /// Its rows.
+    pub rows: Vec<Row>,
+}
+
+impl Run {
+    /// Reads `folder`; nothing if it is no run folder.
+    ///
+    /// # Errors
+    /// Rows or a manifest that are damaged, or of a newer version.
+    pub fn read(folder: &Path) -> Result<Option<Self>> {
+        let Some(manifest) = Manifest::read(folder)? else { return Ok(None) };
+        let path = folder.join("rows.csv");
+        let Ok(text) = std::fs::read_to_string(&path) else { return Ok(None) }; // killed before its first cell
+        let rows = csv::from_str(&text).with_context(|| path.display().to_string())?;
+        Ok(Some(Self { folder: folder.to_owned(), manifest, rows }))
+    }
+
+    /// Every run below `root` (or `root` itself), by folder; those that were given up are left out.
+    ///
+    /// # Errors
+    /// A folder that cannot be read, or whose files are damaged.
+    pub fn below(root: &Path) -> Result<Vec<Self>> {
+        let mut runs = Vec::new();
+        let mut folders = vec![(root.to_owned(), 0)];
+        while let Some((folder, depth)) = folders.pop() {
+            if let Some(run) = Self::read(&folder)? {
+                if run.manifest.state != State::Abandoned {
+                    runs.push(run);
+                }
+                continue;
+            }
+            if depth == 3 {
+                continue;
+            }
+            let entries = std::fs::read_dir(&folder)
+                .with_context(|| format!("{} cannot be read; name a folder of results", folder.display()))?;
+            for entry in entries {
+                let entry = entry?;
+                if entry.file_type()?.is_dir() {
+                    folders.push((entry.path(), depth + 1)); // `latest` is a link and passed over
+                }
+            }
+        }
+        runs.sort_by(|a, b| a.folder.cmp(&b.folder));
+        Ok(runs)
+    }
+
+    /// `measured with effattn 0.1.0 (e0b18a0) on AMD EPYC, 2 threads, cpu, 2026-11-21; data imdb 0123abcd`.
+    pub fn provenance(&self) -> String {
+        let Manifest { id, version, commit, machine, threads, device, start, data, state, .. } =
+            &self.manifest;
+        let commit = commit.as_deref().map_or_else(String::new, |commit| format!(" ({commit})"));
+        let machine = machine["cpu"].as_str().unwrap_or("unknown processor");
+        let data: Vec<String> =
+            data.iter().map(|(name, hash)| format!("{name} {}", hash.get(..12).unwrap_or(hash))).collect();
+        let data =
+            if data.is_empty() { String::new() } else { format!("; data (SHA-256) {}", data.join(", ")) };
+        let state = if *state == State::Done { "" } else { "; unfinished" };
+        let day = start.get(..10).unwrap_or(start);
+        format!("{id}: effattn {version}{commit}, {machine}, {threads} threads, {device}, {day}{data}{state}")
+    }
+}

@@ -1,0 +1,323 @@
+//! Bringing data sets into a folder: from their canonical address, or from a file that a person has. Nothing passes
+//! as complete whose size and checksum are not the published ones.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use md5::Md5;
+use sha2::{Digest, Sha256};
+
+use crate::record::file;
+
+/// A published checksum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sum {
+    /// MD5, where nothing better was published.
+    Md5(&'static str),
+    /// SHA-256.
+    Sha256(&'static str),
+}
+
+/// A file at its canonical address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// Name on the command line.
+    pub name: &'static str,
+    /// Name of the file in the data folder.
+    pub file: &'static str,
+    /// Address.
+    pub url: &'static str,
+    /// Size in bytes, where published.
+    pub bytes: Option<u64>,
+    /// Checksum of the file.
+    pub sum: Sum,
+}
+
+/// What can be downloaded.
+pub const SOURCES: &[Source] = &[
+    Source {
+        name: "imdb",
+        file: "aclImdb_v1.tar.gz",
+        url: "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
+        bytes: Some(84_125_825),
+        sum: Sum::Md5("7c2ac02c03563afcf9b574c7e56c153a"),
+    },
+    Source {
+        name: "cifar10",
+        file: "cifar-10-binary.tar.gz",
+        url: "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+        bytes: None,
+        sum: Sum::Md5("c32a1d4ab5d03f1284b67883e8d87530"),
+    },
+    Source {
+        name: "enwik8",
+        file: "enwik8.zip",
+        url: "http://mattmahoney.net/dc/enwik8.zip",
+        bytes: Some(36_445_475),
+        sum: Sum::Sha256("547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"),
+    },
+    Source {
+        name: "text8",
+        file: "text8.zip",
+        url: "http://mattmahoney.net/dc/text8.zip",
+        bytes: Some(31_344_016),
+        sum: Sum::Sha256("a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232"),
+    },
+];
+
+/// Where the Long Range Arena's own archive is: 7.7 GB, without a published checksum, so it is not downloaded here.
+pub const ARENA: &str = "https://storage.googleapis.com/long-range-arena/lra_release.gz";
+
+/// Why a file was not brought.
+#[derive(Debug, thiserror::Error)]
+pub enum FetchError {
+    /// The address cannot be reached.
+    #[error("{url} cannot be reached ({reason}); with another machine's copy: effattn fetch {name} --from FILE, or place {file} in {}", dir.display())]
+    Unreachable {
+        /// Data set.
+        name: &'static str,
+        /// File.
+        file: &'static str,
+        /// Address.
+        url: String,
+        /// Data folder.
+        dir: PathBuf,
+        /// What the network says.
+        reason: String,
+    },
+    /// It is not the published file.
+    #[error("{} is not the published {name}: {reason}", path.display())]
+    Other {
+        /// Data set.
+        name: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What differs.
+        reason: String,
+    },
+    /// The folder cannot be written, or the file not be read.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// Where.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+}
+
+/// What was done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fetched {
+    /// It was there and is whole.
+    There(PathBuf),
+    /// It was brought.
+    Brought(PathBuf),
+}
+
+/// Hears bytes so far and in all.
+pub type Progress<'a> = &'a mut dyn FnMut(u64, Option<u64>);
+
+/// Brings `source` into `dir`, from the file `from` where one is given. A part of an earlier download is continued.
+///
+/// # Errors
+/// See [`FetchError`]; a file with another content is never left under the name.
+pub fn fetch(
+    source: &Source,
+    dir: &Path,
+    from: Option<&Path>,
+    progress: Progress,
+) -> Result<Fetched, FetchError> {
+    let target = dir.join(source.file);
+    let io = |path: &Path| {
+        let path = path.to_owned();
+        move |error| FetchError::Io { path, source: error }
+    };
+    file::ensure_writable(dir).map_err(io(dir))?;
+    if target.exists() {
+        source.check(&target)?;
+        return Ok(Fetched::There(target));
+    }
+    if let Some(from) = from {
+        source.check(from)?;
+        let copy = |out: &mut File| io::copy(&mut File::open(from)?, out).map(drop);
+        file::write_with(&target, copy).map_err(io(&target))?;
+        return Ok(Fetched::Brought(target));
+    }
+    let part = dir.join(format!("{}.part", source.file));
+    source.download(source.url, &part, dir, progress)?;
+    if let Err(error) = source.check(&part) {
+        let _ = std::fs::remove_file(&part); // what is wrong cannot be continued
+        return Err(error);
+    }
+    std::fs::rename(&part, &target).map_err(io(&target))?;
+    Ok(Fetched::Brought(target))
+}
+
+impl Source {
+    /// Makes sure that the file at `path` is the published one.
+    ///
+    /// # Errors
+    /// Another size or checksum.
+    pub fn check(&self, path: &Path) -> Result<(), FetchError> {
+        let io = |source| FetchError::Io { path: path.to_owned(), source };
+        let other = |reason| FetchError::Other { name: self.name, path: path.to_owned(), reason };
+        let mut file = File::open(path).map_err(io)?;
+        let size = file.metadata().map_err(io)?.len();
+        if let Some(bytes) = self.bytes.filter(|bytes| *bytes != size) {
+            return Err(other(format!("it has {size} bytes, expected {bytes}")));
+        }
+        let (kind, wanted, found) = match self.sum {
+            Sum::Md5(wanted) => ("MD5", wanted, digest::<Md5>(&mut file).map_err(io)?),
+            Sum::Sha256(wanted) => ("SHA-256", wanted, digest::<Sha256>(&mut file).map_err(io)?),
+        };
+        if found == wanted {
+            return Ok(());
+        }
+        Err(other(format!("its {kind} is {found}, expected {wanted}")))
+    }
+
+    /// Appends what is missing of `part`.
+    fn download(&self, url: &str, part: &Path, dir: &Path, progress: Progress) -> Result<(), FetchError> {
+        let io = |source| FetchError::Io { path: part.to_owned(), source };
+        let unreachable = |reason: String| FetchError::Unreachable {
+            name: self.name,
+            file: self.file,
+            url: url.to_owned(),
+            dir: dir.to_owned(),
+            reason,
+        };
+        let mut have = part.metadata().map_or(0, |meta| meta.len());
+        if self.bytes.is_some_and(|bytes| have >= bytes) {
+            have = 0;
+        }
+        let agent: ureq::Agent = ureq::Agent::config_builder()
+            .timeout_connect(Some(Duration::from_secs(20)))
+            .timeout_recv_response(Some(Duration::from_secs(60)))
+            .build()
+            .into();
+        let mut request = agent.get(url);
+        if have > 0 {
+            request = request.header("Range", format!("bytes={have}-"));
+        }
+        let response = request.call().map_err(|error| unreachable(error.to_string()))?;
+        if response.status().as_u16() != 206 {
+            have = 0; // the server starts over
+        }
+        let rest = response.body().content_length();
+        let total = self.bytes.or(rest.map(|rest| have + rest));
+        let mut out = OpenOptions::new().create(true).write(true).truncate(false).open(part).map_err(io)?;
+        out.set_len(have).map_err(io)?;
+        io::Seek::seek(&mut out, io::SeekFrom::End(0)).map_err(io)?;
+        let most = total.unwrap_or(1 << 34);
+        let mut reader = response.into_body().into_reader().take(most.saturating_sub(have) + 1);
+        let mut buffer = vec![0; 1 << 16];
+        loop {
+            let count = reader.read(&mut buffer).map_err(|error| unreachable(error.to_string()))?;
+            if count == 0 {
+                break;
+            }
+            out.write_all(&buffer[..count]).map_err(io)?;
+            have += count as u64;
+            progress(have, total);
+        }
+        out.sync_data().map_err(io)?;
+        if total.is_some_and(|total| have < total) {
+            let reason = format!("it ended behind {have} bytes; the same command continues");
+            return Err(unreachable(reason));
+        }
+        Ok(())
+    }
+}
+
+fn digest<D: Digest>(reader: &mut impl Read) -> io::Result<String> {
+    let mut hash = D::new();
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        let count = reader.read(&mut buffer)?;
+        if count == 0 {
+            return Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect());
+        }
+        hash.update(&buffer[..count]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::net::TcpListener;
+
+    use super::*;
+
+    const SMALL: Source = Source {
+        name: "enwik8",
+        file: "small.zip",
+        url: "http://localhost:1/small.zip",
+        bytes: Some(11),
+        sum: Sum::Sha256("b94d27b9934d3e08a52e52d7da7dabfac484efe37a5380ee9088f7ace2efcde9"),
+    };
+
+    /// Answers one request with `answer` cut at what Range asks for; gives the address.
+    fn serve(answer: &'static [u8], cut: usize) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut from = 0;
+            for line in BufReader::new(stream.try_clone().unwrap()).lines() {
+                let line = line.unwrap().to_lowercase();
+                if let Some(range) = line.strip_prefix("range: bytes=") {
+                    from = range.trim_end_matches('-').parse().unwrap();
+                }
+                if line.is_empty() {
+                    break;
+                }
+            }
+            let status = if from > 0 { "206 Partial Content" } else { "200 OK" };
+            let head = format!(
+                "HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+                answer.len() - from
+            );
+            stream.write_all(head.as_bytes()).unwrap();
+            stream.write_all(&answer[from..answer.len() - cut]).unwrap();
+        });
+        format!("http://{address}/small.zip")
+    }
+
+    #[test]
+    fn a_download_that_broke_off_is_continued() {
+        let dir = tempfile::tempdir().unwrap();
+        let part = dir.path().join("small.zip.part");
+        let get = |url: &str| SMALL.download(url, &part, dir.path(), &mut |_, _| ());
+        assert!(get(&serve(b"hello world", 6)).is_err());
+        assert_eq!(std::fs::read(&part).unwrap(), b"hello");
+        get(&serve(b"hello world", 0)).unwrap();
+        SMALL.check(&part).unwrap();
+    }
+
+    #[test]
+    fn what_is_not_the_published_file_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let copy = dir.path().join("copy");
+        let get = |text: &str| {
+            std::fs::write(&copy, text).unwrap();
+            fetch(&SMALL, dir.path(), Some(&copy), &mut |_, _| ())
+        };
+        assert!(get("hello").unwrap_err().to_string().contains("it has 5 bytes, expected 11"));
+        assert!(get("hello_world").unwrap_err().to_string().contains("its SHA-256 is"));
+        assert!(!dir.path().join("small.zip").exists());
+        let target = dir.path().join("small.zip");
+        assert_eq!(get("hello world").unwrap(), Fetched::Brought(target.clone()));
+        assert_eq!(get("x").unwrap(), Fetched::There(target.clone()));
+        std::fs::write(&target, "hello_world").unwrap();
+        assert!(get("hello world").is_err(), "a wrong file under the name is not passed over");
+    }
+
+    #[test]
+    fn without_network_it_says_which_file_to_place_where() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = fetch(&SMALL, dir.path(), None, &mut |_, _| ()).unwrap_err().to_string();
+        assert!(error.contains("place small.zip in") && error.contains("--from FILE"), "{error}");
+    }
+}
