@@ -11,7 +11,7 @@ use super::grid::{Grid, Place};
 use super::{data_dir, dry, finish, start};
 use crate::config::grid::Words;
 use crate::config::settings::Settings;
-use crate::config::units::Bytes;
+use crate::config::units::{Bytes, Seconds};
 use crate::protocol::charlm::plan::{Options, QUICK, QUICK_MODEL, cells, defaults, load};
 use crate::protocol::charlm::sample::{Draw, sample};
 use crate::protocol::{grid, training};
@@ -77,6 +77,9 @@ pub struct Args {
     /// Divides the logits; 0 takes the likeliest symbol
     #[arg(long, value_name = "T", default_value_t = 0.8, help_heading = "Text", requires = "generate")]
     temperature: f64,
+    /// Time between checkpoints: what a kill can cost
+    #[arg(long, value_name = "TIME", default_value = "10s", help_heading = "Output")]
+    save_every: Seconds,
     #[command(flatten)]
     place: Place,
     #[command(flatten)]
@@ -128,7 +131,8 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         value: |score| score.loss / std::f64::consts::LN_2,
         folder: Curves::folder(&args.place),
     };
-    let result = training::conduct(&plan, &requests, &dir, &mut session, |all| curves.draw(all));
+    let result =
+        training::conduct(&plan, &requests, (&dir, args.save_every.0), &mut session, |all| curves.draw(all));
     finish::finish(session, result, grid.suite.as_ref(), &args.place, &args.exports)
 }
 

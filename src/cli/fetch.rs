@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -85,10 +85,11 @@ fn other(args: &Args, dir: &std::path::Path, term: &Term) -> Result<u8> {
                     dir.display()
                 );
             }
-            file::ensure_writable(dir)?;
+            let place = || format!("--data-dir {} cannot be written", dir.display());
+            file::ensure_writable(dir).with_context(place)?;
             let files = match args.format {
-                Format::Compact => vec![listops::write_cache(dir)?],
-                Format::Tsv => listops::write_splits(dir)?,
+                Format::Compact => vec![listops::write_cache(dir).with_context(place)?],
+                Format::Tsv => listops::write_splits(dir).with_context(place)?,
             };
             files.iter().for_each(|path| term.say(&format!("{}: generated", path.display())));
             Ok(0)

@@ -8,7 +8,7 @@ use crate::config::suite::Suite;
 use crate::record::{Outcome, Row};
 use crate::report::chart::{Quantity, figure, growth};
 use crate::report::table::{self, Table};
-use crate::report::{published, trained};
+use crate::report::{published, reference, trained};
 use crate::run::session::{Finished, Session};
 use crate::term::{self, Term, Warning};
 
@@ -32,7 +32,8 @@ pub fn finish(
     }
     let (done, of) = session.progress();
     let (finished, term) = session.finish()?;
-    let tables = tables(&finished.rows, suite);
+    let mut tables = tables(&finished.rows, suite);
+    tables.extend(reference::table(&finished.rows, &reference::read(&finished.folder)?));
     show(&tables, exports, &term)?;
     let manifest = serde_json::to_value(&finished.manifest)?;
     exports.write(&manifest, &finished.rows, &tables)?;

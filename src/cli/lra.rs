@@ -10,7 +10,7 @@ use super::grid::{Grid, Place};
 use super::{data_dir, dry, finish, start};
 use crate::config::grid::Words;
 use crate::config::settings::Settings;
-use crate::config::units::Bytes;
+use crate::config::units::{Bytes, Seconds};
 use crate::protocol::grid;
 use crate::protocol::lra::plan::{Options, QUICK, cells, defaults};
 use crate::protocol::lra::tasks::{self, Reading};
@@ -58,6 +58,9 @@ pub struct Args {
     /// ListOps: keep closing brackets as tokens (today's LRA), which Table 1 did not
     #[arg(long, help_heading = "Data")]
     keep_close: bool,
+    /// Time between checkpoints: what a kill can cost
+    #[arg(long, value_name = "TIME", default_value = "10s", help_heading = "Output")]
+    save_every: Seconds,
     #[command(flatten)]
     place: Place,
     #[command(flatten)]
@@ -113,7 +116,8 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         value: |score| score.value,
         folder: Curves::folder(&args.place),
     };
-    let result = training::conduct(&plan, &requests, &dir, &mut session, |all| curves.draw(all));
+    let result =
+        training::conduct(&plan, &requests, (&dir, args.save_every.0), &mut session, |all| curves.draw(all));
     finish::finish(session, result, grid.suite.as_ref(), &args.place, &args.exports)
 }
 

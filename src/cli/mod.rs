@@ -164,8 +164,20 @@ fn code_of(error: &anyhow::Error, term: &Term) -> u8 {
     if error.chain().any(|cause| matches!(cause.downcast_ref::<RunError>(), Some(RunError::Stopped))) {
         return STOPPED;
     }
-    term.error(&format!("{error:#}"));
+    term.error(&words(error));
     USAGE
+}
+
+/// The error and its causes, each said once: many messages end with their cause.
+fn words(error: &anyhow::Error) -> String {
+    let mut said = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if !said.contains(&cause) {
+            said.push_str(if said.is_empty() { "" } else { ": " });
+            said.push_str(&cause);
+        }
+    }
+    said
 }
 
 fn init_log(verbose: bool) {

@@ -13,7 +13,7 @@ use crate::record::{Row, file};
 use crate::report::chart::{Chart, Evaluation, Learning, Quantity, figure, growth, learning};
 use crate::report::document::{BEGIN, Document, END, Section, splice};
 use crate::report::table::{self, Table};
-use crate::report::{published, trained};
+use crate::report::{published, reference, trained};
 use crate::term::{self, Term};
 
 const EXAMPLES: &str = "\
@@ -200,6 +200,7 @@ fn measured(run: &Run, rows: &[Row]) -> Result<Section> {
         }
     }
     tables.extend(published::longest(rows));
+    tables.extend(reference::table(rows, &reference::read(&run.folder)?));
     tables.extend(published::reasons(rows));
     let mut charts = Vec::new();
     for quantity in Quantity::ALL {

@@ -8,6 +8,7 @@ use super::grid::{Grid, Place};
 use super::{data_dir, dry, finish, start};
 use crate::config::grid::{Counts, Words};
 use crate::config::settings::Settings;
+use crate::config::units::Seconds;
 use crate::data::select::PUNCTUATION;
 use crate::protocol::lra::plan::Options;
 use crate::protocol::lra::tasks::Reading;
@@ -55,6 +56,9 @@ pub struct Args {
     /// Use data that are incomplete; rows say so
     #[arg(long, help_heading = "Data")]
     allow_partial: bool,
+    /// Time between checkpoints: what a kill can cost
+    #[arg(long, value_name = "TIME", default_value = "10s", help_heading = "Output")]
+    save_every: Seconds,
     #[command(flatten)]
     place: Place,
     #[command(flatten)]
@@ -107,6 +111,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         value: |score| score.value,
         folder: Curves::folder(&args.place),
     };
-    let result = training::conduct(&plan, &trials, &dir, &mut session, |all| curves.draw(all));
+    let result =
+        training::conduct(&plan, &trials, (&dir, args.save_every.0), &mut session, |all| curves.draw(all));
     finish::finish(session, result, grid.suite.as_ref(), &args.place, &args.exports)
 }

@@ -1,8 +1,9 @@
 //! `effattn speed`.
 
 use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use super::export::Exports;
 use super::grid::{Grid, Place};
@@ -11,6 +12,8 @@ use crate::config::settings::Settings;
 use crate::config::units::Seconds;
 use crate::protocol::speed::plan::{Planned, Request, cells, defaults};
 use crate::protocol::{gate, grid, speed};
+use crate::record::file;
+use crate::report::reference::{self, Reference};
 use crate::run::plan::Plan;
 use crate::run::session::Session;
 use crate::term::{Term, clock};
@@ -46,6 +49,9 @@ pub struct Args {
     /// Measuring time per cell, such as 2s
     #[arg(long, value_name = "TIME", help_heading = "Budget")]
     max_time: Option<Seconds>,
+    /// Another program's numbers beside ours: JSON lines of benches/peer/torch_speed.py, or CSV with its columns
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    reference: Option<PathBuf>,
     #[command(flatten)]
     place: Place,
     #[command(flatten)]
@@ -65,6 +71,7 @@ impl Args {
 }
 
 pub fn run(args: &Args, term: Term) -> Result<u8> {
+    let references = args.reference.as_deref().map(references).transpose()?;
     let flags = args.grid.flags(&args.place, args.budget());
     let grid = grid::resolve(flags, &defaults(args.quick))?;
     let ready = start::ready(&grid.settings)?;
@@ -83,8 +90,19 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
         );
     }
     let mut session = start::session(&plan, &args.place, &ready, text.as_ref(), term)?;
+    if let Some(references) = references {
+        let path = session.path().join(reference::FILE);
+        file::write(&path, reference::to_text(&references)?.as_bytes())
+            .with_context(|| path.display().to_string())?;
+    }
     let result = conduct(&plan, &requests, &mut session);
     finish::finish(session, result, grid.suite.as_ref(), &args.place, &args.exports)
+}
+
+fn references(path: &Path) -> Result<Vec<Reference>> {
+    let name = || format!("--reference {}", path.display());
+    let text = std::fs::read_to_string(path).with_context(name)?;
+    reference::parse(&text).with_context(name)
 }
 
 fn conduct(

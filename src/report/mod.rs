@@ -5,5 +5,6 @@ pub mod compare;
 pub mod document;
 pub mod markdown;
 pub mod published;
+pub mod reference;
 pub mod table;
 pub mod trained;

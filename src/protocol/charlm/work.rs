@@ -15,7 +15,7 @@ use crate::model::evaluate;
 use crate::model::lm::{Cache, LanguageModel, next_symbol_loss, released_loss};
 use crate::nn::dropout::Dropout;
 use crate::nn::params::Builder;
-use crate::protocol::training::work::{SAVE, candle, choose_kernels, drive, failed, report, restore};
+use crate::protocol::training::work::{candle, choose_kernels, drive, failed, report, restore};
 use crate::protocol::training::{Answer, Done, Measure, Place};
 use crate::run::outcome::Ending;
 use crate::run::worker::Link;
@@ -117,7 +117,7 @@ impl Run<'_> {
             curve: known.chain(own).collect(),
         };
         link.send(&started).map_err(|error| failed(&error))?;
-        let course = Course { steps: phase.steps, every: request.every, save: SAVE };
+        let course = Course { steps: phase.steps, every: request.every, save: self.place.save() };
         let parts = (&mut trainer, &mut task, &mut state);
         drive(link, parts, (&course, &files, &description), before)?;
         Ok(state)

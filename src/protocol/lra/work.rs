@@ -13,7 +13,7 @@ use crate::model::pair::{Document, Pair};
 use crate::model::{Classifier, ModelConfig};
 use crate::nn::dropout::Dropout;
 use crate::nn::params::Builder;
-use crate::protocol::training::work::{SAVE, candle, choose_kernels, drive, failed, report, restore};
+use crate::protocol::training::work::{candle, choose_kernels, drive, failed, report, restore};
 use crate::protocol::training::{Answer, Done, Measure, Place};
 use crate::record::Outcome;
 use crate::run::outcome::Ending;
@@ -184,7 +184,7 @@ impl<'a> Subject<'a> {
         drop(restored);
         let started = Answer::Started { step: trainer.optimizer().updates(), curve: state.curve.clone() };
         link.send(&started).map_err(|error| failed(&error))?;
-        let course = Course { steps: request.steps, every: task.recipe.every, save: SAVE };
+        let course = Course { steps: request.steps, every: task.recipe.every, save: place.save() };
         drive(link, (&mut trainer, &mut task, &mut state), (&course, &files, &model), 0)?;
         drop(trainer);
         let peak = alloc::peak().saturating_sub(baseline) as u64;

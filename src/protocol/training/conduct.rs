@@ -26,7 +26,7 @@ pub struct Curve {
     pub points: Vec<Point>,
 }
 
-/// Trains every cell of `plan` that has no rows yet. `data` is the folder of data sets; `drawn` is called with all
+/// Trains every cell of `plan` that has no rows yet. `data` is the folder of data sets, `save` the seconds between checkpoints; `drawn` is called with all
 /// curves whenever one has grown.
 ///
 /// # Errors
@@ -34,7 +34,7 @@ pub struct Curve {
 pub fn conduct<J: Job>(
     plan: &Plan,
     requests: &[Option<J>],
-    data: &std::path::Path,
+    (data, save): (&std::path::Path, f64),
     session: &mut Session,
     mut drawn: impl FnMut(&[Curve]),
 ) -> Result<(), RunError> {
@@ -50,7 +50,7 @@ pub fn conduct<J: Job>(
                 Err(Ending::new(Outcome::Unsupported, reason))
             }
             Some(request) => {
-                let place = Place { folder: folder(session.path(), &cell.key), data: data.to_owned() };
+                let place = Place { folder: folder(session.path(), &cell.key), data: data.to_owned(), save };
                 std::fs::create_dir_all(&place.folder).map_err(RunError::file(&place.folder))?;
                 let mut run = Running::new(cell, request, place, plan);
                 let result = run.train(session, |curve| {

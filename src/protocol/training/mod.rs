@@ -5,6 +5,7 @@ mod conduct;
 pub mod work;
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -133,6 +134,15 @@ pub struct Place {
     pub folder: PathBuf,
     /// Folder of data sets.
     pub data: PathBuf,
+    /// Seconds between checkpoints.
+    pub save: f64,
+}
+
+impl Place {
+    /// Time between checkpoints.
+    pub fn save(&self) -> Duration {
+        Duration::try_from_secs_f64(self.save).unwrap_or(Duration::MAX)
+    }
 }
 
 /// The folder of the cell called `key` in the folder of its run.

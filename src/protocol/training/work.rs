@@ -14,8 +14,6 @@ use crate::train::checkpoint::Checkpoint;
 use crate::train::session::{self, Course, Event, Files, Learner, Point, SessionError, State};
 use crate::train::step::{StepError, Trainer};
 
-/// Time between checkpoints.
-pub const SAVE: Duration = Duration::from_secs(10);
 /// Time between progress messages.
 const TELL: Duration = Duration::from_millis(500);
 

@@ -1,0 +1,179 @@
+//! Training runs of the real binary, killed and continued.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use effattn::record::{Outcome, Row, csv};
+
+fn effattn(folder: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_effattn"));
+    let cache = folder.join("cache");
+    command.args(args).current_dir(folder).env("XDG_CACHE_HOME", cache).env_remove("EFFATTN_LOG");
+    command
+}
+
+fn run(folder: &Path, args: &[&str]) -> Output {
+    let output = effattn(folder, args).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    output
+}
+
+/// Everything but times and memory.
+fn results(folder: &Path, command: &str) -> Vec<String> {
+    let path = folder.join("results").join(command).join("latest/rows.csv");
+    let rows: Vec<Row> = csv::from_str(&fs::read_to_string(path).unwrap()).unwrap();
+    assert!(rows.iter().all(|row| row.outcome == Outcome::Ok));
+    let told = rows.iter().filter(|row| row.metric != "step_time");
+    told.map(|row| format!("{} {} {:?}", row.label(), row.metric, row.value)).collect()
+}
+
+fn curve(folder: &Path, command: &str) -> String {
+    let cells = folder.join("results").join(command).join("latest/cells");
+    let cell = fs::read_dir(cells).unwrap().next().unwrap().unwrap();
+    fs::read_to_string(cell.path().join("curve.csv")).unwrap()
+}
+
+/// LRA's three files with few expressions.
+fn expressions(folder: &Path) {
+    let line = |index: usize| {
+        let (a, b, c) = (index % 10, index / 10 % 10, index / 7 % 10);
+        let (name, value) = match index % 2 {
+            0 => ("[MAX", a.max(b).max(c)),
+            _ => ("[MIN", a.min(b).min(c)),
+        };
+        format!("( ( ( ( {name} {a} ) {b} ) {c} ) ] )\t{value}\n")
+    };
+    for (name, range) in [("train", 0..80), ("val", 80..100), ("test", 100..120)] {
+        let text: String = range.map(line).collect();
+        fs::write(folder.join(format!("basic_{name}.tsv")), format!("Source\tTarget\n{text}")).unwrap();
+    }
+}
+
+/// Kills the command again and again, each time a little later, until it ends by itself.
+fn killed(folder: &Path, args: &[&str], kills: u64) -> u64 {
+    let mut done = 0;
+    for number in 0..kills {
+        let mut child = effattn(folder, args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(60 + 47 * number));
+        child.kill().unwrap(); // SIGKILL
+        if child.wait().unwrap().code().is_none() {
+            done += 1;
+        }
+    }
+    run(folder, args);
+    done
+}
+
+const LRA: &[&str] = &[
+    "lra",
+    "--task",
+    "listops",
+    "--model",
+    "ls:w=4,r=2",
+    "--len",
+    "16",
+    "--batch",
+    "8",
+    "--rate",
+    "1e-3",
+    "--data-dir",
+    ".",
+    "--no-plot",
+    "--threads",
+    "1",
+    "--save-every",
+    "1ms",
+];
+
+#[test]
+fn a_run_that_is_killed_again_and_again_ends_like_one_that_is_not() {
+    let args = [LRA, &["--steps", "150"]].concat();
+    let undisturbed = tempfile::tempdir().unwrap();
+    expressions(undisturbed.path());
+    run(undisturbed.path(), &args);
+    let folder = tempfile::tempdir().unwrap();
+    expressions(folder.path());
+    let kills = killed(folder.path(), &args, 10);
+    assert!(kills >= 3, "only {kills} kills hit a running program");
+    assert_eq!(results(folder.path(), "lra"), results(undisturbed.path(), "lra"));
+    assert_eq!(curve(folder.path(), "lra"), curve(undisturbed.path(), "lra"));
+}
+
+#[test]
+fn a_language_model_goes_on_with_its_cache() {
+    let args = [
+        "charlm",
+        "--quick",
+        "--steps",
+        "30",
+        "--every",
+        "10",
+        "--len",
+        "64",
+        "--batch",
+        "4",
+        "--accumulate",
+        "2",
+        "--model",
+        "ls:w=16",
+        "--limit",
+        "400",
+        "--set",
+        "layers=1",
+        "--set",
+        "dropout=0.1",
+        "--no-plot",
+        "--threads",
+        "1",
+        "--save-every",
+        "1ms",
+    ];
+    let undisturbed = tempfile::tempdir().unwrap();
+    run(undisturbed.path(), &args);
+    let folder = tempfile::tempdir().unwrap();
+    let kills = killed(folder.path(), &args, 8);
+    assert!(kills >= 3, "only {kills} kills hit a running program");
+    assert_eq!(results(folder.path(), "charlm"), results(undisturbed.path(), "charlm"));
+    assert_eq!(curve(folder.path(), "charlm"), curve(undisturbed.path(), "charlm"));
+}
+
+#[test]
+fn phases_hand_over_their_weights_and_text_can_be_drawn() {
+    let args = [
+        "charlm",
+        "--quick",
+        "--steps",
+        "4",
+        "--len",
+        "32,64",
+        "--batch",
+        "2",
+        "--model",
+        "ls:w=16",
+        "--limit",
+        "200",
+        "--set",
+        "layers=1",
+        "--no-plot",
+        "--threads",
+        "1",
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    run(folder.path(), &args);
+    let curve = curve(folder.path(), "charlm");
+    assert!(curve.lines().last().unwrap().starts_with("8,"), "{curve}");
+    let cells = folder.path().join("results/charlm/latest/cells");
+    let cell = fs::read_dir(cells).unwrap().next().unwrap().unwrap().path();
+    let checkpoint = cell.join("phase2-best.safetensors").display().to_string();
+    let draw = |seed: &str| {
+        let args =
+            ["charlm", "--generate", &checkpoint, "--symbols", "80", "--prompt", "The ", "--seed", seed];
+        run(folder.path(), &args).stdout
+    };
+    let text = draw("1");
+    assert!(text.starts_with(b"The ") && text.len() >= 84, "{}", String::from_utf8_lossy(&text));
+    assert_eq!(text, draw("1"));
+    assert_ne!(text, draw("2"));
+}
