@@ -35,7 +35,7 @@ pub fn run(
     for (cell, request) in plan.cells.iter_mut().zip(requests) {
         let Some(request) = request else { continue };
         let spec = &request.spec;
-        let Ok(config) = spec.config() else { continue };
+        let Ok(config) = spec.subject() else { continue };
         let key = (spec.model.clone(), spec.pass);
         let rate = match rates.get(&key) {
             Some(rate) => *rate,

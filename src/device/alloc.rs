@@ -85,6 +85,22 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
+/// Gives freed pages of large tensors back at once (Linux, glibc), so that the resident size follows the live bytes. glibc
+/// raises its threshold for such tensors as it goes, which leaves holes in the heap; here it stays where it starts.
+pub fn return_pages() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        // SAFETY: mallopt only sets parameters of glibc's allocator.
+        unsafe {
+            libc::mallopt(libc::M_MMAP_THRESHOLD, 128 << 10);
+            libc::mallopt(libc::M_TRIM_THRESHOLD, 128 << 10);
+            libc::mallopt(libc::M_MMAP_MAX, 1 << 16);
+            libc::mallopt(libc::M_TOP_PAD, 0);
+        }
+        KEPT.store(false, Relaxed);
+    }
+}
+
 /// Keeps freed pages in the heap (Linux, glibc). By default every large tensor is mapped and
 /// unmapped, and half of a training step is page faults. Call first in `main`.
 ///

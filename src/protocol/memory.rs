@@ -12,6 +12,7 @@ use super::stage::{Spec, SpecError, Stage};
 use crate::config::grid::{Batches, Lengths, MAX_LEN, Modes, Seeds};
 use crate::config::settings::Settings;
 use crate::config::units::{Bytes, Seconds};
+use crate::device::alloc;
 use crate::device::machine::Resident;
 use crate::record::{Outcome, Pass, Row};
 use crate::run::RunError;
@@ -87,7 +88,7 @@ pub fn cells(
             }
             let spec = Spec::new(pick, len, batch, pass, seed)?;
             let probe = Spec { len: if fit.is_some() { FIRST.min(len) } else { len }, ..spec.clone() };
-            let (config, reason) = match (&pick.choice, probe.config()) {
+            let (config, reason) = match (&pick.choice, probe.subject()) {
                 (Err(reason), _) => (None, Some(reason.clone())),
                 (Ok(_), Ok(config)) => (Some(config), None),
                 (Ok(_), Err(SpecError::Unsupported(reason))) => (None, Some(reason)),
@@ -217,6 +218,7 @@ fn probe(request: &Request, limit: u64, session: &Session) -> Result<Result<Peak
 /// # Errors
 /// The parent is gone.
 pub fn work(link: &Link, request: &Request, text: &[u8]) -> anyhow::Result<()> {
+    alloc::return_pages();
     let mut resident = Resident::default();
     let before = resident.own();
     let measure = || -> Result<Stage, Ending> {

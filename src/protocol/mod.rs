@@ -14,6 +14,7 @@ pub mod pattern;
 pub mod robustness;
 pub mod speed;
 pub mod stage;
+pub mod subject;
 pub mod text;
 pub mod training;
 

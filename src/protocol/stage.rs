@@ -3,30 +3,29 @@
 //! A step is forward to logits (infer), or forward, loss, backward and AdamW (train), on inputs made
 //! beforehand, with the device synchronised before and after.
 
-use std::sync::Arc;
 use std::time::Instant;
 
-use candle_core::{Device, Tensor};
+use candle_core::Tensor;
 use serde::{Deserialize, Serialize};
 
 use super::grid::{Pick, PlanError};
+use super::subject::{Net, Subject, inputs};
 use crate::attention::choose::choose;
 use crate::config::settings::{DeviceName, DtypeName, KernelName, Settings};
 use crate::config::unknown;
 use crate::device::Backend;
 use crate::device::alloc;
 use crate::kernel::{self, Mode};
+use crate::model::language_preset::LanguagePreset;
 use crate::model::preset::{Preset, TABLE};
-use crate::model::{Backbone, Classifier, ConfigError, ModelConfig, Pooling};
+use crate::model::{Backbone, ConfigError, ModelConfig, Pooling};
 use crate::nn::params::Builder;
 use crate::record::{Outcome, Pass, Row};
 use crate::run::outcome::{self, Ending};
 use crate::train::optim::AdamW;
 use crate::train::schedule::Schedule;
-use crate::train::step::{StepError, Trainer, classification_loss};
+use crate::train::step::{StepError, Trainer};
 
-/// Most different batches that are made beforehand.
-const BATCHES: usize = 4;
 /// Optimizer and schedule of the Long Range Arena's text task.
 const OPTIMIZER: AdamW = AdamW { beta2: 0.98, eps: 1e-9, weight_decay: 0.1, clip: None };
 const SCHEDULE: Schedule = Schedule::Rsqrt { base_lr: 0.05, warmup: 8000 };
@@ -108,18 +107,10 @@ impl Spec {
         })
     }
 
-    /// The model that is measured.
-    ///
-    /// # Errors
-    /// Unknown names, impossible sizes, a mechanism that cannot do this.
-    pub fn config(&self) -> Result<ModelConfig, SpecError> {
-        self.config_for(None)
-    }
-
     /// The preset's model for `task`.
     ///
     /// # Errors
-    /// As [`Self::config`], and a preset without this task.
+    /// Unknown names, impossible sizes, a mechanism that cannot do this, a preset without this task.
     pub fn config_for(&self, task: Option<&str>) -> Result<ModelConfig, SpecError> {
         let wrong = |error: &dyn ToString| SpecError::Wrong(error.to_string());
         let models = self.model.parse().map_err(|error| wrong(&error))?;
@@ -147,13 +138,14 @@ impl Spec {
     }
 
     /// The row of this cell with everything that is known without running it.
-    pub fn row(&self, protocol: &str, threads: usize, config: Option<&ModelConfig>) -> Row {
+    pub fn row(&self, protocol: &str, threads: usize, subject: Option<&Subject>) -> Row {
         let (model, variant) = match self.model.split_once(':') {
             Some((model, variant)) => (model, Some(variant.to_owned())),
             None => (self.model.as_str(), None),
         };
+        let task = if LanguagePreset::find(&self.preset).is_some() { "charlm" } else { "text" };
         let mut row = Row {
-            task: Some("text".to_owned()),
+            task: Some(task.to_owned()),
             variant,
             preset: Some(self.preset.clone()),
             device: self.device.to_string(),
@@ -166,16 +158,14 @@ impl Spec {
             seed: Some(self.seed),
             ..Row::new(protocol, model)
         };
-        if let Some(config) = config {
+        if let Some(subject) = subject {
             let len = self.len as usize;
-            let flops = config.flops(len);
+            let flops = subject.flops(len);
             row.flops = Some(flops);
             row.flops_2x = Some(2 * flops);
-            row.core_macs = Some(config.core_macs(self.batch as usize, len));
-            let state =
-                (0..config.backbone.layers).map(|layer| config.attention_cost(1, len, layer).state_bytes);
-            row.state_bytes = Some(state.sum()).filter(|bytes| *bytes > 0);
-            row.params = config.parameters().ok().map(|count| count as u64);
+            row.core_macs = Some(subject.core_macs(self.batch as usize, len));
+            row.state_bytes = Some(subject.state_bytes(len)).filter(|bytes| *bytes > 0);
+            row.params = subject.parameters();
             let copies = if self.pass == Pass::Train { 3 } else { 1 }; // weights, and AdamW's two moments
             row.bytes = row.params.map(|count| 4 * copies * count);
             row.simulated = Some(false);
@@ -189,9 +179,9 @@ impl Spec {
     }
 
     /// Multiply-adds of one step, roughly: backward costs two forwards.
-    pub fn step_flops(&self, config: &ModelConfig) -> f64 {
+    pub fn step_flops(&self, subject: &Subject) -> f64 {
         let passes = if self.pass == Pass::Train { 3.0 } else { 1.0 };
-        passes * config.flops(self.len as usize) as f64 * self.batch as f64
+        passes * subject.flops(self.len as usize) as f64 * self.batch as f64
     }
 }
 
@@ -226,7 +216,7 @@ impl Sizes {
 /// A model with its inputs, ready to step.
 pub struct Stage {
     backend: Backend,
-    model: Classifier,
+    net: Net,
     trainer: Option<Trainer>,
     inputs: Vec<(Tensor, Tensor)>,
     next: usize,
@@ -245,7 +235,7 @@ impl Stage {
             SpecError::Wrong(reason) => Ending::new(Outcome::Failed, reason),
             SpecError::Unsupported(reason) => Ending::new(Outcome::Unsupported, reason),
         };
-        let config = spec.config().map_err(refuse)?;
+        let subject = spec.subject().map_err(refuse)?;
         let backend = Backend::open(spec.device)
             .map_err(|error| Ending::new(Outcome::Unsupported, error.to_string()))?;
         let mode = match spec.kernel {
@@ -256,14 +246,14 @@ impl Stage {
         let build = || -> candle_core::Result<_> {
             let train = spec.pass == Pass::Train;
             let builder = Builder::seeded(spec.seed, backend.device(), train);
-            let model = Classifier::new(&config, &builder)?;
+            let net = Net::new(&subject, &builder, spec)?;
             let params = builder.finish();
             let trainer = if train { Some(Trainer::new(params, OPTIMIZER, SCHEDULE)?) } else { None };
-            let inputs = inputs(spec, &config, text, backend.device())?;
-            Ok((model, trainer, inputs))
+            let inputs = inputs(spec, net.labels(), text, backend.device())?;
+            Ok((net, trainer, inputs))
         };
-        let (model, trainer, inputs) = build().map_err(|error| outcome::of_error(&error))?;
-        Ok(Self { backend, model, trainer, inputs, next: 0, baseline, mode })
+        let (net, trainer, inputs) = build().map_err(|error| outcome::of_error(&error))?;
+        Ok(Self { backend, net, trainer, inputs, next: 0, baseline, mode })
     }
 
     /// One step; seconds from the synchronised start to the synchronised end.
@@ -279,7 +269,7 @@ impl Stage {
         let start = Instant::now();
         match &mut self.trainer {
             Some(trainer) => {
-                let loss = || classification_loss(&self.model.forward(ids, None)?, labels);
+                let loss = || self.net.loss(ids, labels, self.next as u64);
                 trainer.step(loss).map_err(|error| match error {
                     StepError::Diverged { .. } => Ending::new(Outcome::Diverged, error.to_string()),
                     StepError::Failed(error) => outcome::of_error(&error),
@@ -288,7 +278,7 @@ impl Stage {
                 Ok(start.elapsed().as_secs_f64())
             }
             None => {
-                let logits = self.model.forward(ids, None).map_err(failed)?;
+                let logits = self.net.logits(ids).map_err(failed)?;
                 self.backend.sync().map_err(failed)?;
                 let seconds = start.elapsed().as_secs_f64();
                 let sum = logits.sum_all().and_then(|sum| sum.to_scalar::<f32>()).map_err(failed)?;
@@ -311,31 +301,6 @@ impl Stage {
         let counted = self.backend.name() == DeviceName::Cpu;
         counted.then(|| alloc::peak().saturating_sub(self.baseline) as u64)
     }
-}
-
-/// Batches of full length cut from `text` (which is repeated where it is too short), each at a place of its
-/// own; labels alternate.
-fn inputs(
-    spec: &Spec,
-    config: &ModelConfig,
-    text: &[u8],
-    device: &Device,
-) -> candle_core::Result<Vec<(Tensor, Tensor)>> {
-    let (batch, len) = (spec.batch as usize, spec.len as usize);
-    let text: Arc<[u8]> = if text.is_empty() { Arc::from(*b" ") } else { Arc::from(text) };
-    let mut at = (spec.seed as usize).wrapping_mul(7919) % text.len();
-    let mut all = Vec::new();
-    for _ in 0..BATCHES {
-        let mut ids = Vec::with_capacity(batch * len);
-        for _ in 0..batch * len {
-            ids.push(1 + u32::from(text[at])); // 0 is padding
-            at = (at + 1) % text.len();
-        }
-        let labels: Vec<u32> = (0..batch).map(|row| (row % config.classes) as u32).collect();
-        let ids = Tensor::from_vec(ids, (batch, len), device)?;
-        all.push((ids, Tensor::from_vec(labels, batch, device)?));
-    }
-    Ok(all)
 }
 
 #[cfg(test)]
@@ -371,11 +336,11 @@ mod tests {
     fn sizes_that_do_not_fit_are_the_users_mistake() {
         let mut odd = spec("full", Pass::Infer);
         odd.sizes.heads = Some(3);
-        let error = odd.config().err().unwrap();
+        let error = odd.subject().err().unwrap();
         assert!(matches!(&error, SpecError::Wrong(reason) if reason.contains("3 heads do not divide")));
         odd.preset = "ls-lr".to_owned();
-        assert!(odd.config().err().unwrap().to_string().contains("did you mean ls-lra?"));
-        let causal = spec("transformer-xl", Pass::Infer).config().err().unwrap();
+        assert!(odd.subject().err().unwrap().to_string().contains("did you mean ls-lra?"));
+        let causal = spec("transformer-xl", Pass::Infer).subject().err().unwrap();
         assert!(matches!(causal, SpecError::Unsupported(_)));
     }
 
@@ -383,7 +348,7 @@ mod tests {
     fn rows_know_costs_beforehand_without_memory() {
         let big = Spec { len: 1 << 16, ..spec("synthesizer", Pass::Train) };
         let live = alloc::live();
-        let config = big.config().unwrap();
+        let config = big.subject().unwrap();
         let row = big.row("speed", 2, Some(&config));
         assert!(row.params.unwrap() > 1 << 30 && row.flops.unwrap() > 0, "{row:?}");
         assert!(alloc::live() < live + (64 << 20));

@@ -6,17 +6,14 @@ use serde::{Deserialize, Serialize};
 
 use super::eval::Evaluation;
 use super::recipe::{self, CORPORA, EVERY, LAST_LEN, Phase, phases};
-use crate::attention::choose::choose;
 use crate::config::grid::{Batches, Lengths, Seeds, Words};
 use crate::config::settings::Settings;
 use crate::config::unknown;
 use crate::data::DataError;
 use crate::data::corpus::{Corpus, KINDS};
-use crate::model::ConfigError;
-use crate::model::language_preset::{LanguagePreset, TABLE};
-use crate::model::lm::LmConfig;
 use crate::protocol::grid::{Defaults, Grid, Pick, PlanError};
 use crate::protocol::stage::{Spec, SpecError};
+use crate::protocol::subject::Subject;
 use crate::protocol::training::{Job, Place, Shown};
 use crate::protocol::{Task, text};
 use crate::record::Pass;
@@ -99,34 +96,6 @@ fn vocabulary(corpus: &str) -> usize {
     KINDS.iter().find(|kind| kind.name == corpus).map_or(256, |kind| kind.vocabulary)
 }
 
-/// The model of `spec` over `vocab` symbols for segments of `block` behind `mem` cached positions, of which a
-/// mechanism without cache has none.
-///
-/// # Errors
-/// Unknown names, impossible sizes, a mechanism that cannot do this.
-pub fn model(spec: &Spec, vocab: usize, (block, mem): (u64, u64)) -> Result<LmConfig, SpecError> {
-    let wrong = |error: &dyn ToString| SpecError::Wrong(error.to_string());
-    let models = spec.model.parse::<crate::config::grid::Models>().map_err(|error| wrong(&error))?;
-    let preset = LanguagePreset::find(&spec.preset);
-    let names = TABLE.iter().map(|preset| preset.name);
-    let preset = preset.ok_or_else(|| SpecError::Wrong(unknown("preset", &spec.preset, names)))?;
-    let [variant] = models.0.as_slice() else { return Err(wrong(&"one mechanism is built at a time")) };
-    let choices = choose(&models).map_err(|error| wrong(&error))?;
-    let [choice] = choices.as_slice() else { return Err(wrong(&"one mechanism is built at a time")) };
-    let given = variant.knobs.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-    let mut config = preset.model(choice.entry, given, vocab).map_err(|error| wrong(&error))?;
-    spec.sizes.apply(&mut config.backbone);
-    config.block = block as usize;
-    config.mem = if choice.entry.support.memory { mem as usize } else { 0 };
-    match config.validate() {
-        Ok(()) => Ok(config),
-        Err(error @ (ConfigError::Unsupported { .. } | ConfigError::Knobs { .. })) => {
-            Err(SpecError::Unsupported(error.to_string()))
-        }
-        Err(error) => Err(wrong(&error)),
-    }
-}
-
 /// The training runs of `grid`, by corpus, mechanism and seed.
 ///
 /// # Errors
@@ -164,7 +133,7 @@ fn cell(
     let first = phases[0];
     let spec = Spec::new(pick, first.len, first.batch, Pass::Train, seed)?;
     let vocab = vocabulary(corpus);
-    let (config, reason) = match (&pick.choice, model(&spec, vocab, (first.len, first.len))) {
+    let (config, reason) = match (&pick.choice, spec.language(vocab, (first.len, first.len))) {
         (Err(reason), _) => (None, Some(reason.clone())),
         (Ok(_), Ok(config)) => (Some(config), None),
         (Ok(_), Err(SpecError::Unsupported(reason))) => (None, Some(reason)),
@@ -180,20 +149,12 @@ fn cell(
     let last = phases.last().map_or(first.len, |phase| phase.len);
     let cached = config.as_ref().is_some_and(|config| config.mem > 0);
     let evaluation = evaluation(last, options.overlap || !cached, cached);
-    let mut row = spec.row("charlm", threads, None);
+    let subject = config.clone().map(|config| Subject::Language(Box::new(config)));
+    let mut row = spec.row("charlm", threads, subject.as_ref());
     row.task = Some(corpus.to_owned());
     row.suite = grid.suite.as_ref().map(|suite| suite.name.clone());
     row.published = pick.published_for("bpc", corpus);
     (row.metric, row.unit) = (evaluation.metric().to_owned(), "bit".to_owned());
-    if let Some(config) = &config {
-        let (len, held) = (first.len as usize, config.mem);
-        row.flops = Some(config.flops(len, held));
-        row.flops_2x = row.flops.map(|flops| 2 * flops);
-        row.params = config.parameters().ok().map(|count| count as u64);
-        row.bytes = row.params.map(|count| 12 * count);
-        row.state_bytes = Some(config.state_bytes(len)).filter(|bytes| *bytes > 0);
-        row.simulated = Some(false);
-    }
     let every = options.every.unwrap_or_else(|| EVERY.min(first.steps.div_ceil(10)).max(1));
     let flops = |phase: &Phase| {
         let forward = config.as_ref().map_or(0, |config| config.flops(phase.len as usize, config.mem));

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 use candle_core::{Device, Tensor};
 use serde::{Deserialize, Serialize};
 
-use super::plan::{Request, model};
+use super::plan::Request;
 use crate::device::rng::Stream;
 use crate::model::lm::{Cache, LanguageModel};
 use crate::train::checkpoint::Checkpoint;
@@ -53,7 +53,7 @@ pub fn sample(
     })?;
     let phase = description.request.phases.get(description.phase).context("the checkpoint has no phase")?;
     let sizes = (phase.len, phase.len);
-    let config = model(&description.request.spec, description.vocab, sizes)?;
+    let config = description.request.spec.language(description.vocab, sizes)?;
     let net = LanguageModel::new(&config, &stored.builder(&Device::Cpu, false)?)?;
     drop(stored);
     let known = |byte: u8| description.alphabet.iter().position(|&known| known == byte);

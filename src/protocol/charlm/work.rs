@@ -3,7 +3,7 @@
 use candle_core::{Result as Candle, Tensor};
 use serde_json::Value as Json;
 
-use super::plan::{Request, fraction, load, model};
+use super::plan::{Request, fraction, load};
 use super::recipe::{Phase, optimizer};
 use super::reference::witten_bell;
 use super::sample::Description;
@@ -84,7 +84,7 @@ impl Run<'_> {
     }
 
     fn model(&self, builder: &Builder, (block, mem): (u64, u64)) -> Result<LanguageModel, Ending> {
-        let config = model(&self.request.spec, self.corpus.vocabulary, (block, mem));
+        let config = self.request.spec.language(self.corpus.vocabulary, (block, mem));
         LanguageModel::new(&config.map_err(|error| failed(&error))?, builder).map_err(candle)
     }
 

@@ -11,6 +11,7 @@ use crate::model::ModelConfig;
 use crate::protocol::Task;
 use crate::protocol::grid::{Defaults, Grid, Pick, PlanError};
 use crate::protocol::stage::{Spec, SpecError};
+use crate::protocol::subject::Subject;
 use crate::protocol::training::{Job, Place, Shown};
 use crate::record::{Pass, Published};
 use crate::run::plan::Cell;
@@ -117,7 +118,8 @@ fn cell(
     let settings = &pick.settings;
     let steps = settings.steps.unwrap_or(recipe.steps).max(1);
     let rate = options.rate.unwrap_or(if options.quick { QUICK.2 } else { recipe.rate });
-    let mut row = spec.row("lra", threads, config.as_ref());
+    let subject = config.clone().map(|config| Subject::Classifier(Box::new(config)));
+    let mut row = spec.row("lra", threads, subject.as_ref());
     (row.metric, row.unit) = ("accuracy".to_owned(), "%".to_owned());
     row.task = Some(task.to_owned());
     row.suite = grid.suite.as_ref().map(|suite| suite.name.clone());

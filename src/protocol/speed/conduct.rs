@@ -270,7 +270,7 @@ pub fn probe(
 ) -> Result<Option<f64>, RunError> {
     let len = len.min(request.spec.len);
     let spec = Spec { len, batch: 1, ..request.spec.clone() };
-    let Ok(config) = spec.config() else { return Ok(None) };
+    let Ok(config) = spec.subject() else { return Ok(None) };
     let flops = spec.step_flops(&config);
     let request = Request { spec, warmup: 1, max_time: 0.1, timeout: 60.0, ..request.clone() };
     let mut worker = Worker::start(launcher, &Task::Speed { memory_limit, request })?;

@@ -120,7 +120,7 @@ fn cell(
     };
     let (config, reason) = match unsupported {
         Some(reason) => (None, Some(reason)),
-        None => match spec.config() {
+        None => match spec.subject() {
             Ok(config) => (Some(config), None),
             Err(SpecError::Unsupported(reason)) => (None, Some(reason)),
             Err(SpecError::Wrong(reason)) => return Err(PlanError(reason)),
