@@ -9,6 +9,7 @@ use super::{finish, start};
 use crate::config::units::Bytes;
 use crate::protocol::speed;
 use crate::protocol::speed::plan::{Request, seconds};
+use crate::protocol::stage::Spec;
 use crate::record::{Outcome, Row};
 use crate::report::table::Table;
 use crate::run::Stop;
@@ -50,6 +51,14 @@ pub fn run(
         }
     }
     tell(&plan, exports, term)
+}
+
+/// Multiply-adds per second in a few steps of the model of `spec` at length `len`; none if it cannot step.
+pub fn rate(spec: &Spec, len: u64, ready: &start::Ready) -> Result<Option<f64>> {
+    let program = std::env::current_exe()?;
+    let launcher = Launcher { program, arguments: vec!["worker".to_owned()], threads: ready.threads };
+    let probe = Request { spec: spec.clone(), warmup: 1, min_runs: 1, runs: 3, max_time: 0.5, timeout: 60.0 };
+    Ok(speed::probe(&probe, len, &launcher, ready.memory_limit, &Stop::default())?)
 }
 
 /// Prints and exports the plan as it stands.

@@ -12,7 +12,7 @@ use crate::config::grid::Words;
 use crate::config::settings::Settings;
 use crate::config::units::{Bytes, Seconds};
 use crate::protocol::grid;
-use crate::protocol::lra::plan::{Options, QUICK, cells, defaults};
+use crate::protocol::lra::plan::{Options, QUICK, Request, cells, defaults, priced};
 use crate::protocol::lra::tasks::{self, Reading};
 use crate::protocol::training;
 use crate::run::plan::Plan;
@@ -89,6 +89,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     let mut plan = start::plan("lra", &grid, &ready, cells);
     if args.place.dry_run {
         args.exports.check()?;
+        price(&mut plan, &requests, &ready)?;
         return dry::tell(&plan, &args.exports, &term);
     }
     start::folders(&args.place, &args.exports)?;
@@ -119,6 +120,18 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
     let result =
         training::conduct(&plan, &requests, (&dir, args.save_every.0), &mut session, |all| curves.draw(all));
     finish::finish(session, result, grid.suite.as_ref(), &args.place, &args.exports)
+}
+
+/// Prices the cells by a probe step of each mechanism.
+fn price(plan: &mut Plan, requests: &[Option<Request>], ready: &start::Ready) -> Result<()> {
+    for (cell, request) in plan.cells.iter_mut().zip(requests) {
+        let Some(request) = request else { continue };
+        let rate = dry::rate(&request.spec, request.spec.len, ready)?;
+        if let Some(seconds) = rate.and_then(|rate| priced(request, rate)) {
+            cell.seconds = seconds;
+        }
+    }
+    Ok(())
 }
 
 /// Reads every task's data once: their hashes belong to the run. Gives what is missing of them.

@@ -27,7 +27,8 @@ pub struct RunFolder {
 }
 
 impl RunFolder {
-    /// The newest unfinished run of `plan` below `root/<name>`, or a new one; with `fresh` always a new one.
+    /// The newest unfinished run of `plan` below `root/<name>` (or finished one, if the plan keeps those), or a new one;
+    /// with `fresh` always a new one.
     ///
     /// # Errors
     /// A folder that cannot be written, results of a newer version, a run that another process holds.
@@ -35,13 +36,16 @@ impl RunFolder {
         let base = root.join(&plan.name);
         std::fs::create_dir_all(&base).map_err(RunError::file(&base))?;
         let identity = plan.identity();
-        for path in unfinished(&base, &identity)? {
+        let kept = |state| state == State::Unfinished || state == State::Done && plan.keeps() && !fresh;
+        for path in known(&base, &identity)? {
             let lock = lock(&path, stop)?;
             // The process that we waited for may have finished the run.
-            let Some(mut manifest) = Manifest::read(&path)?.filter(|found| found.state == State::Unfinished)
-            else {
+            let Some(mut manifest) = Manifest::read(&path)?.filter(|found| kept(found.state)) else {
                 continue;
             };
+            if manifest.state == State::Done {
+                return Ok(Self { path, manifest, continued: true, _lock: lock });
+            }
             if fresh {
                 manifest.state = State::Abandoned;
                 manifest.end = Some(now());
@@ -118,7 +122,7 @@ fn link(_: &str, _: &Path, _: &Path) -> std::io::Result<()> {
 }
 
 /// Unfinished runs of `identity` below `base`, the newest first. Folders that are no runs are passed over.
-fn unfinished(base: &Path, identity: &str) -> Result<Vec<PathBuf>, RunError> {
+fn known(base: &Path, identity: &str) -> Result<Vec<PathBuf>, RunError> {
     let mut found = Vec::new();
     for item in std::fs::read_dir(base).map_err(RunError::file(base))? {
         let path = item.map_err(RunError::file(base))?.path();
@@ -126,7 +130,7 @@ fn unfinished(base: &Path, identity: &str) -> Result<Vec<PathBuf>, RunError> {
             continue;
         }
         match Manifest::read(&path) {
-            Ok(Some(manifest)) if manifest.identity == identity && manifest.state == State::Unfinished => {
+            Ok(Some(manifest)) if manifest.identity == identity && manifest.state != State::Abandoned => {
                 found.push((manifest.start, path));
             }
             Ok(_) | Err(RunError::Damaged { .. }) => {}
@@ -192,6 +196,23 @@ mod tests {
         manifest.state = State::Done;
         manifest.write(&path).unwrap();
         assert!(!open(root.path(), &plan(), false).unwrap().continued);
+    }
+
+    #[test]
+    fn a_finished_training_run_is_not_made_again() {
+        let root = tempfile::tempdir().unwrap();
+        let plan = Plan { command: "lra".to_owned(), ..plan() };
+        let first = open(root.path(), &plan, false).unwrap();
+        let manifest = Manifest { state: State::Done, end: Some(now()), ..first.manifest.clone() };
+        manifest.write(&first.path).unwrap();
+        let path = first.path.clone();
+        drop(first);
+        let again = open(root.path(), &plan, false).unwrap();
+        assert!(again.continued && again.path == path && again.manifest == manifest);
+        drop(again);
+        let fresh = open(root.path(), &plan, true).unwrap();
+        assert!(!fresh.continued && fresh.path != path);
+        assert_eq!(Manifest::read(&path).unwrap().unwrap(), manifest, "what is finished is not given up");
     }
 
     #[test]

@@ -70,6 +70,11 @@ impl Plan {
         hash.finalize()[..6].iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
+    /// Whether a finished run of it is kept: a training run is not made twice, a measurement is.
+    pub fn keeps(&self) -> bool {
+        matches!(self.command.as_str(), "lra" | "charlm" | "robustness")
+    }
+
     /// Predicted seconds of all cells.
     pub fn seconds(&self) -> f64 {
         self.cells.iter().map(|cell| cell.seconds).sum()

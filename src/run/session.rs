@@ -183,7 +183,8 @@ impl Session {
     pub fn finish(mut self) -> Result<(Finished, Term), RunError> {
         self.term.end();
         self.renew()?;
-        if self.finished() == self.order.len() {
+        let open = self.folder.manifest.state != State::Done;
+        if open && self.finished() == self.order.len() {
             self.folder.manifest.state = State::Done;
             self.folder.manifest.end = Some(now());
             self.folder.manifest.write(&self.folder.path)?;

@@ -52,6 +52,9 @@ pub struct Options {
 /// tokens it is found soon.
 pub const QUICK: (u64, u64, f64) = (1500, 64, 1e-3);
 
+/// Multiply-adds per second and thread where nothing was probed.
+const RATE: f64 = 2e10;
+
 /// What `lra` does where nothing is said.
 pub fn defaults(quick: bool) -> Defaults {
     let settings = Settings {
@@ -124,7 +127,8 @@ fn cell(
     row.task = Some(task.to_owned());
     row.suite = grid.suite.as_ref().map(|suite| suite.name.clone());
     row.published = published(pick, task, &spec);
-    let seconds = config.as_ref().map_or(0.0, |config| seconds(&spec, config, recipe, steps, threads));
+    let seconds =
+        config.as_ref().map_or(0.0, |config| work(&spec, config, recipe, steps) / (RATE * threads as f64));
     let key = format!("{task} {} {} s{}", spec.model, spec.preset, spec.seed);
     let request = reason.is_none().then(|| Request {
         task: task.to_owned(),
@@ -150,11 +154,18 @@ fn published(pick: &Pick, task: &str, spec: &Spec) -> Option<Published> {
     crate::protocol::grid::published_elsewhere(suite, &spec.model, task)
 }
 
-/// Predicted seconds: steps of three forwards, and one forward per evaluated example.
-fn seconds(spec: &Spec, config: &ModelConfig, recipe: &Recipe, steps: u64, threads: usize) -> f64 {
-    let forward = config.flops(spec.len as usize) as f64 * spec.batch as f64 / (6e9 * threads as f64);
+/// Multiply-adds of the whole run: steps of three forwards, and one forward per evaluated example.
+fn work(spec: &Spec, config: &ModelConfig, recipe: &Recipe, steps: u64) -> f64 {
+    let forward = config.flops(spec.len as usize) as f64 * spec.batch as f64;
     let evaluations = steps.div_ceil(recipe.every) as f64 * recipe.batches.unwrap_or(62) as f64;
     steps as f64 * 3.0 * forward + evaluations * forward
+}
+
+/// Predicted seconds of `request` on a machine that was seen to make `rate` multiply-adds per second.
+pub fn priced(request: &Request, rate: f64) -> Option<f64> {
+    let recipe = recipe::find(&request.spec.preset, &request.task).ok()?;
+    let config = request.spec.config_for(Some(&request.task)).ok()?;
+    Some(work(&request.spec, &config, &recipe, request.steps) / rate)
 }
 
 /// Share of the protocol that `request` runs: steps times batch, length and data, each at most whole.
