@@ -15,7 +15,7 @@ pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
 /// Replaces `path` by what `fill` writes.
 ///
 /// # Errors
-/// As [`write`], and what `fill` says; `path` is then unchanged.
+/// As [`write()`], and what `fill` says; `path` is then unchanged.
 pub fn write_with(path: &Path, fill: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut builder = tempfile::Builder::new();
