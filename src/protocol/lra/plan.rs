@@ -157,7 +157,7 @@ fn published(pick: &Pick, task: &str, spec: &Spec) -> Option<Published> {
 /// Multiply-adds of the whole run: steps of three forwards, and one forward per evaluated example.
 fn work(spec: &Spec, config: &ModelConfig, recipe: &Recipe, steps: u64) -> f64 {
     let forward = config.flops(spec.len as usize) as f64 * spec.batch as f64;
-    let evaluations = steps.div_ceil(recipe.every) as f64 * recipe.batches.unwrap_or(62) as f64;
+    let evaluations = steps.div_ceil(recipe.every_of(steps)) as f64 * recipe.batches.unwrap_or(62) as f64;
     steps as f64 * 3.0 * forward + evaluations * forward
 }
 

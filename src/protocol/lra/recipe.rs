@@ -155,6 +155,11 @@ pub fn find(preset: &str, task: &str) -> Result<Recipe, String> {
 }
 
 impl Recipe {
+    /// Steps between evaluations of a run of `steps`: a short one has four at least, so that its curve is one.
+    pub fn every_of(&self, steps: u64) -> u64 {
+        if steps < self.steps { self.every.min(steps.div_ceil(4)) } else { self.every }
+    }
+
     /// Optimizer and schedule over `steps` steps with rate `rate`: the warm-up keeps its share of the run.
     pub fn training(&self, steps: u64, rate: f64) -> (AdamW, Schedule) {
         let share = |part: u64| (part as f64 * steps as f64 / self.steps as f64).round() as u64;
@@ -178,6 +183,8 @@ mod tests {
         assert!((schedule.at(999).lr - 1e-4).abs() < 1e-12 && schedule.at(999).beta1 == 0.85);
         let (adam, schedule) = find("lra-repo", "listops").unwrap().training(5000, 0.05);
         assert!((schedule.at(1000).lr - 1.58114e-3).abs() < 1e-8 && adam.weight_decay == 0.1);
+        let text = find("ls-lra", "text").unwrap();
+        assert_eq!([20_000, 400, 3].map(|steps| text.every_of(steps)), [500, 100, 1]);
         let (_, short) = find("ls-lra", "listops").unwrap().training(500, 1e-4);
         assert!((short.at(99).lr - 1e-4).abs() < 1e-12);
     }

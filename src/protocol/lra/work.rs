@@ -184,7 +184,8 @@ impl<'a> Subject<'a> {
         drop(restored);
         let started = Answer::Started { step: trainer.optimizer().updates(), curve: state.curve.clone() };
         link.send(&started).map_err(|error| failed(&error))?;
-        let course = Course { steps: request.steps, every: task.recipe.every, save: place.save() };
+        let course =
+            Course { steps: request.steps, every: task.recipe.every_of(request.steps), save: place.save() };
         drive(link, (&mut trainer, &mut task, &mut state), (&course, &files, &model), 0)?;
         drop(trainer);
         let peak = alloc::peak().saturating_sub(baseline) as u64;
