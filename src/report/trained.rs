@@ -175,10 +175,10 @@ mod tests {
             ("not comparable: diverged".to_owned(), "diverged".to_owned())
         );
         assert!(tables(&[]).is_empty());
-        let bits = |value| Row {
+        let bits = |seed, value| Row {
             published: Some(Published::Value(0.99)),
-            ..row(0, value, 1.0).with("bpc_stream", "bit", Some(value))
+            ..row(seed, value, 1.0).with("bpc_stream", "bit", Some(value))
         };
-        assert_eq!(said(&[bits(1.5), bits(1.51)]).0, "worse by 0.51");
+        assert_eq!(said(&[bits(0, 1.5), bits(1, 1.51)]).0, "worse by 0.51");
     }
 }
