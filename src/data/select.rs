@@ -15,7 +15,11 @@ impl<'a> Limited<'a> {
     /// At most `limit` examples of each split of `data`.
     pub fn new(data: &'a dyn Dataset, limit: usize) -> Self {
         let chosen = Split::ALL.map(|split| {
-            let mut order = Stream::new(0, &format!("limit/{}", split.name())).permutation(data.len(split));
+            let count = data.len(split);
+            if limit >= count {
+                return (0..count).collect(); // all of them, in their order
+            }
+            let mut order = Stream::new(0, &format!("limit/{}", split.name())).permutation(count);
             order.truncate(limit);
             order
         });
@@ -162,6 +166,10 @@ mod tests {
         assert_eq!(few.len(Split::Test), 20);
         assert!((4..=16).contains(&ones), "{ones} of 20");
         assert_eq!(Limited::new(&Texts, 99).len(Split::Train), 50);
+        let all = Limited::new(&Texts, 50);
+        assert!(
+            (0..50).all(|index| all.example(Split::Test, index, 99) == Texts.example(Split::Test, index, 99))
+        );
         let twice = (few.example(Split::Train, 3, 99), Limited::new(&Texts, 20).example(Split::Train, 3, 99));
         assert_eq!(twice.0, twice.1);
     }
