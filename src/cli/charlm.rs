@@ -5,18 +5,17 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
-use super::curves::Curves;
-use super::export::Exports;
-use super::grid::{Grid, Place};
-use super::{data_dir, dry, finish, start};
+use super::grid::Grid;
+use super::training::{Curves, Flags, header, incomplete, listed};
+use super::{dry, start};
 use crate::config::grid::Words;
 use crate::config::settings::Settings;
-use crate::config::units::{Bytes, Seconds};
-use crate::protocol::charlm::plan::{Options, QUICK, QUICK_MODEL, cells, defaults, load};
+use crate::protocol::charlm::plan::{Options, QUICK, cells, defaults, load};
 use crate::protocol::charlm::sample::{Draw, sample};
-use crate::protocol::{grid, training};
+use crate::protocol::grid;
 use crate::run::plan::Plan;
-use crate::term::{Term, clock};
+use crate::term::Term;
+use crate::train::session::Score;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -41,9 +40,6 @@ pub struct Args {
     /// A small model on the little text in the program; says so
     #[arg(long, help_heading = "Budget")]
     quick: bool,
-    /// Updates per phase, instead of the protocol's; one phase unless --len or --phases says more
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Budget")]
-    steps: Option<u64>,
     /// Phases of growing length that are trained, 1 to 3
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=3), help_heading = "Budget")]
     phases: Option<u64>,
@@ -56,15 +52,9 @@ pub struct Args {
     /// Micro-batches per update: the memory of one, the update of all
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Budget")]
     accumulate: Option<u64>,
-    /// Learning rate of the first phase, instead of the protocol's; halved from phase to phase
-    #[arg(long, value_name = "RATE", value_parser = super::lra::rate, help_heading = "Budget")]
-    rate: Option<f64>,
     /// Evaluate in overlapping windows (the paper) instead of blocks behind a cache (its code)
     #[arg(long, help_heading = "Evaluation")]
     overlap: bool,
-    /// Use a corpus that is incomplete, split 90/5/5; rows say so
-    #[arg(long, help_heading = "Data")]
-    allow_partial: bool,
     /// Draw text from this checkpoint instead of training
     #[arg(long, value_name = "CHECKPOINT", help_heading = "Text")]
     generate: Option<PathBuf>,
@@ -77,63 +67,50 @@ pub struct Args {
     /// Divides the logits; 0 takes the likeliest symbol
     #[arg(long, value_name = "T", default_value_t = 0.8, help_heading = "Text", requires = "generate")]
     temperature: f64,
-    /// Time between checkpoints: what a kill can cost
-    #[arg(long, value_name = "TIME", default_value = "10s", help_heading = "Output")]
-    save_every: Seconds,
     #[command(flatten)]
-    place: Place,
-    #[command(flatten)]
-    exports: Exports,
+    flags: Flags,
 }
 
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     if let Some(checkpoint) = &args.generate {
         return generate(args, checkpoint);
     }
-    let budget = Settings { task: args.task.clone(), steps: args.steps, limit: args.limit, ..Settings::NONE };
-    let grid = grid::resolve(args.grid.flags(&args.place, budget), &defaults(args.quick))?;
+    let budget =
+        Settings { task: args.task.clone(), steps: args.flags.steps, limit: args.limit, ..Settings::NONE };
+    let grid = grid::resolve(args.grid.flags(&args.flags.place, budget), &defaults(args.quick))?;
     let ready = start::ready(&grid.settings)?;
     let options = Options {
         quick: args.quick,
         phases: args.phases,
-        rate: args.rate,
+        rate: args.flags.rate,
         accumulate: args.accumulate,
         every: args.every,
         overlap: args.overlap,
-        allow_partial: args.allow_partial,
+        allow_partial: args.flags.allow_partial,
     };
     let (cells, requests): (Vec<_>, Vec<_>) = cells(&grid, options, ready.threads)?.into_iter().unzip();
     let mut plan = start::plan("charlm", &grid, &ready, cells);
-    if args.place.dry_run {
-        args.exports.check()?;
-        return dry::tell(&plan, &args.exports, &term);
+    if args.flags.place.dry_run {
+        args.flags.exports.check()?;
+        return dry::tell(&plan, &args.flags.exports, &term);
     }
-    start::folders(&args.place, &args.exports)?;
-    let dir = args.place.data_dir.clone().unwrap_or_else(data_dir::default_dir);
-    let remarks = data(&mut plan, &dir, args.allow_partial)?;
-    term.say(&header(&plan, ready.memory_limit));
+    start::folders(&args.flags.place, &args.flags.exports)?;
+    let dir = args.flags.data_dir();
+    let remarks = data(&mut plan, &dir, args.flags.allow_partial)?;
+    term.say(&header(&plan, &amount(&plan), ready.memory_limit));
     remarks.iter().for_each(|remark| term.say(remark));
     if args.quick {
-        let (model, rate) = QUICK_MODEL;
-        let quick = QUICK.replace('\n', ", ").replace(" = ", "=");
+        let quick = toml::to_string(&defaults(true).settings).unwrap_or_default();
+        let quick: Vec<String> = quick.lines().map(|line| line.replace(" = ", "=")).collect();
+        let (model, rate) = QUICK;
         term.say(&format!(
-            "--quick: {model}, {quick}, rate {rate:e}, where nothing else is said: not the paper's protocol"
+            "--quick: {model}, {}, rate {rate:e}, where nothing else is said: not the paper's protocol",
+            quick.join(", ")
         ));
     }
-    let mut session = start::session(&plan, &args.place, &ready, None, term)?;
-    let left: f64 = plan.cells.iter().filter(|cell| !session.is_done(cell)).map(|cell| cell.seconds).sum();
-    let count = plan.cells.len() - session.finished();
-    session.term.say(&format!("{count} to train, about {} to {}", clock(left), session.path().display()));
-    session.term.begin(plan.seconds());
-    let curves = Curves {
-        command: "charlm",
-        measure: "validation, bits per character",
-        value: |score| score.loss / std::f64::consts::LN_2,
-        folder: Curves::folder(&args.place),
-    };
-    let result =
-        training::conduct(&plan, &requests, (&dir, args.save_every.0), &mut session, |all| curves.draw(all));
-    finish::finish(session, result, grid.suite.as_ref(), &args.place, &args.exports)
+    let bits = |score: &Score| score.loss / std::f64::consts::LN_2;
+    let curves = Curves { command: "charlm", measure: "validation, bits per character", value: bits };
+    args.flags.run((&plan, &requests), &ready, &grid, &curves, term)
 }
 
 /// Reads every corpus once: their hashes belong to the run. Gives what is to be said about them.
@@ -144,33 +121,19 @@ fn data(plan: &mut Plan, dir: &std::path::Path, allow_partial: bool) -> Result<V
     for name in names {
         let corpus = load(&name, dir, allow_partial)?;
         if let Some(partial) = corpus.partial {
-            remarks.push(format!("{name}: {partial}; rows say which share of the protocol it is"));
+            remarks.push(incomplete(&name, &partial));
         }
         plan.data.insert(name, corpus.hash);
     }
     Ok(remarks)
 }
 
-/// `effattn charlm · enwik8 · charlm-small · 400 updates · batch 4 · length 512 · cpu · 2 threads · limit 20 GiB`.
-fn header(plan: &Plan, limit: u64) -> String {
-    let list = |of: &dyn Fn(&crate::record::Row) -> Option<String>| {
-        let mut all: Vec<String> = plan.cells.iter().filter_map(|cell| of(&cell.row)).collect();
-        all.dedup();
-        all.join(",")
-    };
+/// `400 updates of 512 · batch 4`.
+fn amount(plan: &Plan) -> String {
     let phases = plan.cells.iter().find_map(|cell| cell.request["phases"].as_array());
     let phase = |phase: &serde_json::Value| format!("{} updates of {}", phase["steps"], phase["len"]);
     let phases: Vec<String> = phases.into_iter().flatten().map(phase).collect();
-    format!(
-        "effattn charlm · {} · {} · {} · batch {} · {} · {} threads · limit {}",
-        list(&|row| row.task.clone()),
-        list(&|row| row.preset.clone()),
-        phases.join(", "),
-        list(&|row| row.batch.map(|batch| batch.to_string())),
-        plan.device,
-        plan.threads,
-        Bytes(limit)
-    )
+    format!("{} · batch {}", phases.join(", "), listed(plan, |row| row.batch))
 }
 
 fn generate(args: &Args, checkpoint: &std::path::Path) -> Result<u8> {

@@ -107,5 +107,14 @@ fn table(plan: &Plan) -> Table {
         "GFLOPs: one forward of the batch, a multiply-add counts as one. held: weights and moments."
             .to_owned(),
     );
+    let reasons = plan
+        .cells
+        .iter()
+        .filter_map(|cell| Some(format!("{}: {}", cell.row.label(), cell.row.error.as_ref()?)));
+    for reason in reasons {
+        if !table.notes.contains(&reason) {
+            table.notes.push(reason);
+        }
+    }
     table
 }

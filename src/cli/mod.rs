@@ -3,7 +3,6 @@
 mod charlm;
 mod check;
 mod compare;
-mod curves;
 mod data_dir;
 mod dry;
 mod export;
@@ -21,6 +20,7 @@ mod robustness;
 mod runs;
 mod speed;
 mod start;
+mod training;
 mod worker;
 
 use std::io::IsTerminal;

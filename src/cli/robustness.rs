@@ -2,18 +2,16 @@
 
 use anyhow::Result;
 
-use super::curves::Curves;
-use super::export::Exports;
-use super::grid::{Grid, Place};
-use super::{data_dir, dry, finish, start};
+use super::grid::Grid;
+use super::training::{Curves, Flags, header, incomplete};
+use super::{dry, start};
 use crate::config::grid::{Counts, Words};
 use crate::config::settings::Settings;
-use crate::config::units::Seconds;
 use crate::data::select::PUNCTUATION;
+use crate::protocol::grid;
 use crate::protocol::lra::plan::Options;
 use crate::protocol::lra::tasks::Reading;
 use crate::protocol::robustness::{Perturbation, cells, defaults};
-use crate::protocol::{grid, training};
 use crate::term::{Term, clock};
 
 const EXAMPLES: &str = "\
@@ -41,28 +39,14 @@ pub struct Args {
     /// Seeds that insertions are repeated with
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1000), help_heading = "Texts")]
     perturbation_seeds: u64,
-    /// Training steps, instead of the protocol's
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Budget")]
-    steps: Option<u64>,
     /// So many examples of each split, drawn once
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Budget")]
     limit: Option<u64>,
-    /// Peak or base learning rate, instead of the protocol's
-    #[arg(long, value_name = "RATE", value_parser = super::lra::rate, help_heading = "Budget")]
-    rate: Option<f64>,
     /// Text: select weights on a tenth of the training reviews, not on the test split as the sources do
     #[arg(long, help_heading = "Data")]
     strict: bool,
-    /// Use data that are incomplete; rows say so
-    #[arg(long, help_heading = "Data")]
-    allow_partial: bool,
-    /// Time between checkpoints: what a kill can cost
-    #[arg(long, value_name = "TIME", default_value = "10s", help_heading = "Output")]
-    save_every: Seconds,
     #[command(flatten)]
-    place: Place,
-    #[command(flatten)]
-    exports: Exports,
+    flags: Flags,
 }
 
 pub fn run(args: &Args, term: Term) -> Result<u8> {
@@ -71,29 +55,30 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
             "--characters takes ASCII characters, at least one; without the flag all 32 punctuation characters"
         );
     }
-    let budget = Settings { task: args.task.clone(), steps: args.steps, limit: args.limit, ..Settings::NONE };
-    let grid = grid::resolve(args.grid.flags(&args.place, budget), &defaults())?;
+    let budget =
+        Settings { task: args.task.clone(), steps: args.flags.steps, limit: args.limit, ..Settings::NONE };
+    let grid = grid::resolve(args.grid.flags(&args.flags.place, budget), &defaults())?;
     let ready = start::ready(&grid.settings)?;
-    let reading = Reading { strict: args.strict, allow_partial: args.allow_partial, keep_close: false };
-    let options = Options { quick: false, rate: args.rate, reading };
+    let reading = Reading { strict: args.strict, allow_partial: args.flags.allow_partial, keep_close: false };
+    let options = Options { quick: false, rate: args.flags.rate, reading };
     let perturbation = Perturbation {
         insertions: args.insertions.0.clone(),
         characters: args.characters.clone(),
         seeds: args.perturbation_seeds,
     };
-    let cells = cells(&grid, (options, &perturbation), ready.threads, &args.place.output_path)?;
+    let cells = cells(&grid, (options, &perturbation), ready.threads, &args.flags.place.output_path)?;
     let (cells, trials): (Vec<_>, Vec<_>) = cells.into_iter().unzip();
     let mut plan = start::plan("robustness", &grid, &ready, cells);
-    if args.place.dry_run {
-        args.exports.check()?;
-        return dry::tell(&plan, &args.exports, &term);
+    if args.flags.place.dry_run {
+        args.flags.exports.check()?;
+        return dry::tell(&plan, &args.flags.exports, &term);
     }
-    start::folders(&args.place, &args.exports)?;
-    let dir = args.place.data_dir.clone().unwrap_or_else(data_dir::default_dir);
+    start::folders(&args.flags.place, &args.flags.exports)?;
+    let dir = args.flags.data_dir();
     let remarks = super::lra::data(&mut plan, &dir, reading)?;
-    term.say(&super::lra::header(&plan, ready.memory_limit));
+    term.say(&header(&plan, &super::lra::amount(&plan), ready.memory_limit));
     for (task, remark) in remarks {
-        term.say(&format!("{task}: incomplete data ({remark}); rows say which share of the protocol it is"));
+        term.say(&incomplete(&task, &remark));
     }
     for (cell, trial) in plan.cells.iter().zip(&trials) {
         match trial.as_ref().and_then(|trial| trial.found()) {
@@ -101,17 +86,7 @@ pub fn run(args: &Args, term: Term) -> Result<u8> {
             None => term.say(&format!("{}: is trained first, about {}", cell.key, clock(cell.seconds))),
         }
     }
-    let mut session = start::session(&plan, &args.place, &ready, None, term)?;
-    let left: f64 = plan.cells.iter().filter(|cell| !session.is_done(cell)).map(|cell| cell.seconds).sum();
-    session.term.say(&format!("about {} to {}", clock(left), session.path().display()));
-    session.term.begin(plan.seconds());
-    let curves = Curves {
-        command: "robustness",
-        measure: "validation accuracy, %",
-        value: |score| score.value,
-        folder: Curves::folder(&args.place),
-    };
-    let result =
-        training::conduct(&plan, &trials, (&dir, args.save_every.0), &mut session, |all| curves.draw(all));
-    finish::finish(session, result, grid.suite.as_ref(), &args.place, &args.exports)
+    let curves =
+        Curves { command: "robustness", measure: "validation accuracy, %", value: |score| score.value };
+    args.flags.run((&plan, &trials), &ready, &grid, &curves, term)
 }

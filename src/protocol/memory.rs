@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::Task;
 use super::grid::{Defaults, Grid, PlanError};
 use super::speed::plan::points;
-use super::stage::{Spec, SpecError, Stage};
+use super::stage::{Spec, Stage, settle};
 use crate::config::grid::{Batches, Lengths, MAX_LEN, Modes, Seeds};
 use crate::config::settings::Settings;
 use crate::config::units::{Bytes, Seconds};
@@ -88,12 +88,7 @@ pub fn cells(
             }
             let spec = Spec::new(pick, len, batch, pass, seed)?;
             let probe = Spec { len: if fit.is_some() { FIRST.min(len) } else { len }, ..spec.clone() };
-            let (config, reason) = match (&pick.choice, probe.subject()) {
-                (Err(reason), _) => (None, Some(reason.clone())),
-                (Ok(_), Ok(config)) => (Some(config), None),
-                (Ok(_), Err(SpecError::Unsupported(reason))) => (None, Some(reason)),
-                (Ok(_), Err(SpecError::Wrong(reason))) => return Err(PlanError(reason)),
-            };
+            let (config, reason) = settle(pick, probe.subject())?;
             let mut row = probe.row("memory", threads, config.as_ref());
             row.suite = grid.suite.as_ref().map(|suite| suite.name.clone());
             row.published = pick.published("peak_memory", pass, len);

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::grid::{Defaults, Grid, PlanError, published_elsewhere};
 use super::lra;
-use super::lra::work::{Subject, Trained};
+use super::lra::work::{Experiment, Trained};
 use super::training::work::{failed, report};
 use super::training::{Answer, Done, Job, Measure, Place, Shown, folder};
 use super::{Task, lra::plan::Options};
@@ -157,14 +157,14 @@ pub fn work(link: &Link, request: &Request, place: &Place, found: Option<&Path>)
 }
 
 fn trial(link: &Link, request: &Request, place: &Place, found: Option<&Path>) -> Result<Done, Ending> {
-    let subject = Subject::open(&request.train, place)?;
+    let experiment = Experiment::open(&request.train, place)?;
     let trained = match found {
-        Some(folder) => subject.load(&Files::in_folder(folder))?,
-        None => subject.train(link, place)?,
+        Some(folder) => experiment.load(&Files::in_folder(folder))?,
+        None => experiment.train(link, place)?,
     };
     Ok(Done {
-        measures: measures(link, request, &subject, &trained)?,
-        fraction: subject.fraction(),
+        measures: measures(link, request, &experiment, &trained)?,
+        fraction: experiment.fraction(),
         peak_bytes: None,
     })
 }
@@ -172,7 +172,7 @@ fn trial(link: &Link, request: &Request, place: &Place, found: Option<&Path>) ->
 fn measures(
     link: &Link,
     request: &Request,
-    subject: &Subject,
+    experiment: &Experiment,
     trained: &Trained,
 ) -> Result<Vec<Measure>, Ending> {
     let Perturbation { insertions, characters, seeds } = &request.perturbation;
@@ -180,7 +180,7 @@ fn measures(
     let doing = |what: String| link.send(&Answer::Doing { what }).map_err(|error| failed(&error));
     let accuracy = |change: Option<Change>| -> Result<f64, Ending> {
         let change = change.map(|change| (change, characters.as_bytes()));
-        Ok(subject.test(trained, change)?.0.value)
+        Ok(experiment.test(trained, change)?.0.value)
     };
     doing("tests clean texts".to_owned())?;
     let named =

@@ -78,6 +78,19 @@ pub enum SpecError {
     Unsupported(String),
 }
 
+/// What was built for `pick`, or why its row says `unsupported`.
+///
+/// # Errors
+/// The user's mistake.
+pub fn settle<T>(pick: &Pick, built: Result<T, SpecError>) -> Result<(Option<T>, Option<String>), PlanError> {
+    match (&pick.choice, built) {
+        (Err(reason), _) => Ok((None, Some(reason.clone()))),
+        (Ok(_), Ok(built)) => Ok((Some(built), None)),
+        (Ok(_), Err(SpecError::Unsupported(reason))) => Ok((None, Some(reason))),
+        (Ok(_), Err(SpecError::Wrong(reason))) => Err(PlanError(reason)),
+    }
+}
+
 impl Spec {
     /// The specification of one cell.
     ///

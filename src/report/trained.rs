@@ -46,8 +46,8 @@ fn table(rows: &[Row], (metric, title, unit, less): (&str, &str, &str, bool)) ->
     ];
     let mut lines: Vec<Vec<String>> = groups.iter().map(|group| line(group, less)).collect();
     let mut notes = vec![
-        "share: part of the paper's protocol that was run (steps x batch, length, data); anything below 100 % is not \
-         comparable with the published number."
+        "share: part of the paper's protocol that was run (steps x batch, length, data), empty with other settings than \
+         the protocol's; anything below 100 % is not comparable with the published number."
             .to_owned(),
     ];
     let mut seen = Vec::new();
@@ -122,7 +122,10 @@ fn verdict(group: &[&Row], values: &[f64], published: Option<f64>, less: bool) -
     if let Some(bad) = group.iter().find(|row| row.outcome != Outcome::Ok) {
         return format!("not comparable: {}", bad.outcome);
     }
-    if row.fraction.is_none_or(|part| part < 1.0) {
+    if row.fraction.is_none() {
+        return "not comparable: other settings".to_owned();
+    }
+    if row.fraction.is_some_and(|part| part < 1.0) {
         return "not comparable: part of the protocol".to_owned();
     }
     match Summary::of(values) {
@@ -166,6 +169,8 @@ mod tests {
         let all = |fraction| [row(0, 37.0, fraction), row(1, 38.2, fraction)];
         assert_eq!(said(&all(1.0)), ("within spread".to_owned(), "37.60 ±0.85".to_owned()));
         assert_eq!(said(&all(0.1)).0, "not comparable: part of the protocol");
+        let other = Row { fraction: None, ..row(0, 37.0, 1.0) };
+        assert_eq!(said(&[other]).0, "not comparable: other settings");
         assert_eq!(said(&[row(0, 20.0, 1.0), row(1, 20.1, 1.0)]).0, "worse by 17.45");
         assert_eq!(said(&[row(0, 20.0, 1.0), row(0, 20.0, 1.0)]).1, "20.00", "a seed counts once");
         assert_eq!(said(&[row(0, 36.5, 1.0)]).0, "not comparable: one seed (gap -1.00)");

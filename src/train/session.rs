@@ -95,8 +95,8 @@ pub struct State {
     pub curve: Vec<Point>,
     /// Number of the best evaluation, the first among equals.
     pub best: Option<usize>,
-    /// Bits of the sum of training losses since the last evaluation (text would round it).
-    sum_bits: u64,
+    /// Sum of training losses since the last evaluation.
+    sum: f64,
     /// Steps in it.
     summed: u64,
 }
@@ -119,14 +119,14 @@ impl State {
     }
 
     fn add(&mut self, loss: f64) {
-        self.sum_bits = (f64::from_bits(self.sum_bits) + loss).to_bits();
+        self.sum += loss;
         self.summed += 1;
     }
 
     /// Puts an evaluation on the curve; whether it is the best so far.
     fn evaluated(&mut self, step: u64, score: Score) -> bool {
-        let train_loss = f64::from_bits(self.sum_bits) / self.summed.max(1) as f64;
-        (self.sum_bits, self.summed) = (0, 0);
+        let train_loss = self.sum / self.summed.max(1) as f64;
+        (self.sum, self.summed) = (0.0, 0);
         let better = self.best_point().is_none_or(|best| score.value > best.score.value);
         if better {
             self.best = Some(self.curve.len());

@@ -12,7 +12,7 @@ use crate::config::unknown;
 use crate::data::DataError;
 use crate::data::corpus::{Corpus, KINDS};
 use crate::protocol::grid::{Defaults, Grid, Pick, PlanError};
-use crate::protocol::stage::{Spec, SpecError};
+use crate::protocol::stage::{Spec, settle};
 use crate::protocol::subject::Subject;
 use crate::protocol::training::{Job, Place, Shown};
 use crate::protocol::{Task, text};
@@ -61,19 +61,29 @@ pub struct Options {
     pub allow_partial: bool,
 }
 
-/// Model and training of `--quick`.
-pub const QUICK: &str = "task = \"sample\"\nlayers = 2\nwidth = 128\nheads = 4\nffn = 512\nlen = 256\nbatch = 4\n\
-                         steps = 200\ndropout = 0.0";
 /// Mechanism and rate of `--quick`.
-pub const QUICK_MODEL: (&str, f64) = ("ls:w=64", 3e-3);
+pub const QUICK: (&str, f64) = ("ls:w=64", 3e-3);
 
 /// What `charlm` does where nothing is said.
 pub fn defaults(quick: bool) -> Defaults {
-    let preset = Settings { preset: Some("charlm-small".to_owned()), ..Settings::NONE };
-    let plain = Settings { task: Some(Words(vec!["enwik8".to_owned()])), ..Settings::NONE };
-    let small = toml::from_str(QUICK).unwrap_or_else(|_| plain.clone());
-    let settings = preset.over(if quick { small } else { plain });
-    Defaults { protocol: "charlm", settings, models: if quick { QUICK_MODEL.0 } else { "ls" } }
+    let preset = Some("charlm-small".to_owned());
+    let task = |name: &str| Some(Words(vec![name.to_owned()]));
+    let whole = Settings { preset: preset.clone(), task: task("enwik8"), ..Settings::NONE };
+    let small = Settings {
+        preset,
+        task: task("sample"),
+        layers: Some(2),
+        width: Some(128),
+        heads: Some(4),
+        ffn: Some(512),
+        len: Some(Lengths(vec![256])),
+        batch: Some(Batches(vec![4])),
+        steps: Some(200),
+        dropout: Some(0.0),
+        ..Settings::NONE
+    };
+    let (settings, models) = if quick { (small, QUICK.0) } else { (whole, "ls") };
+    Defaults { protocol: "charlm", settings, models }
 }
 
 /// The corpus called `name`.
@@ -133,12 +143,7 @@ fn cell(
     let first = phases[0];
     let spec = Spec::new(pick, first.len, first.batch, Pass::Train, seed)?;
     let vocab = vocabulary(corpus);
-    let (config, reason) = match (&pick.choice, spec.language(vocab, (first.len, first.len))) {
-        (Err(reason), _) => (None, Some(reason.clone())),
-        (Ok(_), Ok(config)) => (Some(config), None),
-        (Ok(_), Err(SpecError::Unsupported(reason))) => (None, Some(reason)),
-        (Ok(_), Err(SpecError::Wrong(reason))) => return Err(PlanError(reason)),
-    };
+    let (config, reason) = settle(pick, spec.language(vocab, (first.len, first.len)))?;
     let accumulate = options.accumulate.unwrap_or(1);
     if let Some(phase) = phases.iter().find(|phase| !phase.batch.is_multiple_of(accumulate)) {
         return Err(PlanError(format!(
@@ -201,7 +206,7 @@ fn planned(settings: &Settings, corpus: &str, options: Options) -> Result<Vec<Ph
         Some([batch]) => Some(*batch),
         Some(_) => return Err(PlanError("charlm trains at one batch size; give one".to_owned())),
     };
-    let rate = options.rate.or(options.quick.then_some(QUICK_MODEL.1));
+    let rate = options.rate.or(options.quick.then_some(QUICK.1));
     for (index, phase) in all.iter_mut().enumerate() {
         if let Some(lens) = &lens {
             phase.len = lens[index];

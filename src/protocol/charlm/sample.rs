@@ -101,7 +101,6 @@ impl<'a> Decoder<'a> {
 
     /// Logits behind `ids`.
     fn feed(&mut self, ids: &[u32]) -> Result<Tensor> {
-        let mut last = None;
         for &id in ids {
             if self.pending.len() == self.block {
                 if self.cached {
@@ -112,12 +111,8 @@ impl<'a> Decoder<'a> {
                 }
             }
             self.pending.push(id);
-            last = None;
         }
-        match last {
-            Some(logits) => Ok(logits),
-            None => Ok(self.run()?.0),
-        }
+        Ok(self.run()?.0)
     }
 
     fn run(&self) -> Result<(Tensor, Cache)> {

@@ -94,8 +94,15 @@ impl Run<'_> {
         let files = files(self.place, self.index);
         let description = self.description()?;
         let restored = restore(&files, &description)?;
+        let started = |updates: u64, own: &[Point]| {
+            let own = own.iter().map(|point| Point { step: before + point.step, ..*point });
+            let curve = curve.iter().copied().chain(own).collect();
+            link.send(&Answer::Started { step: before + updates, curve }).map_err(|error| failed(&error))
+        };
         if let Some(done) = restored.as_ref().filter(|checkpoint| checkpoint.updates == phase.steps) {
-            return State::read(done, &files.last).map_err(|error| failed(&error));
+            let state = State::read(done, &files.last).map_err(|error| failed(&error))?;
+            started(done.updates, &state.curve)?;
+            return Ok(state);
         }
         let builder = self.weights(restored.as_ref())?;
         let net = self.model(&builder, (phase.len, phase.len))?;
@@ -110,13 +117,7 @@ impl Run<'_> {
         };
         let mut task = self.task(net, restored.as_ref())?;
         drop(restored);
-        let known = curve.iter().copied();
-        let own = state.curve.iter().map(|point| Point { step: before + point.step, ..*point });
-        let started = Answer::Started {
-            step: before + trainer.optimizer().updates(),
-            curve: known.chain(own).collect(),
-        };
-        link.send(&started).map_err(|error| failed(&error))?;
+        started(trainer.optimizer().updates(), &state.curve)?;
         let course = Course { steps: phase.steps, every: request.every, save: self.place.save() };
         let parts = (&mut trainer, &mut task, &mut state);
         drive(link, parts, (&course, &files, &description), before)?;

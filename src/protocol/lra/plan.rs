@@ -10,7 +10,7 @@ use crate::config::unknown;
 use crate::model::ModelConfig;
 use crate::protocol::Task;
 use crate::protocol::grid::{Defaults, Grid, Pick, PlanError};
-use crate::protocol::stage::{Spec, SpecError};
+use crate::protocol::stage::{Sizes, Spec, settle};
 use crate::protocol::subject::Subject;
 use crate::protocol::training::{Job, Place, Shown};
 use crate::record::{Pass, Published};
@@ -29,7 +29,7 @@ pub struct Request {
     pub steps: u64,
     /// Peak or base rate.
     pub rate: f64,
-    /// First examples of each split; absent: all.
+    /// So many examples of each split; absent: all.
     pub limit: Option<u64>,
     /// How data are read.
     pub reading: Reading,
@@ -112,12 +112,7 @@ fn cell(
     options: Options,
     threads: usize,
 ) -> Result<(Cell, Option<Request>), PlanError> {
-    let (config, reason) = match (&pick.choice, spec.config_for(Some(task))) {
-        (Err(reason), _) => (None, Some(reason.clone())),
-        (Ok(_), Ok(config)) => (Some(config), None),
-        (Ok(_), Err(SpecError::Unsupported(reason))) => (None, Some(reason)),
-        (Ok(_), Err(SpecError::Wrong(reason))) => return Err(PlanError(reason)),
-    };
+    let (config, reason) = settle(pick, spec.config_for(Some(task)))?;
     let settings = &pick.settings;
     let steps = settings.steps.unwrap_or(recipe.steps).max(1);
     let rate = options.rate.unwrap_or(if options.quick { QUICK.2 } else { recipe.rate });
@@ -168,9 +163,14 @@ pub fn priced(request: &Request, rate: f64) -> Option<f64> {
     Some(work(&request.spec, &config, &recipe, request.steps) / rate)
 }
 
-/// Share of the protocol that `request` runs: steps times batch, length and data, each at most whole.
+/// Share of the protocol that `request` runs: steps times batch, length and data, each at most whole. None where another
+/// rate, other sizes, or another reading of the data make it another protocol.
 pub fn fraction(request: &Request, share_of_data: f64) -> Option<f64> {
     let recipe = recipe::find(&request.spec.preset, &request.task).ok()?;
+    let reading = Reading { allow_partial: request.reading.allow_partial, ..Reading::default() };
+    if request.rate != recipe.rate || request.spec.sizes != Sizes::default() || request.reading != reading {
+        return None;
+    }
     let part = |done: u64, of: u64| (done as f64 / of as f64).min(1.0);
     let whole = part(request.steps * request.spec.batch, recipe.steps * recipe.batch);
     Some(whole * part(request.spec.len, recipe.len) * share_of_data)

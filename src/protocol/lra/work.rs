@@ -133,15 +133,15 @@ impl Learner for Task<'_> {
 /// # Errors
 /// The parent is gone.
 pub fn work(link: &Link, request: &Request, place: &Place) -> anyhow::Result<()> {
-    let result = Subject::open(request, place).and_then(|subject| {
-        let trained = subject.train(link, place)?;
-        subject.done(&trained)
+    let result = Experiment::open(request, place).and_then(|experiment| {
+        let trained = experiment.train(link, place)?;
+        experiment.done(&trained)
     });
     report(link, result)
 }
 
 /// Data and device of a run: what it is trained and tested on.
-pub struct Subject<'a> {
+pub struct Experiment<'a> {
     request: &'a Request,
     data: Box<dyn Dataset>,
     backend: Backend,
@@ -155,7 +155,7 @@ pub struct Trained {
     peak_bytes: Option<u64>,
 }
 
-impl<'a> Subject<'a> {
+impl<'a> Experiment<'a> {
     /// Reads the data and opens the device.
     ///
     /// # Errors
@@ -220,11 +220,6 @@ impl<'a> Subject<'a> {
         let config = request.spec.config_for(Some(&request.task)).map_err(|error| failed(&error))?;
         let net = Net::new(&config, &builder).map_err(candle)?;
         Ok(Trained { net, selected, peak_bytes: None })
-    }
-
-    /// The data.
-    pub fn data(&self) -> &dyn Dataset {
-        self.data.as_ref()
     }
 
     /// Full batches of the test split in order, or the only one, changed by `change` where something is said.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::super::grid::{Defaults, Grid, Pick, PlanError};
-use super::super::stage::{Spec, SpecError};
+use super::super::stage::{Spec, settle};
 use super::turns::Budget;
 use crate::config::grid::{Batches, Lengths, Modes, Seeds};
 use crate::config::settings::Settings;
@@ -114,18 +114,7 @@ fn cell(
 ) -> Result<Planned, PlanError> {
     let settings = &pick.settings;
     let spec = Spec::new(pick, len, batch, pass, seed)?;
-    let unsupported = match &pick.choice {
-        Ok(_) => None,
-        Err(reason) => Some(reason.clone()),
-    };
-    let (config, reason) = match unsupported {
-        Some(reason) => (None, Some(reason)),
-        None => match spec.subject() {
-            Ok(config) => (Some(config), None),
-            Err(SpecError::Unsupported(reason)) => (None, Some(reason)),
-            Err(SpecError::Wrong(reason)) => return Err(PlanError(reason)),
-        },
-    };
+    let (config, reason) = settle(pick, spec.subject())?;
     let row = Row {
         suite: grid.suite.as_ref().map(|suite| suite.name.clone()),
         published: pick.published("steps_per_second", pass, len),
