@@ -301,6 +301,15 @@ pub trait Mechanism: Send + Sync {
     /// # Errors
     /// Inputs that do not fit the configuration.
     fn forward(&self, input: &Input) -> Result<Output>;
+
+    /// Keys and values side by side as the softmax meets them: those of positions [b, t, 2 e] and those of slots
+    /// [b, s, 2 e]. Nothing where a mechanism does not mix the two.
+    ///
+    /// # Errors
+    /// As [`Self::forward`].
+    fn mixed(&self, _input: &Input) -> Result<Option<(Tensor, Tensor)>> {
+        Ok(None)
+    }
 }
 
 /// Adds a mechanism at run time (a library user's own, or a test's).

@@ -137,8 +137,28 @@ impl AttentionLayer {
     /// # Errors
     /// Shapes that do not fit the configuration.
     pub fn forward(&self, x: &Tensor, call: &Call) -> Result<Tensor> {
-        let Call { mask, memory, dropout } = *call;
-        let (n, held) = (x.dim(1)?, memory.map_or(Ok(0), |memory| memory.dim(1))?);
+        let (out, residual) = self.with_input(x, call, |input, normal| {
+            let out = self.mechanism.forward(input)?.out;
+            let residual = match (self.residual, normal) {
+                (Residual::Normed, Some(normal)) => {
+                    normal.narrow(1, input.memory, x.dim(1)?)?.contiguous()?
+                }
+                _ => x.clone(),
+            };
+            Ok((out, residual))
+        })?;
+        self.finish(&out, &residual, call.dropout)
+    }
+
+    /// Calls `then` with what the mechanism reads and the normalised input, where something reads it.
+    fn with_input<T>(
+        &self,
+        x: &Tensor,
+        call: &Call,
+        then: impl FnOnce(&Input, Option<&Tensor>) -> Result<T>,
+    ) -> Result<T> {
+        let Call { mask, memory, .. } = *call;
+        let held = memory.map_or(Ok(0), |memory| memory.dim(1))?;
         let normal = match memory {
             Some(memory) => Some(self.normalise(&Tensor::cat(&[memory, x], 1)?)?),
             None if self.reads_normal() || self.residual == Residual::Normed => Some(self.normalise(x)?),
@@ -152,12 +172,7 @@ impl AttentionLayer {
         let global = self.global(normal.as_ref())?;
         let input =
             Input { qkv: &qkv, x: normal.as_ref(), mask, cls: None, global: global.as_ref(), memory: held };
-        let out = self.mechanism.forward(&input)?.out;
-        let residual = match (self.residual, &normal) {
-            (Residual::Normed, Some(normal)) => &normal.narrow(1, held, n)?.contiguous()?,
-            _ => x,
-        };
-        self.finish(&out, residual, dropout)
+        then(&input, normal.as_ref())
     }
 
     /// residual + Linear_o(out), with dropout of what is added.
@@ -259,6 +274,14 @@ impl Block {
     /// Shapes that do not fit the configuration.
     pub fn forward(&self, x: &Tensor, call: &Call) -> Result<Tensor> {
         self.ffn.forward(&self.attention.forward(x, &call.branch(0))?, call.dropout.branch(1))
+    }
+
+    /// [`Mechanism::mixed`] for this block's input.
+    ///
+    /// # Errors
+    /// As [`Self::forward`].
+    pub fn mixed(&self, x: &Tensor, call: &Call) -> Result<Option<(Tensor, Tensor)>> {
+        self.attention.with_input(x, call, |input, _| self.attention.mechanism.mixed(input))
     }
 
     /// The class token's row behind this block, [b, 1, width].

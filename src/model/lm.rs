@@ -238,6 +238,21 @@ impl LanguageModel {
         Ok((logits, cache, hidden))
     }
 
+    /// Keys and values of positions and of slots in every layer ([`crate::attention::Mechanism::mixed`]), or
+    /// nothing for a mechanism that does not mix them.
+    ///
+    /// # Errors
+    /// As [`Self::forward`].
+    pub fn mixed(&self, ids: &Tensor, cache: &Cache) -> Result<Option<Vec<(Tensor, Tensor)>>> {
+        let (_, _, inputs) = self.trace(ids, cache)?;
+        let layer = |(number, (block, x)): (usize, (&Block, &Tensor))| {
+            block
+                .mixed(x, &Call { mask: None, memory: cache.layer(number), dropout: Dropout::NONE })
+                .transpose()
+        };
+        self.layers.iter().zip(&inputs).enumerate().map(layer).collect::<Option<Result<_>>>().transpose()
+    }
+
     fn run(
         &self,
         ids: &Tensor,

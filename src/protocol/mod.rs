@@ -10,6 +10,7 @@ pub mod gate;
 pub mod grid;
 pub mod lra;
 pub mod memory;
+pub mod norms;
 pub mod pattern;
 pub mod robustness;
 pub mod speed;

@@ -199,7 +199,8 @@ impl Spec {
 }
 
 impl Sizes {
-    fn of(settings: &Settings) -> Self {
+    /// Those that `settings` name.
+    pub fn of(settings: &Settings) -> Self {
         Self {
             layers: settings.layers,
             width: settings.width,

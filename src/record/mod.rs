@@ -6,6 +6,7 @@ pub mod csv;
 pub mod file;
 pub mod json;
 pub mod matrix;
+pub mod norms;
 mod row;
 
 pub use row::{COLUMNS, Outcome, Pass, Published, Row, rounded};

@@ -252,16 +252,31 @@ fn hidden_slots(
     Tensor::cat(&[old, new], 1)
 }
 
-impl Mechanism for LongShort {
-    fn forward(&self, input: &Input) -> Result<Output> {
+/// What the softmax reads.
+struct Prepared {
+    /// The rows of positions, normalised.
+    local: Rows,
+    /// Slots with the class token in front, and which of them exist.
+    slots: Option<(Tensor, Option<Tensor>)>,
+}
+
+impl LongShort {
+    fn prepare(&self, input: &Input) -> Result<Prepared> {
         let raw = Rows::new(input.qkv)?;
-        let (b, queries, keys) = (raw.rows.dim(0)?, raw.queries()?, raw.rows.dim(1)?);
-        self.check(input, queries, keys)?;
+        self.check(input, raw.queries()?, raw.rows.dim(1)?)?;
         let norm = self.norm.as_ref().filter(|_| self.window > 0 || self.normed);
         let local = raw.normed(norm.map(|norm| &norm.local), input.mask, input.memory)?;
         let slots = self.project(if self.normed { &local } else { &raw }, input)?;
         let cls = input.cls.map(|cls| Rows::new(cls)?.only_keys_values()).transpose()?;
         let slots = self.finish_slots(slots, cls.as_ref(), input)?;
+        Ok(Prepared { local, slots })
+    }
+}
+
+impl Mechanism for LongShort {
+    fn forward(&self, input: &Input) -> Result<Output> {
+        let Prepared { local, slots } = self.prepare(input)?;
+        let (b, queries, keys) = (local.rows.dim(0)?, local.queries()?, local.rows.dim(1)?);
         let shape = Shape {
             batch: b,
             queries,
@@ -271,7 +286,7 @@ impl Mechanism for LongShort {
             ..Shape::default()
         };
         let pattern = pattern(self.window, self.projection(), &shape);
-        let relative = self.relative(keys, raw.rows.device())?;
+        let relative = self.relative(keys, local.rows.device())?;
         let mask = match (input.mask, &slots) {
             (Some(mask), Some((_, Some(exist)))) => Some(Tensor::cat(&[mask, exist], 1)?),
             (mask, _) => mask.cloned(),
@@ -287,5 +302,13 @@ impl Mechanism for LongShort {
         let out = attend(&local.qkv(self.heads)?, &call)?;
         let cls = input.cls.map(|cls| class_token(&out, cls, input.mask, self.scale())).transpose()?;
         Ok(Output { out, cls })
+    }
+
+    fn mixed(&self, input: &Input) -> Result<Option<(Tensor, Tensor)>> {
+        if self.window == 0 {
+            return Ok(None);
+        }
+        let Prepared { local, slots } = self.prepare(input)?;
+        slots.map(|(slots, _)| Ok((local.only_keys_values()?, slots))).transpose()
     }
 }

@@ -27,6 +27,10 @@ pub(super) enum Align {
     Right,
 }
 
+/// Two colours of the series (style.rs).
+pub(super) const BLUE: RGBColor = RGBColor(0x00, 0x72, 0xb2);
+pub(super) const ORANGE: RGBColor = RGBColor(0xd5, 0x5e, 0x00);
+
 /// A point in pixels, y downwards.
 pub(super) type Point = (f64, f64);
 
@@ -105,6 +109,32 @@ impl Canvas<'_> {
         self.backend.fill_polygon(corners.clone(), &fill).map_err(io::Error::other)?;
         corners.push(corners[0]);
         self.backend.draw_path(corners, &thin).map_err(io::Error::other)
+    }
+
+    /// A bar of a series: filled, or an outline where its look is open.
+    pub(super) fn bar(&mut self, corner: Point, opposite: Point, look: Look) -> io::Result<()> {
+        if look.open {
+            return self.frame(corner, opposite, look.color);
+        }
+        self.rect(corner, opposite, look.color)
+    }
+
+    /// A translucent disc, or its outline.
+    pub(super) fn bubble(
+        &mut self,
+        center: Point,
+        radius: f64,
+        color: RGBColor,
+        open: bool,
+    ) -> io::Result<()> {
+        let radius = radius.round() as u32;
+        let edge =
+            ShapeStyle { color: color.to_rgba(), filled: false, stroke_width: if open { 2 } else { 4 } };
+        if !open {
+            let fill = color.mix(0.45);
+            self.backend.draw_circle(pixel(center), radius, &fill, true).map_err(io::Error::other)?;
+        }
+        self.backend.draw_circle(pixel(center), radius, &edge, false).map_err(io::Error::other)
     }
 
     /// A cross: something ran out here.

@@ -3,21 +3,30 @@
 //! Made for print: 1200 pixels wide, so that letters are six points high at a width of 8 cm; colours that
 //! the colour-blind can tell apart, with dashes and markers for black and white.
 
+mod bars;
+mod bubbles;
 mod canvas;
+mod dots;
 mod growth;
 mod labels;
 mod learning;
+mod linear;
 mod lines;
 mod matrix;
+mod norms;
 mod scale;
 mod style;
 
 use std::io;
 use std::path::{Path, PathBuf};
 
+pub use bars::{Bar, Panel as BarPanel, bars};
+pub use bubbles::{Bubble, bubbles};
+pub use dots::{Crossing, Panel as DotPanel, dots};
 pub use growth::{Quantity, figure, growth};
 pub use learning::{Evaluation, Learning, learning};
 pub use matrix::{Shade, matrices};
+pub use norms::norms;
 pub use scale::Unit;
 
 /// A finished chart.
@@ -120,52 +129,37 @@ impl Figure {
     }
 
     fn csv(&self) -> io::Result<String> {
-        let mut writer = ::csv::Writer::from_writer(Vec::new());
         let unit = match self.unit {
             Unit::Length => "positions",
             Unit::Seconds => "s",
             Unit::Bytes => "B",
         };
-        writer.write_record([
-            "panel", "series", "len", "value", "unit", "ci_low", "ci_high", "outcome", "slope",
-        ])?;
         let number = |value: Option<f64>| value.map_or_else(String::new, |value| value.to_string());
-        for panel in &self.panels {
-            for series in &panel.series {
-                let slope = series.law().map_or_else(String::new, |law| format!("{:.4}", law.slope));
-                for point in &series.points {
-                    let (low, high) = (point.interval.map(|i| i.0), point.interval.map(|i| i.1));
-                    let value = number(Some(point.y));
-                    let (x, low, high) = (number(Some(point.x)), number(low), number(high));
-                    writer.write_record([
-                        &panel.title,
-                        &series.label,
-                        &x,
-                        &value,
-                        unit,
-                        &low,
-                        &high,
-                        "ok",
-                        &slope,
-                    ])?;
-                }
-                for missing in &series.missing {
-                    let (x, outcome) = (number(Some(missing.x)), missing.outcome.as_str());
-                    writer.write_record([
-                        &panel.title,
-                        &series.label,
-                        &x,
-                        "",
-                        unit,
-                        "",
-                        "",
-                        outcome,
-                        &slope,
-                    ])?;
-                }
-            }
+        let mut records = Vec::new();
+        for (panel, series) in
+            self.panels.iter().flat_map(|panel| panel.series.iter().map(move |x| (panel, x)))
+        {
+            let slope = series.law().map_or_else(String::new, |law| format!("{:.4}", law.slope));
+            let mut add = |x: f64, value: Option<f64>, interval: Option<(f64, f64)>, outcome: &str| {
+                let (low, high) = (interval.map(|ends| ends.0), interval.map(|ends| ends.1));
+                let numbers = [Some(x), value].map(number);
+                let texts = [panel.title.clone(), series.label.clone()].into_iter().chain(numbers);
+                let rest = [unit.to_owned(), number(low), number(high), outcome.to_owned(), slope.clone()];
+                records.push(texts.chain(rest).collect());
+            };
+            series.points.iter().for_each(|point| add(point.x, Some(point.y), point.interval, "ok"));
+            series.missing.iter().for_each(|missing| add(missing.x, None, None, &missing.outcome));
         }
-        let bytes = writer.into_inner().map_err(|error| io::Error::other(error.to_string()))?;
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
+        let columns = ["panel", "series", "len", "value", "unit", "ci_low", "ci_high", "outcome", "slope"];
+        table(&columns, records)
     }
+}
+
+/// Records as CSV.
+fn table(columns: &[&str], records: impl IntoIterator<Item = Vec<String>>) -> io::Result<String> {
+    let mut writer = ::csv::Writer::from_writer(Vec::new());
+    writer.write_record(columns)?;
+    records.into_iter().try_for_each(|record| writer.write_record(record))?;
+    let bytes = writer.into_inner().map_err(|error| io::Error::other(error.to_string()))?;
+    String::from_utf8(bytes).map_err(io::Error::other)
 }

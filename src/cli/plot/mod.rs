@@ -1,5 +1,7 @@
 //! `effattn plot`: patterns, attention matrices, and the charts of a run once more.
 
+mod norms;
+
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
@@ -30,6 +32,8 @@ pub enum What {
     Pattern(PatternArgs),
     /// How much each query attends to each key (cosFormer, Figure 3)
     Attention(AttentionArgs),
+    /// Norms of window and slots with and without DualLN, at initialisation (Transformer-LS, Figure 2)
+    Norms(norms::Args),
     /// Time and memory against length, drawn again from the rows of a run
     Rows(RowsArgs),
 }
@@ -129,6 +133,7 @@ pub fn run(what: &What, term: &Term) -> Result<u8> {
     match what {
         What::Pattern(args) => draw_pattern(args, term)?,
         What::Attention(args) => draw_attention(args, term)?,
+        What::Norms(args) => norms::draw(args, term)?,
         What::Rows(args) => draw_rows(args, term)?,
     }
     Ok(0)
@@ -275,6 +280,15 @@ fn given(path: &Path, args: &AttentionArgs, probe: Probe) -> Result<Probe> {
 
 /// Writes the matrices into a run folder and reads them again: a chart shows what is stored.
 fn keep(name: &str, settings: serde_json::Value, scene: &Scene, matrices: &[Matrix]) -> Result<Vec<Matrix>> {
+    let run = kept_run(name, settings, &scene.output_path, u64::from(scene.seed))?;
+    matrix::write(&run.path, matrices).with_context(|| run.path.display().to_string())?;
+    let matrices = matrix::read(&run.path)?;
+    done(run)?;
+    Ok(matrices)
+}
+
+/// A run folder for what is computed here, without workers.
+fn kept_run(name: &str, settings: serde_json::Value, root: &Path, seed: u64) -> Result<RunFolder> {
     let plan = Plan {
         name: name.to_owned(),
         command: format!("plot {name}"),
@@ -282,16 +296,18 @@ fn keep(name: &str, settings: serde_json::Value, scene: &Scene, matrices: &[Matr
         settings,
         threads: crate::device::threads::available(),
         device: "cpu".to_owned(),
-        seeds: vec![u64::from(scene.seed)],
+        seeds: vec![seed],
         ..Plan::default()
     };
-    let mut run = RunFolder::open(&scene.output_path, &plan, true, &Stop::default())?;
-    matrix::write(&run.path, matrices).with_context(|| run.path.display().to_string())?;
+    Ok(RunFolder::open(root, &plan, true, &Stop::default())?)
+}
+
+/// Marks `run` as finished.
+fn done(mut run: RunFolder) -> Result<()> {
     run.manifest.state = State::Done;
     run.manifest.end = Some(now());
     run.manifest.write(&run.path)?;
-    run.name_latest()?;
-    Ok(matrix::read(&run.path)?)
+    Ok(run.name_latest()?)
 }
 
 fn say(chart: &chart::Chart, plots: &Plots, term: &Term) -> Result<()> {

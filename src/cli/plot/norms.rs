@@ -1,0 +1,80 @@
+//! `effattn plot norms`.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use serde_json::json;
+
+use super::{Plots, kept_run, say};
+use crate::attention::choose::choose;
+use crate::cli::data_dir;
+use crate::config::grid::Models;
+use crate::config::settings::Settings;
+use crate::protocol::charlm::plan::load;
+use crate::protocol::norms::{Probe, norms};
+use crate::record::file;
+use crate::record::norms::{read, write};
+use crate::report::chart;
+use crate::term::Term;
+
+/// `plot norms`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// Mechanisms with a window and slots
+    #[arg(long, value_name = "NAME,...", default_value = "ls,ls:dual_ln=false")]
+    model: Models,
+    /// Corpus: enwik8, text8, or sample, the little text in the program
+    #[arg(long, value_name = "NAME", default_value = "enwik8")]
+    task: String,
+    /// Backbone
+    #[arg(long, value_name = "NAME", default_value = "charlm-small")]
+    preset: String,
+    /// Positions of the segment and of the cache in front of it
+    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = clap::value_parser!(u64).range(1..=65536))]
+    len: u64,
+    /// Override a size of the backbone: layers=4 (repeatable)
+    #[arg(long, value_name = "KEY=VALUE", value_parser = Settings::set)]
+    set: Vec<Settings>,
+    /// Use a corpus that is incomplete
+    #[arg(long)]
+    allow_partial: bool,
+    /// Folder with data sets; the user's cache folder without
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+    /// Seed of the weights
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    seed: u64,
+    /// Folder of the norms
+    #[arg(short, long, default_value = "results", value_name = "DIR")]
+    output_path: PathBuf,
+    #[command(flatten)]
+    plots: Plots,
+}
+
+pub fn draw(args: &Args, term: &Term) -> Result<()> {
+    let settings = args.set.iter().cloned().fold(Settings::NONE, |all, one| one.over(all));
+    let dir = args.data_dir.clone().unwrap_or_else(data_dir::default_dir);
+    let corpus = load(&args.task, &dir, args.allow_partial)?;
+    file::ensure_writable(&args.output_path)
+        .with_context(|| format!("--output-path {} cannot be written", args.output_path.display()))?;
+    args.plots.check()?;
+    let probe =
+        Probe { corpus: &corpus, preset: &args.preset, settings: &settings, len: args.len, seed: args.seed };
+    let mut all = Vec::new();
+    for choice in choose(&args.model)? {
+        all.extend(norms(&choice.label(), &probe)?);
+    }
+    if all.is_empty() {
+        bail!("--model names no mechanism");
+    }
+    let partial = corpus.partial.as_deref().map_or_else(String::new, |partial| format!(" ({partial})"));
+    let told = json!({ "task": args.task, "preset": args.preset, "len": args.len, "set": settings, "partial": corpus.partial });
+    let mut run = kept_run("norms", told, &args.output_path, args.seed)?;
+    run.manifest.data.insert(args.task.clone(), corpus.hash.clone());
+    write(&run.path, &all).with_context(|| run.path.display().to_string())?;
+    let all = read(&run.path)?;
+    super::done(run)?;
+    let subtitle =
+        format!("{}, {}{partial}, {} positions, at initialisation", args.preset, args.task, args.len);
+    say(&chart::norms(&subtitle, &all)?, &args.plots, term)
+}

@@ -1,0 +1,138 @@
+//! Norms of the window's keys and values against those of the slots, at initialisation (Transformer-LS, Figure 2
+//! and section 3.4): DualLN is there because they differ without it.
+
+use anyhow::{Context, Result, ensure};
+use candle_core::{D, Device, Tensor};
+
+use super::stage::{Sizes, Spec};
+use crate::config::settings::{DeviceName, DtypeName, KernelName, Settings};
+use crate::data::corpus::Corpus;
+use crate::model::lm::LanguageModel;
+use crate::nn::params::Builder;
+use crate::record::Pass;
+use crate::record::norms::Norm;
+
+/// What is looked at.
+pub struct Probe<'a> {
+    /// Text.
+    pub corpus: &'a Corpus,
+    /// Backbone.
+    pub preset: &'a str,
+    /// What differs from it.
+    pub settings: &'a Settings,
+    /// Positions of the segment, and as many cached ones.
+    pub len: u64,
+    /// Seed of the weights.
+    pub seed: u64,
+}
+
+/// Norms in every layer of `model` (as on the command line) for the second segment of the validation text, behind a
+/// cache of the first: positions and slots of the segment itself, heads side by side and one by one.
+///
+/// # Errors
+/// A mechanism without window and slots, sizes that cannot be built, a text that is too short.
+pub fn norms(model: &str, probe: &Probe) -> Result<Vec<Norm>> {
+    let spec = Spec {
+        model: model.to_owned(),
+        preset: probe.preset.to_owned(),
+        sizes: Sizes::of(probe.settings),
+        batch: 1,
+        len: probe.len,
+        pass: Pass::Infer,
+        seed: probe.seed,
+        device: DeviceName::Cpu,
+        dtype: DtypeName::F32,
+        kernel: KernelName::Fused,
+    };
+    let config = spec.language(probe.corpus.vocabulary, (probe.len, probe.len))?;
+    let heads = config.backbone.heads;
+    let net = LanguageModel::new(&config, &Builder::seeded(probe.seed, &Device::Cpu, false))?;
+    let len = probe.len as usize;
+    let text = &probe.corpus.symbols[probe.corpus.parts[1].clone()];
+    ensure!(
+        text.len() >= 2 * len,
+        "the validation text has {} symbols; two segments of {len} are read: take --len {} or shorter",
+        text.len(),
+        text.len() / 2
+    );
+    let ids = |from: usize| {
+        let ids: Vec<u32> = text[from..from + len].iter().map(|&id| u32::from(id)).collect();
+        Tensor::from_vec(ids, (1, len), &Device::Cpu)
+    };
+    let (_, cache) = net.forward(&ids(0)?, &net.start(1)?)?;
+    let layers = net.mixed(&ids(len)?, &cache)?;
+    let layers = layers.with_context(|| format!("{model} has no window beside slots; ls has"))?;
+    let mut norms = Vec::new();
+    for (layer, (positions, slots)) in layers.iter().enumerate() {
+        for (index, kind) in ["key", "value"].into_iter().enumerate() {
+            let (window, slots) = (means(positions, index, heads, len)?, means(slots, index, heads, len)?);
+            for (head, (window, slots)) in window.into_iter().zip(slots).enumerate() {
+                let (layer, head) = (layer as u64 + 1, head as u64);
+                let ratio = window / slots;
+                norms.push(Norm {
+                    model: model.to_owned(),
+                    layer,
+                    kind: kind.to_owned(),
+                    head,
+                    window,
+                    slots,
+                    ratio,
+                });
+            }
+        }
+    }
+    Ok(norms)
+}
+
+/// Mean norms of part `index` of `rows` [1, t, 2 e], of all heads and of each, in the rows of the last `len` of the
+/// `2 len` positions: the second half.
+fn means(rows: &Tensor, index: usize, heads: usize, len: usize) -> Result<Vec<f64>> {
+    let (_, count, twice) = rows.dims3()?;
+    ensure!(count.is_multiple_of(2), "{count} rows do not belong to two segments of {len}");
+    let rows = rows.narrow(1, count / 2, count / 2)?.narrow(2, index * twice / 2, twice / 2)?.squeeze(0)?;
+    let mean = |rows: &Tensor| -> Result<f64> {
+        Ok(f64::from(rows.sqr()?.sum(D::Minus1)?.sqrt()?.mean_all()?.to_scalar::<f32>()?))
+    };
+    let mut all = vec![mean(&rows)?];
+    for head in rows.chunk(heads, 1)? {
+        all.push(mean(&head)?);
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn probe(model: &str, len: u64) -> Result<Vec<Norm>> {
+        let text: Vec<u8> = (0..4000u32).map(|i| b'a' + (i * i / 7 % 23) as u8).collect();
+        let corpus = Corpus::new(text, 0);
+        let settings =
+            Settings { layers: Some(2), width: Some(64), heads: Some(4), ffn: Some(64), ..Settings::NONE };
+        norms(model, &Probe { corpus: &corpus, preset: "charlm-small", settings: &settings, len, seed: 1 })
+    }
+
+    #[test]
+    fn dual_ln_makes_norms_equal_and_its_absence_does_not() {
+        let with = probe("ls:w=16", 64).unwrap();
+        assert_eq!(with.len(), 2 * 2 * 5, "layers x kinds x (all heads and four)");
+        let whole = |norms: &[Norm]| -> Vec<f64> {
+            norms.iter().filter(|norm| norm.head == 0).map(|norm| norm.ratio).collect()
+        };
+        assert!(whole(&with).iter().all(|ratio| (ratio - 1.0).abs() < 0.01), "{with:?}");
+        let without = probe("ls:w=16,dual_ln=false", 64).unwrap();
+        assert!(whole(&without).iter().all(|ratio| *ratio > 1.2), "{without:?}");
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let says = |model: &str, len: u64| format!("{:#}", probe(model, len).unwrap_err());
+        assert!(
+            says("transformer-xl", 16).contains("no window beside slots"),
+            "{}",
+            says("transformer-xl", 16)
+        );
+        assert!(says("ls:w=16", 128).contains("take --len 100"), "{}", says("ls:w=16", 128));
+        assert!(says("nystrom", 16).contains("no causal form"));
+    }
+}

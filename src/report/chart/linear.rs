@@ -1,0 +1,234 @@
+//! Lines on linear axes, labels at the line ends: learning curves, norms by layer, accuracy by kind of text.
+
+use std::io;
+
+use super::canvas::{self, Align, Canvas, FONT, GRID, INK, Point, SOFT};
+use super::labels::spread;
+use super::style::{Dash, Look, look};
+
+const WIDTH: f64 = 1200.0;
+const HEADER: f64 = 110.0;
+const LEFT: f64 = 130.0;
+const LEADER: f64 = 48.0;
+const HEIGHT: f64 = 420.0;
+const LINE: f64 = FONT * 1.16;
+/// Gap between ticks in pixels, at least.
+const TICK: f64 = 70.0;
+const MARKER: f64 = 9.0;
+
+/// Panels under each other that share their horizontal axis.
+pub(super) struct Plane<'a> {
+    pub(super) title: &'a str,
+    pub(super) subtitle: &'a str,
+    /// What the horizontal axis counts.
+    pub(super) axis: &'a str,
+    pub(super) ticks: Ticks<'a>,
+    pub(super) panels: Vec<Panel<'a>>,
+}
+
+/// The horizontal axis.
+pub(super) enum Ticks<'a> {
+    /// Round numbers from 0.
+    FromZero,
+    /// These numbers, each with a text.
+    At(Vec<(f64, &'a str)>),
+}
+
+pub(super) struct Panel<'a> {
+    pub(super) title: &'a str,
+    pub(super) lines: Vec<Line<'a>>,
+}
+
+/// One line; without a label it has none at its end.
+#[derive(Clone)]
+pub(super) struct Line<'a> {
+    pub(super) label: Option<&'a str>,
+    pub(super) look: Look,
+    /// Whether points have markers.
+    pub(super) markers: bool,
+    /// Points in the order of x, with half the length of their error bars.
+    pub(super) points: Vec<(f64, f64, f64)>,
+}
+
+impl<'a> Line<'a> {
+    /// A solid line without error bars in look number `index`.
+    pub(super) fn solid(index: usize, label: &'a str, points: Vec<(f64, f64)>) -> Self {
+        let look = Look { dash: Dash::Solid, open: false, ..look(index) };
+        let points = points.into_iter().map(|(x, y)| (x, y, 0.0)).collect();
+        Self { label: Some(label), look, markers: false, points }
+    }
+}
+
+impl Plane<'_> {
+    /// The picture.
+    pub(super) fn draw(&self) -> io::Result<String> {
+        let lines = || self.panels.iter().flat_map(|panel| &panel.lines);
+        let labels = lines().filter_map(|line| line.label);
+        let longest = labels.map(|label| canvas::text_width(label, FONT)).fold(0.0, f64::max);
+        let area = (WIDTH - LEFT - LEADER - longest - 24.0).max(480.0);
+        let width = LEFT + area + LEADER + longest + 24.0;
+        let most = self.panels.iter().map(|panel| panel.lines.len()).max().unwrap_or(0);
+        let tall = HEIGHT.max(most as f64 * LINE + 10.0);
+        let panel = tall + 4.2 * LINE;
+        let height = HEADER + self.panels.len() as f64 * panel;
+        let x = self.span(lines().flat_map(|line| &line.points).map(|point| point.0));
+        canvas::document((width.ceil() as u32, height.ceil() as u32), |canvas| {
+            canvas.bold(self.title, (24.0, 36.0), Align::Left, FONT * 1.1)?;
+            let room = FONT * ((width - 48.0) / canvas::text_width(self.subtitle, FONT)).clamp(0.7, 0.9);
+            canvas.colored(self.subtitle, (24.0, 80.0), Align::Left, (room, SOFT))?;
+            for (index, panel_) in self.panels.iter().enumerate() {
+                let top = HEADER + index as f64 * panel + 1.7 * LINE;
+                let frame = Frame { plane: self, area, top, bottom: top + tall, x };
+                frame.draw(canvas, panel_)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Ends of the horizontal axis.
+    fn span(&self, xs: impl Iterator<Item = f64>) -> (f64, f64) {
+        match &self.ticks {
+            Ticks::FromZero => (0.0, xs.fold(1.0, f64::max)),
+            Ticks::At(ticks) => {
+                let all = || ticks.iter().map(|tick| tick.0);
+                let (low, high) = (all().fold(f64::MAX, f64::min), all().fold(f64::MIN, f64::max));
+                let margin = 0.06 * (high - low).max(1e-9);
+                (low - margin, high + margin)
+            }
+        }
+    }
+}
+
+/// Axes of one panel.
+struct Frame<'a> {
+    plane: &'a Plane<'a>,
+    area: f64,
+    top: f64,
+    bottom: f64,
+    x: (f64, f64),
+}
+
+impl Frame<'_> {
+    fn draw(&self, canvas: &mut Canvas, panel: &Panel) -> io::Result<()> {
+        canvas.bold(panel.title, (24.0, self.top - LINE), Align::Left, FONT)?;
+        let points = || panel.lines.iter().flat_map(|line| &line.points).filter(|point| point.1.is_finite());
+        let (low, high) = points()
+            .flat_map(|&(_, y, half)| [y - half, y + half])
+            .fold((f64::MAX, f64::MIN), |(low, high), value| (low.min(value), high.max(value)));
+        let (low, high) = if low > high { (0.0, 1.0) } else { (low, high) };
+        let ys = ticks(low, high, ((self.bottom - self.top) / TICK) as usize);
+        self.axes(canvas, &ys)?;
+        let mut ends = Vec::new();
+        for line in &panel.lines {
+            let points = line.points.iter().filter(|point| point.1.is_finite());
+            let drawn: Vec<Point> = points.clone().map(|&(x, y, _)| self.at(x, y, &ys)).collect();
+            let stroke = if line.look.dash == Dash::Solid { 5 } else { 3 };
+            canvas.path(&drawn, line.look, stroke)?;
+            for &(x, y, half) in points.filter(|point| point.2 > 0.0) {
+                canvas.line(self.at(x, y - half, &ys), self.at(x, y + half, &ys), line.look.color, 3)?;
+            }
+            if line.markers {
+                drawn.iter().try_for_each(|point| canvas.marker(*point, MARKER, line.look))?;
+            }
+            if let (Some(label), Some(end)) = (line.label, drawn.last()) {
+                ends.push((label, line.look, *end));
+            }
+        }
+        self.labels(canvas, &ends)
+    }
+
+    fn at(&self, x: f64, y: f64, ys: &[f64]) -> Point {
+        let (low, high) = (ys[0], ys[ys.len() - 1]);
+        let part = (y - low) / (high - low);
+        let along = (x - self.x.0) / (self.x.1 - self.x.0);
+        (LEFT + along * self.area, self.bottom - part * (self.bottom - self.top))
+    }
+
+    fn axes(&self, canvas: &mut Canvas, ys: &[f64]) -> io::Result<()> {
+        for &tick in ys {
+            let (_, y) = self.at(0.0, tick, ys);
+            canvas.line((LEFT, y), (LEFT + self.area, y), GRID, 2)?;
+            canvas.text(&number(tick, ys[1] - ys[0]), (LEFT - 12.0, y), Align::Right, FONT)?;
+        }
+        let round: Vec<(f64, String)> = match &self.plane.ticks {
+            Ticks::FromZero => {
+                let all = ticks(0.0, self.x.1, (self.area / 170.0) as usize).into_iter();
+                all.filter(|x| *x <= self.x.1).map(|x| (x, number(x, 1.0))).collect()
+            }
+            Ticks::At(ticks) => ticks.iter().map(|(x, text)| (*x, (*text).to_owned())).collect(),
+        };
+        let mut free = f64::NEG_INFINITY;
+        for (x, text) in round {
+            let (x, _) = self.at(x, ys[0], ys);
+            canvas.line((x, self.bottom), (x, self.bottom + 8.0), INK, 2)?;
+            let half = canvas::text_width(&text, FONT) / 2.0;
+            if x - half > free {
+                canvas.text(&text, (x, self.bottom + 0.8 * LINE), Align::Center, FONT)?;
+                free = x + half + 8.0;
+            }
+        }
+        canvas.frame((LEFT, self.top), (LEFT + self.area, self.bottom), INK)?;
+        let middle = LEFT + self.area / 2.0;
+        canvas.text(self.plane.axis, (middle, self.bottom + 1.75 * LINE), Align::Center, FONT)
+    }
+
+    fn labels(&self, canvas: &mut Canvas, ends: &[(&str, Look, Point)]) -> io::Result<()> {
+        let wanted: Vec<f64> = ends.iter().map(|(_, _, end)| end.1).collect();
+        let (low, high) = (self.top + 0.5 * LINE, self.bottom - 0.5 * LINE);
+        let edge = LEFT + self.area;
+        for ((label, look, end), y) in ends.iter().zip(spread(&wanted, LINE, low, high)) {
+            canvas.line((end.0 + MARKER + 4.0, end.1), (edge.max(end.0 + MARKER + 4.0), end.1), GRID, 2)?;
+            canvas.line((edge, end.1), (edge + LEADER - 10.0, y), look.color, 2)?;
+            canvas.text(label, (edge + LEADER, y), Align::Left, FONT)?;
+        }
+        Ok(())
+    }
+}
+
+/// Round numbers from at most `low` to at least `high`, about `most` of them and at least two.
+pub(super) fn ticks(low: f64, high: f64, most: usize) -> Vec<f64> {
+    let span = (high - low).max(1e-9 * high.abs()).max(1e-12);
+    let raw = span / most.max(2) as f64;
+    let unit = 10f64.powf(raw.log10().floor());
+    let step = [1.0, 2.0, 5.0, 10.0].into_iter().map(|x| x * unit).find(|step| *step >= raw).unwrap_or(raw);
+    let first = (low / step).floor();
+    let last = (high / step).ceil().max(first + 1.0);
+    (0..=(last - first) as usize).map(|index| (first + index as f64) * step).collect()
+}
+
+/// `value` with as many decimals as ticks of distance `step` need.
+pub(super) fn number(value: f64, step: f64) -> String {
+    let decimals = (-(step * 1.000_001).log10().floor()).clamp(0.0, 9.0) as usize;
+    format!("{value:.decimals$}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_are_round_and_cover_the_values() {
+        assert_eq!(ticks(0.0, 5000.0, 5), [0.0, 1000.0, 2000.0, 3000.0, 4000.0, 5000.0]);
+        for (low, high) in [(1.71, 2.43), (0.0, 1.0), (-3.2, 17.0), (5.0, 5.0), (0.0, 0.0), (1e-9, 3e-9)] {
+            let ticks = ticks(low, high, 5);
+            assert!(ticks.len() >= 2 && ticks.len() <= 8, "{ticks:?}");
+            assert!(ticks[0] <= low && ticks[ticks.len() - 1] >= high, "{low} {high} {ticks:?}");
+        }
+        assert_eq!((number(0.25, 0.05), number(2000.0, 1000.0)), ("0.25".to_owned(), "2000".to_owned()));
+        assert_eq!(number(0.3, 0.3 - 0.2), "0.3");
+    }
+
+    #[test]
+    fn named_ticks_stand_where_they_are() {
+        let line = Line::solid(0, "a", vec![(0.0, 1.0), (2.0, 3.0)]);
+        let plane = Plane {
+            title: "T",
+            subtitle: "",
+            axis: "texts",
+            ticks: Ticks::At(vec![(0.0, "clean"), (2.0, "changed")]),
+            panels: vec![Panel { title: "P", lines: vec![Line { markers: true, ..line }] }],
+        };
+        let svg = plane.draw().unwrap();
+        assert!(svg.contains("clean") && svg.contains("changed") && !svg.contains("NaN"), "{svg}");
+    }
+}
