@@ -6,9 +6,9 @@ use super::export::Exports;
 use super::grid::Place;
 use crate::config::suite::Suite;
 use crate::record::{Outcome, Row};
-use crate::report::chart::{Quantity, figure, growth};
+use crate::report::chart::{Quantity, figure};
 use crate::report::table::{self, Table};
-use crate::report::{published, reference, trained};
+use crate::report::{measured, published, reference, trained};
 use crate::run::session::{Finished, Session};
 use crate::term::{self, Term, Warning};
 
@@ -95,10 +95,8 @@ fn plot(finished: &Finished, place: &Place, term: &Term) -> Result<()> {
         return Ok(()); // training draws its own curves
     }
     let prefix = finished.rows.first().map_or("run", |row| row.suite.as_deref().unwrap_or(&row.protocol));
-    for quantity in Quantity::ALL {
-        if let Some(chart) = growth(&finished.rows, quantity, prefix)? {
-            term.say(&format!("chart: {}", chart.write(&place.plots_dir)?.display()));
-        }
+    for chart in measured(&finished.rows, prefix)? {
+        term.say(&format!("chart: {}", chart.write(&place.plots_dir)?.display()));
     }
     Ok(())
 }

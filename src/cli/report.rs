@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
-use super::runs::Run;
+use super::runs::{Run, latest_measured, latest_rows, trained_key};
 use crate::config::suite::{SHIPPED, Suite};
-use crate::protocol::training::{curve_file, folder};
+use crate::protocol::training::curve_file;
 use crate::record::{Row, file};
-use crate::report::chart::{Chart, Evaluation, Learning, Quantity, figure, growth, learning};
+use crate::report::chart::{Chart, Evaluation, Learning, Quantity, figure, learning};
 use crate::report::document::{BEGIN, Document, END, Section, splice};
 use crate::report::table::{self, Table};
-use crate::report::{published, reference, trained};
+use crate::report::{self, crossing, figures, published, reference, trained};
 use crate::term::{self, Term};
 
 const EXAMPLES: &str = "\
@@ -26,11 +26,9 @@ Examples:
 const NOT_BUILT: &[(&str, &str)] = &[
     ("Transformer-LS, Table 3", "fine-tuning on IMDb from pre-trained weights"),
     ("Transformer-LS, Tables 5 and 6, Figure 6", "ImageNet classification"),
-    ("Transformer-LS, Figure 2", "DualLN: norms at initialisation, and loss with and without"),
     ("cosFormer, Table 1", "kernel features in pre-training and fine-tuning"),
     ("cosFormer, Table 2", "perplexity on WikiText-103"),
     ("cosFormer, Table 3", "fine-tuning on five text classification sets"),
-    ("cosFormer, Figure 1", "accuracy against speed and memory"),
     ("cosFormer, Figure 4", "pre-training loss"),
 ];
 
@@ -102,13 +100,7 @@ fn document(runs: &[Run], suite: Option<&str>) -> Result<Document> {
     let mut document = Document { title: "Measured by effattn".to_owned(), sections: Vec::new() };
     let mut trained = Section { title: "Trained models".to_owned(), ..Section::default() };
     let mut newest: BTreeMap<String, Row> = BTreeMap::new();
-    let mut latest: BTreeMap<PathBuf, &Run> = BTreeMap::new();
-    for run in runs {
-        let is_trained = matches!(run.manifest.command.as_str(), "lra" | "charlm" | "robustness");
-        if !is_trained {
-            latest.insert(run.folder.parent().unwrap_or(Path::new("")).to_owned(), run);
-            continue;
-        }
+    for run in runs.iter().filter(|run| run.trained()) {
         let rows: Vec<&Row> = run.rows.iter().filter(wanted).collect();
         if rows.is_empty() {
             continue;
@@ -125,22 +117,26 @@ fn document(runs: &[Run], suite: Option<&str>) -> Result<Document> {
     if !trained.tables.is_empty() {
         document.sections.push(trained);
     }
-    for run in latest.into_values() {
+    for run in latest_measured(runs) {
         let rows: Vec<Row> = run.rows.iter().filter(wanted).cloned().collect();
         if !rows.is_empty() {
             document.sections.push(measured(run, &rows)?);
         }
     }
+    let rows: Vec<Row> = latest_rows(runs).into_iter().filter(|row| wanted(&row)).collect();
+    let composite = Section {
+        title: "Figures of the papers".to_owned(),
+        tables: Vec::new(),
+        charts: figures::draw(&rows)?,
+        provenance: Vec::new(),
+    };
+    if !composite.charts.is_empty() {
+        document.sections.push(composite);
+    }
     if !document.sections.is_empty() && suite.is_none() {
         document.sections.push(missing(runs)?);
     }
     Ok(document)
-}
-
-fn trained_key(row: &Row) -> String {
-    let place = (&row.protocol, &row.task, &row.model, &row.variant, &row.preset, &row.metric);
-    let how = (&row.device, &row.dtype, &row.kernel, row.batch, row.len, row.seed);
-    format!("{place:?} {how:?} {:?}", row.fraction)
 }
 
 /// Learning curves of the runs, one chart per command and task.
@@ -152,7 +148,7 @@ fn curves(runs: &[Run], rows: &[Row]) -> Result<Vec<Chart>> {
             let (Some(task), Some(preset), Some(seed)) = (&row.task, &row.preset, row.seed) else { continue };
             let variant = row.variant.as_ref().map_or_else(String::new, |variant| format!(":{variant}"));
             let key = format!("{task} {}{variant} {preset} s{seed}", row.model);
-            if seen.contains(&key) || !folder(&run.folder, &key).is_dir() {
+            if seen.contains(&key) || !curve_file(&run.folder, &key).is_file() {
                 continue;
             }
             let path = curve_file(&run.folder, &key);
@@ -200,12 +196,10 @@ fn measured(run: &Run, rows: &[Row]) -> Result<Section> {
         }
     }
     tables.extend(published::longest(rows));
+    tables.extend(crossing::table(rows));
     tables.extend(reference::table(rows, &reference::read(&run.folder)?));
     tables.extend(published::reasons(rows));
-    let mut charts = Vec::new();
-    for quantity in Quantity::ALL {
-        charts.extend(growth(rows, quantity, &run.manifest.id)?);
-    }
+    let charts = report::measured(rows, &run.manifest.id)?;
     let title = format!("{title}: {}", run.folder.display());
     Ok(Section { title, tables, charts, provenance: vec![run.provenance()] })
 }

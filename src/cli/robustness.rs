@@ -30,7 +30,7 @@ pub struct Args {
     task: Option<Words>,
     #[command(flatten)]
     grid: Grid,
-    /// Characters inserted per document; the first is compared with the paper, all make the curve
+    /// Characters inserted per document; 10 is compared with the paper, all make the curve
     #[arg(long, value_name = "LIST", default_value = "10,20,40,80", help_heading = "Texts")]
     insertions: Counts,
     /// The characters that are inserted and deleted

@@ -1,5 +1,6 @@
 //! Finding and reading run folders.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -74,4 +75,35 @@ impl Run {
         let day = start.get(..10).unwrap_or(start);
         format!("{id}: effattn {version}{commit}, {machine}, {threads} threads, {device}, {day}{data}{state}")
     }
+}
+
+impl Run {
+    /// Whether it trained models.
+    pub fn trained(&self) -> bool {
+        matches!(self.manifest.command.as_str(), "lra" | "charlm" | "robustness")
+    }
+}
+
+/// What a row of a trained model is about: of two alike the newer one counts.
+pub fn trained_key(row: &Row) -> String {
+    let place = (&row.protocol, &row.task, &row.model, &row.variant, &row.preset, &row.metric);
+    let how = (&row.device, &row.dtype, &row.kernel, row.batch, row.len, row.seed);
+    format!("{place:?} {how:?} {:?}", row.fraction)
+}
+
+/// Measurements run by run: the latest of each folder.
+pub fn latest_measured(runs: &[Run]) -> Vec<&Run> {
+    let mut latest: BTreeMap<&Path, &Run> = BTreeMap::new();
+    for run in runs.iter().filter(|run| !run.trained()) {
+        latest.insert(run.folder.parent().unwrap_or(Path::new("")), run);
+    }
+    latest.into_values().collect()
+}
+
+/// The rows that count: of trained models the newest of each kind over all runs, measurements of the latest runs.
+pub fn latest_rows(runs: &[Run]) -> Vec<Row> {
+    let trained = runs.iter().filter(|run| run.trained()).flat_map(|run| &run.rows);
+    let newest: BTreeMap<String, &Row> = trained.map(|row| (trained_key(row), row)).collect();
+    let measured = latest_measured(runs).into_iter().flat_map(|run| &run.rows);
+    newest.into_values().chain(measured).cloned().collect()
 }

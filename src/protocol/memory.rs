@@ -322,6 +322,9 @@ fn bisect(
             return Ok(found);
         }
         len = guess(found.len, found.peak, before, high, bytes);
+        // mechanisms with segments and blocks take round lengths only
+        let round = len / GRAIN * GRAIN;
+        len = if round > found.len { round } else { len };
     }
 }
 

@@ -2,9 +2,30 @@
 
 pub mod chart;
 pub mod compare;
+pub mod crossing;
 pub mod document;
+pub mod figures;
 pub mod markdown;
 pub mod published;
 pub mod reference;
 pub mod table;
 pub mod trained;
+
+use std::io;
+
+use crate::record::Row;
+use chart::{Chart, Quantity, growth};
+
+/// The charts of one run of `speed` or `memory`: time and memory against length, and where mechanisms become cheaper
+/// than full attention.
+///
+/// # Errors
+/// The drawing library failed.
+pub fn measured(rows: &[Row], prefix: &str) -> io::Result<Vec<Chart>> {
+    let mut charts = Vec::new();
+    for quantity in Quantity::ALL {
+        charts.extend(growth(rows, quantity, prefix)?);
+    }
+    charts.extend(crossing::chart(rows, prefix)?);
+    Ok(charts)
+}

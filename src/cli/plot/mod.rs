@@ -1,5 +1,6 @@
 //! `effattn plot`: patterns, attention matrices, and the charts of a run once more.
 
+mod figures;
 mod norms;
 
 use std::collections::HashMap;
@@ -15,7 +16,8 @@ use crate::protocol::attention::{self, Probe};
 use crate::protocol::pattern;
 use crate::record::matrix::{self, Matrix};
 use crate::record::{csv, file};
-use crate::report::chart::{self, Quantity, Shade};
+use crate::report::chart::{self, Shade};
+use crate::report::measured;
 use crate::run::Stop;
 use crate::run::folder::{RunFolder, latest};
 use crate::run::manifest::{State, now};
@@ -34,6 +36,8 @@ pub enum What {
     Attention(AttentionArgs),
     /// Norms of window and slots with and without DualLN, at initialisation (Transformer-LS, Figure 2)
     Norms(norms::Args),
+    /// The papers' figures from everything under a folder of results
+    Figures(figures::Args),
     /// Time and memory against length, drawn again from the rows of a run
     Rows(RowsArgs),
 }
@@ -134,6 +138,7 @@ pub fn run(what: &What, term: &Term) -> Result<u8> {
         What::Pattern(args) => draw_pattern(args, term)?,
         What::Attention(args) => draw_attention(args, term)?,
         What::Norms(args) => norms::draw(args, term)?,
+        What::Figures(args) => figures::draw(args, term)?,
         What::Rows(args) => draw_rows(args, term)?,
     }
     Ok(0)
@@ -199,15 +204,9 @@ fn draw_rows(args: &RowsArgs, term: &Term) -> Result<()> {
     let rows = csv::from_str(&text).with_context(|| path.display().to_string())?;
     args.plots.check()?;
     let name = rows.first().map_or("run", |row| row.suite.as_deref().unwrap_or(&row.protocol)).to_owned();
-    let mut drawn = false;
-    for quantity in Quantity::ALL {
-        if let Some(chart) = chart::growth(&rows, quantity, &name)? {
-            say(&chart, &args.plots, term)?;
-            drawn = true;
-        }
-    }
-    ensure!(drawn, "{}: no row has a time or a peak", path.display());
-    Ok(())
+    let charts = measured(&rows, &name)?;
+    ensure!(!charts.is_empty(), "{}: no row has a time or a peak", path.display());
+    charts.iter().try_for_each(|chart| say(chart, &args.plots, term))
 }
 
 impl Plots {

@@ -46,16 +46,12 @@ pub fn learning(name: &str, title: &str, measure: &str, lines: &[Learning]) -> i
         look: Look { dash: Dash::Dashed, ..line.look },
         ..line
     });
+    let panel = |title, lines| Panel { title, axis: "training steps", ticks: Ticks::FromZero, lines };
     let losses = dashed.chain(of(|point| point.loss)).collect();
     let plane = Plane {
         title,
         subtitle: "solid: validation, dashed: training (mean since the evaluation before)",
-        axis: "training steps",
-        ticks: Ticks::FromZero,
-        panels: vec![
-            Panel { title: "loss, nat", lines: losses },
-            Panel { title: measure, lines: of(|point| point.value) },
-        ],
+        panels: vec![panel("loss, nat", losses), panel(measure, of(|point| point.value))],
     };
     let points = lines.iter().flat_map(|line| line.points.iter().map(move |point| (&line.label, point)));
     let csv = table(

@@ -16,13 +16,10 @@ const LINE: f64 = FONT * 1.16;
 const TICK: f64 = 70.0;
 const MARKER: f64 = 9.0;
 
-/// Panels under each other that share their horizontal axis.
+/// Panels under each other.
 pub(super) struct Plane<'a> {
     pub(super) title: &'a str,
     pub(super) subtitle: &'a str,
-    /// What the horizontal axis counts.
-    pub(super) axis: &'a str,
-    pub(super) ticks: Ticks<'a>,
     pub(super) panels: Vec<Panel<'a>>,
 }
 
@@ -36,6 +33,9 @@ pub(super) enum Ticks<'a> {
 
 pub(super) struct Panel<'a> {
     pub(super) title: &'a str,
+    /// What the horizontal axis counts.
+    pub(super) axis: &'a str,
+    pub(super) ticks: Ticks<'a>,
     pub(super) lines: Vec<Line<'a>>,
 }
 
@@ -71,22 +71,23 @@ impl Plane<'_> {
         let tall = HEIGHT.max(most as f64 * LINE + 10.0);
         let panel = tall + 4.2 * LINE;
         let height = HEADER + self.panels.len() as f64 * panel;
-        let x = self.span(lines().flat_map(|line| &line.points).map(|point| point.0));
         canvas::document((width.ceil() as u32, height.ceil() as u32), |canvas| {
             canvas.bold(self.title, (24.0, 36.0), Align::Left, FONT * 1.1)?;
             let room = FONT * ((width - 48.0) / canvas::text_width(self.subtitle, FONT)).clamp(0.7, 0.9);
             canvas.colored(self.subtitle, (24.0, 80.0), Align::Left, (room, SOFT))?;
-            for (index, panel_) in self.panels.iter().enumerate() {
+            for (index, one) in self.panels.iter().enumerate() {
                 let top = HEADER + index as f64 * panel + 1.7 * LINE;
-                let frame = Frame { plane: self, area, top, bottom: top + tall, x };
-                frame.draw(canvas, panel_)?;
+                Frame { panel: one, area, top, bottom: top + tall, x: one.span() }.draw(canvas)?;
             }
             Ok(())
         })
     }
+}
 
+impl Panel<'_> {
     /// Ends of the horizontal axis.
-    fn span(&self, xs: impl Iterator<Item = f64>) -> (f64, f64) {
+    fn span(&self) -> (f64, f64) {
+        let xs = self.lines.iter().flat_map(|line| &line.points).map(|point| point.0);
         match &self.ticks {
             Ticks::FromZero => (0.0, xs.fold(1.0, f64::max)),
             Ticks::At(ticks) => {
@@ -101,7 +102,7 @@ impl Plane<'_> {
 
 /// Axes of one panel.
 struct Frame<'a> {
-    plane: &'a Plane<'a>,
+    panel: &'a Panel<'a>,
     area: f64,
     top: f64,
     bottom: f64,
@@ -109,7 +110,8 @@ struct Frame<'a> {
 }
 
 impl Frame<'_> {
-    fn draw(&self, canvas: &mut Canvas, panel: &Panel) -> io::Result<()> {
+    fn draw(&self, canvas: &mut Canvas) -> io::Result<()> {
+        let panel = self.panel;
         canvas.bold(panel.title, (24.0, self.top - LINE), Align::Left, FONT)?;
         let points = || panel.lines.iter().flat_map(|line| &line.points).filter(|point| point.1.is_finite());
         let (low, high) = points()
@@ -150,7 +152,7 @@ impl Frame<'_> {
             canvas.line((LEFT, y), (LEFT + self.area, y), GRID, 2)?;
             canvas.text(&number(tick, ys[1] - ys[0]), (LEFT - 12.0, y), Align::Right, FONT)?;
         }
-        let round: Vec<(f64, String)> = match &self.plane.ticks {
+        let round: Vec<(f64, String)> = match &self.panel.ticks {
             Ticks::FromZero => {
                 let all = ticks(0.0, self.x.1, (self.area / 170.0) as usize).into_iter();
                 all.filter(|x| *x <= self.x.1).map(|x| (x, number(x, 1.0))).collect()
@@ -169,7 +171,7 @@ impl Frame<'_> {
         }
         canvas.frame((LEFT, self.top), (LEFT + self.area, self.bottom), INK)?;
         let middle = LEFT + self.area / 2.0;
-        canvas.text(self.plane.axis, (middle, self.bottom + 1.75 * LINE), Align::Center, FONT)
+        canvas.text(self.panel.axis, (middle, self.bottom + 1.75 * LINE), Align::Center, FONT)
     }
 
     fn labels(&self, canvas: &mut Canvas, ends: &[(&str, Look, Point)]) -> io::Result<()> {
@@ -224,9 +226,12 @@ mod tests {
         let plane = Plane {
             title: "T",
             subtitle: "",
-            axis: "texts",
-            ticks: Ticks::At(vec![(0.0, "clean"), (2.0, "changed")]),
-            panels: vec![Panel { title: "P", lines: vec![Line { markers: true, ..line }] }],
+            panels: vec![Panel {
+                title: "P",
+                axis: "texts",
+                ticks: Ticks::At(vec![(0.0, "clean"), (2.0, "changed")]),
+                lines: vec![Line { markers: true, ..line }],
+            }],
         };
         let svg = plane.draw().unwrap();
         assert!(svg.contains("clean") && svg.contains("changed") && !svg.contains("NaN"), "{svg}");

@@ -15,6 +15,7 @@ mod lines;
 mod matrix;
 mod norms;
 mod scale;
+mod slopes;
 mod style;
 
 use std::io;
@@ -28,6 +29,7 @@ pub use learning::{Evaluation, Learning, learning};
 pub use matrix::{Shade, matrices};
 pub use norms::norms;
 pub use scale::Unit;
+pub use slopes::{Slope, slopes};
 
 /// A finished chart.
 #[derive(Clone, Debug)]

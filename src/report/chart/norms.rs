@@ -22,15 +22,12 @@ pub fn norms(subtitle: &str, norms: &[Norm]) -> io::Result<Chart> {
             let points = here.map(|norm| (norm.layer as f64, norm.ratio)).collect();
             Line { markers: true, ..Line::solid(index + 1, model, points) }
         });
-        Panel { title, lines: lines.collect() }
+        let ticks = texts.iter().zip(1..).map(|(text, layer)| (f64::from(layer), text.as_str())).collect();
+        Panel { title, axis: "layer", ticks: Ticks::At(ticks), lines: lines.collect() }
     };
     let plane = Plane {
         title: "Norm of the window's vectors over that of the slots",
         subtitle,
-        axis: "layer",
-        ticks: Ticks::At(
-            texts.iter().zip(1..).map(|(text, layer)| (f64::from(layer), text.as_str())).collect(),
-        ),
         panels: vec![panel("key", "keys, ratio"), panel("value", "values, ratio")],
     };
     let records = norms.iter().map(|norm| {
