@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use crate::record::{Row, csv};
+use crate::run::folder;
 use crate::run::manifest::{Manifest, State};
 
 /// A run folder that was read.
@@ -91,11 +92,16 @@ pub fn trained_key(row: &Row) -> String {
     format!("{place:?} {how:?} {:?}", row.fraction)
 }
 
-/// Measurements run by run: the latest of each folder.
+/// Measurements run by run: of each folder the run that `latest` names, else the last by name.
 pub fn latest_measured(runs: &[Run]) -> Vec<&Run> {
     let mut latest: BTreeMap<&Path, &Run> = BTreeMap::new();
     for run in runs.iter().filter(|run| !run.trained()) {
-        latest.insert(run.folder.parent().unwrap_or(Path::new("")), run);
+        let base = run.folder.parent().unwrap_or(Path::new(""));
+        let named = folder::latest(base).and_then(|path| path.canonicalize().ok());
+        let is_named = named.is_some() && named == run.folder.canonicalize().ok();
+        if is_named || latest.get(base).is_none_or(|known| known.folder.canonicalize().ok() != named) {
+            latest.insert(base, run);
+        }
     }
     latest.into_values().collect()
 }

@@ -9,7 +9,7 @@ use super::grid::Place;
 use super::{data_dir, finish, start};
 use crate::config::units::{Bytes, Seconds};
 use crate::protocol::grid::Grid;
-use crate::protocol::training::{Curve, Job, conduct};
+use crate::protocol::training::{self, Curve, Job, conduct};
 use crate::record::Row;
 use crate::report::chart::{Evaluation, Learning, learning};
 use crate::run::plan::Plan;
@@ -31,6 +31,10 @@ pub struct Flags {
     /// Time between checkpoints: what a kill can cost
     #[arg(long, value_name = "TIME", default_value = "10s", help_heading = "Output")]
     save_every: Seconds,
+    /// Look for NaN and infinity behind every operation, also backward; slower. Without it the step that fails is
+    /// computed again to name the operation
+    #[arg(long, help_heading = "Machine")]
+    detect_anomaly: bool,
     #[command(flatten)]
     pub place: Place,
     #[command(flatten)]
@@ -69,8 +73,13 @@ impl Flags {
         session.term.say(&format!("{count} {runs}, about {} to {}", clock(left), session.path().display()));
         session.term.begin(plan.seconds());
         let folder = (!self.place.no_plot).then_some(&self.place.plots_dir);
-        let save = (self.data_dir(), self.save_every.0);
-        let result = conduct(plan, jobs, (&save.0, save.1), &mut session, |all| {
+        let place = training::Place {
+            folder: PathBuf::new(),
+            data: self.data_dir(),
+            save: self.save_every.0,
+            detect_anomaly: self.detect_anomaly,
+        };
+        let result = conduct(plan, jobs, &place, &mut session, |all| {
             folder.into_iter().for_each(|folder| curves.draw(all, folder));
         });
         finish::finish(session, result, grid.suite.as_ref(), &self.place, &self.exports)

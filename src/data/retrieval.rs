@@ -1,7 +1,6 @@
 //! Retrieval: do two papers of the ACL Anthology Network cite each other? Bytes of both, from the Long Range
 //! Arena's `new_aan_pairs.{train,eval,test}.tsv` (no header: label, id 1, id 2, text 1, text 2).
 
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
@@ -12,12 +11,14 @@ use super::{DataError, Dataset, Example, Split, byte_ids, store};
 const KEPT: usize = 10_000;
 /// Pairs of the published splits.
 const PUBLISHED: [usize; 3] = [147_086, 18_090, 17_437];
+/// Longest line that is read: two documents.
+const LONGEST_LINE: usize = 64 << 20;
 /// Names of the folder that holds the three files.
 const FOLDERS: &[&str] = &["tsv_data", "."];
-/// File stems by split.
 /// Files that stand for the set, in the order they are looked for.
 pub const NAMES: &[&str] =
     &["new_aan_pairs.train.tsv", "new_aan_pairs.train.tsv.gz", "tsv_data/new_aan_pairs.train.tsv"];
+/// File stems by split.
 const STEMS: [&str; 3] = ["new_aan_pairs.train.tsv", "new_aan_pairs.eval.tsv", "new_aan_pairs.test.tsv"];
 
 /// The pairs. Texts occur in many pairs; they are stored as they stand in the files, cut to what is kept.
@@ -42,8 +43,8 @@ impl Aan {
     pub fn load(dir: &Path, allow_partial: bool) -> Result<Self, DataError> {
         let mut hash = Sha256::new();
         let mut splits = Vec::new();
-        for stem in STEMS {
-            splits.push(read(&locate(dir, stem)?, &mut hash)?);
+        for (stem, most) in STEMS.iter().zip(PUBLISHED) {
+            splits.push(read(&locate(dir, stem)?, most, &mut hash)?);
         }
         let counts: Vec<usize> = splits.iter().map(Vec::len).collect();
         let partial = (counts != PUBLISHED).then(|| {
@@ -101,25 +102,17 @@ fn locate(dir: &Path, stem: &str) -> Result<PathBuf, DataError> {
     })
 }
 
-fn read(file: &Path, hash: &mut Sha256) -> Result<Vec<Pair>, DataError> {
-    let mut reader = BufReader::with_capacity(1 << 20, store::open(file)?);
+fn read(file: &Path, most: usize, hash: &mut Sha256) -> Result<Vec<Pair>, DataError> {
     let mut pairs = Vec::new();
-    let mut line = Vec::new();
-    for number in 1.. {
-        let wrong = |reason: String| DataError::Line { file: file.to_owned(), line: number, reason };
-        line.clear();
-        let read = reader
-            .read_until(b'\n', &mut line)
-            .map_err(|error| wrong(format!("cannot be read ({error})")))?;
-        if read == 0 {
-            break;
+    store::each_line(file, LONGEST_LINE, |_, line| {
+        if pairs.len() == most {
+            return Err(format!("is one more than the {most} pairs that were published"));
         }
-        hash.update(&line);
-        while matches!(line.last(), Some(b'\n' | b'\r')) {
-            line.pop();
-        }
-        pairs.push(pair(&line).map_err(wrong)?);
-    }
+        hash.update(line);
+        let end = line.iter().rposition(|byte| !matches!(byte, b'\n' | b'\r')).map_or(0, |last| last + 1);
+        pairs.push(pair(&line[..end])?);
+        Ok(())
+    })?;
     Ok(pairs)
 }
 

@@ -1,7 +1,7 @@
 //! Finding and opening data files: plain, gzip, tar.gz or zip, as streams with limits.
 
 use std::fs::File;
-use std::io::{self, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use flate2::read::GzDecoder;
@@ -58,6 +58,33 @@ pub fn read_limited(reader: impl Read, limit: u64) -> io::Result<Vec<u8>> {
         return Err(io::Error::other(format!("it is larger than {limit} bytes, the most that was expected")));
     }
     Ok(bytes)
+}
+
+/// Calls `visit` with the number (from 1) and the bytes of every line of `file`, its end included.
+///
+/// # Errors
+/// A file that cannot be read, a line above `longest` bytes, what `visit` says of a line.
+pub fn each_line(
+    file: &Path,
+    longest: usize,
+    mut visit: impl FnMut(usize, &[u8]) -> Result<(), String>,
+) -> Result<(), DataError> {
+    let mut reader = BufReader::with_capacity(1 << 20, open(file)?);
+    let mut line = Vec::new();
+    for number in 1.. {
+        line.clear();
+        let wrong = |reason: String| DataError::Line { file: file.to_owned(), line: number, reason };
+        let read = (&mut reader)
+            .take(longest as u64 + 1)
+            .read_until(b'\n', &mut line)
+            .map_err(|error| wrong(format!("cannot be read ({error})")))?;
+        match read {
+            0 => break,
+            read if read > longest => return Err(wrong(format!("is longer than {longest} bytes"))),
+            _ => visit(number, &line).map_err(wrong)?,
+        }
+    }
+    Ok(())
 }
 
 /// Calls `visit` with path and content of every regular file that `wanted` accepts, in a folder or a tar

@@ -41,6 +41,10 @@ impl Imdb {
             LONGEST,
             |name| place(name).is_some(),
             |name, bytes| {
+                if reviews.len() == 4 * PER_CLASS {
+                    let reason = format!("has more than the {} reviews that were published", 4 * PER_CLASS);
+                    return Err(store::bad_file(&source, reason));
+                }
                 if let Some((test, label, id)) = place(name) {
                     reviews.push((test, label, id, bytes));
                 }

@@ -32,6 +32,7 @@ pub mod tape;
 #[cfg(test)]
 mod testing;
 pub mod visible;
+pub mod watch;
 
 use std::cell::Cell;
 

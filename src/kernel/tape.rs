@@ -16,6 +16,7 @@ use candle_core::{
 };
 
 use super::cpu::{par, rows, with_slices};
+use super::watch;
 
 thread_local! {
     static RECORDING: RefCell<Option<Vec<Entry>>> = const { RefCell::new(None) };
@@ -27,6 +28,8 @@ pub struct Tape(Vec<Entry>);
 struct Entry {
     out: Tensor,
     call: Call,
+    /// Where in the model, while the thread is watched.
+    place: Option<String>,
 }
 
 enum Call {
@@ -64,20 +67,28 @@ impl Tape {
     /// Failures of an operation.
     pub fn backward(mut self, loss: &Tensor) -> Result<GradStore> {
         let mut grads = loss.backward()?;
-        while let Some(Entry { out, call }) = self.0.pop() {
+        while let Some(Entry { out, call, place }) = self.0.pop() {
             let Some(grad) = grads.remove(&out) else { continue };
             let grad = grad.detach();
+            let look = |name: &str, grad: &Option<Tensor>| match (&place, grad) {
+                (Some(place), Some(grad)) => watch::look_at(place, &format!("backward of {name}"), grad),
+                _ => Ok(()),
+            };
             match call {
                 Call::One(x, op) => {
-                    add(&mut grads, &x, op.bwd(&x, &out, &grad)?)?;
+                    let dx = op.bwd(&x, &out, &grad)?;
+                    look(op.name(), &dx)?;
+                    add(&mut grads, &x, dx)?;
                 }
                 Call::Two([x, y], op) => {
                     let (dx, dy) = op.bwd(&x, &y, &out, &grad)?;
+                    [&dx, &dy].into_iter().try_for_each(|grad| look(op.name(), grad))?;
                     add(&mut grads, &x, dx)?;
                     add(&mut grads, &y, dy)?;
                 }
                 Call::Three([x, y, z], op) => {
                     let (dx, dy, dz) = op.bwd(&x, &y, &z, &out, &grad)?;
+                    [&dx, &dy, &dz].into_iter().try_for_each(|grad| look(op.name(), grad))?;
                     add(&mut grads, &x, dx)?;
                     add(&mut grads, &y, dy)?;
                     add(&mut grads, &z, dz)?;
@@ -151,7 +162,7 @@ fn leaf((storage, shape): (CpuStorage, Shape)) -> Tensor {
 fn note(out: &Tensor, call: Call) {
     RECORDING.with_borrow_mut(|entries| {
         if let Some(entries) = entries {
-            entries.push(Entry { out: out.clone(), call });
+            entries.push(Entry { out: out.clone(), call, place: watch::place() });
         }
     });
 }
@@ -162,7 +173,8 @@ fn note(out: &Tensor, call: Call) {
 /// Whatever the operation fails with.
 pub fn apply1<C: CustomOp1 + Send + Sync + 'static>(x: &Tensor, op: C) -> Result<Tensor> {
     if !records(&[x]) {
-        return x.apply_op1(op);
+        let name = op.name();
+        return x.apply_op1(op).and_then(|out| watch::look(name, &out).map(|()| out));
     }
     let out = {
         let (storage, layout) = x.storage_and_layout();
@@ -171,6 +183,7 @@ pub fn apply1<C: CustomOp1 + Send + Sync + 'static>(x: &Tensor, op: C) -> Result
         };
         leaf(op.cpu_fwd(storage, layout)?)
     };
+    watch::look(op.name(), &out)?;
     note(&out, Call::One(x.clone(), Box::new(op)));
     Ok(out)
 }
@@ -181,7 +194,8 @@ pub fn apply1<C: CustomOp1 + Send + Sync + 'static>(x: &Tensor, op: C) -> Result
 /// Whatever the operation fails with.
 pub fn apply2<C: CustomOp2 + Send + Sync + 'static>(x: &Tensor, y: &Tensor, op: C) -> Result<Tensor> {
     if !records(&[x, y]) {
-        return x.apply_op2(y, op);
+        let name = op.name();
+        return x.apply_op2(y, op).and_then(|out| watch::look(name, &out).map(|()| out));
     }
     let out = {
         let ((s1, l1), (s2, l2)) = (x.storage_and_layout(), y.storage_and_layout());
@@ -190,6 +204,7 @@ pub fn apply2<C: CustomOp2 + Send + Sync + 'static>(x: &Tensor, y: &Tensor, op: 
         };
         leaf(op.cpu_fwd(s1, l1, s2, l2)?)
     };
+    watch::look(op.name(), &out)?;
     note(&out, Call::Two([x.clone(), y.clone()], Box::new(op)));
     Ok(out)
 }
@@ -205,7 +220,8 @@ pub fn apply3<C: CustomOp3 + Send + Sync + 'static>(
     op: C,
 ) -> Result<Tensor> {
     if !records(&[x, y, z]) {
-        return x.apply_op3(y, z, op);
+        let name = op.name();
+        return x.apply_op3(y, z, op).and_then(|out| watch::look(name, &out).map(|()| out));
     }
     let out = {
         let ((s1, l1), (s2, l2)) = (x.storage_and_layout(), y.storage_and_layout());
@@ -215,6 +231,7 @@ pub fn apply3<C: CustomOp3 + Send + Sync + 'static>(
         };
         leaf(op.cpu_fwd(s1, l1, s2, l2, s3, l3)?)
     };
+    watch::look(op.name(), &out)?;
     note(&out, Call::Three([x.clone(), y.clone(), z.clone()], Box::new(op)));
     Ok(out)
 }

@@ -8,6 +8,7 @@ use crate::kernel::block::{self, Projection, Residual};
 use crate::kernel::heads::{self, Heads, Parts, Qkv};
 use crate::kernel::linear::linear;
 use crate::kernel::norm;
+use crate::kernel::watch;
 use crate::nn::dropout::Dropout;
 use crate::nn::ffn::Ffn;
 use crate::nn::params::{Builder, Group, Init, Spec};
@@ -255,6 +256,8 @@ impl AttentionLayer {
 pub struct Block {
     attention: AttentionLayer,
     ffn: Ffn,
+    /// `layer 3 (ls)`.
+    name: String,
 }
 
 impl Block {
@@ -265,7 +268,8 @@ impl Block {
     pub fn new(config: &BlockConfig, builder: &Builder) -> Result<Self> {
         let attention = AttentionLayer::new(config, builder)?;
         let ffn = Ffn::new(builder, config.width, config.ffn, config.residual)?;
-        Ok(Self { attention, ffn })
+        let name = format!("layer {} ({})", config.layer + 1, config.entry.name);
+        Ok(Self { attention, ffn, name })
     }
 
     /// [b, n, width] to [b, n, width].
@@ -273,7 +277,8 @@ impl Block {
     /// # Errors
     /// Shapes that do not fit the configuration.
     pub fn forward(&self, x: &Tensor, call: &Call) -> Result<Tensor> {
-        self.ffn.forward(&self.attention.forward(x, &call.branch(0))?, call.dropout.branch(1))
+        let x = self.watch("attention", || self.attention.forward(x, &call.branch(0)))?;
+        self.watch("feed-forward half", || self.ffn.forward(&x, call.dropout.branch(1)))
     }
 
     /// [`Mechanism::mixed`] for this block's input.
@@ -289,6 +294,19 @@ impl Block {
     /// # Errors
     /// A mechanism without a class token.
     pub fn forward_cls(&self, x: &Tensor, cls: &Tensor, call: &Call) -> Result<Tensor> {
-        self.ffn.forward(&self.attention.forward_cls(x, cls, &call.branch(0))?, call.dropout.branch(1))
+        let cls = self.watch("attention", || self.attention.forward_cls(x, cls, &call.branch(0)))?;
+        self.watch("feed-forward half", || self.ffn.forward(&cls, call.dropout.branch(1)))
+    }
+
+    /// Runs one half of the block; names it where something is not finite.
+    fn watch(&self, half: &str, run: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
+        watch::at(
+            || format!("{}, {half}", self.name),
+            || {
+                let out = run()?;
+                watch::look("sum with its input", &out)?;
+                Ok(out)
+            },
+        )
     }
 }

@@ -37,7 +37,7 @@ pub struct Journal(File);
 
 impl Journal {
     /// Opens or creates the journal at `path` and gives what is in it. A last line that was cut off is
-    /// removed; its cell runs again.
+    /// removed; its cell runs again. From a damaged line on everything is put aside as `journal.damaged`.
     ///
     /// # Errors
     /// A file that cannot be read or written.
@@ -48,6 +48,7 @@ impl Journal {
         file.read_to_end(&mut bytes).map_err(RunError::file(path))?;
         let (entries, whole) = read(&bytes);
         if whole < bytes.len() {
+            keep_aside(path, &bytes[whole..])?;
             file.set_len(whole as u64).map_err(RunError::file(path))?;
             file.seek(SeekFrom::End(0)).map_err(RunError::file(path))?;
         }
@@ -64,6 +65,16 @@ impl Journal {
         self.0.write_all(&line)?;
         self.0.sync_data()
     }
+}
+
+/// Keeps `removed` beside the journal at `path` where it is more than a line that was cut off.
+fn keep_aside(path: &Path, removed: &[u8]) -> Result<(), RunError> {
+    if !removed.contains(&b'\n') {
+        return Ok(());
+    }
+    let aside = path.with_extension("damaged");
+    log::warn!("{} has a damaged line; it and what follows is now in {}", path.display(), aside.display());
+    crate::record::file::write(&aside, removed).map_err(RunError::file(&aside))
 }
 
 /// The entries of the lines that are whole, and how many bytes those take. Reading ends at the first line

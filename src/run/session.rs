@@ -66,15 +66,19 @@ pub struct Surroundings<'a> {
 }
 
 impl Session {
-    /// Continues the unfinished run of `plan`, or starts one.
+    /// Continues the unfinished run of `plan`, or starts one. Cells that failed (a full disk, a worker that was
+    /// killed) run again; those that ran out of memory or time or diverged would do so again and stay.
     ///
     /// # Errors
     /// A results folder that cannot be used, is held by another process, or is of a newer version.
     pub fn open(plan: &Plan, around: Surroundings) -> Result<Self, RunError> {
         let folder = RunFolder::open(around.output, plan, around.fresh, &around.stop)?;
         let (journal, entries) = Journal::open(&folder.path.join("journal.jsonl"))?;
-        let done: HashMap<String, Entry> =
+        let mut done: HashMap<String, Entry> =
             entries.into_iter().map(|entry| (entry.cell.clone(), entry)).collect();
+        let before = done.len();
+        done.retain(|_, entry| entry.rows.first().is_none_or(|row| row.outcome != Outcome::Failed));
+        let failed = before - done.len();
         let order: Vec<String> = plan.cells.iter().map(|cell| cell.key.clone()).collect();
         let session = Self {
             folder,
@@ -92,7 +96,8 @@ impl Session {
         if session.folder.continued {
             let kept = session.order.iter().filter(|key| session.done.contains_key(*key)).count();
             let (cells, path) = (session.order.len(), session.folder.path.display());
-            session.term.say(&format!("continuing {path}: {kept} of {cells} cells are done"));
+            let again = if failed > 0 { format!(", {failed} failed and run again") } else { String::new() };
+            session.term.say(&format!("continuing {path}: {kept} of {cells} cells are done{again}"));
         }
         Ok(session)
     }

@@ -59,6 +59,8 @@ pub struct Worker {
     looked: Instant,
     /// Highest resident size seen.
     pub resident_peak: u64,
+    /// How long it may take to keep what it has on Ctrl-C; nothing: it is killed at once.
+    pub grace: Duration,
 }
 
 impl Worker {
@@ -99,6 +101,7 @@ impl Worker {
             resident: Resident::default(),
             looked: Instant::now(),
             resident_peak: 0,
+            grace: Duration::ZERO,
         };
         worker.send(request);
         Ok(worker)
@@ -140,7 +143,7 @@ impl Worker {
                 Err(RecvTimeoutError::Timeout) => {}
             }
             if stop.is_set() {
-                self.kill();
+                self.stop();
                 return Err(RunError::Stopped);
             }
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
@@ -171,11 +174,21 @@ impl Worker {
     /// Ends the worker by closing its pipe, and by force if it does not listen.
     pub fn finish(mut self) {
         self.stdin = None;
+        self.wait(Duration::from_millis(500));
+    }
+
+    /// Asks the worker to keep what it has and to end; by force when its grace is over.
+    fn stop(&mut self) {
+        if !self.grace.is_zero() {
+            self.send(&STOP);
+            self.wait(self.grace);
+        }
+        self.kill();
+    }
+
+    fn wait(&mut self, most: Duration) {
         let start = Instant::now();
-        while start.elapsed() < Duration::from_millis(500) {
-            if matches!(self.child.try_wait(), Ok(Some(_))) {
-                return;
-            }
+        while start.elapsed() < most && !matches!(self.child.try_wait(), Ok(Some(_))) {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -219,6 +232,9 @@ fn keep_tail(stream: impl Read, tail: &Mutex<VecDeque<String>>) {
     }
 }
 
+/// What a worker hears on Ctrl-C.
+const STOP: &str = "stop";
+
 /// The worker's side of the pipes.
 pub struct Link {
     lines: Receiver<Value>,
@@ -249,6 +265,11 @@ impl Link {
             Ok(value) => serde_json::from_value(value).map(Some),
             Err(_) => Ok(None),
         }
+    }
+
+    /// Whether the parent has asked to end.
+    pub fn is_stopped(&self) -> bool {
+        self.lines.try_recv().is_ok_and(|message| message == STOP)
     }
 
     /// Sends a message to the parent.

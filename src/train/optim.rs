@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::schedule::Rates;
 use crate::kernel::adamw::{self, Hyper, Moments};
+use crate::kernel::watch::is_finite;
 use crate::nn::params::Params;
 
 /// Settings that stay the same over all steps. Decay applies to all parameters.
@@ -51,6 +52,22 @@ impl Gradients {
             };
         }
         Ok(())
+    }
+
+    /// The first parameters whose gradient is not finite.
+    ///
+    /// # Errors
+    /// Failures of the device.
+    pub fn not_finite(&self, params: &Params) -> Result<Option<String>> {
+        for (group, gradient) in params.groups().iter().zip(&self.0) {
+            if let Some(gradient) = gradient
+                && !is_finite(gradient)?
+            {
+                let names: Vec<&str> = group.parts.iter().map(|part| part.name.as_str()).collect();
+                return Ok(Some(names.join(", ")));
+            }
+        }
+        Ok(None)
     }
 
     /// Euclidean norm over everything, group by group.

@@ -173,6 +173,21 @@ pub enum SessionError {
     /// Nobody listens any more.
     #[error(transparent)]
     Told(#[from] std::io::Error),
+    /// The run was asked to end; its checkpoint is behind the last step.
+    #[error("stopped behind step {step}")]
+    Stopped {
+        /// Steps made.
+        step: u64,
+    },
+}
+
+/// Whether a run goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// It does.
+    GoOn,
+    /// It keeps what it has and ends.
+    Stop,
 }
 
 /// Trains from where `trainer` and `state` stand to the end of `course`. `model` describes the model in checkpoints.
@@ -184,7 +199,7 @@ pub fn run(
     learner: &mut impl Learner,
     state: &mut State,
     (course, files, model): (&Course, &Files, &Json),
-    mut tell: impl FnMut(Event) -> std::io::Result<()>,
+    mut tell: impl FnMut(Event) -> std::io::Result<Next>,
 ) -> std::result::Result<(), SessionError> {
     let mut saved = Instant::now();
     while trainer.optimizer().updates() < course.steps {
@@ -192,7 +207,7 @@ pub fn run(
         let made = trainer.accumulate(learner.parts(), |part| learner.loss(number, part))?;
         state.add(made.loss);
         let done = number + 1;
-        tell(Event::Step { step: done, loss: made.loss })?;
+        let mut next = tell(Event::Step { step: done, loss: made.loss })?;
         let evaluate = done.is_multiple_of(course.every.max(1)) || done == course.steps;
         if evaluate {
             let score = learner.evaluate(state.curve.len() as u64)?;
@@ -203,12 +218,16 @@ pub fn run(
                 save(&files.best, trainer, state, model, &[])?;
             }
             if let Some(point) = state.curve.last() {
-                tell(Event::Evaluated(point))?;
+                next = tell(Event::Evaluated(point))?;
             }
         }
-        if saved.elapsed() >= course.save || done == course.steps {
+        let stop = next == Next::Stop && done < course.steps;
+        if saved.elapsed() >= course.save || done == course.steps || stop {
             save(&files.last, trainer, state, model, &learner.extra())?;
             saved = Instant::now();
+        }
+        if stop {
+            return Err(SessionError::Stopped { step: done });
         }
     }
     Ok(())
@@ -274,7 +293,7 @@ mod tests {
         let course = Course { steps: 23, every: 5, save: Duration::ZERO };
         let tell = |event: Event| match event {
             Event::Step { step, .. } if Some(step) == stop => Err(std::io::Error::other("killed")),
-            _ => Ok(()),
+            _ => Ok(Next::GoOn),
         };
         run(&mut trainer, &mut fit, &mut state, (&course, files, &json!({})), tell)?;
         Ok(state)
@@ -318,7 +337,8 @@ mod tests {
         let files = Files::in_folder(folder.path());
         let (mut trainer, _, mut state) = start(&files);
         let course = Course { steps: 3, every: 1, save: Duration::ZERO };
-        let result = run(&mut trainer, &mut Bad, &mut state, (&course, &files, &json!({})), |_| Ok(()));
+        let result =
+            run(&mut trainer, &mut Bad, &mut state, (&course, &files, &json!({})), |_| Ok(Next::GoOn));
         assert!(matches!(result, Err(SessionError::Step(StepError::Diverged { step: 0, .. }))));
     }
 }

@@ -5,7 +5,7 @@ use candle_core::{Result, Tensor};
 use super::optim::{AdamW, Gradients, Optimizer};
 use super::schedule::{Rates, Schedule};
 use crate::kernel::loss::cross_entropy;
-use crate::kernel::tape;
+use crate::kernel::{tape, watch};
 use crate::nn::params::Params;
 
 /// The parameters of a model under training, with optimizer and schedule.
@@ -31,13 +31,13 @@ pub struct Step {
 /// Why a step was not made.
 #[derive(Debug, thiserror::Error)]
 pub enum StepError {
-    /// The loss is not finite.
-    #[error("the loss of step {step} is {loss}")]
+    /// The loss or a gradient is not finite.
+    #[error("step {step}: {what}")]
     Diverged {
         /// Number of the step, from 0.
         step: u64,
-        /// The loss.
-        loss: f64,
+        /// What is not finite, and the first operation that is not.
+        what: String,
     },
     /// The step failed.
     #[error(transparent)]
@@ -62,9 +62,10 @@ impl Trainer {
     /// One step on the scalar that `loss` computes with the current weights, on this thread. Its graph ends here.
     ///
     /// # Errors
-    /// A loss that is not finite: then nothing is updated. Whatever `loss` fails with.
-    pub fn step(&mut self, loss: impl FnOnce() -> Result<Tensor>) -> std::result::Result<Step, StepError> {
-        let (loss, gradients) = self.part(loss)?;
+    /// A loss or a gradient that is not finite: then nothing is updated, and `loss` is computed again to find the
+    /// first operation that is not. Whatever `loss` fails with.
+    pub fn step(&mut self, mut loss: impl FnMut() -> Result<Tensor>) -> std::result::Result<Step, StepError> {
+        let (loss, gradients) = self.part(&mut loss)?;
         self.update(loss, &gradients, 1)
     }
 
@@ -80,7 +81,7 @@ impl Trainer {
     ) -> std::result::Result<Step, StepError> {
         let (mut sum, mut gradients) = (0.0, Gradients::default());
         for part in 0..parts {
-            let (loss, fresh) = self.part(|| loss(part))?;
+            let (loss, fresh) = self.part(&mut || loss(part))?;
             sum += loss;
             gradients.add(fresh)?;
         }
@@ -90,14 +91,37 @@ impl Trainer {
     /// Loss and gradients of one micro-batch.
     fn part(
         &self,
-        loss: impl FnOnce() -> Result<Tensor>,
+        loss: &mut dyn FnMut() -> Result<Tensor>,
     ) -> std::result::Result<(f64, Gradients), StepError> {
+        let made = self.compute(loss).map_err(|error| match watch::is_on() {
+            true => self.diverged(first_line(&error)), // nothing else fails where it did not before
+            false => error.into(),
+        });
+        let (value, gradients) = made?;
+        let what = if value.is_finite() {
+            match gradients.not_finite(&self.params)? {
+                None => return Ok((value, gradients)),
+                Some(name) => format!("the gradient of {name} is not finite"),
+            }
+        } else {
+            format!("the loss is {value}")
+        };
+        let first = watch::watched(|| self.compute(loss)).err();
+        let first = first.map_or_else(String::new, |error| format!("; first in {}", first_line(&error)));
+        Err(self.diverged(what + &first))
+    }
+
+    fn compute(&self, loss: &mut dyn FnMut() -> Result<Tensor>) -> Result<(f64, Gradients)> {
         let (loss, tape) = tape::record(loss)?;
         let value = f64::from(loss.to_scalar::<f32>()?);
-        if !value.is_finite() {
-            return Err(StepError::Diverged { step: self.optimizer.updates(), loss: value });
+        if !value.is_finite() && !watch::is_on() {
+            return Ok((value, Gradients::default()));
         }
         Ok((value, Gradients::take(&self.params, &mut tape.backward(&loss)?)))
+    }
+
+    fn diverged(&self, what: String) -> StepError {
+        StepError::Diverged { step: self.optimizer.updates(), what }
     }
 
     fn update(
@@ -121,6 +145,11 @@ impl Trainer {
     pub fn optimizer(&self) -> &Optimizer {
         &self.optimizer
     }
+}
+
+/// An error without its backtrace.
+fn first_line(error: &candle_core::Error) -> String {
+    error.to_string().lines().next().unwrap_or_default().to_owned()
 }
 
 /// Mean cross entropy of `logits` [b, classes] with `labels` `[b]` (u32).

@@ -107,6 +107,32 @@ fn a_loss_that_is_not_finite_stops_before_the_update() {
     assert_eq!(trainer.optimizer().updates(), 0);
 }
 
+#[test]
+fn what_is_not_finite_first_is_named() {
+    let (model, mut trainer) = model("ls");
+    let group = trainer
+        .params()
+        .groups()
+        .iter()
+        .find(|group| group.parts.iter().any(|part| part.name == "layers.1.ffn.fc1.weight"));
+    let var = group.unwrap().var.clone();
+    let good = var.as_detached_tensor().copy().unwrap();
+    var.set(&(&good * f64::INFINITY).unwrap()).unwrap();
+    let error = trainer.step(|| loss(&model, &batch(0, 2))).unwrap_err().to_string();
+    assert!(error.contains("step 0: the loss is NaN; first in layer 2 (ls), feed-forward half, "), "{error}");
+    var.set(&good).unwrap();
+    // a finite loss whose gradient is not
+    let wrong = |scale: f64| {
+        let loss = loss(&model, &batch(0, 2))?;
+        Ok((&loss + ((&loss - &loss.detach())? * scale)?.sqrt()?)?) as Result<Tensor>
+    };
+    let error = trainer.step(|| wrong(1.0)).unwrap_err();
+    assert!(matches!(error, StepError::Diverged { .. }), "{error}");
+    assert!(error.to_string().contains("the gradient of "), "{error}");
+    assert_eq!(trainer.optimizer().updates(), 0);
+    assert!(trainer.step(|| loss(&model, &batch(0, 2))).is_ok());
+}
+
 fn weights(trainer: &Trainer) -> Vec<(String, Vec<u32>)> {
     let bits = |name: &str| {
         let value = trainer.params().value(name).unwrap().flatten_all().unwrap();

@@ -1,7 +1,7 @@
 //! The three splits: LRA's own files, the compact file, or the generator.
 
 use std::fmt::Write as _;
-use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use safetensors::SafeTensors;
@@ -35,6 +35,8 @@ const SPLITS: [usize; 3] = [96_000, 2000, 2000];
 const SEED: u64 = 0;
 /// Longest line of a TSV file that is read.
 const LONGEST_LINE: usize = 1 << 20;
+/// Most expressions of one file: ten times the published number.
+const MOST: usize = 1_000_000;
 /// The Long Range Arena's own files, by split.
 const FILES: [&str; 3] = ["basic_train.tsv", "basic_val.tsv", "basic_test.tsv"];
 
@@ -217,36 +219,25 @@ impl Dataset for ListOps {
 /// Expressions of one of LRA's files: a header, then `text<TAB>value`.
 fn read_tsv(file: &Path) -> Result<Expressions, DataError> {
     let mut made = Expressions::default();
-    let mut reader = BufReader::new(store::open(file)?);
-    let mut line = Vec::new();
-    for number in 1.. {
-        line.clear();
-        let wrong = |reason: String| DataError::Line { file: file.to_owned(), line: number, reason };
-        let mut limited = Read::take(&mut reader, LONGEST_LINE as u64);
-        let count = limited
-            .read_until(b'\n', &mut line)
-            .map_err(|error| wrong(format!("cannot be read ({error})")))?;
-        if count == 0 {
-            break;
-        }
-        if count == LONGEST_LINE {
-            return Err(wrong("is longer than any expression".to_owned()));
-        }
-        let text = std::str::from_utf8(&line).map_err(|_| wrong("is not UTF-8".to_owned()))?.trim_end();
+    store::each_line(file, LONGEST_LINE, |number, line| {
+        let text = std::str::from_utf8(line).map_err(|_| "is not UTF-8".to_owned())?.trim_end();
         if number == 1 && text == "Source\tTarget" {
-            continue;
+            return Ok(());
         }
-        let (source, target) = text
-            .split_once('\t')
-            .ok_or_else(|| wrong("has no tab; expected an expression, a tab and its value".to_owned()))?;
+        if made.len() == MOST {
+            return Err(format!("is more than the {MOST} expressions that a file may have"));
+        }
+        let (source, target) =
+            text.split_once('\t').ok_or("has no tab; expected an expression, a tab and its value")?;
         let stated = target.trim().parse::<u8>().ok().filter(|label| *label < 10);
-        let stated = stated.ok_or_else(|| wrong(format!("has the value {target:?}; expected 0 to 9")))?;
-        let (tokens, label) = parse(source).map_err(|error| wrong(error.to_string()))?;
+        let stated = stated.ok_or_else(|| format!("has the value {target:?}; expected 0 to 9"))?;
+        let (tokens, label) = parse(source).map_err(|error| error.to_string())?;
         if label != stated {
-            return Err(wrong(format!("says {stated}, but the expression is {label}")));
+            return Err(format!("says {stated}, but the expression is {label}"));
         }
         made.push(&tokens, label);
-    }
+        Ok(())
+    })?;
     Ok(made)
 }
 

@@ -38,7 +38,7 @@ fn files(place: &Place, index: usize) -> Files {
 }
 
 fn train(link: &Link, request: &Request, place: &Place) -> Result<Done, Ending> {
-    choose_kernels(request.spec.kernel);
+    choose_kernels(request.spec.kernel, place);
     let corpus = load(&request.corpus, &place.data, request.allow_partial).map_err(|error| failed(&error))?;
     let backend = Backend::open(request.spec.device).map_err(|error| failed(&error))?;
     let baseline = alloc::live();
@@ -169,7 +169,8 @@ impl Run<'_> {
         let rate = net.config().backbone.dropout;
         let dropout = if rate == 0.0 { Dropout::NONE } else { Dropout::new(rate, seed) };
         let validation = self.part(validation.clone());
-        Ok(Task { net, streams, caches, dropout, validation, block: phase.len as usize })
+        let next = caches.iter().map(|_| None).collect();
+        Ok(Task { net, streams, caches, next, dropout, validation, block: phase.len as usize })
     }
 
     /// Ids of a part of the corpus, up to the limit.
@@ -223,8 +224,10 @@ fn cache_name(part: usize, layer: usize) -> String {
 struct Task<'a> {
     net: LanguageModel,
     streams: Streams<'a>,
-    /// One per micro-batch.
+    /// One per micro-batch, in front of the last step.
     caches: Vec<Cache>,
+    /// Those behind it, with its number: a step that is computed again starts from the same cache.
+    next: Vec<Option<(u64, Cache)>>,
     dropout: Dropout,
     validation: Vec<u32>,
     block: usize,
@@ -241,8 +244,11 @@ impl Learner for Task<'_> {
         let ids = self.streams.at(step, part * rows..(part + 1) * rows, self.net.device())?;
         let dropout =
             if self.dropout.is_none() { self.dropout } else { self.dropout.branch(step).branch(part as u64) };
+        if let Some((_, cache)) = self.next[part].take_if(|(made, _)| *made != step) {
+            self.caches[part] = cache;
+        }
         let (logits, next) = self.net.forward_train(&ids, &self.caches[part], dropout)?;
-        self.caches[part] = next;
+        self.next[part] = Some((step, next));
         let n = ids.dim(1)?;
         let targets = Tensor::cat(&[ids.narrow(1, 1, n - 1)?, ids.narrow(1, 0, 1)?], 1)?.contiguous()?;
         released_loss(&next_symbol_loss(&logits, &targets)?)
@@ -255,8 +261,9 @@ impl Learner for Task<'_> {
     }
 
     fn extra(&self) -> Vec<(String, Tensor)> {
-        let caches = self.caches.iter().enumerate();
-        let rows = caches.flat_map(|(part, cache)| {
+        let caches = self.caches.iter().zip(&self.next).enumerate();
+        let rows = caches.flat_map(|(part, (before, next))| {
+            let cache = next.as_ref().map_or(before, |(_, cache)| cache);
             let layers = cache.layers().iter().enumerate();
             layers.filter_map(move |(layer, rows)| Some((cache_name(part, layer), rows.clone()?)))
         });

@@ -15,6 +15,9 @@ use crate::stats::Summary;
 use crate::term::clock;
 use crate::train::session::Point;
 
+/// Time that a worker has on Ctrl-C to finish its step and write a checkpoint.
+const GRACE: Duration = Duration::from_secs(20);
+
 /// The learning curve of one cell.
 #[derive(Clone, Debug)]
 pub struct Curve {
@@ -26,15 +29,15 @@ pub struct Curve {
     pub points: Vec<Point>,
 }
 
-/// Trains every cell of `plan` that has no rows yet. `data` is the folder of data sets, `save` the seconds between checkpoints; `drawn` is called with all
-/// curves whenever one has grown.
+/// Trains every cell of `plan` that has no rows yet, each in a folder of its own beside what `place` says; `drawn` is called
+/// with all curves whenever one has grown.
 ///
 /// # Errors
 /// Ctrl-C, a full disk: what is finished stays, what is half trained goes on from its checkpoint.
 pub fn conduct<J: Job>(
     plan: &Plan,
     requests: &[Option<J>],
-    (data, save): (&std::path::Path, f64),
+    place: &Place,
     session: &mut Session,
     mut drawn: impl FnMut(&[Curve]),
 ) -> Result<(), RunError> {
@@ -50,7 +53,7 @@ pub fn conduct<J: Job>(
                 Err(Ending::new(Outcome::Unsupported, reason))
             }
             Some(request) => {
-                let place = Place { folder: folder(session.path(), &cell.key), data: data.to_owned(), save };
+                let place = Place { folder: folder(session.path(), &cell.key), ..place.clone() };
                 std::fs::create_dir_all(&place.folder).map_err(RunError::file(&place.folder))?;
                 let mut run = Running::new(cell, request, place, plan);
                 let result = run.train(session, |curve| {
@@ -116,6 +119,7 @@ impl<'a, J: Job> Running<'a, J> {
     ) -> Result<Result<Done, Ending>, RunError> {
         let task = self.request.task(session.memory_limit, self.place.clone());
         let mut worker = Worker::start(&session.launcher, &task)?;
+        worker.grace = GRACE;
         let deadline = self.request.timeout().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         let deadline = deadline.and_then(|time| Instant::now().checked_add(time));
         session.term.at(&format!("{}: reads its data", self.cell.key));

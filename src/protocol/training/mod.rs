@@ -136,6 +136,8 @@ pub struct Place {
     pub data: PathBuf,
     /// Seconds between checkpoints.
     pub save: f64,
+    /// Whether the first operation whose result is not finite is looked for in every step.
+    pub detect_anomaly: bool,
 }
 
 impl Place {

@@ -4,14 +4,14 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value as Json;
 
-use super::{Answer, Done};
+use super::{Answer, Done, Place};
 use crate::config::settings::KernelName;
 use crate::kernel::{self, Mode};
 use crate::record::Outcome;
 use crate::run::outcome::{self, Ending};
 use crate::run::worker::Link;
 use crate::train::checkpoint::Checkpoint;
-use crate::train::session::{self, Course, Event, Files, Learner, Point, SessionError, State};
+use crate::train::session::{self, Course, Event, Files, Learner, Next, Point, SessionError, State};
 use crate::train::step::{StepError, Trainer};
 
 /// Time between progress messages.
@@ -39,8 +39,9 @@ pub fn candle(error: candle_core::Error) -> Ending {
     outcome::of_error(&error)
 }
 
-/// Chooses fused or composed kernels.
-pub fn choose_kernels(kernel: KernelName) {
+/// Chooses fused or composed kernels, and whether their results are looked at.
+pub fn choose_kernels(kernel: KernelName, place: &Place) {
+    kernel::watch::set(place.detect_anomaly);
     kernel::set_mode(match kernel {
         KernelName::Fused => Mode::Fused,
         KernelName::Composed => Mode::Composed,
@@ -71,21 +72,24 @@ pub fn drive(
     before: u64,
 ) -> Result<(), Ending> {
     let (mut last, mut steps) = (Instant::now(), 0u32);
-    let tell = |event: Event| match event {
-        Event::Step { step, loss } => {
-            steps += 1;
-            if last.elapsed() < TELL && step < course.steps {
-                return Ok(());
+    let mut stopped = false;
+    let tell = |event: Event| {
+        match event {
+            Event::Step { step, loss } => {
+                steps += 1;
+                if last.elapsed() >= TELL || step >= course.steps {
+                    let seconds = last.elapsed().as_secs_f64() / f64::from(steps);
+                    (last, steps) = (Instant::now(), 0);
+                    link.send(&Answer::Step { step: before + step, loss, seconds })?;
+                }
             }
-            let seconds = last.elapsed().as_secs_f64() / f64::from(steps);
-            (last, steps) = (Instant::now(), 0);
-            link.send(&Answer::Step { step: before + step, loss, seconds })
+            Event::Evaluated(point) => {
+                link.send(&Answer::Evaluated(Point { step: before + point.step, ..*point }))?;
+                (last, steps) = (Instant::now(), 0); // its time is not a step's
+            }
         }
-        Event::Evaluated(point) => {
-            let sent = link.send(&Answer::Evaluated(Point { step: before + point.step, ..*point }));
-            (last, steps) = (Instant::now(), 0); // its time is not a step's
-            sent
-        }
+        stopped |= link.is_stopped();
+        Ok(if stopped { Next::Stop } else { Next::GoOn })
     };
     session::run(trainer, learner, state, (course, files, model), tell).map_err(ending)
 }
@@ -96,6 +100,7 @@ fn ending(error: SessionError) -> Ending {
         SessionError::Step(error @ StepError::Diverged { .. }) => {
             Ending::new(Outcome::Diverged, error.to_string())
         }
+        error @ SessionError::Stopped { .. } => Ending::new(Outcome::Interrupted, error.to_string()),
         error @ SessionError::Diverged { .. } => Ending::new(Outcome::Diverged, error.to_string()),
         error => failed(&error),
     }

@@ -1,0 +1,358 @@
+//! The real binary under faults: kills at random moments, workers that die or hang, disks that are full, clocks that go
+//! backwards.
+//!
+//! `EFFATTN_KILLS=150 cargo test --release --test faults -- --nocapture` for a night; the default takes a minute.
+#![cfg(target_os = "linux")]
+
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use effattn::device::rng::Stream;
+use effattn::record::{Outcome, Row, csv};
+
+/// Kills in all where nothing else is said.
+const KILLS: usize = 12;
+/// Kills before a run is let to its end.
+const TOGETHER: usize = 4;
+
+fn words(line: &str) -> Vec<&str> {
+    line.split_whitespace().collect()
+}
+
+/// A command that is killed: small, single-threaded, saved after every step.
+struct Victim {
+    name: &'static str,
+    line: &'static str,
+}
+
+const VICTIMS: [Victim; 3] = [
+    Victim {
+        name: "speed",
+        line: "speed --preset ls-lra --model full,linear --len 32,64,128 --max-time 40ms --no-plot --threads 1",
+    },
+    Victim {
+        name: "lra",
+        line: "lra --task listops --model ls:w=4,r=2 --len 16 --batch 8 --rate 1e-3 --steps 120 --data-dir . --no-plot \
+               --threads 1 --save-every 1ms",
+    },
+    Victim {
+        name: "charlm",
+        line: "charlm --quick --model ls:w=16 --steps 60 --every 10 --len 64 --batch 4 --accumulate 2 --limit 300 \
+               --set layers=1 --set dropout=0.1 --no-plot --threads 1 --save-every 1ms",
+    },
+];
+
+fn effattn(folder: &Path, line: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_effattn"));
+    command
+        .args(words(line))
+        .current_dir(folder)
+        .env("XDG_CACHE_HOME", folder.join("cache"))
+        .env_remove("EFFATTN_LOG");
+    command
+}
+
+fn run(folder: &Path, line: &str) -> Output {
+    effattn(folder, line).output().unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn spawn(folder: &Path, line: &str) -> Child {
+    effattn(folder, line).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+}
+
+fn latest(folder: &Path, command: &str) -> PathBuf {
+    folder.join("results").join(command).join("latest")
+}
+
+fn rows(folder: &Path, command: &str) -> Vec<Row> {
+    csv::from_str(&fs::read_to_string(latest(folder, command).join("rows.csv")).unwrap()).unwrap()
+}
+
+/// LRA's three files with few expressions.
+fn expressions(folder: &Path) {
+    let line = |index: usize| {
+        let (a, b) = (index % 10, index / 10 % 10);
+        format!("( ( ( [MAX {a} ) {b} ) ] )\t{}\n", a.max(b))
+    };
+    for (name, range) in [("train", 0..80), ("val", 80..100), ("test", 90..100)] {
+        let text: String = range.map(line).collect();
+        fs::write(folder.join(format!("basic_{name}.tsv")), format!("Source\tTarget\n{text}")).unwrap();
+    }
+}
+
+/// Everything that kills must not change: rows without times and memory, curves, weights.
+fn result(folder: &Path, command: &str) -> (Vec<String>, Vec<(String, Vec<u8>)>) {
+    let timed = ["s", "1/s", "B"];
+    let told = rows(folder, command).into_iter().map(|row| {
+        let value = row.value.filter(|_| !timed.contains(&row.unit.as_str()));
+        let place = (row.label(), row.task.clone(), row.len, row.batch, row.pass, row.seed);
+        format!("{place:?} {} {:?} {value:?}", row.metric, row.outcome)
+    });
+    let told = told.collect();
+    let mut files = Vec::new();
+    let Ok(cells) = fs::read_dir(latest(folder, command).join("cells")) else { return (told, files) };
+    for file in cells.flatten().flat_map(|cell| fs::read_dir(cell.path()).unwrap().flatten()) {
+        let name = file.file_name().to_string_lossy().into_owned();
+        if name == "curve.csv" || name.ends_with("best.safetensors") {
+            let bytes = fs::read(file.path()).unwrap();
+            // the words in front of the tensors stand in any order
+            let front = if name.ends_with("safetensors") { 8 + le(&bytes[..8]) } else { 0 };
+            files.push((name, bytes[front..].to_vec()));
+        }
+    }
+    files.sort();
+    (told, files)
+}
+
+fn le(bytes: &[u8]) -> usize {
+    bytes.iter().rev().fold(0, |number, byte| number << 8 | usize::from(*byte))
+}
+
+fn fresh(command: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    if command == "lra" {
+        expressions(folder.path());
+    }
+    folder
+}
+
+#[test]
+fn kills_at_random_moments_change_nothing() {
+    let wanted = std::env::var("EFFATTN_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(KILLS);
+    let seed = std::env::var("EFFATTN_FUZZ_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(0);
+    let mut random = Stream::new(seed, "kills");
+    for (index, victim) in VICTIMS.iter().enumerate() {
+        let wanted = (wanted + index) / VICTIMS.len();
+        let undisturbed = fresh(victim.name);
+        let start = Instant::now();
+        let output = run(undisturbed.path(), victim.line);
+        assert!(output.status.success(), "{}", stderr(&output));
+        let whole = start.elapsed().as_secs_f64();
+        let expected = result(undisturbed.path(), victim.name);
+        let (mut survived, mut tried) = (0, 0);
+        while survived < wanted && tried < 20 * wanted {
+            let folder = fresh(victim.name);
+            let mut hits = 0;
+            for _ in 0..TOGETHER.min(wanted - survived) {
+                tried += 1;
+                let mut child = spawn(folder.path(), victim.line);
+                std::thread::sleep(Duration::from_secs_f64(random.uniform(0.0, 0.8 * whole)));
+                let name = if tried % 2 == 0 { "-KILL" } else { "-TERM" };
+                let _ =
+                    Command::new("kill").args([name, &child.id().to_string()]).stderr(Stdio::null()).status();
+                let ended = child.wait().unwrap();
+                if ended.success() {
+                    break; // it was faster
+                }
+                hits += 1;
+            }
+            let output = run(folder.path(), victim.line);
+            assert!(output.status.success(), "{}", stderr(&output));
+            let found = result(folder.path(), victim.name);
+            assert_eq!(found.0, expected.0, "{}: {hits} kills changed the rows", victim.name);
+            assert!(found.1 == expected.1, "{}: {hits} kills changed curves or weights", victim.name);
+            survived += hits;
+        }
+        println!("{:<7} {survived} kills survived of {survived}, results identical", victim.name);
+        assert!(survived >= wanted, "{}: only {survived} of {wanted} kills hit", victim.name);
+    }
+}
+
+/// Processes whose parent is `process`.
+fn children(process: u32) -> Vec<u32> {
+    let output = Command::new("ps").args(["-o", "pid=", "--ppid", &process.to_string()]).output().unwrap();
+    String::from_utf8_lossy(&output.stdout).split_whitespace().map(|pid| pid.parse().unwrap()).collect()
+}
+
+fn signal(process: u32, name: &str) -> bool {
+    Command::new("kill").args([name, &process.to_string()]).stderr(Stdio::null()).status().unwrap().success()
+}
+
+/// Sends `name` to the first worker, and gives the rows of the run behind it.
+fn with_worker(line: &str, name: &str) -> Vec<Row> {
+    let folder = fresh("lra");
+    let mut child = spawn(folder.path(), line);
+    let start = Instant::now();
+    loop {
+        assert!(start.elapsed() < Duration::from_secs(60), "no worker was started");
+        if let Some(worker) = children(child.id()).first() {
+            std::thread::sleep(Duration::from_millis(60));
+            if signal(*worker, name) {
+                break;
+            }
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    child.wait().unwrap();
+    rows(folder.path(), "lra")
+}
+
+const TWO_MODELS: &str = "lra --task listops --model ls:w=4,r=2,linear --len 16 --batch 8 --rate 1e-3 --steps 400 --data-dir . \
+                          --no-plot --threads 1";
+
+#[test]
+fn a_worker_that_is_killed_is_a_row_and_the_suite_goes_on() {
+    let rows = with_worker(TWO_MODELS, "-KILL");
+    let first = &rows[0];
+    assert!(matches!(first.outcome, Outcome::Failed | Outcome::Oom), "{first:?}");
+    assert!(
+        first.error.as_deref().is_some_and(|error| error.contains("signal 9") || error.contains("killed")),
+        "{first:?}"
+    );
+    assert!(rows.iter().any(|row| row.model == "linear" && row.outcome == Outcome::Ok), "{rows:?}");
+}
+
+#[test]
+fn a_worker_that_hangs_is_a_timeout_and_the_suite_goes_on() {
+    let rows = with_worker(&format!("{TWO_MODELS} --timeout 5s"), "-STOP");
+    assert_eq!(rows[0].outcome, Outcome::Timeout, "{:?}", rows[0]);
+    assert!(rows.iter().any(|row| row.model == "linear" && row.outcome == Outcome::Ok), "{rows:?}");
+}
+
+#[test]
+fn a_nan_is_a_row_that_names_its_layer_and_the_suite_goes_on() {
+    let folder = fresh("lra");
+    let mut child = spawn(folder.path(), &format!("{TWO_MODELS} --save-every 1ms"));
+    let cell = || {
+        fs::read_dir(
+            fs::read_dir(folder.path().join("results/lra")).ok()?.flatten().next()?.path().join("cells"),
+        )
+        .ok()?
+        .flatten()
+        .next()
+    };
+    let saved = || cell().map(|cell| cell.path().join("last.safetensors")).filter(|file| file.exists());
+    let start = Instant::now();
+    while saved().is_none() {
+        assert!(start.elapsed() < Duration::from_secs(60), "no checkpoint was written");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let file = saved().unwrap();
+    let mut bytes = fs::read(&file).unwrap();
+    let front = 8 + le(&bytes[..8]);
+    let header: serde_json::Value = serde_json::from_slice(&bytes[8..front]).unwrap();
+    let at = front + header["weight/layers.1.attn.q.weight"]["data_offsets"][0].as_u64().unwrap() as usize;
+    bytes[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    fs::write(&file, bytes).unwrap();
+    let output = run(folder.path(), &format!("{TWO_MODELS} --save-every 1ms --detect-anomaly"));
+    let rows = rows(folder.path(), "lra");
+    let said = rows[0].error.clone().unwrap_or_default();
+    assert_eq!(rows[0].outcome, Outcome::Diverged, "{said} {}", stderr(&output));
+    assert!(said.contains(": layer 2 (ls), attention"), "{said}");
+    assert!(rows.iter().any(|row| row.model == "linear" && row.outcome == Outcome::Ok), "{rows:?}");
+}
+
+#[test]
+fn ctrl_c_keeps_the_last_step() {
+    let folder = fresh("lra");
+    let line = format!("{TWO_MODELS} --save-every 1h").replace("400", "100000");
+    let mut child = spawn(folder.path(), &line);
+    let started = || {
+        let run = fs::read_dir(folder.path().join("results/lra")).ok()?.flatten().next()?.path();
+        let cell = fs::read_dir(run.join("cells")).ok()?.flatten().next()?.path();
+        cell.join("curve.csv").exists().then_some(cell)
+    };
+    let start = Instant::now();
+    while started().is_none() {
+        assert!(start.elapsed() < Duration::from_secs(60), "nothing was evaluated");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(signal(child.id(), "-INT"));
+    child.wait().unwrap();
+    assert!(started().unwrap().join("last.safetensors").exists(), "no checkpoint behind Ctrl-C");
+}
+
+/// Runs `line` where no file may grow beyond `blocks` of 512 bytes, as on a disk that fills up.
+fn on_full_disk(folder: &Path, line: &str, blocks: u64) -> Output {
+    let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$0\" \"$@\"");
+    Command::new("sh")
+        .args(["-c", &script, env!("CARGO_BIN_EXE_effattn")])
+        .args(words(line))
+        .current_dir(folder)
+        .env("XDG_CACHE_HOME", folder.join("cache"))
+        .env_remove("EFFATTN_LOG")
+        .output()
+        .unwrap()
+}
+
+#[test]
+fn a_full_disk_ends_a_run_with_its_file_named_and_it_can_be_continued() {
+    for victim in VICTIMS {
+        let undisturbed = fresh(victim.name);
+        assert!(run(undisturbed.path(), victim.line).status.success());
+        for blocks in [0, 8, 40, 100] {
+            let folder = fresh(victim.name);
+            let output = on_full_disk(folder.path(), victim.line, blocks);
+            let said = stderr(&output);
+            assert!(!said.contains("panicked"), "{said}");
+            if !output.status.success() {
+                assert!(said.contains("File too large"), "{} with {blocks} blocks: {said}", victim.name);
+            }
+            let again = run(folder.path(), victim.line);
+            assert!(again.status.success(), "{}", stderr(&again));
+            let (found, expected) =
+                (result(folder.path(), victim.name), result(undisturbed.path(), victim.name));
+            assert!(found == expected, "{} behind a full disk of {blocks} blocks", victim.name);
+        }
+    }
+    println!("full disks: 12 of 12 named their file and went on");
+}
+
+#[test]
+fn a_clock_that_goes_backwards_changes_nothing() {
+    let folder = fresh("speed");
+    let line = VICTIMS[0].line;
+    assert!(run(folder.path(), line).status.success());
+    let base = folder.path().join("results/speed");
+    let first = base.join("latest").canonicalize().unwrap();
+    let future = base.join("29991231-235959-abcdef");
+    fs::rename(&first, &future).unwrap();
+    fs::remove_file(base.join("latest")).unwrap();
+    assert!(run(folder.path(), line).status.success());
+    let second = base.join("latest").canonicalize().unwrap();
+    assert!(second != future.canonicalize().unwrap(), "the run behind it is the latest");
+    let report = run(folder.path(), "report");
+    let text = String::from_utf8_lossy(&report.stdout).into_owned();
+    assert!(text.contains(&*second.file_name().unwrap().to_string_lossy()), "{text}");
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let folder = fresh("speed");
+    let mut child = effattn(folder.path(), "list mechanisms --json")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    child.wait().unwrap();
+    assert!(!said.contains("panicked"), "{said}");
+}
+
+/// The tests of the command line hold every wrong input with its message; here they are counted.
+#[test]
+fn bad_inputs_have_messages() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cli");
+    let mut count = 0;
+    for file in fs::read_dir(folder).unwrap().flatten() {
+        let text = fs::read_to_string(file.path()).unwrap();
+        for block in text.split("\n$ effattn ").skip(1).filter(|block| block.contains("\n? 2\n")) {
+            let message = block.split("\n? 2\n").nth(1).unwrap();
+            assert!(message.starts_with("error: ") && message.lines().next().unwrap().len() > 20, "{block}");
+            count += 1;
+        }
+    }
+    println!("bad inputs with clear errors: {count} of {count}");
+    assert!(count >= 60, "{count}");
+}
