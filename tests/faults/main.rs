@@ -340,6 +340,55 @@ fn a_reader_that_goes_away_is_no_error() {
     assert!(!said.contains("panicked"), "{said}");
 }
 
+/// Highest resident size in KiB that the workers of `process` are seen with until it ends.
+fn highest(process: &mut Child) -> u64 {
+    let mut highest = 0;
+    while process.try_wait().unwrap().is_none() {
+        for worker in children(process.id()) {
+            let status = fs::read_to_string(format!("/proc/{worker}/status")).unwrap_or_default();
+            let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+            let size = line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0);
+            highest = highest.max(size);
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    highest
+}
+
+#[test]
+fn the_memory_limit_holds_for_every_command_and_mechanism() {
+    const LIMIT: u64 = 192;
+    let grown = "--memory-limit 192MiB --threads 1 --no-plot";
+    let lines = [
+        ("memory", format!("memory --model all --preset lra-repo --len 16384 --mode train {grown}")),
+        (
+            "speed",
+            format!(
+                "speed --model full,ls --preset lra-repo --len 16384 --batch 4 --mode infer,train {grown}"
+            ),
+        ),
+        ("lra", format!("lra --task listops --model ls --batch 512 --steps 2 --data-dir . {grown}")),
+        ("charlm", format!("charlm --quick --model ls:w=16 --len 1024 --batch 32 --steps 2 {grown}")),
+    ];
+    let mut cells = 0;
+    for (command, line) in &lines {
+        let folder = fresh(command);
+        let mut child = spawn(folder.path(), line);
+        let highest = highest(&mut child) / 1024;
+        let rows = rows(folder.path(), command);
+        for row in &rows {
+            let over = matches!(row.outcome, Outcome::Oom | Outcome::Implied | Outcome::Unsupported);
+            let under = row.peak_bytes.is_some_and(|bytes| bytes <= LIMIT << 20);
+            assert!(over || under, "{command}: {row:?}");
+            cells += usize::from(row.outcome == Outcome::Oom);
+        }
+        assert!(rows.iter().any(|row| row.outcome == Outcome::Oom), "{command}: {rows:?}");
+        assert!(highest <= LIMIT + 64, "{command}: a worker had {highest} MiB, the limit is {LIMIT} MiB");
+        println!("{command:<7} workers stayed at {highest} MiB with a limit of {LIMIT} MiB");
+    }
+    println!("memory limit: {cells} cells ended as oom");
+}
+
 /// The tests of the command line hold every wrong input with its message; here they are counted.
 #[test]
 fn bad_inputs_have_messages() {
