@@ -10,7 +10,7 @@ use super::grid::{Grid, Place};
 use super::{dry, finish, start};
 use crate::config::settings::Settings;
 use crate::config::units::Seconds;
-use crate::protocol::speed::plan::{Planned, Request, cells, defaults};
+use crate::protocol::speed::plan::{Request, cells, defaults};
 use crate::protocol::{gate, grid, speed};
 use crate::record::file;
 use crate::report::reference::{self, Reference};
@@ -144,18 +144,6 @@ fn check(
 }
 
 fn plan(grid: &grid::Grid, ready: &start::Ready) -> Result<(Plan, Vec<Option<Request>>)> {
-    let (mut plan_cells, mut requests) = (Vec::new(), Vec::new());
-    for planned in cells(grid, ready.threads)? {
-        match planned {
-            Planned::Cell(cell, request) => {
-                plan_cells.push(*cell);
-                requests.push(Some(*request));
-            }
-            Planned::Settled(cell) => {
-                plan_cells.push(*cell);
-                requests.push(None);
-            }
-        }
-    }
+    let (plan_cells, requests) = cells(grid, ready.threads)?.into_iter().unzip();
     Ok((start::plan("speed", grid, ready, plan_cells), requests))
 }

@@ -15,6 +15,8 @@ use crate::record::{Outcome, Published};
 
 /// The suites in the binary: name and text.
 pub const SHIPPED: &[(&str, &str)] = &[
+    ("cos-figure1", include_str!("../../suites/cos-figure1.toml")),
+    ("cos-figure3", include_str!("../../suites/cos-figure3.toml")),
     ("cos-table4", include_str!("../../suites/cos-table4.toml")),
     ("cos-table5", include_str!("../../suites/cos-table5.toml")),
     ("cos-table6", include_str!("../../suites/cos-table6.toml")),

@@ -44,6 +44,11 @@ impl Outcome {
         }
     }
 
+    /// Whether a cell that ended so need not run again.
+    pub const fn is_final(self) -> bool {
+        !matches!(self, Self::Failed | Self::Interrupted | Self::Planned)
+    }
+
     /// Whether the command that met it should exit with 1. Running out of memory or time is an answer.
     pub const fn is_failure(self) -> bool {
         match self {

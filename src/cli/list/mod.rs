@@ -2,13 +2,13 @@
 
 mod costs;
 mod mechanisms;
+mod suites;
 mod tasks;
 
 use anyhow::Result;
 use serde_json::{Value, json};
 
 use crate::config::settings::DeviceName;
-use crate::config::suite::{self, Suite};
 use crate::config::units::Bytes;
 use crate::device::Backend;
 use crate::device::machine::Machine;
@@ -50,7 +50,7 @@ pub enum What {
     /// Tasks and corpora: which data are there, and how to get the rest
     Tasks(tasks::Tasks),
     /// Suites: the papers' tables and figures
-    Suites(Format),
+    Suites(suites::Suites),
     /// Devices: what this build and this machine have
     Devices(Format),
     /// Presets of the backbone
@@ -73,7 +73,7 @@ pub fn run(what: &What) -> Result<String> {
     match what {
         What::Mechanisms(args) => mechanisms::run(args),
         What::Tasks(args) => args.format.print(args.list()),
-        What::Suites(format) => format.print(suites()?),
+        What::Suites(args) => args.format.print(args.list()?),
         What::Devices(format) => format.print(devices()),
         What::Presets(format) => format.print(presets()),
     }
@@ -92,30 +92,6 @@ impl Format {
         }
         Ok(list.table.terminal(width()))
     }
-}
-
-fn suites() -> Result<List> {
-    let mut list = List { table: Table::default(), json: Vec::new() };
-    list.table.columns = ["suite", "command", "title", "source", "rows"].map(str::to_owned).to_vec();
-    list.table.numbers = 1;
-    for (name, text) in suite::SHIPPED {
-        let suite = Suite::parse(&format!("{name}.toml"), text)?;
-        let rows = suite.rows.len();
-        list.json.push(json!({
-            "name": suite.name,
-            "protocol": suite.protocol,
-            "title": suite.title,
-            "source": suite.source,
-            "analysis": suite.analysis,
-            "rows": suite.rows.iter().map(|row| json!({
-                "label": row.label,
-                "model": row.model.to_string(),
-            })).collect::<Vec<_>>(),
-        }));
-        list.table.rows.push(vec![suite.name, suite.protocol, suite.title, suite.source, rows.to_string()]);
-    }
-    list.table.title = format!("{} suites; run one with effattn COMMAND --suite NAME", list.json.len());
-    Ok(list)
 }
 
 /// How many accelerators of a kind are asked for at most.
@@ -259,7 +235,10 @@ mod tests {
 
     #[test]
     fn suites_and_presets_are_listed() {
-        assert!(parsed("suites --json").iter().any(|suite| suite["name"] == "cos-table5"));
+        let suites = parsed("suites --json --results src");
+        let table5 = suites.iter().find(|suite| suite["name"] == "cos-table5").unwrap();
+        assert_eq!((&table5["cells"], &table5["done"]), (&json!(96), &json!(0)));
+        assert!(suites.iter().all(|suite| suite["cells"].as_u64() >= Some(2)), "{suites:?}");
         assert_eq!(parsed("presets --json").len(), costs::Backbone::all().len());
         let devices = parsed("devices --json");
         assert_eq!((&devices[0]["name"], &devices[0]["usable"]), (&json!("cpu"), &json!(true)));

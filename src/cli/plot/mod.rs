@@ -12,6 +12,7 @@ use serde_json::json;
 
 use crate::attention::choose::{Choice, choose};
 use crate::config::grid::Models;
+use crate::config::suite::Suite;
 use crate::protocol::attention::{self, Probe};
 use crate::protocol::pattern;
 use crate::record::matrix::{self, Matrix};
@@ -59,8 +60,16 @@ pub struct PatternArgs {
 #[derive(Clone, Debug, clap::Args)]
 pub struct AttentionArgs {
     /// Mechanisms
-    #[arg(long, value_name = "NAME,...", default_value = "full,cosformer,relu-linear")]
+    #[arg(
+        long,
+        value_name = "NAME,...",
+        default_value = "full,cosformer,relu-linear",
+        conflicts_with = "suite"
+    )]
     model: Models,
+    /// A paper's figure: cos-figure3 or a TOML file
+    #[arg(long, value_name = "NAME|FILE")]
+    suite: Option<String>,
     /// Number of positions [default: 64, or that of --weights]
     #[arg(long, value_name = "N", value_parser = length)]
     len: Option<usize>,
@@ -113,6 +122,9 @@ struct Plots {
     /// Folder of the charts
     #[arg(long, default_value = "plots", value_name = "DIR")]
     plots_dir: PathBuf,
+    /// Charts as PNG too, 1,200 pixels wide at least
+    #[arg(long)]
+    png: bool,
 }
 
 fn length(text: &str) -> Result<usize, String> {
@@ -159,14 +171,27 @@ fn draw_pattern(args: &PatternArgs, term: &Term) -> Result<()> {
     say(&chart, &args.scene.plots, term)
 }
 
+/// Mechanisms and length of the suite called `name`.
+fn of_suite(name: &str) -> Result<(Models, Option<usize>)> {
+    let suite = Suite::load(name)?;
+    let protocol = &suite.protocol;
+    ensure!(protocol == "plot attention", "suite {name} is run by: effattn {protocol} --suite {name}");
+    let len = suite.base.len.as_ref().and_then(|len| len.0.first()).map(|len| *len as usize);
+    Ok((Models(suite.rows.into_iter().map(|row| row.model).collect()), len))
+}
+
 fn draw_attention(args: &AttentionArgs, term: &Term) -> Result<()> {
+    let (models, len) = match &args.suite {
+        Some(name) => of_suite(name)?,
+        None => (args.model.clone(), None),
+    };
     let probe = match &args.weights {
         Some(path) => {
             given(path, args, args.scene.probe(0)).with_context(|| format!("--weights {}", path.display()))?
         }
-        None => args.scene.probe(args.len.unwrap_or(64)),
+        None => args.scene.probe(args.len.or(len).unwrap_or(64)),
     };
-    let choices = admitted(&args.model, &probe, term)?;
+    let choices = admitted(&models, &probe, term)?;
     args.scene.check()?;
     let matrices = attention::matrices(&choices, &probe, args.samples, args.threshold)?;
     let source = match &args.weights {
@@ -312,6 +337,11 @@ fn done(mut run: RunFolder) -> Result<()> {
 fn say(chart: &chart::Chart, plots: &Plots, term: &Term) -> Result<()> {
     let path = chart.write(&plots.plots_dir)?;
     term.say(&format!("chart: {}", path.display()));
+    if plots.png {
+        let path = path.with_extension("png");
+        file::write(&path, &chart::png(&chart.svg)?).with_context(|| path.display().to_string())?;
+        term.say(&format!("chart: {}", path.display()));
+    }
     Ok(())
 }
 

@@ -47,14 +47,6 @@ impl Request {
     }
 }
 
-/// A cell, or the row that stands for one that cannot run.
-pub enum Planned {
-    /// To be run.
-    Cell(Box<Cell>, Box<Request>),
-    /// Cannot be run; the row says why.
-    Settled(Box<Cell>),
-}
-
 /// What `speed` does where nothing is said. `quick`: minutes become seconds.
 pub fn defaults(quick: bool) -> Defaults {
     let settings = Settings {
@@ -77,7 +69,7 @@ pub fn defaults(quick: bool) -> Defaults {
 ///
 /// # Errors
 /// Settings that nobody can run.
-pub fn cells(grid: &Grid, threads: usize) -> Result<Vec<Planned>, PlanError> {
+pub fn cells(grid: &Grid, threads: usize) -> Result<Vec<(Cell, Option<Request>)>, PlanError> {
     let mut cells = Vec::new();
     for pick in &grid.picks {
         for (len, batch, pass, seed) in points(&pick.settings) {
@@ -111,7 +103,7 @@ fn cell(
     pick: &Pick,
     (len, batch, pass, seed): (u64, u64, Pass, u64),
     threads: usize,
-) -> Result<Planned, PlanError> {
+) -> Result<(Cell, Option<Request>), PlanError> {
     let settings = &pick.settings;
     let spec = Spec::new(pick, len, batch, pass, seed)?;
     let (config, reason) = settle(pick, spec.subject())?;
@@ -124,7 +116,7 @@ fn cell(
     let (Some(config), None) = (config, reason.clone()) else {
         let row = row.ended(Outcome::Unsupported, reason);
         let cell = Cell { key, row, request: serde_json::Value::Null, seconds: 0.0 };
-        return Ok(Planned::Settled(Box::new(cell)));
+        return Ok((cell, None));
     };
     let request = Request {
         warmup: settings.warmup.unwrap_or(2),
@@ -137,7 +129,7 @@ fn cell(
     let step = request.spec.step_flops(&config) / (RATE * threads as f64);
     let seconds = seconds(&request, step);
     let json = serde_json::to_value(&request).map_err(PlanError::new)?;
-    Ok(Planned::Cell(Box::new(Cell { key, row, request: json, seconds }), Box::new(request)))
+    Ok((Cell { key, row, request: json, seconds }, Some(request)))
 }
 
 /// Predicted seconds of a cell whose step takes `step` seconds.

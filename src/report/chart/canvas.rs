@@ -66,6 +66,9 @@ impl Canvas<'_> {
     /// A straight line.
     pub(super) fn line(&mut self, from: Point, to: Point, color: RGBColor, width: u32) -> io::Result<()> {
         let style = ShapeStyle { color: color.to_rgba(), filled: false, stroke_width: width };
+        if pixel(from) == pixel(to) {
+            return Ok(());
+        }
         self.backend.draw_line(pixel(from), pixel(to), &style).map_err(io::Error::other)
     }
 

@@ -14,6 +14,7 @@ mod linear;
 mod lines;
 mod matrix;
 mod norms;
+mod png;
 mod scale;
 mod slopes;
 mod style;
@@ -28,6 +29,7 @@ pub use growth::{Quantity, figure, growth};
 pub use learning::{Evaluation, Learning, learning};
 pub use matrix::{Shade, matrices};
 pub use norms::norms;
+pub use png::png;
 pub use scale::Unit;
 pub use slopes::{Slope, slopes};
 

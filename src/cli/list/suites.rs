@@ -1,0 +1,134 @@
+//! `effattn list suites`: the papers' tables and figures, what of them is done, and what the rest would take.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use serde_json::json;
+
+use super::{Format, List};
+use crate::cli::runs::Run;
+use crate::config::suite::{SHIPPED, Suite};
+use crate::device::threads;
+use crate::protocol::grid::{Defaults, Flags, Grid, PlanError, resolve};
+use crate::protocol::robustness::Perturbation;
+use crate::protocol::{charlm, lra, memory, robustness, speed};
+use crate::record::{Row, matrix};
+use crate::report::table::Table;
+use crate::run::folder::latest;
+use crate::run::plan::Cell;
+use crate::term::clock;
+
+/// `list suites`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Suites {
+    #[command(flatten)]
+    pub format: Format,
+    /// Folder of results
+    #[arg(long, value_name = "DIR", default_value = "results")]
+    results: PathBuf,
+}
+
+impl Suites {
+    /// Every suite with its cells, how many are done under the results, and the time that the rest is expected to take.
+    ///
+    /// # Errors
+    /// A shipped suite that cannot be read, results that are damaged.
+    pub(super) fn list(&self) -> Result<List> {
+        let runs = if self.results.is_dir() { Run::below(&self.results)? } else { Vec::new() };
+        let mut list = List { table: Table::default(), json: Vec::new() };
+        list.table.columns = ["suite", "command", "title", "source", "rows", "cells", "done", "left"]
+            .map(str::to_owned)
+            .to_vec();
+        list.table.numbers = 4;
+        for (name, text) in SHIPPED {
+            let suite = Suite::parse(&format!("{name}.toml"), text)?;
+            let state = self.state(&suite, &runs)?;
+            list.json.push(json!({
+                "name": suite.name,
+                "protocol": suite.protocol,
+                "title": suite.title,
+                "source": suite.source,
+                "analysis": suite.analysis,
+                "cells": state.cells,
+                "done": state.done,
+                "seconds_left": state.seconds,
+                "rows": suite.rows.iter().map(|row| json!({
+                    "label": row.label,
+                    "model": row.model.to_string(),
+                })).collect::<Vec<_>>(),
+            }));
+            let numbers = [suite.rows.len(), state.cells, state.done].map(|number| number.to_string());
+            let left = if state.done == state.cells { "-".to_owned() } else { clock(state.seconds) };
+            let texts = [suite.name, suite.protocol, suite.title, suite.source];
+            list.table.rows.push(texts.into_iter().chain(numbers).chain([left]).collect());
+        }
+        list.table.title = format!("{} suites; run one with effattn COMMAND --suite NAME", list.json.len());
+        list.table.notes.push(format!(
+            "done: under {}, with the suite's settings and the whole protocol; left: a guess for this machine, --dry-run measures.",
+            self.results.display()
+        ));
+        Ok(list)
+    }
+
+    fn state(&self, suite: &Suite, runs: &[Run]) -> Result<State> {
+        let Some(cells) = cells(suite)? else {
+            let kept = latest(&self.results.join("attention")).and_then(|folder| matrix::read(&folder).ok());
+            let labels: Vec<String> = kept.into_iter().flatten().map(|matrix| matrix.label).collect();
+            let done = suite.rows.iter().filter(|row| labels.contains(&row.model.to_string())).count();
+            return Ok(State { cells: suite.rows.len(), done, seconds: 1.0 });
+        };
+        let rows: Vec<&Row> = runs
+            .iter()
+            .flat_map(|run| &run.rows)
+            .filter(|row| row.suite.as_deref() == Some(&suite.name))
+            .collect();
+        let left: Vec<&Cell> = cells.iter().filter(|cell| !rows.iter().any(|row| is_of(row, cell))).collect();
+        let seconds = left.iter().map(|cell| cell.seconds).sum();
+        Ok(State { cells: cells.len(), done: cells.len() - left.len(), seconds })
+    }
+}
+
+struct State {
+    cells: usize,
+    done: usize,
+    seconds: f64,
+}
+
+/// Whether `row` is a result of `cell`, at the whole protocol.
+fn is_of(row: &Row, cell: &Cell) -> bool {
+    let place = |row: &Row| {
+        let what = (row.task.clone(), row.model.clone(), row.variant.clone(), row.preset.clone());
+        (what, row.len, row.batch, row.pass, row.seed)
+    };
+    let whole =
+        matches!(row.protocol.as_str(), "speed" | "memory") || row.fraction.is_some_and(|part| part >= 1.0);
+    let ended = row.outcome.is_final();
+    whole && ended && place(row) == place(&cell.row)
+}
+
+/// The cells of `suite`; nothing where no command of the grid runs it.
+fn cells(suite: &Suite) -> Result<Option<Vec<Cell>>, PlanError> {
+    let count = threads::available();
+    let grid = |defaults: &Defaults| -> Result<Grid, PlanError> {
+        resolve(Flags { suite: Some(suite.name.clone()), ..Flags::default() }, defaults)
+    };
+    fn first<T>(planned: Vec<(Cell, T)>) -> Vec<Cell> {
+        planned.into_iter().map(|(cell, _)| cell).collect()
+    }
+    let options = lra::plan::Options::default();
+    Ok(Some(match suite.protocol.as_str() {
+        "speed" => first(speed::plan::cells(&grid(&speed::plan::defaults(false))?, count)?),
+        "memory" => first(memory::cells(&grid(&memory::defaults(false))?, None, count)?),
+        "lra" => first(lra::plan::cells(&grid(&lra::plan::defaults(false))?, options, count)?),
+        "charlm" => {
+            let options = charlm::plan::Options::default();
+            first(charlm::plan::cells(&grid(&charlm::plan::defaults(false))?, options, count)?)
+        }
+        "robustness" => {
+            let texts = Perturbation { insertions: vec![10], characters: String::new(), seeds: 1 };
+            let nowhere = Path::new("");
+            first(robustness::cells(&grid(&robustness::defaults())?, (options, &texts), count, nowhere)?)
+        }
+        _ => return Ok(None),
+    }))
+}
