@@ -304,6 +304,9 @@ impl Kind {
     fn parse(self, text: &str) -> Option<Value> {
         let int = |min, max| text.parse().ok().filter(|value| (min..=max).contains(value)).map(Value::Int);
         let list = || {
+            if text == NONE {
+                return Some(Value::Owned(Vec::new()));
+            }
             let parts = text.split('+').filter(|part| !part.is_empty());
             parts.map(|part| part.parse().ok()).collect::<Option<Vec<usize>>>().map(Value::Owned)
         };
@@ -365,15 +368,21 @@ impl fmt::Display for Kind {
             Self::Float { min, max } => write!(f, "a number from {min} to {max}"),
             Self::AutoFloat { min, max } => write!(f, "a number from {min} to {max}, or auto"),
             Self::Word(words) => write!(f, "one of {}", words.join(", ")),
-            Self::List => f.write_str("whole numbers joined with +"),
+            Self::List => f.write_str("whole numbers joined with +, or none"),
             Self::AutoIntOrList => f.write_str("a whole number, several joined with +, or auto"),
         }
     }
 }
 
+/// An empty list on the command line.
+const NONE: &str = "none";
+
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let join = |list: &[usize]| list.iter().map(usize::to_string).collect::<Vec<_>>().join("+");
+        let join = |list: &[usize]| match list {
+            [] => NONE.to_owned(),
+            list => list.iter().map(usize::to_string).collect::<Vec<_>>().join("+"),
+        };
         match self {
             Self::Auto => f.write_str("auto"),
             Self::Bool(value) => write!(f, "{value}"),

@@ -87,6 +87,8 @@ pub struct SuiteRow {
     pub set: Settings,
     /// What the paper printed.
     pub published: Option<PublishedTable>,
+    /// Why the code behind the published number does not compute this, and no variant does.
+    pub not_comparable: Option<String>,
     /// Line in the file, for messages.
     pub line: usize,
 }
@@ -129,6 +131,7 @@ struct WireRow {
     #[serde(default)]
     set: Settings,
     published: Option<Spanned<WirePublished>>,
+    not_comparable: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -234,7 +237,8 @@ impl Suite {
                 }
             };
             let line = line_of(text, start);
-            rows.push(SuiteRow { label: row.label, model, set: row.set, published, line });
+            let (label, set, not_comparable) = (row.label, row.set, row.not_comparable);
+            rows.push(SuiteRow { label, model, set, published, not_comparable, line });
         }
         let name = Path::new(file).file_stem().map_or_else(|| file.into(), |stem| stem.to_string_lossy());
         Ok(Self {

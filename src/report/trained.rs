@@ -1,6 +1,7 @@
 //! Trained models beside the published numbers, as a table.
 
 use super::table::Table;
+use crate::config::suite::{Suite, SuiteRow};
 use crate::record::{Outcome, Row};
 use crate::stats::Summary;
 
@@ -122,6 +123,9 @@ fn verdict(group: &[&Row], values: &[f64], published: Option<f64>, less: bool) -
     if let Some(bad) = group.iter().find(|row| row.outcome != Outcome::Ok) {
         return format!("not comparable: {}", bad.outcome);
     }
+    if let Some(why) = foreign(row) {
+        return format!("not comparable: {why}");
+    }
     if row.fraction.is_none() {
         return "not comparable: other settings".to_owned();
     }
@@ -141,6 +145,16 @@ fn verdict(group: &[&Row], values: &[f64], published: Option<f64>, less: bool) -
         Some(Summary { mean, .. }) => format!("not comparable: one seed (gap {:+.2})", mean - published),
         None => "not comparable: no value".to_owned(),
     }
+}
+
+/// Why the number that stands beside `row` is of another computation: what its suite, or the suite of its preset, says.
+fn foreign(row: &Row) -> Option<String> {
+    let preset = if row.preset.as_deref() == Some("ls-lra") { "ls-table1" } else { "cos-table4" };
+    let suite = Suite::load(row.suite.as_deref().unwrap_or(preset)).ok()?;
+    let same = |entry: &&SuiteRow| {
+        entry.model.name == row.model && entry.model.knobs.is_empty() && row.variant.is_none()
+    };
+    suite.rows.iter().find(same)?.not_comparable.clone()
 }
 
 #[cfg(test)]
@@ -171,6 +185,9 @@ mod tests {
         assert_eq!(said(&all(0.1)).0, "not comparable: part of the protocol");
         let other = Row { fraction: None, ..row(0, 37.0, 1.0) };
         assert_eq!(said(&[other]).0, "not comparable: other settings");
+        let sparse = Row { model: "sparse".to_owned(), ..row(0, 37.0, 1.0) };
+        let why = said(&[sparse]).0;
+        assert_eq!(why, "not comparable: the code behind the number hides the future in an encoder");
         assert_eq!(said(&[row(0, 20.0, 1.0), row(1, 20.1, 1.0)]).0, "worse by 17.45");
         assert_eq!(said(&[row(0, 20.0, 1.0), row(0, 20.0, 1.0)]).1, "20.00", "a seed counts once");
         assert_eq!(said(&[row(0, 36.5, 1.0)]).0, "not comparable: one seed (gap -1.00)");
