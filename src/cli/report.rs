@@ -13,7 +13,7 @@ use crate::record::{Row, file};
 use crate::report::chart::{Chart, Evaluation, Learning, Quantity, figure, learning};
 use crate::report::document::{BEGIN, Document, END, Section, splice};
 use crate::report::table::{self, Table};
-use crate::report::{self, crossing, figures, published, reference, trained};
+use crate::report::{self, crossing, figures, published, reference, robustness, trained};
 use crate::term::{self, Term};
 
 const EXAMPLES: &str = "\
@@ -112,6 +112,7 @@ fn document(runs: &[Run], suite: Option<&str>) -> Result<Document> {
     }
     let rows: Vec<Row> = newest.into_values().collect();
     trained.tables = trained::tables(&rows);
+    trained.tables.extend(robustness::table(&rows));
     trained.tables.extend(published::reasons(&rows));
     trained.charts = curves(runs, &rows)?;
     if !trained.tables.is_empty() {

@@ -8,6 +8,7 @@ pub mod figures;
 pub mod markdown;
 pub mod published;
 pub mod reference;
+pub mod robustness;
 pub mod table;
 pub mod trained;
 

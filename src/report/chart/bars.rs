@@ -61,7 +61,7 @@ pub fn bars(
     let height = top + panels.len() as f64 * panel_height + LINE;
     let svg = canvas::document((WIDTH as u32, height.ceil() as u32), |canvas| {
         canvas.bold(title, (24.0, 36.0), Align::Left, FONT * 1.1)?;
-        canvas.colored(subtitle, (24.0, 80.0), Align::Left, (FONT * 0.85, SOFT))?;
+        canvas.subtitle(subtitle, 80.0, WIDTH)?;
         for (index, name) in names.iter().enumerate() {
             let (row, place) = ((index as f64 / columns).floor(), index as f64 % columns);
             let (x, y) = (24.0 + place * column, HEADER + 0.5 * LINE + row * LINE);

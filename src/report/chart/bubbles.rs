@@ -9,7 +9,7 @@ use super::style::look;
 use super::{Chart, table};
 
 const WIDTH: f64 = 1200.0;
-const HEADER: f64 = 150.0;
+const HEADER: f64 = 70.0;
 const LEFT: f64 = 130.0;
 const LEADER: f64 = 60.0;
 const HEIGHT: f64 = 620.0;
@@ -39,7 +39,7 @@ pub struct Bubble {
 /// The drawing library failed.
 pub fn bubbles(
     name: &str,
-    (title, subtitles): (&str, [&str; 2]),
+    (title, subtitles): (&str, &[String]),
     axes: (&str, &str),
     bubbles: &[Bubble],
 ) -> io::Result<Option<Chart>> {
@@ -55,7 +55,7 @@ pub fn bubbles(
     let longest = names.iter().map(|name| canvas::text_width(name, FONT)).fold(0.0, f64::max);
     let area = (WIDTH - LEFT - LEADER - longest - 24.0).max(480.0);
     let width = LEFT + area + LEADER + longest + 24.0;
-    let top = HEADER + 1.2 * LINE;
+    let top = HEADER + 38.0 * subtitles.len() as f64 + 1.2 * LINE;
     let height = top + HEIGHT.max(names.len() as f64 * LINE) + 2.6 * LINE;
     let plane = Plane::new(bubbles, (LEFT, area), (top, height - 2.6 * LINE));
     let svg = canvas::document((width.ceil() as u32, height.ceil() as u32), |canvas| {
@@ -165,9 +165,9 @@ mod tests {
         let bubble =
             |label: &str, x, ghost| Bubble { label: label.to_owned(), x, y: 50.0 + x, area: 1.0, ghost };
         let all = [bubble("full", 1.0, true), bubble("full", 1.0, false), bubble("ls", 2.0, false)];
-        let chart = bubbles("b", ("T", ["", ""]), ("speed", "accuracy, %"), &all).unwrap().unwrap();
+        let chart = bubbles("b", ("T", &[]), ("speed", "accuracy, %"), &all).unwrap().unwrap();
         assert!(chart.csv.contains("full,published,1,51,1\n"), "{}", chart.csv);
         assert_eq!(chart.svg.matches(">\nfull").count(), 1);
-        assert!(bubbles("b", ("T", ["", ""]), ("x", "y"), &[]).unwrap().is_none());
+        assert!(bubbles("b", ("T", &[]), ("x", "y"), &[]).unwrap().is_none());
     }
 }

@@ -157,6 +157,12 @@ impl Canvas<'_> {
         self.styled(text, at, align, (font, FontStyle::Bold, INK))
     }
 
+    /// A line under the title at height `y`, in letters as small as a chart `width` pixels wide needs.
+    pub(super) fn subtitle(&mut self, text: &str, y: f64, width: f64) -> io::Result<()> {
+        let fits = (width - 48.0) / text_width(text, 1.0).max(1.0);
+        self.colored(text, (24.0, y), Align::Left, (fits.clamp(0.6 * FONT, 0.9 * FONT), SOFT))
+    }
+
     /// Text in a colour.
     pub(super) fn colored(
         &mut self,

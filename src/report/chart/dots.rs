@@ -67,7 +67,7 @@ pub fn dots(name: &str, (title, subtitle): (&str, &str), panels: &[Panel]) -> io
     let height = HEADER + panels.iter().map(tall).sum::<f64>();
     let svg = canvas::document((WIDTH as u32, height.ceil() as u32), |canvas| {
         canvas.bold(title, (24.0, 36.0), Align::Left, FONT * 1.1)?;
-        canvas.colored(subtitle, (24.0, 80.0), Align::Left, (FONT * 0.8, SOFT))?;
+        canvas.subtitle(subtitle, 80.0, WIDTH)?;
         let mut x = 36.0;
         for (text, look) in [("time", TIME), ("memory", MEMORY)] {
             canvas.marker((x, 124.0), MARKER, look)?;

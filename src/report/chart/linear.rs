@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::canvas::{self, Align, Canvas, FONT, GRID, INK, Point, SOFT};
+use super::canvas::{self, Align, Canvas, FONT, GRID, INK, Point};
 use super::labels::spread;
 use super::style::{Dash, Look, look};
 
@@ -73,8 +73,7 @@ impl Plane<'_> {
         let height = HEADER + self.panels.len() as f64 * panel;
         canvas::document((width.ceil() as u32, height.ceil() as u32), |canvas| {
             canvas.bold(self.title, (24.0, 36.0), Align::Left, FONT * 1.1)?;
-            let room = FONT * ((width - 48.0) / canvas::text_width(self.subtitle, FONT)).clamp(0.7, 0.9);
-            canvas.colored(self.subtitle, (24.0, 80.0), Align::Left, (room, SOFT))?;
+            canvas.subtitle(self.subtitle, 80.0, width)?;
             for (index, one) in self.panels.iter().enumerate() {
                 let top = HEADER + index as f64 * panel + 1.7 * LINE;
                 Frame { panel: one, area, top, bottom: top + tall, x: one.span() }.draw(canvas)?;

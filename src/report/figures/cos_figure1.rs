@@ -52,13 +52,14 @@ pub fn draw(rows: &[&Row]) -> io::Result<Vec<Chart>> {
     all.sort_by(|a, b| a.label.cmp(&b.label)); // a model's look is its place in the alphabet
     let tasks = learned.tasks.join(", ");
     let subtitles = [
-        format!("discs: measured, speed {}; accuracy {}", measured.about, learned.about),
-        "outlines: published, batch 32 on one A6000; area: peak memory relative to the largest".to_owned(),
+        format!("discs: measured; speed and memory with {}", measured.about),
+        format!("accuracy: {}", learned.about),
+        "outlines: published, batch 32 on one A6000".to_owned(),
+        "area: peak memory relative to the largest".to_owned(),
     ];
     let title = "Accuracy, speed and memory (cosFormer, Figure 1)";
     let axes = ("inference at 1K: speed relative to full attention", format!("accuracy, % ({tasks})"));
-    let subtitles = [subtitles[0].as_str(), subtitles[1].as_str()];
-    Ok(bubbles("cos-figure1", (title, subtitles), (axes.0, &axes.1), &all)?.into_iter().collect())
+    Ok(bubbles("cos-figure1", (title, &subtitles), (axes.0, &axes.1), &all)?.into_iter().collect())
 }
 
 /// Speed relative to full attention and peak bytes, by mechanism.
