@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use super::grid::Grid;
 use super::training::{Curves, Flags, header, incomplete, listed};
-use super::{dry, start};
+use super::{dry, speed, start};
 use crate::config::grid::Words;
 use crate::config::settings::Settings;
 use crate::protocol::charlm::plan::{Options, QUICK, cells, defaults, load};
@@ -23,6 +23,7 @@ Examples:
   effattn charlm --task enwik8 --model ls --dry-run     what Transformer-LS Table 4 would take here
   effattn charlm --task enwik8 --allow-partial --model ls:w=128,transformer-xl --steps 400 --len 512 --batch 4 \\
       --set layers=4 --set width=256 --set heads=4 --set ffn=1024 --rate 1e-3 --limit 50000
+  effattn charlm --suite ls-figure3 --set layers=1 --dry-run    time and memory against length, as effattn speed measures
   effattn charlm --generate results/charlm/latest/cells/*/phase1-best.safetensors --prompt 'The '
 
 Bits per character of the test part, with the weights of the best evaluation. bpc_stream: blocks behind a cache;
@@ -74,6 +75,10 @@ pub struct Args {
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     if let Some(checkpoint) = &args.generate {
         return generate(args, checkpoint);
+    }
+    if args.grid.is_for("speed") {
+        let args = (args.grid.clone(), args.flags.place.clone(), args.flags.exports.clone());
+        return speed::run(&speed::Args::of(args.0, args.1, args.2), term); // Figure 3 measures steps
     }
     let budget =
         Settings { task: args.task.clone(), steps: args.flags.steps, limit: args.limit, ..Settings::NONE };

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use crate::config::grid::{Batches, Lengths, Models, Modes, Seeds};
 use crate::config::settings::{DeviceName, DtypeName, KernelName, Settings};
+use crate::config::suite::Suite;
 use crate::config::units::{Bytes, Seconds};
 use crate::protocol::grid::Flags;
 
@@ -84,6 +85,12 @@ impl Grid {
     /// The first seed that was said, else 0.
     pub fn seed(&self) -> u64 {
         self.seeds.as_ref().and_then(|seeds| seeds.0.first().copied()).unwrap_or(0)
+    }
+
+    /// Whether a suite is named that `protocol` runs.
+    pub fn is_for(&self, protocol: &str) -> bool {
+        let suite = self.suite.as_deref().and_then(|name| Suite::load(name).ok());
+        suite.is_some_and(|suite| suite.protocol == protocol)
     }
 
     /// With `place` and `budget`, what the user said.

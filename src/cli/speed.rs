@@ -59,6 +59,12 @@ pub struct Args {
 }
 
 impl Args {
+    /// A suite of measurements, asked for by another command.
+    pub fn of(grid: Grid, place: Place, exports: Exports) -> Self {
+        let (warmup, runs, min_runs, max_time, reference) = (None, None, None, None, None);
+        Self { grid, quick: false, warmup, runs, min_runs, max_time, reference, place, exports }
+    }
+
     fn budget(&self) -> Settings {
         Settings {
             warmup: self.warmup,

@@ -416,6 +416,11 @@ mod tests {
             ("attention --weights DIR/file", "--weights"),
             ("attention --weights tests/golden/full-02.safetensors --len 7", "leave --len out"),
             ("rows DIR", "run `effattn speed` first"),
+            ("attention --suite cos-table5", "suite cos-table5 is run by: effattn speed --suite cos-table5"),
+            ("norms --task sample --len 64 --model dp", "dp has no window beside slots; ls has"),
+            ("norms --task sample --len 65536", "take --len"),
+            ("norms --task enwik9", "did you mean enwik8?"),
+            ("norms --task enwik8 --data-dir DIR", "run effattn fetch enwik8"),
         ] {
             let line = if line.starts_with("rows") { line.to_owned() } else { format!("{line} {PLACE}") };
             let error = plot(&line, folder.path()).unwrap_err();
@@ -423,6 +428,22 @@ mod tests {
         }
         let error = plot("pattern -o DIR/file --plots-dir DIR/plots", folder.path()).unwrap_err();
         assert!(error.contains("--output-path") && error.contains("cannot be written"), "{error}");
+    }
+
+    #[test]
+    fn norms_and_a_suite_are_drawn() {
+        let folder = tempfile::tempdir().unwrap();
+        let sizes = "--set layers=2 --set width=64 --set heads=4 --set ffn=64";
+        plot(&format!("norms --task sample --len 64 {sizes} {PLACE}"), folder.path()).unwrap();
+        let kept = crate::record::norms::read(&folder.path().join("results/norms/latest")).unwrap();
+        assert_eq!(kept.len(), 2 * 2 * 2 * 5, "models, layers, kinds, heads and all of them");
+        assert!(folder.path().join("plots/norms.csv").exists());
+        plot(&format!("attention --suite cos-figure3 --threshold 0.9 {PLACE}"), folder.path()).unwrap();
+        let kept = matrix::read(&folder.path().join("results/attention/latest")).unwrap();
+        assert_eq!(
+            kept.iter().map(|matrix| matrix.label.as_str()).collect::<Vec<_>>(),
+            ["full", "cosformer", "relu-linear"]
+        );
     }
 
     #[test]

@@ -10,7 +10,9 @@ use crate::attention::choose::choose;
 use crate::cli::data_dir;
 use crate::config::grid::Models;
 use crate::config::settings::Settings;
+use crate::config::unknown;
 use crate::protocol::charlm::plan::load;
+use crate::protocol::charlm::recipe::CORPORA;
 use crate::protocol::norms::{Probe, norms};
 use crate::record::file;
 use crate::record::norms::{read, write};
@@ -54,6 +56,9 @@ pub struct Args {
 pub fn draw(args: &Args, term: &Term) -> Result<()> {
     let settings = args.set.iter().cloned().fold(Settings::NONE, |all, one| one.over(all));
     let dir = args.data_dir.clone().unwrap_or_else(data_dir::default_dir);
+    if !CORPORA.contains(&args.task.as_str()) {
+        bail!("{}", unknown("corpus", &args.task, CORPORA.iter().copied()));
+    }
     let corpus = load(&args.task, &dir, args.allow_partial)?;
     file::ensure_writable(&args.output_path)
         .with_context(|| format!("--output-path {} cannot be written", args.output_path.display()))?;
