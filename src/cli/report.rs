@@ -56,6 +56,9 @@ pub struct Args {
     /// File; standard output without
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
+    /// Leave out measurements that belong to no paper's table and stand beside no other program's
+    #[arg(long)]
+    brief: bool,
     /// Put the Markdown between the markers of this file
     #[arg(long, value_name = "FILE", conflicts_with_all = ["output", "format"])]
     splice: Option<PathBuf>,
@@ -66,7 +69,7 @@ pub fn run(args: &Args, term: &Term) -> Result<u8> {
         Suite::load(name)?;
     }
     let runs = Run::below(&args.results)?;
-    let document = document(&runs, args.suite.as_deref())?;
+    let document = document(&runs, args.suite.as_deref(), args.brief)?;
     if document.sections.is_empty() {
         let what = args.suite.as_deref().map_or_else(String::new, |suite| format!(" of suite {suite}"));
         bail!("no rows{what} under {}; measure first: effattn speed --quick", args.results.display());
@@ -95,7 +98,7 @@ pub fn run(args: &Args, term: &Term) -> Result<u8> {
 }
 
 /// Rows of trained models are put together over runs; measurements are shown run by run, the latest of each folder.
-fn document(runs: &[Run], suite: Option<&str>) -> Result<Document> {
+fn document(runs: &[Run], suite: Option<&str>, brief: bool) -> Result<Document> {
     let wanted = |row: &&Row| suite.is_none_or(|suite| row.suite.as_deref() == Some(suite));
     let mut document = Document { title: "Measured by effattn".to_owned(), sections: Vec::new() };
     let mut trained = Section { title: "Trained models".to_owned(), ..Section::default() };
@@ -120,8 +123,10 @@ fn document(runs: &[Run], suite: Option<&str>) -> Result<Document> {
     }
     for run in latest_measured(runs) {
         let rows: Vec<Row> = run.rows.iter().filter(wanted).cloned().collect();
-        if !rows.is_empty() {
-            document.sections.push(measured(run, &rows)?);
+        let alone = run.manifest.suite.is_none() && reference::read(&run.folder)?.is_empty();
+        let shown = !(brief && alone);
+        if shown && !rows.is_empty() {
+            document.sections.push(measured(run, &rows, brief)?);
         }
     }
     let rows: Vec<Row> = latest_rows(runs).into_iter().filter(|row| wanted(&row)).collect();
@@ -179,7 +184,7 @@ fn read_curve(path: &Path) -> Result<Vec<Evaluation>> {
 }
 
 /// Tables and charts of one run of `speed` or `memory`.
-fn measured(run: &Run, rows: &[Row]) -> Result<Section> {
+fn measured(run: &Run, rows: &[Row], brief: bool) -> Result<Section> {
     let suite = run.manifest.suite.as_deref();
     let name = rows.first().and_then(|row| row.suite.clone());
     let suite = match (name, suite) {
@@ -190,6 +195,7 @@ fn measured(run: &Run, rows: &[Row]) -> Result<Section> {
     let mut tables: Vec<Table> = Vec::new();
     match &suite {
         Some(suite) => tables.extend(published::tables(rows, suite)),
+        None if brief => {}
         None => {
             for quantity in Quantity::ALL {
                 tables.extend(figure(rows, quantity).iter().flat_map(table::growth));
@@ -197,7 +203,7 @@ fn measured(run: &Run, rows: &[Row]) -> Result<Section> {
         }
     }
     tables.extend(published::longest(rows));
-    tables.extend(crossing::table(rows));
+    tables.extend(crossing::table(rows).filter(|_| !brief));
     tables.extend(reference::table(rows, &reference::read(&run.folder)?));
     tables.extend(published::reasons(rows));
     let charts = report::measured(rows, &run.manifest.id)?;
@@ -212,11 +218,16 @@ fn missing(runs: &[Run]) -> Result<Section> {
         Table { title: "Tables and figures without rows".to_owned(), columns, ..Table::default() };
     for (name, text) in SHIPPED {
         let suite = Suite::parse(&format!("{name}.toml"), text)?;
-        let ran = runs.iter().any(|run| run.rows.iter().any(|row| row.suite.as_deref() == Some(*name)));
-        if !ran {
-            let why = format!("no row was run as a suite: effattn {} --suite {name}", suite.protocol);
-            table.rows.push(vec![suite.source.split(':').next().unwrap_or(name).to_owned(), why]);
+        let rows = || runs.iter().flat_map(|run| &run.rows);
+        if rows().any(|row| row.suite.as_deref() == Some(*name)) {
+            continue;
         }
+        let near = |row: &Row| {
+            row.protocol == suite.protocol && row.preset == suite.base.preset && row.published.is_some()
+        };
+        let why = if rows().any(near) { "in part: single rows stand above" } else { "no row was run" };
+        let why = format!("{why}; the whole: effattn {} --suite {name}", suite.protocol);
+        table.rows.push(vec![suite.source.split(':').next().unwrap_or(name).to_owned(), why]);
     }
     for (what, about) in NOT_BUILT {
         table.rows.push(vec![(*what).to_owned(), format!("not built ({about})")]);

@@ -13,6 +13,7 @@ use super::cpu::with_slices;
 thread_local! {
     static WATCHED: Cell<bool> = const { Cell::new(false) };
     static PLACE: RefCell<String> = const { RefCell::new(String::new()) };
+    static FOUND: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
 /// Whether this thread is watched.
@@ -74,7 +75,14 @@ pub(super) fn look_at(place: &str, what: &str, tensor: &Tensor) -> Result<()> {
         return Ok(());
     }
     let comma = if place.is_empty() { "" } else { ", " };
-    bail!("{place}{comma}{what}: the result {:?} is not finite", tensor.dims())
+    let found = format!("{place}{comma}{what}: the result {:?} is not finite", tensor.dims());
+    FOUND.set(Some(found.clone()));
+    bail!("{found}")
+}
+
+/// What the last failed [`look`] of this thread said; it is forgotten.
+pub fn found() -> Option<String> {
+    FOUND.take()
 }
 
 /// Whether every number of `tensor` is finite; whole numbers are.
@@ -134,6 +142,7 @@ mod tests {
         assert!(run().is_ok());
         let error = watched(run).err().unwrap().to_string();
         assert!(error.starts_with("layer 3, gelu: the result [2] is not finite"), "{error}");
-        assert!(!is_on() && run().is_ok());
+        assert_eq!(found().unwrap(), "layer 3, gelu: the result [2] is not finite");
+        assert!(!is_on() && run().is_ok() && found().is_none());
     }
 }

@@ -36,6 +36,7 @@ pub fn table(rows: &[Row]) -> Option<Table> {
             task.clone(),
             row.label(),
             len.clone(),
+            row.fraction.map_or_else(String::new, |part| format!("{:.2} %", 100.0 * part)),
             text(row.value),
             with("insertion"),
             text(published("insertion")),
@@ -59,11 +60,20 @@ pub fn table(rows: &[Row]) -> Option<Table> {
             .filter(|other| other.model == CLAIM.2 && other.place == one.place)
             .map(|other| said(one, other))
     }));
-    let columns =
-        ["task", "model", "length", "clean %", "insertion costs", "published", "deletion costs", "published"];
+    let columns = [
+        "task",
+        "model",
+        "length",
+        "share",
+        "clean %",
+        "insertion costs",
+        "published",
+        "deletion costs",
+        "published",
+    ];
     let columns = columns.map(str::to_owned).to_vec();
     let title = "What changed texts cost, in points of accuracy".to_owned();
-    (!lines.is_empty()).then_some(Table { title, columns, numbers: 6, rows: lines, notes })
+    (!lines.is_empty()).then_some(Table { title, columns, numbers: 7, rows: lines, notes })
 }
 
 struct Claim {

@@ -54,13 +54,15 @@ impl Gradients {
         Ok(())
     }
 
-    /// The first parameters whose gradient is not finite.
+    /// The first parameters whose gradient is not finite. Gradients on an accelerator are not waited for: there the next
+    /// loss tells.
     ///
     /// # Errors
     /// Failures of the device.
     pub fn not_finite(&self, params: &Params) -> Result<Option<String>> {
         for (group, gradient) in params.groups().iter().zip(&self.0) {
             if let Some(gradient) = gradient
+                && gradient.device().is_cpu()
                 && !is_finite(gradient)?
             {
                 let names: Vec<&str> = group.parts.iter().map(|part| part.name.as_str()).collect();

@@ -93,9 +93,9 @@ impl Trainer {
         &self,
         loss: &mut dyn FnMut() -> Result<Tensor>,
     ) -> std::result::Result<(f64, Gradients), StepError> {
-        let made = self.compute(loss).map_err(|error| match watch::is_on() {
-            true => self.diverged(first_line(&error)), // nothing else fails where it did not before
-            false => error.into(),
+        let made = self.compute(loss).map_err(|error| match watch::found() {
+            Some(what) => self.diverged(what),
+            None => error.into(),
         });
         let (value, gradients) = made?;
         let what = if value.is_finite() {
@@ -106,8 +106,9 @@ impl Trainer {
         } else {
             format!("the loss is {value}")
         };
-        let first = watch::watched(|| self.compute(loss)).err();
-        let first = first.map_or_else(String::new, |error| format!("; first in {}", first_line(&error)));
+        drop(gradients);
+        let _ = watch::watched(|| self.compute(loss)); // ends at the first operation that is not finite
+        let first = watch::found().map_or_else(String::new, |first| format!("; first in {first}"));
         Err(self.diverged(what + &first))
     }
 
@@ -145,11 +146,6 @@ impl Trainer {
     pub fn optimizer(&self) -> &Optimizer {
         &self.optimizer
     }
-}
-
-/// An error without its backtrace.
-fn first_line(error: &candle_core::Error) -> String {
-    error.to_string().lines().next().unwrap_or_default().to_owned()
 }
 
 /// Mean cross entropy of `logits` [b, classes] with `labels` `[b]` (u32).
