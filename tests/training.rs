@@ -177,3 +177,26 @@ fn phases_hand_over_their_weights_and_text_can_be_drawn() {
     assert_eq!(text, draw("1"));
     assert_ne!(text, draw("2"));
 }
+
+/// Losses of the curve of `args`.
+fn losses(folder: &Path, args: &[&str]) -> Vec<f64> {
+    run(folder, args);
+    let curve = curve(folder, "charlm");
+    let numbers = curve.lines().skip(1).map(|line| line.split(',').nth(2).unwrap().parse().unwrap());
+    numbers.collect()
+}
+
+#[test]
+fn the_number_of_threads_changes_results_within_rounding_only() {
+    let args = |threads| {
+        let line = "charlm --quick --model ls:w=16 --steps 30 --every 10 --len 64 --batch 4 --limit 300 --no-plot --threads";
+        line.split(' ').chain([threads]).collect::<Vec<&str>>()
+    };
+    let [one, again, three] =
+        ["1", "1", "3"].map(|threads| losses(tempfile::tempdir().unwrap().path(), &args(threads)));
+    assert_eq!(one, again, "same seed, threads and build");
+    assert_eq!(one.len(), 3);
+    for (a, b) in one.iter().zip(&three) {
+        assert!((a - b).abs() <= 1e-3 * a, "{one:?} {three:?}");
+    }
+}

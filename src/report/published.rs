@@ -98,7 +98,7 @@ pub fn longest(rows: &[Row]) -> Option<Table> {
         numbers: 3,
         ..Table::default()
     };
-    for row in rows {
+    for row in &rows {
         let least = if row.outcome == Outcome::Ok { "" } else { "at least " };
         table.rows.push(vec![
             row.label(),
@@ -109,7 +109,27 @@ pub fn longest(rows: &[Row]) -> Option<Table> {
             row.peak_bytes.map_or_else(String::new, |bytes| Bytes(bytes).to_string()),
         ]);
     }
+    table.notes = reach(&rows);
     Some(table)
+}
+
+/// How far each mechanism reaches beside full attention in the same memory.
+fn reach(rows: &[&Row]) -> Vec<String> {
+    let same =
+        |a: &Row, b: &Row| (a.pass, a.batch, &a.kernel, &a.device) == (b.pass, b.batch, &b.kernel, &b.device);
+    let full = |row: &&&Row| matches!(row.model.as_str(), "full" | "transformer-xl");
+    let beside = |row: &&Row| {
+        let full = rows.iter().filter(full).find(|full| same(full, row) && full.model != row.model)?;
+        let (len, of) = (row.value?, full.value.filter(|len| *len > 0.0)?);
+        Some(format!(
+            "{} reaches {:.1} times the length of {} ({} kernels).",
+            row.label(),
+            len / of,
+            full.label(),
+            row.kernel
+        ))
+    };
+    rows.iter().filter(|row| !full(row)).filter_map(|row| beside(row)).collect()
 }
 
 /// Why cells have no value, each reason once.

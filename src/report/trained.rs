@@ -3,7 +3,7 @@
 use super::table::Table;
 use crate::config::suite::{Suite, SuiteRow};
 use crate::record::{Outcome, Row};
-use crate::stats::Summary;
+use crate::stats::{Interval, Summary};
 
 /// What trained models are compared by: metric, heading, unit, whether less is better.
 const METRICS: &[(&str, &str, &str, bool)] = &[
@@ -48,7 +48,8 @@ fn table(rows: &[Row], (metric, title, unit, less): (&str, &str, &str, bool)) ->
     let mut lines: Vec<Vec<String>> = groups.iter().map(|group| line(group, less)).collect();
     let mut notes = vec![
         "share: part of the paper's protocol that was run (steps x batch, length, data), empty with other settings than \
-         the protocol's; anything below 100 % is not comparable with the published number."
+         the protocol's; anything below 100 % is not comparable with the published number. Over several seeds: mean ±standard deviation \
+         [95 % interval of the mean]."
             .to_owned(),
     ];
     let mut seen = Vec::new();
@@ -87,7 +88,9 @@ fn line(group: &[&Row], less: bool) -> Vec<String> {
     let row = group[0];
     let values: Vec<f64> = group.iter().filter_map(|row| row.value).collect();
     let measured = match Summary::of(&values) {
-        Some(Summary { mean, std: Some(std), n, .. }) if n > 1 => format!("{mean:.2} ±{std:.2}"),
+        Some(Summary { mean, std: Some(std), mean_interval: Some(Interval { low, high }), .. }) => {
+            format!("{mean:.2} ±{std:.2} [{low:.2}, {high:.2}]")
+        }
         Some(summary) => format!("{:.2}", summary.mean),
         None => row.outcome.to_string(),
     };
@@ -181,7 +184,7 @@ mod tests {
     #[test]
     fn verdicts_in_words() {
         let all = |fraction| [row(0, 37.0, fraction), row(1, 38.2, fraction)];
-        assert_eq!(said(&all(1.0)), ("within spread".to_owned(), "37.60 ±0.85".to_owned()));
+        assert_eq!(said(&all(1.0)), ("within spread".to_owned(), "37.60 ±0.85 [29.98, 45.22]".to_owned()));
         assert_eq!(said(&all(0.1)).0, "not comparable: part of the protocol");
         let other = Row { fraction: None, ..row(0, 37.0, 1.0) };
         assert_eq!(said(&[other]).0, "not comparable: other settings");

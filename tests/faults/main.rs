@@ -194,7 +194,7 @@ fn with_worker(line: &str, name: &str) -> Vec<Row> {
     rows(folder.path(), "lra")
 }
 
-const TWO_MODELS: &str = "lra --task listops --model ls:w=4,r=2,linear --len 16 --batch 8 --rate 1e-3 --steps 400 --data-dir . \
+const TWO_MODELS: &str = "lra --task listops --model ls:w=4,r=2,linear --len 16 --batch 8 --rate 1e-3 --steps 1500 --data-dir . \
                           --no-plot --threads 1";
 
 #[test]
@@ -254,7 +254,7 @@ fn a_nan_is_a_row_that_names_its_layer_and_the_suite_goes_on() {
 #[test]
 fn ctrl_c_keeps_the_last_step() {
     let folder = fresh("lra");
-    let line = format!("{TWO_MODELS} --save-every 1h").replace("400", "100000");
+    let line = format!("{TWO_MODELS} --save-every 1h").replace("1500", "100000");
     let mut child = spawn(folder.path(), &line);
     let started = || {
         let run = fs::read_dir(folder.path().join("results/lra")).ok()?.flatten().next()?.path();
