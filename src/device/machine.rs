@@ -110,11 +110,15 @@ mod tests {
     #[test]
     fn resident_bytes_grow_with_touched_memory() {
         let mut resident = Resident::default();
-        let before = resident.own();
-        let touched = std::hint::black_box(vec![1u8; 64 << 20]);
-        assert!(resident.own() >= before + (60 << 20), "{} {}", before, resident.own());
-        drop(touched);
-        assert!(resident.own_peak() >= before + (60 << 20));
+        // other tests of this process take and give back memory meanwhile
+        let grows = |_| {
+            let before = resident.own();
+            let touched = std::hint::black_box(vec![1u8; 64 << 20]);
+            let after = resident.own();
+            drop(touched);
+            after >= before + (60 << 20) && resident.own_peak() >= after
+        };
+        assert!((0..50).any(grows));
         assert!(free_memory() > 0 && Machine::this().memory_bytes >= free_memory());
     }
 }

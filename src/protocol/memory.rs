@@ -323,8 +323,9 @@ fn bisect(
         }
         len = guess(found.len, found.peak, before, high, bytes);
         // mechanisms with segments and blocks take round lengths only
-        let round = len / GRAIN * GRAIN;
-        len = if round > found.len { round } else { len };
+        if found.len > GRAIN {
+            len = (len / GRAIN * GRAIN).max(found.len / GRAIN * GRAIN + GRAIN);
+        }
     }
 }
 

@@ -129,7 +129,7 @@ fn reach(rows: &[&Row]) -> Vec<String> {
             row.kernel
         ))
     };
-    rows.iter().filter(|row| !full(row)).filter_map(|row| beside(row)).collect()
+    rows.iter().filter(|row| !full(row)).filter_map(beside).collect()
 }
 
 /// Why cells have no value, each reason once.
