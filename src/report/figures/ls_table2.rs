@@ -27,13 +27,13 @@ pub fn draw(rows: &[&Row]) -> io::Result<Vec<Chart>> {
 }
 
 fn chart(task: &str, rows: &[&Row]) -> io::Result<Option<Chart>> {
-    let labels: Vec<String> = rows.iter().map(|row| row.label()).collect();
+    let labels: Vec<String> = rows.iter().map(|row| label(row, rows)).collect();
     let kinds =
         [String::new(), "-insertion".to_owned(), "-deletion".to_owned()].map(|end| format!("{task}{end}"));
     let mut by_kind = Vec::new();
     let mut by_count = Vec::new();
     for name in in_order(labels.iter().map(String::as_str)) {
-        let own: Vec<&&Row> = rows.iter().filter(|row| row.label() == name).collect();
+        let own: Vec<&&Row> = rows.iter().filter(|row| label(row, rows) == name).collect();
         let of = |task: &str| {
             let row = own.iter().rev().find(|row| row.task.as_deref() == Some(task))?;
             Some((row.value?, row.std.unwrap_or(0.0)))
@@ -55,6 +55,17 @@ fn chart(task: &str, rows: &[&Row]) -> io::Result<Option<Chart>> {
     let subtitle = format!("{}, {}{share}", task, conditions(first));
     let title = "Accuracy on changed texts (Transformer-LS, Table 2)";
     slopes(&format!("ls-table2-{task}"), (title, &subtitle), (&by_kind, &by_count)).map(Some)
+}
+
+/// The mechanism; where runs of different extent stand in one chart, with the share of the protocol.
+fn label(row: &Row, all: &[&Row]) -> String {
+    if all.iter().all(|other| other.fraction == row.fraction) {
+        return row.label();
+    }
+    match row.fraction {
+        Some(part) => format!("{}, {:.2} %", row.label(), 100.0 * part),
+        None => format!("{}, other", row.label()),
+    }
 }
 
 /// Insertions in the texts of `task`: 0 for clean ones, 10 for the paper's.
