@@ -72,11 +72,28 @@ pub struct Args {
     flags: Flags,
 }
 
+impl Args {
+    /// Whether a flag is given that only training has.
+    fn trains(&self) -> bool {
+        let numbers = [self.flags.steps, self.phases, self.limit, self.every, self.accumulate];
+        let switches = [self.quick, self.overlap, self.flags.allow_partial];
+        numbers.iter().any(Option::is_some)
+            || switches.contains(&true)
+            || self.task.is_some()
+            || self.flags.rate.is_some()
+    }
+}
+
 pub fn run(args: &Args, term: Term) -> Result<u8> {
     if let Some(checkpoint) = &args.generate {
         return generate(args, checkpoint);
     }
     if args.grid.is_for("speed") {
+        anyhow::ensure!(
+            !args.trains(),
+            "this suite measures steps and trains nothing: leave --task, --quick and the flags of training out, or run it by \
+             effattn speed"
+        );
         let args = (args.grid.clone(), args.flags.place.clone(), args.flags.exports.clone());
         return speed::run(&speed::Args::of(args.0, args.1, args.2), term); // Figure 3 measures steps
     }

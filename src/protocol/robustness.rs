@@ -30,7 +30,7 @@ const PAPER: u64 = 10;
 /// What is done to the test texts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Perturbation {
-    /// Characters inserted per document: the first is the published one, the others make the curve.
+    /// Characters inserted per document: 10 is the published number, all make the curve.
     pub insertions: Vec<u64>,
     /// The characters that are inserted, and deleted.
     pub characters: String,

@@ -116,7 +116,7 @@ pub const TARGETS: &[Target] = &[
             vec![tar(&[
                 ("aclImdb/train/pos/0_9.txt", b"good"),
                 ("aclImdb/test/neg/1_1.txt", b"bad"),
-                ("../../x.txt", b"no"),
+                ("../x.txt", b"no"),
             ])]
         },
         words: &["aclImdb/", "../", "ustar", "0000644"],

@@ -103,6 +103,7 @@ fn fast_folder() -> PathBuf {
 #[test]
 fn no_input_breaks_a_reader() {
     std::panic::set_hook(Box::new(|info| eprintln!("{info}")));
+    a_panic_and_a_hoard_are_noticed();
     let only = std::env::var("EFFATTN_FUZZ_TARGET").ok();
     for target in texts::TARGETS.iter().chain(files::TARGETS) {
         if only.as_deref().is_none_or(|only| only == target.name) {
@@ -112,10 +113,11 @@ fn no_input_breaks_a_reader() {
 }
 
 /// The harness itself can fail.
-#[test]
 fn a_panic_and_a_hoard_are_noticed() {
     let target = |read| Target { name: "self", weight: 1.0, seeds: Vec::new, words: &[], read };
     let folder = Path::new(".");
     assert!(problem(&target(|_, _| ()), b"", folder).is_none());
     assert!(problem(&target(|_, _| panic!("on purpose")), b"", folder).is_some());
+    let hoard = |_: &[u8], _: &Path| drop(std::hint::black_box(vec![0u8; MEMORY + 1]));
+    assert!(problem(&target(hoard), b"", folder).is_some());
 }
