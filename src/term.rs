@@ -53,6 +53,8 @@ pub enum Warning {
         /// Processors.
         cores: usize,
     },
+    /// The processor has no products of bf16.
+    EmulatedBf16,
     /// Some samples lie far outside.
     Outliers {
         /// The cell.
@@ -83,6 +85,11 @@ pub enum Warning {
 impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self {
+            Self::EmulatedBf16 => write!(
+                f,
+                "this processor has no bf16 dot product (AVX512-BF16): operands are rounded and multiplied in f32, which takes \
+                 longer than --dtype f32"
+            ),
             Self::Busy { load, cores } => write!(
                 f,
                 "the machine was busy before the start (load {load:.1} on {cores} cores); times may be too \

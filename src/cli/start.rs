@@ -10,10 +10,11 @@ use tempfile::NamedTempFile;
 use super::export::Exports;
 use super::grid::Place;
 use super::interrupt::stop_on_ctrl_c;
-use crate::config::settings::{DeviceName, Settings};
+use crate::config::settings::{DeviceName, DtypeName, Settings};
 use crate::config::units::Bytes;
 use crate::device::machine::{self, Machine};
 use crate::device::{Backend, threads};
+use crate::kernel::cpu::bf16;
 use crate::protocol::grid::Grid;
 use crate::protocol::text;
 use crate::record::file;
@@ -123,6 +124,9 @@ pub fn session(
         && load > 0.5 * threads::available() as f64
     {
         term.warn(&Warning::Busy { load, cores: threads::available() });
+    }
+    if plan.settings["dtype"] == DtypeName::Bf16.to_string() && !bf16::is_native() {
+        term.warn(&Warning::EmulatedBf16);
     }
     let around = Surroundings {
         output: &place.output_path,

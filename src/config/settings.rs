@@ -130,12 +130,12 @@ macro_rules! words {
 }
 
 words! {
-    /// Number format of weights and activations.
+    /// Number format of the operands of matrix products.
     DtypeName "number format" {
         /// 32-bit float.
         #[default]
         F32 = "f32",
-        /// 16-bit brain float.
+        /// bf16, summed in f32; what is stored stays f32.
         Bf16 = "bf16",
         /// 16-bit float.
         F16 = "f16"

@@ -44,6 +44,9 @@ impl Machine {
 fn simd() -> &'static str {
     #[cfg(target_arch = "x86_64")]
     {
+        if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16") {
+            return "avx512 with bf16";
+        }
         if is_x86_feature_detected!("avx512f") {
             return "avx512";
         }

@@ -15,6 +15,7 @@ use crate::config::settings::{DeviceName, DtypeName, KernelName, Settings};
 use crate::config::unknown;
 use crate::device::Backend;
 use crate::device::alloc;
+use crate::kernel::cpu::products::{Products, set_products};
 use crate::kernel::{self, Mode};
 use crate::model::language_preset::LanguagePreset;
 use crate::model::preset::{Preset, TABLE};
@@ -78,6 +79,34 @@ pub enum SpecError {
     Unsupported(String),
 }
 
+/// Why a number format cannot be had, with what to do instead.
+fn refused(dtype: DtypeName, kernel: KernelName, device: DeviceName) -> Option<String> {
+    let bf16 = "bf16 means products of bf16 operands in the fused kernels of the CPU";
+    match dtype {
+        DtypeName::F32 => None,
+        DtypeName::F16 => Some("--dtype f16: there are no kernels for f16; use bf16 or f32".to_owned()),
+        DtypeName::Bf16 if kernel != KernelName::Fused => {
+            Some(format!("--dtype bf16: {bf16}; leave --kernel {kernel} out, or the number format"))
+        }
+        DtypeName::Bf16 if device != DeviceName::Cpu => {
+            Some(format!("--dtype bf16: {bf16}; leave --device {device} out, or the number format"))
+        }
+        DtypeName::Bf16 => None,
+    }
+}
+
+/// Makes this thread (as to the number format of products: this process) compute as a cell asks.
+pub fn compute_as(kernel: KernelName, dtype: DtypeName) {
+    kernel::set_mode(match kernel {
+        KernelName::Fused => Mode::Fused,
+        KernelName::Composed => Mode::Composed,
+    });
+    set_products(match dtype {
+        DtypeName::F32 | DtypeName::F16 => Products::F32,
+        DtypeName::Bf16 => Products::Bf16,
+    });
+}
+
 /// What was built for `pick`, or why its row says `unsupported`.
 ///
 /// # Errors
@@ -101,10 +130,9 @@ impl Spec {
         let label = pick.choice.as_ref().map_or_else(|_| pick.model.clone(), |choice| choice.label());
         let preset = settings.preset.clone().unwrap_or_else(|| "lra-repo".to_owned());
         let dtype = settings.dtype.unwrap_or_default();
-        if dtype != DtypeName::F32 {
-            return Err(PlanError(format!(
-                "--dtype {dtype}: this version computes in f32 only; leave the flag out"
-            )));
+        let (device, kernel) = (settings.device.unwrap_or_default(), settings.kernel.unwrap_or_default());
+        if let Some(reason) = refused(dtype, kernel, device) {
+            return Err(PlanError(reason));
         }
         Ok(Self {
             model: label,
@@ -114,9 +142,9 @@ impl Spec {
             len,
             pass,
             seed,
-            device: settings.device.unwrap_or_default(),
+            device,
             dtype,
-            kernel: settings.kernel.unwrap_or_default(),
+            kernel,
         })
     }
 
@@ -235,7 +263,8 @@ pub struct Stage {
     inputs: Vec<(Tensor, Tensor)>,
     next: usize,
     baseline: usize,
-    mode: Mode,
+    kernel: KernelName,
+    dtype: DtypeName,
 }
 
 impl Stage {
@@ -252,11 +281,8 @@ impl Stage {
         let subject = spec.subject().map_err(refuse)?;
         let backend = Backend::open(spec.device)
             .map_err(|error| Ending::new(Outcome::Unsupported, error.to_string()))?;
-        let mode = match spec.kernel {
-            KernelName::Fused => Mode::Fused,
-            KernelName::Composed => Mode::Composed,
-        };
-        kernel::set_mode(mode);
+        let (kernel, dtype) = (spec.kernel, spec.dtype);
+        compute_as(kernel, dtype);
         let build = || -> candle_core::Result<_> {
             let train = spec.pass == Pass::Train;
             let builder = Builder::seeded(spec.seed, backend.device(), train);
@@ -267,7 +293,7 @@ impl Stage {
             Ok((net, trainer, inputs))
         };
         let (net, trainer, inputs) = build().map_err(|error| outcome::of_error(&error))?;
-        Ok(Self { backend, net, trainer, inputs, next: 0, baseline, mode })
+        Ok(Self { backend, net, trainer, inputs, next: 0, baseline, kernel, dtype })
     }
 
     /// One step; seconds from the synchronised start to the synchronised end.
@@ -275,7 +301,7 @@ impl Stage {
     /// # Errors
     /// How the cell ended instead.
     pub fn step(&mut self) -> Result<f64, Ending> {
-        kernel::set_mode(self.mode);
+        compute_as(self.kernel, self.dtype);
         let (ids, labels) = &self.inputs[self.next % self.inputs.len()];
         self.next += 1;
         let failed = |error: candle_core::Error| outcome::of_error(&error);

@@ -3,7 +3,8 @@
 use rayon::prelude::*;
 
 use super::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
-use super::{par, rows};
+use super::products::{Products, products};
+use super::{bf16, par, rows};
 
 /// Columns of a panel. The widest micro-kernel of `gemm` (AVX-512) takes as many at a time.
 const PANEL: usize = 64;
@@ -11,33 +12,51 @@ const PANEL: usize = 64;
 /// Rows per product: up to here `gemm` reads a panel in place instead of packing it again.
 const BAND: usize = 48;
 
-/// A matrix [depth, columns] on the right of many products, packed once for all of them.
+/// A matrix [depth, columns] on the right of many products, packed once for all of them, for products in the format
+/// that is set when it is packed.
 pub struct Panels {
-    /// Panel after panel, each [depth, up to PANEL columns].
-    data: Vec<f32>,
+    packed: Packed,
     depth: usize,
     columns: usize,
+}
+
+enum Packed {
+    /// Panel after panel, each [depth, up to PANEL columns].
+    F32(Vec<f32>),
+    /// Pairs of bf16.
+    #[cfg(target_arch = "x86_64")]
+    Bf16(bf16::Panels),
 }
 
 impl Panels {
     /// `weight` [out, inp] for x W: depth out, columns inp.
     pub fn new(weight: &[f32], out: usize, inp: usize) -> Self {
+        #[cfg(target_arch = "x86_64")]
+        if is_packed() {
+            let packed = Packed::Bf16(bf16::Panels::new(Mat::new(weight, out, inp)));
+            return Self { packed, depth: out, columns: inp };
+        }
         let data = par::build(weight.len(), (PANEL * out).max(1), |index, panel| {
             let width = panel.len() / out;
             for (row, panel) in weight.chunks_exact(inp).zip(panel.chunks_exact_mut(width)) {
                 panel.copy_from_slice(&row[index * PANEL..][..width]);
             }
         });
-        Self { data, depth: out, columns: inp }
+        Self { packed: Packed::F32(data), depth: out, columns: inp }
     }
 
     /// `weight` [out, inp] for x W^T: depth inp, columns out.
     pub fn turned(weight: &[f32], out: usize, inp: usize) -> Self {
+        #[cfg(target_arch = "x86_64")]
+        if is_packed() {
+            let packed = Packed::Bf16(bf16::Panels::new(Mat::new(weight, out, inp).t()));
+            return Self { packed, depth: inp, columns: out };
+        }
         let data = par::build(weight.len(), (PANEL * inp).max(1), |index, panel| {
             let width = panel.len() / inp;
             rows::transpose(&weight[index * PANEL * inp..][..width * inp], width, inp, panel);
         });
-        Self { data, depth: inp, columns: out }
+        Self { packed: Packed::F32(data), depth: inp, columns: out }
     }
 
     /// Columns of the result.
@@ -47,7 +66,12 @@ impl Panels {
 
     /// y = x M, or y += x M, on this thread. Rows of `y` are `stride` apart.
     pub fn multiply(&self, x: Mat, y: &mut [f32], stride: usize, add: bool) {
-        let Self { ref data, depth, columns } = *self;
+        let Self { ref packed, depth, columns } = *self;
+        let data = match packed {
+            Packed::F32(data) => data,
+            #[cfg(target_arch = "x86_64")]
+            Packed::Bf16(panels) => return panels.multiply(x, y, stride, add),
+        };
         for first in (0..columns).step_by(PANEL) {
             let width = PANEL.min(columns - first);
             let panel = Mat::new(&data[first * depth..], depth, width);
@@ -65,6 +89,11 @@ impl Panels {
     }
 }
 
+/// Whether factors are packed as pairs of bf16.
+fn is_packed() -> bool {
+    products() == Products::Bf16 && bf16::is_native()
+}
+
 /// dW = dy^T x, summed over blocks of rows that are added one after another.
 pub struct WeightGradient {
     /// Tiles of `size` outputs each, as [inp, size] if `turned` (which packs less where inp is large), else
@@ -80,7 +109,7 @@ pub struct WeightGradient {
 impl WeightGradient {
     /// Zero, for a weight [out, inp].
     pub fn new(out: usize, inp: usize) -> Self {
-        let turned = inp > 64;
+        let turned = inp > 64 || is_packed();
         let size = if turned { 64 } else { 32 };
         Self { tiles: vec![0.0; out * inp], out, inp, size, turned, empty: true }
     }
@@ -88,6 +117,12 @@ impl WeightGradient {
     /// Adds dy^T x over the rows of `dy` [rows, out] and `x` [rows, inp].
     pub fn add(&mut self, dy: Mat, x: Mat) {
         let Self { inp, size, turned, empty, .. } = *self;
+        #[cfg(target_arch = "x86_64")]
+        if turned && is_packed() {
+            bf16::add_outer(&mut self.tiles, x, dy, !empty);
+            self.empty = false;
+            return;
+        }
         self.tiles.par_chunks_mut((size * inp).max(1)).enumerate().for_each(|(index, tile)| {
             let outputs = tile.len() / inp;
             let dy = dy.columns(index * size..index * size + outputs);

@@ -1,24 +1,27 @@
-//! f32 matrix products by the `gemm` crate over checked views of slices.
+//! Matrix products over checked views of slices: in f32 by the `gemm` crate, or of operands rounded to bf16.
 
 use gemm::Parallelism;
+
+use super::bf16;
+use super::products::{Products, products};
 
 /// A matrix in a slice: element (i, j) is `data[i * row_stride + j * col_stride]`.
 #[derive(Clone, Copy)]
 pub struct Mat<'a> {
-    data: &'a [f32],
-    rows: usize,
-    cols: usize,
-    row_stride: usize,
-    col_stride: usize,
+    pub(super) data: &'a [f32],
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    pub(super) row_stride: usize,
+    pub(super) col_stride: usize,
 }
 
 /// A matrix to write to.
 pub struct MatMut<'a> {
-    data: &'a mut [f32],
-    rows: usize,
-    cols: usize,
-    row_stride: usize,
-    col_stride: usize,
+    pub(super) data: &'a mut [f32],
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    pub(super) row_stride: usize,
+    pub(super) col_stride: usize,
 }
 
 /// Number of elements that a matrix reaches over.
@@ -102,14 +105,14 @@ pub enum Threads {
     All,
 }
 
-/// c = alpha a b.
+/// c = alpha a b, in the format of [`products`].
 ///
 /// Each element is summed in an order that depends on the shapes only. Panics if the shapes do not fit.
 pub fn gemm(c: MatMut, a: Mat, b: Mat, alpha: f32, threads: Threads) {
     call(c, a, b, alpha, None, threads);
 }
 
-/// c = alpha a b + beta c.
+/// c = alpha a b + beta c, in the format of [`products`].
 ///
 /// Panics if the shapes do not fit.
 pub fn gemm_add(c: MatMut, a: Mat, b: Mat, alpha: f32, beta: f32, threads: Threads) {
@@ -117,6 +120,16 @@ pub fn gemm_add(c: MatMut, a: Mat, b: Mat, alpha: f32, beta: f32, threads: Threa
 }
 
 fn call(c: MatMut, a: Mat, b: Mat, alpha: f32, beta: Option<f32>, threads: Threads) {
+    match products() {
+        Products::F32 => gemm_exact(c, a, b, alpha, beta, threads),
+        Products::Bf16 => bf16::gemm(c, a, b, alpha, beta),
+    }
+}
+
+/// c = alpha a b, or alpha a b + beta c, in f32 whatever the format of [`products`].
+///
+/// Panics if the shapes do not fit.
+pub fn gemm_exact(c: MatMut, a: Mat, b: Mat, alpha: f32, beta: Option<f32>, threads: Threads) {
     let (m, k, n) = (c.rows, a.cols, c.cols);
     assert!(
         (a.rows, b.rows, b.cols) == (m, k, n),

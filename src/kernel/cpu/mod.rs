@@ -3,6 +3,8 @@
 //! | module | holds |
 //! |---|---|
 //! | [`gemm`] | matrix products over checked views, one thread or all |
+//! | [`products`] | the number format of matrix products |
+//! | [`bf16`] | matrix products of operands rounded to bf16 |
 //! | [`simd`] | vector arithmetic for the processor at hand, and [`simd_fn!`](crate::simd_fn) |
 //! | [`math`] | exp, the normal distribution, dot, axpy, max, sum as generic vector code |
 //! | [`jobs`] | several outputs built together |
@@ -15,6 +17,7 @@
 //! each chunk on one thread with [`gemm::Threads::One`], and combines partial sums in index order. So the
 //! bits of a result do not depend on the number of threads.
 
+pub mod bf16;
 pub mod dense;
 #[allow(unsafe_code)]
 pub mod gemm;
@@ -23,6 +26,7 @@ pub mod jobs;
 pub mod math;
 #[allow(unsafe_code)]
 pub mod par;
+pub mod products;
 pub mod rows;
 #[allow(unsafe_code)]
 pub mod sample_rows;

@@ -5,7 +5,7 @@ use rayon::prelude::*;
 
 use super::Lsh;
 use super::hash::{bucket, sort};
-use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm};
+use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm_exact};
 use crate::kernel::cpu::with_slice;
 
 /// Rows per job, about.
@@ -76,7 +76,9 @@ impl Sizes {
                 for start in (0..n).step_by(JOB_ROWS) {
                     let len = JOB_ROWS.min(n - start);
                     let queries = Mat::strided(&rows[first + start * row..], len, d, row);
-                    gemm(MatMut::new(&mut turned, len, rounds * columns), queries, turn, 1.0, Threads::One);
+                    // in f32: rounding would move rows to other buckets
+                    let to = MatMut::new(&mut turned, len, rounds * columns);
+                    gemm_exact(to, queries, turn, 1.0, None, Threads::One);
                     buckets_of(
                         &turned[..len * rounds * columns],
                         call.factors,

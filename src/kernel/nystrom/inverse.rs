@@ -1,6 +1,6 @@
 //! The iterated pseudo-inverse of one [m, m] matrix, and its gradient.
 
-use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
+use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm_exact};
 
 /// The products of one step from Z: Y = A Z, U = 7 I - Y, V = 15 I - Y U, W = 13 I - Y V; then Z' = Z W / 4.
 struct Step {
@@ -11,15 +11,11 @@ struct Step {
     w: Vec<f32>,
 }
 
-/// c = alpha a b + beta c for [m, m] matrices, transposed where asked.
+/// c = alpha a b + beta c for [m, m] matrices, transposed where asked; in f32, as the steps amplify rounding.
 fn times(c: &mut [f32], (a, ta): (&[f32], bool), (b, tb): (&[f32], bool), alpha: f32, beta: f32, m: usize) {
     let turn = |x, turned| if turned { Mat::new(x, m, m).t() } else { Mat::new(x, m, m) };
     let (a, b, c) = (turn(a, ta), turn(b, tb), MatMut::new(c, m, m));
-    if beta == 0.0 {
-        gemm(c, a, b, alpha, Threads::One);
-    } else {
-        gemm_add(c, a, b, alpha, beta, Threads::One);
-    }
+    gemm_exact(c, a, b, alpha, (beta != 0.0).then_some(beta), Threads::One);
 }
 
 impl Step {

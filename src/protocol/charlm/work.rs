@@ -38,7 +38,7 @@ fn files(place: &Place, index: usize) -> Files {
 }
 
 fn train(link: &Link, request: &Request, place: &Place) -> Result<Done, Ending> {
-    choose_kernels(request.spec.kernel, place);
+    choose_kernels(&request.spec, place);
     let corpus = load(&request.corpus, &place.data, request.allow_partial).map_err(|error| failed(&error))?;
     let backend = Backend::open(request.spec.device).map_err(|error| failed(&error))?;
     let baseline = alloc::live();

@@ -161,7 +161,7 @@ impl<'a> Experiment<'a> {
     /// # Errors
     /// How the cell ended instead.
     pub fn open(request: &'a Request, place: &Place) -> Result<Self, Ending> {
-        choose_kernels(request.spec.kernel, place);
+        choose_kernels(&request.spec, place);
         let data =
             tasks::load(&request.task, &place.data, request.reading).map_err(|error| failed(&error))?;
         let backend = Backend::open(request.spec.device).map_err(|error| failed(&error))?;

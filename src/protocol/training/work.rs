@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use serde_json::Value as Json;
 
 use super::{Answer, Done, Place};
-use crate::config::settings::KernelName;
-use crate::kernel::{self, Mode};
+use crate::kernel;
+use crate::protocol::stage::{Spec, compute_as};
 use crate::record::Outcome;
 use crate::run::outcome::{self, Ending};
 use crate::run::worker::Link;
@@ -39,13 +39,10 @@ pub fn candle(error: candle_core::Error) -> Ending {
     outcome::of_error(&error)
 }
 
-/// Chooses fused or composed kernels, and whether their results are looked at.
-pub fn choose_kernels(kernel: KernelName, place: &Place) {
+/// Chooses kernels and the format of products, and whether results are looked at.
+pub fn choose_kernels(spec: &Spec, place: &Place) {
     kernel::watch::set(place.detect_anomaly);
-    kernel::set_mode(match kernel {
-        KernelName::Fused => Mode::Fused,
-        KernelName::Composed => Mode::Composed,
-    });
+    compute_as(spec.kernel, spec.dtype);
 }
 
 /// The checkpoint to go on from, if there is one; it must belong to `model`.

@@ -6,6 +6,9 @@
 
 use pulp::{Simd, WithSimd};
 
+use crate::kernel::cpu::bf16;
+use crate::kernel::cpu::gemm::{Mat, MatMut};
+use crate::kernel::cpu::products::{Products, products};
 use crate::kernel::cpu::simd::arch;
 
 /// Widths of right factors and results are multiples of this many elements, on every processor.
@@ -56,7 +59,29 @@ pub fn product(c: Result, a: Scalars, b: Vectors, rows: usize, depth: usize, wid
         assert!(reach(rows, a.row, 0) + reach(depth, a.step, 0) < a.data.len(), "left factor");
         assert!(reach(depth, b.row, width) <= b.data.len(), "right factor");
     }
-    arch().dispatch(Product { c, a, b, rows, depth, width });
+    match products() {
+        Products::F32 => arch().dispatch(Product { c, a, b, rows, depth, width }),
+        Products::Bf16 => rounded(c, a, b, rows, depth, width),
+    }
+}
+
+/// The product of factors rounded to bf16.
+fn rounded(c: Result, a: Scalars, b: Vectors, rows: usize, depth: usize, width: usize) {
+    let to = MatMut::strided(c.data, rows, width, c.row);
+    let (a, b) = (a.mat(rows, depth), Mat::strided(b.data, depth, width, b.row));
+    bf16::gemm(to, a, b, 1.0, c.add.then_some(1.0));
+}
+
+impl<'a> Scalars<'a> {
+    /// As a matrix; one of `row` and `step` is 1.
+    fn mat(self, rows: usize, depth: usize) -> Mat<'a> {
+        let Self { data, row, step } = self;
+        if step == 1 {
+            Mat::strided(data, rows, depth, row)
+        } else {
+            Mat::strided(data, depth, rows, step).t()
+        }
+    }
 }
 
 struct Product<'a> {

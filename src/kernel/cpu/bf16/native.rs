@@ -1,0 +1,174 @@
+//! Packed products on processors with AVX512-BF16.
+
+use std::cell::RefCell;
+
+use rayon::prelude::*;
+
+use super::block::{LANES, Left, Result, Right, multiply};
+use super::pack;
+use crate::kernel::cpu::gemm::{Mat, MatMut};
+
+/// Columns of the right factor that are packed as a panel.
+const PANEL: usize = 64;
+
+/// Rows of a transposed left factor that are packed as a panel.
+const BAND: usize = 48;
+
+/// Rows of the left factor that are packed at a time.
+const ROWS: usize = 5 * BAND;
+
+/// Summed elements that are packed at a time.
+const DEPTH: usize = 1024;
+
+/// Working memory of one thread.
+#[derive(Default)]
+struct Scratch {
+    left: Vec<u32>,
+    right: Vec<u32>,
+    turn: Vec<u32>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// At least `len` elements; what they hold is old.
+fn space(buffer: &mut Vec<u32>, len: usize) -> &mut [u32] {
+    if buffer.len() < len {
+        buffer.resize(len, 0);
+    }
+    &mut buffer[..len]
+}
+
+/// c = alpha a b, or alpha a b + beta c. Panics if the shapes do not fit.
+pub fn gemm(c: MatMut, a: Mat, b: Mat, alpha: f32, beta: Option<f32>) {
+    if c.col_stride != 1 {
+        return gemm(c.t(), b.t(), a.t(), alpha, beta);
+    }
+    let MatMut { data: c, rows: m, cols: n, row_stride: row, .. } = c;
+    let k = a.cols;
+    assert!(
+        (a.rows, b.rows, b.cols) == (m, k, n),
+        "[{}, {k}] x [{}, {}] into [{m}, {n}]",
+        a.rows,
+        b.rows,
+        b.cols
+    );
+    SCRATCH.with_borrow_mut(|Scratch { left, right, turn }| {
+        let mut beta = beta;
+        // a product over nothing still sets c
+        for first in (0..k.max(1)).step_by(DEPTH) {
+            let depth = DEPTH.min(k - first);
+            let pairs = pack::pairs(depth);
+            let right = space(right, pairs * n.next_multiple_of(LANES));
+            pack_right(b.lines(first..first + depth), turn, right);
+            for top in (0..m).step_by(ROWS) {
+                let rows = ROWS.min(m - top);
+                let left = space(left, pairs * rows.next_multiple_of(LANES));
+                let a = a.lines(top..top + rows).columns(first..first + depth);
+                for (at, height, left) in pack_left(a, left) {
+                    for column in (0..n).step_by(PANEL) {
+                        let width = PANEL.min(n - column);
+                        let to = &mut c[(top + at) * row + column..];
+                        let right =
+                            Right { data: &right[column * pairs..], row: width.next_multiple_of(LANES) };
+                        multiply(Result { data: to, row, alpha, beta }, left, right, height, pairs, width);
+                    }
+                }
+            }
+            beta = Some(1.0);
+        }
+    });
+}
+
+fn pack_right(b: Mat, turn: &mut Vec<u32>, to: &mut [u32]) {
+    if b.col_stride == 1 || b.cols <= 1 {
+        pack::lines(b.data, b.row_stride, b.rows, b.cols, PANEL, to);
+    } else {
+        assert!(b.row_stride == 1 || b.rows <= 1, "neither rows nor columns of a factor are contiguous");
+        pack::columns(b.data, b.col_stride, b.rows, b.cols, PANEL, turn, to);
+    }
+}
+
+/// Packs `a` to `to`: first row, number of rows, and pairs of the parts that are multiplied one after another.
+fn pack_left<'a>(a: Mat, to: &'a mut [u32]) -> impl Iterator<Item = (usize, usize, Left<'a>)> {
+    let (rows, pairs) = (a.rows, pack::pairs(a.cols));
+    let whole = a.col_stride == 1 || a.cols <= 1;
+    if whole {
+        pack::rows(a.data, a.row_stride, rows, a.cols, to);
+    } else {
+        assert!(a.row_stride == 1 || rows <= 1, "neither rows nor columns of a factor are contiguous");
+        pack::lines(a.data, a.col_stride, a.cols, rows, BAND, to);
+    }
+    let to = &*to;
+    (0..rows).step_by(BAND).map(move |first| {
+        let height = BAND.min(rows - first);
+        let data = &to[first * pairs..];
+        let (row, step) = if whole { (pairs, 1) } else { (1, height.next_multiple_of(LANES)) };
+        (first, height, Left { data, row, step })
+    })
+}
+
+/// A matrix [depth, columns] on the right of many products, packed once for all of them.
+pub struct Panels {
+    data: Vec<u32>,
+    depth: usize,
+    columns: usize,
+}
+
+impl Panels {
+    /// Packs `b`.
+    pub fn new(b: Mat) -> Self {
+        let mut data = vec![0; pack::pairs(b.rows) * b.cols.next_multiple_of(LANES)];
+        pack_right(b, &mut Vec::new(), &mut data);
+        Self { data, depth: b.rows, columns: b.cols }
+    }
+
+    /// y = x M, or y += x M, on this thread. Rows of `y` are `stride` apart.
+    pub fn multiply(&self, x: Mat, y: &mut [f32], stride: usize, add: bool) {
+        let Self { ref data, depth, columns } = *self;
+        assert!(x.cols == depth, "rows of {} for a matrix of depth {depth}", x.cols);
+        let pairs = pack::pairs(depth);
+        let beta = add.then_some(1.0);
+        SCRATCH.with_borrow_mut(|Scratch { left, .. }| {
+            let left = space(left, pairs * x.rows.next_multiple_of(LANES));
+            let parts: Vec<_> = pack_left(x, left).collect();
+            for column in (0..columns).step_by(PANEL) {
+                let width = PANEL.min(columns - column);
+                let right = Right { data: &data[column * pairs..], row: width.next_multiple_of(LANES) };
+                for &(first, height, left) in &parts {
+                    let to = &mut y[first * stride + column..];
+                    let to = Result { data: to, row: stride, alpha: 1.0, beta };
+                    multiply(to, left, right, height, pairs, width);
+                }
+            }
+        });
+    }
+}
+
+/// Adds x^T dy (or sets it, without `add`) to `tiles`: tile after tile [columns of x, up to 64 columns of dy].
+pub fn add_outer(tiles: &mut [f32], x: Mat, dy: Mat, add: bool) {
+    assert!(x.rows == dy.rows && tiles.len() == x.cols * dy.cols && x.col_stride == 1 && dy.col_stride == 1);
+    let (depth, pairs) = (x.rows, pack::pairs(x.rows));
+    let packed = |from: Mat, panel: usize| {
+        let mut to = vec![0; pairs * from.cols.next_multiple_of(LANES)];
+        to.par_chunks_mut((pairs * panel).max(1)).enumerate().for_each(|(index, to)| {
+            let first = index * panel;
+            let width = panel.min(from.cols - first);
+            pack::lines(&from.data[first.min(from.data.len())..], from.row_stride, depth, width, panel, to);
+        });
+        to
+    };
+    let (left, right) = rayon::join(|| packed(x, BAND), || packed(dy, PANEL));
+    tiles.par_chunks_mut((PANEL * x.cols).max(1)).enumerate().for_each(|(index, tile)| {
+        let width = tile.len() / x.cols;
+        let right = Right { data: &right[index * PANEL * pairs..], row: width.next_multiple_of(LANES) };
+        for first in (0..x.cols).step_by(BAND) {
+            let height = BAND.min(x.cols - first);
+            let left = Left { data: &left[first * pairs..], row: 1, step: height.next_multiple_of(LANES) };
+            let to = &mut tile[first * width..];
+            let to = Result { data: to, row: width, alpha: 1.0, beta: add.then_some(1.0) };
+            multiply(to, left, right, height, pairs, width);
+        }
+    });
+}

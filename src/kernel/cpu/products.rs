@@ -1,0 +1,28 @@
+//! The number format of matrix products.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// Number format of the operands of matrix products.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Products {
+    /// As they are stored.
+    #[default]
+    F32,
+    /// Rounded to bf16 (to nearest, ties to even) and summed in f32, as mixed precision does. What is stored, and
+    /// all that is not a product, stays f32. So do the products of iterations that amplify rounding (the
+    /// pseudo-inverse of Nyström attention) or decide (the buckets of LSH attention).
+    Bf16,
+}
+
+/// One setting for the process: kernels read it on the threads of the pool.
+static PRODUCTS: AtomicU8 = AtomicU8::new(0);
+
+/// The format of this process.
+pub fn products() -> Products {
+    if PRODUCTS.load(Ordering::Relaxed) == 0 { Products::F32 } else { Products::Bf16 }
+}
+
+/// Sets the format of this process; not while an operation runs.
+pub fn set_products(products: Products) {
+    PRODUCTS.store(products as u8, Ordering::Relaxed);
+}
