@@ -20,7 +20,7 @@
 //! | [`config`] | grammars of flags, settings, suites |
 //! | [`record`] | rows, and how they become files |
 //! | [`report`] | tables and charts from rows |
-//! | [`device`] | the only home of `cfg(feature)`: backends, counted memory, random streams |
+//! | [`device`] | home of `cfg(feature)` (with the CUDA kernels): backends, counted memory, random streams |
 
 #![warn(missing_docs)]
 #![deny(unsafe_code)]

@@ -46,7 +46,7 @@ pub struct Place {
     /// cpu, cuda, cuda:1 or metal
     #[arg(long, value_name = "DEVICE", help_heading = "Machine")]
     device: Option<DeviceName>,
-    /// f32, or bf16: matrix products of bf16 operands summed in f32, all else in f32
+    /// f32; bf16: matrix products of bf16 operands summed in f32, all else in f32; tf32 on CUDA devices
     #[arg(long, value_name = "FORMAT", help_heading = "Machine")]
     dtype: Option<DtypeName>,
     /// CPU threads; all processors without

@@ -135,6 +135,8 @@ words! {
         /// 32-bit float.
         #[default]
         F32 = "f32",
+        /// f32 with 10 bits of mantissa, on CUDA devices.
+        Tf32 = "tf32",
         /// bf16, summed in f32; what is stored stays f32.
         Bf16 = "bf16",
         /// 16-bit float.

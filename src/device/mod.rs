@@ -1,8 +1,11 @@
-//! Backends, counted memory and seeded random streams; the only home of `cfg(feature)`.
+//! Backends, counted memory and seeded random streams. With the CUDA kernels the only home of `cfg(feature)`.
 
 #[allow(unsafe_code)]
 pub mod alloc;
 pub mod machine;
+#[cfg(feature = "cuda")]
+#[allow(unsafe_code)]
+mod pool;
 pub mod rng;
 #[allow(unsafe_code)]
 pub mod threads;
@@ -58,9 +61,19 @@ impl Backend {
             DeviceName::Cuda(index) => Device::new_cuda(index),
             DeviceName::Metal => Device::new_metal(0),
         };
-        let unavailable =
-            |error: candle_core::Error| OpenError::Unavailable { device: name, reason: error.to_string() };
-        Ok(Self { name, device: opened.map_err(unavailable)? })
+        // candle appends a backtrace where RUST_BACKTRACE asks for one
+        let unavailable = |error: candle_core::Error| OpenError::Unavailable {
+            device: name,
+            reason: error.to_string().lines().next().unwrap_or_default().to_owned(),
+        };
+        let device = opened.map_err(unavailable)?;
+        #[cfg(feature = "cuda")]
+        if let Device::Cuda(device) = &device {
+            // without pools every step asks the driver for its memory again
+            let kept = pool::Pool::of(device).and_then(|pool| pool.keep());
+            kept.unwrap_or_else(|error| log::debug!("{error}"));
+        }
+        Ok(Self { name, device })
     }
 
     /// Its name in rows.
@@ -73,6 +86,37 @@ impl Backend {
         &self.device
     }
 
+    /// Bytes in use; none where they are not counted.
+    pub fn live(&self) -> Option<u64> {
+        match &self.device {
+            Device::Cpu => Some(alloc::live() as u64),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(device) => pool::Pool::of(device).and_then(|pool| pool.live()).ok(),
+            _ => None,
+        }
+    }
+
+    /// Most bytes in use since [`Self::reset_peak`]; none where they are not counted.
+    pub fn peak(&self) -> Option<u64> {
+        match &self.device {
+            Device::Cpu => Some(alloc::peak() as u64),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(device) => pool::Pool::of(device).and_then(|pool| pool.peak()).ok(),
+            _ => None,
+        }
+    }
+
+    /// Forgets the peak so far.
+    pub fn reset_peak(&self) {
+        #[cfg(feature = "cuda")]
+        if let Device::Cuda(device) = &self.device {
+            let reset = pool::Pool::of(device).and_then(|pool| pool.reset_peak());
+            reset.unwrap_or_else(|error| log::debug!("{error}")); // `peak` has the same error, and is then none
+            return;
+        }
+        alloc::reset_peak();
+    }
+
     /// Waits until everything that was asked of the device is done; call before reading a clock.
     ///
     /// # Errors
@@ -80,6 +124,13 @@ impl Backend {
     pub fn sync(&self) -> candle_core::Result<()> {
         self.device.synchronize()
     }
+}
+
+/// Whether f32 matrix products on CUDA devices may use TF32, which has 10 bits of mantissa.
+pub fn set_tf32(on: bool) {
+    #[cfg(feature = "cuda")]
+    candle_core::cuda_backend::set_gemm_reduced_precision_f32(on);
+    let _ = on;
 }
 
 /// The cargo features that this build was made with.

@@ -13,6 +13,8 @@ pub mod attend;
 pub mod block;
 pub mod class_token;
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod depthwise;
 pub mod dropout;
 pub mod embedding;
@@ -73,4 +75,10 @@ pub fn with_mode<T>(mode: Mode, f: impl FnOnce() -> T) -> T {
 /// Whether the fused CPU kernel should run for tensors on `device`.
 pub(crate) fn fused_cpu(device: &Device) -> bool {
     mode() == Mode::Fused && device.is_cpu()
+}
+
+/// Whether a CUDA kernel should run for tensors on `device`.
+#[cfg(feature = "cuda")]
+pub(crate) fn fused_cuda(device: &Device) -> bool {
+    mode() == Mode::Fused && device.is_cuda()
 }

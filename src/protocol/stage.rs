@@ -13,8 +13,7 @@ use super::subject::{Net, Subject, inputs};
 use crate::attention::choose::choose;
 use crate::config::settings::{DeviceName, DtypeName, KernelName, Settings};
 use crate::config::unknown;
-use crate::device::Backend;
-use crate::device::alloc;
+use crate::device::{Backend, set_tf32};
 use crate::kernel::cpu::products::{Products, set_products};
 use crate::kernel::{self, Mode};
 use crate::model::language_preset::LanguagePreset;
@@ -85,13 +84,16 @@ fn refused(dtype: DtypeName, kernel: KernelName, device: DeviceName) -> Option<S
     match dtype {
         DtypeName::F32 => None,
         DtypeName::F16 => Some("--dtype f16: there are no kernels for f16; use bf16 or f32".to_owned()),
+        DtypeName::Tf32 if !matches!(device, DeviceName::Cuda(_)) => {
+            Some(format!("--dtype tf32: {device} has no TF32; it is a format of CUDA devices"))
+        }
         DtypeName::Bf16 if kernel != KernelName::Fused => {
             Some(format!("--dtype bf16: {bf16}; leave --kernel {kernel} out, or the number format"))
         }
         DtypeName::Bf16 if device != DeviceName::Cpu => {
             Some(format!("--dtype bf16: {bf16}; leave --device {device} out, or the number format"))
         }
-        DtypeName::Bf16 => None,
+        DtypeName::Bf16 | DtypeName::Tf32 => None,
     }
 }
 
@@ -102,9 +104,10 @@ pub fn compute_as(kernel: KernelName, dtype: DtypeName) {
         KernelName::Composed => Mode::Composed,
     });
     set_products(match dtype {
-        DtypeName::F32 | DtypeName::F16 => Products::F32,
+        DtypeName::F32 | DtypeName::F16 | DtypeName::Tf32 => Products::F32,
         DtypeName::Bf16 => Products::Bf16,
     });
+    set_tf32(dtype == DtypeName::Tf32);
 }
 
 /// What was built for `pick`, or why its row says `unsupported`.
@@ -262,7 +265,7 @@ pub struct Stage {
     trainer: Option<Trainer>,
     inputs: Vec<(Tensor, Tensor)>,
     next: usize,
-    baseline: usize,
+    baseline: Option<u64>,
     kernel: KernelName,
     dtype: DtypeName,
 }
@@ -273,7 +276,6 @@ impl Stage {
     /// # Errors
     /// How the cell ended instead.
     pub fn open(spec: &Spec, text: &[u8]) -> Result<Self, Ending> {
-        let baseline = alloc::live();
         let refuse = |error: SpecError| match error {
             SpecError::Wrong(reason) => Ending::new(Outcome::Failed, reason),
             SpecError::Unsupported(reason) => Ending::new(Outcome::Unsupported, reason),
@@ -281,6 +283,7 @@ impl Stage {
         let subject = spec.subject().map_err(refuse)?;
         let backend = Backend::open(spec.device)
             .map_err(|error| Ending::new(Outcome::Unsupported, error.to_string()))?;
+        let baseline = backend.live();
         let (kernel, dtype) = (spec.kernel, spec.dtype);
         compute_as(kernel, dtype);
         let build = || -> candle_core::Result<_> {
@@ -332,20 +335,20 @@ impl Stage {
 
     /// Forgets the peak so far.
     pub fn reset_peak(&self) {
-        alloc::reset_peak();
+        self.backend.reset_peak();
     }
 
     /// Highest live bytes since [`Self::reset_peak`], above what was there before the model was built; none
     /// where the device's memory is not counted.
     pub fn peak_bytes(&self) -> Option<u64> {
-        let counted = self.backend.name() == DeviceName::Cpu;
-        counted.then(|| alloc::peak().saturating_sub(self.baseline) as u64)
+        Some(self.backend.peak()?.saturating_sub(self.baseline?))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::alloc;
 
     fn spec(model: &str, pass: Pass) -> Spec {
         Spec {

@@ -4,6 +4,9 @@
 //! groups and masks them.
 
 mod cpu;
+#[cfg(any(feature = "cuda", test))]
+mod cuda;
+mod op;
 #[cfg(test)]
 mod tests;
 mod twin;
@@ -69,7 +72,11 @@ pub struct SlotTable {
 pub fn attend(qkv: &Qkv, call: &Attend) -> Result<Heads> {
     let q = qkv.q()?;
     if super::fused_cpu(q.device()) && q.dtype() == DType::F32 {
-        return cpu::attend(qkv, call);
+        return op::attend(qkv, call);
+    }
+    #[cfg(feature = "cuda")]
+    if super::fused_cuda(q.device()) && q.dtype() == DType::F32 && cuda::takes(&q, call)? {
+        return op::attend(qkv, call);
     }
     composed(qkv, call)
 }

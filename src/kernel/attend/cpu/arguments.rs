@@ -114,6 +114,10 @@ pub struct Operand {
 }
 
 impl Operand {
+    /// Stands for an operand that a call does not have.
+    #[cfg(feature = "cuda")]
+    pub const NONE: Self = Self { argument: 0, form: Form::Split };
+
     /// Merged heads [b, n, h d], the only operand of argument `argument`.
     pub fn merged(argument: usize, heads: usize) -> Self {
         Self { argument, form: Form::Packed { heads, parts: 1, part: 0 } }

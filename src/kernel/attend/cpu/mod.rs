@@ -5,19 +5,16 @@
 //! read where they lie, maxima and sums run down the lanes, and narrow bands cost one vector per key instead of a
 //! square tile. Saved for the backward pass are the output and two numbers per query.
 
-mod arguments;
+pub(super) mod arguments;
 #[allow(unsafe_code)]
-mod backward;
+pub(super) mod backward;
 #[allow(unsafe_code)]
-mod forward;
+pub(super) mod forward;
 mod lanes;
-mod op;
 #[allow(unsafe_code)]
-mod operands;
-mod plan;
+pub(super) mod operands;
+pub(super) mod plan;
 #[allow(unsafe_code)]
 mod product;
-mod relative;
-mod tile;
-
-pub use op::attend;
+pub(super) mod relative;
+pub(super) mod tile;

@@ -58,6 +58,12 @@ impl Plan {
         Ok(Self { keys: pattern.keys, offset: pattern.offset, heads })
     }
 
+    /// Whether all heads have the same groups.
+    #[cfg(any(feature = "cuda", test))]
+    pub fn is_shared(&self) -> bool {
+        self.heads.len() == 1
+    }
+
     /// The groups of head `head`.
     pub fn head(&self, head: usize) -> &HeadPlan {
         &self.heads[if self.heads.len() == 1 { 0 } else { head }]

@@ -64,6 +64,13 @@ pub struct View {
 }
 
 impl View {
+    /// The key numbers of stream `stream` that any lane sees.
+    #[cfg(any(feature = "cuda", test))]
+    pub fn seen(&self, stream: usize) -> std::ops::Range<usize> {
+        let (start, end) = self.unions[stream];
+        if start < end { start..end } else { 0..0 }
+    }
+
     /// Reads `tile` of head `head`.
     pub fn read(&mut self, plan: &Plan, head: usize, tile: &Tile) {
         let groups = plan.head(head);

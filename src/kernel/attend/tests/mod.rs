@@ -1,6 +1,6 @@
 //! Values and gradients against a dense f64 evaluation of [`Pattern::visible`].
 
-mod reference;
+pub(super) mod reference;
 
 use candle_core::{DType, Device, Tensor, Var};
 use proptest::prelude::*;

@@ -66,7 +66,7 @@ fn shapes(case: &Case) -> Vec<(&'static str, Vec<usize>)> {
 }
 
 /// The operands of a case.
-pub(super) struct Operands {
+pub(crate) struct Operands {
     /// By name.
     pub named: Vec<(&'static str, Tensor)>,
     mask: Option<Tensor>,
@@ -74,7 +74,21 @@ pub(super) struct Operands {
     pub grad_out: Tensor,
 }
 
-pub(super) fn operands(case: &Case, seed: u64) -> Result<Operands> {
+impl Operands {
+    /// Which of `all` keys and slots of every sample are hidden; empty if none is.
+    pub fn hidden(&self, all: usize) -> Vec<u8> {
+        let Some(mask) = &self.mask else { return Vec::new() };
+        let mask = mask.to_vec2::<f32>().unwrap();
+        let hidden = |keep: &Vec<f32>| {
+            let mut hidden: Vec<u8> = keep.iter().map(|&keep| u8::from(keep == 0.0)).collect();
+            hidden.resize(all, 0);
+            hidden
+        };
+        mask.iter().flat_map(hidden).collect()
+    }
+}
+
+pub(crate) fn operands(case: &Case, seed: u64) -> Result<Operands> {
     let device = &Device::Cpu;
     let named = shapes(case)
         .into_iter()
@@ -97,13 +111,13 @@ pub(super) fn operands(case: &Case, seed: u64) -> Result<Operands> {
 
 /// How queries, keys and values reach the call.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Form {
+pub(crate) enum Form {
     Separate,
     Packed,
 }
 
 /// The output and the gradients of all operands, [b, h, n, d] where they have heads.
-pub(super) fn evaluate(case: &Case, seed: u64, form: Form, mode: Mode) -> Result<Vec<Tensor>> {
+pub(crate) fn evaluate(case: &Case, seed: u64, form: Form, mode: Mode) -> Result<Vec<Tensor>> {
     let Operands { named, mask, grad_out } = operands(case, seed)?;
     let get = |name: &str| named.iter().find(|(key, _)| *key == name).map(|(_, tensor)| tensor.clone());
     let var = |name: &str| get(name).map(|tensor| Var::from_tensor(&tensor)).transpose();

@@ -6,17 +6,22 @@ use candle_core::{
     CpuStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Result, Shape, Storage, Tensor, bail,
 };
 
-use super::arguments::{Argument, Operand, Operands, dims, hidden};
-use super::backward::{Given, Grads, backward};
-use super::forward::{Problem, forward};
-use super::operands::{Dims, Shared, Target};
-use super::plan::Plan;
-use crate::kernel::attend::Attend;
+#[cfg(feature = "cuda")]
+use candle_core::cuda_backend::{CudaStorage, cudarc::driver::CudaSlice};
+
+use super::Attend;
+use super::cpu::arguments::{Argument, Operand, Operands, dims, hidden};
+use super::cpu::backward::{Given, Grads, backward};
+use super::cpu::forward::{Problem, forward};
+use super::cpu::operands::{Dims, Shared, Target};
+use super::cpu::plan::Plan;
+#[cfg(feature = "cuda")]
+use super::cuda::launch::Call;
 use crate::kernel::cpu::par;
 use crate::kernel::heads::{Heads, Qkv};
 use crate::kernel::tape;
 
-/// Softmax attention over the visible pairs, f32 on the CPU.
+/// Softmax attention over the visible pairs in f32, by the kernel of the tensors' device.
 ///
 /// # Errors
 /// Shapes that do not fit the pattern.
@@ -31,6 +36,8 @@ pub fn attend(qkv: &Qkv, call: &Attend) -> Result<Heads> {
         hidden: hidden(call, &dims)?,
         save: arguments.iter().any(Tensor::track_op),
         stats: OnceLock::new(),
+        #[cfg(feature = "cuda")]
+        device_stats: OnceLock::new(),
     };
     let rows = match arguments.as_slice() {
         [a] => tape::apply1(a, op)?,
@@ -51,6 +58,9 @@ struct Op {
     save: bool,
     /// Largest logit and reciprocal sum of every query.
     stats: OnceLock<Vec<f32>>,
+    /// The same on a device.
+    #[cfg(feature = "cuda")]
+    device_stats: OnceLock<CudaSlice<f32>>,
 }
 
 impl Op {
@@ -93,7 +103,27 @@ impl Op {
         Ok((CpuStorage::F32(out), shape))
     }
 
+    #[cfg(feature = "cuda")]
+    fn call(&self) -> Call<'_> {
+        let Self { plan, dims, scale, operands, hidden, .. } = self;
+        Call { plan, dims: *dims, scale: *scale, operands, hidden }
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda(&self, arguments: &[(&CudaStorage, &Layout)]) -> Result<(CudaStorage, Shape)> {
+        let (out, shape, stats) = self.call().forward(arguments)?;
+        if self.save {
+            self.device_stats.get_or_init(|| stats);
+        }
+        Ok((out, shape))
+    }
+
     fn backward(&self, tensors: &[&Tensor], out: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+        #[cfg(feature = "cuda")]
+        if let Some(stats) = self.device_stats.get() {
+            let grads = self.call().backward(tensors, out, grad, stats)?;
+            return Ok(grads.into_iter().map(Some).collect());
+        }
         let Some(stats) = self.stats.get() else {
             bail!("attention was run without a backward pass in view")
         };
@@ -146,6 +176,11 @@ impl CustomOp1 for Op {
         self.forward(&[(s1, l1)])
     }
 
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, s1: &CudaStorage, l1: &Layout) -> Result<(CudaStorage, Shape)> {
+        self.cuda(&[(s1, l1)])
+    }
+
     fn bwd(&self, a: &Tensor, res: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
         Ok(self.backward(&[a], res, grad)?.swap_remove(0))
     }
@@ -164,6 +199,17 @@ impl CustomOp2 for Op {
         l2: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
         self.forward(&[(s1, l1), (s2, l2)])
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        s1: &CudaStorage,
+        l1: &Layout,
+        s2: &CudaStorage,
+        l2: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        self.cuda(&[(s1, l1), (s2, l2)])
     }
 
     fn bwd(
@@ -193,6 +239,19 @@ impl CustomOp3 for Op {
         l3: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
         self.forward(&[(s1, l1), (s2, l2), (s3, l3)])
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        s1: &CudaStorage,
+        l1: &Layout,
+        s2: &CudaStorage,
+        l2: &Layout,
+        s3: &CudaStorage,
+        l3: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        self.cuda(&[(s1, l1), (s2, l2), (s3, l3)])
     }
 
     fn bwd(
