@@ -147,6 +147,7 @@ fn emulate(library: &Library, case: &Case, seed: u64) -> Vec<Vec<f32>> {
 
 #[test]
 fn the_kernels_run_thread_by_thread_give_the_results_of_the_cpu() {
+    assert!(memory_bytes(WIDEST) <= 99 << 10, "no block of an RTX card has so much shared memory");
     let folder = tempfile::tempdir().unwrap();
     let mut libraries = HashMap::new();
     let wide = Case::new(crate::pattern::Pattern::full(30, 40, false), 1, 1, 128);
@@ -207,12 +208,9 @@ fn nvrtc(path: &str, options: &[String]) -> Result<(), String> {
 }
 
 #[test]
+#[ignore = "needs an NVRTC library, named by EFFATTN_NVRTC"]
 fn nvrtc_compiles_the_kernels_for_all_architectures() {
-    assert!(memory_bytes(WIDEST) <= 99 << 10, "no block of an RTX card has so much shared memory");
-    let Ok(path) = std::env::var("EFFATTN_NVRTC") else {
-        println!("skipped: EFFATTN_NVRTC names no NVRTC library");
-        return;
-    };
+    let path = std::env::var("EFFATTN_NVRTC").expect("EFFATTN_NVRTC");
     for architecture in [80, 90] {
         for width in [8, 33, 64, WIDEST] {
             let mut options = vec![format!("-DWIDTH={width}"), format!("-DBLOCK={}", block(width))];
