@@ -13,7 +13,7 @@ use super::forward::{Packed, Problem, SIDE, load_lanes, logits, next_tile, padde
 use super::lanes;
 use super::operands::{Rows, Target};
 use super::plan::{TILE, Tile};
-use super::product::{Result, Scalars, Vectors, product};
+use super::product::{Result, Scalars, Vectors, from, pack_lines, product};
 use super::relative::{TableGrads, Term, Terms};
 use super::tile::{CHUNK, Chunk, ROW, Stream, View};
 
@@ -73,9 +73,9 @@ pub fn backward(x: &Problem, given: &Given, grads: &Grads) -> Vec<TableGrads> {
     Vec::new()
 }
 
-/// Rows of a tile, padded to whole vectors.
+/// Rows of a tile, padded to whole vectors; lines of pairs where products read them and [`Padded::pack`] was called.
 #[derive(Default)]
-struct Padded(Vec<f32>);
+struct Padded(Vec<f32>, Vec<u32>);
 
 impl Padded {
     fn load(&mut self, x: &Problem, rows: &Rows, at: (usize, usize), view: &View) {
@@ -94,6 +94,18 @@ impl Padded {
         }
     }
 
+    /// Packs the rows for [`Self::vectors`].
+    fn pack(&mut self, row: usize) {
+        self.1.clear();
+        pack_lines(&self.0, row, &mut self.1);
+    }
+
+    /// Rows from `first` on, to be weighed; rows are packed in twos from the first.
+    fn vectors(&self, first: usize, row: usize) -> Vectors<'_> {
+        let pairs = if first.is_multiple_of(2) { from(&self.1, first / 2 * row) } else { &[] };
+        Vectors { data: &self.0[first * row..], row, pairs }
+    }
+
     fn zeros(&mut self, len: usize) {
         self.0.clear();
         self.0.resize(len, 0.0);
@@ -110,6 +122,7 @@ struct Lanes {
     /// Outputs and their gradients as lanes.
     out_lanes: Vec<f32>,
     grad_lanes: Vec<f32>,
+    grad_pairs: Vec<u32>,
     /// Gradients of the output.
     grad: Padded,
     /// Queries, and queries with the two biases.
@@ -133,14 +146,19 @@ impl Lanes {
         self.view.read(x.plan, head, tile);
         self.terms.load(x, at, &self.view);
         load_lanes(x, &given.grad, at, &self.view, 1.0, &mut self.grad_lanes);
+        self.grad_pairs.clear();
+        pack_lines(&self.grad_lanes, ROW, &mut self.grad_pairs);
         load_lanes(x, &given.out, at, &self.view, 1.0, &mut self.out_lanes);
         self.mean.resize(ROW, 0.0);
         lanes::dot(&self.out_lanes, &self.grad_lanes, &mut self.mean);
         self.grad.load(x, &given.grad, at, &self.view);
+        self.grad.pack(padded(width));
         self.q.load(x, &x.q, at, &self.view);
+        self.q.pack(padded(width));
         self.d_q.zeros(TILE * padded(width));
         if let Some(tables) = &x.relative {
             self.content.add(&self.q, &tables.content_bias[head * width..], width);
+            self.content.pack(padded(width));
             self.position.add(&self.q, &tables.position_bias[head * width..], width);
             self.d_content.zeros(TILE * padded(width));
             self.d_position.zeros(TILE * padded(width));
@@ -205,7 +223,7 @@ impl Scratch {
         let width = padded(x.dims.width);
         Self {
             tiles: (0..SIDE).map(|_| Lanes::default()).collect(),
-            packed: Packed::new(CHUNK, x.dims.width),
+            packed: Packed::new(CHUNK, x.dims.width, true),
             probabilities: vec![0.0; CHUNK * TILE],
             slopes: vec![0.0; CHUNK * TILE],
             d_keys: vec![0.0; CHUNK * width],
@@ -268,19 +286,20 @@ impl Scratch {
         let (width, row, slots) = (chunk.width(), padded(x.dims.width), stream.slots);
         let area = chunk.keys * width;
         let (probabilities, slopes) = (&mut self.probabilities[..area], &mut self.slopes[..area]);
-        logits(x, at, &lanes.view, chunk, &self.packed.keys, &mut lanes.terms, probabilities);
-        let a = Scalars { data: &self.packed.values, row, step: 1 };
-        let b = Vectors { data: &lanes.grad_lanes[chunk.lane..], row: ROW };
-        product(Result { data: &mut *slopes, row: width, add: false }, a, b, chunk.keys, x.dims.width, width);
+        logits(x, at, &lanes.view, chunk, self.packed.key_scalars(0), &mut lanes.terms, probabilities);
+        let pairs = from(&lanes.grad_pairs, chunk.lane);
+        let b = Vectors { data: &lanes.grad_lanes[chunk.lane..], row: ROW, pairs };
+        let result = Result { data: &mut *slopes, row: width, add: false };
+        product(result, self.packed.value_scalars(0), b, chunk.keys, x.dims.width, width);
         let span = chunk.lane..chunk.lane + width;
         let (max, share, mean) = (&lanes.max[span.clone()], &lanes.share[span.clone()], &lanes.mean[span]);
         lanes::differentiate(probabilities, slopes, max, share, mean, x.scale);
         if !queries {
             return;
         }
-        let a = Scalars { data: slopes, row: 1, step: width };
+        let a = Scalars { data: slopes, row: 1, step: width, pairs: &[] };
         let to = &mut lanes.queries(x, slots).1.0[chunk.lane * row..];
-        let keys = Vectors { data: &self.packed.keys, row };
+        let keys = self.packed.key_vectors();
         product(Result { data: to, row, add: true }, a, keys, chunk.lanes, chunk.keys, row);
         if let (Some(tables), Some(grads)) = (&x.relative, &mut self.tables)
             && let Some(term) = Term::new(x, tables, &lanes.view, chunk)
@@ -302,8 +321,8 @@ impl Scratch {
             (&self.probabilities, &lanes.grad, &mut self.d_values),
             (&self.slopes, queries, &mut self.d_keys),
         ] {
-            let a = Scalars { data: &weights[first * width..], row: width, step: 1 };
-            let b = Vectors { data: &from.0[chunk.lane * row..], row };
+            let a = Scalars { data: &weights[first * width..], row: width, step: 1, pairs: &[] };
+            let b = from.vectors(chunk.lane, row);
             let to = Result { data: &mut to[first * row..], row, add: true };
             product(to, a, b, count, chunk.lanes, row);
         }

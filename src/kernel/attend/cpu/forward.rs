@@ -5,7 +5,7 @@ use rayon::prelude::*;
 use super::lanes;
 use super::operands::{Dims, Place, Rows, Shared};
 use super::plan::{Plan, TILE, Tile};
-use super::product::{Result, Scalars, Vectors, WIDTH, product};
+use super::product::{Result, Scalars, Vectors, WIDTH, from, pack_lines, pack_rows, product};
 use super::relative::{self, Term, Terms};
 use super::tile::{Chunk, ROW, View};
 
@@ -94,16 +94,16 @@ pub fn logits(
     (batch, head): (usize, usize),
     view: &View,
     chunk: &Chunk,
-    keys: &[f32],
+    keys: Scalars,
     terms: &mut Terms,
     to: &mut [f32],
 ) {
     let stream = &view.streams[chunk.stream];
     let position = |number: usize| stream.start + (chunk.first + number) * stream.step;
-    let a = Scalars { data: keys, row: padded(x.dims.width), step: 1 };
     let width = chunk.width();
-    let b = Vectors { data: &terms.content(stream.slots)[chunk.lane..], row: ROW };
-    product(Result { data: &mut *to, row: width, add: false }, a, b, chunk.keys, x.dims.width, width);
+    let queries = terms.content(stream.slots, chunk.lane);
+    let result = Result { data: &mut *to, row: width, add: false };
+    product(result, keys, queries, chunk.keys, x.dims.width, width);
     if let Some(tables) = &x.relative
         && let Some(term) = Term::new(x, tables, view, chunk)
     {
@@ -140,15 +140,62 @@ pub struct Packed {
     pub keys: Vec<f32>,
     /// Values.
     pub values: Vec<f32>,
+    /// Distance of two rows.
+    row: usize,
+    /// Rows of keys, lines of values, and for backward rows of values and lines of keys, where products read pairs.
+    key_rows: Vec<u32>,
+    value_lines: Vec<u32>,
+    value_rows: Vec<u32>,
+    key_lines: Vec<u32>,
+    backward: bool,
     /// What is packed: first position, distance, number, whether these are slots.
     chunks: Vec<(usize, usize, usize, bool)>,
 }
 
 impl Packed {
-    /// Space for `keys` keys.
-    pub fn new(keys: usize, width: usize) -> Self {
-        let buffer = || vec![0.0; keys * padded(width)];
-        Self { keys: buffer(), values: buffer(), chunks: Vec::new() }
+    /// Space for `keys` keys, for the products of the forward or of both passes.
+    pub fn new(keys: usize, width: usize, backward: bool) -> Self {
+        let row = padded(width);
+        let (buffer, empty) = (|| vec![0.0; keys * row], Vec::new);
+        Self {
+            keys: buffer(),
+            values: buffer(),
+            row,
+            key_rows: empty(),
+            value_lines: empty(),
+            value_rows: empty(),
+            key_lines: empty(),
+            backward,
+            chunks: Vec::new(),
+        }
+    }
+
+    /// Keys from number `key` on, to be multiplied with lanes.
+    pub fn key_scalars(&self, key: usize) -> Scalars<'_> {
+        let start = key * self.row;
+        Scalars { data: &self.keys[start..], row: self.row, step: 1, pairs: from(&self.key_rows, start / 2) }
+    }
+
+    /// Values from number `key` on, to be multiplied with lanes.
+    pub fn value_scalars(&self, key: usize) -> Scalars<'_> {
+        let start = key * self.row;
+        Scalars {
+            data: &self.values[start..],
+            row: self.row,
+            step: 1,
+            pairs: from(&self.value_rows, start / 2),
+        }
+    }
+
+    /// Values of the chunk that starts with number `key` and line `line`, to be weighed.
+    fn value_vectors(&self, key: usize, line: usize) -> Vectors<'_> {
+        let row = self.row;
+        Vectors { data: &self.values[key * row..], row, pairs: from(&self.value_lines, line * row) }
+    }
+
+    /// Keys of the only chunk, to be weighed.
+    pub fn key_vectors(&self) -> Vectors<'_> {
+        Vectors { data: &self.keys, row: self.row, pairs: &self.key_lines }
     }
 
     /// Whether just these chunks are packed.
@@ -164,7 +211,9 @@ impl Packed {
     /// Packs chunks; hidden rows become zeros.
     pub fn load(&mut self, x: &Problem, at: (usize, usize), view: &View, chunks: &[Chunk]) {
         self.chunks.clear();
-        let row = padded(x.dims.width);
+        self.value_lines.clear();
+        self.key_lines.clear();
+        let row = self.row;
         let mut start = 0;
         for chunk in chunks {
             let (position, step, count, slots) = identity(view, chunk);
@@ -180,7 +229,16 @@ impl Packed {
                 }
             }
             self.chunks.push((position, step, count, slots));
+            let span = start..start + count * row;
+            pack_lines(&self.values[span.clone()], row, &mut self.value_lines);
+            if self.backward {
+                pack_lines(&self.keys[span], row, &mut self.key_lines);
+            }
             start += count * row;
+        }
+        pack_rows(&self.keys[..start], row, &mut self.key_rows);
+        if self.backward {
+            pack_rows(&self.values[..start], row, &mut self.value_rows);
         }
     }
 }
@@ -260,24 +318,24 @@ impl Lanes {
         let (mut area, mut key) = (0, 0);
         for chunk in &self.view.chunks[self.next..end] {
             let logits = &mut logits[area..area + chunk.keys * chunk.width()];
-            let keys = &packed.keys[key * width..];
-            self::logits(x, at, &self.view, chunk, keys, &mut self.terms, logits);
+            self::logits(x, at, &self.view, chunk, packed.key_scalars(key), &mut self.terms, logits);
             lanes::raise_max(logits, &mut self.max[chunk.lane..chunk.lane + chunk.width()]);
             area += logits.len();
             key += chunk.keys;
         }
         self.rescale(x);
-        let (mut area, mut key) = (0, 0);
+        let (mut area, mut key, mut line) = (0, 0, 0);
         for chunk in &self.view.chunks[self.next..end] {
             let logits = &mut logits[area..area + chunk.keys * chunk.width()];
             let span = chunk.lane..chunk.lane + chunk.width();
             lanes::weigh(logits, &self.old[span.clone()], &mut self.sum[span]);
-            let a = Scalars { data: logits, row: 1, step: chunk.width() };
-            let values = Vectors { data: &packed.values[key * width..], row: width };
+            let a = Scalars { data: logits, row: 1, step: chunk.width(), pairs: &[] };
+            let values = packed.value_vectors(key, line);
             let out = Result { data: &mut self.out[chunk.lane * width..], row: width, add: true };
             product(out, a, values, chunk.lanes, chunk.keys, width);
             area += logits.len();
             key += chunk.keys;
+            line += chunk.keys.div_ceil(2);
         }
         self.next = end;
     }
@@ -306,7 +364,7 @@ struct Scratch {
 impl Scratch {
     fn new(width: usize) -> Self {
         let tiles = (0..SIDE).map(|_| Lanes::new(width)).collect();
-        Self { tiles, packed: Packed::new(KEYS, width), logits: vec![0.0; LOGITS] }
+        Self { tiles, packed: Packed::new(KEYS, width, false), logits: vec![0.0; LOGITS] }
     }
 
     /// Computes up to [`SIDE`] tiles of one head.

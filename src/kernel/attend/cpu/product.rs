@@ -23,6 +23,8 @@ pub struct Scalars<'a> {
     pub row: usize,
     /// Distance of two k.
     pub step: usize,
+    /// Where `step` is 1: the same as [`pack_rows`] packs it, from the first element on; or nothing.
+    pub pairs: &'a [u32],
 }
 
 /// Rows of the right factor: element (k, j) is `data[k * row + j]`.
@@ -32,6 +34,8 @@ pub struct Vectors<'a> {
     pub data: &'a [f32],
     /// Distance of two rows.
     pub row: usize,
+    /// The same as [`pack_lines`] packs it, from the first element on; or nothing.
+    pub pairs: &'a [u32],
 }
 
 /// The result: element (i, j) is `data[i * row + j]`.
@@ -67,15 +71,49 @@ pub fn product(c: Result, a: Scalars, b: Vectors, rows: usize, depth: usize, wid
 
 /// The product of factors rounded to bf16.
 fn rounded(c: Result, a: Scalars, b: Vectors, rows: usize, depth: usize, width: usize) {
-    let to = MatMut::strided(c.data, rows, width, c.row);
-    let (a, b) = (a.mat(rows, depth), Mat::strided(b.data, depth, width, b.row));
-    bf16::gemm(to, a, b, 1.0, c.add.then_some(1.0));
+    let left = a.mat(rows, depth);
+    let right = Mat::strided(b.data, depth, width, b.row);
+    #[cfg(target_arch = "x86_64")]
+    if bf16::is_native() {
+        let (left, right) = (bf16::Factor::new(left, a.pairs), bf16::Factor::new(right, b.pairs));
+        return bf16::product((c.data, c.row, c.add), (left, a.row / 2), (right, b.row));
+    }
+    bf16::gemm(MatMut::strided(c.data, rows, width, c.row), left, right, 1.0, c.add.then_some(1.0));
+}
+
+/// Packs rows of a left factor, `row` (an even number) elements apart, if products read pairs; else makes `to` empty.
+/// What starts at element `i` of `data` starts at pair `i / 2`.
+pub fn pack_rows(data: &[f32], row: usize, to: &mut Vec<u32>) {
+    to.clear();
+    #[cfg(target_arch = "x86_64")]
+    if products() == Products::Bf16 && bf16::is_native() {
+        to.resize(data.len() / 2, 0);
+        bf16::pack_rows(Mat::new(data, data.len() / row, row), to);
+    }
+    let _ = (data, row);
+}
+
+/// Packs the rows of a right factor, `row` elements apart, behind what is in `to`, if products read pairs. Rows 2 k and
+/// 2 k + 1 become row k of pairs.
+pub fn pack_lines(data: &[f32], row: usize, to: &mut Vec<u32>) {
+    #[cfg(target_arch = "x86_64")]
+    if products() == Products::Bf16 && bf16::is_native() {
+        let (start, rows) = (to.len(), data.len() / row);
+        to.resize(start + rows.div_ceil(2) * row, 0);
+        bf16::pack_lines(Mat::new(data, rows, row), &mut to[start..]);
+    }
+    let _ = (data, row);
+}
+
+/// The part of `pairs` from `start` on, or nothing where nothing was packed.
+pub fn from(pairs: &[u32], start: usize) -> &[u32] {
+    pairs.get(start..).unwrap_or_default()
 }
 
 impl<'a> Scalars<'a> {
     /// As a matrix; one of `row` and `step` is 1.
     fn mat(self, rows: usize, depth: usize) -> Mat<'a> {
-        let Self { data, row, step } = self;
+        let Self { data, row, step, .. } = self;
         if step == 1 {
             Mat::strided(data, rows, depth, row)
         } else {
@@ -203,7 +241,10 @@ mod tests {
                     for add in [false, true] {
                         let mut c = start.clone();
                         let result = Result { data: &mut c, row: width + 3, add };
-                        let (a, b) = (Scalars { data: &a, row, step }, Vectors { data: &b, row: width + 5 });
+                        let (a, b) = (
+                            Scalars { data: &a, row, step, pairs: &[] },
+                            Vectors { data: &b, row: width + 5, pairs: &[] },
+                        );
                         product(result, a, b, rows, depth, width);
                         for (at, (c, start)) in c.iter().zip(&start).enumerate() {
                             let (i, j) = (at / (width + 3), at % (width + 3));
@@ -223,7 +264,7 @@ mod tests {
     #[should_panic(expected = "right factor")]
     fn a_short_factor_is_refused() {
         let result = Result { data: &mut [0.0; 32], row: 16, add: false };
-        let a = Scalars { data: &[0.0; 6], row: 3, step: 1 };
-        product(result, a, Vectors { data: &[0.0; 47], row: 16 }, 2, 3, 16);
+        let a = Scalars { data: &[0.0; 6], row: 3, step: 1, pairs: &[] };
+        product(result, a, Vectors { data: &[0.0; 47], row: 16, pairs: &[] }, 2, 3, 16);
     }
 }

@@ -7,7 +7,7 @@ use std::f32::consts::LOG2_E;
 
 use super::forward::{Problem, load_lanes, padded};
 use super::lanes;
-use super::product::{Result, Scalars, Vectors, product};
+use super::product::{Result, Scalars, Vectors, from, pack_lines, product};
 use super::tile::{Chunk, ROW, View};
 
 /// One row per distance.
@@ -44,6 +44,8 @@ impl<'a> Tables<'a> {
 pub struct Terms {
     plain: Vec<f32>,
     content: Vec<f32>,
+    plain_pairs: Vec<u32>,
+    content_pairs: Vec<u32>,
     position: Vec<f32>,
     products: Vec<f32>,
 }
@@ -109,6 +111,8 @@ impl Terms {
     pub fn load(&mut self, x: &Problem, at: (usize, usize), view: &View) {
         let factor = x.scale * LOG2_E;
         load_lanes(x, &x.q, at, view, factor, &mut self.plain);
+        self.plain_pairs.clear();
+        pack_lines(&self.plain, ROW, &mut self.plain_pairs);
         let Some(tables) = &x.relative else { return };
         for (lanes, bias) in
             [(&mut self.content, tables.content_bias), (&mut self.position, tables.position_bias)]
@@ -119,20 +123,27 @@ impl Terms {
                 row.iter_mut().for_each(|lane| *lane += bias * factor);
             }
         }
+        self.content_pairs.clear();
+        pack_lines(&self.content, ROW, &mut self.content_pairs);
     }
 
-    /// What is multiplied with keys (or slots).
-    pub fn content(&self, slots: bool) -> &[f32] {
-        if slots || self.content.is_empty() { &self.plain } else { &self.content }
+    /// What is multiplied with keys (or slots), from lane `lane` on.
+    pub fn content(&self, slots: bool, lane: usize) -> Vectors<'_> {
+        let (data, pairs) = if slots || self.content.is_empty() {
+            (&self.plain, &self.plain_pairs)
+        } else {
+            (&self.content, &self.content_pairs)
+        };
+        Vectors { data: &data[lane..], row: ROW, pairs: from(pairs, lane) }
     }
 
     /// Adds a chunk's position-dependent logits.
     pub fn add(&mut self, x: &Problem, head: usize, term: &Term, chunk: &Chunk, logits: &mut [f32]) {
         let (depth, width) = (x.dims.width, chunk.width());
         self.products.resize(term.count * width, 0.0);
-        let a = Scalars { data: term.rows(head, depth), row: depth, step: 1 };
+        let a = Scalars { data: term.rows(head, depth), row: depth, step: 1, pairs: &[] };
         let queries = if term.slots { &self.plain } else { &self.position };
-        let b = Vectors { data: &queries[chunk.lane..], row: ROW };
+        let b = Vectors { data: &queries[chunk.lane..], row: ROW, pairs: &[] };
         product(Result { data: &mut self.products, row: width, add: false }, a, b, term.count, depth, width);
         term.pairs(chunk.keys, width, |to, from| logits[to] += self.products[from]);
     }
@@ -186,12 +197,14 @@ impl TableGrads {
         for (to, from) in self.rows.chunks_exact_mut(row).zip(term.rows(head, depth).chunks_exact(depth)) {
             to[..depth].copy_from_slice(from);
         }
-        let a = Scalars { data: &self.products, row: 1, step: width };
+        let a = Scalars { data: &self.products, row: 1, step: width, pairs: &[] };
         let to = Result { data: &mut d_queries[chunk.lane * row..], row, add: true };
-        product(to, a, Vectors { data: &self.rows, row }, chunk.lanes, term.count, row);
-        let a = Scalars { data: &self.products, row: width, step: 1 };
+        let rows = Vectors { data: &self.rows, row, pairs: &[] };
+        product(to, a, rows, chunk.lanes, term.count, row);
+        let a = Scalars { data: &self.products, row: width, step: 1, pairs: &[] };
         let to = Result { data: &mut self.rows, row, add: false };
-        product(to, a, Vectors { data: &queries[chunk.lane * row..], row }, term.count, chunk.lanes, row);
+        let queries = Vectors { data: &queries[chunk.lane * row..], row, pairs: &[] };
+        product(to, a, queries, term.count, chunk.lanes, row);
         let table = if term.slots { &mut self.slots } else { &mut self.keys };
         let table = table[term.first * depth..].chunks_exact_mut(depth);
         for (to, from) in table.zip(self.rows.chunks_exact(row)).take(term.count) {

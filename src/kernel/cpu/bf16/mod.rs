@@ -17,7 +17,7 @@ use std::cell::RefCell;
 
 use super::gemm::{Mat, MatMut, Threads, gemm_exact};
 #[cfg(target_arch = "x86_64")]
-pub use native::{Panels, add_outer};
+pub use native::{Factor, Panels, add_outer, pack_lines, pack_rows, product};
 
 /// Whether this processor multiplies bf16 itself.
 pub fn is_native() -> bool {

@@ -172,3 +172,61 @@ pub fn add_outer(tiles: &mut [f32], x: Mat, dy: Mat, add: bool) {
         }
     });
 }
+
+/// A factor, packed already if `pairs` are not empty.
+pub struct Factor<'a> {
+    mat: Mat<'a>,
+    pairs: &'a [u32],
+}
+
+impl<'a> Factor<'a> {
+    /// `mat`, and what was packed of it by [`pack_rows`] (a left factor) or [`pack_lines`] (a right one).
+    pub fn new(mat: Mat<'a>, pairs: &'a [u32]) -> Self {
+        Self { mat, pairs }
+    }
+}
+
+/// c = a b, or c += a b: `c` with the distance of its rows and whether to add, factors with the distances of their packed
+/// rows. Small products: what is not packed is packed whole.
+pub fn product(
+    (c, row, add): (&mut [f32], usize, bool),
+    (a, a_row): (Factor, usize),
+    (b, b_row): (Factor, usize),
+) {
+    let (rows, depth, width) = (a.mat.rows, a.mat.cols, b.mat.cols);
+    let pairs = pack::pairs(depth);
+    let c = Result { data: c, row, alpha: 1.0, beta: add.then_some(1.0) };
+    SCRATCH.with_borrow_mut(|Scratch { left, right, .. }| {
+        let left = if !a.pairs.is_empty() {
+            Left { data: a.pairs, row: a_row, step: 1 }
+        } else if a.mat.col_stride == 1 {
+            let left = space(left, rows * pairs);
+            pack::rows(a.mat.data, a.mat.row_stride, rows, depth, left);
+            Left { data: left, row: pairs, step: 1 }
+        } else {
+            let step = rows.next_multiple_of(LANES);
+            let left = space(left, pairs * step);
+            pack::lines(a.mat.data, a.mat.col_stride, depth, rows, step, left);
+            Left { data: left, row: 1, step }
+        };
+        let right = if b.pairs.is_empty() {
+            let row = width.next_multiple_of(LANES);
+            let right = space(right, pairs * row);
+            pack::lines(b.mat.data, b.mat.row_stride, depth, width, row, right);
+            Right { data: right, row }
+        } else {
+            Right { data: b.pairs, row: b_row }
+        };
+        multiply(c, left, right, rows, pairs, width);
+    });
+}
+
+/// Rows of pairs of a contiguous matrix.
+pub fn pack_rows(x: Mat, to: &mut [u32]) {
+    pack::rows(x.data, x.row_stride, x.rows, x.cols, to);
+}
+
+/// Adjacent rows interleaved to rows of pairs of a contiguous matrix whose width is a multiple of 16.
+pub fn pack_lines(x: Mat, to: &mut [u32]) {
+    pack::lines(x.data, x.row_stride, x.rows, x.cols, x.cols.max(1), to);
+}
