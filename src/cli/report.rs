@@ -56,7 +56,7 @@ pub struct Args {
     /// File; standard output without
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Leave out measurements that belong to no paper's table and stand beside no other program's
+    /// Leave out measurements that belong to no paper's table
     #[arg(long)]
     brief: bool,
     /// Put the Markdown between the markers of this file
@@ -123,8 +123,7 @@ fn document(runs: &[Run], suite: Option<&str>, brief: bool) -> Result<Document> 
     }
     for run in latest_measured(runs) {
         let rows: Vec<Row> = run.rows.iter().filter(wanted).cloned().collect();
-        let alone = run.manifest.suite.is_none() && reference::read(&run.folder)?.is_empty();
-        let shown = !(brief && alone);
+        let shown = !(brief && run.manifest.suite.is_none());
         if shown && !rows.is_empty() {
             document.sections.push(measured(run, &rows, brief)?);
         }
@@ -195,7 +194,6 @@ fn measured(run: &Run, rows: &[Row], brief: bool) -> Result<Section> {
     let mut tables: Vec<Table> = Vec::new();
     match &suite {
         Some(suite) => tables.extend(published::tables(rows, suite)),
-        None if brief => {}
         None => {
             for quantity in Quantity::ALL {
                 tables.extend(figure(rows, quantity).iter().flat_map(table::growth));
