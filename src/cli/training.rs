@@ -94,10 +94,11 @@ pub fn listed<T: ToString>(plan: &Plan, of: impl Fn(&Row) -> Option<T>) -> Strin
     all.join(",")
 }
 
-/// `effattn lra · listops · ls-lra · 5000 steps · batch 32 · length 2048 · cpu · 2 threads · limit 20 GiB`.
+/// `effattn lra · listops · ls-lra · 5000 steps · batch 32 · length 2048 · cpu · f32 · 2 threads · limit 20 GiB`.
 pub fn header(plan: &Plan, amount: &str, limit: u64) -> String {
+    let dtype = listed(plan, |row| Some(row.dtype.clone()));
     format!(
-        "effattn {} · {} · {} · {amount} · {} · {} threads · limit {}",
+        "effattn {} · {} · {} · {amount} · {} · {dtype} · {} threads · limit {}",
         plan.command,
         listed(plan, |row| row.task.clone()),
         listed(plan, |row| row.preset.clone()),

@@ -101,7 +101,7 @@ fn line(group: &[&Row], less: bool) -> Vec<String> {
         text(row.task.as_deref()),
         row.label(),
         text(row.preset.as_deref()),
-        row.kernel.clone(),
+        if row.dtype == "f32" { row.kernel.clone() } else { format!("{}, {}", row.kernel, row.dtype) },
         verdict(group, &values, published, less),
         number(row.batch),
         number(row.len),
@@ -199,6 +199,9 @@ mod tests {
             said(&[Row { value: None, ..broken }]),
             ("not comparable: diverged".to_owned(), "diverged".to_owned())
         );
+        let half = Row { dtype: "bf16".to_owned(), ..row(0, 36.0, 1.0) };
+        let table = &tables(&[row(0, 37.0, 1.0), half])[0];
+        assert_eq!((table.rows[0][3].as_str(), table.rows[1][3].as_str()), ("fused", "fused, bf16"));
         assert!(tables(&[]).is_empty());
         let bits = |seed, value| Row {
             published: Some(Published::Value(0.99)),

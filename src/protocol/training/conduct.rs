@@ -218,10 +218,14 @@ fn rows<J: Job>(row: &Row, request: &J, done: &Done, seconds: &[f64]) -> Vec<Row
         }
         rows.push(row.with(&measure.metric, &measure.unit, Some(measure.value)));
     }
-    if let Some(step) = Summary::of(seconds) {
-        let n = Some(step.n as u64);
-        rows.push(Row { std: step.std, n, ..plain.with("step_time", "s", Some(step.median)) });
-    }
+    let time = plain.with("step_time", "s", None);
+    rows.push(match Summary::of(seconds) {
+        Some(step) => Row { value: Some(step.median), std: step.std, n: Some(step.n as u64), ..time },
+        None => time.ended(
+            Outcome::Ok,
+            Some("the run was stopped after its last step, and went on from there".to_owned()),
+        ),
+    });
     rows
 }
 
