@@ -7,7 +7,7 @@ use candle_core::{
 };
 
 #[cfg(feature = "cuda")]
-use candle_core::cuda_backend::{CudaStorage, cudarc::driver::CudaSlice};
+use candle_core::cuda_backend::CudaStorage;
 
 use super::Attend;
 use super::cpu::arguments::{Argument, Operand, Operands, dims, hidden};
@@ -16,7 +16,7 @@ use super::cpu::forward::{Problem, forward};
 use super::cpu::operands::{Dims, Shared, Target};
 use super::cpu::plan::Plan;
 #[cfg(feature = "cuda")]
-use super::cuda::launch::Call;
+use super::cuda::launch::{Call, Saved};
 use crate::kernel::cpu::par;
 use crate::kernel::heads::{Heads, Qkv};
 use crate::kernel::tape;
@@ -37,7 +37,7 @@ pub fn attend(qkv: &Qkv, call: &Attend) -> Result<Heads> {
         save: arguments.iter().any(Tensor::track_op),
         stats: OnceLock::new(),
         #[cfg(feature = "cuda")]
-        device_stats: OnceLock::new(),
+        on_device: OnceLock::new(),
     };
     let rows = match arguments.as_slice() {
         [a] => tape::apply1(a, op)?,
@@ -58,9 +58,9 @@ struct Op {
     save: bool,
     /// Largest logit and reciprocal sum of every query.
     stats: OnceLock<Vec<f32>>,
-    /// The same on a device.
+    /// What the kernels of a device left.
     #[cfg(feature = "cuda")]
-    device_stats: OnceLock<CudaSlice<f32>>,
+    on_device: OnceLock<Saved>,
 }
 
 impl Op {
@@ -111,17 +111,17 @@ impl Op {
 
     #[cfg(feature = "cuda")]
     fn cuda(&self, arguments: &[(&CudaStorage, &Layout)]) -> Result<(CudaStorage, Shape)> {
-        let (out, shape, stats) = self.call().forward(arguments)?;
+        let (out, shape, saved) = self.call().forward(arguments)?;
         if self.save {
-            self.device_stats.get_or_init(|| stats);
+            self.on_device.get_or_init(|| saved);
         }
         Ok((out, shape))
     }
 
     fn backward(&self, tensors: &[&Tensor], out: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         #[cfg(feature = "cuda")]
-        if let Some(stats) = self.device_stats.get() {
-            let grads = self.call().backward(tensors, out, grad, stats)?;
+        if let Some(saved) = self.on_device.get() {
+            let grads = self.call().backward(tensors, out, grad, saved)?;
             return Ok(grads.into_iter().map(Some).collect());
         }
         let Some(stats) = self.stats.get() else {

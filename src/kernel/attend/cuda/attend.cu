@@ -57,6 +57,13 @@ __device__ static void load(const float *from, Place place, int batch, int head,
     }
 }
 
+// Keys and values (or those of slots) at BLOCK positions to shared memory.
+__device__ static void load_keys(const Header *h, int slots, int batch, int head, const int *at, const float *k,
+                                 const float *v, const float *slot_k, const float *slot_v, Memory *to) {
+    load(slots ? slot_k : k, slots ? h->slot_k : h->k, batch, head, at, BLOCK, BLOCK, to->keys);
+    load(slots ? slot_v : v, slots ? h->slot_v : h->v, batch, head, at, BLOCK, BLOCK, to->values);
+}
+
 // Positions of BLOCK keys of a stream from number `first` on; -1 where there is none or the key is hidden.
 __device__ static void positions(const Header *h, Stream s, int first, int batch, const unsigned char *hidden, int *to) {
     if (threadIdx.x < BLOCK) {
@@ -117,8 +124,7 @@ KERNEL void attend_forward(
         for (int first = s.first; first < s.last; first += BLOCK) {
             positions(h, s, first, batch, hidden, at);
             __syncthreads();
-            load(s.slots ? slot_k : k, s.slots ? h->slot_k : h->k, batch, head, at, BLOCK, BLOCK, keys);
-            load(s.slots ? slot_v : v, s.slots ? h->slot_v : h->v, batch, head, at, BLOCK, BLOCK, values);
+            load_keys(h, s.slots, batch, head, at, k, v, slot_k, slot_v, m);
             __syncthreads();
             float logits[4][KEYS];
             products(left, keys, logits);
@@ -243,8 +249,7 @@ KERNEL void attend_back_queries(
         for (int first = s.first; first < s.last; first += BLOCK) {
             positions(h, s, first, batch, hidden, at);
             __syncthreads();
-            load(s.slots ? slot_k : k, s.slots ? h->slot_k : h->k, batch, head, at, BLOCK, BLOCK, keys);
-            load(s.slots ? slot_v : v, s.slots ? h->slot_v : h->v, batch, head, at, BLOCK, BLOCK, values);
+            load_keys(h, s.slots, batch, head, at, k, v, slot_k, slot_v, m);
             __syncthreads();
             float logits[4][KEYS], slopes[4][KEYS];
             products(left, keys, logits);
@@ -298,8 +303,7 @@ KERNEL void attend_back_keys(
         home[me] = position < count && !(h->hidden && hidden[place]) ? position : -1;
     }
     __syncthreads();
-    load(is_slots ? slot_k : k, is_slots ? h->slot_k : h->k, batch, head, home, BLOCK, BLOCK, keys);
-    load(is_slots ? slot_v : v, is_slots ? h->slot_v : h->v, batch, head, home, BLOCK, BLOCK, values);
+    load_keys(h, is_slots, batch, head, home, k, v, slot_k, slot_v, m);
     // 128 threads: 8 columns of 16 groups of keys
     enum { GROUP = (BLOCK + 15) / 16 };
     float sum_k[GROUP][COLUMNS], sum_v[GROUP][COLUMNS];

@@ -21,6 +21,13 @@ pub struct Call<'a> {
     pub hidden: &'a [bool],
 }
 
+/// What a forward pass leaves for the backward pass.
+pub struct Saved {
+    /// Every query's largest logit and reciprocal sum, [b, h, n, 2].
+    stats: CudaSlice<f32>,
+    given: Given,
+}
+
 /// Tables on a device.
 struct Given {
     tiles: CudaSlice<i32>,
@@ -104,11 +111,8 @@ impl Call<'_> {
         self.scale * std::f32::consts::LOG2_E
     }
 
-    /// The output, merged heads, and every query's largest logit and reciprocal sum, [b, h, n, 2].
-    pub fn forward(
-        &self,
-        arguments: &[(&CudaStorage, &Layout)],
-    ) -> Result<(CudaStorage, Shape, CudaSlice<f32>)> {
+    /// The output, merged heads, and what its backward pass needs.
+    pub fn forward(&self, arguments: &[(&CudaStorage, &Layout)]) -> Result<(CudaStorage, Shape, Saved)> {
         let Dims { batch, heads, width, queries, .. } = self.dims;
         let device = &arguments[0].0.device;
         let stream = device.cuda_stream();
@@ -137,7 +141,7 @@ impl Call<'_> {
             unsafe { builder.launch(self.grid(given.most_tiles, memory_bytes(width))) }
                 .map_err(Error::wrap)?;
         }
-        Ok((CudaStorage::wrap_cuda_slice(out, device.clone()), shape, stats))
+        Ok((CudaStorage::wrap_cuda_slice(out, device.clone()), shape, Saved { stats, given }))
     }
 
     /// The gradients of `tensors`.
@@ -146,10 +150,10 @@ impl Call<'_> {
         tensors: &[&Tensor],
         out: &Tensor,
         grad: &Tensor,
-        stats: &CudaSlice<f32>,
+        saved: &Saved,
     ) -> Result<Vec<Tensor>> {
         let (out, grad) = (out.contiguous()?.detach(), grad.contiguous()?.detach());
-        let flat = grad.apply_op1_no_bwd(&Backward { call: self, tensors, out: &out, stats })?;
+        let flat = grad.apply_op1_no_bwd(&Backward { call: self, tensors, out: &out, saved })?;
         let mut start = 0;
         let parts = tensors.iter().map(|tensor| {
             let part = flat.narrow(0, start, tensor.elem_count())?.reshape(tensor.shape());
@@ -165,7 +169,7 @@ struct Backward<'a> {
     call: &'a Call<'a>,
     tensors: &'a [&'a Tensor],
     out: &'a Tensor,
-    stats: &'a CudaSlice<f32>,
+    saved: &'a Saved,
 }
 
 impl Backward<'_> {
@@ -227,7 +231,7 @@ impl CustomOp1 for Backward<'_> {
             bail!("outputs and their gradients must start at 0");
         }
         let (grad, out) = (grad.as_cuda_slice::<f32>()?, out.as_cuda_slice::<f32>()?);
-        let given = Given::new(device, call)?;
+        let Saved { stats, given } = self.saved;
         let words = header(&call.dims, call.plan.offset, !call.hidden.is_empty(), &self.places(&layouts)?);
         let header = device.clone_htod(&words)?;
         let mut means = device.alloc_zeros::<f32>((batch * heads * queries).max(1))?;
@@ -248,7 +252,7 @@ impl CustomOp1 for Backward<'_> {
             for input in inputs {
                 builder.arg(input);
             }
-            builder.arg(grad).arg(self.stats).arg(&means).arg(&factor).arg(&scale).arg(&mut grads);
+            builder.arg(grad).arg(stats).arg(&means).arg(&factor).arg(&scale).arg(&mut grads);
             // SAFETY: as in `forward`.
             unsafe { builder.launch(call.grid(given.most_tiles, memory)) }.map_err(Error::wrap)?;
 
@@ -260,7 +264,7 @@ impl CustomOp1 for Backward<'_> {
             for input in inputs {
                 builder.arg(input);
             }
-            builder.arg(grad).arg(self.stats).arg(&means).arg(&factor).arg(&scale).arg(&shared);
+            builder.arg(grad).arg(stats).arg(&means).arg(&factor).arg(&scale).arg(&shared);
             builder.arg(&mut grads);
             // SAFETY: as in `forward`.
             unsafe { builder.launch(call.grid(given.key_blocks, memory)) }.map_err(Error::wrap)?;
