@@ -1,8 +1,13 @@
 //! GELU in its exact form: x/2 (1 + erf(x / sqrt 2)).
 
-use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Tensor};
+use candle_core::{CpuStorage, CustomOp1, Device, Layout, Result, Shape, Tensor};
+
+#[cfg(feature = "cuda")]
+use candle_core::cuda_backend::CudaStorage;
 
 use super::cpu::{self, par, rows};
+#[cfg(feature = "cuda")]
+use super::cuda::{rows as device_rows, tensors};
 use super::tape;
 
 /// Elements that one thread handles at a time.
@@ -13,7 +18,7 @@ const CHUNK: usize = 1 << 15;
 /// # Errors
 /// Failures of the device.
 pub fn gelu(x: &Tensor) -> Result<Tensor> {
-    if super::fused_cpu(x.device()) && x.dtype() == DType::F32 {
+    if super::fused(x) {
         return tape::apply1(&x.contiguous()?, Gelu);
     }
     composed(x)
@@ -41,8 +46,21 @@ impl CustomOp1 for Gelu {
         Ok((CpuStorage::F32(y), layout.shape().clone()))
     }
 
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, x: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        let count = layout.shape().elem_count();
+        tensors::forward([(x, layout)], layout.shape(), |device, [x]| device_rows::gelu(device, x, count))
+    }
+
     fn bwd(&self, x: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
         let grad = grad.contiguous()?;
+        #[cfg(feature = "cuda")]
+        if x.device().is_cuda() {
+            return tensors::with_views([x, &grad], |device, operands| {
+                let dx = device_rows::gelu_backward(device, operands, x.elem_count())?;
+                Ok(Some(tensors::tensor(device, dx, x.shape())))
+            });
+        }
         let dx = cpu::with_slices([x, &grad], |[x, dy]| {
             Ok(par::build(x.len(), CHUNK, |index, dx| {
                 let here = index * CHUNK..index * CHUNK + dx.len();

@@ -5,11 +5,15 @@
 
 use std::sync::Mutex;
 
+#[cfg(feature = "cuda")]
+use candle_core::cuda_backend::{CudaDevice, CudaStorage, cudarc::driver::CudaSlice};
 use candle_core::{CpuStorage, DType, InplaceOp2, Layout, Result, Tensor, Var, bail};
 use rayon::prelude::*;
 
 use super::cpu;
 use super::cpu::math::{load, store};
+#[cfg(feature = "cuda")]
+use super::cuda::{View, rows, tensors};
 
 /// Settings of one update.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -40,6 +44,9 @@ enum State {
     Host { m: Vec<f32>, v: Vec<f32> },
     /// As flat tensors, for the composed update.
     Tensors { m: Tensor, v: Tensor },
+    /// On a CUDA device, where its kernel writes in place.
+    #[cfg(feature = "cuda")]
+    Device { m: CudaSlice<f32>, v: CudaSlice<f32>, device: CudaDevice },
 }
 
 impl Moments {
@@ -71,6 +78,17 @@ impl Moments {
         match &self.0 {
             State::Tensors { m, v } => Ok((m.clone(), v.clone())),
             State::Host { m, v } => Ok((host_tensor(m.clone())?, host_tensor(v.clone())?)),
+            #[cfg(feature = "cuda")]
+            State::Device { m, v, device } => {
+                let copy = |floats: &CudaSlice<f32>| -> Result<Tensor> {
+                    Ok(tensors::tensor(
+                        device,
+                        tensors::copy(device, View::all(floats), floats.len())?,
+                        floats.len(),
+                    ))
+                };
+                Ok((copy(m)?, copy(v)?))
+            }
         }
     }
 
@@ -80,7 +98,22 @@ impl Moments {
         }
         match &mut self.0 {
             State::Host { m, v } => Ok((m, v)),
-            State::Tensors { .. } => bail!("moments were not moved to the host"),
+            _ => bail!("moments were not moved to the host"),
+        }
+    }
+
+    #[cfg(feature = "cuda")]
+    fn device(&mut self) -> Result<(&mut CudaSlice<f32>, &mut CudaSlice<f32>)> {
+        if let State::Tensors { m, v } = &self.0 {
+            let len = m.elem_count();
+            self.0 = tensors::with_views([m, v], |device, [m, v]| {
+                let (m, v) = (tensors::copy(device, m, len)?, tensors::copy(device, v, len)?);
+                Ok(State::Device { m, v, device: device.clone() })
+            })?;
+        }
+        match &mut self.0 {
+            State::Device { m, v, .. } => Ok((m, v)),
+            _ => bail!("moments were not moved to the device"),
         }
     }
 }
@@ -102,6 +135,15 @@ pub fn update(var: &Var, grad: &Tensor, moments: &mut Moments, hyper: &Hyper) ->
             bail!("moments of {} elements for a parameter of {}", m.len(), var.elem_count());
         }
         return var.inplace_op2(&grad.contiguous()?, &Update { hyper: *hyper, moments: Mutex::new((m, v)) });
+    }
+    #[cfg(feature = "cuda")]
+    if super::fused(var.as_tensor()) && grad.dtype() == DType::F32 {
+        let (m, v) = moments.device()?;
+        if m.len() != var.elem_count() {
+            bail!("moments of {} elements for a parameter of {}", m.len(), var.elem_count());
+        }
+        let update = DeviceUpdate { hyper: *hyper, moments: Mutex::new((m, v)) };
+        return var.inplace_op2(&grad.contiguous()?, &update);
     }
     composed(var, grad, moments, hyper)
 }
@@ -167,6 +209,39 @@ impl InplaceOp2 for Update<'_> {
     }
 }
 
+/// [`Update`] on a CUDA device.
+#[cfg(feature = "cuda")]
+struct DeviceUpdate<'a> {
+    hyper: Hyper,
+    moments: Mutex<(&'a mut CudaSlice<f32>, &'a mut CudaSlice<f32>)>,
+}
+
+#[cfg(feature = "cuda")]
+impl InplaceOp2 for DeviceUpdate<'_> {
+    fn name(&self) -> &'static str {
+        "adamw"
+    }
+
+    fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout, _: &CpuStorage, _: &Layout) -> Result<()> {
+        bail!("moments are on a device, the parameter is not")
+    }
+
+    fn cuda_fwd(
+        &self,
+        p: &mut CudaStorage,
+        layout: &Layout,
+        grad: &CudaStorage,
+        grad_layout: &Layout,
+    ) -> Result<()> {
+        let Some((start, end)) = layout.contiguous_offsets() else { bail!("a strided parameter") };
+        let (device, grad) = (p.device.clone(), tensors::view(grad, grad_layout)?);
+        let update = rows::Update { grad, count: end - start, factors: factors(&self.hyper) };
+        let mut moments = self.moments.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let (m, v) = &mut *moments;
+        rows::adamw(&device, update, p.as_cuda_slice_mut::<f32>()?, start, [&mut **m, &mut **v])
+    }
+}
+
 /// What the inner loop multiplies with.
 #[derive(Clone, Copy)]
 struct Factors {
@@ -196,6 +271,13 @@ impl Factors {
             grad_scale: hyper.grad_scale as f32,
         }
     }
+}
+
+/// What a CUDA kernel multiplies with, in the order of its arguments.
+#[cfg(any(feature = "cuda", test))]
+pub(super) fn factors(hyper: &Hyper) -> [f32; 9] {
+    let Factors { beta1, beta2, new1, new2, keep, rate, root, eps, grad_scale } = Factors::new(hyper);
+    [beta1, beta2, new1, new2, keep, rate, root, eps, grad_scale]
 }
 
 crate::simd_fn! {

@@ -2,8 +2,13 @@
 
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, DType, Device, Layout, Result, Shape, Tensor, bail};
 
+#[cfg(feature = "cuda")]
+use candle_core::cuda_backend::CudaStorage;
+
 use super::cpu::par::{self, Chunks};
 use super::cpu::{self, rows};
+#[cfg(feature = "cuda")]
+use super::cuda::{rows as device_rows, tensors};
 use super::tape;
 
 /// `table` [rows, d] at `ids` (any shape, u32): ids' shape + `[d]`.
@@ -11,7 +16,7 @@ use super::tape;
 /// # Errors
 /// An index outside the table.
 pub fn embedding(ids: &Tensor, table: &Tensor) -> Result<Tensor> {
-    if super::fused_cpu(table.device()) && table.dtype() == DType::F32 {
+    if super::fused(table) {
         return tape::apply1(&table.contiguous()?, Embedding::new(ids, table)?);
     }
     composed(ids, table)
@@ -40,12 +45,12 @@ pub fn with_positions(ids: &Tensor, table: &Tensor, positions: &Tensor) -> Resul
     with_positions_composed(ids, table, positions)
 }
 
-/// [`with_positions`] in plain candle operations.
+/// [`with_positions`] as [`embedding`] and an addition.
 ///
 /// # Errors
 /// An index outside the table, too few positions, different widths.
 pub fn with_positions_composed(ids: &Tensor, table: &Tensor, positions: &Tensor) -> Result<Tensor> {
-    composed(ids, table)?.broadcast_add(&positions.narrow(0, 0, ids.dim(1)?)?)
+    embedding(ids, table)?.broadcast_add(&positions.narrow(0, 0, ids.dim(1)?)?)
 }
 
 fn output_dims(ids: &Tensor, table: &Tensor) -> Result<Vec<usize>> {
@@ -133,7 +138,22 @@ impl CustomOp1 for Embedding {
         Ok(self.forward(cpu::slice(table, layout)?, None))
     }
 
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, table: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        tensors::forward([(table, layout)], self.dims.as_slice(), |device, [table]| {
+            device_rows::table_rows(device, table, &self.ids, self.d)
+        })
+    }
+
     fn bwd(&self, table: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+        #[cfg(feature = "cuda")]
+        if table.device().is_cuda() {
+            return tensors::with_views([&grad.contiguous()?], |device, [dy]| {
+                let (count, width) = table.dims2()?;
+                let gradient = device_rows::table_gradient(device, dy, &self.ids, [count, width])?;
+                Ok(Some(tensors::tensor(device, gradient, table.shape())))
+            });
+        }
         cpu::with_slices([&grad.contiguous()?], |[dy]| self.table_gradient(dy, table)).map(Some)
     }
 }

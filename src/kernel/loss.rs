@@ -1,9 +1,14 @@
 //! Cross entropy: logsumexp(z) - z_y, natural logarithm.
 
-use candle_core::{CpuStorage, CustomOp1, D, DType, Device, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, CustomOp1, D, Device, Layout, Result, Shape, Tensor, bail};
+
+#[cfg(feature = "cuda")]
+use candle_core::cuda_backend::CudaStorage;
 
 use super::cpu::par::{self, Chunks};
 use super::cpu::{self, math};
+#[cfg(feature = "cuda")]
+use super::cuda::{rows, tensors};
 use super::tape;
 
 /// Cross entropy of every row of `logits` [rows, classes] with `labels` `[rows]` (u32): `[rows]`.
@@ -11,7 +16,7 @@ use super::tape;
 /// # Errors
 /// Shapes that do not fit, labels out of range.
 pub fn cross_entropy(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
-    if super::fused_cpu(logits.device()) && logits.dtype() == DType::F32 {
+    if super::fused(logits) {
         let (rows, classes) = logits.dims2()?;
         let labels = labels.to_vec1::<u32>()?;
         if labels.len() != rows {
@@ -59,7 +64,21 @@ impl CustomOp1 for CrossEntropy {
         Ok((CpuStorage::F32(losses), rows.into()))
     }
 
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, logits: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        tensors::forward([(logits, layout)], self.labels.len(), |device, [logits]| {
+            rows::cross_entropy(device, logits, &self.labels, self.classes)
+        })
+    }
+
     fn bwd(&self, logits: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+        #[cfg(feature = "cuda")]
+        if logits.device().is_cuda() {
+            return tensors::with_views([logits, &grad.contiguous()?], |device, operands| {
+                let dx = rows::cross_entropy_backward(device, operands, &self.labels, self.classes)?;
+                Ok(Some(tensors::tensor(device, dx, logits.shape())))
+            });
+        }
         let size = Chunks::rows(self.labels.len(), self.classes).size;
         let dx = cpu::with_slices([logits, &grad.contiguous()?], |[logits, grad]| {
             Ok(par::build(logits.len(), size * self.classes, |index, dx| {

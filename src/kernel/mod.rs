@@ -13,7 +13,7 @@ pub mod attend;
 pub mod block;
 pub mod class_token;
 pub mod cpu;
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", test))]
 pub mod cuda;
 pub mod depthwise;
 pub mod dropout;
@@ -38,7 +38,7 @@ pub mod watch;
 
 use std::cell::Cell;
 
-use candle_core::Device;
+use candle_core::{DType, Device, Tensor};
 
 /// Which implementation runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -77,8 +77,10 @@ pub(crate) fn fused_cpu(device: &Device) -> bool {
     mode() == Mode::Fused && device.is_cpu()
 }
 
-/// Whether a CUDA kernel should run for tensors on `device`.
-#[cfg(feature = "cuda")]
-pub(crate) fn fused_cuda(device: &Device) -> bool {
-    mode() == Mode::Fused && device.is_cuda()
+/// Whether a fused kernel should run for `x`, where there is one for the CPU and one for CUDA.
+pub(crate) fn fused(x: &Tensor) -> bool {
+    let device = x.device();
+    mode() == Mode::Fused
+        && x.dtype() == DType::F32
+        && (device.is_cpu() || cfg!(feature = "cuda") && device.is_cuda())
 }

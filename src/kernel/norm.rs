@@ -1,8 +1,13 @@
 //! Layer normalisation over the last dimension: biased variance, affine.
 
-use candle_core::{CpuStorage, CustomOp3, D, DType, Device, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, CustomOp3, D, Device, Layout, Result, Shape, Tensor, bail};
+
+#[cfg(feature = "cuda")]
+use candle_core::cuda_backend::CudaStorage;
 
 use super::cpu::{self, par, par::Chunks, rows};
+#[cfg(feature = "cuda")]
+use super::cuda::{rows as device_rows, tensors};
 use super::tape;
 
 /// Epsilon of every LayerNorm in the specifications.
@@ -13,7 +18,7 @@ pub const EPS: f64 = 1e-5;
 /// # Errors
 /// Shapes that do not fit.
 pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f64) -> Result<Tensor> {
-    if super::fused_cpu(x.device()) && x.dtype() == DType::F32 {
+    if super::fused(x) {
         return tape::apply3(&x.contiguous()?, &weight.contiguous()?, &bias.contiguous()?, LayerNorm { eps });
     }
     composed(x, weight, bias, eps)
@@ -34,6 +39,29 @@ struct LayerNorm {
     eps: f64,
 }
 
+impl LayerNorm {
+    /// Number of rows and their width.
+    fn dims(layout: &Layout, weight: &Layout, bias: &Layout) -> Result<[usize; 2]> {
+        let (count, width) = cpu::matrix_dims(layout.dims())?;
+        if weight.dims() != [width] || bias.dims() != [width] {
+            bail!("weight {:?} and bias {:?} for rows of {width}", weight.dims(), bias.dims());
+        }
+        Ok([count, width])
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_backward(&self, x: &Tensor, weight: &Tensor, grad: &Tensor) -> Result<[Tensor; 3]> {
+        let (count, width) = cpu::matrix_dims(x.dims())?;
+        tensors::with_views([x, weight, grad], |device, operands| {
+            let [dx, parameters] =
+                device_rows::layer_norm_backward(device, operands, [count, width], self.eps as f32)?;
+            let parameters = tensors::tensor(device, parameters, 2 * width);
+            let part = |start| parameters.narrow(0, start, width);
+            Ok([tensors::tensor(device, dx, x.shape()), part(0)?, part(width)?])
+        })
+    }
+}
+
 impl CustomOp3 for LayerNorm {
     fn name(&self) -> &'static str {
         "layer-norm"
@@ -50,15 +78,29 @@ impl CustomOp3 for LayerNorm {
     ) -> Result<(CpuStorage, Shape)> {
         let (x, weight) = (cpu::slice(x, layout)?, cpu::slice(weight, weight_layout)?);
         let bias = cpu::slice(bias, bias_layout)?;
-        let (count, width) = cpu::matrix_dims(layout.dims())?;
-        if weight.len() != width || bias.len() != width {
-            bail!("weight {:?} and bias {:?} for rows of {width}", weight_layout.dims(), bias_layout.dims());
-        }
+        let [count, width] = Self::dims(layout, weight_layout, bias_layout)?;
         let chunk = Chunks::rows(count, width).size * width;
         let y = par::build(x.len(), chunk, |index, y| {
             rows::layer_norm(&x[index * chunk..][..y.len()], weight, bias, self.eps as f32, y);
         });
         Ok((CpuStorage::F32(y), layout.shape().clone()))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        x: &CudaStorage,
+        layout: &Layout,
+        weight: &CudaStorage,
+        weight_layout: &Layout,
+        bias: &CudaStorage,
+        bias_layout: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        let dims = Self::dims(layout, weight_layout, bias_layout)?;
+        let operands = [(x, layout), (weight, weight_layout), (bias, bias_layout)];
+        tensors::forward(operands, layout.shape(), |device, [x, weight, bias]| {
+            device_rows::layer_norm(device, x, [weight, bias], dims, self.eps as f32)
+        })
     }
 
     fn bwd(
@@ -70,6 +112,11 @@ impl CustomOp3 for LayerNorm {
         grad: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let grad = grad.contiguous()?;
+        #[cfg(feature = "cuda")]
+        if x.device().is_cuda() {
+            let [dx, dweight, dbias] = self.cuda_backward(x, weight, &grad)?;
+            return Ok((Some(dx), Some(dweight), Some(dbias)));
+        }
         let (dx, mut dparameters) = cpu::with_slices([x, weight, &grad], |[x, weight, dy]| {
             Ok(backward(x, weight, self.eps as f32, dy))
         })?;
@@ -102,6 +149,8 @@ fn backward(x: &[f32], weight: &[f32], eps: f32, dy: &[f32]) -> (Vec<f32>, Vec<f
 
 #[cfg(test)]
 mod tests {
+    use candle_core::DType;
+
     use super::*;
     use crate::kernel::testing::{check, randn};
 

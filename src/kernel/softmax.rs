@@ -1,9 +1,14 @@
 //! Softmax over the last dimension.
 
-use candle_core::{CpuStorage, CustomOp1, D, DType, Device, Layout, Result, Shape, Tensor};
+use candle_core::{CpuStorage, CustomOp1, D, Device, Layout, Result, Shape, Tensor};
+
+#[cfg(feature = "cuda")]
+use candle_core::cuda_backend::CudaStorage;
 
 use super::cpu::par::{self, Chunks};
 use super::cpu::{self, math};
+#[cfg(feature = "cuda")]
+use super::cuda::{rows, tensors};
 use super::tape;
 
 /// exp(x - max) / sum exp(x - max) over the last dimension.
@@ -11,7 +16,7 @@ use super::tape;
 /// # Errors
 /// Failures of the device.
 pub fn softmax(x: &Tensor) -> Result<Tensor> {
-    if super::fused_cpu(x.device()) && x.dtype() == DType::F32 {
+    if super::fused(x) {
         return tape::apply1(&x.contiguous()?, Softmax);
     }
     composed(x)
@@ -42,8 +47,23 @@ impl CustomOp1 for Softmax {
         Ok((CpuStorage::F32(y), layout.shape().clone()))
     }
 
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, x: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        let (count, width) = cpu::matrix_dims(layout.dims())?;
+        tensors::forward([(x, layout)], layout.shape(), |device, [x]| {
+            rows::softmax(device, x, [count, width])
+        })
+    }
+
     fn bwd(&self, x: &Tensor, y: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
         let (rows, width) = cpu::matrix_dims(y.dims())?;
+        #[cfg(feature = "cuda")]
+        if x.device().is_cuda() {
+            return tensors::with_views([y, &grad.contiguous()?], |device, operands| {
+                let dx = self::rows::softmax_backward(device, operands, [rows, width])?;
+                Ok(Some(tensors::tensor(device, dx, x.shape())))
+            });
+        }
         let chunk = Chunks::rows(rows, width).size * width;
         let dx = cpu::with_slices([y, &grad.contiguous()?], |[y, dy]| {
             Ok(par::build(y.len(), chunk, |index, dx| {

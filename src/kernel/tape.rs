@@ -10,6 +10,8 @@
 use std::cell::RefCell;
 
 use candle_core::backprop::GradStore;
+#[cfg(feature = "cuda")]
+use candle_core::cuda_backend::CudaStorage;
 use candle_core::op::BackpropOp;
 use candle_core::{
     CpuStorage, CustomOp1, CustomOp2, CustomOp3, DType, Layout, Result, Shape, Storage, Tensor, bail,
@@ -144,6 +146,12 @@ impl CustomOp1 for Seed {
         Ok((CpuStorage::F32(vec![0.0]), Shape::from(())))
     }
 
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, x: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
+        let zero = x.device.alloc_zeros::<f32>(1)?;
+        Ok((CudaStorage::wrap_cuda_slice(zero, x.device.clone()), Shape::from(())))
+    }
+
     fn bwd(&self, _: &Tensor, _: &Tensor, _: &Tensor) -> Result<Option<Tensor>> {
         Ok(Some(self.0.clone()))
     }
@@ -151,12 +159,16 @@ impl CustomOp1 for Seed {
 
 /// Whether an operation on these tensors has to be noted.
 fn records(tensors: &[&Tensor]) -> bool {
-    tensors.iter().any(|x| x.track_op() && x.device().is_cpu())
-        && RECORDING.with_borrow(|entries| entries.is_some())
+    let ours = |x: &&&Tensor| x.device().is_cpu() || cfg!(feature = "cuda") && x.device().is_cuda();
+    tensors.iter().filter(ours).any(|x| x.track_op()) && RECORDING.with_borrow(|entries| entries.is_some())
 }
 
-fn leaf((storage, shape): (CpuStorage, Shape)) -> Tensor {
-    Tensor::from_storage(Storage::Cpu(storage), shape, BackpropOp::none(), true)
+fn leaf(storage: Storage, shape: Shape) -> Tensor {
+    Tensor::from_storage(storage, shape, BackpropOp::none(), true)
+}
+
+fn foreign(op: &str) -> Result<Tensor> {
+    bail!("{op} was given tensors of different devices, or of one without kernels")
 }
 
 fn note(out: &Tensor, call: Call) {
@@ -178,10 +190,12 @@ pub fn apply1<C: CustomOp1 + Send + Sync + 'static>(x: &Tensor, op: C) -> Result
     }
     let out = {
         let (storage, layout) = x.storage_and_layout();
-        let Storage::Cpu(storage) = &*storage else {
-            bail!("{} was given a tensor of another device", op.name())
-        };
-        leaf(op.cpu_fwd(storage, layout)?)
+        match &*storage {
+            Storage::Cpu(x) => op.cpu_fwd(x, layout).map(|(out, shape)| leaf(Storage::Cpu(out), shape))?,
+            #[cfg(feature = "cuda")]
+            Storage::Cuda(x) => op.cuda_fwd(x, layout).map(|(out, shape)| leaf(Storage::Cuda(out), shape))?,
+            _ => foreign(op.name())?,
+        }
     };
     watch::look(op.name(), &out)?;
     note(&out, Call::One(x.clone(), Box::new(op)));
@@ -199,10 +213,16 @@ pub fn apply2<C: CustomOp2 + Send + Sync + 'static>(x: &Tensor, y: &Tensor, op: 
     }
     let out = {
         let ((s1, l1), (s2, l2)) = (x.storage_and_layout(), y.storage_and_layout());
-        let (Storage::Cpu(s1), Storage::Cpu(s2)) = (&*s1, &*s2) else {
-            bail!("{} was given tensors of different devices", op.name())
-        };
-        leaf(op.cpu_fwd(s1, l1, s2, l2)?)
+        match (&*s1, &*s2) {
+            (Storage::Cpu(s1), Storage::Cpu(s2)) => {
+                op.cpu_fwd(s1, l1, s2, l2).map(|(out, shape)| leaf(Storage::Cpu(out), shape))?
+            }
+            #[cfg(feature = "cuda")]
+            (Storage::Cuda(s1), Storage::Cuda(s2)) => {
+                op.cuda_fwd(s1, l1, s2, l2).map(|(out, shape)| leaf(Storage::Cuda(out), shape))?
+            }
+            _ => foreign(op.name())?,
+        }
     };
     watch::look(op.name(), &out)?;
     note(&out, Call::Two([x.clone(), y.clone()], Box::new(op)));
@@ -226,10 +246,16 @@ pub fn apply3<C: CustomOp3 + Send + Sync + 'static>(
     let out = {
         let ((s1, l1), (s2, l2)) = (x.storage_and_layout(), y.storage_and_layout());
         let (s3, l3) = z.storage_and_layout();
-        let (Storage::Cpu(s1), Storage::Cpu(s2), Storage::Cpu(s3)) = (&*s1, &*s2, &*s3) else {
-            bail!("{} was given tensors of different devices", op.name())
-        };
-        leaf(op.cpu_fwd(s1, l1, s2, l2, s3, l3)?)
+        match (&*s1, &*s2, &*s3) {
+            (Storage::Cpu(s1), Storage::Cpu(s2), Storage::Cpu(s3)) => {
+                op.cpu_fwd(s1, l1, s2, l2, s3, l3).map(|(out, shape)| leaf(Storage::Cpu(out), shape))?
+            }
+            #[cfg(feature = "cuda")]
+            (Storage::Cuda(s1), Storage::Cuda(s2), Storage::Cuda(s3)) => {
+                op.cuda_fwd(s1, l1, s2, l2, s3, l3).map(|(out, shape)| leaf(Storage::Cuda(out), shape))?
+            }
+            _ => foreign(op.name())?,
+        }
     };
     watch::look(op.name(), &out)?;
     note(&out, Call::Three([x.clone(), y.clone(), z.clone()], Box::new(op)));

@@ -75,7 +75,7 @@ pub fn attend(qkv: &Qkv, call: &Attend) -> Result<Heads> {
         return op::attend(qkv, call);
     }
     #[cfg(feature = "cuda")]
-    if super::fused_cuda(q.device()) && q.dtype() == DType::F32 && cuda::takes(&q, call)? {
+    if q.device().is_cuda() && super::fused(&q) && cuda::takes(&q, call)? {
         return op::attend(qkv, call);
     }
     composed(qkv, call)

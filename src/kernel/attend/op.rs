@@ -7,7 +7,7 @@ use candle_core::{
 };
 
 #[cfg(feature = "cuda")]
-use candle_core::cuda_backend::CudaStorage;
+use candle_core::cuda_backend::{CudaDevice, CudaStorage};
 
 use super::Attend;
 use super::cpu::arguments::{Argument, Operand, Operands, dims, hidden};
@@ -16,7 +16,10 @@ use super::cpu::forward::{Problem, forward};
 use super::cpu::operands::{Dims, Shared, Target};
 use super::cpu::plan::Plan;
 #[cfg(feature = "cuda")]
-use super::cuda::launch::{Call, Saved};
+use super::cuda::{
+    launch::{Call, Saved},
+    tensors,
+};
 use crate::kernel::cpu::par;
 use crate::kernel::heads::{Heads, Qkv};
 use crate::kernel::tape;
@@ -60,7 +63,7 @@ struct Op {
     stats: OnceLock<Vec<f32>>,
     /// What the kernels of a device left.
     #[cfg(feature = "cuda")]
-    on_device: OnceLock<Saved>,
+    on_device: OnceLock<Saved<CudaDevice>>,
 }
 
 impl Op {
@@ -105,13 +108,13 @@ impl Op {
 
     #[cfg(feature = "cuda")]
     fn call(&self) -> Call<'_> {
-        let Self { plan, dims, scale, operands, hidden, .. } = self;
-        Call { plan, dims: *dims, scale: *scale, operands, hidden }
+        let Self { plan, dims, scale, hidden, .. } = self;
+        Call { plan, dims: *dims, scale: *scale, hidden }
     }
 
     #[cfg(feature = "cuda")]
     fn cuda(&self, arguments: &[(&CudaStorage, &Layout)]) -> Result<(CudaStorage, Shape)> {
-        let (out, shape, saved) = self.call().forward(arguments)?;
+        let (out, shape, saved) = tensors::forward(&self.call(), &self.operands, arguments)?;
         if self.save {
             self.on_device.get_or_init(|| saved);
         }
@@ -121,7 +124,7 @@ impl Op {
     fn backward(&self, tensors: &[&Tensor], out: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         #[cfg(feature = "cuda")]
         if let Some(saved) = self.on_device.get() {
-            let grads = self.call().backward(tensors, out, grad, saved)?;
+            let grads = tensors::backward(&self.call(), &self.operands, tensors, out, grad, saved)?;
             return Ok(grads.into_iter().map(Some).collect());
         }
         let Some(stats) = self.stats.get() else {

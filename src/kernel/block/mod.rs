@@ -59,13 +59,13 @@ pub fn project(x: &Tensor, group: &Group, spec: Projection, normalise: bool) -> 
     project_composed(x, group, spec, normalise)
 }
 
-/// [`project`] in plain candle operations.
+/// [`project`] of its parts, each by its own kernel or twin.
 ///
 /// # Errors
 /// A group that does not fit `spec`.
 pub fn project_composed(x: &Tensor, group: &Group, spec: Projection, normalise: bool) -> Result<Tensor> {
     spec.check(group, normalise)?;
-    let x = if normalise { &norm::composed(x, &group.part(0)?, &group.part(1)?, EPS)? } else { x };
+    let x = if normalise { &norm::layer_norm(x, &group.part(0)?, &group.part(1)?, EPS)? } else { x };
     let outputs = (0..spec.outputs).map(|index| {
         let at = spec.first() + spec.stride() * index;
         let bias = if spec.bias { Some(group.part(at + 1)?) } else { None };
@@ -86,7 +86,7 @@ pub fn output(x: &Tensor, residual: &Tensor, group: &Group) -> Result<Tensor> {
     output_composed(x, residual, group)
 }
 
-/// [`output`] in plain candle operations.
+/// [`output`] of its parts.
 ///
 /// # Errors
 /// Shapes that do not fit.
@@ -117,14 +117,14 @@ pub fn ffn(x: &Tensor, group: &Group, residual: Residual) -> Result<Tensor> {
     ffn_composed(x, group, residual)
 }
 
-/// [`ffn`] in plain candle operations.
+/// [`ffn`] of its parts, each by its own kernel or twin.
 ///
 /// # Errors
 /// Shapes that do not fit.
 pub fn ffn_composed(x: &Tensor, group: &Group, residual: Residual) -> Result<Tensor> {
-    let normal = norm::composed(x, &group.part(0)?, &group.part(1)?, EPS)?;
+    let normal = norm::layer_norm(x, &group.part(0)?, &group.part(1)?, EPS)?;
     let hidden = linear::composed(&normal, &group.part(2)?, Some(&group.part(3)?))?;
-    let hidden = activation::composed(&hidden)?;
+    let hidden = activation::gelu(&hidden)?;
     let change = linear::composed(&hidden, &group.part(4)?, Some(&group.part(5)?))?;
     match residual {
         Residual::Raw => x + change,

@@ -59,7 +59,7 @@ pub(super) fn flags(mask: &Tensor, rows: &Tensor) -> Result<Vec<f32>> {
     mask.to_dtype(DType::F32)?.flatten_all()?.to_vec1()
 }
 
-/// The definition in plain candle operations.
+/// The definition of its parts, the LayerNorm by its own kernel or twin.
 ///
 /// # Errors
 /// Shapes that do not fit.
@@ -76,7 +76,7 @@ pub fn composed(
     let (weight, bias) = (group.part(0)?, group.part(1)?);
     let pieces = (0..count).map(|part| {
         let piece = rows.narrow(D::Minus1, part * width, width)?;
-        if parts.contains(&part) { norm::composed(&piece, &weight, &bias, EPS) } else { Ok(piece) }
+        if parts.contains(&part) { norm::layer_norm(&piece, &weight, &bias, EPS) } else { Ok(piece) }
     });
     hide_composed(&Tensor::cat(&pieces.collect::<Result<Vec<_>>>()?, D::Minus1)?, mask)
 }

@@ -1,8 +1,9 @@
 // Pattern softmax attention, forward and backward, in f32 without a stored score matrix.
 //
-// A block of THREADS threads computes a tile of up to TILE queries of one head, or the gradients of BLOCK keys. WIDTH is
-// the width of a head and BLOCK the number of keys at a time; all are set by the compiler's command line. Every sum runs in
-// an order that follows from the plan, without atomics: the same bits every time. Logits are in units of ln 2.
+// A block of THREADS threads computes a tile of up to TILE queries of one head, or the gradients of BLOCK keys. The compiler's
+// command line sets WIDTH, the width of a head, BLOCK, the number of keys at a time, and MEMORY, the bytes of a block's working
+// memory. Every sum runs in an order that follows from the plan, without atomics: the same bits every time. Logits are in
+// units of ln 2.
 //
 // This is plain C apart from the CUDA qualifiers: the tests compile it for the CPU as well.
 
@@ -12,12 +13,13 @@
 #define KEYS (BLOCK / 8) // keys per thread of a tile of logits: 16 x 8 threads, 4 queries each
 #define COLUMNS ((WIDTH + 7) / 8)
 
-// Working memory of a block; `memory_bytes` in tables.rs has its size.
+// Working memory of a block.
 typedef struct {
     float left[TILE * PITCH], slope[TILE * PITCH], keys[BLOCK * PITCH], values[BLOCK * PITCH];
     float weights[TILE * (BLOCK + 1)], slopes[TILE * (BLOCK + 1)], most[TILE], share[TILE], mean[TILE];
     int lanes[TILE], home[BLOCK], at[BLOCK];
 } Memory;
+typedef char memory_has_its_size[sizeof(Memory) == MEMORY ? 1 : -1];
 
 #ifndef KERNEL
 #define KERNEL extern "C" __global__
@@ -65,7 +67,7 @@ __device__ static void load_keys(const Header *h, int slots, int batch, int head
 }
 
 // Positions of BLOCK keys of a stream from number `first` on; -1 where there is none or the key is hidden.
-__device__ static void positions(const Header *h, Stream s, int first, int batch, const unsigned char *hidden, int *to) {
+__device__ static void positions(const Header *h, Stream s, int first, int batch, const int *hidden, int *to) {
     if (threadIdx.x < BLOCK) {
         int number = first + threadIdx.x, position = s.start + number * s.step;
         long long at = batch * (h->keys + h->slots) + (s.slots ? h->keys : 0) + position;
@@ -96,7 +98,7 @@ __device__ static int sees(Stream s, const int *low, const int *high, int lane, 
 
 KERNEL void attend_forward(
     const Header *header, const Tile *tiles, const int *head_tiles, const Stream *streams, const int *bounds,
-    const int *queries, const unsigned char *hidden, const float *q, const float *k, const float *v, const float *slot_k,
+    const int *queries, const int *hidden, const float *q, const float *k, const float *v, const float *slot_k,
     const float *slot_v, float factor, float *out, float *stats) {
     SHARED_MEMORY;
     Memory *m = (Memory *)memory;
@@ -224,7 +226,7 @@ __device__ static void recall(const Header *h, int batch, int head, int number, 
 
 KERNEL void attend_back_queries(
     const Header *header, const Tile *tiles, const int *head_tiles, const Stream *streams, const int *bounds,
-    const int *queries, const unsigned char *hidden, const float *q, const float *k, const float *v, const float *slot_k,
+    const int *queries, const int *hidden, const float *q, const float *k, const float *v, const float *slot_k,
     const float *slot_v, const float *grad, const float *stats, const float *means, float factor, float scale, float *grads) {
     SHARED_MEMORY;
     Memory *m = (Memory *)memory;
@@ -282,7 +284,7 @@ KERNEL void attend_back_queries(
 // every block of a head, the tiles and streams that may see any of them: ranges in `blocks`, entries (tile, stream).
 KERNEL void attend_back_keys(
     const Header *header, const Tile *tiles, const int *blocks, const int *visits, const Stream *streams, const int *bounds,
-    const int *queries, const unsigned char *hidden, const float *q, const float *k, const float *v, const float *slot_k,
+    const int *queries, const int *hidden, const float *q, const float *k, const float *v, const float *slot_k,
     const float *slot_v, const float *grad, const float *stats, const float *means, float factor, float scale, int shared,
     float *grads) {
     SHARED_MEMORY;

@@ -1,14 +1,13 @@
 //! The CUDA kernels ([`SOURCE`], compiled at run time) and what they read.
 
-#[cfg(feature = "cuda")]
-#[allow(unsafe_code)]
 pub mod launch;
 pub mod tables;
+#[cfg(feature = "cuda")]
+pub mod tensors;
 #[cfg(test)]
-#[allow(unsafe_code)]
 mod tests;
 
-/// CUDA C. WIDTH (of a head) and BLOCK ([`tables::block`]) are defined when it is compiled.
+/// CUDA C, compiled with [`launch::defines`].
 pub const SOURCE: &str = include_str!("attend.cu");
 
 /// Whether there are kernels for this call; relative positions and wider heads run composed.

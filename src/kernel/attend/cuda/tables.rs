@@ -6,10 +6,6 @@ use crate::kernel::attend::cpu::operands::{Dims, Place};
 use crate::kernel::attend::cpu::plan::{Plan, TILE};
 use crate::kernel::attend::cpu::tile::View;
 
-/// Threads of a block; THREADS of the source.
-#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-pub const THREADS: usize = 128;
-
 /// Widest head that the kernels take: more does not fit the shared memory of a block.
 pub const WIDEST: usize = 128;
 

@@ -76,12 +76,12 @@ pub(crate) struct Operands {
 
 impl Operands {
     /// Which of `all` keys and slots of every sample are hidden; empty if none is.
-    pub fn hidden(&self, all: usize) -> Vec<u8> {
+    pub fn hidden(&self, all: usize) -> Vec<bool> {
         let Some(mask) = &self.mask else { return Vec::new() };
         let mask = mask.to_vec2::<f32>().unwrap();
         let hidden = |keep: &Vec<f32>| {
-            let mut hidden: Vec<u8> = keep.iter().map(|&keep| u8::from(keep == 0.0)).collect();
-            hidden.resize(all, 0);
+            let mut hidden: Vec<bool> = keep.iter().map(|&keep| keep == 0.0).collect();
+            hidden.resize(all, false);
             hidden
         };
         mask.iter().flat_map(hidden).collect()

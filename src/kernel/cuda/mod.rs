@@ -1,0 +1,117 @@
+//! CUDA kernels: C functions compiled at run time, and what launches them.
+//!
+//! Launching code is written once, over a [`Machine`]: a CUDA device, or in the tests the CPU, which compiles the same
+//! sources with the C compiler, runs them thread by thread and holds every argument against the function's signature.
+
+#[cfg(feature = "cuda")]
+#[allow(unsafe_code)]
+pub mod device;
+#[cfg(test)]
+#[allow(unsafe_code)]
+pub mod emulated;
+pub mod rows;
+#[cfg(feature = "cuda")]
+pub mod tensors;
+
+use candle_core::Result;
+
+/// Threads of a block; THREADS of every source.
+pub const THREADS: usize = 128;
+
+/// Kernels that are compiled together.
+#[derive(Clone, Copy)]
+pub struct Module<'a> {
+    /// Name, different for different sources.
+    pub name: &'a str,
+    /// CUDA C.
+    pub source: &'a str,
+    /// Macros that are defined.
+    pub defines: &'a [(&'a str, usize)],
+}
+
+/// One start of a kernel.
+pub struct Launch<'a> {
+    /// Where the kernel is.
+    pub module: Module<'a>,
+    /// Its name.
+    pub kernel: &'a str,
+    /// Blocks in each direction.
+    pub grid: [usize; 3],
+    /// Bytes of shared memory per block that the kernel does not declare itself.
+    pub shared: usize,
+}
+
+/// An argument of a kernel.
+pub enum Arg<'a, M: Machine> {
+    /// `const float *`
+    In(View<'a, M>),
+    /// `float *`
+    Out(&'a mut M::Floats),
+    /// `const int *`, or structs of such
+    Ints(&'a M::Ints),
+    /// Structs of `long long`.
+    Longs(&'a M::Longs),
+    /// `float`
+    Float(f32),
+    /// `int`
+    Int(usize),
+    /// `long long`
+    Long(usize),
+}
+
+/// Floats of a buffer from one on.
+pub struct View<'a, M: Machine> {
+    /// The buffer.
+    pub floats: &'a M::Floats,
+    /// Its first float that belongs to the view.
+    pub start: usize,
+}
+
+impl<M: Machine> Clone for View<'_, M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<M: Machine> Copy for View<'_, M> {}
+
+impl<'a, M: Machine> View<'a, M> {
+    /// All of a buffer.
+    pub fn all(floats: &'a M::Floats) -> Self {
+        Self { floats, start: 0 }
+    }
+}
+
+/// Something that holds buffers and runs kernels on them, in the order in which they are launched.
+pub trait Machine: Sized {
+    /// Buffer of f32.
+    type Floats;
+    /// Buffer of i32.
+    type Ints;
+    /// Buffer of i64.
+    type Longs;
+
+    /// `len` zeros.
+    ///
+    /// # Errors
+    /// No memory left.
+    fn zeros(&self, len: usize) -> Result<Self::Floats>;
+
+    /// A copy of `words`.
+    ///
+    /// # Errors
+    /// No memory left.
+    fn ints(&self, words: &[i32]) -> Result<Self::Ints>;
+
+    /// A copy of `words`.
+    ///
+    /// # Errors
+    /// No memory left.
+    fn longs(&self, words: &[i64]) -> Result<Self::Longs>;
+
+    /// Starts a kernel; a grid without blocks is nothing to do.
+    ///
+    /// # Errors
+    /// No compiler, a source that it refuses, a device without that much shared memory.
+    fn launch(&self, launch: &Launch, arguments: Vec<Arg<Self>>) -> Result<()>;
+}

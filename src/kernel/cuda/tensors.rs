@@ -1,0 +1,72 @@
+//! From candle's tensors on a CUDA device to what kernels take, and back.
+
+use candle_core::cuda_backend::cudarc::driver::CudaSlice;
+use candle_core::cuda_backend::{CudaDevice, CudaStorage};
+use candle_core::op::BackpropOp;
+use candle_core::{Error, Layout, Result, Shape, Storage, Tensor, bail};
+
+use super::View;
+
+/// The floats of a contiguous f32 operand.
+///
+/// # Errors
+/// Another type, or a layout with gaps: the caller must have called `contiguous`.
+pub fn view<'a>(storage: &'a CudaStorage, layout: &Layout) -> Result<View<'a, CudaDevice>> {
+    match layout.contiguous_offsets() {
+        Some((start, _)) => Ok(View { floats: storage.as_cuda_slice::<f32>()?, start }),
+        None => bail!("a CUDA kernel was given a strided operand of layout {layout:?}"),
+    }
+}
+
+/// What [`candle_core::CustomOp1::cuda_fwd`] and its kin return: the floats that `f` makes of contiguous f32 operands.
+///
+/// # Errors
+/// Another type, a layout with gaps, or what `f` returns.
+pub fn forward<const N: usize>(
+    operands: [(&CudaStorage, &Layout); N],
+    shape: impl Into<Shape>,
+    f: impl FnOnce(&CudaDevice, [View<CudaDevice>; N]) -> Result<CudaSlice<f32>>,
+) -> Result<(CudaStorage, Shape)> {
+    let device = &operands[0].0.device;
+    let mut views = Vec::with_capacity(N);
+    for (storage, layout) in operands {
+        views.push(view(storage, layout)?);
+    }
+    let Ok(views) = views.try_into() else { bail!("there are {N} operands") };
+    Ok((CudaStorage::wrap_cuda_slice(f(device, views)?, device.clone()), shape.into()))
+}
+
+/// Runs `f` on the floats of contiguous f32 tensors of a device.
+///
+/// # Errors
+/// Another device, another type, a layout with gaps, or what `f` returns.
+pub fn with_views<T, const N: usize>(
+    tensors: [&Tensor; N],
+    f: impl FnOnce(&CudaDevice, [View<CudaDevice>; N]) -> Result<T>,
+) -> Result<T> {
+    let guards = tensors.map(Tensor::storage_and_layout);
+    let mut views = Vec::with_capacity(N);
+    for (storage, layout) in &guards {
+        match &**storage {
+            Storage::Cuda(storage) => views.push(view(storage, layout)?),
+            _ => bail!("a CUDA kernel was given a tensor of another device"),
+        }
+    }
+    let Ok(views) = views.try_into() else { bail!("there are {N} tensors") };
+    f(tensors[0].device().as_cuda_device()?, views)
+}
+
+/// The first `len` floats of a view, in a buffer of their own.
+///
+/// # Errors
+/// No memory left.
+pub fn copy(device: &CudaDevice, view: View<CudaDevice>, len: usize) -> Result<CudaSlice<f32>> {
+    let floats = view.floats.slice(view.start..view.start + len);
+    device.cuda_stream().clone_dtod(&floats).map_err(Error::wrap)
+}
+
+/// A tensor of these floats on the device that made them.
+pub fn tensor(device: &CudaDevice, floats: CudaSlice<f32>, shape: impl Into<Shape>) -> Tensor {
+    let storage = CudaStorage::wrap_cuda_slice(floats, device.clone());
+    Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false)
+}
