@@ -40,7 +40,9 @@ impl Chunks {
     /// for packing the weights, few enough that the rows stay in the cache of one core.
     pub fn dense(rows: usize, width: usize) -> Self {
         let most = (131_072 / width.max(1)).clamp(96, 480);
-        Self::balanced(rows, most.min(rows.div_ceil(8)).max(24), 48)
+        let size = most.min(rows.div_ceil(8)).max(24);
+        // whole bands of the micro-kernel are best, but of a few chunks none may be much smaller than the others
+        Self::balanced(rows, size, if rows / size < 16 { 6 } else { 48 })
     }
 
     /// Ranges of about a million elements for rows of `width`, each a whole number of these chunks: what a backward
