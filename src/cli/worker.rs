@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 
+use crate::device::threads;
 use crate::protocol;
 use crate::run::worker::Link;
 
@@ -20,6 +21,6 @@ pub fn run(args: &Args) -> Result<u8> {
         Some(path) => std::fs::read(path).with_context(|| path.display().to_string())?,
         None => protocol::text::embedded().bytes,
     };
-    protocol::work(&link, &text)?;
+    threads::inside(move || protocol::work(&link, &text))?;
     Ok(0)
 }

@@ -21,3 +21,13 @@ pub fn set(count: usize) {
     // A pool that exists already keeps its size; the variables were set in time for it in workers.
     let _ = rayon::ThreadPoolBuilder::new().num_threads(count).build_global();
 }
+
+/// Stack of a thread of the pool: candle walks the graph of a composed model by recursion.
+const STACK: usize = 64 << 20;
+
+/// Runs `f` on a thread of the pool, so that kernels start without waiting for one to wake up. The pool must not exist yet,
+/// or its threads have the usual stack.
+pub fn inside<T: Send>(f: impl FnOnce() -> T + Send) -> T {
+    let _ = rayon::ThreadPoolBuilder::new().stack_size(STACK).build_global();
+    rayon::scope(|_| f())
+}
