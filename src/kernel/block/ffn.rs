@@ -6,6 +6,8 @@
 use std::ops::Range;
 use std::sync::Mutex;
 
+#[cfg(feature = "cuda")]
+use candle_core::cuda_backend::{CudaStorage, cudarc::driver::CudaSlice};
 use candle_core::{CpuStorage, CustomOp2, Device, Layout, Result, Shape, Tensor, bail};
 
 use super::{Residual, Weight, vector, weight};
@@ -13,21 +15,26 @@ use crate::kernel::cpu::dense::{Panels, WeightGradient};
 use crate::kernel::cpu::gemm::Mat;
 use crate::kernel::cpu::par::{self, Chunks};
 use crate::kernel::cpu::{self, rows};
+#[cfg(feature = "cuda")]
+use crate::kernel::cuda::{View, tensors};
 use crate::kernel::group::Group;
 use crate::kernel::norm::EPS;
 
 /// x + FFN(LN(x)), or y + FFN(y) with y = LN(x).
 pub(super) struct Ffn {
-    width: usize,
-    hidden: usize,
-    norm: (Range<usize>, Range<usize>),
-    fc1: (Weight, Range<usize>),
-    fc2: (Weight, Range<usize>),
-    residual: Residual,
+    pub(super) width: usize,
+    pub(super) hidden: usize,
+    pub(super) norm: (Range<usize>, Range<usize>),
+    pub(super) fc1: (Weight, Range<usize>),
+    pub(super) fc2: (Weight, Range<usize>),
+    pub(super) residual: Residual,
     /// Whether a gradient may be asked for.
     train: bool,
     /// The input of the GELU, from forward to backward.
     saved: Mutex<Option<Vec<f32>>>,
+    /// The same on a device.
+    #[cfg(feature = "cuda")]
+    on_device: Mutex<Option<CudaSlice<f32>>>,
 }
 
 /// The weights of one call.
@@ -60,6 +67,8 @@ impl Ffn {
             residual,
             train: x.track_op() || group.flat.track_op(),
             saved: Mutex::new(None),
+            #[cfg(feature = "cuda")]
+            on_device: Mutex::new(None),
         })
     }
 
@@ -223,6 +232,24 @@ impl CustomOp2 for Ffn {
         Ok((CpuStorage::F32(y), x_layout.shape().clone()))
     }
 
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        x: &CudaStorage,
+        x_layout: &Layout,
+        flat: &CudaStorage,
+        flat_layout: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        let (count, _) = cpu::matrix_dims(x_layout.dims())?;
+        tensors::forward([(x, x_layout), (flat, flat_layout)], x_layout.shape(), |device, [x, flat]| {
+            let [y, hidden] = self.forward_on(device, x, flat, count)?;
+            if self.train {
+                *self.on_device.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(hidden);
+            }
+            Ok(y)
+        })
+    }
+
     fn bwd(
         &self,
         x: &Tensor,
@@ -230,6 +257,19 @@ impl CustomOp2 for Ffn {
         _: &Tensor,
         grad: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        #[cfg(feature = "cuda")]
+        if x.device().is_cuda() {
+            let saved = self.on_device.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+            let ((count, _), flat_len) = (cpu::matrix_dims(x.dims())?, flat.elem_count());
+            let [dx, dflat] = tensors::gradients([x, flat, &grad.contiguous()?], |device, [x, flat, dy]| {
+                let hidden = match saved {
+                    Some(hidden) => hidden,
+                    None => self.forward_on(device, x, flat, count).map(|[_, hidden]| hidden)?,
+                };
+                self.backward_on(device, [x, flat, dy], View::all(&hidden), [count, flat_len])
+            })?;
+            return Ok((Some(dx), Some(dflat)));
+        }
         // Taken, so that its memory can hold the gradient; a second backward pass computes it again.
         let saved = self.saved.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
         let (dx, dflat) = cpu::with_slices([x, flat, &grad.contiguous()?], |[x, flat, dy]| {

@@ -3,13 +3,15 @@
 //! Weights come as one [`Group`], because a candle custom op takes three tensors at most, and because one
 //! flat gradient per group spares an addition per weight.
 
+#[cfg(any(feature = "cuda", test))]
+mod device;
 mod ffn;
 mod output;
 mod project;
 
 use std::ops::Range;
 
-use candle_core::{DType, Result, Tensor, bail};
+use candle_core::{Result, Tensor, bail};
 
 use super::group::Group;
 use super::norm::EPS;
@@ -132,9 +134,9 @@ pub fn ffn_composed(x: &Tensor, group: &Group, residual: Residual) -> Result<Ten
     }
 }
 
-/// Whether the fused CPU kernels take these operands.
+/// Whether fused kernels take these operands.
 fn fused(x: &Tensor, group: &Group) -> bool {
-    super::fused_cpu(x.device()) && x.dtype() == DType::F32 && group.flat.is_contiguous()
+    super::fused(x) && group.flat.is_contiguous()
 }
 
 /// Where a weight [out, inp] of a group lies.
@@ -164,14 +166,14 @@ fn vector(group: &Group, index: usize, len: usize) -> Result<Range<usize>> {
 
 #[cfg(test)]
 mod tests {
-    use candle_core::Device;
+    use candle_core::{DType, Device};
 
     use super::*;
     use crate::kernel::group::Part;
     use crate::kernel::testing::{check, randn};
 
     /// A group around `flat` with parts of the given shapes.
-    fn group(flat: &Tensor, shapes: &[Vec<usize>]) -> Group {
+    pub(super) fn group(flat: &Tensor, shapes: &[Vec<usize>]) -> Group {
         let mut offset = 0;
         let parts = shapes.iter().map(|shape| {
             let part = Part { name: String::new(), shape: shape.clone(), offset };
@@ -181,12 +183,12 @@ mod tests {
         Group { parts: parts.collect(), flat: flat.clone() }
     }
 
-    fn flat(shapes: &[Vec<usize>]) -> Tensor {
+    pub(super) fn flat(shapes: &[Vec<usize>]) -> Tensor {
         (randn("flat", &[shapes.iter().map(|shape| shape.iter().product::<usize>()).sum()]) * 0.3).unwrap()
     }
 
     /// (dimensions of x, hidden width or outputs): one row, primes, several chunks and blocks.
-    fn shapes() -> Vec<(Vec<usize>, usize)> {
+    pub(super) fn shapes() -> Vec<(Vec<usize>, usize)> {
         vec![
             (vec![1, 1, 1], 1),
             (vec![1, 1, 8], 3),

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+#[cfg(feature = "cuda")]
+use candle_core::cuda_backend::CudaStorage;
 use candle_core::{CpuStorage, CustomOp3, Device, Layout, Result, Shape, Tensor, bail};
 
 use super::{Weight, vector, weight};
@@ -9,14 +11,16 @@ use crate::kernel::cpu::dense::{Panels, WeightGradient};
 use crate::kernel::cpu::gemm::Mat;
 use crate::kernel::cpu::par::{self, Chunks};
 use crate::kernel::cpu::{self, rows};
+#[cfg(feature = "cuda")]
+use crate::kernel::cuda::tensors;
 use crate::kernel::group::Group;
 use crate::kernel::linear::input_gradient;
 
 /// residual + x W^T + b.
 pub(super) struct Output {
-    inp: usize,
-    weight: Weight,
-    bias: Option<Range<usize>>,
+    pub(super) inp: usize,
+    pub(super) weight: Weight,
+    pub(super) bias: Option<Range<usize>>,
 }
 
 impl Output {
@@ -64,6 +68,23 @@ impl CustomOp3 for Output {
         Ok((CpuStorage::F32(y), residual_layout.shape().clone()))
     }
 
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        x: &CudaStorage,
+        x_layout: &Layout,
+        residual: &CudaStorage,
+        residual_layout: &Layout,
+        flat: &CudaStorage,
+        flat_layout: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        let (count, _) = cpu::matrix_dims(x_layout.dims())?;
+        let operands = [(x, x_layout), (residual, residual_layout), (flat, flat_layout)];
+        tensors::forward(operands, residual_layout.shape(), |device, operands| {
+            self.forward_on(device, operands, count)
+        })
+    }
+
     fn bwd(
         &self,
         x: &Tensor,
@@ -73,6 +94,14 @@ impl CustomOp3 for Output {
         grad: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let grad = grad.contiguous()?;
+        #[cfg(feature = "cuda")]
+        if x.device().is_cuda() {
+            let lens = [cpu::matrix_dims(x.dims())?.0, flat.elem_count()];
+            let [dx, dflat] = tensors::gradients([x, flat, &grad], |device, operands| {
+                self.backward_on(device, operands, lens)
+            })?;
+            return Ok((Some(dx), Some(grad), Some(dflat)));
+        }
         let (inp, out) = (self.inp, self.weight.out);
         let (dx, dflat) = cpu::with_slices([x, flat, &grad], |[x, flat, dy]| {
             let count = dy.len() / out.max(1);

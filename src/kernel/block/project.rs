@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+#[cfg(feature = "cuda")]
+use candle_core::cuda_backend::CudaStorage;
 use candle_core::{CpuStorage, CustomOp2, Device, Layout, Result, Shape, Tensor, bail};
 
 use super::{Projection, Weight, vector, weight};
@@ -9,24 +11,26 @@ use crate::kernel::cpu::dense::{Panels, WeightGradient};
 use crate::kernel::cpu::gemm::Mat;
 use crate::kernel::cpu::par::{self, Chunks};
 use crate::kernel::cpu::{self, rows};
+#[cfg(feature = "cuda")]
+use crate::kernel::cuda::tensors;
 use crate::kernel::group::Group;
 use crate::kernel::norm::EPS;
 
 /// One of the linear layers and the columns it writes.
-struct Linear {
-    weight: Weight,
-    bias: Option<Range<usize>>,
-    columns: Range<usize>,
+pub(super) struct Linear {
+    pub weight: Weight,
+    pub bias: Option<Range<usize>>,
+    pub columns: Range<usize>,
 }
 
 /// Linear layers of the same, perhaps normalised, rows.
 pub(super) struct Project {
-    inp: usize,
+    pub(super) inp: usize,
     /// Sum of the outputs.
-    width: usize,
+    pub(super) width: usize,
     /// Weight and bias of the LayerNorm, if it is applied.
-    norm: Option<(Range<usize>, Range<usize>)>,
-    linears: Vec<Linear>,
+    pub(super) norm: Option<(Range<usize>, Range<usize>)>,
+    pub(super) linears: Vec<Linear>,
 }
 
 impl Project {
@@ -45,6 +49,15 @@ impl Project {
             linears.push(Linear { weight, bias, columns });
         }
         Ok(Self { inp, width, norm, linears })
+    }
+
+    fn out_shape(&self, x: &Layout) -> Result<Shape> {
+        let mut dims = x.dims().to_vec();
+        match dims.last_mut() {
+            Some(last) => *last = self.width,
+            None => bail!("a scalar cannot be projected"),
+        }
+        Ok(dims.into())
     }
 
     /// All weights, packed for the products of forward or (`back`) backward.
@@ -199,12 +212,21 @@ impl CustomOp2 for Project {
         flat_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
         let y = self.forward(cpu::slice(x, x_layout)?, cpu::slice(flat, flat_layout)?);
-        let mut dims = x_layout.dims().to_vec();
-        match dims.last_mut() {
-            Some(last) => *last = self.width,
-            None => bail!("a scalar cannot be projected"),
-        }
-        Ok((CpuStorage::F32(y), dims.into()))
+        Ok((CpuStorage::F32(y), self.out_shape(x_layout)?))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        x: &CudaStorage,
+        x_layout: &Layout,
+        flat: &CudaStorage,
+        flat_layout: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        let (shape, (count, _)) = (self.out_shape(x_layout)?, cpu::matrix_dims(x_layout.dims())?);
+        tensors::forward([(x, x_layout), (flat, flat_layout)], shape, |device, [x, flat]| {
+            self.forward_on(device, x, flat, count)
+        })
     }
 
     fn bwd(
@@ -214,6 +236,14 @@ impl CustomOp2 for Project {
         _: &Tensor,
         grad: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        #[cfg(feature = "cuda")]
+        if x.device().is_cuda() {
+            let lens = [cpu::matrix_dims(x.dims())?.0, flat.elem_count()];
+            let operands = [x, flat, &grad.contiguous()?];
+            let [dx, dflat] =
+                tensors::gradients(operands, |device, operands| self.backward_on(device, operands, lens))?;
+            return Ok((Some(dx), Some(dflat)));
+        }
         let (dx, dflat) =
             cpu::with_slices([x, flat, &grad.contiguous()?], |[x, flat, dy]| Ok(self.backward(x, flat, dy)))?;
         let dx = Tensor::from_vec(dx, x.shape(), &Device::Cpu)?;

@@ -1,15 +1,22 @@
 //! A CUDA device: kernels are compiled for it by NVRTC when they are first used.
 
 use std::collections::HashMap;
+use std::ffi::c_void;
 use std::sync::{Mutex, PoisonError};
 
-use candle_core::cuda_backend::CudaDevice;
+use candle_core::cuda_backend::cudarc::cublas::result::gemm_ex;
+use candle_core::cuda_backend::cudarc::cublas::sys::{
+    cublasComputeType_t, cublasGemmAlgo_t, cublasOperation_t, cudaDataType,
+};
 use candle_core::cuda_backend::cudarc::driver::sys::CUfunction_attribute;
-use candle_core::cuda_backend::cudarc::driver::{CudaFunction, CudaSlice, LaunchConfig, PushKernelArg};
+use candle_core::cuda_backend::cudarc::driver::{
+    CudaFunction, CudaSlice, DevicePtr, DevicePtrMut, LaunchConfig, PushKernelArg,
+};
 use candle_core::cuda_backend::cudarc::nvrtc::{CompileOptions, compile_ptx_with_opts};
-use candle_core::{Error, Result};
+use candle_core::cuda_backend::{CudaDevice, gemm_reduced_precision_f32};
+use candle_core::{Error, Result, bail};
 
-use super::{Arg, Launch, Machine, Module, THREADS};
+use super::{Arg, Launch, Machine, Matrix, Module, THREADS, Target};
 
 /// Compiled modules by name, defines and architecture.
 static COMPILED: Mutex<Option<HashMap<String, String>>> = Mutex::new(None);
@@ -51,12 +58,71 @@ impl Machine for CudaDevice {
         self.alloc_zeros(len.max(1))
     }
 
+    fn fresh(&self, len: usize) -> Result<CudaSlice<f32>> {
+        // SAFETY: any bits are floats, and kernels write the buffer before anything reads it: the tests fill it with NaN.
+        unsafe { self.alloc::<f32>(len.max(1)) }
+    }
+
     fn ints(&self, words: &[i32]) -> Result<CudaSlice<i32>> {
         self.clone_htod(&some(words))
     }
 
     fn longs(&self, words: &[i64]) -> Result<CudaSlice<i64>> {
         self.clone_htod(&some(words))
+    }
+
+    fn multiply(&self, a: Matrix<Self>, b: Matrix<Self>, to: Target<Self>) -> Result<()> {
+        let ((m, k), (inner, n)) = (a.dims(), b.dims());
+        let reach = if m * n == 0 { 0 } else { (m - 1) * to.stride + n };
+        let inside = |matrix: &Matrix<Self>| matrix.view.start + matrix.extent() <= matrix.view.floats.len();
+        if k != inner || !inside(&a) || !inside(&b) || to.start + reach > to.floats.len() {
+            bail!("a product [{m}, {k}] x [{inner}, {n}] that does not fit its buffers");
+        }
+        if m * n * k == 0 {
+            return Ok(()); // what is written was zero, and nothing is added
+        }
+        let size = |count: usize| i32::try_from(count).map_err(Error::wrap);
+        let turn =
+            |turned| if turned { cublasOperation_t::CUBLAS_OP_T } else { cublasOperation_t::CUBLAS_OP_N };
+        let compute = if gemm_reduced_precision_f32() {
+            cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32
+        } else {
+            cublasComputeType_t::CUBLAS_COMPUTE_32F
+        };
+        let (float, any) = (cudaDataType::CUDA_R_32F, cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT_TENSOR_OP);
+        let (alpha, beta) = (1f32, if to.add { 1f32 } else { 0.0 });
+        let (stream, blas) = (self.cuda_stream(), self.cublas_handle());
+        let (a_view, b_view) = (a.view.floats.slice(a.view.start..), b.view.floats.slice(b.view.start..));
+        let mut c_view = to.floats.slice_mut(to.start..);
+        let (a_at, _a) = a_view.device_ptr(&stream);
+        let (b_at, _b) = b_view.device_ptr(&stream);
+        let (c_at, _c) = c_view.device_ptr_mut(&stream);
+        // cuBLAS counts by columns: c^T = b^T a^T of what it sees as b^T and a^T.
+        // SAFETY: the matrices lie within their buffers, c is borrowed exclusively, and with a factor of 0 it is only written.
+        unsafe {
+            gemm_ex(
+                *blas.handle(),
+                turn(b.turned),
+                turn(a.turned),
+                size(n)?,
+                size(m)?,
+                size(k)?,
+                (&raw const alpha).cast(),
+                b_at as *const c_void,
+                float,
+                size(b.stride)?,
+                a_at as *const c_void,
+                float,
+                size(a.stride)?,
+                (&raw const beta).cast(),
+                c_at as *mut c_void,
+                float,
+                size(to.stride)?,
+                compute,
+                any,
+            )
+        }
+        .map_err(Error::wrap)
     }
 
     fn launch(&self, launch: &Launch, mut arguments: Vec<Arg<Self>>) -> Result<()> {

@@ -10,7 +10,7 @@ use candle_core::Result;
 use libloading::Library;
 use tempfile::TempDir;
 
-use super::{Arg, Launch, Machine, Module};
+use super::{Arg, Launch, Machine, Matrix, Module, Target};
 
 /// Compiles and runs kernels on this computer.
 pub struct Emulated {
@@ -98,12 +98,35 @@ impl Machine for Emulated {
         Ok(vec![0.0; len])
     }
 
+    /// Not numbers, so that an element that was not written is found.
+    fn fresh(&self, len: usize) -> Result<Vec<f32>> {
+        Ok(vec![f32::NAN; len])
+    }
+
     fn ints(&self, words: &[i32]) -> Result<Vec<i32>> {
         Ok(words.to_vec())
     }
 
     fn longs(&self, words: &[i64]) -> Result<Vec<i64>> {
         Ok(words.to_vec())
+    }
+
+    fn multiply(&self, a: Matrix<Self>, b: Matrix<Self>, to: Target<Self>) -> Result<()> {
+        let ((m, k), (inner, n)) = (a.dims(), b.dims());
+        assert_eq!(k, inner, "a product [{m}, {k}] x [{inner}, {n}]");
+        let at = |matrix: &Matrix<Self>, i: usize, j: usize| {
+            let (row, column) = if matrix.turned { (j, i) } else { (i, j) };
+            assert!(row < matrix.rows && column < matrix.cols && matrix.cols <= matrix.stride);
+            matrix.view.floats[matrix.view.start + row * matrix.stride + column]
+        };
+        for i in 0..m {
+            for j in 0..n {
+                let sum: f32 = (0..k).map(|l| at(&a, i, l) * at(&b, l, j)).sum();
+                let c = &mut to.floats[to.start + i * to.stride + j];
+                *c = if to.add { *c + sum } else { sum };
+            }
+        }
+        Ok(())
     }
 
     fn launch(&self, launch: &Launch, mut arguments: Vec<Arg<Self>>) -> Result<()> {

@@ -82,6 +82,62 @@ impl<'a, M: Machine> View<'a, M> {
     }
 }
 
+/// A row-major matrix in a buffer, perhaps transposed.
+pub struct Matrix<'a, M: Machine> {
+    /// From its first element on.
+    pub view: View<'a, M>,
+    /// Rows, as stored.
+    pub rows: usize,
+    /// Columns, as stored.
+    pub cols: usize,
+    /// Distance of two rows.
+    pub stride: usize,
+    /// Whether the transpose is meant.
+    pub turned: bool,
+}
+
+impl<'a, M: Machine> Matrix<'a, M> {
+    /// Rows of `cols` elements, one after another.
+    pub fn new(view: View<'a, M>, rows: usize, cols: usize) -> Self {
+        Self { view, rows, cols, stride: cols, turned: false }
+    }
+
+    /// Some of the columns, as stored.
+    #[must_use]
+    pub fn columns(self, range: std::ops::Range<usize>) -> Self {
+        let view = View { start: self.view.start + range.start, ..self.view };
+        Self { view, cols: range.len(), ..self }
+    }
+
+    /// The transpose.
+    #[must_use]
+    pub fn t(self) -> Self {
+        Self { turned: !self.turned, ..self }
+    }
+
+    /// Rows and columns of what is meant.
+    pub fn dims(&self) -> (usize, usize) {
+        if self.turned { (self.cols, self.rows) } else { (self.rows, self.cols) }
+    }
+
+    /// Elements from the first to the last.
+    pub fn extent(&self) -> usize {
+        if self.rows * self.cols == 0 { 0 } else { (self.rows - 1) * self.stride + self.cols }
+    }
+}
+
+/// Where a product goes.
+pub struct Target<'a, M: Machine> {
+    /// The buffer.
+    pub floats: &'a mut M::Floats,
+    /// Its first element that is written.
+    pub start: usize,
+    /// Distance of two rows.
+    pub stride: usize,
+    /// Whether the product is added to what is there.
+    pub add: bool,
+}
+
 /// Something that holds buffers and runs kernels on them, in the order in which they are launched.
 pub trait Machine: Sized {
     /// Buffer of f32.
@@ -97,6 +153,12 @@ pub trait Machine: Sized {
     /// No memory left.
     fn zeros(&self, len: usize) -> Result<Self::Floats>;
 
+    /// `len` elements that a kernel is to write; what stands in them is unspecified.
+    ///
+    /// # Errors
+    /// No memory left.
+    fn fresh(&self, len: usize) -> Result<Self::Floats>;
+
     /// A copy of `words`.
     ///
     /// # Errors
@@ -108,6 +170,12 @@ pub trait Machine: Sized {
     /// # Errors
     /// No memory left.
     fn longs(&self, words: &[i64]) -> Result<Self::Longs>;
+
+    /// The product of two matrices, in f32.
+    ///
+    /// # Errors
+    /// Shapes that do not fit, matrices outside their buffers.
+    fn multiply(&self, a: Matrix<Self>, b: Matrix<Self>, to: Target<Self>) -> Result<()>;
 
     /// Starts a kernel; a grid without blocks is nothing to do.
     ///

@@ -56,6 +56,21 @@ pub fn with_views<T, const N: usize>(
     f(tensors[0].device().as_cuda_device()?, views)
 }
 
+/// What a backward pass returns: gradients of the first two of contiguous f32 tensors of a device.
+///
+/// # Errors
+/// Another device, another type, a layout with gaps, or what `f` returns.
+pub fn gradients(
+    operands: [&Tensor; 3],
+    f: impl FnOnce(&CudaDevice, [View<CudaDevice>; 3]) -> Result<[CudaSlice<f32>; 2]>,
+) -> Result<[Tensor; 2]> {
+    let [first, second, _] = operands;
+    with_views(operands, |device, views| {
+        let [dx, dy] = f(device, views)?;
+        Ok([tensor(device, dx, first.shape()), tensor(device, dy, second.shape())])
+    })
+}
+
 /// The first `len` floats of a view, in a buffer of their own.
 ///
 /// # Errors

@@ -148,7 +148,7 @@ impl Call<'_> {
         let Outputs { out, grad } = outputs;
         let Saved { stats, given } = saved;
         let header = machine.longs(&self.header(places))?;
-        let mut means = machine.zeros(batch * heads * queries)?;
+        let mut means = machine.fresh(batch * heads * queries)?;
         let mut grads = machine.zeros(total)?;
         let arguments = vec![Arg::Longs(&header), Arg::In(out), Arg::In(grad), Arg::Out(&mut means)];
         self.launch(machine, "attend_means", queries.div_ceil(THREADS), arguments)?;

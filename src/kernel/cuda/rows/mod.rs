@@ -5,7 +5,7 @@ mod tests;
 
 use candle_core::{Result, bail};
 
-use super::{Arg, Launch, Machine, Module, THREADS, View};
+use super::{Arg, Launch, Machine, Module, THREADS, Target, View};
 
 /// The row-wise kernels.
 pub const MODULE: Module = Module { name: "rows", source: include_str!("rows.cu"), defines: &[] };
@@ -38,7 +38,7 @@ pub fn layer_norm<M: Machine>(
     [rows, width]: [usize; 2],
     eps: f32,
 ) -> Result<M::Floats> {
-    let mut y = machine.zeros(rows * width)?;
+    let mut y = machine.fresh(rows * width)?;
     let arguments = vec![
         Arg::In(x),
         Arg::In(weight),
@@ -62,8 +62,8 @@ pub fn layer_norm_backward<M: Machine>(
     [rows, width]: [usize; 2],
     eps: f32,
 ) -> Result<[M::Floats; 2]> {
-    let mut dx = machine.zeros(rows * width)?;
-    let mut stats = machine.zeros(2 * rows)?;
+    let mut dx = machine.fresh(rows * width)?;
+    let mut stats = machine.fresh(2 * rows)?;
     let arguments = vec![
         Arg::In(x),
         Arg::In(weight),
@@ -77,7 +77,7 @@ pub fn layer_norm_backward<M: Machine>(
     launch(machine, "layer_norm_backward", lines(rows), arguments)?;
     let chunk = chunk(rows);
     let chunks = rows.div_ceil(chunk);
-    let mut parts = machine.zeros(chunks * 2 * width)?;
+    let mut parts = machine.fresh(chunks * 2 * width)?;
     let arguments = vec![
         Arg::In(x),
         Arg::In(dy),
@@ -105,7 +105,7 @@ fn chunk_sums<M: Machine>(
 ) -> Result<M::Floats> {
     let chunk = chunk.max(1);
     let chunks = rows.div_ceil(chunk);
-    let mut parts = machine.zeros(chunks.max(1) * width)?;
+    let mut parts = if rows == 0 { machine.zeros(width)? } else { machine.fresh(chunks * width)? };
     let arguments = vec![Arg::In(x), Arg::Long(rows), Arg::Int(width), Arg::Int(chunk), Arg::Out(&mut parts)];
     launch(machine, "column_sums", [chunks, width.div_ceil(WARP), 1], arguments)?;
     Ok(parts)
@@ -126,7 +126,7 @@ pub fn column_sums<M: Machine>(machine: &M, x: View<M>, [rows, width]: [usize; 2
 /// # Errors
 /// Failures of the machine.
 pub fn gelu<M: Machine>(machine: &M, x: View<M>, count: usize) -> Result<M::Floats> {
-    let mut y = machine.zeros(count)?;
+    let mut y = machine.fresh(count)?;
     launch(machine, "gelu", elements(count), vec![Arg::In(x), Arg::Long(count), Arg::Out(&mut y)])?;
     Ok(y)
 }
@@ -136,10 +136,80 @@ pub fn gelu<M: Machine>(machine: &M, x: View<M>, count: usize) -> Result<M::Floa
 /// # Errors
 /// Failures of the machine.
 pub fn gelu_backward<M: Machine>(machine: &M, [x, dy]: [View<M>; 2], count: usize) -> Result<M::Floats> {
-    let mut dx = machine.zeros(count)?;
+    let mut dx = machine.fresh(count)?;
     let arguments = vec![Arg::In(x), Arg::In(dy), Arg::Long(count), Arg::Out(&mut dx)];
     launch(machine, "gelu_backward", elements(count), arguments)?;
     Ok(dx)
+}
+
+/// GELU of x + bias.
+///
+/// # Errors
+/// Failures of the machine.
+pub fn bias_gelu<M: Machine>(
+    machine: &M,
+    [x, bias]: [View<M>; 2],
+    [rows, width]: [usize; 2],
+) -> Result<M::Floats> {
+    let count = rows * width;
+    let mut y = machine.fresh(count)?;
+    let arguments = vec![Arg::In(x), Arg::In(bias), Arg::Long(count), Arg::Int(width), Arg::Out(&mut y)];
+    launch(machine, "bias_gelu", elements(count), arguments)?;
+    Ok(y)
+}
+
+/// GELU of x + bias again, and the gradient of x.
+///
+/// # Errors
+/// Failures of the machine.
+pub fn bias_gelu_backward<M: Machine>(
+    machine: &M,
+    [x, bias, dy]: [View<M>; 3],
+    [rows, width]: [usize; 2],
+) -> Result<[M::Floats; 2]> {
+    let count = rows * width;
+    let (mut y, mut dx) = (machine.fresh(count)?, machine.fresh(count)?);
+    let arguments = vec![
+        Arg::In(x),
+        Arg::In(bias),
+        Arg::In(dy),
+        Arg::Long(count),
+        Arg::Int(width),
+        Arg::Out(&mut y),
+        Arg::Out(&mut dx),
+    ];
+    launch(machine, "bias_gelu_backward", elements(count), arguments)?;
+    Ok([y, dx])
+}
+
+/// Adds a bias to `width` columns of `rows` rows of a matrix.
+///
+/// # Errors
+/// Failures of the machine.
+pub fn add_bias<M: Machine>(
+    machine: &M,
+    bias: View<M>,
+    [rows, width]: [usize; 2],
+    to: Target<M>,
+) -> Result<()> {
+    let arguments = vec![
+        Arg::In(bias),
+        Arg::Long(rows),
+        Arg::Int(width),
+        Arg::Int(to.stride),
+        Arg::Long(to.start),
+        Arg::Out(to.floats),
+    ];
+    launch(machine, "add_bias", elements(rows * width), arguments)
+}
+
+/// y += x for `count` elements, in y from `start` on.
+///
+/// # Errors
+/// Failures of the machine.
+pub fn add<M: Machine>(machine: &M, x: View<M>, count: usize, y: &mut M::Floats, start: usize) -> Result<()> {
+    let arguments = vec![Arg::In(x), Arg::Long(count), Arg::Long(start), Arg::Out(y)];
+    launch(machine, "add", elements(count), arguments)
 }
 
 /// Softmax of every row.
@@ -147,7 +217,7 @@ pub fn gelu_backward<M: Machine>(machine: &M, [x, dy]: [View<M>; 2], count: usiz
 /// # Errors
 /// Failures of the machine.
 pub fn softmax<M: Machine>(machine: &M, x: View<M>, [rows, width]: [usize; 2]) -> Result<M::Floats> {
-    let mut y = machine.zeros(rows * width)?;
+    let mut y = machine.fresh(rows * width)?;
     let arguments = vec![Arg::In(x), Arg::Long(rows), Arg::Int(width), Arg::Out(&mut y)];
     launch(machine, "softmax", lines(rows), arguments)?;
     Ok(y)
@@ -162,7 +232,7 @@ pub fn softmax_backward<M: Machine>(
     [y, dy]: [View<M>; 2],
     [rows, width]: [usize; 2],
 ) -> Result<M::Floats> {
-    let mut dx = machine.zeros(rows * width)?;
+    let mut dx = machine.fresh(rows * width)?;
     let arguments = vec![Arg::In(y), Arg::In(dy), Arg::Long(rows), Arg::Int(width), Arg::Out(&mut dx)];
     launch(machine, "softmax_backward", lines(rows), arguments)?;
     Ok(dx)
@@ -189,7 +259,7 @@ pub fn cross_entropy<M: Machine>(
 ) -> Result<M::Floats> {
     let rows = labels.len();
     let labels = machine.ints(&signed(labels.iter().map(|&label| label as usize))?)?;
-    let mut losses = machine.zeros(rows)?;
+    let mut losses = machine.fresh(rows)?;
     let arguments =
         vec![Arg::In(logits), Arg::Ints(&labels), Arg::Long(rows), Arg::Int(classes), Arg::Out(&mut losses)];
     launch(machine, "cross_entropy", lines(rows), arguments)?;
@@ -208,7 +278,7 @@ pub fn cross_entropy_backward<M: Machine>(
 ) -> Result<M::Floats> {
     let rows = labels.len();
     let labels = machine.ints(&signed(labels.iter().map(|&label| label as usize))?)?;
-    let mut dx = machine.zeros(rows * classes)?;
+    let mut dx = machine.fresh(rows * classes)?;
     let arguments = vec![
         Arg::In(logits),
         Arg::Ints(&labels),
@@ -228,7 +298,7 @@ pub fn cross_entropy_backward<M: Machine>(
 pub fn table_rows<M: Machine>(machine: &M, table: View<M>, ids: &[u32], width: usize) -> Result<M::Floats> {
     let rows = ids.len();
     let ids = machine.ints(&signed(ids.iter().map(|&id| id as usize))?)?;
-    let mut y = machine.zeros(rows * width)?;
+    let mut y = machine.fresh(rows * width)?;
     let arguments = vec![Arg::In(table), Arg::Ints(&ids), Arg::Long(rows), Arg::Int(width), Arg::Out(&mut y)];
     launch(machine, "table_rows", lines(rows), arguments)?;
     Ok(y)
@@ -291,7 +361,7 @@ fn range_sums<M: Machine>(
 ) -> Result<(M::Floats, usize)> {
     let count = ranges.len() / 2;
     let (order, ranges) = (machine.ints(&signed(order)?)?, machine.ints(&signed(ranges)?)?);
-    let mut sums = machine.zeros(count * width)?;
+    let mut sums = machine.fresh(count * width)?;
     let arguments =
         vec![Arg::In(rows), Arg::Ints(&order), Arg::Ints(&ranges), Arg::Int(width), Arg::Out(&mut sums)];
     launch(machine, "range_sums", [count, width.div_ceil(THREADS), 1], arguments)?;

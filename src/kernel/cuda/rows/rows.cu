@@ -132,6 +132,37 @@ KERNEL void gelu_backward(const float *x, const float *dy, long long count, floa
     dx[at] = dy[at] * (below + x[at] * density);
 }
 
+// GELU of x + bias, rows of `width`.
+KERNEL void bias_gelu(const float *x, const float *bias, long long count, int width, float *y) {
+    long long at = element();
+    if (at >= count) return;
+    float value = x[at] + bias[at % width];
+    y[at] = 0.5f * value * (1.0f + erff(value * 0.70710678f));
+}
+
+// GELU of x + bias, and the gradient of x; rows of `width`.
+KERNEL void bias_gelu_backward(const float *x, const float *bias, const float *dy, long long count, int width, float *y,
+                               float *dx) {
+    long long at = element();
+    if (at >= count) return;
+    float value = x[at] + bias[at % width];
+    float below = 0.5f * (1.0f + erff(value * 0.70710678f)), density = 0.39894228f * expf(-0.5f * value * value);
+    y[at] = value * below;
+    dx[at] = dy[at] * (below + value * density);
+}
+
+// y += bias, in `width` columns of rows that lie `stride` apart from `start` on.
+KERNEL void add_bias(const float *bias, long long rows, int width, int stride, long long start, float *y) {
+    long long at = element();
+    if (at < rows * width) y[start + at / width * stride + at % width] += bias[at % width];
+}
+
+// y += x, from `start` on.
+KERNEL void add(const float *x, long long count, long long start, float *y) {
+    long long at = element();
+    if (at < count) y[start + at] += x[at];
+}
+
 // exp(x - max) / sum exp(x - max); a warp per row.
 KERNEL void softmax(const float *x, long long rows, int width, float *y) {
     long long row = row_of_warp();
