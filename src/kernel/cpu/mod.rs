@@ -6,6 +6,7 @@
 //! | [`products`] | the number format of matrix products |
 //! | [`bf16`] | matrix products of operands rounded to bf16 |
 //! | [`simd`] | vector arithmetic for the processor at hand, and [`simd_fn!`](crate::simd_fn) |
+//! | [`kept`] | activations kept for the backward pass |
 //! | [`math`] | exp, the normal distribution, dot, axpy, max, sum as generic vector code |
 //! | [`jobs`] | several outputs built together |
 //! | [`par`] | partitions fixed by shape, outputs built in parallel |
@@ -23,6 +24,7 @@ pub mod dense;
 pub mod gemm;
 #[allow(unsafe_code)]
 pub mod jobs;
+pub mod kept;
 pub mod math;
 #[allow(unsafe_code)]
 pub mod par;
