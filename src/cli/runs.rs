@@ -19,6 +19,9 @@ pub struct Run {
     pub rows: Vec<Row>,
 }
 
+/// Folders below the results at which runs are looked for no more.
+const DEEPEST: usize = 8;
+
 impl Run {
     /// Reads `folder`; nothing if it is no run folder.
     ///
@@ -46,7 +49,7 @@ impl Run {
                 }
                 continue;
             }
-            if depth == 3 {
+            if depth == DEEPEST {
                 continue;
             }
             let entries = std::fs::read_dir(&folder)
@@ -112,4 +115,24 @@ pub fn latest_rows(runs: &[Run]) -> Vec<Row> {
     let newest: BTreeMap<String, &Row> = trained.map(|row| (trained_key(row), row)).collect();
     let measured = latest_measured(runs).into_iter().flat_map(|run| &run.rows);
     newest.into_values().chain(measured).cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_is_found_however_deep_it_lies() {
+        let folder = tempfile::tempdir().unwrap();
+        let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("results");
+        let run = Run::below(&results).unwrap().swap_remove(0).folder;
+        for place in ["speed/one", "peer/f32/speed/one", "a/b/c/d/e/one"] {
+            let to = folder.path().join(place);
+            std::fs::create_dir_all(&to).unwrap();
+            for name in ["manifest.json", "rows.csv"] {
+                std::fs::copy(run.join(name), to.join(name)).unwrap();
+            }
+        }
+        assert_eq!(Run::below(folder.path()).unwrap().len(), 3);
+    }
 }
