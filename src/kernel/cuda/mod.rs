@@ -171,7 +171,7 @@ pub trait Machine: Sized {
     /// No memory left.
     fn longs(&self, words: &[i64]) -> Result<Self::Longs>;
 
-    /// The product of two matrices, in f32.
+    /// The product of two matrices, in f32. With an inner dimension of 0 nothing is written.
     ///
     /// # Errors
     /// Shapes that do not fit, matrices outside their buffers.
