@@ -57,6 +57,18 @@ impl<M: Machine> Given<M> {
             shared: tables.shared,
         })
     }
+
+    /// What all kernels but one read first; `between` is what lists the tiles that a block is for.
+    fn arguments<'a, const N: usize>(
+        &'a self,
+        header: &'a M::Longs,
+        between: [&'a M::Ints; N],
+    ) -> Vec<Arg<'a, M>> {
+        let mut arguments = vec![Arg::Longs(header), Arg::Ints(&self.tiles)];
+        let rest = [&self.streams, &self.bounds, &self.queries, &self.hidden];
+        arguments.extend(between.into_iter().chain(rest).map(Arg::Ints));
+        arguments
+    }
 }
 
 /// Queries, keys, values, keys and values of the slots: anything in place of what does not exist.
@@ -112,24 +124,9 @@ impl Call<'_> {
         let header = machine.longs(&self.header(places))?;
         let mut out = machine.zeros(batch * queries * heads * width)?;
         let mut stats = machine.zeros(2 * batch * heads * queries)?;
-        let [q, k, v, slot_k, slot_v] = inputs;
-        let arguments = vec![
-            Arg::Longs(&header),
-            Arg::Ints(&given.tiles),
-            Arg::Ints(&given.head_tiles),
-            Arg::Ints(&given.streams),
-            Arg::Ints(&given.bounds),
-            Arg::Ints(&given.queries),
-            Arg::Ints(&given.hidden),
-            Arg::In(q),
-            Arg::In(k),
-            Arg::In(v),
-            Arg::In(slot_k),
-            Arg::In(slot_v),
-            Arg::Float(self.factor()),
-            Arg::Out(&mut out),
-            Arg::Out(&mut stats),
-        ];
+        let mut arguments = given.arguments(&header, [&given.head_tiles]);
+        arguments.extend(inputs.map(Arg::In));
+        arguments.extend([Arg::Float(self.factor()), Arg::Out(&mut out), Arg::Out(&mut stats)]);
         self.launch(machine, "attend_forward", given.most_tiles, arguments)?;
         Ok((out, Saved { stats, given }))
     }
@@ -155,29 +152,12 @@ impl Call<'_> {
         let [q, k, v, slot_k, slot_v] = inputs;
         let operands = || [q, k, v, slot_k, slot_v, grad, View::all(stats), View::all(&means)].map(Arg::In);
         let factors = || [Arg::Float(self.factor()), Arg::Float(self.scale)];
-        let mut arguments = vec![
-            Arg::Longs(&header),
-            Arg::Ints(&given.tiles),
-            Arg::Ints(&given.head_tiles),
-            Arg::Ints(&given.streams),
-            Arg::Ints(&given.bounds),
-            Arg::Ints(&given.queries),
-            Arg::Ints(&given.hidden),
-        ];
+        let mut arguments = given.arguments(&header, [&given.head_tiles]);
         arguments.extend(operands());
         arguments.extend(factors());
         arguments.push(Arg::Out(&mut grads));
         self.launch(machine, "attend_back_queries", given.most_tiles, arguments)?;
-        let mut arguments = vec![
-            Arg::Longs(&header),
-            Arg::Ints(&given.tiles),
-            Arg::Ints(&given.blocks),
-            Arg::Ints(&given.visits),
-            Arg::Ints(&given.streams),
-            Arg::Ints(&given.bounds),
-            Arg::Ints(&given.queries),
-            Arg::Ints(&given.hidden),
-        ];
+        let mut arguments = given.arguments(&header, [&given.blocks, &given.visits]);
         arguments.extend(operands());
         arguments.extend(factors());
         arguments.extend([Arg::Int(given.shared.into()), Arg::Out(&mut grads)]);
