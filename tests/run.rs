@@ -197,6 +197,37 @@ fn an_export_on_stdout_is_data_only() {
 }
 
 #[test]
+fn another_programs_numbers_are_ratios_in_table_and_chart() {
+    let folder = tempfile::tempdir().unwrap();
+    let measure = ["speed", "--preset", "ls-lra", "--model", "full,linear", "--len", "32,64", "--batch", "2"];
+    let given = ["--mode", "train", "--max-time", "20ms", "--reference", "peer.csv"];
+    let args = [&measure[..], &given].concat();
+    let write = |text: &str| fs::write(folder.path().join("peer.csv"), text).unwrap();
+    write("model,len,batch,mode,ms\nfull,32,2,train,1e6\nlinear,64,2,train,1e6\nlinear,64,1,train,1\n");
+    let output = run(folder.path(), &args);
+    let table = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && table.contains("2 cells:"), "{table}{}", stderr(&output));
+    let data = fs::read_to_string(folder.path().join("plots/speed-reference.csv")).unwrap();
+    let drawn: Vec<String> = data.lines().skip(1).map(str::to_owned).collect();
+    assert!(
+        drawn[0].starts_with("Training,full,32,") && drawn[1].starts_with("Training,linear,64,"),
+        "{data}"
+    );
+    assert_eq!(drawn.len(), 2);
+    assert!(folder.path().join("plots/speed-reference.svg").is_file());
+
+    fs::remove_dir_all(folder.path().join("plots")).unwrap();
+    write("model,len,batch,mode,ms\nfull,33,2,train,1\n");
+    let output = run(folder.path(), &args);
+    assert!(
+        output.status.success() && stderr(&output).contains("--reference has no cell"),
+        "{}",
+        stderr(&output)
+    );
+    assert!(!folder.path().join("plots/speed-reference.svg").exists());
+}
+
+#[test]
 fn a_closed_stdout_ends_quietly() {
     let folder = tempfile::tempdir().unwrap();
     for args in [&["list", "mechanisms"][..], &["man"], &["completions", "bash"], &["--help"]] {

@@ -7,8 +7,9 @@ use super::grid::Place;
 use crate::config::suite::Suite;
 use crate::record::{Outcome, Row};
 use crate::report::chart::{Quantity, figure};
+use crate::report::reference::{self, Reference};
 use crate::report::table::{self, Table};
-use crate::report::{measured, published, reference, trained};
+use crate::report::{measured, published, trained};
 use crate::run::session::{Finished, Session};
 use crate::term::{self, Term, Warning};
 
@@ -33,13 +34,20 @@ pub fn finish(
     let (done, of) = session.progress();
     let (finished, term) = session.finish()?;
     let mut tables = tables(&finished.rows, suite);
-    tables.extend(reference::table(&finished.rows, &reference::read(&finished.folder)?));
+    let references = reference::read(&finished.folder)?;
+    let beside = reference::table(&finished.rows, &references);
+    if beside.is_none() && !references.is_empty() {
+        term.warn(&Warning::Other(
+            "--reference has no cell with the model, length, batch and mode of one that was measured".into(),
+        ));
+    }
+    tables.extend(beside);
     show(&tables, exports, &term)?;
     let manifest = serde_json::to_value(&finished.manifest)?;
     exports.write(&manifest, &finished.rows, &tables)?;
     warn(&finished.rows, &term);
     if !place.no_plot {
-        plot(&finished, place, &term)?;
+        plot(&finished, &references, place, &term)?;
     }
     term.say(&format!("rows: {}", finished.folder.join("rows.csv").display()));
     if stopped {
@@ -90,12 +98,12 @@ pub fn show(tables: &[Table], exports: &Exports, term: &Term) -> Result<()> {
     Ok(())
 }
 
-fn plot(finished: &Finished, place: &Place, term: &Term) -> Result<()> {
+fn plot(finished: &Finished, references: &[Reference], place: &Place, term: &Term) -> Result<()> {
     if !trained::tables(&finished.rows).is_empty() {
         return Ok(()); // training draws its own curves
     }
     let prefix = finished.rows.first().map_or("run", |row| row.suite.as_deref().unwrap_or(&row.protocol));
-    for chart in measured(&finished.rows, prefix)? {
+    for chart in measured(&finished.rows, references, prefix)? {
         term.say(&format!("chart: {}", chart.write(&place.plots_dir)?.display()));
     }
     Ok(())

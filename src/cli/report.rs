@@ -202,9 +202,10 @@ fn measured(run: &Run, rows: &[Row], brief: bool) -> Result<Section> {
     }
     tables.extend(published::longest(rows));
     tables.extend(crossing::table(rows).filter(|_| !brief));
-    tables.extend(reference::table(rows, &reference::read(&run.folder)?));
+    let references = reference::read(&run.folder)?;
+    tables.extend(reference::table(rows, &references));
     tables.extend(published::reasons(rows));
-    let charts = report::measured(rows, &run.manifest.id)?;
+    let charts = report::measured(rows, &references, &run.manifest.id)?;
     let title = format!("{title}: {}", run.folder.display());
     Ok(Section { title, tables, charts, provenance: vec![run.provenance()] })
 }

@@ -16,17 +16,19 @@ use std::io;
 
 use crate::record::Row;
 use chart::{Chart, Quantity, growth};
+use reference::Reference;
 
-/// The charts of one run of `speed` or `memory`: time and memory against length, and where mechanisms become cheaper
-/// than full attention.
+/// The charts of one run of `speed` or `memory`: time and memory against length, where mechanisms become cheaper than
+/// full attention, and how many times as fast as `references` they are.
 ///
 /// # Errors
 /// The drawing library failed.
-pub fn measured(rows: &[Row], prefix: &str) -> io::Result<Vec<Chart>> {
+pub fn measured(rows: &[Row], references: &[Reference], prefix: &str) -> io::Result<Vec<Chart>> {
     let mut charts = Vec::new();
     for quantity in Quantity::ALL {
         charts.extend(growth(rows, quantity, prefix)?);
     }
     charts.extend(crossing::chart(rows, prefix)?);
+    charts.extend(reference::chart(rows, references, prefix)?);
     Ok(charts)
 }

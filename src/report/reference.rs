@@ -1,9 +1,11 @@
 //! Another program's measured steps beside ours: `speed --reference`.
 
+use std::io;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::chart::{Chart, RatioPanel, ratios};
 use super::table::Table;
 use crate::record::{Pass, Row};
 use crate::stats::median;
@@ -74,10 +76,10 @@ pub fn parse(text: &str) -> Result<Vec<Reference>, ReferenceError> {
 ///
 /// # Errors
 /// A file that cannot be read.
-pub fn read(folder: &Path) -> std::io::Result<Vec<Reference>> {
+pub fn read(folder: &Path) -> io::Result<Vec<Reference>> {
     match std::fs::read_to_string(folder.join(FILE)) {
-        Ok(text) => parse(&text).map_err(std::io::Error::other),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+        Ok(text) => parse(&text).map_err(io::Error::other),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
         Err(error) => Err(error),
     }
 }
@@ -91,9 +93,64 @@ pub fn to_text(references: &[Reference]) -> serde_json::Result<String> {
     Ok(lines?.join("\n") + "\n")
 }
 
-/// Our steps beside the reference's: medians where a cell was measured several times, and how many times as fast ours is.
-/// Nothing where no cell is in both.
+/// A cell that is in both.
+struct Pair {
+    label: String,
+    pass: Pass,
+    batch: u64,
+    len: u64,
+    /// Seconds per step, ours and the reference's.
+    seconds: [f64; 2],
+    /// Bytes of a step, ours and the reference's.
+    bytes: [Option<f64>; 2],
+}
+
+impl Pair {
+    /// How many times as fast ours is.
+    fn ratio(&self) -> f64 {
+        self.seconds[1] / self.seconds[0]
+    }
+}
+
+/// The cells of `rows` that the reference has too: its medians where it measured a cell several times.
+fn pairs(rows: &[Row], references: &[Reference]) -> Vec<Pair> {
+    let pair = |row: &Row| {
+        let (ours, pass, len) = (row.value.filter(|ours| *ours > 0.0)?, row.pass?, row.len?);
+        let same = |one: &&Reference| {
+            let name = if one.model == "ls-own" { "ls" } else { &one.model };
+            name == row.label() && one.len == len && one.mode == pass && Some(one.batch) == row.batch
+        };
+        let here: Vec<&Reference> = references.iter().filter(same).collect();
+        let times: Vec<f64> = here.iter().filter_map(|one| one.ms).collect();
+        let theirs = median(&times).filter(|ms| *ms > 0.0 && ms.is_finite())? / 1e3;
+        let grown =
+            here.iter().filter_map(|one| Some((one.peak_rss_mib? - one.base_rss_mib?) * (1 << 20) as f64));
+        let grown = median(&grown.collect::<Vec<_>>());
+        Some(Pair {
+            label: row.label(),
+            pass,
+            batch: row.batch.unwrap_or(1),
+            len,
+            seconds: [ours, theirs],
+            bytes: [row.peak_bytes.map(|bytes| bytes as f64), grown],
+        })
+    };
+    rows.iter().filter(|row| row.metric == "step_time").filter_map(pair).collect()
+}
+
+/// Geometric mean of the ratios and the least.
+fn summary(pairs: &[Pair]) -> (f64, f64) {
+    let logs: f64 = pairs.iter().map(|pair| pair.ratio().ln()).sum();
+    let least = pairs.iter().map(Pair::ratio).fold(f64::INFINITY, f64::min);
+    ((logs / pairs.len() as f64).exp(), least)
+}
+
+/// Our steps beside the reference's, and how many times as fast ours is. Nothing where no cell is in both.
 pub fn table(rows: &[Row], references: &[Reference]) -> Option<Table> {
+    let pairs = pairs(rows, references);
+    if pairs.is_empty() {
+        return None;
+    }
     let columns = [
         "model",
         "pass",
@@ -105,57 +162,81 @@ pub fn table(rows: &[Row], references: &[Reference]) -> Option<Table> {
         "our memory",
         "reference's",
     ];
-    let mut table = Table {
-        title: "Beside the reference".to_owned(),
-        columns: columns.map(str::to_owned).to_vec(),
-        numbers: 7,
-        ..Table::default()
+    let mebi = |bytes: Option<f64>| {
+        bytes.map_or_else(|| "-".to_owned(), |bytes| format!("{:.0} MiB", bytes / (1 << 20) as f64))
     };
-    let (mut logs, mut memory, mut least) = (Vec::new(), Vec::new(), f64::INFINITY);
-    for row in rows.iter().filter(|row| row.metric == "step_time") {
-        let (Some(ours), Some(pass), Some(len)) = (row.value, row.pass, row.len) else { continue };
-        let same = |one: &&Reference| {
-            let name = if one.model == "ls-own" { "ls" } else { &one.model };
-            name == row.label() && one.len == len && one.mode == pass && Some(one.batch) == row.batch
-        };
-        let here: Vec<&Reference> = references.iter().filter(same).collect();
-        let times: Vec<f64> = here.iter().filter_map(|one| one.ms).collect();
-        let Some(theirs) = median(&times).map(|ms| ms / 1e3) else { continue };
-        let ratio = theirs / ours;
-        logs.push(ratio.ln());
-        least = least.min(ratio);
-        let grown =
-            here.iter().filter_map(|one| Some((one.peak_rss_mib? - one.base_rss_mib?) * (1 << 20) as f64));
-        let grown = median(&grown.collect::<Vec<_>>());
-        let own = row.peak_bytes.map(|bytes| bytes as f64);
-        memory.extend(own.zip(grown).map(|(own, grown)| own / grown));
-        let mebi = |bytes: Option<f64>| {
-            bytes.map_or_else(|| "-".to_owned(), |b| format!("{:.0} MiB", b / (1 << 20) as f64))
-        };
-        table.rows.push(vec![
-            row.label(),
-            pass.word().to_owned(),
-            row.batch.unwrap_or(1).to_string(),
-            len.to_string(),
-            format!("{:.1} ms", ours * 1e3),
-            format!("{:.1} ms", theirs * 1e3),
-            format!("{ratio:.2}"),
-            mebi(own),
-            mebi(grown),
-        ]);
-    }
-    if logs.is_empty() {
-        return None;
-    }
-    let mean = (logs.iter().sum::<f64>() / logs.len() as f64).exp();
-    let memory = median(&memory)
+    let line = |pair: &Pair| {
+        vec![
+            pair.label.clone(),
+            pair.pass.word().to_owned(),
+            pair.batch.to_string(),
+            pair.len.to_string(),
+            format!("{:.1} ms", pair.seconds[0] * 1e3),
+            format!("{:.1} ms", pair.seconds[1] * 1e3),
+            format!("{:.2}", pair.ratio()),
+            mebi(pair.bytes[0]),
+            mebi(pair.bytes[1]),
+        ]
+    };
+    let shares: Vec<f64> = pairs.iter().filter_map(|pair| Some(pair.bytes[0]? / pair.bytes[1]?)).collect();
+    let memory = median(&shares)
         .map_or_else(String::new, |share| format!("; memory {share:.2} of the reference's (median)"));
-    table.notes.push(format!(
+    let (mean, least) = summary(&pairs);
+    let note = format!(
         "{} cells: {mean:.2} times as fast in geometric mean, at least {least:.2} times{memory}. Our memory is live bytes, the \
          reference's is resident growth.",
-        logs.len()
-    ));
-    Some(table)
+        pairs.len()
+    );
+    Some(Table {
+        title: TITLE.to_owned(),
+        columns: columns.map(str::to_owned).to_vec(),
+        numbers: 7,
+        rows: pairs.iter().map(line).collect(),
+        notes: vec![note],
+    })
+}
+
+const TITLE: &str = "Beside the reference";
+
+/// The chart `<prefix>-reference`: how many times as fast as the reference each cell is. Nothing where no cell is in both.
+///
+/// # Errors
+/// The drawing library failed.
+pub fn chart(rows: &[Row], references: &[Reference], prefix: &str) -> io::Result<Option<Chart>> {
+    let pairs = pairs(rows, references);
+    if pairs.is_empty() {
+        return Ok(None);
+    }
+    let batches = pairs.iter().any(|pair| pair.batch != pairs[0].batch);
+    let mut panels: Vec<RatioPanel> = Vec::new();
+    for pair in &pairs {
+        let pass = match pair.pass {
+            Pass::Infer => "Inference",
+            Pass::Train => "Training",
+        };
+        let title = if batches { format!("{pass} · batch {}", pair.batch) } else { pass.to_owned() };
+        let panel = place(
+            &mut panels,
+            |panel| panel.title == title,
+            || RatioPanel { title: title.clone(), rows: Vec::new() },
+        );
+        let row = place(&mut panel.rows, |row| row.0 == pair.label, || (pair.label.clone(), Vec::new()));
+        row.1.push((pair.len, pair.ratio()));
+    }
+    let (mean, least) = summary(&pairs);
+    let subtitle =
+        format!("{} cells, geometric mean {mean:.2}, least {least:.2}; a mark per length", pairs.len());
+    let axis = "times as fast as the reference";
+    ratios(&format!("{prefix}-reference"), (TITLE, &subtitle), axis, &panels).map(Some)
+}
+
+/// The first of `all` that is wanted; a new one at the end if there is none.
+fn place<T>(all: &mut Vec<T>, wanted: impl Fn(&T) -> bool, new: impl FnOnce() -> T) -> &mut T {
+    let index = all.iter().position(wanted).unwrap_or_else(|| {
+        all.push(new());
+        all.len() - 1
+    });
+    &mut all[index]
 }
 
 #[cfg(test)]
@@ -201,5 +282,28 @@ mod tests {
             table.notes[0]
         );
         assert!(super::table(&[], &parse(JSON).unwrap()).is_none());
+    }
+
+    #[test]
+    fn the_chart_has_a_panel_per_pass_and_batch() {
+        let row = |pass, batch, seconds| Row {
+            pass: Some(pass),
+            len: Some(512),
+            batch: Some(batch),
+            ..Row::new("speed", "full").with("step_time", "s", Some(seconds))
+        };
+        let csv = "model,len,batch,mode,ms\nfull,512,1,infer,10\nfull,512,1,infer,30\nfull,512,1,train,60\n\
+                   full,512,8,train,80\nfull,512,16,train,\n";
+        let [infer, train] = [Pass::Infer, Pass::Train];
+        let references = parse(csv).unwrap();
+        let mut rows = vec![row(infer, 1, 0.01), row(train, 1, 0.03), row(train, 16, 0.5)];
+        let drawn = chart(&rows, &references, "speed").unwrap().unwrap();
+        assert_eq!(drawn.name, "speed-reference");
+        assert_eq!(drawn.csv, "panel,model,len,ratio\nInference,full,512,2\nTraining,full,512,2\n");
+        rows.push(row(train, 8, 0.16));
+        let drawn = chart(&rows, &references, "speed").unwrap().unwrap();
+        assert!(drawn.csv.ends_with("Training · batch 8,full,512,0.5\n"), "{}", drawn.csv);
+        assert!(drawn.svg.contains("geometric mean 1.26, least 0.50"), "{}", drawn.svg);
+        assert!(chart(&rows, &[], "speed").unwrap().is_none());
     }
 }

@@ -18,7 +18,7 @@ use crate::protocol::pattern;
 use crate::record::matrix::{self, Matrix};
 use crate::record::{csv, file};
 use crate::report::chart::{self, Shade};
-use crate::report::measured;
+use crate::report::{measured, reference};
 use crate::run::Stop;
 use crate::run::folder::{RunFolder, latest};
 use crate::run::manifest::{State, now};
@@ -229,7 +229,9 @@ fn draw_rows(args: &RowsArgs, term: &Term) -> Result<()> {
     let rows = csv::from_str(&text).with_context(|| path.display().to_string())?;
     args.plots.check()?;
     let name = rows.first().map_or("run", |row| row.suite.as_deref().unwrap_or(&row.protocol)).to_owned();
-    let charts = measured(&rows, &name)?;
+    let references =
+        reference::read(&folder).with_context(|| folder.join(reference::FILE).display().to_string())?;
+    let charts = measured(&rows, &references, &name)?;
     ensure!(!charts.is_empty(), "{}: no row has a time or a peak", path.display());
     charts.iter().try_for_each(|chart| say(chart, &args.plots, term))
 }

@@ -2,14 +2,13 @@
 
 use std::io;
 
-use super::canvas::{self, Align, Canvas, FONT, GRID, INK, Point, SOFT};
+use super::canvas::{self, Align, Canvas, FONT, GRID, Point, SOFT};
 use super::scale::{Scale, Unit};
+use super::strip::{LINE, Strip, WIDTH};
 use super::style::{Dash, Look, Marker};
 use super::{Chart, table};
 
-const WIDTH: f64 = 1200.0;
 const HEADER: f64 = 150.0;
-const LINE: f64 = FONT * 1.16;
 const MARKER: f64 = 10.0;
 
 /// From which length on one mechanism is below another.
@@ -55,15 +54,14 @@ pub struct Panel {
 /// The drawing library failed.
 pub fn dots(name: &str, (title, subtitle): (&str, &str), panels: &[Panel]) -> io::Result<Chart> {
     let rows = || panels.iter().flat_map(|panel| &panel.rows);
-    let longest = rows().map(|row| canvas::text_width(&row.0, FONT)).fold(0.0, f64::max);
-    let left = longest + 48.0;
+    let left = Strip::left(rows().map(|row| row.0.as_str()));
     let lens: Vec<f64> = rows().flat_map(|row| [row.1, row.2]).flatten().map(Crossing::len).collect();
     let ends = [lens.iter().copied().fold(f64::MAX, f64::min), lens.iter().copied().fold(1.0, f64::max)];
     let mut powers: Vec<f64> =
         (0..40).map(|i| 2f64.powi(i)).filter(|x| *x >= ends[0] && *x <= ends[1]).collect();
     powers.extend(ends);
     let scale = Scale::covering(Unit::Length, &powers);
-    let tall = |panel: &Panel| panel.rows.len() as f64 * LINE + 4.2 * LINE;
+    let tall = |panel: &Panel| Strip::height(panel.rows.len(), LINE);
     let height = HEADER + panels.iter().map(tall).sum::<f64>();
     let svg = canvas::document((WIDTH as u32, height.ceil() as u32), |canvas| {
         canvas.bold(title, (24.0, 36.0), Align::Left, FONT * 1.1)?;
@@ -82,7 +80,8 @@ pub fn dots(name: &str, (title, subtitle): (&str, &str), panels: &[Panel]) -> io
         )?;
         let mut top = HEADER;
         for panel in panels {
-            Frame { left, scale: &scale, top: top + 1.7 * LINE }.draw(canvas, panel)?;
+            let (unit, area) = (Unit::Length, Strip::area(top));
+            draw(canvas, &Strip { left, top: area, row: LINE, scale: &scale, unit }, panel)?;
             top += tall(panel);
         }
         Ok(())
@@ -101,66 +100,35 @@ const TIME: Look = Look { marker: Marker::Circle, ..PLAIN };
 const MEMORY: Look = Look { marker: Marker::Square, color: canvas::ORANGE, ..PLAIN };
 const PLAIN: Look = Look { color: canvas::BLUE, dash: Dash::Solid, marker: Marker::Circle, open: false };
 
-struct Frame<'a> {
-    left: f64,
-    scale: &'a Scale,
-    top: f64,
+fn draw(canvas: &mut Canvas, strip: &Strip, panel: &Panel) -> io::Result<()> {
+    let labels: Vec<&str> = panel.rows.iter().map(|row| row.0.as_str()).collect();
+    strip.draw(canvas, (&panel.title, "length"), &labels)?;
+    for (index, (_, time, memory)) in panel.rows.iter().enumerate() {
+        let y = strip.y(index);
+        if let (Some(time), Some(memory)) = (time, memory) {
+            canvas.line((strip.x(time.len()), y), (strip.x(memory.len()), y), GRID, 4)?;
+        }
+        for (crossing, look, shift) in [(time, TIME, -7.0), (memory, MEMORY, 7.0)] {
+            if let Some(crossing) = crossing {
+                let at = (strip.x(crossing.len()), y + shift);
+                dot(canvas, *crossing, (look, at))?;
+            }
+        }
+    }
+    Ok(())
 }
 
-impl Frame<'_> {
-    fn x(&self, len: f64) -> f64 {
-        self.left + self.scale.position(len) * (WIDTH - 40.0 - self.left)
-    }
-
-    fn draw(&self, canvas: &mut Canvas, panel: &Panel) -> io::Result<()> {
-        canvas.bold(&panel.title, (24.0, self.top - LINE), Align::Left, FONT)?;
-        let bottom = self.top + panel.rows.len() as f64 * LINE;
-        let mut free = f64::INFINITY;
-        for tick in self.scale.ticks.iter().rev() {
-            let x = self.x(*tick);
-            let text = Unit::Length.text(tick.round());
-            let half = canvas::text_width(&text, FONT) / 2.0;
-            canvas.line((x, self.top), (x, bottom), GRID, 2)?;
-            if x + half < free {
-                canvas.text(&text, (x, bottom + 0.8 * LINE), Align::Center, FONT)?;
-                free = x - half - 12.0;
-            }
-        }
-        canvas.frame((self.left, self.top), (WIDTH - 24.0, bottom), INK)?;
-        canvas.text(
-            "length",
-            (f64::midpoint(self.left, WIDTH), bottom + 1.75 * LINE),
-            Align::Center,
-            FONT,
-        )?;
-        for (index, (label, time, memory)) in panel.rows.iter().enumerate() {
-            let y = self.top + (index as f64 + 0.5) * LINE;
-            canvas.text(label, (self.left - 14.0, y), Align::Right, FONT)?;
-            if let (Some(time), Some(memory)) = (time, memory) {
-                canvas.line((self.x(time.len()), y), (self.x(memory.len()), y), GRID, 4)?;
-            }
-            for (crossing, look, shift) in [(time, TIME, -7.0), (memory, MEMORY, 7.0)] {
-                if let Some(crossing) = crossing {
-                    self.dot(canvas, *crossing, (look, y + shift))?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn dot(&self, canvas: &mut Canvas, crossing: Crossing, (look, y): (Look, f64)) -> io::Result<()> {
-        let at: Point = (self.x(crossing.len()), y);
-        let arrow = match crossing {
-            Crossing::From(_) => return canvas.marker(at, MARKER, look),
-            Crossing::Always(_) => -1.0,
-            Crossing::Never(_) => 1.0,
-        };
-        let tip = (at.0 + arrow * 18.0, y);
-        canvas.line(at, tip, look.color, 4)?;
-        canvas.line(tip, (tip.0 - arrow * 9.0, y - 7.0), look.color, 4)?;
-        canvas.line(tip, (tip.0 - arrow * 9.0, y + 7.0), look.color, 4)?;
-        canvas.marker(at, 5.0, Look { open: arrow > 0.0, ..look })
-    }
+fn dot(canvas: &mut Canvas, crossing: Crossing, (look, at): (Look, Point)) -> io::Result<()> {
+    let arrow = match crossing {
+        Crossing::From(_) => return canvas.marker(at, MARKER, look),
+        Crossing::Always(_) => -1.0,
+        Crossing::Never(_) => 1.0,
+    };
+    let tip = (at.0 + arrow * 18.0, at.1);
+    canvas.line(at, tip, look.color, 4)?;
+    canvas.line(tip, (tip.0 - arrow * 9.0, at.1 - 7.0), look.color, 4)?;
+    canvas.line(tip, (tip.0 - arrow * 9.0, at.1 + 7.0), look.color, 4)?;
+    canvas.marker(at, 5.0, Look { open: arrow > 0.0, ..look })
 }
 
 #[cfg(test)]

@@ -15,8 +15,10 @@ mod lines;
 mod matrix;
 mod norms;
 mod png;
+mod ratios;
 mod scale;
 mod slopes;
+mod strip;
 mod style;
 
 use std::io;
@@ -30,6 +32,7 @@ pub use learning::{Evaluation, Learning, learning};
 pub use matrix::{Shade, matrices};
 pub use norms::norms;
 pub use png::png;
+pub use ratios::{Panel as RatioPanel, ratios};
 pub use scale::Unit;
 pub use slopes::{Slope, slopes};
 
@@ -137,6 +140,7 @@ impl Figure {
             Unit::Length => "positions",
             Unit::Seconds => "s",
             Unit::Bytes => "B",
+            Unit::Times => "times",
         };
         let number = |value: Option<f64>| value.map_or_else(String::new, |value| value.to_string());
         let mut records = Vec::new();

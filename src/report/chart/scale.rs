@@ -9,6 +9,8 @@ pub enum Unit {
     Seconds,
     /// Bytes.
     Bytes,
+    /// A ratio.
+    Times,
 }
 
 impl Unit {
@@ -16,6 +18,7 @@ impl Unit {
     pub fn text(self, value: f64) -> String {
         match self {
             Self::Length => format!("{value}"),
+            Self::Times => format!("{}×", short(value)),
             Self::Seconds if value < 0.999e-3 => format!("{} µs", short(value * 1e6)),
             Self::Seconds if value < 0.999 => format!("{} ms", short(value * 1e3)),
             Self::Seconds => format!("{} s", short(value)),
@@ -48,7 +51,7 @@ const MOST: usize = 7;
 
 impl Scale {
     /// Covers `values` (all positive): ends on ticks at powers of two for bytes, at 1, 2 and 5 times powers
-    /// of ten for seconds; lengths are their own ticks.
+    /// of ten for seconds, finer for ratios; lengths are their own ticks.
     pub(super) fn covering(unit: Unit, values: &[f64]) -> Self {
         let low = values.iter().copied().fold(f64::INFINITY, f64::min);
         let high = values.iter().copied().fold(0.0, f64::max);
@@ -57,6 +60,7 @@ impl Scale {
             Unit::Length => Self::at(values, low, high),
             Unit::Seconds => Self::snapped(&ONE_TWO_FIVE, low, high),
             Unit::Bytes => Self::snapped(&POWERS_OF_TWO, low, high),
+            Unit::Times => Self::snapped(&RATIOS, low, high),
         }
     }
 
@@ -100,6 +104,16 @@ const ONE_TWO_FIVE: [fn(i32) -> f64; 4] = [
     |i| 10_000f64.powi(i),
 ];
 
+const RATIOS: [fn(i32) -> f64; 4] = [
+    |i| {
+        [1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0][i.rem_euclid(10) as usize]
+            * 10f64.powi(i.div_euclid(10))
+    },
+    ONE_TWO_FIVE[0],
+    ONE_TWO_FIVE[1],
+    ONE_TWO_FIVE[2],
+];
+
 const POWERS_OF_TWO: [fn(i32) -> f64; 5] =
     [|i| 2f64.powi(i), |i| 4f64.powi(i), |i| 16f64.powi(i), |i| 64f64.powi(i), |i| 1024f64.powi(i)];
 
@@ -122,7 +136,7 @@ mod tests {
     #[test]
     fn every_scale_covers_its_values_with_few_ticks() {
         for (low, high) in [(0.003, 0.0031), (0.01, 0.09), (1e-5, 3.0), (1e-6, 1e6), (5.0, 5.0), (0.1, 0.1)] {
-            for unit in [Unit::Seconds, Unit::Bytes] {
+            for unit in [Unit::Seconds, Unit::Bytes, Unit::Times] {
                 let scale = Scale::covering(unit, &[low, high]);
                 assert!(scale.low <= low * 1.001 && scale.high >= high * 0.999, "{unit:?} {scale:?}");
                 assert!((2..=MOST).contains(&scale.ticks.len()), "{unit:?} {scale:?}");
@@ -133,7 +147,7 @@ mod tests {
 
     #[test]
     fn no_values_give_some_scale() {
-        for unit in [Unit::Length, Unit::Seconds, Unit::Bytes] {
+        for unit in [Unit::Length, Unit::Seconds, Unit::Bytes, Unit::Times] {
             let scale = Scale::covering(unit, &[]);
             assert!(scale.position(scale.low).is_finite(), "{scale:?}");
         }
