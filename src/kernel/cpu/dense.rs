@@ -4,7 +4,8 @@ use rayon::prelude::*;
 
 use super::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
 use super::products::{Products, products};
-use super::{bf16, par, rows};
+use super::transpose::transpose;
+use super::{bf16, par};
 
 /// Columns of a panel. The widest micro-kernel of `gemm` (AVX-512) takes as many at a time.
 const PANEL: usize = 64;
@@ -54,7 +55,7 @@ impl Panels {
         }
         let data = par::build(weight.len(), (PANEL * inp).max(1), |index, panel| {
             let width = panel.len() / inp;
-            rows::transpose(&weight[index * PANEL * inp..][..width * inp], width, inp, panel);
+            transpose(&weight[index * PANEL * inp..][..width * inp], width, inp, panel);
         });
         Self { packed: Packed::F32(data), depth: inp, columns: out }
     }
@@ -147,7 +148,7 @@ impl WeightGradient {
         gradient[..self.out * inp].par_chunks_mut(tile).zip(self.tiles.par_chunks(tile)).for_each(
             |(gradient, tile)| {
                 if self.turned {
-                    rows::transpose(tile, inp, tile.len() / inp, gradient);
+                    transpose(tile, inp, tile.len() / inp, gradient);
                 } else {
                     gradient.copy_from_slice(tile);
                 }

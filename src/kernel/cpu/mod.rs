@@ -12,7 +12,8 @@
 //! | [`par`] | partitions fixed by shape, outputs built in parallel |
 //! | [`sample_rows`] | rows of several samples, cut within samples |
 //! | [`dense`] | linear layers: transposed weights, gradients of weights |
-//! | [`rows`] | row-wise pieces: LayerNorm, bias, column sums, GELU, transposes |
+//! | [`rows`] | row-wise pieces: LayerNorm, bias, column sums, GELU |
+//! | [`transpose`] | transposes |
 //!
 //! A kernel cuts its work into chunks whose number depends on the shape only ([`par::Chunks`]), computes
 //! each chunk on one thread with [`gemm::Threads::One`], and combines partial sums in index order. So the
@@ -33,6 +34,7 @@ pub mod rows;
 #[allow(unsafe_code)]
 pub mod sample_rows;
 pub mod simd;
+pub mod transpose;
 
 use candle_core::{CpuStorage, Layout, Result, Tensor, bail};
 

@@ -177,22 +177,6 @@ simd_fn! {
     }
 }
 
-/// The transpose of a row-major [rows, width] matrix, in square tiles so that both sides stay in cache lines.
-pub fn transpose(x: &[f32], rows: usize, width: usize, y: &mut [f32]) {
-    const TILE: usize = 16;
-    for first in (0..rows).step_by(TILE) {
-        let last = rows.min(first + TILE);
-        for left in (0..width).step_by(TILE) {
-            for column in left..width.min(left + TILE) {
-                let y = &mut y[column * rows + first..column * rows + last];
-                for (y, row) in y.iter_mut().zip(first..last) {
-                    *y = x[row * width + column];
-                }
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -206,20 +190,6 @@ mod tests {
             for (column, total) in total.iter().enumerate() {
                 let sum: f32 = (0..rows).map(|row| x[row * width + column]).sum();
                 assert_eq!(*total, 1.0 + sum);
-            }
-        }
-    }
-
-    #[test]
-    fn transposes_of_odd_shapes() {
-        for (rows, width) in [(1, 1), (3, 40), (16, 16), (33, 17)] {
-            let x: Vec<f32> = (0..rows * width).map(|i| i as f32).collect();
-            let mut y = vec![0.0; x.len()];
-            transpose(&x, rows, width, &mut y);
-            for row in 0..rows {
-                for column in 0..width {
-                    assert_eq!(y[column * rows + row], x[row * width + column]);
-                }
             }
         }
     }

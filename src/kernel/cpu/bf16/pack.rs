@@ -6,7 +6,7 @@ use std::arch::x86_64::{
 };
 
 use super::block::LANES;
-use crate::kernel::cpu::rows;
+use crate::kernel::cpu::transpose::transpose;
 
 /// Pairs that hold `depth` elements.
 pub fn pairs(depth: usize) -> usize {
@@ -55,7 +55,7 @@ pub fn columns(
         scratch.resize(padded * pairs, 0);
         rows(&x[(first * stride).min(x.len())..], stride, width, depth, scratch);
         let to = &mut to[first * pairs..][..padded * pairs];
-        rows::transpose(bytemuck::cast_slice(scratch), padded, pairs, bytemuck::cast_slice_mut(to));
+        transpose(bytemuck::cast_slice(scratch), padded, pairs, bytemuck::cast_slice_mut(to));
     }
 }
 
