@@ -97,8 +97,8 @@ fn is_packed() -> bool {
 
 /// dW = dy^T x, summed over blocks of rows that are added one after another.
 pub struct WeightGradient {
-    /// Tiles of `size` outputs each, as [inp, size] if `turned` (which packs less where inp is large), else
-    /// as [size, inp].
+    /// Tiles of `size` outputs each, as [inp, size] if `turned` (which packs less, but one tile of 64 outputs would leave
+    /// all threads but one idle), else as [size, inp].
     tiles: Vec<f32>,
     out: usize,
     inp: usize,
@@ -110,7 +110,7 @@ pub struct WeightGradient {
 impl WeightGradient {
     /// Zero, for a weight [out, inp].
     pub fn new(out: usize, inp: usize) -> Self {
-        let turned = inp > 64 || is_packed();
+        let turned = (inp > 64 && out > 64) || is_packed();
         let size = if turned { 64 } else { 32 };
         Self { tiles: vec![0.0; out * inp], out, inp, size, turned, empty: true }
     }

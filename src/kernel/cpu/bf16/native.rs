@@ -117,10 +117,17 @@ pub struct Panels {
 }
 
 impl Panels {
-    /// Packs `b`.
+    /// Packs `b`, on all threads.
     pub fn new(b: Mat) -> Self {
-        let mut data = vec![0; pack::pairs(b.rows) * b.cols.next_multiple_of(LANES)];
-        pack_right(b, &mut Vec::new(), &mut data);
+        let pairs = pack::pairs(b.rows);
+        let mut data = vec![0; pairs * b.cols.next_multiple_of(LANES)];
+        data.par_chunks_mut((pairs * PANEL).max(1)).enumerate().for_each_init(
+            Vec::new,
+            |turn, (index, to)| {
+                let first = index * PANEL;
+                pack_right(b.columns(first..b.cols.min(first + PANEL)), turn, to);
+            },
+        );
         Self { data, depth: b.rows, columns: b.cols }
     }
 
@@ -159,17 +166,18 @@ pub fn add_outer(tiles: &mut [f32], x: Mat, dy: Mat, add: bool) {
         });
         to
     };
-    let (left, right) = rayon::join(|| packed(x, BAND), || packed(dy, PANEL));
+    // a single tile is cut finer, so that it is work for several threads
+    let band = if dy.cols > PANEL { BAND } else { 2 * LANES };
+    let (left, right) = rayon::join(|| packed(x, band), || packed(dy, PANEL));
     tiles.par_chunks_mut((PANEL * x.cols).max(1)).enumerate().for_each(|(index, tile)| {
         let width = tile.len() / x.cols;
         let right = Right { data: &right[index * PANEL * pairs..], row: width.next_multiple_of(LANES) };
-        for first in (0..x.cols).step_by(BAND) {
-            let height = BAND.min(x.cols - first);
+        tile.par_chunks_mut(band * width).enumerate().for_each(|(index, to)| {
+            let (first, height) = (index * band, to.len() / width);
             let left = Left { data: &left[first * pairs..], row: 1, step: height.next_multiple_of(LANES) };
-            let to = &mut tile[first * width..];
             let to = Result { data: to, row: width, alpha: 1.0, beta: add.then_some(1.0) };
             multiply(to, left, right, height, pairs, width);
-        }
+        });
     });
 }
 
