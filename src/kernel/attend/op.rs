@@ -109,7 +109,8 @@ impl Op {
     #[cfg(feature = "cuda")]
     fn call(&self) -> Call<'_> {
         let Self { plan, dims, scale, hidden, .. } = self;
-        Call { plan, dims: *dims, scale: *scale, hidden }
+        let relative = self.operands.relative.map(tensors::distances);
+        Call { plan, dims: *dims, scale: *scale, hidden, relative }
     }
 
     #[cfg(feature = "cuda")]

@@ -261,9 +261,10 @@ fn join(tensors: &[Tensor]) -> Result<Tensor> {
 pub struct RelativeForm {
     /// Number of the argument.
     pub argument: usize,
-    distances: usize,
+    /// Rows of the table.
+    pub distances: usize,
     /// Distances of the slot table, length of a segment, slots per segment.
-    slots: Option<(usize, usize, usize)>,
+    pub slots: Option<(usize, usize, usize)>,
 }
 
 impl RelativeForm {

@@ -1,105 +1,10 @@
-// Pattern softmax attention, forward and backward, in f32 without a stored score matrix.
-//
-// A block of THREADS threads computes a tile of up to TILE queries of one head, or the gradients of BLOCK keys. The compiler's
-// command line sets WIDTH, the width of a head, BLOCK, the number of keys at a time, and MEMORY, the bytes of a block's working
-// memory. Every sum runs in an order that follows from the plan, without atomics: the same bits every time. Logits are in
-// units of ln 2.
-//
-// This is plain C apart from the CUDA qualifiers: the tests compile it for the CPU as well.
 
-#define THREADS 128
-#define TILE 64
-#define PITCH (WIDTH + 1)
-#define KEYS (BLOCK / 8) // keys per thread of a tile of logits: 16 x 8 threads, 4 queries each
-#define COLUMNS ((WIDTH + 7) / 8)
-
-// Working memory of a block.
-typedef struct {
-    float left[TILE * PITCH], slope[TILE * PITCH], keys[BLOCK * PITCH], values[BLOCK * PITCH];
-    float weights[TILE * (BLOCK + 1)], slopes[TILE * (BLOCK + 1)], most[TILE], share[TILE], mean[TILE];
-    int lanes[TILE], home[BLOCK], at[BLOCK];
-} Memory;
-typedef char memory_has_its_size[sizeof(Memory) == MEMORY ? 1 : -1];
-
-#ifndef KERNEL
-#define KERNEL extern "C" __global__
-#define INFINITY __int_as_float(0x7f800000)
-#endif
-#ifndef SHARED_MEMORY
-#define SHARED_MEMORY extern __shared__ float memory[]
-#endif
-
-// Where the rows of an operand lie: start, and the distance of samples, heads and rows.
-typedef struct { long long start, batch, head, row; } Place;
-
-// Sizes and places: the same words in the same order as `header` in tables.rs writes them.
-typedef struct {
-    long long keys, slots, queries, heads, offset, hidden; // hidden: whether some keys are
-    Place q, k, v, slot_k, slot_v, out, d_q, d_k, d_v, d_slot_k, d_slot_v;
-} Header;
-
-// Candidate keys of a tile: key number i stands at start + i * step; numbers from first to last are seen by some lane.
-typedef struct { int start, step, slots, skip, first, last; } Stream;
-
-// Queries of a tile: its streams, and how many lanes it has.
-typedef struct { int stream, streams, queries; } Tile;
-
-__device__ static long long row_of(Place p, int batch, int head, long long i) {
-    return p.start + batch * p.batch + head * p.head + i * p.row;
-}
-
-// Rows of up to `count` lanes or keys to shared memory, zeros behind them.
-__device__ static void load(const float *from, Place place, int batch, int head, const int *rows, int count, int size,
-                            float *to) {
-    for (int at = threadIdx.x; at < size * WIDTH; at += THREADS) {
-        int i = at / WIDTH, x = at % WIDTH;
-        float value = 0.0f;
-        if (i < count && rows[i] >= 0) value = from[row_of(place, batch, head, rows[i]) + x];
-        to[i * PITCH + x] = value;
-    }
-}
-
-// Keys and values (or those of slots) at BLOCK positions to shared memory.
-__device__ static void load_keys(const Header *h, int slots, int batch, int head, const int *at, const float *k,
-                                 const float *v, const float *slot_k, const float *slot_v, Memory *to) {
-    load(slots ? slot_k : k, slots ? h->slot_k : h->k, batch, head, at, BLOCK, BLOCK, to->keys);
-    load(slots ? slot_v : v, slots ? h->slot_v : h->v, batch, head, at, BLOCK, BLOCK, to->values);
-}
-
-// Positions of BLOCK keys of a stream from number `first` on; -1 where there is none or the key is hidden.
-__device__ static void positions(const Header *h, Stream s, int first, int batch, const int *hidden, int *to) {
-    if (threadIdx.x < BLOCK) {
-        int number = first + threadIdx.x, position = s.start + number * s.step;
-        long long at = batch * (h->keys + h->slots) + (s.slots ? h->keys : 0) + position;
-        int seen = number < s.last && !(h->hidden && hidden[at]);
-        to[threadIdx.x] = seen ? position : -1;
-    }
-}
-
-// Products of 4 queries (rows of a) and KEYS keys (rows of b) of this thread.
-__device__ static void products(const float *a, const float *b, float sums[4][KEYS]) {
-    int query = threadIdx.x / 8 * 4, key = threadIdx.x % 8 * KEYS;
-    for (int i = 0; i < 4; i++) for (int j = 0; j < KEYS; j++) sums[i][j] = 0.0f;
-    for (int x = 0; x < WIDTH; x++) {
-        float left[4], right[KEYS];
-        for (int i = 0; i < 4; i++) left[i] = a[(query + i) * PITCH + x];
-        for (int j = 0; j < KEYS; j++) right[j] = b[(key + j) * PITCH + x];
-        for (int i = 0; i < 4; i++) for (int j = 0; j < KEYS; j++) sums[i][j] += left[i] * right[j];
-    }
-}
-
-// Whether lane `lane` at absolute position `t` sees key number `number` at `position`.
-__device__ static int sees(Stream s, const int *low, const int *high, int lane, long long t, int number, int position) {
-    if (position < 0 || number < low[lane] || number >= high[lane]) return 0;
-    if (s.skip == 0) return 1;
-    long long distance = position > t ? position - t : t - position;
-    return distance % s.skip != 0;
-}
+// Behind common.cu: output and gradients of queries, keys and values.
 
 KERNEL void attend_forward(
     const Header *header, const Tile *tiles, const int *head_tiles, const Stream *streams, const int *bounds,
     const int *queries, const int *hidden, const float *q, const float *k, const float *v, const float *slot_k,
-    const float *slot_v, float factor, float *out, float *stats) {
+    const float *slot_v, const float *slab, float factor, float *out, float *stats) {
     SHARED_MEMORY;
     Memory *m = (Memory *)memory;
     float *left = m->left, *keys = m->keys, *values = m->values, *weights = m->weights;
@@ -123,6 +28,9 @@ KERNEL void attend_forward(
     for (int stream = tile.stream; stream < tile.stream + tile.streams; stream++) {
         Stream s = streams[stream];
         const int *low = bounds + stream * 2 * TILE, *high = low + TILE;
+#if RELATIVE
+        set_bases(h, s.slots, m);
+#endif
         for (int first = s.first; first < s.last; first += BLOCK) {
             positions(h, s, first, batch, hidden, at);
             __syncthreads();
@@ -130,6 +38,10 @@ KERNEL void attend_forward(
             __syncthreads();
             float logits[4][KEYS];
             products(left, keys, logits);
+#if RELATIVE
+            int loaded, from = s.start + first * s.step, to = from + (BLOCK - 1) * s.step;
+            relate(h, s.slots, head, slab, from, to, at, &loaded, m, logits);
+#endif
             for (int i = 0; i < 4; i++) for (int j = 0; j < KEYS; j++) {
                 int lane = row + i, key = column * KEYS + j;
                 long long t = h->offset + lanes[lane];
@@ -227,7 +139,8 @@ __device__ static void recall(const Header *h, int batch, int head, int number, 
 KERNEL void attend_back_queries(
     const Header *header, const Tile *tiles, const int *head_tiles, const Stream *streams, const int *bounds,
     const int *queries, const int *hidden, const float *q, const float *k, const float *v, const float *slot_k,
-    const float *slot_v, const float *grad, const float *stats, const float *means, float factor, float scale, float *grads) {
+    const float *slot_v, const float *slab, const float *grad, const float *stats, const float *means, float factor, float scale,
+    float *grads) {
     SHARED_MEMORY;
     Memory *m = (Memory *)memory;
     float *left = m->left, *slope = m->slope, *keys = m->keys, *values = m->values, *weights = m->weights;
@@ -248,6 +161,9 @@ KERNEL void attend_back_queries(
     for (int stream = tile.stream; stream < tile.stream + tile.streams; stream++) {
         Stream s = streams[stream];
         const int *low = bounds + stream * 2 * TILE, *high = low + TILE;
+#if RELATIVE
+        set_bases(h, s.slots, m);
+#endif
         for (int first = s.first; first < s.last; first += BLOCK) {
             positions(h, s, first, batch, hidden, at);
             __syncthreads();
@@ -256,6 +172,10 @@ KERNEL void attend_back_queries(
             float logits[4][KEYS], slopes[4][KEYS];
             products(left, keys, logits);
             products(slope, values, slopes);
+#if RELATIVE
+            int loaded, from = s.start + first * s.step, to = from + (BLOCK - 1) * s.step;
+            relate(h, s.slots, head, slab, from, to, at, &loaded, m, logits);
+#endif
             differentiate(s, low, high, lanes, at, first, h->offset, most, share, mean, factor, scale, logits, slopes);
             for (int i = 0; i < 4; i++) for (int j = 0; j < KEYS; j++)
                 weights[(row + i) * (BLOCK + 1) + column * KEYS + j] = slopes[i][j];
@@ -267,6 +187,21 @@ KERNEL void attend_back_queries(
                     if (element < WIDTH) result[i][x] += weight * keys[key * PITCH + element];
                 }
             }
+#if RELATIVE
+            Range range = reach(m, from, to, s.slots ? h->slot_distances : h->distances);
+            for (int band = range.first; band < range.end; band += BAND) {
+                if (band != loaded) load_distances(h, s.slots, head, slab, band, m);
+                loaded = band;
+                for (int key = 0; key < BLOCK; key++) for (int i = 0; i < 4; i++) {
+                    float weight = weights[(row + i) * (BLOCK + 1) + key];
+                    const float *line = m->band + in_band(m, row + i, at[key], band) * PITCH;
+                    for (int x = 0; x < COLUMNS; x++) {
+                        int element = column + 8 * x;
+                        if (element < WIDTH) result[i][x] += weight * line[element];
+                    }
+                }
+            }
+#endif
             __syncthreads();
         }
     }
@@ -285,8 +220,8 @@ KERNEL void attend_back_queries(
 KERNEL void attend_back_keys(
     const Header *header, const Tile *tiles, const int *blocks, const int *visits, const Stream *streams, const int *bounds,
     const int *queries, const int *hidden, const float *q, const float *k, const float *v, const float *slot_k,
-    const float *slot_v, const float *grad, const float *stats, const float *means, float factor, float scale, int shared,
-    float *grads) {
+    const float *slot_v, const float *slab, const float *grad, const float *stats, const float *means, float factor, float scale,
+    int shared, float *parts, float *grads) {
     SHARED_MEMORY;
     Memory *m = (Memory *)memory;
     float *left = m->left, *slope = m->slope, *keys = m->keys, *values = m->values;
@@ -311,6 +246,12 @@ KERNEL void attend_back_keys(
     float sum_k[GROUP][COLUMNS], sum_v[GROUP][COLUMNS];
     int group = me / 8 * GROUP, column = me % 8, row = me / 8 * 4;
     for (int i = 0; i < GROUP; i++) for (int x = 0; x < COLUMNS; x++) sum_k[i][x] = sum_v[i][x] = 0.0f;
+#if RELATIVE
+    // keys were multiplied with q + u
+    float total[GROUP];
+    for (int i = 0; i < GROUP; i++) total[i] = 0.0f;
+    const float *u = is_slots ? 0 : slab + h->slab + bias_at(h, 0, head);
+#endif
     for (int visit = range[0]; visit < range[1]; visit++) {
         int number = visits[2 * visit], stream = visits[2 * visit + 1];
         Tile tile = tiles[number];
@@ -318,6 +259,9 @@ KERNEL void attend_back_keys(
         const int *low = bounds + stream * 2 * TILE, *high = low + TILE;
         __syncthreads();
         recall(h, batch, head, number, tile, queries, stats, means, lanes, most, share, mean);
+#if RELATIVE
+        set_bases(h, is_slots, m);
+#endif
         if (me < BLOCK) {
             int shift = home[me] - s.start;
             at[me] = home[me] >= 0 && shift >= 0 && shift % s.step == 0 ? home[me] : -1;
@@ -329,6 +273,10 @@ KERNEL void attend_back_keys(
         float logits[4][KEYS], slopes[4][KEYS];
         products(left, keys, logits);
         products(slope, values, slopes);
+#if RELATIVE
+        int loaded;
+        relate(h, is_slots, head, slab, start, start + BLOCK - 1, at, &loaded, m, logits);
+#endif
         differentiate(s, low, high, lanes, at, 0, h->offset, most, share, mean, factor, scale, logits, slopes);
         for (int i = 0; i < 4; i++) for (int j = 0; j < KEYS; j++) {
             int place = (row + i) * (BLOCK + 1) + column * KEYS + j;
@@ -339,6 +287,9 @@ KERNEL void attend_back_keys(
         for (int lane = 0; lane < TILE; lane++) for (int i = 0; i < GROUP; i++) {
             if (group + i >= BLOCK) continue;
             float weight = weights[lane * (BLOCK + 1) + group + i], steep = slopes_of[lane * (BLOCK + 1) + group + i];
+#if RELATIVE
+            total[i] += steep;
+#endif
             for (int x = 0; x < COLUMNS; x++) {
                 int element = column + 8 * x;
                 if (element >= WIDTH) continue;
@@ -347,6 +298,18 @@ KERNEL void attend_back_keys(
             }
         }
     }
+#if RELATIVE
+    for (int i = 0; i < GROUP; i++) for (int x = 0; x < COLUMNS; x++)
+        if (u && column + 8 * x < WIDTH) sum_k[i][x] += total[i] * u[column + 8 * x];
+    // the part of these keys in the gradient of u
+    if (column == 0) for (int i = 0; i < GROUP; i++) if (group + i < BLOCK) m->lean[group + i] = total[i];
+    __syncthreads();
+    for (int x = me; x < WIDTH; x += THREADS) {
+        float sum = 0.0f;
+        for (int key = 0; key < BLOCK; key++) sum += m->lean[key] * keys[key * PITCH + x];
+        parts[(((long long)batch * h->heads + head) * gridDim.x + blockIdx.x) * WIDTH + x] = sum;
+    }
+#endif
     for (int i = 0; i < GROUP; i++) {
         if (group + i >= BLOCK || home[group + i] < 0) continue;
         long long position = home[group + i];

@@ -1,4 +1,4 @@
-//! The CUDA kernels ([`SOURCE`], compiled at run time) and what they read.
+//! The CUDA kernels ([`source`], compiled at run time) and what they read.
 
 pub mod launch;
 pub mod tables;
@@ -7,14 +7,20 @@ pub mod tensors;
 #[cfg(test)]
 mod tests;
 
-/// CUDA C, compiled with [`launch::defines`].
-pub const SOURCE: &str = include_str!("attend.cu");
+/// Name and text of the kernels in CUDA C, compiled with [`launch::defines`].
+pub fn source(relative: bool) -> (&'static str, &'static str) {
+    const PLAIN: &str = concat!(include_str!("common.cu"), include_str!("attend.cu"));
+    const RELATIVE: &str =
+        concat!(include_str!("common.cu"), include_str!("attend.cu"), include_str!("relative.cu"));
+    if relative { ("attend-relative", RELATIVE) } else { ("attend", PLAIN) }
+}
 
-/// Whether there are kernels for this call; relative positions and wider heads run composed.
+/// Whether there are kernels for this call; wider heads run composed.
 ///
 /// # Errors
 /// Queries that are not [b, h, n, d].
 #[cfg(feature = "cuda")]
 pub fn takes(q: &candle_core::Tensor, call: &super::Attend) -> candle_core::Result<bool> {
-    Ok(call.relative.is_none() && q.dim(3)? <= tables::WIDEST)
+    let widest = if call.relative.is_some() { tables::WIDEST_RELATIVE } else { tables::WIDEST };
+    Ok(q.dim(3)? <= widest)
 }

@@ -4,12 +4,18 @@ use candle_core::cuda_backend::{CudaDevice, CudaStorage};
 use candle_core::{Layout, Result, Shape, Storage, Tensor, bail};
 
 use super::launch::{Call, Inputs, Outputs, Saved};
-use super::tables::Places;
-use crate::kernel::attend::cpu::arguments::{Operand, Operands};
+use super::tables::{Distances, Places};
+use crate::kernel::attend::cpu::arguments::{Operand, Operands, RelativeForm};
 use crate::kernel::attend::cpu::operands::{Dims, Place};
 use crate::kernel::cuda::{View, tensors};
 
-/// Places of the five operands in arguments of these layouts.
+/// What the kernels know of tables of distances.
+pub fn distances(form: RelativeForm) -> Distances {
+    let (slots, segment, rank) = form.slots.unwrap_or((0, 1, 0));
+    Distances { keys: form.distances, slots, segment, rank }
+}
+
+/// Places of the operands in arguments of these layouts.
 fn places(operands: &Operands, layouts: &[Layout]) -> Result<Places> {
     let place = |operand: &Operand| operand.place(&layouts[operand.argument]).map(Some);
     let [q, k, v] = &operands.main;
@@ -17,15 +23,19 @@ fn places(operands: &Operands, layouts: &[Layout]) -> Result<Places> {
         Some([k, v]) => (place(k)?, place(v)?),
         None => (None, None),
     };
-    Ok(Places { q: place(q)?, k: place(k)?, v: place(v)?, slot_k, slot_v, ..Places::default() })
+    let slab = operands.relative.as_ref().map_or(0, |form| layouts[form.argument].start_offset());
+    Ok(Places { q: place(q)?, k: place(k)?, v: place(v)?, slot_k, slot_v, slab, ..Places::default() })
 }
 
-/// Queries, keys, values, keys and values of the slots; where there are none, the queries stand in unread.
+/// Queries, keys, values, keys and values of the slots, tables of distances; where there are none, the queries stand in
+/// unread.
 fn inputs<'a>(operands: &Operands, storages: &[&'a CudaStorage]) -> Result<Inputs<'a, CudaDevice>> {
-    let view = |operand: &Operand| storages[operand.argument].as_cuda_slice::<f32>().map(View::all);
+    let argument = |number: usize| storages[number].as_cuda_slice::<f32>().map(View::all);
+    let view = |operand: &Operand| argument(operand.argument);
     let [q, k, v] = &operands.main;
     let [slot_k, slot_v] = operands.slots.as_ref().unwrap_or(const { &[Operand::NONE; 2] });
-    Ok([view(q)?, view(k)?, view(v)?, view(slot_k)?, view(slot_v)?])
+    let slab = argument(operands.relative.as_ref().map_or(q.argument, |form| form.argument))?;
+    Ok([view(q)?, view(k)?, view(v)?, view(slot_k)?, view(slot_v)?, slab])
 }
 
 /// The output, merged heads, and what its backward pass needs.
@@ -65,8 +75,12 @@ fn with_gradients(operands: &Operands, tensors: &[&Tensor], layouts: &[Layout]) 
         Some([k, v]) => (place(k)?, place(v)?),
         None => (None, None),
     };
+    let d_slab = operands.relative.as_ref().map_or(0, |form| starts[form.argument]);
     let places = places(operands, layouts)?;
-    Ok((Places { d_q: place(q)?, d_k: place(k)?, d_v: place(v)?, d_slot_k, d_slot_v, ..places }, total))
+    Ok((
+        Places { d_q: place(q)?, d_k: place(k)?, d_v: place(v)?, d_slot_k, d_slot_v, d_slab, ..places },
+        total,
+    ))
 }
 
 /// The gradients of `tensors`.

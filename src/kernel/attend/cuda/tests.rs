@@ -3,9 +3,9 @@
 
 use candle_core::{Device, Tensor};
 
-use super::SOURCE;
 use super::launch::{Call, Outputs, defines};
-use super::tables::{Places, WIDEST, memory_bytes};
+use super::source;
+use super::tables::{Distances, Places, WIDEST, WIDEST_RELATIVE, memory_bytes};
 use crate::kernel::Mode;
 use crate::kernel::attend::cpu::operands::{Dims, Place};
 use crate::kernel::attend::cpu::plan::Plan;
@@ -19,6 +19,8 @@ use crate::kernel::heads::{merge, split};
 struct Buffer {
     data: Vec<f32>,
     places: Vec<Option<Place>>,
+    /// Start and length of the table, both biases and the table of slots.
+    slab: Vec<(usize, usize)>,
 }
 
 impl Buffer {
@@ -34,7 +36,13 @@ impl Buffer {
                 Place { start, batch: case.heads * head, head, row: case.d }
             }));
         }
-        Self { data, places }
+        let mut slab = Vec::new();
+        for name in ["table", "u", "w", "slot_table"] {
+            let Some((_, tensor)) = operands.named.iter().find(|(key, _)| *key == name) else { continue };
+            slab.push((data.len(), tensor.elem_count()));
+            data.extend(tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap());
+        }
+        Self { data, places, slab }
     }
 
     fn operand(&self, case: &Case, index: usize, rows: usize) -> &[f32] {
@@ -51,18 +59,26 @@ fn emulate(machine: &Emulated, case: &Case, seed: u64) -> Vec<Vec<f32>> {
     let dims = Dims { batch: *batch, heads: *heads, width: *d, queries, keys, slots };
     let plan = Plan::new(pattern, *heads).unwrap();
     let hidden = operands.hidden(keys + slots);
-    let call = Call { plan: &plan, dims, scale: case.scale as f32, hidden: &hidden };
+    let rows =
+        |name: &str| operands.named.iter().find(|(key, _)| *key == name).map(|(_, table)| table.dims()[1]);
+    let relative = case.relative.map(|segments| {
+        let (segment, rank) = segments.unwrap_or((1, 0));
+        Distances { keys: rows("table").unwrap(), slots: rows("slot_table").unwrap_or(0), segment, rank }
+    });
+    let call = Call { plan: &plan, dims, scale: case.scale as f32, hidden: &hidden, relative };
     let x = Buffer::new(case, &operands);
     let [q, k, v, slot_k, slot_v] = [0, 1, 2, 3, 4].map(|index| x.places[index]);
     let (d_q, d_k, d_v, d_slot_k, d_slot_v) = (q, k, v, slot_k, slot_v);
-    let places = Places { q, k, v, slot_k, slot_v, d_q, d_k, d_v, d_slot_k, d_slot_v, ..Places::default() };
+    let slab = x.slab.first().map_or(0, |&(start, _)| start);
+    let given = Places { q, k, v, slot_k, slot_v, slab, ..Places::default() };
+    let places = Places { d_q, d_k, d_v, d_slot_k, d_slot_v, d_slab: slab, ..given };
 
-    let inputs = [View::all(&x.data); 5];
+    let inputs = [View::all(&x.data); 6];
     let (out, saved) = call.forward(machine, inputs, &places).unwrap();
     let grad = merge(&operands.grad_out).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
     let outputs = Outputs { out: View::all(&out), grad: View::all(&grad) };
     let data = call.backward(machine, inputs, outputs, &saved, &places, x.data.len()).unwrap();
-    let grads = Buffer { data, places: x.places.clone() };
+    let grads = Buffer { data, places: x.places.clone(), slab: x.slab.clone() };
 
     let out = Tensor::from_vec(out, (*batch, queries, heads * d), &Device::Cpu).unwrap();
     let out = split(&out, *heads).unwrap();
@@ -72,15 +88,18 @@ fn emulate(machine: &Emulated, case: &Case, seed: u64) -> Vec<Vec<f32>> {
             results.push(grads.operand(case, index, rows).to_vec());
         }
     }
+    results.extend(grads.slab.iter().map(|&(start, len)| grads.data[start..start + len].to_vec()));
     results
 }
 
 #[test]
 fn the_kernels_run_thread_by_thread_give_the_results_of_the_cpu() {
-    assert!(memory_bytes(WIDEST) <= 99 << 10, "no block of an RTX card has so much shared memory");
+    for memory in [memory_bytes(WIDEST, false), memory_bytes(WIDEST_RELATIVE, true)] {
+        assert!(memory <= 99 << 10, "no block of an RTX card has so much shared memory");
+    }
     let machine = Emulated::default();
     let wide = Case::new(crate::pattern::Pattern::full(30, 40, false), 1, 1, 128);
-    let cases = cases().into_iter().chain([wide]).filter(|case| case.relative.is_none());
+    let cases = cases().into_iter().chain([wide]);
     for (seed, case) in cases.enumerate() {
         let want = evaluate(&case, seed as u64, Form::Separate, Mode::Fused).unwrap();
         let got = emulate(&machine, &case, seed as u64);
@@ -104,12 +123,16 @@ fn the_kernels_run_thread_by_thread_give_the_results_of_the_cpu() {
 #[ignore = "needs an NVRTC library, named by EFFATTN_NVRTC"]
 fn nvrtc_compiles_the_kernels_for_all_architectures() {
     for architecture in [80, 90] {
-        for width in [8, 33, 64, WIDEST] {
-            let module = Module { name: "attend", source: SOURCE, defines: &defines(width) };
+        for (width, relative) in
+            [(8, false), (33, false), (64, false), (WIDEST, false), (8, true), (33, true), (64, true)]
+        {
+            let (name, source) = source(relative);
+            let module = Module { name, source, defines: &defines(width, relative) };
             let result = nvrtc(&module, architecture);
             assert!(result.is_ok(), "compute_{architecture}, width {width}: {}", result.unwrap_err());
         }
     }
-    let wrong = [("WIDTH", 8), ("BLOCK", 32), ("MEMORY", 1)];
-    assert!(nvrtc(&Module { name: "attend", source: SOURCE, defines: &wrong }, 80).is_err());
+    let wrong = [("WIDTH", 8), ("BLOCK", 32), ("RELATIVE", 0), ("MEMORY", 1)];
+    let (name, source) = source(false);
+    assert!(nvrtc(&Module { name, source, defines: &wrong }, 80).is_err());
 }

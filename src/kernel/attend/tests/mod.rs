@@ -29,6 +29,17 @@ fn scattered() -> Pattern {
     Pattern::shared(20, 20, 6, 0, groups)
 }
 
+/// Queries and keys of a group far from each other: no tile has neighbours only.
+fn far_apart() -> Pattern {
+    let every = |start, len, step| Span { start, len, step };
+    let band = Rule::Band { left: Some(150), right: Some(0), skip: Some(3) };
+    let groups = vec![
+        group(every(0, 50, 4), &[(Span::range(0, 120), Rule::CAUSAL), (every(121, 20, 5), Rule::CAUSAL)]),
+        group(every(1, 50, 4), &[(every(2, 110, 2), band)]),
+    ];
+    Pattern::shared(200, 230, 0, 30, groups)
+}
+
 pub(super) fn cases() -> Vec<Case> {
     let segments = |segment, rank| Rule::EarlierSegments { segment, rank };
     let mut cases = Vec::new();
@@ -62,6 +73,10 @@ pub(super) fn cases() -> Vec<Case> {
         cases.push(Case::new(pattern, 2, 2, 8).relative(Some((4, 2))).hidden(0.2));
     }
     cases.push(Case::new(Pattern::full(40, 60, true), 2, 2, 8).relative(None));
+    cases.push(Case::new(far_apart(), 2, 2, 8).relative(None).hidden(0.2));
+    let mut a = far_apart();
+    a.heads.extend(Pattern::full(200, 230, true).heads);
+    cases.push(Case::new(a, 2, 2, 8).relative(None));
     cases
 }
 
