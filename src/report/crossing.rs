@@ -4,6 +4,7 @@ use std::io;
 
 use crate::record::Row;
 use crate::report::chart::{Chart, Crossing, DotPanel, Panel, Quantity, Series, dots, figure};
+use crate::report::place;
 use crate::report::table::Table;
 
 /// Full attention in classifiers and in language models.
@@ -48,11 +49,8 @@ fn panels(rows: &[Row]) -> Vec<DotPanel> {
                 continue;
             }
             let title = if panel.title.is_empty() { figure.subtitle.clone() } else { panel.title.clone() };
-            let index = all.iter().position(|known| known.title == title).unwrap_or_else(|| {
-                all.push(DotPanel { title, rows: Vec::new() });
-                all.len() - 1
-            });
-            add(&mut all[index], panel, full, is_time);
+            let new = || DotPanel { title: title.clone(), rows: Vec::new() };
+            add(place(&mut all, |known| known.title == title, new), panel, full, is_time);
         }
     }
     all.retain(|panel| !panel.rows.is_empty());
@@ -62,11 +60,7 @@ fn panels(rows: &[Row]) -> Vec<DotPanel> {
 fn add(dots: &mut DotPanel, panel: &Panel, full: &Series, is_time: bool) {
     for series in panel.series.iter().filter(|series| series.label != full.label) {
         let Some(found) = crossing(series, full) else { continue };
-        let index = dots.rows.iter().position(|row| row.0 == series.label).unwrap_or_else(|| {
-            dots.rows.push((series.label.clone(), None, None));
-            dots.rows.len() - 1
-        });
-        let row = &mut dots.rows[index];
+        let row = place(&mut dots.rows, |row| row.0 == series.label, || (series.label.clone(), None, None));
         if is_time { row.1 = Some(found) } else { row.2 = Some(found) }
     }
 }

@@ -32,3 +32,12 @@ pub fn measured(rows: &[Row], references: &[Reference], prefix: &str) -> io::Res
     charts.extend(reference::chart(rows, references, prefix)?);
     Ok(charts)
 }
+
+/// The first of `all` that is wanted; a new one at the end if there is none.
+fn place<T>(all: &mut Vec<T>, wanted: impl Fn(&T) -> bool, new: impl FnOnce() -> T) -> &mut T {
+    let index = all.iter().position(wanted).unwrap_or_else(|| {
+        all.push(new());
+        all.len() - 1
+    });
+    &mut all[index]
+}

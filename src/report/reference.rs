@@ -6,6 +6,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::chart::{Chart, RatioPanel, ratios};
+use super::place;
 use super::table::Table;
 use crate::record::{Pass, Row};
 use crate::stats::median;
@@ -228,15 +229,6 @@ pub fn chart(rows: &[Row], references: &[Reference], prefix: &str) -> io::Result
         format!("{} cells, geometric mean {mean:.2}, least {least:.2}; a mark per length", pairs.len());
     let axis = "times as fast as the reference";
     ratios(&format!("{prefix}-reference"), (TITLE, &subtitle), axis, &panels).map(Some)
-}
-
-/// The first of `all` that is wanted; a new one at the end if there is none.
-fn place<T>(all: &mut Vec<T>, wanted: impl Fn(&T) -> bool, new: impl FnOnce() -> T) -> &mut T {
-    let index = all.iter().position(wanted).unwrap_or_else(|| {
-        all.push(new());
-        all.len() - 1
-    });
-    &mut all[index]
 }
 
 #[cfg(test)]

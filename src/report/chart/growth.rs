@@ -4,6 +4,7 @@ use std::io;
 
 use super::{Chart, Figure, Measured, Missing, Panel, Series, Unit};
 use crate::record::{Outcome, Pass, Row};
+use crate::report::place;
 
 /// What a growth chart shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,16 +115,13 @@ pub fn figure(rows: &[Row], quantity: Quantity) -> Option<Figure> {
             labels.push(label.clone());
             labels.len() - 1
         });
-        let panel = panels.iter().position(|(known, _)| *known == key).unwrap_or_else(|| {
-            panels.push((key, Panel { title: capital(&join(key, true)), series: Vec::new() }));
-            panels.len() - 1
-        });
-        let series = &mut panels[panel].1.series;
-        let index = series.iter().position(|series| series.label == label).unwrap_or_else(|| {
-            series.push(Series { label, look, ..Series::default() });
-            series.len() - 1
-        });
-        add(&mut series[index], row, quantity);
+        let panel = place(
+            &mut panels,
+            |(known, _)| *known == key,
+            || (key, Panel { title: capital(&join(key, true)), series: Vec::new() }),
+        );
+        let new = || Series { label: label.clone(), look, ..Series::default() };
+        add(place(&mut panel.1.series, |series| series.label == label, new), row, quantity);
     }
     let mut panels: Vec<Panel> = panels.into_iter().map(|(_, panel)| panel).collect();
     finish(&mut panels, &labels);

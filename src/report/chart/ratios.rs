@@ -116,8 +116,9 @@ mod tests {
         let panel = Panel { title: "Training".into(), rows: vec![slow, ("ls".into(), vec![(512, 1.75)])] };
         let chart = ratios("x", ("T", "S"), "times", &[panel]).unwrap();
         assert!(chart.csv.ends_with("Training,full,32768,0.5\nTraining,ls,512,1.75\n"), "{}", chart.csv);
-        let stems = chart.svg.matches("stroke-width=\"4\"").count();
-        assert!(stems >= 9 && chart.svg.contains("0.5×") && !chart.svg.contains("NaN"), "{}", chart.svg);
+        let thick = |line: &&str| line.starts_with("<line") && line.contains("stroke-width=\"4\"");
+        assert_eq!(chart.svg.lines().filter(thick).count(), 9 + 1, "a stem each, and what they start from");
+        assert!(chart.svg.contains("0.5×") && !chart.svg.contains("NaN"), "{}", chart.svg);
     }
 
     #[test]
