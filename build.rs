@@ -1,23 +1,70 @@
-//! Names the commit that the binary is built from; absent outside a checkout.
+//! Names what the binary is built from: the commit (absent outside a checkout), and a hash over sources, toolchain and
+//! flags, by which two builds of one commit differ.
 
+use std::path::Path;
 use std::process::Command;
 
-fn git(arguments: &[&str]) -> Option<String> {
+/// Everything that is compiled in.
+const SOURCES: &[&str] =
+    &["src", "suites", "tests/golden", "README.md", "LICENSE-APACHE", "build.rs", "Cargo.toml", "Cargo.lock"];
+
+fn said(program: &str, arguments: &[&str]) -> Option<String> {
     let output =
-        Command::new("git").args(arguments).output().ok().filter(|output| output.status.success())?;
+        Command::new(program).args(arguments).output().ok().filter(|output| output.status.success())?;
     Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
+/// FNV-1a.
+struct Hash(u64);
+
+impl Hash {
+    fn feed(&mut self, bytes: &[u8]) {
+        for byte in (bytes.len() as u64).to_le_bytes().iter().chain(bytes) {
+            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
+
+    /// A file, or every file below a folder in the order of their names.
+    fn file(&mut self, path: &Path) {
+        self.feed(path.to_string_lossy().as_bytes());
+        if let Ok(bytes) = std::fs::read(path) {
+            return self.feed(&bytes);
+        }
+        let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+        let mut paths: Vec<_> = entries.map(|entry| entry.path()).collect();
+        paths.sort();
+        paths.iter().for_each(|path| self.file(path));
+    }
+}
+
+fn build() -> u64 {
+    let mut hash = Hash(0xcbf2_9ce4_8422_2325);
+    SOURCES.iter().for_each(|path| hash.file(Path::new(path)));
+    let rustc = std::env::var("RUSTC").unwrap_or_else(|_| "rustc".to_owned());
+    hash.feed(said(&rustc, &["-vV"]).unwrap_or_default().as_bytes());
+    let flags = ["CARGO_ENCODED_RUSTFLAGS", "CARGO_CFG_TARGET_FEATURE", "TARGET", "PROFILE", "OPT_LEVEL"];
+    let mut settings: Vec<_> = std::env::vars()
+        .filter(|(name, _)| flags.contains(&name.as_str()) || name.starts_with("CARGO_FEATURE_"))
+        .collect();
+    settings.sort();
+    settings.iter().for_each(|(name, value)| hash.feed(format!("{name}={value}").as_bytes()));
+    hash.0
+}
+
 fn main() {
-    for path in ["src", "suites", "build.rs", "Cargo.toml"] {
+    for path in SOURCES {
         println!("cargo::rerun-if-changed={path}");
     }
+    let build = format!("{:016x}", build());
+    println!("cargo::rustc-env=EFFATTN_BUILD={build}");
+    let git = |arguments: &[&str]| said("git", arguments);
     let Some(commit) = git(&["rev-parse", "--short=12", "HEAD"]) else { return };
     if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]) {
         println!("cargo::rerun-if-changed={log}");
     }
-    let changed =
-        git(&["status", "--porcelain", "--untracked-files=no", "--", "src", "suites", "Cargo.toml"]);
-    let dirty = if changed.is_some_and(|files| !files.is_empty()) { "-dirty" } else { "" };
+    let status = ["status", "--porcelain", "--"];
+    let changed = git(&[&status[..], SOURCES].concat());
+    let dirty = changed.is_some_and(|files| !files.is_empty());
+    let dirty = if dirty { format!("-dirty-{}", &build[..8]) } else { String::new() };
     println!("cargo::rustc-env=EFFATTN_COMMIT={commit}{dirty}");
 }

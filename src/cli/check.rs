@@ -112,7 +112,7 @@ fn report(done: &[Checked], args: &Args, threads: usize, term: &Term) -> Result<
     let plan = Plan {
         name: "check".to_owned(),
         command: "check".to_owned(),
-        argv: std::env::args().skip(1).collect(),
+        argv: crate::run::manifest::argv(),
         threads,
         device: args.device.to_string(),
         ..Plan::default()

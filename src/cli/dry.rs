@@ -29,8 +29,7 @@ pub fn run(
     exports: &Exports,
     term: &Term,
 ) -> Result<u8> {
-    let program = std::env::current_exe()?;
-    let launcher = Launcher { program, arguments: vec!["worker".to_owned()], threads: ready.threads };
+    let launcher = Launcher::own(ready.threads)?;
     let mut rates = HashMap::new();
     let mut plan = plan.clone();
     for (cell, request) in plan.cells.iter_mut().zip(requests) {
@@ -55,8 +54,7 @@ pub fn run(
 
 /// Multiply-adds per second in a few steps of the model of `spec` at length `len`; none if it cannot step.
 pub fn rate(spec: &Spec, len: u64, ready: &start::Ready) -> Result<Option<f64>> {
-    let program = std::env::current_exe()?;
-    let launcher = Launcher { program, arguments: vec!["worker".to_owned()], threads: ready.threads };
+    let launcher = Launcher::own(ready.threads)?;
     let probe = Request { spec: spec.clone(), warmup: 1, min_runs: 1, runs: 3, max_time: 0.5, timeout: 60.0 };
     Ok(speed::probe(&probe, len, &launcher, ready.memory_limit, &Stop::default())?)
 }

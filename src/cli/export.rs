@@ -52,6 +52,9 @@ impl Exports {
             if path.is_dir() {
                 bail!("{flag} {} is a folder; give a file", path.display());
             }
+            if path.exists() && !path.is_file() {
+                continue; // a device or a FIFO is written through
+            }
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
             let folder = folder.unwrap_or(Path::new("."));
             if !folder.is_dir() {
@@ -91,5 +94,5 @@ fn put(path: &Path, text: &str) -> Result<()> {
     if is_stdout(path) {
         return Ok(term::data(text)?);
     }
-    file::write(path, text.as_bytes()).with_context(|| format!("{} cannot be written", path.display()))
+    file::put(path, text.as_bytes()).with_context(|| format!("{} cannot be written", path.display()))
 }

@@ -10,6 +10,7 @@ use crate::report::chart::{Quantity, figure};
 use crate::report::reference::{self, Reference};
 use crate::report::table::{self, Table};
 use crate::report::{measured, published, trained};
+use crate::run::manifest::argv;
 use crate::run::session::{Finished, Session};
 use crate::term::{self, Term, Warning};
 
@@ -51,7 +52,7 @@ pub fn finish(
     }
     term.say(&format!("rows: {}", finished.folder.join("rows.csv").display()));
     if stopped {
-        let line = continue_line(std::env::args().skip(1));
+        let line = continue_line(argv().into_iter());
         term.say(&format!("stopped; {done} of {of} cells are kept. Continue with: {line}"));
         return Ok(super::STOPPED);
     }

@@ -75,11 +75,11 @@ pub fn run(args: &Args, term: &Term) -> Result<u8> {
         bail!("no rows{what} under {}; measure first: effattn speed --quick", args.results.display());
     }
     if let Some(path) = &args.splice {
-        let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+        let text = file::read_to_string(path).with_context(|| path.display().to_string())?;
         let new = splice(&text, &document.markdown()).with_context(|| {
             format!("{} has no markers; put {BEGIN} and {END} on lines of their own", path.display())
         })?;
-        file::write(path, new.as_bytes()).with_context(|| path.display().to_string())?;
+        file::put(path, new.as_bytes()).with_context(|| path.display().to_string())?;
         term.say(&format!("{}: renewed", path.display()));
         return Ok(0);
     }
@@ -90,7 +90,7 @@ pub fn run(args: &Args, term: &Term) -> Result<u8> {
     match &args.output {
         None => term::data(&text)?,
         Some(path) => {
-            file::write(path, text.as_bytes()).with_context(|| path.display().to_string())?;
+            file::put(path, text.as_bytes()).with_context(|| path.display().to_string())?;
             term.say(&format!("report: {}", path.display()));
         }
     }

@@ -18,6 +18,7 @@ use crate::kernel::cpu::bf16;
 use crate::protocol::grid::Grid;
 use crate::protocol::text;
 use crate::record::file;
+use crate::run::manifest::argv;
 use crate::run::plan::{Cell, Plan};
 use crate::run::session::{Session, Surroundings};
 use crate::run::worker::Launcher;
@@ -74,9 +75,10 @@ pub fn plan(command: &str, grid: &Grid, ready: &Ready, cells: Vec<Cell>) -> Plan
         name: suite.map_or_else(|| command.to_owned(), |suite| suite.name.clone()),
         command: command.to_owned(),
         suite: suite.map(|suite| suite.text.clone()),
-        argv: std::env::args().skip(1).collect(),
+        argv: argv(),
         settings: serde_json::to_value(&grid.settings).unwrap_or_default(),
         cells,
+        machine: machine::identity(),
         data: BTreeMap::new(),
         threads: ready.threads,
         device: ready.device.to_string(),
@@ -114,12 +116,10 @@ pub fn session(
     text: Option<&NamedTempFile>,
     term: Term,
 ) -> Result<Session> {
-    let mut arguments = vec!["worker".to_owned()];
+    let mut launcher = Launcher::own(ready.threads)?;
     if let Some(text) = text {
-        arguments.extend(["--text".to_owned(), text.path().display().to_string()]);
+        launcher.arguments.extend(["--text".into(), text.path().into()]);
     }
-    let program = std::env::current_exe().context("the path of this program is unknown")?;
-    let launcher = Launcher { program, arguments, threads: ready.threads };
     if let Some(load) = machine::load()
         && load > 0.5 * threads::available() as f64
     {

@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::device::threads;
 use crate::protocol;
+use crate::run::manifest::BUILD;
 use crate::run::worker::Link;
 
 #[derive(clap::Args)]
@@ -13,9 +14,13 @@ pub struct Args {
     /// The bytes that models read; the built-in documents without
     #[arg(long)]
     text: Option<PathBuf>,
+    /// The build of the parent; any other refuses to work for it
+    #[arg(long)]
+    build: String,
 }
 
 pub fn run(args: &Args) -> Result<u8> {
+    ensure!(args.build == BUILD, "this worker is build {BUILD}, its run was started by build {}", args.build);
     let link = Link::open(|| std::process::exit(0));
     let text = match &args.text {
         Some(path) => std::fs::read(path).with_context(|| path.display().to_string())?,

@@ -11,6 +11,7 @@ use toml::Spanned;
 use super::grid::{Models, Variant};
 use super::settings::Settings;
 use super::{nearest, unknown};
+use crate::record::file::plain_name;
 use crate::record::{Outcome, Published};
 
 /// The suites in the binary: name and text.
@@ -242,7 +243,7 @@ impl Suite {
         }
         let name = Path::new(file).file_stem().map_or_else(|| file.into(), |stem| stem.to_string_lossy());
         Ok(Self {
-            name: name.into_owned(),
+            name: plain_name(&name),
             file: file.to_owned(),
             title: wire.title,
             protocol: wire.protocol.into_inner(),

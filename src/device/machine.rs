@@ -41,6 +41,13 @@ impl Machine {
     }
 }
 
+/// What of the machine and the allocator times and bytes depend on, in words.
+pub fn identity() -> String {
+    let Machine { cpu, cores, memory_bytes, os, arch, simd } = Machine::this();
+    let pages = if super::alloc::pages_kept() { "pages kept" } else { "pages returned" };
+    format!("{cpu}, {cores} cores, {memory_bytes} bytes, {os}, {arch}, {simd}, {pages}")
+}
+
 fn simd() -> &'static str {
     #[cfg(target_arch = "x86_64")]
     {

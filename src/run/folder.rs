@@ -11,6 +11,7 @@ use time::macros::format_description;
 use super::manifest::{Manifest, State, now};
 use super::plan::Plan;
 use super::{RunError, Stop};
+use crate::record::file;
 
 /// How long to wait for another process.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -23,7 +24,7 @@ pub struct RunFolder {
     pub manifest: Manifest,
     /// Whether an unfinished run is continued.
     pub continued: bool,
-    _lock: File,
+    _lock: Vec<File>,
 }
 
 impl RunFolder {
@@ -39,6 +40,7 @@ impl RunFolder {
         let kept = |state| state == State::Unfinished || state == State::Done && plan.keeps() && !fresh;
         for path in known(&base, &identity)? {
             let lock = lock(&path, stop)?;
+            file::sweep(&path);
             // The process that we waited for may have finished the run.
             let Some(mut manifest) = Manifest::read(&path)?.filter(|found| kept(found.state)) else {
                 continue;
@@ -73,7 +75,7 @@ impl RunFolder {
                 Err(source) => return Err(RunError::File { path, source }),
             }
             let lock = lock(&path, stop)?;
-            let manifest = Manifest::new(plan, &id);
+            let manifest = Manifest { order: newest(base)? + 1, ..Manifest::new(plan, &id) };
             manifest.write(&path)?;
             return Ok(Self { path, manifest, continued: false, _lock: lock });
         }
@@ -92,7 +94,7 @@ impl RunFolder {
             if is_link {
                 std::fs::remove_file(&latest)?;
             }
-            crate::record::file::write(&latest, format!("{}\n", self.manifest.id).as_bytes())
+            file::write(&latest, format!("{}\n", self.manifest.id).as_bytes())
         })
     }
 }
@@ -131,24 +133,53 @@ fn known(base: &Path, identity: &str) -> Result<Vec<PathBuf>, RunError> {
         }
         match Manifest::read(&path) {
             Ok(Some(manifest)) if manifest.identity == identity && manifest.state != State::Abandoned => {
-                found.push((manifest.start, path));
+                found.push((manifest.order, manifest.start, path));
             }
             Ok(_) | Err(RunError::Damaged { .. }) => {}
             Err(error) => return Err(error),
         }
     }
     found.sort();
-    Ok(found.into_iter().rev().map(|(_, path)| path).collect())
+    Ok(found.into_iter().rev().map(|(_, _, path)| path).collect())
 }
 
-fn lock(folder: &Path, stop: &Stop) -> Result<File, RunError> {
+/// The highest order of a run below `base`. Clocks go backwards, this does not.
+fn newest(base: &Path) -> Result<u64, RunError> {
+    let entries = std::fs::read_dir(base).map_err(RunError::file(base))?;
+    let folders = entries.flatten().map(|entry| entry.path()).filter(|path| !path.is_symlink());
+    let orders = folders.filter_map(|path| Some(Manifest::read(&path).ok()??.order));
+    Ok(orders.max().unwrap_or(0))
+}
+
+/// Locks `folder` and the file `lock` in it, which says who holds it: the folder cannot be deleted under a run, the
+/// file is what earlier versions look at, and all there is where folders cannot be locked.
+fn lock(folder: &Path, stop: &Stop) -> Result<Vec<File>, RunError> {
     let path = folder.join("lock");
-    let options = || OpenOptions::new().read(true).append(true).create(true).open(&path);
-    let mut file = options().map_err(RunError::file(&path))?;
+    let mut file =
+        OpenOptions::new().read(true).append(true).create(true).open(&path).map_err(RunError::file(&path))?;
+    let mut held = Vec::new();
+    if let Some(whole) = File::open(folder).ok().filter(|_| cfg!(unix)) {
+        match acquire(&whole, folder, stop) {
+            Ok(()) => held.push(whole),
+            Err(RunError::File { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    acquire(&file, folder, stop)?;
+    let told =
+        file.set_len(0).and_then(|()| writeln!(file, "process {} (since {} UTC)", std::process::id(), now()));
+    told.map_err(RunError::file(&path))?;
+    held.push(file);
+    Ok(held)
+}
+
+/// Locks `file`, waiting a while for whoever holds it.
+fn acquire(file: &File, folder: &Path, stop: &Stop) -> Result<(), RunError> {
+    let path = folder.join("lock");
     let start = Instant::now();
     loop {
         match file.try_lock() {
-            Ok(()) => break,
+            Ok(()) => return Ok(()),
             Err(TryLockError::WouldBlock) if start.elapsed() < PATIENCE && !stop.is_set() => {
                 std::thread::sleep(Duration::from_millis(100));
             }
@@ -163,10 +194,6 @@ fn lock(folder: &Path, stop: &Stop) -> Result<File, RunError> {
             Err(TryLockError::Error(source)) => return Err(RunError::File { path, source }),
         }
     }
-    let told =
-        file.set_len(0).and_then(|()| writeln!(file, "process {} (since {} UTC)", std::process::id(), now()));
-    told.map_err(RunError::file(&path))?;
-    Ok(file)
 }
 
 #[cfg(test)]
@@ -233,7 +260,35 @@ mod tests {
         stop.set(); // do not wait
         let error = RunFolder::open(root.path(), &plan(), false, &stop).err().unwrap().to_string();
         assert!(error.contains(&format!("in use by process {}", std::process::id())), "{error}");
+        // who deletes the file lets nobody in
+        std::fs::remove_file(held.path.join("lock")).unwrap();
+        assert!(RunFolder::open(root.path(), &plan(), false, &stop).is_err() || cfg!(not(unix)));
         drop(held);
+        assert!(RunFolder::open(root.path(), &plan(), false, &stop).is_ok());
+    }
+
+    #[test]
+    fn the_newest_run_is_the_one_made_last_whatever_the_clock_says() {
+        let root = tempfile::tempdir().unwrap();
+        let plan = Plan { command: "lra".to_owned(), ..plan() };
+        let mut first = open(root.path(), &plan, false).unwrap();
+        (first.manifest.state, first.manifest.start) = (State::Done, "2999-01-01T00:00:00Z".to_owned());
+        first.manifest.write(&first.path).unwrap();
+        drop(first);
+        let fresh = open(root.path(), &plan, true).unwrap();
+        let path = fresh.path.clone();
+        drop(fresh);
+        assert_eq!(open(root.path(), &plan, false).unwrap().path, path, "not the one before --fresh");
+    }
+
+    #[test]
+    fn temporary_files_of_a_killed_run_are_gone_when_it_goes_on() {
+        let root = tempfile::tempdir().unwrap();
+        let path = open(root.path(), &plan(), false).unwrap().path;
+        let left = path.join("cells/a/.effattn-x.part");
+        std::fs::create_dir_all(left.parent().unwrap()).unwrap();
+        std::fs::write(&left, b"half a checkpoint").unwrap();
+        assert!(open(root.path(), &plan(), false).unwrap().continued && !left.exists());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The journal: one line per finished cell, synced, so that whatever happens is kept up to the last line.
 
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -44,12 +44,11 @@ impl Journal {
     pub fn open(path: &Path) -> Result<(Self, Vec<Entry>), RunError> {
         let options = || OpenOptions::new().read(true).append(true).create(true).open(path);
         let mut file = options().map_err(RunError::file(path))?;
-        let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes).map_err(RunError::file(path))?;
-        let (entries, whole) = read(&bytes);
-        if whole < bytes.len() {
-            keep_aside(path, &bytes[whole..])?;
-            file.set_len(whole as u64).map_err(RunError::file(path))?;
+        let (entries, whole) =
+            read(BufReader::with_capacity(1 << 20, &file)).map_err(RunError::file(path))?;
+        if whole < file.metadata().map_err(RunError::file(path))?.len() {
+            keep_aside(path, &mut file, whole)?;
+            file.set_len(whole).map_err(RunError::file(path))?;
             file.seek(SeekFrom::End(0)).map_err(RunError::file(path))?;
         }
         Ok((Self(file), entries))
@@ -67,29 +66,35 @@ impl Journal {
     }
 }
 
-/// Keeps `removed` beside the journal at `path` where it is more than a line that was cut off.
-fn keep_aside(path: &Path, removed: &[u8]) -> Result<(), RunError> {
+/// Keeps what stands behind `whole` bytes of the journal at `path` in a file beside it, where it is more than a line
+/// that was cut off, behind what was put there before.
+fn keep_aside(path: &Path, file: &mut File, whole: u64) -> Result<(), RunError> {
+    let mut removed = Vec::new();
+    let read = file.seek(SeekFrom::Start(whole)).and_then(|_| file.read_to_end(&mut removed));
+    read.map_err(RunError::file(path))?;
     if !removed.contains(&b'\n') {
         return Ok(());
     }
     let aside = path.with_extension("damaged");
     log::warn!("{} has a damaged line; it and what follows is now in {}", path.display(), aside.display());
-    crate::record::file::write(&aside, removed).map_err(RunError::file(&aside))
+    let kept = OpenOptions::new().append(true).create(true).open(&aside);
+    let kept = kept.and_then(|mut kept| kept.write_all(&removed).and_then(|()| kept.sync_data()));
+    kept.map_err(RunError::file(&aside))
 }
 
 /// The entries of the lines that are whole, and how many bytes those take. Reading ends at the first line
 /// that is none.
-fn read(bytes: &[u8]) -> (Vec<Entry>, usize) {
-    let mut entries = Vec::new();
-    let mut at = 0;
-    while let Some(len) = bytes[at..].iter().position(|byte| *byte == b'\n') {
-        match serde_json::from_slice::<Entry>(&bytes[at..at + len]) {
+fn read(mut lines: impl BufRead) -> std::io::Result<(Vec<Entry>, u64)> {
+    let (mut entries, mut at, mut line) = (Vec::new(), 0, Vec::new());
+    while lines.read_until(b'\n', &mut line)? > 0 && line.ends_with(b"\n") {
+        match serde_json::from_slice::<Entry>(&line) {
             Ok(entry) => entries.push(entry),
             Err(_) => break,
         }
-        at += len + 1;
+        at += line.len() as u64;
+        line.clear();
     }
-    (entries, at)
+    Ok((entries, at))
 }
 
 #[cfg(test)]
@@ -113,8 +118,11 @@ mod tests {
         (0..3).for_each(|index| journal.append(&entry(index)).unwrap());
         let bytes = std::fs::read(&path).unwrap();
         for cut in 0..=bytes.len() {
-            let (kept, whole) = read(&bytes[..cut]);
-            assert_eq!(whole, bytes[..cut].iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1));
+            let (kept, whole) = read(&bytes[..cut]).unwrap();
+            assert_eq!(
+                whole,
+                bytes[..cut].iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at as u64 + 1)
+            );
             assert_eq!(kept, (0..kept.len()).map(entry).collect::<Vec<_>>());
         }
         for cut in (0..=bytes.len()).step_by(101) {
@@ -127,11 +135,23 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_second_damage_does_not_overwrite_what_was_put_aside_at_the_first() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("journal.jsonl");
+        for damage in ["one\n", "two\n"] {
+            std::fs::write(&path, damage).unwrap();
+            assert!(Journal::open(&path).unwrap().1.is_empty());
+        }
+        let aside = std::fs::read_to_string(folder.path().join("journal.damaged")).unwrap();
+        assert_eq!(aside, "one\ntwo\n");
+    }
+
     proptest! {
         #[test]
         fn any_bytes_are_a_journal(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-            let (_, whole) = read(&bytes);
-            prop_assert!(whole <= bytes.len());
+            let (_, whole) = read(&bytes[..]).unwrap();
+            prop_assert!(whole <= bytes.len() as u64);
         }
     }
 }

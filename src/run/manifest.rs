@@ -17,6 +17,9 @@ use crate::record::file;
 /// Version of the files in a run folder. Raised when an older program could misread them.
 pub const SCHEMA: u64 = 1;
 
+/// What the binary is built from: sources, toolchain, flags. Two builds of one commit with changes differ in it.
+pub const BUILD: &str = env!("EFFATTN_BUILD");
+
 /// How far a run is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -52,6 +55,9 @@ pub struct Manifest {
     pub version: String,
     /// Commit it was built from.
     pub commit: Option<String>,
+    /// The build; see [`BUILD`].
+    #[serde(default)]
+    pub build: String,
     /// Cargo features.
     pub features: Vec<String>,
     /// Device of the rows.
@@ -70,6 +76,9 @@ pub struct Manifest {
     pub data: BTreeMap<String, String>,
     /// Load average before the start.
     pub load_average: Option<f64>,
+    /// Its place among the runs of its folder: later runs have higher numbers, whatever the clock says.
+    #[serde(default)]
+    pub order: u64,
     /// When it started (UTC).
     pub start: String,
     /// When it was continued.
@@ -77,6 +86,11 @@ pub struct Manifest {
     pub continued: Vec<String>,
     /// When it ended.
     pub end: Option<String>,
+}
+
+/// The words that were typed, without the program; what is not Unicode in them is replaced.
+pub fn argv() -> Vec<String> {
+    std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect()
 }
 
 /// Now, as in manifests.
@@ -99,6 +113,7 @@ impl Manifest {
             suite: plan.suite.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             commit: option_env!("EFFATTN_COMMIT").map(str::to_owned),
+            build: BUILD.to_owned(),
             features: crate::device::features().into_iter().map(str::to_owned).collect(),
             device: plan.device.clone(),
             machine: serde_json::to_value(Machine::this()).unwrap_or(Value::Null),
@@ -111,6 +126,7 @@ impl Manifest {
             seeds: plan.seeds.clone(),
             data: plan.data.clone(),
             load_average: machine::load(),
+            order: 0,
             start: now(),
             continued: Vec::new(),
             end: None,
@@ -123,7 +139,7 @@ impl Manifest {
     /// Written by a newer version, or damaged.
     pub fn read(folder: &Path) -> Result<Option<Self>, RunError> {
         let path = folder.join("manifest.json");
-        let text = match std::fs::read_to_string(&path) {
+        let text = match file::read_to_string(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(source) => return Err(RunError::File { path, source }),

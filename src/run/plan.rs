@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
+use super::manifest::BUILD;
 use crate::record::Row;
 
 /// One thing to measure.
@@ -35,6 +36,8 @@ pub struct Plan {
     pub settings: Value,
     /// The cells.
     pub cells: Vec<Cell>,
+    /// The machine and how memory is allocated: another one does not continue the run.
+    pub machine: String,
     /// Hashes of the data, by name.
     pub data: BTreeMap<String, String>,
     /// CPU threads.
@@ -46,7 +49,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Twelve hex digits over cells, data, version and threads; where results are written does not count.
+    /// Twelve hex digits over cells, suite, data, build, machine and threads; where results are written does not count.
     pub fn identity(&self) -> String {
         let mut hash = Sha256::new();
         let mut feed = |text: &str| {
@@ -57,6 +60,9 @@ impl Plan {
         feed(&self.name);
         feed(env!("CARGO_PKG_VERSION"));
         feed(option_env!("EFFATTN_COMMIT").unwrap_or(""));
+        feed(BUILD);
+        feed(&self.machine);
+        feed(self.suite.as_deref().unwrap_or(""));
         feed(&self.threads.to_string());
         feed(&self.device);
         for (name, digest) in &self.data {
@@ -97,6 +103,8 @@ mod tests {
         let elsewhere = Plan { argv: vec!["-o".to_owned(), "x".to_owned()], ..plan.clone() };
         assert_eq!(plan.identity(), elsewhere.identity());
         assert_ne!(plan.identity(), Plan { threads: 1, ..plan.clone() }.identity());
+        assert_ne!(plan.identity(), Plan { machine: "another".to_owned(), ..plan.clone() }.identity());
+        assert_ne!(plan.identity(), Plan { suite: Some("edited".to_owned()), ..plan.clone() }.identity());
         assert_ne!(plan.identity(), Plan { cells: vec![cell("b")], ..plan.clone() }.identity());
     }
 }

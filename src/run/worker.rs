@@ -4,8 +4,9 @@
 //! parent, however the parent dies. It blocks on its pipe while others have their turn.
 
 use std::collections::VecDeque;
+use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,6 +16,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use super::manifest::BUILD;
 use super::outcome::{self, Ending};
 use super::{RunError, Stop};
 use crate::config::units::Bytes;
@@ -35,9 +37,25 @@ pub struct Launcher {
     /// The program.
     pub program: PathBuf,
     /// Its arguments.
-    pub arguments: Vec<String>,
+    pub arguments: Vec<OsString>,
     /// CPU threads.
     pub threads: usize,
+}
+
+impl Launcher {
+    /// Workers that are this program. On Linux they are what runs here, even where its file was replaced since; elsewhere
+    /// a worker of another build refuses.
+    ///
+    /// # Errors
+    /// A program that does not know its own path.
+    pub fn own(threads: usize) -> Result<Self, RunError> {
+        let running = Path::new("/proc/self/exe"); // of the child, until it is another program
+        let program = match cfg!(target_os = "linux") && running.exists() {
+            true => running.to_owned(),
+            false => std::env::current_exe().map_err(RunError::Worker)?,
+        };
+        Ok(Self { program, arguments: vec!["worker".into(), "--build".into(), BUILD.into()], threads })
+    }
 }
 
 /// What a parent hears while it waits.
@@ -75,7 +93,11 @@ impl Worker {
             command.env(name, launcher.threads.to_string());
         }
         #[cfg(unix)]
-        std::os::unix::process::CommandExt::process_group(&mut command, 0); // Ctrl-C goes to the parent only
+        {
+            use std::os::unix::process::CommandExt;
+            command.arg0("effattn");
+            command.process_group(0); // Ctrl-C goes to the parent only
+        }
         let mut child = command.spawn().map_err(RunError::Worker)?;
         let (sender, lines) = mpsc::channel();
         if let Some(stdout) = child.stdout.take() {
@@ -103,17 +125,25 @@ impl Worker {
             resident_peak: 0,
             grace: Duration::ZERO,
         };
-        worker.send(request);
+        worker.say(request).map_err(RunError::Worker)?;
         Ok(worker)
     }
 
     /// Sends a message. A worker that is gone is noticed by [`Self::hear`].
     pub fn send(&mut self, message: &impl Serialize) {
-        let Ok(mut line) = serde_json::to_string(message) else { return };
+        let _ = self.say(message);
+    }
+
+    /// An error is a message that cannot be written down, such as a path that is not UTF-8.
+    fn say(&mut self, message: &impl Serialize) -> io::Result<()> {
+        let mut line = serde_json::to_string(message).map_err(|error| {
+            io::Error::other(format!("{error}; give --data-dir and --output-path names in UTF-8"))
+        })?;
         line.push('\n');
         if let Some(stdin) = &mut self.stdin {
             let _ = stdin.write_all(line.as_bytes()).and_then(|()| stdin.flush());
         }
+        Ok(())
     }
 
     /// Waits for a message. The worker is killed when `deadline` passes (`timeout`), when its resident size
@@ -290,7 +320,7 @@ mod tests {
     use super::*;
 
     fn shell(script: &str) -> Worker {
-        let arguments = vec!["-c".to_owned(), script.to_owned()];
+        let arguments = vec!["-c".into(), script.into()];
         let launcher = Launcher { program: "/bin/sh".into(), arguments, threads: 1 };
         Worker::start(&launcher, &"request").unwrap()
     }

@@ -17,6 +17,7 @@ use super::schedule::Schedule;
 use super::step::Trainer;
 use crate::kernel::adamw::Moments;
 use crate::nn::params::{Builder, Params};
+use crate::record::file;
 
 /// Version of the file format; a reader takes this and nothing newer.
 pub const SCHEMA: u32 = 1;
@@ -165,8 +166,7 @@ pub fn save(
         ("model".into(), model.to_string()),
         ("state".into(), state.to_string()),
     ]);
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let file = tempfile::Builder::new().prefix(".checkpoint-").tempfile_in(folder).map_err(io)?;
+    let file = file::beside(path).map_err(io)?;
     safetensors::serialize_to_file(tensors, Some(metadata), file.path()).map_err(|error| match error {
         safetensors::SafeTensorError::IoError(source) => io(source),
         other => io(std::io::Error::other(other)),

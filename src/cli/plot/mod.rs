@@ -318,7 +318,7 @@ fn kept_run(name: &str, settings: serde_json::Value, root: &Path, seed: u64) -> 
     let plan = Plan {
         name: name.to_owned(),
         command: format!("plot {name}"),
-        argv: std::env::args().skip(1).collect(),
+        argv: crate::run::manifest::argv(),
         settings,
         threads: crate::device::threads::available(),
         device: "cpu".to_owned(),

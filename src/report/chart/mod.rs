@@ -24,6 +24,8 @@ mod style;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::record::file;
+
 pub use bars::{Bar, Panel as BarPanel, bars};
 pub use bubbles::{Bubble, bubbles};
 pub use dots::{Crossing, Panel as DotPanel, dots};
@@ -54,10 +56,16 @@ impl Chart {
     /// The folder cannot be made or written.
     pub fn write(&self, folder: &Path) -> io::Result<PathBuf> {
         std::fs::create_dir_all(folder)?;
-        let picture = folder.join(format!("{}.svg", self.name));
-        crate::record::file::write(&folder.join(format!("{}.csv", self.name)), self.csv.as_bytes())?;
-        crate::record::file::write(&picture, self.svg.as_bytes())?;
-        Ok(picture)
+        let name = file::plain_name(&self.name); // it may stand in rows that somebody else wrote
+        let put = |end: &str, text: &str| {
+            let path = folder.join(format!("{name}.{end}"));
+            let named =
+                |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+            file::write(&path, text.as_bytes()).map_err(named)?;
+            Ok(path)
+        };
+        put("csv", &self.csv)?;
+        put("svg", &self.svg)
     }
 }
 
