@@ -247,6 +247,14 @@ impl Term {
     }
 }
 
+/// Columns of text where nothing says how wide the terminal is.
+const WIDTH: usize = 140;
+
+/// Columns of the terminal that reads standard output.
+pub fn width() -> usize {
+    console::Term::stdout().size_checked().map_or(WIDTH, |(_, columns)| usize::from(columns))
+}
+
 /// Writes data to stdout, complete and flushed.
 ///
 /// # Errors

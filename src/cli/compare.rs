@@ -2,28 +2,39 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::runs::Run;
-use crate::record::{Row, csv, json};
-use crate::report::compare::compare;
+use crate::record::{Row, csv, file, json};
+use crate::report::compare::{compare, differences};
 use crate::term::{self, Term};
 
 const EXAMPLES: &str = "\
 Examples:
   effattn compare results/speed/A results/speed/B
-  effattn compare baseline.csv results/speed/latest --fail-if-regression 5%
+  effattn compare results/speed/latest --save-baseline main    keep these rows under a name
+  effattn compare results/speed/latest --baseline main         beside them later
+  effattn compare before.csv results/speed/latest --fail-if-regression 5%
 
 Cells are matched by everything that defines them; other devices, number formats, kernels or thread counts are never
-compared. Exit code 1 with --fail-if-regression and a cell that is worse by more, beyond its 95 % interval.";
+compared. Exit code 1 with --fail-if-regression and a cell that is worse by more, beyond its 95 % interval, or that
+has no value any more; 2 where nothing can be compared.";
 
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Run folder, or rows that were exported as CSV or JSON
-    first: PathBuf,
-    /// The other one
-    second: PathBuf,
+    /// Run folder, or rows that were exported as CSV or JSON: before and now; only now with --baseline
+    #[arg(required = true, num_args = 1..=2, value_name = "ROWS")]
+    rows: Vec<PathBuf>,
+    /// Compare with the rows that --save-baseline kept under this name
+    #[arg(long, value_name = "NAME", value_parser = name)]
+    baseline: Option<String>,
+    /// Keep the rows under this name, for --baseline
+    #[arg(long, value_name = "NAME", value_parser = name)]
+    save_baseline: Option<String>,
+    /// Folder in which baselines are kept
+    #[arg(long, value_name = "DIR", default_value = "results/baselines")]
+    baselines_dir: PathBuf,
     /// Exit with 1 if a cell is worse by more than this
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     fail_if_regression: Option<f64>,
@@ -36,20 +47,91 @@ fn percent(text: &str) -> Result<f64, String> {
     }
 }
 
+/// A name that is a file name on every system.
+fn name(text: &str) -> Result<String, String> {
+    let plain = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
+    let good = !text.is_empty() && !text.starts_with('.') && text.chars().all(plain);
+    good.then(|| text.to_owned()).ok_or_else(|| "a name has letters, digits, - and _ only".to_owned())
+}
+
 pub fn run(args: &Args, term: &Term) -> Result<u8> {
-    let (first, second) = (rows(&args.first)?, rows(&args.second)?);
-    let comparison = compare(&first, &second);
-    if comparison.pairs.is_empty() && comparison.lonely.is_empty() {
-        bail!("neither has a row that can be compared");
+    let kept = |name: &str| args.baselines_dir.join(format!("{name}.csv"));
+    let (before, now) = match (&args.rows[..], &args.baseline) {
+        ([now], Some(name)) => (Some(baseline(&kept(name), &args.baselines_dir, name)?), rows(now)?),
+        ([before, now], None) => (Some(rows(before)?), rows(now)?),
+        ([now], None) => (None, rows(now)?),
+        _ => bail!("--baseline takes the place of the first of two ROWS; name one"),
+    };
+    ensure!(
+        before.is_some() || args.save_baseline.is_some(),
+        "one set of rows has nothing to be compared with; name a second one, --baseline NAME or --save-baseline NAME"
+    );
+    let code = match before {
+        Some(before) => beside(&before, &now, args, term)?,
+        None => 0,
+    };
+    if let Some(name) = &args.save_baseline {
+        let path = kept(name);
+        std::fs::create_dir_all(&args.baselines_dir)
+            .with_context(|| format!("--baselines-dir {}", args.baselines_dir.display()))?;
+        file::write(&path, csv::to_string(&now)?.as_bytes()).with_context(|| path.display().to_string())?;
+        term.say(&format!("baseline {name}: {} rows in {}", now.len(), path.display()));
     }
-    let width = comfy_table::Table::new().width().unwrap_or(140);
-    term::data(&comparison.table().terminal(width))?;
+    Ok(code)
+}
+
+/// Prints `now` beside `before` and gives the exit code.
+fn beside(before: &[Row], now: &[Row], args: &Args, term: &Term) -> Result<u8> {
+    let comparison = compare(before, now);
+    if comparison.pairs.is_empty() && comparison.lost.is_empty() {
+        let why = differences(before, now);
+        let why = if why.is_empty() { comparison.lonely.iter().take(4).cloned().collect() } else { why };
+        let why = if why.is_empty() { vec!["neither has a value to compare".to_owned()] } else { why };
+        bail!("no cell has a value on both sides\n  {}", why.join("\n  "));
+    }
+    term::data(&comparison.table().terminal(term::width()))?;
     let Some(share) = args.fail_if_regression else { return Ok(0) };
     let worse = comparison.regressions(share);
-    for pair in &worse {
-        term.say(&format!("worse by {:.1} %: {} {}", 100.0 * pair.worse, pair.cell, pair.metric));
+    let share = 100.0 * share;
+    if worse.is_empty() && comparison.lost.is_empty() {
+        term.say(&format!(
+            "gate passed: none of {} values is worse by more than {share} %",
+            comparison.pairs.len()
+        ));
+        return Ok(0);
     }
-    Ok(if worse.is_empty() { 0 } else { super::FAILED })
+    for pair in &worse {
+        term.say(&format!(
+            "worse by {:.1} %: {} {}",
+            100.0 * pair.worse,
+            pair.cell,
+            pair.metric.replace('_', " ")
+        ));
+    }
+    comparison.lost.iter().for_each(|line| term.say(&format!("no value any more: {line}")));
+    term.error(&format!(
+        "gate failed: {} of {} values are worse by more than {share} % or gone",
+        worse.len() + comparison.lost.len(),
+        comparison.pairs.len() + comparison.lost.len()
+    ));
+    Ok(super::FAILED)
+}
+
+/// The rows kept as `name`.
+fn baseline(path: &Path, folder: &Path, name: &str) -> Result<Vec<Row>> {
+    if path.is_file() {
+        return rows(path);
+    }
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let stem = |path: PathBuf| path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+    let mut names: Vec<String> = entries.filter_map(|entry| stem(entry.path())).collect();
+    names.sort_unstable();
+    let known = if names.is_empty() {
+        "there is none yet".to_owned()
+    } else {
+        format!("known: {}", names.join(", "))
+    };
+    bail!("no baseline {name:?} in {} ({known}); --save-baseline {name} keeps one", folder.display())
 }
 
 /// The rows of a run folder or an exported file.
@@ -67,4 +149,64 @@ fn rows(path: &Path) -> Result<Vec<Row>> {
         csv::from_str(&text)
     };
     rows.with_context(|| path.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::term::{Color, Talk};
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    /// Exit code or message of `compare LINE` in a folder with three files of rows.
+    fn said(line: &str, folder: &Path) -> std::result::Result<u8, String> {
+        for (name, device, seconds) in [("a", "cpu", 1.0), ("b", "cpu", 1.5), ("m", "metal", 1.0)] {
+            let row =
+                Row { device: device.to_owned(), std: Some(0.01), n: Some(20), ..Row::new("speed", "ls") };
+            let text = csv::to_string(&[row.with("step_time", "s", Some(seconds))]).unwrap();
+            std::fs::write(folder.join(format!("{name}.csv")), text).unwrap();
+        }
+        let line = line.replace("DIR", &folder.display().to_string());
+        let words = line.split_whitespace().chain(["--baselines-dir", folder.to_str().unwrap()]);
+        let cli = Cli::try_parse_from(std::iter::once("compare").chain(words)).map_err(|e| e.to_string())?;
+        run(&cli.args, &Term::new(Talk::Quiet, Color::Never)).map_err(|error| format!("{error:#}"))
+    }
+
+    #[test]
+    fn the_exit_code_is_the_gate() {
+        let folder = tempfile::tempdir().unwrap();
+        for (line, code) in [
+            ("DIR/a.csv DIR/b.csv", 0),
+            ("DIR/a.csv DIR/b.csv --fail-if-regression 60%", 0),
+            ("DIR/a.csv DIR/b.csv --fail-if-regression 5%", super::super::FAILED),
+            ("DIR/b.csv DIR/a.csv --fail-if-regression 5%", 0),
+            ("DIR/a.csv --save-baseline main", 0),
+            ("DIR/b.csv --baseline main", 0),
+            ("DIR/b.csv --baseline main --fail-if-regression 5%", super::super::FAILED),
+        ] {
+            assert_eq!(said(line, folder.path()), Ok(code), "{line}");
+        }
+    }
+
+    #[test]
+    fn mistakes_name_what_is_allowed() {
+        let folder = tempfile::tempdir().unwrap();
+        for (line, says) in [
+            ("DIR/a.csv DIR/m.csv", "device: cpu before, metal now"),
+            ("DIR/a.csv", "nothing to be compared with"),
+            ("DIR/a.csv --baseline mian", "no baseline \"mian\""),
+            ("DIR/a.csv DIR/b.csv --baseline a", "takes the place of the first"),
+            ("DIR/a.csv --save-baseline ../x", "letters, digits"),
+            ("DIR DIR", "is no run folder"),
+        ] {
+            let error = said(line, folder.path()).unwrap_err();
+            assert!(error.contains(says), "{line}: {error}");
+        }
+    }
 }

@@ -14,9 +14,6 @@ use crate::run::manifest::argv;
 use crate::run::session::{Finished, Session};
 use crate::term::{self, Term, Warning};
 
-/// Width of tables where nothing says how wide the terminal is.
-const WIDTH: u16 = 140;
-
 /// Ends `session` after `result`, prints and writes everything, and gives the exit code.
 ///
 /// # Errors
@@ -88,8 +85,7 @@ pub fn tables(rows: &[Row], suite: Option<&Suite>) -> Vec<Table> {
 /// # Errors
 /// A closed stdout.
 pub fn show(tables: &[Table], exports: &Exports, term: &Term) -> Result<()> {
-    let width = comfy_table::Table::new().width().unwrap_or(WIDTH);
-    let text: Vec<String> = tables.iter().map(|table| table.terminal(width)).collect();
+    let text: Vec<String> = tables.iter().map(|table| table.terminal(term::width())).collect();
     let text = text.join("\n");
     if exports.to_stdout() {
         term.say(&text);

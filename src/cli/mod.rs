@@ -144,7 +144,9 @@ pub fn main() -> ExitCode {
         Command::Robustness(args) => robustness::run(&args, cli.global.term()),
         Command::Check(args) => check::run(&args, cli.global.term()),
         Command::Fetch(args) => fetch::run(&args, &term),
-        Command::List { what } => list::run(&what).and_then(|text| Ok(crate::term::data(&text).map(|()| 0)?)),
+        Command::List { what } => {
+            list::run(&what, crate::term::width()).and_then(|text| Ok(crate::term::data(&text).map(|()| 0)?))
+        }
         Command::Report(args) => report::run(&args, &term),
         Command::Compare(args) => compare::run(&args, &term),
         Command::Plot { what } => plot::run(&what, &term),

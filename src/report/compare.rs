@@ -1,5 +1,7 @@
 //! Two sets of rows side by side: ratios with intervals, and what got worse.
 
+use super::chart::Unit;
+use super::fold::TIED;
 use super::table::Table;
 use crate::record::Row;
 use crate::stats::{Interval, Side, ratio_interval};
@@ -30,7 +32,9 @@ pub struct Pair {
 pub struct Comparison {
     /// Cells in both.
     pub pairs: Vec<Pair>,
-    /// Cells of one set only, with what happened.
+    /// Cells of both that had a value before and have none now, with what happened.
+    pub lost: Vec<String>,
+    /// Cells of one set only, and those that have a value now and had none before.
     pub lonely: Vec<String>,
 }
 
@@ -38,67 +42,159 @@ pub struct Comparison {
 pub fn compare(before: &[Row], after: &[Row]) -> Comparison {
     let mut comparison = Comparison::default();
     for row in before.iter().filter(|row| direction(row).is_some()) {
-        let other = after.iter().find(|other| key(row) == key(other));
-        match other {
-            None => comparison.lonely.push(format!("only in the first: {}", name(row))),
-            Some(other) => match (row.value, other.value) {
-                (Some(a), Some(b)) => comparison.pairs.push(pair(row, other, a, b)),
-                (a, b) => {
-                    let text = |row: &Row, value: Option<f64>| {
-                        value.map_or_else(|| row.outcome.to_string(), |value| format!("{value:.4}"))
-                    };
-                    let line = format!("{}: {} before, {} now", name(row), text(row, a), text(other, b));
-                    comparison.lonely.push(line);
-                }
-            },
+        let Some(other) = after.iter().find(|other| key(row) == key(other)) else {
+            comparison.lonely.push(format!("only before: {}", name(row)));
+            continue;
+        };
+        match (row.value, other.value) {
+            (Some(a), Some(b)) => comparison.pairs.push(pair(row, other, a, b)),
+            (Some(a), None) => {
+                comparison.lost.push(format!(
+                    "{}: {} before, {} now",
+                    name(row),
+                    text(row, a),
+                    other.outcome
+                ));
+            }
+            (None, Some(b)) => {
+                comparison.lonely.push(format!(
+                    "{}: {} before, {} now",
+                    name(row),
+                    row.outcome,
+                    text(other, b)
+                ));
+            }
+            (None, None) => {
+                comparison.lonely.push(format!(
+                    "{}: {} before, {} now",
+                    name(row),
+                    row.outcome,
+                    other.outcome
+                ));
+            }
         }
     }
     for row in after.iter().filter(|row| direction(row).is_some()) {
         if !before.iter().any(|other| key(row) == key(other)) {
-            comparison.lonely.push(format!("only in the second: {}", name(row)));
+            comparison.lonely.push(format!("only now: {}", name(row)));
         }
     }
     comparison
 }
 
-impl Comparison {
-    /// The pairs that are worse by more than `share`, certainly so where intervals are known.
-    pub fn regressions(&self, share: f64) -> Vec<&Pair> {
-        let sure = |pair: &&Pair| pair.interval.is_none_or(|interval| !interval.contains(1.0));
-        self.pairs.iter().filter(|pair| pair.worse > share).filter(sure).collect()
+/// Why two sets of rows may have no cell in common: conditions of which they share no value.
+pub fn differences(before: &[Row], after: &[Row]) -> Vec<String> {
+    let number = |value: Option<u64>| value.map_or_else(|| "none".to_owned(), |value| value.to_string());
+    let conditions: [(&str, &dyn Fn(&Row) -> String); 8] = [
+        ("command", &|row| row.protocol.clone()),
+        ("device", &|row| row.device.clone()),
+        ("number format", &|row| row.dtype.clone()),
+        ("kernel", &|row| row.kernel.clone()),
+        ("threads", &|row| number(row.threads)),
+        ("preset", &|row| row.preset.clone().unwrap_or_default()),
+        ("batch", &|row| number(row.batch)),
+        ("length", &|row| number(row.len)),
+    ];
+    let differs = conditions.iter().filter_map(|(name, of)| {
+        let values = |rows: &[Row]| rows.iter().map(of).collect::<std::collections::BTreeSet<_>>();
+        let (first, second) = (values(before), values(after));
+        let list =
+            |values: std::collections::BTreeSet<String>| values.into_iter().collect::<Vec<_>>().join(", ");
+        first.is_disjoint(&second).then(|| format!("{name}: {} before, {} now", list(first), list(second)))
+    });
+    differs.collect()
+}
+
+impl Pair {
+    /// Whether the intervals leave no doubt that something changed; certain where no interval is known.
+    fn sure(&self) -> bool {
+        self.interval.is_none_or(|interval| !interval.contains(1.0))
     }
 
-    /// As a table.
-    pub fn table(&self) -> Table {
-        let columns = ["cell", "metric", "first", "second", "second / first", "95 % interval"];
-        let rows = self.pairs.iter().map(|pair| {
-            let interval =
-                pair.interval.map_or_else(String::new, |i| format!("{:.3} to {:.3}", i.low, i.high));
-            let ratio = format!("{:.3}", pair.after / pair.before);
-            vec![
-                pair.cell.clone(),
-                pair.metric.clone(),
-                number(pair.before),
-                number(pair.after),
-                ratio,
-                interval,
-            ]
-        });
-        Table {
-            title: "Second beside first".to_owned(),
-            columns: columns.map(str::to_owned).to_vec(),
-            numbers: 4,
-            rows: rows.collect(),
-            notes: self.lonely.clone(),
+    /// `faster`, `slower`, `more memory`, ... or `no difference`.
+    pub fn verdict(&self) -> &'static str {
+        let [better, worse] = match self.metric.as_str() {
+            "step_time" | "steps_per_second" => ["faster", "slower"],
+            "peak_memory" | "resident_memory" => ["less memory", "more memory"],
+            "longest_length" => ["longer", "shorter"],
+            _ => ["better", "worse"],
+        };
+        match self.worse {
+            _ if !self.sure() || self.worse == 0.0 => "no difference",
+            change if change > 0.0 => worse,
+            _ => better,
         }
     }
 }
 
-fn number(value: f64) -> String {
-    match value.abs() {
-        v if v >= 1e6 => format!("{value:.3e}"),
-        v if v >= 1.0 => format!("{value:.3}"),
-        _ => format!("{value:.5}"),
+impl Comparison {
+    /// The pairs that are worse by more than `share`, certainly so where intervals are known.
+    pub fn regressions(&self, share: f64) -> Vec<&Pair> {
+        self.pairs.iter().filter(|pair| pair.worse > share && pair.sure()).collect()
+    }
+
+    /// `12 cells: 3 faster, 9 no difference; steps 1.04 times as fast in geometric mean`.
+    pub fn summary(&self) -> String {
+        let mut verdicts: Vec<(&str, usize)> = Vec::new();
+        for pair in &self.pairs {
+            super::place(&mut verdicts, |known| known.0 == pair.verdict(), || (pair.verdict(), 0)).1 += 1;
+        }
+        let verdicts: Vec<String> =
+            verdicts.iter().map(|(verdict, count)| format!("{count} {verdict}")).collect();
+        let cells =
+            if self.pairs.len() == 1 { "1 value".to_owned() } else { format!("{} values", self.pairs.len()) };
+        let logs: Vec<f64> = (self.pairs.iter().filter(|pair| pair.metric == "step_time"))
+            .map(|pair| (pair.before / pair.after).ln())
+            .collect();
+        let mean = crate::stats::mean(&logs).map_or_else(String::new, |log| {
+            format!("; steps are {:.2} times as fast as before in geometric mean", log.exp())
+        });
+        format!("{cells} compared: {}{mean}.", verdicts.join(", "))
+    }
+
+    /// As a table.
+    pub fn table(&self) -> Table {
+        let columns = ["cell", "what", "verdict", "before", "now", "change", "95 % interval"];
+        let percent = |ratio: f64| format!("{:+.1}{TIED}%", 100.0 * (ratio - 1.0));
+        let rows = self.pairs.iter().map(|pair| {
+            let ends = |i: Interval| format!("{} to {}", percent(i.low), percent(i.high));
+            let value = |value| unit_text(&pair.metric, value).replace(' ', &TIED.to_string());
+            vec![
+                pair.cell.clone(),
+                pair.metric.replace('_', " "),
+                pair.verdict().to_owned(),
+                value(pair.before),
+                value(pair.after),
+                percent(pair.after / pair.before),
+                pair.interval.map_or_else(String::new, ends),
+            ]
+        });
+        let notes = std::iter::once(self.summary()).chain(self.lost.iter().chain(&self.lonely).cloned());
+        Table {
+            title: "Now beside before".to_owned(),
+            columns: columns.map(str::to_owned).to_vec(),
+            numbers: 4,
+            rows: rows.collect(),
+            notes: notes.collect(),
+            ..Table::default()
+        }
+    }
+}
+
+/// The row's value with its unit.
+fn text(row: &Row, value: f64) -> String {
+    unit_text(&row.metric, value)
+}
+
+fn unit_text(metric: &str, value: f64) -> String {
+    match metric {
+        "step_time" => Unit::Seconds.text(value),
+        "peak_memory" | "resident_memory" => Unit::Bytes.text(value),
+        "steps_per_second" => format!("{value:.3} /s"),
+        "accuracy" => format!("{value:.2} %"),
+        "longest_length" => format!("{value:.0}"),
+        "loss" => format!("{value:.4} nat"),
+        _ => format!("{value:.4}"),
     }
 }
 
@@ -185,6 +281,40 @@ mod tests {
         assert!(both.pairs.is_empty() && both.lonely.len() == 2, "{both:?}");
         let gone = row("step_time", 1.0).with("step_time", "s", None).ended(Outcome::Oom, None);
         let lost = compare(&[row("step_time", 1.0)], &[gone]);
-        assert!(lost.lonely[0].ends_with("1.0000 before, oom now"), "{lost:?}");
+        assert!(lost.lost[0].ends_with("1 s before, oom now"), "{lost:?}");
+    }
+
+    #[test]
+    fn verdicts_carry_units_and_words() {
+        let of = |metric: &str, a, b| compare(&[row(metric, a)], &[row(metric, b)]);
+        for (metric, a, b, verdict) in [
+            ("step_time", 1.0, 1.2, "slower"),
+            ("step_time", 1.2, 1.0, "faster"),
+            ("steps_per_second", 1.0, 1.2, "faster"),
+            ("peak_memory", 1.0, 1.2, "more memory"),
+            ("accuracy", 60.0, 50.0, "worse"),
+            ("step_time", 1.0, 1.0, "no difference"),
+        ] {
+            assert_eq!(of(metric, a, b).pairs[0].verdict(), verdict, "{metric} {a} {b}");
+        }
+        let slower = of("step_time", 0.020, 0.024);
+        let cells = &slower.table().rows[0];
+        assert_eq!(cells[3..6], ["20\u{a0}ms", "24\u{a0}ms", "+20.0\u{a0}%"]);
+        assert_eq!(
+            of("step_time", 1.0, 1.25).summary(),
+            "1 value compared: 1 slower; steps are 0.80 times as fast as before in geometric mean."
+        );
+    }
+
+    #[test]
+    fn sets_without_a_common_condition_say_which() {
+        let metal = Row { device: "metal".to_owned(), threads: Some(8), ..row("step_time", 1.0) };
+        let said = differences(&[row("step_time", 1.0)], &[metal]);
+        assert!(
+            said.iter().any(|line| line.starts_with("device: ") && line.ends_with("metal now")),
+            "{said:?}"
+        );
+        assert!(said.iter().any(|line| line == "threads: none before, 8 now"), "{said:?}");
+        assert!(differences(&[row("loss", 1.0)], &[row("loss", 2.0)]).is_empty());
     }
 }

@@ -97,6 +97,7 @@ pub fn table(rows: &[Row]) -> Option<Table> {
         numbers: 2,
         rows: lines,
         notes: vec!["≤: already at the shortest length measured; >: not up to the longest.".to_owned()],
+        ..Table::default()
     })
 }
 

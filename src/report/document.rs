@@ -120,6 +120,7 @@ mod tests {
             numbers: 1,
             rows: vec![vec!["<x>".into(), "1.0".into()]],
             notes: vec!["n & m".into()],
+            ..Table::default()
         };
         let chart = Chart { name: "c".into(), svg: "<?xml?><svg></svg>".into(), csv: String::new() };
         let section = Section {

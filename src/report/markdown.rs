@@ -31,7 +31,7 @@ fn escape(text: &str) -> String {
     for letter in text.chars() {
         match letter {
             '|' | '*' | '_' | '`' | '<' | '[' | '\\' => escaped.extend(['\\', letter]),
-            '\n' | '\r' => escaped.push(' '),
+            '\n' | '\r' | super::fold::TIED => escaped.push(' '),
             letter => escaped.push(letter),
         }
     }
@@ -50,6 +50,7 @@ mod tests {
             numbers: 1,
             rows: vec![vec!["x|y".into(), "1\n2".into()]],
             notes: vec!["done".into()],
+            ..Table::default()
         });
         assert_eq!(text, "**a\\_b**\n\n| model | 1024 |\n|---|---:|\n| x\\|y | 1 2 |\n\ndone\n");
     }

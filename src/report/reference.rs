@@ -194,6 +194,7 @@ pub fn table(rows: &[Row], references: &[Reference]) -> Option<Table> {
         numbers: 7,
         rows: pairs.iter().map(line).collect(),
         notes: vec![note],
+        ..Table::default()
     })
 }
 

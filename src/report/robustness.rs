@@ -73,7 +73,14 @@ pub fn table(rows: &[Row]) -> Option<Table> {
     ];
     let columns = columns.map(str::to_owned).to_vec();
     let title = "What changed texts cost, in points of accuracy".to_owned();
-    (!lines.is_empty()).then_some(Table { title, columns, numbers: 7, rows: lines, notes })
+    (!lines.is_empty()).then_some(Table {
+        title,
+        columns,
+        numbers: 7,
+        rows: lines,
+        notes,
+        ..Table::default()
+    })
 }
 
 struct Claim {

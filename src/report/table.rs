@@ -1,8 +1,7 @@
 //! Tables of text: for the terminal, and as Markdown by [`super::markdown`].
 
-use comfy_table::{Cell, CellAlignment, ContentArrangement, TableComponent, presets};
-
 use super::chart::{Figure, Panel, Series, Unit};
+use super::fold::{self, TIED, columns, wrap};
 use crate::record::Row;
 
 /// A table: columns of text, then columns of numbers with their units.
@@ -18,39 +17,153 @@ pub struct Table {
     pub rows: Vec<Vec<String>>,
     /// Remarks below.
     pub notes: Vec<String>,
+    /// Columns that a narrow terminal may leave out, the first first.
+    pub spare: Vec<usize>,
 }
 
 impl Table {
-    /// Text of at most `width` columns where that is possible without cutting words.
-    pub fn terminal(&self, width: u16) -> String {
-        let mut table = comfy_table::Table::new();
-        table.load_preset(presets::NOTHING).set_width(width);
-        table.set_style(TableComponent::HeaderLines, '─');
-        table.set_style(TableComponent::MiddleHeaderIntersections, '─');
-        table.set_content_arrangement(ContentArrangement::Dynamic);
-        table.set_header(self.cells(&self.columns));
-        for row in &self.rows {
-            table.add_row(self.cells(row));
+    /// Text of at most `width` columns where that is possible without breaking a word. Of a table that is
+    /// too wide, columns that say the same in every row become a line, and cells are folded at spaces; where that is
+    /// not enough the columns that may be spared go, and at last each row becomes a paragraph.
+    pub fn terminal(&self, width: usize) -> String {
+        let mut text = wrap(&self.title, width);
+        let (shown, remarks) = self.fitted(width);
+        match shown.widths(width) {
+            Some((widths, gap)) => text.push_str(&shown.grid(&widths, gap)),
+            None => text.push_str(&self.paragraphs(width)),
         }
-        let mut text = format!("{}\n{table}\n", self.title);
-        for note in &self.notes {
-            text.push_str(note);
+        let remarks = if shown.widths(width).is_some() { remarks } else { Vec::new() };
+        remarks.iter().chain(&self.notes).for_each(|note| text.push_str(&wrap(note, width)));
+        text.replace(TIED, " ")
+    }
+
+    /// The table with as many of its columns as fit, and what is to be said about the others.
+    fn fitted(&self, width: usize) -> (Self, Vec<String>) {
+        let mut shown = self.clone();
+        let mut remarks = Vec::new();
+        if shown.widths(width).is_some() && shown.natural() <= width {
+            return (shown, remarks);
+        }
+        let same = |table: &Self, index: usize| {
+            table.rows.len() > 1 && table.rows.iter().all(|row| row[index] == table.rows[0][index])
+        };
+        let constant: Vec<usize> = (1..self.columns.len()).filter(|index| same(self, *index)).collect();
+        let said = constant.iter().map(|index| format!("{} {}", self.columns[*index], self.rows[0][*index]));
+        let said: Vec<String> = said.map(|text| text.trim_end().to_owned()).collect();
+        constant.iter().rev().for_each(|index| shown.remove(*index));
+        if !said.is_empty() {
+            remarks.push(format!("In every row: {}.", said.join(", ")));
+        }
+        let mut left_out: Vec<&str> = Vec::new();
+        for spare in &self.spare {
+            let name = &self.columns[*spare];
+            let Some(index) = shown.columns.iter().position(|column| column == name) else { continue };
+            if shown.widths(width).is_some() {
+                break;
+            }
+            shown.remove(index);
+            left_out.push(name);
+        }
+        if !left_out.is_empty() {
+            remarks.push(format!("Left out in a terminal of {width} columns: {}.", left_out.join(", ")));
+        }
+        (shown, remarks)
+    }
+
+    fn remove(&mut self, index: usize) {
+        self.numbers -= usize::from(self.is_number(index));
+        self.columns.remove(index);
+        self.rows.iter_mut().for_each(|row| drop(row.remove(index)));
+    }
+
+    /// Every text of column `index`.
+    fn texts(&self, index: usize) -> impl Iterator<Item = &str> {
+        std::iter::once(&self.columns[index])
+            .chain(self.rows.iter().map(move |row| &row[index]))
+            .map(String::as_str)
+    }
+
+    /// Columns that the unfolded table takes.
+    fn natural(&self) -> usize {
+        let each = (0..self.columns.len()).map(|index| self.texts(index).map(columns).max().unwrap_or(0));
+        each.map(|width| width + GAP).sum::<usize>()
+    }
+
+    /// Widths of the columns and of the gaps between them so that a line takes at most `width`, if there are such.
+    fn widths(&self, width: usize) -> Option<(Vec<usize>, usize)> {
+        let widest = |of: fn(&str) -> usize| -> Vec<usize> {
+            (0..self.columns.len()).map(|index| self.texts(index).map(of).max().unwrap_or(0)).collect()
+        };
+        let mut widths = widest(columns);
+        if self.natural() <= width {
+            return Some((widths, GAP));
+        }
+        let room = width.checked_sub(NARROW * widths.len())?;
+        let least = widest(fold::longest_piece);
+        // the widest column that can give gives first
+        while widths.iter().sum::<usize>() > room {
+            let can = (0..widths.len()).filter(|index| widths[*index] > least[*index]);
+            let index = can.max_by_key(|index| widths[*index])?;
+            widths[index] -= 1;
+        }
+        Some((widths, NARROW))
+    }
+
+    /// The table in columns of `widths`.
+    fn grid(&self, widths: &[usize], gap: usize) -> String {
+        let mut text = self.line(&self.columns, widths, gap);
+        let rule = widths.iter().map(|width| width + gap).sum::<usize>() + 2 - gap;
+        text.push_str(&"─".repeat(rule));
+        text.push('\n');
+        self.rows.iter().for_each(|row| text.push_str(&self.line(row, widths, gap)));
+        text
+    }
+
+    fn line(&self, cells: &[String], widths: &[usize], gap: usize) -> String {
+        let cells: Vec<Vec<String>> =
+            cells.iter().zip(widths).map(|(cell, width)| fold::cell(cell, *width)).collect();
+        let height = cells.iter().map(Vec::len).max().unwrap_or(1);
+        let mut text = String::new();
+        for line in 0..height {
+            let mut written = String::from(" ");
+            for (index, (cell, &width)) in cells.iter().zip(widths).enumerate() {
+                let part = cell.get(line).map_or("", String::as_str);
+                let between = if index == 0 { 0 } else { gap };
+                written.push_str(&" ".repeat(between));
+                match self.is_number(index) {
+                    true => written.push_str(&format!("{part:>width$}")),
+                    false => written.push_str(&format!("{part:<width$}")),
+                }
+            }
+            text.push_str(written.trim_end());
             text.push('\n');
         }
-        // Cells are padded to the width of their column, the last one too.
-        text.lines().map(|line| format!("{}\n", line.trim_end())).collect()
+        text
+    }
+
+    /// Each row as `first cell: column value, column value`, folded.
+    fn paragraphs(&self, width: usize) -> String {
+        let mut text = String::new();
+        for row in &self.rows {
+            let pairs = self.columns.iter().zip(row).skip(1).filter(|(_, cell)| !cell.is_empty());
+            let tied =
+                |pair: String| if columns(&pair) > 24 { pair } else { pair.replace(' ', &TIED.to_string()) };
+            let pairs = pairs.map(|(column, cell)| tied(format!("{column} {cell}")));
+            let first = row.first().map_or("", String::as_str);
+            text.push_str(&wrap(&format!("- {first}: {}", pairs.collect::<Vec<_>>().join(", ")), width));
+        }
+        text
     }
 
     /// Whether column `index` holds numbers.
     pub(super) fn is_number(&self, index: usize) -> bool {
         index + self.numbers >= self.columns.len()
     }
-
-    fn cells(&self, texts: &[String]) -> Vec<Cell> {
-        let align = |index| if self.is_number(index) { CellAlignment::Right } else { CellAlignment::Left };
-        texts.iter().enumerate().map(|(index, text)| Cell::new(text).set_alignment(align(index))).collect()
-    }
 }
+
+/// Columns between two columns of a table, and of one that is short of room.
+const GAP: usize = 3;
+const NARROW: usize = 2;
 
 /// The data of a growth chart as tables: a row per mechanism and variant, a column per length, then the
 /// slope; one table per panel.
@@ -84,19 +197,19 @@ fn panel_table(figure: &Figure, panel: &Panel) -> Table {
         numbers: columns.len() - 1,
         columns,
         rows: panel.series.iter().map(row).collect(),
-        notes: Vec::new(),
+        ..Table::default()
     }
 }
 
 /// `12.3 ms ±4 %`, the word for what happened instead, or `-` where nothing was asked.
 fn cell(series: &Series, len: f64, unit: Unit) -> String {
     if let Some(point) = series.points.iter().find(|point| point.x == len) {
-        let value = unit.text(point.y);
+        let value = unit.text(point.y).replace(' ', &TIED.to_string());
         return match point.interval {
             Some((low, high)) => {
                 let half = (point.y - low).max(high - point.y) / point.y * 100.0;
                 let digits = usize::from(half < 0.95);
-                format!("{value} ±{half:.digits$} %")
+                format!("{value} ±{half:.digits$}{TIED}%")
             }
             None => value,
         };
@@ -113,8 +226,8 @@ pub fn costs(rows: &[Row]) -> Option<Table> {
         title: format!("Costs by definition at length {len}, one sample, one forward"),
         columns: ["model", "parameters", "GFLOPs", "state"].map(str::to_owned).to_vec(),
         numbers: 3,
-        rows: Vec::new(),
         notes: vec!["A multiply-add counts as one; LayerNorm as 5 per element.".to_owned()],
+        ..Table::default()
     };
     for row in rows.iter().filter(|row| row.len == Some(len)) {
         let Some(flops) = row.flops else { continue };
@@ -171,6 +284,75 @@ mod tests {
          full      20 ms ±2 %          oom
          ls:w=16   11 ms ±2 %   22 ms ±2 %    1.00
         ");
+    }
+
+    fn wide() -> Table {
+        let texts = |cells: &[&str]| cells.iter().map(|cell| (*cell).to_owned()).collect::<Vec<_>>();
+        Table {
+            title: "A title of many words".into(),
+            columns: texts(&["model", "preset", "what is said of it", "steps"]),
+            numbers: 1,
+            rows: vec![
+                texts(&["ls", "lra", "not comparable", "10"]),
+                texts(&["full", "lra", "one seed", "9"]),
+            ],
+            spare: vec![3],
+            ..Table::default()
+        }
+    }
+
+    #[test]
+    fn a_table_gives_way_step_by_step_and_never_breaks_a_word() {
+        insta::assert_snapshot!(wide().terminal(34), @r"
+        A title of many words
+         model  what is said of it  steps
+        ──────────────────────────────────
+         ls     not comparable         10
+         full   one seed                9
+        In every row: preset lra.
+        ");
+        insta::assert_snapshot!(wide().terminal(20), @r"
+        A title of many
+        words
+         model  what is
+                said of it
+        ────────────────────
+         ls     not
+                comparable
+         full   one seed
+        In every row: preset
+        lra.
+        Left out in a
+        terminal of 20
+        columns: steps.
+        ");
+        insta::assert_snapshot!(wide().terminal(12), @r"
+        A title of
+        many words
+        - ls:
+          preset lra,
+          what is
+          said of it
+          not
+          comparable,
+          steps 10
+        - full:
+          preset lra,
+          what is
+          said of it
+          one seed,
+          steps 9
+        ");
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_line_is_wider_than_the_terminal(width in 24usize..120) {
+            for table in growth(&figure()).into_iter().chain([wide()]) {
+                let text = table.terminal(width);
+                proptest::prop_assert!(text.lines().all(|line| columns(line) <= width), "{width}:\n{text}");
+            }
+        }
     }
 
     #[test]

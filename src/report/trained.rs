@@ -70,7 +70,7 @@ fn table(rows: &[Row], (metric, title, unit, less): (&str, &str, &str, bool)) ->
             line.remove(3);
         });
     }
-    Some(Table { title: title.to_owned(), columns, numbers: 6, rows: lines, notes })
+    Some(Table { title: title.to_owned(), columns, numbers: 6, rows: lines, notes, ..Table::default() })
 }
 
 fn alike(a: &Row, b: &Row) -> bool {

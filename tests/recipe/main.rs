@@ -60,7 +60,7 @@ fn a_registered_mechanism_is_found_and_listed() {
     }
     register();
     assert!(entries().iter().any(|entry| entry.name == "mean"));
-    let run = |line: &str| list::run(&Args::parse_from(line.split(' ')).what).expect(line);
+    let run = |line: &str| list::run(&Args::parse_from(line.split(' ')).what, 80).expect(line);
     assert!(run("list mechanisms").contains("mean"));
     let text = run("list mechanisms --model mean:learned=false");
     assert!(text.contains("out_i = scale_h") && text.contains("learned=false"), "{text}");

@@ -6,11 +6,11 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
 use super::costs::{Backbone, Costs};
-use super::wrap;
 use crate::attention::choose::{Choice, choose};
 use crate::attention::{Entry, Growth, Property};
 use crate::config::grid::Models;
 use crate::config::unknown;
+use crate::report::fold::wrap;
 use crate::report::table::Table;
 
 /// What `list mechanisms` is asked.
@@ -80,7 +80,7 @@ impl Scene {
 ///
 /// # Errors
 /// An unknown mechanism, knob, preset or task.
-pub fn run(args: &Mechanisms) -> Result<String> {
+pub fn run(args: &Mechanisms, width: usize) -> Result<String> {
     let choices = match &args.model {
         Some(models) => choose(models)?,
         None => crate::attention::entries().into_iter().map(Choice::default_of).collect(),
@@ -91,10 +91,10 @@ pub fn run(args: &Mechanisms) -> Result<String> {
         return Ok(serde_json::to_string_pretty(&mechanisms)? + "\n");
     }
     if args.model.is_some() {
-        let texts: Vec<String> = choices.iter().map(|choice| explain(choice, &scene)).collect();
+        let texts: Vec<String> = choices.iter().map(|choice| explain(choice, &scene, width)).collect();
         return Ok(texts.join("\n"));
     }
-    Ok(overview(&choices, &scene).terminal(crate::cli::list::width()))
+    Ok(overview(&choices, &scene).terminal(width))
 }
 
 /// Whether every length works, or only multiples of something.
@@ -151,6 +151,7 @@ fn overview(choices: &[Choice], scene: &Scene) -> Table {
             "GFLOPs: one forward of one example; a multiply-add is 1, LayerNorm 5 per element.".to_owned(),
             "Equations, knobs and sources of one: effattn list mechanisms --model NAME".to_owned(),
         ],
+        spare: vec![1, 5, 6],
     }
 }
 
@@ -218,10 +219,10 @@ fn describe(choice: &Choice, scene: &Scene) -> Value {
 }
 
 /// One mechanism in plain text.
-fn explain(choice: &Choice, scene: &Scene) -> String {
+fn explain(choice: &Choice, scene: &Scene, width: usize) -> String {
     let entry = choice.entry;
     let mut text = String::new();
-    let mut say = |line: &str| text.push_str(&wrap(line, super::width()));
+    let mut say = |line: &str| text.push_str(&wrap(line, width));
     let paper = entry.paper;
     say(&format!("{} ({})", entry.title, choice.label()));
     say(&format!("  {}, \"{}\", {}, {}", paper.authors, paper.title, paper.year, paper.locator));

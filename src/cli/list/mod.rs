@@ -14,34 +14,6 @@ use crate::device::Backend;
 use crate::device::machine::Machine;
 use crate::report::table::Table;
 
-/// Columns of text where nothing says how wide the terminal is.
-const WIDTH: u16 = 140;
-
-/// Columns of the terminal that reads standard output.
-fn width() -> u16 {
-    comfy_table::Table::new().width().unwrap_or(WIDTH)
-}
-
-/// `line` in lines of at most `width` columns, broken at spaces; later lines are indented like the first, and
-/// two columns more behind a list item's dash.
-fn wrap(line: &str, width: u16) -> String {
-    let line = line.trim_end();
-    let spaces = line.len() - line.trim_start().len();
-    let indent = " ".repeat(if line.trim_start().starts_with("- ") { spaces + 2 } else { spaces });
-    let mut lines = vec![line[..spaces].to_owned()];
-    for word in line.split_whitespace() {
-        let last = lines.len() - 1;
-        let free = lines[last].trim().is_empty();
-        if !free && lines[last].chars().count() + 1 + word.chars().count() > usize::from(width) {
-            lines.push(format!("{indent}{word}"));
-        } else {
-            lines[last].push_str(if free { "" } else { " " });
-            lines[last].push_str(word);
-        }
-    }
-    lines.join("\n") + "\n"
-}
-
 /// What to list.
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum What {
@@ -65,17 +37,17 @@ pub struct Format {
     json: bool,
 }
 
-/// The text that `list` prints.
+/// The text that `list` prints in a terminal of `width` columns.
 ///
 /// # Errors
 /// An unknown name; a shipped suite that cannot be read.
-pub fn run(what: &What) -> Result<String> {
+pub fn run(what: &What, width: usize) -> Result<String> {
     match what {
-        What::Mechanisms(args) => mechanisms::run(args),
-        What::Tasks(args) => args.format.print(args.list()),
-        What::Suites(args) => args.format.print(args.list()?),
-        What::Devices(format) => format.print(devices()),
-        What::Presets(format) => format.print(presets()),
+        What::Mechanisms(args) => mechanisms::run(args, width),
+        What::Tasks(args) => args.format.print(args.list(), width),
+        What::Suites(args) => args.format.print(args.list()?, width),
+        What::Devices(format) => format.print(devices(), width),
+        What::Presets(format) => format.print(presets(), width),
     }
 }
 
@@ -86,11 +58,11 @@ struct List {
 }
 
 impl Format {
-    fn print(self, list: List) -> Result<String> {
+    fn print(self, list: List, width: usize) -> Result<String> {
         if self.json {
             return Ok(serde_json::to_string_pretty(&list.json)? + "\n");
         }
-        Ok(list.table.terminal(width()))
+        Ok(list.table.terminal(width))
     }
 }
 
@@ -160,7 +132,7 @@ mod tests {
 
     fn list(line: &str) -> std::result::Result<String, String> {
         let cli = Cli::try_parse_from(std::iter::once("list").chain(line.split_whitespace()));
-        run(&cli.map_err(|error| error.to_string())?.what).map_err(|error| format!("{error:#}"))
+        run(&cli.map_err(|error| error.to_string())?.what, 80).map_err(|error| format!("{error:#}"))
     }
 
     fn parsed(line: &str) -> Vec<Value> {
@@ -212,14 +184,6 @@ mod tests {
             }
         }
         assert!(list("mechanisms --model ls:w=16").unwrap().contains("  w=16: "));
-    }
-
-    #[test]
-    fn long_lines_are_broken_and_indented() {
-        assert_eq!(wrap("  aa bb cc", 7), "  aa bb\n  cc\n");
-        assert_eq!(wrap("  - aa bb", 6), "  - aa\n    bb\n");
-        assert_eq!(wrap("averylongword b", 4), "averylongword\nb\n");
-        assert_eq!(wrap("", 10), "\n");
     }
 
     #[test]
