@@ -10,7 +10,7 @@ use super::{
 };
 use crate::kernel::attend::{Attend, attend};
 use crate::kernel::heads::Heads;
-use crate::kernel::softmax;
+use crate::kernel::softmax::softmax;
 use crate::nn::params::Builder;
 use crate::pattern::{Group, KeySpan, Pattern, Rule, Span};
 
@@ -167,7 +167,7 @@ impl Local {
             }
             None => logits,
         };
-        let out = softmax::composed(&logits)?.matmul(&v)?.reshape((b, h, groups, block, d))?;
+        let out = softmax(&logits)?.matmul(&v)?.reshape((b, h, groups, block, d))?;
         out.transpose(2, 3)?.contiguous()?.reshape((b, h, groups * block, d))?.narrow(2, 0, n)
     }
 }

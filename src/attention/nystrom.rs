@@ -10,8 +10,8 @@ use super::{
     Config, Cost, Entry, Exception, Growth, Input, Mechanism, Needs, Output, Paper, Property, Shape, Support,
 };
 use crate::kernel::attend::{Attend, attend};
-use crate::kernel::depthwise::depthwise;
-use crate::kernel::heads::Heads;
+use crate::kernel::heads::{Heads, merge};
+use crate::kernel::masking::zero_hidden_rows;
 use crate::kernel::nystrom::{Landmarks, Start, nystrom};
 use crate::nn::params::{Builder, Init};
 use crate::pattern::Pattern;
@@ -152,8 +152,23 @@ impl Mechanism for Nystrom {
             nystrom(input.qkv, input.mask, self.spec)?
         };
         let Some(weight) = &self.conv else { return Ok(out.into()) };
-        let conv = depthwise(input.qkv, weight, input.mask)?;
+        let conv = depthwise(&zero_hidden_rows(&input.qkv.v()?.contiguous()?, input.mask)?, weight)?;
         let heads = input.qkv.value_dims()?.1;
-        Ok(Heads::Merged { rows: (out.merged()? + conv.merged()?)?, heads }.into())
+        Ok(Heads::Merged { rows: (out.merged()? + merge(&conv)?)?, heads }.into())
     }
+}
+
+/// `out[i]` = sum_t weight[h, t] v[i + t - taps / 2] for `v` [b, h, n, d], 0 outside the sequence, and `weight`
+/// [h, taps] with an odd number of taps: a sum of shifted copies (candle's own convolution has wrong gradients
+/// for grouped kernels).
+fn depthwise(v: &Tensor, weight: &Tensor) -> Result<Tensor> {
+    let (heads, taps) = weight.dims2()?;
+    let (n, half) = (v.dim(2)?, taps / 2);
+    let padded = v.pad_with_zeros(2, half, half)?;
+    let mut out = v.zeros_like()?;
+    for tap in 0..taps {
+        let factor = weight.narrow(1, tap, 1)?.reshape((1, heads, 1, 1))?;
+        out = (out + padded.narrow(2, tap, n)?.broadcast_mul(&factor)?)?;
+    }
+    Ok(out)
 }

@@ -11,7 +11,8 @@ use super::{
     Shape, Support,
 };
 use crate::kernel::heads::Heads;
-use crate::kernel::visible::{keep_rows, masked_softmax};
+use crate::kernel::masking::zero_hidden_rows;
+use crate::kernel::softmax::masked_softmax;
 use crate::nn::params::{Builder, Init};
 use crate::pattern::Pattern;
 
@@ -258,14 +259,14 @@ impl Synthesizer {
             let Some(x) = input.x else { bail!("a dense synthesizer needs the layer input x") };
             let x = match input.mask {
                 // one head as wide as x
-                Some(_) if !self.mixes => keep_rows(&x.unsqueeze(1)?, input.mask)?.squeeze(1)?,
+                Some(_) if !self.mixes => zero_hidden_rows(&x.unsqueeze(1)?, input.mask)?.squeeze(1)?,
                 _ => x.clone(),
             };
             add(dense.logits(&x, self.mixes)?)?;
         }
         if self.dot_product {
-            let q = keep_rows(&input.qkv.q()?.contiguous()?, input.mask)?;
-            let k = keep_rows(&input.qkv.k()?.contiguous()?, input.mask)?;
+            let q = zero_hidden_rows(&input.qkv.q()?.contiguous()?, input.mask)?;
+            let k = zero_hidden_rows(&input.qkv.k()?.contiguous()?, input.mask)?;
             add((q.matmul(&k.t()?)? * (k.dim(D::Minus1)? as f64).powf(-0.5))?)?;
         }
         sum.map_or_else(|| Err(candle_core::Error::msg("a synthesizer without any part")), Ok)
@@ -274,7 +275,7 @@ impl Synthesizer {
 
 impl Mechanism for Synthesizer {
     fn forward(&self, input: &Input) -> Result<Output> {
-        let v = keep_rows(&input.qkv.v()?.contiguous()?, input.mask)?;
+        let v = zero_hidden_rows(&input.qkv.v()?.contiguous()?, input.mask)?;
         let (b, h, n, _) = v.dims4()?;
         if n > self.max_len {
             bail!("this synthesizer was built for max_len={}, not {n}", self.max_len);

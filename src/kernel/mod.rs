@@ -15,7 +15,6 @@ pub mod class_token;
 pub mod cpu;
 #[cfg(any(feature = "cuda", test))]
 pub mod cuda;
-pub mod depthwise;
 pub mod dropout;
 pub mod embedding;
 pub mod group;
@@ -24,6 +23,8 @@ pub mod linear;
 pub mod linear_attention;
 pub mod loss;
 pub mod lsh;
+pub mod masking;
+pub mod nan_trace;
 pub mod norm;
 pub mod norm_parts;
 pub mod nystrom;
@@ -33,8 +34,6 @@ pub mod softmax;
 pub mod tape;
 #[cfg(test)]
 mod testing;
-pub mod visible;
-pub mod watch;
 
 use std::cell::Cell;
 

@@ -18,7 +18,7 @@ use candle_core::{
 };
 
 use super::cpu::{par, rows, with_slices};
-use super::watch;
+use super::nan_trace;
 
 thread_local! {
     static RECORDING: RefCell<Option<Vec<Entry>>> = const { RefCell::new(None) };
@@ -30,7 +30,7 @@ pub struct Tape(Vec<Entry>);
 struct Entry {
     out: Tensor,
     call: Call,
-    /// Where in the model, while the thread is watched.
+    /// Where in the model, while the thread is traced.
     place: Option<String>,
 }
 
@@ -73,7 +73,7 @@ impl Tape {
             let Some(grad) = grads.remove(&out) else { continue };
             let grad = grad.detach();
             let look = |name: &str, grad: &Option<Tensor>| match (&place, grad) {
-                (Some(place), Some(grad)) => watch::look_at(place, &format!("backward of {name}"), grad),
+                (Some(place), Some(grad)) => nan_trace::check_at(place, &format!("backward of {name}"), grad),
                 _ => Ok(()),
             };
             match call {
@@ -174,7 +174,7 @@ fn foreign(op: &str) -> Result<Tensor> {
 fn note(out: &Tensor, call: Call) {
     RECORDING.with_borrow_mut(|entries| {
         if let Some(entries) = entries {
-            entries.push(Entry { out: out.clone(), call, place: watch::place() });
+            entries.push(Entry { out: out.clone(), call, place: nan_trace::place() });
         }
     });
 }
@@ -186,7 +186,7 @@ fn note(out: &Tensor, call: Call) {
 pub fn apply1<C: CustomOp1 + Send + Sync + 'static>(x: &Tensor, op: C) -> Result<Tensor> {
     if !records(&[x]) {
         let name = op.name();
-        return x.apply_op1(op).and_then(|out| watch::look(name, &out).map(|()| out));
+        return x.apply_op1(op).and_then(|out| nan_trace::check(name, &out).map(|()| out));
     }
     let out = {
         let (storage, layout) = x.storage_and_layout();
@@ -197,7 +197,7 @@ pub fn apply1<C: CustomOp1 + Send + Sync + 'static>(x: &Tensor, op: C) -> Result
             _ => foreign(op.name())?,
         }
     };
-    watch::look(op.name(), &out)?;
+    nan_trace::check(op.name(), &out)?;
     note(&out, Call::One(x.clone(), Box::new(op)));
     Ok(out)
 }
@@ -209,7 +209,7 @@ pub fn apply1<C: CustomOp1 + Send + Sync + 'static>(x: &Tensor, op: C) -> Result
 pub fn apply2<C: CustomOp2 + Send + Sync + 'static>(x: &Tensor, y: &Tensor, op: C) -> Result<Tensor> {
     if !records(&[x, y]) {
         let name = op.name();
-        return x.apply_op2(y, op).and_then(|out| watch::look(name, &out).map(|()| out));
+        return x.apply_op2(y, op).and_then(|out| nan_trace::check(name, &out).map(|()| out));
     }
     let out = {
         let ((s1, l1), (s2, l2)) = (x.storage_and_layout(), y.storage_and_layout());
@@ -224,7 +224,7 @@ pub fn apply2<C: CustomOp2 + Send + Sync + 'static>(x: &Tensor, y: &Tensor, op: 
             _ => foreign(op.name())?,
         }
     };
-    watch::look(op.name(), &out)?;
+    nan_trace::check(op.name(), &out)?;
     note(&out, Call::Two([x.clone(), y.clone()], Box::new(op)));
     Ok(out)
 }
@@ -241,7 +241,7 @@ pub fn apply3<C: CustomOp3 + Send + Sync + 'static>(
 ) -> Result<Tensor> {
     if !records(&[x, y, z]) {
         let name = op.name();
-        return x.apply_op3(y, z, op).and_then(|out| watch::look(name, &out).map(|()| out));
+        return x.apply_op3(y, z, op).and_then(|out| nan_trace::check(name, &out).map(|()| out));
     }
     let out = {
         let ((s1, l1), (s2, l2)) = (x.storage_and_layout(), y.storage_and_layout());
@@ -257,7 +257,7 @@ pub fn apply3<C: CustomOp3 + Send + Sync + 'static>(
             _ => foreign(op.name())?,
         }
     };
-    watch::look(op.name(), &out)?;
+    nan_trace::check(op.name(), &out)?;
     note(&out, Call::Three([x.clone(), y.clone(), z.clone()], Box::new(op)));
     Ok(out)
 }
@@ -269,15 +269,14 @@ mod tests {
     use super::*;
     use crate::kernel::activation::gelu;
     use crate::kernel::linear::linear;
-    use crate::kernel::softmax::softmax;
     use crate::kernel::testing::randn;
 
     /// Fused operations in a chain, shared inputs, candle operations between, an unused output, a fused result that
     /// is the loss's only input, and a parameter that is used twice, once as a view.
     fn loss(x: &Tensor, w: &Tensor, b: &Tensor) -> Result<Tensor> {
         let hidden = gelu(&linear(x, w, Some(b))?)?;
-        let _unused = softmax(&hidden)?;
-        let mixed = (softmax(&(&hidden * 2.0)?)? + &hidden)?.narrow(1, 1, 3)?.contiguous()?;
+        let _unused = gelu(&hidden)?;
+        let mixed = (gelu(&(&hidden * 2.0)?)? + &hidden)?.narrow(1, 1, 3)?.contiguous()?;
         let again = linear(&mixed, &w.narrow(0, 0, 3)?.narrow(1, 0, 3)?, None)?;
         let product = (&again * &gelu(&again)?)?;
         linear(&product.sum_keepdim(0)?, &Tensor::ones((1, 3), x.dtype(), x.device())?, None)?.sum_all()

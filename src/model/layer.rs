@@ -7,8 +7,8 @@ use crate::attention::{Config, Entry, Input, Mechanism, Needs, Projections};
 use crate::kernel::block::{self, Projection, Residual};
 use crate::kernel::heads::{self, Heads, Parts, Qkv};
 use crate::kernel::linear::linear;
+use crate::kernel::nan_trace;
 use crate::kernel::norm;
-use crate::kernel::watch;
 use crate::nn::dropout::Dropout;
 use crate::nn::ffn::Ffn;
 use crate::nn::params::{Builder, Group, Init, Spec};
@@ -277,8 +277,8 @@ impl Block {
     /// # Errors
     /// Shapes that do not fit the configuration.
     pub fn forward(&self, x: &Tensor, call: &Call) -> Result<Tensor> {
-        let x = self.watch("attention", || self.attention.forward(x, &call.branch(0)))?;
-        self.watch("feed-forward half", || self.ffn.forward(&x, call.dropout.branch(1)))
+        let x = self.traced("attention", || self.attention.forward(x, &call.branch(0)))?;
+        self.traced("feed-forward half", || self.ffn.forward(&x, call.dropout.branch(1)))
     }
 
     /// [`Mechanism::mixed`] for this block's input.
@@ -294,17 +294,17 @@ impl Block {
     /// # Errors
     /// A mechanism without a class token.
     pub fn forward_cls(&self, x: &Tensor, cls: &Tensor, call: &Call) -> Result<Tensor> {
-        let cls = self.watch("attention", || self.attention.forward_cls(x, cls, &call.branch(0)))?;
-        self.watch("feed-forward half", || self.ffn.forward(&cls, call.dropout.branch(1)))
+        let cls = self.traced("attention", || self.attention.forward_cls(x, cls, &call.branch(0)))?;
+        self.traced("feed-forward half", || self.ffn.forward(&cls, call.dropout.branch(1)))
     }
 
     /// Runs one half of the block; names it where something is not finite.
-    fn watch(&self, half: &str, run: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
-        watch::at(
+    fn traced(&self, half: &str, run: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
+        nan_trace::at(
             || format!("{}, {half}", self.name),
             || {
                 let out = run()?;
-                watch::look("sum with its input", &out)?;
+                nan_trace::check("sum with its input", &out)?;
                 Ok(out)
             },
         )

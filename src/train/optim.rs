@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::schedule::Rates;
 use crate::kernel::adamw::{self, Hyper, Moments};
-use crate::kernel::watch::is_finite;
+use crate::kernel::nan_trace::is_finite;
 use crate::nn::params::Params;
 
 /// Settings that stay the same over all steps. Decay applies to all parameters.

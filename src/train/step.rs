@@ -5,7 +5,7 @@ use candle_core::{Result, Tensor};
 use super::optim::{AdamW, Gradients, Optimizer};
 use super::schedule::{Rates, Schedule};
 use crate::kernel::loss::cross_entropy;
-use crate::kernel::{tape, watch};
+use crate::kernel::{nan_trace, tape};
 use crate::nn::params::Params;
 
 /// The parameters of a model under training, with optimizer and schedule.
@@ -93,7 +93,7 @@ impl Trainer {
         &self,
         loss: &mut dyn FnMut() -> Result<Tensor>,
     ) -> std::result::Result<(f64, Gradients), StepError> {
-        let made = self.compute(loss).map_err(|error| match watch::found() {
+        let made = self.compute(loss).map_err(|error| match nan_trace::found() {
             Some(what) => self.diverged(what),
             None => error.into(),
         });
@@ -107,15 +107,15 @@ impl Trainer {
             format!("the loss is {value}")
         };
         drop(gradients);
-        let _ = watch::watched(|| self.compute(loss)); // ends at the first operation that is not finite
-        let first = watch::found().map_or_else(String::new, |first| format!("; first in {first}"));
+        let _ = nan_trace::traced(|| self.compute(loss)); // ends at the first operation that is not finite
+        let first = nan_trace::found().map_or_else(String::new, |first| format!("; first in {first}"));
         Err(self.diverged(what + &first))
     }
 
     fn compute(&self, loss: &mut dyn FnMut() -> Result<Tensor>) -> Result<(f64, Gradients)> {
         let (loss, tape) = tape::record(loss)?;
         let value = f64::from(loss.to_scalar::<f32>()?);
-        if !value.is_finite() && !watch::is_on() {
+        if !value.is_finite() && !nan_trace::is_on() {
             return Ok((value, Gradients::default()));
         }
         Ok((value, Gradients::take(&self.params, &mut tape.backward(&loss)?)))

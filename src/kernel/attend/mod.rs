@@ -3,17 +3,17 @@
 //! No score matrix is stored by the fused kernel; the twin gathers the candidate keys of equally sized
 //! groups and masks them.
 
+mod composed;
 mod cpu;
 #[cfg(any(feature = "cuda", test))]
 mod cuda;
 mod op;
 #[cfg(test)]
 mod tests;
-mod twin;
 
 use candle_core::{DType, Result, Tensor};
 
-pub use twin::composed;
+pub use composed::composed;
 
 use super::heads::{Heads, Qkv};
 use crate::pattern::Pattern;

@@ -1,7 +1,7 @@
 //! The feed-forward half with its LayerNorm and residual as one operation.
 //!
 //! Forward runs over chunks of rows, so that the hidden layer of a chunk stays in the cache. For the backward
-//! pass only the input of the GELU is kept; LayerNorm and GELU are computed again.
+//! pass only the input of the GELU is saved; LayerNorm and GELU are computed again.
 
 use std::ops::Range;
 use std::sync::Mutex;
@@ -13,8 +13,8 @@ use candle_core::{CpuStorage, CustomOp2, Device, Layout, Result, Shape, Tensor, 
 use super::{Residual, Weight, vector, weight};
 use crate::kernel::cpu::dense::{Panels, WeightGradient};
 use crate::kernel::cpu::gemm::Mat;
-use crate::kernel::cpu::kept::{self, Format, Kept};
 use crate::kernel::cpu::par::{self, Chunks};
+use crate::kernel::cpu::saved::{self, Format, Saved};
 use crate::kernel::cpu::{self, rows};
 #[cfg(feature = "cuda")]
 use crate::kernel::cuda::{View, tensors};
@@ -32,7 +32,7 @@ pub(super) struct Ffn {
     /// Whether a gradient may be asked for.
     train: bool,
     /// The input of the GELU, from forward to backward.
-    saved: Mutex<Option<Kept>>,
+    saved: Mutex<Option<Saved>>,
     /// The same on a device.
     #[cfg(feature = "cuda")]
     on_device: Mutex<Option<CudaSlice<f32>>>,
@@ -85,7 +85,7 @@ impl Ffn {
     }
 
     /// The result, and with `keep` the input of the GELU (else nothing).
-    fn forward(&self, x: &[f32], flat: &[f32], keep: bool) -> (Vec<f32>, Kept) {
+    fn forward(&self, x: &[f32], flat: &[f32], keep: bool) -> (Vec<f32>, Saved) {
         let (d, f) = (self.width, self.hidden);
         let p = self.parameters(flat);
         let (w1, w2) = (Panels::turned(p.w1, f, d), Panels::turned(p.w2, d, f));
@@ -94,13 +94,13 @@ impl Ffn {
         let size = chunks.size;
         let format = Format::of_products();
         let room = format.room(size * f);
-        let kept = match keep {
+        let saved = match keep {
             true => (count / size * room + format.room(count % size * f), room),
             false => (0, 0),
         };
         let rounded = keep && format == Format::Bf16;
         let scratch = || (par::scratch(size * d), par::scratch(size * f));
-        let (y, kept) = par::build_two((x.len(), size * d), kept, scratch, |scratch, index, y, kept| {
+        let (y, saved) = par::build_two((x.len(), size * d), saved, scratch, |scratch, index, y, saved| {
             let rows = y.len() / d;
             let x = &x[index * size * d..][..y.len()];
             let (normal, hidden) = (&mut scratch.0[..y.len()], &mut scratch.1[..rows * f]);
@@ -108,13 +108,15 @@ impl Ffn {
             let input = Mat::new(normal, rows, d);
             if rounded {
                 w1.multiply(input, hidden, f, false);
-                for (row, kept) in hidden.chunks_exact_mut(f).zip(kept::places(kept).chunks_exact_mut(f)) {
-                    kept::store(row, p.b1, kept);
+                for (row, saved) in
+                    hidden.chunks_exact_mut(f).zip(saved::as_bf16_mut(saved).chunks_exact_mut(f))
+                {
+                    saved::store(row, p.b1, saved);
                     rows::bias_gelu_in_place(row, p.b1);
                 }
             } else if keep {
-                w1.multiply(input, kept, f, false);
-                rows::bias_gelu(kept, p.b1, hidden);
+                w1.multiply(input, saved, f, false);
+                rows::bias_gelu(saved, p.b1, hidden);
             } else {
                 w1.multiply(input, hidden, f, false);
                 rows::bias_gelu_in_place(hidden, p.b1);
@@ -126,11 +128,11 @@ impl Ffn {
             rows::add_row(residual, p.b2, y);
             w2.multiply(Mat::new(hidden, rows, f), y, d, true);
         });
-        (y, format.keep(kept))
+        (y, format.save(saved))
     }
 
     /// Gradients of x and of the group; `hidden` is the input of the GELU.
-    fn backward(&self, x: &[f32], flat: &[f32], dy: &[f32], hidden: Kept) -> (Vec<f32>, Vec<f32>) {
+    fn backward(&self, x: &[f32], flat: &[f32], dy: &[f32], hidden: Saved) -> (Vec<f32>, Vec<f32>) {
         let (d, f) = (self.width, self.hidden);
         let count = x.len() / d.max(1);
         let chunks = Chunks::dense(count, f);
@@ -142,19 +144,19 @@ impl Ffn {
         let p = self.parameters(flat);
         let (w1, w2) = (Panels::new(p.w1, f, d), Panels::new(p.w2, d, f));
         let (mut dw1, mut dw2) = (WeightGradient::new(f, d), WeightGradient::new(d, f));
-        // what was kept as it is has room for its gradient
-        let mut hidden = hidden.into_f32().map_err(|kept| (kept, par::scratch(blocks.size * f)));
+        // what was saved as it is has room for its gradient
+        let mut hidden = hidden.into_f32().map_err(|saved| (saved, par::scratch(blocks.size * f)));
         for block in (0..blocks.count()).map(|index| blocks.range(index)) {
             let (first, rows) = (block.start, block.len());
             let (x, dy) = (&x[first * d..][..rows * d], &dy[first * d..][..rows * d]);
-            let (hidden, kept) = match &mut hidden {
+            let (hidden, saved) = match &mut hidden {
                 Ok(all) => (&mut all[first * f..][..rows * f], None),
-                Err((kept, block)) => (&mut block[..rows * f], Some((&*kept, first / chunks.size))),
+                Err((saved, block)) => (&mut block[..rows * f], Some((&*saved, first / chunks.size))),
             };
             let (normal, active) = (&mut normal[..rows * d], &mut active[..rows * f]);
             let here = Chunks::of(rows, chunks.size);
             let sums = &mut sums[first / chunks.size * parts..][..here.count() * parts];
-            let step = Step { op: self, norm: p.norm, w1: &w1, w2: &w2, x, dy, kept, chunks: here };
+            let step = Step { op: self, norm: p.norm, w1: &w1, w2: &w2, x, dy, saved, chunks: here };
             step.run(&mut dx, hidden, normal, active, sums);
             let dy = Mat::new(dy, rows, d);
             rayon::join(
@@ -185,14 +187,14 @@ struct Step<'a> {
     x: &'a [f32],
     dy: &'a [f32],
     /// Where the input of the GELU is read from, and which of its chunks is the first here; else it stands in `hidden`.
-    kept: Option<(&'a Kept, usize)>,
+    saved: Option<(&'a Saved, usize)>,
     chunks: Chunks,
 }
 
 impl Step<'_> {
     /// Appends to `dx`, writes LN(x) to `normal`, the output of the GELU to `active` and sums over the rows of each
     /// chunk to `sums` (weight and bias of the norm, bias of fc2, bias of fc1); `hidden`, the input of the GELU (unless
-    /// that is read from `kept`), becomes its gradient.
+    /// that is read from `saved`), becomes its gradient.
     fn run(
         &self,
         dx: &mut Vec<f32>,
@@ -216,13 +218,13 @@ impl Step<'_> {
                 let rows = rows.len();
                 rows::layer_norm(x, norm.0, norm.1, EPS as f32, normal);
                 self.w2.multiply(Mat::new(dy, rows, d), dactive, f, false);
-                match self.kept {
+                match self.saved {
                     None => rows::gelu_and_gradient(hidden, dactive, active),
-                    Some((kept, first)) => {
+                    Some((saved, first)) => {
                         let lines = hidden.chunks_exact_mut(f).zip(dactive.chunks_exact(f));
-                        let kept = kept.chunk(first + index, size * f).chunks_exact(f);
-                        for (((hidden, da), a), kept) in lines.zip(active.chunks_exact_mut(f)).zip(kept) {
-                            kept::load(kept, hidden);
+                        let saved = saved.chunk(first + index, size * f).chunks_exact(f);
+                        for (((hidden, da), a), saved) in lines.zip(active.chunks_exact_mut(f)).zip(saved) {
+                            saved::load(saved, hidden);
                             rows::gelu_and_gradient(hidden, da, a);
                         }
                     }

@@ -4,7 +4,7 @@
 //! flat gradient per group spares an addition per weight.
 
 #[cfg(any(feature = "cuda", test))]
-mod device;
+mod cuda;
 mod ffn;
 mod output;
 mod project;

@@ -1,6 +1,6 @@
 //! The class token of the last layer reads the other tokens' attention outputs (Transformer-LS, released code).
 
-mod fused;
+mod cpu;
 #[cfg(test)]
 mod tests;
 
@@ -38,7 +38,7 @@ pub fn class_token(out: &Heads, cls: &Qkv, mask: Option<&Tensor>, scale: f64) ->
         bail!("outputs {:?} do not fit a class token {:?} of {heads} heads", rows.dims(), cls.dims());
     }
     let mask = mask.map(|mask| flags(mask, &rows)).transpose()?;
-    let op = fused::ClassToken::new(heads, d, [q, k, v], count, scale as f32, mask);
+    let op = cpu::ClassToken::new(heads, d, [q, k, v], count, scale as f32, mask);
     let rows = tape::apply2(&rows.contiguous()?, &cls.contiguous()?, op)?;
     Ok(Heads::Merged { rows, heads })
 }

@@ -6,7 +6,7 @@
 //! | [`products`] | the number format of matrix products |
 //! | [`bf16`] | matrix products of operands rounded to bf16 |
 //! | [`simd`] | vector arithmetic for the processor at hand, and [`simd_fn!`](crate::simd_fn) |
-//! | [`kept`] | activations kept for the backward pass |
+//! | [`saved`] | activations saved for the backward pass |
 //! | [`math`] | exp, the normal distribution, dot, axpy, max, sum as generic vector code |
 //! | [`jobs`] | several outputs built together |
 //! | [`par`] | partitions fixed by shape, outputs built in parallel |
@@ -25,7 +25,6 @@ pub mod dense;
 pub mod gemm;
 #[allow(unsafe_code)]
 pub mod jobs;
-pub mod kept;
 pub mod math;
 #[allow(unsafe_code)]
 pub mod par;
@@ -33,6 +32,7 @@ pub mod products;
 pub mod rows;
 #[allow(unsafe_code)]
 pub mod sample_rows;
+pub mod saved;
 pub mod simd;
 pub mod transpose;
 

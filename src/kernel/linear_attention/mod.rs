@@ -8,16 +8,16 @@
 //! Causal sums may decay: `S_t = g_t S_{t-1} + ...`. The gates of Random Feature Attention are such a decay,
 //! and so is the running maximum that keeps causal FAVOR+ features from under- and overflowing.
 
+mod composed;
+mod cpu;
 mod features;
-mod fused;
 mod scan;
-mod twin;
 
 use candle_core::{Result, Tensor, bail};
 
 use super::heads::{Heads, Qkv};
 
-pub use twin::composed;
+pub use composed::composed;
 
 /// An elementwise feature map.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -173,7 +173,7 @@ pub fn linear_attention(qkv: &Qkv, call: &LinearAttention) -> Result<Heads> {
     let q = qkv.q()?;
     call.check(&q, &qkv.k()?, &qkv.v()?)?;
     if super::fused_cpu(q.device())
-        && let Some(heads) = fused::fused(qkv, call)?
+        && let Some(heads) = cpu::fused(qkv, call)?
     {
         return Ok(heads);
     }

@@ -5,18 +5,18 @@
 //! to the last. Combining the rounds by their log-sum-exp is the same as one softmax over the keys of all
 //! rounds, duplicates counted, and that is how it is computed: no difference of large logarithms appears.
 
-mod fused;
+mod composed;
+mod cpu;
 mod hash;
 mod order;
 mod rows;
 #[cfg(test)]
 mod tests;
-mod twin;
 
 use candle_core::{Result, Tensor, bail};
 
 use super::heads::{Heads, Qkv};
-pub use twin::{buckets, composed};
+pub use composed::{buckets, composed};
 
 /// Logit of a padded or future key.
 const HIDDEN: f32 = -1e9;
@@ -41,7 +41,7 @@ pub struct Lsh<'a> {
 /// Shapes that do not fit.
 pub fn lsh(qkv: &Qkv, mask: Option<&Tensor>, call: &Lsh) -> Result<Heads> {
     if qkv.value_dims()?.2 > 0 && super::fused_cpu(&qkv.device()?) {
-        return fused::lsh(qkv, mask, call);
+        return cpu::lsh(qkv, mask, call);
     }
     composed(qkv, mask, call)
 }

@@ -3,7 +3,7 @@
 use pulp::Simd;
 use rayon::prelude::*;
 
-use super::fused::Sample;
+use super::cpu::Sample;
 use super::order::Sizes;
 use super::{HIDDEN, OWN};
 use crate::kernel::cpu::math;

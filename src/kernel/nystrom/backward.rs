@@ -5,7 +5,7 @@
 
 use rayon::prelude::*;
 
-use super::fused::{Middle, Nystrom, Sample, Scratch, Sizes, TILE};
+use super::cpu::{Middle, Nystrom, Sample, Scratch, Sizes, TILE};
 use super::inverse::backward;
 use super::rows::{add_rows, dots, logit_grads, weights_again};
 use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};

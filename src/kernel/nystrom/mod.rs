@@ -6,17 +6,17 @@
 //! out = F Z (B v) with Z the pseudo-inverse of A by iteration.
 
 mod backward;
-mod fused;
+mod composed;
+mod cpu;
 mod inverse;
 mod rows;
 #[cfg(test)]
 mod tests;
-mod twin;
 
 use candle_core::{Result, Tensor};
 
 use super::heads::{Heads, Qkv};
-pub use twin::composed;
+pub use composed::composed;
 
 /// What the start of the pseudo-inverse is divided by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub struct Landmarks {
 /// Shapes that do not fit.
 pub fn nystrom(qkv: &Qkv, mask: Option<&Tensor>, spec: Landmarks) -> Result<Heads> {
     if qkv.value_dims()?.2 > 0 && super::fused_cpu(&qkv.device()?) {
-        return fused::nystrom(qkv, mask, spec);
+        return cpu::nystrom(qkv, mask, spec);
     }
     composed(qkv, mask, spec)
 }

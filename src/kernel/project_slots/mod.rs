@@ -3,7 +3,7 @@
 //! [`dynamic`]: weights computed from the layer input, softmax over positions (Transformer-LS eq. 3-5).
 //! [`learned`]: a matrix of parameters (Linformer).
 
-mod fused;
+mod cpu;
 mod geometry;
 mod learned;
 #[cfg(test)]
@@ -63,7 +63,7 @@ pub fn dynamic(rows: &Tensor, x: &Tensor, group: &Group, spec: &Dynamic) -> Resu
         segment: spec.segment.unwrap_or(len).max(1),
     };
     let mask = spec.mask.map(|mask| flags(mask, rows)).transpose()?;
-    let op = fused::Project { geometry, mask, stats: OnceLock::new() };
+    let op = cpu::Project { geometry, mask, stats: OnceLock::new() };
     tape::apply3(&rows.contiguous()?, &x.contiguous()?, &group.flat, op)
 }
 

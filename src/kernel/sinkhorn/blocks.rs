@@ -1,6 +1,6 @@
 //! One block's attention to its own keys and to the mixture, forward and backward.
 
-use super::fused::Sizes;
+use super::cpu::Sizes;
 use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
 use crate::kernel::cpu::math;
 

@@ -2,17 +2,17 @@
 //! of all blocks, whose weights come from a small network over the blocks' summed keys.
 
 mod blocks;
-mod fused;
+mod composed;
+mod cpu;
 mod mixture;
 #[cfg(test)]
 mod tests;
-mod twin;
 
 use candle_core::{Result, Tensor, bail};
 
 use super::group::Group;
 use super::heads::{Heads, Qkv};
-pub use twin::composed;
+pub use composed::composed;
 
 /// How scores become weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,8 +59,8 @@ pub fn sinkhorn(qkv: &Qkv, mask: Option<&Tensor>, call: &Sinkhorn) -> Result<Hea
         && qkv.value_dims()?.2 > 0
         && super::fused_cpu(&qkv.device()?)
     {
-        let spec = fused::Spec { block: call.block, concat: call.concat, temperature, activation };
-        return fused::sinkhorn(qkv, mask, group, spec);
+        let spec = cpu::Spec { block: call.block, concat: call.concat, temperature, activation };
+        return cpu::sinkhorn(qkv, mask, group, spec);
     }
     composed(qkv, mask, call)
 }

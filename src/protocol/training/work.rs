@@ -41,7 +41,7 @@ pub fn candle(error: candle_core::Error) -> Ending {
 
 /// Chooses kernels and the format of products, and whether results are looked at.
 pub fn choose_kernels(spec: &Spec, place: &Place) {
-    kernel::watch::set(place.detect_anomaly);
+    kernel::nan_trace::set(place.detect_anomaly);
     compute_as(spec.kernel, spec.dtype);
 }
 

@@ -10,7 +10,7 @@ use crate::kernel::Mode;
 use crate::kernel::attend::cpu::operands::{Dims, Place};
 use crate::kernel::attend::cpu::plan::Plan;
 use crate::kernel::attend::tests::cases;
-use crate::kernel::attend::tests::reference::{Case, Form, Operands, evaluate, operands};
+use crate::kernel::attend::tests::naive::{Case, Form, Operands, evaluate, operands};
 use crate::kernel::cuda::emulated::{Emulated, nvrtc};
 use crate::kernel::cuda::{Module, View};
 use crate::kernel::heads::{merge, split};

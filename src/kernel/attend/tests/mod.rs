@@ -1,6 +1,6 @@
 //! Values and gradients against a dense f64 evaluation of [`Pattern::visible`].
 
-pub(super) mod reference;
+pub(super) mod naive;
 
 use candle_core::{DType, Device, Tensor, Var};
 use proptest::prelude::*;
@@ -9,7 +9,7 @@ use super::{Attend, attend};
 use crate::kernel::Mode;
 use crate::kernel::heads::Qkv;
 use crate::pattern::{Group, KeySpan, Pattern, Rule, Span};
-use reference::{Case, Form, Operands, check, evaluate, operands};
+use naive::{Case, Form, Operands, check, evaluate, operands};
 
 fn group(queries: Span, keys: &[(Span, Rule)]) -> Group {
     Group { queries, keys: keys.iter().map(|&(span, rule)| KeySpan { span, rule }).collect() }

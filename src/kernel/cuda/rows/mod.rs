@@ -212,32 +212,6 @@ pub fn add<M: Machine>(machine: &M, x: View<M>, count: usize, y: &mut M::Floats,
     launch(machine, "add", elements(count), arguments)
 }
 
-/// Softmax of every row.
-///
-/// # Errors
-/// Failures of the machine.
-pub fn softmax<M: Machine>(machine: &M, x: View<M>, [rows, width]: [usize; 2]) -> Result<M::Floats> {
-    let mut y = machine.fresh(rows * width)?;
-    let arguments = vec![Arg::In(x), Arg::Long(rows), Arg::Int(width), Arg::Out(&mut y)];
-    launch(machine, "softmax", lines(rows), arguments)?;
-    Ok(y)
-}
-
-/// Gradient of softmax's x from its result y.
-///
-/// # Errors
-/// Failures of the machine.
-pub fn softmax_backward<M: Machine>(
-    machine: &M,
-    [y, dy]: [View<M>; 2],
-    [rows, width]: [usize; 2],
-) -> Result<M::Floats> {
-    let mut dx = machine.fresh(rows * width)?;
-    let arguments = vec![Arg::In(y), Arg::In(dy), Arg::Long(rows), Arg::Int(width), Arg::Out(&mut dx)];
-    launch(machine, "softmax_backward", lines(rows), arguments)?;
-    Ok(dx)
-}
-
 /// Indices of rows as the kernels take them.
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-// Row-wise kernels: LayerNorm, GELU, softmax, cross entropy, rows of a table, AdamW; forward and backward, in f32.
+// Row-wise kernels: LayerNorm, GELU, cross entropy, rows of a table, AdamW; forward and backward, in f32.
 //
 // A block has THREADS threads in warps of WARP; where a kernel says "a warp per row", it handles LINES rows. Every sum runs in
 // an order that follows from the sizes, without atomics: the same bits every time. Indices of large arrays are long long.
@@ -161,33 +161,6 @@ KERNEL void add_bias(const float *bias, long long rows, int width, int stride, l
 KERNEL void add(const float *x, long long count, long long start, float *y) {
     long long at = element();
     if (at < count) y[start + at] += x[at];
-}
-
-// exp(x - max) / sum exp(x - max); a warp per row.
-KERNEL void softmax(const float *x, long long rows, int width, float *y) {
-    long long row = row_of_warp();
-    int live = row < rows ? width : 0;
-    x += row * width, y += row * width;
-    float most = -INFINITY, sum = 0.0f;
-    FOR_LANES(at, live) most = fmaxf(most, x[at]);
-    most = warp_max(most);
-    FOR_LANES(at, live) {
-        y[at] = expf(x[at] - most);
-        sum += y[at];
-    }
-    sum = warp_sum(sum);
-    FOR_LANES(at, live) y[at] /= sum;
-}
-
-// dx = y (dy - sum(y dy)); a warp per row.
-KERNEL void softmax_backward(const float *y, const float *dy, long long rows, int width, float *dx) {
-    long long row = row_of_warp();
-    int live = row < rows ? width : 0;
-    y += row * width, dy += row * width, dx += row * width;
-    float product = 0.0f;
-    FOR_LANES(at, live) product += y[at] * dy[at];
-    product = warp_sum(product);
-    FOR_LANES(at, live) dx[at] = y[at] * (dy[at] - product);
 }
 
 // log sum exp(z) - z_label; a warp per row.

@@ -1,14 +1,14 @@
-//! Activations kept from forward to backward: in f32, or rounded to bf16 where products round their operands anyway.
+//! Activations saved from forward to backward: in f32, or rounded to bf16 where products round their operands anyway.
 
 use super::products::{Products, products};
 
 /// Rows of one activation, in chunks.
-pub struct Kept {
+pub struct Saved {
     data: Vec<f32>,
     format: Format,
 }
 
-/// How activations are kept.
+/// How activations are saved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// As they are.
@@ -35,25 +35,25 @@ impl Format {
     }
 
     /// Activations of chunks, as many floats each as [`Self::room`] says of a chunk.
-    pub fn keep(self, data: Vec<f32>) -> Kept {
-        Kept { data, format: self }
+    pub fn save(self, data: Vec<f32>) -> Saved {
+        Saved { data, format: self }
     }
 }
 
-impl Kept {
+impl Saved {
     /// The bf16 of chunk `index`, of chunks of `len`, and what follows it.
     pub fn chunk(&self, index: usize, len: usize) -> &[u16] {
         bytemuck::cast_slice(&self.data[index * self.format.room(len)..])
     }
 
-    /// The activations themselves, if they were kept as they are.
+    /// The activations themselves, if they were saved as they are.
     pub fn into_f32(self) -> Result<Vec<f32>, Self> {
         if self.format == Format::F32 { Ok(self.data) } else { Err(self) }
     }
 }
 
 /// Places of bf16 in a chunk of floats.
-pub fn places(chunk: &mut [f32]) -> &mut [u16] {
+pub fn as_bf16_mut(chunk: &mut [f32]) -> &mut [u16] {
     bytemuck::cast_slice_mut(chunk)
 }
 
@@ -106,15 +106,15 @@ mod tests {
         let room = Format::Bf16.room(7);
         let mut data = vec![0.0; 2 * room + Format::Bf16.room(3)];
         for (x, to) in rows.chunks(7).zip(data.chunks_mut(room)) {
-            store(x, &vec![1.0; x.len()], places(to));
+            store(x, &vec![1.0; x.len()], as_bf16_mut(to));
         }
-        let kept = Format::Bf16.keep(data);
+        let saved = Format::Bf16.save(data);
         for (index, x) in rows.chunks(7).enumerate() {
             let mut got = vec![0.0; x.len()];
-            load(kept.chunk(index, 7), &mut got);
+            load(saved.chunk(index, 7), &mut got);
             assert_eq!(got, x.iter().map(|x| x + 1.0).collect::<Vec<_>>());
         }
-        assert!(kept.into_f32().is_err());
-        assert_eq!(Format::F32.keep(vec![2.0; Format::F32.room(3)]).into_f32().ok(), Some(vec![2.0; 3]));
+        assert!(saved.into_f32().is_err());
+        assert_eq!(Format::F32.save(vec![2.0; Format::F32.room(3)]).into_f32().ok(), Some(vec![2.0; 3]));
     }
 }

@@ -1,6 +1,6 @@
 //! Finding the first operation whose result is not finite.
 //!
-//! While a thread is watched, every fused operation's result is looked at, forward and backward, and the first that has
+//! While a thread is traced, every fused operation's result is looked at, forward and backward, and the first that has
 //! a NaN or an infinity ends the pass with the operation and the place in the model. Otherwise this costs one look
 //! at a thread's flag per operation.
 
@@ -11,30 +11,30 @@ use candle_core::{DType, Result, Tensor, bail};
 use super::cpu::with_slices;
 
 thread_local! {
-    static WATCHED: Cell<bool> = const { Cell::new(false) };
+    static TRACED: Cell<bool> = const { Cell::new(false) };
     static PLACE: RefCell<String> = const { RefCell::new(String::new()) };
     static FOUND: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Whether this thread is watched.
+/// Whether this thread is traced.
 pub fn is_on() -> bool {
-    WATCHED.get()
+    TRACED.get()
 }
 
-/// Watches this thread from now on, or no longer.
+/// Traces this thread from now on, or no longer.
 pub fn set(on: bool) {
-    WATCHED.set(on);
+    TRACED.set(on);
 }
 
-/// Runs `f` on this thread while it is watched.
-pub fn watched<T>(f: impl FnOnce() -> T) -> T {
+/// Runs `f` on this thread while it is traced.
+pub fn traced<T>(f: impl FnOnce() -> T) -> T {
     struct Restore(bool);
     impl Drop for Restore {
         fn drop(&mut self) {
-            WATCHED.set(self.0);
+            TRACED.set(self.0);
         }
     }
-    let _restore = Restore(WATCHED.replace(true));
+    let _restore = Restore(TRACED.replace(true));
     f()
 }
 
@@ -53,24 +53,24 @@ pub fn at<T>(place: impl FnOnce() -> String, f: impl FnOnce() -> T) -> T {
     f()
 }
 
-/// Where this thread is, if it is watched.
+/// Where this thread is, if it is traced.
 pub(super) fn place() -> Option<String> {
     is_on().then(|| PLACE.with_borrow(String::clone))
 }
 
-/// Fails if this thread is watched and `tensor`, the result of `what`, is not finite.
+/// Fails if this thread is traced and `tensor`, the result of `what`, is not finite.
 ///
 /// # Errors
 /// The place, the operation and what was found.
-pub fn look(what: &str, tensor: &Tensor) -> Result<()> {
+pub fn check(what: &str, tensor: &Tensor) -> Result<()> {
     match place() {
-        Some(place) => look_at(&place, what, tensor),
+        Some(place) => check_at(&place, what, tensor),
         None => Ok(()),
     }
 }
 
-/// [`look`] for a place of old.
-pub(super) fn look_at(place: &str, what: &str, tensor: &Tensor) -> Result<()> {
+/// [`check`] for a place of old.
+pub(super) fn check_at(place: &str, what: &str, tensor: &Tensor) -> Result<()> {
     if is_finite(tensor)? {
         return Ok(());
     }
@@ -80,7 +80,7 @@ pub(super) fn look_at(place: &str, what: &str, tensor: &Tensor) -> Result<()> {
     bail!("{found}")
 }
 
-/// What the last failed [`look`] of this thread said; it is forgotten.
+/// What the last failed [`check`] of this thread said; it is forgotten.
 pub fn found() -> Option<String> {
     FOUND.take()
 }
@@ -136,11 +136,11 @@ mod tests {
     }
 
     #[test]
-    fn the_first_operation_is_named_and_only_while_watched() {
+    fn the_first_operation_is_named_and_only_while_traced() {
         let x = candle_core::Var::new(&[1f32, f32::INFINITY], &Device::Cpu).unwrap();
         let run = || tape::record(|| at(|| "layer 3".to_owned(), || gelu(x.as_tensor())));
         assert!(run().is_ok());
-        let error = watched(run).err().unwrap().to_string();
+        let error = traced(run).err().unwrap().to_string();
         assert!(error.starts_with("layer 3, gelu: the result [2] is not finite"), "{error}");
         assert_eq!(found().unwrap(), "layer 3, gelu: the result [2] is not finite");
         assert!(!is_on() && run().is_ok() && found().is_none());

@@ -5,7 +5,8 @@ use candle_core::{D, Result, Tensor, bail};
 use super::{Activation, Sinkhorn, Sorting};
 use crate::kernel::group::Group;
 use crate::kernel::heads::{Heads, Qkv};
-use crate::kernel::visible::{keep_rows, masked_softmax};
+use crate::kernel::masking::zero_hidden_rows;
+use crate::kernel::softmax::masked_softmax;
 
 /// Logit of a pair of blocks that takes no part.
 const HIDDEN: f32 = -1e30;
@@ -15,9 +16,9 @@ const HIDDEN: f32 = -1e30;
 /// # Errors
 /// Shapes that do not fit; more blocks than the network scores.
 pub fn composed(qkv: &Qkv, mask: Option<&Tensor>, call: &Sinkhorn) -> Result<Heads> {
-    let q = keep_rows(&qkv.q()?.contiguous()?, mask)?;
-    let k = keep_rows(&qkv.k()?.contiguous()?, mask)?;
-    let v = keep_rows(&qkv.v()?.contiguous()?, mask)?;
+    let q = zero_hidden_rows(&qkv.q()?.contiguous()?, mask)?;
+    let k = zero_hidden_rows(&qkv.k()?.contiguous()?, mask)?;
+    let v = zero_hidden_rows(&qkv.v()?.contiguous()?, mask)?;
     let (b, h, n, d) = q.dims4()?;
     let (block, blocks) = (call.block, n.div_ceil(call.block));
     let padded = block * blocks;
@@ -68,7 +69,7 @@ pub fn composed(qkv: &Qkv, mask: Option<&Tensor>, call: &Sinkhorn) -> Result<Hea
     };
     let out = if released { out.transpose(1, 2)?.contiguous()? } else { out };
     let out = out.reshape((b, h, padded, d))?.narrow(2, 0, n)?;
-    Ok(Heads::Split(keep_rows(&out, mask)?))
+    Ok(Heads::Split(zero_hidden_rows(&out, mask)?))
 }
 
 /// R [b, h, blocks, blocks]: row u holds the weights of the source blocks in the mixture of block u.

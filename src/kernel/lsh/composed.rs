@@ -5,21 +5,21 @@ use candle_core::{D, Result, Tensor};
 use super::hash::{bucket_of, sort};
 use super::{HIDDEN, Lsh, OWN};
 use crate::kernel::heads::{Heads, Qkv};
-use crate::kernel::visible::keep_rows;
+use crate::kernel::masking::zero_hidden_rows;
 
 /// The definition in plain candle operations (hashes and sorting on the host: they have no gradient).
 ///
 /// # Errors
 /// Shapes that do not fit.
 pub fn composed(qkv: &Qkv, mask: Option<&Tensor>, call: &Lsh) -> Result<Heads> {
-    let q = keep_rows(&qkv.q()?.contiguous()?, mask)?;
-    let v = keep_rows(&qkv.v()?.contiguous()?, mask)?;
+    let q = zero_hidden_rows(&qkv.q()?.contiguous()?, mask)?;
+    let v = zero_hidden_rows(&qkv.v()?.contiguous()?, mask)?;
     let (b, _, n, d) = q.dims4()?;
     let norm = ((q.sqr()?.mean_keepdim(D::Minus1)? + 1e-6)?.sqrt()? * (d as f64).sqrt())?;
     let k = q.broadcast_div(&norm)?;
     let chain = Chain::new(&q, mask, call)?;
     let rules = Rules { kept: kept(mask, b, n)?, causal: call.causal };
-    Ok(Heads::Split(keep_rows(&attend(&q, &k, &v, &chain, &rules)?, mask)?))
+    Ok(Heads::Split(zero_hidden_rows(&attend(&q, &k, &v, &chain, &rules)?, mask)?))
 }
 
 /// Which positions are kept, [b * n].

@@ -1,10 +1,10 @@
 //! The definition in plain candle operations.
 
-use candle_core::{D, DType, Result, Tensor, bail};
+use candle_core::{Result, Tensor, bail};
 
 use super::Attend;
 use crate::kernel::heads::{Heads, Qkv};
-use crate::kernel::softmax;
+use crate::kernel::softmax::{masked_softmax, softmax};
 use crate::pattern::{Group, Rule};
 
 /// The definition in plain candle operations: groups of similar size are gathered and masked together.
@@ -184,22 +184,9 @@ fn attend_bucket(x: &Operands, call: &Attend, bucket: &Bucket) -> Result<Tensor>
     }
     let weights = match visible {
         Some(visible) => masked_softmax(&logits, &visible)?,
-        None => softmax::composed(&logits)?,
+        None => softmax(&logits)?,
     };
     weights.reshape((b * h * g, q, s))?.matmul(&vg)?.reshape((b, h, g * q, d))
-}
-
-/// Softmax over the last dimension of the entries whose `visible` is 1; rows without any are zero.
-fn masked_softmax(logits: &Tensor, visible: &Tensor) -> Result<Tensor> {
-    let visible = visible.broadcast_as(logits.shape())?;
-    let lowest = if logits.dtype() == DType::F16 { -6e4 } else { -1e30 };
-    let hidden = Tensor::new(lowest, logits.device())?.to_dtype(logits.dtype())?;
-    let logits = visible.ne(0f64)?.where_cond(logits, &hidden.broadcast_as(logits.shape())?)?;
-    let max = logits.max_keepdim(D::Minus1)?.detach();
-    let weights = (logits.broadcast_sub(&max)?.exp()? * &visible)?;
-    let sum = weights.sum_keepdim(D::Minus1)?;
-    let empty = sum.eq(0f64)?.to_dtype(sum.dtype())?;
-    weights.broadcast_div(&(sum + empty)?)
 }
 
 /// The index tables of one bucket.

@@ -4,33 +4,33 @@ use candle_core::{D, Result, Tensor};
 
 use super::{Landmarks, Start};
 use crate::kernel::heads::{Heads, Qkv};
-use crate::kernel::softmax;
-use crate::kernel::visible::{keep_rows, masked_softmax};
+use crate::kernel::masking::zero_hidden_rows;
+use crate::kernel::softmax::{masked_softmax, softmax};
 
 /// The definition in plain candle operations.
 ///
 /// # Errors
 /// Shapes that do not fit.
 pub fn composed(qkv: &Qkv, mask: Option<&Tensor>, spec: Landmarks) -> Result<Heads> {
-    let q = keep_rows(&qkv.q()?.contiguous()?, mask)?;
-    let k = keep_rows(&qkv.k()?.contiguous()?, mask)?;
-    let v = keep_rows(&qkv.v()?.contiguous()?, mask)?;
+    let q = zero_hidden_rows(&qkv.q()?.contiguous()?, mask)?;
+    let k = zero_hidden_rows(&qkv.k()?.contiguous()?, mask)?;
+    let v = zero_hidden_rows(&qkv.v()?.contiguous()?, mask)?;
     let (b, h, n, d) = q.dims4()?;
     let root = (d as f64).powf(-0.25);
     let (q, k) = ((q * root)?, (k * root)?);
     let (m, segment) = (spec.count, n.div_ceil(spec.count));
     let means = |x: &Tensor| x.pad_with_zeros(2, 0, segment * m - n)?.reshape((b, h, m, segment, d))?.mean(3);
     let (ql, kl) = (means(&q)?, means(&k)?); // [b, h, m, d]
-    let far = softmax::composed(&q.matmul(&kl.t()?)?)?; // [b, h, n, m]
-    let middle = softmax::composed(&ql.matmul(&kl.t()?)?)?; // [b, h, m, m]
+    let far = softmax(&q.matmul(&kl.t()?)?)?; // [b, h, n, m]
+    let middle = softmax(&ql.matmul(&kl.t()?)?)?; // [b, h, m, m]
     let near = ql.matmul(&k.t()?)?; // [b, h, m, n]
     let near = match mask {
         Some(mask) => masked_softmax(&near, &mask.reshape((b, 1, 1, n))?)?,
-        None => softmax::composed(&near)?,
+        None => softmax(&near)?,
     };
     let inverse = pseudo_inverse(&middle, spec)?;
     let out = far.matmul(&inverse)?.matmul(&near.matmul(&v)?)?;
-    Ok(Heads::Split(keep_rows(&out, mask)?))
+    Ok(Heads::Split(zero_hidden_rows(&out, mask)?))
 }
 
 /// `spec.iterations` steps Z <- Z (13 I - Y (15 I - Y (7 I - Y))) / 4 with Y = A Z, from A^T / c.
