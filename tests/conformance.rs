@@ -1,50 +1,135 @@
-//! Every golden file is reproduced by the fused kernels and by their composed twins.
-//!
-//! `EFFATTN_GOLDEN=DIR` checks a folder (and its subfolders) of golden files; `EFFATTN_MODEL=a,b` narrows it to
-//! some mechanisms.
+//! The shipped golden files are the ones they were, the real binary reproduces every one of them in every way it can
+//! compute, and the comparison notices what it should.
 
-use std::path::{Path, PathBuf};
+use std::collections::HashMap;
+use std::process::Command;
 
 use candle_core::Device;
-use effattn::kernel::{Mode, with_mode};
-use effattn::protocol::check::{CheckError, check_bytes};
+use effattn::protocol::check::{Verdict, check_bytes, shipped::SHIPPED};
+use effattn::record::{Outcome, json};
+use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
 
-fn files(dir: &Path, found: &mut Vec<PathBuf>) {
-    for entry in std::fs::read_dir(dir).expect("the golden folder is readable") {
-        let path = entry.expect("an entry").path();
-        if path.is_dir() {
-            files(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "safetensors") {
-            found.push(path);
+/// SHA-256 over the names and the hashes of all shipped files, tolerances included. It changes only with the definition.
+const SET: &str = "a8b6208cfa681ca3d34300de7f42675b8b5d3a6fcf8194fc0e3ffc9b508f22cb";
+
+/// How far results are moved, in tolerances.
+const MOVED: f64 = 3.0;
+
+#[test]
+fn the_shipped_set_is_the_definition() {
+    let mut files: Vec<_> = SHIPPED.to_vec();
+    files.sort_unstable();
+    let mut set = Sha256::new();
+    for (name, bytes) in files {
+        set.update(name);
+        set.update([0]);
+        set.update(Sha256::digest(bytes));
+    }
+    let set: String = set.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_eq!(set, SET, "golden files were added, removed or changed");
+}
+
+#[test]
+fn every_file_is_green_fused_and_composed_on_one_and_two_threads() {
+    let empty = tempfile::tempdir().unwrap();
+    for kernel in ["fused", "composed"] {
+        for threads in ["1", "2"] {
+            let output = Command::new(env!("CARGO_BIN_EXE_effattn"))
+                .args(["check", "--quiet", "--kernel", kernel, "--threads", threads, "--export-json", "-"])
+                .current_dir(empty.path())
+                .output()
+                .unwrap();
+            let rows = json::from_str(&String::from_utf8(output.stdout).unwrap()).unwrap().rows;
+            let red: Vec<_> = rows.iter().filter(|row| row.outcome != Outcome::Ok).collect();
+            assert!(red.is_empty() && output.status.success(), "{kernel}, {threads} threads: {red:?}");
+            assert_eq!(rows.len(), SHIPPED.len(), "{kernel}, {threads} threads");
+            assert!(
+                rows.iter().all(|row| row.kernel == kernel && row.value.is_some_and(|ratio| ratio <= 1.0))
+            );
+        }
+    }
+}
+
+fn verdict(name: &str, bytes: &[u8]) -> Verdict {
+    check_bytes(name, bytes, &Device::Cpu).unwrap()
+}
+
+fn shipped(name: &str) -> &'static [u8] {
+    SHIPPED.iter().find(|(known, _)| *known == name).unwrap_or_else(|| panic!("{name} is not shipped")).1
+}
+
+/// `bytes` with every number of the tensors that `which` picks moved by `MOVED` tolerances, and with metadata changed.
+fn changed(bytes: &[u8], which: impl Fn(&str) -> bool, metadata: &[(&str, &str)]) -> Vec<u8> {
+    let (_, header) = SafeTensors::read_metadata(bytes).unwrap();
+    let mut texts: HashMap<String, String> = header.metadata().clone().unwrap();
+    let tolerances: HashMap<String, f64> = serde_json::from_str(&texts["atol"]).unwrap();
+    texts.extend(metadata.iter().map(|(key, text)| (String::from(*key), String::from(*text))));
+    let content = SafeTensors::deserialize(bytes).unwrap();
+    let tensors: Vec<(String, safetensors::Dtype, Vec<usize>, Vec<u8>)> = content
+        .iter()
+        .map(|(name, view)| {
+            let mut data = view.data().to_vec();
+            if let Some(tolerance) = tolerances.get(name).filter(|_| which(name)) {
+                for number in data.chunks_exact_mut(4) {
+                    let moved = f32::from_le_bytes(number.try_into().unwrap()) + (MOVED * tolerance) as f32;
+                    number.copy_from_slice(&moved.to_le_bytes());
+                }
+            }
+            (name.to_owned(), view.dtype(), view.shape().to_vec(), data)
+        })
+        .collect();
+    let views = tensors.iter().map(|(name, dtype, shape, data)| {
+        (name.as_str(), TensorView::new(*dtype, shape.clone(), data).unwrap())
+    });
+    safetensors::serialize(views, Some(texts)).unwrap()
+}
+
+#[test]
+fn results_outside_their_tolerance_are_red_in_every_file() {
+    for (name, bytes) in SHIPPED {
+        let base = verdict(name, bytes);
+        let moved = verdict(name, &changed(bytes, |_| true, &[]));
+        assert!(base.green() && !moved.green(), "{name}: {moved:?}");
+        // the tolerance is the file's: no factor anywhere on the way
+        let ratio = moved.error_over_tolerance;
+        assert!(
+            (ratio - MOVED).abs() <= base.error_over_tolerance + 0.1,
+            "{name}: {ratio} instead of {MOVED}"
+        );
+    }
+}
+
+#[test]
+fn every_result_of_a_file_is_compared() {
+    for name in [
+        "ls-ln-05",
+        "models/lra-pair-00",
+        "models/charlm-ls-00",
+        "models/train-onecycle-00",
+        "models/eval-ls-00",
+    ] {
+        let name = format!("{name}.safetensors");
+        let bytes = shipped(&name);
+        let (_, header) = SafeTensors::read_metadata(bytes).unwrap();
+        let tolerances: Value = serde_json::from_str(&header.metadata().as_ref().unwrap()["atol"]).unwrap();
+        for tensor in tolerances.as_object().unwrap().keys() {
+            let moved = verdict(&name, &changed(bytes, |other| other == tensor, &[]));
+            assert_eq!((moved.green(), &moved.worst), (false, tensor), "{name}");
         }
     }
 }
 
 #[test]
-fn golden_files_are_reproduced() {
-    let Some(dir) = std::env::var_os("EFFATTN_GOLDEN") else { return };
-    let models = std::env::var("EFFATTN_MODEL").unwrap_or_default();
-    let wanted: Vec<&str> = models.split(',').filter(|name| !name.is_empty()).collect();
-    let mut paths = Vec::new();
-    files(Path::new(&dir), &mut paths);
-    paths.sort();
-    let (mut green, mut red, mut absent) = (0, Vec::new(), 0);
-    for path in paths {
-        let bytes = std::fs::read(&path).expect("a golden file is readable");
-        let name = path.display().to_string();
-        for mode in [Mode::Fused, Mode::Composed] {
-            match with_mode(mode, || check_bytes(&name, &bytes, &Device::Cpu)) {
-                Ok(verdict) if !wanted.is_empty() && !wanted.contains(&verdict.mechanism.as_str()) => {}
-                Ok(verdict) if verdict.green() => green += 1,
-                Ok(verdict) => red.push(format!("{mode:?} {verdict:?}")),
-                Err(CheckError::UnknownMechanism { .. }) => absent += 1,
-                Err(error) if wanted.is_empty() || wanted.iter().any(|w| error.to_string().contains(w)) => {
-                    red.push(format!("{mode:?} {error}"));
-                }
-                Err(_) => {}
-            }
-        }
-    }
-    println!("{green} green, {} red, {absent} of mechanisms not built", red.len());
-    assert!(red.is_empty(), "{}", red.join("\n"));
+fn wrong_counts_are_red_and_the_limit_is_one_tolerance() {
+    let counted = |name, key| verdict(name, &changed(shipped(name), |_| false, &[(key, "1")])).problem;
+    assert!(counted("full-02.safetensors", "macs").unwrap().contains("expected 1"));
+    assert!(counted("models/lra-ls-00.safetensors", "parameters").unwrap().contains("expected 1"));
+    let at = |error_over_tolerance: f64| {
+        let base = verdict("full-02.safetensors", shipped("full-02.safetensors"));
+        Verdict { error_over_tolerance, ..base }.green()
+    };
+    assert!(at(1.0) && !at(1.0 + f64::EPSILON) && !at(f64::NAN));
 }

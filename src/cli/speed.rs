@@ -144,9 +144,9 @@ fn check(
     let Some(spec) = first else { return Ok(HashMap::new()) };
     let count = models.len();
     let (kernel, device) = (spec.kernel, spec.device);
-    let red = gate::conduct(gate::Request { models, kernel, device }, session)?;
-    session.term.say(&format!("check: {} of {count} mechanisms are green", count - red.len()));
-    Ok(red)
+    let answer = gate::conduct(gate::Request { models, kernel, device }, session)?;
+    session.term.say(&answer.summary(count));
+    Ok(answer.red)
 }
 
 fn plan(grid: &grid::Grid, ready: &start::Ready) -> Result<(Plan, Vec<Option<Request>>)> {

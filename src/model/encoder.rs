@@ -1,4 +1,4 @@
-//! The pre-norm encoder classifier (`golden/SPEC-models.md` section 3).
+//! The pre-norm encoder classifier (`docs/spec/SPEC-models.md` section 3).
 //!
 //! ```text
 //! X = token_embedding[ids] + position_embedding[0..n]

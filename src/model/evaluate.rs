@@ -1,4 +1,4 @@
-//! Evaluation protocols of a language model (`golden/SPEC-models.md` section 6).
+//! Evaluation protocols of a language model (`docs/spec/SPEC-models.md` section 6).
 //!
 //! Each returns, per symbol s_t of one sequence, -log p(s_t | what the protocol shows) in nats. Symbol 0 is
 //! never predicted and has 0; every other symbol is predicted exactly once.

@@ -1,4 +1,4 @@
-//! The causal language model with cache (`golden/SPEC-models.md` section 5; Transformer-LS section 4.2).
+//! The causal language model with cache (`docs/spec/SPEC-models.md` section 5; Transformer-LS section 4.2).
 //!
 //! ```text
 //! X = token_embedding[ids] sqrt(d)

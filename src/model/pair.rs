@@ -1,5 +1,5 @@
 //! Two towers: both documents through the same encoder, then [u, v, u*v, u-v] to the head
-//! (`golden/SPEC-models.md` section 3; Transformer-LS's and Nystromformer's retrieval models).
+//! (`docs/spec/SPEC-models.md` section 3; Transformer-LS's and Nystromformer's retrieval models).
 
 use candle_core::{Result, Tensor, bail};
 

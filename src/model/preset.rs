@@ -284,7 +284,7 @@ mod tests {
 
     #[test]
     fn the_repository_forms_have_its_parameter_counts() {
-        // facts: ListOps 8.95 M, Text 3.49 M, Image 0.248 M, Pathfinder32 26.5 k
+        // the sources: ListOps 8.95 M, Text 3.49 M, Image 0.248 M, Pathfinder32 26.5 k
         let rounded = |task, len, unit: f64| (parameters("lra-repo", Some(task), len) as f64 / unit).round();
         assert_eq!(rounded("listops", 2000, 1e4), 895.0);
         assert_eq!(rounded("text", 1000, 1e4), 349.0);

@@ -24,25 +24,46 @@ pub struct Request {
     pub device: DeviceName,
 }
 
-/// Mechanisms that are red, with the reason.
-#[derive(Debug, Serialize, Deserialize)]
-struct Answer {
-    red: HashMap<String, String>,
+/// What the check found out.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Answer {
+    /// Mechanisms that are red, with the reason.
+    pub red: HashMap<String, String>,
+    /// Mechanisms that no shipped file is about: nothing is known about them.
+    pub unproven: Vec<String>,
 }
 
-/// Checks `request` in a worker of its own: mechanisms that are red, with the reason.
+impl Answer {
+    /// What to tell a person who asked for `count` mechanisms.
+    pub fn summary(&self, count: usize) -> String {
+        let (proven, red) = (count - self.unproven.len(), self.red.len());
+        let mut text = format!("check: {} of {proven} mechanisms reproduce their golden files", proven - red);
+        if !self.unproven.is_empty() {
+            text += &format!("; no golden file covers {}", self.unproven.join(", "));
+        }
+        text
+    }
+
+    /// All of `models` red for the same `reason`.
+    fn all_red(models: &[String], reason: &str) -> Self {
+        let red = models.iter().map(|model| (model.clone(), reason.to_owned())).collect();
+        Self { red, unproven: Vec::new() }
+    }
+}
+
+/// Checks `request` in a worker of its own.
 ///
 /// # Errors
 /// Ctrl-C; a worker that cannot be started.
-pub fn conduct(request: Request, session: &Session) -> Result<HashMap<String, String>, RunError> {
+pub fn conduct(request: Request, session: &Session) -> Result<Answer, RunError> {
     let models = request.models.clone();
     let mut worker = Worker::start(&session.launcher, &Task::Gate { request })?;
     match worker.hear::<Answer>(None, session.resident_limit, &session.stop)? {
         Heard::Message(answer) => {
             worker.finish();
-            Ok(answer.red)
+            Ok(answer)
         }
-        Heard::Ended(ending) => Ok(models.into_iter().map(|model| (model, ending.reason.clone())).collect()),
+        Heard::Ended(ending) => Ok(Answer::all_red(&models, &ending.reason)),
     }
 }
 
@@ -55,16 +76,17 @@ pub fn work(link: &Link, request: &Request) -> anyhow::Result<()> {
         KernelName::Fused => Mode::Fused,
         KernelName::Composed => Mode::Composed,
     };
-    let red = match Backend::open(request.device) {
+    let answer = match Backend::open(request.device) {
         Ok(backend) => with_mode(mode, || check(&request.models, backend.device())),
-        Err(error) => request.models.iter().map(|model| (model.clone(), error.to_string())).collect(),
+        Err(error) => Answer::all_red(&request.models, &error.to_string()),
     };
-    Ok(link.send(&Answer { red })?)
+    Ok(link.send(&answer)?)
 }
 
-/// Mechanisms of `models` whose shipped files are not all green. A mechanism without a file is not red.
-fn check(models: &[String], device: &candle_core::Device) -> HashMap<String, String> {
+/// Checks the shipped files of `models`, whole models left out.
+fn check(models: &[String], device: &candle_core::Device) -> Answer {
     let mut red = HashMap::new();
+    let mut unproven = models.to_vec();
     for (file, bytes) in shipped::SHIPPED {
         if file.starts_with("models/") {
             continue;
@@ -73,6 +95,7 @@ fn check(models: &[String], device: &candle_core::Device) -> HashMap<String, Str
             Ok(golden) => golden.meta("mechanism").to_owned(),
             Err(_) => continue,
         };
+        unproven.retain(|model| *model != name);
         if !models.contains(&name) || red.contains_key(&name) {
             continue;
         }
@@ -92,7 +115,7 @@ fn check(models: &[String], device: &candle_core::Device) -> HashMap<String, Str
         };
         red.insert(name, reason);
     }
-    red
+    Answer { red, unproven }
 }
 
 #[cfg(test)]
@@ -101,7 +124,18 @@ mod tests {
 
     #[test]
     fn full_attention_is_green_and_nothing_else_is_looked_at() {
-        let red = check(&["full".to_owned()], &candle_core::Device::Cpu);
-        assert!(red.is_empty(), "{red:?}");
+        let answer = check(&["full".to_owned()], &candle_core::Device::Cpu);
+        assert!(answer.red.is_empty() && answer.unproven.is_empty(), "{answer:?}");
+        assert_eq!(answer.summary(1), "check: 1 of 1 mechanisms reproduce their golden files");
+    }
+
+    #[test]
+    fn a_mechanism_without_golden_files_is_not_called_green() {
+        let answer = check(&["full".to_owned(), "mine".to_owned()], &candle_core::Device::Cpu);
+        assert!(answer.red.is_empty());
+        assert_eq!(
+            answer.summary(2),
+            "check: 1 of 1 mechanisms reproduce their golden files; no golden file covers mine"
+        );
     }
 }

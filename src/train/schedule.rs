@@ -1,4 +1,4 @@
-//! Learning rate and momentum of every step (`golden/SPEC-models.md` section 4).
+//! Learning rate and momentum of every step (`docs/spec/SPEC-models.md` section 4).
 
 use serde::{Deserialize, Serialize};
 

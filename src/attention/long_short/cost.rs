@@ -1,4 +1,4 @@
-//! Cost of the family: SPEC-ls sections 3 to 7 (multiply-adds), facts on Transformer-LS Table 1 (FLOPs).
+//! Cost of the family: SPEC-ls sections 3 to 7 (multiply-adds); FLOPs as Transformer-LS Table 1 counts them.
 
 use crate::attention::{Cost, Shape};
 

@@ -1,7 +1,7 @@
 //! Conformance: outputs and gradients of every mechanism and model against golden files.
 //!
 //! A golden file is a safetensors file whose metadata choose mechanism, variant and knobs and give a
-//! tolerance per tensor (`golden/SPEC-*.md`). One verdict per file, with its worst tensor.
+//! tolerance per tensor (`docs/spec/SPEC-*.md`). One verdict per file, with its worst tensor.
 
 mod classifier;
 mod golden;
