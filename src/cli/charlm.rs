@@ -10,7 +10,7 @@ use super::training::{Curves, Flags, header, incomplete, listed};
 use super::{dry, speed, start};
 use crate::config::grid::Words;
 use crate::config::settings::Settings;
-use crate::protocol::charlm::plan::{Options, QUICK, cells, defaults, load};
+use crate::protocol::charlm::plan::{Options, QUICK, cells, defaults, load, names};
 use crate::protocol::charlm::sample::{Draw, sample};
 use crate::protocol::grid;
 use crate::run::plan::Plan;
@@ -33,8 +33,7 @@ command is given again.";
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Corpora: enwik8, text8, sample
-    #[arg(long, value_name = "LIST", help_heading = "Grid")]
+    #[arg(long, value_name = "LIST", help_heading = "Grid", help = format!("Corpora: {}", names()))]
     task: Option<Words>,
     #[command(flatten)]
     grid: Grid,

@@ -1,15 +1,14 @@
 //! `effattn fetch`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::data_dir;
 use crate::config::unknown;
-use crate::data::fetch::{ARENA, Fetched, SOURCES, fetch};
-use crate::data::listops;
+use crate::data::fetch::{Fetched, Source, fetch};
+use crate::data::{DataSet, Format, Origin, data_sets};
 use crate::record::file;
 use crate::term::{Talk, Term};
 
@@ -20,43 +19,79 @@ Examples:
   effattn fetch listops --format tsv --data-dir data   LRA's own files, 0.6 GB, generated
   effattn list tasks                                   what is there";
 
-/// Names besides those that are downloaded.
-const OTHERS: &[&str] = &["listops", "pathfinder", "aan"];
-
-/// How ListOps is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Format {
-    /// One file of token codes
-    Compact,
-    /// LRA's own basic_train.tsv, basic_val.tsv, basic_test.tsv
-    Tsv,
-}
-
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// imdb, cifar10, enwik8, text8 (downloaded); listops (generated); aan, pathfinder (says how)
+    #[arg(help = help())]
     name: String,
     /// Take this file instead of downloading; its checksum must be the published one
     #[arg(long, value_name = "FILE")]
     from: Option<PathBuf>,
-    /// ListOps: how it is written
-    #[arg(long, value_enum, default_value = "compact")]
-    format: Format,
+    #[arg(long, value_name = "FORMAT", help = format_help())]
+    format: Option<String>,
     /// Folder of data sets; the user's cache folder without
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
 }
 
+/// `imdb, cifar10 (downloaded); listops (generated); aan (says how)`.
+fn help() -> String {
+    let of = |fits: fn(&Origin) -> bool, how: &str| {
+        let mut names: Vec<&str> =
+            data_sets().iter().filter(|set| fits(&set.origin)).map(|set| set.collection).collect();
+        names.dedup();
+        (!names.is_empty()).then(|| format!("{} ({how})", names.join(", ")))
+    };
+    let parts = [
+        of(|origin| matches!(origin, Origin::Download(_)), "downloaded"),
+        of(|origin| matches!(origin, Origin::Generated { .. }), "generated"),
+        of(|origin| matches!(origin, Origin::Placed(_)), "says how"),
+    ];
+    parts.into_iter().flatten().collect::<Vec<_>>().join("; ")
+}
+
+/// `How a generated set is written: listops: compact (one file), tsv (LRA's own)`.
+fn format_help() -> String {
+    let formats = |set: &&DataSet| match set.origin {
+        Origin::Generated { formats: formats @ [_, ..], .. } => {
+            let formats: Vec<String> =
+                formats.iter().map(|format| format!("{} ({})", format.name, format.about)).collect();
+            Some(format!("{}: {}", set.collection, formats.join(", ")))
+        }
+        _ => None,
+    };
+    let all: Vec<String> = data_sets().iter().filter_map(formats).collect();
+    format!("How a generated set is written; the first without. {}", all.join("; "))
+}
+
 pub fn run(args: &Args, term: &Term) -> Result<u8> {
     let dir = args.data_dir.clone().unwrap_or_else(data_dir::default_dir);
-    let source = SOURCES.iter().find(|source| source.name == args.name);
-    let Some(source) = source else {
-        return other(args, &dir, term);
+    let sets = data_sets();
+    let set = sets.iter().find(|set| [set.collection, set.name].contains(&args.name.as_str()));
+    let Some(set) = set else {
+        let mut known: Vec<&str> = sets.iter().map(|set| set.collection).collect();
+        known.dedup();
+        bail!("{}", unknown("data set", &args.name, known))
     };
-    if args.format == Format::Tsv {
-        bail!("--format tsv is for listops; {} comes as {}", source.name, source.file);
+    if let (Some(format), false) = (&args.format, matches!(set.origin, Origin::Generated { .. })) {
+        bail!("--format {format} is for sets that are generated; {} is not", set.collection);
     }
+    match &set.origin {
+        Origin::Download(source) => download(source, &dir, args, term)?,
+        Origin::Generated { formats, instead } => {
+            if args.from.is_some() {
+                let (name, dir) = (set.collection, dir.display());
+                bail!("{name} is generated; leave --from out, or place {instead} in {dir}");
+            }
+            generate(set, (formats, instead), &dir, args, term)?;
+        }
+        Origin::Placed(how) => bail!("{how} in {}", dir.display()),
+        Origin::Embedded => term.say(&format!("{} is part of the program: nothing to fetch", set.title)),
+    }
+    Ok(0)
+}
+
+fn download(source: &Source, dir: &Path, args: &Args, term: &Term) -> Result<()> {
     let bar = ProgressBar::new(source.bytes.unwrap_or(0));
     if term.talk() == Talk::Quiet {
         bar.set_draw_target(indicatif::ProgressDrawTarget::hidden());
@@ -64,7 +99,7 @@ pub fn run(args: &Args, term: &Term) -> Result<u8> {
     let style = "{msg} {bar:30} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left";
     bar.set_style(ProgressStyle::with_template(style)?);
     bar.set_message(source.file);
-    let fetched = fetch(source, &dir, args.from.as_deref(), &mut |done, total| {
+    let fetched = fetch(source, dir, args.from.as_deref(), &mut |done, total| {
         bar.set_length(total.unwrap_or(done));
         bar.set_position(done);
     });
@@ -73,41 +108,32 @@ pub fn run(args: &Args, term: &Term) -> Result<u8> {
         Fetched::There(path) => term.say(&format!("{} is there and whole", path.display())),
         Fetched::Brought(path) => term.say(&format!("{}: whole, checksum as published", path.display())),
     }
-    Ok(0)
+    Ok(())
 }
 
-fn other(args: &Args, dir: &std::path::Path, term: &Term) -> Result<u8> {
-    match args.name.as_str() {
-        "listops" => {
-            if args.from.is_some() {
-                bail!(
-                    "listops is generated; leave --from out, or place LRA's basic_*.tsv in {}",
-                    dir.display()
-                );
-            }
-            let place = || format!("--data-dir {} cannot be written", dir.display());
-            file::ensure_writable(dir).with_context(place)?;
-            let files = match args.format {
-                Format::Compact => vec![listops::write_cache(dir).with_context(place)?],
-                Format::Tsv => listops::write_splits(dir).with_context(place)?,
-            };
-            files.iter().for_each(|path| term.say(&format!("{}: generated", path.display())));
-            Ok(0)
-        }
-        "pathfinder" => {
-            term.say("Pathfinder is generated image by image when it is trained on: nothing to fetch");
-            let folder = "pathfinder32/curv_contour_length_14";
-            term.say(&format!("LRA's own images are read where {folder} is in {}", dir.display()));
-            Ok(0)
-        }
-        "aan" => bail!(
-            "LRA's pairs are inside {ARENA} (7.7 GB, no published checksum): unpack it and place \
-             new_aan_pairs.train.tsv, .eval.tsv and .test.tsv in {}",
-            dir.display()
-        ),
-        name => {
-            let known = SOURCES.iter().map(|source| source.name).chain(OTHERS.iter().copied());
-            bail!("{}", unknown("data set", name, known))
-        }
+fn generate(
+    set: &DataSet,
+    (formats, instead): (&[Format], &str),
+    dir: &Path,
+    args: &Args,
+    term: &Term,
+) -> Result<()> {
+    let format = match &args.format {
+        Some(name) => match formats.iter().find(|format| format.name == name) {
+            Some(format) => Some(format),
+            None => bail!("{}", unknown("format", name, formats.iter().map(|format| format.name))),
+        },
+        None => formats.first(),
+    };
+    let Some(format) = format else {
+        term.say(&format!("{} is generated when it is trained on: nothing to fetch", set.title));
+        term.say(&format!("{instead} is read where it is in {}", dir.display()));
+        return Ok(());
+    };
+    let place = || format!("--data-dir {} cannot be written", dir.display());
+    file::ensure_writable(dir).with_context(place)?;
+    for path in (format.write)(dir).with_context(place)? {
+        term.say(&format!("{}: generated", path.display()));
     }
+    Ok(())
 }

@@ -29,8 +29,7 @@ evaluation, in percent.";
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Tasks: listops, text, retrieval, image, pathfinder32, pathfinder64, pathfinder128
-    #[arg(long, value_name = "LIST", help_heading = "Grid")]
+    #[arg(long, value_name = "LIST", help_heading = "Grid", help = format!("Tasks: {}", tasks::names()))]
     task: Option<Words>,
     #[command(flatten)]
     grid: Grid,

@@ -76,6 +76,7 @@ impl Flags {
         let place = training::Place {
             folder: PathBuf::new(),
             data: self.data_dir(),
+            planned: plan.data.clone(),
             save: self.save_every.0,
             detect_anomaly: self.detect_anomaly,
         };

@@ -1,5 +1,4 @@
-//! Character corpora: enwik8 and text8 (M. Mahoney), one symbol per byte, and the little text that ships with
-//! the binary.
+//! Character corpora: one symbol per byte, in three parts. The corpora themselves are files beside this one.
 
 use std::io::Read;
 use std::ops::Range;
@@ -14,10 +13,10 @@ pub const COMPLETE: usize = 100_000_000;
 /// Bytes of the complete training part; validation and test have 5 million each.
 const TRAIN: usize = 90_000_000;
 
-/// A known corpus.
+/// A published corpus of [`COMPLETE`] bytes.
 #[derive(Clone, Copy, Debug)]
-pub struct Kind {
-    /// Name on the command line.
+pub struct Published {
+    /// Name on the command line, and of the member of a zip archive.
     pub name: &'static str,
     /// Names of files, in the order they are looked for.
     pub files: &'static [&'static str],
@@ -30,29 +29,6 @@ pub struct Kind {
     /// What the allowed bytes are, in words.
     pub alphabet: &'static str,
 }
-
-/// The first 10^8 bytes of an English Wikipedia dump.
-pub const ENWIK8: Kind = Kind {
-    name: "enwik8",
-    files: &["enwik8", "enwik8.zip", "enwik8.gz", "enwik8-first-4000000.gz"],
-    sha256: Some("2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8"),
-    vocabulary: 208,
-    allows: |_| true,
-    alphabet: "any bytes",
-};
-
-/// The same dump reduced to 26 letters and blanks.
-pub const TEXT8: Kind = Kind {
-    name: "text8",
-    files: &["text8", "text8.zip", "text8.gz", "text8-first-5000000.zip"],
-    sha256: None,
-    vocabulary: 32,
-    allows: |byte| byte == b' ' || byte.is_ascii_lowercase(),
-    alphabet: "the letters a to z and blanks",
-};
-
-/// The corpora by name.
-pub const KINDS: [Kind; 2] = [ENWIK8, TEXT8];
 
 /// A corpus in memory.
 pub struct Corpus {
@@ -71,29 +47,29 @@ pub struct Corpus {
 }
 
 impl Corpus {
-    /// Loads `kind` from `dir`: raw, gzip or zip. A prefix is split 90/5/5.
+    /// Loads what is `published` from `dir`: raw, gzip or zip. A prefix is split 90/5/5.
     ///
     /// # Errors
     /// Nothing there, a file that is no such corpus, an incomplete one without `allow_partial`.
-    pub fn load(kind: &Kind, dir: &Path, allow_partial: bool) -> Result<Self, DataError> {
-        let what = kind.name;
-        let file = store::find_file(dir, kind.files).ok_or_else(|| DataError::Missing {
+    pub fn load(published: &Published, dir: &Path, allow_partial: bool) -> Result<Self, DataError> {
+        let what = published.name;
+        let file = store::find_file(dir, published.files).ok_or_else(|| DataError::Missing {
             what,
             dir: dir.to_owned(),
             next: format!("run effattn fetch {what}, or place {what} ({what}.zip, {what}.gz) there"),
         })?;
-        let bytes = read(kind, &file)?;
-        if let Some(at) = bytes.iter().position(|&byte| !(kind.allows)(byte)) {
+        let bytes = read(published, &file)?;
+        if let Some(at) = bytes.iter().position(|&byte| !(published.allows)(byte)) {
             let reason =
-                format!("byte {} at {at} is not in {what}, which has {} only", bytes[at], kind.alphabet);
+                format!("byte {} at {at} is not in {what}, which has {} only", bytes[at], published.alphabet);
             return Err(store::bad_file(&file, reason));
         }
         if bytes.len() < 1000 {
             let reason = format!("{} bytes are too few to be {what}", bytes.len());
             return Err(store::bad_file(&file, reason));
         }
-        let corpus = Self::new(bytes, kind.vocabulary);
-        let known = kind.sha256.is_none_or(|sha256| sha256 == corpus.hash);
+        let corpus = Self::new(bytes, published.vocabulary);
+        let known = published.sha256.is_none_or(|sha256| sha256 == corpus.hash);
         let partial = match corpus.symbols.len() {
             COMPLETE if known => None,
             COMPLETE => Some(format!("{what} has another checksum than the published corpus")),
@@ -129,7 +105,7 @@ impl Corpus {
     }
 }
 
-fn read(kind: &Kind, file: &Path) -> Result<Vec<u8>, DataError> {
+fn read(published: &Published, file: &Path) -> Result<Vec<u8>, DataError> {
     let limit = COMPLETE as u64;
     let broken = |error: std::io::Error| {
         store::bad_file(file, format!("cannot be read to its end ({error}); fetch it again"))
@@ -137,10 +113,13 @@ fn read(kind: &Kind, file: &Path) -> Result<Vec<u8>, DataError> {
     if file.extension().is_some_and(|extension| extension == "zip") {
         let raw = std::fs::File::open(file).map_err(broken)?;
         let wrong = |error: zip::result::ZipError| {
-            store::bad_file(file, format!("is not a zip archive with a member {:?} ({error})", kind.name))
+            store::bad_file(
+                file,
+                format!("is not a zip archive with a member {:?} ({error})", published.name),
+            )
         };
         let mut archive = zip::ZipArchive::new(raw).map_err(wrong)?;
-        let member = archive.by_name(kind.name).map_err(wrong)?;
+        let member = archive.by_name(published.name).map_err(wrong)?;
         return store::read_limited(member, limit).map_err(broken);
     }
     let reader: Box<dyn Read> = store::open(file)?;
@@ -150,6 +129,7 @@ fn read(kind: &Kind, file: &Path) -> Result<Vec<u8>, DataError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::text8::PUBLISHED as TEXT8;
 
     #[test]
     fn a_prefix_is_split_and_labelled() {

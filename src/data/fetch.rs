@@ -27,6 +27,8 @@ pub struct Source {
     pub name: &'static str,
     /// Name of the file in the data folder.
     pub file: &'static str,
+    /// Every name that loading looks for.
+    pub names: &'static [&'static str],
     /// Address.
     pub url: &'static str,
     /// Size in bytes, where published.
@@ -34,41 +36,6 @@ pub struct Source {
     /// Checksum of the file.
     pub sum: Sum,
 }
-
-/// What can be downloaded.
-pub const SOURCES: &[Source] = &[
-    Source {
-        name: "imdb",
-        file: "aclImdb_v1.tar.gz",
-        url: "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
-        bytes: Some(84_125_825),
-        sum: Sum::Md5("7c2ac02c03563afcf9b574c7e56c153a"),
-    },
-    Source {
-        name: "cifar10",
-        file: "cifar-10-binary.tar.gz",
-        url: "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-        bytes: None,
-        sum: Sum::Md5("c32a1d4ab5d03f1284b67883e8d87530"),
-    },
-    Source {
-        name: "enwik8",
-        file: "enwik8.zip",
-        url: "http://mattmahoney.net/dc/enwik8.zip",
-        bytes: Some(36_445_475),
-        sum: Sum::Sha256("547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"),
-    },
-    Source {
-        name: "text8",
-        file: "text8.zip",
-        url: "http://mattmahoney.net/dc/text8.zip",
-        bytes: Some(31_344_016),
-        sum: Sum::Sha256("a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232"),
-    },
-];
-
-/// Where the Long Range Arena's own archive is: 7.7 GB, without a published checksum, so it is not downloaded here.
-pub const ARENA: &str = "https://storage.googleapis.com/long-range-arena/lra_release.gz";
 
 /// Why a file was not brought.
 #[derive(Debug, thiserror::Error)]
@@ -140,7 +107,7 @@ pub fn fetch(
         return Ok(Fetched::There(target));
     }
     if let Some(from) = from {
-        source.check(from)?;
+        source.check(from).map_err(|error| source.part(error, from, dir))?;
         let copy = |out: &mut File| io::copy(&mut File::open(from)?, out).map(drop);
         file::write_with(&target, copy).map_err(io(&target))?;
         return Ok(Fetched::Brought(target));
@@ -156,6 +123,18 @@ pub fn fetch(
 }
 
 impl Source {
+    /// `error` about the file `from`, with what to do if it is a part of the set.
+    fn part(&self, error: FetchError, from: &Path, dir: &Path) -> FetchError {
+        let FetchError::Other { name, path, reason } = error else { return error };
+        let same = |file: &&&str| Path::new(file).extension() == from.extension();
+        let file = self.names.iter().find(same).copied().unwrap_or(self.file);
+        let dir = dir.display();
+        let reason = format!(
+            "{reason}; a part of the set is read where it is placed in {dir} as {file}, with --allow-partial"
+        );
+        FetchError::Other { name, path, reason }
+    }
+
     /// Makes sure that the file at `path` is the published one.
     ///
     /// # Errors
@@ -253,6 +232,7 @@ mod tests {
     const SMALL: Source = Source {
         name: "enwik8",
         file: "small.zip",
+        names: &["small", "small.zip", "small.gz"],
         url: "http://localhost:1/small.zip",
         bytes: Some(11),
         sum: Sum::Sha256("b94d27b9934d3e08a52e52d7da7dabfac484efe37a5380ee9088f7ace2efcde9"),
@@ -304,7 +284,12 @@ mod tests {
             std::fs::write(&copy, text).unwrap();
             fetch(&SMALL, dir.path(), Some(&copy), &mut |_, _| ())
         };
-        assert!(get("hello").unwrap_err().to_string().contains("it has 5 bytes, expected 11"));
+        let part = get("hello").unwrap_err().to_string();
+        assert!(part.contains("it has 5 bytes, expected 11") && part.contains("--allow-partial"), "{part}");
+        assert!(
+            part.contains(" as small, with"),
+            "the name that a file without ending is read under: {part}"
+        );
         assert!(get("hello_world").unwrap_err().to_string().contains("its SHA-256 is"));
         assert!(!dir.path().join("small.zip").exists());
         let target = dir.path().join("small.zip");

@@ -2,9 +2,37 @@
 
 use std::path::Path;
 
-use sha2::{Digest, Sha256};
-
+use super::content::Content;
+use super::fetch::{Source, Sum};
+use super::set::{DataSet, Examples, Kind, Origin};
 use super::{DataError, Dataset, Example, Split, store};
+
+/// The table line.
+pub static SET: DataSet = DataSet {
+    name: "image",
+    collection: "cifar10",
+    title: "CIFAR-10",
+    about: "which of ten things a gray image of 32 x 32 pixels shows",
+    commands: "lra",
+    records: "45,000 / 5,000 / 10,000 images",
+    kind: Kind::Images(Examples {
+        vocabulary: 256,
+        classes: CLASSES as usize,
+        len: PIXELS,
+        train: TRAIN - TRAIN / 10,
+        text: false,
+        load: |dir, reading| Ok(Box::new(Cifar10::load(dir, reading.allow_partial)?)),
+    }),
+    origin: Origin::Download(Source {
+        name: "cifar10",
+        file: "cifar-10-binary.tar.gz",
+        names: NAMES,
+        url: "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+        bytes: None,
+        sum: Sum::Md5("c32a1d4ab5d03f1284b67883e8d87530"),
+    }),
+    locate: |dir| Ok(store::find(dir, NAMES)),
+};
 
 const PIXELS: usize = 1024;
 /// A record: the class, then red, green and blue planes.
@@ -49,6 +77,7 @@ impl Cifar10 {
                 .into(),
         })?;
         let mut batches: [Vec<u8>; 6] = Default::default();
+        let mut read: [Content; 6] = Default::default(); // archives may have them in any order
         let number = |name: &str| BATCHES.iter().position(|batch| name.rsplit('/').next() == Some(batch));
         let limit = (RECORD * TEST) as u64;
         store::each_file(
@@ -58,12 +87,14 @@ impl Cifar10 {
             |name, bytes| {
                 if let Some(number) = number(name) {
                     batches[number] = gray(&source.join(name), &bytes)?;
+                    read[number] = Content::default();
+                    read[number].field(&bytes);
                 }
                 Ok(())
             },
         )?;
-        let mut hash = Sha256::new();
-        batches.iter().for_each(|batch| hash.update(batch));
+        let mut content = Content::default();
+        read.into_iter().for_each(|batch| content.field(batch.finish().as_bytes()));
         let [a, b, c, d, e, test] = batches;
         let train = [a, b, c, d, e].concat();
         let counts = (train.len() / STORED, test.len() / STORED);
@@ -73,7 +104,7 @@ impl Cifar10 {
             let missing = missing.clone();
             return Err(DataError::Partial { what: "CIFAR-10", dir: dir.to_owned(), missing });
         }
-        Ok(Self { train, test, hash: format!("{:x}", hash.finalize()), partial })
+        Ok(Self { train, test, hash: content.finish(), partial })
     }
 
     fn side(&self, split: Split) -> &[u8] {
@@ -94,7 +125,7 @@ impl Dataset for Cifar10 {
 
     fn example(&self, split: Split, index: usize, max_len: usize) -> Example {
         let image = &self.side(split)[index * STORED..][..STORED];
-        let tokens = image[1..].iter().take(max_len).map(|&gray| u16::from(gray)).collect();
+        let tokens = image[1..].iter().take(max_len).map(|&gray| u32::from(gray)).collect();
         Example { tokens, second: None, label: u32::from(image[0]) }
     }
 

@@ -1,19 +1,113 @@
-//! Tasks and corpora: one file each, read from what a person has or generated.
+//! The data sets: one file each, one line each in [`TABLE`], read from what a person has or generated.
+//!
+//! A [`DataSet`] is data; everything that names data sets (help, `list tasks`, `fetch`, the protocols that train)
+//! iterates [`data_sets`]. To add one: write `data/<name>.rs` with a `pub static SET` and add its line to `TABLE`.
 //!
 //! Nothing is unpacked to disk: archives are read as streams, only expected members are looked at, and every
 //! member has a size limit.
 
+pub mod content;
 pub mod corpus;
+pub mod enwik8;
 pub mod fetch;
 pub mod image;
 pub mod listops;
 pub mod pathfinder;
 pub mod retrieval;
+pub mod sample;
 pub mod select;
+pub mod set;
 pub mod store;
+pub mod story;
 pub mod text;
+pub mod text8;
 
 use std::path::PathBuf;
+use std::sync::{PoisonError, RwLock};
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::unknown;
+pub use set::{DataSet, Examples, Format, Kind, Origin, Symbols};
+
+/// Every data set of the crate.
+pub static TABLE: &[&DataSet] = &[
+    &listops::SET,
+    &text::SET,
+    &retrieval::SET,
+    &image::SET,
+    &pathfinder::PATHFINDER32,
+    &pathfinder::PATHFINDER64,
+    &pathfinder::PATHFINDER128,
+    &enwik8::SET,
+    &text8::SET,
+    &sample::SET,
+];
+
+static REGISTERED: RwLock<Vec<&'static DataSet>> = RwLock::new(Vec::new());
+
+/// Adds a data set at run time (a library user's own, or a test's).
+pub fn register(set: &'static DataSet) {
+    REGISTERED.write().unwrap_or_else(PoisonError::into_inner).push(set);
+}
+
+/// Every data set: the table, then the registered ones.
+pub fn data_sets() -> Vec<&'static DataSet> {
+    let registered = REGISTERED.read().unwrap_or_else(PoisonError::into_inner);
+    TABLE.iter().chain(registered.iter()).copied().collect()
+}
+
+/// The data set called `name`.
+pub fn find(name: &str) -> Option<&'static DataSet> {
+    data_sets().into_iter().find(|set| set.name == name)
+}
+
+/// The data sets that consist of examples with classes.
+pub fn tasks() -> Vec<(&'static DataSet, &'static Examples)> {
+    data_sets().into_iter().filter_map(|set| Some((set, set.examples()?))).collect()
+}
+
+/// The data sets that are one text of symbols.
+pub fn corpora() -> Vec<(&'static DataSet, &'static Symbols)> {
+    data_sets().into_iter().filter_map(|set| Some((set, set.symbols()?))).collect()
+}
+
+/// The set of examples called `name`.
+///
+/// # Errors
+/// No set of examples has this name; the error lists those there are.
+pub fn task(name: &str) -> Result<(&'static DataSet, &'static Examples), DataError> {
+    choose("task", name, &tasks())
+}
+
+/// The corpus called `name`.
+///
+/// # Errors
+/// No corpus has this name; the error lists those there are.
+pub fn corpus(name: &str) -> Result<(&'static DataSet, &'static Symbols), DataError> {
+    choose("corpus", name, &corpora())
+}
+
+fn choose<T>(
+    what: &str,
+    name: &str,
+    known: &[(&'static DataSet, &'static T)],
+) -> Result<(&'static DataSet, &'static T), DataError> {
+    let names = known.iter().map(|(set, _)| set.name);
+    let error = || DataError::Unknown(unknown(what, name, names));
+    known.iter().find(|(set, _)| set.name == name).copied().ok_or_else(error)
+}
+
+/// How data are read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reading {
+    /// Validation examples are held out of the training split where the source validates on the test split.
+    pub strict: bool,
+    /// Whether incomplete data may be used.
+    pub allow_partial: bool,
+    /// Whether closing brackets of ListOps are tokens.
+    pub keep_close: bool,
+}
 
 /// Which part of a data set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,9 +138,9 @@ impl Split {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Example {
     /// Token ids, not padded.
-    pub tokens: Vec<u16>,
+    pub tokens: Vec<u32>,
     /// The other document.
-    pub second: Option<Vec<u16>>,
+    pub second: Option<Vec<u32>>,
     /// Class.
     pub label: u32,
 }
@@ -59,7 +153,7 @@ pub trait Dataset: Send + Sync {
     /// Example `index` of `split`, cut to `max_len` tokens a document.
     fn example(&self, split: Split, index: usize, max_len: usize) -> Example;
 
-    /// SHA-256 of what was read, in a canonical order: the data's identity in manifests.
+    /// SHA-256 of everything that was read, classes and splits included: the data's identity in manifests.
     fn hash(&self) -> &str;
 
     /// What is missing of the full data set, in words; `None` when it is complete.
@@ -74,6 +168,9 @@ pub trait Dataset: Send + Sync {
 /// Why data cannot be used. Every message says what to do next.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
+    /// A name that no data set has.
+    #[error("{0}")]
+    Unknown(String),
     /// Nothing was found.
     #[error("{what} is not in {}; {next}", dir.display())]
     Missing {
@@ -115,6 +212,6 @@ pub enum DataError {
 }
 
 /// Bytes as token ids: byte + 1, so that 0 is padding.
-pub(crate) fn byte_ids(text: &[u8], max_len: usize) -> Vec<u16> {
-    text.iter().take(max_len).map(|&byte| u16::from(byte) + 1).collect()
+pub fn byte_ids(text: &[u8], max_len: usize) -> Vec<u32> {
+    text.iter().take(max_len).map(|&byte| u32::from(byte) + 1).collect()
 }

@@ -3,9 +3,38 @@
 
 use std::path::{Path, PathBuf};
 
-use sha2::{Digest, Sha256};
-
+use super::content::Content;
+use super::set::{DataSet, Examples, Kind, Origin};
 use super::{DataError, Dataset, Example, Split, byte_ids, store};
+
+/// The table line.
+pub static SET: DataSet = DataSet {
+    name: "retrieval",
+    collection: "aan",
+    title: "AAN",
+    about: "whether one paper cites the other, from the bytes of both",
+    commands: "lra, robustness",
+    records: "147,086 / 18,090 / 17,437 pairs",
+    kind: Kind::Pairs(Examples {
+        vocabulary: 257,
+        classes: 2,
+        len: 4000,
+        train: PUBLISHED[0],
+        text: true,
+        load: |dir, reading| Ok(Box::new(Aan::load(dir, reading.allow_partial)?)),
+    }),
+    origin: Origin::Placed(
+        "LRA's pairs are inside https://storage.googleapis.com/long-range-arena/lra_release.gz (7.7 GB, no published \
+         checksum, so it is not downloaded here): unpack it and place new_aan_pairs.train.tsv, .eval.tsv and .test.tsv",
+    ),
+    locate: |dir| {
+        let files = STEMS.map(|stem| locate(dir, stem));
+        match files.iter().all(Result::is_err) {
+            true => Ok(None),
+            false => files.into_iter().collect::<Result<Vec<_>, _>>().map(|files| files.into_iter().next()),
+        }
+    },
+};
 
 /// Bytes of a document that are kept; the published pipeline cuts here before anything else.
 const KEPT: usize = 10_000;
@@ -15,9 +44,6 @@ const PUBLISHED: [usize; 3] = [147_086, 18_090, 17_437];
 const LONGEST_LINE: usize = 64 << 20;
 /// Names of the folder that holds the three files.
 const FOLDERS: &[&str] = &["tsv_data", "."];
-/// Files that stand for the set, in the order they are looked for.
-pub const NAMES: &[&str] =
-    &["new_aan_pairs.train.tsv", "new_aan_pairs.train.tsv.gz", "tsv_data/new_aan_pairs.train.tsv"];
 /// File stems by split.
 const STEMS: [&str; 3] = ["new_aan_pairs.train.tsv", "new_aan_pairs.eval.tsv", "new_aan_pairs.test.tsv"];
 
@@ -41,10 +67,11 @@ impl Aan {
     /// No pairs there, lines that cannot be read (with file and line), fewer than published without
     /// `allow_partial`.
     pub fn load(dir: &Path, allow_partial: bool) -> Result<Self, DataError> {
-        let mut hash = Sha256::new();
+        let mut content = Content::default();
         let mut splits = Vec::new();
         for (stem, most) in STEMS.iter().zip(PUBLISHED) {
-            splits.push(read(&locate(dir, stem)?, most, &mut hash)?);
+            content.field(stem.as_bytes());
+            splits.push(read(&locate(dir, stem)?, most, &mut content)?);
         }
         let counts: Vec<usize> = splits.iter().map(Vec::len).collect();
         let partial = (counts != PUBLISHED).then(|| {
@@ -55,7 +82,7 @@ impl Aan {
             return Err(DataError::Partial { what: "AAN", dir: dir.to_owned(), missing: missing.clone() });
         }
         let splits = <[Vec<Pair>; 3]>::try_from(splits).unwrap_or_default();
-        Ok(Self { splits, hash: format!("{:x}", hash.finalize()), partial })
+        Ok(Self { splits, hash: content.finish(), partial })
     }
 
     fn side(&self, split: Split) -> &[Pair] {
@@ -102,13 +129,13 @@ fn locate(dir: &Path, stem: &str) -> Result<PathBuf, DataError> {
     })
 }
 
-fn read(file: &Path, most: usize, hash: &mut Sha256) -> Result<Vec<Pair>, DataError> {
+fn read(file: &Path, most: usize, content: &mut Content) -> Result<Vec<Pair>, DataError> {
     let mut pairs = Vec::new();
     store::each_line(file, LONGEST_LINE, |_, line| {
         if pairs.len() == most {
             return Err(format!("is one more than the {most} pairs that were published"));
         }
-        hash.update(line);
+        content.field(line);
         let end = line.iter().rposition(|byte| !matches!(byte, b'\n' | b'\r')).map_or(0, |last| last + 1);
         pairs.push(pair(&line[..end])?);
         Ok(())

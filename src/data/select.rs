@@ -78,11 +78,11 @@ pub struct Perturbed<'a> {
 }
 
 impl Perturbed<'_> {
-    fn change(&self, tokens: Vec<u16>, max_len: usize, place: (usize, usize)) -> Vec<u16> {
+    fn change(&self, tokens: Vec<u32>, max_len: usize, place: (usize, usize)) -> Vec<u32> {
         let mut tokens = tokens;
         match self.change {
             Change::Deletion => {
-                let known = |id: &u16| self.characters.contains(&((id - 1) as u8));
+                let known = |id: &u32| self.characters.contains(&((id - 1) as u8));
                 tokens.retain(|id| *id == 0 || !known(id));
             }
             Change::Insertion { count, seed } if !self.characters.is_empty() => {
@@ -96,7 +96,7 @@ impl Perturbed<'_> {
                 let mut all: Vec<(usize, u8)> = (0..count).map(|_| draw()).collect();
                 all.sort_by_key(|(gap, _)| std::cmp::Reverse(*gap)); // from the right: gaps of the original
                 for (gap, byte) in all {
-                    tokens.insert(gap, u16::from(byte) + 1);
+                    tokens.insert(gap, u32::from(byte) + 1);
                 }
             }
             Change::Insertion { .. } => (),
@@ -155,7 +155,7 @@ mod tests {
         Perturbed { data: &Texts, change, characters: PUNCTUATION.as_bytes() }
     }
 
-    fn text(tokens: &[u16]) -> String {
+    fn text(tokens: &[u32]) -> String {
         tokens.iter().map(|&id| char::from((id - 1) as u8)).collect()
     }
 

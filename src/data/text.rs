@@ -2,9 +2,37 @@
 
 use std::path::Path;
 
-use sha2::{Digest, Sha256};
-
+use super::content::Content;
+use super::fetch::{Source, Sum};
+use super::set::{DataSet, Examples, Kind, Origin};
 use super::{DataError, Dataset, Example, Split, byte_ids, store};
+
+/// The table line.
+pub static SET: DataSet = DataSet {
+    name: "text",
+    collection: "imdb",
+    title: "IMDb",
+    about: "whether a film review is positive, from its bytes",
+    commands: "lra, robustness, speed, memory",
+    records: "25,000 / 25,000 reviews",
+    kind: Kind::Sequences(Examples {
+        vocabulary: 257,
+        classes: 2,
+        len: 4000,
+        train: 2 * PER_CLASS,
+        text: true,
+        load: |dir, reading| Ok(Box::new(Imdb::load(dir, reading.strict, reading.allow_partial)?)),
+    }),
+    origin: Origin::Download(Source {
+        name: "imdb",
+        file: "aclImdb_v1.tar.gz",
+        names: NAMES,
+        url: "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
+        bytes: Some(84_125_825),
+        sum: Sum::Md5("7c2ac02c03563afcf9b574c7e56c153a"),
+    }),
+    locate: |dir| Ok(store::find(dir, NAMES)),
+};
 
 /// Reviews per class and split.
 const PER_CLASS: usize = 12_500;
@@ -39,24 +67,26 @@ impl Imdb {
         store::each_file(
             &source,
             LONGEST,
-            |name| place(name).is_some(),
+            |name| parts_of(name).is_some(),
             |name, bytes| {
                 if reviews.len() == 4 * PER_CLASS {
                     let reason = format!("has more than the {} reviews that were published", 4 * PER_CLASS);
                     return Err(store::bad_file(&source, reason));
                 }
-                if let Some((test, label, id)) = place(name) {
+                if let Some((test, label, id)) = parts_of(name) {
                     reviews.push((test, label, id, bytes));
                 }
                 Ok(())
             },
         )?;
         reviews.sort_by_key(|(test, label, id, _)| (*test, *label, *id));
-        let mut hash = Sha256::new();
+        let mut content = Content::default();
         let mut sides = [Vec::new(), Vec::new()];
         for (test, label, id, bytes) in reviews {
-            hash.update(id.to_le_bytes());
-            hash.update(&bytes);
+            for number in [u32::from(test), label, id] {
+                content.number(u64::from(number));
+            }
+            content.field(&bytes);
             sides[usize::from(test)].push((bytes, label));
         }
         let [mut train, test] = sides;
@@ -71,7 +101,7 @@ impl Imdb {
             held_out = tenth.into_iter().map(|(_, review)| review).collect();
             train = rest.into_iter().map(|(_, review)| review).collect();
         }
-        Ok(Self { train, held_out, test, hash: format!("{:x}", hash.finalize()), partial })
+        Ok(Self { train, held_out, test, hash: content.finish(), partial })
     }
 
     fn side(&self, split: Split) -> &[(Vec<u8>, u32)] {
@@ -103,7 +133,7 @@ impl Dataset for Imdb {
 }
 
 /// Split (true: test), class and number of a review by its path `.../{train,test}/{neg,pos}/<id>_<stars>.txt`.
-fn place(path: &str) -> Option<(bool, u32, u32)> {
+fn parts_of(path: &str) -> Option<(bool, u32, u32)> {
     let mut parts = path.rsplit('/');
     let (file, class, split) = (parts.next()?, parts.next()?, parts.next()?);
     let id = file.strip_suffix(".txt")?.split('_').next()?.parse().ok()?;
@@ -157,7 +187,7 @@ mod tests {
             (20, 20, 20)
         );
         let first = data.example(Split::Train, 0, 6);
-        assert_eq!(first.tokens, b"bad <b".map(|byte| u16::from(byte) + 1));
+        assert_eq!(first.tokens, b"bad <b".map(|byte| u32::from(byte) + 1));
         assert_eq!((first.label, data.example(Split::Train, 19, 9).label), (0, 1));
         assert_eq!(data.partial(), Some("20 of 25000 training and 20 of 25000 test reviews"));
     }

@@ -120,6 +120,12 @@ impl Preset {
         })
     }
 
+    /// The backbone without a task, for examples of `documents` documents with `vocab` ids (one more is the class id),
+    /// `classes` classes and `max_len` tokens.
+    pub fn form_for(&self, (vocab, classes, max_len): (usize, usize, usize), documents: usize) -> Form {
+        Form { vocab: vocab + 1, classes, max_len, towers: documents, ..self.bare.clone() }
+    }
+
     /// The tasks it has a backbone for.
     pub fn tasks(&self) -> impl Iterator<Item = &'static str> {
         self.forms.iter().map(|(task, _)| *task)

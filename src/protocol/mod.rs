@@ -15,7 +15,6 @@ pub mod pattern;
 pub mod robustness;
 pub mod speed;
 pub mod stage;
-mod story;
 pub mod subject;
 pub mod text;
 pub mod training;

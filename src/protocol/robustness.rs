@@ -12,7 +12,7 @@ use super::training::{Answer, Done, Job, Measure, Place, Shown, folder};
 use super::{Task, lra::plan::Options};
 use crate::config::grid::Words;
 use crate::config::settings::Settings;
-use crate::data::select::Change;
+use crate::data::{self, select::Change};
 use crate::record::Published;
 use crate::run::outcome::Ending;
 use crate::run::plan::Cell;
@@ -22,8 +22,6 @@ use crate::train::session::Files;
 
 /// The suite with the published numbers.
 const SUITE: &str = "ls-table2";
-/// Tasks whose examples are texts.
-const TASKS: [&str; 2] = ["text", "retrieval"];
 /// Insertions per text in the paper.
 const PAPER: u64 = 10;
 
@@ -75,8 +73,10 @@ pub fn cells(
     results: &Path,
 ) -> Result<Vec<(Cell, Option<Trial>)>, PlanError> {
     let tasks = grid.settings.task.clone().unwrap_or(Words(Vec::new()));
-    if let Some(task) = tasks.0.iter().find(|task| !TASKS.contains(&task.as_str())) {
-        let known = TASKS.join(", ");
+    let texts: Vec<&str> =
+        data::tasks().iter().filter(|(_, examples)| examples.text).map(|(set, _)| set.name).collect();
+    if let Some(task) = tasks.0.iter().find(|task| !texts.contains(&task.as_str())) {
+        let known = texts.join(", ");
         return Err(PlanError(format!("robustness changes texts; {task} has none (tasks: {known})")));
     }
     let trained = lra::plan::cells(grid, options, threads)?;

@@ -13,6 +13,7 @@ use super::subject::{Net, Subject, inputs};
 use crate::attention::choose::choose;
 use crate::config::settings::{DeviceName, DtypeName, KernelName, Settings};
 use crate::config::unknown;
+use crate::data;
 use crate::device::{Backend, set_tf32};
 use crate::kernel::cpu::products::{Products, set_products};
 use crate::kernel::{self, Mode};
@@ -163,7 +164,15 @@ impl Spec {
         let preset = Preset::find(&self.preset);
         let names = TABLE.iter().map(|preset| preset.name);
         let preset = preset.ok_or_else(|| SpecError::Wrong(unknown("preset", &self.preset, names)))?;
-        let mut form = preset.form(task, choice.entry.name).map_err(|error| wrong(&error))?;
+        let set = task.and_then(|task| data::task(task).ok());
+        let mut form = match (preset.form(task, choice.entry.name), set) {
+            (Ok(form), _) => form,
+            // a data set that the preset's source does not have: the sizes without a task, the ids and classes of the set
+            (Err(_), Some((set, examples))) => {
+                preset.form_for((examples.vocabulary, examples.classes, examples.len), set.kind.documents())
+            }
+            (Err(error), None) => return Err(wrong(&error)),
+        };
         self.sizes.apply(&mut form.backbone);
         let sizes = &self.sizes;
         if let Some(name) = &sizes.pooling {

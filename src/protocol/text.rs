@@ -4,9 +4,8 @@ use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
-use super::story;
 use crate::data::text::{Imdb, NAMES};
-use crate::data::{DataError, Dataset, Split, store};
+use crate::data::{DataError, Dataset, Split, store, story};
 
 /// Most bytes that are taken; longer inputs repeat them.
 const MOST: usize = 8 << 20;

@@ -4,13 +4,17 @@ use serde::Serialize;
 
 use crate::attention::choose::Choice;
 use crate::attention::knobs::Knobs;
+use crate::data;
 use crate::model::ModelConfig;
 use crate::model::language_preset::{self, LanguagePreset};
 use crate::model::lm::LmConfig;
 use crate::model::preset::{self, Preset};
 
-/// Symbols of the corpora that language models are counted for, the code's four special ones included.
-const CORPORA: [(&str, usize); 2] = [("enwik8", 208), ("text8", 32)];
+/// The corpora that language models are counted for, and their symbols, the code's four special ones included.
+fn corpora() -> Vec<(&'static str, usize)> {
+    let published = data::corpora().into_iter().filter(|(_, symbols)| symbols.complete.is_some());
+    published.map(|(set, symbols)| (set.name, symbols.vocabulary)).collect()
+}
 
 /// Costs of a whole model. Absent: this mechanism cannot serve this model ([`Costs::problem`] says why).
 #[derive(Clone, Debug, Default, Serialize)]
@@ -64,7 +68,7 @@ impl Backbone {
     pub(super) fn tasks(self) -> Vec<&'static str> {
         match self {
             Self::Classifier(preset) => preset.tasks().collect(),
-            Self::Language(_) => CORPORA.map(|(name, _)| name).to_vec(),
+            Self::Language(_) => corpora().iter().map(|(name, _)| *name).collect(),
         }
     }
 
@@ -73,7 +77,7 @@ impl Backbone {
     /// one. Tasks differ in their number of classes, which the exact count of FLOPs shows.
     pub(super) fn task_of(self, len: Option<usize>) -> Option<&'static str> {
         let (preset, len) = match (self, len) {
-            (Self::Language(_), _) => return Some(CORPORA[0].0),
+            (Self::Language(_), _) => return corpora().first().map(|(name, _)| *name),
             (Self::Classifier(_), None) => return None,
             (Self::Classifier(preset), Some(len)) => (preset, len),
         };
@@ -137,7 +141,7 @@ fn language(
     costs: &mut Costs,
     count: bool,
 ) -> Result<(), String> {
-    let vocab = CORPORA.iter().find(|(name, _)| Some(*name) == costs.task).map_or(0, |(_, vocab)| *vocab);
+    let vocab = corpora().iter().find(|(name, _)| Some(*name) == costs.task).map_or(0, |(_, vocab)| *vocab);
     let changed = given(choice);
     let changed = changed.iter().map(|(name, value)| (*name, value.as_str()));
     let mut model: LmConfig =

@@ -10,9 +10,7 @@ use crate::attention::choose::choose;
 use crate::cli::data_dir;
 use crate::config::grid::Models;
 use crate::config::settings::Settings;
-use crate::config::unknown;
-use crate::protocol::charlm::plan::load;
-use crate::protocol::charlm::recipe::CORPORA;
+use crate::protocol::charlm::plan::{load, names};
 use crate::protocol::norms::{Probe, norms};
 use crate::record::file;
 use crate::record::norms::{read, write};
@@ -25,8 +23,7 @@ pub struct Args {
     /// Mechanisms with a window and slots
     #[arg(long, value_name = "NAME,...", default_value = "ls,ls:dual_ln=false")]
     model: Models,
-    /// Corpus: enwik8, text8, or sample, the little text in the program
-    #[arg(long, value_name = "NAME", default_value = "enwik8")]
+    #[arg(long, value_name = "NAME", default_value = "enwik8", help = format!("Corpus: {}", names()))]
     task: String,
     /// Backbone
     #[arg(long, value_name = "NAME", default_value = "charlm-small")]
@@ -56,9 +53,6 @@ pub struct Args {
 pub fn draw(args: &Args, term: &Term) -> Result<()> {
     let settings = args.set.iter().cloned().fold(Settings::NONE, |all, one| one.over(all));
     let dir = args.data_dir.clone().unwrap_or_else(data_dir::default_dir);
-    if !CORPORA.contains(&args.task.as_str()) {
-        bail!("{}", unknown("corpus", &args.task, CORPORA.iter().copied()));
-    }
     let corpus = load(&args.task, &dir, args.allow_partial)?;
     file::ensure_writable(&args.output_path)
         .with_context(|| format!("--output-path {} cannot be written", args.output_path.display()))?;

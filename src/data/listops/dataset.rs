@@ -8,9 +8,53 @@ use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 use sha2::{Digest, Sha256};
 
-use super::{Expressions, Tokenizer, generate, parse, to_text, token};
+use super::{Expressions, MAX_LENGTH, Tokenizer, generate, parse, to_text, token};
+use crate::data::content::Content;
+use crate::data::set::{DataSet, Examples, Format, Kind, Origin};
 use crate::data::{DataError, Dataset, Example, Split, store};
 use crate::record::file;
+
+/// The table line.
+pub static SET: DataSet = DataSet {
+    name: "listops",
+    collection: "listops",
+    title: "ListOps",
+    about: "the value, 0 to 9, of a nested expression over MIN, MAX, MED and SM",
+    commands: "lra",
+    records: "96,000 / 2,000 / 2,000 expressions",
+    kind: Kind::Sequences(Examples {
+        vocabulary: 16,
+        classes: 10,
+        len: MAX_LENGTH,
+        train: SPLITS[0],
+        text: false,
+        load: |dir, reading| {
+            let tokenizer = if reading.keep_close { Tokenizer::KeepClose } else { Tokenizer::DropBrackets };
+            Ok(Box::new(ListOps::load(dir, tokenizer)?))
+        },
+    }),
+    origin: Origin::Generated {
+        formats: &[
+            Format {
+                name: "compact",
+                about: "one file of token codes",
+                write: |dir| Ok(vec![write_cache(dir)?]),
+            },
+            Format {
+                name: "tsv",
+                about: "LRA's own basic_train.tsv, basic_val.tsv and basic_test.tsv, 0.6 GB",
+                write: write_splits,
+            },
+        ],
+        instead: "LRA's basic_train.tsv, basic_val.tsv and basic_test.tsv",
+    },
+    locate: |dir| {
+        Ok(files(dir)?.map(|files| match files {
+            Files::Arena([train, ..]) => train,
+            Files::Compact(file) => file,
+        }))
+    },
+};
 
 /// Writes expressions `range` as one of the Long Range Arena's own files: a header, then `text<TAB>value`.
 fn write_tsv(
@@ -45,14 +89,8 @@ const CACHE: &str = "listops.safetensors";
 /// What stands in front of every message about the compact file.
 const AGAIN: &str = "delete it or write it again: effattn fetch listops";
 
-/// Names of files, in the order they are looked for.
-pub const NAMES: &[&str] = &["basic_train.tsv", CACHE];
-
 /// Writes the generated set as LRA's three files into `dir`; each appears whole or not at all.
-///
-/// # Errors
-/// A folder that cannot be written, a full disk.
-pub fn write_splits(dir: &Path) -> io::Result<Vec<PathBuf>> {
+fn write_splits(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let all = generate(SEED, SPLITS.iter().sum());
     let mut first = 0;
     let mut written = Vec::new();
@@ -70,10 +108,7 @@ pub fn write_splits(dir: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 /// Writes the generated set in compact form into `dir`.
-///
-/// # Errors
-/// A folder that cannot be written, a full disk.
-pub fn write_cache(dir: &Path) -> io::Result<PathBuf> {
+fn write_cache(dir: &Path) -> io::Result<PathBuf> {
     let all = generate(SEED, SPLITS.iter().sum());
     let ends: Vec<u8> = all.ends.iter().flat_map(|&end| (end as u64).to_le_bytes()).collect();
     let view =
@@ -83,7 +118,7 @@ pub fn write_cache(dir: &Path) -> io::Result<PathBuf> {
         ("labels", view(Dtype::U8, all.labels.len(), &all.labels)?),
         ("tokens", view(Dtype::U8, all.tokens.len(), &all.tokens)?),
     ];
-    let hash = digest(std::slice::from_ref(&all));
+    let hash = checksum(&all);
     let metadata = [("format", "effattn listops".to_owned()), ("sha256", hash)];
     let metadata = metadata.map(|(key, value)| (key.to_owned(), value)).into_iter().collect();
     let bytes = safetensors::serialize(tensors, Some(metadata)).map_err(io::Error::other)?;
@@ -116,20 +151,26 @@ fn read_cache(path: &Path) -> Result<[Expressions; 3], DataError> {
     if !ordered || !known || all.ends.len() != all.labels.len() || all.len() != SPLITS.iter().sum::<usize>() {
         return Err(damaged("does not hold 100,000 expressions".to_owned()));
     }
-    if stated != Some(digest(std::slice::from_ref(&all))) {
+    if stated != Some(checksum(&all)) {
         return Err(damaged("has another checksum than it says".to_owned()));
     }
     Ok(split(&all))
 }
 
-/// SHA-256 of tokens and labels.
-fn digest(parts: &[Expressions]) -> String {
-    let mut hash = Sha256::new();
-    for part in parts {
-        hash.update(&part.tokens);
-        hash.update(&part.labels);
+/// The checksum in the compact file: SHA-256 of tokens and values.
+fn checksum(all: &Expressions) -> String {
+    format!("{:x}", Sha256::new().chain_update(&all.tokens).chain_update(&all.labels).finalize())
+}
+
+/// The identity of the three splits.
+fn identity(splits: &[Expressions; 3]) -> String {
+    let mut content = Content::default();
+    for split in splits {
+        split.ends.iter().for_each(|&end| content.number(end as u64));
+        content.field(&split.tokens);
+        content.field(&split.labels);
     }
-    format!("{:x}", hash.finalize())
+    content.finish()
 }
 
 fn split(all: &Expressions) -> [Expressions; 3] {
@@ -156,35 +197,16 @@ impl ListOps {
     /// # Errors
     /// Files that are incomplete, lines that are no expressions (with file and line).
     pub fn load(dir: &Path, tokenizer: Tokenizer) -> Result<Self, DataError> {
-        let found = FILES.map(|name| store::find(dir, &[name]));
-        let splits = match &found {
-            [Some(train), Some(validation), Some(test)] => {
-                [read_tsv(train)?, read_tsv(validation)?, read_tsv(test)?]
+        let splits = match files(dir)? {
+            Some(Files::Arena([train, validation, test])) => {
+                [read_tsv(&train)?, read_tsv(&validation)?, read_tsv(&test)?]
             }
-            [None, None, None] => match store::find(dir, &[CACHE]) {
-                Some(file) => read_cache(&file)?,
-                None => split(&generate(SEED, SPLITS.iter().sum())),
-            },
-            _ => {
-                let missing: Vec<&str> = FILES
-                    .iter()
-                    .zip(&found)
-                    .filter(|(_, path)| path.is_none())
-                    .map(|(name, _)| *name)
-                    .collect();
-                return Err(DataError::Missing {
-                    what: "ListOps",
-                    dir: dir.to_owned(),
-                    next: format!(
-                        "of LRA's three files {} is missing; place it there or take the others away",
-                        missing.join(" and ")
-                    ),
-                });
-            }
+            Some(Files::Compact(file)) => read_cache(&file)?,
+            None => split(&generate(SEED, SPLITS.iter().sum())),
         };
         let counts = splits.each_ref().map(Expressions::len);
         let partial = (counts != SPLITS).then(|| format!("{counts:?} of {SPLITS:?} expressions"));
-        Ok(Self { tokenizer, hash: digest(&splits), splits, partial })
+        Ok(Self { tokenizer, hash: identity(&splits), splits, partial })
     }
 
     fn side(&self, split: Split) -> &Expressions {
@@ -213,6 +235,32 @@ impl Dataset for ListOps {
 
     fn partial(&self) -> Option<&str> {
         self.partial.as_deref()
+    }
+}
+
+/// What there is in a folder.
+enum Files {
+    /// The Long Range Arena's own, by split.
+    Arena([PathBuf; 3]),
+    /// The compact file.
+    Compact(PathBuf),
+}
+
+/// The files that are read, plain or gzip.
+fn files(dir: &Path) -> Result<Option<Files>, DataError> {
+    let found = FILES.map(|name| store::find_file(dir, &[name, &format!("{name}.gz")]));
+    match found {
+        [Some(train), Some(validation), Some(test)] => Ok(Some(Files::Arena([train, validation, test]))),
+        [None, None, None] => Ok(store::find_file(dir, &[CACHE]).map(Files::Compact)),
+        found => {
+            let missing = FILES.iter().zip(&found).filter(|(_, path)| path.is_none());
+            let missing: Vec<&str> = missing.map(|(name, _)| *name).collect();
+            let next = format!(
+                "of LRA's three files {} is missing; place it there or take the others away",
+                missing.join(" and ")
+            );
+            Err(DataError::Missing { what: "ListOps", dir: dir.to_owned(), next })
+        }
     }
 }
 

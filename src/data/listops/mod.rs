@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 
 mod dataset;
 
-pub use dataset::{ListOps, NAMES, write_cache, write_splits};
+pub use dataset::{ListOps, SET};
 
 /// Depth at which a node is always a digit (the root has depth 1).
 const MAX_DEPTH: usize = 10;
@@ -53,9 +53,9 @@ pub enum Tokenizer {
 
 impl Tokenizer {
     /// Ids of an expression's tokens: code + 1; 0 is padding.
-    pub fn ids(self, tokens: &[u8]) -> impl Iterator<Item = u16> {
+    pub fn ids(self, tokens: &[u8]) -> impl Iterator<Item = u32> {
         let kept = tokens.iter().filter(move |&&code| self == Self::KeepClose || code != token::CLOSE);
-        kept.map(|&code| u16::from(code) + 1)
+        kept.map(|&code| u32::from(code) + 1)
     }
 
     /// Number of ids in use, padding included.

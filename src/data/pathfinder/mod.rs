@@ -5,15 +5,85 @@
 mod curve;
 pub mod generate;
 mod raster;
+pub mod settings;
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use sha2::{Digest, Sha256};
-
+use super::content::Content;
+use super::set::{DataSet, Examples, Kind, LoadExamples, Origin};
 use super::{DataError, Dataset, Example, Split, store};
 use crate::device::rng::Stream;
-use generate::{Generator, PATHFINDER32, PATHFINDER64, PATHFINDER128, Settings};
+use generate::Generator;
+use settings::Settings;
+
+/// The table line of images of 32 x 32 pixels.
+pub static PATHFINDER32: DataSet = DataSet {
+    name: "pathfinder32",
+    kind: kind(32, |dir, reading| load("pathfinder32", settings::PATHFINDER32, dir, reading.allow_partial)),
+    origin: origin("LRA's folder pathfinder32/curv_contour_length_14"),
+    locate: |dir| Ok(locate("pathfinder32", dir)),
+    ..COMMON
+};
+
+/// The table line of images of 64 x 64 pixels.
+pub static PATHFINDER64: DataSet = DataSet {
+    name: "pathfinder64",
+    kind: kind(64, |dir, reading| load("pathfinder64", settings::PATHFINDER64, dir, reading.allow_partial)),
+    origin: origin("LRA's folder pathfinder64/curv_contour_length_14"),
+    locate: |dir| Ok(locate("pathfinder64", dir)),
+    ..COMMON
+};
+
+/// The table line of images of 128 x 128 pixels (Path-X).
+pub static PATHFINDER128: DataSet = DataSet {
+    name: "pathfinder128",
+    kind: kind(128, |dir, reading| {
+        load("pathfinder128", settings::PATHFINDER128, dir, reading.allow_partial)
+    }),
+    origin: origin("LRA's folder pathfinder128/curv_contour_length_14"),
+    locate: |dir| Ok(locate("pathfinder128", dir)),
+    ..COMMON
+};
+
+/// What the sizes share.
+const COMMON: DataSet = DataSet {
+    name: "pathfinder",
+    collection: "pathfinder",
+    title: "Pathfinder",
+    about: "whether the two marked dots are ends of the same dashed curve",
+    commands: "lra",
+    records: "160,000 / 20,000 / 20,000 images",
+    kind: kind(32, |dir, reading| load("pathfinder32", settings::PATHFINDER32, dir, reading.allow_partial)),
+    origin: origin(""),
+    locate: |_| Ok(None),
+};
+
+const fn kind(side: usize, load: LoadExamples) -> Kind {
+    let train = IMAGES - 2 * (IMAGES / 10);
+    Kind::Images(Examples { vocabulary: 256, classes: 2, len: side * side, train, text: false, load })
+}
+
+const fn origin(instead: &'static str) -> Origin {
+    Origin::Generated { formats: &[], instead }
+}
+
+/// The hard setting's folder of the arena.
+fn locate(name: &str, dir: &Path) -> Option<PathBuf> {
+    store::find(dir, &[&format!("{name}/{HARD}")])
+}
+
+fn load(
+    name: &str,
+    settings: Settings,
+    dir: &Path,
+    allow_partial: bool,
+) -> Result<Box<dyn Dataset>, DataError> {
+    Ok(Box::new(match locate(name, dir) {
+        Some(folder) => Pathfinder::read(&folder, settings.size, allow_partial)?,
+        None => Pathfinder::made(settings),
+    }))
+}
 
 /// Images of one size and difficulty; 80 % are trained on, 10 % selected on, 10 % reported.
 const IMAGES: usize = 200_000;
@@ -25,10 +95,6 @@ const HASHED: usize = 64;
 const HARD: &str = "curv_contour_length_14";
 /// Most bytes of a PNG file of this kind.
 const LARGEST: u64 = 1 << 20;
-
-/// The sizes by task name.
-pub const SIZES: [(&str, Settings); 3] =
-    [("pathfinder32", PATHFINDER32), ("pathfinder64", PATHFINDER64), ("pathfinder128", PATHFINDER128)];
 
 /// Where images come from.
 enum Source {
@@ -46,48 +112,32 @@ pub struct Pathfinder {
 }
 
 impl Pathfinder {
-    /// The arena's images of `task` in `dir` where its folder is, else generated ones.
-    ///
-    /// # Errors
-    /// No such task; metadata or images that cannot be read; fewer images than published without `allow_partial`.
-    pub fn load(task: &str, dir: &Path, allow_partial: bool) -> Result<Self, DataError> {
-        let size = SIZES.iter().find(|(name, _)| *name == task);
-        let Some((name, settings)) = size else {
-            let next = "tasks are pathfinder32, pathfinder64 and pathfinder128".to_owned();
-            return Err(DataError::Missing { what: "Pathfinder", dir: dir.to_owned(), next });
-        };
-        let folder = store::find(dir, &[&format!("{name}/{HARD}")]);
-        match folder {
-            Some(folder) => Self::read(&folder, settings.size, allow_partial),
-            None => Ok(Self::made(*settings)),
-        }
-    }
-
     fn made(settings: Settings) -> Self {
         let generator = Generator::new(settings, SEED);
         let images: Vec<OnceLock<_>> = (0..IMAGES).map(|_| OnceLock::new()).collect();
         let made = Self { source: Source::Made { generator, images }, hash: String::new(), partial: None };
-        let mut hash = Sha256::new();
+        let mut content = Content::default();
+        content.number(IMAGES as u64);
         for index in 0..HASHED {
             let (pixels, label) = made.image(index);
-            hash.update(pixels);
-            hash.update([label]);
+            content.field(pixels);
+            content.number(u64::from(label));
         }
-        Self { hash: format!("{:x}", hash.finalize()), ..made }
+        Self { hash: content.finish(), ..made }
     }
 
     fn read(folder: &Path, size: usize, allow_partial: bool) -> Result<Self, DataError> {
         let listed = listed(folder)?;
         let mut images = Vec::with_capacity(listed.len());
-        let mut hash = Sha256::new();
+        let mut content = Content::default();
         for (path, label) in &listed {
             if path.metadata().is_ok_and(|meta| meta.len() == 0) {
                 log::warn!("{} is empty and passed over (one such file is known)", path.display());
                 continue;
             }
             let pixels = gray(path, size)?;
-            hash.update(&pixels);
-            hash.update([*label]);
+            content.field(&pixels);
+            content.number(u64::from(*label));
             images.push((pixels, *label));
         }
         let order = Stream::new(SEED, "pathfinder/split").permutation(images.len());
@@ -98,7 +148,7 @@ impl Pathfinder {
             let (missing, dir) = (missing.clone(), folder.to_owned());
             return Err(DataError::Partial { what: "Pathfinder", dir, missing });
         }
-        Ok(Self { source: Source::Read(images), hash: format!("{:x}", hash.finalize()), partial })
+        Ok(Self { source: Source::Read(images), hash: content.finish(), partial })
     }
 
     fn count(&self) -> usize {
@@ -137,7 +187,7 @@ impl Dataset for Pathfinder {
 
     fn example(&self, split: Split, index: usize, max_len: usize) -> Example {
         let (pixels, label) = self.image(self.range(split).0 + index);
-        let tokens = pixels.iter().take(max_len).map(|&pixel| u16::from(pixel)).collect();
+        let tokens = pixels.iter().take(max_len).map(|&pixel| u32::from(pixel)).collect();
         Example { tokens, second: None, label: u32::from(label) }
     }
 
@@ -239,12 +289,11 @@ mod tests {
     #[test]
     fn generated_images_have_the_published_splits() {
         let folder = tempfile::tempdir().unwrap();
-        let data = Pathfinder::load("pathfinder32", folder.path(), false).unwrap();
+        let data = load("pathfinder32", settings::PATHFINDER32, folder.path(), false).unwrap();
         assert_eq!(Split::ALL.map(|split| data.len(split)), [160_000, 20_000, 20_000]);
         let example = data.example(Split::Test, 19_999, 1024);
         assert!(example.tokens.len() == 1024 && example.label < 2);
         assert_ne!(example, data.example(Split::Validation, 19_999, 1024));
-        assert!(Pathfinder::load("pathfinder33", folder.path(), false).is_err());
     }
 
     #[test]
@@ -260,13 +309,13 @@ mod tests {
         let text: String = (0..30).map(line).collect();
         let metadata = hard.join("metadata/0.npy");
         std::fs::write(&metadata, &text).unwrap();
-        let load = |partial| Pathfinder::load("pathfinder32", folder.path(), partial);
+        let load = |partial| load("pathfinder32", settings::PATHFINDER32, folder.path(), partial);
         assert!(load(false).err().unwrap().to_string().contains("29 of 200000"));
         let data = load(true).unwrap();
         assert_eq!(Split::ALL.map(|split| data.len(split)), [25, 2, 2]);
         for index in 0..25 {
             let example = data.example(Split::Train, index, 1024);
-            assert_eq!(u32::from(example.tokens[5] % 2), example.label);
+            assert_eq!(example.tokens[5] % 2, example.label);
             assert_ne!(example.tokens[0], 7);
         }
         let error = |text: &str| {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::{Mutex, PoisonError};
 
-use super::generate::Settings;
+use super::settings::Settings;
 
 /// Drawings are made this many times larger and then reduced.
 const SCALE: usize = 2;

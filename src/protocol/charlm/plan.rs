@@ -5,17 +5,16 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::eval::Evaluation;
-use super::recipe::{self, CORPORA, EVERY, LAST_LEN, Phase, phases};
+use super::recipe::{self, EVERY, LAST_LEN, Phase, phases};
 use crate::config::grid::{Batches, Lengths, Seeds, Words};
 use crate::config::settings::Settings;
-use crate::config::unknown;
-use crate::data::DataError;
-use crate::data::corpus::{Corpus, KINDS};
+use crate::data::corpus::Corpus;
+use crate::data::{self, DataError, Reading, Symbols};
+use crate::protocol::Task;
 use crate::protocol::grid::{Defaults, Grid, Pick, PlanError};
 use crate::protocol::stage::{Spec, settle};
 use crate::protocol::subject::Subject;
 use crate::protocol::training::{Job, Place, Shown};
-use crate::protocol::{Task, text};
 use crate::record::Pass;
 use crate::run::plan::Cell;
 
@@ -86,24 +85,18 @@ pub fn defaults(quick: bool) -> Defaults {
     Defaults { protocol: "charlm", settings, models }
 }
 
-/// The corpus called `name`.
+/// The corpus called `name` in `dir`.
 ///
 /// # Errors
-/// Data that are missing, damaged, or incomplete without permission.
+/// A name that no corpus has; data that are missing, damaged, or incomplete without permission.
 pub fn load(name: &str, dir: &Path, allow_partial: bool) -> Result<Corpus, DataError> {
-    match KINDS.iter().find(|kind| kind.name == name) {
-        Some(kind) => Corpus::load(kind, dir, allow_partial),
-        None => {
-            let mut sample = Corpus::new(text::embedded().bytes, 0);
-            sample.partial = Some("the little text that ships with the program".to_owned());
-            Ok(sample)
-        }
-    }
+    let (_, symbols) = data::corpus(name)?;
+    (symbols.load)(dir, Reading { allow_partial, ..Reading::default() })
 }
 
-/// The symbols a model for `corpus` has: known beforehand for the published corpora.
-fn vocabulary(corpus: &str) -> usize {
-    KINDS.iter().find(|kind| kind.name == corpus).map_or(256, |kind| kind.vocabulary)
+/// Names of the corpora, for help.
+pub fn names() -> String {
+    data::corpora().iter().map(|(set, _)| set.name).collect::<Vec<_>>().join(", ")
 }
 
 /// The training runs of `grid`, by corpus, mechanism and seed.
@@ -118,13 +111,11 @@ pub fn cells(
     let mut cells = Vec::new();
     let corpora = grid.settings.task.clone().unwrap_or(Words(Vec::new()));
     for corpus in &corpora.0 {
-        if !CORPORA.contains(&corpus.as_str()) {
-            return Err(PlanError(unknown("corpus", corpus, CORPORA.iter().copied())));
-        }
+        let (_, symbols) = data::corpus(corpus).map_err(PlanError::new)?;
         for pick in &grid.picks {
             let seeds = pick.settings.seeds.clone().unwrap_or(Seeds(vec![recipe::SEED]));
             for seed in seeds.0 {
-                cells.push(cell(grid, pick, corpus, (seed, threads), options)?);
+                cells.push(cell(grid, pick, (corpus, symbols), (seed, threads), options)?);
             }
         }
     }
@@ -134,7 +125,7 @@ pub fn cells(
 fn cell(
     grid: &Grid,
     pick: &Pick,
-    corpus: &str,
+    (corpus, symbols): (&str, &Symbols),
     (seed, threads): (u64, usize),
     options: Options,
 ) -> Result<(Cell, Option<Request>), PlanError> {
@@ -142,8 +133,7 @@ fn cell(
     let phases = planned(settings, corpus, options)?;
     let first = phases[0];
     let spec = Spec::new(pick, first.len, first.batch, Pass::Train, seed)?;
-    let vocab = vocabulary(corpus);
-    let (config, reason) = settle(pick, spec.language(vocab, (first.len, first.len)))?;
+    let (config, reason) = settle(pick, spec.language(symbols.vocabulary, (first.len, first.len)))?;
     let accumulate = options.accumulate.unwrap_or(1);
     if let Some(phase) = phases.iter().find(|phase| !phase.batch.is_multiple_of(accumulate)) {
         return Err(PlanError(format!(
@@ -236,11 +226,14 @@ fn evaluation(len: u64, windows: bool, cached: bool) -> Evaluation {
     }
 }
 
-/// Share of the protocol that `request` runs: symbols seen in training, and of the corpus.
-pub fn fraction(request: &Request, share_of_data: f64) -> Option<f64> {
+/// Share of the protocol that `request` runs with a corpus of `symbols`: those seen in training, and of the corpus.
+/// None where no published protocol uses the corpus.
+pub fn fraction(request: &Request, symbols: usize) -> Option<f64> {
+    let complete = data::corpus(&request.corpus).ok()?.1.complete?;
+    let share_of_data = (symbols as f64 / complete as f64).min(1.0);
     let whole: u64 = phases(&request.spec.preset, &request.corpus).iter().map(Phase::symbols).sum();
     let seen: u64 = request.phases.iter().map(Phase::symbols).sum();
-    (request.corpus != "sample").then(|| (seen as f64 / whole as f64).min(1.0) * share_of_data)
+    Some((seen as f64 / whole as f64).min(1.0) * share_of_data)
 }
 
 impl Job for Request {

@@ -5,9 +5,6 @@ use serde::{Deserialize, Serialize};
 use crate::train::optim::AdamW;
 use crate::train::schedule::Schedule;
 
-/// The corpora that can be trained on; `sample` is what ships in the binary.
-pub const CORPORA: &[&str] = &["enwik8", "text8", "sample"];
-
 /// Symbols per segment of the last phase; the cache of the evaluation is four times as long.
 pub const LAST_LEN: u64 = 8192;
 
@@ -28,7 +25,7 @@ pub struct Phase {
     pub from_best: bool,
 }
 
-/// The phases of `preset` on `corpus`; the sample is trained as enwik8 is.
+/// The phases of `preset` on `corpus`; a corpus without published ones is trained as enwik8 is.
 pub fn phases(preset: &str, corpus: &str) -> [Phase; 3] {
     let large = preset == "charlm-large";
     let text8 = corpus == "text8";

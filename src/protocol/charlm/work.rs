@@ -9,7 +9,7 @@ use super::reference::witten_bell;
 use super::sample::Description;
 use super::streams::Streams;
 use crate::config::settings::DeviceName;
-use crate::data::corpus::{COMPLETE, Corpus};
+use crate::data::corpus::Corpus;
 use crate::device::{Backend, alloc};
 use crate::model::evaluate;
 use crate::model::lm::{Cache, LanguageModel, next_symbol_loss, released_loss};
@@ -40,6 +40,7 @@ fn files(place: &Place, index: usize) -> Files {
 fn train(link: &Link, request: &Request, place: &Place) -> Result<Done, Ending> {
     choose_kernels(&request.spec, place);
     let corpus = load(&request.corpus, &place.data, request.allow_partial).map_err(|error| failed(&error))?;
+    place.same(&request.corpus, &corpus.hash)?;
     let backend = Backend::open(request.spec.device).map_err(|error| failed(&error))?;
     let baseline = alloc::live();
     let (mut curve, mut before) = (Vec::new(), 0);
@@ -200,7 +201,6 @@ impl Run<'_> {
         let [train, ..] = &corpus.parts;
         let bytes: Vec<u8> = ids.iter().map(|&id| id as u8).collect();
         let reference = witten_bell(&corpus.symbols[train.clone()], &bytes, corpus.vocabulary, 3);
-        let share = (corpus.symbols.len() as f64 / COMPLETE as f64).min(1.0);
         let steps: u64 = request.phases.iter().map(|phase| phase.steps).sum();
         let bits = |nats: f64| nats / std::f64::consts::LN_2;
         let measures = vec![
@@ -212,7 +212,7 @@ impl Run<'_> {
             Measure::new("witten_bell_3_bpc", "bit", reference),
             Measure::new("steps", "1", steps as f64),
         ];
-        Ok(Done { measures, fraction: fraction(request, share), peak_bytes })
+        Ok(Done { measures, fraction: fraction(request, corpus.symbols.len()), peak_bytes })
     }
 }
 

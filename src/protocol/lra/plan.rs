@@ -3,10 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::recipe::{self, Recipe};
-use super::tasks::{Reading, TASKS};
+use super::tasks::Reading;
 use crate::config::grid::{Batches, Lengths, Seeds, Words};
 use crate::config::settings::Settings;
-use crate::config::unknown;
+use crate::data;
 use crate::model::ModelConfig;
 use crate::protocol::Task;
 use crate::protocol::grid::{Defaults, Grid, Pick, PlanError};
@@ -79,9 +79,7 @@ pub fn cells(
     let mut cells = Vec::new();
     let tasks = grid.settings.task.clone().unwrap_or(Words(Vec::new()));
     for task in &tasks.0 {
-        if !TASKS.iter().any(|(known, _)| known == task) {
-            return Err(PlanError(unknown("task", task, TASKS.iter().map(|(name, _)| *name))));
-        }
+        data::task(task).map_err(PlanError::new)?;
         for pick in &grid.picks {
             let preset = pick.settings.preset.as_deref().unwrap_or("ls-lra");
             let recipe = recipe::find(preset, task).map_err(PlanError)?;
@@ -168,7 +166,11 @@ pub fn priced(request: &Request, rate: f64) -> Option<f64> {
 pub fn fraction(request: &Request, share_of_data: f64) -> Option<f64> {
     let recipe = recipe::find(&request.spec.preset, &request.task).ok()?;
     let reading = Reading { allow_partial: request.reading.allow_partial, ..Reading::default() };
-    if request.rate != recipe.rate || request.spec.sizes != Sizes::default() || request.reading != reading {
+    if !recipe.published
+        || request.rate != recipe.rate
+        || request.spec.sizes != Sizes::default()
+        || request.reading != reading
+    {
         return None;
     }
     let part = |done: u64, of: u64| (done as f64 / of as f64).min(1.0);

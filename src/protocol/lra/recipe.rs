@@ -1,5 +1,6 @@
 //! How a task is trained: steps, batch, rates, evaluation, as the sources have it.
 
+use crate::data;
 use crate::train::optim::AdamW;
 use crate::train::schedule::Schedule;
 
@@ -41,6 +42,8 @@ pub struct Recipe {
     pub select: bool,
     /// First seed of the source.
     pub seed: u64,
+    /// Whether it is a source's; a data set that no source trains on has a recipe too, but no share of a protocol.
+    pub published: bool,
 }
 
 const fn adam(beta2: f64, eps: f64, weight_decay: f64) -> AdamW {
@@ -63,6 +66,7 @@ const fn table_1(task: &'static str, steps: u64, keep: u64, len: u64, decay: f64
         batches: None,
         select: true,
         seed: 1234,
+        published: true,
     }
 }
 
@@ -82,6 +86,7 @@ const fn arena(task: &'static str, steps: u64, len: u64) -> Recipe {
         batches: None,
         select: true,
         seed: 0,
+        published: true,
     }
 }
 
@@ -135,7 +140,7 @@ const ARENA: &[Recipe] = &[
     },
 ];
 
-/// The recipe of `preset` for `task`.
+/// The recipe of `preset` for `task`; one in the manner of Transformer-LS where no source trains on the task.
 ///
 /// # Errors
 /// What the preset has instead.
@@ -143,9 +148,14 @@ pub fn find(preset: &str, task: &str) -> Result<Recipe, String> {
     let table = if preset == "ls-lra" { LS } else { ARENA };
     let mut recipe = match table.iter().find(|recipe| recipe.task == task) {
         Some(recipe) => *recipe,
-        None => {
+        None if [LS, ARENA].concat().iter().any(|recipe| recipe.task == task) => {
             let known: Vec<&str> = table.iter().map(|recipe| recipe.task).collect();
             return Err(format!("preset {preset} has no recipe for {task}, only for {}", known.join(", ")));
+        }
+        None => {
+            let (set, examples) = data::task(task).map_err(|error| error.to_string())?;
+            let len = examples.len as u64;
+            Recipe { published: false, ..table_1(set.name, 5000, len, len, 0.0) }
         }
     };
     if preset == "lra-paper" && task == "text" {

@@ -2,53 +2,24 @@
 
 use std::path::Path;
 
+use crate::data::{self, DataError, Dataset, Split};
 use candle_core::{Device, Result, Tensor};
 use rayon::prelude::*;
-use serde::{Deserialize, Serialize};
 
-use crate::data::listops::{ListOps, Tokenizer};
-use crate::data::pathfinder::Pathfinder;
-use crate::data::{DataError, Dataset, Split, image, retrieval, text};
+pub use crate::data::Reading;
 
-/// The tasks that can be trained, with the number of training examples of the published splits.
-pub const TASKS: &[(&str, usize)] = &[
-    ("listops", 96_000),
-    ("text", 25_000),
-    ("retrieval", 147_086),
-    ("image", 45_000),
-    ("pathfinder32", 160_000),
-    ("pathfinder64", 160_000),
-    ("pathfinder128", 160_000),
-];
-
-/// How data are read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Reading {
-    /// Validation examples are held out of the training split where the source validates on the test split.
-    pub strict: bool,
-    /// Whether incomplete data may be used.
-    pub allow_partial: bool,
-    /// Whether closing brackets of ListOps are tokens.
-    pub keep_close: bool,
-}
-
-/// The data of `task` in `dir`; ListOps and Pathfinder are generated where their files are not there.
+/// The data of `task` in `dir`, or generated where they are made by this program and lie nowhere.
 ///
 /// # Errors
-/// Data that are missing, damaged, or incomplete without permission.
+/// A task that no data set has; data that are missing, damaged, or incomplete without permission.
 pub fn load(task: &str, dir: &Path, reading: Reading) -> std::result::Result<Box<dyn Dataset>, DataError> {
-    Ok(match task {
-        "text" => Box::new(text::Imdb::load(dir, reading.strict, reading.allow_partial)?),
-        "retrieval" => Box::new(retrieval::Aan::load(dir, reading.allow_partial)?),
-        "image" => Box::new(image::Cifar10::load(dir, reading.allow_partial)?),
-        "pathfinder32" | "pathfinder64" | "pathfinder128" => {
-            Box::new(Pathfinder::load(task, dir, reading.allow_partial)?)
-        }
-        _ => {
-            let tokenizer = if reading.keep_close { Tokenizer::KeepClose } else { Tokenizer::DropBrackets };
-            Box::new(ListOps::load(dir, tokenizer)?)
-        }
-    })
+    let (_, examples) = data::task(task)?;
+    (examples.load)(dir, reading)
+}
+
+/// Names of the tasks, for help.
+pub fn names() -> String {
+    data::tasks().iter().map(|(set, _)| set.name).collect::<Vec<_>>().join(", ")
 }
 
 /// A batch on the device.
@@ -73,12 +44,12 @@ pub fn batch(
 ) -> Result<Batch> {
     let examples: Vec<_> =
         indices.par_iter().map(|&index| data.example(split, index, keep.min(len))).collect();
-    let pack = |documents: Vec<&[u16]>| -> Result<(Tensor, Tensor)> {
+    let pack = |documents: Vec<&[u32]>| -> Result<(Tensor, Tensor)> {
         let (mut ids, mut mask) =
             (Vec::with_capacity(documents.len() * len), Vec::with_capacity(documents.len() * len));
         for document in &documents {
             let padded = document.iter().copied().chain(std::iter::repeat(0)).take(len);
-            ids.extend(padded.map(u32::from));
+            ids.extend(padded);
             // as the sources do: whatever has id 0 is padding
             mask.extend(ids[ids.len() - len..].iter().map(|&id| if id == 0 { 0f32 } else { 1.0 }));
         }
@@ -86,7 +57,7 @@ pub fn batch(
         Ok((Tensor::from_vec(ids, shape, device)?, Tensor::from_vec(mask, shape, device)?))
     };
     let first = pack(examples.iter().map(|example| example.tokens.as_slice()).collect())?;
-    let seconds: Option<Vec<&[u16]>> = examples.iter().map(|example| example.second.as_deref()).collect();
+    let seconds: Option<Vec<&[u32]>> = examples.iter().map(|example| example.second.as_deref()).collect();
     let second = seconds.map(pack).transpose()?;
     let labels: Vec<u32> = examples.iter().map(|example| example.label).collect();
     let labels = Tensor::new(labels, device)?;

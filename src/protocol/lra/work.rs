@@ -4,9 +4,9 @@ use candle_core::{Result as Candle, Tensor};
 
 use super::plan::{Request, fraction};
 use super::recipe::{self, Recipe};
-use super::tasks::{self, Batch, TASKS};
+use super::tasks::{self, Batch};
 use crate::data::select::{Change, Limited, Perturbed};
-use crate::data::{Dataset, Split};
+use crate::data::{self, Dataset, Split};
 use crate::device::{Backend, alloc};
 use crate::kernel::loss::cross_entropy;
 use crate::model::pair::{Document, Pair};
@@ -164,6 +164,7 @@ impl<'a> Experiment<'a> {
         choose_kernels(&request.spec, place);
         let data =
             tasks::load(&request.task, &place.data, request.reading).map_err(|error| failed(&error))?;
+        place.same(&request.task, data.hash())?;
         let backend = Backend::open(request.spec.device).map_err(|error| failed(&error))?;
         Ok(Self { request, data, backend })
     }
@@ -243,9 +244,9 @@ impl<'a> Experiment<'a> {
     /// Share of the protocol that was run.
     pub fn fraction(&self) -> Option<f64> {
         let request = self.request;
-        let published = TASKS.iter().find(|(name, _)| *name == request.task).map_or(1, |(_, count)| *count);
+        let (_, examples) = data::task(&request.task).ok()?;
         let used = limit(request).min(self.data.len(Split::Train));
-        fraction(request, (used as f64 / published as f64).min(1.0))
+        fraction(request, (used as f64 / examples.train as f64).min(1.0))
     }
 
     fn done(&self, trained: &Trained) -> Result<Done, Ending> {

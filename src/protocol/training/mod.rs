@@ -4,6 +4,7 @@
 mod conduct;
 pub mod work;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Task;
 use crate::record::{Outcome, Published};
+use crate::run::outcome::Ending;
 use crate::train::session::{Point, Score};
 
 pub use conduct::{Curve, conduct, curve_file};
@@ -134,6 +136,8 @@ pub struct Place {
     pub folder: PathBuf,
     /// Folder of data sets.
     pub data: PathBuf,
+    /// What the plan was made with: the checksum of every data set, by name.
+    pub planned: BTreeMap<String, String>,
     /// Seconds between checkpoints.
     pub save: f64,
     /// Whether the first operation whose result is not finite is looked for in every step.
@@ -141,6 +145,20 @@ pub struct Place {
 }
 
 impl Place {
+    /// Makes sure that the data which were read are those of the plan: the rows say that they are.
+    ///
+    /// # Errors
+    /// The cell ends: its data are others, or the plan knows nothing of them.
+    pub fn same(&self, name: &str, read: &str) -> Result<(), Ending> {
+        if self.planned.get(name).is_some_and(|planned| planned == read) {
+            return Ok(());
+        }
+        let dir = self.data.display();
+        let reason =
+            format!("{name}: the data in {dir} changed since the plan was made; run the command again");
+        Err(Ending::new(Outcome::Failed, reason))
+    }
+
     /// Time between checkpoints.
     pub fn save(&self) -> Duration {
         Duration::try_from_secs_f64(self.save).unwrap_or(Duration::MAX)

@@ -1,0 +1,155 @@
+//! What an entry of the table of data sets says.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::corpus::Corpus;
+use super::fetch::Source;
+use super::{DataError, Dataset, Reading};
+
+/// Loads examples from a folder.
+pub type LoadExamples = fn(&Path, Reading) -> Result<Box<dyn Dataset>, DataError>;
+/// Loads a corpus from a folder.
+pub type LoadSymbols = fn(&Path, Reading) -> Result<Corpus, DataError>;
+
+/// One data set, as data.
+pub struct DataSet {
+    /// Name in CLI, TOML and CSV.
+    pub name: &'static str,
+    /// The collection it comes from, which `fetch` takes as a name too.
+    pub collection: &'static str,
+    /// Name in prose.
+    pub title: &'static str,
+    /// What a model learns from it, in a line.
+    pub about: &'static str,
+    /// The commands that read it.
+    pub commands: &'static str,
+    /// Size of the whole set, in words.
+    pub records: &'static str,
+    /// What it consists of, and how that is loaded.
+    pub kind: Kind,
+    /// Where it comes from.
+    pub origin: Origin,
+    /// The file or folder that loading would read in a folder; nothing where there is none.
+    ///
+    /// # Errors
+    /// Files that are there but cannot be the set, such as one split of three.
+    pub locate: fn(&Path) -> Result<Option<PathBuf>, DataError>,
+}
+
+/// What a data set consists of.
+#[derive(Clone, Copy)]
+pub enum Kind {
+    /// Documents of token ids, each with a class.
+    Sequences(Examples),
+    /// Two documents and the class of the pair.
+    Pairs(Examples),
+    /// Gray pixels as token ids, row by row, and the class of the image.
+    Images(Examples),
+    /// One text of symbols in three parts.
+    Symbols(Symbols),
+}
+
+/// Examples with classes.
+#[derive(Clone, Copy)]
+pub struct Examples {
+    /// Number of token ids, padding included.
+    pub vocabulary: usize,
+    /// Number of classes.
+    pub classes: usize,
+    /// Tokens of a document that a protocol reads where no published one says.
+    pub len: usize,
+    /// Examples in the training split of the whole set.
+    pub train: usize,
+    /// Whether ids are bytes of text (each plus 1), so that texts can be changed.
+    pub text: bool,
+    /// Loads them.
+    pub load: LoadExamples,
+}
+
+/// A text of symbols.
+#[derive(Clone, Copy)]
+pub struct Symbols {
+    /// Rows of the embedding, spare ones of published models included.
+    pub vocabulary: usize,
+    /// Symbols of the whole corpus; absent where no published protocol uses it.
+    pub complete: Option<usize>,
+    /// Loads it.
+    pub load: LoadSymbols,
+}
+
+/// Where a data set comes from.
+pub enum Origin {
+    /// One file at its canonical address.
+    Download(Source),
+    /// It is made by this program when it is first used.
+    Generated {
+        /// Forms in which `fetch` writes it; none for a set that is made example by example.
+        formats: &'static [Format],
+        /// What is read instead where it lies in the data folder.
+        instead: &'static str,
+    },
+    /// A person places it in the data folder; the words end with the names of its files.
+    Placed(&'static str),
+    /// It is part of the program.
+    Embedded,
+}
+
+/// A form in which a generated set is written.
+pub struct Format {
+    /// Name for `--format`.
+    pub name: &'static str,
+    /// What it is.
+    pub about: &'static str,
+    /// Writes it into a folder and gives its files.
+    pub write: fn(&Path) -> io::Result<Vec<PathBuf>>,
+}
+
+impl Kind {
+    /// Name of the kind.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Sequences(_) => "sequences",
+            Self::Pairs(_) => "pairs",
+            Self::Images(_) => "images",
+            Self::Symbols(_) => "symbols",
+        }
+    }
+
+    /// Documents per example; a corpus has none.
+    pub fn documents(&self) -> usize {
+        match self {
+            Self::Sequences(_) | Self::Images(_) => 1,
+            Self::Pairs(_) => 2,
+            Self::Symbols(_) => 0,
+        }
+    }
+}
+
+impl DataSet {
+    /// Its examples, where it has any.
+    pub fn examples(&self) -> Option<&Examples> {
+        match &self.kind {
+            Kind::Sequences(examples) | Kind::Pairs(examples) | Kind::Images(examples) => Some(examples),
+            Kind::Symbols(_) => None,
+        }
+    }
+
+    /// Its text of symbols, where it is one.
+    pub fn symbols(&self) -> Option<&Symbols> {
+        match &self.kind {
+            Kind::Symbols(symbols) => Some(symbols),
+            Kind::Sequences(_) | Kind::Pairs(_) | Kind::Images(_) => None,
+        }
+    }
+
+    /// What brings it into a data folder; nothing where it is in the program.
+    pub fn command(&self) -> Option<String> {
+        match self.origin {
+            Origin::Embedded => None,
+            Origin::Download(_) | Origin::Generated { .. } | Origin::Placed(_) => {
+                Some(format!("effattn fetch {}", self.collection))
+            }
+        }
+    }
+}
