@@ -190,6 +190,26 @@ mod tests {
     }
 
     #[test]
+    fn the_hash_covers_classes_colours_and_splits() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let folder = dir.path().join("cifar-10-batches-bin");
+        std::fs::create_dir(&folder).expect("a folder");
+        let hash = |last: &[Vec<u8>], test: &[Vec<u8>]| {
+            std::fs::write(folder.join("data_batch_5.bin"), last.concat()).expect("a batch");
+            std::fs::write(folder.join("test_batch.bin"), test.concat()).expect("a batch");
+            Cifar10::load(dir.path(), true).expect("images").hash().to_owned()
+        };
+        let [a, b] = [record(3, 9, 0, 0), record(4, 0, 9, 0)];
+        let (all, one) =
+            (hash(&[a.clone(), b.clone()], &[b.clone()]), hash(&[a.clone()], &[b.clone(), b.clone()]));
+        assert_ne!(all, one, "an image moved from training to test");
+        assert_ne!(hash(&[record(4, 9, 0, 0)], &[b.clone(), b.clone()]), one, "another class");
+        let same_gray = record(3, 9, 0, 1);
+        assert_eq!(gray(&folder, &same_gray).expect("gray"), gray(&folder, &a).expect("gray"));
+        assert_ne!(hash(&[same_gray], &[b.clone(), b]), one, "another colour that is the same gray");
+    }
+
+    #[test]
     fn broken_records_are_refused() {
         let file = Path::new("data_batch_1.bin");
         let cut = gray(file, &record(1, 0, 0, 0)[1..]).expect_err("cut").to_string();

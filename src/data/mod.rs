@@ -215,3 +215,60 @@ pub enum DataError {
 pub fn byte_ids(text: &[u8], max_len: usize) -> Vec<u32> {
     text.iter().take(max_len).map(|&byte| u32::from(byte) + 1).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_data_set_file_is_in_the_table() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/data");
+        let read = |path: &std::path::Path| std::fs::read_to_string(path).unwrap_or_default();
+        let mut files: Vec<PathBuf> = Vec::new();
+        for entry in std::fs::read_dir(&root).unwrap() {
+            let path = entry.unwrap().path();
+            match path.is_dir() {
+                true => files.extend(std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path())),
+                false => files.push(path),
+            }
+        }
+        let count: usize = files.iter().map(|path| read(path).matches("\npub static ").count()).sum();
+        assert_eq!(count - 1, TABLE.len(), "TABLE itself, and one static for each of its lines");
+    }
+
+    #[test]
+    fn names_are_unique_and_unknown_ones_are_errors() {
+        let mut names: Vec<&str> = TABLE.iter().map(|set| set.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), TABLE.len());
+        for error in [task("listop").err().unwrap(), task("enwik8").err().unwrap()] {
+            let error = error.to_string();
+            assert!(error.contains("listops, text, retrieval") && !error.contains("sample"), "{error}");
+        }
+        let error = corpus("enwik9").err().unwrap().to_string();
+        assert!(error.contains("did you mean enwik8") && error.contains("text8, sample"), "{error}");
+    }
+
+    #[test]
+    fn entries_are_complete() {
+        for set in TABLE {
+            assert!(
+                !set.about.is_empty() && !set.records.is_empty() && !set.commands.is_empty(),
+                "{}",
+                set.name
+            );
+            match set.examples() {
+                Some(examples) => {
+                    assert!(
+                        examples.vocabulary > 1 && examples.classes > 1 && examples.len > 0,
+                        "{}",
+                        set.name
+                    );
+                    assert!(examples.train > 0 && set.kind.documents() > 0, "{}", set.name);
+                }
+                None => assert!(set.symbols().unwrap().vocabulary > 1, "{}", set.name),
+            }
+        }
+    }
+}

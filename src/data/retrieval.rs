@@ -190,6 +190,33 @@ mod tests {
     }
 
     #[test]
+    fn the_hash_covers_labels_and_splits() {
+        let line = "0.0\ta\tb\tx\ty\n"; // also that of the validation split
+        let dir = folder(&line.repeat(2));
+        let hash = || Aan::load(dir.path(), true).expect("pairs").hash().to_owned();
+        let file = |index: usize| dir.path().join("tsv_data").join(STEMS[index]);
+        let before = hash();
+        std::fs::write(file(0), line).expect("a file");
+        std::fs::write(file(1), line.repeat(2)).expect("a file");
+        let moved = hash();
+        assert_ne!(moved, before, "a pair moved from one split to the next");
+        std::fs::write(file(0), line.replace("0.0", "1.0")).expect("a file");
+        assert_ne!(hash(), moved, "another label");
+    }
+
+    #[test]
+    fn a_set_of_which_files_are_missing_is_named() {
+        let dir = folder("1.0\tP1\tP2\ta\tb\n");
+        let found = (SET.locate)(dir.path()).expect("the files").expect("a file");
+        assert!(found.ends_with(STEMS[0]));
+        std::fs::remove_file(dir.path().join("tsv_data").join(STEMS[2])).expect("removed");
+        let error = (SET.locate)(dir.path()).expect_err("one is missing").to_string();
+        assert!(error.contains(STEMS[2]), "{error}");
+        let empty = tempfile::tempdir().expect("a folder");
+        assert!((SET.locate)(empty.path()).expect("nothing is no mistake").is_none());
+    }
+
+    #[test]
     fn a_bad_line_is_named() {
         for (line, says) in [("1.0\ta\tb\tx\n", "4 columns"), ("2.0\ta\tb\tx\ty\n", "label \"2.0\"")] {
             let dir = folder(&format!("1.0\ta\tb\tx\ty\n{line}"));

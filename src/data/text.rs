@@ -193,6 +193,28 @@ mod tests {
     }
 
     #[test]
+    fn the_hash_covers_classes_and_splits() {
+        let dir = folder();
+        let hash = || Imdb::load(dir.path(), false, true).expect("reviews").hash().to_owned();
+        let review = |place: &str| dir.path().join("aclImdb").join(place);
+        let mut seen = vec![hash()];
+        std::fs::rename(review("train/neg/9_3.txt"), review("train/pos/99_3.txt")).expect("moved");
+        seen.push(hash());
+        std::fs::rename(review("train/neg/8_3.txt"), review("test/neg/8_4.txt")).expect("moved");
+        seen.push(hash());
+        // the labels of two classes are swapped: the same names and texts
+        for class in ["neg", "pos"] {
+            std::fs::rename(review("train").join(class), review(class)).expect("moved");
+        }
+        std::fs::rename(review("neg"), review("train/pos")).expect("moved");
+        std::fs::rename(review("pos"), review("train/neg")).expect("moved");
+        seen.push(hash());
+        seen.sort();
+        seen.dedup();
+        assert_eq!(seen.len(), 4);
+    }
+
+    #[test]
     fn strict_holds_out_a_tenth() {
         let dir = folder();
         let data = Imdb::load(dir.path(), true, true).expect("reviews");

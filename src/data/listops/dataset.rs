@@ -319,6 +319,28 @@ mod tests {
     }
 
     #[test]
+    fn the_hash_covers_splits_and_packed_files_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let hash = |counts: [usize; 3]| {
+            for (name, count) in FILES.iter().zip(counts) {
+                let packed = std::fs::File::create(folder.path().join(format!("{name}.gz"))).unwrap();
+                let mut packed = flate2::write::GzEncoder::new(packed, flate2::Compression::fast());
+                packed.write_all("7\t7\n".repeat(count).as_bytes()).unwrap();
+                packed.finish().unwrap();
+            }
+            let data = ListOps::load(folder.path(), Tokenizer::KeepClose).unwrap();
+            assert_eq!(Split::ALL.map(|split| data.len(split)), counts);
+            data.hash().to_owned()
+        };
+        assert_ne!(hash([3, 2, 1]), hash([2, 3, 1]), "an expression moved from one split to the next");
+        let found = (SET.locate)(folder.path()).unwrap().unwrap();
+        assert!(found.ends_with("basic_train.tsv.gz"), "{}", found.display());
+        std::fs::remove_file(found).unwrap();
+        let missing = (SET.locate)(folder.path()).unwrap_err().to_string();
+        assert!(missing.contains("basic_train.tsv is missing"), "{missing}");
+    }
+
+    #[test]
     fn files_in_the_arenas_layout_are_read_back() {
         let folder = tempfile::tempdir().unwrap();
         let made = generate(5, 40);

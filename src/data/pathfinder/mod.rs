@@ -318,6 +318,8 @@ mod tests {
             assert_eq!(example.tokens[5] % 2, example.label);
             assert_ne!(example.tokens[0], 7);
         }
+        std::fs::write(&metadata, text.replacen("png 0 0", "png 0 1", 1)).unwrap();
+        assert_ne!(load(true).unwrap().hash(), data.hash(), "another label");
         let error = |text: &str| {
             std::fs::write(&metadata, text).unwrap();
             load(true).err().unwrap().to_string()

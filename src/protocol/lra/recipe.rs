@@ -200,6 +200,13 @@ mod tests {
     }
 
     #[test]
+    fn only_names_of_data_sets_have_recipes() {
+        assert!(LS.iter().chain(ARENA).all(|recipe| data::task(recipe.task).is_ok() && recipe.published));
+        assert!(find("ls-lra", "listop").unwrap_err().contains("did you mean listops"));
+        assert!(find("ls-lra", "enwik8").is_err(), "a corpus has no classes");
+    }
+
+    #[test]
     fn a_task_without_a_recipe_says_which_have_one() {
         let error = find("ls-lra", "pathfinder128").unwrap_err();
         assert!(error.contains("listops") && error.contains("pathfinder128"), "{error}");

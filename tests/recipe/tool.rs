@@ -1,0 +1,125 @@
+//! The recipe of `docs/adding-a-data-set.md` works: this program is the whole of `effattn` with a data set more, as
+//! somebody else's crate would be. It has no test harness, as its workers are itself; called with a command it is the tool,
+//! else it tries its own commands.
+
+mod parity;
+
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
+
+#[global_allocator]
+static ALLOCATOR: effattn::device::alloc::Counting = effattn::device::alloc::Counting;
+
+const COMMANDS: [&str; 5] = ["lra", "list", "fetch", "report", "worker"];
+
+fn main() -> ExitCode {
+    effattn::data::register(&parity::SET);
+    if std::env::args().nth(1).is_some_and(|first| COMMANDS.contains(&first.as_str())) {
+        return effattn::cli::main();
+    }
+    let tests: [(&str, fn()); 4] = [
+        ("the_document_shows_this_very_data_set", the_document_shows_this_very_data_set),
+        ("it_is_listed_named_and_generated", it_is_listed_named_and_generated),
+        ("it_is_trained_on_and_reported", it_is_trained_on_and_reported),
+        ("data_that_change_during_a_run_are_noticed", data_that_change_during_a_run_are_noticed),
+    ];
+    for (name, test) in tests {
+        test();
+        println!("test {name} ... ok");
+    }
+    ExitCode::SUCCESS
+}
+
+/// The tool in `folder`.
+fn tool(folder: &Path, line: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("this program"));
+    command.args(line.split(' ')).current_dir(folder).env("EFFATTN_LOG", "error");
+    command
+}
+
+/// What the tool prints and says; it must end with `code`.
+fn run(folder: &Path, line: &str, code: i32) -> String {
+    let output = tool(folder, line).output().expect("the tool");
+    let text =
+        [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+    assert_eq!(output.status.code(), Some(code), "{line}: {text}");
+    text
+}
+
+fn the_document_shows_this_very_data_set() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).expect(path);
+    let (text, code) = (read("docs/adding-a-data-set.md"), read("tests/recipe/parity.rs"));
+    assert!(
+        text.contains(&format!("```rust\n{code}```")),
+        "docs/adding-a-data-set.md differs from tests/recipe/parity.rs"
+    );
+}
+
+fn it_is_listed_named_and_generated() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let list = || run(folder.path(), "list tasks --data-dir .", 0);
+    let line = |text: &str| text.lines().find(|line| line.contains("parity")).unwrap_or_default().to_owned();
+    assert!(line(&list()).contains("generated"), "{}", list());
+    assert!(run(folder.path(), "lra --help", 0).contains("pathfinder128, parity"));
+    assert!(run(folder.path(), "fetch --help", 0).contains("pathfinder, parity (generated)"));
+    assert!(run(folder.path(), "fetch parity --data-dir .", 0).contains("parity.txt: generated"));
+    assert!(line(&list()).contains("parity.txt"), "{}", list());
+    let error = run(folder.path(), "lra --task paritty --dry-run", 2);
+    assert!(error.contains("did you mean parity") && error.contains("pathfinder128"), "{error}");
+    let error = run(folder.path(), "fetch parity --from x --data-dir .", 2);
+    assert!(error.contains("parity is generated"), "{error}");
+}
+
+const TRAIN: &str = "lra --task parity --model full --batch 8 --data-dir . --no-plot --threads 1";
+
+fn it_is_trained_on_and_reported() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let text = run(folder.path(), &format!("{TRAIN} --steps 8 --export-csv rows.csv"), 0);
+    assert!(text.contains("parity"), "{text}");
+    let rows = std::fs::read_to_string(folder.path().join("rows.csv")).expect("rows");
+    let mut lines = rows.lines();
+    let columns: Vec<&str> = lines.next().expect("a header").split(',').collect();
+    let accuracy: Vec<&str> =
+        lines.find(|line| line.contains(",accuracy,")).expect("a row").split(',').collect();
+    let cell = |name: &str| accuracy[columns.iter().position(|column| *column == name).expect(name)];
+    assert_eq!((cell("task"), cell("outcome"), cell("len")), ("parity", "ok", "8"));
+    assert_eq!(
+        (cell("fraction"), cell("published")),
+        ("", ""),
+        "no source trains on it: no share of a protocol"
+    );
+    assert!((0.0..=100.0).contains(&cell("value").parse::<f64>().expect("a number")));
+    assert!(run(folder.path(), "report results", 0).contains("parity"));
+}
+
+/// The worker that starts after the plan was made reads another file than the plan did.
+fn data_that_change_during_a_run_are_noticed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    run(folder.path(), "fetch parity --data-dir .", 0);
+    let file = folder.path().join("parity.txt");
+    let before = std::fs::read_to_string(&file).expect("rows of digits");
+    let mut first = tool(folder.path(), &format!("{TRAIN} --steps 2000 --seeds 0..1 --timeout 3s"));
+    let mut running = first.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the tool");
+    let trains = || {
+        let cells = folder.path().join("results/lra/latest/cells");
+        std::fs::read_dir(cells).is_ok_and(|mut cells| {
+            cells.any(|cell| {
+                cell.is_ok_and(|cell| {
+                    std::fs::read_dir(cell.path()).is_ok_and(|mut files| files.next().is_some())
+                })
+            })
+        })
+    };
+    let started = std::time::Instant::now();
+    while !trains() && started.elapsed().as_secs() < 60 {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    let flipped = before.replacen(" 0\n", " 1\n", 1); // one label
+    std::fs::write(&file, flipped).expect("another file");
+    running.wait().expect("the end");
+    let rows = std::fs::read_to_string(folder.path().join("results/lra/latest/rows.csv")).expect("rows");
+    let second = rows.lines().filter(|line| line.contains(",failed,")).collect::<Vec<_>>();
+    assert_eq!(second.len(), 1, "{rows}");
+    assert!(second[0].contains("changed since the plan was made"), "{rows}");
+}
