@@ -33,6 +33,14 @@ impl Choice {
         Self { entry, knobs: Knobs::defaults(entry.knobs), variant: None }
     }
 
+    /// The settings that differ from the defaults, as text.
+    pub fn given(&self) -> Vec<(&'static str, String)> {
+        let defaults = Knobs::defaults(self.entry.knobs);
+        let settings = self.knobs.iter().zip(defaults.iter());
+        let given = settings.filter(|(now, before)| now != before);
+        given.map(|((name, value), _)| (name, value.to_string())).collect()
+    }
+
     /// Name and settings as on the command line.
     pub fn label(&self) -> String {
         match &self.variant {

@@ -7,9 +7,9 @@ use anyhow::Result;
 use super::export::Exports;
 use super::{finish, start};
 use crate::config::units::Bytes;
+use crate::protocol::model_spec::ModelSpec;
 use crate::protocol::speed;
 use crate::protocol::speed::plan::{Request, seconds};
-use crate::protocol::stage::Spec;
 use crate::record::{Outcome, Row};
 use crate::report::table::Table;
 use crate::run::Stop;
@@ -35,7 +35,7 @@ pub fn run(
     for (cell, request) in plan.cells.iter_mut().zip(requests) {
         let Some(request) = request else { continue };
         let spec = &request.spec;
-        let Ok(config) = spec.subject() else { continue };
+        let Some(flops) = cell.row.flops else { continue };
         let key = (spec.model.clone(), spec.pass);
         let rate = match rates.get(&key) {
             Some(rate) => *rate,
@@ -46,14 +46,14 @@ pub fn run(
             }
         };
         if let Some(rate) = rate {
-            cell.seconds = seconds(request, spec.step_flops(&config) / rate);
+            cell.seconds = seconds(request, spec.step_flops(flops) / rate);
         }
     }
     tell(&plan, exports, term)
 }
 
 /// Multiply-adds per second in a few steps of the model of `spec` at length `len`; none if it cannot step.
-pub fn rate(spec: &Spec, len: u64, ready: &start::Ready) -> Result<Option<f64>> {
+pub fn rate(spec: &ModelSpec, len: u64, ready: &start::Ready) -> Result<Option<f64>> {
     let launcher = Launcher::own(ready.threads)?;
     let probe = Request { spec: spec.clone(), warmup: 1, min_runs: 1, runs: 3, max_time: 0.5, timeout: 60.0 };
     Ok(speed::probe(&probe, len, &launcher, ready.memory_limit, &Stop::default())?)

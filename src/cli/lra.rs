@@ -86,7 +86,7 @@ fn price(plan: &mut Plan, requests: &[Option<Request>], ready: &start::Ready) ->
     for (cell, request) in plan.cells.iter_mut().zip(requests) {
         let Some(request) = request else { continue };
         let rate = dry::rate(&request.spec, request.spec.len, ready)?;
-        if let Some(seconds) = rate.and_then(|rate| priced(request, rate)) {
+        if let Some(seconds) = rate.and_then(|rate| priced(request, cell.row.flops?, rate)) {
             cell.seconds = seconds;
         }
     }

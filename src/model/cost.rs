@@ -4,13 +4,10 @@
 //! element, softmax, activations and element-wise operations are not counted) and count what the definition
 //! computes at the padded length, the rows behind a class token included.
 
-use candle_core::Result;
-
-use super::lm::{LanguageModel, LmConfig};
-use super::pair::Pair;
-use super::{Backbone, Classifier, ModelConfig, Pooling};
+use super::family::StageCost;
+use super::lm::LmConfig;
+use super::{Backbone, ModelConfig, Pooling};
 use crate::attention::{Cost, Needs, Projections};
-use crate::nn::params::Builder;
 
 /// Number of projections of the layer input.
 fn projections(needs: Needs) -> usize {
@@ -37,44 +34,30 @@ impl ModelConfig {
         (self.entry.cost)(&self.knobs, &shape)
     }
 
-    /// FLOPs of one forward of one example at length `len`; both documents of a pair count.
-    pub fn flops(&self, len: usize) -> u64 {
+    /// Costs of every layer and of the head for `batch` examples of length `len`; both documents of a pair count.
+    pub fn layer_costs(&self, batch: usize, len: usize) -> Vec<StageCost> {
         let backbone = &self.backbone;
-        let (d, needs) = (backbone.width, (self.entry.needs)(&self.knobs));
+        let (d, needs, towers) = (backbone.width, (self.entry.needs)(&self.knobs), self.towers as u64);
         let layers = (0..backbone.layers).map(|layer| {
             let cls = self.pooling == Pooling::ClsLastLayer && layer + 1 == backbone.layers;
             let rows = if cls { len + 1 } else { len };
-            block_flops(backbone, needs, len, rows) + self.attention_cost(1, len, layer).flops
+            let attention = self.attention_cost(batch, len, layer);
+            StageCost {
+                name: format!("layer {layer}"),
+                flops: towers * (block_flops(backbone, needs, len, rows) + attention.flops),
+                core_macs: towers * attention.core_macs,
+                state_bytes: attention.state_bytes,
+            }
         });
         let normed = if self.pooling == Pooling::ClsLastLayer { 1 } else { len };
-        let encoder = layers.sum::<u64>() + (5 * normed * d) as u64;
         let head = self.feature_width() * backbone.ffn + backbone.ffn * self.classes;
-        self.towers as u64 * encoder + head as u64
-    }
-
-    /// Multiply-adds of the attention cores of one forward of `batch` examples.
-    pub fn core_macs(&self, batch: usize, len: usize) -> u64 {
-        let layers = (0..self.backbone.layers).map(|layer| self.attention_cost(batch, len, layer).core_macs);
-        self.towers as u64 * layers.sum::<u64>()
+        let flops = towers * (5 * normed * d) as u64 + head as u64;
+        layers.chain([StageCost { name: "head".to_owned(), flops, ..StageCost::default() }]).collect()
     }
 
     /// Width of what the head reads: pairs give [u, v, u*v, u-v].
     pub fn feature_width(&self) -> usize {
         if self.towers == 2 { 4 * self.backbone.width } else { self.backbone.width }
-    }
-
-    /// Number of trained numbers.
-    ///
-    /// # Errors
-    /// A configuration that cannot be built.
-    pub fn parameters(&self) -> Result<usize> {
-        let builder = Builder::counting();
-        if self.towers == 2 {
-            Pair::new(self, &builder)?;
-        } else {
-            Classifier::new(self, &builder)?;
-        }
-        Ok(builder.finish().count())
     }
 }
 
@@ -86,30 +69,23 @@ impl LmConfig {
         (self.entry.cost)(&self.knobs, &shape)
     }
 
-    /// FLOPs of one forward of one segment of `len` positions behind `held` cached ones, in the convention of
-    /// [`ModelConfig::flops`]: cached rows are normalised and projected to keys and values again.
-    pub fn flops(&self, len: usize, held: usize) -> u64 {
+    /// Costs of every layer and of the logits for `batch` segments of `len` positions behind `held` cached ones, in the
+    /// convention of [`ModelConfig::layer_costs`]: cached rows are normalised and projected to keys and values again.
+    pub fn layer_costs(&self, batch: usize, len: usize, held: usize) -> Vec<StageCost> {
         let backbone = &self.backbone;
         let d = backbone.width;
         let cached = held * (2 * d * backbone.inner + 5 * d);
         let block = block_flops(backbone, (self.entry.needs)(&self.knobs), len, len) + cached as u64;
-        let layers = backbone.layers as u64 * (block + self.attention_cost(1, len, held).flops);
-        layers + (len * d * self.vocab) as u64
-    }
-
-    /// Bytes a decoder keeps per sequence behind `len` positions.
-    pub fn state_bytes(&self, len: usize) -> u64 {
-        self.backbone.layers as u64 * self.attention_cost(1, len, 0).state_bytes
-    }
-
-    /// Number of trained numbers.
-    ///
-    /// # Errors
-    /// A configuration that cannot be built.
-    pub fn parameters(&self) -> Result<usize> {
-        let builder = Builder::counting();
-        LanguageModel::new(self, &builder)?;
-        Ok(builder.finish().count())
+        let attention = self.attention_cost(batch, len, held);
+        let state_bytes = self.attention_cost(1, len, 0).state_bytes;
+        let layers = (0..backbone.layers).map(|layer| StageCost {
+            name: format!("layer {layer}"),
+            flops: block + attention.flops,
+            core_macs: attention.core_macs,
+            state_bytes,
+        });
+        let flops = (len * d * self.vocab) as u64;
+        layers.chain([StageCost { name: "logits".to_owned(), flops, ..StageCost::default() }]).collect()
     }
 }
 
@@ -117,6 +93,7 @@ impl LmConfig {
 mod tests {
     use crate::attention;
     use crate::attention::knobs::Knobs;
+    use crate::model::family::Resolved;
     use crate::model::preset::Preset;
     use crate::model::{ModelConfig, Pooling};
 

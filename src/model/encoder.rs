@@ -193,6 +193,7 @@ pub struct Classifier {
     encoder: Encoder,
     head: Head,
     classes: usize,
+    dropout: f64,
 }
 
 /// What a classifier computes on the way.
@@ -218,7 +219,7 @@ impl Classifier {
         let backbone = &config.backbone;
         let builder = backbone.init.apply(builder).pp("head");
         let head = Head::new(&builder, backbone.width, backbone.ffn, config.classes)?;
-        Ok(Self { encoder, head, classes: config.classes })
+        Ok(Self { encoder, head, classes: config.classes, dropout: backbone.dropout })
     }
 
     /// `ids` [b, n] (u32) and `mask` [b, n] (1 keep, 0 padding; absent keeps all) to logits [b, classes].
@@ -249,5 +250,10 @@ impl Classifier {
     /// Number of classes.
     pub fn classes(&self) -> usize {
         self.classes
+    }
+
+    /// Rate of dropout while training.
+    pub const fn dropout(&self) -> f64 {
+        self.dropout
     }
 }

@@ -89,6 +89,7 @@ impl LanguagePreset {
 mod tests {
     use super::*;
     use crate::attention::find;
+    use crate::model::family::Resolved;
 
     #[test]
     fn the_published_models_have_their_exact_parameter_counts() {

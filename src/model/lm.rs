@@ -112,6 +112,12 @@ impl LmConfig {
         (self.entry.validate)(&self.knobs, &shape).map_err(|reason| ConfigError::Knobs { mechanism, reason })
     }
 
+    /// The same model for segments of `block` behind `mem` cached positions, of which a mechanism without cache has none.
+    #[must_use]
+    pub fn at(&self, block: usize, mem: usize) -> Self {
+        Self { block, mem: if self.entry.support.memory { mem } else { 0 }, ..self.clone() }
+    }
+
     /// What block `layer` is built for.
     pub fn layer(&self, layer: usize) -> BlockConfig {
         BlockConfig {

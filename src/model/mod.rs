@@ -9,10 +9,14 @@
 //! | [`evaluate`] | its evaluation protocols |
 //! | [`cost`] | parameters, FLOPs and state bytes from a configuration |
 //! | [`preset`], [`language_preset`] | published backbones, as data |
+//! | [`family`] | what a request for a model means: the table of families |
+//! | [`batch`] | what a model is fed |
 
+pub mod batch;
 pub mod cost;
 pub mod encoder;
 pub mod evaluate;
+pub mod family;
 pub mod language_preset;
 pub mod layer;
 pub mod lm;
@@ -25,6 +29,7 @@ use crate::attention::knobs::Knobs;
 use crate::attention::{Entry, Shape};
 use crate::nn::embedding::Positions;
 pub use encoder::Classifier;
+pub use family::{Family, TABLE, families, find, register};
 
 /// Where the vector that stands for a document comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

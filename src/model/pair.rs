@@ -13,6 +13,7 @@ use crate::nn::params::Builder;
 pub struct Pair {
     encoder: Encoder,
     head: Head,
+    dropout: f64,
 }
 
 /// One document of every example: ids [b, n] and mask [b, n] (absent keeps all).
@@ -46,7 +47,7 @@ impl Pair {
         let encoder = Encoder::new(config, builder)?;
         let builder = config.backbone.init.apply(builder).pp("head");
         let head = Head::new(&builder, config.feature_width(), config.backbone.ffn, config.classes)?;
-        Ok(Self { encoder, head })
+        Ok(Self { encoder, head, dropout: config.backbone.dropout })
     }
 
     /// Both documents to logits [b, classes].
@@ -75,6 +76,11 @@ impl Pair {
         let (u, hidden_u) = self.encoder.trace(first.ids, first.mask)?;
         let (v, hidden_v) = self.encoder.trace(second.ids, second.mask)?;
         Ok(PairTrace { logits: self.decide(&u, &v)?, pooled: [u, v], hidden: [hidden_u, hidden_v] })
+    }
+
+    /// Rate of dropout while training.
+    pub const fn dropout(&self) -> f64 {
+        self.dropout
     }
 
     fn decide(&self, u: &Tensor, v: &Tensor) -> Result<Tensor> {

@@ -3,6 +3,8 @@
 //! A preset has one [`Form`] per task. Without a task it gives the form that `speed` and `memory` measure: the
 //! byte-level text classifier.
 
+use super::batch::InputKind;
+use super::family::Examples;
 use super::{Backbone, InitScheme, ModelConfig, Pooling};
 use crate::attention::Entry;
 use crate::attention::knobs::Knobs;
@@ -120,15 +122,27 @@ impl Preset {
         })
     }
 
-    /// The backbone without a task, for examples of `documents` documents with `vocab` ids (one more is the class id),
-    /// `classes` classes and `max_len` tokens.
-    pub fn form_for(&self, (vocab, classes, max_len): (usize, usize, usize), documents: usize) -> Form {
-        Form { vocab: vocab + 1, classes, max_len, towers: documents, ..self.bare.clone() }
+    /// The backbone without a task, for `examples`; the class id is one more id.
+    pub fn form_for(&self, examples: &Examples) -> Form {
+        let Examples { input, vocab, classes, len } = *examples;
+        let towers = if input == InputKind::Pairs { 2 } else { 1 };
+        Form { vocab: vocab + 1, classes, max_len: len, towers, ..self.bare.clone() }
     }
 
     /// The tasks it has a backbone for.
     pub fn tasks(&self) -> impl Iterator<Item = &'static str> {
         self.forms.iter().map(|(task, _)| *task)
+    }
+
+    /// The only task with `len` as its protocol length and the sizes of the model that is measured. Tasks differ in
+    /// their number of classes, which the exact count of FLOPs shows.
+    pub fn task_of_len(&self, len: usize) -> Option<&'static str> {
+        let same = |(_, form): &&(&str, Form)| {
+            form.max_len == len && form.backbone == self.bare.backbone && form.towers == 1
+        };
+        let mut tasks = self.forms.iter().filter(same);
+        let (first, _) = tasks.next()?;
+        tasks.next().is_none().then_some(*first)
     }
 
     /// The preset called `name`.
@@ -281,6 +295,7 @@ static LRA_PAPER: Preset = Preset {
 mod tests {
     use super::*;
     use crate::attention::find;
+    use crate::model::family::Resolved;
 
     fn parameters(preset: &str, task: Option<&str>, len: usize) -> usize {
         let full = find("full").unwrap();

@@ -4,6 +4,28 @@ use candle_core::{Result, Tensor};
 
 use crate::kernel::dropout::{dropout, mix};
 
+/// The random stream of one step, for whatever rates a model drops at. It branches by step and micro-batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Noise(u64);
+
+impl Noise {
+    /// The stream of a run.
+    pub const fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The stream of branch `number`.
+    #[must_use]
+    pub fn branch(self, number: u64) -> Self {
+        Self(mix(mix(self.0) ^ number))
+    }
+
+    /// Dropout at `rate`, drawn from it.
+    pub fn at(self, rate: f64) -> Dropout {
+        if rate == 0.0 { Dropout::NONE } else { Dropout::new(rate, self.0) }
+    }
+}
+
 /// Rate and random stream of one forward pass. The stream branches at every layer and place, so that what is
 /// dropped is a function of the seed and the place alone.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -7,8 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use super::Task;
 use super::grid::{Defaults, Grid, PlanError};
+use super::measured_step::MeasuredStep;
+use super::model_spec::{ModelSpec, settle};
 use super::speed::plan::points;
-use super::stage::{Spec, Stage, settle};
 use crate::config::grid::{Batches, Lengths, MAX_LEN, Modes, Seeds};
 use crate::config::settings::Settings;
 use crate::config::units::{Bytes, Seconds};
@@ -32,7 +33,7 @@ const FIRST: u64 = 512;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Request {
     /// The model and its step.
-    pub spec: Spec,
+    pub spec: ModelSpec,
     /// The cell ends as `timeout` after so many seconds.
     pub timeout: f64,
     /// Bytes that a step may reach, where the longest length is looked for.
@@ -86,10 +87,10 @@ pub fn cells(
             if fit.is_some() && Some(len) != longest {
                 continue; // with a budget, the longest length only bounds the search
             }
-            let spec = Spec::new(pick, len, batch, pass, seed)?;
-            let probe = Spec { len: if fit.is_some() { FIRST.min(len) } else { len }, ..spec.clone() };
-            let (config, reason) = settle(pick, probe.subject())?;
-            let mut row = probe.row("memory", threads, config.as_ref());
+            let spec = ModelSpec::new(pick, len, batch, pass, seed)?;
+            let probe = ModelSpec { len: if fit.is_some() { FIRST.min(len) } else { len }, ..spec.clone() };
+            let (resolved, reason) = settle(pick, |choice| probe.measured(choice))?;
+            let mut row = probe.row("memory", threads, resolved.as_deref());
             row.suite = grid.suite.as_ref().map(|suite| suite.name.clone());
             row.published = pick.published("peak_memory", pass, len);
             let key = match fit {
@@ -99,8 +100,7 @@ pub fn cells(
                 }
                 None => spec.key(),
             };
-            let step =
-                config.as_ref().map_or(0.0, |config| probe.step_flops(config) / (8e9 * threads as f64));
+            let step = row.flops.map_or(0.0, |flops| probe.step_flops(flops) / (8e9 * threads as f64));
             let seconds = if fit.is_some() { 20.0 } else { 0.3 + STEPS as f64 * step };
             let timeout = pick.settings.timeout.map_or(600.0, |time| time.0);
             let request = Request { spec, timeout, fit: fit.map(|bytes| bytes.0) };
@@ -216,16 +216,16 @@ pub fn work(link: &Link, request: &Request, text: &[u8]) -> anyhow::Result<()> {
     alloc::return_pages();
     let mut resident = Resident::default();
     let before = resident.own();
-    let measure = || -> Result<Stage, Ending> {
-        let mut stage = Stage::open(&request.spec, text)?;
-        stage.reset_peak();
+    let measure = || -> Result<MeasuredStep, Ending> {
+        let mut step = MeasuredStep::open(&request.spec, text)?;
+        step.reset_peak();
         for _ in 0..STEPS {
-            stage.step()?;
+            step.step()?;
         }
-        Ok(stage)
+        Ok(step)
     };
     let answer = match measure() {
-        Ok(stage) => match stage.peak_bytes() {
+        Ok(step) => match step.peak_bytes() {
             Some(peak_bytes) => {
                 let resident_bytes = resident.own_peak().saturating_sub(before);
                 Answer::Peak(Peak { peak_bytes, resident_bytes })
@@ -245,7 +245,7 @@ fn fit(cell: &Cell, request: &Request, bytes: u64, session: &mut Session) -> Res
     let bytes = bytes.min(session.memory_limit);
     let longest = request.spec.len;
     let search = |len: u64| -> Result<Tried, RunError> {
-        let request = Request { spec: Spec { len, ..request.spec.clone() }, ..request.clone() };
+        let request = Request { spec: ModelSpec { len, ..request.spec.clone() }, ..request.clone() };
         // The limit counts the empty process too, which the peak does not: a little more is allowed here.
         Ok(match probe(&request, bytes.saturating_add(32 << 20), session)? {
             Ok(peak) if peak.peak_bytes <= bytes => Tried::Fits(peak.peak_bytes),

@@ -9,13 +9,13 @@ pub mod check;
 pub mod gate;
 pub mod grid;
 pub mod lra;
+pub mod measured_step;
 pub mod memory;
+pub mod model_spec;
 pub mod norms;
 pub mod pattern;
 pub mod robustness;
 pub mod speed;
-pub mod stage;
-pub mod subject;
 pub mod text;
 pub mod training;
 

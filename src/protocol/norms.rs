@@ -4,9 +4,11 @@
 use anyhow::{Context, Result, ensure};
 use candle_core::{D, Device, Tensor};
 
-use super::stage::{Sizes, Spec};
+use super::charlm::plan::model as resolve;
+use super::model_spec::ModelSpec;
 use crate::config::settings::{DeviceName, DtypeName, KernelName, Settings};
 use crate::data::corpus::Corpus;
+use crate::model::family::Sizes;
 use crate::model::lm::LanguageModel;
 use crate::nn::params::Builder;
 use crate::record::Pass;
@@ -32,7 +34,7 @@ pub struct Probe<'a> {
 /// # Errors
 /// A mechanism without window and slots, sizes that cannot be built, a text that is too short.
 pub fn norms(model: &str, probe: &Probe) -> Result<Vec<Norm>> {
-    let spec = Spec {
+    let spec = ModelSpec {
         model: model.to_owned(),
         preset: probe.preset.to_owned(),
         sizes: Sizes::of(probe.settings),
@@ -44,7 +46,7 @@ pub fn norms(model: &str, probe: &Probe) -> Result<Vec<Norm>> {
         dtype: DtypeName::F32,
         kernel: KernelName::Fused,
     };
-    let config = spec.language(probe.corpus.vocabulary, (probe.len, probe.len))?;
+    let config = resolve(&spec, &spec.choice()?, probe.corpus.vocabulary)?;
     let heads = config.backbone.heads;
     let net = LanguageModel::new(&config, &Builder::seeded(probe.seed, &Device::Cpu, false))?;
     let len = probe.len as usize;

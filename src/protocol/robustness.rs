@@ -160,12 +160,12 @@ pub fn work(link: &Link, request: &Request, place: &Place, found: Option<&Path>)
 
 fn trial(link: &Link, request: &Request, place: &Place, found: Option<&Path>) -> Result<Done, Ending> {
     let experiment = Experiment::open(&request.train, place)?;
-    let trained = match found {
+    let mut trained = match found {
         Some(folder) => experiment.load(&Files::in_folder(folder))?,
         None => experiment.train(link, place)?,
     };
     Ok(Done {
-        measures: measures(link, request, &experiment, &trained)?,
+        measures: measures(link, request, &experiment, &mut trained)?,
         fraction: experiment.fraction(),
         peak_bytes: None,
     })
@@ -175,12 +175,12 @@ fn measures(
     link: &Link,
     request: &Request,
     experiment: &Experiment,
-    trained: &Trained,
+    trained: &mut Trained,
 ) -> Result<Vec<Measure>, Ending> {
     let Perturbation { insertions, characters, seeds } = &request.perturbation;
     let task = &request.train.task;
     let doing = |what: String| link.send(&Answer::Doing { what }).map_err(|error| failed(&error));
-    let accuracy = |change: Option<Change>| -> Result<f64, Ending> {
+    let mut accuracy = |change: Option<Change>| -> Result<f64, Ending> {
         let change = change.map(|change| (change, characters.as_bytes()));
         Ok(experiment.test(trained, change)?.0.value)
     };

@@ -14,10 +14,11 @@ use serde_json::Value as Json;
 
 use super::checkpoint::{self, Checkpoint, CheckpointError};
 use super::step::{StepError, Trainer};
+use crate::model::family::Loss;
 
 /// What is trained, as the loop sees it.
 pub trait Learner {
-    /// Micro-batches of equal size that make a step: the memory of one, the update of all.
+    /// Micro-batches that make a step: the memory of one, the update of all.
     fn parts(&self) -> usize {
         1
     }
@@ -26,7 +27,7 @@ pub trait Learner {
     ///
     /// # Errors
     /// Failures of the device.
-    fn loss(&mut self, step: u64, part: usize) -> Result<Tensor>;
+    fn loss(&mut self, step: u64, part: usize) -> Result<Loss>;
 
     /// Evaluation number `number` (from 0) with the current weights.
     ///
@@ -261,8 +262,8 @@ mod tests {
     struct Fit(Tensor);
 
     impl Learner for Fit {
-        fn loss(&mut self, step: u64, _: usize) -> Result<Tensor> {
-            ((&self.0 - (step as f64 * 0.7).sin())?).sqr()?.mean_all()
+        fn loss(&mut self, step: u64, _: usize) -> Result<Loss> {
+            Ok(Loss::mean(((&self.0 - (step as f64 * 0.7).sin())?).sqr()?.mean_all()?))
         }
 
         fn evaluate(&mut self, number: u64) -> Result<Score> {
@@ -326,8 +327,8 @@ mod tests {
     fn a_loss_that_is_not_finite_ends_the_run_with_its_step() {
         struct Bad;
         impl Learner for Bad {
-            fn loss(&mut self, _: u64, _: usize) -> Result<Tensor> {
-                Tensor::new(f32::NAN, &Device::Cpu)
+            fn loss(&mut self, _: u64, _: usize) -> Result<Loss> {
+                Ok(Loss::mean(Tensor::new(f32::NAN, &Device::Cpu)?))
             }
             fn evaluate(&mut self, _: u64) -> Result<Score> {
                 Ok(Score { loss: 0.0, value: 0.0 })

@@ -1,11 +1,11 @@
 //! One training step: forward, loss, backward, update.
 
-use candle_core::{Result, Tensor};
+use candle_core::Result;
 
 use super::optim::{AdamW, Gradients, Optimizer};
 use super::schedule::{Rates, Schedule};
-use crate::kernel::loss::cross_entropy;
 use crate::kernel::{nan_trace, tape};
+use crate::model::family::Loss;
 use crate::nn::params::Params;
 
 /// The parameters of a model under training, with optimizer and schedule.
@@ -59,48 +59,48 @@ impl Trainer {
         Self { params, optimizer, schedule }
     }
 
-    /// One step on the scalar that `loss` computes with the current weights, on this thread. Its graph ends here.
+    /// One step on the loss that `loss` computes with the current weights, on this thread. Its graph ends here.
     ///
     /// # Errors
     /// A loss or a gradient that is not finite: then nothing is updated, and `loss` is computed again to find the
     /// first operation that is not. Whatever `loss` fails with.
-    pub fn step(&mut self, mut loss: impl FnMut() -> Result<Tensor>) -> std::result::Result<Step, StepError> {
-        let (loss, gradients) = self.part(&mut loss)?;
-        self.update(loss, &gradients, 1)
+    pub fn step(&mut self, mut loss: impl FnMut() -> Result<Loss>) -> std::result::Result<Step, StepError> {
+        let (sum, count, gradients) = self.part(&mut loss)?;
+        self.update((sum, count), &gradients)
     }
 
-    /// One step on the mean of the losses of `parts` micro-batches of equal size, computed one after another:
-    /// the memory of one, the update of all.
+    /// One step on the losses of `parts` micro-batches, computed one after another: the memory of one, the update of all.
+    /// Sums and counts are added, so that the update is the mean over everything however it is cut.
     ///
     /// # Errors
     /// As [`Self::step`].
     pub fn accumulate(
         &mut self,
         parts: usize,
-        mut loss: impl FnMut(usize) -> Result<Tensor>,
+        mut loss: impl FnMut(usize) -> Result<Loss>,
     ) -> std::result::Result<Step, StepError> {
-        let (mut sum, mut gradients) = (0.0, Gradients::default());
+        let (mut sum, mut count, mut gradients) = (0.0, 0.0, Gradients::default());
         for part in 0..parts {
-            let (loss, fresh) = self.part(&mut || loss(part))?;
-            sum += loss;
+            let (more, of, fresh) = self.part(&mut || loss(part))?;
+            (sum, count) = (sum + more, count + of);
             gradients.add(fresh)?;
         }
-        self.update(sum, &gradients, parts)
+        self.update((sum, count), &gradients)
     }
 
-    /// Loss and gradients of one micro-batch.
+    /// Sum and count of the loss of one micro-batch, and the gradients of the sum.
     fn part(
         &self,
-        loss: &mut dyn FnMut() -> Result<Tensor>,
-    ) -> std::result::Result<(f64, Gradients), StepError> {
+        loss: &mut dyn FnMut() -> Result<Loss>,
+    ) -> std::result::Result<(f64, f64, Gradients), StepError> {
         let made = self.compute(loss).map_err(|error| match nan_trace::found() {
             Some(what) => self.diverged(what),
             None => error.into(),
         });
-        let (value, gradients) = made?;
+        let (value, count, gradients) = made?;
         let what = if value.is_finite() {
             match gradients.not_finite(&self.params)? {
-                None => return Ok((value, gradients)),
+                None => return Ok((value, count, gradients)),
                 Some(name) => format!("the gradient of {name} is not finite"),
             }
         } else {
@@ -112,29 +112,35 @@ impl Trainer {
         Err(self.diverged(what + &first))
     }
 
-    fn compute(&self, loss: &mut dyn FnMut() -> Result<Tensor>) -> Result<(f64, Gradients)> {
-        let (loss, tape) = tape::record(loss)?;
+    fn compute(&self, loss: &mut dyn FnMut() -> Result<Loss>) -> Result<(f64, f64, Gradients)> {
+        let mut count = 0.0;
+        let (loss, tape) = tape::record(|| {
+            loss().map(|loss| {
+                count = loss.count;
+                loss.sum
+            })
+        })?;
         let value = f64::from(loss.to_scalar::<f32>()?);
         if !value.is_finite() && !nan_trace::is_on() {
-            return Ok((value, Gradients::default()));
+            return Ok((value, count, Gradients::default()));
         }
-        Ok((value, Gradients::take(&self.params, &mut tape.backward(&loss)?)))
+        Ok((value, count, Gradients::take(&self.params, &mut tape.backward(&loss)?)))
     }
 
     fn diverged(&self, what: String) -> StepError {
         StepError::Diverged { step: self.optimizer.updates(), what }
     }
 
+    /// A batch in which nothing counts changes nothing but the number of updates.
     fn update(
         &mut self,
-        sum: f64,
+        (sum, count): (f64, f64),
         gradients: &Gradients,
-        parts: usize,
     ) -> std::result::Result<Step, StepError> {
         let number = self.optimizer.updates();
         let rates = self.schedule.at(number);
-        self.optimizer.update(&self.params, gradients, rates, 1.0 / parts as f64)?;
-        Ok(Step { number, loss: sum / parts as f64, rates })
+        self.optimizer.update(&self.params, gradients, rates, 1.0 / count)?;
+        Ok(Step { number, loss: sum / count, rates })
     }
 
     /// The parameters.
@@ -146,12 +152,4 @@ impl Trainer {
     pub fn optimizer(&self) -> &Optimizer {
         &self.optimizer
     }
-}
-
-/// Mean cross entropy of `logits` [b, classes] with `labels` `[b]` (u32).
-///
-/// # Errors
-/// Labels out of range.
-pub fn classification_loss(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
-    cross_entropy(logits, labels)?.mean_all()
 }

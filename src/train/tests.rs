@@ -6,9 +6,11 @@ use serde_json::json;
 use super::checkpoint::{Checkpoint, CheckpointError, save};
 use super::optim::AdamW;
 use super::schedule::Schedule;
-use super::step::{StepError, Trainer, classification_loss};
+use super::step::{StepError, Trainer};
 use crate::attention::find;
 use crate::attention::knobs::Knobs;
+use crate::model::family::Loss;
+use crate::model::family::classifier::classification_loss;
 use crate::model::preset::Preset;
 use crate::model::{Backbone, Classifier, ModelConfig};
 use crate::nn::dropout::Dropout;
@@ -42,7 +44,7 @@ fn batch(from: u32, rows: usize) -> (Tensor, Tensor) {
     (ids, Tensor::from_vec(labels, rows, &Device::Cpu).unwrap())
 }
 
-fn loss(model: &Classifier, (ids, labels): &(Tensor, Tensor)) -> Result<Tensor> {
+fn loss(model: &Classifier, (ids, labels): &(Tensor, Tensor)) -> Result<Loss> {
     let mask = ids.ne(0u32)?.to_dtype(candle_core::DType::F32)?;
     classification_loss(&model.forward(ids, Some(&mask))?, labels)
 }
@@ -101,7 +103,7 @@ fn a_model_that_shares_parameters_follows_the_training() {
 fn a_loss_that_is_not_finite_stops_before_the_update() {
     let (model, mut trainer) = model("full");
     let before = trainer.params().value("head.fc2.bias").unwrap().to_vec1::<f32>().unwrap();
-    let error = trainer.step(|| loss(&model, &batch(0, 2))? * f64::NAN).unwrap_err();
+    let error = trainer.step(|| Ok(Loss::mean((loss(&model, &batch(0, 2))?.sum * f64::NAN)?))).unwrap_err();
     assert!(matches!(error, StepError::Diverged { step: 0, .. }), "{error}");
     assert_eq!(trainer.params().value("head.fc2.bias").unwrap().to_vec1::<f32>().unwrap(), before);
     assert_eq!(trainer.optimizer().updates(), 0);
@@ -123,8 +125,8 @@ fn what_is_not_finite_first_is_named() {
     var.set(&good).unwrap();
     // a finite loss whose gradient is not
     let wrong = |scale: f64| {
-        let loss = loss(&model, &batch(0, 2))?;
-        Ok((&loss + ((&loss - &loss.detach())? * scale)?.sqrt()?)?) as Result<Tensor>
+        let loss = loss(&model, &batch(0, 2))?.sum;
+        Ok(Loss::mean((&loss + ((&loss - &loss.detach())? * scale)?.sqrt()?)?)) as Result<Loss>
     };
     let error = trainer.step(|| wrong(1.0)).unwrap_err();
     assert!(matches!(error, StepError::Diverged { .. }), "{error}");
@@ -230,7 +232,7 @@ fn dropout_trains_reproducibly_and_is_off_in_evaluation() {
                     trainer.step(|| classification_loss(&logits()?, &labels)).unwrap().loss
                 })
                 .collect();
-            let after = loss(&model, &(ids, labels)).unwrap().to_scalar::<f32>().unwrap();
+            let after = loss(&model, &(ids, labels)).unwrap().sum.to_scalar::<f32>().unwrap();
             (losses, f64::from(after))
         };
         let (dropped, after) = train(0.2, 5);

@@ -5,11 +5,12 @@ use std::fmt::Write;
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
-use super::costs::{Backbone, Costs};
+use super::costs::{Costs, costs};
 use crate::attention::choose::{Choice, choose};
 use crate::attention::{Entry, Growth, Property};
 use crate::config::grid::Models;
 use crate::config::unknown;
+use crate::model::family::{self, About};
 use crate::report::fold::wrap;
 use crate::report::table::Table;
 
@@ -44,7 +45,7 @@ fn length(text: &str) -> Result<usize, String> {
 
 /// Which models are counted.
 struct Scene {
-    preset: Backbone,
+    preset: About,
     task: Option<&'static str>,
     /// As given.
     len: Option<usize>,
@@ -52,27 +53,28 @@ struct Scene {
 
 impl Scene {
     fn of(args: &Mechanisms) -> Result<Self> {
-        let presets = Backbone::all();
-        let names = presets.iter().map(|preset| preset.name());
-        let preset = presets.iter().find(|preset| preset.name() == args.preset);
-        let preset = *preset.with_context(|| unknown("preset", &args.preset, names))?;
+        let families = family::families();
+        let mut presets = family::presets(&families);
+        let names = presets.iter().map(|preset| preset.name);
+        let at = presets.iter().position(|preset| preset.name == args.preset);
+        let preset = presets.swap_remove(at.with_context(|| unknown("preset", &args.preset, names))?);
         let task = match &args.task {
             Some(name) => {
-                let tasks = preset.tasks();
+                let tasks = &preset.tasks;
                 let task = tasks.iter().copied().find(|task| task == name);
                 let Some(task) = task else {
-                    bail!("preset {}: {}", preset.name(), unknown("task", name, tasks.iter().copied()))
+                    bail!("preset {}: {}", preset.name, unknown("task", name, tasks.iter().copied()))
                 };
                 Some(task)
             }
-            None => preset.task_of(args.len),
+            None => families.iter().find_map(|family| (family.usual_task)(preset.name, args.len)),
         };
         Ok(Self { preset, task, len: args.len })
     }
 
     fn costs(&self, choice: &Choice) -> Costs {
         let len = self.len.or(if self.task.is_some() { None } else { Some(4096) });
-        self.preset.costs(choice, self.task, len, true)
+        costs(choice, self.preset.name, self.task, len, true)
     }
 }
 
@@ -142,7 +144,7 @@ fn overview(choices: &[Choice], scene: &Scene) -> Table {
         title: format!(
             "{} mechanisms; parameters, GFLOPs and decoder state of preset {}{task} at length {len}",
             choices.len(),
-            scene.preset.name()
+            scene.preset.name
         ),
         columns: columns.map(str::to_owned).to_vec(),
         numbers: 3,
@@ -182,9 +184,9 @@ fn describe(choice: &Choice, scene: &Scene) -> Value {
         .collect();
     let tasks: Vec<Costs> = scene
         .preset
-        .tasks()
+        .tasks
         .iter()
-        .map(|task| scene.preset.costs(choice, Some(task), scene.len, false))
+        .map(|task| costs(choice, scene.preset.name, Some(task), scene.len, false))
         .collect();
     let mut value = json!({
         "name": entry.name,
@@ -208,7 +210,7 @@ fn describe(choice: &Choice, scene: &Scene) -> Value {
         "equations": entry.equations,
         "deviations": entry.deviations,
         "knobs": knobs,
-        "preset": scene.preset.name(),
+        "preset": scene.preset.name,
     });
     let costs = json!(scene.costs(choice));
     if let (Some(value), Some(costs)) = (value.as_object_mut(), costs.as_object()) {
@@ -238,7 +240,7 @@ fn explain(choice: &Choice, scene: &Scene, width: usize) -> String {
         growth(entry.time),
         growth(entry.memory)
     ));
-    say(&format!("Preset {}: {}", scene.preset.name(), in_words(&scene.costs(choice))));
+    say(&format!("Preset {}: {}", scene.preset.name, in_words(&scene.costs(choice))));
     if !entry.knobs.is_empty() {
         say("");
         say("Knobs:");

@@ -12,6 +12,7 @@ use crate::config::settings::DeviceName;
 use crate::config::units::Bytes;
 use crate::device::Backend;
 use crate::device::machine::Machine;
+use crate::model::family::{self, About};
 use crate::report::table::Table;
 
 /// What to list.
@@ -102,9 +103,8 @@ fn devices() -> List {
 fn presets() -> List {
     let mut list = List { table: Table::default(), json: Vec::new() };
     list.table.columns = ["preset", "backbone", "source", "tasks"].map(str::to_owned).to_vec();
-    for preset in costs::Backbone::all() {
-        let tasks = preset.tasks();
-        let [name, title, description, source] = preset.texts();
+    for preset in family::presets(&family::families()) {
+        let About { name, title, description, source, tasks } = preset;
         list.table.rows.push([name, title, source, &tasks.join(" ")].map(str::to_owned).to_vec());
         list.json.push(json!({
             "name": name,
@@ -203,7 +203,7 @@ mod tests {
         let table5 = suites.iter().find(|suite| suite["name"] == "cos-table5").unwrap();
         assert_eq!((&table5["cells"], &table5["done"]), (&json!(96), &json!(0)));
         assert!(suites.iter().all(|suite| suite["cells"].as_u64() >= Some(2)), "{suites:?}");
-        assert_eq!(parsed("presets --json").len(), costs::Backbone::all().len());
+        assert_eq!(parsed("presets --json").len(), family::presets(&family::families()).len());
         let devices = parsed("devices --json");
         assert_eq!((&devices[0]["name"], &devices[0]["usable"]), (&json!("cpu"), &json!(true)));
         assert!(devices.iter().any(|device| device["name"] == "metal"));

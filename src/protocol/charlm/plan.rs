@@ -6,14 +6,16 @@ use serde::{Deserialize, Serialize};
 
 use super::eval::Evaluation;
 use super::recipe::{self, EVERY, LAST_LEN, Phase, phases};
+use crate::attention::choose::Choice;
 use crate::config::grid::{Batches, Lengths, Seeds, Words};
 use crate::config::settings::Settings;
 use crate::data::corpus::Corpus;
 use crate::data::{self, DataError, Reading, Symbols};
+use crate::model::family::{Asked, Resolved, SpecError, character_lm};
+use crate::model::lm::LmConfig;
 use crate::protocol::Task;
 use crate::protocol::grid::{Defaults, Grid, Pick, PlanError};
-use crate::protocol::stage::{Spec, settle};
-use crate::protocol::subject::Subject;
+use crate::protocol::model_spec::{ModelSpec, settle};
 use crate::protocol::training::{Job, Place, Shown};
 use crate::record::Pass;
 use crate::run::plan::Cell;
@@ -24,7 +26,7 @@ pub struct Request {
     /// Corpus.
     pub corpus: String,
     /// The model; length and batch are those of the first phase.
-    pub spec: Spec,
+    pub spec: ModelSpec,
     /// The phases, one after another.
     pub phases: Vec<Phase>,
     /// Micro-batches per update.
@@ -99,6 +101,16 @@ pub fn names() -> String {
     data::corpora().iter().map(|(set, _)| set.name).collect::<Vec<_>>().join(", ")
 }
 
+/// The model of `spec` over `vocab` symbols, for segments behind as many cached positions.
+///
+/// # Errors
+/// Unknown names, impossible sizes, a mechanism that cannot do this.
+pub fn model(spec: &ModelSpec, choice: &Choice, vocab: usize) -> Result<LmConfig, SpecError> {
+    let config = character_lm::config(&Asked { vocab: Some(vocab), ..spec.asked(choice) })?;
+    config.validate()?;
+    Ok(config)
+}
+
 /// The training runs of `grid`, by corpus, mechanism and seed.
 ///
 /// # Errors
@@ -132,8 +144,8 @@ fn cell(
     let settings = &pick.settings;
     let phases = planned(settings, corpus, options)?;
     let first = phases[0];
-    let spec = Spec::new(pick, first.len, first.batch, Pass::Train, seed)?;
-    let (config, reason) = settle(pick, spec.language(symbols.vocabulary, (first.len, first.len)))?;
+    let spec = ModelSpec::new(pick, first.len, first.batch, Pass::Train, seed)?;
+    let (config, reason) = settle(pick, |choice| model(&spec, choice, symbols.vocabulary))?;
     let accumulate = options.accumulate.unwrap_or(1);
     if let Some(phase) = phases.iter().find(|phase| !phase.batch.is_multiple_of(accumulate)) {
         return Err(PlanError(format!(
@@ -144,15 +156,15 @@ fn cell(
     let last = phases.last().map_or(first.len, |phase| phase.len);
     let cached = config.as_ref().is_some_and(|config| config.mem > 0);
     let evaluation = evaluation(last, options.overlap || !cached, cached);
-    let subject = config.clone().map(|config| Subject::Language(Box::new(config)));
-    let mut row = spec.row("charlm", threads, subject.as_ref());
+    let resolved = config.as_ref().map(|config| config as &dyn Resolved);
+    let mut row = spec.row("charlm", threads, resolved);
     row.task = Some(corpus.to_owned());
     row.suite = grid.suite.as_ref().map(|suite| suite.name.clone());
     row.published = pick.published_for("bpc", corpus);
     (row.metric, row.unit) = (evaluation.metric().to_owned(), "bit".to_owned());
     let every = options.every.unwrap_or_else(|| EVERY.min(first.steps.div_ceil(10)).max(1));
     let flops = |phase: &Phase| {
-        let forward = config.as_ref().map_or(0, |config| config.flops(phase.len as usize, config.mem));
+        let forward = resolved.map_or(0, |model| model.flops(phase.len as usize));
         3.0 * forward as f64 * (phase.batch * phase.steps) as f64
     };
     let seconds = phases.iter().map(flops).sum::<f64>() / (3e10 * threads as f64);

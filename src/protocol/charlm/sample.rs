@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 use candle_core::{Device, Tensor};
 use serde::{Deserialize, Serialize};
 
-use super::plan::Request;
+use super::plan::{Request, model};
 use crate::device::rng::Stream;
 use crate::model::lm::{Cache, LanguageModel};
 use crate::train::checkpoint::Checkpoint;
@@ -52,8 +52,8 @@ pub fn sample(
         format!("{} holds no language model; name a checkpoint of effattn charlm", checkpoint.display())
     })?;
     let phase = description.request.phases.get(description.phase).context("the checkpoint has no phase")?;
-    let sizes = (phase.len, phase.len);
-    let config = description.request.spec.language(description.vocab, sizes)?;
+    let spec = &description.request.spec;
+    let config = model(spec, &spec.choice()?, description.vocab)?.at(phase.len as usize, phase.len as usize);
     let net = LanguageModel::new(&config, &stored.builder(&Device::Cpu, false)?)?;
     drop(stored);
     let known = |byte: u8| description.alphabet.iter().position(|&known| known == byte);

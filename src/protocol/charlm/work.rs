@@ -3,7 +3,7 @@
 use candle_core::{Result as Candle, Tensor};
 use serde_json::Value as Json;
 
-use super::plan::{Request, fraction, load};
+use super::plan::{Request, fraction, load, model};
 use super::recipe::{Phase, optimizer};
 use super::reference::witten_bell;
 use super::sample::Description;
@@ -12,8 +12,9 @@ use crate::config::settings::DeviceName;
 use crate::data::corpus::Corpus;
 use crate::device::{Backend, alloc};
 use crate::model::evaluate;
-use crate::model::lm::{Cache, LanguageModel, next_symbol_loss, released_loss};
-use crate::nn::dropout::Dropout;
+use crate::model::family::Loss;
+use crate::model::lm::{Cache, LanguageModel, LmConfig, next_symbol_loss, released_loss};
+use crate::nn::dropout::Noise;
 use crate::nn::params::Builder;
 use crate::protocol::training::work::{candle, choose_kernels, drive, failed, report, restore};
 use crate::protocol::training::{Answer, Done, Measure, Place};
@@ -41,12 +42,15 @@ fn train(link: &Link, request: &Request, place: &Place) -> Result<Done, Ending> 
     choose_kernels(&request.spec, place);
     let corpus = load(&request.corpus, &place.data, request.allow_partial).map_err(|error| failed(&error))?;
     place.same(&request.corpus, &corpus.hash)?;
-    let backend = Backend::open(request.spec.device).map_err(|error| failed(&error))?;
+    let spec = &request.spec;
+    let config = spec.choice().and_then(|choice| model(spec, &choice, corpus.vocabulary));
+    let config = config.map_err(|error| failed(&error))?;
+    let backend = Backend::open(spec.device).map_err(|error| failed(&error))?;
     let baseline = alloc::live();
     let (mut curve, mut before) = (Vec::new(), 0);
     let mut selected = None;
     for index in 0..request.phases.len() {
-        let run = Run { request, place, corpus: &corpus, backend: &backend, index };
+        let run = Run { request, place, corpus: &corpus, backend: &backend, config: &config, index };
         let state = run.phase(link, (&curve, before))?;
         let shift = |point: &Point| Point { step: before + point.step, ..*point };
         selected = state.best_point().map(shift);
@@ -55,7 +59,8 @@ fn train(link: &Link, request: &Request, place: &Place) -> Result<Done, Ending> 
     }
     let peak = alloc::peak().saturating_sub(baseline) as u64;
     let selected = selected.ok_or_else(|| failed(&"nothing was evaluated"))?;
-    let last = Run { request, place, corpus: &corpus, backend: &backend, index: request.phases.len() - 1 };
+    let index = request.phases.len() - 1;
+    let last = Run { request, place, corpus: &corpus, backend: &backend, config: &config, index };
     let peak = (request.spec.device == DeviceName::Cpu).then_some(peak);
     last.test(link, selected, peak)
 }
@@ -66,6 +71,7 @@ struct Run<'a> {
     place: &'a Place,
     corpus: &'a Corpus,
     backend: &'a Backend,
+    config: &'a LmConfig,
     index: usize,
 }
 
@@ -85,8 +91,7 @@ impl Run<'_> {
     }
 
     fn model(&self, builder: &Builder, (block, mem): (u64, u64)) -> Result<LanguageModel, Ending> {
-        let config = self.request.spec.language(self.corpus.vocabulary, (block, mem));
-        LanguageModel::new(&config.map_err(|error| failed(&error))?, builder).map_err(candle)
+        LanguageModel::new(&self.config.at(block as usize, mem as usize), builder).map_err(candle)
     }
 
     /// Trains this phase, or what is left of it.
@@ -166,12 +171,10 @@ impl Run<'_> {
             Ok(Cache::of(moved.collect::<Candle<_>>()?))
         });
         let caches = caches.collect::<Candle<Vec<_>>>().map_err(candle)?;
-        let seed = request.spec.seed.wrapping_add(self.index as u64);
-        let rate = net.config().backbone.dropout;
-        let dropout = if rate == 0.0 { Dropout::NONE } else { Dropout::new(rate, seed) };
+        let noise = Noise::new(request.spec.seed.wrapping_add(self.index as u64));
         let validation = self.part(validation.clone());
         let next = caches.iter().map(|_| None).collect();
-        Ok(Task { net, streams, caches, next, dropout, validation, block: phase.len as usize })
+        Ok(Task { net, streams, caches, next, noise, validation, block: phase.len as usize })
     }
 
     /// Ids of a part of the corpus, up to the limit.
@@ -228,7 +231,7 @@ struct Task<'a> {
     caches: Vec<Cache>,
     /// Those behind it, with its number: a step that is computed again starts from the same cache.
     next: Vec<Option<(u64, Cache)>>,
-    dropout: Dropout,
+    noise: Noise,
     validation: Vec<u32>,
     block: usize,
 }
@@ -239,11 +242,10 @@ impl Learner for Task<'_> {
     }
 
     /// The last symbol of a segment has no target but is counted, as in the released code.
-    fn loss(&mut self, step: u64, part: usize) -> Candle<Tensor> {
+    fn loss(&mut self, step: u64, part: usize) -> Candle<Loss> {
         let rows = self.streams.count() / self.caches.len();
         let ids = self.streams.at(step, part * rows..(part + 1) * rows, self.net.device())?;
-        let dropout =
-            if self.dropout.is_none() { self.dropout } else { self.dropout.branch(step).branch(part as u64) };
+        let dropout = self.noise.branch(step).branch(part as u64).at(self.net.config().backbone.dropout);
         if let Some((_, cache)) = self.next[part].take_if(|(made, _)| *made != step) {
             self.caches[part] = cache;
         }
@@ -251,7 +253,7 @@ impl Learner for Task<'_> {
         self.next[part] = Some((step, next));
         let n = ids.dim(1)?;
         let targets = Tensor::cat(&[ids.narrow(1, 1, n - 1)?, ids.narrow(1, 0, 1)?], 1)?.contiguous()?;
-        released_loss(&next_symbol_loss(&logits, &targets)?)
+        Ok(Loss::mean(released_loss(&next_symbol_loss(&logits, &targets)?)?))
     }
 
     fn evaluate(&mut self, _: u64) -> Candle<Score> {

@@ -9,6 +9,7 @@ use super::whole::{Checked, Computed, entry, knobs, size, weights};
 use crate::kernel::block::Residual;
 use crate::model::Backbone;
 use crate::model::evaluate::{bits_per_symbol, nats, overlap, single, stream};
+use crate::model::family::Loss;
 use crate::model::lm::{Cache, LanguageModel, LmConfig, LmForm, Start, next_symbol_loss, released_loss};
 
 /// What the specification fixes for every language model of mechanisms that have these knobs.
@@ -98,12 +99,12 @@ pub(super) struct Stream<'a> {
 
 impl Stream<'_> {
     /// The loss of segment `number`, behind what the segments before have cached.
-    pub fn loss(&mut self, number: usize) -> Result<Tensor> {
+    pub fn loss(&mut self, number: usize) -> Result<Loss> {
         let (inputs, targets) = segment(self.ids, number, self.block, self.model.device())?;
         let (logits, next) = self.model.forward(&inputs, &self.cache)?;
         self.cache = next;
         let nll = next_symbol_loss(&logits, &targets)?;
-        if self.released { released_loss(&nll) } else { nll.mean_all() }
+        Ok(Loss::mean(if self.released { released_loss(&nll)? } else { nll.mean_all()? }))
     }
 }
 

@@ -7,10 +7,12 @@ use super::language::Stream;
 use super::whole::{Checked, Computed, weights};
 use super::{Golden, classifier, language};
 use crate::model::Classifier;
+use crate::model::family::Loss;
+use crate::model::family::classifier::classification_loss;
 use crate::model::lm::LanguageModel;
 use crate::train::optim::AdamW;
 use crate::train::schedule::Schedule;
-use crate::train::step::{Step, Trainer, classification_loss};
+use crate::train::step::{Step, Trainer};
 
 /// What `config.optimizer` says.
 struct Plan {
@@ -96,7 +98,7 @@ fn follow(
     golden: &Golden,
     plan: &Plan,
     mut trainer: Trainer,
-    mut loss: impl FnMut(usize) -> Result<Tensor>,
+    mut loss: impl FnMut(usize) -> Result<Loss>,
 ) -> Result<Computed> {
     let mut computed = Computed::default();
     computed.count(trainer.params());

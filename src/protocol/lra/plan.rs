@@ -4,14 +4,15 @@ use serde::{Deserialize, Serialize};
 
 use super::recipe::{self, Recipe};
 use super::tasks::Reading;
+use crate::attention::choose::Choice;
 use crate::config::grid::{Batches, Lengths, Seeds, Words};
 use crate::config::settings::Settings;
 use crate::data;
-use crate::model::ModelConfig;
+use crate::model::batch::InputKind;
+use crate::model::family::{self, Asked, Examples, Resolved, Sizes, SpecError, classifier, pair};
 use crate::protocol::Task;
 use crate::protocol::grid::{Defaults, Grid, Pick, PlanError};
-use crate::protocol::stage::{Sizes, Spec, settle};
-use crate::protocol::subject::Subject;
+use crate::protocol::model_spec::{ModelSpec, settle};
 use crate::protocol::training::{Job, Place, Shown};
 use crate::record::{Pass, Published};
 use crate::run::plan::Cell;
@@ -22,7 +23,7 @@ pub struct Request {
     /// Task.
     pub task: String,
     /// The model; its length is the number of positions.
-    pub spec: Spec,
+    pub spec: ModelSpec,
     /// Tokens of a document that are kept.
     pub keep: u64,
     /// Optimizer steps.
@@ -67,6 +68,21 @@ pub fn defaults(quick: bool) -> Defaults {
     Defaults { protocol: "lra", settings, models: "ls" }
 }
 
+/// The model of `spec` for `task`.
+///
+/// # Errors
+/// Unknown names, impossible sizes, a mechanism that cannot do this, a preset without this task.
+pub fn model(spec: &ModelSpec, choice: &Choice, task: &str) -> Result<Box<dyn Resolved>, SpecError> {
+    let families = [&classifier::FAMILY, &pair::FAMILY];
+    let examples = data::task(task).ok().map(|(set, examples)| Examples {
+        input: if set.kind.documents() == 2 { InputKind::Pairs } else { InputKind::Tokens },
+        vocab: examples.vocabulary,
+        classes: examples.classes,
+        len: examples.len,
+    });
+    family::resolve(&families, &Asked { task: Some(task), examples, ..spec.asked(choice) })
+}
+
 /// The training runs of `grid`, by task, mechanism and seed.
 ///
 /// # Errors
@@ -94,7 +110,7 @@ pub fn cells(
             let batch = one(pick.settings.batch.as_ref().map(|Batches(list)| list), recipe.batch)?;
             let seeds = pick.settings.seeds.clone().unwrap_or(Seeds(vec![recipe.seed]));
             for seed in seeds.0 {
-                let spec = Spec::new(pick, len, batch, Pass::Train, seed)?;
+                let spec = ModelSpec::new(pick, len, batch, Pass::Train, seed)?;
                 cells.push(cell(grid, pick, (task, &recipe), spec, options, threads)?);
             }
         }
@@ -106,22 +122,20 @@ fn cell(
     grid: &Grid,
     pick: &Pick,
     (task, recipe): (&str, &Recipe),
-    spec: Spec,
+    spec: ModelSpec,
     options: Options,
     threads: usize,
 ) -> Result<(Cell, Option<Request>), PlanError> {
-    let (config, reason) = settle(pick, spec.config_for(Some(task)))?;
+    let (resolved, reason) = settle(pick, |choice| model(&spec, choice, task))?;
     let settings = &pick.settings;
     let steps = settings.steps.unwrap_or(recipe.steps).max(1);
     let rate = options.rate.unwrap_or(if options.quick { QUICK.2 } else { recipe.rate });
-    let subject = config.clone().map(|config| Subject::Classifier(Box::new(config)));
-    let mut row = spec.row("lra", threads, subject.as_ref());
+    let mut row = spec.row("lra", threads, resolved.as_deref());
     (row.metric, row.unit) = ("accuracy".to_owned(), "%".to_owned());
     row.task = Some(task.to_owned());
     row.suite = grid.suite.as_ref().map(|suite| suite.name.clone());
     row.published = published(pick, task, &spec);
-    let seconds =
-        config.as_ref().map_or(0.0, |config| work(&spec, config, recipe, steps) / (RATE * threads as f64));
+    let seconds = row.flops.map_or(0.0, |flops| work(&spec, flops, recipe, steps) / (RATE * threads as f64));
     let key = format!("{task} {} {} s{}", spec.model, spec.preset, spec.seed);
     let request = reason.is_none().then(|| Request {
         task: task.to_owned(),
@@ -139,7 +153,7 @@ fn cell(
 }
 
 /// What the suite printed; for a plain command what Table 1 or Table 4 has for this mechanism.
-fn published(pick: &Pick, task: &str, spec: &Spec) -> Option<Published> {
+fn published(pick: &Pick, task: &str, spec: &ModelSpec) -> Option<Published> {
     if let Some(value) = pick.published_for("accuracy", task) {
         return Some(value);
     }
@@ -147,18 +161,17 @@ fn published(pick: &Pick, task: &str, spec: &Spec) -> Option<Published> {
     crate::protocol::grid::published_elsewhere(suite, &spec.model, task)
 }
 
-/// Multiply-adds of the whole run: steps of three forwards, and one forward per evaluated example.
-fn work(spec: &Spec, config: &ModelConfig, recipe: &Recipe, steps: u64) -> f64 {
-    let forward = config.flops(spec.len as usize) as f64 * spec.batch as f64;
+/// Multiply-adds of the whole run, `flops` per example: steps of three forwards, and one forward per evaluated example.
+fn work(spec: &ModelSpec, flops: u64, recipe: &Recipe, steps: u64) -> f64 {
+    let forward = flops as f64 * spec.batch as f64;
     let evaluations = steps.div_ceil(recipe.every_of(steps)) as f64 * recipe.batches.unwrap_or(62) as f64;
     steps as f64 * 3.0 * forward + evaluations * forward
 }
 
-/// Predicted seconds of `request` on a machine that was seen to make `rate` multiply-adds per second.
-pub fn priced(request: &Request, rate: f64) -> Option<f64> {
+/// Predicted seconds of `request`, `flops` per example, on a machine that was seen to make `rate` multiply-adds per second.
+pub fn priced(request: &Request, flops: u64, rate: f64) -> Option<f64> {
     let recipe = recipe::find(&request.spec.preset, &request.task).ok()?;
-    let config = request.spec.config_for(Some(&request.task)).ok()?;
-    Some(work(&request.spec, &config, &recipe, request.steps) / rate)
+    Some(work(&request.spec, flops, &recipe, request.steps) / rate)
 }
 
 /// Share of the protocol that `request` runs: steps times batch, length and data, each at most whole. None where another

@@ -6,6 +6,8 @@ use crate::data::{self, DataError, Dataset, Split};
 use candle_core::{Device, Result, Tensor};
 use rayon::prelude::*;
 
+use crate::model::batch::{Batch, Input, Tokens};
+
 pub use crate::data::Reading;
 
 /// The data of `task` in `dir`, or generated where they are made by this program and lie nowhere.
@@ -22,16 +24,6 @@ pub fn names() -> String {
     data::tasks().iter().map(|(set, _)| set.name).collect::<Vec<_>>().join(", ")
 }
 
-/// A batch on the device.
-pub struct Batch {
-    /// First (or only) document: ids [b, n] and mask [b, n].
-    pub first: (Tensor, Tensor),
-    /// Second document of a pair.
-    pub second: Option<(Tensor, Tensor)>,
-    /// Classes `[b]`.
-    pub labels: Tensor,
-}
-
 /// Examples `indices` of `split`, cut to `keep` tokens and padded with zeros to `len`.
 ///
 /// # Errors
@@ -44,7 +36,7 @@ pub fn batch(
 ) -> Result<Batch> {
     let examples: Vec<_> =
         indices.par_iter().map(|&index| data.example(split, index, keep.min(len))).collect();
-    let pack = |documents: Vec<&[u32]>| -> Result<(Tensor, Tensor)> {
+    let pack = |documents: Vec<&[u32]>| -> Result<Tokens> {
         let (mut ids, mut mask) =
             (Vec::with_capacity(documents.len() * len), Vec::with_capacity(documents.len() * len));
         for document in &documents {
@@ -54,14 +46,18 @@ pub fn batch(
             mask.extend(ids[ids.len() - len..].iter().map(|&id| if id == 0 { 0f32 } else { 1.0 }));
         }
         let shape = (documents.len(), len);
-        Ok((Tensor::from_vec(ids, shape, device)?, Tensor::from_vec(mask, shape, device)?))
+        let mask = Some(Tensor::from_vec(mask, shape, device)?);
+        Ok(Tokens { ids: Tensor::from_vec(ids, shape, device)?, mask })
     };
     let first = pack(examples.iter().map(|example| example.tokens.as_slice()).collect())?;
     let seconds: Option<Vec<&[u32]>> = examples.iter().map(|example| example.second.as_deref()).collect();
-    let second = seconds.map(pack).transpose()?;
+    let input = match seconds {
+        Some(seconds) => Input::Pairs(first, pack(seconds)?),
+        None => Input::Tokens(first),
+    };
     let labels: Vec<u32> = examples.iter().map(|example| example.label).collect();
     let labels = Tensor::new(labels, device)?;
-    Ok(Batch { first, second, labels })
+    Ok(Batch { input, labels })
 }
 
 #[cfg(test)]
@@ -90,11 +86,11 @@ mod tests {
     #[test]
     fn documents_are_cut_and_padded() {
         let batch = batch(&Toy, (Split::Train, &[0, 2]), (3, 5), &Device::Cpu).unwrap();
-        assert_eq!(batch.first.0.to_vec2::<u32>().unwrap(), [[5, 6, 0, 0, 0], [5, 6, 7, 0, 0]]);
-        let mask = [[1.0, 1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0, 0.0]];
-        assert_eq!(batch.first.1.to_vec2::<f32>().unwrap(), mask);
+        let Tokens { ids, mask } = batch.tokens().unwrap();
+        assert_eq!(ids.to_vec2::<u32>().unwrap(), [[5, 6, 0, 0, 0], [5, 6, 7, 0, 0]]);
+        let kept = [[1.0, 1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0, 0.0]];
+        assert_eq!(mask.as_ref().unwrap().to_vec2::<f32>().unwrap(), kept);
         assert_eq!(batch.labels.to_vec1::<u32>().unwrap(), [0, 2]);
-        assert!(batch.second.is_none());
     }
 
     #[test]

@@ -1,17 +1,16 @@
 //! The worker's side: trains one model and tells how it goes.
 
-use candle_core::{Result as Candle, Tensor};
+use candle_core::Result as Candle;
 
-use super::plan::{Request, fraction};
+use super::plan::{Request, fraction, model};
 use super::recipe::{self, Recipe};
-use super::tasks::{self, Batch};
+use super::tasks;
 use crate::data::select::{Change, Limited, Perturbed};
 use crate::data::{self, Dataset, Split};
 use crate::device::{Backend, alloc};
-use crate::kernel::loss::cross_entropy;
-use crate::model::pair::{Document, Pair};
-use crate::model::{Classifier, ModelConfig};
-use crate::nn::dropout::Dropout;
+use crate::model::batch::Batch;
+use crate::model::family::{Loss, Net, Resolved};
+use crate::nn::dropout::Noise;
 use crate::nn::params::Builder;
 use crate::protocol::training::work::{candle, choose_kernels, drive, failed, report, restore};
 use crate::protocol::training::{Answer, Done, Measure, Place};
@@ -21,40 +20,7 @@ use crate::run::worker::Link;
 use crate::train::checkpoint::Checkpoint;
 use crate::train::order::Order;
 use crate::train::session::{Course, Files, Learner, Point, Score, State};
-use crate::train::step::{Trainer, classification_loss};
-
-/// One or two documents to classes.
-enum Net {
-    Single(Classifier),
-    Pair(Pair),
-}
-
-impl Net {
-    fn new(config: &ModelConfig, builder: &Builder) -> Candle<Self> {
-        Ok(if config.towers == 2 {
-            Self::Pair(Pair::new(config, builder)?)
-        } else {
-            Self::Single(Classifier::new(config, builder)?)
-        })
-    }
-
-    fn forward(&self, batch: &Batch, dropout: Dropout) -> Candle<Tensor> {
-        match (self, &batch.second) {
-            (Self::Pair(pair), Some(second)) => {
-                let document = |(ids, mask): &'_ (Tensor, Tensor)| (ids.clone(), mask.clone());
-                let (first, second) = (document(&batch.first), document(second));
-                let first = Document { ids: &first.0, mask: Some(&first.1) };
-                pair.forward_train(first, Document { ids: &second.0, mask: Some(&second.1) }, dropout)
-            }
-            (Self::Single(single), None) => {
-                single.forward_train(&batch.first.0, Some(&batch.first.1), dropout)
-            }
-            _ => candle_core::bail!(
-                "the data do not fit the model: one document for two towers, or two for one"
-            ),
-        }
-    }
-}
+use crate::train::step::Trainer;
 
 /// How documents become a batch, and where it is computed.
 #[derive(Clone, Copy)]
@@ -72,32 +38,31 @@ impl Reader<'_> {
     /// Mean over the batches of loss and of accuracy, and how many examples that was.
     fn score(
         &self,
-        (net, data, split): (&Net, &dyn Dataset, Split),
+        (net, data, split): (&mut dyn Net, &dyn Dataset, Split),
         batches: impl Iterator<Item = Vec<usize>>,
     ) -> Candle<(Score, u64)> {
-        let (mut loss, mut right, mut count, mut examples) = (0.0, 0.0, 0u64, 0u64);
+        let (mut sums, mut examples) = ([(0.0, 0.0); 2], 0u64);
         for indices in batches {
-            let batch = self.batch(data, split, &indices)?;
-            let logits = net.forward(&batch, Dropout::NONE)?.detach();
-            let chosen = logits.argmax(candle_core::D::Minus1)?;
-            let hits = chosen.eq(&batch.labels)?.to_dtype(candle_core::DType::F32)?.mean_all()?;
-            right += f64::from(hits.to_scalar::<f32>()?);
-            loss += f64::from(cross_entropy(&logits, &batch.labels)?.mean_all()?.to_scalar::<f32>()?);
-            (count, examples) = (count + 1, examples + indices.len() as u64);
+            let metrics = net.metrics(&self.batch(data, split, &indices)?)?;
+            for (sum, name) in sums.iter_mut().zip(["loss", "accuracy"]) {
+                for metric in metrics.iter().filter(|metric| metric.name == name) {
+                    *sum = (sum.0 + metric.sum, sum.1 + metric.count);
+                }
+            }
+            examples += indices.len() as u64;
         }
-        let mean = |sum: f64| sum / count.max(1) as f64;
-        Ok((Score { loss: mean(loss), value: 100.0 * mean(right) }, examples))
+        let [loss, right] = sums.map(|(sum, count)| sum / f64::max(count, 1.0));
+        Ok((Score { loss, value: 100.0 * right }, examples))
     }
 }
 
 /// Data and model of a run.
 struct Task<'a> {
-    request: &'a Request,
     recipe: Recipe,
     data: &'a dyn Dataset,
-    net: Net,
+    net: Box<dyn Net>,
     reader: Reader<'a>,
-    dropout: f64,
+    noise: Noise,
     train: Order,
     memo: Option<(u64, Vec<usize>)>,
     validation: Order,
@@ -105,14 +70,10 @@ struct Task<'a> {
 }
 
 impl Learner for Task<'_> {
-    fn loss(&mut self, step: u64, _: usize) -> Candle<Tensor> {
+    fn loss(&mut self, step: u64, _: usize) -> Candle<Loss> {
         let indices = self.train.batch(step, &mut self.memo);
         let batch = self.reader.batch(self.data, Split::Train, &indices)?;
-        let dropout = match self.dropout {
-            0.0 => Dropout::NONE,
-            rate => Dropout::new(rate, self.request.spec.seed).branch(step),
-        };
-        classification_loss(&self.net.forward(&batch, dropout)?, &batch.labels)
+        self.net.loss(&batch, self.noise.branch(step))
     }
 
     fn evaluate(&mut self, number: u64) -> Candle<Score> {
@@ -122,7 +83,7 @@ impl Learner for Task<'_> {
             None => (0, order.per_epoch()),
         };
         let batches = (first..first + count).map(|index| order.batch(index, &mut memo));
-        let score = self.reader.score((&self.net, self.data, Split::Validation), batches);
+        let score = self.reader.score((self.net.as_mut(), self.data, Split::Validation), batches);
         self.validation_memo = memo;
         Ok(score?.0)
     }
@@ -135,7 +96,7 @@ impl Learner for Task<'_> {
 pub fn work(link: &Link, request: &Request, place: &Place) -> anyhow::Result<()> {
     let result = Experiment::open(request, place).and_then(|experiment| {
         let trained = experiment.train(link, place)?;
-        experiment.done(&trained)
+        experiment.done(trained)
     });
     report(link, result)
 }
@@ -145,11 +106,12 @@ pub struct Experiment<'a> {
     request: &'a Request,
     data: Box<dyn Dataset>,
     backend: Backend,
+    model: Box<dyn Resolved>,
 }
 
 /// Weights that were selected.
 pub struct Trained {
-    net: Net,
+    net: Box<dyn Net>,
     /// The evaluation they were selected by.
     pub selected: Point,
     peak_bytes: Option<u64>,
@@ -161,12 +123,14 @@ impl<'a> Experiment<'a> {
     /// # Errors
     /// How the cell ended instead.
     pub fn open(request: &'a Request, place: &Place) -> Result<Self, Ending> {
+        let model = request.spec.choice().and_then(|choice| model(&request.spec, &choice, &request.task));
+        let model = model.map_err(|error| failed(&error))?;
         choose_kernels(&request.spec, place);
         let data =
             tasks::load(&request.task, &place.data, request.reading).map_err(|error| failed(&error))?;
         place.same(&request.task, data.hash())?;
         let backend = Backend::open(request.spec.device).map_err(|error| failed(&error))?;
-        Ok(Self { request, data, backend })
+        Ok(Self { request, data, backend, model })
     }
 
     /// Trains, or goes on training, in the folder of the cell.
@@ -180,8 +144,7 @@ impl<'a> Experiment<'a> {
         let limited = Limited::new(self.data.as_ref(), limit(request));
         let model = serde_json::to_value(request).map_err(|error| failed(&error))?;
         let restored = restore(&files, &model)?;
-        let (mut task, mut trainer, mut state) =
-            open(request, &limited, &self.backend, (&files, restored.as_ref()))?;
+        let (mut task, mut trainer, mut state) = open(self, &limited, (&files, restored.as_ref()))?;
         drop(restored);
         let started = Answer::Started { step: trainer.optimizer().updates(), curve: state.curve.clone() };
         link.send(&started).map_err(|error| failed(&error))?;
@@ -218,8 +181,7 @@ impl<'a> Experiment<'a> {
         let weights =
             if recipe.select { Checkpoint::load(&files.best).map_err(|error| failed(&error))? } else { last };
         let builder = weights.builder(self.backend.device(), false).map_err(candle)?;
-        let config = request.spec.config_for(Some(&request.task)).map_err(|error| failed(&error))?;
-        let net = Net::new(&config, &builder).map_err(candle)?;
+        let net = self.model.build(&builder).map_err(candle)?;
         Ok(Trained { net, selected, peak_bytes: None })
     }
 
@@ -227,7 +189,11 @@ impl<'a> Experiment<'a> {
     ///
     /// # Errors
     /// How the cell ended instead.
-    pub fn test(&self, trained: &Trained, change: Option<(Change, &[u8])>) -> Result<(Score, u64), Ending> {
+    pub fn test(
+        &self,
+        trained: &mut Trained,
+        change: Option<(Change, &[u8])>,
+    ) -> Result<(Score, u64), Ending> {
         let request = self.request;
         let limited = Limited::new(self.data.as_ref(), limit(request));
         let perturbed = change.map(|(change, characters)| Perturbed { data: &limited, change, characters });
@@ -238,7 +204,9 @@ impl<'a> Experiment<'a> {
         let count = data.len(Split::Test);
         let batch = (request.spec.batch as usize).clamp(1, count.max(1));
         let batches = (0..count / batch).map(|index| (index * batch..(index + 1) * batch).collect());
-        reader(request, &self.backend).score((&trained.net, data, Split::Test), batches).map_err(candle)
+        reader(request, &self.backend)
+            .score((trained.net.as_mut(), data, Split::Test), batches)
+            .map_err(candle)
     }
 
     /// Share of the protocol that was run.
@@ -249,8 +217,8 @@ impl<'a> Experiment<'a> {
         fraction(request, (used as f64 / examples.train as f64).min(1.0))
     }
 
-    fn done(&self, trained: &Trained) -> Result<Done, Ending> {
-        let (test, tested) = self.test(trained, None)?;
+    fn done(&self, mut trained: Trained) -> Result<Done, Ending> {
+        let (test, tested) = self.test(&mut trained, None)?;
         let selected = &trained.selected;
         let measures = vec![
             Measure::new("accuracy", "%", test.value),
@@ -277,20 +245,19 @@ fn reader<'a>(request: &Request, backend: &'a Backend) -> Reader<'a> {
 
 /// Data, model and optimizer, from the beginning or from a checkpoint.
 fn open<'a>(
-    request: &'a Request,
+    experiment: &'a Experiment,
     data: &'a dyn Dataset,
-    backend: &'a Backend,
     (files, restored): (&Files, Option<&Checkpoint>),
 ) -> Result<(Task<'a>, Trainer, State), Ending> {
+    let Experiment { request, backend, model, .. } = experiment;
     let spec = &request.spec;
     let recipe = recipe::find(&spec.preset, &request.task).map_err(|error| failed(&error))?;
-    let config = spec.config_for(Some(&request.task)).map_err(|error| failed(&error))?;
     let (optimizer, schedule) = recipe.training(request.steps, request.rate);
     let builder = match restored {
         Some(checkpoint) => checkpoint.builder(backend.device(), true).map_err(candle)?,
         None => Builder::seeded(spec.seed, backend.device(), true),
     };
-    let net = Net::new(&config, &builder).map_err(candle)?;
+    let net = model.build(&builder).map_err(candle)?;
     let params = builder.finish();
     let (trainer, state) = match restored {
         Some(checkpoint) => {
@@ -308,12 +275,11 @@ fn open<'a>(
         })
     };
     let task = Task {
-        request,
         recipe,
         data,
         net,
         reader: reader(request, backend),
-        dropout: config.backbone.dropout,
+        noise: Noise::new(spec.seed),
         train: order(Split::Train, spec.seed)?,
         memo: None,
         validation: order(Split::Validation, spec.seed ^ 0x5eed_da7a)?,

@@ -9,7 +9,7 @@ use super::turns::{self, Bench, Started, Turned};
 use super::work::{Answer, Turn};
 use crate::config::units::Bytes;
 use crate::protocol::Task;
-use crate::protocol::stage::Spec;
+use crate::protocol::model_spec::ModelSpec;
 use crate::record::{Outcome, Row};
 use crate::run::outcome::Ending;
 use crate::run::plan::{Cell, Plan};
@@ -269,9 +269,10 @@ pub fn probe(
     stop: &Stop,
 ) -> Result<Option<f64>, RunError> {
     let len = len.min(request.spec.len);
-    let spec = Spec { len, batch: 1, ..request.spec.clone() };
-    let Ok(config) = spec.subject() else { return Ok(None) };
-    let flops = spec.step_flops(&config);
+    let spec = ModelSpec { len, batch: 1, ..request.spec.clone() };
+    let resolved = spec.choice().and_then(|choice| spec.measured(&choice));
+    let Ok(resolved) = resolved else { return Ok(None) };
+    let flops = spec.step_flops(resolved.flops(len as usize));
     let request = Request { spec, warmup: 1, max_time: 0.1, timeout: 60.0, ..request.clone() };
     let mut worker = Worker::start(launcher, &Task::Speed { memory_limit, request })?;
     let deadline = Instant::now() + Duration::from_secs(60);

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::super::grid::{Defaults, Grid, Pick, PlanError};
-use super::super::stage::{Spec, settle};
+use super::super::model_spec::{ModelSpec, settle};
 use super::turns::Budget;
 use crate::config::grid::{Batches, Lengths, Modes, Seeds};
 use crate::config::settings::Settings;
@@ -23,7 +23,7 @@ const RATE: f64 = 8e9;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Request {
     /// The model and its step.
-    pub spec: Spec,
+    pub spec: ModelSpec,
     /// Steps before the clock starts.
     pub warmup: u64,
     /// Fewest measured steps.
@@ -105,15 +105,15 @@ fn cell(
     threads: usize,
 ) -> Result<(Cell, Option<Request>), PlanError> {
     let settings = &pick.settings;
-    let spec = Spec::new(pick, len, batch, pass, seed)?;
-    let (config, reason) = settle(pick, spec.subject())?;
+    let spec = ModelSpec::new(pick, len, batch, pass, seed)?;
+    let (resolved, reason) = settle(pick, |choice| spec.measured(choice))?;
     let row = Row {
         suite: grid.suite.as_ref().map(|suite| suite.name.clone()),
         published: pick.published("steps_per_second", pass, len),
-        ..spec.row("speed", threads, config.as_ref())
+        ..spec.row("speed", threads, resolved.as_deref())
     };
     let key = spec.key();
-    let (Some(config), None) = (config, reason.clone()) else {
+    let (Some(flops), None) = (row.flops, reason.clone()) else {
         let row = row.ended(Outcome::Unsupported, reason);
         let cell = Cell { key, row, request: serde_json::Value::Null, seconds: 0.0 };
         return Ok((cell, None));
@@ -126,7 +126,7 @@ fn cell(
         timeout: settings.timeout.map_or(600.0, |time| time.0),
         spec,
     };
-    let step = request.spec.step_flops(&config) / (RATE * threads as f64);
+    let step = request.spec.step_flops(flops) / (RATE * threads as f64);
     let seconds = seconds(&request, step);
     let json = serde_json::to_value(&request).map_err(PlanError::new)?;
     Ok((Cell { key, row, request: json, seconds }, Some(request)))

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use super::super::stage::Stage;
+use super::super::measured_step::MeasuredStep;
 use super::plan::Request;
 use crate::device::machine::Resident;
 use crate::run::outcome::Ending;
@@ -52,45 +52,45 @@ impl From<Ending> for Answer {
 /// # Errors
 /// The parent is gone, or speaks another language.
 pub fn work(link: &Link, request: &Request, text: &[u8]) -> anyhow::Result<()> {
-    let mut stage = match warm(request, text) {
-        Ok(stage) => stage,
+    let mut step = match warm(request, text) {
+        Ok(step) => step,
         Err(ending) => return Ok(link.send(&Answer::from(ending))?),
     };
     let mut resident = Resident::default();
-    let mut answer = |stage: &Stage, seconds: Vec<f64>| {
-        let peak_bytes = stage.peak_bytes();
+    let mut answer = |step: &MeasuredStep, seconds: Vec<f64>| {
+        let peak_bytes = step.peak_bytes();
         Answer::Samples { seconds, peak_bytes, held_bytes: peak_bytes.unwrap_or(0).max(resident.own()) }
     };
-    link.send(&answer(&stage, Vec::new()))?;
+    link.send(&answer(&step, Vec::new()))?;
     while let Some(turn) = link.next::<Turn>()? {
-        match steps(&mut stage, &turn) {
-            Ok(seconds) => link.send(&answer(&stage, seconds))?,
+        match steps(&mut step, &turn) {
+            Ok(seconds) => link.send(&answer(&step, seconds))?,
             Err(ending) => return Ok(link.send(&Answer::from(ending))?),
         }
     }
     Ok(())
 }
 
-fn warm(request: &Request, text: &[u8]) -> Result<Stage, Ending> {
-    let mut stage = Stage::open(&request.spec, text)?;
-    stage.reset_peak();
+fn warm(request: &Request, text: &[u8]) -> Result<MeasuredStep, Ending> {
+    let mut step = MeasuredStep::open(&request.spec, text)?;
+    step.reset_peak();
     let start = Instant::now();
     for _ in 0..request.warmup.max(1) {
-        stage.step()?;
+        step.step()?;
         if start.elapsed().as_secs_f64() >= request.max_time {
             break;
         }
     }
-    Ok(stage)
+    Ok(step)
 }
 
-fn steps(stage: &mut Stage, turn: &Turn) -> Result<Vec<f64>, Ending> {
+fn steps(step: &mut MeasuredStep, turn: &Turn) -> Result<Vec<f64>, Ending> {
     let start = Instant::now();
     let mut seconds = Vec::new();
     while seconds.is_empty()
         || (start.elapsed().as_secs_f64() < turn.seconds && seconds.len() < turn.runs as usize)
     {
-        seconds.push(stage.step()?);
+        seconds.push(step.step()?);
     }
     Ok(seconds)
 }

@@ -6,7 +6,7 @@ use serde_json::Value as Json;
 
 use super::{Answer, Done, Place};
 use crate::kernel;
-use crate::protocol::stage::{Spec, compute_as};
+use crate::protocol::model_spec::{ModelSpec, compute_as};
 use crate::record::Outcome;
 use crate::run::outcome::{self, Ending};
 use crate::run::worker::Link;
@@ -40,7 +40,7 @@ pub fn candle(error: candle_core::Error) -> Ending {
 }
 
 /// Chooses kernels and the format of products, and whether results are looked at.
-pub fn choose_kernels(spec: &Spec, place: &Place) {
+pub fn choose_kernels(spec: &ModelSpec, place: &Place) {
     kernel::nan_trace::set(place.detect_anomaly);
     compute_as(spec.kernel, spec.dtype);
 }

@@ -1,0 +1,150 @@
+//! Characters to next characters: the causal language model with cache of [`crate::model::lm`].
+
+use candle_core::{DType, Device, Result, Tensor};
+
+use super::{About, Asked, Family, Loss, Metric, Net, Resolved, SpecError, StageCost};
+use crate::config::unknown;
+use crate::model::batch::{Batch, Input, InputKind, MadeUp, Tokens};
+use crate::model::language_preset::{LanguagePreset, TABLE};
+use crate::model::lm::{Cache, LanguageModel, LmConfig, next_symbol_loss, released_loss};
+use crate::nn::dropout::Noise;
+use crate::nn::params::Builder;
+
+/// Symbols of the corpora that have a published number of them, the code's four special ones included. A model that is
+/// only measured has the first one's.
+const CORPORA: [(&str, usize); 2] = [("enwik8", 208), ("text8", 32)];
+
+/// The table line.
+pub static FAMILY: Family = Family {
+    name: "character-lm",
+    title: "characters to next characters, behind a cache",
+    input: InputKind::Tokens,
+    sample: "charlm",
+    presets,
+    serves: |preset, _| LanguagePreset::find(preset).is_some(),
+    usual_task: |preset, _| LanguagePreset::find(preset).map(|_| CORPORA[0].0),
+    resolve,
+};
+
+fn presets() -> Vec<About> {
+    let about = |preset: &LanguagePreset| {
+        let LanguagePreset { name, title, description, source, .. } = *preset;
+        About { name, title, description, source, tasks: CORPORA.map(|(name, _)| name).to_vec() }
+    };
+    TABLE.iter().map(about).collect()
+}
+
+fn resolve(asked: &Asked) -> std::result::Result<Box<dyn Resolved>, SpecError> {
+    Ok(Box::new(config(asked)?))
+}
+
+/// The model that is asked for, not validated.
+///
+/// # Errors
+/// Unknown names, settings that the mechanism or this family does not take.
+pub fn config(asked: &Asked) -> std::result::Result<LmConfig, SpecError> {
+    let names = TABLE.iter().map(|preset| preset.name);
+    let preset = LanguagePreset::find(asked.preset);
+    let preset = preset.ok_or_else(|| SpecError::Wrong(unknown("preset", asked.preset, names)))?;
+    if asked.sizes.pooling.is_some() {
+        return Err(SpecError::Wrong(format!(
+            "preset {} has no pooling: it predicts every position",
+            preset.name
+        )));
+    }
+    let of_task = |task: &str| CORPORA.iter().find(|(name, _)| *name == task).map(|(_, vocab)| *vocab);
+    let vocab = match (asked.vocab, asked.task) {
+        (Some(vocab), _) => vocab,
+        (None, None) => CORPORA[0].1,
+        (None, Some(task)) => {
+            let names = CORPORA.iter().map(|(name, _)| *name);
+            of_task(task).ok_or_else(|| SpecError::Wrong(unknown("corpus", task, names)))?
+        }
+    };
+    let entry = asked.choice.entry;
+    let given = asked.choice.given();
+    let given = given.iter().map(|(name, value)| (*name, value.as_str()));
+    let mut config = preset.model(entry, given, vocab).map_err(SpecError::wrong)?;
+    asked.sizes.apply(&mut config.backbone);
+    let block = asked.len.unwrap_or(preset.block);
+    Ok(config.at(block, asked.cached.unwrap_or(preset.block.min(block))))
+}
+
+impl Resolved for LmConfig {
+    fn longest(&self) -> usize {
+        self.block
+    }
+
+    fn validate(&self) -> std::result::Result<(), SpecError> {
+        Ok(Self::validate(self)?)
+    }
+
+    fn stages(&self, batch: usize, len: usize) -> Vec<StageCost> {
+        self.layer_costs(batch, len, self.mem.min(len))
+    }
+
+    fn build(&self, builder: &Builder) -> Result<Box<dyn Net>> {
+        Ok(Box::new(Segments { model: LanguageModel::new(self, builder)?, cache: None }))
+    }
+
+    /// Behind a full cache from the first step on.
+    fn build_measured(&self, builder: &Builder, batch: usize) -> Result<Box<dyn Net>> {
+        let model = LanguageModel::new(self, builder)?;
+        let rows = |_| match self.mem {
+            0 => Ok(None),
+            mem => Tensor::ones((batch, mem, self.backbone.width), DType::F32, model.device()).map(Some),
+        };
+        let cache = Cache::of((0..self.backbone.layers).map(rows).collect::<Result<_>>()?);
+        Ok(Box::new(Segments { model, cache: Some(cache) }))
+    }
+
+    fn made_up(&self, wanted: &MadeUp, device: &Device) -> Result<Vec<Batch>> {
+        let bytes = &mut wanted.bytes();
+        let batches = (0..MadeUp::BATCHES).map(|_| {
+            let ids = wanted.ids(bytes, |byte| u32::from(byte) % self.vocab as u32, device)?;
+            let labels = Tensor::cat(&[ids.narrow(1, 1, wanted.len - 1)?, ids.narrow(1, 0, 1)?], 1)?;
+            Ok(Batch { input: Input::Tokens(Tokens { ids, mask: None }), labels: labels.contiguous()? })
+        });
+        batches.collect()
+    }
+}
+
+/// A model on its way through streams, one segment after another.
+struct Segments {
+    model: LanguageModel,
+    /// In front of the next segment; absent before the first.
+    cache: Option<Cache>,
+}
+
+impl Segments {
+    fn cache(&mut self, batch: usize) -> Result<Cache> {
+        self.cache.take().map_or_else(|| self.model.start(batch), Ok)
+    }
+}
+
+impl Net for Segments {
+    fn forward(&mut self, batch: &Batch) -> Result<Tensor> {
+        let ids = &batch.tokens()?.ids;
+        let cache = self.cache(ids.dim(0)?)?;
+        let (logits, next) = self.model.forward(ids, &cache)?;
+        self.cache = Some(next);
+        Ok(logits)
+    }
+
+    /// The released code's: the last symbol of a segment has no target but is counted.
+    fn loss(&mut self, batch: &Batch, noise: Noise) -> Result<Loss> {
+        let ids = &batch.tokens()?.ids;
+        let cache = self.cache(ids.dim(0)?)?;
+        let noise = noise.at(self.model.config().backbone.dropout);
+        let (logits, next) = self.model.forward_train(ids, &cache, noise)?;
+        self.cache = Some(next);
+        Ok(Loss::mean(released_loss(&next_symbol_loss(&logits, &batch.labels)?)?))
+    }
+
+    fn metrics(&mut self, batch: &Batch) -> Result<Vec<Metric>> {
+        let logits = self.forward(batch)?.detach();
+        let nll = next_symbol_loss(&logits, &batch.labels)?;
+        let sum = f64::from(nll.sum_all()?.to_scalar::<f32>()?);
+        Ok(vec![Metric { name: "loss", sum, count: nll.elem_count() as f64 }])
+    }
+}

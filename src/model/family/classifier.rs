@@ -1,0 +1,134 @@
+//! Documents to classes: the pre-norm encoder of [`crate::model::encoder`] with a head.
+
+use candle_core::{D, DType, Device, Result, Tensor};
+
+use super::{About, Asked, Family, Loss, Metric, Net, Resolved, SpecError, StageCost};
+use crate::config::unknown;
+use crate::kernel::loss::cross_entropy;
+use crate::model::batch::{Batch, Input, InputKind, MadeUp, Tokens};
+use crate::model::pair::Pair;
+use crate::model::preset::{Preset, TABLE};
+use crate::model::{Classifier, ModelConfig, Pooling};
+use crate::nn::dropout::Noise;
+use crate::nn::params::Builder;
+
+/// The table line.
+pub static FAMILY: Family = Family {
+    name: "classifier",
+    title: "documents to classes",
+    input: InputKind::Tokens,
+    sample: "text",
+    presets,
+    serves: |preset, task| towers(preset, task) == Some(1),
+    usual_task: |preset, len| Preset::find(preset)?.task_of_len(len?),
+    resolve,
+};
+
+/// The presets of the Long Range Arena, of which a pair's tasks belong to [`super::pair`].
+pub(super) fn presets() -> Vec<About> {
+    let about = |preset: &Preset| {
+        let Preset { name, title, description, source, .. } = *preset;
+        About { name, title, description, source, tasks: preset.tasks().collect() }
+    };
+    TABLE.iter().map(|preset| about(preset)).collect()
+}
+
+/// Documents per example of this model, where there is one.
+pub(super) fn towers(preset: &str, task: Option<&str>) -> Option<usize> {
+    Preset::find(preset)?.form(task, "").ok().map(|form| form.towers)
+}
+
+/// Classifiers and pairs.
+pub(super) fn resolve(asked: &Asked) -> std::result::Result<Box<dyn Resolved>, SpecError> {
+    let names = TABLE.iter().map(|preset| preset.name);
+    let preset = Preset::find(asked.preset);
+    let preset = preset.ok_or_else(|| SpecError::Wrong(unknown("preset", asked.preset, names)))?;
+    let entry = asked.choice.entry;
+    let mut form = match (preset.form(asked.task, entry.name), asked.examples) {
+        (Ok(form), _) => form,
+        // the sizes without a task, the ids and classes of the data
+        (Err(_), Some(examples)) => preset.form_for(&examples),
+        (Err(error), None) => return Err(SpecError::wrong(error)),
+    };
+    asked.sizes.apply(&mut form.backbone);
+    if let Some(name) = &asked.sizes.pooling {
+        let pooling = Pooling::find(name);
+        let names = Pooling::ALL.iter().map(|pooling| pooling.name());
+        form.pooling = Some(pooling.ok_or_else(|| SpecError::Wrong(unknown("pooling", name, names)))?);
+    }
+    let len = asked.len.unwrap_or(form.max_len);
+    Ok(Box::new(form.model(entry, asked.choice.knobs.clone(), len)))
+}
+
+impl Resolved for ModelConfig {
+    fn longest(&self) -> usize {
+        self.max_len
+    }
+
+    fn validate(&self) -> std::result::Result<(), SpecError> {
+        Ok(Self::validate(self)?)
+    }
+
+    fn stages(&self, batch: usize, len: usize) -> Vec<StageCost> {
+        self.layer_costs(batch, len)
+    }
+
+    fn build(&self, builder: &Builder) -> Result<Box<dyn Net>> {
+        Ok(match self.towers {
+            2 => Box::new(Pair::new(self, builder)?),
+            _ => Box::new(Classifier::new(self, builder)?),
+        })
+    }
+
+    fn made_up(&self, wanted: &MadeUp, device: &Device) -> Result<Vec<Batch>> {
+        let bytes = &mut wanted.bytes();
+        let mut document = || -> Result<Tokens> {
+            let ids = wanted.ids(bytes, |byte| 1 + u32::from(byte), device)?; // 0 is padding
+            Ok(Tokens { ids, mask: None })
+        };
+        let batches = (0..MadeUp::BATCHES).map(|_| {
+            let input = match self.towers {
+                2 => Input::Pairs(document()?, document()?),
+                _ => Input::Tokens(document()?),
+            };
+            Ok(Batch { input, labels: wanted.classes(self.classes, device)? })
+        });
+        batches.collect()
+    }
+}
+
+impl Net for Classifier {
+    fn forward(&mut self, batch: &Batch) -> Result<Tensor> {
+        let Tokens { ids, mask } = batch.tokens()?;
+        Self::forward(self, ids, mask.as_ref())
+    }
+
+    fn loss(&mut self, batch: &Batch, noise: Noise) -> Result<Loss> {
+        let Tokens { ids, mask } = batch.tokens()?;
+        classification_loss(&self.forward_train(ids, mask.as_ref(), noise.at(self.dropout()))?, &batch.labels)
+    }
+
+    fn metrics(&mut self, batch: &Batch) -> Result<Vec<Metric>> {
+        scores(&Net::forward(self, batch)?, &batch.labels)
+    }
+}
+
+/// Mean cross entropy of `logits` [b, classes] with `labels` `[b]` (u32); batches of a run have one size, and each counts
+/// once.
+///
+/// # Errors
+/// Labels out of range.
+pub fn classification_loss(logits: &Tensor, labels: &Tensor) -> Result<Loss> {
+    Ok(Loss::mean(cross_entropy(logits, labels)?.mean_all()?))
+}
+
+/// Loss and share of right decisions of a batch, which counts once.
+pub(super) fn scores(logits: &Tensor, labels: &Tensor) -> Result<Vec<Metric>> {
+    let logits = logits.detach();
+    let right = logits.argmax(D::Minus1)?.eq(labels)?.to_dtype(DType::F32)?.mean_all()?;
+    let loss = cross_entropy(&logits, labels)?.mean_all()?;
+    let metric = |name, value: Tensor| -> Result<Metric> {
+        Ok(Metric { name, sum: f64::from(value.to_scalar::<f32>()?), count: 1.0 })
+    };
+    Ok(vec![metric("loss", loss)?, metric("accuracy", right)?])
+}

@@ -1,0 +1,355 @@
+//! Families of models, as a table.
+//!
+//! A family is one file here and its line in [`TABLE`]: its presets, what a request for one of them means
+//! ([`Family::resolve`], once per cell), what the model costs, how it is built, fed and trained. What measures and
+//! trains models knows these traits only.
+
+pub mod character_lm;
+pub mod classifier;
+pub mod pair;
+
+use std::sync::RwLock;
+
+use candle_core::{Device, Result, Tensor};
+use serde::{Deserialize, Serialize};
+
+use super::batch::{Batch, InputKind, MadeUp};
+use super::{Backbone, ConfigError};
+use crate::attention::choose::Choice;
+use crate::config::settings::Settings;
+use crate::config::unknown;
+use crate::nn::dropout::Noise;
+use crate::nn::params::Builder;
+
+/// Every family of the crate.
+pub static TABLE: &[&Family] = &[&classifier::FAMILY, &pair::FAMILY, &character_lm::FAMILY];
+
+static REGISTERED: RwLock<Vec<&'static Family>> = RwLock::new(Vec::new());
+
+/// One family of models, as data.
+pub struct Family {
+    /// Name.
+    pub name: &'static str,
+    /// What it is, in a line.
+    pub title: &'static str,
+    /// What it reads.
+    pub input: InputKind,
+    /// What rows call the made-up samples that it is measured on.
+    pub sample: &'static str,
+    /// Its presets. Families may share one, each with tasks of its own.
+    pub presets: fn() -> Vec<About>,
+    /// Whether it has a model for this preset and task (without task: the one that `speed` and `memory` measure).
+    pub serves: fn(preset: &str, task: Option<&str>) -> bool,
+    /// The task whose model `list` counts where only a preset, and perhaps a length, is named.
+    pub usual_task: fn(preset: &str, len: Option<usize>) -> Option<&'static str>,
+    /// What a request means.
+    pub resolve: fn(&Asked) -> std::result::Result<Box<dyn Resolved>, SpecError>,
+}
+
+/// A preset, as lists show it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct About {
+    /// Name on the command line and in suites.
+    pub name: &'static str,
+    /// What it is, in a line.
+    pub title: &'static str,
+    /// What it takes from its source and what it does not.
+    pub description: &'static str,
+    /// Where its values come from.
+    pub source: &'static str,
+    /// The tasks or corpora it has a model for.
+    pub tasks: Vec<&'static str>,
+}
+
+/// A request for a model.
+#[derive(Clone, Copy)]
+pub struct Asked<'a> {
+    /// Preset.
+    pub preset: &'a str,
+    /// Task; absent: the model that is measured.
+    pub task: Option<&'a str>,
+    /// The mechanism.
+    pub choice: &'a Choice,
+    /// Sizes in the place of the preset's.
+    pub sizes: &'a Sizes,
+    /// Longest input; absent: that of the preset's protocol.
+    pub len: Option<usize>,
+    /// Cached positions in front of it, of which a mechanism without cache has none; absent: the preset's.
+    pub cached: Option<usize>,
+    /// Number of symbols, where the data say it; absent: the preset's or the task's.
+    pub vocab: Option<usize>,
+    /// What the task's examples are, for a task that the preset's source does not have.
+    pub examples: Option<Examples>,
+}
+
+/// What a data set asks of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Examples {
+    /// What is read.
+    pub input: InputKind,
+    /// Number of ids.
+    pub vocab: usize,
+    /// Number of classes.
+    pub classes: usize,
+    /// Longest example.
+    pub len: usize,
+}
+
+/// Sizes that replace the preset's.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Sizes {
+    /// Number of blocks.
+    pub layers: Option<u64>,
+    /// Width of the residual stream and of all heads together.
+    pub width: Option<u64>,
+    /// Heads.
+    pub heads: Option<u64>,
+    /// Hidden width of the feed-forward half.
+    pub ffn: Option<u64>,
+    /// Where a document's vector comes from.
+    pub pooling: Option<String>,
+    /// Dropout while training.
+    #[serde(default)]
+    pub dropout: Option<f64>,
+}
+
+impl Sizes {
+    /// Those that `settings` name.
+    pub fn of(settings: &Settings) -> Self {
+        Self {
+            layers: settings.layers,
+            width: settings.width,
+            heads: settings.heads,
+            ffn: settings.ffn,
+            pooling: settings.pooling.clone(),
+            dropout: settings.dropout,
+        }
+    }
+
+    /// Puts these sizes in the place of the preset's.
+    pub fn apply(&self, backbone: &mut Backbone) {
+        let set = |place: &mut usize, value: Option<u64>| {
+            if let Some(value) = value {
+                *place = value as usize;
+            }
+        };
+        set(&mut backbone.layers, self.layers);
+        set(&mut backbone.width, self.width);
+        set(&mut backbone.inner, self.width);
+        set(&mut backbone.heads, self.heads);
+        set(&mut backbone.ffn, self.ffn);
+        backbone.dropout = self.dropout.unwrap_or(backbone.dropout);
+    }
+}
+
+/// Why there is no model for a request.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SpecError {
+    /// The user asked for something that nobody has: a usage error.
+    #[error("{0}")]
+    Wrong(String),
+    /// This mechanism cannot do it: a row that says `unsupported`.
+    #[error("{0}")]
+    Unsupported(String),
+}
+
+impl SpecError {
+    /// A mistake of the user.
+    pub fn wrong(error: impl ToString) -> Self {
+        Self::Wrong(error.to_string())
+    }
+}
+
+impl From<ConfigError> for SpecError {
+    fn from(error: ConfigError) -> Self {
+        match error {
+            ConfigError::Unsupported { .. } | ConfigError::Knobs { .. } => {
+                Self::Unsupported(error.to_string())
+            }
+            ConfigError::Heads { .. }
+            | ConfigError::Zero { .. }
+            | ConfigError::Towers(_)
+            | ConfigError::Dropout(_) => Self::Wrong(error.to_string()),
+        }
+    }
+}
+
+/// What a layer or stage costs, by definition.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StageCost {
+    /// Its name.
+    pub name: String,
+    /// FLOPs of one forward of one sample.
+    pub flops: u64,
+    /// Multiply-adds of the attention core for the whole batch.
+    pub core_macs: u64,
+    /// Bytes that a causal decoder keeps per sequence.
+    pub state_bytes: u64,
+}
+
+/// A model that a request named, not built yet.
+pub trait Resolved: Send + Sync {
+    /// The longest input.
+    fn longest(&self) -> usize;
+
+    /// # Errors
+    /// Sizes that no model has, what the mechanism cannot do.
+    fn validate(&self) -> std::result::Result<(), SpecError>;
+
+    /// Costs of its layers or stages for `batch` samples of length `len`, in order.
+    fn stages(&self, batch: usize, len: usize) -> Vec<StageCost>;
+
+    /// The model with its parameters.
+    ///
+    /// # Errors
+    /// A configuration that cannot be built, given parameters that do not fit.
+    fn build(&self, builder: &Builder) -> Result<Box<dyn Net>>;
+
+    /// The model as it is measured, on batches of `batch` samples: every step costs the same.
+    ///
+    /// # Errors
+    /// As [`Self::build`].
+    fn build_measured(&self, builder: &Builder, _batch: usize) -> Result<Box<dyn Net>> {
+        self.build(builder)
+    }
+
+    /// Batches to measure it on.
+    ///
+    /// # Errors
+    /// Failures of the device.
+    fn made_up(&self, wanted: &MadeUp, device: &Device) -> Result<Vec<Batch>>;
+
+    /// FLOPs of one forward of one sample of length `len`.
+    fn flops(&self, len: usize) -> u64 {
+        self.stages(1, len).iter().map(|stage| stage.flops).sum()
+    }
+
+    /// Multiply-adds of the attention cores of one forward of `batch` samples.
+    fn core_macs(&self, batch: usize, len: usize) -> u64 {
+        self.stages(batch, len).iter().map(|stage| stage.core_macs).sum()
+    }
+
+    /// Bytes a causal decoder would keep per sequence behind `len` positions.
+    fn state_bytes(&self, len: usize) -> u64 {
+        self.stages(1, len).iter().map(|stage| stage.state_bytes).sum()
+    }
+
+    /// Number of trained numbers.
+    ///
+    /// # Errors
+    /// A configuration that cannot be built.
+    fn parameters(&self) -> Result<usize> {
+        let builder = Builder::counting();
+        self.build(&builder)?;
+        Ok(builder.finish().count())
+    }
+}
+
+/// A built model, and whatever it carries from batch to batch.
+pub trait Net {
+    /// Its outputs, without dropout.
+    ///
+    /// # Errors
+    /// A batch that does not fit the model.
+    fn forward(&mut self, batch: &Batch) -> Result<Tensor>;
+
+    /// What training makes small, differentiable; `noise` says what is dropped.
+    ///
+    /// # Errors
+    /// As [`Self::forward`].
+    fn loss(&mut self, batch: &Batch, noise: Noise) -> Result<Loss>;
+
+    /// Its scores on a batch, `loss` first, without dropout.
+    ///
+    /// # Errors
+    /// As [`Self::forward`].
+    fn metrics(&mut self, batch: &Batch) -> Result<Vec<Metric>>;
+}
+
+/// A loss as a sum and what it is divided by. Sums and counts of micro-batches and devices add up, so that the
+/// quotient does not depend on how a batch is cut.
+///
+/// A family that counts every micro-batch once, whatever its size, gives its mean and a count of 1.
+pub struct Loss {
+    /// The sum.
+    pub sum: Tensor,
+    /// How many there are in it.
+    pub count: f64,
+}
+
+impl Loss {
+    /// The mean of a micro-batch that counts once.
+    pub const fn mean(mean: Tensor) -> Self {
+        Self { sum: mean, count: 1.0 }
+    }
+}
+
+/// A score as a sum and a count.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Metric {
+    /// Its name: `loss`, `accuracy`.
+    pub name: &'static str,
+    /// The sum.
+    pub sum: f64,
+    /// What it is divided by.
+    pub count: f64,
+}
+
+/// Adds a family at run time (a library user's own, or a test's).
+pub fn register(family: &'static Family) {
+    REGISTERED.write().unwrap_or_else(std::sync::PoisonError::into_inner).push(family);
+}
+
+/// Every family: the table, then the registered ones.
+pub fn families() -> Vec<&'static Family> {
+    let registered = REGISTERED.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+    TABLE.iter().chain(registered.iter()).copied().collect()
+}
+
+/// The family called `name`.
+pub fn find(name: &str) -> Option<&'static Family> {
+    families().into_iter().find(|family| family.name == name)
+}
+
+/// The presets of `families`, each once.
+pub fn presets(families: &[&'static Family]) -> Vec<About> {
+    let mut all: Vec<About> = Vec::new();
+    for preset in families.iter().flat_map(|family| (family.presets)()) {
+        if all.iter().all(|known| known.name != preset.name) {
+            all.push(preset);
+        }
+    }
+    all
+}
+
+/// The family of `families` that has the model of `preset` for `task`; where none has it, one that has the preset and
+/// can say what it lacks.
+///
+/// # Errors
+/// A preset that none of them has.
+pub fn serving(
+    families: &[&'static Family],
+    preset: &str,
+    task: Option<&str>,
+) -> std::result::Result<&'static Family, SpecError> {
+    let has = |family: &&&Family| (family.presets)().iter().any(|known| known.name == preset);
+    let serves = |family: &&&Family| (family.serves)(preset, task);
+    let found = families.iter().find(serves).or_else(|| families.iter().find(has));
+    found.copied().ok_or_else(|| {
+        SpecError::Wrong(unknown("preset", preset, presets(families).iter().map(|preset| preset.name)))
+    })
+}
+
+/// The model that is asked for, of one of `families`.
+///
+/// # Errors
+/// Unknown names, impossible sizes, a mechanism that cannot do this.
+pub fn resolve(
+    families: &[&'static Family],
+    asked: &Asked,
+) -> std::result::Result<Box<dyn Resolved>, SpecError> {
+    let family = serving(families, asked.preset, asked.task)?;
+    let resolved = (family.resolve)(asked)?;
+    resolved.validate()?;
+    Ok(resolved)
+}

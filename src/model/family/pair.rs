@@ -1,0 +1,45 @@
+//! Pairs of documents to classes: two towers of the classifier's encoder, at the tasks of its presets that have pairs.
+
+use candle_core::{Result, Tensor};
+
+use super::classifier::{classification_loss, presets, resolve, scores, towers};
+use super::{Family, Loss, Metric, Net};
+use crate::model::batch::{Batch, InputKind, Tokens};
+use crate::model::pair::{Document, Pair};
+use crate::nn::dropout::Noise;
+
+/// The table line.
+pub static FAMILY: Family = Family {
+    name: "pair",
+    title: "pairs of documents to classes",
+    input: InputKind::Pairs,
+    sample: "text",
+    presets,
+    serves: |preset, task| towers(preset, task) == Some(2),
+    usual_task: |_, _| None,
+    resolve,
+};
+
+fn documents(batch: &Batch) -> Result<(Document<'_>, Document<'_>)> {
+    fn document(Tokens { ids, mask }: &Tokens) -> Document<'_> {
+        Document { ids, mask: mask.as_ref() }
+    }
+    let (first, second) = batch.pairs()?;
+    Ok((document(first), document(second)))
+}
+
+impl Net for Pair {
+    fn forward(&mut self, batch: &Batch) -> Result<Tensor> {
+        let (first, second) = documents(batch)?;
+        Self::forward(self, first, second)
+    }
+
+    fn loss(&mut self, batch: &Batch, noise: Noise) -> Result<Loss> {
+        let (first, second) = documents(batch)?;
+        classification_loss(&self.forward_train(first, second, noise.at(self.dropout()))?, &batch.labels)
+    }
+
+    fn metrics(&mut self, batch: &Batch) -> Result<Vec<Metric>> {
+        scores(&Net::forward(self, batch)?, &batch.labels)
+    }
+}

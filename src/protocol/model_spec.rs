@@ -1,0 +1,200 @@
+//! What a cell's model is: mechanism, preset, sizes, length, batch, pass, seed, and how it is computed.
+
+use serde::{Deserialize, Serialize};
+
+use super::grid::{Pick, PlanError};
+use crate::attention::choose::{Choice, choose};
+use crate::config::settings::{DeviceName, DtypeName, KernelName};
+use crate::device::set_tf32;
+use crate::kernel::cpu::products::{Products, set_products};
+use crate::kernel::{self, Mode};
+use crate::model::Family;
+use crate::model::family::{self, Asked, Resolved, Sizes, SpecError};
+use crate::record::{Pass, Row};
+
+/// What a worker builds: everything that defines one model and its step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ModelSpec {
+    /// Mechanism and knobs, as on the command line.
+    pub model: String,
+    /// Preset.
+    pub preset: String,
+    /// Sizes instead of the preset's.
+    pub sizes: Sizes,
+    /// Samples per step.
+    pub batch: u64,
+    /// Length.
+    pub len: u64,
+    /// Inference or training.
+    pub pass: Pass,
+    /// Seed of the weights and of where the text is cut.
+    pub seed: u64,
+    /// Where to compute.
+    pub device: DeviceName,
+    /// Number format.
+    pub dtype: DtypeName,
+    /// Fused kernels or plain operations.
+    pub kernel: KernelName,
+}
+
+/// Why a number format cannot be had, with what to do instead.
+fn refused(dtype: DtypeName, kernel: KernelName, device: DeviceName) -> Option<String> {
+    let bf16 = "bf16 means products of bf16 operands in the fused kernels of the CPU";
+    match dtype {
+        DtypeName::F32 => None,
+        DtypeName::F16 => Some("--dtype f16: there are no kernels for f16; use bf16 or f32".to_owned()),
+        DtypeName::Tf32 if !matches!(device, DeviceName::Cuda(_)) => {
+            Some(format!("--dtype tf32: {device} has no TF32; it is a format of CUDA devices"))
+        }
+        DtypeName::Bf16 if kernel != KernelName::Fused => {
+            Some(format!("--dtype bf16: {bf16}; leave --kernel {kernel} out, or the number format"))
+        }
+        DtypeName::Bf16 if device != DeviceName::Cpu => {
+            Some(format!("--dtype bf16: {bf16}; leave --device {device} out, or the number format"))
+        }
+        DtypeName::Bf16 | DtypeName::Tf32 => None,
+    }
+}
+
+/// Makes this thread (as to the number format of products: this process) compute as a cell asks.
+pub fn compute_as(kernel: KernelName, dtype: DtypeName) {
+    kernel::set_mode(match kernel {
+        KernelName::Fused => Mode::Fused,
+        KernelName::Composed => Mode::Composed,
+    });
+    set_products(match dtype {
+        DtypeName::F32 | DtypeName::F16 | DtypeName::Tf32 => Products::F32,
+        DtypeName::Bf16 => Products::Bf16,
+    });
+    set_tf32(dtype == DtypeName::Tf32);
+}
+
+/// The model that `resolve` finds for the mechanism of `pick`, or why its row says `unsupported`.
+///
+/// # Errors
+/// The user's mistake.
+pub fn settle<T>(
+    pick: &Pick,
+    resolve: impl FnOnce(&Choice) -> Result<T, SpecError>,
+) -> Result<(Option<T>, Option<String>), PlanError> {
+    let choice = match &pick.choice {
+        Ok(choice) => choice,
+        Err(reason) => return Ok((None, Some(reason.clone()))),
+    };
+    match resolve(choice) {
+        Ok(resolved) => Ok((Some(resolved), None)),
+        Err(SpecError::Unsupported(reason)) => Ok((None, Some(reason))),
+        Err(SpecError::Wrong(reason)) => Err(PlanError(reason)),
+    }
+}
+
+impl ModelSpec {
+    /// The specification of one cell.
+    ///
+    /// # Errors
+    /// Settings that name nothing.
+    pub fn new(pick: &Pick, len: u64, batch: u64, pass: Pass, seed: u64) -> Result<Self, PlanError> {
+        let settings = &pick.settings;
+        let label = pick.choice.as_ref().map_or_else(|_| pick.model.clone(), |choice| choice.label());
+        let preset = settings.preset.clone().unwrap_or_else(|| "lra-repo".to_owned());
+        let dtype = settings.dtype.unwrap_or_default();
+        let (device, kernel) = (settings.device.unwrap_or_default(), settings.kernel.unwrap_or_default());
+        if let Some(reason) = refused(dtype, kernel, device) {
+            return Err(PlanError(reason));
+        }
+        Ok(Self {
+            model: label,
+            preset,
+            sizes: Sizes::of(settings),
+            batch,
+            len,
+            pass,
+            seed,
+            device,
+            dtype,
+            kernel,
+        })
+    }
+
+    /// The mechanism that it names.
+    ///
+    /// # Errors
+    /// Unknown names.
+    pub fn choice(&self) -> Result<Choice, SpecError> {
+        let models = self.model.parse().map_err(SpecError::wrong)?;
+        let mut choices = choose(&models).map_err(SpecError::wrong)?;
+        match (choices.pop(), choices.is_empty()) {
+            (Some(choice), true) => Ok(choice),
+            _ => Err(SpecError::wrong("one mechanism is built at a time")),
+        }
+    }
+
+    /// Its request for a model around `choice`, to be completed with what a protocol knows besides.
+    pub fn asked<'a>(&'a self, choice: &'a Choice) -> Asked<'a> {
+        Asked {
+            preset: &self.preset,
+            task: None,
+            choice,
+            sizes: &self.sizes,
+            len: Some(self.len as usize),
+            cached: Some(self.len as usize),
+            vocab: None,
+            examples: None,
+        }
+    }
+
+    /// The model that is measured.
+    ///
+    /// # Errors
+    /// Unknown names, impossible sizes, a mechanism that cannot do this.
+    pub fn measured(&self, choice: &Choice) -> Result<Box<dyn Resolved>, SpecError> {
+        family::resolve(&family::families(), &self.asked(choice))
+    }
+
+    /// The row of this cell with everything that is known without running it.
+    pub fn row(&self, protocol: &str, threads: usize, resolved: Option<&dyn Resolved>) -> Row {
+        let (model, variant) = match self.model.split_once(':') {
+            Some((model, variant)) => (model, Some(variant.to_owned())),
+            None => (self.model.as_str(), None),
+        };
+        let family = family::serving(&family::families(), &self.preset, None);
+        let mut row = Row {
+            task: family.ok().map(|family: &Family| family.sample.to_owned()),
+            variant,
+            preset: Some(self.preset.clone()),
+            device: self.device.to_string(),
+            dtype: self.dtype.to_string(),
+            kernel: self.kernel.to_string(),
+            threads: Some(threads as u64),
+            batch: Some(self.batch),
+            len: Some(self.len),
+            pass: Some(self.pass),
+            seed: Some(self.seed),
+            ..Row::new(protocol, model)
+        };
+        if let Some(resolved) = resolved {
+            let len = self.len as usize;
+            let flops = resolved.flops(len);
+            row.flops = Some(flops);
+            row.flops_2x = Some(2 * flops);
+            row.core_macs = Some(resolved.core_macs(self.batch as usize, len));
+            row.state_bytes = Some(resolved.state_bytes(len)).filter(|bytes| *bytes > 0);
+            row.params = resolved.parameters().ok().map(|count| count as u64);
+            let copies = if self.pass == Pass::Train { 3 } else { 1 }; // weights, and AdamW's two moments
+            row.bytes = row.params.map(|count| 4 * copies * count);
+            row.simulated = Some(false);
+        }
+        row
+    }
+
+    /// Name of the cell within its plan.
+    pub fn key(&self) -> String {
+        format!("{} n{} b{} {} s{}", self.model, self.len, self.batch, self.pass, self.seed)
+    }
+
+    /// Multiply-adds of one step on samples of `flops` each, roughly: backward costs two forwards.
+    pub fn step_flops(&self, flops: u64) -> f64 {
+        let passes = if self.pass == Pass::Train { 3.0 } else { 1.0 };
+        passes * flops as f64 * self.batch as f64
+    }
+}
