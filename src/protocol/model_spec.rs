@@ -178,7 +178,8 @@ impl ModelSpec {
             row.flops = Some(flops);
             row.flops_2x = Some(2 * flops);
             row.core_macs = Some(resolved.core_macs(self.batch as usize, len));
-            row.state_bytes = Some(resolved.state_bytes(len)).filter(|bytes| *bytes > 0);
+            let state: u64 = resolved.stages(1, len).iter().map(|stage| stage.state_bytes).sum();
+            row.state_bytes = Some(state).filter(|bytes| *bytes > 0);
             row.params = resolved.parameters().ok().map(|count| count as u64);
             let copies = if self.pass == Pass::Train { 3 } else { 1 }; // weights, and AdamW's two moments
             row.bytes = row.params.map(|count| 4 * copies * count);

@@ -73,6 +73,11 @@ impl Resolved for ModelConfig {
         self.layer_costs(batch, len)
     }
 
+    fn state_bytes(&self, len: usize) -> u64 {
+        let layer = (self.entry.cost)(&self.knobs, &self.backbone.shape(1, len, true));
+        layer.state_bytes * self.backbone.layers as u64
+    }
+
     fn build(&self, builder: &Builder) -> Result<Box<dyn Net>> {
         Ok(match self.towers {
             2 => Box::new(Pair::new(self, builder)?),

@@ -183,7 +183,7 @@ pub struct StageCost {
     pub flops: u64,
     /// Multiply-adds of the attention core for the whole batch.
     pub core_macs: u64,
-    /// Bytes that a causal decoder keeps per sequence.
+    /// Bytes kept per sequence by the form that runs, were it a decoder.
     pub state_bytes: u64,
 }
 
@@ -229,7 +229,7 @@ pub trait Resolved: Send + Sync {
         self.stages(batch, len).iter().map(|stage| stage.core_macs).sum()
     }
 
-    /// Bytes a causal decoder would keep per sequence behind `len` positions.
+    /// Bytes a causal decoder of this form would keep per sequence behind `len` positions, whether or not the model is one.
     fn state_bytes(&self, len: usize) -> u64 {
         self.stages(1, len).iter().map(|stage| stage.state_bytes).sum()
     }
