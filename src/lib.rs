@@ -11,6 +11,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`attention`] | one file per mechanism, one line each in [`attention::TABLE`] |
+//! | [`data`] | one file per data set, one line each in [`data::TABLE`] |
 //! | [`train`] | schedules, optimizer, training step |
 //! | [`model`] | transformers around any mechanism: classifier, two towers, language model |
 //! | [`kernel`] | the fused operations and the plain composed twin that defines each |

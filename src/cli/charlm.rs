@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 
 use super::grid::Grid;
+use super::known::Known;
 use super::training::{Curves, Flags, header, incomplete, listed};
 use super::{dry, speed, start};
 use crate::config::grid::Words;
@@ -33,7 +34,8 @@ command is given again.";
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    #[arg(long, value_name = "LIST", help_heading = "Grid", help = format!("Corpora: {}", names()))]
+    #[arg(long, value_name = "LIST", help_heading = "Grid", help = format!("Corpora: {}", names().join(", ")),
+        value_parser = Known::<Words>::new(names), hide_possible_values = true)]
     task: Option<Words>,
     #[command(flatten)]
     grid: Grid,

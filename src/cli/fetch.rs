@@ -6,6 +6,7 @@ use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::data_dir;
+use super::known::Known;
 use crate::config::unknown;
 use crate::data::fetch::{Fetched, Source, fetch};
 use crate::data::{DataSet, Format, Origin, data_sets};
@@ -22,7 +23,7 @@ Examples:
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    #[arg(help = help())]
+    #[arg(help = help(), value_parser = Known::<String>::new(names), hide_possible_values = true)]
     name: String,
     /// Take this file instead of downloading; its checksum must be the published one
     #[arg(long, value_name = "FILE")]
@@ -32,6 +33,13 @@ pub struct Args {
     /// Folder of data sets; the user's cache folder without
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
+}
+
+/// What can be asked for.
+fn names() -> Vec<&'static str> {
+    let mut names: Vec<&str> = data_sets().iter().map(|set| set.collection).collect();
+    names.dedup();
+    names
 }
 
 /// `imdb, cifar10 (downloaded); listops (generated); aan (says how)`.
@@ -68,11 +76,7 @@ pub fn run(args: &Args, term: &Term) -> Result<u8> {
     let dir = args.data_dir.clone().unwrap_or_else(data_dir::default_dir);
     let sets = data_sets();
     let set = sets.iter().find(|set| [set.collection, set.name].contains(&args.name.as_str()));
-    let Some(set) = set else {
-        let mut known: Vec<&str> = sets.iter().map(|set| set.collection).collect();
-        known.dedup();
-        bail!("{}", unknown("data set", &args.name, known))
-    };
+    let Some(set) = set else { bail!("{}", unknown("data set", &args.name, names())) };
     if let (Some(format), false) = (&args.format, matches!(set.origin, Origin::Generated { .. })) {
         bail!("--format {format} is for sets that are generated; {} is not", set.collection);
     }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 
 use super::grid::Grid;
+use super::known::Known;
 use super::training::{Curves, Flags, header, incomplete, listed};
 use super::{dry, start};
 use crate::config::grid::Words;
@@ -29,7 +30,8 @@ evaluation, in percent.";
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    #[arg(long, value_name = "LIST", help_heading = "Grid", help = format!("Tasks: {}", tasks::names()))]
+    #[arg(long, value_name = "LIST", help_heading = "Grid", help = format!("Tasks: {}", tasks::names().join(", ")),
+        value_parser = Known::<Words>::new(tasks::names), hide_possible_values = true)]
     task: Option<Words>,
     #[command(flatten)]
     grid: Grid,

@@ -10,6 +10,7 @@ mod fetch;
 mod finish;
 mod grid;
 mod interrupt;
+mod known;
 pub mod list;
 mod lra;
 mod memory;

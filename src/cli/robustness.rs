@@ -3,6 +3,7 @@
 use anyhow::Result;
 
 use super::grid::Grid;
+use super::known::Known;
 use super::training::{Curves, Flags, header, incomplete};
 use super::{dry, start};
 use crate::config::grid::{Counts, Words};
@@ -11,7 +12,7 @@ use crate::data::select::PUNCTUATION;
 use crate::protocol::grid;
 use crate::protocol::lra::plan::Options;
 use crate::protocol::lra::tasks::Reading;
-use crate::protocol::robustness::{Perturbation, cells, defaults};
+use crate::protocol::robustness::{Perturbation, cells, defaults, tasks};
 use crate::term::{Term, clock};
 
 const EXAMPLES: &str = "\
@@ -25,8 +26,8 @@ Models are trained on clean texts (lra's task text or retrieval; a finished run 
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Tasks: text, retrieval
-    #[arg(long, value_name = "LIST", help_heading = "Grid")]
+    #[arg(long, value_name = "LIST", help_heading = "Grid", help = format!("Tasks: {}", tasks().join(", ")),
+        value_parser = Known::<Words>::new(tasks), hide_possible_values = true)]
     task: Option<Words>,
     #[command(flatten)]
     grid: Grid,

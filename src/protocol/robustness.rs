@@ -62,6 +62,11 @@ pub fn defaults() -> Defaults {
     Defaults { protocol: "robustness", settings, models: "linformer,dp:r=128,linformer-window,ls:w=1,r=1" }
 }
 
+/// Names of the tasks whose examples are texts.
+pub fn tasks() -> Vec<&'static str> {
+    data::tasks().iter().filter(|(_, examples)| examples.text).map(|(set, _)| set.name).collect()
+}
+
 /// The trials of `grid`. Trained models are looked for in the runs under `results`.
 ///
 /// # Errors
@@ -73,8 +78,7 @@ pub fn cells(
     results: &Path,
 ) -> Result<Vec<(Cell, Option<Trial>)>, PlanError> {
     let tasks = grid.settings.task.clone().unwrap_or(Words(Vec::new()));
-    let texts: Vec<&str> =
-        data::tasks().iter().filter(|(_, examples)| examples.text).map(|(set, _)| set.name).collect();
+    let texts = self::tasks();
     if let Some(task) = tasks.0.iter().find(|task| !texts.contains(&task.as_str())) {
         let known = texts.join(", ");
         return Err(PlanError(format!("robustness changes texts; {task} has none (tasks: {known})")));

@@ -17,7 +17,14 @@ pub static SET: DataSet = DataSet {
     about: "whether a row of binary digits has an odd number of ones",
     commands: "lra",
     records: "512 / 128 / 128 rows of digits",
-    kind: Kind::Sequences(Examples { vocabulary: 3, classes: 2, len: 8, train: SIZES[0], text: false, load }),
+    kind: Kind::Sequences(Examples {
+        vocabulary: 3,
+        classes: 2,
+        len: 12,
+        train: SIZES[0],
+        text: false,
+        load,
+    }),
     origin: Origin::Generated {
         formats: &[Format { name: "text", about: "one example a line", write }],
         instead: "parity.txt",

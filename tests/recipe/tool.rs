@@ -10,7 +10,7 @@ use std::process::{Command, ExitCode, Stdio};
 #[global_allocator]
 static ALLOCATOR: effattn::device::alloc::Counting = effattn::device::alloc::Counting;
 
-const COMMANDS: [&str; 5] = ["lra", "list", "fetch", "report", "worker"];
+const COMMANDS: [&str; 6] = ["lra", "list", "fetch", "report", "completions", "worker"];
 
 fn main() -> ExitCode {
     effattn::data::register(&parity::SET);
@@ -58,13 +58,19 @@ fn the_document_shows_this_very_data_set() {
 
 fn it_is_listed_named_and_generated() {
     let folder = tempfile::tempdir().expect("a folder");
-    let list = || run(folder.path(), "list tasks --data-dir .", 0);
-    let line = |text: &str| text.lines().find(|line| line.contains("parity")).unwrap_or_default().to_owned();
-    assert!(line(&list()).contains("generated"), "{}", list());
-    assert!(run(folder.path(), "lra --help", 0).contains("pathfinder128, parity"));
-    assert!(run(folder.path(), "fetch --help", 0).contains("pathfinder, parity (generated)"));
-    assert!(run(folder.path(), "fetch parity --data-dir .", 0).contains("parity.txt: generated"));
-    assert!(line(&list()).contains("parity.txt"), "{}", list());
+    let words = |line: &str| run(folder.path(), line, 0).split_whitespace().collect::<Vec<_>>().join(" ");
+    let listed = || {
+        let list: serde_json::Value =
+            serde_json::from_str(&run(folder.path(), "list tasks --json --data-dir .", 0)).expect("JSON");
+        let sets = list.as_array().expect("a list").iter();
+        sets.filter(|set| set["name"] == "parity").cloned().next().expect("the set")
+    };
+    assert_eq!((&listed()["generated"], &listed()["path"]), (&true.into(), &serde_json::Value::Null));
+    assert!(words("lra --help").contains("pathfinder128, parity"));
+    assert!(words("fetch --help").contains("pathfinder, parity (generated)"));
+    assert!(words("completions bash").contains("pathfinder128 parity"));
+    assert!(words("fetch parity --data-dir .").contains("parity.txt: generated"));
+    assert!(listed()["path"].as_str().is_some_and(|path| path.ends_with("parity.txt")), "{}", listed());
     let error = run(folder.path(), "lra --task paritty --dry-run", 2);
     assert!(error.contains("did you mean parity") && error.contains("pathfinder128"), "{error}");
     let error = run(folder.path(), "fetch parity --from x --data-dir .", 2);
@@ -83,7 +89,7 @@ fn it_is_trained_on_and_reported() {
     let accuracy: Vec<&str> =
         lines.find(|line| line.contains(",accuracy,")).expect("a row").split(',').collect();
     let cell = |name: &str| accuracy[columns.iter().position(|column| *column == name).expect(name)];
-    assert_eq!((cell("task"), cell("outcome"), cell("len")), ("parity", "ok", "8"));
+    assert_eq!((cell("task"), cell("outcome"), cell("len")), ("parity", "ok", "12"));
     assert_eq!(
         (cell("fraction"), cell("published")),
         ("", ""),
@@ -99,7 +105,7 @@ fn data_that_change_during_a_run_are_noticed() {
     run(folder.path(), "fetch parity --data-dir .", 0);
     let file = folder.path().join("parity.txt");
     let before = std::fs::read_to_string(&file).expect("rows of digits");
-    let mut first = tool(folder.path(), &format!("{TRAIN} --steps 2000 --seeds 0..1 --timeout 3s"));
+    let mut first = tool(folder.path(), &format!("{TRAIN} --steps 600 --seeds 0..1"));
     let mut running = first.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the tool");
     let trains = || {
         let cells = folder.path().join("results/lra/latest/cells");

@@ -8,6 +8,7 @@ use serde_json::json;
 use super::{Plots, kept_run, say};
 use crate::attention::choose::choose;
 use crate::cli::data_dir;
+use crate::cli::known::Known;
 use crate::config::grid::Models;
 use crate::config::settings::Settings;
 use crate::protocol::charlm::plan::{load, names};
@@ -23,7 +24,8 @@ pub struct Args {
     /// Mechanisms with a window and slots
     #[arg(long, value_name = "NAME,...", default_value = "ls,ls:dual_ln=false")]
     model: Models,
-    #[arg(long, value_name = "NAME", default_value = "enwik8", help = format!("Corpus: {}", names()))]
+    #[arg(long, value_name = "NAME", default_value = "enwik8", help = format!("Corpus: {}", names().join(", ")),
+        value_parser = Known::<String>::new(names), hide_possible_values = true)]
     task: String,
     /// Backbone
     #[arg(long, value_name = "NAME", default_value = "charlm-small")]

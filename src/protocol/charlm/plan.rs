@@ -96,9 +96,9 @@ pub fn load(name: &str, dir: &Path, allow_partial: bool) -> Result<Corpus, DataE
     (symbols.load)(dir, Reading { allow_partial, ..Reading::default() })
 }
 
-/// Names of the corpora, for help.
-pub fn names() -> String {
-    data::corpora().iter().map(|(set, _)| set.name).collect::<Vec<_>>().join(", ")
+/// Names of the corpora.
+pub fn names() -> Vec<&'static str> {
+    data::corpora().iter().map(|(set, _)| set.name).collect()
 }
 
 /// The model of `spec` over `vocab` symbols, for segments behind as many cached positions.

@@ -19,9 +19,9 @@ pub fn load(task: &str, dir: &Path, reading: Reading) -> std::result::Result<Box
     (examples.load)(dir, reading)
 }
 
-/// Names of the tasks, for help.
-pub fn names() -> String {
-    data::tasks().iter().map(|(set, _)| set.name).collect::<Vec<_>>().join(", ")
+/// Names of the tasks.
+pub fn names() -> Vec<&'static str> {
+    data::tasks().iter().map(|(set, _)| set.name).collect()
 }
 
 /// Examples `indices` of `split`, cut to `keep` tokens and padded with zeros to `len`.
