@@ -101,25 +101,12 @@ pub fn run(args: &Args, term: &Term) -> Result<u8> {
 fn document(runs: &[Run], suite: Option<&str>, brief: bool) -> Result<Document> {
     let wanted = |row: &&Row| suite.is_none_or(|suite| row.suite.as_deref() == Some(suite));
     let mut document = Document { title: "Measured by effattn".to_owned(), sections: Vec::new() };
-    let mut trained = Section { title: "Trained models".to_owned(), ..Section::default() };
-    let mut newest: BTreeMap<String, Row> = BTreeMap::new();
-    for run in runs.iter().filter(|run| run.trained()) {
-        let rows: Vec<&Row> = run.rows.iter().filter(wanted).collect();
-        if rows.is_empty() {
-            continue;
+    for (title, quick) in [("Trained models", false), ("Trained in quick runs", true)] {
+        let chosen: Vec<&Run> = runs.iter().filter(|run| run.trained() && run.quick() == quick).collect();
+        let section = trained(title, &chosen, wanted)?;
+        if !section.tables.is_empty() {
+            document.sections.push(section);
         }
-        for row in rows {
-            newest.insert(trained_key(row), row.clone());
-        }
-        trained.provenance.push(run.provenance());
-    }
-    let rows: Vec<Row> = newest.into_values().collect();
-    trained.tables = trained::tables(&rows);
-    trained.tables.extend(robustness::table(&rows));
-    trained.tables.extend(published::reasons(&rows));
-    trained.charts = curves(runs, &rows)?;
-    if !trained.tables.is_empty() {
-        document.sections.push(trained);
     }
     for run in latest_measured(runs) {
         let rows: Vec<Row> = run.rows.iter().filter(wanted).cloned().collect();
@@ -144,8 +131,27 @@ fn document(runs: &[Run], suite: Option<&str>, brief: bool) -> Result<Document> 
     Ok(document)
 }
 
+/// Trained models of `runs`: of rows alike the newest.
+fn trained(title: &str, runs: &[&Run], wanted: impl Fn(&&Row) -> bool) -> Result<Section> {
+    let mut section = Section { title: title.to_owned(), ..Section::default() };
+    let mut newest: BTreeMap<String, Row> = BTreeMap::new();
+    for run in runs {
+        let rows: Vec<&Row> = run.rows.iter().filter(&wanted).collect();
+        if !rows.is_empty() {
+            section.provenance.push(run.provenance());
+            newest.extend(rows.into_iter().map(|row| (trained_key(row), row.clone())));
+        }
+    }
+    let rows: Vec<Row> = newest.into_values().collect();
+    section.tables = trained::tables(&rows);
+    section.tables.extend(robustness::table(&rows));
+    section.tables.extend(published::reasons(&rows));
+    section.charts = curves(runs, &rows)?;
+    Ok(section)
+}
+
 /// Learning curves of the runs, one chart per command and task.
-fn curves(runs: &[Run], rows: &[Row]) -> Result<Vec<Chart>> {
+fn curves(runs: &[&Run], rows: &[Row]) -> Result<Vec<Chart>> {
     let mut groups: BTreeMap<(String, String), Vec<Learning>> = BTreeMap::new();
     for run in runs.iter().filter(|run| matches!(run.manifest.command.as_str(), "lra" | "charlm")) {
         let mut seen = Vec::new();
@@ -187,7 +193,7 @@ fn measured(run: &Run, rows: &[Row], brief: bool) -> Result<Section> {
     let suite = run.manifest.suite.as_deref();
     let name = rows.first().and_then(|row| row.suite.clone());
     let suite = match (name, suite) {
-        (Some(name), Some(text)) => Some(Suite::parse(&format!("{name}.toml"), text)?),
+        (Some(name), Some(text)) if !run.quick() => Some(Suite::parse(&format!("{name}.toml"), text)?),
         _ => None,
     };
     let title = suite.as_ref().map_or_else(|| run.manifest.command.clone(), |suite| suite.title.clone());
@@ -206,7 +212,8 @@ fn measured(run: &Run, rows: &[Row], brief: bool) -> Result<Section> {
     tables.extend(reference::table(rows, &references));
     tables.extend(published::reasons(rows));
     let charts = report::measured(rows, &references, &run.manifest.id)?;
-    let title = format!("{title}: {}", run.folder.display());
+    let quick = if run.quick() { " (a quick run)" } else { "" };
+    let title = format!("{title}{quick}: {}", run.folder.display());
     Ok(Section { title, tables, charts, provenance: vec![run.provenance()] })
 }
 
@@ -217,7 +224,7 @@ fn missing(runs: &[Run]) -> Result<Section> {
         Table { title: "Tables and figures without rows".to_owned(), columns, ..Table::default() };
     for (name, text) in SHIPPED {
         let suite = Suite::parse(&format!("{name}.toml"), text)?;
-        let rows = || runs.iter().flat_map(|run| &run.rows);
+        let rows = || runs.iter().filter(|run| !run.quick()).flat_map(|run| &run.rows);
         if rows().any(|row| row.suite.as_deref() == Some(*name)) {
             continue;
         }

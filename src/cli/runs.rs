@@ -1,6 +1,6 @@
 //! Finding and reading run folders.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -86,6 +86,11 @@ impl Run {
     pub fn trained(&self) -> bool {
         matches!(self.manifest.command.as_str(), "lra" | "charlm" | "robustness")
     }
+
+    /// Whether it was a first look: its rows enter no table and no figure of a paper.
+    pub fn quick(&self) -> bool {
+        self.manifest.argv.iter().any(|word| word == "--quick")
+    }
 }
 
 /// What a row of a trained model is about: of two alike the newer one counts.
@@ -95,11 +100,17 @@ pub fn trained_key(row: &Row) -> String {
     format!("{place:?} {how:?} {:?}", row.fraction)
 }
 
-/// Measurements run by run: of each folder the run that `latest` names, else the last by name.
+/// Measurements run by run: of each folder the run that `latest` names, else the last by name. A quick run counts only
+/// where there is no other.
 pub fn latest_measured(runs: &[Run]) -> Vec<&Run> {
+    fn base(run: &Run) -> &Path {
+        run.folder.parent().unwrap_or(Path::new(""))
+    }
+    let measured = || runs.iter().filter(|run| !run.trained());
+    let whole: BTreeSet<&Path> = measured().filter(|run| !run.quick()).map(base).collect();
     let mut latest: BTreeMap<&Path, &Run> = BTreeMap::new();
-    for run in runs.iter().filter(|run| !run.trained()) {
-        let base = run.folder.parent().unwrap_or(Path::new(""));
+    for run in measured().filter(|run| !(run.quick() && whole.contains(base(run)))) {
+        let base = base(run);
         let named = folder::latest(base).and_then(|path| path.canonicalize().ok());
         let is_named = named.is_some() && named == run.folder.canonicalize().ok();
         if is_named || latest.get(base).is_none_or(|known| known.folder.canonicalize().ok() != named) {
@@ -109,11 +120,12 @@ pub fn latest_measured(runs: &[Run]) -> Vec<&Run> {
     latest.into_values().collect()
 }
 
-/// The rows that count: of trained models the newest of each kind over all runs, measurements of the latest runs.
+/// The rows that the papers' figures are drawn from: of trained models the newest of each kind over all runs, measurements of
+/// the latest runs, nothing of quick ones.
 pub fn latest_rows(runs: &[Run]) -> Vec<Row> {
-    let trained = runs.iter().filter(|run| run.trained()).flat_map(|run| &run.rows);
+    let trained = runs.iter().filter(|run| run.trained() && !run.quick()).flat_map(|run| &run.rows);
     let newest: BTreeMap<String, &Row> = trained.map(|row| (trained_key(row), row)).collect();
-    let measured = latest_measured(runs).into_iter().flat_map(|run| &run.rows);
+    let measured = latest_measured(runs).into_iter().filter(|run| !run.quick()).flat_map(|run| &run.rows);
     newest.into_values().chain(measured).cloned().collect()
 }
 
@@ -124,7 +136,7 @@ mod tests {
     #[test]
     fn a_run_is_found_however_deep_it_lies() {
         let folder = tempfile::tempdir().unwrap();
-        let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("results");
+        let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("reproduction/results");
         let run = Run::below(&results).unwrap().swap_remove(0).folder;
         for place in ["speed/one", "peer/f32/speed/one", "a/b/c/d/e/one"] {
             let to = folder.path().join(place);
@@ -134,5 +146,25 @@ mod tests {
             }
         }
         assert_eq!(Run::below(folder.path()).unwrap().len(), 3);
+    }
+
+    #[test]
+    fn a_quick_run_displaces_nothing_and_enters_no_figure() {
+        let committed = Path::new(env!("CARGO_MANIFEST_DIR")).join("reproduction/results/speed");
+        let run = |name: &str, words: &[&str]| {
+            let mut run = Run::below(&committed).unwrap().swap_remove(0);
+            run.folder = Path::new("results/speed").join(name);
+            run.manifest.argv = words.iter().map(|word| String::from(*word)).collect();
+            run
+        };
+        let (whole, quick) = (run("1", &["speed"]), run("2", &["speed", "--quick"]));
+        let runs = [whole, quick];
+        let names = |runs: &[Run]| -> Vec<PathBuf> {
+            latest_measured(runs).iter().map(|run| run.folder.clone()).collect()
+        };
+        assert_eq!(names(&runs), [Path::new("results/speed/1")]);
+        assert_eq!(latest_rows(&runs).len(), runs[0].rows.len());
+        assert_eq!(names(&runs[1..]), [Path::new("results/speed/2")]);
+        assert!(latest_rows(&runs[1..]).is_empty());
     }
 }
