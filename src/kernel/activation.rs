@@ -1,4 +1,4 @@
-//! GELU in its exact form: x/2 (1 + erf(x / sqrt 2)).
+//! GELU in its exact form, x/2 (1 + erf(x / sqrt 2)), and ReLU.
 
 use candle_core::{CpuStorage, CustomOp1, Device, Layout, Result, Shape, Tensor};
 
@@ -31,6 +31,14 @@ pub fn gelu(x: &Tensor) -> Result<Tensor> {
 pub fn composed(x: &Tensor) -> Result<Tensor> {
     let erf = (x * std::f64::consts::FRAC_1_SQRT_2)?.erf()?;
     (x * 0.5)? * (erf + 1.0)?
+}
+
+/// max(x, 0), without a gradient at exactly 0 (candle's own passes one on to dead units).
+///
+/// # Errors
+/// Failures of the device.
+pub fn relu(x: &Tensor) -> Result<Tensor> {
+    x * x.gt(0f32)?.to_dtype(x.dtype())?
 }
 
 struct Gelu;

@@ -10,10 +10,10 @@ use candle_core::{DType, Error, Result, Tensor, bail};
 
 use super::layer::{Block, BlockConfig, Call};
 use super::{InitScheme, ModelConfig, Pooling};
-use crate::kernel::block::Residual;
 use crate::kernel::norm;
 use crate::nn::dropout::Dropout;
 use crate::nn::embedding::Embedding;
+use crate::nn::ffn::FfnForm;
 use crate::nn::head::Head;
 use crate::nn::params::{Builder, Group, Init, Spec};
 
@@ -155,7 +155,7 @@ impl ModelConfig {
             max_len: self.max_len,
             causal: false,
             layer,
-            residual: Residual::Raw,
+            form: FfnForm::default(),
         }
     }
 }

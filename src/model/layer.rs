@@ -10,7 +10,7 @@ use crate::kernel::linear::linear;
 use crate::kernel::nan_trace;
 use crate::kernel::norm;
 use crate::nn::dropout::Dropout;
-use crate::nn::ffn::Ffn;
+use crate::nn::ffn::{Ffn, FfnForm};
 use crate::nn::params::{Builder, Group, Init, Spec};
 
 /// What a block is built for.
@@ -36,8 +36,8 @@ pub struct BlockConfig {
     pub causal: bool,
     /// Number of the layer.
     pub layer: usize,
-    /// What the skip path carries.
-    pub residual: Residual,
+    /// What the skip path carries, and the form of the feed-forward half.
+    pub form: FfnForm,
 }
 
 /// What one forward of a block needs besides its input.
@@ -70,7 +70,7 @@ pub struct AttentionLayer {
 }
 
 /// Names of the projections a mechanism reads, and how their outputs lie in a row.
-fn layout(projections: Projections) -> (&'static [&'static str], Parts) {
+pub(super) fn layout(projections: Projections) -> (&'static [&'static str], Parts) {
     match projections {
         Projections::Qkv => (&["attn.q", "attn.k", "attn.v"], Parts::QKV),
         Projections::SharedQk => (&["attn.q", "attn.v"], Parts::QV),
@@ -78,7 +78,7 @@ fn layout(projections: Projections) -> (&'static [&'static str], Parts) {
     }
 }
 
-fn linear_specs(names: &[&str], out: usize, width: usize, bias: bool) -> Vec<Spec> {
+pub(super) fn linear_specs(names: &[&str], out: usize, width: usize, bias: bool) -> Vec<Spec> {
     let mut specs = Vec::new();
     for name in names {
         specs.push(Spec::new(&format!("{name}.weight"), &[out, width], Init::fan_in(width)));
@@ -129,7 +129,7 @@ impl AttentionLayer {
         )?;
         let output = builder.group(&linear_specs(&["attn.o"], width, inner, config.bias))?;
         let spec = Projection { norm: true, outputs: names.len(), bias: config.bias };
-        let (heads, residual) = (config.heads, config.residual);
+        let (heads, residual) = (config.heads, config.form.residual);
         Ok(Self { mechanism, needs, heads, residual, spec, projection, global, output })
     }
 
@@ -267,7 +267,7 @@ impl Block {
     /// As [`AttentionLayer::new`].
     pub fn new(config: &BlockConfig, builder: &Builder) -> Result<Self> {
         let attention = AttentionLayer::new(config, builder)?;
-        let ffn = Ffn::new(builder, config.width, config.ffn, config.residual)?;
+        let ffn = Ffn::new(builder, config.width, config.ffn, config.form)?;
         let name = format!("layer {} ({})", config.layer + 1, config.entry.name);
         Ok(Self { attention, ffn, name })
     }

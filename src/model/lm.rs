@@ -22,6 +22,7 @@ use crate::kernel::embedding::embedding;
 use crate::kernel::linear::linear;
 use crate::kernel::loss::cross_entropy;
 use crate::nn::dropout::Dropout;
+use crate::nn::ffn::FfnForm;
 use crate::nn::params::{Builder, Init, Spec};
 
 /// What stands in front of a stream's first segment.
@@ -131,7 +132,7 @@ impl LmConfig {
             max_len: self.block + self.mem,
             causal: true,
             layer,
-            residual: self.form.residual,
+            form: FfnForm { residual: self.form.residual, ..FfnForm::default() },
         }
     }
 }

@@ -7,6 +7,8 @@
 //! | [`pair`] | two towers over pairs of documents |
 //! | [`lm`] | the causal language model with cache |
 //! | [`evaluate`] | its evaluation protocols |
+//! | [`word_lm`] | the word language model with adaptive input and softmax |
+//! | [`roberta`] | the post-norm encoder of masked language models and fine-tuning |
 //! | [`cost`] | parameters, FLOPs and state bytes from a configuration |
 //! | [`preset`], [`language_preset`] | published backbones, as data |
 //! | [`family`] | what a request for a model means: the table of families |
@@ -22,8 +24,10 @@ pub mod layer;
 pub mod lm;
 pub mod pair;
 pub mod preset;
+pub mod roberta;
 #[cfg(test)]
 mod tests;
+pub mod word_lm;
 
 use crate::attention::knobs::Knobs;
 use crate::attention::{Entry, Shape};

@@ -50,6 +50,12 @@ impl Dropout {
         Self { seed: mix(mix(self.seed) ^ number), ..self }
     }
 
+    /// The same stream at another rate; where nothing is dropped, nothing still is.
+    #[must_use]
+    pub fn with_rate(self, rate: f64) -> Self {
+        if self.is_none() { self } else { Self { rate, ..self } }
+    }
+
     /// Whether nothing is dropped.
     pub fn is_none(&self) -> bool {
         self.rate == 0.0

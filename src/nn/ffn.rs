@@ -1,18 +1,39 @@
-//! The feed-forward half of a block: FFN(x) = fc2(GELU(fc1(x))) with its LayerNorm and residual.
+//! The feed-forward half of a block: FFN(x) = fc2(GELU(fc1(x))), or with ReLU, with its LayerNorm and residual.
 
 use candle_core::{Result, Tensor};
 
 use super::dropout::Dropout;
 use super::params::{Builder, Group, Init, Spec};
-use crate::kernel::activation::gelu;
+use crate::kernel::activation::{gelu, relu};
 use crate::kernel::block::{self, Residual};
 use crate::kernel::linear::linear;
 use crate::kernel::norm::{EPS, layer_norm};
 
+/// What stands between the two linear layers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Activation {
+    /// Exact GELU.
+    #[default]
+    Gelu,
+    /// ReLU (fairseq's language models).
+    Relu,
+}
+
+/// Form of a feed-forward half.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct FfnForm {
+    /// What the skip path carries.
+    pub residual: Residual,
+    /// Activation.
+    pub activation: Activation,
+    /// Dropout of the hidden activations where it is not the block's.
+    pub hidden_dropout: Option<f64>,
+}
+
 /// The feed-forward half of a block.
 pub struct Ffn {
     group: Group,
-    residual: Residual,
+    form: FfnForm,
 }
 
 impl Ffn {
@@ -20,7 +41,7 @@ impl Ffn {
     ///
     /// # Errors
     /// Given parameters that are missing or have another shape.
-    pub fn new(builder: &Builder, width: usize, hidden: usize, residual: Residual) -> Result<Self> {
+    pub fn new(builder: &Builder, width: usize, hidden: usize, form: FfnForm) -> Result<Self> {
         let group = builder.group(&[
             Spec::new("norm2.weight", &[width], Init::ONE),
             Spec::new("norm2.bias", &[width], Init::ZERO),
@@ -29,7 +50,7 @@ impl Ffn {
             Spec::new("ffn.fc2.weight", &[width, hidden], Init::fan_in(hidden)),
             Spec::new("ffn.fc2.bias", &[width], Init::fan_in(hidden)),
         ])?;
-        Ok(Self { group, residual })
+        Ok(Self { group, form })
     }
 
     /// x + FFN(LN(x)), or with the normed residual y + FFN(y), y = LN(x); `x` [b, n, width]. Dropout applies to
@@ -38,15 +59,21 @@ impl Ffn {
     /// # Errors
     /// Shapes that do not fit.
     pub fn forward(&self, x: &Tensor, dropout: Dropout) -> Result<Tensor> {
-        if dropout.is_none() {
-            return block::ffn(x, &self.group, self.residual);
+        let FfnForm { residual, activation, hidden_dropout } = self.form;
+        if dropout.is_none() && activation == Activation::Gelu {
+            return block::ffn(x, &self.group, residual);
         }
         let part = |index| self.group.part(index);
         let normal = layer_norm(x, &part(0)?, &part(1)?, EPS)?;
-        let hidden = gelu(&linear(&normal, &part(2)?, Some(&part(3)?))?)?;
-        let change = linear(&dropout.apply(&hidden, 0)?, &part(4)?, Some(&part(5)?))?;
+        let hidden = linear(&normal, &part(2)?, Some(&part(3)?))?;
+        let hidden = match activation {
+            Activation::Gelu => gelu(&hidden)?,
+            Activation::Relu => relu(&hidden)?,
+        };
+        let inner = hidden_dropout.map_or(dropout, |rate| dropout.with_rate(rate));
+        let change = linear(&inner.apply(&hidden, 0)?, &part(4)?, Some(&part(5)?))?;
         let change = dropout.apply(&change, 1)?;
-        match self.residual {
+        match residual {
             Residual::Raw => x + change,
             Residual::Normed => normal + change,
         }

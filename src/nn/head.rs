@@ -3,6 +3,7 @@
 use candle_core::{Result, Tensor};
 
 use super::params::{Builder, Group, Init, Spec};
+use crate::kernel::activation::relu;
 use crate::kernel::linear::linear;
 
 /// Two linear layers with a ReLU between them.
@@ -32,8 +33,6 @@ impl Head {
     pub fn forward(&self, features: &Tensor) -> Result<Tensor> {
         let part = |index| self.group.part(index);
         let hidden = linear(features, &part(0)?, Some(&part(1)?))?;
-        // candle's relu passes a gradient at exactly 0; dead units must have none
-        let alive = hidden.gt(0f32)?.to_dtype(hidden.dtype())?;
-        linear(&(hidden * alive)?, &part(2)?, Some(&part(3)?))
+        linear(&relu(&hidden)?, &part(2)?, Some(&part(3)?))
     }
 }

@@ -25,6 +25,13 @@ pub enum Init {
         /// Standard deviation.
         std: f64,
     },
+    /// Normal around zero, except one row of zeros.
+    NormalZeroRow {
+        /// Standard deviation.
+        std: f64,
+        /// The row that is zero, such as that of padding.
+        row: usize,
+    },
     /// Uniform in `[-bound, bound)`.
     Uniform {
         /// Bound.
@@ -396,6 +403,12 @@ impl Shared {
                 match init {
                     Init::Const(value) => Tensor::full(value as f32, shape, &self.device),
                     Init::Normal { mean, std } => stream.normal_tensor(shape, mean, std, &self.device),
+                    Init::NormalZeroRow { std, row } => {
+                        let rows = shape.dims().first().copied().unwrap_or(1);
+                        let keep: Vec<f32> = (0..rows).map(|at| f32::from(u8::from(at != row))).collect();
+                        let keep = Tensor::from_vec(keep, (rows, 1), &self.device)?;
+                        stream.normal_tensor(shape, 0.0, std, &self.device)?.broadcast_mul(&keep)
+                    }
                     Init::Uniform { bound } => stream.uniform_tensor(shape, -bound, bound, &self.device),
                 }
             }

@@ -10,6 +10,7 @@ mod mechanism;
 pub mod shipped;
 mod train;
 mod whole;
+mod words;
 
 use candle_core::Device;
 
@@ -92,6 +93,10 @@ pub fn check_bytes(file: &str, bytes: &[u8], device: &Device) -> Result<Verdict,
         "classifier" => classifier::compute(&golden, device)?.verdict(&golden),
         "lm" => language::compute(&golden, device)?.verdict(&golden),
         "eval" => language::evaluate(&golden, device)?.verdict(&golden),
+        "adaptive" => words::adaptive(&golden, device)?.verdict(&golden),
+        "wordlm" => words::word_lm(&golden, device)?.verdict(&golden),
+        "wordlm-eval" => words::word_lm_eval(&golden, device)?.verdict(&golden),
+        "mlm" | "cls" => words::roberta(&golden, device)?.verdict(&golden),
         "train" => train::compute(&golden, device)?.verdict(&golden),
         level => Err(CheckError::UnknownMechanism { file: file.into(), mechanism: format!("level {level}") }),
     }

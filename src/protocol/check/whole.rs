@@ -66,6 +66,11 @@ impl Computed {
         self.parameters = params.count();
     }
 
+    /// Takes `count` trained numbers back: leaves that are inputs of a level, not weights of a model.
+    pub fn discount(&mut self, count: usize) {
+        self.parameters -= count;
+    }
+
     /// Ends building and adds the gradient of `loss` for every weight.
     pub fn gradients(&mut self, golden: &Golden, builder: &Builder, loss: &Tensor) -> Result<()> {
         let params = builder.finish();
