@@ -4,6 +4,27 @@
 
 use std::ops::Range;
 
+/// Rows and columns of positions that lie in a plane, row by row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grid {
+    /// Rows.
+    pub rows: usize,
+    /// Columns.
+    pub cols: usize,
+}
+
+impl Grid {
+    /// Number of positions.
+    pub const fn len(self) -> usize {
+        self.rows * self.cols
+    }
+
+    /// Whether there are none.
+    pub const fn is_empty(self) -> bool {
+        self.len() == 0
+    }
+}
+
 /// `len` positions from `start` on, `step` apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {

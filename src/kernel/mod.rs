@@ -12,6 +12,7 @@ pub mod adamw;
 pub mod attend;
 pub mod block;
 pub mod class_token;
+pub mod conv;
 pub mod cpu;
 #[cfg(any(feature = "cuda", test))]
 pub mod cuda;
@@ -34,6 +35,7 @@ pub mod softmax;
 pub mod tape;
 #[cfg(test)]
 mod testing;
+pub mod window_2d;
 
 use std::cell::Cell;
 

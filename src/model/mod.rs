@@ -9,6 +9,7 @@
 //! | [`evaluate`] | its evaluation protocols |
 //! | [`word_lm`] | the word language model with adaptive input and softmax |
 //! | [`roberta`] | the post-norm encoder of masked language models and fine-tuning |
+//! | [`vision`] | image classifiers |
 //! | [`cost`] | parameters, FLOPs and state bytes from a configuration |
 //! | [`preset`], [`language_preset`] | published backbones, as data |
 //! | [`family`] | what a request for a model means: the table of families |
@@ -27,6 +28,7 @@ pub mod preset;
 pub mod roberta;
 #[cfg(test)]
 mod tests;
+pub mod vision;
 pub mod word_lm;
 
 use crate::attention::knobs::Knobs;

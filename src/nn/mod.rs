@@ -1,6 +1,7 @@
 //! Named parameters, initialisation, positions and projections; knows no mechanism by name.
 
 pub mod adaptive;
+pub mod conv;
 pub mod dropout;
 pub mod embedding;
 pub mod ffn;

@@ -80,6 +80,13 @@ impl Golden {
         })
     }
 
+    /// Names of all tensors that have a tolerance.
+    pub(super) fn compared(&self) -> Vec<String> {
+        let mut names: Vec<String> = self.atol.keys().cloned().collect();
+        names.sort();
+        names
+    }
+
     /// A verdict without comparisons.
     pub(super) fn verdict(&self) -> Verdict {
         Verdict {

@@ -9,6 +9,7 @@ mod language;
 mod mechanism;
 pub mod shipped;
 mod train;
+mod vision;
 mod whole;
 mod words;
 
@@ -89,6 +90,7 @@ impl Verdict {
 pub fn check_bytes(file: &str, bytes: &[u8], device: &Device) -> Result<Verdict, CheckError> {
     let golden = Golden::read(file, bytes)?;
     match golden.meta("level") {
+        "" if golden.meta("family") == "vision" => vision::check(&golden, device),
         "" => mechanism::check(&golden, device),
         "classifier" => classifier::compute(&golden, device)?.verdict(&golden),
         "lm" => language::compute(&golden, device)?.verdict(&golden),

@@ -51,6 +51,21 @@ pub(super) struct Computed {
 }
 
 impl Computed {
+    /// One result.
+    pub fn of(name: &str, tensor: Tensor) -> Self {
+        let mut computed = Self::default();
+        computed.put(name, tensor);
+        computed
+    }
+
+    /// A result.
+    pub fn get(&self, name: &str) -> Result<Tensor> {
+        match self.tensors.get(name) {
+            Some((tensor, _)) => Ok(tensor.clone()),
+            None => candle_core::bail!("{name} is not a result of this level"),
+        }
+    }
+
     /// Adds a result.
     pub fn put(&mut self, name: &str, tensor: Tensor) {
         self.tensors.insert(name.to_owned(), (tensor, None));
@@ -91,12 +106,24 @@ impl Computed {
         }
         let results: Vec<String> = serde_json::from_str(golden.meta("results"))
             .map_err(|error| golden.wrong(format!("its results are not a list of names ({error})")))?;
-        for name in &results {
+        self.compare(golden, &mut verdict, &results)?;
+        Ok(verdict)
+    }
+
+    /// Compares everything that the file has a tolerance for.
+    pub fn all(&self, golden: &Golden) -> Checked<Verdict> {
+        let mut verdict = golden.verdict();
+        self.compare(golden, &mut verdict, &golden.compared())?;
+        Ok(verdict)
+    }
+
+    fn compare(&self, golden: &Golden, verdict: &mut Verdict, names: &[String]) -> Checked<()> {
+        for name in names {
             match self.tensors.get(name) {
-                Some((tensor, keep)) => golden.compare(&mut verdict, name, tensor, keep.as_deref())?,
+                Some((tensor, keep)) => golden.compare(verdict, name, tensor, keep.as_deref())?,
                 None => verdict.complain(format!("{name} is not a result of this level")),
             }
         }
-        Ok(verdict)
+        Ok(())
     }
 }

@@ -1,0 +1,280 @@
+//! CvT and CvT*-LS (`SPEC-vision.md` section 5): stages of overlapping convolutions and blocks whose queries, keys and
+//! values come from separable convolutions with batch normalisation; a class token joins in the last stage.
+
+use candle_core::{Result, Tensor};
+
+use super::long_short::{LongShort2d, LongShort2dConfig, Names};
+use super::{Classified, Dense, Flops, Mlp, Norm, merge, split};
+use crate::kernel::conv::Window;
+use crate::kernel::linear::linear;
+use crate::kernel::norm::EPS;
+use crate::kernel::window_2d::{Keys, biased};
+use crate::nn::conv::{BatchNorm, Buffers, Conv, Depthwise, tokens};
+use crate::nn::params::{Builder, Init};
+use crate::pattern::Grid;
+
+/// One stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stage {
+    /// The embedding's convolution.
+    pub window: Window,
+    /// Width.
+    pub width: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Blocks.
+    pub depth: usize,
+    /// Window and slots of long-short attention; none: full attention.
+    pub long_short: Option<(usize, usize)>,
+}
+
+/// A CvT.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CvtConfig {
+    /// Side of the images.
+    pub size: usize,
+    /// The stages; the class token joins in the last.
+    pub stages: Vec<Stage>,
+    /// Classes.
+    pub classes: usize,
+}
+
+impl CvtConfig {
+    /// The published models: `depth` blocks in the second and third stage, with long-short attention where `windows`
+    /// (one per stage) are given.
+    pub fn published(size: usize, depth: [usize; 2], windows: Option<[usize; 3]>) -> Self {
+        let stage = |index: usize, size, stride, pad, width, heads, depth| Stage {
+            window: Window { size, stride, pad },
+            width,
+            heads,
+            depth,
+            long_short: windows.map(|w| (w[index], [16, 16, 8][index])),
+        };
+        let stages = vec![
+            stage(0, 7, 4, 2, 64, 1, 1),
+            stage(1, 3, 2, 1, 192, 3, depth[0]),
+            stage(2, 3, 2, 1, 384, 6, depth[1]),
+        ];
+        Self { size, stages, classes: 1000 }
+    }
+
+    /// Every stage with its grid and its number of class tokens.
+    fn places(&self) -> Vec<(Stage, Grid, usize)> {
+        let mut grid = Grid { rows: self.size, cols: self.size };
+        let last = self.stages.len().saturating_sub(1);
+        let place = |(index, stage): (usize, &Stage)| {
+            grid = stage.window.over(grid);
+            (*stage, grid, usize::from(index == last))
+        };
+        self.stages.iter().enumerate().map(place).collect()
+    }
+
+    /// Cost of one forward of one image.
+    pub fn flops(&self) -> Flops {
+        let (mut all, mut inputs) = (Flops::default(), 3);
+        for (index, (stage, grid, g)) in self.places().into_iter().enumerate() {
+            let (n, e) = (grid.len(), stage.width);
+            let tokens = n + g;
+            let taps = stage.window.size * stage.window.size;
+            all.add(Flops {
+                macs: (taps * inputs * e * n) as u64,
+                layer_norm: (n * e) as u64,
+                batch_norm: 0,
+            });
+            // three separable convolutions, with a fourth for the dynamic projection
+            let separable = if stage.long_short.is_some() { 4 } else { 3 };
+            let projections = separable * 9 * e * n + 3 * e * e * n;
+            let output = if index == 0 { 0 } else { tokens * e * e };
+            let core = match attention(&stage, grid, g) {
+                Some(config) => config.flops(),
+                None => Flops { macs: (2 * tokens * tokens * e) as u64, ..Flops::default() },
+            };
+            let block = Flops {
+                macs: (projections + output + 8 * tokens * e * e) as u64,
+                layer_norm: (2 * tokens * e) as u64,
+                batch_norm: (separable * n * e) as u64,
+            };
+            for _ in 0..stage.depth {
+                all.add(core);
+                all.add(block);
+            }
+            inputs = e;
+        }
+        all.add(Flops { macs: (inputs * self.classes) as u64, layer_norm: inputs as u64, batch_norm: 0 });
+        all
+    }
+}
+
+fn attention(stage: &Stage, grid: Grid, g: usize) -> Option<LongShort2dConfig> {
+    let (w, r) = stage.long_short?;
+    let Stage { heads, width, .. } = *stage;
+    Some(LongShort2dConfig { grid, w, r, g, heads, width, dual_ln: true, rel_pos: false })
+}
+
+/// Depthwise convolution, batch normalisation, pointwise convolution.
+struct Separable {
+    depthwise: Depthwise,
+    norm: BatchNorm,
+    weight: Tensor,
+    bias: Tensor,
+}
+
+impl Separable {
+    fn new(
+        builder: &Builder,
+        name: &str,
+        (inputs, outputs): (usize, usize),
+        buffers: &Buffers,
+    ) -> Result<Self> {
+        Ok(Self {
+            depthwise: Depthwise::new(builder, "depthwise", inputs)?,
+            norm: BatchNorm::new(&builder.pp("bn"), format!("{name}.bn"), inputs, buffers)?,
+            weight: builder
+                .param("pointwise.weight", &[outputs, inputs, 1, 1], Init::fan_in(inputs))?
+                .flatten_from(1)?,
+            bias: builder.param("pointwise.bias", &[outputs], Init::fan_in(inputs))?,
+        })
+    }
+
+    fn forward(&self, x: &Tensor, grid: Grid, train: bool) -> Result<Tensor> {
+        let x = self.norm.forward(&self.depthwise.forward(x, grid)?, train)?;
+        linear(&x, &self.weight, Some(&self.bias))
+    }
+}
+
+struct Block {
+    norm: Norm,
+    projections: [Separable; 3],
+    long_short: Option<(LongShort2d, Separable)>,
+    out: Option<Dense>,
+    mlp: Mlp,
+    heads: usize,
+    grid: Grid,
+    g: usize,
+}
+
+const NAMES: Names = Names { local: "dual_ln_full", global: "dual_ln_dp", bias: "rel_bias" };
+
+impl Block {
+    fn new(
+        (builder, prefix): (&Builder, &str),
+        (stage, grid, g): (&Stage, Grid, usize),
+        first: bool,
+        buffers: &Buffers,
+    ) -> Result<Self> {
+        let Stage { width, heads, .. } = *stage;
+        let (half, other) = (builder.pp("0"), builder.pp("1"));
+        let inner = half.pp("fn");
+        let separable = |name: &str, outputs| {
+            Separable::new(&inner.pp(name), &format!("{prefix}.0.fn.{name}"), (width, outputs), buffers)
+        };
+        let long_short = attention(stage, grid, g)
+            .map(|config| -> Result<_> {
+                let scores = separable("to_dynamic_projection", heads * config.r)?;
+                Ok((LongShort2d::new(config, NAMES, &inner)?, scores))
+            })
+            .transpose()?;
+        Ok(Self {
+            norm: Norm::new(&half, "norm", width, EPS)?,
+            projections: [separable("to_q", width)?, separable("to_k", width)?, separable("to_v", width)?],
+            long_short,
+            out: (!first).then(|| Dense::new(&inner, "to_out.0", (width, width))).transpose()?,
+            mlp: Mlp::new(&other, ["norm", "fn.net.0", "fn.net.3"], width, EPS)?,
+            heads,
+            grid,
+            g,
+        })
+    }
+
+    fn forward(&self, x: &Tensor, train: bool) -> Result<Tensor> {
+        let normal = self.norm.forward(x)?;
+        let (g, n) = (self.g, self.grid.len());
+        let (class, image) = (normal.narrow(1, 0, g)?, normal.narrow(1, g, n)?.contiguous()?);
+        // the class token bypasses the convolutions
+        let project = |separable: &Separable| -> Result<Tensor> {
+            let rows = separable.forward(&image, self.grid, train)?;
+            let rows = if g > 0 { Tensor::cat(&[&class, &rows], 1)? } else { rows };
+            split(&rows, self.heads)
+        };
+        let [q, k, v] = &self.projections;
+        let (q, k, v) = (project(q)?, project(k)?, project(v)?);
+        let out = match &self.long_short {
+            Some((attention, scores)) => {
+                attention.forward([&q, &k, &v], Some(&scores.forward(&image, self.grid, train)?))?
+            }
+            None => biased(&(&q / (q.dim(3)? as f64).sqrt())?, Keys { k: &k, v: &v }, None)?,
+        };
+        let out = merge(&out)?;
+        let out = match &self.out {
+            Some(dense) => dense.forward(&out)?,
+            None => out,
+        };
+        self.mlp.forward(&(x + out)?)
+    }
+}
+
+struct BuiltStage {
+    conv: Conv,
+    norm: Norm,
+    blocks: Vec<Block>,
+}
+
+/// Images to classes.
+pub struct Cvt {
+    stages: Vec<BuiltStage>,
+    class_token: Tensor,
+    norm: Norm,
+    head: Dense,
+}
+
+impl Cvt {
+    /// Parameters under the backbone's public names; running statistics in `buffers`.
+    ///
+    /// # Errors
+    /// A configuration that cannot be built, given parameters that do not fit.
+    pub fn new(config: &CvtConfig, builder: &Builder, buffers: &Buffers) -> Result<Self> {
+        let (mut stages, mut inputs) = (Vec::new(), 3);
+        for (index, (stage, grid, g)) in config.places().into_iter().enumerate() {
+            let embed = builder.pp(format!("stage{}_conv_embed", index + 1));
+            let conv = Conv::new(&embed, "0", (inputs, stage.width), stage.window, true)?;
+            let norm = Norm::new(&embed, "2", stage.width, EPS)?;
+            let block = |number: usize| {
+                let name = format!("stage{}_transformer.0.layers.{number}", index + 1);
+                Block::new((&builder.pp(&name), &name), (&stage, grid, g), index == 0, buffers)
+            };
+            let blocks = (0..stage.depth).map(block).collect::<Result<_>>()?;
+            stages.push(BuiltStage { conv, norm, blocks });
+            inputs = stage.width;
+        }
+        Ok(Self {
+            stages,
+            class_token: builder.param("cls_token", &[1, 1, inputs], Init::normal(1.0))?,
+            norm: Norm::new(builder, "mlp_head.0", inputs, EPS)?,
+            head: Dense::new(builder, "mlp_head.1", (inputs, config.classes))?,
+        })
+    }
+
+    /// `images` [b, 3, s, s] to logits and block outputs; with `train` batch normalisation uses the batch.
+    ///
+    /// # Errors
+    /// Images of another size.
+    pub fn forward(&self, images: &Tensor, train: bool) -> Result<Classified> {
+        let (mut x, mut grid) = tokens(images)?;
+        let mut blocks = Vec::new();
+        for (index, stage) in self.stages.iter().enumerate() {
+            let (patches, next) = stage.conv.forward(&x, grid)?;
+            (x, grid) = (stage.norm.forward(&patches)?, next);
+            let g = usize::from(index + 1 == self.stages.len());
+            if g > 0 {
+                let class = self.class_token.broadcast_as((x.dim(0)?, 1, x.dim(2)?))?.contiguous()?;
+                x = Tensor::cat(&[&class, &x], 1)?;
+            }
+            for block in &stage.blocks {
+                x = block.forward(&x, train)?;
+                blocks.push((x.clone(), g));
+            }
+        }
+        let class = self.norm.forward(&x.narrow(1, 0, 1)?.squeeze(1)?.contiguous()?)?;
+        Ok(Classified { logits: self.head.forward(&class)?, blocks })
+    }
+}

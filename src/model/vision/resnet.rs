@@ -1,0 +1,185 @@
+//! ResNet with bottlenecks (`SPEC-vision.md` section 6). torchvision's names; the stride is in the 3 x 3 convolution.
+
+use candle_core::{Result, Tensor};
+
+use super::{Classified, Dense, Flops};
+use crate::kernel::activation::relu;
+use crate::kernel::conv::Window;
+use crate::nn::conv::{BatchNorm, Buffers, Conv, max_pool, tokens};
+use crate::nn::params::Builder;
+use crate::pattern::Grid;
+
+/// A ResNet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResNetConfig {
+    /// Side of the images.
+    pub size: usize,
+    /// Channels behind the first convolution.
+    pub base: usize,
+    /// Bottlenecks per stage.
+    pub layers: Vec<usize>,
+    /// Classes.
+    pub classes: usize,
+}
+
+/// Outputs of a bottleneck per inner channel.
+const EXPANSION: usize = 4;
+
+const FIRST: Window = Window { size: 7, stride: 2, pad: 3 };
+const POOL: Window = Window { size: 3, stride: 2, pad: 1 };
+const POINT: Window = Window { size: 1, stride: 1, pad: 0 };
+
+/// Inputs, inner channels, stride of one bottleneck.
+type Shape = (usize, usize, usize);
+
+impl ResNetConfig {
+    /// ResNet-50.
+    pub fn resnet_50(size: usize) -> Self {
+        Self { size, base: 64, layers: vec![3, 4, 6, 3], classes: 1000 }
+    }
+
+    /// Every bottleneck with its stage and number.
+    fn bottlenecks(&self) -> Vec<(usize, usize, Shape)> {
+        let mut inputs = self.base;
+        let mut all = Vec::new();
+        for (stage, &count) in self.layers.iter().enumerate() {
+            let inner = self.base << stage;
+            for number in 0..count {
+                let stride = if stage > 0 && number == 0 { 2 } else { 1 };
+                all.push((stage, number, (inputs, inner, stride)));
+                inputs = inner * EXPANSION;
+            }
+        }
+        all
+    }
+
+    /// Cost of one forward of one image.
+    pub fn flops(&self) -> Flops {
+        let mut all = Flops::default();
+        let mut conv = |window: Window, grid: Grid, inputs: usize, outputs: usize| {
+            let out = window.over(grid);
+            let elements = (out.len() * outputs) as u64;
+            let macs = elements * (window.size * window.size * inputs) as u64;
+            all.add(Flops { macs, layer_norm: 0, batch_norm: elements });
+            out
+        };
+        let image = Grid { rows: self.size, cols: self.size };
+        let mut grid = POOL.over(conv(FIRST, image, 3, self.base));
+        let mut width = self.base;
+        for (_, number, (inputs, inner, stride)) in self.bottlenecks() {
+            width = inner * EXPANSION;
+            conv(POINT, grid, inputs, inner);
+            let next = conv(Window { size: 3, stride, pad: 1 }, grid, inner, inner);
+            conv(POINT, next, inner, width);
+            if number == 0 {
+                conv(Window { size: 1, stride, pad: 0 }, grid, inputs, width);
+            }
+            grid = next;
+        }
+        all.add(Flops { macs: (width * self.classes) as u64, ..Flops::default() });
+        all
+    }
+}
+
+/// A convolution without bias and its batch normalisation.
+struct Step {
+    conv: Conv,
+    norm: BatchNorm,
+}
+
+impl Step {
+    fn new(
+        builder: &Builder,
+        prefix: &str,
+        [conv, norm]: [&str; 2],
+        channels: (usize, usize),
+        window: Window,
+        buffers: &Buffers,
+    ) -> Result<Self> {
+        Ok(Self {
+            conv: Conv::new(builder, conv, channels, window, false)?,
+            norm: BatchNorm::new(&builder.pp(norm), format!("{prefix}{norm}"), channels.1, buffers)?,
+        })
+    }
+
+    fn forward(&self, x: &Tensor, grid: Grid, train: bool) -> Result<(Tensor, Grid)> {
+        let (x, grid) = self.conv.forward(x, grid)?;
+        Ok((self.norm.forward(&x, train)?, grid))
+    }
+}
+
+struct Bottleneck {
+    steps: [Step; 3],
+    shortcut: Option<Step>,
+}
+
+impl Bottleneck {
+    fn new(builder: &Builder, prefix: &str, first: bool, shape: Shape, buffers: &Buffers) -> Result<Self> {
+        let (inputs, inner, stride) = shape;
+        let step = |names, channels, window| Step::new(builder, prefix, names, channels, window, buffers);
+        let across = Window { size: 3, stride, pad: 1 };
+        let past = Window { size: 1, stride, pad: 0 };
+        Ok(Self {
+            steps: [
+                step(["conv1", "bn1"], (inputs, inner), POINT)?,
+                step(["conv2", "bn2"], (inner, inner), across)?,
+                step(["conv3", "bn3"], (inner, inner * EXPANSION), POINT)?,
+            ],
+            shortcut: first
+                .then(|| step(["downsample.0", "downsample.1"], (inputs, inner * EXPANSION), past))
+                .transpose()?,
+        })
+    }
+
+    fn forward(&self, x: &Tensor, grid: Grid, train: bool) -> Result<(Tensor, Grid)> {
+        let [first, second, third] = &self.steps;
+        let (y, _) = first.forward(x, grid, train)?;
+        let (y, out) = second.forward(&relu(&y)?, grid, train)?;
+        let (y, _) = third.forward(&relu(&y)?, out, train)?;
+        let past = match &self.shortcut {
+            Some(step) => step.forward(x, grid, train)?.0,
+            None => x.clone(),
+        };
+        Ok((relu(&(y + past)?)?, out))
+    }
+}
+
+/// Images to classes.
+pub struct ResNet {
+    first: Step,
+    bottlenecks: Vec<Bottleneck>,
+    head: Dense,
+}
+
+impl ResNet {
+    /// Parameters under torchvision's names; running statistics in `buffers`.
+    ///
+    /// # Errors
+    /// Given parameters that do not fit.
+    pub fn new(config: &ResNetConfig, builder: &Builder, buffers: &Buffers) -> Result<Self> {
+        let first = Step::new(builder, "", ["conv1", "bn1"], (3, config.base), FIRST, buffers)?;
+        let bottleneck = |(stage, number, shape): (usize, usize, Shape)| {
+            let name = format!("layer{}.{number}", stage + 1);
+            Bottleneck::new(&builder.pp(&name), &format!("{name}."), number == 0, shape, buffers)
+        };
+        let bottlenecks = config.bottlenecks().into_iter().map(bottleneck).collect::<Result<_>>()?;
+        let width = (config.base << config.layers.len().saturating_sub(1)) * EXPANSION;
+        Ok(Self { first, bottlenecks, head: Dense::new(builder, "fc", (width, config.classes))? })
+    }
+
+    /// `images` [b, 3, s, s] to logits and the outputs of all bottlenecks.
+    ///
+    /// # Errors
+    /// Images that are too small.
+    pub fn forward(&self, images: &Tensor, train: bool) -> Result<Classified> {
+        let (pixels, grid) = tokens(images)?;
+        let (x, grid) = self.first.forward(&pixels, grid, train)?;
+        let (mut x, mut grid) = max_pool(&relu(&x)?, grid)?;
+        let mut blocks = Vec::new();
+        for bottleneck in &self.bottlenecks {
+            (x, grid) = bottleneck.forward(&x, grid, train)?;
+            blocks.push((x.clone(), 0));
+        }
+        Ok(Classified { logits: self.head.forward(&x.mean(1)?)?, blocks })
+    }
+}

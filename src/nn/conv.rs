@@ -1,0 +1,219 @@
+//! Convolutions and batch normalisation over images as rows of tokens [b, rows * cols, channels].
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use candle_core::{Result, Tensor, bail};
+
+use super::params::{Builder, Init};
+use crate::kernel::conv::{self, Window};
+use crate::kernel::linear::linear;
+use crate::pattern::Grid;
+
+/// A convolution, `weight` [out, in, size, size].
+pub struct Conv {
+    weight: Tensor, // [out, size * size * in]
+    bias: Option<Tensor>,
+    window: Window,
+}
+
+impl Conv {
+    /// Parameters `<name>.weight` and, with `bias`, `<name>.bias`; PyTorch's start.
+    ///
+    /// # Errors
+    /// Given parameters that are missing or have another shape.
+    pub fn new(
+        builder: &Builder,
+        name: &str,
+        (inputs, outputs): (usize, usize),
+        window: Window,
+        bias: bool,
+    ) -> Result<Self> {
+        let fan = inputs * window.size * window.size;
+        let shape = [outputs, inputs, window.size, window.size];
+        let weight = builder.param(&format!("{name}.weight"), &shape, Init::fan_in(fan))?;
+        // the taps of a patch lie outermost, its channels innermost
+        let weight = weight.permute((0, 2, 3, 1))?.contiguous()?.reshape((outputs, fan))?;
+        let bias = bias
+            .then(|| builder.param(&format!("{name}.bias"), &[outputs], Init::fan_in(fan)))
+            .transpose()?;
+        Ok(Self { weight, bias, window })
+    }
+
+    /// `x` [b, n, in] on `grid` to [b, m, out] and its grid.
+    ///
+    /// # Errors
+    /// Another grid or number of channels; an image smaller than the kernel.
+    pub fn forward(&self, x: &Tensor, grid: Grid) -> Result<(Tensor, Grid)> {
+        let out = self.window.over(grid);
+        if out.is_empty() {
+            bail!(
+                "an image of {} x {} is smaller than a kernel of {}",
+                grid.rows,
+                grid.cols,
+                self.window.size
+            );
+        }
+        let trivial = self.window == Window { size: 1, stride: 1, pad: 0 };
+        let patches = if trivial { x.clone() } else { conv::unfold(x, grid, self.window)? };
+        Ok((linear(&patches, &self.weight, self.bias.as_ref())?, out))
+    }
+}
+
+/// A 3 x 3 convolution of every channel alone.
+pub struct Depthwise {
+    weight: Tensor,
+    bias: Tensor,
+}
+
+impl Depthwise {
+    /// Parameters `<name>.weight` [c, 1, 3, 3] and `<name>.bias`.
+    ///
+    /// # Errors
+    /// Given parameters that are missing or have another shape.
+    pub fn new(builder: &Builder, name: &str, channels: usize) -> Result<Self> {
+        let weight = builder.param(&format!("{name}.weight"), &[channels, 1, 3, 3], Init::fan_in(9))?;
+        let bias = builder.param(&format!("{name}.bias"), &[channels], Init::fan_in(9))?;
+        Ok(Self { weight, bias })
+    }
+
+    /// `x` [b, n, c] on `grid` to the same shape.
+    ///
+    /// # Errors
+    /// Another grid or number of channels.
+    pub fn forward(&self, x: &Tensor, grid: Grid) -> Result<Tensor> {
+        conv::depthwise_2d(x, &self.weight, &self.bias, grid)
+    }
+}
+
+/// Running statistics of a model's batch normalisations, by full name. A clone is the same statistics.
+#[derive(Clone, Default)]
+pub struct Buffers(Arc<Mutex<BTreeMap<String, Tensor>>>);
+
+impl Buffers {
+    /// Statistics that were stored.
+    pub fn given(tensors: impl IntoIterator<Item = (String, Tensor)>) -> Self {
+        Self(Arc::new(Mutex::new(tensors.into_iter().collect())))
+    }
+
+    /// All of them.
+    pub fn all(&self) -> BTreeMap<String, Tensor> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn get(&self, name: &str) -> Option<Tensor> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+    }
+
+    fn set(&self, name: String, tensor: Tensor) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(name, tensor);
+    }
+}
+
+/// Batch normalisation of channels: by the batch while training, by running statistics otherwise.
+pub struct BatchNorm {
+    weight: Tensor,
+    bias: Tensor,
+    name: String,
+    buffers: Buffers,
+}
+
+/// Added to the variance.
+const EPS: f64 = 1e-5;
+/// Share of the new statistics.
+const MOMENTUM: f64 = 0.1;
+
+impl BatchNorm {
+    /// Parameters `weight` and `bias` below `builder`, whose prefix is `name`; statistics `<name>.running_mean` and
+    /// `<name>.running_var` in `buffers`, 0 and 1 where they are not given.
+    ///
+    /// # Errors
+    /// Given parameters or statistics of another shape.
+    pub fn new(builder: &Builder, name: String, channels: usize, buffers: &Buffers) -> Result<Self> {
+        let weight = builder.param("weight", &[channels], Init::ONE)?;
+        let bias = builder.param("bias", &[channels], Init::ZERO)?;
+        for (part, start) in [("running_mean", 0f32), ("running_var", 1f32)] {
+            let full = format!("{name}.{part}");
+            match buffers.get(&full) {
+                Some(given) if given.dims() == [channels] => {}
+                Some(given) => bail!("{full} has shape {:?}, expected {:?}", given.dims(), [channels]),
+                None => buffers.set(full, Tensor::full(start, channels, &builder.device())?),
+            }
+        }
+        Ok(Self { weight, bias, name, buffers: buffers.clone() })
+    }
+
+    /// `x` [b, n, c] to the same shape. With `train` the batch's statistics are used, and move the running ones.
+    ///
+    /// # Errors
+    /// Another number of channels.
+    pub fn forward(&self, x: &Tensor, train: bool) -> Result<Tensor> {
+        let (b, n, c) = x.dims3()?;
+        let [mean_name, variance_name] =
+            ["running_mean", "running_var"].map(|part| format!("{}.{part}", self.name));
+        let running = |name: &str| match self.buffers.get(name) {
+            Some(tensor) => Ok(tensor),
+            None => bail!("{name} is missing"),
+        };
+        let (mean, variance) = (running(&mean_name)?, running(&variance_name)?);
+        if !train {
+            let scale = (&self.weight / (variance + EPS)?.sqrt()?)?;
+            let shift = (&self.bias - (mean * &scale)?)?;
+            return x.broadcast_mul(&scale)?.broadcast_add(&shift);
+        }
+        let count = b * n;
+        let rows = x.reshape((count, c))?;
+        let batch_mean = rows.mean(0)?;
+        let centred = rows.broadcast_sub(&batch_mean)?;
+        let batch_variance = centred.sqr()?.mean(0)?;
+        let moved = |old: Tensor, new: &Tensor, scale: f64| {
+            (old * (1.0 - MOMENTUM))? + (new.detach() * (MOMENTUM * scale))?
+        };
+        let unbiased = count as f64 / count.saturating_sub(1).max(1) as f64;
+        self.buffers.set(mean_name, moved(mean, &batch_mean, 1.0)?);
+        self.buffers.set(variance_name, moved(variance, &batch_variance, unbiased)?);
+        let normal = centred.broadcast_div(&(batch_variance + EPS)?.sqrt()?)?;
+        normal.broadcast_mul(&self.weight)?.broadcast_add(&self.bias)?.reshape((b, n, c))
+    }
+}
+
+/// Images [b, c, rows, cols] as rows of tokens [b, rows * cols, c], and their grid.
+///
+/// # Errors
+/// Not four dimensions.
+pub fn tokens(images: &Tensor) -> Result<(Tensor, Grid)> {
+    let (_, _, rows, cols) = images.dims4()?;
+    Ok((images.flatten_from(2)?.transpose(1, 2)?.contiguous()?, Grid { rows, cols }))
+}
+
+/// Largest of every 3 x 3 window, stride 2, of `x` [b, n, c], which must not be negative: what is outside counts as 0.
+///
+/// # Errors
+/// Another grid.
+pub fn max_pool(x: &Tensor, grid: Grid) -> Result<(Tensor, Grid)> {
+    let window = Window { size: 3, stride: 2, pad: 1 };
+    let (b, _, c) = x.dims3()?;
+    let out = window.over(grid);
+    Ok((conv::unfold(x, grid, window)?.reshape((b, out.len(), 9, c))?.max(2)?, out))
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+
+    #[test]
+    fn running_statistics_move_a_tenth_of_the_way() {
+        let buffers = Buffers::default();
+        let builder = Builder::seeded(1, &Device::Cpu, false);
+        let norm = BatchNorm::new(&builder.pp("bn"), "bn".to_owned(), 1, &buffers).unwrap();
+        let x = Tensor::new(&[[[1f32], [3.0]], [[5.0], [7.0]]], &Device::Cpu).unwrap();
+        let y = norm.forward(&x, true).unwrap();
+        assert!(y.sum_all().unwrap().to_scalar::<f32>().unwrap().abs() < 1e-5);
+        let all = buffers.all();
+        let value = |name: &str| all[name].to_vec1::<f32>().unwrap()[0];
+        assert!((value("bn.running_mean") - 0.4).abs() < 1e-6);
+        assert!((value("bn.running_var") - (0.9 + 0.1 * 20.0 / 3.0)).abs() < 1e-5);
+    }
+}

@@ -1,0 +1,259 @@
+//! Golden files of images (`SPEC-vision.md` section 1): attention over grids, whole models, and the measures of the
+//! tables and figures. Their leaves are inputs and weights alike.
+
+use candle_core::{DType, Device, Result, Tensor};
+use serde_json::Value;
+
+use super::whole::{Checked, Computed, size, weights};
+use super::{CheckError, Golden, Verdict};
+use crate::kernel::conv::Window;
+use crate::kernel::linear::linear;
+use crate::model::vision::cvt::{self, Cvt, CvtConfig};
+use crate::model::vision::long_short::{LongShort2d, LongShort2dConfig, Names};
+use crate::model::vision::resnet::{ResNet, ResNetConfig};
+use crate::model::vision::similarity::{corruption_error, patch_cosine};
+use crate::model::vision::vil::{self, Vil, VilConfig, full_2d};
+use crate::model::vision::vit::{Vit, VitConfig};
+use crate::model::vision::{Classified, Flops};
+use crate::nn::conv::Buffers;
+use crate::nn::params::{Builder, Init};
+use crate::pattern::Grid;
+
+/// One file with the builder of its leaves.
+struct Case<'a> {
+    golden: &'a Golden,
+    builder: Builder,
+    device: &'a Device,
+}
+
+/// Checks one file.
+pub(super) fn check(golden: &Golden, device: &Device) -> Checked<Verdict> {
+    let case = Case { golden, builder: weights(golden, device)?, device };
+    let (mut computed, flops) = match golden.meta("mechanism") {
+        "ls2d" => case.long_short()?,
+        "full2d" => case.full()?,
+        "vil-ls" => case.vil()?,
+        "cvt" => case.cvt()?,
+        "vit" => case.vit()?,
+        "resnet" => case.resnet()?,
+        "patch-cosine" => case.patch_cosine()?,
+        "mce" => case.mce()?,
+        other => {
+            let (file, mechanism) = (golden.file.clone(), other.to_owned());
+            return Err(CheckError::UnknownMechanism { file, mechanism });
+        }
+    };
+    case.gradients(&mut computed).map_err(|error| golden.refused(error))?;
+    let mut verdict = computed.all(golden)?;
+    let macs = flops.macs * golden.int("B").unwrap_or(1) as u64;
+    if golden.meta("macs") != macs.to_string() {
+        verdict.complain(format!("{macs} multiply-adds, expected {}", golden.meta("macs")));
+    }
+    Ok(verdict)
+}
+
+impl Case<'_> {
+    fn leaf(&self, name: &str) -> Checked<Tensor> {
+        let dims = self.golden.tensor(name)?.dims().to_vec();
+        self.builder.param(name, &dims, Init::ZERO).map_err(|error| self.golden.refused(error))
+    }
+
+    fn run<T>(&self, f: impl FnOnce() -> Result<T>) -> Checked<T> {
+        f().map_err(|error| self.golden.refused(error))
+    }
+
+    /// Gradients of sum(out grad_out) for every leaf.
+    fn gradients(&self, computed: &mut Computed) -> Result<()> {
+        let grad =
+            self.golden.tensor("grad_out").map_err(candle_core::Error::wrap)?.to_device(self.device)?;
+        let loss = (computed.get("out")? * grad)?.sum_all()?;
+        computed.gradients(self.golden, &self.builder, &loss)
+    }
+
+    fn grid(&self) -> Checked<Grid> {
+        Ok(Grid { rows: size(self.golden, "rows")?, cols: size(self.golden, "cols")? })
+    }
+
+    fn flag(&self, key: &str) -> bool {
+        self.golden.config.get(key).and_then(Value::as_bool).unwrap_or(false)
+    }
+
+    fn long_short(&self) -> Checked<(Computed, Flops)> {
+        let golden = self.golden;
+        let size = |key| size(golden, key);
+        let (heads, g, r) = (size("H")?, size("g")?, size("r")?);
+        let config = LongShort2dConfig {
+            grid: self.grid()?,
+            w: size("w")?,
+            r,
+            g,
+            heads,
+            width: heads * size("D")?,
+            dual_ln: self.flag("dual_ln"),
+            rel_pos: self.flag("rel_pos"),
+        };
+        let qkv = [self.leaf("q")?, self.leaf("k")?, self.leaf("v")?];
+        let scores = if r > 0 {
+            let (x, weight, bias) = (self.leaf("x")?, self.leaf("dp.weight")?, self.leaf("dp.bias")?);
+            Some(
+                self.run(|| linear(&x.narrow(1, g, config.grid.len())?.contiguous()?, &weight, Some(&bias)))?,
+            )
+        } else {
+            None
+        };
+        let names = Names { local: "ln_local", global: "ln_global", bias: "rel_bias" };
+        let out = self.run(|| {
+            LongShort2d::new(config, names, &self.builder)?.forward(qkv.each_ref(), scores.as_ref())
+        })?;
+        Ok((Computed::of("out", out), config.flops()))
+    }
+
+    fn full(&self) -> Checked<(Computed, Flops)> {
+        let grid = self.grid()?;
+        let qkv = [self.leaf("q")?, self.leaf("k")?, self.leaf("v")?];
+        let table = self.leaf("rel_bias")?;
+        let global = match size(self.golden, "g")? {
+            0 => None,
+            _ => Some((self.leaf("g2l_bias")?, self.leaf("g2g_bias")?)),
+        };
+        let global = global.as_ref().map(|(lines, corner)| (lines, corner));
+        let out = self.run(|| full_2d(qkv.each_ref(), &table, global, grid))?;
+        let n = size(self.golden, "N")?;
+        let macs = 2 * n * n * size(self.golden, "H")? * size(self.golden, "D")?;
+        Ok((Computed::of("out", out), Flops { macs: macs as u64, ..Flops::default() }))
+    }
+
+    /// Logits and Figure 6's values of every block.
+    fn classified(&self, forward: impl FnOnce(&Tensor) -> Result<Classified>) -> Checked<Computed> {
+        let image = self.leaf("image")?;
+        self.run(|| {
+            let Classified { logits, blocks } = forward(&image)?;
+            let mut computed = Computed::of("out", logits);
+            if self.golden.tensors.contains_key("cosine") {
+                let all = blocks.iter().map(|(x, skip)| patch_cosine(x, *skip));
+                let (absolute, signed): (Vec<_>, Vec<_>) =
+                    all.collect::<Result<Vec<_>>>()?.into_iter().unzip();
+                computed.put("cosine", Tensor::stack(&absolute, 0)?);
+                computed.put("cosine_signed", Tensor::stack(&signed, 0)?);
+            }
+            Ok(computed)
+        })
+    }
+
+    fn list(&self, key: &str) -> Vec<&Value> {
+        self.golden.config.get(key).and_then(Value::as_array).into_iter().flatten().collect()
+    }
+
+    fn sizes(&self, key: &str, count: usize) -> Checked<Vec<usize>> {
+        let all: Vec<usize> =
+            self.list(key).into_iter().filter_map(Value::as_u64).map(|x| x as usize).collect();
+        if all.len() < count {
+            return Err(self.golden.wrong(format!("its {key} are not {count} whole numbers")));
+        }
+        Ok(all)
+    }
+
+    /// Running statistics of the file.
+    fn buffers(&self) -> Buffers {
+        let running = |name: &str| name.ends_with("running_mean") || name.ends_with("running_var");
+        let all = self.golden.tensors.iter().filter(|(name, _)| running(name) && !name.starts_with("new_"));
+        Buffers::given(all.map(|(name, tensor)| (name.clone(), tensor.clone())))
+    }
+
+    fn vil(&self) -> Checked<(Computed, Flops)> {
+        let stage = |stage: &Value| {
+            let size = |key: &str| stage.get(key).and_then(Value::as_u64).map(|x| x as usize);
+            Some(vil::Stage {
+                patch: size("p")?,
+                width: size("d")?,
+                heads: size("h")?,
+                depth: size("n")?,
+                global: size("g")?,
+                long_short: size("s")? == 1,
+            })
+        };
+        let stages: Option<Vec<_>> = self.list("stages").into_iter().map(stage).collect();
+        let config = VilConfig {
+            size: size(self.golden, "size")?,
+            stages: stages.ok_or_else(|| self.golden.wrong("its stages are not complete".to_owned()))?,
+            w: size(self.golden, "w")?,
+            r: size(self.golden, "r")?,
+            classes: size(self.golden, "classes")?,
+        };
+        let model = self.run(|| Vil::new(&config, &self.builder))?;
+        Ok((self.classified(|image| model.forward(image))?, config.flops()))
+    }
+
+    fn cvt(&self) -> Checked<(Computed, Flops)> {
+        let depths = self.sizes("depths", 1)?;
+        let count = depths.len();
+        let all = |key| self.sizes(key, count);
+        let (kernels, strides, pads) = (all("kernels")?, all("strides")?, all("pads")?);
+        let (dims, heads, w, r) = (all("dims")?, all("heads")?, all("w")?, all("r")?);
+        let stage = |at: usize| cvt::Stage {
+            window: Window { size: kernels[at], stride: strides[at], pad: pads[at] },
+            width: dims[at],
+            heads: heads[at],
+            depth: depths[at],
+            long_short: self.flag("ls").then_some((w[at], r[at])),
+        };
+        let config = CvtConfig {
+            size: size(self.golden, "size")?,
+            stages: (0..count).map(stage).collect(),
+            classes: size(self.golden, "classes")?,
+        };
+        let (buffers, train) = (self.buffers(), self.flag("train"));
+        let model = self.run(|| Cvt::new(&config, &self.builder, &buffers))?;
+        let mut computed = self.classified(|image| model.forward(image, train))?;
+        for (name, tensor) in buffers.all() {
+            computed.put(&format!("new_{name}"), tensor);
+        }
+        Ok((computed, config.flops()))
+    }
+
+    fn vit(&self) -> Checked<(Computed, Flops)> {
+        let size = |key| size(self.golden, key);
+        let config = VitConfig {
+            size: size("size")?,
+            patch: size("p")?,
+            width: size("d")?,
+            heads: size("h")?,
+            depth: size("depth")?,
+            classes: size("classes")?,
+        };
+        let model = self.run(|| Vit::new(&config, &self.builder))?;
+        Ok((self.classified(|image| model.forward(image))?, config.flops()))
+    }
+
+    fn resnet(&self) -> Checked<(Computed, Flops)> {
+        let config = ResNetConfig {
+            size: size(self.golden, "size")?,
+            base: size(self.golden, "base")?,
+            layers: self.sizes("layers", 1)?,
+            classes: size(self.golden, "classes")?,
+        };
+        let model = self.run(|| ResNet::new(&config, &self.builder, &self.buffers()))?;
+        let train = self.flag("train");
+        Ok((self.classified(|image| model.forward(image, train))?, config.flops()))
+    }
+
+    fn patch_cosine(&self) -> Checked<(Computed, Flops)> {
+        let (x, skip) = (self.leaf("x")?, size(self.golden, "g")?);
+        let (absolute, signed) = self.run(|| patch_cosine(&x, skip))?;
+        let mut computed = Computed::of("out", absolute);
+        computed.put("signed", signed);
+        Ok((computed, Flops::default()))
+    }
+
+    fn mce(&self) -> Checked<(Computed, Flops)> {
+        let errors = self.leaf("err")?;
+        let given = |name: &str| self.golden.tensor(name).cloned();
+        let (alexnet, clean, alexnet_clean) = (given("alexnet")?, given("clean")?, given("alexnet_clean")?);
+        let found = self.run(|| corruption_error(&errors, &alexnet, &clean, &alexnet_clean))?;
+        let out = self.run(|| found.mean_ce.reshape(1)?.to_dtype(DType::F32))?;
+        let mut computed = Computed::of("out", out);
+        computed.put("ce", found.ce);
+        computed.put("rel_ce", found.relative_ce);
+        Ok((computed, Flops::default()))
+    }
+}
