@@ -17,6 +17,9 @@ pub mod similarity;
 pub mod vil;
 pub mod vit;
 
+#[cfg(test)]
+mod tests;
+
 use candle_core::{Result, Tensor};
 
 use crate::kernel::activation::gelu;
