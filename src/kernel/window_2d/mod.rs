@@ -4,7 +4,10 @@
 //! Queries are grouped by squares of w x w; all of a square see the same keys: the square and s = max(w / 2, 1) rows and
 //! columns around it, as far as the grid reaches.
 
-use candle_core::{D, Device, Result, Tensor, bail};
+mod composed;
+mod cpu;
+
+use candle_core::{D, DType, Device, Result, Tensor, bail};
 
 use crate::pattern::Grid;
 
@@ -94,47 +97,14 @@ impl Squares {
 /// # Errors
 /// Shapes that do not fit the grid; neither a window nor anything that is seen everywhere.
 pub fn window_2d(q: &Tensor, own: Keys, call: &Window2d) -> Result<Tensor> {
-    let (b, h, n, d) = q.dims4()?;
+    let (_, _, n, _) = q.dims4()?;
     if n != call.grid.len() {
         bail!("{n} tokens are not a grid of {} x {}", call.grid.rows, call.grid.cols);
     }
-    if call.w == 0 {
-        let (k, v) = everywhere(&call.everywhere)?;
-        return softmax(&q.contiguous()?.matmul(&k.t()?)?)?.matmul(&v);
+    if super::fused_cpu(q.device()) && q.dtype() == DType::F32 && call.w > 0 {
+        return cpu::window_2d(q, own, call);
     }
-    let squares = Squares::new(call.grid, call.w);
-    let (queries, keys) = (squares.queries.len() / squares.count, squares.keys.len() / squares.count);
-    let pick = |x: &Tensor, places: &[u32], count: usize| {
-        let padded = Tensor::cat(&[x, &Tensor::zeros((b, h, 1, d), x.dtype(), x.device())?], 2)?;
-        let places = Tensor::new(places, x.device())?;
-        padded.index_select(&places, 2)?.reshape((b * h * squares.count, count, d))
-    };
-    let squared = pick(q, &squares.queries, queries)?;
-    let (near, near_v) = (pick(own.k, &squares.keys, keys)?, pick(own.v, &squares.keys, keys)?);
-    let mut logits = squared.matmul(&near.t()?)?.reshape((b, h, squares.count, queries, keys))?;
-    if let Some(bias) = call.bias {
-        logits = logits.broadcast_add(&bias_of(bias, call.w)?)?;
-    }
-    let visible = |place: &u32| if (*place as usize) < n { 0.0 } else { HIDDEN };
-    let hidden: Vec<f32> = squares.keys.iter().map(visible).collect();
-    let hidden = Tensor::from_vec(hidden, (1, 1, squares.count, 1, keys), q.device())?;
-    let rows = (b, h, squares.count * queries, keys);
-    let mut logits = logits.broadcast_add(&hidden)?.reshape(rows)?;
-    let all = squared.reshape((b, h, squares.count * queries, d))?;
-    let far = match call.everywhere.is_empty() {
-        true => None,
-        false => Some(everywhere(&call.everywhere)?),
-    };
-    if let Some((k, _)) = &far {
-        logits = Tensor::cat(&[logits, all.matmul(&k.t()?)?], D::Minus1)?;
-    }
-    let weights = softmax(&logits)?;
-    let near = weights.narrow(3, 0, keys)?.reshape((b * h * squares.count, queries, keys))?;
-    let mut out = near.contiguous()?.matmul(&near_v)?.reshape((b, h, squares.count * queries, d))?;
-    if let Some((k, v)) = &far {
-        out = (out + weights.narrow(3, keys, k.dim(2)?)?.contiguous()?.matmul(v)?)?;
-    }
-    out.index_select(&Tensor::new(squares.back.as_slice(), q.device())?, 2)
+    composed::window_2d(q, own, call)
 }
 
 /// The keys and values that every query sees, side by side.
@@ -147,18 +117,15 @@ fn everywhere(all: &[Keys]) -> Result<(Tensor, Tensor)> {
     Ok((cat(|keys| keys.k.clone())?, cat(|keys| keys.v.clone())?))
 }
 
-/// The bias of every query of a square for every key, [1, h, 1, queries, keys]; `table` [rows, h].
-fn bias_of(table: &Tensor, w: usize) -> Result<Tensor> {
+/// The row of the bias table for every query of a square and every key.
+fn bias_rows_of(w: usize) -> Vec<u32> {
     let (wide, s) = (key_side(w), reach(w) as isize);
-    let rows = (0..w * w).flat_map(|query| {
-        (0..wide * wide).map(move |key| {
-            let away = |query: usize, key: usize| query as isize - (key as isize - s);
-            bias_row(w, away(query / w, key / wide), away(query % w, key % wide)) as u32
-        })
-    });
-    let bias = table.index_select(&Tensor::from_iter(rows, table.device())?, 0)?;
-    let h = bias.dim(1)?;
-    bias.t()?.contiguous()?.reshape((1, h, 1, w * w, wide * wide))
+    let row = |at: usize| {
+        let (query, key) = (at / (wide * wide), at % (wide * wide));
+        let away = |query: usize, key: usize| query as isize - (key as isize - s);
+        bias_row(w, away(query / w, key / wide), away(query % w, key % wide)) as u32
+    };
+    (0..w * w * wide * wide).map(row).collect()
 }
 
 fn softmax(logits: &Tensor) -> Result<Tensor> {
@@ -201,7 +168,7 @@ pub fn grid_bias(table: &Tensor, grid: Grid) -> Result<Tensor> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::testing::randn;
+    use crate::kernel::testing::{check, randn};
 
     #[test]
     fn the_released_table_has_colliding_rows() {
@@ -224,6 +191,31 @@ mod tests {
         assert_eq!(seen.len(), 30);
         for token in 0..grid.len() {
             assert_eq!(squares.queries[squares.back[token] as usize], token as u32);
+        }
+    }
+
+    #[test]
+    fn fused_is_the_twin() {
+        for (b, h, rows, cols, d, w, extra, bias) in [
+            (1, 1, 1, 1, 1, 1, 0, false),
+            (2, 3, 6, 6, 8, 1, 3, false),
+            (1, 2, 14, 14, 8, 7, 9, true),
+            (2, 2, 9, 13, 5, 4, 2, true),
+            (1, 3, 5, 3, 16, 8, 0, true),
+        ] {
+            let (grid, n) = (Grid { rows, cols }, rows * cols);
+            let image = ["q", "k", "v"].map(|name| randn(name, &[b, h, n, d]));
+            let far = ["far k", "far v"].map(|name| randn(name, &[b, h, extra.max(1), d]));
+            let table = randn("bias", &[bias_rows(w), h]);
+            let inputs: Vec<Tensor> = image.into_iter().chain(far).chain([table]).collect();
+            check(&format!("{rows} x {cols}, w {w}, {extra} more, bias {bias}"), &inputs, 2e-5, |x| {
+                let far = Keys { k: &x[3], v: &x[4] };
+                let everywhere = if extra > 0 { vec![far] } else { Vec::new() };
+                let call = Window2d { grid, w, bias: bias.then_some(&x[5]), everywhere };
+                // what this call does not use must have a gradient all the same
+                let unused = ((x[3].sum_all()? + x[4].sum_all()?)? + x[5].sum_all()?)?;
+                window_2d(&x[0], Keys { k: &x[1], v: &x[2] }, &call)?.broadcast_add(&(unused * 1e-3)?)
+            });
         }
     }
 
