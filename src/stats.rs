@@ -112,6 +112,14 @@ pub fn mean_interval(mean: f64, std: f64, n: usize) -> Option<Interval> {
     Some(Interval::around(mean, t * std / (n as f64).sqrt()))
 }
 
+/// 95 % interval in which the mean of `m` further samples of the same normal distribution lies, by Student's t:
+/// mean ± t(n - 1) s sqrt(1/n + 1/m). `None` for fewer than two samples.
+pub fn prediction_interval(samples: &[f64], m: u64) -> Option<Interval> {
+    let (mean, std, n) = (mean(samples)?, std_dev(samples)?, samples.len() as f64);
+    let t = t_quantile(n - 1.0)?;
+    Some(Interval::around(mean, t * std * (1.0 / n + 1.0 / m.max(1) as f64).sqrt()))
+}
+
 /// Distribution-free 95 % interval of the median: the narrowest symmetric pair of order statistics that
 /// covers it (binomial; Conover, "Practical Nonparametric Statistics", 3rd ed., section 3.2). Fewer than
 /// six samples cannot reach 95 %: then it is [`mean_interval`]'s Student t interval, which assumes a normal
@@ -261,6 +269,35 @@ mod tests {
         // t(0.975; 3) = 3.182446
         close(four.mean_interval.unwrap().high, 2.5 + 3.182446 * (5.0f64 / 3.0).sqrt() / 2.0, 1e-6);
         assert_eq!(four.mean_interval, four.median_interval);
+    }
+
+    /// Standard normal numbers: SplitMix64 through Box and Muller.
+    fn normals(mut state: u64) -> impl FnMut() -> f64 {
+        let mut uniform = move || {
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mut z = state;
+            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+        };
+        move || (-2.0 * (1.0 - uniform()).ln()).sqrt() * (std::f64::consts::TAU * uniform()).cos()
+    }
+
+    #[test]
+    fn an_exact_reproduction_is_called_so_in_95_percent() {
+        const TRIALS: usize = 40_000;
+        for (n, m) in [(2, 4), (3, 4), (4, 4), (2, 1), (4, 1)] {
+            let mut draw = normals(n * 10 + m);
+            let mut within = 0;
+            for _ in 0..TRIALS {
+                let published = (0..m).map(|_| draw()).sum::<f64>() / m as f64;
+                let ours: Vec<f64> = (0..n).map(|_| draw()).collect();
+                within += usize::from(prediction_interval(&ours, m).unwrap().contains(published));
+            }
+            let share = 100.0 * within as f64 / TRIALS as f64;
+            assert!((share - 95.0).abs() <= 1.0, "{n} runs against a mean of {m}: {share} %");
+        }
+        assert_eq!(prediction_interval(&[1.0], 4), None);
     }
 
     #[test]

@@ -53,6 +53,7 @@ out_i = sum_j softmax_j(q_i . k_j / sqrt(D)) v_j over unpadded keys j of visible
         "There is no causal form; Long Range Arena silently switches to full causal attention.",
     ],
     exceptions: &[],
+    idle: &[],
     validate: |_, _| Ok(()),
     needs: |_| Needs::default(),
     cost,

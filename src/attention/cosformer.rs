@@ -4,7 +4,7 @@
 //! [relu(x) sin a, relu(x) cos a] make the re-weighting linear in length.
 
 use super::knobs::{Kind, Knob, Knobs, Value};
-use super::{Entry, Growth, Needs, Paper, Shape, Support, feature};
+use super::{Entry, Growth, Idle, Needs, Paper, Shape, Support, feature};
 
 /// The table line.
 pub static ENTRY: Entry = Entry {
@@ -32,6 +32,14 @@ computed with features [relu(x) sin a_i, relu(x) cos a_i], a_i = pi (i + 1) / (2
         "The released code's elu branch is broken (it adds 1 to a function); feature=elu1 here is elu(x) + 1.",
     ],
     exceptions: &[],
+    idle: &[
+        Idle { knob: "m", when: |knobs, _| knobs.word("reweight") == "none", why: "with reweight=none" },
+        Idle {
+            knob: "negative_slope",
+            when: |knobs, _| knobs.word("feature") != "leaky_relu",
+            why: "without feature=leaky_relu",
+        },
+    ],
     validate,
     needs: |_| Needs::default(),
     cost: feature::cost,

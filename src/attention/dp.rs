@@ -60,6 +60,7 @@ pub static ENTRY: Entry = Entry {
         applies: |knobs, causal| knobs.bool("dual_ln") || (causal && ls::hidden(knobs)),
         reason: "SPEC-ls section 5: DualLN runs over the concatenated heads; mem_compress=hidden multiplies all heads' slots by w_k",
     }],
+    idle: ls::IDLE,
     validate,
     needs: |_| Needs { x: true, ..Needs::default() },
     cost,

@@ -31,6 +31,7 @@ pub static ENTRY: Entry = Entry {
         "The LRA code adds -1e6 to masked logits instead of removing them; equal except where every key is masked.",
     ],
     exceptions: &[],
+    idle: &[],
     validate: |_, _| Ok(()),
     needs: |_| Needs::default(),
     cost,

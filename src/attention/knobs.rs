@@ -227,6 +227,12 @@ impl Knobs {
         pairs.collect::<Vec<_>>().join(",")
     }
 
+    /// Whether the knob called `name` is set to something else than its default.
+    pub fn differs(&self, knobs: &'static [Knob], name: &str) -> bool {
+        let default = knobs.iter().find(|knob| knob.name == name).map(|knob| knob.default.to_string());
+        self.0.get(name).map(ToString::to_string) != default
+    }
+
     /// A whole number. Zero if the mechanism has no such knob.
     pub fn int(&self, name: &str) -> usize {
         self.opt_int(name).unwrap_or(0)

@@ -26,6 +26,7 @@ out_i = sum_j a_ij v_j / max(|sum_j a_ij|, eps) with the sign of the sum (+ at 0
         "Outputs are no convex combinations and can be large where the denominator is near 0; training may need a larger eps.",
     ],
     exceptions: &[],
+    idle: &[],
     validate: feature::validate,
     needs: |_| Needs::default(),
     cost: feature::cost,

@@ -7,7 +7,8 @@ use candle_core::{Result, bail};
 use super::knobs::{Kind, Knob, Knobs, Value};
 use super::long_short::{DualNorm, Extras, LongShort, Projection, Slots};
 use super::{
-    Config, Cost, Entry, Exception, Growth, Mechanism, Needs, Paper, Property, Shape, Support, long_short,
+    Config, Cost, Entry, Exception, Growth, Idle, Mechanism, Needs, Paper, Property, Shape, Support,
+    long_short,
 };
 use crate::nn::params::{Builder, Init};
 
@@ -40,6 +41,13 @@ pub(super) const SHARE_KV: Knob = Knob {
     doc: "one matrix for keys, values and all layers (the LRA code); false: E and F in every layer",
     source: "LRA code of Nystromformer",
 };
+pub(super) const PER_LAYER: Knob = Knob {
+    name: "per_layer",
+    kind: Kind::Bool,
+    default: Value::Bool(false),
+    doc: "with share_kv=true: a matrix per layer, still one for keys and values (the Long Range Arena code)",
+    source: "LRA code of Nystromformer",
+};
 pub(super) const PER_HEAD: Knob = Knob {
     name: "per_head",
     kind: Kind::Bool,
@@ -58,6 +66,7 @@ pub static ENTRY: Entry = Entry {
         K,
         N_MAX,
         SHARE_KV,
+        PER_LAYER,
         PER_HEAD,
         Knob {
             name: "w",
@@ -88,12 +97,17 @@ pub static ENTRY: Entry = Entry {
         applies: |knobs, _| knobs.bool("dual_ln"),
         reason: "SPEC-ls section 5: DualLN runs over the concatenated heads",
     }],
+    idle: IDLE,
     validate,
     needs: |_| Needs::default(),
     cost,
     pattern: |knobs, shape| Some(long_short::pattern(0, Projection::Learned { k: knobs.int("k") }, shape)),
     build: |config, builder| build_with(config, builder, 0),
 };
+
+/// Knobs of both Linformer forms without effect.
+pub(super) const IDLE: &[Idle] =
+    &[Idle { knob: "per_layer", when: |knobs, _| !knobs.bool("share_kv"), why: "with share_kv=false" }];
 
 /// Knobs against the shape, for both Linformer forms.
 pub(super) fn validate(knobs: &Knobs, shape: &Shape) -> std::result::Result<(), String> {
@@ -128,7 +142,8 @@ pub(super) fn build_with(config: &Config, builder: &Builder, window: usize) -> R
     let shape = if knobs.bool("per_head") { vec![config.heads, k, n_max] } else { vec![k, n_max] };
     let init = Init::normal(0.02);
     let slots = if knobs.bool("share_kv") {
-        Slots::Learned { keys: builder.root().param("E", &shape, init)?, values: None }
+        let own = if knobs.bool("per_layer") { builder.clone() } else { builder.root() };
+        Slots::Learned { keys: own.param("E", &shape, init)?, values: None }
     } else {
         let keys = builder.param("E", &shape, init)?;
         Slots::Learned { keys, values: Some(builder.param("F", &shape, init)?) }

@@ -16,6 +16,7 @@ pub static ENTRY: Entry = Entry {
         linformer::K,
         linformer::N_MAX,
         linformer::SHARE_KV,
+        linformer::PER_LAYER,
         linformer::PER_HEAD,
         Knob {
             name: "w",
@@ -43,6 +44,7 @@ pub static ENTRY: Entry = Entry {
         applies: |knobs, _| knobs.bool("dual_ln"),
         reason: "SPEC-ls section 5: DualLN runs over the concatenated heads",
     }],
+    idle: linformer::IDLE,
     validate: linformer::validate,
     needs: |_| Needs::default(),
     cost: linformer::cost,

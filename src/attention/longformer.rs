@@ -7,7 +7,7 @@ use candle_core::Result;
 
 use super::knobs::{Kind, Knob, Knobs, Value};
 use super::{
-    Config, Cost, Entry, Growth, Input, Mechanism, Needs, Output, Paper, Projections, Shape, Support,
+    Config, Cost, Entry, Growth, Idle, Input, Mechanism, Needs, Output, Paper, Projections, Shape, Support,
 };
 use crate::kernel::attend::{Attend, attend};
 use crate::kernel::heads::Heads;
@@ -69,6 +69,11 @@ causal: and j <= i.",
         "A causal global first token is degenerate: it sees only itself.",
     ],
     exceptions: &[],
+    idle: &[Idle {
+        knob: "separate_global",
+        when: |knobs, _| knobs.list("global").is_none_or(|list| list.is_empty()),
+        why: "without global positions",
+    }],
     validate: |_, _| Ok(()),
     needs: |knobs| Needs { projections: Projections::Qkv, x: false, global: separate(knobs) },
     cost,

@@ -11,7 +11,8 @@ use super::long_short::{
     DualNorm, Extras, LongShort, Positions, Projection, Slots, decoder_state, dynamic_group,
 };
 use super::{
-    Config, Cost, Entry, Exception, Growth, Mechanism, Needs, Paper, Property, Shape, Support, long_short,
+    Config, Cost, Entry, Exception, Growth, Idle, Mechanism, Needs, Paper, Property, Shape, Support,
+    long_short,
 };
 use crate::nn::params::{Builder, Init};
 
@@ -114,12 +115,23 @@ pub static ENTRY: Entry = Entry {
         applies: |knobs, causal| knobs.bool("dual_ln") || (causal && hidden(knobs)),
         reason: "SPEC-ls section 5: DualLN runs over the concatenated heads; mem_compress=hidden multiplies all heads' slots by w_k",
     }],
+    idle: IDLE,
     validate,
     needs: |knobs| Needs { x: knobs.int("r") > 0, ..Needs::default() },
     cost,
     pattern: |knobs, shape| Some(long_short::pattern(knobs.int("w"), projection(knobs, shape.causal), shape)),
     build: |config, builder| build_with(config, builder, config.knobs.int("w")),
 };
+
+/// Knobs of `ls` and `dp` without effect.
+pub(super) const IDLE: &[Idle] = &[
+    Idle { knob: "l", when: |_, shape| !shape.causal, why: "outside the causal form" },
+    Idle { knob: "l", when: |knobs, _| knobs.int("r") == 0, why: "without slots (r=0)" },
+    Idle { knob: "mem_compress", when: |knobs, _| knobs.int("r") == 0, why: "without slots (r=0)" },
+    Idle { knob: "compat", when: |knobs, _| knobs.int("r") == 0, why: "without slots (r=0)" },
+    Idle { knob: "dp_input", when: |knobs, _| knobs.int("r") == 0, why: "without slots (r=0)" },
+    Idle { knob: "dp_input", when: |knobs, _| !knobs.bool("dual_ln"), why: "without dual_ln=true" },
+];
 
 pub(super) fn hidden(knobs: &Knobs) -> bool {
     knobs.word("mem_compress") == "hidden" || knobs.word("compat") == "code"

@@ -194,6 +194,17 @@ pub struct Exception {
     pub reason: &'static str,
 }
 
+/// A knob that changes nothing under a condition.
+#[derive(Clone, Copy, Debug)]
+pub struct Idle {
+    /// The knob.
+    pub knob: &'static str,
+    /// The condition.
+    pub when: fn(&Knobs, &Shape) -> bool,
+    /// The condition in words.
+    pub why: &'static str,
+}
+
 /// One attention mechanism, as data.
 pub struct Entry {
     /// Name in CLI, TOML and CSV.
@@ -218,6 +229,8 @@ pub struct Entry {
     pub deviations: &'static [&'static str],
     /// General properties that the definition breaks.
     pub exceptions: &'static [Exception],
+    /// Knobs that change nothing under a condition: setting one then is refused.
+    pub idle: &'static [Idle],
     /// Checks knobs against each other and the shape (rank above length, heads, ...).
     pub validate: fn(&Knobs, &Shape) -> std::result::Result<(), String>,
     /// What the layer must provide.
@@ -228,6 +241,24 @@ pub struct Entry {
     pub pattern: fn(&Knobs, &Shape) -> Option<Pattern>,
     /// Builds the mechanism with its parameters and constants.
     pub build: fn(&Config, &Builder) -> Result<Box<dyn Mechanism>>,
+}
+
+impl Entry {
+    /// What speaks against `knobs` at `shape`: values that do not fit, and ones that are set without effect.
+    ///
+    /// # Errors
+    /// That, and what to do instead.
+    pub fn admits(&self, knobs: &Knobs, shape: &Shape) -> std::result::Result<(), String> {
+        (self.validate)(knobs, shape)?;
+        let changed = knobs.changes(self.knobs);
+        let set = |idle: &&Idle| knobs.differs(self.knobs, idle.knob) && (idle.when)(knobs, shape);
+        match self.idle.iter().find(set) {
+            Some(Idle { knob, why, .. }) => {
+                Err(format!("{}:{changed}: {knob} has no effect {why}; leave it out", self.name))
+            }
+            None => Ok(()),
+        }
+    }
 }
 
 /// What a mechanism is built for.

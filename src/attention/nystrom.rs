@@ -53,6 +53,7 @@ pub static ENTRY: Entry = Entry {
             reason: "SPEC-ls 9.3: c is the largest column sum over all matrices of the batch and heads.",
         },
     ],
+    idle: &[],
     validate,
     needs: |_| Needs::default(),
     cost,

@@ -47,6 +47,7 @@ out_i = sum_j <phi(q_i), phi(k_j)> v_j / (sum_j <phi(q_i), phi(k_j)> + den_eps s
         applies: |knobs, causal| causal && (feature_eps(knobs, true) > 0.0 || knobs.float("den_eps") > 0.0),
         reason: "SPEC-ls 8: performer-causal-eps leaks the future, c depends on later keys while eps does not",
     }],
+    idle: &[],
     validate: feature::validate,
     needs: |_| Needs::default(),
     cost,

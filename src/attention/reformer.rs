@@ -45,6 +45,7 @@ pub static ENTRY: Entry = Entry {
         reason: "SPEC-ls 10.3: positions are sorted by bucket over the whole sequence and cut into chunks, so \
                  later positions move the borders of the chunks that earlier ones are in.",
     }],
+    idle: &[],
     validate,
     needs: |_| Needs { projections: Projections::SharedQk, ..Needs::default() },
     cost,

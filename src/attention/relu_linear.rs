@@ -23,6 +23,7 @@ a_ij = <phi(q_i), phi(k_j)> with phi(x) = max(x, 0), over keys j that are not pa
 out_i = sum_j a_ij v_j / max(sum_j a_ij, eps)",
     deviations: &[],
     exceptions: &[],
+    idle: &[],
     validate: feature::validate,
     needs: |_| Needs::default(),
     cost: feature::cost,

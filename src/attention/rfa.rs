@@ -36,6 +36,7 @@ gate (causal): g_t = sigmoid(w_gate . x_t + b_gate), S_t = g_t S_{t-1} + (1 - g_
         "The released code draws proj anew from a pool of 500 while training; here it is drawn once.",
     ],
     exceptions: &[],
+    idle: &[],
     validate,
     needs: |knobs| Needs { x: knobs.bool("gate"), ..Needs::default() },
     cost,

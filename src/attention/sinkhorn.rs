@@ -7,7 +7,8 @@ use candle_core::{Result, bail};
 
 use super::knobs::{Kind, Knob, Knobs, Value};
 use super::{
-    Config, Cost, Entry, Exception, Growth, Input, Mechanism, Needs, Output, Paper, Property, Shape, Support,
+    Config, Cost, Entry, Exception, Growth, Idle, Input, Mechanism, Needs, Output, Paper, Property, Shape,
+    Support,
 };
 use crate::kernel::group::Group;
 use crate::kernel::sinkhorn::{Activation, Sinkhorn, Sorting, sinkhorn};
@@ -42,6 +43,24 @@ pub static ENTRY: Entry = Entry {
         applies: |knobs, _| released(knobs),
         reason: "SPEC-cos 4: in the released code the length must divide by the block.",
     }],
+    idle: &[
+        Idle { knob: "sort_activation", when: |knobs, _| released(knobs), why: RELEASED },
+        Idle { knob: "temperature", when: |knobs, _| released(knobs), why: RELEASED },
+        Idle { knob: "iters", when: |knobs, _| released(knobs), why: RELEASED },
+        Idle { knob: "sort_net", when: |knobs, _| released(knobs), why: RELEASED },
+        Idle { knob: "hidden", when: |knobs, _| released(knobs), why: RELEASED },
+        Idle { knob: "max_blocks", when: |knobs, _| released(knobs), why: RELEASED },
+        Idle {
+            knob: "iters",
+            when: |knobs, _| knobs.word("sort_activation") == "softmax",
+            why: "with sort_activation=softmax",
+        },
+        Idle {
+            knob: "hidden",
+            when: |knobs, _| knobs.word("sort_net") == "linear",
+            why: "with sort_net=linear",
+        },
+    ],
     validate,
     needs: |_| Needs::default(),
     cost,
@@ -114,6 +133,9 @@ const KNOBS: &[Knob] = &[
         source: "the published mechanism",
     },
 ];
+
+/// Why nothing that belongs to the sorting network changes what the released code computes.
+const RELEASED: &str = "with compat=lra, whose sorted block is the plain sum of all blocks";
 
 fn released(knobs: &Knobs) -> bool {
     knobs.word("layout") == "released-lra"

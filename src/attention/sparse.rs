@@ -8,7 +8,8 @@ use candle_core::Result;
 
 use super::knobs::{Kind, Knob, Knobs, Value};
 use super::{
-    Config, Cost, Entry, Exception, Growth, Input, Mechanism, Needs, Output, Paper, Property, Shape, Support,
+    Config, Cost, Entry, Exception, Growth, Idle, Input, Mechanism, Needs, Output, Paper, Property, Shape,
+    Support,
 };
 use crate::kernel::attend::{Attend, attend};
 use crate::nn::params::Builder;
@@ -86,6 +87,16 @@ causal: and j <= i. With cls, position 0 sees and is seen by all and the pattern
         applies: |knobs, _| knobs.bool("cls"),
         reason: "SPEC-cos 3.4: with cls, position 0 sees all, even when causal",
     }],
+    idle: &[
+        Idle {
+            knob: "block",
+            when: |knobs, _| knobs.word("pattern") == "strided",
+            why: "with pattern=strided",
+        },
+        Idle { knob: "c", when: |knobs, _| knobs.word("pattern") == "strided", why: "with pattern=strided" },
+        Idle { knob: "local", when: |knobs, _| knobs.word("pattern") == "fixed", why: "with pattern=fixed" },
+        Idle { knob: "stride", when: |knobs, _| knobs.word("pattern") == "fixed", why: "with pattern=fixed" },
+    ],
     validate: |knobs, _| match (knobs.int("c"), knobs.int("block")) {
         (c, block) if c > block => {
             Err(format!("sparse: c={c} summary columns do not fit a block of {block}; c is at most block"))

@@ -7,8 +7,8 @@ use candle_core::{D, Result, Tensor, bail};
 
 use super::knobs::{Kind, Knob, Knobs, Value};
 use super::{
-    Config, Cost, Entry, Exception, Growth, Input, Mechanism, Needs, Output, Paper, Projections, Property,
-    Shape, Support,
+    Config, Cost, Entry, Exception, Growth, Idle, Input, Mechanism, Needs, Output, Paper, Projections,
+    Property, Shape, Support,
 };
 use crate::kernel::heads::Heads;
 use crate::kernel::masking::zero_hidden_rows;
@@ -55,6 +55,15 @@ pub static ENTRY: Entry = Entry {
             applies: |knobs, _| mixes(knobs),
             reason: "SPEC-cos 5: the released dense form mixes heads and positions.",
         },
+    ],
+    idle: &[
+        Idle {
+            knob: "k",
+            when: |knobs, _| !has(knobs, "factorized_random"),
+            why: "without mode=factorized_random",
+        },
+        Idle { knob: "hidden", when: |knobs, _| !dense(knobs), why: "without mode=dense" },
+        Idle { knob: "layout", when: |knobs, _| !dense(knobs), why: "without mode=dense" },
     ],
     validate,
     needs: |knobs| Needs {

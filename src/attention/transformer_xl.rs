@@ -33,6 +33,7 @@ pub static ENTRY: Entry = Entry {
         "At the start of a stream there is no memory.",
     ],
     exceptions: &[],
+    idle: &[],
     validate: |_, shape| match shape.causal {
         true => Ok(()),
         false => Err("Transformer-XL is defined for the causal form only".into()),

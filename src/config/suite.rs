@@ -69,10 +69,16 @@ pub struct Suite {
     pub source: String,
     /// What a reader should know about the numbers.
     pub analysis: Option<String>,
+    /// The preset whose sizes the published numbers belong to, where it is not the base's.
+    pub numbers_of: Option<String>,
+    /// Runs behind a published mean, where the source says it.
+    pub source_seeds: Option<u64>,
     /// Settings of every row.
     pub base: Settings,
     /// Rows in order.
     pub rows: Vec<SuiteRow>,
+    /// What the source prints beside them of models that are not run here.
+    pub printed: Vec<Printed>,
     /// The TOML text.
     pub text: String,
 }
@@ -84,14 +90,37 @@ pub struct SuiteRow {
     pub label: String,
     /// Mechanism and knobs.
     pub model: Variant,
-    /// Settings that differ from the base.
+    /// Settings that differ from the base; tasks are those that the row has.
     pub set: Settings,
-    /// What the paper printed.
-    pub published: Option<PublishedTable>,
+    /// What the paper printed, a table per metric.
+    pub published: Vec<PublishedTable>,
     /// Why the code behind the published number does not compute this, and no variant does.
     pub not_comparable: Option<String>,
     /// Line in the file, for messages.
     pub line: usize,
+}
+
+impl SuiteRow {
+    /// What the paper printed for `metric`.
+    pub fn table(&self, metric: &str) -> Option<&PublishedTable> {
+        self.published.iter().find(|table| table.metric == metric)
+    }
+
+    /// Whether the row has a cell for `task`.
+    pub fn has(&self, task: &str) -> bool {
+        self.set.task.as_ref().is_none_or(|tasks| tasks.0.iter().any(|known| known == task))
+    }
+}
+
+/// A line of the source's table that has no model here: it is shown, and compared with nothing.
+#[derive(Clone, Debug)]
+pub struct Printed {
+    /// Name in the paper.
+    pub label: String,
+    /// Why it is not run.
+    pub why: String,
+    /// What the paper printed, a table per metric.
+    pub published: Vec<PublishedTable>,
 }
 
 /// Published numbers of one row.
@@ -117,9 +146,13 @@ struct WireSuite {
     protocol: Spanned<String>,
     source: String,
     analysis: Option<String>,
+    numbers_of: Option<String>,
+    source_seeds: Option<u64>,
     #[serde(default)]
     base: Settings,
     row: Vec<WireRow>,
+    #[serde(default)]
+    printed: Vec<WirePrinted>,
 }
 
 #[derive(Deserialize)]
@@ -131,8 +164,24 @@ struct WireRow {
     knobs: toml::Table,
     #[serde(default)]
     set: Settings,
-    published: Option<Spanned<WirePublished>>,
+    published: Option<Spanned<WireTables>>,
     not_comparable: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WirePrinted {
+    label: String,
+    why: String,
+    published: Spanned<WireTables>,
+}
+
+/// One table, or a list of them.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum WireTables {
+    One(WirePublished),
+    Many(Vec<WirePublished>),
 }
 
 #[derive(Deserialize)]
@@ -215,31 +264,18 @@ impl Suite {
             let start = row.model.span().start;
             let mut model = single(row.model.get_ref()).map_err(|problem| at(start, problem))?;
             model.knobs.extend(row.knobs.iter().map(|(key, value)| (key.clone(), knob_text(value))));
-            let published = match row.published {
-                None => None,
-                Some(published) => {
-                    let start = published.span().start;
-                    let published = published.into_inner();
-                    let values: BTreeMap<_, _> =
-                        published.values.into_iter().map(|(key, values)| (key, values.0)).collect();
-                    if let Some((key, values)) =
-                        values.iter().find(|(_, values)| values.len() != 1 && values.len() != lengths)
-                    {
-                        let count = values.len();
-                        return Err(at(
-                            start,
-                            format!(
-                                "{}: {key} has {count} published values for {lengths} lengths",
-                                row.label
-                            ),
-                        ));
-                    }
-                    Some(PublishedTable { metric: published.metric, values })
-                }
-            };
+            let published = row.published.map(|wire| tables(wire, &row.label, lengths));
+            let published =
+                published.transpose().map_err(|(start, problem)| at(start, problem))?.unwrap_or_default();
             let line = line_of(text, start);
             let (label, set, not_comparable) = (row.label, row.set, row.not_comparable);
             rows.push(SuiteRow { label, model, set, published, not_comparable, line });
+        }
+        let mut printed = Vec::new();
+        for WirePrinted { label, why, published } in wire.printed {
+            let published =
+                tables(published, &label, lengths).map_err(|(start, problem)| at(start, problem))?;
+            printed.push(Printed { label, why, published });
         }
         let name = Path::new(file).file_stem().map_or_else(|| file.into(), |stem| stem.to_string_lossy());
         Ok(Self {
@@ -249,11 +285,38 @@ impl Suite {
             protocol: wire.protocol.into_inner(),
             source: wire.source,
             analysis: wire.analysis,
+            numbers_of: wire.numbers_of,
+            source_seeds: wire.source_seeds,
             base: wire.base,
             rows,
+            printed,
             text: text.to_owned(),
         })
     }
+}
+
+/// The tables of `wire`, or where and what is wrong with them.
+fn tables(
+    wire: Spanned<WireTables>,
+    label: &str,
+    lengths: usize,
+) -> Result<Vec<PublishedTable>, (usize, String)> {
+    let start = wire.span().start;
+    let tables = match wire.into_inner() {
+        WireTables::One(table) => vec![table],
+        WireTables::Many(tables) => tables,
+    };
+    let read = |WirePublished { metric, values }: WirePublished| {
+        let values: BTreeMap<_, _> = values.into_iter().map(|(key, values)| (key, values.0)).collect();
+        match values.iter().find(|(_, values)| values.len() != 1 && values.len() != lengths) {
+            Some((key, values)) => {
+                let count = values.len();
+                Err((start, format!("{label}: {key} has {count} published values for {lengths} lengths")))
+            }
+            None => Ok(PublishedTable { metric, values }),
+        }
+    };
+    tables.into_iter().map(read).collect()
 }
 
 fn line_of(text: &str, offset: usize) -> usize {
@@ -323,7 +386,7 @@ mod tests {
         let row =
             "[[row]]\nlabel = \"a\"\nmodel = \"ls\"\npublished = { metric = \"m\", infer = [1.5, \"oom\"] }";
         let suite = Suite::parse("x.toml", &format!("{HEAD}{row}")).unwrap();
-        let table = suite.rows[0].published.as_ref().unwrap();
+        let table = suite.rows[0].table("m").unwrap();
         assert_eq!(table.at("infer", 0), Some(Published::Value(1.5)));
         assert_eq!(table.at("infer", 1), Some(Published::Outcome(Outcome::Oom)));
         assert_eq!(table.at("train", 0), None);

@@ -110,7 +110,7 @@ impl LmConfig {
         }
         let mut shape = self.backbone.shape(1, self.block, true);
         shape.keys += self.mem;
-        (self.entry.validate)(&self.knobs, &shape).map_err(|reason| ConfigError::Knobs { mechanism, reason })
+        self.entry.admits(&self.knobs, &shape).map_err(|reason| ConfigError::Knobs { mechanism, reason })
     }
 
     /// The same model for segments of `block` behind `mem` cached positions, of which a mechanism without cache has none.

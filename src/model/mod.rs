@@ -253,6 +253,6 @@ impl ModelConfig {
         }
         let mut shape = self.backbone.shape(1, self.max_len, false);
         shape.cls = self.pooling == Pooling::ClsLastLayer;
-        (self.entry.validate)(&self.knobs, &shape).map_err(|reason| ConfigError::Knobs { mechanism, reason })
+        self.entry.admits(&self.knobs, &shape).map_err(|reason| ConfigError::Knobs { mechanism, reason })
     }
 }

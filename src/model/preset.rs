@@ -192,6 +192,17 @@ const fn pathfinder(layers: usize, heads: usize, width: usize, inner: usize, ffn
     form.inner(inner).arena(Positions::Sinusoid).pool(Pooling::Mean)
 }
 
+const REPO_LISTOPS: Form = Form::new(Backbone::new(4, 512, 8, 1024), LIST_OPS, 10, 2000)
+    .arena(Positions::Sinusoid)
+    .pool(Pooling::ClsFront);
+const REPO_TEXT: Form = Form::new(Backbone::new(4, 256, 4, 1024), BYTES, 2, 1000)
+    .arena(Positions::Sinusoid)
+    .pool(Pooling::ClsFront);
+const REPO_RETRIEVAL: Form = Form::new(Backbone::new(4, 128, 4, 512), BYTES, 2, 4000)
+    .pair()
+    .arena(Positions::Sinusoid)
+    .pool(Pooling::First);
+
 static LRA_REPO: Preset = Preset {
     name: "lra-repo",
     title: "Long Range Arena, as its repository is configured; Text: 4 layers, d 256, 4 heads, FFN 1024",
@@ -202,25 +213,9 @@ static LRA_REPO: Preset = Preset {
                   sizes in the common form with biases and learned positions.",
     source: "google-research/long-range-arena, configs of each task",
     forms: &[
-        (
-            "listops",
-            Form::new(Backbone::new(4, 512, 8, 1024), LIST_OPS, 10, 2000)
-                .arena(Positions::Sinusoid)
-                .pool(Pooling::ClsFront),
-        ),
-        (
-            "text",
-            Form::new(Backbone::new(4, 256, 4, 1024), BYTES, 2, 1000)
-                .arena(Positions::Sinusoid)
-                .pool(Pooling::ClsFront),
-        ),
-        (
-            "retrieval",
-            Form::new(Backbone::new(4, 128, 4, 512), BYTES, 2, 4000)
-                .pair()
-                .arena(Positions::Sinusoid)
-                .pool(Pooling::First),
-        ),
+        ("listops", REPO_LISTOPS),
+        ("text", REPO_TEXT),
+        ("retrieval", REPO_RETRIEVAL),
         ("image", REPO_IMAGE),
         ("pathfinder32", REPO_PATHFINDER),
         ("pathfinder64", REPO_PATHFINDER),
@@ -233,6 +228,10 @@ static LRA_REPO: Preset = Preset {
         ),
     ],
     own: &[
+        // its Sinkhorn encoder has no class vector
+        ("listops", "sinkhorn", REPO_LISTOPS.pool(Pooling::Mean)),
+        ("text", "sinkhorn", REPO_TEXT.pool(Pooling::Mean)),
+        ("retrieval", "sinkhorn", REPO_RETRIEVAL.pool(Pooling::Mean)),
         ("image", "local", image(1, 128, 64, 128, 2).pool(Pooling::Mean)),
         ("image", "bigbird", image(1, 128, 64, 128, 1)),
         ("image", "longformer", image(4, 128, 64, 128, 4).pool(Pooling::Mean)),
@@ -256,6 +255,16 @@ const PAPER_LONG: Backbone = Backbone::new(6, 512, 8, 2048);
 const PAPER_PATHFINDER: Form =
     Form::new(Backbone::new(4, 128, 8, 128), GREYS, 2, 1024).arena(Positions::Sinusoid).pool(Pooling::Mean);
 
+const PAPER_LISTOPS: Form =
+    Form::new(PAPER_LONG, LIST_OPS, 10, 2000).arena(Positions::Sinusoid).pool(Pooling::ClsFront);
+const PAPER_TEXT: Form =
+    Form::new(PAPER_LONG, BYTES, 2, 4000).arena(Positions::Sinusoid).pool(Pooling::ClsFront);
+const PAPER_RETRIEVAL: Form = REPO_RETRIEVAL.pool(Pooling::ClsFront);
+const PAPER_IMAGE: Form = Form::new(Backbone::new(3, 64, 4, 128), GREYS, 10, 1024)
+    .arena(Positions::Learned)
+    .dropout(0.3)
+    .pool(Pooling::ClsFront);
+
 static LRA_PAPER: Preset = Preset {
     name: "lra-paper",
     title: "Long Range Arena, as its paper describes it; Text: 6 layers, d 512, 8 heads, FFN 2048",
@@ -264,30 +273,20 @@ static LRA_PAPER: Preset = Preset {
                   The paper has no Path-X sizes of its own; Pathfinder's are used.",
     source: "Tay et al. 2021, Long Range Arena, appendix",
     forms: &[
-        (
-            "listops",
-            Form::new(PAPER_LONG, LIST_OPS, 10, 2000).arena(Positions::Sinusoid).pool(Pooling::ClsFront),
-        ),
-        ("text", Form::new(PAPER_LONG, BYTES, 2, 4000).arena(Positions::Sinusoid).pool(Pooling::ClsFront)),
-        (
-            "retrieval",
-            Form::new(Backbone::new(4, 128, 4, 512), BYTES, 2, 4000)
-                .pair()
-                .arena(Positions::Sinusoid)
-                .pool(Pooling::ClsFront),
-        ),
-        (
-            "image",
-            Form::new(Backbone::new(3, 64, 4, 128), GREYS, 10, 1024)
-                .arena(Positions::Learned)
-                .dropout(0.3)
-                .pool(Pooling::ClsFront),
-        ),
+        ("listops", PAPER_LISTOPS),
+        ("text", PAPER_TEXT),
+        ("retrieval", PAPER_RETRIEVAL),
+        ("image", PAPER_IMAGE),
         ("pathfinder32", PAPER_PATHFINDER),
         ("pathfinder64", PAPER_PATHFINDER),
         ("pathfinder128", PAPER_PATHFINDER),
     ],
-    own: &[],
+    own: &[
+        ("listops", "sinkhorn", PAPER_LISTOPS.pool(Pooling::Mean)),
+        ("text", "sinkhorn", PAPER_TEXT.pool(Pooling::Mean)),
+        ("retrieval", "sinkhorn", PAPER_RETRIEVAL.pool(Pooling::Mean)),
+        ("image", "sinkhorn", PAPER_IMAGE.pool(Pooling::Mean)),
+    ],
     bare: Form::new(PAPER_LONG, BYTES, 2, 4096).pool(Pooling::ClsFront),
 };
 

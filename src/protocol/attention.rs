@@ -76,7 +76,7 @@ impl Probe {
             false => (support.bidirectional, "bidirectional", "add --causal"),
         };
         ensure!(has, "{name} has no {form} form; {other} or leave {name} out");
-        if let Err(reason) = (choice.entry.validate)(&choice.knobs, &self.shape()) {
+        if let Err(reason) = choice.entry.admits(&choice.knobs, &self.shape()) {
             bail!("{}: {reason}", choice.label());
         }
         Ok(())

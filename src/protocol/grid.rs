@@ -6,7 +6,7 @@
 use crate::attention::choose::{Choice, choose};
 use crate::config::grid::Models;
 use crate::config::settings::Settings;
-use crate::config::suite::{PublishedTable, SHIPPED, Suite};
+use crate::config::suite::{SHIPPED, Suite, SuiteRow};
 use crate::record::{Pass, Published};
 
 /// What the user said.
@@ -56,35 +56,53 @@ pub struct Pick {
     pub choice: Result<Choice, String>,
     /// Settings, all resolved.
     pub settings: Settings,
-    published: Option<PublishedTable>,
+    /// The suite's row.
+    row: Option<SuiteRow>,
     published_lens: Vec<u64>,
 }
 
 impl Pick {
     /// What the paper printed for `metric` of `pass` at `len`.
     pub fn published(&self, metric: &str, pass: Pass, len: u64) -> Option<Published> {
-        let table = self.published.as_ref().filter(|table| table.metric == metric)?;
+        let table = self.row.as_ref()?.table(metric)?;
         let index = self.published_lens.iter().position(|known| *known == len)?;
         table.at(pass.word(), index)
     }
 }
 
 impl Pick {
-    /// What the paper printed for `metric` under `task`.
-    pub fn published_for(&self, metric: &str, task: &str) -> Option<Published> {
-        self.published.as_ref().filter(|table| table.metric == metric)?.at(task, 0)
+    /// Whether its row has a cell for `task`.
+    pub fn has(&self, task: &str) -> bool {
+        self.row.as_ref().is_none_or(|row| row.has(task))
     }
 }
 
-/// What the first row for `model` (a mechanism with its knobs) of the shipped suite has under `key`.
-pub fn published_elsewhere(suite: &str, model: &str, key: &str) -> Option<Published> {
+/// A published number, and what speaks against comparing it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Beside {
+    /// The number.
+    pub published: Published,
+    /// In words, as far as the suite says it.
+    pub foreign: Vec<String>,
+}
+
+/// The number of `row` for `metric` under `key` beside a run with `preset`.
+fn beside(suite: &Suite, row: &SuiteRow, (metric, key): (&str, &str), preset: &str) -> Option<Beside> {
+    let published = row.table(metric)?.at(key, 0)?;
+    let sizes = suite.numbers_of.as_ref().filter(|of| *of != preset);
+    let sizes = sizes.map(|of| format!("sizes of {preset} ({of})"));
+    Some(Beside { published, foreign: sizes.into_iter().chain(row.not_comparable.clone()).collect() })
+}
+
+/// What a row for `model` (a mechanism with its knobs) of the shipped suite has for `metric` under `key`.
+pub fn published_elsewhere(suite: &str, model: &str, what: (&str, &str), preset: &str) -> Option<Beside> {
     let suite = Suite::load(suite).ok()?;
     let wanted = choose(&model.parse().ok()?).ok()?.pop()?.label();
-    let same = |row: &&crate::config::suite::SuiteRow| {
+    let same = |row: &&SuiteRow| {
         let choice = choose(&Models(vec![row.model.clone()])).ok().and_then(|mut choices| choices.pop());
         choice.is_some_and(|choice| choice.label() == wanted)
     };
-    suite.rows.iter().find(same)?.published.as_ref()?.at(key, 0)
+    suite.rows.iter().filter(same).find_map(|row| beside(&suite, row, what, preset))
 }
 
 /// Everything to be measured.
@@ -95,6 +113,13 @@ pub struct Grid {
     pub settings: Settings,
     /// The lines.
     pub picks: Vec<Pick>,
+}
+
+impl Grid {
+    /// What the suite has for `metric` under `key` in the line of `pick`, run with `preset`.
+    pub fn beside(&self, pick: &Pick, what: (&str, &str), preset: &str) -> Option<Beside> {
+        beside(self.suite.as_ref()?, pick.row.as_ref()?, what, preset)
+    }
 }
 
 /// Resolves `flags`.
@@ -148,7 +173,7 @@ fn pick(choice: Choice, settings: Settings) -> Pick {
         model: choice.entry.name.to_owned(),
         choice: Ok(choice),
         settings,
-        published: None,
+        row: None,
         published_lens: Vec::new(),
     }
 }
@@ -186,7 +211,7 @@ fn suite_picks(
             model: row.model.name.clone(),
             choice,
             settings,
-            published: row.published.clone(),
+            row: Some(row.clone()),
             published_lens: suite.base.len.as_ref().map_or_else(Vec::new, |len| len.0.clone()),
         });
     }

@@ -150,7 +150,8 @@ impl Job for Trial {
     }
 
     fn published(&self, task: &str) -> Option<Published> {
-        published_elsewhere(SUITE, &self.request.train.spec.model, task)
+        let spec = &self.request.train.spec;
+        Some(published_elsewhere(SUITE, &spec.model, ("accuracy", task), &spec.preset)?.published)
     }
 }
 
@@ -168,11 +169,9 @@ fn trial(link: &Link, request: &Request, place: &Place, found: Option<&Path>) ->
         Some(folder) => experiment.load(&Files::in_folder(folder))?,
         None => experiment.train(link, place)?,
     };
-    Ok(Done {
-        measures: measures(link, request, &experiment, &mut trained)?,
-        fraction: experiment.fraction(),
-        peak_bytes: None,
-    })
+    let (data_share, differs) = experiment.data_share();
+    let measures = measures(link, request, &experiment, &mut trained)?;
+    Ok(Done { measures, data_share, differs, peak_bytes: None })
 }
 
 fn measures(

@@ -1,5 +1,6 @@
 //! Rows as CSV.
 
+use super::row::FIRST_COLUMNS;
 use super::{COLUMNS, ReadError, Row};
 
 /// The rows as CSV with a header, also when there are none.
@@ -30,8 +31,11 @@ pub fn from_str(text: &str) -> Result<Vec<Row>, ReadError> {
 
 fn check_columns(header: &::csv::StringRecord) -> Result<(), ReadError> {
     let wrong = |columns: String| Err(ReadError::Columns { columns });
-    let missing: Vec<&str> =
-        COLUMNS.iter().copied().filter(|column| !header.iter().any(|name| name == *column)).collect();
+    let missing: Vec<&str> = COLUMNS[..FIRST_COLUMNS]
+        .iter()
+        .copied()
+        .filter(|column| !header.iter().any(|name| name == *column))
+        .collect();
     if !missing.is_empty() {
         let names = missing.join(", ");
         return wrong(format!("not rows of effattn: the columns {names} are missing from the first line"));

@@ -186,16 +186,19 @@ pub struct Row {
     pub simulated: Option<bool>,
     /// What the paper printed.
     pub published: Option<Published>,
-    /// Share of the paper's protocol that was run (steps x data).
+    /// Share of the protocol that was run (steps x data), where every other setting is the protocol's.
     pub fraction: Option<f64>,
     /// Version of effattn.
     pub version: String,
     /// Commit it was built from.
     pub commit: Option<String>,
+    /// In words, what differs from the protocol that the published number belongs to; none where nothing is known to.
+    #[serde(default)]
+    pub differs: Option<String>,
 }
 
 /// The columns in order.
-pub const COLUMNS: [&str; 35] = [
+pub const COLUMNS: [&str; 36] = [
     "suite",
     "protocol",
     "task",
@@ -231,7 +234,11 @@ pub const COLUMNS: [&str; 35] = [
     "fraction",
     "version",
     "commit",
+    "differs",
 ];
+
+/// So many columns have always been there; the ones behind them may be absent in older files.
+pub const FIRST_COLUMNS: usize = 35;
 
 /// `value` to twelve significant digits, none if it is not finite: short in CSV, and read back from JSON
 /// to the same bits (from 1e-10 on).
@@ -281,6 +288,7 @@ impl Row {
             fraction: None,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             commit: option_env!("EFFATTN_COMMIT").map(str::to_owned),
+            differs: None,
         }
     }
 

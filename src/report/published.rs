@@ -8,7 +8,7 @@ use crate::record::{Outcome, Pass, Published, Row};
 /// One table per pass and batch size of a suite whose rows are lengths: measured, and in parentheses what
 /// the paper printed.
 pub fn tables(rows: &[Row], suite: &Suite) -> Vec<Table> {
-    let metric = suite.rows.iter().find_map(|row| row.published.as_ref()).map(|table| table.metric.as_str());
+    let metric = suite.rows.iter().find_map(|row| row.published.first()).map(|table| table.metric.as_str());
     let metric = metric.unwrap_or("step_time");
     let rows: Vec<&Row> = rows.iter().filter(|row| row.metric == metric && row.len.is_some()).collect();
     let mut keys: Vec<(Option<Pass>, Option<u64>)> = rows.iter().map(|row| (row.pass, row.batch)).collect();
@@ -55,6 +55,10 @@ fn one(rows: &[&Row], suite: &Suite, metric: &str, pass: Option<Pass>, batch: Op
             here.iter().find(|row| row.len == Some(*len)).map_or_else(|| "-".to_owned(), |row| cell(row))
         });
         table.rows.push(std::iter::once(entry.label.clone()).chain(cells).collect());
+        let beside = here.iter().any(|row| row.published.is_some());
+        if let Some(why) = entry.not_comparable.as_ref().filter(|_| beside) {
+            table.notes.push(format!("{}: {why}.", entry.label));
+        }
     }
     table
 }

@@ -1,32 +1,63 @@
-//! Trained models beside the published numbers, as a table.
+//! Trained models beside the published numbers and beside what a simple rule reaches, as a table.
 
 use super::table::Table;
-use crate::config::suite::{Suite, SuiteRow};
-use crate::record::{Outcome, Row};
-use crate::stats::{Interval, Summary};
+use crate::config::suite::Suite;
+use crate::record::{Outcome, Published, Row};
+use crate::stats::{Interval, Summary, prediction_interval};
 
-/// What trained models are compared by: metric, heading, unit, whether less is better.
-const METRICS: &[(&str, &str, &str, bool)] = &[
-    ("accuracy", "Accuracy on the test split", "accuracy %", false),
-    ("bpc_stream", "Bits per character of the test part, blocks behind a cache", "bpc", true),
-    ("bpc_overlap", "Bits per character of the test part, overlapping windows", "bpc", true),
-];
-
-/// A table per metric, with one line per task, mechanism and preset: the value over its seeds, what the paper has,
-/// and what to make of it. Nothing where no row is one of a trained model.
-pub fn tables(rows: &[Row]) -> Vec<Table> {
-    METRICS.iter().filter_map(|metric| table(rows, *metric)).collect()
+/// What trained models are compared by.
+struct Metric {
+    name: &'static str,
+    title: &'static str,
+    unit: &'static str,
+    /// The same of the weights of the last update.
+    last: &'static str,
+    less_is_better: bool,
 }
 
-fn table(rows: &[Row], (metric, title, unit, less): (&str, &str, &str, bool)) -> Option<Table> {
-    let tested: Vec<&Row> = rows.iter().filter(|row| row.metric == metric).collect();
-    let mut groups: Vec<Vec<&Row>> = Vec::new();
-    for row in tested {
-        match groups.iter_mut().find(|group| alike(group[0], row)) {
-            // robustness tests the same model that lra trained: it is one seed
-            Some(group) if group.iter().any(|other| other.seed == row.seed) => (),
-            Some(group) => group.push(row),
-            None => groups.push(vec![row]),
+const METRICS: &[Metric] = &[
+    Metric {
+        name: "accuracy",
+        title: "Accuracy on the test split",
+        unit: "accuracy %",
+        last: "accuracy_last",
+        less_is_better: false,
+    },
+    Metric {
+        name: "bpc_stream",
+        title: "Bits per character of the test part, blocks behind a cache",
+        unit: "bpc",
+        last: "bpc_stream_last",
+        less_is_better: true,
+    },
+    Metric {
+        name: "bpc_overlap",
+        title: "Bits per character of the test part, overlapping windows",
+        unit: "bpc",
+        last: "bpc_overlap_last",
+        less_is_better: true,
+    },
+];
+
+/// The model in rows of simple rules; the variant is the rule.
+pub const FLOOR: &str = "floor";
+/// The rule of language models.
+const COUNTS: &str = "witten_bell_3_bpc";
+/// The rule that every classifier has to beat to have learned anything.
+const LARGEST: &str = "largest_class";
+
+/// A table per metric, with one line per task, mechanism and setting: the value over its seeds, what the paper has,
+/// what a simple rule reaches, and what to make of it. Nothing where no row is one of a trained model.
+pub fn tables(rows: &[Row]) -> Vec<Table> {
+    METRICS.iter().filter_map(|metric| table(rows, metric)).collect()
+}
+
+fn table(rows: &[Row], metric: &Metric) -> Option<Table> {
+    let mut groups: Vec<Group> = Vec::new();
+    for row in rows.iter().filter(|row| row.metric == metric.name) {
+        match groups.iter_mut().find(|group| alike(group.rows[0], row)) {
+            Some(group) => group.add(row),
+            None => groups.push(Group { rows: vec![row], published: row.published, all: rows, metric }),
         }
     }
     if groups.is_empty() {
@@ -38,30 +69,23 @@ fn table(rows: &[Row], (metric, title, unit, less): (&str, &str, &str, bool)) ->
         "preset",
         "kernel",
         "verdict",
+        "differs (there)",
         "batch",
         "length",
         "seeds",
         "share",
-        unit,
+        metric.unit,
+        "last update",
         "published",
+        "floor",
     ];
-    let mut lines: Vec<Vec<String>> = groups.iter().map(|group| line(group, less)).collect();
-    let mut notes = vec![
-        "share: part of the paper's protocol that was run (steps x batch, length, data), empty with other settings than \
-         the protocol's; anything below 100 % is not comparable with the published number. Over several seeds: mean ±standard deviation \
-         [95 % interval of the mean]."
+    let mut lines: Vec<Vec<String>> = groups.iter().map(Group::line).collect();
+    let notes = vec![
+        "differs: what is not the protocol's, and in parentheses what the protocol has. share: part of the protocol's steps and \
+         data, where nothing else differs. Over several seeds: mean ±standard deviation [95 % interval of the mean]; failed seeds \
+         (not better than the largest class) are counted apart. floor: the best simple rule on the same split."
             .to_owned(),
     ];
-    let mut seen = Vec::new();
-    for row in rows.iter().filter(|row| row.metric == "witten_bell_3_bpc") {
-        let (Some(task), Some(value)) = (&row.task, row.value) else { continue };
-        if metric.starts_with("bpc") && !seen.contains(&(task, value.to_bits())) {
-            seen.push((task, value.to_bits()));
-            notes.push(format!(
-                "{task}: an order-3 interpolated Witten-Bell model of the same split needs {value:.3}."
-            ));
-        }
-    }
     // a column that says the same everywhere says nothing: only kernels differ seldom
     let mut columns = columns.map(str::to_owned).to_vec();
     if lines.iter().all(|line| line[3] == "fused") {
@@ -70,46 +94,182 @@ fn table(rows: &[Row], (metric, title, unit, less): (&str, &str, &str, bool)) ->
             line.remove(3);
         });
     }
-    Some(Table { title: title.to_owned(), columns, numbers: 6, rows: lines, notes, ..Table::default() })
+    Some(Table {
+        title: metric.title.to_owned(),
+        columns,
+        numbers: 8,
+        rows: lines,
+        notes,
+        ..Table::default()
+    })
 }
 
+/// Whether two rows are of the same model, trained and tested in the same way.
 fn alike(a: &Row, b: &Row) -> bool {
     let key = |row: &Row| {
         (
             (row.suite.clone(), row.task.clone(), row.model.clone(), row.variant.clone(), row.preset.clone()),
             (row.device.clone(), row.dtype.clone(), row.kernel.clone(), row.batch, row.len),
-            row.fraction.map(f64::to_bits),
+            (row.differs.clone(), row.fraction.map(f64::to_bits)),
         )
     };
     key(a) == key(b)
 }
 
-fn line(group: &[&Row], less: bool) -> Vec<String> {
-    let row = group[0];
-    let values: Vec<f64> = group.iter().filter_map(|row| row.value).collect();
-    let measured = match Summary::of(&values) {
-        Some(Summary { mean, std: Some(std), mean_interval: Some(Interval { low, high }), .. }) => {
-            format!("{mean:.2} ±{std:.2} [{low:.2}, {high:.2}]")
+/// The seeds of one line.
+struct Group<'a> {
+    rows: Vec<&'a Row>,
+    published: Option<Published>,
+    all: &'a [Row],
+    metric: &'a Metric,
+}
+
+impl<'a> Group<'a> {
+    /// One more seed; robustness tests the same model that lra trained: it is one seed.
+    fn add(&mut self, row: &'a Row) {
+        self.published = self.published.or(row.published);
+        if self.rows.iter().all(|other| other.seed != row.seed) {
+            self.rows.push(row);
         }
-        Some(summary) => format!("{:.2}", summary.mean),
-        None => row.outcome.to_string(),
-    };
-    let published = row.published.and_then(crate::record::Published::value);
-    let text = |value: Option<&str>| value.unwrap_or("").to_owned();
-    let number = |value: Option<u64>| value.map_or_else(String::new, |value| value.to_string());
-    vec![
-        text(row.task.as_deref()),
-        row.label(),
-        text(row.preset.as_deref()),
-        if row.dtype == "f32" { row.kernel.clone() } else { format!("{}, {}", row.kernel, row.dtype) },
-        verdict(group, &values, published, less),
-        number(row.batch),
-        number(row.len),
-        values.len().to_string(),
-        row.fraction.map_or_else(String::new, share),
-        measured,
-        published.map_or_else(|| "-".to_owned(), |value| format!("{value:.2}")),
-    ]
+    }
+
+    /// What the run of `row` has for another metric.
+    fn also(&self, row: &Row, metric: &str) -> Option<f64> {
+        let same = |other: &&Row| other.metric == metric && alike(other, row) && other.seed == row.seed;
+        self.all.iter().find(same)?.value
+    }
+
+    /// Values of the seeds that learned, and how many did not.
+    fn values(&self) -> (Vec<f64>, usize) {
+        let learned = |row: &&&Row| row.outcome == Outcome::Ok && !self.is_at_largest_class(row);
+        let values: Vec<f64> = self.rows.iter().filter(learned).filter_map(|row| row.value).collect();
+        let failed = self.rows.len() - values.len();
+        (values, failed)
+    }
+
+    /// Whether the accuracy is not above that of the largest class by two standard errors of the split.
+    fn is_at_largest_class(&self, row: &Row) -> bool {
+        let (Some(value), Some(largest)) = (row.value, self.also(row, LARGEST)) else { return false };
+        let tested = self.also(row, "tested").unwrap_or(f64::INFINITY);
+        let error = (largest * (100.0 - largest) / tested).sqrt();
+        value <= largest + 2.0 * error
+    }
+
+    /// The best simple rule for the same split: its name and value.
+    fn floor(&self) -> Option<(String, f64)> {
+        let row = self.rows[0];
+        if let Some(bits) = self.also(row, COUNTS) {
+            return Some(("order 3".to_owned(), bits));
+        }
+        let rules = self.all.iter().filter(|rule| {
+            rule.model == FLOOR
+                && rule.metric == self.metric.name
+                && rule.task == row.task
+                && data(rule) == data(row)
+        });
+        let best = rules.filter_map(|rule| Some((rule.variant.clone()?, rule.value?)));
+        best.max_by(|a, b| a.1.total_cmp(&b.1))
+    }
+
+    fn line(&self) -> Vec<String> {
+        let row = self.rows[0];
+        let (values, failed) = self.values();
+        let text = |value: Option<&str>| value.unwrap_or("").to_owned();
+        let number = |value: Option<u64>| value.map_or_else(String::new, |value| value.to_string());
+        let last: Vec<f64> = self.rows.iter().filter_map(|row| self.also(row, self.metric.last)).collect();
+        let last = Summary::of(&last).map_or_else(String::new, |last| format!("{:.2}", last.mean));
+        let seeds = match failed {
+            0 => values.len().to_string(),
+            failed => format!("{} ({failed} failed)", values.len()),
+        };
+        let floor = self.floor().filter(|_| row.model != FLOOR);
+        vec![
+            text(row.task.as_deref()),
+            row.label(),
+            text(row.preset.as_deref()),
+            if row.dtype == "f32" { row.kernel.clone() } else { format!("{}, {}", row.kernel, row.dtype) },
+            self.verdict(&values, failed),
+            text(row.differs.as_deref()),
+            number(row.batch),
+            number(row.len),
+            seeds,
+            row.fraction.map_or_else(String::new, share),
+            self.measured(&values),
+            last,
+            self.published().map_or_else(|| "-".to_owned(), |value| format!("{value:.2}")),
+            floor.map_or_else(String::new, |(rule, value)| format!("{value:.2} ({rule})")),
+        ]
+    }
+
+    fn published(&self) -> Option<f64> {
+        self.published.and_then(Published::value)
+    }
+
+    fn measured(&self, values: &[f64]) -> String {
+        match Summary::of(values) {
+            Some(Summary { mean, std: Some(std), mean_interval: Some(Interval { low, high }), .. }) => {
+                format!("{mean:.2} ±{std:.2} [{low:.2}, {high:.2}]")
+            }
+            Some(summary) => format!("{:.2}", summary.mean),
+            None => {
+                let failed: Vec<f64> = self.rows.iter().filter_map(|row| row.value).collect();
+                let none = || self.rows[0].outcome.to_string();
+                Summary::of(&failed).map_or_else(none, |failed| format!("{:.2} (failed)", failed.mean))
+            }
+        }
+    }
+
+    fn verdict(&self, values: &[f64], failed: usize) -> String {
+        if self.rows[0].model == FLOOR {
+            return "a simple rule".to_owned();
+        }
+        let mut verdict = self.compared(values, failed);
+        let Some((_, floor)) = self.floor() else { return verdict };
+        let above = |value: f64| if self.metric.less_is_better { value < floor } else { value > floor };
+        let measured = Summary::of(values).is_some_and(|summary| !above(summary.mean));
+        let published = self.published().is_some_and(|value| !above(value));
+        verdict.push_str(match (measured, published) {
+            (true, true) => "; neither is better than the floor",
+            (true, false) => "; measured is not better than the floor",
+            (false, true) => "; published is not better than the floor",
+            (false, false) => "",
+        });
+        verdict
+    }
+
+    /// Within spread: the published mean lies in the prediction interval of at least two seeds of the whole protocol.
+    fn compared(&self, values: &[f64], failed: usize) -> String {
+        let row = self.rows[0];
+        let Some(published) = self.published() else { return "nothing published".to_owned() };
+        if row.fraction.is_none() {
+            return "not comparable: other settings".to_owned();
+        }
+        if row.fraction.is_some_and(|part| part < 1.0) {
+            return "not comparable: part of the protocol".to_owned();
+        }
+        let Some(Summary { mean, .. }) = Summary::of(values) else {
+            let bad = self.rows.iter().find(|row| row.outcome != Outcome::Ok);
+            let why = bad.map_or("no seed learned", |row| row.outcome.word());
+            return format!("not comparable: {why}");
+        };
+        let gap = mean - published;
+        let verdict = match prediction_interval(values, source_seeds(row)) {
+            None => format!("not comparable: one seed (gap {gap:+.2})"),
+            Some(interval) if interval.contains(published) => "within spread".to_owned(),
+            Some(_) if (gap > 0.0) != self.metric.less_is_better => format!("better by {:.2}", gap.abs()),
+            Some(_) => format!("worse by {:.2}", gap.abs()),
+        };
+        match failed {
+            0 => verdict,
+            failed => format!("{verdict}, {failed} of {} seeds failed", self.rows.len()),
+        }
+    }
+}
+
+/// What differs in the data: floors stand beside rows of the same split only.
+fn data(row: &Row) -> Vec<&str> {
+    let words = row.differs.as_deref().unwrap_or_default().split("; ");
+    words.filter(|word| word.contains(" examples")).collect()
 }
 
 /// A share in percent with two digits at least.
@@ -118,56 +278,21 @@ fn share(part: f64) -> String {
     if percent >= 10.0 { format!("{percent:.0} %") } else { format!("{percent:.2} %") }
 }
 
-/// Within spread means |measured - published| <= 2 s sqrt(1/n + 1/4) with our own deviation s over n >= 2 seeds
-/// at the whole protocol (the papers' numbers are means over 4 seeds).
-fn verdict(group: &[&Row], values: &[f64], published: Option<f64>, less: bool) -> String {
-    let row = group[0];
-    let Some(published) = published else { return "nothing published".to_owned() };
-    if let Some(bad) = group.iter().find(|row| row.outcome != Outcome::Ok) {
-        return format!("not comparable: {}", bad.outcome);
-    }
-    if let Some(why) = foreign(row) {
-        return format!("not comparable: {why}");
-    }
-    if row.fraction.is_none() {
-        return "not comparable: other settings".to_owned();
-    }
-    if row.fraction.is_some_and(|part| part < 1.0) {
-        return "not comparable: part of the protocol".to_owned();
-    }
-    match Summary::of(values) {
-        Some(Summary { mean, std: Some(std), n, .. }) if n >= 2 => {
-            let spread = 2.0 * std * (1.0 / n as f64 + 0.25).sqrt();
-            let gap = mean - published;
-            match gap {
-                _ if gap.abs() <= spread => "within spread".to_owned(),
-                _ if (gap > 0.0) != less => format!("better by {:.2}", gap.abs()),
-                _ => format!("worse by {:.2}", gap.abs()),
-            }
-        }
-        Some(Summary { mean, .. }) => format!("not comparable: one seed (gap {:+.2})", mean - published),
-        None => "not comparable: no value".to_owned(),
-    }
-}
-
-/// Why the number that stands beside `row` is of another computation: what its suite, or the suite of its preset, says.
-fn foreign(row: &Row) -> Option<String> {
+/// Runs behind the published mean: what the suite, or the suite of the preset, says; else one.
+fn source_seeds(row: &Row) -> u64 {
     let preset = if row.preset.as_deref() == Some("ls-lra") { "ls-table1" } else { "cos-table4" };
-    let suite = Suite::load(row.suite.as_deref().unwrap_or(preset)).ok()?;
-    let same = |entry: &&SuiteRow| {
-        entry.model.name == row.model && entry.model.knobs.is_empty() && row.variant.is_none()
-    };
-    suite.rows.iter().find(same)?.not_comparable.clone()
+    let suite = Suite::load(row.suite.as_deref().unwrap_or(preset)).ok();
+    suite.and_then(|suite| suite.source_seeds).unwrap_or(1)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Published;
 
     fn row(seed: u64, value: f64, fraction: f64) -> Row {
         Row {
             task: Some("listops".to_owned()),
+            preset: Some("ls-lra".to_owned()),
             seed: Some(seed),
             fraction: Some(fraction),
             published: Some(Published::Value(37.5)),
@@ -175,30 +300,24 @@ mod tests {
         }
     }
 
-    fn said(rows: &[Row]) -> (String, String) {
+    /// Verdict, seeds, value.
+    fn said(rows: &[Row]) -> [String; 3] {
         let tables = tables(rows);
         assert_eq!((tables.len(), tables[0].rows.len()), (1, 1));
-        (tables[0].rows[0][3].clone(), tables[0].rows[0][8].clone())
+        [3, 7, 9].map(|index| tables[0].rows[0][index].clone())
     }
 
     #[test]
     fn verdicts_in_words() {
         let all = |fraction| [row(0, 37.0, fraction), row(1, 38.2, fraction)];
-        assert_eq!(said(&all(1.0)), ("within spread".to_owned(), "37.60 ±0.85 [29.98, 45.22]".to_owned()));
-        assert_eq!(said(&all(0.1)).0, "not comparable: part of the protocol");
-        let other = Row { fraction: None, ..row(0, 37.0, 1.0) };
-        assert_eq!(said(&[other]).0, "not comparable: other settings");
-        let sparse = Row { model: "sparse".to_owned(), ..row(0, 37.0, 1.0) };
-        let why = said(&[sparse]).0;
-        assert_eq!(why, "not comparable: the code behind the number hides the future in an encoder");
-        assert_eq!(said(&[row(0, 20.0, 1.0), row(1, 20.1, 1.0)]).0, "worse by 17.45");
-        assert_eq!(said(&[row(0, 20.0, 1.0), row(0, 20.0, 1.0)]).1, "20.00", "a seed counts once");
-        assert_eq!(said(&[row(0, 36.5, 1.0)]).0, "not comparable: one seed (gap -1.00)");
-        let broken = row(0, 1.0, 1.0).ended(Outcome::Diverged, Some("step 3".to_owned()));
-        assert_eq!(
-            said(&[Row { value: None, ..broken }]),
-            ("not comparable: diverged".to_owned(), "diverged".to_owned())
-        );
+        assert_eq!(said(&all(1.0)), ["within spread", "2", "37.60 ±0.85 [29.98, 45.22]"]);
+        assert_eq!(said(&all(0.1))[0], "not comparable: part of the protocol");
+        let other = Row { fraction: None, differs: Some("rate 2e-3 (1e-4)".to_owned()), ..row(0, 37.0, 1.0) };
+        assert_eq!(said(&[other.clone()])[0], "not comparable: other settings");
+        assert_eq!(tables(&[other])[0].rows[0][4], "rate 2e-3 (1e-4)");
+        assert_eq!(said(&[row(0, 20.0, 1.0), row(1, 20.1, 1.0)])[0], "worse by 17.45");
+        assert_eq!(said(&[row(0, 20.0, 1.0), row(0, 20.0, 1.0)])[2], "20.00", "a seed counts once");
+        assert_eq!(said(&[row(0, 36.5, 1.0)])[0], "not comparable: one seed (gap -1.00)");
         let half = Row { dtype: "bf16".to_owned(), ..row(0, 36.0, 1.0) };
         let table = &tables(&[row(0, 37.0, 1.0), half])[0];
         assert_eq!((table.rows[0][3].as_str(), table.rows[1][3].as_str()), ("fused", "fused, bf16"));
@@ -207,6 +326,57 @@ mod tests {
             published: Some(Published::Value(0.99)),
             ..row(seed, value, 1.0).with("bpc_stream", "bit", Some(value))
         };
-        assert_eq!(said(&[bits(0, 1.5), bits(1, 1.51)]).0, "worse by 0.51");
+        assert_eq!(said(&[bits(0, 1.5), bits(1, 1.51)])[0], "worse by 0.51");
+    }
+
+    #[test]
+    fn a_failed_seed_is_counted_apart_and_widens_nothing() {
+        let broken = row(0, 1.0, 1.0).ended(Outcome::Diverged, Some("step 3".to_owned()));
+        let broken = Row { value: None, ..broken };
+        assert_eq!(said(&[broken.clone()]), ["not comparable: diverged", "0 (1 failed)", "diverged"]);
+        let seeds = [row(1, 37.0, 1.0), row(2, 37.2, 1.0), broken];
+        let verdict = "worse by 0.40, 1 of 3 seeds failed";
+        let worse = said(&seeds);
+        assert_eq!(
+            (worse[0].as_str(), worse[1].as_str()),
+            ("within spread, 1 of 3 seeds failed", "2 (1 failed)")
+        );
+        // at the largest class nothing was learned: 17.2 and 36 are no two seeds around 37.5
+        let chance = row(0, 17.2, 1.0);
+        let about = |row: &Row, metric, value| row.with(metric, "%", Some(value));
+        let rows =
+            [about(&chance, LARGEST, 17.0), about(&chance, "tested", 1984.0), row(1, 36.0, 1.0), chance];
+        assert_eq!(
+            said(&rows)[0],
+            "not comparable: one seed (gap -1.50), 1 of 2 seeds failed",
+            "not {verdict}"
+        );
+    }
+
+    #[test]
+    fn what_is_not_better_than_a_simple_rule_says_so() {
+        let rule = Row { variant: Some("root-operator".to_owned()), published: None, ..row(0, 37.55, 1.0) };
+        let rule = Row { model: FLOOR.to_owned(), seed: None, fraction: None, ..rule };
+        let table = &tables(&[row(0, 36.5, 1.0), rule.clone()])[0];
+        assert!(table.rows[0][3].ends_with("; neither is better than the floor"), "{:?}", table.rows);
+        assert_eq!(table.rows[0].last().map(String::as_str), Some("37.55 (root-operator)"));
+        assert_eq!(table.rows[1][3], "a simple rule");
+        let part = Row { differs: Some("40 examples of each split".to_owned()), ..rule };
+        let table = &tables(&[row(0, 36.5, 1.0), part])[0];
+        assert_eq!(table.rows[0].last().map(String::as_str), Some(""), "another split");
+    }
+
+    #[test]
+    fn a_published_number_is_not_lost_with_the_row_that_repeats_a_seed() {
+        let bare = Row { published: None, ..row(0, 37.0, 1.0) };
+        let table = &tables(&[bare, row(0, 37.0, 1.0)])[0];
+        assert_eq!(table.rows[0][11], "37.50");
+    }
+
+    #[test]
+    fn the_last_update_stands_beside_the_selected_one() {
+        let one = row(0, 36.19, 1.0);
+        let table = &tables(&[one.with("accuracy_last", "%", Some(35.99)), one])[0];
+        assert_eq!(table.rows[0][10], "35.99");
     }
 }

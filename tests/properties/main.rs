@@ -6,6 +6,7 @@
 mod equal;
 mod finite;
 mod heads;
+mod idle;
 mod independence;
 #[path = "../recipe/mean.rs"]
 mod mean;

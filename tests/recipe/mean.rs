@@ -30,6 +30,7 @@ pub static ENTRY: Entry = Entry {
     equations: "out_i = scale_h mean_j v_j over keys j that are not padded and, when causal, j <= i.",
     deviations: &[],
     exceptions: &[],
+    idle: &[],
     validate: |_, shape| match shape.queries == shape.keys {
         true => Ok(()),
         false => Err(format!("{} queries and {} keys; give as many of each", shape.queries, shape.keys)),

@@ -126,6 +126,20 @@ impl Sizes {
         }
     }
 
+    /// What they set, in words.
+    pub fn words(&self) -> Vec<String> {
+        let number = |name: &str, value: Option<u64>| value.map(|value| format!("{name} {value}"));
+        let sizes = [
+            number("layers", self.layers),
+            number("width", self.width),
+            number("heads", self.heads),
+            number("ffn", self.ffn),
+            self.pooling.as_ref().map(|pooling| format!("pooling {pooling}")),
+            self.dropout.map(|dropout| format!("dropout {dropout}")),
+        ];
+        sizes.into_iter().flatten().collect()
+    }
+
     /// Puts these sizes in the place of the preset's.
     pub fn apply(&self, backbone: &mut Backbone) {
         let set = |place: &mut usize, value: Option<u64>| {

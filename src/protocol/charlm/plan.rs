@@ -8,7 +8,7 @@ use super::eval::Evaluation;
 use super::recipe::{self, EVERY, LAST_LEN, Phase, phases};
 use crate::attention::choose::Choice;
 use crate::config::grid::{Batches, Lengths, Seeds, Words};
-use crate::config::settings::Settings;
+use crate::config::settings::{DtypeName, Settings};
 use crate::data::corpus::Corpus;
 use crate::data::{self, DataError, Reading, Symbols};
 use crate::model::family::{Asked, Resolved, SpecError, character_lm};
@@ -16,7 +16,7 @@ use crate::model::lm::LmConfig;
 use crate::protocol::Task;
 use crate::protocol::grid::{Defaults, Grid, Pick, PlanError};
 use crate::protocol::model_spec::{ModelSpec, settle};
-use crate::protocol::training::{Job, Place, Shown};
+use crate::protocol::training::{Differences, Job, Place, Shown};
 use crate::record::Pass;
 use crate::run::plan::Cell;
 
@@ -124,7 +124,7 @@ pub fn cells(
     let corpora = grid.settings.task.clone().unwrap_or(Words(Vec::new()));
     for corpus in &corpora.0 {
         let (_, symbols) = data::corpus(corpus).map_err(PlanError::new)?;
-        for pick in &grid.picks {
+        for pick in grid.picks.iter().filter(|pick| pick.has(corpus)) {
             let seeds = pick.settings.seeds.clone().unwrap_or(Seeds(vec![recipe::SEED]));
             for seed in seeds.0 {
                 cells.push(cell(grid, pick, (corpus, symbols), (seed, threads), options)?);
@@ -160,7 +160,8 @@ fn cell(
     let mut row = spec.row("charlm", threads, resolved);
     row.task = Some(corpus.to_owned());
     row.suite = grid.suite.as_ref().map(|suite| suite.name.clone());
-    row.published = pick.published_for("bpc", corpus);
+    let beside = grid.beside(pick, (evaluation.metric(), corpus), &spec.preset);
+    row.published = beside.as_ref().map(|beside| beside.published);
     (row.metric, row.unit) = (evaluation.metric().to_owned(), "bit".to_owned());
     let every = options.every.unwrap_or_else(|| EVERY.min(first.steps.div_ceil(10)).max(1));
     let flops = |phase: &Phase| {
@@ -180,6 +181,11 @@ fn cell(
         timeout: settings.timeout.map(|time| time.0),
         spec,
     });
+    if let Some(request) = &request {
+        let mut differences = differences(request);
+        differences.settings.extend(beside.into_iter().flat_map(|beside| beside.foreign));
+        (row.fraction, row.differs) = (differences.fraction(), differences.words());
+    }
     row.error = reason;
     let json = serde_json::to_value(&request).map_err(PlanError::new)?;
     Ok((Cell { key, row, request: json, seconds }, request))
@@ -234,18 +240,40 @@ fn evaluation(len: u64, windows: bool, cached: bool) -> Evaluation {
     match windows {
         true if cached => Evaluation::Overlap { window: whole, step },
         true => Evaluation::Overlap { window: whole, step: len.div_ceil(2) },
-        false => Evaluation::Stream { block: len.min(512), cache: whole },
+        false => Evaluation::Stream { block: len.min(256), cache: whole },
     }
 }
 
-/// Share of the protocol that `request` runs with a corpus of `symbols`: those seen in training, and of the corpus.
-/// None where no published protocol uses the corpus.
-pub fn fraction(request: &Request, symbols: usize) -> Option<f64> {
-    let complete = data::corpus(&request.corpus).ok()?.1.complete?;
-    let share_of_data = (symbols as f64 / complete as f64).min(1.0);
-    let whole: u64 = phases(&request.spec.preset, &request.corpus).iter().map(Phase::symbols).sum();
-    let seen: u64 = request.phases.iter().map(Phase::symbols).sum();
-    Some((seen as f64 / whole as f64).min(1.0) * share_of_data)
+/// What `request` does otherwise than the protocol: everything that the protocol fixes is looked at.
+fn differences(request: &Request) -> Differences {
+    let whole = phases(&request.spec.preset, &request.corpus);
+    let steps = |phases: &[Phase]| phases.iter().map(|phase| phase.steps).sum::<u64>();
+    let mut all = Differences { settings: Vec::new(), steps: (steps(&request.phases), steps(&whole)) };
+    let list = |of: fn(&Phase) -> u64, phases: &[Phase]| {
+        phases.iter().map(|phase| of(phase).to_string()).collect::<Vec<_>>().join(", ")
+    };
+    let first = &whole[..request.phases.len().min(whole.len())];
+    for (name, of) in [("length", (|phase| phase.len) as fn(&Phase) -> u64), ("batch", |phase| phase.batch)] {
+        all.note(name, list(of, &request.phases), list(of, first));
+    }
+    let rate = |phases: &[Phase]| phases.first().map_or(0.0, |phase| phase.rate);
+    if rate(&request.phases) != rate(&whole) {
+        all.settings.push(format!("rate {:e} ({:e})", rate(&request.phases), rate(&whole)));
+    }
+    all.settings.extend(request.spec.sizes.words());
+    if request.spec.dtype != DtypeName::F32 {
+        all.settings.push(format!("{} products", request.spec.dtype));
+    }
+    all.settings.extend(request.limit.map(|limit| format!("first {limit} symbols of validation and test")));
+    if data::corpus(&request.corpus).is_ok_and(|(_, symbols)| symbols.complete.is_none()) {
+        all.settings.push("a corpus that no source trains on".to_owned());
+    }
+    all.note(
+        "updates between evaluations",
+        request.every,
+        EVERY.min(request.phases[0].steps.div_ceil(10)).max(1),
+    );
+    all
 }
 
 impl Job for Request {

@@ -3,12 +3,13 @@
 use candle_core::{Result as Candle, Tensor};
 use serde_json::Value as Json;
 
-use super::plan::{Request, fraction, load, model};
+use super::plan::{Request, load, model};
 use super::recipe::{Phase, optimizer};
 use super::reference::witten_bell;
 use super::sample::Description;
 use super::streams::Streams;
 use crate::config::settings::DeviceName;
+use crate::data;
 use crate::data::corpus::Corpus;
 use crate::device::{Backend, alloc};
 use crate::model::evaluate;
@@ -204,6 +205,11 @@ impl Run<'_> {
         let [train, ..] = &corpus.parts;
         let bytes: Vec<u8> = ids.iter().map(|&id| id as u8).collect();
         let reference = witten_bell(&corpus.symbols[train.clone()], &bytes, corpus.vocabulary, 3);
+        let there = corpus.symbols.len();
+        let complete = data::corpus(&request.corpus).ok().and_then(|(_, symbols)| symbols.complete);
+        let complete = complete.filter(|complete| there < *complete);
+        let data_share = complete.map_or(1.0, |complete| there as f64 / complete as f64);
+        let differs = complete.map(|complete| format!("{there} symbols of the corpus ({complete})"));
         let steps: u64 = request.phases.iter().map(|phase| phase.steps).sum();
         let bits = |nats: f64| nats / std::f64::consts::LN_2;
         let measures = vec![
@@ -215,7 +221,7 @@ impl Run<'_> {
             Measure::new("witten_bell_3_bpc", "bit", reference),
             Measure::new("steps", "1", steps as f64),
         ];
-        Ok(Done { measures, fraction: fraction(request, corpus.symbols.len()), peak_bytes })
+        Ok(Done { measures, data_share, differs, peak_bytes })
     }
 }
 

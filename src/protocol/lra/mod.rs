@@ -4,6 +4,7 @@
 //! One worker trains one cell (mechanism, task, seed). It writes its own checkpoints into the folder of the cell; rows
 //! and curves are written by the parent.
 
+pub mod floor;
 pub mod plan;
 pub mod recipe;
 pub mod tasks;

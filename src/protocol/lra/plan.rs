@@ -6,15 +6,17 @@ use super::recipe::{self, Recipe};
 use super::tasks::Reading;
 use crate::attention::choose::Choice;
 use crate::config::grid::{Batches, Lengths, Seeds, Words};
-use crate::config::settings::Settings;
+use crate::config::settings::{DtypeName, Settings};
 use crate::data;
+use crate::model::Pooling;
 use crate::model::batch::InputKind;
-use crate::model::family::{self, Asked, Examples, Resolved, Sizes, SpecError, classifier, pair};
+use crate::model::family::{self, Asked, Examples, Resolved, SpecError, classifier, pair};
+use crate::model::preset::Preset;
 use crate::protocol::Task;
-use crate::protocol::grid::{Defaults, Grid, Pick, PlanError};
+use crate::protocol::grid::{Beside, Defaults, Grid, Pick, PlanError, published_elsewhere};
 use crate::protocol::model_spec::{ModelSpec, settle};
-use crate::protocol::training::{Job, Place, Shown};
-use crate::record::{Pass, Published};
+use crate::protocol::training::{Differences, Job, Place, Shown};
+use crate::record::Pass;
 use crate::run::plan::Cell;
 
 /// What the worker of a cell is asked.
@@ -96,9 +98,9 @@ pub fn cells(
     let tasks = grid.settings.task.clone().unwrap_or(Words(Vec::new()));
     for task in &tasks.0 {
         data::task(task).map_err(PlanError::new)?;
-        for pick in &grid.picks {
+        for pick in grid.picks.iter().filter(|pick| pick.has(task)) {
             let preset = pick.settings.preset.as_deref().unwrap_or("ls-lra");
-            let recipe = recipe::find(preset, task).map_err(PlanError)?;
+            let recipe = recipe::find(preset, task, &pick.model).map_err(PlanError)?;
             let one = |list: Option<&Vec<u64>>, default: u64| match list.map(Vec::as_slice) {
                 None => Ok(default),
                 Some([value]) => Ok(*value),
@@ -114,6 +116,9 @@ pub fn cells(
                 cells.push(cell(grid, pick, (task, &recipe), spec, options, threads)?);
             }
         }
+    }
+    if cells.is_empty() {
+        return Err(PlanError(format!("no row of the suite has {}; see --dry-run", tasks.0.join(", "))));
     }
     Ok(cells)
 }
@@ -134,7 +139,8 @@ fn cell(
     (row.metric, row.unit) = ("accuracy".to_owned(), "%".to_owned());
     row.task = Some(task.to_owned());
     row.suite = grid.suite.as_ref().map(|suite| suite.name.clone());
-    row.published = published(pick, task, &spec);
+    let beside = beside(grid, pick, ("accuracy", task), &spec);
+    row.published = beside.as_ref().map(|beside| beside.published);
     let seconds = row.flops.map_or(0.0, |flops| work(&spec, flops, recipe, steps) / (RATE * threads as f64));
     let key = format!("{task} {} {} s{}", spec.model, spec.preset, spec.seed);
     let request = reason.is_none().then(|| Request {
@@ -143,22 +149,29 @@ fn cell(
         steps,
         rate,
         limit: settings.limit,
-        reading: options.reading,
+        reading: Reading { keep_close: options.reading.keep_close || recipe.keep_close, ..options.reading },
         timeout: settings.timeout.map(|time| time.0),
         spec,
     });
+    if let Some(request) = &request {
+        let mut differences = differences(request, recipe);
+        differences.settings.extend(beside.into_iter().flat_map(|beside| beside.foreign));
+        (row.fraction, row.differs) = (differences.fraction(), differences.words());
+    }
     row.error = reason;
     let json = serde_json::to_value(&request).map_err(PlanError::new)?;
     Ok((Cell { key, row, request: json, seconds }, request))
 }
 
 /// What the suite printed; for a plain command what Table 1 or Table 4 has for this mechanism.
-fn published(pick: &Pick, task: &str, spec: &ModelSpec) -> Option<Published> {
-    if let Some(value) = pick.published_for("accuracy", task) {
-        return Some(value);
-    }
-    let suite = if spec.preset == "ls-lra" { "ls-table1" } else { "cos-table4" };
-    crate::protocol::grid::published_elsewhere(suite, &spec.model, task)
+fn beside(grid: &Grid, pick: &Pick, what: (&str, &str), spec: &ModelSpec) -> Option<Beside> {
+    let elsewhere = || published_elsewhere(suite_of(&spec.preset), &spec.model, what, &spec.preset);
+    grid.beside(pick, what, &spec.preset).or_else(elsewhere)
+}
+
+/// The suite whose numbers belong to `preset`.
+pub fn suite_of(preset: &str) -> &'static str {
+    if preset == "ls-lra" { "ls-table1" } else { "cos-table4" }
 }
 
 /// Multiply-adds of the whole run, `flops` per example: steps of three forwards, and one forward per evaluated example.
@@ -170,25 +183,60 @@ fn work(spec: &ModelSpec, flops: u64, recipe: &Recipe, steps: u64) -> f64 {
 
 /// Predicted seconds of `request`, `flops` per example, on a machine that was seen to make `rate` multiply-adds per second.
 pub fn priced(request: &Request, flops: u64, rate: f64) -> Option<f64> {
-    let recipe = recipe::find(&request.spec.preset, &request.task).ok()?;
+    let recipe = request.recipe().ok()?;
     Some(work(&request.spec, flops, &recipe, request.steps) / rate)
 }
 
-/// Share of the protocol that `request` runs: steps times batch, length and data, each at most whole. None where another
-/// rate, other sizes, or another reading of the data make it another protocol.
-pub fn fraction(request: &Request, share_of_data: f64) -> Option<f64> {
-    let recipe = recipe::find(&request.spec.preset, &request.task).ok()?;
-    let reading = Reading { allow_partial: request.reading.allow_partial, ..Reading::default() };
-    if !recipe.published
-        || request.rate != recipe.rate
-        || request.spec.sizes != Sizes::default()
-        || request.reading != reading
-    {
-        return None;
+/// What `request` does otherwise than the protocol: everything that the protocol fixes is looked at.
+fn differences(request: &Request, recipe: &Recipe) -> Differences {
+    let spec = &request.spec;
+    let mut all = Differences { settings: Vec::new(), steps: (request.steps, recipe.steps) };
+    if !recipe.published {
+        all.settings.push("a data set that no source trains on".to_owned());
     }
-    let part = |done: u64, of: u64| (done as f64 / of as f64).min(1.0);
-    let whole = part(request.steps * request.spec.batch, recipe.steps * recipe.batch);
-    Some(whole * part(request.spec.len, recipe.len) * share_of_data)
+    all.note("batch", spec.batch, recipe.batch);
+    all.note("length", spec.len, recipe.len);
+    if request.rate != recipe.rate {
+        all.settings.push(format!("rate {:e} ({:e})", request.rate, recipe.rate));
+    }
+    all.settings.extend(spec.sizes.words());
+    if spec.dtype != DtypeName::F32 {
+        all.settings.push(format!("{} products", spec.dtype));
+    }
+    all.settings.extend(request.limit.map(limited));
+    if request.reading.strict {
+        all.settings.push("selected on held-out training examples".to_owned());
+    }
+    if request.reading.keep_close != recipe.keep_close {
+        all.settings.push("closing brackets kept".to_owned());
+    }
+    all.settings.extend(recipe.gaps.iter().map(|gap| (*gap).to_owned()));
+    let form = Preset::find(&spec.preset)
+        .and_then(|preset| preset.form(Some(&request.task), request.mechanism()).ok());
+    if spec.preset != "ls-lra" && form.is_some_and(|form| form.pooling == Some(Pooling::ClsFront)) {
+        all.settings
+            .push("a class id in the place of the last position (a class vector in front)".to_owned());
+    }
+    all
+}
+
+/// What `--limit` does, in words.
+pub fn limited(limit: u64) -> String {
+    format!("{limit} examples of each split")
+}
+
+impl Request {
+    fn mechanism(&self) -> &str {
+        self.spec.model.split(':').next().unwrap_or_default()
+    }
+
+    /// How its task is trained.
+    ///
+    /// # Errors
+    /// A preset without this task.
+    pub fn recipe(&self) -> Result<Recipe, String> {
+        recipe::find(&self.spec.preset, &self.task, self.mechanism())
+    }
 }
 
 impl Job for Request {

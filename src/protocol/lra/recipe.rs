@@ -44,6 +44,10 @@ pub struct Recipe {
     pub seed: u64,
     /// Whether it is a source's; a data set that no source trains on has a recipe too, but no share of a protocol.
     pub published: bool,
+    /// Whether closing brackets of ListOps are tokens.
+    pub keep_close: bool,
+    /// What the source does and this does not.
+    pub gaps: &'static [&'static str],
 }
 
 const fn adam(beta2: f64, eps: f64, weight_decay: f64) -> AdamW {
@@ -67,8 +71,24 @@ const fn table_1(task: &'static str, steps: u64, keep: u64, len: u64, decay: f64
         select: true,
         seed: 1234,
         published: true,
+        keep_close: false,
+        gaps: &[],
     }
 }
+
+/// What the Long Range Arena's code does on documents and this does not.
+const TOKENS: &[&str] = &["no attention dropout (0.1)", "exact GELU (tanh)"];
+/// The same on pairs.
+const PAIRS: &[&str] = &[
+    "no attention dropout (0.1)",
+    "exact GELU (tanh)",
+    "pair features [u, v, uv, u-v] and two layers ([u, v] and three)",
+];
+/// The same on images.
+const IMAGE: &[&str] =
+    &["no attention dropout (0.2)", "exact GELU (tanh)", "every batch drawn anew (batches kept)"];
+/// The same on drawings.
+const DRAWING: &[&str] = &["no attention dropout (0.1 to 0.2)", "exact GELU (tanh)"];
 
 /// The Long Range Arena's code.
 const fn arena(task: &'static str, steps: u64, len: u64) -> Recipe {
@@ -87,6 +107,8 @@ const fn arena(task: &'static str, steps: u64, len: u64) -> Recipe {
         select: true,
         seed: 0,
         published: true,
+        keep_close: true,
+        gaps: TOKENS,
     }
 }
 
@@ -100,6 +122,7 @@ const fn arena_pathfinder(task: &'static str, batch: u64, (steps, epoch): (u64, 
         optimizer: adam(0.98, 1e-9, 0.0),
         every: epoch,
         select: false,
+        gaps: DRAWING,
         ..arena(task, steps, len)
     }
 }
@@ -112,6 +135,7 @@ const LS: &[Recipe] = &[
         every: 300,
         batches: Some(565),
         seed: 4096,
+        gaps: &["no attention dropout (0.1)"],
         ..table_1("retrieval", 30_000, 4096, 4096, 0.01)
     },
     Recipe { batch: 256, warmup: 175, every: 175, ..table_1("image", 35_000, 1024, 1024, 0.0) },
@@ -120,8 +144,8 @@ const LS: &[Recipe] = &[
 
 const ARENA: &[Recipe] = &[
     Recipe { warmup: 1000, every: 50, ..arena("listops", 5000, 2000) },
-    arena("text", 20_000, 1000),
-    arena("retrieval", 5000, 4000),
+    Recipe { select: false, ..arena("text", 20_000, 1000) },
+    Recipe { gaps: PAIRS, ..arena("retrieval", 5000, 4000) },
     Recipe {
         batch: 256,
         rate: 5e-4,
@@ -130,6 +154,7 @@ const ARENA: &[Recipe] = &[
         optimizer: adam(0.98, 1e-9, 0.0),
         every: 175,
         select: false,
+        gaps: IMAGE,
         ..arena("image", 35_000, 1024)
     },
     arena_pathfinder("pathfinder32", 512, (62_400, 312), 1024),
@@ -140,11 +165,24 @@ const ARENA: &[Recipe] = &[
     },
 ];
 
-/// The recipe of `preset` for `task`; one in the manner of Transformer-LS where no source trains on the task.
+/// Rates of the Long Range Arena's paper that are not those of its code.
+const PAPER_RATES: &[(&str, f64)] = &[
+    ("retrieval", 0.5),
+    ("image", 0.01),
+    ("pathfinder32", 0.01),
+    ("pathfinder64", 0.01),
+    ("pathfinder128", 0.01),
+];
+
+/// Weight decays of the Long Range Arena's code for single mechanisms.
+const OWN_DECAY: &[(&str, &str, f64)] = &[("image", "sinkhorn", 0.7)];
+
+/// The recipe of `preset` for `task`, with what the source has for `mechanism` only; one in the manner of Transformer-LS
+/// where no source trains on the task.
 ///
 /// # Errors
 /// What the preset has instead.
-pub fn find(preset: &str, task: &str) -> Result<Recipe, String> {
+pub fn find(preset: &str, task: &str, mechanism: &str) -> Result<Recipe, String> {
     let table = if preset == "ls-lra" { LS } else { ARENA };
     let mut recipe = match table.iter().find(|recipe| recipe.task == task) {
         Some(recipe) => *recipe,
@@ -158,8 +196,17 @@ pub fn find(preset: &str, task: &str) -> Result<Recipe, String> {
             Recipe { published: false, ..table_1(set.name, 5000, len, len, 0.0) }
         }
     };
-    if preset == "lra-paper" && task == "text" {
-        (recipe.keep, recipe.len) = (4000, 4000);
+    if preset == "lra-paper" {
+        if task == "text" {
+            (recipe.keep, recipe.len) = (4000, 4000);
+        }
+        if let Some((_, rate)) = PAPER_RATES.iter().find(|(of, _)| *of == task) {
+            recipe.rate = *rate;
+        }
+    }
+    let own = OWN_DECAY.iter().find(|(of, only, _)| (*of, *only) == (task, mechanism));
+    if let Some((_, _, decay)) = own.filter(|_| preset != "ls-lra") {
+        recipe.optimizer.weight_decay = *decay;
     }
     Ok(recipe)
 }
@@ -189,26 +236,42 @@ mod tests {
 
     #[test]
     fn the_rates_of_the_sources() {
-        let (_, schedule) = find("ls-lra", "listops").unwrap().training(5000, 1e-4);
+        let (_, schedule) = find("ls-lra", "listops", "ls").unwrap().training(5000, 1e-4);
         assert!((schedule.at(999).lr - 1e-4).abs() < 1e-12 && schedule.at(999).beta1 == 0.85);
-        let (adam, schedule) = find("lra-repo", "listops").unwrap().training(5000, 0.05);
+        let (adam, schedule) = find("lra-repo", "listops", "ls").unwrap().training(5000, 0.05);
         assert!((schedule.at(1000).lr - 1.58114e-3).abs() < 1e-8 && adam.weight_decay == 0.1);
-        let text = find("ls-lra", "text").unwrap();
+        let text = find("ls-lra", "text", "ls").unwrap();
         assert_eq!([20_000, 400, 3].map(|steps| text.every_of(steps)), [500, 100, 1]);
-        let (_, short) = find("ls-lra", "listops").unwrap().training(500, 1e-4);
+        let (_, short) = find("ls-lra", "listops", "ls").unwrap().training(500, 1e-4);
         assert!((short.at(99).lr - 1e-4).abs() < 1e-12);
     }
 
     #[test]
     fn only_names_of_data_sets_have_recipes() {
         assert!(LS.iter().chain(ARENA).all(|recipe| data::task(recipe.task).is_ok() && recipe.published));
-        assert!(find("ls-lra", "listop").unwrap_err().contains("did you mean listops"));
-        assert!(find("ls-lra", "enwik8").is_err(), "a corpus has no classes");
+        assert!(find("ls-lra", "listop", "ls").unwrap_err().contains("did you mean listops"));
+        assert!(find("ls-lra", "enwik8", "ls").is_err(), "a corpus has no classes");
+    }
+
+    #[test]
+    fn paper_code_and_single_mechanisms_differ() {
+        let rate = |preset, task| find(preset, task, "full").unwrap().rate;
+        assert_eq!([rate("lra-repo", "retrieval"), rate("lra-paper", "retrieval")], [0.05, 0.5]);
+        assert_eq!([rate("lra-repo", "image"), rate("lra-paper", "image")], [5e-4, 0.01]);
+        assert_eq!(rate("lra-paper", "pathfinder32"), 0.01);
+        let decay =
+            |preset, mechanism| find(preset, "image", mechanism).unwrap().training(9, 1.0).0.weight_decay;
+        assert_eq!([decay("lra-repo", "sinkhorn"), decay("lra-repo", "full")], [0.7, 0.0]);
+        assert_eq!(decay("ls-lra", "sinkhorn"), 0.0);
+        let text = find("lra-repo", "text", "full").unwrap();
+        assert!(!text.select && find("ls-lra", "text", "full").unwrap().select);
+        assert!(find("lra-repo", "listops", "full").unwrap().keep_close);
+        assert!(!find("ls-lra", "listops", "full").unwrap().keep_close);
     }
 
     #[test]
     fn a_task_without_a_recipe_says_which_have_one() {
-        let error = find("ls-lra", "pathfinder128").unwrap_err();
+        let error = find("ls-lra", "pathfinder128", "ls").unwrap_err();
         assert!(error.contains("listops") && error.contains("pathfinder128"), "{error}");
     }
 }

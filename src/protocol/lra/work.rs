@@ -2,8 +2,9 @@
 
 use candle_core::Result as Candle;
 
-use super::plan::{Request, fraction, model};
-use super::recipe::{self, Recipe};
+use super::floor;
+use super::plan::{Request, model};
+use super::recipe::Recipe;
 use super::tasks;
 use crate::data::select::{Change, Limited, Perturbed};
 use crate::data::{self, Dataset, Split};
@@ -112,6 +113,8 @@ pub struct Experiment<'a> {
 /// Weights that were selected.
 pub struct Trained {
     net: Box<dyn Net>,
+    /// Those of the last update, where others were selected.
+    last: Option<Box<dyn Net>>,
     /// The evaluation they were selected by.
     pub selected: Point,
     peak_bytes: Option<u64>,
@@ -159,7 +162,7 @@ impl<'a> Experiment<'a> {
             return Ok(Trained { peak_bytes: cpu.then_some(peak), ..trained });
         }
         let selected = state.curve.last().copied().ok_or_else(|| failed(&"nothing was evaluated"))?;
-        Ok(Trained { net: task.net, selected, peak_bytes: cpu.then_some(peak) })
+        Ok(Trained { net: task.net, last: None, selected, peak_bytes: cpu.then_some(peak) })
     }
 
     /// The selected weights of a finished run.
@@ -168,7 +171,7 @@ impl<'a> Experiment<'a> {
     /// Checkpoints that are not there, of another run, or of one that is not finished.
     pub fn load(&self, files: &Files) -> Result<Trained, Ending> {
         let request = self.request;
-        let recipe = recipe::find(&request.spec.preset, &request.task).map_err(|error| failed(&error))?;
+        let recipe = request.recipe().map_err(|error| failed(&error))?;
         let model = serde_json::to_value(request).map_err(|error| failed(&error))?;
         let last = Checkpoint::load(&files.last).map_err(|error| failed(&error))?;
         last.expect_model(&model).map_err(|error| failed(&error))?;
@@ -178,11 +181,16 @@ impl<'a> Experiment<'a> {
         }
         let selected = if recipe.select { state.best_point() } else { state.curve.last() };
         let selected = *selected.ok_or_else(|| failed(&"nothing was evaluated"))?;
-        let weights =
-            if recipe.select { Checkpoint::load(&files.best).map_err(|error| failed(&error))? } else { last };
-        let builder = weights.builder(self.backend.device(), false).map_err(candle)?;
-        let net = self.model.build(&builder).map_err(candle)?;
-        Ok(Trained { net, selected, peak_bytes: None })
+        let net = |weights: &Checkpoint| {
+            let builder = weights.builder(self.backend.device(), false).map_err(candle)?;
+            self.model.build(&builder).map_err(candle)
+        };
+        let last = net(&last)?;
+        if !recipe.select {
+            return Ok(Trained { net: last, last: None, selected, peak_bytes: None });
+        }
+        let best = Checkpoint::load(&files.best).map_err(|error| failed(&error))?;
+        Ok(Trained { net: net(&best)?, last: Some(last), selected, peak_bytes: None })
     }
 
     /// Full batches of the test split in order, or the only one, changed by `change` where something is said.
@@ -194,6 +202,10 @@ impl<'a> Experiment<'a> {
         trained: &mut Trained,
         change: Option<(Change, &[u8])>,
     ) -> Result<(Score, u64), Ending> {
+        self.score(trained.net.as_mut(), change)
+    }
+
+    fn score(&self, net: &mut dyn Net, change: Option<(Change, &[u8])>) -> Result<(Score, u64), Ending> {
         let request = self.request;
         let limited = Limited::new(self.data.as_ref(), limit(request));
         let perturbed = change.map(|(change, characters)| Perturbed { data: &limited, change, characters });
@@ -204,25 +216,35 @@ impl<'a> Experiment<'a> {
         let count = data.len(Split::Test);
         let batch = (request.spec.batch as usize).clamp(1, count.max(1));
         let batches = (0..count / batch).map(|index| (index * batch..(index + 1) * batch).collect());
-        reader(request, &self.backend)
-            .score((trained.net.as_mut(), data, Split::Test), batches)
-            .map_err(candle)
+        reader(request, &self.backend).score((net, data, Split::Test), batches).map_err(candle)
     }
 
-    /// Share of the protocol that was run.
-    pub fn fraction(&self) -> Option<f64> {
-        let request = self.request;
-        let (_, examples) = data::task(&request.task).ok()?;
-        let used = limit(request).min(self.data.len(Split::Train));
-        fraction(request, (used as f64 / examples.train as f64).min(1.0))
+    /// Share of the protocol's training examples that are there, and in words where some are missing.
+    pub fn data_share(&self) -> (f64, Option<String>) {
+        // --strict holds some out, which is said elsewhere
+        if self.request.reading.strict && self.data.partial().is_none() {
+            return (1.0, None);
+        }
+        match missing(&self.request.task, self.data.len(Split::Train)) {
+            Some((share, words)) => (share, Some(words)),
+            None => (1.0, None),
+        }
     }
 
     fn done(&self, mut trained: Trained) -> Result<Done, Ending> {
         let (test, tested) = self.test(&mut trained, None)?;
+        let last = match &mut trained.last {
+            Some(net) => self.score(net.as_mut(), None)?.0,
+            None => test,
+        };
         let selected = &trained.selected;
+        let limited = Limited::new(self.data.as_ref(), limit(self.request));
         let measures = vec![
             Measure::new("accuracy", "%", test.value),
             Measure::new("loss", "nat", test.loss),
+            Measure::new("accuracy_last", "%", last.value),
+            Measure::new("loss_last", "nat", last.loss),
+            Measure::new("largest_class", "%", floor::largest_class(&limited)),
             Measure::new("tested", "1", tested as f64),
             Measure::new("validation_accuracy", "%", selected.score.value),
             Measure::new("validation_loss", "nat", selected.score.loss),
@@ -230,8 +252,16 @@ impl<'a> Experiment<'a> {
             Measure::new("train_loss", "nat", selected.train_loss),
             Measure::new("steps", "1", self.request.steps as f64),
         ];
-        Ok(Done { measures, fraction: self.fraction(), peak_bytes: trained.peak_bytes })
+        let (data_share, differs) = self.data_share();
+        Ok(Done { measures, data_share, differs, peak_bytes: trained.peak_bytes })
     }
+}
+
+/// Where `there` training examples are not all of the published split: their share, and that in words.
+pub fn missing(task: &str, there: usize) -> Option<(f64, String)> {
+    let published = data::task(task).ok()?.1.train;
+    let share = there as f64 / published as f64;
+    (share < 1.0).then(|| (share, format!("{there} training examples ({published})")))
 }
 
 /// Examples of each split that are used at most.
@@ -251,7 +281,7 @@ fn open<'a>(
 ) -> Result<(Task<'a>, Trainer, State), Ending> {
     let Experiment { request, backend, model, .. } = experiment;
     let spec = &request.spec;
-    let recipe = recipe::find(&spec.preset, &request.task).map_err(|error| failed(&error))?;
+    let recipe = request.recipe().map_err(|error| failed(&error))?;
     let (optimizer, schedule) = recipe.training(request.steps, request.rate);
     let builder = match restored {
         Some(checkpoint) => checkpoint.builder(backend.device(), true).map_err(candle)?,

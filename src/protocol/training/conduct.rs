@@ -204,7 +204,13 @@ fn ended(row: &Row, ending: &Ending) -> Vec<Row> {
 }
 
 fn rows<J: Job>(row: &Row, request: &J, done: &Done, seconds: &[f64]) -> Vec<Row> {
-    let row = Row { peak_bytes: done.peak_bytes, fraction: done.fraction, ..row.ended(Outcome::Ok, None) };
+    let words: Vec<&str> = [&row.differs, &done.differs].into_iter().flatten().map(String::as_str).collect();
+    let row = Row {
+        peak_bytes: done.peak_bytes,
+        fraction: row.fraction.map(|part| part * done.data_share),
+        differs: (!words.is_empty()).then(|| words.join("; ")),
+        ..row.ended(Outcome::Ok, None)
+    };
     let plain = Row { published: None, ..row.clone() };
     let mut rows = Vec::new();
     for (index, measure) in done.measures.iter().enumerate() {

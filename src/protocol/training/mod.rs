@@ -101,8 +101,10 @@ pub enum Answer {
 pub struct Done {
     /// What was measured; the first is what the papers print.
     pub measures: Vec<Measure>,
-    /// Share of the protocol that was run.
-    pub fraction: Option<f64>,
+    /// Share of the protocol's training data that was there.
+    pub data_share: f64,
+    /// Where that is not all of them: in words.
+    pub differs: Option<String>,
     /// Highest live bytes.
     pub peak_bytes: Option<u64>,
 }
@@ -126,6 +128,38 @@ impl Measure {
     /// `value` of `metric`.
     pub fn new(metric: &str, unit: &str, value: f64) -> Self {
         Self { metric: metric.to_owned(), unit: unit.to_owned(), value, task: None, spread: None }
+    }
+}
+
+/// What differs from the protocol in a run, and which share of the protocol's steps it makes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Differences {
+    /// Settings that are not the protocol's, in words: with any of them there is no share.
+    pub settings: Vec<String>,
+    /// Steps made, and those of the protocol.
+    pub steps: (u64, u64),
+}
+
+impl Differences {
+    /// Notes `name` where the values differ.
+    pub fn note<T: PartialEq + std::fmt::Display>(&mut self, name: &str, here: T, there: T) {
+        if here != there {
+            self.settings.push(format!("{name} {here} ({there})"));
+        }
+    }
+
+    /// The share of the protocol.
+    pub fn fraction(&self) -> Option<f64> {
+        let (steps, whole) = self.steps;
+        self.settings.is_empty().then(|| (steps as f64 / whole as f64).min(1.0))
+    }
+
+    /// Everything in words: what is here, and in parentheses what the protocol has.
+    pub fn words(&self) -> Option<String> {
+        let (steps, whole) = self.steps;
+        let steps = (steps != whole).then(|| format!("steps {steps} ({whole})"));
+        let words: Vec<String> = steps.into_iter().chain(self.settings.iter().cloned()).collect();
+        (!words.is_empty()).then(|| words.join("; "))
     }
 }
 

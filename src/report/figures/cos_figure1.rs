@@ -146,24 +146,22 @@ fn ghosts(tasks: &[String]) -> Vec<Bubble> {
     let published = |suite: &str| Suite::load(suite).map(|suite| suite.rows).unwrap_or_default();
     let mut speeds = BTreeMap::new();
     for row in published(SPEED) {
-        let value = row.published.and_then(|table| table.at("infer", 0)?.value());
+        let value = row.table("steps_per_second").and_then(|table| table.at("infer", 0)?.value());
         speeds.extend(value.map(|value| (row.model.name, value)));
     }
     let Some(full) = speeds.get("full").copied() else { return Vec::new() };
+    let rows = published(ACCURACY);
+    // a mechanism may have a row of its own for some tasks
+    let at = |model: &str, task: &String| {
+        let own = rows.iter().filter(|row| row.model.name == model);
+        own.filter_map(|row| row.table("accuracy")?.at(task, 0)?.value()).next()
+    };
     let mut all: Vec<Bubble> = Vec::new();
-    for row in published(ACCURACY) {
-        let table = row.published.as_ref();
-        let values: Option<Vec<f64>> = tasks.iter().map(|task| table?.at(task, 0)?.value()).collect();
-        let drawn = DRAWN.iter().find(|(model, _)| *model == row.model.name);
-        let (Some(values), Some(speed), Some((_, area))) = (values, speeds.get(&row.model.name), drawn)
-        else {
-            continue;
-        };
-        if all.iter().any(|bubble| bubble.label == row.model.name) {
-            continue; // a second row of the same mechanism is a variant
-        }
+    for (model, area) in DRAWN {
+        let values: Option<Vec<f64>> = tasks.iter().map(|task| at(model, task)).collect();
+        let (Some(values), Some(speed)) = (values, speeds.get(*model)) else { continue };
         let y = values.iter().sum::<f64>() / values.len().max(1) as f64;
-        all.push(Bubble { label: row.model.name, x: speed / full, y, area: *area, ghost: true });
+        all.push(Bubble { label: (*model).to_owned(), x: speed / full, y, area: *area, ghost: true });
     }
     all
 }

@@ -1,0 +1,211 @@
+//! What a simple rule reaches on the same split: the floor under every trained row (`lra --floor`).
+//!
+//! A rule is fitted on the training split and scored on every example of the test split, in percent. It has no layers and
+//! no attention; what a transformer has learned beyond it is what lies above it.
+
+mod linear;
+mod ngrams;
+
+use super::recipe;
+use crate::config::grid::Words;
+use crate::data::select::Limited;
+use crate::data::{self, Dataset, Split};
+use crate::protocol::grid::PlanError;
+use crate::record::{Outcome, Row};
+use crate::report::trained::FLOOR;
+use crate::run::plan::Cell;
+
+/// A simple rule.
+#[derive(Debug)]
+pub struct Rule {
+    /// Its name, the variant in rows.
+    pub name: &'static str,
+    /// Tasks that it is for; none: every task.
+    pub tasks: &'static [&'static str],
+    /// What it looks at.
+    pub about: &'static str,
+    /// Accuracy on the test split in percent; documents are cut to so many tokens.
+    pub score: fn(&dyn Dataset, usize) -> f64,
+}
+
+const PATHFINDER: &[&str] = &["pathfinder32", "pathfinder64", "pathfinder128"];
+
+/// Every rule.
+pub static RULES: &[Rule] = &[
+    Rule {
+        name: "largest-class",
+        tasks: &[],
+        about: "the most frequent class of the training split",
+        score: |data, _| largest_class(data),
+    },
+    Rule {
+        name: "root-operator",
+        tasks: &["listops"],
+        about: "the most frequent class behind the first token, which is the operator of the whole expression",
+        score: |data, _| by_key(data, |index| index),
+    },
+    Rule {
+        name: "byte-ngrams",
+        tasks: &["text"],
+        about: "naive Bayes on which runs of three to five bytes occur",
+        score: ngrams::naive_bayes,
+    },
+    Rule {
+        name: "shared-ngrams",
+        tasks: &["retrieval"],
+        about: "logistic regression on the share of runs of three to eight bytes that both documents have",
+        score: ngrams::overlap,
+    },
+    Rule {
+        name: "linear-on-pixels",
+        tasks: &["image"],
+        about: "softmax regression on the intensities",
+        score: linear::pixels,
+    },
+    Rule {
+        name: "ink",
+        tasks: PATHFINDER,
+        about: "logistic regression on how many pixels have which intensity",
+        score: linear::ink,
+    },
+];
+
+/// The cells of `tasks`: a row each, with what the rule is, and where it is in [`RULES`].
+///
+/// # Errors
+/// A task that no data set has.
+pub fn cells(tasks: &Words, limit: Option<u64>) -> Result<Vec<(Cell, &'static Rule)>, PlanError> {
+    for task in &tasks.0 {
+        data::task(task).map_err(PlanError::new)?;
+    }
+    let cell = |task: &String, rule: &'static Rule| {
+        let mut row = Row::new("lra", FLOOR).with("accuracy", "%", None);
+        row.task = Some(task.clone());
+        row.variant = Some(rule.name.to_owned());
+        row.differs = limit.map(super::plan::limited);
+        row.seed = Some(0);
+        let request =
+            serde_json::json!({ "floor": rule.name, "about": rule.about, "task": task, "limit": limit });
+        (Cell { key: format!("{task} {FLOOR} {}", rule.name), row, request, seconds: 10.0 }, rule)
+    };
+    let pairs = tasks.0.iter().flat_map(|task| {
+        let rules = RULES.iter().filter(|rule| rule.tasks.is_empty() || rule.tasks.contains(&task.as_str()));
+        rules.map(move |rule| cell(task, rule))
+    });
+    Ok(pairs.collect())
+}
+
+/// The rows of `cell`: `rule` fitted and scored on `data`, of which so many examples of each split are used.
+pub fn rows(cell: &Cell, rule: &Rule, data: &dyn Dataset, limit: Option<u64>) -> Vec<Row> {
+    let limited = Limited::new(data, limit.map_or(usize::MAX, |limit| limit as usize));
+    let task = cell.row.task.as_deref().unwrap_or_default();
+    let mut row = cell.row.clone();
+    let missing = super::work::missing(task, data.len(Split::Train));
+    let words: Vec<String> = missing.into_iter().map(|(_, words)| words).chain(row.differs.take()).collect();
+    row.differs = (!words.is_empty()).then(|| words.join("; "));
+    let row = row.ended(Outcome::Ok, None);
+    vec![
+        row.with("accuracy", "%", Some((rule.score)(&limited, kept(task)))),
+        row.with("tested", "1", Some(limited.len(Split::Test) as f64)),
+    ]
+}
+
+/// Tokens of a document that the rules for `task` see: those of Transformer-LS's protocol, else of the arena's.
+pub fn kept(task: &str) -> usize {
+    let recipe = ["ls-lra", "lra-repo"].iter().find_map(|preset| recipe::find(preset, task, "").ok());
+    recipe.map_or(usize::MAX, |recipe| recipe.keep as usize)
+}
+
+/// Accuracy of the most frequent class of the training split.
+pub fn largest_class(data: &dyn Dataset) -> f64 {
+    by_key(data, |_| 0)
+}
+
+/// Predicts the most frequent class among the training examples with the same key, a function of the first token.
+fn by_key(data: &dyn Dataset, key: fn(usize) -> usize) -> f64 {
+    let mut counts: std::collections::BTreeMap<usize, Vec<u64>> = std::collections::BTreeMap::new();
+    let read = |split: Split, index: usize| {
+        let example = data.example(split, index, 1);
+        (key(example.tokens.first().map_or(0, |&id| id as usize)), example.label as usize)
+    };
+    for index in 0..data.len(Split::Train) {
+        let (key, label) = read(Split::Train, index);
+        let classes = counts.entry(key).or_default();
+        classes.resize(classes.len().max(label + 1), 0);
+        classes[label] += 1;
+    }
+    let most = |classes: &Vec<u64>| (0..classes.len()).rev().max_by_key(|&class| classes[class]);
+    percent(data, |index| {
+        let (key, label) = read(Split::Test, index);
+        counts.get(&key).and_then(most) == Some(label)
+    })
+}
+
+/// Share of the test examples for which `right` holds, in percent.
+fn percent(data: &dyn Dataset, right: impl Fn(usize) -> bool) -> f64 {
+    let count = data.len(Split::Test);
+    100.0 * (0..count).filter(|&index| right(index)).count() as f64 / count.max(1) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::Example;
+    use crate::protocol::lra::tasks::{Reading, load};
+
+    /// Documents made of a class's letters, on both sides of a pair or as intensities.
+    struct Toy;
+
+    impl Dataset for Toy {
+        fn len(&self, split: Split) -> usize {
+            if split == Split::Train { 300 } else { 100 }
+        }
+        fn example(&self, split: Split, index: usize, max_len: usize) -> Example {
+            let label = (index + usize::from(split == Split::Test)) % 3 % 2;
+            let letter = |place: usize| (1 + 90 * label + (place * (index + 3)) % 80) as u32;
+            let tokens: Vec<u32> = (0..64).map(letter).take(max_len).collect();
+            let other =
+                (0..64).map(|place| if label == 1 { letter(place) } else { 200 + (place % 9) as u32 });
+            Example { second: Some(other.take(max_len).collect()), tokens, label: label as u32 }
+        }
+        fn hash(&self) -> &'static str {
+            ""
+        }
+        fn partial(&self) -> Option<&str> {
+            None
+        }
+    }
+
+    #[test]
+    fn every_rule_learns_what_is_plain() {
+        for rule in RULES {
+            let score = (rule.score)(&Toy, 64);
+            let least = if rule.name == "largest-class" { 60.0 } else { 95.0 };
+            assert!(score >= least, "{}: {score}", rule.name);
+        }
+    }
+
+    #[test]
+    fn every_task_has_a_rule_beside_the_largest_class() {
+        let tasks =
+            ["listops", "text", "retrieval", "image", "pathfinder32", "pathfinder64", "pathfinder128"];
+        for task in tasks {
+            let rules = cells(&Words(vec![task.to_owned()]), None).unwrap();
+            assert_eq!(rules.len(), 2, "{task}");
+            assert!(kept(task) < usize::MAX, "{task}");
+        }
+        assert!(cells(&Words(vec!["lisops".to_owned()]), None).unwrap_err().0.contains("listops"));
+    }
+
+    #[test]
+    fn the_root_operator_alone_reaches_the_papers_listops() {
+        let folder = tempfile::tempdir().unwrap();
+        let data = load("listops", folder.path(), Reading::default()).unwrap();
+        let score = |name: &str| {
+            let rule = RULES.iter().find(|rule| rule.name == name).unwrap();
+            (rule.score)(data.as_ref(), 2000)
+        };
+        assert!((score("root-operator") - 37.55).abs() < 1e-9, "{}", score("root-operator"));
+        assert!(score("largest-class") < 20.0);
+    }
+}

@@ -1,0 +1,84 @@
+//! No knob can be set without effect: every setting that differs from its default changes an output, a gradient or a
+//! parameter, or it is refused.
+
+use std::collections::HashMap;
+
+use candle_core::Tensor;
+use effattn::attention::Entry;
+use effattn::attention::knobs::{Kind, Knob, Value};
+use effattn::kernel::Mode;
+
+use crate::run::{Findings, Inputs, Run};
+use crate::zoo::{Case, cases};
+
+/// Lengths and ranks that have an effect at another length only, and numbers that make a difference below rounding.
+const ELSEWHERE: &[(&str, &str, &str)] = &[
+    ("linformer", "n_max", "sizes the parameters for a longer sequence"),
+    ("linformer-window", "n_max", "sizes the parameters for a longer sequence"),
+    ("linformer", "per_layer", "matters from the second layer on"),
+    ("linformer-window", "per_layer", "matters from the second layer on"),
+];
+
+/// Other values to try.
+fn others(knob: &Knob) -> Vec<Value> {
+    match (&knob.kind, &knob.default) {
+        (Kind::Bool, value) => vec![Value::Bool(*value != Value::Bool(true))],
+        (Kind::Word(words), value) => {
+            words.iter().map(|word| Value::Word(word)).filter(|word| word != value).collect()
+        }
+        (Kind::Int { min, max }, _) => {
+            [2, 3, 6].into_iter().filter(|x| min <= x && x <= max).map(Value::Int).collect()
+        }
+        (Kind::AutoInt { .. }, _) => vec![Value::Int(40)],
+        (Kind::Float { .. } | Kind::AutoFloat { .. }, _) => vec![Value::Float(0.3)],
+        (Kind::List, _) => vec![Value::Owned(vec![1, 2])],
+        (Kind::AutoIntOrList, _) => vec![Value::Int(4)],
+    }
+}
+
+fn shapes(params: &HashMap<String, Tensor>) -> Vec<(String, Vec<usize>)> {
+    let mut all: Vec<_> = params.iter().map(|(name, value)| (name.clone(), value.dims().to_vec())).collect();
+    all.sort();
+    all
+}
+
+/// Whether both compute the same, forward and backward, with the same parameters.
+fn same(a: &Case, b: &Case) -> bool {
+    let (first, second) = (a.params().expect("parameters"), b.params().expect("parameters"));
+    if shapes(&first) != shapes(&second) {
+        return false;
+    }
+    let (inputs, others) = (Inputs::random(a, 3), Inputs::random(b, 3));
+    if inputs.0.len() != others.0.len() {
+        return false;
+    }
+    let one = Run::new(a, &first, &inputs, Mode::Fused).results();
+    let two = Run::new(b, &second, &others, Mode::Fused).results();
+    one.out == two.out && one.cls == two.cls && one.grads == two.grads
+}
+
+#[test]
+fn no_knob_is_without_effect() {
+    let mut findings = Findings::default();
+    let admitted = |case: &Case| case.entry.admits(&case.knobs, &case.shape()).is_ok();
+    for case in cases(24).iter().filter(|case| admitted(case)) {
+        let entry: &Entry = case.entry;
+        for knob in entry.knobs {
+            if ELSEWHERE.iter().any(|(name, of, _)| (*name, *of) == (entry.name, knob.name)) {
+                continue;
+            }
+            let value = |value: &Value| Case {
+                knobs: case.knobs.clone().with(knob.name, value.clone()),
+                ..case.clone()
+            };
+            let tried: Vec<Case> = others(knob).iter().map(value).filter(admitted).collect();
+            let changed = |other: &Case| other.knobs != case.knobs;
+            let tried: Vec<&Case> = tried.iter().filter(|other| changed(other)).collect();
+            // some values happen to do the same here (a window beyond the sequence): one that does not is enough
+            if !tried.is_empty() && tried.iter().all(|other| same(case, other)) {
+                findings.add(format!("{case}: {} changes nothing", knob.name));
+            }
+        }
+    }
+    findings.finish();
+}

@@ -1,0 +1,159 @@
+//! Every published number of the suites against a table that was entered from the papers (`numbers.csv`): row, model
+//! with its knobs, preset, metric and task. And every cell of every suite can be built.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use effattn::attention::choose::choose;
+use effattn::config::settings::Settings;
+use effattn::config::suite::{PublishedTable, SHIPPED, Suite};
+use effattn::protocol::grid::{Defaults, Flags, resolve};
+use effattn::protocol::robustness::Perturbation;
+use effattn::protocol::{charlm, lra, robustness, speed};
+use effattn::record::{Published, Row};
+
+/// A number: suite, model, preset, metric, key, value.
+type Number = [String; 6];
+
+/// Mechanism and knobs in the order of the table, defaults left out.
+fn model(text: &str) -> String {
+    let mut choices = choose(&text.parse().expect(text)).unwrap_or_else(|error| panic!("{text}: {error}"));
+    assert_eq!(choices.len(), 1, "{text}");
+    choices.remove(0).label()
+}
+
+fn numbers(suite: &Suite, table: &PublishedTable, model: &str, preset: &str) -> Vec<Number> {
+    let lens = suite.base.len.as_ref().map_or_else(Vec::new, |len| len.0.clone());
+    let of = |key: &String, index: usize, value: &Published| {
+        let key = lens.get(index).map_or_else(|| key.clone(), |len| format!("{key}@{len}"));
+        let value = match value {
+            Published::Value(value) => value.to_string(),
+            Published::Outcome(outcome) => outcome.to_string(),
+        };
+        let [suite, model, preset, metric] = [&suite.name, model, preset, &table.metric].map(str::to_owned);
+        [suite, model, preset, metric, key, value]
+    };
+    let values = table.values.iter();
+    values
+        .flat_map(|(key, values)| values.iter().enumerate().map(move |(i, value)| of(key, i, value)))
+        .collect()
+}
+
+/// What the suites have.
+fn embedded() -> Vec<Number> {
+    let mut all = Vec::new();
+    for (name, _) in SHIPPED {
+        let suite = Suite::load(name).expect(name);
+        let base = suite.base.preset.clone().unwrap_or_default();
+        for row in &suite.rows {
+            let preset = row.set.preset.clone().or_else(|| suite.numbers_of.clone()).unwrap_or(base.clone());
+            for table in &row.published {
+                for key in table.values.keys().filter(|_| row.set.task.is_some()) {
+                    let task = key.split('-').next().unwrap_or(key);
+                    assert!(
+                        row.has(task),
+                        "{name}: {} has a number for {key}, which it does not run",
+                        row.label
+                    );
+                }
+                all.extend(numbers(&suite, table, &model(&row.model.to_string()), &preset));
+            }
+        }
+        for line in &suite.printed {
+            all.extend(line.published.iter().flat_map(|table| numbers(&suite, table, "-", "-")));
+        }
+    }
+    all
+}
+
+/// What the papers print.
+fn entered() -> Vec<Number> {
+    let mut reader = csv::Reader::from_reader(include_str!("numbers.csv").as_bytes());
+    let read = |line: Result<csv::StringRecord, csv::Error>| {
+        let line = line.expect("a line of seven fields");
+        let text = |index: usize| line[index].to_owned();
+        let model = if &line[2] == "-" { text(2) } else { model(&line[2]) };
+        let value = line[6].parse::<f64>().map_or_else(|_| text(6), |value| value.to_string());
+        [text(0), model, text(3), text(4), text(5), value]
+    };
+    reader.records().map(read).collect()
+}
+
+#[test]
+fn every_published_number_stands_beside_its_model() {
+    let count = |mut all: Vec<Number>| {
+        all.sort();
+        all
+    };
+    let (here, there) = (count(embedded()), count(entered()));
+    let only = |a: &[Number], b: &[Number]| {
+        let b: BTreeSet<&Number> = b.iter().collect();
+        a.iter().filter(|number| !b.contains(number)).cloned().collect::<Vec<_>>()
+    };
+    assert!(only(&here, &there).is_empty(), "beside the wrong thing: {:#?}", only(&here, &there));
+    assert!(only(&there, &here).is_empty(), "not in a suite: {:#?}", only(&there, &here));
+    assert_eq!(here.len(), there.len(), "a number stands twice");
+}
+
+/// The rows of the cells of `suite`, run with `preset`; none where it is drawn and not run.
+fn planned(suite: &Suite, preset: Option<&str>) -> Vec<Row> {
+    let settings = Settings { preset: preset.map(str::to_owned), ..Settings::NONE };
+    let flags = Flags { suite: Some(suite.name.clone()), settings, ..Flags::default() };
+    let grid = |defaults: &Defaults| resolve(flags.clone(), defaults).expect(&suite.name);
+    let options = lra::plan::Options::default();
+    fn rows<T>(cells: Vec<(effattn::run::plan::Cell, T)>) -> Vec<Row> {
+        cells.into_iter().map(|(cell, _)| cell.row).collect()
+    }
+    match suite.protocol.as_str() {
+        "speed" => rows(speed::plan::cells(&grid(&speed::plan::defaults(false)), 2).expect("a plan")),
+        "lra" => rows(lra::plan::cells(&grid(&lra::plan::defaults(false)), options, 2).expect("a plan")),
+        "charlm" => {
+            let options = charlm::plan::Options::default();
+            rows(charlm::plan::cells(&grid(&charlm::plan::defaults(false)), options, 2).expect("a plan"))
+        }
+        "robustness" => {
+            let texts = Perturbation { insertions: vec![10], characters: "!".to_owned(), seeds: 1 };
+            let grid = grid(&robustness::defaults());
+            rows(robustness::cells(&grid, (options, &texts), 2, Path::new("")).expect("a plan"))
+        }
+        other => {
+            assert_eq!(other, "plot attention", "{}", suite.name);
+            Vec::new()
+        }
+    }
+}
+
+#[test]
+fn every_cell_can_be_built_or_carries_no_number() {
+    for (name, _) in SHIPPED {
+        let suite = Suite::load(name).expect(name);
+        let others = suite.numbers_of.iter().map(|preset| Some(preset.as_str()));
+        for preset in std::iter::once(None).chain(others) {
+            for row in planned(&suite, preset) {
+                let place = format!("{name} {preset:?}: {} {:?}", row.label(), row.task);
+                assert!(row.error.is_none() || row.published.is_none(), "{place}: {:?}", row.error);
+                assert!(row.error.is_none(), "{place} is unsupported and not said so: {:?}", row.error);
+            }
+        }
+    }
+}
+
+#[test]
+fn printed_flops_are_ours_to_the_last_digit_or_named() {
+    let suite = Suite::load("ls-table1").expect("a suite");
+    let rows = planned(&suite, None);
+    let mut others = BTreeSet::new();
+    for row in &suite.rows {
+        let Some(table) = row.table("gflops") else { continue };
+        let label = model(&row.model.to_string());
+        for (task, values) in &table.values {
+            let cell = rows.iter().find(|cell| cell.task.as_deref() == Some(task) && cell.label() == label);
+            let flops = cell.and_then(|cell| cell.flops).expect("FLOPs") as f64 / 1e9;
+            let Some(printed) = values[0].value() else { continue };
+            if format!("{flops:.2}") != format!("{printed:.2}") {
+                others.insert(format!("{label} {task}: {flops:.2} for {printed:.2}"));
+            }
+        }
+    }
+    assert_eq!(others.into_iter().collect::<Vec<_>>(), ["dp:dual_ln=true text: 0.68 for 0.69"]);
+}
