@@ -343,9 +343,12 @@ pub trait Mechanism: Send + Sync {
     }
 }
 
-/// Adds a mechanism at run time (a library user's own, or a test's).
+/// Adds a mechanism at run time (a library user's own, or a test's); one that is there already stays as it is.
 pub fn register(entry: &'static Entry) {
-    REGISTERED.write().unwrap_or_else(std::sync::PoisonError::into_inner).push(entry);
+    let mut registered = REGISTERED.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if !registered.iter().any(|known| std::ptr::eq(*known, entry)) {
+        registered.push(entry);
+    }
 }
 
 /// Every mechanism: the table, then the registered ones.

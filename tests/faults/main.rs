@@ -1,7 +1,7 @@
 //! The real binary under faults: kills at random moments, workers that die or hang, disks that are full, clocks that go
 //! backwards.
 //!
-//! `EFFATTN_KILLS=150 cargo test --release --test faults -- --nocapture` for a night; the default takes a minute.
+//! `EFFATTN_KILLS=150 cargo test --release --test binary faults:: -- --nocapture` for a night; the default takes a minute.
 #![cfg(target_os = "linux")]
 
 use std::fs;

@@ -4,8 +4,8 @@ use effattn::attention::knobs::Knobs;
 use effattn::attention::{self, Property};
 use effattn::kernel::Mode;
 
-use crate::run::{Findings, Inputs, MODES, Results, Run, differs, masks, row_counts};
-use crate::zoo::{Case, cases};
+use super::run::{Findings, Inputs, MODES, Results, Run, differs, masks, row_counts};
+use super::zoo::{Case, cases};
 
 fn rows_that_count<'a>(case: &'a Case, mask: Option<&'a [f32]>) -> impl Fn(usize, usize, usize) -> f32 + 'a {
     move |sample, _, query| f32::from(u8::from(row_counts(case, mask, sample, query)))

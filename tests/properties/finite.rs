@@ -2,8 +2,8 @@
 
 use effattn::attention::{self, Property};
 
-use crate::run::{Findings, Inputs, MODES, Results, Run, masks, row_counts};
-use crate::zoo::cases;
+use super::run::{Findings, Inputs, MODES, Results, Run, masks, row_counts};
+use super::zoo::cases;
 
 /// What is not finite.
 fn bad(results: &Results) -> Option<String> {
@@ -92,7 +92,7 @@ fn a_query_that_sees_no_key_gives_zero() {
     for case in cases(9).iter().filter(|case| case.aligned() || !case.causal) {
         let params = case.params().expect("parameters");
         let inputs = Inputs::random(case, 7);
-        let mask = vec![0.0; crate::zoo::BATCH * case.keys];
+        let mask = vec![0.0; super::zoo::BATCH * case.keys];
         for mode in MODES {
             let run = Run { mask: Some(&mask), ..Run::new(case, &params, &inputs, mode) };
             let results = run.results();

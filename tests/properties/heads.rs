@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use candle_core::{Result, Tensor};
 
-use crate::run::Inputs;
-use crate::zoo::{BATCH, HEAD_DIM, HEADS};
+use super::run::Inputs;
+use super::zoo::{BATCH, HEAD_DIM, HEADS};
 
 /// Head h becomes head (h + 1) mod `HEADS` along `dim`, whose entries lie in `HEADS` equal blocks.
 fn turn_dim(x: &Tensor, dim: usize) -> Result<Tensor> {

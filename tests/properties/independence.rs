@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use effattn::attention::Property;
 
-use crate::run::{Findings, Inputs, MODES, Results, Run, differs, masks, row_counts};
-use crate::zoo::{Case, HEADS, cases};
+use super::run::{Findings, Inputs, MODES, Results, Run, differs, masks, row_counts};
+use super::zoo::{Case, HEADS, cases};
 
 const LENGTHS: [usize; 3] = [5, 12, 17];
 
@@ -177,9 +177,9 @@ fn heads_do_not_influence_each_other() {
                 return Some(format!("output {row:?} depends on other heads"));
             }
 
-            let turned = crate::heads::turn(&inputs, &params).expect("permuted heads");
+            let turned = super::heads::turn(&inputs, &params).expect("permuted heads");
             let after = Run { mask, ..Run::new(case, &turned.1, &turned.0, mode) }.results();
-            let expected = crate::heads::turn_rows(&before.out, case.queries);
+            let expected = super::heads::turn_rows(&before.out, case.queries);
             let row = differs(case, (&expected, &after.out), 1e-5, |sample, _, query| counts(sample, query));
             row.map(|row| format!("output {row:?} is not permuted with the {HEADS} heads"))
         },

@@ -8,7 +8,5 @@ mod finite;
 mod heads;
 mod idle;
 mod independence;
-#[path = "../recipe/mean.rs"]
-mod mean;
 mod run;
 mod zoo;

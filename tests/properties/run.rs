@@ -9,7 +9,7 @@ use effattn::kernel::heads::{Parts, Qkv, merge, split};
 use effattn::kernel::{Mode, with_mode};
 use effattn::nn::params::Builder;
 
-use crate::zoo::{BATCH, Case, HEAD_DIM, HEADS, WIDTH};
+use super::zoo::{BATCH, Case, HEAD_DIM, HEADS, WIDTH};
 
 pub const MODES: [Mode; 2] = [Mode::Fused, Mode::Composed];
 

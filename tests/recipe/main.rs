@@ -1,11 +1,8 @@
 //! The recipe of `docs/adding-a-mechanism.md` works: its toy mechanism, registered at run time, is found,
 //! listed, checked against a golden file and used in a model. `tests/properties` proves it like any other.
 
-mod mean;
-
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::Once;
 
 use candle_core::{Device, Tensor};
 use clap::Parser;
@@ -18,9 +15,10 @@ use effattn::nn::params::Builder;
 use effattn::protocol::check::check_bytes;
 use safetensors::tensor::TensorView;
 
+use crate::mean;
+
 fn register() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| attention::register(&mean::ENTRY));
+    attention::register(&mean::ENTRY);
 }
 
 #[test]

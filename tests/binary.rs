@@ -1,0 +1,8 @@
+//! The tests that run the real program.
+
+mod cli;
+mod conformance;
+#[path = "faults/main.rs"]
+mod faults;
+mod run;
+mod training;

@@ -1,0 +1,13 @@
+//! The tests of the library, in one program: a program less to link is half a minute less to wait.
+//!
+//! `tests/bf16` (a number format of the whole process) and `tests/fuzz` (an allocator that counts) are programs of their own.
+
+mod citations;
+mod files;
+mod layers;
+#[path = "recipe/mean.rs"]
+mod mean;
+#[path = "properties/main.rs"]
+mod properties;
+#[path = "recipe/main.rs"]
+mod recipe;
