@@ -8,8 +8,8 @@ use effattn::attention::Entry;
 use effattn::attention::knobs::{Kind, Knob, Value};
 use effattn::kernel::Mode;
 
-use crate::run::{Findings, Inputs, Run};
-use crate::zoo::{Case, cases};
+use super::run::{Findings, Inputs, Run};
+use super::zoo::{Case, cases};
 
 /// Lengths and ranks that have an effect at another length only, and numbers that make a difference below rounding.
 const ELSEWHERE: &[(&str, &str, &str)] = &[
