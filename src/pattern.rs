@@ -2,6 +2,8 @@
 //!
 //! Computation ([`crate::kernel::attend`]) and pictures (`effattn plot pattern`) read the same value.
 
+pub mod grid;
+
 use std::ops::Range;
 
 /// Rows and columns of positions that lie in a plane, row by row.

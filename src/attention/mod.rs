@@ -37,7 +37,7 @@ use candle_core::{Result, Tensor};
 
 use crate::kernel::heads::{Heads, Qkv};
 use crate::nn::params::Builder;
-use crate::pattern::Pattern;
+use crate::pattern::{Grid, Pattern};
 use knobs::{Knob, Knobs};
 
 /// Every mechanism of the crate.
@@ -138,6 +138,8 @@ pub struct Shape {
     pub causal: bool,
     /// Whether a class token comes as an input of its own.
     pub cls: bool,
+    /// The grid that the positions stand on; absent: a line.
+    pub grid: Option<Grid>,
 }
 
 /// What one attention call costs, computed from its shape.

@@ -59,7 +59,15 @@ impl Encoder {
     /// # Errors
     /// A document longer than the position table, an id outside the vocabulary.
     pub fn forward(&self, ids: &Tensor, mask: Option<&Tensor>, dropout: Dropout) -> Result<Tensor> {
-        self.run(ids, mask, dropout, |_| ())
+        self.run(ids, mask, dropout, false, |_| ())
+    }
+
+    /// The whole sequence [b, n, width] behind the last norm, of which [`Self::forward`] gives the pooled vector.
+    ///
+    /// # Errors
+    /// As [`Self::forward`]; pooling at a class token that stands beside the sequence.
+    pub fn sequence(&self, ids: &Tensor, mask: Option<&Tensor>, dropout: Dropout) -> Result<Tensor> {
+        self.run(ids, mask, dropout, true, |_| ())
     }
 
     /// [`Self::forward`] without dropout, and the input of every layer [b, n, width].
@@ -68,7 +76,7 @@ impl Encoder {
     /// As [`Self::forward`].
     pub fn trace(&self, ids: &Tensor, mask: Option<&Tensor>) -> Result<(Tensor, Vec<Tensor>)> {
         let mut hidden = Vec::new();
-        let pooled = self.run(ids, mask, Dropout::NONE, |x| hidden.push(x.clone()))?;
+        let pooled = self.run(ids, mask, Dropout::NONE, false, |x| hidden.push(x.clone()))?;
         Ok((pooled, hidden))
     }
 
@@ -77,6 +85,7 @@ impl Encoder {
         ids: &Tensor,
         mask: Option<&Tensor>,
         dropout: Dropout,
+        whole: bool,
         mut see: impl FnMut(&Tensor),
     ) -> Result<Tensor> {
         let (b, n) = ids.dims2()?;
@@ -103,10 +112,15 @@ impl Encoder {
         see(&x);
         let call = &call(layers.len());
         match &self.cls {
+            Some(_) if whole => bail!(
+                "pooling {} computes no sequence in the last layer; choose mean, first or cls-front",
+                self.pooling.name()
+            ),
             Some(cls) => {
                 let cls = cls.reshape((1, 1, cls.elem_count()))?.repeat((b, 1, 1))?;
                 self.normalise(&last.forward_cls(&x, &cls, call)?)?.squeeze(1)
             }
+            None if whole => self.normalise(&last.forward(&x, call)?),
             None => self.pool(&last.forward(&x, call)?, mask),
         }
     }

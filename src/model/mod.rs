@@ -218,6 +218,7 @@ impl Backbone {
             keys: len,
             causal,
             cls: false,
+            grid: None,
         }
     }
 }

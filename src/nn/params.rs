@@ -148,8 +148,8 @@ fn slice(flat: &Tensor, part: &Part) -> Result<Tensor> {
 
 /// Where parameters come from.
 enum Source {
-    /// Drawn from a stream keyed by seed and full name.
-    Seed(u64),
+    /// Given by name, or drawn from a stream keyed by seed and full name.
+    Seed(u64, HashMap<String, Tensor>),
     /// Given by name (golden files, checkpoints); a missing name or another shape is an error.
     Given(HashMap<String, Tensor>),
     /// Nothing stored: for counting.
@@ -181,7 +181,12 @@ pub struct Builder {
 impl Builder {
     /// Parameters drawn from `seed`. `train`: modules get tracked variables, else detached tensors.
     pub fn seeded(seed: u64, device: &Device, train: bool) -> Self {
-        Self::new(Source::Seed(seed), device, train)
+        Self::warm(seed, HashMap::new(), device, train)
+    }
+
+    /// Parameters and constants given by their full names where they are there, else drawn from `seed`.
+    pub fn warm(seed: u64, tensors: HashMap<String, Tensor>, device: &Device, train: bool) -> Self {
+        Self::new(Source::Seed(seed, tensors), device, train)
     }
 
     /// Parameters given by their full names.
@@ -322,7 +327,10 @@ impl Builder {
             return Ok(tensor.clone());
         }
         let tensor = match &shared.source {
-            Source::Seed(seed) => draw(&mut Stream::new(*seed, &full), &shared.device)?,
+            Source::Seed(seed, tensors) => match tensors.get(&full) {
+                Some(tensor) => tensor.to_device(&shared.device)?,
+                None => draw(&mut Stream::new(*seed, &full), &shared.device)?,
+            },
             Source::Given(tensors) => match tensors.get(&full) {
                 Some(tensor) => tensor.clone(),
                 None => bail!("constant {full:?} is missing"),
@@ -339,7 +347,7 @@ impl Builder {
         let params = std::mem::take(&mut shared.params);
         match shared.source {
             Source::Count => Params { counted: params.counted, ..Params::default() },
-            Source::Seed(_) | Source::Given(_) => params,
+            Source::Seed(..) | Source::Given(_) => params,
         }
     }
 
@@ -362,7 +370,7 @@ impl Shared {
     fn parts(&self, index: usize) -> &[Part] {
         match self.source {
             Source::Count => &self.counted[index],
-            Source::Seed(_) | Source::Given(_) => &self.params.groups[index].parts,
+            Source::Seed(..) | Source::Given(_) => &self.params.groups[index].parts,
         }
     }
 
@@ -370,7 +378,7 @@ impl Shared {
     fn flat(&self, index: usize) -> Result<Tensor> {
         match self.source {
             Source::Count => zeros(&[self.counted[index].iter().map(Part::len).sum()]),
-            Source::Seed(_) | Source::Given(_) => Ok(tracked(&self.params.groups[index].var, self.train)),
+            Source::Seed(..) | Source::Given(_) => Ok(tracked(&self.params.groups[index].var, self.train)),
         }
     }
 
@@ -391,13 +399,16 @@ impl Shared {
 
     fn make(&self, name: &str, shape: &[usize], init: Init) -> Result<Tensor> {
         match &self.source {
-            Source::Given(tensors) => match tensors.get(name) {
-                Some(tensor) if tensor.dims() == shape => tensor.to_device(&self.device),
-                Some(tensor) => bail!("parameter {name:?} has shape {:?}, expected {shape:?}", tensor.dims()),
-                None => bail!("parameter {name:?} of shape {shape:?} is missing"),
-            },
+            Source::Given(tensors) | Source::Seed(_, tensors) if tensors.contains_key(name) => {
+                let tensor = &tensors[name];
+                if tensor.dims() != shape {
+                    bail!("parameter {name:?} has shape {:?}, expected {shape:?}", tensor.dims());
+                }
+                tensor.to_device(&self.device)
+            }
+            Source::Given(_) => bail!("parameter {name:?} of shape {shape:?} is missing"),
             Source::Count => zeros(shape),
-            Source::Seed(seed) => {
+            Source::Seed(seed, _) => {
                 let shape = Shape::from(shape);
                 let mut stream = Stream::new(*seed, name);
                 match init {

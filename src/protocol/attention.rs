@@ -53,6 +53,7 @@ impl Probe {
             keys: self.len,
             causal: self.causal,
             cls: false,
+            grid: None,
         }
     }
 

@@ -56,7 +56,12 @@ impl MeasuredStep {
             let builder = Builder::seeded(spec.seed, backend.device(), train);
             let net = resolved.build_measured(&builder, spec.batch as usize)?;
             let params = builder.finish();
-            let trainer = if train { Some(Trainer::new(params, OPTIMIZER, SCHEDULE)?) } else { None };
+            let trainer = if train {
+                let trainer = Trainer::new(params, OPTIMIZER, SCHEDULE)?;
+                Some(trainer.decay_only(&|name| resolved.decays(name))?)
+            } else {
+                None
+            };
             let (batch, len) = (spec.batch as usize, spec.len as usize);
             let wanted = MadeUp { text, batch, len, seed: spec.seed };
             Ok((net, trainer, resolved.made_up(&wanted, backend.device())?))

@@ -12,7 +12,7 @@ use safetensors::SafeTensors;
 use safetensors::tensor::{TensorView, View};
 use serde_json::Value as Json;
 
-use super::optim::{AdamW, Optimizer};
+use super::optim::{Method, Optimizer};
 use super::schedule::Schedule;
 use super::step::Trainer;
 use crate::kernel::adamw::Moments;
@@ -256,6 +256,13 @@ impl Checkpoint {
         }
     }
 
+    /// Its weights and constants by name.
+    pub fn into_weights(self) -> HashMap<String, Tensor> {
+        let own =
+            |name: &str| name.strip_prefix(WEIGHT).or_else(|| name.strip_prefix(CONSTANT)).map(str::to_owned);
+        self.tensors.into_iter().filter_map(|(name, tensor)| Some((own(&name)?, tensor))).collect()
+    }
+
     /// A builder that hands out its weights and constants.
     ///
     /// # Errors
@@ -276,7 +283,7 @@ impl Checkpoint {
     pub fn trainer(
         &self,
         params: Params,
-        optimizer: AdamW,
+        optimizer: impl Into<Method>,
         schedule: Schedule,
     ) -> Result<Trainer, CheckpointError> {
         let unfit = |reason: String| CheckpointError::Unfit { path: self.path.clone(), reason };

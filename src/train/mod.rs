@@ -1,4 +1,4 @@
-//! Training: schedules, the optimizer, one step, data order, checkpoints.
+//! Training: schedules, the optimizer, one step, data order, checkpoints, starts from stored weights.
 
 pub mod checkpoint;
 pub mod optim;
@@ -8,3 +8,4 @@ pub mod session;
 pub mod step;
 #[cfg(test)]
 mod tests;
+pub mod warm_start;

@@ -1,15 +1,103 @@
-//! AdamW over the groups of a model.
+//! Optimizers over the groups of a model, and which of its parameters decay.
 
 use candle_core::backprop::GradStore;
-use candle_core::{DType, Result, Tensor, bail};
+use candle_core::{DType, Result, Tensor, Var, bail};
 use serde::{Deserialize, Serialize};
 
 use super::schedule::Rates;
 use crate::kernel::adamw::{self, Hyper, Moments};
 use crate::kernel::nan_trace::is_finite;
-use crate::nn::params::Params;
+use crate::nn::params::{Params, StoredGroup};
 
-/// Settings that stay the same over all steps. Decay applies to all parameters.
+/// How parameters are updated: the closed set of optimizers.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "method", rename_all = "snake_case")]
+pub enum Method {
+    /// AdamW as PyTorch has it.
+    AdamW(AdamW),
+    /// As fairseq has it: `eps` is added before the bias correction.
+    Adam(AdamW),
+    /// SGD with Nesterov's momentum, as fairseq has it.
+    Nesterov(Nesterov),
+}
+
+/// Settings of Nesterov's SGD: u <- m u + g; p <- p (1 - lr wd) - lr (g + m u).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Nesterov {
+    /// m.
+    pub momentum: f64,
+    /// Decoupled weight decay, multiplied by the rate.
+    pub weight_decay: f64,
+    /// Largest norm of the whole gradient; absent: no clipping.
+    pub clip: Option<f64>,
+}
+
+impl From<AdamW> for Method {
+    fn from(settings: AdamW) -> Self {
+        Self::AdamW(settings)
+    }
+}
+
+impl Method {
+    const fn clip(&self) -> Option<f64> {
+        match self {
+            Self::AdamW(settings) | Self::Adam(settings) => settings.clip,
+            Self::Nesterov(settings) => settings.clip,
+        }
+    }
+
+    const fn weight_decay(&self) -> f64 {
+        match self {
+            Self::AdamW(settings) | Self::Adam(settings) => settings.weight_decay,
+            Self::Nesterov(settings) => settings.weight_decay,
+        }
+    }
+
+    /// Updates one variable with `scale` times `gradient` in update `step`, from 1. The first moment of
+    /// [`Self::Nesterov`] is its velocity, the second stays 0.
+    fn update(
+        &self,
+        (var, gradient): (&Var, &Tensor),
+        moments: &mut Moments,
+        Rates { lr, beta1 }: Rates,
+        (scale, decays, step): (f64, bool, u64),
+    ) -> Result<()> {
+        let decay = |weight_decay: f64| if decays { weight_decay } else { 0.0 };
+        match *self {
+            Self::AdamW(AdamW { beta2, eps, weight_decay, .. }) => {
+                let weight_decay = decay(weight_decay);
+                adamw::update(
+                    var,
+                    gradient,
+                    moments,
+                    &Hyper { lr, beta1, beta2, eps, weight_decay, grad_scale: scale, step },
+                )
+            }
+            Self::Adam(AdamW { beta2, eps, weight_decay, .. }) => {
+                let eps = eps / (1.0 - beta2.powi(step as i32)).sqrt();
+                let weight_decay = decay(weight_decay);
+                adamw::update(
+                    var,
+                    gradient,
+                    moments,
+                    &Hyper { lr, beta1, beta2, eps, weight_decay, grad_scale: scale, step },
+                )
+            }
+            Self::Nesterov(Nesterov { momentum, weight_decay, .. }) => {
+                let (velocity, unused) = moments.tensors()?;
+                let gradient = (gradient.flatten_all()? * scale)?;
+                let velocity = ((velocity * momentum)? + &gradient)?;
+                let ahead = (gradient + (&velocity * momentum)?)?.reshape(var.shape())?;
+                var.set(&((var.as_detached_tensor() * (1.0 - lr * decay(weight_decay)))? - (ahead * lr)?)?)?;
+                *moments = Moments::from_tensors(&velocity, &unused)?;
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Settings of AdamW that stay the same over all steps.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AdamW {
@@ -82,10 +170,34 @@ impl Gradients {
     }
 }
 
+/// Which parts of a variable decay.
+enum Decay {
+    All,
+    None,
+    /// 1 where an element decays, else 0.
+    Some(Tensor),
+}
+
+impl Decay {
+    fn of(group: &StoredGroup, decays: &dyn Fn(&str) -> bool) -> Result<Self> {
+        let parts = group.parts.iter().map(|part| decays(&part.name));
+        let (yes, no) = (parts.clone().any(|decays| decays), parts.clone().any(|decays| !decays));
+        if !(yes && no) {
+            return Ok(if no { Self::None } else { Self::All });
+        }
+        let ones = group.parts.iter().zip(parts);
+        let ones =
+            ones.flat_map(|(part, decays)| std::iter::repeat_n(f32::from(u8::from(decays)), part.len()));
+        let mask = Tensor::from_iter(ones, group.var.device())?;
+        Ok(Self::Some(mask.reshape(group.var.shape())?))
+    }
+}
+
 /// Settings, moments and number of updates.
 pub struct Optimizer {
-    config: AdamW,
+    method: Method,
     moments: Vec<Moments>,
+    decays: Vec<Decay>,
     updates: u64,
 }
 
@@ -94,10 +206,19 @@ impl Optimizer {
     ///
     /// # Errors
     /// Failures of the device.
-    pub fn new(config: AdamW, params: &Params) -> Result<Self> {
+    pub fn new(method: impl Into<Method>, params: &Params) -> Result<Self> {
         let moments =
             params.groups().iter().map(|group| Moments::zeros(&group.var)).collect::<Result<_>>()?;
-        Ok(Self { config, moments, updates: 0 })
+        Self::restore(method, params, moments, 0)
+    }
+
+    /// Lets only the parameters decay that `decays` names; without this, all do.
+    ///
+    /// # Errors
+    /// Failures of the device.
+    pub fn decay_only(&mut self, params: &Params, decays: &dyn Fn(&str) -> bool) -> Result<()> {
+        self.decays = params.groups().iter().map(|group| Decay::of(group, decays)).collect::<Result<_>>()?;
+        Ok(())
     }
 
     /// Updates every parameter with `scale` times `gradients`.
@@ -109,19 +230,26 @@ impl Optimizer {
         if gradients.0.len() != groups.len() || self.moments.len() != groups.len() {
             bail!("{} gradients do not fit a model of {} groups", gradients.0.len(), groups.len());
         }
-        let scale = match self.config.clip {
+        let scale = match self.method.clip() {
             Some(clip) => scale * (clip / (scale * gradients.norm()? + 1e-6)).min(1.0),
             None => scale,
         };
         self.updates += 1;
-        let AdamW { beta2, eps, weight_decay, .. } = self.config;
-        let Rates { lr, beta1 } = rates;
-        let hyper = Hyper { lr, beta1, beta2, eps, weight_decay, grad_scale: scale, step: self.updates };
-        for ((group, gradient), moments) in groups.iter().zip(&gradients.0).zip(&mut self.moments) {
-            match gradient {
-                Some(gradient) => adamw::update(&group.var, gradient, moments, &hyper)?,
-                None => adamw::update(&group.var, &group.var.zeros_like()?, moments, &hyper)?,
-            }
+        let groups = groups.iter().zip(&gradients.0).zip(self.moments.iter_mut().zip(&self.decays));
+        for ((group, gradient), (moments, decay)) in groups {
+            let zeros = || group.var.zeros_like();
+            let gradient = gradient.as_ref().map_or_else(zeros, |gradient| Ok(gradient.clone()))?;
+            let decays = match decay {
+                Decay::All => true,
+                Decay::None => false,
+                Decay::Some(mask) => {
+                    let factor = (mask * (-rates.lr * self.method.weight_decay()))? + 1.0;
+                    group.var.set(&(group.var.as_detached_tensor() * factor?)?)?;
+                    false
+                }
+            };
+            let how = (scale, decays, self.updates);
+            self.method.update((&group.var, &gradient), moments, rates, how)?;
         }
         Ok(())
     }
@@ -140,10 +268,16 @@ impl Optimizer {
     ///
     /// # Errors
     /// Moments that do not belong to `params`.
-    pub fn restore(config: AdamW, params: &Params, moments: Vec<Moments>, updates: u64) -> Result<Self> {
+    pub fn restore(
+        method: impl Into<Method>,
+        params: &Params,
+        moments: Vec<Moments>,
+        updates: u64,
+    ) -> Result<Self> {
         if moments.len() != params.groups().len() {
             bail!("{} moments do not fit a model of {} groups", moments.len(), params.groups().len());
         }
-        Ok(Self { config, moments, updates })
+        let decays = params.groups().iter().map(|_| Decay::All).collect();
+        Ok(Self { method: method.into(), moments, decays, updates })
     }
 }

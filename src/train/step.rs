@@ -2,7 +2,7 @@
 
 use candle_core::Result;
 
-use super::optim::{AdamW, Gradients, Optimizer};
+use super::optim::{Gradients, Method, Optimizer};
 use super::schedule::{Rates, Schedule};
 use crate::kernel::{nan_trace, tape};
 use crate::model::family::Loss;
@@ -49,9 +49,18 @@ impl Trainer {
     ///
     /// # Errors
     /// Failures of the device.
-    pub fn new(params: Params, optimizer: AdamW, schedule: Schedule) -> Result<Self> {
+    pub fn new(params: Params, optimizer: impl Into<Method>, schedule: Schedule) -> Result<Self> {
         let optimizer = Optimizer::new(optimizer, &params)?;
         Ok(Self { params, optimizer, schedule })
+    }
+
+    /// Lets only the parameters decay that `decays` names; without this, all do.
+    ///
+    /// # Errors
+    /// Failures of the device.
+    pub fn decay_only(mut self, decays: &dyn Fn(&str) -> bool) -> Result<Self> {
+        self.optimizer.decay_only(&self.params, decays)?;
+        Ok(self)
     }
 
     /// Goes on where `optimizer` stands.

@@ -147,6 +147,7 @@ impl Case {
             keys: self.keys,
             causal: self.causal,
             cls: self.cls,
+            grid: None,
         }
     }
 

@@ -58,7 +58,7 @@ pub struct Extras {
 
 /// Multiply-adds and FLOPs (LayerNorm 5 per element) of one call; no decoder state.
 pub fn cost(projection: Projection, extras: Extras, shape: &Shape) -> Cost {
-    let Shape { batch, heads: h, head_dim: d, width, queries: n, keys: t, causal, cls } = *shape;
+    let Shape { batch, heads: h, head_dim: d, width, queries: n, keys: t, causal, cls, .. } = *shape;
     let (e, slots, w) = (h * d, projection.slots(t), extras.window);
     let project = match projection {
         Projection::Whole { rank } => t * width * h * rank + 2 * h * rank * t * d,
@@ -118,6 +118,7 @@ mod tests {
                 keys: n,
                 causal: false,
                 cls,
+                grid: None,
             };
             (entry.cost)(&knobs, &shape).flops
         };

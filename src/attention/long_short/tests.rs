@@ -127,6 +127,7 @@ fn wrong_inputs_are_named() {
             keys: 5,
             causal,
             cls: false,
+            grid: None,
         };
         let error = (entry.validate)(&knobs.expect("knobs that fit"), &shape).expect_err(name);
         assert!(error.contains(says), "{error}");

@@ -227,6 +227,16 @@ pub trait Resolved: Send + Sync {
         self.build(builder)
     }
 
+    /// Whether weight decay takes part in the update of the parameter called `name`.
+    fn decays(&self, _name: &str) -> bool {
+        true
+    }
+
+    /// What the tensor `name` of a file in the public format is called here; nothing where the model has no use for it.
+    fn own_name(&self, name: &str) -> Option<String> {
+        Some(name.to_owned())
+    }
+
     /// Batches to measure it on.
     ///
     /// # Errors

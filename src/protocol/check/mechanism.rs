@@ -65,7 +65,7 @@ impl<'a> Case<'a> {
         };
         let causal = golden.meta("causal") == "true";
         let cls = golden.tensors.contains_key("q_cls");
-        let shape = Shape { batch, heads, head_dim, width, queries, keys, causal, cls };
+        let shape = Shape { batch, heads, head_dim, width, queries, keys, causal, cls, grid: None };
         (entry.validate)(&knobs, &shape).map_err(|error| golden.refused(error))?;
         let config = Config { knobs, heads, head_dim, width, max_len: queries.max(keys), causal, layer: 0 };
         let vars = INPUTS.iter().filter_map(|name| {

@@ -297,6 +297,7 @@ fn open<'a>(
         }
         None => (Trainer::new(params, optimizer, schedule).map_err(candle)?, State::default()),
     };
+    let trainer = trainer.decay_only(&|name| model.decays(name)).map_err(candle)?;
     let order = |split: Split, seed: u64| {
         let count = data.len(split);
         let batch = (spec.batch as usize).min(count.max(1));
