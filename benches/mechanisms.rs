@@ -36,7 +36,17 @@ impl Subject {
         let knobs = Knobs::defaults(entry.knobs);
         let (head_dim, causal) = (WIDTH / HEADS, !entry.support.bidirectional);
         let (heads, width) = (HEADS, WIDTH);
-        let shape = Shape { batch: 1, heads, head_dim, width, queries: len, keys: len, causal, cls: false, grid: None };
+        let shape = Shape {
+            batch: 1,
+            heads,
+            head_dim,
+            width,
+            queries: len,
+            keys: len,
+            causal,
+            cls: false,
+            grid: None,
+        };
         if (entry.validate)(&knobs, &shape).is_err() {
             return Ok(None);
         }

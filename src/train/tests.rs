@@ -4,7 +4,7 @@ use candle_core::{Device, Result, Tensor};
 use serde_json::json;
 
 use super::checkpoint::{Checkpoint, CheckpointError, save};
-use super::optim::AdamW;
+use super::optim::{AdamW, Method, Nesterov};
 use super::schedule::Schedule;
 use super::step::{StepError, Trainer};
 use crate::attention::find;
@@ -14,7 +14,7 @@ use crate::model::family::classifier::classification_loss;
 use crate::model::preset::Preset;
 use crate::model::{Backbone, Classifier, ModelConfig};
 use crate::nn::dropout::Dropout;
-use crate::nn::params::Builder;
+use crate::nn::params::{Builder, Init};
 
 const ADAMW: AdamW = AdamW { beta2: 0.98, eps: 1e-9, weight_decay: 0.0, clip: None };
 const CONSTANT: Schedule = Schedule::WarmupConstant { peak_lr: 1e-3, warmup: 1 };
@@ -241,5 +241,50 @@ fn dropout_trains_reproducibly_and_is_off_in_evaluation() {
         assert_ne!(dropped, train(0.0, 5).0, "{mechanism}");
         let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
         assert!(after < 0.8 * mean(&dropped[..5]), "{mechanism}: {dropped:?}, {after}");
+    }
+}
+
+/// Two parameters of one variable under a loss with a constant gradient.
+fn two(method: impl Into<Method>, gradient: f64) -> (Trainer, impl FnMut() -> Result<Loss>) {
+    let builder = Builder::seeded(1, &Device::Cpu, true);
+    let specs = ["weight", "bias"].map(|name| crate::nn::params::Spec::new(name, &[2], Init::ONE));
+    let flat = builder.group(&specs).unwrap().flat;
+    let trainer = Trainer::new(builder.finish(), method, CONSTANT).unwrap();
+    (trainer, move || Ok(Loss { sum: (flat.sum_all()? * (4.0 * gradient))?, count: 4.0 }))
+}
+
+fn value(trainer: &Trainer, name: &str) -> f64 {
+    f64::from(trainer.params().value(name).unwrap().to_vec1::<f32>().unwrap()[1])
+}
+
+#[test]
+fn nesterov_looks_ahead_and_sums_are_divided_by_counts() {
+    let (m, g) = (0.9, 0.5);
+    let settings = Nesterov { momentum: m, weight_decay: 0.0, clip: None };
+    let (mut trainer, mut loss) = two(Method::Nesterov(settings), g);
+    let (mut p, mut u) = (1.0, 0.0);
+    for _ in 0..3 {
+        let step = trainer.step(&mut loss).unwrap();
+        u = m * u + g;
+        p -= step.rates.lr * (g + m * u);
+        assert!((value(&trainer, "weight") - p).abs() < 1e-6, "{p}");
+    }
+}
+
+#[test]
+fn eps_before_the_correction_and_parameters_without_decay() {
+    let settings = AdamW { beta2: 0.98, eps: 0.1, weight_decay: 0.5, clip: None };
+    let (trainer, mut loss) = two(Method::Adam(settings), 0.25);
+    let mut trainer = trainer.decay_only(&|name| name == "weight").unwrap();
+    let (mut weight, mut bias, mut first, mut second) = (1.0, 1.0, 0.0, 0.0);
+    for k in 1..4 {
+        let rates = trainer.step(&mut loss).unwrap().rates;
+        first = rates.beta1 * first + (1.0 - rates.beta1) * 0.25;
+        second = 0.98 * second + 0.02 * 0.25 * 0.25;
+        let correction = (1.0 - 0.98f64.powi(k)).sqrt() / (1.0 - rates.beta1.powi(k));
+        let step = rates.lr * correction * first / (f64::sqrt(second) + 0.1);
+        weight -= rates.lr * 0.5 * weight + step;
+        bias -= step;
+        assert!((value(&trainer, "weight") - weight).abs() < 1e-6 && (value(&trainer, "bias") - bias).abs() < 1e-6);
     }
 }
