@@ -285,6 +285,9 @@ fn eps_before_the_correction_and_parameters_without_decay() {
         let step = rates.lr * correction * first / (f64::sqrt(second) + 0.1);
         weight -= rates.lr * 0.5 * weight + step;
         bias -= step;
-        assert!((value(&trainer, "weight") - weight).abs() < 1e-6 && (value(&trainer, "bias") - bias).abs() < 1e-6);
+        assert!(
+            (value(&trainer, "weight") - weight).abs() < 1e-6
+                && (value(&trainer, "bias") - bias).abs() < 1e-6
+        );
     }
 }
