@@ -2,6 +2,8 @@
 //!
 //! `tests/bf16` (a number format of the whole process) and `tests/fuzz` (an allocator that counts) are programs of their own.
 
+#[path = "recipe/bag.rs"]
+mod bag;
 mod citations;
 mod files;
 mod layers;

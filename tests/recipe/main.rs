@@ -9,13 +9,18 @@ use clap::Parser;
 use effattn::attention::knobs::Knobs;
 use effattn::attention::{self, entries};
 use effattn::cli::list;
+use effattn::config::settings::{DeviceName, DtypeName, KernelName};
 use effattn::model::encoder::Classifier;
+use effattn::model::family;
 use effattn::model::{Backbone, ModelConfig, Pooling};
 use effattn::nn::params::Builder;
 use effattn::protocol::check::check_bytes;
+use effattn::protocol::measured_step::MeasuredStep;
+use effattn::protocol::model_spec::ModelSpec;
+use effattn::record::Pass;
 use safetensors::tensor::TensorView;
 
-use crate::mean;
+use crate::{bag, mean};
 
 fn register() {
     attention::register(&mean::ENTRY);
@@ -30,6 +35,42 @@ fn the_document_shows_this_very_mechanism() {
         text.contains(&format!("```rust\n{code}```")),
         "docs/adding-a-mechanism.md differs from tests/recipe/mean.rs"
     );
+}
+
+#[test]
+fn a_registered_family_is_shown_listed_and_measured() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).expect(path);
+    let (text, code) = (read("docs/adding-a-family.md"), read("tests/recipe/bag.rs"));
+    assert!(
+        text.contains(&format!("```rust\n{code}```")),
+        "docs/adding-a-family.md differs from tests/recipe/bag.rs"
+    );
+    effattn::model::register(&bag::FAMILY);
+    let families = effattn::model::families();
+    assert!(family::presets(&families).iter().any(|preset| preset.name == "bag"));
+    for pass in [Pass::Infer, Pass::Train] {
+        let spec = ModelSpec {
+            model: "full".to_owned(),
+            preset: "bag".to_owned(),
+            sizes: family::Sizes::default(),
+            batch: 2,
+            len: 10,
+            pass,
+            seed: 1,
+            device: DeviceName::Cpu,
+            dtype: DtypeName::F32,
+            kernel: KernelName::Fused,
+        };
+        let model = spec.choice().and_then(|choice| spec.measured(&choice)).expect("a model");
+        let row = spec.row("speed", 1, Some(model.as_ref()));
+        assert_eq!(
+            (row.params, row.flops, row.task.as_deref()),
+            (Some(256 * 16 + 34), Some(32), Some("text"))
+        );
+        let mut step = MeasuredStep::open(&spec, b"a text").expect("a step");
+        assert!(step.step().expect("seconds") > 0.0);
+    }
 }
 
 #[test]
