@@ -23,7 +23,7 @@ Examples:
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    #[arg(help = help(), value_parser = Known::<String>::new(names), hide_possible_values = true)]
+    #[arg(help = help(), value_parser = Known::new(names, str::parse::<String>), hide_possible_values = true)]
     name: String,
     /// Take this file instead of downloading; its checksum must be the published one
     #[arg(long, value_name = "FILE")]

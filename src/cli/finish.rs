@@ -2,16 +2,18 @@
 
 use anyhow::Result;
 
+use super::command::Asked;
 use super::export::Exports;
-use super::grid::Place;
 use crate::config::suite::Suite;
+use crate::protocol::Protocol;
+use crate::protocol::table::Shown;
 use crate::record::{Outcome, Row};
 use crate::report::chart::{Quantity, figure};
-use crate::report::reference::{self, Reference};
+use crate::report::reference;
 use crate::report::table::{self, Table};
 use crate::report::{measured, published, trained};
 use crate::run::manifest::argv;
-use crate::run::session::{Finished, Session};
+use crate::run::session::Session;
 use crate::term::{self, Term, Warning};
 
 /// Ends `session` after `result`, prints and writes everything, and gives the exit code.
@@ -22,16 +24,16 @@ pub fn finish(
     session: Session,
     result: std::result::Result<(), crate::run::RunError>,
     suite: Option<&Suite>,
-    place: &Place,
-    exports: &Exports,
+    asked: &Asked,
 ) -> Result<u8> {
+    let (protocol, exports) = (asked.protocol, &asked.exports);
     let stopped = matches!(result, Err(crate::run::RunError::Stopped));
     if !stopped {
         result?;
     }
     let (done, of) = session.progress();
     let (finished, term) = session.finish()?;
-    let mut tables = tables(&finished.rows, suite);
+    let mut tables = tables(protocol, &finished.rows, suite);
     let references = reference::read(&finished.folder)?;
     let beside = reference::table(&finished.rows, &references);
     if beside.is_none() && !references.is_empty() {
@@ -44,8 +46,12 @@ pub fn finish(
     let manifest = serde_json::to_value(&finished.manifest)?;
     exports.write(&manifest, &finished.rows, &tables)?;
     warn(&finished.rows, &term);
-    if !place.no_plot {
-        plot(&finished, &references, place, &term)?;
+    if !asked.output.no_plot && protocol.shown == Shown::Growth {
+        let rows = &finished.rows;
+        let prefix = rows.first().map_or("run", |row| row.suite.as_deref().unwrap_or(&row.protocol));
+        for chart in measured(rows, &references, prefix)? {
+            term.say(&format!("chart: {}", chart.write(&asked.output.plots_dir)?.display()));
+        }
     }
     term.say(&format!("rows: {}", finished.folder.join("rows.csv").display()));
     if stopped {
@@ -58,25 +64,24 @@ pub fn finish(
 }
 
 /// The tables of `rows`.
-pub fn tables(rows: &[Row], suite: Option<&Suite>) -> Vec<Table> {
-    let mut tables = trained::tables(rows);
-    if !tables.is_empty() {
-        tables.extend(published::reasons(rows));
-        return tables;
+fn tables(protocol: &Protocol, rows: &[Row], suite: Option<&Suite>) -> Vec<Table> {
+    let mut tables = match (protocol.shown, suite) {
+        (Shown::Trained, _) => trained::tables(rows),
+        (Shown::Plain, _) => vec![table::plain(protocol.about, rows, protocol.metrics)],
+        (Shown::Growth, Some(suite)) => published::tables(rows, suite),
+        (Shown::Growth, None) => Quantity::ALL
+            .iter()
+            .filter_map(|quantity| figure(rows, *quantity))
+            .flat_map(|figure| table::growth(&figure))
+            .collect(),
+    };
+    if protocol.shown == Shown::Growth {
+        tables.extend(published::longest(rows));
     }
-    match suite {
-        Some(suite) => tables.extend(published::tables(rows, suite)),
-        None => {
-            for quantity in Quantity::ALL {
-                if let Some(figure) = figure(rows, quantity) {
-                    tables.extend(table::growth(&figure));
-                }
-            }
-        }
-    }
-    tables.extend(published::longest(rows));
     tables.extend(published::reasons(rows));
-    tables.extend(table::costs(rows));
+    if protocol.shown == Shown::Growth {
+        tables.extend(table::costs(rows));
+    }
     tables
 }
 
@@ -91,17 +96,6 @@ pub fn show(tables: &[Table], exports: &Exports, term: &Term) -> Result<()> {
         term.say(&text);
     } else {
         term::data(&text)?;
-    }
-    Ok(())
-}
-
-fn plot(finished: &Finished, references: &[Reference], place: &Place, term: &Term) -> Result<()> {
-    if !trained::tables(&finished.rows).is_empty() {
-        return Ok(()); // training draws its own curves
-    }
-    let prefix = finished.rows.first().map_or("run", |row| row.suite.as_deref().unwrap_or(&row.protocol));
-    for chart in measured(&finished.rows, references, prefix)? {
-        term.say(&format!("chart: {}", chart.write(&place.plots_dir)?.display()));
     }
     Ok(())
 }

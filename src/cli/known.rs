@@ -1,29 +1,29 @@
 //! Names from a table as values of flags, so that shells complete them.
 
+use std::error::Error;
 use std::ffi::OsStr;
-use std::marker::PhantomData;
-use std::str::FromStr;
 
 use clap::builder::{PossibleValue, TypedValueParser};
 
-/// Reads a `T`; shells offer the names. What is no name is said by whoever looks it up: lists are values too.
+/// Reads a value; shells offer the names. What is no name is said by whoever looks it up: lists are values too.
 #[derive(Clone)]
-pub struct Known<T> {
+pub struct Known<R> {
     names: fn() -> Vec<&'static str>,
-    value: PhantomData<T>,
+    read: R,
 }
 
-impl<T> Known<T> {
-    /// Values among `names`.
-    pub fn new(names: fn() -> Vec<&'static str>) -> Self {
-        Self { names, value: PhantomData }
+impl<R> Known<R> {
+    /// Values among `names`, read by `read`.
+    pub fn new(names: fn() -> Vec<&'static str>, read: R) -> Self {
+        Self { names, read }
     }
 }
 
-impl<T> TypedValueParser for Known<T>
+impl<R, T, E> TypedValueParser for Known<R>
 where
-    T: FromStr + Clone + Send + Sync + 'static,
-    T::Err: Into<Box<dyn std::error::Error + Send + Sync>> + 'static,
+    R: Fn(&str) -> Result<T, E> + Clone + Send + Sync + 'static,
+    T: Clone + Send + Sync + 'static,
+    E: Into<Box<dyn Error + Send + Sync + 'static>>,
 {
     type Value = T;
 
@@ -33,8 +33,7 @@ where
         arg: Option<&clap::Arg>,
         value: &OsStr,
     ) -> Result<T, clap::Error> {
-        let read: fn(&str) -> Result<T, T::Err> = T::from_str;
-        read.parse_ref(command, arg, value)
+        self.read.parse_ref(command, arg, value)
     }
 
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {

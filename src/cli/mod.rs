@@ -1,35 +1,33 @@
 //! The command line: arguments to plans, outcomes to exit codes.
 
-mod charlm;
 mod check;
+mod command;
 mod compare;
+mod curves;
 mod data_dir;
-mod dry;
+mod dry_run;
 mod export;
 mod fetch;
 mod finish;
-mod grid;
 mod interrupt;
 mod known;
 pub mod list;
-mod lra;
-mod memory;
 mod pages;
 pub mod plot;
 mod report;
-mod robustness;
+mod run;
 mod runs;
-mod speed;
 mod start;
-mod training;
 mod worker;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
-use clap::error::ErrorKind;
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{ArgMatches, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 
+use crate::config::settings::SETTINGS;
+use crate::protocol;
 use crate::run::RunError;
 use crate::term::{Color, Talk, Term, is_closed};
 
@@ -55,8 +53,6 @@ Exit codes: 0 done, 1 a cell failed or a check is red, 2 wrong usage, configurat
 struct Cli {
     #[command(flatten)]
     global: Global,
-    #[command(subcommand)]
-    command: Command,
 }
 
 /// Flags of every command.
@@ -90,18 +86,9 @@ impl Global {
     }
 }
 
+/// What is no protocol's command.
 #[derive(Subcommand)]
-enum Command {
-    /// Inference and training steps per second against length (cosFormer, Table 5)
-    Speed(speed::Args),
-    /// Peak memory of a step against length, or the longest length that fits (Transformer-LS, Figure 3)
-    Memory(memory::Args),
-    /// Train and test on the Long Range Arena (Transformer-LS, Table 1; cosFormer, Table 4)
-    Lra(lra::Args),
-    /// Train character language models and test them on enwik8 and text8 (Transformer-LS, Table 4)
-    Charlm(charlm::Args),
-    /// Test trained models on changed texts (Transformer-LS, Table 2)
-    Robustness(robustness::Args),
+enum Tool {
     /// Prove mechanisms and models against golden files
     Check(check::Args),
     /// Published beside measured: the tables of everything that was run, as Markdown or HTML
@@ -128,34 +115,51 @@ enum Command {
     Worker(worker::Args),
 }
 
+/// The whole command line: one command per protocol, and the tools.
+fn tree() -> Command {
+    let commands = protocol::protocols().into_iter().map(command::command);
+    Tool::augment_subcommands(Cli::command().subcommands(commands))
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+}
+
 /// Parses the command line, runs the command, and returns its exit code.
 pub fn main() -> ExitCode {
     crate::device::alloc::keep_pages();
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
+    let matches = match tree().try_get_matches() {
+        Ok(matches) => matches,
         Err(error) => return ExitCode::from(usage(&error)),
     };
-    init_log(cli.global.verbose);
-    let term = cli.global.term();
-    let result = match cli.command {
-        Command::Speed(args) => speed::run(&args, cli.global.term()),
-        Command::Memory(args) => memory::run(&args, cli.global.term()),
-        Command::Lra(args) => lra::run(&args, cli.global.term()),
-        Command::Charlm(args) => charlm::run(&args, cli.global.term()),
-        Command::Robustness(args) => robustness::run(&args, cli.global.term()),
-        Command::Check(args) => check::run(&args, cli.global.term()),
-        Command::Fetch(args) => fetch::run(&args, &term),
-        Command::List { what } => {
+    let global = match Global::from_arg_matches(&matches) {
+        Ok(global) => global,
+        Err(error) => return ExitCode::from(usage(&error)),
+    };
+    init_log(global.verbose);
+    let term = global.term();
+    let result = dispatch(&matches, &global);
+    ExitCode::from(result.unwrap_or_else(|error| code_of(&error, &term)))
+}
+
+fn dispatch(matches: &ArgMatches, global: &Global) -> anyhow::Result<u8> {
+    let term = global.term();
+    if let Some((name, matches)) = matches.subcommand()
+        && let Some(protocol) = protocol::find(name)
+    {
+        return run::run(protocol, matches, term);
+    }
+    match Tool::from_arg_matches(matches)? {
+        Tool::Check(args) => check::run(&args, term),
+        Tool::Fetch(args) => fetch::run(&args, &term),
+        Tool::List { what } => {
             list::run(&what, crate::term::width()).and_then(|text| Ok(crate::term::data(&text).map(|()| 0)?))
         }
-        Command::Report(args) => report::run(&args, &term),
-        Command::Compare(args) => compare::run(&args, &term),
-        Command::Plot { what } => plot::run(&what, &term),
-        Command::Completions(args) => pages::completions(&args),
-        Command::Man(args) => pages::man(&args),
-        Command::Worker(args) => worker::run(&args),
-    };
-    ExitCode::from(result.unwrap_or_else(|error| code_of(&error, &term)))
+        Tool::Report(args) => report::run(&args, &term),
+        Tool::Compare(args) => compare::run(&args, &term),
+        Tool::Plot { what } => plot::run(&what, &term),
+        Tool::Completions(args) => pages::completions(&args),
+        Tool::Man(args) => pages::man(&args),
+        Tool::Worker(args) => worker::run(&args),
+    }
 }
 
 /// The exit code of an error, after saying what it is.
@@ -189,6 +193,15 @@ fn init_log(verbose: bool) {
     let _ = env_logger::Builder::from_env(env).format_timestamp(None).try_init();
 }
 
+/// What to say of a flag that other protocols take.
+fn refused(error: &clap::Error) -> Option<String> {
+    let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return None };
+    let setting =
+        SETTINGS.iter().find(|setting| setting.flag().is_some_and(|name| format!("--{name}") == *flag))?;
+    let name = std::env::args().find_map(|word| protocol::find(&word))?;
+    Some(protocol::table::refusal(name, setting.key, flag))
+}
+
 /// Prints clap's verdict: help and version on stdout, mistakes on stderr in at most two lines.
 fn usage(error: &clap::Error) -> u8 {
     match error.kind() {
@@ -199,6 +212,12 @@ fn usage(error: &clap::Error) -> u8 {
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
             drop(error.print());
             return USAGE;
+        }
+        ErrorKind::UnknownArgument => {
+            if let Some(said) = refused(error) {
+                Term::new(Talk::Quiet, Color::Auto).error(&said);
+                return USAGE;
+            }
         }
         _ => {}
     }
@@ -223,10 +242,10 @@ fn usage(error: &clap::Error) -> u8 {
 }
 
 /// The commands that people see, for manual pages and completions.
-fn tree() -> clap::Command {
-    let full = Cli::command();
+fn visible() -> Command {
+    let full = tree();
     let visible = full.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
-    clap::Command::new("effattn")
+    Command::new("effattn")
         .version(env!("CARGO_PKG_VERSION"))
         .about(full.get_about().cloned().unwrap_or_default())
         .after_help(EXAMPLES)

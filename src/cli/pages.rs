@@ -3,7 +3,7 @@
 use anyhow::Result;
 use clap_complete::Shell;
 
-use super::tree;
+use super::visible;
 use crate::term;
 
 #[derive(clap::Args)]
@@ -21,13 +21,13 @@ pub struct Man {
 
 pub fn completions(args: &Completions) -> Result<u8> {
     let mut text = Vec::new();
-    clap_complete::generate(args.shell, &mut tree(), "effattn", &mut text);
+    clap_complete::generate(args.shell, &mut visible(), "effattn", &mut text);
     term::data(&String::from_utf8_lossy(&text))?;
     Ok(0)
 }
 
 pub fn man(args: &Man) -> Result<u8> {
-    let mut root = tree().disable_help_subcommand(true);
+    let mut root = visible().disable_help_subcommand(true);
     root.build();
     let visible: Vec<&clap::Command> = root.get_subcommands().collect();
     let pages: Vec<clap::Command> = match &args.command {

@@ -8,12 +8,13 @@ use clap::ValueEnum;
 
 use super::runs::{Run, latest_measured, latest_rows, trained_key};
 use crate::config::suite::{SHIPPED, Suite};
-use crate::protocol::training::curve_file;
+use crate::protocol;
 use crate::record::{Row, file};
 use crate::report::chart::{Chart, Evaluation, Learning, Quantity, figure, learning};
 use crate::report::document::{BEGIN, Document, END, Section, splice};
 use crate::report::table::{self, Table};
 use crate::report::{self, crossing, figures, published, reference, robustness, trained};
+use crate::run::plan::folder;
 use crate::term::{self, Term};
 
 const EXAMPLES: &str = "\
@@ -152,29 +153,30 @@ fn trained(title: &str, runs: &[&Run], wanted: impl Fn(&&Row) -> bool) -> Result
 
 /// Learning curves of the runs, one chart per command and task.
 fn curves(runs: &[&Run], rows: &[Row]) -> Result<Vec<Chart>> {
-    let mut groups: BTreeMap<(String, String), Vec<Learning>> = BTreeMap::new();
-    for run in runs.iter().filter(|run| matches!(run.manifest.command.as_str(), "lra" | "charlm")) {
+    let mut groups: BTreeMap<(String, String, &str), Vec<Learning>> = BTreeMap::new();
+    for run in runs {
+        let curve = protocol::find(&run.manifest.command).and_then(|protocol| protocol.curve);
+        let Some(curve) = curve else { continue };
         let mut seen = Vec::new();
         for row in run.rows.iter().filter(|row| rows.iter().any(|one| trained_key(one) == trained_key(row))) {
             let (Some(task), Some(preset), Some(seed)) = (&row.task, &row.preset, row.seed) else { continue };
             let variant = row.variant.as_ref().map_or_else(String::new, |variant| format!(":{variant}"));
-            let key = format!("{task} {}{variant} {preset} s{seed}", row.model);
-            if seen.contains(&key) || !curve_file(&run.folder, &key).is_file() {
+            let settings = row.settings.as_ref().map_or_else(String::new, |settings| format!(" {settings}"));
+            let key = format!("{task} {}{variant} {preset} s{seed}{settings}", row.model);
+            let path = folder(&run.folder, &key).join("curve.csv");
+            if seen.contains(&key) || !path.is_file() {
                 continue;
             }
-            let path = curve_file(&run.folder, &key);
             let points = read_curve(&path).with_context(|| path.display().to_string())?;
             let label =
                 format!("{} {}", row.label(), row.len.map_or_else(String::new, |len| format!("n{len}")));
-            let group = (run.manifest.command.clone(), task.clone());
+            let group = (run.manifest.command.clone(), task.clone(), curve.axis);
             groups.entry(group).or_default().push(Learning { label, points });
             seen.push(key);
         }
     }
-    let charts = groups.into_iter().map(|((command, task), lines)| {
-        let measure =
-            if command == "lra" { "validation accuracy, %" } else { "validation, bits per character" };
-        learning(&format!("{command}-{task}-curves"), &format!("Learning {task}"), measure, &lines)
+    let charts = groups.into_iter().map(|((command, task, axis), lines)| {
+        learning(&format!("{command}-{task}-curves"), &format!("Learning {task}"), axis, &lines)
     });
     charts.filter_map(|chart| chart.transpose()).collect::<std::io::Result<_>>().map_err(Into::into)
 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
+use crate::protocol;
 use crate::record::{Row, csv};
 use crate::run::folder;
 use crate::run::manifest::{Manifest, State};
@@ -84,7 +85,7 @@ impl Run {
 impl Run {
     /// Whether it trained models.
     pub fn trained(&self) -> bool {
-        matches!(self.manifest.command.as_str(), "lra" | "charlm" | "robustness")
+        protocol::find(&self.manifest.command).is_some_and(|protocol| protocol.keeps)
     }
 
     /// Whether it was a first look: its rows enter no table and no figure of a paper.
@@ -97,7 +98,7 @@ impl Run {
 pub fn trained_key(row: &Row) -> String {
     let place = (&row.protocol, &row.task, &row.model, &row.variant, &row.preset, &row.metric);
     let how = (&row.device, &row.dtype, &row.kernel, row.batch, row.len, row.seed);
-    format!("{place:?} {how:?} {:?}", row.fraction)
+    format!("{place:?} {how:?} {:?} {:?}", row.fraction, row.settings)
 }
 
 /// Measurements run by run: of each folder the run that `latest` names, else the last by name. A quick run counts only

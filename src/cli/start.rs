@@ -2,45 +2,123 @@
 
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use tempfile::NamedTempFile;
 
-use super::export::Exports;
-use super::grid::Place;
+use super::command::Asked;
+use super::data_dir;
 use super::interrupt::stop_on_ctrl_c;
 use crate::config::settings::{DeviceName, DtypeName, Settings};
+use crate::config::suite::Suite;
 use crate::config::units::Bytes;
 use crate::device::machine::{self, Machine};
 use crate::device::{Backend, threads};
 use crate::kernel::cpu::bf16;
-use crate::protocol::grid::Grid;
-use crate::protocol::text;
+use crate::protocol::grid::{self, Grid};
+use crate::protocol::table::{Conditions, Folders, Prepared, Prober};
 use crate::record::file;
+use crate::report::reference::{self, Reference};
+use crate::run::Stop;
 use crate::run::manifest::argv;
-use crate::run::plan::{Cell, Plan};
+use crate::run::plan::Plan;
 use crate::run::session::{Session, Surroundings};
 use crate::run::worker::Launcher;
 use crate::term::{Term, Warning};
 
+/// A command that is ready to go.
+pub enum Started {
+    /// `--dry-run`: the plan with the time that it would take.
+    Priced(Plan, Term),
+    /// The open run of a plan, and the suite that it comes from.
+    Open(Plan, Option<Suite>, Session),
+}
+
+/// Plans what was asked, and opens its run: from there on Ctrl-C keeps what is finished.
+///
+/// # Errors
+/// A wrong request; data that are missing; folders that cannot be written; results that cannot be used.
+pub fn start(asked: &Asked, references: Option<&[Reference]>, term: Term) -> Result<Started> {
+    let protocol = asked.protocol;
+    let grid = grid::resolve(&asked.flags, protocol)?;
+    let ready = ready(&grid.settings)?;
+    let mut plan = plan(asked, &grid, &ready)?;
+    let merged = plan.merge()?;
+    if merged > 0 {
+        term.say(&format!("{merged} cells are asked for more than once; each is run once"));
+    }
+    if asked.output.dry_run {
+        asked.exports.check()?;
+        if let Some(price) = protocol.price {
+            let (launcher, memory_limit) = (launcher(&ready, None)?, ready.memory_limit);
+            price(&mut plan, &Prober { launcher, memory_limit, stop: Stop::default() })?;
+        }
+        return Ok(Started::Priced(plan, term));
+    }
+    writable(asked)?;
+    let Prepared { remarks, text } = prepare(asked, &mut plan)?;
+    term.say(&header(&plan, (protocol.amount)(&plan), &ready));
+    remarks.iter().for_each(|remark| term.say(remark));
+    if let Some(quick) = protocol.quick.filter(|_| asked.flags.quick) {
+        term.say(&format!("--quick: {}", quick.said));
+    }
+    let text = text.map(temporary).transpose()?;
+    let session = session(&plan, asked, &ready, text, term)?;
+    if let Some(references) = references {
+        let path = session.path().join(reference::FILE);
+        let text = reference::to_text(references)?;
+        file::write(&path, text.as_bytes()).with_context(|| path.display().to_string())?;
+    }
+    Ok(Started::Open(plan, grid.suite, session))
+}
+
+/// What workers are given besides their requests.
+pub fn conditions(asked: &Asked, plan: &Plan) -> Conditions {
+    let training = asked.training;
+    Conditions {
+        data: data(asked),
+        planned: plan.data.clone(),
+        save: training.map_or(f64::INFINITY, |training| training.save_every.0),
+        detect_anomaly: training.is_some_and(|training| training.detect_anomaly),
+        ..Conditions::default()
+    }
+}
+
+/// Where data sets lie.
+fn data(asked: &Asked) -> PathBuf {
+    asked.output.data_dir.clone().unwrap_or_else(data_dir::default_dir)
+}
+
+fn prepare(asked: &Asked, plan: &mut Plan) -> Result<Prepared> {
+    if let Some(dir) = asked.output.data_dir.as_ref().filter(|dir| !dir.is_dir()) {
+        anyhow::bail!("--data-dir {} is no folder", dir.display());
+    }
+    (asked.protocol.prepare)(plan, &Folders { data: data(asked), results: &asked.output.output_path })
+}
+
+fn temporary(text: Vec<u8>) -> Result<NamedTempFile> {
+    let write = || {
+        let mut file = NamedTempFile::new()?;
+        file.write_all(&text).map(|()| file)
+    };
+    write().context("the folder for temporary files cannot be written")
+}
+
 /// A machine that is ready.
-pub struct Ready {
+struct Ready {
     /// CPU threads.
-    pub threads: usize,
+    threads: usize,
     /// Live bytes that all workers together may reach.
-    pub memory_limit: u64,
+    memory_limit: u64,
     /// Resident bytes that all workers together may reach.
-    pub resident_limit: u64,
+    resident_limit: u64,
     /// The device.
-    pub device: DeviceName,
+    device: DeviceName,
 }
 
 /// Opens the device and counts threads and memory; call before any other thread exists.
-///
-/// # Errors
-/// A device that cannot be opened.
-pub fn ready(settings: &Settings) -> Result<Ready> {
+fn ready(settings: &Settings) -> Result<Ready> {
     let count = settings.threads.map_or_else(threads::available, |count| count as usize);
     threads::set(count);
     let device = settings.device.unwrap_or_default();
@@ -51,75 +129,60 @@ pub fn ready(settings: &Settings) -> Result<Ready> {
 }
 
 /// Output, plots and export folders, tried before anything is measured.
-///
-/// # Errors
-/// A folder that cannot be written.
-pub fn folders(place: &Place, exports: &Exports) -> Result<()> {
+fn writable(asked: &Asked) -> Result<()> {
     let writable = |flag: &str, path: &Path| {
         file::ensure_writable(path).map_err(|error| {
             anyhow::anyhow!("{flag} {} cannot be written ({error}); choose another folder", path.display())
         })
     };
-    exports.check()?;
-    writable("--output-path", &place.output_path)?;
-    if !place.no_plot {
-        writable("--plots-dir", &place.plots_dir)?;
+    asked.exports.check()?;
+    writable("--output-path", &asked.output.output_path)?;
+    if !asked.output.no_plot {
+        writable("--plots-dir", &asked.output.plots_dir)?;
     }
     Ok(())
 }
 
-/// The plan of `command` over `cells`.
-pub fn plan(command: &str, grid: &Grid, ready: &Ready, cells: Vec<Cell>) -> Plan {
+fn plan(asked: &Asked, grid: &Grid, ready: &Ready) -> Result<Plan> {
+    let protocol = asked.protocol;
+    if let Some(fit) = grid.settings.fit.filter(|fit| fit.0 > ready.memory_limit) {
+        let limit = Bytes(ready.memory_limit);
+        anyhow::bail!(
+            "--fit {fit} is more than the memory limit of {limit}; choose less, or raise --memory-limit"
+        );
+    }
     let suite = grid.suite.as_ref();
-    Plan {
-        name: suite.map_or_else(|| command.to_owned(), |suite| suite.name.clone()),
-        command: command.to_owned(),
+    Ok(Plan {
+        name: suite.map_or_else(|| protocol.name.to_owned(), |suite| suite.name.clone()),
+        command: protocol.name.to_owned(),
         suite: suite.map(|suite| suite.text.clone()),
         argv: argv(),
         settings: serde_json::to_value(&grid.settings).unwrap_or_default(),
-        cells,
+        cells: (protocol.cells)(grid, ready.threads)?,
         machine: machine::identity(),
         data: BTreeMap::new(),
         threads: ready.threads,
         device: ready.device.to_string(),
         seeds: grid.settings.seeds.as_ref().map_or_else(Vec::new, |seeds| seeds.0.clone()),
-    }
+        keeps: protocol.keeps,
+    })
 }
 
-/// The text of the models: noted in the plan, and in a file for workers where it is not built in.
-///
-/// # Errors
-/// Data that are there but cannot be read.
-pub fn text(place: &Place, plan: &mut Plan) -> Result<Option<NamedTempFile>> {
-    let dir = place.data_dir.clone().unwrap_or_else(super::data_dir::default_dir);
-    if let Some(dir) = place.data_dir.as_ref().filter(|dir| !dir.is_dir()) {
-        anyhow::bail!("--data-dir {} is no folder", dir.display());
-    }
-    let text = text::load(&dir)?;
-    plan.data.insert(text.name.to_owned(), text.hash());
-    if text.name == "embedded" {
-        return Ok(None);
-    }
-    let mut file = NamedTempFile::new().context("the folder for temporary files cannot be written")?;
-    file.write_all(&text.bytes).context("the folder for temporary files cannot be written")?;
-    Ok(Some(file))
-}
-
-/// Opens the run: from here on Ctrl-C keeps what is finished.
-///
-/// # Errors
-/// Results that cannot be used.
-pub fn session(
-    plan: &Plan,
-    place: &Place,
-    ready: &Ready,
-    text: Option<&NamedTempFile>,
-    term: Term,
-) -> Result<Session> {
+fn launcher(ready: &Ready, text: Option<&Path>) -> Result<Launcher> {
     let mut launcher = Launcher::own(ready.threads)?;
     if let Some(text) = text {
-        launcher.arguments.extend(["--text".into(), text.path().into()]);
+        launcher.arguments.extend(["--text".into(), text.into()]);
     }
+    Ok(launcher)
+}
+
+fn session(
+    plan: &Plan,
+    asked: &Asked,
+    ready: &Ready,
+    text: Option<NamedTempFile>,
+    term: Term,
+) -> Result<Session> {
     if let Some(load) = machine::load()
         && load > 0.5 * threads::available() as f64
     {
@@ -129,9 +192,10 @@ pub fn session(
         term.warn(&Warning::EmulatedBf16);
     }
     let around = Surroundings {
-        output: &place.output_path,
-        fresh: place.fresh,
-        launcher,
+        output: &asked.output.output_path,
+        fresh: asked.output.fresh,
+        launcher: launcher(ready, text.as_ref().map(NamedTempFile::path))?,
+        text,
         stop: stop_on_ctrl_c(),
         memory_limit: ready.memory_limit,
         resident_limit: ready.resident_limit,
@@ -140,20 +204,15 @@ pub fn session(
     Ok(Session::open(plan, around)?)
 }
 
-/// `effattn speed · cpu AMD EPYC, 2 threads, avx512 · lra-repo · batch 1 · f32, fused kernels · ...`.
-pub fn header(plan: &Plan, settings: &Settings, ready: &Ready) -> String {
+/// `effattn lra · listops · ls-lra · 5000 steps · batch 32 · cpu AMD EPYC, 2 threads, avx512 · f32, fused kernels · limit 20 GiB`.
+fn header(plan: &Plan, amount: String, ready: &Ready) -> String {
     let machine = Machine::this();
-    let list = |values: &[u64]| values.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
-    let batch = settings.batch.as_ref().map_or_else(String::new, |batch| list(&batch.0));
     let place = match ready.device {
         DeviceName::Cpu => format!("cpu {}, {} threads, {}", machine.cpu, ready.threads, machine.simd),
         device => device.to_string(),
     };
-    let preset = settings.preset.as_deref().unwrap_or("lra-repo");
-    let (dtype, kernel) = (settings.dtype.unwrap_or_default(), settings.kernel.unwrap_or_default());
+    let dtype = grid::listed(plan, |row| Some(row.dtype.clone()));
+    let kernel = grid::listed(plan, |row| Some(row.kernel.clone()));
     let (limit, command) = (Bytes(ready.memory_limit), &plan.command);
-    let text = if plan.data.contains_key("imdb") { "IMDb reviews" } else { "built-in text" };
-    format!(
-        "effattn {command} · {place} · {preset} · batch {batch} · {dtype}, {kernel} kernels · {text} · limit {limit}"
-    )
+    format!("effattn {command} · {amount} · {place} · {dtype}, {kernel} kernels · limit {limit}")
 }

@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::grid::{Batches, Lengths, Modes, Seeds, Words};
+use super::grid::{Batches, Counts, Lengths, Modes, Seeds, Words};
 use super::units::{Bytes, Seconds};
 use super::{SayError, nearest};
 
@@ -138,9 +138,7 @@ words! {
         /// f32 with 10 bits of mantissa, on CUDA devices.
         Tf32 = "tf32",
         /// bf16, summed in f32; what is stored stays f32.
-        Bf16 = "bf16",
-        /// 16-bit float.
-        F16 = "f16"
+        Bf16 = "bf16"
     }
 }
 
@@ -155,14 +153,52 @@ words! {
     }
 }
 
+/// One setting: its key in TOML and of `--set`, and the flag of the protocols that take it.
+pub struct Setting {
+    /// The key.
+    pub key: &'static str,
+    /// What it sets.
+    pub help: &'static str,
+    /// Heading of its flag in `--help`; empty where only `--set` and suites set it.
+    pub heading: &'static str,
+    /// Name of its value in `--help`; empty for a switch.
+    pub value: &'static str,
+    /// Reads the value of the flag.
+    pub read: fn(&str) -> Result<Settings, SayError>,
+}
+
+impl Setting {
+    /// The setting called `key`.
+    pub fn find(key: &str) -> Option<&'static Self> {
+        SETTINGS.iter().find(|setting| setting.key == key)
+    }
+
+    /// Its flag without dashes in front; none where it has no flag.
+    pub fn flag(&self) -> Option<String> {
+        (!self.heading.is_empty()).then(|| self.key.replace('_', "-"))
+    }
+}
+
 macro_rules! settings {
-    ($($(#[$doc:meta])* $field:ident: $type:ty,)+) => {
+    ($($(#[doc = $doc:literal])+ $field:ident: $type:ty, $heading:literal, $value:literal, $read:expr;)+) => {
         /// Everything that can be set; `None` where nothing was said.
         #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
         #[serde(deny_unknown_fields)]
         pub struct Settings {
-            $($(#[$doc])* #[serde(default, skip_serializing_if = "Option::is_none")] pub $field: Option<$type>,)+
+            $($(#[doc = $doc])+ #[serde(default, skip_serializing_if = "Option::is_none")] pub $field: Option<$type>,)+
         }
+
+        /// Every setting; which protocol takes which is said in the protocol's entry.
+        pub const SETTINGS: &[Setting] = &[$(Setting {
+            key: stringify!($field),
+            help: concat!($($doc),+).trim_ascii_start(),
+            heading: $heading,
+            value: $value,
+            read: |text| {
+                let read: fn(&str) -> Result<$type, SayError> = $read;
+                Ok(Settings { $field: Some(read(text)?), ..Settings::NONE })
+            },
+        }),+];
 
         impl Settings {
             /// Nothing said.
@@ -176,59 +212,128 @@ macro_rules! settings {
             pub fn over(self, lower: Self) -> Self {
                 Self { $($field: self.$field.or(lower.$field)),+ }
             }
+
+            /// The keys that something was said for.
+            pub fn said(&self) -> Vec<&'static str> {
+                let mut said = Vec::new();
+                $(if self.$field.is_some() { said.push(stringify!($field)); })+
+                said
+            }
         }
     };
 }
 
 settings! {
-    /// Tasks or corpora.
-    task: Words,
-    /// Sequence lengths.
-    len: Lengths,
-    /// Batch sizes.
-    batch: Batches,
-    /// Seeds.
-    seeds: Seeds,
-    /// Inference, training or both.
-    mode: Modes,
-    /// Preset of the backbone.
-    preset: String,
-    /// Blocks, instead of the preset's.
-    layers: u64,
-    /// Width of the residual stream, instead of the preset's.
-    width: u64,
-    /// Heads, instead of the preset's.
-    heads: u64,
-    /// Hidden width of the feed-forward half, instead of the preset's.
-    ffn: u64,
-    /// Pooling, instead of the preset's.
-    pooling: String,
-    /// Dropout, instead of the preset's.
-    dropout: f64,
-    /// Where to compute.
-    device: DeviceName,
-    /// Number format.
-    dtype: DtypeName,
-    /// Fused kernels or plain operations.
-    kernel: KernelName,
-    /// CPU threads.
-    threads: u64,
-    /// Steps before the clock starts.
-    warmup: u64,
-    /// Most measured steps per cell.
-    runs: u64,
-    /// Fewest measured steps per cell.
-    min_runs: u64,
-    /// Measuring time per cell.
-    max_time: Seconds,
-    /// A cell that takes longer than this ends as `timeout`.
-    timeout: Seconds,
-    /// Training steps.
-    steps: u64,
-    /// First examples of each split.
-    limit: u64,
-    /// Live bytes a worker may reach.
-    memory_limit: Bytes,
+    /// Tasks or corpora: effattn list tasks
+    task: Words, "Grid", "LIST", str::parse;
+    /// Lengths: 1024,2048 or 1024..8192 (doubling) or 1024..4096+1024 (steps)
+    len: Lengths, "Grid", "LIST", str::parse;
+    /// Samples per step: 1,4 or 1..32 (doubling)
+    batch: Batches, "Grid", "LIST", str::parse;
+    /// Seeds: 3 or 0..3
+    seeds: Seeds, "Grid", "LIST", str::parse;
+    /// Passes: infer, train or infer,train
+    mode: Modes, "Grid", "LIST", str::parse;
+    /// Backbone: effattn list presets
+    preset: String, "Grid", "NAME", word;
+    /// Blocks, instead of the preset's
+    layers: u64, "", "N", positive;
+    /// Width of the residual stream, instead of the preset's
+    width: u64, "", "N", positive;
+    /// Heads, instead of the preset's
+    heads: u64, "", "N", positive;
+    /// Hidden width of the feed-forward half, instead of the preset's
+    ffn: u64, "", "N", positive;
+    /// Pooling, instead of the preset's
+    pooling: String, "", "NAME", word;
+    /// Dropout, instead of the preset's
+    dropout: f64, "", "P", |text| number(text, |p| (0.0..1.0).contains(&p), "a number from 0 to below 1, such as 0.1");
+    /// Longest length whose step stays below this, such as 2GiB, is looked for (--len bounds it)
+    fit: Bytes, "Grid", "SIZE", str::parse;
+    /// cpu, cuda, cuda:1 or metal
+    device: DeviceName, "Machine", "DEVICE", str::parse;
+    /// f32; bf16: matrix products of bf16 operands summed in f32, all else in f32; tf32 on CUDA devices
+    dtype: DtypeName, "Machine", "FORMAT", str::parse;
+    /// CPU threads [default: all cores]
+    threads: u64, "Machine", "N", |text| within(text, 1, 1024);
+    /// fused: our kernels; composed: plain operations, as in the papers' codes
+    kernel: KernelName, "Machine", "KIND", str::parse;
+    /// Live bytes that all workers together may reach, such as 8GiB [default: 90 % of the free memory]
+    memory_limit: Bytes, "Machine", "SIZE", str::parse;
+    /// Steps before the clock starts (at most as long as --max-time)
+    warmup: u64, "Budget", "N", |text| within(text, 0, u64::MAX);
+    /// Most measured steps per cell
+    runs: u64, "Budget", "N", positive;
+    /// Fewest measured steps per cell, whatever the time
+    min_runs: u64, "Budget", "N", positive;
+    /// Measuring time per cell, such as 2s
+    max_time: Seconds, "Budget", "TIME", str::parse;
+    /// A cell that computes longer than this ends as `timeout`
+    timeout: Seconds, "Budget", "TIME", str::parse;
+    /// Training steps, instead of the protocol's
+    steps: u64, "Budget", "N", positive;
+    /// Peak, base or first learning rate, instead of the protocol's
+    rate: f64, "Budget", "RATE", |text| number(text, |rate| rate > 0.0 && rate <= 10.0, "a number above 0 and up to 10, such as 1e-4");
+    /// Phases of growing length that are trained, 1 to 3
+    phases: u64, "Budget", "N", |text| within(text, 1, 3);
+    /// Use at most N examples per split
+    limit: u64, "Budget", "N", positive;
+    /// Updates between evaluations
+    every: u64, "Budget", "N", positive;
+    /// Micro-batches per update: the memory of one, the update of all
+    accumulate: u64, "Budget", "N", positive;
+    /// Evaluate in overlapping windows (the paper) instead of blocks behind a cache (its code)
+    overlap: bool, "Evaluation", "", switch;
+    /// Characters inserted per document; 10 is compared with the paper, all make the curve
+    insertions: Counts, "Texts", "LIST", str::parse;
+    /// The characters that are inserted and deleted [default: the 32 punctuation characters of ASCII]
+    characters: String, "Texts", "TEXT", word;
+    /// Seeds that insertions are repeated with
+    perturbation_seeds: u64, "Texts", "N", |text| within(text, 1, 1000);
+    /// Text: select weights on a tenth of the training reviews, not on the test split as the sources do
+    strict: bool, "Data", "", switch;
+    /// ListOps: keep closing brackets as tokens (today's LRA), which Table 1 did not
+    keep_close: bool, "Data", "", switch;
+    /// Train nothing: what simple rules reach on the same test split (the largest class, the root operator, runs of bytes)
+    floor: bool, "Data", "", switch;
+    /// Use data that are incomplete; rows say so
+    allow_partial: bool, "Data", "", switch;
+}
+
+/// Keys that protocols take together.
+pub mod groups {
+    /// What steps are measured with.
+    pub const POINTS: &[&str] = &["len", "batch", "seeds", "mode"];
+    /// The model, and sizes instead of its preset's.
+    pub const MODEL: &[&str] = &["preset", "layers", "width", "heads", "ffn", "pooling", "dropout"];
+    /// Where is computed.
+    pub const MACHINE: &[&str] = &["device", "dtype", "threads", "kernel", "memory_limit"];
+    /// What training runs are asked for.
+    pub const TRAINING: &[&str] = &["task", "len", "batch", "seeds"];
+}
+
+fn word(text: &str) -> Result<String, SayError> {
+    Ok(text.to_owned())
+}
+
+fn switch(text: &str) -> Result<bool, SayError> {
+    text.parse().map_err(|_| SayError::new(format!("{text:?} is neither true nor false")))
+}
+
+fn positive(text: &str) -> Result<u64, SayError> {
+    within(text, 1, u64::MAX)
+}
+
+fn within(text: &str, least: u64, most: u64) -> Result<u64, SayError> {
+    let number = text.parse().map_err(|_| SayError::new(format!("{text:?} is not a whole number")))?;
+    let allowed = if most == u64::MAX { format!("{least} or more") } else { format!("{least} to {most}") };
+    let wrong = || SayError::new(format!("{number} is out of range; allowed: {allowed}"));
+    (least..=most).contains(&number).then_some(number).ok_or_else(wrong)
+}
+
+fn number(text: &str, allowed: fn(f64) -> bool, expected: &str) -> Result<f64, SayError> {
+    let number = text.parse().ok().filter(|number| allowed(*number));
+    number.ok_or_else(|| SayError::new(format!("{text:?} is not {expected}")))
 }
 
 impl Settings {
@@ -240,17 +345,32 @@ impl Settings {
         let (key, value) = text
             .split_once('=')
             .ok_or_else(|| SayError::new(format!("{text:?} is not key=value; write --set batch=8")))?;
-        if !Self::KEYS.contains(&key) {
+        let Some(setting) = Setting::find(key) else {
             let hint = nearest(key, Self::KEYS.iter().copied());
             let hint = hint.map_or_else(String::new, |near| format!(" (did you mean {near}?)"));
             let keys = Self::KEYS.join(", ");
             return Err(SayError::new(format!("unknown key {key:?}{hint}; keys: {keys}")));
+        };
+        (setting.read)(value).or_else(|error| {
+            let toml = toml::from_str::<Self>(&format!("{key} = {value}")).ok();
+            let one = |settings: &Self| value.starts_with(['[', '"']) && settings.said() == [key];
+            toml.filter(one).ok_or_else(|| SayError::new(format!("--set {key}: {}", error.0)))
+        })
+    }
+
+    /// Makes sure that every number is one that its flag would take: TOML knows no bounds.
+    ///
+    /// # Errors
+    /// The first one that is not.
+    pub fn check(&self) -> Result<(), SayError> {
+        let values = serde_json::to_value(self).unwrap_or_default();
+        for (key, value) in values.as_object().into_iter().flatten() {
+            let setting = Setting::find(key).filter(|_| value.is_number());
+            if let Some(Err(error)) = setting.map(|setting| (setting.read)(&value.to_string())) {
+                return Err(SayError::new(format!("{key}: {}", error.0)));
+            }
         }
-        let quoted = toml::Value::String(value.to_owned());
-        let parsed = toml::from_str::<Self>(&format!("{key} = {value}"));
-        parsed
-            .or_else(|_| toml::from_str(&format!("{key} = {quoted}")))
-            .map_err(|error| SayError::new(format!("--set {key}: {}", error.message())))
+        Ok(())
     }
 }
 

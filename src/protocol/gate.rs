@@ -5,10 +5,12 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 
 use super::check::{CheckError, Golden, check_bytes, shipped};
+use crate::config::SayError;
 use crate::config::settings::{DeviceName, KernelName};
 use crate::device::Backend;
 use crate::kernel::{Mode, with_mode};
-use crate::protocol::Task;
+use crate::protocol::Order;
+use crate::record::Row;
 use crate::run::RunError;
 use crate::run::session::Session;
 use crate::run::worker::{Heard, Link, Worker};
@@ -51,13 +53,59 @@ impl Answer {
     }
 }
 
-/// Checks `request` in a worker of its own.
+/// Where a mechanism is computed.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Place {
+    model: String,
+    kernel: String,
+    device: String,
+}
+
+impl Place {
+    /// Where the mechanism of `row` is computed.
+    pub fn of(row: &Row) -> Self {
+        Self { model: row.model.clone(), kernel: row.kernel.clone(), device: row.device.clone() }
+    }
+}
+
+/// Checks every mechanism where it is computed, in workers of their own: those that are red, with the reason.
 ///
 /// # Errors
 /// Ctrl-C; a worker that cannot be started.
-pub fn conduct(request: Request, session: &Session) -> Result<Answer, RunError> {
+pub fn check(places: &[Place], session: &Session) -> Result<HashMap<Place, String>, RunError> {
+    let mut groups: Vec<(&str, &str, Vec<String>)> = Vec::new();
+    for Place { model, kernel, device } in places {
+        match groups.iter_mut().find(|(known, on, _)| known == kernel && on == device) {
+            Some((_, _, models)) if models.contains(model) => {}
+            Some((_, _, models)) => models.push(model.clone()),
+            None => groups.push((kernel, device, vec![model.clone()])),
+        }
+    }
+    let (mut red, mut all) = (HashMap::new(), Answer::default());
+    for (kernel, device, models) in &groups {
+        let wrong = |error: SayError| RunError::Internal(error.to_string());
+        let request = Request {
+            models: models.clone(),
+            kernel: kernel.parse().map_err(wrong)?,
+            device: device.parse().map_err(wrong)?,
+        };
+        let answer = ask(request, session)?;
+        all.unproven.extend(answer.unproven);
+        for (model, reason) in answer.red {
+            all.red.insert(model.clone(), reason.clone());
+            red.insert(Place { model, kernel: (*kernel).to_owned(), device: (*device).to_owned() }, reason);
+        }
+    }
+    let count: usize = groups.iter().map(|(_, _, models)| models.len()).sum();
+    if count > 0 {
+        session.term.say(&all.summary(count));
+    }
+    Ok(red)
+}
+
+fn ask(request: Request, session: &Session) -> Result<Answer, RunError> {
     let models = request.models.clone();
-    let mut worker = Worker::start(&session.launcher, &Task::Gate { request })?;
+    let mut worker = Worker::start(&session.launcher, &Order::Gate { request })?;
     match worker.hear::<Answer>(None, session.resident_limit, &session.stop)? {
         Heard::Message(answer) => {
             worker.finish();
@@ -77,14 +125,14 @@ pub fn work(link: &Link, request: &Request) -> anyhow::Result<()> {
         KernelName::Composed => Mode::Composed,
     };
     let answer = match Backend::open(request.device) {
-        Ok(backend) => with_mode(mode, || check(&request.models, backend.device())),
+        Ok(backend) => with_mode(mode, || verdicts(&request.models, backend.device())),
         Err(error) => Answer::all_red(&request.models, &error.to_string()),
     };
     Ok(link.send(&answer)?)
 }
 
 /// Checks the shipped files of `models`, whole models left out.
-fn check(models: &[String], device: &candle_core::Device) -> Answer {
+fn verdicts(models: &[String], device: &candle_core::Device) -> Answer {
     let mut red = HashMap::new();
     let mut unproven = models.to_vec();
     for (file, bytes) in shipped::SHIPPED {
@@ -124,14 +172,14 @@ mod tests {
 
     #[test]
     fn full_attention_is_green_and_nothing_else_is_looked_at() {
-        let answer = check(&["full".to_owned()], &candle_core::Device::Cpu);
+        let answer = verdicts(&["full".to_owned()], &candle_core::Device::Cpu);
         assert!(answer.red.is_empty() && answer.unproven.is_empty(), "{answer:?}");
         assert_eq!(answer.summary(1), "check: 1 of 1 mechanisms reproduce their golden files");
     }
 
     #[test]
     fn a_mechanism_without_golden_files_is_not_called_green() {
-        let answer = check(&["full".to_owned(), "mine".to_owned()], &candle_core::Device::Cpu);
+        let answer = verdicts(&["full".to_owned(), "mine".to_owned()], &candle_core::Device::Cpu);
         assert!(answer.red.is_empty());
         assert_eq!(
             answer.summary(2),

@@ -3,11 +3,13 @@
 //! Flag > suite row > suite > default. With a suite, the lists of the grid (`--model`, `--len`, `--batch`,
 //! `--mode`, `--seeds`) choose among its own; `--set` overrides.
 
+use super::table::{Protocol, refusal};
 use crate::attention::choose::{Choice, choose};
-use crate::config::grid::Models;
+use crate::config::grid::{Models, Words};
 use crate::config::settings::Settings;
 use crate::config::suite::{SHIPPED, Suite, SuiteRow};
-use crate::record::{Pass, Published};
+use crate::record::{Pass, Published, Row};
+use crate::run::plan::Plan;
 
 /// What the user said.
 #[derive(Clone, Debug, Default)]
@@ -22,12 +24,19 @@ pub struct Flags {
     pub exclude: Option<Models>,
     /// `--suite`.
     pub suite: Option<String>,
+    /// `--quick`.
+    pub quick: bool,
+}
+
+impl Flags {
+    /// Everything that was said, `--set` over flags.
+    pub fn said(&self) -> Settings {
+        self.set.clone().over(self.settings.clone())
+    }
 }
 
 /// What a protocol does where nothing is said.
 pub struct Defaults {
-    /// The protocol.
-    pub protocol: &'static str,
     /// Settings.
     pub settings: Settings,
     /// Mechanisms.
@@ -71,9 +80,10 @@ impl Pick {
 }
 
 impl Pick {
-    /// Whether its row has a cell for `task`.
-    pub fn has(&self, task: &str) -> bool {
-        self.row.as_ref().is_none_or(|row| row.has(task))
+    /// Whether the line has cells for `task`.
+    pub fn runs(&self, task: &str) -> bool {
+        let own = self.settings.task.as_ref().is_some_and(|tasks| tasks.0.iter().any(|own| own == task));
+        own && self.row.as_ref().is_none_or(|row| row.has(task))
     }
 }
 
@@ -122,18 +132,20 @@ impl Grid {
     }
 }
 
-/// Resolves `flags`.
+/// Resolves `flags` for `protocol`.
 ///
 /// # Errors
-/// An unknown name, a value a suite does not have, nothing left to run.
-pub fn resolve(flags: Flags, defaults: &Defaults) -> Result<Grid, PlanError> {
+/// An unknown name, a setting that the protocol does not take, a value a suite does not have, nothing left to run.
+pub fn resolve(flags: &Flags, protocol: &Protocol) -> Result<Grid, PlanError> {
+    let defaults = &(protocol.defaults)(flags);
     let suite = flags.suite.as_deref().map(Suite::load).transpose().map_err(PlanError::new)?;
     if let Some(suite) = &suite
-        && suite.protocol != defaults.protocol
+        && suite.protocol != protocol.name
     {
         let (name, protocol) = (&suite.name, &suite.protocol);
         return Err(PlanError(format!("suite {name} is run by: effattn {protocol} --suite {name}")));
     }
+    taken(flags, suite.as_ref(), protocol)?;
     let over = |lower: Settings| -> Result<Settings, PlanError> {
         let set = flags.set.clone().over(lower);
         match &suite {
@@ -144,7 +156,7 @@ pub fn resolve(flags: Flags, defaults: &Defaults) -> Result<Grid, PlanError> {
     let base = suite.as_ref().map_or_else(Settings::default, |suite| suite.base.clone());
     let settings = over(base.clone().over(defaults.settings.clone()))?;
     let mut picks = match &suite {
-        Some(suite) => suite_picks(suite, &flags, &base, defaults, &over)?,
+        Some(suite) => suite_picks(suite, flags, &base, defaults, &over)?,
         None => {
             let models = match &flags.model {
                 Some(models) => models.clone(),
@@ -165,6 +177,25 @@ pub fn resolve(flags: Flags, defaults: &Defaults) -> Result<Grid, PlanError> {
         return Err(PlanError("nothing is left to run; choose other --model or --exclude".to_owned()));
     }
     Ok(Grid { suite, settings, picks })
+}
+
+/// Makes sure that `protocol` takes everything that is set, with values that it can have.
+fn taken(flags: &Flags, suite: Option<&Suite>, protocol: &Protocol) -> Result<(), PlanError> {
+    let check = |settings: &Settings, place: &str, dashes: &dyn Fn(&str) -> String| {
+        if let Some(key) = settings.said().into_iter().find(|key| !protocol.takes(key)) {
+            return Err(PlanError(format!("{place}{}", refusal(protocol, key, &dashes(key)))));
+        }
+        settings.check().map_err(|error| PlanError(format!("{place}{error}")))
+    };
+    check(&flags.settings, "", &|key| format!("--{}", key.replace('_', "-")))?;
+    check(&flags.set, "--set: ", &str::to_owned)?;
+    if let Some(suite) = suite {
+        check(&suite.base, &format!("suite {}: [base]: ", suite.file), &str::to_owned)?;
+        for row in &suite.rows {
+            check(&row.set, &format!("suite {}:{}: ", suite.file, row.line), &str::to_owned)?;
+        }
+    }
+    Ok(())
 }
 
 fn pick(choice: Choice, settings: Settings) -> Pick {
@@ -254,17 +285,66 @@ fn narrowed(flags: &Settings, lower: Settings, suite: &str) -> Result<Settings, 
     Ok(flags.clone().over(lower))
 }
 
+/// Every combination of the grid's lists.
+pub fn points(settings: &Settings) -> Vec<(u64, u64, Pass, u64)> {
+    let lens = settings.len.as_ref().map_or(&[][..], |list| &list.0);
+    let batches = settings.batch.as_ref().map_or(&[][..], |list| &list.0);
+    let modes = settings.mode.as_ref().map_or(&[][..], |list| &list.0);
+    let seeds = settings.seeds.as_ref().map_or(&[][..], |list| &list.0);
+    let mut points = Vec::new();
+    for &len in lens {
+        for &batch in batches {
+            for &pass in modes {
+                points.extend(seeds.iter().map(|&seed| (len, batch, pass, seed)));
+            }
+        }
+    }
+    points
+}
+
+/// The tasks of `grid`: those of its lines, in order.
+pub fn tasks(grid: &Grid) -> Vec<String> {
+    let mut all: Vec<String> = Vec::new();
+    for task in grid.picks.iter().filter_map(|pick| pick.settings.task.as_ref()).flat_map(|Words(list)| list)
+    {
+        if !all.contains(task) {
+            all.push(task.clone());
+        }
+    }
+    all
+}
+
+/// `lra-repo · batch 1 · IMDb reviews`: what steps are measured with.
+pub fn steps_amount(plan: &Plan) -> String {
+    let text = if plan.data.contains_key("imdb") { "IMDb reviews" } else { "built-in text" };
+    let (preset, batch) = (listed(plan, |row| row.preset.clone()), listed(plan, |row| row.batch));
+    format!("{preset} · batch {batch} · {text}")
+}
+
+/// The different values that the rows of `plan` have, in order.
+pub fn listed<T: ToString>(plan: &Plan, of: impl Fn(&Row) -> Option<T>) -> String {
+    let mut all: Vec<String> = Vec::new();
+    for value in plan.cells.iter().filter_map(|cell| of(&cell.row)).map(|value| value.to_string()) {
+        if !all.contains(&value) {
+            all.push(value);
+        }
+    }
+    all.join(",")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::config::grid::Lengths;
     use crate::record::Outcome;
 
-    const DEFAULTS: Defaults =
-        Defaults { protocol: "speed", settings: Settings::NONE, models: "full,ls:w=16" };
+    fn protocol() -> Protocol {
+        let defaults = |_: &Flags| Defaults { settings: Settings::NONE, models: "full,ls:w=16" };
+        Protocol { defaults, ..crate::protocol::speed::PROTOCOL }
+    }
 
     fn labels(flags: Flags) -> Result<Vec<String>, String> {
-        let grid = resolve(flags, &DEFAULTS).map_err(|error| error.to_string())?;
+        let grid = resolve(&flags, &protocol()).map_err(|error| error.to_string())?;
         Ok(grid.picks.into_iter().map(|pick| pick.label).collect())
     }
 
@@ -289,7 +369,7 @@ mod tests {
 
     #[test]
     fn a_suite_brings_rows_and_published_numbers() {
-        let grid = resolve(table5(), &DEFAULTS).unwrap();
+        let grid = resolve(&table5(), &protocol()).unwrap();
         assert_eq!(grid.picks.len(), 12);
         let full = &grid.picks[0];
         assert_eq!(full.label, "Transformer");
@@ -308,21 +388,20 @@ mod tests {
             model: models("cosFormer,full"),
             ..table5()
         };
-        let grid = resolve(flags, &DEFAULTS).unwrap();
+        let grid = resolve(&flags, &protocol()).unwrap();
         assert_eq!(grid.picks.len(), 2);
         assert_eq!(grid.picks[0].settings.len, Some(Lengths(vec![2048])));
         assert_eq!((grid.picks[0].settings.runs, grid.picks[0].settings.min_runs), (Some(3), Some(50)));
         let error = labels(Flags { settings: settings("len = 512"), ..table5() }).unwrap_err();
         assert!(error.contains("has no len 512") && error.contains("--set len=512"), "{error}");
-        let grid = resolve(Flags { set: settings("len = 512"), ..table5() }, &DEFAULTS).unwrap();
+        let grid = resolve(&Flags { set: settings("len = 512"), ..table5() }, &protocol()).unwrap();
         assert_eq!(grid.picks[0].settings.len, Some(Lengths(vec![512])));
         assert!(labels(Flags { model: models("dp"), ..table5() }).unwrap_err().contains("has no row dp"));
     }
 
     #[test]
     fn a_suite_of_another_protocol_says_who_runs_it() {
-        let defaults = Defaults { protocol: "memory", ..DEFAULTS };
-        let error = resolve(table5(), &defaults).err().unwrap().to_string();
+        let error = resolve(&table5(), &crate::protocol::memory::PROTOCOL).err().unwrap().to_string();
         assert_eq!(error, "suite cos-table5 is run by: effattn speed --suite cos-table5");
     }
 }

@@ -4,22 +4,26 @@
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-use super::Task;
-use super::grid::{Defaults, Grid, PlanError};
+use super::Order;
+use super::grid::{Defaults, Flags, Grid, Pick, PlanError, points};
 use super::measured_step::MeasuredStep;
 use super::model_spec::{ModelSpec, settle};
-use super::speed::plan::points;
+use super::runner::{Finished, Runner, request};
+use super::speed::plan::PRESET;
+use super::table::{Conditions, Given, Protocol, Shown};
+use super::text;
 use crate::config::grid::{Batches, Lengths, MAX_LEN, Modes, Seeds};
 use crate::config::settings::Settings;
+use crate::config::settings::groups::{MACHINE, MODEL, POINTS};
 use crate::config::units::{Bytes, Seconds};
 use crate::device::alloc;
 use crate::device::machine::Resident;
-use crate::record::{Outcome, Pass, Row};
+use crate::record::{Metric, Outcome, Pass, Row};
 use crate::run::RunError;
 use crate::run::outcome::Ending;
-use crate::run::plan::{Cell, Plan};
-use crate::run::session::Session;
+use crate::run::plan::Cell;
 use crate::run::worker::{Heard, Link, Worker};
 
 /// Steps that are looked at: the second one finds every cache filled.
@@ -34,8 +38,6 @@ const FIRST: u64 = 512;
 pub struct Request {
     /// The model and its step.
     pub spec: ModelSpec,
-    /// The cell ends as `timeout` after so many seconds.
-    pub timeout: f64,
     /// Bytes that a step may reach, where the longest length is looked for.
     pub fit: Option<u64>,
 }
@@ -56,129 +58,139 @@ enum Answer {
     Ended { outcome: Outcome, reason: String },
 }
 
+/// The table line.
+pub static PROTOCOL: Protocol = Protocol {
+    name: "memory",
+    about: "Peak memory of a step against length, or the longest length that fits (Transformer-LS, Figure 3)",
+    examples: EXAMPLES,
+    settings: &[POINTS, MODEL, &["fit"], MACHINE, &["timeout"]],
+    help: &[],
+    tasks: None,
+    quick: None,
+    defaults,
+    cells,
+    prepare: text::prepare,
+    amount: super::grid::steps_amount,
+    price: None,
+    together: |_, _| false,
+    compute,
+    ended,
+    work,
+    metrics: &[
+        Metric { name: "peak_memory", title: "Peak memory", unit: "B", less: true },
+        Metric { name: "longest_length", title: "Longest length", unit: "positions", less: false },
+    ],
+    shown: Shown::Growth,
+    curve: None,
+    keeps: false,
+    checks: false,
+    passes_on: &[],
+    instead: None,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  effattn memory --len 1024..16384 --model full,ls --batch 1,4
+  effattn memory --model all --mode train --fit 2GiB      the longest length that fits, per mechanism
+  effattn memory --kernel composed --model full           what the papers' codes would need
+
+Bytes are live bytes counted by the allocator: parameters, moments, activations, inputs. One worker at a time.";
+
 /// What `memory` does where nothing is said.
-pub fn defaults(fit: bool) -> Defaults {
+fn defaults(flags: &Flags) -> Defaults {
+    let fit = flags.said().fit.is_some();
     let settings = Settings {
         len: Some(Lengths(if fit { vec![MAX_LEN] } else { vec![1024, 2048, 4096, 8192] })),
         batch: Some(Batches(vec![1])),
         seeds: Some(Seeds(vec![0])),
         mode: Some(Modes(vec![Pass::Infer, Pass::Train])),
-        preset: Some("lra-repo".to_owned()),
+        preset: Some(PRESET.to_owned()),
         timeout: Some(Seconds(if fit { 60.0 } else { 600.0 })),
         ..Settings::NONE
     };
-    Defaults { protocol: "memory", settings, models: "full,linear,cosformer,ls" }
+    Defaults { settings, models: "full,linear,cosformer,ls" }
 }
 
 /// The cells of `grid`. With `fit`, lengths are bounds of the search.
-///
-/// # Errors
-/// Settings that nobody can run.
-pub fn cells(
-    grid: &Grid,
-    fit: Option<Bytes>,
-    threads: usize,
-) -> Result<Vec<(Cell, Option<Request>)>, PlanError> {
+fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
     let mut cells = Vec::new();
     for pick in &grid.picks {
         let points = points(&pick.settings);
         let longest = points.iter().map(|point| point.0).max();
         for (len, batch, pass, seed) in points {
-            if fit.is_some() && Some(len) != longest {
+            if pick.settings.fit.is_some() && Some(len) != longest {
                 continue; // with a budget, the longest length only bounds the search
             }
-            let spec = ModelSpec::new(pick, len, batch, pass, seed)?;
-            let probe = ModelSpec { len: if fit.is_some() { FIRST.min(len) } else { len }, ..spec.clone() };
-            let (resolved, reason) = settle(pick, |choice| probe.measured(choice))?;
-            let mut row = probe.row("memory", threads, resolved.as_deref());
-            row.suite = grid.suite.as_ref().map(|suite| suite.name.clone());
-            row.published = pick.published("peak_memory", pass, len);
-            let key = match fit {
-                Some(bytes) => {
-                    row = Row { len: None, flops: None, flops_2x: None, core_macs: None, ..row };
-                    format!("{} b{batch} {pass} s{seed} fit {bytes}", spec.model)
-                }
-                None => spec.key(),
-            };
-            let step = row.flops.map_or(0.0, |flops| probe.step_flops(flops) / (8e9 * threads as f64));
-            let seconds = if fit.is_some() { 20.0 } else { 0.3 + STEPS as f64 * step };
-            let timeout = pick.settings.timeout.map_or(600.0, |time| time.0);
-            let request = Request { spec, timeout, fit: fit.map(|bytes| bytes.0) };
-            let (request, seconds) = if reason.is_none() { (Some(request), seconds) } else { (None, 0.0) };
-            row.error = reason;
-            let json = serde_json::to_value(&request).map_err(PlanError::new)?;
-            cells.push(((len, batch, pass, seed), (Cell { key, row, request: json, seconds }, request)));
+            let place = (len, batch, pass, seed);
+            cells.push((place, cell(grid, pick, place, threads)?));
         }
     }
     cells.sort_by_key(|(place, _)| *place);
     Ok(cells.into_iter().map(|(_, cell)| cell).collect())
 }
 
-/// Runs every cell of `plan` that has no rows yet, one at a time.
-///
-/// # Errors
-/// Ctrl-C, a full disk: what is finished stays.
-pub fn conduct(plan: &Plan, requests: &[Option<Request>], session: &mut Session) -> Result<(), RunError> {
-    for (cell, request) in plan.cells.iter().zip(requests) {
-        if session.is_done(cell) {
-            session.term.advance(cell.seconds, &format!("{}: done before", cell.key));
-            continue;
+fn cell(
+    grid: &Grid,
+    pick: &Pick,
+    (len, batch, pass, seed): (u64, u64, Pass, u64),
+    threads: usize,
+) -> Result<Cell, PlanError> {
+    let fit = pick.settings.fit;
+    let spec = ModelSpec::new(pick, len, batch, pass, seed)?;
+    let probe = ModelSpec { len: if fit.is_some() { FIRST.min(len) } else { len }, ..spec.clone() };
+    let (resolved, reason) = settle(pick, |choice| probe.measured(choice))?;
+    let mut row = probe.row("memory", threads, resolved.as_deref());
+    row.suite = grid.suite.as_ref().map(|suite| suite.name.clone());
+    row.published = pick.published("peak_memory", pass, len);
+    let request = Request { spec, fit: fit.map(|bytes| bytes.0) };
+    let usual = ModelSpec { len: if fit.is_some() { MAX_LEN } else { len }, ..request.spec.usual(PRESET) };
+    let usual = Request { spec: usual, fit: request.fit };
+    let step = row.flops.map_or(0.0, |flops| probe.step_flops(flops) / (8e9 * threads as f64));
+    let words = match fit {
+        Some(bytes) => {
+            row = Row { len: None, flops: None, flops_2x: None, core_macs: None, ..row };
+            format!("{} b{batch} {pass} s{seed} fit {}B", request.spec.model, bytes.0)
         }
-        session.term.at(&cell.key);
-        let rows = match request {
+        None => request.spec.key(),
+    };
+    let cell = Cell::new(&words, row, &request, &usual);
+    let seconds = if fit.is_some() { 20.0 } else { 0.3 + STEPS as f64 * step };
+    let series = match fit {
+        Some(_) => String::new(),
+        None => {
+            let shortest = Request { spec: ModelSpec { len: 0, ..request.spec.clone() }, ..request };
+            serde_json::to_string(&shortest).map_err(PlanError::new)?
+        }
+    };
+    let timeout = pick.settings.timeout.map(|time| time.0);
+    Ok(Cell { seconds, series, timeout, ..cell }.refused(reason))
+}
+
+/// Measures the cells `open`, one at a time.
+fn compute(runner: &mut Runner, open: &[usize]) -> Result<(), RunError> {
+    for &index in open {
+        let cell = &runner.plan.cells[index];
+        runner.session.term.at(runner.plan.name(index));
+        let asked: Request = request(cell)?;
+        let measured = match asked.fit {
+            Some(bytes) => Ok(fit(runner, index, &asked, bytes)?),
             None => {
-                let reason = cell.row.error.clone().unwrap_or_default();
-                ended(&cell.row, &Ending::new(Outcome::Unsupported, reason))
-            }
-            Some(request) => {
-                let measured = match request.fit {
-                    Some(bytes) => fit(cell, request, bytes, session),
-                    None => one(plan, cell, request, session),
-                };
-                match measured {
-                    Ok(rows) => rows,
-                    Err(error) => {
-                        let ending = Ending::new(Outcome::Interrupted, "stopped before it was finished");
-                        session.pass_over(cell, ended(&cell.row, &ending));
-                        return Err(error);
-                    }
-                }
+                probe(runner, index, &asked, runner.session.memory_limit)?.map(|peak| rows(&cell.row, peak))
             }
         };
-        let line = tell(cell, &rows, (session.finished() + 1, plan.cells.len()));
-        session.record(cell, rows, Vec::new())?;
-        session.term.advance(cell.seconds, &line);
+        match measured {
+            Ok(rows) => {
+                let said = tell(&rows);
+                runner.finish(index, Finished { rows, samples: Vec::new(), said, moved: 0.0 })?;
+            }
+            Err(ending) => runner.end(index, &ending, 0.0)?,
+        }
     }
     Ok(())
 }
 
 fn ended(row: &Row, ending: &Ending) -> Vec<Row> {
     vec![row.with("peak_memory", "B", None).ended(ending.outcome, Some(ending.reason.clone()))]
-}
-
-fn one(plan: &Plan, cell: &Cell, request: &Request, session: &mut Session) -> Result<Vec<Row>, RunError> {
-    let same = |row: &Row| {
-        (row.model.clone(), row.variant.clone(), row.batch, row.pass, row.seed)
-            == (
-                cell.row.model.clone(),
-                cell.row.variant.clone(),
-                cell.row.batch,
-                cell.row.pass,
-                cell.row.seed,
-            )
-    };
-    let shorter = plan.cells.iter().filter(|other| same(&other.row) && other.row.len < cell.row.len);
-    for other in shorter {
-        let outcome = session.outcome(&other.key);
-        if let Some(outcome @ (Outcome::Oom | Outcome::Timeout)) = outcome {
-            let reason = format!("{outcome} at length {}", other.row.len.unwrap_or(0));
-            return Ok(ended(&cell.row, &Ending::new(Outcome::Implied, reason)));
-        }
-    }
-    Ok(match probe(request, session.memory_limit, session)? {
-        Ok(peak) => rows(&cell.row, peak),
-        Err(ending) => ended(&cell.row, &ending),
-    })
 }
 
 fn rows(row: &Row, peak: Peak) -> Vec<Row> {
@@ -191,12 +203,23 @@ fn rows(row: &Row, peak: Peak) -> Vec<Row> {
     ]
 }
 
-/// Runs one worker: its peak, or how it ended instead.
-fn probe(request: &Request, limit: u64, session: &Session) -> Result<Result<Peak, Ending>, RunError> {
-    let task = Task::Memory { memory_limit: limit, request: request.clone() };
-    let mut worker = Worker::start(&session.launcher, &task)?;
-    let timeout = Duration::try_from_secs_f64(request.timeout).unwrap_or(Duration::MAX);
-    let deadline = Instant::now().checked_add(timeout);
+/// Runs one worker for `request` within `limit` bytes: its peak, or how it ended instead.
+fn probe(
+    runner: &Runner,
+    index: usize,
+    request: &Request,
+    limit: u64,
+) -> Result<Result<Peak, Ending>, RunError> {
+    let session = &runner.session;
+    let order = Order::Cell {
+        protocol: PROTOCOL.name.to_owned(),
+        memory_limit: limit,
+        request: serde_json::to_value(request).map_err(|error| RunError::Internal(error.to_string()))?,
+        conditions: Conditions::default(),
+    };
+    let mut worker = Worker::start(&session.launcher, &order)?;
+    let timeout = runner.plan.cells[index].timeout.and_then(|time| Duration::try_from_secs_f64(time).ok());
+    let deadline = timeout.and_then(|time| Instant::now().checked_add(time));
     let heard = worker.hear::<Answer>(deadline, session.resident_limit, &session.stop)?;
     Ok(match heard {
         Heard::Message(Answer::Peak(peak)) => {
@@ -209,15 +232,13 @@ fn probe(request: &Request, limit: u64, session: &Session) -> Result<Result<Peak
 }
 
 /// The worker's side: builds, steps, tells the peak.
-///
-/// # Errors
-/// The parent is gone.
-pub fn work(link: &Link, request: &Request, text: &[u8]) -> anyhow::Result<()> {
+fn work(link: &Link, request: Value, given: &Given) -> anyhow::Result<()> {
+    let request: Request = serde_json::from_value(request)?;
     alloc::return_pages();
     let mut resident = Resident::default();
     let before = resident.own();
     let measure = || -> Result<MeasuredStep, Ending> {
-        let mut step = MeasuredStep::open(&request.spec, text)?;
+        let mut step = MeasuredStep::open(&request.spec, given.text)?;
         step.reset_peak();
         for _ in 0..STEPS {
             step.step()?;
@@ -241,13 +262,13 @@ pub fn work(link: &Link, request: &Request, text: &[u8]) -> anyhow::Result<()> {
 }
 
 /// Looks for the longest length whose step stays below `bytes`.
-fn fit(cell: &Cell, request: &Request, bytes: u64, session: &mut Session) -> Result<Vec<Row>, RunError> {
-    let bytes = bytes.min(session.memory_limit);
+fn fit(runner: &Runner, index: usize, request: &Request, bytes: u64) -> Result<Vec<Row>, RunError> {
+    let cell = &runner.plan.cells[index];
     let longest = request.spec.len;
     let search = |len: u64| -> Result<Tried, RunError> {
         let request = Request { spec: ModelSpec { len, ..request.spec.clone() }, ..request.clone() };
         // The limit counts the empty process too, which the peak does not: a little more is allowed here.
-        Ok(match probe(&request, bytes.saturating_add(32 << 20), session)? {
+        Ok(match probe(runner, index, &request, bytes.saturating_add(32 << 20))? {
             Ok(peak) if peak.peak_bytes <= bytes => Tried::Fits(peak.peak_bytes),
             Ok(_) => Tried::TooBig,
             Err(ending) if ending.outcome == Outcome::Oom => Tried::TooBig,
@@ -341,9 +362,9 @@ fn guess(low: u64, peak: u64, before: (u64, u64), high: u64, bytes: u64) -> u64 
     even.clamp(low + quarter, high - quarter.min(high - low - 1))
 }
 
-/// A line per finished cell.
-fn tell(cell: &Cell, rows: &[Row], (number, of): (usize, usize)) -> String {
-    let what = rows.first().map_or_else(String::new, |row| match (row.metric.as_str(), row.value) {
+/// What is said of a finished cell.
+fn tell(rows: &[Row]) -> String {
+    rows.first().map_or_else(String::new, |row| match (row.metric.as_str(), row.value) {
         ("longest_length", Some(len)) => {
             let peak = row.peak_bytes.map_or_else(String::new, |peak| format!(" (peak {})", Bytes(peak)));
             let least = if row.outcome == Outcome::Ok { "" } else { "at least " };
@@ -351,8 +372,7 @@ fn tell(cell: &Cell, rows: &[Row], (number, of): (usize, usize)) -> String {
         }
         (_, Some(bytes)) => format!("peak {}", Bytes(bytes as u64)),
         _ => format!("{}: {}", row.outcome, row.error.clone().unwrap_or_default()),
-    });
-    format!("[{number}/{of}] {}: {what}", cell.key)
+    })
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The paper protocols and the conformance check.
 //!
-//! A protocol makes a plan of cells, conducts workers through it and turns what they say into rows; its
-//! `work` is the other end, inside the worker.
+//! A protocol is an entry of [`table::TABLE`]: it makes a plan of cells, the [`runner`] takes workers through it, and what
+//! they say becomes rows; its `work` is the other end, inside the worker.
 
 pub mod attention;
 pub mod charlm;
@@ -15,63 +15,34 @@ pub mod model_spec;
 pub mod norms;
 pub mod pattern;
 pub mod robustness;
+pub mod runner;
 pub mod speed;
+pub mod table;
 pub mod text;
 pub mod training;
 
-use std::path::PathBuf;
-
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::device::alloc;
 use crate::run::worker::Link;
+use table::{Conditions, Given};
+pub use table::{Protocol, TABLE, find, protocols, register};
 
 /// What a worker is asked to do: the first line on its stdin.
 #[derive(Debug, Serialize, Deserialize)]
-#[serde(tag = "task", rename_all = "snake_case")]
-pub enum Task {
-    /// Steps against the clock.
-    Speed {
+#[serde(tag = "order", rename_all = "snake_case")]
+pub enum Order {
+    /// A cell of a protocol.
+    Cell {
+        /// The protocol.
+        protocol: String,
         /// Live bytes it may reach.
         memory_limit: u64,
-        /// The cell.
-        request: speed::plan::Request,
-    },
-    /// Bytes of one step.
-    Memory {
-        /// Live bytes it may reach.
-        memory_limit: u64,
-        /// The cell.
-        request: memory::Request,
-    },
-    /// A training run of the Long Range Arena.
-    Lra {
-        /// Live bytes it may reach.
-        memory_limit: u64,
-        /// The cell.
-        request: lra::plan::Request,
+        /// The cell's request.
+        request: Value,
         /// Where it finds and keeps things.
-        place: training::Place,
-    },
-    /// A training run of a character language model.
-    Charlm {
-        /// Live bytes it may reach.
-        memory_limit: u64,
-        /// The cell.
-        request: charlm::plan::Request,
-        /// Where it finds and keeps things.
-        place: training::Place,
-    },
-    /// A model that is tested on changed texts.
-    Robustness {
-        /// Live bytes it may reach.
-        memory_limit: u64,
-        /// The cell.
-        request: robustness::Request,
-        /// Where it finds and keeps things.
-        place: training::Place,
-        /// Folder of a finished training run.
-        found: Option<PathBuf>,
+        conditions: Conditions,
     },
     /// The shipped golden files of some mechanisms.
     Gate {
@@ -85,29 +56,13 @@ pub enum Task {
 /// # Errors
 /// The parent is gone, or speaks another language.
 pub fn work(link: &Link, text: &[u8]) -> anyhow::Result<()> {
-    let Some(task) = link.next::<Task>()? else { return Ok(()) };
-    let limit = |bytes: u64| alloc::set_limit(usize::try_from(bytes).unwrap_or(usize::MAX));
-    match task {
-        Task::Speed { memory_limit, request } => {
-            limit(memory_limit);
-            speed::work::work(link, &request, text)
+    match link.next::<Order>()? {
+        None => Ok(()),
+        Some(Order::Gate { request }) => gate::work(link, &request),
+        Some(Order::Cell { protocol, memory_limit, request, conditions }) => {
+            let Some(protocol) = find(&protocol) else { anyhow::bail!("there is no protocol {protocol}") };
+            alloc::set_limit(usize::try_from(memory_limit).unwrap_or(usize::MAX));
+            (protocol.work)(link, request, &Given { text, conditions })
         }
-        Task::Memory { memory_limit, request } => {
-            limit(memory_limit);
-            memory::work(link, &request, text)
-        }
-        Task::Lra { memory_limit, request, place } => {
-            limit(memory_limit);
-            lra::work::work(link, &request, &place)
-        }
-        Task::Charlm { memory_limit, request, place } => {
-            limit(memory_limit);
-            charlm::work::work(link, &request, &place)
-        }
-        Task::Robustness { memory_limit, request, place, found } => {
-            limit(memory_limit);
-            robustness::work(link, &request, &place, found.as_deref())
-        }
-        Task::Gate { request } => gate::work(link, &request),
     }
 }

@@ -42,7 +42,6 @@ fn refused(dtype: DtypeName, kernel: KernelName, device: DeviceName) -> Option<S
     let bf16 = "bf16 means products of bf16 operands in the fused kernels of the CPU";
     match dtype {
         DtypeName::F32 => None,
-        DtypeName::F16 => Some("--dtype f16: there are no kernels for f16; use bf16 or f32".to_owned()),
         DtypeName::Tf32 if !matches!(device, DeviceName::Cuda(_)) => {
             Some(format!("--dtype tf32: {device} has no TF32; it is a format of CUDA devices"))
         }
@@ -63,7 +62,7 @@ pub fn compute_as(kernel: KernelName, dtype: DtypeName) {
         KernelName::Composed => Mode::Composed,
     });
     set_products(match dtype {
-        DtypeName::F32 | DtypeName::F16 | DtypeName::Tf32 => Products::F32,
+        DtypeName::F32 | DtypeName::Tf32 => Products::F32,
         DtypeName::Bf16 => Products::Bf16,
     });
     set_tf32(dtype == DtypeName::Tf32);
@@ -186,6 +185,13 @@ impl ModelSpec {
             row.simulated = Some(false);
         }
         row
+    }
+
+    /// The same model as it usually is: the preset called `preset`, its sizes, f32 on the fused kernels of the CPU.
+    #[must_use]
+    pub fn usual(&self, preset: &str) -> Self {
+        let (device, dtype, kernel) = Default::default();
+        Self { preset: preset.to_owned(), sizes: Sizes::default(), device, dtype, kernel, ..self.clone() }
     }
 
     /// Name of the cell within its plan.

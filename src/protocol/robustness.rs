@@ -3,20 +3,27 @@
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-use super::grid::{Defaults, Grid, PlanError, published_elsewhere};
-use super::lra;
-use super::lra::work::{Experiment, Trained};
-use super::training::work::{failed, report};
-use super::training::{Answer, Done, Job, Measure, Place, Shown, folder};
-use super::{Task, lra::plan::Options};
+use super::grid::{Defaults, Flags, Grid, PlanError, published_elsewhere, tasks};
+use super::lra::worker::{Experiment, Trained};
+use super::lra::{self, ACCURACY};
+use super::runner::request;
+use super::table::{Conditions, Folders, Given, Prepared, Protocol, Shown, Tasks};
+use super::training::worker::{failed, report};
+use super::training::{self, Answer, Done, Job, Measure};
 use crate::config::grid::Words;
 use crate::config::settings::Settings;
-use crate::data::{self, select::Change};
-use crate::record::Published;
+use crate::config::settings::groups::{MACHINE, MODEL, TRAINING};
+use crate::data;
+use crate::data::select::{Change, PUNCTUATION};
+use crate::record::{Published, Row};
+use crate::run::manifest::Manifest;
 use crate::run::outcome::Ending;
-use crate::run::plan::Cell;
+use crate::run::plan::{Cell, Plan};
+use crate::run::session::Session;
 use crate::run::worker::Link;
+use crate::term::clock;
 use crate::train::checkpoint::Checkpoint;
 use crate::train::session::Files;
 
@@ -45,129 +52,180 @@ pub struct Request {
     pub perturbation: Perturbation,
 }
 
-/// A cell, with the folder of a finished training run where there is one.
-#[derive(Clone, Debug)]
-pub struct Trial {
-    request: Request,
-    found: Option<PathBuf>,
-}
+/// The table line.
+pub static PROTOCOL: Protocol = Protocol {
+    name: "robustness",
+    about: "Test trained models on changed texts (Transformer-LS, Table 2)",
+    examples: EXAMPLES,
+    settings: &[
+        TRAINING,
+        MODEL,
+        MACHINE,
+        &[
+            "timeout",
+            "steps",
+            "rate",
+            "limit",
+            "insertions",
+            "characters",
+            "perturbation_seeds",
+            "strict",
+            "allow_partial",
+        ],
+    ],
+    help: HELP,
+    tasks: Some(Tasks { called: "Tasks", names: texts }),
+    quick: None,
+    defaults,
+    cells,
+    prepare,
+    amount: lra::plan::amount,
+    price: None,
+    together: |_, _| false,
+    compute: training::compute::<Request>,
+    ended: training::ended,
+    work,
+    metrics: &[ACCURACY],
+    shown: Shown::Trained,
+    curve: Some(lra::CURVE),
+    keeps: true,
+    checks: false,
+    passes_on: &[],
+    instead: None,
+};
+
+const HELP: &[(&str, &str)] = &[
+    ("preset", "Backbone: ls-lra, lra-repo or lra-paper (effattn list presets)"),
+    ("len", "Number of tokens, instead of the protocol's"),
+    ("batch", "Samples per step, instead of the protocol's"),
+    (
+        "insertions",
+        "Characters inserted per document; 10 is compared with the paper, all make the curve [default: 10,20,40,80]",
+    ),
+    ("perturbation_seeds", "Seeds that insertions are repeated with [default: 3]"),
+];
+
+const EXAMPLES: &str = "\
+Examples:
+  effattn robustness --suite ls-table2 --dry-run            what the paper's table takes here
+  effattn robustness --model linformer,dp --len 1024 --steps 800 --rate 1e-3 --data-dir ~/data
+
+Models are trained on clean texts (lra's task text or retrieval; a finished run of effattn lra with the same settings, data,
+threads and build under --output-path is used) and tested on clean and on changed texts, which are the same for every model.";
 
 /// What `robustness` does where nothing is said.
-pub fn defaults() -> Defaults {
+fn defaults(_: &Flags) -> Defaults {
     let settings = Settings {
         task: Some(Words(vec!["text".to_owned()])),
         preset: Some("ls-lra".to_owned()),
         ..Settings::NONE
     };
-    Defaults { protocol: "robustness", settings, models: "linformer,dp:r=128,linformer-window,ls:w=1,r=1" }
+    Defaults { settings, models: "linformer,dp:r=128,linformer-window,ls:w=1,r=1" }
 }
 
 /// Names of the tasks whose examples are texts.
-pub fn tasks() -> Vec<&'static str> {
+fn texts() -> Vec<&'static str> {
     data::tasks().iter().filter(|(_, examples)| examples.text).map(|(set, _)| set.name).collect()
 }
 
-/// The trials of `grid`. Trained models are looked for in the runs under `results`.
-///
-/// # Errors
-/// Settings that nobody can run, a task without texts.
-pub fn cells(
-    grid: &Grid,
-    (options, perturbation): (Options, &Perturbation),
-    threads: usize,
-    results: &Path,
-) -> Result<Vec<(Cell, Option<Trial>)>, PlanError> {
-    let tasks = grid.settings.task.clone().unwrap_or(Words(Vec::new()));
-    let texts = self::tasks();
-    if let Some(task) = tasks.0.iter().find(|task| !texts.contains(&task.as_str())) {
-        let known = texts.join(", ");
+/// The trials of `grid`: lra's training runs, and what is done to their test texts.
+fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
+    if let Some(task) = tasks(grid).iter().find(|task| !texts().contains(&task.as_str())) {
+        let known = texts().join(", ");
         return Err(PlanError(format!("robustness changes texts; {task} has none (tasks: {known})")));
     }
-    let trained = lra::plan::cells(grid, options, threads)?;
-    let trials = trained.into_iter().map(|(mut cell, request)| {
-        cell.row.protocol = "robustness".to_owned();
-        let trial = request.map(|train| {
-            let found = find(results, &cell.key, &train);
-            Trial { request: Request { train, perturbation: perturbation.clone() }, found }
-        });
-        if trial.as_ref().is_some_and(|trial| trial.found.is_some()) {
-            cell.seconds *= 0.05;
-        }
-        let request = trial.as_ref().map(|trial| &trial.request);
-        cell.request = serde_json::to_value(request).map_err(PlanError::new)?;
-        Ok((cell, trial))
-    });
-    trials.collect()
-}
-
-impl Trial {
-    /// The finished training run that is used; trains where there is none.
-    pub fn found(&self) -> Option<&Path> {
-        self.found.as_deref()
+    let said = &grid.settings;
+    let characters = said.characters.clone().unwrap_or_else(|| PUNCTUATION.to_owned());
+    if characters.is_empty() || !characters.is_ascii() {
+        return Err(PlanError(
+            "--characters takes ASCII characters, at least one; without the flag all 32 punctuation characters".to_owned(),
+        ));
     }
+    let usual =
+        Perturbation { insertions: vec![10, 20, 40, 80], characters: PUNCTUATION.to_owned(), seeds: 3 };
+    let insertions =
+        said.insertions.as_ref().map_or_else(|| usual.insertions.clone(), |counts| counts.0.clone());
+    let seeds = said.perturbation_seeds.unwrap_or(usual.seeds);
+    let perturbation = Perturbation { insertions, characters, seeds };
+    let trials = lra::plan::planned(grid, threads)?.into_iter().map(|(cell, (train, by_recipe))| {
+        let words = format!("{} {} {} s{}", train.task, train.spec.model, train.spec.preset, train.spec.seed);
+        let request = Request { train, perturbation: perturbation.clone() };
+        let usual = Request { train: by_recipe, perturbation: usual.clone() };
+        let row = Row { protocol: PROTOCOL.name.to_owned(), ..cell.row };
+        let trial = Cell::new(&words, row.clone(), &request, &usual);
+        Cell { seconds: cell.seconds, timeout: cell.timeout, ..trial }.refused(row.error)
+    });
+    Ok(trials.collect())
 }
 
-/// The folder of a finished training run of exactly `request`, in any run under `results`.
-fn find(results: &Path, key: &str, request: &lra::plan::Request) -> Option<PathBuf> {
+/// Reads the data, and says which models are trained already.
+fn prepare(plan: &mut Plan, folders: &Folders) -> anyhow::Result<Prepared> {
+    let mut prepared = lra::plan::prepare(plan, folders)?;
+    let mut cells = std::mem::take(&mut plan.cells);
+    for cell in cells.iter_mut().filter(|cell| !cell.request.is_null()) {
+        let name = &cell.words;
+        let wanted: Request = request(cell)?;
+        prepared.remarks.push(match find(folders.results, &wanted.train, plan) {
+            Some(folder) => {
+                cell.seconds *= 0.05;
+                format!("{name}: trained before, in {}", folder.display())
+            }
+            None => format!("{name}: is trained first, about {}", clock(cell.seconds)),
+        });
+    }
+    plan.cells = cells;
+    Ok(prepared)
+}
+
+/// The folder of a finished training run of exactly `request`, in any run under `results` that was made by this build with
+/// the same data, device and number of threads.
+fn find(results: &Path, request: &lra::plan::Request, plan: &Plan) -> Option<PathBuf> {
     let model = serde_json::to_value(request).ok()?;
     let folders = |path: &Path| -> Vec<PathBuf> {
         let entries = std::fs::read_dir(path).ok().into_iter().flatten();
         let mut all: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+        all.retain(|path| path.is_dir() && !path.is_symlink());
         all.sort();
         all
     };
     let runs = folders(results).into_iter().flat_map(|command| folders(&command));
-    runs.map(|run| folder(&run, key)).find(|cell| {
+    let same = |run: &PathBuf| {
+        let manifest = Manifest::read(run).ok().flatten();
+        manifest.is_some_and(|manifest| manifest.computes_as(plan, &request.task))
+    };
+    runs.filter(same).flat_map(|run| folders(&run.join("cells"))).find(|cell| {
         let files = Files::in_folder(cell);
         let last = files.last.exists().then(|| Checkpoint::load(&files.last).ok()).flatten();
         last.is_some_and(|last| last.updates >= request.steps && last.expect_model(&model).is_ok())
     })
 }
 
-impl Job for Trial {
-    fn task(&self, memory_limit: u64, place: Place) -> Task {
-        Task::Robustness { memory_limit, request: self.request.clone(), place, found: self.found.clone() }
-    }
-
-    fn group(&self) -> &str {
-        &self.request.train.task
-    }
-
+impl Job for Request {
     fn steps(&self) -> u64 {
-        self.request.train.steps
+        self.train.steps
     }
 
-    fn seed(&self) -> u64 {
-        self.request.train.spec.seed
-    }
-
-    fn timeout(&self) -> Option<f64> {
-        self.request.train.timeout
-    }
-
-    fn shown(&self) -> Shown {
-        self.request.train.shown()
+    fn trained(&self, run: &Session, plan: &Plan) -> Option<PathBuf> {
+        find(run.results()?, &self.train, plan)
     }
 
     fn published(&self, task: &str) -> Option<Published> {
-        let spec = &self.request.train.spec;
+        let spec = &self.train.spec;
         Some(published_elsewhere(SUITE, &spec.model, ("accuracy", task), &spec.preset)?.published)
     }
 }
 
 /// Trains where nothing was found, then tests clean and changed texts.
-///
-/// # Errors
-/// The parent is gone.
-pub fn work(link: &Link, request: &Request, place: &Place, found: Option<&Path>) -> anyhow::Result<()> {
-    report(link, trial(link, request, place, found))
+fn work(link: &Link, request: Value, given: &Given) -> anyhow::Result<()> {
+    let request: Request = serde_json::from_value(request)?;
+    report(link, trial(link, &request, &given.conditions))
 }
 
-fn trial(link: &Link, request: &Request, place: &Place, found: Option<&Path>) -> Result<Done, Ending> {
-    let experiment = Experiment::open(&request.train, place)?;
-    let mut trained = match found {
+fn trial(link: &Link, request: &Request, conditions: &Conditions) -> Result<Done, Ending> {
+    let experiment = Experiment::open(&request.train, conditions)?;
+    let mut trained = match &conditions.trained {
         Some(folder) => experiment.load(&Files::in_folder(folder))?,
-        None => experiment.train(link, place)?,
+        None => experiment.train(link, conditions)?,
     };
     let (data_share, differs) = experiment.data_share();
     let measures = measures(link, request, &experiment, &mut trained)?;

@@ -4,8 +4,10 @@ use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
+use super::table::{Folders, Prepared};
 use crate::data::text::{Imdb, NAMES};
 use crate::data::{DataError, Dataset, Split, store, story};
+use crate::run::plan::Plan;
 
 /// Most bytes that are taken; longer inputs repeat them.
 const MOST: usize = 8 << 20;
@@ -50,6 +52,17 @@ pub fn load(dir: &Path) -> Result<Text, DataError> {
     }
     bytes.truncate(MOST);
     Ok(Text { name: "imdb", bytes })
+}
+
+/// Notes the text in `plan`, and gives it where it is not the built-in one.
+///
+/// # Errors
+/// A folder that is not there, reviews that cannot be read.
+pub fn prepare(plan: &mut Plan, folders: &Folders) -> anyhow::Result<Prepared> {
+    let text = load(&folders.data)?;
+    plan.data.insert(text.name.to_owned(), text.hash());
+    let text = (text.name != embedded().name).then_some(text.bytes);
+    Ok(Prepared { text, ..Prepared::default() })
 }
 
 #[cfg(test)]

@@ -11,6 +11,19 @@ mod row;
 
 pub use row::{COLUMNS, Outcome, Pass, Published, Row, rounded};
 
+/// What results are compared by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Metric {
+    /// Name, as in rows.
+    pub name: &'static str,
+    /// Heading of its table.
+    pub title: &'static str,
+    /// Unit in the table.
+    pub unit: &'static str,
+    /// Whether less is better.
+    pub less: bool,
+}
+
 /// A stored file that cannot be read as rows.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {

@@ -195,10 +195,13 @@ pub struct Row {
     /// In words, what differs from the protocol that the published number belongs to; none where nothing is known to.
     #[serde(default)]
     pub differs: Option<String>,
+    /// Settings of the cell that are not the protocol's usual ones: `layers=8 runs=200`.
+    #[serde(default)]
+    pub settings: Option<String>,
 }
 
 /// The columns in order.
-pub const COLUMNS: [&str; 36] = [
+pub const COLUMNS: [&str; 37] = [
     "suite",
     "protocol",
     "task",
@@ -235,6 +238,7 @@ pub const COLUMNS: [&str; 36] = [
     "version",
     "commit",
     "differs",
+    "settings",
 ];
 
 /// So many columns have always been there; the ones behind them may be absent in older files.
@@ -289,6 +293,7 @@ impl Row {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             commit: option_env!("EFFATTN_COMMIT").map(str::to_owned),
             differs: None,
+            settings: None,
         }
     }
 

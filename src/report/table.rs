@@ -2,7 +2,7 @@
 
 use super::chart::{Figure, Panel, Series, Unit};
 use super::fold::{self, TIED, columns, wrap};
-use crate::record::Row;
+use crate::record::{Metric, Row};
 
 /// A table: columns of text, then columns of numbers with their units.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -244,6 +244,41 @@ pub fn costs(rows: &[Row]) -> Option<Table> {
         ]);
     }
     Some(table)
+}
+
+/// One line per cell with its metrics: for results that neither grow with a length nor have a published number.
+pub fn plain(title: &str, rows: &[Row], metrics: &[Metric]) -> Table {
+    let mut table = Table { title: title.to_owned(), numbers: metrics.len(), ..Table::default() };
+    table.columns = ["model", "task", "settings"].map(str::to_owned).to_vec();
+    table.columns.extend(metrics.iter().map(|metric| format!("{}, {}", metric.title, metric.unit)));
+    let mut cells: Vec<&Row> = Vec::new();
+    let same = |a: &Row, b: &Row| {
+        let key = |row: &Row| {
+            (row.label(), row.task.clone(), row.settings.clone(), row.len, row.batch, row.pass, row.seed)
+        };
+        key(a) == key(b)
+    };
+    for row in rows {
+        if !cells.iter().any(|cell| same(cell, row)) {
+            cells.push(row);
+        }
+    }
+    for cell in cells {
+        let mut line = vec![
+            cell.label(),
+            cell.task.clone().unwrap_or_default(),
+            cell.settings.clone().unwrap_or_default(),
+        ];
+        line.extend(metrics.iter().map(|metric| {
+            let row = rows.iter().find(|row| same(cell, row) && row.metric == metric.name);
+            row.map_or_else(
+                || "-".to_owned(),
+                |row| row.value.map_or_else(|| row.outcome.to_string(), |value| value.to_string()),
+            )
+        }));
+        table.rows.push(line);
+    }
+    table
 }
 
 #[cfg(test)]

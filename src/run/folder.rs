@@ -37,7 +37,7 @@ impl RunFolder {
         let base = root.join(&plan.name);
         std::fs::create_dir_all(&base).map_err(RunError::file(&base))?;
         let identity = plan.identity();
-        let kept = |state| state == State::Unfinished || state == State::Done && plan.keeps() && !fresh;
+        let kept = |state| state == State::Unfinished || state == State::Done && plan.keeps && !fresh;
         for path in known(&base, &identity)? {
             let lock = lock(&path, stop)?;
             file::sweep(&path);
@@ -228,7 +228,7 @@ mod tests {
     #[test]
     fn a_finished_training_run_is_not_made_again() {
         let root = tempfile::tempdir().unwrap();
-        let plan = Plan { command: "lra".to_owned(), ..plan() };
+        let plan = Plan { keeps: true, ..plan() };
         let first = open(root.path(), &plan, false).unwrap();
         let manifest = Manifest { state: State::Done, end: Some(now()), ..first.manifest.clone() };
         manifest.write(&first.path).unwrap();

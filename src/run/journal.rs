@@ -7,7 +7,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::RunError;
-use crate::record::Row;
+use crate::record::{Outcome, Row};
 
 /// Raw samples of one metric.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -30,6 +30,37 @@ pub struct Entry {
     /// Its raw samples.
     #[serde(default)]
     pub samples: Vec<Samples>,
+    /// What it ran under.
+    #[serde(default)]
+    pub limits: Option<Limits>,
+}
+
+/// What a cell could have had: how it ended says nothing about more.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Limits {
+    /// Bytes.
+    pub memory: u64,
+    /// Seconds; absent: any number.
+    pub seconds: Option<f64>,
+}
+
+impl Limits {
+    /// Whether a cell that ended as `outcome` under these limits may end otherwise under `now`.
+    pub fn matter(&self, outcome: Outcome, now: &Self) -> bool {
+        match outcome {
+            Outcome::Oom => now.memory > self.memory,
+            Outcome::Timeout => self.seconds.is_some_and(|then| now.seconds.is_none_or(|now| now > then)),
+            _ => false,
+        }
+    }
+}
+
+/// The entries of the journal at `path`, which is left as it is.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn entries(path: &Path) -> std::io::Result<Vec<Entry>> {
+    Ok(read(&mut std::io::BufReader::new(File::open(path)?))?.0)
 }
 
 /// An open journal.
@@ -106,7 +137,7 @@ mod tests {
     fn entry(index: usize) -> Entry {
         let row = Row::new("speed", "ls").with("step_time", "s", Some(index as f64));
         let samples = Samples { metric: "step_time".into(), unit: "s".into(), values: vec![0.5; index] };
-        Entry { cell: format!("cell {index}"), rows: vec![row], samples: vec![samples] }
+        Entry { cell: format!("cell {index}"), rows: vec![row], samples: vec![samples], limits: None }
     }
 
     #[test]

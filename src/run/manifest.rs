@@ -133,6 +133,15 @@ impl Manifest {
         }
     }
 
+    /// Whether its run computes as `plan` does now: the same build, machine, data of `task`, device and threads.
+    pub fn computes_as(&self, plan: &Plan, task: &str) -> bool {
+        let now = Self::new(plan, "");
+        (&self.build, &self.features, &self.device, self.threads)
+            == (&now.build, &now.features, &now.device, now.threads)
+            && (&self.machine["cpu"], &self.machine["simd"]) == (&now.machine["cpu"], &now.machine["simd"])
+            && self.data.get(task) == plan.data.get(task)
+    }
+
     /// Reads the manifest of `folder`; none if there is none.
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 //!
 //! Only the parent writes files. What a worker computes is given as a function from above.
 
+mod earlier;
 pub mod folder;
 pub mod journal;
 pub mod manifest;

@@ -1,24 +1,131 @@
 //! What is to be run: cells, and the identity by which an unfinished run is found again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
 
+use serde::Serialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
+use super::RunError;
 use super::manifest::BUILD;
 use crate::record::Row;
 
 /// One thing to measure.
 #[derive(Clone, Debug)]
 pub struct Cell {
-    /// Name, unique in the plan and the same in every run of it.
+    /// Name, unique in the plan and the same in every run of it: everything that was resolved.
     pub key: String,
+    /// The short words that the key begins with.
+    pub words: String,
     /// The row with everything that is known beforehand; what is measured is filled in.
     pub row: Row,
-    /// What the worker is asked to do.
+    /// What the worker is asked to do; null for a cell that cannot be run, whose row says why.
     pub request: Value,
     /// Predicted seconds, for the time left.
     pub seconds: f64,
+    /// Most seconds that it may take. Not part of the key: an outcome carries the limit that it ran under.
+    pub timeout: Option<f64>,
+    /// The same for cells that differ in their length only; empty where running out of memory says nothing about others.
+    pub series: String,
+}
+
+impl Default for Cell {
+    fn default() -> Self {
+        let (key, words, series) = Default::default();
+        let row = Row::new("", "");
+        Self { key, words, row, request: Value::Null, seconds: 0.0, timeout: None, series }
+    }
+}
+
+impl Cell {
+    /// The cell of `request`. Its key is `words` and every value of the request that is not `usual`'s: what `words` say
+    /// must be alike in both.
+    pub fn new(words: &str, row: Row, request: &impl Serialize, usual: &impl Serialize) -> Self {
+        let json = |value: &dyn Fn() -> serde_json::Result<Value>| value().unwrap_or_default();
+        let request = json(&|| serde_json::to_value(request));
+        let usual = json(&|| serde_json::to_value(usual));
+        let settings = unusual(&request, &usual);
+        let key = if settings.is_empty() { words.to_owned() } else { format!("{words} {settings}") };
+        let row = Row { settings: Some(settings).filter(|settings| !settings.is_empty()), ..row };
+        Self { key, words: words.to_owned(), row, request, ..Self::default() }
+    }
+
+    /// The same cell where `reason` says why it cannot be run.
+    #[must_use]
+    pub fn refused(mut self, reason: Option<String>) -> Self {
+        if reason.is_some() {
+            (self.request, self.seconds) = (Value::Null, 0.0);
+            self.row.error = reason;
+        }
+        self
+    }
+}
+
+/// Twelve hex digits of `text`.
+pub fn digest(text: &str) -> String {
+    Sha256::digest(text)[..6].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Longest name of a folder that is made of a key; longer ones end in a digest.
+const LONGEST: usize = 120;
+
+/// The folder of the cell called `key` in the folder of its run.
+pub fn folder(run: &Path, key: &str) -> PathBuf {
+    let plain = |c: char| if c.is_ascii_alphanumeric() || "-.=+".contains(c) { c } else { '_' };
+    let mut name: String = key.chars().map(plain).collect();
+    let odd = |c: char| !c.is_ascii_alphanumeric() && !"-.=+_ :,".contains(c);
+    if name.len() > LONGEST || key.contains(odd) {
+        name.truncate(LONGEST);
+        name = format!("{name}-{}", digest(key));
+    }
+    run.join("cells").join(name)
+}
+
+/// `layers=8 kernel=composed`: the values of `request` that are not those of `usual`, by the shortest name that is unique.
+fn unusual(request: &Value, usual: &Value) -> String {
+    let (request, usual) = (leaves(request), leaves(usual));
+    let mut paths: Vec<&String> = request.keys().chain(usual.keys()).collect();
+    paths.sort_unstable();
+    paths.dedup();
+    let last = |path: &str| path.rsplit('.').next().unwrap_or_default().to_owned();
+    let differ = paths.iter().filter(|path| request.get(**path) != usual.get(**path));
+    let said = differ.filter_map(|path| {
+        let own = last(path);
+        let unique = paths.iter().filter(|other| last(other) == own).count() == 1;
+        let name = if unique { &own } else { *path };
+        match request.get(*path) {
+            Some(value) => Some(format!("{name}={value}")),
+            // items that a shorter list lacks: its length is said
+            None if path.split('.').any(|part| part.parse::<usize>().is_ok()) => None,
+            None => Some(format!("{name}=-")),
+        }
+    });
+    said.collect::<Vec<_>>().join(" ")
+}
+
+/// The values of `json` as text, by their path; nulls are as good as absent.
+fn leaves(json: &Value) -> BTreeMap<String, String> {
+    fn walk(path: &str, json: &Value, found: &mut BTreeMap<String, String>) {
+        let below = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
+        match json {
+            Value::Null => {}
+            Value::Object(fields) => fields.iter().for_each(|(name, value)| walk(&below(name), value, found)),
+            Value::Array(items) if items.iter().any(Value::is_object) => {
+                found.insert(path.to_owned(), items.len().to_string());
+                items.iter().enumerate().for_each(|(at, item)| walk(&below(&at.to_string()), item, found));
+            }
+            Value::String(text)
+                if text.chars().all(|c| c.is_ascii_alphanumeric() || "_-+.:,".contains(c)) =>
+            {
+                found.insert(path.to_owned(), text.clone());
+            }
+            other => drop(found.insert(path.to_owned(), other.to_string())),
+        }
+    }
+    let mut found = BTreeMap::new();
+    walk("", json, &mut found);
+    found
 }
 
 /// All cells of one command, in the order of the rows.
@@ -46,6 +153,8 @@ pub struct Plan {
     pub device: String,
     /// Seeds.
     pub seeds: Vec<u64>,
+    /// Whether a finished run of it is kept: a training run is not made twice, a measurement is.
+    pub keeps: bool,
 }
 
 impl Plan {
@@ -76,9 +185,37 @@ impl Plan {
         hash.finalize()[..6].iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// Whether a finished run of it is kept: a training run is not made twice, a measurement is.
-    pub fn keeps(&self) -> bool {
-        matches!(self.command.as_str(), "lra" | "charlm" | "robustness")
+    /// What cell `index` is called in messages: its short words, where no other cell has the same.
+    pub fn name(&self, index: usize) -> &str {
+        let cell = &self.cells[index];
+        let same = self.cells.iter().filter(|other| other.words == cell.words).count();
+        if cell.words.is_empty() || same > 1 { &cell.key } else { &cell.words }
+    }
+
+    /// Runs once what is asked for more than once, such as by two rows of a suite; gives how many were left out.
+    ///
+    /// # Errors
+    /// Different cells under one key: a mistake in the program.
+    pub fn merge(&mut self) -> Result<usize, RunError> {
+        let mut seen: HashMap<String, Value> = HashMap::new();
+        let before = self.cells.len();
+        let mut clash = None;
+        self.cells.retain(|cell| match seen.get(&cell.key) {
+            None => {
+                seen.insert(cell.key.clone(), cell.request.clone());
+                true
+            }
+            Some(request) => {
+                if *request != cell.request {
+                    clash = Some(cell.key.clone());
+                }
+                false
+            }
+        });
+        match clash {
+            Some(key) => Err(RunError::Internal(format!("two different cells are called {key:?}"))),
+            None => Ok(before - self.cells.len()),
+        }
     }
 
     /// Predicted seconds of all cells.
@@ -96,8 +233,8 @@ mod tests {
         let cell = |key: &str| Cell {
             key: key.to_owned(),
             row: Row::new("speed", "ls"),
-            request: Value::Null,
             seconds: 1.0,
+            ..Cell::default()
         };
         let plan = Plan { cells: vec![cell("a")], threads: 2, ..Plan::default() };
         let elsewhere = Plan { argv: vec!["-o".to_owned(), "x".to_owned()], ..plan.clone() };

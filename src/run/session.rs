@@ -1,11 +1,12 @@
 //! One run of a plan: which cells are done, and every file that says so.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use super::earlier;
 use super::folder::RunFolder;
-use super::journal::{Entry, Journal, Samples};
+use super::journal::{Entry, Journal, Limits, Samples};
 use super::manifest::{Manifest, State, now};
 use super::plan::{Cell, Plan};
 use super::worker::Launcher;
@@ -45,6 +46,7 @@ pub struct Session {
     pub resident_limit: u64,
     /// Talk.
     pub term: Term,
+    _text: Option<tempfile::NamedTempFile>,
 }
 
 /// What a session needs besides the plan.
@@ -55,6 +57,8 @@ pub struct Surroundings<'a> {
     pub fresh: bool,
     /// How workers are started.
     pub launcher: Launcher,
+    /// A file that workers read; it goes with the session.
+    pub text: Option<tempfile::NamedTempFile>,
     /// Set by Ctrl-C.
     pub stop: Stop,
     /// Live bytes that all workers together may reach.
@@ -65,20 +69,43 @@ pub struct Surroundings<'a> {
     pub term: Term,
 }
 
+/// The cells that run again: failed, ended under tighter limits than now, or implied by such a one.
+fn again(plan: &Plan, done: &HashMap<String, Entry>, memory: u64) -> HashSet<String> {
+    // what is free differs a little from one moment to the next; a limit that was said counts to the byte
+    let slack = if plan.settings["memory_limit"].is_null() { memory / 16 } else { 0 };
+    let outcome = |key: &String| done.get(key)?.rows.first().map(|row| row.outcome);
+    let ran_out = |cell: &&Cell| {
+        let Some((entry, outcome)) = done.get(&cell.key).zip(outcome(&cell.key)) else { return false };
+        let now = Limits { memory: memory - slack, seconds: cell.timeout };
+        let unknown = matches!(outcome, Outcome::Oom | Outcome::Timeout);
+        outcome == Outcome::Failed || entry.limits.map_or(unknown, |limits| limits.matter(outcome, &now))
+    };
+    let first: Vec<&Cell> = plan.cells.iter().filter(ran_out).collect();
+    let implied = plan.cells.iter().filter(|cell| {
+        outcome(&cell.key) == Some(Outcome::Implied) && first.iter().any(|other| other.series == cell.series)
+    });
+    first.iter().copied().chain(implied).map(|cell| cell.key.clone()).collect()
+}
+
 impl Session {
-    /// Continues the unfinished run of `plan`, or starts one. Cells that failed (a full disk, a worker that was
-    /// killed) run again; those that ran out of memory or time or diverged would do so again and stay.
+    /// Continues the unfinished run of `plan`, or starts one. Cells that failed (a full disk, a worker that was killed) run
+    /// again; those that ran out of memory or time do if there is more of it now; those that diverged would do so again.
     ///
     /// # Errors
     /// A results folder that cannot be used, is held by another process, or is of a newer version.
     pub fn open(plan: &Plan, around: Surroundings) -> Result<Self, RunError> {
         let folder = RunFolder::open(around.output, plan, around.fresh, &around.stop)?;
-        let (journal, entries) = Journal::open(&folder.path.join("journal.jsonl"))?;
+        let (mut journal, entries) = Journal::open(&folder.path.join("journal.jsonl"))?;
         let mut done: HashMap<String, Entry> =
             entries.into_iter().map(|entry| (entry.cell.clone(), entry)).collect();
-        let before = done.len();
-        done.retain(|_, entry| entry.rows.first().is_none_or(|row| row.outcome != Outcome::Failed));
-        let failed = before - done.len();
+        let memory = around.memory_limit.min(around.resident_limit);
+        let again = again(plan, &done, memory);
+        done.retain(|key, _| !again.contains(key));
+        let taken = if plan.keeps && !around.fresh {
+            earlier::take(plan, &folder.path, &mut journal, &mut done)?
+        } else {
+            Vec::new()
+        };
         let order: Vec<String> = plan.cells.iter().map(|cell| cell.key.clone()).collect();
         let session = Self {
             folder,
@@ -92,14 +119,26 @@ impl Session {
             memory_limit: around.memory_limit,
             resident_limit: around.resident_limit,
             term: around.term,
+            _text: around.text,
         };
         if session.folder.continued {
             let kept = session.order.iter().filter(|key| session.done.contains_key(*key)).count();
             let (cells, path) = (session.order.len(), session.folder.path.display());
-            let again = if failed > 0 { format!(", {failed} failed and run again") } else { String::new() };
+            let again = match again.len() {
+                0 => String::new(),
+                count => format!(", {count} failed or had tighter limits and run again"),
+            };
             session.term.say(&format!("continuing {path}: {kept} of {cells} cells are done{again}"));
+        } else if let Some(remark) = earlier::unlike(plan, &session.folder.path) {
+            session.term.say(&remark);
         }
+        taken.iter().for_each(|remark| session.term.say(remark));
         Ok(session)
+    }
+
+    /// The folder of results that the run folder lies in.
+    pub fn results(&self) -> Option<&Path> {
+        self.folder.path.parent()?.parent()
     }
 
     /// The run folder.
@@ -117,6 +156,11 @@ impl Session {
         self.done.get(key)?.rows.first().map(|row| row.outcome)
     }
 
+    /// Raw samples of the finished cell called `key`.
+    pub fn samples(&self, key: &str) -> &[Samples] {
+        self.done.get(key).map_or(&[], |entry| &entry.samples)
+    }
+
     /// Number of finished cells of the plan.
     pub fn finished(&self) -> usize {
         self.order.iter().filter(|key| self.done.contains_key(*key)).count()
@@ -132,7 +176,9 @@ impl Session {
     /// # Errors
     /// Disk full, for example; what was kept before stays.
     pub fn record(&mut self, cell: &Cell, rows: Vec<Row>, samples: Vec<Samples>) -> Result<(), RunError> {
-        let entry = Entry { cell: cell.key.clone(), rows, samples };
+        let memory = self.memory_limit.min(self.resident_limit);
+        let limits = Some(Limits { memory, seconds: cell.timeout });
+        let entry = Entry { cell: cell.key.clone(), rows, samples, limits };
         let path = self.folder.path.join("journal.jsonl");
         self.journal.append(&entry).map_err(RunError::file(path))?;
         self.done.insert(entry.cell.clone(), entry);

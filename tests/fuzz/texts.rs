@@ -36,8 +36,8 @@ fn rows() -> Vec<Row> {
 fn journal() -> Vec<u8> {
     let samples = Samples { metric: "step_time".into(), unit: "s".into(), values: vec![0.25, 0.26] };
     let entries = [
-        Entry { cell: "a".into(), rows: rows(), samples: vec![samples] },
-        Entry { cell: "b".into(), rows: rows(), samples: Vec::new() },
+        Entry { cell: "a".into(), rows: rows(), samples: vec![samples], limits: None },
+        Entry { cell: "b".into(), rows: rows(), samples: Vec::new(), limits: None },
     ];
     entries.iter().flat_map(|entry| [serde_json::to_vec(entry).unwrap(), b"\n".to_vec()].concat()).collect()
 }
@@ -170,7 +170,9 @@ pub const TARGETS: &[Target] = &[
             let path = folder.join("journal.jsonl");
             let Ok((mut journal, entries)) = Journal::open(&path) else { return };
             // what was read stays, whatever stood behind it, and the journal goes on
-            journal.append(&Entry { cell: "new".into(), rows: Vec::new(), samples: Vec::new() }).unwrap();
+            journal
+                .append(&Entry { cell: "new".into(), rows: Vec::new(), samples: Vec::new(), limits: None })
+                .unwrap();
             let (_, again) = Journal::open(&path).unwrap();
             assert_eq!(again.len(), entries.len() + 1);
             assert_eq!(again[..entries.len()], entries[..]);

@@ -1,6 +1,6 @@
 //! `effattn list suites`: the papers' tables and figures, what of them is done, and what the rest would take.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Result;
 use serde_json::json;
@@ -9,9 +9,8 @@ use super::{Format, List};
 use crate::cli::runs::Run;
 use crate::config::suite::{SHIPPED, Suite};
 use crate::device::threads;
-use crate::protocol::grid::{Defaults, Flags, Grid, PlanError, resolve};
-use crate::protocol::robustness::Perturbation;
-use crate::protocol::{charlm, lra, memory, robustness, speed};
+use crate::protocol;
+use crate::protocol::grid::{Flags, PlanError, resolve};
 use crate::record::{Row, matrix};
 use crate::report::table::Table;
 use crate::run::folder::latest;
@@ -98,7 +97,7 @@ struct State {
 fn is_of(row: &Row, cell: &Cell) -> bool {
     let place = |row: &Row| {
         let what = (row.task.clone(), row.model.clone(), row.variant.clone(), row.preset.clone());
-        (what, row.len, row.batch, row.pass, row.seed)
+        (what, row.settings.clone(), row.len, row.batch, row.pass, row.seed)
     };
     // as much of the protocol as the suite asks for, with the same differences
     let whole = row.protocol == cell.row.protocol && row.differs == cell.row.differs;
@@ -108,27 +107,7 @@ fn is_of(row: &Row, cell: &Cell) -> bool {
 
 /// The cells of `suite`; nothing where no command of the grid runs it.
 fn cells(suite: &Suite) -> Result<Option<Vec<Cell>>, PlanError> {
-    let count = threads::available();
-    let grid = |defaults: &Defaults| -> Result<Grid, PlanError> {
-        resolve(Flags { suite: Some(suite.name.clone()), ..Flags::default() }, defaults)
-    };
-    fn first<T>(planned: Vec<(Cell, T)>) -> Vec<Cell> {
-        planned.into_iter().map(|(cell, _)| cell).collect()
-    }
-    let options = lra::plan::Options::default();
-    Ok(Some(match suite.protocol.as_str() {
-        "speed" => first(speed::plan::cells(&grid(&speed::plan::defaults(false))?, count)?),
-        "memory" => first(memory::cells(&grid(&memory::defaults(false))?, None, count)?),
-        "lra" => first(lra::plan::cells(&grid(&lra::plan::defaults(false))?, options, count)?),
-        "charlm" => {
-            let options = charlm::plan::Options::default();
-            first(charlm::plan::cells(&grid(&charlm::plan::defaults(false))?, options, count)?)
-        }
-        "robustness" => {
-            let texts = Perturbation { insertions: vec![10], characters: String::new(), seeds: 1 };
-            let nowhere = Path::new("");
-            first(robustness::cells(&grid(&robustness::defaults())?, (options, &texts), count, nowhere)?)
-        }
-        _ => return Ok(None),
-    }))
+    let Some(protocol) = protocol::find(&suite.protocol) else { return Ok(None) };
+    let flags = Flags { suite: Some(suite.name.clone()), ..Flags::default() };
+    (protocol.cells)(&resolve(&flags, protocol)?, threads::available()).map(Some)
 }

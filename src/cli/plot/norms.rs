@@ -25,7 +25,7 @@ pub struct Args {
     #[arg(long, value_name = "NAME,...", default_value = "ls,ls:dual_ln=false")]
     model: Models,
     #[arg(long, value_name = "NAME", default_value = "enwik8", help = format!("Corpus: {}", names().join(", ")),
-        value_parser = Known::<String>::new(names), hide_possible_values = true)]
+        value_parser = Known::new(names, str::parse::<String>), hide_possible_values = true)]
     task: String,
     /// Backbone
     #[arg(long, value_name = "NAME", default_value = "charlm-small")]

@@ -4,7 +4,105 @@
 pub mod eval;
 pub mod plan;
 pub mod recipe;
-pub mod reference;
 pub mod sample;
 pub mod streams;
-pub mod work;
+pub mod witten_bell;
+pub mod worker;
+
+use super::table::{Flag, Instead, LearningCurve, Protocol, Quick, Shown, Tasks};
+use super::training;
+use crate::config::settings::groups::{MACHINE, MODEL, TRAINING};
+use crate::record::Metric;
+
+/// The table line.
+pub static PROTOCOL: Protocol = Protocol {
+    name: "charlm",
+    about: "Train character language models and test them on enwik8 and text8 (Transformer-LS, Table 4)",
+    examples: EXAMPLES,
+    settings: &[
+        TRAINING,
+        MODEL,
+        MACHINE,
+        &["timeout", "steps", "rate", "phases", "limit", "every", "accumulate", "overlap", "allow_partial"],
+    ],
+    help: &[
+        ("preset", "Backbone: charlm-small or charlm-large (effattn list presets)"),
+        ("len", "Symbols per segment, one value per phase: 512,1024"),
+        ("batch", "Streams side by side, instead of the protocol's"),
+        ("steps", "Updates per phase, instead of the protocol's"),
+        ("rate", "Rate of the first phase, instead of the protocol's; halved from phase to phase"),
+        ("limit", "Predict at most the first N symbols of the validation and the test part"),
+    ],
+    tasks: Some(Tasks { called: "Corpora", names: plan::names }),
+    quick: Some(Quick {
+        help: "A small model on the little text in the program; says so",
+        said: "ls:w=64 with 2 layers, width 128, 4 heads, FFN 512 and no dropout on the text in the program, 200 updates of 256 \
+               symbols, batch 4, rate 3e-3, where nothing else is said: not the paper's protocol",
+    }),
+    defaults: plan::defaults,
+    cells: plan::cells,
+    prepare: plan::prepare,
+    amount: plan::amount,
+    price: None,
+    together: |_, _| false,
+    compute: training::compute::<plan::Request>,
+    ended: training::ended,
+    work: worker::work,
+    metrics: &[
+        Metric {
+            name: "bpc_stream",
+            title: "Bits per character of the test part, blocks behind a cache",
+            unit: "bpc",
+            less: true,
+        },
+        Metric {
+            name: "bpc_overlap",
+            title: "Bits per character of the test part, overlapping windows",
+            unit: "bpc",
+            less: true,
+        },
+    ],
+    shown: Shown::Trained,
+    curve: Some(LearningCurve {
+        column: "validation_bpc",
+        axis: "validation, bits per character",
+        unit: "bit",
+        value: |score| score.loss / std::f64::consts::LN_2,
+        less: true,
+    }),
+    keeps: true,
+    checks: false,
+    passes_on: &["speed"], // Figure 3 measures steps
+    instead: Some(Instead { heading: "Text", flags: GENERATE, run: sample::generate }),
+};
+
+/// Drawing text instead of training.
+const GENERATE: &[Flag] = &[
+    Flag {
+        name: "generate",
+        value: "CHECKPOINT",
+        help: "Draw text from this checkpoint instead of training",
+        default: None,
+    },
+    Flag { name: "prompt", value: "TEXT", help: "Text in front of what is drawn", default: Some("") },
+    Flag { name: "symbols", value: "N", help: "Symbols to draw", default: Some("500") },
+    Flag {
+        name: "temperature",
+        value: "T",
+        help: "Divides the logits; 0 takes the likeliest symbol",
+        default: Some("0.8"),
+    },
+];
+
+const EXAMPLES: &str = "\
+Examples:
+  effattn charlm --quick                                a small model on the text in the program, in a minute
+  effattn charlm --task enwik8 --model ls --dry-run     what Transformer-LS Table 4 would take here
+  effattn charlm --task enwik8 --allow-partial --model ls:w=128,transformer-xl --steps 400 --len 512 --batch 4 \\
+      --set layers=4 --set width=256 --set heads=4 --set ffn=1024 --rate 1e-3 --limit 50000
+  effattn charlm --suite ls-figure3 --set layers=1 --dry-run    time and memory against length, as effattn speed measures
+  effattn charlm --generate results/charlm/latest/cells/*/phase1-best.safetensors --prompt 'The '
+
+Bits per character of the test part, with the weights of the best evaluation. bpc_stream: blocks behind a cache;
+bpc_overlap: windows that are encoded alone. A killed or stopped run goes on from its last checkpoint when the same
+command is given again.";

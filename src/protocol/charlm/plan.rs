@@ -13,12 +13,12 @@ use crate::data::corpus::Corpus;
 use crate::data::{self, DataError, Reading, Symbols};
 use crate::model::family::{Asked, Resolved, SpecError, character_lm};
 use crate::model::lm::LmConfig;
-use crate::protocol::Task;
-use crate::protocol::grid::{Defaults, Grid, Pick, PlanError};
+use crate::protocol::grid::{Defaults, Flags, Grid, Pick, PlanError, listed, tasks};
 use crate::protocol::model_spec::{ModelSpec, settle};
-use crate::protocol::training::{Differences, Job, Place, Shown};
+use crate::protocol::table::{Folders, Prepared};
+use crate::protocol::training::{Differences, Job, incomplete};
 use crate::record::Pass;
-use crate::run::plan::Cell;
+use crate::run::plan::{Cell, Plan};
 
 /// What the worker of a cell is asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -39,35 +39,17 @@ pub struct Request {
     pub evaluation: Evaluation,
     /// Whether an incomplete corpus may be used.
     pub allow_partial: bool,
-    /// Most seconds.
-    pub timeout: Option<f64>,
-}
-
-/// What the command line says besides the grid.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Options {
-    /// A small model on the little text in the binary.
-    pub quick: bool,
-    /// Phases that are trained.
-    pub phases: Option<u64>,
-    /// Rate of the first phase, instead of the protocol's; halved from phase to phase.
-    pub rate: Option<f64>,
-    /// Micro-batches per update.
-    pub accumulate: Option<u64>,
-    /// Updates between evaluations.
-    pub every: Option<u64>,
-    /// Overlapping windows instead of a stream with cache.
-    pub overlap: bool,
-    /// Whether an incomplete corpus may be used.
-    pub allow_partial: bool,
 }
 
 /// Mechanism and rate of `--quick`.
 pub const QUICK: (&str, f64) = ("ls:w=64", 3e-3);
 
+/// Preset where nothing is said.
+const PRESET: &str = "charlm-small";
+
 /// What `charlm` does where nothing is said.
-pub fn defaults(quick: bool) -> Defaults {
-    let preset = Some("charlm-small".to_owned());
+pub fn defaults(flags: &Flags) -> Defaults {
+    let preset = Some(PRESET.to_owned());
     let task = |name: &str| Some(Words(vec![name.to_owned()]));
     let whole = Settings { preset: preset.clone(), task: task("enwik8"), ..Settings::NONE };
     let small = Settings {
@@ -81,10 +63,11 @@ pub fn defaults(quick: bool) -> Defaults {
         batch: Some(Batches(vec![4])),
         steps: Some(200),
         dropout: Some(0.0),
+        rate: Some(QUICK.1),
         ..Settings::NONE
     };
-    let (settings, models) = if quick { (small, QUICK.0) } else { (whole, "ls") };
-    Defaults { protocol: "charlm", settings, models }
+    let (settings, models) = if flags.quick { (small, QUICK.0) } else { (whole, "ls") };
+    Defaults { settings, models }
 }
 
 /// The corpus called `name` in `dir`.
@@ -96,7 +79,7 @@ pub fn load(name: &str, dir: &Path, allow_partial: bool) -> Result<Corpus, DataE
     (symbols.load)(dir, Reading { allow_partial, ..Reading::default() })
 }
 
-/// Names of the corpora.
+/// Names of the corpora, for help.
 pub fn names() -> Vec<&'static str> {
     data::corpora().iter().map(|(set, _)| set.name).collect()
 }
@@ -115,19 +98,14 @@ pub fn model(spec: &ModelSpec, choice: &Choice, vocab: usize) -> Result<LmConfig
 ///
 /// # Errors
 /// Settings that nobody can run.
-pub fn cells(
-    grid: &Grid,
-    options: Options,
-    threads: usize,
-) -> Result<Vec<(Cell, Option<Request>)>, PlanError> {
+pub fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
     let mut cells = Vec::new();
-    let corpora = grid.settings.task.clone().unwrap_or(Words(Vec::new()));
-    for corpus in &corpora.0 {
-        let (_, symbols) = data::corpus(corpus).map_err(PlanError::new)?;
-        for pick in grid.picks.iter().filter(|pick| pick.has(corpus)) {
+    for corpus in tasks(grid) {
+        let (_, symbols) = data::corpus(&corpus).map_err(PlanError::new)?;
+        for pick in grid.picks.iter().filter(|pick| pick.runs(&corpus)) {
             let seeds = pick.settings.seeds.clone().unwrap_or(Seeds(vec![recipe::SEED]));
             for seed in seeds.0 {
-                cells.push(cell(grid, pick, (corpus, symbols), (seed, threads), options)?);
+                cells.push(cell(grid, pick, (&corpus, symbols), (seed, threads))?);
             }
         }
     }
@@ -139,62 +117,107 @@ fn cell(
     pick: &Pick,
     (corpus, symbols): (&str, &Symbols),
     (seed, threads): (u64, usize),
-    options: Options,
-) -> Result<(Cell, Option<Request>), PlanError> {
+) -> Result<Cell, PlanError> {
     let settings = &pick.settings;
-    let phases = planned(settings, corpus, options)?;
-    let first = phases[0];
+    let planned = planned(settings, corpus)?;
+    let first = planned[0];
     let spec = ModelSpec::new(pick, first.len, first.batch, Pass::Train, seed)?;
     let (config, reason) = settle(pick, |choice| model(&spec, choice, symbols.vocabulary))?;
-    let accumulate = options.accumulate.unwrap_or(1);
-    if let Some(phase) = phases.iter().find(|phase| !phase.batch.is_multiple_of(accumulate)) {
+    let accumulate = settings.accumulate.unwrap_or(1);
+    if let Some(phase) = planned.iter().find(|phase| !phase.batch.is_multiple_of(accumulate)) {
         return Err(PlanError(format!(
             "--accumulate {accumulate} does not divide the batch of {}; choose a divisor",
             phase.batch
         )));
     }
-    let last = phases.last().map_or(first.len, |phase| phase.len);
     let cached = config.as_ref().is_some_and(|config| config.mem > 0);
-    let evaluation = evaluation(last, options.overlap || !cached, cached);
+    let test = |phases: &[Phase], overlap: bool| {
+        let last = phases.last().map_or(first.len, |phase| phase.len);
+        evaluation(last, overlap || !cached, cached)
+    };
+    let evaluated = test(&planned, settings.overlap.unwrap_or(false));
     let resolved = config.as_ref().map(|config| config as &dyn Resolved);
     let mut row = spec.row("charlm", threads, resolved);
     row.task = Some(corpus.to_owned());
     row.suite = grid.suite.as_ref().map(|suite| suite.name.clone());
-    let beside = grid.beside(pick, (evaluation.metric(), corpus), &spec.preset);
+    let beside = grid.beside(pick, (evaluated.metric(), corpus), &spec.preset);
     row.published = beside.as_ref().map(|beside| beside.published);
-    (row.metric, row.unit) = (evaluation.metric().to_owned(), "bit".to_owned());
-    let every = options.every.unwrap_or_else(|| EVERY.min(first.steps.div_ceil(10)).max(1));
+    (row.metric, row.unit) = (evaluated.metric().to_owned(), "bit".to_owned());
+    let every = |phases: &[Phase]| EVERY.min(phases[0].steps.div_ceil(10)).max(1);
+    let whole = phases(&spec.preset, corpus).to_vec();
+    let usual = Request {
+        corpus: corpus.to_owned(),
+        spec: ModelSpec { len: whole[0].len, batch: whole[0].batch, ..spec.usual(&spec.preset) },
+        accumulate: 1,
+        every: every(&whole),
+        limit: None,
+        evaluation: test(&whole, false),
+        allow_partial: false,
+        phases: whole,
+    };
     let flops = |phase: &Phase| {
         let forward = resolved.map_or(0, |model| model.flops(phase.len as usize));
         3.0 * forward as f64 * (phase.batch * phase.steps) as f64
     };
-    let seconds = phases.iter().map(flops).sum::<f64>() / (3e10 * threads as f64);
-    let key = format!("{corpus} {} {} s{seed}", spec.model, spec.preset);
-    let request = reason.is_none().then(|| Request {
+    let seconds = planned.iter().map(flops).sum::<f64>() / (3e10 * threads as f64);
+    let words = format!("{corpus} {} {} s{seed}", spec.model, spec.preset);
+    let request = Request {
         corpus: corpus.to_owned(),
-        phases,
-        accumulate,
-        every,
-        limit: settings.limit,
-        evaluation,
-        allow_partial: options.allow_partial,
-        timeout: settings.timeout.map(|time| time.0),
         spec,
-    });
-    if let Some(request) = &request {
-        let mut differences = differences(request);
+        accumulate,
+        every: settings.every.unwrap_or_else(|| every(&planned)),
+        limit: settings.limit,
+        evaluation: evaluated,
+        allow_partial: settings.allow_partial.unwrap_or(false),
+        phases: planned,
+    };
+    if reason.is_none() {
+        let mut differences = differences(&request);
         differences.settings.extend(beside.into_iter().flat_map(|beside| beside.foreign));
         (row.fraction, row.differs) = (differences.fraction(), differences.words());
     }
-    row.error = reason;
-    let json = serde_json::to_value(&request).map_err(PlanError::new)?;
-    Ok((Cell { key, row, request: json, seconds }, request))
+    let cell = Cell::new(&words, row, &request, &usual);
+    let timeout = settings.timeout.map(|time| time.0);
+    Ok(Cell { seconds, timeout, ..cell }.refused(reason))
+}
+
+/// Reads every corpus once: their hashes belong to the run.
+///
+/// # Errors
+/// Data that are missing, damaged, or incomplete without permission.
+pub fn prepare(plan: &mut Plan, folders: &Folders) -> anyhow::Result<Prepared> {
+    let mut wanted: Vec<(String, bool)> = Vec::new();
+    for cell in &plan.cells {
+        let partial = cell.request["allow_partial"].as_bool();
+        let Some(one) = cell.row.task.clone().zip(partial) else { continue };
+        if !wanted.contains(&one) {
+            wanted.push(one);
+        }
+    }
+    let mut remarks = Vec::new();
+    for (name, allow_partial) in wanted {
+        let corpus = load(&name, &folders.data, allow_partial)?;
+        if let Some(partial) = corpus.partial {
+            remarks.push(incomplete(&name, &partial));
+        }
+        plan.data.insert(name, corpus.hash);
+    }
+    Ok(Prepared { remarks, text: None })
+}
+
+/// `enwik8 · charlm-small · 400 updates of 512 · batch 4`.
+pub fn amount(plan: &Plan) -> String {
+    let phases = plan.cells.iter().find_map(|cell| cell.request["phases"].as_array());
+    let phase = |phase: &serde_json::Value| format!("{} updates of {}", phase["steps"], phase["len"]);
+    let phases: Vec<String> = phases.into_iter().flatten().map(phase).collect();
+    let (task, preset) = (listed(plan, |row| row.task.clone()), listed(plan, |row| row.preset.clone()));
+    format!("{task} · {preset} · {} · batch {}", phases.join(", "), listed(plan, |row| row.batch))
 }
 
 /// The phases with what was said in the place of the protocol's values. Where lengths or steps are given, only as many
 /// phases run as there are lengths.
-fn planned(settings: &Settings, corpus: &str, options: Options) -> Result<Vec<Phase>, PlanError> {
-    let preset = settings.preset.as_deref().unwrap_or("charlm-small");
+fn planned(settings: &Settings, corpus: &str) -> Result<Vec<Phase>, PlanError> {
+    let preset = settings.preset.as_deref().unwrap_or(PRESET);
     let mut all = phases(preset, corpus).to_vec();
     let lens = settings.len.as_ref().map(|Lengths(list)| list.clone());
     let default = match &lens {
@@ -202,7 +225,7 @@ fn planned(settings: &Settings, corpus: &str, options: Options) -> Result<Vec<Ph
         None if settings.steps.is_some() => 1,
         None => 3,
     };
-    let count = options.phases.unwrap_or(default);
+    let count = settings.phases.unwrap_or(default);
     if count == 0 || count > 3 || lens.as_ref().is_some_and(|list| list.len() as u64 != count) {
         return Err(PlanError(
             "a run has one to three phases, each with one length (--len 512,1024)".to_owned(),
@@ -214,13 +237,12 @@ fn planned(settings: &Settings, corpus: &str, options: Options) -> Result<Vec<Ph
         Some([batch]) => Some(*batch),
         Some(_) => return Err(PlanError("charlm trains at one batch size; give one".to_owned())),
     };
-    let rate = options.rate.or(options.quick.then_some(QUICK.1));
     for (index, phase) in all.iter_mut().enumerate() {
         if let Some(lens) = &lens {
             phase.len = lens[index];
         }
         phase.batch = batch.unwrap_or(phase.batch);
-        if let Some(rate) = rate {
+        if let Some(rate) = settings.rate {
             phase.rate = rate / f64::from(1 << index);
         }
         if let Some(steps) = settings.steps {
@@ -277,28 +299,7 @@ fn differences(request: &Request) -> Differences {
 }
 
 impl Job for Request {
-    fn task(&self, memory_limit: u64, place: Place) -> Task {
-        Task::Charlm { memory_limit, request: self.clone(), place }
-    }
-
-    fn group(&self) -> &str {
-        &self.corpus
-    }
-
     fn steps(&self) -> u64 {
         self.phases.iter().map(|phase| phase.steps).sum()
-    }
-
-    fn seed(&self) -> u64 {
-        self.spec.seed
-    }
-
-    fn timeout(&self) -> Option<f64> {
-        self.timeout
-    }
-
-    fn shown(&self) -> Shown {
-        let bits = |score: &crate::train::session::Score| score.loss / std::f64::consts::LN_2;
-        Shown { name: "validation_bpc", unit: "bit", value: bits, less: true }
     }
 }

@@ -1,5 +1,7 @@
 //! Text drawn from a checkpoint, so that a person sees what was learned.
 
+use std::collections::BTreeMap;
+use std::io::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -7,6 +9,7 @@ use candle_core::{Device, Tensor};
 use serde::{Deserialize, Serialize};
 
 use super::plan::{Request, model};
+use crate::config::settings::Settings;
 use crate::device::rng::Stream;
 use crate::model::lm::{Cache, LanguageModel};
 use crate::train::checkpoint::Checkpoint;
@@ -35,6 +38,26 @@ pub struct Draw {
     pub temperature: f64,
     /// Seed.
     pub seed: u64,
+}
+
+/// What `--generate` does: draws text from its checkpoint.
+///
+/// # Errors
+/// A flag without a number, and those of [`sample`].
+pub fn generate(flags: &BTreeMap<&'static str, String>, said: &Settings, out: &mut dyn Write) -> Result<()> {
+    let value = |name: &str| flags.get(name).map_or("", String::as_str);
+    let number = |name: &str| format!("--{name} {:?} is not a number", value(name));
+    let draw = Draw {
+        prompt: value("prompt").to_owned(),
+        symbols: value("symbols").parse().with_context(|| number("symbols"))?,
+        temperature: value("temperature").parse().with_context(|| number("temperature"))?,
+        seed: said.seeds.as_ref().and_then(|seeds| seeds.0.first().copied()).unwrap_or(0),
+    };
+    sample(Path::new(value("generate")), &draw, |bytes| {
+        out.write_all(bytes)?;
+        out.flush()
+    })?;
+    Ok(writeln!(out)?)
 }
 
 /// Draws symbol after symbol from the model in `checkpoint`, with its cache; `write` gets bytes as they come, the

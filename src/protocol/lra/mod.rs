@@ -8,4 +8,89 @@ pub mod floor;
 pub mod plan;
 pub mod recipe;
 pub mod tasks;
-pub mod work;
+pub mod worker;
+
+use super::runner::Runner;
+use super::table::{LearningCurve, Protocol, Quick, Shown, Tasks};
+use super::training;
+use crate::config::settings::groups::{MACHINE, MODEL, TRAINING};
+use crate::record::Metric;
+use crate::run::RunError;
+
+/// The table line.
+pub static PROTOCOL: Protocol = Protocol {
+    name: "lra",
+    about: "Train and test on the Long Range Arena (Transformer-LS, Table 1; cosFormer, Table 4)",
+    examples: EXAMPLES,
+    settings: &[
+        TRAINING,
+        MODEL,
+        MACHINE,
+        &["timeout", "steps", "rate", "limit", "strict", "keep_close", "allow_partial", "floor"],
+    ],
+    help: HELP,
+    tasks: Some(Tasks { called: "Tasks", names: tasks::names }),
+    quick: Some(Quick {
+        help: "Short documents, few steps and a high rate, so that something is learned in minutes; says so",
+        said: "1500 steps on the first 64 tokens at a rate of 1e-3, where nothing else is said: not the paper's protocol",
+    }),
+    defaults: plan::defaults,
+    cells: plan::cells,
+    prepare: plan::prepare,
+    amount: plan::amount,
+    price: Some(plan::price),
+    together: |_, _| false,
+    compute,
+    ended: training::ended,
+    work: worker::work,
+    metrics: &[ACCURACY],
+    shown: Shown::Trained,
+    curve: Some(CURVE),
+    keeps: true,
+    checks: false,
+    passes_on: &[],
+    instead: None,
+};
+
+/// Rules are scored here, models are trained by workers.
+fn compute(runner: &mut Runner, open: &[usize]) -> Result<(), RunError> {
+    for index in open {
+        match runner.plan.cells[*index].request.get("floor") {
+            Some(_) => floor::compute(runner, *index)?,
+            None => training::compute::<plan::Request>(runner, &[*index])?,
+        }
+    }
+    Ok(())
+}
+
+/// Accuracy on the test split.
+pub const ACCURACY: Metric =
+    Metric { name: "accuracy", title: "Accuracy on the test split", unit: "accuracy %", less: false };
+
+/// Help of what means something special for the arena's tasks.
+pub const HELP: &[(&str, &str)] = &[
+    ("preset", "Backbone: ls-lra, lra-repo or lra-paper (effattn list presets)"),
+    ("len", "Number of tokens, instead of the protocol's"),
+    ("batch", "Samples per step, instead of the protocol's"),
+];
+
+/// What curves show of an evaluation.
+pub const CURVE: LearningCurve = LearningCurve {
+    column: "validation_accuracy",
+    axis: "validation accuracy, %",
+    unit: "%",
+    value: |score| score.value,
+    less: false,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  effattn lra --quick                                   learns ListOps visibly in about a minute
+  effattn lra --task listops --model ls                 Transformer-LS Table 1: 5,000 steps, about an hour
+  effattn lra --task text --model ls,full --steps 2000 --data-dir ~/data
+  effattn lra --suite ls-table1 --task listops --seeds 1234..1237 --dry-run
+  effattn lra --floor --task listops,text               what simple rules reach on the same test splits
+
+ListOps and Pathfinder are generated where LRA's own files are not in --data-dir. A killed or stopped run goes on from its last
+checkpoint when the same command is given again. Accuracy is that of the test split with the weights of the best
+evaluation, in percent.";

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::recipe::{self, Recipe};
-use super::tasks::Reading;
+use super::tasks::{self, Reading};
 use crate::attention::choose::Choice;
 use crate::config::grid::{Batches, Lengths, Seeds, Words};
 use crate::config::settings::{DtypeName, Settings};
@@ -12,12 +12,16 @@ use crate::model::Pooling;
 use crate::model::batch::InputKind;
 use crate::model::family::{self, Asked, Examples, Resolved, SpecError, classifier, pair};
 use crate::model::preset::Preset;
-use crate::protocol::Task;
-use crate::protocol::grid::{Beside, Defaults, Grid, Pick, PlanError, published_elsewhere};
+use crate::protocol::grid::tasks as tasks_of;
+use crate::protocol::grid::{Beside, Defaults, Flags, Grid, Pick, PlanError, listed, published_elsewhere};
 use crate::protocol::model_spec::{ModelSpec, settle};
-use crate::protocol::training::{Differences, Job, Place, Shown};
+use crate::protocol::runner::request;
+use crate::protocol::speed;
+use crate::protocol::table::{Folders, Prepared, Prober};
+use crate::protocol::training::{Differences, Job, incomplete};
 use crate::record::Pass;
-use crate::run::plan::Cell;
+use crate::run::RunError;
+use crate::run::plan::{Cell, Plan};
 
 /// What the worker of a cell is asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -36,19 +40,6 @@ pub struct Request {
     pub limit: Option<u64>,
     /// How data are read.
     pub reading: Reading,
-    /// The cell ends as `timeout` after so many seconds.
-    pub timeout: Option<f64>,
-}
-
-/// What the command line says besides the grid.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Options {
-    /// Short documents and a high rate, so that something is learned in minutes.
-    pub quick: bool,
-    /// Rate instead of the protocol's.
-    pub rate: Option<f64>,
-    /// How data are read.
-    pub reading: Reading,
 }
 
 /// Steps, length and rate of `--quick`: the operator that decides most is an expression's first token, and among few
@@ -58,16 +49,21 @@ pub const QUICK: (u64, u64, f64) = (1500, 64, 1e-3);
 /// Multiply-adds per second and thread where nothing was probed.
 const RATE: f64 = 2e10;
 
+/// Preset where nothing is said.
+const PRESET: &str = "ls-lra";
+
 /// What `lra` does where nothing is said.
-pub fn defaults(quick: bool) -> Defaults {
+pub fn defaults(flags: &Flags) -> Defaults {
+    let quick = flags.quick;
     let settings = Settings {
         task: Some(Words(vec!["listops".to_owned()])),
-        preset: Some("ls-lra".to_owned()),
+        preset: Some(PRESET.to_owned()),
         steps: quick.then_some(QUICK.0),
         len: quick.then(|| Lengths(vec![QUICK.1])),
+        rate: quick.then_some(QUICK.2),
         ..Settings::NONE
     };
-    Defaults { protocol: "lra", settings, models: "ls" }
+    Defaults { settings, models: "ls" }
 }
 
 /// The model of `spec` for `task`.
@@ -89,18 +85,25 @@ pub fn model(spec: &ModelSpec, choice: &Choice, task: &str) -> Result<Box<dyn Re
 ///
 /// # Errors
 /// Settings that nobody can run.
-pub fn cells(
-    grid: &Grid,
-    options: Options,
-    threads: usize,
-) -> Result<Vec<(Cell, Option<Request>)>, PlanError> {
+pub fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
+    if grid.settings.floor == Some(true) {
+        return super::floor::cells(grid);
+    }
+    let planned = planned(grid, threads)?;
+    Ok(planned.into_iter().map(|(cell, _)| cell).collect())
+}
+
+/// The training runs of `grid`, each with what it is asked, and what it would usually be asked under the same words.
+///
+/// # Errors
+/// Settings that nobody can run.
+pub fn planned(grid: &Grid, threads: usize) -> Result<Vec<(Cell, (Request, Request))>, PlanError> {
     let mut cells = Vec::new();
-    let tasks = grid.settings.task.clone().unwrap_or(Words(Vec::new()));
-    for task in &tasks.0 {
-        data::task(task).map_err(PlanError::new)?;
-        for pick in grid.picks.iter().filter(|pick| pick.has(task)) {
-            let preset = pick.settings.preset.as_deref().unwrap_or("ls-lra");
-            let recipe = recipe::find(preset, task, &pick.model).map_err(PlanError)?;
+    for task in tasks_of(grid) {
+        data::task(&task).map_err(PlanError::new)?;
+        for pick in grid.picks.iter().filter(|pick| pick.runs(&task)) {
+            let preset = pick.settings.preset.as_deref().unwrap_or(PRESET);
+            let recipe = recipe::find(preset, &task, &pick.model).map_err(PlanError)?;
             let one = |list: Option<&Vec<u64>>, default: u64| match list.map(Vec::as_slice) {
                 None => Ok(default),
                 Some([value]) => Ok(*value),
@@ -113,12 +116,13 @@ pub fn cells(
             let seeds = pick.settings.seeds.clone().unwrap_or(Seeds(vec![recipe.seed]));
             for seed in seeds.0 {
                 let spec = ModelSpec::new(pick, len, batch, Pass::Train, seed)?;
-                cells.push(cell(grid, pick, (task, &recipe), spec, options, threads)?);
+                cells.push(cell(grid, pick, (&task, &recipe), spec, threads)?);
             }
         }
     }
     if cells.is_empty() {
-        return Err(PlanError(format!("no row of the suite has {}; see --dry-run", tasks.0.join(", "))));
+        let tasks = tasks_of(grid).join(", ");
+        return Err(PlanError(format!("no row of the suite has {tasks}; see --dry-run")));
     }
     Ok(cells)
 }
@@ -128,39 +132,105 @@ fn cell(
     pick: &Pick,
     (task, recipe): (&str, &Recipe),
     spec: ModelSpec,
-    options: Options,
     threads: usize,
-) -> Result<(Cell, Option<Request>), PlanError> {
+) -> Result<(Cell, (Request, Request)), PlanError> {
     let (resolved, reason) = settle(pick, |choice| model(&spec, choice, task))?;
     let settings = &pick.settings;
-    let steps = settings.steps.unwrap_or(recipe.steps).max(1);
-    let rate = options.rate.unwrap_or(if options.quick { QUICK.2 } else { recipe.rate });
     let mut row = spec.row("lra", threads, resolved.as_deref());
     (row.metric, row.unit) = ("accuracy".to_owned(), "%".to_owned());
     row.task = Some(task.to_owned());
     row.suite = grid.suite.as_ref().map(|suite| suite.name.clone());
     let beside = beside(grid, pick, ("accuracy", task), &spec);
     row.published = beside.as_ref().map(|beside| beside.published);
-    let seconds = row.flops.map_or(0.0, |flops| work(&spec, flops, recipe, steps) / (RATE * threads as f64));
-    let key = format!("{task} {} {} s{}", spec.model, spec.preset, spec.seed);
-    let request = reason.is_none().then(|| Request {
+    let usual = Request {
         task: task.to_owned(),
+        spec: ModelSpec { len: recipe.len, batch: recipe.batch, ..spec.usual(&spec.preset) },
+        keep: recipe.keep.min(recipe.len),
+        steps: recipe.steps,
+        rate: recipe.rate,
+        limit: None,
+        reading: Reading { keep_close: recipe.keep_close, ..Reading::default() },
+    };
+    let request = Request {
         keep: recipe.keep.min(spec.len),
-        steps,
-        rate,
+        steps: settings.steps.unwrap_or(recipe.steps).max(1),
+        rate: settings.rate.unwrap_or(recipe.rate),
         limit: settings.limit,
-        reading: Reading { keep_close: options.reading.keep_close || recipe.keep_close, ..options.reading },
-        timeout: settings.timeout.map(|time| time.0),
+        reading: Reading {
+            strict: settings.strict.unwrap_or(false),
+            allow_partial: settings.allow_partial.unwrap_or(false),
+            keep_close: settings.keep_close.unwrap_or(false) || recipe.keep_close,
+        },
         spec,
-    });
-    if let Some(request) = &request {
-        let mut differences = differences(request, recipe);
+        ..usual.clone()
+    };
+    if reason.is_none() {
+        let mut differences = differences(&request, recipe);
         differences.settings.extend(beside.into_iter().flat_map(|beside| beside.foreign));
         (row.fraction, row.differs) = (differences.fraction(), differences.words());
     }
-    row.error = reason;
-    let json = serde_json::to_value(&request).map_err(PlanError::new)?;
-    Ok((Cell { key, row, request: json, seconds }, request))
+    let spec = &request.spec;
+    let words = format!("{task} {} {} s{}", spec.model, spec.preset, spec.seed);
+    let work = row.flops.map_or(0.0, |flops| work(spec, flops, recipe, request.steps));
+    let cell = Cell::new(&words, row, &request, &usual);
+    let seconds = work / (RATE * threads as f64);
+    let cell = Cell { seconds, timeout: settings.timeout.map(|time| time.0), ..cell };
+    Ok((cell.refused(reason), (request, usual)))
+}
+
+/// Reads every task's data once: their hashes belong to the run.
+///
+/// # Errors
+/// Data that are missing, damaged, or incomplete without permission.
+pub fn prepare(plan: &mut Plan, folders: &Folders) -> anyhow::Result<Prepared> {
+    let mut wanted: Vec<(String, Reading)> = Vec::new();
+    for cell in &plan.cells {
+        let reading = cell.request.pointer("/reading").or_else(|| cell.request.pointer("/train/reading"));
+        let reading = reading.and_then(|reading| serde_json::from_value(reading.clone()).ok());
+        let Some((task, reading)) = cell.row.task.clone().zip(reading) else { continue };
+        if !wanted.contains(&(task.clone(), reading)) {
+            wanted.push((task, reading));
+        }
+    }
+    let mut remarks = Vec::new();
+    for (task, reading) in wanted {
+        let data = tasks::load(&task, &folders.data, reading)?;
+        if let Some(partial) = data.partial() {
+            remarks.push(incomplete(&task, partial));
+        }
+        plan.data.insert(task, data.hash().to_owned());
+    }
+    Ok(Prepared { remarks, text: None })
+}
+
+/// `listops · ls-lra · 5000 steps · batch 32 · length 2048`.
+pub fn amount(plan: &Plan) -> String {
+    let steps = |cell: &Cell| {
+        let steps = cell.request.get("steps").or_else(|| cell.request.pointer("/train/steps"));
+        steps.and_then(serde_json::Value::as_u64)
+    };
+    let steps = plan.cells.iter().filter_map(steps).max().unwrap_or(0);
+    let (task, preset) = (listed(plan, |row| row.task.clone()), listed(plan, |row| row.preset.clone()));
+    let (batch, len) = (listed(plan, |row| row.batch), listed(plan, |row| row.len));
+    format!("{task} · {preset} · {steps} steps · batch {batch} · length {len}")
+}
+
+/// Prices the cells by a few steps of each one's model.
+///
+/// # Errors
+/// A worker that cannot be started.
+pub fn price(plan: &mut Plan, prober: &Prober) -> Result<(), RunError> {
+    for cell in plan.cells.iter_mut().filter(|cell| cell.request.get("spec").is_some()) {
+        let request: Request = request(cell)?;
+        let spec = request.spec.clone();
+        let len = spec.len;
+        let probe = speed::plan::Request { spec, warmup: 1, min_runs: 1, runs: 3, max_time: 0.5 };
+        let rate = speed::probe(&probe, len, prober)?;
+        if let Some(seconds) = rate.and_then(|rate| priced(&request, cell.row.flops?, rate)) {
+            cell.seconds = seconds;
+        }
+    }
+    Ok(())
 }
 
 /// What the suite printed; for a plain command what Table 1 or Table 4 has for this mechanism.
@@ -182,7 +252,7 @@ fn work(spec: &ModelSpec, flops: u64, recipe: &Recipe, steps: u64) -> f64 {
 }
 
 /// Predicted seconds of `request`, `flops` per example, on a machine that was seen to make `rate` multiply-adds per second.
-pub fn priced(request: &Request, flops: u64, rate: f64) -> Option<f64> {
+fn priced(request: &Request, flops: u64, rate: f64) -> Option<f64> {
     let recipe = request.recipe().ok()?;
     Some(work(&request.spec, flops, &recipe, request.steps) / rate)
 }
@@ -240,27 +310,7 @@ impl Request {
 }
 
 impl Job for Request {
-    fn task(&self, memory_limit: u64, place: Place) -> Task {
-        Task::Lra { memory_limit, request: self.clone(), place }
-    }
-
-    fn group(&self) -> &str {
-        &self.task
-    }
-
     fn steps(&self) -> u64 {
         self.steps
-    }
-
-    fn seed(&self) -> u64 {
-        self.spec.seed
-    }
-
-    fn timeout(&self) -> Option<f64> {
-        self.timeout
-    }
-
-    fn shown(&self) -> Shown {
-        Shown { name: "validation_accuracy", unit: "%", value: |score| score.value, less: false }
     }
 }

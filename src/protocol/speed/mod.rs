@@ -1,12 +1,70 @@
 //! `speed`: inference and training steps per second against length (cosFormer Table 5's protocol).
 //!
-//! Every cell has a worker process of its own. Cells of one (length, batch, pass) take turns
-//! ([`turns`]); the value of a row is the median over all steps of the cell.
+//! Every cell has a worker process of its own. Cells of one (length, batch, pass) take turns ([`interleave`]); the value
+//! of a row is the median over all steps of the cell.
 
-mod conduct;
+pub mod interleave;
+mod parent;
 pub mod plan;
 mod rows;
-pub mod turns;
-pub mod work;
+pub mod worker;
 
-pub use conduct::{conduct, probe};
+use super::table::{Protocol, Quick, Shown};
+use super::text;
+use crate::config::settings::groups::{MACHINE, MODEL, POINTS};
+use crate::record::{Metric, Row};
+use crate::run::plan::Cell;
+
+pub use parent::probe;
+
+/// The table line.
+pub static PROTOCOL: Protocol = Protocol {
+    name: "speed",
+    about: "Inference and training steps per second against length (cosFormer, Table 5)",
+    examples: EXAMPLES,
+    settings: &[POINTS, MODEL, MACHINE, &["warmup", "runs", "min_runs", "max_time", "timeout"]],
+    help: &[],
+    tasks: None,
+    quick: Some(Quick {
+        help: "Short lengths and little time; says so",
+        said: "eight mechanisms, lengths up to 1024, 0.25 s per cell, where nothing else is said",
+    }),
+    defaults: plan::defaults,
+    cells: plan::cells,
+    prepare: text::prepare,
+    amount: super::grid::steps_amount,
+    price: Some(parent::price),
+    together: |a, b| place(a) == place(b),
+    compute: parent::compute,
+    ended: |row, ending| rows::rows(row, &[], None, Some(ending)),
+    work: worker::work,
+    metrics: &[
+        Metric { name: "step_time", title: "Time of a step", unit: "s", less: true },
+        Metric { name: "steps_per_second", title: "Steps per second", unit: "1/s", less: false },
+        Metric { name: "tokens_per_second", title: "Tokens per second", unit: "1/s", less: false },
+        Metric { name: "peak_memory", title: "Peak memory", unit: "B", less: true },
+    ],
+    shown: Shown::Growth,
+    curve: None,
+    keeps: false,
+    checks: true,
+    passes_on: &[],
+    instead: None,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  effattn speed                                       Table 5's mechanisms and ls at 1024 to 4096, minutes
+  effattn speed --quick                               short lengths, about a minute
+  effattn speed --len 1024..8192 --model full,cosformer,ls:w=16
+  effattn speed --suite cos-table5 --max-time 5s --min-runs 3
+  effattn speed --mode infer --export-json - | jq '.rows[0]'
+
+A value is the median over the steps of a cell; its 95 % interval is given by order statistics (Student's t
+below six steps). Cells of one length, batch and pass take turns in processes of their own.";
+
+/// Cells of one place take turns.
+fn place(cell: &Cell) -> (Option<u64>, Option<u64>, Option<crate::record::Pass>, Option<u64>) {
+    let Row { len, batch, pass, seed, .. } = cell.row;
+    (len, batch, pass, seed)
+}

@@ -2,13 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::super::grid::{Defaults, Grid, Pick, PlanError};
+use super::super::grid::{Defaults, Flags, Grid, Pick, PlanError, points};
 use super::super::model_spec::{ModelSpec, settle};
-use super::turns::Budget;
+use super::interleave::Budget;
 use crate::config::grid::{Batches, Lengths, Modes, Seeds};
 use crate::config::settings::Settings;
 use crate::config::units::Seconds;
-use crate::record::{Outcome, Pass, Row};
+use crate::record::{Pass, Row};
 use crate::run::plan::Cell;
 
 /// Mechanisms of cosFormer Table 5, and Transformer-LS.
@@ -16,6 +16,12 @@ const MODELS: &str = "full,local,linformer,reformer,sinkhorn,synthesizer,bigbird
                       sparse,cosformer,ls";
 /// The mechanisms of `--quick`.
 const QUICK: &str = "full,local,linformer,reformer,linear,performer,cosformer,ls";
+/// Preset where nothing is said.
+pub const PRESET: &str = "lra-repo";
+/// Steps before the clock starts, fewest and most measured steps, and seconds, where nothing is said.
+const USUAL: (u64, u64, u64, f64) = (2, 3, 1000, 2.0);
+/// Seconds until a cell ends as `timeout`, where nothing is said.
+const TIMEOUT: f64 = 600.0;
 /// Multiply-adds per second and thread that predictions start from.
 const RATE: f64 = 8e9;
 
@@ -32,8 +38,6 @@ pub struct Request {
     pub runs: u64,
     /// Measuring time in seconds; warming up takes no longer than this either, but at least one step.
     pub max_time: f64,
-    /// The cell ends as `timeout` after so many seconds.
-    pub timeout: f64,
 }
 
 impl Request {
@@ -47,29 +51,30 @@ impl Request {
     }
 }
 
-/// What `speed` does where nothing is said. `quick`: minutes become seconds.
-pub fn defaults(quick: bool) -> Defaults {
+/// What `speed` does where nothing is said. `--quick`: minutes become seconds.
+pub fn defaults(flags: &Flags) -> Defaults {
+    let quick = flags.quick;
     let settings = Settings {
         len: Some(Lengths(if quick { vec![256, 512, 1024] } else { vec![1024, 2048, 3072, 4096] })),
         batch: Some(Batches(vec![1])),
         seeds: Some(Seeds(vec![0])),
         mode: Some(Modes(vec![Pass::Infer, Pass::Train])),
-        preset: Some("lra-repo".to_owned()),
-        warmup: Some(if quick { 1 } else { 2 }),
-        runs: Some(1000),
-        min_runs: Some(3),
-        max_time: Some(Seconds(if quick { 0.25 } else { 2.0 })),
-        timeout: Some(Seconds(600.0)),
+        preset: Some(PRESET.to_owned()),
+        warmup: Some(if quick { 1 } else { USUAL.0 }),
+        runs: Some(USUAL.2),
+        min_runs: Some(USUAL.1),
+        max_time: Some(Seconds(if quick { 0.25 } else { USUAL.3 })),
+        timeout: Some(Seconds(TIMEOUT)),
         ..Settings::NONE
     };
-    Defaults { protocol: "speed", settings, models: if quick { QUICK } else { MODELS } }
+    Defaults { settings, models: if quick { QUICK } else { MODELS } }
 }
 
 /// The cells of `grid`: by length, batch size, pass, so that those that take turns stand together.
 ///
 /// # Errors
 /// Settings that nobody can run.
-pub fn cells(grid: &Grid, threads: usize) -> Result<Vec<(Cell, Option<Request>)>, PlanError> {
+pub fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
     let mut cells = Vec::new();
     for pick in &grid.picks {
         for (len, batch, pass, seed) in points(&pick.settings) {
@@ -81,29 +86,12 @@ pub fn cells(grid: &Grid, threads: usize) -> Result<Vec<(Cell, Option<Request>)>
     Ok(cells.into_iter().map(|(_, cell)| cell).collect())
 }
 
-/// Every combination of the grid's lists.
-pub fn points(settings: &Settings) -> Vec<(u64, u64, Pass, u64)> {
-    let lens = settings.len.as_ref().map_or(&[][..], |list| &list.0);
-    let batches = settings.batch.as_ref().map_or(&[][..], |list| &list.0);
-    let modes = settings.mode.as_ref().map_or(&[][..], |list| &list.0);
-    let seeds = settings.seeds.as_ref().map_or(&[][..], |list| &list.0);
-    let mut points = Vec::new();
-    for &len in lens {
-        for &batch in batches {
-            for &pass in modes {
-                points.extend(seeds.iter().map(|&seed| (len, batch, pass, seed)));
-            }
-        }
-    }
-    points
-}
-
 fn cell(
     grid: &Grid,
     pick: &Pick,
     (len, batch, pass, seed): (u64, u64, Pass, u64),
     threads: usize,
-) -> Result<(Cell, Option<Request>), PlanError> {
+) -> Result<Cell, PlanError> {
     let settings = &pick.settings;
     let spec = ModelSpec::new(pick, len, batch, pass, seed)?;
     let (resolved, reason) = settle(pick, |choice| spec.measured(choice))?;
@@ -112,24 +100,23 @@ fn cell(
         published: pick.published("steps_per_second", pass, len),
         ..spec.row("speed", threads, resolved.as_deref())
     };
-    let key = spec.key();
-    let (Some(flops), None) = (row.flops, reason.clone()) else {
-        let row = row.ended(Outcome::Unsupported, reason);
-        let cell = Cell { key, row, request: serde_json::Value::Null, seconds: 0.0 };
-        return Ok((cell, None));
-    };
     let request = Request {
-        warmup: settings.warmup.unwrap_or(2),
-        min_runs: settings.min_runs.unwrap_or(3).max(1),
-        runs: settings.runs.unwrap_or(1000).max(1),
-        max_time: settings.max_time.map_or(2.0, |time| time.0),
-        timeout: settings.timeout.map_or(600.0, |time| time.0),
+        warmup: settings.warmup.unwrap_or(USUAL.0),
+        min_runs: settings.min_runs.unwrap_or(USUAL.1).max(1),
+        runs: settings.runs.unwrap_or(USUAL.2).max(1),
+        max_time: settings.max_time.map_or(USUAL.3, |time| time.0),
         spec,
     };
-    let step = request.spec.step_flops(flops) / (RATE * threads as f64);
-    let seconds = seconds(&request, step);
-    let json = serde_json::to_value(&request).map_err(PlanError::new)?;
-    Ok((Cell { key, row, request: json, seconds }, Some(request)))
+    let (warmup, min_runs, runs, max_time) = USUAL;
+    let usual = Request { spec: request.spec.usual(PRESET), warmup, min_runs, runs, max_time };
+    let seconds = row
+        .flops
+        .map_or(0.0, |flops| seconds(&request, request.spec.step_flops(flops) / (RATE * threads as f64)));
+    let cell = Cell::new(&request.spec.key(), row, &request, &usual);
+    let shortest = Request { spec: ModelSpec { len: 0, ..request.spec.clone() }, ..request.clone() };
+    let series = serde_json::to_string(&shortest).map_err(PlanError::new)?;
+    let timeout = settings.timeout.map(|time| time.0);
+    Ok(Cell { seconds, series, timeout, ..cell }.refused(reason))
 }
 
 /// Predicted seconds of a cell whose step takes `step` seconds.

@@ -1,60 +1,34 @@
 //! Training runs as cells: a worker trains, its parent draws curves and keeps rows. What is trained is the
 //! business of [`Job`]s: the Long Range Arena's tasks, character language models.
 
-mod conduct;
-pub mod work;
-
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+mod parent;
+pub mod worker;
 
 use serde::{Deserialize, Serialize};
 
-use super::Task;
 use crate::record::{Outcome, Published};
-use crate::run::outcome::Ending;
-use crate::train::session::{Point, Score};
+use crate::train::session::Point;
 
-pub use conduct::{Curve, conduct, curve_file};
+pub use parent::{Curve, compute, ended};
 
 /// What is asked of a worker that trains.
-pub trait Job: Clone {
-    /// The message to the worker.
-    fn task(&self, memory_limit: u64, place: Place) -> Task;
-    /// The chart that its curve belongs in.
-    fn group(&self) -> &str;
+pub trait Job: serde::de::DeserializeOwned {
     /// Optimizer steps in all.
     fn steps(&self) -> u64;
-    /// Seed.
-    fn seed(&self) -> u64;
-    /// Most seconds.
-    fn timeout(&self) -> Option<f64>;
-    /// What is shown of an evaluation.
-    fn shown(&self) -> Shown;
+    /// Folder of a finished training run that is used, where there is one.
+    ///
+    /// # Errors
+    /// A folder that cannot be read.
+    fn trained(
+        &self,
+        _run: &crate::run::session::Session,
+        _plan: &crate::run::plan::Plan,
+    ) -> Option<std::path::PathBuf> {
+        None
+    }
     /// What the papers print for `task`, where it is not the cell's.
     fn published(&self, _task: &str) -> Option<Published> {
         None
-    }
-}
-
-/// What is shown of an evaluation.
-#[derive(Clone, Copy, Debug)]
-pub struct Shown {
-    /// Column in `curve.csv`.
-    pub name: &'static str,
-    /// Unit in messages.
-    pub unit: &'static str,
-    /// The number.
-    pub value: fn(&Score) -> f64,
-    /// Whether less is better.
-    pub less: bool,
-}
-
-impl Shown {
-    /// The best of `points`.
-    pub fn best(&self, points: &[Point]) -> Option<f64> {
-        let values = points.iter().map(|point| (self.value)(&point.score));
-        if self.less { values.reduce(f64::min) } else { values.reduce(f64::max) }
     }
 }
 
@@ -163,44 +137,7 @@ impl Differences {
     }
 }
 
-/// Where a run finds and keeps things; not part of what it computes.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Place {
-    /// Folder of the cell: checkpoints.
-    pub folder: PathBuf,
-    /// Folder of data sets.
-    pub data: PathBuf,
-    /// What the plan was made with: the checksum of every data set, by name.
-    pub planned: BTreeMap<String, String>,
-    /// Seconds between checkpoints.
-    pub save: f64,
-    /// Whether the first operation whose result is not finite is looked for in every step.
-    pub detect_anomaly: bool,
-}
-
-impl Place {
-    /// Makes sure that the data which were read are those of the plan: the rows say that they are.
-    ///
-    /// # Errors
-    /// The cell ends: its data are others, or the plan knows nothing of them.
-    pub fn same(&self, name: &str, read: &str) -> Result<(), Ending> {
-        if self.planned.get(name).is_some_and(|planned| planned == read) {
-            return Ok(());
-        }
-        let dir = self.data.display();
-        let reason =
-            format!("{name}: the data in {dir} changed since the plan was made; run the command again");
-        Err(Ending::new(Outcome::Failed, reason))
-    }
-
-    /// Time between checkpoints.
-    pub fn save(&self) -> Duration {
-        Duration::try_from_secs_f64(self.save).unwrap_or(Duration::MAX)
-    }
-}
-
-/// The folder of the cell called `key` in the folder of its run.
-pub fn folder(run: &Path, key: &str) -> PathBuf {
-    let plain = |c: char| if c.is_ascii_alphanumeric() || "-.=".contains(c) { c } else { '_' };
-    run.join("cells").join(key.chars().map(plain).collect::<String>())
+/// What is said of data that are not whole.
+pub fn incomplete(task: &str, remark: &str) -> String {
+    format!("{task}: incomplete data ({remark}); rows say which share of the protocol it is")
 }

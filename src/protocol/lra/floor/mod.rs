@@ -6,13 +6,18 @@
 mod linear;
 mod ngrams;
 
+use serde::{Deserialize, Serialize};
+
 use super::recipe;
-use crate::config::grid::Words;
+use super::tasks::Reading;
 use crate::data::select::Limited;
 use crate::data::{self, Dataset, Split};
-use crate::protocol::grid::PlanError;
+use crate::protocol::grid::{Grid, PlanError, tasks};
+use crate::protocol::runner::{Finished, Runner, request};
 use crate::record::{Outcome, Row};
 use crate::report::trained::FLOOR;
+use crate::run::RunError;
+use crate::run::outcome::Ending;
 use crate::run::plan::Cell;
 
 /// A simple rule.
@@ -70,37 +75,81 @@ pub static RULES: &[Rule] = &[
     },
 ];
 
-/// The cells of `tasks`: a row each, with what the rule is, and where it is in [`RULES`].
+/// The cells of `grid`: a row for each rule and task, with what the rule is.
 ///
 /// # Errors
 /// A task that no data set has.
-pub fn cells(tasks: &Words, limit: Option<u64>) -> Result<Vec<(Cell, &'static Rule)>, PlanError> {
-    for task in &tasks.0 {
+pub fn cells(grid: &Grid) -> Result<Vec<Cell>, PlanError> {
+    let (tasks, settings) = (tasks(grid), &grid.settings);
+    for task in &tasks {
         data::task(task).map_err(PlanError::new)?;
     }
     let cell = |task: &String, rule: &'static Rule| {
         let mut row = Row::new("lra", FLOOR).with("accuracy", "%", None);
         row.task = Some(task.clone());
         row.variant = Some(rule.name.to_owned());
-        row.differs = limit.map(super::plan::limited);
+        row.differs = settings.limit.map(super::plan::limited);
         row.seed = Some(0);
+        let reading = Reading {
+            strict: settings.strict.unwrap_or(false),
+            allow_partial: settings.allow_partial.unwrap_or(false),
+            keep_close: settings.keep_close.unwrap_or(false),
+        };
         let request =
-            serde_json::json!({ "floor": rule.name, "about": rule.about, "task": task, "limit": limit });
-        (Cell { key: format!("{task} {FLOOR} {}", rule.name), row, request, seconds: 10.0 }, rule)
+            Request { floor: rule.name.to_owned(), task: task.clone(), limit: settings.limit, reading };
+        let usual = Request { limit: None, reading: Reading::default(), ..request.clone() };
+        let cell = Cell::new(&format!("{task} {FLOOR} {}", rule.name), row, &request, &usual);
+        Cell { seconds: 10.0, ..cell }
     };
-    let pairs = tasks.0.iter().flat_map(|task| {
+    let pairs = tasks.iter().flat_map(|task| {
         let rules = RULES.iter().filter(|rule| rule.tasks.is_empty() || rule.tasks.contains(&task.as_str()));
         rules.map(move |rule| cell(task, rule))
     });
     Ok(pairs.collect())
 }
 
+/// What a cell is asked.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Request {
+    /// The rule.
+    floor: String,
+    /// The task.
+    task: String,
+    /// So many examples of each split; absent: all.
+    limit: Option<u64>,
+    /// How data are read.
+    reading: Reading,
+}
+
+/// Fits and scores the rule of cell `index`.
+///
+/// # Errors
+/// Data that cannot be read any more; disk full, for example.
+pub fn compute(runner: &mut Runner, index: usize) -> Result<(), RunError> {
+    if runner.session.stop.is_set() {
+        return Err(RunError::Stopped);
+    }
+    let cell = &runner.plan.cells[index];
+    let Request { floor, task, limit, reading } = request(cell)?;
+    let rule = RULES.iter().find(|rule| rule.name == floor);
+    let rule = rule.ok_or_else(|| RunError::Internal(format!("there is no rule {floor}")))?;
+    runner.session.term.say(&format!("{task}: {}, {}", rule.name, rule.about));
+    match super::tasks::load(&task, &runner.conditions.data, reading) {
+        Ok(data) => {
+            let rows = rows(cell, rule, data.as_ref(), limit);
+            let said = rows[0].value.map_or_else(String::new, |value| format!("{value:.2} %"));
+            runner.finish(index, Finished { rows, samples: Vec::new(), said, moved: 0.0 })
+        }
+        Err(error) => runner.end(index, &Ending::new(Outcome::Failed, error.to_string()), 0.0),
+    }
+}
+
 /// The rows of `cell`: `rule` fitted and scored on `data`, of which so many examples of each split are used.
-pub fn rows(cell: &Cell, rule: &Rule, data: &dyn Dataset, limit: Option<u64>) -> Vec<Row> {
+fn rows(cell: &Cell, rule: &Rule, data: &dyn Dataset, limit: Option<u64>) -> Vec<Row> {
     let limited = Limited::new(data, limit.map_or(usize::MAX, |limit| limit as usize));
     let task = cell.row.task.as_deref().unwrap_or_default();
     let mut row = cell.row.clone();
-    let missing = super::work::missing(task, data.len(Split::Train));
+    let missing = super::worker::missing(task, data.len(Split::Train));
     let words: Vec<String> = missing.into_iter().map(|(_, words)| words).chain(row.differs.take()).collect();
     row.differs = (!words.is_empty()).then(|| words.join("; "));
     let row = row.ended(Outcome::Ok, None);
@@ -150,6 +199,8 @@ fn percent(data: &dyn Dataset, right: impl Fn(usize) -> bool) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::settings::Settings;
+    use crate::protocol::grid::{Flags, resolve};
     use crate::data::Example;
     use crate::protocol::lra::tasks::{Reading, load};
 
@@ -189,12 +240,17 @@ mod tests {
     fn every_task_has_a_rule_beside_the_largest_class() {
         let tasks =
             ["listops", "text", "retrieval", "image", "pathfinder32", "pathfinder64", "pathfinder128"];
+        let rules = |task: &str| {
+            let settings = Settings { task: Some(task.parse().unwrap()), ..Settings::NONE };
+            let flags = Flags { settings, ..Flags::default() };
+            cells(&resolve(&flags, &crate::protocol::lra::PROTOCOL).unwrap())
+        };
         for task in tasks {
-            let rules = cells(&Words(vec![task.to_owned()]), None).unwrap();
+            let rules = rules(task).unwrap();
             assert_eq!(rules.len(), 2, "{task}");
             assert!(kept(task) < usize::MAX, "{task}");
         }
-        assert!(cells(&Words(vec!["lisops".to_owned()]), None).unwrap_err().0.contains("listops"));
+        assert!(rules("lisops").unwrap_err().0.contains("listops"));
     }
 
     #[test]

@@ -1,63 +1,15 @@
 //! `--dry-run`: what would run, what it costs by definition, and how long it would take here.
 
-use std::collections::HashMap;
-
 use anyhow::Result;
 
 use super::export::Exports;
-use super::{finish, start};
+use super::finish;
 use crate::config::units::Bytes;
-use crate::protocol::model_spec::ModelSpec;
-use crate::protocol::speed;
-use crate::protocol::speed::plan::{Request, seconds};
 use crate::record::{Outcome, Row};
 use crate::report::table::Table;
-use crate::run::Stop;
 use crate::run::manifest::Manifest;
 use crate::run::plan::Plan;
-use crate::run::worker::Launcher;
 use crate::term::{Term, clock};
-
-/// Length of the probe steps.
-const PROBE: u64 = 256;
-
-/// The plan of `speed`, priced by one short step of every mechanism and pass.
-pub fn run(
-    plan: &Plan,
-    requests: &[Option<Request>],
-    ready: &start::Ready,
-    exports: &Exports,
-    term: &Term,
-) -> Result<u8> {
-    let launcher = Launcher::own(ready.threads)?;
-    let mut rates = HashMap::new();
-    let mut plan = plan.clone();
-    for (cell, request) in plan.cells.iter_mut().zip(requests) {
-        let Some(request) = request else { continue };
-        let spec = &request.spec;
-        let Some(flops) = cell.row.flops else { continue };
-        let key = (spec.model.clone(), spec.pass);
-        let rate = match rates.get(&key) {
-            Some(rate) => *rate,
-            None => {
-                let rate = speed::probe(request, PROBE, &launcher, ready.memory_limit, &Stop::default())?;
-                rates.insert(key, rate);
-                rate
-            }
-        };
-        if let Some(rate) = rate {
-            cell.seconds = seconds(request, spec.step_flops(flops) / rate);
-        }
-    }
-    tell(&plan, exports, term)
-}
-
-/// Multiply-adds per second in a few steps of the model of `spec` at length `len`; none if it cannot step.
-pub fn rate(spec: &ModelSpec, len: u64, ready: &start::Ready) -> Result<Option<f64>> {
-    let launcher = Launcher::own(ready.threads)?;
-    let probe = Request { spec: spec.clone(), warmup: 1, min_runs: 1, runs: 3, max_time: 0.5, timeout: 60.0 };
-    Ok(speed::probe(&probe, len, &launcher, ready.memory_limit, &Stop::default())?)
-}
 
 /// Prints and exports the plan as it stands.
 pub fn tell(plan: &Plan, exports: &Exports, term: &Term) -> Result<u8> {

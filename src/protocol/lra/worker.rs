@@ -1,6 +1,7 @@
 //! The worker's side: trains one model and tells how it goes.
 
 use candle_core::Result as Candle;
+use serde_json::Value;
 
 use super::floor;
 use super::plan::{Request, model};
@@ -13,8 +14,9 @@ use crate::model::batch::Batch;
 use crate::model::family::{Loss, Net, Resolved};
 use crate::nn::dropout::Noise;
 use crate::nn::params::Builder;
-use crate::protocol::training::work::{candle, choose_kernels, drive, failed, report, restore};
-use crate::protocol::training::{Answer, Done, Measure, Place};
+use crate::protocol::table::{Conditions, Given};
+use crate::protocol::training::worker::{candle, choose_kernels, drive, failed, report, restore};
+use crate::protocol::training::{Answer, Done, Measure};
 use crate::record::Outcome;
 use crate::run::outcome::Ending;
 use crate::run::worker::Link;
@@ -58,7 +60,7 @@ impl Reader<'_> {
 }
 
 /// Data and model of a run.
-struct Task<'a> {
+struct ClassifierLearner<'a> {
     recipe: Recipe,
     data: &'a dyn Dataset,
     net: Box<dyn Net>,
@@ -70,7 +72,7 @@ struct Task<'a> {
     validation_memo: Option<(u64, Vec<usize>)>,
 }
 
-impl Learner for Task<'_> {
+impl Learner for ClassifierLearner<'_> {
     fn loss(&mut self, step: u64, _: usize) -> Candle<Loss> {
         let indices = self.train.batch(step, &mut self.memo);
         let batch = self.reader.batch(self.data, Split::Train, &indices)?;
@@ -94,9 +96,10 @@ impl Learner for Task<'_> {
 ///
 /// # Errors
 /// The parent is gone.
-pub fn work(link: &Link, request: &Request, place: &Place) -> anyhow::Result<()> {
-    let result = Experiment::open(request, place).and_then(|experiment| {
-        let trained = experiment.train(link, place)?;
+pub fn work(link: &Link, request: Value, given: &Given) -> anyhow::Result<()> {
+    let request: Request = serde_json::from_value(request)?;
+    let result = Experiment::open(&request, &given.conditions).and_then(|experiment| {
+        let trained = experiment.train(link, &given.conditions)?;
         experiment.done(trained)
     });
     report(link, result)
@@ -125,13 +128,13 @@ impl<'a> Experiment<'a> {
     ///
     /// # Errors
     /// How the cell ended instead.
-    pub fn open(request: &'a Request, place: &Place) -> Result<Self, Ending> {
+    pub fn open(request: &'a Request, conditions: &Conditions) -> Result<Self, Ending> {
         let model = request.spec.choice().and_then(|choice| model(&request.spec, &choice, &request.task));
         let model = model.map_err(|error| failed(&error))?;
-        choose_kernels(&request.spec, place);
+        choose_kernels(&request.spec, conditions);
         let data =
-            tasks::load(&request.task, &place.data, request.reading).map_err(|error| failed(&error))?;
-        place.same(&request.task, data.hash())?;
+            tasks::load(&request.task, &conditions.data, request.reading).map_err(|error| failed(&error))?;
+        conditions.same(&request.task, data.hash())?;
         let backend = Backend::open(request.spec.device).map_err(|error| failed(&error))?;
         Ok(Self { request, data, backend, model })
     }
@@ -140,10 +143,10 @@ impl<'a> Experiment<'a> {
     ///
     /// # Errors
     /// How the cell ended instead.
-    pub fn train(&self, link: &Link, place: &Place) -> Result<Trained, Ending> {
+    pub fn train(&self, link: &Link, conditions: &Conditions) -> Result<Trained, Ending> {
         let request = self.request;
         let baseline = alloc::live();
-        let files = Files::in_folder(&place.folder);
+        let files = Files::in_folder(&conditions.folder);
         let limited = Limited::new(self.data.as_ref(), limit(request));
         let model = serde_json::to_value(request).map_err(|error| failed(&error))?;
         let restored = restore(&files, &model)?;
@@ -151,8 +154,11 @@ impl<'a> Experiment<'a> {
         drop(restored);
         let started = Answer::Started { step: trainer.optimizer().updates(), curve: state.curve.clone() };
         link.send(&started).map_err(|error| failed(&error))?;
-        let course =
-            Course { steps: request.steps, every: task.recipe.every_of(request.steps), save: place.save() };
+        let course = Course {
+            steps: request.steps,
+            every: task.recipe.every_of(request.steps),
+            save: conditions.save(),
+        };
         drive(link, (&mut trainer, &mut task, &mut state), (&course, &files, &model), 0)?;
         drop(trainer);
         let peak = alloc::peak().saturating_sub(baseline) as u64;
@@ -278,7 +284,7 @@ fn open<'a>(
     experiment: &'a Experiment,
     data: &'a dyn Dataset,
     (files, restored): (&Files, Option<&Checkpoint>),
-) -> Result<(Task<'a>, Trainer, State), Ending> {
+) -> Result<(ClassifierLearner<'a>, Trainer, State), Ending> {
     let Experiment { request, backend, model, .. } = experiment;
     let spec = &request.spec;
     let recipe = request.recipe().map_err(|error| failed(&error))?;
@@ -305,7 +311,7 @@ fn open<'a>(
             Ending::new(Outcome::Failed, format!("the {} split of {} is empty", split.name(), request.task))
         })
     };
-    let task = Task {
+    let task = ClassifierLearner {
         recipe,
         data,
         net,

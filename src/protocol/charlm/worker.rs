@@ -5,9 +5,9 @@ use serde_json::Value as Json;
 
 use super::plan::{Request, load, model};
 use super::recipe::{Phase, optimizer};
-use super::reference::witten_bell;
 use super::sample::Description;
 use super::streams::Streams;
+use super::witten_bell::witten_bell;
 use crate::config::settings::DeviceName;
 use crate::data;
 use crate::data::corpus::Corpus;
@@ -17,8 +17,9 @@ use crate::model::family::Loss;
 use crate::model::lm::{Cache, LanguageModel, LmConfig, next_symbol_loss, released_loss};
 use crate::nn::dropout::Noise;
 use crate::nn::params::Builder;
-use crate::protocol::training::work::{candle, choose_kernels, drive, failed, report, restore};
-use crate::protocol::training::{Answer, Done, Measure, Place};
+use crate::protocol::table::{Conditions, Given};
+use crate::protocol::training::worker::{candle, choose_kernels, drive, failed, report, restore};
+use crate::protocol::training::{Answer, Done, Measure};
 use crate::run::outcome::Ending;
 use crate::run::worker::Link;
 use crate::train::checkpoint::Checkpoint;
@@ -29,20 +30,22 @@ use crate::train::step::Trainer;
 ///
 /// # Errors
 /// The parent is gone.
-pub fn work(link: &Link, request: &Request, place: &Place) -> anyhow::Result<()> {
-    report(link, train(link, request, place))
+pub fn work(link: &Link, request: Json, given: &Given) -> anyhow::Result<()> {
+    let request: Request = serde_json::from_value(request)?;
+    report(link, train(link, &request, &given.conditions))
 }
 
 /// Files of phase `index`.
-fn files(place: &Place, index: usize) -> Files {
-    let name = |what: &str| place.folder.join(format!("phase{}-{what}.safetensors", index + 1));
+fn files(conditions: &Conditions, index: usize) -> Files {
+    let name = |what: &str| conditions.folder.join(format!("phase{}-{what}.safetensors", index + 1));
     Files { last: name("last"), best: name("best") }
 }
 
-fn train(link: &Link, request: &Request, place: &Place) -> Result<Done, Ending> {
-    choose_kernels(&request.spec, place);
-    let corpus = load(&request.corpus, &place.data, request.allow_partial).map_err(|error| failed(&error))?;
-    place.same(&request.corpus, &corpus.hash)?;
+fn train(link: &Link, request: &Request, conditions: &Conditions) -> Result<Done, Ending> {
+    choose_kernels(&request.spec, conditions);
+    let corpus =
+        load(&request.corpus, &conditions.data, request.allow_partial).map_err(|error| failed(&error))?;
+    conditions.same(&request.corpus, &corpus.hash)?;
     let spec = &request.spec;
     let config = spec.choice().and_then(|choice| model(spec, &choice, corpus.vocabulary));
     let config = config.map_err(|error| failed(&error))?;
@@ -51,7 +54,7 @@ fn train(link: &Link, request: &Request, place: &Place) -> Result<Done, Ending> 
     let (mut curve, mut before) = (Vec::new(), 0);
     let mut selected = None;
     for index in 0..request.phases.len() {
-        let run = Run { request, place, corpus: &corpus, backend: &backend, config: &config, index };
+        let run = Run { request, conditions, corpus: &corpus, backend: &backend, config: &config, index };
         let state = run.phase(link, (&curve, before))?;
         let shift = |point: &Point| Point { step: before + point.step, ..*point };
         selected = state.best_point().map(shift);
@@ -61,7 +64,7 @@ fn train(link: &Link, request: &Request, place: &Place) -> Result<Done, Ending> 
     let peak = alloc::peak().saturating_sub(baseline) as u64;
     let selected = selected.ok_or_else(|| failed(&"nothing was evaluated"))?;
     let index = request.phases.len() - 1;
-    let last = Run { request, place, corpus: &corpus, backend: &backend, config: &config, index };
+    let last = Run { request, conditions, corpus: &corpus, backend: &backend, config: &config, index };
     let peak = (request.spec.device == DeviceName::Cpu).then_some(peak);
     last.test(link, selected, peak)
 }
@@ -69,7 +72,7 @@ fn train(link: &Link, request: &Request, place: &Place) -> Result<Done, Ending> 
 /// One phase of a run.
 struct Run<'a> {
     request: &'a Request,
-    place: &'a Place,
+    conditions: &'a Conditions,
     corpus: &'a Corpus,
     backend: &'a Backend,
     config: &'a LmConfig,
@@ -98,7 +101,7 @@ impl Run<'_> {
     /// Trains this phase, or what is left of it.
     fn phase(&self, link: &Link, (curve, before): (&[Point], u64)) -> Result<State, Ending> {
         let (phase, request) = (self.about(), self.request);
-        let files = files(self.place, self.index);
+        let files = files(self.conditions, self.index);
         let description = self.description()?;
         let restored = restore(&files, &description)?;
         let started = |updates: u64, own: &[Point]| {
@@ -125,7 +128,7 @@ impl Run<'_> {
         let mut task = self.task(net, restored.as_ref())?;
         drop(restored);
         started(trainer.optimizer().updates(), &state.curve)?;
-        let course = Course { steps: phase.steps, every: request.every, save: self.place.save() };
+        let course = Course { steps: phase.steps, every: request.every, save: self.conditions.save() };
         let parts = (&mut trainer, &mut task, &mut state);
         drive(link, parts, (&course, &files, &description), before)?;
         Ok(state)
@@ -140,13 +143,13 @@ impl Run<'_> {
         if self.index == 0 {
             return Ok(Builder::seeded(self.request.spec.seed, device, true));
         }
-        let before = files(self.place, self.index - 1);
+        let before = files(self.conditions, self.index - 1);
         let file = if self.about().from_best { before.best } else { before.last };
         let checkpoint = Checkpoint::load(&file).map_err(|error| failed(&error))?;
         checkpoint.builder(device, true).map_err(candle)
     }
 
-    fn task(&self, net: LanguageModel, restored: Option<&Checkpoint>) -> Result<Task<'_>, Ending> {
+    fn task(&self, net: LanguageModel, restored: Option<&Checkpoint>) -> Result<StreamLearner<'_>, Ending> {
         let (phase, request) = (self.about(), self.request);
         let [train, validation, _] = &self.corpus.parts;
         let symbols = &self.corpus.symbols[train.clone()];
@@ -175,7 +178,7 @@ impl Run<'_> {
         let noise = Noise::new(request.spec.seed.wrapping_add(self.index as u64));
         let validation = self.part(validation.clone());
         let next = caches.iter().map(|_| None).collect();
-        Ok(Task { net, streams, caches, next, noise, validation, block: phase.len as usize })
+        Ok(StreamLearner { net, streams, caches, next, noise, validation, block: phase.len as usize })
     }
 
     /// Ids of a part of the corpus, up to the limit.
@@ -187,7 +190,7 @@ impl Run<'_> {
     /// Evaluates the best weights of this phase on the test part.
     fn test(&self, link: &Link, selected: Point, peak_bytes: Option<u64>) -> Result<Done, Ending> {
         let (request, corpus) = (self.request, self.corpus);
-        let best = files(self.place, self.index).best;
+        let best = files(self.conditions, self.index).best;
         let best = Checkpoint::load(&best).map_err(|error| failed(&error))?;
         let builder = best.builder(self.backend.device(), false).map_err(candle)?;
         let way = request.evaluation;
@@ -230,7 +233,7 @@ fn cache_name(part: usize, layer: usize) -> String {
 }
 
 /// A model under training.
-struct Task<'a> {
+struct StreamLearner<'a> {
     net: LanguageModel,
     streams: Streams<'a>,
     /// One per micro-batch, in front of the last step.
@@ -242,7 +245,7 @@ struct Task<'a> {
     block: usize,
 }
 
-impl Learner for Task<'_> {
+impl Learner for StreamLearner<'_> {
     fn parts(&self) -> usize {
         self.caches.len()
     }

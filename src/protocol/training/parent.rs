@@ -1,16 +1,17 @@
 //! The parent's side: one worker after another, curves while they train, rows when they are done.
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use super::{Answer, Done, Job, Place, Shown, folder};
+use super::{Answer, Done, Job};
+use crate::protocol::runner::{Finished, Runner, request};
+use crate::protocol::table::{Conditions, LearningCurve};
 use crate::record::{Outcome, Row, file};
 use crate::run::RunError;
 use crate::run::journal::Samples;
 use crate::run::outcome::Ending;
-use crate::run::plan::{Cell, Plan};
+use crate::run::plan::Cell;
 use crate::run::session::Session;
-use crate::run::worker::{Heard, Worker};
+use crate::run::worker::Heard;
 use crate::stats::Summary;
 use crate::term::clock;
 use crate::train::session::Point;
@@ -29,70 +30,47 @@ pub struct Curve {
     pub points: Vec<Point>,
 }
 
-/// Trains every cell of `plan` that has no rows yet, each in a folder of its own beside what `place` says; `drawn` is called
-/// with all curves whenever one has grown.
+/// Trains the cells `open`, each in a folder of its own in the folder of the run.
 ///
 /// # Errors
 /// Ctrl-C, a full disk: what is finished stays, what is half trained goes on from its checkpoint.
-pub fn conduct<J: Job>(
-    plan: &Plan,
-    requests: &[Option<J>],
-    place: &Place,
-    session: &mut Session,
-    mut drawn: impl FnMut(&[Curve]),
-) -> Result<(), RunError> {
-    let mut curves = Vec::new();
-    for (cell, request) in plan.cells.iter().zip(requests) {
-        if session.is_done(cell) {
-            session.term.advance(cell.seconds, &format!("{}: done before", cell.key));
-            continue;
-        }
-        let ending = match request {
-            None => {
-                let reason = cell.row.error.clone().unwrap_or_default();
-                Err(Ending::new(Outcome::Unsupported, reason))
-            }
-            Some(request) => {
-                let place = Place { folder: folder(session.path(), &cell.key), ..place.clone() };
-                std::fs::create_dir_all(&place.folder).map_err(RunError::file(&place.folder))?;
-                let mut run = Running::new(cell, request, place, plan);
-                let result = run.train(session, |curve| {
-                    let mut all = curves.clone();
-                    all.push(curve.clone());
-                    drawn(&all);
+pub fn compute<J: Job>(runner: &mut Runner, open: &[usize]) -> Result<(), RunError> {
+    for &index in open {
+        let job: J = request(&runner.plan.cells[index])?;
+        let folder = runner.folder(index);
+        std::fs::create_dir_all(&folder).map_err(RunError::file(&folder))?;
+        let trained = job.trained(runner.session, runner.plan);
+        let conditions = Conditions { folder, trained, ..runner.conditions.clone() };
+        let mut run = Running::new(index, &job, conditions, runner)?;
+        match run.train(runner, index)? {
+            Ok(done) => {
+                let rows = rows(&runner.plan.cells[index].row, &job, &done, &run.seconds);
+                let samples = samples(&run.seconds);
+                let said = rows.first().map_or_else(String::new, |row| match row.value {
+                    Some(value) => format!("{value:.2} {}", row.unit),
+                    None => row.outcome.to_string(),
                 });
-                match result {
-                    Ok(ending) => {
-                        curves.push(run.curve.clone());
-                        ending.map(|done| (done, run.seconds))
-                    }
-                    Err(error) => {
-                        let ending = Ending::new(Outcome::Interrupted, "stopped before it was finished");
-                        session.pass_over(cell, ended(&cell.row, &ending));
-                        return Err(error);
-                    }
-                }
+                let moved = run.moved;
+                runner.curves.push(run.curve);
+                runner.finish(index, Finished { rows, samples, said, moved })?;
             }
-        };
-        let (rows, samples) = match (&ending, request) {
-            (Ok((done, seconds)), Some(request)) => {
-                (rows(&cell.row, request, done, seconds), samples(seconds))
+            Err(ending) => {
+                let moved = run.moved;
+                runner.curves.push(run.curve);
+                runner.end(index, &ending, moved)?;
             }
-            (Err(ending), _) => (ended(&cell.row, ending), Vec::new()),
-            (Ok(_), None) => (Vec::new(), Vec::new()),
-        };
-        let line = tell(cell, &rows, (session.finished() + 1, plan.cells.len()));
-        session.record(cell, rows, samples)?;
-        session.term.advance(0.0, &line);
+        }
     }
     Ok(())
 }
 
 /// One cell under training.
-struct Running<'a, J> {
+struct Running<'a> {
     cell: &'a Cell,
-    request: &'a J,
-    place: Place,
+    name: &'a str,
+    steps: u64,
+    conditions: Conditions,
+    shown: LearningCurve,
     curve: Curve,
     /// Seconds per step, one value per message.
     seconds: Vec<f64>,
@@ -102,33 +80,50 @@ struct Running<'a, J> {
     spoken: Instant,
 }
 
-impl<'a, J: Job> Running<'a, J> {
-    fn new(cell: &'a Cell, request: &'a J, place: Place, plan: &Plan) -> Self {
+impl<'a> Running<'a> {
+    fn new(
+        index: usize,
+        job: &impl Job,
+        conditions: Conditions,
+        runner: &Runner<'a>,
+    ) -> Result<Self, RunError> {
+        let (protocol, cell, name) = (runner.protocol, &runner.plan.cells[index], runner.plan.name(index));
+        let shown = protocol.curve.ok_or_else(|| {
+            RunError::Internal(format!("{} trains and shows no learning curve", protocol.name))
+        })?;
         let label = cell.row.label();
-        let several = plan.seeds.len() > 1;
-        let label = if several { format!("{label} s{}", request.seed()) } else { label };
-        let curve = Curve { group: request.group().to_owned(), label, points: Vec::new() };
-        let now = Instant::now();
-        Self { cell, request, place, curve, seconds: Vec::new(), moved: 0.0, started: now, spoken: now }
+        let seed = cell.row.seed.filter(|_| runner.plan.seeds.len() > 1);
+        let label = seed.map_or_else(|| label.clone(), |seed| format!("{label} s{seed}"));
+        let group = cell.row.task.clone().unwrap_or_default();
+        let curve = Curve { group, label, points: Vec::new() };
+        let (now, seconds) = (Instant::now(), Vec::new());
+        let steps = job.steps();
+        Ok(Self {
+            cell,
+            name,
+            steps,
+            conditions,
+            shown,
+            curve,
+            seconds,
+            moved: 0.0,
+            started: now,
+            spoken: now,
+        })
     }
 
-    fn train(
-        &mut self,
-        session: &mut Session,
-        mut drawn: impl FnMut(&Curve),
-    ) -> Result<Result<Done, Ending>, RunError> {
-        let task = self.request.task(session.memory_limit, self.place.clone());
-        let mut worker = Worker::start(&session.launcher, &task)?;
+    fn train(&mut self, runner: &mut Runner, index: usize) -> Result<Result<Done, Ending>, RunError> {
+        let mut worker = runner.start(index, runner.session.memory_limit, self.conditions.clone())?;
         worker.grace = GRACE;
-        let deadline = self.request.timeout().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        let deadline = self.cell.timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         let deadline = deadline.and_then(|time| Instant::now().checked_add(time));
-        session.term.at(&format!("{}: reads its data", self.cell.key));
+        let session = &mut *runner.session;
+        session.term.at(&format!("{}: reads its data", self.name));
         loop {
             match worker.hear::<Answer>(deadline, session.resident_limit, &session.stop)? {
                 Heard::Message(Answer::Done(done)) => {
                     self.write()?;
                     worker.finish();
-                    session.term.advance(self.cell.seconds - self.moved, "");
                     return Ok(Ok(done));
                 }
                 Heard::Message(Answer::Ended { outcome, reason }) => {
@@ -137,7 +132,7 @@ impl<'a, J: Job> Running<'a, J> {
                 Heard::Ended(ending) => return Ok(Err(ending)),
                 Heard::Message(Answer::Started { step, curve }) => {
                     if step > 0 {
-                        session.term.say(&format!("{}: goes on behind step {step}", self.cell.key));
+                        session.term.say(&format!("{}: resuming after step {step}", self.name));
                     }
                     self.curve.points = curve;
                     (self.started, self.spoken) = (Instant::now(), Instant::now());
@@ -148,12 +143,13 @@ impl<'a, J: Job> Running<'a, J> {
                     self.at(step, Some(loss), session);
                 }
                 Heard::Message(Answer::Doing { what }) => {
-                    session.term.at(&format!("{}: {what}", self.cell.key));
+                    session.term.at(&format!("{}: {what}", self.name));
                 }
                 Heard::Message(Answer::Evaluated(point)) => {
                     self.curve.points.push(point);
                     self.write()?;
-                    drawn(&self.curve);
+                    let curves = runner.curves.iter().cloned().chain([self.curve.clone()]);
+                    (runner.draw)(&curves.collect::<Vec<_>>());
                 }
             }
         }
@@ -161,14 +157,13 @@ impl<'a, J: Job> Running<'a, J> {
 
     /// Moves the bar; without a terminal a line every minute.
     fn at(&mut self, step: u64, loss: Option<f64>, session: &mut Session) {
-        let share = self.cell.seconds * step as f64 / self.request.steps().max(1) as f64;
+        let share = self.cell.seconds * step as f64 / self.steps.max(1) as f64;
         session.term.advance(share - self.moved, "");
         self.moved = share;
         let loss = loss.map_or_else(String::new, |loss| format!(" loss {loss:.4}"));
-        let shown = self.request.shown();
-        let best = shown.best(&self.curve.points);
-        let best = best.map_or_else(String::new, |best| format!(" best {best:.2} {}", shown.unit));
-        let text = format!("{} step {step}/{}{loss}{best}", self.cell.key, self.request.steps());
+        let best = self.shown.best(&self.curve.points);
+        let best = best.map_or_else(String::new, |best| format!(" best {best:.2} {}", self.shown.unit));
+        let text = format!("{} step {step}/{}{loss}{best}", self.name, self.steps);
         session.term.at(&text);
         if self.spoken.elapsed() > Duration::from_secs(60) && !session.term.has_bar() {
             self.spoken = Instant::now();
@@ -178,14 +173,14 @@ impl<'a, J: Job> Running<'a, J> {
 
     /// Writes `curve.csv` beside the checkpoints.
     fn write(&self) -> Result<(), RunError> {
-        let path = self.place.folder.join("curve.csv");
-        let text = curve_csv(&self.curve.points, &self.request.shown());
+        let path = self.conditions.folder.join("curve.csv");
+        let text = curve_csv(&self.curve.points, &self.shown);
         file::write(&path, text.as_bytes()).map_err(RunError::file(path))
     }
 }
 
-fn curve_csv(points: &[Point], shown: &Shown) -> String {
-    let mut text = format!("step,train_loss,validation_loss,{}\n", shown.name);
+fn curve_csv(points: &[Point], shown: &LearningCurve) -> String {
+    let mut text = format!("step,train_loss,validation_loss,{}\n", shown.column);
     for Point { step, train_loss, score } in points {
         let value = (shown.value)(score);
         text.push_str(&format!("{step},{train_loss:.6},{:.6},{value:.4}\n", score.loss));
@@ -193,13 +188,8 @@ fn curve_csv(points: &[Point], shown: &Shown) -> String {
     text
 }
 
-/// The curve of a finished cell.
-pub fn curve_file(run: &std::path::Path, key: &str) -> PathBuf {
-    folder(run, key).join("curve.csv")
-}
-
 /// The row of a cell without a result; its metric is the cell's.
-fn ended(row: &Row, ending: &Ending) -> Vec<Row> {
+pub fn ended(row: &Row, ending: &Ending) -> Vec<Row> {
     vec![row.ended(ending.outcome, Some(ending.reason.clone()))]
 }
 
@@ -237,12 +227,4 @@ fn rows<J: Job>(row: &Row, request: &J, done: &Done, seconds: &[f64]) -> Vec<Row
 
 fn samples(seconds: &[f64]) -> Vec<Samples> {
     vec![Samples { metric: "step_time".to_owned(), unit: "s".to_owned(), values: seconds.to_vec() }]
-}
-
-fn tell(cell: &Cell, rows: &[Row], (number, of): (usize, usize)) -> String {
-    let result = rows.first().map_or_else(String::new, |row| match row.value {
-        Some(value) => format!("{value:.2} {}", row.unit),
-        None => format!("{}: {}", row.outcome, row.error.as_deref().unwrap_or("")),
-    });
-    format!("[{number}/{of}] {}: {result}", cell.key)
 }

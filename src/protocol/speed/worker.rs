@@ -3,10 +3,12 @@
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::super::measured_step::MeasuredStep;
 use super::plan::Request;
 use crate::device::machine::Resident;
+use crate::protocol::table::Given;
 use crate::run::outcome::Ending;
 use crate::run::worker::Link;
 
@@ -51,8 +53,9 @@ impl From<Ending> for Answer {
 ///
 /// # Errors
 /// The parent is gone, or speaks another language.
-pub fn work(link: &Link, request: &Request, text: &[u8]) -> anyhow::Result<()> {
-    let mut step = match warm(request, text) {
+pub fn work(link: &Link, request: Value, given: &Given) -> anyhow::Result<()> {
+    let request: Request = serde_json::from_value(request)?;
+    let mut step = match warm(&request, given.text) {
         Ok(step) => step,
         Err(ending) => return Ok(link.send(&Answer::from(ending))?),
     };

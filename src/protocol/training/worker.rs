@@ -4,9 +4,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value as Json;
 
-use super::{Answer, Done, Place};
+use super::{Answer, Done};
 use crate::kernel;
 use crate::protocol::model_spec::{ModelSpec, compute_as};
+use crate::protocol::table::Conditions;
 use crate::record::Outcome;
 use crate::run::outcome::{self, Ending};
 use crate::run::worker::Link;
@@ -40,8 +41,8 @@ pub fn candle(error: candle_core::Error) -> Ending {
 }
 
 /// Chooses kernels and the format of products, and whether results are looked at.
-pub fn choose_kernels(spec: &ModelSpec, place: &Place) {
-    kernel::nan_trace::set(place.detect_anomaly);
+pub fn choose_kernels(spec: &ModelSpec, conditions: &Conditions) {
+    kernel::nan_trace::set(conditions.detect_anomaly);
     compute_as(spec.kernel, spec.dtype);
 }
 

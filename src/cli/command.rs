@@ -1,0 +1,218 @@
+//! The command of a protocol, made from its entry in the table: flags, help, and what was said.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
+
+use super::export::Exports;
+use super::known::Known;
+use crate::config::grid::Models;
+use crate::config::settings::{Setting, Settings};
+use crate::config::suite::Suite;
+use crate::config::units::Seconds;
+use crate::protocol::grid::Flags;
+use crate::protocol::{self, Protocol};
+
+/// Which mechanisms.
+#[derive(clap::Args)]
+struct Mechanisms {
+    /// Mechanisms and their knobs: full,ls:w=16,r=2 or all or 'ls*'
+    #[arg(long, value_name = "LIST", help_heading = "Grid")]
+    model: Option<Models>,
+    /// Mechanisms to leave out
+    #[arg(long, value_name = "LIST", help_heading = "Grid")]
+    exclude: Option<Models>,
+}
+
+/// Settings of a paper, and single ones.
+#[derive(clap::Args)]
+struct Given {
+    /// A paper's table: a name (effattn list suites) or a TOML file; flags choose among its values
+    #[arg(long, value_name = "NAME|FILE", help_heading = "Grid")]
+    suite: Option<String>,
+    /// Override a setting, also a suite's: heads=8, len=512 (repeatable)
+    #[arg(long, value_name = "KEY=VALUE", value_parser = Settings::set, help_heading = "Grid")]
+    set: Vec<Settings>,
+}
+
+/// Where things are read and kept.
+#[derive(clap::Args)]
+pub struct Output {
+    /// Print the plan with FLOPs, bytes and time; run nothing
+    #[arg(long, help_heading = "Budget")]
+    pub dry_run: bool,
+    /// Start over even if the same run is unfinished
+    #[arg(long, help_heading = "Output")]
+    pub fresh: bool,
+    /// Folder with data sets [default: effattn's folder in the user's cache]
+    #[arg(long, value_name = "DIR", help_heading = "Output")]
+    pub data_dir: Option<PathBuf>,
+    /// Folder for rows, samples and manifests
+    #[arg(short, long, value_name = "DIR", default_value = "results", help_heading = "Output")]
+    pub output_path: PathBuf,
+    /// Folder for charts
+    #[arg(long, value_name = "DIR", default_value = "plots", help_heading = "Output")]
+    pub plots_dir: PathBuf,
+    /// Draw no charts
+    #[arg(long, help_heading = "Output")]
+    pub no_plot: bool,
+}
+
+/// Flags of commands that time steps.
+#[derive(clap::Args, Default)]
+struct Timed {
+    /// Another program's numbers beside ours: JSON lines of benches/peer/torch_speed.py, or CSV with its columns
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    reference: Option<PathBuf>,
+}
+
+/// Flags of commands that train.
+#[derive(clap::Args, Clone, Copy)]
+pub struct Training {
+    /// Time between checkpoints: the training that is lost if the run is killed
+    #[arg(long, value_name = "TIME", default_value = "10s", help_heading = "Output")]
+    pub save_every: Seconds,
+    /// Look for NaN and infinity behind every operation, also backward; slower. Without it the step that fails is
+    /// computed again to name the operation
+    #[arg(long, help_heading = "Machine")]
+    pub detect_anomaly: bool,
+}
+
+/// What was said to the command of a protocol.
+pub struct Asked {
+    /// The protocol that runs it.
+    pub protocol: &'static Protocol,
+    /// What is measured.
+    pub flags: Flags,
+    /// Where things are read and kept.
+    pub output: Output,
+    /// Where rows go besides.
+    pub exports: Exports,
+    /// What only training has.
+    pub training: Option<Training>,
+    /// Another program's numbers.
+    pub reference: Option<PathBuf>,
+    /// The protocol's flags for something else, where its first one was given.
+    pub instead: Option<BTreeMap<&'static str, String>>,
+}
+
+/// The command of `protocol`.
+pub fn command(protocol: &'static Protocol) -> Command {
+    let mut command = Command::new(protocol.name).about(protocol.about).after_help(protocol.examples);
+    command = Mechanisms::augment_args(command);
+    command = command.args(flags(protocol).filter(|one| one.heading == "Grid").map(|one| arg(protocol, one)));
+    command = Given::augment_args(command);
+    if let Some(quick) = &protocol.quick {
+        command = command.arg(
+            Arg::new("quick")
+                .long("quick")
+                .help(quick.help)
+                .help_heading("Budget")
+                .action(ArgAction::SetTrue),
+        );
+    }
+    command = command.args(flags(protocol).filter(|one| one.heading != "Grid").map(|one| arg(protocol, one)));
+    if protocol.curve.is_some() {
+        command = Training::augment_args(command);
+    }
+    if protocol.times_steps() {
+        command = Timed::augment_args(command);
+    }
+    if let Some(instead) = &protocol.instead {
+        let first = instead.flags.first().map_or("", |flag| flag.name);
+        for flag in instead.flags {
+            let arg = Arg::new(flag.name).long(flag.name).value_name(flag.value).help(flag.help);
+            let arg = arg.help_heading(instead.heading);
+            let arg = if flag.name == first { arg } else { arg.requires(first) };
+            command = command.arg(match flag.default {
+                Some(default) => arg.default_value(default),
+                None => arg,
+            });
+        }
+    }
+    Exports::augment_args(Output::augment_args(command))
+}
+
+/// The settings of `protocol` that have a flag; the others are set by `--set` and in suites.
+fn flags(protocol: &'static Protocol) -> impl Iterator<Item = &'static Setting> {
+    protocol.settings().filter(|setting| setting.flag().is_some())
+}
+
+/// The flag of `setting`.
+fn arg(protocol: &Protocol, setting: &'static Setting) -> Arg {
+    let arg = Arg::new(setting.key).help(protocol.help(setting)).help_heading(setting.heading);
+    let arg = arg.long(setting.flag().unwrap_or_default());
+    let arg = if setting.key == "seeds" { arg.visible_alias("seed") } else { arg };
+    if setting.value.is_empty() {
+        return arg.action(ArgAction::SetTrue);
+    }
+    let arg = arg.value_name(setting.value);
+    match protocol.tasks.filter(|_| setting.key == "task") {
+        Some(tasks) => arg.value_parser(Known::new(tasks.names, setting.read)).hide_possible_values(true),
+        None => arg.value_parser(setting.read),
+    }
+}
+
+impl Asked {
+    /// What `matches` say to the command of `protocol`.
+    ///
+    /// # Errors
+    /// A suite that cannot be read.
+    pub fn of(protocol: &'static Protocol, matches: &ArgMatches) -> Result<Self> {
+        let mut settings = Settings::NONE;
+        for setting in flags(protocol) {
+            if setting.value.is_empty() {
+                if matches.get_flag(setting.key) {
+                    settings = (setting.read)("true")?.over(settings);
+                }
+            } else if let Some(one) = matches.get_one::<Settings>(setting.key) {
+                settings = one.clone().over(settings);
+            }
+        }
+        let mechanisms = Mechanisms::from_arg_matches(matches)?;
+        let given = Given::from_arg_matches(matches)?;
+        let set = given.set.into_iter().fold(Settings::NONE, |all, one| one.over(all));
+        let quick = protocol.quick.is_some() && matches.get_flag("quick");
+        let Mechanisms { model, exclude } = mechanisms;
+        let flags = Flags { settings, set, model, exclude, suite: given.suite, quick };
+        let (trains, offers) = (protocol.curve.is_some(), protocol.instead);
+        let protocol = Self::runs(protocol, &flags)?;
+        let training = trains.then(|| Training::from_arg_matches(matches));
+        let reference = matches.try_get_one::<PathBuf>("reference").ok().flatten().cloned();
+        let instead = offers.filter(|instead| {
+            instead.flags.first().is_some_and(|flag| matches.try_contains_id(flag.name).unwrap_or(false))
+        });
+        let values = instead.map(|instead| {
+            let value = |name: &str| matches.get_one::<String>(name).cloned().unwrap_or_default();
+            instead.flags.iter().map(|flag| (flag.name, value(flag.name))).collect()
+        });
+        Ok(Self {
+            protocol,
+            flags,
+            output: Output::from_arg_matches(matches)?,
+            exports: Exports::from_arg_matches(matches)?,
+            training: training.transpose()?,
+            reference,
+            instead: values,
+        })
+    }
+
+    /// The protocol that runs the suite: the command's, or one that it passes suites on to.
+    fn runs(protocol: &'static Protocol, flags: &Flags) -> Result<&'static Protocol> {
+        let Some(name) = flags.suite.as_deref().filter(|_| !protocol.passes_on.is_empty()) else {
+            return Ok(protocol);
+        };
+        let suite = Suite::load(name)?;
+        let other = protocol.passes_on.iter().find(|other| **other == suite.protocol);
+        let Some(other) = other.and_then(|name| protocol::find(name)) else { return Ok(protocol) };
+        anyhow::ensure!(
+            !flags.quick,
+            "suite {name} is measured by effattn {}; leave --quick of {} out",
+            other.name,
+            protocol.name
+        );
+        Ok(other)
+    }
+}

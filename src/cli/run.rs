@@ -1,0 +1,44 @@
+//! The way of every protocol's command: plan, dry run or session, runner, tables.
+
+use anyhow::{Context, Result};
+use clap::ArgMatches;
+
+use super::command::Asked;
+use super::curves::draw;
+use super::start::Started;
+use super::{dry_run, finish, start};
+use crate::protocol::Protocol;
+use crate::protocol::runner::Runner;
+use crate::report::reference::{self, Reference};
+use crate::term::Term;
+
+/// Runs the command of `protocol`.
+pub fn run(protocol: &'static Protocol, matches: &ArgMatches, term: Term) -> Result<u8> {
+    let asked = Asked::of(protocol, matches)?;
+    if let (Some(values), Some(instead)) = (&asked.instead, &protocol.instead) {
+        (instead.run)(values, &asked.flags.settings, &mut std::io::stdout().lock())?;
+        return Ok(0);
+    }
+    let references = asked.reference.as_deref().map(references).transpose()?;
+    let (plan, suite, mut session) = match start::start(&asked, references.as_deref(), term)? {
+        Started::Priced(plan, term) => return dry_run::tell(&plan, &asked.exports, &term),
+        Started::Open(plan, suite, session) => (plan, suite, session),
+    };
+    let folder = (!asked.output.no_plot).then_some(asked.output.plots_dir.as_path());
+    let runner = Runner {
+        protocol: asked.protocol,
+        plan: &plan,
+        conditions: start::conditions(&asked, &plan),
+        session: &mut session,
+        draw: &mut |curves| draw(asked.protocol, curves, folder),
+        curves: Vec::new(),
+    };
+    let result = runner.run();
+    finish::finish(session, result, suite.as_ref(), &asked)
+}
+
+fn references(path: &std::path::Path) -> Result<Vec<Reference>> {
+    let name = || format!("--reference {}", path.display());
+    let text = std::fs::read_to_string(path).with_context(name)?;
+    reference::parse(&text).with_context(name)
+}

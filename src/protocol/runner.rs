@@ -1,0 +1,232 @@
+//! The one runner of cells: those that are done are passed over, those that cannot be run get their rows, the others are
+//! computed as their protocol does; what is finished is recorded at once, what is stopped runs again.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+use super::gate;
+use super::table::{Conditions, Protocol};
+use super::training::Curve;
+use crate::record::{Outcome, Row};
+use crate::run::RunError;
+use crate::run::journal::Samples;
+use crate::run::outcome::Ending;
+use crate::run::plan::{self, Cell, Plan};
+use crate::run::session::Session;
+use crate::run::worker::Worker;
+use crate::stats::Summary;
+use crate::term::{Warning, clock};
+
+/// A run of the cells of a plan.
+pub struct Runner<'a> {
+    /// The protocol.
+    pub protocol: &'static Protocol,
+    /// The plan.
+    pub plan: &'a Plan,
+    /// The run.
+    pub session: &'a mut Session,
+    /// What workers are given.
+    pub conditions: Conditions,
+    /// Called with the learning curves so far whenever one has grown.
+    pub draw: &'a mut dyn FnMut(&[Curve]),
+    /// Learning curves of this run.
+    pub curves: Vec<Curve>,
+}
+
+/// The result of a cell.
+pub struct Finished {
+    /// Its rows.
+    pub rows: Vec<Row>,
+    /// Raw samples.
+    pub samples: Vec<Samples>,
+    /// What is said of it.
+    pub said: String,
+    /// Predicted seconds that the progress bar was moved by already.
+    pub moved: f64,
+}
+
+impl Runner<'_> {
+    /// Runs every cell that has no rows yet.
+    ///
+    /// # Errors
+    /// Ctrl-C, a full disk: what is finished stays.
+    pub fn run(mut self) -> Result<(), RunError> {
+        self.announce();
+        let red = if self.protocol.checks { self.check()? } else { HashMap::new() };
+        self.session.term.begin(self.plan.seconds());
+        let (cells, mut at) = (&self.plan.cells, 0);
+        let mut scattered = Scattered::default();
+        while at < cells.len() {
+            let group = cells[at..].iter().take_while(|cell| {
+                std::ptr::eq(*cell, &raw const cells[at]) || (self.protocol.together)(&cells[at], cell)
+            });
+            let group = at..at + group.count();
+            at = group.end;
+            let mut open = Vec::new();
+            for index in group.clone() {
+                if self.settle(index, &red)? {
+                    open.push(index);
+                }
+            }
+            if let Err(error) = (self.protocol.compute)(&mut self, &open) {
+                self.interrupt(&open);
+                return Err(error);
+            }
+            if self.protocol.times_steps() {
+                group.for_each(|index| {
+                    scattered.look(&cells[index].key, self.session.samples(&cells[index].key))
+                });
+            }
+        }
+        scattered.tell(self.session);
+        Ok(())
+    }
+
+    /// `12 cells, about 3:20 to results/speed/...`.
+    fn announce(&self) {
+        let waiting = self.plan.cells.iter().filter(|cell| !self.session.is_done(cell));
+        let (count, seconds) = waiting.fold((0, 0.0), |(n, sum), cell| (n + 1, sum + cell.seconds));
+        let what = match (self.protocol.keeps, count) {
+            (true, 1) => "run",
+            (true, _) => "runs",
+            (false, 1) => "cell",
+            (false, _) => "cells",
+        };
+        let folder = self.session.path().display();
+        self.session.term.say(&format!("{count} {what}, about {} to {folder}", clock(seconds)));
+    }
+
+    /// Mechanisms whose golden files are red, with the reason.
+    fn check(&self) -> Result<HashMap<gate::Place, String>, RunError> {
+        let waiting =
+            self.plan.cells.iter().filter(|cell| !self.session.is_done(cell) && !cell.request.is_null());
+        let places: Vec<gate::Place> = waiting.map(|cell| gate::Place::of(&cell.row)).collect();
+        gate::check(&places, self.session)
+    }
+
+    /// Whether `cell` has to be computed. Writes its rows if not: it cannot, may not, or need not.
+    fn settle(&mut self, index: usize, red: &HashMap<gate::Place, String>) -> Result<bool, RunError> {
+        let cell = &self.plan.cells[index];
+        if self.session.is_done(cell) {
+            self.session.term.advance(cell.seconds, &format!("{}: done before", self.plan.name(index)));
+            return Ok(false);
+        }
+        let ending = if cell.request.is_null() {
+            Some(Ending::new(Outcome::Unsupported, cell.row.error.clone().unwrap_or_default()))
+        } else if let Some(reason) = red.get(&gate::Place::of(&cell.row)) {
+            Some(Ending::new(Outcome::Failed, format!("its check is red: {reason}")))
+        } else {
+            self.ran_out_before(cell)
+        };
+        let Some(ending) = ending else { return Ok(true) };
+        self.end(index, &ending, 0.0)?;
+        Ok(false)
+    }
+
+    /// The shorter cell that differs in nothing but its length and ran out of memory or time.
+    fn ran_out_before(&self, cell: &Cell) -> Option<Ending> {
+        let shorter = self.plan.cells.iter().filter(|other| {
+            !cell.series.is_empty() && other.series == cell.series && other.row.len < cell.row.len
+        });
+        shorter.into_iter().find_map(|other| {
+            let outcome = self.session.outcome(&other.key)?;
+            let len = other.row.len?;
+            matches!(outcome, Outcome::Oom | Outcome::Timeout)
+                .then(|| Ending::new(Outcome::Implied, format!("{outcome} at length {len}")))
+        })
+    }
+
+    /// Records cell `index` with its result.
+    ///
+    /// # Errors
+    /// Disk full, for example.
+    pub fn finish(&mut self, index: usize, finished: Finished) -> Result<(), RunError> {
+        let Finished { rows, samples, said, moved } = finished;
+        let (cell, of) = (&self.plan.cells[index], self.plan.cells.len());
+        let line = format!("[{}/{of}] {}: {said}", self.session.finished() + 1, self.plan.name(index));
+        self.session.record(cell, rows, samples)?;
+        self.session.term.advance(cell.seconds - moved, &line);
+        Ok(())
+    }
+
+    /// Records cell `index`, which ended without a result, `moved` seconds into the progress bar.
+    ///
+    /// # Errors
+    /// Disk full, for example.
+    pub fn end(&mut self, index: usize, ending: &Ending, moved: f64) -> Result<(), RunError> {
+        let rows = (self.protocol.ended)(&self.plan.cells[index].row, ending);
+        let said = format!("{}: {}", ending.outcome, ending.reason);
+        self.finish(index, Finished { rows, samples: Vec::new(), said, moved })
+    }
+
+    /// Rows of the cells that were stopped on the way; they run again.
+    fn interrupt(&mut self, cells: &[usize]) {
+        for &index in cells {
+            let cell = &self.plan.cells[index];
+            if !self.session.is_done(cell) {
+                let ending = Ending::new(Outcome::Interrupted, "stopped before it was finished");
+                self.session.pass_over(cell, (self.protocol.ended)(&cell.row, &ending));
+            }
+        }
+    }
+
+    /// Starts a worker for cell `index`, which may reach `memory_limit` live bytes.
+    ///
+    /// # Errors
+    /// The system cannot start a process.
+    pub fn start(&self, index: usize, memory_limit: u64, conditions: Conditions) -> Result<Worker, RunError> {
+        let protocol = self.protocol.name.to_owned();
+        let request = self.plan.cells[index].request.clone();
+        let order = super::Order::Cell { protocol, memory_limit, request, conditions };
+        Worker::start(&self.session.launcher, &order)
+    }
+
+    /// The folder of cell `index` in the folder of the run.
+    pub fn folder(&self, index: usize) -> PathBuf {
+        plan::folder(self.session.path(), &self.plan.cells[index].key)
+    }
+}
+
+/// The request of `cell`.
+///
+/// # Errors
+/// A cell of another protocol.
+pub fn request<R: serde::de::DeserializeOwned>(cell: &Cell) -> Result<R, RunError> {
+    serde_json::from_value(cell.request.clone())
+        .map_err(|error| RunError::Internal(format!("{} has no request of its protocol: {error}", cell.key)))
+}
+
+/// Cells with many outliers: how many, and the worst one.
+#[derive(Default)]
+struct Scattered {
+    cells: usize,
+    worst: Option<Warning>,
+    share: f64,
+}
+
+impl Scattered {
+    fn look(&mut self, key: &str, samples: &[Samples]) {
+        let times = samples.iter().find(|samples| samples.metric == "step_time");
+        let Some(summary) = times.and_then(|times| Summary::of(&times.values)) else { return };
+        let share = summary.outliers as f64 / summary.n as f64;
+        if summary.n < 10 || share < 0.1 {
+            return;
+        }
+        self.cells += 1;
+        if share > self.share {
+            self.share = share;
+            let (count, n) = (summary.outliers, summary.n);
+            self.worst = Some(Warning::Outliers { cell: key.to_owned(), count, n });
+        }
+    }
+
+    fn tell(&self, session: &Session) {
+        if let Some(worst) = &self.worst {
+            session.term.warn(worst);
+        }
+        if self.cells > 1 {
+            let more = self.cells - 1;
+            session.term.warn(&Warning::Other(format!("{more} more cells have 10 % outliers or more")));
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! The parent's side: workers that take turns, and rows as cells end.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use super::interleave::{self, Bench, Started, Turned};
+use super::plan::{Request, seconds};
+use super::worker::{Answer, Turn};
+use super::{PROTOCOL, rows};
+use crate::config::units::Bytes;
+use crate::protocol::Order;
+use crate::protocol::model_spec::ModelSpec;
+use crate::protocol::runner::{Finished, Runner, request};
+use crate::protocol::table::{Conditions, Prober};
+use crate::record::Row;
+use crate::run::RunError;
+use crate::run::outcome::Ending;
+use crate::run::plan::Plan;
+use crate::run::worker::{Heard, Worker};
+use crate::stats::median;
+
+/// Lets the cells `open` take turns.
+///
+/// # Errors
+/// Ctrl-C, a full disk: what is finished stays.
+pub fn compute(runner: &mut Runner, open: &[usize]) -> Result<(), RunError> {
+    let requests = open.iter().map(|&index| Ok((index, request(&runner.plan.cells[index])?)));
+    let requests = requests.collect::<Result<HashMap<usize, Request>, RunError>>()?;
+    let limit = runner.session.memory_limit;
+    let budget = |cell: usize| requests.get(&cell).map_or(NO_BUDGET, Request::budget);
+    interleave::run(open, budget, limit, &mut Workers { runner, alive: HashMap::new() })
+}
+
+const NO_BUDGET: interleave::Budget = interleave::Budget { seconds: 0.0, min_runs: 1, runs: 1 };
+
+/// A worker and what is known of it.
+struct Running {
+    worker: Worker,
+    /// How long it may still compute; waiting for others does not count.
+    left: Duration,
+    peak: Option<u64>,
+    held: u64,
+}
+
+struct Workers<'a, 'b> {
+    runner: &'a mut Runner<'b>,
+    alive: HashMap<usize, Running>,
+}
+
+impl Workers<'_, '_> {
+    fn hear(&mut self, index: usize) -> Result<Answer, RunError> {
+        let others: u64 = self.alive.iter().filter(|(other, _)| **other != index).map(|(_, r)| r.held).sum();
+        let limit = self.runner.session.resident_limit.saturating_sub(others);
+        let Some(running) = self.alive.get_mut(&index) else {
+            return Err(RunError::Internal("a worker that was never started had its turn".to_owned()));
+        };
+        let start = Instant::now();
+        let deadline = start.checked_add(running.left);
+        let heard = running.worker.hear::<Answer>(deadline, limit, &self.runner.session.stop)?;
+        running.left = running.left.saturating_sub(start.elapsed());
+        let answer = match heard {
+            Heard::Message(answer) => answer,
+            Heard::Ended(ending) => Answer::from(ending),
+        };
+        if let Answer::Samples { peak_bytes, held_bytes, .. } = &answer {
+            (running.peak, running.held) = (*peak_bytes, *held_bytes);
+        }
+        Ok(answer)
+    }
+}
+
+impl Bench for Workers<'_, '_> {
+    fn start(&mut self, index: usize, limit: u64) -> Result<Started, RunError> {
+        let cell = &self.runner.plan.cells[index];
+        self.runner.session.term.at(self.runner.plan.name(index));
+        let worker = self.runner.start(index, limit, Conditions::default())?;
+        let left = cell.timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        let left = left.unwrap_or(Duration::MAX);
+        self.alive.insert(index, Running { worker, left, peak: None, held: 0 });
+        match self.hear(index)? {
+            Answer::Samples { held_bytes, .. } => Ok(Started::Ready { held: held_bytes }),
+            Answer::Ended { outcome, reason } => Ok(Started::Ended(Ending { outcome, reason })),
+        }
+    }
+
+    fn turn(&mut self, index: usize, seconds: f64, runs: usize) -> Result<Turned, RunError> {
+        self.runner.session.term.at(self.runner.plan.name(index));
+        if let Some(running) = self.alive.get_mut(&index) {
+            running.worker.send(&Turn { seconds, runs: runs as u64 });
+        }
+        match self.hear(index)? {
+            Answer::Samples { seconds, held_bytes, .. } => Ok(Turned::Samples(seconds, held_bytes)),
+            Answer::Ended { outcome, reason } => Ok(Turned::Ended(Ending { outcome, reason })),
+        }
+    }
+
+    fn done(&mut self, index: usize, samples: Vec<f64>, ending: Option<Ending>) -> Result<(), RunError> {
+        let peak = match self.alive.remove(&index) {
+            Some(running) => {
+                running.worker.finish();
+                running.peak
+            }
+            None => None,
+        };
+        let rows = rows::rows(&self.runner.plan.cells[index].row, &samples, peak, ending.as_ref());
+        let said = tell(&rows[1], ending.as_ref());
+        self.runner.finish(index, Finished { rows, samples: rows::samples(&samples), said, moved: 0.0 })
+    }
+
+    fn put_back(&mut self, index: usize) {
+        self.alive.remove(&index);
+    }
+}
+
+/// What is said of a finished cell: `12.3 steps/s (n 20), peak 81 MiB`.
+fn tell(steps: &Row, ending: Option<&Ending>) -> String {
+    match (ending, steps.value) {
+        (Some(ending), _) => format!("{}: {}", ending.outcome, ending.reason),
+        (None, Some(value)) => {
+            let peak = steps.peak_bytes.map_or_else(String::new, |peak| format!(", peak {}", Bytes(peak)));
+            format!("{value:.3} steps/s (n {}){peak}", steps.n.unwrap_or(0))
+        }
+        (None, None) => "no sample".to_owned(),
+    }
+}
+
+/// Length of the probe steps.
+const PROBE: u64 = 256;
+
+/// Prices the cells of `plan` by one short step of every mechanism and pass.
+///
+/// # Errors
+/// A worker that cannot be started.
+pub fn price(plan: &mut Plan, prober: &Prober) -> Result<(), RunError> {
+    let mut rates = HashMap::new();
+    for cell in plan.cells.iter_mut().filter(|cell| !cell.request.is_null()) {
+        let request: Request = request(cell)?;
+        let spec = &request.spec;
+        let Some(flops) = cell.row.flops else { continue };
+        let key = (spec.model.clone(), spec.pass, spec.kernel.word());
+        let rate = match rates.get(&key) {
+            Some(rate) => *rate,
+            None => {
+                let rate = probe(&request, PROBE, prober)?;
+                rates.insert(key, rate);
+                rate
+            }
+        };
+        if let Some(rate) = rate {
+            cell.seconds = seconds(&request, spec.step_flops(flops) / rate);
+        }
+    }
+    Ok(())
+}
+
+/// Multiply-adds per second of one step at length `len` (or the request's, if shorter); none if it cannot run.
+///
+/// # Errors
+/// A worker that cannot be started.
+pub fn probe(request: &Request, len: u64, prober: &Prober) -> Result<Option<f64>, RunError> {
+    let Prober { launcher, memory_limit, stop } = prober;
+    let len = len.min(request.spec.len);
+    let spec = ModelSpec { len, batch: 1, ..request.spec.clone() };
+    let resolved = spec.choice().and_then(|choice| spec.measured(&choice));
+    let Ok(resolved) = resolved else { return Ok(None) };
+    let flops = spec.step_flops(resolved.flops(len as usize));
+    let request = Request { spec, warmup: 1, max_time: 0.1, ..request.clone() };
+    let order = Order::Cell {
+        protocol: PROTOCOL.name.to_owned(),
+        memory_limit: *memory_limit,
+        request: serde_json::to_value(request).map_err(|error| RunError::Internal(error.to_string()))?,
+        conditions: Conditions::default(),
+    };
+    let mut worker = Worker::start(launcher, &order)?;
+    let deadline = Instant::now() + Duration::from_secs(60);
+    for _ in 0..2 {
+        match worker.hear::<Answer>(Some(deadline), *memory_limit, stop)? {
+            Heard::Message(Answer::Samples { seconds, .. }) => match median(&seconds) {
+                Some(seconds) => {
+                    worker.finish();
+                    return Ok(Some(flops / seconds.max(1e-9)));
+                }
+                None => worker.send(&Turn { seconds: 0.05, runs: 5 }),
+            },
+            Heard::Message(Answer::Ended { .. }) | Heard::Ended(_) => break,
+        }
+    }
+    Ok(None)
+}

@@ -1,0 +1,120 @@
+//! What earlier runs beside a new one have: finished cells that are taken over, and an unfinished run that is not continued.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::RunError;
+use super::journal::{self, Entry, Journal};
+use super::manifest::{Manifest, State};
+use super::plan::Plan;
+use crate::record::Outcome;
+
+/// The other runs beside `folder`, the newest first. Folders that are no runs are passed over.
+fn others(folder: &Path) -> Vec<(PathBuf, Manifest)> {
+    let entries = folder.parent().and_then(|base| std::fs::read_dir(base).ok());
+    let paths = entries.into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+    let paths = paths.filter(|path| !path.is_symlink() && path.is_dir() && path != folder);
+    let mut found: Vec<(PathBuf, Manifest)> = paths
+        .filter_map(|path| Manifest::read(&path).ok().flatten().map(|manifest| (path, manifest)))
+        .filter(|(_, manifest)| manifest.state != State::Abandoned)
+        .collect();
+    found.sort_by(|a, b| (&b.1.start, &b.0).cmp(&(&a.1.start, &a.0)));
+    found
+}
+
+/// Takes finished cells of `plan` from earlier runs that computed the same on the same data, with their files: a training
+/// run is not made twice. Gives what is to be said.
+///
+/// # Errors
+/// Disk full, for example.
+pub fn take(
+    plan: &Plan,
+    folder: &Path,
+    journal: &mut Journal,
+    done: &mut HashMap<String, Entry>,
+) -> Result<Vec<String>, RunError> {
+    let mut remarks = Vec::new();
+    let mut missing: Vec<_> = plan.cells.iter().filter(|cell| !done.contains_key(&cell.key)).collect();
+    for (run, manifest) in if missing.is_empty() { Vec::new() } else { others(folder) } {
+        let entries = journal::entries(&run.join("journal.jsonl")).unwrap_or_default();
+        let before = missing.len();
+        let mut taken = Vec::new();
+        missing.retain(|cell| {
+            let task = cell.row.task.as_deref().unwrap_or_default();
+            let whole = |entry: &&Entry| {
+                entry.cell == cell.key && entry.rows.first().is_some_and(|row| row.outcome == Outcome::Ok)
+            };
+            let entry = entries.iter().rev().find(whole).filter(|_| manifest.computes_as(plan, task));
+            taken.extend(entry.cloned());
+            entry.is_none()
+        });
+        for entry in taken {
+            let name = super::plan::folder(Path::new(""), &entry.cell);
+            copy(&run.join(&name), &folder.join(&name)).map_err(RunError::file(folder.join(&name)))?;
+            journal.append(&entry).map_err(RunError::file(folder.join("journal.jsonl")))?;
+            done.insert(entry.cell.clone(), entry);
+        }
+        match before - missing.len() {
+            0 => {}
+            1 => remarks.push(format!("1 run was finished before and is taken from {}", run.display())),
+            count => remarks
+                .push(format!("{count} runs were finished before and are taken from {}", run.display())),
+        }
+    }
+    Ok(remarks)
+}
+
+/// Links the files of `from` into `to`, or copies them where links are impossible: they are never written in place.
+fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
+    if !from.is_dir() {
+        return Ok(());
+    }
+    std::fs::create_dir_all(to)?;
+    for entry in std::fs::read_dir(from)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_file() && !target.exists() {
+            std::fs::hard_link(entry.path(), &target)
+                .or_else(|_| std::fs::copy(entry.path(), &target).map(|_| ()))?;
+        }
+    }
+    Ok(())
+}
+
+/// What to say where an unfinished run of the same command is not continued: what differs.
+pub fn unlike(plan: &Plan, folder: &Path) -> Option<String> {
+    let unfinished =
+        |manifest: &Manifest| manifest.state == State::Unfinished && manifest.command == plan.command;
+    let (run, manifest) = others(folder).into_iter().find(|(_, manifest)| unfinished(manifest))?;
+    let now = Manifest::new(plan, "");
+    let mut differ = Vec::new();
+    let keys = |settings: &Value| settings.as_object().map(|all| all.keys().cloned().collect::<Vec<_>>());
+    let mut names: Vec<String> =
+        [&manifest.settings, &now.settings].into_iter().filter_map(keys).flatten().collect();
+    names.sort();
+    names.dedup();
+    for name in names {
+        let (then, now) = (&manifest.settings[&name], &now.settings[&name]);
+        if then != now {
+            let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            differ.push(format!("{name} {} instead of {}", text(now), text(then)));
+        }
+    }
+    for (name, same) in [
+        ("another build", manifest.build == now.build),
+        ("other data", manifest.data == now.data),
+        ("another number of threads", manifest.threads == now.threads),
+        ("another suite", manifest.suite == now.suite),
+    ] {
+        if !same {
+            differ.push(name.to_owned());
+        }
+    }
+    let why = if differ.is_empty() { "other cells".to_owned() } else { differ.join(", ") };
+    Some(format!(
+        "a new run, with {why}: the unfinished one in {} is not continued, and stays",
+        run.display()
+    ))
+}
