@@ -60,3 +60,24 @@ fn every_key_of_a_suite_is_explained() {
     keys.extend(set(Settings::KEYS.iter().copied()));
     assert_eq!(explained("## Suites"), keys);
 }
+
+#[test]
+fn every_path_in_the_documents_exists() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let documents = fs::read_dir(root.join("docs")).unwrap().map(|item| item.unwrap().path());
+    let documents = documents.chain([root.join("CONTRIBUTING.md"), root.join("README.md")]);
+    let mut count = 0;
+    for document in documents.filter(|path| path.extension().is_some_and(|end| end == "md")) {
+        let text = fs::read_to_string(&document).unwrap();
+        for word in text.split('`').skip(1).step_by(2) {
+            let ours = ["src/", "tests/", "docs/", "benches/", "suites/"]
+                .iter()
+                .any(|start| word.starts_with(start));
+            if ours && !word.contains(['<', '*', ' ', ':']) {
+                assert!(root.join(word).exists(), "{}: there is no {word}", document.display());
+                count += 1;
+            }
+        }
+    }
+    assert!(count > 30, "only {count} paths were found");
+}
