@@ -56,6 +56,8 @@ fn every_key_of_the_samples_is_explained() {
 fn every_key_of_a_suite_is_explained() {
     let mut keys = allowed("unknown = 1");
     keys.extend(allowed("title = 'a'\nprotocol = 'speed'\nsource = 'b'\n[[row]]\nunknown = 1"));
+    let row = "title = 'a'\nprotocol = 'speed'\nsource = 'b'\n[[row]]\nlabel = 'c'\nmodel = 'full'\n";
+    keys.extend(allowed(&format!("{row}[[printed]]\nunknown = 1")));
     assert!(keys.contains("not_comparable") && keys.contains("base"), "{keys:?}");
     keys.extend(set(Settings::KEYS.iter().copied()));
     assert_eq!(explained("## Suites"), keys);

@@ -200,8 +200,8 @@ fn percent(data: &dyn Dataset, right: impl Fn(usize) -> bool) -> f64 {
 mod tests {
     use super::*;
     use crate::config::settings::Settings;
-    use crate::protocol::grid::{Flags, resolve};
     use crate::data::Example;
+    use crate::protocol::grid::{Flags, resolve};
     use crate::protocol::lra::tasks::{Reading, load};
 
     /// Documents made of a class's letters, on both sides of a pair or as intensities.
