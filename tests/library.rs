@@ -11,5 +11,8 @@ mod layers;
 mod mean;
 #[path = "properties/main.rs"]
 mod properties;
+mod prose;
+#[path = "published/main.rs"]
+mod published;
 #[path = "recipe/main.rs"]
 mod recipe;

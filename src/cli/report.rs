@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::ValueEnum;
 
 use super::runs::{Run, latest_measured, latest_rows, trained_key};
@@ -12,6 +12,7 @@ use crate::protocol;
 use crate::record::{Row, file};
 use crate::report::chart::{Chart, Evaluation, Learning, Quantity, figure, learning};
 use crate::report::document::{BEGIN, Document, END, Section, splice};
+use crate::report::fill::fill;
 use crate::report::table::{self, Table};
 use crate::report::{self, crossing, figures, published, reference, robustness, trained};
 use crate::run::plan::folder;
@@ -60,7 +61,7 @@ pub struct Args {
     /// Leave out measurements that belong to no paper's table
     #[arg(long)]
     brief: bool,
-    /// Put the Markdown between the markers of this file
+    /// Renew this file: the Markdown between its markers, and every number marked with the row it comes from
     #[arg(long, value_name = "FILE", conflicts_with_all = ["output", "format"])]
     splice: Option<PathBuf>,
 }
@@ -77,8 +78,14 @@ pub fn run(args: &Args, term: &Term) -> Result<u8> {
     }
     if let Some(path) = &args.splice {
         let text = file::read_to_string(path).with_context(|| path.display().to_string())?;
-        let new = splice(&text, &document.markdown()).with_context(|| {
-            format!("{} has no markers; put {BEGIN} and {END} on lines of their own", path.display())
+        let filled =
+            fill(&text, &latest_rows(&runs)).map_err(|error| anyhow!("{}: {error}", path.display()))?;
+        let spliced = splice(&filled, &document.markdown());
+        let new = spliced.or_else(|| (filled.contains("<!-- row ")).then_some(filled)).with_context(|| {
+            format!(
+                "{} has no markers; put {BEGIN} and {END} on lines of their own, or <!-- row METRIC COLUMN=VALUE .2 --><!-- /row -->",
+                path.display()
+            )
         })?;
         file::put(path, new.as_bytes()).with_context(|| path.display().to_string())?;
         term.say(&format!("{}: renewed", path.display()));

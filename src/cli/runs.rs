@@ -98,7 +98,7 @@ impl Run {
 pub fn trained_key(row: &Row) -> String {
     let place = (&row.protocol, &row.task, &row.model, &row.variant, &row.preset, &row.metric);
     let how = (&row.device, &row.dtype, &row.kernel, row.batch, row.len, row.seed);
-    format!("{place:?} {how:?} {:?} {:?}", row.fraction, row.settings)
+    format!("{place:?} {how:?} {:?} {:?} {:?} {:?}", row.suite, row.differs, row.fraction, row.settings)
 }
 
 /// Measurements run by run: of each folder the run that `latest` names, else the last by name. A quick run counts only

@@ -216,7 +216,7 @@ fn pair(row: &Row, other: &Row, before: f64, after: f64) -> Pair {
 type Key<'a> = (
     (&'a str, Option<&'a str>, &'a str, Option<&'a str>, Option<&'a str>, &'a str),
     (&'a str, &'a str, &'a str, Option<u64>, Option<u64>, Option<u64>),
-    (Option<&'a str>, Option<u64>, Option<u64>),
+    (Option<&'a str>, Option<u64>, Option<&'a str>),
 );
 
 fn key(row: &Row) -> Key<'_> {
@@ -230,7 +230,7 @@ fn key(row: &Row) -> Key<'_> {
             &row.metric,
         ),
         (&row.device, &row.dtype, &row.kernel, row.threads, row.batch, row.len),
-        (row.pass.map(|pass| pass.word()), row.seed, row.fraction.map(f64::to_bits)),
+        (row.pass.map(|pass| pass.word()), row.seed, row.differs.as_deref()),
     )
 }
 

@@ -5,6 +5,7 @@ pub mod compare;
 pub mod crossing;
 pub mod document;
 pub mod figures;
+pub mod fill;
 pub mod fold;
 pub mod markdown;
 pub mod published;

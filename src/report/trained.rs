@@ -110,7 +110,7 @@ fn alike(a: &Row, b: &Row) -> bool {
         (
             (row.suite.clone(), row.task.clone(), row.model.clone(), row.variant.clone(), row.preset.clone()),
             (row.device.clone(), row.dtype.clone(), row.kernel.clone(), row.batch, row.len),
-            (row.differs.clone(), row.fraction.map(f64::to_bits)),
+            (row.differs.clone(), row.settings.clone(), row.fraction.map(f64::to_bits)),
         )
     };
     key(a) == key(b)

@@ -2,14 +2,12 @@
 //! with its knobs, preset, metric and task. And every cell of every suite can be built.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 
 use effattn::attention::choose::choose;
 use effattn::config::settings::Settings;
 use effattn::config::suite::{PublishedTable, SHIPPED, Suite};
-use effattn::protocol::grid::{Defaults, Flags, resolve};
-use effattn::protocol::robustness::Perturbation;
-use effattn::protocol::{charlm, lra, robustness, speed};
+use effattn::protocol;
+use effattn::protocol::grid::{Flags, resolve};
 use effattn::record::{Published, Row};
 
 /// A number: suite, model, preset, metric, key, value.
@@ -97,30 +95,14 @@ fn every_published_number_stands_beside_its_model() {
 
 /// The rows of the cells of `suite`, run with `preset`; none where it is drawn and not run.
 fn planned(suite: &Suite, preset: Option<&str>) -> Vec<Row> {
+    let Some(protocol) = protocol::find(&suite.protocol) else {
+        assert_eq!(suite.protocol, "plot attention", "{}", suite.name);
+        return Vec::new();
+    };
     let settings = Settings { preset: preset.map(str::to_owned), ..Settings::NONE };
     let flags = Flags { suite: Some(suite.name.clone()), settings, ..Flags::default() };
-    let grid = |defaults: &Defaults| resolve(flags.clone(), defaults).expect(&suite.name);
-    let options = lra::plan::Options::default();
-    fn rows<T>(cells: Vec<(effattn::run::plan::Cell, T)>) -> Vec<Row> {
-        cells.into_iter().map(|(cell, _)| cell.row).collect()
-    }
-    match suite.protocol.as_str() {
-        "speed" => rows(speed::plan::cells(&grid(&speed::plan::defaults(false)), 2).expect("a plan")),
-        "lra" => rows(lra::plan::cells(&grid(&lra::plan::defaults(false)), options, 2).expect("a plan")),
-        "charlm" => {
-            let options = charlm::plan::Options::default();
-            rows(charlm::plan::cells(&grid(&charlm::plan::defaults(false)), options, 2).expect("a plan"))
-        }
-        "robustness" => {
-            let texts = Perturbation { insertions: vec![10], characters: "!".to_owned(), seeds: 1 };
-            let grid = grid(&robustness::defaults());
-            rows(robustness::cells(&grid, (options, &texts), 2, Path::new("")).expect("a plan"))
-        }
-        other => {
-            assert_eq!(other, "plot attention", "{}", suite.name);
-            Vec::new()
-        }
-    }
+    let cells = (protocol.cells)(&resolve(&flags, protocol).expect(&suite.name), 2).expect(&suite.name);
+    cells.into_iter().map(|cell| cell.row).collect()
 }
 
 #[test]

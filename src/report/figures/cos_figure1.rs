@@ -102,7 +102,8 @@ fn accuracies(rows: &[&Row]) -> Option<Accuracies> {
         rows.iter().filter(|row| row.protocol == "lra" && row.metric == "accuracy" && row.variant.is_none())
     {
         let (Some(task), Some(value), Outcome::Ok) = (&row.task, row.value, row.outcome) else { continue };
-        let share = row.fraction.map_or_else(|| "other settings".to_owned(), share);
+        let share = row.differs.clone().or_else(|| row.fraction.map(share));
+        let share = share.unwrap_or_else(|| "other settings".to_owned());
         let preset = row.preset.as_deref().unwrap_or("");
         let about = format!("{preset}, length {}, {share}", row.len.unwrap_or(0));
         groups.entry((task.clone(), about)).or_default().entry(row.model.clone()).or_default().push(value);

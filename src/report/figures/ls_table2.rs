@@ -50,22 +50,21 @@ fn chart(task: &str, rows: &[&Row]) -> io::Result<Option<Chart>> {
         by_count.push(Slope { label: name, points });
     }
     let Some(first) = rows.first() else { return Ok(None) };
+    let same = rows.iter().all(|row| row.differs == first.differs);
     let share =
-        first.fraction.map_or_else(String::new, |part| format!("; {:.2} % of the protocol", 100.0 * part));
+        first.differs.as_ref().filter(|_| same).map_or_else(String::new, |words| format!("; {words}"));
     let subtitle = format!("{}, {}{share}", task, conditions(first));
     let title = "Accuracy on changed texts (Transformer-LS, Table 2)";
     slopes(&format!("ls-table2-{task}"), (title, &subtitle), (&by_kind, &by_count)).map(Some)
 }
 
-/// The mechanism; where runs of different extent stand in one chart, with the share of the protocol.
+/// The mechanism; where different runs stand in one chart, with the first thing that differs from the protocol.
 fn label(row: &Row, all: &[&Row]) -> String {
-    if all.iter().all(|other| other.fraction == row.fraction) {
+    if all.iter().all(|other| other.differs == row.differs) {
         return row.label();
     }
-    match row.fraction {
-        Some(part) => format!("{}, {:.2} %", row.label(), 100.0 * part),
-        None => format!("{}, other", row.label()),
-    }
+    let words = row.differs.as_deref().unwrap_or("the protocol");
+    format!("{}, {}", row.label(), words.split("; ").next().unwrap_or(words))
 }
 
 /// Insertions in the texts of `task`: 0 for clean ones, 10 for the paper's.
