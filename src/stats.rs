@@ -151,6 +151,11 @@ pub fn outliers(samples: &[f64]) -> Vec<usize> {
 
 /// Quantile of Student's t for a two-sided 95 % interval; `None` without degrees of freedom.
 fn t_quantile(freedom: f64) -> Option<f64> {
+    if freedom > 1e4 {
+        // Cornish and Fisher's expansion, exact to seven digits here: inverting the distribution takes seconds.
+        const Z: f64 = 1.959_963_984_540_054;
+        return Some(Z + (Z.powi(3) + Z) / (4.0 * freedom));
+    }
     let t = StudentsT::new(0.0, 1.0, freedom).ok()?;
     Some(t.inverse_cdf(0.5 + COVERAGE / 2.0))
 }
@@ -298,6 +303,16 @@ mod tests {
             assert!((share - 95.0).abs() <= 1.0, "{n} runs against a mean of {m}: {share} %");
         }
         assert_eq!(prediction_interval(&[1.0], 4), None);
+    }
+
+    #[test]
+    fn intervals_of_millions_of_samples_take_no_time_and_join_those_of_few() {
+        let half = |n| mean_interval(0.0, (n as f64).sqrt(), n).unwrap().high;
+        close(half(10_000_000), 1.959_964, 1e-6);
+        close(half(10_001), half(10_003), 1e-7);
+        let start = std::time::Instant::now();
+        (0..100_000).for_each(|more| assert!(half(10_000_000 + more) > 1.9));
+        assert!(start.elapsed().as_secs() < 2);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::fmt;
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
+use crate::record::text::visible;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// How much is said.
@@ -166,25 +167,25 @@ impl Term {
     /// A line, unless quiet.
     pub fn say(&self, text: &str) {
         if self.talk >= Talk::Normal {
-            self.print(text);
+            self.print(&visible(text));
         }
     }
 
     /// A line that only `-v` shows.
     pub fn detail(&self, text: &str) {
         if self.talk == Talk::Verbose {
-            self.print(text);
+            self.print(&visible(text));
         }
     }
 
     /// A warning, also when quiet.
     pub fn warn(&self, warning: &Warning) {
-        self.print(&format!("{} {warning}", self.paint("33", "warning:")));
+        self.print(&format!("{} {}", self.paint("33", "warning:"), visible(&warning.to_string())));
     }
 
     /// An error, also when quiet.
     pub fn error(&self, text: &str) {
-        self.print(&format!("{} {text}", self.paint("31", "error:")));
+        self.print(&format!("{} {}", self.paint("31", "error:"), visible(text)));
     }
 
     fn print(&self, text: &str) {
@@ -219,7 +220,7 @@ impl Term {
     /// Names what is being worked on, beside the bar.
     pub fn at(&self, what: &str) {
         if let Some(bar) = &self.bar {
-            bar.set_message(format!("{} left · {what}", clock(self.work.left())));
+            bar.set_message(format!("{} left · {}", clock(self.work.left()), visible(what)));
         }
         self.detail(what);
     }

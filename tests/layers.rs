@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 const ALLOWED: &[(&str, &str)] = &[
     ("pattern", ""),
     ("stats", ""),
-    ("term", ""),
+    ("term", "record stats"),
     ("record", "stats"),
     ("config", "record stats"),
     ("device", "config record stats pattern"),

@@ -246,6 +246,17 @@ impl Knobs {
         }
     }
 
+    /// The largest whole number among them.
+    pub fn largest(&self) -> usize {
+        let values = self.0.values().map(|value| match value {
+            Value::Int(value) => *value,
+            Value::List(list) => list.iter().copied().max().unwrap_or(0),
+            Value::Owned(list) => list.iter().copied().max().unwrap_or(0),
+            _ => 0,
+        });
+        values.max().unwrap_or(0)
+    }
+
     /// True or false; false if the mechanism has no such knob.
     pub fn bool(&self, name: &str) -> bool {
         matches!(self.0.get(name), Some(Value::Bool(true)))
@@ -302,19 +313,29 @@ fn find(mechanism: &'static str, knobs: &'static [Knob], name: &str) -> Result<&
     })
 }
 
+/// Largest whole number that a knob takes: more than the longest sequence, and small enough that no product of sizes
+/// wraps around.
+const MOST: usize = 1 << 24;
+/// Most numbers in a list.
+const LONGEST: usize = 1 << 12;
+
 fn bad(mechanism: &'static str, knob: &'static Knob, value: &str) -> KnobError {
     KnobError::Bad { mechanism, name: knob.name, value: value.to_owned(), allowed: knob.kind.to_string() }
 }
 
 impl Kind {
     fn parse(self, text: &str) -> Option<Value> {
-        let int = |min, max| text.parse().ok().filter(|value| (min..=max).contains(value)).map(Value::Int);
+        let int = |min: usize, max: usize| {
+            text.parse().ok().filter(|value| (min..=max.min(MOST)).contains(value)).map(Value::Int)
+        };
         let list = || {
             if text == NONE {
                 return Some(Value::Owned(Vec::new()));
             }
             let parts = text.split('+').filter(|part| !part.is_empty());
-            parts.map(|part| part.parse().ok()).collect::<Option<Vec<usize>>>().map(Value::Owned)
+            let number = |part: &str| part.parse().ok().filter(|number| *number <= MOST);
+            let list = parts.map(number).collect::<Option<Vec<usize>>>();
+            list.filter(|list| list.len() <= LONGEST).map(Value::Owned)
         };
         let float =
             |min, max| text.parse().ok().filter(|value| (min..=max).contains(value)).map(Value::Float);
@@ -347,9 +368,13 @@ impl Kind {
             Json::Number(number) => self.parse(&number.to_string()),
             Json::String(text) => self.parse(text),
             Json::Array(items) => {
-                let list = items.iter().map(|item| item.as_u64().map(|item| item as usize));
+                let number =
+                    |item: &Json| item.as_u64().map(|item| item as usize).filter(|item| *item <= MOST);
+                let list = items.iter().map(number);
                 match self {
-                    Self::List | Self::AutoIntOrList => list.collect::<Option<Vec<_>>>().map(Value::Owned),
+                    Self::List | Self::AutoIntOrList if items.len() <= LONGEST => {
+                        list.collect::<Option<Vec<_>>>().map(Value::Owned)
+                    }
                     _ => None,
                 }
             }
@@ -361,7 +386,7 @@ impl Kind {
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let range = |f: &mut fmt::Formatter, min: usize, max: usize| match max {
-            usize::MAX => write!(f, "a whole number of at least {min}"),
+            max if max > MOST => write!(f, "a whole number from {min} to {MOST}"),
             max => write!(f, "a whole number from {min} to {max}"),
         };
         match self {

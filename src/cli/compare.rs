@@ -93,7 +93,8 @@ fn beside(before: &[Row], now: &[Row], args: &Args, term: &Term) -> Result<u8> {
     let Some(share) = args.fail_if_regression else { return Ok(0) };
     let worse = comparison.regressions(share);
     let share = 100.0 * share;
-    if worse.is_empty() && comparison.lost.is_empty() {
+    let gone: Vec<&String> = comparison.lost.iter().chain(&comparison.absent).collect();
+    if worse.is_empty() && gone.is_empty() {
         term.say(&format!(
             "gate passed: none of {} values is worse by more than {share} %",
             comparison.pairs.len()
@@ -108,11 +109,11 @@ fn beside(before: &[Row], now: &[Row], args: &Args, term: &Term) -> Result<u8> {
             pair.metric.replace('_', " ")
         ));
     }
-    comparison.lost.iter().for_each(|line| term.say(&format!("no value any more: {line}")));
+    gone.iter().for_each(|line| term.say(&format!("no value any more: {line}")));
     term.error(&format!(
         "gate failed: {} of {} values are worse by more than {share} % or gone",
-        worse.len() + comparison.lost.len(),
-        comparison.pairs.len() + comparison.lost.len()
+        worse.len() + gone.len(),
+        comparison.pairs.len() + gone.len()
     ));
     Ok(super::FAILED)
 }

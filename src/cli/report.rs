@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::ValueEnum;
 
-use super::runs::{Run, latest_measured, latest_rows, trained_key};
+use super::runs::{Run, latest_measured, latest_rows, newest_trained, trained_key};
 use crate::config::suite::{SHIPPED, Suite};
 use crate::protocol;
 use crate::record::{Row, file};
@@ -142,15 +142,10 @@ fn document(runs: &[Run], suite: Option<&str>, brief: bool) -> Result<Document> 
 /// Trained models of `runs`: of rows alike the newest.
 fn trained(title: &str, runs: &[&Run], wanted: impl Fn(&&Row) -> bool) -> Result<Section> {
     let mut section = Section { title: title.to_owned(), ..Section::default() };
-    let mut newest: BTreeMap<String, Row> = BTreeMap::new();
-    for run in runs {
-        let rows: Vec<&Row> = run.rows.iter().filter(&wanted).collect();
-        if !rows.is_empty() {
-            section.provenance.push(run.provenance());
-            newest.extend(rows.into_iter().map(|row| (trained_key(row), row.clone())));
-        }
-    }
-    let rows: Vec<Row> = newest.into_values().collect();
+    let of_run = |run: &&&Run| run.rows.iter().any(|row| wanted(&row));
+    section.provenance = runs.iter().filter(of_run).map(|run| run.provenance()).collect();
+    let rows = newest_trained(runs.iter().flat_map(|run| &run.rows).filter(|row| wanted(row)));
+    let rows: Vec<Row> = rows.into_values().cloned().collect();
     section.tables = trained::tables(&rows);
     section.tables.extend(robustness::table(&rows));
     section.tables.extend(published::reasons(&rows));

@@ -6,8 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use crate::protocol;
-use crate::record::{Row, csv};
-use crate::run::folder;
+use crate::record::{Outcome, Row, csv, file};
 use crate::run::manifest::{Manifest, State};
 
 /// A run folder that was read.
@@ -31,12 +30,12 @@ impl Run {
     pub fn read(folder: &Path) -> Result<Option<Self>> {
         let Some(manifest) = Manifest::read(folder)? else { return Ok(None) };
         let path = folder.join("rows.csv");
-        let Ok(text) = std::fs::read_to_string(&path) else { return Ok(None) }; // killed before its first cell
+        let Ok(text) = file::read_to_string(&path) else { return Ok(None) }; // killed before its first cell
         let rows = csv::from_str(&text).with_context(|| path.display().to_string())?;
         Ok(Some(Self { folder: folder.to_owned(), manifest, rows }))
     }
 
-    /// Every run below `root` (or `root` itself), by folder; those that were given up are left out.
+    /// Every run below `root` (or `root` itself), the oldest first; those that were given up are left out.
     ///
     /// # Errors
     /// A folder that cannot be read, or whose files are damaged.
@@ -62,8 +61,7 @@ impl Run {
                 }
             }
         }
-        runs.sort_by(|a, b| a.folder.cmp(&b.folder));
-        Ok(runs)
+        Ok(by_age(runs))
     }
 
     /// `measured with effattn 0.1.0 (e0b18a0) on AMD EPYC, 2 threads, cpu, 2026-11-21; data imdb 0123abcd`.
@@ -101,8 +99,24 @@ pub fn trained_key(row: &Row) -> String {
     format!("{place:?} {how:?} {:?} {:?} {:?} {:?}", row.suite, row.differs, row.fraction, row.settings)
 }
 
-/// Measurements run by run: of each folder the run that `latest` names, else the last by name. A quick run counts only
-/// where there is no other.
+/// The oldest first: by start, but where the clock went back between two runs of a folder, by their order there.
+fn by_age(mut runs: Vec<Run>) -> Vec<Run> {
+    let place = |run: &Run| (run.folder.parent().map(Path::to_owned), run.manifest.order);
+    runs.sort_by_cached_key(|run| (place(run), run.manifest.start.clone(), run.folder.clone()));
+    let (mut base, mut at) = (None, String::new());
+    let mut aged: Vec<(String, Run)> = Vec::new();
+    for run in runs {
+        let parent = run.folder.parent().map(Path::to_owned);
+        at = if parent == base { at.max(run.manifest.start.clone()) } else { run.manifest.start.clone() };
+        base = parent;
+        aged.push((at.clone(), run));
+    }
+    aged.sort_by(|a, b| a.0.cmp(&b.0));
+    aged.into_iter().map(|(_, run)| run).collect()
+}
+
+/// Measurements run by run: of each folder the newest run that is finished, else the newest; a quick run counts only
+/// where there is no other. `runs` stand by age.
 pub fn latest_measured(runs: &[Run]) -> Vec<&Run> {
     fn base(run: &Run) -> &Path {
         run.folder.parent().unwrap_or(Path::new(""))
@@ -111,21 +125,33 @@ pub fn latest_measured(runs: &[Run]) -> Vec<&Run> {
     let whole: BTreeSet<&Path> = measured().filter(|run| !run.quick()).map(base).collect();
     let mut latest: BTreeMap<&Path, &Run> = BTreeMap::new();
     for run in measured().filter(|run| !(run.quick() && whole.contains(base(run)))) {
-        let base = base(run);
-        let named = folder::latest(base).and_then(|path| path.canonicalize().ok());
-        let is_named = named.is_some() && named == run.folder.canonicalize().ok();
-        if is_named || latest.get(base).is_none_or(|known| known.folder.canonicalize().ok() != named) {
-            latest.insert(base, run);
+        let known = latest.entry(base(run)).or_insert(run);
+        if run.manifest.state == State::Done || known.manifest.state != State::Done {
+            *known = run;
         }
     }
     latest.into_values().collect()
 }
 
+/// The newest row of each kind of trained models; what did not come to an end replaces nothing that did. `rows` stand
+/// by age.
+pub fn newest_trained<'a>(rows: impl Iterator<Item = &'a Row>) -> BTreeMap<String, &'a Row> {
+    let ended = |row: &Row| !matches!(row.outcome, Outcome::Interrupted | Outcome::Failed | Outcome::Planned);
+    let mut newest: BTreeMap<String, &Row> = BTreeMap::new();
+    for row in rows {
+        let known = newest.entry(trained_key(row)).or_insert(row);
+        if ended(row) || !ended(known) {
+            *known = row;
+        }
+    }
+    newest
+}
+
 /// The rows that the papers' figures are drawn from: of trained models the newest of each kind over all runs, measurements of
 /// the latest runs, nothing of quick ones.
 pub fn latest_rows(runs: &[Run]) -> Vec<Row> {
-    let trained = runs.iter().filter(|run| run.trained() && !run.quick()).flat_map(|run| &run.rows);
-    let newest: BTreeMap<String, &Row> = trained.map(|row| (trained_key(row), row)).collect();
+    let trained = runs.iter().filter(|run| run.trained() && !run.quick());
+    let newest = newest_trained(trained.flat_map(|run| &run.rows));
     let measured = latest_measured(runs).into_iter().filter(|run| !run.quick()).flat_map(|run| &run.rows);
     newest.into_values().chain(measured).cloned().collect()
 }
@@ -133,6 +159,7 @@ pub fn latest_rows(runs: &[Run]) -> Vec<Row> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::run::plan::Plan;
 
     #[test]
     fn a_run_is_found_however_deep_it_lies() {
@@ -167,5 +194,39 @@ mod tests {
         assert_eq!(latest_rows(&runs).len(), runs[0].rows.len());
         assert_eq!(names(&runs[1..]), [Path::new("results/speed/2")]);
         assert!(latest_rows(&runs[1..]).is_empty());
+    }
+
+    /// A run of `command` in `base` whose only row has `value`.
+    fn run(base: &str, command: &str, (order, start): (u64, &str), state: State, value: Option<f64>) -> Run {
+        let plan = Plan { name: base.to_owned(), command: command.to_owned(), ..Plan::default() };
+        let mut manifest = Manifest::new(&plan, "id");
+        (manifest.order, manifest.start, manifest.state) = (order, start.to_owned(), state);
+        let row = Row::new(command, "ls").with("accuracy", "%", value);
+        let outcome = if value.is_some() { Outcome::Ok } else { Outcome::Interrupted };
+        let folder = Path::new(base).join(format!("{order}-{start}"));
+        Run { folder, manifest, rows: vec![row.ended(outcome, None)] }
+    }
+
+    fn values(runs: Vec<Run>) -> Vec<Option<f64>> {
+        latest_rows(&by_age(runs)).iter().map(|row| row.value).collect()
+    }
+
+    #[test]
+    fn the_newest_run_counts_and_not_the_last_path() {
+        let old = run("z", "lra", (1, "2026-01-01"), State::Done, Some(1.0));
+        let new = run("a", "lra", (1, "2026-01-02"), State::Done, Some(2.0));
+        assert_eq!(values(vec![new, old]), [Some(2.0)]);
+        let before = run("a", "speed", (1, "2999-01-01"), State::Done, Some(1.0));
+        let after = run("a", "speed", (2, "2026-01-02"), State::Done, Some(2.0));
+        assert_eq!(values(vec![after, before]), [Some(2.0)], "the clock went back");
+    }
+
+    #[test]
+    fn an_interrupted_run_replaces_nothing_that_is_finished() {
+        for command in ["speed", "lra"] {
+            let done = run("a", command, (1, "2026-01-01"), State::Done, Some(1.0));
+            let stopped = run("a", command, (2, "2026-01-02"), State::Unfinished, None);
+            assert_eq!(values(vec![done, stopped]), [Some(1.0)], "{command}");
+        }
     }
 }

@@ -237,13 +237,13 @@ settings! {
     /// Backbone: effattn list presets
     preset: String, "Grid", "NAME", word;
     /// Blocks, instead of the preset's
-    layers: u64, "", "N", positive;
+    layers: u64, "", "N", |text| within(text, 1, 1 << 12);
     /// Width of the residual stream, instead of the preset's
-    width: u64, "", "N", positive;
+    width: u64, "", "N", |text| within(text, 1, 1 << 16);
     /// Heads, instead of the preset's
-    heads: u64, "", "N", positive;
+    heads: u64, "", "N", |text| within(text, 1, 1 << 16);
     /// Hidden width of the feed-forward half, instead of the preset's
-    ffn: u64, "", "N", positive;
+    ffn: u64, "", "N", |text| within(text, 1, 1 << 20);
     /// Pooling, instead of the preset's
     pooling: String, "", "NAME", word;
     /// Dropout, instead of the preset's
@@ -261,7 +261,7 @@ settings! {
     /// Live bytes that all workers together may reach, such as 8GiB [default: 90 % of the free memory]
     memory_limit: Bytes, "Machine", "SIZE", str::parse;
     /// Steps before the clock starts (at most as long as --max-time)
-    warmup: u64, "Budget", "N", |text| within(text, 0, u64::MAX);
+    warmup: u64, "Budget", "N", |text| within(text, 0, MOST);
     /// Most measured steps per cell
     runs: u64, "Budget", "N", positive;
     /// Fewest measured steps per cell, whatever the time
@@ -320,13 +320,17 @@ fn switch(text: &str) -> Result<bool, SayError> {
     text.parse().map_err(|_| SayError::new(format!("{text:?} is neither true nor false")))
 }
 
+/// The largest count that means anything: products of two of them can still be counted.
+const MOST: u64 = 1_000_000_000;
+
 fn positive(text: &str) -> Result<u64, SayError> {
-    within(text, 1, u64::MAX)
+    within(text, 1, MOST)
 }
 
 fn within(text: &str, least: u64, most: u64) -> Result<u64, SayError> {
     let number = text.parse().map_err(|_| SayError::new(format!("{text:?} is not a whole number")))?;
-    let allowed = if most == u64::MAX { format!("{least} or more") } else { format!("{least} to {most}") };
+    let open = most == MOST && number < least;
+    let allowed = if open { format!("{least} or more") } else { format!("{least} to {most}") };
     let wrong = || SayError::new(format!("{number} is out of range; allowed: {allowed}"));
     (least..=most).contains(&number).then_some(number).ok_or_else(wrong)
 }
@@ -386,6 +390,16 @@ mod tests {
         assert_eq!(Settings::set("len=[3, 5]").unwrap().len, Some(Lengths(vec![3, 5])));
         assert!(Settings::set("lenn=3").unwrap_err().0.contains("did you mean len?"));
         assert!(Settings::set("len=0").unwrap_err().0.contains("length 0 is out of range"));
+        for text in [
+            "layers=10000000",
+            "ffn=18446744073709551615",
+            "width=0",
+            "threads=0",
+            "warmup=18446744073709551615",
+        ] {
+            let error = Settings::set(text).unwrap_err().0;
+            assert!(error.starts_with("--set "), "{text}: {error}");
+        }
         assert!(Settings::set("len").is_err());
         assert!(Settings::set("threads=2\nlen=0").is_err());
     }

@@ -258,6 +258,8 @@ impl Suite {
         if wire.row.is_empty() {
             return Err(at(0, "there is no [[row]]".to_owned()));
         }
+        wire.base.check().map_err(|error| at(0, format!("[base]: {error}")))?;
+        let newlines: Vec<usize> = text.match_indices('\n').map(|(at, _)| at).collect();
         let lengths = wire.base.len.as_ref().map_or(0, |len| len.0.len());
         let mut rows = Vec::new();
         for row in wire.row {
@@ -267,7 +269,8 @@ impl Suite {
             let published = row.published.map(|wire| tables(wire, &row.label, lengths));
             let published =
                 published.transpose().map_err(|(start, problem)| at(start, problem))?.unwrap_or_default();
-            let line = line_of(text, start);
+            let line = 1 + newlines.partition_point(|at| *at < start);
+            row.set.check().map_err(|error| at(start, error.0))?;
             let (label, set, not_comparable) = (row.label, row.set, row.not_comparable);
             rows.push(SuiteRow { label, model, set, published, not_comparable, line });
         }

@@ -4,7 +4,8 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
 
 use md5::Md5;
 use sha2::{Digest, Sha256};
@@ -83,6 +84,15 @@ pub enum Fetched {
     Brought(PathBuf),
 }
 
+/// The least that a download must bring, or it is given up.
+#[derive(Clone, Copy)]
+struct Pace {
+    stall: Duration,
+    least: u64,
+}
+
+const PACE: Pace = Pace { stall: Duration::from_secs(60), least: 60 << 10 };
+
 /// Hears bytes so far and in all.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, Option<u64>);
 
@@ -113,7 +123,7 @@ pub fn fetch(
         return Ok(Fetched::Brought(target));
     }
     let part = dir.join(format!("{}.part", source.file));
-    source.download(source.url, &part, dir, progress)?;
+    source.download(source.url, (&part, dir), PACE, progress)?;
     if let Err(error) = source.check(&part) {
         let _ = std::fs::remove_file(&part); // what is wrong cannot be continued
         return Err(error);
@@ -142,7 +152,7 @@ impl Source {
     pub fn check(&self, path: &Path) -> Result<(), FetchError> {
         let io = |source| FetchError::Io { path: path.to_owned(), source };
         let other = |reason| FetchError::Other { name: self.name, path: path.to_owned(), reason };
-        let mut file = File::open(path).map_err(io)?;
+        let mut file = file::open(path).map_err(io)?;
         let size = file.metadata().map_err(io)?.len();
         if let Some(bytes) = self.bytes.filter(|bytes| *bytes != size) {
             return Err(other(format!("it has {size} bytes, expected {bytes}")));
@@ -158,7 +168,13 @@ impl Source {
     }
 
     /// Appends what is missing of `part`.
-    fn download(&self, url: &str, part: &Path, dir: &Path, progress: Progress) -> Result<(), FetchError> {
+    fn download(
+        &self,
+        url: &str,
+        (part, dir): (&Path, &Path),
+        pace: Pace,
+        progress: Progress,
+    ) -> Result<(), FetchError> {
         let io = |source| FetchError::Io { path: part.to_owned(), source };
         let unreachable = |reason: String| FetchError::Unreachable {
             name: self.name,
@@ -190,16 +206,31 @@ impl Source {
         out.set_len(have).map_err(io)?;
         io::Seek::seek(&mut out, io::SeekFrom::End(0)).map_err(io)?;
         let most = total.unwrap_or(1 << 34);
-        let mut reader = response.into_body().into_reader().take(most.saturating_sub(have) + 1);
-        let mut buffer = vec![0; 1 << 16];
+        let reader = response.into_body().into_reader().take(most.saturating_sub(have) + 1);
+        let chunks = chunks(reader);
+        let slow = |have: u64| {
+            let seconds = pace.stall.as_secs_f64();
+            unreachable(format!(
+                "fewer than {} bytes came in {seconds} s; {have} are kept, and the same command continues",
+                pace.least
+            ))
+        };
+        let (mut since, mut mark) = (Instant::now(), have);
         loop {
-            let count = reader.read(&mut buffer).map_err(|error| unreachable(error.to_string()))?;
-            if count == 0 {
-                break;
-            }
-            out.write_all(&buffer[..count]).map_err(io)?;
-            have += count as u64;
+            let bytes = match chunks.recv_timeout(pace.stall) {
+                Ok(read) => read.map_err(|error| unreachable(error.to_string()))?,
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => return Err(slow(have)),
+            };
+            out.write_all(&bytes).map_err(io)?;
+            have += bytes.len() as u64;
             progress(have, total);
+            if since.elapsed() >= pace.stall {
+                if have - mark < pace.least {
+                    return Err(slow(have));
+                }
+                (since, mark) = (Instant::now(), have);
+            }
         }
         out.sync_data().map_err(io)?;
         if total.is_some_and(|total| have < total) {
@@ -208,6 +239,25 @@ impl Source {
         }
         Ok(())
     }
+}
+
+/// What `reader` gives, read on a thread of its own: a server that falls silent cannot be interrupted, only left.
+fn chunks(mut reader: impl Read + Send + 'static) -> Receiver<io::Result<Vec<u8>>> {
+    let (sender, chunks) = mpsc::sync_channel(4);
+    std::thread::spawn(move || {
+        loop {
+            let mut buffer = vec![0; 1 << 16];
+            let read = reader.read(&mut buffer).map(|count| {
+                buffer.truncate(count);
+                buffer
+            });
+            let ended = read.as_ref().map_or(true, Vec::is_empty);
+            if read.is_ok() && ended || sender.send(read).is_err() || ended {
+                return;
+            }
+        }
+    });
+    chunks
 }
 
 fn digest<D: Digest>(reader: &mut impl Read) -> io::Result<String> {
@@ -269,11 +319,42 @@ mod tests {
     fn a_download_that_broke_off_is_continued() {
         let dir = tempfile::tempdir().unwrap();
         let part = dir.path().join("small.zip.part");
-        let get = |url: &str| SMALL.download(url, &part, dir.path(), &mut |_, _| ());
+        let get = |url: &str| SMALL.download(url, (&part, dir.path()), PACE, &mut |_, _| ());
         assert!(get(&serve(b"hello world", 6)).is_err());
         assert_eq!(std::fs::read(&part).unwrap(), b"hello");
         get(&serve(b"hello world", 0)).unwrap();
         SMALL.check(&part).unwrap();
+    }
+
+    /// Answers one request with a byte every `pause`, for ever.
+    fn drip(pause: Duration) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let lines = BufReader::new(stream.try_clone().unwrap()).lines();
+            lines.map_while(Result::ok).take_while(|line| !line.is_empty()).for_each(drop);
+            let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n");
+            loop {
+                std::thread::sleep(pause);
+                if stream.write_all(b"h").and_then(|()| stream.flush()).is_err() {
+                    return;
+                }
+            }
+        });
+        format!("http://{address}/small.zip")
+    }
+
+    #[test]
+    fn a_silent_or_dripping_server_is_given_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let part = dir.path().join("small.zip.part");
+        let pace = Pace { stall: Duration::from_millis(300), least: 9 };
+        for pause in [Duration::from_secs(60), Duration::from_millis(100)] {
+            let got = SMALL.download(&drip(pause), (&part, dir.path()), pace, &mut |_, _| ());
+            let said = got.unwrap_err().to_string();
+            assert!(said.contains("fewer than 9 bytes came in 0.3 s"), "{said}");
+        }
     }
 
     #[test]

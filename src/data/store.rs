@@ -7,6 +7,14 @@ use std::path::{Path, PathBuf};
 use flate2::read::GzDecoder;
 
 use super::DataError;
+use crate::record::file;
+
+/// Most bytes of wanted members that one archive or folder may hold together.
+const HELD: u64 = 256 << 20;
+/// Most bytes that an archive may unpack to, unwanted members included.
+const UNPACKED: u64 = 4 << 30;
+/// Most bytes of a member's name, and of the extension header it may stand in.
+const NAME: u64 = 1 << 16;
 
 /// The first of `names` that exists in `dir` or in one of its direct subfolders (in name order).
 pub fn find(dir: &Path, names: &[&str]) -> Option<PathBuf> {
@@ -41,7 +49,7 @@ pub fn bad_file(file: &Path, reason: impl Into<String>) -> DataError {
 /// # Errors
 /// A file that cannot be opened.
 pub fn open(file: &Path) -> Result<Box<dyn Read>, DataError> {
-    let raw = File::open(file).map_err(|error| bad_file(file, format!("cannot be opened ({error})")))?;
+    let raw = file::open(file).map_err(|error| bad_file(file, format!("cannot be opened ({error})")))?;
     let buffered = BufReader::with_capacity(1 << 20, raw);
     let gzip = file.extension().is_some_and(|extension| extension == "gz" || extension == "tgz");
     Ok(if gzip { Box::new(GzDecoder::new(buffered)) } else { Box::new(buffered) })
@@ -91,32 +99,65 @@ pub fn each_line(
 /// archive (plain or gzip). Links and other special members are passed over.
 ///
 /// # Errors
-/// An archive that cannot be read to its end, a member above `limit`, what `visit` says.
+/// An archive that cannot be read to its end, a member above `limit`, more than 256 MiB in all, what `visit` says.
 pub fn each_file(
     source: &Path,
     limit: u64,
     wanted: impl Fn(&str) -> bool,
     mut visit: impl FnMut(&str, Vec<u8>) -> Result<(), DataError>,
 ) -> Result<(), DataError> {
+    let mut held = 0;
+    let mut visit = |path: &str, bytes: Vec<u8>| {
+        held += bytes.len() as u64;
+        if held > HELD {
+            return Err(bad_file(
+                source,
+                format!("holds more than {HELD} bytes, the most that was expected"),
+            ));
+        }
+        visit(path, bytes)
+    };
     if source.is_dir() {
         return each_in_folder(source, source, limit, &wanted, &mut visit);
     }
-    let mut archive = tar::Archive::new(open(source)?);
+    // Raw members: what a name in an extension header may hold is limited here.
+    let mut archive = tar::Archive::new(open(source)?.take(UNPACKED));
     let broken = |error: io::Error| {
         bad_file(source, format!("cannot be read to its end ({error}); it may be cut off: fetch it again"))
     };
-    for entry in archive.entries().map_err(broken)? {
-        let entry = entry.map_err(broken)?;
-        if !entry.header().entry_type().is_file() {
+    let mut long = None;
+    for entry in archive.entries().map_err(broken)?.raw(true) {
+        let mut entry = entry.map_err(broken)?;
+        let kind = entry.header().entry_type();
+        if kind.is_gnu_longname() {
+            let name = read_limited(&mut entry, NAME).map_err(broken)?;
+            long = Some(String::from_utf8_lossy(&name).trim_end_matches('\0').to_owned());
             continue;
         }
-        let Ok(path) = entry.path().map(|path| path.to_string_lossy().into_owned()) else { continue };
+        if kind.is_pax_local_extensions() {
+            let text = read_limited(&mut entry, NAME).map_err(broken)?;
+            long = pax_path(&text).or(long);
+            continue;
+        }
+        let long = long.take();
+        if !kind.is_file() {
+            continue;
+        }
+        let short = entry.path().map(|path| path.to_string_lossy().into_owned());
+        let Some(path) = long.or(short.ok()) else { continue };
         if wanted(&path) {
             let bytes = read_limited(entry, limit).map_err(broken)?;
             visit(&path, bytes)?;
         }
     }
     Ok(())
+}
+
+/// The path in a pax header: lines of `LENGTH KEY=VALUE`.
+fn pax_path(text: &[u8]) -> Option<String> {
+    let fields = tar::PaxExtensions::new(text).flatten();
+    let paths = fields.filter(|field| field.key_bytes() == b"path");
+    paths.last().map(|field| String::from_utf8_lossy(field.value_bytes()).into_owned())
 }
 
 fn each_in_folder(
@@ -175,6 +216,38 @@ mod tests {
         let read = |limit| each_file(file.path(), limit, |_| true, |_, _| Ok(()));
         assert!(read(100).is_ok());
         assert!(read(99).expect_err("too large").to_string().contains("larger than 99 bytes"));
+    }
+
+    #[test]
+    fn an_archive_holds_no_more_than_is_expected() {
+        let long = "x/".repeat(200) + "a.txt";
+        let file = archive(&[(&long, b"1")]);
+        let mut seen = Vec::new();
+        let visit = |name: &str, _| {
+            seen.push(name.to_owned());
+            Ok(())
+        };
+        each_file(file.path(), 10, |name| name.ends_with("a.txt"), visit).expect("a long name");
+        assert_eq!(seen, [long]);
+        // a name that would fill the memory
+        let bomb = archive(&[(&"y".repeat(1 << 20), b"1")]);
+        let error = each_file(bomb.path(), 10, |_| true, |_, _| Ok(())).expect_err("a name of 1 MiB");
+        assert!(error.to_string().contains("larger than 65536 bytes"), "{error}");
+        let zeros = vec![0; 1 << 20];
+        let members: Vec<(String, &[u8])> = (0..300).map(|index| (format!("{index}"), &zeros[..])).collect();
+        let members: Vec<(&str, &[u8])> = members.iter().map(|(name, bytes)| (&name[..], *bytes)).collect();
+        let many = archive(&members);
+        let mut count = 0;
+        let error = each_file(
+            many.path(),
+            1 << 20,
+            |_| true,
+            |_, _| {
+                count += 1;
+                Ok(())
+            },
+        );
+        assert!(error.expect_err("300 MiB").to_string().contains("holds more than") && count == 256);
     }
 
     #[test]

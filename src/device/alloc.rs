@@ -85,6 +85,19 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
+/// Bytes that this process may map, where `ulimit -v` limits them.
+pub fn address_space() -> Option<u64> {
+    #[cfg(unix)]
+    {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: getrlimit writes into the struct it is given and touches nothing else.
+        let known = unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) } == 0;
+        (known && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+    }
+    #[cfg(not(unix))]
+    None
+}
+
 /// Gives freed pages of large tensors back at once (Linux, glibc), so that the resident size follows the live bytes. glibc
 /// raises its threshold for such tensors as it goes, which leaves holes in the heap; here it stays where it starts.
 pub fn return_pages() {
@@ -106,7 +119,8 @@ pub fn return_pages() {
 ///
 /// `EFFATTN_KEEP_PAGES=0` leaves the allocator as it is (to compare with resident sizes).
 pub fn keep_pages() -> bool {
-    if std::env::var_os("EFFATTN_KEEP_PAGES").is_some_and(|value| value == "0") {
+    // Where the address space is limited, a heap that grows in large pieces fails and every allocation tries again.
+    if std::env::var_os("EFFATTN_KEEP_PAGES").is_some_and(|value| value == "0") || address_space().is_some() {
         return false;
     }
     #[cfg(all(target_os = "linux", target_env = "gnu"))]

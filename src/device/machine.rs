@@ -1,5 +1,7 @@
 //! What this machine is and how busy it is.
 
+use std::path::Path;
+
 use serde::Serialize;
 use sysinfo::{
     CpuRefreshKind, MemoryRefreshKind, Pid, ProcessRefreshKind, ProcessesToUpdate, RefreshKind, System,
@@ -72,12 +74,53 @@ fn simd() -> &'static str {
     }
 }
 
-/// Bytes that can still be allocated: what the system calls available, or less where a control group says so.
+/// Bytes that can still be allocated: what the system calls available, or less where a control group or the limit of
+/// the address space (`ulimit -v`) says so.
 pub fn free_memory() -> u64 {
     let mut system = System::new();
     system.refresh_memory_specifics(MemoryRefreshKind::nothing().with_ram());
-    let available = system.available_memory();
-    system.cgroup_limits().map_or(available, |limits| available.min(limits.free_memory))
+    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let group = free_in_groups(&groups, Path::new("/sys/fs/cgroup"));
+    let addresses = super::alloc::address_space().map(|limit| limit.saturating_sub(mapped()));
+    let limits = [Some(system.available_memory()), group, addresses];
+    limits.into_iter().flatten().min().unwrap_or(0)
+}
+
+/// Bytes of address space in use.
+fn mapped() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages = statm.split_whitespace().next().and_then(|pages| pages.parse::<u64>().ok());
+    pages.unwrap_or(0) * 4096
+}
+
+/// What the control groups in `groups` (as in `/proc/self/cgroup`) and all those around them still allow; `root` is
+/// where they are mounted. Both versions of control groups are known.
+fn free_in_groups(groups: &str, root: &Path) -> Option<u64> {
+    let mut least = None;
+    for line in groups.lines() {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (Some(kinds), Some(path)) = (parts.next(), parts.next()) else { continue };
+        let (base, files) = match kinds {
+            "" => (root.to_owned(), ["memory.max", "memory.current", "inactive_file"]),
+            kinds if kinds.split(',').any(|kind| kind == "memory") => (
+                root.join("memory"),
+                ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"],
+            ),
+            _ => continue,
+        };
+        let own = base.join(path.trim_start_matches('/'));
+        for folder in own.ancestors().take_while(|folder| folder.starts_with(&base)) {
+            let number =
+                |name: &str| std::fs::read_to_string(folder.join(name)).ok()?.trim().parse::<u64>().ok();
+            let Some(limit) = number(files[0]) else { continue };
+            let stat = std::fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
+            let cache = stat.lines().find_map(|line| line.strip_prefix(files[2])?.trim().parse::<u64>().ok());
+            let used = number(files[1]).unwrap_or(0).saturating_sub(cache.unwrap_or(0));
+            let free = limit.saturating_sub(used);
+            least = Some(least.map_or(free, |least: u64| least.min(free)));
+        }
+    }
+    least
 }
 
 /// Load average of the last minute; none where the system has none.
@@ -116,6 +159,28 @@ impl Resident {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_tightest_of_nested_control_groups_counts() {
+        let root = tempfile::tempdir().unwrap();
+        let put = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        put("memory/memory.limit_in_bytes", "9223372036854771712\n");
+        put("memory/job/memory.limit_in_bytes", "1000\n");
+        put("memory/job/memory.usage_in_bytes", "300\n");
+        put("memory/job/memory.stat", "cache 1\ntotal_inactive_file 100\n");
+        put("memory/job/step/memory.limit_in_bytes", "5000\n");
+        let free = |groups: &str| free_in_groups(groups, root.path());
+        assert_eq!(free("7:cpu:/x\n4:memory:/job/step\n"), Some(800), "version 1");
+        put("a/memory.max", "max\n");
+        put("a/b/memory.max", "700\n");
+        put("a/b/memory.current", "200\n");
+        assert_eq!(free("0::/a/b/c\n"), Some(500), "version 2");
+        assert_eq!(free(""), None);
+    }
 
     #[test]
     fn resident_bytes_grow_with_touched_memory() {

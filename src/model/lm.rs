@@ -100,6 +100,7 @@ impl LmConfig {
     pub fn validate(&self) -> std::result::Result<(), ConfigError> {
         self.backbone.validate()?;
         positive(&[("the vocabulary", self.vocab), ("the block", self.block)])?;
+        self.backbone.countable(self.block + self.mem, &self.knobs)?;
         let mechanism = self.entry.name;
         let unsupported = |what, instead| Err(ConfigError::Unsupported { mechanism, what, instead });
         if !self.entry.support.causal {

@@ -151,6 +151,18 @@ pub enum ConfigError {
         /// What to choose.
         instead: &'static str,
     },
+    /// More than can be counted in 64 bits.
+    #[error(
+        "{layers} layers of width {width} at length {len} are more than can be counted; choose smaller sizes"
+    )]
+    TooLarge {
+        /// Blocks.
+        layers: usize,
+        /// Width.
+        width: usize,
+        /// Length.
+        len: usize,
+    },
     /// Neither one nor two towers.
     #[error("a model has 1 or 2 towers, not {0}")]
     Towers(usize),
@@ -207,6 +219,22 @@ impl Backbone {
         Ok(())
     }
 
+    /// Refuses what cannot be counted at length `len` with these `knobs`: the bound is the largest product that a cost
+    /// takes, with room for its factors.
+    ///
+    /// # Errors
+    /// Sizes of which a cost could wrap around.
+    pub fn countable(&self, len: usize, knobs: &Knobs) -> Result<(), ConfigError> {
+        let knob = knobs.largest();
+        let beside = [len, knob, 4 * self.inner, 2 * self.ffn].iter().map(|size| *size as f64).sum::<f64>();
+        let width = self.width.max(self.inner);
+        let product = self.layers as f64 * len.max(knob) as f64 * width as f64 * beside;
+        if product < 2f64.powi(58) {
+            return Ok(());
+        }
+        Err(ConfigError::TooLarge { layers: self.layers, width, len })
+    }
+
     /// Shape of one attention call at length `len`.
     pub fn shape(&self, batch: usize, len: usize, causal: bool) -> Shape {
         Shape {
@@ -243,6 +271,7 @@ impl ModelConfig {
         if !(1..=2).contains(&self.towers) {
             return Err(ConfigError::Towers(self.towers));
         }
+        self.backbone.countable(self.max_len, &self.knobs)?;
         let mechanism = self.entry.name;
         if !self.entry.support.bidirectional {
             let (what, instead) = ("bidirectional form", "it only serves language models");

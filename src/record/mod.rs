@@ -8,6 +8,7 @@ pub mod json;
 pub mod matrix;
 pub mod norms;
 mod row;
+pub mod text;
 
 pub use row::{COLUMNS, Outcome, Pass, Published, Row, rounded};
 

@@ -1,5 +1,7 @@
 //! Two sets of rows side by side: ratios with intervals, and what got worse.
 
+use std::collections::HashMap;
+
 use super::chart::Unit;
 use super::fold::TIED;
 use super::table::Table;
@@ -34,19 +36,23 @@ pub struct Comparison {
     pub pairs: Vec<Pair>,
     /// Cells of both that had a value before and have none now, with what happened.
     pub lost: Vec<String>,
-    /// Cells of one set only, and those that have a value now and had none before.
+    /// Cells that had a value before and are not there now.
+    pub absent: Vec<String>,
+    /// Cells that are only there now, and those that have a value now and had none before.
     pub lonely: Vec<String>,
 }
 
 /// Matches rows by everything that defines a cell: rows of another device, number format or kernel are never compared.
 pub fn compare(before: &[Row], after: &[Row]) -> Comparison {
     let mut comparison = Comparison::default();
+    let (known, wanted) = (by_key(before), by_key(after));
     for row in before.iter().filter(|row| direction(row).is_some()) {
-        let Some(other) = after.iter().find(|other| key(row) == key(other)) else {
-            comparison.lonely.push(format!("only before: {}", name(row)));
+        let Some(other) = wanted.get(&key(row)) else {
+            let list = if finite(row).is_some() { &mut comparison.absent } else { &mut comparison.lonely };
+            list.push(format!("only before: {}", name(row)));
             continue;
         };
-        match (row.value, other.value) {
+        match (finite(row), finite(other)) {
             (Some(a), Some(b)) => comparison.pairs.push(pair(row, other, a, b)),
             (Some(a), None) => {
                 comparison.lost.push(format!(
@@ -75,11 +81,25 @@ pub fn compare(before: &[Row], after: &[Row]) -> Comparison {
         }
     }
     for row in after.iter().filter(|row| direction(row).is_some()) {
-        if !before.iter().any(|other| key(row) == key(other)) {
+        if !known.contains_key(&key(row)) {
             comparison.lonely.push(format!("only now: {}", name(row)));
         }
     }
     comparison
+}
+
+/// The row's value, if it is one: files that others wrote may say NaN.
+fn finite(row: &Row) -> Option<f64> {
+    row.value.filter(|value| value.is_finite())
+}
+
+/// The first row of every cell.
+fn by_key(rows: &[Row]) -> HashMap<Key<'_>, &Row> {
+    let mut found = HashMap::new();
+    for row in rows {
+        found.entry(key(row)).or_insert(row);
+    }
+    found
 }
 
 /// Why two sets of rows may have no cell in common: conditions of which they share no value.
@@ -169,7 +189,8 @@ impl Comparison {
                 pair.interval.map_or_else(String::new, ends),
             ]
         });
-        let notes = std::iter::once(self.summary()).chain(self.lost.iter().chain(&self.lonely).cloned());
+        let notes = std::iter::once(self.summary())
+            .chain(self.lost.iter().chain(&self.absent).chain(&self.lonely).cloned());
         Table {
             title: "Now beside before".to_owned(),
             columns: columns.map(str::to_owned).to_vec(),
@@ -210,6 +231,7 @@ fn pair(row: &Row, other: &Row, before: f64, after: f64) -> Pair {
     let interval = sides.and_then(|(after, before)| ratio_interval(before, after));
     let less = direction(row) == Some(true);
     let worse = if less { after / before - 1.0 } else { before / after - 1.0 };
+    let worse = if worse.is_nan() { 0.0 } else { worse }; // 0 beside 0
     Pair { cell: name(row), metric: row.metric.clone(), before, after, interval, worse }
 }
 
@@ -278,10 +300,22 @@ mod tests {
     fn what_cannot_be_compared_is_named() {
         let metal = Row { device: "metal".to_owned(), ..row("step_time", 1.0) };
         let both = compare(&[row("step_time", 1.0)], &[metal]);
-        assert!(both.pairs.is_empty() && both.lonely.len() == 2, "{both:?}");
+        assert!(both.pairs.is_empty() && (both.absent.len(), both.lonely.len()) == (1, 1), "{both:?}");
         let gone = row("step_time", 1.0).with("step_time", "s", None).ended(Outcome::Oom, None);
         let lost = compare(&[row("step_time", 1.0)], &[gone]);
         assert!(lost.lost[0].ends_with("1 s before, oom now"), "{lost:?}");
+        let nan = Row { value: Some(f64::NAN), ..row("step_time", 1.0).ended(Outcome::Ok, None) };
+        assert_eq!(compare(&[row("step_time", 1.0)], &[nan]).lost.len(), 1, "NaN is no value");
+    }
+
+    #[test]
+    fn many_rows_and_many_samples_take_no_time() {
+        let many: Vec<Row> = (0..50_000)
+            .map(|len| Row { len: Some(len), n: Some(10_000_000), ..row("step_time", 1.0) })
+            .collect();
+        let start = std::time::Instant::now();
+        assert_eq!(compare(&many, &many).pairs.len(), many.len());
+        assert!(start.elapsed().as_secs() < 5, "{:?}", start.elapsed());
     }
 
     #[test]

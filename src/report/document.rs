@@ -3,6 +3,7 @@
 use super::chart::Chart;
 use super::markdown;
 use super::table::Table;
+use crate::record::text::visible;
 
 /// Tables and charts that belong together.
 #[derive(Clone, Debug, Default)]
@@ -29,9 +30,9 @@ pub struct Document {
 impl Document {
     /// As Markdown.
     pub fn markdown(&self) -> String {
-        let mut text = format!("## {}\n", self.title);
+        let mut text = format!("## {}\n", markdown::escape(&self.title));
         for section in &self.sections {
-            text.push_str(&format!("\n### {}\n\n", section.title));
+            text.push_str(&format!("\n### {}\n\n", markdown::escape(&section.title)));
             let tables: Vec<String> = section.tables.iter().map(markdown::table).collect();
             text.push_str(&tables.join("\n"));
             for line in &section.provenance {
@@ -94,14 +95,24 @@ fn html_table(table: &Table) -> String {
 
 /// Text that cannot start markup.
 fn html(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+    visible(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 /// `text` with everything between the two markers replaced by `content`; nothing without both markers in order.
 pub fn splice(text: &str, content: &str) -> Option<String> {
-    let start = text.find(BEGIN)? + BEGIN.len();
-    let end = start + text[start..].find(END)?;
+    let start = line(text, BEGIN)? + BEGIN.len();
+    let end = start + line(&text[start..], END)?;
     Some(format!("{}\n{}\n{}", &text[..start], content.trim_end(), &text[end..]))
+}
+
+/// Where `marker` stands on a line of its own: in the middle of one it is text.
+fn line(text: &str, marker: &str) -> Option<usize> {
+    let alone = |at: usize| {
+        let (before, after) = (&text[..at], &text[at + marker.len()..]);
+        let blank = |text: &str| text.trim().is_empty();
+        blank(before.rsplit('\n').next().unwrap_or("")) && blank(after.split('\n').next().unwrap_or(""))
+    };
+    text.match_indices(marker).map(|(at, _)| at).find(|at| alone(*at))
 }
 
 /// In front of what [`splice`] replaces.

@@ -1,6 +1,7 @@
 //! Tables as Markdown.
 
 use super::table::Table;
+use crate::record::text::visible;
 
 /// `table` in the pipe syntax, its title in bold above and its notes below.
 pub fn table(table: &Table) -> String {
@@ -26,11 +27,13 @@ fn line(cells: &[String]) -> String {
 }
 
 /// Text that cannot end a cell or start markup.
-fn escape(text: &str) -> String {
+pub(super) fn escape(text: &str) -> String {
     let mut escaped = String::new();
-    for letter in text.chars() {
+    for letter in visible(text).chars() {
         match letter {
-            '|' | '*' | '_' | '`' | '<' | '[' | '\\' => escaped.extend(['\\', letter]),
+            '|' | '*' | '_' | '`' | '[' | '\\' => escaped.extend(['\\', letter]),
+            '<' => escaped.push_str("&lt;"), // so that nothing reads as the markers of a splice either
+            '&' => escaped.push_str("&amp;"),
             '\n' | '\r' | super::fold::TIED => escaped.push(' '),
             letter => escaped.push(letter),
         }

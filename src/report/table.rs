@@ -2,6 +2,7 @@
 
 use super::chart::{Figure, Panel, Series, Unit};
 use super::fold::{self, TIED, columns, wrap};
+use crate::record::text::visible;
 use crate::record::{Metric, Row};
 
 /// A table: columns of text, then columns of numbers with their units.
@@ -34,7 +35,7 @@ impl Table {
         }
         let remarks = if shown.widths(width).is_some() { remarks } else { Vec::new() };
         remarks.iter().chain(&self.notes).for_each(|note| text.push_str(&wrap(note, width)));
-        text.replace(TIED, " ")
+        visible(&text.replace(TIED, " "))
     }
 
     /// The table with as many of its columns as fit, and what is to be said about the others.
@@ -206,12 +207,12 @@ fn cell(series: &Series, len: f64, unit: Unit) -> String {
     if let Some(point) = series.points.iter().find(|point| point.x == len) {
         let value = unit.text(point.y).replace(' ', &TIED.to_string());
         return match point.interval {
-            Some((low, high)) => {
+            Some((low, high)) if point.y > 0.0 && (high - low).is_finite() => {
                 let half = (point.y - low).max(high - point.y) / point.y * 100.0;
                 let digits = usize::from(half < 0.95);
                 format!("{value} ±{half:.digits$}{TIED}%")
             }
-            None => value,
+            _ => value,
         };
     }
     let missing = series.missing.iter().find(|missing| missing.x == len);

@@ -98,6 +98,13 @@ impl Session {
         let (mut journal, entries) = Journal::open(&folder.path.join("journal.jsonl"))?;
         let mut done: HashMap<String, Entry> =
             entries.into_iter().map(|entry| (entry.cell.clone(), entry)).collect();
+        let known = done.len();
+        for cell in &plan.cells {
+            if done.get(&cell.key).is_some_and(|entry| !belongs(entry, cell)) {
+                done.remove(&cell.key);
+            }
+        }
+        let strange = known - done.len();
         let memory = around.memory_limit.min(around.resident_limit);
         let again = again(plan, &done, memory);
         done.retain(|key, _| !again.contains(key));
@@ -121,6 +128,11 @@ impl Session {
             term: around.term,
             _text: around.text,
         };
+        if strange > 0 {
+            let reason =
+                format!("{strange} lines of the journal have no rows of their cell; those cells run again");
+            session.term.warn(&Warning::Other(reason));
+        }
         if session.folder.continued {
             let kept = session.order.iter().filter(|key| session.done.contains_key(*key)).count();
             let (cells, path) = (session.order.len(), session.folder.path.display());
@@ -245,5 +257,52 @@ impl Session {
         }
         let (rows, manifest, folder) = (self.rows(), self.folder.manifest.clone(), self.folder.path.clone());
         Ok((Finished { rows, manifest, folder }, self.term))
+    }
+}
+
+/// Whether the rows of `entry` can be those of `cell`: some, and each says of itself what the plan says of the cell.
+/// (What a search finds, such as a length, the plan leaves open.)
+fn belongs(entry: &Entry, cell: &Cell) -> bool {
+    let plan = &cell.row;
+    let open = |planned: Option<u64>, found: Option<u64>| planned.is_none() || planned == found;
+    let same = |row: &Row| {
+        (&row.suite, &row.protocol, &row.model, &row.variant)
+            == (&plan.suite, &plan.protocol, &plan.model, &plan.variant)
+            && (&row.preset, &row.device, &row.dtype, &row.kernel)
+                == (&plan.preset, &plan.device, &plan.dtype, &plan.kernel)
+            && (row.threads, row.batch, row.pass, row.seed)
+                == (plan.threads, plan.batch, plan.pass, plan.seed)
+            && open(plan.len, row.len)
+    };
+    !entry.rows.is_empty() && entry.rows.iter().all(same)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_rows_of_their_own_cell_make_it_done() {
+        let row = Row { len: Some(64), seed: Some(1), ..Row::new("speed", "ls") };
+        let cell = Cell { key: "a".into(), row: row.clone(), ..Cell::default() };
+        let entry = |rows| Entry { cell: "a".into(), rows, samples: Vec::new(), limits: None };
+        let measured = row.with("step_time", "s", Some(1.0));
+        assert!(belongs(&entry(vec![measured.clone()]), &cell));
+        assert!(!belongs(&entry(Vec::new()), &cell));
+        let changes: [fn(Row) -> Row; 8] = [
+            |row| Row { len: Some(128), ..row },
+            |row| Row { model: "full".into(), ..row },
+            |row| Row { variant: Some("w=4".into()), ..row },
+            |row| Row { seed: Some(2), ..row },
+            |row| Row { kernel: "composed".into(), ..row },
+            |row| Row { preset: Some("ls-lra".into()), ..row },
+            |row| Row { protocol: "memory".into(), ..row },
+            |row| Row { threads: Some(7), ..row },
+        ];
+        for (index, change) in changes.into_iter().enumerate() {
+            assert!(!belongs(&entry(vec![measured.clone(), change(measured.clone())]), &cell), "{index}");
+        }
+        let found = Cell { row: Row { len: None, ..row }, ..cell };
+        assert!(belongs(&entry(vec![measured]), &found), "a length that was looked for");
     }
 }

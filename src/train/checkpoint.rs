@@ -313,6 +313,18 @@ impl Checkpoint {
         Ok(Trainer::restore(params, optimizer, schedule))
     }
 
+    /// The first weight, by name, with a value that is not finite.
+    pub fn not_finite(&self) -> Option<&str> {
+        let finite = |tensor: &Tensor| {
+            let sum =
+                tensor.to_dtype(DType::F64).and_then(|tensor| tensor.abs()?.sum_all()?.to_scalar::<f64>());
+            sum.is_ok_and(f64::is_finite)
+        };
+        let weights =
+            self.tensors.iter().filter_map(|(name, tensor)| Some((name.strip_prefix(WEIGHT)?, tensor)));
+        weights.filter(|(_, tensor)| !finite(tensor)).map(|(name, _)| name).min()
+    }
+
     /// A tensor of the state.
     pub fn extra(&self, name: &str) -> Option<&Tensor> {
         self.tensors.get(&format!("{EXTRA}{name}"))

@@ -156,6 +156,11 @@ fn kills_at_random_moments_change_nothing() {
             let output = run(folder.path(), victim.line);
             assert!(output.status.success(), "{}", stderr(&output));
             let found = result(folder.path(), victim.name);
+            let left = temporary(&folder.path().join("results"));
+            assert!(left.is_empty(), "{}: {hits} kills left {left:?}", victim.name);
+            let mut times =
+                rows(folder.path(), victim.name).into_iter().filter(|row| row.metric == "step_time");
+            assert!(times.all(|row| row.value.is_some()), "{}: {hits} kills cost a step_time", victim.name);
             assert_eq!(found.0, expected.0, "{}: {hits} kills changed the rows", victim.name);
             assert!(found.1 == expected.1, "{}: {hits} kills changed curves or weights", victim.name);
             survived += hits;
@@ -163,6 +168,112 @@ fn kills_at_random_moments_change_nothing() {
         println!("{:<7} {survived} kills survived of {survived}, results identical", victim.name);
         assert!(survived >= wanted, "{}: only {survived} of {wanted} kills hit", victim.name);
     }
+}
+
+/// Temporary files below `folder`.
+fn temporary(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if path.is_dir() && !path.is_symlink() {
+            found.extend(temporary(&path));
+        } else if name.starts_with(".effattn-") || name.starts_with(".checkpoint-") {
+            found.push(path);
+        }
+    }
+    found
+}
+
+#[test]
+fn a_binary_that_is_replaced_during_a_run_changes_nothing() {
+    let folder = fresh("lra");
+    let program = folder.path().join("effattn");
+    fs::copy(env!("CARGO_BIN_EXE_effattn"), &program).unwrap();
+    let mut child = Command::new(&program)
+        .args(words(TWO_MODELS))
+        .current_dir(folder.path())
+        .stderr(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let start = Instant::now();
+    while children(child.id()).is_empty() {
+        assert!(start.elapsed() < Duration::from_secs(60), "no worker was started");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    fs::remove_file(&program).unwrap();
+    fs::write(&program, "#!/bin/sh\necho another program >&2\nexit 3\n").unwrap();
+    fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    child.wait().unwrap();
+    let rows = rows(folder.path(), "lra");
+    assert!(rows.iter().any(|row| row.model == "linear"), "{rows:?}");
+    assert!(rows.iter().all(|row| row.outcome == Outcome::Ok), "{rows:?}");
+}
+
+#[test]
+fn a_worker_of_another_build_refuses() {
+    let output = run(Path::new("."), "worker --build 0123456789abcdef");
+    assert!(
+        !output.status.success() && stderr(&output).contains("its run was started by build 0123456789abcdef")
+    );
+}
+
+#[test]
+fn names_that_are_not_unicode_neither_panic_nor_hang() {
+    use std::os::unix::ffi::OsStrExt;
+    let odd = std::ffi::OsStr::from_bytes(b"caf\xe9");
+    let folder = fresh("lra");
+    let home = folder.path().join(odd);
+    fs::create_dir(&home).unwrap();
+    let start = Instant::now();
+    let mut command =
+        effattn(folder.path(), "lra --task listops --model ls --steps 2 --limit 10 --no-plot --threads 1");
+    let output = command.env("XDG_CACHE_HOME", &home).output().unwrap();
+    let said = stderr(&output);
+    assert!(
+        start.elapsed() < Duration::from_secs(60) && output.status.code().is_some_and(|code| code < 100),
+        "{said}"
+    );
+    let mut command = effattn(folder.path(), VICTIMS[0].line);
+    let output = command.arg("-o").arg(odd).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(folder.path().join(odd).join("speed/latest/rows.csv").exists());
+}
+
+#[test]
+fn what_a_person_names_is_written_through_and_what_a_file_names_is_no_path() {
+    use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
+    let folder = fresh("speed");
+    let at = |name: &str| folder.path().join(name);
+    assert!(run(folder.path(), VICTIMS[0].line).status.success());
+    fs::write(at("real.md"), "<!-- effattn report: begin -->\n<!-- effattn report: end -->\n").unwrap();
+    fs::set_permissions(at("real.md"), fs::Permissions::from_mode(0o600)).unwrap();
+    symlink("real.md", at("page.md")).unwrap();
+    symlink("/dev/null", at("nothing")).unwrap();
+    for line in ["report -o nothing", "report --splice page.md", "report --splice page.md"] {
+        assert!(run(folder.path(), line).status.success(), "{line}");
+    }
+    assert!(at("page.md").is_symlink() && at("nothing").is_symlink());
+    assert!(fs::metadata("/dev/null").unwrap().file_type().is_char_device());
+    assert_eq!(fs::metadata(at("real.md")).unwrap().permissions().mode() & 0o777, 0o600);
+    let text = fs::read_to_string(at("real.md")).unwrap();
+    assert!(text.contains("Measured by effattn") && text.matches("report: end").count() == 1, "{text}");
+    // a suite that is a path, in rows that somebody else wrote
+    let file = latest(folder.path(), "speed").join("rows.csv");
+    let rows: Vec<Row> = csv::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+    let outside = at("outside").display().to_string();
+    for suite in ["../../outside", &outside] {
+        let rows: Vec<Row> =
+            rows.iter().map(|row| Row { suite: Some(suite.to_owned()), ..row.clone() }).collect();
+        fs::write(&file, csv::to_string(&rows).unwrap()).unwrap();
+        let output = run(folder.path(), "plot rows results/speed --plots-dir a/b/plots");
+        assert!(output.status.success(), "{}", stderr(&output));
+    }
+    let strays = fs::read_dir(folder.path()).unwrap().chain(fs::read_dir(at("a")).unwrap());
+    let strays =
+        strays.filter(|entry| entry.as_ref().unwrap().file_name().to_string_lossy().contains("outside"));
+    assert_eq!(strays.count(), 0, "a name from a file became a path");
+    assert!(fs::read_dir(at("a/b/plots")).unwrap().count() >= 2);
 }
 
 /// Processes whose parent is `process`.

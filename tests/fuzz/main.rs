@@ -4,6 +4,7 @@
 //! `EFFATTN_FUZZ=1000000 cargo test --release --test fuzz -- --nocapture` runs overnight; the default takes seconds.
 //! What once broke stays in `tests/fuzz/found/<target>/` and is read first.
 
+mod configs;
 mod files;
 mod mutate;
 mod texts;
@@ -105,7 +106,7 @@ fn no_input_breaks_a_reader() {
     std::panic::set_hook(Box::new(|info| eprintln!("{info}")));
     a_panic_and_a_hoard_are_noticed();
     let only = std::env::var("EFFATTN_FUZZ_TARGET").ok();
-    for target in texts::TARGETS.iter().chain(files::TARGETS) {
+    for target in texts::TARGETS.iter().chain(files::TARGETS).chain(configs::TARGETS) {
         if only.as_deref().is_none_or(|only| only == target.name) {
             fuzz(target);
         }

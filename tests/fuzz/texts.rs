@@ -168,6 +168,7 @@ pub const TARGETS: &[Target] = &[
         read: |bytes, folder| {
             in_file(bytes, folder, "journal.jsonl");
             let path = folder.join("journal.jsonl");
+            let _ = std::fs::remove_file(folder.join("journal.damaged"));
             let Ok((mut journal, entries)) = Journal::open(&path) else { return };
             // what was read stays, whatever stood behind it, and the journal goes on
             journal

@@ -177,7 +177,7 @@ impl SpecError {
 impl From<ConfigError> for SpecError {
     fn from(error: ConfigError) -> Self {
         match error {
-            ConfigError::Unsupported { .. } | ConfigError::Knobs { .. } => {
+            ConfigError::Unsupported { .. } | ConfigError::Knobs { .. } | ConfigError::TooLarge { .. } => {
                 Self::Unsupported(error.to_string())
             }
             ConfigError::Heads { .. }

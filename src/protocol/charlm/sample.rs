@@ -74,6 +74,9 @@ pub fn sample(
     let description: Description = serde_json::from_value(stored.model.clone()).with_context(|| {
         format!("{} holds no language model; name a checkpoint of effattn charlm", checkpoint.display())
     })?;
+    if let Some(name) = stored.not_finite() {
+        bail!("{} cannot draw text: {name} has values that are not finite", checkpoint.display());
+    }
     let phase = description.request.phases.get(description.phase).context("the checkpoint has no phase")?;
     let spec = &description.request.spec;
     let config = model(spec, &spec.choice()?, description.vocab)?.at(phase.len as usize, phase.len as usize);

@@ -19,7 +19,7 @@ pub(super) fn config(golden: &Golden) -> Checked<ModelConfig> {
     let pooling = golden.config.get("pooling").and_then(Value::as_str).unwrap_or_default();
     let pooling = Pooling::find(pooling)
         .ok_or_else(|| golden.wrong(format!("its pooling {pooling:?} is not known")))?;
-    Ok(ModelConfig {
+    let config = ModelConfig {
         entry,
         knobs: knobs(golden, entry, FIXED)?,
         backbone: Backbone::new(size("layers")?, size("d")?, size("H")?, size("F")?),
@@ -28,7 +28,9 @@ pub(super) fn config(golden: &Golden) -> Checked<ModelConfig> {
         classes: size("classes")?,
         pooling,
         towers: golden.int("towers").unwrap_or(1),
-    })
+    };
+    config.validate().map_err(|error| golden.wrong(error.to_string()))?;
+    Ok(config)
 }
 
 /// Inputs of one document of every example.

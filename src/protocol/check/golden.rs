@@ -67,9 +67,13 @@ impl Golden {
         self.metadata.get(key).map_or("", String::as_str)
     }
 
-    /// A whole number of `config`.
+    /// A whole number of `config`; none where it is larger than any size of a golden file.
     pub fn int(&self, key: &str) -> Option<usize> {
-        self.config.get(key).and_then(Value::as_u64).map(|value| value as usize)
+        self.config
+            .get(key)
+            .and_then(Value::as_u64)
+            .filter(|value| *value <= 1 << 20)
+            .map(|value| value as usize)
     }
 
     /// A tensor, or an error that names it.

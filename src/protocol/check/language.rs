@@ -30,7 +30,7 @@ pub(super) fn config(golden: &Golden) -> Checked<LmConfig> {
         residual: [Residual::Raw, Residual::Normed][word("residual", ["raw", "normed"])?],
         start: [Start::Absent, Start::Zeros][word("start", ["absent", "zeros"])?],
     };
-    Ok(LmConfig {
+    let config = LmConfig {
         entry,
         knobs: knobs(golden, entry, &fixed())?,
         backbone: Backbone::new(size("layers")?, size("d")?, size("H")?, size("F")?),
@@ -38,7 +38,9 @@ pub(super) fn config(golden: &Golden) -> Checked<LmConfig> {
         block: size("block")?,
         mem: size("mem")?,
         form,
-    })
+    };
+    config.validate().map_err(|error| golden.wrong(error.to_string()))?;
+    Ok(config)
 }
 
 /// Segment `number` of a stream: inputs and targets [b, block].
@@ -56,6 +58,9 @@ pub(super) fn segment(
 pub(super) fn compute(golden: &Golden, device: &Device) -> Checked<Computed> {
     let config = config(golden)?;
     let (block, segments) = (config.block, size(golden, "segments")?);
+    if segments == 0 {
+        return Err(golden.wrong("it has no segments".into()));
+    }
     let builder = weights(golden, device)?;
     let ids = golden.tensor("ids")?;
     let run = || {

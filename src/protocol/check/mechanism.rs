@@ -42,6 +42,30 @@ struct Case<'a> {
     device: Device,
 }
 
+/// Refuses a shape that the file's tensors do not have: everything is computed by it.
+fn fits(golden: &Golden, shape: &Shape) -> std::result::Result<(), CheckError> {
+    let Shape { batch, heads, head_dim, width, queries, keys, .. } = *shape;
+    let wanted = [
+        ("q", vec![batch, heads, queries, head_dim]),
+        ("k", vec![batch, heads, keys, head_dim]),
+        ("v", vec![batch, heads, keys, head_dim]),
+        ("x", vec![batch, keys, width]),
+    ];
+    if wanted.iter().any(|(_, dims)| dims.contains(&0)) {
+        return Err(golden.wrong("a size in its config is 0".into()));
+    }
+    let mut known = false;
+    for (name, dims) in &wanted {
+        let Some(tensor) = golden.tensors.get(*name) else { continue };
+        known = true;
+        if tensor.dims() != dims {
+            let found = tensor.dims();
+            return Err(golden.wrong(format!("{name} has shape {found:?}, its config says {dims:?}")));
+        }
+    }
+    if known { Ok(()) } else { Err(golden.wrong("it has none of the tensors q, k, v and x".into())) }
+}
+
 const INPUTS: &[&str] = &["q", "k", "v", "x", "q_cls", "k_cls", "v_cls", "q_global", "k_global", "v_global"];
 
 impl<'a> Case<'a> {
@@ -66,6 +90,7 @@ impl<'a> Case<'a> {
         let causal = golden.meta("causal") == "true";
         let cls = golden.tensors.contains_key("q_cls");
         let shape = Shape { batch, heads, head_dim, width, queries, keys, causal, cls, grid: None };
+        fits(golden, &shape)?;
         (entry.validate)(&knobs, &shape).map_err(|error| golden.refused(error))?;
         let config = Config { knobs, heads, head_dim, width, max_len: queries.max(keys), causal, layer: 0 };
         let vars = INPUTS.iter().filter_map(|name| {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Answer, Done, Job};
+use super::{Answer, Done, Job, worker};
 use crate::protocol::runner::{Finished, Runner, request};
 use crate::protocol::table::{Conditions, LearningCurve};
 use crate::record::{Outcome, Row, file};
@@ -123,6 +123,7 @@ impl<'a> Running<'a> {
             match worker.hear::<Answer>(deadline, session.resident_limit, &session.stop)? {
                 Heard::Message(Answer::Done(done)) => {
                     self.write()?;
+                    self.seconds = worker::times(&self.conditions.folder);
                     worker.finish();
                     return Ok(Ok(done));
                 }
@@ -138,8 +139,7 @@ impl<'a> Running<'a> {
                     (self.started, self.spoken) = (Instant::now(), Instant::now());
                     self.at(step, None, session);
                 }
-                Heard::Message(Answer::Step { step, loss, seconds }) => {
-                    self.seconds.push(seconds);
+                Heard::Message(Answer::Step { step, loss, .. }) => {
                     self.at(step, Some(loss), session);
                 }
                 Heard::Message(Answer::Doing { what }) => {

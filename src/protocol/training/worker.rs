@@ -1,5 +1,9 @@
 //! The worker's side of every training run.
 
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde_json::Value as Json;
@@ -15,6 +19,8 @@ use crate::train::checkpoint::Checkpoint;
 use crate::train::session::{self, Course, Event, Files, Learner, Next, Point, SessionError, State};
 use crate::train::step::{StepError, Trainer};
 
+/// The file with the seconds per step.
+const TIMES: &str = "times.csv";
 /// Time between progress messages.
 const TELL: Duration = Duration::from_millis(500);
 
@@ -69,6 +75,8 @@ pub fn drive(
     (course, files, model): (&Course, &Files, &Json),
     before: u64,
 ) -> Result<(), Ending> {
+    let mut times =
+        Times::open(files, before + trainer.optimizer().updates()).map_err(|error| failed(&error))?;
     let (mut last, mut steps) = (Instant::now(), 0u32);
     let mut stopped = false;
     let tell = |event: Event| {
@@ -78,6 +86,7 @@ pub fn drive(
                 if last.elapsed() >= TELL || step >= course.steps {
                     let seconds = last.elapsed().as_secs_f64() / f64::from(steps);
                     (last, steps) = (Instant::now(), 0);
+                    times.put(before + step, seconds)?;
                     link.send(&Answer::Step { step: before + step, loss, seconds })?;
                 }
             }
@@ -92,6 +101,43 @@ pub fn drive(
     session::run(trainer, learner, state, (course, files, model), tell).map_err(ending)
 }
 
+/// Seconds per step in a file beside the checkpoints, so that a kill does not cost what was measured before it.
+struct Times {
+    path: PathBuf,
+    file: File,
+}
+
+impl Times {
+    /// Goes on behind `step` steps, or starts anew.
+    fn open(files: &Files, step: u64) -> io::Result<Self> {
+        let path = files.last.with_file_name(TIMES);
+        let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+        let mut options = OpenOptions::new();
+        options.create(true).write(true);
+        let options = if step == 0 { options.truncate(true) } else { options.append(true) };
+        Ok(Self { file: options.open(&path).map_err(named)?, path })
+    }
+
+    fn put(&mut self, step: u64, seconds: f64) -> io::Result<()> {
+        let named =
+            |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", self.path.display()));
+        self.file.write_all(format!("{step},{seconds}\n").as_bytes()).map_err(named)
+    }
+}
+
+/// The times in `folder` by the step they were taken at. A line that was cut off is passed over, and of a step that was
+/// made twice the second counts.
+pub fn times(folder: &Path) -> Vec<f64> {
+    let text = std::fs::read_to_string(folder.join(TIMES)).unwrap_or_default();
+    let line = |line: &str| {
+        let (step, seconds) = line.split_once(',')?;
+        let seconds = seconds.parse::<f64>().ok().filter(|seconds| seconds.is_finite())?;
+        Some((step.parse::<u64>().ok()?, seconds))
+    };
+    let by_step: BTreeMap<u64, f64> = text.lines().filter_map(line).collect();
+    by_step.into_values().collect()
+}
+
 fn ending(error: SessionError) -> Ending {
     match error {
         SessionError::Step(StepError::Failed(error)) | SessionError::Evaluation(error) => candle(error),
@@ -101,5 +147,26 @@ fn ending(error: SessionError) -> Ending {
         error @ SessionError::Stopped { .. } => Ending::new(Outcome::Interrupted, error.to_string()),
         error @ SessionError::Diverged { .. } => Ending::new(Outcome::Diverged, error.to_string()),
         error => failed(&error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_outlive_the_process_that_took_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = Files::in_folder(folder.path());
+        let put = |from, steps: &[(u64, f64)]| {
+            let mut times = Times::open(&files, from).unwrap();
+            steps.iter().for_each(|(step, seconds)| times.put(*step, *seconds).unwrap());
+        };
+        put(0, &[(9, 9.0)]);
+        put(0, &[(10, 1.0), (20, 2.0)]);
+        put(15, &[(20, 3.0), (30, 4.0)]); // killed behind step 20, went on behind 15
+        assert_eq!(times(folder.path()), [1.0, 3.0, 4.0]);
+        put(30, &[]);
+        assert_eq!(times(folder.path()).len(), 3, "killed behind its last step");
     }
 }

@@ -7,6 +7,7 @@ use plotters::style::FontStyle;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::style::{Dash, Look, Marker};
+use crate::record::text::visible;
 
 /// Height of letters in pixels. A chart is 1200 pixels wide: at 8 cm in print letters are 6 points high.
 pub(super) const FONT: f64 = 33.0;
@@ -189,7 +190,7 @@ impl Canvas<'_> {
         // The backend writes the size divided by 1.24.
         let font = ("sans-serif", font * 1.24).into_font().style(style);
         let style = TextStyle::from(font).color(&color).pos(Pos::new(horizontal, VPos::Center));
-        self.backend.draw_text(text, &style, pixel(at)).map_err(io::Error::other)
+        self.backend.draw_text(&visible(text), &style, pixel(at)).map_err(io::Error::other)
     }
 }
 

@@ -1,0 +1,28 @@
+//! Text from files on its way to a person.
+
+/// `text` with every character that a terminal or an XML reader takes for a command instead of showing it (escape, NUL,
+/// the other control characters, changes of direction) replaced by the replacement character. Line feeds stay.
+pub fn visible(text: &str) -> String {
+    let hidden = |letter: char| {
+        letter != '\n' && letter.is_control()
+            || matches!(letter, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+            || matches!(letter, '\u{fffe}' | '\u{ffff}')
+    };
+    let shown = |letter: char| match letter {
+        '\t' => ' ',
+        letter if hidden(letter) => '\u{fffd}',
+        letter => letter,
+    };
+    text.chars().map(shown).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_reaches_a_terminal_but_what_it_shows() {
+        assert_eq!(visible("a\x1b[31m\0b\r\nc\td\u{202e}e"), "a\u{fffd}[31m\u{fffd}b\u{fffd}\nc d\u{fffd}e");
+        assert_eq!(visible("cosFormer ± 95 %\u{a0}ü"), "cosFormer ± 95 %\u{a0}ü");
+    }
+}
