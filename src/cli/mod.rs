@@ -198,7 +198,7 @@ fn refused(error: &clap::Error) -> Option<String> {
     let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return None };
     let setting =
         SETTINGS.iter().find(|setting| setting.flag().is_some_and(|name| format!("--{name}") == *flag))?;
-    let name = std::env::args().find_map(|word| protocol::find(&word))?;
+    let name = std::env::args_os().find_map(|word| protocol::find(word.to_str()?))?;
     Some(protocol::table::refusal(name, setting.key, flag))
 }
 

@@ -9,6 +9,7 @@ use clap::ValueEnum;
 use super::runs::{Run, latest_measured, latest_rows, newest_trained, trained_key};
 use crate::config::suite::{SHIPPED, Suite};
 use crate::protocol;
+use crate::protocol::table::Shown;
 use crate::record::{Row, file};
 use crate::report::chart::{Chart, Evaluation, Learning, Quantity, figure, learning};
 use crate::report::document::{BEGIN, Document, END, Section, splice};
@@ -202,9 +203,11 @@ fn measured(run: &Run, rows: &[Row], brief: bool) -> Result<Section> {
     };
     let title = suite.as_ref().map_or_else(|| run.manifest.command.clone(), |suite| suite.title.clone());
     let mut tables: Vec<Table> = Vec::new();
-    match &suite {
-        Some(suite) => tables.extend(published::tables(rows, suite)),
-        None => {
+    let protocol = protocol::find(&run.manifest.command);
+    match (&suite, protocol.filter(|protocol| protocol.shown == Shown::Plain)) {
+        (_, Some(protocol)) => tables.push(table::plain(protocol.about, rows, protocol.metrics)),
+        (Some(suite), None) => tables.extend(published::tables(rows, suite)),
+        (None, None) => {
             for quantity in Quantity::ALL {
                 tables.extend(figure(rows, quantity).iter().flat_map(table::growth));
             }

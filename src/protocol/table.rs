@@ -282,3 +282,128 @@ pub fn refusal(protocol: &Protocol, key: &str, name: &str) -> String {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::config::settings::SETTINGS;
+    use crate::config::suite::{SHIPPED, Suite};
+    use crate::protocol::grid::resolve;
+
+    /// Settings that may differ between two runs of one cell, and why.
+    const FREE: &[(&str, &str)] = &[
+        ("timeout", "an outcome carries the limit that it ran under"),
+        ("memory_limit", "an outcome carries the limit that it ran under"),
+        ("threads", "the identity of the whole run has them"),
+    ];
+
+    /// Another value than the usual one of every setting that a key holds.
+    const OTHER: &[(&str, &str)] = &[
+        ("len", "512"),
+        ("batch", "64"),
+        ("seeds", "9"),
+        ("mode", "infer"),
+        ("layers", "3"),
+        ("width", "128"),
+        ("heads", "1"),
+        ("ffn", "77"),
+        ("pooling", "mean"),
+        ("dropout", "0.3"),
+        ("fit", "1GiB"),
+        ("device", "cuda"),
+        ("dtype", "bf16"),
+        ("kernel", "composed"),
+        ("warmup", "7"),
+        ("runs", "77"),
+        ("min_runs", "5"),
+        ("max_time", "3s"),
+        ("steps", "77"),
+        ("rate", "0.0123"),
+        ("phases", "2"),
+        ("limit", "99"),
+        ("every", "7"),
+        ("accumulate", "2"),
+        ("overlap", "true"),
+        ("insertions", "5"),
+        ("characters", "!"),
+        ("perturbation_seeds", "5"),
+        ("strict", "true"),
+        ("keep_close", "true"),
+        ("floor", "true"),
+        ("allow_partial", "true"),
+    ];
+
+    fn other(protocol: &Protocol, key: &str) -> String {
+        let pick = |values: [&str; 2]| values[usize::from(protocol.name == "charlm")].to_owned();
+        match key {
+            "task" => pick([if protocol.name == "lra" { "text" } else { "retrieval" }, "text8"]),
+            "preset" => pick([
+                if matches!(protocol.shown, Shown::Growth) { "ls-lra" } else { "lra-repo" },
+                "charlm-large",
+            ]),
+            _ => OTHER.iter().find(|(known, _)| *known == key).map(|(_, value)| (*value).to_owned()).unwrap(),
+        }
+    }
+
+    fn keys(protocol: &Protocol, said: &[String]) -> BTreeSet<String> {
+        let settings = said.iter().map(|text| Settings::set(text).unwrap());
+        let settings = settings.fold(Settings::NONE, |all, one| one.over(all));
+        let flags = Flags { settings, ..Flags::default() };
+        let grid =
+            resolve(&flags, protocol).unwrap_or_else(|error| panic!("{} {said:?}: {error}", protocol.name));
+        (protocol.cells)(&grid, 1).unwrap().into_iter().map(|cell| cell.key).collect()
+    }
+
+    #[test]
+    fn every_setting_changes_every_key_or_says_why_not() {
+        for protocol in TABLE {
+            let base: Vec<String> =
+                if protocol.takes("mode") { vec!["mode=train".to_owned()] } else { Vec::new() };
+            let usual = keys(protocol, &base);
+            for setting in protocol.settings() {
+                let key = setting.key;
+                if FREE.iter().any(|(free, _)| *free == key) {
+                    continue;
+                }
+                let one = format!("{key}={}", other(protocol, key));
+                let said: Vec<String> =
+                    if key == "mode" { vec![one] } else { base.iter().cloned().chain([one]).collect() };
+                let changed = keys(protocol, &said);
+                assert!(!changed.is_empty());
+                assert!(changed.is_disjoint(&usual), "{} {said:?}: {changed:?}", protocol.name);
+            }
+        }
+    }
+
+    #[test]
+    fn no_two_different_cells_of_a_suite_share_a_key() {
+        for (name, text) in SHIPPED {
+            let suite = Suite::parse(&format!("{name}.toml"), text).unwrap();
+            let Some(protocol) = find(&suite.protocol) else { continue };
+            let flags = Flags { suite: Some((*name).to_owned()), ..Flags::default() };
+            let cells = (protocol.cells)(&resolve(&flags, protocol).unwrap(), 1).unwrap();
+            let mut plan = Plan { cells, ..Plan::default() };
+            assert!(plan.merge().is_ok(), "{name}");
+            let folders: BTreeSet<PathBuf> =
+                plan.cells.iter().map(|cell| crate::run::plan::folder(Path::new(""), &cell.key)).collect();
+            assert_eq!(folders.len(), plan.cells.len(), "{name}: a folder for two cells");
+        }
+    }
+
+    #[test]
+    fn what_a_protocol_does_not_take_names_those_that_do() {
+        let settings = Settings::set("mode=infer").unwrap();
+        let flags = Flags { settings, ..Flags::default() };
+        let error = resolve(&flags, &lra::PROTOCOL).err().unwrap().to_string();
+        assert_eq!(error, "lra does not take --mode; speed and memory do");
+        let every = SETTINGS.iter().all(|setting| TABLE.iter().any(|protocol| protocol.takes(setting.key)));
+        assert!(every, "a setting that no protocol takes");
+        for protocol in TABLE {
+            for key in protocol.settings.iter().flat_map(|group| group.iter()) {
+                assert!(Setting::find(key).is_some(), "{} takes {key}, which is no setting", protocol.name);
+            }
+        }
+    }
+}

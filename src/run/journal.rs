@@ -185,4 +185,20 @@ mod tests {
             prop_assert!(whole <= bytes.len() as u64);
         }
     }
+
+    #[test]
+    fn an_outcome_says_nothing_about_wider_limits() {
+        let under = |memory, seconds| Limits { memory, seconds };
+        let small = under(1 << 20, Some(5.0));
+        assert!(small.matter(Outcome::Oom, &under(8 << 30, Some(5.0))));
+        assert!(!small.matter(Outcome::Oom, &under(1 << 19, Some(50.0))));
+        assert!(
+            small.matter(Outcome::Timeout, &under(0, Some(6.0)))
+                && small.matter(Outcome::Timeout, &under(0, None))
+        );
+        assert!(
+            !small.matter(Outcome::Timeout, &small)
+                && !small.matter(Outcome::Diverged, &under(8 << 30, None))
+        );
+    }
 }

@@ -244,4 +244,38 @@ mod tests {
         assert_ne!(plan.identity(), Plan { suite: Some("edited".to_owned()), ..plan.clone() }.identity());
         assert_ne!(plan.identity(), Plan { cells: vec![cell("b")], ..plan.clone() }.identity());
     }
+
+    #[test]
+    fn a_key_holds_everything_that_is_unusual() {
+        let usual = serde_json::json!({ "spec": { "layers": null, "len": 4 }, "phases": [{ "len": 1 }, { "len": 2 }] });
+        let key = |request: Value| Cell::new("ls s0", Row::new("speed", "ls"), &request, &usual).key;
+        assert_eq!(key(usual.clone()), "ls s0");
+        let mut other = usual.clone();
+        other["spec"]["layers"] = 8.into();
+        assert_eq!(key(other), "ls s0 layers=8");
+        let mut other = usual.clone();
+        other["phases"] = serde_json::json!([{ "len": 1 }]);
+        assert_eq!(key(other), "ls s0 phases=1");
+        let mut other = usual.clone();
+        other["phases"][1]["len"] = 3.into();
+        assert_eq!(key(other), "ls s0 phases.1.len=3");
+    }
+
+    #[test]
+    fn what_is_asked_twice_runs_once_and_a_clash_is_an_error() {
+        let cell = |request: u64| Cell { key: "a".to_owned(), request: request.into(), ..Cell::default() };
+        let mut plan = Plan { cells: vec![cell(1), cell(1)], ..Plan::default() };
+        assert_eq!((plan.merge().unwrap(), plan.cells.len()), (1, 1));
+        assert!(Plan { cells: vec![cell(1), cell(2)], ..Plan::default() }.merge().is_err());
+    }
+
+    #[test]
+    fn folders_of_different_keys_differ() {
+        let folder = |key: &str| folder(Path::new(""), key);
+        assert_eq!(folder("listops ls:w=4 s0"), Path::new("cells/listops_ls_w=4_s0"));
+        assert_ne!(folder("a characters=\"!\""), folder("a characters=\"?\""));
+        let long = "x".repeat(300);
+        assert_ne!(folder(&long), folder(&format!("{long}y")));
+        assert!(folder(&long).file_name().unwrap().len() < 200);
+    }
 }

@@ -3,6 +3,7 @@
 //! else it tries its own commands.
 
 mod parity;
+mod weigh;
 
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
@@ -10,15 +11,17 @@ use std::process::{Command, ExitCode, Stdio};
 #[global_allocator]
 static ALLOCATOR: effattn::device::alloc::Counting = effattn::device::alloc::Counting;
 
-const COMMANDS: [&str; 6] = ["lra", "list", "fetch", "report", "completions", "worker"];
+const COMMANDS: [&str; 8] = ["lra", "weigh", "--help", "list", "fetch", "report", "completions", "worker"];
 
 fn main() -> ExitCode {
     effattn::data::register(&parity::SET);
+    effattn::protocol::register(&weigh::PROTOCOL);
     if std::env::args().nth(1).is_some_and(|first| COMMANDS.contains(&first.as_str())) {
         return effattn::cli::main();
     }
-    let tests: [(&str, fn()); 4] = [
+    let tests: [(&str, fn()); 5] = [
         ("the_document_shows_this_very_data_set", the_document_shows_this_very_data_set),
+        ("a_protocol_is_a_command_that_runs_and_reports", a_protocol_is_a_command_that_runs_and_reports),
         ("it_is_listed_named_and_generated", it_is_listed_named_and_generated),
         ("it_is_trained_on_and_reported", it_is_trained_on_and_reported),
         ("data_that_change_during_a_run_are_noticed", data_that_change_during_a_run_are_noticed),
@@ -54,6 +57,25 @@ fn the_document_shows_this_very_data_set() {
         text.contains(&format!("```rust\n{code}```")),
         "docs/adding-a-data-set.md differs from tests/recipe/parity.rs"
     );
+}
+
+fn a_protocol_is_a_command_that_runs_and_reports() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).expect(path);
+    let (text, code) = (read("docs/adding-a-protocol.md"), read("tests/recipe/weigh.rs"));
+    assert!(
+        text.contains(&format!("```rust\n{code}```")),
+        "docs/adding-a-protocol.md differs from tests/recipe/weigh.rs"
+    );
+    let folder = tempfile::tempdir().expect("a folder");
+    assert!(run(folder.path(), "--help", 0).contains("weigh"));
+    assert!(run(folder.path(), "weigh --help", 0).contains("weights of positions count"));
+    let said = run(folder.path(), "weigh --model full,ls --len 64", 0);
+    assert!(said.contains("112514") && said.contains("121410"), "{said}");
+    let report = run(folder.path(), "report", 0);
+    assert!(report.contains("Trained numbers of a model") && report.contains("121410"), "{report}");
+    let error = run(folder.path(), "weigh --steps 3", 2);
+    assert!(error.contains("weigh does not take --steps; lra, charlm and robustness do"), "{error}");
 }
 
 fn it_is_listed_named_and_generated() {
