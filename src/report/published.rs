@@ -1,7 +1,7 @@
 //! Measured beside published, and what did not run, as tables.
 
 use super::table::Table;
-use crate::config::suite::Suite;
+use crate::config::suite::{Suite, SuiteRow};
 use crate::config::units::Bytes;
 use crate::record::{Outcome, Pass, Published, Row};
 
@@ -47,7 +47,12 @@ fn one(rows: &[&Row], suite: &Suite, metric: &str, pass: Option<Pass>, batch: Op
     };
     for entry in &suite.rows {
         let of = |row: &&&Row| row.model == entry.model.name && same_variant(row, entry);
-        let here: Vec<&&Row> = rows.iter().filter(of).collect();
+        let claimed = |row: &Row| suite.rows.iter().any(|other| same_settings(row, other, suite));
+        let (own, rest): (Vec<&&Row>, Vec<&&Row>) =
+            rows.iter().filter(of).partition(|row| same_settings(row, entry, suite));
+        // an entry may set what is usual anyway, which rows do not say
+        let here: Vec<&&Row> =
+            if own.is_empty() { rest.into_iter().filter(|row| !claimed(row)).collect() } else { own };
         if here.is_empty() {
             continue;
         }
@@ -61,6 +66,24 @@ fn one(rows: &[&Row], suite: &Suite, metric: &str, pass: Option<Pass>, batch: Op
         }
     }
     table
+}
+
+/// Whether the row was made with the settings of the suite's entry: of those that tell the suite's rows apart, every unusual
+/// one of the row is the entry's.
+fn same_settings(row: &Row, entry: &SuiteRow, suite: &Suite) -> bool {
+    let said = serde_json::to_value(entry.set.clone().over(suite.base.clone())).unwrap_or_default();
+    let words = row.settings.as_deref().unwrap_or_default();
+    let word = |key: &str| words.split(' ').find_map(|word| word.strip_prefix(key)?.strip_prefix('='));
+    let own = |key: &str| match &said[key] {
+        serde_json::Value::Null => None,
+        serde_json::Value::String(text) => Some(text.trim_end_matches('s').to_owned()),
+        value => Some(value.to_string()),
+    };
+    suite.rows.iter().flat_map(|other| other.set.said()).all(|key| match (word(key), own(key)) {
+        (Some(here), Some(own)) => here.trim_end_matches('s') == own,
+        (Some(_), None) => false,
+        (None, _) => !entry.set.said().contains(&key),
+    })
 }
 
 /// Whether the row's knobs are those of the suite's entry: all of its own are among the entry's.
@@ -185,6 +208,28 @@ mod tests {
             ..Row::new("speed", model)
         };
         row.with("steps_per_second", "1/s", value).ended(outcome, None)
+    }
+
+    #[test]
+    fn rows_of_one_mechanism_with_other_settings_stay_apart() {
+        let line =
+            |label: &str, set: &str| format!("[[row]]\nlabel = \"{label}\"\nmodel = \"full\"\n{set}\n");
+        let text = format!(
+            "title = \"t\"\nprotocol = \"speed\"\nsource = \"s\"\n[base]\nlen = [8]\n{}{}{}",
+            line("plain", ""),
+            line("deep", "set = { layers = 8 }"),
+            line("composed", "set = { kernel = \"composed\" }")
+        );
+        let suite = Suite::parse("x.toml", &text).unwrap();
+        let row = |settings: Option<&str>, value: f64| Row {
+            len: Some(8),
+            settings: settings.map(str::to_owned),
+            ..Row::new("speed", "full").with("step_time", "s", Some(value))
+        };
+        let rows = [row(None, 1.0), row(Some("layers=8"), 2.0), row(Some("runs=9 kernel=composed"), 3.0)];
+        let table = &tables(&rows, &suite)[0];
+        let cells: Vec<&str> = table.rows.iter().map(|row| row[1].as_str()).collect();
+        assert_eq!(cells, ["1.00", "2.00", "3.00"]);
     }
 
     #[test]
