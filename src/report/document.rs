@@ -31,7 +31,8 @@ impl Document {
     /// As Markdown.
     pub fn markdown(&self) -> String {
         let mut text = format!("## {}\n", markdown::escape(&self.title));
-        for section in &self.sections {
+        // a section of charts alone would be an empty heading here
+        for section in self.sections.iter().filter(|section| !section.tables.is_empty()) {
             text.push_str(&format!("\n### {}\n\n", markdown::escape(&section.title)));
             let tables: Vec<String> = section.tables.iter().map(markdown::table).collect();
             text.push_str(&tables.join("\n"));
