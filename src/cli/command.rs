@@ -100,7 +100,7 @@ pub struct Asked {
 
 /// The command of `protocol`.
 pub fn command(protocol: &'static Protocol) -> Command {
-    let mut command = Command::new(protocol.name).about(protocol.about).after_help(protocol.examples);
+    let mut command = Command::new(protocol.name);
     command = Mechanisms::augment_args(command);
     command = command.args(flags(protocol).filter(|one| one.heading == "Grid").map(|one| arg(protocol, one)));
     command = Given::augment_args(command);
@@ -132,7 +132,9 @@ pub fn command(protocol: &'static Protocol) -> Command {
             });
         }
     }
-    Exports::augment_args(Output::augment_args(command))
+    // the groups of flags bring descriptions of their own
+    let command = Exports::augment_args(Output::augment_args(command));
+    command.about(protocol.about).long_about(None).after_help(protocol.examples)
 }
 
 /// The settings of `protocol` that have a flag; the others are set by `--set` and in suites.
