@@ -7,7 +7,8 @@
 use super::family::StageCost;
 use super::lm::LmConfig;
 use super::{Backbone, ModelConfig, Pooling};
-use crate::attention::{Cost, Needs, Projections};
+use crate::attention::knobs::Knobs;
+use crate::attention::{Cost, Entry, Needs, Projections};
 
 /// Number of projections of the layer input.
 fn projections(needs: Needs) -> usize {
@@ -24,6 +25,27 @@ fn block_flops(backbone: &Backbone, needs: Needs, normed: usize, rows: usize) ->
     let Backbone { width, inner, ffn, .. } = *backbone;
     let linear = rows * width * ((projections(needs) + 1) * inner + 2 * ffn);
     (linear + 5 * width * (normed + rows)) as u64
+}
+
+impl Backbone {
+    /// Costs of the layers of a plain model around the mechanism with these knobs.
+    pub fn plain_layers(
+        &self,
+        (entry, knobs): (&Entry, &Knobs),
+        batch: usize,
+        len: usize,
+        causal: bool,
+    ) -> Vec<StageCost> {
+        let block = block_flops(self, (entry.needs)(knobs), len, len);
+        let cost = (entry.cost)(knobs, &self.shape(batch, len, causal));
+        let layer = |layer| StageCost {
+            name: format!("layer {layer}"),
+            flops: block + cost.flops,
+            core_macs: cost.core_macs,
+            state_bytes: cost.state_bytes,
+        };
+        (0..self.layers).map(layer).collect()
+    }
 }
 
 impl ModelConfig {

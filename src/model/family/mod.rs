@@ -6,7 +6,9 @@
 
 pub mod character_lm;
 pub mod classifier;
+pub mod masked_lm;
 pub mod pair;
+pub mod word_lm;
 
 use std::sync::RwLock;
 
@@ -22,7 +24,8 @@ use crate::nn::dropout::Noise;
 use crate::nn::params::Builder;
 
 /// Every family of the crate.
-pub static TABLE: &[&Family] = &[&classifier::FAMILY, &pair::FAMILY, &character_lm::FAMILY];
+pub static TABLE: &[&Family] =
+    &[&classifier::FAMILY, &pair::FAMILY, &character_lm::FAMILY, &word_lm::FAMILY, &masked_lm::FAMILY];
 
 static REGISTERED: RwLock<Vec<&'static Family>> = RwLock::new(Vec::new());
 
@@ -317,6 +320,19 @@ pub struct Metric {
     pub sum: f64,
     /// What it is divided by.
     pub count: f64,
+}
+
+/// Refuses what the presets of a family without tasks and pooling do not have.
+fn tasks_of(asked: &Asked, preset: &str) -> std::result::Result<(), SpecError> {
+    match (asked.task, &asked.sizes.pooling) {
+        (Some(task), _) => Err(SpecError::Wrong(format!(
+            "preset {preset} is measured by speed and memory; no protocol trains it on {task} yet"
+        ))),
+        (None, Some(_)) => {
+            Err(SpecError::Wrong(format!("preset {preset} has no pooling: it predicts positions")))
+        }
+        (None, None) => Ok(()),
+    }
 }
 
 /// Adds a family at run time (a library user's own, or a test's).

@@ -1,0 +1,171 @@
+//! Masked words to words: RoBERTa's encoder of [`crate::model::roberta`] (cosFormer Table 1 and Figure 4).
+
+use candle_core::{Device, Result, Tensor};
+
+use super::word_lm::reaching;
+use super::{About, Asked, Family, Loss, Metric, Net, Resolved, SpecError, StageCost, tasks_of};
+use crate::config::unknown;
+use crate::kernel::loss::cross_entropy;
+use crate::model::Backbone;
+use crate::model::batch::{Batch, IGNORED, Input, InputKind, MadeUp, Tokens};
+use crate::model::roberta::{Roberta, RobertaConfig, Top};
+use crate::nn::dropout::{Dropout, Noise};
+use crate::nn::params::Builder;
+
+/// The table line.
+pub static FAMILY: Family = Family {
+    name: "masked-lm",
+    title: "masked words to words, post-norm",
+    input: InputKind::Tokens,
+    sample: "masked-words",
+    presets,
+    serves: |preset, task| find(preset).is_some() && task.is_none(),
+    usual_task: |_, _| None,
+    resolve,
+};
+
+/// A named model.
+struct Preset {
+    about: About,
+    backbone: Backbone,
+    vocab: usize,
+    positions: usize,
+}
+
+const fn backbone(layers: usize, width: usize, heads: usize, ffn: usize) -> Backbone {
+    let mut backbone = Backbone::new(layers, width, heads, ffn);
+    backbone.dropout = 0.1;
+    backbone
+}
+
+const DESCRIPTION: &str = "RoBERTa's encoder under the names of the public checkpoints, with the head of a masked language \
+                           model. Attention weights have no dropout here (0.1 there).";
+
+static PRESETS: &[Preset] = &[
+    Preset {
+        about: About {
+            name: "roberta-base",
+            title: "RoBERTa base: 12 layers, d 768, 12 heads, FFN 3072, 50,265 words",
+            description: DESCRIPTION,
+            source: "Liu et al. 2019; cosFormer, Table 1",
+            tasks: Vec::new(),
+        },
+        backbone: backbone(12, 768, 12, 3072),
+        vocab: 50_265,
+        positions: 512,
+    },
+    Preset {
+        about: About {
+            name: "roberta-small",
+            title: "4 layers, d 128, 4 heads, FFN 512, 8,192 words: a small stand-in for RoBERTa",
+            description: DESCRIPTION,
+            source: "docs/spec/SPEC-text.md, section 10",
+            tasks: Vec::new(),
+        },
+        backbone: backbone(4, 128, 4, 512),
+        vocab: 8_192,
+        positions: 128,
+    },
+];
+
+/// Share of positions that are predicted.
+const MASKED: usize = 7; // one in seven: 15 %
+
+fn find(name: &str) -> Option<&'static Preset> {
+    PRESETS.iter().find(|preset| preset.about.name == name)
+}
+
+fn presets() -> Vec<About> {
+    PRESETS.iter().map(|preset| preset.about.clone()).collect()
+}
+
+fn resolve(asked: &Asked) -> std::result::Result<Box<dyn Resolved>, SpecError> {
+    let names = PRESETS.iter().map(|preset| preset.about.name);
+    let preset =
+        find(asked.preset).ok_or_else(|| SpecError::Wrong(unknown("preset", asked.preset, names)))?;
+    tasks_of(asked, preset.about.name)?;
+    let mut backbone = preset.backbone.clone();
+    asked.sizes.apply(&mut backbone);
+    let positions = asked.len.unwrap_or(preset.positions);
+    Ok(Box::new(RobertaConfig {
+        entry: asked.choice.entry,
+        knobs: reaching(asked, positions)?,
+        backbone,
+        vocab: asked.vocab.unwrap_or(preset.vocab),
+        positions,
+        eps: 1e-5,
+        top: Top::Masked,
+    }))
+}
+
+impl Resolved for RobertaConfig {
+    fn longest(&self) -> usize {
+        self.positions
+    }
+
+    fn validate(&self) -> std::result::Result<(), SpecError> {
+        Ok(Self::validate(self)?)
+    }
+
+    fn stages(&self, batch: usize, len: usize) -> Vec<StageCost> {
+        let d = self.backbone.width;
+        let mut all = self.backbone.plain_layers((self.entry, &self.knobs), batch, len, false);
+        let head = match self.top {
+            Top::Masked => len.div_ceil(MASKED) * (d * d + 5 * d + d * self.vocab),
+            Top::Classes(classes) => d * d + d * classes,
+        };
+        let embedding =
+            StageCost { name: "embedding".to_owned(), flops: (5 * len * d) as u64, ..StageCost::default() };
+        all.insert(0, embedding);
+        all.push(StageCost { name: "head".to_owned(), flops: head as u64, ..StageCost::default() });
+        all
+    }
+
+    fn build(&self, builder: &Builder) -> Result<Box<dyn Net>> {
+        Ok(Box::new(Roberta::new(self, builder)?))
+    }
+
+    fn made_up(&self, wanted: &MadeUp, device: &Device) -> Result<Vec<Batch>> {
+        let bytes = &mut wanted.bytes();
+        let word = |byte: u8| 4 + u32::from(byte).wrapping_mul(40_503) % (self.vocab as u32 - 4);
+        let batches = (0..MadeUp::BATCHES).map(|_| {
+            let ids = wanted.ids(bytes, word, device)?;
+            let flat = ids.flatten_all()?.to_vec1::<u32>()?;
+            let chosen = |(at, id): (usize, u32)| if at.is_multiple_of(MASKED) { id } else { IGNORED };
+            let labels: Vec<u32> = flat.into_iter().enumerate().map(chosen).collect();
+            let labels = Tensor::from_vec(labels, (wanted.batch, wanted.len), device)?;
+            Ok(Batch { input: Input::Tokens(Tokens { ids, mask: None }), labels })
+        });
+        batches.collect()
+    }
+}
+
+/// Logits and labels of what is predicted: chosen positions, or whole inputs.
+fn predicted(model: &Roberta, batch: &Batch, dropout: Dropout) -> Result<(Tensor, Tensor)> {
+    let hidden = model.encode(&batch.tokens()?.ids, dropout)?;
+    if let Top::Classes(_) = model.config().top {
+        return Ok((model.class_logits(&hidden, dropout.branch(1))?, batch.labels.clone()));
+    }
+    let labels = batch.labels.flatten_all()?.to_vec1::<u32>()?;
+    let chosen = labels.iter().enumerate().filter(|(_, label)| **label != IGNORED);
+    let (places, labels): (Vec<u32>, Vec<u32>) = chosen.map(|(at, label)| (at as u32, *label)).unzip();
+    Ok((model.masked_logits(&hidden, &places)?, Tensor::new(labels.as_slice(), hidden.device())?))
+}
+
+impl Net for Roberta {
+    fn forward(&mut self, batch: &Batch) -> Result<Tensor> {
+        Ok(predicted(self, batch, Dropout::NONE)?.0)
+    }
+
+    fn loss(&mut self, batch: &Batch, noise: Noise) -> Result<Loss> {
+        let (logits, labels) = predicted(self, batch, noise.at(self.config().backbone.dropout))?;
+        Ok(Loss { sum: cross_entropy(&logits, &labels)?.sum_all()?, count: labels.elem_count() as f64 })
+    }
+
+    fn metrics(&mut self, batch: &Batch) -> Result<Vec<Metric>> {
+        let (logits, labels) = predicted(self, batch, Dropout::NONE)?;
+        let sum = cross_entropy(&logits.detach(), &labels)?.sum_all()?;
+        let count = labels.elem_count() as f64;
+        Ok(vec![Metric { name: "loss", sum: f64::from(sum.to_scalar::<f32>()?), count }])
+    }
+}

@@ -1,0 +1,211 @@
+//! Words to next words: the language model of [`crate::model::word_lm`] (cosFormer Table 2).
+
+use candle_core::{Device, Result, Tensor};
+
+use super::{About, Asked, Family, Loss, Metric, Net, Resolved, SpecError, StageCost, tasks_of};
+use crate::attention::knobs::{Knobs, Value};
+use crate::config::unknown;
+use crate::model::Backbone;
+use crate::model::batch::{Batch, Input, InputKind, MadeUp, Tokens};
+use crate::model::word_lm::{WordLm, WordLmConfig};
+use crate::nn::PADDING;
+use crate::nn::adaptive::{AdaptiveConfig, Tie};
+use crate::nn::dropout::{Dropout, Noise};
+use crate::nn::params::Builder;
+
+/// The table line.
+pub static FAMILY: Family = Family {
+    name: "word-lm",
+    title: "words to next words, adaptive input and softmax",
+    input: InputKind::Tokens,
+    sample: "words",
+    presets,
+    serves: |preset, task| find(preset).is_some() && task.is_none(),
+    usual_task: |_, _| None,
+    resolve,
+};
+
+/// A named model.
+struct Preset {
+    about: About,
+    backbone: Backbone,
+    vocab: usize,
+    cutoffs: [usize; 2],
+    block: usize,
+}
+
+const fn backbone(layers: usize, width: usize, heads: usize, ffn: usize) -> Backbone {
+    let mut backbone = Backbone::new(layers, width, heads, ffn);
+    backbone.dropout = 0.3;
+    backbone
+}
+
+static PRESETS: &[Preset] = &[
+    Preset {
+        about: About {
+            name: "wikitext103",
+            title: "cosFormer Table 2: 16 layers, d 1024, 8 heads, FFN 4096, 267,744 words",
+            description: "fairseq's transformer_lm_wiki103: adaptive input and softmax, tied, cutoffs 20000 and 60000, \
+                          sinusoids, ReLU, no norm behind the last layer. Attention weights have no dropout here (0.1 there).",
+            source: "Baevski & Auli 2019; fairseq; cosFormer, Table 2",
+            tasks: Vec::new(),
+        },
+        backbone: backbone(16, 1024, 8, 4096),
+        vocab: 267_744,
+        cutoffs: [20_000, 60_000],
+        block: 512,
+    },
+    Preset {
+        about: About {
+            name: "wikitext103-small",
+            title: "4 layers, d 256, 4 heads, FFN 1024, 8,123 words: a small stand-in for cosFormer Table 2",
+            description: "The form of wikitext103 at a size that two CPU cores train in minutes; its perplexities \
+                          compare with nothing but one another.",
+            source: "docs/spec/SPEC-text.md, section 10",
+            tasks: Vec::new(),
+        },
+        backbone: backbone(4, 256, 4, 1024),
+        vocab: 8_123,
+        cutoffs: [2000, 5000],
+        block: 256,
+    },
+];
+
+fn find(name: &str) -> Option<&'static Preset> {
+    PRESETS.iter().find(|preset| preset.about.name == name)
+}
+
+fn presets() -> Vec<About> {
+    PRESETS.iter().map(|preset| preset.about.clone()).collect()
+}
+
+fn resolve(asked: &Asked) -> std::result::Result<Box<dyn Resolved>, SpecError> {
+    let names = PRESETS.iter().map(|preset| preset.about.name);
+    let preset =
+        find(asked.preset).ok_or_else(|| SpecError::Wrong(unknown("preset", asked.preset, names)))?;
+    tasks_of(asked, preset.about.name)?;
+    let mut backbone = preset.backbone.clone();
+    asked.sizes.apply(&mut backbone);
+    let block = asked.len.unwrap_or(preset.block);
+    Ok(Box::new(WordLmConfig {
+        entry: asked.choice.entry,
+        knobs: reaching(asked, block)?,
+        adaptive: AdaptiveConfig {
+            vocab: asked.vocab.unwrap_or(preset.vocab),
+            cutoffs: preset.cutoffs.to_vec(),
+            width: backbone.width,
+            factor: 4,
+            tie: Tie::All,
+        },
+        backbone,
+        block,
+        final_norm: false,
+        activation_dropout: 0.1,
+        softmax_dropout: 0.2,
+    }))
+}
+
+/// The settings that are asked for; a distance that would follow the length (cosFormer's M) is the block's, so that a
+/// result does not depend on how long a window happens to be.
+pub(super) fn reaching(asked: &Asked, block: usize) -> std::result::Result<Knobs, SpecError> {
+    let entry = asked.choice.entry;
+    let given = asked.choice.given();
+    let free = entry.knobs.iter().any(|knob| knob.name == "m" && knob.default == Value::Auto);
+    let whole = block.to_string();
+    let fixed = free.then_some(("m", whole.as_str()));
+    let given = given.iter().map(|(name, value)| (*name, value.as_str()));
+    Knobs::parse(entry.name, entry.knobs, fixed.into_iter().chain(given)).map_err(SpecError::wrong)
+}
+
+impl Resolved for WordLmConfig {
+    fn longest(&self) -> usize {
+        self.block
+    }
+
+    fn validate(&self) -> std::result::Result<(), SpecError> {
+        Ok(Self::validate(self)?)
+    }
+
+    /// The adaptive softmax counts its head; a tail is computed for its own words only.
+    fn stages(&self, batch: usize, len: usize) -> Vec<StageCost> {
+        let tails = self.adaptive.cutoffs.len();
+        let head = self.adaptive.cutoffs.first().copied().unwrap_or(self.adaptive.vocab) + tails;
+        let flops = (len * self.backbone.width * head) as u64;
+        let mut all = self.backbone.plain_layers((self.entry, &self.knobs), batch, len, true);
+        all.push(StageCost { name: "softmax".to_owned(), flops, ..StageCost::default() });
+        all
+    }
+
+    fn build(&self, builder: &Builder) -> Result<Box<dyn Net>> {
+        Ok(Box::new(WordLm::new(self, builder)?))
+    }
+
+    /// Every band of words is met, the first one most.
+    fn made_up(&self, wanted: &MadeUp, device: &Device) -> Result<Vec<Batch>> {
+        let bytes = &mut wanted.bytes();
+        let (vocab, first) = (self.adaptive.vocab as u32, self.adaptive.bands()[0].0.end as u32);
+        let word = |byte: u8| match u32::from(byte) {
+            byte if byte.is_multiple_of(8) => 4 + byte.wrapping_mul(40_503) % (vocab - 4),
+            byte => 4 + byte.wrapping_mul(2_654_435) % (first - 4).max(1),
+        };
+        let batches = (0..MadeUp::BATCHES).map(|_| {
+            let ids = wanted.ids(bytes, word, device)?;
+            let labels = Tensor::cat(&[ids.narrow(1, 1, wanted.len - 1)?, ids.narrow(1, 0, 1)?], 1)?;
+            Ok(Batch { input: Input::Tokens(Tokens { ids, mask: None }), labels: labels.contiguous()? })
+        });
+        batches.collect()
+    }
+}
+
+/// Number of targets that are not padding.
+fn count(labels: &Tensor) -> Result<f64> {
+    let labels = labels.flatten_all()?.to_vec1::<u32>()?;
+    Ok(labels.iter().filter(|label| **label != PADDING).count() as f64)
+}
+
+impl Net for WordLm {
+    /// The last layer's output: a distribution over all words is never made.
+    fn forward(&mut self, batch: &Batch) -> Result<Tensor> {
+        self.hidden(&batch.tokens()?.ids, Dropout::NONE)
+    }
+
+    fn loss(&mut self, batch: &Batch, noise: Noise) -> Result<Loss> {
+        let dropout = noise.at(self.config().backbone.dropout);
+        let nll = self.nll(&batch.tokens()?.ids, &batch.labels, dropout)?;
+        Ok(Loss { sum: nll.sum_all()?, count: count(&batch.labels)? })
+    }
+
+    fn metrics(&mut self, batch: &Batch) -> Result<Vec<Metric>> {
+        let nll = self.nll(&batch.tokens()?.ids, &batch.labels, Dropout::NONE)?.detach();
+        let sum = f64::from(nll.sum_all()?.to_scalar::<f32>()?);
+        Ok(vec![Metric { name: "loss", sum, count: count(&batch.labels)? }])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attention::choose::choose;
+    use crate::model::family::{Sizes, families, resolve};
+
+    #[test]
+    fn the_published_model_has_its_parameters_to_the_digit() {
+        for (model, parameters) in [("full", 246_933_504), ("cosformer", 246_933_504)] {
+            let choice = choose(&model.parse().unwrap()).unwrap().remove(0);
+            let (preset, sizes) = ("wikitext103", &Sizes::default());
+            let asked = Asked {
+                preset,
+                task: None,
+                choice: &choice,
+                sizes,
+                len: None,
+                cached: None,
+                vocab: None,
+                examples: None,
+            };
+            let resolved = resolve(&families(), &asked).unwrap();
+            assert_eq!(resolved.parameters().unwrap(), parameters);
+            assert_eq!(resolved.longest(), 512);
+        }
+    }
+}
