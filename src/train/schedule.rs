@@ -43,6 +43,38 @@ pub enum Schedule {
         /// C, steps per cycle.
         cycle: u64,
     },
+    /// peak s/W, then from peak down to `end_lr` at s = `total` by (1 - (s - W)/(total - W))^`power` (fairseq). The rate
+    /// of step 0 is 0.
+    Polynomial {
+        /// Highest rate.
+        peak_lr: f64,
+        /// W.
+        warmup: u64,
+        /// Steps until the last rate is reached.
+        total: u64,
+        /// Power of what is left.
+        power: f64,
+        /// Last rate.
+        end_lr: f64,
+    },
+    /// `start_lr` + s (peak - start_lr)/W, then cosines from peak to `min_lr` over cycles of length `cycle` times
+    /// `growth`^i, cycle i scaled by `shrink`^i (fairseq; language models of Baevski & Auli).
+    CosineRestarts {
+        /// Highest rate.
+        peak_lr: f64,
+        /// Rate of step 0.
+        start_lr: f64,
+        /// Rate at the end of a cycle.
+        min_lr: f64,
+        /// W.
+        warmup: u64,
+        /// Steps of the first cycle.
+        cycle: u64,
+        /// What a cycle is longer than the one before.
+        growth: f64,
+        /// What a cycle's rates are multiplied by, against the one before.
+        shrink: f64,
+    },
 }
 
 fn yes() -> bool {
@@ -77,6 +109,24 @@ impl Schedule {
                 let wave = 0.5 * (1.0 + (std::f64::consts::PI * turns.fract()).cos());
                 plain(base_lr * ramp(s, warmup) * wave.max(0.0))
             }
+            Self::Polynomial { peak_lr, warmup, .. } if s <= warmup => plain(peak_lr * ramp(s, warmup)),
+            Self::Polynomial { peak_lr, warmup, total, power, end_lr } => {
+                let left = 1.0 - (s - warmup) as f64 / total.saturating_sub(warmup).max(1) as f64;
+                plain(end_lr + (peak_lr - end_lr) * left.max(0.0).powf(power))
+            }
+            Self::CosineRestarts { peak_lr, start_lr, warmup, .. } if s < warmup => {
+                plain(start_lr + s as f64 * (peak_lr - start_lr) / warmup as f64)
+            }
+            Self::CosineRestarts { peak_lr, min_lr, warmup, cycle, growth, shrink, .. } => {
+                let (mut at, mut length, mut scale) = ((s - warmup) as f64, cycle.max(1) as f64, 1.0);
+                while at >= length {
+                    at -= length;
+                    length *= growth.max(1.0);
+                    scale *= shrink;
+                }
+                let wave = 0.5 * (1.0 + (std::f64::consts::PI * at / length).cos());
+                plain(scale * (min_lr + (peak_lr - min_lr) * wave))
+            }
         }
     }
 }
@@ -100,6 +150,32 @@ mod tests {
 
     fn near(got: f64, want: f64) {
         assert!((got - want).abs() <= 2e-6 * want.abs(), "{got} instead of {want}");
+    }
+
+    #[test]
+    fn fairseqs_schedules_have_the_specified_values() {
+        let (peak_lr, start_lr, min_lr, growth, shrink) = (1.0, 1e-7, 1e-4, 2.0, 0.75);
+        let wiki = |warmup, cycle| Schedule::CosineRestarts {
+            peak_lr,
+            start_lr,
+            min_lr,
+            warmup,
+            cycle,
+            growth,
+            shrink,
+        };
+        for (s, lr) in [(100, 0.0062501), (8000, 0.5), (16_000, 1.0), (60_500, 0.934466), (149_999, 0.505873)]
+        {
+            near(wiki(16_000, 270_000).at(s).lr, lr);
+        }
+        for (s, lr) in [(8000, 0.961944), (60_500, 0.75), (100_000, 0.566753), (149_999, 0.113399)] {
+            near(wiki(500, 60_000).at(s).lr, lr);
+        }
+        let linear =
+            Schedule::Polynomial { peak_lr: 3e-4, warmup: 3000, total: 50_000, power: 1.0, end_lr: 0.0 };
+        assert_eq!((linear.at(0).lr, linear.at(50_000).lr), (0.0, 0.0));
+        near(linear.at(3000).lr, 3e-4);
+        near(linear.at(26_500).lr, 1.5e-4);
     }
 
     #[test]

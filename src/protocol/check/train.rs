@@ -1,22 +1,25 @@
-//! Golden files of level `train` (`SPEC-models.md` sections 4 and 5): a training trajectory, step by step.
+//! Golden files of level `train` (`SPEC-models.md` sections 4 and 5, `SPEC-text.md` sections 3 and 6): a training
+//! trajectory, step by step.
 
 use candle_core::{DType, Device, Result, Tensor};
 use serde_json::Value;
 
 use super::language::Stream;
 use super::whole::{Checked, Computed, weights};
-use super::{Golden, classifier, language};
+use super::{Golden, classifier, language, words};
 use crate::model::Classifier;
 use crate::model::family::Loss;
 use crate::model::family::classifier::classification_loss;
 use crate::model::lm::LanguageModel;
-use crate::train::optim::AdamW;
+use crate::model::roberta::Roberta;
+use crate::model::word_lm::WordLm;
+use crate::train::optim::{AdamW, Method, Nesterov};
 use crate::train::schedule::Schedule;
 use crate::train::step::{Step, Trainer};
 
 /// What `config.optimizer` says.
 struct Plan {
-    optimizer: AdamW,
+    optimizer: Method,
     schedule: Schedule,
     steps: usize,
     snapshots: Vec<usize>,
@@ -36,13 +39,32 @@ impl Plan {
             }
             Some("rsqrt") => Schedule::Rsqrt { base_lr: number("base_lr")?, warmup },
             Some("warmup-constant") => Schedule::WarmupConstant { peak_lr: number("peak_lr")?, warmup },
+            Some("polynomial") => Schedule::Polynomial {
+                peak_lr: number("lr")?,
+                warmup,
+                total: number("total")? as u64,
+                power: number("power")?,
+                end_lr: number("end_lr")?,
+            },
+            Some("cosine") => Schedule::CosineRestarts {
+                peak_lr: number("lr")?,
+                start_lr: number("warmup_init")?,
+                min_lr: number("min_lr")?,
+                warmup,
+                cycle: number("period")? as u64,
+                growth: number("t_mult")?,
+                shrink: number("shrink")?,
+            },
             other => return Err(golden.wrong(format!("its schedule {other:?} is not known"))),
         };
-        let optimizer = AdamW {
-            beta2: number("beta2")?,
-            eps: number("eps")?,
-            weight_decay: number("weight_decay")?,
-            clip: settings.get("clip").and_then(Value::as_f64),
+        let weight_decay = number("weight_decay")?;
+        let clip = settings.get("clip").and_then(Value::as_f64).filter(|clip| *clip > 0.0); // 0: no clipping
+        let adam = || Ok(AdamW { beta2: number("beta2")?, eps: number("eps")?, weight_decay, clip });
+        let optimizer = match settings.get("optimizer").and_then(Value::as_str) {
+            None | Some("adamw") => Method::AdamW(adam()?),
+            Some("adam") => Method::Adam(adam()?),
+            Some("nag") => Method::Nesterov(Nesterov { momentum: number("momentum")?, weight_decay, clip }),
+            Some(other) => return Err(golden.wrong(format!("its optimizer {other:?} is not known"))),
         };
         let snapshots = settings.get("snapshots").and_then(Value::as_array).into_iter().flatten();
         let snapshots = snapshots.filter_map(Value::as_u64).map(|step| step as usize).collect();
@@ -53,6 +75,9 @@ impl Plan {
 /// What this build computes for the file.
 pub(super) fn compute(golden: &Golden, device: &Device) -> Checked<Computed> {
     let plan = Plan::read(golden)?;
+    if golden.meta("family") == "text" {
+        return text(golden, &plan, device);
+    }
     if golden.int("block").is_some() { stream(golden, &plan, device) } else { batches(golden, &plan, device) }
 }
 
@@ -91,6 +116,46 @@ fn stream(golden: &Golden, plan: &Plan, device: &Device) -> Checked<Computed> {
         follow(golden, plan, trainer, |step| stream.loss(step))
     };
     run().map_err(|error| golden.refused(error))
+}
+
+/// A word language model or an encoder: batch s is used in step s, and the norm of its gradient is a result.
+fn text(golden: &Golden, plan: &Plan, device: &Device) -> Checked<Computed> {
+    let builder = weights(golden, device)?;
+    let ids = golden.tensor("ids")?;
+    let masked = golden.tensors.contains_key("labels");
+    let answers = golden.tensor(if masked { "labels" } else { "targets" })?;
+    let batch = |step: usize| ids.get(step)?.to_dtype(DType::U32)?.to_device(device);
+    let loss: Box<dyn Fn(usize) -> Result<Loss>> = if masked {
+        let config = words::roberta_config(golden)?;
+        let model = Roberta::new(&config, &builder).map_err(|error| golden.refused(error))?;
+        Box::new(move |step| Ok(Loss::mean(words::roberta_loss(&model, &batch(step)?, &answers.get(step)?)?)))
+    } else {
+        let config = words::word_lm_config(golden)?;
+        let model = WordLm::new(&config, &builder).map_err(|error| golden.refused(error))?;
+        Box::new(move |step| {
+            let targets = answers.get(step)?.to_dtype(DType::U32)?.to_device(device)?;
+            Ok(Loss::mean(words::word_lm_loss(&model, &batch(step)?, &targets)?))
+        })
+    };
+    let run = || {
+        let params = builder.finish();
+        let trainer = Trainer::new(params.clone(), plan.optimizer, plan.schedule)?;
+        let mut norms = Vec::new();
+        let mut computed = follow(golden, plan, trainer, |step| {
+            if norms.len() == step {
+                let grads = loss(step)?.sum.backward()?;
+                let squares = golden.leaves.iter().map(|leaf| {
+                    let square = params.grad(&grads, leaf)?.sqr()?.sum_all()?;
+                    Ok(f64::from(square.to_scalar::<f32>()?))
+                });
+                norms.push(squares.sum::<Result<f64>>()?.sqrt() as f32);
+            }
+            loss(step)
+        })?;
+        computed.put("grad_norm", Tensor::new(norms.as_slice(), &Device::Cpu)?);
+        Ok(computed)
+    };
+    run().map_err(|error: candle_core::Error| golden.refused(error))
 }
 
 /// Makes the file's steps on the losses that `loss` computes, with snapshots of all weights.

@@ -91,6 +91,11 @@ pub(super) fn word_lm_config(golden: &Golden) -> Checked<WordLmConfig> {
     })
 }
 
+/// The loss of a batch of words: mean over the targets.
+pub(super) fn word_lm_loss(model: &WordLm, ids: &Tensor, targets: &Tensor) -> Result<Tensor> {
+    mean(&model.nll(ids, targets, Dropout::NONE)?, targets)
+}
+
 /// What this build computes for a file of level `wordlm`.
 pub(super) fn word_lm(golden: &Golden, device: &Device) -> Checked<Computed> {
     let config = word_lm_config(golden)?;
@@ -159,7 +164,7 @@ pub(super) fn roberta_config(golden: &Golden) -> Checked<RobertaConfig> {
 }
 
 /// Logits and labels of a batch: at the masked places, or of every input.
-pub(super) fn roberta_logits(model: &Roberta, hidden: &Tensor, labels: &Tensor) -> Result<(Tensor, Tensor)> {
+fn roberta_logits(model: &Roberta, hidden: &Tensor, labels: &Tensor) -> Result<(Tensor, Tensor)> {
     let labels: Vec<i64> = labels.flatten_all()?.to_vec1()?;
     let logits = match model.config().top {
         Top::Classes(_) => model.class_logits(hidden, Dropout::NONE)?,
@@ -171,6 +176,12 @@ pub(super) fn roberta_logits(model: &Roberta, hidden: &Tensor, labels: &Tensor) 
     };
     let wanted: Vec<u32> = labels.iter().filter(|label| **label >= 0).map(|label| *label as u32).collect();
     Ok((logits, Tensor::new(wanted.as_slice(), hidden.device())?))
+}
+
+/// The loss of a batch of an encoder: mean over what is predicted.
+pub(super) fn roberta_loss(model: &Roberta, ids: &Tensor, labels: &Tensor) -> Result<Tensor> {
+    let (logits, wanted) = roberta_logits(model, &model.encode(ids, Dropout::NONE)?, labels)?;
+    cross_entropy(&logits, &wanted)?.mean_all()
 }
 
 /// What this build computes for a file of level `mlm` or `cls`.
