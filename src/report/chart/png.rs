@@ -1,16 +1,28 @@
 //! Charts as pixels, for programs that take no SVG.
 
 use std::io;
-use std::sync::Arc;
 
-use resvg::tiny_skia::{Pixmap, Transform};
-use resvg::usvg::{Options, Tree, fontdb};
+/// A build without the feature draws no pixels.
+///
+/// # Errors
+/// Always: how to get a build that does.
+#[cfg(not(feature = "png"))]
+pub fn png(_svg: &str) -> io::Result<Vec<u8>> {
+    Err(io::Error::other(
+        "this build draws no PNG; take the SVG, or build one that does: cargo install --path . --features png",
+    ))
+}
 
 /// `svg` as PNG, pixel by pixel, in a sans-serif font of this machine.
 ///
 /// # Errors
 /// A machine without fonts; text that is no SVG.
+#[cfg(feature = "png")]
 pub fn png(svg: &str) -> io::Result<Vec<u8>> {
+    use resvg::tiny_skia::{Pixmap, Transform};
+    use resvg::usvg::{Options, Tree, fontdb};
+    use std::sync::Arc;
+
     let mut fonts = fontdb::Database::new();
     fonts.load_system_fonts();
     let family = ["DejaVu Sans", "Liberation Sans", "Noto Sans", "Arial", "Helvetica"];
@@ -36,6 +48,13 @@ pub fn png(svg: &str) -> io::Result<Vec<u8>> {
 mod tests {
     use super::*;
 
+    #[cfg(not(feature = "png"))]
+    #[test]
+    fn a_build_without_pixels_says_how_to_get_one_with_them() {
+        assert!(png("<svg/>").unwrap_err().to_string().contains("--features png"));
+    }
+
+    #[cfg(feature = "png")]
     #[test]
     fn letters_are_drawn_or_their_absence_is_told() {
         let svg = |text: &str| {
