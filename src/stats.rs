@@ -99,6 +99,15 @@ pub fn median(samples: &[f64]) -> Option<f64> {
     sorted(samples).map(|sorted| middle(&sorted))
 }
 
+/// The value below which `part` of the samples lie, by linear interpolation between order statistics (Hyndman and Fan
+/// 1996, type 7); `None` without samples or where one is not finite.
+pub fn quantile(samples: &[f64], part: f64) -> Option<f64> {
+    let sorted = sorted(samples)?;
+    let place = part.clamp(0.0, 1.0) * (sorted.len() - 1) as f64;
+    let (low, high) = (sorted[place.floor() as usize], sorted[place.ceil() as usize]);
+    Some(low + place.fract() * (high - low))
+}
+
 /// Sample standard deviation (divisor n - 1); `None` for fewer than two samples.
 pub fn std_dev(samples: &[f64]) -> Option<f64> {
     let mean = mean(samples)?;
@@ -323,6 +332,14 @@ mod tests {
             let expected = Interval { low: f64::from(rank), high: f64::from(n + 1 - rank) };
             assert_eq!(median_interval(&samples), Some(expected), "n = {n}");
         }
+    }
+
+    #[test]
+    fn quantiles_interpolate() {
+        let four = [4.0, 1.0, 3.0, 2.0];
+        assert_eq!([0.0, 0.5, 1.0].map(|part| quantile(&four, part)), [Some(1.0), Some(2.5), Some(4.0)]);
+        assert_eq!(quantile(&four, 0.25), Some(1.75));
+        assert_eq!((quantile(&[], 0.5), quantile(&[f64::NAN], 0.5)), (None, None));
     }
 
     #[test]

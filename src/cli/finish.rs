@@ -4,6 +4,7 @@ use anyhow::Result;
 
 use super::command::Asked;
 use super::export::Exports;
+use super::runs::step_samples;
 use crate::config::suite::Suite;
 use crate::protocol::Protocol;
 use crate::protocol::table::Shown;
@@ -11,10 +12,10 @@ use crate::record::{Outcome, Row};
 use crate::report::chart::{Quantity, figure};
 use crate::report::reference;
 use crate::report::table::{self, Table};
-use crate::report::{measured, published, trained};
+use crate::report::{measured, published, trained, verdict};
 use crate::run::manifest::argv;
 use crate::run::session::Session;
-use crate::term::{self, Term, Warning};
+use crate::term::{self, Talk, Term, Warning};
 
 /// Ends `session` after `result`, prints and writes everything, and gives the exit code.
 ///
@@ -34,6 +35,12 @@ pub fn finish(
     let (done, of) = session.progress();
     let (finished, term) = session.finish()?;
     let mut tables = tables(protocol, &finished.rows, suite);
+    if protocol.shown == Shown::Growth {
+        tables.extend(verdict::rankings(&finished.rows, None));
+        if term.talk() == Talk::Verbose {
+            tables.extend(verdict::percentiles(&step_samples(&finished.folder)?));
+        }
+    }
     let references = reference::read(&finished.folder)?;
     let beside = reference::table(&finished.rows, &references);
     if beside.is_none() && !references.is_empty() {

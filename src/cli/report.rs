@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::ValueEnum;
 
-use super::runs::{Run, latest_measured, latest_rows, newest_trained, trained_key};
+use super::runs::{Run, latest_measured, latest_rows, newest_trained, step_samples, trained_key};
 use crate::config::suite::{SHIPPED, Suite};
 use crate::protocol;
 use crate::protocol::table::Shown;
@@ -15,14 +15,14 @@ use crate::report::chart::{Chart, Evaluation, Learning, Quantity, figure, learni
 use crate::report::document::{BEGIN, Document, END, Section, splice};
 use crate::report::fill::fill;
 use crate::report::table::{self, Table};
-use crate::report::{self, crossing, figures, published, reference, robustness, trained};
+use crate::report::{self, crossing, figures, labels, published, reference, robustness, trained, verdict};
 use crate::run::plan::folder;
 use crate::term::{self, Term};
 
 const EXAMPLES: &str = "\
 Examples:
   effattn report                                   everything under results/, as Markdown
-  effattn report --format html -o report.html      one self-contained file with charts
+  effattn report -o report.html                    one self-contained file to explore, with charts
   effattn report --splice README.md                renews what is between the README's markers";
 
 /// Tables and figures of the papers that this version does not measure.
@@ -44,6 +44,18 @@ enum Format {
     Html,
 }
 
+impl Format {
+    /// What the name of the file asks for.
+    fn of(path: Option<&Path>) -> Self {
+        let ending = path.and_then(Path::extension).map(|ending| ending.to_ascii_lowercase());
+        if ending.is_some_and(|ending| ending == "html" || ending == "htm") {
+            Self::Html
+        } else {
+            Self::Markdown
+        }
+    }
+}
+
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -53,9 +65,9 @@ pub struct Args {
     /// Only rows of this suite
     #[arg(long, value_name = "NAME")]
     suite: Option<String>,
-    /// Form
-    #[arg(long, value_enum, default_value = "markdown")]
-    format: Format,
+    /// Form [default: HTML where --output ends in .html, else Markdown]
+    #[arg(long, value_enum)]
+    format: Option<Format>,
     /// File; standard output without
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -92,7 +104,7 @@ pub fn run(args: &Args, term: &Term) -> Result<u8> {
         term.say(&format!("{}: renewed", path.display()));
         return Ok(0);
     }
-    let text = match args.format {
+    let text = match args.format.unwrap_or_else(|| Format::of(args.output.as_deref())) {
         Format::Markdown => document.markdown(),
         Format::Html => document.html(),
     };
@@ -129,7 +141,7 @@ fn document(runs: &[Run], suite: Option<&str>, brief: bool) -> Result<Document> 
         title: "Figures of the papers".to_owned(),
         tables: Vec::new(),
         charts: figures::draw(&rows)?,
-        provenance: Vec::new(),
+        provenance: latest_measured(runs).into_iter().map(Run::provenance).collect(),
     };
     if !composite.charts.is_empty() {
         document.sections.push(composite);
@@ -156,7 +168,7 @@ fn trained(title: &str, runs: &[&Run], wanted: impl Fn(&&Row) -> bool) -> Result
 
 /// Learning curves of the runs, one chart per command and task.
 fn curves(runs: &[&Run], rows: &[Row]) -> Result<Vec<Chart>> {
-    let mut groups: BTreeMap<(String, String, &str), Vec<Learning>> = BTreeMap::new();
+    let mut groups: BTreeMap<(String, String, &str), Vec<(Vec<String>, Vec<Evaluation>)>> = BTreeMap::new();
     for run in runs {
         let curve = protocol::find(&run.manifest.command).and_then(|protocol| protocol.curve);
         let Some(curve) = curve else { continue };
@@ -171,17 +183,38 @@ fn curves(runs: &[&Run], rows: &[Row]) -> Result<Vec<Chart>> {
                 continue;
             }
             let points = read_curve(&path).with_context(|| path.display().to_string())?;
-            let label =
-                format!("{} {}", row.label(), row.len.map_or_else(String::new, |len| format!("n{len}")));
             let group = (run.manifest.command.clone(), task.clone(), curve.axis);
-            groups.entry(group).or_default().push(Learning { label, points });
+            groups.entry(group).or_default().push((traits(run, row), points));
             seen.push(key);
         }
     }
-    let charts = groups.into_iter().map(|((command, task, axis), lines)| {
+    let charts = groups.into_iter().map(|((command, task, axis), curves)| {
+        let (traits, points): (Vec<_>, Vec<_>) = curves.into_iter().unzip();
+        let lines: Vec<Learning> = labels::distinct(&traits)
+            .into_iter()
+            .zip(points)
+            .map(|(label, points)| Learning { label, points })
+            .collect();
         learning(&format!("{command}-{task}-curves"), &format!("Learning {task}"), axis, &lines)
     });
     charts.filter_map(|chart| chart.transpose()).collect::<std::io::Result<_>>().map_err(Into::into)
+}
+
+/// What tells one trained model from another, the mechanism first and what is always different last.
+fn traits(run: &Run, row: &Row) -> Vec<String> {
+    let number =
+        |name: &str, value: Option<u64>| value.map_or_else(String::new, |value| format!("{name} {value}"));
+    vec![
+        row.label(),
+        number("length", row.len),
+        number("seed", row.seed),
+        number("batch", row.batch),
+        row.preset.clone().unwrap_or_default(),
+        row.dtype.clone(),
+        row.kernel.clone(),
+        row.fraction.map_or_else(String::new, |part| format!("{} %", 100.0 * part)),
+        run.manifest.id.clone(),
+    ]
 }
 
 fn read_curve(path: &Path) -> Result<Vec<Evaluation>> {
@@ -213,11 +246,13 @@ fn measured(run: &Run, rows: &[Row], brief: bool) -> Result<Section> {
             }
         }
     }
+    tables.extend(verdict::rankings(rows, None));
     tables.extend(published::longest(rows));
     tables.extend(crossing::table(rows).filter(|_| !brief));
     let references = reference::read(&run.folder)?;
     tables.extend(reference::table(rows, &references));
     tables.extend(published::reasons(rows));
+    tables.extend(verdict::percentiles(&step_samples(&run.folder)?).filter(|_| !brief));
     let charts = report::measured(rows, &references, &run.manifest.id)?;
     let quick = if run.quick() { " (a quick run)" } else { "" };
     let title = format!("{title}{quick}: {}", run.folder.display());
@@ -238,12 +273,27 @@ fn missing(runs: &[Run]) -> Result<Section> {
         let near = |row: &Row| {
             row.protocol == suite.protocol && row.preset == suite.base.preset && row.published.is_some()
         };
-        let why = if rows().any(near) { "in part: single rows stand above" } else { "no row was run" };
-        let why = format!("{why}; the whole: effattn {} --suite {name}", suite.protocol);
+        let why =
+            if rows().any(near) { "partial (above); full table" } else { "nothing was run; full table" };
+        let why = format!("{why}: effattn {} --suite {name}", suite.protocol);
         table.rows.push(vec![suite.source.split(':').next().unwrap_or(name).to_owned(), why]);
     }
     for (what, about) in NOT_BUILT {
         table.rows.push(vec![(*what).to_owned(), format!("not built ({about})")]);
     }
     Ok(Section { title: "Not in this report".to_owned(), tables: vec![table], ..Section::default() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_the_file_says_the_form() {
+        for (name, format) in [("r.html", Format::Html), ("r.HTM", Format::Html), ("r.md", Format::Markdown)]
+        {
+            assert_eq!(Format::of(Some(Path::new(name))), format, "{name}");
+        }
+        assert_eq!(Format::of(None), Format::Markdown);
+    }
 }

@@ -156,6 +156,29 @@ pub fn latest_rows(runs: &[Run]) -> Vec<Row> {
     newest.into_values().chain(measured).cloned().collect()
 }
 
+/// The seconds of every measured step of a run, by cell; none where the run kept no samples.
+///
+/// # Errors
+/// A file that is damaged.
+pub fn step_samples(folder: &Path) -> Result<Vec<(String, Vec<f64>)>> {
+    #[derive(serde::Deserialize)]
+    struct Line {
+        cell: String,
+        metric: String,
+        values: Vec<f64>,
+    }
+    let path = folder.join("samples.jsonl");
+    let Ok(text) = std::fs::read_to_string(&path) else { return Ok(Vec::new()) };
+    let mut cells = Vec::new();
+    for line in text.lines().filter(|line| !line.trim().is_empty()) {
+        let line: Line = serde_json::from_str(line).with_context(|| path.display().to_string())?;
+        if line.metric == "step_time" {
+            cells.push((line.cell, line.values));
+        }
+    }
+    Ok(cells)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

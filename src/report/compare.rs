@@ -256,6 +256,13 @@ fn key(row: &Row) -> Key<'_> {
     )
 }
 
+/// Whether two rows are of one cell, whatever they measure.
+pub(super) fn same_cell(a: &Row, b: &Row) -> bool {
+    let (mut a, mut b) = (key(a), key(b));
+    (a.0.5, b.0.5) = ("", "");
+    a == b
+}
+
 fn name(row: &Row) -> String {
     let number = |name: &str, value: Option<u64>| value.map(|value| format!("{name}{value}"));
     let pass = row.pass.map(|pass| pass.word().to_owned());

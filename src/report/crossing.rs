@@ -65,7 +65,7 @@ fn add(dots: &mut DotPanel, panel: &Panel, full: &Series, is_time: bool) {
     }
 }
 
-const TITLE: &str = "From this length on cheaper than full attention";
+const TITLE: &str = "Crossover length against full attention";
 
 /// The chart `<prefix>-crossing` of the rows of one run; nothing without full attention at two lengths.
 ///
@@ -88,12 +88,12 @@ pub fn table(rows: &[Row]) -> Option<Table> {
         panel
             .rows
             .iter()
-            .map(|(label, time, memory)| vec![panel.title.clone(), label.clone(), text(*time), text(*memory)])
+            .map(|(label, time, memory)| vec![label.clone(), panel.title.clone(), text(*time), text(*memory)])
     });
     let lines: Vec<Vec<String>> = lines.collect();
     (!lines.is_empty()).then(|| Table {
         title: TITLE.to_owned(),
-        columns: ["measured", "model", "time", "memory"].map(str::to_owned).to_vec(),
+        columns: ["model", "measured", "time", "memory"].map(str::to_owned).to_vec(),
         numbers: 2,
         rows: lines,
         notes: vec!["≤: already at the shortest length measured; >: not up to the longest.".to_owned()],

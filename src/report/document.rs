@@ -1,9 +1,9 @@
 //! A report: sections of tables and charts with where their rows come from, as Markdown or as one HTML file.
 
 use super::chart::Chart;
+use super::html::{self, escape};
 use super::markdown;
 use super::table::Table;
-use crate::record::text::visible;
 
 /// Tables and charts that belong together.
 #[derive(Clone, Debug, Default)]
@@ -37,7 +37,7 @@ impl Document {
             let tables: Vec<String> = section.tables.iter().map(markdown::table).collect();
             text.push_str(&tables.join("\n"));
             for line in &section.provenance {
-                text.push_str(&format!("\n<sub>{}</sub>\n", html(line)));
+                text.push_str(&format!("\n<sub>{}</sub>\n", escape(line)));
             }
         }
         text
@@ -45,58 +45,8 @@ impl Document {
 
     /// As one HTML file without references to others.
     pub fn html(&self) -> String {
-        let mut body = format!("<h1>{}</h1>\n", html(&self.title));
-        for section in &self.sections {
-            body.push_str(&format!("<section>\n<h2>{}</h2>\n", html(&section.title)));
-            section.tables.iter().for_each(|table| body.push_str(&html_table(table)));
-            for chart in &section.charts {
-                let svg = chart.svg.find("<svg").map_or(chart.svg.as_str(), |at| &chart.svg[at..]);
-                body.push_str(&format!("<figure>{svg}</figure>\n"));
-            }
-            for line in &section.provenance {
-                body.push_str(&format!("<p class=\"from\">{}</p>\n", html(line)));
-            }
-            body.push_str("</section>\n");
-        }
-        format!(
-            "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<title>{}</title>\n<style>\n{STYLE}</style>\n\
-             </head>\n<body>\n{body}</body>\n</html>\n",
-            html(&self.title)
-        )
+        html::page(self)
     }
-}
-
-const STYLE: &str = "\
-body { font: 16px/1.45 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a; }
-table { border-collapse: collapse; margin: 0.5rem 0 1.5rem; font-variant-numeric: tabular-nums; }
-caption { text-align: left; font-weight: 600; padding: 0.3rem 0; }
-th, td { padding: 0.2rem 0.7rem; border-bottom: 1px solid #ddd; text-align: left; vertical-align: top; }
-.number { text-align: right; }
-figure { margin: 1rem 0; }
-svg { max-width: 100%; height: auto; }
-.from, .note { color: #555; font-size: 0.85rem; }
-";
-
-fn html_table(table: &Table) -> String {
-    let line = |cells: &[String], tag: &str| {
-        let cells = cells.iter().enumerate().map(|(index, cell)| {
-            let class = if table.is_number(index) { " class=\"number\"" } else { "" };
-            format!("<{tag}{class}>{}</{tag}>", html(cell))
-        });
-        format!("<tr>{}</tr>\n", cells.collect::<String>())
-    };
-    let mut text = format!("<table>\n<caption>{}</caption>\n<thead>\n", html(&table.title));
-    text.push_str(&line(&table.columns, "th"));
-    text.push_str("</thead>\n<tbody>\n");
-    table.rows.iter().for_each(|row| text.push_str(&line(row, "td")));
-    text.push_str("</tbody>\n</table>\n");
-    table.notes.iter().for_each(|note| text.push_str(&format!("<p class=\"note\">{}</p>\n", html(note))));
-    text
-}
-
-/// Text that cannot start markup.
-fn html(text: &str) -> String {
-    visible(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 /// `text` with everything between the two markers replaced by `content`; nothing without both markers in order.
@@ -146,10 +96,6 @@ mod tests {
 
     #[test]
     fn text_cannot_become_markup() {
-        let text = document().html();
-        assert!(text.contains("<td>&lt;x&gt;</td><td class=\"number\">1.0</td>"), "{text}");
-        assert!(text.contains("<figure><svg></svg></figure>") && text.contains("n &amp; m"));
-        assert!(!text.contains("<x>"));
         let text = document().markdown();
         assert!(text.contains("| \\<x> | 1.0 |") && text.contains("<sub>cpu</sub>"), "{text}");
     }

@@ -7,12 +7,15 @@ pub mod document;
 pub mod figures;
 pub mod fill;
 pub mod fold;
+pub mod html;
+pub mod labels;
 pub mod markdown;
 pub mod published;
 pub mod reference;
 pub mod robustness;
 pub mod table;
 pub mod trained;
+pub mod verdict;
 
 use std::io;
 

@@ -3,7 +3,7 @@
 use super::chart::{Figure, Panel, Series, Unit};
 use super::fold::{self, TIED, columns, wrap};
 use crate::record::text::visible;
-use crate::record::{Metric, Row};
+use crate::record::{Metric, Outcome, Row};
 
 /// A table: columns of text, then columns of numbers with their units.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -186,20 +186,31 @@ fn panel_table(figure: &Figure, panel: &Panel) -> Table {
         .collect();
     let mut columns = vec!["model".to_owned()];
     columns.extend(lens.iter().map(|len| Unit::Length.text(*len)));
-    columns.push("slope".to_owned());
+    let slopes = panel.series.iter().any(|series| series.law().is_some());
+    if slopes {
+        columns.push("slope".to_owned());
+    }
     let row = |series: &Series| {
         let mut cells = vec![series.label.clone()];
         cells.extend(lens.iter().map(|len| cell(series, *len, figure.unit)));
-        cells.push(series.law().map_or_else(String::new, |law| format!("{:.2}", law.slope)));
+        if slopes {
+            cells.push(series.law().map_or_else(String::new, |law| format!("{:.2}", law.slope)));
+        }
         cells
     };
     Table {
         title: conditions.join(" · "),
         numbers: columns.len() - 1,
         columns,
-        rows: panel.series.iter().map(row).collect(),
+        rows: panel.series.iter().filter(|series| can_run(series)).map(row).collect(),
         ..Table::default()
     }
+}
+
+/// Whether there is more to tell than that the mechanism has no such form, which the reasons tell.
+fn can_run(series: &Series) -> bool {
+    let unsupported = Outcome::Unsupported.word();
+    !series.points.is_empty() || series.missing.iter().any(|missing| missing.outcome != unsupported)
 }
 
 /// `12.3 ms ±4 %`, the word for what happened instead, or `-` where nothing was asked.

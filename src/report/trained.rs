@@ -82,8 +82,8 @@ fn table(rows: &[Row], metric: &Metric) -> Option<Table> {
     let mut lines: Vec<Vec<String>> = groups.iter().map(Group::line).collect();
     let notes = vec![
         "differs: what is not the protocol's, and in parentheses what the protocol has. share: part of the protocol's steps and \
-         data, where nothing else differs. Over several seeds: mean ±standard deviation [95 % interval of the mean]; failed seeds \
-         (not better than the largest class) are counted apart. floor: the best simple rule on the same split."
+         data, where nothing else differs. Over several seeds: mean ±standard deviation [95 % interval of the mean]; of one seed ± is the \
+         standard error that the size of the test split leaves; failed seeds (not better than the largest class) are counted apart. floor: the best simple rule on the same split."
             .to_owned(),
     ];
     // a column that says the same everywhere says nothing: only kernels differ seldom
@@ -210,7 +210,11 @@ impl<'a> Group<'a> {
             Some(Summary { mean, std: Some(std), mean_interval: Some(Interval { low, high }), .. }) => {
                 format!("{mean:.2} ±{std:.2} [{low:.2}, {high:.2}]")
             }
-            Some(summary) => format!("{:.2}", summary.mean),
+            Some(summary) => {
+                let mut errors = self.rows.iter().filter_map(|row| super::verdict::split_error(row, self.all));
+                let error = errors.next().map_or_else(String::new, |error| format!(" ±{error:.2} (split)"));
+                format!("{:.2}{error}", summary.mean)
+            }
             None => {
                 let failed: Vec<f64> = self.rows.iter().filter_map(|row| row.value).collect();
                 let none = || self.rows[0].outcome.to_string();

@@ -4,7 +4,7 @@ use std::io;
 
 use super::canvas::{self, Align, Canvas, FONT, GRID, INK, SOFT};
 use super::linear::{number, ticks};
-use super::style::look;
+use super::style::{Look, looks};
 use super::{Chart, table};
 
 const WIDTH: f64 = 1200.0;
@@ -52,6 +52,7 @@ pub fn bars(
             names.push(label);
         }
     }
+    let looks = looks(&names);
     let longest = names.iter().map(|name| canvas::text_width(name, FONT)).fold(0.0, f64::max);
     let column = longest + 70.0;
     let columns = ((WIDTH - 48.0) / column).floor().max(1.0);
@@ -65,13 +66,12 @@ pub fn bars(
         for (index, name) in names.iter().enumerate() {
             let (row, place) = ((index as f64 / columns).floor(), index as f64 % columns);
             let (x, y) = (24.0 + place * column, HEADER + 0.5 * LINE + row * LINE);
-            let style = look(index);
-            canvas.bar((x, y - 11.0), (x + 34.0, y + 11.0), style)?;
+            canvas.bar((x, y - 11.0), (x + 34.0, y + 11.0), looks[index])?;
             canvas.text(name, (x + 46.0, y), Align::Left, FONT)?;
         }
         for (index, panel) in panels.iter().enumerate() {
             let top = top + index as f64 * panel_height + 1.5 * LINE;
-            draw(canvas, panel, &names, (top, axis, measure))?;
+            draw(canvas, panel, (&names, &looks), (top, axis, measure))?;
         }
         let at = (24.0, height - 0.7 * LINE);
         canvas.cross((at.0 + 12.0, at.1), 10.0, INK)?;
@@ -96,7 +96,7 @@ pub fn bars(
 fn draw(
     canvas: &mut Canvas,
     panel: &Panel,
-    names: &[&str],
+    (names, looks): (&[&str], &[Look]),
     (top, axis, measure): (f64, &str, &str),
 ) -> io::Result<()> {
     let (bottom, right) = (top + HEIGHT, WIDTH - 24.0);
@@ -119,11 +119,15 @@ fn draw(
         let left = LEFT + index as f64 * group + 0.06 * group;
         for (place, (label, bars)) in panel.series.iter().enumerate() {
             let x = left + place as f64 * width;
-            let style = look(names.iter().position(|name| name == label).unwrap_or(0));
+            let style = looks[names.iter().position(|name| name == label).unwrap_or(0)];
             match bars.get(index) {
                 Some(Bar::Value(value)) => {
                     let y = bottom - value / high * HEIGHT;
                     canvas.bar((x + 1.0, y), (x + width - 1.0, bottom), style)?;
+                    canvas.tip(
+                        (x + width / 2.0, y),
+                        &format!("{label} at {text}: {value:.3} {measure}\n{}", panel.title),
+                    );
                 }
                 Some(Bar::Cross(_)) => {
                     canvas.cross((x + width / 2.0, bottom - width), (0.4 * width).min(10.0), style.color)?;

@@ -3,15 +3,16 @@
 use std::io;
 
 use super::canvas::{self, Align, Canvas, FONT, GRID, INK, Point, SOFT};
-use super::labels::spread;
 use super::linear::{number, ticks};
-use super::style::look;
+use super::style::{Look, looks};
 use super::{Chart, table};
 
 const WIDTH: f64 = 1200.0;
 const HEADER: f64 = 70.0;
 const LEFT: f64 = 130.0;
-const LEADER: f64 = 60.0;
+/// Widths of a marker in the table beside the area, and of a number.
+const MARK: f64 = 56.0;
+const NUMBER: f64 = 126.0;
 const HEIGHT: f64 = 620.0;
 const LINE: f64 = FONT * 1.16;
 /// Radius of the largest bubble.
@@ -53,10 +54,12 @@ pub fn bubbles(
         }
     }
     let longest = names.iter().map(|name| canvas::text_width(name, FONT)).fold(0.0, f64::max);
-    let area = (WIDTH - LEFT - LEADER - longest - 24.0).max(480.0);
-    let width = LEFT + area + LEADER + longest + 24.0;
+    let column = MARK + longest + 2.0 * NUMBER + 24.0;
+    let area = (WIDTH - LEFT - column).max(480.0);
+    let width = LEFT + area + column;
+    let looks = looks(&names);
     let top = HEADER + 38.0 * subtitles.len() as f64 + 1.2 * LINE;
-    let height = top + HEIGHT.max(names.len() as f64 * LINE) + 2.6 * LINE;
+    let height = top + HEIGHT.max((names.len() + 1) as f64 * LINE) + 2.6 * LINE;
     let plane = Plane::new(bubbles, (LEFT, area), (top, height - 2.6 * LINE));
     let svg = canvas::document((width.ceil() as u32, height.ceil() as u32), |canvas| {
         canvas.bold(title, (24.0, 36.0), Align::Left, FONT * 1.1)?;
@@ -70,9 +73,20 @@ pub fn bubbles(
         for bubble in sorted {
             let index = names.iter().position(|name| *name == bubble.label).unwrap_or(0);
             let radius = (LARGEST * bubble.area.max(0.0).sqrt()).max(SMALLEST);
-            canvas.bubble(plane.at(bubble), radius, look(index).color, bubble.ghost)?;
+            let at = plane.at(bubble);
+            canvas.bubble(at, radius, looks[index].color, bubble.ghost)?;
+            canvas.marker(
+                at,
+                if bubble.ghost { 5.0 } else { 7.0 },
+                Look { open: bubble.ghost, ..looks[index] },
+            )?;
+            let kind = if bubble.ghost { "published" } else { "measured" };
+            canvas.tip(
+                at,
+                &format!("{}, {kind}: {} {:.2}, {} {:.2}", bubble.label, axes.0, bubble.x, axes.1, bubble.y),
+            );
         }
-        plane.labels(canvas, &names, bubbles)
+        plane.list(canvas, (&names, &looks), bubbles)
     })?;
     let records = bubbles.iter().map(|bubble| {
         let kind = if bubble.ghost { "published" } else { "measured" };
@@ -134,23 +148,37 @@ impl Plane {
         canvas.text(along, (middle, self.bottom + 1.75 * LINE), Align::Center, FONT)
     }
 
-    /// A name beside the area per model, joined to its measured bubble, or to the published one in grey.
-    fn labels(&self, canvas: &mut Canvas, names: &[&str], bubbles: &[Bubble]) -> io::Result<()> {
-        let ends: Vec<(usize, &Bubble)> = (names.iter().enumerate())
-            .filter_map(|(index, name)| {
+    /// A line per model beside the area, the best first: marker, name, and its measured place, or the published one
+    /// in grey.
+    fn list(
+        &self,
+        canvas: &mut Canvas,
+        (names, looks): (&[&str], &[Look]),
+        bubbles: &[Bubble],
+    ) -> io::Result<()> {
+        let mut lines: Vec<(Look, &Bubble)> = (names.iter().zip(looks))
+            .filter_map(|(name, look)| {
                 let own = || bubbles.iter().filter(|bubble| bubble.label == *name);
-                let bubble = own().find(|bubble| !bubble.ghost).or_else(|| own().next())?;
-                Some((index, bubble))
+                Some((*look, own().find(|bubble| !bubble.ghost).or_else(|| own().next())?))
             })
             .collect();
-        let wanted: Vec<f64> = ends.iter().map(|(_, bubble)| self.at(bubble).1).collect();
-        let edge = self.left + self.area;
-        let moved = spread(&wanted, LINE, self.top + 0.5 * LINE, self.bottom - 0.5 * LINE);
-        for ((index, bubble), y) in ends.into_iter().zip(moved) {
-            let (from, color) = (self.at(bubble), look(index).color);
-            canvas.line(from, (edge + LEADER - 10.0, y), color, 1)?;
+        lines.sort_by(|a, b| a.1.ghost.cmp(&b.1.ghost).then(b.1.y.total_cmp(&a.1.y)));
+        let left = self.left + self.area + MARK;
+        let right = left + names.iter().map(|name| canvas::text_width(name, FONT)).fold(0.0, f64::max);
+        let columns = [right + NUMBER, right + 2.0 * NUMBER];
+        let mut y = self.top + 0.5 * LINE;
+        for (text, x) in ["speed", "accuracy"].into_iter().zip(columns) {
+            canvas.colored(text, (x, y), Align::Right, (FONT * 0.85, SOFT))?;
+        }
+        for (look, bubble) in lines {
+            y += LINE;
             let ink = if bubble.ghost { SOFT } else { INK };
-            canvas.colored(&bubble.label, (edge + LEADER, y), Align::Left, (FONT, ink))?;
+            canvas.marker((left - 22.0, y), 9.0, Look { open: bubble.ghost, ..look })?;
+            canvas.colored(&bubble.label, (left, y), Align::Left, (FONT, ink))?;
+            let texts = [format!("{:.2}", bubble.x), format!("{:.1}", bubble.y)];
+            for (text, x) in texts.iter().zip(columns) {
+                canvas.colored(text, (x, y), Align::Right, (FONT, ink))?;
+            }
         }
         Ok(())
     }

@@ -38,6 +38,8 @@ pub(super) type Point = (f64, f64);
 /// An SVG document under construction.
 pub(super) struct Canvas<'a> {
     backend: SVGBackend<'a>,
+    /// Invisible discs with what a pointer over them is told.
+    tips: String,
 }
 
 /// Draws a document of `size` pixels with `draw` and returns its text.
@@ -46,12 +48,21 @@ pub(super) fn document(
     draw: impl FnOnce(&mut Canvas) -> io::Result<()>,
 ) -> io::Result<String> {
     let mut text = String::new();
-    let mut canvas = Canvas { backend: SVGBackend::with_string(&mut text, size) };
+    let mut canvas = Canvas { backend: SVGBackend::with_string(&mut text, size), tips: String::new() };
     canvas.rect((0.0, 0.0), (f64::from(size.0), f64::from(size.1)), RGBColor(0xff, 0xff, 0xff))?;
     draw(&mut canvas)?;
     canvas.backend.present().map_err(io::Error::other)?;
+    let tips = std::mem::take(&mut canvas.tips);
     drop(canvas);
+    if let (Some(end), false) = (text.rfind("</svg>"), tips.is_empty()) {
+        text.insert_str(end, &format!("<g class=\"tips\" fill-opacity=\"0\">\n{tips}</g>\n"));
+    }
     Ok(text)
+}
+
+/// Text that cannot start markup.
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 fn pixel(point: Point) -> (i32, i32) {
@@ -115,12 +126,21 @@ impl Canvas<'_> {
         self.backend.draw_path(corners, &thin).map_err(io::Error::other)
     }
 
-    /// A bar of a series: filled, or an outline where its look is open.
+    /// A bar of a series: filled, or by its stroke an outline, a pale one, or one with a line through.
     pub(super) fn bar(&mut self, corner: Point, opposite: Point, look: Look) -> io::Result<()> {
-        if look.open {
-            return self.frame(corner, opposite, look.color);
+        match look.dash {
+            Dash::Solid => return self.rect(corner, opposite, look.color),
+            Dash::Dashed => (),
+            Dash::Dotted => {
+                let (low, high) = (pixel(corner), pixel(opposite));
+                self.backend.draw_rect(low, high, &look.color.mix(0.4), true).map_err(io::Error::other)?;
+            }
+            Dash::DashDotted => {
+                let middle = f64::midpoint(corner.0, opposite.0);
+                self.line((middle, corner.1), (middle, opposite.1), look.color, 3)?;
+            }
         }
-        self.rect(corner, opposite, look.color)
+        self.frame(corner, opposite, look.color)
     }
 
     /// A translucent disc, or its outline.
@@ -141,6 +161,14 @@ impl Canvas<'_> {
         self.backend.draw_circle(pixel(center), radius, &edge, false).map_err(io::Error::other)
     }
 
+    /// What a pointer over the place is told.
+    pub(super) fn tip(&mut self, (x, y): Point, text: &str) {
+        let text = escape(text);
+        self.tips.push_str(&format!(
+            "<circle cx=\"{x:.0}\" cy=\"{y:.0}\" r=\"16\"><title>{text}</title></circle>\n"
+        ));
+    }
+
     /// A cross: something ran out here.
     pub(super) fn cross(&mut self, center: Point, radius: f64, color: RGBColor) -> io::Result<()> {
         let (x, y) = center;
@@ -156,6 +184,12 @@ impl Canvas<'_> {
     /// Bold text.
     pub(super) fn bold(&mut self, text: &str, at: Point, align: Align, font: f64) -> io::Result<()> {
         self.styled(text, at, align, (font, FontStyle::Bold, INK))
+    }
+
+    /// Bold text in letters small enough for `room` pixels.
+    pub(super) fn heading(&mut self, text: &str, at: Point, room: f64) -> io::Result<()> {
+        let font = (FONT * room / text_width(text, FONT * 1.12)).min(FONT);
+        self.bold(text, at, Align::Left, font)
     }
 
     /// A line under the title at height `y`, in letters as small as a chart `width` pixels wide needs.
@@ -232,6 +266,7 @@ impl Dash {
             Self::Solid => None,
             Self::Dashed => Some((20.0, 12.0)),
             Self::Dotted => Some((5.0, 10.0)),
+            Self::DashDotted => Some((32.0, 8.0)),
         }
     }
 }
@@ -247,6 +282,16 @@ mod tests {
         assert_eq!(strokes, [vec![(0.0, 0.0), (10.0, 0.0)], vec![(15.0, 5.0), (15.0, 15.0)]]);
         assert_eq!(dashes(&points, None), [points.to_vec()]);
         assert!(dashes(&[(1.0, 1.0), (1.0, 1.0)], Some((10.0, 10.0))).is_empty());
+    }
+
+    #[test]
+    fn what_a_pointer_is_told_lies_above_everything() {
+        let svg = document((10, 10), |canvas| {
+            canvas.tip((1.0, 2.0), "a<b");
+            canvas.text("c", (1.0, 1.0), Align::Left, 10.0)
+        });
+        let svg = svg.unwrap();
+        assert!(svg.ends_with("r=\"16\"><title>a&lt;b</title></circle>\n</g>\n</svg>\n"), "{svg}");
     }
 
     #[test]

@@ -103,15 +103,17 @@ const PLAIN: Look = Look { color: canvas::BLUE, dash: Dash::Solid, marker: Marke
 fn draw(canvas: &mut Canvas, strip: &Strip, panel: &Panel) -> io::Result<()> {
     let labels: Vec<&str> = panel.rows.iter().map(|row| row.0.as_str()).collect();
     strip.draw(canvas, (&panel.title, "length"), &labels)?;
-    for (index, (_, time, memory)) in panel.rows.iter().enumerate() {
+    for (index, (label, time, memory)) in panel.rows.iter().enumerate() {
         let y = strip.y(index);
         if let (Some(time), Some(memory)) = (time, memory) {
-            canvas.line((strip.x(time.len()), y), (strip.x(memory.len()), y), GRID, 4)?;
+            canvas.line((strip.x(time.len()), y), (strip.x(memory.len()), y), GRID, 2)?;
         }
         for (crossing, look, shift) in [(time, TIME, -7.0), (memory, MEMORY, 7.0)] {
+            let what = if shift < 0.0 { "time" } else { "memory" };
             if let Some(crossing) = crossing {
                 let at = (strip.x(crossing.len()), y + shift);
                 dot(canvas, *crossing, (look, at))?;
+                canvas.tip(at, &format!("{label}, {what}: length {}\n{}", crossing.text(), panel.title));
             }
         }
     }

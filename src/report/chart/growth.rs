@@ -2,6 +2,7 @@
 
 use std::io;
 
+use super::style::looks;
 use super::{Chart, Figure, Measured, Missing, Panel, Series, Unit};
 use crate::record::{Outcome, Pass, Row};
 use crate::report::place;
@@ -93,44 +94,54 @@ fn conditions(row: &Row) -> Vec<String> {
     ]
 }
 
+/// Rows measured under the same conditions, each group with what tells it from the others.
+pub fn alike<'a>(rows: &[&'a Row]) -> Vec<(String, Vec<&'a Row>)> {
+    groups(rows).1
+}
+
+/// What all `rows` have in common, and those that are alike in everything with what tells them from the others.
+fn groups<'a>(rows: &[&'a Row]) -> (String, Vec<(String, Vec<&'a Row>)>) {
+    let keys: Vec<Vec<String>> = rows.iter().map(|row| conditions(row)).collect();
+    let Some(first) = keys.first() else { return Default::default() };
+    let differs: Vec<bool> = (0..first.len()).map(|i| keys.iter().any(|key| key[i] != first[i])).collect();
+    let join = |key: &[String], wanted: bool| {
+        let parts =
+            key.iter().zip(&differs).filter(|(part, differs)| **differs == wanted && !part.is_empty());
+        parts.map(|(part, _)| part.as_str()).collect::<Vec<_>>().join(" · ")
+    };
+    let mut groups: Vec<(&Vec<String>, Vec<&Row>)> = Vec::new();
+    for (row, key) in rows.iter().zip(&keys) {
+        place(&mut groups, |(known, _)| *known == key, || (key, Vec::new())).1.push(row);
+    }
+    let titled = groups.into_iter().map(|(key, rows)| (capital(&join(key, true)), rows)).collect();
+    (join(first, false), titled)
+}
+
 /// What [`growth`] draws; [`crate::report::table::growth`] makes tables of it.
 pub fn figure(rows: &[Row], quantity: Quantity) -> Option<Figure> {
     let peaks = rows.iter().any(|row| row.metric == "peak_memory");
     let picked: Vec<&Row> =
         rows.iter().filter(|row| quantity.picks(row, peaks) && row.len.is_some()).collect();
     picked.iter().find(|row| quantity.value(row).is_some())?;
-    let keys: Vec<Vec<String>> = picked.iter().map(|row| conditions(row)).collect();
-    let differs: Vec<bool> =
-        (0..keys[0].len()).map(|i| keys.iter().any(|key| key[i] != keys[0][i])).collect();
-    let join = |key: &[String], wanted: bool| {
-        let parts =
-            key.iter().zip(&differs).filter(|(part, differs)| **differs == wanted && !part.is_empty());
-        parts.map(|(part, _)| part.as_str()).collect::<Vec<_>>().join(" · ")
-    };
+    let (subtitle, groups) = groups(&picked);
     let mut labels: Vec<String> = Vec::new();
-    let mut panels: Vec<(&Vec<String>, Panel)> = Vec::new();
-    for (row, key) in picked.iter().zip(&keys) {
-        let label = row.label();
-        let look = labels.iter().position(|known| *known == label).unwrap_or_else(|| {
-            labels.push(label.clone());
-            labels.len() - 1
-        });
-        let panel = place(
-            &mut panels,
-            |(known, _)| *known == key,
-            || (key, Panel { title: capital(&join(key, true)), series: Vec::new() }),
-        );
-        let new = || Series { label: label.clone(), look, ..Series::default() };
-        add(place(&mut panel.1.series, |series| series.label == label, new), row, quantity);
+    for row in &picked {
+        if !labels.contains(&row.label()) {
+            labels.push(row.label());
+        }
     }
-    let mut panels: Vec<Panel> = panels.into_iter().map(|(_, panel)| panel).collect();
+    let panel = |(title, rows): (String, Vec<&Row>)| {
+        let mut panel = Panel { title, series: Vec::new() };
+        for row in rows {
+            let label = row.label();
+            let new = || Series { label: label.clone(), ..Series::default() };
+            add(place(&mut panel.series, |series| series.label == label, new), row, quantity);
+        }
+        panel
+    };
+    let mut panels: Vec<Panel> = groups.into_iter().map(panel).collect();
     finish(&mut panels, &labels);
-    Some(Figure {
-        title: quantity.title().to_owned(),
-        subtitle: join(&keys[0], false),
-        unit: quantity.unit(),
-        panels,
-    })
+    Some(Figure { title: quantity.title().to_owned(), subtitle, unit: quantity.unit(), panels })
 }
 
 fn capital(text: &str) -> String {
@@ -153,18 +164,15 @@ fn add(series: &mut Series, row: &Row, quantity: Quantity) {
     }
 }
 
-/// Sorts points by length and gives full attention the first look: black, solid.
+/// Sorts points by length and gives every label its look.
 fn finish(panels: &mut [Panel], labels: &[String]) {
-    let full = labels.iter().position(|label| label == "full");
+    let labels: Vec<&str> = labels.iter().map(String::as_str).collect();
+    let looks = looks(&labels);
     for series in panels.iter_mut().flat_map(|panel| &mut panel.series) {
         series.points.sort_by(|a, b| a.x.total_cmp(&b.x));
         series.missing.sort_by(|a, b| a.x.total_cmp(&b.x));
-        series.look = match full {
-            Some(full) if series.look == full => 0,
-            Some(full) if series.look < full => series.look + 1,
-            Some(_) => series.look,
-            None => series.look + 1,
-        };
+        let place = labels.iter().position(|label| *label == series.label);
+        series.look = place.map(|place| looks[place]).unwrap_or_default();
     }
 }
 
@@ -215,9 +223,9 @@ mod tests {
         let titles: Vec<&str> = figure.panels.iter().map(|panel| panel.title.as_str()).collect();
         assert_eq!(titles, ["Inference", "Training"]);
         assert_eq!(figure.subtitle, "batch 1 · lra-repo · cpu · 2 threads · f32 · fused");
-        let looks: Vec<(&str, usize)> =
-            figure.panels[1].series.iter().map(|series| (series.label.as_str(), series.look)).collect();
-        assert_eq!(looks, [("linear", 1), ("full", 0), ("cosformer", 2), ("ls", 3)]);
+        for series in figure.panels.iter().flat_map(|panel| &panel.series) {
+            assert_eq!(series.look, looks(&[&series.label])[0], "{}", series.label);
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::io;
 
 use super::linear::{Line, Panel, Plane, Ticks};
-use super::style::{Dash, Look};
+use super::style::{Dash, Look, looks};
 use super::{Chart, table};
 
 /// One model under training.
@@ -37,13 +37,15 @@ pub fn learning(name: &str, title: &str, measure: &str, lines: &[Learning]) -> i
     if lines.iter().all(|line| line.points.is_empty()) {
         return Ok(None);
     }
+    let labels: Vec<&str> = lines.iter().map(|line| line.label.as_str()).collect();
+    let looks = looks(&labels);
     let of = |pick: fn(&Evaluation) -> f64| -> Vec<Line> {
         let points = |line: &Learning| line.points.iter().map(|point| (point.step, pick(point))).collect();
-        lines.iter().enumerate().map(|(index, line)| Line::solid(index, &line.label, points(line))).collect()
+        lines.iter().zip(&looks).map(|(line, look)| Line::solid(*look, &line.label, points(line))).collect()
     };
     let dashed = of(|point| point.train_loss).into_iter().map(|line| Line {
         label: None,
-        look: Look { dash: Dash::Dashed, ..line.look },
+        look: Look { dash: Dash::Dashed, open: true, ..line.look },
         ..line
     });
     let panel = |title, lines| Panel { title, axis: "training steps", ticks: Ticks::FromZero, lines };

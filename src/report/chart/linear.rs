@@ -4,7 +4,7 @@ use std::io;
 
 use super::canvas::{self, Align, Canvas, FONT, GRID, INK, Point};
 use super::labels::spread;
-use super::style::{Dash, Look, look};
+use super::style::{Dash, Look};
 
 const WIDTH: f64 = 1200.0;
 const HEADER: f64 = 110.0;
@@ -15,6 +15,8 @@ const LINE: f64 = FONT * 1.16;
 /// Gap between ticks in pixels, at least.
 const TICK: f64 = 70.0;
 const MARKER: f64 = 9.0;
+/// Points up to which each has a marker; a single one would not be seen without.
+const FEW: usize = 12;
 
 /// Panels under each other.
 pub(super) struct Plane<'a> {
@@ -51,11 +53,10 @@ pub(super) struct Line<'a> {
 }
 
 impl<'a> Line<'a> {
-    /// A solid line without error bars in look number `index`.
-    pub(super) fn solid(index: usize, label: &'a str, points: Vec<(f64, f64)>) -> Self {
-        let look = Look { dash: Dash::Solid, open: false, ..look(index) };
-        let points = points.into_iter().map(|(x, y)| (x, y, 0.0)).collect();
-        Self { label: Some(label), look, markers: false, points }
+    /// A line without error bars, drawn through; with markers where there are few points.
+    pub(super) fn solid(look: Look, label: &'a str, points: Vec<(f64, f64)>) -> Self {
+        let points: Vec<_> = points.into_iter().map(|(x, y)| (x, y, 0.0)).collect();
+        Self { label: Some(label), look: look.solid(), markers: points.len() <= FEW, points }
     }
 }
 
@@ -128,6 +129,14 @@ impl Frame<'_> {
             for &(x, y, half) in points.filter(|point| point.2 > 0.0) {
                 canvas.line(self.at(x, y - half, &ys), self.at(x, y + half, &ys), line.look.color, 3)?;
             }
+            for (point, at) in line.points.iter().filter(|point| point.1.is_finite()).zip(&drawn) {
+                let Some(label) = line.label else { break };
+                let half = if point.2 > 0.0 { format!(" ±{:.3}", point.2) } else { String::new() };
+                canvas.tip(
+                    *at,
+                    &format!("{label}, {} {}: {:.4}{half}\n{}", panel.axis, point.0, point.1, panel.title),
+                );
+            }
             if line.markers {
                 drawn.iter().try_for_each(|point| canvas.marker(*point, MARKER, line.look))?;
             }
@@ -154,7 +163,8 @@ impl Frame<'_> {
         let round: Vec<(f64, String)> = match &self.panel.ticks {
             Ticks::FromZero => {
                 let all = ticks(0.0, self.x.1, (self.area / 170.0) as usize).into_iter();
-                all.filter(|x| *x <= self.x.1).map(|x| (x, number(x, 1.0))).collect()
+                // what is counted is whole
+                all.filter(|x| *x <= self.x.1 && x.fract() == 0.0).map(|x| (x, number(x, 1.0))).collect()
             }
             Ticks::At(ticks) => ticks.iter().map(|(x, text)| (*x, (*text).to_owned())).collect(),
         };
@@ -177,9 +187,8 @@ impl Frame<'_> {
         let wanted: Vec<f64> = ends.iter().map(|(_, _, end)| end.1).collect();
         let (low, high) = (self.top + 0.5 * LINE, self.bottom - 0.5 * LINE);
         let edge = LEFT + self.area;
-        for ((label, look, end), y) in ends.iter().zip(spread(&wanted, LINE, low, high)) {
-            canvas.line((end.0 + MARKER + 4.0, end.1), (edge.max(end.0 + MARKER + 4.0), end.1), GRID, 2)?;
-            canvas.line((edge, end.1), (edge + LEADER - 10.0, y), look.color, 2)?;
+        for ((label, look, _), y) in ends.iter().zip(spread(&wanted, LINE, low, high)) {
+            canvas.marker((edge + LEADER - 22.0, y), MARKER, *look)?;
             canvas.text(label, (edge + LEADER, y), Align::Left, FONT)?;
         }
         Ok(())
@@ -221,7 +230,7 @@ mod tests {
 
     #[test]
     fn named_ticks_stand_where_they_are() {
-        let line = Line::solid(0, "a", vec![(0.0, 1.0), (2.0, 3.0)]);
+        let line = Line::solid(Look::default(), "a", vec![(0.0, 1.0), (2.0, 3.0)]);
         let plane = Plane {
             title: "T",
             subtitle: "",

@@ -5,7 +5,7 @@ use std::io;
 use super::canvas::{self, Align, Canvas, FONT, GRID, INK, Point, SOFT};
 use super::labels::spread;
 use super::scale::{Scale, Unit};
-use super::style::{Look, look};
+use super::style::shown;
 use super::{Figure, Panel, Series};
 
 /// Pixels of a figure whose labels are not unusually long.
@@ -14,7 +14,7 @@ const HEADER: f64 = 110.0;
 const LEFT: f64 = 160.0;
 /// Least width of the area of a panel.
 const AREA: f64 = 560.0;
-/// Room between the area and the labels, for the leaders.
+/// Room between the area and the labels, for their markers.
 const LEADER: f64 = 64.0;
 const LINE: f64 = FONT * 1.16;
 const MARKER: f64 = 9.0;
@@ -74,7 +74,9 @@ pub(super) fn draw(figure: &Figure) -> io::Result<String> {
 
 /// One panel with its axes.
 struct Drawing<'a> {
-    panel: &'a Panel,
+    title: &'a str,
+    /// The lines; of a crowd those that are not in front are grey.
+    series: Vec<Series>,
     unit: Unit,
     frame: &'a Frame,
     /// Upper and lower edge of the area.
@@ -98,7 +100,13 @@ impl<'a> Drawing<'a> {
         ys.extend(panel.series.iter().flat_map(crosses).filter_map(|(_, y)| y));
         let top = top + 1.7 * LINE;
         let (x, y) = (Scale::covering(Unit::Length, &xs), Scale::covering(unit, &ys));
-        Self { panel, unit, frame, top, bottom: top + frame.height, x, y }
+        let labels: Vec<&str> = panel.series.iter().map(|series| series.label.as_str()).collect();
+        let paint = |(series, shown): (&Series, bool)| {
+            let look = if shown { series.look } else { series.look.faint() };
+            Series { look, ..series.clone() }
+        };
+        let series = panel.series.iter().zip(shown(&labels)).map(paint).collect();
+        Self { title: &panel.title, series, unit, frame, top, bottom: top + frame.height, x, y }
     }
 
     fn at(&self, x: f64, y: f64) -> Point {
@@ -107,11 +115,11 @@ impl<'a> Drawing<'a> {
     }
 
     fn draw(&self, canvas: &mut Canvas) -> io::Result<()> {
-        canvas.bold(&self.panel.title, (24.0, self.top - LINE), Align::Left, FONT)?;
+        canvas.bold(self.title, (24.0, self.top - LINE), Align::Left, FONT)?;
         self.axes(canvas)?;
-        for series in &self.panel.series {
-            self.line(canvas, series)?;
-        }
+        let (front, back): (Vec<&Series>, Vec<&Series>) =
+            self.series.iter().partition(|series| !series.look.is_faint());
+        back.into_iter().chain(front).try_for_each(|series| self.line(canvas, series))?;
         self.labels(canvas)
     }
 
@@ -141,21 +149,30 @@ impl<'a> Drawing<'a> {
     }
 
     fn line(&self, canvas: &mut Canvas, series: &Series) -> io::Result<()> {
-        let look = look(series.look);
+        let look = series.look;
         let points: Vec<Point> = series.points.iter().map(|point| self.at(point.x, point.y)).collect();
-        canvas.path(&points, look, 5)?;
+        canvas.path(&points, look, if look.is_faint() { 2 } else { 5 })?;
+        let radius = if look.is_faint() { 0.6 * MARKER } else { MARKER };
         for point in &series.points {
             let Some((low, high)) = point.interval.filter(|(low, _)| *low > 0.0) else { continue };
             canvas.line(self.at(point.x, low), self.at(point.x, high), look.color, 3)?;
         }
         for point in &points {
-            canvas.marker(*point, MARKER, look)?;
+            canvas.marker(*point, radius, look)?;
+        }
+        for (at, point) in points.iter().zip(&series.points) {
+            let interval = point.interval.map_or_else(String::new, |(low, high)| {
+                format!(", 95 % interval {} to {}", self.unit.text(low), self.unit.text(high))
+            });
+            let value = self.unit.text(point.y);
+            canvas.tip(*at, &format!("{} at {}: {value}{interval}\n{}", series.label, point.x, self.title));
         }
         for cross in self.crosses(series) {
             if let Some(last) = points.last() {
                 canvas.line(*last, cross, look.color, 2)?;
             }
-            canvas.cross(cross, 1.3 * MARKER, look.color)?;
+            canvas.cross(cross, 1.3 * radius, look.color)?;
+            canvas.tip(cross, &format!("{}: out of memory or time", series.label));
         }
         Ok(())
     }
@@ -173,18 +190,15 @@ impl<'a> Drawing<'a> {
             self.crosses(series).last().copied().or(last)
         };
         let shown: Vec<(&Series, Point)> =
-            self.panel.series.iter().filter_map(|series| Some((series, end(series)?))).collect();
+            self.series.iter().filter_map(|series| Some((series, end(series)?))).collect();
         let wanted: Vec<f64> = shown.iter().map(|(_, end)| end.1).collect();
         let (low, high) = (self.top + 0.5 * LINE, self.bottom - 0.5 * LINE);
-        for ((series, end), y) in shown.iter().zip(spread(&wanted, LINE, low, high)) {
-            let Look { color, .. } = look(series.look);
-            let edge = LEFT + self.frame.area;
-            canvas.line((end.0 + MARKER + 4.0, end.1), (edge + 8.0, end.1), GRID, 2)?;
-            canvas.line((edge + 8.0, end.1), (self.frame.labels - 30.0, y), color, 2)?;
-            canvas.marker((self.frame.labels - 20.0, y), MARKER, look(series.look))?;
-            canvas.text(&series.label, (self.frame.labels, y), Align::Left, FONT)?;
+        for ((series, _), y) in shown.iter().zip(spread(&wanted, LINE, low, high)) {
+            let ink = if series.look.is_faint() { SOFT } else { INK };
+            canvas.marker((self.frame.labels - 24.0, y), MARKER, series.look)?;
+            canvas.colored(&series.label, (self.frame.labels, y), Align::Left, (FONT, ink))?;
             if let Some(law) = series.law() {
-                canvas.text(&format!("{:.2}", law.slope), (right, y), Align::Right, FONT)?;
+                canvas.colored(&format!("{:.2}", law.slope), (right, y), Align::Right, (FONT, ink))?;
             }
         }
         Ok(())

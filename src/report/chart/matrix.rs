@@ -27,9 +27,15 @@ const MOST: usize = 96;
 const BOLD: f64 = 1.12;
 /// Steps between white and full colour.
 const LEVELS: i32 = 24;
+/// The level of cells that are [`GLOBAL`].
+const WHOLE: i32 = LEVELS + 1;
+/// Height of the letters where more than three panels stand side by side.
+const SMALL: f64 = 25.0;
 
 const KEY: RGBColor = RGBColor(0x00, 0x72, 0xb2);
 const SLOT: RGBColor = RGBColor(0xd5, 0x5e, 0x00);
+/// Keys that every query sees, and queries that see every key.
+const GLOBAL: RGBColor = RGBColor(0x00, 0x9e, 0x73);
 const DARK: RGBColor = RGBColor(0x08, 0x1d, 0x58);
 
 /// Draws `matrices` as a chart called `name`.
@@ -42,15 +48,21 @@ pub fn matrices(
     matrices: &[Matrix],
     shade: Shade,
 ) -> io::Result<Chart> {
-    let columns = matrices.len().clamp(1, 3);
+    // a page holds every mechanism: five columns of five
+    let columns = match matrices.len() {
+        few @ 0..=3 => few.max(1),
+        4..=8 => 4,
+        _ => 5,
+    };
     let size = ((WIDTH - 2.0 * MARGIN + GAP) / columns as f64 - GAP).min(640.0);
-    let panels: Vec<Panel> = matrices.iter().map(|matrix| Panel::new(matrix, shade, size)).collect();
+    let font = if columns > 3 { SMALL } else { FONT };
+    let panels: Vec<Panel> = matrices.iter().map(|matrix| Panel::new(matrix, shade, (size, font))).collect();
     let rows: Vec<&[Panel]> = panels.chunks(columns).collect();
     let most = |row: &[Panel], of: fn(&Panel) -> f64| row.iter().map(of).fold(0.0, f64::max);
     let texts: Vec<f64> = rows.iter().map(|row| most(row, Panel::text_height)).collect();
     let heights: Vec<f64> =
         rows.iter().zip(&texts).map(|(row, text)| text + most(row, Panel::box_height)).collect();
-    let subtitles = wrap(subtitle, WIDTH - 2.0 * MARGIN);
+    let subtitles = wrap(subtitle, WIDTH - 2.0 * MARGIN, FONT);
     let header = 76.0 + subtitles.len() as f64 * LINE;
     let height = header + heights.iter().map(|height| height + GAP).sum::<f64>();
     let svg = canvas::document((WIDTH as u32, height.ceil() as u32), |canvas| {
@@ -100,6 +112,8 @@ struct Panel {
     /// Pixels per cell.
     cell: f64,
     shade: Shade,
+    /// Height of letters.
+    font: f64,
 }
 
 /// Drawn cells of one part of a matrix.
@@ -119,6 +133,7 @@ impl Grid {
         shade: Shade,
         full: f32,
     ) -> Self {
+        let global = Global::of(matrix, if columns.start < matrix.keys { shade } else { Shade::Weight });
         let (high, wide) = block;
         let grid = (matrix.queries.div_ceil(high), columns.len().div_ceil(wide));
         let mut levels = Vec::with_capacity(grid.0 * grid.1);
@@ -129,7 +144,9 @@ impl Grid {
                 let last = (first + wide).min(columns.end);
                 let block = queries.clone().flat_map(|query| &matrix.row(query)[first..last]);
                 levels.push(match shade {
-                    Shade::Visible => LEVELS * i32::from(block.copied().any(|value| value != 0.0)),
+                    Shade::Visible if !block.clone().any(|value| *value != 0.0) => 0,
+                    Shade::Visible if global.touches(queries.clone(), first..last) => WHOLE,
+                    Shade::Visible => LEVELS,
                     Shade::Weight => {
                         let mean = block.sum::<f32>() / (queries.len() * (last - first)) as f32;
                         (mean / full * LEVELS as f32).round().clamp(-(LEVELS as f32), LEVELS as f32) as i32
@@ -165,8 +182,42 @@ impl Grid {
     }
 }
 
+/// Which keys every query sees and which queries see every key, in a matrix where most do not.
+struct Global {
+    queries: Vec<bool>,
+    keys: Vec<bool>,
+}
+
+impl Global {
+    fn of(matrix: &Matrix, shade: Shade) -> Self {
+        let (queries, keys) = (matrix.queries, matrix.keys);
+        let sees = |query: usize, key: usize| matrix.row(query)[key] != 0.0;
+        let causal = (0..queries).all(|query| (query + 1..keys).all(|key| !sees(query, key)));
+        let whole = |(seen, of): (usize, usize)| seen == of && 4 * of >= queries.max(4);
+        let of_key = |key: usize| {
+            let may = (if causal { key } else { 0 })..queries;
+            whole((may.clone().filter(|query| sees(*query, key)).count(), may.len()))
+        };
+        let of_query = |query: usize| !causal && (0..keys).all(|key| sees(query, key));
+        let mut all =
+            Self { queries: (0..queries).map(of_query).collect(), keys: (0..keys).map(of_key).collect() };
+        let most = |flags: &[bool]| 2 * flags.iter().filter(|flag| **flag).count() > flags.len();
+        if shade == Shade::Weight || most(&all.keys) || most(&all.queries) {
+            all = Self { queries: vec![false; queries], keys: vec![false; keys] };
+        }
+        all
+    }
+
+    fn touches(&self, queries: std::ops::Range<usize>, keys: std::ops::Range<usize>) -> bool {
+        let any = |flags: &[bool], range: std::ops::Range<usize>| {
+            flags.get(range).is_some_and(|part| part.contains(&true))
+        };
+        any(&self.queries, queries) || any(&self.keys, keys)
+    }
+}
+
 impl Panel {
-    fn new(matrix: &Matrix, shade: Shade, size: f64) -> Self {
+    fn new(matrix: &Matrix, shade: Shade, (size, font): (f64, f64)) -> Self {
         let block = matrix.queries.max(matrix.keys).div_ceil(MOST).max(1);
         // Slots take at most half the room of the keys.
         let room = matrix.keys.div_ceil(block).max(2) / 2;
@@ -189,17 +240,18 @@ impl Panel {
         }
         notes.retain(|note| !note.is_empty());
         Self {
-            label: wrap(&matrix.label, size / BOLD),
-            note: wrap(&notes.join("; "), size),
+            label: wrap(&matrix.label, size / BOLD, font),
+            note: wrap(&notes.join("; "), size, font),
             keys,
             slots,
             cell: size / cells as f64,
             shade,
+            font,
         }
     }
 
     fn text_height(&self) -> f64 {
-        (self.label.len() + self.note.len()) as f64 * LINE + 10.0
+        (self.label.len() + self.note.len()) as f64 * 1.16 * self.font + 10.0
     }
 
     fn box_height(&self) -> f64 {
@@ -209,14 +261,15 @@ impl Panel {
     /// Draws the panel with `text` pixels for its label and note.
     fn draw(&self, canvas: &mut Canvas, corner: Point, text: f64) -> io::Result<()> {
         let (left, top) = corner;
-        let mut y = top + 0.5 * LINE;
+        let height = 1.16 * self.font;
+        let mut y = top + 0.5 * height;
         for line in &self.label {
-            canvas.bold(line, (left, y), Align::Left, FONT)?;
-            y += LINE;
+            canvas.bold(line, (left, y), Align::Left, self.font)?;
+            y += height;
         }
         for line in &self.note {
-            canvas.colored(line, (left, y), Align::Left, (FONT, SOFT))?;
-            y += LINE;
+            canvas.colored(line, (left, y), Align::Left, (self.font, SOFT))?;
+            y += height;
         }
         let top = top + text;
         let (key, slot) = match self.shade {
@@ -234,8 +287,12 @@ impl Panel {
         }
         let at = |column: usize, row: usize| (left + column as f64 * self.cell, top + row as f64 * self.cell);
         for (row, end_row, column, end_column, level) in grid.rectangles() {
-            let color = if level > 0 { color } else { SLOT };
-            canvas.rect(at(column, row), at(end_column, end_row), tint(color, level.abs()))?;
+            let color = match level {
+                WHOLE => GLOBAL,
+                1.. => color,
+                _ => SLOT,
+            };
+            canvas.rect(at(column, row), at(end_column, end_row), tint(color, level.abs().min(LEVELS)))?;
         }
         canvas.frame(at(0, 0), at(grid.columns, grid.rows), INK)
     }
@@ -250,12 +307,12 @@ fn tint(color: RGBColor, level: i32) -> RGBColor {
     RGBColor(mix(color.0), mix(color.1), mix(color.2))
 }
 
-/// Lines of `text` that fit `width` pixels, broken at spaces, `:` and `,`.
-fn wrap(text: &str, width: f64) -> Vec<String> {
+/// Lines of `text` that fit `width` pixels, broken behind spaces, `:`, `,` and `-`.
+fn wrap(text: &str, width: f64, font: f64) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
-    for piece in text.split_inclusive([' ', ':', ',']) {
+    for piece in text.split_inclusive([' ', ':', ',', '-']) {
         match lines.last_mut() {
-            Some(line) if canvas::text_width(&format!("{line}{}", piece.trim_end()), FONT) <= width => {
+            Some(line) if canvas::text_width(&format!("{line}{}", piece.trim_end()), font) <= width => {
                 line.push_str(piece);
             }
             _ if piece.is_empty() => {}
@@ -288,7 +345,7 @@ mod tests {
         let n = 2 * MOST + 1;
         let mut values = vec![0.0; n * n];
         (0..n).for_each(|i| values[i * n + i] = 1.0);
-        let panel = Panel::new(&matrix(&values, n, 0), Shade::Visible, 300.0);
+        let panel = Panel::new(&matrix(&values, n, 0), Shade::Visible, (300.0, FONT));
         assert_eq!((panel.keys.rows, panel.keys.columns), (65, 65));
         assert!(panel.note.join("").contains("3 x 3 positions per cell"));
         assert_eq!(panel.keys.rectangles().len(), 65);
@@ -313,9 +370,25 @@ mod tests {
     }
 
     #[test]
+    fn what_everyone_sees_has_a_colour_of_its_own() {
+        let n = 8;
+        let near = |i: usize, j: usize| i.abs_diff(j) < 2;
+        let values = |global: bool| -> Vec<f32> {
+            let seen = |i, j| near(i, j) || global && (i == 0 || j == 0);
+            (0..n * n).map(|at| f32::from(seen(at / n, at % n))).collect()
+        };
+        let levels =
+            |values: &[f32]| Grid::new(&matrix(values, n, 0), 0..n, (1, 1), Shade::Visible, 1.0).levels;
+        assert!(!levels(&values(false)).contains(&WHOLE), "a band has no global position");
+        let of = levels(&values(true));
+        assert_eq!((of[7], of[7 * n], of[3 * n + 3], of[n + 7]), (WHOLE, WHOLE, LEVELS, 0));
+        assert!(!levels(&[1.0; 64]).contains(&WHOLE), "where everyone sees everything nobody is special");
+    }
+
+    #[test]
     fn text_breaks_at_words() {
-        assert_eq!(wrap("one two three", 7.0 * FONT * 0.57), ["one two ", "three"]);
-        assert_eq!(wrap("averylongword", 10.0), ["averylongword"]);
-        assert!(wrap("", 10.0).is_empty());
+        assert_eq!(wrap("one two three", 7.0 * FONT * 0.57, FONT), ["one two ", "three"]);
+        assert_eq!(wrap("averylongword", 10.0, FONT), ["averylongword"]);
+        assert!(wrap("", 10.0, FONT).is_empty());
     }
 }

@@ -29,7 +29,7 @@ use crate::record::file;
 pub use bars::{Bar, Panel as BarPanel, bars};
 pub use bubbles::{Bubble, bubbles};
 pub use dots::{Crossing, Panel as DotPanel, dots};
-pub use growth::{Quantity, figure, growth};
+pub use growth::{Quantity, alike, figure, growth};
 pub use learning::{Evaluation, Learning, learning};
 pub use matrix::{Shade, matrices};
 pub use norms::norms;
@@ -37,6 +37,7 @@ pub use png::png;
 pub use ratios::{Panel as RatioPanel, ratios};
 pub use scale::Unit;
 pub use slopes::{Slope, slopes};
+pub use style::Look;
 
 /// A finished chart.
 #[derive(Clone, Debug)]
@@ -96,8 +97,8 @@ pub struct Missing {
 pub struct Series {
     /// Name.
     pub label: String,
-    /// Number of its look, the same in every panel.
-    pub look: usize,
+    /// How it looks, the same in every panel.
+    pub look: Look,
     /// Points by length.
     pub points: Vec<Measured>,
     /// Cells without a value, by length.

@@ -3,6 +3,7 @@
 use std::io;
 
 use super::linear::{Line, Panel, Plane, Ticks};
+use super::style::looks;
 use super::{Chart, table};
 use crate::record::norms::Norm;
 
@@ -13,14 +14,15 @@ use crate::record::norms::Norm;
 pub fn norms(subtitle: &str, norms: &[Norm]) -> io::Result<Chart> {
     let mut models: Vec<&str> = norms.iter().map(|norm| norm.model.as_str()).collect();
     models.dedup();
+    let looks = looks(&models);
     let layers = norms.iter().map(|norm| norm.layer).max().unwrap_or(0);
     let texts: Vec<String> = (1..=layers).map(|layer| layer.to_string()).collect();
     let panel = |kind: &'static str, title| {
-        let lines = models.iter().enumerate().map(|(index, model)| {
+        let lines = models.iter().zip(&looks).map(|(model, look)| {
             let here =
                 norms.iter().filter(|norm| norm.model == *model && norm.kind == kind && norm.head == 0);
             let points = here.map(|norm| (norm.layer as f64, norm.ratio)).collect();
-            Line { markers: true, ..Line::solid(index + 1, model, points) }
+            Line { markers: true, ..Line::solid(*look, model, points) }
         });
         let ticks = texts.iter().zip(1..).map(|(text, layer)| (f64::from(layer), text.as_str())).collect();
         Panel { title, axis: "layer", ticks: Ticks::At(ticks), lines: lines.collect() }

@@ -5,7 +5,7 @@ use std::io;
 use super::canvas::{self, Align, Canvas, FONT, INK};
 use super::scale::{Scale, Unit};
 use super::strip::{LINE, Strip, WIDTH};
-use super::style::look;
+use super::style::Look;
 use super::{Chart, table};
 
 const HEADER: f64 = 110.0;
@@ -49,7 +49,7 @@ pub fn ratios(
         canvas.bold(title, (24.0, 36.0), Align::Left, FONT * 1.1)?;
         canvas.subtitle(subtitle, 80.0, WIDTH)?;
         for (index, (len, (x, y))) in lens.iter().zip(&places).enumerate() {
-            canvas.marker((x + 12.0, *y), MARKER, look(index + 1))?;
+            canvas.marker((x + 12.0, *y), MARKER, Look::ordinal(index, lens.len()))?;
             canvas.text(&len.to_string(), (x + 32.0, *y), Align::Left, FONT)?;
         }
         let mut top = first;
@@ -93,13 +93,15 @@ fn draw(canvas: &mut Canvas, strip: &Strip, (panel, axis): (&Panel, &str), lens:
     let one = strip.x(1.0);
     let bottom = strip.top + labels.len() as f64 * strip.row;
     canvas.line((one, strip.top), (one, bottom), INK, 4)?;
-    for (index, (_, points)) in panel.rows.iter().enumerate() {
+    for (index, (label, points)) in panel.rows.iter().enumerate() {
         for (len, ratio) in points {
             let Ok(place) = lens.binary_search(len) else { continue };
             let y = strip.y(index) + (place as f64 - (lens.len() - 1) as f64 / 2.0) * SLOT;
-            let look = look(place + 1);
+            let look = Look::ordinal(place, lens.len());
             canvas.line((one, y), (strip.x(*ratio), y), look.color, 4)?;
             canvas.marker((strip.x(*ratio), y), MARKER, look)?;
+            canvas
+                .tip((strip.x(*ratio), y), &format!("{label} at {len}: {ratio:.2} {axis}\n{}", panel.title));
         }
     }
     Ok(())

@@ -3,6 +3,7 @@
 use std::io;
 
 use super::linear::{Line, Panel, Plane, Ticks};
+use super::style::looks;
 use super::{Chart, table};
 
 /// One model: (place or number, accuracy, deviation).
@@ -46,13 +47,11 @@ pub fn slopes(
 }
 
 fn lines(slopes: &[Slope]) -> Vec<Line<'_>> {
-    slopes
-        .iter()
-        .enumerate()
-        .map(|(index, slope)| Line {
-            markers: true,
-            points: slope.points.clone(),
-            ..Line::solid(index + 1, &slope.label, Vec::new())
-        })
-        .collect()
+    let labels: Vec<&str> = slopes.iter().map(|slope| slope.label.as_str()).collect();
+    let mut lines = Vec::new();
+    for (slope, look) in slopes.iter().zip(looks(&labels)) {
+        let line = Line::solid(look, &slope.label, Vec::new());
+        lines.push(Line { look, markers: true, points: slope.points.clone(), ..line });
+    }
+    lines
 }

@@ -9,7 +9,7 @@ use super::scale::{Scale, Unit};
 pub(super) const WIDTH: f64 = 1200.0;
 pub(super) const LINE: f64 = FONT * 1.16;
 /// Right edge of the area.
-const RIGHT: f64 = WIDTH - 24.0;
+const RIGHT: f64 = WIDTH - 40.0;
 
 /// Where a panel stands and what its axis measures.
 pub(super) struct Strip<'a> {
@@ -55,7 +55,7 @@ impl Strip<'_> {
         (title, axis): (&str, &str),
         labels: &[&str],
     ) -> io::Result<()> {
-        canvas.bold(title, (24.0, self.top - LINE), Align::Left, FONT)?;
+        canvas.heading(title, (24.0, self.top - LINE), WIDTH - 48.0)?;
         let bottom = self.top + labels.len() as f64 * self.row;
         // From the right, so that the last tick always has its text.
         let mut free = f64::INFINITY;
@@ -65,7 +65,7 @@ impl Strip<'_> {
             let half = canvas::text_width(&text, FONT) / 2.0;
             canvas.line((x, self.top), (x, bottom), GRID, 2)?;
             if x + half < free {
-                let middle = x.min(WIDTH - half - 4.0);
+                let middle = x.min(WIDTH - half - 12.0);
                 canvas.text(&text, (middle, bottom + 0.8 * LINE), Align::Center, FONT)?;
                 free = x - half - 12.0;
             }

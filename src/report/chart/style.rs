@@ -1,21 +1,56 @@
-//! How series look: colours that the colour-blind can tell apart, and shapes for black-and-white print.
+//! How mechanisms look: one colour, marker and stroke each, the same in every chart and for ever.
+//!
+//! Colours that the colour-blind can tell apart; markers and strokes for black-and-white print.
 
 use plotters::style::RGBColor;
 
-/// Seven colours of Okabe and Ito ("Color universal design", 2008), the first for the reference series.
-/// Their eighth, yellow, is left out: it cannot be read on white paper.
-const COLORS: [RGBColor; 7] = [
-    RGBColor(0x00, 0x00, 0x00),
-    RGBColor(0x00, 0x72, 0xb2),
-    RGBColor(0xd5, 0x5e, 0x00),
-    RGBColor(0x00, 0x9e, 0x73),
-    RGBColor(0xcc, 0x79, 0xa7),
-    RGBColor(0xe6, 0x9f, 0x00),
-    RGBColor(0x56, 0xb4, 0xe9),
-];
+/// Seven colours of Okabe and Ito ("Color universal design", 2008). Their eighth, yellow, is left out: it cannot be
+/// read on white paper.
+const COLORS: [RGBColor; 7] = [BLACK, BLUE, VERMILION, GREEN, PINK, ORANGE, SKY];
+const BLACK: RGBColor = RGBColor(0x00, 0x00, 0x00);
+const BLUE: RGBColor = RGBColor(0x00, 0x72, 0xb2);
+const VERMILION: RGBColor = RGBColor(0xd5, 0x5e, 0x00);
+const GREEN: RGBColor = RGBColor(0x00, 0x9e, 0x73);
+const PINK: RGBColor = RGBColor(0xcc, 0x79, 0xa7);
+const ORANGE: RGBColor = RGBColor(0xe6, 0x9f, 0x00);
+const SKY: RGBColor = RGBColor(0x56, 0xb4, 0xe9);
+const GREY: RGBColor = RGBColor(0xa8, 0xa8, 0xa8);
 
 const MARKERS: [Marker; 7] =
     [Marker::Circle, Marker::Square, Marker::Up, Marker::Diamond, Marker::Down, Marker::Hexagon, Marker::Bow];
+const DASHES: [Dash; 4] = [Dash::Solid, Dash::Dashed, Dash::Dotted, Dash::DashDotted];
+
+/// The look of every mechanism: kin share a colour, the best-known of them is solid. A line is only ever added.
+const MECHANISMS: [(&str, RGBColor, Marker, Dash); 22] = [
+    ("full", BLACK, Marker::Circle, Dash::Solid),
+    ("transformer-xl", BLACK, Marker::Circle, Dash::Dashed),
+    ("synthesizer", BLACK, Marker::Down, Dash::Dotted),
+    ("ls", BLUE, Marker::Square, Dash::Solid),
+    ("dp", BLUE, Marker::Up, Dash::Dashed),
+    ("window", BLUE, Marker::Diamond, Dash::Dotted),
+    ("linformer", VERMILION, Marker::Up, Dash::Solid),
+    ("linformer-window", VERMILION, Marker::Square, Dash::Dashed),
+    ("nystrom", VERMILION, Marker::Hexagon, Dash::Dotted),
+    ("linear", GREEN, Marker::Diamond, Dash::Solid),
+    ("relu-linear", GREEN, Marker::Down, Dash::Dashed),
+    ("identity-linear", GREEN, Marker::Square, Dash::Dotted),
+    ("leakyrelu-linear", GREEN, Marker::Bow, Dash::DashDotted),
+    ("performer", PINK, Marker::Down, Dash::Solid),
+    ("rfa", PINK, Marker::Diamond, Dash::Dashed),
+    ("reformer", PINK, Marker::Bow, Dash::Dotted),
+    ("cosformer", ORANGE, Marker::Hexagon, Dash::Solid),
+    ("sinkhorn", ORANGE, Marker::Up, Dash::Dashed),
+    ("sparse", ORANGE, Marker::Circle, Dash::Dotted),
+    ("local", SKY, Marker::Bow, Dash::Solid),
+    ("longformer", SKY, Marker::Circle, Dash::Dashed),
+    ("bigbird", SKY, Marker::Hexagon, Dash::Dotted),
+];
+
+/// Mechanisms that stay in colour where a chart has more lines than can be told apart.
+const FIRST: [&str; 6] = ["full", "transformer-xl", "ls", "cosformer", "linear", "linformer"];
+
+/// Most lines of a chart that are in colour.
+pub(super) const MOST: usize = 6;
 
 /// Shape of a marker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,11 +87,12 @@ pub(super) enum Dash {
     Solid,
     Dashed,
     Dotted,
+    DashDotted,
 }
 
 /// The look of one series.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Look {
+pub struct Look {
     pub(super) color: RGBColor,
     pub(super) dash: Dash,
     pub(super) marker: Marker,
@@ -64,19 +100,110 @@ pub(super) struct Look {
     pub(super) open: bool,
 }
 
-/// Look number `index`. The first 21 differ; the first 14 also without the dotted stroke.
-pub(super) fn look(index: usize) -> Look {
-    let dash = match index / COLORS.len() % 3 {
-        0 => Dash::Solid,
-        1 => Dash::Dashed,
-        _ => Dash::Dotted,
-    };
-    Look {
-        color: COLORS[index % COLORS.len()],
-        dash,
-        marker: MARKERS[(index + index / COLORS.len()) % MARKERS.len()],
-        open: dash != Dash::Solid,
+impl Default for Look {
+    fn default() -> Self {
+        Self::new(BLACK, Marker::Circle, Dash::Solid)
     }
+}
+
+impl Look {
+    const fn new(color: RGBColor, marker: Marker, dash: Dash) -> Self {
+        Self { color, dash, marker, open: !matches!(dash, Dash::Solid) }
+    }
+
+    /// The same marker and stroke in grey: there, but not what the chart is about.
+    pub(super) const fn faint(self) -> Self {
+        Self { color: GREY, ..self }
+    }
+
+    /// Whether this is a [`Look::faint`] one.
+    pub(super) fn is_faint(self) -> bool {
+        self.color == GREY
+    }
+
+    /// The same colour and marker, drawn through.
+    pub(super) const fn solid(self) -> Self {
+        Self { dash: Dash::Solid, open: false, ..self }
+    }
+
+    /// Place `index` of `count` of something that grows, such as a length: from light to dark blue.
+    pub(super) fn ordinal(index: usize, count: usize) -> Self {
+        let part = if count > 1 { index as f64 / (count - 1) as f64 } else { 1.0 };
+        let mix =
+            |light: u8, dark: u8| (f64::from(light) + part * (f64::from(dark) - f64::from(light))) as u8;
+        let color = RGBColor(mix(0x7f, 0x08), mix(0xb8, 0x30), mix(0xe0, 0x6b));
+        Self::new(color, MARKERS[index % MARKERS.len()], Dash::Solid)
+    }
+
+    /// The look of a series about batches of one size: a colour per size, the mechanism's marker and stroke.
+    pub(crate) fn of_batch(mechanism: &str, index: usize) -> Self {
+        Self { color: COLORS[1 + index % (COLORS.len() - 1)], ..looks(&[mechanism])[0] }
+    }
+}
+
+/// The mechanism that a label such as `ls:w=16, batch 2` begins with.
+fn mechanism(label: &str) -> &str {
+    label.split([':', ',', ' ']).next().unwrap_or(label)
+}
+
+/// A number that depends on the letters of `name` only, on every machine (FNV-1a).
+fn hash(name: &str) -> usize {
+    let hash = name
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    (hash >> 16) as usize
+}
+
+/// How the series of one chart look, no two alike: the first label that begins with a mechanism has its look, the
+/// others its colour; what is unknown here has a look by its name.
+pub(super) fn looks(labels: &[&str]) -> Vec<Look> {
+    let known = |name: &str| MECHANISMS.iter().find(|entry| entry.0 == name);
+    let mut looks: Vec<Option<Look>> = labels
+        .iter()
+        .map(|label| known(label).map(|&(_, color, marker, dash)| Look::new(color, marker, dash)))
+        .collect();
+    for (index, label) in labels.iter().enumerate().filter(|(_, label)| known(label).is_none()) {
+        let name = mechanism(label);
+        let own = known(name).map(|entry| entry.1);
+        // the only variant in a chart stands for its mechanism
+        let plain = known(name).map(|&(_, color, marker, dash)| Look::new(color, marker, dash));
+        if plain.is_some() && !looks.contains(&plain) {
+            looks[index] = plain;
+            continue;
+        }
+        let first = hash(label);
+        let candidates = (0..COLORS.len() * MARKERS.len() * DASHES.len()).map(|step| {
+            let number = first + step;
+            let color = own.unwrap_or(COLORS[hash(name) % COLORS.len()]);
+            // when one colour is used up the next follows
+            let color =
+                if step < MARKERS.len() * DASHES.len() { color } else { COLORS[number % COLORS.len()] };
+            Look::new(color, MARKERS[number % MARKERS.len()], DASHES[number / MARKERS.len() % DASHES.len()])
+        });
+        let table = MECHANISMS.iter().map(|&(_, color, marker, dash)| Look::new(color, marker, dash));
+        let all: Vec<Look> = table.chain(looks.iter().flatten().copied()).collect();
+        // a marker of the same colour and filling is the same to the eye, whatever the stroke
+        let like = |a: &Look, b: &Look| (a.color, a.marker, a.open) == (b.color, b.marker, b.open);
+        let found = (candidates.clone().take(MARKERS.len() * DASHES.len()))
+            .find(|look| !all.iter().any(|other| like(other, look)))
+            .or_else(|| candidates.clone().find(|look| !all.contains(look)))
+            .or_else(|| candidates.clone().next());
+        looks[index] = found;
+    }
+    looks.into_iter().map(Option::unwrap_or_default).collect()
+}
+
+/// Which of `labels` a crowded chart shows in colour: all of at most [`MOST`]; else the best-known mechanisms, then the
+/// first ones.
+pub(super) fn shown(labels: &[&str]) -> Vec<bool> {
+    if labels.len() <= MOST {
+        return vec![true; labels.len()];
+    }
+    let mut order: Vec<usize> = (0..labels.len()).collect();
+    order.sort_by_key(|index| FIRST.iter().position(|name| *name == labels[*index]).unwrap_or(FIRST.len()));
+    let mut shown = vec![false; labels.len()];
+    order.into_iter().take(MOST).for_each(|index| shown[index] = true);
+    shown
 }
 
 #[cfg(test)]
@@ -84,10 +211,38 @@ mod tests {
     use super::*;
 
     #[test]
-    fn twenty_one_looks_differ() {
-        let looks: Vec<Look> = (0..21).map(look).collect();
+    fn every_mechanism_has_a_look_of_its_own() {
+        let names = MECHANISMS.map(|entry| entry.0);
+        let looks = looks(&names);
         for (i, a) in looks.iter().enumerate() {
-            assert!(looks[..i].iter().all(|b| a != b), "look {i} repeats");
+            assert!(looks[..i].iter().all(|b| a != b), "{} looks like another", names[i]);
         }
+    }
+
+    #[test]
+    fn a_look_does_not_depend_on_the_chart() {
+        let alone = looks(&["ls"])[0];
+        assert_eq!(looks(&["mean", "full", "ls"])[2], alone);
+        assert_eq!(looks(&["mean"])[0], looks(&["full", "mean"])[1], "by its name");
+        assert_ne!(looks(&["mean"])[0], looks(&["median"])[0]);
+    }
+
+    #[test]
+    fn variants_share_the_colour_and_no_two_series_are_alike() {
+        let labels: Vec<String> = (0..20).map(|w| format!("ls:w={w}")).chain(["ls".to_owned()]).collect();
+        let labels: Vec<&str> = labels.iter().map(String::as_str).collect();
+        let looks = looks(&labels);
+        for (i, a) in looks.iter().enumerate() {
+            assert!(looks[..i].iter().all(|b| a != b), "{} looks like another", labels[i]);
+            assert_eq!(a.color, BLUE);
+        }
+    }
+
+    #[test]
+    fn a_crowd_shows_six_in_colour() {
+        let crowd = ["bigbird", "rfa", "full", "dp", "window", "sparse", "local", "ls"];
+        let shown = shown(&crowd);
+        assert_eq!(shown.iter().filter(|shown| **shown).count(), MOST);
+        assert!(shown[2] && shown[7] && shown[0] && !shown[6], "{shown:?}");
     }
 }

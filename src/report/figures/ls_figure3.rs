@@ -5,10 +5,7 @@ use std::io;
 
 use super::conditions;
 use crate::record::{Outcome, Row};
-use crate::report::chart::{Chart, Figure, Measured, Missing, Panel, Series, Unit};
-
-/// Looks of the same colour lie this far apart: solid, then dashed.
-const DASHED: usize = 7;
+use crate::report::chart::{Chart, Figure, Look, Measured, Missing, Panel, Series, Unit};
 
 pub fn draw(rows: &[&Row]) -> io::Result<Vec<Chart>> {
     let rows: Vec<&Row> = rows
@@ -41,7 +38,8 @@ fn panel(rows: &[&Row], kernel: &str, value: fn(&Row) -> Option<f64>) -> Panel {
     batches.dedup();
     let mut panel = Panel { title: format!("Kernels: {kernel}"), series: Vec::new() };
     for (index, batch) in batches.iter().enumerate() {
-        for (model, look) in [("ls", index + 1), ("transformer-xl", index + 1 + DASHED)] {
+        for model in ["ls", "transformer-xl"] {
+            let look = Look::of_batch(model, index);
             let mut series = Series { label: format!("{model}, batch {batch}"), look, ..Series::default() };
             for row in rows.iter().filter(|row| row.model == model && row.batch == Some(*batch)) {
                 let x = row.len.unwrap_or_default() as f64;
@@ -87,9 +85,9 @@ mod tests {
         }
         rows.push(row("ls", "fused", 2, 2048).ended(Outcome::Oom, Some("limit".to_owned())));
         let rows: Vec<&Row> = rows.iter().collect();
-        let looks: Vec<usize> =
-            panel(&rows, "fused", |row| row.value).series.iter().map(|x| x.look).collect();
-        assert_eq!(looks, [1, 8, 2, 9]);
+        let looks: Vec<Look> = panel(&rows, "fused", |row| row.value).series.iter().map(|x| x.look).collect();
+        let of = |model, index| Look::of_batch(model, index);
+        assert_eq!(looks, [of("ls", 0), of("transformer-xl", 0), of("ls", 1), of("transformer-xl", 1)]);
         let charts = draw(&rows).unwrap();
         assert_eq!(charts.len(), 2);
         let crossed = "Kernels: fused,\"ls, batch 2\",2048,,s,,,oom,";
