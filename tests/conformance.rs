@@ -87,12 +87,21 @@ fn changed(bytes: &[u8], which: impl Fn(&str) -> bool, metadata: &[(&str, &str)]
     safetensors::serialize(views, Some(texts)).unwrap()
 }
 
+/// The relative tolerance of a file.
+fn rtol(bytes: &[u8]) -> f64 {
+    let (_, header) = SafeTensors::read_metadata(bytes).unwrap();
+    header.metadata().as_ref().unwrap()["rtol"].parse().unwrap()
+}
+
 #[test]
 fn results_outside_their_tolerance_are_red_in_every_file() {
     for (name, bytes) in SHIPPED {
         let base = verdict(name, bytes);
         let moved = verdict(name, &changed(bytes, |_| true, &[]));
         assert!(base.green() && !moved.green(), "{name}: {moved:?}");
+        if rtol(bytes) > 0.0 {
+            continue; // there a row's tolerance grows with its largest number
+        }
         // the tolerance is the file's: no factor anywhere on the way
         let ratio = moved.error_over_tolerance;
         assert!(

@@ -27,8 +27,13 @@ fn set<'a>(names: impl IntoIterator<Item = &'a str>) -> BTreeSet<String> {
 /// The keys that the reader of suites takes at the place of `unknown` in `text`.
 fn allowed(text: &str) -> BTreeSet<String> {
     let error = Suite::parse("a.toml", text).unwrap_err().to_string();
-    let (_, keys) = error.split_once("expected ").unwrap_or_else(|| panic!("{error}"));
-    set(keys.split('`').skip(1).step_by(2))
+    match error.split_once("allowed: ") {
+        Some((_, keys)) => set(keys.lines().next().unwrap_or_default().split(", ").map(str::trim)),
+        None => {
+            let (_, keys) = error.split_once("expected ").unwrap_or_else(|| panic!("{error}"));
+            set(keys.split('`').skip(1).step_by(2))
+        }
+    }
 }
 
 #[test]

@@ -44,11 +44,12 @@ fn numbers(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     for (index, word) in words.iter().enumerate() {
         let bare = word.trim_matches(|c: char| !c.is_alphanumeric());
-        let number = bare.starts_with(|c: char| c.is_ascii_digit()) && bare.replace(',', "").parse::<f64>().is_ok();
+        let number =
+            bare.starts_with(|c: char| c.is_ascii_digit()) && bare.replace(',', "").parse::<f64>().is_ok();
         let before = index.checked_sub(1).map_or("", |before| words[before]);
         let name = NAMES.contains(&before.to_lowercase().trim_matches(|c: char| "(*,:".contains(c)));
         if number && !name {
-            found.push(format!("{before} {word}"));
+            found.push(format!("{} {word}", before.trim_start_matches(['[', '('])));
         }
     }
     found

@@ -15,8 +15,8 @@ use candle_core::{Device, Error, Result, Tensor, bail};
 
 use super::layer::{Block, BlockConfig, Call};
 use super::{Backbone, ConfigError, positive};
-use crate::attention::Entry;
 use crate::attention::knobs::{KnobError, Knobs};
+use crate::attention::{Entry, Shape};
 use crate::kernel::block::Residual;
 use crate::kernel::embedding::embedding;
 use crate::kernel::linear::linear;
@@ -90,8 +90,15 @@ pub fn language_knobs<'a>(
     let window = Knobs::defaults(entry.knobs).int("w") > 0; // relative positions belong to a window
     let fixed =
         [("rel_pos", if window { "true" } else { "false" }), ("dp_input", "raw"), ("dual_ln", "true")];
-    let quiet = fixed.into_iter().chain(preset.iter().copied()).filter(takes);
-    Knobs::parse(entry.name, entry.knobs, quiet.chain(given))
+    let given: Vec<_> = given.into_iter().collect();
+    let mut quiet: Vec<_> = fixed.into_iter().chain(preset.iter().copied()).filter(takes).collect();
+    let parse = |quiet: &[(&'a str, &'a str)]| {
+        Knobs::parse(entry.name, entry.knobs, quiet.iter().chain(&given).copied())
+    };
+    // what is given may leave a setting of ours without effect
+    let (all, shape) = (parse(&quiet)?, Shape { causal: true, ..Shape::default() });
+    quiet.retain(|(name, _)| !entry.idle.iter().any(|idle| idle.knob == *name && (idle.when)(&all, &shape)));
+    parse(&quiet)
 }
 
 impl LmConfig {

@@ -12,6 +12,9 @@ pub mod text;
 
 pub use row::{COLUMNS, Outcome, Pass, Published, Row, rounded};
 
+/// The model in rows of simple rules, which need no transformer; the variant is the rule.
+pub const FLOOR: &str = "floor";
+
 /// What results are compared by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Metric {

@@ -2,7 +2,7 @@
 
 use super::table::Table;
 use crate::config::suite::Suite;
-use crate::record::{Outcome, Published, Row};
+use crate::record::{FLOOR, Outcome, Published, Row};
 use crate::stats::{Interval, Summary, prediction_interval};
 
 /// What trained models are compared by.
@@ -39,8 +39,6 @@ const METRICS: &[Metric] = &[
     },
 ];
 
-/// The model in rows of simple rules; the variant is the rule.
-pub const FLOOR: &str = "floor";
 /// The rule of language models.
 const COUNTS: &str = "witten_bell_3_bpc";
 /// The rule that every classifier has to beat to have learned anything.
@@ -211,7 +209,8 @@ impl<'a> Group<'a> {
                 format!("{mean:.2} ±{std:.2} [{low:.2}, {high:.2}]")
             }
             Some(summary) => {
-                let mut errors = self.rows.iter().filter_map(|row| super::verdict::split_error(row, self.all));
+                let mut errors =
+                    self.rows.iter().filter_map(|row| super::verdict::split_error(row, self.all));
                 let error = errors.next().map_or_else(String::new, |error| format!(" ±{error:.2} (split)"));
                 format!("{:.2}{error}", summary.mean)
             }

@@ -17,7 +17,13 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("linformer-window", "n_max", "sizes the parameters for a longer sequence"),
     ("linformer", "per_layer", "matters from the second layer on"),
     ("linformer-window", "per_layer", "matters from the second layer on"),
+    ("nystrom", "n_iter", "matters with fewer landmarks than positions"),
+    ("ls", "compat", "its word stands for mem_compress=hidden, which the same case names"),
+    ("ls", "mem_compress", "compat=code stands for it"),
 ];
+
+/// Guards of a division, which matter where a sum of weights is near 0.
+const GUARDS: &[&str] = &["eps", "guard"];
 
 /// Other values to try.
 fn others(knob: &Knob) -> Vec<Value> {
@@ -64,6 +70,9 @@ fn no_knob_is_without_effect() {
     for case in cases(24).iter().filter(|case| admitted(case)) {
         let entry: &Entry = case.entry;
         for knob in entry.knobs {
+            if GUARDS.contains(&knob.name) {
+                continue;
+            }
             if ELSEWHERE.iter().any(|(name, of, _)| (*name, *of) == (entry.name, knob.name)) {
                 continue;
             }

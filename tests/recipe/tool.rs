@@ -127,17 +127,17 @@ fn data_that_change_during_a_run_are_noticed() {
     run(folder.path(), "fetch parity --data-dir .", 0);
     let file = folder.path().join("parity.txt");
     let before = std::fs::read_to_string(&file).expect("rows of digits");
-    let mut first = tool(folder.path(), &format!("{TRAIN} --steps 600 --seeds 0..1"));
+    let mut first = tool(folder.path(), &format!("{TRAIN} --steps 3000 --seeds 0..1"));
     let mut running = first.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the tool");
+    // the folder of the first cell has files: its worker has read the data
+    let below = |folder: &Path| -> Vec<std::path::PathBuf> {
+        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).collect()
+    };
     let trains = || {
-        let cells = folder.path().join("results/lra/latest/cells");
-        std::fs::read_dir(cells).is_ok_and(|mut cells| {
-            cells.any(|cell| {
-                cell.is_ok_and(|cell| {
-                    std::fs::read_dir(cell.path()).is_ok_and(|mut files| files.next().is_some())
-                })
-            })
-        })
+        let runs = below(&folder.path().join("results/lra"));
+        let cells = runs.iter().flat_map(|run| below(&run.join("cells")));
+        cells.into_iter().any(|cell| !below(&cell).is_empty())
     };
     let started = std::time::Instant::now();
     while !trains() && started.elapsed().as_secs() < 60 {

@@ -29,7 +29,7 @@ pub fn window_2d(q: &Tensor, own: Keys, call: &Window2d) -> Result<Tensor> {
     }
     let visible = |place: &u32| if (*place as usize) < n { 0.0 } else { HIDDEN };
     let hidden: Vec<f32> = squares.keys.iter().map(visible).collect();
-    let hidden = Tensor::from_vec(hidden, (1, 1, squares.count, 1, keys), q.device())?;
+    let hidden = Tensor::from_vec(hidden, (1, 1, squares.count, 1, keys), q.device())?.to_dtype(q.dtype())?;
     let rows = (b, h, squares.count * queries, keys);
     let mut logits = logits.broadcast_add(&hidden)?.reshape(rows)?;
     let all = squared.reshape((b, h, squares.count * queries, d))?;
