@@ -66,6 +66,7 @@ fn changed(bytes: &[u8], which: impl Fn(&str) -> bool, metadata: &[(&str, &str)]
     let (_, header) = SafeTensors::read_metadata(bytes).unwrap();
     let mut texts: HashMap<String, String> = header.metadata().clone().unwrap();
     let tolerances: HashMap<String, f64> = serde_json::from_str(&texts["atol"]).unwrap();
+    let rtol: f64 = texts["rtol"].parse().unwrap();
     texts.extend(metadata.iter().map(|(key, text)| (String::from(*key), String::from(*text))));
     let content = SafeTensors::deserialize(bytes).unwrap();
     let tensors: Vec<(String, safetensors::Dtype, Vec<usize>, Vec<u8>)> = content
@@ -73,9 +74,15 @@ fn changed(bytes: &[u8], which: impl Fn(&str) -> bool, metadata: &[(&str, &str)]
         .map(|(name, view)| {
             let mut data = view.data().to_vec();
             if let Some(tolerance) = tolerances.get(name).filter(|_| which(name)) {
-                for number in data.chunks_exact_mut(4) {
-                    let moved = f32::from_le_bytes(number.try_into().unwrap()) + (MOVED * tolerance) as f32;
-                    number.copy_from_slice(&moved.to_le_bytes());
+                let width = view.shape().last().copied().unwrap_or(1).max(1);
+                for row in data.chunks_mut(4 * width) {
+                    let number = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().unwrap());
+                    let largest =
+                        row.chunks_exact(4).map(|bytes| f64::from(number(bytes).abs())).fold(0.0, f64::max);
+                    let step = MOVED * (tolerance + rtol * largest);
+                    for bytes in row.chunks_exact_mut(4) {
+                        bytes.copy_from_slice(&(number(bytes) + step as f32).to_le_bytes());
+                    }
                 }
             }
             (name.to_owned(), view.dtype(), view.shape().to_vec(), data)

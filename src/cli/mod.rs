@@ -86,10 +86,10 @@ impl Global {
     }
 }
 
-/// What is no protocol's command.
+// A doc comment here would take the place of the program's own description.
 #[derive(Subcommand)]
 enum Tool {
-    /// Prove mechanisms and models against golden files
+    /// Verify mechanisms and models against golden files
     Check(check::Args),
     /// Published beside measured: the tables of everything that was run, as Markdown or HTML
     Report(report::Args),

@@ -234,7 +234,7 @@ settings! {
     seeds: Seeds, "Grid", "LIST", str::parse;
     /// Passes: infer, train or infer,train
     mode: Modes, "Grid", "LIST", str::parse;
-    /// Backbone: effattn list presets
+    /// Backbone (effattn list presets)
     preset: String, "Grid", "NAME", word;
     /// Blocks, instead of the preset's
     layers: u64, "", "N", |text| within(text, 1, 1 << 12);

@@ -18,6 +18,8 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("linformer", "per_layer", "matters from the second layer on"),
     ("linformer-window", "per_layer", "matters from the second layer on"),
     ("nystrom", "n_iter", "matters with fewer landmarks than positions"),
+    ("nystrom", "init", "matters with fewer landmarks than positions"),
+    ("performer", "detach", "the gradient that it stops cancels but for the guard"),
     ("ls", "compat", "its word stands for mem_compress=hidden, which the same case names"),
     ("ls", "mem_compress", "compat=code stands for it"),
 ];
