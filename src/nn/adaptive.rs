@@ -101,8 +101,18 @@ struct Band {
     project: Tensor,
     /// Output vectors [words, d_b].
     output: Tensor,
-    /// Projection from the model's width [d_b, d]; none in the first band, whose output is as wide as the model.
-    reduce: Option<Tensor>,
+    /// From the model's width to the band's.
+    reduce: Reduce,
+}
+
+/// How a hidden row gets the width of a band.
+enum Reduce {
+    /// The first band is as wide as the model.
+    No,
+    /// By the input's projection, transposed.
+    Tied,
+    /// By a projection of its own [d_b, d].
+    Own(Tensor),
 }
 
 /// An adaptive input with its adaptive softmax.
@@ -135,9 +145,9 @@ impl Adaptive {
                 Tie::All | Tie::Weights => table.clone(),
             };
             let reduce = match (index, config.tie) {
-                (0, _) => None,
-                (_, Tie::All) => Some(project.t()?.contiguous()?),
-                _ => Some(softmax.param("proj.weight", &[width, d], Init::xavier(d, width))?),
+                (0, _) => Reduce::No,
+                (_, Tie::All) => Reduce::Tied,
+                _ => Reduce::Own(softmax.param("proj.weight", &[width, d], Init::xavier(d, width))?),
             };
             bands.push(Band { words, vectors: table, project, output, reduce });
         }
@@ -240,8 +250,10 @@ impl Adaptive {
     /// `hidden` in the width of `band`.
     fn reduced(&self, band: &Band, hidden: &Tensor) -> Result<Tensor> {
         match &band.reduce {
-            Some(reduce) => linear(hidden, reduce, None),
-            None => Ok(hidden.clone()),
+            Reduce::No => Ok(hidden.clone()),
+            // transposed here: a copy made beforehand would not follow the weights through training
+            Reduce::Tied => linear(hidden, &band.project.t()?.contiguous()?, None),
+            Reduce::Own(reduce) => linear(hidden, reduce, None),
         }
     }
 

@@ -12,7 +12,7 @@ use crate::pattern::Grid;
 
 /// A convolution, `weight` [out, in, size, size].
 pub struct Conv {
-    weight: Tensor, // [out, size * size * in]
+    weight: Tensor, // [out, in, size, size]
     bias: Option<Tensor>,
     window: Window,
 }
@@ -32,8 +32,6 @@ impl Conv {
         let fan = inputs * window.size * window.size;
         let shape = [outputs, inputs, window.size, window.size];
         let weight = builder.param(&format!("{name}.weight"), &shape, Init::fan_in(fan))?;
-        // the taps of a patch lie outermost, its channels innermost
-        let weight = weight.permute((0, 2, 3, 1))?.contiguous()?.reshape((outputs, fan))?;
         let bias = bias
             .then(|| builder.param(&format!("{name}.bias"), &[outputs], Init::fan_in(fan)))
             .transpose()?;
@@ -56,7 +54,10 @@ impl Conv {
         }
         let trivial = self.window == Window { size: 1, stride: 1, pad: 0 };
         let patches = if trivial { x.clone() } else { conv::unfold(x, grid, self.window)? };
-        Ok((linear(&patches, &self.weight, self.bias.as_ref())?, out))
+        // the taps of a patch lie outermost, its channels innermost; a copy made beforehand would not follow the weights
+        // through training
+        let weight = self.weight.permute((0, 2, 3, 1))?.contiguous()?.flatten_from(1)?;
+        Ok((linear(&patches, &weight, self.bias.as_ref())?, out))
     }
 }
 

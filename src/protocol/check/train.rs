@@ -139,18 +139,16 @@ fn text(golden: &Golden, plan: &Plan, device: &Device) -> Checked<Computed> {
     };
     let run = || {
         let params = builder.finish();
-        let trainer = Trainer::new(params.clone(), plan.optimizer, plan.schedule)?;
+        let mut trainer = Trainer::new(params.clone(), plan.optimizer, plan.schedule)?;
         let mut norms = Vec::new();
-        let mut computed = follow(golden, plan, trainer, |step| {
-            if norms.len() == step {
-                let grads = loss(step)?.sum.backward()?;
-                let squares = golden.leaves.iter().map(|leaf| {
-                    let square = params.grad(&grads, leaf)?.sqr()?.sum_all()?;
-                    Ok(f64::from(square.to_scalar::<f32>()?))
-                });
-                norms.push(squares.sum::<Result<f64>>()?.sqrt() as f32);
-            }
-            loss(step)
+        let mut computed = follow_with(golden, plan, &mut trainer, &loss, |step| {
+            let grads = loss(step)?.sum.backward()?;
+            let squares = golden.leaves.iter().map(|leaf| {
+                let square = params.grad(&grads, leaf)?.sqr()?.sum_all()?;
+                Ok(f64::from(square.to_scalar::<f32>()?))
+            });
+            norms.push(squares.sum::<Result<f64>>()?.sqrt() as f32);
+            Ok(())
         })?;
         computed.put("grad_norm", Tensor::new(norms.as_slice(), &Device::Cpu)?);
         Ok(computed)
@@ -163,12 +161,24 @@ fn follow(
     golden: &Golden,
     plan: &Plan,
     mut trainer: Trainer,
+    loss: impl FnMut(usize) -> Result<Loss>,
+) -> Result<Computed> {
+    follow_with(golden, plan, &mut trainer, loss, |_| Ok(()))
+}
+
+/// [`follow`], with something done before every step.
+fn follow_with(
+    golden: &Golden,
+    plan: &Plan,
+    trainer: &mut Trainer,
     mut loss: impl FnMut(usize) -> Result<Loss>,
+    mut before: impl FnMut(usize) -> Result<()>,
 ) -> Result<Computed> {
     let mut computed = Computed::default();
     computed.count(trainer.params());
     let mut steps: Vec<Step> = Vec::new();
     for number in 0..plan.steps {
+        before(number)?;
         steps.push(trainer.step(|| loss(number)).map_err(candle_core::Error::wrap)?);
         let done = number + 1;
         if plan.snapshots.contains(&done) {
