@@ -166,9 +166,12 @@ fn trained(title: &str, runs: &[&Run], wanted: impl Fn(&&Row) -> bool) -> Result
     Ok(section)
 }
 
+/// Labels and evaluations of the curves of one chart.
+type Labelled = Vec<(Vec<String>, Vec<Evaluation>)>;
+
 /// Learning curves of the runs, one chart per command and task.
 fn curves(runs: &[&Run], rows: &[Row]) -> Result<Vec<Chart>> {
-    let mut groups: BTreeMap<(String, String, &str), Vec<(Vec<String>, Vec<Evaluation>)>> = BTreeMap::new();
+    let mut groups: BTreeMap<(String, String, &str), Labelled> = BTreeMap::new();
     for run in runs {
         let curve = protocol::find(&run.manifest.command).and_then(|protocol| protocol.curve);
         let Some(curve) = curve else { continue };

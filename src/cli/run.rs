@@ -21,8 +21,8 @@ pub fn run(protocol: &'static Protocol, matches: &ArgMatches, term: Term) -> Res
     }
     let references = asked.reference.as_deref().map(references).transpose()?;
     let (plan, suite, mut session) = match start::start(&asked, references.as_deref(), term)? {
-        Started::Priced(plan, term) => return dry_run::tell(&plan, &asked.exports, &term),
-        Started::Open(plan, suite, session) => (plan, suite, session),
+        Started::Priced(priced) => return dry_run::tell(&priced.0, &asked.exports, &priced.1),
+        Started::Open(open) => *open,
     };
     let folder = (!asked.output.no_plot).then_some(asked.output.plots_dir.as_path());
     let runner = Runner {

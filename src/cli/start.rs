@@ -30,9 +30,9 @@ use crate::term::{Term, Warning};
 /// A command that is ready to go.
 pub enum Started {
     /// `--dry-run`: the plan with the time that it would take.
-    Priced(Plan, Term),
+    Priced(Box<(Plan, Term)>),
     /// The open run of a plan, and the suite that it comes from.
-    Open(Plan, Option<Suite>, Session),
+    Open(Box<(Plan, Option<Suite>, Session)>),
 }
 
 /// Plans what was asked, and opens its run: from there on Ctrl-C keeps what is finished.
@@ -54,7 +54,7 @@ pub fn start(asked: &Asked, references: Option<&[Reference]>, term: Term) -> Res
             let (launcher, memory_limit) = (launcher(&ready, None)?, ready.memory_limit);
             price(&mut plan, &Prober { launcher, memory_limit, stop: Stop::default() })?;
         }
-        return Ok(Started::Priced(plan, term));
+        return Ok(Started::Priced(Box::new((plan, term))));
     }
     writable(asked)?;
     let Prepared { remarks, text } = prepare(asked, &mut plan)?;
@@ -70,7 +70,7 @@ pub fn start(asked: &Asked, references: Option<&[Reference]>, term: Term) -> Res
         let text = reference::to_text(references)?;
         file::write(&path, text.as_bytes()).with_context(|| path.display().to_string())?;
     }
-    Ok(Started::Open(plan, grid.suite, session))
+    Ok(Started::Open(Box::new((plan, grid.suite, session))))
 }
 
 /// What workers are given besides their requests.

@@ -251,8 +251,8 @@ fn chunks(mut reader: impl Read + Send + 'static) -> Receiver<io::Result<Vec<u8>
                 buffer.truncate(count);
                 buffer
             });
-            let ended = read.as_ref().map_or(true, Vec::is_empty);
-            if read.is_ok() && ended || sender.send(read).is_err() || ended {
+            let (done, failed) = (matches!(&read, Ok(bytes) if bytes.is_empty()), read.is_err());
+            if done || sender.send(read).is_err() || failed {
                 return;
             }
         }

@@ -272,7 +272,7 @@ mod tests {
                 let window = Window { size, stride, pad };
                 if !window.over(grid).is_empty() {
                     let what = format!("{rows} x {cols}, {window:?}");
-                    check(&what, &[x.clone()], 1e-6, |x| unfold(&x[0], grid, window));
+                    check(&what, std::slice::from_ref(&x), 1e-6, |x| unfold(&x[0], grid, window));
                 }
             }
             let inputs = [x, randn("weight", &[c, 1, 3, 3]), randn("bias", &[c])];

@@ -44,6 +44,9 @@ pub fn find(name: &str) -> Option<&'static Protocol> {
     protocols().into_iter().find(|protocol| protocol.name == name)
 }
 
+/// Predicts the seconds of a plan's cells by trying something for a moment.
+pub type Price = fn(&mut Plan, &Prober) -> Result<(), RunError>;
+
 /// A way to measure or train models, and its command.
 #[derive(Clone, Copy)]
 pub struct Protocol {
@@ -70,7 +73,7 @@ pub struct Protocol {
     /// What is done in a few words, for the first line: `5000 steps · batch 32`.
     pub amount: fn(&Plan) -> String,
     /// Predicts the seconds of the cells better than the plan does, by trying something for a moment.
-    pub price: Option<fn(&mut Plan, &Prober) -> Result<(), RunError>>,
+    pub price: Option<Price>,
     /// Whether two neighbours are computed together.
     pub together: fn(&Cell, &Cell) -> bool,
     /// Computes cells that stand together (by index) and hands their results to [`Runner::finish`].

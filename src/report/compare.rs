@@ -105,7 +105,8 @@ fn by_key(rows: &[Row]) -> HashMap<Key<'_>, &Row> {
 /// Why two sets of rows may have no cell in common: conditions of which they share no value.
 pub fn differences(before: &[Row], after: &[Row]) -> Vec<String> {
     let number = |value: Option<u64>| value.map_or_else(|| "none".to_owned(), |value| value.to_string());
-    let conditions: [(&str, &dyn Fn(&Row) -> String); 8] = [
+    type Condition<'a> = (&'a str, &'a dyn Fn(&Row) -> String);
+    let conditions: [Condition; 8] = [
         ("command", &|row| row.protocol.clone()),
         ("device", &|row| row.device.clone()),
         ("number format", &|row| row.dtype.clone()),

@@ -69,7 +69,7 @@ fn value(question: &str, rows: &[Row]) -> Result<f64, String> {
             && conditions.iter().all(|(column, wanted)| match &json[*column] {
                 serde_json::Value::String(text) => text == wanted,
                 serde_json::Value::Null => wanted.is_empty(),
-                other => other.to_string() == *wanted,
+                other => wanted == &other.to_string().as_str(),
             })
     };
     let mut values: Vec<f64> = rows.iter().filter(fits).filter_map(|row| row.value).collect();

@@ -316,7 +316,7 @@ mod tests {
         assert_eq!(said(&all(1.0)), ["within spread", "2", "37.60 ±0.85 [29.98, 45.22]"]);
         assert_eq!(said(&all(0.1))[0], "not comparable: part of the protocol");
         let other = Row { fraction: None, differs: Some("rate 2e-3 (1e-4)".to_owned()), ..row(0, 37.0, 1.0) };
-        assert_eq!(said(&[other.clone()])[0], "not comparable: other settings");
+        assert_eq!(said(std::slice::from_ref(&other))[0], "not comparable: other settings");
         assert_eq!(tables(&[other])[0].rows[0][4], "rate 2e-3 (1e-4)");
         assert_eq!(said(&[row(0, 20.0, 1.0), row(1, 20.1, 1.0)])[0], "worse by 17.45");
         assert_eq!(said(&[row(0, 20.0, 1.0), row(0, 20.0, 1.0)])[2], "20.00", "a seed counts once");
@@ -336,7 +336,10 @@ mod tests {
     fn a_failed_seed_is_counted_apart_and_widens_nothing() {
         let broken = row(0, 1.0, 1.0).ended(Outcome::Diverged, Some("step 3".to_owned()));
         let broken = Row { value: None, ..broken };
-        assert_eq!(said(&[broken.clone()]), ["not comparable: diverged", "0 (1 failed)", "diverged"]);
+        assert_eq!(
+            said(std::slice::from_ref(&broken)),
+            ["not comparable: diverged", "0 (1 failed)", "diverged"]
+        );
         let seeds = [row(1, 37.0, 1.0), row(2, 37.2, 1.0), broken];
         let verdict = "worse by 0.40, 1 of 3 seeds failed";
         let worse = said(&seeds);

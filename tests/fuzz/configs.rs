@@ -101,7 +101,7 @@ fn golden(input: &[u8]) -> (String, Vec<u8>) {
 
 fn random_seeds() -> Vec<Vec<u8>> {
     (0..64u16)
-        .map(|index| (0..12).flat_map(|at| (index.wrapping_mul(2741) ^ at * 977).to_be_bytes()).collect())
+        .map(|index| (0..12).flat_map(|at| (index.wrapping_mul(2741) ^ (at * 977)).to_be_bytes()).collect())
         .collect()
 }
 
@@ -143,7 +143,7 @@ pub const TARGETS: &[Target] = &[
                 width: 16,
                 queries: 1 << (number(bytes, 8) % 23),
                 keys: 1 << (number(bytes, 8) % 23),
-                causal: number(bytes, 10) % 2 == 0,
+                causal: number(bytes, 10).is_multiple_of(2),
                 cls: false,
                 grid: None,
             };

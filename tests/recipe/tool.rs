@@ -84,8 +84,8 @@ fn it_is_listed_named_and_generated() {
     let listed = || {
         let list: serde_json::Value =
             serde_json::from_str(&run(folder.path(), "list tasks --json --data-dir .", 0)).expect("JSON");
-        let sets = list.as_array().expect("a list").iter();
-        sets.filter(|set| set["name"] == "parity").cloned().next().expect("the set")
+        let mut sets = list.as_array().expect("a list").iter();
+        sets.find(|set| set["name"] == "parity").cloned().expect("the set")
     };
     assert_eq!((&listed()["generated"], &listed()["path"]), (&true.into(), &serde_json::Value::Null));
     assert!(words("lra --help").contains("pathfinder128, parity"));

@@ -93,11 +93,14 @@ pub fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
     Ok(planned.into_iter().map(|(cell, _)| cell).collect())
 }
 
+/// A training run with what it is asked, and what it would usually be asked under the same words.
+type Planned = (Cell, (Request, Request));
+
 /// The training runs of `grid`, each with what it is asked, and what it would usually be asked under the same words.
 ///
 /// # Errors
 /// Settings that nobody can run.
-pub fn planned(grid: &Grid, threads: usize) -> Result<Vec<(Cell, (Request, Request))>, PlanError> {
+pub fn planned(grid: &Grid, threads: usize) -> Result<Vec<Planned>, PlanError> {
     let mut cells = Vec::new();
     for task in tasks_of(grid) {
         data::task(&task).map_err(PlanError::new)?;

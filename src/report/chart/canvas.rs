@@ -135,7 +135,7 @@ impl Canvas<'_> {
                 let (low, high) = (pixel(corner), pixel(opposite));
                 self.backend.draw_rect(low, high, &look.color.mix(0.4), true).map_err(io::Error::other)?;
             }
-            Dash::DashDotted => {
+            Dash::Mixed => {
                 let middle = f64::midpoint(corner.0, opposite.0);
                 self.line((middle, corner.1), (middle, opposite.1), look.color, 3)?;
             }
@@ -266,7 +266,7 @@ impl Dash {
             Self::Solid => None,
             Self::Dashed => Some((20.0, 12.0)),
             Self::Dotted => Some((5.0, 10.0)),
-            Self::DashDotted => Some((32.0, 8.0)),
+            Self::Mixed => Some((32.0, 8.0)),
         }
     }
 }

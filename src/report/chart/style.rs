@@ -18,7 +18,7 @@ const GREY: RGBColor = RGBColor(0xa8, 0xa8, 0xa8);
 
 const MARKERS: [Marker; 7] =
     [Marker::Circle, Marker::Square, Marker::Up, Marker::Diamond, Marker::Down, Marker::Hexagon, Marker::Bow];
-const DASHES: [Dash; 4] = [Dash::Solid, Dash::Dashed, Dash::Dotted, Dash::DashDotted];
+const DASHES: [Dash; 4] = [Dash::Solid, Dash::Dashed, Dash::Dotted, Dash::Mixed];
 
 /// The look of every mechanism: kin share a colour, the best-known of them is solid. A line is only ever added.
 const MECHANISMS: [(&str, RGBColor, Marker, Dash); 22] = [
@@ -34,7 +34,7 @@ const MECHANISMS: [(&str, RGBColor, Marker, Dash); 22] = [
     ("linear", GREEN, Marker::Diamond, Dash::Solid),
     ("relu-linear", GREEN, Marker::Down, Dash::Dashed),
     ("identity-linear", GREEN, Marker::Square, Dash::Dotted),
-    ("leakyrelu-linear", GREEN, Marker::Bow, Dash::DashDotted),
+    ("leakyrelu-linear", GREEN, Marker::Bow, Dash::Mixed),
     ("performer", PINK, Marker::Down, Dash::Solid),
     ("rfa", PINK, Marker::Diamond, Dash::Dashed),
     ("reformer", PINK, Marker::Bow, Dash::Dotted),
@@ -87,7 +87,8 @@ pub(super) enum Dash {
     Solid,
     Dashed,
     Dotted,
-    DashDotted,
+    /// Dash and dot by turns.
+    Mixed,
 }
 
 /// The look of one series.
