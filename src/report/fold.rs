@@ -30,7 +30,13 @@ pub fn columns(text: &str) -> usize {
 
 /// The pieces of a cell that stay whole: words, and the parts of a list of settings behind each comma.
 fn pieces(text: &str) -> impl Iterator<Item = &str> {
-    text.split_inclusive([' ', ',']).filter(|piece| !piece.trim().is_empty())
+    let words = text.split_inclusive(' ').filter(|word| !word.trim().is_empty());
+    words.flat_map(|word| {
+        let bare = word.trim_end_matches(' ').len();
+        let commas = word[..bare].match_indices(',').map(|(at, _)| at + 1).filter(move |end| *end < bare);
+        let mut start = 0;
+        commas.chain([word.len()]).map(move |end| &word[std::mem::replace(&mut start, end)..end])
+    })
 }
 
 /// Columns of the longest piece of a cell.
@@ -67,6 +73,8 @@ mod tests {
     fn cells_break_between_words_and_settings() {
         assert_eq!(cell("20\u{a0}ms ±2\u{a0}%", 6), ["20\u{a0}ms", "±2\u{a0}%"]);
         assert_eq!(cell("ls:w=16,r=2,dual_ln=false", 12), ["ls:w=16,r=2,", "dual_ln=false"]);
+        assert_eq!(cell("Qin et al., ICLR 2022, Table 5", 14), ["Qin et al.,", "ICLR 2022,", "Table 5"]);
+        assert_eq!(cell("Qin et al., ICLR", 40), ["Qin et al., ICLR"]);
         assert_eq!(longest_piece("ls:w=16,r=2"), 8);
         assert_eq!(cell("", 5), [""]);
     }
