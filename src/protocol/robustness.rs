@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::grid::{Defaults, Flags, Grid, PlanError, published_elsewhere, tasks};
-use super::lra::worker::{Experiment, Trained};
+use super::lra::worker::{Run, Tested};
 use super::lra::{self, ACCURACY};
 use super::runner::request;
 use super::table::{Conditions, Folders, Given, Prepared, Protocol, Shown, Tasks};
@@ -222,10 +222,10 @@ fn work(link: &Link, request: Value, given: &Given) -> anyhow::Result<()> {
 }
 
 fn trial(link: &Link, request: &Request, conditions: &Conditions) -> Result<Done, Ending> {
-    let experiment = Experiment::open(&request.train, conditions)?;
+    let experiment = Run::open(&request.train, conditions)?;
     let mut trained = match &conditions.trained {
         Some(folder) => experiment.load(&Files::in_folder(folder))?,
-        None => experiment.train(link, conditions)?,
+        None => experiment.train(link)?,
     };
     let (data_share, differs) = experiment.data_share();
     let measures = measures(link, request, &experiment, &mut trained)?;
@@ -235,8 +235,8 @@ fn trial(link: &Link, request: &Request, conditions: &Conditions) -> Result<Done
 fn measures(
     link: &Link,
     request: &Request,
-    experiment: &Experiment,
-    trained: &mut Trained,
+    experiment: &Run,
+    trained: &mut Tested,
 ) -> Result<Vec<Measure>, Ending> {
     let Perturbation { insertions, characters, seeds } = &request.perturbation;
     let task = &request.train.task;

@@ -197,7 +197,7 @@ pub enum Next {
 /// See [`SessionError`]; the last checkpoint stays.
 pub fn run(
     trainer: &mut Trainer,
-    learner: &mut impl Learner,
+    learner: &mut dyn Learner,
     state: &mut State,
     (course, files, model): (&Course, &Files, &Json),
     mut tell: impl FnMut(Event) -> std::io::Result<Next>,

@@ -1,6 +1,6 @@
 //! The worker's side: trains one language model through its phases and evaluates it.
 
-use candle_core::{Result as Candle, Tensor};
+use candle_core::{Device, Result as Candle, Tensor};
 use serde_json::Value as Json;
 
 use super::plan::{Request, load, model};
@@ -8,23 +8,23 @@ use super::recipe::{Phase, optimizer};
 use super::sample::Description;
 use super::streams::Streams;
 use super::witten_bell::witten_bell;
-use crate::config::settings::DeviceName;
 use crate::data;
 use crate::data::corpus::Corpus;
-use crate::device::{Backend, alloc};
 use crate::model::evaluate;
 use crate::model::family::Loss;
 use crate::model::lm::{Cache, LanguageModel, LmConfig, next_symbol_loss, released_loss};
 use crate::nn::dropout::Noise;
 use crate::nn::params::Builder;
 use crate::protocol::table::{Conditions, Given};
-use crate::protocol::training::worker::{candle, choose_kernels, drive, failed, report, restore};
+use crate::protocol::training::experiment::{Experiment, Laboratory, Train};
+use crate::protocol::training::worker::{candle, failed, report};
 use crate::protocol::training::{Answer, Done, Measure};
 use crate::run::outcome::Ending;
 use crate::run::worker::Link;
 use crate::train::checkpoint::Checkpoint;
-use crate::train::session::{Course, Files, Learner, Point, Score, State};
-use crate::train::step::Trainer;
+use crate::train::optim::Method;
+use crate::train::schedule::Schedule;
+use crate::train::session::{Files, Learner, Point, Score};
 
 /// Trains until the last step or until the parent is gone.
 ///
@@ -42,31 +42,28 @@ fn files(conditions: &Conditions, index: usize) -> Files {
 }
 
 fn train(link: &Link, request: &Request, conditions: &Conditions) -> Result<Done, Ending> {
-    choose_kernels(&request.spec, conditions);
     let corpus =
         load(&request.corpus, &conditions.data, request.allow_partial).map_err(|error| failed(&error))?;
     conditions.same(&request.corpus, &corpus.hash)?;
     let spec = &request.spec;
     let config = spec.choice().and_then(|choice| model(spec, &choice, corpus.vocabulary));
     let config = config.map_err(|error| failed(&error))?;
-    let backend = Backend::open(spec.device).map_err(|error| failed(&error))?;
-    let baseline = alloc::live();
+    let laboratory = Laboratory::open(spec, conditions)?;
+    let device = laboratory.device();
     let (mut curve, mut before) = (Vec::new(), 0);
     let mut selected = None;
+    let run = |index| Run { request, conditions, corpus: &corpus, device, config: &config, index };
     for index in 0..request.phases.len() {
-        let run = Run { request, conditions, corpus: &corpus, backend: &backend, config: &config, index };
-        let state = run.phase(link, (&curve, before))?;
+        let train = Train { link, conditions, before: (&curve, before) };
+        let state = train.run(&laboratory, &run(index))?;
         let shift = |point: &Point| Point { step: before + point.step, ..*point };
         selected = state.best_point().map(shift);
         curve.extend(state.curve.iter().map(shift));
         before += request.phases[index].steps;
     }
-    let peak = alloc::peak().saturating_sub(baseline) as u64;
+    let peak = laboratory.peak();
     let selected = selected.ok_or_else(|| failed(&"nothing was evaluated"))?;
-    let index = request.phases.len() - 1;
-    let last = Run { request, conditions, corpus: &corpus, backend: &backend, config: &config, index };
-    let peak = (request.spec.device == DeviceName::Cpu).then_some(peak);
-    last.test(link, selected, peak)
+    run(request.phases.len() - 1).test(link, selected, peak)
 }
 
 /// One phase of a run.
@@ -74,14 +71,14 @@ struct Run<'a> {
     request: &'a Request,
     conditions: &'a Conditions,
     corpus: &'a Corpus,
-    backend: &'a Backend,
+    device: &'a Device,
     config: &'a LmConfig,
     index: usize,
 }
 
-impl Run<'_> {
-    fn about(&self) -> &Phase {
-        &self.request.phases[self.index]
+impl Experiment for Run<'_> {
+    fn files(&self) -> Files {
+        files(self.conditions, self.index)
     }
 
     fn description(&self) -> Result<Json, Ending> {
@@ -94,52 +91,16 @@ impl Run<'_> {
         serde_json::to_value(description).map_err(|error| failed(&error))
     }
 
-    fn model(&self, builder: &Builder, (block, mem): (u64, u64)) -> Result<LanguageModel, Ending> {
-        LanguageModel::new(&self.config.at(block as usize, mem as usize), builder).map_err(candle)
+    fn method(&self) -> Result<(Method, Schedule), Ending> {
+        Ok((optimizer(&self.request.spec.preset).into(), self.about().schedule()))
     }
 
-    /// Trains this phase, or what is left of it.
-    fn phase(&self, link: &Link, (curve, before): (&[Point], u64)) -> Result<State, Ending> {
-        let (phase, request) = (self.about(), self.request);
-        let files = files(self.conditions, self.index);
-        let description = self.description()?;
-        let restored = restore(&files, &description)?;
-        let started = |updates: u64, own: &[Point]| {
-            let own = own.iter().map(|point| Point { step: before + point.step, ..*point });
-            let curve = curve.iter().copied().chain(own).collect();
-            link.send(&Answer::Started { step: before + updates, curve }).map_err(|error| failed(&error))
-        };
-        if let Some(done) = restored.as_ref().filter(|checkpoint| checkpoint.updates == phase.steps) {
-            let state = State::read(done, &files.last).map_err(|error| failed(&error))?;
-            started(done.updates, &state.curve)?;
-            return Ok(state);
-        }
-        let builder = self.weights(restored.as_ref())?;
-        let net = self.model(&builder, (phase.len, phase.len))?;
-        let params = builder.finish();
-        let (optimizer, schedule) = (optimizer(&request.spec.preset), phase.schedule());
-        let (mut trainer, mut state) = match &restored {
-            Some(checkpoint) => (
-                checkpoint.trainer(params, optimizer, schedule).map_err(|error| failed(&error))?,
-                State::read(checkpoint, &files.last).map_err(|error| failed(&error))?,
-            ),
-            None => (Trainer::new(params, optimizer, schedule).map_err(candle)?, State::default()),
-        };
-        let mut task = self.task(net, restored.as_ref())?;
-        drop(restored);
-        started(trainer.optimizer().updates(), &state.curve)?;
-        let course = Course { steps: phase.steps, every: request.every, save: self.conditions.save() };
-        let parts = (&mut trainer, &mut task, &mut state);
-        drive(link, parts, (&course, &files, &description), before)?;
-        Ok(state)
+    fn steps(&self) -> (u64, u64) {
+        (self.about().steps, self.request.every)
     }
 
-    /// Weights to begin with: the checkpoint's, those of the phase before, or new ones.
-    fn weights(&self, restored: Option<&Checkpoint>) -> Result<Builder, Ending> {
-        let device = self.backend.device();
-        if let Some(checkpoint) = restored {
-            return checkpoint.builder(device, true).map_err(candle);
-        }
+    /// The weights of the phase before, or new ones.
+    fn begin(&self, device: &Device) -> Result<Builder, Ending> {
         if self.index == 0 {
             return Ok(Builder::seeded(self.request.spec.seed, device, true));
         }
@@ -147,6 +108,25 @@ impl Run<'_> {
         let file = if self.about().from_best { before.best } else { before.last };
         let checkpoint = Checkpoint::load(&file).map_err(|error| failed(&error))?;
         checkpoint.builder(device, true).map_err(candle)
+    }
+
+    fn learner<'a>(
+        &'a self,
+        builder: &Builder,
+        restored: Option<&Checkpoint>,
+    ) -> Result<Box<dyn Learner + 'a>, Ending> {
+        let net = self.model(builder, (self.about().len, self.about().len))?;
+        Ok(Box::new(self.task(net, restored)?))
+    }
+}
+
+impl Run<'_> {
+    fn about(&self) -> &Phase {
+        &self.request.phases[self.index]
+    }
+
+    fn model(&self, builder: &Builder, (block, mem): (u64, u64)) -> Result<LanguageModel, Ending> {
+        LanguageModel::new(&self.config.at(block as usize, mem as usize), builder).map_err(candle)
     }
 
     fn task(&self, net: LanguageModel, restored: Option<&Checkpoint>) -> Result<StreamLearner<'_>, Ending> {
@@ -169,9 +149,8 @@ impl Run<'_> {
             if stored.iter().all(Option::is_none) {
                 return net.start(phase.batch as usize / parts);
             }
-            let moved = stored
-                .into_iter()
-                .map(|rows| rows.map(|rows| rows.to_device(self.backend.device())).transpose());
+            let moved =
+                stored.into_iter().map(|rows| rows.map(|rows| rows.to_device(self.device)).transpose());
             Ok(Cache::of(moved.collect::<Candle<_>>()?))
         });
         let caches = caches.collect::<Candle<Vec<_>>>().map_err(candle)?;
@@ -192,7 +171,7 @@ impl Run<'_> {
         let (request, corpus) = (self.request, self.corpus);
         let best = files(self.conditions, self.index).best;
         let best = Checkpoint::load(&best).map_err(|error| failed(&error))?;
-        let builder = best.builder(self.backend.device(), false).map_err(candle)?;
+        let builder = best.builder(self.device, false).map_err(candle)?;
         let way = request.evaluation;
         let net = self.model(&builder, (self.about().len, way.cache()))?;
         let ids = self.part(corpus.parts[2].clone());

@@ -1,6 +1,6 @@
 //! The worker's side: trains one model and tells how it goes.
 
-use candle_core::Result as Candle;
+use candle_core::{Device, Result as Candle};
 use serde_json::Value;
 
 use super::floor;
@@ -9,33 +9,33 @@ use super::recipe::Recipe;
 use super::tasks;
 use crate::data::select::{Change, Limited, Perturbed};
 use crate::data::{self, Dataset, Split};
-use crate::device::{Backend, alloc};
 use crate::model::batch::Batch;
 use crate::model::family::{Loss, Net, Resolved};
 use crate::nn::dropout::Noise;
 use crate::nn::params::Builder;
 use crate::protocol::table::{Conditions, Given};
-use crate::protocol::training::worker::{candle, choose_kernels, drive, failed, report, restore};
-use crate::protocol::training::{Answer, Done, Measure};
-use crate::record::Outcome;
+use crate::protocol::training::experiment::{Experiment, Laboratory, Select, Train, Trained, mean, scores};
+use crate::protocol::training::worker::{candle, failed, report};
+use crate::protocol::training::{Done, Measure};
 use crate::run::outcome::Ending;
 use crate::run::worker::Link;
 use crate::train::checkpoint::Checkpoint;
+use crate::train::optim::Method;
 use crate::train::order::Order;
-use crate::train::session::{Course, Files, Learner, Point, Score, State};
-use crate::train::step::Trainer;
+use crate::train::schedule::Schedule;
+use crate::train::session::{Files, Learner, Point, Score};
 
 /// How documents become a batch, and where it is computed.
 #[derive(Clone, Copy)]
 struct Reader<'a> {
     keep: usize,
     len: usize,
-    backend: &'a Backend,
+    device: &'a Device,
 }
 
 impl Reader<'_> {
     fn batch(&self, data: &dyn Dataset, split: Split, indices: &[usize]) -> Candle<Batch> {
-        tasks::batch(data, (split, indices), (self.keep, self.len), self.backend.device())
+        tasks::batch(data, (split, indices), (self.keep, self.len), self.device)
     }
 
     /// Mean over the batches of loss and of accuracy, and how many examples that was.
@@ -44,25 +44,22 @@ impl Reader<'_> {
         (net, data, split): (&mut dyn Net, &dyn Dataset, Split),
         batches: impl Iterator<Item = Vec<usize>>,
     ) -> Candle<(Score, u64)> {
-        let (mut sums, mut examples) = ([(0.0, 0.0); 2], 0u64);
-        for indices in batches {
-            let metrics = net.metrics(&self.batch(data, split, &indices)?)?;
-            for (sum, name) in sums.iter_mut().zip(["loss", "accuracy"]) {
-                for metric in metrics.iter().filter(|metric| metric.name == name) {
-                    *sum = (sum.0 + metric.sum, sum.1 + metric.count);
-                }
-            }
-            examples += indices.len() as u64;
-        }
-        let [loss, right] = sums.map(|(sum, count)| sum / f64::max(count, 1.0));
-        Ok((Score { loss, value: 100.0 * right }, examples))
+        let mut examples = 0;
+        let all = scores(
+            net,
+            batches.map(|indices| {
+                examples += indices.len() as u64;
+                self.batch(data, split, &indices)
+            }),
+        )?;
+        Ok((Score { loss: mean(&all, "loss"), value: 100.0 * mean(&all, "accuracy") }, examples))
     }
 }
 
 /// Data and model of a run.
 struct ClassifierLearner<'a> {
     recipe: Recipe,
-    data: &'a dyn Dataset,
+    data: Limited<'a>,
     net: Box<dyn Net>,
     reader: Reader<'a>,
     noise: Noise,
@@ -75,7 +72,7 @@ struct ClassifierLearner<'a> {
 impl Learner for ClassifierLearner<'_> {
     fn loss(&mut self, step: u64, _: usize) -> Candle<Loss> {
         let indices = self.train.batch(step, &mut self.memo);
-        let batch = self.reader.batch(self.data, Split::Train, &indices)?;
+        let batch = self.reader.batch(&self.data, Split::Train, &indices)?;
         self.net.loss(&batch, self.noise.branch(step))
     }
 
@@ -86,7 +83,7 @@ impl Learner for ClassifierLearner<'_> {
             None => (0, order.per_epoch()),
         };
         let batches = (first..first + count).map(|index| order.batch(index, &mut memo));
-        let score = self.reader.score((self.net.as_mut(), self.data, Split::Validation), batches);
+        let score = self.reader.score((self.net.as_mut(), &self.data, Split::Validation), batches);
         self.validation_memo = memo;
         Ok(score?.0)
     }
@@ -98,23 +95,25 @@ impl Learner for ClassifierLearner<'_> {
 /// The parent is gone.
 pub fn work(link: &Link, request: Value, given: &Given) -> anyhow::Result<()> {
     let request: Request = serde_json::from_value(request)?;
-    let result = Experiment::open(&request, &given.conditions).and_then(|experiment| {
-        let trained = experiment.train(link, &given.conditions)?;
-        experiment.done(trained)
+    let result = Run::open(&request, &given.conditions).and_then(|run| {
+        let trained = run.train(link)?;
+        run.done(trained)
     });
     report(link, result)
 }
 
 /// Data and device of a run: what it is trained and tested on.
-pub struct Experiment<'a> {
+pub struct Run<'a> {
     request: &'a Request,
+    conditions: &'a Conditions,
     data: Box<dyn Dataset>,
-    backend: Backend,
+    laboratory: Laboratory,
     model: Box<dyn Resolved>,
+    recipe: Recipe,
 }
 
 /// Weights that were selected.
-pub struct Trained {
+pub struct Tested {
     net: Box<dyn Net>,
     /// Those of the last update, where others were selected.
     last: Option<Box<dyn Net>>,
@@ -123,80 +122,111 @@ pub struct Trained {
     peak_bytes: Option<u64>,
 }
 
-impl<'a> Experiment<'a> {
+impl Experiment for Run<'_> {
+    fn files(&self) -> Files {
+        Files::in_folder(&self.conditions.folder)
+    }
+
+    fn description(&self) -> Result<Value, Ending> {
+        serde_json::to_value(self.request).map_err(|error| failed(&error))
+    }
+
+    fn method(&self) -> Result<(Method, Schedule), Ending> {
+        let (optimizer, schedule) = self.recipe.training(self.request.steps, self.request.rate);
+        Ok((optimizer.into(), schedule))
+    }
+
+    fn steps(&self) -> (u64, u64) {
+        (self.request.steps, self.recipe.every_of(self.request.steps))
+    }
+
+    fn select(&self) -> Select {
+        if self.recipe.select { Select::Best } else { Select::Last }
+    }
+
+    fn begin(&self, device: &Device) -> Result<Builder, Ending> {
+        Ok(Builder::seeded(self.request.spec.seed, device, true))
+    }
+
+    fn decays(&self, name: &str) -> bool {
+        self.model.decays(name)
+    }
+
+    fn learner<'a>(
+        &'a self,
+        builder: &Builder,
+        _: Option<&Checkpoint>,
+    ) -> Result<Box<dyn Learner + 'a>, Ending> {
+        let (spec, data) = (&self.request.spec, self.limited());
+        let order = |split: Split, seed: u64| {
+            let count = data.len(split);
+            let batch = (spec.batch as usize).min(count.max(1));
+            let empty = || failed(&format!("the {} split of {} is empty", split.name(), self.request.task));
+            Order::new(seed, count, batch).ok_or_else(empty)
+        };
+        Ok(Box::new(ClassifierLearner {
+            recipe: self.recipe,
+            net: self.model.build(builder).map_err(candle)?,
+            reader: self.reader(),
+            noise: Noise::new(spec.seed),
+            train: order(Split::Train, spec.seed)?,
+            memo: None,
+            validation: order(Split::Validation, spec.seed ^ 0x5eed_da7a)?,
+            validation_memo: None,
+            data,
+        }))
+    }
+}
+
+impl<'a> Run<'a> {
     /// Reads the data and opens the device.
     ///
     /// # Errors
     /// How the cell ended instead.
-    pub fn open(request: &'a Request, conditions: &Conditions) -> Result<Self, Ending> {
+    pub fn open(request: &'a Request, conditions: &'a Conditions) -> Result<Self, Ending> {
         let model = request.spec.choice().and_then(|choice| model(&request.spec, &choice, &request.task));
         let model = model.map_err(|error| failed(&error))?;
-        choose_kernels(&request.spec, conditions);
+        let recipe = request.recipe().map_err(|error| failed(&error))?;
         let data =
             tasks::load(&request.task, &conditions.data, request.reading).map_err(|error| failed(&error))?;
         conditions.same(&request.task, data.hash())?;
-        let backend = Backend::open(request.spec.device).map_err(|error| failed(&error))?;
-        Ok(Self { request, data, backend, model })
+        let laboratory = Laboratory::open(&request.spec, conditions)?;
+        Ok(Self { request, conditions, data, laboratory, model, recipe })
     }
 
     /// Trains, or goes on training, in the folder of the cell.
     ///
     /// # Errors
     /// How the cell ended instead.
-    pub fn train(&self, link: &Link, conditions: &Conditions) -> Result<Trained, Ending> {
-        let request = self.request;
-        let baseline = alloc::live();
-        let files = Files::in_folder(&conditions.folder);
-        let limited = Limited::new(self.data.as_ref(), limit(request));
-        let model = serde_json::to_value(request).map_err(|error| failed(&error))?;
-        let restored = restore(&files, &model)?;
-        let (mut task, mut trainer, mut state) = open(self, &limited, (&files, restored.as_ref()))?;
-        drop(restored);
-        let started = Answer::Started { step: trainer.optimizer().updates(), curve: state.curve.clone() };
-        link.send(&started).map_err(|error| failed(&error))?;
-        let course = Course {
-            steps: request.steps,
-            every: task.recipe.every_of(request.steps),
-            save: conditions.save(),
-        };
-        drive(link, (&mut trainer, &mut task, &mut state), (&course, &files, &model), 0)?;
-        drop(trainer);
-        let peak = alloc::peak().saturating_sub(baseline) as u64;
-        let cpu = request.spec.device == crate::config::settings::DeviceName::Cpu;
-        if task.recipe.select {
-            let trained = self.load(&files)?;
-            return Ok(Trained { peak_bytes: cpu.then_some(peak), ..trained });
-        }
-        let selected = state.curve.last().copied().ok_or_else(|| failed(&"nothing was evaluated"))?;
-        Ok(Trained { net: task.net, last: None, selected, peak_bytes: cpu.then_some(peak) })
+    pub fn train(&self, link: &Link) -> Result<Tested, Ending> {
+        Train { link, conditions: self.conditions, before: (&[], 0) }.run(&self.laboratory, self)?;
+        let peak_bytes = self.laboratory.peak();
+        Ok(Tested { peak_bytes, ..self.load(&self.files())? })
     }
 
     /// The selected weights of a finished run.
     ///
     /// # Errors
     /// Checkpoints that are not there, of another run, or of one that is not finished.
-    pub fn load(&self, files: &Files) -> Result<Trained, Ending> {
-        let request = self.request;
-        let recipe = request.recipe().map_err(|error| failed(&error))?;
-        let model = serde_json::to_value(request).map_err(|error| failed(&error))?;
-        let last = Checkpoint::load(&files.last).map_err(|error| failed(&error))?;
-        last.expect_model(&model).map_err(|error| failed(&error))?;
-        let state = State::read(&last, &files.last).map_err(|error| failed(&error))?;
-        if last.updates < request.steps {
-            return Err(failed(&format!("{} is not trained to its end", files.last.display())));
-        }
-        let selected = if recipe.select { state.best_point() } else { state.curve.last() };
-        let selected = *selected.ok_or_else(|| failed(&"nothing was evaluated"))?;
+    pub fn load(&self, files: &Files) -> Result<Tested, Ending> {
+        let trained = Trained::read(files, self)?;
         let net = |weights: &Checkpoint| {
-            let builder = weights.builder(self.backend.device(), false).map_err(candle)?;
+            let builder = weights.builder(self.laboratory.device(), false).map_err(candle)?;
             self.model.build(&builder).map_err(candle)
         };
-        let last = net(&last)?;
-        if !recipe.select {
-            return Ok(Trained { net: last, last: None, selected, peak_bytes: None });
-        }
-        let best = Checkpoint::load(&files.best).map_err(|error| failed(&error))?;
-        Ok(Trained { net: net(&best)?, last: Some(last), selected, peak_bytes: None })
+        let last = trained.last.as_ref().map(net).transpose()?;
+        Ok(Tested { net: net(&trained.weights)?, last, selected: trained.selected, peak_bytes: None })
+    }
+
+    fn reader(&self) -> Reader<'_> {
+        let Request { keep, spec, .. } = self.request;
+        Reader { keep: *keep as usize, len: spec.len as usize, device: self.laboratory.device() }
+    }
+
+    /// The examples of each split that are used.
+    fn limited(&self) -> Limited<'_> {
+        let limit = self.request.limit.map_or(usize::MAX, |limit| limit as usize);
+        Limited::new(self.data.as_ref(), limit)
     }
 
     /// Full batches of the test split in order, or the only one, changed by `change` where something is said.
@@ -205,7 +235,7 @@ impl<'a> Experiment<'a> {
     /// How the cell ended instead.
     pub fn test(
         &self,
-        trained: &mut Trained,
+        trained: &mut Tested,
         change: Option<(Change, &[u8])>,
     ) -> Result<(Score, u64), Ending> {
         self.score(trained.net.as_mut(), change)
@@ -213,7 +243,7 @@ impl<'a> Experiment<'a> {
 
     fn score(&self, net: &mut dyn Net, change: Option<(Change, &[u8])>) -> Result<(Score, u64), Ending> {
         let request = self.request;
-        let limited = Limited::new(self.data.as_ref(), limit(request));
+        let limited = self.limited();
         let perturbed = change.map(|(change, characters)| Perturbed { data: &limited, change, characters });
         let data: &dyn Dataset = match &perturbed {
             Some(perturbed) => perturbed,
@@ -222,7 +252,7 @@ impl<'a> Experiment<'a> {
         let count = data.len(Split::Test);
         let batch = (request.spec.batch as usize).clamp(1, count.max(1));
         let batches = (0..count / batch).map(|index| (index * batch..(index + 1) * batch).collect());
-        reader(request, &self.backend).score((net, data, Split::Test), batches).map_err(candle)
+        self.reader().score((net, data, Split::Test), batches).map_err(candle)
     }
 
     /// Share of the protocol's training examples that are there, and in words where some are missing.
@@ -237,14 +267,14 @@ impl<'a> Experiment<'a> {
         }
     }
 
-    fn done(&self, mut trained: Trained) -> Result<Done, Ending> {
+    fn done(&self, mut trained: Tested) -> Result<Done, Ending> {
         let (test, tested) = self.test(&mut trained, None)?;
         let last = match &mut trained.last {
             Some(net) => self.score(net.as_mut(), None)?.0,
             None => test,
         };
         let selected = &trained.selected;
-        let limited = Limited::new(self.data.as_ref(), limit(self.request));
+        let limited = self.limited();
         let measures = vec![
             Measure::new("accuracy", "%", test.value),
             Measure::new("loss", "nat", test.loss),
@@ -268,59 +298,4 @@ pub fn missing(task: &str, there: usize) -> Option<(f64, String)> {
     let published = data::task(task).ok()?.1.train;
     let share = there as f64 / published as f64;
     (share < 1.0).then(|| (share, format!("{there} training examples ({published})")))
-}
-
-/// Examples of each split that are used at most.
-fn limit(request: &Request) -> usize {
-    request.limit.map_or(usize::MAX, |limit| limit as usize)
-}
-
-fn reader<'a>(request: &Request, backend: &'a Backend) -> Reader<'a> {
-    Reader { keep: request.keep as usize, len: request.spec.len as usize, backend }
-}
-
-/// Data, model and optimizer, from the beginning or from a checkpoint.
-fn open<'a>(
-    experiment: &'a Experiment,
-    data: &'a dyn Dataset,
-    (files, restored): (&Files, Option<&Checkpoint>),
-) -> Result<(ClassifierLearner<'a>, Trainer, State), Ending> {
-    let Experiment { request, backend, model, .. } = experiment;
-    let spec = &request.spec;
-    let recipe = request.recipe().map_err(|error| failed(&error))?;
-    let (optimizer, schedule) = recipe.training(request.steps, request.rate);
-    let builder = match restored {
-        Some(checkpoint) => checkpoint.builder(backend.device(), true).map_err(candle)?,
-        None => Builder::seeded(spec.seed, backend.device(), true),
-    };
-    let net = model.build(&builder).map_err(candle)?;
-    let params = builder.finish();
-    let (trainer, state) = match restored {
-        Some(checkpoint) => {
-            let state = State::read(checkpoint, &files.last);
-            let trainer = checkpoint.trainer(params, optimizer, schedule);
-            (trainer.map_err(|error| failed(&error))?, state.map_err(|error| failed(&error))?)
-        }
-        None => (Trainer::new(params, optimizer, schedule).map_err(candle)?, State::default()),
-    };
-    let trainer = trainer.decay_only(&|name| model.decays(name)).map_err(candle)?;
-    let order = |split: Split, seed: u64| {
-        let count = data.len(split);
-        let batch = (spec.batch as usize).min(count.max(1));
-        Order::new(seed, count, batch).ok_or_else(|| {
-            Ending::new(Outcome::Failed, format!("the {} split of {} is empty", split.name(), request.task))
-        })
-    };
-    let task = ClassifierLearner {
-        recipe,
-        data,
-        net,
-        reader: reader(request, backend),
-        noise: Noise::new(spec.seed),
-        train: order(Split::Train, spec.seed)?,
-        memo: None,
-        validation: order(Split::Validation, spec.seed ^ 0x5eed_da7a)?,
-        validation_memo: None,
-    };
-    Ok((task, trainer, state))
 }

@@ -1,6 +1,7 @@
 //! Training runs as cells: a worker trains, its parent draws curves and keeps rows. What is trained is the
 //! business of [`Job`]s: the Long Range Arena's tasks, character language models.
 
+pub mod experiment;
 mod parent;
 pub mod worker;
 

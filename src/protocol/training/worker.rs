@@ -15,7 +15,6 @@ use crate::protocol::table::Conditions;
 use crate::record::Outcome;
 use crate::run::outcome::{self, Ending};
 use crate::run::worker::Link;
-use crate::train::checkpoint::Checkpoint;
 use crate::train::session::{self, Course, Event, Files, Learner, Next, Point, SessionError, State};
 use crate::train::step::{StepError, Trainer};
 
@@ -52,26 +51,13 @@ pub fn choose_kernels(spec: &ModelSpec, conditions: &Conditions) {
     compute_as(spec.kernel, spec.dtype);
 }
 
-/// The checkpoint to go on from, if there is one; it must belong to `model`.
-///
-/// # Errors
-/// A checkpoint that cannot be used.
-pub fn restore(files: &Files, model: &Json) -> Result<Option<Checkpoint>, Ending> {
-    if !files.last.exists() {
-        return Ok(None);
-    }
-    let checkpoint = Checkpoint::load(&files.last).map_err(|error| failed(&error))?;
-    checkpoint.expect_model(model).map_err(|error| failed(&error))?;
-    Ok(Some(checkpoint))
-}
-
 /// Trains to the end of `course`, telling the parent how it goes. Steps made before this course are `before`.
 ///
 /// # Errors
 /// How the cell ended instead.
 pub fn drive(
     link: &Link,
-    (trainer, learner, state): (&mut Trainer, &mut impl Learner, &mut State),
+    (trainer, learner, state): (&mut Trainer, &mut dyn Learner, &mut State),
     (course, files, model): (&Course, &Files, &Json),
     before: u64,
 ) -> Result<(), Ending> {

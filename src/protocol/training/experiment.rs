@@ -1,0 +1,227 @@
+//! What every training worker does, whatever is trained: opens the device, goes on from a checkpoint or begins, trains
+//! to the end, and hands over the weights that are tested. A protocol says the rest as an [`Experiment`].
+
+use candle_core::{Device, Result as Candle};
+use serde_json::Value as Json;
+
+use super::Answer;
+use super::worker::{candle, choose_kernels, drive, failed};
+use crate::config::settings::DeviceName;
+use crate::device::{Backend, alloc};
+use crate::model::batch::Batch;
+use crate::model::family::{Metric, Net};
+use crate::nn::params::Builder;
+use crate::protocol::model_spec::ModelSpec;
+use crate::protocol::table::Conditions;
+use crate::run::outcome::Ending;
+use crate::run::worker::Link;
+use crate::train::checkpoint::Checkpoint;
+use crate::train::optim::Method;
+use crate::train::schedule::Schedule;
+use crate::train::session::{Course, Files, Learner, Point, State};
+use crate::train::step::Trainer;
+
+/// Where a worker trains: its device, and what it held before.
+pub struct Laboratory {
+    backend: Backend,
+    /// Live bytes before, where they are counted.
+    before: Option<usize>,
+}
+
+impl Laboratory {
+    /// Chooses kernels and opens the device. Memory is counted from here: data that are read before are not in it.
+    ///
+    /// # Errors
+    /// A device that is not there.
+    pub fn open(spec: &ModelSpec, conditions: &Conditions) -> Result<Self, Ending> {
+        choose_kernels(spec, conditions);
+        let backend = Backend::open(spec.device).map_err(|error| failed(&error))?;
+        let before = (spec.device == DeviceName::Cpu).then(alloc::live);
+        Ok(Self { backend, before })
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Device {
+        self.backend.device()
+    }
+
+    /// Most live bytes so far above those before; nothing on devices whose memory is not counted.
+    pub fn peak(&self) -> Option<u64> {
+        Some(alloc::peak().saturating_sub(self.before?) as u64)
+    }
+}
+
+/// Which weights are tested.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Select {
+    /// Those of the best evaluation.
+    Best,
+    /// Those of the last step.
+    Last,
+}
+
+/// One course of training, as a protocol defines it. Steps of a protocol that has several are counted on by [`Train::before`].
+pub trait Experiment {
+    /// Where it keeps its checkpoints.
+    fn files(&self) -> Files;
+
+    /// What is trained, as checkpoints describe it: training goes on from those with the same description only.
+    ///
+    /// # Errors
+    /// None that a user could make.
+    fn description(&self) -> Result<Json, Ending>;
+
+    /// Optimizer and schedule.
+    ///
+    /// # Errors
+    /// A protocol that has none for this task.
+    fn method(&self) -> Result<(Method, Schedule), Ending>;
+
+    /// Steps in all, and steps between evaluations.
+    fn steps(&self) -> (u64, u64);
+
+    /// Which weights are tested.
+    fn select(&self) -> Select {
+        Select::Best
+    }
+
+    /// Weights to begin with: drawn from the seed, or stored ones.
+    ///
+    /// # Errors
+    /// Stored weights that cannot be used.
+    fn begin(&self, device: &Device) -> Result<Builder, Ending>;
+
+    /// Whether weight decay takes part in the update of the parameter called `name`.
+    fn decays(&self, _name: &str) -> bool {
+        true
+    }
+
+    /// The model with the weights of `builder`, and its data: how a part of a step's batch is made, how it is evaluated.
+    /// What a [`Learner`] carries from step to step besides the weights is in `restored`, where training goes on.
+    ///
+    /// # Errors
+    /// Data that are too few, a model that cannot be built.
+    fn learner<'a>(
+        &'a self,
+        builder: &Builder,
+        restored: Option<&Checkpoint>,
+    ) -> Result<Box<dyn Learner + 'a>, Ending>;
+}
+
+/// How an experiment is watched.
+pub struct Train<'a> {
+    /// The parent.
+    pub link: &'a Link,
+    /// Rhythm of checkpoints.
+    pub conditions: &'a Conditions,
+    /// Evaluations and steps of courses before this one.
+    pub before: (&'a [Point], u64),
+}
+
+impl Train<'_> {
+    /// Trains `experiment` to its end, or what is left of it.
+    ///
+    /// # Errors
+    /// How the cell ended instead.
+    pub fn run(&self, laboratory: &Laboratory, experiment: &impl Experiment) -> Result<State, Ending> {
+        let (files, description, device) =
+            (experiment.files(), experiment.description()?, laboratory.device());
+        let (steps, every) = experiment.steps();
+        let restored = if files.last.exists() { Some(load(&files, &description)?) } else { None };
+        if let Some((done, state)) = restored.as_ref().filter(|(last, _)| last.updates >= steps) {
+            self.started(done.updates, &state.curve)?;
+            return Ok(state.clone());
+        }
+        let (method, schedule) = experiment.method()?;
+        let checkpoint = restored.as_ref().map(|(checkpoint, _)| checkpoint);
+        let builder = match checkpoint {
+            Some(checkpoint) => checkpoint.builder(device, true).map_err(candle)?,
+            None => experiment.begin(device)?,
+        };
+        let mut learner = experiment.learner(&builder, checkpoint)?;
+        let params = builder.finish();
+        let (trainer, mut state) = match restored {
+            Some((checkpoint, state)) => {
+                (checkpoint.trainer(params, method, schedule).map_err(|error| failed(&error))?, state)
+            }
+            None => (Trainer::new(params, method, schedule).map_err(candle)?, State::default()),
+        };
+        let mut trainer = trainer.decay_only(&|name| experiment.decays(name)).map_err(candle)?;
+        self.started(trainer.optimizer().updates(), &state.curve)?;
+        let course = Course { steps, every, save: self.conditions.save() };
+        let what = (&course, &files, &description);
+        drive(self.link, (&mut trainer, learner.as_mut(), &mut state), what, self.before.1)?;
+        Ok(state)
+    }
+
+    /// Says where training goes on; everything is counted from the first course on.
+    fn started(&self, updates: u64, own: &[Point]) -> Result<(), Ending> {
+        let (curve, before) = self.before;
+        let own = own.iter().map(|point| Point { step: before + point.step, ..*point });
+        let curve = curve.iter().copied().chain(own).collect();
+        let started = Answer::Started { step: before + updates, curve };
+        self.link.send(&started).map_err(|error| failed(&error))
+    }
+}
+
+/// The outcome of a finished course.
+pub struct Trained {
+    /// The evaluation that the weights were selected by.
+    pub selected: Point,
+    /// The selected weights.
+    pub weights: Checkpoint,
+    /// Those of the last update, where others were selected.
+    pub last: Option<Checkpoint>,
+}
+
+impl Trained {
+    /// Reads what `experiment` left.
+    ///
+    /// # Errors
+    /// Checkpoints that are not there, of another run, or of one that is not finished.
+    pub fn read(files: &Files, experiment: &impl Experiment) -> Result<Self, Ending> {
+        let (last, state) = load(files, &experiment.description()?)?;
+        if last.updates < experiment.steps().0 {
+            return Err(failed(&format!("{} is not trained to its end", files.last.display())));
+        }
+        let best = experiment.select() == Select::Best;
+        let selected = if best { state.best_point() } else { state.curve.last() };
+        let selected = *selected.ok_or_else(|| failed(&"nothing was evaluated"))?;
+        if !best {
+            return Ok(Self { selected, weights: last, last: None });
+        }
+        let weights = Checkpoint::load(&files.best).map_err(|error| failed(&error))?;
+        Ok(Self { selected, weights, last: Some(last) })
+    }
+}
+
+/// The last checkpoint and where it stands; it must be one of `description`.
+fn load(files: &Files, description: &Json) -> Result<(Checkpoint, State), Ending> {
+    let checkpoint = Checkpoint::load(&files.last).map_err(|error| failed(&error))?;
+    checkpoint.expect_model(description).map_err(|error| failed(&error))?;
+    let state = State::read(&checkpoint, &files.last).map_err(|error| failed(&error))?;
+    Ok((checkpoint, state))
+}
+
+/// Scores of `net` on `batches` added up, by name.
+///
+/// # Errors
+/// As [`Net::metrics`], and those of the batches.
+pub fn scores(net: &mut dyn Net, batches: impl Iterator<Item = Candle<Batch>>) -> Candle<Vec<Metric>> {
+    let mut sums: Vec<Metric> = Vec::new();
+    for batch in batches {
+        for metric in net.metrics(&batch?)? {
+            match sums.iter_mut().find(|sum| sum.name == metric.name) {
+                Some(sum) => (sum.sum, sum.count) = (sum.sum + metric.sum, sum.count + metric.count),
+                None => sums.push(metric),
+            }
+        }
+    }
+    Ok(sums)
+}
+
+/// Mean of the score called `name` over everything that was counted; 0 where nothing was.
+pub fn mean(scores: &[Metric], name: &str) -> f64 {
+    let found = scores.iter().find(|metric| metric.name == name);
+    found.map_or(0.0, |metric| metric.sum / metric.count.max(1.0))
+}
