@@ -21,6 +21,7 @@ pub mod store;
 pub mod story;
 pub mod text;
 pub mod text8;
+pub mod tokenizer;
 
 use std::path::PathBuf;
 use std::sync::{PoisonError, RwLock};
