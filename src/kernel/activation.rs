@@ -1,6 +1,6 @@
 //! GELU in its exact form, x/2 (1 + erf(x / sqrt 2)), and ReLU.
 
-use candle_core::{CpuStorage, CustomOp1, Device, Layout, Result, Shape, Tensor};
+use candle_core::{CpuStorage, Layout, Result, Shape, Tensor};
 
 #[cfg(feature = "cuda")]
 use candle_core::cuda_backend::CudaStorage;
@@ -8,6 +8,7 @@ use candle_core::cuda_backend::CudaStorage;
 use super::cpu::{self, par, rows};
 #[cfg(feature = "cuda")]
 use super::cuda::{rows as device_rows, tensors};
+use super::op::{self, Op};
 use super::tape;
 
 /// Elements that one thread handles at a time.
@@ -19,7 +20,7 @@ const CHUNK: usize = 1 << 15;
 /// Failures of the device.
 pub fn gelu(x: &Tensor) -> Result<Tensor> {
     if super::fused(x) {
-        return tape::apply1(&x.contiguous()?, Gelu);
+        return tape::apply(&[&x.contiguous()?], Gelu);
     }
     composed(x)
 }
@@ -43,39 +44,39 @@ pub fn relu(x: &Tensor) -> Result<Tensor> {
 
 struct Gelu;
 
-impl CustomOp1 for Gelu {
+impl Op for Gelu {
     fn name(&self) -> &'static str {
         "gelu"
     }
 
-    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let x = cpu::slice(x, layout)?;
+    fn forward(&self, operands: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)> {
+        let [x] = cpu::slices(operands)?;
         let y = par::build(x.len(), CHUNK, |index, y| rows::gelu(&x[index * CHUNK..][..y.len()], y));
-        Ok((CpuStorage::F32(y), layout.shape().clone()))
+        Ok((y, operands[0].1.shape().clone()))
     }
 
     #[cfg(feature = "cuda")]
-    fn cuda_fwd(&self, x: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
-        let count = layout.shape().elem_count();
-        tensors::forward([(x, layout)], layout.shape(), |device, [x]| device_rows::gelu(device, x, count))
+    fn forward_cuda(&self, operands: &[(&CudaStorage, &Layout)]) -> Result<(CudaStorage, Shape)> {
+        let shape = operands[0].1.shape();
+        tensors::forward(operands, shape, |device, [x]| device_rows::gelu(device, x, shape.elem_count()))
     }
 
-    fn bwd(&self, x: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
-        let grad = grad.contiguous()?;
+    fn backward(&self, operands: &[&Tensor], _: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+        let [x] = op::operands(operands)?;
         #[cfg(feature = "cuda")]
         if x.device().is_cuda() {
-            return tensors::with_views([x, &grad], |device, operands| {
+            return tensors::with_views([x, grad], |device, operands| {
                 let dx = device_rows::gelu_backward(device, operands, x.elem_count())?;
-                Ok(Some(tensors::tensor(device, dx, x.shape())))
+                Ok(vec![Some(tensors::tensor(device, dx, x.shape()))])
             });
         }
-        let dx = cpu::with_slices([x, &grad], |[x, dy]| {
+        let dx = cpu::with_slices([x, grad], |[x, dy]| {
             Ok(par::build(x.len(), CHUNK, |index, dx| {
                 let here = index * CHUNK..index * CHUNK + dx.len();
                 rows::gelu_backward(&x[here.clone()], &dy[here], dx);
             }))
         })?;
-        Ok(Some(Tensor::from_vec(dx, x.shape(), &Device::Cpu)?))
+        Ok(vec![cpu::gradient(x, dx)?])
     }
 }
 

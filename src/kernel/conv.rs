@@ -3,10 +3,11 @@
 //! A dense convolution is [`unfold`] (the patch under every output, side by side) and a matrix product; a depthwise one
 //! is [`depthwise_2d`].
 
-use candle_core::{CpuStorage, CustomOp1, CustomOp3, Device, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 
 use super::cpu;
 use super::cpu::par::{self, Chunks};
+use super::op::{self, Op};
 use super::tape;
 use crate::pattern::Grid;
 
@@ -40,7 +41,7 @@ pub fn unfold(x: &Tensor, grid: Grid, window: Window) -> Result<Tensor> {
         bail!("{n} tokens are not a grid of {} x {}", grid.rows, grid.cols);
     }
     if super::fused_cpu(x.device()) && x.dtype() == candle_core::DType::F32 {
-        return tape::apply1(&x.contiguous()?, Unfold { grid, window, c });
+        return tape::apply(&[&x.contiguous()?], Unfold { grid, window, c });
     }
     unfold_composed(x, grid, window)
 }
@@ -76,16 +77,16 @@ struct Unfold {
     c: usize,
 }
 
-impl CustomOp1 for Unfold {
+impl Op for Unfold {
     fn name(&self) -> &'static str {
         "unfold"
     }
 
-    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let x = cpu::slice(x, layout)?;
+    fn forward(&self, operands: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)> {
+        let [x] = cpu::slices(operands)?;
         let Self { grid, window, c } = *self;
         let (out, taps) = (window.over(grid), window.size * window.size);
-        let (images, width) = (layout.dims()[0], taps * c);
+        let (images, width) = (operands[0].1.dims()[0], taps * c);
         let count = images * out.len();
         let size = Chunks::rows(count, width).size;
         let y = par::build(count * width, size * width, |index, y| {
@@ -100,10 +101,11 @@ impl CustomOp1 for Unfold {
                 }
             }
         });
-        Ok((CpuStorage::F32(y), (images, out.len(), width).into()))
+        Ok((y, (images, out.len(), width).into()))
     }
 
-    fn bwd(&self, x: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+    fn backward(&self, operands: &[&Tensor], _: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+        let [x] = op::operands(operands)?;
         let Self { grid, window, c } = *self;
         let (out, taps) = (window.over(grid), window.size * window.size);
         let tokens = x.dim(0)? * grid.len();
@@ -113,7 +115,7 @@ impl CustomOp1 for Unfold {
             let from = (at + window.pad).checked_sub(tap)?;
             (from % window.stride == 0).then_some(from / window.stride).filter(|place| *place < len)
         };
-        let dx = cpu::with_slices([&grad.contiguous()?], |[dy]| {
+        let dx = cpu::with_slices([grad], |[dy]| {
             Ok(par::build(tokens * c, size * c, |index, dx| {
                 for (offset, dx) in dx.chunks_exact_mut(c.max(1)).enumerate() {
                     let (image, token) =
@@ -129,7 +131,7 @@ impl CustomOp1 for Unfold {
                 }
             }))
         })?;
-        Ok(Some(Tensor::from_vec(dx, x.shape(), &Device::Cpu)?))
+        Ok(vec![cpu::gradient(x, dx)?])
     }
 }
 
@@ -144,7 +146,7 @@ pub fn depthwise_2d(x: &Tensor, weight: &Tensor, bias: &Tensor, grid: Grid) -> R
     }
     let taps = weight.reshape((c, 9))?.t()?.contiguous()?; // [9, c]
     if super::fused_cpu(x.device()) && x.dtype() == candle_core::DType::F32 {
-        return tape::apply3(&x.contiguous()?, &taps, &bias.contiguous()?, Depthwise { grid });
+        return tape::apply(&[&x.contiguous()?, &taps, &bias.contiguous()?], Depthwise { grid });
     }
     depthwise_2d_composed(x, &taps, bias, grid)
 }
@@ -198,35 +200,20 @@ impl Depthwise {
     }
 }
 
-impl CustomOp3 for Depthwise {
+impl Op for Depthwise {
     fn name(&self) -> &'static str {
         "depthwise-2d"
     }
 
-    fn cpu_fwd(
-        &self,
-        x: &CpuStorage,
-        layout: &Layout,
-        taps: &CpuStorage,
-        taps_layout: &Layout,
-        bias: &CpuStorage,
-        bias_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let (x, taps) = (cpu::slice(x, layout)?, cpu::slice(taps, taps_layout)?);
-        let y = self.sums(x, taps, Some(cpu::slice(bias, bias_layout)?), false);
-        Ok((CpuStorage::F32(y), layout.shape().clone()))
+    fn forward(&self, operands: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)> {
+        let [x, taps, bias] = cpu::slices(operands)?;
+        Ok((self.sums(x, taps, Some(bias), false), operands[0].1.shape().clone()))
     }
 
-    fn bwd(
-        &self,
-        x: &Tensor,
-        taps: &Tensor,
-        bias: &Tensor,
-        _: &Tensor,
-        grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+    fn backward(&self, operands: &[&Tensor], _: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+        let [x, taps, bias] = op::operands(operands)?;
         let c = bias.elem_count();
-        let (dx, mut sums) = cpu::with_slices([x, taps, &grad.contiguous()?], |[x, taps, dy]| {
+        let (dx, mut sums) = cpu::with_slices([x, taps, grad], |[x, taps, dy]| {
             let dx = self.sums(dy, taps, None, true);
             // gradients of the nine taps, then of the bias, summed over tokens in parts of fixed size
             let tokens = dy.len() / c.max(1);
@@ -250,11 +237,7 @@ impl CustomOp3 for Depthwise {
             Ok((dx, par::sum_parts(&parts, 10 * c)))
         })?;
         let dbias = sums.split_off(9 * c);
-        Ok((
-            Some(Tensor::from_vec(dx, x.shape(), &Device::Cpu)?),
-            Some(Tensor::from_vec(sums, taps.shape(), &Device::Cpu)?),
-            Some(Tensor::from_vec(dbias, c, &Device::Cpu)?),
-        ))
+        Ok(vec![cpu::gradient(x, dx)?, cpu::gradient(taps, sums)?, cpu::gradient(bias, dbias)?])
     }
 }
 

@@ -3,9 +3,10 @@
 //! What is kept is a function of a seed and the element's number alone. Nothing is stored for the backward pass,
 //! and every backend drops the same elements.
 
-use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, DType, Layout, Result, Shape, Tensor, bail};
 
 use super::cpu::{self, par};
+use super::op::Op;
 use super::tape;
 
 /// Elements that one thread handles at a time (even: one draw decides two elements).
@@ -23,7 +24,7 @@ pub fn dropout(x: &Tensor, rate: f64, seed: u64) -> Result<Tensor> {
         return Ok(x.clone());
     }
     if super::fused_cpu(x.device()) && x.dtype() == DType::F32 {
-        return tape::apply1(&x.contiguous()?, Dropout::new(rate, seed));
+        return tape::apply(&[&x.contiguous()?], Dropout::new(rate, seed));
     }
     composed(x, rate, seed)
 }
@@ -78,18 +79,18 @@ pub fn mix(counter: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-impl CustomOp1 for Dropout {
+impl Op for Dropout {
     fn name(&self) -> &'static str {
         "dropout"
     }
 
-    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        Ok((CpuStorage::F32(self.map(cpu::slice(x, layout)?)), layout.shape().clone()))
+    fn forward(&self, operands: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)> {
+        let [x] = cpu::slices(operands)?;
+        Ok((self.map(x), operands[0].1.shape().clone()))
     }
 
-    fn bwd(&self, x: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
-        let dx = cpu::with_slices([&grad.contiguous()?], |[grad]| Ok(self.map(grad)))?;
-        Ok(Some(Tensor::from_vec(dx, x.shape(), x.device())?))
+    fn backward(&self, _: &[&Tensor], _: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+        Ok(vec![cpu::gradient(grad, cpu::with_slices([grad], |[grad]| Ok(self.map(grad)))?)?])
     }
 }
 

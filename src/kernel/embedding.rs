@@ -1,6 +1,6 @@
 //! Rows of a table by index, optionally with a row per position added.
 
-use candle_core::{CpuStorage, CustomOp1, CustomOp2, DType, Device, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, DType, Device, Layout, Result, Shape, Tensor, bail};
 
 #[cfg(feature = "cuda")]
 use candle_core::cuda_backend::CudaStorage;
@@ -9,6 +9,7 @@ use super::cpu::par::{self, Chunks};
 use super::cpu::{self, rows};
 #[cfg(feature = "cuda")]
 use super::cuda::{rows as device_rows, tensors};
+use super::op::Op;
 use super::tape;
 
 /// `table` [rows, d] at `ids` (any shape, u32): ids' shape + `[d]`.
@@ -17,7 +18,7 @@ use super::tape;
 /// An index outside the table.
 pub fn embedding(ids: &Tensor, table: &Tensor) -> Result<Tensor> {
     if super::fused(table) {
-        return tape::apply1(&table.contiguous()?, Embedding::new(ids, table)?);
+        return tape::apply(&[&table.contiguous()?], Embedding::new(ids, table)?);
     }
     composed(ids, table)
 }
@@ -40,7 +41,7 @@ pub fn with_positions(ids: &Tensor, table: &Tensor, positions: &Tensor) -> Resul
         bail!("positions {:?} do not fit {n} rows of table {:?}", positions.dims(), table.dims());
     }
     if super::fused_cpu(table.device()) && table.dtype() == DType::F32 {
-        return tape::apply2(&table.contiguous()?, &positions.contiguous()?, Embedding::new(ids, table)?);
+        return tape::apply(&[&table.contiguous()?, &positions.contiguous()?], Embedding::new(ids, table)?);
     }
     with_positions_composed(ids, table, positions)
 }
@@ -80,7 +81,7 @@ impl Embedding {
         }
     }
 
-    fn forward(&self, table: &[f32], positions: Option<&[f32]>) -> (CpuStorage, Shape) {
+    fn forward(&self, table: &[f32], positions: Option<&[f32]>) -> (Vec<f32>, Shape) {
         let d = self.d;
         let size = Chunks::rows(self.ids.len(), d).size;
         let y = par::build(self.ids.len() * d, size * d, |index, y| {
@@ -96,7 +97,7 @@ impl Embedding {
                 }
             }
         });
-        (CpuStorage::F32(y), self.dims.clone().into())
+        (y, self.dims.clone().into())
     }
 
     /// Sums the rows of `dy` by id. Each part takes consecutive rows and has a table of its own; a part has at
@@ -129,62 +130,44 @@ impl Embedding {
     }
 }
 
-impl CustomOp1 for Embedding {
+impl Op for Embedding {
     fn name(&self) -> &'static str {
         "embedding"
     }
 
-    fn cpu_fwd(&self, table: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        Ok(self.forward(cpu::slice(table, layout)?, None))
+    fn forward(&self, operands: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)> {
+        if let [_] = operands {
+            let [table] = cpu::slices(operands)?;
+            return Ok(self.forward(table, None));
+        }
+        let [table, positions] = cpu::slices(operands)?;
+        Ok(self.forward(table, Some(positions)))
     }
 
     #[cfg(feature = "cuda")]
-    fn cuda_fwd(&self, table: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
-        tensors::forward([(table, layout)], self.dims.as_slice(), |device, [table]| {
+    fn forward_cuda(&self, operands: &[(&CudaStorage, &Layout)]) -> Result<(CudaStorage, Shape)> {
+        tensors::forward(operands, self.dims.as_slice(), |device, [table]| {
             device_rows::table_rows(device, table, &self.ids, self.d)
         })
     }
 
-    fn bwd(&self, table: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+    fn backward(&self, operands: &[&Tensor], _: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+        let table = operands[0];
         #[cfg(feature = "cuda")]
         if table.device().is_cuda() {
-            return tensors::with_views([&grad.contiguous()?], |device, [dy]| {
+            return tensors::with_views([grad], |device, [dy]| {
                 let (count, width) = table.dims2()?;
                 let gradient = device_rows::table_gradient(device, dy, &self.ids, [count, width])?;
-                Ok(Some(tensors::tensor(device, gradient, table.shape())))
+                Ok(vec![Some(tensors::tensor(device, gradient, table.shape()))])
             });
         }
-        cpu::with_slices([&grad.contiguous()?], |[dy]| self.table_gradient(dy, table)).map(Some)
-    }
-}
-
-impl CustomOp2 for Embedding {
-    fn name(&self) -> &'static str {
-        "embedding-positions"
-    }
-
-    fn cpu_fwd(
-        &self,
-        table: &CpuStorage,
-        tl: &Layout,
-        positions: &CpuStorage,
-        pl: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        Ok(self.forward(cpu::slice(table, tl)?, Some(cpu::slice(positions, pl)?)))
-    }
-
-    fn bwd(
-        &self,
-        table: &Tensor,
-        positions: &Tensor,
-        _: &Tensor,
-        grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        cpu::with_slices([&grad.contiguous()?], |[dy]| {
-            let dpositions =
-                positions.track_op().then(|| self.position_gradient(dy, positions)).transpose()?;
-            let dtable = table.track_op().then(|| self.table_gradient(dy, table)).transpose()?;
-            Ok((dtable, dpositions))
+        cpu::with_slices([grad], |[dy]| {
+            let mut grads = vec![table.track_op().then(|| self.table_gradient(dy, table)).transpose()?];
+            for positions in &operands[1..] {
+                let gradient = positions.track_op().then(|| self.position_gradient(dy, positions));
+                grads.push(gradient.transpose()?);
+            }
+            Ok(grads)
         })
     }
 }

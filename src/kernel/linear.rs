@@ -1,11 +1,12 @@
 //! y = x W^T + b with W [out, in].
 
-use candle_core::{CpuStorage, CustomOp2, CustomOp3, DType, Device, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, DType, Layout, Result, Shape, Tensor, bail};
 
 use super::cpu::dense::{Panels, WeightGradient};
 use super::cpu::gemm::Mat;
 use super::cpu::par::{self, Chunks};
 use super::cpu::{self, rows};
+use super::op::Op;
 use super::tape;
 
 /// x W^T + b over the last dimension of `x` (any number of leading dimensions).
@@ -16,8 +17,8 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tens
     if super::fused_cpu(x.device()) && x.dtype() == DType::F32 {
         let (x, weight) = (x.contiguous()?, weight.contiguous()?);
         return match bias {
-            Some(bias) => tape::apply3(&x, &weight, &bias.contiguous()?, Linear),
-            None => tape::apply2(&x, &weight, Linear),
+            Some(bias) => tape::apply(&[&x, &weight, &bias.contiguous()?], Linear),
+            None => tape::apply(&[&x, &weight], Linear),
         };
     }
     composed(x, weight, bias)
@@ -40,45 +41,6 @@ pub fn composed(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Te
 }
 
 struct Linear;
-
-impl Linear {
-    fn forward(
-        x: &[f32],
-        x_layout: &Layout,
-        w: &[f32],
-        w_layout: &Layout,
-        bias: &[f32],
-    ) -> Result<(CpuStorage, Shape)> {
-        let (out, inp) = w_layout.shape().dims2()?;
-        let (count, width) = cpu::matrix_dims(x_layout.dims())?;
-        if width != inp || !(bias.is_empty() || bias.len() == out) {
-            bail!("weight {:?} and {} biases for rows of {width}", w_layout.dims(), bias.len());
-        }
-        let mut dims = x_layout.dims().to_vec();
-        if let Some(last) = dims.last_mut() {
-            *last = out;
-        }
-        Ok((CpuStorage::F32(forward(x, count, w, out, inp, bias)), dims.into()))
-    }
-
-    /// Gradients of x, the weight, and (where there are some) the biases.
-    fn backward(x: &Tensor, weight: &Tensor, grad: &Tensor, bias: bool) -> Result<[Option<Tensor>; 3]> {
-        let (out, inp) = weight.dims2()?;
-        let grad = grad.contiguous()?;
-        cpu::with_slices([x, weight, &grad], |[data, w, dy]| {
-            let count = data.len() / inp.max(1);
-            let needs_x = x.track_op();
-            let (dx, dbias) = input_gradient(dy, count, w, out, inp, needs_x, bias);
-            let mut sum = WeightGradient::new(out, inp);
-            sum.add(Mat::new(dy, count, out), Mat::new(data, count, inp));
-            let mut dw = vec![0.0; w.len()];
-            sum.finish(&mut dw);
-            let dx = needs_x.then(|| Tensor::from_vec(dx, x.shape(), &Device::Cpu)).transpose()?;
-            let dbias = bias.then(|| Tensor::from_vec(dbias, out, &Device::Cpu)).transpose()?;
-            Ok([dx, Some(Tensor::from_vec(dw, weight.shape(), &Device::Cpu)?), dbias])
-        })
-    }
-}
 
 /// x W^T + bias (none if empty), [count, out].
 fn forward(x: &[f32], count: usize, w: &[f32], out: usize, inp: usize, bias: &[f32]) -> Vec<f32> {
@@ -121,60 +83,47 @@ pub(super) fn input_gradient(
     (dx, par::sum_parts(&sums, parts))
 }
 
-impl CustomOp2 for Linear {
+impl Op for Linear {
     fn name(&self) -> &'static str {
         "linear"
     }
 
-    fn cpu_fwd(
-        &self,
-        x: &CpuStorage,
-        xl: &Layout,
-        w: &CpuStorage,
-        wl: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        Self::forward(cpu::slice(x, xl)?, xl, cpu::slice(w, wl)?, wl, &[])
+    fn forward(&self, operands: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)> {
+        let (x, w, bias) = match operands.len() {
+            2 => cpu::slices(operands).map(|[x, w]| (x, w, &[][..]))?,
+            _ => cpu::slices(operands).map(|[x, w, bias]| (x, w, bias))?,
+        };
+        let (out, inp) = operands[1].1.shape().dims2()?;
+        let mut dims = operands[0].1.dims().to_vec();
+        let (count, width) = cpu::matrix_dims(&dims)?;
+        if width != inp || !(bias.is_empty() || bias.len() == out) {
+            bail!("weight [{out}, {inp}] and {} biases for rows of {width}", bias.len());
+        }
+        if let Some(last) = dims.last_mut() {
+            *last = out;
+        }
+        Ok((forward(x, count, w, out, inp, bias), dims.into()))
     }
 
-    fn bwd(
-        &self,
-        x: &Tensor,
-        w: &Tensor,
-        _: &Tensor,
-        grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let [dx, dw, _] = Self::backward(x, w, grad, false)?;
-        Ok((dx, dw))
-    }
-}
-
-impl CustomOp3 for Linear {
-    fn name(&self) -> &'static str {
-        "linear-bias"
-    }
-
-    fn cpu_fwd(
-        &self,
-        x: &CpuStorage,
-        xl: &Layout,
-        w: &CpuStorage,
-        wl: &Layout,
-        bias: &CpuStorage,
-        bl: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        Self::forward(cpu::slice(x, xl)?, xl, cpu::slice(w, wl)?, wl, cpu::slice(bias, bl)?)
-    }
-
-    fn bwd(
-        &self,
-        x: &Tensor,
-        w: &Tensor,
-        _: &Tensor,
-        _: &Tensor,
-        grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let [dx, dw, db] = Self::backward(x, w, grad, true)?;
-        Ok((dx, dw, db))
+    /// Gradients of x, the weight, and (where there are some) the biases.
+    fn backward(&self, operands: &[&Tensor], _: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+        let (x, weight, bias) = (operands[0], operands[1], operands.len() > 2);
+        let (out, inp) = weight.dims2()?;
+        cpu::with_slices([x, weight, grad], |[data, w, dy]| {
+            let count = data.len() / inp.max(1);
+            let needs_x = x.track_op();
+            let (dx, dbias) = input_gradient(dy, count, w, out, inp, needs_x, bias);
+            let mut sum = WeightGradient::new(out, inp);
+            sum.add(Mat::new(dy, count, out), Mat::new(data, count, inp));
+            let mut dw = vec![0.0; w.len()];
+            sum.finish(&mut dw);
+            let dx = if needs_x { cpu::gradient(x, dx)? } else { None };
+            let mut grads = vec![dx, cpu::gradient(weight, dw)?];
+            if bias {
+                grads.push(cpu::gradient(operands[2], dbias)?);
+            }
+            Ok(grads)
+        })
     }
 }
 

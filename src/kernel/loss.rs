@@ -1,6 +1,6 @@
 //! Cross entropy: logsumexp(z) - z_y, natural logarithm.
 
-use candle_core::{CpuStorage, CustomOp1, D, Device, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, D, Layout, Result, Shape, Tensor, bail};
 
 #[cfg(feature = "cuda")]
 use candle_core::cuda_backend::CudaStorage;
@@ -9,6 +9,7 @@ use super::cpu::par::{self, Chunks};
 use super::cpu::{self, math};
 #[cfg(feature = "cuda")]
 use super::cuda::{rows, tensors};
+use super::op::{self, Op};
 use super::tape;
 
 /// Cross entropy of every row of `logits` [rows, classes] with `labels` `[rows]` (u32): `[rows]`.
@@ -25,7 +26,7 @@ pub fn cross_entropy(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
         if let Some(label) = labels.iter().find(|&&label| label as usize >= classes) {
             bail!("label {label} is not one of {classes} classes");
         }
-        return tape::apply1(&logits.contiguous()?, CrossEntropy { labels, classes });
+        return tape::apply(&[&logits.contiguous()?], CrossEntropy { labels, classes });
     }
     composed(logits, labels)
 }
@@ -47,13 +48,13 @@ struct CrossEntropy {
     classes: usize,
 }
 
-impl CustomOp1 for CrossEntropy {
+impl Op for CrossEntropy {
     fn name(&self) -> &'static str {
         "cross-entropy"
     }
 
-    fn cpu_fwd(&self, logits: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let logits = cpu::slice(logits, layout)?;
+    fn forward(&self, operands: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)> {
+        let [logits] = cpu::slices(operands)?;
         let rows = self.labels.len();
         let size = Chunks::rows(rows, self.classes).size;
         let scratch = || vec![0.0; self.classes];
@@ -61,32 +62,33 @@ impl CustomOp1 for CrossEntropy {
             let labels = &self.labels[index * size..][..losses.len()];
             forward(&logits[index * size * self.classes..], labels, scratch, losses);
         });
-        Ok((CpuStorage::F32(losses), rows.into()))
+        Ok((losses, rows.into()))
     }
 
     #[cfg(feature = "cuda")]
-    fn cuda_fwd(&self, logits: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
-        tensors::forward([(logits, layout)], self.labels.len(), |device, [logits]| {
+    fn forward_cuda(&self, operands: &[(&CudaStorage, &Layout)]) -> Result<(CudaStorage, Shape)> {
+        tensors::forward(operands, self.labels.len(), |device, [logits]| {
             rows::cross_entropy(device, logits, &self.labels, self.classes)
         })
     }
 
-    fn bwd(&self, logits: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+    fn backward(&self, operands: &[&Tensor], _: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+        let [logits] = op::operands(operands)?;
         #[cfg(feature = "cuda")]
         if logits.device().is_cuda() {
-            return tensors::with_views([logits, &grad.contiguous()?], |device, operands| {
+            return tensors::with_views([logits, grad], |device, operands| {
                 let dx = rows::cross_entropy_backward(device, operands, &self.labels, self.classes)?;
-                Ok(Some(tensors::tensor(device, dx, logits.shape())))
+                Ok(vec![Some(tensors::tensor(device, dx, logits.shape()))])
             });
         }
         let size = Chunks::rows(self.labels.len(), self.classes).size;
-        let dx = cpu::with_slices([logits, &grad.contiguous()?], |[logits, grad]| {
+        let dx = cpu::with_slices([logits, grad], |[logits, grad]| {
             Ok(par::build(logits.len(), size * self.classes, |index, dx| {
                 let here = index * size..index * size + dx.len() / self.classes;
                 backward(&logits[here.start * self.classes..], &self.labels[here.clone()], &grad[here], dx);
             }))
         })?;
-        Ok(Some(Tensor::from_vec(dx, logits.shape(), &Device::Cpu)?))
+        Ok(vec![cpu::gradient(logits, dx)?])
     }
 }
 
@@ -116,6 +118,8 @@ crate::simd_fn! {
 
 #[cfg(test)]
 mod tests {
+    use candle_core::Device;
+
     use super::*;
     use crate::kernel::testing::{check, randn};
 

@@ -29,6 +29,7 @@ pub mod nan_trace;
 pub mod norm;
 pub mod norm_parts;
 pub mod nystrom;
+pub mod op;
 pub mod project_slots;
 pub mod sinkhorn;
 pub mod softmax;

@@ -1,6 +1,6 @@
 //! Layer normalisation over the last dimension: biased variance, affine.
 
-use candle_core::{CpuStorage, CustomOp3, D, Device, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, D, Layout, Result, Shape, Tensor, bail};
 
 #[cfg(feature = "cuda")]
 use candle_core::cuda_backend::CudaStorage;
@@ -8,6 +8,7 @@ use candle_core::cuda_backend::CudaStorage;
 use super::cpu::{self, par, par::Chunks, rows};
 #[cfg(feature = "cuda")]
 use super::cuda::{rows as device_rows, tensors};
+use super::op::{self, Op};
 use super::tape;
 
 /// Epsilon of every LayerNorm in the specifications.
@@ -19,7 +20,10 @@ pub const EPS: f64 = 1e-5;
 /// Shapes that do not fit.
 pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f64) -> Result<Tensor> {
     if super::fused(x) {
-        return tape::apply3(&x.contiguous()?, &weight.contiguous()?, &bias.contiguous()?, LayerNorm { eps });
+        return tape::apply(
+            &[&x.contiguous()?, &weight.contiguous()?, &bias.contiguous()?],
+            LayerNorm { eps },
+        );
     }
     composed(x, weight, bias, eps)
 }
@@ -41,8 +45,9 @@ struct LayerNorm {
 
 impl LayerNorm {
     /// Number of rows and their width.
-    fn dims(layout: &Layout, weight: &Layout, bias: &Layout) -> Result<[usize; 2]> {
-        let (count, width) = cpu::matrix_dims(layout.dims())?;
+    fn dims<S>(operands: &[(&S, &Layout)]) -> Result<[usize; 2]> {
+        let &[(_, x), (_, weight), (_, bias)] = operands else { bail!("a LayerNorm has three operands") };
+        let (count, width) = cpu::matrix_dims(x.dims())?;
         if weight.dims() != [width] || bias.dims() != [width] {
             bail!("weight {:?} and bias {:?} for rows of {width}", weight.dims(), bias.dims());
         }
@@ -62,70 +67,40 @@ impl LayerNorm {
     }
 }
 
-impl CustomOp3 for LayerNorm {
+impl Op for LayerNorm {
     fn name(&self) -> &'static str {
         "layer-norm"
     }
 
-    fn cpu_fwd(
-        &self,
-        x: &CpuStorage,
-        layout: &Layout,
-        weight: &CpuStorage,
-        weight_layout: &Layout,
-        bias: &CpuStorage,
-        bias_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let (x, weight) = (cpu::slice(x, layout)?, cpu::slice(weight, weight_layout)?);
-        let bias = cpu::slice(bias, bias_layout)?;
-        let [count, width] = Self::dims(layout, weight_layout, bias_layout)?;
+    fn forward(&self, operands: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)> {
+        let [x, weight, bias] = cpu::slices(operands)?;
+        let [count, width] = Self::dims(operands)?;
         let chunk = Chunks::rows(count, width).size * width;
         let y = par::build(x.len(), chunk, |index, y| {
             rows::layer_norm(&x[index * chunk..][..y.len()], weight, bias, self.eps as f32, y);
         });
-        Ok((CpuStorage::F32(y), layout.shape().clone()))
+        Ok((y, operands[0].1.shape().clone()))
     }
 
     #[cfg(feature = "cuda")]
-    fn cuda_fwd(
-        &self,
-        x: &CudaStorage,
-        layout: &Layout,
-        weight: &CudaStorage,
-        weight_layout: &Layout,
-        bias: &CudaStorage,
-        bias_layout: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
-        let dims = Self::dims(layout, weight_layout, bias_layout)?;
-        let operands = [(x, layout), (weight, weight_layout), (bias, bias_layout)];
-        tensors::forward(operands, layout.shape(), |device, [x, weight, bias]| {
+    fn forward_cuda(&self, operands: &[(&CudaStorage, &Layout)]) -> Result<(CudaStorage, Shape)> {
+        let dims = Self::dims(operands)?;
+        tensors::forward(operands, operands[0].1.shape(), |device, [x, weight, bias]| {
             device_rows::layer_norm(device, x, [weight, bias], dims, self.eps as f32)
         })
     }
 
-    fn bwd(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        bias: &Tensor,
-        _: &Tensor,
-        grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let grad = grad.contiguous()?;
+    fn backward(&self, operands: &[&Tensor], _: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+        let [x, weight, bias] = op::operands(operands)?;
         #[cfg(feature = "cuda")]
         if x.device().is_cuda() {
-            let [dx, dweight, dbias] = self.cuda_backward(x, weight, &grad)?;
-            return Ok((Some(dx), Some(dweight), Some(dbias)));
+            return self.cuda_backward(x, weight, grad).map(|grads| grads.map(Some).into());
         }
-        let (dx, mut dparameters) = cpu::with_slices([x, weight, &grad], |[x, weight, dy]| {
+        let (dx, mut dparameters) = cpu::with_slices([x, weight, grad], |[x, weight, dy]| {
             Ok(backward(x, weight, self.eps as f32, dy))
         })?;
         let dbias = dparameters.split_off(weight.elem_count());
-        Ok((
-            Some(Tensor::from_vec(dx, x.shape(), &Device::Cpu)?),
-            Some(Tensor::from_vec(dparameters, weight.shape(), &Device::Cpu)?),
-            Some(Tensor::from_vec(dbias, bias.shape(), &Device::Cpu)?),
-        ))
+        Ok(vec![cpu::gradient(x, dx)?, cpu::gradient(weight, dparameters)?, cpu::gradient(bias, dbias)?])
     }
 }
 
@@ -149,7 +124,7 @@ fn backward(x: &[f32], weight: &[f32], eps: f32, dy: &[f32]) -> (Vec<f32>, Vec<f
 
 #[cfg(test)]
 mod tests {
-    use candle_core::DType;
+    use candle_core::{DType, Device};
 
     use super::*;
     use crate::kernel::testing::{check, randn};

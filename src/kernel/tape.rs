@@ -2,8 +2,8 @@
 //!
 //! candle starts every gradient as a tensor of zeros and adds to it, which for each tensor between two operations
 //! costs two more passes over memory than needed, and it keeps every tensor of the graph until the pass is over.
-//! While a tape records, [`apply1`], [`apply2`] and [`apply3`] hand out their results as new leaves of candle's graph
-//! and note the operation on the tape. [`Tape::backward`] walks the tape from its end: the first gradient of a
+//! While a tape records, [`apply`] hands out its results as new leaves of candle's graph and notes the operation on
+//! the tape. [`Tape::backward`] walks the tape from its end: the first gradient of a
 //! tensor is moved, not added, and what an operation saved is freed as soon as it has been used. Between the
 //! leaves candle's own operations and gradients work as ever.
 
@@ -13,12 +13,11 @@ use candle_core::backprop::GradStore;
 #[cfg(feature = "cuda")]
 use candle_core::cuda_backend::CudaStorage;
 use candle_core::op::BackpropOp;
-use candle_core::{
-    CpuStorage, CustomOp1, CustomOp2, CustomOp3, DType, Layout, Result, Shape, Storage, Tensor, bail,
-};
+use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor};
 
 use super::cpu::{par, rows, with_slices};
 use super::nan_trace;
+use super::op::{self, Op};
 
 thread_local! {
     static RECORDING: RefCell<Option<Vec<Entry>>> = const { RefCell::new(None) };
@@ -29,15 +28,10 @@ pub struct Tape(Vec<Entry>);
 
 struct Entry {
     out: Tensor,
-    call: Call,
+    operands: Vec<Tensor>,
+    op: Box<dyn Op>,
     /// Where in the model, while the thread is traced.
     place: Option<String>,
-}
-
-enum Call {
-    One(Tensor, Box<dyn CustomOp1>),
-    Two([Tensor; 2], Box<dyn CustomOp2>),
-    Three([Tensor; 3], Box<dyn CustomOp3>),
 }
 
 /// Runs `forward` on this thread while a tape records. The gradients of what it returns are to be had from
@@ -69,32 +63,16 @@ impl Tape {
     /// Failures of an operation.
     pub fn backward(mut self, loss: &Tensor) -> Result<GradStore> {
         let mut grads = loss.backward()?;
-        while let Some(Entry { out, call, place }) = self.0.pop() {
+        while let Some(Entry { out, operands, op, place }) = self.0.pop() {
             let Some(grad) = grads.remove(&out) else { continue };
-            let grad = grad.detach();
-            let look = |name: &str, grad: &Option<Tensor>| match (&place, grad) {
-                (Some(place), Some(grad)) => nan_trace::check_at(place, &format!("backward of {name}"), grad),
-                _ => Ok(()),
-            };
-            match call {
-                Call::One(x, op) => {
-                    let dx = op.bwd(&x, &out, &grad)?;
-                    look(op.name(), &dx)?;
-                    add(&mut grads, &x, dx)?;
-                }
-                Call::Two([x, y], op) => {
-                    let (dx, dy) = op.bwd(&x, &y, &out, &grad)?;
-                    [&dx, &dy].into_iter().try_for_each(|grad| look(op.name(), grad))?;
-                    add(&mut grads, &x, dx)?;
-                    add(&mut grads, &y, dy)?;
-                }
-                Call::Three([x, y, z], op) => {
-                    let (dx, dy, dz) = op.bwd(&x, &y, &z, &out, &grad)?;
-                    [&dx, &dy, &dz].into_iter().try_for_each(|grad| look(op.name(), grad))?;
-                    add(&mut grads, &x, dx)?;
-                    add(&mut grads, &y, dy)?;
-                    add(&mut grads, &z, dz)?;
-                }
+            let all: Vec<&Tensor> = operands.iter().collect();
+            let found = op.backward(&all, &out, &grad.detach().contiguous()?)?;
+            if let Some(place) = &place {
+                let what = format!("backward of {}", op.name());
+                found.iter().flatten().try_for_each(|grad| nan_trace::check_at(place, &what, grad))?;
+            }
+            for (operand, grad) in operands.iter().zip(found) {
+                add(&mut grads, operand, grad)?;
             }
         }
         Ok(grads)
@@ -163,111 +141,36 @@ fn records(tensors: &[&Tensor]) -> bool {
     tensors.iter().filter(ours).any(|x| x.track_op()) && RECORDING.with_borrow(|entries| entries.is_some())
 }
 
-fn leaf(storage: Storage, shape: Shape) -> Tensor {
-    Tensor::from_storage(storage, shape, BackpropOp::none(), true)
-}
-
-fn foreign(op: &str) -> Result<Tensor> {
-    bail!("{op} was given tensors of different devices, or of one without kernels")
-}
-
-fn note(out: &Tensor, call: Call) {
+/// The result of `op`, noted on the tape if one records.
+///
+/// # Errors
+/// Whatever the operation fails with.
+pub fn apply<O: Op>(operands: &[&Tensor], op: O) -> Result<Tensor> {
+    let name = op.name();
+    if !records(operands) {
+        let out = op::in_graph(op, operands)?;
+        return nan_trace::check(name, &out).map(|()| out);
+    }
+    let (storage, shape) = op::run(&op, operands)?;
+    let out = Tensor::from_storage(storage, shape, BackpropOp::none(), true);
+    nan_trace::check(name, &out)?;
     RECORDING.with_borrow_mut(|entries| {
         if let Some(entries) = entries {
-            entries.push(Entry { out: out.clone(), call, place: nan_trace::place() });
+            let operands = operands.iter().map(|&x| x.clone()).collect();
+            let (out, place) = (out.clone(), nan_trace::place());
+            entries.push(Entry { out, operands, op: Box::new(op), place });
         }
     });
-}
-
-/// Like `x.apply_op1(op)`, noted on the tape if one records.
-///
-/// # Errors
-/// Whatever the operation fails with.
-pub fn apply1<C: CustomOp1 + Send + Sync + 'static>(x: &Tensor, op: C) -> Result<Tensor> {
-    if !records(&[x]) {
-        let name = op.name();
-        return x.apply_op1(op).and_then(|out| nan_trace::check(name, &out).map(|()| out));
-    }
-    let out = {
-        let (storage, layout) = x.storage_and_layout();
-        match &*storage {
-            Storage::Cpu(x) => op.cpu_fwd(x, layout).map(|(out, shape)| leaf(Storage::Cpu(out), shape))?,
-            #[cfg(feature = "cuda")]
-            Storage::Cuda(x) => op.cuda_fwd(x, layout).map(|(out, shape)| leaf(Storage::Cuda(out), shape))?,
-            _ => foreign(op.name())?,
-        }
-    };
-    nan_trace::check(op.name(), &out)?;
-    note(&out, Call::One(x.clone(), Box::new(op)));
-    Ok(out)
-}
-
-/// Like `x.apply_op2(y, op)`, noted on the tape if one records.
-///
-/// # Errors
-/// Whatever the operation fails with.
-pub fn apply2<C: CustomOp2 + Send + Sync + 'static>(x: &Tensor, y: &Tensor, op: C) -> Result<Tensor> {
-    if !records(&[x, y]) {
-        let name = op.name();
-        return x.apply_op2(y, op).and_then(|out| nan_trace::check(name, &out).map(|()| out));
-    }
-    let out = {
-        let ((s1, l1), (s2, l2)) = (x.storage_and_layout(), y.storage_and_layout());
-        match (&*s1, &*s2) {
-            (Storage::Cpu(s1), Storage::Cpu(s2)) => {
-                op.cpu_fwd(s1, l1, s2, l2).map(|(out, shape)| leaf(Storage::Cpu(out), shape))?
-            }
-            #[cfg(feature = "cuda")]
-            (Storage::Cuda(s1), Storage::Cuda(s2)) => {
-                op.cuda_fwd(s1, l1, s2, l2).map(|(out, shape)| leaf(Storage::Cuda(out), shape))?
-            }
-            _ => foreign(op.name())?,
-        }
-    };
-    nan_trace::check(op.name(), &out)?;
-    note(&out, Call::Two([x.clone(), y.clone()], Box::new(op)));
-    Ok(out)
-}
-
-/// Like `x.apply_op3(y, z, op)`, noted on the tape if one records.
-///
-/// # Errors
-/// Whatever the operation fails with.
-pub fn apply3<C: CustomOp3 + Send + Sync + 'static>(
-    x: &Tensor,
-    y: &Tensor,
-    z: &Tensor,
-    op: C,
-) -> Result<Tensor> {
-    if !records(&[x, y, z]) {
-        let name = op.name();
-        return x.apply_op3(y, z, op).and_then(|out| nan_trace::check(name, &out).map(|()| out));
-    }
-    let out = {
-        let ((s1, l1), (s2, l2)) = (x.storage_and_layout(), y.storage_and_layout());
-        let (s3, l3) = z.storage_and_layout();
-        match (&*s1, &*s2, &*s3) {
-            (Storage::Cpu(s1), Storage::Cpu(s2), Storage::Cpu(s3)) => {
-                op.cpu_fwd(s1, l1, s2, l2, s3, l3).map(|(out, shape)| leaf(Storage::Cpu(out), shape))?
-            }
-            #[cfg(feature = "cuda")]
-            (Storage::Cuda(s1), Storage::Cuda(s2), Storage::Cuda(s3)) => {
-                op.cuda_fwd(s1, l1, s2, l2, s3, l3).map(|(out, shape)| leaf(Storage::Cuda(out), shape))?
-            }
-            _ => foreign(op.name())?,
-        }
-    };
-    nan_trace::check(op.name(), &out)?;
-    note(&out, Call::Three([x.clone(), y.clone(), z.clone()], Box::new(op)));
     Ok(out)
 }
 
 #[cfg(test)]
 mod tests {
-    use candle_core::Var;
+    use candle_core::{Var, bail};
 
     use super::*;
     use crate::kernel::activation::gelu;
+    use crate::kernel::cpu::slices;
     use crate::kernel::linear::linear;
     use crate::kernel::testing::randn;
 
@@ -338,25 +241,26 @@ mod tests {
                 ALIVE.fetch_sub(1, SeqCst);
             }
         }
-        impl CustomOp1 for Counted {
+        impl Op for Counted {
             fn name(&self) -> &'static str {
                 "counted"
             }
-            fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+            fn forward(&self, operands: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)> {
                 ALIVE.fetch_add(1, SeqCst);
-                Ok((x.clone(), layout.shape().clone()))
+                let [x] = slices(operands)?;
+                Ok((x.to_vec(), operands[0].1.shape().clone()))
             }
-            fn bwd(&self, _: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+            fn backward(&self, _: &[&Tensor], _: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
                 // Operation number i runs backward when all later ones are gone.
                 assert_eq!(ALIVE.load(SeqCst), self.0 + 1);
-                Ok(Some(grad.clone()))
+                Ok(vec![Some(grad.clone())])
             }
         }
         let var = Var::from_tensor(&randn("x", &[3])).unwrap();
         let forward = || {
             let mut x = var.as_tensor().clone();
             for i in 0..4 {
-                x = apply1(&x, Counted(i))?;
+                x = apply(&[&x], Counted(i))?;
             }
             x.sum_all()
         };

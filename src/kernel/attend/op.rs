@@ -2,9 +2,7 @@
 
 use std::sync::OnceLock;
 
-use candle_core::{
-    CpuStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Result, Shape, Storage, Tensor, bail,
-};
+use candle_core::{CpuStorage, Layout, Result, Shape, Storage, Tensor, bail};
 
 #[cfg(feature = "cuda")]
 use candle_core::cuda_backend::{CudaDevice, CudaStorage};
@@ -12,16 +10,18 @@ use candle_core::cuda_backend::{CudaDevice, CudaStorage};
 use super::Attend;
 use super::cpu::arguments::{Argument, Operand, Operands, dims, hidden};
 use super::cpu::backward::{Given, Grads, backward};
-use super::cpu::forward::{Problem, forward};
+use super::cpu::forward::forward;
 use super::cpu::operands::{Dims, Shared, Target};
 use super::cpu::plan::Plan;
+use super::cpu::problem::Problem;
 #[cfg(feature = "cuda")]
 use super::cuda::{
     launch::{Call, Saved},
     tensors,
 };
-use crate::kernel::cpu::par;
+use crate::kernel::cpu::{gradient, par};
 use crate::kernel::heads::{Heads, Qkv};
+use crate::kernel::op::Op;
 use crate::kernel::tape;
 
 /// Softmax attention over the visible pairs in f32, by the kernel of the tensors' device.
@@ -31,7 +31,7 @@ use crate::kernel::tape;
 pub fn attend(qkv: &Qkv, call: &Attend) -> Result<Heads> {
     let dims = dims(qkv, call)?;
     let (arguments, operands) = Operands::gather(qkv, call)?;
-    let op = Op {
+    let op = Attention {
         plan: Plan::new(call.pattern, dims.heads)?,
         dims,
         scale: call.scale as f32,
@@ -42,16 +42,11 @@ pub fn attend(qkv: &Qkv, call: &Attend) -> Result<Heads> {
         #[cfg(feature = "cuda")]
         on_device: OnceLock::new(),
     };
-    let rows = match arguments.as_slice() {
-        [a] => tape::apply1(a, op)?,
-        [a, b] => tape::apply2(a, b, op)?,
-        [a, b, c] => tape::apply3(a, b, c, op)?,
-        _ => bail!("attention over {} tensors", arguments.len()),
-    };
+    let rows = tape::apply(&arguments.iter().collect::<Vec<_>>(), op)?;
     Ok(Heads::Merged { rows, heads: dims.heads })
 }
 
-struct Op {
+struct Attention {
     plan: Plan,
     dims: Dims,
     scale: f32,
@@ -66,7 +61,7 @@ struct Op {
     on_device: OnceLock<Saved<CudaDevice>>,
 }
 
-impl Op {
+impl Attention {
     fn problem<'a>(&'a self, arguments: &[Argument<'a>]) -> Result<Problem<'a>> {
         let Operands { main: [q, k, v], slots, relative } = &self.operands;
         Ok(Problem {
@@ -88,7 +83,20 @@ impl Op {
         })
     }
 
-    fn forward(&self, arguments: &[(&CpuStorage, &Layout)]) -> Result<(CpuStorage, Shape)> {
+    #[cfg(feature = "cuda")]
+    fn call(&self) -> Call<'_> {
+        let Self { plan, dims, scale, hidden, .. } = self;
+        let relative = self.operands.relative.map(tensors::distances);
+        Call { plan, dims: *dims, scale: *scale, hidden, relative }
+    }
+}
+
+impl Op for Attention {
+    fn name(&self) -> &'static str {
+        "pattern-attention"
+    }
+
+    fn forward(&self, arguments: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)> {
         let arguments = arguments
             .iter()
             .map(|(storage, layout)| Ok((storage.as_slice::<f32>()?, *layout)))
@@ -103,18 +111,11 @@ impl Op {
         if self.save {
             self.stats.get_or_init(|| stats);
         }
-        Ok((CpuStorage::F32(out), shape))
+        Ok((out, shape))
     }
 
     #[cfg(feature = "cuda")]
-    fn call(&self) -> Call<'_> {
-        let Self { plan, dims, scale, hidden, .. } = self;
-        let relative = self.operands.relative.map(tensors::distances);
-        Call { plan, dims: *dims, scale: *scale, hidden, relative }
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda(&self, arguments: &[(&CudaStorage, &Layout)]) -> Result<(CudaStorage, Shape)> {
+    fn forward_cuda(&self, arguments: &[(&CudaStorage, &Layout)]) -> Result<(CudaStorage, Shape)> {
         let (out, shape, saved) = tensors::forward(&self.call(), &self.operands, arguments)?;
         if self.save {
             self.on_device.get_or_init(|| saved);
@@ -131,9 +132,9 @@ impl Op {
         let Some(stats) = self.stats.get() else {
             bail!("attention was run without a backward pass in view")
         };
-        let (out, grad) = (out.contiguous()?, grad.contiguous()?);
+        let out = out.contiguous()?;
         let guards: Vec<_> =
-            tensors.iter().chain([&&out, &&grad]).map(|tensor| tensor.storage_and_layout()).collect();
+            tensors.iter().chain([&&out, &grad]).map(|tensor| tensor.storage_and_layout()).collect();
         let slices = guards
             .iter()
             .map(|(storage, layout)| match &**storage {
@@ -162,111 +163,6 @@ impl Op {
         if let Some(form) = relative {
             buffers[form.argument] = form.collect(&tables, &self.dims);
         }
-        let device = tensors[0].device();
-        let tensor =
-            |(buffer, like): (Vec<f32>, &&Tensor)| Tensor::from_vec(buffer, like.shape(), device).map(Some);
-        buffers.into_iter().zip(tensors).map(tensor).collect()
-    }
-}
-
-const NAME: &str = "pattern-attention";
-
-impl CustomOp1 for Op {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn cpu_fwd(&self, s1: &CpuStorage, l1: &Layout) -> Result<(CpuStorage, Shape)> {
-        self.forward(&[(s1, l1)])
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda_fwd(&self, s1: &CudaStorage, l1: &Layout) -> Result<(CudaStorage, Shape)> {
-        self.cuda(&[(s1, l1)])
-    }
-
-    fn bwd(&self, a: &Tensor, res: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
-        Ok(self.backward(&[a], res, grad)?.swap_remove(0))
-    }
-}
-
-impl CustomOp2 for Op {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn cpu_fwd(
-        &self,
-        s1: &CpuStorage,
-        l1: &Layout,
-        s2: &CpuStorage,
-        l2: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        self.forward(&[(s1, l1), (s2, l2)])
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda_fwd(
-        &self,
-        s1: &CudaStorage,
-        l1: &Layout,
-        s2: &CudaStorage,
-        l2: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
-        self.cuda(&[(s1, l1), (s2, l2)])
-    }
-
-    fn bwd(
-        &self,
-        a: &Tensor,
-        b: &Tensor,
-        res: &Tensor,
-        grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let mut grads = self.backward(&[a, b], res, grad)?.into_iter();
-        Ok((grads.next().flatten(), grads.next().flatten()))
-    }
-}
-
-impl CustomOp3 for Op {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn cpu_fwd(
-        &self,
-        s1: &CpuStorage,
-        l1: &Layout,
-        s2: &CpuStorage,
-        l2: &Layout,
-        s3: &CpuStorage,
-        l3: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        self.forward(&[(s1, l1), (s2, l2), (s3, l3)])
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda_fwd(
-        &self,
-        s1: &CudaStorage,
-        l1: &Layout,
-        s2: &CudaStorage,
-        l2: &Layout,
-        s3: &CudaStorage,
-        l3: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
-        self.cuda(&[(s1, l1), (s2, l2), (s3, l3)])
-    }
-
-    fn bwd(
-        &self,
-        a: &Tensor,
-        b: &Tensor,
-        c: &Tensor,
-        res: &Tensor,
-        grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let mut grads = self.backward(&[a, b, c], res, grad)?.into_iter();
-        Ok((grads.next().flatten(), grads.next().flatten(), grads.next().flatten()))
+        tensors.iter().zip(buffers).map(|(tensor, buffer)| gradient(tensor, buffer)).collect()
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 
 #[cfg(feature = "cuda")]
 use candle_core::cuda_backend::{CudaStorage, cudarc::driver::CudaSlice};
-use candle_core::{CpuStorage, CustomOp2, Device, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 
 use super::{Residual, Weight, vector, weight};
 use crate::kernel::cpu::dense::{Panels, WeightGradient};
@@ -20,6 +20,7 @@ use crate::kernel::cpu::{self, rows};
 use crate::kernel::cuda::{View, tensors};
 use crate::kernel::group::Group;
 use crate::kernel::norm::EPS;
+use crate::kernel::op::{self, Op};
 
 /// x + FFN(LN(x)), or y + FFN(y) with y = LN(x).
 pub(super) struct Ffn {
@@ -85,7 +86,7 @@ impl Ffn {
     }
 
     /// The result, and with `keep` the input of the GELU (else nothing).
-    fn forward(&self, x: &[f32], flat: &[f32], keep: bool) -> (Vec<f32>, Saved) {
+    fn rows(&self, x: &[f32], flat: &[f32], keep: bool) -> (Vec<f32>, Saved) {
         let (d, f) = (self.width, self.hidden);
         let p = self.parameters(flat);
         let (w1, w2) = (Panels::turned(p.w1, f, d), Panels::turned(p.w2, d, f));
@@ -132,7 +133,7 @@ impl Ffn {
     }
 
     /// Gradients of x and of the group; `hidden` is the input of the GELU.
-    fn backward(&self, x: &[f32], flat: &[f32], dy: &[f32], hidden: Saved) -> (Vec<f32>, Vec<f32>) {
+    fn gradients(&self, x: &[f32], flat: &[f32], dy: &[f32], hidden: Saved) -> (Vec<f32>, Vec<f32>) {
         let (d, f) = (self.width, self.hidden);
         let count = x.len() / d.max(1);
         let chunks = Chunks::dense(count, f);
@@ -245,36 +246,25 @@ impl Step<'_> {
     }
 }
 
-impl CustomOp2 for Ffn {
+impl Op for Ffn {
     fn name(&self) -> &'static str {
         "ffn"
     }
 
-    fn cpu_fwd(
-        &self,
-        x: &CpuStorage,
-        x_layout: &Layout,
-        flat: &CpuStorage,
-        flat_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let (x, flat) = (cpu::slice(x, x_layout)?, cpu::slice(flat, flat_layout)?);
-        let (y, hidden) = self.forward(x, flat, self.train);
+    fn forward(&self, operands: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)> {
+        let [x, flat] = cpu::slices(operands)?;
+        let (y, hidden) = self.rows(x, flat, self.train);
         if self.train {
             *self.saved.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(hidden);
         }
-        Ok((CpuStorage::F32(y), x_layout.shape().clone()))
+        Ok((y, operands[0].1.shape().clone()))
     }
 
     #[cfg(feature = "cuda")]
-    fn cuda_fwd(
-        &self,
-        x: &CudaStorage,
-        x_layout: &Layout,
-        flat: &CudaStorage,
-        flat_layout: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
-        let (count, _) = cpu::matrix_dims(x_layout.dims())?;
-        tensors::forward([(x, x_layout), (flat, flat_layout)], x_layout.shape(), |device, [x, flat]| {
+    fn forward_cuda(&self, operands: &[(&CudaStorage, &Layout)]) -> Result<(CudaStorage, Shape)> {
+        let x = operands[0].1;
+        let (count, _) = cpu::matrix_dims(x.dims())?;
+        tensors::forward(operands, x.shape(), |device, [x, flat]| {
             let [y, hidden] = self.forward_on(device, x, flat, count)?;
             if self.train {
                 *self.on_device.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(hidden);
@@ -283,33 +273,27 @@ impl CustomOp2 for Ffn {
         })
     }
 
-    fn bwd(
-        &self,
-        x: &Tensor,
-        flat: &Tensor,
-        _: &Tensor,
-        grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+    fn backward(&self, operands: &[&Tensor], _: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+        let [x, flat] = op::operands(operands)?;
         #[cfg(feature = "cuda")]
         if x.device().is_cuda() {
             let saved = self.on_device.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
             let ((count, _), flat_len) = (cpu::matrix_dims(x.dims())?, flat.elem_count());
-            let [dx, dflat] = tensors::gradients([x, flat, &grad.contiguous()?], |device, [x, flat, dy]| {
+            return tensors::gradients([x, flat, grad], |device, [x, flat, dy]| {
                 let hidden = match saved {
                     Some(hidden) => hidden,
                     None => self.forward_on(device, x, flat, count).map(|[_, hidden]| hidden)?,
                 };
                 self.backward_on(device, [x, flat, dy], View::all(&hidden), [count, flat_len])
-            })?;
-            return Ok((Some(dx), Some(dflat)));
+            })
+            .map(Vec::from);
         }
         // Taken, so that its memory can hold the gradient; a second backward pass computes it again.
         let saved = self.saved.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
-        let (dx, dflat) = cpu::with_slices([x, flat, &grad.contiguous()?], |[x, flat, dy]| {
-            let hidden = saved.unwrap_or_else(|| self.forward(x, flat, true).1);
-            Ok(self.backward(x, flat, dy, hidden))
+        let (dx, dflat) = cpu::with_slices([x, flat, grad], |[x, flat, dy]| {
+            let hidden = saved.unwrap_or_else(|| self.rows(x, flat, true).1);
+            Ok(self.gradients(x, flat, dy, hidden))
         })?;
-        let dx = Tensor::from_vec(dx, x.shape(), &Device::Cpu)?;
-        Ok((Some(dx), Some(Tensor::from_vec(dflat, flat.shape(), &Device::Cpu)?)))
+        Ok(vec![cpu::gradient(x, dx)?, cpu::gradient(flat, dflat)?])
     }
 }

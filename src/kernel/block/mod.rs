@@ -56,7 +56,7 @@ impl Projection {
 pub fn project(x: &Tensor, group: &Group, spec: Projection, normalise: bool) -> Result<Tensor> {
     if fused(x, group) {
         let op = project::Project::new(x, group, spec, normalise)?;
-        return tape::apply2(&x.contiguous()?, &group.flat, op);
+        return tape::apply(&[&x.contiguous()?, &group.flat], op);
     }
     project_composed(x, group, spec, normalise)
 }
@@ -83,7 +83,7 @@ pub fn project_composed(x: &Tensor, group: &Group, spec: Projection, normalise: 
 pub fn output(x: &Tensor, residual: &Tensor, group: &Group) -> Result<Tensor> {
     if fused(x, group) {
         let op = output::Output::new(x, residual, group)?;
-        return tape::apply3(&x.contiguous()?, &residual.contiguous()?, &group.flat, op);
+        return tape::apply(&[&x.contiguous()?, &residual.contiguous()?, &group.flat], op);
     }
     output_composed(x, residual, group)
 }
@@ -114,7 +114,7 @@ pub enum Residual {
 /// Shapes that do not fit.
 pub fn ffn(x: &Tensor, group: &Group, residual: Residual) -> Result<Tensor> {
     if fused(x, group) {
-        return tape::apply2(&x.contiguous()?, &group.flat, ffn::Ffn::new(x, group, residual)?);
+        return tape::apply(&[&x.contiguous()?, &group.flat], ffn::Ffn::new(x, group, residual)?);
     }
     ffn_composed(x, group, residual)
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 #[cfg(feature = "cuda")]
 use candle_core::cuda_backend::CudaStorage;
-use candle_core::{CpuStorage, CustomOp3, Device, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 
 use super::{Weight, vector, weight};
 use crate::kernel::cpu::dense::{Panels, WeightGradient};
@@ -15,6 +15,7 @@ use crate::kernel::cpu::{self, rows};
 use crate::kernel::cuda::tensors;
 use crate::kernel::group::Group;
 use crate::kernel::linear::input_gradient;
+use crate::kernel::op::{self, Op};
 
 /// residual + x W^T + b.
 pub(super) struct Output {
@@ -35,22 +36,13 @@ impl Output {
     }
 }
 
-impl CustomOp3 for Output {
+impl Op for Output {
     fn name(&self) -> &'static str {
         "output"
     }
 
-    fn cpu_fwd(
-        &self,
-        x: &CpuStorage,
-        x_layout: &Layout,
-        residual: &CpuStorage,
-        residual_layout: &Layout,
-        flat: &CpuStorage,
-        flat_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let (x, residual) = (cpu::slice(x, x_layout)?, cpu::slice(residual, residual_layout)?);
-        let flat = cpu::slice(flat, flat_layout)?;
+    fn forward(&self, operands: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)> {
+        let [x, residual, flat] = cpu::slices(operands)?;
         let (inp, out) = (self.inp, self.weight.out);
         let count = residual.len() / out.max(1);
         let panels = Panels::turned(&flat[self.weight.at.clone()], out, inp);
@@ -65,45 +57,29 @@ impl CustomOp3 for Output {
             let x = Mat::new(&x[index * size * inp..], rows, inp);
             panels.multiply(x, y, out, true);
         });
-        Ok((CpuStorage::F32(y), residual_layout.shape().clone()))
+        Ok((y, operands[1].1.shape().clone()))
     }
 
     #[cfg(feature = "cuda")]
-    fn cuda_fwd(
-        &self,
-        x: &CudaStorage,
-        x_layout: &Layout,
-        residual: &CudaStorage,
-        residual_layout: &Layout,
-        flat: &CudaStorage,
-        flat_layout: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
-        let (count, _) = cpu::matrix_dims(x_layout.dims())?;
-        let operands = [(x, x_layout), (residual, residual_layout), (flat, flat_layout)];
-        tensors::forward(operands, residual_layout.shape(), |device, operands| {
+    fn forward_cuda(&self, operands: &[(&CudaStorage, &Layout)]) -> Result<(CudaStorage, Shape)> {
+        let (count, _) = cpu::matrix_dims(operands[0].1.dims())?;
+        tensors::forward(operands, operands[1].1.shape(), |device, operands| {
             self.forward_on(device, operands, count)
         })
     }
 
-    fn bwd(
-        &self,
-        x: &Tensor,
-        _: &Tensor,
-        flat: &Tensor,
-        _: &Tensor,
-        grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let grad = grad.contiguous()?;
+    fn backward(&self, operands: &[&Tensor], _: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+        let [x, _, flat] = op::operands(operands)?;
         #[cfg(feature = "cuda")]
         if x.device().is_cuda() {
             let lens = [cpu::matrix_dims(x.dims())?.0, flat.elem_count()];
-            let [dx, dflat] = tensors::gradients([x, flat, &grad], |device, operands| {
+            let [dx, dflat] = tensors::gradients([x, flat, grad], |device, operands| {
                 self.backward_on(device, operands, lens)
             })?;
-            return Ok((Some(dx), Some(grad), Some(dflat)));
+            return Ok(vec![dx, Some(grad.clone()), dflat]);
         }
         let (inp, out) = (self.inp, self.weight.out);
-        let (dx, dflat) = cpu::with_slices([x, flat, &grad], |[x, flat, dy]| {
+        let (dx, dflat) = cpu::with_slices([x, flat, grad], |[x, flat, dy]| {
             let count = dy.len() / out.max(1);
             let w = &flat[self.weight.at.clone()];
             let (dx, dbias) = input_gradient(dy, count, w, out, inp, true, self.bias.is_some());
@@ -116,8 +92,6 @@ impl CustomOp3 for Output {
             }
             Ok((dx, dflat))
         })?;
-        let dx = Tensor::from_vec(dx, x.shape(), &Device::Cpu)?;
-        let dflat = Tensor::from_vec(dflat, flat.shape(), &Device::Cpu)?;
-        Ok((Some(dx), Some(grad), Some(dflat)))
+        Ok(vec![cpu::gradient(x, dx)?, Some(grad.clone()), cpu::gradient(flat, dflat)?])
     }
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 #[cfg(feature = "cuda")]
 use candle_core::cuda_backend::CudaStorage;
-use candle_core::{CpuStorage, CustomOp2, Device, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 
 use super::{Projection, Weight, vector, weight};
 use crate::kernel::cpu::dense::{Panels, WeightGradient};
@@ -15,6 +15,7 @@ use crate::kernel::cpu::{self, rows};
 use crate::kernel::cuda::tensors;
 use crate::kernel::group::Group;
 use crate::kernel::norm::EPS;
+use crate::kernel::op::{self, Op};
 
 /// One of the linear layers and the columns it writes.
 pub(super) struct Linear {
@@ -82,7 +83,7 @@ impl Project {
         }
     }
 
-    fn forward(&self, x: &[f32], flat: &[f32]) -> Vec<f32> {
+    fn project(&self, x: &[f32], flat: &[f32]) -> Vec<f32> {
         let (inp, width) = (self.inp, self.width);
         let count = x.len() / inp.max(1);
         let (panels, biases) = (self.panels(flat, false), self.biases(flat));
@@ -103,7 +104,7 @@ impl Project {
     }
 
     /// Gradients of x and of the group.
-    fn backward(&self, x: &[f32], flat: &[f32], dy: &[f32]) -> (Vec<f32>, Vec<f32>) {
+    fn gradients(&self, x: &[f32], flat: &[f32], dy: &[f32]) -> (Vec<f32>, Vec<f32>) {
         let (inp, width) = (self.inp, self.width);
         let count = x.len() / inp.max(1);
         let chunks = Chunks::dense(count, inp + width);
@@ -199,54 +200,32 @@ impl Step<'_> {
     }
 }
 
-impl CustomOp2 for Project {
+impl Op for Project {
     fn name(&self) -> &'static str {
         "project"
     }
 
-    fn cpu_fwd(
-        &self,
-        x: &CpuStorage,
-        x_layout: &Layout,
-        flat: &CpuStorage,
-        flat_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let y = self.forward(cpu::slice(x, x_layout)?, cpu::slice(flat, flat_layout)?);
-        Ok((CpuStorage::F32(y), self.out_shape(x_layout)?))
+    fn forward(&self, operands: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)> {
+        let [x, flat] = cpu::slices(operands)?;
+        Ok((self.project(x, flat), self.out_shape(operands[0].1)?))
     }
 
     #[cfg(feature = "cuda")]
-    fn cuda_fwd(
-        &self,
-        x: &CudaStorage,
-        x_layout: &Layout,
-        flat: &CudaStorage,
-        flat_layout: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
-        let (shape, (count, _)) = (self.out_shape(x_layout)?, cpu::matrix_dims(x_layout.dims())?);
-        tensors::forward([(x, x_layout), (flat, flat_layout)], shape, |device, [x, flat]| {
-            self.forward_on(device, x, flat, count)
-        })
+    fn forward_cuda(&self, operands: &[(&CudaStorage, &Layout)]) -> Result<(CudaStorage, Shape)> {
+        let (shape, (count, _)) = (self.out_shape(operands[0].1)?, cpu::matrix_dims(operands[0].1.dims())?);
+        tensors::forward(operands, shape, |device, [x, flat]| self.forward_on(device, x, flat, count))
     }
 
-    fn bwd(
-        &self,
-        x: &Tensor,
-        flat: &Tensor,
-        _: &Tensor,
-        grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+    fn backward(&self, operands: &[&Tensor], _: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+        let [x, flat] = op::operands(operands)?;
         #[cfg(feature = "cuda")]
         if x.device().is_cuda() {
             let lens = [cpu::matrix_dims(x.dims())?.0, flat.elem_count()];
-            let operands = [x, flat, &grad.contiguous()?];
-            let [dx, dflat] =
-                tensors::gradients(operands, |device, operands| self.backward_on(device, operands, lens))?;
-            return Ok((Some(dx), Some(dflat)));
+            let operands = [x, flat, grad];
+            return tensors::gradients(operands, |device, operands| self.backward_on(device, operands, lens))
+                .map(Vec::from);
         }
-        let (dx, dflat) =
-            cpu::with_slices([x, flat, &grad.contiguous()?], |[x, flat, dy]| Ok(self.backward(x, flat, dy)))?;
-        let dx = Tensor::from_vec(dx, x.shape(), &Device::Cpu)?;
-        Ok((Some(dx), Some(Tensor::from_vec(dflat, flat.shape(), &Device::Cpu)?)))
+        let (dx, dflat) = cpu::with_slices([x, flat, grad], |[x, flat, dy]| Ok(self.gradients(x, flat, dy)))?;
+        Ok(vec![cpu::gradient(x, dx)?, cpu::gradient(flat, dflat)?])
     }
 }

@@ -2,10 +2,11 @@
 
 use std::sync::OnceLock;
 
-use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 
 use crate::kernel::cpu::jobs::build_jobs;
 use crate::kernel::cpu::{self, math};
+use crate::kernel::op::{self, Op};
 
 /// The class token of every sample over `out` [b, n, heads * d] and its own row [b, 1, count * heads * d].
 pub struct ClassToken {
@@ -165,42 +166,23 @@ crate::simd_fn! {
     }
 }
 
-impl CustomOp2 for ClassToken {
+impl Op for ClassToken {
     fn name(&self) -> &'static str {
         "class-token"
     }
 
-    fn cpu_fwd(
-        &self,
-        rows: &CpuStorage,
-        rows_layout: &Layout,
-        cls: &CpuStorage,
-        cls_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let b = rows_layout.dims()[0];
-        let [out, weights] = self.forward(cpu::slice(rows, rows_layout)?, cpu::slice(cls, cls_layout)?, b);
+    fn forward(&self, operands: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)> {
+        let ([rows, cls], b) = (cpu::slices(operands)?, operands[0].1.dims()[0]);
+        let [out, weights] = self.forward(rows, cls, b);
         let _ = self.weights.set(weights); // a second run would find the same
-        Ok((CpuStorage::F32(out), (b, 1, self.width()).into()))
+        Ok((out, (b, 1, self.width()).into()))
     }
 
-    fn bwd(
-        &self,
-        rows: &Tensor,
-        cls: &Tensor,
-        out: &Tensor,
-        grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let (grad, b) = (grad.contiguous()?, rows.dim(0)?);
-        let [drows, dcls] = cpu::with_slice(rows, |rows| {
-            cpu::with_slice(cls, |cls| {
-                cpu::with_slice(out, |out| {
-                    cpu::with_slice(&grad, |grad| self.backward(rows, cls, out, grad, b))
-                })
-            })
+    fn backward(&self, operands: &[&Tensor], out: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+        let [rows, cls] = op::operands(operands)?;
+        let [drows, dcls] = cpu::with_slices([rows, cls, out, grad], |[data, cls, out, grad]| {
+            self.backward(data, cls, out, grad, rows.dim(0)?)
         })?;
-        Ok((
-            Some(Tensor::from_vec(drows, rows.shape(), rows.device())?),
-            Some(Tensor::from_vec(dcls, cls.shape(), rows.device())?),
-        ))
+        Ok(vec![cpu::gradient(rows, drows)?, cpu::gradient(cls, dcls)?])
     }
 }

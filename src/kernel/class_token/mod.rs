@@ -39,7 +39,7 @@ pub fn class_token(out: &Heads, cls: &Qkv, mask: Option<&Tensor>, scale: f64) ->
     }
     let mask = mask.map(|mask| flags(mask, &rows)).transpose()?;
     let op = cpu::ClassToken::new(heads, d, [q, k, v], count, scale as f32, mask);
-    let rows = tape::apply2(&rows.contiguous()?, &cls.contiguous()?, op)?;
+    let rows = tape::apply(&[&rows.contiguous()?, &cls.contiguous()?], op)?;
     Ok(Heads::Merged { rows, heads })
 }
 

@@ -37,10 +37,12 @@ pub fn build_jobs<const K: usize, T>(
     data
 }
 
-fn zeroed(piece: &mut [MaybeUninit<f32>]) -> &mut [f32] {
-    piece.fill(MaybeUninit::new(0.0));
+/// Zeros in place of whatever a chunk holds.
+#[inline]
+pub(super) fn zeroed(chunk: &mut [MaybeUninit<f32>]) -> &mut [f32] {
+    chunk.fill(MaybeUninit::new(0.0));
     // SAFETY: every element was just written, and MaybeUninit<f32> has the layout of f32.
-    unsafe { &mut *(std::ptr::from_mut(piece) as *mut [f32]) }
+    unsafe { &mut *(std::ptr::from_mut(chunk) as *mut [f32]) }
 }
 
 #[cfg(test)]

@@ -2,7 +2,8 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`gemm`] | matrix products over checked views, one thread or all |
+//! | [`matrix`] | checked views of matrices and their product in f32, one thread or all |
+//! | [`gemm`] | matrix products in the number format of the process |
 //! | [`products`] | the number format of matrix products |
 //! | [`bf16`] | matrix products of operands rounded to bf16 |
 //! | [`simd`] | vector arithmetic for the processor at hand, and [`simd_fn!`](crate::simd_fn) |
@@ -21,11 +22,12 @@
 
 pub mod bf16;
 pub mod dense;
-#[allow(unsafe_code)]
 pub mod gemm;
 #[allow(unsafe_code)]
 pub mod jobs;
 pub mod math;
+#[allow(unsafe_code)]
+pub mod matrix;
 #[allow(unsafe_code)]
 pub mod par;
 pub mod products;
@@ -50,12 +52,27 @@ pub fn slice<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> 
     }
 }
 
-/// Runs `f` on the elements of a contiguous f32 CPU tensor without copying them.
+/// The elements of the contiguous f32 operands of an operation that takes `N`.
 ///
 /// # Errors
-/// Another device, another type, a layout with gaps, or what `f` returns.
-pub fn with_slice<T>(tensor: &Tensor, f: impl FnOnce(&[f32]) -> Result<T>) -> Result<T> {
-    with_slices([tensor], |[data]| f(data))
+/// Another number of operands, and what [`slice`] refuses.
+pub fn slices<'a, const N: usize>(operands: &[(&'a CpuStorage, &Layout)]) -> Result<[&'a [f32]; N]> {
+    if operands.len() != N {
+        bail!("{} operands were given, not {N}", operands.len());
+    }
+    let mut slices = [&[][..]; N];
+    for (part, (storage, layout)) in slices.iter_mut().zip(operands) {
+        *part = slice(storage, layout)?;
+    }
+    Ok(slices)
+}
+
+/// A gradient of `like`, in its shape.
+///
+/// # Errors
+/// Another number of elements.
+pub fn gradient(like: &Tensor, data: Vec<f32>) -> Result<Option<Tensor>> {
+    Tensor::from_vec(data, like.shape(), like.device()).map(Some)
 }
 
 /// Runs `f` on the elements of contiguous f32 CPU tensors without copying them.

@@ -1,12 +1,11 @@
 //! Partitions fixed by shape, and outputs built in parallel.
 
 use std::cell::RefCell;
-use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut, Range};
 
 use rayon::prelude::*;
 
-use super::jobs::build_jobs;
+use super::jobs::{build_jobs, zeroed};
 
 /// `0..len` cut into consecutive ranges of `size` (the last may be shorter).
 ///
@@ -221,12 +220,6 @@ pub fn sum_parts(parts: &[f32], width: usize) -> Vec<f32> {
     let mut total = vec![0.0; width];
     super::rows::add_column_sums(parts, &mut total);
     total
-}
-
-fn zeroed(chunk: &mut [MaybeUninit<f32>]) -> &mut [f32] {
-    chunk.fill(MaybeUninit::new(0.0));
-    // SAFETY: every element was just written, and MaybeUninit<f32> has the layout of f32.
-    unsafe { &mut *(std::ptr::from_mut(chunk) as *mut [f32]) }
 }
 
 #[cfg(test)]

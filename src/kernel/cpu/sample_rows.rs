@@ -1,10 +1,10 @@
 //! Rows of several samples built in parallel, cut within samples.
 
-use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use rayon::prelude::*;
 
+use super::jobs::zeroed;
 use super::par::Chunks;
 
 /// `samples * rows.len` rows of `width` elements, built in parallel: `f(scratch, sample, range, chunk)` fills the
@@ -61,12 +61,6 @@ fn split_rows<T>(
         }
     }
     chunks
-}
-
-fn zeroed(chunk: &mut [MaybeUninit<f32>]) -> &mut [f32] {
-    chunk.fill(MaybeUninit::new(0.0));
-    // SAFETY: every element was just written, and MaybeUninit<f32> has the layout of f32.
-    unsafe { &mut *(std::ptr::from_mut(chunk) as *mut [f32]) }
 }
 
 #[cfg(test)]

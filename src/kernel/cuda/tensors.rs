@@ -18,12 +18,12 @@ pub fn view<'a>(storage: &'a CudaStorage, layout: &Layout) -> Result<View<'a, Cu
     }
 }
 
-/// What [`candle_core::CustomOp1::cuda_fwd`] and its kin return: the floats that `f` makes of contiguous f32 operands.
+/// What [`crate::kernel::op::Op::forward_cuda`] returns: the floats that `f` makes of contiguous f32 operands.
 ///
 /// # Errors
 /// Another type, a layout with gaps, or what `f` returns.
 pub fn forward<const N: usize>(
-    operands: [(&CudaStorage, &Layout); N],
+    operands: &[(&CudaStorage, &Layout)],
     shape: impl Into<Shape>,
     f: impl FnOnce(&CudaDevice, [View<CudaDevice>; N]) -> Result<CudaSlice<f32>>,
 ) -> Result<(CudaStorage, Shape)> {
@@ -32,7 +32,7 @@ pub fn forward<const N: usize>(
     for (storage, layout) in operands {
         views.push(view(storage, layout)?);
     }
-    let Ok(views) = views.try_into() else { bail!("there are {N} operands") };
+    let Ok(views) = views.try_into() else { bail!("{} operands were given, not {N}", operands.len()) };
     Ok((CudaStorage::wrap_cuda_slice(f(device, views)?, device.clone()), shape.into()))
 }
 
@@ -63,11 +63,11 @@ pub fn with_views<T, const N: usize>(
 pub fn gradients(
     operands: [&Tensor; 3],
     f: impl FnOnce(&CudaDevice, [View<CudaDevice>; 3]) -> Result<[CudaSlice<f32>; 2]>,
-) -> Result<[Tensor; 2]> {
+) -> Result<[Option<Tensor>; 2]> {
     let [first, second, _] = operands;
     with_views(operands, |device, views| {
         let [dx, dy] = f(device, views)?;
-        Ok([tensor(device, dx, first.shape()), tensor(device, dy, second.shape())])
+        Ok([Some(tensor(device, dx, first.shape())), Some(tensor(device, dy, second.shape()))])
     })
 }
 

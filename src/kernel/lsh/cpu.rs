@@ -7,16 +7,17 @@
 
 use std::sync::OnceLock;
 
-use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 use rayon::prelude::*;
 
-use super::order::{JOB_ROWS, Sizes};
+use super::order::{JOB_ROWS, Sample, Sizes};
 use super::rows::{Join, Scatter, grad_rows, join, scatter, unit_rows, weigh_rows};
 use super::{Lsh, rows};
 use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
 use crate::kernel::cpu::par::{build_with, zeros};
-use crate::kernel::cpu::{slice, with_slice};
+use crate::kernel::cpu::{gradient, slices, with_slices};
 use crate::kernel::heads::{Heads, Qkv};
+use crate::kernel::op::{self, Op};
 use crate::kernel::tape;
 
 /// LSH attention on packed rows.
@@ -33,8 +34,8 @@ pub fn lsh(qkv: &Qkv, mask: Option<&Tensor>, call: &Lsh) -> Result<Heads> {
     let back = n > call.chunk;
     let sizes =
         Sizes { b, n, heads, d, row, q: q * e, v: v * e, rounds, padded, chunk, back, causal: call.causal };
-    let order = with_slice(&rows, |rows| sizes.order(rows, keep.as_deref(), call))?;
-    let rows = tape::apply1(&rows, Chunked { sizes, keep, order, stats: OnceLock::new() })?;
+    let order = with_slices([&rows], |[rows]| sizes.order(rows, keep.as_deref(), call))?;
+    let rows = tape::apply(&[&rows], Chunked { sizes, keep, order, stats: OnceLock::new() })?;
     Ok(Heads::Merged { rows, heads })
 }
 
@@ -44,19 +45,6 @@ struct Chunked {
     keep: Option<Vec<f32>>,
     order: Vec<u32>,
     stats: OnceLock<Vec<f32>>,
-}
-
-/// One sample.
-#[derive(Clone, Copy)]
-pub struct Sample<'a> {
-    /// Sizes.
-    pub sizes: &'a Sizes,
-    /// [n, row].
-    pub rows: &'a [f32],
-    /// [heads, rounds * padded].
-    pub order: &'a [u32],
-    /// [n], 0 where a position is hidden.
-    pub keep: Option<&'a [f32]>,
 }
 
 impl Sample<'_> {
@@ -275,40 +263,36 @@ impl Chunked {
     }
 }
 
-impl CustomOp1 for Chunked {
+impl Op for Chunked {
     fn name(&self) -> &'static str {
         "lsh-attention"
     }
 
-    fn cpu_fwd(&self, rows: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let rows = slice(rows, layout)?;
+    fn forward(&self, operands: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)> {
+        let [rows] = slices(operands)?;
         let Sizes { b, n, heads, d, .. } = self.sizes;
         let (mut out, mut stats) = (zeros(b * n * heads * d), zeros(b * n * heads * 2));
         let outs = out.par_chunks_mut(n * heads * d).zip(stats.par_chunks_mut(n * heads * 2));
         outs.enumerate().for_each(|(index, (out, stats))| self.sample(rows, index).forward(out, stats));
         let _ = self.stats.set(stats); // the first run's stay: they are the same
-        Ok((CpuStorage::F32(out), (b, n, heads * d).into()))
+        Ok((out, (b, n, heads * d).into()))
     }
 
-    fn bwd(&self, rows: &Tensor, out: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+    fn backward(&self, operands: &[&Tensor], out: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let Some(stats) = self.stats.get() else {
             bail!("LSH attention's backward pass runs before its forward pass")
         };
         let Sizes { n, heads, d, row, .. } = self.sizes;
-        let grad = grad.contiguous()?;
-        let drows = with_slice(rows, |data| {
-            with_slice(out, |out| {
-                with_slice(&grad, |grad| {
-                    let stats = rows::with_deltas(stats, out, grad, d);
-                    let mut drows = zeros(data.len());
-                    drows.par_chunks_mut(n * row).enumerate().for_each(|(index, drows)| {
-                        let (grad, stats) = (&grad[index * n * heads * d..], &stats[index * n * heads * 3..]);
-                        self.sample(data, index).backward(grad, stats, drows);
-                    });
-                    Ok(drows)
-                })
-            })
+        let [rows] = op::operands(operands)?;
+        let drows = with_slices([rows, out, grad], |[data, out, grad]| {
+            let stats = rows::with_deltas(stats, out, grad, d);
+            let mut drows = zeros(data.len());
+            drows.par_chunks_mut(n * row).enumerate().for_each(|(index, drows)| {
+                let (grad, stats) = (&grad[index * n * heads * d..], &stats[index * n * heads * 3..]);
+                self.sample(data, index).backward(grad, stats, drows);
+            });
+            Ok(drows)
         })?;
-        Ok(Some(Tensor::from_vec(drows, rows.shape(), rows.device())?))
+        Ok(vec![gradient(rows, drows)?])
     }
 }

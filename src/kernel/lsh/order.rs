@@ -6,10 +6,23 @@ use rayon::prelude::*;
 use super::Lsh;
 use super::hash::{bucket, sort};
 use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm_exact};
-use crate::kernel::cpu::with_slice;
+use crate::kernel::cpu::with_slices;
 
 /// Rows per job, about.
 pub const JOB_ROWS: usize = 256;
+
+/// One sample.
+#[derive(Clone, Copy)]
+pub struct Sample<'a> {
+    /// Sizes.
+    pub sizes: &'a Sizes,
+    /// [n, row].
+    pub rows: &'a [f32],
+    /// [heads, rounds * padded].
+    pub order: &'a [u32],
+    /// [n], 0 where a position is hidden.
+    pub keep: Option<&'a [f32]>,
+}
 
 /// Sizes of one call, in elements.
 #[derive(Clone, Copy)]
@@ -66,7 +79,7 @@ impl Sizes {
         }
         let (rotations, _, columns) = call.rotation_dims(heads, d, n)?;
         let hidden = call.factors.iter().product::<usize>() as u32;
-        with_slice(&rotations.contiguous()?, |rotations| {
+        with_slices([&rotations.contiguous()?], |[rotations]| {
             order.par_chunks_mut(rounds * padded).enumerate().for_each(|(index, order)| {
                 let (sample, head) = (index / heads, index % heads);
                 let first = sample * n * row + self.q + head * d;

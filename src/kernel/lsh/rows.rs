@@ -3,8 +3,7 @@
 use pulp::Simd;
 use rayon::prelude::*;
 
-use super::cpu::Sample;
-use super::order::Sizes;
+use super::order::{Sample, Sizes};
 use super::{HIDDEN, OWN};
 use crate::kernel::cpu::math;
 

@@ -1,10 +1,11 @@
 //! The fused CPU kernel of [`super::norm_parts`], forward and backward.
 
-use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor};
+use candle_core::{CpuStorage, Layout, Result, Shape, Tensor};
 use pulp::Simd;
 
 use crate::kernel::cpu::{self, math, par};
 use crate::kernel::norm::EPS;
+use crate::kernel::op::{self, Op};
 
 /// Rows handled as one piece of work.
 const CHUNK: usize = 256;
@@ -50,41 +51,27 @@ impl NormParts {
     }
 }
 
-impl CustomOp2 for NormParts {
+impl Op for NormParts {
     fn name(&self) -> &'static str {
         "norm-parts"
     }
 
-    fn cpu_fwd(
-        &self,
-        x: &CpuStorage,
-        x_layout: &Layout,
-        flat: &CpuStorage,
-        flat_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let (x, flat) = (cpu::slice(x, x_layout)?, cpu::slice(flat, flat_layout)?);
+    fn forward(&self, operands: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)> {
+        let [x, flat] = cpu::slices(operands)?;
         let stride = self.width * self.parts.len();
         let y = par::build(x.len(), CHUNK * stride, |index, y| {
             let at = index * CHUNK * stride;
             let mask = self.mask(index * CHUNK, y.len() / stride);
             forward_rows(self.spec(), mask, &x[at..at + y.len()], flat, y);
         });
-        Ok((CpuStorage::F32(y), x_layout.shape().clone()))
+        Ok((y, operands[0].1.shape().clone()))
     }
 
-    fn bwd(
-        &self,
-        x: &Tensor,
-        flat: &Tensor,
-        _: &Tensor,
-        grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let grad = grad.contiguous()?;
-        let (dx, dflat) = cpu::with_slice(x, |xs| {
-            cpu::with_slice(flat, |flat| cpu::with_slice(&grad, |grad| Ok(self.backward(xs, flat, grad))))
-        })?;
-        let dx = Tensor::from_vec(dx, x.shape(), x.device())?;
-        Ok((Some(dx), Some(Tensor::from_vec(dflat, flat.shape(), x.device())?)))
+    fn backward(&self, operands: &[&Tensor], _: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+        let [x, flat] = op::operands(operands)?;
+        let (dx, dflat) =
+            cpu::with_slices([x, flat, grad], |[x, flat, grad]| Ok(self.backward(x, flat, grad)))?;
+        Ok(vec![cpu::gradient(x, dx)?, cpu::gradient(flat, dflat)?])
     }
 }
 
@@ -96,14 +83,9 @@ pub struct Hide {
     pub mask: Vec<f32>,
 }
 
-impl CustomOp1 for Hide {
-    fn name(&self) -> &'static str {
-        "hide-rows"
-    }
-
-    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let x = cpu::slice(x, layout)?;
-        let y = par::build(x.len(), CHUNK * self.width, |index, y| {
+impl Hide {
+    fn apply(&self, x: &[f32]) -> Vec<f32> {
+        par::build(x.len(), CHUNK * self.width, |index, y| {
             let first = index * CHUNK;
             let x = x[first * self.width..].chunks_exact(self.width);
             for ((y, x), &keep) in y.chunks_exact_mut(self.width).zip(x).zip(&self.mask[first..]) {
@@ -111,13 +93,22 @@ impl CustomOp1 for Hide {
                     y.copy_from_slice(x);
                 }
             }
-        });
-        Ok((CpuStorage::F32(y), layout.shape().clone()))
+        })
+    }
+}
+
+impl Op for Hide {
+    fn name(&self) -> &'static str {
+        "hide-rows"
     }
 
-    fn bwd(&self, _: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
-        let again = Self { width: self.width, mask: self.mask.clone() };
-        Ok(Some(grad.contiguous()?.apply_op1_no_bwd(&again)?))
+    fn forward(&self, operands: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)> {
+        let [x] = cpu::slices(operands)?;
+        Ok((self.apply(x), operands[0].1.shape().clone()))
+    }
+
+    fn backward(&self, _: &[&Tensor], _: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+        Ok(vec![cpu::gradient(grad, cpu::with_slices([grad], |[grad]| Ok(self.apply(grad)))?)?])
     }
 }
 

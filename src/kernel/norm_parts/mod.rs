@@ -34,7 +34,7 @@ pub fn norm_parts(
     let width = check(rows, group, parts, count)?;
     let mask = mask.map(|mask| flags(mask, rows)).transpose()?;
     let parts = (0..count).map(|part| parts.contains(&part)).collect();
-    tape::apply2(&rows.contiguous()?, &group.flat, cpu::NormParts { width, parts, mask })
+    tape::apply(&[&rows.contiguous()?, &group.flat], cpu::NormParts { width, parts, mask })
 }
 
 /// Width of a part, if everything fits.
@@ -91,7 +91,7 @@ pub fn hide(rows: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
         return hide_composed(rows, Some(mask));
     }
     let mask = flags(mask, rows)?;
-    tape::apply1(&rows.contiguous()?, cpu::Hide { width: rows.dim(D::Minus1)?, mask })
+    tape::apply(&[&rows.contiguous()?], cpu::Hide { width: rows.dim(D::Minus1)?, mask })
 }
 
 /// [`hide`] in plain candle operations.

@@ -114,7 +114,7 @@ impl Sample<'_> {
 
 impl Nystrom {
     /// Gradient of the rows, [b, n, row].
-    pub fn backward(&self, rows: &[f32], middles: &[Middle], out: &[f32], grad: &[f32]) -> Vec<f32> {
+    pub fn gradients(&self, rows: &[f32], middles: &[Middle], out: &[f32], grad: &[f32]) -> Vec<f32> {
         let Sizes { b, n, heads, d, m, split: size, .. } = self.sizes;
         let (splits, far, near) = (n.div_ceil(size), heads * 2 * m * d, heads * m * d);
         let mut drows = zeros(rows.len());

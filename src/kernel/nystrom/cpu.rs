@@ -5,7 +5,7 @@
 
 use std::sync::OnceLock;
 
-use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 use rayon::prelude::*;
 
 use super::inverse::iterates;
@@ -13,8 +13,9 @@ use super::rows::{add_rows, fold_rows, softmax_rows};
 use super::{Landmarks, Start};
 use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
 use crate::kernel::cpu::par::zeros;
-use crate::kernel::cpu::{slice, with_slice};
+use crate::kernel::cpu::{gradient, slices, with_slices};
 use crate::kernel::heads::{Heads, Qkv};
+use crate::kernel::op::{self, Op};
 use crate::kernel::tape;
 
 /// Positions per tile.
@@ -37,7 +38,7 @@ pub fn nystrom(qkv: &Qkv, mask: Option<&Tensor>, spec: Landmarks) -> Result<Head
     let split = n.div_ceil(SPLITS).next_multiple_of(TILE);
     let sizes = Sizes { b, n, heads, d, row, q, k, v, m, segment, root, split };
     let train = rows.track_op();
-    let rows = tape::apply1(&rows, Nystrom { sizes, spec, keep, train, state: OnceLock::new() })?;
+    let rows = tape::apply(&[&rows], Nystrom { sizes, spec, keep, train, state: OnceLock::new() })?;
     Ok(Heads::Merged { rows, heads })
 }
 
@@ -289,13 +290,13 @@ fn join(states: &[f32], m: usize, d: usize) -> (Vec<f32>, Vec<f32>) {
     (stats, y)
 }
 
-impl CustomOp1 for Nystrom {
+impl Op for Nystrom {
     fn name(&self) -> &'static str {
         "nystrom-attention"
     }
 
-    fn cpu_fwd(&self, rows: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let rows = slice(rows, layout)?;
+    fn forward(&self, operands: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)> {
+        let [rows] = slices(operands)?;
         let Sizes { b, n, heads, d, .. } = self.sizes;
         let middles = self.middles(rows);
         let mut out = zeros(b * n * heads * d);
@@ -310,17 +311,16 @@ impl CustomOp1 for Nystrom {
             );
         });
         let _ = self.state.set(middles); // the first run's stay: they are the same
-        Ok((CpuStorage::F32(out), (b, n, heads * d).into()))
+        Ok((out, (b, n, heads * d).into()))
     }
 
-    fn bwd(&self, rows: &Tensor, out: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+    fn backward(&self, operands: &[&Tensor], out: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let Some(middles) = self.state.get() else {
             bail!("Nystrom attention's backward pass runs before its forward pass")
         };
-        let grad = grad.contiguous()?;
-        let drows = with_slice(rows, |data| {
-            with_slice(out, |out| with_slice(&grad, |grad| Ok(self.backward(data, middles, out, grad))))
-        })?;
-        Ok(Some(Tensor::from_vec(drows, rows.shape(), rows.device())?))
+        let [rows] = op::operands(operands)?;
+        let drows =
+            with_slices([rows, out, grad], |[data, out, grad]| Ok(self.gradients(data, middles, out, grad)))?;
+        Ok(vec![gradient(rows, drows)?])
     }
 }

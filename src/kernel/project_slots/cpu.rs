@@ -7,12 +7,13 @@
 use std::ops::Range;
 use std::sync::OnceLock;
 
-use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 
 use crate::kernel::cpu;
 use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
 use crate::kernel::cpu::jobs::build_jobs;
 use crate::kernel::cpu::par::zeros;
+use crate::kernel::op::{self, Op};
 
 use super::geometry::{Geometry, TILE};
 use super::weights::{fold_weights, logit_grads, weights_again};
@@ -95,7 +96,7 @@ impl Project {
         Some(Tile { len, rows, x, logits, grads })
     }
 
-    fn forward(&self, data: Operands) -> (Vec<f32>, Vec<[f32; 2]>) {
+    fn project(&self, data: Operands) -> (Vec<f32>, Vec<[f32; 2]>) {
         let g = &self.geometry;
         let jobs = g.jobs();
         let lens: Vec<usize> = jobs.iter().map(|job| job.segments.len() * g.state()).collect();
@@ -191,7 +192,7 @@ impl Project {
     }
 
     /// Gradients of rows, layer input and weight.
-    fn backward(&self, data: Operands, stats: &[[f32; 2]], out: &[f32], grad: &[f32]) -> [Vec<f32>; 3] {
+    fn gradients(&self, data: Operands, stats: &[[f32; 2]], out: &[f32], grad: &[f32]) -> [Vec<f32>; 3] {
         let g = &self.geometry;
         let jobs = g.jobs();
         let params = g.slots() * g.width;
@@ -291,59 +292,29 @@ struct Slots<'a> {
     grad: &'a [f32],
 }
 
-impl CustomOp3 for Project {
+impl Op for Project {
     fn name(&self) -> &'static str {
         "project-slots"
     }
 
-    fn cpu_fwd(
-        &self,
-        rows: &CpuStorage,
-        rows_layout: &Layout,
-        x: &CpuStorage,
-        x_layout: &Layout,
-        flat: &CpuStorage,
-        flat_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let data = Operands {
-            rows: cpu::slice(rows, rows_layout)?,
-            x: cpu::slice(x, x_layout)?,
-            weight: cpu::slice(flat, flat_layout)?,
-        };
-        let (out, stats) = self.forward(data);
+    fn forward(&self, operands: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)> {
+        let [rows, x, weight] = cpu::slices(operands)?;
+        let (out, stats) = self.project(Operands { rows, x, weight });
         let _ = self.stats.set(stats); // the first run's stay: they are the same
         let g = &self.geometry;
-        Ok((CpuStorage::F32(out), (g.batch, g.segments() * g.rank, g.out_width()).into()))
+        Ok((out, (g.batch, g.segments() * g.rank, g.out_width()).into()))
     }
 
-    fn bwd(
-        &self,
-        rows: &Tensor,
-        x: &Tensor,
-        flat: &Tensor,
-        out: &Tensor,
-        grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+    fn backward(&self, operands: &[&Tensor], out: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let Some(stats) = self.stats.get() else {
             bail!("the projection's backward pass runs before its forward pass")
         };
-        let grad = grad.contiguous()?;
-        let [drows, dx, mut dflat] = cpu::with_slice(rows, |rows| {
-            cpu::with_slice(x, |x| {
-                cpu::with_slice(flat, |weight| {
-                    let data = Operands { rows, x, weight };
-                    cpu::with_slice(out, |out| {
-                        cpu::with_slice(&grad, |grad| Ok(self.backward(data, stats, out, grad)))
-                    })
-                })
-            })
-        })?;
+        let [rows, x, flat] = op::operands(operands)?;
+        let [drows, dx, mut dflat] =
+            cpu::with_slices([rows, x, flat, out, grad], |[rows, x, weight, out, grad]| {
+                Ok(self.gradients(Operands { rows, x, weight }, stats, out, grad))
+            })?;
         dflat.resize(flat.elem_count(), 0.0); // the bias cancels in the softmax: exactly zero
-        let device = rows.device();
-        Ok((
-            Some(Tensor::from_vec(drows, rows.shape(), device)?),
-            Some(Tensor::from_vec(dx, x.shape(), device)?),
-            Some(Tensor::from_vec(dflat, flat.shape(), device)?),
-        ))
+        Ok(vec![cpu::gradient(rows, drows)?, cpu::gradient(x, dx)?, cpu::gradient(flat, dflat)?])
     }
 }

@@ -1,10 +1,11 @@
 //! The fused CPU kernel of a projection by parameters, forward and backward.
 
-use candle_core::{CpuStorage, CustomOp2, D, Layout, Result, Shape, Tensor};
+use candle_core::{CpuStorage, D, Layout, Result, Shape, Tensor};
 
 use crate::kernel::cpu;
 use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
 use crate::kernel::cpu::jobs::build_jobs;
+use crate::kernel::op::{self, Op};
 
 /// Columns of one product in the forward pass.
 const COLUMNS: usize = 64;
@@ -91,7 +92,7 @@ impl Learned {
         blocks
     }
 
-    fn forward(&self, rows: &[f32], matrix: &[f32]) -> Vec<f32> {
+    fn project(&self, rows: &[f32], matrix: &[f32]) -> Vec<f32> {
         let blocks = self.blocks();
         let lens: Vec<usize> = blocks.iter().map(|block| self.slots * block.len).collect();
         let [products] = build_jobs(
@@ -189,37 +190,21 @@ impl Learned {
     }
 }
 
-impl CustomOp2 for Learned {
+impl Op for Learned {
     fn name(&self) -> &'static str {
         "project-slots-learned"
     }
 
-    fn cpu_fwd(
-        &self,
-        rows: &CpuStorage,
-        rows_layout: &Layout,
-        matrix: &CpuStorage,
-        matrix_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let out = self.forward(cpu::slice(rows, rows_layout)?, cpu::slice(matrix, matrix_layout)?);
-        Ok((CpuStorage::F32(out), (self.batch, self.slots, self.out_width()).into()))
+    fn forward(&self, operands: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)> {
+        let [rows, matrix] = cpu::slices(operands)?;
+        Ok((self.project(rows, matrix), (self.batch, self.slots, self.out_width()).into()))
     }
 
-    fn bwd(
-        &self,
-        rows: &Tensor,
-        matrix: &Tensor,
-        _: &Tensor,
-        grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let grad = grad.contiguous()?;
-        cpu::with_slice(&grad, |grad| {
-            let drows = cpu::with_slice(matrix, |matrix| Ok(self.row_grads(matrix, grad)))?;
-            let dmatrix = cpu::with_slice(rows, |rows| Ok(self.matrix_grad(rows, grad)))?;
-            Ok((
-                Some(Tensor::from_vec(drows, rows.shape(), rows.device())?),
-                Some(Tensor::from_vec(dmatrix, matrix.shape(), rows.device())?),
-            ))
+    fn backward(&self, operands: &[&Tensor], _: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+        let [rows, matrix] = op::operands(operands)?;
+        cpu::with_slices([rows, matrix, grad], |[values, weights, grad]| {
+            let drows = cpu::gradient(rows, self.row_grads(weights, grad))?;
+            Ok(vec![drows, cpu::gradient(matrix, self.matrix_grad(values, grad))?])
         })
     }
 }

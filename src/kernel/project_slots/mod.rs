@@ -64,7 +64,7 @@ pub fn dynamic(rows: &Tensor, x: &Tensor, group: &Group, spec: &Dynamic) -> Resu
     };
     let mask = spec.mask.map(|mask| flags(mask, rows)).transpose()?;
     let op = cpu::Project { geometry, mask, stats: OnceLock::new() };
-    tape::apply3(&rows.contiguous()?, &x.contiguous()?, &group.flat, op)
+    tape::apply(&[&rows.contiguous()?, &x.contiguous()?, &group.flat], op)
 }
 
 fn check(rows: &Tensor, x: &Tensor, group: &Group, spec: &Dynamic) -> Result<()> {
@@ -164,7 +164,7 @@ pub fn learned(rows: &Tensor, matrices: &[&Tensor], parts: &[usize], count: usiz
     let shared = matrices.iter().all(|matrix| matrix.id() == matrices[0].id());
     let project = |parts: &[usize], matrix: &Tensor| {
         let op = learned::Learned::new(&rows, matrix, parts, count)?;
-        tape::apply2(&rows, &matrix.contiguous()?, op)
+        tape::apply(&[&rows, &matrix.contiguous()?], op)
     };
     if shared {
         return project(parts, matrices[0]);

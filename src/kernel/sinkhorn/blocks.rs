@@ -1,8 +1,44 @@
 //! One block's attention to its own keys and to the mixture, forward and backward.
 
-use super::cpu::Sizes;
 use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
 use crate::kernel::cpu::math;
+
+/// Sizes of one call, in elements.
+#[derive(Clone, Copy)]
+pub struct Sizes {
+    pub b: usize,
+    pub n: usize,
+    pub heads: usize,
+    /// Width of a head.
+    pub d: usize,
+    /// Length of a packed row, and where queries, keys and values start in it.
+    pub row: usize,
+    pub q: usize,
+    pub k: usize,
+    pub v: usize,
+    /// Length and number of blocks.
+    pub block: usize,
+    pub blocks: usize,
+    /// Hidden width and most blocks of the sorting network.
+    pub hidden: usize,
+    pub most: usize,
+    /// Factor on logits.
+    pub scale: f32,
+    pub concat: bool,
+}
+
+impl Sizes {
+    /// Columns of one softmax.
+    pub fn part(&self) -> usize {
+        if self.concat { 2 * self.block } else { self.block }
+    }
+
+    /// Parameters of one head.
+    pub fn params(&self) -> usize {
+        let inputs = if self.hidden > 0 { self.hidden } else { self.d };
+        (if self.hidden > 0 { (self.d + 1) * self.hidden } else { 0 }) + (inputs + 1) * self.most
+    }
+}
 
 crate::simd_fn! {
     /// Logits [rows, halves * width] become weights: one softmax per row and part of `part` columns.

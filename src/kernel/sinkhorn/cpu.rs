@@ -3,17 +3,18 @@
 //! One job per sample and head: its valid blocks are gathered, mixed by one product with R, and attended block by
 //! block. Nothing but the result is kept; the backward pass mixes again.
 
-use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 use rayon::prelude::*;
 
-use super::blocks::{Block, BlockGrads};
+use super::blocks::{Block, BlockGrads, Sizes};
 use super::mixture::{Mixture, Net};
 use super::{Activation, net_sizes};
 use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
 use crate::kernel::cpu::par::zeros;
-use crate::kernel::cpu::{slice, with_slice};
+use crate::kernel::cpu::{gradient, slices, with_slices};
 use crate::kernel::group::{Group, Part};
 use crate::kernel::heads::{Heads, Qkv};
+use crate::kernel::op::{self, Op};
 use crate::kernel::tape;
 
 /// Settings of one call.
@@ -42,44 +43,7 @@ pub fn sinkhorn(qkv: &Qkv, mask: Option<&Tensor>, group: &Group, spec: Spec) -> 
         Sizes { b, n, heads, d, row, q, k, v, block, blocks, hidden, most, scale, concat: spec.concat };
     let keep = mask.map(|mask| mask.flatten_all()?.to_vec1::<f32>()).transpose()?;
     let op = Mixed { sizes, spec, keep, parts: group.parts.clone() };
-    Ok(Heads::Merged { rows: tape::apply2(&rows, &group.flat, op)?, heads })
-}
-
-/// Sizes of one call, in elements.
-#[derive(Clone, Copy)]
-pub struct Sizes {
-    b: usize,
-    n: usize,
-    heads: usize,
-    /// Width of a head.
-    pub d: usize,
-    /// Length of a packed row, and where queries, keys and values start in it.
-    row: usize,
-    q: usize,
-    k: usize,
-    v: usize,
-    /// Length and number of blocks.
-    pub block: usize,
-    blocks: usize,
-    /// Hidden width and most blocks of the sorting network.
-    hidden: usize,
-    most: usize,
-    /// Factor on logits.
-    pub scale: f32,
-    concat: bool,
-}
-
-impl Sizes {
-    /// Columns of one softmax.
-    pub fn part(&self) -> usize {
-        if self.concat { 2 * self.block } else { self.block }
-    }
-
-    /// Parameters of one head.
-    fn params(&self) -> usize {
-        let inputs = if self.hidden > 0 { self.hidden } else { self.d };
-        (if self.hidden > 0 { (self.d + 1) * self.hidden } else { 0 }) + (inputs + 1) * self.most
-    }
+    Ok(Heads::Merged { rows: tape::apply(&[&rows, &group.flat], op)?, heads })
 }
 
 /// The operation.
@@ -182,7 +146,7 @@ impl Mixed {
     }
 
     /// Output rows of the valid blocks, [_, d].
-    fn forward(&self, gathered: &Gathered) -> Vec<f32> {
+    fn attend(&self, gathered: &Gathered) -> Vec<f32> {
         let sizes = &self.sizes;
         let mut out = zeros(gathered.q.len());
         out.par_chunks_mut(sizes.block * sizes.d).enumerate().for_each_init(
@@ -193,7 +157,7 @@ impl Mixed {
     }
 
     /// Gradients of queries, keys and values of the valid blocks, [_, d] each, and of the head's parameters.
-    fn backward(&self, gathered: &Gathered, flat: &[f32], head: usize, grad: &[f32]) -> [Vec<f32>; 4] {
+    fn attend_backward(&self, gathered: &Gathered, flat: &[f32], head: usize, grad: &[f32]) -> [Vec<f32>; 4] {
         let sizes = &self.sizes;
         let (size, len) = (sizes.block * sizes.d, gathered.q.len());
         let mut grads: [Vec<f32>; 5] = std::array::from_fn(|_| zeros(len));
@@ -256,23 +220,17 @@ impl Mixed {
     }
 }
 
-impl CustomOp2 for Mixed {
+impl Op for Mixed {
     fn name(&self) -> &'static str {
         "sinkhorn-attention"
     }
 
-    fn cpu_fwd(
-        &self,
-        rows: &CpuStorage,
-        rows_layout: &Layout,
-        flat: &CpuStorage,
-        flat_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let (rows, flat) = (slice(rows, rows_layout)?, slice(flat, flat_layout)?);
+    fn forward(&self, operands: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)> {
+        let [rows, flat] = slices(operands)?;
         let Sizes { b, n, heads, d, .. } = self.sizes;
         let results = self.each(|sample, head| {
             let gathered = self.gather(rows, flat, (sample, head), false);
-            let out = self.forward(&gathered);
+            let out = self.attend(&gathered);
             (gathered.valid, out)
         });
         let mut out = zeros(b * n * heads * d);
@@ -281,24 +239,14 @@ impl CustomOp2 for Mixed {
                 self.spread(valid, sample, rows, out, (heads * d, head * d));
             }
         });
-        Ok((CpuStorage::F32(out), (b, n, heads * d).into()))
+        Ok((out, (b, n, heads * d).into()))
     }
 
-    fn bwd(
-        &self,
-        rows: &Tensor,
-        flat: &Tensor,
-        _: &Tensor,
-        grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let grad = grad.contiguous()?;
-        let (drows, dflat) = with_slice(rows, |rows| {
-            with_slice(flat, |flat| with_slice(&grad, |grad| Ok(self.gradients(rows, flat, grad))))
-        })?;
-        Ok((
-            Some(Tensor::from_vec(drows, rows.shape(), rows.device())?),
-            Some(Tensor::from_vec(dflat, flat.shape(), flat.device())?),
-        ))
+    fn backward(&self, operands: &[&Tensor], _: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+        let [rows, flat] = op::operands(operands)?;
+        let (drows, dflat) =
+            with_slices([rows, flat, grad], |[rows, flat, grad]| Ok(self.gradients(rows, flat, grad)))?;
+        Ok(vec![gradient(rows, drows)?, gradient(flat, dflat)?])
     }
 }
 
@@ -318,7 +266,7 @@ impl Mixed {
             for ((dout, at), _) in places.filter(|(_, hidden)| !**hidden) {
                 dout.copy_from_slice(&grad[(sample * n + at) * e + head * d..][..d]);
             }
-            let grads = self.backward(&gathered, flat, head, &dout);
+            let grads = self.attend_backward(&gathered, flat, head, &dout);
             (gathered.valid, grads)
         });
         let mut drows = zeros(rows.len());

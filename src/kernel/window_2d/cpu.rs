@@ -5,12 +5,13 @@
 
 use std::ops::Range;
 
-use candle_core::{CpuStorage, CustomOp3, DType, Device, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, DType, Device, Layout, Result, Shape, Tensor, bail};
 
 use super::{Keys, Window2d, bias_rows, bias_rows_of, everywhere, key_side, reach};
 use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm};
 use crate::kernel::cpu::jobs::build_jobs;
 use crate::kernel::cpu::{self, math, par};
+use crate::kernel::op::{self, Op};
 use crate::kernel::tape;
 use crate::pattern::Grid;
 
@@ -38,7 +39,7 @@ pub fn window_2d(q: &Tensor, own: Keys, call: &Window2d) -> Result<Tensor> {
         None => Tensor::zeros((h, 0), DType::F32, &Device::Cpu)?,
     };
     let op = Attend { grid: call.grid, w: call.w, far, heads: h, images: b, d, rows: bias_rows_of(call.w) };
-    tape::apply3(&q.contiguous()?, &pair, &table, op)
+    tape::apply(&[&q.contiguous()?, &pair, &table], op)
 }
 
 struct Attend {
@@ -129,7 +130,7 @@ impl Attend {
         }
     }
 
-    fn forward(&self, q: &[f32], pair: &[f32], table: &[f32]) -> Vec<f32> {
+    fn attend(&self, q: &[f32], pair: &[f32], table: &[f32]) -> Vec<f32> {
         let (d, span, half) = (self.d, self.span(), pair.len() / 2);
         let jobs: Vec<(usize, usize)> = self.jobs().collect();
         let lens: Vec<usize> =
@@ -165,7 +166,7 @@ impl Attend {
     }
 
     /// Gradients of q, of keys and values, and of the table.
-    fn backward(&self, q: &[f32], pair: &[f32], table: &[f32], dy: &[f32]) -> [Vec<f32>; 3] {
+    fn gradients(&self, q: &[f32], pair: &[f32], table: &[f32], dy: &[f32]) -> [Vec<f32>; 3] {
         let (d, span, half) = (self.d, self.span(), pair.len() / 2);
         let (cols, rows) = (self.grid.cols, table.len() / self.heads);
         let jobs: Vec<(usize, usize)> = self.jobs().collect();
@@ -301,41 +302,21 @@ crate::simd_fn! {
     }
 }
 
-impl CustomOp3 for Attend {
+impl Op for Attend {
     fn name(&self) -> &'static str {
         "window-2d"
     }
 
-    fn cpu_fwd(
-        &self,
-        q: &CpuStorage,
-        q_layout: &Layout,
-        pair: &CpuStorage,
-        pair_layout: &Layout,
-        table: &CpuStorage,
-        table_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let (q, pair) = (cpu::slice(q, q_layout)?, cpu::slice(pair, pair_layout)?);
-        let out = self.forward(q, pair, cpu::slice(table, table_layout)?);
-        Ok((CpuStorage::F32(out), q_layout.shape().clone()))
+    fn forward(&self, operands: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)> {
+        let [q, pair, table] = cpu::slices(operands)?;
+        Ok((self.attend(q, pair, table), operands[0].1.shape().clone()))
     }
 
-    fn bwd(
-        &self,
-        q: &Tensor,
-        pair: &Tensor,
-        table: &Tensor,
-        _: &Tensor,
-        grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let [dq, dpair, dtable] =
-            cpu::with_slices([q, pair, table, &grad.contiguous()?], |[q, pair, table, dy]| {
-                Ok(self.backward(q, pair, table, dy))
-            })?;
-        Ok((
-            Some(Tensor::from_vec(dq, q.shape(), &Device::Cpu)?),
-            Some(Tensor::from_vec(dpair, pair.shape(), &Device::Cpu)?),
-            Some(Tensor::from_vec(dtable, table.shape(), &Device::Cpu)?),
-        ))
+    fn backward(&self, operands: &[&Tensor], _: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+        let [q, pair, table] = op::operands(operands)?;
+        let [dq, dpair, dtable] = cpu::with_slices([q, pair, table, grad], |[q, pair, table, dy]| {
+            Ok(self.gradients(q, pair, table, dy))
+        })?;
+        Ok(vec![cpu::gradient(q, dq)?, cpu::gradient(pair, dpair)?, cpu::gradient(table, dtable)?])
     }
 }

@@ -4,7 +4,8 @@ use candle_core::{DType, Layout, Result, Tensor, bail};
 
 use super::lanes;
 use super::operands::{Dims, Place, Rows};
-use super::relative::{Table, TableGrads, Tables};
+use super::problem::{Table, Tables};
+use super::relative::TableGrads;
 use crate::kernel::attend::{Attend, Relative};
 use crate::kernel::heads::Qkv;
 

@@ -9,10 +9,11 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::forward::{Packed, Problem, SIDE, load_lanes, logits, next_tile, padded};
+use super::forward::{Packed, logits, next_tile};
 use super::lanes;
 use super::operands::{Rows, Target};
 use super::plan::{TILE, Tile};
+use super::problem::{Problem, SIDE, load_lanes, padded};
 use super::product::{Result, Scalars, Vectors, from, pack_lines, product};
 use super::relative::{TableGrads, Term, Terms};
 use super::tile::{CHUNK, Chunk, ROW, Stream, View};

@@ -14,6 +14,7 @@ mod lanes;
 #[allow(unsafe_code)]
 pub(super) mod operands;
 pub(super) mod plan;
+pub(super) mod problem;
 #[allow(unsafe_code)]
 mod product;
 pub(super) mod relative;

@@ -5,39 +5,10 @@
 
 use std::f32::consts::LOG2_E;
 
-use super::forward::{Problem, load_lanes, padded};
 use super::lanes;
+use super::problem::{Problem, Table, Tables, load_lanes, padded};
 use super::product::{Result, Scalars, Vectors, from, pack_lines, product};
 use super::tile::{Chunk, ROW, View};
-
-/// One row per distance.
-#[derive(Clone, Copy)]
-pub struct Table<'a> {
-    /// [h, distances, d].
-    pub data: &'a [f32],
-    /// Number of distances.
-    pub distances: usize,
-}
-
-/// All position-dependent operands.
-#[derive(Clone, Copy)]
-pub struct Tables<'a> {
-    /// Distances of keys.
-    pub keys: Table<'a>,
-    /// u, [h, d].
-    pub content_bias: &'a [f32],
-    /// v, [h, d].
-    pub position_bias: &'a [f32],
-    /// Distances of slots, length of a segment, slots per segment.
-    pub slots: Option<(Table<'a>, usize, usize)>,
-}
-
-impl<'a> Tables<'a> {
-    /// The table of a stream.
-    fn table(&self, slots: bool) -> Option<Table<'a>> {
-        if slots { self.slots.map(|(table, ..)| table) } else { Some(self.keys) }
-    }
-}
 
 /// Queries as lanes, with the biases that different logits add to them.
 #[derive(Default)]

@@ -15,7 +15,7 @@ mod pack;
 
 use std::cell::RefCell;
 
-use super::gemm::{Mat, MatMut, Threads, gemm_exact};
+use super::matrix::{Mat, MatMut, Threads, gemm_exact};
 #[cfg(target_arch = "x86_64")]
 pub use native::{Factor, Panels, add_outer, pack_lines, pack_rows, product};
 

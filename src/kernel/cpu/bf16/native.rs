@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use super::block::{LANES, Left, Result, Right, multiply};
 use super::pack;
-use crate::kernel::cpu::gemm::{Mat, MatMut};
+use crate::kernel::cpu::matrix::{Mat, MatMut};
 
 /// Columns of the right factor that are packed as a panel.
 const PANEL: usize = 64;

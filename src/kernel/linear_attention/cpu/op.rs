@@ -2,10 +2,7 @@
 
 use std::sync::OnceLock;
 
-use candle_core::{
-    CpuStorage, CustomOp1, CustomOp2, CustomOp3, D, DType, Device, Layout, Result, Shape, Storage, Tensor,
-    bail,
-};
+use candle_core::{CpuStorage, D, DType, Device, Layout, Result, Shape, Storage, Tensor, bail};
 
 use super::favor::FavorMap;
 use super::map::{At, Elementwise, Map, Mask, Turn};
@@ -14,6 +11,7 @@ use super::rows::{Columns, Operand, Place};
 use super::{Call, Gradients, Inputs, Targets, bidirectional, causal};
 use crate::kernel::heads::{Heads, Parts, Qkv, merge};
 use crate::kernel::linear_attention::{Features, LinearAttention};
+use crate::kernel::op::Op;
 use crate::kernel::tape;
 use causal::Gate;
 
@@ -32,13 +30,11 @@ pub(in crate::kernel::linear_attention) fn fused(qkv: &Qkv, call: &LinearAttenti
         arguments.push(weight);
     }
     arguments.extend(call.gate);
-    let (heads, op) = (inner.call.heads, Op { inner, saved: OnceLock::new() });
-    let rows = match arguments[..] {
-        [a] => tape::apply1(a, op)?,
-        [a, b] => tape::apply2(a, b, op)?,
-        [a, b, c] => tape::apply3(a, b, c, op)?,
-        _ => return Ok(None),
-    };
+    if arguments.len() > 3 {
+        return Ok(None);
+    }
+    let heads = inner.call.heads;
+    let rows = tape::apply(&arguments, Attention { inner, saved: OnceLock::new() })?;
     Ok(Some(Heads::Merged { rows, heads }))
 }
 
@@ -201,7 +197,7 @@ struct Inner {
     targets: Targets,
 }
 
-struct Op {
+struct Attention {
     inner: Inner,
     saved: OnceLock<Saved>,
 }
@@ -217,50 +213,13 @@ fn data<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> {
     Ok(&storage.as_slice::<f32>()?[layout.start_offset()..])
 }
 
-impl Op {
+impl Attention {
     fn operands<'a>(&self, data: &[&'a [f32]]) -> [Operand<'a>; 3] {
         let of = |index: usize| {
             let place = self.inner.places[index];
             Operand { data: data[if self.inner.targets.shared { 0 } else { index }], place }
         };
         [of(0), of(1), of(2)]
-    }
-
-    fn forward(&self, data: &[&[f32]]) -> Result<(CpuStorage, Shape)> {
-        let [q, k, v] = self.operands(data);
-        let call = &self.inner.call;
-        let (out, saved) = if self.inner.causal {
-            let (out, saved) = causal::forward(call, q, k, v);
-            (out, Saved::Causal(saved))
-        } else {
-            let (out, saved) = bidirectional::forward(call, q, k, v);
-            (out, Saved::Bidirectional(saved))
-        };
-        if self.saved.set(saved).is_err() {
-            bail!("a linear attention operation ran twice");
-        }
-        Ok((CpuStorage::F32(out), (call.samples, call.queries, call.heads * call.value_width).into()))
-    }
-
-    fn backward(&self, args: &[&Tensor], res: &Tensor, grad: &Tensor) -> Result<Vec<Tensor>> {
-        let Some(saved) = self.saved.get() else { bail!("linear attention runs backward before forward") };
-        let (res, grad) = (res.contiguous()?, grad.contiguous()?);
-        let guards: Vec<_> = args.iter().chain([&&res, &&grad]).map(|x| x.storage_and_layout()).collect();
-        let slices = guards.iter().map(|(storage, layout)| match &**storage {
-            Storage::Cpu(storage) => data(storage, layout),
-            _ => bail!("the CPU kernel of linear attention was given a tensor on another device"),
-        });
-        let slices = slices.collect::<Result<Vec<_>>>()?;
-        let (inputs, results) = slices.split_at(args.len());
-        let [q, k, v] = self.operands(inputs);
-        let Inner { call, targets, .. } = &self.inner;
-        let (operands, out, dout) = ((q, k, v), results[0], results[1]);
-        self.tensors(match saved {
-            Saved::Bidirectional(saved) => {
-                bidirectional::backward(&Inputs { call, operands, saved, out, dout }, targets)
-            }
-            Saved::Causal(saved) => causal::backward(&Inputs { call, operands, saved, out, dout }, targets),
-        })
     }
 
     /// Gradients in the order and shapes of the arguments.
@@ -291,73 +250,48 @@ impl Op {
     }
 }
 
-impl CustomOp1 for Op {
+impl Op for Attention {
     fn name(&self) -> &'static str {
         "linear-attention"
     }
 
-    fn cpu_fwd(&self, s: &CpuStorage, l: &Layout) -> Result<(CpuStorage, Shape)> {
-        self.forward(&[data(s, l)?])
+    fn forward(&self, operands: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)> {
+        let data =
+            operands.iter().map(|(storage, layout)| data(storage, layout)).collect::<Result<Vec<_>>>()?;
+        let [q, k, v] = self.operands(&data);
+        let call = &self.inner.call;
+        let (out, saved) = if self.inner.causal {
+            let (out, saved) = causal::forward(call, q, k, v);
+            (out, Saved::Causal(saved))
+        } else {
+            let (out, saved) = bidirectional::forward(call, q, k, v);
+            (out, Saved::Bidirectional(saved))
+        };
+        if self.saved.set(saved).is_err() {
+            bail!("a linear attention operation ran twice");
+        }
+        Ok((out, (call.samples, call.queries, call.heads * call.value_width).into()))
     }
 
-    fn bwd(&self, rows: &Tensor, res: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
-        Ok(self.backward(&[rows], res, grad)?.pop())
-    }
-}
-
-impl CustomOp2 for Op {
-    fn name(&self) -> &'static str {
-        "linear-attention"
-    }
-
-    fn cpu_fwd(
-        &self,
-        s1: &CpuStorage,
-        l1: &Layout,
-        s2: &CpuStorage,
-        l2: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        self.forward(&[data(s1, l1)?, data(s2, l2)?])
-    }
-
-    fn bwd(
-        &self,
-        rows: &Tensor,
-        other: &Tensor,
-        res: &Tensor,
-        grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let mut grads = self.backward(&[rows, other], res, grad)?.into_iter();
-        Ok((grads.next(), grads.next()))
-    }
-}
-
-impl CustomOp3 for Op {
-    fn name(&self) -> &'static str {
-        "linear-attention"
-    }
-
-    fn cpu_fwd(
-        &self,
-        s1: &CpuStorage,
-        l1: &Layout,
-        s2: &CpuStorage,
-        l2: &Layout,
-        s3: &CpuStorage,
-        l3: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        self.forward(&[data(s1, l1)?, data(s2, l2)?, data(s3, l3)?])
-    }
-
-    fn bwd(
-        &self,
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
-        res: &Tensor,
-        grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let mut grads = self.backward(&[q, k, v], res, grad)?.into_iter();
-        Ok((grads.next(), grads.next(), grads.next()))
+    fn backward(&self, args: &[&Tensor], res: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+        let Some(saved) = self.saved.get() else { bail!("linear attention runs backward before forward") };
+        let res = res.contiguous()?;
+        let guards: Vec<_> = args.iter().chain([&&res, &grad]).map(|x| x.storage_and_layout()).collect();
+        let slices = guards.iter().map(|(storage, layout)| match &**storage {
+            Storage::Cpu(storage) => data(storage, layout),
+            _ => bail!("the CPU kernel of linear attention was given a tensor on another device"),
+        });
+        let slices = slices.collect::<Result<Vec<_>>>()?;
+        let (inputs, results) = slices.split_at(args.len());
+        let [q, k, v] = self.operands(inputs);
+        let Inner { call, targets, .. } = &self.inner;
+        let (operands, out, dout) = ((q, k, v), results[0], results[1]);
+        let tensors = self.tensors(match saved {
+            Saved::Bidirectional(saved) => {
+                bidirectional::backward(&Inputs { call, operands, saved, out, dout }, targets)
+            }
+            Saved::Causal(saved) => causal::backward(&Inputs { call, operands, saved, out, dout }, targets),
+        })?;
+        Ok(tensors.into_iter().map(Some).collect())
     }
 }

@@ -1,0 +1,112 @@
+//! What the forward and the backward pass read.
+
+use super::lanes;
+use super::operands::{Dims, Rows};
+use super::plan::{Plan, Tile};
+use super::product::WIDTH;
+use super::tile::{ROW, View};
+
+/// Tiles that are computed side by side: chunks that several of them see are packed once.
+pub const SIDE: usize = 8;
+
+/// One row per distance.
+#[derive(Clone, Copy)]
+pub struct Table<'a> {
+    /// [h, distances, d].
+    pub data: &'a [f32],
+    /// Number of distances.
+    pub distances: usize,
+}
+
+/// All position-dependent operands.
+#[derive(Clone, Copy)]
+pub struct Tables<'a> {
+    /// Distances of keys.
+    pub keys: Table<'a>,
+    /// u, [h, d].
+    pub content_bias: &'a [f32],
+    /// v, [h, d].
+    pub position_bias: &'a [f32],
+    /// Distances of slots, length of a segment, slots per segment.
+    pub slots: Option<(Table<'a>, usize, usize)>,
+}
+
+impl<'a> Tables<'a> {
+    /// The table of a stream.
+    pub fn table(&self, slots: bool) -> Option<Table<'a>> {
+        if slots { self.slots.map(|(table, ..)| table) } else { Some(self.keys) }
+    }
+}
+
+/// What both passes read.
+pub struct Problem<'a> {
+    /// Who sees whom.
+    pub plan: &'a Plan,
+    /// Sizes.
+    pub dims: Dims,
+    /// Factor on every logit.
+    pub scale: f32,
+    /// Queries.
+    pub q: Rows<'a>,
+    /// Keys.
+    pub k: Rows<'a>,
+    /// Values.
+    pub v: Rows<'a>,
+    /// Keys and values of the slots.
+    pub slots: Option<(Rows<'a>, Rows<'a>)>,
+    /// Hidden keys and slots of every sample, one after another; empty if none is hidden.
+    pub hidden: &'a [bool],
+    /// Position-dependent logits.
+    pub relative: Option<Tables<'a>>,
+}
+
+impl<'a> Problem<'a> {
+    /// Keys and values of a stream.
+    pub fn sides(&self, slots: bool) -> (Rows<'a>, Rows<'a>) {
+        match self.slots {
+            Some(rows) if slots => rows,
+            _ => (self.k, self.v),
+        }
+    }
+
+    /// Whether a key (or a slot) is hidden from every query of sample `batch`.
+    pub fn is_hidden(&self, batch: usize, slots: bool, position: usize) -> bool {
+        let Dims { keys, slots: count, .. } = self.dims;
+        let at = batch * (keys + count) + if slots { keys } else { 0 } + position;
+        self.hidden.get(at).copied().unwrap_or(false)
+    }
+
+    /// All tiles, those that are computed side by side together: sample, head, tiles. Fewer than [`SIDE`] where
+    /// some threads would have nothing to do.
+    pub fn tiles(&self) -> Vec<(usize, usize, &'a [Tile])> {
+        let plan = self.plan;
+        let heads = || (0..self.dims.batch).flat_map(|b| (0..self.dims.heads).map(move |h| (b, h)));
+        let all: usize = heads().map(|(_, h)| plan.head(h).tiles.len()).sum();
+        let side = all.div_ceil(4 * rayon::current_num_threads()).clamp(1, SIDE);
+        heads().flat_map(|(b, h)| plan.head(h).tiles.chunks(side).map(move |tiles| (b, h, tiles))).collect()
+    }
+}
+
+/// Rounds the width of a head up to whole vectors.
+pub fn padded(width: usize) -> usize {
+    width.next_multiple_of(WIDTH)
+}
+
+/// The tile's rows, transposed and scaled: one row of lanes per element.
+pub fn load_lanes(
+    x: &Problem,
+    rows: &Rows,
+    (batch, head): (usize, usize),
+    view: &View,
+    factor: f32,
+    to: &mut Vec<f32>,
+) {
+    to.clear();
+    to.resize(x.dims.width * ROW, 0.0);
+    for (block, queries) in view.queries.chunks(4).enumerate() {
+        // lanes behind the last query repeat it; no key is visible to them
+        let query = |lane: usize| queries[lane.min(queries.len() - 1)];
+        let starts = [0, 1, 2, 3].map(|lane| rows.place.at(batch, head, query(lane)));
+        lanes::transpose(rows.data, starts, x.dims.width, factor, &mut to[4 * block..], ROW);
+    }
+}

@@ -1,0 +1,202 @@
+//! What a fused operation is: one forward and one backward pass over up to three tensors.
+
+#[cfg(feature = "cuda")]
+use candle_core::cuda_backend::CudaStorage;
+use candle_core::{
+    CpuStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Result, Shape, Storage, Tensor, bail,
+};
+
+/// A fused operation. [`super::tape::apply`] runs it.
+pub trait Op: Send + Sync + 'static {
+    /// What messages call it.
+    fn name(&self) -> &'static str;
+
+    /// The result for operands on the CPU.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn forward(&self, operands: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)>;
+
+    /// The result for operands on a CUDA device.
+    ///
+    /// # Errors
+    /// No kernel for it, operands that do not fit, failures of the device.
+    #[cfg(feature = "cuda")]
+    fn forward_cuda(&self, _operands: &[(&CudaStorage, &Layout)]) -> Result<(CudaStorage, Shape)> {
+        bail!("there is no CUDA kernel for {}", self.name())
+    }
+
+    /// Gradients of the operands, where there are any, from the contiguous gradient of the result `out`.
+    ///
+    /// # Errors
+    /// Failures of the device.
+    fn backward(&self, operands: &[&Tensor], out: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>>;
+}
+
+/// The one to three operands of an operation that takes exactly `N`.
+///
+/// # Errors
+/// Another number of operands.
+pub fn operands<'a, const N: usize>(all: &[&'a Tensor]) -> Result<[&'a Tensor; N]> {
+    match all.try_into() {
+        Ok(all) => Ok(all),
+        Err(_) => bail!("{} operands were given, not {N}", all.len()),
+    }
+}
+
+/// Runs `op` outside of candle's graph.
+///
+/// # Errors
+/// Operands on different devices or on one without kernels, and whatever `op` fails with.
+pub fn run(op: &dyn Op, operands: &[&Tensor]) -> Result<(Storage, Shape)> {
+    let guards: Vec<_> = operands.iter().map(|x| x.storage_and_layout()).collect();
+    let mut on_cpu = Vec::with_capacity(guards.len());
+    #[cfg(feature = "cuda")]
+    let mut on_cuda = Vec::with_capacity(guards.len());
+    for (storage, layout) in &guards {
+        match &**storage {
+            Storage::Cpu(storage) => on_cpu.push((storage, *layout)),
+            #[cfg(feature = "cuda")]
+            Storage::Cuda(storage) => on_cuda.push((storage, *layout)),
+            _ => {}
+        }
+    }
+    if on_cpu.len() == operands.len() {
+        return op.forward(&on_cpu).map(|(out, shape)| (Storage::Cpu(CpuStorage::F32(out)), shape));
+    }
+    #[cfg(feature = "cuda")]
+    if on_cuda.len() == operands.len() {
+        return op.forward_cuda(&on_cuda).map(|(out, shape)| (Storage::Cuda(out), shape));
+    }
+    bail!("{} was given tensors of different devices, or of one without kernels", op.name())
+}
+
+/// An operation as a node of candle's graph.
+struct Node<O>(O);
+
+impl<O: Op> Node<O> {
+    fn forward(&self, operands: &[(&CpuStorage, &Layout)]) -> Result<(CpuStorage, Shape)> {
+        self.0.forward(operands).map(|(out, shape)| (CpuStorage::F32(out), shape))
+    }
+
+    fn backward<const N: usize>(
+        &self,
+        operands: [&Tensor; N],
+        out: &Tensor,
+        grad: &Tensor,
+    ) -> Result<[Option<Tensor>; N]> {
+        let mut grads = self.0.backward(&operands, out, &grad.contiguous()?)?.into_iter();
+        Ok(operands.map(|_| grads.next().flatten()))
+    }
+}
+
+/// The result of `op` as a node of candle's graph.
+///
+/// # Errors
+/// No or more than three operands, and whatever `op` fails with.
+pub fn in_graph<O: Op>(op: O, operands: &[&Tensor]) -> Result<Tensor> {
+    match operands {
+        [a] => a.apply_op1(Node(op)),
+        [a, b] => a.apply_op2(b, Node(op)),
+        [a, b, c] => a.apply_op3(b, c, Node(op)),
+        _ => bail!("{} was given {} operands", op.name(), operands.len()),
+    }
+}
+
+impl<O: Op> CustomOp1 for Node<O> {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn cpu_fwd(&self, a: &CpuStorage, la: &Layout) -> Result<(CpuStorage, Shape)> {
+        self.forward(&[(a, la)])
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, a: &CudaStorage, la: &Layout) -> Result<(CudaStorage, Shape)> {
+        self.0.forward_cuda(&[(a, la)])
+    }
+
+    fn bwd(&self, a: &Tensor, out: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+        self.backward([a], out, grad).map(|[a]| a)
+    }
+}
+
+impl<O: Op> CustomOp2 for Node<O> {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn cpu_fwd(
+        &self,
+        a: &CpuStorage,
+        la: &Layout,
+        b: &CpuStorage,
+        lb: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        self.forward(&[(a, la), (b, lb)])
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        a: &CudaStorage,
+        la: &Layout,
+        b: &CudaStorage,
+        lb: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        self.0.forward_cuda(&[(a, la), (b, lb)])
+    }
+
+    fn bwd(
+        &self,
+        a: &Tensor,
+        b: &Tensor,
+        out: &Tensor,
+        grad: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        self.backward([a, b], out, grad).map(|[a, b]| (a, b))
+    }
+}
+
+impl<O: Op> CustomOp3 for Node<O> {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn cpu_fwd(
+        &self,
+        a: &CpuStorage,
+        la: &Layout,
+        b: &CpuStorage,
+        lb: &Layout,
+        c: &CpuStorage,
+        lc: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        self.forward(&[(a, la), (b, lb), (c, lc)])
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        a: &CudaStorage,
+        la: &Layout,
+        b: &CudaStorage,
+        lb: &Layout,
+        c: &CudaStorage,
+        lc: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        self.0.forward_cuda(&[(a, la), (b, lb), (c, lc)])
+    }
+
+    fn bwd(
+        &self,
+        a: &Tensor,
+        b: &Tensor,
+        c: &Tensor,
+        out: &Tensor,
+        grad: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        self.backward([a, b, c], out, grad).map(|[a, b, c]| (a, b, c))
+    }
+}
