@@ -25,14 +25,17 @@ const LARGEST: u64 = 1 << 30;
 
 const EXAMPLES: &str = "\
 Examples:
-  effattn check                                  the files in this binary, over every mechanism
-  effattn check --golden golden --model ls,full  a folder and its subfolders
-  effattn check --kernel composed -v             the plain operations, a line per file";
+  # Every mechanism against the files in this program
+  effattn check
+  # A folder and its subfolders
+  effattn check --golden golden --model ls,full
+  # The plain operations, with a line per file
+  effattn check --kernel composed -v";
 
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Folder of golden files; the ones in this binary without
+    /// Folder of golden files [default: those in this program]
     #[arg(long, value_name = "DIR")]
     golden: Option<PathBuf>,
     /// Mechanisms whose files are checked: full,ls or 'ls*'
@@ -47,7 +50,7 @@ pub struct Args {
     /// fused or composed
     #[arg(long, value_name = "KIND", default_value = "fused")]
     kernel: KernelName,
-    /// CPU threads; all processors without
+    /// CPU threads [default: all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
     threads: Option<u64>,
     #[command(flatten)]
@@ -97,7 +100,7 @@ pub fn run(args: &Args, mut term: Term) -> Result<u8> {
     }
     term.end();
     if done.is_empty() {
-        bail!("no file is about these mechanisms; choose other --model or --exclude");
+        bail!("no golden file covers these mechanisms; choose other --model or --exclude");
     }
     report(&done, args, count, &term)
 }

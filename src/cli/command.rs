@@ -74,7 +74,7 @@ pub struct Training {
     /// Time between checkpoints: the training that is lost if the run is killed
     #[arg(long, value_name = "TIME", default_value = "10s", help_heading = "Output")]
     pub save_every: Seconds,
-    /// Look for NaN and infinity behind every operation, also backward; slower. Without it the step that fails is
+    /// Check every operation for NaN and infinity, forward and backward (slower). Without it, a step that fails is
     /// computed again to name the operation
     #[arg(long, help_heading = "Machine")]
     pub detect_anomaly: bool,

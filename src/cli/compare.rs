@@ -11,14 +11,15 @@ use crate::term::{self, Term};
 
 const EXAMPLES: &str = "\
 Examples:
+  # Two runs
   effattn compare results/speed/A results/speed/B
-  effattn compare results/speed/latest --save-baseline main    keep these rows under a name
-  effattn compare results/speed/latest --baseline main         beside them later
+  # Keep these rows under a name, and compare with them later
+  effattn compare results/speed/latest --save-baseline main
+  effattn compare results/speed/latest --baseline main
+  # For scripts: exit code 1 where a cell became 5 % worse
   effattn compare before.csv results/speed/latest --fail-if-regression 5%
 
-Cells are matched by everything that defines them; other devices, number formats, kernels or thread counts are never
-compared. Exit code 1 with --fail-if-regression and a cell that is worse by more, beyond its 95 % interval, or that
-has no value any more; 2 where nothing can be compared.";
+Cells are matched by everything that defines them; other devices, number formats, kernels or thread counts are never compared. Exit code 1 with --fail-if-regression and a cell that is worse by more, beyond its 95 % interval, or that has no value any more; 2 where nothing can be compared.";
 
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]

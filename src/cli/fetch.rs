@@ -15,10 +15,14 @@ use crate::term::{Talk, Term};
 
 const EXAMPLES: &str = "\
 Examples:
-  effattn fetch imdb                                   84 MB, checked
-  effattn fetch enwik8 --from ~/Downloads/enwik8.zip   what was brought by other means, checked
-  effattn fetch listops --format tsv --data-dir data   LRA's own files, 0.6 GB, generated
-  effattn list tasks                                   what is there";
+  # 84 MB, with checksum
+  effattn fetch imdb
+  # A file that you already have, with checksum
+  effattn fetch enwik8 --from ~/Downloads/enwik8.zip
+  # LRA's own files, 0.6 GB, generated
+  effattn fetch listops --format tsv --data-dir data
+  # What is there
+  effattn list tasks";
 
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]

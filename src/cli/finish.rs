@@ -63,7 +63,7 @@ pub fn finish(
     term.say(&format!("rows: {}", finished.folder.join("rows.csv").display()));
     if stopped {
         let line = continue_line(argv().into_iter());
-        term.say(&format!("stopped; {done} of {of} cells are kept. Continue with: {line}"));
+        term.say(&format!("stopped: {done} of {of} cells are finished and saved. Resume with: {line}"));
         return Ok(super::STOPPED);
     }
     let failed = finished.rows.iter().any(|row| row.outcome.is_failure());

@@ -40,12 +40,16 @@ const STOPPED: u8 = 130;
 
 const EXAMPLES: &str = "\
 Examples:
-  effattn speed --quick                             a table and two charts in about a minute
-  effattn speed --len 1024..8192 --model full,ls    steps per second, doubling the length
-  effattn memory --model all --fit 2GiB             the longest length that fits
-  effattn speed --suite cos-table5 --dry-run        what a paper's table would take here
+  # A table and two charts in about a minute
+  effattn speed --quick
+  # Steps per second against length
+  effattn speed --len 1024..8192 --model full,ls
+  # The longest length that fits into memory
+  effattn memory --model all --fit 2GiB
+  # What a paper's table would take on this machine
+  effattn speed --suite cos-table5 --dry-run
 
-Exit codes: 0 done, 1 a cell failed or a check is red, 2 wrong usage, configuration or data, 130 interrupted.";
+Exit codes: 0 success; 1 a cell failed or a check is red; 2 wrong usage, configuration or data; 130 interrupted.";
 
 /// Benchmarks and reproduces efficient-attention transformers.
 #[derive(Parser)]
@@ -59,13 +63,13 @@ struct Cli {
 #[derive(clap::Args)]
 struct Global {
     /// Say nothing but results, warnings and errors
-    #[arg(short, long, global = true, conflicts_with = "verbose", help_heading = "Talk")]
+    #[arg(short, long, global = true, conflicts_with = "verbose", help_heading = "Verbosity")]
     quiet: bool,
     /// Say what every worker does
-    #[arg(short, long, global = true, help_heading = "Talk")]
+    #[arg(short, long, global = true, help_heading = "Verbosity")]
     verbose: bool,
     /// Colours on stderr
-    #[arg(long, global = true, value_name = "WHEN", default_value = "auto", help_heading = "Talk")]
+    #[arg(long, global = true, value_name = "WHEN", default_value = "auto", help_heading = "Verbosity")]
     #[arg(value_parser = ["auto", "always", "never"])]
     color: String,
 }

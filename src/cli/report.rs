@@ -21,9 +21,12 @@ use crate::term::{self, Term};
 
 const EXAMPLES: &str = "\
 Examples:
-  effattn report                                   everything under results/, as Markdown
-  effattn report -o report.html                    one self-contained file to explore, with charts
-  effattn report --splice README.md                renews what is between the README's markers";
+  # Everything under results/, as Markdown
+  effattn report
+  # One self-contained file to explore, with charts
+  effattn report -o report.html
+  # Renew what stands between the README's markers
+  effattn report --splice README.md";
 
 /// Tables and figures of the papers that this version does not measure.
 const NOT_BUILT: &[(&str, &str)] = &[

@@ -42,7 +42,7 @@ pub struct Source {
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
     /// The address cannot be reached.
-    #[error("{url} cannot be reached ({reason}); with another machine's copy: effattn fetch {name} --from FILE, or place {file} in {}", dir.display())]
+    #[error("{url} cannot be reached ({reason}); if you already have the file: effattn fetch {name} --from FILE, or place {file} in {}", dir.display())]
     Unreachable {
         /// Data set.
         name: &'static str,

@@ -90,11 +90,14 @@ pub static PROTOCOL: Protocol = Protocol {
 
 const EXAMPLES: &str = "\
 Examples:
+  # Peak memory against length, for two batch sizes
   effattn memory --len 1024..16384 --model full,ls --batch 1,4
-  effattn memory --model all --mode train --fit 2GiB      the longest length that fits, per mechanism
-  effattn memory --kernel composed --model full           what the papers' codes would need
+  # The longest length that fits, per mechanism
+  effattn memory --model all --mode train --fit 2GiB
+  # What the papers' own operations would need
+  effattn memory --kernel composed --model full
 
-Bytes are live bytes counted by the allocator: parameters, moments, activations, inputs. One worker at a time.";
+Bytes are live bytes counted by the allocator: parameters, moments, activations, inputs. One worker runs at a time.";
 
 /// What `memory` does where nothing is said.
 fn defaults(flags: &Flags) -> Defaults {

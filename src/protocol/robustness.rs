@@ -107,11 +107,12 @@ const HELP: &[(&str, &str)] = &[
 
 const EXAMPLES: &str = "\
 Examples:
-  effattn robustness --suite ls-table2 --dry-run            what the paper's table takes here
+  # What the paper's table would take on this machine
+  effattn robustness --suite ls-table2 --dry-run
+  # Two mechanisms, trained for fewer steps
   effattn robustness --model linformer,dp --len 1024 --steps 800 --rate 1e-3 --data-dir ~/data
 
-Models are trained on clean texts (lra's task text or retrieval; a finished run of effattn lra with the same settings, data,
-threads and build under --output-path is used) and tested on clean and on changed texts, which are the same for every model.";
+Models are trained on clean texts (lra's task text or retrieval; a finished run of effattn lra with the same settings, data, threads and build under --output-path is used) and tested on clean and on changed texts, which are the same for every model.";
 
 /// What `robustness` does where nothing is said.
 fn defaults(_: &Flags) -> Defaults {

@@ -161,7 +161,7 @@ pub enum SessionError {
     #[error(transparent)]
     Evaluation(#[from] candle_core::Error),
     /// An evaluation gave a loss that is not finite.
-    #[error("the validation loss behind step {step} is {loss}")]
+    #[error("the validation loss after step {step} is {loss}")]
     Diverged {
         /// Steps made.
         step: u64,
@@ -175,7 +175,7 @@ pub enum SessionError {
     #[error(transparent)]
     Told(#[from] std::io::Error),
     /// The run was asked to end; its checkpoint is behind the last step.
-    #[error("stopped behind step {step}")]
+    #[error("stopped after step {step}")]
     Stopped {
         /// Steps made.
         step: u64,

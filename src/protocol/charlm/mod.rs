@@ -96,13 +96,16 @@ const GENERATE: &[Flag] = &[
 
 const EXAMPLES: &str = "\
 Examples:
-  effattn charlm --quick                                a small model on the text in the program, in a minute
-  effattn charlm --task enwik8 --model ls --dry-run     what Transformer-LS Table 4 would take here
+  # A small model on the text in the program: a minute
+  effattn charlm --quick
+  # What Transformer-LS Table 4 would take here
+  effattn charlm --task enwik8 --model ls --dry-run
+  # A small model on the part of enwik8 that is there
   effattn charlm --task enwik8 --allow-partial --model ls:w=128,transformer-xl --steps 400 --len 512 --batch 4 \\
       --set layers=4 --set width=256 --set heads=4 --set ffn=1024 --rate 1e-3 --limit 50000
-  effattn charlm --suite ls-figure3 --set layers=1 --dry-run    time and memory against length, as effattn speed measures
+  # Time and memory against length, measured as effattn speed does
+  effattn charlm --suite ls-figure3 --set layers=1 --dry-run
+  # Text from a trained model
   effattn charlm --generate results/charlm/latest/cells/*/phase1-best.safetensors --prompt 'The '
 
-Bits per character of the test part, with the weights of the best evaluation. bpc_stream: blocks behind a cache;
-bpc_overlap: windows that are encoded alone. A killed or stopped run goes on from its last checkpoint when the same
-command is given again.";
+Bits per character of the test part, with the weights of the best evaluation. bpc_stream: blocks behind a cache; bpc_overlap: windows that are encoded alone. A killed or stopped run resumes from its last checkpoint when the same command is given again.";

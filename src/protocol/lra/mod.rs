@@ -85,12 +85,15 @@ pub const CURVE: LearningCurve = LearningCurve {
 
 const EXAMPLES: &str = "\
 Examples:
-  effattn lra --quick                                   learns ListOps visibly in about a minute
-  effattn lra --task listops --model ls                 Transformer-LS Table 1: 5,000 steps, about an hour
+  # Learns ListOps visibly in about a minute
+  effattn lra --quick
+  # Transformer-LS Table 1: 5,000 steps, about an hour
+  effattn lra --task listops --model ls
+  # Fewer steps on your own copy of the data
   effattn lra --task text --model ls,full --steps 2000 --data-dir ~/data
+  # What four seeds of the paper's row would take
   effattn lra --suite ls-table1 --task listops --seeds 1234..1237 --dry-run
-  effattn lra --floor --task listops,text               what simple rules reach on the same test splits
+  # What simple rules reach on the same test splits
+  effattn lra --floor --task listops,text
 
-ListOps and Pathfinder are generated where LRA's own files are not in --data-dir. A killed or stopped run goes on from its last
-checkpoint when the same command is given again. Accuracy is that of the test split with the weights of the best
-evaluation, in percent.";
+ListOps and Pathfinder are generated where LRA's own files are not in --data-dir. A killed or stopped run resumes from its last checkpoint when the same command is given again. Accuracy is that of the test split with the weights of the best evaluation, in percent.";

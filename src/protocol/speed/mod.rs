@@ -54,14 +54,18 @@ pub static PROTOCOL: Protocol = Protocol {
 
 const EXAMPLES: &str = "\
 Examples:
-  effattn speed                                       Table 5's mechanisms and ls at 1024 to 4096, minutes
-  effattn speed --quick                               short lengths, about a minute
+  # The mechanisms of cosFormer's Table 5 and ls, at 1024 to 4096: minutes
+  effattn speed
+  # Short lengths: about a minute
+  effattn speed --quick
+  # Chosen lengths and mechanisms, with a knob
   effattn speed --len 1024..8192 --model full,cosformer,ls:w=16
+  # A paper's table, with less time per cell
   effattn speed --suite cos-table5 --max-time 5s --min-runs 3
+  # Rows for another program
   effattn speed --mode infer --export-json - | jq '.rows[0]'
 
-A value is the median over the steps of a cell; its 95 % interval is given by order statistics (Student's t
-below six steps). Cells of one length, batch and pass take turns in processes of their own.";
+A value is the median over the steps of a cell; its 95 % interval is given by order statistics (Student's t below six steps). Cells of one length, batch and pass take turns in processes of their own.";
 
 /// Cells of one place take turns.
 fn place(cell: &Cell) -> (Option<u64>, Option<u64>, Option<crate::record::Pass>, Option<u64>) {
