@@ -135,7 +135,10 @@ fn ctrl_c_keeps_what_is_finished_and_says_how_to_go_on() {
         let mut said = String::new();
         child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(130), "{said}");
-        assert!(said.contains("cells are finished and saved. Resume with: effattn speed --preset ls-lra"), "{said}");
+        assert!(
+            said.contains("cells are finished and saved. Resume with: effattn speed --preset ls-lra"),
+            "{said}"
+        );
         let kept = rows(folder.path(), "speed");
         assert!(kept.iter().any(|row| row.outcome == Outcome::Ok));
         assert!(kept.iter().all(|row| matches!(row.outcome, Outcome::Ok | Outcome::Interrupted)));
