@@ -1,7 +1,7 @@
 //! Training runs of the real binary, killed and continued.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
@@ -137,6 +137,67 @@ fn a_language_model_goes_on_with_its_cache() {
     assert!(kills >= 1, "no kill hit a running program");
     assert_eq!(results(folder.path(), "charlm"), results(undisturbed.path(), "charlm"));
     assert_eq!(curve(folder.path(), "charlm"), curve(undisturbed.path(), "charlm"));
+}
+
+const MLM: &[&str] = &[
+    "mlm",
+    "--quick",
+    "--steps",
+    "120",
+    "--every",
+    "30",
+    "--accumulate",
+    "2",
+    "--no-plot",
+    "--threads",
+    "1",
+];
+
+/// The only cell's folder.
+fn cell(folder: &Path, command: &str) -> PathBuf {
+    let cells = folder.join("results").join(command).join("latest/cells");
+    fs::read_dir(cells).unwrap().next().unwrap().unwrap().path()
+}
+
+#[test]
+fn a_masked_language_model_that_is_killed_ends_with_the_same_weights() {
+    let args = [MLM, &["--save-every", "1ms"]].concat();
+    let undisturbed = tempfile::tempdir().unwrap();
+    run(undisturbed.path(), MLM);
+    let folder = tempfile::tempdir().unwrap();
+    let kills = killed(folder.path(), &args, 10);
+    assert!(kills >= 1, "no kill hit a running program");
+    assert_eq!(results(folder.path(), "mlm"), results(undisturbed.path(), "mlm"));
+    assert_eq!(curve(folder.path(), "mlm"), curve(undisturbed.path(), "mlm"));
+    let [one, other] = [folder.path(), undisturbed.path()].map(|folder| cell(folder, "mlm"));
+    for file in ["model.safetensors", "config.json", "tokenizer.json"] {
+        let [one, other] = [&one, &other].map(|folder| fs::read(folder.join(file)).unwrap());
+        assert!(one == other, "{file} differs");
+    }
+    let losses = curve(folder.path(), "mlm");
+    let bits = |line: Option<&str>| line.unwrap().rsplit(',').next().unwrap().parse::<f64>().unwrap();
+    let (first, last) = (bits(losses.lines().nth(1)), bits(losses.lines().last()));
+    assert!(last < first, "{losses}");
+    let config: serde_json::Value =
+        serde_json::from_slice(&fs::read(one.join("config.json")).unwrap()).unwrap();
+    assert_eq!((&config["model_type"], &config["max_position_embeddings"]), (&"roberta".into(), &66.into()));
+    let words = config["effattn"]["tokenizer"].as_str().unwrap();
+    let rows = fs::read_to_string(folder.path().join("results/mlm/latest/rows.csv")).unwrap();
+    assert!(
+        rows.lines().skip(1).all(|line| line.ends_with(&words[..12])),
+        "rows carry the tokenizer's checksum"
+    );
+}
+
+#[test]
+fn a_masked_language_model_whose_loss_is_not_finite_is_a_row() {
+    let folder = tempfile::tempdir().unwrap();
+    let args = [MLM, &["--model", "identity-linear", "--rate", "10"]].concat();
+    let output = effattn(folder.path(), &args).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
+    let path = folder.path().join("results/mlm/latest/rows.csv");
+    let rows: Vec<Row> = csv::from_str(&fs::read_to_string(path).unwrap()).unwrap();
+    assert!(rows.iter().all(|row| row.outcome == Outcome::Diverged), "{:?}", rows[0].error);
 }
 
 #[test]

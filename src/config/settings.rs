@@ -290,6 +290,8 @@ settings! {
     characters: String, "Texts", "TEXT", word;
     /// Seeds that insertions are repeated with
     perturbation_seeds: u64, "Texts", "N", |text| within(text, 1, 1000);
+    /// Words: tokenizer.json, or a folder with it or with vocab.json and merges.txt [default: trained on the text]
+    tokenizer: String, "Data", "PATH", word;
     /// Text: select weights on a tenth of the training reviews, not on the test split as the sources do
     strict: bool, "Data", "", switch;
     /// ListOps: keep closing brackets as tokens (today's LRA), which Table 1 did not

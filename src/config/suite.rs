@@ -18,6 +18,10 @@ use crate::record::{Outcome, Published};
 pub const SHIPPED: &[(&str, &str)] = &[
     ("cos-figure1", include_str!("../../suites/cos-figure1.toml")),
     ("cos-figure3", include_str!("../../suites/cos-figure3.toml")),
+    ("cos-figure4", include_str!("../../suites/cos-figure4.toml")),
+    ("cos-figure4-small", include_str!("../../suites/cos-figure4-small.toml")),
+    ("cos-table1-loss", include_str!("../../suites/cos-table1-loss.toml")),
+    ("cos-table1-loss-small", include_str!("../../suites/cos-table1-loss-small.toml")),
     ("cos-table4", include_str!("../../suites/cos-table4.toml")),
     ("cos-table5", include_str!("../../suites/cos-table5.toml")),
     ("cos-table6", include_str!("../../suites/cos-table6.toml")),

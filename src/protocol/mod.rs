@@ -11,6 +11,7 @@ pub mod grid;
 pub mod lra;
 pub mod measured_step;
 pub mod memory;
+pub mod mlm;
 pub mod model_spec;
 pub mod norms;
 pub mod pattern;

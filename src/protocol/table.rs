@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::grid::{Defaults, Flags, Grid, PlanError};
 use super::runner::Runner;
-use super::{charlm, lra, memory, robustness, speed};
+use super::{charlm, lra, memory, mlm, robustness, speed};
 use crate::config::settings::{Setting, Settings};
 use crate::record::{Metric, Outcome, Row};
 use crate::run::outcome::Ending;
@@ -23,8 +23,14 @@ use crate::run::{RunError, Stop};
 use crate::train::session::{Point, Score};
 
 /// Every protocol of the crate.
-pub static TABLE: &[&Protocol] =
-    &[&speed::PROTOCOL, &memory::PROTOCOL, &lra::PROTOCOL, &charlm::PROTOCOL, &robustness::PROTOCOL];
+pub static TABLE: &[&Protocol] = &[
+    &speed::PROTOCOL,
+    &memory::PROTOCOL,
+    &lra::PROTOCOL,
+    &charlm::PROTOCOL,
+    &mlm::PROTOCOL,
+    &robustness::PROTOCOL,
+];
 
 static REGISTERED: RwLock<Vec<&'static Protocol>> = RwLock::new(Vec::new());
 
@@ -336,10 +342,16 @@ mod tests {
         ("keep_close", "true"),
         ("floor", "true"),
         ("allow_partial", "true"),
+        ("tokenizer", "words.json"),
     ];
 
     fn other(protocol: &Protocol, key: &str) -> String {
         let pick = |values: [&str; 2]| values[usize::from(protocol.name == "charlm")].to_owned();
+        match (protocol.name, key) {
+            ("mlm", "task") => return "sample".to_owned(),
+            ("mlm", "preset") => return "roberta-base".to_owned(),
+            _ => {}
+        }
         match key {
             "task" => pick([if protocol.name == "lra" { "text" } else { "retrieval" }, "text8"]),
             "preset" => pick([
@@ -367,7 +379,7 @@ mod tests {
             let usual = keys(protocol, &base);
             for setting in protocol.settings() {
                 let key = setting.key;
-                let refused = (protocol.name, key) == ("charlm", "pooling"); // every position is predicted
+                let refused = matches!((protocol.name, key), ("charlm" | "mlm", "pooling")); // positions are predicted
                 if refused || FREE.iter().any(|(free, _)| *free == key) {
                     continue;
                 }

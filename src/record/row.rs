@@ -198,10 +198,13 @@ pub struct Row {
     /// Settings of the cell that are not the protocol's usual ones: `layers=8 runs=200`.
     #[serde(default)]
     pub settings: Option<String>,
+    /// Start of the checksum of the words that texts were cut into (a tokenizer): losses of different ones do not compare.
+    #[serde(default)]
+    pub words: Option<String>,
 }
 
 /// The columns in order.
-pub const COLUMNS: [&str; 37] = [
+pub const COLUMNS: [&str; 38] = [
     "suite",
     "protocol",
     "task",
@@ -239,6 +242,7 @@ pub const COLUMNS: [&str; 37] = [
     "commit",
     "differs",
     "settings",
+    "words",
 ];
 
 /// So many columns have always been there; the ones behind them may be absent in older files.
@@ -294,6 +298,7 @@ impl Row {
             commit: option_env!("EFFATTN_COMMIT").map(str::to_owned),
             differs: None,
             settings: None,
+            words: None,
         }
     }
 

@@ -37,8 +37,24 @@ const METRICS: &[Metric] = &[
         last: "bpc_overlap_last",
         less_is_better: true,
     },
+    Metric {
+        name: "masked_loss",
+        title: "Loss of hidden words of held-out text",
+        unit: "nat",
+        last: "",
+        less_is_better: true,
+    },
+    Metric {
+        name: "masked_loss_bits",
+        title: "Loss of hidden words of held-out text",
+        unit: "bit",
+        last: "",
+        less_is_better: true,
+    },
 ];
 
+/// The rule of masked language models: how often words are.
+const UNIGRAM: &str = "unigram_loss";
 /// The rule of language models.
 const COUNTS: &str = "witten_bell_3_bpc";
 /// The rule that every classifier has to beat to have learned anything.
@@ -108,7 +124,7 @@ fn alike(a: &Row, b: &Row) -> bool {
         (
             (row.suite.clone(), row.task.clone(), row.model.clone(), row.variant.clone(), row.preset.clone()),
             (row.device.clone(), row.dtype.clone(), row.kernel.clone(), row.batch, row.len),
-            (row.differs.clone(), row.settings.clone(), row.fraction.map(f64::to_bits)),
+            (row.differs.clone(), row.settings.clone(), row.words.clone(), row.fraction.map(f64::to_bits)),
         )
     };
     key(a) == key(b)
@@ -158,6 +174,10 @@ impl<'a> Group<'a> {
         let row = self.rows[0];
         if let Some(bits) = self.also(row, COUNTS) {
             return Some(("order 3".to_owned(), bits));
+        }
+        if let Some(nats) = self.also(row, UNIGRAM) {
+            let scale = if self.metric.unit == "bit" { std::f64::consts::LN_2 } else { 1.0 };
+            return Some(("counts".to_owned(), nats / scale));
         }
         let rules = self.all.iter().filter(|rule| {
             rule.model == FLOOR

@@ -155,7 +155,6 @@ pub fn save(
     state: &Json,
     extra: &[(String, Tensor)],
 ) -> Result<(), CheckpointError> {
-    let io = |source| CheckpointError::Io { path: path.into(), source };
     let tensors = collect(trainer, extra)
         .map_err(|error| CheckpointError::Unfit { path: path.into(), reason: error.to_string() })?;
     let metadata = HashMap::from([
@@ -166,6 +165,16 @@ pub fn save(
         ("model".into(), model.to_string()),
         ("state".into(), state.to_string()),
     ]);
+    write(path, tensors, metadata)
+}
+
+/// Replaces `path` by a safetensors file.
+fn write(
+    path: &Path,
+    tensors: Vec<(String, Stored)>,
+    metadata: HashMap<String, String>,
+) -> Result<(), CheckpointError> {
+    let io = |source| CheckpointError::Io { path: path.into(), source };
     let file = file::beside(path).map_err(io)?;
     safetensors::serialize_to_file(tensors, Some(metadata), file.path()).map_err(|error| match error {
         safetensors::SafeTensorError::IoError(source) => io(source),
@@ -323,6 +332,27 @@ impl Checkpoint {
         let weights =
             self.tensors.iter().filter_map(|(name, tensor)| Some((name.strip_prefix(WEIGHT)?, tensor)));
         weights.filter(|(_, tensor)| !finite(tensor)).map(|(name, _)| name).min()
+    }
+
+    /// Writes its weights and constants to `path` under their own names, for other programs. `metadata` stands in the
+    /// header, beside the entry that Hugging Face's readers ask for.
+    ///
+    /// # Errors
+    /// A folder that cannot be written, a full disk: what stood under `path` before is untouched.
+    pub fn export(&self, path: &Path, metadata: &[(&str, &str)]) -> Result<(), CheckpointError> {
+        let own =
+            |name: &str| name.strip_prefix(WEIGHT).or_else(|| name.strip_prefix(CONSTANT)).map(str::to_owned);
+        let mut tensors = Vec::new();
+        for (name, tensor) in self.tensors.iter().filter_map(|(name, tensor)| Some((own(name)?, tensor))) {
+            let stored = Stored::new(tensor);
+            let unfit = |error: candle_core::Error| CheckpointError::Unfit {
+                path: path.into(),
+                reason: error.to_string(),
+            };
+            tensors.push((name, stored.map_err(unfit)?));
+        }
+        let metadata = [("format", "pt")].iter().chain(metadata);
+        write(path, tensors, metadata.map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect())
     }
 
     /// A tensor of the state.

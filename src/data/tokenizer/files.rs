@@ -136,6 +136,9 @@ fn whole(file: &Path) -> Result<Tokenizer, DataError> {
 
 fn parts(vocab: &Path, merges: &Path) -> Result<Tokenizer, DataError> {
     let Words(words) = serde_json::from_str(&text(vocab)?).map_err(|error| at(vocab, &error))?;
+    if let Some(word) = SPECIALS.iter().chain([&MASK]).find(|word| !words.contains_key(**word)) {
+        return Err(store::bad_file(vocab, missing(word)));
+    }
     let mut pairs = Vec::new();
     for (number, line) in text(merges)?.lines().enumerate() {
         if line.is_empty() || number == 0 && line.starts_with("#version") {
@@ -179,9 +182,7 @@ pub fn finish(
     };
     let id = |word: &str| {
         let id = built.token_to_id(word);
-        id.ok_or_else(|| {
-            format!("has no {word}; RoBERTa's special words are {}, {MASK}", SPECIALS.join(", "))
-        })
+        id.ok_or_else(|| missing(word))
     };
     let [start, padding, end, unknown] = SPECIALS.map(id);
     let (specials, padding) =
@@ -208,6 +209,10 @@ pub fn finish(
         None => built.to_string(false).map_err(|error| error.to_string())?,
     };
     Ok(Tokenizer { bpe, bytes, specials, len, hash, json })
+}
+
+fn missing(word: &str) -> String {
+    format!("has no {word}; RoBERTa's special words are {}, {MASK}", SPECIALS.join(", "))
 }
 
 /// As Hugging Face's RoBERTa has it: special words, `<s> a </s></s> b </s>`.

@@ -79,7 +79,11 @@ fn presets() -> Vec<About> {
     PRESETS.iter().map(|preset| preset.about.clone()).collect()
 }
 
-fn resolve(asked: &Asked) -> std::result::Result<Box<dyn Resolved>, SpecError> {
+/// The model that is asked for.
+///
+/// # Errors
+/// An unknown preset, settings that the mechanism does not take.
+pub fn config(asked: &Asked) -> std::result::Result<RobertaConfig, SpecError> {
     let names = PRESETS.iter().map(|preset| preset.about.name);
     let preset =
         find(asked.preset).ok_or_else(|| SpecError::Wrong(unknown("preset", asked.preset, names)))?;
@@ -87,7 +91,7 @@ fn resolve(asked: &Asked) -> std::result::Result<Box<dyn Resolved>, SpecError> {
     let mut backbone = preset.backbone.clone();
     asked.sizes.apply(&mut backbone);
     let positions = asked.len.unwrap_or(preset.positions);
-    Ok(Box::new(RobertaConfig {
+    Ok(RobertaConfig {
         entry: asked.choice.entry,
         knobs: reaching(asked, positions)?,
         backbone,
@@ -95,7 +99,11 @@ fn resolve(asked: &Asked) -> std::result::Result<Box<dyn Resolved>, SpecError> {
         positions,
         eps: 1e-5,
         top: Top::Masked,
-    }))
+    })
+}
+
+fn resolve(asked: &Asked) -> std::result::Result<Box<dyn Resolved>, SpecError> {
+    Ok(Box::new(config(asked)?))
 }
 
 impl Resolved for RobertaConfig {

@@ -1,0 +1,83 @@
+//! `mlm`: masked language models, RoBERTa's encoder around any bidirectional mechanism (cosFormer Table 1 and Figure 4;
+//! `docs/spec/SPEC-text.md` sections 6, 7 and 10).
+//!
+//! One worker trains one cell. Its folder ends up with weights, configuration and tokenizer in Hugging Face's layout.
+
+pub mod plan;
+pub mod public;
+pub mod recipe;
+pub mod worker;
+
+use super::table::{LearningCurve, Protocol, Quick, Shown, Tasks};
+use super::training;
+use crate::config::settings::groups::{MACHINE, MODEL, TRAINING};
+use crate::data::prose;
+use crate::record::Metric;
+
+/// The table line.
+pub static PROTOCOL: Protocol = Protocol {
+    name: "mlm",
+    about: "Train masked language models on running text (cosFormer, Table 1 and Figure 4)",
+    examples: EXAMPLES,
+    settings: &[
+        TRAINING,
+        MODEL,
+        MACHINE,
+        &["timeout", "steps", "rate", "limit", "every", "accumulate", "tokenizer", "allow_partial"],
+    ],
+    help: &[
+        ("preset", "Backbone and protocol: roberta-base or roberta-small (effattn list presets)"),
+        ("len", "Words of a block, instead of the protocol's"),
+        ("batch", "Blocks per update, instead of the protocol's"),
+        ("rate", "Highest rate, instead of the protocol's"),
+        ("limit", "Use the first N blocks of the training text and of every held-out one"),
+    ],
+    tasks: Some(Tasks { called: "Texts, or files and folders with text of your own", names: prose::names }),
+    quick: Some(Quick {
+        help: "A small model on the little text in the program; says so",
+        said: "cosformer with 2 layers, width 64, 2 heads and FFN 128 on the text in the program, 300 updates of 8 blocks of 64 \
+               words, rate 3e-3, where nothing else is said: not the paper's protocol",
+    }),
+    defaults: plan::defaults,
+    cells: plan::cells,
+    prepare: plan::prepare,
+    amount: plan::amount,
+    price: None,
+    together: |_, _| false,
+    compute: training::compute::<plan::Request>,
+    ended: training::ended,
+    work: worker::work,
+    metrics: &[
+        Metric { name: NATS, title: "Loss of hidden words of held-out text, nats", unit: "nat", less: true },
+        Metric { name: BITS, title: "Loss of hidden words of held-out text, bits", unit: "bit", less: true },
+    ],
+    shown: Shown::Trained,
+    curve: Some(LearningCurve {
+        column: "validation_bits",
+        axis: "validation loss, bit",
+        unit: "bit",
+        value: |score| score.loss / std::f64::consts::LN_2,
+        less: true,
+    }),
+    keeps: true,
+    checks: false,
+    passes_on: &[],
+    instead: None,
+};
+
+/// The loss in nats, in rows.
+pub const NATS: &str = "masked_loss";
+/// The loss in bits, in rows.
+pub const BITS: &str = "masked_loss_bits";
+
+const EXAMPLES: &str = "\
+Examples:
+  effattn mlm --quick                                   a small model on the text in the program, in a minute
+  effattn mlm --suite cos-figure4-small --dry-run       Figure 4's mechanisms on IMDb at a size for two cores
+  effattn mlm --task my-text.txt --model cosformer,full --steps 2000
+  effattn mlm --suite cos-figure4 --tokenizer roberta/  as published: RoBERTa's vocab.json and merges.txt are in that folder
+
+15 % of the words are hidden, others in every epoch; the loss is the mean over hidden words, in nats and in bits (the paper does not
+say which of them it prints). Losses of different tokenizers do not compare: rows carry the checksum of theirs. The folder of a
+finished cell, results/mlm/latest/cells/*, holds model.safetensors, config.json and tokenizer.json in Hugging Face's layout.
+A killed or stopped run goes on from its last checkpoint when the same command is given again.";

@@ -1,0 +1,280 @@
+//! From flags and suites to masked language models that are trained.
+
+use std::path::Path;
+
+use anyhow::bail;
+use serde::{Deserialize, Serialize};
+
+use super::NATS;
+use super::recipe::{Recipe, SEED};
+use crate::attention::choose::Choice;
+use crate::config::grid::{Batches, Lengths, Seeds, Words};
+use crate::config::settings::{DtypeName, Settings};
+use crate::data::prose::{self, Prose};
+use crate::data::tokenizer::Tokenizer;
+use crate::model::family::{Resolved, SpecError, masked_lm};
+use crate::model::roberta::RobertaConfig;
+use crate::protocol::grid::{Defaults, Flags, Grid, Pick, PlanError, listed, tasks};
+use crate::protocol::model_spec::{ModelSpec, settle};
+use crate::protocol::table::{Folders, Prepared};
+use crate::protocol::training::{Differences, Job, incomplete};
+use crate::record::Pass;
+use crate::run::plan::{Cell, Plan};
+
+/// What the worker of a cell is asked.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Request {
+    /// The text.
+    pub task: String,
+    /// The model.
+    pub spec: ModelSpec,
+    /// File or folder of a tokenizer; absent: it is trained on the text.
+    pub tokenizer: Option<String>,
+    /// Updates.
+    pub steps: u64,
+    /// Highest rate.
+    pub rate: f64,
+    /// Updates between evaluations.
+    pub every: u64,
+    /// Micro-batches per update.
+    pub accumulate: u64,
+    /// First blocks of every part that are used; absent: all.
+    pub limit: Option<u64>,
+    /// Whether an incomplete text may be used.
+    pub allow_partial: bool,
+}
+
+/// Preset where nothing is said.
+const PRESET: &str = "roberta-small";
+
+/// What `mlm` does where nothing is said.
+pub fn defaults(flags: &Flags) -> Defaults {
+    let said = flags.said().preset;
+    let recipe = Recipe::find(said.as_deref().unwrap_or(PRESET)).ok();
+    let task = |name: &str| Some(Words(vec![name.to_owned()]));
+    let preset = Some(PRESET.to_owned());
+    let whole = Settings {
+        preset: preset.clone(),
+        task: task(recipe.map_or("imdb", |recipe| recipe.task)),
+        ..Settings::NONE
+    };
+    let small = Settings {
+        preset,
+        task: task("sample"),
+        layers: Some(2),
+        width: Some(64),
+        heads: Some(2),
+        ffn: Some(128),
+        len: Some(Lengths(vec![64])),
+        batch: Some(Batches(vec![8])),
+        steps: Some(300),
+        rate: Some(3e-3),
+        ..Settings::NONE
+    };
+    let (settings, models) =
+        if flags.quick { (small, "cosformer") } else { (whole, "full,cosformer,relu-linear") };
+    Defaults { settings, models }
+}
+
+/// The model of `spec`.
+///
+/// # Errors
+/// Unknown names, impossible sizes, a mechanism that cannot do this.
+pub fn model(spec: &ModelSpec, choice: &Choice) -> Result<RobertaConfig, SpecError> {
+    let config = masked_lm::config(&spec.asked(choice))?;
+    Resolved::validate(&config)?;
+    Ok(config)
+}
+
+/// The training runs of `grid`, by text, mechanism and seed.
+///
+/// # Errors
+/// Settings that nobody can run.
+pub fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
+    let mut cells = Vec::new();
+    for task in tasks(grid) {
+        prose::known(&task).map_err(PlanError::new)?;
+        for pick in grid.picks.iter().filter(|pick| pick.runs(&task)) {
+            let seeds = pick.settings.seeds.clone().unwrap_or(Seeds(vec![SEED]));
+            for seed in seeds.0 {
+                cells.push(cell(grid, pick, &task, (seed, threads))?);
+            }
+        }
+    }
+    Ok(cells)
+}
+
+fn cell(grid: &Grid, pick: &Pick, task: &str, (seed, threads): (u64, usize)) -> Result<Cell, PlanError> {
+    let settings = &pick.settings;
+    let recipe = Recipe::find(settings.preset.as_deref().unwrap_or(PRESET)).map_err(PlanError)?;
+    let one = |list: Option<&Vec<u64>>, default: u64| match list.map(Vec::as_slice) {
+        None => Ok(default),
+        Some([value]) => Ok(*value),
+        Some(_) => Err(PlanError("mlm trains at one length and one batch size; give one of each".to_owned())),
+    };
+    let len = one(settings.len.as_ref().map(|Lengths(list)| list), recipe.len)?;
+    let batch = one(settings.batch.as_ref().map(|Batches(list)| list), recipe.batch)?;
+    let accumulate = settings.accumulate.unwrap_or_else(|| recipe.accumulate.min(batch));
+    if !batch.is_multiple_of(accumulate) {
+        return Err(PlanError(format!(
+            "--accumulate {accumulate} does not divide the batch of {batch}; choose a divisor"
+        )));
+    }
+    let spec = ModelSpec::new(pick, len, batch, Pass::Train, seed)?;
+    let (config, reason) = settle(pick, |choice| model(&spec, choice))?;
+    let resolved = config.as_ref().map(|config| config as &dyn Resolved);
+    let mut row = spec.row("mlm", threads, resolved);
+    row.task = Some(task.to_owned());
+    row.suite = grid.suite.as_ref().map(|suite| suite.name.clone());
+    let beside = grid.beside(pick, (NATS, task), &spec.preset);
+    row.published = beside.as_ref().map(|beside| beside.published);
+    (row.metric, row.unit) = (NATS.to_owned(), "nat".to_owned());
+    let usual = Request {
+        task: task.to_owned(),
+        spec: ModelSpec { len: recipe.len, batch: recipe.batch, ..spec.usual(&spec.preset) },
+        tokenizer: None,
+        steps: recipe.steps,
+        rate: recipe.rate,
+        every: recipe.every_of(recipe.steps),
+        accumulate: recipe.accumulate,
+        limit: None,
+        allow_partial: false,
+    };
+    let steps = settings.steps.unwrap_or(recipe.steps).max(1);
+    let flops = resolved.map_or(0, |model| model.flops(len as usize)) as f64;
+    let seconds = 3.0 * flops * (batch * steps) as f64 / (3e10 * threads as f64);
+    let words = format!("{task} {} {} s{seed}", spec.model, spec.preset);
+    let request = Request {
+        task: task.to_owned(),
+        spec,
+        tokenizer: settings.tokenizer.clone(),
+        steps,
+        rate: settings.rate.unwrap_or(recipe.rate),
+        every: settings.every.unwrap_or_else(|| recipe.every_of(steps)),
+        accumulate,
+        limit: settings.limit,
+        allow_partial: settings.allow_partial.unwrap_or(false),
+    };
+    if reason.is_none() {
+        let mut differences = differences(&request, recipe);
+        differences.settings.extend(beside.into_iter().flat_map(|beside| beside.foreign));
+        (row.fraction, row.differs) = (differences.fraction(), differences.words());
+    }
+    let cell = Cell::new(&words, row, &request, &usual);
+    let timeout = settings.timeout.map(|time| time.0);
+    Ok(Cell { seconds, timeout, ..cell }.refused(reason))
+}
+
+/// What `request` does otherwise than the protocol: everything that the protocol fixes is looked at.
+fn differences(request: &Request, recipe: &Recipe) -> Differences {
+    let spec = &request.spec;
+    let mut all = Differences { settings: Vec::new(), steps: (request.steps, recipe.steps) };
+    if !recipe.published {
+        all.settings.push("small: a protocol of this program's own, no paper's".to_owned());
+    }
+    all.note("text", request.task.as_str(), recipe.task);
+    all.note("batch", spec.batch, recipe.batch);
+    all.note("length", spec.len, recipe.len);
+    if request.rate != recipe.rate {
+        all.settings.push(format!("rate {:e} ({:e})", request.rate, recipe.rate));
+    }
+    all.settings.extend(spec.sizes.words());
+    if spec.dtype != DtypeName::F32 {
+        all.settings.push(format!("{} products", spec.dtype));
+    }
+    all.settings.extend(request.limit.map(|limit| format!("first {limit} blocks of every part")));
+    all
+}
+
+/// A text and the tokenizer that belongs to it.
+pub struct Source {
+    /// The text.
+    pub prose: Prose,
+    /// The tokenizer.
+    pub tokenizer: Tokenizer,
+}
+
+/// Names under which the checksums of text and tokenizer stand in a plan.
+pub fn data_names(request: &Request) -> [String; 2] {
+    let tokenizer = request.tokenizer.as_deref().unwrap_or(&request.task);
+    [request.task.clone(), format!("tokenizer of {tokenizer}")]
+}
+
+/// Reads what `request` is trained on; the tokenizer is read, or trained on the text.
+///
+/// # Errors
+/// Data that are missing, damaged, no text, or incomplete without permission; a tokenizer that cannot be read or does not
+/// fit the model.
+pub fn load(request: &Request, data: &Path) -> anyhow::Result<Source> {
+    let preset = &request.spec.preset;
+    let recipe = Recipe::find(preset).map_err(anyhow::Error::msg)?;
+    let given = request.tokenizer.as_deref().map(|path| Tokenizer::load(Path::new(path))).transpose()?;
+    if given.is_none() && recipe.given_tokenizer {
+        bail!(
+            "preset {preset} has RoBERTa's 50,265 words; give the folder of its vocab.json and merges.txt with --tokenizer"
+        );
+    }
+    let prose = prose::load(&request.task, data, request.allow_partial)?;
+    let tokenizer = match given {
+        Some(tokenizer) => tokenizer,
+        None => {
+            let texts = prose.train.iter().chain(&prose.besides);
+            let trained = Tokenizer::train(texts.map(String::as_str), Recipe::vocabulary(&request.task));
+            trained.map_err(anyhow::Error::msg)?
+        }
+    };
+    let choice = request.spec.choice()?;
+    let room = model(&request.spec, &choice)?.vocab;
+    if tokenizer.len() > room {
+        let (len, given) = (tokenizer.len(), request.tokenizer.as_deref().unwrap_or("the tokenizer"));
+        bail!(
+            "{given} has {len} words, preset {preset} has room for {room}; choose another --preset or --tokenizer"
+        );
+    }
+    Ok(Source { prose, tokenizer })
+}
+
+/// Reads every text once: checksums of texts and tokenizers belong to the run, and those of tokenizers to its rows.
+///
+/// # Errors
+/// As [`load`].
+pub fn prepare(plan: &mut Plan, folders: &Folders) -> anyhow::Result<Prepared> {
+    type Wanted = (String, Option<String>, bool);
+    let mut seen: Vec<(Wanted, String)> = Vec::new();
+    let mut remarks = Vec::new();
+    for cell in &mut plan.cells {
+        let Ok(request) = serde_json::from_value::<Request>(cell.request.clone()) else { continue };
+        let wanted = (request.task.clone(), request.tokenizer.clone(), request.allow_partial);
+        let known = seen.iter().find(|(known, _)| *known == wanted).map(|(_, hash)| hash.clone());
+        let hash = match known {
+            Some(hash) => hash,
+            None => {
+                let Source { prose, tokenizer } = load(&request, &folders.data)?;
+                if let Some(partial) = &prose.partial {
+                    remarks.push(incomplete(&request.task, partial));
+                }
+                let [text, words] = data_names(&request);
+                plan.data.insert(text, prose.hash);
+                plan.data.insert(words, tokenizer.hash().to_owned());
+                seen.push((wanted, tokenizer.hash().to_owned()));
+                tokenizer.hash().to_owned()
+            }
+        };
+        cell.row.words = Some(hash.chars().take(12).collect());
+    }
+    Ok(Prepared { remarks, text: None })
+}
+
+/// `imdb · roberta-small · 25000 updates of 8 blocks of 128`.
+pub fn amount(plan: &Plan) -> String {
+    let steps = plan.cells.iter().filter_map(|cell| cell.request["steps"].as_u64()).max().unwrap_or(0);
+    let (task, preset) = (listed(plan, |row| row.task.clone()), listed(plan, |row| row.preset.clone()));
+    let (batch, len) = (listed(plan, |row| row.batch), listed(plan, |row| row.len));
+    format!("{task} · {preset} · {steps} updates of {batch} blocks of {len}")
+}
+
+impl Job for Request {
+    fn steps(&self) -> u64 {
+        self.steps
+    }
+}

@@ -1,0 +1,235 @@
+//! The worker's side: trains one masked language model and writes it down.
+
+use candle_core::{Device, Result as Candle, Tensor};
+use serde_json::{Value, json};
+
+use super::plan::{Request, Source, data_names, load, model};
+use super::recipe::Recipe;
+use super::{BITS, NATS, public};
+use crate::data::masked::{Blocks, VALIDATION_SEED};
+use crate::model::batch::{Batch, IGNORED, Input, Tokens};
+use crate::model::family::{Loss, Net, Resolved};
+use crate::model::roberta::RobertaConfig;
+use crate::nn::PADDING;
+use crate::nn::dropout::Noise;
+use crate::nn::params::Builder;
+use crate::protocol::table::{Conditions, Given};
+use crate::protocol::training::experiment::{Experiment, Laboratory, Select, Train, Trained, mean, scores};
+use crate::protocol::training::worker::{candle, failed, report};
+use crate::protocol::training::{Answer, Done, Measure};
+use crate::run::outcome::Ending;
+use crate::run::worker::Link;
+use crate::train::checkpoint::Checkpoint;
+use crate::train::optim::Method;
+use crate::train::order::Order;
+use crate::train::schedule::Schedule;
+use crate::train::session::{Files, Learner, Score};
+
+/// Trains until the last step or until the parent is gone, and validates.
+///
+/// # Errors
+/// The parent is gone.
+pub fn work(link: &Link, request: Value, given: &Given) -> anyhow::Result<()> {
+    let request: Request = serde_json::from_value(request)?;
+    report(link, train(link, &request, &given.conditions))
+}
+
+/// Blocks `indices` as they are hidden under `seed` in `epoch`, padded to the longest.
+fn batch(blocks: &Blocks, indices: &[usize], (seed, epoch): (u64, u64), device: &Device) -> Candle<Batch> {
+    let hidden: Vec<_> = indices.iter().map(|index| blocks.hidden(*index, seed, epoch)).collect();
+    let (rows, len) = (hidden.len(), hidden.iter().map(|block| block.ids.len()).max().unwrap_or(0));
+    let (mut ids, mut labels) = (vec![PADDING; rows * len], vec![IGNORED; rows * len]);
+    for (row, block) in hidden.iter().enumerate() {
+        ids[row * len..row * len + block.ids.len()].copy_from_slice(&block.ids);
+        block.chosen.iter().for_each(|(at, id)| labels[row * len + at] = *id);
+    }
+    let ids = Tensor::from_vec(ids, (rows, len), device)?;
+    let labels = Tensor::from_vec(labels, (rows, len), device)?;
+    Ok(Batch { input: Input::Tokens(Tokens { ids, mask: None }), labels })
+}
+
+/// Held-out blocks in batches of `size`: hidden alike in every run.
+fn held_out<'a>(
+    blocks: &'a Blocks,
+    size: usize,
+    device: &'a Device,
+) -> impl Iterator<Item = Candle<Batch>> + 'a {
+    let firsts = (0..blocks.len()).step_by(size.max(1));
+    firsts.map(move |first| {
+        let indices: Vec<usize> = (first..blocks.len().min(first + size)).collect();
+        batch(blocks, &indices, (VALIDATION_SEED, 0), device)
+    })
+}
+
+/// Data, model and device of a run.
+struct Run<'a> {
+    request: &'a Request,
+    conditions: &'a Conditions,
+    recipe: &'static Recipe,
+    config: RobertaConfig,
+    /// Checksum of the tokenizer.
+    words: String,
+    train: Blocks,
+    /// Held-out texts by their names.
+    held_out: Vec<(String, Blocks)>,
+    laboratory: Laboratory,
+}
+
+fn train(link: &Link, request: &Request, conditions: &Conditions) -> Result<Done, Ending> {
+    let doing =
+        |what: &str| link.send(&Answer::Doing { what: what.to_owned() }).map_err(|error| failed(&error));
+    doing("reads its text")?;
+    let Source { prose, tokenizer } = load(request, &conditions.data).map_err(|error| failed(&error))?;
+    let [text, words] = data_names(request);
+    conditions.same(&text, &prose.hash)?;
+    conditions.same(&words, tokenizer.hash())?;
+    let recipe = Recipe::find(&request.spec.preset).map_err(|error| failed(&error))?;
+    let config = request.spec.choice().and_then(|choice| model(&request.spec, &choice));
+    let config = config.map_err(|error| failed(&error))?;
+    let blocks = |texts: &[String]| {
+        let texts = texts.iter().map(String::as_str);
+        let mut blocks = Blocks::new(&tokenizer, texts, config.positions, recipe.cut);
+        request.limit.iter().for_each(|limit| blocks.truncate(*limit as usize));
+        blocks
+    };
+    let train = blocks(&prose.train);
+    let held_out = prose.held_out.iter().map(|held| (held.name.clone(), blocks(&held.texts))).collect();
+    drop(prose);
+    let words = tokenizer.hash().to_owned();
+    let laboratory = Laboratory::open(&request.spec, conditions)?;
+    let run = Run { request, conditions, recipe, config, words, train, held_out, laboratory };
+    Train { link, conditions, before: (&[], 0) }.run(&run.laboratory, &run)?;
+    let peak_bytes = run.laboratory.peak();
+    let trained = Trained::read(&run.files(), &run)?;
+    doing("validates")?;
+    let measures = run.measures(&trained)?;
+    let what = (&run.config, request.spec.model.as_str(), &tokenizer);
+    public::write(&conditions.folder, &trained.weights, what).map_err(|error| failed(&error))?;
+    Ok(Done { measures, data_share: 1.0, differs: None, peak_bytes })
+}
+
+impl Run<'_> {
+    fn measures(&self, trained: &Trained) -> Result<Vec<Measure>, Ending> {
+        let device = self.laboratory.device();
+        let builder = trained.weights.builder(device, false).map_err(candle)?;
+        let mut net = self.config.build(&builder).map_err(candle)?;
+        let mut measures = Vec::new();
+        for (number, (name, blocks)) in self.held_out.iter().enumerate() {
+            let all = scores(net.as_mut(), held_out(blocks, self.micro(), device)).map_err(candle)?;
+            let nats = mean(&all, "loss");
+            let hidden = all.iter().find(|metric| metric.name == "loss").map_or(0.0, |metric| metric.count);
+            let task = (number > 0).then(|| name.clone());
+            let values = [
+                (NATS, "nat", nats),
+                (BITS, "bit", nats / std::f64::consts::LN_2),
+                ("unigram_loss", "nat", self.train.unigram(blocks)),
+                ("hidden_words", "1", hidden),
+            ];
+            let measure =
+                |(metric, unit, value)| Measure { task: task.clone(), ..Measure::new(metric, unit, value) };
+            measures.extend(values.map(measure));
+        }
+        let trained_words = self.train.ids().len() as f64;
+        measures.extend([
+            Measure::new("train_loss", "nat", trained.selected.train_loss),
+            Measure::new("steps", "1", self.request.steps as f64),
+            Measure::new("epochs", "1", self.request.steps as f64 / self.order()?.per_epoch() as f64),
+            Measure::new("training_words", "1", trained_words),
+        ]);
+        Ok(measures)
+    }
+
+    /// Blocks of a micro-batch.
+    fn micro(&self) -> usize {
+        (self.request.spec.batch / self.request.accumulate).max(1) as usize
+    }
+
+    fn order(&self) -> Result<Order, Ending> {
+        let (seed, batch) = (self.request.spec.seed, self.request.spec.batch as usize);
+        Order::new(seed, self.train.len(), batch).ok_or_else(|| {
+            failed(&format!(
+                "{} has {} blocks of {} words, too few for a batch of {batch}; take a smaller --batch or --len",
+                self.request.task,
+                self.train.len(),
+                self.config.positions
+            ))
+        })
+    }
+}
+
+impl Experiment for Run<'_> {
+    fn files(&self) -> Files {
+        Files::in_folder(&self.conditions.folder)
+    }
+
+    fn description(&self) -> Result<Value, Ending> {
+        let request = serde_json::to_value(self.request).map_err(|error| failed(&error))?;
+        Ok(json!({ "request": request, "tokenizer": self.words }))
+    }
+
+    fn method(&self) -> Result<(Method, Schedule), Ending> {
+        Ok(self.recipe.training(self.request.steps, self.request.rate))
+    }
+
+    fn steps(&self) -> (u64, u64) {
+        (self.request.steps, self.request.every)
+    }
+
+    fn select(&self) -> Select {
+        Select::Last
+    }
+
+    fn begin(&self, device: &Device) -> Result<Builder, Ending> {
+        Ok(Builder::seeded(self.request.spec.seed, device, true))
+    }
+
+    fn learner<'a>(
+        &'a self,
+        builder: &Builder,
+        _: Option<&Checkpoint>,
+    ) -> Result<Box<dyn Learner + 'a>, Ending> {
+        let empty = || failed(&format!("nothing of {} is held out", self.request.task));
+        let (_, held_out) =
+            self.held_out.first().filter(|(_, blocks)| !blocks.is_empty()).ok_or_else(empty)?;
+        Ok(Box::new(MaskedLearner {
+            net: self.config.build(builder).map_err(candle)?,
+            run: self,
+            order: self.order()?,
+            memo: None,
+            held_out,
+            noise: Noise::new(self.request.spec.seed),
+        }))
+    }
+}
+
+/// The model under training.
+struct MaskedLearner<'a> {
+    net: Box<dyn Net>,
+    run: &'a Run<'a>,
+    order: Order,
+    memo: Option<(u64, Vec<usize>)>,
+    held_out: &'a Blocks,
+    noise: Noise,
+}
+
+impl Learner for MaskedLearner<'_> {
+    fn parts(&self) -> usize {
+        self.run.request.accumulate as usize
+    }
+
+    fn loss(&mut self, step: u64, part: usize) -> Candle<Loss> {
+        let indices = self.order.batch(step, &mut self.memo);
+        let (micro, epoch) = (self.run.micro(), step / self.order.per_epoch());
+        let indices = &indices[part * micro..(part + 1) * micro];
+        let seed = self.run.request.spec.seed;
+        let batch = batch(&self.run.train, indices, (seed, epoch), self.run.laboratory.device())?;
+        self.net.loss(&batch, self.noise.branch(step).branch(part as u64))
+    }
+
+    fn evaluate(&mut self, _: u64) -> Candle<Score> {
+        let batches = held_out(self.held_out, self.run.micro(), self.run.laboratory.device());
+        let all = scores(self.net.as_mut(), batches)?;
+        let loss = mean(&all, "loss");
+        Ok(Score { loss, value: -loss })
+    }
+}
