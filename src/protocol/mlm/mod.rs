@@ -72,12 +72,16 @@ pub const BITS: &str = "masked_loss_bits";
 
 const EXAMPLES: &str = "\
 Examples:
-  effattn mlm --quick                                   a small model on the text in the program, in a minute
-  effattn mlm --suite cos-figure4-small --dry-run       Figure 4's mechanisms on IMDb at a size for two cores
+  effattn mlm --quick                                a small model, in a minute
+  effattn mlm --suite cos-figure4-small --dry-run    Figure 4 on IMDb, for two cores
   effattn mlm --task my-text.txt --model cosformer,full --steps 2000
-  effattn mlm --suite cos-figure4 --tokenizer roberta/  as published: RoBERTa's vocab.json and merges.txt are in that folder
+  effattn mlm --suite cos-figure4 --tokenizer roberta/
+      as published: that folder holds RoBERTa's vocab.json and merges.txt
 
-15 % of the words are hidden, others in every epoch; the loss is the mean over hidden words, in nats and in bits (the paper does not
-say which of them it prints). Losses of different tokenizers do not compare: rows carry the checksum of theirs. The folder of a
-finished cell, results/mlm/latest/cells/*, holds model.safetensors, config.json and tokenizer.json in Hugging Face's layout.
-A killed or stopped run goes on from its last checkpoint when the same command is given again.";
+15 % of the words are hidden, others in every epoch; the loss is the mean over
+hidden words, in nats and in bits (the paper does not say which it prints).
+Losses of different tokenizers do not compare: rows carry the checksum of theirs.
+The folder of a finished cell, results/mlm/latest/cells/*, holds
+model.safetensors, config.json and tokenizer.json in Hugging Face's layout.
+A killed or stopped run goes on from its last checkpoint when the same command
+is given again.";
