@@ -1,10 +1,17 @@
 //! Training runs of the real binary, killed and continued.
 
+use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
+use candle_core::{Device, Tensor};
+use effattn::attention::choose::choose;
+use effattn::data::tokenizer::Tokenizer;
+use effattn::model::Backbone;
+use effattn::model::roberta::{Roberta, RobertaConfig, Top};
+use effattn::nn::params::Builder;
 use effattn::record::{Outcome, Row, csv};
 
 fn effattn(folder: &Path, args: &[&str]) -> Command {
@@ -198,6 +205,67 @@ fn a_masked_language_model_whose_loss_is_not_finite_is_a_row() {
     let path = folder.path().join("results/mlm/latest/rows.csv");
     let rows: Vec<Row> = csv::from_str(&fs::read_to_string(path).unwrap()).unwrap();
     assert!(rows.iter().all(|row| row.outcome == Outcome::Diverged), "{:?}", rows[0].error);
+}
+
+/// A small encoder of full attention for 16 words, in the files of `--from`.
+fn encoder(folder: &Path) {
+    let choice = choose(&"full".parse().unwrap()).unwrap().remove(0);
+    let texts = ["the old lamp was good .", "to me the meal was not dull and long .", "the plot was awful ."];
+    let tokenizer = Tokenizer::train(texts.into_iter(), 300).unwrap();
+    let (entry, knobs) = (choice.entry, choice.knobs);
+    let (backbone, vocab) = (Backbone::new(2, 16, 2, 24), tokenizer.len());
+    let model = RobertaConfig { entry, knobs, backbone, vocab, positions: 16, eps: 1e-5, top: Top::Masked };
+    let builder = Builder::seeded(5, &Device::Cpu, false);
+    Roberta::new(&model, &builder).unwrap();
+    let params = builder.finish();
+    let weights: HashMap<String, Tensor> =
+        params.names().map(|name| (name.to_owned(), params.value(name).unwrap())).collect();
+    fs::create_dir_all(folder).unwrap();
+    candle_core::safetensors::save(&weights, folder.join("model.safetensors")).unwrap();
+    fs::write(folder.join("tokenizer.json"), tokenizer.json()).unwrap();
+    let config = format!(
+        "{{\"architectures\": [\"RobertaForMaskedLM\"], \"model_type\": \"roberta\", \"hidden_size\": 16, \
+         \"num_hidden_layers\": 2, \"num_attention_heads\": 2, \"intermediate_size\": 24, \"vocab_size\": {vocab}, \
+         \"max_position_embeddings\": 18, \"layer_norm_eps\": 1e-5}}"
+    );
+    fs::write(folder.join("config.json"), config).unwrap();
+}
+
+/// The tensors of every checkpoint of a run.
+fn tensors(folder: &Path, command: &str) -> Vec<(String, Vec<u8>)> {
+    let cells = folder.join("results").join(command).join("latest/cells");
+    let files = fs::read_dir(cells).unwrap().flat_map(|cell| fs::read_dir(cell.unwrap().path()).unwrap());
+    let files = files.map(|file| file.unwrap().path());
+    let mut all: Vec<(String, Vec<u8>)> = files
+        .filter(|file| file.extension().is_some_and(|end| end == "safetensors"))
+        .map(|file| {
+            let bytes = fs::read(&file).unwrap();
+            let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+            (
+                file.display().to_string().rsplit("/cells/").next().unwrap().to_owned(),
+                bytes[8 + header..].to_vec(),
+            )
+        })
+        .collect();
+    all.sort();
+    all
+}
+
+#[test]
+fn a_converted_encoder_is_fine_tuned_to_the_same_bits_however_often_it_is_killed() {
+    let line = "finetune --quick --from encoder --model full,ls:w=4,r=2 --len 40 --steps 60 --every 15 --batch 8 --accumulate 2 \
+                --limit 200 --set dropout=0.2 --no-plot --threads 1 --save-every 1ms";
+    let args: Vec<&str> = line.split_whitespace().collect();
+    let undisturbed = tempfile::tempdir().unwrap();
+    encoder(&undisturbed.path().join("encoder"));
+    run(undisturbed.path(), &args);
+    let folder = tempfile::tempdir().unwrap();
+    encoder(&folder.path().join("encoder"));
+    let kills = killed(folder.path(), &args, 10);
+    assert!(kills >= 1, "no kill hit a running program");
+    assert_eq!(results(folder.path(), "finetune"), results(undisturbed.path(), "finetune"));
+    assert_eq!(tensors(folder.path(), "finetune"), tensors(undisturbed.path(), "finetune"));
+    assert_eq!(tensors(folder.path(), "finetune").len(), 4, "the last and the best weights of two models");
 }
 
 #[test]

@@ -274,6 +274,8 @@ settings! {
     steps: u64, "Budget", "N", positive;
     /// Peak, base or first learning rate, instead of the protocol's
     rate: f64, "Budget", "RATE", |text| number(text, |rate| rate > 0.0 && rate <= 10.0, "a number above 0 and up to 10, such as 1e-4");
+    /// Folders with pretrained encoders to start from, the first that fits: config.json, a tokenizer, model.safetensors; or runs of mlm
+    from: Words, "Start", "LIST", str::parse;
     /// Phases of growing length that are trained, 1 to 3
     phases: u64, "Budget", "N", |text| within(text, 1, 3);
     /// Use at most N examples per split

@@ -22,6 +22,10 @@ pub const SHIPPED: &[(&str, &str)] = &[
     ("cos-figure4-small", include_str!("../../suites/cos-figure4-small.toml")),
     ("cos-table1-loss", include_str!("../../suites/cos-table1-loss.toml")),
     ("cos-table1-loss-small", include_str!("../../suites/cos-table1-loss-small.toml")),
+    ("cos-table1", include_str!("../../suites/cos-table1.toml")),
+    ("cos-table1-small", include_str!("../../suites/cos-table1-small.toml")),
+    ("cos-table3", include_str!("../../suites/cos-table3.toml")),
+    ("cos-table3-small", include_str!("../../suites/cos-table3-small.toml")),
     ("cos-table4", include_str!("../../suites/cos-table4.toml")),
     ("cos-table5", include_str!("../../suites/cos-table5.toml")),
     ("cos-table6", include_str!("../../suites/cos-table6.toml")),
@@ -29,6 +33,8 @@ pub const SHIPPED: &[(&str, &str)] = &[
     ("ls-figure3", include_str!("../../suites/ls-figure3.toml")),
     ("ls-table1", include_str!("../../suites/ls-table1.toml")),
     ("ls-table2", include_str!("../../suites/ls-table2.toml")),
+    ("ls-table3", include_str!("../../suites/ls-table3.toml")),
+    ("ls-table3-small", include_str!("../../suites/ls-table3-small.toml")),
     ("ls-table4", include_str!("../../suites/ls-table4.toml")),
 ];
 

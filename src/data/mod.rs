@@ -6,11 +6,15 @@
 //! Nothing is unpacked to disk: archives are read as streams, only expected members are looked at, and every
 //! member has a size limit.
 
+pub mod amazon;
 pub mod content;
 pub mod corpus;
 pub mod enwik8;
 pub mod fetch;
+pub mod glue;
 pub mod image;
+pub mod imdb;
+pub mod labelled;
 pub mod listops;
 pub mod masked;
 pub mod pathfinder;
@@ -18,6 +22,7 @@ pub mod prose;
 pub mod retrieval;
 pub mod sample;
 pub mod select;
+pub mod sentences;
 pub mod set;
 pub mod store;
 pub mod story;
@@ -31,17 +36,26 @@ use std::sync::{PoisonError, RwLock};
 use serde::{Deserialize, Serialize};
 
 use crate::config::unknown;
-pub use set::{DataSet, Examples, Format, Kind, Origin, Symbols};
+pub use labelled::{Labelled, Text};
+pub use set::{DataSet, Examples, Format, Kind, Origin, Symbols, Texts};
 
 /// Every data set of the crate.
 pub static TABLE: &[&DataSet] = &[
     &listops::SET,
     &text::SET,
+    &imdb::SET,
     &retrieval::SET,
     &image::SET,
     &pathfinder::PATHFINDER32,
     &pathfinder::PATHFINDER64,
     &pathfinder::PATHFINDER128,
+    &glue::SST_2,
+    &glue::QQP,
+    &glue::QQP_SAMPLE,
+    &glue::MNLI,
+    &glue::MNLI_SAMPLE,
+    &amazon::SET,
+    &sentences::SET,
     &enwik8::SET,
     &text8::SET,
     &sample::SET,
@@ -70,6 +84,11 @@ pub fn tasks() -> Vec<(&'static DataSet, &'static Examples)> {
     data_sets().into_iter().filter_map(|set| Some((set, set.examples()?))).collect()
 }
 
+/// The data sets that consist of texts with classes.
+pub fn texts() -> Vec<(&'static DataSet, &'static Texts)> {
+    data_sets().into_iter().filter_map(|set| Some((set, set.texts()?))).collect()
+}
+
 /// The data sets that are one text of symbols.
 pub fn corpora() -> Vec<(&'static DataSet, &'static Symbols)> {
     data_sets().into_iter().filter_map(|set| Some((set, set.symbols()?))).collect()
@@ -81,6 +100,14 @@ pub fn corpora() -> Vec<(&'static DataSet, &'static Symbols)> {
 /// No set of examples has this name; the error lists those there are.
 pub fn task(name: &str) -> Result<(&'static DataSet, &'static Examples), DataError> {
     choose("task", name, &tasks())
+}
+
+/// The set of texts called `name`.
+///
+/// # Errors
+/// No set of texts has this name; the error lists those there are.
+pub fn text_task(name: &str) -> Result<(&'static DataSet, &'static Texts), DataError> {
+    choose("task", name, &texts())
 }
 
 /// The corpus called `name`.
@@ -270,7 +297,11 @@ mod tests {
                     );
                     assert!(examples.train > 0 && set.kind.documents() > 0, "{}", set.name);
                 }
-                None => assert!(set.symbols().unwrap().vocabulary > 1, "{}", set.name),
+                None => {
+                    let texts = set.texts().is_some_and(|texts| texts.classes.len() > 1 && texts.train > 0);
+                    let symbols = set.symbols().is_some_and(|symbols| symbols.vocabulary > 1);
+                    assert!(texts || symbols, "{}", set.name);
+                }
             }
         }
     }

@@ -5,10 +5,13 @@ use std::path::{Path, PathBuf};
 
 use super::corpus::Corpus;
 use super::fetch::Source;
+use super::labelled::Labelled;
 use super::{DataError, Dataset, Reading};
 
 /// Loads examples from a folder.
 pub type LoadExamples = fn(&Path, Reading) -> Result<Box<dyn Dataset>, DataError>;
+/// Loads texts with classes from a folder.
+pub type LoadTexts = fn(&Path, Reading) -> Result<Labelled, DataError>;
 /// Loads a corpus from a folder.
 pub type LoadSymbols = fn(&Path, Reading) -> Result<Corpus, DataError>;
 
@@ -46,8 +49,21 @@ pub enum Kind {
     Pairs(Examples),
     /// Gray pixels as token ids, row by row, and the class of the image.
     Images(Examples),
+    /// Texts or pairs of texts with a class, for models with a tokenizer.
+    Texts(Texts),
     /// One text of symbols in three parts.
     Symbols(Symbols),
+}
+
+/// Texts with classes.
+#[derive(Clone, Copy)]
+pub struct Texts {
+    /// Names of the classes, in the order of their numbers.
+    pub classes: &'static [&'static str],
+    /// Texts in the training split of the whole set.
+    pub train: usize,
+    /// Loads them.
+    pub load: LoadTexts,
 }
 
 /// Examples with classes.
@@ -112,16 +128,17 @@ impl Kind {
             Self::Sequences(_) => "sequences",
             Self::Pairs(_) => "pairs",
             Self::Images(_) => "images",
+            Self::Texts(_) => "texts",
             Self::Symbols(_) => "symbols",
         }
     }
 
-    /// Documents per example; a corpus has none.
+    /// Documents of token ids per example; texts that wait for a tokenizer and a corpus have none.
     pub fn documents(&self) -> usize {
         match self {
             Self::Sequences(_) | Self::Images(_) => 1,
             Self::Pairs(_) => 2,
-            Self::Symbols(_) => 0,
+            Self::Texts(_) | Self::Symbols(_) => 0,
         }
     }
 }
@@ -131,7 +148,15 @@ impl DataSet {
     pub fn examples(&self) -> Option<&Examples> {
         match &self.kind {
             Kind::Sequences(examples) | Kind::Pairs(examples) | Kind::Images(examples) => Some(examples),
-            Kind::Symbols(_) => None,
+            Kind::Texts(_) | Kind::Symbols(_) => None,
+        }
+    }
+
+    /// Its texts, where it has any.
+    pub fn texts(&self) -> Option<&Texts> {
+        match &self.kind {
+            Kind::Texts(texts) => Some(texts),
+            Kind::Sequences(_) | Kind::Pairs(_) | Kind::Images(_) | Kind::Symbols(_) => None,
         }
     }
 
@@ -139,7 +164,7 @@ impl DataSet {
     pub fn symbols(&self) -> Option<&Symbols> {
         match &self.kind {
             Kind::Symbols(symbols) => Some(symbols),
-            Kind::Sequences(_) | Kind::Pairs(_) | Kind::Images(_) => None,
+            Kind::Sequences(_) | Kind::Pairs(_) | Kind::Images(_) | Kind::Texts(_) => None,
         }
     }
 

@@ -23,19 +23,22 @@ pub static SET: DataSet = DataSet {
         text: true,
         load: |dir, reading| Ok(Box::new(Imdb::load(dir, reading.strict, reading.allow_partial)?)),
     }),
-    origin: Origin::Download(Source {
-        name: "imdb",
-        file: "aclImdb_v1.tar.gz",
-        names: NAMES,
-        url: "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
-        bytes: Some(84_125_825),
-        sum: Sum::Md5("7c2ac02c03563afcf9b574c7e56c153a"),
-    }),
+    origin: Origin::Download(SOURCE),
     locate: |dir| Ok(store::find(dir, NAMES)),
 };
 
+/// Where the reviews come from.
+pub const SOURCE: Source = Source {
+    name: "imdb",
+    file: "aclImdb_v1.tar.gz",
+    names: NAMES,
+    url: "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
+    bytes: Some(84_125_825),
+    sum: Sum::Md5("7c2ac02c03563afcf9b574c7e56c153a"),
+};
+
 /// Reviews per class and split.
-const PER_CLASS: usize = 12_500;
+pub const PER_CLASS: usize = 12_500;
 /// Longest review that is read; the longest real one has 13,704 bytes.
 const LONGEST: u64 = 1 << 20;
 /// Names of the archive or folder.
@@ -51,12 +54,24 @@ pub struct Imdb {
     partial: Option<String>,
 }
 
-impl Imdb {
-    /// Loads the reviews from `dir`. With `strict` every tenth training review is held out for validation.
+/// All reviews with their classes, by split, then class, then number.
+pub struct Reviews {
+    /// The training split.
+    pub train: Vec<(Vec<u8>, u32)>,
+    /// The test split.
+    pub test: Vec<(Vec<u8>, u32)>,
+    /// SHA-256 of everything that was read.
+    pub hash: String,
+    /// What is missing, in words.
+    pub partial: Option<String>,
+}
+
+impl Reviews {
+    /// Reads the reviews in `dir`.
     ///
     /// # Errors
     /// No reviews there, files that cannot be read, fewer reviews than published without `allow_partial`.
-    pub fn load(dir: &Path, strict: bool, allow_partial: bool) -> Result<Self, DataError> {
+    pub fn read(dir: &Path, allow_partial: bool) -> Result<Self, DataError> {
         let source = store::find(dir, NAMES).ok_or_else(|| DataError::Missing {
             what: "IMDb",
             dir: dir.to_owned(),
@@ -89,11 +104,22 @@ impl Imdb {
             content.field(&bytes);
             sides[usize::from(test)].push((bytes, label));
         }
-        let [mut train, test] = sides;
+        let [train, test] = sides;
         let partial = missing(&train, &test);
         if let (Some(missing), false) = (&partial, allow_partial) {
             return Err(DataError::Partial { what: "IMDb", dir: dir.to_owned(), missing: missing.clone() });
         }
+        Ok(Self { train, test, hash: content.finish(), partial })
+    }
+}
+
+impl Imdb {
+    /// Loads the reviews from `dir`. With `strict` every tenth training review is held out for validation.
+    ///
+    /// # Errors
+    /// No reviews there, files that cannot be read, fewer reviews than published without `allow_partial`.
+    pub fn load(dir: &Path, strict: bool, allow_partial: bool) -> Result<Self, DataError> {
+        let Reviews { mut train, test, hash, partial } = Reviews::read(dir, allow_partial)?;
         let mut held_out = Vec::new();
         if strict {
             let (tenth, rest): (Vec<_>, Vec<_>) =
@@ -101,7 +127,7 @@ impl Imdb {
             held_out = tenth.into_iter().map(|(_, review)| review).collect();
             train = rest.into_iter().map(|(_, review)| review).collect();
         }
-        Ok(Self { train, held_out, test, hash: content.finish(), partial })
+        Ok(Self { train, held_out, test, hash, partial })
     }
 
     fn side(&self, split: Split) -> &[(Vec<u8>, u32)] {

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::grid::{Defaults, Flags, Grid, PlanError};
 use super::runner::Runner;
-use super::{charlm, lra, memory, mlm, robustness, speed};
+use super::{charlm, finetune, lra, memory, mlm, robustness, speed};
 use crate::config::settings::{Setting, Settings};
 use crate::record::{Metric, Outcome, Row};
 use crate::run::outcome::Ending;
@@ -29,6 +29,7 @@ pub static TABLE: &[&Protocol] = &[
     &lra::PROTOCOL,
     &charlm::PROTOCOL,
     &mlm::PROTOCOL,
+    &finetune::PROTOCOL,
     &robustness::PROTOCOL,
 ];
 
@@ -350,6 +351,11 @@ mod tests {
         match (protocol.name, key) {
             ("mlm", "task") => return "sample".to_owned(),
             ("mlm", "preset") => return "roberta-base".to_owned(),
+            ("finetune", "task") => return "qqp".to_owned(),
+            ("finetune", "preset") => return "roberta-small".to_owned(),
+            ("finetune", "len") => return "256".to_owned(),
+            ("finetune", "width") => return "144".to_owned(), // 12 heads
+            (_, "from") => return pretrained(),
             _ => {}
         }
         match key {
@@ -360,6 +366,17 @@ mod tests {
             ]),
             _ => OTHER.iter().find(|(known, _)| *known == key).map(|(_, value)| (*value).to_owned()).unwrap(),
         }
+    }
+
+    /// The folder of a small encoder.
+    fn pretrained() -> String {
+        static FOLDER: std::sync::OnceLock<tempfile::TempDir> = std::sync::OnceLock::new();
+        let folder = FOLDER.get_or_init(|| {
+            let folder = tempfile::tempdir().unwrap();
+            crate::train::pretrained::tests::small(folder.path());
+            folder
+        });
+        folder.path().display().to_string()
     }
 
     fn keys(protocol: &Protocol, said: &[String]) -> BTreeSet<String> {

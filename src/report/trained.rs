@@ -186,7 +186,10 @@ impl<'a> Group<'a> {
                 && data(rule) == data(row)
         });
         let best = rules.filter_map(|rule| Some((rule.variant.clone()?, rule.value?)));
-        best.max_by(|a, b| a.1.total_cmp(&b.1))
+        let best = best.max_by(|a, b| a.1.total_cmp(&b.1));
+        // no rules are scored on the tasks of words
+        let largest = || Some(("largest class".to_owned(), self.also(row, LARGEST)?));
+        best.or_else(|| largest().filter(|_| row.protocol == "finetune"))
     }
 
     fn line(&self) -> Vec<String> {

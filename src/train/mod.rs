@@ -3,6 +3,7 @@
 pub mod checkpoint;
 pub mod optim;
 pub mod order;
+pub mod pretrained;
 pub mod schedule;
 pub mod session;
 pub mod step;

@@ -82,7 +82,10 @@ pub fn start(
 
 /// Every tensor of a checkpoint of ours (its weights and constants) or of any other safetensors file, and whether it is
 /// ours.
-fn read(path: &Path) -> Result<(HashMap<String, Tensor>, bool), WarmStartError> {
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn read(path: &Path) -> Result<(HashMap<String, Tensor>, bool), WarmStartError> {
     let bytes = std::fs::read(path).map_err(|source| WarmStartError::Io { path: path.to_owned(), source })?;
     let unfit = |reason: String| WarmStartError::Unfit { path: path.to_owned(), reason };
     let refuse =
@@ -95,7 +98,10 @@ fn read(path: &Path) -> Result<(HashMap<String, Tensor>, bool), WarmStartError> 
     SafeTensors::deserialize(&bytes).map_err(refuse)?;
     let tensors = candle_core::safetensors::load_buffer(&bytes, &Device::Cpu);
     let tensors = tensors.map_err(|error| unfit(error.to_string()))?;
-    let single = tensors.into_iter().map(|(name, tensor)| Ok((name, tensor.to_dtype(DType::F32)?)));
+    let single = tensors.into_iter().map(|(name, tensor)| {
+        let dtype = if tensor.dtype().is_float() { DType::F32 } else { tensor.dtype() };
+        Ok((name, tensor.to_dtype(dtype)?))
+    });
     let single = single.collect::<candle_core::Result<_>>().map_err(|error| unfit(error.to_string()))?;
     Ok((single, false))
 }

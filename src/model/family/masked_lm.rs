@@ -1,6 +1,6 @@
 //! Masked words to words: RoBERTa's encoder of [`crate::model::roberta`] (cosFormer Table 1 and Figure 4).
 
-use candle_core::{Device, Result, Tensor};
+use candle_core::{D, DType, Device, Result, Tensor};
 
 use super::word_lm::reaching;
 use super::{About, Asked, Family, Loss, Metric, Net, Resolved, SpecError, StageCost, tasks_of};
@@ -56,6 +56,18 @@ static PRESETS: &[Preset] = &[
     },
     Preset {
         about: About {
+            name: "roberta-large",
+            title: "RoBERTa large: 24 layers, d 1024, 16 heads, FFN 4096, 50,265 words",
+            description: DESCRIPTION,
+            source: "Liu et al. 2019; Transformer-LS, Table 3",
+            tasks: Vec::new(),
+        },
+        backbone: backbone(24, 1024, 16, 4096),
+        vocab: 50_265,
+        positions: 512,
+    },
+    Preset {
+        about: About {
             name: "roberta-small",
             title: "4 layers, d 128, 4 heads, FFN 512, 8,192 words: a small stand-in for RoBERTa",
             description: DESCRIPTION,
@@ -104,6 +116,18 @@ pub fn config(asked: &Asked) -> std::result::Result<RobertaConfig, SpecError> {
 
 fn resolve(asked: &Asked) -> std::result::Result<Box<dyn Resolved>, SpecError> {
     Ok(Box::new(config(asked)?))
+}
+
+/// Sizes, number of ids and of positions of the preset called `name`.
+pub fn preset(name: &str) -> Option<(&'static Backbone, usize, usize)> {
+    find(name).map(|preset| (&preset.backbone, preset.vocab, preset.positions))
+}
+
+/// The preset with these sizes, where there is one.
+pub fn preset_of(backbone: &Backbone, vocab: usize) -> Option<&'static str> {
+    let sizes = |of: &Backbone| (of.layers, of.width, of.heads, of.ffn);
+    let same = |preset: &&Preset| sizes(&preset.backbone) == sizes(backbone) && preset.vocab == vocab;
+    PRESETS.iter().find(same).map(|preset| preset.about.name)
 }
 
 impl Resolved for RobertaConfig {
@@ -172,8 +196,16 @@ impl Net for Roberta {
 
     fn metrics(&mut self, batch: &Batch) -> Result<Vec<Metric>> {
         let (logits, labels) = predicted(self, batch, Dropout::NONE)?;
-        let sum = cross_entropy(&logits.detach(), &labels)?.sum_all()?;
+        let logits = logits.detach();
         let count = labels.elem_count() as f64;
-        Ok(vec![Metric { name: "loss", sum: f64::from(sum.to_scalar::<f32>()?), count }])
+        let metric = |name, sum: Tensor| -> Result<Metric> {
+            Ok(Metric { name, sum: f64::from(sum.to_scalar::<f32>()?), count })
+        };
+        let mut all = vec![metric("loss", cross_entropy(&logits, &labels)?.sum_all()?)?];
+        if let Top::Classes(_) = self.config().top {
+            let right = logits.argmax(D::Minus1)?.eq(&labels)?.to_dtype(DType::F32)?;
+            all.push(metric("accuracy", right.sum_all()?)?);
+        }
+        Ok(all)
     }
 }

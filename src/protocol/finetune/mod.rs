@@ -1,0 +1,86 @@
+//! `finetune`: encoders under the head of a classifier, from pretrained weights or from nothing, on GLUE's tasks, IMDb and
+//! Amazon's reviews (cosFormer Tables 1 and 3, Transformer-LS Table 3; `docs/spec/SPEC-text.md` sections 8 to 10).
+
+pub mod plan;
+pub mod recipe;
+pub mod worker;
+
+use super::table::{LearningCurve, Protocol, Quick, Shown, Tasks};
+use super::training;
+use crate::config::settings::groups::{MACHINE, TRAINING};
+use crate::data;
+use crate::record::Metric;
+
+/// The table line.
+pub static PROTOCOL: Protocol = Protocol {
+    name: "finetune",
+    about: "Fine-tune pretrained encoders on GLUE, IMDb and Amazon (cosFormer, Tables 1 and 3; Transformer-LS, Table 3)",
+    examples: EXAMPLES,
+    settings: &[
+        TRAINING,
+        &["preset", "layers", "width", "heads", "ffn", "dropout"],
+        MACHINE,
+        &["timeout", "steps", "rate", "limit", "every", "accumulate", "from", "strict", "allow_partial"],
+    ],
+    help: &[
+        (
+            "preset",
+            "Backbone: roberta-base, roberta-large or roberta-small [default: that of --from, else roberta-base]",
+        ),
+        (
+            "len",
+            "Most ids of an input, instead of the protocol's; positions are repeated where the encoder has fewer",
+        ),
+        ("batch", "Texts per update, instead of the protocol's"),
+        ("every", "Updates between evaluations [default: an epoch]"),
+        (
+            "strict",
+            "IMDb: select weights on the last tenth of the training reviews, not on the test split as RoBERTa's recipe does",
+        ),
+    ],
+    tasks: Some(Tasks { called: "Tasks", names: || data::texts().iter().map(|(set, _)| set.name).collect() }),
+    quick: Some(Quick {
+        help: "A small encoder from nothing on generated sentences, in a minute; says so",
+        said: "2 layers, width 64, 2 heads, FFN 128 from nothing on generated sentences, 300 updates of 32 at a rate of 1e-3, where nothing \
+               else is said: not the paper's protocol",
+    }),
+    defaults: plan::defaults,
+    cells: plan::cells,
+    prepare: plan::prepare,
+    amount: plan::amount,
+    price: None,
+    together: |_, _| false,
+    compute: training::compute::<plan::Request>,
+    ended: training::ended,
+    work: worker::work,
+    metrics: &[Metric {
+        name: "accuracy",
+        title: "Accuracy on the dev split (GLUE) or the test split",
+        unit: "accuracy %",
+        less: false,
+    }],
+    shown: Shown::Trained,
+    curve: Some(LearningCurve {
+        column: "validation_accuracy",
+        axis: "validation accuracy, %",
+        unit: "%",
+        value: |score| score.value,
+        less: false,
+    }),
+    keeps: true,
+    checks: false,
+    passes_on: &[],
+    instead: None,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  effattn finetune --quick                                    generated sentences, no data needed, in a minute
+  effattn finetune --from ~/roberta-base --task sst-2         public weights: config.json, a tokenizer, model.safetensors
+  effattn finetune --from results/mlm/latest --task sst-2,imdb --model full,cosformer
+  effattn finetune --from ~/roberta-base --task imdb --model ls:w=256,r=32 --len 4096 --strict
+  effattn finetune --suite cos-table1 --from results/cos-figure4/latest --dry-run
+
+Weights of full attention become window, longformer and ls: positions are repeated, the new parts of ls are calibrated on 64
+batches. Every other mechanism starts from an encoder that was trained with it, or from nothing. A killed or stopped run goes on
+from its last checkpoint when the same command is given again.";

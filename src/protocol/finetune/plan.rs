@@ -1,0 +1,415 @@
+//! From flags and suites to fine-tuning runs.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::recipe::{self, Recipe};
+use crate::attention::choose::Choice;
+use crate::config::grid::{Batches, Lengths, Seeds, Words};
+use crate::config::settings::{DtypeName, Settings};
+use crate::data::{self, Reading};
+use crate::model::family::{Asked, Sizes, SpecError, masked_lm};
+use crate::model::roberta::{RobertaConfig, Top};
+use crate::protocol::grid::{Defaults, Flags, Grid, Pick, PlanError, listed, tasks};
+use crate::protocol::model_spec::{ModelSpec, settle};
+use crate::protocol::runner::request;
+use crate::protocol::table::{Folders, Prepared};
+use crate::protocol::training::{Differences, Job, incomplete};
+use crate::record::Pass;
+use crate::run::plan::{Cell, Plan};
+use crate::train::pretrained::Pretrained;
+
+/// What the worker of a cell is asked.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Request {
+    /// Task.
+    pub task: String,
+    /// The model; its length is the most ids of an input.
+    pub spec: ModelSpec,
+    /// Folder of the pretrained encoder; absent: from nothing.
+    pub from: Option<String>,
+    /// SHA-256 of its files.
+    pub encoder: Option<String>,
+    /// Number of ids.
+    pub vocab: u64,
+    /// Positions of the model.
+    pub positions: u64,
+    /// Epsilon of LayerNorm.
+    pub eps: f64,
+    /// Updates.
+    pub steps: u64,
+    /// Highest rate.
+    pub rate: f64,
+    /// Parts of an update that are computed one after another.
+    pub accumulate: u64,
+    /// Updates between evaluations; absent: an epoch.
+    pub every: Option<u64>,
+    /// So many examples of each split; absent: all.
+    pub limit: Option<u64>,
+    /// How data are read.
+    pub reading: Reading,
+}
+
+/// Preset where nothing is said and nothing is started from.
+const PRESET: &str = "roberta-base";
+/// Seed where nothing is said.
+const SEED: u64 = 1;
+/// Multiply-adds per second and thread where nothing was probed.
+const RATE: f64 = 2e10;
+
+/// What `finetune` does where nothing is said.
+pub fn defaults(flags: &Flags) -> Defaults {
+    let task = |name: &str| Some(Words(vec![name.to_owned()]));
+    let whole = Settings { task: task("sst-2"), ..Settings::NONE };
+    let quick = Settings {
+        task: task("sentences"),
+        preset: Some("roberta-small".to_owned()),
+        layers: Some(2),
+        width: Some(64),
+        heads: Some(2),
+        ffn: Some(128),
+        len: Some(Lengths(vec![32])),
+        steps: Some(300),
+        rate: Some(1e-3),
+        ..Settings::NONE
+    };
+    // an encoder brings its sizes
+    let sized = flags.quick && flags.said().from.is_none();
+    let quick = if sized {
+        quick
+    } else {
+        Settings { preset: None, layers: None, width: None, heads: None, ffn: None, ..quick }
+    };
+    Defaults { settings: if flags.quick { quick } else { whole }, models: "full" }
+}
+
+/// The model of `request`.
+///
+/// # Errors
+/// Unknown names, impossible sizes, a mechanism that cannot do this.
+pub fn model(request: &Request, choice: &Choice) -> Result<RobertaConfig, SpecError> {
+    let classes = data::text_task(&request.task).map_err(SpecError::wrong)?.1.classes.len();
+    let asked = Asked {
+        len: Some(request.positions as usize),
+        vocab: Some(request.vocab as usize),
+        ..request.spec.asked(choice)
+    };
+    let config = masked_lm::config(&asked)?;
+    let config = RobertaConfig { eps: request.eps, top: Top::Classes(classes), ..config };
+    config.validate()?;
+    Ok(config)
+}
+
+/// The fine-tuning runs of `grid`, by task, mechanism and seed.
+///
+/// # Errors
+/// Settings that nobody can run, an encoder that cannot be read.
+pub fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
+    let (mut cells, mut hashes) = (Vec::new(), BTreeMap::new());
+    for task in tasks(grid) {
+        data::text_task(&task).map_err(PlanError::new)?;
+        for pick in grid.picks.iter().filter(|pick| pick.runs(&task)) {
+            let start = start(pick)?;
+            let hash = |start: &Pretrained| match hashes.get(&start.folder) {
+                Some(hash) => Ok(String::clone(hash)),
+                None => start.hash().map_err(PlanError::new),
+            };
+            let start = start.map(|start| hash(&start).map(|hash| (start, hash))).transpose()?;
+            if let Some((start, hash)) = &start {
+                hashes.insert(start.folder.clone(), hash.clone());
+            }
+            for seed in pick.settings.seeds.clone().unwrap_or(Seeds(vec![SEED])).0 {
+                cells.push(cell(grid, pick, (&task, start.as_ref()), (seed, threads))?);
+            }
+        }
+    }
+    if cells.is_empty() {
+        let tasks = tasks(grid).join(", ");
+        return Err(PlanError(format!("no row of the suite has {tasks}; see --dry-run")));
+    }
+    Ok(cells)
+}
+
+/// The encoder that the line of `pick` starts from: the first one with the sizes of its preset and trained with its mechanism,
+/// as far as there is one.
+fn start(pick: &Pick) -> Result<Option<Pretrained>, PlanError> {
+    let (Some(Words(folders)), Ok(choice)) = (&pick.settings.from, &pick.choice) else { return Ok(None) };
+    let fits = |one: &Pretrained| {
+        let preset = masked_lm::preset_of(&one.backbone, one.vocab);
+        let sized = pick.settings.preset.as_deref().is_none_or(|wanted| preset == Some(wanted));
+        (sized, one.attention.entry.name == choice.entry.name)
+    };
+    let mut found: Option<Pretrained> = None;
+    for folder in folders {
+        let Some(one) = Pretrained::find(Path::new(folder), choice).map_err(PlanError::new)? else {
+            continue;
+        };
+        if found.as_ref().is_none_or(|found| fits(&one) > fits(found)) {
+            found = Some(one);
+        }
+    }
+    let Some(found) = found else {
+        let (folders, name) = (folders.join(", "), &pick.model);
+        return Err(PlanError(format!(
+            "--from {folders}: no encoder there starts {name}; train one with effattn mlm --model {name}"
+        )));
+    };
+    found.becomes(choice).map_err(PlanError::new)?;
+    Ok(Some(found))
+}
+
+/// Preset and sizes of the line of `pick`: those of the encoder, where there is one.
+fn sizes(pick: &Pick, start: Option<&Pretrained>) -> Result<(String, Sizes), PlanError> {
+    let said = Sizes::of(&pick.settings);
+    let Some(start) = start else {
+        return Ok((pick.settings.preset.clone().unwrap_or_else(|| PRESET.to_owned()), said));
+    };
+    if let Some(size) = (Sizes { dropout: None, ..said.clone() }).words().first() {
+        return Err(PlanError(format!("--from brings the encoder's sizes; leave {size} out")));
+    }
+    let own = masked_lm::preset_of(&start.backbone, start.vocab);
+    let preset =
+        pick.settings.preset.clone().or_else(|| own.map(str::to_owned)).unwrap_or_else(|| PRESET.to_owned());
+    let usual = masked_lm::preset(&preset).map(|(backbone, ..)| backbone);
+    let other = |size: usize, of: fn(&crate::model::Backbone) -> usize| {
+        (usual.map(of) != Some(size)).then_some(size as u64)
+    };
+    let backbone = &start.backbone;
+    let dropout = usual.is_none_or(|usual| usual.dropout != backbone.dropout).then_some(backbone.dropout);
+    Ok((
+        preset,
+        Sizes {
+            layers: other(backbone.layers, |of| of.layers),
+            width: other(backbone.width, |of| of.width),
+            heads: other(backbone.heads, |of| of.heads),
+            ffn: other(backbone.ffn, |of| of.ffn),
+            pooling: None,
+            dropout: said.dropout.or(dropout),
+        },
+    ))
+}
+
+fn cell(
+    grid: &Grid,
+    pick: &Pick,
+    (task, start): (&str, Option<&(Pretrained, String)>),
+    (seed, threads): (u64, usize),
+) -> Result<Cell, PlanError> {
+    let (start, encoder) = (start.map(|(start, _)| start), start.map(|(_, hash)| hash.clone()));
+    let settings = &pick.settings;
+    let one = |name: &str, list: Option<&[u64]>| match list {
+        None => Ok(None),
+        Some([value]) => Ok(Some(*value)),
+        Some(_) => Err(PlanError(format!("finetune trains with one {name}; give one"))),
+    };
+    let len = one("length", settings.len.as_ref().map(|Lengths(list)| list.as_slice()))?;
+    let batch = one("batch size", settings.batch.as_ref().map(|Batches(list)| list.as_slice()))?;
+    let (preset, sizes) = sizes(pick, start)?;
+    let recipe = recipe::find(&preset, task, len).map_err(PlanError::new)?;
+    let (len, batch) = (len.unwrap_or(recipe.len), batch.unwrap_or(recipe.batch));
+    let accumulate = settings.accumulate.unwrap_or(1);
+    if !batch.is_multiple_of(accumulate) {
+        return Err(PlanError(format!(
+            "--accumulate {accumulate} does not divide the batch of {batch}; choose a divisor"
+        )));
+    }
+    let (vocab, positions) = match (start, masked_lm::preset(&preset)) {
+        (Some(start), _) => (start.vocab, start.positions),
+        (None, Some((_, vocab, positions))) => (vocab, positions),
+        (None, None) => (0, 0), // the model says that there is no such preset
+    };
+    let spec = ModelSpec { preset, sizes, ..ModelSpec::new(pick, len, batch, Pass::Train, seed)? };
+    let request = Request {
+        task: task.to_owned(),
+        from: start.map(|start| start.folder.display().to_string()),
+        encoder,
+        vocab: vocab as u64,
+        positions: len.max(positions as u64),
+        eps: start.map_or(1e-5, |start| start.eps),
+        steps: settings.steps.unwrap_or(recipe.steps),
+        rate: settings.rate.unwrap_or(recipe.rate),
+        accumulate,
+        every: settings.every,
+        limit: settings.limit,
+        reading: Reading {
+            strict: settings.strict.unwrap_or(false),
+            allow_partial: settings.allow_partial.unwrap_or(false),
+            keep_close: false,
+        },
+        spec,
+    };
+    finish(grid, pick, (request, &recipe), (start, threads))
+}
+
+/// The cell of `request`: its row, and what is printed beside it.
+fn finish(
+    grid: &Grid,
+    pick: &Pick,
+    (request, recipe): (Request, &Recipe),
+    (start, threads): (Option<&Pretrained>, usize),
+) -> Result<Cell, PlanError> {
+    let spec = &request.spec;
+    let (config, reason) = settle(pick, |choice| model(&request, choice))?;
+    let mut row = spec.row("finetune", threads, config.as_ref().map(|config| config as _));
+    (row.metric, row.unit) = ("accuracy".to_owned(), "%".to_owned());
+    row.task = Some(request.task.clone());
+    row.suite = grid.suite.as_ref().map(|suite| suite.name.clone());
+    let beside = grid.beside(pick, ("accuracy", &request.task), &spec.preset);
+    row.published = beside.as_ref().map(|beside| beside.published);
+    if reason.is_none() {
+        let mut differences = differences(&request, recipe, start);
+        differences.settings.extend(beside.into_iter().flat_map(|beside| beside.foreign));
+        (row.fraction, row.differs) = (differences.fraction(), differences.words());
+    }
+    let usual = Request {
+        spec: ModelSpec { len: recipe.len, batch: recipe.batch, ..spec.usual(&spec.preset) },
+        from: None,
+        encoder: None,
+        steps: recipe.steps,
+        rate: recipe.rate,
+        accumulate: 1,
+        every: None,
+        limit: None,
+        reading: Reading::default(),
+        ..request.clone()
+    };
+    let words = format!("{} {} {} s{}", request.task, spec.model, spec.preset, spec.seed);
+    let work = 3.0 * row.flops.unwrap_or(0) as f64 * (spec.batch * request.steps) as f64;
+    let cell = Cell::new(&words, row, &request, &usual);
+    let timeout = pick.settings.timeout.map(|time| time.0);
+    Ok(Cell { seconds: work / (RATE * threads as f64), timeout, ..cell }.refused(reason))
+}
+
+/// What `request` does otherwise than the protocol: everything that the protocol fixes is looked at.
+fn differences(request: &Request, recipe: &Recipe, start: Option<&Pretrained>) -> Differences {
+    let spec = &request.spec;
+    let mut all = Differences { settings: Vec::new(), steps: (request.steps, recipe.steps) };
+    if !recipe.published {
+        all.settings.push("small: a stand-in of this program, no protocol of a paper".to_owned());
+    }
+    match start {
+        None => all.settings.push("not pretrained".to_owned()),
+        Some(start) if start.attention.entry.name != spec.model.split(':').next().unwrap_or_default() => {
+            all.settings
+                .push(format!("converted from {} without further masked updates", start.attention.label()));
+        }
+        Some(_) => {}
+    }
+    all.note("batch", spec.batch, recipe.batch);
+    all.note("length", spec.len, recipe.len);
+    if request.rate != recipe.rate {
+        all.settings.push(format!("rate {:e} ({:e})", request.rate, recipe.rate));
+    }
+    all.settings.extend(spec.sizes.words());
+    if spec.dtype != DtypeName::F32 {
+        all.settings.push(format!("{} products", spec.dtype));
+    }
+    all.settings.extend(request.limit.map(|limit| format!("{limit} examples of each split")));
+    if request.reading.strict {
+        all.settings.push("selected on held-out training examples".to_owned());
+    }
+    all.settings.push("no attention dropout (0.1)".to_owned());
+    all
+}
+
+/// Reads every task's data, whose hashes belong to the run, and makes sure that every encoder fits its models.
+///
+/// # Errors
+/// Data that are missing, damaged, or incomplete without permission; an encoder or tokenizer that does not fit.
+pub fn prepare(plan: &mut Plan, folders: &Folders) -> anyhow::Result<Prepared> {
+    let mut requests = Vec::new();
+    for cell in plan.cells.iter().filter(|cell| !cell.request.is_null()) {
+        requests.push(request::<Request>(cell)?);
+    }
+    let mut remarks = Vec::new();
+    let mut seen: Vec<(&str, Reading)> = Vec::new();
+    for request in &requests {
+        let (name, reading) = (request.task.as_str(), request.reading);
+        if seen.contains(&(name, reading)) {
+            continue;
+        }
+        seen.push((name, reading));
+        let set = (data::text_task(name)?.1.load)(&folders.data, reading)?;
+        remarks.extend(set.partial().map(|partial| incomplete(name, partial)));
+        remarks.extend(set.remarks().iter().cloned());
+        plan.data.insert(name.to_owned(), set.hash().to_owned());
+    }
+    let mut fitted: BTreeMap<(String, String, u64), ()> = BTreeMap::new();
+    for request in &requests {
+        let Some(folder) = &request.from else { continue };
+        let key = (folder.clone(), request.spec.model.clone(), request.positions);
+        if fitted.insert(key, ()).is_some() {
+            continue;
+        }
+        let start = Pretrained::open(Path::new(folder))?;
+        start.tokenizer()?;
+        let choice = request.spec.choice()?;
+        start.weights()?.fit(&model(request, &choice)?)?;
+        remarks.push(format!("{} starts from {folder} ({})", request.spec.model, start.attention.label()));
+    }
+    Ok(Prepared { remarks, text: None })
+}
+
+/// `sst-2 · roberta-base · 20935 updates · batch 32 · length 512`.
+pub fn amount(plan: &Plan) -> String {
+    let steps = plan.cells.iter().filter_map(|cell| cell.request["steps"].as_u64());
+    let steps: std::collections::BTreeSet<u64> = steps.collect();
+    let steps = steps.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
+    let (task, preset) = (listed(plan, |row| row.task.clone()), listed(plan, |row| row.preset.clone()));
+    let (batch, len) = (listed(plan, |row| row.batch), listed(plan, |row| row.len));
+    format!("{task} · {preset} · {steps} updates · batch {batch} · length {len}")
+}
+
+impl Job for Request {
+    fn steps(&self) -> u64 {
+        self.steps
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::finetune::PROTOCOL;
+    use crate::protocol::grid::resolve;
+
+    fn planned(models: &str, said: Settings) -> Result<Vec<Cell>, String> {
+        let flags = Flags { settings: said, model: Some(models.parse().unwrap()), ..Flags::default() };
+        let grid = resolve(&flags, &PROTOCOL).map_err(|error| error.to_string())?;
+        cells(&grid, 1).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn an_encoder_brings_its_sizes_and_serves_what_it_can() {
+        let folder = tempfile::tempdir().unwrap();
+        crate::train::pretrained::tests::small(folder.path());
+        let from = || Some(Words(vec![folder.path().display().to_string()]));
+        let cells = planned("full,ls:w=4,r=2", Settings { from: from(), ..Settings::NONE }).unwrap();
+        let asked: Vec<Request> = cells.iter().map(|cell| request(cell).unwrap()).collect();
+        for request in &asked {
+            assert_eq!((request.positions, request.vocab, request.spec.sizes.layers), (512, 270, Some(2)));
+            assert_eq!(request.encoder.as_ref().map(String::len), Some(64));
+        }
+        let converted = |cell: &Cell| cell.row.differs.as_ref().unwrap().contains("converted from full");
+        assert_eq!([converted(&cells[0]), converted(&cells[1])], [false, true]);
+        let error = planned("cosformer", Settings { from: from(), ..Settings::NONE }).err().unwrap();
+        assert!(error.contains("weights of its own"), "{error}");
+        let sized = Settings { from: from(), layers: Some(3), ..Settings::NONE };
+        let error = planned("full", sized).err().unwrap();
+        assert_eq!(error, "--from brings the encoder's sizes; leave layers 3 out");
+    }
+
+    #[test]
+    fn from_nothing_the_preset_says_what_is_trained() {
+        let small = Settings { preset: Some("roberta-small".to_owned()), ..Settings::NONE };
+        let cell = planned("cosformer", small).unwrap().remove(0);
+        let asked: Request = request(&cell).unwrap();
+        assert_eq!((asked.positions, asked.vocab, asked.steps, asked.from), (128, 8192, 4208, None));
+        let config =
+            model(&Request { from: None, ..request(&cell).unwrap() }, &asked.spec.choice().unwrap()).unwrap();
+        assert_eq!((format!("{:?}", config.knobs).contains("Int(128)"), config.top), (true, Top::Classes(2)));
+        assert!(cell.row.differs.unwrap().starts_with("small: a stand-in"), "no share of a paper's protocol");
+        assert_eq!(cell.row.fraction, None);
+    }
+}

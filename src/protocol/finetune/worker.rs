@@ -1,0 +1,331 @@
+//! The worker's side: fine-tunes one encoder and tests it.
+
+use std::path::Path;
+
+use candle_core::{Device, Result as Candle, Tensor};
+use serde_json::Value as Json;
+
+use super::plan::{Request, model};
+use super::recipe::{self, Recipe};
+use crate::data::tokenizer::{Encoder, Tokenizer};
+use crate::data::{self, Labelled, Split, Text};
+use crate::device::rng::Stream;
+use crate::model::batch::{Batch, Input, Tokens};
+use crate::model::family::{Loss, Net};
+use crate::model::roberta::{Roberta, RobertaConfig};
+use crate::nn::PADDING;
+use crate::nn::dropout::Noise;
+use crate::nn::params::Builder;
+use crate::protocol::table::{Conditions, Given};
+use crate::protocol::training::experiment::{Experiment, Laboratory, Select, Train, Trained, mean, scores};
+use crate::protocol::training::worker::{candle, failed, report};
+use crate::protocol::training::{Answer, Done, Measure};
+use crate::run::outcome::Ending;
+use crate::run::worker::Link;
+use crate::train::checkpoint::Checkpoint;
+use crate::train::optim::Method;
+use crate::train::order::Order;
+use crate::train::pretrained::{CALIBRATION, Pretrained};
+use crate::train::schedule::Schedule;
+use crate::train::session::{Files, Learner, Score};
+
+/// Fine-tunes until the last update or until the parent is gone, and tests.
+///
+/// # Errors
+/// The parent is gone.
+pub fn work(link: &Link, request: Json, given: &Given) -> anyhow::Result<()> {
+    let request: Request = serde_json::from_value(request)?;
+    let result = Run::open(link, &request, &given.conditions).and_then(|run| run.train(link));
+    report(link, result)
+}
+
+/// The inputs of one split: ids of every text, not padded, and its class.
+struct Side {
+    ids: Vec<Vec<u32>>,
+    labels: Vec<u32>,
+    /// Texts that were too long.
+    cut: usize,
+}
+
+impl Side {
+    /// The first `limit` (drawn) of `texts` in at most `most` ids each.
+    fn new(texts: &[Text], encoder: &mut Encoder, (most, limit): (usize, usize), name: &str) -> Self {
+        let mut chosen: Vec<usize> = (0..texts.len()).collect();
+        if limit < chosen.len() {
+            chosen = Stream::new(0, &format!("limit/{name}")).permutation(texts.len());
+            chosen.truncate(limit);
+        }
+        let mut side = Self { ids: Vec::new(), labels: Vec::new(), cut: 0 };
+        for text in chosen.into_iter().map(|at| &texts[at]) {
+            let mut input = |most: usize| match &text.second {
+                Some(second) => encoder.pair(&text.first, second, most),
+                None => encoder.single(&text.first, most),
+            };
+            let whole = input(usize::MAX);
+            let cut = whole.len() > most;
+            side.cut += usize::from(cut);
+            side.ids.push(if cut { input(most) } else { whole });
+            side.labels.push(text.label);
+        }
+        side
+    }
+
+    /// The texts at `chosen`, padded to the longest of them.
+    fn batch(&self, chosen: &[usize], device: &Device) -> Candle<Batch> {
+        let longest = chosen.iter().map(|&at| self.ids[at].len()).max().unwrap_or(1);
+        let padded =
+            |at: &usize| self.ids[*at].iter().copied().chain(std::iter::repeat(PADDING)).take(longest);
+        let ids: Vec<u32> = chosen.iter().flat_map(padded).collect();
+        let ids = Tensor::from_vec(ids, (chosen.len(), longest), device)?;
+        let labels: Vec<u32> = chosen.iter().map(|&at| self.labels[at]).collect();
+        let input = Input::Tokens(Tokens { ids, mask: None }); // padding is known by its id
+        Ok(Batch { input, labels: Tensor::from_vec(labels, chosen.len(), device)? })
+    }
+
+    /// Everything in batches of texts of about one length.
+    fn sorted(&self, batch: usize) -> Vec<Vec<usize>> {
+        let mut order: Vec<usize> = (0..self.ids.len()).collect();
+        order.sort_by_key(|&at| (self.ids[at].len(), at));
+        order.chunks(batch.max(1)).map(<[usize]>::to_vec).collect()
+    }
+}
+
+/// Loss and accuracy in per cent of `net` on everything of `side`.
+fn score(net: &mut Roberta, side: &Side, batch: usize, device: &Device) -> Candle<Score> {
+    let batches = side.sorted(batch);
+    let all = scores(net, batches.iter().map(|chosen| side.batch(chosen, device)))?;
+    Ok(Score { loss: mean(&all, "loss"), value: 100.0 * mean(&all, "accuracy") })
+}
+
+/// Data, model and device of a run.
+struct Run<'a> {
+    request: &'a Request,
+    conditions: &'a Conditions,
+    recipe: Recipe,
+    config: RobertaConfig,
+    start: Option<Pretrained>,
+    train: Side,
+    /// Selected on; absent: what is reported.
+    held_out: Option<Side>,
+    test: Side,
+    data_share: (f64, Option<String>),
+    laboratory: Laboratory,
+}
+
+impl<'a> Run<'a> {
+    /// Reads data, tokenizer and description of the encoder, and opens the device.
+    fn open(link: &Link, request: &'a Request, conditions: &'a Conditions) -> Result<Self, Ending> {
+        let choice = request.spec.choice().map_err(|error| failed(&error))?;
+        let config = model(request, &choice).map_err(|error| failed(&error))?;
+        let (_, texts) = data::text_task(&request.task).map_err(|error| failed(&error))?;
+        let recipe = recipe::find(&request.spec.preset, &request.task, Some(request.spec.len));
+        let recipe = recipe.map_err(|error| failed(&error))?;
+        let set = (texts.load)(&conditions.data, request.reading).map_err(|error| failed(&error))?;
+        conditions.same(&request.task, set.hash())?;
+        let start = request.from.as_ref().map(|folder| Pretrained::open(Path::new(folder)));
+        let start = start.transpose().map_err(|error| failed(&error))?;
+        if let Some(start) = &start
+            && request.encoder.as_ref() != Some(&start.hash().map_err(|error| failed(&error))?)
+        {
+            let folder = start.folder.display();
+            return Err(failed(&format!("{folder} changed since the plan was made; run the command again")));
+        }
+        let doing = |what: &str| link.send(&Answer::Doing { what: what.to_owned() });
+        doing("cuts its texts into words").map_err(|error| failed(&error))?;
+        let tokenizer = match &start {
+            Some(start) => start.tokenizer().map_err(|error| failed(&error))?,
+            None => own_tokenizer(&set, request.vocab as usize)?,
+        };
+        let mut encoder = tokenizer.encoder();
+        let limit = request.limit.map_or(usize::MAX, |limit| limit as usize);
+        let mut side = |split: Split| {
+            Side::new(set.side(split), &mut encoder, (request.spec.len as usize, limit), split.name())
+        };
+        let apart = !std::ptr::eq(set.side(Split::Validation), set.side(Split::Test));
+        let (train, test) = (side(Split::Train), side(Split::Test));
+        let held_out = apart.then(|| side(Split::Validation));
+        let there = set.side(Split::Train).len();
+        let share = there as f64 / texts.train as f64;
+        let whole = share >= 1.0 || (request.reading.strict && set.partial().is_none());
+        let data_share = if whole {
+            (1.0, None)
+        } else {
+            (share, Some(format!("{there} training texts ({})", texts.train)))
+        };
+        let laboratory = Laboratory::open(&request.spec, conditions)?;
+        Ok(Self { request, conditions, recipe, config, start, train, held_out, test, data_share, laboratory })
+    }
+
+    fn train(&self, link: &Link) -> Result<Done, Ending> {
+        let train = Train { link, conditions: self.conditions, before: (&[], 0) };
+        train.run(&self.laboratory, self)?;
+        let peak_bytes = self.laboratory.peak();
+        let trained = Trained::read(&self.files(), self)?;
+        let tested = |weights: &Checkpoint| {
+            let builder = weights.builder(self.laboratory.device(), false).map_err(candle)?;
+            let mut net = Roberta::new(&self.config, &builder).map_err(candle)?;
+            score(&mut net, &self.test, self.batch(), self.laboratory.device()).map_err(candle)
+        };
+        let test = tested(&trained.weights)?;
+        let last = trained.last.as_ref().map_or(Ok(test), tested)?;
+        let classes = self.classes();
+        let (texts, selected) = (self.test.labels.len(), &trained.selected);
+        let measures = vec![
+            Measure::new("accuracy", "%", test.value),
+            Measure::new("loss", "nat", test.loss),
+            Measure::new("accuracy_last", "%", last.value),
+            Measure::new("loss_last", "nat", last.loss),
+            Measure::new("largest_class", "%", self.largest_class()),
+            Measure::new("chance", "%", 100.0 / classes as f64),
+            Measure::new("tested", "1", texts as f64),
+            Measure::new("cut", "%", 100.0 * self.test.cut as f64 / texts.max(1) as f64),
+            Measure::new("validation_accuracy", "%", selected.score.value),
+            Measure::new("validation_loss", "nat", selected.score.loss),
+            Measure::new("selected_step", "1", selected.step as f64),
+            Measure::new("train_loss", "nat", selected.train_loss),
+            Measure::new("steps", "1", self.request.steps as f64),
+        ];
+        let (data_share, differs) = self.data_share.clone();
+        Ok(Done { measures, data_share, differs, peak_bytes })
+    }
+
+    fn batch(&self) -> usize {
+        self.request.spec.batch as usize
+    }
+
+    fn classes(&self) -> usize {
+        data::text_task(&self.request.task).map_or(1, |(_, texts)| texts.classes.len())
+    }
+
+    /// Accuracy of the most frequent class among the training texts, in per cent.
+    fn largest_class(&self) -> f64 {
+        let count = |labels: &[u32], class: u32| labels.iter().filter(|label| **label == class).count();
+        let classes = 0..self.classes() as u32;
+        let most = classes.rev().max_by_key(|class| count(&self.train.labels, *class)).unwrap_or(0);
+        100.0 * count(&self.test.labels, most) as f64 / self.test.labels.len().max(1) as f64
+    }
+
+    /// The order of the training texts.
+    fn order(&self) -> Result<Order, Ending> {
+        let order = Order::new(self.request.spec.seed, self.train.ids.len(), self.batch());
+        order.ok_or_else(|| {
+            let (there, batch) = (self.train.ids.len(), self.batch());
+            failed(&format!(
+                "{there} training texts are too few for a batch of {batch}; take a smaller --batch"
+            ))
+        })
+    }
+}
+
+/// A tokenizer for an encoder that starts from nothing: that of the training texts.
+fn own_tokenizer(set: &Labelled, vocab: usize) -> Result<Tokenizer, Ending> {
+    let texts = set.side(Split::Train).iter();
+    let texts = texts.flat_map(|text| [Some(text.first.as_str()), text.second.as_deref()]).flatten();
+    Tokenizer::train(texts, vocab).map_err(|error| failed(&error))
+}
+
+impl Experiment for Run<'_> {
+    fn files(&self) -> Files {
+        Files::in_folder(&self.conditions.folder)
+    }
+
+    fn description(&self) -> Result<Json, Ending> {
+        serde_json::to_value(self.request).map_err(|error| failed(&error))
+    }
+
+    fn method(&self) -> Result<(Method, Schedule), Ending> {
+        Ok(self.recipe.training(self.request.steps, self.request.rate))
+    }
+
+    /// An evaluation per epoch; a run that was made short has four at least.
+    fn steps(&self) -> (u64, u64) {
+        let steps = self.request.steps;
+        let epoch = (self.train.ids.len() as u64 / self.request.spec.batch).max(1);
+        let short = steps < self.recipe.steps;
+        let usual = if short { epoch.min(steps.div_ceil(4)) } else { epoch };
+        (steps, self.request.every.unwrap_or(usual))
+    }
+
+    fn select(&self) -> Select {
+        self.recipe.select
+    }
+
+    fn begin(&self, device: &Device) -> Result<Builder, Ending> {
+        let seed = self.request.spec.seed;
+        let Some(start) = &self.start else { return Ok(Builder::seeded(seed, device, true)) };
+        let mut weights = start.weights().map_err(|error| failed(&error))?;
+        let order = self.order()?;
+        let batches =
+            (0..CALIBRATION.min(usize::try_from(order.per_epoch()).unwrap_or(CALIBRATION))).map(|step| {
+                let batch = self.train.batch(&order.batch(step as u64, &mut None), &Device::Cpu)?;
+                let ids = batch.tokens()?.ids.clone();
+                let known = ids.dim(1)?.min(start.positions);
+                ids.narrow(1, 0, known)?.contiguous()
+            });
+        weights.calibrate(&self.config, batches).map_err(candle)?;
+        let tensors = weights.fit(&self.config).map_err(|error| failed(&error))?;
+        Ok(Builder::warm(seed, tensors, device, true))
+    }
+
+    fn learner<'a>(
+        &'a self,
+        builder: &Builder,
+        _: Option<&Checkpoint>,
+    ) -> Result<Box<dyn Learner + 'a>, Ending> {
+        let net = Roberta::new(&self.config, builder).map_err(candle)?;
+        let noise = Noise::new(self.request.spec.seed);
+        Ok(Box::new(TextLearner { run: self, net, noise, order: self.order()?, memo: None }))
+    }
+}
+
+/// A model under training.
+struct TextLearner<'a> {
+    run: &'a Run<'a>,
+    net: Roberta,
+    noise: Noise,
+    order: Order,
+    memo: Option<(u64, Vec<usize>)>,
+}
+
+impl Learner for TextLearner<'_> {
+    fn parts(&self) -> usize {
+        self.run.request.accumulate as usize
+    }
+
+    fn loss(&mut self, step: u64, part: usize) -> Candle<Loss> {
+        let chosen = self.order.batch(step, &mut self.memo);
+        let size = chosen.len() / self.parts();
+        let batch =
+            self.run.train.batch(&chosen[part * size..(part + 1) * size], self.run.laboratory.device())?;
+        self.net.loss(&batch, self.noise.branch(step).branch(part as u64))
+    }
+
+    fn evaluate(&mut self, _: u64) -> Candle<Score> {
+        let side = self.run.held_out.as_ref().unwrap_or(&self.run.test);
+        score(&mut self.net, side, self.run.batch(), self.run.laboratory.device())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_cut_and_padded_to_the_longest_of_a_batch() {
+        let text = |first: &str, second: Option<&str>, label| Text {
+            first: first.to_owned(),
+            second: second.map(str::to_owned),
+            label,
+        };
+        let texts = [text("ab", None, 1), text("abcdefgh", None, 0), text("a", Some("b"), 1)];
+        let tokenizer = Tokenizer::train(["xyz"].into_iter(), 300).unwrap(); // a word per byte
+        let side = Side::new(&texts, &mut tokenizer.encoder(), (6, usize::MAX), "train");
+        assert_eq!((side.cut, side.ids[1].len(), side.ids[2].len()), (1, 6, 6));
+        let batch = side.batch(&[0, 1], &Device::Cpu).unwrap();
+        let ids = batch.tokens().unwrap().ids.to_vec2::<u32>().unwrap();
+        assert_eq!((ids[0].len(), &ids[0][4..]), (6, &[PADDING, PADDING][..]));
+        assert_eq!(batch.labels.to_vec1::<u32>().unwrap(), [1, 0]);
+        assert_eq!(side.sorted(2), [vec![0, 1], vec![2]]);
+        assert_eq!(Side::new(&texts, &mut tokenizer.encoder(), (6, 2), "train").ids.len(), 2);
+    }
+}
