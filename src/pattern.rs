@@ -25,6 +25,12 @@ impl Grid {
     pub const fn is_empty(self) -> bool {
         self.len() == 0
     }
+
+    /// The square of `len` positions, where there is one.
+    pub fn square(len: usize) -> Option<Self> {
+        let side = len.isqrt();
+        (side * side == len && len > 0).then_some(Self { rows: side, cols: side })
+    }
 }
 
 /// `len` positions from `start` on, `step` apart.
@@ -121,6 +127,8 @@ pub struct Pattern {
     pub slots: usize,
     /// Absolute position of query 0 (cached keys come first): query `i` stands at `t = offset + i`.
     pub offset: usize,
+    /// Where positions lie in a plane: its grid, and the positions of the queries in the order of the groups.
+    pub plane: Option<(Grid, Vec<usize>)>,
     /// Groups of every head, or one list shared by all heads. Every query is in at most one group of
     /// a head; a query in none sees nothing.
     pub heads: Vec<Vec<Group>>,
@@ -129,7 +137,7 @@ pub struct Pattern {
 impl Pattern {
     /// A pattern with the same groups in every head.
     pub fn shared(queries: usize, keys: usize, slots: usize, offset: usize, groups: Vec<Group>) -> Self {
-        Self { queries, keys, slots, offset, heads: vec![groups] }
+        Self { queries, keys, slots, offset, plane: None, heads: vec![groups] }
     }
 
     /// Every query sees every key, or with `causal` every key up to its own position.

@@ -133,7 +133,7 @@ fn pattern(len: usize, block: usize, random: &Random) -> Pattern {
         (0..blocks).map(|u| group(u, u.checked_sub(1).and_then(|row| random.get(row)))).collect()
     };
     let heads = random.iter().map(head).collect();
-    Pattern { queries: len, keys: len, slots: 0, offset: 0, heads }
+    Pattern { queries: len, keys: len, slots: 0, offset: 0, plane: None, heads }
 }
 
 struct BigBird {

@@ -20,6 +20,7 @@ pub mod local;
 pub mod long_short;
 pub mod longformer;
 pub mod ls;
+pub mod ls2d;
 pub mod nystrom;
 pub mod performer;
 pub mod reformer;
@@ -56,6 +57,7 @@ pub static TABLE: &[&Entry] = &[
     &linformer::ENTRY,
     &linformer_window::ENTRY,
     &ls::ENTRY,
+    &ls2d::ENTRY,
     &nystrom::ENTRY,
     &performer::ENTRY,
     &reformer::ENTRY,

@@ -34,12 +34,12 @@ pub static SET: DataSet = DataSet {
     locate: |dir| Ok(store::find(dir, NAMES)),
 };
 
-const PIXELS: usize = 1024;
+pub(super) const PIXELS: usize = 1024;
 /// A record: the class, then red, green and blue planes.
-const RECORD: usize = 1 + 3 * PIXELS;
-const CLASSES: u8 = 10;
-const TRAIN: usize = 50_000;
-const TEST: usize = 10_000;
+pub(super) const RECORD: usize = 1 + 3 * PIXELS;
+pub(super) const CLASSES: u8 = 10;
+pub(super) const TRAIN: usize = 50_000;
+pub(super) const TEST: usize = 10_000;
 /// Names of the archive or folder.
 pub const NAMES: &[&str] =
     &["cifar-10-batches-bin", "cifar-10-binary.tar.gz", "cifar-10-binary-subset.tar.gz"];
@@ -69,32 +69,7 @@ impl Cifar10 {
     /// # Errors
     /// No images there, records that cannot be read, fewer than published without `allow_partial`.
     pub fn load(dir: &Path, allow_partial: bool) -> Result<Self, DataError> {
-        let source = store::find(dir, NAMES).ok_or_else(|| DataError::Missing {
-            what: "CIFAR-10",
-            dir: dir.to_owned(),
-            next: "run effattn fetch cifar10, or place cifar-10-binary.tar.gz (or the unpacked folder \
-                   cifar-10-batches-bin) there"
-                .into(),
-        })?;
-        let mut batches: [Vec<u8>; 6] = Default::default();
-        let mut read: [Content; 6] = Default::default(); // archives may have them in any order
-        let number = |name: &str| BATCHES.iter().position(|batch| name.rsplit('/').next() == Some(batch));
-        let limit = (RECORD * TEST) as u64;
-        store::each_file(
-            &source,
-            limit,
-            |name| number(name).is_some(),
-            |name, bytes| {
-                if let Some(number) = number(name) {
-                    batches[number] = gray(&source.join(name), &bytes)?;
-                    read[number] = Content::default();
-                    read[number].field(&bytes);
-                }
-                Ok(())
-            },
-        )?;
-        let mut content = Content::default();
-        read.into_iter().for_each(|batch| content.field(batch.finish().as_bytes()));
+        let (batches, hash) = read_batches(dir, gray)?;
         let [a, b, c, d, e, test] = batches;
         let train = [a, b, c, d, e].concat();
         let counts = (train.len() / STORED, test.len() / STORED);
@@ -104,7 +79,7 @@ impl Cifar10 {
             let missing = missing.clone();
             return Err(DataError::Partial { what: "CIFAR-10", dir: dir.to_owned(), missing });
         }
-        Ok(Self { train, test, hash: content.finish(), partial })
+        Ok(Self { train, test, hash, partial })
     }
 
     fn side(&self, split: Split) -> &[u8] {
@@ -138,19 +113,65 @@ impl Dataset for Cifar10 {
     }
 }
 
-/// Records as class and gray values: floor(255.5 (0.2989 R + 0.5870 G + 0.1140 B) / 255), which is what the
-/// Long Range Arena's pipeline computes for 8-bit images in f32.
-fn gray(file: &Path, bytes: &[u8]) -> Result<Vec<u8>, DataError> {
+/// What `read` makes of the records of every batch in `dir`, training batches first, and the checksum of all records.
+///
+/// # Errors
+/// No images there, records that cannot be read.
+pub(super) fn read_batches(
+    dir: &Path,
+    read: fn(&[u8]) -> Vec<u8>,
+) -> Result<([Vec<u8>; 6], String), DataError> {
+    let source = store::find(dir, NAMES).ok_or_else(|| DataError::Missing {
+        what: "CIFAR-10",
+        dir: dir.to_owned(),
+        next: "run effattn fetch cifar10, or place cifar-10-binary.tar.gz (or the unpacked folder \
+               cifar-10-batches-bin) there"
+            .into(),
+    })?;
+    let mut batches: [Vec<u8>; 6] = Default::default();
+    let mut seen: [Content; 6] = Default::default(); // archives may have them in any order
+    let number = |name: &str| BATCHES.iter().position(|batch| name.rsplit('/').next() == Some(batch));
+    let limit = (RECORD * TEST) as u64;
+    store::each_file(
+        &source,
+        limit,
+        |name| number(name).is_some(),
+        |name, bytes| {
+            if let Some(number) = number(name) {
+                let file = source.join(name);
+                records(&file, &bytes)?;
+                batches[number] = read(&bytes);
+                seen[number] = Content::default();
+                seen[number].field(&bytes);
+            }
+            Ok(())
+        },
+    )?;
+    let mut content = Content::default();
+    seen.into_iter().for_each(|batch| content.field(batch.finish().as_bytes()));
+    Ok((batches, content.finish()))
+}
+
+/// Makes sure that `bytes` are whole records with classes.
+fn records(file: &Path, bytes: &[u8]) -> Result<(), DataError> {
     if !bytes.len().is_multiple_of(RECORD) {
         let reason = format!("{} bytes are not a whole number of records of {RECORD} bytes", bytes.len());
         return Err(store::bad_file(file, reason));
     }
-    let mut out = Vec::with_capacity(bytes.len() / RECORD * STORED);
-    for (index, record) in bytes.chunks_exact(RECORD).enumerate() {
-        if record[0] >= CLASSES {
-            let reason = format!("record {index} has class {}, expected 0 to 9", record[0]);
-            return Err(store::bad_file(file, reason));
+    match bytes.chunks_exact(RECORD).position(|record| record[0] >= CLASSES) {
+        None => Ok(()),
+        Some(index) => {
+            let reason = format!("record {index} has class {}, expected 0 to 9", bytes[index * RECORD]);
+            Err(store::bad_file(file, reason))
         }
+    }
+}
+
+/// Records as class and gray values: floor(255.5 (0.2989 R + 0.5870 G + 0.1140 B) / 255), which is what the
+/// Long Range Arena's pipeline computes for 8-bit images in f32.
+fn gray(bytes: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(bytes.len() / RECORD * STORED);
+    for record in bytes.chunks_exact(RECORD) {
         out.push(record[0]);
         let (red, rest) = record[1..].split_at(PIXELS);
         let (green, blue) = rest.split_at(PIXELS);
@@ -159,7 +180,7 @@ fn gray(file: &Path, bytes: &[u8]) -> Result<Vec<u8>, DataError> {
             (255.5 * (0.2989 * unit(r) + 0.5870 * unit(g) + 0.1140 * unit(b))) as u8
         }));
     }
-    Ok(out)
+    out
 }
 
 #[cfg(test)]
@@ -206,16 +227,16 @@ mod tests {
         assert_ne!(all, one, "an image moved from training to test");
         assert_ne!(hash(&[record(4, 9, 0, 0)], &[b.clone(), b.clone()]), one, "another class");
         let same_gray = record(3, 9, 0, 1);
-        assert_eq!(gray(&folder, &same_gray).expect("gray"), gray(&folder, &a).expect("gray"));
+        assert_eq!(gray(&same_gray), gray(&a));
         assert_ne!(hash(&[same_gray], &[b.clone(), b]), one, "another colour that is the same gray");
     }
 
     #[test]
     fn broken_records_are_refused() {
         let file = Path::new("data_batch_1.bin");
-        let cut = gray(file, &record(1, 0, 0, 0)[1..]).expect_err("cut").to_string();
+        let cut = records(file, &record(1, 0, 0, 0)[1..]).expect_err("cut").to_string();
         assert!(cut.contains("3072 bytes"), "{cut}");
-        let class = gray(file, &record(10, 0, 0, 0)).expect_err("class").to_string();
+        let class = records(file, &record(10, 0, 0, 0)).expect_err("class").to_string();
         assert!(class.contains("class 10"), "{class}");
     }
 }

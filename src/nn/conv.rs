@@ -1,9 +1,6 @@
 //! Convolutions and batch normalisation over images as rows of tokens [b, rows * cols, channels].
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
-
-use candle_core::{Result, Tensor, bail};
+use candle_core::{Result, Tensor, Var, bail};
 
 use super::params::{Builder, Init};
 use crate::kernel::conv::{self, Window};
@@ -87,36 +84,12 @@ impl Depthwise {
     }
 }
 
-/// Running statistics of a model's batch normalisations, by full name. A clone is the same statistics.
-#[derive(Clone, Default)]
-pub struct Buffers(Arc<Mutex<BTreeMap<String, Tensor>>>);
-
-impl Buffers {
-    /// Statistics that were stored.
-    pub fn given(tensors: impl IntoIterator<Item = (String, Tensor)>) -> Self {
-        Self(Arc::new(Mutex::new(tensors.into_iter().collect())))
-    }
-
-    /// All of them.
-    pub fn all(&self) -> BTreeMap<String, Tensor> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn get(&self, name: &str) -> Option<Tensor> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
-    }
-
-    fn set(&self, name: String, tensor: Tensor) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(name, tensor);
-    }
-}
-
 /// Batch normalisation of channels: by the batch while training, by running statistics otherwise.
 pub struct BatchNorm {
     weight: Tensor,
     bias: Tensor,
-    name: String,
-    buffers: Buffers,
+    mean: Var,
+    variance: Var,
 }
 
 /// Added to the variance.
@@ -125,23 +98,17 @@ const EPS: f64 = 1e-5;
 const MOMENTUM: f64 = 0.1;
 
 impl BatchNorm {
-    /// Parameters `weight` and `bias` below `builder`, whose prefix is `name`; statistics `<name>.running_mean` and
-    /// `<name>.running_var` in `buffers`, 0 and 1 where they are not given.
+    /// Parameters `weight` and `bias` below `builder`; statistics `running_mean` and `running_var`, which start at 0 and 1.
     ///
     /// # Errors
     /// Given parameters or statistics of another shape.
-    pub fn new(builder: &Builder, name: String, channels: usize, buffers: &Buffers) -> Result<Self> {
-        let weight = builder.param("weight", &[channels], Init::ONE)?;
-        let bias = builder.param("bias", &[channels], Init::ZERO)?;
-        for (part, start) in [("running_mean", 0f32), ("running_var", 1f32)] {
-            let full = format!("{name}.{part}");
-            match buffers.get(&full) {
-                Some(given) if given.dims() == [channels] => {}
-                Some(given) => bail!("{full} has shape {:?}, expected {:?}", given.dims(), [channels]),
-                None => buffers.set(full, Tensor::full(start, channels, &builder.device())?),
-            }
-        }
-        Ok(Self { weight, bias, name, buffers: buffers.clone() })
+    pub fn new(builder: &Builder, channels: usize) -> Result<Self> {
+        Ok(Self {
+            weight: builder.param("weight", &[channels], Init::ONE)?,
+            bias: builder.param("bias", &[channels], Init::ZERO)?,
+            mean: builder.state("running_mean", &[channels], 0.0)?,
+            variance: builder.state("running_var", &[channels], 1.0)?,
+        })
     }
 
     /// `x` [b, n, c] to the same shape. With `train` the batch's statistics are used, and move the running ones.
@@ -150,13 +117,7 @@ impl BatchNorm {
     /// Another number of channels.
     pub fn forward(&self, x: &Tensor, train: bool) -> Result<Tensor> {
         let (b, n, c) = x.dims3()?;
-        let [mean_name, variance_name] =
-            ["running_mean", "running_var"].map(|part| format!("{}.{part}", self.name));
-        let running = |name: &str| match self.buffers.get(name) {
-            Some(tensor) => Ok(tensor),
-            None => bail!("{name} is missing"),
-        };
-        let (mean, variance) = (running(&mean_name)?, running(&variance_name)?);
+        let (mean, variance) = (self.mean.as_detached_tensor(), self.variance.as_detached_tensor());
         if !train {
             let scale = (&self.weight / (variance + EPS)?.sqrt()?)?;
             let shift = (&self.bias - (mean * &scale)?)?;
@@ -171,8 +132,8 @@ impl BatchNorm {
             (old * (1.0 - MOMENTUM))? + (new.detach() * (MOMENTUM * scale))?
         };
         let unbiased = count as f64 / count.saturating_sub(1).max(1) as f64;
-        self.buffers.set(mean_name, moved(mean, &batch_mean, 1.0)?);
-        self.buffers.set(variance_name, moved(variance, &batch_variance, unbiased)?);
+        self.mean.set(&moved(mean, &batch_mean, 1.0)?)?;
+        self.variance.set(&moved(variance, &batch_variance, unbiased)?)?;
         let normal = centred.broadcast_div(&(batch_variance + EPS)?.sqrt()?)?;
         normal.broadcast_mul(&self.weight)?.broadcast_add(&self.bias)?.reshape((b, n, c))
     }
@@ -206,14 +167,13 @@ mod tests {
 
     #[test]
     fn running_statistics_move_a_tenth_of_the_way() {
-        let buffers = Buffers::default();
         let builder = Builder::seeded(1, &Device::Cpu, false);
-        let norm = BatchNorm::new(&builder.pp("bn"), "bn".to_owned(), 1, &buffers).unwrap();
+        let norm = BatchNorm::new(&builder.pp("bn"), 1).unwrap();
         let x = Tensor::new(&[[[1f32], [3.0]], [[5.0], [7.0]]], &Device::Cpu).unwrap();
         let y = norm.forward(&x, true).unwrap();
         assert!(y.sum_all().unwrap().to_scalar::<f32>().unwrap().abs() < 1e-5);
-        let all = buffers.all();
-        let value = |name: &str| all[name].to_vec1::<f32>().unwrap()[0];
+        let params = builder.finish();
+        let value = |name: &str| params.constants()[name].to_vec1::<f32>().unwrap()[0];
         assert!((value("bn.running_mean") - 0.4).abs() < 1e-6);
         assert!((value("bn.running_var") - (0.9 + 0.1 * 20.0 / 3.0)).abs() < 1e-5);
     }

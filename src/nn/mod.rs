@@ -6,6 +6,7 @@ pub mod dropout;
 pub mod embedding;
 pub mod ffn;
 pub mod head;
+pub mod norm;
 pub mod params;
 
 /// The id of padding in fairseq's vocabularies: words of the word language model and of RoBERTa.

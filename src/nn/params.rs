@@ -341,6 +341,37 @@ impl Builder {
         Ok(tensor)
     }
 
+    /// A tensor that belongs to the model and is not trained, such as a running mean: given by name, or filled with `start`.
+    /// What a forward pass writes into it stands in [`Params::constants`], and so in checkpoints.
+    ///
+    /// # Errors
+    /// One that was given in another shape.
+    pub fn state(&self, name: &str, shape: &[usize], start: f64) -> Result<Var> {
+        let full = format!("{}{name}", self.prefix);
+        let mut shared = self.lock();
+        if let Some(tensor) = shared.params.constants.get(&full) {
+            return Var::from_tensor(tensor); // the same one where it is a variable
+        }
+        let filled = || Tensor::full(start as f32, shape, &shared.device);
+        let tensor = match &shared.source {
+            Source::Count => return Var::from_tensor(&filled()?),
+            Source::Seed(_, tensors) | Source::Given(tensors) => match tensors.get(&full) {
+                Some(given) if given.dims() == shape => given.to_device(&shared.device)?.copy()?,
+                Some(given) => bail!("{full:?} has shape {:?}, expected {shape:?}", given.dims()),
+                None if matches!(shared.source, Source::Given(_)) => bail!("{full:?} is missing"),
+                None => filled()?,
+            },
+        };
+        let state = Var::from_tensor(&tensor)?;
+        shared.params.constants.insert(full, state.as_tensor().clone());
+        Ok(state)
+    }
+
+    /// The constants and states so far, by full name.
+    pub fn constants(&self) -> BTreeMap<String, Tensor> {
+        self.lock().params.constants.clone()
+    }
+
     /// Ends building: the parameters. Call when no other clone of this builder is used any more.
     pub fn finish(&self) -> Params {
         let mut shared = self.lock();

@@ -43,7 +43,8 @@ impl Pattern {
             Group { queries: Span::range(first - queries, first), keys: rows.map(row).collect() }
         };
         let groups = grid.windows(w).map(group).collect();
-        Self::shared(grid.len(), grid.len(), 0, 0, groups)
+        let plane = Some((grid, grid.window_order(w)));
+        Self { plane, ..Self::shared(grid.len(), grid.len(), 0, 0, groups) }
     }
 }
 

@@ -13,6 +13,7 @@ use crate::attention::{Config, Input, Mechanism, Needs, Projections, Shape};
 use crate::device::rng::Stream;
 use crate::kernel::heads::Qkv;
 use crate::nn::params::Builder;
+use crate::pattern::Grid;
 use crate::record::matrix::Matrix;
 
 /// The situation a mechanism is looked at in.
@@ -53,7 +54,7 @@ impl Probe {
             keys: self.len,
             causal: self.causal,
             cls: false,
-            grid: None,
+            grid: Grid::square(self.len),
         }
     }
 

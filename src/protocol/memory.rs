@@ -20,6 +20,7 @@ use crate::config::settings::groups::{MACHINE, MODEL, POINTS};
 use crate::config::units::{Bytes, Seconds};
 use crate::device::alloc;
 use crate::device::machine::Resident;
+use crate::model::family;
 use crate::record::{Metric, Outcome, Pass, Row};
 use crate::run::RunError;
 use crate::run::outcome::Ending;
@@ -102,8 +103,13 @@ Bytes are live bytes counted by the allocator: parameters, moments, activations,
 /// What `memory` does where nothing is said.
 fn defaults(flags: &Flags) -> Defaults {
     let fit = flags.said().fit.is_some();
+    let usual = flags.said().preset.as_deref().and_then(family::usual);
+    let len = usual.filter(|_| !fit).map(|usual| vec![usual.len as u64]);
     let settings = Settings {
-        len: Some(Lengths(if fit { vec![MAX_LEN] } else { vec![1024, 2048, 4096, 8192] })),
+        len: Some(Lengths(len.unwrap_or_else(|| match fit {
+            true => vec![MAX_LEN],
+            false => vec![1024, 2048, 4096, 8192],
+        }))),
         batch: Some(Batches(vec![1])),
         seeds: Some(Seeds(vec![0])),
         mode: Some(Modes(vec![Pass::Infer, Pass::Train])),
@@ -111,7 +117,7 @@ fn defaults(flags: &Flags) -> Defaults {
         timeout: Some(Seconds(if fit { 60.0 } else { 600.0 })),
         ..Settings::NONE
     };
-    Defaults { settings, models: "full,linear,cosformer,ls" }
+    Defaults { settings, models: usual.map_or("full,linear,cosformer,ls", |usual| usual.models) }
 }
 
 /// The cells of `grid`. With `fit`, lengths are bounds of the search.

@@ -9,7 +9,7 @@ use super::attention::{Probe, implied};
 use crate::attention::Growth;
 use crate::attention::choose::Choice;
 use crate::attention::knobs::{Kind, Knobs, Value};
-use crate::pattern::Pattern;
+use crate::pattern::{Grid, Pattern};
 use crate::record::matrix::Matrix;
 
 /// Implied weights below this share of the largest are rounding, not visibility.
@@ -37,7 +37,31 @@ pub fn matrix(choice: &Choice, probe: &Probe) -> Result<Matrix> {
     }
 }
 
+/// What the position in the middle of an image sees, as an image.
+fn drawn_image(choice: &Choice, pattern: &Pattern, (grid, order): (Grid, &[usize]), head: usize) -> Matrix {
+    let middle = grid.rows / 2 * grid.cols + grid.cols / 2;
+    let mut values = vec![0.0; grid.len()];
+    let query = order.iter().position(|position| *position == middle).unwrap_or(0);
+    for key in pattern.visible(head, query).into_iter().filter(|key| *key < grid.len()) {
+        values[key] = 1.0;
+    }
+    let (y, x) = grid.place(middle);
+    let slots =
+        if pattern.slots > 0 { format!("; and {} slots of all", pattern.slots) } else { String::new() };
+    Matrix {
+        label: choice.label(),
+        note: format!("an image: what row {y}, column {x} sees{slots}"),
+        queries: grid.rows,
+        keys: grid.cols,
+        slots: 0,
+        values,
+    }
+}
+
 fn drawn(choice: &Choice, pattern: &Pattern, probe: &Probe) -> Matrix {
+    if let Some((grid, order)) = &pattern.plane {
+        return drawn_image(choice, pattern, (*grid, order), probe.head);
+    }
     let columns = pattern.keys + pattern.slots;
     let mut values = vec![0.0; pattern.queries * columns];
     for query in 0..pattern.queries {
@@ -156,6 +180,20 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn an_image_is_drawn_around_one_position() {
+        let probe = Probe { len: 64, ..Probe::default() };
+        let image = of("ls2d:w=2,r=3", &probe).unwrap();
+        assert_eq!((image.queries, image.keys, image.slots), (8, 8, 0));
+        assert_eq!(image.note, "an image: what row 4, column 4 sees; and 3 slots of all");
+        for (at, value) in image.values.iter().enumerate() {
+            let near = |place: usize| (3..7).contains(&place);
+            assert_eq!(*value == 1.0, near(at / 8) && near(at % 8), "{at}");
+        }
+        let line = Probe { len: 63, ..Probe::default() };
+        assert!(of("ls2d", &line).unwrap_err().to_string().contains("a square number of positions"));
     }
 
     #[test]

@@ -166,6 +166,7 @@ fn every_sparse_mechanism_is_compared_with_full_attention() {
         "performer",
         "reformer",
         "transformer-xl",
+        "ls2d",
         "cosformer",
         "relu-linear",
         "identity-linear",

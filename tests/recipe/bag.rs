@@ -18,6 +18,7 @@ pub static FAMILY: Family = Family {
     presets,
     serves: |preset, task| preset == "bag" && task.is_none(),
     usual_task: |_, _| None,
+    usual: |_| None,
     resolve,
 };
 

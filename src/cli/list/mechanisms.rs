@@ -73,7 +73,8 @@ impl Scene {
     }
 
     fn costs(&self, choice: &Choice) -> Costs {
-        let len = self.len.or(if self.task.is_some() { None } else { Some(4096) });
+        let usual = || family::usual(self.preset.name).map_or(4096, |usual| usual.len);
+        let len = self.len.or_else(|| self.task.is_none().then(usual));
         costs(choice, self.preset.name, self.task, len, true)
     }
 }

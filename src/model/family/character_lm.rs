@@ -23,6 +23,7 @@ pub static FAMILY: Family = Family {
     presets,
     serves: |preset, _| LanguagePreset::find(preset).is_some(),
     usual_task: |preset, _| LanguagePreset::find(preset).map(|_| CORPORA[0].0),
+    usual: |_| None,
     resolve,
 };
 

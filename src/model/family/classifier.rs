@@ -21,6 +21,7 @@ pub static FAMILY: Family = Family {
     presets,
     serves: |preset, task| towers(preset, task) == Some(1),
     usual_task: |preset, len| Preset::find(preset)?.task_of_len(len?),
+    usual: |_| None,
     resolve,
 };
 

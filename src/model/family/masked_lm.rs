@@ -21,6 +21,7 @@ pub static FAMILY: Family = Family {
     presets,
     serves: |preset, task| find(preset).is_some() && task.is_none(),
     usual_task: |_, _| None,
+    usual: |_| None,
     resolve,
 };
 

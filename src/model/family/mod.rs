@@ -8,6 +8,7 @@ pub mod character_lm;
 pub mod classifier;
 pub mod masked_lm;
 pub mod pair;
+pub mod vision;
 pub mod word_lm;
 
 use std::sync::RwLock;
@@ -24,8 +25,14 @@ use crate::nn::dropout::Noise;
 use crate::nn::params::Builder;
 
 /// Every family of the crate.
-pub static TABLE: &[&Family] =
-    &[&classifier::FAMILY, &pair::FAMILY, &character_lm::FAMILY, &word_lm::FAMILY, &masked_lm::FAMILY];
+pub static TABLE: &[&Family] = &[
+    &classifier::FAMILY,
+    &pair::FAMILY,
+    &character_lm::FAMILY,
+    &word_lm::FAMILY,
+    &masked_lm::FAMILY,
+    &vision::FAMILY,
+];
 
 static REGISTERED: RwLock<Vec<&'static Family>> = RwLock::new(Vec::new());
 
@@ -45,8 +52,19 @@ pub struct Family {
     pub serves: fn(preset: &str, task: Option<&str>) -> bool,
     /// The task whose model `list` counts where only a preset, and perhaps a length, is named.
     pub usual_task: fn(preset: &str, len: Option<usize>) -> Option<&'static str>,
+    /// What a preset is measured with where nothing else is said; nothing: what is usual for the command.
+    pub usual: fn(preset: &str) -> Option<Usual>,
     /// What a request means.
     pub resolve: fn(&Asked) -> std::result::Result<Box<dyn Resolved>, SpecError>,
+}
+
+/// What a preset is measured with where nothing else is said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usual {
+    /// Mechanisms, as on the command line.
+    pub models: &'static str,
+    /// Length.
+    pub len: usize,
 }
 
 /// A preset, as lists show it.
@@ -349,6 +367,11 @@ pub fn families() -> Vec<&'static Family> {
 /// The family called `name`.
 pub fn find(name: &str) -> Option<&'static Family> {
     families().into_iter().find(|family| family.name == name)
+}
+
+/// What `preset` is measured with where nothing else is said.
+pub fn usual(preset: &str) -> Option<Usual> {
+    (serving(&families(), preset, None).ok()?.usual)(preset)
 }
 
 /// The presets of `families`, each once.

@@ -17,6 +17,7 @@ pub static FAMILY: Family = Family {
     presets,
     serves: |preset, task| towers(preset, task) == Some(2),
     usual_task: |_, _| None,
+    usual: |_| None,
     resolve,
 };
 

@@ -22,6 +22,7 @@ pub static FAMILY: Family = Family {
     presets,
     serves: |preset, task| find(preset).is_some() && task.is_none(),
     usual_task: |_, _| None,
+    usual: |_| None,
     resolve,
 };
 

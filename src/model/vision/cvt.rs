@@ -3,13 +3,15 @@
 
 use candle_core::{Result, Tensor};
 
-use super::long_short::{LongShort2d, LongShort2dConfig, Names};
-use super::{Classified, Dense, Flops, Mlp, Norm, merge, split};
+use super::{Classified, Dense, Depth, Flops, Mlp, Run};
+use crate::attention::ls2d::{LongShort2d, LongShort2dConfig, Names};
 use crate::kernel::conv::Window;
+use crate::kernel::heads::{merge, split};
 use crate::kernel::linear::linear;
 use crate::kernel::norm::EPS;
 use crate::kernel::window_2d::{Keys, biased};
-use crate::nn::conv::{BatchNorm, Buffers, Conv, Depthwise, tokens};
+use crate::nn::conv::{BatchNorm, Conv, Depthwise, tokens};
+use crate::nn::norm::Norm;
 use crate::nn::params::{Builder, Init};
 use crate::pattern::Grid;
 
@@ -35,6 +37,8 @@ pub struct CvtConfig {
     pub size: usize,
     /// The stages; the class token joins in the last.
     pub stages: Vec<Stage>,
+    /// Whether keys and values of long-short attention are normalised (DualLN).
+    pub dual_ln: bool,
     /// Classes.
     pub classes: usize,
 }
@@ -55,7 +59,7 @@ impl CvtConfig {
             stage(1, 3, 2, 1, 192, 3, depth[0]),
             stage(2, 3, 2, 1, 384, 6, depth[1]),
         ];
-        Self { size, stages, classes: 1000 }
+        Self { size, stages, dual_ln: true, classes: 1000 }
     }
 
     /// Every stage with its grid and its number of class tokens.
@@ -69,6 +73,20 @@ impl CvtConfig {
         self.stages.iter().enumerate().map(place).collect()
     }
 
+    /// # Errors
+    /// Stages that cannot attend.
+    pub fn validate(&self) -> std::result::Result<(), String> {
+        let attentions =
+            self.places().into_iter().filter_map(|(stage, grid, g)| self.attention(&stage, grid, g));
+        attentions.into_iter().try_for_each(|config| config.validate())
+    }
+
+    fn attention(&self, stage: &Stage, grid: Grid, g: usize) -> Option<LongShort2dConfig> {
+        let (w, r) = stage.long_short?;
+        let Stage { heads, width, .. } = *stage;
+        Some(LongShort2dConfig { grid, w, r, g, heads, width, dual_ln: self.dual_ln, rel_pos: false })
+    }
+
     /// Cost of one forward of one image.
     pub fn flops(&self) -> Flops {
         let (mut all, mut inputs) = (Flops::default(), 3);
@@ -79,20 +97,21 @@ impl CvtConfig {
             all.add(Flops {
                 macs: (taps * inputs * e * n) as u64,
                 layer_norm: (n * e) as u64,
-                batch_norm: 0,
+                ..Flops::default()
             });
             // three separable convolutions, with a fourth for the dynamic projection
-            let separable = if stage.long_short.is_some() { 4 } else { 3 };
+            let separable = if stage.long_short.is_some_and(|(_, r)| r > 0) { 4 } else { 3 };
             let projections = separable * 9 * e * n + 3 * e * e * n;
             let output = if index == 0 { 0 } else { tokens * e * e };
-            let core = match attention(&stage, grid, g) {
-                Some(config) => config.flops(),
-                None => Flops { macs: (2 * tokens * tokens * e) as u64, ..Flops::default() },
+            let core = match self.attention(&stage, grid, g) {
+                Some(config) => Flops::core(config.macs(), config.normed()),
+                None => Flops::core((2 * tokens * tokens * e) as u64, 0),
             };
             let block = Flops {
                 macs: (projections + output + 8 * tokens * e * e) as u64,
                 layer_norm: (2 * tokens * e) as u64,
                 batch_norm: (separable * n * e) as u64,
+                core: 0,
             };
             for _ in 0..stage.depth {
                 all.add(core);
@@ -100,15 +119,13 @@ impl CvtConfig {
             }
             inputs = e;
         }
-        all.add(Flops { macs: (inputs * self.classes) as u64, layer_norm: inputs as u64, batch_norm: 0 });
+        all.add(Flops {
+            macs: (inputs * self.classes) as u64,
+            layer_norm: inputs as u64,
+            ..Flops::default()
+        });
         all
     }
-}
-
-fn attention(stage: &Stage, grid: Grid, g: usize) -> Option<LongShort2dConfig> {
-    let (w, r) = stage.long_short?;
-    let Stage { heads, width, .. } = *stage;
-    Some(LongShort2dConfig { grid, w, r, g, heads, width, dual_ln: true, rel_pos: false })
 }
 
 /// Depthwise convolution, batch normalisation, pointwise convolution.
@@ -120,15 +137,10 @@ struct Separable {
 }
 
 impl Separable {
-    fn new(
-        builder: &Builder,
-        name: &str,
-        (inputs, outputs): (usize, usize),
-        buffers: &Buffers,
-    ) -> Result<Self> {
+    fn new(builder: &Builder, (inputs, outputs): (usize, usize)) -> Result<Self> {
         Ok(Self {
             depthwise: Depthwise::new(builder, "depthwise", inputs)?,
-            norm: BatchNorm::new(&builder.pp("bn"), format!("{name}.bn"), inputs, buffers)?,
+            norm: BatchNorm::new(&builder.pp("bn"), inputs)?,
             weight: builder
                 .param("pointwise.weight", &[outputs, inputs, 1, 1], Init::fan_in(inputs))?
                 .flatten_from(1)?,
@@ -145,32 +157,33 @@ impl Separable {
 struct Block {
     norm: Norm,
     projections: [Separable; 3],
-    long_short: Option<(LongShort2d, Separable)>,
+    long_short: Option<(LongShort2d, Option<Separable>)>,
     out: Option<Dense>,
     mlp: Mlp,
     heads: usize,
     grid: Grid,
     g: usize,
+    depth: Depth,
 }
 
 const NAMES: Names = Names { local: "dual_ln_full", global: "dual_ln_dp", bias: "rel_bias" };
 
 impl Block {
     fn new(
-        (builder, prefix): (&Builder, &str),
-        (stage, grid, g): (&Stage, Grid, usize),
-        first: bool,
-        buffers: &Buffers,
+        config: &CvtConfig,
+        builder: &Builder,
+        (index, stage, grid, g): (usize, &Stage, Grid, usize),
+        depth: Depth,
     ) -> Result<Self> {
-        let Stage { width, heads, .. } = *stage;
+        let (Stage { width, heads, .. }, first) = (*stage, index == 0);
         let (half, other) = (builder.pp("0"), builder.pp("1"));
         let inner = half.pp("fn");
-        let separable = |name: &str, outputs| {
-            Separable::new(&inner.pp(name), &format!("{prefix}.0.fn.{name}"), (width, outputs), buffers)
-        };
-        let long_short = attention(stage, grid, g)
+        let separable = |name: &str, outputs| Separable::new(&inner.pp(name), (width, outputs));
+        let long_short = config.attention(stage, grid, g);
+        let long_short = long_short
             .map(|config| -> Result<_> {
-                let scores = separable("to_dynamic_projection", heads * config.r)?;
+                let slots = heads * config.r;
+                let scores = (slots > 0).then(|| separable("to_dynamic_projection", slots)).transpose()?;
                 Ok((LongShort2d::new(config, NAMES, &inner)?, scores))
             })
             .transpose()?;
@@ -183,10 +196,15 @@ impl Block {
             heads,
             grid,
             g,
+            depth,
         })
     }
 
-    fn forward(&self, x: &Tensor, train: bool) -> Result<Tensor> {
+    fn forward(&self, x: &Tensor, run: &Run) -> Result<Tensor> {
+        self.depth.residual(x, run, |x| self.attend(x, run.train), &self.mlp)
+    }
+
+    fn attend(&self, x: &Tensor, train: bool) -> Result<Tensor> {
         let normal = self.norm.forward(x)?;
         let (g, n) = (self.g, self.grid.len());
         let (class, image) = (normal.narrow(1, 0, g)?, normal.narrow(1, g, n)?.contiguous()?);
@@ -194,22 +212,23 @@ impl Block {
         let project = |separable: &Separable| -> Result<Tensor> {
             let rows = separable.forward(&image, self.grid, train)?;
             let rows = if g > 0 { Tensor::cat(&[&class, &rows], 1)? } else { rows };
-            split(&rows, self.heads)
+            split(&rows, self.heads)?.contiguous()
         };
         let [q, k, v] = &self.projections;
         let (q, k, v) = (project(q)?, project(k)?, project(v)?);
         let out = match &self.long_short {
             Some((attention, scores)) => {
-                attention.forward([&q, &k, &v], Some(&scores.forward(&image, self.grid, train)?))?
+                let scores =
+                    scores.as_ref().map(|scores| scores.forward(&image, self.grid, train)).transpose()?;
+                attention.forward([&q, &k, &v], scores.as_ref())?
             }
             None => biased(&(&q / (q.dim(3)? as f64).sqrt())?, Keys { k: &k, v: &v }, None)?,
         };
         let out = merge(&out)?;
-        let out = match &self.out {
-            Some(dense) => dense.forward(&out)?,
-            None => out,
-        };
-        self.mlp.forward(&(x + out)?)
+        match &self.out {
+            Some(dense) => dense.forward(&out),
+            None => Ok(out),
+        }
     }
 }
 
@@ -228,23 +247,27 @@ pub struct Cvt {
 }
 
 impl Cvt {
-    /// Parameters under the backbone's public names; running statistics in `buffers`.
+    /// Parameters and running statistics under the backbone's public names.
     ///
     /// # Errors
     /// A configuration that cannot be built, given parameters that do not fit.
-    pub fn new(config: &CvtConfig, builder: &Builder, buffers: &Buffers) -> Result<Self> {
-        let (mut stages, mut inputs) = (Vec::new(), 3);
+    pub fn new(config: &CvtConfig, builder: &Builder) -> Result<Self> {
+        let (mut stages, mut inputs, mut before) = (Vec::new(), 3, 0);
+        let last = config.stages.len().saturating_sub(1);
         for (index, (stage, grid, g)) in config.places().into_iter().enumerate() {
             let embed = builder.pp(format!("stage{}_conv_embed", index + 1));
             let conv = Conv::new(&embed, "0", (inputs, stage.width), stage.window, true)?;
             let norm = Norm::new(&embed, "2", stage.width, EPS)?;
             let block = |number: usize| {
-                let name = format!("stage{}_transformer.0.layers.{number}", index + 1);
-                Block::new((&builder.pp(&name), &name), (&stage, grid, g), index == 0, buffers)
+                let below = builder.pp(format!("stage{}_transformer.0.layers.{number}", index + 1));
+                // stochastic depth is for the last stage only
+                let depth = Depth::of(if index == last { number } else { 0 }, stage.depth);
+                let depth = Depth { number: before + number, ..depth };
+                Block::new(config, &below, (index, &stage, grid, g), depth)
             };
             let blocks = (0..stage.depth).map(block).collect::<Result<_>>()?;
             stages.push(BuiltStage { conv, norm, blocks });
-            inputs = stage.width;
+            (inputs, before) = (stage.width, before + stage.depth);
         }
         Ok(Self {
             stages,
@@ -254,11 +277,11 @@ impl Cvt {
         })
     }
 
-    /// `images` [b, 3, s, s] to logits and block outputs; with `train` batch normalisation uses the batch.
+    /// `images` [b, 3, s, s] to logits and block outputs.
     ///
     /// # Errors
     /// Images of another size.
-    pub fn forward(&self, images: &Tensor, train: bool) -> Result<Classified> {
+    pub fn forward(&self, images: &Tensor, run: &Run) -> Result<Classified> {
         let (mut x, mut grid) = tokens(images)?;
         let mut blocks = Vec::new();
         for (index, stage) in self.stages.iter().enumerate() {
@@ -270,8 +293,10 @@ impl Cvt {
                 x = Tensor::cat(&[&class, &x], 1)?;
             }
             for block in &stage.blocks {
-                x = block.forward(&x, train)?;
-                blocks.push((x.clone(), g));
+                x = block.forward(&x, run)?;
+                if run.keep {
+                    blocks.push((x.clone(), g));
+                }
             }
         }
         let class = self.norm.forward(&x.narrow(1, 0, 1)?.squeeze(1)?.contiguous()?)?;

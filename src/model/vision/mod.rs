@@ -3,7 +3,6 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`long_short`] | long-short attention over a grid of image tokens |
 //! | [`vil`] | ViL-LS |
 //! | [`cvt`] | CvT and CvT*-LS |
 //! | [`vit`] | ViT and DeiT |
@@ -11,7 +10,6 @@
 //! | [`similarity`] | cosine between the patches of a block's output (Figure 6) |
 
 pub mod cvt;
-pub mod long_short;
 pub mod resnet;
 pub mod similarity;
 pub mod vil;
@@ -25,7 +23,8 @@ use candle_core::{Result, Tensor};
 use crate::kernel::activation::gelu;
 use crate::kernel::heads::Qkv;
 use crate::kernel::linear::linear;
-use crate::kernel::norm::layer_norm;
+use crate::nn::dropout::{Dropout, Noise};
+use crate::nn::norm::Norm;
 use crate::nn::params::{Builder, Init};
 
 /// What one forward of `batch` images costs, in the convention of the papers' tables: a multiply-add is 1, LayerNorm 5
@@ -38,6 +37,8 @@ pub struct Flops {
     pub layer_norm: u64,
     /// Elements that batch normalisations normalise.
     pub batch_norm: u64,
+    /// Of the multiply-adds those of attention cores.
+    pub core: u64,
 }
 
 impl Flops {
@@ -46,11 +47,73 @@ impl Flops {
         self.macs + 5 * self.layer_norm + if train { 5 } else { 2 } * self.batch_norm
     }
 
+    /// An attention core.
+    fn core(macs: u64, layer_norm: u64) -> Self {
+        Self { macs, layer_norm, core: macs, batch_norm: 0 }
+    }
+
     /// Adds `other`.
     pub fn add(&mut self, other: Self) {
         self.macs += other.macs;
         self.layer_norm += other.layer_norm;
         self.batch_norm += other.batch_norm;
+        self.core += other.core;
+    }
+}
+
+/// How a forward pass runs.
+#[derive(Clone, Copy, Debug)]
+pub struct Run {
+    /// Whether batch normalisation uses the batch.
+    pub train: bool,
+    /// Whether the outputs of all blocks are kept.
+    pub keep: bool,
+    /// Stochastic depth: the random stream, and the highest rate at which a sample passes a branch by.
+    pub path: Option<(Noise, f64)>,
+}
+
+impl Run {
+    /// Running statistics, every branch, logits only.
+    pub const INFER: Self = Self { train: false, keep: false, path: None };
+    /// The same with the outputs of all blocks.
+    pub const LOOK: Self = Self { keep: true, ..Self::INFER };
+
+    /// `branch` [b, n, e] with samples dropped at `share` of the highest rate and the others scaled up; `place` is another
+    /// one for every branch of a model.
+    fn path(&self, branch: Tensor, share: f64, place: usize) -> Result<Tensor> {
+        let dropout = self.path.map_or(Dropout::NONE, |(noise, rate)| noise.at(rate * share));
+        if dropout.is_none() {
+            return Ok(branch);
+        }
+        let ones = Tensor::ones((branch.dim(0)?, 1, 1), branch.dtype(), branch.device())?;
+        branch.broadcast_mul(&dropout.apply(&ones, place as u64)?)
+    }
+}
+
+/// Where a block stands: its number, and the share of the highest rate of stochastic depth.
+#[derive(Clone, Copy, Debug)]
+struct Depth {
+    number: usize,
+    share: f64,
+}
+
+impl Depth {
+    /// Block `number` of `count`, whose rates rise linearly from 0.
+    fn of(number: usize, count: usize) -> Self {
+        Self { number, share: number as f64 / (count.max(2) - 1) as f64 }
+    }
+
+    /// x + attention, then + MLP.
+    fn residual(
+        self,
+        x: &Tensor,
+        run: &Run,
+        attention: impl FnOnce(&Tensor) -> Result<Tensor>,
+        mlp: &Mlp,
+    ) -> Result<Tensor> {
+        let x = (x + run.path(attention(x)?, self.share, 2 * self.number)?)?;
+        let branch = mlp.forward(&x)?;
+        x + run.path(branch, self.share, 2 * self.number + 1)?
     }
 }
 
@@ -58,26 +121,8 @@ impl Flops {
 pub struct Classified {
     /// Logits [b, classes].
     pub logits: Tensor,
-    /// Output of every block [b, n, c], and how many tokens in front are no patches.
+    /// Output of every block [b, n, c], and how many tokens in front are no patches; empty unless [`Run::keep`].
     pub blocks: Vec<(Tensor, usize)>,
-}
-
-/// A LayerNorm.
-pub(crate) struct Norm {
-    weight: Tensor,
-    bias: Tensor,
-    eps: f64,
-}
-
-impl Norm {
-    pub(crate) fn new(builder: &Builder, name: &str, width: usize, eps: f64) -> Result<Self> {
-        let param = |part: &str, init| builder.param(&format!("{name}.{part}"), &[width], init);
-        Ok(Self { weight: param("weight", Init::ONE)?, bias: param("bias", Init::ZERO)?, eps })
-    }
-
-    pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        layer_norm(x, &self.weight, &self.bias, self.eps)
-    }
 }
 
 /// A linear layer with bias.
@@ -97,7 +142,7 @@ impl Dense {
     }
 }
 
-/// x + fc2(GELU(fc1(LN(x)))).
+/// fc2(GELU(fc1(LN(x)))).
 pub(crate) struct Mlp {
     norm: Norm,
     fc1: Dense,
@@ -115,7 +160,7 @@ impl Mlp {
     }
 
     pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        x + self.fc2.forward(&gelu(&self.fc1.forward(&self.norm.forward(x)?)?)?)?
+        self.fc2.forward(&gelu(&self.fc1.forward(&self.norm.forward(x)?)?)?)
     }
 }
 
@@ -123,15 +168,4 @@ impl Mlp {
 pub(crate) fn unpack(rows: Tensor, heads: usize) -> Result<[Tensor; 3]> {
     let qkv = Qkv::Packed { rows, heads, parts: crate::kernel::heads::Parts::QKV };
     Ok([qkv.q()?, qkv.k()?, qkv.v()?])
-}
-
-/// Heads [b, h, n, d] of rows [b, n, e].
-pub(crate) fn split(x: &Tensor, heads: usize) -> Result<Tensor> {
-    let (b, n, e) = x.dims3()?;
-    x.reshape((b, n, heads, e / heads))?.transpose(1, 2)?.contiguous()
-}
-
-/// Rows [b, n, e] of heads [b, h, n, d].
-pub(crate) fn merge(x: &Tensor) -> Result<Tensor> {
-    x.transpose(1, 2)?.contiguous()?.flatten_from(2)
 }

@@ -2,10 +2,10 @@
 
 use candle_core::{Result, Tensor};
 
-use super::{Classified, Dense, Flops};
+use super::{Classified, Dense, Flops, Run};
 use crate::kernel::activation::relu;
 use crate::kernel::conv::Window;
-use crate::nn::conv::{BatchNorm, Buffers, Conv, max_pool, tokens};
+use crate::nn::conv::{BatchNorm, Conv, max_pool, tokens};
 use crate::nn::params::Builder;
 use crate::pattern::Grid;
 
@@ -60,7 +60,7 @@ impl ResNetConfig {
             let out = window.over(grid);
             let elements = (out.len() * outputs) as u64;
             let macs = elements * (window.size * window.size * inputs) as u64;
-            all.add(Flops { macs, layer_norm: 0, batch_norm: elements });
+            all.add(Flops { macs, batch_norm: elements, ..Flops::default() });
             out
         };
         let image = Grid { rows: self.size, cols: self.size };
@@ -90,15 +90,13 @@ struct Step {
 impl Step {
     fn new(
         builder: &Builder,
-        prefix: &str,
         [conv, norm]: [&str; 2],
         channels: (usize, usize),
         window: Window,
-        buffers: &Buffers,
     ) -> Result<Self> {
         Ok(Self {
             conv: Conv::new(builder, conv, channels, window, false)?,
-            norm: BatchNorm::new(&builder.pp(norm), format!("{prefix}{norm}"), channels.1, buffers)?,
+            norm: BatchNorm::new(&builder.pp(norm), channels.1)?,
         })
     }
 
@@ -114,9 +112,9 @@ struct Bottleneck {
 }
 
 impl Bottleneck {
-    fn new(builder: &Builder, prefix: &str, first: bool, shape: Shape, buffers: &Buffers) -> Result<Self> {
+    fn new(builder: &Builder, first: bool, shape: Shape) -> Result<Self> {
         let (inputs, inner, stride) = shape;
-        let step = |names, channels, window| Step::new(builder, prefix, names, channels, window, buffers);
+        let step = |names, channels, window| Step::new(builder, names, channels, window);
         let across = Window { size: 3, stride, pad: 1 };
         let past = Window { size: 1, stride, pad: 0 };
         Ok(Self {
@@ -152,15 +150,14 @@ pub struct ResNet {
 }
 
 impl ResNet {
-    /// Parameters under torchvision's names; running statistics in `buffers`.
+    /// Parameters and running statistics under torchvision's names.
     ///
     /// # Errors
     /// Given parameters that do not fit.
-    pub fn new(config: &ResNetConfig, builder: &Builder, buffers: &Buffers) -> Result<Self> {
-        let first = Step::new(builder, "", ["conv1", "bn1"], (3, config.base), FIRST, buffers)?;
+    pub fn new(config: &ResNetConfig, builder: &Builder) -> Result<Self> {
+        let first = Step::new(builder, ["conv1", "bn1"], (3, config.base), FIRST)?;
         let bottleneck = |(stage, number, shape): (usize, usize, Shape)| {
-            let name = format!("layer{}.{number}", stage + 1);
-            Bottleneck::new(&builder.pp(&name), &format!("{name}."), number == 0, shape, buffers)
+            Bottleneck::new(&builder.pp(format!("layer{}.{number}", stage + 1)), number == 0, shape)
         };
         let bottlenecks = config.bottlenecks().into_iter().map(bottleneck).collect::<Result<_>>()?;
         let width = (config.base << config.layers.len().saturating_sub(1)) * EXPANSION;
@@ -171,14 +168,17 @@ impl ResNet {
     ///
     /// # Errors
     /// Images that are too small.
-    pub fn forward(&self, images: &Tensor, train: bool) -> Result<Classified> {
+    pub fn forward(&self, images: &Tensor, run: &Run) -> Result<Classified> {
+        let train = run.train;
         let (pixels, grid) = tokens(images)?;
         let (x, grid) = self.first.forward(&pixels, grid, train)?;
         let (mut x, mut grid) = max_pool(&relu(&x)?, grid)?;
         let mut blocks = Vec::new();
         for bottleneck in &self.bottlenecks {
             (x, grid) = bottleneck.forward(&x, grid, train)?;
-            blocks.push((x.clone(), 0));
+            if run.keep {
+                blocks.push((x.clone(), 0));
+            }
         }
         Ok(Classified { logits: self.head.forward(&x.mean(1)?)?, blocks })
     }

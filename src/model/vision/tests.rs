@@ -5,7 +5,6 @@ use super::resnet::{ResNet, ResNetConfig};
 use super::vil::{Vil, VilConfig};
 use super::vit::{Vit, VitConfig};
 use super::*;
-use crate::nn::conv::Buffers;
 
 fn count(build: impl FnOnce(&Builder) -> Result<()>) -> usize {
     let counting = Builder::counting();
@@ -45,7 +44,7 @@ fn cvt_and_cvt_ls() {
         (448, [4, 16], large, (32_084_856, 33_833_831_424, 34_067_899_264, 34_164_237_184)),
     ] {
         let config = CvtConfig::published(size, depth, windows);
-        let parameters = count(|builder| Cvt::new(&config, builder, &Buffers::default()).map(drop));
+        let parameters = count(|builder| Cvt::new(&config, builder).map(drop));
         check(&format!("{size} {depth:?} {windows:?}"), parameters, config.flops(), want);
     }
 }
@@ -63,6 +62,6 @@ fn vit_and_resnet() {
         check(&format!("{size} {width}"), parameters, config.flops(), (want.0, want.1, want.2, want.2));
     }
     let config = ResNetConfig::resnet_50(224);
-    let parameters = count(|builder| ResNet::new(&config, builder, &Buffers::default()).map(drop));
+    let parameters = count(|builder| ResNet::new(&config, builder).map(drop));
     check("ResNet-50", parameters, config.flops(), (25_557_032, 4_089_184_256, 4_111_412_224, 4_144_754_176));
 }

@@ -3,11 +3,13 @@
 
 use candle_core::{Result, Tensor};
 
-use super::long_short::{LongShort2d, LongShort2dConfig, Names};
-use super::{Classified, Dense, Flops, Mlp, Norm, merge, unpack};
+use super::{Classified, Dense, Depth, Flops, Mlp, Run, unpack};
+use crate::attention::ls2d::{LongShort2d, LongShort2dConfig, Names};
 use crate::kernel::conv::Window;
+use crate::kernel::heads::merge;
 use crate::kernel::window_2d::{Keys, biased, grid_bias};
 use crate::nn::conv::{Conv, tokens};
+use crate::nn::norm::Norm;
 use crate::nn::params::{Builder, Init};
 use crate::pattern::Grid;
 
@@ -42,6 +44,8 @@ pub struct VilConfig {
     pub w: usize,
     /// Slots per head.
     pub r: usize,
+    /// Whether keys and values of long-short attention are normalised (DualLN).
+    pub dual_ln: bool,
     /// Classes.
     pub classes: usize,
 }
@@ -63,7 +67,7 @@ impl VilConfig {
             stage(2, 384, 6, depth[1], 1, false),
             stage(2, 768, 12, 1, 0, false),
         ];
-        Self { size, stages, w, r: 8, classes: 1000 }
+        Self { size, stages, w, r: 8, dual_ln: true, classes: 1000 }
     }
 
     /// The grid of every stage.
@@ -76,6 +80,13 @@ impl VilConfig {
         self.stages.iter().map(next).collect()
     }
 
+    /// # Errors
+    /// Stages that cannot attend.
+    pub fn validate(&self) -> std::result::Result<(), String> {
+        let stages = self.stages.iter().zip(self.grids()).filter(|(stage, _)| stage.long_short);
+        stages.map(|(stage, grid)| self.attention(stage, grid)).try_for_each(|config| config.validate())
+    }
+
     fn attention(&self, stage: &Stage, grid: Grid) -> LongShort2dConfig {
         let Stage { width, heads, global, .. } = *stage;
         LongShort2dConfig {
@@ -85,8 +96,8 @@ impl VilConfig {
             g: global,
             heads,
             width,
-            dual_ln: true,
-            rel_pos: true,
+            dual_ln: self.dual_ln,
+            rel_pos: self.w > 1,
         }
     }
 
@@ -100,18 +111,18 @@ impl VilConfig {
             all.add(Flops {
                 macs: (stage.patch * stage.patch * inputs * e * n) as u64,
                 layer_norm: (n * e) as u64,
-                batch_norm: 0,
+                ..Flops::default()
             });
             let core = match stage.long_short {
-                true => self.attention(stage, grid).flops(),
-                false => Flops { macs: (2 * tokens * tokens * e) as u64, ..Flops::default() },
+                true => Flops::core(self.attention(stage, grid).macs(), self.attention(stage, grid).normed()),
+                false => Flops::core((2 * tokens * tokens * e) as u64, 0),
             };
             for _ in 0..stage.depth {
                 all.add(core);
                 all.add(Flops {
                     macs: (12 * tokens * e * e) as u64,
                     layer_norm: (2 * tokens * e) as u64,
-                    batch_norm: 0,
+                    ..Flops::default()
                 });
             }
             (inputs, last) = (e, (tokens, e));
@@ -119,7 +130,7 @@ impl VilConfig {
         all.add(Flops {
             macs: (last.1 * self.classes) as u64,
             layer_norm: (last.0 * last.1) as u64,
-            batch_norm: 0,
+            ..Flops::default()
         });
         all
     }
@@ -138,13 +149,18 @@ struct Block {
     heads: usize,
     global: usize,
     mlp: Mlp,
+    depth: Depth,
 }
 
 const NAMES: Names =
     Names { local: "dual_ln_full", global: "dual_ln_dp", bias: "local_relative_position_bias_table" };
 
 impl Block {
-    fn new(config: &VilConfig, stage: &Stage, grid: Grid, [attention, mlp]: [&Builder; 2]) -> Result<Self> {
+    fn new(
+        config: &VilConfig,
+        (stage, grid, depth): (&Stage, Grid, Depth),
+        [attention, mlp]: [&Builder; 2],
+    ) -> Result<Self> {
         let Stage { width, heads, global, .. } = *stage;
         let below = attention.pp("attn");
         let core = if stage.long_short {
@@ -171,10 +187,15 @@ impl Block {
             heads,
             global,
             mlp: Mlp::new(mlp, ["norm", "mlp.fc1", "mlp.fc2"], width, EPS)?,
+            depth,
         })
     }
 
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+    fn forward(&self, x: &Tensor, run: &Run) -> Result<Tensor> {
+        self.depth.residual(x, run, |x| self.attend(x), &self.mlp)
+    }
+
+    fn attend(&self, x: &Tensor) -> Result<Tensor> {
         let normal = self.norm.forward(x)?;
         let [q, k, v] = unpack(self.qkv.forward(&normal)?, self.heads)?;
         let out = match &self.core {
@@ -187,7 +208,7 @@ impl Block {
                 full_2d([&q, &k, &v], table, global.as_ref().map(|(lines, corner)| (lines, corner)), *grid)?
             }
         };
-        self.mlp.forward(&(x + self.out.forward(&merge(&out)?)?)?)
+        self.out.forward(&merge(&out)?)
     }
 }
 
@@ -237,7 +258,8 @@ impl Vil {
     /// # Errors
     /// A configuration that cannot be built, given parameters that do not fit.
     pub fn new(config: &VilConfig, builder: &Builder) -> Result<Self> {
-        let (mut stages, mut inputs) = (Vec::new(), 3);
+        let count = config.stages.iter().map(|stage| stage.depth).sum();
+        let (mut stages, mut inputs, mut blocks_before) = (Vec::new(), 3, 0);
         for (index, (stage, grid)) in config.stages.iter().zip(config.grids()).enumerate() {
             let layer = builder.pp(format!("layer{}", index + 1));
             let first = layer.pp("0");
@@ -250,11 +272,12 @@ impl Vil {
                 .transpose()?;
             let block = |b: usize| {
                 let halves = [layer.pp(2 * b + 1), layer.pp(2 * b + 2)];
-                Block::new(config, stage, grid, [&halves[0], &halves[1]])
+                let depth = Depth::of(blocks_before + b, count);
+                Block::new(config, (stage, grid, depth), [&halves[0], &halves[1]])
             };
             let blocks = (0..stage.depth).map(block).collect::<Result<_>>()?;
             stages.push(BuiltStage { patches, norm, global, blocks });
-            inputs = stage.width;
+            (inputs, blocks_before) = (stage.width, blocks_before + stage.depth);
         }
         let norm = Norm::new(builder, "norm", inputs, EPS)?;
         Ok(Self { stages, norm, head: Dense::new(builder, "head", (inputs, config.classes))? })
@@ -264,9 +287,9 @@ impl Vil {
     ///
     /// # Errors
     /// Images of another size.
-    pub fn forward(&self, images: &Tensor) -> Result<Classified> {
+    pub fn forward(&self, images: &Tensor, run: &Run) -> Result<Classified> {
         let (mut x, mut grid) = tokens(images)?;
-        let mut blocks = Vec::new();
+        let (mut blocks, mut last) = (Vec::new(), 0);
         for stage in &self.stages {
             let (patches, next) = stage.patches.forward(&x, grid)?;
             (x, grid) = (stage.norm.forward(&patches)?, next);
@@ -277,16 +300,18 @@ impl Vil {
                 x = Tensor::cat(&[&global, &x], 1)?;
             }
             for block in &stage.blocks {
-                x = block.forward(&x)?;
-                blocks.push((x.clone(), front));
+                x = block.forward(&x, run)?;
+                if run.keep {
+                    blocks.push((x.clone(), front));
+                }
             }
+            last = front;
             // the next stage has global tokens of its own
             if front > 0 && !std::ptr::eq(stage, self.stages.last().unwrap_or(stage)) {
                 x = x.narrow(1, front, grid.len())?.contiguous()?;
             }
         }
         let normal = self.norm.forward(&x)?;
-        let last = blocks.last().map_or(0, |(_, front)| *front);
         let pooled = if last > 0 { normal.narrow(1, 0, 1)?.squeeze(1)? } else { normal.mean(1)? };
         Ok(Classified { logits: self.head.forward(&pooled.contiguous()?)?, blocks })
     }

@@ -2,10 +2,12 @@
 
 use candle_core::{Result, Tensor};
 
-use super::{Classified, Dense, Flops, Mlp, Norm, merge, unpack};
+use super::{Classified, Dense, Depth, Flops, Mlp, Run, unpack};
 use crate::kernel::conv::Window;
+use crate::kernel::heads::merge;
 use crate::kernel::window_2d::{Keys, biased};
 use crate::nn::conv::{Conv, tokens};
+use crate::nn::norm::Norm;
 use crate::nn::params::{Builder, Init};
 
 /// Epsilon of every LayerNorm.
@@ -36,10 +38,16 @@ impl VitConfig {
     /// Cost of one forward of one image.
     pub fn flops(&self) -> Flops {
         let (n, e) = (self.patches() + 1, self.width);
-        let block = 12 * n * e * e + 2 * n * n * e;
+        let core = 2 * n * n * e;
+        let block = 12 * n * e * e + core;
         let ends = self.patch * self.patch * 3 * e * (n - 1) + e * self.classes;
         let norms = (2 * self.depth + 1) * n * e;
-        Flops { macs: (self.depth * block + ends) as u64, layer_norm: norms as u64, batch_norm: 0 }
+        Flops {
+            macs: (self.depth * block + ends) as u64,
+            layer_norm: norms as u64,
+            core: (self.depth * core) as u64,
+            batch_norm: 0,
+        }
     }
 }
 
@@ -49,13 +57,18 @@ struct Block {
     out: Dense,
     mlp: Mlp,
     heads: usize,
+    depth: Depth,
 }
 
 impl Block {
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+    fn forward(&self, x: &Tensor, run: &Run) -> Result<Tensor> {
+        self.depth.residual(x, run, |x| self.attend(x), &self.mlp)
+    }
+
+    fn attend(&self, x: &Tensor) -> Result<Tensor> {
         let [q, k, v] = unpack(self.qkv.forward(&self.norm.forward(x)?)?, self.heads)?;
         let out = biased(&(&q / (q.dim(3)? as f64).sqrt())?, Keys { k: &k, v: &v }, None)?;
-        self.mlp.forward(&(x + self.out.forward(&merge(&out)?)?)?)
+        self.out.forward(&merge(&out)?)
     }
 }
 
@@ -84,6 +97,7 @@ impl Vit {
                 out: Dense::new(&below, "attn.proj", (width, width))?,
                 mlp: Mlp::new(&below, ["norm2", "mlp.fc1", "mlp.fc2"], width, EPS)?,
                 heads,
+                depth: Depth::of(index, config.depth),
             })
         };
         let small = Init::normal(0.02);
@@ -102,7 +116,7 @@ impl Vit {
     ///
     /// # Errors
     /// Images of another size.
-    pub fn forward(&self, images: &Tensor) -> Result<Classified> {
+    pub fn forward(&self, images: &Tensor, run: &Run) -> Result<Classified> {
         let (pixels, grid) = tokens(images)?;
         let (x, _) = self.patches.forward(&pixels, grid)?;
         let (b, _, width) = x.dims3()?;
@@ -110,8 +124,10 @@ impl Vit {
         let mut x = Tensor::cat(&[&class, &x], 1)?.broadcast_add(&self.positions)?;
         let mut blocks = Vec::new();
         for block in &self.blocks {
-            x = block.forward(&x)?;
-            blocks.push((x.clone(), 1));
+            x = block.forward(&x, run)?;
+            if run.keep {
+                blocks.push((x.clone(), 1));
+            }
         }
         let class = self.norm.forward(&x)?.narrow(1, 0, 1)?.squeeze(1)?.contiguous()?;
         Ok(Classified { logits: self.head.forward(&class)?, blocks })

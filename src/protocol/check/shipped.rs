@@ -52,6 +52,7 @@ pub static SHIPPED: &[Shipped] = shipped![
     "ls-causal-xl-code-00",
     "ls-cls-01",
     "ls-ln-05",
+    "ls2d-06",
     "models/charlm-ls-00",
     "models/charlm-ls-code-00",
     "models/charlm-xl-00",

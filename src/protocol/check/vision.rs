@@ -4,18 +4,17 @@
 use candle_core::{DType, Device, Result, Tensor};
 use serde_json::Value;
 
-use super::whole::{Checked, Computed, size, weights};
+use super::whole::{Checked, Computed, size, weights_and_states};
 use super::{CheckError, Golden, Verdict};
+use crate::attention::ls2d::{LongShort2d, LongShort2dConfig, Names};
 use crate::kernel::conv::Window;
 use crate::kernel::linear::linear;
 use crate::model::vision::cvt::{self, Cvt, CvtConfig};
-use crate::model::vision::long_short::{LongShort2d, LongShort2dConfig, Names};
 use crate::model::vision::resnet::{ResNet, ResNetConfig};
 use crate::model::vision::similarity::{corruption_error, patch_cosine};
 use crate::model::vision::vil::{self, Vil, VilConfig, full_2d};
 use crate::model::vision::vit::{Vit, VitConfig};
-use crate::model::vision::{Classified, Flops};
-use crate::nn::conv::Buffers;
+use crate::model::vision::{Classified, Flops, Run};
 use crate::nn::params::{Builder, Init};
 use crate::pattern::Grid;
 
@@ -28,7 +27,7 @@ struct Case<'a> {
 
 /// Checks one file.
 pub(super) fn check(golden: &Golden, device: &Device) -> Checked<Verdict> {
-    let case = Case { golden, builder: weights(golden, device)?, device };
+    let case = Case { golden, builder: weights_and_states(golden, device)?, device };
     let (mut computed, flops) = match golden.meta("mechanism") {
         "ls2d" => case.long_short()?,
         "full2d" => case.full()?,
@@ -105,7 +104,7 @@ impl Case<'_> {
         let out = self.run(|| {
             LongShort2d::new(config, names, &self.builder)?.forward(qkv.each_ref(), scores.as_ref())
         })?;
-        Ok((Computed::of("out", out), config.flops()))
+        Ok((Computed::of("out", out), Flops { macs: config.macs(), ..Flops::default() }))
     }
 
     fn full(&self) -> Checked<(Computed, Flops)> {
@@ -153,11 +152,9 @@ impl Case<'_> {
         Ok(all)
     }
 
-    /// Running statistics of the file.
-    fn buffers(&self) -> Buffers {
-        let running = |name: &str| name.ends_with("running_mean") || name.ends_with("running_var");
-        let all = self.golden.tensors.iter().filter(|(name, _)| running(name) && !name.starts_with("new_"));
-        Buffers::given(all.map(|(name, tensor)| (name.clone(), tensor.clone())))
+    /// How the file's model runs.
+    fn pass(&self) -> Run {
+        Run { train: self.flag("train"), ..Run::LOOK }
     }
 
     fn vil(&self) -> Checked<(Computed, Flops)> {
@@ -178,10 +175,11 @@ impl Case<'_> {
             stages: stages.ok_or_else(|| self.golden.wrong("its stages are not complete".to_owned()))?,
             w: size(self.golden, "w")?,
             r: size(self.golden, "r")?,
+            dual_ln: true,
             classes: size(self.golden, "classes")?,
         };
         let model = self.run(|| Vil::new(&config, &self.builder))?;
-        Ok((self.classified(|image| model.forward(image))?, config.flops()))
+        Ok((self.classified(|image| model.forward(image, &self.pass()))?, config.flops()))
     }
 
     fn cvt(&self) -> Checked<(Computed, Flops)> {
@@ -200,12 +198,12 @@ impl Case<'_> {
         let config = CvtConfig {
             size: size(self.golden, "size")?,
             stages: (0..count).map(stage).collect(),
+            dual_ln: true,
             classes: size(self.golden, "classes")?,
         };
-        let (buffers, train) = (self.buffers(), self.flag("train"));
-        let model = self.run(|| Cvt::new(&config, &self.builder, &buffers))?;
-        let mut computed = self.classified(|image| model.forward(image, train))?;
-        for (name, tensor) in buffers.all() {
+        let model = self.run(|| Cvt::new(&config, &self.builder))?;
+        let mut computed = self.classified(|image| model.forward(image, &self.pass()))?;
+        for (name, tensor) in self.builder.constants() {
             computed.put(&format!("new_{name}"), tensor);
         }
         Ok((computed, config.flops()))
@@ -222,7 +220,7 @@ impl Case<'_> {
             classes: size("classes")?,
         };
         let model = self.run(|| Vit::new(&config, &self.builder))?;
-        Ok((self.classified(|image| model.forward(image))?, config.flops()))
+        Ok((self.classified(|image| model.forward(image, &self.pass()))?, config.flops()))
     }
 
     fn resnet(&self) -> Checked<(Computed, Flops)> {
@@ -232,9 +230,8 @@ impl Case<'_> {
             layers: self.sizes("layers", 1)?,
             classes: size(self.golden, "classes")?,
         };
-        let model = self.run(|| ResNet::new(&config, &self.builder, &self.buffers()))?;
-        let train = self.flag("train");
-        Ok((self.classified(|image| model.forward(image, train))?, config.flops()))
+        let model = self.run(|| ResNet::new(&config, &self.builder))?;
+        Ok((self.classified(|image| model.forward(image, &self.pass()))?, config.flops()))
     }
 
     fn patch_cosine(&self) -> Checked<(Computed, Flops)> {

@@ -36,7 +36,18 @@ pub(super) fn size(golden: &Golden, key: &str) -> Checked<usize> {
 
 /// A builder that hands out the file's weights.
 pub(super) fn weights(golden: &Golden, device: &Device) -> Checked<Builder> {
-    let tensors = golden.leaves.iter().map(|name| {
+    given(golden, golden.leaves.iter(), device)
+}
+
+/// A builder that hands out the file's weights and running statistics.
+pub(super) fn weights_and_states(golden: &Golden, device: &Device) -> Checked<Builder> {
+    let running = |name: &&String| name.ends_with("running_mean") || name.ends_with("running_var");
+    let states = golden.tensors.keys().filter(running).filter(|name| !name.starts_with("new_"));
+    given(golden, golden.leaves.iter().chain(states), device)
+}
+
+fn given<'a>(golden: &Golden, names: impl Iterator<Item = &'a String>, device: &Device) -> Checked<Builder> {
+    let tensors = names.map(|name| {
         let tensor = golden.tensor(name)?.to_device(device).map_err(|error| golden.refused(error))?;
         Ok((name.clone(), tensor))
     });

@@ -42,6 +42,7 @@ pub static PROTOCOL: Protocol = Protocol {
         Metric { name: "step_time", title: "Time of a step", unit: "s", less: true },
         Metric { name: "steps_per_second", title: "Steps per second", unit: "1/s", less: false },
         Metric { name: "tokens_per_second", title: "Tokens per second", unit: "1/s", less: false },
+        Metric { name: "images_per_second", title: "Images per second", unit: "1/s", less: false },
         Metric { name: "peak_memory", title: "Peak memory", unit: "B", less: true },
     ],
     shown: Shown::Growth,

@@ -8,6 +8,7 @@ use super::interleave::Budget;
 use crate::config::grid::{Batches, Lengths, Modes, Seeds};
 use crate::config::settings::Settings;
 use crate::config::units::Seconds;
+use crate::model::family;
 use crate::record::{Pass, Row};
 use crate::run::plan::Cell;
 
@@ -54,8 +55,13 @@ impl Request {
 /// What `speed` does where nothing is said. `--quick`: minutes become seconds.
 pub fn defaults(flags: &Flags) -> Defaults {
     let quick = flags.quick;
+    let usual = flags.said().preset.as_deref().and_then(family::usual);
+    let len = usual.map(|usual| vec![usual.len as u64]);
     let settings = Settings {
-        len: Some(Lengths(if quick { vec![256, 512, 1024] } else { vec![1024, 2048, 3072, 4096] })),
+        len: Some(Lengths(len.unwrap_or_else(|| match quick {
+            true => vec![256, 512, 1024],
+            false => vec![1024, 2048, 3072, 4096],
+        }))),
         batch: Some(Batches(vec![1])),
         seeds: Some(Seeds(vec![0])),
         mode: Some(Modes(vec![Pass::Infer, Pass::Train])),
@@ -67,7 +73,8 @@ pub fn defaults(flags: &Flags) -> Defaults {
         timeout: Some(Seconds(TIMEOUT)),
         ..Settings::NONE
     };
-    Defaults { settings, models: if quick { QUICK } else { MODELS } }
+    let models = usual.map(|usual| usual.models);
+    Defaults { settings, models: models.unwrap_or(if quick { QUICK } else { MODELS }) }
 }
 
 /// The cells of `grid`: by length, batch size, pass, so that those that take turns stand together.

@@ -1,11 +1,13 @@
 //! From samples to rows.
 
+use crate::model::batch::InputKind;
+use crate::model::family;
 use crate::record::{Outcome, Row, rounded};
 use crate::run::journal::Samples;
 use crate::run::outcome::Ending;
 use crate::stats::Summary;
 
-/// The rows of a cell: step time, steps and tokens per second, peak memory. `samples` are seconds per step;
+/// The rows of a cell: step time, steps and tokens (or images) per second, peak memory. `samples` are seconds per step;
 /// `peak` the highest live bytes.
 pub fn rows(row: &Row, samples: &[f64], peak: Option<u64>, ending: Option<&Ending>) -> Vec<Row> {
     let row = Row { peak_bytes: peak, ..row.clone() };
@@ -16,12 +18,22 @@ pub fn rows(row: &Row, samples: &[f64], peak: Option<u64>, ending: Option<&Endin
     let summary = Summary::of(samples).filter(|summary| summary.median > 0.0 && row.outcome == Outcome::Ok);
     let published = row.published;
     let row = Row { published: None, ..row };
-    let tokens = row.batch.unwrap_or(1) as f64 * row.len.unwrap_or(1) as f64;
+    let batch = row.batch.unwrap_or(1) as f64;
+    let (counted, each) = match image(&row) {
+        true => ("images_per_second", batch),
+        false => ("tokens_per_second", batch * row.len.unwrap_or(1) as f64),
+    };
     let time = Row { published: None, ..timed(&row, "step_time", "s", summary.as_ref(), |s| s) };
     let steps = timed(&row, "steps_per_second", "1/s", summary.as_ref(), |s| 1.0 / s);
-    let rate = timed(&row, "tokens_per_second", "1/s", summary.as_ref(), |s| tokens / s);
+    let rate = timed(&row, counted, "1/s", summary.as_ref(), |s| each / s);
     let memory = row.with("peak_memory", "B", peak.filter(|_| summary.is_some()).map(|bytes| bytes as f64));
     vec![time, Row { published, ..steps }, rate, memory]
+}
+
+/// Whether the model of `row` reads images: its length is their side, not a number of tokens.
+fn image(row: &Row) -> bool {
+    let serving = row.preset.as_deref().map(|preset| family::serving(&family::families(), preset, None));
+    serving.and_then(Result::ok).is_some_and(|family| family.input == InputKind::Pixels)
 }
 
 /// A row of `of(seconds)`: the median transformed, its interval's ends in order, the deviation to first order.
@@ -74,6 +86,15 @@ mod tests {
         let (low, high) = (steps.ci_low.unwrap(), steps.ci_high.unwrap());
         assert!(low < 2.0 && 2.0 < high, "{low} {high}");
         assert_eq!(time.n, Some(3));
+    }
+
+    #[test]
+    fn images_are_counted_whole() {
+        let preset = Some("cvt-13".to_owned());
+        let row = Row { batch: Some(4), len: Some(224), preset, ..Row::new("speed", "full") };
+        let rows = rows(&row, &[0.5, 0.5], None, None);
+        let rate = rows.iter().find(|row| row.metric == "images_per_second").unwrap();
+        assert_eq!(rate.value, Some(8.0));
     }
 
     #[test]

@@ -1,0 +1,107 @@
+//! Colour images with classes, for image models: CIFAR-10, trees of folders (ImageNet's layout), generated ones.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`decode`] | one bounded image from a file |
+//! | [`cifar`] | CIFAR-10 in colour, from the binary archive or its folder |
+//! | [`folder`] | a tree `train/<class>/<image>`, `val/<class>/<image>` |
+//! | [`made_up`] | images made from a seed, to try a command without data |
+//! | [`transform`] | resizing, cropping, normalising |
+//! | [`rand_augment`] | RandAugment's operations |
+//! | [`augment`] | everything that training draws, as a function of seed, step and image |
+
+pub mod augment;
+pub mod cifar;
+pub mod decode;
+pub mod folder;
+pub mod made_up;
+pub mod rand_augment;
+pub mod transform;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use image::RgbImage;
+
+use super::{DataError, Split};
+use crate::config::unknown;
+
+/// Images with classes.
+pub trait ImageSet: Send + Sync {
+    /// Number of images of a split.
+    fn len(&self, split: Split) -> usize;
+
+    /// Names of the classes, in the order of their numbers.
+    fn classes(&self) -> &[String];
+
+    /// Class of an image.
+    fn label(&self, split: Split, index: usize) -> u32;
+
+    /// An image.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is no image.
+    fn image(&self, split: Split, index: usize) -> Result<RgbImage, DataError>;
+
+    /// SHA-256 of what was read: bytes of records, or names and sizes of files.
+    fn hash(&self) -> &str;
+
+    /// What is missing of a published set, in words.
+    fn partial(&self) -> Option<&str> {
+        None
+    }
+
+    /// Whether there is nothing in a split.
+    fn is_empty(&self, split: Split) -> bool {
+        self.len(split) == 0
+    }
+}
+
+/// A set of images that `vision` can be told to use.
+pub struct Source {
+    /// Its name as a task.
+    pub name: &'static str,
+    /// What it is, in a line.
+    pub about: &'static str,
+    /// Training images of the published set, where it is one.
+    pub published: Option<usize>,
+    /// Reads it from a data folder.
+    pub load: fn(&Path, bool) -> Result<Arc<dyn ImageSet>, DataError>,
+}
+
+/// Every set of images.
+pub const SOURCES: &[Source] = &[
+    Source {
+        name: "imagenet",
+        about: "ImageNet's layout: imagenet/train/<class>/*.JPEG and imagenet/val/<class>/*.JPEG",
+        published: Some(1_281_167),
+        load: |dir, _| Ok(Arc::new(folder::Folder::open(&dir.join("imagenet"))?)),
+    },
+    Source {
+        name: "folder",
+        about: "any tree train/<class>/<image>, val/<class>/<image> (JPEG, PNG): the data folder itself",
+        published: None,
+        load: |dir, _| Ok(Arc::new(folder::Folder::open(dir)?)),
+    },
+    Source {
+        name: "cifar10",
+        about: "CIFAR-10 in colour: 45,000 / 5,000 / 10,000 images",
+        published: Some(cifar::TRAIN),
+        load: |dir, partial| Ok(Arc::new(cifar::Cifar::load(dir, partial)?)),
+    },
+    Source {
+        name: "generated",
+        about: "coloured shapes on noise, ten classes, made from a seed: says nothing about real images",
+        published: None,
+        load: |_, _| Ok(Arc::new(made_up::MadeUpImages::default())),
+    },
+];
+
+/// The set of images called `name`.
+///
+/// # Errors
+/// None of this name; the error lists those there are.
+pub fn source(name: &str) -> Result<&'static Source, DataError> {
+    let found = SOURCES.iter().find(|source| source.name == name);
+    found.ok_or_else(|| DataError::Unknown(unknown("task", name, SOURCES.iter().map(|source| source.name))))
+}

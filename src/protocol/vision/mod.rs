@@ -1,0 +1,71 @@
+//! `vision`: image classifiers trained and evaluated (Transformer-LS Tables 5 and 6, Figure 6; `SPEC-vision.md`).
+//!
+//! One worker trains one cell (backbone, mechanism, images, seed), or only evaluates stored weights (`--weights`). Images
+//! are decoded and augmented on threads of their own while a step is computed.
+
+pub mod loader;
+pub mod plan;
+pub mod recipe;
+pub mod worker;
+
+use super::lra;
+use super::table::{Protocol, Quick, Shown, Tasks};
+use super::training;
+use crate::config::settings::groups::{MACHINE, TRAINING};
+use crate::data::images::SOURCES;
+use crate::record::Metric;
+
+/// The table line.
+pub static PROTOCOL: Protocol = Protocol {
+    name: "vision",
+    about: "Train and evaluate image classifiers (Transformer-LS, Tables 5 and 6, Figure 6)",
+    examples: EXAMPLES,
+    settings: &[
+        TRAINING,
+        MACHINE,
+        &["preset", "timeout", "steps", "rate", "limit", "every", "accumulate", "weights", "similarity", "allow_partial"],
+    ],
+    help: &[
+        ("preset", "Backbone: cvt-small, vil-ls-small, cvt-13, vil-ls-medium, ... (effattn list presets)"),
+        ("len", "Side of the images, instead of the preset's"),
+        ("batch", "Images per update, instead of the recipe's"),
+        ("limit", "Use at most N images per split"),
+        ("allow_partial", "Use data that are incomplete, and leave broken images out; rows say so"),
+    ],
+    tasks: Some(Tasks { called: "Images", names: || SOURCES.iter().map(|source| source.name).collect() }),
+    quick: Some(Quick {
+        help: "Generated images and few steps, so that the command can be tried without data; says so",
+        said: "120 steps on generated images, where nothing else is said: says nothing about real ones",
+    }),
+    defaults: plan::defaults,
+    cells: plan::cells,
+    prepare: plan::prepare,
+    amount: lra::plan::amount,
+    price: None,
+    together: |_, _| false,
+    compute: training::compute::<plan::Request>,
+    ended: training::ended,
+    work: worker::work,
+    metrics: &[
+        Metric { name: "accuracy", title: "Top-1 accuracy", unit: "accuracy %", less: false },
+        Metric { name: "top5", title: "Top-5 accuracy", unit: "accuracy %", less: false },
+    ],
+    shown: Shown::Trained,
+    curve: Some(lra::CURVE),
+    keeps: true,
+    checks: true,
+    passes_on: &[],
+    instead: None,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  effattn vision --quick                                 generated images, about a minute
+  effattn vision --task cifar10 --preset cvt-small --model full,ls2d --data-dir ~/data
+  effattn vision --suite ls-table5-small --dry-run
+  effattn vision --task imagenet --preset resnet-50 --weights resnet50.safetensors --data-dir ~/data
+  effattn vision --task folder --preset cvt-13 --batch 64 --accumulate 8 --data-dir ~/photos
+
+Weights are checkpoints of this program or safetensors under timm's, torchvision's or the released names. A killed or stopped
+run goes on from its last checkpoint when the same command is given again, to the same bits. Accuracy is that of the
+evaluated images (val, or CIFAR-10's test batch) with the weights of the best evaluation, in percent.";

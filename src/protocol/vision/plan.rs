@@ -1,0 +1,231 @@
+//! From flags and suites to training runs and evaluations of images.
+
+use serde::{Deserialize, Serialize};
+
+use super::recipe::{self, Recipe};
+use crate::config::grid::{Batches, Lengths, Seeds, Words};
+use crate::config::settings::Settings;
+use crate::data::images;
+use crate::model::family::vision::{ImageClassifier, classifier};
+use crate::model::family::{self, Asked, Examples, Resolved, SpecError};
+use crate::model::batch::InputKind;
+use crate::protocol::grid::tasks as tasks_of;
+use crate::protocol::grid::{Defaults, Flags, Grid, Pick, PlanError};
+use crate::protocol::model_spec::{ModelSpec, settle};
+use crate::protocol::table::{Folders, Prepared};
+use crate::protocol::training::{Differences, Job, incomplete};
+use crate::record::Pass;
+use crate::run::plan::{Cell, Plan};
+
+/// What the worker of a cell is asked.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Request {
+    /// The images.
+    pub task: String,
+    /// The model; its length is the side of the images, its batch the images of an update.
+    pub spec: ModelSpec,
+    /// Updates; none where stored weights are evaluated.
+    pub steps: u64,
+    /// Highest rate.
+    pub rate: f64,
+    /// Updates between evaluations.
+    pub every: u64,
+    /// Parts that an update's batch is cut into.
+    pub accumulate: u64,
+    /// So many images of each split; absent: all.
+    pub limit: Option<u64>,
+    /// File of the weights that are evaluated instead of trained ones.
+    pub weights: Option<String>,
+    /// Images whose patches are compared (Figure 6).
+    pub similarity: u64,
+    /// Whether incomplete data and broken images are taken as they are.
+    pub allow_partial: bool,
+}
+
+const PRESET: &str = "cvt-small";
+/// Updates of `--quick`, and their images.
+const QUICK: (u64, u64) = (120, 32);
+/// Updates where nobody says how many images there are.
+const STEPS: u64 = 10_000;
+/// Multiply-adds per second and thread that predictions start from.
+const RATE: f64 = 1e10;
+
+/// What `vision` does where nothing is said.
+pub fn defaults(flags: &Flags) -> Defaults {
+    let quick = flags.quick;
+    let said = flags.said().preset;
+    let preset = said.as_deref().unwrap_or(PRESET);
+    let task = if quick { "generated" } else { "cifar10" };
+    let settings = Settings {
+        task: Some(Words(vec![task.to_owned()])),
+        preset: Some(preset.to_owned()),
+        steps: quick.then_some(QUICK.0),
+        batch: quick.then(|| Batches(vec![QUICK.1])),
+        ..Settings::NONE
+    };
+    Defaults { settings, models: family::usual(preset).map_or("full", |usual| usual.models) }
+}
+
+/// Classes of the images called `task`, where they are known before they are read.
+fn examples(classes: usize, len: usize) -> Examples {
+    Examples { input: InputKind::Pixels, vocab: 0, classes, len }
+}
+
+/// The model of `spec` for images of `classes`.
+///
+/// # Errors
+/// Unknown names, sizes that no model has.
+pub fn model(
+    spec: &ModelSpec,
+    choice: &crate::attention::choose::Choice,
+    classes: Option<usize>,
+) -> Result<ImageClassifier, SpecError> {
+    let examples = classes.map(|classes| examples(classes, spec.len as usize));
+    let resolved = classifier(&Asked { examples, ..spec.asked(choice) })?;
+    resolved.validate()?;
+    Ok(resolved)
+}
+
+/// Classes of a published set.
+fn classes(task: &str) -> Option<usize> {
+    match task {
+        "imagenet" => Some(1000),
+        "cifar10" | "generated" => Some(10),
+        _ => None,
+    }
+}
+
+/// The runs of `grid`, by images, mechanism and seed.
+///
+/// # Errors
+/// Settings that nobody can run.
+pub fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
+    let mut cells = Vec::new();
+    for task in tasks_of(grid) {
+        images::source(&task).map_err(PlanError::new)?;
+        for pick in grid.picks.iter().filter(|pick| pick.runs(&task)) {
+            let seeds = pick.settings.seeds.clone().unwrap_or(Seeds(vec![0]));
+            for seed in seeds.0 {
+                cells.push(cell(grid, pick, &task, seed, threads)?);
+            }
+        }
+    }
+    if cells.is_empty() {
+        return Err(PlanError(format!("no row of the suite has {}; see --dry-run", tasks_of(grid).join(", "))));
+    }
+    Ok(cells)
+}
+
+fn one(list: Option<&Vec<u64>>, default: u64) -> Result<u64, PlanError> {
+    match list.map(Vec::as_slice) {
+        None => Ok(default),
+        Some([value]) => Ok(*value),
+        Some(_) => Err(PlanError("vision trains at one size and one batch; give one of each".to_owned())),
+    }
+}
+
+fn cell(grid: &Grid, pick: &Pick, task: &str, seed: u64, threads: usize) -> Result<Cell, PlanError> {
+    let settings = &pick.settings;
+    let preset = settings.preset.clone().unwrap_or_else(|| PRESET.to_owned());
+    let usual = family::usual(&preset).map_or(32, |usual| usual.len as u64);
+    let recipe = recipe::find(&preset);
+    let len = one(settings.len.as_ref().map(|Lengths(list)| list), usual)?;
+    let batch = one(settings.batch.as_ref().map(|Batches(list)| list), recipe.batch)?;
+    let spec = ModelSpec::new(pick, len, batch, Pass::Train, seed)?;
+    let (resolved, reason) = settle(pick, |choice| model(&spec, choice, classes(task)))?;
+    let resolved: Option<Box<dyn Resolved>> = resolved.map(|model| Box::new(model) as Box<dyn Resolved>);
+    let mut row = spec.row("vision", threads, resolved.as_deref());
+    (row.metric, row.unit) = ("accuracy".to_owned(), "%".to_owned());
+    row.task = Some(task.to_owned());
+    row.suite = grid.suite.as_ref().map(|suite| suite.name.clone());
+    let beside = grid.beside(pick, ("accuracy", task), &spec.preset);
+    row.published = beside.as_ref().map(|beside| beside.published);
+    let usual = usual_request(task, &spec, &recipe);
+    let steps = settings.steps.unwrap_or(usual.steps).max(1);
+    let evaluates = settings.weights.is_some();
+    let request = Request {
+        steps: if evaluates { 0 } else { steps },
+        rate: settings.rate.unwrap_or(recipe.rate),
+        every: settings.every.unwrap_or((steps / recipe.epochs).max(steps / 50)).max(1),
+        accumulate: settings.accumulate.unwrap_or(1),
+        limit: settings.limit,
+        weights: settings.weights.clone(),
+        similarity: settings.similarity.unwrap_or(0),
+        allow_partial: settings.allow_partial.unwrap_or(false),
+        spec,
+        ..usual.clone()
+    };
+    if request.spec.batch % request.accumulate != 0 {
+        let (batch, parts) = (request.spec.batch, request.accumulate);
+        return Err(PlanError(format!("--accumulate {parts} does not divide the batch of {batch}")));
+    }
+    if reason.is_none() && !evaluates {
+        let mut differences = differences(&request, &usual, &recipe);
+        differences.settings.extend(beside.into_iter().flat_map(|beside| beside.foreign));
+        (row.fraction, row.differs) = (differences.fraction(), differences.words());
+    }
+    let flops = row.flops.unwrap_or(0) as f64;
+    let forward = 3.0 * flops * request.spec.batch as f64 * request.steps as f64;
+    let words = format!("{task} {} {} s{}", request.spec.model, request.spec.preset, request.spec.seed);
+    let cell = Cell::new(&words, row, &request, &usual);
+    let seconds = forward / (RATE * threads as f64);
+    let cell = Cell { seconds, timeout: settings.timeout.map(|time| time.0), ..cell };
+    Ok(cell.refused(reason))
+}
+
+/// What is asked where nothing is said.
+fn usual_request(task: &str, spec: &ModelSpec, recipe: &Recipe) -> Request {
+    let usual = family::usual(&spec.preset).map_or(spec.len, |usual| usual.len as u64);
+    let images = images::source(task).ok().and_then(|source| source.published);
+    let steps = images.map_or(STEPS, |images| recipe.steps(images as u64, recipe.batch));
+    Request {
+        task: task.to_owned(),
+        spec: ModelSpec { len: usual, batch: recipe.batch, ..spec.usual(&spec.preset) },
+        steps,
+        rate: recipe.rate,
+        every: (steps / recipe.epochs).max(steps / 50).max(1),
+        accumulate: 1,
+        limit: None,
+        weights: None,
+        similarity: 0,
+        allow_partial: false,
+    }
+}
+
+/// What `request` does otherwise than the recipe.
+fn differences(request: &Request, usual: &Request, recipe: &Recipe) -> Differences {
+    let mut all = Differences { settings: Vec::new(), steps: (request.steps, usual.steps) };
+    all.settings.extend(recipe.gaps.iter().map(|gap| (*gap).to_owned()));
+    all.note("image size", request.spec.len, usual.spec.len);
+    all.note("batch", request.spec.batch, usual.spec.batch);
+    all.note("rate", request.rate, usual.rate);
+    if let Some(limit) = request.limit {
+        all.settings.push(format!("{limit} images of each split"));
+    }
+    all
+}
+
+/// Reads every set of images once: their checksums belong to the run.
+///
+/// # Errors
+/// Images that are missing, damaged, or incomplete without permission.
+pub fn prepare(plan: &mut Plan, folders: &Folders) -> anyhow::Result<Prepared> {
+    let mut remarks = Vec::new();
+    for cell in &plan.cells {
+        let Some(task) = cell.row.task.clone() else { continue };
+        let request: Option<Request> = serde_json::from_value(cell.request.clone()).ok();
+        let Some(request) = request.filter(|_| !plan.data.contains_key(&task)) else { continue };
+        let set = (images::source(&task)?.load)(&folders.data, request.allow_partial)?;
+        if let Some(partial) = set.partial() {
+            remarks.push(incomplete(&task, partial));
+        }
+        plan.data.insert(task, set.hash().to_owned());
+    }
+    Ok(Prepared { remarks, text: None })
+}
+
+impl Job for Request {
+    fn steps(&self) -> u64 {
+        self.steps
+    }
+}

@@ -1,0 +1,106 @@
+//! How image models are trained and evaluated (`SPEC-vision.md` section 8).
+
+use crate::data::images::augment::Augment;
+use crate::data::images::transform::Interpolation;
+use crate::train::optim::AdamW;
+use crate::train::schedule::Schedule;
+
+/// A protocol of training and evaluation.
+#[derive(Clone, Copy, Debug)]
+pub struct Recipe {
+    /// Passes over the training images.
+    pub epochs: u64,
+    /// Images per update.
+    pub batch: u64,
+    /// Highest rate.
+    pub rate: f64,
+    /// Rate of the first step, as a share of the highest.
+    start: f64,
+    /// Rate at the end.
+    least: f64,
+    /// Passes until the highest rate.
+    warmup: u64,
+    decay: f64,
+    /// What is drawn of training images.
+    pub augment: Augment,
+    /// Share of the shorter side that evaluation keeps, and how it is resized.
+    pub evaluated: (f64, Interpolation),
+    /// What the source does and this does not, or that there is no source.
+    pub gaps: &'static [&'static str],
+}
+
+const PRECISION: &str = "f32 (mixed precision)";
+const NO_SOURCE: &str = "a recipe that no source prints for this model";
+
+const VIL: Recipe = Recipe {
+    epochs: 300,
+    batch: 1024,
+    rate: 8e-4,
+    start: 0.002,
+    least: 1e-6,
+    warmup: 5,
+    decay: 0.1,
+    augment: Augment::IMAGENET,
+    evaluated: (0.875, Interpolation::Bicubic),
+    gaps: &[PRECISION],
+};
+/// Official CvT's, with ViL-LS's batch.
+const CVT: Recipe = Recipe { rate: 2.5e-4, start: 4e-3, least: 1e-5, decay: 0.05, gaps: &[PRECISION, NO_SOURCE], ..VIL };
+const OTHERS: Recipe = Recipe { rate: 1e-3, start: 1e-3, least: 1e-5, decay: 0.05, gaps: &[PRECISION, NO_SOURCE], ..VIL };
+const SMALL: Recipe = Recipe {
+    epochs: 20,
+    batch: 128,
+    rate: 1e-3,
+    start: 0.01,
+    least: 1e-6,
+    warmup: 1,
+    decay: 0.05,
+    augment: Augment::SMALL,
+    evaluated: (1.0, Interpolation::Bicubic),
+    gaps: &["our small recipe: no source trains this model"],
+};
+
+/// The recipe of `preset`.
+pub fn find(preset: &str) -> Recipe {
+    match preset {
+        "vil-ls-small" | "cvt-small" => SMALL,
+        "vil-ls-medium" | "vil-ls-base" => VIL,
+        "cvt-13" | "cvt-21" => CVT,
+        _ => OTHERS,
+    }
+}
+
+impl Recipe {
+    /// Updates for `images` training images.
+    pub fn steps(&self, images: u64, batch: u64) -> u64 {
+        (images / batch.max(1)).max(1) * self.epochs
+    }
+
+    /// Optimizer and schedule over `steps` updates with rate `rate`: the warm-up keeps its share of the run.
+    pub fn training(&self, steps: u64, rate: f64) -> (AdamW, Schedule) {
+        let warmup = (steps * self.warmup / self.epochs).max(1);
+        let optimizer = AdamW { beta2: 0.999, eps: 1e-8, weight_decay: self.decay, clip: None };
+        let (start_lr, min_lr) = (self.start * rate, self.least);
+        (optimizer, Schedule::WarmupCosine { peak_lr: rate, start_lr, min_lr, warmup, steps })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rates_of_vil_ls() {
+        let recipe = find("vil-ls-medium");
+        let steps = recipe.steps(1_281_167, 1024);
+        assert_eq!(steps, 1251 * 300);
+        let (optimizer, schedule) = recipe.training(steps, recipe.rate);
+        assert_eq!(optimizer.weight_decay, 0.1);
+        let warm = 5 * 1251;
+        assert!((schedule.at(0).lr - 1.6e-6).abs() < 1e-12);
+        assert!((schedule.at(warm / 2).lr - 8e-4 * (0.002 + 0.998 * (warm / 2) as f64 / warm as f64)).abs() < 1e-12);
+        // the cosine counts from the first step, not from the end of the warm-up
+        assert!((schedule.at(steps / 2).lr - (1e-6 + (8e-4 - 1e-6) / 2.0)).abs() < 1e-9);
+        assert!(schedule.at(warm).lr < 8e-4 && schedule.at(steps).lr < 1.1e-6);
+    }
+}
