@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use candle_core::{Device, Tensor};
 use effattn::attention::choose::choose;
@@ -146,19 +146,7 @@ fn a_language_model_goes_on_with_its_cache() {
     assert_eq!(curve(folder.path(), "charlm"), curve(undisturbed.path(), "charlm"));
 }
 
-const MLM: &[&str] = &[
-    "mlm",
-    "--quick",
-    "--steps",
-    "120",
-    "--every",
-    "30",
-    "--accumulate",
-    "2",
-    "--no-plot",
-    "--threads",
-    "1",
-];
+const MLM: &[&str] = &["mlm", "--quick", "--every", "30", "--accumulate", "2", "--no-plot", "--threads", "1"];
 
 /// The only cell's folder.
 fn cell(folder: &Path, command: &str) -> PathBuf {
@@ -168,9 +156,10 @@ fn cell(folder: &Path, command: &str) -> PathBuf {
 
 #[test]
 fn a_masked_language_model_that_is_killed_ends_with_the_same_weights() {
-    let args = [MLM, &["--save-every", "1ms"]].concat();
+    let whole = [MLM, &["--steps", "120"]].concat();
+    let args = [whole.as_slice(), &["--save-every", "1ms"]].concat();
     let undisturbed = tempfile::tempdir().unwrap();
-    run(undisturbed.path(), MLM);
+    run(undisturbed.path(), &whole);
     let folder = tempfile::tempdir().unwrap();
     let kills = killed(folder.path(), &args, 10);
     assert!(kills >= 1, "no kill hit a running program");
@@ -199,12 +188,33 @@ fn a_masked_language_model_that_is_killed_ends_with_the_same_weights() {
 #[test]
 fn a_masked_language_model_whose_loss_is_not_finite_is_a_row() {
     let folder = tempfile::tempdir().unwrap();
-    let args = [MLM, &["--model", "identity-linear", "--rate", "10"]].concat();
+    let args = [MLM, &["--steps", "5000", "--save-every", "1ms"]].concat();
+    let mut child =
+        effattn(folder.path(), &args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let runs = || fs::read_dir(folder.path().join("results/mlm")).ok();
+    let cells = || runs()?.flatten().find_map(|run| fs::read_dir(run.path().join("cells")).ok());
+    let saved =
+        || cells()?.flatten().map(|cell| cell.path().join("last.safetensors")).find(|file| file.exists());
+    let start = Instant::now();
+    while saved().is_none() {
+        assert!(start.elapsed() < Duration::from_secs(120), "no checkpoint was written");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let file = saved().unwrap();
+    let mut bytes = fs::read(&file).unwrap();
+    let front = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: serde_json::Value = serde_json::from_slice(&bytes[8..front]).unwrap();
+    let at = front + header["weight/lm_head.bias"]["data_offsets"][0].as_u64().unwrap() as usize;
+    bytes[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    fs::write(&file, bytes).unwrap();
     let output = effattn(folder.path(), &args).output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
     let path = folder.path().join("results/mlm/latest/rows.csv");
     let rows: Vec<Row> = csv::from_str(&fs::read_to_string(path).unwrap()).unwrap();
     assert!(rows.iter().all(|row| row.outcome == Outcome::Diverged), "{:?}", rows[0].error);
+    assert_eq!(rows[0].metric, "masked_loss");
 }
 
 /// A small encoder of full attention for 16 words, in the files of `--from`.
