@@ -5,4 +5,5 @@ mod conformance;
 #[path = "faults/main.rs"]
 mod faults;
 mod run;
+mod shards;
 mod training;

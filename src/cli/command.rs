@@ -14,6 +14,7 @@ use crate::config::suite::Suite;
 use crate::config::units::Seconds;
 use crate::protocol::grid::Flags;
 use crate::protocol::{self, Protocol};
+use crate::run::shard::Shard;
 
 /// Which mechanisms.
 #[derive(clap::Args)]
@@ -40,6 +41,10 @@ struct Given {
 /// Where things are read and kept.
 #[derive(clap::Args)]
 pub struct Output {
+    /// Compute one of N parts of the cells, beside the others in one folder: 2/6; auto: the one that Slurm, Kubernetes or
+    /// AWS Batch names (effattn merge joins them)
+    #[arg(long, value_name = "I/N|auto", value_parser = Shard::said, help_heading = "Budget")]
+    pub shard: Option<Shard>,
     /// Print the plan with FLOPs, bytes and time; run nothing
     #[arg(long, help_heading = "Budget")]
     pub dry_run: bool,

@@ -62,7 +62,7 @@ pub fn finish(
     }
     term.say(&format!("rows: {}", finished.folder.join("rows.csv").display()));
     if stopped {
-        let line = continue_line(argv().into_iter());
+        let line = command_line(argv().into_iter());
         term.say(&format!("stopped: {done} of {of} cells are finished and saved. Resume with: {line}"));
         return Ok(super::STOPPED);
     }
@@ -130,8 +130,8 @@ fn warn(rows: &[Row], term: &Term) {
     }
 }
 
-/// The command that continues: what was typed, without `--fresh`, quoted for a shell.
-fn continue_line(args: impl Iterator<Item = String>) -> String {
+/// The command that continues a run: what was typed, without `--fresh`, quoted for a shell.
+pub fn command_line(args: impl Iterator<Item = String>) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./,:=+@%".contains(c);
     let words = args.filter(|word| word != "--fresh").map(|word| {
         if !word.is_empty() && word.chars().all(plain) {
@@ -150,6 +150,6 @@ mod tests {
     #[test]
     fn the_line_to_continue_with_can_be_pasted() {
         let words = ["speed", "--model", "ls*,full", "--fresh", "-o", "it's", ""].map(str::to_owned);
-        assert_eq!(continue_line(words.into_iter()), "effattn speed --model 'ls*,full' -o 'it'\\''s' ''");
+        assert_eq!(command_line(words.into_iter()), "effattn speed --model 'ls*,full' -o 'it'\\''s' ''");
     }
 }

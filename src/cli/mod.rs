@@ -12,12 +12,15 @@ mod finish;
 mod interrupt;
 mod known;
 pub mod list;
+mod merge;
 mod pages;
 pub mod plot;
 mod report;
 mod run;
 mod runs;
 mod start;
+mod status;
+mod submit;
 mod worker;
 
 use std::io::IsTerminal;
@@ -99,6 +102,12 @@ enum Tool {
     Report(report::Args),
     /// Two runs side by side: ratios with intervals
     Compare(compare::Args),
+    /// Join the shards of a run, or runs of several machines, to one run
+    Merge(merge::Args),
+    /// Write the jobs that run a command's cells on a cluster, and hand them over
+    Submit(submit::Args),
+    /// What runs and shards have done, and how long the rest takes
+    Status(status::Args),
     /// Draw who sees whom, attention matrices, or the charts of a run again
     Plot {
         #[command(subcommand)]
@@ -159,6 +168,9 @@ fn dispatch(matches: &ArgMatches, global: &Global) -> anyhow::Result<u8> {
         }
         Tool::Report(args) => report::run(&args, &term),
         Tool::Compare(args) => compare::run(&args, &term),
+        Tool::Merge(args) => merge::run(&args, &term),
+        Tool::Submit(args) => submit::run(&args, &term),
+        Tool::Status(args) => status::run(&args, &term),
         Tool::Plot { what } => plot::run(&what, &term),
         Tool::Completions(args) => pages::completions(&args),
         Tool::Man(args) => pages::man(&args),
@@ -168,6 +180,9 @@ fn dispatch(matches: &ArgMatches, global: &Global) -> anyhow::Result<u8> {
 
 /// The exit code of an error, after saying what it is.
 fn code_of(error: &anyhow::Error, term: &Term) -> u8 {
+    if let Some(error) = error.downcast_ref::<clap::Error>() {
+        return usage(error); // of the command that submit was given
+    }
     let closed = error.chain().any(|cause| cause.downcast_ref::<std::io::Error>().is_some_and(is_closed));
     if closed {
         return 0; // nobody reads on: `effattn ... | head -1`

@@ -1,6 +1,6 @@
 //! `effattn report`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -136,7 +136,10 @@ fn document(runs: &[Run], suite: Option<&str>, brief: bool) -> Result<Document> 
         let rows: Vec<Row> = run.rows.iter().filter(wanted).cloned().collect();
         let shown = !(brief && run.manifest.suite.is_none());
         if shown && !rows.is_empty() {
-            document.sections.push(measured(run, &rows, brief)?);
+            let parts = run.by_machine(rows);
+            for rows in &parts {
+                document.sections.push(measured(run, rows, parts.len() > 1, brief)?);
+            }
         }
     }
     let rows: Vec<Row> = latest_rows(runs).into_iter().filter(|row| wanted(&row)).collect();
@@ -175,11 +178,12 @@ type Labelled = Vec<(Vec<String>, Vec<Evaluation>)>;
 /// Learning curves of the runs, one chart per command and task.
 fn curves(runs: &[&Run], rows: &[Row]) -> Result<Vec<Chart>> {
     let mut groups: BTreeMap<(String, String, &str), Labelled> = BTreeMap::new();
+    let wanted: HashSet<String> = rows.iter().map(trained_key).collect();
     for run in runs {
         let curve = protocol::find(&run.manifest.command).and_then(|protocol| protocol.curve);
         let Some(curve) = curve else { continue };
-        let mut seen = Vec::new();
-        for row in run.rows.iter().filter(|row| rows.iter().any(|one| trained_key(one) == trained_key(row))) {
+        let mut seen = HashSet::new();
+        for row in run.rows.iter().filter(|row| wanted.contains(&trained_key(row))) {
             let (Some(task), Some(preset), Some(seed)) = (&row.task, &row.preset, row.seed) else { continue };
             let variant = row.variant.as_ref().map_or_else(String::new, |variant| format!(":{variant}"));
             let settings = row.settings.as_ref().map_or_else(String::new, |settings| format!(" {settings}"));
@@ -191,7 +195,7 @@ fn curves(runs: &[&Run], rows: &[Row]) -> Result<Vec<Chart>> {
             let points = read_curve(&path).with_context(|| path.display().to_string())?;
             let group = (run.manifest.command.clone(), task.clone(), curve.axis);
             groups.entry(group).or_default().push((traits(run, row), points));
-            seen.push(key);
+            seen.insert(key);
         }
     }
     let charts = groups.into_iter().map(|((command, task, axis), curves)| {
@@ -232,8 +236,8 @@ fn read_curve(path: &Path) -> Result<Vec<Evaluation>> {
     Ok(points)
 }
 
-/// Tables and charts of one run of `speed` or `memory`.
-fn measured(run: &Run, rows: &[Row], brief: bool) -> Result<Section> {
+/// Tables and charts of one run of `speed` or `memory`; of one of its machines, where they stand `apart`.
+fn measured(run: &Run, rows: &[Row], apart: bool, brief: bool) -> Result<Section> {
     let suite = run.manifest.suite.as_deref();
     let name = rows.first().and_then(|row| row.suite.clone());
     let suite = match (name, suite) {
@@ -261,7 +265,9 @@ fn measured(run: &Run, rows: &[Row], brief: bool) -> Result<Section> {
     tables.extend(verdict::percentiles(&step_samples(&run.folder)?).filter(|_| !brief));
     let charts = report::measured(rows, &references, &run.manifest.id)?;
     let quick = if run.quick() { " (a quick run)" } else { "" };
-    let title = format!("{title}{quick}: {}", run.folder.display());
+    let machine = rows.first().and_then(|row| row.machine.as_deref()).filter(|_| apart);
+    let machine = machine.map_or_else(String::new, |machine| format!(" on {machine}"));
+    let title = format!("{title}{quick}{machine}: {}", run.folder.display());
     Ok(Section { title, tables, charts, provenance: vec![run.provenance()] })
 }
 

@@ -8,6 +8,8 @@ use anyhow::{Context, Result};
 use crate::protocol;
 use crate::record::{Outcome, Row, csv, file};
 use crate::run::manifest::{Manifest, State};
+use crate::run::planned::PLAN;
+use crate::run::shard::shards;
 
 /// A run folder that was read.
 pub struct Run {
@@ -52,6 +54,14 @@ impl Run {
             if depth == DEEPEST {
                 continue;
             }
+            if folder.join(PLAN).exists() && !shards(&folder).is_empty() {
+                // each shard is a run, but none is the run that was asked for
+                log::warn!(
+                    "{} has shards that are not joined; join them: effattn merge {0}",
+                    folder.display()
+                );
+                continue;
+            }
             let entries = std::fs::read_dir(&folder)
                 .with_context(|| format!("{} cannot be read; name a folder of results", folder.display()))?;
             for entry in entries {
@@ -81,6 +91,42 @@ impl Run {
 }
 
 impl Run {
+    /// `rows` of this run in parts: machines of one kind stand together, unless they measured the same cell.
+    pub fn by_machine(&self, rows: Vec<Row>) -> Vec<Vec<Row>> {
+        let kinds: BTreeMap<&str, String> = self
+            .manifest
+            .parts
+            .iter()
+            .map(|part| {
+                let machine = &part.machine;
+                let kind = format!("{} {} {}", machine["cpu"], machine["cores"], machine["simd"]);
+                (machine["host"].as_str().unwrap_or_default(), kind)
+            })
+            .collect();
+        let cell = |row: &Row| format!("{} {:?} {:?}", trained_key(row), row.pass, row.threads);
+        let mut hosts: Vec<(String, Vec<Row>)> = Vec::new();
+        for row in rows {
+            let host = row.machine.clone().unwrap_or_default();
+            match hosts.iter_mut().find(|(known, _)| *known == host) {
+                Some((_, own)) => own.push(row),
+                None => hosts.push((host, vec![row])),
+            }
+        }
+        let mut parts: Vec<(Option<&String>, BTreeSet<String>, Vec<Row>)> = Vec::new();
+        for (host, rows) in hosts {
+            let kind = kinds.get(host.as_str());
+            let cells: BTreeSet<String> = rows.iter().map(cell).collect();
+            match parts.iter_mut().find(|(known, there, _)| *known == kind && there.is_disjoint(&cells)) {
+                Some((_, there, all)) => {
+                    there.extend(cells);
+                    all.extend(rows);
+                }
+                None => parts.push((kind, cells, rows)),
+            }
+        }
+        parts.into_iter().map(|(.., rows)| rows).collect()
+    }
+
     /// Whether it trained models.
     pub fn trained(&self) -> bool {
         protocol::find(&self.manifest.command).is_some_and(|protocol| protocol.keeps)
@@ -152,8 +198,9 @@ pub fn newest_trained<'a>(rows: impl Iterator<Item = &'a Row>) -> BTreeMap<Strin
 pub fn latest_rows(runs: &[Run]) -> Vec<Row> {
     let trained = runs.iter().filter(|run| run.trained() && !run.quick());
     let newest = newest_trained(trained.flat_map(|run| &run.rows));
-    let measured = latest_measured(runs).into_iter().filter(|run| !run.quick()).flat_map(|run| &run.rows);
-    newest.into_values().chain(measured).cloned().collect()
+    let measured = latest_measured(runs).into_iter().filter(|run| !run.quick());
+    let measured = measured.filter_map(|run| run.by_machine(run.rows.clone()).into_iter().next());
+    newest.into_values().cloned().chain(measured.flatten()).collect()
 }
 
 /// The seconds of every measured step of a run, by cell; none where the run kept no samples.
@@ -166,6 +213,7 @@ pub fn step_samples(folder: &Path) -> Result<Vec<(String, Vec<f64>)>> {
         cell: String,
         metric: String,
         values: Vec<f64>,
+        machine: Option<String>,
     }
     let path = folder.join("samples.jsonl");
     let Ok(text) = std::fs::read_to_string(&path) else { return Ok(Vec::new()) };
@@ -173,7 +221,11 @@ pub fn step_samples(folder: &Path) -> Result<Vec<(String, Vec<f64>)>> {
     for line in text.lines().filter(|line| !line.trim().is_empty()) {
         let line: Line = serde_json::from_str(line).with_context(|| path.display().to_string())?;
         if line.metric == "step_time" {
-            cells.push((line.cell, line.values));
+            let cell = match line.machine {
+                Some(machine) => format!("{} on {machine}", line.cell),
+                None => line.cell,
+            };
+            cells.push((cell, line.values));
         }
     }
     Ok(cells)

@@ -16,6 +16,7 @@ use crate::config::units::Bytes;
 use crate::device::machine::{self, Machine};
 use crate::device::{Backend, threads};
 use crate::kernel::cpu::bf16;
+use crate::protocol::Protocol;
 use crate::protocol::grid::{self, Grid};
 use crate::protocol::table::{Conditions, Folders, Prepared, Prober};
 use crate::record::file;
@@ -23,7 +24,9 @@ use crate::report::reference::{self, Reference};
 use crate::run::Stop;
 use crate::run::manifest::argv;
 use crate::run::plan::Plan;
+use crate::run::planned::Planned;
 use crate::run::session::{Session, Surroundings};
+use crate::run::shard::Part;
 use crate::run::worker::Launcher;
 use crate::term::{Term, Warning};
 
@@ -48,8 +51,14 @@ pub fn start(asked: &Asked, references: Option<&[Reference]>, term: Term) -> Res
     if merged > 0 {
         term.say(&format!("{merged} cells are asked for more than once; each is run once"));
     }
+    plan.groups = protocol.groups(&plan.cells);
+    let planned = planned(protocol, &grid, &plan)?;
+    let owners = asked.output.shard.map(|shard| (shard, planned.deal(shard.count)));
     if asked.output.dry_run {
         asked.exports.check()?;
+        if let Some((shard, owners)) = &owners {
+            plan.cut(*shard, owners);
+        }
         if let Some(price) = protocol.price {
             let (launcher, memory_limit) = (launcher(&ready, None)?, ready.memory_limit);
             price(&mut plan, &Prober { launcher, memory_limit, stop: Stop::default() })?;
@@ -58,19 +67,61 @@ pub fn start(asked: &Asked, references: Option<&[Reference]>, term: Term) -> Res
     }
     writable(asked)?;
     let Prepared { remarks, text } = prepare(asked, &mut plan)?;
+    let planned = Planned { plan: plan.digest(), ..planned }; // the data are known by now
+    if let Some((shard, owners)) = &owners {
+        let all = plan.cells.len();
+        plan.cut(*shard, owners);
+        term.say(&format!("shard {shard}: {} of {all} cells", plan.cells.len()));
+    }
     term.say(&header(&plan, (protocol.amount)(&plan), &ready));
     remarks.iter().for_each(|remark| term.say(remark));
     if let Some(quick) = protocol.quick.filter(|_| asked.flags.quick) {
         term.say(&format!("--quick: {}", quick.said));
     }
     let text = text.map(temporary).transpose()?;
-    let session = session(&plan, asked, &ready, text, term)?;
+    let session = session((&plan, &planned), asked, &ready, text, term)?;
     if let Some(references) = references {
         let path = session.path().join(reference::FILE);
         let text = reference::to_text(references)?;
         file::write(&path, text.as_bytes()).with_context(|| path.display().to_string())?;
     }
     Ok(Started::Open(Box::new((plan, grid.suite, session))))
+}
+
+/// The whole plan of what was asked and its cells' weights, with times and bytes as far as a step of them can be tried here:
+/// for jobs that run it elsewhere.
+///
+/// # Errors
+/// A wrong request; data that are missing.
+pub fn whole(asked: &Asked, term: &Term) -> Result<(Plan, Planned)> {
+    let protocol = asked.protocol;
+    let grid = grid::resolve(&asked.flags, protocol)?;
+    let device = grid.settings.device.unwrap_or_default();
+    let here = Backend::open(device).is_ok(); // a login node has no accelerator
+    let ready = ready(&Settings { device: Some(DeviceName::Cpu), ..grid.settings.clone() })?;
+    let mut plan = plan(asked, &grid, &Ready { device, ..ready })?;
+    plan.merge()?;
+    plan.groups = protocol.groups(&plan.cells);
+    let planned = planned(protocol, &grid, &plan)?;
+    prepare(asked, &mut plan)?;
+    let planned = Planned { plan: plan.digest(), ..planned };
+    match protocol.price.filter(|_| here) {
+        Some(price) => {
+            let ready = self::ready(&Settings { device: Some(DeviceName::Cpu), ..grid.settings.clone() })?;
+            let (launcher, memory_limit) = (launcher(&ready, None)?, ready.memory_limit);
+            price(&mut plan, &Prober { launcher, memory_limit, stop: Stop::default() })?;
+        }
+        None if !here => term.say(&format!(
+            "there is no {device} here: times and memory are guesses; see --time and --memory"
+        )),
+        None => {
+            let name = protocol.name;
+            term.say(&format!(
+                "no step of {name} is tried before: times and memory are guesses; see --time and --memory"
+            ));
+        }
+    }
+    Ok((plan, planned))
 }
 
 /// What workers are given besides their requests.
@@ -165,7 +216,15 @@ fn plan(asked: &Asked, grid: &Grid, ready: &Ready) -> Result<Plan> {
         device: ready.device.to_string(),
         seeds: grid.settings.seeds.as_ref().map_or_else(Vec::new, |seeds| seeds.0.clone()),
         keeps: protocol.keeps,
+        part: Part::default(),
+        groups: Vec::new(),
     })
+}
+
+/// The whole plan with what its cells weigh on any machine: their multiply-adds on one thread, nothing that was tried here.
+pub fn planned(protocol: &Protocol, grid: &Grid, plan: &Plan) -> Result<Planned> {
+    let seconds = (protocol.cells)(grid, 1)?.into_iter().map(|cell| (cell.key, cell.seconds)).collect();
+    Ok(Planned::of(plan, &plan.groups, &seconds))
 }
 
 fn launcher(ready: &Ready, text: Option<&Path>) -> Result<Launcher> {
@@ -177,7 +236,7 @@ fn launcher(ready: &Ready, text: Option<&Path>) -> Result<Launcher> {
 }
 
 fn session(
-    plan: &Plan,
+    (plan, planned): (&Plan, &Planned),
     asked: &Asked,
     ready: &Ready,
     text: Option<NamedTempFile>,
@@ -193,6 +252,7 @@ fn session(
     }
     let around = Surroundings {
         output: &asked.output.output_path,
+        planned,
         fresh: asked.output.fresh,
         launcher: launcher(ready, text.as_ref().map(NamedTempFile::path))?,
         text,

@@ -22,6 +22,8 @@ pub struct Machine {
     pub arch: &'static str,
     /// Widest vector instructions found.
     pub simd: &'static str,
+    /// Name in its network; in a Slurm job the node's.
+    pub host: String,
 }
 
 impl Machine {
@@ -39,13 +41,20 @@ impl Machine {
             os: System::long_os_version().unwrap_or_else(|| std::env::consts::OS.to_owned()),
             arch: std::env::consts::ARCH,
             simd: simd(),
+            host: host(),
         }
     }
 }
 
+/// The name of this machine: Slurm's for the node inside a job, else the system's.
+pub fn host() -> String {
+    let node = std::env::var("SLURMD_NODENAME").ok().filter(|name| !name.is_empty());
+    node.or_else(System::host_name).unwrap_or_else(|| "unknown".to_owned())
+}
+
 /// What of the machine and the allocator times and bytes depend on, in words.
 pub fn identity() -> String {
-    let Machine { cpu, cores, memory_bytes, os, arch, simd } = Machine::this();
+    let Machine { cpu, cores, memory_bytes, os, arch, simd, host: _ } = Machine::this();
     let pages = if super::alloc::pages_kept() { "pages kept" } else { "pages returned" };
     format!("{cpu}, {cores} cores, {memory_bytes} bytes, {os}, {arch}, {simd}, {pages}")
 }

@@ -207,7 +207,7 @@ impl Job for Request {
     }
 
     fn trained(&self, run: &Session, plan: &Plan) -> Option<PathBuf> {
-        find(run.results()?, &self.train, plan)
+        find(run.results(), &self.train, plan)
     }
 
     fn published(&self, task: &str) -> Option<Published> {

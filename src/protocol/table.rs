@@ -274,6 +274,21 @@ impl Protocol {
         }
     }
 
+    /// The group of every cell, those of one group beside each other: cells that are computed together, or whose times are
+    /// compared with each other, belong to one machine.
+    pub fn groups(&self, cells: &[Cell]) -> Vec<usize> {
+        let place = |cell: &Cell| (cell.row.len, cell.row.batch, cell.row.pass);
+        let joined = |a: &Cell, b: &Cell| (self.together)(a, b) || self.times_steps() && place(a) == place(b);
+        let mut group = 0;
+        let next = |index: usize| {
+            if index > 0 && !joined(&cells[index - 1], &cells[index]) {
+                group += 1;
+            }
+            group
+        };
+        (0..cells.len()).map(next).collect()
+    }
+
     /// Whether steps are timed, so that another program's times can stand beside.
     pub fn times_steps(&self) -> bool {
         self.metrics.iter().any(|metric| metric.name == "step_time")

@@ -201,10 +201,13 @@ pub struct Row {
     /// Start of the checksum of the words that texts were cut into (a tokenizer): losses of different ones do not compare.
     #[serde(default)]
     pub words: Option<String>,
+    /// Host name of the machine that computed it.
+    #[serde(default)]
+    pub machine: Option<String>,
 }
 
 /// The columns in order.
-pub const COLUMNS: [&str; 38] = [
+pub const COLUMNS: [&str; 39] = [
     "suite",
     "protocol",
     "task",
@@ -243,6 +246,7 @@ pub const COLUMNS: [&str; 38] = [
     "differs",
     "settings",
     "words",
+    "machine",
 ];
 
 /// So many columns have always been there; the ones behind them may be absent in older files.
@@ -299,6 +303,7 @@ impl Row {
             differs: None,
             settings: None,
             words: None,
+            machine: None,
         }
     }
 

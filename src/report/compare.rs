@@ -45,9 +45,10 @@ pub struct Comparison {
 /// Matches rows by everything that defines a cell: rows of another device, number format or kernel are never compared.
 pub fn compare(before: &[Row], after: &[Row]) -> Comparison {
     let mut comparison = Comparison::default();
-    let (known, wanted) = (by_key(before), by_key(after));
+    let apart = on_several_machines(before) || on_several_machines(after);
+    let (known, wanted) = (by_key(before, apart), by_key(after, apart));
     for row in before.iter().filter(|row| direction(row).is_some()) {
-        let Some(other) = wanted.get(&key(row)) else {
+        let Some(other) = wanted.get(&place(row, apart)) else {
             let list = if finite(row).is_some() { &mut comparison.absent } else { &mut comparison.lonely };
             list.push(format!("only before: {}", name(row)));
             continue;
@@ -81,7 +82,7 @@ pub fn compare(before: &[Row], after: &[Row]) -> Comparison {
         }
     }
     for row in after.iter().filter(|row| direction(row).is_some()) {
-        if !known.contains_key(&key(row)) {
+        if !known.contains_key(&place(row, apart)) {
             comparison.lonely.push(format!("only now: {}", name(row)));
         }
     }
@@ -94,12 +95,25 @@ fn finite(row: &Row) -> Option<f64> {
 }
 
 /// The first row of every cell.
-fn by_key(rows: &[Row]) -> HashMap<Key<'_>, &Row> {
+fn by_key(rows: &[Row], apart: bool) -> HashMap<Place<'_>, &Row> {
     let mut found = HashMap::new();
     for row in rows {
-        found.entry(key(row)).or_insert(row);
+        found.entry(place(row, apart)).or_insert(row);
     }
     found
+}
+
+/// A cell; and its machine, where machines are told apart.
+type Place<'a> = (Key<'a>, Option<&'a str>);
+
+fn place(row: &Row, apart: bool) -> Place<'_> {
+    (key(row), row.machine.as_deref().filter(|_| apart))
+}
+
+/// Whether a cell was measured on several machines: then a machine is compared with itself only.
+fn on_several_machines(rows: &[Row]) -> bool {
+    let mut first: HashMap<Key<'_>, Option<&str>> = HashMap::new();
+    rows.iter().any(|row| *first.entry(key(row)).or_insert(row.machine.as_deref()) != row.machine.as_deref())
 }
 
 /// Why two sets of rows may have no cell in common: conditions of which they share no value.

@@ -1,5 +1,7 @@
 //! Trained models beside the published numbers and beside what a simple rule reaches, as a table.
 
+use std::collections::HashMap;
+
 use super::table::Table;
 use crate::config::suite::Suite;
 use crate::record::{FLOOR, Outcome, Published, Row};
@@ -63,15 +65,24 @@ const LARGEST: &str = "largest_class";
 /// A table per metric, with one line per task, mechanism and setting: the value over its seeds, what the paper has,
 /// what a simple rule reaches, and what to make of it. Nothing where no row is one of a trained model.
 pub fn tables(rows: &[Row]) -> Vec<Table> {
-    METRICS.iter().filter_map(|metric| table(rows, metric)).collect()
+    let index = Index::of(rows);
+    METRICS.iter().filter_map(|metric| table(rows, &index, metric)).collect()
 }
 
-fn table(rows: &[Row], metric: &Metric) -> Option<Table> {
+fn table<'a>(rows: &'a [Row], index: &'a Index<'a>, metric: &'a Metric) -> Option<Table> {
+    let floors: Vec<&Row> =
+        rows.iter().filter(|row| row.model == FLOOR && row.metric == metric.name).collect();
     let mut groups: Vec<Group> = Vec::new();
+    let mut known: HashMap<(Option<&str>, String), Vec<usize>> = HashMap::new();
     for row in rows.iter().filter(|row| row.metric == metric.name) {
-        match groups.iter_mut().find(|group| alike(group.rows[0], row)) {
-            Some(group) => group.add(row),
-            None => groups.push(Group { rows: vec![row], published: row.published, all: rows, metric }),
+        let places = known.entry((row.task.as_deref(), row.label())).or_default();
+        match places.iter().find(|place| alike(groups[**place].rows[0], row)) {
+            Some(place) => groups[*place].add(row),
+            None => {
+                places.push(groups.len());
+                let published = row.published;
+                groups.push(Group { rows: vec![row], published, all: index, floors: floors.clone(), metric });
+            }
         }
     }
     if groups.is_empty() {
@@ -120,21 +131,41 @@ fn table(rows: &[Row], metric: &Metric) -> Option<Table> {
 
 /// Whether two rows are of the same model, trained and tested in the same way.
 fn alike(a: &Row, b: &Row) -> bool {
-    let key = |row: &Row| {
-        (
-            (row.suite.clone(), row.task.clone(), row.model.clone(), row.variant.clone(), row.preset.clone()),
-            (row.device.clone(), row.dtype.clone(), row.kernel.clone(), row.batch, row.len),
-            (row.differs.clone(), row.settings.clone(), row.words.clone(), row.fraction.map(f64::to_bits)),
-        )
-    };
-    key(a) == key(b)
+    (&a.task, &a.model, &a.variant, &a.suite, &a.preset)
+        == (&b.task, &b.model, &b.variant, &b.suite, &b.preset)
+        && (&a.device, &a.dtype, &a.kernel, a.batch, a.len)
+            == (&b.device, &b.dtype, &b.kernel, b.batch, b.len)
+        && (&a.differs, &a.settings, &a.words, a.fraction.map(f64::to_bits))
+            == (&b.differs, &b.settings, &b.words, b.fraction.map(f64::to_bits))
+}
+
+/// Rows by task, mechanism and seed, so that those of one run are found among those of ten thousand.
+struct Index<'a>(HashMap<String, Vec<&'a Row>>);
+
+impl<'a> Index<'a> {
+    fn of(rows: &'a [Row]) -> Self {
+        let mut found: HashMap<String, Vec<&Row>> = HashMap::new();
+        rows.iter().for_each(|row| found.entry(Self::place(row)).or_default().push(row));
+        Self(found)
+    }
+
+    fn place(row: &Row) -> String {
+        format!("{:?} {} {:?}", row.task, row.model, row.seed)
+    }
+
+    /// The rows of the same task, mechanism and seed as `row`.
+    fn beside(&self, row: &Row) -> &[&'a Row] {
+        self.0.get(&Self::place(row)).map_or(&[], Vec::as_slice)
+    }
 }
 
 /// The seeds of one line.
 struct Group<'a> {
     rows: Vec<&'a Row>,
     published: Option<Published>,
-    all: &'a [Row],
+    all: &'a Index<'a>,
+    /// Simple rules by the same metric.
+    floors: Vec<&'a Row>,
     metric: &'a Metric,
 }
 
@@ -149,8 +180,8 @@ impl<'a> Group<'a> {
 
     /// What the run of `row` has for another metric.
     fn also(&self, row: &Row, metric: &str) -> Option<f64> {
-        let same = |other: &&Row| other.metric == metric && alike(other, row) && other.seed == row.seed;
-        self.all.iter().find(same)?.value
+        let same = |other: &&Row| other.metric == metric && alike(other, row);
+        self.all.beside(row).iter().copied().find(same)?.value
     }
 
     /// Values of the seeds that learned, and how many did not.
@@ -179,12 +210,7 @@ impl<'a> Group<'a> {
             let scale = if self.metric.unit == "bit" { std::f64::consts::LN_2 } else { 1.0 };
             return Some(("counts".to_owned(), nats / scale));
         }
-        let rules = self.all.iter().filter(|rule| {
-            rule.model == FLOOR
-                && rule.metric == self.metric.name
-                && rule.task == row.task
-                && data(rule) == data(row)
-        });
+        let rules = self.floors.iter().filter(|rule| rule.task == row.task && data(rule) == data(row));
         let best = rules.filter_map(|rule| Some((rule.variant.clone()?, rule.value?)));
         let best = best.max_by(|a, b| a.1.total_cmp(&b.1));
         // no rules are scored on the tasks of words
@@ -232,8 +258,10 @@ impl<'a> Group<'a> {
                 format!("{mean:.2} ±{std:.2} [{low:.2}, {high:.2}]")
             }
             Some(summary) => {
-                let mut errors =
-                    self.rows.iter().filter_map(|row| super::verdict::split_error(row, self.all));
+                let mut errors = self
+                    .rows
+                    .iter()
+                    .filter_map(|row| super::verdict::split_error(row, self.all.beside(row).iter().copied()));
                 let error = errors.next().map_or_else(String::new, |error| format!(" ±{error:.2} (split)"));
                 format!("{:.2}{error}", summary.mean)
             }

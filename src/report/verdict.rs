@@ -156,9 +156,9 @@ pub fn percentiles(cells: &[(String, Vec<f64>)]) -> Option<Table> {
 
 /// Standard error of an accuracy in percent that comes from the size of the split it was tested on, where the rows of
 /// the same cell say how many examples that were: sqrt(p (1 - p) / n).
-pub fn split_error(row: &Row, rows: &[Row]) -> Option<f64> {
+pub fn split_error<'a>(row: &Row, rows: impl IntoIterator<Item = &'a Row>) -> Option<f64> {
     let tested =
-        rows.iter().find(|other| other.metric == "tested" && compare::same_cell(row, other))?.value?;
+        rows.into_iter().find(|other| other.metric == "tested" && compare::same_cell(row, other))?.value?;
     let part = row.value? / 100.0;
     (row.metric == "accuracy" && tested >= 1.0 && (0.0..=1.0).contains(&part))
         .then(|| 100.0 * (part * (1.0 - part) / tested).sqrt())

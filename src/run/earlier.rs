@@ -1,6 +1,6 @@
 //! What earlier runs beside a new one have: finished cells that are taken over, and an unfinished run that is not continued.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -88,8 +88,20 @@ pub fn unlike(plan: &Plan, folder: &Path) -> Option<String> {
     let unfinished =
         |manifest: &Manifest| manifest.state == State::Unfinished && manifest.command == plan.command;
     let (run, manifest) = others(folder).into_iter().find(|(_, manifest)| unfinished(manifest))?;
-    let now = Manifest::new(plan, "");
+    let differ = differences(&manifest, &Manifest::new(plan, ""), true);
+    let why = if differ.is_empty() { "other cells".to_owned() } else { differ.join(", ") };
+    Some(format!(
+        "a new run, with {why}: the unfinished one in {} is not continued, and stays",
+        run.display()
+    ))
+}
+
+/// In words, what the run of `now` has otherwise than that of `manifest`; with `threads` also their number.
+pub fn differences(manifest: &Manifest, now: &Manifest, threads: bool) -> Vec<String> {
     let mut differ = Vec::new();
+    if manifest.command != now.command {
+        differ.push(format!("{} instead of {}", now.command, manifest.command));
+    }
     let keys = |settings: &Value| settings.as_object().map(|all| all.keys().cloned().collect::<Vec<_>>());
     let mut names: Vec<String> =
         [&manifest.settings, &now.settings].into_iter().filter_map(keys).flatten().collect();
@@ -103,18 +115,17 @@ pub fn unlike(plan: &Plan, folder: &Path) -> Option<String> {
         }
     }
     for (name, same) in [
+        ("another version", manifest.version == now.version),
         ("another build", manifest.build == now.build),
-        ("other data", manifest.data == now.data),
-        ("another number of threads", manifest.threads == now.threads),
+        ("another number of threads", !threads || manifest.threads == now.threads),
         ("another suite", manifest.suite == now.suite),
     ] {
         if !same {
             differ.push(name.to_owned());
         }
     }
-    let why = if differ.is_empty() { "other cells".to_owned() } else { differ.join(", ") };
-    Some(format!(
-        "a new run, with {why}: the unfinished one in {} is not continued, and stays",
-        run.display()
-    ))
+    let sets: BTreeSet<&String> = manifest.data.keys().chain(now.data.keys()).collect();
+    let others = sets.into_iter().filter(|name| manifest.data.get(*name) != now.data.get(*name));
+    differ.extend(others.map(|name| format!("other data of {name}")));
+    differ
 }

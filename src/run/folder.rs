@@ -34,12 +34,12 @@ impl RunFolder {
     /// # Errors
     /// A folder that cannot be written, results of a newer version, a run that another process holds.
     pub fn open(root: &Path, plan: &Plan, fresh: bool, stop: &Stop) -> Result<Self, RunError> {
-        let base = root.join(&plan.name);
+        let base = plan.base(root);
         std::fs::create_dir_all(&base).map_err(RunError::file(&base))?;
         let identity = plan.identity();
         let kept = |state| state == State::Unfinished || state == State::Done && plan.keeps && !fresh;
         for path in known(&base, &identity)? {
-            let lock = lock(&path, stop)?;
+            let lock = lock(&path, plan.part.shard.is_some(), stop)?;
             file::sweep(&path);
             // The process that we waited for may have finished the run.
             let Some(mut manifest) = Manifest::read(&path)?.filter(|found| kept(found.state)) else {
@@ -74,7 +74,7 @@ impl RunFolder {
                 Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => continue,
                 Err(source) => return Err(RunError::File { path, source }),
             }
-            let lock = lock(&path, stop)?;
+            let lock = lock(&path, plan.part.shard.is_some(), stop)?;
             let manifest = Manifest { order: newest(base)? + 1, ..Manifest::new(plan, &id) };
             manifest.write(&path)?;
             return Ok(Self { path, manifest, continued: false, _lock: lock });
@@ -87,16 +87,32 @@ impl RunFolder {
     /// # Errors
     /// Neither can be made.
     pub fn name_latest(&self) -> std::io::Result<()> {
-        let Some(base) = self.path.parent() else { return Ok(()) };
-        let latest = base.join("latest");
-        link(&self.manifest.id, base, &latest).or_else(|_| {
-            let is_link = latest.symlink_metadata().is_ok_and(|meta| meta.is_symlink());
-            if is_link {
-                std::fs::remove_file(&latest)?;
-            }
-            file::write(&latest, format!("{}\n", self.manifest.id).as_bytes())
-        })
+        name_latest(&self.path, &self.manifest.id)
     }
+}
+
+/// Lets `latest` beside the run folder `path` name it by its `id`: a link, or a file where links are impossible.
+///
+/// # Errors
+/// Neither can be made.
+pub fn name_latest(path: &Path, id: &str) -> std::io::Result<()> {
+    let Some(base) = path.parent() else { return Ok(()) };
+    let latest = base.join("latest");
+    link(id, base, &latest).or_else(|_| {
+        let is_link = latest.symlink_metadata().is_ok_and(|meta| meta.is_symlink());
+        if is_link {
+            std::fs::remove_file(&latest)?;
+        }
+        file::write(&latest, format!("{id}\n").as_bytes())
+    })
+}
+
+/// Locks the run folder at `path` while the value lives, as far as its file system can.
+///
+/// # Errors
+/// Another process holds it.
+pub fn hold(path: &Path, stop: &Stop) -> Result<Vec<File>, RunError> {
+    lock(path, true, stop)
 }
 
 /// The run folder that `latest` in `base` names.
@@ -143,8 +159,19 @@ fn known(base: &Path, identity: &str) -> Result<Vec<PathBuf>, RunError> {
     Ok(found.into_iter().rev().map(|(_, _, path)| path).collect())
 }
 
+/// Whether a process is at the run in `path`, as far as its file system can tell.
+pub fn is_held(path: &Path) -> bool {
+    let held = |path: PathBuf| {
+        File::open(path).is_ok_and(|file| matches!(file.try_lock(), Err(TryLockError::WouldBlock)))
+    };
+    held(path.to_owned()) || held(path.join("lock"))
+}
+
 /// The highest order of a run below `base`. Clocks go backwards, this does not.
-fn newest(base: &Path) -> Result<u64, RunError> {
+///
+/// # Errors
+/// A folder that cannot be read.
+pub fn newest(base: &Path) -> Result<u64, RunError> {
     let entries = std::fs::read_dir(base).map_err(RunError::file(base))?;
     let folders = entries.flatten().map(|entry| entry.path()).filter(|path| !path.is_symlink());
     let orders = folders.filter_map(|path| Some(Manifest::read(&path).ok()??.order));
@@ -152,8 +179,9 @@ fn newest(base: &Path) -> Result<u64, RunError> {
 }
 
 /// Locks `folder` and the file `lock` in it, which says who holds it: the folder cannot be deleted under a run, the
-/// file is what earlier versions look at, and all there is where folders cannot be locked.
-fn lock(folder: &Path, stop: &Stop) -> Result<Vec<File>, RunError> {
+/// file is what earlier versions look at, and all there is where folders cannot be locked. A shard is claimed in another way
+/// (see `claim`) and goes without locks where the file system has none: `lenient`.
+fn lock(folder: &Path, lenient: bool, stop: &Stop) -> Result<Vec<File>, RunError> {
     let path = folder.join("lock");
     let mut file =
         OpenOptions::new().read(true).append(true).create(true).open(&path).map_err(RunError::file(&path))?;
@@ -165,7 +193,10 @@ fn lock(folder: &Path, stop: &Stop) -> Result<Vec<File>, RunError> {
             Err(error) => return Err(error),
         }
     }
-    acquire(&file, folder, stop)?;
+    match acquire(&file, folder, stop) {
+        Err(RunError::File { .. }) if lenient => {}
+        result => result?,
+    }
     let told =
         file.set_len(0).and_then(|()| writeln!(file, "process {} (since {} UTC)", std::process::id(), now()));
     told.map_err(RunError::file(&path))?;

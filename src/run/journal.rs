@@ -18,6 +18,16 @@ pub struct Samples {
     pub unit: String,
     /// Values in the order they were taken.
     pub values: Vec<f64>,
+    /// The machine, where the cell was measured on several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine: Option<String>,
+}
+
+impl Samples {
+    /// Measurements of one machine.
+    pub fn new(metric: &str, unit: &str, values: Vec<f64>) -> Self {
+        Self { metric: metric.to_owned(), unit: unit.to_owned(), values, machine: None }
+    }
 }
 
 /// A finished cell.
@@ -33,6 +43,21 @@ pub struct Entry {
     /// What it ran under.
     #[serde(default)]
     pub limits: Option<Limits>,
+    /// Seconds that it took, as far as they were spent in the process that finished it.
+    #[serde(default)]
+    pub seconds: Option<f64>,
+}
+
+impl Entry {
+    /// The cell called `cell`, with no rows yet.
+    pub fn new(cell: &str) -> Self {
+        Self { cell: cell.to_owned(), rows: Vec::new(), samples: Vec::new(), limits: None, seconds: None }
+    }
+
+    /// How it ended, by its first row.
+    pub fn outcome(&self) -> Option<Outcome> {
+        self.rows.first().map(|row| row.outcome)
+    }
 }
 
 /// What a cell could have had: how it ended says nothing about more.
@@ -61,6 +86,18 @@ impl Limits {
 /// A file that cannot be read.
 pub fn entries(path: &Path) -> std::io::Result<Vec<Entry>> {
     Ok(read(&mut std::io::BufReader::new(File::open(path)?))?.0)
+}
+
+/// The entries of the journal at `path`, and the line from which on it cannot be read, where there is one.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn entries_and_damage(path: &Path) -> std::io::Result<(Vec<Entry>, Option<usize>)> {
+    let file = File::open(path)?;
+    let length = file.metadata()?.len();
+    let (entries, whole) = read(&mut BufReader::with_capacity(1 << 20, file))?;
+    let damaged = (whole < length).then_some(entries.len() + 1);
+    Ok((entries, damaged))
 }
 
 /// An open journal.
@@ -136,8 +173,8 @@ mod tests {
 
     fn entry(index: usize) -> Entry {
         let row = Row::new("speed", "ls").with("step_time", "s", Some(index as f64));
-        let samples = Samples { metric: "step_time".into(), unit: "s".into(), values: vec![0.5; index] };
-        Entry { cell: format!("cell {index}"), rows: vec![row], samples: vec![samples], limits: None }
+        let samples = vec![Samples::new("step_time", "s", vec![0.5; index])];
+        Entry { rows: vec![row], samples, ..Entry::new(&format!("cell {index}")) }
     }
 
     #[test]

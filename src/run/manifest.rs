@@ -41,6 +41,18 @@ pub struct Manifest {
     pub id: String,
     /// What makes two runs the same; see [`Plan::identity`].
     pub identity: String,
+    /// The plan that it is of, on whatever machine; see [`Plan::digest`].
+    #[serde(default)]
+    pub plan: String,
+    /// Which shard of the plan, such as `3/6`, where it is one.
+    #[serde(default)]
+    pub shard: Option<String>,
+    /// The whole plan's identity on this machine, where it is a shard.
+    #[serde(default)]
+    pub whole: Option<String>,
+    /// The runs that it was merged of.
+    #[serde(default)]
+    pub parts: Vec<PartOf>,
     /// How far it is.
     pub state: State,
     /// Command.
@@ -88,6 +100,23 @@ pub struct Manifest {
     pub end: Option<String>,
 }
 
+/// A run that was merged into another.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PartOf {
+    /// Its folder, from the folder of the merged run where it lies below.
+    pub folder: String,
+    /// Which shard.
+    pub shard: Option<String>,
+    /// Its machine.
+    pub machine: Value,
+    /// CPU threads.
+    pub threads: u64,
+    /// When it started.
+    pub start: String,
+    /// When it ended.
+    pub end: Option<String>,
+}
+
 /// The words that were typed, without the program; what is not Unicode in them is replaced.
 pub fn argv() -> Vec<String> {
     std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect()
@@ -106,6 +135,10 @@ impl Manifest {
             schema: SCHEMA,
             id: id.to_owned(),
             identity: plan.identity(),
+            plan: if plan.part.shard.is_some() { plan.part.digest.clone() } else { plan.digest() },
+            shard: plan.part.shard.map(|shard| shard.to_string()),
+            whole: plan.part.shard.map(|_| plan.part.identity.clone()),
+            parts: Vec::new(),
             state: State::Unfinished,
             command: plan.command.clone(),
             argv: plan.argv.clone(),

@@ -2,13 +2,17 @@
 //!
 //! Only the parent writes files. What a worker computes is given as a function from above.
 
+pub mod claim;
 mod earlier;
 pub mod folder;
 pub mod journal;
 pub mod manifest;
+pub mod merge;
 pub mod outcome;
 pub mod plan;
+pub mod planned;
 pub mod session;
+pub mod shard;
 pub mod worker;
 
 use std::path::PathBuf;
@@ -70,6 +74,17 @@ pub enum RunError {
         /// The run folder.
         path: PathBuf,
         /// Who holds the lock.
+        holder: String,
+    },
+    /// Another start of the same shard has it now.
+    #[error(
+        "{} was taken over by {holder}; this start ended, and wrote nothing since",
+        path.display()
+    )]
+    TakenOver {
+        /// The shard's folder.
+        path: PathBuf,
+        /// Who has it.
         holder: String,
     },
     /// A worker cannot be started or spoken to.

@@ -9,6 +9,7 @@ use sha2::{Digest, Sha256};
 
 use super::RunError;
 use super::manifest::BUILD;
+use super::shard::{Part, Shard};
 use crate::record::Row;
 
 /// One thing to measure.
@@ -24,6 +25,8 @@ pub struct Cell {
     pub request: Value,
     /// Predicted seconds, for the time left.
     pub seconds: f64,
+    /// Predicted bytes of its worker, where a step was tried.
+    pub memory: Option<u64>,
     /// Most seconds that it may take. Not part of the key: an outcome carries the limit that it ran under.
     pub timeout: Option<f64>,
     /// The same for cells that differ in their length only; empty where running out of memory says nothing about others.
@@ -34,7 +37,7 @@ impl Default for Cell {
     fn default() -> Self {
         let (key, words, series) = Default::default();
         let row = Row::new("", "");
-        Self { key, words, row, request: Value::Null, seconds: 0.0, timeout: None, series }
+        Self { key, words, row, request: Value::Null, seconds: 0.0, memory: None, timeout: None, series }
     }
 }
 
@@ -155,6 +158,10 @@ pub struct Plan {
     pub seeds: Vec<u64>,
     /// Whether a finished run of it is kept: a training run is not made twice, a measurement is.
     pub keeps: bool,
+    /// What of a larger plan this is.
+    pub part: Part,
+    /// The group of every cell: those of one group stay on one machine. Empty: each has its own.
+    pub groups: Vec<usize>,
 }
 
 impl Plan {
@@ -183,6 +190,31 @@ impl Plan {
             feed(&cell.request.to_string());
         }
         hash.finalize()[..6].iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// Twelve hex digits over what is computed, by which build from which data, on whatever machine.
+    pub fn digest(&self) -> String {
+        let (machine, threads, part) = (String::new(), 0, Part::default());
+        Self { machine, threads, part, ..self.clone() }.identity()
+    }
+
+    /// Keeps the cells of `shard`, whose owners are given for every cell.
+    pub fn cut(&mut self, shard: Shard, owners: &[usize]) {
+        self.part = Part { shard: Some(shard), digest: self.digest(), identity: self.identity() };
+        let own = |index: usize| owners.get(index) == Some(&shard.index);
+        let mut index = 0..;
+        self.cells.retain(|_| index.next().is_some_and(own));
+        let mut index = 0..;
+        self.groups.retain(|_| index.next().is_some_and(own));
+    }
+
+    /// The folder of its runs below the results.
+    pub fn base(&self, results: &Path) -> PathBuf {
+        let base = results.join(&self.name);
+        match self.part.shard {
+            Some(shard) => super::shard::parent(&base, &self.part.digest).join(shard.folder()),
+            None => base,
+        }
     }
 
     /// What cell `index` is called in messages: its short words, where no other cell has the same.

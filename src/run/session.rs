@@ -4,13 +4,16 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use super::claim::Claim;
 use super::earlier;
 use super::folder::RunFolder;
 use super::journal::{Entry, Journal, Limits, Samples};
 use super::manifest::{Manifest, State, now};
 use super::plan::{Cell, Plan};
+use super::planned::Planned;
 use super::worker::Launcher;
 use super::{RunError, Stop};
+use crate::device::machine;
 use crate::record::{Outcome, Row, csv, file};
 use crate::term::{Term, Warning};
 
@@ -30,7 +33,11 @@ pub struct Finished {
 
 /// A run in progress.
 pub struct Session {
+    claim: Option<Claim>,
     folder: RunFolder,
+    results: PathBuf,
+    host: String,
+    recorded: Instant,
     journal: Journal,
     done: HashMap<String, Entry>,
     passing: HashMap<String, Vec<Row>>,
@@ -53,6 +60,8 @@ pub struct Session {
 pub struct Surroundings<'a> {
     /// Results folder.
     pub output: &'a Path,
+    /// The whole plan, which is written beside its runs.
+    pub planned: &'a Planned,
     /// Start over even if an unfinished run is there.
     pub fresh: bool,
     /// How workers are started.
@@ -94,7 +103,13 @@ impl Session {
     /// # Errors
     /// A results folder that cannot be used, is held by another process, or is of a newer version.
     pub fn open(plan: &Plan, around: Surroundings) -> Result<Self, RunError> {
+        let base = plan.base(around.output);
+        let claim = plan.part.shard.map(|_| Claim::take(&base, &around.stop)).transpose()?;
         let folder = RunFolder::open(around.output, plan, around.fresh, &around.stop)?;
+        match base.parent().filter(|_| claim.is_some()) {
+            Some(whole) => around.planned.write(whole)?,
+            None => around.planned.write(&folder.path)?,
+        }
         let (mut journal, entries) = Journal::open(&folder.path.join("journal.jsonl"))?;
         let mut done: HashMap<String, Entry> =
             entries.into_iter().map(|entry| (entry.cell.clone(), entry)).collect();
@@ -108,6 +123,11 @@ impl Session {
         let memory = around.memory_limit.min(around.resident_limit);
         let again = again(plan, &done, memory);
         done.retain(|key, _| !again.contains(key));
+        let host = machine::host();
+        if claim.is_some() && !plan.keeps {
+            let elsewhere = elsewhere(plan, &done, &host);
+            done.retain(|key, _| !elsewhere.contains(key));
+        }
         let taken = if plan.keeps && !around.fresh {
             earlier::take(plan, &folder.path, &mut journal, &mut done)?
         } else {
@@ -115,7 +135,11 @@ impl Session {
         };
         let order: Vec<String> = plan.cells.iter().map(|cell| cell.key.clone()).collect();
         let session = Self {
+            claim,
             folder,
+            results: around.output.to_owned(),
+            host,
+            recorded: Instant::now(),
             journal,
             done,
             passing: HashMap::new(),
@@ -149,8 +173,8 @@ impl Session {
     }
 
     /// The folder of results that the run folder lies in.
-    pub fn results(&self) -> Option<&Path> {
-        self.folder.path.parent()?.parent()
+    pub fn results(&self) -> &Path {
+        &self.results
     }
 
     /// The run folder.
@@ -183,14 +207,31 @@ impl Session {
         (self.finished(), self.order.len())
     }
 
+    /// Makes sure that no other start of the same shard has taken over.
+    fn own(&self) -> Result<(), RunError> {
+        match &self.claim {
+            Some(claim) if !claim.is_held() => {
+                let path = self.folder.path.parent().unwrap_or(&self.folder.path).to_owned();
+                let holder = Claim::holder(&path);
+                let holder = holder.map_or_else(|| "another start".to_owned(), |holder| holder.to_string());
+                Err(RunError::TakenOver { path, holder })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Keeps the rows of a finished cell.
     ///
     /// # Errors
     /// Disk full, for example; what was kept before stays.
-    pub fn record(&mut self, cell: &Cell, rows: Vec<Row>, samples: Vec<Samples>) -> Result<(), RunError> {
+    pub fn record(&mut self, cell: &Cell, mut rows: Vec<Row>, samples: Vec<Samples>) -> Result<(), RunError> {
+        self.own()?;
         let memory = self.memory_limit.min(self.resident_limit);
         let limits = Some(Limits { memory, seconds: cell.timeout });
-        let entry = Entry { cell: cell.key.clone(), rows, samples, limits };
+        rows.iter_mut().for_each(|row| row.machine = Some(self.host.clone()));
+        let seconds = Some(self.recorded.elapsed().as_secs_f64());
+        self.recorded = Instant::now();
+        let entry = Entry { cell: cell.key.clone(), rows, samples, limits, seconds };
         let path = self.folder.path.join("journal.jsonl");
         self.journal.append(&entry).map_err(RunError::file(path))?;
         self.done.insert(entry.cell.clone(), entry);
@@ -216,25 +257,8 @@ impl Session {
     /// # Errors
     /// Disk full, for example.
     pub fn renew(&mut self) -> Result<(), RunError> {
-        let rows = csv::to_string(&self.rows()).map_err(|error| RunError::Internal(error.to_string()))?;
-        let path = self.folder.path.join("rows.csv");
-        file::write(&path, rows.as_bytes()).map_err(RunError::file(path))?;
-        let mut lines = String::new();
-        for entry in self.order.iter().filter_map(|key| self.done.get(key)) {
-            for samples in &entry.samples {
-                let (cell, samples) = (&entry.cell, serde_json::json!(samples));
-                let line = serde_json::json!({
-                    "cell": cell,
-                    "metric": samples["metric"],
-                    "unit": samples["unit"],
-                    "values": samples["values"],
-                });
-                lines.push_str(&line.to_string());
-                lines.push('\n');
-            }
-        }
-        let path = self.folder.path.join("samples.jsonl");
-        file::write(&path, lines.as_bytes()).map_err(RunError::file(path))?;
+        let done = self.order.iter().filter_map(|key| self.done.get(key));
+        write(&self.folder.path, &self.rows(), done)?;
         self.renewed = Instant::now();
         Ok(())
     }
@@ -245,6 +269,7 @@ impl Session {
     /// Disk full, for example.
     pub fn finish(mut self) -> Result<(Finished, Term), RunError> {
         self.term.end();
+        self.own()?;
         self.renew()?;
         let open = self.folder.manifest.state != State::Done;
         if open && self.finished() == self.order.len() {
@@ -258,6 +283,51 @@ impl Session {
         let (rows, manifest, folder) = (self.rows(), self.folder.manifest.clone(), self.folder.path.clone());
         Ok((Finished { rows, manifest, folder }, self.term))
     }
+}
+
+/// Writes `rows.csv` with `rows` and `samples.jsonl` with those of `entries` into `folder`.
+///
+/// # Errors
+/// Disk full, for example.
+pub fn write<'a>(
+    folder: &Path,
+    rows: &[Row],
+    entries: impl Iterator<Item = &'a Entry>,
+) -> Result<(), RunError> {
+    #[derive(serde::Serialize)]
+    struct Line<'a> {
+        cell: &'a str,
+        #[serde(flatten)]
+        samples: &'a Samples,
+    }
+    let rows = csv::to_string(rows).map_err(|error| RunError::Internal(error.to_string()))?;
+    let path = folder.join("rows.csv");
+    file::write(&path, rows.as_bytes()).map_err(RunError::file(path))?;
+    let mut lines = String::new();
+    for entry in entries {
+        for samples in &entry.samples {
+            let line = serde_json::to_string(&Line { cell: &entry.cell, samples });
+            lines.push_str(&line.map_err(|error| RunError::Internal(error.to_string()))?);
+            lines.push('\n');
+        }
+    }
+    let path = folder.join("samples.jsonl");
+    file::write(&path, lines.as_bytes()).map_err(RunError::file(path))
+}
+
+/// The finished cells of `plan` that were measured elsewhere, where others of their group are still to be measured: those
+/// that are compared with each other stay on one machine.
+fn elsewhere(plan: &Plan, done: &HashMap<String, Entry>, host: &str) -> HashSet<String> {
+    let group = |index: usize| plan.groups.get(index).copied().unwrap_or(index);
+    let cells = || plan.cells.iter().enumerate();
+    let open: HashSet<usize> =
+        cells().filter(|(_, cell)| !done.contains_key(&cell.key)).map(|(index, _)| group(index)).collect();
+    let foreign = |entry: &Entry| {
+        entry.rows.first().and_then(|row| row.machine.as_deref()).is_some_and(|name| name != host)
+    };
+    let cells = cells().filter(|(index, _)| open.contains(&group(*index)));
+    let cells = cells.filter(|(_, cell)| done.get(&cell.key).is_some_and(foreign));
+    cells.map(|(_, cell)| cell.key.clone()).collect()
 }
 
 /// Whether the rows of `entry` can be those of `cell`: some, and each says of itself what the plan says of the cell.
@@ -285,7 +355,7 @@ mod tests {
     fn only_rows_of_their_own_cell_make_it_done() {
         let row = Row { len: Some(64), seed: Some(1), ..Row::new("speed", "ls") };
         let cell = Cell { key: "a".into(), row: row.clone(), ..Cell::default() };
-        let entry = |rows| Entry { cell: "a".into(), rows, samples: Vec::new(), limits: None };
+        let entry = |rows| Entry { rows, ..Entry::new("a") };
         let measured = row.with("step_time", "s", Some(1.0));
         assert!(belongs(&entry(vec![measured.clone()]), &cell));
         assert!(!belongs(&entry(Vec::new()), &cell));

@@ -34,10 +34,10 @@ fn rows() -> Vec<Row> {
 }
 
 fn journal() -> Vec<u8> {
-    let samples = Samples { metric: "step_time".into(), unit: "s".into(), values: vec![0.25, 0.26] };
+    let samples = Samples::new("step_time", "s", vec![0.25, 0.26]);
     let entries = [
-        Entry { cell: "a".into(), rows: rows(), samples: vec![samples], limits: None },
-        Entry { cell: "b".into(), rows: rows(), samples: Vec::new(), limits: None },
+        Entry { rows: rows(), samples: vec![samples], ..Entry::new("a") },
+        Entry { rows: rows(), ..Entry::new("b") },
     ];
     entries.iter().flat_map(|entry| [serde_json::to_vec(entry).unwrap(), b"\n".to_vec()].concat()).collect()
 }
@@ -171,9 +171,7 @@ pub const TARGETS: &[Target] = &[
             let _ = std::fs::remove_file(folder.join("journal.damaged"));
             let Ok((mut journal, entries)) = Journal::open(&path) else { return };
             // what was read stays, whatever stood behind it, and the journal goes on
-            journal
-                .append(&Entry { cell: "new".into(), rows: Vec::new(), samples: Vec::new(), limits: None })
-                .unwrap();
+            journal.append(&Entry::new("new")).unwrap();
             let (_, again) = Journal::open(&path).unwrap();
             assert_eq!(again.len(), entries.len() + 1);
             assert_eq!(again[..entries.len()], entries[..]);

@@ -228,8 +228,12 @@ pub fn price(plan: &mut Plan, prober: &Prober) -> Result<(), RunError> {
         let spec = request.spec.clone();
         let len = spec.len;
         let probe = speed::plan::Request { spec, warmup: 1, min_runs: 1, runs: 3, max_time: 0.5 };
-        let rate = speed::probe(&probe, len, prober)?;
-        if let Some(seconds) = rate.and_then(|rate| priced(&request, cell.row.flops?, rate)) {
+        let (Some(probed), Some(flops)) = (speed::probe(&probe, len, prober)?, cell.row.flops) else {
+            continue;
+        };
+        let step = request.spec.step_flops(flops);
+        cell.memory = Some(probed.memory(step, cell.row.bytes.unwrap_or(0)));
+        if let Some(seconds) = priced(&request, flops, probed.rate) {
             cell.seconds = seconds;
         }
     }

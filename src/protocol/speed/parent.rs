@@ -132,32 +132,54 @@ const PROBE: u64 = 256;
 /// # Errors
 /// A worker that cannot be started.
 pub fn price(plan: &mut Plan, prober: &Prober) -> Result<(), RunError> {
-    let mut rates = HashMap::new();
+    let mut probes = HashMap::new();
     for cell in plan.cells.iter_mut().filter(|cell| !cell.request.is_null()) {
         let request: Request = request(cell)?;
         let spec = &request.spec;
         let Some(flops) = cell.row.flops else { continue };
         let key = (spec.model.clone(), spec.pass, spec.kernel.word());
-        let rate = match rates.get(&key) {
-            Some(rate) => *rate,
+        let probed = match probes.get(&key) {
+            Some(probed) => *probed,
             None => {
-                let rate = probe(&request, PROBE, prober)?;
-                rates.insert(key, rate);
-                rate
+                let probed = probe(&request, PROBE, prober)?;
+                probes.insert(key, probed);
+                probed
             }
         };
-        if let Some(rate) = rate {
-            cell.seconds = seconds(&request, spec.step_flops(flops) / rate);
+        if let Some(probed) = probed {
+            let step = spec.step_flops(flops);
+            cell.seconds = seconds(&request, step / probed.rate);
+            cell.memory = Some(probed.memory(step, cell.row.bytes.unwrap_or(0)));
         }
     }
     Ok(())
 }
 
-/// Multiply-adds per second of one step at length `len` (or the request's, if shorter); none if it cannot run.
+/// What a step that was tried says.
+#[derive(Clone, Copy)]
+pub struct Probed {
+    /// Multiply-adds per second.
+    pub rate: f64,
+    /// Highest live bytes, weights and moments among them.
+    peak: u64,
+    /// Multiply-adds of the step.
+    flops: f64,
+}
+
+impl Probed {
+    /// Bytes of a worker whose step takes `flops` and whose weights and moments take `bytes`: activations are taken to grow
+    /// as the multiply-adds do, which is what most of them do and more than the others.
+    pub fn memory(&self, flops: f64, bytes: u64) -> u64 {
+        let moving = self.peak.saturating_sub(bytes) as f64;
+        bytes + (moving * (flops / self.flops).max(1.0)) as u64
+    }
+}
+
+/// What one step at length `len` (or the request's, if shorter); none if it cannot run.
 ///
 /// # Errors
 /// A worker that cannot be started.
-pub fn probe(request: &Request, len: u64, prober: &Prober) -> Result<Option<f64>, RunError> {
+pub fn probe(request: &Request, len: u64, prober: &Prober) -> Result<Option<Probed>, RunError> {
     let Prober { launcher, memory_limit, stop } = prober;
     let len = len.min(request.spec.len);
     let spec = ModelSpec { len, batch: 1, ..request.spec.clone() };
@@ -175,10 +197,10 @@ pub fn probe(request: &Request, len: u64, prober: &Prober) -> Result<Option<f64>
     let deadline = Instant::now() + Duration::from_secs(60);
     for _ in 0..2 {
         match worker.hear::<Answer>(Some(deadline), *memory_limit, stop)? {
-            Heard::Message(Answer::Samples { seconds, .. }) => match median(&seconds) {
+            Heard::Message(Answer::Samples { seconds, held_bytes, .. }) => match median(&seconds) {
                 Some(seconds) => {
                     worker.finish();
-                    return Ok(Some(flops / seconds.max(1e-9)));
+                    return Ok(Some(Probed { rate: flops / seconds.max(1e-9), peak: held_bytes, flops }));
                 }
                 None => worker.send(&Turn { seconds: 0.05, runs: 5 }),
             },

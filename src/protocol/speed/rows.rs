@@ -58,7 +58,7 @@ pub fn samples(seconds: &[f64]) -> Vec<Samples> {
     if seconds.is_empty() {
         return Vec::new();
     }
-    vec![Samples { metric: "step_time".to_owned(), unit: "s".to_owned(), values: seconds.to_vec() }]
+    vec![Samples::new("step_time", "s", seconds.to_vec())]
 }
 
 #[cfg(test)]

@@ -226,5 +226,5 @@ fn rows<J: Job>(row: &Row, request: &J, done: &Done, seconds: &[f64]) -> Vec<Row
 }
 
 fn samples(seconds: &[f64]) -> Vec<Samples> {
-    vec![Samples { metric: "step_time".to_owned(), unit: "s".to_owned(), values: seconds.to_vec() }]
+    vec![Samples::new("step_time", "s", seconds.to_vec())]
 }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value as Json;
 
 use super::{Answer, Done};
+use crate::device::machine;
 use crate::kernel;
 use crate::protocol::model_spec::{ModelSpec, compute_as};
 use crate::protocol::table::Conditions;
@@ -89,6 +90,7 @@ pub fn drive(
 
 /// Seconds per step in a file beside the checkpoints, so that a kill does not cost what was measured before it.
 struct Times {
+    host: String,
     path: PathBuf,
     file: File,
 }
@@ -101,22 +103,28 @@ impl Times {
         let mut options = OpenOptions::new();
         options.create(true).write(true);
         let options = if step == 0 { options.truncate(true) } else { options.append(true) };
-        Ok(Self { file: options.open(&path).map_err(named)?, path })
+        Ok(Self { file: options.open(&path).map_err(named)?, path, host: machine::host() })
     }
 
     fn put(&mut self, step: u64, seconds: f64) -> io::Result<()> {
         let named =
             |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", self.path.display()));
-        self.file.write_all(format!("{step},{seconds}\n").as_bytes()).map_err(named)
+        let line = format!("{step},{seconds},{}\n", self.host);
+        self.file.write_all(line.as_bytes()).map_err(named)
     }
 }
 
 /// The times in `folder` by the step they were taken at. A line that was cut off is passed over, and of a step that was
-/// made twice the second counts.
+/// made twice the second counts. Steps that another machine made before the run came here are left out.
 pub fn times(folder: &Path) -> Vec<f64> {
+    let host = machine::host();
     let text = std::fs::read_to_string(folder.join(TIMES)).unwrap_or_default();
     let line = |line: &str| {
-        let (step, seconds) = line.split_once(',')?;
+        let mut fields = line.splitn(3, ',');
+        let (step, seconds) = (fields.next()?, fields.next()?);
+        if fields.next().is_some_and(|machine| machine != host) {
+            return None;
+        }
         let seconds = seconds.parse::<f64>().ok().filter(|seconds| seconds.is_finite())?;
         Some((step.parse::<u64>().ok()?, seconds))
     };
@@ -154,5 +162,9 @@ mod tests {
         assert_eq!(times(folder.path()), [1.0, 3.0, 4.0]);
         put(30, &[]);
         assert_eq!(times(folder.path()).len(), 3, "killed behind its last step");
+        let path = folder.path().join(TIMES);
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, format!("5,7.0,another machine\n4,0.5\n{text}")).unwrap();
+        assert_eq!(times(folder.path()), [0.5, 1.0, 3.0, 4.0], "steps of one machine");
     }
 }

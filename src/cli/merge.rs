@@ -1,0 +1,78 @@
+//! `effattn merge`.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+
+use super::finish::command_line;
+use super::interrupt::stop_on_ctrl_c;
+use crate::protocol;
+use crate::run::merge::{Merged, merge};
+use crate::run::shard::{Shard, without_shard};
+use crate::term::{Term, Warning};
+
+const EXAMPLES: &str = "\
+Examples:
+  effattn merge results/lra/plan-0123456789ab   shards, joined where they lie
+  effattn merge a/results b/results -o all      what two machines brought
+
+The run that comes out is one as any other: report, plot and compare read it, the same command continues it. Of a cell that
+was measured on two machines both results are kept; two results of one training run must be the same. Exit code 1 where
+cells are missing or failed.";
+
+/// Names of cells that are said at most.
+const NAMED: usize = 3;
+
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Folders of shards or runs, or folders above them
+    #[arg(required = true, value_name = "DIR")]
+    folders: Vec<PathBuf>,
+    /// Folder of results that the merged run is made in [default: shards stay where they are, others go to results]
+    #[arg(short, long, value_name = "DIR")]
+    output_path: Option<PathBuf>,
+}
+
+/// Whether the command called `name` trains.
+fn keeps(name: &str) -> bool {
+    protocol::find(name).is_some_and(|protocol| protocol.keeps)
+}
+
+pub fn run(args: &Args, term: &Term) -> Result<u8> {
+    let merged = merge(&args.folders, args.output_path.as_deref(), keeps, &stop_on_ctrl_c())?;
+    merged.remarks.iter().for_each(|remark| term.warn(&Warning::Other(remark.clone())));
+    term.say(&format!("{} of {} cells to {}", merged.done, merged.cells, merged.folder.display()));
+    term.say(&format!("rows: {}", merged.folder.join("rows.csv").display()));
+    if merged.missing.is_empty() {
+        return Ok(0);
+    }
+    tell_missing(&merged, term);
+    Ok(super::FAILED)
+}
+
+/// What is missing, and the commands that run it.
+fn tell_missing(merged: &Merged, term: &Term) {
+    let missing = merged.cells - merged.done;
+    term.say(&match (missing, merged.failed) {
+        (missing, 0) => format!("{missing} cells are missing; run"),
+        (0, failed) => format!("{failed} cells failed; run again"),
+        (missing, failed) => format!("{missing} cells are missing and {failed} failed; run"),
+    });
+    let numbers: Vec<String> = merged.missing.keys().flatten().map(|shard| shard.index.to_string()).collect();
+    if !numbers.is_empty() {
+        term.say(&format!("shards that have cells left: {}", numbers.join(",")));
+    }
+    for (shard, cells) in &merged.missing {
+        let names = cells.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join("; ");
+        let more =
+            if cells.len() > NAMED { format!("; and {} more", cells.len() - NAMED) } else { String::new() };
+        term.say(&format!("  {}    # {names}{more}", command(&merged.manifest.argv, *shard)));
+    }
+}
+
+/// The command that runs `shard` of what `argv` asks for.
+pub fn command(argv: &[String], shard: Option<Shard>) -> String {
+    let shard = shard.map(|shard| ["--shard".to_owned(), shard.to_string()]);
+    command_line(without_shard(argv).into_iter().chain(shard.into_iter().flatten()))
+}

@@ -1,0 +1,400 @@
+//! `effattn submit`: a command's cells as a job array of the scheduler that is there.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::ValueEnum;
+use serde_json::{Value, json};
+
+use super::command::Asked;
+use super::finish::command_line;
+use super::start;
+use crate::config::units::{Bytes, Seconds};
+use crate::protocol;
+use crate::record::file;
+use crate::run::plan::Plan;
+use crate::run::planned::Planned;
+use crate::run::shard::parent;
+use crate::term::{Term, clock};
+
+const EXAMPLES: &str = "\
+Examples:
+  effattn submit --shards 6 lra --suite ls-table1
+      writes jobs/ls-table1/: look at it, then sh jobs/ls-table1/submit.sh
+  effattn submit --gpus 1 --option partition=gpu --submit lra --suite ls-table1
+      a GPU for each task, handed over at once
+  effattn submit --scheduler kubernetes --option image=effattn:1 \
+      --option claim=results lra --suite ls-table1
+
+Two jobs: an array with a shard of the cells in each task, and one behind it that joins the shards and makes the report. A
+task that is preempted, or runs out of its time, goes on from its checkpoint. Time and memory come from steps that are tried
+here, with room to spare.";
+
+/// Seconds before the end of a task's time at which it writes its checkpoint.
+const WARNING: u64 = 120;
+
+/// Who runs jobs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Scheduler {
+    /// Scripts for sbatch
+    Slurm,
+    /// An indexed job for kubectl; --option image=..., claim=... (a volume claim, seen as /work)
+    Kubernetes,
+    /// An array job for aws batch; --option queue=..., definition=...
+    AwsBatch,
+}
+
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Who runs the jobs
+    #[arg(long, value_enum, default_value = "slurm")]
+    scheduler: Scheduler,
+    /// Tasks that the cells are dealt to
+    #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    shards: u64,
+    /// GPUs of a task
+    #[arg(long, value_name = "N", default_value = "0")]
+    gpus: u64,
+    /// Processors of a task [default: the command's --threads, or as many as there are here]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=4096))]
+    cpus: Option<u64>,
+    /// Time of a task [default: that of the longest shard by steps tried here, half as much again, and ten minutes]
+    #[arg(long, value_name = "TIME")]
+    time: Option<Seconds>,
+    /// Memory of a task [default: that of the largest cell by steps tried here, half as much again, and 1 GiB]
+    #[arg(long, value_name = "SIZE")]
+    memory: Option<Bytes>,
+    /// An option of the scheduler: partition=gpu, account=me (repeatable)
+    #[arg(long, value_name = "KEY=VALUE", value_parser = option)]
+    option: Vec<(String, String)>,
+    /// Folder that the jobs are written to, below it one per suite or command
+    #[arg(long, value_name = "DIR", default_value = "jobs")]
+    jobs_dir: PathBuf,
+    /// Hand the jobs over at once, instead of only writing them
+    #[arg(long)]
+    submit: bool,
+    /// The command whose cells are run, with its flags
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+fn option(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() && !text.contains('\n') => {
+            Ok((key.to_owned(), value.to_owned()))
+        }
+        _ => Err("expected KEY=VALUE such as partition=gpu".to_owned()),
+    }
+}
+
+/// What jobs are written from.
+struct Job<'a> {
+    args: &'a Args,
+    name: String,
+    /// Words of the command, without the shard.
+    words: Vec<String>,
+    cpus: u64,
+    seconds: f64,
+    bytes: u64,
+    /// Folder of the shards.
+    shards: PathBuf,
+    /// Folder of the jobs.
+    folder: PathBuf,
+    program: PathBuf,
+    here: PathBuf,
+}
+
+pub fn run(args: &Args, term: &Term) -> Result<u8> {
+    let asked = asked(&args.command)?;
+    let (plan, planned) = start::whole(&asked, term)?;
+    let job = Job::new(args, &asked, &plan, &planned)?;
+    for (name, text) in job.files()? {
+        let path = job.folder.join(name);
+        file::put(&path, text.as_bytes()).with_context(|| path.display().to_string())?;
+    }
+    term.say(&format!(
+        "{} cells in {} tasks of at most {}, {} and {} processors: {}",
+        plan.cells.len(),
+        args.shards,
+        clock(job.seconds),
+        Bytes(job.bytes),
+        job.cpus,
+        job.folder.display()
+    ));
+    let script = job.folder.join("submit.sh");
+    if !args.submit {
+        term.say(&format!("look at it, then: sh {}", script.display()));
+        return Ok(0);
+    }
+    let status = Command::new("sh").arg(&script).status().context("sh cannot be started")?;
+    ensure!(status.success(), "sh {} ended with {status}; what it said stands above", script.display());
+    Ok(0)
+}
+
+/// The command that `words` name.
+fn asked(words: &[String]) -> Result<Asked> {
+    let name = words.first().map_or("", String::as_str);
+    let Some(protocol) = protocol::find(name) else {
+        let names: Vec<&str> = protocol::protocols().iter().map(|protocol| protocol.name).collect();
+        bail!("submit takes a command with cells, such as {}; found {name:?}", names.join(", "));
+    };
+    let said = |flag: &str| words.iter().any(|word| word == flag || word.starts_with(&format!("{flag}=")));
+    for flag in ["--shard", "--dry-run", "--fresh"] {
+        ensure!(
+            !said(flag),
+            "submit takes no {flag} of the command: it writes --shard itself; leave {flag} out"
+        );
+    }
+    let words = std::iter::once("effattn".to_owned()).chain(words.iter().cloned());
+    let matches = super::tree().try_get_matches_from(words)?;
+    let (_, matches) = matches.subcommand().context("no command")?;
+    Asked::of(protocol, matches)
+}
+
+impl<'a> Job<'a> {
+    fn new(args: &'a Args, asked: &Asked, plan: &Plan, planned: &Planned) -> Result<Self> {
+        let owners = planned.deal(args.shards as usize);
+        let mut loads: BTreeMap<usize, f64> = BTreeMap::new();
+        for (owner, cell) in owners.iter().zip(&plan.cells) {
+            *loads.entry(*owner).or_default() += cell.seconds;
+        }
+        let longest = loads.values().copied().fold(0.0, f64::max);
+        let seconds = args.time.map_or(1.5 * longest + 600.0, |time| time.0);
+        // where no step was tried: weights, moments, and about as much again for a batch
+        let cell = |cell: &crate::run::plan::Cell| cell.memory.unwrap_or(4 * cell.row.bytes.unwrap_or(0));
+        let largest = plan.cells.iter().map(cell).max().unwrap_or(0);
+        let bytes = args.memory.map_or((1 << 30) + largest / 2 * 3, |memory| memory.0);
+        let cpus = args.cpus.unwrap_or(plan.threads as u64);
+        let here = std::env::current_dir().context("the current folder is gone")?;
+        let mut words = args.command.clone();
+        if asked.flags.said().threads.is_none() {
+            words.extend(["--threads".to_owned(), cpus.to_string()]);
+        }
+        let name = file::plain_name(&plan.name);
+        let folder = here.join(&args.jobs_dir).join(&name);
+        std::fs::create_dir_all(&folder).with_context(|| format!("--jobs-dir {}", folder.display()))?;
+        let shards = parent(&asked.output.output_path.join(&plan.name), &planned.plan);
+        let program = std::env::current_exe().context("effattn does not know where it lies")?;
+        Ok(Self { args, name, words, cpus, seconds, bytes, shards, folder, program, here })
+    }
+
+    fn files(&self) -> Result<Vec<(&'static str, String)>> {
+        match self.args.scheduler {
+            Scheduler::Slurm => self.slurm(),
+            Scheduler::Kubernetes => self.kubernetes(),
+            Scheduler::AwsBatch => self.aws(),
+        }
+    }
+
+    fn minutes(&self) -> u64 {
+        (self.seconds / 60.0).ceil().clamp(1.0, 1e7) as u64
+    }
+
+    fn mebibytes(&self) -> u64 {
+        self.bytes.div_ceil(1 << 20)
+    }
+
+    fn report(&self) -> PathBuf {
+        self.folder.join("report.html")
+    }
+
+    fn slurm(&self) -> Result<Vec<(&'static str, String)>> {
+        let quoted = |path: &Path| {
+            command_line(std::iter::once(path.display().to_string())).split_off("effattn ".len())
+        };
+        let (folder, program, here) = (quoted(&self.folder), quoted(&self.program), quoted(&self.here));
+        ensure!(
+            !self.folder.display().to_string().contains(char::is_whitespace),
+            "Slurm's comments in scripts take no blanks: {}; choose another folder with --jobs-dir",
+            self.folder.display()
+        );
+        let options: String =
+            self.args.option.iter().map(|(key, value)| format!("#SBATCH --{key}={value}\n")).collect();
+        let gpus = match self.args.gpus {
+            0 => String::new(),
+            gpus => format!("#SBATCH --gres=gpu:{gpus}\n"),
+        };
+        let words = command_line(self.words.iter().cloned()).split_off("effattn ".len());
+        let (name, count, minutes, mebibytes, cpus) =
+            (&self.name, self.args.shards, self.minutes(), self.mebibytes(), self.cpus);
+        let shards = quoted(&self.shards);
+        let report = quoted(&self.report());
+        let array = format!(
+            "#!/bin/sh
+# Written by effattn submit. A part of the shards again: sbatch --array=2,5 {folder}/array.sbatch
+#SBATCH --job-name=effattn-{name}
+#SBATCH --array=1-{count}
+#SBATCH --time={minutes}
+#SBATCH --mem={mebibytes}M
+#SBATCH --cpus-per-task={cpus}
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@{WARNING}
+#SBATCH --open-mode=append
+#SBATCH --output={folder}/%A_%a.log
+{gpus}{options}
+cd {here} || exit 2
+{program} {words} --shard \"$SLURM_ARRAY_TASK_ID/{count}\" &
+run=$!
+again=
+trap 'again=1; kill -TERM $run' USR1    # the time is nearly over: a checkpoint now, and another turn
+trap 'kill -TERM $run' TERM
+while :; do
+    wait $run
+    code=$?
+    kill -0 $run 2>/dev/null || break
+done
+if [ -n \"$again\" ] && [ $code -eq 130 ]; then
+    exec scontrol requeue \"${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID\"
+fi
+exit $code
+"
+        );
+        let merge = format!(
+            "#!/bin/sh
+# Written by effattn submit: joins the shards and makes the report, of what there is where cells are missing.
+#SBATCH --job-name=effattn-{name}-merge
+#SBATCH --time=60
+#SBATCH --mem=2048M
+#SBATCH --open-mode=append
+#SBATCH --output={folder}/merge-%j.log
+{options}
+cd {here} || exit 2
+{program} merge {shards}
+code=$?
+{program} report {shards} -o {report} || exit
+exit $code
+"
+        );
+        let submit = format!(
+            "#!/bin/sh
+# Written by effattn submit.
+set -e
+array=$(sbatch --parsable {folder}/array.sbatch)
+array=${{array%%;*}}
+merge=$(sbatch --parsable --dependency=afterany:\"$array\" {folder}/merge.sbatch)
+echo \"array job $array, merge job ${{merge%%;*}}\"
+"
+        );
+        Ok(vec![("array.sbatch", array), ("merge.sbatch", merge), ("submit.sh", submit)])
+    }
+
+    /// The value of an option that the scheduler cannot do without.
+    fn needs(&self, key: &str, example: &str) -> Result<&str> {
+        let found = self.args.option.iter().find(|(known, _)| known == key);
+        let found = found.map(|(_, value)| value.as_str());
+        found.with_context(|| format!("this scheduler needs --option {key}={example}"))
+    }
+
+    /// The words of merge and report for a shell in a container.
+    fn merge_line(&self) -> String {
+        let line = |words: [&str; 2]| command_line(words.map(str::to_owned).into_iter());
+        let shards = self.shards.display().to_string();
+        format!(
+            "{}; code=$?; {} -o report.html || exit; exit $code",
+            line(["merge", &shards]),
+            line(["report", &shards])
+        )
+    }
+
+    fn kubernetes(&self) -> Result<Vec<(&'static str, String)>> {
+        let (image, claim) = (self.needs("image", "registry/effattn:1")?, self.needs("claim", "results")?);
+        let count = self.args.shards;
+        let mut limits = json!({ "cpu": self.cpus.to_string(), "memory": format!("{}Mi", self.mebibytes()) });
+        if self.args.gpus > 0 {
+            limits["nvidia.com/gpu"] = self.args.gpus.to_string().into();
+        }
+        let pod = |command: Value, environment: Value| {
+            json!({ "spec": {
+                "restartPolicy": "Never",
+                "terminationGracePeriodSeconds": WARNING,
+                "volumes": [{ "name": "work", "persistentVolumeClaim": { "claimName": claim } }],
+                "containers": [{
+                    "name": "effattn",
+                    "image": image,
+                    "workingDir": "/work",
+                    "command": command,
+                    "env": environment,
+                    "resources": { "limits": limits, "requests": limits },
+                    "volumeMounts": [{ "name": "work", "mountPath": "/work" }],
+                }],
+            }})
+        };
+        let name = format!("effattn-{}", self.name.to_lowercase().replace(['_', '.', '='], "-"));
+        let words: Vec<&str> = ["effattn"]
+            .into_iter()
+            .chain(self.words.iter().map(String::as_str))
+            .chain(["--shard", "auto"])
+            .collect();
+        let array = json!({
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": { "name": name },
+            "spec": {
+                "completions": count,
+                "parallelism": count,
+                "completionMode": "Indexed",
+                "backoffLimit": 6 * count,
+                "template": pod(json!(words), json!([{ "name": "COMPLETIONS", "value": count.to_string() }])),
+            },
+        });
+        let merge = json!({
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": { "name": format!("{name}-merge") },
+            "spec": { "template": pod(json!(["sh", "-c", self.merge_line()]), json!([])) },
+        });
+        let folder = self.folder.display();
+        let submit = format!(
+            "#!/bin/sh\n# Written by effattn submit.\nset -e\nkubectl apply -f '{folder}/array.json'\n\
+             kubectl wait --for=condition=complete --timeout=-1s job/{name}\nkubectl apply -f '{folder}/merge.json'\n"
+        );
+        let text = |job: &Value| Ok::<_, serde_json::Error>(serde_json::to_string_pretty(job)? + "\n");
+        Ok(vec![("array.json", text(&array)?), ("merge.json", text(&merge)?), ("submit.sh", submit)])
+    }
+
+    fn aws(&self) -> Result<Vec<(&'static str, String)>> {
+        let (queue, definition) = (self.needs("queue", "gpus")?, self.needs("definition", "effattn:1")?);
+        ensure!(self.args.shards >= 2, "an array of AWS Batch has 2 tasks or more; choose --shards");
+        let mut resources = vec![
+            json!({ "type": "VCPU", "value": self.cpus.to_string() }),
+            json!({ "type": "MEMORY", "value": self.mebibytes().to_string() }),
+        ];
+        if self.args.gpus > 0 {
+            resources.push(json!({ "type": "GPU", "value": self.args.gpus.to_string() }));
+        }
+        let count = self.args.shards;
+        let words: Vec<&str> = ["effattn"]
+            .into_iter()
+            .chain(self.words.iter().map(String::as_str))
+            .chain(["--shard", "auto"])
+            .collect();
+        let environment = json!([{ "name": "COMPLETIONS", "value": count.to_string() }]);
+        let name = format!("effattn-{}", self.name.replace(['.', '='], "-"));
+        let array = json!({
+            "jobName": name,
+            "jobQueue": queue,
+            "jobDefinition": definition,
+            "arrayProperties": { "size": count },
+            "retryStrategy": { "attempts": 10 },
+            "timeout": { "attemptDurationSeconds": 60 * self.minutes() },
+            "containerOverrides": { "command": words, "environment": environment, "resourceRequirements": resources },
+        });
+        let merge = json!({
+            "jobName": format!("{name}-merge"),
+            "jobQueue": queue,
+            "jobDefinition": definition,
+            "containerOverrides": { "command": ["sh", "-c", self.merge_line()] },
+        });
+        let folder = self.folder.display();
+        let submit = format!(
+            "#!/bin/sh\n# Written by effattn submit.\nset -e\n\
+             id=$(aws batch submit-job --cli-input-json 'file://{folder}/array.json' --query jobId --output text)\n\
+             aws batch submit-job --cli-input-json 'file://{folder}/merge.json' --depends-on jobId=\"$id\"\n"
+        );
+        let text = |job: &Value| Ok::<_, serde_json::Error>(serde_json::to_string_pretty(job)? + "\n");
+        Ok(vec![("array.json", text(&array)?), ("merge.json", text(&merge)?), ("submit.sh", submit)])
+    }
+}
