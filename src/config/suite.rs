@@ -26,6 +26,8 @@ pub const SHIPPED: &[(&str, &str)] = &[
     ("cos-table1-small", include_str!("../../suites/cos-table1-small.toml")),
     ("cos-table3", include_str!("../../suites/cos-table3.toml")),
     ("cos-table3-small", include_str!("../../suites/cos-table3-small.toml")),
+    ("cos-table2", include_str!("../../suites/cos-table2.toml")),
+    ("cos-table2-small", include_str!("../../suites/cos-table2-small.toml")),
     ("cos-table4", include_str!("../../suites/cos-table4.toml")),
     ("cos-table5", include_str!("../../suites/cos-table5.toml")),
     ("cos-table6", include_str!("../../suites/cos-table6.toml")),

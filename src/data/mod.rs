@@ -29,6 +29,8 @@ pub mod story;
 pub mod text;
 pub mod text8;
 pub mod tokenizer;
+pub mod wikitext;
+pub mod words;
 
 use std::path::PathBuf;
 use std::sync::{PoisonError, RwLock};
@@ -37,7 +39,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::unknown;
 pub use labelled::{Labelled, Text};
-pub use set::{DataSet, Examples, Format, Kind, Origin, Symbols, Texts};
+pub use set::{DataSet, Examples, Format, Kind, Origin, Symbols, Texts, Words};
 
 /// Every data set of the crate.
 pub static TABLE: &[&DataSet] = &[
@@ -59,6 +61,9 @@ pub static TABLE: &[&DataSet] = &[
     &enwik8::SET,
     &text8::SET,
     &sample::SET,
+    &sample::WORDS,
+    &wikitext::WIKITEXT103,
+    &wikitext::SMALL,
 ];
 
 static REGISTERED: RwLock<Vec<&'static DataSet>> = RwLock::new(Vec::new());
@@ -92,6 +97,19 @@ pub fn texts() -> Vec<(&'static DataSet, &'static Texts)> {
 /// The data sets that are one text of symbols.
 pub fn corpora() -> Vec<(&'static DataSet, &'static Symbols)> {
     data_sets().into_iter().filter_map(|set| Some((set, set.symbols()?))).collect()
+}
+
+/// The data sets that are texts of words.
+pub fn word_corpora() -> Vec<(&'static DataSet, &'static Words)> {
+    data_sets().into_iter().filter_map(|set| Some((set, set.words()?))).collect()
+}
+
+/// The texts of words called `name`.
+///
+/// # Errors
+/// No texts of words have this name; the error lists those there are.
+pub fn words(name: &str) -> Result<(&'static DataSet, &'static Words), DataError> {
+    choose("corpus of words", name, &word_corpora())
 }
 
 /// The set of examples called `name`.
@@ -300,7 +318,8 @@ mod tests {
                 None => {
                     let texts = set.texts().is_some_and(|texts| texts.classes.len() > 1 && texts.train > 0);
                     let symbols = set.symbols().is_some_and(|symbols| symbols.vocabulary > 1);
-                    assert!(texts || symbols, "{}", set.name);
+                    let words = set.words().is_some_and(|words| words.vocabulary > 1);
+                    assert!(texts || symbols || words, "{}", set.name);
                 }
             }
         }

@@ -6,12 +6,15 @@ use std::path::{Path, PathBuf};
 use super::corpus::Corpus;
 use super::fetch::Source;
 use super::labelled::Labelled;
+use super::words::WordCorpus;
 use super::{DataError, Dataset, Reading};
 
 /// Loads examples from a folder.
 pub type LoadExamples = fn(&Path, Reading) -> Result<Box<dyn Dataset>, DataError>;
 /// Loads texts with classes from a folder.
 pub type LoadTexts = fn(&Path, Reading) -> Result<Labelled, DataError>;
+/// Loads texts of words from a folder.
+pub type LoadWords = fn(&Path, Reading) -> Result<WordCorpus, DataError>;
 /// Loads a corpus from a folder.
 pub type LoadSymbols = fn(&Path, Reading) -> Result<Corpus, DataError>;
 
@@ -53,6 +56,8 @@ pub enum Kind {
     Texts(Texts),
     /// One text of symbols in three parts.
     Symbols(Symbols),
+    /// Texts of words.
+    Words(Words),
 }
 
 /// Texts with classes.
@@ -94,6 +99,17 @@ pub struct Symbols {
     pub load: LoadSymbols,
 }
 
+/// Texts of words.
+#[derive(Clone, Copy)]
+pub struct Words {
+    /// Words of the whole set's vocabulary, special ones included.
+    pub vocabulary: usize,
+    /// Words of the whole training text, ends of lines included; absent where no published protocol trains on it.
+    pub complete: Option<usize>,
+    /// Loads them.
+    pub load: LoadWords,
+}
+
 /// Where a data set comes from.
 pub enum Origin {
     /// One file at its canonical address.
@@ -130,15 +146,16 @@ impl Kind {
             Self::Images(_) => "images",
             Self::Texts(_) => "texts",
             Self::Symbols(_) => "symbols",
+            Self::Words(_) => "words",
         }
     }
 
-    /// Documents of token ids per example; texts that wait for a tokenizer and a corpus have none.
+    /// Documents of token ids per example; texts that wait for a tokenizer, corpora and words have none.
     pub fn documents(&self) -> usize {
         match self {
             Self::Sequences(_) | Self::Images(_) => 1,
             Self::Pairs(_) => 2,
-            Self::Texts(_) | Self::Symbols(_) => 0,
+            Self::Texts(_) | Self::Symbols(_) | Self::Words(_) => 0,
         }
     }
 }
@@ -148,7 +165,7 @@ impl DataSet {
     pub fn examples(&self) -> Option<&Examples> {
         match &self.kind {
             Kind::Sequences(examples) | Kind::Pairs(examples) | Kind::Images(examples) => Some(examples),
-            Kind::Texts(_) | Kind::Symbols(_) => None,
+            Kind::Texts(_) | Kind::Symbols(_) | Kind::Words(_) => None,
         }
     }
 
@@ -156,7 +173,7 @@ impl DataSet {
     pub fn texts(&self) -> Option<&Texts> {
         match &self.kind {
             Kind::Texts(texts) => Some(texts),
-            Kind::Sequences(_) | Kind::Pairs(_) | Kind::Images(_) | Kind::Symbols(_) => None,
+            _ => None,
         }
     }
 
@@ -164,7 +181,15 @@ impl DataSet {
     pub fn symbols(&self) -> Option<&Symbols> {
         match &self.kind {
             Kind::Symbols(symbols) => Some(symbols),
-            Kind::Sequences(_) | Kind::Pairs(_) | Kind::Images(_) | Kind::Texts(_) => None,
+            _ => None,
+        }
+    }
+
+    /// Its texts of words, where it has them.
+    pub fn words(&self) -> Option<&Words> {
+        match &self.kind {
+            Kind::Words(words) => Some(words),
+            _ => None,
         }
     }
 

@@ -75,9 +75,22 @@ pub fn read_limited(reader: impl Read, limit: u64) -> io::Result<Vec<u8>> {
 pub fn each_line(
     file: &Path,
     longest: usize,
+    visit: impl FnMut(usize, &[u8]) -> Result<(), String>,
+) -> Result<(), DataError> {
+    lines(open(file)?, file, longest, visit)
+}
+
+/// [`each_line`] of what `from` reads; messages call it `file`.
+///
+/// # Errors
+/// As [`each_line`].
+pub fn lines(
+    from: impl Read,
+    file: &Path,
+    longest: usize,
     mut visit: impl FnMut(usize, &[u8]) -> Result<(), String>,
 ) -> Result<(), DataError> {
-    let mut reader = BufReader::with_capacity(1 << 20, open(file)?);
+    let mut reader = BufReader::with_capacity(1 << 20, from);
     let mut line = Vec::new();
     for number in 1.. {
         line.clear();

@@ -43,7 +43,7 @@ pub fn composed(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Te
 struct Linear;
 
 /// x W^T + bias (none if empty), [count, out].
-fn forward(x: &[f32], count: usize, w: &[f32], out: usize, inp: usize, bias: &[f32]) -> Vec<f32> {
+pub(super) fn forward(x: &[f32], count: usize, w: &[f32], out: usize, inp: usize, bias: &[f32]) -> Vec<f32> {
     let panels = Panels::turned(w, out, inp);
     let size = Chunks::dense(count, inp + out).size;
     par::build(count * out, size * out, |index, y| {

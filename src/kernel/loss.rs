@@ -55,14 +55,7 @@ impl Op for CrossEntropy {
 
     fn forward(&self, operands: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)> {
         let [logits] = cpu::slices(operands)?;
-        let rows = self.labels.len();
-        let size = Chunks::rows(rows, self.classes).size;
-        let scratch = || vec![0.0; self.classes];
-        let losses = par::build_with(rows, size, scratch, |scratch, index, losses| {
-            let labels = &self.labels[index * size..][..losses.len()];
-            forward(&logits[index * size * self.classes..], labels, scratch, losses);
-        });
-        Ok((losses, rows.into()))
+        Ok((losses(logits, &self.labels, self.classes), self.labels.len().into()))
     }
 
     #[cfg(feature = "cuda")]
@@ -81,15 +74,34 @@ impl Op for CrossEntropy {
                 Ok(vec![Some(tensors::tensor(device, dx, logits.shape()))])
             });
         }
-        let size = Chunks::rows(self.labels.len(), self.classes).size;
         let dx = cpu::with_slices([logits, grad], |[logits, grad]| {
-            Ok(par::build(logits.len(), size * self.classes, |index, dx| {
-                let here = index * size..index * size + dx.len() / self.classes;
-                backward(&logits[here.start * self.classes..], &self.labels[here.clone()], &grad[here], dx);
-            }))
+            Ok(gradients(logits, &self.labels, grad, self.classes))
         })?;
         Ok(vec![cpu::gradient(logits, dx)?])
     }
+}
+
+/// Cross entropy of every row of `logits` [labels, classes].
+pub(super) fn losses(logits: &[f32], labels: &[u32], classes: usize) -> Vec<f32> {
+    let size = Chunks::rows(labels.len(), classes).size;
+    par::build_with(
+        labels.len(),
+        size,
+        || vec![0.0; classes],
+        |scratch, index, losses| {
+            let labels = &labels[index * size..][..losses.len()];
+            forward(&logits[index * size * classes..], labels, scratch, losses);
+        },
+    )
+}
+
+/// Gradients of the logits for the gradients `grad` of [`losses`].
+pub(super) fn gradients(logits: &[f32], labels: &[u32], grad: &[f32], classes: usize) -> Vec<f32> {
+    let size = Chunks::rows(labels.len(), classes).size;
+    par::build(logits.len(), size * classes, |index, dx| {
+        let here = index * size..index * size + dx.len() / classes;
+        backward(&logits[here.start * classes..], &labels[here.clone()], &grad[here], dx);
+    })
 }
 
 crate::simd_fn! {

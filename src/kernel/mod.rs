@@ -22,6 +22,7 @@ pub mod group;
 pub mod heads;
 pub mod linear;
 pub mod linear_attention;
+pub mod linear_loss;
 pub mod loss;
 pub mod lsh;
 pub mod masking;

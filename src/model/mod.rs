@@ -31,11 +31,21 @@ mod tests;
 pub mod vision;
 pub mod word_lm;
 
+use candle_core::{Result, Tensor};
+
 use crate::attention::knobs::Knobs;
 use crate::attention::{Entry, Shape};
 use crate::nn::embedding::Positions;
 pub use encoder::Classifier;
 pub use family::{Family, TABLE, families, find, register};
+
+/// What `run` shows on its way, the input of every layer, and then its result.
+fn traced(run: impl FnOnce(&mut dyn FnMut(&Tensor)) -> Result<Tensor>) -> Result<Vec<Tensor>> {
+    let mut seen = Vec::new();
+    let last = run(&mut |x| seen.push(x.clone()))?;
+    seen.push(last);
+    Ok(seen)
+}
 
 /// Where the vector that stands for a document comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

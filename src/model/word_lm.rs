@@ -176,10 +176,7 @@ impl WordLm {
     /// # Errors
     /// As [`Self::hidden`].
     pub fn trace(&self, ids: &Tensor) -> Result<Vec<Tensor>> {
-        let mut seen = Vec::new();
-        let last = self.run(ids, Dropout::NONE, |x| seen.push(x.clone()))?;
-        seen.push(last);
-        Ok(seen)
+        super::traced(|see| self.run(ids, Dropout::NONE, see))
     }
 
     fn run(&self, ids: &Tensor, dropout: Dropout, mut see: impl FnMut(&Tensor)) -> Result<Tensor> {

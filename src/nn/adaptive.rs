@@ -14,7 +14,7 @@ use super::dropout::Dropout;
 use super::params::{Builder, Init};
 use crate::kernel::embedding::embedding;
 use crate::kernel::linear::linear;
-use crate::kernel::loss::cross_entropy;
+use crate::kernel::linear_loss::linear_cross_entropy;
 
 /// What input and output share.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -214,9 +214,9 @@ impl Adaptive {
             let inside = members.iter().map(|&at| targets[at as usize] - band.words.start as u32).collect();
             let reduced = self.reduced(band, &embedding(&self.index(members)?, &hidden)?)?;
             let reduced = dropout.apply(&reduced, index as u64)?;
-            tails.push(cross_entropy(&linear(&reduced, &band.output, None)?, &self.index(inside)?)?);
+            tails.push(linear_cross_entropy(&reduced, &band.output, None, &self.index(inside)?)?);
         }
-        let head = cross_entropy(&self.head(&hidden)?, &self.index(head_targets)?)?;
+        let head = linear_cross_entropy(&hidden, &self.head()?, None, &self.index(head_targets)?)?;
         if tails.is_empty() {
             return Ok(head);
         }
@@ -231,7 +231,7 @@ impl Adaptive {
     /// # Errors
     /// Another width.
     pub fn log_probabilities(&self, hidden: &Tensor) -> Result<Tensor> {
-        let head = log_softmax(&self.head(hidden)?)?;
+        let head = log_softmax(&linear(hidden, &self.head()?, None)?)?;
         let first = self.bands[0].words.end;
         let mut parts = vec![head.narrow(1, 0, first)?];
         for (index, band) in self.bands.iter().enumerate().skip(1) {
@@ -241,10 +241,9 @@ impl Adaptive {
         Tensor::cat(&parts, 1)
     }
 
-    /// Logits of the first band's words and of the tails [rows, c_0 + tails].
-    fn head(&self, hidden: &Tensor) -> Result<Tensor> {
-        let weight = Tensor::cat(&[&self.bands[0].output, &self.cluster], 0)?;
-        linear(hidden, &weight, None)
+    /// Vectors of the head's entries: the first band's words, then the tails [c_0 + tails, d].
+    fn head(&self) -> Result<Tensor> {
+        Tensor::cat(&[&self.bands[0].output, &self.cluster], 0)
     }
 
     /// `hidden` in the width of `band`.

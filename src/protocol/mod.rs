@@ -22,6 +22,7 @@ pub mod speed;
 pub mod table;
 pub mod text;
 pub mod training;
+pub mod wordlm;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

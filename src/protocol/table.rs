@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::grid::{Defaults, Flags, Grid, PlanError};
 use super::runner::Runner;
-use super::{charlm, finetune, lra, memory, mlm, robustness, speed};
+use super::{charlm, finetune, lra, memory, mlm, robustness, speed, wordlm};
 use crate::config::settings::{Setting, Settings};
 use crate::record::{Metric, Outcome, Row};
 use crate::run::outcome::Ending;
@@ -28,6 +28,7 @@ pub static TABLE: &[&Protocol] = &[
     &memory::PROTOCOL,
     &lra::PROTOCOL,
     &charlm::PROTOCOL,
+    &wordlm::PROTOCOL,
     &mlm::PROTOCOL,
     &finetune::PROTOCOL,
     &robustness::PROTOCOL,
@@ -364,6 +365,8 @@ mod tests {
     fn other(protocol: &Protocol, key: &str) -> String {
         let pick = |values: [&str; 2]| values[usize::from(protocol.name == "charlm")].to_owned();
         match (protocol.name, key) {
+            ("wordlm", "task") => return "sample-words".to_owned(),
+            ("wordlm", "preset") => return "wikitext103-small".to_owned(),
             ("mlm", "task") => return "sample".to_owned(),
             ("mlm", "preset") => return "roberta-base".to_owned(),
             ("finetune", "task") => return "qqp".to_owned(),

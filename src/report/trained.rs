@@ -53,12 +53,26 @@ const METRICS: &[Metric] = &[
         last: "",
         less_is_better: true,
     },
+    Metric {
+        name: "ppl_context",
+        title: "Perplexity, each word behind a context: stands beside what papers print",
+        unit: "ppl",
+        last: "ppl_context_last",
+        less_is_better: true,
+    },
+    Metric {
+        name: "ppl_block",
+        title: "Perplexity, each block alone",
+        unit: "ppl",
+        last: "ppl_block_last",
+        less_is_better: true,
+    },
 ];
 
 /// The rule of masked language models: how often words are.
 const UNIGRAM: &str = "unigram_loss";
-/// The rule of language models.
-const COUNTS: &str = "witten_bell_3_bpc";
+/// The rules of language models, and what the floor calls them.
+const COUNTS: &[(&str, &str)] = &[("witten_bell_3_bpc", "order 3"), ("unigram_ppl", "unigram")];
 /// The rule that every classifier has to beat to have learned anything.
 const LARGEST: &str = "largest_class";
 
@@ -203,8 +217,10 @@ impl<'a> Group<'a> {
     /// The best simple rule for the same split: its name and value.
     fn floor(&self) -> Option<(String, f64)> {
         let row = self.rows[0];
-        if let Some(bits) = self.also(row, COUNTS) {
-            return Some(("order 3".to_owned(), bits));
+        let counted =
+            COUNTS.iter().find_map(|(rule, name)| Some(((*name).to_owned(), self.also(row, rule)?)));
+        if counted.is_some() {
+            return counted;
         }
         if let Some(nats) = self.also(row, UNIGRAM) {
             let scale = if self.metric.unit == "bit" { std::f64::consts::LN_2 } else { 1.0 };

@@ -28,7 +28,7 @@ struct Victim {
     line: &'static str,
 }
 
-const VICTIMS: [Victim; 3] = [
+const VICTIMS: [Victim; 4] = [
     Victim {
         name: "speed",
         line: "speed --preset ls-lra --model full,linear --len 32,64,128 --max-time 40ms --no-plot --threads 1",
@@ -42,6 +42,11 @@ const VICTIMS: [Victim; 3] = [
         name: "charlm",
         line: "charlm --quick --model ls:w=16 --steps 60 --every 10 --len 64 --batch 4 --accumulate 2 --limit 300 \
                --set layers=1 --set dropout=0.1 --no-plot --threads 1 --save-every 1ms",
+    },
+    Victim {
+        name: "wordlm",
+        line: "wordlm --quick --model cosformer --steps 60 --every 10 --len 32 --batch 4 --accumulate 2 --limit 300 \
+               --set layers=1 --set width=64 --no-plot --threads 1 --save-every 1ms",
     },
 ];
 

@@ -59,14 +59,14 @@ static PRESETS: &[Preset] = &[
     Preset {
         about: About {
             name: "wikitext103-small",
-            title: "4 layers, d 256, 4 heads, FFN 1024, 8,123 words: a small stand-in for cosFormer Table 2",
+            title: "4 layers, d 256, 4 heads, FFN 1024, 8,125 words: a small stand-in for cosFormer Table 2",
             description: "The form of wikitext103 at a size that two CPU cores train in minutes; its perplexities \
                           compare with nothing but one another.",
             source: "docs/spec/SPEC-text.md, section 10",
             tasks: Vec::new(),
         },
         backbone: backbone(4, 256, 4, 1024),
-        vocab: 8_123,
+        vocab: 8125,
         cutoffs: [2000, 5000],
         block: 256,
     },
@@ -81,6 +81,14 @@ fn presets() -> Vec<About> {
 }
 
 fn resolve(asked: &Asked) -> std::result::Result<Box<dyn Resolved>, SpecError> {
+    Ok(Box::new(config(asked)?))
+}
+
+/// The model that is asked for, not validated. Cutoffs that a smaller vocabulary does not reach keep their share of it.
+///
+/// # Errors
+/// Unknown names, settings that the mechanism or this family does not take.
+pub fn config(asked: &Asked) -> std::result::Result<WordLmConfig, SpecError> {
     let names = PRESETS.iter().map(|preset| preset.about.name);
     let preset =
         find(asked.preset).ok_or_else(|| SpecError::Wrong(unknown("preset", asked.preset, names)))?;
@@ -88,12 +96,15 @@ fn resolve(asked: &Asked) -> std::result::Result<Box<dyn Resolved>, SpecError> {
     let mut backbone = preset.backbone.clone();
     asked.sizes.apply(&mut backbone);
     let block = asked.len.unwrap_or(preset.block);
-    Ok(Box::new(WordLmConfig {
+    let vocab = asked.vocab.unwrap_or(preset.vocab);
+    let reached = preset.cutoffs.iter().all(|cutoff| *cutoff < vocab);
+    let share = |cutoff: usize| if reached { cutoff } else { cutoff * vocab / preset.vocab };
+    Ok(WordLmConfig {
         entry: asked.choice.entry,
         knobs: reaching(asked, block)?,
         adaptive: AdaptiveConfig {
-            vocab: asked.vocab.unwrap_or(preset.vocab),
-            cutoffs: preset.cutoffs.to_vec(),
+            vocab,
+            cutoffs: preset.cutoffs.map(share).to_vec(),
             width: backbone.width,
             factor: 4,
             tie: Tie::All,
@@ -103,7 +114,7 @@ fn resolve(asked: &Asked) -> std::result::Result<Box<dyn Resolved>, SpecError> {
         final_norm: false,
         activation_dropout: 0.1,
         softmax_dropout: 0.2,
-    }))
+    })
 }
 
 /// The settings that are asked for; a distance that would follow the length (cosFormer's M) is the block's, so that a

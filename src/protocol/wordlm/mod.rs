@@ -1,0 +1,78 @@
+//! `wordlm`: word language models on WikiText-103 by the protocol of cosFormer Table 2: adaptive input and softmax, Nesterov's
+//! SGD, cosines with restarts, perplexity in blocks and behind a context.
+
+pub mod plan;
+pub mod recipe;
+pub mod worker;
+
+use super::table::{LearningCurve, Protocol, Quick, Shown, Tasks};
+use super::training;
+use crate::config::settings::groups::{MACHINE, TRAINING};
+use crate::record::Metric;
+
+/// The table line.
+pub static PROTOCOL: Protocol = Protocol {
+    name: "wordlm",
+    about: "Train word language models and test them on WikiText-103 (cosFormer, Table 2)",
+    examples: EXAMPLES,
+    settings: &[
+        TRAINING,
+        &["preset", "layers", "width", "heads", "ffn", "dropout"],
+        MACHINE,
+        &["timeout", "steps", "rate", "limit", "every", "accumulate", "allow_partial"],
+    ],
+    help: &[
+        ("preset", "Backbone: wikitext103 or wikitext103-small; without, that of the corpus"),
+        ("len", "Words per block and evaluation window, instead of the protocol's"),
+        ("batch", "Blocks per update, instead of the protocol's"),
+        ("steps", "Updates, instead of the protocol's; warm-up and cycle keep their shares"),
+        ("limit", "Predict at most the first N words of the validation and the test text"),
+    ],
+    tasks: Some(Tasks { called: "Corpora", names: plan::names }),
+    quick: Some(Quick {
+        help: "A small model on the little text in the program; says so",
+        said: "cosformer and full with 2 layers, width 128, 4 heads, FFN 256 on the text in the program, 300 updates of 16 \
+               blocks of 64 words, where nothing else is said: not the paper's protocol",
+    }),
+    defaults: plan::defaults,
+    cells: plan::cells,
+    prepare: plan::prepare,
+    amount: plan::amount,
+    price: Some(plan::price),
+    together: |_, _| false,
+    compute: training::compute::<plan::Request>,
+    ended: training::ended,
+    work: worker::work,
+    metrics: &[CONTEXT, BLOCK],
+    shown: Shown::Trained,
+    curve: Some(LearningCurve {
+        column: "validation_ppl_block",
+        axis: "validation, perplexity in blocks",
+        unit: "ppl",
+        value: |score| score.loss.exp(),
+        less: true,
+    }),
+    keeps: true,
+    checks: false,
+    passes_on: &[],
+    instead: None,
+};
+
+/// Perplexity behind a context: what is set against the paper.
+pub const CONTEXT: Metric =
+    Metric { name: "ppl_context", title: "Perplexity, each word behind a context", unit: "ppl", less: true };
+/// Perplexity in blocks.
+pub const BLOCK: Metric =
+    Metric { name: "ppl_block", title: "Perplexity, each block alone", unit: "ppl", less: true };
+
+const EXAMPLES: &str = "\
+Examples:
+  effattn wordlm --quick                                     a small model on the text in the program, in minutes
+  effattn wordlm --task wikitext103 --model cosformer --dry-run     what cosFormer Table 2 would take here
+  effattn wordlm --suite cos-table2-small --data-dir ~/data  seven mechanisms at a size for two cores
+  effattn wordlm --task wikitext103-small --model full,cosformer --steps 100 --limit 20000
+
+Perplexity of the test text with </s> and <unk> counted, in two ways: ppl_block, every block alone; ppl_context, windows
+of which most words are only read (400 of 512), which is what stands beside the paper's numbers. wikitext103-small trains
+on the published test text and is tested on the validation text: its perplexities compare with nothing but one another. A
+killed or stopped run goes on from its last checkpoint when the same command is given again.";

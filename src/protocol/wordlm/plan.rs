@@ -1,0 +1,345 @@
+//! From flags and suites to word language models that are trained.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::CONTEXT;
+use super::recipe::{self, Recipe};
+use crate::attention::choose::Choice;
+use crate::config::grid::{Batches, Lengths, Seeds, Words};
+use crate::config::settings::{DtypeName, Settings};
+use crate::data::words::WordCorpus;
+use crate::data::{self, DataError, Reading};
+use crate::model::family::{Asked, Resolved, SpecError, word_lm};
+use crate::model::word_lm::WordLmConfig;
+use crate::protocol::grid::{
+    Defaults, Flags, Grid, Pick, PlanError, listed, published_elsewhere, tasks as tasks_of,
+};
+use crate::protocol::model_spec::{ModelSpec, settle};
+use crate::protocol::runner::request;
+use crate::protocol::speed;
+use crate::protocol::table::{Folders, Prepared, Prober};
+use crate::protocol::training::{Differences, Job, incomplete};
+use crate::record::{Pass, Published};
+use crate::run::RunError;
+use crate::run::plan::{Cell, Plan};
+
+/// What the worker of a cell is asked.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Request {
+    /// Corpus.
+    pub corpus: String,
+    /// The model; its length is that of a block, its batch the blocks of an update.
+    pub spec: ModelSpec,
+    /// Updates.
+    pub steps: u64,
+    /// Highest rate.
+    pub rate: f64,
+    /// Parts that an update is computed in.
+    pub accumulate: u64,
+    /// Updates between evaluations.
+    pub every: u64,
+    /// First words of the validation and the test text that are predicted; absent: all.
+    pub limit: Option<u64>,
+    /// Whether incomplete data may be used.
+    pub allow_partial: bool,
+}
+
+/// Multiply-adds per second and thread where nothing was probed.
+const RATE: f64 = 2e10;
+/// Parameters of the largest model that is probed for its speed.
+const PROBED: u64 = 50_000_000;
+/// The suite with the published numbers.
+const SUITE: &str = "cos-table2";
+/// What is added to a corpus's name for its validation text, where the paper has numbers of both.
+pub const VALIDATION: &str = "-valid";
+/// Mechanisms without weights that a dropout could drop: those that sum over feature maps.
+const NO_WEIGHTS: &[&str] =
+    &["linear", "rfa", "cosformer", "performer", "relu-linear", "leakyrelu-linear", "identity-linear"];
+
+/// What `wordlm` does where nothing is said.
+pub fn defaults(flags: &Flags) -> Defaults {
+    let task = |name: &str| Some(Words(vec![name.to_owned()]));
+    let small = Settings {
+        task: task("sample-words"),
+        layers: Some(2),
+        width: Some(128),
+        heads: Some(4),
+        ffn: Some(256),
+        ..Settings::NONE
+    };
+    let whole = Settings { task: task("wikitext103"), ..Settings::NONE };
+    Defaults { settings: if flags.quick { small } else { whole }, models: "cosformer,full" }
+}
+
+/// The texts called `name` in `dir`.
+///
+/// # Errors
+/// A name that no texts have; data that are missing, damaged, or incomplete without permission.
+pub fn load(name: &str, dir: &Path, allow_partial: bool) -> Result<WordCorpus, DataError> {
+    let (_, words) = data::words(name)?;
+    (words.load)(dir, Reading { allow_partial, ..Reading::default() })
+}
+
+/// Names of the corpora, for help.
+pub fn names() -> Vec<&'static str> {
+    data::word_corpora().iter().map(|(set, _)| set.name).collect()
+}
+
+/// The model of `spec` over `vocab` words.
+///
+/// # Errors
+/// Unknown names, impossible sizes, a mechanism that cannot do this.
+pub fn model(spec: &ModelSpec, choice: &Choice, vocab: usize) -> Result<WordLmConfig, SpecError> {
+    let config = word_lm::config(&Asked { vocab: Some(vocab), ..spec.asked(choice) })?;
+    Resolved::validate(&config)?;
+    Ok(config)
+}
+
+/// The training runs of `grid`, by corpus, mechanism and seed.
+///
+/// # Errors
+/// Settings that nobody can run.
+pub fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
+    let mut cells = Vec::new();
+    for corpus in tasks_of(grid) {
+        let (_, words) = data::words(&corpus).map_err(PlanError::new)?;
+        let recipe = recipe::find(&corpus).map_err(PlanError)?;
+        for pick in grid.picks.iter().filter(|pick| pick.runs(&corpus)) {
+            let seeds = pick.settings.seeds.clone().unwrap_or(Seeds(vec![1]));
+            for seed in seeds.0 {
+                cells.push(cell(grid, pick, (recipe, words), (seed, threads))?);
+            }
+        }
+    }
+    Ok(cells)
+}
+
+/// The only value of a list, or what is usual.
+fn one(list: Option<&Vec<u64>>, usual: u64) -> Result<u64, PlanError> {
+    match list.map(Vec::as_slice) {
+        None => Ok(usual),
+        Some([value]) => Ok(*value),
+        Some(_) => {
+            Err(PlanError("wordlm trains at one length and one batch size; give one of each".to_owned()))
+        }
+    }
+}
+
+fn cell(
+    grid: &Grid,
+    pick: &Pick,
+    (recipe, words): (&Recipe, &data::Words),
+    (seed, threads): (u64, usize),
+) -> Result<Cell, PlanError> {
+    let mut pick = pick.clone();
+    pick.settings.preset.get_or_insert_with(|| recipe.preset.to_owned());
+    let (pick, settings, corpus) = (&pick, &pick.settings, recipe.corpus);
+    let len = one(settings.len.as_ref().map(|Lengths(list)| list), recipe.len)?;
+    let batch = one(settings.batch.as_ref().map(|Batches(list)| list), recipe.batch)?;
+    let spec = ModelSpec::new(pick, len, batch, Pass::Train, seed)?;
+    let (config, reason) = settle(pick, |choice| model(&spec, choice, words.vocabulary))?;
+    let parts = if batch % recipe.accumulate == 0 { recipe.accumulate } else { 1 };
+    let accumulate = settings.accumulate.unwrap_or(parts);
+    if !batch.is_multiple_of(accumulate) {
+        return Err(PlanError(format!(
+            "--accumulate {accumulate} does not divide the batch of {batch}; choose a divisor"
+        )));
+    }
+    let resolved = config.as_ref().map(|config| config as &dyn Resolved);
+    let mut row = spec.row("wordlm", threads, resolved);
+    row.task = Some(corpus.to_owned());
+    row.suite = grid.suite.as_ref().map(|suite| suite.name.clone());
+    (row.metric, row.unit) = (CONTEXT.name.to_owned(), CONTEXT.unit.to_owned());
+    let what = (CONTEXT.name, corpus);
+    let elsewhere = || published_elsewhere(SUITE, &spec.model, what, &spec.preset);
+    let beside = grid.beside(pick, what, &spec.preset).or_else(elsewhere);
+    row.published = beside.as_ref().map(|beside| beside.published);
+    let usual = Request {
+        corpus: corpus.to_owned(),
+        spec: ModelSpec { len: recipe.len, batch: recipe.batch, ..spec.usual(recipe.preset) },
+        steps: recipe.steps,
+        rate: recipe.rate,
+        accumulate: recipe.accumulate,
+        every: recipe.every,
+        limit: None,
+        allow_partial: false,
+    };
+    let steps = settings.steps.unwrap_or(recipe.steps);
+    let request = Request {
+        steps,
+        rate: settings.rate.unwrap_or(recipe.rate),
+        accumulate,
+        every: settings.every.unwrap_or_else(|| recipe.every_of(steps)),
+        limit: settings.limit,
+        allow_partial: settings.allow_partial.unwrap_or(false),
+        spec,
+        ..usual.clone()
+    };
+    if reason.is_none() {
+        let mut differences = differences(&request, recipe);
+        differences.settings.extend(beside.into_iter().flat_map(|beside| beside.foreign));
+        (row.fraction, row.differs) = (differences.fraction(), differences.words());
+    }
+    let words = format!("{corpus} {} {} s{seed}", request.spec.model, request.spec.preset);
+    let seconds = row.flops.map_or(0.0, |flops| work(&request, flops)) / (RATE * threads as f64);
+    let cell = Cell::new(&words, row, &request, &usual);
+    let timeout = settings.timeout.map(|time| time.0);
+    Ok(Cell { seconds, timeout, ..cell }.refused(reason))
+}
+
+/// Words of the texts that are evaluated, roughly.
+const EVALUATED: f64 = 2.2e5;
+
+/// Multiply-adds of the whole run, `flops` per block: updates of three forwards, evaluations in blocks, and at the end one
+/// whose windows score little more than a fifth of their words.
+fn work(request: &Request, flops: u64) -> f64 {
+    let Request { spec, steps, every, .. } = request;
+    let words = request.limit.map_or(EVALUATED, |limit| limit as f64);
+    let words = if request.corpus == "sample-words" { words.min(2e3) } else { words };
+    let evaluations = steps.div_ceil((*every).max(1)) as f64 + 1.0 + 512.0 / 112.0;
+    flops as f64 * (3.0 * (spec.batch * steps) as f64 + evaluations * words / spec.len as f64)
+}
+
+/// Prices the cells by a few steps of each one's model, where it is not too large to be tried in passing.
+///
+/// # Errors
+/// A worker that cannot be started.
+pub fn price(plan: &mut Plan, prober: &Prober) -> Result<(), RunError> {
+    let small = |cell: &&mut Cell| cell.row.params.is_some_and(|params| params < PROBED);
+    for cell in plan.cells.iter_mut().filter(|cell| !cell.request.is_null()).filter(small) {
+        let request: Request = request(cell)?;
+        let (spec, len) = (request.spec.clone(), request.spec.len);
+        let probe = speed::plan::Request { spec, warmup: 1, min_runs: 1, runs: 3, max_time: 0.5 };
+        let rate = speed::probe(&probe, len, prober)?;
+        if let Some((rate, flops)) = rate.zip(cell.row.flops) {
+            cell.seconds = work(&request, flops) / rate;
+        }
+    }
+    Ok(())
+}
+
+/// Reads every corpus once: their hashes belong to the run.
+///
+/// # Errors
+/// Data that are missing, damaged, or incomplete without permission.
+pub fn prepare(plan: &mut Plan, folders: &Folders) -> anyhow::Result<Prepared> {
+    let mut remarks = Vec::new();
+    for cell in plan.cells.iter().filter(|cell| !cell.request.is_null()) {
+        let request: Request = request(cell)?;
+        if plan.data.contains_key(&request.corpus) {
+            continue;
+        }
+        let corpus = load(&request.corpus, &folders.data, request.allow_partial)?;
+        if let Some(partial) = corpus.partial {
+            remarks.push(incomplete(&request.corpus, &partial));
+        }
+        plan.data.insert(request.corpus, corpus.hash);
+    }
+    Ok(Prepared { remarks, text: None })
+}
+
+/// `wikitext103 · wikitext103 · 150000 updates · 144 blocks of 512 words`.
+pub fn amount(plan: &Plan) -> String {
+    let steps = plan.cells.iter().filter_map(|cell| cell.request["steps"].as_u64()).max().unwrap_or(0);
+    let (task, preset) = (listed(plan, |row| row.task.clone()), listed(plan, |row| row.preset.clone()));
+    let (batch, len) = (listed(plan, |row| row.batch), listed(plan, |row| row.len));
+    format!("{task} · {preset} · {steps} updates · {batch} blocks of {len} words")
+}
+
+/// What `request` does otherwise than the protocol: everything that the protocol fixes is looked at.
+fn differences(request: &Request, recipe: &Recipe) -> Differences {
+    let spec = &request.spec;
+    let mut all = Differences { settings: Vec::new(), steps: (request.steps, recipe.steps) };
+    match recipe.corpus {
+        "wikitext103-small" => all.settings.push(
+            "small: trained on the test text (245,569 words), tested on the validation text; 4 layers, d 256"
+                .to_owned(),
+        ),
+        _ if !recipe.published => all.settings.push("a corpus that no source trains on".to_owned()),
+        _ => {}
+    }
+    all.note("blocks per update", spec.batch, recipe.batch);
+    all.note("length", spec.len, recipe.len);
+    if request.rate != recipe.rate {
+        all.settings.push(format!("rate {:e} ({:e})", request.rate, recipe.rate));
+    }
+    if spec.preset != recipe.preset {
+        all.settings.push(format!("sizes of {} ({})", spec.preset, recipe.preset));
+    }
+    all.settings.extend(spec.sizes.words());
+    if spec.dtype != DtypeName::F32 {
+        all.settings.push(format!("{} products", spec.dtype));
+    }
+    all.settings.extend(request.limit.map(|limit| format!("first {limit} words of validation and test")));
+    let mechanism = spec.model.split(':').next().unwrap_or_default();
+    if recipe.published && !NO_WEIGHTS.contains(&mechanism) {
+        all.settings.push("no dropout of attention weights (0.1)".to_owned());
+    }
+    all
+}
+
+impl Job for Request {
+    fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    fn published(&self, task: &str) -> Option<Published> {
+        let what = (CONTEXT.name, task);
+        Some(published_elsewhere(SUITE, &self.spec.model, what, &self.spec.preset)?.published)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attention::choose::choose;
+    use crate::model::family::character_lm;
+
+    /// Models stand below data sets in the layers, so both state the sizes of published vocabularies.
+    #[test]
+    fn models_and_data_sets_count_the_same_symbols() {
+        let choice = choose(&"cosformer".parse().unwrap()).unwrap().remove(0);
+        let (sizes, len) = (Default::default(), Some(64));
+        let asked = |preset, task| Asked {
+            preset,
+            task,
+            choice: &choice,
+            sizes: &sizes,
+            len,
+            cached: None,
+            vocab: None,
+            examples: None,
+        };
+        for corpus in ["wikitext103", "wikitext103-small"] {
+            let words = data::words(corpus).unwrap().1.vocabulary;
+            assert_eq!(word_lm::config(&asked(corpus, None)).unwrap().adaptive.vocab, words);
+        }
+        for corpus in ["enwik8", "text8"] {
+            let symbols = data::corpus(corpus).unwrap().1.vocabulary;
+            assert_eq!(character_lm::config(&asked("charlm-small", Some(corpus))).unwrap().vocab, symbols);
+        }
+    }
+
+    #[test]
+    fn a_smaller_vocabulary_keeps_the_shares_of_its_bands() {
+        let spec = |model: &str| ModelSpec {
+            model: model.to_owned(),
+            preset: "wikitext103-small".to_owned(),
+            sizes: Default::default(),
+            batch: 1,
+            len: 16,
+            pass: Pass::Train,
+            seed: 1,
+            device: Default::default(),
+            dtype: Default::default(),
+            kernel: Default::default(),
+        };
+        let of = |name: &str, vocab| model(&spec(name), &spec(name).choice().unwrap(), vocab);
+        assert_eq!(of("full", 8125).unwrap().adaptive.cutoffs, [2000, 5000]);
+        assert_eq!(of("full", 440).unwrap().adaptive.cutoffs, [108, 270]);
+        assert!(matches!(of("full", 3), Err(SpecError::Unsupported(_))), "too few words for three bands");
+        assert!(matches!(of("bigbird", 8125), Err(SpecError::Unsupported(_))), "it has no causal form");
+    }
+}

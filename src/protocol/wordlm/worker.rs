@@ -1,0 +1,271 @@
+//! The worker's side: trains one word language model and tests it in blocks and behind a context.
+
+use candle_core::{Device, Result as Candle, Tensor};
+use serde_json::Value as Json;
+
+use super::plan::{Request, VALIDATION, load, model};
+use super::recipe::{self, Recipe};
+use super::{BLOCK, CONTEXT};
+use crate::data;
+use crate::data::words::{END, UNKNOWN, WordCorpus, unigram};
+use crate::model::family::Loss;
+use crate::model::word_lm::{Windows, WordLm, WordLmConfig, perplexity, stream_nll};
+use crate::nn::PADDING;
+use crate::nn::dropout::Noise;
+use crate::nn::params::Builder;
+use crate::protocol::table::{Conditions, Given};
+use crate::protocol::training::experiment::{Experiment, Laboratory, Select, Train, Trained};
+use crate::protocol::training::worker::{candle, failed, report};
+use crate::protocol::training::{Answer, Done, Measure};
+use crate::run::outcome::Ending;
+use crate::run::worker::Link;
+use crate::train::checkpoint::Checkpoint;
+use crate::train::optim::Method;
+use crate::train::order::Order;
+use crate::train::schedule::Schedule;
+use crate::train::session::{Files, Learner, Score};
+
+/// Words that are evaluated at a time.
+const AT_A_TIME: usize = 2048;
+
+/// Trains until the last step or until the parent is gone.
+///
+/// # Errors
+/// The parent is gone.
+pub fn work(link: &Link, request: Json, given: &Given) -> anyhow::Result<()> {
+    let request: Request = serde_json::from_value(request)?;
+    report(link, train(link, &request, &given.conditions))
+}
+
+fn train(link: &Link, request: &Request, conditions: &Conditions) -> Result<Done, Ending> {
+    let recipe = recipe::find(&request.corpus).map_err(|error| failed(&error))?;
+    let corpus =
+        load(&request.corpus, &conditions.data, request.allow_partial).map_err(|error| failed(&error))?;
+    conditions.same(&request.corpus, &corpus.hash)?;
+    let spec = &request.spec;
+    let config = spec.choice().and_then(|choice| model(spec, &choice, corpus.vocabulary.len()));
+    let config = config.map_err(|error| failed(&error))?;
+    let laboratory = Laboratory::open(spec, conditions)?;
+    let run = Run { request, recipe, conditions, corpus: &corpus, config: &config };
+    Train { link, conditions, before: (&[], 0) }.run(&laboratory, &run)?;
+    let peak = laboratory.peak();
+    run.test(link, &laboratory, peak)
+}
+
+/// A run: what is trained on what.
+struct Run<'a> {
+    request: &'a Request,
+    recipe: &'a Recipe,
+    conditions: &'a Conditions,
+    corpus: &'a WordCorpus,
+    config: &'a WordLmConfig,
+}
+
+impl Experiment for Run<'_> {
+    fn files(&self) -> Files {
+        Files::in_folder(&self.conditions.folder)
+    }
+
+    fn description(&self) -> Result<Json, Ending> {
+        let vocabulary = self.corpus.vocabulary.len();
+        serde_json::to_value(self.request)
+            .map(|request| serde_json::json!({ "request": request, "vocabulary": vocabulary }))
+            .map_err(|error| failed(&error))
+    }
+
+    fn method(&self) -> Result<(Method, Schedule), Ending> {
+        Ok(self.recipe.training(self.request.steps, self.request.rate))
+    }
+
+    fn steps(&self) -> (u64, u64) {
+        (self.request.steps, self.request.every)
+    }
+
+    fn select(&self) -> Select {
+        self.recipe.select
+    }
+
+    fn begin(&self, device: &Device) -> Result<Builder, Ending> {
+        Ok(Builder::seeded(self.request.spec.seed, device, true))
+    }
+
+    fn learner<'a>(
+        &'a self,
+        builder: &Builder,
+        _: Option<&Checkpoint>,
+    ) -> Result<Box<dyn Learner + 'a>, Ending> {
+        let spec = &self.request.spec;
+        let blocks = Blocks { stream: &self.corpus.train, len: spec.len as usize };
+        let few = || {
+            failed(&format!(
+                "{} training words are too few for {} blocks of {}; take a smaller --batch or --len",
+                blocks.stream.len(),
+                spec.batch,
+                spec.len
+            ))
+        };
+        Ok(Box::new(BlockLearner {
+            net: WordLm::new(self.config, builder).map_err(candle)?,
+            order: Order::new(spec.seed, blocks.count(), spec.batch as usize).ok_or_else(few)?,
+            memo: None,
+            blocks,
+            parts: self.request.accumulate as usize,
+            noise: Noise::new(spec.seed),
+            validation: self.part(&self.corpus.validation),
+        }))
+    }
+}
+
+impl Run<'_> {
+    /// A text up to the limit.
+    fn part<'a>(&self, stream: &'a [u32]) -> &'a [u32] {
+        let limit = self.request.limit.map_or(usize::MAX, |limit| limit as usize);
+        &stream[..stream.len().min(limit)]
+    }
+
+    /// The selected weights on the test text, and on the validation text where the paper has both.
+    fn test(&self, link: &Link, laboratory: &Laboratory, peak_bytes: Option<u64>) -> Result<Done, Ending> {
+        let Trained { selected, weights, .. } = Trained::read(&self.files(), self)?;
+        let builder = weights.builder(laboratory.device(), false).map_err(candle)?;
+        let net = WordLm::new(self.config, &builder).map_err(candle)?;
+        drop(weights);
+        let len = self.request.spec.len;
+        let context = Recipe::context(len) as usize;
+        let mut told = std::time::Instant::now();
+        let mut ppl = |name: &str, stream: &[u32], context: usize| -> Result<f64, Ending> {
+            let window = Windows { window: len as usize, context };
+            let progress = |done: usize| {
+                if told.elapsed().as_secs() >= 1 {
+                    told = std::time::Instant::now();
+                    let what = format!("{name}, {context} words of context ({done} of {})", stream.len());
+                    let _ = link.send(&Answer::Doing { what }); // a parent that is gone is noticed at the end
+                }
+            };
+            let nll = stream_nll(&net, stream, window, at_a_time(len), progress).map_err(candle)?;
+            Ok(perplexity(&nll))
+        };
+        let (corpus, train) = (self.corpus, &self.corpus.train);
+        let tested = self.part(corpus.tested());
+        let unknown = tested.iter().filter(|id| **id == UNKNOWN).count() as f64;
+        let plain = |metric: &str, value: f64| Measure::new(metric, "1", value);
+        let ppl_of = |metric: &str, value: f64| Measure::new(metric, CONTEXT.unit, value);
+        let mut measures = vec![
+            ppl_of(CONTEXT.name, ppl("tests", tested, context)?),
+            ppl_of(BLOCK.name, ppl("tests", tested, 0)?),
+        ];
+        if corpus.test.is_some() {
+            let validation = self.part(&corpus.validation);
+            let name = format!("{}{VALIDATION}", self.request.corpus);
+            for (metric, context) in [(CONTEXT.name, context), (BLOCK.name, 0)] {
+                let value = ppl("validates", validation, context)?;
+                measures.push(Measure { task: Some(name.clone()), ..ppl_of(metric, value) });
+            }
+        }
+        measures.extend([
+            ppl_of("unigram_ppl", unigram(train, tested, corpus.vocabulary.len())),
+            plain("unknown_share", unknown / tested.len().max(1) as f64),
+            plain("predicted", tested.len() as f64),
+            plain("trained_words", train.len() as f64),
+            plain("vocabulary", corpus.vocabulary.len() as f64),
+            Measure::new("validation_loss", "nat", selected.score.loss),
+            Measure::new("train_loss", "nat", selected.train_loss),
+            plain("selected_step", selected.step as f64),
+            plain("steps", self.request.steps as f64),
+        ]);
+        let (data_share, differs) = self.data_share();
+        Ok(Done { measures, data_share, differs, peak_bytes })
+    }
+
+    /// Share of the protocol's training words that are there, and in words what is not as published.
+    fn data_share(&self) -> (f64, Option<String>) {
+        let words = data::words(&self.request.corpus).ok();
+        let complete = words.and_then(|(_, words)| words.complete);
+        let share = complete.map_or(1.0, |complete| self.corpus.train.len() as f64 / complete as f64);
+        (share.min(1.0), complete.and_then(|_| self.corpus.partial.clone()))
+    }
+}
+
+/// Windows that are evaluated at a time.
+fn at_a_time(len: u64) -> usize {
+    (AT_A_TIME / len as usize).max(1)
+}
+
+/// Consecutive blocks of a stream: every word is a target once, the last block may be short.
+#[derive(Clone, Copy)]
+struct Blocks<'a> {
+    stream: &'a [u32],
+    len: usize,
+}
+
+impl Blocks<'_> {
+    fn count(&self) -> usize {
+        self.stream.len().div_ceil(self.len)
+    }
+
+    /// Words that are read and words that are predicted of the blocks `chosen`, each [blocks, len], padded on the right, and
+    /// how many are predicted.
+    fn at(&self, chosen: &[usize]) -> ([Vec<u32>; 2], usize) {
+        let size = chosen.len() * self.len;
+        let (mut ids, mut targets, mut count) = (Vec::with_capacity(size), Vec::with_capacity(size), 0);
+        for &block in chosen {
+            let words = block * self.len..((block + 1) * self.len).min(self.stream.len());
+            count += words.len();
+            let padding = std::iter::repeat_n(PADDING, self.len - words.len());
+            ids.extend(words.clone().map(|at| if at == 0 { END } else { self.stream[at - 1] }));
+            ids.extend(padding.clone());
+            targets.extend(self.stream[words].iter().copied().chain(padding));
+        }
+        ([ids, targets], count)
+    }
+}
+
+/// A model under training.
+struct BlockLearner<'a> {
+    net: WordLm,
+    blocks: Blocks<'a>,
+    order: Order,
+    memo: Option<(u64, Vec<usize>)>,
+    parts: usize,
+    noise: Noise,
+    validation: &'a [u32],
+}
+
+impl Learner for BlockLearner<'_> {
+    fn parts(&self) -> usize {
+        self.parts
+    }
+
+    fn loss(&mut self, step: u64, part: usize) -> Candle<Loss> {
+        let chosen = self.order.batch(step, &mut self.memo);
+        let rows = chosen.len() / self.parts;
+        let (words, count) = self.blocks.at(&chosen[part * rows..(part + 1) * rows]);
+        let [ids, targets] =
+            words.map(|words| Tensor::from_vec(words, (rows, self.blocks.len), self.net.device()));
+        let dropout = self.noise.branch(step).branch(part as u64).at(self.net.config().backbone.dropout);
+        let nll = self.net.nll(&ids?, &targets?, dropout)?;
+        Ok(Loss { sum: nll.sum_all()?, count: count as f64 })
+    }
+
+    fn evaluate(&mut self, _: u64) -> Candle<Score> {
+        let window = Windows { window: self.blocks.len, context: 0 };
+        let batch = at_a_time(self.blocks.len as u64);
+        let nll = stream_nll(&self.net, self.validation, window, batch, |_| ())?;
+        let loss = nll.iter().map(|&nll| f64::from(nll)).sum::<f64>() / nll.len().max(1) as f64;
+        Ok(Score { loss, value: -loss })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_word_is_predicted_once_behind_the_one_before() {
+        let stream: Vec<u32> = (10..20).collect();
+        let blocks = Blocks { stream: &stream, len: 4 };
+        assert_eq!(blocks.count(), 3);
+        let ([ids, targets], count) = blocks.at(&[2, 0]);
+        assert_eq!(ids, [17, 18, PADDING, PADDING, END, 10, 11, 12]);
+        assert_eq!((targets.as_slice(), count), (&[18, 19, PADDING, PADDING, 10, 11, 12, 13][..], 6));
+    }
+}
