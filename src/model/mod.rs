@@ -31,7 +31,7 @@ mod tests;
 pub mod vision;
 pub mod word_lm;
 
-use candle_core::{Result, Tensor};
+use candle_core::Tensor;
 
 use crate::attention::knobs::Knobs;
 use crate::attention::{Entry, Shape};
@@ -40,7 +40,9 @@ pub use encoder::Classifier;
 pub use family::{Family, TABLE, families, find, register};
 
 /// What `run` shows on its way, the input of every layer, and then its result.
-fn traced(run: impl FnOnce(&mut dyn FnMut(&Tensor)) -> Result<Tensor>) -> Result<Vec<Tensor>> {
+fn traced(
+    run: impl FnOnce(&mut dyn FnMut(&Tensor)) -> candle_core::Result<Tensor>,
+) -> candle_core::Result<Vec<Tensor>> {
     let mut seen = Vec::new();
     let last = run(&mut |x| seen.push(x.clone()))?;
     seen.push(last);
