@@ -19,6 +19,7 @@ pub mod pattern;
 pub mod robustness;
 pub mod runner;
 pub mod speed;
+pub mod start;
 pub mod table;
 pub mod text;
 pub mod training;

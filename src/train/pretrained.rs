@@ -233,6 +233,14 @@ impl Pretrained {
         Ok(tokenizer)
     }
 
+    /// `ids` [b, n] as far as the encoder has positions for them.
+    ///
+    /// # Errors
+    /// Failures of the device.
+    pub fn known(&self, ids: &Tensor) -> Candle<Tensor> {
+        ids.narrow(1, 0, ids.dim(1)?.min(self.positions))?.contiguous()
+    }
+
     /// The files with weights.
     fn files(&self) -> Result<Vec<PathBuf>> {
         let whole = self.folder.join("model.safetensors");

@@ -9,12 +9,14 @@ use super::recipe::{self, Recipe};
 use crate::attention::choose::Choice;
 use crate::config::grid::{Batches, Lengths, Seeds, Words};
 use crate::config::settings::{DtypeName, Settings};
-use crate::data::{self, Reading};
-use crate::model::family::{Asked, Sizes, SpecError, masked_lm};
+use crate::data::tokenizer::Tokenizer;
+use crate::data::{self, Labelled, Reading, Split};
+use crate::model::family::{Asked, SpecError, masked_lm};
 use crate::model::roberta::{RobertaConfig, Top};
 use crate::protocol::grid::{Defaults, Flags, Grid, Pick, PlanError, listed, tasks};
 use crate::protocol::model_spec::{ModelSpec, settle};
 use crate::protocol::runner::request;
+use crate::protocol::start::{self, Start};
 use crate::protocol::table::{Folders, Prepared};
 use crate::protocol::training::{Differences, Job, incomplete};
 use crate::record::Pass;
@@ -111,15 +113,7 @@ pub fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
     for task in tasks(grid) {
         data::text_task(&task).map_err(PlanError::new)?;
         for pick in grid.picks.iter().filter(|pick| pick.runs(&task)) {
-            let start = start(pick)?;
-            let hash = |start: &Pretrained| match hashes.get(&start.folder) {
-                Some(hash) => Ok(String::clone(hash)),
-                None => start.hash().map_err(PlanError::new),
-            };
-            let start = start.map(|start| hash(&start).map(|hash| (start, hash))).transpose()?;
-            if let Some((start, hash)) = &start {
-                hashes.insert(start.folder.clone(), hash.clone());
-            }
+            let start = start::of(pick, &mut hashes)?;
             for seed in pick.settings.seeds.clone().unwrap_or(Seeds(vec![SEED])).0 {
                 cells.push(cell(grid, pick, (&task, start.as_ref()), (seed, threads))?);
             }
@@ -132,72 +126,14 @@ pub fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
     Ok(cells)
 }
 
-/// The encoder that the line of `pick` starts from: the first one with the sizes of its preset and trained with its mechanism,
-/// as far as there is one.
-fn start(pick: &Pick) -> Result<Option<Pretrained>, PlanError> {
-    let (Some(Words(folders)), Ok(choice)) = (&pick.settings.from, &pick.choice) else { return Ok(None) };
-    let fits = |one: &Pretrained| {
-        let preset = masked_lm::preset_of(&one.backbone, one.vocab);
-        let sized = pick.settings.preset.as_deref().is_none_or(|wanted| preset == Some(wanted));
-        (sized, one.attention.entry.name == choice.entry.name)
-    };
-    let mut found: Option<Pretrained> = None;
-    for folder in folders {
-        let Some(one) = Pretrained::find(Path::new(folder), choice).map_err(PlanError::new)? else {
-            continue;
-        };
-        if found.as_ref().is_none_or(|found| fits(&one) > fits(found)) {
-            found = Some(one);
-        }
-    }
-    let Some(found) = found else {
-        let (folders, name) = (folders.join(", "), &pick.model);
-        return Err(PlanError(format!(
-            "--from {folders}: no encoder there starts {name}; train one with effattn mlm --model {name}"
-        )));
-    };
-    found.becomes(choice).map_err(PlanError::new)?;
-    Ok(Some(found))
-}
-
-/// Preset and sizes of the line of `pick`: those of the encoder, where there is one.
-fn sizes(pick: &Pick, start: Option<&Pretrained>) -> Result<(String, Sizes), PlanError> {
-    let said = Sizes::of(&pick.settings);
-    let Some(start) = start else {
-        return Ok((pick.settings.preset.clone().unwrap_or_else(|| PRESET.to_owned()), said));
-    };
-    if let Some(size) = (Sizes { dropout: None, ..said.clone() }).words().first() {
-        return Err(PlanError(format!("--from brings the encoder's sizes; leave {size} out")));
-    }
-    let own = masked_lm::preset_of(&start.backbone, start.vocab);
-    let preset =
-        pick.settings.preset.clone().or_else(|| own.map(str::to_owned)).unwrap_or_else(|| PRESET.to_owned());
-    let usual = masked_lm::preset(&preset).map(|(backbone, ..)| backbone);
-    let other = |size: usize, of: fn(&crate::model::Backbone) -> usize| {
-        (usual.map(of) != Some(size)).then_some(size as u64)
-    };
-    let backbone = &start.backbone;
-    let dropout = usual.is_none_or(|usual| usual.dropout != backbone.dropout).then_some(backbone.dropout);
-    Ok((
-        preset,
-        Sizes {
-            layers: other(backbone.layers, |of| of.layers),
-            width: other(backbone.width, |of| of.width),
-            heads: other(backbone.heads, |of| of.heads),
-            ffn: other(backbone.ffn, |of| of.ffn),
-            pooling: None,
-            dropout: said.dropout.or(dropout),
-        },
-    ))
-}
-
 fn cell(
     grid: &Grid,
     pick: &Pick,
-    (task, start): (&str, Option<&(Pretrained, String)>),
+    (task, start): (&str, Option<&Start>),
     (seed, threads): (u64, usize),
 ) -> Result<Cell, PlanError> {
-    let (start, encoder) = (start.map(|(start, _)| start), start.map(|(_, hash)| hash.clone()));
+    let encoder = start.map(|start| start.hash.clone());
+    let start = start.map(|start| &start.encoder);
     let settings = &pick.settings;
     let one = |name: &str, list: Option<&[u64]>| match list {
         None => Ok(None),
@@ -206,7 +142,7 @@ fn cell(
     };
     let len = one("length", settings.len.as_ref().map(|Lengths(list)| list.as_slice()))?;
     let batch = one("batch size", settings.batch.as_ref().map(|Batches(list)| list.as_slice()))?;
-    let (preset, sizes) = sizes(pick, start)?;
+    let (preset, sizes) = start::sizes(pick, start, PRESET)?;
     let recipe = recipe::find(&preset, task, len).map_err(PlanError::new)?;
     let (len, batch) = (len.unwrap_or(recipe.len), batch.unwrap_or(recipe.batch));
     let accumulate = settings.accumulate.unwrap_or(1);
@@ -324,32 +260,59 @@ pub fn prepare(plan: &mut Plan, folders: &Folders) -> anyhow::Result<Prepared> {
         requests.push(request::<Request>(cell)?);
     }
     let mut remarks = Vec::new();
-    let mut seen: Vec<(&str, Reading)> = Vec::new();
+    let mut sets: Vec<(&str, Reading)> = Vec::new();
+    let mut fitted: Vec<(&str, &str, u64)> = Vec::new();
     for request in &requests {
+        let start = request.from.as_deref().map(|folder| Pretrained::open(Path::new(folder))).transpose()?;
         let (name, reading) = (request.task.as_str(), request.reading);
-        if seen.contains(&(name, reading)) {
-            continue;
+        if !sets.contains(&(name, reading)) || !plan.data.contains_key(&words_name(request)) {
+            let set = (data::text_task(name)?.1.load)(&folders.data, reading)?;
+            plan.data.insert(words_name(request), words(request, start.as_ref(), &set)?.hash().to_owned());
+            if !sets.contains(&(name, reading)) {
+                remarks.extend(set.partial().map(|partial| incomplete(name, partial)));
+                remarks.extend(set.remarks().iter().cloned());
+            }
+            plan.data.insert(name.to_owned(), set.hash().to_owned());
+            sets.push((name, reading));
         }
-        seen.push((name, reading));
-        let set = (data::text_task(name)?.1.load)(&folders.data, reading)?;
-        remarks.extend(set.partial().map(|partial| incomplete(name, partial)));
-        remarks.extend(set.remarks().iter().cloned());
-        plan.data.insert(name.to_owned(), set.hash().to_owned());
+        let Some((start, folder)) = start.zip(request.from.as_deref()) else { continue };
+        let key = (folder, request.spec.model.as_str(), request.positions);
+        if !fitted.contains(&key) {
+            start.weights()?.fit(&model(request, &request.spec.choice()?)?)?;
+            remarks.push(format!(
+                "{} starts from {folder} ({})",
+                request.spec.model,
+                start.attention.label()
+            ));
+            fitted.push(key);
+        }
     }
-    let mut fitted: BTreeMap<(String, String, u64), ()> = BTreeMap::new();
-    for request in &requests {
-        let Some(folder) = &request.from else { continue };
-        let key = (folder.clone(), request.spec.model.clone(), request.positions);
-        if fitted.insert(key, ()).is_some() {
-            continue;
-        }
-        let start = Pretrained::open(Path::new(folder))?;
-        start.tokenizer()?;
-        let choice = request.spec.choice()?;
-        start.weights()?.fit(&model(request, &choice)?)?;
-        remarks.push(format!("{} starts from {folder} ({})", request.spec.model, start.attention.label()));
+    for (cell, request) in plan.cells.iter_mut().filter(|cell| !cell.request.is_null()).zip(&requests) {
+        let words = plan.data.get(&words_name(request));
+        cell.row.words = words.map(|hash| hash.chars().take(12).collect());
     }
     Ok(Prepared { remarks, text: None })
+}
+
+/// The tokenizer of `request`: that of its encoder, or one of the training texts.
+///
+/// # Errors
+/// A tokenizer that cannot be read or is not the encoder's.
+pub fn words(request: &Request, start: Option<&Pretrained>, set: &Labelled) -> anyhow::Result<Tokenizer> {
+    if let Some(start) = start {
+        return Ok(start.tokenizer()?);
+    }
+    let texts = set.side(Split::Train).iter();
+    let texts = texts.flat_map(|text| [Some(text.first.as_str()), text.second.as_deref()]).flatten();
+    Tokenizer::train(texts, request.vocab as usize).map_err(anyhow::Error::msg)
+}
+
+/// Name under which the checksum of the tokenizer stands in a plan.
+pub fn words_name(request: &Request) -> String {
+    match &request.from {
+        Some(folder) => format!("tokenizer of {folder}"),
+        None => format!("tokenizer of {}, {} words", request.task, request.vocab),
+    }
 }
 
 /// `sst-2 · roberta-base · 20935 updates · batch 32 · length 512`.

@@ -1,14 +1,12 @@
 //! The worker's side: fine-tunes one encoder and tests it.
 
-use std::path::Path;
-
 use candle_core::{Device, Result as Candle, Tensor};
 use serde_json::Value as Json;
 
-use super::plan::{Request, model};
+use super::plan::{Request, model, words, words_name};
 use super::recipe::{self, Recipe};
-use crate::data::tokenizer::{Encoder, Tokenizer};
-use crate::data::{self, Labelled, Split, Text};
+use crate::data::tokenizer::Encoder;
+use crate::data::{self, Split, Text};
 use crate::device::rng::Stream;
 use crate::model::batch::{Batch, Input, Tokens};
 use crate::model::family::{Loss, Net};
@@ -16,6 +14,7 @@ use crate::model::roberta::{Roberta, RobertaConfig};
 use crate::nn::PADDING;
 use crate::nn::dropout::Noise;
 use crate::nn::params::Builder;
+use crate::protocol::start::unchanged;
 use crate::protocol::table::{Conditions, Given};
 use crate::protocol::training::experiment::{Experiment, Laboratory, Select, Train, Trained, mean, scores};
 use crate::protocol::training::worker::{candle, failed, report};
@@ -122,20 +121,13 @@ impl<'a> Run<'a> {
         let recipe = recipe.map_err(|error| failed(&error))?;
         let set = (texts.load)(&conditions.data, request.reading).map_err(|error| failed(&error))?;
         conditions.same(&request.task, set.hash())?;
-        let start = request.from.as_ref().map(|folder| Pretrained::open(Path::new(folder)));
-        let start = start.transpose().map_err(|error| failed(&error))?;
-        if let Some(start) = &start
-            && request.encoder.as_ref() != Some(&start.hash().map_err(|error| failed(&error))?)
-        {
-            let folder = start.folder.display();
-            return Err(failed(&format!("{folder} changed since the plan was made; run the command again")));
-        }
+        let start = request.from.as_deref().zip(request.encoder.as_deref());
+        let start = start.map(|(folder, hash)| unchanged(folder, hash)).transpose();
+        let start = start.map_err(|error| failed(&error))?;
         let doing = |what: &str| link.send(&Answer::Doing { what: what.to_owned() });
         doing("cuts its texts into words").map_err(|error| failed(&error))?;
-        let tokenizer = match &start {
-            Some(start) => start.tokenizer().map_err(|error| failed(&error))?,
-            None => own_tokenizer(&set, request.vocab as usize)?,
-        };
+        let tokenizer = words(request, start.as_ref(), &set).map_err(|error| failed(&error))?;
+        conditions.same(&words_name(request), tokenizer.hash())?;
         let mut encoder = tokenizer.encoder();
         let limit = request.limit.map_or(usize::MAX, |limit| limit as usize);
         let mut side = |split: Split| {
@@ -215,13 +207,6 @@ impl<'a> Run<'a> {
             ))
         })
     }
-}
-
-/// A tokenizer for an encoder that starts from nothing: that of the training texts.
-fn own_tokenizer(set: &Labelled, vocab: usize) -> Result<Tokenizer, Ending> {
-    let texts = set.side(Split::Train).iter();
-    let texts = texts.flat_map(|text| [Some(text.first.as_str()), text.second.as_deref()]).flatten();
-    Tokenizer::train(texts, vocab).map_err(|error| failed(&error))
 }
 
 impl Experiment for Run<'_> {
@@ -309,6 +294,7 @@ impl Learner for TextLearner<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::tokenizer::Tokenizer;
 
     #[test]
     fn texts_are_cut_and_padded_to_the_longest_of_a_batch() {

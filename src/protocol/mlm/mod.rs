@@ -23,7 +23,7 @@ pub static PROTOCOL: Protocol = Protocol {
         TRAINING,
         MODEL,
         MACHINE,
-        &["timeout", "steps", "rate", "limit", "every", "accumulate", "tokenizer", "allow_partial"],
+        &["timeout", "steps", "rate", "limit", "every", "accumulate", "from", "tokenizer", "allow_partial"],
     ],
     help: &[
         ("preset", "Backbone and protocol: roberta-base or roberta-small (effattn list presets)"),
@@ -77,6 +77,8 @@ Examples:
   effattn mlm --task my-text.txt --model cosformer,full --steps 2000
   effattn mlm --suite cos-figure4 --tokenizer roberta/
       as published: that folder holds RoBERTa's vocab.json and merges.txt
+  effattn mlm --from results/mlm/latest --model ls:w=32,r=8 --len 512 --steps 1000
+      full attention's weights, converted to long inputs, go on as ls
 
 15 % of the words are hidden, others in every epoch; the loss is the mean over
 hidden words, in nats and in bits (the paper does not say which it prints).

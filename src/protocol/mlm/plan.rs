@@ -1,5 +1,6 @@
 //! From flags and suites to masked language models that are trained.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::bail;
@@ -12,14 +13,16 @@ use crate::config::grid::{Batches, Lengths, Seeds, Words};
 use crate::config::settings::{DtypeName, Settings};
 use crate::data::prose::{self, Prose};
 use crate::data::tokenizer::Tokenizer;
-use crate::model::family::{Resolved, SpecError, masked_lm};
+use crate::model::family::{Asked, Resolved, SpecError, masked_lm};
 use crate::model::roberta::RobertaConfig;
 use crate::protocol::grid::{Defaults, Flags, Grid, Pick, PlanError, listed, tasks};
 use crate::protocol::model_spec::{ModelSpec, settle};
+use crate::protocol::start::{self, Begin, Start};
 use crate::protocol::table::{Folders, Prepared};
 use crate::protocol::training::{Differences, Job, incomplete};
 use crate::record::Pass;
 use crate::run::plan::{Cell, Plan};
+use crate::train::pretrained::Pretrained;
 
 /// What the worker of a cell is asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -28,7 +31,9 @@ pub struct Request {
     pub task: String,
     /// The model.
     pub spec: ModelSpec,
-    /// File or folder of a tokenizer; absent: it is trained on the text.
+    /// The encoder that it goes on from; absent: from nothing.
+    pub start: Option<Begin>,
+    /// File or folder of a tokenizer; absent: that of the encoder, or it is trained on the text.
     pub tokenizer: Option<String>,
     /// Updates.
     pub steps: u64,
@@ -71,17 +76,29 @@ pub fn defaults(flags: &Flags) -> Defaults {
         rate: Some(3e-3),
         ..Settings::NONE
     };
+    // an encoder brings its sizes
+    let small = match flags.said().from {
+        Some(_) => Settings { layers: None, width: None, heads: None, ffn: None, ..small },
+        None => small,
+    };
     let (settings, models) =
         if flags.quick { (small, "cosformer") } else { (whole, "full,cosformer,relu-linear") };
     Defaults { settings, models }
 }
 
-/// The model of `spec`.
+/// The model of `spec`, for inputs as long as those of the encoder that it goes on from, or longer.
 ///
 /// # Errors
 /// Unknown names, impossible sizes, a mechanism that cannot do this.
-pub fn model(spec: &ModelSpec, choice: &Choice) -> Result<RobertaConfig, SpecError> {
-    let config = masked_lm::config(&spec.asked(choice))?;
+pub fn model(spec: &ModelSpec, start: Option<&Begin>, choice: &Choice) -> Result<RobertaConfig, SpecError> {
+    let config = match start {
+        None => masked_lm::config(&spec.asked(choice))?,
+        Some(start) => {
+            let (len, vocab) = (Some(spec.len.max(start.positions) as usize), Some(start.vocab as usize));
+            let config = masked_lm::config(&Asked { len, vocab, ..spec.asked(choice) })?;
+            RobertaConfig { eps: start.eps, ..config }
+        }
+    };
     Resolved::validate(&config)?;
     Ok(config)
 }
@@ -91,22 +108,29 @@ pub fn model(spec: &ModelSpec, choice: &Choice) -> Result<RobertaConfig, SpecErr
 /// # Errors
 /// Settings that nobody can run.
 pub fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
-    let mut cells = Vec::new();
+    let (mut cells, mut hashes) = (Vec::new(), BTreeMap::new());
     for task in tasks(grid) {
         prose::known(&task).map_err(PlanError::new)?;
         for pick in grid.picks.iter().filter(|pick| pick.runs(&task)) {
+            let start = start::of(pick, &mut hashes)?;
             let seeds = pick.settings.seeds.clone().unwrap_or(Seeds(vec![SEED]));
             for seed in seeds.0 {
-                cells.push(cell(grid, pick, &task, (seed, threads))?);
+                cells.push(cell(grid, pick, (&task, start.as_ref()), (seed, threads))?);
             }
         }
     }
     Ok(cells)
 }
 
-fn cell(grid: &Grid, pick: &Pick, task: &str, (seed, threads): (u64, usize)) -> Result<Cell, PlanError> {
+fn cell(
+    grid: &Grid,
+    pick: &Pick,
+    (task, start): (&str, Option<&Start>),
+    (seed, threads): (u64, usize),
+) -> Result<Cell, PlanError> {
     let settings = &pick.settings;
-    let recipe = Recipe::find(settings.preset.as_deref().unwrap_or(PRESET)).map_err(PlanError)?;
+    let (preset, sizes) = start::sizes(pick, start.map(|start| &start.encoder), PRESET)?;
+    let recipe = Recipe::find(&preset).map_err(PlanError)?;
     let one = |list: Option<&Vec<u64>>, default: u64| match list.map(Vec::as_slice) {
         None => Ok(default),
         Some([value]) => Ok(*value),
@@ -120,8 +144,14 @@ fn cell(grid: &Grid, pick: &Pick, task: &str, (seed, threads): (u64, usize)) -> 
             "--accumulate {accumulate} does not divide the batch of {batch}; choose a divisor"
         )));
     }
-    let spec = ModelSpec::new(pick, len, batch, Pass::Train, seed)?;
-    let (config, reason) = settle(pick, |choice| model(&spec, choice))?;
+    if let (Some(_), Some(tokenizer)) = (start, &settings.tokenizer) {
+        return Err(PlanError(format!(
+            "--from brings the encoder's tokenizer; leave --tokenizer {tokenizer} out"
+        )));
+    }
+    let spec = ModelSpec { preset, sizes, ..ModelSpec::new(pick, len, batch, Pass::Train, seed)? };
+    let begin = start.map(Begin::from);
+    let (config, reason) = settle(pick, |choice| model(&spec, begin.as_ref(), choice))?;
     let resolved = config.as_ref().map(|config| config as &dyn Resolved);
     let mut row = spec.row("mlm", threads, resolved);
     row.task = Some(task.to_owned());
@@ -132,6 +162,7 @@ fn cell(grid: &Grid, pick: &Pick, task: &str, (seed, threads): (u64, usize)) -> 
     let usual = Request {
         task: task.to_owned(),
         spec: ModelSpec { len: recipe.len, batch: recipe.batch, ..spec.usual(&spec.preset) },
+        start: None,
         tokenizer: None,
         steps: recipe.steps,
         rate: recipe.rate,
@@ -147,6 +178,7 @@ fn cell(grid: &Grid, pick: &Pick, task: &str, (seed, threads): (u64, usize)) -> 
     let request = Request {
         task: task.to_owned(),
         spec,
+        start: begin,
         tokenizer: settings.tokenizer.clone(),
         steps,
         rate: settings.rate.unwrap_or(recipe.rate),
@@ -157,6 +189,8 @@ fn cell(grid: &Grid, pick: &Pick, task: &str, (seed, threads): (u64, usize)) -> 
     };
     if reason.is_none() {
         let mut differences = differences(&request, recipe);
+        let goes_on = |start: &Start| format!("goes on from {}", start.encoder.attention.label());
+        differences.settings.extend(start.map(goes_on));
         differences.settings.extend(beside.into_iter().flat_map(|beside| beside.foreign));
         (row.fraction, row.differs) = (differences.fraction(), differences.words());
     }
@@ -196,7 +230,8 @@ pub struct Source {
 
 /// Names under which the checksums of text and tokenizer stand in a plan.
 pub fn data_names(request: &Request) -> [String; 2] {
-    let tokenizer = request.tokenizer.as_deref().unwrap_or(&request.task);
+    let start = request.start.as_ref().map(|start| start.folder.as_str());
+    let tokenizer = start.or(request.tokenizer.as_deref()).unwrap_or(&request.task);
     [request.task.clone(), format!("tokenizer of {tokenizer}")]
 }
 
@@ -208,7 +243,10 @@ pub fn data_names(request: &Request) -> [String; 2] {
 pub fn load(request: &Request, data: &Path) -> anyhow::Result<Source> {
     let preset = &request.spec.preset;
     let recipe = Recipe::find(preset).map_err(anyhow::Error::msg)?;
-    let given = request.tokenizer.as_deref().map(|path| Tokenizer::load(Path::new(path))).transpose()?;
+    let given = match &request.start {
+        Some(start) => Some(Pretrained::open(Path::new(&start.folder))?.tokenizer()?),
+        None => request.tokenizer.as_deref().map(|path| Tokenizer::load(Path::new(path))).transpose()?,
+    };
     if given.is_none() && recipe.given_tokenizer {
         bail!(
             "preset {preset} has RoBERTa's 50,265 words; give the folder of its vocab.json and merges.txt with --tokenizer"
@@ -224,7 +262,7 @@ pub fn load(request: &Request, data: &Path) -> anyhow::Result<Source> {
         }
     };
     let choice = request.spec.choice()?;
-    let room = model(&request.spec, &choice)?.vocab;
+    let room = model(&request.spec, request.start.as_ref(), &choice)?.vocab;
     if tokenizer.len() > room {
         let (len, given) = (tokenizer.len(), request.tokenizer.as_deref().unwrap_or("the tokenizer"));
         bail!(
@@ -239,12 +277,19 @@ pub fn load(request: &Request, data: &Path) -> anyhow::Result<Source> {
 /// # Errors
 /// As [`load`].
 pub fn prepare(plan: &mut Plan, folders: &Folders) -> anyhow::Result<Prepared> {
-    type Wanted = (String, Option<String>, bool);
+    type Wanted = (String, Option<String>, Option<String>, bool);
     let mut seen: Vec<(Wanted, String)> = Vec::new();
     let mut remarks = Vec::new();
     for cell in &mut plan.cells {
         let Ok(request) = serde_json::from_value::<Request>(cell.request.clone()) else { continue };
-        let wanted = (request.task.clone(), request.tokenizer.clone(), request.allow_partial);
+        if let Some(start) = &request.start {
+            let encoder = Pretrained::open(Path::new(&start.folder))?;
+            encoder.weights()?.fit(&model(&request.spec, Some(start), &request.spec.choice()?)?)?;
+            let (model, folder, label) = (&request.spec.model, &start.folder, encoder.attention.label());
+            remarks.push(format!("{model} goes on from {folder} ({label})"));
+        }
+        let from = request.start.as_ref().map(|start| start.folder.clone());
+        let wanted = (request.task.clone(), from, request.tokenizer.clone(), request.allow_partial);
         let known = seen.iter().find(|(known, _)| *known == wanted).map(|(_, hash)| hash.clone());
         let hash = match known {
             Some(hash) => hash,

@@ -13,6 +13,7 @@ use crate::model::roberta::RobertaConfig;
 use crate::nn::PADDING;
 use crate::nn::dropout::Noise;
 use crate::nn::params::Builder;
+use crate::protocol::start::unchanged;
 use crate::protocol::table::{Conditions, Given};
 use crate::protocol::training::experiment::{Experiment, Laboratory, Select, Train, Trained, mean, scores};
 use crate::protocol::training::worker::{candle, failed, report};
@@ -22,6 +23,7 @@ use crate::run::worker::Link;
 use crate::train::checkpoint::Checkpoint;
 use crate::train::optim::Method;
 use crate::train::order::Order;
+use crate::train::pretrained::CALIBRATION;
 use crate::train::schedule::Schedule;
 use crate::train::session::{Files, Learner, Score};
 
@@ -84,11 +86,12 @@ fn train(link: &Link, request: &Request, conditions: &Conditions) -> Result<Done
     conditions.same(&text, &prose.hash)?;
     conditions.same(&words, tokenizer.hash())?;
     let recipe = Recipe::find(&request.spec.preset).map_err(|error| failed(&error))?;
-    let config = request.spec.choice().and_then(|choice| model(&request.spec, &choice));
+    let config =
+        request.spec.choice().and_then(|choice| model(&request.spec, request.start.as_ref(), &choice));
     let config = config.map_err(|error| failed(&error))?;
     let blocks = |texts: &[String]| {
         let texts = texts.iter().map(String::as_str);
-        let mut blocks = Blocks::new(&tokenizer, texts, config.positions, recipe.cut);
+        let mut blocks = Blocks::new(&tokenizer, texts, request.spec.len as usize, recipe.cut);
         request.limit.iter().for_each(|limit| blocks.truncate(*limit as usize));
         blocks
     };
@@ -151,7 +154,7 @@ impl Run<'_> {
                 "{} has {} blocks of {} words, too few for a batch of {batch}; take a smaller --batch or --len",
                 self.request.task,
                 self.train.len(),
-                self.config.positions
+                self.request.spec.len
             ))
         })
     }
@@ -180,7 +183,18 @@ impl Experiment for Run<'_> {
     }
 
     fn begin(&self, device: &Device) -> Result<Builder, Ending> {
-        Ok(Builder::seeded(self.request.spec.seed, device, true))
+        let seed = self.request.spec.seed;
+        let Some(begin) = &self.request.start else { return Ok(Builder::seeded(seed, device, true)) };
+        let start = unchanged(&begin.folder, &begin.encoder).map_err(|error| failed(&error))?;
+        let mut weights = start.weights().map_err(|error| failed(&error))?;
+        let order = self.order()?;
+        let batches = (0..order.per_epoch().min(CALIBRATION as u64)).map(|step| {
+            let batch = batch(&self.train, &order.batch(step, &mut None), (seed, 0), &Device::Cpu)?;
+            start.known(&batch.tokens()?.ids)
+        });
+        weights.calibrate(&self.config, batches).map_err(candle)?;
+        let tensors = weights.fit(&self.config).map_err(|error| failed(&error))?;
+        Ok(Builder::warm(seed, tensors, device, true))
     }
 
     fn learner<'a>(

@@ -1,0 +1,130 @@
+//! `--from`: the pretrained encoders that fine-tuning and further masked training start from.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::grid::{Pick, PlanError};
+use crate::config::grid::Words;
+use crate::model::family::{Sizes, masked_lm};
+use crate::train::pretrained::Pretrained;
+
+/// An encoder to start from.
+pub struct Start {
+    /// The encoder.
+    pub encoder: Pretrained,
+    /// SHA-256 of its files.
+    pub hash: String,
+}
+
+/// The same in the request of a worker.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Begin {
+    /// Its folder.
+    pub folder: String,
+    /// SHA-256 of its files.
+    pub encoder: String,
+    /// Number of ids.
+    pub vocab: u64,
+    /// Positions.
+    pub positions: u64,
+    /// Epsilon of LayerNorm.
+    pub eps: f64,
+}
+
+impl From<&Start> for Begin {
+    fn from(start: &Start) -> Self {
+        let Start { encoder, hash } = start;
+        Self {
+            folder: encoder.folder.display().to_string(),
+            encoder: hash.clone(),
+            vocab: encoder.vocab as u64,
+            positions: encoder.positions as u64,
+            eps: encoder.eps,
+        }
+    }
+}
+
+/// The encoder in `folder`, which must still be the one with the checksum `hash`.
+///
+/// # Errors
+/// Files that changed or cannot be read.
+pub fn unchanged(folder: &str, hash: &str) -> Result<Pretrained, String> {
+    let start = Pretrained::open(Path::new(folder)).map_err(|error| error.to_string())?;
+    match start.hash() {
+        Ok(found) if found == hash => Ok(start),
+        Ok(_) => Err(format!("{folder} changed since the plan was made; run the command again")),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// The encoder that the line of `pick` starts from: the first one with the sizes of its preset and trained with its mechanism,
+/// as far as there is one. Hashes of files that were read before are in `hashes`.
+///
+/// # Errors
+/// No such encoder, one that cannot be read, or whose weights mean nothing to the mechanism.
+pub fn of(pick: &Pick, hashes: &mut BTreeMap<PathBuf, String>) -> Result<Option<Start>, PlanError> {
+    let (Some(Words(folders)), Ok(choice)) = (&pick.settings.from, &pick.choice) else { return Ok(None) };
+    let fits = |one: &Pretrained| {
+        let preset = masked_lm::preset_of(&one.backbone, one.vocab);
+        let sized = pick.settings.preset.as_deref().is_none_or(|wanted| preset == Some(wanted));
+        (sized, one.attention.entry.name == choice.entry.name)
+    };
+    let mut found: Option<Pretrained> = None;
+    for folder in folders {
+        let Some(one) = Pretrained::find(Path::new(folder), choice).map_err(PlanError::new)? else {
+            continue;
+        };
+        if found.as_ref().is_none_or(|found| fits(&one) > fits(found)) {
+            found = Some(one);
+        }
+    }
+    let Some(found) = found else {
+        let (folders, name) = (folders.join(", "), &pick.model);
+        return Err(PlanError(format!(
+            "--from {folders}: no encoder there starts {name}; train one with effattn mlm --model {name}"
+        )));
+    };
+    found.becomes(choice).map_err(PlanError::new)?;
+    let hash = match hashes.get(&found.folder) {
+        Some(hash) => hash.clone(),
+        None => found.hash().map_err(PlanError::new)?,
+    };
+    hashes.insert(found.folder.clone(), hash.clone());
+    Ok(Some(Start { encoder: found, hash }))
+}
+
+/// Preset and sizes of the line of `pick`: those of the encoder, where there is one; `usual` where nothing says the preset.
+///
+/// # Errors
+/// Sizes beside an encoder.
+pub fn sizes(pick: &Pick, start: Option<&Pretrained>, usual: &str) -> Result<(String, Sizes), PlanError> {
+    let said = Sizes::of(&pick.settings);
+    let Some(start) = start else {
+        return Ok((pick.settings.preset.clone().unwrap_or_else(|| usual.to_owned()), said));
+    };
+    if let Some(size) = (Sizes { dropout: None, ..said.clone() }).words().first() {
+        return Err(PlanError(format!("--from brings the encoder's sizes; leave {size} out")));
+    }
+    let own = masked_lm::preset_of(&start.backbone, start.vocab);
+    let preset =
+        pick.settings.preset.clone().or_else(|| own.map(str::to_owned)).unwrap_or_else(|| usual.to_owned());
+    let there = masked_lm::preset(&preset).map(|(backbone, ..)| backbone);
+    let other = |size: usize, of: fn(&crate::model::Backbone) -> usize| {
+        (there.map(of) != Some(size)).then_some(size as u64)
+    };
+    let backbone = &start.backbone;
+    let dropout = there.is_none_or(|there| there.dropout != backbone.dropout).then_some(backbone.dropout);
+    Ok((
+        preset,
+        Sizes {
+            layers: other(backbone.layers, |of| of.layers),
+            width: other(backbone.width, |of| of.width),
+            heads: other(backbone.heads, |of| of.heads),
+            ffn: other(backbone.ffn, |of| of.ffn),
+            pooling: None,
+            dropout: said.dropout.or(dropout),
+        },
+    ))
+}
