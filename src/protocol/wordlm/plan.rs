@@ -212,9 +212,10 @@ pub fn price(plan: &mut Plan, prober: &Prober) -> Result<(), RunError> {
         let request: Request = request(cell)?;
         let (spec, len) = (request.spec.clone(), request.spec.len);
         let probe = speed::plan::Request { spec, warmup: 1, min_runs: 1, runs: 3, max_time: 0.5 };
-        let rate = speed::probe(&probe, len, prober)?;
-        if let Some((rate, flops)) = rate.zip(cell.row.flops) {
-            cell.seconds = work(&request, flops) / rate;
+        if let Some((probed, flops)) = speed::probe(&probe, len, prober)?.zip(cell.row.flops) {
+            let step = request.spec.step_flops(flops) / request.accumulate as f64;
+            cell.memory = Some(probed.memory(step, cell.row.bytes.unwrap_or(0)));
+            cell.seconds = work(&request, flops) / probed.rate;
         }
     }
     Ok(())
