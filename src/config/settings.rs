@@ -284,6 +284,10 @@ settings! {
     every: u64, "Budget", "N", positive;
     /// Micro-batches per update: the memory of one, the update of all
     accumulate: u64, "Budget", "N", positive;
+    /// Evaluate these weights instead of training: a checkpoint, or safetensors under public names
+    weights: String, "Evaluation", "FILE", word;
+    /// Compare the patches of so many images behind every block (Figure 6)
+    similarity: u64, "Evaluation", "N", |text| within(text, 0, 1 << 20);
     /// Evaluate in overlapping windows (the paper) instead of blocks behind a cache (its code)
     overlap: bool, "Evaluation", "", switch;
     /// Characters inserted per document; 10 is compared with the paper, all make the curve

@@ -33,11 +33,14 @@ pub const SHIPPED: &[(&str, &str)] = &[
     ("cos-table6", include_str!("../../suites/cos-table6.toml")),
     ("ls-figure2", include_str!("../../suites/ls-figure2.toml")),
     ("ls-figure3", include_str!("../../suites/ls-figure3.toml")),
+    ("ls-figure6", include_str!("../../suites/ls-figure6.toml")),
     ("ls-table1", include_str!("../../suites/ls-table1.toml")),
     ("ls-table2", include_str!("../../suites/ls-table2.toml")),
     ("ls-table3", include_str!("../../suites/ls-table3.toml")),
     ("ls-table3-small", include_str!("../../suites/ls-table3-small.toml")),
     ("ls-table4", include_str!("../../suites/ls-table4.toml")),
+    ("ls-table5", include_str!("../../suites/ls-table5.toml")),
+    ("ls-table5-small", include_str!("../../suites/ls-table5-small.toml")),
 ];
 
 /// A suite that cannot be used: where and why.

@@ -13,6 +13,7 @@ pub mod enwik8;
 pub mod fetch;
 pub mod glue;
 pub mod image;
+pub mod images;
 pub mod imdb;
 pub mod labelled;
 pub mod listops;

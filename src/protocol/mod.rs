@@ -23,6 +23,7 @@ pub mod start;
 pub mod table;
 pub mod text;
 pub mod training;
+pub mod vision;
 pub mod wordlm;
 
 use serde::{Deserialize, Serialize};

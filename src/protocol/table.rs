@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::grid::{Defaults, Flags, Grid, PlanError};
 use super::runner::Runner;
-use super::{charlm, finetune, lra, memory, mlm, robustness, speed, wordlm};
+use super::{charlm, finetune, lra, memory, mlm, robustness, speed, vision, wordlm};
 use crate::config::settings::{Setting, Settings};
 use crate::record::{Metric, Outcome, Row};
 use crate::run::outcome::Ending;
@@ -32,6 +32,7 @@ pub static TABLE: &[&Protocol] = &[
     &mlm::PROTOCOL,
     &finetune::PROTOCOL,
     &robustness::PROTOCOL,
+    &vision::PROTOCOL,
 ];
 
 static REGISTERED: RwLock<Vec<&'static Protocol>> = RwLock::new(Vec::new());
@@ -351,6 +352,8 @@ mod tests {
         ("limit", "99"),
         ("every", "7"),
         ("accumulate", "2"),
+        ("weights", "other.safetensors"),
+        ("similarity", "7"),
         ("overlap", "true"),
         ("insertions", "5"),
         ("characters", "!"),
@@ -377,6 +380,8 @@ mod tests {
             _ => {}
         }
         match key {
+            "task" if protocol.name == "vision" => "generated".to_owned(),
+            "preset" if protocol.name == "vision" => "vil-ls-small".to_owned(),
             "task" => pick([if protocol.name == "lra" { "text" } else { "retrieval" }, "text8"]),
             "preset" => pick([
                 if matches!(protocol.shown, Shown::Growth) { "ls-lra" } else { "lra-repo" },

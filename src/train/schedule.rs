@@ -43,6 +43,20 @@ pub enum Schedule {
         /// C, steps per cycle.
         cycle: u64,
     },
+    /// `start_lr` + (peak - `start_lr`) s/W for s < W, then `min_lr` + (peak - `min_lr`) (1 + cos(pi s/`steps`))/2, whose
+    /// phase counts from the first step (image models of Transformer-LS).
+    WarmupCosine {
+        /// Highest rate.
+        peak_lr: f64,
+        /// Rate of step 0.
+        start_lr: f64,
+        /// Rate at the end.
+        min_lr: f64,
+        /// W.
+        warmup: u64,
+        /// All steps.
+        steps: u64,
+    },
     /// peak s/W, then from peak down to `end_lr` at s = `total` by (1 - (s - W)/(total - W))^`power` (fairseq). The rate
     /// of step 0 is 0.
     Polynomial {
@@ -108,6 +122,13 @@ impl Schedule {
                 let turns = s.saturating_sub(warmup) as f64 / cycle.max(1) as f64;
                 let wave = 0.5 * (1.0 + (std::f64::consts::PI * turns.fract()).cos());
                 plain(base_lr * ramp(s, warmup) * wave.max(0.0))
+            }
+            Self::WarmupCosine { peak_lr, start_lr, warmup, .. } if s < warmup => {
+                plain(start_lr + (peak_lr - start_lr) * s as f64 / warmup as f64)
+            }
+            Self::WarmupCosine { peak_lr, min_lr, steps, .. } => {
+                let wave = 0.5 * (1.0 + (std::f64::consts::PI * ramp(s, steps)).cos());
+                plain(min_lr + (peak_lr - min_lr) * wave)
             }
             Self::Polynomial { peak_lr, warmup, .. } if s <= warmup => plain(peak_lr * ramp(s, warmup)),
             Self::Polynomial { peak_lr, warmup, total, power, end_lr } => {

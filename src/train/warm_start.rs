@@ -56,18 +56,7 @@ pub fn start(
     (seed, device, train): (u64, &Device, bool),
 ) -> Result<Started, WarmStartError> {
     let unfit = |reason: String| WarmStartError::Unfit { path: path.to_owned(), reason };
-    let (stored, own) = read(path)?;
-    let (mut given, mut names, mut unused) = (HashMap::new(), HashMap::new(), Vec::new());
-    for (theirs, tensor) in stored {
-        let Some(ours) = (if own { Some(theirs.clone()) } else { model.own_name(&theirs) }) else {
-            unused.push(theirs);
-            continue;
-        };
-        if let Some(other) = names.insert(ours.clone(), theirs.clone()) {
-            return Err(unfit(format!("{other} and {theirs} are both {ours}")));
-        }
-        given.insert(ours, tensor);
-    }
+    let (given, names, mut unused) = named(model, path)?;
     let builder = Builder::warm(seed, given, device, train);
     let net = model.build(&builder).map_err(|error| unfit(error.to_string()))?;
     let params = builder.finish();
@@ -78,6 +67,34 @@ pub fn start(
     );
     unused.sort();
     Ok(Started { net, params, fresh, unused })
+}
+
+/// The tensors of `path` under the names of `model`, which needs no other.
+///
+/// # Errors
+/// A file that cannot be read, two tensors for one parameter.
+pub fn tensors(model: &dyn Resolved, path: &Path) -> Result<HashMap<String, Tensor>, WarmStartError> {
+    Ok(named(model, path)?.0)
+}
+
+/// Tensors under our names, what those are called in the file, and what the model has no use for.
+type Named = (HashMap<String, Tensor>, HashMap<String, String>, Vec<String>);
+
+fn named(model: &dyn Resolved, path: &Path) -> Result<Named, WarmStartError> {
+    let (stored, own) = read(path)?;
+    let (mut given, mut names, mut unused) = (HashMap::new(), HashMap::new(), Vec::new());
+    for (theirs, tensor) in stored {
+        let Some(ours) = (if own { Some(theirs.clone()) } else { model.own_name(&theirs) }) else {
+            unused.push(theirs);
+            continue;
+        };
+        if let Some(other) = names.insert(ours.clone(), theirs.clone()) {
+            let reason = format!("{other} and {theirs} are both {ours}");
+            return Err(WarmStartError::Unfit { path: path.to_owned(), reason });
+        }
+        given.insert(ours, tensor);
+    }
+    Ok((given, names, unused))
 }
 
 /// Every tensor of a checkpoint of ours (its weights and constants) or of any other safetensors file, and whether it is

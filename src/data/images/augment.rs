@@ -62,7 +62,14 @@ impl Augment {
     };
 
     /// Planes [3, size, size] of `image`, appended to `to`.
-    pub fn image(&self, image: &RgbImage, size: u32, normal: &Normal, stream: &mut Stream, to: &mut Vec<f32>) {
+    pub fn image(
+        &self,
+        image: &RgbImage,
+        size: u32,
+        normal: &Normal,
+        stream: &mut Stream,
+        to: &mut Vec<f32>,
+    ) {
         let mut image = match self.crop {
             Crop::Resized { least } => {
                 let (x, y, width, height) = resized_crop(image.dimensions(), least, stream);
@@ -257,8 +264,7 @@ mod tests {
                 .flat_map(|augment| (0..10).map(move |seed| (augment, seed)))
         {
             let mut pixels = start.clone();
-            let shares =
-                augment.batch(&mut pixels, &[0, 1, 2], (4, size), &mut Stream::new(seed, "mix"));
+            let shares = augment.batch(&mut pixels, &[0, 1, 2], (4, size), &mut Stream::new(seed, "mix"));
             let rows: Vec<&[f32]> = shares.chunks(4).collect();
             assert!(rows.iter().all(|row| (row.iter().sum::<f32>() - 1.0).abs() < 1e-5));
             // the mean of image 0, which was 0 everywhere, is the share of image 2 times 2
@@ -268,7 +274,13 @@ mod tests {
             assert!(pixels[image..2 * image].iter().all(|value| (*value - 1.0).abs() < 1e-5));
             assert!((rows[1][1] - 0.925).abs() < 1e-5);
         }
-        let plain = Augment::SMALL.batch(&mut start.clone(), &[1, 0, 0], (2, size), &mut Stream::new(0, "mix"));
-        assert!(plain.iter().zip([0.05, 0.95, 0.95, 0.05, 0.95, 0.05]).all(|(a, b): (&f32, f32)| (a - b).abs() < 1e-6));
+        let plain =
+            Augment::SMALL.batch(&mut start.clone(), &[1, 0, 0], (2, size), &mut Stream::new(0, "mix"));
+        assert!(
+            plain
+                .iter()
+                .zip([0.05, 0.95, 0.95, 0.05, 0.95, 0.05])
+                .all(|(a, b): (&f32, f32)| (a - b).abs() < 1e-6)
+        );
     }
 }

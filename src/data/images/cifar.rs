@@ -35,9 +35,8 @@ impl Cifar {
         let [a, b, c, d, e, test] = batches;
         let train = [a, b, c, d, e].concat();
         let counts = (train.len() / RECORD, test.len() / RECORD);
-        let partial = (counts != (PUBLISHED, TEST)).then(|| {
-            format!("{} of {PUBLISHED} training and {} of {TEST} test images", counts.0, counts.1)
-        });
+        let partial = (counts != (PUBLISHED, TEST))
+            .then(|| format!("{} of {PUBLISHED} training and {} of {TEST} test images", counts.0, counts.1));
         if let (Some(missing), false) = (&partial, allow_partial) {
             let missing = missing.clone();
             return Err(DataError::Partial { what: "CIFAR-10", dir: dir.to_owned(), missing });

@@ -18,7 +18,8 @@ const BYTES: u64 = 256 << 20;
 /// A file that cannot be read, is neither JPEG nor PNG, is too large, cut off or damaged.
 pub fn read(file: &Path) -> Result<RgbImage, DataError> {
     let refuse = |error: std::io::Error| store::bad_file(file, error.to_string());
-    let bytes = std::fs::File::open(file).and_then(|open| store::read_limited(open, BYTES)).map_err(refuse)?;
+    let bytes =
+        std::fs::File::open(file).and_then(|open| store::read_limited(open, BYTES)).map_err(refuse)?;
     image(&bytes).map_err(|reason| store::bad_file(file, reason))
 }
 
@@ -27,7 +28,8 @@ pub fn read(file: &Path) -> Result<RgbImage, DataError> {
 /// # Errors
 /// As [`read`], in words.
 pub fn image(bytes: &[u8]) -> Result<RgbImage, String> {
-    let reader = || ImageReader::new(Cursor::new(bytes)).with_guessed_format().map_err(|error| error.to_string());
+    let reader =
+        || ImageReader::new(Cursor::new(bytes)).with_guessed_format().map_err(|error| error.to_string());
     let format = reader()?.format();
     let jpeg = match format {
         Some(ImageFormat::Jpeg) => true,
@@ -121,7 +123,9 @@ mod tests {
     /// The checksum of PNG chunks.
     fn crc(bytes: &[u8]) -> u32 {
         let step = |sum: u32, byte: &u8| {
-            (0..8).fold(sum ^ u32::from(*byte), |sum, _| (sum >> 1) ^ if sum & 1 == 1 { 0xedb8_8320 } else { 0 })
+            (0..8).fold(sum ^ u32::from(*byte), |sum, _| {
+                (sum >> 1) ^ if sum & 1 == 1 { 0xedb8_8320 } else { 0 }
+            })
         };
         !bytes.iter().fold(u32::MAX, step)
     }

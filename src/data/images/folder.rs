@@ -27,7 +27,8 @@ impl Folder {
     /// # Errors
     /// No such tree, folders without images, one class only, evaluated classes that are not trained on.
     pub fn open(root: &Path) -> Result<Self, DataError> {
-        let missing = |next: String| DataError::Missing { what: "a tree of images", dir: root.to_owned(), next };
+        let missing =
+            |next: String| DataError::Missing { what: "a tree of images", dir: root.to_owned(), next };
         let train = root.join("train");
         let val = EVALUATED.iter().map(|name| root.join(name)).find(|folder| folder.is_dir());
         let (true, Some(val)) = (train.is_dir(), val) else {
@@ -43,7 +44,8 @@ impl Folder {
         }
         let evaluated = self::classes(&val)?;
         if let Some(foreign) = evaluated.iter().find(|class| !classes.contains(class)) {
-            let reason = format!("the class {foreign} is not in {}; both need the same folders", train.display());
+            let reason =
+                format!("the class {foreign} is not in {}; both need the same folders", train.display());
             return Err(store::bad_file(&val, reason));
         }
         if evaluated.is_empty() {
@@ -87,7 +89,11 @@ fn listed(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
 
 /// Images of every class in `folder` with their classes. Their names and sizes go into `content`: reading a million
 /// files before every run would take longer than what follows.
-fn images(folder: &Path, classes: &[String], content: &mut Content) -> Result<Vec<(PathBuf, u32)>, DataError> {
+fn images(
+    folder: &Path,
+    classes: &[String],
+    content: &mut Content,
+) -> Result<Vec<(PathBuf, u32)>, DataError> {
     let mut all = Vec::new();
     for (label, class) in classes.iter().enumerate() {
         let below = folder.join(class);
@@ -155,7 +161,9 @@ mod tests {
     #[test]
     fn classes_are_sorted_folders() {
         let dir = tempfile::tempdir().unwrap();
-        for (name, shade) in [("train/b/1.png", 10), ("train/a/2.png", 20), ("train/a/1.PNG", 30), ("val/b/9.png", 40)] {
+        for (name, shade) in
+            [("train/b/1.png", 10), ("train/a/2.png", 20), ("train/a/1.PNG", 30), ("val/b/9.png", 40)]
+        {
             put(dir.path(), name, shade);
         }
         std::fs::write(dir.path().join("train/a/notes.txt"), "no image").unwrap();

@@ -15,7 +15,8 @@ pub struct MadeUpImages(Vec<String>);
 
 impl Default for MadeUpImages {
     fn default() -> Self {
-        let names = SHADES.iter().flat_map(|shade| SHAPES.iter().map(move |shape| format!("{shade} {shape}")));
+        let names =
+            SHADES.iter().flat_map(|shade| SHAPES.iter().map(move |shape| format!("{shade} {shape}")));
         Self(names.collect())
     }
 }

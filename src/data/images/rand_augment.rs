@@ -182,7 +182,8 @@ pub fn affine(image: &RgbImage, [a, b, c, d]: [f64; 4], (dx, dy): (f64, f64)) ->
         let (u, v) = (sx - left, sy - top);
         let at = |place: f64, end: u32| place.clamp(0.0, f64::from(end - 1)) as u32;
         let near = |x: f64, y: f64| image.get_pixel(at(x, width), at(y, height)).0.map(f64::from);
-        let corners = [near(left, top), near(left + 1.0, top), near(left, top + 1.0), near(left + 1.0, top + 1.0)];
+        let corners =
+            [near(left, top), near(left + 1.0, top), near(left, top + 1.0), near(left + 1.0, top + 1.0)];
         let shares = [(1.0 - u) * (1.0 - v), u * (1.0 - v), (1.0 - u) * v, u * v];
         let value = |channel: usize| {
             let sum: f64 = corners.iter().zip(shares).map(|(corner, share)| corner[channel] * share).sum();
@@ -207,7 +208,9 @@ mod tests {
 
     #[test]
     fn without_magnitude_nothing_moves() {
-        for name in ["rotate", "color", "contrast", "brightness", "sharpness", "shear-x", "translate-y", "solarize"] {
+        for name in
+            ["rotate", "color", "contrast", "brightness", "sharpness", "shear-x", "translate-y", "solarize"]
+        {
             assert_eq!(apply(name, 0.0, 1.0), picture(), "{name}");
         }
     }

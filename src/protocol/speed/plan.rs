@@ -102,9 +102,13 @@ fn cell(
     let settings = &pick.settings;
     let spec = ModelSpec::new(pick, len, batch, pass, seed)?;
     let (resolved, reason) = settle(pick, |choice| spec.measured(choice))?;
+    let published =
+        ["step_time", "steps_per_second"].map(|metric| (metric, pick.published(metric, pass, len)));
+    let (metric, published) = published.into_iter().find(|(_, number)| number.is_some()).unwrap_or_default();
     let row = Row {
         suite: grid.suite.as_ref().map(|suite| suite.name.clone()),
-        published: pick.published("steps_per_second", pass, len),
+        metric: metric.to_owned(),
+        published,
         ..spec.row("speed", threads, resolved.as_deref())
     };
     let request = Request {

@@ -16,6 +16,8 @@ pub fn rows(row: &Row, samples: &[f64], peak: Option<u64>, ending: Option<&Endin
         Some(ending) => row.ended(ending.outcome, Some(ending.reason.clone())),
     };
     let summary = Summary::of(samples).filter(|summary| summary.median > 0.0 && row.outcome == Outcome::Ok);
+    // papers print steps per second, or the time of one
+    let latency = row.metric == "step_time";
     let published = row.published;
     let row = Row { published: None, ..row };
     let batch = row.batch.unwrap_or(1) as f64;
@@ -23,11 +25,12 @@ pub fn rows(row: &Row, samples: &[f64], peak: Option<u64>, ending: Option<&Endin
         true => ("images_per_second", batch),
         false => ("tokens_per_second", batch * row.len.unwrap_or(1) as f64),
     };
-    let time = Row { published: None, ..timed(&row, "step_time", "s", summary.as_ref(), |s| s) };
+    let time = timed(&row, "step_time", "s", summary.as_ref(), |s| s);
+    let time = Row { published: published.filter(|_| latency), ..time };
     let steps = timed(&row, "steps_per_second", "1/s", summary.as_ref(), |s| 1.0 / s);
     let rate = timed(&row, counted, "1/s", summary.as_ref(), |s| each / s);
     let memory = row.with("peak_memory", "B", peak.filter(|_| summary.is_some()).map(|bytes| bytes as f64));
-    vec![time, Row { published, ..steps }, rate, memory]
+    vec![time, Row { published: published.filter(|_| !latency), ..steps }, rate, memory]
 }
 
 /// Whether the model of `row` reads images: its length is their side, not a number of tokens.
@@ -83,6 +86,9 @@ mod tests {
         );
         assert_eq!(find("peak_memory").value, Some(99.0));
         assert_eq!((time.published, steps.published), (None, Some(Published::Value(3.0))));
+        let printed = Row { metric: "step_time".to_owned(), ..row.clone() };
+        let printed = super::rows(&printed, &[0.5], None, None);
+        assert_eq!((printed[0].published, printed[1].published), (Some(Published::Value(3.0)), None));
         let (low, high) = (steps.ci_low.unwrap(), steps.ci_high.unwrap());
         assert!(low < 2.0 && 2.0 < high, "{low} {high}");
         assert_eq!(time.n, Some(3));

@@ -162,7 +162,8 @@ impl Loader {
     /// All of the first `count` images of `split` in batches of `batch`, made ahead.
     pub fn evaluation(&self, split: Split, count: usize, batch: usize) -> Ahead<(), Made> {
         let (loader, batch) = (self.clone(), batch.max(1));
-        let chunks = (0..count).step_by(batch).map(move |from| (from..(from + batch).min(count)).collect::<Vec<_>>());
+        let chunks =
+            (0..count).step_by(batch).map(move |from| (from..(from + batch).min(count)).collect::<Vec<_>>());
         Ahead::new(chunks.map(move |indices| ((), loader.evaluate(split, &indices))))
     }
 
@@ -197,9 +198,11 @@ impl<K: Send + PartialEq + 'static, T: Send + 'static> Ahead<K, T> {
     fn new(mut things: impl Iterator<Item = (K, Result<T, DataError>)> + Send + 'static) -> Self {
         let (send, receive) = sync_channel(AHEAD);
         // ends when nobody takes what it makes
-        std::thread::spawn(move || while let Some(thing) = things.next() {
-            if send.send(thing).is_err() {
-                break;
+        std::thread::spawn(move || {
+            while let Some(thing) = things.next() {
+                if send.send(thing).is_err() {
+                    break;
+                }
             }
         });
         Self(receive)
@@ -209,7 +212,7 @@ impl<K: Send + PartialEq + 'static, T: Send + 'static> Ahead<K, T> {
     ///
     /// # Errors
     /// As it was made.
-    pub fn take(&self, key: &K) -> Option<Candle<T>> {
+    pub fn at(&self, key: &K) -> Option<Candle<T>> {
         let (made, thing) = self.0.recv().ok()?;
         (made == *key).then(|| thing.map_err(Error::wrap))
     }
@@ -219,7 +222,7 @@ impl<T: Send + 'static> Iterator for Ahead<(), T> {
     type Item = Candle<T>;
 
     fn next(&mut self) -> Option<Candle<T>> {
-        self.take(&())
+        self.at(&())
     }
 }
 
@@ -245,10 +248,11 @@ mod tests {
         for place in [(3, 0), (3, 1), (4, 0)] {
             let here = pixels(loader.part(order, place, 2, &mut None).unwrap());
             assert_eq!(here.len(), 4 * 3 * 32 * 32);
-            assert_eq!(pixels(ahead.take(&place).unwrap().unwrap()), here);
+            assert_eq!(pixels(ahead.at(&place).unwrap().unwrap()), here);
         }
-        assert!(ahead.take(&(9, 9)).is_none(), "another place is made at once");
-        let counts: Vec<usize> = loader.evaluation(Split::Test, 10, 4).map(|made| made.unwrap().len()).collect();
+        assert!(ahead.at(&(9, 9)).is_none(), "another place is made at once");
+        let counts: Vec<usize> =
+            loader.evaluation(Split::Test, 10, 4).map(|made| made.unwrap().len()).collect();
         assert_eq!(counts, [4, 4, 2]);
     }
 

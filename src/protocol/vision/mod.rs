@@ -23,7 +23,18 @@ pub static PROTOCOL: Protocol = Protocol {
     settings: &[
         TRAINING,
         MACHINE,
-        &["preset", "timeout", "steps", "rate", "limit", "every", "accumulate", "weights", "similarity", "allow_partial"],
+        &[
+            "preset",
+            "timeout",
+            "steps",
+            "rate",
+            "limit",
+            "every",
+            "accumulate",
+            "weights",
+            "similarity",
+            "allow_partial",
+        ],
     ],
     help: &[
         ("preset", "Backbone: cvt-small, vil-ls-small, cvt-13, vil-ls-medium, ... (effattn list presets)"),

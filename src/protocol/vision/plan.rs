@@ -6,9 +6,9 @@ use super::recipe::{self, Recipe};
 use crate::config::grid::{Batches, Lengths, Seeds, Words};
 use crate::config::settings::Settings;
 use crate::data::images;
+use crate::model::batch::InputKind;
 use crate::model::family::vision::{ImageClassifier, classifier};
 use crate::model::family::{self, Asked, Examples, Resolved, SpecError};
-use crate::model::batch::InputKind;
 use crate::protocol::grid::tasks as tasks_of;
 use crate::protocol::grid::{Defaults, Flags, Grid, Pick, PlanError};
 use crate::protocol::model_spec::{ModelSpec, settle};
@@ -111,7 +111,10 @@ pub fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
         }
     }
     if cells.is_empty() {
-        return Err(PlanError(format!("no row of the suite has {}; see --dry-run", tasks_of(grid).join(", "))));
+        return Err(PlanError(format!(
+            "no row of the suite has {}; see --dry-run",
+            tasks_of(grid).join(", ")
+        )));
     }
     Ok(cells)
 }

@@ -45,8 +45,10 @@ const VIL: Recipe = Recipe {
     gaps: &[PRECISION],
 };
 /// Official CvT's, with ViL-LS's batch.
-const CVT: Recipe = Recipe { rate: 2.5e-4, start: 4e-3, least: 1e-5, decay: 0.05, gaps: &[PRECISION, NO_SOURCE], ..VIL };
-const OTHERS: Recipe = Recipe { rate: 1e-3, start: 1e-3, least: 1e-5, decay: 0.05, gaps: &[PRECISION, NO_SOURCE], ..VIL };
+const CVT: Recipe =
+    Recipe { rate: 2.5e-4, start: 4e-3, least: 1e-5, decay: 0.05, gaps: &[PRECISION, NO_SOURCE], ..VIL };
+const OTHERS: Recipe =
+    Recipe { rate: 1e-3, start: 1e-3, least: 1e-5, decay: 0.05, gaps: &[PRECISION, NO_SOURCE], ..VIL };
 const SMALL: Recipe = Recipe {
     epochs: 20,
     batch: 128,
@@ -98,7 +100,10 @@ mod tests {
         assert_eq!(optimizer.weight_decay, 0.1);
         let warm = 5 * 1251;
         assert!((schedule.at(0).lr - 1.6e-6).abs() < 1e-12);
-        assert!((schedule.at(warm / 2).lr - 8e-4 * (0.002 + 0.998 * (warm / 2) as f64 / warm as f64)).abs() < 1e-12);
+        assert!(
+            (schedule.at(warm / 2).lr - 8e-4 * (0.002 + 0.998 * (warm / 2) as f64 / warm as f64)).abs()
+                < 1e-12
+        );
         // the cosine counts from the first step, not from the end of the warm-up
         assert!((schedule.at(steps / 2).lr - (1e-6 + (8e-4 - 1e-6) / 2.0)).abs() < 1e-9);
         assert!(schedule.at(warm).lr < 8e-4 && schedule.at(steps).lr < 1.1e-6);

@@ -67,7 +67,7 @@ impl Learner for ImageLearner<'_> {
 
     fn loss(&mut self, step: u64, part: usize) -> Candle<Loss> {
         let (loader, parts) = (&self.run.loader, self.run.parts());
-        let made = match self.ahead.take(&(step, part)) {
+        let made = match self.ahead.at(&(step, part)) {
             Some(made) => made?,
             None => {
                 let made = loader.part(self.order, (step, part), parts, &mut None);
@@ -118,7 +118,10 @@ impl Experiment for Run<'_> {
         let Request { spec, task, .. } = self.request;
         let count = self.count(Split::Train);
         let order = Order::new(spec.seed, count, spec.batch as usize).ok_or_else(|| {
-            failed(&format!("{task}: {count} training images do not fill a batch of {}; give a smaller --batch", spec.batch))
+            failed(&format!(
+                "{task}: {count} training images do not fill a batch of {}; give a smaller --batch",
+                spec.batch
+            ))
         })?;
         let from = restored.map_or(0, |checkpoint| checkpoint.updates);
         Ok(Box::new(ImageLearner {
@@ -137,7 +140,8 @@ impl<'a> Run<'a> {
         let set = (source.load)(&conditions.data, request.allow_partial).map_err(|error| failed(&error))?;
         conditions.same(&request.task, set.hash())?;
         let choice = request.spec.choice().map_err(|error| failed(&error))?;
-        let model = model(&request.spec, &choice, Some(set.classes().len())).map_err(|error| failed(&error))?;
+        let model =
+            model(&request.spec, &choice, Some(set.classes().len())).map_err(|error| failed(&error))?;
         let recipe = recipe::find(&request.spec.preset);
         let laboratory = Laboratory::open(&request.spec, conditions)?;
         let what = (request.spec.len as usize, request.spec.seed);
@@ -195,16 +199,18 @@ impl<'a> Run<'a> {
         let started = warm_start::tensors(&self.model, file).map_err(|error| failed(&error))?;
         let builder = Builder::given(started, device, false);
         let net = self.model.built(&builder).map_err(|error| {
-            failed(&format!("{}: {error}; the preset, --len and the classes must be those of the weights", file.display()))
+            failed(&format!(
+                "{}: {error}; the preset, --len and the classes must be those of the weights",
+                file.display()
+            ))
         });
         let measures = self.measures(link, &mut net?)?;
         Ok(self.done(measures, self.laboratory.peak()))
     }
 
     fn measures(&self, link: &Link, net: &mut ImageNet) -> Result<Vec<Measure>, Ending> {
-        let tell = |what: &str| {
-            link.send(&Answer::Doing { what: what.to_owned() }).map_err(|error| failed(&error))
-        };
+        let tell =
+            |what: &str| link.send(&Answer::Doing { what: what.to_owned() }).map_err(|error| failed(&error));
         tell("is evaluated")?;
         let scores = self.scores(net, Split::Test).map_err(candle)?;
         let tested = scores.first().map_or(0.0, |metric| metric.count);

@@ -4,6 +4,7 @@
 //! the colour-blind can tell apart, with dashes and markers for black and white.
 
 mod bars;
+mod blocks;
 mod bubbles;
 mod canvas;
 mod dots;
@@ -27,6 +28,7 @@ use std::path::{Path, PathBuf};
 use crate::record::file;
 
 pub use bars::{Bar, Panel as BarPanel, bars};
+pub use blocks::{Blocks, blocks};
 pub use bubbles::{Bubble, bubbles};
 pub use dots::{Crossing, Panel as DotPanel, dots};
 pub use growth::{Quantity, alike, figure, growth};

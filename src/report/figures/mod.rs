@@ -3,6 +3,7 @@
 mod cos_figure1;
 mod cos_table5;
 mod ls_figure3;
+mod ls_figure6;
 mod ls_table2;
 
 use std::io;
@@ -36,6 +37,11 @@ pub static FIGURES: &[PaperFigure] = &[
         name: "ls-figure3",
         about: "time and memory of language models against length (Transformer-LS, Figure 3)",
         draw: ls_figure3::draw,
+    },
+    PaperFigure {
+        name: "ls-figure6",
+        about: "how alike patches are behind every block (Transformer-LS, Figure 6)",
+        draw: ls_figure6::draw,
     },
     PaperFigure {
         name: "ls-table2",
