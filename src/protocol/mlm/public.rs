@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
+use crate::attention::choose::Choice;
 use crate::data::tokenizer::Tokenizer;
 use crate::model::roberta::RobertaConfig;
 use crate::nn::PADDING;
@@ -18,21 +19,30 @@ pub const CONFIG: &str = "config.json";
 /// The file of the tokenizer.
 pub const TOKENIZER: &str = "tokenizer.json";
 
-/// Writes the three files into `folder`. `model` is the mechanism with its knobs, as on the command line. Its weights come
-/// last: a folder that has them has everything.
+/// Writes the three files into `folder`. Its weights come last: a folder that has them has everything.
 ///
 /// # Errors
 /// A folder that cannot be written, a full disk.
 pub fn write(
     folder: &Path,
     weights: &Checkpoint,
-    (config, model, tokenizer): (&RobertaConfig, &str, &Tokenizer),
+    (config, tokenizer): (&RobertaConfig, &Tokenizer),
 ) -> anyhow::Result<()> {
+    let model = mechanism(config);
     file::write(&folder.join(TOKENIZER), tokenizer.json().as_bytes())?;
-    let text = serde_json::to_string_pretty(&describe(config, model, tokenizer))?;
+    let text = serde_json::to_string_pretty(&describe(config, &model, tokenizer))?;
     file::write(&folder.join(CONFIG), format!("{text}\n").as_bytes())?;
-    weights.export(&folder.join(WEIGHTS), &[("model", model), ("tokenizer", tokenizer.hash())])?;
+    weights.export(&folder.join(WEIGHTS), &[("model", &model), ("tokenizer", tokenizer.hash())])?;
     Ok(())
+}
+
+/// The mechanism as on the command line, with every setting that is not the default: those too that the block length gave
+/// (cosFormer's M), so that the model stays the same at other lengths.
+fn mechanism(config: &RobertaConfig) -> String {
+    let choice = Choice { entry: config.entry, knobs: config.knobs.clone(), variant: None };
+    let given: Vec<String> = choice.given().iter().map(|(name, value)| format!("{name}={value}")).collect();
+    let between = if given.is_empty() { "" } else { ":" };
+    format!("{}{between}{}", config.entry.name, given.join(","))
 }
 
 /// `config.json`: Hugging Face's keys, and in `effattn` what it has none for: the mechanism, and the checksum of the
@@ -61,4 +71,33 @@ fn describe(config: &RobertaConfig, model: &str, tokenizer: &Tokenizer) -> Value
         "torch_dtype": "float32",
         "effattn": { "model": model, "tokenizer": tokenizer.hash(), "version": env!("CARGO_PKG_VERSION") },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attention::choose::choose;
+    use crate::model::family::{Asked, Sizes, masked_lm};
+
+    #[test]
+    fn the_mechanism_is_named_with_what_the_block_length_gave() {
+        let named = |model: &str| {
+            let choice = choose(&model.parse().unwrap()).unwrap().remove(0);
+            let asked = Asked {
+                preset: "roberta-small",
+                task: None,
+                choice: &choice,
+                sizes: &Sizes::default(),
+                len: Some(64),
+                cached: None,
+                vocab: None,
+                examples: None,
+            };
+            mechanism(&masked_lm::config(&asked).unwrap())
+        };
+        assert_eq!((named("full"), named("cosformer")), ("full".to_owned(), "cosformer:m=64".to_owned()));
+        for name in [named("cosformer"), named("ls:w=16,r=2")] {
+            assert_eq!(choose(&name.parse().unwrap()).unwrap().len(), 1, "{name} can be read again");
+        }
+    }
 }

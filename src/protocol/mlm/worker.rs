@@ -106,8 +106,8 @@ fn train(link: &Link, request: &Request, conditions: &Conditions) -> Result<Done
     let trained = Trained::read(&run.files(), &run)?;
     doing("validates")?;
     let measures = run.measures(&trained)?;
-    let what = (&run.config, request.spec.model.as_str(), &tokenizer);
-    public::write(&conditions.folder, &trained.weights, what).map_err(|error| failed(&error))?;
+    public::write(&conditions.folder, &trained.weights, (&run.config, &tokenizer))
+        .map_err(|error| failed(&error))?;
     Ok(Done { measures, data_share: 1.0, differs: None, peak_bytes })
 }
 
