@@ -444,7 +444,7 @@ fn write(
     session::write(target, &rows, entries.iter().copied())?;
     let path = target.join("journal.jsonl");
     if sources.iter().any(|source| source.folder == target && source.damaged.is_some()) {
-        drop(Journal::open(&path)?); // what cannot be read is put aside
+        drop(Journal::open(&path, drop)?); // what cannot be read is put aside
     }
     let lines: Result<Vec<String>, _> = entries.iter().map(|entry| serde_json::to_string(entry)).collect();
     let lines = lines.map_err(|error| RunError::Internal(error.to_string()))?;
