@@ -33,6 +33,8 @@ use crate::run::worker::{Heard, Link, Worker};
 const STEPS: (usize, usize) = (2, 40);
 const STEADY: usize = 8;
 const PATIENCE: Duration = Duration::from_secs(1);
+/// Workers that are asked where several threads compute and four times that patience is not over.
+const WORKERS: usize = 4;
 /// Lengths found by `--fit` are multiples of this.
 const GRAIN: u64 = 64;
 /// First length that `--fit` tries.
@@ -191,9 +193,7 @@ fn compute(runner: &mut Runner, open: &[usize]) -> Result<(), RunError> {
         let asked: Request = request(cell)?;
         let measured = match asked.fit {
             Some(bytes) => Ok(fit(runner, index, &asked, bytes)?),
-            None => {
-                probe(runner, index, &asked, runner.session.memory_limit)?.map(|peak| rows(&cell.row, peak))
-            }
+            None => measure(runner, index, &asked)?.map(|peak| rows(&cell.row, peak)),
         };
         match measured {
             Ok(rows) => {
@@ -220,6 +220,30 @@ fn rows(row: &Row, peak: Peak) -> Vec<Row> {
         ..row.with("peak_memory", "B", Some(peak.peak_bytes as f64))
     };
     vec![highest, resident.with("resident_memory", "B", Some(peak.resident_bytes as f64))]
+}
+
+/// The peak of a step. With several threads it depends on chance, in part once for a worker: several are asked where one
+/// takes no time, and the least and the highest of all their steps are kept.
+fn measure(runner: &Runner, index: usize, asked: &Request) -> Result<Result<Peak, Ending>, RunError> {
+    let (limit, start) = (runner.session.memory_limit, Instant::now());
+    let mut all: Option<Peak> = None;
+    for _ in 0..if runner.plan.threads > 1 { WORKERS } else { 1 } {
+        let now = match probe(runner, index, asked, limit)? {
+            Ok(now) => now,
+            ended => return Ok(ended),
+        };
+        let before = all.unwrap_or(now);
+        all = Some(Peak {
+            peak_bytes: before.peak_bytes.max(now.peak_bytes),
+            least_bytes: before.least_bytes.min(now.least_bytes),
+            steps: all.map_or(0, |all| all.steps) + now.steps,
+            resident_bytes: before.resident_bytes.max(now.resident_bytes),
+        });
+        if start.elapsed() > 4 * PATIENCE {
+            break;
+        }
+    }
+    all.map(Ok).ok_or_else(|| RunError::Internal("no worker was asked".to_owned()))
 }
 
 /// Runs one worker for `request` within `limit` bytes: its peak, or how it ended instead.

@@ -329,7 +329,7 @@ mod tests {
     fn peaks_that_were_seen_in_both_are_no_regression() {
         let seen = |low, high| {
             let row = row("peak_memory", high);
-            Row { ci_low: Some(low), ci_high: Some(high), ..row }
+            Row { std: None, ci_low: Some(low), ci_high: Some(high), ..row }
         };
         assert!(compare(&[seen(1.0, 1.2)], &[seen(1.1, 1.4)]).regressions(0.05).is_empty());
         assert_eq!(compare(&[seen(1.0, 1.2)], &[seen(1.3, 1.4)]).regressions(0.05).len(), 1);
