@@ -461,8 +461,9 @@ fn only_main_cli_and_term_print_or_exit() {
 /// A FIFO or a device in the place of a file is waited for by everything but `record::file::open`.
 #[test]
 fn files_are_read_in_one_place() {
-    // what the system offers, a folder's own lock, a file just made
-    const OTHERS: &[&str] = &["record/file.rs", "device/machine.rs", "run/folder.rs", "train/checkpoint.rs"];
+    // what the system offers, locks and claims, a file just made
+    const OTHERS: &[&str] =
+        &["record/file.rs", "device/machine.rs", "run/claim.rs", "run/folder.rs", "train/checkpoint.rs"];
     let word = |word: &str| Token::Word(word.into());
     let calls = [("fs", "read"), ("fs", "read_to_string"), ("File", "open")]
         .map(|(of, call)| [word(of), Token::Sign(':'), Token::Sign(':'), word(call), Token::Sign('(')]);

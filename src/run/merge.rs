@@ -374,7 +374,7 @@ fn unlike(a: &Entry, b: &Entry) -> Option<String> {
 /// Which file of a cell differs between two runs: its curve or its best weights.
 fn unlike_files(cell: &str, runs: [&PathBuf; 2]) -> Option<String> {
     for name in ["curve.csv", "best.safetensors"] {
-        let [a, b] = runs.map(|run| std::fs::read(cell_folder(run, cell).join(name)).ok());
+        let [a, b] = runs.map(|run| crate::record::file::read(&cell_folder(run, cell).join(name)).ok());
         let (Some(a), Some(b)) = (a, b) else { continue };
         let differ = if name == "curve.csv" { a != b } else { tensors(&a) != tensors(&b) };
         if differ {

@@ -198,7 +198,7 @@ impl Plan {
     /// Twelve hex digits over what is computed, by which build from which data, on whatever machine.
     pub fn digest(&self) -> String {
         let (machine, threads, part) = (String::new(), 0, Part::default());
-        Self { machine, threads, part, ..self.clone() }.identity()
+        Self { machine, accelerator: None, threads, part, ..self.clone() }.identity()
     }
 
     /// Keeps the cells of `shard`, whose owners are given for every cell.
@@ -302,7 +302,7 @@ mod tests {
             device,
             seeds,
             keeps,
-            part: _,   // `shard` tests what of it counts
+            part: _,   // the cells that are left say it
             groups: _, // made from the cells
         } = plan.clone();
         let text = |text: String| format!("{text}x");
@@ -341,7 +341,7 @@ mod tests {
         ] {
             assert!(same(other), "{why}");
         }
-        let Cell { key, words, row, request, seconds, timeout, series } = cells[0].clone();
+        let Cell { key, words, row, request, seconds, timeout, series, memory: _ } = cells[0].clone();
         let with = |cell: Cell| same(Plan { cells: vec![cell], ..plan.clone() });
         let cell = || cells[0].clone();
         assert!(
