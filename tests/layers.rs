@@ -458,6 +458,29 @@ fn only_main_cli_and_term_print_or_exit() {
     }
 }
 
+/// A FIFO or a device in the place of a file is waited for by everything but `record::file::open`.
+#[test]
+fn files_are_read_in_one_place() {
+    // what the system offers, locks and claims, a file just made
+    const OTHERS: &[&str] =
+        &["record/file.rs", "device/machine.rs", "run/claim.rs", "run/folder.rs", "train/checkpoint.rs"];
+    let word = |word: &str| Token::Word(word.into());
+    let calls = [("fs", "read"), ("fs", "read_to_string"), ("File", "open")]
+        .map(|(of, call)| [word(of), Token::Sign(':'), Token::Sign(':'), word(call), Token::Sign('(')]);
+    let mut seen = 0;
+    for (path, ..) in sources() {
+        let text = fs::read_to_string(&path).unwrap();
+        let without_tests = text.split("#[cfg(test)]\nmod tests").next().unwrap();
+        let found = tokens(without_tests);
+        let reads = calls.iter().any(|call| found.windows(call.len()).any(|window| window == call));
+        let other = OTHERS.iter().any(|other| path.ends_with(other));
+        let whole = path.file_name().is_some_and(|name| name == "tests.rs");
+        assert!(!reads || other || whole, "{}: read files with record::file", path.display());
+        seen += usize::from(reads);
+    }
+    assert!(seen >= OTHERS.len(), "{seen}");
+}
+
 #[test]
 fn the_reader_sees_every_form_of_import() {
     let found =

@@ -14,7 +14,7 @@ use crate::config::settings::{DeviceName, KernelName};
 use crate::device::{Backend, threads};
 use crate::kernel::{Mode, with_mode};
 use crate::protocol::check::{CheckError, Golden, Verdict, check_bytes, shipped};
-use crate::record::{Outcome, Row};
+use crate::record::{Outcome, Row, file};
 use crate::report::table::Table;
 use crate::run::manifest::Manifest;
 use crate::run::plan::Plan;
@@ -150,7 +150,7 @@ impl Source {
                 if fs::metadata(path)?.len() > LARGEST {
                     return Err(io::Error::other(format!("it is larger than {LARGEST} bytes")));
                 }
-                fs::read(path)
+                file::read(path)
             }
         }
     }

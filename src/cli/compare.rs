@@ -144,7 +144,7 @@ fn rows(path: &Path) -> Result<Vec<Row>> {
             format!("{} is no run folder; name one with manifest.json and rows.csv", path.display())
         });
     }
-    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    let text = file::read_to_string(path).with_context(|| path.display().to_string())?;
     let rows = if path.extension().is_some_and(|extension| extension == "json") {
         json::from_str(&text).map(|export| export.rows)
     } else {

@@ -9,6 +9,7 @@ use super::start::Started;
 use super::{dry_run, finish, start};
 use crate::protocol::Protocol;
 use crate::protocol::runner::Runner;
+use crate::record::file;
 use crate::report::reference::{self, Reference};
 use crate::term::Term;
 
@@ -39,6 +40,6 @@ pub fn run(protocol: &'static Protocol, matches: &ArgMatches, term: Term) -> Res
 
 fn references(path: &std::path::Path) -> Result<Vec<Reference>> {
     let name = || format!("--reference {}", path.display());
-    let text = std::fs::read_to_string(path).with_context(name)?;
+    let text = file::read_to_string(path).with_context(name)?;
     reference::parse(&text).with_context(name)
 }

@@ -30,14 +30,26 @@ impl Run {
     /// # Errors
     /// Rows or a manifest that are damaged, or of a newer version.
     pub fn read(folder: &Path) -> Result<Option<Self>> {
-        let Some(manifest) = Manifest::read(folder)? else { return Ok(None) };
-        let path = folder.join("rows.csv");
-        let Ok(text) = file::read_to_string(&path) else { return Ok(None) }; // killed before its first cell
-        let rows = csv::from_str(&text).with_context(|| path.display().to_string())?;
-        Ok(Some(Self { folder: folder.to_owned(), manifest, rows }))
+        let run = Self::without_rows(folder)?;
+        run.map(Self::with_rows).transpose()
     }
 
-    /// Every run below `root` (or `root` itself), the oldest first; those that were given up are left out.
+    /// The run in `folder`, its rows left out; nothing where there are none.
+    fn without_rows(folder: &Path) -> Result<Option<Self>> {
+        let Some(manifest) = Manifest::read(folder)? else { return Ok(None) };
+        let there = folder.join("rows.csv").is_file(); // not where it was killed before its first cell
+        Ok(there.then(|| Self { folder: folder.to_owned(), manifest, rows: Vec::new() }))
+    }
+
+    fn with_rows(self) -> Result<Self> {
+        let path = self.folder.join("rows.csv");
+        let text = file::read_to_string(&path).with_context(|| path.display().to_string())?;
+        let rows = csv::from_str(&text).with_context(|| path.display().to_string())?;
+        Ok(Self { rows, ..self })
+    }
+
+    /// Every run below `root` (or `root` itself) that counts, the oldest first: what was given up is left out, and
+    /// measurements that a newer run of their folder replaces are not read.
     ///
     /// # Errors
     /// A folder that cannot be read, or whose files are damaged.
@@ -45,7 +57,7 @@ impl Run {
         let mut runs = Vec::new();
         let mut folders = vec![(root.to_owned(), 0)];
         while let Some((folder, depth)) = folders.pop() {
-            if let Some(run) = Self::read(&folder)? {
+            if let Some(run) = Self::without_rows(&folder)? {
                 if run.manifest.state != State::Abandoned {
                     runs.push(run);
                 }
@@ -71,7 +83,11 @@ impl Run {
                 }
             }
         }
-        Ok(by_age(runs))
+        let mut runs = by_age(runs);
+        let measured: BTreeSet<PathBuf> =
+            latest_measured(&runs).into_iter().map(|run| run.folder.clone()).collect();
+        runs.retain(|run| run.trained() || measured.contains(&run.folder));
+        runs.into_iter().map(Self::with_rows).collect()
     }
 
     /// `measured with effattn 0.1.0 (e0b18a0) on AMD EPYC, 2 threads, cpu, 2026-11-21; data imdb 0123abcd`.
@@ -216,7 +232,7 @@ pub fn step_samples(folder: &Path) -> Result<Vec<(String, Vec<f64>)>> {
         machine: Option<String>,
     }
     let path = folder.join("samples.jsonl");
-    let Ok(text) = std::fs::read_to_string(&path) else { return Ok(Vec::new()) };
+    let Ok(text) = file::read_to_string(&path) else { return Ok(Vec::new()) };
     let mut cells = Vec::new();
     for line in text.lines().filter(|line| !line.trim().is_empty()) {
         let line: Line = serde_json::from_str(line).with_context(|| path.display().to_string())?;

@@ -166,6 +166,8 @@ struct Ready {
     resident_limit: u64,
     /// The device.
     device: DeviceName,
+    /// What it calls itself, where it is not the processor.
+    accelerator: Option<String>,
 }
 
 /// Opens the device and counts threads and memory; call before any other thread exists.
@@ -173,10 +175,10 @@ fn ready(settings: &Settings) -> Result<Ready> {
     let count = settings.threads.map_or_else(threads::available, |count| count as usize);
     threads::set(count);
     let device = settings.device.unwrap_or_default();
-    Backend::open(device)?;
+    let accelerator = Backend::open(device)?.accelerator();
     let free = machine::free_memory();
     let memory_limit = settings.memory_limit.map_or(free / 10 * 9, |bytes| bytes.0);
-    Ok(Ready { threads: count, memory_limit, resident_limit: free / 100 * 95, device })
+    Ok(Ready { threads: count, memory_limit, resident_limit: free / 100 * 95, device, accelerator })
 }
 
 /// Output, plots and export folders, tried before anything is measured.
@@ -211,6 +213,7 @@ fn plan(asked: &Asked, grid: &Grid, ready: &Ready) -> Result<Plan> {
         settings: serde_json::to_value(&grid.settings).unwrap_or_default(),
         cells: (protocol.cells)(grid, ready.threads)?,
         machine: machine::identity(),
+        accelerator: ready.accelerator.clone(),
         data: BTreeMap::new(),
         threads: ready.threads,
         device: ready.device.to_string(),
@@ -269,7 +272,9 @@ fn header(plan: &Plan, amount: String, ready: &Ready) -> String {
     let machine = Machine::this();
     let place = match ready.device {
         DeviceName::Cpu => format!("cpu {}, {} threads, {}", machine.cpu, ready.threads, machine.simd),
-        device => device.to_string(),
+        device => {
+            format!("{device} {}", ready.accelerator.as_deref().unwrap_or_default()).trim_end().to_owned()
+        }
     };
     let dtype = grid::listed(plan, |row| Some(row.dtype.clone()));
     let kernel = grid::listed(plan, |row| Some(row.kernel.clone()));

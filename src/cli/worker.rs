@@ -6,6 +6,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::device::threads;
 use crate::protocol;
+use crate::record::file;
 use crate::run::manifest::BUILD;
 use crate::run::worker::Link;
 
@@ -23,7 +24,7 @@ pub fn run(args: &Args) -> Result<u8> {
     ensure!(args.build == BUILD, "this worker is build {BUILD}, its run was started by build {}", args.build);
     let link = Link::open(|| std::process::exit(0));
     let text = match &args.text {
-        Some(path) => std::fs::read(path).with_context(|| path.display().to_string())?,
+        Some(path) => file::read(path).with_context(|| path.display().to_string())?,
         None => protocol::text::embedded().bytes,
     };
     threads::inside(move || protocol::work(&link, &text))?;

@@ -11,7 +11,7 @@ use toml::Spanned;
 use super::grid::{Models, Variant};
 use super::settings::Settings;
 use super::{nearest, unknown};
-use crate::record::file::plain_name;
+use crate::record::file::{self, plain_name};
 use crate::record::{Outcome, Published};
 
 /// The suites in the binary: name and text.
@@ -253,7 +253,7 @@ impl Suite {
         if !name.ends_with(".toml") {
             return Err(SuiteError::Unknown(unknown("suite", name, SHIPPED.iter().map(|(name, _)| *name))));
         }
-        let text = std::fs::read_to_string(name)
+        let text = file::read_to_string(Path::new(name))
             .map_err(|source| SuiteError::Read { file: name.to_owned(), source })?;
         Self::parse(name, &text)
     }

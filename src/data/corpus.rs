@@ -7,6 +7,7 @@ use std::path::Path;
 use sha2::{Digest, Sha256};
 
 use super::{DataError, store};
+use crate::record::file as files;
 
 /// Bytes of a complete corpus.
 pub const COMPLETE: usize = 100_000_000;
@@ -111,7 +112,7 @@ fn read(published: &Published, file: &Path) -> Result<Vec<u8>, DataError> {
         store::bad_file(file, format!("cannot be read to its end ({error}); fetch it again"))
     };
     if file.extension().is_some_and(|extension| extension == "zip") {
-        let raw = std::fs::File::open(file).map_err(broken)?;
+        let raw = files::open(file).map_err(broken)?;
         let wrong = |error: zip::result::ZipError| {
             store::bad_file(
                 file,

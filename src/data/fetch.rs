@@ -118,7 +118,7 @@ pub fn fetch(
     }
     if let Some(from) = from {
         source.check(from).map_err(|error| source.part(error, from, dir))?;
-        let copy = |out: &mut File| io::copy(&mut File::open(from)?, out).map(drop);
+        let copy = |out: &mut File| io::copy(&mut file::open(from)?, out).map(drop);
         file::write_with(&target, copy).map_err(io(&target))?;
         return Ok(Fetched::Brought(target));
     }

@@ -1,6 +1,5 @@
 //! Finding and opening data files: plain, gzip, tar.gz or zip, as streams with limits.
 
-use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
@@ -193,7 +192,7 @@ fn each_in_folder(
         if kind.is_dir() {
             each_in_folder(root, &path, limit, wanted, visit)?;
         } else if kind.is_file() && wanted(&relative) {
-            let bytes = File::open(&path)
+            let bytes = file::open(&path)
                 .and_then(|file| read_limited(file, limit))
                 .map_err(|error| bad_file(&path, format!("cannot be read ({error})")))?;
             visit(&relative, bytes)?;

@@ -1,7 +1,6 @@
 //! Texts as streams of words, and the vocabulary that numbers them (`docs/spec/SPEC-text.md` section 3).
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
@@ -133,7 +132,7 @@ impl Text {
                 let wrong = |error: String| {
                     store::bad_file(path, format!("is not a zip archive with a member {name:?} ({error})"))
                 };
-                let file = File::open(path).map_err(|error| wrong(error.to_string()))?;
+                let file = crate::record::file::open(path).map_err(|error| wrong(error.to_string()))?;
                 let mut archive = zip::ZipArchive::new(file).map_err(|error| wrong(error.to_string()))?;
                 let member = archive.by_name(name).map_err(|error| wrong(error.to_string()))?;
                 store::lines(member, &self.path(), LONGEST, visit)

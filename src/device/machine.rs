@@ -24,6 +24,8 @@ pub struct Machine {
     pub simd: &'static str,
     /// Name in its network; in a Slurm job the node's.
     pub host: String,
+    /// What the device calls itself, where it is not the processor.
+    pub accelerator: Option<String>,
 }
 
 impl Machine {
@@ -42,6 +44,7 @@ impl Machine {
             arch: std::env::consts::ARCH,
             simd: simd(),
             host: host(),
+            accelerator: None,
         }
     }
 }
@@ -54,7 +57,7 @@ pub fn host() -> String {
 
 /// What of the machine and the allocator times and bytes depend on, in words.
 pub fn identity() -> String {
-    let Machine { cpu, cores, memory_bytes, os, arch, simd, host: _ } = Machine::this();
+    let Machine { cpu, cores, memory_bytes, os, arch, simd, .. } = Machine::this();
     let pages = if super::alloc::pages_kept() { "pages kept" } else { "pages returned" };
     format!("{cpu}, {cores} cores, {memory_bytes} bytes, {os}, {arch}, {simd}, {pages}")
 }

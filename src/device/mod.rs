@@ -81,6 +81,22 @@ impl Backend {
         self.name
     }
 
+    /// What an accelerator calls itself, such as `NVIDIA H100 80GB HBM3`; none for the processor.
+    pub fn accelerator(&self) -> Option<String> {
+        match &self.device {
+            Device::Cpu => None,
+            #[cfg(feature = "cuda")]
+            Device::Cuda(device) => {
+                let name = device.cuda_stream().context().name();
+                Some(name.unwrap_or_else(|error| format!("a card without a name ({error:?})")))
+            }
+            #[cfg(feature = "metal")]
+            Device::Metal(device) => Some(device.device().architecture_name()),
+            #[cfg(not(all(feature = "cuda", feature = "metal")))]
+            _ => None,
+        }
+    }
+
     /// candle's handle.
     pub fn device(&self) -> &Device {
         &self.device

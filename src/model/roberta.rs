@@ -67,6 +67,7 @@ impl RobertaConfig {
             ("the length", self.positions),
             ("the number of classes", classes),
         ])?;
+        self.backbone.countable(self.positions, &self.knobs)?;
         let mechanism = self.entry.name;
         if !self.entry.support.bidirectional {
             let (what, instead) = ("bidirectional form", "it only serves language models");

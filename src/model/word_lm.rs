@@ -50,6 +50,7 @@ impl WordLmConfig {
     pub fn validate(&self) -> std::result::Result<(), ConfigError> {
         self.backbone.validate()?;
         super::positive(&[("the block", self.block)])?;
+        self.backbone.countable(self.block, &self.knobs)?;
         let mechanism = self.entry.name;
         if !self.entry.support.causal {
             let (what, instead) = ("causal form", "choose a causal mechanism for a language model");

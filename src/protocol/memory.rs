@@ -27,8 +27,14 @@ use crate::run::outcome::Ending;
 use crate::run::plan::Cell;
 use crate::run::worker::{Heard, Link, Worker};
 
-/// Steps that are looked at: the second one finds every cache filled.
-const STEPS: usize = 2;
+/// Fewest and most steps that are looked at: the second one finds every cache filled. With several threads it is chance
+/// whether they hold their working memory at the same moment, and which of them has what it keeps for the next kernel, so
+/// that more steps are made, until [`STEADY`] of them bring no new peak or [`PATIENCE`] is over.
+const STEPS: (usize, usize) = (2, 40);
+const STEADY: usize = 8;
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Workers that are asked where several threads compute and four times that patience is not over.
+const WORKERS: usize = 4;
 /// Lengths found by `--fit` are multiples of this.
 const GRAIN: u64 = 64;
 /// First length that `--fit` tries.
@@ -48,6 +54,10 @@ pub struct Request {
 struct Peak {
     /// Highest live bytes above the empty process.
     peak_bytes: u64,
+    /// The same of the step that had the least of all behind the first.
+    least_bytes: u64,
+    /// Steps that were made.
+    steps: u64,
     /// Growth of the highest resident size, counted by the system.
     resident_bytes: u64,
 }
@@ -163,7 +173,7 @@ fn cell(
         None => request.spec.key(),
     };
     let cell = Cell::new(&words, row, &request, &usual);
-    let seconds = if fit.is_some() { 20.0 } else { 0.3 + STEPS as f64 * step };
+    let seconds = if fit.is_some() { 20.0 } else { 0.3 + STEPS.0 as f64 * step };
     let series = match fit {
         Some(_) => String::new(),
         None => {
@@ -183,9 +193,7 @@ fn compute(runner: &mut Runner, open: &[usize]) -> Result<(), RunError> {
         let asked: Request = request(cell)?;
         let measured = match asked.fit {
             Some(bytes) => Ok(fit(runner, index, &asked, bytes)?),
-            None => {
-                probe(runner, index, &asked, runner.session.memory_limit)?.map(|peak| rows(&cell.row, peak))
-            }
+            None => measure(runner, index, &asked)?.map(|peak| rows(&cell.row, peak)),
         };
         match measured {
             Ok(rows) => {
@@ -203,13 +211,39 @@ fn ended(row: &Row, ending: &Ending) -> Vec<Row> {
 }
 
 fn rows(row: &Row, peak: Peak) -> Vec<Row> {
-    let row = Row { peak_bytes: Some(peak.peak_bytes), n: Some(STEPS as u64), ..row.clone() };
+    let row = Row { peak_bytes: Some(peak.peak_bytes), n: Some(peak.steps), ..row.clone() };
     let row = row.ended(Outcome::Ok, None);
-    let resident = Row { published: None, ..row.clone() };
-    vec![
-        row.with("peak_memory", "B", Some(peak.peak_bytes as f64)),
-        resident.with("resident_memory", "B", Some(peak.resident_bytes as f64)),
-    ]
+    let resident = Row { published: None, n: Some(1), ..row.clone() };
+    let highest = Row {
+        ci_low: Some(peak.least_bytes as f64),
+        ci_high: Some(peak.peak_bytes as f64),
+        ..row.with("peak_memory", "B", Some(peak.peak_bytes as f64))
+    };
+    vec![highest, resident.with("resident_memory", "B", Some(peak.resident_bytes as f64))]
+}
+
+/// The peak of a step. With several threads it depends on chance, in part once for a worker: several are asked where one
+/// takes no time, and the least and the highest of all their steps are kept.
+fn measure(runner: &Runner, index: usize, asked: &Request) -> Result<Result<Peak, Ending>, RunError> {
+    let (limit, start) = (runner.session.memory_limit, Instant::now());
+    let mut all: Option<Peak> = None;
+    for _ in 0..if runner.plan.threads > 1 { WORKERS } else { 1 } {
+        let now = match probe(runner, index, asked, limit)? {
+            Ok(now) => now,
+            ended => return Ok(ended),
+        };
+        let before = all.unwrap_or(now);
+        all = Some(Peak {
+            peak_bytes: before.peak_bytes.max(now.peak_bytes),
+            least_bytes: before.least_bytes.min(now.least_bytes),
+            steps: all.map_or(0, |all| all.steps) + now.steps,
+            resident_bytes: before.resident_bytes.max(now.resident_bytes),
+        });
+        if start.elapsed() > 4 * PATIENCE {
+            break;
+        }
+    }
+    all.map(Ok).ok_or_else(|| RunError::Internal("no worker was asked".to_owned()))
 }
 
 /// Runs one worker for `request` within `limit` bytes: its peak, or how it ended instead.
@@ -246,28 +280,37 @@ fn work(link: &Link, request: Value, given: &Given) -> anyhow::Result<()> {
     alloc::return_pages();
     let mut resident = Resident::default();
     let before = resident.own();
-    let measure = || -> Result<MeasuredStep, Ending> {
-        let mut step = MeasuredStep::open(&request.spec, given.text)?;
-        step.reset_peak();
-        for _ in 0..STEPS {
-            step.step()?;
-        }
-        Ok(step)
-    };
-    let answer = match measure() {
-        Ok(step) => match step.peak_bytes() {
-            Some(peak_bytes) => {
-                let resident_bytes = resident.own_peak().saturating_sub(before);
-                Answer::Peak(Peak { peak_bytes, resident_bytes })
-            }
-            None => Answer::Ended {
-                outcome: Outcome::Unsupported,
-                reason: format!("memory is not counted on {}", request.spec.device),
-            },
-        },
+    let most = if request.fit.is_some() || rayon::current_num_threads() == 1 { STEPS.0 } else { STEPS.1 };
+    let answer = match peaks(&request.spec, given.text, most) {
+        Ok(peaks) => Answer::Peak(Peak {
+            peak_bytes: peaks.iter().copied().max().unwrap_or(0),
+            least_bytes: peaks.iter().skip(1).copied().min().unwrap_or(0),
+            steps: peaks.len() as u64,
+            resident_bytes: resident.own_peak().saturating_sub(before),
+        }),
         Err(ending) => Answer::Ended { outcome: ending.outcome, reason: ending.reason },
     };
     Ok(link.send(&answer)?)
+}
+
+/// The peak of every step, `most` of them at most.
+fn peaks(spec: &ModelSpec, text: &[u8], most: usize) -> Result<Vec<u64>, Ending> {
+    let mut step = MeasuredStep::open(spec, text)?;
+    let (mut peaks, mut highest, start) = (Vec::new(), 0, Instant::now());
+    loop {
+        step.reset_peak();
+        step.step()?;
+        let uncounted =
+            || Ending::new(Outcome::Unsupported, format!("memory is not counted on {}", spec.device));
+        peaks.push(step.peak_bytes().ok_or_else(uncounted)?);
+        if peaks[peaks.len() - 1] > peaks[highest] {
+            highest = peaks.len() - 1;
+        }
+        let steady = peaks.len() - highest > STEADY || start.elapsed() > PATIENCE;
+        if peaks.len() >= most || peaks.len() >= STEPS.0 && steady {
+            return Ok(peaks);
+        }
+    }
 }
 
 /// Looks for the longest length whose step stays below `bytes`.

@@ -147,7 +147,16 @@ impl ModelSpec {
     /// # Errors
     /// Unknown names, impossible sizes, a mechanism that cannot do this.
     pub fn measured(&self, choice: &Choice) -> Result<Box<dyn Resolved>, SpecError> {
-        family::resolve(&family::families(), &self.asked(choice))
+        let resolved = family::resolve(&family::families(), &self.asked(choice))?;
+        let all = u128::from(resolved.flops(self.len as usize)) * u128::from(self.batch);
+        let core = u128::from(resolved.core_macs(1, self.len as usize)) * u128::from(self.batch);
+        if all.max(core) >= 1 << 62 {
+            return Err(SpecError::Unsupported(format!(
+                "{} samples of length {} are more than can be counted; choose smaller sizes",
+                self.batch, self.len
+            )));
+        }
+        Ok(resolved)
     }
 
     /// The row of this cell with everything that is known without running it.
@@ -203,5 +212,74 @@ impl ModelSpec {
     pub fn step_flops(&self, flops: u64) -> f64 {
         let passes = if self.pass == Pass::Train { 3.0 } else { 1.0 };
         passes * flops as f64 * self.batch as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attention;
+    use crate::config::grid::{MAX_BATCH, MAX_LEN};
+    use crate::device::rng::Stream;
+
+    /// One size of a model, and its bound.
+    type Axis = (u64, fn(&mut ModelSpec) -> &mut u64);
+
+    /// Sizes grow two-fold until a model is refused. What is counted of those that are not grows with them, and never to
+    /// where twofold sizes, which count at most four times as much, could wrap around.
+    #[test]
+    fn costs_grow_with_every_size_until_they_are_refused() {
+        const AXES: [Axis; 5] = [
+            (MAX_LEN, |spec| &mut spec.len),
+            (MAX_BATCH, |spec| &mut spec.batch),
+            (1 << 12, |spec| spec.sizes.layers.get_or_insert(1)),
+            (1 << 16, |spec| spec.sizes.width.get_or_insert(16)),
+            (1 << 20, |spec| spec.sizes.ffn.get_or_insert(16)),
+        ];
+        let (mut counted, mut refused) = (0, 0);
+        for preset in family::presets(&family::families()) {
+            let mut random = Stream::new(18, preset.name);
+            for entry in attention::TABLE {
+                let mut spec = ModelSpec {
+                    model: entry.name.to_owned(),
+                    preset: preset.name.to_owned(),
+                    sizes: Sizes {
+                        layers: Some(1),
+                        width: Some(16),
+                        heads: Some(2),
+                        ffn: Some(16),
+                        ..Sizes::default()
+                    },
+                    batch: 1,
+                    len: 64,
+                    pass: Pass::Infer,
+                    seed: 0,
+                    device: DeviceName::Cpu,
+                    dtype: DtypeName::F32,
+                    kernel: KernelName::Fused,
+                };
+                let mut before = [0; 2];
+                for _ in 0..70 {
+                    let (most, size) = AXES[random.below(AXES.len())];
+                    *size(&mut spec) = (2 * *size(&mut spec)).min(most);
+                    let choice = spec.choice().unwrap();
+                    let resolved = match spec.measured(&choice) {
+                        Ok(resolved) => resolved,
+                        Err(error) if error.to_string().contains("more than can be counted") => {
+                            refused += 1;
+                            break;
+                        }
+                        Err(_) => break, // a mechanism that this preset or size has no form of
+                    };
+                    let len = spec.len as usize;
+                    let now = [resolved.flops(len), resolved.core_macs(spec.batch as usize, len)];
+                    let grows =
+                        now.iter().zip(before).all(|(now, before)| *now >= before / 10 * 7 && *now < 1 << 62);
+                    assert!(grows, "{spec:?}: {before:?}, then {now:?}");
+                    (before, counted) = (now, counted + 1);
+                }
+            }
+        }
+        assert!(counted > 3000 && refused > 30, "{counted} models were counted, {refused} refused");
     }
 }

@@ -190,9 +190,10 @@ fn find(results: &Path, request: &lra::plan::Request, plan: &Plan) -> Option<Pat
         all
     };
     let runs = folders(results).into_iter().flat_map(|command| folders(&command));
+    let now = Manifest::new(plan, "");
     let same = |run: &PathBuf| {
         let manifest = Manifest::read(run).ok().flatten();
-        manifest.is_some_and(|manifest| manifest.computes_as(plan, &request.task))
+        manifest.is_some_and(|manifest| manifest.computes_as(&now, &request.task))
     };
     runs.filter(same).flat_map(|run| folders(&run.join("cells"))).find(|cell| {
         let files = Files::in_folder(cell);

@@ -312,11 +312,13 @@ pub fn refusal(protocol: &Protocol, key: &str, name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
+    use std::collections::{BTreeSet, HashMap};
 
     use super::*;
+    use crate::config::grid::Models;
     use crate::config::settings::SETTINGS;
     use crate::config::suite::{SHIPPED, Suite};
+    use crate::device::rng::Stream;
     use crate::protocol::grid::resolve;
 
     /// Settings that may differ between two runs of one cell, and why.
@@ -429,6 +431,90 @@ mod tests {
                 let changed = keys(protocol, &said);
                 assert!(!changed.is_empty());
                 assert!(changed.is_disjoint(&usual), "{} {said:?}: {changed:?}", protocol.name);
+            }
+        }
+    }
+
+    /// `text` with another digit behind it, now and then.
+    fn varied(text: String, random: &mut Stream) -> String {
+        let digit = if text.ends_with(|c: char| c.is_ascii_digit()) { random.below(4) } else { 3 };
+        if digit == 3 { text } else { format!("{text}{digit}") }
+    }
+
+    #[test]
+    fn no_two_different_cells_share_a_key_whatever_is_set() {
+        for protocol in TABLE {
+            let mut random = Stream::new(18, protocol.name);
+            let mut seen: HashMap<String, Value> = HashMap::new();
+            let (mut plans, mut cells) = (0, 0);
+            for _ in 0..150 {
+                let mut settings = Settings::NONE;
+                for setting in protocol.settings() {
+                    if random.below(4) == 0 && setting.key != "device" {
+                        let value = match FREE.iter().any(|(free, _)| *free == setting.key) {
+                            true => continue,
+                            false => varied(other(protocol, setting.key), &mut random),
+                        };
+                        if let Ok(one) = Settings::set(&format!("{}={value}", setting.key)) {
+                            settings = one.over(settings);
+                        }
+                    }
+                }
+                let model: Option<Models> =
+                    ["ls,full", "ls:w=16,linear", "cosformer"][random.below(3)].parse().ok();
+                let flags = Flags { settings, model, ..Flags::default() };
+                let Ok(grid) = resolve(&flags, protocol) else { continue };
+                let Ok(made) = (protocol.cells)(&grid, 1) else { continue };
+                plans += 1;
+                for cell in made {
+                    cells += 1;
+                    let request = seen.entry(cell.key.clone()).or_insert_with(|| cell.request.clone());
+                    assert_eq!(*request, cell.request, "{} {}", protocol.name, cell.key);
+                }
+            }
+            assert!(plans >= 20 && seen.len() >= 40, "{}: {plans} plans, {cells} cells", protocol.name);
+        }
+    }
+
+    /// Paths of the leaves of `json`, as JSON pointers.
+    fn leaves(json: &Value, path: &str, found: &mut Vec<String>) {
+        match json {
+            Value::Object(fields) => {
+                fields.iter().for_each(|(name, value)| leaves(value, &format!("{path}/{name}"), found));
+            }
+            Value::Array(items) if !items.is_empty() => {
+                items.iter().enumerate().for_each(|(at, item)| leaves(item, &format!("{path}/{at}"), found));
+            }
+            _ => found.push(path.to_owned()),
+        }
+    }
+
+    fn changed(leaf: &Value) -> Value {
+        match leaf {
+            Value::Bool(on) => (!on).into(),
+            Value::Number(number) => (number.as_f64().unwrap_or(0.0) + 1.0).into(),
+            Value::String(text) => format!("{text}x").into(),
+            Value::Null => 7.into(),
+            _ => Value::Array(vec![1.into()]),
+        }
+    }
+
+    #[test]
+    fn every_leaf_of_a_request_is_in_the_key() {
+        for protocol in TABLE {
+            let cells = (protocol.cells)(&resolve(&Flags::default(), protocol).unwrap(), 1).unwrap();
+            let cell = cells.iter().find(|cell| !cell.request.is_null()).unwrap();
+            let mut paths = Vec::new();
+            leaves(&cell.request, "", &mut paths);
+            assert!(paths.len() >= 8, "{}: {paths:?}", protocol.name);
+            let named =
+                |request: &Value| Cell::new(&cell.words, cell.row.clone(), request, &cell.request).key;
+            assert_eq!(named(&cell.request), cell.words);
+            for path in paths {
+                let mut other = cell.request.clone();
+                let leaf = other.pointer_mut(&path).unwrap();
+                *leaf = changed(leaf);
+                assert_ne!(named(&other), cell.words, "{} {path}", protocol.name);
             }
         }
     }

@@ -159,6 +159,16 @@ pub fn open(path: &Path) -> io::Result<File> {
     File::open(path)
 }
 
+/// The bytes of a regular file.
+///
+/// # Errors
+/// As [`open`].
+pub fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open(path)?.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 /// The text of a regular file.
 ///
 /// # Errors

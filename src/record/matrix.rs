@@ -108,7 +108,7 @@ pub fn read(folder: &Path) -> io::Result<Vec<Matrix>> {
     let text = |name: &str| {
         let path = folder.join(name);
         let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
-        std::fs::read_to_string(&path).map_err(named)
+        file::read_to_string(&path).map_err(named)
     };
     let wrong =
         |name: &str, reason: String| io::Error::other(format!("{}: {reason}", folder.join(name).display()));

@@ -45,7 +45,7 @@ pub fn write(folder: &Path, norms: &[Norm]) -> io::Result<()> {
 /// # Errors
 /// No such file in `folder`, or one that is damaged.
 pub fn read(folder: &Path) -> io::Result<Vec<Norm>> {
-    let text = std::fs::read(folder.join(FILE))?;
+    let text = file::read(&folder.join(FILE))?;
     let norms: Result<_, ::csv::Error> = ::csv::Reader::from_reader(text.as_slice()).deserialize().collect();
     norms.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, format!("{FILE}: {error}")))
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::chart::{Chart, RatioPanel, ratios};
 use super::place;
 use super::table::Table;
-use crate::record::{Pass, Row};
+use crate::record::{Pass, Row, file};
 use crate::stats::median;
 
 /// Name of the file in a run folder.
@@ -78,7 +78,7 @@ pub fn parse(text: &str) -> Result<Vec<Reference>, ReferenceError> {
 /// # Errors
 /// A file that cannot be read.
 pub fn read(folder: &Path) -> io::Result<Vec<Reference>> {
-    match std::fs::read_to_string(folder.join(FILE)) {
+    match file::read_to_string(&folder.join(FILE)) {
         Ok(text) => parse(&text).map_err(io::Error::other),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
         Err(error) => Err(error),

@@ -1,6 +1,6 @@
 //! What earlier runs beside a new one have: finished cells that are taken over, and an unfinished run that is not continued.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -8,7 +8,8 @@ use serde_json::Value;
 use super::RunError;
 use super::journal::{self, Entry, Journal};
 use super::manifest::{Manifest, State};
-use super::plan::Plan;
+use super::plan::{Cell, Plan};
+use super::session::belongs;
 use crate::record::Outcome;
 
 /// The other runs beside `folder`, the newest first. Folders that are no runs are passed over.
@@ -38,17 +39,30 @@ pub fn take(
     let mut remarks = Vec::new();
     let mut missing: Vec<_> = plan.cells.iter().filter(|cell| !done.contains_key(&cell.key)).collect();
     for (run, manifest) in if missing.is_empty() { Vec::new() } else { others(folder) } {
-        let entries = journal::entries(&run.join("journal.jsonl")).unwrap_or_default();
+        let now = Manifest::new(plan, "");
+        let task = |cell: &Cell| cell.row.task.clone().unwrap_or_default();
+        let wanted: HashSet<&str> = (missing.iter())
+            .filter(|cell| manifest.computes_as(&now, &task(cell)))
+            .map(|cell| cell.key.as_str())
+            .collect();
+        if wanted.is_empty() {
+            continue;
+        }
+        let mut entries: HashMap<String, Entry> = HashMap::new();
+        let ended = |entry: &Entry| entry.rows.first().is_some_and(|row| row.outcome == Outcome::Ok);
+        let read = journal::entries(&run.join("journal.jsonl"), |entry| {
+            if wanted.contains(entry.cell.as_str()) && ended(&entry) {
+                entries.insert(entry.cell.clone(), entry);
+            }
+        });
+        read.unwrap_or_else(|error| log::warn!("{}: {error}", run.display()));
         let before = missing.len();
         let mut taken = Vec::new();
         missing.retain(|cell| {
-            let task = cell.row.task.as_deref().unwrap_or_default();
-            let whole = |entry: &&Entry| {
-                entry.cell == cell.key && entry.rows.first().is_some_and(|row| row.outcome == Outcome::Ok)
-            };
-            let entry = entries.iter().rev().find(whole).filter(|_| manifest.computes_as(plan, task));
-            taken.extend(entry.cloned());
-            entry.is_none()
+            let entry = entries.remove(&cell.key).filter(|entry| belongs(entry, cell));
+            let open = entry.is_none();
+            taken.extend(entry);
+            open
         });
         for entry in taken {
             let name = super::plan::folder(Path::new(""), &entry.cell);

@@ -121,7 +121,7 @@ pub fn latest(base: &Path) -> Option<PathBuf> {
     if latest.is_dir() {
         return Some(latest);
     }
-    let id = std::fs::read_to_string(&latest).ok()?;
+    let id = file::read_to_string(&latest).ok()?;
     let folder = base.join(id.trim());
     folder.is_dir().then_some(folder)
 }
@@ -215,7 +215,7 @@ fn acquire(file: &File, folder: &Path, stop: &Stop) -> Result<(), RunError> {
                 std::thread::sleep(Duration::from_millis(100));
             }
             Err(TryLockError::WouldBlock) => {
-                let holder = std::fs::read_to_string(&path).unwrap_or_default();
+                let holder = file::read_to_string(&path).unwrap_or_default();
                 let holder = match holder.trim() {
                     "" => "another process".to_owned(),
                     holder => holder.to_owned(),

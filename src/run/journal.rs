@@ -7,7 +7,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::RunError;
-use crate::record::{Outcome, Row};
+use crate::record::{Outcome, Row, file};
 
 /// Raw samples of one metric.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -80,12 +80,12 @@ impl Limits {
     }
 }
 
-/// The entries of the journal at `path`, which is left as it is.
+/// Gives the entries of the journal at `path`, which is left as it is, to `keep`, one after the other.
 ///
 /// # Errors
 /// A file that cannot be read.
-pub fn entries(path: &Path) -> std::io::Result<Vec<Entry>> {
-    Ok(read(&mut std::io::BufReader::new(File::open(path)?))?.0)
+pub fn entries(path: &Path, keep: impl FnMut(Entry)) -> std::io::Result<()> {
+    read(BufReader::new(file::open(path)?), keep).map(drop)
 }
 
 /// The entries of the journal at `path`, and the line from which on it cannot be read, where there is one.
@@ -93,9 +93,10 @@ pub fn entries(path: &Path) -> std::io::Result<Vec<Entry>> {
 /// # Errors
 /// A file that cannot be read.
 pub fn entries_and_damage(path: &Path) -> std::io::Result<(Vec<Entry>, Option<usize>)> {
-    let file = File::open(path)?;
+    let file = file::open(path)?;
     let length = file.metadata()?.len();
-    let (entries, whole) = read(&mut BufReader::with_capacity(1 << 20, file))?;
+    let mut entries = Vec::new();
+    let whole = read(BufReader::with_capacity(1 << 20, file), |entry| entries.push(entry))?;
     let damaged = (whole < length).then_some(entries.len() + 1);
     Ok((entries, damaged))
 }
@@ -104,22 +105,25 @@ pub fn entries_and_damage(path: &Path) -> std::io::Result<(Vec<Entry>, Option<us
 pub struct Journal(File);
 
 impl Journal {
-    /// Opens or creates the journal at `path` and gives what is in it. A last line that was cut off is
-    /// removed; its cell runs again. From a damaged line on everything is put aside as `journal.damaged`.
+    /// Opens or creates the journal at `path` and gives what is in it to `keep`, one entry after the other: a journal may
+    /// be far larger than what is wanted of it. A last line that was cut off is removed; its cell runs again. From a damaged line on everything is put aside as `journal.damaged`.
     ///
     /// # Errors
     /// A file that cannot be read or written.
-    pub fn open(path: &Path) -> Result<(Self, Vec<Entry>), RunError> {
-        let options = || OpenOptions::new().read(true).append(true).create(true).open(path);
-        let mut file = options().map_err(RunError::file(path))?;
-        let (entries, whole) =
-            read(BufReader::with_capacity(1 << 20, &file)).map_err(RunError::file(path))?;
+    pub fn open(path: &Path, keep: impl FnMut(Entry)) -> Result<Self, RunError> {
+        if path.exists() {
+            file::open(path).map_err(RunError::file(path))?; // what is no regular file might never end
+        }
+        let mut options = OpenOptions::new();
+        options.read(true).append(true).create(true);
+        let mut file = options.open(path).map_err(RunError::file(path))?;
+        let whole = read(BufReader::with_capacity(1 << 20, &file), keep).map_err(RunError::file(path))?;
         if whole < file.metadata().map_err(RunError::file(path))?.len() {
             keep_aside(path, &mut file, whole)?;
             file.set_len(whole).map_err(RunError::file(path))?;
             file.seek(SeekFrom::End(0)).map_err(RunError::file(path))?;
         }
-        Ok((Self(file), entries))
+        Ok(Self(file))
     }
 
     /// Appends `entry` and waits until it is on the disk.
@@ -150,19 +154,19 @@ fn keep_aside(path: &Path, file: &mut File, whole: u64) -> Result<(), RunError> 
     kept.map_err(RunError::file(&aside))
 }
 
-/// The entries of the lines that are whole, and how many bytes those take. Reading ends at the first line
-/// that is none.
-fn read(mut lines: impl BufRead) -> std::io::Result<(Vec<Entry>, u64)> {
-    let (mut entries, mut at, mut line) = (Vec::new(), 0, Vec::new());
+/// Gives the entries of the lines that are whole to `keep`, and says how many bytes those take. Reading ends at the
+/// first line that is none.
+fn read(mut lines: impl BufRead, mut keep: impl FnMut(Entry)) -> std::io::Result<u64> {
+    let (mut at, mut line) = (0, Vec::new());
     while lines.read_until(b'\n', &mut line)? > 0 && line.ends_with(b"\n") {
         match serde_json::from_slice::<Entry>(&line) {
-            Ok(entry) => entries.push(entry),
+            Ok(entry) => keep(entry),
             Err(_) => break,
         }
         at += line.len() as u64;
         line.clear();
     }
-    Ok((entries, at))
+    Ok(at)
 }
 
 #[cfg(test)]
@@ -170,6 +174,12 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    fn opened(path: &Path) -> (Journal, Vec<Entry>) {
+        let mut entries = Vec::new();
+        let journal = Journal::open(path, |entry| entries.push(entry)).unwrap();
+        (journal, entries)
+    }
 
     fn entry(index: usize) -> Entry {
         let row = Row::new("speed", "ls").with("step_time", "s", Some(index as f64));
@@ -181,12 +191,13 @@ mod tests {
     fn a_journal_cut_at_any_byte_goes_on_after_its_last_whole_line() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("journal.jsonl");
-        let (mut journal, before) = Journal::open(&path).unwrap();
+        let (mut journal, before) = opened(&path);
         assert!(before.is_empty());
         (0..3).for_each(|index| journal.append(&entry(index)).unwrap());
         let bytes = std::fs::read(&path).unwrap();
         for cut in 0..=bytes.len() {
-            let (kept, whole) = read(&bytes[..cut]).unwrap();
+            let mut kept = Vec::new();
+            let whole = read(&bytes[..cut], |entry| kept.push(entry)).unwrap();
             assert_eq!(
                 whole,
                 bytes[..cut].iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at as u64 + 1)
@@ -195,7 +206,7 @@ mod tests {
         }
         for cut in (0..=bytes.len()).step_by(101) {
             std::fs::write(&path, &bytes[..cut]).unwrap();
-            let (mut journal, kept) = Journal::open(&path).unwrap();
+            let (mut journal, kept) = opened(&path);
             for index in kept.len()..3 {
                 journal.append(&entry(index)).unwrap();
             }
@@ -209,7 +220,7 @@ mod tests {
         let path = folder.path().join("journal.jsonl");
         for damage in ["one\n", "two\n"] {
             std::fs::write(&path, damage).unwrap();
-            assert!(Journal::open(&path).unwrap().1.is_empty());
+            assert!(opened(&path).1.is_empty());
         }
         let aside = std::fs::read_to_string(folder.path().join("journal.damaged")).unwrap();
         assert_eq!(aside, "one\ntwo\n");
@@ -218,7 +229,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_are_a_journal(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-            let (_, whole) = read(&bytes[..]).unwrap();
+            let whole = read(&bytes[..], drop).unwrap();
             prop_assert!(whole <= bytes.len() as u64);
         }
     }

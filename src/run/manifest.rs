@@ -149,7 +149,11 @@ impl Manifest {
             build: BUILD.to_owned(),
             features: crate::device::features().into_iter().map(str::to_owned).collect(),
             device: plan.device.clone(),
-            machine: serde_json::to_value(Machine::this()).unwrap_or(Value::Null),
+            machine: serde_json::to_value(Machine {
+                accelerator: plan.accelerator.clone(),
+                ..Machine::this()
+            })
+            .unwrap_or(Value::Null),
             threads: plan.threads as u64,
             allocator: json!({
                 "counted": true,
@@ -166,13 +170,13 @@ impl Manifest {
         }
     }
 
-    /// Whether its run computes as `plan` does now: the same build, machine, data of `task`, device and threads.
-    pub fn computes_as(&self, plan: &Plan, task: &str) -> bool {
-        let now = Self::new(plan, "");
+    /// Whether its run computes as that of `now` does: the same build, machine, accelerator, data of `task`, device and
+    /// threads.
+    pub fn computes_as(&self, now: &Self, task: &str) -> bool {
         (&self.build, &self.features, &self.device, self.threads)
             == (&now.build, &now.features, &now.device, now.threads)
-            && (&self.machine["cpu"], &self.machine["simd"]) == (&now.machine["cpu"], &now.machine["simd"])
-            && self.data.get(task) == plan.data.get(task)
+            && ["cpu", "simd", "accelerator"].iter().all(|key| self.machine[key] == now.machine[key])
+            && self.data.get(task) == now.data.get(task)
     }
 
     /// Reads the manifest of `folder`; none if there is none.
@@ -205,5 +209,35 @@ impl Manifest {
         let path = folder.join("manifest.json");
         let text = serde_json::to_string_pretty(self).unwrap_or_default() + "\n";
         file::write(&path, text.as_bytes()).map_err(RunError::file(path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_build_machine_device_or_data_computes_otherwise() {
+        let data = [("imdb".to_owned(), "1".to_owned()), ("enwik8".to_owned(), "2".to_owned())].into();
+        let now = Manifest::new(&Plan { data, ..Plan::default() }, "id");
+        assert!(now.computes_as(&now, "imdb"));
+        let changes: [(&str, fn(&mut Manifest)); 8] = [
+            ("build", |other| other.build.push('x')),
+            ("features", |other| other.features.push("cuda".into())),
+            ("device", |other| other.device.push('x')),
+            ("threads", |other| other.threads += 1),
+            ("processor", |other| other.machine["cpu"] = "x".into()),
+            ("vector instructions", |other| other.machine["simd"] = "x".into()),
+            ("accelerator", |other| other.machine["accelerator"] = "x".into()),
+            ("data", |other| drop(other.data.insert("imdb".into(), "3".into()))),
+        ];
+        for (what, change) in changes {
+            let mut other = now.clone();
+            change(&mut other);
+            assert!(!other.computes_as(&now, "imdb"), "{what}");
+        }
+        let mut other = now.clone();
+        other.data.insert("enwik8".into(), "3".into());
+        assert!(other.computes_as(&now, "imdb"), "data of another task");
     }
 }

@@ -374,7 +374,7 @@ fn unlike(a: &Entry, b: &Entry) -> Option<String> {
 /// Which file of a cell differs between two runs: its curve or its best weights.
 fn unlike_files(cell: &str, runs: [&PathBuf; 2]) -> Option<String> {
     for name in ["curve.csv", "best.safetensors"] {
-        let [a, b] = runs.map(|run| std::fs::read(cell_folder(run, cell).join(name)).ok());
+        let [a, b] = runs.map(|run| crate::record::file::read(&cell_folder(run, cell).join(name)).ok());
         let (Some(a), Some(b)) = (a, b) else { continue };
         let differ = if name == "curve.csv" { a != b } else { tensors(&a) != tensors(&b) };
         if differ {
@@ -444,7 +444,7 @@ fn write(
     session::write(target, &rows, entries.iter().copied())?;
     let path = target.join("journal.jsonl");
     if sources.iter().any(|source| source.folder == target && source.damaged.is_some()) {
-        drop(Journal::open(&path)?); // what cannot be read is put aside
+        drop(Journal::open(&path, drop)?); // what cannot be read is put aside
     }
     let lines: Result<Vec<String>, _> = entries.iter().map(|entry| serde_json::to_string(entry)).collect();
     let lines = lines.map_err(|error| RunError::Internal(error.to_string()))?;

@@ -148,6 +148,8 @@ pub struct Plan {
     pub cells: Vec<Cell>,
     /// The machine and how memory is allocated: another one does not continue the run.
     pub machine: String,
+    /// What the device calls itself, where it is not the processor: two cards of one machine may differ.
+    pub accelerator: Option<String>,
     /// Hashes of the data, by name.
     pub data: BTreeMap<String, String>,
     /// CPU threads.
@@ -178,6 +180,7 @@ impl Plan {
         feed(option_env!("EFFATTN_COMMIT").unwrap_or(""));
         feed(BUILD);
         feed(&self.machine);
+        feed(self.accelerator.as_deref().unwrap_or(""));
         feed(self.suite.as_deref().unwrap_or(""));
         feed(&self.threads.to_string());
         feed(&self.device);
@@ -195,7 +198,7 @@ impl Plan {
     /// Twelve hex digits over what is computed, by which build from which data, on whatever machine.
     pub fn digest(&self) -> String {
         let (machine, threads, part) = (String::new(), 0, Part::default());
-        Self { machine, threads, part, ..self.clone() }.identity()
+        Self { machine, accelerator: None, threads, part, ..self.clone() }.identity()
     }
 
     /// Keeps the cells of `shard`, whose owners are given for every cell.
@@ -273,8 +276,90 @@ mod tests {
         assert_eq!(plan.identity(), elsewhere.identity());
         assert_ne!(plan.identity(), Plan { threads: 1, ..plan.clone() }.identity());
         assert_ne!(plan.identity(), Plan { machine: "another".to_owned(), ..plan.clone() }.identity());
+        let [a, b] = ["A100", "H100"].map(|name| Plan { accelerator: Some(name.to_owned()), ..plan.clone() });
+        assert!(plan.identity() != a.identity() && a.identity() != b.identity());
+        assert_ne!(plan.identity(), Plan { device: "cuda:1".to_owned(), ..plan.clone() }.identity());
         assert_ne!(plan.identity(), Plan { suite: Some("edited".to_owned()), ..plan.clone() }.identity());
         assert_ne!(plan.identity(), Plan { cells: vec![cell("b")], ..plan.clone() }.identity());
+    }
+
+    /// Every field of a plan and of its cells: a new one has to be put into the identity, or here with a reason.
+    #[test]
+    fn every_field_of_a_plan_is_in_the_identity_or_says_why_not() {
+        let plan = Plan { cells: vec![Cell::default()], ..Plan::default() };
+        let same = |other: Plan| plan.identity() == other.identity();
+        let Plan {
+            name,
+            command,
+            suite,
+            argv,
+            settings,
+            cells,
+            machine,
+            accelerator,
+            data,
+            threads,
+            device,
+            seeds,
+            keeps,
+            part: _,   // the cells that are left say it
+            groups: _, // made from the cells
+        } = plan.clone();
+        let text = |text: String| format!("{text}x");
+        for (what, other) in [
+            ("name", Plan { name: text(name), ..plan.clone() }),
+            ("command", Plan { command: text(command), ..plan.clone() }),
+            ("suite", Plan { suite: Some(text(suite.unwrap_or_default())), ..plan.clone() }),
+            ("machine", Plan { machine: text(machine), ..plan.clone() }),
+            (
+                "accelerator",
+                Plan { accelerator: Some(text(accelerator.unwrap_or_default())), ..plan.clone() },
+            ),
+            (
+                "data",
+                Plan {
+                    data: data.into_iter().chain([("imdb".into(), "1".into())]).collect(),
+                    ..plan.clone()
+                },
+            ),
+            ("threads", Plan { threads: threads + 1, ..plan.clone() }),
+            ("device", Plan { device: text(device), ..plan.clone() }),
+        ] {
+            assert!(!same(other), "{what}");
+        }
+        for (why, other) in [
+            (
+                "where results are written and how much is said",
+                Plan { argv: vec![text(argv.concat())], ..plan.clone() },
+            ),
+            (
+                "the requests of the cells hold what it settles",
+                Plan { settings: Value::Bool(settings.is_null()), ..plan.clone() },
+            ),
+            ("the cells hold them", Plan { seeds: seeds.into_iter().chain([1]).collect(), ..plan.clone() }),
+            ("the command says it", Plan { keeps: !keeps, ..plan.clone() }),
+        ] {
+            assert!(same(other), "{why}");
+        }
+        let Cell { key, words, row, request, seconds, timeout, series, memory: _ } = cells[0].clone();
+        let with = |cell: Cell| same(Plan { cells: vec![cell], ..plan.clone() });
+        let cell = || cells[0].clone();
+        assert!(
+            !with(Cell { key: text(key), ..cell() })
+                && !with(Cell { request: Value::Bool(request.is_null()), ..cell() })
+        );
+        for (why, other) in [
+            ("the key begins with them", Cell { words: text(words), ..cell() }),
+            ("made from the request", Cell { row: Row { params: Some(1), ..row }, ..cell() }),
+            ("a guess", Cell { seconds: seconds + 1.0, ..cell() }),
+            (
+                "an outcome carries the limit that it ran under",
+                Cell { timeout: Some(timeout.unwrap_or(1.0)), ..cell() },
+            ),
+            ("made from the request", Cell { series: text(series), ..cell() }),
+        ] {
+            assert!(with(other), "{why}");
+        }
     }
 
     #[test]

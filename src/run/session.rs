@@ -110,9 +110,13 @@ impl Session {
             Some(whole) => around.planned.write(whole)?,
             None => around.planned.write(&folder.path)?,
         }
-        let (mut journal, entries) = Journal::open(&folder.path.join("journal.jsonl"))?;
-        let mut done: HashMap<String, Entry> =
-            entries.into_iter().map(|entry| (entry.cell.clone(), entry)).collect();
+        let planned: HashSet<&str> = plan.cells.iter().map(|cell| cell.key.as_str()).collect();
+        let mut done: HashMap<String, Entry> = HashMap::new();
+        let mut journal = Journal::open(&folder.path.join("journal.jsonl"), |entry| {
+            if planned.contains(entry.cell.as_str()) {
+                done.insert(entry.cell.clone(), entry); // of two lines of a cell the later counts
+            }
+        })?;
         let known = done.len();
         for cell in &plan.cells {
             if done.get(&cell.key).is_some_and(|entry| !belongs(entry, cell)) {
@@ -332,7 +336,7 @@ fn elsewhere(plan: &Plan, done: &HashMap<String, Entry>, host: &str) -> HashSet<
 
 /// Whether the rows of `entry` can be those of `cell`: some, and each says of itself what the plan says of the cell.
 /// (What a search finds, such as a length, the plan leaves open.)
-fn belongs(entry: &Entry, cell: &Cell) -> bool {
+pub(super) fn belongs(entry: &Entry, cell: &Cell) -> bool {
     let plan = &cell.row;
     let open = |planned: Option<u64>, found: Option<u64>| planned.is_none() || planned == found;
     let same = |row: &Row| {

@@ -213,8 +213,7 @@ impl Checkpoint {
     /// # Errors
     /// A file that cannot be read, is cut off or damaged, is something else, or is of a newer schema.
     pub fn load(path: &Path) -> Result<Self, CheckpointError> {
-        let bytes =
-            std::fs::read(path).map_err(|source| CheckpointError::Io { path: path.into(), source })?;
+        let bytes = file::read(path).map_err(|source| CheckpointError::Io { path: path.into(), source })?;
         Self::read(path, &bytes)
     }
 

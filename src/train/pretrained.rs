@@ -107,7 +107,7 @@ impl Pretrained {
     /// No `config.json`, another architecture, sizes that are missing.
     pub fn open(folder: &Path) -> Result<Self> {
         let path = folder.join("config.json");
-        let text = std::fs::read_to_string(&path).map_err(|error| {
+        let text = crate::record::file::read_to_string(&path).map_err(|error| {
             unfit(&path, format!("cannot be read ({error}); expected a folder with config.json, a tokenizer and model.safetensors"))
         })?;
         let json: Json = serde_json::from_str(&text).map_err(|error| unfit(&path, error.to_string()))?;
@@ -252,7 +252,8 @@ impl Pretrained {
         struct Index {
             weight_map: BTreeMap<String, String>,
         }
-        let text = std::fs::read_to_string(&index).map_err(|error| unfit(&index, error.to_string()))?;
+        let text =
+            crate::record::file::read_to_string(&index).map_err(|error| unfit(&index, error.to_string()))?;
         let Index { weight_map } =
             serde_json::from_str(&text).map_err(|error| unfit(&index, error.to_string()))?;
         let names: BTreeSet<String> = weight_map.into_values().collect();
@@ -271,7 +272,7 @@ impl Pretrained {
         let own = ["config.json", "tokenizer.json", "vocab.json", "merges.txt"];
         let own = own.iter().map(|name| self.folder.join(name)).filter(|path| path.is_file());
         for path in own.chain(self.files()?) {
-            let read = std::fs::File::open(&path).and_then(|mut file| {
+            let read = crate::record::file::open(&path).and_then(|mut file| {
                 hash.update(file.metadata()?.len().to_le_bytes());
                 io::copy(&mut file, &mut hash)
             });

@@ -9,6 +9,7 @@ use safetensors::SafeTensors;
 use super::checkpoint::{Checkpoint, CheckpointError};
 use crate::model::family::{Net, Resolved};
 use crate::nn::params::{Builder, Params};
+use crate::record::file;
 
 /// Why a model cannot start from a file.
 #[derive(Debug, thiserror::Error)]
@@ -103,7 +104,7 @@ fn named(model: &dyn Resolved, path: &Path) -> Result<Named, WarmStartError> {
 /// # Errors
 /// A file that cannot be read.
 pub fn read(path: &Path) -> Result<(HashMap<String, Tensor>, bool), WarmStartError> {
-    let bytes = std::fs::read(path).map_err(|source| WarmStartError::Io { path: path.to_owned(), source })?;
+    let bytes = file::read(path).map_err(|source| WarmStartError::Io { path: path.to_owned(), source })?;
     let unfit = |reason: String| WarmStartError::Unfit { path: path.to_owned(), reason };
     let refuse =
         |error: safetensors::SafeTensorError| unfit(format!("not a complete safetensors file ({error})"));

@@ -4,6 +4,8 @@
 //! `EFFATTN_KILLS=150 cargo test --release --test binary faults:: -- --nocapture` for a night; the default takes a minute.
 #![cfg(target_os = "linux")]
 
+mod identity;
+
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};

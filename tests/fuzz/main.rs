@@ -24,6 +24,8 @@ static ALLOCATOR: alloc::Counting = alloc::Counting;
 const EXECUTIONS: u64 = 3000;
 /// Most live bytes above what was there before, for inputs of a few kilobytes.
 const MEMORY: usize = 512 << 20;
+/// Most bytes that all executions of a target together may leave behind: tables that are made once.
+const LEFT: usize = 64 << 20;
 /// Longest time of one execution.
 const TIME: Duration = Duration::from_secs(20);
 
@@ -84,14 +86,16 @@ fn fuzz(target: &Target) {
     }
     let seed = std::env::var("EFFATTN_FUZZ_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(0);
     let mut random = Stream::new(seed, target.name);
-    let count = executions(target);
+    let (count, before) = (executions(target), alloc::live());
     for _ in 0..count {
         let input = mutated(&seeds, target.words, &mut random);
         if let Some(why) = problem(target, &input, folder.path()) {
             fail(&input, &why);
         }
     }
-    println!("{:<14} {count:>8} inputs, {} known, no panic", target.name, known.len());
+    let left = alloc::live().saturating_sub(before);
+    assert!(left <= LEFT, "{}: {count} inputs left {left} bytes behind", target.name);
+    println!("{:<14} {count:>8} inputs, {} known, no panic, {left} bytes left", target.name, known.len());
 }
 
 /// A folder in memory where there is one.

@@ -84,7 +84,13 @@ fn devices() -> List {
     add(DeviceName::Cpu, true, cpu);
     for index in 0..MOST_DEVICES {
         match Backend::open(DeviceName::Cuda(index)) {
-            Ok(_) => add(DeviceName::Cuda(index), true, "CUDA".to_owned()),
+            Ok(backend) => {
+                add(
+                    DeviceName::Cuda(index),
+                    true,
+                    backend.accelerator().unwrap_or_else(|| "CUDA".to_owned()),
+                );
+            }
             Err(error) if index == 0 => {
                 add(DeviceName::Cuda(index), false, error.to_string());
                 break;

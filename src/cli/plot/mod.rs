@@ -223,7 +223,7 @@ fn draw_attention(args: &AttentionArgs, term: &Term) -> Result<()> {
 fn draw_rows(args: &RowsArgs, term: &Term) -> Result<()> {
     let folder = latest(&args.folder).unwrap_or_else(|| args.folder.clone());
     let path = folder.join("rows.csv");
-    let text = std::fs::read_to_string(&path).with_context(|| {
+    let text = file::read_to_string(&path).with_context(|| {
         format!("no rows in {}; run `effattn speed` first, or name a run folder", args.folder.display())
     })?;
     let rows = csv::from_str(&text).with_context(|| path.display().to_string())?;
@@ -286,7 +286,8 @@ fn admitted(models: &Models, probe: &Probe, term: &Term) -> Result<Vec<Choice>> 
 
 /// A probe with the tensors of `path`; of a batch the first sample.
 fn given(path: &Path, args: &AttentionArgs, probe: Probe) -> Result<Probe> {
-    let mut tensors: HashMap<String, Tensor> = candle_core::safetensors::load(path, &Device::Cpu)?;
+    let mut tensors: HashMap<String, Tensor> =
+        candle_core::safetensors::load_buffer(&file::read(path)?, &Device::Cpu)?;
     for (name, tensor) in &mut tensors {
         let per_sample = ["q", "k", "v", "x", "q_global", "k_global"].contains(&name.as_str());
         if per_sample && tensor.rank() > 0 {

@@ -19,7 +19,7 @@ const BYTES: u64 = 256 << 20;
 pub fn read(file: &Path) -> Result<RgbImage, DataError> {
     let refuse = |error: std::io::Error| store::bad_file(file, error.to_string());
     let bytes =
-        std::fs::File::open(file).and_then(|open| store::read_limited(open, BYTES)).map_err(refuse)?;
+        crate::record::file::open(file).and_then(|open| store::read_limited(open, BYTES)).map_err(refuse)?;
     image(&bytes).map_err(|reason| store::bad_file(file, reason))
 }
 

@@ -4,6 +4,17 @@ use super::bf16;
 pub use super::matrix::{Mat, MatMut, Threads, gemm_exact};
 use super::products::{Products, products};
 
+/// Lets every thread of the pool make a product. The first one of a thread allocates working memory that it keeps (about
+/// a megabyte): without this it is chance when, and whether, a thread does.
+pub fn warm() {
+    const SIDE: usize = 192;
+    rayon::broadcast(|_| {
+        let (a, mut c) = (vec![1.0; SIDE * SIDE], vec![0.0; SIDE * SIDE]);
+        let a = Mat::new(&a, SIDE, SIDE);
+        gemm_exact(MatMut::new(&mut c, SIDE, SIDE), a, a, 1.0, None, Threads::One);
+    });
+}
+
 /// c = alpha a b, in the format of [`products`].
 ///
 /// Each element is summed in an order that depends on the shapes only. Panics if the shapes do not fit.

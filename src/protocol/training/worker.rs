@@ -13,7 +13,7 @@ use crate::device::machine;
 use crate::kernel;
 use crate::protocol::model_spec::{ModelSpec, compute_as};
 use crate::protocol::table::Conditions;
-use crate::record::Outcome;
+use crate::record::{Outcome, file};
 use crate::run::outcome::{self, Ending};
 use crate::run::worker::Link;
 use crate::train::session::{self, Course, Event, Files, Learner, Next, Point, SessionError, State};
@@ -118,7 +118,7 @@ impl Times {
 /// made twice the second counts. Steps that another machine made before the run came here are left out.
 pub fn times(folder: &Path) -> Vec<f64> {
     let host = machine::host();
-    let text = std::fs::read_to_string(folder.join(TIMES)).unwrap_or_default();
+    let text = file::read_to_string(&folder.join(TIMES)).unwrap_or_default();
     let line = |line: &str| {
         let mut fields = line.splitn(3, ',');
         let (step, seconds) = (fields.next()?, fields.next()?);

@@ -1,0 +1,518 @@
+//! A row is what was run: what is silent where it goes wrong, at the level of the program.
+
+use std::io::Write;
+
+use effattn::run::journal::Entry;
+
+use super::*;
+
+/// `VICTIMS[0]` without a place for its results.
+const SPEED: &str =
+    "speed --preset ls-lra --model full,linear --len 32,64 --max-time 30ms --no-plot --threads 1 --quiet";
+const LRA: &str = "lra --task listops --model ls:w=4,r=2 --len 16 --batch 8 --rate 1e-3 --steps 20 --data-dir . --no-plot \
+                   --threads 1";
+
+/// Seconds after which a command that should not wait is taken for one that does.
+const WAIT: Duration = Duration::from_secs(60);
+
+/// Runs `line` to its end, which must come soon.
+fn soon(folder: &Path, line: &str) -> Output {
+    let child = effattn(folder, line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let (id, start) = (child.id(), Instant::now());
+    let watch = std::thread::spawn(move || child.wait_with_output().unwrap());
+    while !watch.is_finished() {
+        if start.elapsed() > WAIT {
+            signal(id, "-KILL");
+            panic!("{line} waits");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    watch.join().unwrap()
+}
+
+/// Runs `line`, which must succeed, and gives what it said.
+fn said(folder: &Path, line: &str) -> String {
+    let output = run(folder, line);
+    assert!(output.status.success(), "{line}: {}", stderr(&output));
+    stderr(&output)
+}
+
+/// Number of run folders of `command`.
+fn runs(folder: &Path, command: &str) -> usize {
+    let entries = fs::read_dir(folder.join("results").join(command)).unwrap().flatten();
+    entries.filter(|entry| entry.file_type().unwrap().is_dir()).count()
+}
+
+/// A suite of `rows` of full attention, the settings of each given.
+fn suite(title: &str, rows: &[&str]) -> String {
+    let rows = rows
+        .iter()
+        .enumerate()
+        .map(|(index, set)| format!("[[row]]\nlabel = \"r{index}\"\nmodel = \"full\"\nset = {{ {set} }}\n"));
+    format!(
+        "title = {title}\nprotocol = \"speed\"\nsource = \"s\"\n[base]\npreset = \"ls-lra\"\nlen = [32]\nmode = \"infer\"\n\
+         max_time = \"30ms\"\n{}",
+        rows.collect::<String>()
+    )
+}
+
+#[test]
+fn rows_of_a_suite_that_differ_in_their_settings_are_cells_of_their_own() {
+    let folder = fresh("speed");
+    let rows = ["layers = 1", "layers = 8", "kernel = \"composed\"", "dtype = \"bf16\""];
+    fs::write(folder.path().join("s.toml"), suite("\"t\"", &rows)).unwrap();
+    said(folder.path(), "speed --suite s.toml --no-plot --threads 1");
+    let timed: Vec<Row> =
+        self::rows(folder.path(), "s").into_iter().filter(|row| row.metric == "step_time").collect();
+    assert_eq!(timed.len(), 4);
+    assert!(timed[0].params < timed[2].params && timed[2].params < timed[1].params, "{timed:?}");
+    let told: std::collections::BTreeSet<_> = timed.iter().map(|row| row.settings.clone()).collect();
+    assert_eq!(told.len(), 4, "{told:?}");
+}
+
+/// Reviews of which the good ones are labelled as such, or the other way round.
+fn reviews(folder: &Path, swapped: bool) {
+    for (split, label) in [("train", "pos"), ("train", "neg"), ("test", "pos"), ("test", "neg")] {
+        let reviews = folder.join("aclImdb").join(split).join(label);
+        fs::create_dir_all(&reviews).unwrap();
+        let words = if (label == "pos") != swapped { "good fine great " } else { "bad awful poor " };
+        let stars = if label == "pos" { 9 } else { 1 };
+        for index in 0..20 {
+            fs::write(reviews.join(format!("{index}_{stars}.txt")), format!("{}{index}", words.repeat(4)))
+                .unwrap();
+        }
+    }
+}
+
+#[test]
+fn weights_of_other_data_or_threads_are_not_taken() {
+    let folder = fresh("robustness");
+    let line = "robustness --task text --model ls:w=4,r=2 --len 32 --steps 30 --batch 8 --data-dir . --allow-partial --no-plot";
+    let first = |swapped: bool, more: &str| {
+        reviews(folder.path(), swapped);
+        let said = said(folder.path(), &format!("{line} {more}"));
+        let clean = rows(folder.path(), "robustness")
+            .into_iter()
+            .find(|row| row.task.as_deref() == Some("text") && row.metric == "accuracy");
+        (said.contains("trained before"), said.contains("is trained first"), clean.unwrap().value.unwrap())
+    };
+    let (before, trained, accuracy) = first(false, "--threads 1 --insertions 0,10");
+    assert!(!before && trained && accuracy > 90.0, "{accuracy}");
+    assert_eq!(first(false, "--threads 1 --insertions 0,20").0, true, "the same data");
+    let (before, trained, accuracy) = first(true, "--threads 1 --insertions 0,30");
+    assert!(!before && trained && accuracy > 90.0, "labels were swapped: {accuracy}");
+    let (before, trained, _) = first(false, "--threads 2 --insertions 0,40");
+    assert!(!before && trained, "other threads");
+}
+
+#[test]
+fn data_that_are_replaced_during_a_run_are_noticed() {
+    let folder = fresh("lra");
+    let mut child = spawn(folder.path(), TWO_MODELS);
+    let start = Instant::now();
+    while children(child.id()).is_empty() {
+        assert!(start.elapsed() < WAIT, "no worker was started");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let cells = || {
+        fs::read_dir(
+            fs::read_dir(folder.path().join("results/lra")).ok()?.flatten().next()?.path().join("cells"),
+        )
+        .ok()
+    };
+    while cells().is_none_or(|cells| cells.count() == 0) {
+        assert!(start.elapsed() < WAIT, "nothing was trained");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let file = folder.path().join("basic_train.tsv");
+    let text = fs::read_to_string(&file).unwrap();
+    fs::write(&file, text.replacen("\t0\n", "\t1\n", 1)).unwrap();
+    child.wait().unwrap();
+    let second = rows(folder.path(), "lra").into_iter().find(|row| row.model == "linear").unwrap();
+    assert_eq!(second.outcome, Outcome::Failed, "{second:?}");
+    assert!(second.error.as_deref().is_some_and(|error| error.contains("listops")), "{second:?}");
+    // the data are back: what failed runs, what is done stays
+    fs::write(&file, text).unwrap();
+    said(folder.path(), TWO_MODELS);
+    assert!(rows(folder.path(), "lra").iter().all(|row| row.outcome == Outcome::Ok));
+}
+
+#[test]
+fn an_outcome_of_a_tighter_limit_is_not_kept() {
+    let folder = fresh("lra");
+    run(folder.path(), &format!("{LRA} --memory-limit 1MiB"));
+    assert_eq!(rows(folder.path(), "lra")[0].outcome, Outcome::Oom);
+    said(folder.path(), &format!("{LRA} --memory-limit 4GiB"));
+    assert!(rows(folder.path(), "lra").iter().all(|row| row.outcome == Outcome::Ok));
+    let (folder, long) = (fresh("lra"), LRA.replace("--steps 20", "--steps 1500"));
+    run(folder.path(), &format!("{long} --timeout 1ms"));
+    assert_eq!(rows(folder.path(), "lra")[0].outcome, Outcome::Timeout);
+    said(folder.path(), &format!("{long} --timeout 1h"));
+    assert!(rows(folder.path(), "lra").iter().all(|row| row.outcome == Outcome::Ok));
+}
+
+#[test]
+fn the_gate_fails_where_values_are_gone_and_passes_one_build_beside_itself() {
+    let folder = fresh("memory");
+    let memory = |output: &str, more: &str| {
+        let line =
+            format!("memory --preset ls-lra --model full,ls --len 64,512 --no-plot -o {output} {more}");
+        run(folder.path(), &line)
+    };
+    let gate = |a: &str, b: &str| {
+        let line = format!("compare {a}/memory/latest {b}/memory/latest --fail-if-regression 5%");
+        run(folder.path(), &line).status.code()
+    };
+    for (output, more) in
+        [("a", "--threads 2"), ("b", "--threads 2"), ("c", "--threads 2 --memory-limit 1MiB")]
+    {
+        memory(output, more);
+    }
+    assert_eq!(gate("a", "b"), Some(0), "one build beside itself");
+    assert_eq!(gate("a", "c"), Some(1), "every cell of the second run is oom");
+    let file = folder.path().join("c/memory/latest/rows.csv");
+    for value in [Some(f64::NAN), None] {
+        let text = fs::read_to_string(folder.path().join("a/memory/latest/rows.csv")).unwrap();
+        let rows: Vec<Row> = csv::from_str(&text).unwrap();
+        let rows: Vec<Row> = match value {
+            Some(_) => rows.into_iter().map(|row| Row { value, ..row }).collect(),
+            None => rows.into_iter().filter(|row| row.len != Some(64)).collect(),
+        };
+        fs::write(&file, csv::to_string(&rows).unwrap()).unwrap();
+        assert_eq!(gate("a", "c"), Some(1), "{value:?}");
+    }
+    fs::write(&file, csv::to_string(&[]).unwrap()).unwrap();
+    assert_ne!(gate("a", "c"), Some(0), "no cell in common");
+}
+
+#[test]
+fn another_suite_text_or_allocator_continues_no_run() {
+    let folder = fresh("speed");
+    let line = "speed --suite s.toml --no-plot --threads 1";
+    let stopped = |title: &str, pages: &str| {
+        let rows: Vec<String> =
+            (1..9).map(|layers| format!("layers = {layers}, max_time = \"20s\"")).collect();
+        let rows: Vec<&str> = rows.iter().map(String::as_str).collect();
+        fs::write(folder.path().join("s.toml"), suite(title, &rows)).unwrap();
+        let mut command = effattn(folder.path(), line);
+        let mut child = command
+            .env("EFFATTN_KEEP_PAGES", pages)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let start = Instant::now();
+        while children(child.id()).is_empty() {
+            assert!(start.elapsed() < WAIT, "no worker was started");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        signal(child.id(), "-INT");
+        child.wait().unwrap();
+        runs(folder.path(), "s")
+    };
+    assert_eq!(stopped("\"t\"", "1"), 1);
+    assert_eq!(stopped("\"t\"", "1"), 1, "the same is continued");
+    assert_eq!(stopped("\"u\"", "1"), 2, "an edited suite");
+    assert_eq!(stopped("\"u\"", "0"), 3, "another allocator setting");
+}
+
+#[test]
+fn weights_that_are_not_finite_generate_nothing() {
+    let folder = fresh("charlm");
+    said(folder.path(), VICTIMS[2].line);
+    let cells = latest(folder.path(), "charlm").join("cells");
+    let cell = fs::read_dir(cells).unwrap().flatten().next().unwrap().path();
+    let best = |file: &fs::DirEntry| file.file_name().to_string_lossy().ends_with("best.safetensors");
+    let file = fs::read_dir(cell).unwrap().flatten().find(best).unwrap().path();
+    let generate =
+        |file: &Path| run(folder.path(), &format!("charlm --generate {} --symbols 20", file.display()));
+    let output = generate(&file);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let mut bytes = fs::read(&file).unwrap();
+    let front = 8 + le(&bytes[..8]);
+    let header: serde_json::Value = serde_json::from_slice(&bytes[8..front]).unwrap();
+    for (name, tensor) in header.as_object().unwrap() {
+        if name.starts_with("weight/") && tensor["dtype"] == "F32" {
+            let at = |end: usize| front + tensor["data_offsets"][end].as_u64().unwrap() as usize;
+            bytes[at(0)..at(1)]
+                .chunks_exact_mut(4)
+                .for_each(|number| number.copy_from_slice(&f32::NAN.to_le_bytes()));
+        }
+    }
+    fs::write(&file, bytes).unwrap();
+    let output = generate(&file);
+    assert!(!output.status.success() && stderr(&output).contains("finite"), "{}", stderr(&output));
+}
+
+/// Says that the newest run of `command` is not finished.
+fn unfinished(folder: &Path, command: &str) -> PathBuf {
+    let folder = latest(folder, command).canonicalize().unwrap();
+    let file = folder.join("manifest.json");
+    let text = fs::read_to_string(&file).unwrap();
+    assert!(text.contains("\"done\""));
+    fs::write(&file, text.replace("\"done\"", "\"unfinished\"")).unwrap();
+    folder
+}
+
+#[test]
+fn a_line_of_the_journal_without_rows_of_its_cell_runs_again() {
+    let folder = fresh("speed");
+    said(folder.path(), SPEED);
+    let file = unfinished(folder.path(), "speed").join("journal.jsonl");
+    let text = fs::read_to_string(&file).unwrap();
+    let mut entries: Vec<Entry> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let foreign = entries[0].rows.clone();
+    entries[1].rows = foreign;
+    entries[2].rows.clear();
+    let lines: Vec<String> = entries.iter().map(|entry| serde_json::to_string(entry).unwrap()).collect();
+    fs::write(&file, lines.join("\n") + "\n").unwrap();
+    let output = run(folder.path(), &SPEED.replace(" --quiet", ""));
+    assert!(
+        stderr(&output).contains("2 lines of the journal have no rows of their cell"),
+        "{}",
+        stderr(&output)
+    );
+    let rows = rows(folder.path(), "speed");
+    let labels: std::collections::BTreeSet<_> =
+        rows.iter().map(|row| (row.model.clone(), row.len, row.pass)).collect();
+    assert_eq!((rows.len(), labels.len()), (8 * rows.len() / labels.len(), 8));
+}
+
+#[test]
+fn a_fifo_is_no_file_wherever_one_is_named() {
+    let folder = fresh("speed");
+    for name in ["s.toml", "rows.csv", "rows.json", "w.safetensors", "journal.jsonl", "manifest.json"] {
+        assert!(Command::new("mkfifo").arg(folder.path().join(name)).status().unwrap().success());
+    }
+    fs::create_dir(folder.path().join("golden")).unwrap();
+    assert!(
+        Command::new("mkfifo").arg(folder.path().join("golden/a.safetensors")).status().unwrap().success()
+    );
+    fs::create_dir(folder.path().join("data")).unwrap();
+    assert!(Command::new("mkfifo").arg(folder.path().join("data/enwik8")).status().unwrap().success());
+    for (line, name) in [
+        ("speed --suite s.toml --dry-run", "s.toml"),
+        ("speed --model full --len 32 --reference rows.json", "rows.json"),
+        ("compare rows.csv rows.json", "rows.csv"),
+        ("plot attention --model ls --weights w.safetensors", "w.safetensors"),
+        ("plot rows .", "rows in ."),
+        ("report .", "manifest.json"),
+        ("fetch imdb --from w.safetensors --data-dir .", "w.safetensors"),
+        ("charlm --generate w.safetensors", "w.safetensors"),
+        ("check --golden golden", "a.safetensors"),
+        ("charlm --task enwik8 --model ls --data-dir data --steps 1", "enwik8"),
+    ] {
+        let output = soon(folder.path(), line);
+        let all = stderr(&output) + &String::from_utf8_lossy(&output.stdout);
+        assert!(!output.status.success(), "{line}");
+        assert!(all.contains(name), "{line}: {all}");
+    }
+}
+
+#[test]
+fn numbers_out_of_bounds_are_refused_at_once() {
+    let folder = fresh("speed");
+    for words in [
+        "--model full --set layers=10000000",
+        "--model full --set ffn=18446744073709551615",
+        "--model ls:w=9223372036854775807",
+        "--model full --len 4194305",
+        "--model full --batch 65537",
+        "--model full --threads 100000",
+        "--model full --set width=65536 --set heads=65535",
+    ] {
+        let output = soon(folder.path(), &format!("speed --dry-run {words}"));
+        assert_eq!(output.status.code(), Some(2), "{words}: {}", stderr(&output));
+    }
+    // what can be asked for one by one, and not be counted together
+    let output = soon(
+        folder.path(),
+        "speed --dry-run --model full --len 4194304 --batch 65536 --set layers=4096 --export-csv -",
+    );
+    let rows: Vec<Row> = csv::from_str(&String::from_utf8_lossy(&output.stdout)).unwrap();
+    assert!(rows.iter().all(|row| row.flops.is_none()), "{rows:?}");
+    assert!(
+        rows.iter().any(|row| row.error.as_deref().is_some_and(|error| error.contains("can be counted"))),
+        "{rows:?}"
+    );
+}
+
+/// Highest resident size of `child` itself in MiB.
+fn own_highest(mut child: Child) -> u64 {
+    let mut highest = 0;
+    while child.try_wait().unwrap().is_none() {
+        let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        highest =
+            highest.max(line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(child.wait().unwrap().success());
+    highest / 1024
+}
+
+/// Ten thousand runs and 200 MB in docs/reliability.md; here a twentieth.
+#[test]
+fn many_runs_and_a_long_journal_are_not_held_in_memory() {
+    const MOST: u64 = 64;
+    let folder = fresh("speed");
+    said(folder.path(), SPEED);
+    let first = latest(folder.path(), "speed").canonicalize().unwrap();
+    let manifest = fs::read_to_string(first.join("manifest.json")).unwrap();
+    let rows: Vec<Row> = csv::from_str(&fs::read_to_string(first.join("rows.csv")).unwrap()).unwrap();
+    let many: Vec<Row> = rows.iter().cycle().take(160).cloned().collect();
+    let (text, id) =
+        (csv::to_string(&many).unwrap(), first.file_name().unwrap().to_string_lossy().into_owned());
+    for index in 0..500 {
+        let name = format!("20990101-{index:06}-aaaaaa");
+        let run = first.with_file_name(&name);
+        fs::create_dir(&run).unwrap();
+        let order = format!("\"order\": {}", index + 2);
+        fs::write(run.join("manifest.json"), manifest.replace(&id, &name).replace("\"order\": 1", &order))
+            .unwrap();
+        fs::write(run.join("rows.csv"), &text).unwrap();
+    }
+    let highest = own_highest(spawn(folder.path(), "report -o r.md"));
+    assert!(highest <= MOST, "a report of 500 runs took {highest} MiB");
+    assert!(fs::read_to_string(folder.path().join("r.md")).unwrap().contains("20990101-000499-aaaaaa"));
+
+    let folder = fresh("speed");
+    said(folder.path(), SPEED);
+    let file = unfinished(folder.path(), "speed").join("journal.jsonl");
+    let lines = fs::read_to_string(&file).unwrap();
+    let mut journal = fs::OpenOptions::new().append(true).open(&file).unwrap();
+    for index in 0..(10 << 20) / lines.len() {
+        let lines = if index % 2 == 0 {
+            lines.clone()
+        } else {
+            lines.replace("{\"cell\":\"", &format!("{{\"cell\":\"{index} "))
+        };
+        journal.write_all(lines.as_bytes()).unwrap();
+    }
+    let highest_again = own_highest(spawn(folder.path(), SPEED));
+    assert!(highest_again <= MOST, "a journal of 10 MB took {highest_again} MiB");
+    println!("a report of 500 runs: {highest} MiB; a journal of 10 MB: {highest_again} MiB");
+}
+
+#[test]
+fn titles_are_text_in_every_report() {
+    let folder = fresh("speed");
+    let title = "\"<script>alert(1)</script> \\u001b[31m <!-- effattn report: end -->\"";
+    fs::write(folder.path().join("s.toml"), suite(title, &["layers = 1"])).unwrap();
+    let output = run(folder.path(), "speed --suite s.toml --no-plot --threads 1");
+    let shown = String::from_utf8_lossy(&output.stdout).into_owned() + &stderr(&output);
+    assert!(output.status.success() && !shown.contains('\x1b'), "{shown}");
+    let page = folder.path().join("page.md");
+    fs::write(&page, "<!-- effattn report: begin -->\n<!-- effattn report: end -->\n").unwrap();
+    let sizes: Vec<u64> = (0..3)
+        .map(|_| {
+            said(folder.path(), "report --splice page.md");
+            fs::metadata(&page).unwrap().len()
+        })
+        .collect();
+    assert!(sizes.iter().all(|size| *size == sizes[0]), "every splice makes the page longer: {sizes:?}");
+    for name in ["r.md", "r.html"] {
+        said(folder.path(), &format!("report -o {name}"));
+        let text = fs::read_to_string(folder.path().join(name)).unwrap();
+        assert!(!text.contains("<script>alert") && !text.contains('\x1b'), "{name}");
+    }
+}
+
+#[test]
+fn more_seeds_train_the_new_ones_only() {
+    let folder = fresh("lra");
+    said(folder.path(), &format!("{LRA} --seeds 0"));
+    let first = rows(folder.path(), "lra");
+    let told = said(folder.path(), &format!("{LRA} --seeds 0,1"));
+    assert!(told.contains("1 run was finished before and is taken from"), "{told}");
+    let second = rows(folder.path(), "lra");
+    assert_eq!(first[..], second[..first.len()], "what was finished is not measured again");
+    assert_eq!(second.iter().filter(|row| row.metric == "accuracy").count(), 2);
+}
+
+#[test]
+fn a_full_disk_while_drawing_is_named_with_its_file() {
+    let folder = fresh("speed");
+    said(folder.path(), SPEED);
+    let output = on_full_disk(folder.path(), "plot rows results/speed --plots-dir plots", 4);
+    let told = stderr(&output);
+    assert!(!output.status.success() && told.contains("File too large") && told.contains("plots/"), "{told}");
+}
+
+#[test]
+fn a_large_suite_is_planned_at_once() {
+    let folder = fresh("speed");
+    let rows: Vec<String> = (1..5001).map(|ffn| format!("ffn = {ffn}")).collect();
+    let rows: Vec<&str> = rows.iter().map(String::as_str).collect();
+    fs::write(folder.path().join("s.toml"), suite("\"t\"", &rows)).unwrap();
+    let start = Instant::now();
+    let output = soon(folder.path(), "speed --suite s.toml --dry-run");
+    assert!(output.status.success(), "{}", stderr(&output));
+    println!("a suite of 5,000 rows is planned in {:.1} s", start.elapsed().as_secs_f64());
+}
+
+#[test]
+fn an_interval_that_is_no_number_is_not_printed() {
+    let folder = fresh("speed");
+    said(folder.path(), SPEED);
+    let file = latest(folder.path(), "speed").join("rows.csv");
+    let nan = Some(f64::NAN);
+    let rows: Vec<Row> = (rows(folder.path(), "speed").into_iter())
+        .map(|row| Row { std: nan, ci_low: nan, ci_high: nan, ..row })
+        .collect();
+    fs::write(&file, csv::to_string(&rows).unwrap()).unwrap();
+    for line in [
+        "report -o r.md",
+        "report -o r.html",
+        "compare results/speed/latest results/speed/latest",
+        "plot rows results/speed",
+    ] {
+        let output = run(folder.path(), line);
+        assert!(output.status.success(), "{line}: {}", stderr(&output));
+        assert!(!String::from_utf8_lossy(&output.stdout).contains("NaN"), "{line}");
+    }
+    for name in ["r.md", "r.html"] {
+        let text = fs::read_to_string(folder.path().join(name)).unwrap();
+        let shown = ["NaN %", "NaN\u{a0}%", "NaN s", "NaN ms", ">NaN<", "±NaN", "NaN to"];
+        assert!(shown.iter().all(|shown| !text.contains(shown)), "{name}");
+    }
+}
+
+#[test]
+fn a_fresh_run_is_the_newest_whatever_the_clock_says() {
+    let folder = fresh("lra");
+    said(folder.path(), LRA);
+    let file = latest(folder.path(), "lra").join("manifest.json");
+    let mut manifest: serde_json::Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+    manifest["start"] = "2999-01-01T00:00:00Z".into();
+    fs::write(&file, manifest.to_string()).unwrap();
+    let first = latest(folder.path(), "lra").canonicalize().unwrap();
+    said(folder.path(), &format!("{LRA} --fresh"));
+    let second = latest(folder.path(), "lra").canonicalize().unwrap();
+    assert_ne!(first, second);
+    let told = said(folder.path(), LRA);
+    let newest = second.file_name().unwrap().to_string_lossy().into_owned();
+    assert_eq!(latest(folder.path(), "lra").canonicalize().unwrap(), second, "{told}");
+    assert_eq!(runs(folder.path(), "lra"), 2, "{newest} is there: nothing is trained again");
+}
+
+#[test]
+fn a_second_process_stays_outside_also_where_the_lock_was_deleted() {
+    let folder = fresh("speed");
+    let line = SPEED.replace("30ms", "30s --runs 10000000");
+    let mut child = spawn(folder.path(), &line);
+    let start = Instant::now();
+    let locks = || {
+        let runs = fs::read_dir(folder.path().join("results/speed")).into_iter().flatten().flatten();
+        runs.map(|run| run.path().join("lock")).filter(|lock| lock.exists()).collect::<Vec<_>>()
+    };
+    while children(child.id()).is_empty() || locks().is_empty() {
+        assert!(start.elapsed() < WAIT, "no run was started");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    locks().into_iter().for_each(|lock| fs::remove_file(lock).unwrap());
+    let output = soon(folder.path(), &line);
+    let _ = child.kill();
+    child.wait().unwrap();
+    assert!(!output.status.success() && stderr(&output).contains("in use by"), "{}", stderr(&output));
+}
