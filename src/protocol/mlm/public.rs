@@ -28,11 +28,10 @@ pub fn write(
     weights: &Checkpoint,
     (config, tokenizer): (&RobertaConfig, &Tokenizer),
 ) -> anyhow::Result<()> {
-    let model = mechanism(config);
     file::write(&folder.join(TOKENIZER), tokenizer.json().as_bytes())?;
-    let text = serde_json::to_string_pretty(&describe(config, &model, tokenizer))?;
+    let text = serde_json::to_string_pretty(&describe(config, tokenizer))?;
     file::write(&folder.join(CONFIG), format!("{text}\n").as_bytes())?;
-    weights.export(&folder.join(WEIGHTS), &[("model", &model), ("tokenizer", tokenizer.hash())])?;
+    weights.export(&folder.join(WEIGHTS))?;
     Ok(())
 }
 
@@ -47,7 +46,7 @@ fn mechanism(config: &RobertaConfig) -> String {
 
 /// `config.json`: Hugging Face's keys, and in `effattn` what it has none for: the mechanism, and the checksum of the
 /// tokenizer.
-fn describe(config: &RobertaConfig, model: &str, tokenizer: &Tokenizer) -> Value {
+fn describe(config: &RobertaConfig, tokenizer: &Tokenizer) -> Value {
     let (backbone, specials) = (&config.backbone, tokenizer.specials());
     json!({
         "architectures": ["RobertaForMaskedLM"],
@@ -69,7 +68,7 @@ fn describe(config: &RobertaConfig, model: &str, tokenizer: &Tokenizer) -> Value
         "eos_token_id": specials.end,
         "tie_word_embeddings": true,
         "torch_dtype": "float32",
-        "effattn": { "model": model, "tokenizer": tokenizer.hash(), "version": env!("CARGO_PKG_VERSION") },
+        "effattn": { "model": mechanism(config), "tokenizer": tokenizer.hash(), "version": env!("CARGO_PKG_VERSION") },
     })
 }
 
