@@ -395,10 +395,15 @@ fn thousands_of_cells_of_many_shards_are_joined_and_shown_in_seconds() {
     let one = LRA.replace("ls:w=4,r=2,full,linear", "linear").replace("1,2", "1");
     done(folder, &format!("{one} --shard 1/1"));
     let (plan, run_of) = (whole(folder, "lra"), shard(folder, "lra", "1-of-1"));
-    let read = |path: PathBuf| -> serde_json::Value { serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap() };
+    let read = |path: PathBuf| -> serde_json::Value {
+        serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
+    };
     let (mut planned, manifest) = (read(plan.join("plan.json")), read(run_of.join("manifest.json")));
     let journal = read(run_of.join("journal.jsonl"));
-    let curve = fs::read(fs::read_dir(run_of.join("cells")).unwrap().next().unwrap().unwrap().path().join("curve.csv")).unwrap();
+    let curve = fs::read(
+        fs::read_dir(run_of.join("cells")).unwrap().next().unwrap().unwrap().path().join("curve.csv"),
+    )
+    .unwrap();
     let key = |seed: u64| journal["cell"].as_str().unwrap().replace(" s1 ", &format!(" s{seed} "));
     let cell = |seed: u64| serde_json::json!({ "cell": key(seed), "seconds": 1.0, "group": seed - 1 });
     planned["cells"] = (1..=cells).map(cell).collect();
@@ -424,7 +429,10 @@ fn thousands_of_cells_of_many_shards_are_joined_and_shown_in_seconds() {
     for line in ["status results", "merge results", "status results", "report results -o report.html"] {
         let (code, seconds, bytes) = measured(folder, line);
         println!("{cells} cells, {count} shards: {line}: {seconds:.2} s, {} MiB", bytes >> 20);
-        assert!(code == Some(0) && seconds < 10.0 && bytes < 1 << 30, "{line}: {code:?} {seconds} s {bytes} bytes");
+        assert!(
+            code == Some(0) && seconds < 10.0 && bytes < 1 << 30,
+            "{line}: {code:?} {seconds} s {bytes} bytes"
+        );
     }
     assert_eq!(rows(&plan).iter().filter(|row| row.metric == "accuracy").count() as u64, cells);
 }
