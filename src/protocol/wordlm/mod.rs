@@ -29,6 +29,7 @@ pub static PROTOCOL: Protocol = Protocol {
         ("limit", "Predict at most the first N words of the validation and the test text"),
     ],
     tasks: Some(Tasks { called: "Corpora", names: plan::names }),
+    reads: &[],
     quick: Some(Quick {
         help: "A small model on the little text in the program; says so",
         said: "cosformer and full with 2 layers, width 128, 4 heads, FFN 256 on the text in the program, 300 updates of 16 \
