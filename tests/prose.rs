@@ -1,10 +1,33 @@
 //! No number in the prose of README and docs that no row carries: a number stands in a marker that names its row (`report
-//! --splice` writes it), in a table that the report generates, in code, or is part of a name.
+//! --splice` writes it), in a table that the report generates or a test recomputes, in code, is part of a name, or is one of
+//! the constants below.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use effattn::record::{Pass, csv};
 use effattn::report::document::{BEGIN, END};
 use effattn::report::fill::without;
+use effattn::report::reference;
+use effattn::stats::median;
+
+/// Numbers of prose that are no measurement: the file, the number with the word in front, and what it is.
+const CONSTANTS: &[(&str, &str, &str)] = &[
+    ("CHANGELOG.md", "exits 2", "an exit code"),
+    ("CONTRIBUTING.md", "near 400", "a rule for files"),
+    ("CONTRIBUTING.md", "near 60.", "a rule for functions"),
+    ("docs/adding-a-data-set.md", "Id 0", "an id"),
+    ("docs/adding-a-data-set.md", "from 1", "an id"),
+    ("docs/adding-a-mechanism.md", "(mask 0)", "the value of a mask"),
+    ("docs/adding-a-mechanism.md", "gives 0,", "what is computed"),
+    ("docs/building-for-gpus.md", "code (13.0", "a version of the toolkit"),
+    ("docs/building-for-gpus.md", "driver 580;", "a version of the driver"),
+    ("docs/building-for-gpus.md", "GPU (13.0,", "a version of the toolkit"),
+    ("docs/building-for-gpus.md", "architecture 90);", "a GPU architecture"),
+    ("docs/building-for-gpus.md", "architectures 80", "a GPU architecture"),
+    ("docs/files.md", "between 0", "the range of a column"),
+    ("docs/files.md", "never 0.", "the value of a column"),
+    ("docs/reliability.md", "every 10", "the default of --save-every, in seconds"),
+];
 
 /// Words in front of a number that make it a name, such as a figure's.
 const NAMES: &[&str] = &[
@@ -23,6 +46,10 @@ fn prose(text: &str) -> String {
         if line.trim_start().starts_with("```") {
             fenced = !fenced;
         } else if !fenced && !line.starts_with('|') {
+            // the number of an item of a list is none of the text
+            let item = line.trim_start().split_once(". ");
+            let item = item.filter(|(number, _)| number.parse::<u32>().is_ok());
+            let line = item.map_or(line, |(_, text)| text);
             // every second piece between backquotes is code; what stands in parentheses behind ] is an address
             let plain: String = line.split('`').step_by(2).collect::<Vec<_>>().join("code");
             let pieces = plain.split("](").enumerate();
@@ -55,12 +82,75 @@ fn numbers(text: &str) -> Vec<String> {
     found
 }
 
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The texts that a reader of the repository meets: those beside README and those in docs.
+fn pages() -> Vec<(String, String)> {
+    let mut all = Vec::new();
+    for folder in ["", "docs"] {
+        let entries = std::fs::read_dir(root().join(folder)).unwrap();
+        let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+        paths.retain(|path| path.extension().is_some_and(|ending| ending == "md"));
+        paths.sort();
+        for path in paths {
+            let name = path.strip_prefix(root()).unwrap().display().to_string();
+            all.push((name, std::fs::read_to_string(&path).unwrap()));
+        }
+    }
+    all
+}
+
 #[test]
 fn numbers_in_prose_come_from_rows() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
-    let found = numbers(&readme);
-    assert!(found.is_empty(), "README.md has numbers that no row carries: {found:#?}");
+    let pages = pages();
+    assert!(pages.iter().any(|(name, _)| name == "README.md") && pages.len() > 8);
+    for (name, text) in &pages {
+        let mut found = numbers(text);
+        found
+            .retain(|number| !CONSTANTS.iter().any(|(page, constant, _)| page == name && constant == number));
+        assert!(found.is_empty(), "{name} has numbers that no row carries: {found:#?}");
+    }
+}
+
+/// Times per step of another program over ours in the committed run of `dtype`.
+fn beside(dtype: &str, model: &str, pass: Pass, len: u64) -> Option<f64> {
+    let runs = root().join("reproduction/results/peer").join(dtype).join("speed");
+    let mut runs: Vec<PathBuf> = std::fs::read_dir(runs)
+        .unwrap()
+        .map(|run| run.unwrap().path())
+        .filter(|run| !run.is_symlink())
+        .collect();
+    runs.sort();
+    let run = runs.pop()?;
+    let rows = csv::from_str(&std::fs::read_to_string(run.join("rows.csv")).unwrap()).unwrap();
+    let own = rows.iter().find(|row| {
+        row.metric == "step_time" && row.label() == model && row.pass == Some(pass) && row.len == Some(len)
+    });
+    let there = reference::read(&run).unwrap();
+    let there = there
+        .iter()
+        .filter(|one| one.model.trim_end_matches("-own") == model && one.mode == pass && one.len == len);
+    let times: Vec<f64> = there.filter_map(|one| one.ms).collect();
+    Some(median(&times)? / 1000.0 / own?.value?)
+}
+
+#[test]
+fn the_table_beside_pytorch_is_that_of_the_committed_runs() {
+    let text = std::fs::read_to_string(root().join("docs/performance.md")).unwrap();
+    let places = [Pass::Infer, Pass::Train].map(|pass| [1024, 2048, 4096].map(|len| (pass, len)));
+    let mut cells = 0;
+    for line in text.lines().filter(|line| line.starts_with("| ") && line.contains(" / ")) {
+        let mut parts = line.trim_matches('|').split('|').map(str::trim);
+        let model = parts.next().unwrap();
+        for (cell, (pass, len)) in parts.zip(places.iter().flatten()) {
+            let ratio = |dtype| format!("{:.2}", beside(dtype, model, *pass, *len).unwrap_or(f64::NAN));
+            assert_eq!(cell, format!("{} / {}", ratio("f32"), ratio("bf16")), "{model} {pass} {len}");
+            cells += 1;
+        }
+    }
+    assert!(cells >= 60, "{cells}");
 }
 
 #[test]

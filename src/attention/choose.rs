@@ -14,6 +14,8 @@ pub struct Choice {
     pub knobs: Knobs,
     /// The settings that differ from the defaults, `w=16,r=2`; none for the defaults.
     pub variant: Option<String>,
+    /// Knobs that were named with their default value: where a preset sets another one, the named one holds.
+    pub named: Vec<&'static str>,
 }
 
 /// A list of mechanisms that cannot be taken.
@@ -30,23 +32,30 @@ pub enum ChooseError {
 impl Choice {
     /// A mechanism with its defaults.
     pub fn default_of(entry: &'static Entry) -> Self {
-        Self { entry, knobs: Knobs::defaults(entry.knobs), variant: None }
+        Self { entry, knobs: Knobs::defaults(entry.knobs), variant: None, named: Vec::new() }
     }
 
-    /// The settings that differ from the defaults, as text.
+    /// The settings that were given: those that differ from the defaults, and named ones, as text.
     pub fn given(&self) -> Vec<(&'static str, String)> {
         let defaults = Knobs::defaults(self.entry.knobs);
         let settings = self.knobs.iter().zip(defaults.iter());
-        let given = settings.filter(|(now, before)| now != before);
+        let given = settings.filter(|(now, before)| now != before || self.named.contains(&now.0));
         given.map(|((name, value), _)| (name, value.to_string())).collect()
     }
 
     /// Name and settings as on the command line.
     pub fn label(&self) -> String {
-        match &self.variant {
-            None => self.entry.name.to_owned(),
-            Some(variant) => format!("{}:{variant}", self.entry.name),
-        }
+        self.label_under(&[])
+    }
+
+    /// The same under a preset that sets the knobs `set`: those of them that were named belong to the name, default or not.
+    pub fn label_under(&self, set: &[&str]) -> String {
+        let also: Vec<&str> = self.named.iter().copied().filter(|name| set.contains(name)).collect();
+        let variant = match (&self.variant, also.as_slice()) {
+            (variant, []) => variant.clone(),
+            (_, also) => Some(self.knobs.changes_and(self.entry.knobs, also)),
+        };
+        variant.map_or_else(|| self.entry.name.to_owned(), |variant| format!("{}:{variant}", self.entry.name))
     }
 }
 
@@ -58,7 +67,7 @@ pub fn choose(models: &Models) -> Result<Vec<Choice>, ChooseError> {
     let mut choices: Vec<Choice> = Vec::new();
     for variant in &models.0 {
         for choice in choose_one(variant)? {
-            if choices.iter().all(|known| known.label() != choice.label()) {
+            if choices.iter().all(|known| (known.label(), &known.named) != (choice.label(), &choice.named)) {
                 choices.push(choice);
             }
         }
@@ -86,7 +95,10 @@ fn choose_one(variant: &Variant) -> Result<Vec<Choice>, ChooseError> {
     let given = variant.knobs.iter().map(|(name, value)| (name.as_str(), value.as_str()));
     let knobs = Knobs::parse(entry.name, entry.knobs, given)?;
     let changes = knobs.changes(entry.knobs);
-    Ok(vec![Choice { entry, knobs, variant: (!changes.is_empty()).then_some(changes) }])
+    let said = |name: &str| variant.knobs.iter().any(|(said, _)| said == name);
+    let named = entry.knobs.iter().map(|knob| knob.name);
+    let named = named.filter(|name| said(name) && !knobs.differs(entry.knobs, name)).collect();
+    Ok(vec![Choice { entry, knobs, variant: (!changes.is_empty()).then_some(changes), named }])
 }
 
 #[cfg(test)]
@@ -103,6 +115,9 @@ mod tests {
     fn names_knobs_and_patterns() {
         assert_eq!(labels("ls:w=16,r=2,full"), Ok("ls:w=16,r=2 full".into()));
         assert_eq!(labels("ls:w=8"), Ok("ls".into()), "the default is no variant");
+        let named = &choose(&"ls:w=8,r=2".parse().unwrap()).unwrap()[0];
+        assert_eq!((named.label().as_str(), named.named.as_slice()), ("ls:r=2", ["w"].as_slice()));
+        assert_eq!(named.label_under(&["w", "l"]), "ls:w=8,r=2", "a preset that sets w does not win");
         assert_eq!(labels("full,fu*,full"), Ok("full".into()));
         assert_eq!(labels("all").unwrap().split(' ').count(), TABLE.len());
     }

@@ -216,9 +216,12 @@ impl Knobs {
 
     /// The settings that differ from the defaults, as on the command line: `w=16,r=2`.
     pub fn changes(&self, knobs: &'static [Knob]) -> String {
-        let changed = knobs.iter().filter(|knob| {
-            self.0.get(knob.name).is_some_and(|value| value.to_string() != knob.default.to_string())
-        });
+        self.changes_and(knobs, &[])
+    }
+
+    /// The same with the knobs `also`, whatever their value.
+    pub fn changes_and(&self, knobs: &'static [Knob], also: &[&str]) -> String {
+        let changed = knobs.iter().filter(|knob| also.contains(&knob.name) || self.differs(knobs, knob.name));
         let pairs = changed.map(|knob| {
             let value = self.0[knob.name].to_string();
             let compat = COMPAT.iter().find(|entry| (entry.1, entry.2) == (knob.name, value.as_str()));

@@ -73,7 +73,7 @@ pub fn finish(
 /// The tables of `rows`.
 fn tables(protocol: &Protocol, rows: &[Row], suite: Option<&Suite>) -> Vec<Table> {
     let mut tables = match (protocol.shown, suite) {
-        (Shown::Trained, _) => trained::tables(rows),
+        (Shown::Trained, _) => trained::tables(rows, protocol.metrics),
         (Shown::Plain, _) => vec![table::plain(protocol.about, rows, protocol.metrics)],
         (Shown::Growth, Some(suite)) => published::tables(rows, suite),
         (Shown::Growth, None) => Quantity::ALL

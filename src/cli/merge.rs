@@ -22,6 +22,8 @@ cells are missing or failed.";
 
 /// Names of cells that are said at most.
 const NAMED: usize = 3;
+/// Commands that are printed at most.
+const LINES: usize = 12;
 
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -59,20 +61,49 @@ fn tell_missing(merged: &Merged, term: &Term) {
         (0, failed) => format!("{failed} cells failed; run again"),
         (missing, failed) => format!("{missing} cells are missing and {failed} failed; run"),
     });
-    let numbers: Vec<String> = merged.missing.keys().flatten().map(|shard| shard.index.to_string()).collect();
+    let numbers: Vec<usize> = merged.missing.keys().flatten().map(|shard| shard.index).collect();
     if !numbers.is_empty() {
-        term.say(&format!("shards that have cells left: {}", numbers.join(",")));
+        term.say(&format!("shards that have cells left: {}", ranges(&numbers)));
     }
-    for (shard, cells) in &merged.missing {
+    for (shard, cells) in merged.missing.iter().take(LINES) {
         let names = cells.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join("; ");
         let more =
             if cells.len() > NAMED { format!("; and {} more", cells.len() - NAMED) } else { String::new() };
         term.say(&format!("  {}    # {names}{more}", command(&merged.manifest.argv, *shard)));
     }
+    if merged.missing.len() > LINES {
+        term.say(&format!("  and {} more shards in the same way", merged.missing.len() - LINES));
+    }
+}
+
+/// `1,3-5` as `sbatch --array` takes it: the `numbers` stand in order.
+fn ranges(numbers: &[usize]) -> String {
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    for &number in numbers {
+        match runs.last_mut() {
+            Some((_, last)) if *last + 1 == number => *last = number,
+            _ => runs.push((number, number)),
+        }
+    }
+    let text = |(first, last): &(usize, usize)| {
+        if first == last { first.to_string() } else { format!("{first}-{last}") }
+    };
+    runs.iter().map(text).collect::<Vec<_>>().join(",")
 }
 
 /// The command that runs `shard` of what `argv` asks for.
 pub fn command(argv: &[String], shard: Option<Shard>) -> String {
     let shard = shard.map(|shard| ["--shard".to_owned(), shard.to_string()]);
     command_line(without_shard(argv).into_iter().chain(shard.into_iter().flatten()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ranges;
+
+    #[test]
+    fn numbers_are_what_sbatch_takes() {
+        assert_eq!(ranges(&[1, 2, 5, 7, 8, 9]), "1-2,5,7-9");
+        assert_eq!(ranges(&[4]), "4");
+    }
 }

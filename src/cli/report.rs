@@ -9,11 +9,13 @@ use clap::ValueEnum;
 use super::runs::{Run, latest_measured, latest_rows, newest_trained, step_samples, trained_key};
 use crate::config::suite::{SHIPPED, Suite};
 use crate::protocol;
-use crate::protocol::table::Shown;
+use crate::protocol::grid::{Flags, Grid, Pick, resolve};
+use crate::protocol::table::{Shown, trained_metrics};
 use crate::record::{Row, file};
 use crate::report::chart::{Chart, Evaluation, Learning, Quantity, figure, learning};
 use crate::report::document::{BEGIN, Document, END, Section, splice};
 use crate::report::fill::fill;
+use crate::report::paper::{Paper, Source, paper};
 use crate::report::table::{self, Table};
 use crate::report::{self, crossing, figures, labels, published, reference, robustness, trained, verdict};
 use crate::run::plan::folder;
@@ -37,6 +39,12 @@ const NOT_BUILT: &[(&str, &str)] = &[
     ("cosFormer, Table 3", "fine-tuning on five text classification sets"),
     ("cosFormer, Figure 4", "pre-training loss"),
 ];
+
+/// What stands in the cells of the papers' tables.
+const SIGNS: &str = "A cell is measured / published; n is the number of seeds. = within spread of the seeds (counts: the same printed \
+                     digits), ▲ better, ▼ worse, ○ nothing follows: one seed, or settings that are not the protocol's, which the \
+                     letter names, with what the protocol has in parentheses. ↓ stands behind a number that is not better than \
+                     the floor, the best rule without a transformer. - was not run; the last column says what runs it.";
 
 /// Form of the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -125,6 +133,10 @@ pub fn run(args: &Args, term: &Term) -> Result<u8> {
 fn document(runs: &[Run], suite: Option<&str>, brief: bool) -> Result<Document> {
     let wanted = |row: &&Row| suite.is_none_or(|suite| row.suite.as_deref() == Some(suite));
     let mut document = Document { title: "Measured by effattn".to_owned(), sections: Vec::new() };
+    if !runs.iter().any(|run| run.rows.iter().any(|row| wanted(&row))) {
+        return Ok(document);
+    }
+    document.sections = papers(runs, suite)?;
     for (title, quick) in [("Trained models", false), ("Trained in quick runs", true)] {
         let chosen: Vec<&Run> = runs.iter().filter(|run| run.trained() && run.quick() == quick).collect();
         let section = trained(title, &chosen, wanted)?;
@@ -158,6 +170,40 @@ fn document(runs: &[Run], suite: Option<&str>, brief: bool) -> Result<Document> 
     Ok(document)
 }
 
+/// Every table of the papers in its own form; those of which nothing was run stand behind the others.
+fn papers(runs: &[Run], only: Option<&str>) -> Result<Vec<Section>> {
+    let (rows, metrics) = (latest_rows(runs), trained_metrics());
+    let (mut filled, mut empty) = (Vec::new(), Vec::new());
+    for name in SHIPPED.iter().map(|(name, _)| *name).filter(|name| only.is_none_or(|only| only == *name)) {
+        let suite = Suite::load(name)?;
+        let planned = planned(&suite)?;
+        let source = Source { suite: &suite, planned: &planned, rows: &rows, metrics: &metrics };
+        let Some(Paper { table, used }) = paper(&source) else { continue };
+        let of = |run: &&Run| run.rows.iter().any(|row| used.contains(row));
+        let provenance = runs.iter().filter(of).map(Run::provenance).collect();
+        let title = suite.source.split(':').next().unwrap_or(name).to_owned();
+        let section = Section { title, tables: vec![table], provenance, ..Section::default() };
+        if used.is_empty() { empty.push(section) } else { filled.push(section) }
+    }
+    if let Some(first) = filled.iter_mut().chain(&mut empty).next() {
+        first.tables[0].notes.insert(0, SIGNS.to_owned());
+    }
+    filled.extend(empty);
+    Ok(filled)
+}
+
+/// The rows of every row of `suite`, as they would be run; none where it is drawn and not run.
+fn planned(suite: &Suite) -> Result<Vec<Vec<Row>>> {
+    let Some(protocol) = protocol::find(&suite.protocol) else { return Ok(Vec::new()) };
+    let Grid { suite: own, settings, picks } =
+        resolve(&Flags { suite: Some(suite.name.clone()), ..Flags::default() }, protocol)?;
+    let one = |pick: Pick| -> Result<Vec<Row>> {
+        let grid = Grid { suite: own.clone(), settings: settings.clone(), picks: vec![pick] };
+        Ok((protocol.cells)(&grid, 1)?.into_iter().map(|cell| cell.row).collect())
+    };
+    picks.into_iter().map(one).collect()
+}
+
 /// Trained models of `runs`: of rows alike the newest.
 fn trained(title: &str, runs: &[&Run], wanted: impl Fn(&&Row) -> bool) -> Result<Section> {
     let mut section = Section { title: title.to_owned(), ..Section::default() };
@@ -165,7 +211,7 @@ fn trained(title: &str, runs: &[&Run], wanted: impl Fn(&&Row) -> bool) -> Result
     section.provenance = runs.iter().filter(of_run).map(|run| run.provenance()).collect();
     let rows = newest_trained(runs.iter().flat_map(|run| &run.rows).filter(|row| wanted(row)));
     let rows: Vec<Row> = rows.into_values().cloned().collect();
-    section.tables = trained::tables(&rows);
+    section.tables = trained::tables(&rows, &trained_metrics());
     section.tables.extend(robustness::table(&rows));
     section.tables.extend(published::reasons(&rows));
     section.charts = curves(runs, &rows)?;
@@ -274,10 +320,16 @@ fn measured(run: &Run, rows: &[Row], apart: bool, brief: bool) -> Result<Section
 /// What the papers have and this report does not.
 fn missing(runs: &[Run]) -> Result<Section> {
     let columns = ["what", "why it is not here"].map(str::to_owned).to_vec();
-    let mut table =
-        Table { title: "Tables and figures without rows".to_owned(), columns, ..Table::default() };
+    let mut table = Table {
+        title: "Figures without rows, and what is not built".to_owned(),
+        columns,
+        ..Table::default()
+    };
     for (name, text) in SHIPPED {
         let suite = Suite::parse(&format!("{name}.toml"), text)?;
+        if !suite.columns.is_empty() {
+            continue; // it stands above, run or not
+        }
         let rows = || runs.iter().filter(|run| !run.quick()).flat_map(|run| &run.rows);
         if rows().any(|row| row.suite.as_deref() == Some(*name)) {
             continue;

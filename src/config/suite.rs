@@ -24,10 +24,10 @@ pub const SHIPPED: &[(&str, &str)] = &[
     ("cos-table1-loss-small", include_str!("../../suites/cos-table1-loss-small.toml")),
     ("cos-table1", include_str!("../../suites/cos-table1.toml")),
     ("cos-table1-small", include_str!("../../suites/cos-table1-small.toml")),
-    ("cos-table3", include_str!("../../suites/cos-table3.toml")),
-    ("cos-table3-small", include_str!("../../suites/cos-table3-small.toml")),
     ("cos-table2", include_str!("../../suites/cos-table2.toml")),
     ("cos-table2-small", include_str!("../../suites/cos-table2-small.toml")),
+    ("cos-table3", include_str!("../../suites/cos-table3.toml")),
+    ("cos-table3-small", include_str!("../../suites/cos-table3-small.toml")),
     ("cos-table4", include_str!("../../suites/cos-table4.toml")),
     ("cos-table5", include_str!("../../suites/cos-table5.toml")),
     ("cos-table6", include_str!("../../suites/cos-table6.toml")),
@@ -94,6 +94,8 @@ pub struct Suite {
     pub rows: Vec<SuiteRow>,
     /// What the source prints beside them of models that are not run here.
     pub printed: Vec<Printed>,
+    /// The columns of the source's table, in its order; none where it is a figure.
+    pub columns: Vec<Column>,
     /// The TOML text.
     pub text: String,
 }
@@ -103,6 +105,8 @@ pub struct Suite {
 pub struct SuiteRow {
     /// Name in the paper.
     pub label: String,
+    /// The line of the source's table that it is part of, where several rows make one.
+    pub part_of: Option<String>,
     /// Mechanism and knobs.
     pub model: Variant,
     /// Settings that differ from the base; tasks are those that the row has.
@@ -116,6 +120,11 @@ pub struct SuiteRow {
 }
 
 impl SuiteRow {
+    /// Name of its line in the source's table.
+    pub fn printed_as(&self) -> &str {
+        self.part_of.as_deref().unwrap_or(&self.label)
+    }
+
     /// What the paper printed for `metric`.
     pub fn table(&self, metric: &str) -> Option<&PublishedTable> {
         self.published.iter().find(|table| table.metric == metric)
@@ -136,6 +145,20 @@ pub struct Printed {
     pub why: String,
     /// What the paper printed, a table per metric.
     pub published: Vec<PublishedTable>,
+}
+
+/// A column of the source's table.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Column {
+    /// Its heading.
+    pub title: String,
+    /// Metrics of published numbers that stand in it; the first is the one that is compared.
+    pub metrics: Vec<String>,
+    /// Their key: a task, a pass, or `average` over the other columns of the metric.
+    pub key: String,
+    /// Length, where numbers go along the lengths.
+    pub len: Option<u64>,
 }
 
 /// Published numbers of one row.
@@ -168,12 +191,15 @@ struct WireSuite {
     row: Vec<WireRow>,
     #[serde(default)]
     printed: Vec<WirePrinted>,
+    #[serde(default)]
+    columns: Vec<Column>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct WireRow {
     label: String,
+    part_of: Option<String>,
     model: Spanned<String>,
     #[serde(default)]
     knobs: toml::Table,
@@ -242,6 +268,20 @@ impl<'de> Deserialize<'de> for WireValues {
 }
 
 impl Suite {
+    /// Whether `row` runs `preset`, or its numbers belong to it.
+    pub fn is_of(&self, row: &SuiteRow, preset: &str) -> bool {
+        let own = row.set.preset.as_ref().or(self.base.preset.as_ref());
+        [own, self.numbers_of.as_ref()].into_iter().flatten().any(|known| known == preset)
+    }
+
+    /// The first shipped suite of `protocol` with published numbers of `preset`.
+    pub fn of(protocol: &str, preset: &str) -> Option<Self> {
+        let suites = SHIPPED.iter().filter_map(|(name, _)| Self::load(name).ok());
+        let has = |suite: &Self, row: &SuiteRow| !row.published.is_empty() && suite.is_of(row, preset);
+        let of = |suite: &Self| suite.protocol == protocol && suite.rows.iter().any(|row| has(suite, row));
+        suites.filter(|suite| of(suite)).next()
+    }
+
     /// The shipped suite called `name`, or the file at that path.
     ///
     /// # Errors
@@ -286,8 +326,8 @@ impl Suite {
                 published.transpose().map_err(|(start, problem)| at(start, problem))?.unwrap_or_default();
             let line = 1 + newlines.partition_point(|at| *at < start);
             row.set.check().map_err(|error| at(start, error.0))?;
-            let (label, set, not_comparable) = (row.label, row.set, row.not_comparable);
-            rows.push(SuiteRow { label, model, set, published, not_comparable, line });
+            let (label, part_of, set, not_comparable) = (row.label, row.part_of, row.set, row.not_comparable);
+            rows.push(SuiteRow { label, part_of, model, set, published, not_comparable, line });
         }
         let mut printed = Vec::new();
         for WirePrinted { label, why, published } in wire.printed {
@@ -308,6 +348,7 @@ impl Suite {
             base: wire.base,
             rows,
             printed,
+            columns: wire.columns,
             text: text.to_owned(),
         })
     }

@@ -19,7 +19,6 @@ pub static SET: DataSet = DataSet {
     collection: "amazon",
     title: "Amazon electronics",
     about: "how many stars a review gives, from its words",
-    commands: "finetune",
     records: "half of 6,739,590 reviews, 90 / 5 / 5",
     kind: Kind::Texts(Texts { classes: &["1", "2", "3", "4", "5"], train: WHOLE * 18 / 40, load }),
     origin: Origin::Placed(

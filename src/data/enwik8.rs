@@ -11,7 +11,6 @@ pub static SET: DataSet = DataSet {
     collection: "enwik8",
     title: "enwik8",
     about: "the next byte of an English Wikipedia dump",
-    commands: "charlm",
     records: "100,000,000 bytes",
     kind: Kind::Symbols(Symbols {
         vocabulary: PUBLISHED.vocabulary,

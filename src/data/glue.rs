@@ -16,7 +16,6 @@ pub static SST_2: DataSet = DataSet {
     collection: "sst-2",
     title: "SST-2",
     about: "whether a piece of a film review is positive",
-    commands: "finetune",
     records: "67,349 / 872 pieces",
     kind: kind(SST_2_FORM, |dir, reading| read(&SST_2_FORM, dir, reading)),
     origin: Origin::Placed(
@@ -31,7 +30,6 @@ pub static QQP: DataSet = DataSet {
     collection: "qqp",
     title: "QQP",
     about: "whether two questions ask the same",
-    commands: "finetune",
     records: "363,846 / 40,430 pairs",
     kind: kind(QQP_FORM, |dir, reading| read(&QQP_FORM, dir, reading)),
     origin: Origin::Placed(
@@ -46,7 +44,6 @@ pub static MNLI: DataSet = DataSet {
     collection: "mnli",
     title: "MNLI",
     about: "whether a sentence contradicts another, leaves it open or follows from it",
-    commands: "finetune",
     records: "392,702 / 9,815 pairs",
     kind: kind(MNLI_FORM, |dir, reading| read(&MNLI_FORM, dir, reading)),
     origin: Origin::Placed(

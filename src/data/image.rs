@@ -13,7 +13,6 @@ pub static SET: DataSet = DataSet {
     collection: "cifar10",
     title: "CIFAR-10",
     about: "which of ten things a gray image of 32 x 32 pixels shows",
-    commands: "lra",
     records: "45,000 / 5,000 / 10,000 images",
     kind: Kind::Images(Examples {
         vocabulary: 256,

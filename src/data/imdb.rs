@@ -13,7 +13,6 @@ pub static SET: DataSet = DataSet {
     collection: "imdb",
     title: "IMDb",
     about: "whether a film review is positive, from its words",
-    commands: "finetune",
     records: "25,000 / 25,000 reviews",
     kind: Kind::Texts(Texts { classes: &["negative", "positive"], train: 2 * PER_CLASS, load }),
     origin: Origin::Download(SOURCE),

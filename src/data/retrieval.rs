@@ -13,7 +13,6 @@ pub static SET: DataSet = DataSet {
     collection: "aan",
     title: "AAN",
     about: "whether one paper cites the other, from the bytes of both",
-    commands: "lra, robustness",
     records: "147,086 / 18,090 / 17,437 pairs",
     kind: Kind::Pairs(Examples {
         vocabulary: 257,

@@ -11,7 +11,6 @@ pub static SET: DataSet = DataSet {
     collection: "sample",
     title: "the sample",
     about: "the next byte of the little text that ships with the program",
-    commands: "charlm",
     records: "65,536 bytes",
     kind: Kind::Symbols(Symbols {
         vocabulary: 256,
@@ -31,7 +30,6 @@ pub static WORDS: DataSet = DataSet {
     collection: "sample",
     title: "the sample",
     about: "the next word of the little text that ships with the program",
-    commands: "wordlm",
     records: "65,536 bytes",
     kind: Kind::Words(Words {
         vocabulary: VOCABULARY,

@@ -16,7 +16,6 @@ pub static SET: DataSet = DataSet {
     collection: "sentences",
     title: "Generated sentences",
     about: "whether a generated sentence praises",
-    commands: "finetune",
     records: "4,000 / 500 sentences",
     kind: Kind::Texts(Texts { classes: &["negative", "positive"], train: SIZES[0], load }),
     origin: Origin::Embedded,

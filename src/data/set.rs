@@ -28,8 +28,6 @@ pub struct DataSet {
     pub title: &'static str,
     /// What a model learns from it, in a line.
     pub about: &'static str,
-    /// The commands that read it.
-    pub commands: &'static str,
     /// Size of the whole set, in words.
     pub records: &'static str,
     /// What it consists of, and how that is loaded.

@@ -13,7 +13,6 @@ pub static SET: DataSet = DataSet {
     collection: "imdb",
     title: "IMDb",
     about: "whether a film review is positive, from its bytes",
-    commands: "lra, robustness, speed, memory",
     records: "25,000 / 25,000 reviews",
     kind: Kind::Sequences(Examples {
         vocabulary: 257,

@@ -11,7 +11,6 @@ pub static SET: DataSet = DataSet {
     collection: "text8",
     title: "text8",
     about: "the next letter of an English Wikipedia dump without markup",
-    commands: "charlm",
     records: "100,000,000 bytes",
     kind: Kind::Symbols(Symbols {
         vocabulary: PUBLISHED.vocabulary,

@@ -75,6 +75,9 @@ pub struct LmConfig {
     pub form: LmForm,
 }
 
+/// Settings of every language model; relative positions only beside a window.
+pub const FIXED: [(&str, &str); 3] = [("rel_pos", "true"), ("dp_input", "raw"), ("dual_ln", "true")];
+
 /// Settings of `entry` in a language model: relative positions and raw projected inputs where the mechanism has
 /// them, then `preset`, then `given` (text as on the command line).
 ///
@@ -88,8 +91,7 @@ pub fn language_knobs<'a>(
     let takes =
         |(name, value): &(&str, &str)| Knobs::parse(entry.name, entry.knobs, [(*name, *value)]).is_ok();
     let window = Knobs::defaults(entry.knobs).int("w") > 0; // relative positions belong to a window
-    let fixed =
-        [("rel_pos", if window { "true" } else { "false" }), ("dp_input", "raw"), ("dual_ln", "true")];
+    let fixed = FIXED.map(|(name, value)| (name, if name == "rel_pos" && !window { "false" } else { value }));
     let given: Vec<_> = given.into_iter().collect();
     let mut quiet: Vec<_> = fixed.into_iter().chain(preset.iter().copied()).filter(takes).collect();
     let parse = |quiet: &[(&'a str, &'a str)]| {

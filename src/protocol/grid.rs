@@ -104,15 +104,19 @@ fn beside(suite: &Suite, row: &SuiteRow, (metric, key): (&str, &str), preset: &s
     Some(Beside { published, foreign: sizes.into_iter().chain(row.not_comparable.clone()).collect() })
 }
 
-/// What a row for `model` (a mechanism with its knobs) of the shipped suite has for `metric` under `key`.
-pub fn published_elsewhere(suite: &str, model: &str, what: (&str, &str), preset: &str) -> Option<Beside> {
-    let suite = Suite::load(suite).ok()?;
+/// What a row for `model` (a mechanism with its knobs) has for `metric` under `key` in a shipped suite of `protocol`: one
+/// whose rows run `preset`, or whose numbers belong to it.
+pub fn published_elsewhere(protocol: &str, model: &str, what: (&str, &str), preset: &str) -> Option<Beside> {
     let wanted = choose(&model.parse().ok()?).ok()?.pop()?.label();
-    let same = |row: &&SuiteRow| {
+    let same = |row: &SuiteRow| {
         let choice = choose(&Models(vec![row.model.clone()])).ok().and_then(|mut choices| choices.pop());
         choice.is_some_and(|choice| choice.label() == wanted)
     };
-    suite.rows.iter().filter(same).find_map(|row| beside(&suite, row, what, preset))
+    let suites = SHIPPED.iter().filter_map(|(name, _)| Suite::load(name).ok());
+    suites.filter(|suite| suite.protocol == protocol).find_map(|suite| {
+        let of = |row: &&SuiteRow| suite.is_of(row, preset) && same(row);
+        suite.rows.iter().filter(of).find_map(|row| beside(&suite, row, what, preset))
+    })
 }
 
 /// Everything to be measured.

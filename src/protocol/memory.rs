@@ -77,6 +77,7 @@ pub static PROTOCOL: Protocol = Protocol {
     settings: &[POINTS, MODEL, &["fit"], MACHINE, &["timeout"]],
     help: &[],
     tasks: None,
+    reads: &[text::SET],
     quick: None,
     defaults,
     cells,

@@ -94,8 +94,9 @@ impl ModelSpec {
     /// Settings that name nothing.
     pub fn new(pick: &Pick, len: u64, batch: u64, pass: Pass, seed: u64) -> Result<Self, PlanError> {
         let settings = &pick.settings;
-        let label = pick.choice.as_ref().map_or_else(|_| pick.model.clone(), |choice| choice.label());
         let preset = settings.preset.clone().unwrap_or_else(|| "lra-repo".to_owned());
+        let label = |choice: &Choice| choice.label_under(&family::knobs_of(&preset));
+        let label = pick.choice.as_ref().map_or_else(|_| pick.model.clone(), label);
         let dtype = settings.dtype.unwrap_or_default();
         let (device, kernel) = (settings.device.unwrap_or_default(), settings.kernel.unwrap_or_default());
         if let Some(reason) = refused(dtype, kernel, device) {

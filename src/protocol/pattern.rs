@@ -112,7 +112,7 @@ pub fn at_scale(choice: &Choice, probe: &Probe) -> Choice {
     while largest / divisor >= (probe.len / 8).max(2) {
         divisor *= 2;
     }
-    if choice.variant.is_some() || divisor == 1 {
+    if choice.variant.is_some() || !choice.named.is_empty() || divisor == 1 {
         return choice.clone();
     }
     let pattern = |knobs: &Knobs| (choice.entry.pattern)(knobs, &probe.shape());
@@ -127,7 +127,7 @@ pub fn at_scale(choice: &Choice, probe: &Probe) -> Choice {
         }
     }
     let variant = Some(scaled.changes(choice.entry.knobs)).filter(|changes| !changes.is_empty());
-    let scaled = Choice { knobs: scaled, variant, entry: choice.entry };
+    let scaled = Choice { knobs: scaled, variant, ..choice.clone() };
     if probe.admits(&scaled).is_ok() { scaled } else { choice.clone() }
 }
 

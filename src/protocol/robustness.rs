@@ -26,9 +26,6 @@ use crate::run::worker::Link;
 use crate::term::clock;
 use crate::train::checkpoint::Checkpoint;
 use crate::train::session::Files;
-
-/// The suite with the published numbers.
-const SUITE: &str = "ls-table2";
 /// Insertions per text in the paper.
 const PAPER: u64 = 10;
 
@@ -75,6 +72,7 @@ pub static PROTOCOL: Protocol = Protocol {
     ],
     help: HELP,
     tasks: Some(Tasks { called: "Tasks", names: texts }),
+    reads: &[],
     quick: None,
     defaults,
     cells,
@@ -213,7 +211,7 @@ impl Job for Request {
 
     fn published(&self, task: &str) -> Option<Published> {
         let spec = &self.train.spec;
-        Some(published_elsewhere(SUITE, &spec.model, ("accuracy", task), &spec.preset)?.published)
+        Some(published_elsewhere(PROTOCOL.name, &spec.model, ("accuracy", task), &spec.preset)?.published)
     }
 }
 

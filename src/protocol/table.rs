@@ -48,6 +48,15 @@ pub fn protocols() -> Vec<&'static Protocol> {
     TABLE.iter().chain(registered.iter()).copied().collect()
 }
 
+/// What trained models are compared by, in the order of the protocols.
+pub fn trained_metrics() -> Vec<Metric> {
+    let mut all: Vec<Metric> = Vec::new();
+    for protocol in protocols().into_iter().filter(|protocol| protocol.shown == Shown::Trained) {
+        all.extend(protocol.metrics.iter().filter(|metric| !all.contains(metric)).collect::<Vec<_>>());
+    }
+    all
+}
+
 /// The protocol called `name`.
 pub fn find(name: &str) -> Option<&'static Protocol> {
     protocols().into_iter().find(|protocol| protocol.name == name)
@@ -71,6 +80,8 @@ pub struct Protocol {
     pub help: &'static [(&'static str, &'static str)],
     /// Names of the tasks or corpora that it takes, where it takes any.
     pub tasks: Option<Tasks>,
+    /// Data sets that it reads besides.
+    pub reads: &'static [&'static str],
     /// `--quick`, where it has one.
     pub quick: Option<Quick>,
     /// What it does where nothing is said.
@@ -289,6 +300,11 @@ impl Protocol {
             group
         };
         (0..cells.len()).map(next).collect()
+    }
+
+    /// Whether it reads the data set called `name`.
+    pub fn reads(&self, name: &str) -> bool {
+        self.reads.contains(&name) || self.tasks.is_some_and(|tasks| (tasks.names)().contains(&name))
     }
 
     /// Whether steps are timed, so that another program's times can stand beside.

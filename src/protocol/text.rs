@@ -9,6 +9,9 @@ use crate::data::text::{Imdb, NAMES};
 use crate::data::{DataError, Dataset, Split, store, story};
 use crate::run::plan::Plan;
 
+/// The data set whose texts are read where it is there.
+pub const SET: &str = "text";
+
 /// Most bytes that are taken; longer inputs repeat them.
 const MOST: usize = 8 << 20;
 

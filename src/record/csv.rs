@@ -7,7 +7,7 @@ use super::{COLUMNS, ReadError, Row};
 ///
 /// # Errors
 /// None in practice; the writer works in memory.
-pub fn to_string(rows: &[Row]) -> Result<String, ::csv::Error> {
+pub fn to_string<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Result<String, ::csv::Error> {
     let mut writer = ::csv::WriterBuilder::new().has_headers(false).from_writer(Vec::new());
     writer.write_record(COLUMNS)?;
     for row in rows {

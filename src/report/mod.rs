@@ -10,6 +10,7 @@ pub mod fold;
 pub mod html;
 pub mod labels;
 pub mod markdown;
+pub mod paper;
 pub mod published;
 pub mod reference;
 pub mod robustness;

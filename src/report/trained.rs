@@ -4,91 +4,45 @@ use std::collections::HashMap;
 
 use super::table::Table;
 use crate::config::suite::Suite;
-use crate::record::{FLOOR, Outcome, Published, Row};
+use crate::record::{FLOOR, Metric, Outcome, Published, Row};
 use crate::stats::{Interval, Summary, prediction_interval};
-
-/// What trained models are compared by.
-struct Metric {
-    name: &'static str,
-    title: &'static str,
-    unit: &'static str,
-    /// The same of the weights of the last update.
-    last: &'static str,
-    less_is_better: bool,
-}
-
-const METRICS: &[Metric] = &[
-    Metric {
-        name: "accuracy",
-        title: "Accuracy on the test split",
-        unit: "accuracy %",
-        last: "accuracy_last",
-        less_is_better: false,
-    },
-    Metric {
-        name: "bpc_stream",
-        title: "Bits per character of the test part, blocks behind a cache",
-        unit: "bpc",
-        last: "bpc_stream_last",
-        less_is_better: true,
-    },
-    Metric {
-        name: "bpc_overlap",
-        title: "Bits per character of the test part, overlapping windows",
-        unit: "bpc",
-        last: "bpc_overlap_last",
-        less_is_better: true,
-    },
-    Metric {
-        name: "masked_loss",
-        title: "Loss of hidden words of held-out text",
-        unit: "nat",
-        last: "",
-        less_is_better: true,
-    },
-    Metric {
-        name: "masked_loss_bits",
-        title: "Loss of hidden words of held-out text",
-        unit: "bit",
-        last: "",
-        less_is_better: true,
-    },
-    Metric {
-        name: "ppl_context",
-        title: "Perplexity, each word behind a context: stands beside what papers print",
-        unit: "ppl",
-        last: "ppl_context_last",
-        less_is_better: true,
-    },
-    Metric {
-        name: "ppl_block",
-        title: "Perplexity, each block alone",
-        unit: "ppl",
-        last: "ppl_block_last",
-        less_is_better: true,
-    },
-];
 
 /// The rule of masked language models: how often words are.
 const UNIGRAM: &str = "unigram_loss";
 /// The rules of language models, and what the floor calls them.
-const COUNTS: &[(&str, &str)] = &[("witten_bell_3_bpc", "order 3"), ("unigram_ppl", "unigram")];
+pub(super) const COUNTS: &[(&str, &str)] = &[("witten_bell_3_bpc", "order 3"), ("unigram_ppl", "unigram")];
 /// The rule that every classifier has to beat to have learned anything.
 const LARGEST: &str = "largest_class";
 
 /// A table per metric, with one line per task, mechanism and setting: the value over its seeds, what the paper has,
 /// what a simple rule reaches, and what to make of it. Nothing where no row is one of a trained model.
-pub fn tables(rows: &[Row]) -> Vec<Table> {
+pub fn tables(rows: &[Row], metrics: &[Metric]) -> Vec<Table> {
     let index = Index::of(rows);
-    METRICS.iter().filter_map(|metric| table(rows, &index, metric)).collect()
+    let mut tables: Vec<Table> = metrics.iter().filter_map(|metric| table(rows, &index, metric)).collect();
+    if let Some(first) = tables.first_mut() {
+        first.notes.push(NOTE.to_owned());
+    }
+    tables
 }
 
-fn table<'a>(rows: &'a [Row], index: &'a Index<'a>, metric: &'a Metric) -> Option<Table> {
+/// What the columns mean, said once.
+const NOTE: &str = "differs: what is not the protocol's, and in parentheses what the protocol has. share: part of the protocol's \
+                    steps and data, where nothing else differs. Over several seeds: mean ±standard deviation [95 % interval of \
+                    the mean]; of one seed ± is the standard error that the size of the test split leaves; failed seeds (not \
+                    better than the largest class) are counted apart. last update: the same of the weights after the last \
+                    update. floor: the best simple rule on the same split.";
+
+/// The rows that `wanted` takes of `metric`, as seeds of models that were trained and tested alike.
+pub(super) fn groups<'a>(
+    (rows, index): (&'a [Row], &'a Index<'a>),
+    metric: &'a Metric,
+    wanted: impl Fn(&Row) -> bool,
+) -> Vec<Group<'a>> {
     let floors: Vec<&Row> =
         rows.iter().filter(|row| row.model == FLOOR && row.metric == metric.name).collect();
     let mut groups: Vec<Group> = Vec::new();
     let mut known: HashMap<(Option<&str>, String), Vec<usize>> = HashMap::new();
-    for row in rows.iter().filter(|row| row.metric == metric.name) {
+    for row in rows.iter().filter(|row| row.metric == metric.name && wanted(row)) {
         let places = known.entry((row.task.as_deref(), row.label())).or_default();
         match places.iter().find(|place| alike(groups[**place].rows[0], row)) {
             Some(place) => groups[*place].add(row),
@@ -99,6 +53,11 @@ fn table<'a>(rows: &'a [Row], index: &'a Index<'a>, metric: &'a Metric) -> Optio
             }
         }
     }
+    groups
+}
+
+fn table<'a>(rows: &'a [Row], index: &'a Index<'a>, metric: &'a Metric) -> Option<Table> {
+    let groups = groups((rows, index), metric, |_| true);
     if groups.is_empty() {
         return None;
     }
@@ -119,12 +78,6 @@ fn table<'a>(rows: &'a [Row], index: &'a Index<'a>, metric: &'a Metric) -> Optio
         "floor",
     ];
     let mut lines: Vec<Vec<String>> = groups.iter().map(Group::line).collect();
-    let notes = vec![
-        "differs: what is not the protocol's, and in parentheses what the protocol has. share: part of the protocol's steps and \
-         data, where nothing else differs. Over several seeds: mean ±standard deviation [95 % interval of the mean]; of one seed ± is the \
-         standard error that the size of the test split leaves; failed seeds (not better than the largest class) are counted apart. floor: the best simple rule on the same split."
-            .to_owned(),
-    ];
     // a column that says the same everywhere says nothing: only kernels differ seldom
     let mut columns = columns.map(str::to_owned).to_vec();
     if lines.iter().all(|line| line[3] == "fused") {
@@ -133,20 +86,12 @@ fn table<'a>(rows: &'a [Row], index: &'a Index<'a>, metric: &'a Metric) -> Optio
             line.remove(3);
         });
     }
-    Some(Table {
-        title: metric.title.to_owned(),
-        columns,
-        numbers: 8,
-        rows: lines,
-        notes,
-        ..Table::default()
-    })
+    Some(Table { title: metric.title.to_owned(), columns, numbers: 8, rows: lines, ..Table::default() })
 }
 
 /// Whether two rows are of the same model, trained and tested in the same way.
 fn alike(a: &Row, b: &Row) -> bool {
-    (&a.task, &a.model, &a.variant, &a.suite, &a.preset)
-        == (&b.task, &b.model, &b.variant, &b.suite, &b.preset)
+    (&a.task, &a.model, &a.variant, &a.preset) == (&b.task, &b.model, &b.variant, &b.preset)
         && (&a.device, &a.dtype, &a.kernel, a.batch, a.len)
             == (&b.device, &b.dtype, &b.kernel, b.batch, b.len)
         && (&a.differs, &a.settings, &a.words, a.fraction.map(f64::to_bits))
@@ -154,10 +99,10 @@ fn alike(a: &Row, b: &Row) -> bool {
 }
 
 /// Rows by task, mechanism and seed, so that those of one run are found among those of ten thousand.
-struct Index<'a>(HashMap<String, Vec<&'a Row>>);
+pub(super) struct Index<'a>(HashMap<String, Vec<&'a Row>>);
 
 impl<'a> Index<'a> {
-    fn of(rows: &'a [Row]) -> Self {
+    pub(super) fn of(rows: &'a [Row]) -> Self {
         let mut found: HashMap<String, Vec<&Row>> = HashMap::new();
         rows.iter().for_each(|row| found.entry(Self::place(row)).or_default().push(row));
         Self(found)
@@ -173,10 +118,52 @@ impl<'a> Index<'a> {
     }
 }
 
+/// What a measured value says of a published one.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Standing {
+    /// There is none.
+    Unpublished,
+    /// Nothing, and why.
+    Open(String),
+    /// The published mean lies in the prediction interval of the seeds.
+    Within,
+    /// Better by so much.
+    Better(f64),
+    /// Worse by so much.
+    Worse(f64),
+}
+
+impl Standing {
+    /// In words.
+    fn words(&self) -> String {
+        match self {
+            Self::Unpublished => "nothing published".to_owned(),
+            Self::Open(why) => format!("not comparable: {why}"),
+            Self::Within => "within spread".to_owned(),
+            Self::Better(gap) => format!("better by {gap:.2}"),
+            Self::Worse(gap) => format!("worse by {gap:.2}"),
+        }
+    }
+
+    /// Of `values`, one per seed, against a mean of `runs` runs.
+    pub(super) fn of(values: &[f64], (published, runs): (f64, u64), less_is_better: bool) -> Self {
+        let Some(Summary { mean, .. }) = Summary::of(values) else {
+            return Self::Open("no seed learned".to_owned());
+        };
+        let gap = mean - published;
+        match prediction_interval(values, runs) {
+            None => Self::Open(format!("one seed (gap {gap:+.2})")),
+            Some(interval) if interval.contains(published) => Self::Within,
+            Some(_) if (gap > 0.0) != less_is_better => Self::Better(gap.abs()),
+            Some(_) => Self::Worse(gap.abs()),
+        }
+    }
+}
+
 /// The seeds of one line.
-struct Group<'a> {
-    rows: Vec<&'a Row>,
-    published: Option<Published>,
+pub(super) struct Group<'a> {
+    pub(super) rows: Vec<&'a Row>,
+    pub(super) published: Option<Published>,
     all: &'a Index<'a>,
     /// Simple rules by the same metric.
     floors: Vec<&'a Row>,
@@ -199,7 +186,7 @@ impl<'a> Group<'a> {
     }
 
     /// Values of the seeds that learned, and how many did not.
-    fn values(&self) -> (Vec<f64>, usize) {
+    pub(super) fn values(&self) -> (Vec<f64>, usize) {
         let learned = |row: &&&Row| row.outcome == Outcome::Ok && !self.is_at_largest_class(row);
         let values: Vec<f64> = self.rows.iter().filter(learned).filter_map(|row| row.value).collect();
         let failed = self.rows.len() - values.len();
@@ -215,7 +202,7 @@ impl<'a> Group<'a> {
     }
 
     /// The best simple rule for the same split: its name and value.
-    fn floor(&self) -> Option<(String, f64)> {
+    pub(super) fn floor(&self) -> Option<(String, f64)> {
         let row = self.rows[0];
         let counted =
             COUNTS.iter().find_map(|(rule, name)| Some(((*name).to_owned(), self.also(row, rule)?)));
@@ -239,7 +226,8 @@ impl<'a> Group<'a> {
         let (values, failed) = self.values();
         let text = |value: Option<&str>| value.unwrap_or("").to_owned();
         let number = |value: Option<u64>| value.map_or_else(String::new, |value| value.to_string());
-        let last: Vec<f64> = self.rows.iter().filter_map(|row| self.also(row, self.metric.last)).collect();
+        let last = format!("{}_last", self.metric.name);
+        let last: Vec<f64> = self.rows.iter().filter_map(|row| self.also(row, &last)).collect();
         let last = Summary::of(&last).map_or_else(String::new, |last| format!("{:.2}", last.mean));
         let seeds = match failed {
             0 => values.len().to_string(),
@@ -249,7 +237,7 @@ impl<'a> Group<'a> {
         vec![
             text(row.task.as_deref()),
             row.label(),
-            text(row.preset.as_deref()),
+            preset(row),
             if row.dtype == "f32" { row.kernel.clone() } else { format!("{}, {}", row.kernel, row.dtype) },
             self.verdict(&values, failed),
             text(row.differs.as_deref()),
@@ -295,7 +283,7 @@ impl<'a> Group<'a> {
         }
         let mut verdict = self.compared(values, failed);
         let Some((_, floor)) = self.floor() else { return verdict };
-        let above = |value: f64| if self.metric.less_is_better { value < floor } else { value > floor };
+        let above = |value: f64| if self.metric.less { value < floor } else { value > floor };
         let measured = Summary::of(values).is_some_and(|summary| !above(summary.mean));
         let published = self.published().is_some_and(|value| !above(value));
         verdict.push_str(match (measured, published) {
@@ -307,37 +295,50 @@ impl<'a> Group<'a> {
         verdict
     }
 
-    /// Within spread: the published mean lies in the prediction interval of at least two seeds of the whole protocol.
     fn compared(&self, values: &[f64], failed: usize) -> String {
+        let standing = self.standing(values);
+        match (&standing, failed) {
+            (Standing::Unpublished, _) | (_, 0) => standing.words(),
+            (Standing::Open(_), _) if self.part().is_none_or(|part| part < 1.0) || values.is_empty() => {
+                standing.words()
+            }
+            _ => format!("{}, {failed} of {} seeds failed", standing.words(), self.rows.len()),
+        }
+    }
+
+    /// The share of the protocol that was run.
+    pub(super) fn part(&self) -> Option<f64> {
+        self.rows[0].fraction
+    }
+
+    /// Within spread: the published mean lies in the prediction interval of at least two seeds of the whole protocol.
+    pub(super) fn standing(&self, values: &[f64]) -> Standing {
         let row = self.rows[0];
-        let Some(published) = self.published() else { return "nothing published".to_owned() };
+        let Some(published) = self.published() else { return Standing::Unpublished };
         if row.fraction.is_none() {
-            return "not comparable: other settings".to_owned();
+            return Standing::Open("other settings".to_owned());
         }
         if row.fraction.is_some_and(|part| part < 1.0) {
-            return "not comparable: part of the protocol".to_owned();
+            return Standing::Open("part of the protocol".to_owned());
         }
-        let Some(Summary { mean, .. }) = Summary::of(values) else {
+        if values.is_empty() {
             let bad = self.rows.iter().find(|row| row.outcome != Outcome::Ok);
-            let why = bad.map_or("no seed learned", |row| row.outcome.word());
-            return format!("not comparable: {why}");
-        };
-        let gap = mean - published;
-        let verdict = match prediction_interval(values, source_seeds(row)) {
-            None => format!("not comparable: one seed (gap {gap:+.2})"),
-            Some(interval) if interval.contains(published) => "within spread".to_owned(),
-            Some(_) if (gap > 0.0) != self.metric.less_is_better => format!("better by {:.2}", gap.abs()),
-            Some(_) => format!("worse by {:.2}", gap.abs()),
-        };
-        match failed {
-            0 => verdict,
-            failed => format!("{verdict}, {failed} of {} seeds failed", self.rows.len()),
+            return Standing::Open(bad.map_or("no seed learned", |row| row.outcome.word()).to_owned());
         }
+        Standing::of(values, (published, source_seeds(row)), self.metric.less)
     }
 }
 
+/// The preset; sizes that are not its own make another model of it.
+fn preset(row: &Row) -> String {
+    let name = row.preset.clone().unwrap_or_default();
+    let mut words = row.differs.as_deref().unwrap_or_default().split("; ");
+    let size = |word: &str| ["layers ", "width ", "heads ", "ffn "].iter().any(|size| word.starts_with(size));
+    if words.any(size) { format!("{name}, other sizes") } else { name }
+}
+
 /// What differs in the data: floors stand beside rows of the same split only.
-fn data(row: &Row) -> Vec<&str> {
+pub(super) fn data(row: &Row) -> Vec<&str> {
     let words = row.differs.as_deref().unwrap_or_default().split("; ");
     words.filter(|word| word.contains(" examples")).collect()
 }
@@ -350,14 +351,19 @@ fn share(part: f64) -> String {
 
 /// Runs behind the published mean: what the suite, or the suite of the preset, says; else one.
 fn source_seeds(row: &Row) -> u64 {
-    let preset = if row.preset.as_deref() == Some("ls-lra") { "ls-table1" } else { "cos-table4" };
-    let suite = Suite::load(row.suite.as_deref().unwrap_or(preset)).ok();
+    let own = row.suite.as_deref().and_then(|suite| Suite::load(suite).ok());
+    let suite = own.or_else(|| Suite::of(&row.protocol, row.preset.as_deref()?));
     suite.and_then(|suite| suite.source_seeds).unwrap_or(1)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const METRICS: &[Metric] = &[
+        Metric { name: "accuracy", title: "Accuracy", unit: "accuracy %", less: false },
+        Metric { name: "bpc_stream", title: "Bits", unit: "bpc", less: true },
+    ];
 
     fn row(seed: u64, value: f64, fraction: f64) -> Row {
         Row {
@@ -372,7 +378,7 @@ mod tests {
 
     /// Verdict, seeds, value.
     fn said(rows: &[Row]) -> [String; 3] {
-        let tables = tables(rows);
+        let tables = tables(rows, METRICS);
         assert_eq!((tables.len(), tables[0].rows.len()), (1, 1));
         [3, 7, 9].map(|index| tables[0].rows[0][index].clone())
     }
@@ -384,14 +390,14 @@ mod tests {
         assert_eq!(said(&all(0.1))[0], "not comparable: part of the protocol");
         let other = Row { fraction: None, differs: Some("rate 2e-3 (1e-4)".to_owned()), ..row(0, 37.0, 1.0) };
         assert_eq!(said(std::slice::from_ref(&other))[0], "not comparable: other settings");
-        assert_eq!(tables(&[other])[0].rows[0][4], "rate 2e-3 (1e-4)");
+        assert_eq!(tables(&[other], METRICS)[0].rows[0][4], "rate 2e-3 (1e-4)");
         assert_eq!(said(&[row(0, 20.0, 1.0), row(1, 20.1, 1.0)])[0], "worse by 17.45");
         assert_eq!(said(&[row(0, 20.0, 1.0), row(0, 20.0, 1.0)])[2], "20.00", "a seed counts once");
         assert_eq!(said(&[row(0, 36.5, 1.0)])[0], "not comparable: one seed (gap -1.00)");
         let half = Row { dtype: "bf16".to_owned(), ..row(0, 36.0, 1.0) };
-        let table = &tables(&[row(0, 37.0, 1.0), half])[0];
+        let table = &tables(&[row(0, 37.0, 1.0), half], METRICS)[0];
         assert_eq!((table.rows[0][3].as_str(), table.rows[1][3].as_str()), ("fused", "fused, bf16"));
-        assert!(tables(&[]).is_empty());
+        assert!(tables(&[], METRICS).is_empty());
         let bits = |seed, value| Row {
             published: Some(Published::Value(0.99)),
             ..row(seed, value, 1.0).with("bpc_stream", "bit", Some(value))
@@ -430,26 +436,34 @@ mod tests {
     fn what_is_not_better_than_a_simple_rule_says_so() {
         let rule = Row { variant: Some("root-operator".to_owned()), published: None, ..row(0, 37.55, 1.0) };
         let rule = Row { model: FLOOR.to_owned(), seed: None, fraction: None, ..rule };
-        let table = &tables(&[row(0, 36.5, 1.0), rule.clone()])[0];
+        let table = &tables(&[row(0, 36.5, 1.0), rule.clone()], METRICS)[0];
         assert!(table.rows[0][3].ends_with("; neither is better than the floor"), "{:?}", table.rows);
         assert_eq!(table.rows[0].last().map(String::as_str), Some("37.55 (root-operator)"));
         assert_eq!(table.rows[1][3], "a simple rule");
         let part = Row { differs: Some("40 examples of each split".to_owned()), ..rule };
-        let table = &tables(&[row(0, 36.5, 1.0), part])[0];
+        let table = &tables(&[row(0, 36.5, 1.0), part], METRICS)[0];
         assert_eq!(table.rows[0].last().map(String::as_str), Some(""), "another split");
     }
 
     #[test]
     fn a_published_number_is_not_lost_with_the_row_that_repeats_a_seed() {
         let bare = Row { published: None, ..row(0, 37.0, 1.0) };
-        let table = &tables(&[bare, row(0, 37.0, 1.0)])[0];
+        let table = &tables(&[bare, row(0, 37.0, 1.0)], METRICS)[0];
         assert_eq!(table.rows[0][11], "37.50");
+    }
+
+    #[test]
+    fn other_sizes_are_not_called_by_the_presets_name() {
+        let other =
+            Row { fraction: None, differs: Some("steps 9 (5000); layers 1".to_owned()), ..row(0, 37.0, 1.0) };
+        let table = &tables(&[row(0, 37.0, 1.0), other], METRICS)[0];
+        assert_eq!((table.rows[0][2].as_str(), table.rows[1][2].as_str()), ("ls-lra", "ls-lra, other sizes"));
     }
 
     #[test]
     fn the_last_update_stands_beside_the_selected_one() {
         let one = row(0, 36.19, 1.0);
-        let table = &tables(&[one.with("accuracy_last", "%", Some(35.99)), one])[0];
+        let table = &tables(&[one.with("accuracy_last", "%", Some(35.99)), one], METRICS)[0];
         assert_eq!(table.rows[0][10], "35.99");
     }
 }

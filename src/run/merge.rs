@@ -1,6 +1,8 @@
 //! Shards and runs of several machines, joined to one run that is continued, shown and compared as any other.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -295,14 +297,14 @@ fn same_plan(first: &Source, second: &Source) -> Result<(), MergeError> {
 }
 
 /// The entry of every cell, and the run that its files are taken from.
-struct Chosen {
-    entries: HashMap<String, (Entry, usize)>,
+struct Chosen<'a> {
+    entries: HashMap<String, (Cow<'a, Entry>, usize)>,
     /// Cells that were measured on several machines.
     several: usize,
 }
 
-impl Chosen {
-    fn of(order: &[String], sources: &[Source], keeps: bool) -> Result<Self, MergeError> {
+impl<'a> Chosen<'a> {
+    fn of(order: &[String], sources: &'a [Source], keeps: bool) -> Result<Self, MergeError> {
         let mut found: HashMap<&str, Vec<(usize, &Entry)>> = HashMap::new();
         for (index, source) in sources.iter().enumerate() {
             // of a cell that ran again the last line of its journal counts
@@ -321,11 +323,11 @@ impl Chosen {
             let pool = if finals.is_empty() { &all[all.len() - 1..] } else { &finals[..] };
             let (entry, source) = if keeps {
                 let (source, entry) = trained(cell, pool, sources)?;
-                (entry.clone(), source)
+                (Cow::Borrowed(entry), source)
             } else {
                 let (entry, machines) = measured(pool, sources);
                 chosen.several += usize::from(machines > 1);
-                (entry, pool[pool.len() - 1].0)
+                (Cow::Owned(entry), pool[pool.len() - 1].0)
             };
             chosen.entries.insert(cell.clone(), (entry, source));
         }
@@ -439,17 +441,21 @@ fn write(
             link(&from, &to).map_err(RunError::file(to))?;
         }
     }
-    let entries: Vec<&Entry> = order.iter().filter_map(|cell| Some(&chosen.entries.get(cell)?.0)).collect();
-    let rows: Vec<Row> = entries.iter().flat_map(|entry| &entry.rows).cloned().collect();
-    session::write(target, &rows, entries.iter().copied())?;
+    let entries: Vec<&Entry> = order.iter().filter_map(|cell| Some(&*chosen.entries.get(cell)?.0)).collect();
+    session::write(target, entries.iter().flat_map(|entry| &entry.rows), entries.iter().copied())?;
     let path = target.join("journal.jsonl");
     if sources.iter().any(|source| source.folder == target && source.damaged.is_some()) {
         drop(Journal::open(&path, drop)?); // what cannot be read is put aside
     }
-    let lines: Result<Vec<String>, _> = entries.iter().map(|entry| serde_json::to_string(entry)).collect();
-    let lines = lines.map_err(|error| RunError::Internal(error.to_string()))?;
-    let text = lines.iter().flat_map(|line| [line, "\n"]).collect::<String>();
-    file::write(&path, text.as_bytes()).map_err(RunError::file(path))?;
+    let lines = |file: &mut std::fs::File| {
+        let mut text = std::io::BufWriter::with_capacity(1 << 20, file);
+        for entry in &entries {
+            serde_json::to_writer(&mut text, entry)?;
+            text.write_all(b"\n")?;
+        }
+        text.flush()
+    };
+    file::write_with(&path, lines).map_err(RunError::file(path))?;
     if let Some(planned) = planned {
         planned.write(target)?;
     }

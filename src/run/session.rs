@@ -295,7 +295,7 @@ impl Session {
 /// Disk full, for example.
 pub fn write<'a>(
     folder: &Path,
-    rows: &[Row],
+    rows: impl IntoIterator<Item = &'a Row>,
     entries: impl Iterator<Item = &'a Entry>,
 ) -> Result<(), RunError> {
     #[derive(serde::Serialize)]

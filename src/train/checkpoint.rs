@@ -333,12 +333,12 @@ impl Checkpoint {
         weights.filter(|(_, tensor)| !finite(tensor)).map(|(name, _)| name).min()
     }
 
-    /// Writes its weights and constants to `path` under their own names, for other programs. `metadata` stands in the
-    /// header, beside the entry that Hugging Face's readers ask for.
+    /// Writes its weights and constants to `path` under their own names, for other programs. The header has the one entry
+    /// that Hugging Face's readers ask for: entries have no fixed order, and the same weights are the same file.
     ///
     /// # Errors
     /// A folder that cannot be written, a full disk: what stood under `path` before is untouched.
-    pub fn export(&self, path: &Path, metadata: &[(&str, &str)]) -> Result<(), CheckpointError> {
+    pub fn export(&self, path: &Path) -> Result<(), CheckpointError> {
         let own =
             |name: &str| name.strip_prefix(WEIGHT).or_else(|| name.strip_prefix(CONSTANT)).map(str::to_owned);
         let mut tensors = Vec::new();
@@ -350,8 +350,7 @@ impl Checkpoint {
             };
             tensors.push((name, stored.map_err(unfit)?));
         }
-        let metadata = [("format", "pt")].iter().chain(metadata);
-        write(path, tensors, metadata.map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect())
+        write(path, tensors, HashMap::from([("format".to_owned(), "pt".to_owned())]))
     }
 
     /// A tensor of the state.

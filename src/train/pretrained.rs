@@ -521,7 +521,8 @@ pub(crate) mod tests {
 
     /// Writes a small encoder of full attention for 16 words, and gives its model.
     pub(crate) fn small(folder: &Path) -> (RobertaConfig, HashMap<String, Tensor>) {
-        let tokenizer = Tokenizer::train(["the old lamp", "the bell"].into_iter(), 270).unwrap();
+        let tokenizer =
+            Tokenizer::train(["the old lamp the old lamp the bell the bell"].into_iter(), 270).unwrap();
         let model = config(&tokenizer, 16);
         let builder = Builder::seeded(5, &Device::Cpu, false);
         Roberta::new(&model, &builder).unwrap();

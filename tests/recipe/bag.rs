@@ -29,6 +29,7 @@ fn presets() -> Vec<About> {
         description: "No order and no attention: the mechanism changes nothing.",
         source: "our choice",
         tasks: Vec::new(),
+        knobs: Vec::new(),
     }]
 }
 

@@ -15,7 +15,6 @@ pub static SET: DataSet = DataSet {
     collection: "parity",
     title: "Parity",
     about: "whether a row of binary digits has an odd number of ones",
-    commands: "lra",
     records: "512 / 128 / 128 rows of digits",
     kind: Kind::Sequences(Examples {
         vocabulary: 3,

@@ -21,6 +21,7 @@ pub static PROTOCOL: Protocol = Protocol {
     settings: &[&["len"], MODEL],
     help: &[("len", "Lengths: weights of positions count")],
     tasks: None,
+    reads: &[],
     quick: None,
     defaults,
     cells,

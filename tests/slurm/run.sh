@@ -133,7 +133,7 @@ grep -h "cells left" jobs/listops/merge-"$merge".log || { say "the merge job doe
 
 # what the merge says is missing, again
 left=$(sed -n 's/^shards that have cells left: //p' jobs/listops/merge-"$merge".log)
-[ "$left" = "1,2" ] || { say "shards 1 and 2 were killed, and $left are missing"; exit 1; }
+[ "$left" = "1-2" ] || { say "shards 1 and 2 were killed, and $left are missing"; exit 1; }
 array=$(sbatch --parsable --array="$left" jobs/listops/array.sbatch)
 merge=$(sbatch --parsable --dependency=afterany:"$array" jobs/listops/merge.sbatch)
 wait_for 120 "the end of the second array" ended "$array"

@@ -110,7 +110,7 @@ fn presets() -> List {
     let mut list = List { table: Table::default(), json: Vec::new() };
     list.table.columns = ["preset", "backbone", "source", "tasks"].map(str::to_owned).to_vec();
     for preset in family::presets(&family::families()) {
-        let About { name, title, description, source, tasks } = preset;
+        let About { name, title, description, source, tasks, .. } = preset;
         list.table.rows.push([name, title, source, &tasks.join(" ")].map(str::to_owned).to_vec());
         list.json.push(json!({
             "name": name,

@@ -7,6 +7,7 @@ use serde_json::json;
 use super::List;
 use crate::cli::data_dir;
 use crate::data::{DataSet, Origin, data_sets};
+use crate::protocol::table::protocols;
 use crate::report::table::Table;
 
 /// The tasks and corpora with what is in `dir`.
@@ -43,13 +44,14 @@ impl Tasks {
             };
             let next = if path.is_some() { None } else { set.command() };
             let next = next.unwrap_or_default();
-            let cells = [set.name, set.commands, there, set.records, &next];
+            let commands = commands(set.name);
+            let cells = [set.name, &commands, there, set.records, &next];
             list.table.rows.push(cells.map(str::to_owned).to_vec());
             list.json.push(json!({
                 "name": set.name,
                 "about": set.about,
                 "kind": set.kind.name(),
-                "command": set.commands,
+                "command": commands,
                 "path": path,
                 "bytes": path.as_deref().and_then(|path| path.metadata().ok()).map(|meta| meta.len()),
                 "generated": matches!(set.origin, Origin::Generated { .. }),
@@ -61,6 +63,12 @@ impl Tasks {
         }
         list
     }
+}
+
+/// The commands that read the data set called `name`.
+fn commands(name: &str) -> String {
+    let reading = protocols().into_iter().filter(|protocol| protocol.reads(name));
+    reading.map(|protocol| protocol.name).collect::<Vec<_>>().join(", ")
 }
 
 /// What there is of a set that has no files.

@@ -11,6 +11,7 @@ use crate::cli::data_dir;
 use crate::cli::known::Known;
 use crate::config::grid::Models;
 use crate::config::settings::Settings;
+use crate::model::family::knobs_of;
 use crate::protocol::charlm::plan::{load, names};
 use crate::protocol::norms::{Probe, norms};
 use crate::record::file;
@@ -63,7 +64,7 @@ pub fn draw(args: &Args, term: &Term) -> Result<()> {
         Probe { corpus: &corpus, preset: &args.preset, settings: &settings, len: args.len, seed: args.seed };
     let mut all = Vec::new();
     for choice in choose(&args.model)? {
-        all.extend(norms(&choice.label(), &probe)?);
+        all.extend(norms(&choice.label_under(&knobs_of(&args.preset)), &probe)?);
     }
     if all.is_empty() {
         bail!("--model names no mechanism");

@@ -20,7 +20,6 @@ pub static SET: DataSet = DataSet {
     collection: "listops",
     title: "ListOps",
     about: "the value, 0 to 9, of a nested expression over MIN, MAX, MED and SM",
-    commands: "lra",
     records: "96,000 / 2,000 / 2,000 expressions",
     kind: Kind::Sequences(Examples {
         vocabulary: 16,

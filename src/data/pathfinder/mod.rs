@@ -52,7 +52,6 @@ const COMMON: DataSet = DataSet {
     collection: "pathfinder",
     title: "Pathfinder",
     about: "whether the two marked dots are ends of the same dashed curve",
-    commands: "lra",
     records: "160,000 / 20,000 / 20,000 images",
     kind: kind(32, |dir, reading| load("pathfinder32", settings::PATHFINDER32, dir, reading.allow_partial)),
     origin: origin(""),

@@ -6,7 +6,7 @@ use super::{About, Asked, Family, Loss, Metric, Net, Resolved, SpecError, StageC
 use crate::config::unknown;
 use crate::model::batch::{Batch, Input, InputKind, MadeUp, Tokens};
 use crate::model::language_preset::{LanguagePreset, TABLE};
-use crate::model::lm::{Cache, LanguageModel, LmConfig, next_symbol_loss, released_loss};
+use crate::model::lm::{Cache, FIXED, LanguageModel, LmConfig, next_symbol_loss, released_loss};
 use crate::nn::dropout::Noise;
 use crate::nn::params::Builder;
 
@@ -30,7 +30,8 @@ pub static FAMILY: Family = Family {
 fn presets() -> Vec<About> {
     let about = |preset: &LanguagePreset| {
         let LanguagePreset { name, title, description, source, .. } = *preset;
-        About { name, title, description, source, tasks: CORPORA.map(|(name, _)| name).to_vec() }
+        let knobs = preset.knobs.iter().chain(&FIXED).map(|(knob, _)| *knob).collect();
+        About { name, title, description, source, tasks: CORPORA.map(|(name, _)| name).to_vec(), knobs }
     };
     TABLE.iter().map(about).collect()
 }

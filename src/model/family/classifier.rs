@@ -29,7 +29,7 @@ pub static FAMILY: Family = Family {
 pub(super) fn presets() -> Vec<About> {
     let about = |preset: &Preset| {
         let Preset { name, title, description, source, .. } = *preset;
-        About { name, title, description, source, tasks: preset.tasks().collect() }
+        About { name, title, description, source, tasks: preset.tasks().collect(), knobs: Vec::new() }
     };
     TABLE.iter().map(|preset| about(preset)).collect()
 }

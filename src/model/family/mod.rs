@@ -80,6 +80,8 @@ pub struct About {
     pub source: &'static str,
     /// The tasks or corpora it has a model for.
     pub tasks: Vec<&'static str>,
+    /// Knobs that it sets to something else than the mechanism's default.
+    pub knobs: Vec<&'static str>,
 }
 
 /// A request for a model.
@@ -383,6 +385,12 @@ pub fn presets(families: &[&'static Family]) -> Vec<About> {
         }
     }
     all
+}
+
+/// Knobs that the preset called `name` sets to something else than the mechanism's default.
+pub fn knobs_of(name: &str) -> Vec<&'static str> {
+    let preset = presets(&families()).into_iter().find(|preset| preset.name == name);
+    preset.map_or_else(Vec::new, |preset| preset.knobs)
 }
 
 /// The family of `families` that has the model of `preset` for `task`; where none has it, one that has the preset and

@@ -67,7 +67,7 @@ const fn about(
     description: &'static str,
     source: &'static str,
 ) -> About {
-    About { name, title, description, source, tasks: Vec::new() }
+    About { name, title, description, source, tasks: Vec::new(), knobs: Vec::new() }
 }
 
 const VIL: &str = "Four stages; long-short attention with a relative bias in the first two, full attention in the last two. \

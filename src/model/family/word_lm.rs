@@ -50,6 +50,7 @@ static PRESETS: &[Preset] = &[
                           sinusoids, ReLU, no norm behind the last layer. Attention weights have no dropout here (0.1 there).",
             source: "Baevski & Auli 2019; fairseq; cosFormer, Table 2",
             tasks: Vec::new(),
+            knobs: Vec::new(),
         },
         backbone: backbone(16, 1024, 8, 4096),
         vocab: 267_744,
@@ -64,6 +65,7 @@ static PRESETS: &[Preset] = &[
                           compare with nothing but one another.",
             source: "docs/spec/SPEC-text.md, section 10",
             tasks: Vec::new(),
+            knobs: Vec::new(),
         },
         backbone: backbone(4, 256, 4, 1024),
         vocab: 8125,
@@ -77,7 +79,7 @@ fn find(name: &str) -> Option<&'static Preset> {
 }
 
 fn presets() -> Vec<About> {
-    PRESETS.iter().map(|preset| preset.about.clone()).collect()
+    PRESETS.iter().map(|preset| About { knobs: vec!["m"], ..preset.about.clone() }).collect()
 }
 
 fn resolve(asked: &Asked) -> std::result::Result<Box<dyn Resolved>, SpecError> {

@@ -34,6 +34,7 @@ pub static PROTOCOL: Protocol = Protocol {
         ("limit", "Predict at most the first N symbols of the validation and the test part"),
     ],
     tasks: Some(Tasks { called: "Corpora", names: plan::names }),
+    reads: &[],
     quick: Some(Quick {
         help: "A small model on the little text in the program; says so",
         said: "ls:w=64 with 2 layers, width 128, 4 heads, FFN 512 and no dropout on the text in the program, 200 updates of 256 \
@@ -52,6 +53,12 @@ pub static PROTOCOL: Protocol = Protocol {
         Metric {
             name: "bpc_stream",
             title: "Bits per character of the test part, blocks behind a cache",
+            unit: "bpc",
+            less: true,
+        },
+        Metric {
+            name: "bpc_stream_skipping",
+            title: "Bits per character of the test part, blocks behind a cache, without the first symbol of each (the released script)",
             unit: "bpc",
             less: true,
         },
@@ -108,4 +115,4 @@ Examples:
   # Text from a trained model
   effattn charlm --generate results/charlm/latest/cells/*/phase1-best.safetensors --prompt 'The '
 
-Bits per character of the test part, with the weights of the best evaluation. bpc_stream: blocks behind a cache; bpc_overlap: windows that are encoded alone. A killed or stopped run resumes from its last checkpoint when the same command is given again.";
+Bits per character of the test part, with the weights of the best evaluation (and, as ..._last, of the last update). bpc_stream: blocks behind a cache, every symbol counted; bpc_stream_skipping: without the first symbol of every block, as the released script counts; bpc_overlap: windows that are encoded alone. A killed or stopped run resumes from its last checkpoint when the same command is given again.";

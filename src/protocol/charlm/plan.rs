@@ -13,7 +13,7 @@ use crate::data::corpus::Corpus;
 use crate::data::{self, DataError, Reading, Symbols};
 use crate::model::family::{Asked, Resolved, SpecError, character_lm};
 use crate::model::lm::LmConfig;
-use crate::protocol::grid::{Defaults, Flags, Grid, Pick, PlanError, listed, tasks};
+use crate::protocol::grid::{Defaults, Flags, Grid, Pick, PlanError, listed, published_elsewhere, tasks};
 use crate::protocol::model_spec::{ModelSpec, settle};
 use crate::protocol::table::{Folders, Prepared};
 use crate::protocol::training::{Differences, Job, incomplete};
@@ -140,7 +140,9 @@ fn cell(
     let mut row = spec.row("charlm", threads, resolved);
     row.task = Some(corpus.to_owned());
     row.suite = grid.suite.as_ref().map(|suite| suite.name.clone());
-    let beside = grid.beside(pick, (evaluated.metric(), corpus), &spec.preset);
+    let what = (evaluated.metric(), corpus);
+    let elsewhere = || published_elsewhere(super::PROTOCOL.name, &spec.model, what, &spec.preset);
+    let beside = grid.beside(pick, what, &spec.preset).or_else(elsewhere);
     row.published = beside.as_ref().map(|beside| beside.published);
     (row.metric, row.unit) = (evaluated.metric().to_owned(), "bit".to_owned());
     let every = |phases: &[Phase]| EVERY.min(phases[0].steps.div_ceil(10)).max(1);
@@ -301,5 +303,24 @@ fn differences(request: &Request) -> Differences {
 impl Job for Request {
     fn steps(&self) -> u64 {
         self.phases.iter().map(|phase| phase.steps).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::grid::resolve;
+
+    #[test]
+    fn a_named_knob_holds_against_the_preset() {
+        let flags = Flags { model: Some("ls,ls:w=8,ls:dual_ln=false".parse().unwrap()), ..Flags::default() };
+        let cells = cells(&resolve(&flags, &crate::protocol::charlm::PROTOCOL).unwrap(), 1).unwrap();
+        let window = |cell: &Cell| {
+            let spec: Request = serde_json::from_value(cell.request.clone()).unwrap();
+            model(&spec.spec, &spec.spec.choice().unwrap(), 32).unwrap().knobs.int("w")
+        };
+        let all: Vec<(String, usize)> = cells.iter().map(|cell| (cell.row.label(), window(cell))).collect();
+        let expected = [("ls", 512), ("ls:w=8", 8), ("ls:dual_ln=false", 512)];
+        assert_eq!(all, expected.map(|(label, window)| (label.to_owned(), window)));
     }
 }

@@ -3,6 +3,7 @@
 use candle_core::{Device, Result as Candle, Tensor};
 use serde_json::Value as Json;
 
+use super::eval::Bits;
 use super::plan::{Request, load, model};
 use super::recipe::{Phase, optimizer};
 use super::sample::Description;
@@ -63,7 +64,7 @@ fn train(link: &Link, request: &Request, conditions: &Conditions) -> Result<Done
     }
     let peak = laboratory.peak();
     let selected = selected.ok_or_else(|| failed(&"nothing was evaluated"))?;
-    run(request.phases.len() - 1).test(link, selected, peak)
+    run(request.phases.len() - 1).test(link, (selected, selected.step == before), peak)
 }
 
 /// One phase of a run.
@@ -166,15 +167,12 @@ impl Run<'_> {
         self.corpus.symbols[range].iter().take(limit).map(|&symbol| u32::from(symbol)).collect()
     }
 
-    /// Evaluates the best weights of this phase on the test part.
-    fn test(&self, link: &Link, selected: Point, peak_bytes: Option<u64>) -> Result<Done, Ending> {
-        let (request, corpus) = (self.request, self.corpus);
-        let best = files(self.conditions, self.index).best;
-        let best = Checkpoint::load(&best).map_err(|error| failed(&error))?;
-        let builder = best.builder(self.device, false).map_err(candle)?;
-        let way = request.evaluation;
+    /// Bits per character that the weights of `file` need for `ids`.
+    fn bits(&self, link: &Link, file: &std::path::Path, ids: &[u32]) -> Result<Bits, Ending> {
+        let weights = Checkpoint::load(file).map_err(|error| failed(&error))?;
+        let builder = weights.builder(self.device, false).map_err(candle)?;
+        let way = self.request.evaluation;
         let net = self.model(&builder, (self.about().len, way.cache()))?;
-        let ids = self.part(corpus.parts[2].clone());
         let mut told = std::time::Instant::now();
         let progress = |done: usize| {
             if told.elapsed().as_secs() >= 1 {
@@ -183,7 +181,21 @@ impl Run<'_> {
                 let _ = link.send(&Answer::Doing { what }); // a parent that is gone is noticed at the end
             }
         };
-        let bpc = way.bpc(&net, &ids, progress).map_err(candle)?;
+        way.bpc(&net, ids, progress).map_err(candle)
+    }
+
+    /// Evaluates the best weights of this phase on the test part, and the last ones where they are others.
+    fn test(
+        &self,
+        link: &Link,
+        (selected, is_last): (Point, bool),
+        peak_bytes: Option<u64>,
+    ) -> Result<Done, Ending> {
+        let (request, corpus, way) = (self.request, self.corpus, self.request.evaluation);
+        let files = files(self.conditions, self.index);
+        let ids = self.part(corpus.parts[2].clone());
+        let best = self.bits(link, &files.best, &ids)?;
+        let last = if is_last { best } else { self.bits(link, &files.last, &ids)? };
         let [train, ..] = &corpus.parts;
         let bytes: Vec<u8> = ids.iter().map(|&id| id as u8).collect();
         let reference = witten_bell(&corpus.symbols[train.clone()], &bytes, corpus.vocabulary, 3);
@@ -194,8 +206,9 @@ impl Run<'_> {
         let differs = complete.map(|complete| format!("{there} symbols of the corpus ({complete})"));
         let steps: u64 = request.phases.iter().map(|phase| phase.steps).sum();
         let bits = |nats: f64| nats / std::f64::consts::LN_2;
-        let measures = vec![
-            Measure::new(way.metric(), "bit", bpc),
+        let mut measures = vec![
+            Measure::new(way.metric(), "bit", best.every),
+            Measure::new(&format!("{}_last", way.metric()), "bit", last.every),
             Measure::new("predicted", "1", ids.len().saturating_sub(1) as f64),
             Measure::new("validation_bpc", "bit", bits(selected.score.loss)),
             Measure::new("train_loss", "nat", selected.train_loss),
@@ -203,6 +216,8 @@ impl Run<'_> {
             Measure::new("witten_bell_3_bpc", "bit", reference),
             Measure::new("steps", "1", steps as f64),
         ];
+        let skipping = best.skipping.map(|bits| Measure::new("bpc_stream_skipping", "bit", bits));
+        measures.extend(skipping);
         Ok(Done { measures, data_share, differs, peak_bytes })
     }
 }

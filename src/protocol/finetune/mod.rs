@@ -39,6 +39,7 @@ pub static PROTOCOL: Protocol = Protocol {
         ),
     ],
     tasks: Some(Tasks { called: "Tasks", names: || data::texts().iter().map(|(set, _)| set.name).collect() }),
+    reads: &[],
     quick: Some(Quick {
         help: "A small encoder from nothing on generated sentences, in a minute; says so",
         said: "2 layers, width 64, 2 heads, FFN 128 from nothing on generated sentences, 300 updates of 32 at a rate of 1e-3, where nothing \

@@ -223,7 +223,10 @@ fn differences(request: &Request, recipe: &Recipe, start: Option<&Pretrained>) -
     let spec = &request.spec;
     let mut all = Differences { settings: Vec::new(), steps: (request.steps, recipe.steps) };
     if !recipe.published {
-        all.settings.push("small: a stand-in of this program, no protocol of a paper".to_owned());
+        let small = spec.preset == recipe::SMALL_PRESET;
+        let why =
+            if small { "small: a stand-in of this program" } else { "a task that no source fine-tunes on" };
+        all.settings.push(format!("{why}, no protocol of a paper"));
     }
     match start {
         None => all.settings.push("not pretrained".to_owned()),

@@ -35,7 +35,7 @@ const PUBLISHED: &[(&str, u64, u64)] = &[
 /// Epochs of the small stand-in, and ids of an input; other tasks have five epochs of 128 ids.
 const SMALL: &[(&str, u64, u64)] = &[("sst-2", 2, 128), ("imdb", 2, 256), ("qqp", 2, 128), ("mnli", 2, 128)];
 /// The preset with the small stand-in.
-const SMALL_PRESET: &str = "roberta-small";
+pub const SMALL_PRESET: &str = "roberta-small";
 /// Longest input of RoBERTa.
 const SHORT: u64 = 512;
 /// Texts per update, everywhere.

@@ -30,6 +30,7 @@ pub static PROTOCOL: Protocol = Protocol {
     ],
     help: HELP,
     tasks: Some(Tasks { called: "Tasks", names: tasks::names }),
+    reads: &[],
     quick: Some(Quick {
         help: "Short documents, few steps and a high rate, so that something is learned in minutes; says so",
         said: "1500 steps on the first 64 tokens at a rate of 1e-3, where nothing else is said: not the paper's protocol",

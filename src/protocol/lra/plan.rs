@@ -240,15 +240,10 @@ pub fn price(plan: &mut Plan, prober: &Prober) -> Result<(), RunError> {
     Ok(())
 }
 
-/// What the suite printed; for a plain command what Table 1 or Table 4 has for this mechanism.
+/// What the suite printed; for a plain command what a suite of these sizes has for this mechanism.
 fn beside(grid: &Grid, pick: &Pick, what: (&str, &str), spec: &ModelSpec) -> Option<Beside> {
-    let elsewhere = || published_elsewhere(suite_of(&spec.preset), &spec.model, what, &spec.preset);
+    let elsewhere = || published_elsewhere(super::PROTOCOL.name, &spec.model, what, &spec.preset);
     grid.beside(pick, what, &spec.preset).or_else(elsewhere)
-}
-
-/// The suite whose numbers belong to `preset`.
-pub fn suite_of(preset: &str) -> &'static str {
-    if preset == "ls-lra" { "ls-table1" } else { "cos-table4" }
 }
 
 /// Multiply-adds of the whole run, `flops` per example: steps of three forwards, and one forward per evaluated example.

@@ -33,6 +33,7 @@ pub static PROTOCOL: Protocol = Protocol {
         ("limit", "Use the first N blocks of the training text and of every held-out one"),
     ],
     tasks: Some(Tasks { called: "Texts, or files and folders with text of your own", names: prose::names }),
+    reads: &[],
     quick: Some(Quick {
         help: "A small model on the little text in the program; says so",
         said: "cosformer with 2 layers, width 64, 2 heads and FFN 128 on the text in the program, 300 updates of 8 blocks of 64 \

@@ -28,18 +28,17 @@ pub fn write(
     weights: &Checkpoint,
     (config, tokenizer): (&RobertaConfig, &Tokenizer),
 ) -> anyhow::Result<()> {
-    let model = mechanism(config);
     file::write(&folder.join(TOKENIZER), tokenizer.json().as_bytes())?;
-    let text = serde_json::to_string_pretty(&describe(config, &model, tokenizer))?;
+    let text = serde_json::to_string_pretty(&describe(config, tokenizer))?;
     file::write(&folder.join(CONFIG), format!("{text}\n").as_bytes())?;
-    weights.export(&folder.join(WEIGHTS), &[("model", &model), ("tokenizer", tokenizer.hash())])?;
+    weights.export(&folder.join(WEIGHTS))?;
     Ok(())
 }
 
 /// The mechanism as on the command line, with every setting that is not the default: those too that the block length gave
 /// (cosFormer's M), so that the model stays the same at other lengths.
 fn mechanism(config: &RobertaConfig) -> String {
-    let choice = Choice { entry: config.entry, knobs: config.knobs.clone(), variant: None };
+    let choice = Choice { entry: config.entry, knobs: config.knobs.clone(), variant: None, named: Vec::new() };
     let given: Vec<String> = choice.given().iter().map(|(name, value)| format!("{name}={value}")).collect();
     let between = if given.is_empty() { "" } else { ":" };
     format!("{}{between}{}", config.entry.name, given.join(","))
@@ -47,7 +46,7 @@ fn mechanism(config: &RobertaConfig) -> String {
 
 /// `config.json`: Hugging Face's keys, and in `effattn` what it has none for: the mechanism, and the checksum of the
 /// tokenizer.
-fn describe(config: &RobertaConfig, model: &str, tokenizer: &Tokenizer) -> Value {
+fn describe(config: &RobertaConfig, tokenizer: &Tokenizer) -> Value {
     let (backbone, specials) = (&config.backbone, tokenizer.specials());
     json!({
         "architectures": ["RobertaForMaskedLM"],
@@ -69,7 +68,7 @@ fn describe(config: &RobertaConfig, model: &str, tokenizer: &Tokenizer) -> Value
         "eos_token_id": specials.end,
         "tie_word_embeddings": true,
         "torch_dtype": "float32",
-        "effattn": { "model": model, "tokenizer": tokenizer.hash(), "version": env!("CARGO_PKG_VERSION") },
+        "effattn": { "model": mechanism(config), "tokenizer": tokenizer.hash(), "version": env!("CARGO_PKG_VERSION") },
     })
 }
 

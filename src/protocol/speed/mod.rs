@@ -25,6 +25,7 @@ pub static PROTOCOL: Protocol = Protocol {
     settings: &[POINTS, MODEL, MACHINE, &["warmup", "runs", "min_runs", "max_time", "timeout"]],
     help: &[],
     tasks: None,
+    reads: &[text::SET],
     quick: Some(Quick {
         help: "Short lengths and little time; says so",
         said: "eight mechanisms, lengths up to 1024, 0.25 s per cell, where nothing else is said",

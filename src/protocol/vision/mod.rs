@@ -44,6 +44,7 @@ pub static PROTOCOL: Protocol = Protocol {
         ("allow_partial", "Use data that are incomplete, and leave broken images out; rows say so"),
     ],
     tasks: Some(Tasks { called: "Images", names: || SOURCES.iter().map(|source| source.name).collect() }),
+    reads: &[],
     quick: Some(Quick {
         help: "Generated images and few steps, so that the command can be tried without data; says so",
         said: "120 steps on generated images, where nothing else is said: says nothing about real ones",

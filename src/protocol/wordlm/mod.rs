@@ -29,6 +29,7 @@ pub static PROTOCOL: Protocol = Protocol {
         ("limit", "Predict at most the first N words of the validation and the test text"),
     ],
     tasks: Some(Tasks { called: "Corpora", names: plan::names }),
+    reads: &[],
     quick: Some(Quick {
         help: "A small model on the little text in the program; says so",
         said: "cosformer and full with 2 layers, width 128, 4 heads, FFN 256 on the text in the program, 300 updates of 16 \
@@ -67,12 +68,14 @@ pub const BLOCK: Metric =
 
 const EXAMPLES: &str = "\
 Examples:
-  effattn wordlm --quick                                     a small model on the text in the program, in minutes
-  effattn wordlm --task wikitext103 --model cosformer --dry-run     what cosFormer Table 2 would take here
-  effattn wordlm --suite cos-table2-small --data-dir ~/data  seven mechanisms at a size for two cores
-  effattn wordlm --task wikitext103-small --model full,cosformer --steps 100 --limit 20000
+  effattn wordlm --quick                         a small model, in minutes
+  effattn wordlm --suite cos-table2 --dry-run    cosFormer Table 2, and its cost
+  effattn wordlm --suite cos-table2-small        the same rows, for two cores
+  effattn wordlm --task wikitext103-small --model full,ls --steps 100
 
-Perplexity of the test text with </s> and <unk> counted, in two ways: ppl_block, every block alone; ppl_context, windows
-of which most words are only read (400 of 512), which is what stands beside the paper's numbers. wikitext103-small trains
-on the published test text and is tested on the validation text: its perplexities compare with nothing but one another. A
-killed or stopped run goes on from its last checkpoint when the same command is given again.";
+Perplexity of the test text with </s> and <unk> counted, in two ways. ppl_block:
+every block alone. ppl_context: windows of which most words are only read (400
+of 512); this one stands beside the paper's numbers. wikitext103-small trains on
+the published test text and is tested on the validation text: its perplexities
+compare with nothing but one another. A killed or stopped run goes on from its
+last checkpoint when the same command is given again.";

@@ -4,31 +4,47 @@
 use std::io;
 
 use super::conditions;
+use crate::config::suite::Suite;
 use crate::record::{Outcome, Row};
 use crate::report::chart::{Chart, Figure, Look, Measured, Missing, Panel, Series, Unit};
 
-pub fn draw(rows: &[&Row]) -> io::Result<Vec<Chart>> {
-    let rows: Vec<&Row> = rows
+/// The suite.
+const SUITE: &str = "ls-figure3";
+
+pub fn draw(all: &[&Row]) -> io::Result<Vec<Chart>> {
+    let rows: Vec<&Row> = all
         .iter()
-        .filter(|row| {
-            row.suite.as_deref() == Some("ls-figure3") && row.metric == "step_time" && row.len.is_some()
-        })
+        .filter(|row| row.suite.as_deref() == Some(SUITE) && row.metric == "step_time" && row.len.is_some())
         .copied()
         .collect();
     let Some(first) = rows.first() else { return Ok(Vec::new()) };
     let subtitle =
         format!("{}; dashed: full attention", conditions(&Row { batch: None, ..(*first).clone() }));
-    let chart = |name: &str, title: &str, unit: Unit, value: fn(&Row) -> Option<f64>| {
+    let beside = subtitle.clone() + &reach(all).map_or_else(String::new, |words| format!("; {words}"));
+    let chart = |name: &str, (title, subtitle): (&str, &str), unit: Unit, value: fn(&Row) -> Option<f64>| {
         let panels = ["composed", "fused"].into_iter().map(|kernel| panel(&rows, kernel, value));
         let panels = panels.filter(|panel| !panel.series.is_empty()).collect();
-        Figure { title: title.to_owned(), subtitle: subtitle.clone(), unit, panels }.chart(name)
+        Figure { title: title.to_owned(), subtitle: subtitle.to_owned(), unit, panels }.chart(name)
     };
     Ok(vec![
-        chart("ls-figure3-time", "Time of a training step", Unit::Seconds, |row| row.value)?,
-        chart("ls-figure3-memory", "Peak memory of a training step", Unit::Bytes, |row| {
+        chart("ls-figure3-time", ("Time of a training step", &subtitle), Unit::Seconds, |row| row.value)?,
+        chart("ls-figure3-memory", ("Peak memory of a training step", &beside), Unit::Bytes, |row| {
             row.peak_bytes.map(|bytes| bytes as f64)
         })?,
     ])
+}
+
+/// How much longer a sequence fits the same memory here, and what the source says of it.
+fn reach(rows: &[&Row]) -> Option<String> {
+    let longest = |model: &str| {
+        let fits =
+            |row: &&&Row| row.metric == "longest_length" && row.model == model && row.kernel == "composed";
+        rows.iter().filter(fits).find_map(|row| row.value)
+    };
+    let times = longest("ls")? / longest("transformer-xl").filter(|len| *len > 0.0)?;
+    let suite = Suite::load(SUITE).ok()?;
+    let published = suite.source.split_once("text: ").map_or("", |(_, text)| text);
+    Some(format!("here {times:.1} times as long (composed kernels), published: {published}"))
 }
 
 fn panel(rows: &[&Row], kernel: &str, value: fn(&Row) -> Option<f64>) -> Panel {
@@ -93,5 +109,12 @@ mod tests {
         let crossed = "Kernels: fused,\"ls, batch 2\",2048,,s,,,oom,";
         assert!(charts[0].csv.contains(crossed), "{}", charts[0].csv);
         assert!(draw(&[]).unwrap().is_empty());
+        let fit = |model: &str, len: f64| {
+            let row = Row { kernel: "composed".to_owned(), ..Row::new("memory", model) };
+            row.with("longest_length", "1", Some(len)).ended(Outcome::Ok, None)
+        };
+        let (ls, full) = (fit("ls", 3600.0), fit("transformer-xl", 2000.0));
+        let said = reach(&[&ls, &full]).unwrap();
+        assert!(said.starts_with("here 1.8 times as long") && said.contains("about 3 times"), "{said}");
     }
 }

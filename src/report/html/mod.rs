@@ -3,6 +3,7 @@
 
 use super::chart::Chart;
 use super::document::{Document, Section};
+use super::paper;
 use super::table::Table;
 use crate::record::text::visible;
 
@@ -83,12 +84,21 @@ fn table(table: &Table, id: &str, from: &str) -> String {
 fn verdict(cell: &str) -> Option<&'static str> {
     let starts = |words: &[&str]| words.iter().any(|word| cell.starts_with(word));
     match cell {
+        _ if ends(cell, paper::SAME) => Some("same"),
+        _ if ends(cell, paper::BETTER) => Some("better"),
+        _ if ends(cell, paper::WORSE) => Some("worse"),
+        _ if ends(cell, paper::OPEN) => Some("open"),
         _ if starts(&["within spread", "no difference"]) => Some("same"),
         _ if starts(&["better", "faster", "less memory"]) => Some("better"),
         _ if starts(&["worse", "slower", "more memory"]) => Some("worse"),
         _ if starts(&["not comparable", "nothing published"]) => Some("open"),
         _ => None,
     }
+}
+
+/// Whether `cell` of a paper's table has this sign.
+fn ends(cell: &str, sign: &str) -> bool {
+    cell.contains(" / ") && cell.split(' ').any(|word| word == sign)
 }
 
 /// A chart, its data as a file that the page itself holds.
