@@ -167,7 +167,7 @@ fn shards_that_were_killed_and_joined_are_one_undisturbed_run() {
 fn two_starts_of_one_shard_do_not_mix() {
     let folder = with_data();
     let folder = folder.path();
-    let line = format!("{LRA} --set steps=5000 --shard 1/6");
+    let line = format!("{} --shard 1/6", LRA.replace("--steps 30", "--steps 20000"));
     let mut child = spawn(folder, &line);
     wait_for("a checkpoint", || {
         folder.join("results/lra").exists()
@@ -268,7 +268,7 @@ fn runs_of_two_plans_are_refused_by_name() {
     let folder = folder.path();
     let small = LRA.replace("ls:w=4,r=2,full,linear", "linear").replace("1,2", "1");
     done(folder, &format!("{small} --shard 1/1"));
-    done(folder, &format!("{small} --shard 1/1 --set steps=31"));
+    done(folder, &format!("{} --shard 1/1", small.replace("--steps 30", "--steps 31")));
     let said = refused(effattn(folder, "merge results"));
     assert!(said.contains("are not of one plan") && said.contains("steps 3"), "{said}");
     edit(&folder.join("basic_test.tsv"), |text| text.replacen("[MAX 0 ) 9", "[MAX 1 ) 9", 1));

@@ -191,9 +191,6 @@ impl Standing {
                 .notes
                 .push(format!("shards: {of}, of which {finished} have no cell left and {running} run now"));
         }
-        if shown.is_empty() {
-            table.columns.clear();
-        }
         if shown.len() > MOST {
             table.notes.push(format!("{} more shards are like these", shown.len() - MOST));
         }
