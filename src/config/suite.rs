@@ -276,10 +276,10 @@ impl Suite {
 
     /// The first shipped suite of `protocol` with published numbers of `preset`.
     pub fn of(protocol: &str, preset: &str) -> Option<Self> {
-        let suites = SHIPPED.iter().filter_map(|(name, _)| Self::load(name).ok());
+        let mut suites = SHIPPED.iter().filter_map(|(name, _)| Self::load(name).ok());
         let has = |suite: &Self, row: &SuiteRow| !row.published.is_empty() && suite.is_of(row, preset);
         let of = |suite: &Self| suite.protocol == protocol && suite.rows.iter().any(|row| has(suite, row));
-        suites.filter(|suite| of(suite)).next()
+        suites.find(of)
     }
 
     /// The shipped suite called `name`, or the file at that path.
