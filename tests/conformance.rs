@@ -13,7 +13,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 /// SHA-256 over the names and the hashes of all shipped files, tolerances included. It changes only with the definition.
-const SET: &str = "a8b6208cfa681ca3d34300de7f42675b8b5d3a6fcf8194fc0e3ffc9b508f22cb";
+const SET: &str = "784877d92018e1ec1cd0adbd53b1e84ea8e038555f8446fabdb3735bb97107e3";
 
 /// How far results are moved, in tolerances.
 const MOVED: f64 = 3.0;

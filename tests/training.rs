@@ -180,7 +180,7 @@ fn a_masked_language_model_that_is_killed_ends_with_the_same_weights() {
     let words = config["effattn"]["tokenizer"].as_str().unwrap();
     let rows = fs::read_to_string(folder.path().join("results/mlm/latest/rows.csv")).unwrap();
     assert!(
-        rows.lines().skip(1).all(|line| line.ends_with(&words[..12])),
+        rows.lines().skip(1).all(|line| line.contains(&words[..12])),
         "rows carry the tokenizer's checksum"
     );
 }

@@ -95,7 +95,8 @@ fn choose_one(variant: &Variant) -> Result<Vec<Choice>, ChooseError> {
     let given = variant.knobs.iter().map(|(name, value)| (name.as_str(), value.as_str()));
     let knobs = Knobs::parse(entry.name, entry.knobs, given)?;
     let changes = knobs.changes(entry.knobs);
-    let said = |name: &str| variant.knobs.iter().any(|(said, _)| said == name);
+    // compat stands for other knobs, which are set and differ
+    let said = |name: &str| name != "compat" && variant.knobs.iter().any(|(said, _)| said == name);
     let named = entry.knobs.iter().map(|knob| knob.name);
     let named = named.filter(|name| said(name) && !knobs.differs(entry.knobs, name)).collect();
     Ok(vec![Choice { entry, knobs, variant: (!changes.is_empty()).then_some(changes), named }])

@@ -166,7 +166,7 @@ pub struct Column {
 pub struct PublishedTable {
     /// Metric they are given in.
     pub metric: String,
-    /// By pass or task; several values go along the base's lengths.
+    /// By pass or task; several values go along the base's lengths, from the first one on.
     pub values: BTreeMap<String, Vec<Published>>,
 }
 
@@ -367,7 +367,7 @@ fn tables(
     };
     let read = |WirePublished { metric, values }: WirePublished| {
         let values: BTreeMap<_, _> = values.into_iter().map(|(key, values)| (key, values.0)).collect();
-        match values.iter().find(|(_, values)| values.len() != 1 && values.len() != lengths) {
+        match values.iter().find(|(_, values)| values.len() > lengths.max(1)) {
             Some((key, values)) => {
                 let count = values.len();
                 Err((start, format!("{label}: {key} has {count} published values for {lengths} lengths")))

@@ -56,7 +56,7 @@ pub fn known(name: &str) -> Result<(), DataError> {
     if names().contains(&name) || path.components().count() > 1 || path.exists() {
         return Ok(());
     }
-    let names = unknown("text", name, names().into_iter());
+    let names = unknown("text", name, names());
     Err(DataError::Unknown(format!("{names}, or a file or folder with text of your own")))
 }
 

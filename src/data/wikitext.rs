@@ -197,7 +197,7 @@ mod tests {
         );
         let corpus = load(dir.path(), PARTIAL).unwrap();
         assert_eq!((corpus.vocabulary.len(), corpus.train.len()), (8, 9));
-        assert_eq!(corpus.tested(), [6, 2]);
+        assert_eq!(corpus.tested(), [7, 2]);
         assert!(corpus.partial.is_some_and(|words| words.contains("training words")));
         let place = dir.path().join("wikitext-103");
         assert_eq!((WIKITEXT103.locate)(dir.path()).unwrap(), Some(place));

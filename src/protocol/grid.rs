@@ -364,7 +364,7 @@ mod tests {
     fn defaults_flags_and_exclusions() {
         assert_eq!(labels(Flags::default()).unwrap(), ["full", "ls:w=16"]);
         let flags = Flags { model: models("ls*,full"), exclude: models("full"), ..Flags::default() };
-        assert_eq!(labels(flags).unwrap(), ["ls"]);
+        assert_eq!(labels(flags).unwrap(), ["ls", "ls2d"]);
         let flags = Flags { exclude: models("ls:w=16"), ..Flags::default() };
         assert_eq!(labels(flags).unwrap(), ["full"]);
         assert!(labels(Flags { exclude: models("dp"), ..Flags::default() }).unwrap_err().contains("nothing"));

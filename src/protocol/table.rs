@@ -346,7 +346,7 @@ mod tests {
 
     /// Another value than the usual one of every setting that a key holds.
     const OTHER: &[(&str, &str)] = &[
-        ("len", "512"),
+        ("len", "384"),
         ("batch", "64"),
         ("seeds", "9"),
         ("mode", "infer"),
@@ -423,7 +423,9 @@ mod tests {
     fn keys(protocol: &Protocol, said: &[String]) -> BTreeSet<String> {
         let settings = said.iter().map(|text| Settings::set(text).unwrap());
         let settings = settings.fold(Settings::NONE, |all, one| one.over(all));
-        let flags = Flags { settings, ..Flags::default() };
+        // the encoder that another one starts from has full attention
+        let model = (protocol.takes("from")).then(|| "full".parse().unwrap());
+        let flags = Flags { settings, model, ..Flags::default() };
         let grid =
             resolve(&flags, protocol).unwrap_or_else(|error| panic!("{} {said:?}: {error}", protocol.name));
         (protocol.cells)(&grid, 1).unwrap().into_iter().map(|cell| cell.key).collect()

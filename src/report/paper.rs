@@ -226,7 +226,7 @@ impl<'a> Writer<'a> {
             let model = |model: &&Row| row.model == model.model && row.variant == model.variant;
             row.protocol == suite.protocol
                 && row.task.as_deref() == Some(key)
-                && models.iter().any(|one| model(&one) && preset(&one))
+                && models.iter().any(|one| model(one) && preset(one))
         };
         let all = groups((rows, self.index), metric, wanted);
         let near = |group: &Group| (group.part().map_or(-1.0, |part| part), group.values().0.len());

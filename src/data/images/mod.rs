@@ -57,6 +57,9 @@ pub trait ImageSet: Send + Sync {
     }
 }
 
+/// Reads a set of images from a data folder; incomplete ones where that is allowed.
+pub type Load = fn(&Path, bool) -> Result<Arc<dyn ImageSet>, DataError>;
+
 /// A set of images that `vision` can be told to use.
 pub struct Source {
     /// Its name as a task.
@@ -66,7 +69,7 @@ pub struct Source {
     /// Training images of the published set, where it is one.
     pub published: Option<usize>,
     /// Reads it from a data folder.
-    pub load: fn(&Path, bool) -> Result<Arc<dyn ImageSet>, DataError>,
+    pub load: Load,
 }
 
 /// Every set of images.

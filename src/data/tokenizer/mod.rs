@@ -277,6 +277,9 @@ fn hash<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Spoils the text of a file.
+    type Spoil<'a> = &'a dyn Fn(&str) -> String;
     use crate::data::story;
 
     fn story() -> String {
@@ -382,9 +385,7 @@ mod tests {
         assert_eq!((read.hash(), read.encoder().ids(&text)), (tokenizer.hash(), ids));
         let other = Tokenizer::train(["other words"].into_iter(), 300).expect("a tokenizer");
         assert!(read.expect(tokenizer.hash(), &file).is_ok());
-        assert!(
-            read.expect(other.hash(), &file).err().expect("refused").to_string().contains("was made with")
-        );
+        assert!(read.expect(other.hash(), &file).expect_err("refused").to_string().contains("was made with"));
     }
 
     /// `vocab.json` and `merges.txt`.
@@ -409,7 +410,7 @@ mod tests {
         public(&tokenizer, folder.path());
         let [vocab, merges] = ["vocab.json", "merges.txt"].map(|name| folder.path().join(name));
         let good = [&vocab, &merges].map(|file| std::fs::read_to_string(file).expect("text"));
-        let cases: &[(usize, &dyn Fn(&str) -> String, &str)] = &[
+        let cases: &[(usize, Spoil, &str)] = &[
             (0, &|text| text.replacen('{', "{\n\"a\":7000,", 1), "vocab.json:"),
             (0, &|text| text.replacen('{', "{\n\"twice\":7,", 1), "id 7 stands twice"),
             (0, &|text| text.replace("<mask>", "<musk>"), "has no <mask>"),
@@ -428,7 +429,7 @@ mod tests {
             assert!(says().contains(expected), "{expected}: {}", says());
         }
         let json = folder.path().join("tokenizer.json");
-        let cases: &[(&dyn Fn(&str) -> String, &str)] = &[
+        let cases: &[(Spoil, &str)] = &[
             (&|text| text.replace("\"BPE\"", "\"WordLevel\""), "no BPE"),
             (
                 &|text| text.replacen("\"vocab\":{", "\"vocab\":{\n\"!\":7000,", 1),

@@ -566,7 +566,9 @@ mod tests {
                 // a shift of all scores changes no softmax over positions
                 let idle =
                     name.ends_with("dynamic_projection.bias") || name.ends_with("projection.pointwise.bias");
-                assert!(!zero || idle, "{preset}: {name} has no gradient");
+                // the head reads the class token of the last block alone
+                let last = name.starts_with("stage3_transformer.0.layers.2.0.fn.to_q.");
+                assert!(!zero || idle || last, "{preset}: {name} has no gradient");
             }
             let metrics = net.metrics(&batch).unwrap();
             assert_eq!(

@@ -38,7 +38,8 @@ pub fn write(
 /// The mechanism as on the command line, with every setting that is not the default: those too that the block length gave
 /// (cosFormer's M), so that the model stays the same at other lengths.
 fn mechanism(config: &RobertaConfig) -> String {
-    let choice = Choice { entry: config.entry, knobs: config.knobs.clone(), variant: None, named: Vec::new() };
+    let choice =
+        Choice { entry: config.entry, knobs: config.knobs.clone(), variant: None, named: Vec::new() };
     let given: Vec<String> = choice.given().iter().map(|(name, value)| format!("{name}={value}")).collect();
     let between = if given.is_empty() { "" } else { ":" };
     format!("{}{between}{}", config.entry.name, given.join(","))

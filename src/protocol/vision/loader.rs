@@ -195,11 +195,11 @@ impl Loader {
 pub struct Ahead<K, T>(Receiver<(K, Result<T, DataError>)>);
 
 impl<K: Send + PartialEq + 'static, T: Send + 'static> Ahead<K, T> {
-    fn new(mut things: impl Iterator<Item = (K, Result<T, DataError>)> + Send + 'static) -> Self {
+    fn new(things: impl Iterator<Item = (K, Result<T, DataError>)> + Send + 'static) -> Self {
         let (send, receive) = sync_channel(AHEAD);
         // ends when nobody takes what it makes
         std::thread::spawn(move || {
-            while let Some(thing) = things.next() {
+            for thing in things {
                 if send.send(thing).is_err() {
                     break;
                 }

@@ -158,7 +158,7 @@ fn cell(grid: &Grid, pick: &Pick, task: &str, seed: u64, threads: usize) -> Resu
         spec,
         ..usual.clone()
     };
-    if request.spec.batch % request.accumulate != 0 {
+    if !request.spec.batch.is_multiple_of(request.accumulate) {
         let (batch, parts) = (request.spec.batch, request.accumulate);
         return Err(PlanError(format!("--accumulate {parts} does not divide the batch of {batch}")));
     }

@@ -6,6 +6,9 @@ use super::linear::{Line, Panel, Plane, Ticks};
 use super::style::looks;
 use super::{Chart, table};
 
+/// Lines by label.
+type Lines = Vec<(String, Vec<(f64, f64)>)>;
+
 /// One model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Blocks {
@@ -27,7 +30,7 @@ pub fn blocks(
     let most =
         panels.iter().flat_map(|(_, models)| models).map(|model| model.values.len()).max().unwrap_or(0);
     let texts: Vec<String> = (1..=most).map(|block| block.to_string()).collect();
-    let panel = |(title, models): &'_ (&'_ str, Vec<Blocks>)| -> (String, Vec<(String, Vec<(f64, f64)>)>) {
+    let panel = |(title, models): &(&str, Vec<Blocks>)| -> (String, Lines) {
         let points = |model: &Blocks| model.values.iter().zip(1..).map(|(y, x)| (f64::from(x), *y)).collect();
         ((*title).to_owned(), models.iter().map(|model| (model.label.clone(), points(model))).collect())
     };
