@@ -134,9 +134,9 @@ fn slurm(id: usize, number: impl Fn(&str) -> Result<Option<usize>, ShardError>) 
 pub struct Part {
     /// Which shard; none: the whole plan.
     pub shard: Option<Shard>,
-    /// [`Plan::digest`] of the whole plan.
+    /// [`Plan::digest`](super::plan::Plan::digest) of the whole plan.
     pub digest: String,
-    /// [`Plan::identity`] of the whole plan on this machine.
+    /// [`Plan::identity`](super::plan::Plan::identity) of the whole plan on this machine.
     pub identity: String,
 }
 

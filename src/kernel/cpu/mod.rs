@@ -55,7 +55,7 @@ pub fn slice<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> 
 /// The elements of the contiguous f32 operands of an operation that takes `N`.
 ///
 /// # Errors
-/// Another number of operands, and what [`slice`] refuses.
+/// Another number of operands, and what [`slice()`] refuses.
 pub fn slices<'a, const N: usize>(operands: &[(&'a CpuStorage, &Layout)]) -> Result<[&'a [f32]; N]> {
     if operands.len() != N {
         bail!("{} operands were given, not {N}", operands.len());
