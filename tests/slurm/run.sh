@@ -27,7 +27,7 @@ finish() {
     code=$?
     if [ "$code" -ne 0 ]; then
         say "failed; what was logged:"
-        tail -n 20 "$scratch"/slurmctld.log "$scratch"/work/jobs/*/*.log 2>/dev/null || true
+        tail -n 20 "$scratch"/slurmctld.log "$scratch"/suite/jobs/*/*.log 2>/dev/null || true
         squeue -r -t all 2>/dev/null || true
     fi
     for file in "$scratch"/slurmd.*.pid "$scratch"/slurmctld.pid "$scratch"/munge.pid; do
@@ -44,7 +44,7 @@ trap finish EXIT
 trap 'exit 130' INT TERM
 
 # the cluster
-mkdir "$scratch/state" "$scratch/work"
+mkdir "$scratch/state" "$scratch/suite"
 dd if=/dev/urandom of="$scratch/munge.key" bs=128 count=1 2>/dev/null
 chmod 400 "$scratch/munge.key"
 munged --force --num-threads=2 --key-file="$scratch/munge.key" --socket="$scratch/munge.socket" \
@@ -79,7 +79,7 @@ wait_for 30 "a cluster of three nodes" idle
 say "$(slurmctld -V): three nodes are up"
 
 # 24 training runs of a moment each
-cd "$scratch/work"
+cd "$scratch/suite"
 for split in "train 0 80" "val 80 100" "test 100 120"; do
     set -- $split
     awk -v from="$2" -v to="$3" 'BEGIN { print "Source\tTarget"; for (i = from; i < to; i++) {

@@ -30,6 +30,8 @@ pub struct Recipe {
 }
 
 const PRECISION: &str = "f32 (mixed precision)";
+/// The released optimizer of ViL-LS (SPEC-vision section 8) multiplies by 1 - rate x decay what the update gave.
+const DECAY: &str = "weight decay before the update (after it)";
 const NO_SOURCE: &str = "a recipe that no source prints for this model";
 
 const VIL: Recipe = Recipe {
@@ -42,7 +44,7 @@ const VIL: Recipe = Recipe {
     decay: 0.1,
     augment: Augment::IMAGENET,
     evaluated: (0.875, Interpolation::Bicubic),
-    gaps: &[PRECISION],
+    gaps: &[PRECISION, DECAY],
 };
 /// Official CvT's, with ViL-LS's batch.
 const CVT: Recipe =
