@@ -111,8 +111,8 @@ pub fn show(tables: &[Table], exports: &Exports, term: &Term) -> Result<()> {
 fn warn(rows: &[Row], term: &Term) {
     let mut wide: Vec<(f64, Warning)> = Vec::new();
     for row in rows.iter().filter(|row| row.metric == "step_time" && row.outcome == Outcome::Ok) {
-        let (Some(value), Some(low), Some(high)) = (row.value, row.ci_low, row.ci_high) else { continue };
-        let relative = (high - low) / (2.0 * value); // not finite in rows that others wrote
+        let (Some(value), Some((low, high))) = (row.value, row.interval()) else { continue };
+        let relative = (high - low) / (2.0 * value);
         if relative > 0.1 {
             let pass = row.pass.map_or("", |pass| pass.word());
             let cell = format!("{} at {} {pass}", row.label(), row.len.unwrap_or(0));

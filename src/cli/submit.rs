@@ -40,7 +40,7 @@ const WARNING: u64 = 120;
 enum Scheduler {
     /// Scripts for sbatch
     Slurm,
-    /// An indexed job for kubectl; --option image=..., claim=... (a volume claim, seen as /work)
+    /// An indexed job for kubectl; --option image=..., claim=... (a volume claim, seen as /runs)
     Kubernetes,
     /// An array job for aws batch; --option queue=..., definition=...
     AwsBatch,
@@ -314,11 +314,11 @@ echo \"array job $array, merge job ${{merge%%;*}}\"
                 "containers": [{
                     "name": "effattn",
                     "image": image,
-                    "workingDir": "/work",
+                    "workingDir": "/runs",
                     "command": command,
                     "env": environment,
                     "resources": { "limits": limits, "requests": limits },
-                    "volumeMounts": [{ "name": "work", "mountPath": "/work" }],
+                    "volumeMounts": [{ "name": "work", "mountPath": "/runs" }],
                 }],
             }})
         };

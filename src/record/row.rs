@@ -262,6 +262,11 @@ pub fn rounded(value: f64) -> Option<f64> {
 }
 
 impl Row {
+    /// The ends of the 95 % interval; rows that others wrote may have some that are no numbers.
+    pub fn interval(&self) -> Option<(f64, f64)> {
+        self.ci_low.zip(self.ci_high).filter(|(low, high)| low.is_finite() && high.is_finite())
+    }
+
     /// A row of `protocol` for `model` with this build's version and nothing measured yet.
     pub fn new(protocol: &str, model: &str) -> Self {
         Self {

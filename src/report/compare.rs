@@ -245,7 +245,7 @@ fn pair(row: &Row, other: &Row, before: f64, after: f64) -> Pair {
     let side = |row: &Row, mean: f64| Some(Side { mean, std: row.std?, n: row.n? as usize });
     let sides = side(other, after).zip(side(row, before));
     // without a standard deviation the ends are the least and the most that was seen
-    let seen = |row: &Row| row.ci_low.zip(row.ci_high).filter(|(low, _)| row.std.is_none() && *low > 0.0);
+    let seen = |row: &Row| row.interval().filter(|(low, _)| row.std.is_none() && *low > 0.0);
     let ends = || {
         let ((low, high), (before_low, before_high)) = seen(other).zip(seen(row))?;
         Some(Interval { low: low / before_high, high: high / before_low })

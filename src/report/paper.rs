@@ -415,7 +415,7 @@ impl<'a> Writer<'a> {
         let published = match cell.published {
             None => None,
             Some(Published::Outcome(outcome)) => Some(outcome.to_string()),
-            Some(Published::Value(value)) => Some(format!("{value:.2}")),
+            Some(Published::Value(value)) => Some(printed(value)),
         };
         let mut text = match (&cell.measured, &published) {
             (None, None) if cell.open => "-".to_owned(),
@@ -442,6 +442,12 @@ impl<'a> Writer<'a> {
         let next = self.letters.len();
         format!("({})", letter(*self.letters.entry(words).or_insert(next)))
     }
+}
+
+/// A published number with all its digits, and two behind the point at least.
+fn printed(value: f64) -> String {
+    let digits = value.to_string().split_once('.').map_or(0, |(_, digits)| digits.len());
+    format!("{value:.0$}", digits.max(2))
 }
 
 /// a to z, then aa, ab, ...
@@ -524,6 +530,11 @@ published = { metric = "accuracy", listops = 40.0 }
             planned("ls", &["text"]),
         ];
         paper(&Source { suite: &suite, planned: &planned, rows, metrics: &[ACCURACY] }).unwrap()
+    }
+
+    #[test]
+    fn published_numbers_keep_their_digits() {
+        assert_eq!([1.915, 82.3, 44.0].map(printed), ["1.915", "82.30", "44.00"]);
     }
 
     #[test]

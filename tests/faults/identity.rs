@@ -479,7 +479,7 @@ fn an_interval_that_is_no_number_is_not_printed() {
     }
     for name in ["r.md", "r.html"] {
         let text = fs::read_to_string(folder.path().join(name)).unwrap();
-        let shown = ["NaN %", "NaN\u{a0}%", "NaN s", "NaN ms", ">NaN<", "±NaN", "NaN to"];
+        let shown = ["NaN %", "NaN\u{a0}%", "NaN s", "NaN ms", ">NaN<", "±NaN", "NaN to", "NaN B"];
         let found = shown.iter().find_map(|shown| Some(text.find(shown)?.saturating_sub(80)));
         assert_eq!(found.and_then(|at| text.get(at..at + 200)), None, "{name}");
     }

@@ -154,7 +154,7 @@ fn add(series: &mut Series, row: &Row, quantity: Quantity) {
     match quantity.value(row).filter(|_| row.outcome == Outcome::Ok) {
         Some(y) => {
             let own = quantity == Quantity::Time || row.metric == "peak_memory";
-            let interval = row.ci_low.zip(row.ci_high).filter(|_| own);
+            let interval = row.interval().filter(|_| own);
             series.points.push(Measured { x, y, interval });
         }
         None => {
