@@ -197,7 +197,9 @@ fn touch(path: &Path, text: &str) {
 /// All claims of `folder`, by number.
 fn all(folder: &Path) -> Vec<(u64, PathBuf)> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let number = |path: &Path| path.file_name()?.to_str()?.strip_prefix(NAME)?.parse::<u64>().ok();
+    // 32 bits leave room for the next number
+    let number =
+        |path: &Path| path.file_name()?.to_str()?.strip_prefix(NAME)?.parse::<u32>().ok().map(u64::from);
     let mut found: Vec<_> =
         entries.filter_map(|entry| Some((number(&entry.path())?, entry.path()))).collect();
     found.sort();

@@ -57,7 +57,7 @@ impl Planned {
         let groups = self.cells.iter().map(|cell| cell.group + 1).max().unwrap_or(0);
         let mut costs = vec![0; groups];
         for cell in &self.cells {
-            costs[cell.group] += cost(cell.seconds);
+            costs[cell.group] = u64::saturating_add(costs[cell.group], cost(cell.seconds));
         }
         let owners = deal(&costs, count);
         self.cells.iter().map(|cell| owners[cell.group] + 1).collect()

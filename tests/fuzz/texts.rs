@@ -1,6 +1,7 @@
 //! Readers of text: flags, suites, expressions, rows, journals, manifests.
 
 use std::path::Path;
+use std::time::SystemTime;
 
 use effattn::attention::choose::choose;
 use effattn::config::grid::{Batches, Counts, Lengths, Models, Modes, Seeds, Words};
@@ -10,9 +11,11 @@ use effattn::config::units::{Bytes, Seconds};
 use effattn::data::listops;
 use effattn::record::{Outcome, Row, csv, json, matrix, norms};
 use effattn::report::{document, reference};
+use effattn::run::claim::Claim;
 use effattn::run::journal::{Entry, Journal, Samples};
 use effattn::run::manifest::Manifest;
 use effattn::run::plan::Plan;
+use effattn::run::planned::{PLAN, Planned, PlannedCell};
 
 use super::Target;
 
@@ -190,6 +193,39 @@ pub const TARGETS: &[Target] = &[
         read: |bytes, folder| {
             in_file(bytes, folder, "manifest.json");
             let _ = Manifest::read(folder);
+        },
+    },
+    Target {
+        name: "plan",
+        weight: 0.2,
+        seeds: || {
+            let plan = Planned {
+                schema: 1,
+                plan: "0123456789ab".into(),
+                name: "lra".into(),
+                argv: vec!["lra".into(), "--quick".into()],
+                cells: (0..3)
+                    .map(|group| PlannedCell { cell: format!("cell {group}"), seconds: 1.5, group })
+                    .collect(),
+            };
+            vec![
+                serde_json::to_vec(&plan).unwrap(),
+                br#"{"host":"node1","place":"boot space","process":12,"ticks":345,"job":"7","since":"2026-01-01 00:00:00"}"#
+                    .to_vec(),
+            ]
+        },
+        words: &["seconds", "group", "1e308", "-1", "18446744073709551615", "NaN", "process", "schema"],
+        read: |bytes, folder| {
+            in_file(bytes, folder, PLAN);
+            in_file(bytes, folder, "claim-4294967295");
+            if let Ok(Some(plan)) = Planned::read(folder) {
+                for count in [1, 7] {
+                    let owners = plan.deal(count);
+                    assert!(owners.len() == plan.cells.len());
+                    assert!(owners.iter().all(|&shard| (1..=count).contains(&shard)));
+                }
+            }
+            let _ = (Claim::holder(folder), Claim::is_running(folder, SystemTime::now()));
         },
     },
     Target {

@@ -79,4 +79,24 @@ mod tests {
         assert_eq!(chart.csv.lines().count(), 3);
         assert!(learning("x", "", "", &[Learning::default()]).unwrap().is_none());
     }
+
+    #[test]
+    fn thousands_of_lines_make_a_chart_that_grows_with_their_number_only() {
+        let point =
+            |step: f64| Evaluation { step, train_loss: 2.0 - step / 100.0, loss: 1.5, value: step / 10.0 };
+        let drawn = |count: usize| {
+            let line =
+                |index| Learning { label: format!("run {index}"), points: vec![point(50.0), point(100.0)] };
+            let lines: Vec<Learning> = (0..count).map(line).collect();
+            learning("x", "Title", "validation accuracy, %", &lines).unwrap().unwrap().svg
+        };
+        let (few, many, most) = (drawn(50), drawn(500), drawn(2000));
+        assert!(!few.contains("too many") && most.contains("2000 lines, too many to name here"));
+        assert!(few.contains(">\nrun 49\n<"), "every one of a few lines is named");
+        assert!(
+            !many.contains(">\nrun 49\n<") && many.contains("run 499, training steps"),
+            "named under the pointer"
+        );
+        assert!((most.len() as f64) < 4.4 * many.len() as f64, "{} {}", many.len(), most.len());
+    }
 }

@@ -17,6 +17,8 @@ const TICK: f64 = 70.0;
 const MARKER: f64 = 9.0;
 /// Points up to which each has a marker; a single one would not be seen without.
 const FEW: usize = 12;
+/// Lines of a panel up to which it grows so that every name has its place. More are a cloud, named where one points at it.
+const NAMED: usize = 60;
 
 /// Panels under each other.
 pub(super) struct Plane<'a> {
@@ -68,13 +70,16 @@ impl Plane<'_> {
         let longest = labels.map(|label| canvas::text_width(label, FONT)).fold(0.0, f64::max);
         let area = (WIDTH - LEFT - LEADER - longest - 24.0).max(480.0);
         let width = LEFT + area + LEADER + longest + 24.0;
-        let most = self.panels.iter().map(|panel| panel.lines.len()).max().unwrap_or(0);
-        let tall = HEIGHT.max(most as f64 * LINE + 10.0);
+        let named = |panel: &Panel| panel.lines.iter().filter(|line| line.label.is_some()).count();
+        let most = self.panels.iter().map(named).max().unwrap_or(0);
+        let tall = HEIGHT.max(most.min(NAMED) as f64 * LINE + 10.0);
+        let many = format!("{most} lines, too many to name here; {}", self.subtitle);
+        let subtitle = if most > NAMED { &many } else { self.subtitle };
         let panel = tall + 4.2 * LINE;
         let height = HEADER + self.panels.len() as f64 * panel;
         canvas::document((width.ceil() as u32, height.ceil() as u32), |canvas| {
             canvas.bold(self.title, (24.0, 36.0), Align::Left, FONT * 1.1)?;
-            canvas.subtitle(self.subtitle, 80.0, width)?;
+            canvas.subtitle(subtitle, 80.0, width)?;
             for (index, one) in self.panels.iter().enumerate() {
                 let top = HEADER + index as f64 * panel + 1.7 * LINE;
                 Frame { panel: one, area, top, bottom: top + tall, x: one.span() }.draw(canvas)?;
@@ -144,7 +149,7 @@ impl Frame<'_> {
                 ends.push((label, line.look, *end));
             }
         }
-        self.labels(canvas, &ends)
+        if ends.len() > NAMED { Ok(()) } else { self.labels(canvas, &ends) }
     }
 
     fn at(&self, x: f64, y: f64, ys: &[f64]) -> Point {
