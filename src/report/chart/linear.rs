@@ -17,7 +17,8 @@ const TICK: f64 = 70.0;
 const MARKER: f64 = 9.0;
 /// Points up to which each has a marker; a single one would not be seen without.
 const FEW: usize = 12;
-/// Lines of a panel up to which it grows so that every name has its place. More are a cloud, named where one points at it.
+/// Lines of a panel up to which it grows so that every name has its place. More are a
+/// cloud without dashes and markers, named where one points at it.
 const NAMED: usize = 60;
 
 /// Panels under each other.
@@ -70,10 +71,9 @@ impl Plane<'_> {
         let longest = labels.map(|label| canvas::text_width(label, FONT)).fold(0.0, f64::max);
         let area = (WIDTH - LEFT - LEADER - longest - 24.0).max(480.0);
         let width = LEFT + area + LEADER + longest + 24.0;
-        let named = |panel: &Panel| panel.lines.iter().filter(|line| line.label.is_some()).count();
-        let most = self.panels.iter().map(named).max().unwrap_or(0);
+        let most = self.panels.iter().map(|panel| panel.named()).max().unwrap_or(0);
         let tall = HEIGHT.max(most.min(NAMED) as f64 * LINE + 10.0);
-        let many = format!("{most} lines, too many to name here; {}", self.subtitle);
+        let many = format!("{most} lines, too many to name; only solid ones are drawn; {}", self.subtitle);
         let subtitle = if most > NAMED { &many } else { self.subtitle };
         let panel = tall + 4.2 * LINE;
         let height = HEADER + self.panels.len() as f64 * panel;
@@ -90,6 +90,11 @@ impl Plane<'_> {
 }
 
 impl Panel<'_> {
+    /// Lines with a name.
+    fn named(&self) -> usize {
+        self.lines.iter().filter(|line| line.label.is_some()).count()
+    }
+
     /// Ends of the horizontal axis.
     fn span(&self) -> (f64, f64) {
         let xs = self.lines.iter().flat_map(|line| &line.points).map(|point| point.0);
@@ -125,8 +130,8 @@ impl Frame<'_> {
         let (low, high) = if low > high { (0.0, 1.0) } else { (low, high) };
         let ys = ticks(low, high, ((self.bottom - self.top) / TICK) as usize);
         self.axes(canvas, &ys)?;
-        let mut ends = Vec::new();
-        for line in &panel.lines {
+        let (mut ends, crowd) = (Vec::new(), panel.named() > NAMED);
+        for line in panel.lines.iter().filter(|line| !crowd || line.label.is_some()) {
             let points = line.points.iter().filter(|point| point.1.is_finite());
             let drawn: Vec<Point> = points.clone().map(|&(x, y, _)| self.at(x, y, &ys)).collect();
             let stroke = if line.look.dash == Dash::Solid { 5 } else { 3 };
@@ -142,14 +147,14 @@ impl Frame<'_> {
                     &format!("{label}, {} {}: {:.4}{half}\n{}", panel.axis, point.0, point.1, panel.title),
                 );
             }
-            if line.markers {
+            if line.markers && !crowd {
                 drawn.iter().try_for_each(|point| canvas.marker(*point, MARKER, line.look))?;
             }
             if let (Some(label), Some(end)) = (line.label, drawn.last()) {
                 ends.push((label, line.look, *end));
             }
         }
-        if ends.len() > NAMED { Ok(()) } else { self.labels(canvas, &ends) }
+        if crowd { Ok(()) } else { self.labels(canvas, &ends) }
     }
 
     fn at(&self, x: f64, y: f64, ys: &[f64]) -> Point {
