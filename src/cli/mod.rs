@@ -218,7 +218,7 @@ fn refused(error: &clap::Error) -> Option<String> {
     let setting =
         SETTINGS.iter().find(|setting| setting.flag().is_some_and(|name| format!("--{name}") == *flag))?;
     let name = std::env::args_os().find_map(|word| protocol::find(word.to_str()?))?;
-    Some(protocol::table::refusal(name, setting.key, flag))
+    Some(protocol::refusal(name, setting.key, flag))
 }
 
 /// Prints clap's verdict: help and version on stdout, mistakes on stderr in at most two lines.

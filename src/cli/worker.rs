@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use crate::device::threads;
 use crate::protocol;
 use crate::record::file;
-use crate::run::manifest::BUILD;
+use crate::run::BUILD;
 use crate::run::worker::Link;
 
 #[derive(clap::Args)]

@@ -39,6 +39,7 @@ pub const SHIPPED: &[(&str, &str)] = &[
     ("ls-table3", include_str!("../../suites/ls-table3.toml")),
     ("ls-table3-small", include_str!("../../suites/ls-table3-small.toml")),
     ("ls-table4", include_str!("../../suites/ls-table4.toml")),
+    ("ls-table5-accuracy", include_str!("../../suites/ls-table5-accuracy.toml")),
     ("ls-table5", include_str!("../../suites/ls-table5.toml")),
     ("ls-table5-small", include_str!("../../suites/ls-table5-small.toml")),
 ];
@@ -96,6 +97,10 @@ pub struct Suite {
     pub printed: Vec<Printed>,
     /// The columns of the source's table, in its order; none where it is a figure.
     pub columns: Vec<Column>,
+    /// Whether that table has a line for every length.
+    pub by_len: bool,
+    /// What the command needs besides the suite and a model, as in `--from RUNS`.
+    pub also: Option<String>,
     /// The TOML text.
     pub text: String,
 }
@@ -159,6 +164,8 @@ pub struct Column {
     pub key: String,
     /// Length, where numbers go along the lengths.
     pub len: Option<u64>,
+    /// The suite that runs it, where it is another one; its rows have the labels of these.
+    pub suite: Option<String>,
 }
 
 /// Published numbers of one row.
@@ -193,6 +200,9 @@ struct WireSuite {
     printed: Vec<WirePrinted>,
     #[serde(default)]
     columns: Vec<Column>,
+    #[serde(default)]
+    by_len: bool,
+    also: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -274,6 +284,14 @@ impl Suite {
         [own, self.numbers_of.as_ref()].into_iter().flatten().any(|known| known == preset)
     }
 
+    /// Names of the suites that fill its table: its own, then those of its columns.
+    pub fn runs(&self) -> impl Iterator<Item = &str> {
+        let mut others: Vec<&str> =
+            self.columns.iter().filter_map(|column| column.suite.as_deref()).collect();
+        others.dedup();
+        std::iter::once(self.name.as_str()).chain(others)
+    }
+
     /// The first shipped suite of `protocol` with published numbers of `preset`.
     pub fn of(protocol: &str, preset: &str) -> Option<Self> {
         let mut suites = SHIPPED.iter().filter_map(|(name, _)| Self::load(name).ok());
@@ -349,6 +367,8 @@ impl Suite {
             rows,
             printed,
             columns: wire.columns,
+            by_len: wire.by_len,
+            also: wire.also,
             text: text.to_owned(),
         })
     }

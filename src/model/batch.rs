@@ -36,6 +36,19 @@ pub enum InputKind {
     Pixels,
 }
 
+/// What a data set asks of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Examples {
+    /// What is read.
+    pub input: InputKind,
+    /// Number of ids.
+    pub vocab: usize,
+    /// Number of classes.
+    pub classes: usize,
+    /// Longest example.
+    pub len: usize,
+}
+
 /// Samples on the device.
 #[derive(Clone)]
 pub struct Batch {

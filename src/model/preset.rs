@@ -3,8 +3,7 @@
 //! A preset has one [`Form`] per task. Without a task it gives the form that `speed` and `memory` measure: the
 //! byte-level text classifier.
 
-use super::batch::InputKind;
-use super::family::Examples;
+use super::batch::{Examples, InputKind};
 use super::{Backbone, InitScheme, ModelConfig, Pooling};
 use crate::attention::Entry;
 use crate::attention::knobs::Knobs;

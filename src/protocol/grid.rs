@@ -3,7 +3,7 @@
 //! Flag > suite row > suite > default. With a suite, the lists of the grid (`--model`, `--len`, `--batch`,
 //! `--mode`, `--seeds`) choose among its own; `--set` overrides.
 
-use super::table::{Protocol, refusal};
+use super::{Protocol, refusal};
 use crate::attention::choose::{Choice, choose};
 use crate::config::grid::{Models, Words};
 use crate::config::settings::Settings;

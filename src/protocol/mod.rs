@@ -1,6 +1,6 @@
 //! The paper protocols and the conformance check.
 //!
-//! A protocol is an entry of [`table::TABLE`]: it makes a plan of cells, the [`runner`] takes workers through it, and what
+//! A protocol is an entry of [`TABLE`]: it makes a plan of cells, the [`runner`] takes workers through it, and what
 //! they say becomes rows; its `work` is the other end, inside the worker.
 
 pub mod attention;
@@ -26,13 +26,69 @@ pub mod training;
 pub mod vision;
 pub mod wordlm;
 
+use std::sync::{PoisonError, RwLock};
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::device::alloc;
+use crate::record::Metric;
 use crate::run::worker::Link;
-use table::{Conditions, Given};
-pub use table::{Protocol, TABLE, find, protocols, register};
+pub use table::Protocol;
+use table::{Conditions, Given, Shown};
+
+/// Every protocol of the crate.
+pub static TABLE: &[&Protocol] = &[
+    &speed::PROTOCOL,
+    &memory::PROTOCOL,
+    &lra::PROTOCOL,
+    &charlm::PROTOCOL,
+    &wordlm::PROTOCOL,
+    &mlm::PROTOCOL,
+    &finetune::PROTOCOL,
+    &robustness::PROTOCOL,
+    &vision::PROTOCOL,
+];
+
+static REGISTERED: RwLock<Vec<&'static Protocol>> = RwLock::new(Vec::new());
+
+/// Adds a protocol at run time. A tool that does so calls [`crate::cli::main`] afterwards: workers are the same program.
+pub fn register(protocol: &'static Protocol) {
+    REGISTERED.write().unwrap_or_else(PoisonError::into_inner).push(protocol);
+}
+
+/// Every protocol: the table, then the registered ones.
+pub fn protocols() -> Vec<&'static Protocol> {
+    let registered = REGISTERED.read().unwrap_or_else(PoisonError::into_inner);
+    TABLE.iter().chain(registered.iter()).copied().collect()
+}
+
+/// What trained models are compared by, in the order of the protocols.
+pub fn trained_metrics() -> Vec<Metric> {
+    let mut all: Vec<Metric> = Vec::new();
+    for protocol in protocols().into_iter().filter(|protocol| protocol.shown == Shown::Trained) {
+        all.extend(protocol.metrics.iter().filter(|metric| !all.contains(metric)).collect::<Vec<_>>());
+    }
+    all
+}
+
+/// The protocol called `name`.
+pub fn find(name: &str) -> Option<&'static Protocol> {
+    protocols().into_iter().find(|protocol| protocol.name == name)
+}
+
+/// `lra takes no mode; speed and memory do`.
+pub fn refusal(protocol: &Protocol, key: &str, name: &str) -> String {
+    let takers: Vec<&str> =
+        protocols().into_iter().filter(|other| other.takes(key)).map(|other| other.name).collect();
+    match takers.as_slice() {
+        [] => format!("{} does not take {name}; no command does", protocol.name),
+        [one] => format!("{} does not take {name}; {one} does", protocol.name),
+        [most @ .., last] => {
+            format!("{} does not take {name}; {} and {last} do", protocol.name, most.join(", "))
+        }
+    }
+}
 
 /// What a worker is asked to do: the first line on its stdin.
 #[derive(Debug, Serialize, Deserialize)]

@@ -1,11 +1,10 @@
-//! The table of protocols: an [`Protocol`] entry says everything that a command, a report and a worker need to know.
+//! A line of the table of protocols: a [`Protocol`] says everything that a command, a report and a worker need to know.
 //!
-//! To add a protocol: write `protocol/<name>.rs` with a `pub static PROTOCOL` and add its line to [`TABLE`].
+//! To add a protocol: write `protocol/<name>.rs` with a `pub static PROTOCOL` and add its line to [`TABLE`](super::TABLE).
 
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -13,7 +12,6 @@ use serde_json::Value;
 
 use super::grid::{Defaults, Flags, Grid, PlanError};
 use super::runner::Runner;
-use super::{charlm, finetune, lra, memory, mlm, robustness, speed, vision, wordlm};
 use crate::config::settings::{Setting, Settings};
 use crate::record::{Metric, Outcome, Row};
 use crate::run::outcome::Ending;
@@ -21,46 +19,6 @@ use crate::run::plan::{Cell, Plan};
 use crate::run::worker::{Launcher, Link};
 use crate::run::{RunError, Stop};
 use crate::train::session::{Point, Score};
-
-/// Every protocol of the crate.
-pub static TABLE: &[&Protocol] = &[
-    &speed::PROTOCOL,
-    &memory::PROTOCOL,
-    &lra::PROTOCOL,
-    &charlm::PROTOCOL,
-    &wordlm::PROTOCOL,
-    &mlm::PROTOCOL,
-    &finetune::PROTOCOL,
-    &robustness::PROTOCOL,
-    &vision::PROTOCOL,
-];
-
-static REGISTERED: RwLock<Vec<&'static Protocol>> = RwLock::new(Vec::new());
-
-/// Adds a protocol at run time. A tool that does so calls [`crate::cli::main`] afterwards: workers are the same program.
-pub fn register(protocol: &'static Protocol) {
-    REGISTERED.write().unwrap_or_else(PoisonError::into_inner).push(protocol);
-}
-
-/// Every protocol: the table, then the registered ones.
-pub fn protocols() -> Vec<&'static Protocol> {
-    let registered = REGISTERED.read().unwrap_or_else(PoisonError::into_inner);
-    TABLE.iter().chain(registered.iter()).copied().collect()
-}
-
-/// What trained models are compared by, in the order of the protocols.
-pub fn trained_metrics() -> Vec<Metric> {
-    let mut all: Vec<Metric> = Vec::new();
-    for protocol in protocols().into_iter().filter(|protocol| protocol.shown == Shown::Trained) {
-        all.extend(protocol.metrics.iter().filter(|metric| !all.contains(metric)).collect::<Vec<_>>());
-    }
-    all
-}
-
-/// The protocol called `name`.
-pub fn find(name: &str) -> Option<&'static Protocol> {
-    protocols().into_iter().find(|protocol| protocol.name == name)
-}
 
 /// Predicts the seconds of a plan's cells by trying something for a moment.
 pub type Price = fn(&mut Plan, &Prober) -> Result<(), RunError>;
@@ -313,19 +271,6 @@ impl Protocol {
     }
 }
 
-/// `lra takes no mode; speed and memory do`.
-pub fn refusal(protocol: &Protocol, key: &str, name: &str) -> String {
-    let takers: Vec<&str> =
-        protocols().into_iter().filter(|other| other.takes(key)).map(|other| other.name).collect();
-    match takers.as_slice() {
-        [] => format!("{} does not take {name}; no command does", protocol.name),
-        [one] => format!("{} does not take {name}; {one} does", protocol.name),
-        [most @ .., last] => {
-            format!("{} does not take {name}; {} and {last} do", protocol.name, most.join(", "))
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::{BTreeSet, HashMap};
@@ -336,6 +281,7 @@ mod tests {
     use crate::config::suite::{SHIPPED, Suite};
     use crate::device::rng::Stream;
     use crate::protocol::grid::resolve;
+    use crate::protocol::{TABLE, find, lra};
 
     /// Settings that may differ between two runs of one cell, and why.
     const FREE: &[(&str, &str)] = &[

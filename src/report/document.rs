@@ -1,7 +1,6 @@
 //! A report: sections of tables and charts with where their rows come from, as Markdown or as one HTML file.
 
 use super::chart::Chart;
-use super::html::{self, escape};
 use super::markdown;
 use super::table::Table;
 
@@ -37,15 +36,10 @@ impl Document {
             let tables: Vec<String> = section.tables.iter().map(markdown::table).collect();
             text.push_str(&tables.join("\n"));
             for line in &section.provenance {
-                text.push_str(&format!("\n<sub>{}</sub>\n", escape(line)));
+                text.push_str(&format!("\n<sub>{}</sub>\n", markdown::escape(line)));
             }
         }
         text
-    }
-
-    /// As one HTML file without references to others.
-    pub fn html(&self) -> String {
-        html::page(self)
     }
 }
 

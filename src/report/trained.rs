@@ -8,11 +8,11 @@ use crate::record::{FLOOR, Metric, Outcome, Published, Row};
 use crate::stats::{Interval, Summary, prediction_interval};
 
 /// The rule of masked language models: how often words are.
-const UNIGRAM: &str = "unigram_loss";
+pub(super) const UNIGRAM: &str = "unigram_loss";
 /// The rules of language models, and what the floor calls them.
 pub(super) const COUNTS: &[(&str, &str)] = &[("witten_bell_3_bpc", "order 3"), ("unigram_ppl", "unigram")];
 /// The rule that every classifier has to beat to have learned anything.
-const LARGEST: &str = "largest_class";
+pub(super) const LARGEST: &str = "largest_class";
 
 /// A table per metric, with one line per task, mechanism and setting: the value over its seeds, what the paper has,
 /// what a simple rule reaches, and what to make of it. Nothing where no row is one of a trained model.

@@ -8,17 +8,14 @@ use serde_json::{Value, json};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use super::RunError;
 use super::plan::Plan;
+use super::{BUILD, RunError};
 use crate::device::alloc;
 use crate::device::machine::{self, Machine};
 use crate::record::file;
 
 /// Version of the files in a run folder. Raised when an older program could misread them.
 pub const SCHEMA: u64 = 1;
-
-/// What the binary is built from: sources, toolchain, flags. Two builds of one commit with changes differ in it.
-pub const BUILD: &str = env!("EFFATTN_BUILD");
 
 /// How far a run is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -19,6 +19,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+/// What the binary is built from: sources, toolchain, flags. Two builds of one commit with changes differ in it.
+pub const BUILD: &str = env!("EFFATTN_BUILD");
+
 /// Set by Ctrl-C; everything that waits looks at it.
 #[derive(Clone, Debug, Default)]
 pub struct Stop(Arc<AtomicBool>);

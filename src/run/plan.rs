@@ -7,9 +7,8 @@ use serde::Serialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use super::RunError;
-use super::manifest::BUILD;
 use super::shard::{Part, Shard};
+use super::{BUILD, RunError};
 use crate::record::Row;
 
 /// One thing to measure.

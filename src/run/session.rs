@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::claim::Claim;
-use super::earlier;
+use super::earlier::{self, belongs};
 use super::folder::RunFolder;
 use super::journal::{Entry, Journal, Limits, Samples};
 use super::manifest::{Manifest, State, now};
@@ -332,51 +332,4 @@ fn elsewhere(plan: &Plan, done: &HashMap<String, Entry>, host: &str) -> HashSet<
     let cells = cells().filter(|(index, _)| open.contains(&group(*index)));
     let cells = cells.filter(|(_, cell)| done.get(&cell.key).is_some_and(foreign));
     cells.map(|(_, cell)| cell.key.clone()).collect()
-}
-
-/// Whether the rows of `entry` can be those of `cell`: some, and each says of itself what the plan says of the cell.
-/// (What a search finds, such as a length, the plan leaves open.)
-pub(super) fn belongs(entry: &Entry, cell: &Cell) -> bool {
-    let plan = &cell.row;
-    let open = |planned: Option<u64>, found: Option<u64>| planned.is_none() || planned == found;
-    let same = |row: &Row| {
-        (&row.suite, &row.protocol, &row.model, &row.variant)
-            == (&plan.suite, &plan.protocol, &plan.model, &plan.variant)
-            && (&row.preset, &row.device, &row.dtype, &row.kernel)
-                == (&plan.preset, &plan.device, &plan.dtype, &plan.kernel)
-            && (row.threads, row.batch, row.pass, row.seed)
-                == (plan.threads, plan.batch, plan.pass, plan.seed)
-            && open(plan.len, row.len)
-    };
-    !entry.rows.is_empty() && entry.rows.iter().all(same)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_rows_of_their_own_cell_make_it_done() {
-        let row = Row { len: Some(64), seed: Some(1), ..Row::new("speed", "ls") };
-        let cell = Cell { key: "a".into(), row: row.clone(), ..Cell::default() };
-        let entry = |rows| Entry { rows, ..Entry::new("a") };
-        let measured = row.with("step_time", "s", Some(1.0));
-        assert!(belongs(&entry(vec![measured.clone()]), &cell));
-        assert!(!belongs(&entry(Vec::new()), &cell));
-        let changes: [fn(Row) -> Row; 8] = [
-            |row| Row { len: Some(128), ..row },
-            |row| Row { model: "full".into(), ..row },
-            |row| Row { variant: Some("w=4".into()), ..row },
-            |row| Row { seed: Some(2), ..row },
-            |row| Row { kernel: "composed".into(), ..row },
-            |row| Row { preset: Some("ls-lra".into()), ..row },
-            |row| Row { protocol: "memory".into(), ..row },
-            |row| Row { threads: Some(7), ..row },
-        ];
-        for (index, change) in changes.into_iter().enumerate() {
-            assert!(!belongs(&entry(vec![measured.clone(), change(measured.clone())]), &cell), "{index}");
-        }
-        let found = Cell { row: Row { len: None, ..row }, ..cell };
-        assert!(belongs(&entry(vec![measured]), &found), "a length that was looked for");
-    }
 }

@@ -16,9 +16,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::manifest::BUILD;
 use super::outcome::{self, Ending};
-use super::{RunError, Stop};
+use super::{BUILD, RunError, Stop};
 use crate::config::units::Bytes;
 use crate::device::machine::Resident;
 use crate::device::threads;

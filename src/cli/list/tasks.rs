@@ -7,7 +7,7 @@ use serde_json::json;
 use super::List;
 use crate::cli::data_dir;
 use crate::data::{DataSet, Origin, data_sets};
-use crate::protocol::table::protocols;
+use crate::protocol::protocols;
 use crate::report::table::Table;
 
 /// The tasks and corpora with what is in `dir`.

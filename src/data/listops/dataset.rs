@@ -300,6 +300,17 @@ mod tests {
         assert!(file.metadata().unwrap().len() < 120 << 20);
         let read = ListOps::load(folder.path(), Tokenizer::DropBrackets).unwrap();
         assert_eq!(read.hash(), made.hash());
+        // until 822cd16 the hash was that of tokens and values, split by split, without lengths: rows have either
+        let mut before = Sha256::new();
+        made.splits.iter().for_each(|split| {
+            before = before.clone().chain_update(&split.tokens).chain_update(&split.labels)
+        });
+        let before = format!("{:x}", before.finalize());
+        assert_eq!(
+            (&before[..8], &made.hash()[..8]),
+            ("a84007e8", "7848350e"),
+            "other data than in committed rows"
+        );
         assert_eq!(read.example(Split::Test, 1999, 2000), made.example(Split::Test, 1999, 2000));
         let mut bytes = std::fs::read(&file).unwrap();
         let last = bytes.len() - 1;

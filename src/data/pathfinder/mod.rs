@@ -293,6 +293,11 @@ mod tests {
         let example = data.example(Split::Test, 19_999, 1024);
         assert!(example.tokens.len() == 1024 && example.label < 2);
         assert_ne!(example, data.example(Split::Validation, 19_999, 1024));
+        assert!(
+            data.hash().starts_with("62a6fb019f8b"),
+            "other images than in earlier versions: {}",
+            data.hash()
+        );
     }
 
     #[test]

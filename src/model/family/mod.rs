@@ -16,6 +16,7 @@ use std::sync::RwLock;
 use candle_core::{Device, Result, Tensor};
 use serde::{Deserialize, Serialize};
 
+pub use super::batch::Examples;
 use super::batch::{Batch, InputKind, MadeUp};
 use super::{Backbone, ConfigError};
 use crate::attention::choose::Choice;
@@ -103,19 +104,6 @@ pub struct Asked<'a> {
     pub vocab: Option<usize>,
     /// What the task's examples are, for a task that the preset's source does not have.
     pub examples: Option<Examples>,
-}
-
-/// What a data set asks of a model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Examples {
-    /// What is read.
-    pub input: InputKind,
-    /// Number of ids.
-    pub vocab: usize,
-    /// Number of classes.
-    pub classes: usize,
-    /// Longest example.
-    pub len: usize,
 }
 
 /// Sizes that replace the preset's.

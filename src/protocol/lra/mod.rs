@@ -40,7 +40,7 @@ pub static PROTOCOL: Protocol = Protocol {
     prepare: plan::prepare,
     amount: plan::amount,
     price: Some(plan::price),
-    together: |_, _| false,
+    together: floor::together,
     compute,
     ended: training::ended,
     work: worker::work,
@@ -55,13 +55,10 @@ pub static PROTOCOL: Protocol = Protocol {
 
 /// Rules are scored here, models are trained by workers.
 fn compute(runner: &mut Runner, open: &[usize]) -> Result<(), RunError> {
-    for index in open {
-        match runner.plan.cells[*index].request.get("floor") {
-            Some(_) => floor::compute(runner, *index)?,
-            None => training::compute::<plan::Request>(runner, &[*index])?,
-        }
+    match open.first().and_then(|index| runner.plan.cells[*index].request.get("floor")) {
+        Some(_) => floor::compute(runner, open),
+        None => training::compute::<plan::Request>(runner, open),
     }
-    Ok(())
 }
 
 /// Accuracy on the test split.

@@ -275,7 +275,7 @@ fn differences(request: &Request, recipe: &Recipe) -> Differences {
     if spec.dtype != DtypeName::F32 {
         all.settings.push(format!("{} products", spec.dtype));
     }
-    all.settings.extend(request.limit.map(limited));
+    all.settings.extend(request.limit.map(tasks::limited));
     if request.reading.strict {
         all.settings.push("selected on held-out training examples".to_owned());
     }
@@ -290,11 +290,6 @@ fn differences(request: &Request, recipe: &Recipe) -> Differences {
             .push("a class id in the place of the last position (a class vector in front)".to_owned());
     }
     all
-}
-
-/// What `--limit` does, in words.
-pub fn limited(limit: u64) -> String {
-    format!("{limit} examples of each split")
 }
 
 impl Request {

@@ -24,6 +24,18 @@ pub fn names() -> Vec<&'static str> {
     data::tasks().iter().map(|(set, _)| set.name).collect()
 }
 
+/// What `--limit` does, in words.
+pub fn limited(limit: u64) -> String {
+    format!("{limit} examples of each split")
+}
+
+/// Where `there` training examples are not all of the published split: their share, and that in words.
+pub fn missing(task: &str, there: usize) -> Option<(f64, String)> {
+    let published = data::task(task).ok()?.1.train;
+    let share = there as f64 / published as f64;
+    (share < 1.0).then(|| (share, format!("{there} training examples ({published})")))
+}
+
 /// Examples `indices` of `split`, cut to `keep` tokens and padded with zeros to `len`.
 ///
 /// # Errors

@@ -8,7 +8,7 @@ use super::plan::{Request, model};
 use super::recipe::Recipe;
 use super::tasks;
 use crate::data::select::{Change, Limited, Perturbed};
-use crate::data::{self, Dataset, Split};
+use crate::data::{Dataset, Split};
 use crate::model::batch::Batch;
 use crate::model::family::{Loss, Net, Resolved};
 use crate::nn::dropout::Noise;
@@ -261,7 +261,7 @@ impl<'a> Run<'a> {
         if self.request.reading.strict && self.data.partial().is_none() {
             return (1.0, None);
         }
-        match missing(&self.request.task, self.data.len(Split::Train)) {
+        match tasks::missing(&self.request.task, self.data.len(Split::Train)) {
             Some((share, words)) => (share, Some(words)),
             None => (1.0, None),
         }
@@ -291,11 +291,4 @@ impl<'a> Run<'a> {
         let (data_share, differs) = self.data_share();
         Ok(Done { measures, data_share, differs, peak_bytes: trained.peak_bytes })
     }
-}
-
-/// Where `there` training examples are not all of the published split: their share, and that in words.
-pub fn missing(task: &str, there: usize) -> Option<(f64, String)> {
-    let published = data::task(task).ok()?.1.train;
-    let share = there as f64 / published as f64;
-    (share < 1.0).then(|| (share, format!("{there} training examples ({published})")))
 }

@@ -12,8 +12,14 @@ const STYLE: &str = include_str!("style.css");
 /// What it does.
 const SCRIPT: &str = include_str!("script.js");
 
-/// `document` as HTML.
-pub fn page(document: &Document) -> String {
+impl Document {
+    /// As one HTML file without references to others.
+    pub fn html(&self) -> String {
+        page(self)
+    }
+}
+
+fn page(document: &Document) -> String {
     let title = escape(&document.title);
     let mut contents = String::new();
     let mut body = String::new();
@@ -127,7 +133,7 @@ fn percent(text: &str) -> String {
 }
 
 /// Text that cannot start markup.
-pub(super) fn escape(text: &str) -> String {
+fn escape(text: &str) -> String {
     visible(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 

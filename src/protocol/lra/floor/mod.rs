@@ -6,6 +6,7 @@
 mod linear;
 mod ngrams;
 
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::recipe;
@@ -87,7 +88,7 @@ pub fn cells(grid: &Grid) -> Result<Vec<Cell>, PlanError> {
         let mut row = Row::new("lra", FLOOR).with("accuracy", "%", None);
         row.task = Some(task.clone());
         row.variant = Some(rule.name.to_owned());
-        row.differs = settings.limit.map(super::plan::limited);
+        row.differs = settings.limit.map(super::tasks::limited);
         row.seed = Some(0);
         let reading = Reading {
             strict: settings.strict.unwrap_or(false),
@@ -120,27 +121,40 @@ pub struct Request {
     reading: Reading,
 }
 
-/// Fits and scores the rule of cell `index`.
+/// Whether two cells are rules on the same data, which are read (or made) once for both.
+pub fn together(a: &Cell, b: &Cell) -> bool {
+    let data = |cell: &Cell| {
+        let asked: Option<Request> = serde_json::from_value(cell.request.clone()).ok();
+        asked.map(|asked| (asked.task, asked.reading))
+    };
+    data(a).is_some_and(|a| data(b) == Some(a))
+}
+
+/// Fits and scores the rules of the cells `open`, which are on the same data.
 ///
 /// # Errors
 /// Data that cannot be read any more; disk full, for example.
-pub fn compute(runner: &mut Runner, index: usize) -> Result<(), RunError> {
-    if runner.session.stop.is_set() {
-        return Err(RunError::Stopped);
-    }
-    let cell = &runner.plan.cells[index];
-    let Request { floor, task, limit, reading } = request(cell)?;
-    let rule = RULES.iter().find(|rule| rule.name == floor);
-    let rule = rule.ok_or_else(|| RunError::Internal(format!("there is no rule {floor}")))?;
-    runner.session.term.say(&format!("{task}: {}, {}", rule.name, rule.about));
-    match super::tasks::load(&task, &runner.conditions.data, reading) {
-        Ok(data) => {
-            let rows = rows(cell, rule, data.as_ref(), limit);
-            let said = rows[0].value.map_or_else(String::new, |value| format!("{value:.2} %"));
-            runner.finish(index, Finished { rows, samples: Vec::new(), said, moved: 0.0 })
+pub fn compute(runner: &mut Runner, open: &[usize]) -> Result<(), RunError> {
+    let mut loaded = None;
+    for &index in open {
+        if runner.session.stop.is_set() {
+            return Err(RunError::Stopped);
         }
-        Err(error) => runner.end(index, &Ending::new(Outcome::Failed, error.to_string()), 0.0),
+        let cell = &runner.plan.cells[index];
+        let Request { floor, task, limit, reading } = request(cell)?;
+        let rule = RULES.iter().find(|rule| rule.name == floor);
+        let rule = rule.ok_or_else(|| RunError::Internal(format!("there is no rule {floor}")))?;
+        runner.session.term.say(&format!("{task}: {}, {}", rule.name, rule.about));
+        match loaded.get_or_insert_with(|| super::tasks::load(&task, &runner.conditions.data, reading)) {
+            Ok(data) => {
+                let rows = rows(cell, rule, data.as_ref(), limit);
+                let said = rows[0].value.map_or_else(String::new, |value| format!("{value:.2} %"));
+                runner.finish(index, Finished { rows, samples: Vec::new(), said, moved: 0.0 })?;
+            }
+            Err(error) => runner.end(index, &Ending::new(Outcome::Failed, error.to_string()), 0.0)?,
+        }
     }
+    Ok(())
 }
 
 /// The rows of `cell`: `rule` fitted and scored on `data`, of which so many examples of each split are used.
@@ -148,7 +162,7 @@ fn rows(cell: &Cell, rule: &Rule, data: &dyn Dataset, limit: Option<u64>) -> Vec
     let limited = Limited::new(data, limit.map_or(usize::MAX, |limit| limit as usize));
     let task = cell.row.task.as_deref().unwrap_or_default();
     let mut row = cell.row.clone();
-    let missing = super::worker::missing(task, data.len(Split::Train));
+    let missing = super::tasks::missing(task, data.len(Split::Train));
     let words: Vec<String> = missing.into_iter().map(|(_, words)| words).chain(row.differs.take()).collect();
     row.differs = (!words.is_empty()).then(|| words.join("; "));
     let row = row.ended(Outcome::Ok, None);
@@ -176,8 +190,10 @@ fn by_key(data: &dyn Dataset, key: fn(usize) -> usize) -> f64 {
         let example = data.example(split, index, 1);
         (key(example.tokens.first().map_or(0, |&id| id as usize)), example.label as usize)
     };
-    for index in 0..data.len(Split::Train) {
-        let (key, label) = read(Split::Train, index);
+    // Pathfinder's images are made when they are read
+    let keys: Vec<(usize, usize)> =
+        (0..data.len(Split::Train)).into_par_iter().map(|index| read(Split::Train, index)).collect();
+    for (key, label) in keys {
         let classes = counts.entry(key).or_default();
         classes.resize(classes.len().max(label + 1), 0);
         classes[label] += 1;
@@ -190,9 +206,9 @@ fn by_key(data: &dyn Dataset, key: fn(usize) -> usize) -> f64 {
 }
 
 /// Share of the test examples for which `right` holds, in percent.
-fn percent(data: &dyn Dataset, right: impl Fn(usize) -> bool) -> f64 {
+fn percent(data: &dyn Dataset, right: impl Fn(usize) -> bool + Sync) -> f64 {
     let count = data.len(Split::Test);
-    100.0 * (0..count).filter(|&index| right(index)).count() as f64 / count.max(1) as f64
+    100.0 * (0..count).into_par_iter().filter(|&index| right(index)).count() as f64 / count.max(1) as f64
 }
 
 #[cfg(test)]
