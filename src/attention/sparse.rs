@@ -111,7 +111,7 @@ causal: and j <= i. With cls, position 0 sees and is seen by all and the pattern
 
 /// Multiply-adds 2 B H D times the number of visible pairs.
 fn cost(knobs: &Knobs, shape: &Shape) -> Cost {
-    let pairs = pattern(Kinds::new(knobs), knobs.bool("cls"), shape.queries, shape.causal).pairs(0);
+    let pairs = pairs(Kinds::new(knobs), knobs.bool("cls"), shape.queries, shape.causal);
     let macs = 2 * shape.heads * shape.head_dim * pairs;
     let kept = if shape.causal { shape.keys } else { 0 };
     Cost {
@@ -198,6 +198,40 @@ fn pattern(kinds: Kinds, cls: bool, len: usize, causal: bool) -> Pattern {
     Pattern::shared(len, len, 0, 0, groups)
 }
 
+/// Visible pairs of [`pattern`], counted without making it: lengths are counted that nobody could list.
+fn pairs(kinds: Kinds, cls: bool, len: usize, causal: bool) -> usize {
+    let first = usize::from(cls && len > 0);
+    let n = len - first;
+    let token = if first == 1 { n + len } else { 0 };
+    let seen = match kinds {
+        Kinds::Fixed { block, c } => {
+            let block = block.min(n).max(1);
+            let (blocks, rest) = (n / block, n % block);
+            // summary columns of a whole block, and of the one that is cut off
+            let columns = if c >= block { block } else { c + 1 };
+            let cut = if rest == 0 { 0 } else { 1 + rest.saturating_sub(block.saturating_sub(c).max(1)) };
+            if causal {
+                let own = blocks * (block * (block + 1) / 2) + rest * (rest + 1) / 2;
+                let before = blocks * blocks.saturating_sub(1) / 2 * columns;
+                own + block * before + rest * blocks * columns
+            } else {
+                let all = blocks * columns + cut;
+                let others = blocks * block * all.saturating_sub(columns) + rest * (all - cut);
+                blocks * block * block + rest * rest + others
+            }
+        }
+        Kinds::Strided { local, stride } => {
+            // n - d pairs are d apart: all below `local`, behind them the multiples of the stride
+            let near = local.min(n);
+            let (from, to) = (near.div_ceil(stride), n.div_ceil(stride));
+            let sum = |from: usize, to: usize| (from + to).saturating_sub(1) * (to - from) / 2;
+            let below = near * n - sum(0, near) + (to - from) * n - stride * sum(from, to);
+            if causal { below } else { (2 * below).saturating_sub(n) }
+        }
+    };
+    seen + token
+}
+
 struct Sparse {
     kinds: Kinds,
     cls: bool,
@@ -235,6 +269,18 @@ mod tests {
     }
 
     #[test]
+    fn pairs_of_lengths_that_nobody_lists_are_counted() {
+        let n = 1 << 22;
+        let most = usize::MAX;
+        for kinds in [Kinds::Fixed { block: most, c: most }, Kinds::Strided { local: most, stride: most }] {
+            assert_eq!(pairs(kinds, false, n, false), n * n);
+            assert_eq!(pairs(kinds, false, n, true), n * (n + 1) / 2);
+            assert_eq!(pairs(kinds, true, 0, false), 0);
+        }
+        assert_eq!(pairs(Kinds::Strided { local: 1, stride: 2 }, false, n, false), n * n / 2);
+    }
+
+    #[test]
     fn the_pattern_follows_its_definition() {
         let fixed = [(1, 0), (1, 1), (3, 1), (10, 2), (50, 10), (4, 4)];
         let strided = [(1, 1), (6, 9), (8, 8), (5, 2), (1, 7)];
@@ -254,7 +300,7 @@ mod tests {
                     assert_eq!(visible, expected, "{len} {cls} {causal} {i}");
                     pairs += expected.len();
                 }
-                assert_eq!(pattern.pairs(0), pairs);
+                assert_eq!((pattern.pairs(0), super::pairs(kinds, cls, len, causal)), (pairs, pairs));
             }
         }
     }

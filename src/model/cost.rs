@@ -60,10 +60,13 @@ impl ModelConfig {
     pub fn layer_costs(&self, batch: usize, len: usize) -> Vec<StageCost> {
         let backbone = &self.backbone;
         let (d, needs, towers) = (backbone.width, (self.entry.needs)(&self.knobs), self.towers as u64);
+        // all layers but the last are alike
+        let [inner, last] =
+            [0, backbone.layers.saturating_sub(1)].map(|layer| self.attention_cost(batch, len, layer));
         let layers = (0..backbone.layers).map(|layer| {
             let cls = self.pooling == Pooling::ClsLastLayer && layer + 1 == backbone.layers;
             let rows = if cls { len + 1 } else { len };
-            let attention = self.attention_cost(batch, len, layer);
+            let attention = if layer + 1 == backbone.layers { last } else { inner };
             StageCost {
                 name: format!("layer {layer}"),
                 flops: towers * (block_flops(backbone, needs, len, rows) + attention.flops),

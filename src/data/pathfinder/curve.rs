@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rand::Rng;
 
-use super::raster::{Canvas, Dash, Stamps, step};
+use super::raster::{Canvas, Dash, Stamps, index_of, step};
 
 /// Tries to place the next dash.
 const EXTEND_TRIES: usize = 3;
@@ -76,20 +76,12 @@ impl Field {
         frame(&mut field, border);
         let side = field.side as i32;
         let dash = stamps.dash(angle);
-        let solid = |value: f64| value >= 1.0;
+        let taken: Vec<bool> = field.values.iter().map(|value| *value > NEARLY_FREE).collect();
+        let is_taken = |y: i32, x: i32| index_of(field.side, y, x).is_some_and(|at| taken[at]);
         let mut free = Vec::new();
         for y in 0..side {
             for x in 0..side {
-                let mut taken = field.values[(y * side + x) as usize];
-                if taken > NEARLY_FREE {
-                    continue;
-                }
-                field.under(&dash.footprint, y, x, |at, value| {
-                    if solid(value) {
-                        taken = taken.max(field.values[at]);
-                    }
-                });
-                if taken <= NEARLY_FREE {
+                if !is_taken(y, x) && !dash.solid.iter().any(|(dy, dx)| is_taken(y + dy, x + dx)) {
                     free.push((y, x));
                 }
             }
@@ -113,10 +105,12 @@ impl Field {
 
 fn frame(field: &mut Canvas, width: usize) {
     let side = field.side;
-    for (at, value) in field.values.iter_mut().enumerate() {
-        let (y, x) = (at / side, at % side);
-        if y.min(x) < width || y.max(x) + width >= side {
-            *value = 1.0;
+    for (y, row) in field.values.chunks_mut(side).enumerate() {
+        if y < width || y + width >= side {
+            row.fill(1.0);
+        } else {
+            row[..width].fill(1.0);
+            row[side - width..].fill(1.0);
         }
     }
 }

@@ -20,6 +20,8 @@ pub(super) struct Stamp {
 pub(super) struct Dash {
     pub(super) line: Stamp,
     pub(super) footprint: Stamp,
+    /// Where the footprint is full, as offsets of row and column from its centre.
+    pub(super) solid: Vec<(i32, i32)>,
 }
 
 /// The drawings of one image size and margin; dashes are drawn once per direction.
@@ -57,7 +59,11 @@ impl Stamps {
         let line = line(side, centre, end, width);
         let wide = dilate(&line, side, (self.margin * SCALE) as i32);
         let reduced = radius * 2 + 1;
-        Dash { line: reduce(&line, side, reduced), footprint: reduce(&wide, side, reduced) }
+        let footprint = reduce(&wide, side, reduced);
+        let full = (0..footprint.values.len()).filter(|&at| footprint.values[at] >= 1.0);
+        let solid =
+            full.map(|at| ((at / reduced) as i32 - radius as i32, (at % reduced) as i32 - radius as i32));
+        Dash { line: reduce(&line, side, reduced), solid: solid.collect(), footprint }
     }
 }
 
@@ -91,7 +97,7 @@ fn line(side: usize, from: (i32, i32), to: (i32, i32), width: f64) -> Vec<f64> {
     values
 }
 
-fn index_of(side: usize, y: i32, x: i32) -> Option<usize> {
+pub(super) fn index_of(side: usize, y: i32, x: i32) -> Option<usize> {
     let range = 0..side as i32;
     (range.contains(&y) && range.contains(&x)).then(|| y as usize * side + x as usize)
 }

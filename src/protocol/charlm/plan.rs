@@ -174,9 +174,8 @@ fn cell(
         phases: planned,
     };
     if reason.is_none() {
-        let mut differences = differences(&request);
-        differences.settings.extend(beside.into_iter().flat_map(|beside| beside.foreign));
-        (row.fraction, row.differs) = (differences.fraction(), differences.words());
+        let differences = differences(&request);
+        differences.tell(beside, &mut row);
     }
     let cell = Cell::new(&words, row, &request, &usual);
     let timeout = settings.timeout.map(|time| time.0);

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::recipe::{self, Recipe};
 use crate::attention::choose::Choice;
-use crate::config::grid::{Batches, Lengths, Seeds, Words};
-use crate::config::settings::{DtypeName, Settings};
+use crate::config::grid::{Lengths, Seeds, Words};
+use crate::config::settings::Settings;
 use crate::data::tokenizer::Tokenizer;
 use crate::data::{self, Labelled, Reading, Split};
 use crate::model::family::{Asked, SpecError, masked_lm};
@@ -18,7 +18,7 @@ use crate::protocol::model_spec::{ModelSpec, settle};
 use crate::protocol::runner::request;
 use crate::protocol::start::{self, Start};
 use crate::protocol::table::{Folders, Prepared};
-use crate::protocol::training::{Differences, Job, incomplete};
+use crate::protocol::training::{Differences, Job, incomplete, one_of_each, parts};
 use crate::record::Pass;
 use crate::run::plan::{Cell, Plan};
 use crate::train::pretrained::Pretrained;
@@ -135,22 +135,11 @@ fn cell(
     let encoder = start.map(|start| start.hash.clone());
     let start = start.map(|start| &start.encoder);
     let settings = &pick.settings;
-    let one = |name: &str, list: Option<&[u64]>| match list {
-        None => Ok(None),
-        Some([value]) => Ok(Some(*value)),
-        Some(_) => Err(PlanError(format!("finetune trains with one {name}; give one"))),
-    };
-    let len = one("length", settings.len.as_ref().map(|Lengths(list)| list.as_slice()))?;
-    let batch = one("batch size", settings.batch.as_ref().map(|Batches(list)| list.as_slice()))?;
+    let (len, batch) = one_of_each(settings, "finetune")?;
     let (preset, sizes) = start::sizes(pick, start, PRESET)?;
     let recipe = recipe::find(&preset, task, len).map_err(PlanError::new)?;
     let (len, batch) = (len.unwrap_or(recipe.len), batch.unwrap_or(recipe.batch));
-    let accumulate = settings.accumulate.unwrap_or(1);
-    if !batch.is_multiple_of(accumulate) {
-        return Err(PlanError(format!(
-            "--accumulate {accumulate} does not divide the batch of {batch}; choose a divisor"
-        )));
-    }
+    let accumulate = parts(settings, batch, 1)?;
     let (vocab, positions) = match (start, masked_lm::preset(&preset)) {
         (Some(start), _) => (start.vocab, start.positions),
         (None, Some((_, vocab, positions))) => (vocab, positions),
@@ -195,9 +184,8 @@ fn finish(
     let beside = grid.beside(pick, ("accuracy", &request.task), &spec.preset);
     row.published = beside.as_ref().map(|beside| beside.published);
     if reason.is_none() {
-        let mut differences = differences(&request, recipe, start);
-        differences.settings.extend(beside.into_iter().flat_map(|beside| beside.foreign));
-        (row.fraction, row.differs) = (differences.fraction(), differences.words());
+        let differences = differences(&request, recipe, start);
+        differences.tell(beside, &mut row);
     }
     let usual = Request {
         spec: ModelSpec { len: recipe.len, batch: recipe.batch, ..spec.usual(&spec.preset) },
@@ -238,13 +226,8 @@ fn differences(request: &Request, recipe: &Recipe, start: Option<&Pretrained>) -
     }
     all.note("batch", spec.batch, recipe.batch);
     all.note("length", spec.len, recipe.len);
-    if request.rate != recipe.rate {
-        all.settings.push(format!("rate {:e} ({:e})", request.rate, recipe.rate));
-    }
-    all.settings.extend(spec.sizes.words());
-    if spec.dtype != DtypeName::F32 {
-        all.settings.push(format!("{} products", spec.dtype));
-    }
+    all.rate(request.rate, recipe.rate);
+    all.model(spec);
     all.settings.extend(request.limit.map(|limit| format!("{limit} examples of each split")));
     if request.reading.strict {
         all.settings.push("selected on held-out training examples".to_owned());

@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use super::recipe::{self, Recipe};
 use super::tasks::{self, Reading};
 use crate::attention::choose::Choice;
-use crate::config::grid::{Batches, Lengths, Seeds, Words};
-use crate::config::settings::{DtypeName, Settings};
+use crate::config::grid::{Lengths, Seeds, Words};
+use crate::config::settings::Settings;
 use crate::data;
 use crate::model::Pooling;
 use crate::model::batch::InputKind;
@@ -18,7 +18,7 @@ use crate::protocol::model_spec::{ModelSpec, settle};
 use crate::protocol::runner::request;
 use crate::protocol::speed;
 use crate::protocol::table::{Folders, Prepared, Prober};
-use crate::protocol::training::{Differences, Job, incomplete};
+use crate::protocol::training::{Differences, Job, incomplete, one_of_each};
 use crate::record::Pass;
 use crate::run::RunError;
 use crate::run::plan::{Cell, Plan};
@@ -107,15 +107,8 @@ pub fn planned(grid: &Grid, threads: usize) -> Result<Vec<Planned>, PlanError> {
         for pick in grid.picks.iter().filter(|pick| pick.runs(&task)) {
             let preset = pick.settings.preset.as_deref().unwrap_or(PRESET);
             let recipe = recipe::find(preset, &task, &pick.model).map_err(PlanError)?;
-            let one = |list: Option<&Vec<u64>>, default: u64| match list.map(Vec::as_slice) {
-                None => Ok(default),
-                Some([value]) => Ok(*value),
-                Some(_) => {
-                    Err(PlanError("lra trains at one length and one batch size; give one of each".to_owned()))
-                }
-            };
-            let len = one(pick.settings.len.as_ref().map(|Lengths(list)| list), recipe.len)?;
-            let batch = one(pick.settings.batch.as_ref().map(|Batches(list)| list), recipe.batch)?;
+            let (len, batch) = one_of_each(&pick.settings, "lra")?;
+            let (len, batch) = (len.unwrap_or(recipe.len), batch.unwrap_or(recipe.batch));
             let seeds = pick.settings.seeds.clone().unwrap_or(Seeds(vec![recipe.seed]));
             for seed in seeds.0 {
                 let spec = ModelSpec::new(pick, len, batch, Pass::Train, seed)?;
@@ -168,9 +161,8 @@ fn cell(
         ..usual.clone()
     };
     if reason.is_none() {
-        let mut differences = differences(&request, recipe);
-        differences.settings.extend(beside.into_iter().flat_map(|beside| beside.foreign));
-        (row.fraction, row.differs) = (differences.fraction(), differences.words());
+        let differences = differences(&request, recipe);
+        differences.tell(beside, &mut row);
     }
     let spec = &request.spec;
     let words = format!("{task} {} {} s{}", spec.model, spec.preset, spec.seed);
@@ -268,13 +260,8 @@ fn differences(request: &Request, recipe: &Recipe) -> Differences {
     }
     all.note("batch", spec.batch, recipe.batch);
     all.note("length", spec.len, recipe.len);
-    if request.rate != recipe.rate {
-        all.settings.push(format!("rate {:e} ({:e})", request.rate, recipe.rate));
-    }
-    all.settings.extend(spec.sizes.words());
-    if spec.dtype != DtypeName::F32 {
-        all.settings.push(format!("{} products", spec.dtype));
-    }
+    all.rate(request.rate, recipe.rate);
+    all.model(spec);
     all.settings.extend(request.limit.map(tasks::limited));
     if request.reading.strict {
         all.settings.push("selected on held-out training examples".to_owned());

@@ -10,7 +10,7 @@ use super::NATS;
 use super::recipe::{Recipe, SEED};
 use crate::attention::choose::Choice;
 use crate::config::grid::{Batches, Lengths, Seeds, Words};
-use crate::config::settings::{DtypeName, Settings};
+use crate::config::settings::Settings;
 use crate::data::prose::{self, Prose};
 use crate::data::tokenizer::Tokenizer;
 use crate::model::family::{Asked, Resolved, SpecError, masked_lm};
@@ -19,7 +19,7 @@ use crate::protocol::grid::{Defaults, Flags, Grid, Pick, PlanError, listed, task
 use crate::protocol::model_spec::{ModelSpec, settle};
 use crate::protocol::start::{self, Begin, Start};
 use crate::protocol::table::{Folders, Prepared};
-use crate::protocol::training::{Differences, Job, incomplete};
+use crate::protocol::training::{Differences, Job, incomplete, one_of_each, parts};
 use crate::record::Pass;
 use crate::run::plan::{Cell, Plan};
 use crate::train::pretrained::Pretrained;
@@ -131,19 +131,9 @@ fn cell(
     let settings = &pick.settings;
     let (preset, sizes) = start::sizes(pick, start.map(|start| &start.encoder), PRESET)?;
     let recipe = Recipe::find(&preset).map_err(PlanError)?;
-    let one = |list: Option<&Vec<u64>>, default: u64| match list.map(Vec::as_slice) {
-        None => Ok(default),
-        Some([value]) => Ok(*value),
-        Some(_) => Err(PlanError("mlm trains at one length and one batch size; give one of each".to_owned())),
-    };
-    let len = one(settings.len.as_ref().map(|Lengths(list)| list), recipe.len)?;
-    let batch = one(settings.batch.as_ref().map(|Batches(list)| list), recipe.batch)?;
-    let accumulate = settings.accumulate.unwrap_or_else(|| recipe.accumulate.min(batch));
-    if !batch.is_multiple_of(accumulate) {
-        return Err(PlanError(format!(
-            "--accumulate {accumulate} does not divide the batch of {batch}; choose a divisor"
-        )));
-    }
+    let (len, batch) = one_of_each(settings, "mlm")?;
+    let (len, batch) = (len.unwrap_or(recipe.len), batch.unwrap_or(recipe.batch));
+    let accumulate = parts(settings, batch, recipe.accumulate.min(batch))?;
     if let (Some(_), Some(tokenizer)) = (start, &settings.tokenizer) {
         return Err(PlanError(format!(
             "--from brings the encoder's tokenizer; leave --tokenizer {tokenizer} out"
@@ -191,8 +181,7 @@ fn cell(
         let mut differences = differences(&request, recipe);
         let goes_on = |start: &Start| format!("goes on from {}", start.encoder.attention.label());
         differences.settings.extend(start.map(goes_on));
-        differences.settings.extend(beside.into_iter().flat_map(|beside| beside.foreign));
-        (row.fraction, row.differs) = (differences.fraction(), differences.words());
+        differences.tell(beside, &mut row);
     }
     let cell = Cell::new(&words, row, &request, &usual);
     let timeout = settings.timeout.map(|time| time.0);
@@ -209,13 +198,8 @@ fn differences(request: &Request, recipe: &Recipe) -> Differences {
     all.note("text", request.task.as_str(), recipe.task);
     all.note("batch", spec.batch, recipe.batch);
     all.note("length", spec.len, recipe.len);
-    if request.rate != recipe.rate {
-        all.settings.push(format!("rate {:e} ({:e})", request.rate, recipe.rate));
-    }
-    all.settings.extend(spec.sizes.words());
-    if spec.dtype != DtypeName::F32 {
-        all.settings.push(format!("{} products", spec.dtype));
-    }
+    all.rate(request.rate, recipe.rate);
+    all.model(spec);
     all.settings.extend(request.limit.map(|limit| format!("first {limit} blocks of every part")));
     all
 }

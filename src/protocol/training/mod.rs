@@ -3,6 +3,7 @@
 
 pub mod experiment;
 mod parent;
+mod plan;
 pub mod worker;
 
 use serde::{Deserialize, Serialize};
@@ -11,6 +12,7 @@ use crate::record::{Outcome, Published};
 use crate::train::session::Point;
 
 pub use parent::{Curve, compute, ended};
+pub use plan::{Differences, one_of_each, parts};
 
 /// What is asked of a worker that trains.
 pub trait Job: serde::de::DeserializeOwned {
@@ -103,38 +105,6 @@ impl Measure {
     /// `value` of `metric`.
     pub fn new(metric: &str, unit: &str, value: f64) -> Self {
         Self { metric: metric.to_owned(), unit: unit.to_owned(), value, task: None, spread: None }
-    }
-}
-
-/// What differs from the protocol in a run, and which share of the protocol's steps it makes.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Differences {
-    /// Settings that are not the protocol's, in words: with any of them there is no share.
-    pub settings: Vec<String>,
-    /// Steps made, and those of the protocol.
-    pub steps: (u64, u64),
-}
-
-impl Differences {
-    /// Notes `name` where the values differ.
-    pub fn note<T: PartialEq + std::fmt::Display>(&mut self, name: &str, here: T, there: T) {
-        if here != there {
-            self.settings.push(format!("{name} {here} ({there})"));
-        }
-    }
-
-    /// The share of the protocol.
-    pub fn fraction(&self) -> Option<f64> {
-        let (steps, whole) = self.steps;
-        self.settings.is_empty().then(|| (steps as f64 / whole as f64).min(1.0))
-    }
-
-    /// Everything in words: what is here, and in parentheses what the protocol has.
-    pub fn words(&self) -> Option<String> {
-        let (steps, whole) = self.steps;
-        let steps = (steps != whole).then(|| format!("steps {steps} ({whole})"));
-        let words: Vec<String> = steps.into_iter().chain(self.settings.iter().cloned()).collect();
-        (!words.is_empty()).then(|| words.join("; "))
     }
 }
 

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use super::CONTEXT;
 use super::recipe::{self, Recipe};
 use crate::attention::choose::Choice;
-use crate::config::grid::{Batches, Lengths, Seeds, Words};
-use crate::config::settings::{DtypeName, Settings};
+use crate::config::grid::{Seeds, Words};
+use crate::config::settings::Settings;
 use crate::data::words::WordCorpus;
 use crate::data::{self, DataError, Reading};
 use crate::model::family::{Asked, Resolved, SpecError, word_lm};
@@ -20,7 +20,7 @@ use crate::protocol::model_spec::{ModelSpec, settle};
 use crate::protocol::runner::request;
 use crate::protocol::speed;
 use crate::protocol::table::{Folders, Prepared, Prober};
-use crate::protocol::training::{Differences, Job, incomplete};
+use crate::protocol::training::{Differences, Job, incomplete, one_of_each, parts};
 use crate::record::{Pass, Published};
 use crate::run::RunError;
 use crate::run::plan::{Cell, Plan};
@@ -116,17 +116,6 @@ pub fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
     Ok(cells)
 }
 
-/// The only value of a list, or what is usual.
-fn one(list: Option<&Vec<u64>>, usual: u64) -> Result<u64, PlanError> {
-    match list.map(Vec::as_slice) {
-        None => Ok(usual),
-        Some([value]) => Ok(*value),
-        Some(_) => {
-            Err(PlanError("wordlm trains at one length and one batch size; give one of each".to_owned()))
-        }
-    }
-}
-
 fn cell(
     grid: &Grid,
     pick: &Pick,
@@ -136,17 +125,12 @@ fn cell(
     let mut pick = pick.clone();
     pick.settings.preset.get_or_insert_with(|| recipe.preset.to_owned());
     let (pick, settings, corpus) = (&pick, &pick.settings, recipe.corpus);
-    let len = one(settings.len.as_ref().map(|Lengths(list)| list), recipe.len)?;
-    let batch = one(settings.batch.as_ref().map(|Batches(list)| list), recipe.batch)?;
+    let (len, batch) = one_of_each(settings, "wordlm")?;
+    let (len, batch) = (len.unwrap_or(recipe.len), batch.unwrap_or(recipe.batch));
     let spec = ModelSpec::new(pick, len, batch, Pass::Train, seed)?;
     let (config, reason) = settle(pick, |choice| model(&spec, choice, words.vocabulary))?;
-    let parts = if batch % recipe.accumulate == 0 { recipe.accumulate } else { 1 };
-    let accumulate = settings.accumulate.unwrap_or(parts);
-    if !batch.is_multiple_of(accumulate) {
-        return Err(PlanError(format!(
-            "--accumulate {accumulate} does not divide the batch of {batch}; choose a divisor"
-        )));
-    }
+    let usual = if batch % recipe.accumulate == 0 { recipe.accumulate } else { 1 };
+    let accumulate = parts(settings, batch, usual)?;
     let resolved = config.as_ref().map(|config| config as &dyn Resolved);
     let mut row = spec.row("wordlm", threads, resolved);
     row.task = Some(corpus.to_owned());
@@ -178,9 +162,8 @@ fn cell(
         ..usual.clone()
     };
     if reason.is_none() {
-        let mut differences = differences(&request, recipe);
-        differences.settings.extend(beside.into_iter().flat_map(|beside| beside.foreign));
-        (row.fraction, row.differs) = (differences.fraction(), differences.words());
+        let differences = differences(&request, recipe);
+        differences.tell(beside, &mut row);
     }
     let words = format!("{corpus} {} {} s{seed}", request.spec.model, request.spec.preset);
     let seconds = row.flops.map_or(0.0, |flops| work(&request, flops)) / (RATE * threads as f64);
@@ -263,16 +246,11 @@ fn differences(request: &Request, recipe: &Recipe) -> Differences {
     }
     all.note("blocks per update", spec.batch, recipe.batch);
     all.note("length", spec.len, recipe.len);
-    if request.rate != recipe.rate {
-        all.settings.push(format!("rate {:e} ({:e})", request.rate, recipe.rate));
-    }
+    all.rate(request.rate, recipe.rate);
     if spec.preset != recipe.preset {
         all.settings.push(format!("sizes of {} ({})", spec.preset, recipe.preset));
     }
-    all.settings.extend(spec.sizes.words());
-    if spec.dtype != DtypeName::F32 {
-        all.settings.push(format!("{} products", spec.dtype));
-    }
+    all.model(spec);
     all.settings.extend(request.limit.map(|limit| format!("first {limit} words of validation and test")));
     let mechanism = spec.model.split(':').next().unwrap_or_default();
     if recipe.published && !NO_WEIGHTS.contains(&mechanism) {
