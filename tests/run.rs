@@ -94,6 +94,21 @@ fn spawn(folder: &Path, args: &[&str]) -> Child {
 }
 
 #[test]
+fn a_report_of_one_run_is_about_that_run_and_names_the_other_tables() {
+    let folder = tempfile::tempdir().unwrap();
+    let told = |lengths: &str| {
+        run(folder.path(), &speed(&["--len", lengths, "--max-time", "20ms"]));
+        let report = run(folder.path(), &["report", "results"]);
+        String::from_utf8_lossy(&report.stdout).into_owned()
+    };
+    let one = told("32");
+    let dashes = |report: &str| report.matches("| - / ").count();
+    assert!(dashes(&one) == 0 && one.contains("full table: effattn lra --suite ls-table1"), "{one}");
+    let two = told("64");
+    assert!(dashes(&two) > 20 && !two.contains("full table: effattn lra --suite ls-table1"), "{two}");
+}
+
+#[test]
 #[cfg(target_os = "linux")]
 fn a_killed_run_leaves_no_worker_and_is_continued() {
     let undisturbed = tempfile::tempdir().unwrap();

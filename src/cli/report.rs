@@ -130,7 +130,8 @@ fn document(runs: &[Run], suite: Option<&str>, brief: bool) -> Result<Document> 
     if !runs.iter().any(|run| run.rows.iter().any(|row| wanted(&row))) {
         return Ok(document);
     }
-    document.sections = papers(runs, suite)?;
+    let (filled, empty) = papers(runs, suite)?;
+    document.sections = filled;
     for (title, quick) in [("Trained models", false), ("Trained in quick runs", true)] {
         let chosen: Vec<&Run> = runs.iter().filter(|run| run.trained() && run.quick() == quick).collect();
         let section = trained(title, &chosen, wanted)?;
@@ -158,14 +159,18 @@ fn document(runs: &[Run], suite: Option<&str>, brief: bool) -> Result<Document> 
     if !composite.charts.is_empty() {
         document.sections.push(composite);
     }
+    // a report of one run is about that run; what else there is to run stands in its last table
+    if runs.len() > 1 || suite.is_some() {
+        document.sections.extend(empty);
+    }
     if !document.sections.is_empty() && suite.is_none() {
         document.sections.push(missing(runs)?);
     }
     Ok(document)
 }
 
-/// Every table of the papers in its own form; those of which nothing was run stand behind the others.
-fn papers(runs: &[Run], only: Option<&str>) -> Result<Vec<Section>> {
+/// Every table of the papers in its own form: those of which something was run, and those of which nothing was.
+fn papers(runs: &[Run], only: Option<&str>) -> Result<(Vec<Section>, Vec<Section>)> {
     let (rows, metrics) = (latest_rows(runs), trained_metrics());
     let (mut filled, mut empty) = (Vec::new(), Vec::new());
     let suites: Vec<Suite> =
@@ -190,8 +195,7 @@ fn papers(runs: &[Run], only: Option<&str>) -> Result<Vec<Section>> {
     if let Some(first) = filled.iter_mut().chain(&mut empty).next() {
         first.tables[0].notes.insert(0, SIGNS.to_owned());
     }
-    filled.extend(empty);
-    Ok(filled)
+    Ok((filled, empty))
 }
 
 /// The rows of every row of `suite`, as they would be run; none where it is drawn and not run.
@@ -329,7 +333,8 @@ fn missing(runs: &[Run]) -> Result<Section> {
     };
     let suites: Vec<Suite> =
         SHIPPED.iter().map(|(name, _)| Suite::load(name)).collect::<std::result::Result<_, _>>()?;
-    let tables = suites.iter().filter(|suite| !suite.columns.is_empty());
+    // with tables of many runs, those of which nothing was run stand above, too
+    let tables = suites.iter().filter(|suite| !suite.columns.is_empty() && runs.len() > 1);
     let above: Vec<&str> = tables.flat_map(Suite::runs).collect();
     for suite in suites.iter().filter(|suite| !above.contains(&suite.name.as_str())) {
         let name = suite.name.as_str();
