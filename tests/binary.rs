@@ -4,6 +4,7 @@ mod cli;
 mod conformance;
 #[path = "faults/main.rs"]
 mod faults;
+mod images;
 mod run;
 mod shards;
 mod training;

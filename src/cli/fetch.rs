@@ -9,6 +9,8 @@ use super::data_dir;
 use super::known::Known;
 use crate::config::unknown;
 use crate::data::fetch::{Fetched, Source, fetch};
+use crate::data::images::challenge::{CHALLENGES, Challenge, Origin as Tested, challenge};
+use crate::data::images::{folder, spoil};
 use crate::data::{DataSet, Format, Origin, data_sets};
 use crate::record::file;
 use crate::term::{Talk, Term};
@@ -21,6 +23,8 @@ Examples:
   effattn fetch enwik8 --from ~/Downloads/enwik8.zip
   # LRA's own files, 0.6 GB, generated
   effattn fetch listops --format tsv --data-dir data
+  # The 15 corruptions of ImageNet-C at 5 severities, of any folder <class>/<image>
+  effattn fetch imagenet-c --from ~/data/imagenet/val --data-dir ~/data
   # What is there
   effattn list tasks";
 
@@ -29,8 +33,8 @@ Examples:
 pub struct Args {
     #[arg(help = help(), value_parser = Known::new(names, str::parse::<String>), hide_possible_values = true)]
     name: String,
-    /// Take this file instead of downloading; its checksum must be the published one
-    #[arg(long, value_name = "FILE")]
+    /// Take this file instead of downloading (its checksum must be the published one); corrupt the images of this folder
+    #[arg(long, value_name = "PATH")]
     from: Option<PathBuf>,
     #[arg(long, value_name = "FORMAT", help = format_help())]
     format: Option<String>,
@@ -43,6 +47,7 @@ pub struct Args {
 fn names() -> Vec<&'static str> {
     let mut names: Vec<&str> = data_sets().iter().map(|set| set.collection).collect();
     names.dedup();
+    names.extend(CHALLENGES.iter().map(|challenge| challenge.name));
     names
 }
 
@@ -54,10 +59,17 @@ fn help() -> String {
         names.dedup();
         (!names.is_empty()).then(|| format!("{} ({how})", names.join(", ")))
     };
+    let tested = |placed: bool, how: &str| {
+        let fits = |challenge: &&Challenge| matches!(challenge.origin, Tested::Placed(_)) == placed;
+        let names: Vec<&str> = CHALLENGES.iter().filter(fits).map(|challenge| challenge.name).collect();
+        Some(format!("{} ({how})", names.join(", ")))
+    };
     let parts = [
         of(|origin| matches!(origin, Origin::Download(_)), "downloaded"),
         of(|origin| matches!(origin, Origin::Generated { .. }), "generated"),
         of(|origin| matches!(origin, Origin::Placed(_)), "says how"),
+        tested(false, "made of images that are there, by corrupting them"),
+        tested(true, "says how"),
     ];
     parts.into_iter().flatten().collect::<Vec<_>>().join("; ")
 }
@@ -78,6 +90,12 @@ fn format_help() -> String {
 
 pub fn run(args: &Args, term: &Term) -> Result<u8> {
     let dir = args.data_dir.clone().unwrap_or_else(data_dir::default_dir);
+    if let Some(challenge) = challenge(&args.name) {
+        if let Some(format) = &args.format {
+            bail!("--format {format} is for sets that are generated; {} has one form", args.name);
+        }
+        return corrupt(challenge, &dir, args, term).map(|()| 0);
+    }
     let sets = data_sets();
     let set = sets.iter().find(|set| [set.collection, set.name].contains(&args.name.as_str()));
     let Some(set) = set else { bail!("{}", unknown("data set", &args.name, names())) };
@@ -116,6 +134,50 @@ fn download(source: &Source, dir: &Path, args: &Args, term: &Term) -> Result<()>
         Fetched::There(path) => term.say(&format!("{} is there and whole", path.display())),
         Fetched::Brought(path) => term.say(&format!("{}: whole, checksum as published", path.display())),
     }
+    Ok(())
+}
+
+/// Makes a corrupted set of images that are there.
+fn corrupt(challenge: &Challenge, dir: &Path, args: &Args, term: &Term) -> Result<()> {
+    let to = dir.join(challenge.name);
+    let name = challenge.name;
+    let from = match challenge.origin {
+        Tested::Placed(how) => bail!("{how} in {}", dir.display()),
+        Tested::Cifar if args.from.is_some() => {
+            bail!("{name} is made of CIFAR-10's test images in --data-dir; leave --from out")
+        }
+        Tested::Cifar => dir.to_owned(),
+        Tested::Folder(below) => match (&args.from, folder::evaluated(&dir.join(below))) {
+            (Some(from), _) => from.clone(),
+            (None, Some(from)) => from,
+            (None, None) => {
+                let dir = dir.join(below);
+                bail!(
+                    "no folder val with images in {}; effattn fetch {name} --from FOLDER, whose images lie in folders of their classes",
+                    dir.display()
+                );
+            }
+        },
+    };
+    let bar = ProgressBar::new(0);
+    if term.talk() == Talk::Quiet {
+        bar.set_draw_target(indicatif::ProgressDrawTarget::hidden());
+    }
+    bar.set_style(ProgressStyle::with_template("{msg} {bar:30} {pos} of {len}, {eta} left")?);
+    bar.set_message(name);
+    let heard = |done: u64, all: u64| {
+        bar.set_length(all);
+        bar.inc(done.saturating_sub(bar.position()));
+    };
+    let made = match challenge.origin {
+        Tested::Cifar => spoil::cifar(&from, &to, &heard),
+        Tested::Folder(_) | Tested::Placed(_) => spoil::tree(&from, &to, &heard).map(|made| (made, None)),
+    };
+    bar.finish_and_clear();
+    let (made, partial) = made?;
+    let partial = partial.map_or_else(String::new, |partial| format!("; of {partial}"));
+    term.say(&format!("{}: {made} files made, the others were there{partial}", to.display()));
+    term.say("frost is drawn here; the published sets blend in photographs. docs/images.md names what else differs");
     Ok(())
 }
 

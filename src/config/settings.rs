@@ -286,6 +286,8 @@ settings! {
     accumulate: u64, "Budget", "N", positive;
     /// Evaluate these weights instead of training: a checkpoint, or safetensors under public names
     weights: String, "Evaluation", "FILE", word;
+    /// Test the weights on these images too: imagenet-c, imagenet-a, imagenet-r, imagenet-9, cifar10-c, folder-c
+    also: Words, "Evaluation", "LIST", str::parse;
     /// Compare the patches of so many images behind every block (Figure 6)
     similarity: u64, "Evaluation", "N", |text| within(text, 0, 1 << 20);
     /// Evaluate in overlapping windows (the paper) instead of blocks behind a cache (its code)

@@ -42,6 +42,7 @@ pub const SHIPPED: &[(&str, &str)] = &[
     ("ls-table5-accuracy", include_str!("../../suites/ls-table5-accuracy.toml")),
     ("ls-table5", include_str!("../../suites/ls-table5.toml")),
     ("ls-table5-small", include_str!("../../suites/ls-table5-small.toml")),
+    ("ls-table6", include_str!("../../suites/ls-table6.toml")),
 ];
 
 /// A suite that cannot be used: where and why.

@@ -209,9 +209,9 @@ impl Job for Request {
         find(run.results(), &self.train, plan)
     }
 
-    fn published(&self, task: &str) -> Option<Published> {
+    fn published(&self, metric: &str, task: &str) -> Option<Published> {
         let spec = &self.train.spec;
-        Some(published_elsewhere(PROTOCOL.name, &spec.model, ("accuracy", task), &spec.preset)?.published)
+        Some(published_elsewhere(PROTOCOL.name, &spec.model, (metric, task), &spec.preset)?.published)
     }
 }
 

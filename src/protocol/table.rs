@@ -318,6 +318,7 @@ mod tests {
         ("accumulate", "2"),
         ("weights", "other.safetensors"),
         ("similarity", "7"),
+        ("also", "cifar10-c"),
         ("overlap", "true"),
         ("insertions", "5"),
         ("characters", "!"),

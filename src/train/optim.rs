@@ -15,6 +15,8 @@ use crate::nn::params::{Params, StoredGroup};
 pub enum Method {
     /// AdamW as PyTorch has it.
     AdamW(AdamW),
+    /// AdamW that decays what the update gave, as ViL-LS's released code does (SPEC-vision section 8).
+    Late(AdamW),
     /// As fairseq has it: `eps` is added before the bias correction.
     Adam(AdamW),
     /// SGD with Nesterov's momentum, as fairseq has it.
@@ -42,14 +44,14 @@ impl From<AdamW> for Method {
 impl Method {
     const fn clip(&self) -> Option<f64> {
         match self {
-            Self::AdamW(settings) | Self::Adam(settings) => settings.clip,
+            Self::AdamW(settings) | Self::Late(settings) | Self::Adam(settings) => settings.clip,
             Self::Nesterov(settings) => settings.clip,
         }
     }
 
     const fn weight_decay(&self) -> f64 {
         match self {
-            Self::AdamW(settings) | Self::Adam(settings) => settings.weight_decay,
+            Self::AdamW(settings) | Self::Late(settings) | Self::Adam(settings) => settings.weight_decay,
             Self::Nesterov(settings) => settings.weight_decay,
         }
     }
@@ -65,7 +67,8 @@ impl Method {
     ) -> Result<()> {
         let decay = |weight_decay: f64| if decays { weight_decay } else { 0.0 };
         match *self {
-            Self::AdamW(AdamW { beta2, eps, weight_decay, .. }) => {
+            Self::AdamW(AdamW { beta2, eps, weight_decay, .. })
+            | Self::Late(AdamW { beta2, eps, weight_decay, .. }) => {
                 let weight_decay = decay(weight_decay);
                 adamw::update(
                     var,
@@ -193,6 +196,18 @@ impl Decay {
     }
 }
 
+impl Decay {
+    /// Takes the share `rate` from what decays of `var`.
+    fn shrink(&self, var: &Var, rate: f64) -> Result<()> {
+        let own = var.as_detached_tensor();
+        match self {
+            Self::None => Ok(()),
+            Self::All => var.set(&(own * (1.0 - rate))?),
+            Self::Some(mask) => var.set(&(own * ((mask * -rate)? + 1.0)?)?),
+        }
+    }
+}
+
 /// Settings, moments and number of updates.
 pub struct Optimizer {
     method: Method,
@@ -239,17 +254,16 @@ impl Optimizer {
         for ((group, gradient), (moments, decay)) in groups {
             let zeros = || group.var.zeros_like();
             let gradient = gradient.as_ref().map_or_else(zeros, |gradient| Ok(gradient.clone()))?;
-            let decays = match decay {
-                Decay::All => true,
-                Decay::None => false,
-                Decay::Some(mask) => {
-                    let factor = (mask * (-rates.lr * self.method.weight_decay()))? + 1.0;
-                    group.var.set(&(group.var.as_detached_tensor() * factor?)?)?;
-                    false
-                }
-            };
-            let how = (scale, decays, self.updates);
+            let late = matches!(self.method, Method::Late(_));
+            let rate = rates.lr * self.method.weight_decay();
+            if !late && matches!(decay, Decay::Some(_)) {
+                decay.shrink(&group.var, rate)?;
+            }
+            let how = (scale, !late && matches!(decay, Decay::All), self.updates);
             self.method.update((&group.var, &gradient), moments, rates, how)?;
+            if late {
+                decay.shrink(&group.var, rate)?;
+            }
         }
         Ok(())
     }

@@ -291,3 +291,25 @@ fn eps_before_the_correction_and_parameters_without_decay() {
         );
     }
 }
+
+#[test]
+fn decay_behind_the_update_takes_its_share_of_both() {
+    let settings = AdamW { beta2: 0.98, eps: 1e-8, weight_decay: 0.5, clip: None };
+    let all = two(Method::Late(settings), 0.25);
+    let some = two(Method::Late(settings), 0.25);
+    let some = (some.0.decay_only(&|name| name == "weight").unwrap(), some.1);
+    for (decays, (mut trainer, mut loss)) in [(true, all), (false, some)] {
+        let (mut weight, mut bias) = (1.0, 1.0);
+        for _ in 0..3 {
+            // a constant gradient: corrected moments are 0.25 and 0.25^2
+            let lr = trainer.step(&mut loss).unwrap().rates.lr;
+            weight = (weight - lr) * (1.0 - lr * 0.5);
+            bias = (bias - lr) * if decays { 1.0 - lr * 0.5 } else { 1.0 };
+            let got = [value(&trainer, "weight"), value(&trainer, "bias")];
+            assert!(
+                (got[0] - weight).abs() < 1e-5 && (got[1] - bias).abs() < 1e-5,
+                "{got:?} {weight} {bias}"
+            );
+        }
+    }
+}

@@ -16,7 +16,7 @@ use effattn::device::rng::Stream;
 use effattn::record::{Outcome, Row, csv};
 
 /// Kills in all where nothing else is said.
-const KILLS: usize = 12;
+const KILLS: usize = 15;
 /// Kills before a run is let to its end.
 const TOGETHER: usize = 4;
 
@@ -30,7 +30,7 @@ struct Victim {
     line: &'static str,
 }
 
-const VICTIMS: [Victim; 4] = [
+const VICTIMS: [Victim; 5] = [
     Victim {
         name: "speed",
         line: "speed --preset ls-lra --model full,linear --len 32,64,128 --max-time 40ms --no-plot --threads 1",
@@ -49,6 +49,11 @@ const VICTIMS: [Victim; 4] = [
         name: "wordlm",
         line: "wordlm --quick --model cosformer --steps 60 --every 10 --len 32 --batch 4 --accumulate 2 --limit 300 \
                --set layers=1 --set width=64 --no-plot --threads 1 --save-every 1ms",
+    },
+    Victim {
+        name: "vision",
+        line: "vision --quick --preset cvt-small --model full --steps 24 --every 6 --batch 4 --accumulate 2 --limit 24 \
+               --no-plot --threads 1 --save-every 1ms",
     },
 ];
 

@@ -23,7 +23,13 @@ fn model(text: &str) -> String {
 fn numbers(suite: &Suite, table: &PublishedTable, model: &str, preset: &str) -> Vec<Number> {
     let lens = suite.base.len.as_ref().map_or_else(Vec::new, |len| len.0.clone());
     let of = |key: &String, index: usize, value: &Published| {
-        let key = lens.get(index).map_or_else(|| key.clone(), |len| format!("{key}@{len}"));
+        // `infer-384` has its length in its name
+        let own = key.rsplit_once('-').filter(|(_, len)| lens.iter().any(|known| known.to_string() == *len));
+        let key = match (own, lens.get(index)) {
+            (Some((key, len)), _) => format!("{key}@{len}"),
+            (None, Some(len)) => format!("{key}@{len}"),
+            (None, None) => key.clone(),
+        };
         let value = match value {
             Published::Value(value) => value.to_string(),
             Published::Outcome(outcome) => outcome.to_string(),

@@ -16,6 +16,11 @@ const SIDE: u32 = 32;
 const NAMES_OF_CLASSES: [&str; CLASSES as usize] =
     ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"];
 
+/// Names of the classes, in the order of their numbers.
+pub fn classes() -> Vec<String> {
+    NAMES_OF_CLASSES.map(str::to_owned).to_vec()
+}
+
 /// The images; validation is the last tenth of the training images.
 pub struct Cifar {
     train: Vec<u8>,
@@ -41,7 +46,7 @@ impl Cifar {
             let missing = missing.clone();
             return Err(DataError::Partial { what: "CIFAR-10", dir: dir.to_owned(), missing });
         }
-        Ok(Self { train, test, classes: NAMES_OF_CLASSES.map(str::to_owned).to_vec(), hash, partial })
+        Ok(Self { train, test, classes: classes(), hash, partial })
     }
 
     fn side(&self, split: Split) -> &[u8] {

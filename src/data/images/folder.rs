@@ -30,7 +30,7 @@ impl Folder {
         let missing =
             |next: String| DataError::Missing { what: "a tree of images", dir: root.to_owned(), next };
         let train = root.join("train");
-        let val = EVALUATED.iter().map(|name| root.join(name)).find(|folder| folder.is_dir());
+        let val = evaluated(root);
         let (true, Some(val)) = (train.is_dir(), val) else {
             return Err(missing(
                 "place images as train/<class>/<image> and val/<class>/<image> there, or name another folder with --data-dir"
@@ -42,13 +42,13 @@ impl Folder {
             let reason = format!("{} class folder(s); a classifier needs two classes or more", classes.len());
             return Err(store::bad_file(&train, reason));
         }
-        let evaluated = self::classes(&val)?;
-        if let Some(foreign) = evaluated.iter().find(|class| !classes.contains(class)) {
+        let here = self::classes(&val)?;
+        if let Some(foreign) = here.iter().find(|class| !classes.contains(class)) {
             let reason =
                 format!("the class {foreign} is not in {}; both need the same folders", train.display());
             return Err(store::bad_file(&val, reason));
         }
-        if evaluated.is_empty() {
+        if here.is_empty() {
             let reason = "no class folders: images must lie in folders of their classes, as in train";
             return Err(store::bad_file(&val, reason));
         }
@@ -64,6 +64,61 @@ impl Folder {
             Split::Validation | Split::Test => &self.val,
         }
     }
+}
+
+/// One folder of classes that are evaluated only: `<class>/<image>`.
+pub struct Tree {
+    classes: Vec<String>,
+    images: Vec<(PathBuf, u32)>,
+    hash: String,
+}
+
+impl Tree {
+    /// Lists the images below `folder`.
+    ///
+    /// # Errors
+    /// No such folder, no class folders in it, one of them without images.
+    pub fn open(folder: &Path) -> Result<Self, DataError> {
+        let classes = classes(folder)?;
+        if classes.is_empty() {
+            return Err(store::bad_file(folder, "no class folders in it; expected <class>/<image>"));
+        }
+        let mut content = Content::default();
+        let images = images(folder, &classes, &mut content)?;
+        Ok(Self { classes, images, hash: content.finish() })
+    }
+
+    /// Files of the images with the numbers of their classes.
+    pub fn files(&self) -> &[(PathBuf, u32)] {
+        &self.images
+    }
+}
+
+impl ImageSet for Tree {
+    fn len(&self, split: Split) -> usize {
+        if split == Split::Test { self.images.len() } else { 0 }
+    }
+
+    fn classes(&self) -> &[String] {
+        &self.classes
+    }
+
+    fn label(&self, _: Split, index: usize) -> u32 {
+        self.images[index].1
+    }
+
+    fn image(&self, _: Split, index: usize) -> Result<RgbImage, DataError> {
+        decode::read(&self.images[index].0)
+    }
+
+    fn hash(&self) -> &str {
+        &self.hash
+    }
+}
+
+/// The folder of the evaluated images in `root`.
+pub fn evaluated(root: &Path) -> Option<PathBuf> {
+    EVALUATED.iter().map(|name| root.join(name)).find(|folder| folder.is_dir())
 }
 
 /// Names of the folders in `folder`, sorted: the numbers of classes follow this order, as in torchvision.

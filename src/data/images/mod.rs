@@ -4,18 +4,28 @@
 //! |---|---|
 //! | [`decode`] | one bounded image from a file |
 //! | [`cifar`] | CIFAR-10 in colour, from the binary archive or its folder |
+//! | [`corrupt`] | the corruptions of ImageNet-C and CIFAR-10-C |
 //! | [`folder`] | a tree `train/<class>/<image>`, `val/<class>/<image>` |
+//! | [`npy`] | CIFAR-10-C in its published arrays |
+//! | [`challenge`] | sets that models are only tested on: ImageNet-C, -A, -R, -9 and others |
+//! | [`answer`] | their classes, and which answers are right |
+//! | [`spoil`] | makes corrupted sets of images that a person has |
 //! | [`made_up`] | images made from a seed, to try a command without data |
 //! | [`transform`] | resizing, cropping, normalising |
 //! | [`rand_augment`] | RandAugment's operations |
 //! | [`augment`] | everything that training draws, as a function of seed, step and image |
 
+pub mod answer;
 pub mod augment;
+pub mod challenge;
 pub mod cifar;
+pub mod corrupt;
 pub mod decode;
 pub mod folder;
 pub mod made_up;
+pub mod npy;
 pub mod rand_augment;
+pub mod spoil;
 pub mod transform;
 
 use std::path::Path;

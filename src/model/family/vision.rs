@@ -3,6 +3,8 @@
 //! A preset is a backbone. Where it has two forms, the mechanism chooses: `cvt-13` with `full` is CvT-13, with `ls2d`
 //! CvT*-LS-13. The length is the side of the images.
 
+use std::collections::HashMap;
+
 use candle_core::{D, DType, Device, Result, Tensor};
 
 use super::{About, Asked, Family, Loss, Metric, Net, Resolved, SpecError, StageCost, Usual};
@@ -15,7 +17,7 @@ use crate::model::batch::{Batch, Input, InputKind, MadeUp};
 use crate::model::vision::cvt::{self, Cvt, CvtConfig};
 use crate::model::vision::resnet::{ResNet, ResNetConfig};
 use crate::model::vision::vil::{self, Vil, VilConfig};
-use crate::model::vision::vit::{Vit, VitConfig};
+use crate::model::vision::vit::{Vit, VitConfig, resized_positions};
 use crate::model::vision::{Classified, Flops, Run};
 use crate::nn::dropout::Noise;
 use crate::nn::params::Builder;
@@ -303,6 +305,24 @@ impl ImageClassifier {
         }
     }
 
+    /// Makes `stored` weights of images of another size fit, where that is usual: the learned positions of ViT are resized.
+    /// What was done, in words.
+    ///
+    /// # Errors
+    /// Failures of the device.
+    pub fn fit(&self, stored: &mut HashMap<String, Tensor>) -> Result<Option<String>> {
+        let (Model::Vit(config), Some(positions)) = (&self.model, stored.get_mut("pos_embed")) else {
+            return Ok(None);
+        };
+        let Some(resized) = resized_positions(positions, config.size / config.patch)? else {
+            return Ok(None);
+        };
+        let side = |positions: &Tensor| positions.dim(1).map(|tokens| tokens.saturating_sub(1).isqrt());
+        let (from, to) = (side(positions)?, side(&resized)?);
+        *positions = resized;
+        Ok(Some(format!("position embedding resized from {from} x {from} to {to} x {to}")))
+    }
+
     /// The model with its parameters, and what else it can be asked.
     ///
     /// # Errors
@@ -587,6 +607,19 @@ mod tests {
         let soft = losses(&logits, &shares).unwrap().to_vec1::<f32>().unwrap();
         let hard = hard.to_vec1::<f32>().unwrap();
         assert!(hard.iter().zip(&soft).all(|(a, b)| (a - b).abs() < 1e-6), "{hard:?} {soft:?}");
+    }
+
+    #[test]
+    fn weights_of_another_resolution_are_made_to_fit() {
+        let small = resolved("deit-s", "full", None).unwrap();
+        let mut stored = HashMap::new();
+        let positions = Tensor::zeros((1, 197, 384), DType::F32, &Device::Cpu).unwrap();
+        stored.insert("pos_embed".to_owned(), positions.clone());
+        assert_eq!(small.fit(&mut stored).unwrap(), None);
+        let large = resolved("deit-s", "full", Some(384)).unwrap();
+        let said = large.fit(&mut stored).unwrap().unwrap();
+        assert_eq!(said, "position embedding resized from 14 x 14 to 24 x 24");
+        assert_eq!(stored["pos_embed"].dims(), [1, 577, 384]);
     }
 
     #[test]

@@ -51,6 +51,42 @@ impl VitConfig {
     }
 }
 
+/// Weights [`to`, `from`] of cubic interpolation (a = -0.75, edges repeated, middles of pixels), as PyTorch's bicubic.
+fn cubic(from: usize, to: usize) -> Vec<f32> {
+    const A: f64 = -0.75;
+    let near = |x: f64| ((A + 2.0) * x - (A + 3.0)) * x * x + 1.0;
+    let far = |x: f64| ((A * x - 5.0 * A) * x + 8.0 * A) * x - 4.0 * A;
+    let mut weights = vec![0.0; to * from];
+    for (at, row) in weights.chunks_mut(from).enumerate() {
+        let place = (at as f64 + 0.5) * from as f64 / to as f64 - 0.5;
+        let (left, part) = (place.floor(), place - place.floor());
+        let parts = [far(1.0 + part), near(part), near(1.0 - part), far(2.0 - part)];
+        for (step, weight) in parts.into_iter().enumerate() {
+            row[(left as i64 + step as i64 - 1).clamp(0, from as i64 - 1) as usize] += weight as f32;
+        }
+    }
+    weights
+}
+
+/// The position embedding `stored` [1, 1 + m m, e] for a grid of `side` x `side` patches: the class token's as it is, the
+/// others resized bicubically (`SPEC-vision.md` section 6). None where it fits already, or is that of no square.
+///
+/// # Errors
+/// Failures of the device.
+pub fn resized_positions(stored: &Tensor, side: usize) -> Result<Option<Tensor>> {
+    let Ok((1, tokens, width)) = stored.dims3() else { return Ok(None) };
+    let old = tokens.saturating_sub(1).isqrt();
+    if old == 0 || old * old + 1 != tokens || old == side {
+        return Ok(None);
+    }
+    let weights = Tensor::from_vec(cubic(old, side), (side, old), stored.device())?;
+    let patches = stored.narrow(1, 1, old * old)?.reshape((old, old * width))?;
+    let rows = weights.matmul(&patches)?.reshape((side, old, width))?;
+    let all = weights.broadcast_left(side)?.contiguous()?.matmul(&rows.contiguous()?)?;
+    let class = stored.narrow(1, 0, 1)?;
+    Ok(Some(Tensor::cat(&[&class, &all.reshape((1, side * side, width))?], 1)?))
+}
+
 struct Block {
     norm: Norm,
     qkv: Dense,
@@ -131,5 +167,33 @@ impl Vit {
         }
         let class = self.norm.forward(&x)?.narrow(1, 0, 1)?.squeeze(1)?.contiguous()?;
         Ok(Classified { logits: self.head.forward(&class)?, blocks })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+
+    /// Against torch.nn.functional.interpolate(mode="bicubic", align_corners=False) of PyTorch 2.15.
+    #[test]
+    fn positions_are_resized_as_pytorch_does() {
+        let old: Vec<f32> = (0..9u8).map(|x| f32::from(x).powf(1.5)).collect();
+        let stored = Tensor::from_vec([vec![77.0], old].concat(), (1, 10, 1), &Device::Cpu).unwrap();
+        let of = |side| resized_positions(&stored, side).unwrap().unwrap().flatten_all().unwrap();
+        let large = of(5).to_vec1::<f32>().unwrap();
+        let expected = [
+            77.0, -0.578206, -0.300322, 0.328, 1.427103, 2.189714, 1.175911, 1.798524, 2.958545, 4.474831,
+            5.464264, 4.926983, 6.055062, 8.0, 10.148245, 11.485654, 11.043223, 12.488291, 14.9424,
+            17.551622, 19.156403, 15.232583, 16.828316, 19.530209, 22.380566, 24.129171,
+        ];
+        assert!(large.iter().zip(expected).all(|(a, b): (&f32, f32)| (a - b).abs() < 1e-4), "{large:?}");
+        let small = of(2).to_vec1::<f32>().unwrap();
+        let expected = [77.0, 1.080373, 3.890219, 13.416672, 19.56236];
+        assert!(small.iter().zip(expected).all(|(a, b): (&f32, f32)| (a - b).abs() < 1e-4), "{small:?}");
+        assert!(resized_positions(&stored, 3).unwrap().is_none());
+        let odd = Tensor::zeros((1, 8, 1), candle_core::DType::F32, &Device::Cpu).unwrap();
+        assert!(resized_positions(&odd, 3).unwrap().is_none(), "7 patches are no square");
     }
 }

@@ -29,8 +29,8 @@ pub trait Job: serde::de::DeserializeOwned {
     ) -> Option<std::path::PathBuf> {
         None
     }
-    /// What the papers print for `task`, where it is not the cell's.
-    fn published(&self, _task: &str) -> Option<Published> {
+    /// What the papers print for `metric` of `task`, where the task is not the cell's.
+    fn published(&self, _metric: &str, _task: &str) -> Option<Published> {
         None
     }
 }

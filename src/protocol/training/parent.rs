@@ -206,7 +206,7 @@ fn rows<J: Job>(row: &Row, request: &J, done: &Done, seconds: &[f64]) -> Vec<Row
     for (index, measure) in done.measures.iter().enumerate() {
         let mut row = if index == 0 { Row { n: Some(1), ..row.clone() } } else { plain.clone() };
         if let Some(task) = &measure.task {
-            row.published = request.published(task);
+            row.published = request.published(&measure.metric, task);
             row.task = Some(task.clone());
         }
         if let Some((std, n)) = measure.spread {

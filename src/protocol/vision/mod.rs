@@ -3,6 +3,7 @@
 //! One worker trains one cell (backbone, mechanism, images, seed), or only evaluates stored weights (`--weights`). Images
 //! are decoded and augmented on threads of their own while a step is computed.
 
+pub mod challenges;
 pub mod loader;
 pub mod plan;
 pub mod recipe;
@@ -12,7 +13,6 @@ use super::lra;
 use super::table::{Protocol, Quick, Shown, Tasks};
 use super::training;
 use crate::config::settings::groups::{MACHINE, TRAINING};
-use crate::data::images::SOURCES;
 use crate::record::Metric;
 
 /// The table line.
@@ -32,6 +32,7 @@ pub static PROTOCOL: Protocol = Protocol {
             "every",
             "accumulate",
             "weights",
+            "also",
             "similarity",
             "allow_partial",
         ],
@@ -43,7 +44,7 @@ pub static PROTOCOL: Protocol = Protocol {
         ("limit", "Use at most N images per split"),
         ("allow_partial", "Use data that are incomplete, and leave broken images out; rows say so"),
     ],
-    tasks: Some(Tasks { called: "Images", names: || SOURCES.iter().map(|source| source.name).collect() }),
+    tasks: Some(Tasks { called: "Images", names: plan::names }),
     reads: &[],
     quick: Some(Quick {
         help: "Generated images and few steps, so that the command can be tried without data; says so",
@@ -60,6 +61,13 @@ pub static PROTOCOL: Protocol = Protocol {
     work: worker::work,
     metrics: &[
         Metric { name: "accuracy", title: "Top-1 accuracy", unit: "accuracy %", less: false },
+        Metric { name: "mce", title: "Mean corruption error", unit: "%, AlexNet 100", less: true },
+        Metric {
+            name: "relative_mce",
+            title: "Relative mean corruption error",
+            unit: "%, AlexNet 100",
+            less: true,
+        },
         Metric { name: "top5", title: "Top-5 accuracy", unit: "accuracy %", less: false },
     ],
     shown: Shown::Trained,
@@ -76,8 +84,11 @@ Examples:
   effattn vision --task cifar10 --preset cvt-small --model full,ls2d --data-dir ~/data
   effattn vision --suite ls-table5-small --dry-run
   effattn vision --task imagenet --preset resnet-50 --weights resnet50.safetensors --data-dir ~/data
+  effattn vision --task imagenet-c,imagenet-a --preset resnet-50 --weights resnet50.safetensors --data-dir ~/data
+  effattn vision --task cifar10 --also cifar10-c --data-dir ~/data
   effattn vision --task folder --preset cvt-13 --batch 64 --accumulate 8 --data-dir ~/photos
 
+imagenet-c, imagenet-a, imagenet-r, imagenet-9, cifar10-c and folder-c are only tested on: with --weights, or behind training as --also.
 Weights are checkpoints of this program or safetensors under timm's, torchvision's or the released names. A killed or stopped
 run goes on from its last checkpoint when the same command is given again, to the same bits. Accuracy is that of the
 evaluated images (val, or CIFAR-10's test batch) with the weights of the best evaluation, in percent.";

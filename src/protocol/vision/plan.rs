@@ -5,16 +5,18 @@ use serde::{Deserialize, Serialize};
 use super::recipe::{self, Recipe};
 use crate::config::grid::{Batches, Lengths, Seeds, Words};
 use crate::config::settings::Settings;
+use crate::config::unknown;
 use crate::data::images;
+use crate::data::images::challenge::{CHALLENGES, challenge};
 use crate::model::batch::InputKind;
 use crate::model::family::vision::{ImageClassifier, classifier};
 use crate::model::family::{self, Asked, Examples, Resolved, SpecError};
 use crate::protocol::grid::tasks as tasks_of;
-use crate::protocol::grid::{Defaults, Flags, Grid, Pick, PlanError};
+use crate::protocol::grid::{Defaults, Flags, Grid, Pick, PlanError, published_elsewhere};
 use crate::protocol::model_spec::{ModelSpec, settle};
 use crate::protocol::table::{Folders, Prepared};
 use crate::protocol::training::{Differences, Job, incomplete};
-use crate::record::Pass;
+use crate::record::{Pass, Published};
 use crate::run::plan::{Cell, Plan};
 
 /// What the worker of a cell is asked.
@@ -36,6 +38,9 @@ pub struct Request {
     pub limit: Option<u64>,
     /// File of the weights that are evaluated instead of trained ones.
     pub weights: Option<String>,
+    /// Images that the weights are tested on besides, by name.
+    #[serde(default)]
+    pub also: Vec<String>,
     /// Images whose patches are compared (Figure 6).
     pub similarity: u64,
     /// Whether incomplete data and broken images are taken as they are.
@@ -86,12 +91,12 @@ pub fn model(
     Ok(resolved)
 }
 
-/// Classes of a published set.
-fn classes(task: &str) -> Option<usize> {
+/// Classes of the models for a published set.
+pub fn classes(task: &str) -> Option<usize> {
     match task {
         "imagenet" => Some(1000),
         "cifar10" | "generated" => Some(10),
-        _ => None,
+        _ => challenge(task).and_then(|challenge| classes(challenge.of)),
     }
 }
 
@@ -102,7 +107,7 @@ fn classes(task: &str) -> Option<usize> {
 pub fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
     let mut cells = Vec::new();
     for task in tasks_of(grid) {
-        images::source(&task).map_err(PlanError::new)?;
+        known(&task)?;
         for pick in grid.picks.iter().filter(|pick| pick.runs(&task)) {
             let seeds = pick.settings.seeds.clone().unwrap_or(Seeds(vec![0]));
             for seed in seeds.0 {
@@ -117,6 +122,49 @@ pub fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
         )));
     }
     Ok(cells)
+}
+
+/// Images that are trained on, then those that weights are only tested on.
+pub fn names() -> Vec<&'static str> {
+    let tested = CHALLENGES.iter().map(|challenge| challenge.name);
+    images::SOURCES.iter().map(|source| source.name).chain(tested).collect()
+}
+
+/// Makes sure that there are images called `task`.
+fn known(task: &str) -> Result<(), PlanError> {
+    let names = names();
+    match names.contains(&task) {
+        true => Ok(()),
+        false => Err(PlanError(unknown("task", task, names))),
+    }
+}
+
+/// The sets that `pick` is tested on besides `task`.
+fn also(settings: &Settings, task: &str) -> Result<Vec<String>, PlanError> {
+    let names = settings.also.clone().map_or_else(Vec::new, |Words(names)| names);
+    if challenge(task).is_some() && settings.weights.is_none() {
+        let of = challenge(task).map_or(task, |challenge| challenge.of);
+        return Err(PlanError(format!(
+            "{task} is only tested on: give --weights FILE, or train with --task {of} --also {task}"
+        )));
+    }
+    let trained = challenge(task).map_or(task, |challenge| challenge.of);
+    for name in &names {
+        let known = || CHALLENGES.iter().map(|challenge| challenge.name);
+        let Some(challenge) = challenge(name) else {
+            return Err(PlanError(unknown("set of --also", name, known())));
+        };
+        if challenge.of != trained {
+            let fitting = CHALLENGES.iter().filter(|other| other.of == trained).map(|other| other.name);
+            let fitting = fitting.collect::<Vec<_>>().join(", ");
+            let fitting = if fitting.is_empty() { "none".to_owned() } else { fitting };
+            return Err(PlanError(format!(
+                "--also {name} has the classes of {}, not of {trained}; for {trained} there is: {fitting}",
+                challenge.of
+            )));
+        }
+    }
+    Ok(names)
 }
 
 fn one(list: Option<&Vec<u64>>, default: u64) -> Result<u64, PlanError> {
@@ -153,6 +201,7 @@ fn cell(grid: &Grid, pick: &Pick, task: &str, seed: u64, threads: usize) -> Resu
         accumulate: settings.accumulate.unwrap_or(1),
         limit: settings.limit,
         weights: settings.weights.clone(),
+        also: also(settings, task)?,
         similarity: settings.similarity.unwrap_or(0),
         allow_partial: settings.allow_partial.unwrap_or(false),
         spec,
@@ -190,6 +239,7 @@ fn usual_request(task: &str, spec: &ModelSpec, recipe: &Recipe) -> Request {
         accumulate: 1,
         limit: None,
         weights: None,
+        also: Vec::new(),
         similarity: 0,
         allow_partial: false,
     }
@@ -215,14 +265,25 @@ fn differences(request: &Request, usual: &Request, recipe: &Recipe) -> Differenc
 pub fn prepare(plan: &mut Plan, folders: &Folders) -> anyhow::Result<Prepared> {
     let mut remarks = Vec::new();
     for cell in &plan.cells {
-        let Some(task) = cell.row.task.clone() else { continue };
         let request: Option<Request> = serde_json::from_value(cell.request.clone()).ok();
-        let Some(request) = request.filter(|_| !plan.data.contains_key(&task)) else { continue };
-        let set = (images::source(&task)?.load)(&folders.data, request.allow_partial)?;
-        if let Some(partial) = set.partial() {
-            remarks.push(incomplete(&task, partial));
+        let Some(request) = request else { continue };
+        let mut classes = None;
+        for name in [&request.task].into_iter().chain(&request.also) {
+            let known = plan.data.contains_key(name);
+            let partial = if let Some(challenge) = challenge(name).filter(|_| !known) {
+                let found = challenge.look(&folders.data, classes.as_deref(), request.allow_partial)?;
+                plan.data.insert(name.clone(), found.hash);
+                found.partial
+            } else if !known || !request.also.is_empty() && challenge(name).is_none() {
+                let set = (images::source(name)?.load)(&folders.data, request.allow_partial)?;
+                plan.data.insert(name.clone(), set.hash().to_owned());
+                classes = Some(set.classes().to_vec());
+                set.partial().map(str::to_owned).filter(|_| !known)
+            } else {
+                None
+            };
+            remarks.extend(partial.map(|partial| incomplete(name, &partial)));
         }
-        plan.data.insert(task, set.hash().to_owned());
     }
     Ok(Prepared { remarks, text: None })
 }
@@ -230,5 +291,10 @@ pub fn prepare(plan: &mut Plan, folders: &Folders) -> anyhow::Result<Prepared> {
 impl Job for Request {
     fn steps(&self) -> u64 {
         self.steps
+    }
+
+    fn published(&self, metric: &str, task: &str) -> Option<Published> {
+        let what = (metric, task);
+        Some(published_elsewhere("vision", &self.spec.model, what, &self.spec.preset)?.published)
     }
 }

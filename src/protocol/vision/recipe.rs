@@ -2,7 +2,7 @@
 
 use crate::data::images::augment::Augment;
 use crate::data::images::transform::Interpolation;
-use crate::train::optim::AdamW;
+use crate::train::optim::{AdamW, Method};
 use crate::train::schedule::Schedule;
 
 /// A protocol of training and evaluation.
@@ -21,6 +21,8 @@ pub struct Recipe {
     /// Passes until the highest rate.
     warmup: u64,
     decay: f64,
+    /// Whether decay comes behind the update, as in ViL-LS's released code.
+    late: bool,
     /// What is drawn of training images.
     pub augment: Augment,
     /// Share of the shorter side that evaluation keeps, and how it is resized.
@@ -30,8 +32,6 @@ pub struct Recipe {
 }
 
 const PRECISION: &str = "f32 (mixed precision)";
-/// The released optimizer of ViL-LS (SPEC-vision section 8) multiplies by 1 - rate x decay what the update gave.
-const DECAY: &str = "weight decay before the update (after it)";
 const NO_SOURCE: &str = "a recipe that no source prints for this model";
 
 const VIL: Recipe = Recipe {
@@ -44,13 +44,20 @@ const VIL: Recipe = Recipe {
     decay: 0.1,
     augment: Augment::IMAGENET,
     evaluated: (0.875, Interpolation::Bicubic),
-    gaps: &[PRECISION, DECAY],
+    late: true,
+    gaps: &[PRECISION],
 };
 /// Official CvT's, with ViL-LS's batch.
-const CVT: Recipe =
-    Recipe { rate: 2.5e-4, start: 4e-3, least: 1e-5, decay: 0.05, gaps: &[PRECISION, NO_SOURCE], ..VIL };
-const OTHERS: Recipe =
-    Recipe { rate: 1e-3, start: 1e-3, least: 1e-5, decay: 0.05, gaps: &[PRECISION, NO_SOURCE], ..VIL };
+const CVT: Recipe = Recipe {
+    rate: 2.5e-4,
+    start: 4e-3,
+    least: 1e-5,
+    decay: 0.05,
+    late: false,
+    gaps: &[PRECISION, NO_SOURCE],
+    ..VIL
+};
+const OTHERS: Recipe = Recipe { rate: 1e-3, start: 1e-3, ..CVT };
 const SMALL: Recipe = Recipe {
     epochs: 20,
     batch: 128,
@@ -59,6 +66,7 @@ const SMALL: Recipe = Recipe {
     least: 1e-6,
     warmup: 1,
     decay: 0.05,
+    late: false,
     augment: Augment::SMALL,
     evaluated: (1.0, Interpolation::Bicubic),
     gaps: &["our small recipe: no source trains this model"],
@@ -81,10 +89,11 @@ impl Recipe {
     }
 
     /// Optimizer and schedule over `steps` updates with rate `rate`: the warm-up keeps its share of the run.
-    pub fn training(&self, steps: u64, rate: f64) -> (AdamW, Schedule) {
+    pub fn training(&self, steps: u64, rate: f64) -> (Method, Schedule) {
         let warmup = (steps * self.warmup / self.epochs).max(1);
         let optimizer = AdamW { beta2: 0.999, eps: 1e-8, weight_decay: self.decay, clip: None };
         let (start_lr, min_lr) = (self.start * rate, self.least);
+        let optimizer = if self.late { Method::Late(optimizer) } else { Method::AdamW(optimizer) };
         (optimizer, Schedule::WarmupCosine { peak_lr: rate, start_lr, min_lr, warmup, steps })
     }
 }
@@ -99,7 +108,9 @@ mod tests {
         let steps = recipe.steps(1_281_167, 1024);
         assert_eq!(steps, 1251 * 300);
         let (optimizer, schedule) = recipe.training(steps, recipe.rate);
+        let Method::Late(optimizer) = optimizer else { panic!("decay comes behind the update") };
         assert_eq!(optimizer.weight_decay, 0.1);
+        assert!(matches!(find("cvt-13").training(9, 1.0).0, Method::AdamW(_)));
         let warm = 5 * 1251;
         assert!((schedule.at(0).lr - 1.6e-6).abs() < 1e-12);
         assert!(

@@ -5,9 +5,11 @@ use std::path::Path;
 use candle_core::{Device, Result as Candle};
 use serde_json::Value;
 
+use super::challenges;
 use super::loader::{Ahead, Loader, Made};
-use super::plan::{Request, model};
+use super::plan::{Request, classes, model};
 use super::recipe::{self, Recipe};
+use crate::data::images::challenge::{Challenge, challenge};
 use crate::data::{Split, images};
 use crate::model::family::vision::{ImageClassifier, ImageNet};
 use crate::model::family::{Loss, Net, Resolved};
@@ -94,8 +96,7 @@ impl Experiment for Run<'_> {
     }
 
     fn method(&self) -> Result<(Method, Schedule), Ending> {
-        let (optimizer, schedule) = self.recipe.training(self.request.steps, self.request.rate);
-        Ok((optimizer.into(), schedule))
+        Ok(self.recipe.training(self.request.steps, self.request.rate))
     }
 
     fn steps(&self) -> (u64, u64) {
@@ -136,12 +137,26 @@ impl Experiment for Run<'_> {
 
 impl<'a> Run<'a> {
     fn open(request: &'a Request, conditions: &'a Conditions) -> Result<Self, Ending> {
-        let source = images::source(&request.task).map_err(|error| failed(&error))?;
-        let set = (source.load)(&conditions.data, request.allow_partial).map_err(|error| failed(&error))?;
-        conditions.same(&request.task, set.hash())?;
         let choice = request.spec.choice().map_err(|error| failed(&error))?;
-        let model =
-            model(&request.spec, &choice, Some(set.classes().len())).map_err(|error| failed(&error))?;
+        let (set, classes) = match challenge(&request.task) {
+            // its parts are opened one by one when they are tested
+            Some(challenge) => {
+                let first = challenge.parts().swap_remove(0);
+                let root = challenge.root(&conditions.data).map_err(|error| failed(&error))?;
+                let set = challenge.open(&root, &first, None).map_err(|error| failed(&error))?;
+                let classes = classes(&request.task).unwrap_or_else(|| set.classes().len());
+                (set, classes)
+            }
+            None => {
+                let source = images::source(&request.task).map_err(|error| failed(&error))?;
+                let set =
+                    (source.load)(&conditions.data, request.allow_partial).map_err(|error| failed(&error))?;
+                conditions.same(&request.task, set.hash())?;
+                let classes = set.classes().len();
+                (set, classes)
+            }
+        };
+        let model = model(&request.spec, &choice, Some(classes)).map_err(|error| failed(&error))?;
         let recipe = recipe::find(&request.spec.preset);
         let laboratory = Laboratory::open(&request.spec, conditions)?;
         let what = (request.spec.len as usize, request.spec.seed);
@@ -196,7 +211,8 @@ impl<'a> Run<'a> {
     fn stored(&self, link: &Link, file: &Path) -> Result<Done, Ending> {
         link.send(&Answer::Started { step: 0, curve: Vec::new() }).map_err(|error| failed(&error))?;
         let device = self.laboratory.device();
-        let started = warm_start::tensors(&self.model, file).map_err(|error| failed(&error))?;
+        let mut started = warm_start::tensors(&self.model, file).map_err(|error| failed(&error))?;
+        let fitted = self.model.fit(&mut started).map_err(candle)?;
         let builder = Builder::given(started, device, false);
         let net = self.model.built(&builder).map_err(|error| {
             failed(&format!(
@@ -205,20 +221,32 @@ impl<'a> Run<'a> {
             ))
         });
         let measures = self.measures(link, &mut net?)?;
-        Ok(self.done(measures, self.laboratory.peak()))
+        let done = self.done(measures, self.laboratory.peak());
+        let differs: Vec<String> = fitted.into_iter().chain(done.differs).collect();
+        Ok(Done { differs: (!differs.is_empty()).then(|| differs.join("; ")), ..done })
     }
 
     fn measures(&self, link: &Link, net: &mut ImageNet) -> Result<Vec<Measure>, Ending> {
         let tell =
             |what: &str| link.send(&Answer::Doing { what: what.to_owned() }).map_err(|error| failed(&error));
+        if let Some(challenge) = challenge(&self.request.task) {
+            let mut measures = self.challenged(challenge, (net, None), &tell)?;
+            for other in self.others() {
+                measures.extend(self.challenged(other, (net, None), &tell)?);
+            }
+            // the first is the cell's own
+            measures.iter_mut().take(1).for_each(|measure| measure.task = None);
+            return Ok(measures);
+        }
         tell("is evaluated")?;
         let scores = self.scores(net, Split::Test).map_err(candle)?;
         let tested = scores.first().map_or(0.0, |metric| metric.count);
         if tested == 0.0 {
             return Err(failed(&format!("{}: no image could be evaluated", self.request.task)));
         }
+        let accuracy = 100.0 * mean(&scores, "accuracy");
         let mut measures = vec![
-            Measure::new("accuracy", "%", 100.0 * mean(&scores, "accuracy")),
+            Measure::new("accuracy", "%", accuracy),
             Measure::new("top5", "%", 100.0 * mean(&scores, "top5")),
             Measure::new("loss", "nat", mean(&scores, "loss")),
             Measure::new("tested", "1", tested),
@@ -228,7 +256,37 @@ impl<'a> Run<'a> {
             tell("compares patches")?;
             measures.extend(self.similarity(net).map_err(candle)?);
         }
+        for other in self.others() {
+            measures.extend(self.challenged(other, (net, Some(accuracy)), &tell)?);
+        }
         Ok(measures)
+    }
+
+    /// What the weights are tested on besides.
+    fn others(&self) -> impl Iterator<Item = &'static Challenge> {
+        self.request.also.iter().filter_map(|name| challenge(name))
+    }
+
+    /// `net` on `challenge`; `clean` is its accuracy on clean images.
+    fn challenged(
+        &self,
+        challenge: &Challenge,
+        (net, clean): (&mut ImageNet, Option<f64>),
+        tell: &dyn Fn(&str) -> Result<(), Ending>,
+    ) -> Result<Vec<Measure>, Ending> {
+        let trained = clean.map(|_| self.loader.set.classes());
+        let (mut gone, limit) = (None, (self.request.limit, self.batch()));
+        let data = (self.conditions.data.as_path(), trained);
+        let device = self.laboratory.device();
+        let outcome = challenges::tested(challenge, net, &self.loader, data, limit, device, |what| {
+            tell(what).map_err(|ending| {
+                gone = Some(ending);
+                candle_core::Error::msg("the parent is gone")
+            })
+        });
+        let outcome = outcome.map_err(|error| gone.unwrap_or_else(|| candle(error)))?;
+        self.conditions.same(challenge.name, &outcome.hash)?;
+        Ok(outcome.measures(challenge, clean))
     }
 
     /// Figure 6: means over images of the patch cosine behind every block.

@@ -264,7 +264,7 @@ impl Job for Request {
         self.steps
     }
 
-    fn published(&self, task: &str) -> Option<Published> {
+    fn published(&self, _: &str, task: &str) -> Option<Published> {
         let what = (CONTEXT.name, task);
         Some(published_elsewhere(SUITE, &self.spec.model, what, &self.spec.preset)?.published)
     }
