@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Result, Tensor};
 use serde_json::Value;
 
 use super::Golden;
-use super::whole::{Checked, Computed, entry, knobs, size, weights};
+use super::whole::{Checked, Computed, bounded, entry, knobs, size, weights};
 use crate::kernel::loss::cross_entropy;
 use crate::model::pair::{Document, Pair};
 use crate::model::{Backbone, Classifier, ModelConfig, Pooling};
@@ -29,8 +29,7 @@ pub(super) fn config(golden: &Golden) -> Checked<ModelConfig> {
         pooling,
         towers: golden.int("towers").unwrap_or(1),
     };
-    config.validate().map_err(|error| golden.wrong(error.to_string()))?;
-    Ok(config)
+    bounded(golden, config)
 }
 
 /// Inputs of one document of every example.

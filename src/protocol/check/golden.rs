@@ -10,6 +10,9 @@ use serde_json::{Map, Value};
 
 use super::{CheckError, Verdict};
 
+/// Most multiply-adds of an attention core that a golden file may ask for, a hundred times what shipped ones do.
+const MOST_MACS: u64 = 1 << 26;
+
 /// A golden file in memory.
 pub struct Golden {
     /// What messages call the file.
@@ -74,6 +77,17 @@ impl Golden {
             .and_then(Value::as_u64)
             .filter(|value| *value <= 1 << 20)
             .map(|value| value as usize)
+    }
+
+    /// Refuses what is more work than any golden file asks for: what is held at once grows with it, and a block of 65,536
+    /// positions around a dozen takes 17 GB.
+    pub(super) fn affordable(&self, core_macs: u64) -> std::result::Result<(), CheckError> {
+        if core_macs <= MOST_MACS {
+            return Ok(());
+        }
+        Err(self.wrong(format!(
+            "its config asks for {core_macs} multiply-adds of attention; a golden file has at most {MOST_MACS}"
+        )))
     }
 
     /// A tensor, or an error that names it.

@@ -5,7 +5,7 @@ use candle_core::{DType, Device, Result, Tensor};
 use serde_json::Value;
 
 use super::Golden;
-use super::whole::{Checked, Computed, entry, knobs, size, weights};
+use super::whole::{Checked, Computed, bounded, entry, knobs, size, weights};
 use crate::kernel::block::Residual;
 use crate::model::Backbone;
 use crate::model::evaluate::{bits_per_symbol, nats, overlap, single, stream};
@@ -39,8 +39,7 @@ pub(super) fn config(golden: &Golden) -> Checked<LmConfig> {
         mem: size("mem")?,
         form,
     };
-    config.validate().map_err(|error| golden.wrong(error.to_string()))?;
-    Ok(config)
+    bounded(golden, config)
 }
 
 /// Segment `number` of a stream: inputs and targets [b, block].

@@ -92,6 +92,7 @@ impl<'a> Case<'a> {
         let shape = Shape { batch, heads, head_dim, width, queries, keys, causal, cls, grid: None };
         fits(golden, &shape)?;
         (entry.validate)(&knobs, &shape).map_err(|error| golden.refused(error))?;
+        golden.affordable((entry.cost)(&knobs, &shape).core_macs)?;
         let config = Config { knobs, heads, head_dim, width, max_len: queries.max(keys), causal, layer: 0 };
         let vars = INPUTS.iter().filter_map(|name| {
             golden

@@ -103,3 +103,24 @@ pub fn check_bytes(file: &str, bytes: &[u8], device: &Device) -> Result<Verdict,
         level => Err(CheckError::UnknownMechanism { file: file.into(), mechanism: format!("level {level}") }),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_config_that_asks_for_more_than_a_golden_file_has_is_refused_before_anything_is_allocated() {
+        let (name, bytes) = shipped::SHIPPED.iter().find(|(name, _)| name.starts_with("local-lraquirk")).unwrap();
+        assert!(check_bytes(name, bytes, &Device::Cpu).unwrap().green());
+        let front = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let mut header: serde_json::Value = serde_json::from_slice(&bytes[8..front]).unwrap();
+        let config = header["__metadata__"]["config"].as_str().unwrap();
+        let mut config: serde_json::Value = serde_json::from_str(config).unwrap();
+        config["block"] = 65_536.into();
+        header["__metadata__"]["config"] = config.to_string().into();
+        let header = header.to_string().into_bytes();
+        let changed = [&(header.len() as u64).to_le_bytes()[..], &header, &bytes[front..]].concat();
+        let error = check_bytes(name, &changed, &Device::Cpu).unwrap_err().to_string();
+        assert!(error.contains("multiply-adds of attention; a golden file has at most"), "{error}");
+    }
+}

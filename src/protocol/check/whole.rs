@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 use super::{CheckError, Golden, Verdict};
 use crate::attention::knobs::Knobs;
 use crate::attention::{self, Entry};
+use crate::model::family::Resolved;
 use crate::nn::params::{Builder, Params};
 
 pub(super) type Checked<T> = std::result::Result<T, CheckError>;
@@ -32,6 +33,13 @@ pub(super) fn knobs(golden: &Golden, entry: &Entry, fixed: &[(&str, Value)]) -> 
 /// A whole number that the config must have.
 pub(super) fn size(golden: &Golden, key: &str) -> Checked<usize> {
     golden.int(key).ok_or_else(|| golden.wrong(format!("its config has no whole number {key:?}")))
+}
+
+/// `config`, if it can be built and is no larger than the model of a golden file.
+pub(super) fn bounded<C: Resolved>(golden: &Golden, config: C) -> Checked<C> {
+    Resolved::validate(&config).map_err(|error| golden.wrong(error.to_string()))?;
+    golden.affordable(config.core_macs(1, config.longest()))?;
+    Ok(config)
 }
 
 /// A builder that hands out the file's weights.

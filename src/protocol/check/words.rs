@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Result, Tensor};
 use serde_json::Value;
 
 use super::Golden;
-use super::whole::{Checked, Computed, entry, knobs, size, weights};
+use super::whole::{Checked, Computed, bounded, entry, knobs, size, weights};
 use crate::kernel::loss::cross_entropy;
 use crate::model::Backbone;
 use crate::model::roberta::{Roberta, RobertaConfig, Top};
@@ -79,7 +79,7 @@ pub(super) fn adaptive(golden: &Golden, device: &Device) -> Checked<Computed> {
 pub(super) fn word_lm_config(golden: &Golden) -> Checked<WordLmConfig> {
     let entry = entry(golden)?;
     let size = |key| size(golden, key);
-    Ok(WordLmConfig {
+    let config = WordLmConfig {
         entry,
         knobs: knobs(golden, entry, &[])?,
         backbone: Backbone::new(size("layers")?, size("d")?, size("H")?, size("F")?),
@@ -88,7 +88,8 @@ pub(super) fn word_lm_config(golden: &Golden) -> Checked<WordLmConfig> {
         final_norm: golden.config.get("final_norm").and_then(Value::as_bool).unwrap_or(false),
         activation_dropout: 0.0,
         softmax_dropout: 0.0,
-    })
+    };
+    bounded(golden, config)
 }
 
 /// The loss of a batch of words: mean over the targets.
@@ -152,7 +153,7 @@ fn fixed() -> [(&'static str, Value); 2] {
 pub(super) fn roberta_config(golden: &Golden) -> Checked<RobertaConfig> {
     let entry = entry(golden)?;
     let size = |key| size(golden, key);
-    Ok(RobertaConfig {
+    let config = RobertaConfig {
         entry,
         knobs: knobs(golden, entry, &fixed())?,
         backbone: Backbone::new(size("layers")?, size("d")?, size("H")?, size("F")?),
@@ -160,7 +161,8 @@ pub(super) fn roberta_config(golden: &Golden) -> Checked<RobertaConfig> {
         positions: size("n_max")?,
         eps: 1e-5,
         top: golden.int("classes").map_or(Top::Masked, Top::Classes),
-    })
+    };
+    bounded(golden, config)
 }
 
 /// Logits and labels of a batch: at the masked places, or of every input.
