@@ -7,8 +7,10 @@ use effattn::attention::choose::choose;
 use effattn::config::settings::Settings;
 use effattn::config::suite::{PublishedTable, SHIPPED, Suite};
 use effattn::protocol;
-use effattn::protocol::grid::{Flags, resolve};
+use effattn::protocol::grid::{Flags, Grid, resolve};
+use effattn::protocol::trained_metrics;
 use effattn::record::{Published, Row};
+use effattn::report::paper::{Source, paper};
 
 /// A number: suite, model, preset, metric, key, value.
 type Number = [String; 6];
@@ -144,4 +146,79 @@ fn printed_flops_are_ours_to_the_last_digit_or_named() {
         }
     }
     assert_eq!(others.into_iter().collect::<Vec<_>>(), ["dp:dual_ln=true text: 0.68 for 0.69"]);
+}
+
+/// The cells of every row of `suite`.
+fn by_row(suite: &Suite) -> Vec<Vec<Row>> {
+    let protocol = protocol::find(&suite.protocol).expect(&suite.name);
+    let flags = Flags { suite: Some(suite.name.clone()), ..Flags::default() };
+    let grid = resolve(&flags, protocol).expect(&suite.name);
+    let rows = grid.picks.into_iter().map(|pick| {
+        let one = Grid { suite: grid.suite.clone(), settings: grid.settings.clone(), picks: vec![pick] };
+        (protocol.cells)(&one, 2).expect(&suite.name).into_iter().map(|cell| cell.row).collect()
+    });
+    rows.collect()
+}
+
+#[test]
+fn a_table_in_the_papers_layout_has_every_number_of_its_columns() {
+    let metrics = trained_metrics();
+    let mut seen = 0;
+    for suite in SHIPPED.iter().map(|(name, _)| Suite::load(name).expect(name)) {
+        let parts: Vec<Suite> = suite.runs().map(|name| Suite::load(name).expect(name)).collect();
+        let planned: Vec<Vec<Vec<Row>>> = parts
+            .iter()
+            .filter(|part| !part.columns.is_empty() || part.name != suite.name)
+            .map(by_row)
+            .collect();
+        let mut sources: Vec<Source> = (parts.iter().zip(&planned))
+            .map(|(suite, planned)| Source { suite, planned, rows: &[], metrics: &metrics, others: &[] })
+            .collect();
+        if suite.columns.is_empty() {
+            continue;
+        }
+        let own = sources.remove(0);
+        let table = paper(&Source { others: &sources, ..own }).expect("a table").table;
+        let stands = |label: &str, value: &Published| {
+            let value = match value {
+                Published::Value(value) => {
+                    let digits = value.to_string().split_once('.').map_or(0, |(_, digits)| digits.len());
+                    format!("/ {value:.0$}", digits.max(2))
+                }
+                Published::Outcome(outcome) => format!("/ {outcome}"),
+            };
+            table
+                .rows
+                .iter()
+                .any(|row| row[0].starts_with(label) && row.iter().any(|cell| cell.contains(&value)))
+        };
+        for part in &parts {
+            let rows = part.rows.iter().map(|row| (row.printed_as(), &row.published));
+            let printed = part.printed.iter().map(|line| (line.label.as_str(), &line.published));
+            for (label, table) in
+                rows.chain(printed).flat_map(|(label, all)| all.iter().map(move |table| (label, table)))
+            {
+                let wanted = |key: &str| {
+                    suite.columns.iter().any(|column| {
+                        let own = column.suite.as_deref().is_none_or(|name| name == part.name);
+                        let key = key == column.key
+                            || key.strip_prefix(&column.key).is_some_and(|len| len.starts_with('-'));
+                        own && key && column.metrics.contains(&table.metric)
+                    })
+                };
+                for (key, values) in table.values.iter().filter(|(key, _)| wanted(key)) {
+                    for value in values {
+                        assert!(
+                            stands(label, value),
+                            "{}: {label} {} {key} {value:?}",
+                            suite.name,
+                            table.metric
+                        );
+                        seen += 1;
+                    }
+                }
+            }
+        }
+    }
+    assert!(seen > 300, "{seen} numbers");
 }

@@ -110,7 +110,8 @@ mod tests {
 
     #[test]
     fn a_config_that_asks_for_more_than_a_golden_file_has_is_refused_before_anything_is_allocated() {
-        let (name, bytes) = shipped::SHIPPED.iter().find(|(name, _)| name.starts_with("local-lraquirk")).unwrap();
+        let (name, bytes) =
+            shipped::SHIPPED.iter().find(|(name, _)| name.starts_with("local-lraquirk")).unwrap();
         assert!(check_bytes(name, bytes, &Device::Cpu).unwrap().green());
         let front = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
         let mut header: serde_json::Value = serde_json::from_slice(&bytes[8..front]).unwrap();

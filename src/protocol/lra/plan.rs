@@ -204,8 +204,11 @@ pub fn amount(plan: &Plan) -> String {
         let steps = cell.request.get("steps").or_else(|| cell.request.pointer("/train/steps"));
         steps.and_then(serde_json::Value::as_u64)
     };
-    let steps = plan.cells.iter().filter_map(steps).max().unwrap_or(0);
-    let (task, preset) = (listed(plan, |row| row.task.clone()), listed(plan, |row| row.preset.clone()));
+    let task = listed(plan, |row| row.task.clone());
+    let Some(steps) = plan.cells.iter().filter_map(steps).max() else {
+        return format!("{task} · simple rules"); // nothing is trained
+    };
+    let preset = listed(plan, |row| row.preset.clone());
     let (batch, len) = (listed(plan, |row| row.batch), listed(plan, |row| row.len));
     format!("{task} · {preset} · {steps} steps · batch {batch} · length {len}")
 }

@@ -99,7 +99,8 @@ pub fn cells(grid: &Grid) -> Result<Vec<Cell>, PlanError> {
             Request { floor: rule.name.to_owned(), task: task.clone(), limit: settings.limit, reading };
         let usual = Request { limit: None, reading: Reading::default(), ..request.clone() };
         let cell = Cell::new(&format!("{task} {FLOOR} {}", rule.name), row, &request, &usual);
-        Cell { seconds: 10.0, ..cell }
+        // Pathfinder's images are made first
+        Cell { seconds: if PATHFINDER.contains(&task.as_str()) { 100.0 } else { 10.0 }, ..cell }
     };
     let pairs = tasks.iter().flat_map(|task| {
         let rules = RULES.iter().filter(|rule| rule.tasks.is_empty() || rule.tasks.contains(&task.as_str()));
