@@ -3,6 +3,8 @@
 //! One sample, 4 heads of 64, knobs at their defaults, without the projections around. `train` is forward and backward.
 //! A part of it: `cargo bench --bench mechanisms -- infer/ls/1024`.
 
+#![allow(missing_docs)] // the functions of criterion's macros have none
+
 use std::time::Duration;
 
 use candle_core::{Device, Result, Tensor, Var};

@@ -1,6 +1,8 @@
 //! Square matrix products on one thread and on all, in f32 and of bf16 operands: what a step can reach at most on this
 //! machine. `cargo bench --bench products`; "elem" are floating point operations.
 
+#![allow(missing_docs)] // the functions of criterion's macros have none
+
 use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};

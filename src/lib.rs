@@ -23,9 +23,6 @@
 //! | [`report`] | tables and charts from rows |
 //! | [`device`] | home of `cfg(feature)` (with the CUDA kernels): backends, counted memory, random streams |
 
-#![warn(missing_docs)]
-#![deny(unsafe_code)]
-
 pub mod attention;
 pub mod cli;
 pub mod config;

@@ -49,7 +49,7 @@ impl Color {
 pub enum Warning {
     /// Other programs were running.
     Busy {
-        /// Load average of the last minute.
+        /// Processors that they kept busy.
         load: f64,
         /// Processors.
         cores: usize,
@@ -93,8 +93,7 @@ impl fmt::Display for Warning {
             ),
             Self::Busy { load, cores } => write!(
                 f,
-                "the machine was busy before the start (load {load:.1} on {cores} cores); times may be too \
-                 long: close other programs and run again"
+                "other programs keep {load:.1} of {cores} cores busy; times may be too long: close them and run again"
             ),
             Self::Outliers { cell, count, n } => {
                 write!(f, "{cell}: {count} of {n} samples are outliers; the median stands, the mean may not")
@@ -138,13 +137,19 @@ impl Work {
     }
 }
 
-/// `1:05 min`, `12 s`, `2.5 h`.
+/// `12 s`, `1:05 min`, `2.5 h`, `3.1 days`, `11.8 years`.
 pub fn clock(seconds: f64) -> String {
+    const HOUR: u64 = 3600;
+    const DAY: u64 = 24 * HOUR;
+    const YEAR: u64 = 365 * DAY;
     let whole = seconds.max(0.0).round() as u64;
+    let of = |unit: u64, name: &str| format!("{:.1} {name}", seconds / unit as f64);
     match whole {
         0..60 => format!("{whole} s"),
-        60..3600 => format!("{}:{:02} min", whole / 60, whole % 60),
-        _ => format!("{:.1} h", seconds / 3600.0),
+        60..HOUR => format!("{}:{:02} min", whole / 60, whole % 60),
+        HOUR.. if whole < 2 * DAY => of(HOUR, "h"),
+        HOUR.. if whole < YEAR => of(DAY, "days"),
+        _ => of(YEAR, "years"),
     }
 }
 
@@ -217,6 +222,14 @@ impl Term {
         self.bar.is_some()
     }
 
+    /// Says what is done, beside the bar.
+    pub fn doing(&self, what: &str) {
+        if let Some(bar) = &self.bar {
+            bar.set_message(visible(what));
+        }
+        self.detail(what);
+    }
+
     /// Names what is being worked on, beside the bar.
     pub fn at(&self, what: &str) {
         if let Some(bar) = &self.bar {
@@ -286,11 +299,13 @@ mod tests {
     fn clocks_read_well() {
         assert_eq!((clock(5.4).as_str(), clock(65.0).as_str()), ("5 s", "1:05 min"));
         assert_eq!(clock(9000.0), "2.5 h");
+        assert_eq!([clock(172_700.0), clock(172_800.0)], ["48.0 h", "2.0 days"]);
+        assert_eq!(clock(103_342.3 * 3600.0), "11.8 years");
     }
 
     #[test]
     fn warnings_say_what_and_what_to_do() {
         let text = Warning::Busy { load: 3.25, cores: 2 }.to_string();
-        assert!(text.contains("load 3.2 on 2 cores") && text.contains("run again"), "{text}");
+        assert!(text.contains("3.2 of 2 cores") && text.contains("run again"), "{text}");
     }
 }

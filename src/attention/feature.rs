@@ -1,8 +1,9 @@
 //! What the kernel family shares: cosFormer, relu-, identity-, leakyrelu-linear and linear attention differ
 //! in knobs only.
 
-use candle_core::Result;
+use candle_core::{Device, Result, Tensor};
 
+use super::decode::State;
 use super::knobs::{Kind, Knob, Knobs, Value};
 use super::{Config, Cost, Input, Mechanism, Output, Shape};
 use crate::kernel::linear_attention::{Activation, Features, Guard, LinearAttention, linear_attention};
@@ -90,6 +91,7 @@ struct Kernel {
     activation: Activation,
     reweight: bool,
     m: Option<usize>,
+    max_len: usize,
     guard: Guard,
     causal: bool,
 }
@@ -110,6 +112,7 @@ pub(super) fn build(config: &Config, _: &Builder) -> Result<Box<dyn Mechanism>> 
         activation,
         reweight: knobs.word("reweight") == "cos",
         m: knobs.opt_int("m"),
+        max_len: config.max_len,
         guard: read_guard(knobs.word("guard"), knobs.float("eps")),
         causal: config.causal,
     }))
@@ -119,14 +122,28 @@ impl Mechanism for Kernel {
     fn forward(&self, input: &Input) -> Result<Output> {
         let (_, _, keys, _) = input.qkv.value_dims()?;
         let longest = keys.max(input.qkv.q()?.dim(2)?);
+        Ok(linear_attention(input.qkv, &self.call(input.mask, longest))?.into())
+    }
+
+    fn start(&self, _: usize, _: usize, _: &Device) -> Result<Option<State>> {
+        Ok(self.causal.then(State::sums))
+    }
+
+    /// How long the sequence gets is not known on the way: without M it is the longest that the model is for.
+    fn step(&self, input: &Input, state: &mut State) -> Result<Output> {
+        Ok(state.linear(input.qkv, &self.call(None, self.max_len))?.into())
+    }
+}
+
+impl Kernel {
+    fn call<'a>(&self, mask: Option<&'a Tensor>, longest: usize) -> LinearAttention<'a> {
         let reweight = self.reweight.then(|| self.m.unwrap_or(longest));
-        let call = LinearAttention {
+        LinearAttention {
             features: Features::Elementwise { activation: self.activation, reweight },
             guard: self.guard,
-            mask: input.mask,
+            mask,
             causal: self.causal,
             gate: None,
-        };
-        Ok(linear_attention(input.qkv, &call)?.into())
+        }
     }
 }

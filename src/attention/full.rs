@@ -3,8 +3,9 @@
 //! out_i = sum_j softmax_j(q_i . k_j / sqrt(D)) v_j over visible j (Vaswani et al. 2017 eq. 1;
 //! Transformer-LS eq. 2). Visible: not padded and, when causal, j <= i.
 
-use candle_core::Result;
+use candle_core::{Device, Result};
 
+use super::decode::State;
 use super::knobs::Knobs;
 use super::{Config, Cost, Entry, Growth, Input, Mechanism, Needs, Output, Paper, Shape, Support};
 use crate::kernel::attend::{Attend, attend};
@@ -50,11 +51,12 @@ fn cost(_: &Knobs, shape: &Shape) -> Cost {
 
 struct Full {
     causal: bool,
+    heads: usize,
     head_dim: usize,
 }
 
 fn build(config: &Config, _: &Builder) -> Result<Box<dyn Mechanism>> {
-    Ok(Box::new(Full { causal: config.causal, head_dim: config.head_dim }))
+    Ok(Box::new(Full { causal: config.causal, heads: config.heads, head_dim: config.head_dim }))
 }
 
 impl Mechanism for Full {
@@ -62,5 +64,13 @@ impl Mechanism for Full {
         let (queries, keys) = input.lengths()?;
         let pattern = Pattern::full(queries, keys, self.causal);
         Ok(attend(input.qkv, &Attend::plain(&pattern, input.mask, self.head_dim))?.into())
+    }
+
+    fn start(&self, batch: usize, room: usize, device: &Device) -> Result<Option<State>> {
+        self.causal.then(|| State::cache((batch, self.heads, self.head_dim), room, device)).transpose()
+    }
+
+    fn step(&self, input: &Input, state: &mut State) -> Result<Output> {
+        Ok(state.attend(input.qkv)?.into())
     }
 }

@@ -7,6 +7,7 @@
 pub mod bigbird;
 pub mod choose;
 pub mod cosformer;
+pub mod decode;
 pub mod dp;
 mod feature;
 pub mod full;
@@ -34,11 +35,12 @@ pub mod window;
 
 use std::sync::RwLock;
 
-use candle_core::{Result, Tensor};
+use candle_core::{Device, Result, Tensor};
 
 use crate::kernel::heads::{Heads, Qkv};
 use crate::nn::params::Builder;
 use crate::pattern::{Grid, Pattern};
+use decode::State;
 use knobs::{Knob, Knobs};
 
 /// Every mechanism of the crate.
@@ -344,6 +346,20 @@ pub trait Mechanism: Send + Sync {
     /// As [`Self::forward`].
     fn mixed(&self, _input: &Input) -> Result<Option<(Tensor, Tensor)>> {
         Ok(None)
+    }
+
+    /// The state in front of the first of up to `room` tokens of `batch` sequences. Nothing where a mechanism is not causal or
+    /// has no form here that goes on token by token.
+    fn start(&self, _batch: usize, _room: usize, _device: &Device) -> Result<Option<State>> {
+        Ok(None)
+    }
+
+    /// Attends the next token of a sequence, which [`Input`] has alone: [`Self::forward`] at its position.
+    ///
+    /// # Errors
+    /// A mechanism that [`Self::start`] gives nothing for; a state of another one.
+    fn step(&self, _input: &Input, _state: &mut State) -> Result<Output> {
+        candle_core::bail!("this mechanism has no form that goes on token by token")
     }
 }
 

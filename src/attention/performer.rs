@@ -6,12 +6,14 @@
 
 use candle_core::{Device, Result, Tensor, bail};
 
+use super::decode::State;
 use super::knobs::{Kind, Knob, Knobs, Value};
 use super::{
     Config, Cost, Entry, Exception, Growth, Input, Mechanism, Needs, Output, Paper, Property, Shape, Support,
     feature,
 };
 use crate::device::rng::Stream;
+use crate::kernel::linear_attention::decode::recurrent;
 use crate::kernel::linear_attention::{Favor, Features, Guard, LinearAttention, linear_attention};
 use crate::nn::params::Builder;
 
@@ -135,14 +137,27 @@ fn build(config: &Config, builder: &Builder) -> Result<Box<dyn Mechanism>> {
 
 impl Mechanism for Performer {
     fn forward(&self, input: &Input) -> Result<Output> {
-        let call = LinearAttention {
+        Ok(linear_attention(input.qkv, &self.call(input.mask))?.into())
+    }
+
+    fn start(&self, _: usize, _: usize, _: &Device) -> Result<Option<State>> {
+        Ok(recurrent(&self.call(None)).then(State::sums))
+    }
+
+    fn step(&self, input: &Input, state: &mut State) -> Result<Output> {
+        Ok(state.linear(input.qkv, &self.call(None))?.into())
+    }
+}
+
+impl Performer {
+    fn call<'a>(&self, mask: Option<&'a Tensor>) -> LinearAttention<'a> {
+        LinearAttention {
             features: Features::Favor(self.favor.clone()),
             guard: Guard::NonZero,
-            mask: input.mask,
+            mask,
             causal: self.causal,
             gate: None,
-        };
-        Ok(linear_attention(input.qkv, &call)?.into())
+        }
     }
 }
 

@@ -1,8 +1,9 @@
 //! Random Feature Attention (Peng et al. 2021): random features of normalised queries and keys, with an
 //! optional gate that forgets.
 
-use candle_core::{Result, Tensor, bail};
+use candle_core::{Device, Result, Tensor, bail};
 
+use super::decode::State;
 use super::knobs::{Kind, Knob, Knobs, Value};
 use super::{Config, Cost, Entry, Growth, Input, Mechanism, Needs, Output, Paper, Shape, Support, feature};
 use crate::kernel::linear;
@@ -182,6 +183,21 @@ fn build(config: &Config, builder: &Builder) -> Result<Box<dyn Mechanism>> {
 
 impl Mechanism for Rfa {
     fn forward(&self, input: &Input) -> Result<Output> {
+        self.with_call(input, |call| Ok(linear_attention(input.qkv, call)?.into()))
+    }
+
+    fn start(&self, _: usize, _: usize, _: &Device) -> Result<Option<State>> {
+        Ok(self.causal.then(State::sums))
+    }
+
+    fn step(&self, input: &Input, state: &mut State) -> Result<Output> {
+        self.with_call(input, |call| Ok(state.linear(input.qkv, call)?.into()))
+    }
+}
+
+impl Rfa {
+    /// What is computed from `input`.
+    fn with_call<T>(&self, input: &Input, then: impl FnOnce(&LinearAttention) -> Result<T>) -> Result<T> {
         let weight = match &self.sigma {
             Some(sigma) => self.proj.broadcast_mul(&sigma.unsqueeze(1)?)?,
             None => self.proj.clone(),
@@ -196,13 +212,12 @@ impl Mechanism for Rfa {
         };
         let features =
             Features::Random { weight, kernel: self.kernel, norm_eps: self.norm_eps, scale: self.scale };
-        let call = LinearAttention {
+        then(&LinearAttention {
             features,
             guard: self.guard,
             mask: input.mask,
             causal: self.causal,
             gate: gate.as_ref(),
-        };
-        Ok(linear_attention(input.qkv, &call)?.into())
+        })
     }
 }

@@ -3,8 +3,9 @@
 //! Bidirectional (segment-wise, sec. 3.2): with s = floor(i / w) and ext = max(floor(w / 2), 1), query i sees
 //! keys s w - ext <= j < (s + 1) w + ext. Causal (token-wise, the released language model): t - w < j <= t.
 
-use candle_core::Result;
+use candle_core::{Device, Result};
 
+use super::decode::State;
 use super::knobs::{Kind, Knob, Knobs, Value};
 use super::{Config, Cost, Entry, Growth, Input, Mechanism, Needs, Output, Paper, Shape, Support};
 use crate::kernel::attend::{Attend, attend};
@@ -66,11 +67,13 @@ fn cost(knobs: &Knobs, shape: &Shape) -> Cost {
 struct Window {
     w: usize,
     causal: bool,
+    heads: usize,
     head_dim: usize,
 }
 
 fn build(config: &Config, _: &Builder) -> Result<Box<dyn Mechanism>> {
-    Ok(Box::new(Window { w: config.knobs.int("w"), causal: config.causal, head_dim: config.head_dim }))
+    let Config { causal, heads, head_dim, .. } = *config;
+    Ok(Box::new(Window { w: config.knobs.int("w"), causal, heads, head_dim }))
 }
 
 impl Mechanism for Window {
@@ -78,5 +81,14 @@ impl Mechanism for Window {
         let (queries, keys) = input.lengths()?;
         let pattern = Pattern::window(queries, keys, self.w, self.causal);
         Ok(attend(input.qkv, &Attend::plain(&pattern, input.mask, self.head_dim))?.into())
+    }
+
+    fn start(&self, batch: usize, room: usize, device: &Device) -> Result<Option<State>> {
+        let room = room.min(self.w);
+        self.causal.then(|| State::cache((batch, self.heads, self.head_dim), room, device)).transpose()
+    }
+
+    fn step(&self, input: &Input, state: &mut State) -> Result<Output> {
+        Ok(state.attend(input.qkv)?.into())
     }
 }

@@ -7,11 +7,12 @@ use anyhow::Result;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
 use super::export::Exports;
-use super::known::Known;
+use super::known::{self, Known};
 use crate::config::grid::Models;
 use crate::config::settings::{Setting, Settings};
 use crate::config::suite::Suite;
 use crate::config::units::Seconds;
+use crate::model::family::attention;
 use crate::protocol::grid::Flags;
 use crate::protocol::{self, Protocol};
 use crate::run::shard::Shard;
@@ -19,21 +20,24 @@ use crate::run::shard::Shard;
 /// Which mechanisms.
 #[derive(clap::Args)]
 struct Mechanisms {
-    /// Mechanisms and their knobs: full,ls:w=16,r=2 or all or 'ls*'
-    #[arg(long, value_name = "LIST", help_heading = "Grid")]
+    /// Mechanisms, with settings after a colon: full,ls:w=16,r=2 or all or 'ls*'
+    #[arg(long, value_name = "LIST", help_heading = "Grid", hide_possible_values = true)]
+    #[arg(value_parser = Known::new(known::mechanisms, str::parse::<Models>))]
     model: Option<Models>,
     /// Mechanisms to leave out
-    #[arg(long, value_name = "LIST", help_heading = "Grid")]
+    #[arg(long, value_name = "LIST", help_heading = "Grid", hide_possible_values = true)]
+    #[arg(value_parser = Known::new(known::mechanisms, str::parse::<Models>))]
     exclude: Option<Models>,
 }
 
 /// Settings of a paper, and single ones.
 #[derive(clap::Args)]
 struct Given {
-    /// A paper's table: a name (effattn list suites) or a TOML file; flags choose among its values
-    #[arg(long, value_name = "NAME|FILE", help_heading = "Grid")]
+    /// Run a paper's table: a name (effattn list suites) or a TOML file. Other flags choose among its values
+    #[arg(long, value_name = "NAME|FILE", help_heading = "Grid", hide_possible_values = true)]
+    #[arg(value_parser = Known::new(known::suites, known::text))]
     suite: Option<String>,
-    /// Override a setting, also a suite's: heads=8, len=512 (repeatable)
+    /// Override one setting, also of a suite: heads=8 or len=512 (repeatable)
     #[arg(long, value_name = "KEY=VALUE", value_parser = Settings::set, help_heading = "Grid")]
     set: Vec<Settings>,
 }
@@ -41,11 +45,11 @@ struct Given {
 /// Where things are read and kept.
 #[derive(clap::Args)]
 pub struct Output {
-    /// Compute one of N parts of the cells, beside the others in one folder: 2/6; auto: the one that Slurm, Kubernetes or
-    /// AWS Batch names (effattn merge joins them)
+    /// Compute one of N parts of the cells, such as 2/6; auto: the part that Slurm, Kubernetes or AWS Batch names.
+    /// effattn merge joins the parts
     #[arg(long, value_name = "I/N|auto", value_parser = Shard::said, help_heading = "Budget")]
     pub shard: Option<Shard>,
-    /// Print the plan with FLOPs, bytes and time; run nothing
+    /// Print the plan with FLOPs, memory and time; run nothing
     #[arg(long, help_heading = "Budget")]
     pub dry_run: bool,
     /// Start over even if the same run is unfinished
@@ -54,7 +58,7 @@ pub struct Output {
     /// Folder with data sets [default: effattn's folder in the user's cache]
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     pub data_dir: Option<PathBuf>,
-    /// Folder for rows, samples and manifests
+    /// Folder for results
     #[arg(short, long, value_name = "DIR", default_value = "results", help_heading = "Output")]
     pub output_path: PathBuf,
     /// Folder for charts
@@ -68,9 +72,15 @@ pub struct Output {
 /// Flags of commands that time steps.
 #[derive(clap::Args, Default)]
 struct Timed {
-    /// Another program's numbers beside ours: JSON lines of benches/peer/torch_speed.py, or CSV with its columns
+    /// Show another program's numbers beside: JSON lines of benches/peer/torch_speed.py, or CSV with its columns
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     reference: Option<PathBuf>,
+    /// The mechanism that others are compared with in the ranking [default: full, or the usual one]
+    #[arg(long, value_name = "MODEL", help_heading = "Output")]
+    baseline: Option<String>,
+    /// Measure the attention calls alone, without a model around them (--preset attention)
+    #[arg(long, help_heading = "Grid", conflicts_with_all = ["preset", "suite"])]
+    kernel_only: bool,
 }
 
 /// Flags of commands that train.
@@ -99,6 +109,8 @@ pub struct Asked {
     pub training: Option<Training>,
     /// Another program's numbers.
     pub reference: Option<PathBuf>,
+    /// The mechanism that others are compared with.
+    pub baseline: Option<String>,
     /// The protocol's flags for something else, where its first one was given.
     pub instead: Option<BTreeMap<&'static str, String>>,
 }
@@ -147,9 +159,34 @@ fn flags(protocol: &'static Protocol) -> impl Iterator<Item = &'static Setting> 
     protocol.settings().filter(|setting| setting.flag().is_some())
 }
 
+/// What `protocol` takes for `setting` where nothing is said, as on the command line.
+fn usual(protocol: &Protocol, setting: &Setting) -> Option<String> {
+    fn text(value: &serde_json::Value) -> Option<String> {
+        match value {
+            serde_json::Value::String(text) => Some(text.clone()),
+            serde_json::Value::Number(number) => Some(number.to_string()),
+            serde_json::Value::Array(all) => {
+                all.iter().map(text).collect::<Option<Vec<_>>>().map(|all| all.join(","))
+            }
+            _ => None,
+        }
+    }
+    let defaults = (protocol.defaults)(&Flags::default()).settings;
+    let device = |key: &str| match key {
+        "device" => Some("cpu".to_owned()),
+        "dtype" => Some("f32".to_owned()),
+        "kernel" => Some("fused".to_owned()),
+        _ => None,
+    };
+    text(&serde_json::to_value(defaults).ok()?[setting.key]).or_else(|| device(setting.key))
+}
+
 /// The flag of `setting`.
 fn arg(protocol: &Protocol, setting: &'static Setting) -> Arg {
-    let arg = Arg::new(setting.key).help(protocol.help(setting)).help_heading(setting.heading);
+    let help = protocol.help(setting);
+    let default = usual(protocol, setting).filter(|_| !help.contains("[default"));
+    let help = default.map_or_else(|| help.clone(), |default| format!("{help} [default: {default}]"));
+    let arg = Arg::new(setting.key).help(help).help_heading(setting.heading);
     let arg = arg.long(setting.flag().unwrap_or_default());
     let arg = if setting.key == "seeds" { arg.visible_alias("seed") } else { arg };
     if setting.value.is_empty() {
@@ -158,6 +195,9 @@ fn arg(protocol: &Protocol, setting: &'static Setting) -> Arg {
     let arg = arg.value_name(setting.value);
     match protocol.tasks.filter(|_| setting.key == "task") {
         Some(tasks) => arg.value_parser(Known::new(tasks.names, setting.read)).hide_possible_values(true),
+        None if setting.key == "preset" => {
+            arg.value_parser(Known::new(known::presets, setting.read)).hide_possible_values(true)
+        }
         None => arg.value_parser(setting.read),
     }
 }
@@ -178,6 +218,10 @@ impl Asked {
                 settings = one.clone().over(settings);
             }
         }
+        let timed = if protocol.times_steps() { Timed::from_arg_matches(matches)? } else { Timed::default() };
+        if timed.kernel_only {
+            settings.preset = Some(attention::PRESET.to_owned());
+        }
         let mechanisms = Mechanisms::from_arg_matches(matches)?;
         let given = Given::from_arg_matches(matches)?;
         let set = given.set.into_iter().fold(Settings::NONE, |all, one| one.over(all));
@@ -187,7 +231,6 @@ impl Asked {
         let (trains, offers) = (protocol.curve.is_some(), protocol.instead);
         let protocol = Self::runs(protocol, &flags)?;
         let training = trains.then(|| Training::from_arg_matches(matches));
-        let reference = matches.try_get_one::<PathBuf>("reference").ok().flatten().cloned();
         let instead = offers.filter(|instead| {
             instead.flags.first().is_some_and(|flag| matches.try_contains_id(flag.name).unwrap_or(false))
         });
@@ -201,7 +244,8 @@ impl Asked {
             output: Output::from_arg_matches(matches)?,
             exports: Exports::from_arg_matches(matches)?,
             training: training.transpose()?,
-            reference,
+            reference: timed.reference,
+            baseline: timed.baseline,
             instead: values,
         })
     }

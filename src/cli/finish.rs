@@ -36,7 +36,7 @@ pub fn finish(
     let (finished, term) = session.finish()?;
     let mut tables = tables(protocol, &finished.rows, suite);
     if protocol.shown == Shown::Growth {
-        tables.extend(verdict::rankings(&finished.rows, None));
+        tables.extend(verdict::rankings(&finished.rows, asked.baseline.as_deref()));
         if term.talk() == Talk::Verbose {
             tables.extend(verdict::percentiles(&step_samples(&finished.folder)?));
         }

@@ -1,9 +1,37 @@
 //! Names from a table as values of flags, so that shells complete them.
 
+use std::convert::Infallible;
 use std::error::Error;
 use std::ffi::OsStr;
 
 use clap::builder::{PossibleValue, TypedValueParser};
+
+use crate::attention::entries;
+use crate::config::suite::SHIPPED;
+use crate::model::family;
+
+/// Names of mechanisms.
+pub fn mechanisms() -> Vec<&'static str> {
+    entries().iter().map(|entry| entry.name).collect()
+}
+
+/// Names of presets.
+pub fn presets() -> Vec<&'static str> {
+    family::presets(&family::families()).iter().map(|preset| preset.name).collect()
+}
+
+/// Names of the built-in suites.
+pub fn suites() -> Vec<&'static str> {
+    SHIPPED.iter().map(|(name, _)| *name).collect()
+}
+
+/// A value that is taken as it is.
+///
+/// # Errors
+/// None.
+pub fn text(text: &str) -> Result<String, Infallible> {
+    Ok(text.to_owned())
+}
 
 /// Reads a value; shells offer the names. What is no name is said by whoever looks it up: lists are values too.
 #[derive(Clone)]

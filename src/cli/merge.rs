@@ -13,12 +13,12 @@ use crate::term::{Term, Warning};
 
 const EXAMPLES: &str = "\
 Examples:
-  effattn merge results/lra/plan-0123456789ab   shards, joined where they lie
-  effattn merge a/results b/results -o all      what two machines brought
+  # Join shards where they lie
+  effattn merge results/lra/plan-0123456789ab
+  # Join what two machines measured
+  effattn merge a/results b/results -o all
 
-The run that comes out is one as any other: report, plot and compare read it, the same command continues it. Of a cell that
-was measured on two machines both results are kept; two results of one training run must be the same. Exit code 1 where
-cells are missing or failed.";
+The result is a run as any other: report, plot and compare read it, and the same command continues it. Where a cell was measured on two machines, both results are kept; two results of one training run must be the same. Exit code 1 where cells are missing or failed.";
 
 /// Names of cells that are said at most.
 const NAMED: usize = 3;

@@ -169,7 +169,7 @@ fn dispatch(matches: &ArgMatches, global: &Global) -> anyhow::Result<u8> {
         Tool::Report(args) => report::run(&args, &term),
         Tool::Compare(args) => compare::run(&args, &term),
         Tool::Merge(args) => merge::run(&args, &term),
-        Tool::Submit(args) => submit::run(&args, &term),
+        Tool::Submit(args) => submit::run(&args, term),
         Tool::Status(args) => status::run(&args, &term),
         Tool::Plot { what } => plot::run(&what, &term),
         Tool::Completions(args) => pages::completions(&args),

@@ -47,3 +47,31 @@ pub fn man(args: &Man) -> Result<u8> {
     term::data(&String::from_utf8_lossy(&text))?;
     Ok(0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shells_complete_mechanisms_tasks_presets_and_suites() {
+        for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+            let mut text = Vec::new();
+            clap_complete::generate(shell, &mut visible(), "effattn", &mut text);
+            let text = String::from_utf8(text).unwrap();
+            for name in ["transformer-xl", "listops", "charlm-small", "cos-table5"] {
+                assert!(text.contains(name), "{shell}: {name}");
+            }
+        }
+    }
+
+    #[test]
+    fn examples_fit_eighty_columns() {
+        for command in visible().get_subcommands() {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let name = command.get_name();
+            for line in help.lines().filter(|line| line.starts_with("  ")) {
+                assert!(line.chars().count() <= 80, "{name}: {line}");
+            }
+        }
+    }
+}

@@ -1,6 +1,6 @@
 //! What comes before a run: everything that can be wrong is found before anything is measured.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -21,14 +21,17 @@ use crate::protocol::grid::{self, Grid};
 use crate::protocol::table::{Conditions, Folders, Prepared, Prober};
 use crate::record::file;
 use crate::report::reference::{self, Reference};
-use crate::run::Stop;
 use crate::run::manifest::argv;
-use crate::run::plan::Plan;
+use crate::run::plan::{Cell, Plan};
 use crate::run::planned::Planned;
 use crate::run::session::{Session, Surroundings};
 use crate::run::shard::Part;
 use crate::run::worker::Launcher;
-use crate::term::{Term, Warning};
+use crate::run::{RunError, Stop};
+use crate::term::{Talk, Term, Warning};
+
+/// Seconds of a measurement that is not worth an estimate.
+const SHORT: f64 = 5.0;
 
 /// A command that is ready to go.
 pub enum Started {
@@ -51,6 +54,15 @@ pub fn start(asked: &Asked, references: Option<&[Reference]>, term: Term) -> Res
     if merged > 0 {
         term.say(&format!("{merged} cells are asked for more than once; each is run once"));
     }
+    if let Some(baseline) = &asked.baseline {
+        let mut labels: Vec<String> = plan.cells.iter().map(|cell| cell.row.label()).collect();
+        labels.dedup();
+        if !labels.contains(baseline) {
+            labels.sort();
+            labels.dedup();
+            anyhow::bail!("--baseline {baseline} is not measured here; choose one of {}", labels.join(", "));
+        }
+    }
     plan.groups = protocol.groups(&plan.cells);
     let planned = planned(protocol, &grid, &plan)?;
     let owners = asked.output.shard.map(|shard| (shard, planned.deal(shard.count)));
@@ -59,10 +71,9 @@ pub fn start(asked: &Asked, references: Option<&[Reference]>, term: Term) -> Res
         if let Some((shard, owners)) = &owners {
             plan.cut(*shard, owners);
         }
-        if let Some(price) = protocol.price {
-            let (launcher, memory_limit) = (launcher(&ready, None)?, ready.memory_limit);
-            price(&mut plan, &Prober { launcher, memory_limit, stop: Stop::default() })?;
-        }
+        let mut term = term;
+        let place = (launcher(&ready, None)?, ready.memory_limit, Stop::default());
+        price(asked, &mut plan, place, (&|_| false, &mut term))?;
         return Ok(Started::Priced(Box::new((plan, term))));
     }
     writable(asked)?;
@@ -79,7 +90,18 @@ pub fn start(asked: &Asked, references: Option<&[Reference]>, term: Term) -> Res
         term.say(&format!("--quick: {}", quick.said));
     }
     let text = text.map(temporary).transpose()?;
-    let session = session((&plan, &planned), asked, &ready, text, term)?;
+    let mut session = session((&plan, &planned), asked, &ready, text, term)?;
+    // the time of short measurements is the time that they were given
+    let given = protocol.times_steps() && plan.seconds() < SHORT;
+    if session.term.talk() > Talk::Quiet && !given {
+        let keys = plan.cells.iter().filter(|cell| session.is_done(cell)).map(|cell| cell.key.clone());
+        let done: HashSet<String> = keys.collect();
+        let place = (session.launcher.clone(), session.memory_limit, session.stop.clone());
+        match price(asked, &mut plan, place, (&|cell| done.contains(&cell.key), &mut session.term)) {
+            Ok(()) | Err(RunError::Stopped) => {} // the run itself stops
+            Err(error) => return Err(error.into()),
+        }
+    }
     if let Some(references) = references {
         let path = session.path().join(reference::FILE);
         let text = reference::to_text(references)?;
@@ -93,7 +115,7 @@ pub fn start(asked: &Asked, references: Option<&[Reference]>, term: Term) -> Res
 ///
 /// # Errors
 /// A wrong request; data that are missing.
-pub fn whole(asked: &Asked, term: &Term) -> Result<(Plan, Planned)> {
+pub fn whole(asked: &Asked, term: &mut Term) -> Result<(Plan, Planned)> {
     let protocol = asked.protocol;
     let grid = grid::resolve(&asked.flags, protocol)?;
     let device = grid.settings.device.unwrap_or_default();
@@ -105,23 +127,38 @@ pub fn whole(asked: &Asked, term: &Term) -> Result<(Plan, Planned)> {
     let planned = planned(protocol, &grid, &plan)?;
     prepare(asked, &mut plan)?;
     let planned = Planned { plan: plan.digest(), ..planned };
-    match protocol.price.filter(|_| here) {
-        Some(price) => {
-            let ready = self::ready(&Settings { device: Some(DeviceName::Cpu), ..grid.settings.clone() })?;
-            let (launcher, memory_limit) = (launcher(&ready, None)?, ready.memory_limit);
-            price(&mut plan, &Prober { launcher, memory_limit, stop: Stop::default() })?;
-        }
-        None if !here => term.say(&format!(
+    if here {
+        let ready = self::ready(&Settings { device: Some(DeviceName::Cpu), ..grid.settings.clone() })?;
+        let place = (launcher(&ready, None)?, ready.memory_limit, Stop::default());
+        price(asked, &mut plan, place, (&|_| false, term))?;
+    } else {
+        term.say(&format!(
             "there is no {device} here: times and memory are guesses; see --time and --memory"
-        )),
-        None => {
-            let name = protocol.name;
-            term.say(&format!(
-                "no step of {name} is tried before: times and memory are guesses; see --time and --memory"
-            ));
-        }
+        ));
     }
     Ok((plan, planned))
+}
+
+/// Predicts the seconds of the cells that are not `done` by trying some of their steps, and says so meanwhile.
+fn price(
+    asked: &Asked,
+    plan: &mut Plan,
+    (launcher, memory_limit, stop): (Launcher, u64, Stop),
+    (done, term): (&dyn Fn(&Cell) -> bool, &mut Term),
+) -> std::result::Result<(), RunError> {
+    let Some(price) = asked.protocol.price else { return Ok(()) };
+    term.begin(0.0);
+    let said = std::cell::Cell::new(false);
+    let tell = |what: &str| {
+        term.doing(&format!("trying a few steps to estimate the time: {what}"));
+        if !term.has_bar() && !said.replace(true) {
+            term.say("trying a few steps to estimate the time");
+        }
+    };
+    let (data, results) = (self::data(asked), asked.output.output_path.clone());
+    let tried = price(plan, &Prober { launcher, memory_limit, stop, data, results, done, tell: &tell });
+    term.end();
+    tried
 }
 
 /// What workers are given besides their requests.
@@ -245,10 +282,12 @@ fn session(
     text: Option<NamedTempFile>,
     term: Term,
 ) -> Result<Session> {
-    if let Some(load) = machine::load()
-        && load > 0.5 * threads::available() as f64
-    {
-        term.warn(&Warning::Busy { load, cores: threads::available() });
+    // how busy the machine is says nothing about accuracies, and nothing about bytes
+    if asked.protocol.times_steps() {
+        let (load, cores) = (machine::busy(), threads::available());
+        if load > 0.25 * cores as f64 {
+            term.warn(&Warning::Busy { load, cores });
+        }
     }
     if plan.settings["dtype"] == DtypeName::Bf16.to_string() && !bf16::is_native() {
         term.warn(&Warning::EmulatedBf16);

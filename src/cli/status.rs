@@ -18,9 +18,12 @@ use crate::term::{self, Term, clock};
 
 const EXAMPLES: &str = "\
 Examples:
-  effattn status                                 runs that have cells left
-  effattn status results/lra/plan-0123456789ab   one run, shard by shard
-  effattn status --all --watch 1m                again and again until all is done
+  # Runs that have cells left
+  effattn status
+  # One run, shard by shard
+  effattn status results/lra/plan-0123456789ab
+  # Every run, again every minute until all are done
+  effattn status --all --watch 1m
 
 Everything is read from files: no scheduler is asked, and the folder may be read-only.";
 

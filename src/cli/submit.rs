@@ -21,16 +21,16 @@ use crate::term::{Term, clock};
 
 const EXAMPLES: &str = "\
 Examples:
+  # Write jobs/ls-table1/: look at it, then sh jobs/ls-table1/submit.sh
   effattn submit --shards 6 lra --suite ls-table1
-      writes jobs/ls-table1/: look at it, then sh jobs/ls-table1/submit.sh
-  effattn submit --gpus 1 --option partition=gpu --submit lra --suite ls-table1
-      a GPU for each task, handed over at once
-  effattn submit --scheduler kubernetes --option image=effattn:1 \
+  # A GPU for each task, handed over at once
+  effattn submit --gpus 1 --option partition=gpu --submit \\
+      lra --suite ls-table1
+  # Kubernetes
+  effattn submit --scheduler kubernetes --option image=effattn:1 \\
       --option claim=results lra --suite ls-table1
 
-Two jobs: an array with a shard of the cells in each task, and one behind it that joins the shards and makes the report. A
-task that is preempted, or runs out of its time, goes on from its checkpoint. Time and memory come from steps that are tried
-here, with room to spare.";
+Two jobs are written: an array with a shard of the cells in each task, and one after it that joins the shards and makes the report. A task that is preempted or runs out of its time resumes from its checkpoint. Time and memory are estimated from a few steps that are tried here, with room to spare.";
 
 /// Seconds before the end of a task's time at which it writes its checkpoint.
 const WARNING: u64 = 120;
@@ -107,9 +107,9 @@ struct Job<'a> {
     here: PathBuf,
 }
 
-pub fn run(args: &Args, term: &Term) -> Result<u8> {
+pub fn run(args: &Args, mut term: Term) -> Result<u8> {
     let asked = asked(&args.command)?;
-    let (plan, planned) = start::whole(&asked, term)?;
+    let (plan, planned) = start::whole(&asked, &mut term)?;
     let job = Job::new(args, &asked, &plan, &planned)?;
     for (name, text) in job.files()? {
         let path = job.folder.join(name);
@@ -130,7 +130,7 @@ pub fn run(args: &Args, term: &Term) -> Result<u8> {
         return Ok(0);
     }
     let status = Command::new("sh").arg(&script).status().context("sh cannot be started")?;
-    ensure!(status.success(), "sh {} ended with {status}; what it said stands above", script.display());
+    ensure!(status.success(), "sh {} ended with {status}; its output is above", script.display());
     Ok(0)
 }
 

@@ -273,9 +273,10 @@ fn modes(text: &str) -> Result<Vec<Pass>, SayError> {
         let pass = match word {
             "infer" => Pass::Infer,
             "train" => Pass::Train,
+            "decode" => Pass::Decode,
             _ => {
                 return Err(SayError(format!(
-                    "unknown mode {word:?}; allowed: infer, train, or infer,train"
+                    "unknown mode {word:?}; allowed: infer, train, decode, or several: infer,train"
                 )));
             }
         };
@@ -372,13 +373,13 @@ fn models(text: &str) -> Result<Vec<Variant>, SayError> {
         }
         let Some(knob) = knob else { continue };
         let Some(variant) = list.last_mut() else {
-            return Err(SayError(format!("{part:?} stands before any mechanism; {WRITE}")));
+            return Err(SayError(format!("{part:?} comes before any mechanism; {WRITE}")));
         };
         match knob.split_once('=') {
             Some((key, value)) if !key.is_empty() && !value.is_empty() => {
                 if variant.is_pattern() {
                     let name = &variant.name;
-                    return Err(SayError(format!("{name} stands for several mechanisms and takes no knobs")));
+                    return Err(SayError(format!("{name} means several mechanisms and takes no knobs")));
                 }
                 variant.knobs.push((key.to_owned(), value.to_owned()));
             }

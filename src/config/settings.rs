@@ -226,13 +226,13 @@ macro_rules! settings {
 settings! {
     /// Tasks or corpora: effattn list tasks
     task: Words, "Grid", "LIST", str::parse;
-    /// Lengths: 1024,2048 or 1024..8192 (doubling) or 1024..4096+1024 (steps)
+    /// Sequence lengths: 1024,2048 or 1024..8192 (doubling) or 1024..4096+1024 (steps)
     len: Lengths, "Grid", "LIST", str::parse;
-    /// Samples per step: 1,4 or 1..32 (doubling)
+    /// Sequences per step: 1,4 or 1..32 (doubling)
     batch: Batches, "Grid", "LIST", str::parse;
     /// Seeds: 3 or 0..3
     seeds: Seeds, "Grid", "LIST", str::parse;
-    /// Passes: infer, train or infer,train
+    /// What a step does: infer, train or infer,train
     mode: Modes, "Grid", "LIST", str::parse;
     /// Backbone (effattn list presets)
     preset: String, "Grid", "NAME", word;
@@ -248,33 +248,33 @@ settings! {
     pooling: String, "", "NAME", word;
     /// Dropout, instead of the preset's
     dropout: f64, "", "P", |text| number(text, |p| (0.0..1.0).contains(&p), "a number from 0 to below 1, such as 0.1");
-    /// Longest length whose step stays below this, such as 2GiB, is looked for (--len bounds it)
+    /// Find the longest length whose step needs less than this, such as 2GiB; --len is the longest that is tried
     fit: Bytes, "Grid", "SIZE", str::parse;
-    /// cpu, cuda, cuda:1 or metal
+    /// Where to compute: cpu, cuda, cuda:1 or metal
     device: DeviceName, "Machine", "DEVICE", str::parse;
-    /// f32; bf16: matrix products of bf16 operands summed in f32, all else in f32; tf32 on CUDA devices
+    /// Number format: f32; bf16 (operands of matrix products, summed in f32); tf32 (CUDA devices)
     dtype: DtypeName, "Machine", "FORMAT", str::parse;
     /// CPU threads [default: all cores]
     threads: u64, "Machine", "N", |text| within(text, 1, 1024);
-    /// fused: our kernels; composed: plain operations, as in the papers' codes
+    /// fused: kernels of this program; composed: plain operations, as in the papers' codes
     kernel: KernelName, "Machine", "KIND", str::parse;
-    /// Live bytes that all workers together may reach, such as 8GiB [default: 90 % of the free memory]
+    /// Most memory that all workers together may use, such as 8GiB [default: 90 % of what is free]
     memory_limit: Bytes, "Machine", "SIZE", str::parse;
-    /// Steps before the clock starts (at most as long as --max-time)
+    /// Steps before measuring starts; they take at most --max-time
     warmup: u64, "Budget", "N", |text| within(text, 0, MOST);
-    /// Most measured steps per cell
+    /// Most steps that are measured per cell
     runs: u64, "Budget", "N", positive;
-    /// Fewest measured steps per cell, whatever the time
+    /// Fewest steps that are measured per cell, however long they take
     min_runs: u64, "Budget", "N", positive;
-    /// Measuring time per cell, such as 2s
+    /// Time that is spent on measuring each cell, such as 2s
     max_time: Seconds, "Budget", "TIME", str::parse;
-    /// A cell that computes longer than this ends as `timeout`
+    /// End a cell that computes longer than this, such as 10m; its row says timeout
     timeout: Seconds, "Budget", "TIME", str::parse;
     /// Training steps, instead of the protocol's
     steps: u64, "Budget", "N", positive;
     /// Peak, base or first learning rate, instead of the protocol's
     rate: f64, "Budget", "RATE", |text| number(text, |rate| rate > 0.0 && rate <= 10.0, "a number above 0 and up to 10, such as 1e-4");
-    /// Folders with pretrained encoders to start from, the first that fits: config.json, a tokenizer, model.safetensors; or runs of mlm
+    /// Start from a pretrained encoder: folders with config.json, a tokenizer and model.safetensors, or runs of mlm; the first that fits is taken
     from: Words, "Start", "LIST", str::parse;
     /// Phases of growing length that are trained, 1 to 3
     phases: u64, "Budget", "N", |text| within(text, 1, 3);
@@ -282,31 +282,31 @@ settings! {
     limit: u64, "Budget", "N", positive;
     /// Updates between evaluations
     every: u64, "Budget", "N", positive;
-    /// Micro-batches per update: the memory of one, the update of all
+    /// Cut each batch into N parts that are computed one after another, to save memory
     accumulate: u64, "Budget", "N", positive;
     /// Evaluate these weights instead of training: a checkpoint, or safetensors under public names
     weights: String, "Evaluation", "FILE", word;
     /// Test the weights on these images too: imagenet-c, imagenet-a, imagenet-r, imagenet-9, cifar10-c, folder-c
     also: Words, "Evaluation", "LIST", str::parse;
-    /// Compare the patches of so many images behind every block (Figure 6)
+    /// Compare the patches of N images after every block (Figure 6)
     similarity: u64, "Evaluation", "N", |text| within(text, 0, 1 << 20);
-    /// Evaluate in overlapping windows (the paper) instead of blocks behind a cache (its code)
+    /// Evaluate in overlapping windows, as the paper says, instead of blocks with a cache, as its code does
     overlap: bool, "Evaluation", "", switch;
     /// Characters inserted per document; 10 is compared with the paper, all make the curve
     insertions: Counts, "Texts", "LIST", str::parse;
     /// The characters that are inserted and deleted [default: the 32 punctuation characters of ASCII]
     characters: String, "Texts", "TEXT", word;
-    /// Seeds that insertions are repeated with
+    /// How many seeds the insertions are repeated with
     perturbation_seeds: u64, "Texts", "N", |text| within(text, 1, 1000);
-    /// Words: tokenizer.json, or a folder with it or with vocab.json and merges.txt [default: trained on the text]
+    /// Tokenizer: tokenizer.json, or a folder with it or with vocab.json and merges.txt [default: trained on the text]
     tokenizer: String, "Data", "PATH", word;
-    /// Text: select weights on a tenth of the training reviews, not on the test split as the sources do
+    /// Select weights on a tenth of the training reviews instead of the test split, which the sources select on
     strict: bool, "Data", "", switch;
-    /// ListOps: keep closing brackets as tokens (today's LRA), which Table 1 did not
+    /// ListOps: keep closing brackets as tokens, as LRA does today and Table 1 did not
     keep_close: bool, "Data", "", switch;
-    /// Train nothing: what simple rules reach on the same test split (the largest class, the root operator, runs of bytes)
+    /// Train nothing; test simple rules on the same split: the largest class, the root operator, runs of bytes
     floor: bool, "Data", "", switch;
-    /// Use data that are incomplete; rows say so
+    /// Accept incomplete data; rows say so
     allow_partial: bool, "Data", "", switch;
 }
 

@@ -234,7 +234,7 @@ impl Source {
         }
         out.sync_data().map_err(io)?;
         if total.is_some_and(|total| have < total) {
-            let reason = format!("it ended behind {have} bytes; the same command continues");
+            let reason = format!("it ended after {have} bytes; the same command continues");
             return Err(unreachable(reason));
         }
         Ok(())

@@ -249,7 +249,7 @@ pub enum DataError {
         reason: String,
     },
     /// Data that is not all there, without permission to go on.
-    #[error("{what} in {} is incomplete: {missing}; fetch the rest, or go on with --allow-partial (rows are labelled)", dir.display())]
+    #[error("{what} in {} is incomplete: {missing}; fetch the rest, or use what is there with --allow-partial (rows are labelled)", dir.display())]
     Partial {
         /// The data.
         what: &'static str,

@@ -135,6 +135,17 @@ fn free_in_groups(groups: &str, root: &Path) -> Option<u64> {
     least
 }
 
+/// Processors that other programs keep busy just now: looked at for a fifth of a second, in which this one waits. The load
+/// average would count a build that has just ended.
+pub fn busy() -> f64 {
+    let kinds = RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing().with_cpu_usage());
+    let mut system = System::new_with_specifics(kinds);
+    std::thread::sleep(sysinfo::MINIMUM_CPU_UPDATE_INTERVAL);
+    system.refresh_cpu_usage();
+    let shares = system.cpus().iter().map(|cpu| f64::from(cpu.cpu_usage()) / 100.0);
+    shares.sum()
+}
+
 /// Load average of the last minute; none where the system has none.
 pub fn load() -> Option<f64> {
     let load = System::load_average().one;

@@ -15,9 +15,6 @@ use super::tape;
 const CHUNK: usize = 1 << 15;
 
 /// Exact GELU.
-///
-/// # Errors
-/// Failures of the device.
 pub fn gelu(x: &Tensor) -> Result<Tensor> {
     if super::fused(x) {
         return tape::apply(&[&x.contiguous()?], Gelu);
@@ -26,18 +23,12 @@ pub fn gelu(x: &Tensor) -> Result<Tensor> {
 }
 
 /// The definition in plain candle operations.
-///
-/// # Errors
-/// Failures of the device.
 pub fn composed(x: &Tensor) -> Result<Tensor> {
     let erf = (x * std::f64::consts::FRAC_1_SQRT_2)?.erf()?;
     (x * 0.5)? * (erf + 1.0)?
 }
 
 /// max(x, 0), without a gradient at exactly 0 (candle's own passes one on to dead units).
-///
-/// # Errors
-/// Failures of the device.
 pub fn relu(x: &Tensor) -> Result<Tensor> {
     x * x.gt(0f32)?.to_dtype(x.dtype())?
 }

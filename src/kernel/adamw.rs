@@ -51,9 +51,6 @@ enum State {
 
 impl Moments {
     /// Zeros for `var`.
-    ///
-    /// # Errors
-    /// Failures of the device.
     pub fn zeros(var: &Var) -> Result<Self> {
         let zeros = || Tensor::zeros(var.elem_count(), var.dtype(), var.device());
         Ok(Self(State::Tensors { m: zeros()?, v: zeros()? }))
@@ -71,9 +68,6 @@ impl Moments {
     }
 
     /// First and second moment as flat tensors on the CPU or on the parameter's device.
-    ///
-    /// # Errors
-    /// Failures of the device.
     pub fn tensors(&self) -> Result<(Tensor, Tensor)> {
         match &self.0 {
             State::Tensors { m, v } => Ok((m.clone(), v.clone())),

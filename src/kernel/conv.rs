@@ -47,9 +47,6 @@ pub fn unfold(x: &Tensor, grid: Grid, window: Window) -> Result<Tensor> {
 }
 
 /// The definition in plain candle operations: padding, and a row of tokens by index per tap.
-///
-/// # Errors
-/// Failures of the device.
 pub fn unfold_composed(x: &Tensor, grid: Grid, window: Window) -> Result<Tensor> {
     let (b, n, c) = x.dims3()?;
     let (out, taps) = (window.over(grid), window.size * window.size);
@@ -154,9 +151,6 @@ pub fn depthwise_2d(x: &Tensor, weight: &Tensor, bias: &Tensor, grid: Grid) -> R
 const AROUND: Window = Window { size: 3, stride: 1, pad: 1 };
 
 /// The definition: the patches, weighted and summed. `taps` [9, c].
-///
-/// # Errors
-/// Failures of the device.
 pub fn depthwise_2d_composed(x: &Tensor, taps: &Tensor, bias: &Tensor, grid: Grid) -> Result<Tensor> {
     let (b, n, c) = x.dims3()?;
     let patches = unfold_composed(x, grid, AROUND)?.reshape((b, n, 9, c))?;

@@ -30,9 +30,6 @@ pub fn dropout(x: &Tensor, rate: f64, seed: u64) -> Result<Tensor> {
 }
 
 /// The definition in plain candle operations: a product with a mask made on the host.
-///
-/// # Errors
-/// Failures of the device.
 pub fn composed(x: &Tensor, rate: f64, seed: u64) -> Result<Tensor> {
     let mut mask = vec![1.0; x.elem_count()];
     Dropout::new(rate, seed).apply(0, &mut mask);

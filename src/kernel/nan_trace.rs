@@ -86,9 +86,6 @@ pub fn found() -> Option<String> {
 }
 
 /// Whether every number of `tensor` is finite; whole numbers are.
-///
-/// # Errors
-/// Failures of the device.
 pub fn is_finite(tensor: &Tensor) -> Result<bool> {
     if !tensor.dtype().is_float() {
         return Ok(true);

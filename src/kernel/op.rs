@@ -27,9 +27,6 @@ pub trait Op: Send + Sync + 'static {
     }
 
     /// Gradients of the operands, where there are any, from the contiguous gradient of the result `out`.
-    ///
-    /// # Errors
-    /// Failures of the device.
     fn backward(&self, operands: &[&Tensor], out: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>>;
 }
 

@@ -3,9 +3,6 @@
 use candle_core::{D, DType, Result, Tensor};
 
 /// exp(x - max) / sum exp(x - max) over the last dimension.
-///
-/// # Errors
-/// Failures of the device.
 pub fn softmax(x: &Tensor) -> Result<Tensor> {
     let max = x.max_keepdim(D::Minus1)?.detach();
     let weights = x.broadcast_sub(&max)?.exp()?;

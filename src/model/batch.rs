@@ -146,9 +146,6 @@ impl MadeUp<'_> {
     }
 
     /// Ids [b, n], one per byte, as `id` says.
-    ///
-    /// # Errors
-    /// Failures of the device.
     pub fn ids(
         &self,
         bytes: &mut impl Iterator<Item = u8>,
@@ -160,9 +157,6 @@ impl MadeUp<'_> {
     }
 
     /// Classes `[b]` that alternate.
-    ///
-    /// # Errors
-    /// Failures of the device.
     pub fn classes(&self, classes: usize, device: &Device) -> Result<Tensor> {
         Tensor::from_vec((0..self.batch).map(|row| (row % classes) as u32).collect(), self.batch, device)
     }

@@ -1,9 +1,10 @@
 //! One block of a transformer: the multi-head layer around a mechanism, then the feed-forward half.
 
-use candle_core::{Result, Tensor, bail};
+use candle_core::{Device, Result, Tensor, bail};
 
+use crate::attention::decode::State;
 use crate::attention::knobs::Knobs;
-use crate::attention::{Config, Entry, Input, Mechanism, Needs, Projections};
+use crate::attention::{Config, Entry, Input, Mechanism, Needs, Output, Projections};
 use crate::kernel::block::{self, Projection, Residual};
 use crate::kernel::heads::{self, Heads, Parts, Qkv};
 use crate::kernel::linear::linear;
@@ -78,6 +79,11 @@ pub(super) fn layout(projections: Projections) -> (&'static [&'static str], Part
     }
 }
 
+/// Which part of a packed row is which under `projections`.
+pub fn parts(projections: Projections) -> Parts {
+    layout(projections).1
+}
+
 pub(super) fn linear_specs(names: &[&str], out: usize, width: usize, bias: bool) -> Vec<Spec> {
     let mut specs = Vec::new();
     for name in names {
@@ -138,8 +144,13 @@ impl AttentionLayer {
     /// # Errors
     /// Shapes that do not fit the configuration.
     pub fn forward(&self, x: &Tensor, call: &Call) -> Result<Tensor> {
+        self.run(x, call, |input| self.mechanism.forward(input))
+    }
+
+    /// [`Self::forward`] with what `attend` makes of the mechanism's input.
+    fn run(&self, x: &Tensor, call: &Call, attend: impl FnOnce(&Input) -> Result<Output>) -> Result<Tensor> {
         let (out, residual) = self.with_input(x, call, |input, normal| {
-            let out = self.mechanism.forward(input)?.out;
+            let out = attend(input)?.out;
             let residual = match (self.residual, normal) {
                 (Residual::Normed, Some(normal)) => {
                     normal.narrow(1, input.memory, x.dim(1)?)?.contiguous()?
@@ -279,6 +290,21 @@ impl Block {
     pub fn forward(&self, x: &Tensor, call: &Call) -> Result<Tensor> {
         let x = self.traced("attention", || self.attention.forward(x, &call.branch(0)))?;
         self.traced("feed-forward half", || self.ffn.forward(&x, call.dropout.branch(1)))
+    }
+
+    /// [`Mechanism::start`] of this block.
+    pub fn start(&self, batch: usize, room: usize, device: &Device) -> Result<Option<State>> {
+        self.attention.mechanism.start(batch, room, device)
+    }
+
+    /// The next token [b, 1, width] of sequences behind `state`: [`Self::forward`] at its position.
+    ///
+    /// # Errors
+    /// As [`Mechanism::step`].
+    pub fn step(&self, x: &Tensor, state: &mut State) -> Result<Tensor> {
+        let call = Call { mask: None, memory: None, dropout: Dropout::NONE };
+        let x = self.attention.run(x, &call, |input| self.attention.mechanism.step(input, state))?;
+        self.ffn.forward(&x, Dropout::NONE)
     }
 
     /// [`Mechanism::mixed`] for this block's input.

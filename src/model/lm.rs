@@ -15,6 +15,7 @@ use candle_core::{Device, Error, Result, Tensor, bail};
 
 use super::layer::{Block, BlockConfig, Call};
 use super::{Backbone, ConfigError, positive};
+use crate::attention::decode::State;
 use crate::attention::knobs::{KnobError, Knobs};
 use crate::attention::{Entry, Shape};
 use crate::kernel::block::Residual;
@@ -215,9 +216,6 @@ impl LanguageModel {
     }
 
     /// The cache in front of a stream of `batch` sequences.
-    ///
-    /// # Errors
-    /// Failures of the device.
     pub fn start(&self, batch: usize) -> Result<Cache> {
         let (mem, width) = (self.config.mem, self.config.backbone.width);
         if self.config.form.start == Start::Absent || mem == 0 {
@@ -294,6 +292,29 @@ impl LanguageModel {
         see(&x);
         x = dropout.apply(&x, 1)?;
         Ok((linear(&x, &self.tokens, Some(&self.bias))?, Cache(next)))
+    }
+
+    /// What every layer carries in front of the first of up to `room` tokens of `batch` sequences; nothing where the mechanism
+    /// has no form that goes on token by token.
+    pub fn start_decoding(&self, batch: usize, room: usize) -> Result<Option<Vec<State>>> {
+        self.layers
+            .iter()
+            .map(|layer| layer.start(batch, room, &self.device).transpose())
+            .collect::<Option<_>>()
+            .transpose()
+    }
+
+    /// The next token `ids` [b, 1] (u32) of sequences behind `states` to logits [b, 1, vocab]: [`Self::forward`] without a
+    /// cache, at its position.
+    ///
+    /// # Errors
+    /// A symbol outside the vocabulary; states of another model.
+    pub fn decode(&self, ids: &Tensor, states: &mut [State]) -> Result<Tensor> {
+        let mut x = (embedding(ids, &self.tokens)? * (self.config.backbone.width as f64).sqrt())?;
+        for (layer, state) in self.layers.iter().zip(states) {
+            x = layer.step(&x, state)?;
+        }
+        linear(&x, &self.tokens, Some(&self.bias))
     }
 
     /// The last `mem` rows of [memory ; x], without their history.

@@ -99,9 +99,6 @@ fn fairseq_init(spec: &Spec) -> Init {
 }
 
 /// fairseq's sinusoids of positions 0..n [n, d]: sines of (t + 2) f_i, then their cosines, f_i = 10000^(-i / (d/2 - 1)).
-///
-/// # Errors
-/// Failures of the device.
 pub fn sinusoids(n: usize, d: usize, device: &Device) -> Result<Tensor> {
     let half = d / 2;
     let step = 10_000f64.ln() / (half.max(2) - 1) as f64;

@@ -1,7 +1,7 @@
 //! What `speed` and `memory` measure: one step of a model of any family on made-up input.
 //!
-//! A step is forward to the outputs (infer), or forward, loss, backward and AdamW (train), on batches made beforehand,
-//! with the device synchronised before and after.
+//! A step is forward to the outputs (infer), forward, loss, backward and AdamW (train), or the next token of every sequence
+//! behind a state (decode), on batches made beforehand, with the device synchronised before and after.
 
 use std::time::Instant;
 
@@ -56,7 +56,16 @@ impl MeasuredStep {
         let build = || -> candle_core::Result<_> {
             let train = spec.pass == Pass::Train;
             let builder = Builder::seeded(spec.seed, backend.device(), train);
-            let net = resolved.build_measured(&builder, spec.batch as usize)?;
+            let batch = spec.batch as usize;
+            let net = match spec.pass {
+                Pass::Infer | Pass::Train => resolved.build_measured(&builder, batch)?,
+                Pass::Decode => match resolved.build_decoder(&builder, batch)? {
+                    Some(net) => net,
+                    None => {
+                        candle_core::bail!("{} has no form that makes one token after another", spec.model)
+                    }
+                },
+            };
             let params = builder.finish();
             let trainer = if train {
                 let trainer = Trainer::new(params, OPTIMIZER, SCHEDULE)?;
@@ -64,7 +73,7 @@ impl MeasuredStep {
             } else {
                 None
             };
-            let (batch, len) = (spec.batch as usize, spec.len as usize);
+            let len = if spec.pass == Pass::Decode { 2 } else { spec.len as usize };
             let wanted = MadeUp { text, batch, len, seed: spec.seed };
             Ok((net, trainer, resolved.made_up(&wanted, backend.device())?))
         };

@@ -184,9 +184,11 @@ impl ModelSpec {
         if let Some(resolved) = resolved {
             let len = self.len as usize;
             let flops = resolved.flops(len);
-            row.flops = Some(flops);
-            row.flops_2x = Some(2 * flops);
-            row.core_macs = Some(resolved.core_macs(self.batch as usize, len));
+            if self.pass != Pass::Decode {
+                row.flops = Some(flops);
+                row.flops_2x = Some(2 * flops);
+                row.core_macs = Some(resolved.core_macs(self.batch as usize, len));
+            }
             let state: u64 = resolved.stages(1, len).iter().map(|stage| stage.state_bytes).sum();
             row.state_bytes = Some(state).filter(|bytes| *bytes > 0);
             row.params = resolved.parameters().ok().map(|count| count as u64);

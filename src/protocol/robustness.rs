@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::grid::{Defaults, Flags, Grid, PlanError, published_elsewhere, tasks};
 use super::lra::worker::{Run, Tested};
 use super::lra::{self, ACCURACY};
+use super::model_spec::ModelSpec;
 use super::runner::request;
 use super::table::{Conditions, Folders, Given, Prepared, Protocol, Shown, Tasks};
 use super::training::worker::{failed, report};
@@ -21,9 +22,7 @@ use crate::record::{Published, Row};
 use crate::run::manifest::Manifest;
 use crate::run::outcome::Ending;
 use crate::run::plan::{Cell, Plan};
-use crate::run::session::Session;
 use crate::run::worker::Link;
-use crate::term::clock;
 use crate::train::checkpoint::Checkpoint;
 use crate::train::session::Files;
 /// Insertions per text in the paper.
@@ -78,7 +77,7 @@ pub static PROTOCOL: Protocol = Protocol {
     cells,
     prepare,
     amount: lra::plan::amount,
-    price: None,
+    price: Some(training::price::<Request>),
     together: |_, _| false,
     compute: training::compute::<Request>,
     ended: training::ended,
@@ -108,7 +107,8 @@ Examples:
   # What the paper's table would take on this machine
   effattn robustness --suite ls-table2 --dry-run
   # Two mechanisms, trained for fewer steps
-  effattn robustness --model linformer,dp --len 1024 --steps 800 --rate 1e-3 --data-dir ~/data
+  effattn robustness --model linformer,dp --len 1024 --steps 800 \\
+      --rate 1e-3 --data-dir ~/data
 
 Models are trained on clean texts (lra's task text or retrieval; a finished run of effattn lra with the same settings, data, threads and build under --output-path is used) and tested on clean and on changed texts, which are the same for every model.";
 
@@ -160,16 +160,13 @@ fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
 /// Reads the data, and says which models are trained already.
 fn prepare(plan: &mut Plan, folders: &Folders) -> anyhow::Result<Prepared> {
     let mut prepared = lra::plan::prepare(plan, folders)?;
-    let mut cells = std::mem::take(&mut plan.cells);
-    for cell in cells.iter_mut().filter(|cell| !cell.request.is_null()) {
+    let cells = std::mem::take(&mut plan.cells);
+    for cell in cells.iter().filter(|cell| !cell.request.is_null()) {
         let name = &cell.words;
         let wanted: Request = request(cell)?;
         prepared.remarks.push(match find(folders.results, &wanted.train, plan) {
-            Some(folder) => {
-                cell.seconds *= 0.05;
-                format!("{name}: trained before, in {}", folder.display())
-            }
-            None => format!("{name}: is trained first, about {}", clock(cell.seconds)),
+            Some(folder) => format!("{name}: trained before, in {}", folder.display()),
+            None => format!("{name}: is trained first"),
         });
     }
     plan.cells = cells;
@@ -205,8 +202,18 @@ impl Job for Request {
         self.train.steps
     }
 
-    fn trained(&self, run: &Session, plan: &Plan) -> Option<PathBuf> {
-        find(run.results(), &self.train, plan)
+    fn spec(&self) -> &ModelSpec {
+        &self.train.spec
+    }
+
+    /// Clean texts, texts without punctuation, and every insertion with every seed; training counts two tests.
+    fn tests(&self) -> f64 {
+        let Perturbation { insertions, seeds, .. } = &self.perturbation;
+        (2.0 + (insertions.len() as u64 * seeds) as f64) / 2.0
+    }
+
+    fn trained(&self, results: &Path, plan: &Plan) -> Option<PathBuf> {
+        find(results, &self.train, plan)
     }
 
     fn published(&self, metric: &str, task: &str) -> Option<Published> {

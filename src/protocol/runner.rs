@@ -137,9 +137,6 @@ impl Runner<'_> {
     }
 
     /// Records cell `index` with its result.
-    ///
-    /// # Errors
-    /// Disk full, for example.
     pub fn finish(&mut self, index: usize, finished: Finished) -> Result<(), RunError> {
         let Finished { rows, samples, said, moved } = finished;
         let (cell, of) = (&self.plan.cells[index], self.plan.cells.len());
@@ -150,9 +147,6 @@ impl Runner<'_> {
     }
 
     /// Records cell `index`, which ended without a result, `moved` seconds into the progress bar.
-    ///
-    /// # Errors
-    /// Disk full, for example.
     pub fn end(&mut self, index: usize, ending: &Ending, moved: f64) -> Result<(), RunError> {
         let rows = (self.protocol.ended)(&self.plan.cells[index].row, ending);
         let said = format!("{}: {}", ending.outcome, ending.reason);

@@ -168,14 +168,22 @@ pub struct Prepared {
     pub text: Option<Vec<u8>>,
 }
 
-/// What cells are tried with.
-pub struct Prober {
+/// What cells are tried with before a run.
+pub struct Prober<'a> {
     /// How workers are started.
     pub launcher: Launcher,
     /// Live bytes that a worker may reach.
     pub memory_limit: u64,
     /// Set by Ctrl-C.
     pub stop: Stop,
+    /// Folder of data sets.
+    pub data: PathBuf,
+    /// Folder of results.
+    pub results: PathBuf,
+    /// Whether a cell is finished: it has no price.
+    pub done: &'a dyn Fn(&Cell) -> bool,
+    /// Says what is tried.
+    pub tell: &'a dyn Fn(&str),
 }
 
 /// What a worker is given besides its request.
@@ -197,6 +205,9 @@ pub struct Conditions {
     pub planned: BTreeMap<String, String>,
     /// Seconds between checkpoints.
     pub save: f64,
+    /// Whether a few steps are made to see how long they take, and nothing is kept.
+    #[serde(default)]
+    pub rehearse: bool,
     /// Whether the first operation whose result is not finite is looked for in every step.
     pub detect_anomaly: bool,
     /// Folder of a finished training run that the cell goes on from.
@@ -209,7 +220,7 @@ impl Conditions {
     /// # Errors
     /// The cell ends: its data are others, or the plan knows nothing of them.
     pub fn same(&self, name: &str, read: &str) -> Result<(), Ending> {
-        if self.planned.get(name).is_some_and(|planned| planned == read) {
+        if self.rehearse || self.planned.get(name).is_some_and(|planned| planned == read) {
             return Ok(());
         }
         let dir = self.data.display();

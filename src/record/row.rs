@@ -78,6 +78,8 @@ pub enum Pass {
     Infer,
     /// Forward, backward and optimizer.
     Train,
+    /// The next token of every sequence, behind a state.
+    Decode,
 }
 
 impl Pass {
@@ -86,6 +88,7 @@ impl Pass {
         match self {
             Self::Infer => "infer",
             Self::Train => "train",
+            Self::Decode => "decode",
         }
     }
 }

@@ -68,9 +68,6 @@ fn add(dots: &mut DotPanel, panel: &Panel, full: &Series, is_time: bool) {
 const TITLE: &str = "Crossover length against full attention";
 
 /// The chart `<prefix>-crossing` of the rows of one run; nothing without full attention at two lengths.
-///
-/// # Errors
-/// The drawing library failed.
 pub fn chart(rows: &[Row], prefix: &str) -> io::Result<Option<Chart>> {
     let panels = panels(rows);
     if panels.is_empty() {

@@ -26,9 +26,6 @@ use reference::Reference;
 
 /// The charts of one run of `speed` or `memory`: time and memory against length, where mechanisms become cheaper than
 /// full attention, and how many times as fast as `references` they are.
-///
-/// # Errors
-/// The drawing library failed.
 pub fn measured(rows: &[Row], references: &[Reference], prefix: &str) -> io::Result<Vec<Chart>> {
     let mut charts = Vec::new();
     for quantity in Quantity::ALL {

@@ -126,13 +126,12 @@ pub fn longest(rows: &[Row]) -> Option<Table> {
         ..Table::default()
     };
     for row in &rows {
-        let least = if row.outcome == Outcome::Ok { "" } else { "at least " };
         table.rows.push(vec![
             row.label(),
             row.pass.map_or_else(String::new, |pass| pass.to_string()),
             row.error.clone().unwrap_or_default(),
             row.batch.map_or_else(String::new, |batch| batch.to_string()),
-            row.value.map_or_else(|| row.outcome.to_string(), |len| format!("{least}{len:.0}")),
+            row.value.map_or_else(|| row.outcome.to_string(), |len| format!("{len:.0}")),
             row.peak_bytes.map_or_else(String::new, |bytes| Bytes(bytes).to_string()),
         ]);
     }
@@ -140,16 +139,25 @@ pub fn longest(rows: &[Row]) -> Option<Table> {
     Some(table)
 }
 
-/// How far each mechanism reaches beside full attention in the same memory.
+/// How far each mechanism reaches beside full attention in the same memory. A length that something else ended than the
+/// memory is none.
 fn reach(rows: &[&Row]) -> Vec<String> {
     let same =
         |a: &Row, b: &Row| (a.pass, a.batch, &a.kernel, &a.device) == (b.pass, b.batch, &b.kernel, &b.device);
     let full = |row: &&&Row| matches!(row.model.as_str(), "full" | "transformer-xl");
+    let found = |row: &&Row| row.outcome == Outcome::Ok && row.error.is_none();
+    let rows: Vec<&Row> = rows.iter().copied().filter(found).collect();
     let beside = |row: &&Row| {
         let full = rows.iter().filter(full).find(|full| same(full, row) && full.model != row.model)?;
         let (len, of) = (row.value?, full.value.filter(|len| *len > 0.0)?);
         Some(format!(
-            "{} reaches {:.1} times the length of {} ({} kernels).",
+            "{}{} reaches {:.1} times the length of {} ({} kernels).",
+            match row.pass {
+                Some(Pass::Infer) => "Inference: ",
+                Some(Pass::Train) => "Training: ",
+                Some(Pass::Decode) => "Decoding: ",
+                None => "",
+            },
             row.label(),
             len / of,
             full.label(),
@@ -168,7 +176,9 @@ pub fn reasons(rows: &[Row]) -> Option<Table> {
     };
     let mut seen = std::collections::BTreeSet::new();
     let told = |row: &&Row| !matches!(row.outcome, Outcome::Ok | Outcome::Interrupted | Outcome::Planned);
-    for row in rows.iter().filter(|row| row.value.is_none()).filter(told) {
+    // why there is no longest length stands beside it
+    let beside = |row: &&Row| row.metric != "longest_length";
+    for row in rows.iter().filter(|row| row.value.is_none()).filter(told).filter(beside) {
         let pass = row.pass.map_or("", |pass| pass.word());
         let number = |name: &str, value: Option<u64>| value.map(|value| format!("{name}{value}"));
         let place = [number("n", row.len), number("b", row.batch), Some(pass.to_owned())];
@@ -244,5 +254,30 @@ mod tests {
         assert_eq!(tables[0].columns, ["model", "1024", "3072"]);
         assert_eq!(tables[0].rows, [["Transformer", "2.50 (25.37)", "oom (oom)"]]);
         assert_eq!(reasons(&rows).unwrap().rows.len(), 1);
+    }
+
+    #[test]
+    fn only_lengths_that_memory_ended_are_compared() {
+        let row = |model: &str, pass, len: Option<f64>, outcome, why: Option<&str>| {
+            let row = Row { pass: Some(pass), batch: Some(1), ..Row::new("memory", model) };
+            row.with("longest_length", "positions", len).ended(outcome, why.map(str::to_owned))
+        };
+        let rows = [
+            row("full", Pass::Infer, Some(1000.0), Outcome::Ok, None),
+            row("ls", Pass::Infer, Some(4000.0), Outcome::Ok, None),
+            row(
+                "linear",
+                Pass::Infer,
+                Some(8000.0),
+                Outcome::Ok,
+                Some("longer ones were not allowed (--len)"),
+            ),
+            row("full", Pass::Train, None, Outcome::Timeout, Some("by its growth about 500 positions")),
+            row("ls", Pass::Train, Some(900.0), Outcome::Ok, None),
+        ];
+        let table = longest(&rows).unwrap();
+        assert_eq!(table.notes, ["Inference: ls reaches 4.0 times the length of full (fused kernels)."]);
+        assert_eq!(table.rows[3][4], "timeout");
+        assert!(reasons(&rows).is_none(), "why there is none stands beside it");
     }
 }

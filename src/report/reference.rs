@@ -201,9 +201,6 @@ pub fn table(rows: &[Row], references: &[Reference]) -> Option<Table> {
 const TITLE: &str = "Beside the reference";
 
 /// The chart `<prefix>-reference`: how many times as fast as the reference each cell is. Nothing where no cell is in both.
-///
-/// # Errors
-/// The drawing library failed.
 pub fn chart(rows: &[Row], references: &[Reference], prefix: &str) -> io::Result<Option<Chart>> {
     let pairs = pairs(rows, references);
     if pairs.is_empty() {
@@ -215,6 +212,7 @@ pub fn chart(rows: &[Row], references: &[Reference], prefix: &str) -> io::Result
         let pass = match pair.pass {
             Pass::Infer => "Inference",
             Pass::Train => "Training",
+            Pass::Decode => "Decoding",
         };
         let title = if batches { format!("{pass} · batch {}", pair.batch) } else { pass.to_owned() };
         let panel = place(

@@ -21,12 +21,18 @@ struct Ratio {
     interval: Option<Interval>,
 }
 
+/// An interval that reaches so many times the ratio from it says nothing in digits.
+const WIDE: f64 = 10.0;
+
 impl Ratio {
     /// `1.82 ±0.1`.
     fn text(self) -> String {
         match self.interval {
             Some(Interval { low, high }) => {
                 let half = (high - self.times).max(self.times - low);
+                if half > WIDE * self.times {
+                    return format!("{:.2} ±wide", self.times);
+                }
                 let digits = match half {
                     _ if half < 0.095 => 2,
                     _ if half < 0.95 => 1,

@@ -26,9 +26,6 @@ fn others(folder: &Path) -> Vec<(PathBuf, Manifest)> {
 
 /// Takes finished cells of `plan` from earlier runs that computed the same on the same data, with their files: a training
 /// run is not made twice. Gives what is to be said.
-///
-/// # Errors
-/// Disk full, for example.
 pub fn take(
     plan: &Plan,
     folder: &Path,

@@ -127,9 +127,6 @@ impl Journal {
     }
 
     /// Appends `entry` and waits until it is on the disk.
-    ///
-    /// # Errors
-    /// Disk full, for example.
     pub fn append(&mut self, entry: &Entry) -> std::io::Result<()> {
         let mut line = serde_json::to_vec(entry).map_err(std::io::Error::other)?;
         line.push(b'\n');

@@ -199,9 +199,6 @@ impl Manifest {
     }
 
     /// Writes it into `folder`.
-    ///
-    /// # Errors
-    /// Disk full, for example.
     pub fn write(&self, folder: &Path) -> Result<(), RunError> {
         let path = folder.join("manifest.json");
         let text = serde_json::to_string_pretty(self).unwrap_or_default() + "\n";

@@ -254,7 +254,7 @@ pub fn merge(
     merged.remarks.extend(damaged.map(|(source, line)| {
         let path = source.folder.join("journal.jsonl");
         format!(
-            "{}: line {line} is cut off or damaged; what was in it and behind it is missing",
+            "{}: line {line} is cut off or damaged; what was in it and after it is missing",
             path.display()
         )
     }));

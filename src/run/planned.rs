@@ -88,9 +88,6 @@ impl Planned {
     }
 
     /// Writes it into `folder` where there is none. Shards that start at once write the same.
-    ///
-    /// # Errors
-    /// Disk full, for example.
     pub fn write(&self, folder: &Path) -> Result<(), RunError> {
         let path = folder.join(PLAN);
         if path.exists() {

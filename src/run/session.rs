@@ -257,9 +257,6 @@ impl Session {
     }
 
     /// Writes `rows.csv` and `samples.jsonl` anew.
-    ///
-    /// # Errors
-    /// Disk full, for example.
     pub fn renew(&mut self) -> Result<(), RunError> {
         let done = self.order.iter().filter_map(|key| self.done.get(key));
         write(&self.folder.path, &self.rows(), done)?;
@@ -268,9 +265,6 @@ impl Session {
     }
 
     /// Ends the run: files renewed, manifest closed if every cell is done, `latest` set.
-    ///
-    /// # Errors
-    /// Disk full, for example.
     pub fn finish(mut self) -> Result<(Finished, Term), RunError> {
         self.term.end();
         self.own()?;
@@ -290,9 +284,6 @@ impl Session {
 }
 
 /// Writes `rows.csv` with `rows` and `samples.jsonl` with those of `entries` into `folder`.
-///
-/// # Errors
-/// Disk full, for example.
 pub fn write<'a>(
     folder: &Path,
     rows: impl IntoIterator<Item = &'a Row>,

@@ -272,9 +272,6 @@ impl Checkpoint {
     }
 
     /// A builder that hands out its weights and constants.
-    ///
-    /// # Errors
-    /// Failures of the device.
     pub fn builder(&self, device: &Device, train: bool) -> candle_core::Result<Builder> {
         let parts = self.tensors.iter().filter_map(|(name, tensor)| {
             let name = name.strip_prefix(WEIGHT).or_else(|| name.strip_prefix(CONSTANT))?;

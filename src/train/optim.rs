@@ -147,9 +147,6 @@ impl Gradients {
 
     /// The first parameters whose gradient is not finite. Gradients on an accelerator are not waited for: there the next
     /// loss tells.
-    ///
-    /// # Errors
-    /// Failures of the device.
     pub fn not_finite(&self, params: &Params) -> Result<Option<String>> {
         for (group, gradient) in params.groups().iter().zip(&self.0) {
             if let Some(gradient) = gradient
@@ -218,9 +215,6 @@ pub struct Optimizer {
 
 impl Optimizer {
     /// Zero moments for every group.
-    ///
-    /// # Errors
-    /// Failures of the device.
     pub fn new(method: impl Into<Method>, params: &Params) -> Result<Self> {
         let moments =
             params.groups().iter().map(|group| Moments::zeros(&group.var)).collect::<Result<_>>()?;
@@ -228,9 +222,6 @@ impl Optimizer {
     }
 
     /// Lets only the parameters decay that `decays` names; without this, all do.
-    ///
-    /// # Errors
-    /// Failures of the device.
     pub fn decay_only(&mut self, params: &Params, decays: &dyn Fn(&str) -> bool) -> Result<()> {
         self.decays = params.groups().iter().map(|group| Decay::of(group, decays)).collect::<Result<_>>()?;
         Ok(())

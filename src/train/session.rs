@@ -24,15 +24,9 @@ pub trait Learner {
     }
 
     /// Loss of micro-batch `part` of step `step` with the current weights, differentiable.
-    ///
-    /// # Errors
-    /// Failures of the device.
     fn loss(&mut self, step: u64, part: usize) -> Result<Loss>;
 
     /// Evaluation number `number` (from 0) with the current weights.
-    ///
-    /// # Errors
-    /// Failures of the device.
     fn evaluate(&mut self, number: u64) -> Result<Score>;
 
     /// Tensors that belong to the state besides the weights (the cache of a language model).

@@ -46,18 +46,12 @@ pub enum StepError {
 
 impl Trainer {
     /// Starts at step 0.
-    ///
-    /// # Errors
-    /// Failures of the device.
     pub fn new(params: Params, optimizer: impl Into<Method>, schedule: Schedule) -> Result<Self> {
         let optimizer = Optimizer::new(optimizer, &params)?;
         Ok(Self { params, optimizer, schedule })
     }
 
     /// Lets only the parameters decay that `decays` names; without this, all do.
-    ///
-    /// # Errors
-    /// Failures of the device.
     pub fn decay_only(mut self, decays: &dyn Fn(&str) -> bool) -> Result<Self> {
         self.optimizer.decay_only(&self.params, decays)?;
         Ok(self)

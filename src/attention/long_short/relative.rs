@@ -53,9 +53,6 @@ impl Positions {
     }
 
     /// Terms for `distances` key distances and `segments` (count, length, slots per segment).
-    ///
-    /// # Errors
-    /// Failures of the device.
     pub fn relative(
         &self,
         distances: usize,
@@ -89,9 +86,6 @@ impl Positions {
 static TABLES: Mutex<BTreeMap<usize, Tensor>> = Mutex::new(BTreeMap::new());
 
 /// S(0), ..., S(count - 1): [count, e].
-///
-/// # Errors
-/// Failures of the device.
 fn sinusoids(count: usize, e: usize, device: &Device) -> Result<Tensor> {
     let mut tables = TABLES.lock().unwrap_or_else(PoisonError::into_inner);
     let table = match tables.get(&e) {

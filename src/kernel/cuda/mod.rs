@@ -148,27 +148,15 @@ pub trait Machine: Sized {
     type Longs;
 
     /// `len` zeros.
-    ///
-    /// # Errors
-    /// No memory left.
     fn zeros(&self, len: usize) -> Result<Self::Floats>;
 
     /// `len` elements that a kernel is to write; what stands in them is unspecified.
-    ///
-    /// # Errors
-    /// No memory left.
     fn fresh(&self, len: usize) -> Result<Self::Floats>;
 
     /// A copy of `words`.
-    ///
-    /// # Errors
-    /// No memory left.
     fn ints(&self, words: &[i32]) -> Result<Self::Ints>;
 
     /// A copy of `words`.
-    ///
-    /// # Errors
-    /// No memory left.
     fn longs(&self, words: &[i64]) -> Result<Self::Longs>;
 
     /// The product of two matrices, in f32. With an inner dimension of 0 nothing is written.

@@ -72,9 +72,6 @@ pub fn gradients(
 }
 
 /// The first `len` floats of a view, in a buffer of their own.
-///
-/// # Errors
-/// No memory left.
 pub fn copy(device: &CudaDevice, view: View<CudaDevice>, len: usize) -> Result<CudaSlice<f32>> {
     let floats = view.floats.slice(view.start..view.start + len);
     device.cuda_stream().clone_dtod(&floats).map_err(Error::wrap)

@@ -62,7 +62,7 @@ fn causal_sums(mapped: &Mapped, values: &Tensor) -> Result<Tensor> {
 }
 
 /// num / guard(den), `den` [.., 1].
-fn divide(num: &Tensor, den: &Tensor, guard: Guard) -> Result<Tensor> {
+pub(super) fn divide(num: &Tensor, den: &Tensor, guard: Guard) -> Result<Tensor> {
     let like = |condition: Tensor| condition.to_dtype(den.dtype());
     // keep where the denominator passes, `fill` elsewhere
     let select = |keep: &Tensor, fill: Tensor| (den * keep)? + ((1.0 - keep)? * fill)?;

@@ -124,7 +124,7 @@ fn unit(x: &Tensor, eps: f64) -> Result<Tensor> {
 }
 
 /// omega x' [b, h, n, m] and |x'|^2 / 2 [b, h, n, 1].
-fn favor_logits(favor: &Favor, x: &Tensor) -> Result<(Tensor, Tensor)> {
+pub(super) fn favor_logits(favor: &Favor, x: &Tensor) -> Result<(Tensor, Tensor)> {
     let (b, h, n, d) = x.dims4()?;
     let x = (x * favor.scale)?;
     let dots = x.reshape((b * h * n, d))?.matmul(&favor.omega.to_dtype(x.dtype())?.t()?)?;

@@ -10,6 +10,7 @@
 
 mod composed;
 mod cpu;
+pub mod decode;
 mod features;
 mod scan;
 

@@ -196,9 +196,6 @@ fn check_learned(rows: &Tensor, matrices: &[&Tensor], parts: &[usize], count: us
 }
 
 /// [`learned`] in plain candle operations.
-///
-/// # Errors
-/// Failures of the device.
 pub fn learned_composed(
     rows: &Tensor,
     matrices: &[&Tensor],

@@ -3,6 +3,7 @@
 use candle_core::{DType, Device, Result, Tensor};
 
 use super::{About, Asked, Family, Loss, Metric, Net, Resolved, SpecError, StageCost};
+use crate::attention::decode::State;
 use crate::config::unknown;
 use crate::model::batch::{Batch, Input, InputKind, MadeUp, Tokens};
 use crate::model::language_preset::{LanguagePreset, TABLE};
@@ -100,6 +101,14 @@ impl Resolved for LmConfig {
         Ok(Box::new(Segments { model, cache: Some(cache) }))
     }
 
+    fn build_decoder(&self, builder: &Builder, batch: usize) -> Result<Option<Box<dyn Net>>> {
+        let model = LanguageModel::new(&self.at(self.block, 0), builder)?;
+        let Some(mut states) = model.start_decoding(batch, self.block)? else { return Ok(None) };
+        let behind = self.block - 1;
+        states.iter_mut().for_each(|state| state.len = behind);
+        Ok(Some(Box::new(Decoder { model, states, behind })))
+    }
+
     fn made_up(&self, wanted: &MadeUp, device: &Device) -> Result<Vec<Batch>> {
         let bytes = &mut wanted.bytes();
         let batches = (0..MadeUp::BATCHES).map(|_| {
@@ -108,6 +117,30 @@ impl Resolved for LmConfig {
             Ok(Batch { input: Input::Tokens(Tokens { ids, mask: None }), labels: labels.contiguous()? })
         });
         batches.collect()
+    }
+}
+
+/// A model that makes the next token of sequences, always the same one: what it costs does not depend on what was before.
+struct Decoder {
+    model: LanguageModel,
+    states: Vec<State>,
+    behind: usize,
+}
+
+impl Net for Decoder {
+    fn forward(&mut self, batch: &Batch) -> Result<Tensor> {
+        let ids = batch.tokens()?.ids.narrow(1, 0, 1)?.contiguous()?;
+        let logits = self.model.decode(&ids, &mut self.states)?;
+        self.states.iter_mut().for_each(|state| state.len = self.behind);
+        Ok(logits)
+    }
+
+    fn loss(&mut self, _: &Batch, _: Noise) -> Result<Loss> {
+        candle_core::bail!("tokens that are made one after another are not trained on")
+    }
+
+    fn metrics(&mut self, _: &Batch) -> Result<Vec<Metric>> {
+        candle_core::bail!("tokens that are made one after another have no score")
     }
 }
 
@@ -148,5 +181,105 @@ impl Net for Segments {
         let nll = next_symbol_loss(&logits, &batch.labels)?;
         let sum = f64::from(nll.sum_all()?.to_scalar::<f32>()?);
         Ok(vec![Metric { name: "loss", sum, count: nll.elem_count() as f64 }])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attention::choose::choose;
+    use crate::model::family::resolve;
+
+    const LEN: usize = 41;
+
+    fn config(model: &str) -> LmConfig {
+        let choice = choose(&model.parse().unwrap()).unwrap().remove(0);
+        let sizes = super::super::Sizes {
+            layers: Some(2),
+            width: Some(16),
+            heads: Some(2),
+            ffn: Some(24),
+            ..Default::default()
+        };
+        let asked = Asked {
+            preset: "charlm-small",
+            task: None,
+            choice: &choice,
+            sizes: &sizes,
+            len: Some(LEN),
+            cached: Some(0),
+            vocab: Some(13),
+            examples: None,
+        };
+        super::config(&asked).unwrap()
+    }
+
+    /// The mechanisms that go on token by token, and variants of them.
+    const DECODES: [&str; 13] = [
+        "full",
+        "window",
+        "window:w=5",
+        "cosformer",
+        "cosformer:m=50",
+        "identity-linear",
+        "leakyrelu-linear",
+        "linear",
+        "performer",
+        "relu-linear",
+        "rfa",
+        "rfa:gate=true",
+        "rfa:kernel=arccos",
+    ];
+
+    #[test]
+    fn a_token_after_another_is_the_forward_pass_at_every_position() {
+        for name in DECODES {
+            let config = config(name);
+            // weights of usual size: those of a new model make all logits alike
+            let draw = |spec: &crate::nn::params::Spec| match spec.shape.len() {
+                2 => crate::nn::params::Init::Uniform { bound: 0.5 },
+                _ => spec.init,
+            };
+            let builder = Builder::seeded(3, &Device::Cpu, false).with_init(draw);
+            let model = LanguageModel::new(&config.at(LEN, 0), &builder).unwrap();
+            let ids: Vec<u32> = (0..2 * LEN as u32).map(|at| at * at % 13).collect();
+            let ids = Tensor::from_vec(ids, (2, LEN), &Device::Cpu).unwrap();
+            let (whole, _) = model.forward(&ids, &Cache::default()).unwrap();
+            let largest = whole.abs().unwrap().max_all().unwrap().to_scalar::<f32>().unwrap();
+            let mut states = model.start_decoding(2, LEN).unwrap().unwrap();
+            for at in 0..LEN {
+                let token = ids.narrow(1, at, 1).unwrap().contiguous().unwrap();
+                let logits = model.decode(&token, &mut states).unwrap();
+                let apart = (logits - whole.narrow(1, at, 1).unwrap()).unwrap().abs().unwrap();
+                let apart = apart.max_all().unwrap().to_scalar::<f32>().unwrap();
+                assert!(apart <= 1e-4 * largest, "{name} at {at}: {apart} of {largest}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_go_on_token_by_token_says_so() {
+        let decodes = |name: &str| {
+            let model = config(name);
+            model.build_decoder(&Builder::counting(), 1).unwrap().is_some()
+        };
+        assert!(DECODES.iter().all(|name| decodes(name)));
+        for name in ["ls", "transformer-xl", "dp", "performer:feature_eps=1e-4"] {
+            assert!(!decodes(name), "{name}");
+        }
+        let choice = choose(&"full".parse().unwrap()).unwrap().remove(0);
+        let sizes = Default::default();
+        let asked = Asked {
+            preset: "lra-repo",
+            task: None,
+            choice: &choice,
+            sizes: &sizes,
+            len: Some(8),
+            cached: None,
+            vocab: None,
+            examples: None,
+        };
+        let classifier = resolve(&super::super::families(), &asked).unwrap();
+        assert!(classifier.build_decoder(&Builder::counting(), 1).unwrap().is_none());
     }
 }

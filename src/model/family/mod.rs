@@ -4,6 +4,7 @@
 //! ([`Family::resolve`], once per cell), what the model costs, how it is built, fed and trained. What measures and
 //! trains models knows these traits only.
 
+pub mod attention;
 pub mod character_lm;
 pub mod classifier;
 pub mod masked_lm;
@@ -33,6 +34,7 @@ pub static TABLE: &[&Family] = &[
     &word_lm::FAMILY,
     &masked_lm::FAMILY,
     &vision::FAMILY,
+    &attention::FAMILY,
 ];
 
 static REGISTERED: RwLock<Vec<&'static Family>> = RwLock::new(Vec::new());
@@ -238,6 +240,15 @@ pub trait Resolved: Send + Sync {
         self.build(builder)
     }
 
+    /// The model as it makes one token after another, behind as many tokens as its longest input has: every forward pass is
+    /// the next token of `batch` sequences. Nothing where it has no form that does so.
+    ///
+    /// # Errors
+    /// As [`Self::build`].
+    fn build_decoder(&self, _builder: &Builder, _batch: usize) -> Result<Option<Box<dyn Net>>> {
+        Ok(None)
+    }
+
     /// Whether weight decay takes part in the update of the parameter called `name`.
     fn decays(&self, _name: &str) -> bool {
         true
@@ -249,9 +260,6 @@ pub trait Resolved: Send + Sync {
     }
 
     /// Batches to measure it on.
-    ///
-    /// # Errors
-    /// Failures of the device.
     fn made_up(&self, wanted: &MadeUp, device: &Device) -> Result<Vec<Batch>>;
 
     /// FLOPs of one forward of one sample of length `len`.

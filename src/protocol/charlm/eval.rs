@@ -38,7 +38,7 @@ impl Evaluation {
     /// In words.
     pub fn words(&self) -> String {
         match self {
-            Self::Stream { block, cache } => format!("blocks of {block} behind a cache of {cache}"),
+            Self::Stream { block, cache } => format!("blocks of {block} with a cache of {cache}"),
             Self::Overlap { window, step } => format!("windows of {window}, the last {step} scored"),
         }
     }

@@ -38,13 +38,13 @@ pub static PROTOCOL: Protocol = Protocol {
     quick: Some(Quick {
         help: "A small model on the little text in the program; says so",
         said: "ls:w=64 with 2 layers, width 128, 4 heads, FFN 512 and no dropout on the text in the program, 200 updates of 256 \
-               symbols, batch 4, rate 3e-3, where nothing else is said: not the paper's protocol",
+               symbols, batch 4, rate 3e-3, unless flags say otherwise: not the paper's protocol",
     }),
     defaults: plan::defaults,
     cells: plan::cells,
     prepare: plan::prepare,
     amount: plan::amount,
-    price: None,
+    price: Some(training::price::<plan::Request>),
     together: |_, _| false,
     compute: training::compute::<plan::Request>,
     ended: training::ended,
@@ -87,8 +87,8 @@ pub static PROTOCOL: Protocol = Protocol {
 const GENERATE: &[Flag] = &[
     Flag {
         name: "generate",
-        value: "CHECKPOINT",
-        help: "Draw text from this checkpoint instead of training",
+        value: "RUN|FILE",
+        help: "Draw text from a trained model instead of training: a run folder or a checkpoint",
         default: None,
     },
     Flag { name: "prompt", value: "TEXT", help: "Text in front of what is drawn", default: Some("") },
@@ -96,7 +96,7 @@ const GENERATE: &[Flag] = &[
     Flag {
         name: "temperature",
         value: "T",
-        help: "Divides the logits; 0 takes the likeliest symbol",
+        help: "How freely symbols are drawn; 0 always takes the likeliest one",
         default: Some("0.8"),
     },
 ];
@@ -108,11 +108,12 @@ Examples:
   # What Transformer-LS Table 4 would take here
   effattn charlm --task enwik8 --model ls --dry-run
   # A small model on the part of enwik8 that is there
-  effattn charlm --task enwik8 --allow-partial --model ls:w=128,transformer-xl --steps 400 --len 512 --batch 4 \\
-      --set layers=4 --set width=256 --set heads=4 --set ffn=1024 --rate 1e-3 --limit 50000
+  effattn charlm --task enwik8 --allow-partial --limit 50000 \\
+      --model ls:w=128,transformer-xl --steps 400 --len 512 --batch 4 \\
+      --set layers=4 --set width=256 --set heads=4 --set ffn=1024 --rate 1e-3
   # Time and memory against length, measured as effattn speed does
   effattn charlm --suite ls-figure3 --set layers=1 --dry-run
   # Text from a trained model
-  effattn charlm --generate results/charlm/latest/cells/*/phase1-best.safetensors --prompt 'The '
+  effattn charlm --generate results/charlm/latest --prompt 'The '
 
 Bits per character of the test part, with the weights of the best evaluation (and, as ..._last, of the last update). bpc_stream: blocks behind a cache, every symbol counted; bpc_stream_skipping: without the first symbol of every block, as the released script counts; bpc_overlap: windows that are encoded alone. A killed or stopped run resumes from its last checkpoint when the same command is given again.";

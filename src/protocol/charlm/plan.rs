@@ -16,7 +16,7 @@ use crate::model::lm::LmConfig;
 use crate::protocol::grid::{Defaults, Flags, Grid, Pick, PlanError, listed, published_elsewhere, tasks};
 use crate::protocol::model_spec::{ModelSpec, settle};
 use crate::protocol::table::{Folders, Prepared};
-use crate::protocol::training::{Differences, Job, incomplete};
+use crate::protocol::training::{Differences, Job, RATE, incomplete};
 use crate::record::Pass;
 use crate::run::plan::{Cell, Plan};
 
@@ -161,7 +161,7 @@ fn cell(
         let forward = resolved.map_or(0, |model| model.flops(phase.len as usize));
         3.0 * forward as f64 * (phase.batch * phase.steps) as f64
     };
-    let seconds = planned.iter().map(flops).sum::<f64>() / (3e10 * threads as f64);
+    let seconds = planned.iter().map(flops).sum::<f64>() / (RATE * threads as f64);
     let words = format!("{corpus} {} {} s{seed}", spec.model, spec.preset);
     let request = Request {
         corpus: corpus.to_owned(),
@@ -302,6 +302,17 @@ fn differences(request: &Request) -> Differences {
 impl Job for Request {
     fn steps(&self) -> u64 {
         self.phases.iter().map(|phase| phase.steps).sum()
+    }
+
+    fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    /// Later phases have more symbols in a step.
+    fn like_first(&self) -> f64 {
+        let symbols = |phase: &Phase| (phase.len * phase.batch) as f64;
+        let first = self.phases.first().map_or(1.0, symbols);
+        self.phases.iter().map(|phase| phase.steps as f64 * symbols(phase) / first).sum()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use candle_core::{Device, Tensor};
@@ -53,11 +53,35 @@ pub fn generate(flags: &BTreeMap<&'static str, String>, said: &Settings, out: &m
         temperature: value("temperature").parse().with_context(|| number("temperature"))?,
         seed: said.seeds.as_ref().and_then(|seeds| seeds.0.first().copied()).unwrap_or(0),
     };
-    sample(Path::new(value("generate")), &draw, |bytes| {
+    sample(&checkpoint(Path::new(value("generate")))?, &draw, |bytes| {
         out.write_all(bytes)?;
         out.flush()
     })?;
     Ok(writeln!(out)?)
+}
+
+/// The checkpoint that `path` is or has: of a run folder the best one of the last phase of its first cell.
+fn checkpoint(path: &Path) -> Result<PathBuf> {
+    if !path.is_dir() {
+        return Ok(path.to_owned());
+    }
+    let below = |folder: &Path| -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(folder).into_iter().flatten();
+        let mut all: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+        all.sort();
+        all
+    };
+    let cells = below(&path.join("cells"));
+    let folders = cells.iter().map(PathBuf::as_path).chain([path]);
+    let best = |folder: &Path| {
+        below(folder).into_iter().rfind(|file| file.to_string_lossy().ends_with("-best.safetensors"))
+    };
+    folders.into_iter().find_map(best).with_context(|| {
+        format!(
+            "{} has no cells/*/phase*-best.safetensors; name a run of effattn charlm, or a checkpoint",
+            path.display()
+        )
+    })
 }
 
 /// Draws symbol after symbol from the model in `checkpoint`, with its cache; `write` gets bytes as they come, the
@@ -177,5 +201,23 @@ mod tests {
         assert_eq!([0.0, 0.32, 0.34, 0.999].map(|u| choose(&logits, 1.0, u)), [0, 0, 1, 1]);
         assert_eq!(choose(&logits, 0.0, 0.0), 1);
         assert_eq!(choose(&[f32::NEG_INFINITY, 0.0], 5.0, 0.0), 1);
+    }
+
+    #[test]
+    fn a_run_folder_stands_for_its_last_best_checkpoint() {
+        let folder = tempfile::tempdir().unwrap();
+        let cell = folder.path().join("cells/enwik8_ls");
+        std::fs::create_dir_all(&cell).unwrap();
+        let error = checkpoint(folder.path()).unwrap_err().to_string();
+        assert!(error.contains("name a run of effattn charlm"), "{error}");
+        for name in
+            ["phase1-best.safetensors", "phase2-best.safetensors", "phase2-last.safetensors", "curve.csv"]
+        {
+            std::fs::write(cell.join(name), b"x").unwrap();
+        }
+        let best = cell.join("phase2-best.safetensors");
+        assert_eq!(checkpoint(folder.path()).unwrap(), best);
+        assert_eq!(checkpoint(&cell).unwrap(), best);
+        assert_eq!(checkpoint(&best).unwrap(), best);
     }
 }

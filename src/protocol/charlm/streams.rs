@@ -25,9 +25,6 @@ impl<'a> Streams<'a> {
     }
 
     /// Symbols of one update, [part of the streams, block], as u32.
-    ///
-    /// # Errors
-    /// Failures of the device.
     pub fn at(&self, step: u64, part: std::ops::Range<usize>, device: &Device) -> Result<Tensor> {
         let number = (step % self.blocks as u64) as usize;
         let mut ids = Vec::with_capacity(part.len() * self.block);

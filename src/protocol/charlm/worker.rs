@@ -3,7 +3,7 @@
 use candle_core::{Device, Result as Candle, Tensor};
 use serde_json::Value as Json;
 
-use super::eval::Bits;
+use super::eval::{Bits, Evaluation};
 use super::plan::{Request, load, model};
 use super::recipe::{Phase, optimizer};
 use super::sample::Description;
@@ -98,6 +98,24 @@ impl Experiment for Run<'_> {
 
     fn steps(&self) -> (u64, u64) {
         (self.about().steps, self.request.every)
+    }
+
+    /// Symbols are predicted one stream at a time, at the end in blocks behind a longer cache or in windows.
+    fn forwards(&self) -> (f64, f64) {
+        let phase = self.about();
+        let cost = |block: u64, cache: u64, symbols: f64| {
+            let config = self.config.at(block as usize, cache as usize);
+            let flops: u64 =
+                config.layer_costs(1, block as usize, cache as usize).iter().map(|of| of.flops).sum();
+            flops as f64 / block as f64 * symbols
+        };
+        let one = cost(phase.len, phase.len, (phase.len * phase.batch) as f64).max(1.0);
+        let count = |part: usize| self.part(self.corpus.parts[part].clone()).len() as f64;
+        let test = match self.request.evaluation {
+            Evaluation::Stream { block, cache } => cost(block, cache, count(2)),
+            Evaluation::Overlap { window, step } => cost(window, 0, count(2) * window as f64 / step as f64),
+        };
+        (cost(phase.len, phase.len, count(1)) / one, 2.0 * test / one)
     }
 
     /// The weights of the phase before, or new ones.

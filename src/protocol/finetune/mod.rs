@@ -42,14 +42,14 @@ pub static PROTOCOL: Protocol = Protocol {
     reads: &[],
     quick: Some(Quick {
         help: "A small encoder from nothing on generated sentences, in a minute; says so",
-        said: "2 layers, width 64, 2 heads, FFN 128 from nothing on generated sentences, 300 updates of 32 at a rate of 1e-3, where nothing \
-               else is said: not the paper's protocol",
+        said: "2 layers, width 64, 2 heads, FFN 128 from nothing on generated sentences, 300 updates of 32 at a rate of 1e-3, unless \
+               flags say otherwise: not the paper's protocol",
     }),
     defaults: plan::defaults,
     cells: plan::cells,
     prepare: plan::prepare,
     amount: plan::amount,
-    price: None,
+    price: Some(training::price::<plan::Request>),
     together: |_, _| false,
     compute: training::compute::<plan::Request>,
     ended: training::ended,
@@ -76,12 +76,18 @@ pub static PROTOCOL: Protocol = Protocol {
 
 const EXAMPLES: &str = "\
 Examples:
-  effattn finetune --quick                                    generated sentences, no data needed, in a minute
-  effattn finetune --from ~/roberta-base --task sst-2         public weights: config.json, a tokenizer, model.safetensors
-  effattn finetune --from results/mlm/latest --task sst-2,imdb --model full,cosformer
-  effattn finetune --from ~/roberta-base --task imdb --model ls:w=256,r=32 --len 4096 --strict
-  effattn finetune --suite cos-table1 --from results/cos-figure4/latest --dry-run
+  # Generated sentences: about a minute, no data needed
+  effattn finetune --quick
+  # Public weights: a folder with config.json, a tokenizer, model.safetensors
+  effattn finetune --from ~/roberta-base --task sst-2
+  # Encoders that effattn mlm trained
+  effattn finetune --from results/mlm/latest --task sst-2,imdb \\
+      --model full,cosformer
+  # Long inputs
+  effattn finetune --from ~/roberta-base --task imdb --strict \\
+      --model ls:w=256,r=32 --len 4096
+  # What cosFormer Table 1 would take on this machine
+  effattn finetune --suite cos-table1 --dry-run \\
+      --from results/cos-figure4/latest
 
-Weights of full attention become window, longformer and ls: positions are repeated, the new parts of ls are calibrated on 64
-batches. Every other mechanism starts from an encoder that was trained with it, or from nothing. A killed or stopped run goes on
-from its last checkpoint when the same command is given again.";
+Weights of full attention become window, longformer and ls: positions are repeated, and the new parts of ls are calibrated on 64 batches. Every other mechanism starts from an encoder that was trained with it, or from nothing. A run that was stopped or killed resumes from its last checkpoint when the same command is given again.";

@@ -231,6 +231,20 @@ impl Experiment for Run<'_> {
         (steps, self.request.every.unwrap_or(usual))
     }
 
+    /// Tests are sorted by length, so that they have next to no padding.
+    fn forwards(&self) -> (f64, f64) {
+        let ids = |side: &Side| side.ids.iter().map(Vec::len).sum::<usize>() as f64;
+        let longest = |chosen: &[usize]| chosen.iter().map(|&at| self.train.ids[at].len()).max().unwrap_or(1);
+        let padded = self.order().map_or(1.0, |order| {
+            let steps = order.per_epoch().clamp(1, 20);
+            let all: usize = (0..steps).map(|step| longest(&order.batch(step, &mut None))).sum();
+            (all * self.batch()) as f64 / steps as f64
+        });
+        let tests = if self.recipe.select == Select::Best { 2.0 } else { 1.0 };
+        let each = ids(self.held_out.as_ref().unwrap_or(&self.test));
+        (each / padded, tests * ids(&self.test) / padded)
+    }
+
     fn select(&self) -> Select {
         self.recipe.select
     }

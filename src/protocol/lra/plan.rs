@@ -15,12 +15,9 @@ use crate::model::preset::Preset;
 use crate::protocol::grid::tasks as tasks_of;
 use crate::protocol::grid::{Beside, Defaults, Flags, Grid, Pick, PlanError, listed, published_elsewhere};
 use crate::protocol::model_spec::{ModelSpec, settle};
-use crate::protocol::runner::request;
-use crate::protocol::speed;
-use crate::protocol::table::{Folders, Prepared, Prober};
-use crate::protocol::training::{Differences, Job, incomplete, one_of_each};
+use crate::protocol::table::{Folders, Prepared};
+use crate::protocol::training::{Differences, Job, RATE, incomplete, one_of_each};
 use crate::record::Pass;
-use crate::run::RunError;
 use crate::run::plan::{Cell, Plan};
 
 /// What the worker of a cell is asked.
@@ -45,9 +42,6 @@ pub struct Request {
 /// Steps, length and rate of `--quick`: the operator that decides most is an expression's first token, and among few
 /// tokens it is found soon.
 pub const QUICK: (u64, u64, f64) = (1500, 64, 1e-3);
-
-/// Multiply-adds per second and thread where nothing was probed.
-const RATE: f64 = 2e10;
 
 /// Preset where nothing is said.
 const PRESET: &str = "ls-lra";
@@ -213,28 +207,6 @@ pub fn amount(plan: &Plan) -> String {
     format!("{task} · {preset} · {steps} steps · batch {batch} · length {len}")
 }
 
-/// Prices the cells by a few steps of each one's model.
-///
-/// # Errors
-/// A worker that cannot be started.
-pub fn price(plan: &mut Plan, prober: &Prober) -> Result<(), RunError> {
-    for cell in plan.cells.iter_mut().filter(|cell| cell.request.get("spec").is_some()) {
-        let request: Request = request(cell)?;
-        let spec = request.spec.clone();
-        let len = spec.len;
-        let probe = speed::plan::Request { spec, warmup: 1, min_runs: 1, runs: 3, max_time: 0.5 };
-        let (Some(probed), Some(flops)) = (speed::probe(&probe, len, prober)?, cell.row.flops) else {
-            continue;
-        };
-        let step = request.spec.step_flops(flops);
-        cell.memory = Some(probed.memory(step, cell.row.bytes.unwrap_or(0)));
-        if let Some(seconds) = priced(&request, flops, probed.rate) {
-            cell.seconds = seconds;
-        }
-    }
-    Ok(())
-}
-
 /// What the suite printed; for a plain command what a suite of these sizes has for this mechanism.
 fn beside(grid: &Grid, pick: &Pick, what: (&str, &str), spec: &ModelSpec) -> Option<Beside> {
     let elsewhere = || published_elsewhere(super::PROTOCOL.name, &spec.model, what, &spec.preset);
@@ -246,12 +218,6 @@ fn work(spec: &ModelSpec, flops: u64, recipe: &Recipe, steps: u64) -> f64 {
     let forward = flops as f64 * spec.batch as f64;
     let evaluations = steps.div_ceil(recipe.every_of(steps)) as f64 * recipe.batches.unwrap_or(62) as f64;
     steps as f64 * 3.0 * forward + evaluations * forward
-}
-
-/// Predicted seconds of `request`, `flops` per example, on a machine that was seen to make `rate` multiply-adds per second.
-fn priced(request: &Request, flops: u64, rate: f64) -> Option<f64> {
-    let recipe = request.recipe().ok()?;
-    Some(work(&request.spec, flops, &recipe, request.steps) / rate)
 }
 
 /// What `request` does otherwise than the protocol: everything that the protocol fixes is looked at.
@@ -299,5 +265,9 @@ impl Request {
 impl Job for Request {
     fn steps(&self) -> u64 {
         self.steps
+    }
+
+    fn spec(&self) -> &ModelSpec {
+        &self.spec
     }
 }

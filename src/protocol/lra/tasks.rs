@@ -37,9 +37,6 @@ pub fn missing(task: &str, there: usize) -> Option<(f64, String)> {
 }
 
 /// Examples `indices` of `split`, cut to `keep` tokens and padded with zeros to `len`.
-///
-/// # Errors
-/// Failures of the device.
 pub fn batch(
     data: &dyn Dataset,
     (split, indices): (Split, &[usize]),

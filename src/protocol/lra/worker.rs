@@ -140,6 +140,14 @@ impl Experiment for Run<'_> {
         (self.request.steps, self.recipe.every_of(self.request.steps))
     }
 
+    fn forwards(&self) -> (f64, f64) {
+        let (data, batch) = (self.limited(), self.request.spec.batch.max(1) as f64);
+        let all = data.len(Split::Validation) as f64 / batch;
+        let each = self.recipe.batches.map_or(all, |count| all.min(count as f64));
+        let tests = if self.recipe.select { 2.0 } else { 1.0 }; // the selected weights, and the last
+        (each, tests * data.len(Split::Test) as f64 / batch)
+    }
+
     fn select(&self) -> Select {
         if self.recipe.select { Select::Best } else { Select::Last }
     }

@@ -37,13 +37,13 @@ pub static PROTOCOL: Protocol = Protocol {
     quick: Some(Quick {
         help: "A small model on the little text in the program; says so",
         said: "cosformer with 2 layers, width 64, 2 heads and FFN 128 on the text in the program, 300 updates of 8 blocks of 64 \
-               words, rate 3e-3, where nothing else is said: not the paper's protocol",
+               words, rate 3e-3, unless flags say otherwise: not the paper's protocol",
     }),
     defaults: plan::defaults,
     cells: plan::cells,
     prepare: plan::prepare,
     amount: plan::amount,
-    price: None,
+    price: Some(training::price::<plan::Request>),
     together: |_, _| false,
     compute: training::compute::<plan::Request>,
     ended: training::ended,
@@ -73,18 +73,16 @@ pub const BITS: &str = "masked_loss_bits";
 
 const EXAMPLES: &str = "\
 Examples:
-  effattn mlm --quick                                a small model, in a minute
-  effattn mlm --suite cos-figure4-small --dry-run    Figure 4 on IMDb, for two cores
+  # A small model on the text in the program: about a minute
+  effattn mlm --quick
+  # cosFormer Figure 4 on IMDb, small enough for two cores
+  effattn mlm --suite cos-figure4-small --dry-run
+  # Your own text
   effattn mlm --task my-text.txt --model cosformer,full --steps 2000
+  # As published; the folder holds RoBERTa's vocab.json and merges.txt
   effattn mlm --suite cos-figure4 --tokenizer roberta/
-      as published: that folder holds RoBERTa's vocab.json and merges.txt
-  effattn mlm --from results/mlm/latest --model ls:w=32,r=8 --len 512 --steps 1000
-      full attention's weights, converted to long inputs, go on as ls
+  # Go on from full attention's weights, converted to longer inputs
+  effattn mlm --from results/mlm/latest --model ls:w=32,r=8 --len 512 \\
+      --steps 1000
 
-15 % of the words are hidden, others in every epoch; the loss is the mean over
-hidden words, in nats and in bits (the paper does not say which it prints).
-Losses of different tokenizers do not compare: rows carry the checksum of theirs.
-The folder of a finished cell, results/mlm/latest/cells/*, holds
-model.safetensors, config.json and tokenizer.json in Hugging Face's layout.
-A killed or stopped run goes on from its last checkpoint when the same command
-is given again.";
+15 % of the words are hidden, others in every epoch. The loss is the mean over hidden words, in nats and in bits (the paper does not say which it prints). Losses of different tokenizers do not compare: rows carry the checksum of theirs. The folder of a finished cell, results/mlm/latest/cells/*, holds model.safetensors, config.json and tokenizer.json in Hugging Face's layout. A run that was stopped or killed resumes from its last checkpoint when the same command is given again.";

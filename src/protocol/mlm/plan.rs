@@ -19,7 +19,7 @@ use crate::protocol::grid::{Defaults, Flags, Grid, Pick, PlanError, listed, task
 use crate::protocol::model_spec::{ModelSpec, settle};
 use crate::protocol::start::{self, Begin, Start};
 use crate::protocol::table::{Folders, Prepared};
-use crate::protocol::training::{Differences, Job, incomplete, one_of_each, parts};
+use crate::protocol::training::{Differences, Job, RATE, incomplete, one_of_each, parts};
 use crate::record::Pass;
 use crate::run::plan::{Cell, Plan};
 use crate::train::pretrained::Pretrained;
@@ -163,7 +163,7 @@ fn cell(
     };
     let steps = settings.steps.unwrap_or(recipe.steps).max(1);
     let flops = resolved.map_or(0, |model| model.flops(len as usize)) as f64;
-    let seconds = 3.0 * flops * (batch * steps) as f64 / (3e10 * threads as f64);
+    let seconds = 3.0 * flops * (batch * steps) as f64 / (RATE * threads as f64);
     let words = format!("{task} {} {} s{seed}", spec.model, spec.preset);
     let request = Request {
         task: task.to_owned(),
@@ -270,7 +270,7 @@ pub fn prepare(plan: &mut Plan, folders: &Folders) -> anyhow::Result<Prepared> {
             let encoder = Pretrained::open(Path::new(&start.folder))?;
             encoder.weights()?.fit(&model(&request.spec, Some(start), &request.spec.choice()?)?)?;
             let (model, folder, label) = (&request.spec.model, &start.folder, encoder.attention.label());
-            remarks.push(format!("{model} goes on from {folder} ({label})"));
+            remarks.push(format!("{model} continues from {folder} ({label})"));
         }
         let from = request.start.as_ref().map(|start| start.folder.clone());
         let wanted = (request.task.clone(), from, request.tokenizer.clone(), request.allow_partial);
@@ -305,5 +305,9 @@ pub fn amount(plan: &Plan) -> String {
 impl Job for Request {
     fn steps(&self) -> u64 {
         self.steps
+    }
+
+    fn spec(&self) -> &ModelSpec {
+        &self.spec
     }
 }

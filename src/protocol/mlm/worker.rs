@@ -178,6 +178,12 @@ impl Experiment for Run<'_> {
         (self.request.steps, self.request.every)
     }
 
+    fn forwards(&self) -> (f64, f64) {
+        let batches = |blocks: &Blocks| blocks.len() as f64 / self.request.spec.batch as f64;
+        let each = self.held_out.first().map_or(0.0, |(_, blocks)| batches(blocks));
+        (each, self.held_out.iter().map(|(_, blocks)| batches(blocks)).sum())
+    }
+
     fn select(&self) -> Select {
         Select::Last
     }

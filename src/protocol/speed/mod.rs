@@ -15,7 +15,7 @@ use crate::config::settings::groups::{MACHINE, MODEL, POINTS};
 use crate::record::{Metric, Row};
 use crate::run::plan::Cell;
 
-pub use parent::probe;
+pub use parent::rate;
 
 /// The table line.
 pub static PROTOCOL: Protocol = Protocol {
@@ -23,12 +23,12 @@ pub static PROTOCOL: Protocol = Protocol {
     about: "Inference and training steps per second against length (cosFormer, Table 5)",
     examples: EXAMPLES,
     settings: &[POINTS, MODEL, MACHINE, &["warmup", "runs", "min_runs", "max_time", "timeout"]],
-    help: &[],
+    help: &[("mode", "What a step does: infer, train, or decode (the next token, of language models)")],
     tasks: None,
     reads: &[text::SET],
     quick: Some(Quick {
-        help: "Short lengths and little time; says so",
-        said: "eight mechanisms, lengths up to 1024, 0.25 s per cell, where nothing else is said",
+        help: "Short lengths and little time per cell, for a first look",
+        said: "eight mechanisms, lengths up to 1024, 0.8 s per cell, unless flags say otherwise",
     }),
     defaults: plan::defaults,
     cells: plan::cells,
@@ -64,6 +64,12 @@ Examples:
   effattn speed --len 1024..8192 --model full,cosformer,ls:w=16
   # A paper's table, with less time per cell
   effattn speed --suite cos-table5 --max-time 5s --min-runs 3
+  # Every mechanism beside linear attention
+  effattn speed --model full,linear,ls --len 2048 --baseline linear
+  # One token after another behind so many: tokens per second
+  effattn speed --mode decode --len 1024..8192
+  # The attention calls alone, in plain operations
+  effattn speed --kernel-only --model full,ls --len 4096 --kernel composed
   # Rows for another program
   effattn speed --mode infer --export-json - | jq '.rows[0]'
 

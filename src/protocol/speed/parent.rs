@@ -124,42 +124,63 @@ fn tell(steps: &Row, ending: Option<&Ending>) -> String {
     }
 }
 
-/// Length of the probe steps.
-const PROBE: u64 = 256;
+/// Multiply-adds of the longest step that is tried before a run, by thread: some tenths of a second.
+const TRIED: f64 = 2e9;
 
-/// Prices the cells of `plan` by one short step of every mechanism and pass.
+/// Prices the cells of `plan` by a few steps of every mechanism and pass, at the longest length that takes no time.
 ///
 /// # Errors
-/// A worker that cannot be started.
+/// A worker that cannot be started; Ctrl-C.
 pub fn price(plan: &mut Plan, prober: &Prober) -> Result<(), RunError> {
-    let mut probes = HashMap::new();
-    for cell in plan.cells.iter_mut().filter(|cell| !cell.request.is_null()) {
-        let request: Request = request(cell)?;
+    let most = TRIED * plan.threads as f64;
+    let mut probes: HashMap<_, Option<Probed>> = HashMap::new();
+    let mut requests = Vec::new();
+    for cell in plan.cells.iter().filter(|cell| !cell.request.is_null() && !(prober.done)(cell)) {
+        requests.push((cell.key.clone(), request::<Request>(cell)?, cell.row.flops));
+    }
+    for (name, request, flops) in &requests {
+        let Some(flops) = *flops else { continue };
         let spec = &request.spec;
-        let Some(flops) = cell.row.flops else { continue };
-        let key = (spec.model.clone(), spec.pass, spec.kernel.word());
-        let probed = match probes.get(&key) {
-            Some(probed) => *probed,
-            None => {
-                let probed = probe(&request, PROBE, prober)?;
-                probes.insert(key, probed);
-                probed
-            }
+        let alike = |other: &Request| {
+            let ModelSpec { model, pass, kernel, .. } = &other.spec;
+            (model, *pass, kernel.word()) == (&spec.model, spec.pass, spec.kernel.word())
         };
-        if let Some(probed) = probed {
-            let step = spec.step_flops(flops);
-            cell.seconds = seconds(&request, step / probed.rate);
+        let key = (spec.model.clone(), spec.pass, spec.kernel.word());
+        if !probes.contains_key(&key) {
+            let small = |(_, other, flops): &&(String, Request, Option<u64>)| {
+                alike(other) && flops.is_some_and(|flops| other.spec.step_flops(flops) <= most)
+            };
+            let longest = requests.iter().filter(small).max_by_key(|(_, other, _)| other.spec.len);
+            let tried = longest.map_or(request, |(_, other, _)| other);
+            (prober.tell)(name);
+            probes.insert(key.clone(), probe(tried, most, prober)?);
+        }
+        let Some(Some(probed)) = probes.get(&key) else { continue };
+        let step = spec.step_flops(flops);
+        if let Some(cell) = plan.cells.iter_mut().find(|cell| cell.key == *name) {
+            cell.seconds = seconds(request, step / probed.rate);
             cell.memory = Some(probed.memory(step, cell.row.bytes.unwrap_or(0)));
         }
     }
     Ok(())
 }
 
+/// Multiply-adds per second of a model, and the bytes that a step of its whole batch takes, by a step that may be smaller;
+/// nothing if it cannot run.
+///
+/// # Errors
+/// A worker that cannot be started; Ctrl-C.
+pub fn rate(spec: &ModelSpec, prober: &Prober) -> Result<Option<(f64, Option<u64>)>, RunError> {
+    let request = Request { spec: spec.clone(), warmup: 1, min_runs: 1, runs: 3, max_time: 0.5 };
+    let most = 5.0 * TRIED * prober.launcher.threads as f64;
+    Ok(probe(&request, most, prober)?.map(|probed| (probed.rate, None)))
+}
+
 /// What a step that was tried says.
 #[derive(Clone, Copy)]
-pub struct Probed {
+struct Probed {
     /// Multiply-adds per second.
-    pub rate: f64,
+    rate: f64,
     /// Highest live bytes, weights and moments among them.
     peak: u64,
     /// Multiply-adds of the step.
@@ -169,43 +190,55 @@ pub struct Probed {
 impl Probed {
     /// Bytes of a worker whose step takes `flops` and whose weights and moments take `bytes`: activations are taken to grow
     /// as the multiply-adds do, which is what most of them do and more than the others.
-    pub fn memory(&self, flops: f64, bytes: u64) -> u64 {
+    fn memory(&self, flops: f64, bytes: u64) -> u64 {
         let moving = self.peak.saturating_sub(bytes) as f64;
         bytes + (moving * (flops / self.flops).max(1.0)) as u64
     }
 }
 
-/// What one step at length `len` (or the request's, if shorter); none if it cannot run.
-///
-/// # Errors
-/// A worker that cannot be started.
-pub fn probe(request: &Request, len: u64, prober: &Prober) -> Result<Option<Probed>, RunError> {
-    let Prober { launcher, memory_limit, stop } = prober;
-    let len = len.min(request.spec.len);
-    let spec = ModelSpec { len, batch: 1, ..request.spec.clone() };
-    let resolved = spec.choice().and_then(|choice| spec.measured(&choice));
-    let Ok(resolved) = resolved else { return Ok(None) };
-    let flops = spec.step_flops(resolved.flops(len as usize));
+/// What a step of `request` says, with as much of its batch, and then as much of its length, as stays below `most`
+/// multiply-adds; none if it cannot run. Images stay as large as they are.
+fn probe(request: &Request, most: f64, prober: &Prober) -> Result<Option<Probed>, RunError> {
+    let asked = &request.spec;
+    let flops = |spec: &ModelSpec| {
+        let resolved = spec.choice().and_then(|choice| spec.measured(&choice)).ok()?;
+        Some(spec.step_flops(resolved.flops(spec.len as usize)))
+    };
+    let mut spec = asked.clone();
+    let Some(all) = flops(&spec) else { return Ok(None) };
+    let each = all / spec.batch as f64;
+    spec.batch = ((most / each) as u64).clamp(1, spec.batch);
+    while each > most && spec.len > SHORTEST && flops(&spec).is_some_and(|flops| flops > most) {
+        let shorter = ModelSpec { len: spec.len / 2, ..spec.clone() };
+        if flops(&shorter).is_none() {
+            break;
+        }
+        spec = shorter;
+    }
+    let Some(flops) = flops(&spec) else { return Ok(None) };
     let request = Request { spec, warmup: 1, max_time: 0.1, ..request.clone() };
     let order = Order::Cell {
         protocol: PROTOCOL.name.to_owned(),
-        memory_limit: *memory_limit,
+        memory_limit: prober.memory_limit,
         request: serde_json::to_value(request).map_err(|error| RunError::Internal(error.to_string()))?,
         conditions: Conditions::default(),
     };
-    let mut worker = Worker::start(launcher, &order)?;
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let mut worker = Worker::start(&prober.launcher, &order)?;
+    let deadline = Instant::now() + Duration::from_secs(20);
     for _ in 0..2 {
-        match worker.hear::<Answer>(Some(deadline), *memory_limit, stop)? {
+        match worker.hear::<Answer>(Some(deadline), prober.memory_limit, &prober.stop)? {
             Heard::Message(Answer::Samples { seconds, held_bytes, .. }) => match median(&seconds) {
                 Some(seconds) => {
                     worker.finish();
                     return Ok(Some(Probed { rate: flops / seconds.max(1e-9), peak: held_bytes, flops }));
                 }
-                None => worker.send(&Turn { seconds: 0.05, runs: 5 }),
+                None => worker.send(&Turn { seconds: 0.1, runs: 5 }),
             },
             Heard::Message(Answer::Ended { .. }) | Heard::Ended(_) => break,
         }
     }
     Ok(None)
 }
+
+/// Shortest length of a step that is tried in the place of a longer one.
+const SHORTEST: u64 = 256;

@@ -5,10 +5,13 @@ use serde::{Deserialize, Serialize};
 use super::super::grid::{Defaults, Flags, Grid, Pick, PlanError, points};
 use super::super::model_spec::{ModelSpec, settle};
 use super::interleave::Budget;
+use crate::attention::choose::Choice;
+use crate::attention::entries;
 use crate::config::grid::{Batches, Lengths, Modes, Seeds};
 use crate::config::settings::Settings;
 use crate::config::units::Seconds;
-use crate::model::family;
+use crate::model::family::{self, Resolved};
+use crate::nn::params::Builder;
 use crate::record::{Pass, Row};
 use crate::run::plan::Cell;
 
@@ -17,14 +20,23 @@ const MODELS: &str = "full,local,linformer,reformer,sinkhorn,synthesizer,bigbird
                       sparse,cosformer,ls";
 /// The mechanisms of `--quick`.
 const QUICK: &str = "full,local,linformer,reformer,linear,performer,cosformer,ls";
+/// Its measuring time, and its fewest steps: order statistics have an interval from six on.
+const QUICK_TIME: f64 = 0.8;
+const QUICK_RUNS: u64 = 6;
 /// Preset where nothing is said.
 pub const PRESET: &str = "lra-repo";
+/// Preset and mechanisms where tokens are made one after another and nothing else is said.
+const DECODER: &str = "charlm-small";
+const DECODED: &str = "full,window,linear,cosformer,performer,rfa";
 /// Steps before the clock starts, fewest and most measured steps, and seconds, where nothing is said.
 const USUAL: (u64, u64, u64, f64) = (2, 3, 1000, 2.0);
 /// Seconds until a cell ends as `timeout`, where nothing is said.
 const TIMEOUT: f64 = 600.0;
 /// Multiply-adds per second and thread that predictions start from.
 const RATE: f64 = 8e9;
+
+/// Seconds of a token, roughly.
+const TOKEN: f64 = 2e-3;
 
 /// What the worker of a cell is asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -55,7 +67,11 @@ impl Request {
 /// What `speed` does where nothing is said. `--quick`: minutes become seconds.
 pub fn defaults(flags: &Flags) -> Defaults {
     let quick = flags.quick;
-    let usual = flags.said().preset.as_deref().and_then(family::usual);
+    let said = flags.said();
+    // only language models make one token after another
+    let decodes = said.mode.as_ref().is_some_and(|Modes(passes)| passes.contains(&Pass::Decode));
+    let own = if decodes { (DECODER, Some(DECODED)) } else { (PRESET, None) };
+    let usual = said.preset.as_deref().and_then(family::usual).filter(|_| !decodes);
     let len = usual.map(|usual| vec![usual.len as u64]);
     let settings = Settings {
         len: Some(Lengths(len.unwrap_or_else(|| match quick {
@@ -65,15 +81,15 @@ pub fn defaults(flags: &Flags) -> Defaults {
         batch: Some(Batches(vec![1])),
         seeds: Some(Seeds(vec![0])),
         mode: Some(Modes(vec![Pass::Infer, Pass::Train])),
-        preset: Some(PRESET.to_owned()),
+        preset: Some(own.0.to_owned()),
         warmup: Some(if quick { 1 } else { USUAL.0 }),
         runs: Some(USUAL.2),
-        min_runs: Some(USUAL.1),
-        max_time: Some(Seconds(if quick { 0.25 } else { USUAL.3 })),
+        min_runs: Some(if quick { QUICK_RUNS } else { USUAL.1 }),
+        max_time: Some(Seconds(if quick { QUICK_TIME } else { USUAL.3 })),
         timeout: Some(Seconds(TIMEOUT)),
         ..Settings::NONE
     };
-    let models = usual.map(|usual| usual.models);
+    let models = usual.map(|usual| usual.models).or(own.1);
     Defaults { settings, models: models.unwrap_or(if quick { QUICK } else { MODELS }) }
 }
 
@@ -102,6 +118,11 @@ fn cell(
     let settings = &pick.settings;
     let spec = ModelSpec::new(pick, len, batch, pass, seed)?;
     let (resolved, reason) = settle(pick, |choice| spec.measured(choice))?;
+    if let (Pass::Decode, Some(_), Ok(choice)) = (pass, &resolved, &pick.choice)
+        && !decodes(&spec, choice)
+    {
+        return Err(no_decoder(&spec));
+    }
     let published =
         ["step_time", "steps_per_second"].map(|metric| (metric, pick.published(metric, pass, len)));
     let (metric, published) = published.into_iter().find(|(_, number)| number.is_some()).unwrap_or_default();
@@ -120,14 +141,46 @@ fn cell(
     };
     let (warmup, min_runs, runs, max_time) = USUAL;
     let usual = Request { spec: request.spec.usual(PRESET), warmup, min_runs, runs, max_time };
-    let seconds = row
-        .flops
-        .map_or(0.0, |flops| seconds(&request, request.spec.step_flops(flops) / (RATE * threads as f64)));
+    // without multiply-adds it is one token, which takes no time
+    let step = row.flops.map_or(TOKEN, |flops| request.spec.step_flops(flops) / (RATE * threads as f64));
+    let seconds = seconds(&request, step);
     let cell = Cell::new(&request.spec.key(), row, &request, &usual);
     let shortest = Request { spec: ModelSpec { len: 0, ..request.spec.clone() }, ..request.clone() };
     let series = serde_json::to_string(&shortest).map_err(PlanError::new)?;
     let timeout = settings.timeout.map(|time| time.0);
     Ok(Cell { seconds, series, timeout, ..cell }.refused(reason))
+}
+
+/// Whether the model of `spec` makes one token after another: asked of a short one, whose state is small.
+fn decodes(spec: &ModelSpec, choice: &Choice) -> bool {
+    let short = ModelSpec { len: spec.len.min(16), ..spec.clone() };
+    let built = |model: Box<dyn Resolved>| model.build_decoder(&Builder::counting(), 1);
+    short.measured(choice).is_ok_and(|model| built(model).is_ok_and(|net| net.is_some()))
+}
+
+/// What to do where the model of `spec` cannot be decoded with.
+fn no_decoder(spec: &ModelSpec) -> PlanError {
+    let able = |preset: &str, choice: &Choice| {
+        decodes(&ModelSpec { preset: preset.to_owned(), ..spec.clone() }, choice)
+    };
+    let all: Vec<Choice> = entries().into_iter().map(Choice::default_of).collect();
+    let can: Vec<&str> =
+        all.iter().filter(|choice| able(&spec.preset, choice)).map(|choice| choice.entry.name).collect();
+    if can.is_empty() {
+        let presets = family::presets(&family::families());
+        let able = |name: &str| all.iter().any(|choice| able(name, choice));
+        let presets: Vec<&str> = presets.iter().map(|preset| preset.name).filter(|name| able(name)).collect();
+        return PlanError(format!(
+            "the model of preset {} does not make one token after another; --mode decode takes --preset {}",
+            spec.preset,
+            presets.join(" or ")
+        ));
+    }
+    PlanError(format!(
+        "{} has no form that makes one token after another; --mode decode takes {}",
+        spec.model,
+        can.join(", ")
+    ))
 }
 
 /// Predicted seconds of a cell whose step takes `step` seconds.

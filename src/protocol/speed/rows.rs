@@ -2,7 +2,7 @@
 
 use crate::model::batch::InputKind;
 use crate::model::family;
-use crate::record::{Outcome, Row, rounded};
+use crate::record::{Outcome, Pass, Row, rounded};
 use crate::run::journal::Samples;
 use crate::run::outcome::Ending;
 use crate::stats::Summary;
@@ -23,6 +23,7 @@ pub fn rows(row: &Row, samples: &[f64], peak: Option<u64>, ending: Option<&Endin
     let batch = row.batch.unwrap_or(1) as f64;
     let (counted, each) = match image(&row) {
         true => ("images_per_second", batch),
+        false if row.pass == Some(Pass::Decode) => ("tokens_per_second", batch),
         false => ("tokens_per_second", batch * row.len.unwrap_or(1) as f64),
     };
     let time = timed(&row, "step_time", "s", summary.as_ref(), |s| s);
@@ -100,6 +101,15 @@ mod tests {
         let row = Row { batch: Some(4), len: Some(224), preset, ..Row::new("speed", "full") };
         let rows = rows(&row, &[0.5, 0.5], None, None);
         let rate = rows.iter().find(|row| row.metric == "images_per_second").unwrap();
+        assert_eq!(rate.value, Some(8.0));
+    }
+
+    #[test]
+    fn a_step_of_decoding_is_one_token_per_sequence() {
+        let pass = Some(Pass::Decode);
+        let row = Row { batch: Some(4), len: Some(1024), pass, ..Row::new("speed", "full") };
+        let rows = rows(&row, &[0.5, 0.5], None, None);
+        let rate = rows.iter().find(|row| row.metric == "tokens_per_second").unwrap();
         assert_eq!(rate.value, Some(8.0));
     }
 

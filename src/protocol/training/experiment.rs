@@ -1,11 +1,13 @@
 //! What every training worker does, whatever is trained: opens the device, goes on from a checkpoint or begins, trains
 //! to the end, and hands over the weights that are tested. A protocol says the rest as an [`Experiment`].
 
+use std::time::{Duration, Instant};
+
 use candle_core::{Device, Result as Candle};
 use serde_json::Value as Json;
 
-use super::Answer;
 use super::worker::{candle, choose_kernels, drive, failed};
+use super::{Answer, Rehearsed};
 use crate::config::settings::DeviceName;
 use crate::device::{Backend, alloc};
 use crate::model::batch::Batch;
@@ -13,6 +15,7 @@ use crate::model::family::{Metric, Net};
 use crate::nn::params::Builder;
 use crate::protocol::model_spec::ModelSpec;
 use crate::protocol::table::Conditions;
+use crate::record::Outcome;
 use crate::run::outcome::Ending;
 use crate::run::worker::Link;
 use crate::train::checkpoint::Checkpoint;
@@ -79,6 +82,9 @@ pub trait Experiment {
 
     /// Steps in all, and steps between evaluations.
     fn steps(&self) -> (u64, u64);
+
+    /// Forward passes of a step's batch in an evaluation, and in the test at the end: what a price is made of.
+    fn forwards(&self) -> (f64, f64);
 
     /// Which weights are tested.
     fn select(&self) -> Select {
@@ -147,6 +153,11 @@ impl Train<'_> {
             None => (Trainer::new(params, method, schedule).map_err(candle)?, State::default()),
         };
         let mut trainer = trainer.decay_only(&|name| experiment.decays(name)).map_err(candle)?;
+        if self.conditions.rehearse {
+            let seen = rehearse(laboratory, experiment, (&mut trainer, learner.as_mut()))?;
+            self.link.send(&Answer::Rehearsed(seen)).map_err(|error| failed(&error))?;
+            return Err(Ending::new(Outcome::Interrupted, "a few steps were asked for"));
+        }
         self.started(trainer.optimizer().updates(), &state.curve)?;
         let course = Course { steps, every, save: self.conditions.save() };
         let what = (&course, &files, &description);
@@ -162,6 +173,33 @@ impl Train<'_> {
         let started = Answer::Started { step: before + updates, curve };
         self.link.send(&started).map_err(|error| failed(&error))
     }
+}
+
+/// Most steps of a rehearsal behind the first, and the time that they may take together.
+const FEW: (usize, Duration) = (12, Duration::from_millis(1200));
+
+/// Makes a few steps. The first one warms up, and counts only where it took so long that it is the only one.
+fn rehearse(
+    laboratory: &Laboratory,
+    experiment: &impl Experiment,
+    (trainer, learner): (&mut Trainer, &mut dyn Learner),
+) -> Result<Rehearsed, Ending> {
+    let start = Instant::now();
+    let mut times = Vec::new();
+    while times.is_empty() || times.len() <= FEW.0 && start.elapsed() < FEW.1 {
+        let (number, began) = (trainer.optimizer().updates(), Instant::now());
+        let made = trainer.accumulate(learner.parts(), |part| learner.loss(number, part));
+        made.map_err(|error| failed(&error))?;
+        times.push(began.elapsed().as_secs_f64());
+    }
+    let warm = if times.len() > 1 { &times[1..] } else { &times[..] };
+    Ok(Rehearsed {
+        step: warm.iter().sum::<f64>() / warm.len() as f64,
+        made: start.elapsed().as_secs_f64(),
+        every: experiment.steps().1,
+        forwards: experiment.forwards(),
+        peak_bytes: laboratory.peak(),
+    })
 }
 
 /// The outcome of a finished course.

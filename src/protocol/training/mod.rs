@@ -4,6 +4,7 @@
 pub mod experiment;
 mod parent;
 mod plan;
+mod price;
 pub mod worker;
 
 use serde::{Deserialize, Serialize};
@@ -13,18 +14,29 @@ use crate::train::session::Point;
 
 pub use parent::{Curve, compute, ended};
 pub use plan::{Differences, one_of_each, parts};
+pub use price::{RATE, price};
 
 /// What is asked of a worker that trains.
 pub trait Job: serde::de::DeserializeOwned {
-    /// Optimizer steps in all.
+    /// Optimizer steps in all; none where nothing is trained.
     fn steps(&self) -> u64;
+    /// The model, its batch and its length.
+    fn spec(&self) -> &crate::protocol::model_spec::ModelSpec;
+    /// Steps in all, each counted as so many of the first one as it costs.
+    fn like_first(&self) -> f64 {
+        self.steps() as f64
+    }
+    /// How many times the test of a training run is made.
+    fn tests(&self) -> f64 {
+        1.0
+    }
     /// Folder of a finished training run that is used, where there is one.
     ///
     /// # Errors
     /// A folder that cannot be read.
     fn trained(
         &self,
-        _run: &crate::run::session::Session,
+        _results: &std::path::Path,
         _plan: &crate::run::plan::Plan,
     ) -> Option<std::path::PathBuf> {
         None
@@ -62,6 +74,8 @@ pub enum Answer {
         /// In words.
         what: String,
     },
+    /// What a few steps said about the whole run.
+    Rehearsed(Rehearsed),
     /// All is done.
     Done(Done),
     /// It ended otherwise.
@@ -71,6 +85,21 @@ pub enum Answer {
         /// Why.
         reason: String,
     },
+}
+
+/// What a few steps say about a whole run.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Rehearsed {
+    /// Seconds of a step.
+    pub step: f64,
+    /// Seconds of all steps that were made.
+    pub made: f64,
+    /// Steps between evaluations.
+    pub every: u64,
+    /// Forward passes of a step's batch in an evaluation, and in the test at the end.
+    pub forwards: (f64, f64),
+    /// Highest live bytes.
+    pub peak_bytes: Option<u64>,
 }
 
 /// The result of a run.

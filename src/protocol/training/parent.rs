@@ -39,7 +39,7 @@ pub fn compute<J: Job>(runner: &mut Runner, open: &[usize]) -> Result<(), RunErr
         let job: J = request(&runner.plan.cells[index])?;
         let folder = runner.folder(index);
         std::fs::create_dir_all(&folder).map_err(RunError::file(&folder))?;
-        let trained = job.trained(runner.session, runner.plan);
+        let trained = job.trained(runner.session.results(), runner.plan);
         let conditions = Conditions { folder, trained, ..runner.conditions.clone() };
         let mut run = Running::new(index, &job, conditions, runner)?;
         match run.train(runner, index)? {
@@ -142,6 +142,7 @@ impl<'a> Running<'a> {
                 Heard::Message(Answer::Step { step, loss, .. }) => {
                     self.at(step, Some(loss), session);
                 }
+                Heard::Message(Answer::Rehearsed(_)) => {} // asked for before a run only
                 Heard::Message(Answer::Doing { what }) => {
                     session.term.at(&format!("{}: {what}", self.name));
                 }

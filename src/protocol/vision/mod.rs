@@ -54,7 +54,7 @@ pub static PROTOCOL: Protocol = Protocol {
     cells: plan::cells,
     prepare: plan::prepare,
     amount: lra::plan::amount,
-    price: None,
+    price: Some(training::price::<plan::Request>),
     together: |_, _| false,
     compute: training::compute::<plan::Request>,
     ended: training::ended,
@@ -80,15 +80,21 @@ pub static PROTOCOL: Protocol = Protocol {
 
 const EXAMPLES: &str = "\
 Examples:
-  effattn vision --quick                                 generated images, about a minute
-  effattn vision --task cifar10 --preset cvt-small --model full,ls2d --data-dir ~/data
+  # Generated images: about a minute, no data needed
+  effattn vision --quick
+  # CIFAR-10, two mechanisms
+  effattn vision --task cifar10 --model full,ls2d --data-dir ~/data
+  # What a table of the paper would take on this machine
   effattn vision --suite ls-table5-small --dry-run
-  effattn vision --task imagenet --preset resnet-50 --weights resnet50.safetensors --data-dir ~/data
-  effattn vision --task imagenet-c,imagenet-a --preset resnet-50 --weights resnet50.safetensors --data-dir ~/data
+  # Evaluate public weights
+  effattn vision --task imagenet --preset resnet-50 \\
+      --weights resnet50.safetensors --data-dir ~/data
+  # Corrupted images and others that weights are only tested on
+  effattn vision --task imagenet-c,imagenet-a --preset resnet-50 \\
+      --weights resnet50.safetensors --data-dir ~/data
   effattn vision --task cifar10 --also cifar10-c --data-dir ~/data
-  effattn vision --task folder --preset cvt-13 --batch 64 --accumulate 8 --data-dir ~/photos
+  # Folders of images, a folder per class; the memory of an eighth of a batch
+  effattn vision --task folder --preset cvt-13 --batch 64 --accumulate 8 \\
+      --data-dir ~/photos
 
-imagenet-c, imagenet-a, imagenet-r, imagenet-9, cifar10-c and folder-c are only tested on: with --weights, or behind training as --also.
-Weights are checkpoints of this program or safetensors under timm's, torchvision's or the released names. A killed or stopped
-run goes on from its last checkpoint when the same command is given again, to the same bits. Accuracy is that of the
-evaluated images (val, or CIFAR-10's test batch) with the weights of the best evaluation, in percent.";
+imagenet-c, imagenet-a, imagenet-r, imagenet-9, cifar10-c and folder-c are only tested on: with --weights, or after training with --also. Weights are checkpoints of this program, or safetensors under timm's, torchvision's or the released names. A run that was stopped or killed resumes from its last checkpoint when the same command is given again, to the same bits. Accuracy is that of the evaluated images (val, or CIFAR-10's test batch) with the weights of the best evaluation, in percent.";

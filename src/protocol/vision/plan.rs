@@ -15,7 +15,7 @@ use crate::protocol::grid::tasks as tasks_of;
 use crate::protocol::grid::{Defaults, Flags, Grid, Pick, PlanError, published_elsewhere};
 use crate::protocol::model_spec::{ModelSpec, settle};
 use crate::protocol::table::{Folders, Prepared};
-use crate::protocol::training::{Differences, Job, incomplete};
+use crate::protocol::training::{Differences, Job, RATE, incomplete};
 use crate::record::{Pass, Published};
 use crate::run::plan::{Cell, Plan};
 
@@ -52,8 +52,6 @@ const PRESET: &str = "cvt-small";
 const QUICK: (u64, u64) = (120, 32);
 /// Updates where nobody says how many images there are.
 const STEPS: u64 = 10_000;
-/// Multiply-adds per second and thread that predictions start from.
-const RATE: f64 = 1e10;
 
 /// What `vision` does where nothing is said.
 pub fn defaults(flags: &Flags) -> Defaults {
@@ -291,6 +289,10 @@ pub fn prepare(plan: &mut Plan, folders: &Folders) -> anyhow::Result<Prepared> {
 impl Job for Request {
     fn steps(&self) -> u64 {
         self.steps
+    }
+
+    fn spec(&self) -> &ModelSpec {
+        &self.spec
     }
 
     fn published(&self, metric: &str, task: &str) -> Option<Published> {

@@ -103,6 +103,11 @@ impl Experiment for Run<'_> {
         (self.request.steps, self.request.every)
     }
 
+    fn forwards(&self) -> (f64, f64) {
+        let batches = |split: Split| self.count(split) as f64 / self.request.spec.batch as f64;
+        (batches(Split::Validation), batches(Split::Test))
+    }
+
     fn begin(&self, device: &Device) -> Result<Builder, Ending> {
         Ok(Builder::seeded(self.request.spec.seed, device, true))
     }

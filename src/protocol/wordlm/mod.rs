@@ -33,13 +33,13 @@ pub static PROTOCOL: Protocol = Protocol {
     quick: Some(Quick {
         help: "A small model on the little text in the program; says so",
         said: "cosformer and full with 2 layers, width 128, 4 heads, FFN 256 on the text in the program, 300 updates of 16 \
-               blocks of 64 words, where nothing else is said: not the paper's protocol",
+               blocks of 64 words, unless flags say otherwise: not the paper's protocol",
     }),
     defaults: plan::defaults,
     cells: plan::cells,
     prepare: plan::prepare,
     amount: plan::amount,
-    price: Some(plan::price),
+    price: Some(training::price::<plan::Request>),
     together: |_, _| false,
     compute: training::compute::<plan::Request>,
     ended: training::ended,
@@ -68,14 +68,13 @@ pub const BLOCK: Metric =
 
 const EXAMPLES: &str = "\
 Examples:
-  effattn wordlm --quick                         a small model, in minutes
-  effattn wordlm --suite cos-table2 --dry-run    cosFormer Table 2, and its cost
-  effattn wordlm --suite cos-table2-small        the same rows, for two cores
+  # A small model on the text in the program: a few minutes
+  effattn wordlm --quick
+  # What cosFormer Table 2 would take on this machine
+  effattn wordlm --suite cos-table2 --dry-run
+  # The same rows, small enough for two cores
+  effattn wordlm --suite cos-table2-small
+  # Two mechanisms, 100 updates
   effattn wordlm --task wikitext103-small --model full,ls --steps 100
 
-Perplexity of the test text with </s> and <unk> counted, in two ways. ppl_block:
-every block alone. ppl_context: windows of which most words are only read (400
-of 512); this one stands beside the paper's numbers. wikitext103-small trains on
-the published test text and is tested on the validation text: its perplexities
-compare with nothing but one another. A killed or stopped run goes on from its
-last checkpoint when the same command is given again.";
+Perplexity of the test text with </s> and <unk> counted, in two ways. ppl_block: every block alone. ppl_context: windows of which most words are only read (400 of 512); this one stands beside the paper's numbers. wikitext103-small trains on the published test text and is tested on the validation text: its perplexities compare with nothing but one another. A run that was stopped or killed resumes from its last checkpoint when the same command is given again.";

@@ -18,11 +18,9 @@ use crate::protocol::grid::{
 };
 use crate::protocol::model_spec::{ModelSpec, settle};
 use crate::protocol::runner::request;
-use crate::protocol::speed;
-use crate::protocol::table::{Folders, Prepared, Prober};
-use crate::protocol::training::{Differences, Job, incomplete, one_of_each, parts};
+use crate::protocol::table::{Folders, Prepared};
+use crate::protocol::training::{Differences, Job, RATE, incomplete, one_of_each, parts};
 use crate::record::{Pass, Published};
-use crate::run::RunError;
 use crate::run::plan::{Cell, Plan};
 
 /// What the worker of a cell is asked.
@@ -46,10 +44,6 @@ pub struct Request {
     pub allow_partial: bool,
 }
 
-/// Multiply-adds per second and thread where nothing was probed.
-const RATE: f64 = 2e10;
-/// Parameters of the largest model that is probed for its speed.
-const PROBED: u64 = 50_000_000;
 /// The suite with the published numbers.
 const SUITE: &str = "cos-table2";
 /// What is added to a corpus's name for its validation text, where the paper has numbers of both.
@@ -185,25 +179,6 @@ fn work(request: &Request, flops: u64) -> f64 {
     flops as f64 * (3.0 * (spec.batch * steps) as f64 + evaluations * words / spec.len as f64)
 }
 
-/// Prices the cells by a few steps of each one's model, where it is not too large to be tried in passing.
-///
-/// # Errors
-/// A worker that cannot be started.
-pub fn price(plan: &mut Plan, prober: &Prober) -> Result<(), RunError> {
-    let small = |cell: &&mut Cell| cell.row.params.is_some_and(|params| params < PROBED);
-    for cell in plan.cells.iter_mut().filter(|cell| !cell.request.is_null()).filter(small) {
-        let request: Request = request(cell)?;
-        let (spec, len) = (request.spec.clone(), request.spec.len);
-        let probe = speed::plan::Request { spec, warmup: 1, min_runs: 1, runs: 3, max_time: 0.5 };
-        if let Some((probed, flops)) = speed::probe(&probe, len, prober)?.zip(cell.row.flops) {
-            let step = request.spec.step_flops(flops) / request.accumulate as f64;
-            cell.memory = Some(probed.memory(step, cell.row.bytes.unwrap_or(0)));
-            cell.seconds = work(&request, flops) / probed.rate;
-        }
-    }
-    Ok(())
-}
-
 /// Reads every corpus once: their hashes belong to the run.
 ///
 /// # Errors
@@ -262,6 +237,10 @@ fn differences(request: &Request, recipe: &Recipe) -> Differences {
 impl Job for Request {
     fn steps(&self) -> u64 {
         self.steps
+    }
+
+    fn spec(&self) -> &ModelSpec {
+        &self.spec
     }
 
     fn published(&self, _: &str, task: &str) -> Option<Published> {

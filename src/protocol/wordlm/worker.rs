@@ -81,6 +81,16 @@ impl Experiment for Run<'_> {
         (self.request.steps, self.request.every)
     }
 
+    /// A window behind context scores only a part of its words.
+    fn forwards(&self) -> (f64, f64) {
+        let (spec, corpus) = (&self.request.spec, self.corpus);
+        let batches = |words: &[u32]| self.part(words).len() as f64 / (spec.batch * spec.len) as f64;
+        let scored = spec.len.saturating_sub(Recipe::context(spec.len)).max(1) as f64;
+        let ways = 1.0 + spec.len as f64 / scored;
+        let validated = if corpus.test.is_some() { batches(&corpus.validation) } else { 0.0 };
+        (batches(&corpus.validation), ways * (batches(corpus.tested()) + validated))
+    }
+
     fn select(&self) -> Select {
         self.recipe.select
     }

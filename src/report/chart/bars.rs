@@ -37,9 +37,6 @@ pub struct Panel {
 
 /// A chart of `panels` under each other; `axis` says what the groups are, `measure` what the bars. Series of the same
 /// name look alike.
-///
-/// # Errors
-/// The drawing library failed.
 pub fn bars(
     name: &str,
     (title, subtitle): (&str, &str),

@@ -19,9 +19,6 @@ pub struct Blocks {
 }
 
 /// A chart of panels, each with a title and a line per model.
-///
-/// # Errors
-/// The drawing library failed.
 pub fn blocks(
     name: &str,
     (title, subtitle): (&str, &str),

@@ -35,9 +35,6 @@ pub struct Bubble {
 }
 
 /// A chart of `bubbles` over `axes` (along, up). Nothing without bubbles.
-///
-/// # Errors
-/// The drawing library failed.
 pub fn bubbles(
     name: &str,
     (title, subtitles): (&str, &[String]),

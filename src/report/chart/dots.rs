@@ -49,9 +49,6 @@ pub struct Panel {
 }
 
 /// A chart of `panels` under each other.
-///
-/// # Errors
-/// The drawing library failed.
 pub fn dots(name: &str, (title, subtitle): (&str, &str), panels: &[Panel]) -> io::Result<Chart> {
     let rows = || panels.iter().flat_map(|panel| &panel.rows);
     let left = Strip::left(rows().map(|row| row.0.as_str()));

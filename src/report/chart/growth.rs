@@ -62,9 +62,6 @@ impl Quantity {
 
 /// The chart `<prefix>-time` or `<prefix>-memory`: `quantity` against length, one line per mechanism and
 /// variant, one panel per pass, batch size and whatever else differs. `None` if no row has a value of it.
-///
-/// # Errors
-/// The drawing library failed.
 pub fn growth(rows: &[Row], quantity: Quantity, prefix: &str) -> io::Result<Option<Chart>> {
     match figure(rows, quantity) {
         Some(figure) => figure.chart(&format!("{prefix}-{}", quantity.word())).map(Some),
@@ -78,6 +75,7 @@ fn conditions(row: &Row) -> Vec<String> {
     let pass = row.pass.map_or("", |pass| match pass {
         Pass::Infer => "inference",
         Pass::Train => "training",
+        Pass::Decode => "decoding",
     });
     vec![
         pass.to_owned(),

@@ -30,9 +30,6 @@ pub struct Evaluation {
 
 /// A chart of `lines`: validation loss (solid) and training loss (dashed) above, `measure` (such as "validation
 /// accuracy, %") below. Nothing without points.
-///
-/// # Errors
-/// The drawing library failed.
 pub fn learning(name: &str, title: &str, measure: &str, lines: &[Learning]) -> io::Result<Option<Chart>> {
     if lines.iter().all(|line| line.points.is_empty()) {
         return Ok(None);

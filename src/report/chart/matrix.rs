@@ -39,9 +39,6 @@ const GLOBAL: RGBColor = RGBColor(0x00, 0x9e, 0x73);
 const DARK: RGBColor = RGBColor(0x08, 0x1d, 0x58);
 
 /// Draws `matrices` as a chart called `name`.
-///
-/// # Errors
-/// The drawing library failed.
 pub fn matrices(
     name: &str,
     (title, subtitle): (&str, &str),

@@ -139,9 +139,6 @@ pub struct Figure {
 
 impl Figure {
     /// Draws the figure.
-    ///
-    /// # Errors
-    /// The drawing library failed.
     pub fn chart(&self, name: &str) -> io::Result<Chart> {
         Ok(Chart { name: name.to_owned(), svg: lines::draw(self)?, csv: self.csv()? })
     }

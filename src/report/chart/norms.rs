@@ -8,9 +8,6 @@ use super::{Chart, table};
 use crate::record::norms::Norm;
 
 /// A chart of the ratio of window to slot norms by layer, keys above and values below, a line per model.
-///
-/// # Errors
-/// The drawing library failed.
 pub fn norms(subtitle: &str, norms: &[Norm]) -> io::Result<Chart> {
     let mut models: Vec<&str> = norms.iter().map(|norm| norm.model.as_str()).collect();
     models.dedup();

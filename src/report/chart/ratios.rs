@@ -23,9 +23,6 @@ pub struct Panel {
 }
 
 /// A chart of `panels` under each other.
-///
-/// # Errors
-/// The drawing library failed.
 pub fn ratios(
     name: &str,
     (title, subtitle): (&str, &str),

@@ -19,9 +19,6 @@ pub struct Slope {
 const KINDS: [&str; 3] = ["clean", "insertion", "deletion"];
 
 /// Accuracy in percent by kind of text (above) and by number of insertions (below).
-///
-/// # Errors
-/// The drawing library failed.
 pub fn slopes(
     name: &str,
     (title, subtitle): (&str, &str),

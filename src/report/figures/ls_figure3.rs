@@ -39,7 +39,8 @@ fn reach(rows: &[&Row]) -> Option<String> {
     let longest = |model: &str| {
         let fits =
             |row: &&&Row| row.metric == "longest_length" && row.model == model && row.kernel == "composed";
-        rows.iter().filter(fits).find_map(|row| row.value)
+        let found = |row: &&&Row| row.outcome == Outcome::Ok && row.error.is_none();
+        rows.iter().filter(fits).filter(found).find_map(|row| row.value)
     };
     let times = longest("ls")? / longest("transformer-xl").filter(|len| *len > 0.0)?;
     let suite = Suite::load(SUITE).ok()?;

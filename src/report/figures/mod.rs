@@ -40,7 +40,7 @@ pub static FIGURES: &[PaperFigure] = &[
     },
     PaperFigure {
         name: "ls-figure6",
-        about: "how alike patches are behind every block (Transformer-LS, Figure 6)",
+        about: "how alike patches are after every block (Transformer-LS, Figure 6)",
         draw: ls_figure6::draw,
     },
     PaperFigure {
@@ -51,9 +51,6 @@ pub static FIGURES: &[PaperFigure] = &[
 ];
 
 /// Every chart that `rows` have enough for. Devices are kept apart: each has charts of its own.
-///
-/// # Errors
-/// The drawing library failed.
 pub fn draw(rows: &[Row]) -> io::Result<Vec<Chart>> {
     let mut devices: Vec<&str> = rows.iter().map(|row| row.device.as_str()).collect();
     devices.sort_unstable();

@@ -61,6 +61,9 @@ fn content(section: &Section, id: &str) -> String {
     text
 }
 
+/// Characters of a cell that needs some width.
+const LONG: usize = 40;
+
 /// A table whose columns sort and whose rows say where they come from.
 fn table(table: &Table, id: &str, from: &str) -> String {
     let class = |index| if table.is_number(index) { " class=\"number\"" } else { "" };
@@ -77,7 +80,9 @@ fn table(table: &Table, id: &str, from: &str) -> String {
     for row in &table.rows {
         let cells = row.iter().enumerate().map(|(index, cell)| {
             let mark = verdict(cell).map_or_else(String::new, |word| format!(" data-verdict=\"{word}\""));
-            format!("<td{}{mark}>{}</td>", class(index), escape(cell))
+            // a column of sentences would be squeezed to its longest word
+            let class = if cell.chars().count() > LONG { " class=\"words\"" } else { class(index) };
+            format!("<td{class}{mark}>{}</td>", escape(cell))
         });
         text.push_str(&format!("<tr>{}</tr>\n", cells.collect::<String>()));
     }

@@ -39,9 +39,6 @@ fn inputs<'a>(operands: &Operands, storages: &[&'a CudaStorage]) -> Result<Input
 }
 
 /// The output, merged heads, and what its backward pass needs.
-///
-/// # Errors
-/// Failures of the device.
 pub fn forward(
     call: &Call,
     operands: &Operands,
@@ -84,9 +81,6 @@ fn with_gradients(operands: &Operands, tensors: &[&Tensor], layouts: &[Layout]) 
 }
 
 /// The gradients of `tensors`.
-///
-/// # Errors
-/// Failures of the device.
 pub fn backward(
     call: &Call,
     operands: &Operands,

@@ -53,9 +53,6 @@ pub fn layer_norm<M: Machine>(
 }
 
 /// Gradients of x and of `[weight | bias]`.
-///
-/// # Errors
-/// Failures of the machine.
 pub fn layer_norm_backward<M: Machine>(
     machine: &M,
     [x, weight, dy]: [View<M>; 3],
@@ -112,9 +109,6 @@ fn chunk_sums<M: Machine>(
 }
 
 /// Sums of the columns.
-///
-/// # Errors
-/// Failures of the machine.
 pub fn column_sums<M: Machine>(machine: &M, x: View<M>, [rows, width]: [usize; 2]) -> Result<M::Floats> {
     let parts = chunk_sums(machine, x, [rows, width], chunk(rows))?;
     let chunks = rows.div_ceil(chunk(rows));
@@ -122,9 +116,6 @@ pub fn column_sums<M: Machine>(machine: &M, x: View<M>, [rows, width]: [usize; 2
 }
 
 /// Exact GELU.
-///
-/// # Errors
-/// Failures of the machine.
 pub fn gelu<M: Machine>(machine: &M, x: View<M>, count: usize) -> Result<M::Floats> {
     let mut y = machine.fresh(count)?;
     launch(machine, "gelu", elements(count), vec![Arg::In(x), Arg::Long(count), Arg::Out(&mut y)])?;
@@ -132,9 +123,6 @@ pub fn gelu<M: Machine>(machine: &M, x: View<M>, count: usize) -> Result<M::Floa
 }
 
 /// Gradient of GELU's x.
-///
-/// # Errors
-/// Failures of the machine.
 pub fn gelu_backward<M: Machine>(machine: &M, [x, dy]: [View<M>; 2], count: usize) -> Result<M::Floats> {
     let mut dx = machine.fresh(count)?;
     let arguments = vec![Arg::In(x), Arg::In(dy), Arg::Long(count), Arg::Out(&mut dx)];
@@ -143,9 +131,6 @@ pub fn gelu_backward<M: Machine>(machine: &M, [x, dy]: [View<M>; 2], count: usiz
 }
 
 /// GELU of x + bias.
-///
-/// # Errors
-/// Failures of the machine.
 pub fn bias_gelu<M: Machine>(
     machine: &M,
     [x, bias]: [View<M>; 2],
@@ -159,9 +144,6 @@ pub fn bias_gelu<M: Machine>(
 }
 
 /// GELU of x + bias again, and the gradient of x.
-///
-/// # Errors
-/// Failures of the machine.
 pub fn bias_gelu_backward<M: Machine>(
     machine: &M,
     [x, bias, dy]: [View<M>; 3],
@@ -183,9 +165,6 @@ pub fn bias_gelu_backward<M: Machine>(
 }
 
 /// Adds a bias to `width` columns of `rows` rows of a matrix.
-///
-/// # Errors
-/// Failures of the machine.
 pub fn add_bias<M: Machine>(
     machine: &M,
     bias: View<M>,
@@ -204,9 +183,6 @@ pub fn add_bias<M: Machine>(
 }
 
 /// y += x for `count` elements, in y from `start` on.
-///
-/// # Errors
-/// Failures of the machine.
 pub fn add<M: Machine>(machine: &M, x: View<M>, count: usize, y: &mut M::Floats, start: usize) -> Result<()> {
     let arguments = vec![Arg::In(x), Arg::Long(count), Arg::Long(start), Arg::Out(y)];
     launch(machine, "add", elements(count), arguments)
@@ -222,9 +198,6 @@ fn signed(ids: impl IntoIterator<Item = usize>) -> Result<Vec<i32>> {
 }
 
 /// Cross entropy of every row with its label, which must be one of the classes.
-///
-/// # Errors
-/// Failures of the machine.
 pub fn cross_entropy<M: Machine>(
     machine: &M,
     logits: View<M>,
@@ -241,9 +214,6 @@ pub fn cross_entropy<M: Machine>(
 }
 
 /// Gradient of the logits.
-///
-/// # Errors
-/// Failures of the machine.
 pub fn cross_entropy_backward<M: Machine>(
     machine: &M,
     [logits, grad]: [View<M>; 2],
@@ -266,9 +236,6 @@ pub fn cross_entropy_backward<M: Machine>(
 }
 
 /// Rows of a table by index; indices must be within it.
-///
-/// # Errors
-/// Failures of the machine.
 pub fn table_rows<M: Machine>(machine: &M, table: View<M>, ids: &[u32], width: usize) -> Result<M::Floats> {
     let rows = ids.len();
     let ids = machine.ints(&signed(ids.iter().map(|&id| id as usize))?)?;
@@ -283,9 +250,6 @@ const PIECE: usize = 128;
 
 /// Gradient of a table of `count` rows: the sum of the rows of `dy` by index. Each index has its rows added in pieces of
 /// [`PIECE`] in their order, then the pieces.
-///
-/// # Errors
-/// Failures of the machine.
 pub fn table_gradient<M: Machine>(
     machine: &M,
     dy: View<M>,
@@ -353,9 +317,6 @@ pub struct Update<'a, M: Machine> {
 }
 
 /// One AdamW update in place of `p` from element `start` on, with its moments.
-///
-/// # Errors
-/// Failures of the machine.
 pub fn adamw<M: Machine>(
     machine: &M,
     update: Update<M>,

@@ -46,7 +46,7 @@ pub static RULES: &[Rule] = &[
     Rule {
         name: "root-operator",
         tasks: &["listops"],
-        about: "the most frequent class behind the first token, which is the operator of the whole expression",
+        about: "the most frequent class after the first token, which is the operator of the whole expression",
         score: |data, _| by_key(data, |index| index),
     },
     Rule {

@@ -1,6 +1,8 @@
 //! `memory`: exact peak bytes of one step over lengths and batch sizes (Transformer-LS Figure 3, right
 //! half), one worker at a time; and with `--fit` the longest length that stays below a budget.
 
+mod fit;
+
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -12,7 +14,7 @@ use super::measured_step::MeasuredStep;
 use super::model_spec::{ModelSpec, settle};
 use super::runner::{Finished, Runner, request};
 use super::speed::plan::PRESET;
-use super::table::{Conditions, Given, Protocol, Shown};
+use super::table::{Conditions, Given, Prober, Protocol, Shown};
 use super::text;
 use crate::config::grid::{Batches, Lengths, MAX_LEN, Modes, Seeds};
 use crate::config::settings::Settings;
@@ -22,10 +24,10 @@ use crate::device::alloc;
 use crate::device::machine::Resident;
 use crate::model::family;
 use crate::record::{Metric, Outcome, Pass, Row};
-use crate::run::RunError;
 use crate::run::outcome::Ending;
-use crate::run::plan::Cell;
-use crate::run::worker::{Heard, Link, Worker};
+use crate::run::plan::{Cell, Plan};
+use crate::run::worker::{Heard, Launcher, Link, Worker};
+use crate::run::{RunError, Stop};
 
 /// Fewest and most steps that are looked at: the second one finds every cache filled. With several threads it is chance
 /// whether they hold their working memory at the same moment, and which of them has what it keeps for the next kernel, so
@@ -35,11 +37,6 @@ const STEADY: usize = 8;
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Workers that are asked where several threads compute and four times that patience is not over.
 const WORKERS: usize = 4;
-/// Lengths found by `--fit` are multiples of this.
-const GRAIN: u64 = 64;
-/// First length that `--fit` tries.
-const FIRST: u64 = 512;
-
 /// What the worker of a cell is asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Request {
@@ -58,6 +55,8 @@ struct Peak {
     least_bytes: u64,
     /// Steps that were made.
     steps: u64,
+    /// Seconds that they took.
+    seconds: f64,
     /// Growth of the highest resident size, counted by the system.
     resident_bytes: u64,
 }
@@ -83,7 +82,7 @@ pub static PROTOCOL: Protocol = Protocol {
     cells,
     prepare: text::prepare,
     amount: super::grid::steps_amount,
-    price: None,
+    price: Some(price),
     together: |_, _| false,
     compute,
     ended,
@@ -125,7 +124,7 @@ fn defaults(flags: &Flags) -> Defaults {
         seeds: Some(Seeds(vec![0])),
         mode: Some(Modes(vec![Pass::Infer, Pass::Train])),
         preset: Some(PRESET.to_owned()),
-        timeout: Some(Seconds(if fit { 60.0 } else { 600.0 })),
+        timeout: Some(Seconds(600.0)),
         ..Settings::NONE
     };
     Defaults { settings, models: usual.map_or("full,linear,cosformer,ls", |usual| usual.models) }
@@ -155,9 +154,12 @@ fn cell(
     (len, batch, pass, seed): (u64, u64, Pass, u64),
     threads: usize,
 ) -> Result<Cell, PlanError> {
+    if pass == Pass::Decode {
+        return Err(PlanError("memory has the modes infer and train; decode is one of speed".to_owned()));
+    }
     let fit = pick.settings.fit;
     let spec = ModelSpec::new(pick, len, batch, pass, seed)?;
-    let probe = ModelSpec { len: if fit.is_some() { FIRST.min(len) } else { len }, ..spec.clone() };
+    let probe = ModelSpec { len: if fit.is_some() { fit::FIRST.min(len) } else { len }, ..spec.clone() };
     let (resolved, reason) = settle(pick, |choice| probe.measured(choice))?;
     let mut row = probe.row("memory", threads, resolved.as_deref());
     row.suite = grid.suite.as_ref().map(|suite| suite.name.clone());
@@ -174,7 +176,7 @@ fn cell(
         None => request.spec.key(),
     };
     let cell = Cell::new(&words, row, &request, &usual);
-    let seconds = if fit.is_some() { 20.0 } else { 0.3 + STEPS.0 as f64 * step };
+    let seconds = if fit.is_some() { 20.0 } else { seconds(step, threads) };
     let series = match fit {
         Some(_) => String::new(),
         None => {
@@ -186,6 +188,30 @@ fn cell(
     Ok(Cell { seconds, series, timeout, ..cell }.refused(reason))
 }
 
+/// Predicted seconds of a cell whose step takes `step`: workers are asked until their patience is over.
+fn seconds(step: f64, threads: usize) -> f64 {
+    let steps = |most: usize| (step * most as f64).min(PATIENCE.as_secs_f64()).max(step * STEPS.0 as f64);
+    let worker = 0.3 + steps(if threads > 1 { STEADY + 4 } else { STEPS.0 });
+    let workers = (4.0 * PATIENCE.as_secs_f64() / worker).ceil().min(WORKERS as f64);
+    if threads > 1 { worker * workers } else { worker }
+}
+
+/// Prices searches: what takes long in them is known only when short lengths were tried.
+fn price(plan: &mut Plan, prober: &Prober) -> Result<(), RunError> {
+    for index in 0..plan.cells.len() {
+        let cell = &plan.cells[index];
+        if cell.request.is_null() || (prober.done)(cell) {
+            continue;
+        }
+        let asked: Request = request(cell)?;
+        if let Some(bytes) = asked.fit {
+            (prober.tell)(&format!("{}: short lengths", plan.name(index)));
+            plan.cells[index].seconds = fit::price(&plan.cells[index], &asked, bytes, prober)?;
+        }
+    }
+    Ok(())
+}
+
 /// Measures the cells `open`, one at a time.
 fn compute(runner: &mut Runner, open: &[usize]) -> Result<(), RunError> {
     for &index in open {
@@ -193,7 +219,7 @@ fn compute(runner: &mut Runner, open: &[usize]) -> Result<(), RunError> {
         runner.session.term.at(runner.plan.name(index));
         let asked: Request = request(cell)?;
         let measured = match asked.fit {
-            Some(bytes) => Ok(fit(runner, index, &asked, bytes)?),
+            Some(bytes) => Ok(fit::fit(runner, index, &asked, bytes)?),
             None => measure(runner, index, &asked)?.map(|peak| rows(&cell.row, peak)),
         };
         match measured {
@@ -226,10 +252,12 @@ fn rows(row: &Row, peak: Peak) -> Vec<Row> {
 /// The peak of a step. With several threads it depends on chance, in part once for a worker: several are asked where one
 /// takes no time, and the least and the highest of all their steps are kept.
 fn measure(runner: &Runner, index: usize, asked: &Request) -> Result<Result<Peak, Ending>, RunError> {
-    let (limit, start) = (runner.session.memory_limit, Instant::now());
+    let session = &runner.session;
+    let place = (&session.launcher, (session.memory_limit, session.resident_limit), &session.stop);
+    let start = Instant::now();
     let mut all: Option<Peak> = None;
     for _ in 0..if runner.plan.threads > 1 { WORKERS } else { 1 } {
-        let now = match probe(runner, index, asked, limit)? {
+        let now = match ask(place, runner.plan.cells[index].timeout, asked)? {
             Ok(now) => now,
             ended => return Ok(ended),
         };
@@ -238,6 +266,7 @@ fn measure(runner: &Runner, index: usize, asked: &Request) -> Result<Result<Peak
             peak_bytes: before.peak_bytes.max(now.peak_bytes),
             least_bytes: before.least_bytes.min(now.least_bytes),
             steps: all.map_or(0, |all| all.steps) + now.steps,
+            seconds: all.map_or(0.0, |all| all.seconds) + now.seconds,
             resident_bytes: before.resident_bytes.max(now.resident_bytes),
         });
         if start.elapsed() > 4 * PATIENCE {
@@ -247,25 +276,25 @@ fn measure(runner: &Runner, index: usize, asked: &Request) -> Result<Result<Peak
     all.map(Ok).ok_or_else(|| RunError::Internal("no worker was asked".to_owned()))
 }
 
-/// Runs one worker for `request` within `limit` bytes: its peak, or how it ended instead.
-fn probe(
-    runner: &Runner,
-    index: usize,
+/// How a worker is started, the live and resident bytes that it may reach, and what stops it.
+type Place<'a> = (&'a Launcher, (u64, u64), &'a Stop);
+
+/// Runs one worker for `request`, for `seconds` at most: its peak, or how it ended instead.
+fn ask(
+    (launcher, (limit, resident), stop): Place,
+    seconds: Option<f64>,
     request: &Request,
-    limit: u64,
 ) -> Result<Result<Peak, Ending>, RunError> {
-    let session = &runner.session;
     let order = Order::Cell {
         protocol: PROTOCOL.name.to_owned(),
         memory_limit: limit,
         request: serde_json::to_value(request).map_err(|error| RunError::Internal(error.to_string()))?,
         conditions: Conditions::default(),
     };
-    let mut worker = Worker::start(&session.launcher, &order)?;
-    let timeout = runner.plan.cells[index].timeout.and_then(|time| Duration::try_from_secs_f64(time).ok());
+    let mut worker = Worker::start(launcher, &order)?;
+    let timeout = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     let deadline = timeout.and_then(|time| Instant::now().checked_add(time));
-    let heard = worker.hear::<Answer>(deadline, session.resident_limit, &session.stop)?;
-    Ok(match heard {
+    Ok(match worker.hear::<Answer>(deadline, resident, stop)? {
         Heard::Message(Answer::Peak(peak)) => {
             worker.finish();
             Ok(peak)
@@ -283,7 +312,8 @@ fn work(link: &Link, request: Value, given: &Given) -> anyhow::Result<()> {
     let before = resident.own();
     let most = if request.fit.is_some() || rayon::current_num_threads() == 1 { STEPS.0 } else { STEPS.1 };
     let answer = match peaks(&request.spec, given.text, most) {
-        Ok(peaks) => Answer::Peak(Peak {
+        Ok((peaks, seconds)) => Answer::Peak(Peak {
+            seconds,
             peak_bytes: peaks.iter().copied().max().unwrap_or(0),
             least_bytes: peaks.iter().skip(1).copied().min().unwrap_or(0),
             steps: peaks.len() as u64,
@@ -294,8 +324,8 @@ fn work(link: &Link, request: Value, given: &Given) -> anyhow::Result<()> {
     Ok(link.send(&answer)?)
 }
 
-/// The peak of every step, `most` of them at most.
-fn peaks(spec: &ModelSpec, text: &[u8], most: usize) -> Result<Vec<u64>, Ending> {
+/// The peak of every step, `most` of them at most, and the seconds that they took.
+fn peaks(spec: &ModelSpec, text: &[u8], most: usize) -> Result<(Vec<u64>, f64), Ending> {
     let mut step = MeasuredStep::open(spec, text)?;
     let (mut peaks, mut highest, start) = (Vec::new(), 0, Instant::now());
     loop {
@@ -309,110 +339,9 @@ fn peaks(spec: &ModelSpec, text: &[u8], most: usize) -> Result<Vec<u64>, Ending>
         }
         let steady = peaks.len() - highest > STEADY || start.elapsed() > PATIENCE;
         if peaks.len() >= most || peaks.len() >= STEPS.0 && steady {
-            return Ok(peaks);
+            return Ok((peaks, start.elapsed().as_secs_f64()));
         }
     }
-}
-
-/// Looks for the longest length whose step stays below `bytes`.
-fn fit(runner: &Runner, index: usize, request: &Request, bytes: u64) -> Result<Vec<Row>, RunError> {
-    let cell = &runner.plan.cells[index];
-    let longest = request.spec.len;
-    let search = |len: u64| -> Result<Tried, RunError> {
-        let request = Request { spec: ModelSpec { len, ..request.spec.clone() }, ..request.clone() };
-        // The limit counts the empty process too, which the peak does not: a little more is allowed here.
-        Ok(match probe(runner, index, &request, bytes.saturating_add(32 << 20))? {
-            Ok(peak) if peak.peak_bytes <= bytes => Tried::Fits(peak.peak_bytes),
-            Ok(_) => Tried::TooBig,
-            Err(ending) if ending.outcome == Outcome::Oom => Tried::TooBig,
-            Err(ending) => Tried::Ended(ending),
-        })
-    };
-    let found = bisect(longest, bytes, search)?;
-    let row = Row { n: Some(found.tried), ..cell.row.clone() };
-    let (outcome, remark) = match (&found.ending, found.len) {
-        (Some(ending), _) => (ending.outcome, Some(ending.reason.clone())),
-        (None, 0) => (Outcome::Oom, Some(format!("not even length 1 fits {}", Bytes(bytes)))),
-        (None, len) if len == longest => (Outcome::Ok, Some("the longest that was tried".to_owned())),
-        (None, _) => (Outcome::Ok, None),
-    };
-    let length = Some(found.len).filter(|len| *len > 0);
-    let mut row = row.ended(outcome, remark);
-    row.len = length;
-    row.peak_bytes = length.map(|_| found.peak);
-    Ok(vec![row.with("longest_length", "positions", length.map(|len| len as f64))])
-}
-
-/// What one length gave.
-enum Tried {
-    Fits(u64),
-    TooBig,
-    Ended(Ending),
-}
-
-/// The longest length found.
-#[derive(Debug, PartialEq)]
-struct Found {
-    len: u64,
-    peak: u64,
-    tried: u64,
-    /// What ended the search early; `len` is then only a lower bound.
-    ending: Option<Ending>,
-}
-
-/// Doubles until it does not fit, then cuts the interval where a straight line through the last two peaks
-/// meets the budget (or in the middle), down to [`GRAIN`] or 1 % of the length.
-fn bisect(
-    longest: u64,
-    bytes: u64,
-    mut search: impl FnMut(u64) -> Result<Tried, RunError>,
-) -> Result<Found, RunError> {
-    let mut found = Found { len: 0, peak: 0, tried: 0, ending: None };
-    let mut before = (0, 0); // the fitting length before the last one, and its peak
-    let mut above = None;
-    let mut len = FIRST.min(longest);
-    loop {
-        found.tried += 1;
-        match search(len)? {
-            Tried::Fits(peak) => {
-                before = (found.len, found.peak);
-                (found.len, found.peak) = (len, peak);
-            }
-            Tried::TooBig => above = Some(len),
-            Tried::Ended(ending) => {
-                found.ending = Some(ending);
-                return Ok(found);
-            }
-        }
-        let Some(high) = above else {
-            if found.len >= longest {
-                return Ok(found);
-            }
-            len = (found.len * 2).min(longest);
-            continue;
-        };
-        let gap = high - found.len;
-        if gap <= 1 || (found.len > GRAIN && gap <= GRAIN.max(found.len / 100)) {
-            return Ok(found);
-        }
-        len = guess(found.len, found.peak, before, high, bytes);
-        // mechanisms with segments and blocks take round lengths only
-        if found.len > GRAIN {
-            len = (len / GRAIN * GRAIN).max(found.len / GRAIN * GRAIN + GRAIN);
-        }
-    }
-}
-
-/// The next length to try, strictly between `low` and `high`.
-fn guess(low: u64, peak: u64, before: (u64, u64), high: u64, bytes: u64) -> u64 {
-    let middle = low + (high - low) / 2;
-    let slope = (peak.saturating_sub(before.1)) as f64 / (low.saturating_sub(before.0)).max(1) as f64;
-    let straight = low as f64 + bytes.saturating_sub(peak) as f64 / slope.max(1.0);
-    // Growth may be steeper than the line; staying a little below keeps the lower bound moving.
-    let wanted = if before.0 > 0 && straight < high as f64 { (0.98 * straight) as u64 } else { middle };
-    let even = if low >= 2 * GRAIN { wanted / GRAIN * GRAIN } else { wanted };
-    let quarter = ((high - low) / 8).max(1);
-    even.clamp(low + quarter, high - quarter.min(high - low - 1))
 }
 
 /// What is said of a finished cell.
@@ -420,59 +349,9 @@ fn tell(rows: &[Row]) -> String {
     rows.first().map_or_else(String::new, |row| match (row.metric.as_str(), row.value) {
         ("longest_length", Some(len)) => {
             let peak = row.peak_bytes.map_or_else(String::new, |peak| format!(" (peak {})", Bytes(peak)));
-            let least = if row.outcome == Outcome::Ok { "" } else { "at least " };
-            format!("{least}{len:.0} positions{peak}")
+            format!("{len:.0} positions{peak}")
         }
         (_, Some(bytes)) => format!("peak {}", Bytes(bytes as u64)),
         _ => format!("{}: {}", row.outcome, row.error.clone().unwrap_or_default()),
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn find(longest: u64, bytes: u64, peak: impl Fn(u64) -> u64) -> Found {
-        bisect(longest, bytes, |len| {
-            Ok(if peak(len) <= bytes { Tried::Fits(peak(len)) } else { Tried::TooBig })
-        })
-        .unwrap()
-    }
-
-    #[test]
-    fn linear_and_quadratic_growth_are_found_within_a_few_tries() {
-        for (name, peak) in [
-            ("linear", (|n| 1000 + 700 * n) as fn(u64) -> u64),
-            ("quadratic", |n| 5000 + n * n / 3),
-            ("mixed", |n| 1_000_000 + 400 * n + n * n / 50),
-        ] {
-            for bytes in [2_000_000, 50_000_000, 1_000_000_000] {
-                let found = find(MAX_LEN, bytes, peak);
-                let step = GRAIN.max(found.len / 100) + 1;
-                assert!(
-                    peak(found.len) <= bytes && peak(found.len + step) > bytes,
-                    "{name} {bytes} {found:?}"
-                );
-                assert!(found.tried <= 24, "{name} {bytes} {found:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn bounds_of_the_search_are_kept() {
-        assert_eq!(find(3000, 1 << 40, |n| n).len, 3000);
-        assert_eq!(find(MAX_LEN, 10, |n| 100 * n).len, 0);
-        let found = find(MAX_LEN, 1000, |n| 100 * n);
-        assert_eq!(found.len, 10, "short lengths are found exactly");
-    }
-
-    #[test]
-    fn what_ends_a_try_leaves_a_lower_bound() {
-        let found = bisect(MAX_LEN, 1 << 40, |len| {
-            let late = Ending::new(Outcome::Timeout, "ran past its time limit");
-            Ok(if len > 4096 { Tried::Ended(late) } else { Tried::Fits(len) })
-        });
-        let found = found.unwrap();
-        assert_eq!((found.len, found.ending.map(|ending| ending.outcome)), (4096, Some(Outcome::Timeout)));
-    }
 }
