@@ -18,6 +18,7 @@ use crate::device::{Backend, threads};
 use crate::kernel::cpu::bf16;
 use crate::protocol::Protocol;
 use crate::protocol::grid::{self, Grid};
+use crate::protocol::speed;
 use crate::protocol::table::{Conditions, Folders, Prepared, Prober};
 use crate::record::file;
 use crate::report::reference::{self, Reference};
@@ -156,7 +157,10 @@ fn price(
         }
     };
     let (data, results) = (self::data(asked), asked.output.output_path.clone());
-    let tried = price(plan, &Prober { launcher, memory_limit, stop, data, results, done, tell: &tell });
+    let tried = price(
+        plan,
+        &Prober { launcher, memory_limit, stop, data, results, done, tell: &tell, rate: speed::rate },
+    );
     term.end();
     tried
 }

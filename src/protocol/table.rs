@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::grid::{Defaults, Flags, Grid, PlanError};
+use super::model_spec::ModelSpec;
 use super::runner::Runner;
 use crate::config::settings::{Setting, Settings};
 use crate::record::{Metric, Outcome, Row};
@@ -184,7 +185,12 @@ pub struct Prober<'a> {
     pub done: &'a dyn Fn(&Cell) -> bool,
     /// Says what is tried.
     pub tell: &'a dyn Fn(&str),
+    /// Times a step of a model on made-up input, where a cell's own data are not there.
+    pub rate: Rate,
 }
+
+/// Multiply-adds per second of a model, and the bytes of its worker where they are known; nothing if it cannot run.
+pub type Rate = fn(&ModelSpec, &Prober) -> Result<Option<(f64, Option<u64>)>, RunError>;
 
 /// What a worker is given besides its request.
 pub struct Given<'a> {

@@ -4,7 +4,6 @@ use std::time::{Duration, Instant};
 
 use super::{Answer, Job, Rehearsed};
 use crate::protocol::runner::request;
-use crate::protocol::speed;
 use crate::protocol::table::{Conditions, Prober};
 use crate::run::RunError;
 use crate::run::plan::{Cell, Plan};
@@ -50,7 +49,7 @@ pub fn price<J: Job>(plan: &mut Plan, prober: &Prober) -> Result<(), RunError> {
         let trains = job.trained(&prober.results, plan).is_none();
         let (times, memory) = match rehearsed {
             Some(seen) => (total(&job, trains, &seen, setup) / cell.seconds, seen.peak_bytes),
-            None => match speed::rate(job.spec(), prober)? {
+            None => match (prober.rate)(job.spec(), prober)? {
                 Some((rate, memory)) => (RATE * threads / rate, memory),
                 None => continue,
             },
