@@ -31,9 +31,6 @@ Examples:
   # Renew what stands between the README's markers
   effattn report --splice README.md";
 
-/// Tables and figures of the papers that this version does not measure.
-const NOT_BUILT: &[(&str, &str)] = &[("Transformer-LS, Table 6", "robustness on changed images")];
-
 /// What stands in the cells of the papers' tables.
 const SIGNS: &str = "A cell is measured / published; n is the number of seeds. = within spread of the seeds (counts: the same printed \
                      digits), ▲ better, ▼ worse, ○ nothing follows: one seed, or settings that are not the protocol's, which the \
@@ -326,11 +323,8 @@ fn measured(run: &Run, rows: &[Row], apart: bool, brief: bool) -> Result<Section
 /// What the papers have and this report does not.
 fn missing(runs: &[Run]) -> Result<Section> {
     let columns = ["what", "why it is not here"].map(str::to_owned).to_vec();
-    let mut table = Table {
-        title: "Figures without rows, and what is not built".to_owned(),
-        columns,
-        ..Table::default()
-    };
+    let mut table =
+        Table { title: "Tables and figures without rows".to_owned(), columns, ..Table::default() };
     let suites: Vec<Suite> =
         SHIPPED.iter().map(|(name, _)| Suite::load(name)).collect::<std::result::Result<_, _>>()?;
     // with tables of many runs, those of which nothing was run stand above, too
@@ -349,9 +343,6 @@ fn missing(runs: &[Run]) -> Result<Section> {
             if rows().any(near) { "partial (above); full table" } else { "nothing was run; full table" };
         let why = format!("{why}: effattn {} --suite {name}", suite.protocol);
         table.rows.push(vec![suite.source.split(':').next().unwrap_or(name).to_owned(), why]);
-    }
-    for (what, about) in NOT_BUILT {
-        table.rows.push(vec![(*what).to_owned(), format!("not built ({about})")]);
     }
     Ok(Section { title: "Not in this report".to_owned(), tables: vec![table], ..Section::default() })
 }
