@@ -59,7 +59,7 @@ const CONSTANTS: &[(&str, &str, &str)] = &[
 /// Words in front of a number that make it a name, such as a figure's.
 const NAMES: &[&str] = &[
     "table", "tables", "figure", "figures", "section", "sections", "rust", "and", "eq.", "seed", "seeds",
-    "phase", "license", "pytorch", "version", "or",
+    "phase", "license", "pytorch", "version", "or", "iclr", "neurips",
 ];
 
 /// What is left of `text` without code, links, comments, tables and what the report writes.

@@ -96,15 +96,15 @@ fn spawn(folder: &Path, args: &[&str]) -> Child {
 #[test]
 fn a_report_of_one_run_is_about_that_run_and_names_the_other_tables() {
     let folder = tempfile::tempdir().unwrap();
-    let told = |lengths: &str| {
-        run(folder.path(), &speed(&["--len", lengths, "--max-time", "20ms"]));
+    let told = |command: &str| {
+        run(folder.path(), &[&[command], SMALL, &["--len", "32"]].concat());
         let report = run(folder.path(), &["report", "results"]);
         String::from_utf8_lossy(&report.stdout).into_owned()
     };
-    let one = told("32");
+    let one = told("speed");
     let dashes = |report: &str| report.matches("| - / ").count();
     assert!(dashes(&one) == 0 && one.contains("full table: effattn lra --suite ls-table1"), "{one}");
-    let two = told("64");
+    let two = told("memory");
     assert!(dashes(&two) > 20 && !two.contains("full table: effattn lra --suite ls-table1"), "{two}");
 }
 

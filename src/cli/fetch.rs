@@ -23,7 +23,7 @@ Examples:
   effattn fetch enwik8 --from ~/Downloads/enwik8.zip
   # LRA's own files, 0.6 GB, generated
   effattn fetch listops --format tsv --data-dir data
-  # The 15 corruptions of ImageNet-C at 5 severities, of any folder <class>/<image>
+  # ImageNet-C's 15 corruptions, 5 severities, of any folder <class>/<image>
   effattn fetch imagenet-c --from ~/data/imagenet/val --data-dir ~/data
   # What is there
   effattn list tasks";

@@ -305,7 +305,9 @@ fn with_worker(line: &str, name: &str) -> Vec<Row> {
     let start = Instant::now();
     loop {
         assert!(start.elapsed() < Duration::from_secs(60), "no worker was started");
-        if let Some(worker) = children(child.id()).first() {
+        // before there is a run, workers only try what it will take
+        let begun = folder.path().join("results/lra").exists();
+        if let Some(worker) = children(child.id()).first().filter(|_| begun) {
             std::thread::sleep(Duration::from_millis(60));
             if signal(*worker, name) {
                 break;

@@ -113,7 +113,7 @@ pub fn front(to: &mut impl Write, shape: &[usize]) -> io::Result<()> {
     let comma = if shape.len() == 1 { "," } else { "" };
     let shape = format!("({}{comma})", sides.join(", "));
     let mut header = format!("{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}");
-    while (MAGIC.len() + 4 + header.len() + 1) % 64 != 0 {
+    while !(MAGIC.len() + 4 + header.len() + 1).is_multiple_of(64) {
         header.push(' ');
     }
     header.push('\n');

@@ -11,7 +11,8 @@ use crate::stats::mean;
 /// What `report` calls the mean over the tasks.
 const AVERAGE: &str = "average";
 /// What is counted and not run: the metric of its published numbers, where it stands in a row, and its unit.
-const COUNTED: [(&str, fn(&Row) -> Option<u64>, f64); 2] =
+type Counted = (&'static str, fn(&Row) -> Option<u64>, f64);
+const COUNTED: [Counted; 2] =
     [("gflops", |row| row.flops, 1e9), ("parameters_millions", |row| row.params, 1e6)];
 
 impl<'a> Writer<'a> {

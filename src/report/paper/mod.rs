@@ -81,7 +81,9 @@ impl<'a> Writer<'a> {
 
     fn paper(mut self) -> Paper {
         let suite = self.source.suite;
-        let mut lines: Vec<Vec<String>> = self.lines().iter().map(|line| self.line(line)).collect();
+        let printed = self.lines();
+        let is_published = printed.iter().any(|line| self.is_published(line));
+        let mut lines: Vec<Vec<String>> = printed.iter().map(|line| self.line(line)).collect();
         let floors = self.floors();
         if floors.iter().skip(1).any(|cell| !cell.is_empty()) {
             lines.push(floors);
@@ -90,7 +92,12 @@ impl<'a> Writer<'a> {
         let columns: Vec<String> =
             std::iter::once("model".to_owned()).chain(titles).chain(["to run".to_owned()]).collect();
         let mut table = Table {
-            title: format!("{}: measured / published ({})", suite.title, suite.source),
+            title: format!(
+                "{}: {} ({})",
+                suite.title,
+                if is_published { "measured / published" } else { "measured; nothing is published" },
+                suite.source
+            ),
             columns,
             rows: lines,
             ..Table::default()
@@ -109,6 +116,11 @@ impl<'a> Writer<'a> {
         Paper { table, used: self.used }
     }
 
+    /// Whether the paper has a number in the line.
+    fn is_published(&self, line: &Line) -> bool {
+        self.source.suite.columns.iter().any(|column| self.published(line, column).is_some())
+    }
+
     /// The lines in the order of the table; what the paper has no number for stands below.
     fn lines(&self) -> Vec<Line> {
         let suite = self.source.suite;
@@ -119,12 +131,11 @@ impl<'a> Writer<'a> {
                 names.push(name);
             }
         }
-        let numbers = |line: &Line| suite.columns.iter().any(|column| self.published(line, column).is_some());
         let mut lines: Vec<(bool, Line)> = Vec::new();
         for name in names {
             for len in self.lens(name) {
                 let line = Line { name: name.to_owned(), len };
-                let has = numbers(&line);
+                let has = self.is_published(&line);
                 if has || !self.entries(&line).is_empty() {
                     lines.push((has, line));
                 }
