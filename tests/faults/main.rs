@@ -305,8 +305,11 @@ fn with_worker(line: &str, name: &str) -> Vec<Row> {
     let start = Instant::now();
     loop {
         assert!(start.elapsed() < Duration::from_secs(60), "no worker was started");
-        // before there is a run, workers only try what it will take
-        let begun = folder.path().join("results/lra").exists();
+        // before the cell has written anything, workers only try what it will take
+        let runs = fs::read_dir(folder.path().join("results/lra")).into_iter().flatten().flatten();
+        let begun = runs
+            .into_iter()
+            .any(|run| fs::read_dir(run.path().join("cells")).is_ok_and(|cells| cells.count() > 0));
         if let Some(worker) = children(child.id()).first().filter(|_| begun) {
             std::thread::sleep(Duration::from_millis(60));
             if signal(*worker, name) {
