@@ -1,4 +1,4 @@
-//! Talk on stderr: header, bars, lines, warnings; and data on stdout.
+//! What is said on stderr: header, bars, lines, warnings; and data on stdout.
 //!
 //! With a terminal there is one bar with the time left; without one, a line per finished cell.
 
@@ -11,7 +11,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// How much is said.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Talk {
+pub enum Verbosity {
     /// Errors and warnings only.
     Quiet,
     /// Header, progress, summary.
@@ -114,7 +114,7 @@ impl fmt::Display for Warning {
 
 /// The talking side of a command.
 pub struct Term {
-    talk: Talk,
+    verbosity: Verbosity,
     color: bool,
     bar: Option<ProgressBar>,
     work: Work,
@@ -155,14 +155,14 @@ pub fn clock(seconds: f64) -> String {
 
 impl Term {
     /// Talks on stderr.
-    pub fn new(talk: Talk, color: Color) -> Self {
+    pub fn new(verbosity: Verbosity, color: Color) -> Self {
         let color = color.on(io::stderr().is_terminal());
-        Self { talk, color, bar: None, work: Work { total: 0.0, done: 0.0, started: Instant::now() } }
+        Self { verbosity, color, bar: None, work: Work { total: 0.0, done: 0.0, started: Instant::now() } }
     }
 
     /// How much is said.
-    pub fn talk(&self) -> Talk {
-        self.talk
+    pub fn verbosity(&self) -> Verbosity {
+        self.verbosity
     }
 
     fn paint(&self, code: &str, text: &str) -> String {
@@ -171,14 +171,14 @@ impl Term {
 
     /// A line, unless quiet.
     pub fn say(&self, text: &str) {
-        if self.talk >= Talk::Normal {
+        if self.verbosity >= Verbosity::Normal {
             self.print(&visible(text));
         }
     }
 
     /// A line that only `-v` shows.
     pub fn detail(&self, text: &str) {
-        if self.talk == Talk::Verbose {
+        if self.verbosity == Verbosity::Verbose {
             self.print(&visible(text));
         }
     }
@@ -205,7 +205,7 @@ impl Term {
     /// Starts a bar over work that is predicted to take `seconds`.
     pub fn begin(&mut self, seconds: f64) {
         self.work = Work { total: seconds, done: 0.0, started: Instant::now() };
-        if self.talk == Talk::Quiet || !io::stderr().is_terminal() {
+        if self.verbosity == Verbosity::Quiet || !io::stderr().is_terminal() {
             return;
         }
         let bar = ProgressBar::with_draw_target(Some(1000), ProgressDrawTarget::stderr());

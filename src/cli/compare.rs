@@ -158,7 +158,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::term::{Color, Talk};
+    use crate::term::{Color, Verbosity};
 
     #[derive(Parser)]
     struct Cli {
@@ -177,7 +177,7 @@ mod tests {
         let line = line.replace("DIR", &folder.display().to_string());
         let words = line.split_whitespace().chain(["--baselines-dir", folder.to_str().unwrap()]);
         let cli = Cli::try_parse_from(std::iter::once("compare").chain(words)).map_err(|e| e.to_string())?;
-        run(&cli.args, &Term::new(Talk::Quiet, Color::Never)).map_err(|error| format!("{error:#}"))
+        run(&cli.args, &Term::new(Verbosity::Quiet, Color::Never)).map_err(|error| format!("{error:#}"))
     }
 
     #[test]

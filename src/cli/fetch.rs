@@ -13,7 +13,7 @@ use crate::data::images::challenge::{CHALLENGES, Challenge, Origin as Tested, ch
 use crate::data::images::{folder, spoil};
 use crate::data::{DataSet, Format, Origin, data_sets};
 use crate::record::file;
-use crate::term::{Talk, Term};
+use crate::term::{Term, Verbosity};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -119,7 +119,7 @@ pub fn run(args: &Args, term: &Term) -> Result<u8> {
 
 fn download(source: &Source, dir: &Path, args: &Args, term: &Term) -> Result<()> {
     let bar = ProgressBar::new(source.bytes.unwrap_or(0));
-    if term.talk() == Talk::Quiet {
+    if term.verbosity() == Verbosity::Quiet {
         bar.set_draw_target(indicatif::ProgressDrawTarget::hidden());
     }
     let style = "{msg} {bar:30} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left";
@@ -160,7 +160,7 @@ fn corrupt(challenge: &Challenge, dir: &Path, args: &Args, term: &Term) -> Resul
         },
     };
     let bar = ProgressBar::new(0);
-    if term.talk() == Talk::Quiet {
+    if term.verbosity() == Verbosity::Quiet {
         bar.set_draw_target(indicatif::ProgressDrawTarget::hidden());
     }
     bar.set_style(ProgressStyle::with_template("{msg} {bar:30} {pos} of {len}, {eta} left")?);

@@ -15,7 +15,7 @@ use crate::report::table::{self, Table};
 use crate::report::{measured, published, trained, verdict};
 use crate::run::manifest::argv;
 use crate::run::session::Session;
-use crate::term::{self, Talk, Term, Warning};
+use crate::term::{self, Term, Verbosity, Warning};
 
 /// Ends `session` after `result`, prints and writes everything, and gives the exit code.
 ///
@@ -37,7 +37,7 @@ pub fn finish(
     let mut tables = tables(protocol, &finished.rows, suite);
     if protocol.shown == Shown::Growth {
         tables.extend(verdict::rankings(&finished.rows, asked.baseline.as_deref()));
-        if term.talk() == Talk::Verbose {
+        if term.verbosity() == Verbosity::Verbose {
             tables.extend(verdict::percentiles(&step_samples(&finished.folder)?));
         }
     }

@@ -32,7 +32,7 @@ use clap::{ArgMatches, Command, CommandFactory, FromArgMatches, Parser, Subcomma
 use crate::config::settings::SETTINGS;
 use crate::protocol;
 use crate::run::RunError;
-use crate::term::{Color, Talk, Term, is_closed};
+use crate::term::{Color, Term, Verbosity, is_closed};
 
 /// Exit code: a cell failed, a check is red, a regression.
 const FAILED: u8 = 1;
@@ -79,17 +79,17 @@ struct Global {
 
 impl Global {
     fn term(&self) -> Term {
-        let talk = match (self.quiet, self.verbose) {
-            (true, _) => Talk::Quiet,
-            (_, true) => Talk::Verbose,
-            _ => Talk::Normal,
+        let verbosity = match (self.quiet, self.verbose) {
+            (true, _) => Verbosity::Quiet,
+            (_, true) => Verbosity::Verbose,
+            _ => Verbosity::Normal,
         };
         let color = match self.color.as_str() {
             "always" => Color::Always,
             "never" => Color::Never,
             _ => Color::Auto,
         };
-        Term::new(talk, color)
+        Term::new(verbosity, color)
     }
 }
 
@@ -234,7 +234,7 @@ fn usage(error: &clap::Error) -> u8 {
         }
         ErrorKind::UnknownArgument => {
             if let Some(said) = refused(error) {
-                Term::new(Talk::Quiet, Color::Auto).error(&said);
+                Term::new(Verbosity::Quiet, Color::Auto).error(&said);
                 return USAGE;
             }
         }
@@ -251,7 +251,7 @@ fn usage(error: &clap::Error) -> u8 {
     }
     let command = usage.as_deref().and_then(|usage| usage.split(" [").next()).unwrap_or("effattn");
     let command = command.split(" <").next().unwrap_or(command).split(" -").next().unwrap_or(command);
-    let term = Term::new(Talk::Quiet, Color::Auto);
+    let term = Term::new(Verbosity::Quiet, Color::Auto);
     term.error(&said.join("; "));
     if std::io::stderr().is_terminal() || usage.is_some() {
         use std::io::Write;

@@ -29,7 +29,7 @@ use crate::run::session::{Session, Surroundings};
 use crate::run::shard::Part;
 use crate::run::worker::Launcher;
 use crate::run::{RunError, Stop};
-use crate::term::{Talk, Term, Warning};
+use crate::term::{Term, Verbosity, Warning};
 
 /// Seconds of a measurement that is not worth an estimate.
 const SHORT: f64 = 5.0;
@@ -94,7 +94,7 @@ pub fn start(asked: &Asked, references: Option<&[Reference]>, term: Term) -> Res
     let mut session = session((&plan, &planned), asked, &ready, text, term)?;
     // the time of short measurements is the time that they were given
     let given = protocol.times_steps() && plan.seconds() < SHORT;
-    if session.term.talk() > Talk::Quiet && !given {
+    if session.term.verbosity() > Verbosity::Quiet && !given {
         let keys = plan.cells.iter().filter(|cell| session.is_done(cell)).map(|cell| cell.key.clone());
         let done: HashSet<String> = keys.collect();
         let place = (session.launcher.clone(), session.memory_limit, session.stop.clone());

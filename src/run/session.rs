@@ -51,7 +51,7 @@ pub struct Session {
     pub memory_limit: u64,
     /// Resident bytes that all workers together may reach: what the machine has.
     pub resident_limit: u64,
-    /// Talk.
+    /// What is said while it runs.
     pub term: Term,
     _text: Option<tempfile::NamedTempFile>,
 }
@@ -74,7 +74,7 @@ pub struct Surroundings<'a> {
     pub memory_limit: u64,
     /// Resident bytes that all workers together may reach.
     pub resident_limit: u64,
-    /// Talk.
+    /// What is said while it runs.
     pub term: Term,
 }
 

@@ -353,7 +353,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::term::{Color, Talk};
+    use crate::term::{Color, Verbosity};
 
     #[derive(Parser)]
     struct Cli {
@@ -366,7 +366,7 @@ mod tests {
         let words = line.replace("DIR", &folder.display().to_string());
         let cli = Cli::try_parse_from(std::iter::once("plot").chain(words.split_whitespace()));
         let what = cli.map_err(|error| error.to_string())?.what;
-        let result = run(&what, &Term::new(Talk::Quiet, Color::Never));
+        let result = run(&what, &Term::new(Verbosity::Quiet, Color::Never));
         result.map(drop).map_err(|error| format!("{error:#}"))
     }
 
