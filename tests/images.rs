@@ -175,7 +175,13 @@ fn unusual_images_are_taken_and_broken_ones_are_named_and_counted() {
     }
     broken.iter().for_each(|(name, bytes, _)| fs::write(place(name), bytes).unwrap());
     let output = run(root, TRAIN);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    for (name, _, why) in &broken {
+        let named =
+            said.lines().any(|line| line.contains("left out: ") && line.contains(name) && line.contains(why));
+        assert!(named, "{name}: {said}");
+    }
     assert_eq!(
         (value(&rows(root), "folder", "tested"), value(&rows(root), "folder", "left_out")),
         (7.0, 3.0)

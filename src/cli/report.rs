@@ -172,7 +172,8 @@ fn papers(runs: &[Run], only: Option<&str>) -> Result<(Vec<Section>, Vec<Section
     let (mut filled, mut empty) = (Vec::new(), Vec::new());
     let suites: Vec<Suite> =
         SHIPPED.iter().map(|(name, _)| Suite::load(name)).collect::<std::result::Result<_, _>>()?;
-    for suite in suites.iter().filter(|suite| only.is_none_or(|only| suite.runs().any(|name| name == only))) {
+    let asked = |suite: &&Suite| only.is_none_or(|only| suite.runs().any(|name| name == only));
+    for suite in suites.iter().filter(|suite| !suite.columns.is_empty()).filter(asked) {
         // the suite itself comes first
         let parts: Vec<&Suite> =
             suite.runs().filter_map(|name| suites.iter().find(|suite| suite.name == name)).collect();

@@ -9,7 +9,7 @@ use crate::config::grid::{Models, Words};
 use crate::config::settings::Settings;
 use crate::config::suite::{SHIPPED, Suite, SuiteRow};
 use crate::record::{Pass, Published, Row};
-use crate::run::plan::Plan;
+use crate::run::plan::{Cell, Plan};
 
 /// What the user said.
 #[derive(Clone, Debug, Default)]
@@ -289,8 +289,30 @@ fn narrowed(flags: &Settings, lower: Settings, suite: &str) -> Result<Settings, 
     Ok(flags.clone().over(lower))
 }
 
+/// Length, batch size, pass and seed of a cell that is measured.
+pub type Point = (u64, u64, Pass, u64);
+
+/// The cells that `cell` makes at every place of the lines of `grid`: by length, batch size and pass, so that those that take
+/// turns stand together; mechanisms keep their order.
+///
+/// # Errors
+/// Those of `cell`.
+pub fn cells_by_place(
+    grid: &Grid,
+    cell: impl Fn(&Pick, Point) -> Result<Option<Cell>, PlanError>,
+) -> Result<Vec<Cell>, PlanError> {
+    let mut cells = Vec::new();
+    for pick in &grid.picks {
+        for place in points(&pick.settings) {
+            cells.extend(cell(pick, place)?.map(|cell| (place, cell)));
+        }
+    }
+    cells.sort_by_key(|(place, _)| *place); // stable
+    Ok(cells.into_iter().map(|(_, cell)| cell).collect())
+}
+
 /// Every combination of the grid's lists.
-pub fn points(settings: &Settings) -> Vec<(u64, u64, Pass, u64)> {
+fn points(settings: &Settings) -> Vec<Point> {
     let lens = settings.len.as_ref().map_or(&[][..], |list| &list.0);
     let batches = settings.batch.as_ref().map_or(&[][..], |list| &list.0);
     let modes = settings.mode.as_ref().map_or(&[][..], |list| &list.0);

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::Order;
-use super::grid::{Defaults, Flags, Grid, Pick, PlanError, points};
+use super::grid::{Defaults, Flags, Grid, Pick, PlanError, Point, cells_by_place};
 use super::measured_step::MeasuredStep;
 use super::model_spec::{ModelSpec, settle};
 use super::runner::{Finished, Runner, request};
@@ -132,26 +132,18 @@ fn defaults(flags: &Flags) -> Defaults {
 
 /// The cells of `grid`. With `fit`, lengths are bounds of the search.
 fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
-    let mut cells = Vec::new();
-    for pick in &grid.picks {
-        let points = points(&pick.settings);
-        let longest = points.iter().map(|point| point.0).max();
-        for (len, batch, pass, seed) in points {
-            if pick.settings.fit.is_some() && Some(len) != longest {
-                continue; // with a budget, the longest length only bounds the search
-            }
-            let place = (len, batch, pass, seed);
-            cells.push((place, cell(grid, pick, place, threads)?));
-        }
-    }
-    cells.sort_by_key(|(place, _)| *place);
-    Ok(cells.into_iter().map(|(_, cell)| cell).collect())
+    cells_by_place(grid, |pick, place| {
+        let longest = pick.settings.len.iter().flat_map(|list| &list.0).max();
+        // with a budget, the longest length only bounds the search
+        let wanted = pick.settings.fit.is_none() || Some(&place.0) == longest;
+        wanted.then(|| cell(grid, pick, place, threads)).transpose()
+    })
 }
 
 fn cell(
     grid: &Grid,
     pick: &Pick,
-    (len, batch, pass, seed): (u64, u64, Pass, u64),
+    (len, batch, pass, seed): Point,
     threads: usize,
 ) -> Result<Cell, PlanError> {
     if pass == Pass::Decode {

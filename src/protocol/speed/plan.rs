@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::super::grid::{Defaults, Flags, Grid, Pick, PlanError, points};
+use super::super::grid::{Defaults, Flags, Grid, Pick, PlanError, Point, cells_by_place};
 use super::super::model_spec::{ModelSpec, settle};
 use super::interleave::Budget;
 use crate::attention::choose::Choice;
@@ -98,21 +98,13 @@ pub fn defaults(flags: &Flags) -> Defaults {
 /// # Errors
 /// Settings that nobody can run.
 pub fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
-    let mut cells = Vec::new();
-    for pick in &grid.picks {
-        for (len, batch, pass, seed) in points(&pick.settings) {
-            let place = (len, batch, pass, seed);
-            cells.push((place, cell(grid, pick, place, threads)?));
-        }
-    }
-    cells.sort_by_key(|(place, _)| *place); // stable: mechanisms keep their order
-    Ok(cells.into_iter().map(|(_, cell)| cell).collect())
+    cells_by_place(grid, |pick, place| cell(grid, pick, place, threads).map(Some))
 }
 
 fn cell(
     grid: &Grid,
     pick: &Pick,
-    (len, batch, pass, seed): (u64, u64, Pass, u64),
+    (len, batch, pass, seed): Point,
     threads: usize,
 ) -> Result<Cell, PlanError> {
     let settings = &pick.settings;

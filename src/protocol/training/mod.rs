@@ -74,6 +74,11 @@ pub enum Answer {
         /// In words.
         what: String,
     },
+    /// Something that a person should know and that ends nothing.
+    Warned {
+        /// In words.
+        what: String,
+    },
     /// What a few steps said about the whole run.
     Rehearsed(Rehearsed),
     /// All is done.

@@ -13,7 +13,7 @@ use crate::run::plan::Cell;
 use crate::run::session::Session;
 use crate::run::worker::Heard;
 use crate::stats::Summary;
-use crate::term::clock;
+use crate::term::{Warning, clock};
 use crate::train::session::Point;
 
 /// Time that a worker has on Ctrl-C to finish its step and write a checkpoint.
@@ -145,6 +145,9 @@ impl<'a> Running<'a> {
                 Heard::Message(Answer::Rehearsed(_)) => {} // asked for before a run only
                 Heard::Message(Answer::Doing { what }) => {
                     session.term.at(&format!("{}: {what}", self.name));
+                }
+                Heard::Message(Answer::Warned { what }) => {
+                    session.term.warn(&Warning::Other(format!("{}: {what}", self.name)));
                 }
                 Heard::Message(Answer::Evaluated(point)) => {
                     self.curve.points.push(point);

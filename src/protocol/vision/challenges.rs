@@ -1,6 +1,6 @@
 //! Trained weights on images that were never trained on (Transformer-LS Table 6; `SPEC-vision.md` section 11).
 
-use candle_core::{Error, Result as Candle};
+use candle_core::{Device, Error, Result as Candle, Tensor};
 
 use super::loader::Loader;
 use crate::data::Split;
@@ -9,6 +9,7 @@ use crate::data::images::challenge::{Challenge, Parts};
 use crate::data::images::corrupt::{CORRUPTIONS, SEVERITIES};
 use crate::model::family::Net;
 use crate::model::family::vision::ImageNet;
+use crate::model::vision::similarity::corruption_error;
 use crate::protocol::training::Measure;
 
 /// Error of AlexNet on clean images of ImageNet, as a share.
@@ -35,7 +36,7 @@ pub fn tested(
     loader: &Loader,
     (dir, trained): (&std::path::Path, Option<&[String]>),
     (limit, batch): (Option<u64>, usize),
-    device: &candle_core::Device,
+    device: &Device,
     mut tell: impl FnMut(&str) -> Candle<()>,
 ) -> Candle<Outcome> {
     let root = challenge.root(dir).map_err(Error::wrap)?;
@@ -70,20 +71,24 @@ pub fn tested(
 }
 
 /// Errors over those of AlexNet: mCE, and relative mCE where the error `clean` on clean images is known; in percent.
-/// `errors` are means over the severities of every corruption.
-fn corruption_errors(errors: &[f64], clean: Option<f64>) -> (f64, Option<f64>) {
-    let mean = |of: &dyn Fn(f64, f64) -> f64| {
-        let all = errors.iter().zip(&CORRUPTIONS).map(|(error, corruption)| of(*error, corruption.alexnet));
-        100.0 * all.sum::<f64>() / errors.len().max(1) as f64
-    };
-    let relative = clean.map(|clean| mean(&|error, alexnet| (error - clean) / (alexnet - ALEXNET_CLEAN)));
-    (mean(&|error, alexnet| error / alexnet), relative)
+/// `errors` are those of every corruption at every severity.
+fn corruption_errors(errors: Vec<f64>, clean: Option<f64>) -> Candle<(f64, Option<f64>)> {
+    let tensor = |values: Vec<f64>| Tensor::new(values, &Device::Cpu);
+    let errors = tensor(errors)?.reshape((CORRUPTIONS.len(), SEVERITIES))?;
+    let alexnet = tensor(CORRUPTIONS.iter().map(|corruption| corruption.alexnet).collect())?;
+    let (own, reference) = (tensor(vec![clean.unwrap_or(0.0)])?, tensor(vec![ALEXNET_CLEAN])?);
+    let found = corruption_error(&errors, &alexnet, &own, &reference)?;
+    let relative = 100.0 * found.relative_ce.mean_all()?.to_scalar::<f64>()?;
+    Ok((found.mean_ce.to_scalar()?, clean.map(|_| relative)))
 }
 
 impl Outcome {
     /// What `challenge` is reported by, its own accuracy first; `clean` is the accuracy on clean images in percent, where it
     /// was measured.
-    pub fn measures(&self, challenge: &Challenge, clean: Option<f64>) -> Vec<Measure> {
+    ///
+    /// # Errors
+    /// Accuracies of another number of parts.
+    pub fn measures(&self, challenge: &Challenge, clean: Option<f64>) -> Candle<Vec<Measure>> {
         let name = challenge.name;
         let of = |task: String, metric: &str, unit: &str, value: f64| Measure {
             task: Some(task),
@@ -102,21 +107,21 @@ impl Outcome {
                 }
             }
             Parts::Corruptions { alexnet } => {
-                let shares: Vec<f64> = self.accuracies.chunks(SEVERITIES).map(mean).collect();
                 if alexnet {
-                    let errors: Vec<f64> = shares.iter().map(|share| 1.0 - share).collect();
+                    let errors = self.accuracies.iter().map(|share| 1.0 - share).collect();
                     let clean = clean.map(|accuracy| 1.0 - accuracy / 100.0);
-                    let (mce, relative) = corruption_errors(&errors, clean);
+                    let (mce, relative) = corruption_errors(errors, clean)?;
                     all.push(of(name.to_owned(), "mce", "%", mce));
                     all.extend(relative.map(|value| of(name.to_owned(), "relative_mce", "%", value)));
                 }
-                for (share, corruption) in shares.iter().zip(&CORRUPTIONS) {
-                    all.push(of(format!("{name} {}", corruption.name), "accuracy", "%", 100.0 * share));
+                for (severities, corruption) in self.accuracies.chunks(SEVERITIES).zip(&CORRUPTIONS) {
+                    let task = format!("{name} {}", corruption.name);
+                    all.push(of(task, "accuracy", "%", 100.0 * mean(severities)));
                 }
             }
         }
         all.push(of(name.to_owned(), "tested", "1", self.tested as f64));
-        all
+        Ok(all)
     }
 }
 
@@ -140,43 +145,22 @@ mod tests {
             // any spread over the severities
             [-0.1, -0.05, 0.0, 0.05, 0.1].map(|shift| 1.0 - corruption.alexnet + shift)
         });
-        let own = outcome(own.collect()).measures(challenge("imagenet-c").unwrap(), Some(56.55));
+        let own = outcome(own.collect()).measures(challenge("imagenet-c").unwrap(), Some(56.55)).unwrap();
         assert!((value(&own, "imagenet-c", "mce") - 100.0).abs() < 1e-9);
         assert!((value(&own, "imagenet-c", "relative_mce") - 100.0).abs() < 1e-9);
         assert!((value(&own, "imagenet-c snow", "accuracy") - 13.3184).abs() < 1e-9);
         assert_eq!(own.len(), 1 + 2 + 15 + 1);
-        let alone = outcome(vec![0.5; 75]).measures(challenge("imagenet-c").unwrap(), None);
+        let alone = outcome(vec![0.5; 75]).measures(challenge("imagenet-c").unwrap(), None).unwrap();
         assert!(alone.iter().all(|one| one.metric != "relative_mce"), "no clean images, no relative error");
     }
 
     #[test]
-    fn errors_are_those_of_the_golden_formula() {
-        let errors: Vec<f64> = (0..15).map(|at| 0.3 + 0.02 * f64::from(at)).collect();
-        let tensor = |values: Vec<f64>, shape: (usize, usize)| {
-            candle_core::Tensor::from_vec(values, shape, &candle_core::Device::Cpu).unwrap()
-        };
-        let alexnet: Vec<f64> = CORRUPTIONS.iter().map(|corruption| corruption.alexnet).collect();
-        let one = |value: f64| tensor(vec![value], (1, 1)).flatten_all().unwrap();
-        let golden = crate::model::vision::similarity::corruption_error(
-            &tensor(errors.clone(), (15, 1)),
-            &tensor(alexnet, (15, 1)).flatten_all().unwrap(),
-            &one(0.2),
-            &one(ALEXNET_CLEAN),
-        )
-        .unwrap();
-        let (mce, relative) = corruption_errors(&errors, Some(0.2));
-        assert!((mce - golden.mean_ce.to_scalar::<f64>().unwrap()).abs() < 1e-9);
-        let mean = golden.relative_ce.mean_all().unwrap().to_scalar::<f64>().unwrap();
-        assert!((relative.unwrap() - 100.0 * mean).abs() < 1e-9);
-    }
-
-    #[test]
     fn backgrounds_have_a_gap_and_small_images_no_alexnet() {
-        let nine = outcome(vec![0.9, 0.85]).measures(challenge("imagenet-9").unwrap(), None);
+        let nine = outcome(vec![0.9, 0.85]).measures(challenge("imagenet-9").unwrap(), None).unwrap();
         assert!((value(&nine, "imagenet-9", "background_gap") - 5.0).abs() < 1e-9);
         assert!((value(&nine, "imagenet-9-mixed-rand", "accuracy") - 85.0).abs() < 1e-9);
         let small = outcome((0..75).map(|at| f64::from(at / 5) / 15.0).collect());
-        let small = small.measures(challenge("cifar10-c").unwrap(), Some(80.0));
+        let small = small.measures(challenge("cifar10-c").unwrap(), Some(80.0)).unwrap();
         assert!((value(&small, "cifar10-c", "accuracy") - 700.0 / 15.0).abs() < 1e-9);
         assert!((value(&small, "cifar10-c jpeg_compression", "accuracy") - 1400.0 / 15.0).abs() < 1e-9);
         assert!(small.iter().all(|one| !one.metric.ends_with("mce")));

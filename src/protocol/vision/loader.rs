@@ -121,15 +121,12 @@ impl Loader {
     }
 
     fn leave(&self, what: &str) {
-        let mut left_out = self.left_out.lock().unwrap_or_else(PoisonError::into_inner);
-        if left_out.insert(what.to_owned()) {
-            log::warn!("left out: {what}");
-        }
+        self.left_out.lock().unwrap_or_else(PoisonError::into_inner).insert(what.to_owned());
     }
 
-    /// Images that were left out so far.
-    pub fn left_out(&self) -> usize {
-        self.left_out.lock().unwrap_or_else(PoisonError::into_inner).len()
+    /// Images that were left out so far, and why.
+    pub fn left_out(&self) -> Vec<String> {
+        self.left_out.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 
     /// The images `indices` as they are trained on in part `part` of step `step`.
@@ -289,6 +286,6 @@ mod tests {
         for _ in 0..2 {
             assert_eq!(loader.evaluate(Split::Test, &[1, 2, 3]).unwrap().len(), 2);
         }
-        assert_eq!(loader.left_out(), 1);
+        assert_eq!(loader.left_out().len(), 1);
     }
 }

@@ -30,6 +30,9 @@ use crate::train::schedule::Schedule;
 use crate::train::session::{Files, Learner, Score};
 use crate::train::warm_start;
 
+/// Images that are named where they are left out; more are only counted.
+const NAMED: usize = 20;
+
 /// Trains until the last step or until the parent is gone, and evaluates.
 ///
 /// # Errors
@@ -231,7 +234,19 @@ impl<'a> Run<'a> {
         Ok(Done { differs: (!differs.is_empty()).then(|| differs.join("; ")), ..done })
     }
 
+    /// What the row says of `net`; images that were left out on the way are named.
     fn measures(&self, link: &Link, net: &mut ImageNet) -> Result<Vec<Measure>, Ending> {
+        let measures = self.measured(link, net)?;
+        let left_out = self.loader.left_out();
+        let shown = left_out.iter().take(NAMED).map(|what| format!("left out: {what}"));
+        let more = (left_out.len() > NAMED).then(|| format!("left out: {} more", left_out.len() - NAMED));
+        for what in shown.chain(more) {
+            link.send(&Answer::Warned { what }).map_err(|error| failed(&error))?;
+        }
+        Ok(measures)
+    }
+
+    fn measured(&self, link: &Link, net: &mut ImageNet) -> Result<Vec<Measure>, Ending> {
         let tell =
             |what: &str| link.send(&Answer::Doing { what: what.to_owned() }).map_err(|error| failed(&error));
         if let Some(challenge) = challenge(&self.request.task) {
@@ -255,7 +270,7 @@ impl<'a> Run<'a> {
             Measure::new("top5", "%", 100.0 * mean(&scores, "top5")),
             Measure::new("loss", "nat", mean(&scores, "loss")),
             Measure::new("tested", "1", tested),
-            Measure::new("left_out", "1", self.loader.left_out() as f64),
+            Measure::new("left_out", "1", self.loader.left_out().len() as f64),
         ];
         if self.request.similarity > 0 {
             tell("compares patches")?;
@@ -291,7 +306,7 @@ impl<'a> Run<'a> {
         });
         let outcome = outcome.map_err(|error| gone.unwrap_or_else(|| candle(error)))?;
         self.conditions.same(challenge.name, &outcome.hash)?;
-        Ok(outcome.measures(challenge, clean))
+        outcome.measures(challenge, clean).map_err(candle)
     }
 
     /// Figure 6: means over images of the patch cosine behind every block.
