@@ -10,10 +10,11 @@ use super::ls::PAPER;
 use super::{
     Config, Cost, Entry, Exception, Growth, Input, Mechanism, Needs, Output, Property, Shape, Support,
 };
-use crate::kernel::heads::{Heads, merge, split};
+use crate::kernel::attend::attend_all;
+use crate::kernel::heads::{Heads, Qkv, merge, split};
 use crate::kernel::linear::linear;
 use crate::kernel::norm::EPS;
-use crate::kernel::window_2d::{Keys, Window2d, bias_rows, biased, key_side, window_2d};
+use crate::kernel::window_2d::{Keys, Window2d, bias_rows, key_side, window_2d};
 use crate::nn::norm::Norm;
 use crate::nn::params::{Builder, Init};
 use crate::pattern::{Grid, Pattern, Rule};
@@ -291,7 +292,7 @@ impl LongShort2d {
         // a global token reads what the image tokens have become
         let k = Tensor::cat(&[&global_k, &out], 2)?;
         let v = Tensor::cat(&[&global_v, &out], 2)?;
-        let global = biased(&q.narrow(2, 0, g)?, Keys { k: &k, v: &v }, None)?;
+        let global = attend_all(&Qkv::separate(q.narrow(2, 0, g)?, k, v), 1.0)?.split()?;
         Tensor::cat(&[&global, &out], 2)
     }
 

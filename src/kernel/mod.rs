@@ -10,6 +10,7 @@
 pub mod activation;
 pub mod adamw;
 pub mod attend;
+pub mod batch_norm;
 pub mod block;
 pub mod class_token;
 pub mod conv;

@@ -1,8 +1,9 @@
 //! Convolutions and batch normalisation over images as rows of tokens [b, rows * cols, channels].
 
-use candle_core::{Result, Tensor, Var, bail};
+use candle_core::{D, Result, Tensor, Var, bail};
 
 use super::params::{Builder, Init};
+use crate::kernel::batch_norm::{By, Statistics, batch_norm};
 use crate::kernel::conv::{self, Window};
 use crate::kernel::linear::linear;
 use crate::pattern::Grid;
@@ -116,26 +117,20 @@ impl BatchNorm {
     /// # Errors
     /// Another number of channels.
     pub fn forward(&self, x: &Tensor, train: bool) -> Result<Tensor> {
-        let (b, n, c) = x.dims3()?;
-        let (mean, variance) = (self.mean.as_detached_tensor(), self.variance.as_detached_tensor());
+        let running =
+            Statistics { mean: self.mean.as_detached_tensor(), variance: self.variance.as_detached_tensor() };
+        let parameters = [&self.weight, &self.bias];
         if !train {
-            let scale = (&self.weight / (variance + EPS)?.sqrt()?)?;
-            let shift = (&self.bias - (mean * &scale)?)?;
-            return x.broadcast_mul(&scale)?.broadcast_add(&shift);
+            return Ok(batch_norm(x, parameters, By::Given(&running), EPS)?.0);
         }
-        let count = b * n;
-        let rows = x.reshape((count, c))?;
-        let batch_mean = rows.mean(0)?;
-        let centred = rows.broadcast_sub(&batch_mean)?;
-        let batch_variance = centred.sqr()?.mean(0)?;
-        let moved = |old: Tensor, new: &Tensor, scale: f64| {
-            (old * (1.0 - MOMENTUM))? + (new.detach() * (MOMENTUM * scale))?
-        };
+        let (y, batch) = batch_norm(x, parameters, By::Batch, EPS)?;
+        let moved =
+            |old: &Tensor, new: &Tensor, scale: f64| (old * (1.0 - MOMENTUM))? + (new * (MOMENTUM * scale))?;
+        let count = x.elem_count() / x.dim(D::Minus1)?;
         let unbiased = count as f64 / count.saturating_sub(1).max(1) as f64;
-        self.mean.set(&moved(mean, &batch_mean, 1.0)?)?;
-        self.variance.set(&moved(variance, &batch_variance, unbiased)?)?;
-        let normal = centred.broadcast_div(&(batch_variance + EPS)?.sqrt()?)?;
-        normal.broadcast_mul(&self.weight)?.broadcast_add(&self.bias)?.reshape((b, n, c))
+        self.mean.set(&moved(&running.mean, &batch.mean, 1.0)?)?;
+        self.variance.set(&moved(&running.variance, &batch.variance, unbiased)?)?;
+        Ok(y)
     }
 }
 

@@ -5,11 +5,11 @@ use candle_core::{Result, Tensor};
 
 use super::{Classified, Dense, Depth, Flops, Mlp, Run};
 use crate::attention::ls2d::{LongShort2d, LongShort2dConfig, Names};
+use crate::kernel::attend::attend_all;
 use crate::kernel::conv::Window;
-use crate::kernel::heads::{merge, split};
+use crate::kernel::heads::{Qkv, merge, split};
 use crate::kernel::linear::linear;
 use crate::kernel::norm::EPS;
-use crate::kernel::window_2d::{Keys, biased};
 use crate::nn::conv::{BatchNorm, Conv, Depthwise, tokens};
 use crate::nn::norm::Norm;
 use crate::nn::params::{Builder, Init};
@@ -212,7 +212,7 @@ impl Block {
         let project = |separable: &Separable| -> Result<Tensor> {
             let rows = separable.forward(&image, self.grid, train)?;
             let rows = if g > 0 { Tensor::cat(&[&class, &rows], 1)? } else { rows };
-            split(&rows, self.heads)?.contiguous()
+            split(&rows, self.heads)
         };
         let [q, k, v] = &self.projections;
         let (q, k, v) = (project(q)?, project(k)?, project(v)?);
@@ -220,11 +220,14 @@ impl Block {
             Some((attention, scores)) => {
                 let scores =
                     scores.as_ref().map(|scores| scores.forward(&image, self.grid, train)).transpose()?;
-                attention.forward([&q, &k, &v], scores.as_ref())?
+                let (q, k, v) = (q.contiguous()?, k.contiguous()?, v.contiguous()?);
+                merge(&attention.forward([&q, &k, &v], scores.as_ref())?)?
             }
-            None => biased(&(&q / (q.dim(3)? as f64).sqrt())?, Keys { k: &k, v: &v }, None)?,
+            None => {
+                let scale = (q.dim(3)? as f64).powf(-0.5);
+                attend_all(&Qkv::separate(q, k, v), scale)?.merged()?
+            }
         };
-        let out = merge(&out)?;
         match &self.out {
             Some(dense) => dense.forward(&out),
             None => Ok(out),

@@ -235,7 +235,7 @@ pub fn full_2d(
             Tensor::cat(&[&above, &Tensor::cat(&[&to_global.contiguous()?, &image], 2)?], 1)?
         }
     };
-    biased(&(q / (d as f64).sqrt())?, Keys { k, v }, Some(&bias))
+    biased(&(q / (d as f64).sqrt())?, Keys { k, v }, &bias)
 }
 
 struct BuiltStage {

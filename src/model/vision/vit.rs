@@ -2,10 +2,10 @@
 
 use candle_core::{Result, Tensor};
 
-use super::{Classified, Dense, Depth, Flops, Mlp, Run, unpack};
+use super::{Classified, Dense, Depth, Flops, Mlp, Run};
+use crate::kernel::attend::attend_all;
 use crate::kernel::conv::Window;
-use crate::kernel::heads::merge;
-use crate::kernel::window_2d::{Keys, biased};
+use crate::kernel::heads::{Parts, Qkv};
 use crate::nn::conv::{Conv, tokens};
 use crate::nn::norm::Norm;
 use crate::nn::params::{Builder, Init};
@@ -102,9 +102,10 @@ impl Block {
     }
 
     fn attend(&self, x: &Tensor) -> Result<Tensor> {
-        let [q, k, v] = unpack(self.qkv.forward(&self.norm.forward(x)?)?, self.heads)?;
-        let out = biased(&(&q / (q.dim(3)? as f64).sqrt())?, Keys { k: &k, v: &v }, None)?;
-        self.out.forward(&merge(&out)?)
+        let rows = self.qkv.forward(&self.norm.forward(x)?)?;
+        let head_dim = x.dim(2)? / self.heads;
+        let qkv = Qkv::Packed { rows, heads: self.heads, parts: Parts::QKV };
+        self.out.forward(&attend_all(&qkv, (head_dim as f64).powf(-0.5))?.merged()?)
     }
 }
 
