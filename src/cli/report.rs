@@ -173,7 +173,10 @@ fn papers(runs: &[Run], only: Option<&str>) -> Result<(Vec<Section>, Vec<Section
     let suites: Vec<Suite> =
         SHIPPED.iter().map(|(name, _)| Suite::load(name)).collect::<std::result::Result<_, _>>()?;
     let asked = |suite: &&Suite| only.is_none_or(|only| suite.runs().any(|name| name == only));
-    for suite in suites.iter().filter(|suite| !suite.columns.is_empty()).filter(asked) {
+    let mut shown: Vec<&Suite> =
+        suites.iter().filter(|suite| !suite.columns.is_empty()).filter(asked).collect();
+    shown.sort_by_key(|suite| suite.name.ends_with("-small")); // stand-ins follow the papers' own tables
+    for suite in shown {
         // the suite itself comes first
         let parts: Vec<&Suite> =
             suite.runs().filter_map(|name| suites.iter().find(|suite| suite.name == name)).collect();
@@ -186,7 +189,7 @@ fn papers(runs: &[Run], only: Option<&str>) -> Result<(Vec<Section>, Vec<Section
         let Some(Paper { table, used }) = paper(&source) else { continue };
         let of = |run: &&Run| run.rows.iter().any(|row| used.contains(row));
         let provenance = runs.iter().filter(of).map(Run::provenance).collect();
-        let title = suite.source.split(':').next().unwrap_or(&suite.name).to_owned();
+        let title = capital(suite.source.split(':').next().unwrap_or(&suite.name));
         let section = Section { title, tables: vec![table], provenance, ..Section::default() };
         if used.is_empty() { empty.push(section) } else { filled.push(section) }
     }
@@ -194,6 +197,16 @@ fn papers(runs: &[Run], only: Option<&str>) -> Result<(Vec<Section>, Vec<Section
         first.tables[0].notes.insert(0, SIGNS.to_owned());
     }
     Ok((filled, empty))
+}
+
+/// `text` as a heading: an article in front of it has a capital.
+fn capital(text: &str) -> String {
+    match text.split_once(' ') {
+        Some((article @ ("a" | "an" | "the" | "our"), rest)) => {
+            format!("{}{} {rest}", article[..1].to_uppercase(), &article[1..])
+        }
+        _ => text.to_owned(),
+    }
 }
 
 /// The rows of every row of `suite`, as they would be run; none where it is drawn and not run.

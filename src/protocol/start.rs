@@ -46,6 +46,18 @@ impl From<&Start> for Begin {
     }
 }
 
+impl Begin {
+    /// No encoder, in the same folder: where an encoder lies does not matter to what is trained.
+    pub fn elsewhere(&self) -> Self {
+        Self { folder: self.folder.clone(), encoder: String::new(), vocab: 0, positions: 0, eps: 0.0 }
+    }
+}
+
+/// Name under which the checksum of the tokenizer of the encoder with the checksum `hash` stands in a plan.
+pub fn tokenizer_name(hash: &str) -> String {
+    format!("tokenizer of encoder {}", hash.get(..12).unwrap_or(hash))
+}
+
 /// The encoder in `folder`, which must still be the one with the checksum `hash`.
 ///
 /// # Errors

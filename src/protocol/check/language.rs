@@ -39,6 +39,10 @@ pub(super) fn config(golden: &Golden) -> Checked<LmConfig> {
         mem: size("mem")?,
         form,
     };
+    // keys and values of everything that is cached are projected in every layer
+    let [layers, width] = [config.backbone.layers, config.backbone.width].map(|size| size as u64);
+    let rows = (config.mem + config.block) as u64;
+    golden.affordable(rows.saturating_mul(layers).saturating_mul(width).saturating_mul(2 * width))?;
     bounded(golden, config)
 }
 

@@ -191,7 +191,7 @@ fn finish(
     }
     let usual = Request {
         spec: ModelSpec { len: recipe.len, batch: recipe.batch, ..spec.usual(&spec.preset) },
-        from: None,
+        from: request.from.clone(), // where the encoder lies does not matter
         encoder: None,
         steps: recipe.steps,
         rate: recipe.rate,
@@ -299,8 +299,8 @@ pub fn words(request: &Request, start: Option<&Pretrained>, set: &Labelled) -> a
 
 /// Name under which the checksum of the tokenizer stands in a plan.
 pub fn words_name(request: &Request) -> String {
-    match &request.from {
-        Some(folder) => format!("tokenizer of {folder}"),
+    match &request.encoder {
+        Some(hash) => start::tokenizer_name(hash),
         None => format!("tokenizer of {}, {} words", request.task, request.vocab),
     }
 }
@@ -339,15 +339,22 @@ mod tests {
 
     #[test]
     fn an_encoder_brings_its_sizes_and_serves_what_it_can() {
-        let folder = tempfile::tempdir().unwrap();
-        crate::train::pretrained::tests::small(folder.path());
-        let from = || Some(Words(vec![folder.path().display().to_string()]));
+        let [folder, elsewhere] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let at = |folder: &tempfile::TempDir| {
+            crate::train::pretrained::tests::small(folder.path());
+            Some(Words(vec![folder.path().display().to_string()]))
+        };
+        let from = || at(&folder);
         let cells = planned("full,ls:w=4,r=2", Settings { from: from(), ..Settings::NONE }).unwrap();
         let asked: Vec<Request> = cells.iter().map(|cell| request(cell).unwrap()).collect();
         for request in &asked {
             assert_eq!((request.positions, request.vocab, request.spec.sizes.layers), (512, 270, Some(2)));
             assert_eq!(request.encoder.as_ref().map(String::len), Some(64));
         }
+        let moved = Settings { from: at(&elsewhere), ..Settings::NONE };
+        let moved = planned("full,ls:w=4,r=2", moved).unwrap();
+        let keys = |cells: &[Cell]| cells.iter().map(|cell| cell.key.clone()).collect::<Vec<_>>();
+        assert_eq!(keys(&moved), keys(&cells), "where an encoder lies is not what is trained");
         let converted = |cell: &Cell| cell.row.differs.as_ref().unwrap().contains("converted from full");
         assert_eq!([converted(&cells[0]), converted(&cells[1])], [false, true]);
         let error = planned("cosformer", Settings { from: from(), ..Settings::NONE }).err().unwrap();

@@ -152,7 +152,7 @@ fn cell(
     let usual = Request {
         task: task.to_owned(),
         spec: ModelSpec { len: recipe.len, batch: recipe.batch, ..spec.usual(&spec.preset) },
-        start: None,
+        start: begin.as_ref().map(Begin::elsewhere),
         tokenizer: None,
         steps: recipe.steps,
         rate: recipe.rate,
@@ -214,9 +214,11 @@ pub struct Source {
 
 /// Names under which the checksums of text and tokenizer stand in a plan.
 pub fn data_names(request: &Request) -> [String; 2] {
-    let start = request.start.as_ref().map(|start| start.folder.as_str());
-    let tokenizer = start.or(request.tokenizer.as_deref()).unwrap_or(&request.task);
-    [request.task.clone(), format!("tokenizer of {tokenizer}")]
+    let tokenizer = match &request.start {
+        Some(start) => start::tokenizer_name(&start.encoder),
+        None => format!("tokenizer of {}", request.tokenizer.as_deref().unwrap_or(&request.task)),
+    };
+    [request.task.clone(), tokenizer]
 }
 
 /// Reads what `request` is trained on; the tokenizer is read, or trained on the text.

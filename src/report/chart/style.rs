@@ -185,8 +185,14 @@ pub(super) fn looks(labels: &[&str]) -> Vec<Look> {
         let all: Vec<Look> = table.chain(looks.iter().flatten().copied()).collect();
         // a marker of the same colour and filling is the same to the eye, whatever the stroke
         let like = |a: &Look, b: &Look| (a.color, a.marker, a.open) == (b.color, b.marker, b.open);
-        let found = (candidates.clone().take(MARKERS.len() * DASHES.len()))
-            .find(|look| !all.iter().any(|other| like(other, look)))
+        let same = |a: &Look, b: &Look| (a.color, a.marker) == (b.color, b.marker);
+        let own = || candidates.clone().take(MARKERS.len() * DASHES.len());
+        let chart: Vec<Look> = looks.iter().flatten().copied().collect();
+        // a chart of training and validation fills markers by what is drawn: another marker is best
+        let found = own()
+            .find(|look| !all.iter().any(|other| same(other, look)))
+            .or_else(|| own().find(|look| !chart.iter().any(|other| same(other, look))))
+            .or_else(|| own().find(|look| !all.iter().any(|other| like(other, look))))
             .or_else(|| candidates.clone().find(|look| !all.contains(look)))
             .or_else(|| candidates.clone().next());
         looks[index] = found;
@@ -236,6 +242,17 @@ mod tests {
         for (i, a) in looks.iter().enumerate() {
             assert!(looks[..i].iter().all(|b| a != b), "{} looks like another", labels[i]);
             assert_eq!(a.color, BLUE);
+        }
+    }
+
+    #[test]
+    fn a_few_variants_have_markers_of_their_own() {
+        let labels =
+            ["rfa", "full", "rfa:kernel=arccos", "rfa:gate=true", "rfa:kernel=arccos,gate=true", "dp"];
+        let markers: Vec<_> =
+            looks(&labels).into_iter().map(|look| (look.color, look.solid().marker)).collect();
+        for (i, a) in markers.iter().enumerate() {
+            assert!(!markers[..i].contains(a), "{} has the marker of another line", labels[i]);
         }
     }
 
