@@ -252,7 +252,8 @@ mod tests {
             let inputs = [(randn("x", &dims) + shift).unwrap(), randn("weight", &[c]), randn("bias", &[c])];
             let what = format!("{dims:?}");
             check(&what, &inputs, 3e-5, |x| Ok(batch_norm(&x[0], [&x[1], &x[2]], By::Batch, 1e-5)?.0));
-            let [mean, variance] = [randn("mean", &[c]), randn("variance", &[c]).sqr().unwrap()];
+            let mean = randn("mean", &[c]);
+            let variance = (randn("variance", &[c]).sqr().unwrap() + 0.5).unwrap();
             check(&format!("{what}, given statistics"), &inputs, 3e-5, |x| {
                 let like = |statistic: &Tensor| statistic.to_dtype(x[0].dtype());
                 let given = Statistics { mean: like(&mean)?, variance: like(&variance)? };

@@ -1,4 +1,7 @@
 //! The class token of the last layer reads the other tokens' attention outputs (Transformer-LS, released code).
+//!
+//! The twin is one call of [`super::attend`]; a training step of `ls` on ListOps (2048, batch 8, two layers) takes 15 % longer
+//! with it, because the outputs, being keys and values at once, get two gradients.
 
 mod cpu;
 #[cfg(test)]

@@ -14,8 +14,8 @@ pub const RATE: f64 = 1e10;
 /// Most seconds that one cell is tried, and that are spent on all of them.
 const ONE: Duration = Duration::from_secs(10);
 const ALL: Duration = Duration::from_secs(12);
-/// Runs of fewer steps are not tried: that would take as long.
-const SHORT: u64 = 30;
+/// Runs of fewer steps that are guessed to take fewer seconds are not tried: that would take as long.
+const SHORT: (u64, f64) = (30, 15.0);
 /// A forward pass of a batch costs so much of its training step.
 const FORWARD: f64 = 0.36;
 
@@ -41,7 +41,8 @@ pub fn price<J: Job>(plan: &mut Plan, prober: &Prober) -> Result<(), RunError> {
         let cell = &plan.cells[index];
         let Ok(job) = request::<J>(cell) else { continue };
         let key = key(cell);
-        if job.steps() < SHORT || start.elapsed() > ALL || seen.iter().any(|seen| seen.key == key) {
+        let short = job.steps() < SHORT.0 && cell.seconds < SHORT.1;
+        if short || start.elapsed() > ALL || seen.iter().any(|seen| seen.key == key) {
             continue;
         }
         (prober.tell)(plan.name(index));
