@@ -3,17 +3,19 @@
 //! bias. Image models ([`crate::model::vision`]) build it with what only they have: global tokens, relative bias, sizes of
 //! every stage.
 
-use candle_core::{D, Result, Tensor, bail};
+use candle_core::{Result, Tensor, bail};
 
 use super::knobs::{Kind, Knob, Knobs, Value};
 use super::ls::PAPER;
 use super::{
     Config, Cost, Entry, Exception, Growth, Input, Mechanism, Needs, Output, Property, Shape, Support,
 };
-use crate::kernel::attend::attend_all;
+use crate::kernel::attend::{Attend, attend};
+use crate::kernel::class_token::class_token;
 use crate::kernel::heads::{Heads, Qkv, merge, split};
 use crate::kernel::linear::linear;
 use crate::kernel::norm::EPS;
+use crate::kernel::softmax::softmax;
 use crate::kernel::window_2d::{Keys, Window2d, bias_rows, key_side, window_2d};
 use crate::nn::norm::Norm;
 use crate::nn::params::{Builder, Init};
@@ -153,7 +155,8 @@ impl Mechanism for Square {
             _ => None,
         };
         let (q, k, v) = (input.qkv.q()?, input.qkv.k()?, input.qkv.v()?);
-        Ok(Heads::Split(self.attention.forward([&q, &k, &v], scores.as_ref())?).into())
+        let rows = self.attention.forward([&q, &k, &v], scores.as_ref())?;
+        Ok(Heads::Merged { rows, heads: self.attention.config.heads }.into())
     }
 }
 
@@ -251,7 +254,7 @@ impl LongShort2d {
         Ok(Self { config, local: norm(names.local, true)?, global: norm(names.global, config.r > 0)?, bias })
     }
 
-    /// Results [b, h, g + n, d] of unscaled queries, keys and values [b, h, g + n, d], global tokens in front. `scores`
+    /// Results [b, g + n, width] of unscaled queries, keys and values [b, h, g + n, d], global tokens in front. `scores`
     /// [b, n, heads * slots] are what the dynamic projection says of the image tokens.
     ///
     /// # Errors
@@ -263,19 +266,14 @@ impl LongShort2d {
         if total != g + n {
             bail!("{total} tokens are not {g} global ones and a grid of {} x {}", grid.rows, grid.cols);
         }
-        let q = (q / (d as f64).sqrt())?;
-        let [k, v] = [self.normal(&self.local, k)?, self.normal(&self.local, v)?];
-        let image = |x: &Tensor| x.narrow(2, g, n)?.contiguous();
-        let (own_k, own_v) = (image(&k)?, image(&v)?);
-        let (global_k, global_v) = (k.narrow(2, 0, g)?, v.narrow(2, 0, g)?);
+        let scaled = |start, len| q.narrow(2, start, len)? / (d as f64).sqrt();
+        let [(own_k, global_k), (own_v, global_v)] = [self.keys(k)?, self.keys(v)?];
         let slots = match (r, scores) {
             (0, _) => None,
             (_, None) => bail!("slots need the scores of the dynamic projection"),
             (_, Some(scores)) => {
-                let p = scores.reshape((b, n, heads, r))?.permute((0, 2, 3, 1))?.contiguous()?; // [b, h, r, n]
-                let p = p.broadcast_sub(&p.max_keepdim(D::Minus1)?.detach())?.exp()?;
-                let p = p.broadcast_div(&p.sum_keepdim(D::Minus1)?)?;
-                let slots = |x: &Tensor| self.normal(&self.global, &p.matmul(x)?);
+                let p = softmax(&scores.reshape((b, n, heads, r))?.permute((0, 2, 3, 1))?.contiguous()?)?; // [b, h, r, n]
+                let slots = |x: &Tensor| self.slots(&p.matmul(x)?);
                 Some((slots(&own_k)?, slots(&own_v)?))
             }
         };
@@ -285,24 +283,47 @@ impl LongShort2d {
             everywhere.push(Keys { k: &global_k, v: &global_v });
         }
         let call = Window2d { grid, w, bias: self.bias.as_ref(), everywhere };
-        let out = window_2d(&image(&q)?, Keys { k: &own_k, v: &own_v }, &call)?;
+        let out = window_2d(&scaled(g, n)?, Keys { k: &own_k, v: &own_v }, &call)?;
+        let rows = merge(&out)?;
         if g == 0 {
-            return Ok(out);
+            return Ok(rows);
         }
-        // a global token reads what the image tokens have become
-        let k = Tensor::cat(&[&global_k, &out], 2)?;
-        let v = Tensor::cat(&[&global_v, &out], 2)?;
-        let global = attend_all(&Qkv::separate(q.narrow(2, 0, g)?, k, v), 1.0)?.split()?;
-        Tensor::cat(&[&global, &out], 2)
+        // a global token reads what the image tokens have become, and the global ones
+        let own = Qkv::separate(scaled(0, g)?, global_k, global_v);
+        let global = read(&Heads::Merged { rows: rows.clone(), heads }, &own)?;
+        Tensor::cat(&[&global.merged()?, &rows], 1)
     }
 
-    /// `x` [b, h, m, d] with its concatenated heads normalised.
-    fn normal(&self, norm: &Option<Norm>, x: &Tensor) -> Result<Tensor> {
-        match norm {
+    /// Keys or values `x` [b, h, g + n, d], normalised: those of the image [b, h, n, d], and the global ones.
+    fn keys(&self, x: &Tensor) -> Result<(Tensor, Tensor)> {
+        let LongShort2dConfig { grid, g, heads, .. } = self.config;
+        let x = match &self.local {
+            Some(norm) => split(&norm.forward(&merge(x)?)?, heads)?,
+            None => x.clone(),
+        };
+        Ok((x.narrow(2, g, grid.len())?.contiguous()?, x.narrow(2, 0, g)?))
+    }
+
+    /// Slots `x` [b, h, r, d], normalised.
+    fn slots(&self, x: &Tensor) -> Result<Tensor> {
+        match &self.global {
             Some(norm) => split(&norm.forward(&merge(x)?)?, self.config.heads)?.contiguous(),
-            None => x.contiguous(),
+            None => Ok(x.clone()),
         }
     }
+}
+
+/// Softmax attention of the scaled queries `own` over their own keys and values and over `out`, which serves as both.
+fn read(out: &Heads, own: &Qkv) -> Result<Heads> {
+    let (_, _, g, _) = own.value_dims()?;
+    if g == 1 {
+        return class_token(out, own, None, 1.0);
+    }
+    let out = out.split()?;
+    let pattern = Pattern::full(g, out.dim(2)?, false).with_slots(g, Rule::All);
+    let slots = Qkv::keys_values(own.k()?, own.v()?);
+    let call = Attend { pattern: &pattern, mask: None, scale: 1.0, slots: Some(&slots), relative: None };
+    attend(&Qkv::separate(own.q()?, out.clone(), out), &call)
 }
 
 #[cfg(test)]
@@ -339,9 +360,7 @@ mod tests {
             let v =
                 (&zero + Tensor::from_vec(values, (1, heads, n, head_dim), &Device::Cpu).unwrap()).unwrap();
             let qkv = Qkv::separate(normal(1).unwrap(), normal(2).unwrap(), v);
-            let Heads::Split(out) = mechanism.forward(&Input::new(&qkv)).unwrap().out else {
-                panic!("heads")
-            };
+            let out = mechanism.forward(&Input::new(&qkv)).unwrap().out.split().unwrap();
             let weights = out.get(0).unwrap().get(0).unwrap().narrow(1, 0, 1).unwrap().flatten_all().unwrap();
             let weights = weights.to_vec1::<f32>().unwrap();
             for (query, &position) in order.iter().enumerate() {

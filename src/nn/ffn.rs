@@ -61,7 +61,7 @@ impl Ffn {
     pub fn forward(&self, x: &Tensor, dropout: Dropout) -> Result<Tensor> {
         let FfnForm { residual, activation, hidden_dropout } = self.form;
         if dropout.is_none() && activation == Activation::Gelu {
-            return block::ffn(x, &self.group, residual);
+            return block::ffn(x, &self.group, residual, EPS);
         }
         let part = |index| self.group.part(index);
         let normal = layer_norm(x, &part(0)?, &part(1)?, EPS)?;

@@ -56,7 +56,7 @@ impl Ffn {
     ) -> Result<[M::Floats; 2]> {
         let (d, f) = (self.width, self.hidden);
         let norm = [part(flat, &self.norm.0), part(flat, &self.norm.1)];
-        let normal = rows::layer_norm(machine, x, norm, [count, d], EPS as f32)?;
+        let normal = rows::layer_norm(machine, x, norm, [count, d], self.eps)?;
         let input = Matrix::new(View::all(&normal), count, d);
         let hidden = product(machine, input, weight(flat, &self.fc1.0).t())?;
         let active = rows::bias_gelu(machine, [View::all(&hidden), part(flat, &self.fc1.1)], [count, f])?;
@@ -82,7 +82,7 @@ impl Ffn {
     ) -> Result<Gradients<M>> {
         let (d, f) = (self.width, self.hidden);
         let norm = [part(flat, &self.norm.0), part(flat, &self.norm.1)];
-        let normal = rows::layer_norm(machine, x, norm, [count, d], EPS as f32)?;
+        let normal = rows::layer_norm(machine, x, norm, [count, d], self.eps)?;
         let slope = || Matrix::new(dy, count, d);
         let dactive = product(machine, slope(), weight(flat, &self.fc2.0))?;
         let operands = [hidden, part(flat, &self.fc1.1), View::all(&dactive)];
@@ -111,8 +111,13 @@ impl Ffn {
         if self.residual == Residual::Normed {
             rows::add(machine, dy, count * d, &mut dnormal, 0)?;
         }
-        let mut dx =
-            norm_backward(machine, [x, norm[0], View::all(&dnormal)], [count, d], &self.norm, &mut dflat)?;
+        let mut dx = norm_backward(
+            machine,
+            [x, norm[0], View::all(&dnormal)],
+            ([count, d], self.eps),
+            &self.norm,
+            &mut dflat,
+        )?;
         if self.residual == Residual::Raw {
             rows::add(machine, dy, count * d, &mut dx, 0)?;
         }
@@ -124,11 +129,11 @@ impl Ffn {
 fn norm_backward<M: Machine>(
     machine: &M,
     operands: [View<M>; 3],
-    [count, width]: [usize; 2],
+    ([count, width], eps): ([usize; 2], f32),
     norm: &(Range<usize>, Range<usize>),
     dflat: &mut M::Floats,
 ) -> Result<M::Floats> {
-    let [dx, sums] = rows::layer_norm_backward(machine, operands, [count, width], EPS as f32)?;
+    let [dx, sums] = rows::layer_norm_backward(machine, operands, [count, width], eps)?;
     rows::add(machine, View::all(&sums), width, dflat, norm.0.start)?;
     rows::add(machine, View { floats: &sums, start: width }, width, dflat, norm.1.start)?;
     Ok(dx)
@@ -195,7 +200,7 @@ impl Project {
         }
         if let Some(norm) = &self.norm {
             let operands = [x, part(flat, &norm.0), View::all(&dx)];
-            dx = norm_backward(machine, operands, [count, inp], norm, &mut dflat)?;
+            dx = norm_backward(machine, operands, ([count, inp], EPS as f32), norm, &mut dflat)?;
         }
         Ok([dx, dflat])
     }
@@ -280,9 +285,9 @@ mod tests {
             let shapes = [vec![d], vec![d], vec![hidden, d], vec![hidden], vec![d, hidden], vec![d]];
             for residual in [Residual::Raw, Residual::Normed] {
                 let inputs = [randn("x", &dims), flat(&shapes)];
-                let run = |x: &[Tensor]| ffn(&x[0], &group(&x[1], &shapes), residual);
+                let run = |x: &[Tensor]| ffn(&x[0], &group(&x[1], &shapes), residual, EPS);
                 let want = evaluate(Mode::Fused, &inputs, run).unwrap();
-                let op = Ffn::new(&inputs[0], &group(&inputs[1], &shapes), residual).unwrap();
+                let op = Ffn::new(&inputs[0], &group(&inputs[1], &shapes), residual, EPS).unwrap();
                 let [x, flat] = inputs.each_ref().map(floats);
                 let dy = floats(&normal("cotangent", &dims).unwrap());
                 let (x, flat) = (View::all(&x), View::all(&flat));

@@ -19,7 +19,6 @@ use crate::kernel::cpu::{self, rows};
 #[cfg(feature = "cuda")]
 use crate::kernel::cuda::{View, tensors};
 use crate::kernel::group::Group;
-use crate::kernel::norm::EPS;
 use crate::kernel::op::{self, Op};
 
 /// x + FFN(LN(x)), or y + FFN(y) with y = LN(x).
@@ -30,6 +29,7 @@ pub(super) struct Ffn {
     pub(super) fc1: (Weight, Range<usize>),
     pub(super) fc2: (Weight, Range<usize>),
     pub(super) residual: Residual,
+    pub(super) eps: f32,
     /// Whether a gradient may be asked for.
     train: bool,
     /// The input of the GELU, from forward to backward.
@@ -49,7 +49,7 @@ struct Parameters<'a> {
 }
 
 impl Ffn {
-    pub(super) fn new(x: &Tensor, group: &Group, residual: Residual) -> Result<Self> {
+    pub(super) fn new(x: &Tensor, group: &Group, residual: Residual, eps: f64) -> Result<Self> {
         let (_, width) = cpu::matrix_dims(x.dims())?;
         if group.parts.len() != 6 {
             bail!("a feed-forward group has 6 parts, not {}", group.parts.len());
@@ -67,6 +67,7 @@ impl Ffn {
             fc1: (fc1, vector(group, 3, hidden)?),
             fc2: (fc2, vector(group, 5, width)?),
             residual,
+            eps: eps as f32,
             train: x.track_op() || group.flat.track_op(),
             saved: Mutex::new(None),
             #[cfg(feature = "cuda")]
@@ -105,7 +106,7 @@ impl Ffn {
             let rows = y.len() / d;
             let x = &x[index * size * d..][..y.len()];
             let (normal, hidden) = (&mut scratch.0[..y.len()], &mut scratch.1[..rows * f]);
-            rows::layer_norm(x, p.norm.0, p.norm.1, EPS as f32, normal);
+            rows::layer_norm(x, p.norm.0, p.norm.1, self.eps, normal);
             let input = Mat::new(normal, rows, d);
             if rounded {
                 w1.multiply(input, hidden, f, false);
@@ -217,7 +218,7 @@ impl Step<'_> {
                 let (dactive, dnormal) = (&mut dactive[..hidden.len()], &mut dnormal[..x.len()]);
                 let norm = self.norm;
                 let rows = rows.len();
-                rows::layer_norm(x, norm.0, norm.1, EPS as f32, normal);
+                rows::layer_norm(x, norm.0, norm.1, self.op.eps, normal);
                 self.w2.multiply(Mat::new(dy, rows, d), dactive, f, false);
                 match self.saved {
                     None => rows::gelu_and_gradient(hidden, dactive, active),
@@ -237,7 +238,7 @@ impl Step<'_> {
                 }
                 let (dweight, rest) = sums.split_at_mut(d);
                 let (dbias, rest) = rest.split_at_mut(d);
-                rows::layer_norm_backward(x, norm.0, EPS as f32, dnormal, dx, dweight, dbias);
+                rows::layer_norm_backward(x, norm.0, self.op.eps, dnormal, dx, dweight, dbias);
                 let (db2, db1) = rest.split_at_mut(d);
                 rows::add_column_sums(dy, db2);
                 rows::add_column_sums(hidden, db1);

@@ -108,23 +108,23 @@ pub enum Residual {
 }
 
 /// The feed-forward half with its LayerNorm and residual. FFN(x) = fc2(GELU(fc1(x))); group
-/// `[norm.weight, norm.bias, fc1.weight, fc1.bias, fc2.weight, fc2.bias]`.
+/// `[norm.weight, norm.bias, fc1.weight, fc1.bias, fc2.weight, fc2.bias]`, `eps` that of the LayerNorm.
 ///
 /// # Errors
 /// Shapes that do not fit.
-pub fn ffn(x: &Tensor, group: &Group, residual: Residual) -> Result<Tensor> {
+pub fn ffn(x: &Tensor, group: &Group, residual: Residual, eps: f64) -> Result<Tensor> {
     if fused(x, group) {
-        return tape::apply(&[&x.contiguous()?, &group.flat], ffn::Ffn::new(x, group, residual)?);
+        return tape::apply(&[&x.contiguous()?, &group.flat], ffn::Ffn::new(x, group, residual, eps)?);
     }
-    ffn_composed(x, group, residual)
+    ffn_composed(x, group, residual, eps)
 }
 
 /// [`ffn`] of its parts, each by its own kernel or twin.
 ///
 /// # Errors
 /// Shapes that do not fit.
-pub fn ffn_composed(x: &Tensor, group: &Group, residual: Residual) -> Result<Tensor> {
-    let normal = norm::layer_norm(x, &group.part(0)?, &group.part(1)?, EPS)?;
+pub fn ffn_composed(x: &Tensor, group: &Group, residual: Residual, eps: f64) -> Result<Tensor> {
+    let normal = norm::layer_norm(x, &group.part(0)?, &group.part(1)?, eps)?;
     let hidden = linear::composed(&normal, &group.part(2)?, Some(&group.part(3)?))?;
     let hidden = activation::gelu(&hidden)?;
     let change = linear::composed(&hidden, &group.part(4)?, Some(&group.part(5)?))?;
@@ -204,10 +204,10 @@ mod tests {
         for (dims, hidden) in shapes() {
             let d = dims[2];
             let shapes = [vec![d], vec![d], vec![hidden, d], vec![hidden], vec![d, hidden], vec![d]];
-            for residual in [Residual::Raw, Residual::Normed] {
+            for (residual, eps) in [(Residual::Raw, EPS), (Residual::Normed, EPS), (Residual::Raw, 0.1)] {
                 let inputs = [randn("x", &dims), flat(&shapes)];
-                check(&format!("{dims:?} {hidden} {residual:?}"), &inputs, 2e-5, |x| {
-                    ffn(&x[0], &group(&x[1], &shapes), residual)
+                check(&format!("{dims:?} {hidden} {residual:?} {eps}"), &inputs, 2e-5, |x| {
+                    ffn(&x[0], &group(&x[1], &shapes), residual, eps)
                 });
             }
         }
@@ -254,7 +254,7 @@ mod tests {
     fn a_second_backward_pass_gives_the_same_gradient() {
         let shapes = [vec![8], vec![8], vec![24, 8], vec![24], vec![8, 24], vec![8]];
         let var = candle_core::Var::from_tensor(&flat(&shapes)).unwrap();
-        let y = ffn(&randn("x", &[2, 5, 8]), &group(var.as_tensor(), &shapes), Residual::Raw).unwrap();
+        let y = ffn(&randn("x", &[2, 5, 8]), &group(var.as_tensor(), &shapes), Residual::Raw, EPS).unwrap();
         let loss = y.sqr().unwrap().sum_all().unwrap();
         let grad = || loss.backward().unwrap().get(&var).unwrap().to_vec1::<f32>().unwrap();
         assert_eq!(grad(), grad());
@@ -265,7 +265,7 @@ mod tests {
         let x = Tensor::ones((1, 2, 4), DType::F32, &Device::Cpu).unwrap();
         let shapes = [vec![5, 3], vec![5]];
         let bad = group(&flat(&shapes), &shapes);
-        assert!(ffn(&x, &bad, Residual::Raw).is_err());
+        assert!(ffn(&x, &bad, Residual::Raw, EPS).is_err());
         assert!(output(&x, &x, &bad).is_err());
         let spec = Projection { norm: false, outputs: 1, bias: true };
         assert!(project(&x, &bad, spec, false).is_err());

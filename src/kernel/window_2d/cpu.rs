@@ -21,18 +21,20 @@ use crate::pattern::Grid;
 /// As [`super::window_2d`].
 pub fn window_2d(q: &Tensor, own: Keys, call: &Window2d) -> Result<Tensor> {
     let (b, h, n, d) = q.dims4()?;
-    let (k, v) = match call.everywhere.is_empty() {
-        true => (own.k.clone(), own.v.clone()),
+    if own.k.dims() != q.dims() || own.v.dims() != q.dims() {
+        bail!("keys {:?} and values {:?} for queries {:?}", own.k.dims(), own.v.dims(), q.dims());
+    }
+    // the keys of a head, then its values: [b, h, 2 (n + far), d]
+    let (far, pair) = match call.everywhere.is_empty() {
+        true => (0, Tensor::cat(&[own.k, own.v], 2)?),
         false => {
-            let (far_k, far_v) = everywhere(&call.everywhere)?;
-            (Tensor::cat(&[own.k, &far_k], 2)?, Tensor::cat(&[own.v, &far_v], 2)?)
+            let (k, v) = everywhere(&call.everywhere)?;
+            (k.dim(2)?, Tensor::cat(&[own.k, &k, own.v, &v], 2)?)
         }
     };
-    let far = k.dim(2)? - n;
-    if k.dims() != [b, h, n + far, d] || v.dims() != k.dims() {
-        bail!("keys {:?} and values {:?} for queries {:?}", k.dims(), v.dims(), q.dims());
+    if pair.dims() != [b, h, 2 * (n + far), d] {
+        bail!("keys and values {:?} for queries {:?}", pair.dims(), q.dims());
     }
-    let pair = Tensor::stack(&[k, v], 0)?; // [2, b, h, n + far, d]
     let table = match call.bias {
         Some(table) if table.dims() == [bias_rows(call.w), h] => table.t()?.contiguous()?, // [h, rows]
         Some(table) => bail!("a bias {:?} for a window of {} and {h} heads", table.dims(), call.w),
@@ -131,15 +133,15 @@ impl Attend {
     }
 
     fn attend(&self, q: &[f32], pair: &[f32], table: &[f32]) -> Vec<f32> {
-        let (d, span, half) = (self.d, self.span(), pair.len() / 2);
+        let (d, span) = (self.d, self.span());
         let jobs: Vec<(usize, usize)> = self.jobs().collect();
         let lens: Vec<usize> =
             jobs.iter().map(|(_, band)| self.band(*band).len() * self.grid.cols * d).collect();
         let [out] = build_jobs([&lens], Work::default, |work, job, [out]| {
             let (head, band) = jobs[job];
             let table = self.table(table, head);
-            let (q, k) = (&q[head * self.grid.len() * d..], &pair[head * span..]);
-            let v = &pair[half + head * span..];
+            let q = &q[head * self.grid.len() * d..];
+            let (k, v) = pair[2 * head * span..].split_at(span);
             let first = self.band(band).start * self.grid.cols;
             for column in 0..self.grid.cols.div_ceil(self.w) {
                 let square = self.square(band, column);
@@ -167,7 +169,7 @@ impl Attend {
 
     /// Gradients of q, of keys and values, and of the table.
     fn gradients(&self, q: &[f32], pair: &[f32], table: &[f32], dy: &[f32]) -> [Vec<f32>; 3] {
-        let (d, span, half) = (self.d, self.span(), pair.len() / 2);
+        let (d, span) = (self.d, self.span());
         let (cols, rows) = (self.grid.cols, table.len() / self.heads);
         let jobs: Vec<(usize, usize)> = self.jobs().collect();
         let queries: Vec<usize> = jobs.iter().map(|(_, band)| self.band(*band).len() * cols * d).collect();
@@ -179,7 +181,7 @@ impl Attend {
                 let (head, band) = jobs[job];
                 let table = self.table(table, head);
                 let (q, dy) = (&q[head * self.grid.len() * d..], &dy[head * self.grid.len() * d..]);
-                let (k, v) = (&pair[head * span..], &pair[half + head * span..]);
+                let (k, v) = pair[2 * head * span..].split_at(span);
                 for column in 0..cols.div_ceil(self.w) {
                     let square = self.square(band, column);
                     self.gather(q, &square.queries, false, &mut work.q);
@@ -243,14 +245,14 @@ impl Attend {
         }
     }
 
-    /// Adds up what the bands say of their rows of keys, in the order of the bands: [2, heads, n + far, d].
+    /// Adds up what the bands say of their rows of keys, in the order of the bands: [heads, 2, n + far, d].
     fn sum_bands(&self, jobs: &[(usize, usize)], lens: &[usize], parts: &[f32]) -> Vec<f32> {
         let (d, cols, span) = (self.d, self.grid.cols, self.span());
         let starts: Vec<usize> =
             lens.iter().scan(0, |at, len| Some(std::mem::replace(at, *at + len))).collect();
         let (heads, bands) = (self.images * self.heads, self.bands());
         par::build(2 * heads * span, span, |index, sum| {
-            let (which, head) = (index / heads, index % heads);
+            let (head, which) = (index / 2, index % 2);
             for job in head * bands..(head + 1) * bands {
                 let part = &parts[starts[job] + which * lens[job] / 2..][..lens[job] / 2];
                 let reached = self.reached(jobs[job].1);

@@ -3,11 +3,11 @@
 
 use candle_core::{Result, Tensor};
 
-use super::{Classified, Dense, Depth, Flops, Mlp, Run};
+use super::{Classified, Dense, Depth, Flops, Mlp, Output, Run};
 use crate::attention::ls2d::{LongShort2d, LongShort2dConfig, Names};
 use crate::kernel::attend::attend_all;
 use crate::kernel::conv::Window;
-use crate::kernel::heads::{Qkv, merge, split};
+use crate::kernel::heads::{Qkv, split};
 use crate::kernel::linear::linear;
 use crate::kernel::norm::EPS;
 use crate::nn::conv::{BatchNorm, Conv, Depthwise, tokens};
@@ -158,7 +158,7 @@ struct Block {
     norm: Norm,
     projections: [Separable; 3],
     long_short: Option<(LongShort2d, Option<Separable>)>,
-    out: Option<Dense>,
+    out: Option<Output>,
     mlp: Mlp,
     heads: usize,
     grid: Grid,
@@ -191,7 +191,7 @@ impl Block {
             norm: Norm::new(&half, "norm", width, EPS)?,
             projections: [separable("to_q", width)?, separable("to_k", width)?, separable("to_v", width)?],
             long_short,
-            out: (!first).then(|| Dense::new(&inner, "to_out.0", (width, width))).transpose()?,
+            out: (!first).then(|| Output::new(&inner, "to_out.0", width)).transpose()?,
             mlp: Mlp::new(&other, ["norm", "fn.net.0", "fn.net.3"], width, EPS)?,
             heads,
             grid,
@@ -201,7 +201,7 @@ impl Block {
     }
 
     fn forward(&self, x: &Tensor, run: &Run) -> Result<Tensor> {
-        self.depth.residual(x, run, |x| self.attend(x, run.train), &self.mlp)
+        self.depth.residual(x, run, |x| self.attend(x, run.train), (self.out.as_ref(), &self.mlp))
     }
 
     fn attend(&self, x: &Tensor, train: bool) -> Result<Tensor> {
@@ -216,21 +216,16 @@ impl Block {
         };
         let [q, k, v] = &self.projections;
         let (q, k, v) = (project(q)?, project(k)?, project(v)?);
-        let out = match &self.long_short {
+        match &self.long_short {
             Some((attention, scores)) => {
                 let scores =
                     scores.as_ref().map(|scores| scores.forward(&image, self.grid, train)).transpose()?;
-                let (q, k, v) = (q.contiguous()?, k.contiguous()?, v.contiguous()?);
-                merge(&attention.forward([&q, &k, &v], scores.as_ref())?)?
+                attention.forward([&q, &k, &v], scores.as_ref())
             }
             None => {
                 let scale = (q.dim(3)? as f64).powf(-0.5);
-                attend_all(&Qkv::separate(q, k, v), scale)?.merged()?
+                attend_all(&Qkv::separate(q, k, v), scale)?.merged()
             }
-        };
-        match &self.out {
-            Some(dense) => dense.forward(&out),
-            None => Ok(out),
         }
     }
 }

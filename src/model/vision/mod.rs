@@ -21,11 +21,12 @@ mod tests;
 use candle_core::{Result, Tensor};
 
 use crate::kernel::activation::gelu;
+use crate::kernel::block::{Residual, ffn, output};
 use crate::kernel::heads::Qkv;
 use crate::kernel::linear::linear;
+use crate::kernel::norm::layer_norm;
 use crate::nn::dropout::{Dropout, Noise};
-use crate::nn::norm::Norm;
-use crate::nn::params::{Builder, Init};
+use crate::nn::params::{Builder, Group, Init, Spec};
 
 /// What one forward of `batch` images costs, in the convention of the papers' tables: a multiply-add is 1, LayerNorm 5
 /// per element, batch normalisation 2 (by running statistics) or 5 (by the batch's).
@@ -78,10 +79,14 @@ impl Run {
     /// The same with the outputs of all blocks.
     pub const LOOK: Self = Self { keep: true, ..Self::INFER };
 
+    fn dropout(&self, share: f64) -> Dropout {
+        self.path.map_or(Dropout::NONE, |(noise, rate)| noise.at(rate * share))
+    }
+
     /// `branch` [b, n, e] with samples dropped at `share` of the highest rate and the others scaled up; `place` is another
     /// one for every branch of a model.
     fn path(&self, branch: Tensor, share: f64, place: usize) -> Result<Tensor> {
-        let dropout = self.path.map_or(Dropout::NONE, |(noise, rate)| noise.at(rate * share));
+        let dropout = self.dropout(share);
         if dropout.is_none() {
             return Ok(branch);
         }
@@ -103,15 +108,26 @@ impl Depth {
         Self { number, share: number as f64 / (count.max(2) - 1) as f64 }
     }
 
-    /// x + attention, then + MLP.
+    /// x + out(attention), without `out` as it is, then + MLP.
     fn residual(
         self,
         x: &Tensor,
         run: &Run,
         attention: impl FnOnce(&Tensor) -> Result<Tensor>,
-        mlp: &Mlp,
+        (out, mlp): (Option<&Output>, &Mlp),
     ) -> Result<Tensor> {
-        let x = (x + run.path(attention(x)?, self.share, 2 * self.number)?)?;
+        let rows = attention(x)?;
+        let whole = run.dropout(self.share).is_none();
+        let x = match out {
+            Some(out) if whole => output(&rows, x, &out.group)?,
+            out => {
+                let branch = out.map_or(Ok(rows.clone()), |out| out.forward(&rows))?;
+                (x + run.path(branch, self.share, 2 * self.number)?)?
+            }
+        };
+        if whole {
+            return ffn(&x, &mlp.group, Residual::Raw, mlp.eps);
+        }
         let branch = mlp.forward(&x)?;
         x + run.path(branch, self.share, 2 * self.number + 1)?
     }
@@ -142,26 +158,63 @@ impl Dense {
     }
 }
 
+/// The linear layer behind attention.
+pub(crate) struct Output {
+    group: Group,
+}
+
+impl Output {
+    pub(crate) fn new(builder: &Builder, name: &str, width: usize) -> Result<Self> {
+        let [weight, bias] = linear_specs(name, (width, width));
+        Ok(Self { group: builder.group(&[weight, bias])? })
+    }
+
+    fn forward(&self, rows: &Tensor) -> Result<Tensor> {
+        linear(rows, &self.group.part(0)?, Some(&self.group.part(1)?))
+    }
+}
+
 /// fc2(GELU(fc1(LN(x)))).
 pub(crate) struct Mlp {
-    norm: Norm,
-    fc1: Dense,
-    fc2: Dense,
+    group: Group,
+    eps: f64,
 }
 
 impl Mlp {
     /// Parameters below `builder` under the names `norm`, `fc1` and `fc2` that are given, hidden width 4 `width`.
-    pub(crate) fn new(builder: &Builder, names: [&str; 3], width: usize, eps: f64) -> Result<Self> {
-        Ok(Self {
-            norm: Norm::new(builder, names[0], width, eps)?,
-            fc1: Dense::new(builder, names[1], (width, 4 * width))?,
-            fc2: Dense::new(builder, names[2], (4 * width, width))?,
-        })
+    pub(crate) fn new(
+        builder: &Builder,
+        [norm, fc1, fc2]: [&str; 3],
+        width: usize,
+        eps: f64,
+    ) -> Result<Self> {
+        let [weight1, bias1] = linear_specs(fc1, (width, 4 * width));
+        let [weight2, bias2] = linear_specs(fc2, (4 * width, width));
+        let group = builder.group(&[
+            Spec::new(&format!("{norm}.weight"), &[width], Init::ONE),
+            Spec::new(&format!("{norm}.bias"), &[width], Init::ZERO),
+            weight1,
+            bias1,
+            weight2,
+            bias2,
+        ])?;
+        Ok(Self { group, eps })
     }
 
-    pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.fc2.forward(&gelu(&self.fc1.forward(&self.norm.forward(x)?)?)?)
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let part = |index| self.group.part(index);
+        let normal = layer_norm(x, &part(0)?, &part(1)?, self.eps)?;
+        let hidden = gelu(&linear(&normal, &part(2)?, Some(&part(3)?))?)?;
+        linear(&hidden, &part(4)?, Some(&part(5)?))
     }
+}
+
+/// Weight and bias of a linear layer called `name`.
+fn linear_specs(name: &str, (inputs, outputs): (usize, usize)) -> [Spec; 2] {
+    [
+        Spec::new(&format!("{name}.weight"), &[outputs, inputs], Init::normal(0.02)),
+        Spec::new(&format!("{name}.bias"), &[outputs], Init::ZERO),
+    ]
 }
 
 /// Queries, keys and values [b, h, n, d] of packed rows [b, n, 3 e] in the order q, k, v.

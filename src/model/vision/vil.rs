@@ -3,7 +3,7 @@
 
 use candle_core::{Result, Tensor};
 
-use super::{Classified, Dense, Depth, Flops, Mlp, Run, unpack};
+use super::{Classified, Dense, Depth, Flops, Mlp, Output, Run, unpack};
 use crate::attention::ls2d::{LongShort2d, LongShort2dConfig, Names};
 use crate::kernel::conv::Window;
 use crate::kernel::heads::merge;
@@ -144,7 +144,7 @@ enum Core {
 struct Block {
     norm: Norm,
     qkv: Dense,
-    out: Dense,
+    out: Output,
     core: Core,
     heads: usize,
     global: usize,
@@ -182,7 +182,7 @@ impl Block {
         Ok(Self {
             norm: Norm::new(attention, "norm", width, EPS)?,
             qkv: Dense::new(&below, "qkv", (width, 3 * width))?,
-            out: Dense::new(&below, "proj", (width, width))?,
+            out: Output::new(&below, "proj", width)?,
             core,
             heads,
             global,
@@ -192,23 +192,23 @@ impl Block {
     }
 
     fn forward(&self, x: &Tensor, run: &Run) -> Result<Tensor> {
-        self.depth.residual(x, run, |x| self.attend(x), &self.mlp)
+        self.depth.residual(x, run, |x| self.attend(x), (Some(&self.out), &self.mlp))
     }
 
     fn attend(&self, x: &Tensor) -> Result<Tensor> {
         let normal = self.norm.forward(x)?;
         let [q, k, v] = unpack(self.qkv.forward(&normal)?, self.heads)?;
-        let out = match &self.core {
+        match &self.core {
             Core::LongShort { attention, scores } => {
                 let image = normal.narrow(1, self.global, normal.dim(1)? - self.global)?.contiguous()?;
                 let scores = scores.as_ref().map(|scores| scores.forward(&image)).transpose()?;
-                attention.forward([&q, &k, &v], scores.as_ref())?
+                attention.forward([&q, &k, &v], scores.as_ref())
             }
             Core::Full { table, global, grid } => {
-                full_2d([&q, &k, &v], table, global.as_ref().map(|(lines, corner)| (lines, corner)), *grid)?
+                let global = global.as_ref().map(|(lines, corner)| (lines, corner));
+                merge(&full_2d([&q, &k, &v], table, global, *grid)?)
             }
-        };
-        self.out.forward(&merge(&out)?)
+        }
     }
 }
 

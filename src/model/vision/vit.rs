@@ -2,7 +2,7 @@
 
 use candle_core::{Result, Tensor};
 
-use super::{Classified, Dense, Depth, Flops, Mlp, Run};
+use super::{Classified, Dense, Depth, Flops, Mlp, Output, Run};
 use crate::kernel::attend::attend_all;
 use crate::kernel::conv::Window;
 use crate::kernel::heads::{Parts, Qkv};
@@ -90,7 +90,7 @@ pub fn resized_positions(stored: &Tensor, side: usize) -> Result<Option<Tensor>>
 struct Block {
     norm: Norm,
     qkv: Dense,
-    out: Dense,
+    out: Output,
     mlp: Mlp,
     heads: usize,
     depth: Depth,
@@ -98,14 +98,14 @@ struct Block {
 
 impl Block {
     fn forward(&self, x: &Tensor, run: &Run) -> Result<Tensor> {
-        self.depth.residual(x, run, |x| self.attend(x), &self.mlp)
+        self.depth.residual(x, run, |x| self.attend(x), (Some(&self.out), &self.mlp))
     }
 
     fn attend(&self, x: &Tensor) -> Result<Tensor> {
         let rows = self.qkv.forward(&self.norm.forward(x)?)?;
         let head_dim = x.dim(2)? / self.heads;
         let qkv = Qkv::Packed { rows, heads: self.heads, parts: Parts::QKV };
-        self.out.forward(&attend_all(&qkv, (head_dim as f64).powf(-0.5))?.merged()?)
+        attend_all(&qkv, (head_dim as f64).powf(-0.5))?.merged()
     }
 }
 
@@ -131,7 +131,7 @@ impl Vit {
             Ok(Block {
                 norm: Norm::new(&below, "norm1", width, EPS)?,
                 qkv: Dense::new(&below, "attn.qkv", (width, 3 * width))?,
-                out: Dense::new(&below, "attn.proj", (width, width))?,
+                out: Output::new(&below, "attn.proj", width)?,
                 mlp: Mlp::new(&below, ["norm2", "mlp.fc1", "mlp.fc2"], width, EPS)?,
                 heads,
                 depth: Depth::of(index, config.depth),

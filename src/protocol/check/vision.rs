@@ -8,6 +8,7 @@ use super::whole::{Checked, Computed, size, weights_and_states};
 use super::{CheckError, Golden, Verdict};
 use crate::attention::ls2d::{LongShort2d, LongShort2dConfig, Names};
 use crate::kernel::conv::Window;
+use crate::kernel::heads::split;
 use crate::kernel::linear::linear;
 use crate::model::vision::cvt::{self, Cvt, CvtConfig};
 use crate::model::vision::resnet::{ResNet, ResNetConfig};
@@ -102,7 +103,8 @@ impl Case<'_> {
         };
         let names = Names { local: "ln_local", global: "ln_global", bias: "rel_bias" };
         let out = self.run(|| {
-            LongShort2d::new(config, names, &self.builder)?.forward(qkv.each_ref(), scores.as_ref())
+            let layer = LongShort2d::new(config, names, &self.builder)?;
+            split(&layer.forward(qkv.each_ref(), scores.as_ref())?, config.heads)
         })?;
         Ok((Computed::of("out", out), Flops { macs: config.macs(), ..Flops::default() }))
     }
