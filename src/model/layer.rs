@@ -191,7 +191,7 @@ impl AttentionLayer {
     fn finish(&self, out: &Heads, residual: &Tensor, dropout: Dropout) -> Result<Tensor> {
         let out = out.merged()?;
         if dropout.is_none() {
-            return block::output(&out, residual, &self.output);
+            return block::output(&out, residual, &self.output, None);
         }
         let bias = if self.spec.bias { Some(self.output.part(1)?) } else { None };
         residual + dropout.apply(&linear(&out, &self.output.part(0)?, bias.as_ref())?, 0)?

@@ -126,7 +126,7 @@ impl Dense {
     /// x + dropout(dense(y)).
     fn onto(&self, y: &Tensor, x: &Tensor, dropout: Dropout) -> Result<Tensor> {
         if dropout.is_none() {
-            block::output(y, x, &self.0)
+            block::output(y, x, &self.0, None)
         } else {
             x + dropout.apply(&self.forward(y)?, 0)?
         }

@@ -5,7 +5,7 @@ use candle_core::{Result, Tensor};
 use super::dropout::Dropout;
 use super::params::{Builder, Group, Init, Spec};
 use crate::kernel::activation::{gelu, relu};
-use crate::kernel::block::{self, Residual};
+use crate::kernel::block::{self, FfnCall, Residual};
 use crate::kernel::linear::linear;
 use crate::kernel::norm::{EPS, layer_norm};
 
@@ -61,7 +61,7 @@ impl Ffn {
     pub fn forward(&self, x: &Tensor, dropout: Dropout) -> Result<Tensor> {
         let FfnForm { residual, activation, hidden_dropout } = self.form;
         if dropout.is_none() && activation == Activation::Gelu {
-            return block::ffn(x, &self.group, residual, EPS);
+            return block::ffn(x, &self.group, FfnCall::new(residual, EPS));
         }
         let part = |index| self.group.part(index);
         let normal = layer_norm(x, &part(0)?, &part(1)?, EPS)?;

@@ -250,7 +250,7 @@ mod tests {
     use super::*;
     use crate::kernel::Mode;
     use crate::kernel::block::tests::{flat, group, shapes};
-    use crate::kernel::block::{Projection, ffn, output, project};
+    use crate::kernel::block::{FfnCall, Projection, ffn, output, project};
     use crate::kernel::cuda::emulated::Emulated;
     use crate::kernel::testing::{evaluate, normal, randn};
 
@@ -285,9 +285,10 @@ mod tests {
             let shapes = [vec![d], vec![d], vec![hidden, d], vec![hidden], vec![d, hidden], vec![d]];
             for residual in [Residual::Raw, Residual::Normed] {
                 let inputs = [randn("x", &dims), flat(&shapes)];
-                let run = |x: &[Tensor]| ffn(&x[0], &group(&x[1], &shapes), residual, EPS);
+                let run = |x: &[Tensor]| ffn(&x[0], &group(&x[1], &shapes), FfnCall::new(residual, EPS));
                 let want = evaluate(Mode::Fused, &inputs, run).unwrap();
-                let op = Ffn::new(&inputs[0], &group(&inputs[1], &shapes), residual, EPS).unwrap();
+                let op =
+                    Ffn::new(&inputs[0], &group(&inputs[1], &shapes), FfnCall::new(residual, EPS)).unwrap();
                 let [x, flat] = inputs.each_ref().map(floats);
                 let dy = floats(&normal("cotangent", &dims).unwrap());
                 let (x, flat) = (View::all(&x), View::all(&flat));
@@ -339,9 +340,9 @@ mod tests {
                 let shapes = &shapes[..parts];
                 let to = [dims[0], dims[1], out];
                 let inputs = [randn("x", &dims), randn("residual", &to), flat(shapes)];
-                let run = |x: &[Tensor]| output(&x[0], &x[1], &group(&x[2], shapes));
+                let run = |x: &[Tensor]| output(&x[0], &x[1], &group(&x[2], shapes), None);
                 let want = evaluate(Mode::Fused, &inputs, run).unwrap();
-                let op = Output::new(&inputs[0], &inputs[1], &group(&inputs[2], shapes)).unwrap();
+                let op = Output::new(&inputs[0], &inputs[1], &group(&inputs[2], shapes), None).unwrap();
                 let [x, residual, flat] = inputs.each_ref().map(floats);
                 let dy = floats(&normal("cotangent", &to).unwrap());
                 let [x, residual, flat, slope] = [&x, &residual, &flat, &dy].map(View::all);

@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use candle_core::cuda_backend::{CudaStorage, cudarc::driver::CudaSlice};
 use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 
-use super::{Residual, Weight, vector, weight};
+use super::{FfnCall, Residual, Weight, add_scaled, check_scales, scale_rows, vector, weight};
 use crate::kernel::cpu::dense::{Panels, WeightGradient};
 use crate::kernel::cpu::gemm::Mat;
 use crate::kernel::cpu::par::{self, Chunks};
@@ -30,6 +30,8 @@ pub(super) struct Ffn {
     pub(super) fc2: (Weight, Range<usize>),
     pub(super) residual: Residual,
     pub(super) eps: f32,
+    /// Factors on the branches of samples.
+    scales: Option<Vec<f32>>,
     /// Whether a gradient may be asked for.
     train: bool,
     /// The input of the GELU, from forward to backward.
@@ -49,7 +51,7 @@ struct Parameters<'a> {
 }
 
 impl Ffn {
-    pub(super) fn new(x: &Tensor, group: &Group, residual: Residual, eps: f64) -> Result<Self> {
+    pub(super) fn new(x: &Tensor, group: &Group, call: FfnCall) -> Result<Self> {
         let (_, width) = cpu::matrix_dims(x.dims())?;
         if group.parts.len() != 6 {
             bail!("a feed-forward group has 6 parts, not {}", group.parts.len());
@@ -60,14 +62,16 @@ impl Ffn {
         if fc2.out != width {
             bail!("fc2 gives rows of {}, the residual has {width}", fc2.out);
         }
+        call.scales.map_or(Ok(()), |scales| check_scales(scales, x.dims()[0]))?;
         Ok(Self {
             width,
             hidden,
             norm: (vector(group, 0, width)?, vector(group, 1, width)?),
             fc1: (fc1, vector(group, 3, hidden)?),
             fc2: (fc2, vector(group, 5, width)?),
-            residual,
-            eps: eps as f32,
+            residual: call.residual,
+            eps: call.eps as f32,
+            scales: call.scales.map(<[f32]>::to_vec),
             train: x.track_op() || group.flat.track_op(),
             saved: Mutex::new(None),
             #[cfg(feature = "cuda")]
@@ -127,8 +131,14 @@ impl Ffn {
                 Residual::Raw => x,
                 Residual::Normed => normal,
             };
-            rows::add_row(residual, p.b2, y);
+            match &self.scales {
+                None => rows::add_row(residual, p.b2, y),
+                Some(_) => rows::add_row_in_place(y, p.b2), // of zeros
+            }
             w2.multiply(Mat::new(hidden, rows, f), y, d, true);
+            if let Some(scales) = &self.scales {
+                add_scaled(residual, scales, (index * size, count / scales.len()), d, y);
+            }
         });
         (y, format.save(saved))
     }
@@ -143,6 +153,7 @@ impl Ffn {
         let mut sums = vec![0.0; chunks.count() * parts];
         let mut dx = Vec::with_capacity(x.len());
         let (mut normal, mut active) = (par::scratch(blocks.size * d), par::scratch(blocks.size * f));
+        let mut scaled = par::scratch(if self.scales.is_some() { blocks.size * d } else { 0 });
         let p = self.parameters(flat);
         let (w1, w2) = (Panels::new(p.w1, f, d), Panels::new(p.w2, d, f));
         let (mut dw1, mut dw2) = (WeightGradient::new(f, d), WeightGradient::new(d, f));
@@ -158,7 +169,16 @@ impl Ffn {
             let (normal, active) = (&mut normal[..rows * d], &mut active[..rows * f]);
             let here = Chunks::of(rows, chunks.size);
             let sums = &mut sums[first / chunks.size * parts..][..here.count() * parts];
-            let step = Step { op: self, norm: p.norm, w1: &w1, w2: &w2, x, dy, saved, chunks: here };
+            let whole = dy; // what flows to the residual
+            let dy = match &self.scales {
+                None => dy,
+                Some(scales) => {
+                    let to = &mut scaled[..dy.len()];
+                    scale_rows(dy, scales, (first, count / scales.len()), d, to);
+                    to
+                }
+            };
+            let step = Step { op: self, norm: p.norm, w1: &w1, w2: &w2, x, dy, whole, saved, chunks: here };
             step.run(&mut dx, hidden, normal, active, sums);
             let dy = Mat::new(dy, rows, d);
             rayon::join(
@@ -187,7 +207,10 @@ struct Step<'a> {
     w1: &'a Panels,
     w2: &'a Panels,
     x: &'a [f32],
+    /// Gradient of the branch.
     dy: &'a [f32],
+    /// Gradient of the result.
+    whole: &'a [f32],
     /// Where the input of the GELU is read from, and which of its chunks is the first here; else it stands in `hidden`.
     saved: Option<(&'a Saved, usize)>,
     chunks: Chunks,
@@ -214,7 +237,9 @@ impl Step<'_> {
             || (par::scratch(size * f), par::scratch(size * d)),
             |(dactive, dnormal), index, dx, [hidden, normal, active, sums]| {
                 let rows = self.chunks.range(index);
-                let (x, dy) = (&self.x[rows.start * d..rows.end * d], &self.dy[rows.start * d..rows.end * d]);
+                let here = rows.start * d..rows.end * d;
+                let (x, dy) = (&self.x[here.clone()], &self.dy[here.clone()]);
+                let whole = &self.whole[here];
                 let (dactive, dnormal) = (&mut dactive[..hidden.len()], &mut dnormal[..x.len()]);
                 let norm = self.norm;
                 let rows = rows.len();
@@ -233,8 +258,8 @@ impl Step<'_> {
                 }
                 self.w1.multiply(Mat::new(hidden, rows, f), dnormal, d, false);
                 match self.op.residual {
-                    Residual::Raw => dx.copy_from_slice(dy),
-                    Residual::Normed => rows::add(dy, dnormal),
+                    Residual::Raw => dx.copy_from_slice(whole),
+                    Residual::Normed => rows::add(whole, dnormal),
                 }
                 let (dweight, rest) = sums.split_at_mut(d);
                 let (dbias, rest) = rest.split_at_mut(d);

@@ -76,25 +76,61 @@ pub fn project_composed(x: &Tensor, group: &Group, spec: Projection, normalise: 
     Tensor::cat(&outputs.collect::<Result<Vec<_>>>()?, candle_core::D::Minus1)
 }
 
-/// `residual + Linear(x)`, group `[weight]` or `[weight, bias]`.
+/// What the branch of every sample is multiplied by before it is added (stochastic depth); none: 1.
+pub type Scales<'a> = Option<&'a [f32]>;
+
+/// `residual + scale Linear(x)`, group `[weight]` or `[weight, bias]`.
 ///
 /// # Errors
 /// Shapes that do not fit.
-pub fn output(x: &Tensor, residual: &Tensor, group: &Group) -> Result<Tensor> {
-    if fused(x, group) {
-        let op = output::Output::new(x, residual, group)?;
+pub fn output(x: &Tensor, residual: &Tensor, group: &Group, scales: Scales) -> Result<Tensor> {
+    if fused(x, group) && (scales.is_none() || x.device().is_cpu()) {
+        let op = output::Output::new(x, residual, group, scales)?;
         return tape::apply(&[&x.contiguous()?, &residual.contiguous()?, &group.flat], op);
     }
-    output_composed(x, residual, group)
+    output_composed(x, residual, group, scales)
 }
 
 /// [`output`] of its parts.
 ///
 /// # Errors
 /// Shapes that do not fit.
-pub fn output_composed(x: &Tensor, residual: &Tensor, group: &Group) -> Result<Tensor> {
+pub fn output_composed(x: &Tensor, residual: &Tensor, group: &Group, scales: Scales) -> Result<Tensor> {
     let bias = if group.parts.len() > 1 { Some(group.part(1)?) } else { None };
-    residual + linear::composed(x, &group.part(0)?, bias.as_ref())?
+    residual + scaled(linear::composed(x, &group.part(0)?, bias.as_ref())?, scales)?
+}
+
+/// `branch` [b, ..] with every sample multiplied by its scale.
+///
+/// # Errors
+/// Another number of scales.
+pub fn scaled(branch: Tensor, scales: Scales) -> Result<Tensor> {
+    let Some(scales) = scales else { return Ok(branch) };
+    check_scales(scales, branch.dims()[0])?;
+    let shape: Vec<usize> = (0..branch.rank()).map(|dim| if dim == 0 { scales.len() } else { 1 }).collect();
+    let scales = Tensor::from_slice(scales, shape, branch.device())?.to_dtype(branch.dtype())?;
+    branch.broadcast_mul(&scales)
+}
+
+fn check_scales(scales: &[f32], samples: usize) -> Result<()> {
+    if scales.len() == samples { Ok(()) } else { bail!("{} scales for {samples} samples", scales.len()) }
+}
+
+/// `y` becomes the rows of `residual` + scale y; `y` begins with row `first` of rows of `width`, of which every sample has
+/// `each`.
+fn add_scaled(residual: &[f32], scales: &[f32], (first, each): (usize, usize), width: usize, y: &mut [f32]) {
+    for (row, (y, residual)) in y.chunks_exact_mut(width).zip(residual.chunks_exact(width)).enumerate() {
+        let scale = scales[(first + row) / each];
+        y.iter_mut().zip(residual).for_each(|(y, residual)| *y = residual + scale * *y);
+    }
+}
+
+/// Rows of `dy` from row `first` on times the scales of their samples, into `to`.
+fn scale_rows(dy: &[f32], scales: &[f32], (first, each): (usize, usize), width: usize, to: &mut [f32]) {
+    for (row, (to, dy)) in to.chunks_exact_mut(width).zip(dy.chunks_exact(width)).enumerate() {
+        let scale = scales[(first + row) / each];
+        to.iter_mut().zip(dy).for_each(|(to, dy)| *to = scale * dy);
+    }
 }
 
 /// What the feed-forward half adds to.
@@ -107,28 +143,46 @@ pub enum Residual {
     Normed,
 }
 
+/// What one call of [`ffn`] needs besides its input and parameters.
+#[derive(Clone, Copy, Debug)]
+pub struct FfnCall<'a> {
+    /// What the half adds to.
+    pub residual: Residual,
+    /// Epsilon of the LayerNorm.
+    pub eps: f64,
+    /// Factors on FFN.
+    pub scales: Scales<'a>,
+}
+
+impl FfnCall<'_> {
+    /// A half that adds to `residual`, nothing scaled.
+    pub fn new(residual: Residual, eps: f64) -> Self {
+        Self { residual, eps, scales: None }
+    }
+}
+
 /// The feed-forward half with its LayerNorm and residual. FFN(x) = fc2(GELU(fc1(x))); group
-/// `[norm.weight, norm.bias, fc1.weight, fc1.bias, fc2.weight, fc2.bias]`, `eps` that of the LayerNorm.
+/// `[norm.weight, norm.bias, fc1.weight, fc1.bias, fc2.weight, fc2.bias]`.
 ///
 /// # Errors
 /// Shapes that do not fit.
-pub fn ffn(x: &Tensor, group: &Group, residual: Residual, eps: f64) -> Result<Tensor> {
-    if fused(x, group) {
-        return tape::apply(&[&x.contiguous()?, &group.flat], ffn::Ffn::new(x, group, residual, eps)?);
+pub fn ffn(x: &Tensor, group: &Group, call: FfnCall) -> Result<Tensor> {
+    if fused(x, group) && (call.scales.is_none() || x.device().is_cpu()) {
+        return tape::apply(&[&x.contiguous()?, &group.flat], ffn::Ffn::new(x, group, call)?);
     }
-    ffn_composed(x, group, residual, eps)
+    ffn_composed(x, group, call)
 }
 
 /// [`ffn`] of its parts, each by its own kernel or twin.
 ///
 /// # Errors
 /// Shapes that do not fit.
-pub fn ffn_composed(x: &Tensor, group: &Group, residual: Residual, eps: f64) -> Result<Tensor> {
-    let normal = norm::layer_norm(x, &group.part(0)?, &group.part(1)?, eps)?;
+pub fn ffn_composed(x: &Tensor, group: &Group, call: FfnCall) -> Result<Tensor> {
+    let normal = norm::layer_norm(x, &group.part(0)?, &group.part(1)?, call.eps)?;
     let hidden = linear::composed(&normal, &group.part(2)?, Some(&group.part(3)?))?;
     let hidden = activation::gelu(&hidden)?;
-    let change = linear::composed(&hidden, &group.part(4)?, Some(&group.part(5)?))?;
-    match residual {
+    let change = scaled(linear::composed(&hidden, &group.part(4)?, Some(&group.part(5)?))?, call.scales)?;
+    match call.residual {
         Residual::Raw => x + change,
         Residual::Normed => normal + change,
     }
@@ -204,10 +258,17 @@ mod tests {
         for (dims, hidden) in shapes() {
             let d = dims[2];
             let shapes = [vec![d], vec![d], vec![hidden, d], vec![hidden], vec![d, hidden], vec![d]];
-            for (residual, eps) in [(Residual::Raw, EPS), (Residual::Normed, EPS), (Residual::Raw, 0.1)] {
+            let scales: Vec<f32> = [1.25, 0.0, 0.5].into_iter().cycle().take(dims[0]).collect();
+            for (residual, eps, scales) in [
+                (Residual::Raw, EPS, None),
+                (Residual::Normed, EPS, None),
+                (Residual::Raw, 0.1, Some(&scales[..])),
+                (Residual::Normed, EPS, Some(&scales[..])),
+            ] {
                 let inputs = [randn("x", &dims), flat(&shapes)];
-                check(&format!("{dims:?} {hidden} {residual:?} {eps}"), &inputs, 2e-5, |x| {
-                    ffn(&x[0], &group(&x[1], &shapes), residual, eps)
+                let call = FfnCall { residual, eps, scales };
+                check(&format!("{dims:?} {hidden} {call:?}"), &inputs, 2e-5, |x| {
+                    ffn(&x[0], &group(&x[1], &shapes), call)
                 });
             }
         }
@@ -243,18 +304,22 @@ mod tests {
             for count in [1, 2] {
                 let residual = randn("residual", &[dims[0], dims[1], out]);
                 let inputs = [randn("x", &dims), residual, flat(&shapes[..count])];
-                check(&format!("{dims:?} {out} {count}"), &inputs, 1e-5, |x| {
-                    output(&x[0], &x[1], &group(&x[2], &shapes[..count]))
-                });
+                let scales: Vec<f32> = [0.0, 1.5].into_iter().cycle().take(dims[0]).collect();
+                for scales in [None, Some(&scales[..])] {
+                    check(&format!("{dims:?} {out} {count} {scales:?}"), &inputs, 1e-5, |x| {
+                        output(&x[0], &x[1], &group(&x[2], &shapes[..count]), scales)
+                    });
+                }
             }
         }
     }
 
     #[test]
     fn a_second_backward_pass_gives_the_same_gradient() {
+        const RAW: FfnCall = FfnCall { residual: Residual::Raw, eps: EPS, scales: None };
         let shapes = [vec![8], vec![8], vec![24, 8], vec![24], vec![8, 24], vec![8]];
         let var = candle_core::Var::from_tensor(&flat(&shapes)).unwrap();
-        let y = ffn(&randn("x", &[2, 5, 8]), &group(var.as_tensor(), &shapes), Residual::Raw, EPS).unwrap();
+        let y = ffn(&randn("x", &[2, 5, 8]), &group(var.as_tensor(), &shapes), RAW).unwrap();
         let loss = y.sqr().unwrap().sum_all().unwrap();
         let grad = || loss.backward().unwrap().get(&var).unwrap().to_vec1::<f32>().unwrap();
         assert_eq!(grad(), grad());
@@ -265,8 +330,8 @@ mod tests {
         let x = Tensor::ones((1, 2, 4), DType::F32, &Device::Cpu).unwrap();
         let shapes = [vec![5, 3], vec![5]];
         let bad = group(&flat(&shapes), &shapes);
-        assert!(ffn(&x, &bad, Residual::Raw, EPS).is_err());
-        assert!(output(&x, &x, &bad).is_err());
+        assert!(ffn(&x, &bad, FfnCall::new(Residual::Raw, EPS)).is_err());
+        assert!(output(&x, &x, &bad, None).is_err());
         let spec = Projection { norm: false, outputs: 1, bias: true };
         assert!(project(&x, &bad, spec, false).is_err());
         assert!(project(&x, &bad, spec, true).is_err());

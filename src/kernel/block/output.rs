@@ -6,7 +6,7 @@ use std::ops::Range;
 use candle_core::cuda_backend::CudaStorage;
 use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 
-use super::{Weight, vector, weight};
+use super::{Scales, Weight, add_scaled, check_scales, scale_rows, vector, weight};
 use crate::kernel::cpu::dense::{Panels, WeightGradient};
 use crate::kernel::cpu::gemm::Mat;
 use crate::kernel::cpu::par::{self, Chunks};
@@ -17,22 +17,24 @@ use crate::kernel::group::Group;
 use crate::kernel::linear::input_gradient;
 use crate::kernel::op::{self, Op};
 
-/// residual + x W^T + b.
+/// residual + scale (x W^T + b).
 pub(super) struct Output {
     pub(super) inp: usize,
     pub(super) weight: Weight,
     pub(super) bias: Option<Range<usize>>,
+    scales: Option<Vec<f32>>,
 }
 
 impl Output {
-    pub(super) fn new(x: &Tensor, residual: &Tensor, group: &Group) -> Result<Self> {
+    pub(super) fn new(x: &Tensor, residual: &Tensor, group: &Group, scales: Scales) -> Result<Self> {
         let (count, inp) = cpu::matrix_dims(x.dims())?;
         let weight = weight(group, 0, inp)?;
         if residual.elem_count() != count * weight.out {
             bail!("a residual {:?} for {count} rows of {}", residual.dims(), weight.out);
         }
         let bias = (group.parts.len() > 1).then(|| vector(group, 1, weight.out)).transpose()?;
-        Ok(Self { inp, weight, bias })
+        scales.map_or(Ok(()), |scales| check_scales(scales, residual.dims()[0]))?;
+        Ok(Self { inp, weight, bias, scales: scales.map(<[f32]>::to_vec) })
     }
 }
 
@@ -49,13 +51,18 @@ impl Op for Output {
         let size = Chunks::dense(count, inp + out).size;
         let y = par::build(residual.len(), size * out, |index, y| {
             let here = index * size * out..index * size * out + y.len();
-            match &self.bias {
-                Some(bias) => rows::add_row(&residual[here], &flat[bias.clone()], y),
-                None => y.copy_from_slice(&residual[here]),
+            let (residual, bias) = (&residual[here], self.bias.as_ref().map(|bias| &flat[bias.clone()]));
+            match (bias, &self.scales) {
+                (Some(bias), None) => rows::add_row(residual, bias, y),
+                (None, None) => y.copy_from_slice(residual),
+                (bias, Some(_)) => rows::add_row_in_place(y, bias.unwrap_or_default()), // of zeros
             }
             let rows = y.len() / out;
             let x = Mat::new(&x[index * size * inp..], rows, inp);
             panels.multiply(x, y, out, true);
+            if let Some(scales) = &self.scales {
+                add_scaled(residual, scales, (index * size, count / scales.len()), out, y);
+            }
         });
         Ok((y, operands[1].1.shape().clone()))
     }
@@ -81,6 +88,14 @@ impl Op for Output {
         let (inp, out) = (self.inp, self.weight.out);
         let (dx, dflat) = cpu::with_slices([x, flat, grad], |[x, flat, dy]| {
             let count = dy.len() / out.max(1);
+            let scaled = self.scales.as_ref().map(|scales| {
+                let size = Chunks::rows(count, out).size;
+                par::build(dy.len(), size * out, |index, to| {
+                    let (dy, each) = (&dy[index * size * out..], count / scales.len());
+                    scale_rows(dy, scales, (index * size, each), out, to);
+                })
+            });
+            let dy = scaled.as_deref().unwrap_or(dy);
             let w = &flat[self.weight.at.clone()];
             let (dx, dbias) = input_gradient(dy, count, w, out, inp, true, self.bias.is_some());
             let mut sum = WeightGradient::new(out, inp);

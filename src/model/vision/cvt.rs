@@ -3,7 +3,7 @@
 
 use candle_core::{Result, Tensor};
 
-use super::{Classified, Dense, Depth, Flops, Mlp, Output, Run};
+use super::{Classified, Dense, Depth, Flops, Mlp, Run, output_layer};
 use crate::attention::ls2d::{LongShort2d, LongShort2dConfig, Names};
 use crate::kernel::attend::attend_all;
 use crate::kernel::conv::Window;
@@ -12,7 +12,7 @@ use crate::kernel::linear::linear;
 use crate::kernel::norm::EPS;
 use crate::nn::conv::{BatchNorm, Conv, Depthwise, tokens};
 use crate::nn::norm::Norm;
-use crate::nn::params::{Builder, Init};
+use crate::nn::params::{Builder, Group, Init};
 use crate::pattern::Grid;
 
 /// One stage.
@@ -158,7 +158,7 @@ struct Block {
     norm: Norm,
     projections: [Separable; 3],
     long_short: Option<(LongShort2d, Option<Separable>)>,
-    out: Option<Output>,
+    out: Option<Group>,
     mlp: Mlp,
     heads: usize,
     grid: Grid,
@@ -191,7 +191,7 @@ impl Block {
             norm: Norm::new(&half, "norm", width, EPS)?,
             projections: [separable("to_q", width)?, separable("to_k", width)?, separable("to_v", width)?],
             long_short,
-            out: (!first).then(|| Output::new(&inner, "to_out.0", width)).transpose()?,
+            out: (!first).then(|| output_layer(&inner, "to_out.0", width)).transpose()?,
             mlp: Mlp::new(&other, ["norm", "fn.net.0", "fn.net.3"], width, EPS)?,
             heads,
             grid,

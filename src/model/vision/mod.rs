@@ -18,13 +18,11 @@ pub mod vit;
 #[cfg(test)]
 mod tests;
 
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 
-use crate::kernel::activation::gelu;
-use crate::kernel::block::{Residual, ffn, output};
+use crate::kernel::block::{FfnCall, Residual, ffn, output, scaled};
 use crate::kernel::heads::Qkv;
 use crate::kernel::linear::linear;
-use crate::kernel::norm::layer_norm;
 use crate::nn::dropout::{Dropout, Noise};
 use crate::nn::params::{Builder, Group, Init, Spec};
 
@@ -79,19 +77,15 @@ impl Run {
     /// The same with the outputs of all blocks.
     pub const LOOK: Self = Self { keep: true, ..Self::INFER };
 
-    fn dropout(&self, share: f64) -> Dropout {
-        self.path.map_or(Dropout::NONE, |(noise, rate)| noise.at(rate * share))
-    }
-
-    /// `branch` [b, n, e] with samples dropped at `share` of the highest rate and the others scaled up; `place` is another
-    /// one for every branch of a model.
-    fn path(&self, branch: Tensor, share: f64, place: usize) -> Result<Tensor> {
-        let dropout = self.dropout(share);
+    /// What the branch of every sample of `x` is multiplied by: 0 at `share` of the highest rate, and the others are
+    /// scaled up; `place` is another one for every branch of a model. Nothing where nothing is dropped.
+    fn scales(&self, x: &Tensor, share: f64, place: usize) -> Result<Option<Vec<f32>>> {
+        let dropout = self.path.map_or(Dropout::NONE, |(noise, rate)| noise.at(rate * share));
         if dropout.is_none() {
-            return Ok(branch);
+            return Ok(None);
         }
-        let ones = Tensor::ones((branch.dim(0)?, 1, 1), branch.dtype(), branch.device())?;
-        branch.broadcast_mul(&dropout.apply(&ones, place as u64)?)
+        let ones = Tensor::ones(x.dim(0)?, x.dtype(), x.device())?;
+        dropout.apply(&ones, place as u64)?.to_dtype(DType::F32)?.to_vec1().map(Some)
     }
 }
 
@@ -114,22 +108,16 @@ impl Depth {
         x: &Tensor,
         run: &Run,
         attention: impl FnOnce(&Tensor) -> Result<Tensor>,
-        (out, mlp): (Option<&Output>, &Mlp),
+        (out, mlp): (Option<&Group>, &Mlp),
     ) -> Result<Tensor> {
         let rows = attention(x)?;
-        let whole = run.dropout(self.share).is_none();
+        let scales = |branch| run.scales(x, self.share, 2 * self.number + branch);
         let x = match out {
-            Some(out) if whole => output(&rows, x, &out.group)?,
-            out => {
-                let branch = out.map_or(Ok(rows.clone()), |out| out.forward(&rows))?;
-                (x + run.path(branch, self.share, 2 * self.number)?)?
-            }
+            Some(out) => output(&rows, x, out, scales(0)?.as_deref())?,
+            None => (x + scaled(rows, scales(0)?.as_deref())?)?,
         };
-        if whole {
-            return ffn(&x, &mlp.group, Residual::Raw, mlp.eps);
-        }
-        let branch = mlp.forward(&x)?;
-        x + run.path(branch, self.share, 2 * self.number + 1)?
+        let kept = scales(1)?;
+        ffn(&x, &mlp.group, FfnCall { residual: Residual::Raw, eps: mlp.eps, scales: kept.as_deref() })
     }
 }
 
@@ -159,19 +147,8 @@ impl Dense {
 }
 
 /// The linear layer behind attention.
-pub(crate) struct Output {
-    group: Group,
-}
-
-impl Output {
-    pub(crate) fn new(builder: &Builder, name: &str, width: usize) -> Result<Self> {
-        let [weight, bias] = linear_specs(name, (width, width));
-        Ok(Self { group: builder.group(&[weight, bias])? })
-    }
-
-    fn forward(&self, rows: &Tensor) -> Result<Tensor> {
-        linear(rows, &self.group.part(0)?, Some(&self.group.part(1)?))
-    }
+pub(crate) fn output_layer(builder: &Builder, name: &str, width: usize) -> Result<Group> {
+    builder.group(&linear_specs(name, (width, width)))
 }
 
 /// fc2(GELU(fc1(LN(x)))).
@@ -199,13 +176,6 @@ impl Mlp {
             bias2,
         ])?;
         Ok(Self { group, eps })
-    }
-
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let part = |index| self.group.part(index);
-        let normal = layer_norm(x, &part(0)?, &part(1)?, self.eps)?;
-        let hidden = gelu(&linear(&normal, &part(2)?, Some(&part(3)?))?)?;
-        linear(&hidden, &part(4)?, Some(&part(5)?))
     }
 }
 

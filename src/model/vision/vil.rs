@@ -3,14 +3,14 @@
 
 use candle_core::{Result, Tensor};
 
-use super::{Classified, Dense, Depth, Flops, Mlp, Output, Run, unpack};
+use super::{Classified, Dense, Depth, Flops, Mlp, Run, output_layer, unpack};
 use crate::attention::ls2d::{LongShort2d, LongShort2dConfig, Names};
 use crate::kernel::conv::Window;
 use crate::kernel::heads::merge;
 use crate::kernel::window_2d::{Keys, biased, grid_bias};
 use crate::nn::conv::{Conv, tokens};
 use crate::nn::norm::Norm;
-use crate::nn::params::{Builder, Init};
+use crate::nn::params::{Builder, Group, Init};
 use crate::pattern::Grid;
 
 /// Epsilon of every LayerNorm outside DualLN.
@@ -144,7 +144,7 @@ enum Core {
 struct Block {
     norm: Norm,
     qkv: Dense,
-    out: Output,
+    out: Group,
     core: Core,
     heads: usize,
     global: usize,
@@ -182,7 +182,7 @@ impl Block {
         Ok(Self {
             norm: Norm::new(attention, "norm", width, EPS)?,
             qkv: Dense::new(&below, "qkv", (width, 3 * width))?,
-            out: Output::new(&below, "proj", width)?,
+            out: output_layer(&below, "proj", width)?,
             core,
             heads,
             global,

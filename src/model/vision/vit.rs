@@ -2,13 +2,13 @@
 
 use candle_core::{Result, Tensor};
 
-use super::{Classified, Dense, Depth, Flops, Mlp, Output, Run};
+use super::{Classified, Dense, Depth, Flops, Mlp, Run, output_layer};
 use crate::kernel::attend::attend_all;
 use crate::kernel::conv::Window;
 use crate::kernel::heads::{Parts, Qkv};
 use crate::nn::conv::{Conv, tokens};
 use crate::nn::norm::Norm;
-use crate::nn::params::{Builder, Init};
+use crate::nn::params::{Builder, Group, Init};
 
 /// Epsilon of every LayerNorm.
 const EPS: f64 = 1e-6;
@@ -90,7 +90,7 @@ pub fn resized_positions(stored: &Tensor, side: usize) -> Result<Option<Tensor>>
 struct Block {
     norm: Norm,
     qkv: Dense,
-    out: Output,
+    out: Group,
     mlp: Mlp,
     heads: usize,
     depth: Depth,
@@ -131,7 +131,7 @@ impl Vit {
             Ok(Block {
                 norm: Norm::new(&below, "norm1", width, EPS)?,
                 qkv: Dense::new(&below, "attn.qkv", (width, 3 * width))?,
-                out: Output::new(&below, "attn.proj", width)?,
+                out: output_layer(&below, "attn.proj", width)?,
                 mlp: Mlp::new(&below, ["norm2", "mlp.fc1", "mlp.fc2"], width, EPS)?,
                 heads,
                 depth: Depth::of(index, config.depth),
