@@ -38,7 +38,7 @@ pub fn batch_norm(
     eps: f64,
 ) -> Result<(Tensor, Statistics)> {
     let (count, c) = cpu::matrix_dims(x.dims())?;
-    if weight.dims() != [c] || bias.dims() != [c] || count == 0 {
+    if weight.dims() != [c] || bias.dims() != [c] || count * c == 0 {
         bail!("weight {:?} and bias {:?} for {count} rows of {c}", weight.dims(), bias.dims());
     }
     if !super::fused_cpu(x.device()) || x.dtype() != DType::F32 {
@@ -272,5 +272,7 @@ mod tests {
         assert_eq!(found.mean.to_vec1::<f32>().unwrap(), [1001.5, -3.0]);
         assert_eq!(found.variance.to_vec1::<f32>().unwrap(), [1.25, 0.0]);
         assert!(batch_norm(&x, [&ones.narrow(0, 0, 1).unwrap(), &ones], By::Batch, 1e-5).is_err());
+        let (nothing, none) = (x.narrow(2, 0, 0).unwrap(), ones.narrow(0, 0, 0).unwrap());
+        assert!(batch_norm(&nothing, [&none, &none], By::Batch, 1e-5).is_err());
     }
 }
