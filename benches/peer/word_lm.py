@@ -151,7 +151,7 @@ def measure(name, a):
         sync(); t0 = time.perf_counter(); step(); sync(); times.append(time.perf_counter() - t0)
     times.sort()
     med = times[len(times) // 2]
-    return dict(model=name, len=a.len, batch=a.batch, parameters=sum(p.numel() for p in model.parameters()),
+    return dict(model=name, len=a.len, batch=a.batch, mode="train", parameters=sum(p.numel() for p in model.parameters()),
                 ms=med * 1e3, words_per_s=a.batch * a.len / med, runs=len(times))
 
 
