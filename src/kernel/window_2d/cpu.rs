@@ -40,7 +40,8 @@ pub fn window_2d(q: &Tensor, own: Keys, call: &Window2d) -> Result<Tensor> {
         Some(table) => bail!("a bias {:?} for a window of {} and {h} heads", table.dims(), call.w),
         None => Tensor::zeros((h, 0), DType::F32, &Device::Cpu)?,
     };
-    let op = Attend { grid: call.grid, w: call.w, far, heads: h, images: b, d, rows: bias_rows_of(call.w) };
+    let rows = call.bias.map_or(Vec::new(), |_| bias_rows_of(call.w));
+    let op = Attend { grid: call.grid, w: call.w, far, heads: h, images: b, d, rows };
     tape::apply(&[&q.contiguous()?, &pair, &table], op)
 }
 

@@ -26,8 +26,25 @@ struct Case<'a> {
     device: &'a Device,
 }
 
+/// Largest number in the config of a file: no product of so large sizes wraps around.
+const LARGEST: u64 = 512;
+
+/// The largest whole number in `value`.
+fn largest(value: &Value) -> u64 {
+    match value {
+        Value::Number(number) => number.as_u64().unwrap_or(0),
+        Value::Array(all) => all.iter().map(largest).max().unwrap_or(0),
+        Value::Object(all) => all.values().map(largest).max().unwrap_or(0),
+        _ => 0,
+    }
+}
+
 /// Checks one file.
 pub(super) fn check(golden: &Golden, device: &Device) -> Checked<Verdict> {
+    let found = golden.config.values().map(largest).max().unwrap_or(0);
+    if found > LARGEST {
+        return Err(golden.wrong(format!("its config has {found}; a file of images has at most {LARGEST}")));
+    }
     let case = Case { golden, builder: weights_and_states(golden, device)?, device };
     let (mut computed, flops) = match golden.meta("mechanism") {
         "ls2d" => case.long_short()?,
@@ -78,6 +95,12 @@ impl Case<'_> {
         self.golden.config.get(key).and_then(Value::as_bool).unwrap_or(false)
     }
 
+    /// Refuses a config that cannot be built, and one of more work than any file asks for.
+    fn affordable(&self, valid: std::result::Result<(), String>, macs: u64) -> Checked<()> {
+        valid.map_err(|reason| self.golden.wrong(reason))?;
+        self.golden.affordable(macs)
+    }
+
     fn long_short(&self) -> Checked<(Computed, Flops)> {
         let golden = self.golden;
         let size = |key| size(golden, key);
@@ -92,6 +115,7 @@ impl Case<'_> {
             dual_ln: self.flag("dual_ln"),
             rel_pos: self.flag("rel_pos"),
         };
+        self.affordable(config.validate(), config.macs())?;
         let qkv = [self.leaf("q")?, self.leaf("k")?, self.leaf("v")?];
         let scores = if r > 0 {
             let (x, weight, bias) = (self.leaf("x")?, self.leaf("dp.weight")?, self.leaf("dp.bias")?);
@@ -180,6 +204,7 @@ impl Case<'_> {
             dual_ln: true,
             classes: size(self.golden, "classes")?,
         };
+        self.affordable(config.validate(), config.flops().macs)?;
         let model = self.run(|| Vil::new(&config, &self.builder))?;
         Ok((self.classified(|image| model.forward(image, &self.pass()))?, config.flops()))
     }
@@ -203,6 +228,7 @@ impl Case<'_> {
             dual_ln: true,
             classes: size(self.golden, "classes")?,
         };
+        self.affordable(config.validate(), config.flops().macs)?;
         let model = self.run(|| Cvt::new(&config, &self.builder))?;
         let mut computed = self.classified(|image| model.forward(image, &self.pass()))?;
         for (name, tensor) in self.builder.constants() {
@@ -221,6 +247,7 @@ impl Case<'_> {
             depth: size("depth")?,
             classes: size("classes")?,
         };
+        self.affordable(Ok(()), config.flops().macs)?;
         let model = self.run(|| Vit::new(&config, &self.builder))?;
         Ok((self.classified(|image| model.forward(image, &self.pass()))?, config.flops()))
     }
@@ -232,6 +259,7 @@ impl Case<'_> {
             layers: self.sizes("layers", 1)?,
             classes: size(self.golden, "classes")?,
         };
+        self.affordable(Ok(()), config.flops().macs)?;
         let model = self.run(|| ResNet::new(&config, &self.builder))?;
         Ok((self.classified(|image| model.forward(image, &self.pass()))?, config.flops()))
     }
