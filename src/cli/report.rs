@@ -175,7 +175,8 @@ fn papers(runs: &[Run], only: Option<&str>) -> Result<(Vec<Section>, Vec<Section
     let asked = |suite: &&Suite| only.is_none_or(|only| suite.runs().any(|name| name == only));
     let mut shown: Vec<&Suite> =
         suites.iter().filter(|suite| !suite.columns.is_empty()).filter(asked).collect();
-    shown.sort_by_key(|suite| suite.name.ends_with("-small")); // stand-ins follow the papers' own tables
+    // stand-ins, which have no published numbers, follow the papers' own tables
+    shown.sort_by_key(|suite| suite.rows.iter().all(|row| row.published.is_empty()));
     for suite in shown {
         // the suite itself comes first
         let parts: Vec<&Suite> =

@@ -65,17 +65,6 @@ pub struct SlotTable {
     pub rank: usize,
 }
 
-/// Softmax attention of every query over all keys, logits times `scale`.
-///
-/// # Errors
-/// Shapes that do not fit.
-pub fn attend_all(qkv: &Qkv, scale: f64) -> Result<Heads> {
-    let (_, _, queries, _) = qkv.q()?.dims4()?;
-    let (_, _, keys, _) = qkv.value_dims()?;
-    let pattern = Pattern::full(queries, keys, false);
-    attend(qkv, &Attend { pattern: &pattern, mask: None, scale, slots: None, relative: None })
-}
-
 /// Softmax attention over the visible pairs. A query that sees no key gives 0 and passes no gradient.
 ///
 /// # Errors

@@ -7,8 +7,9 @@
 mod composed;
 mod cpu;
 
-use candle_core::{D, DType, Device, Result, Tensor, bail};
+use candle_core::{DType, Device, Result, Tensor, bail};
 
+use super::softmax::softmax;
 use crate::pattern::Grid;
 
 /// Logit of what is not a key: its weight is exactly 0.
@@ -126,11 +127,6 @@ fn bias_rows_of(w: usize) -> Vec<u32> {
         bias_row(w, away(query / w, key / wide), away(query % w, key % wide)) as u32
     };
     (0..w * w * wide * wide).map(row).collect()
-}
-
-fn softmax(logits: &Tensor) -> Result<Tensor> {
-    let shifted = logits.broadcast_sub(&logits.max_keepdim(D::Minus1)?.detach())?.exp()?;
-    shifted.broadcast_div(&shifted.sum_keepdim(D::Minus1)?)
 }
 
 /// Softmax attention over all tokens with a bias [h, n, n]: results [b, h, n, d] for scaled queries (`SPEC-vision.md`

@@ -5,7 +5,7 @@ use candle_core::{Result, Tensor};
 
 use super::{Classified, Dense, Depth, Flops, Mlp, Run, output_layer};
 use crate::attention::ls2d::{LongShort2d, LongShort2dConfig, Names};
-use crate::kernel::attend::attend_all;
+use crate::kernel::attend::{Attend, attend};
 use crate::kernel::conv::Window;
 use crate::kernel::heads::{Qkv, split};
 use crate::kernel::linear::linear;
@@ -13,7 +13,7 @@ use crate::kernel::norm::EPS;
 use crate::nn::conv::{BatchNorm, Conv, Depthwise, tokens};
 use crate::nn::norm::Norm;
 use crate::nn::params::{Builder, Group, Init};
-use crate::pattern::Grid;
+use crate::pattern::{Grid, Pattern};
 
 /// One stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -223,8 +223,9 @@ impl Block {
                 attention.forward([&q, &k, &v], scores.as_ref())
             }
             None => {
-                let scale = (q.dim(3)? as f64).powf(-0.5);
-                attend_all(&Qkv::separate(q, k, v), scale)?.merged()
+                let (_, _, tokens, head_dim) = q.dims4()?;
+                let pattern = Pattern::full(tokens, tokens, false);
+                attend(&Qkv::separate(q, k, v), &Attend::plain(&pattern, None, head_dim))?.merged()
             }
         }
     }

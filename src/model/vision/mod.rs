@@ -136,9 +136,10 @@ pub(crate) struct Dense {
 }
 
 impl Dense {
-    pub(crate) fn new(builder: &Builder, name: &str, (inputs, outputs): (usize, usize)) -> Result<Self> {
-        let weight = builder.param(&format!("{name}.weight"), &[outputs, inputs], Init::normal(0.02))?;
-        Ok(Self { weight, bias: builder.param(&format!("{name}.bias"), &[outputs], Init::ZERO)? })
+    pub(crate) fn new(builder: &Builder, name: &str, sizes: (usize, usize)) -> Result<Self> {
+        let [weight, bias] = linear_specs(name, sizes);
+        let param = |spec: Spec| builder.param(&spec.name, &spec.shape, spec.init);
+        Ok(Self { weight: param(weight)?, bias: param(bias)? })
     }
 
     pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {

@@ -3,12 +3,13 @@
 use candle_core::{Result, Tensor};
 
 use super::{Classified, Dense, Depth, Flops, Mlp, Run, output_layer};
-use crate::kernel::attend::attend_all;
+use crate::kernel::attend::{Attend, attend};
 use crate::kernel::conv::Window;
 use crate::kernel::heads::{Parts, Qkv};
 use crate::nn::conv::{Conv, tokens};
 use crate::nn::norm::Norm;
 use crate::nn::params::{Builder, Group, Init};
+use crate::pattern::Pattern;
 
 /// Epsilon of every LayerNorm.
 const EPS: f64 = 1e-6;
@@ -103,9 +104,10 @@ impl Block {
 
     fn attend(&self, x: &Tensor) -> Result<Tensor> {
         let rows = self.qkv.forward(&self.norm.forward(x)?)?;
-        let head_dim = x.dim(2)? / self.heads;
+        let (_, tokens, width) = x.dims3()?;
+        let pattern = Pattern::full(tokens, tokens, false);
         let qkv = Qkv::Packed { rows, heads: self.heads, parts: Parts::QKV };
-        attend_all(&qkv, (head_dim as f64).powf(-0.5))?.merged()
+        attend(&qkv, &Attend::plain(&pattern, None, width / self.heads))?.merged()
     }
 }
 
