@@ -94,6 +94,52 @@ fn spawn(folder: &Path, args: &[&str]) -> Child {
 }
 
 #[test]
+fn a_profile_says_where_the_time_of_a_step_goes() {
+    let folder = tempfile::tempdir().unwrap();
+    let sizes = ["--set", "layers=3", "--set", "width=64", "--set", "heads=2", "--set", "ffn=96"];
+    let asked =
+        ["speed", "--model", "linear", "--preset", "ls-lra", "--len", "80", "--threads", "1", "--profile"];
+    let output = run(folder.path(), &[&asked[..], &sizes, &["--max-time", "0.05s"]].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        text.contains("Where the time of a step goes: linear · train") && text.contains("GFLOP/s"),
+        "{text}"
+    );
+    let rows = rows(folder.path(), "speed");
+    for pass in ["infer", "train"] {
+        let of = |metric: &str, operation: Option<&str>| {
+            let wanted = |row: &&Row| {
+                row.pass.is_some_and(|it| it.word() == pass)
+                    && row.metric == metric
+                    && row.operation.as_deref() == operation
+            };
+            rows.iter().find(wanted).and_then(|row| row.value)
+        };
+        // two products of 80 x 64 x 96 in three layers; backward two for each of them
+        let ffn = |part: &str| {
+            let name = format!("ffn {part}");
+            let time = of("operation_time", Some(&name))?;
+            Some((time * of("operation_products", Some(&name))?).round())
+        };
+        let once = 2.0 * 3.0 * 2.0 * f64::from(80 * 64 * 96);
+        assert_eq!(ffn("forward"), Some(once), "{pass}");
+        assert_eq!(ffn("backward"), (pass == "train").then_some(2.0 * once), "{pass}");
+        let update = of("operation_time", Some("optimizer update"));
+        assert_eq!(update.is_some(), pass == "train");
+        assert!(of("product_rate", None).is_some() && of("copy_rate", None).is_some());
+        let times = rows
+            .iter()
+            .filter(|row| row.metric == "operation_time" && row.pass.is_some_and(|it| it.word() == pass));
+        assert!(times.map(|row| row.value.unwrap()).sum::<f64>() > 0.0);
+    }
+    let chart = fs::read_to_string(folder.path().join("plots/speed-profile.csv")).unwrap();
+    assert!(chart.starts_with("panel,model,kind,part,ms\n") && chart.contains(",linear,ffn,"), "{chart}");
+    let plain = run(folder.path(), &speed(&["--len", "80", "--max-time", "0.05s"]));
+    assert!(!String::from_utf8_lossy(&plain.stdout).contains("Where the time"), "only where it is asked for");
+}
+
+#[test]
 fn a_report_of_one_run_is_about_that_run_and_names_the_other_tables() {
     let folder = tempfile::tempdir().unwrap();
     let told = |command: &str| {

@@ -10,7 +10,7 @@ use super::{
     Config, Cost, Entry, Exception, Growth, Idle, Mechanism, Needs, Paper, Property, Shape, Support,
     long_short,
 };
-use crate::nn::params::{Builder, Init};
+use crate::nn::params::{Builder, Init, Spec};
 
 /// Where Linformer was published.
 pub(super) const PAPER: Paper = Paper {
@@ -143,10 +143,10 @@ pub(super) fn build_with(config: &Config, builder: &Builder, window: usize) -> R
     let init = Init::normal(0.02);
     let slots = if knobs.bool("share_kv") {
         let own = if knobs.bool("per_layer") { builder.clone() } else { builder.root() };
-        Slots::Learned { keys: own.param("E", &shape, init)?, values: None }
+        Slots::Learned { keys: own.group(&[Spec::new("E", &shape, init)])?, values: None }
     } else {
-        let keys = builder.param("E", &shape, init)?;
-        Slots::Learned { keys, values: Some(builder.param("F", &shape, init)?) }
+        let matrix = |name: &str| builder.group(&[Spec::new(name, &shape, init)]);
+        Slots::Learned { keys: matrix("E")?, values: Some(matrix("F")?) }
     };
     let norm = if knobs.bool("dual_ln") { Some(DualNorm::build(config, builder)?) } else { None };
     Ok(Box::new(LongShort {

@@ -12,7 +12,7 @@ use crate::record::{Outcome, Row};
 use crate::report::chart::{Quantity, figure};
 use crate::report::reference;
 use crate::report::table::{self, Table};
-use crate::report::{measured, published, trained, verdict};
+use crate::report::{measured, profile, published, trained, verdict};
 use crate::run::manifest::argv;
 use crate::run::session::Session;
 use crate::term::{self, Term, Verbosity, Warning};
@@ -37,6 +37,7 @@ pub fn finish(
     let mut tables = tables(protocol, &finished.rows, suite);
     if protocol.shown == Shown::Growth {
         tables.extend(verdict::rankings(&finished.rows, asked.baseline.as_deref()));
+        tables.extend(profile::tables(&finished.rows));
         if term.verbosity() == Verbosity::Verbose {
             tables.extend(verdict::percentiles(&step_samples(&finished.folder)?));
         }

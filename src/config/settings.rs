@@ -270,6 +270,8 @@ settings! {
     max_time: Seconds, "Budget", "TIME", str::parse;
     /// End a cell that computes longer than this, such as 10m; its row says timeout
     timeout: Seconds, "Budget", "TIME", str::parse;
+    /// Show where the time goes: after measuring, some steps are timed operation by operation
+    profile: bool, "Output", "", switch;
     /// Training steps, instead of the protocol's
     steps: u64, "Budget", "N", positive;
     /// Peak, base or first learning rate, instead of the protocol's

@@ -32,6 +32,7 @@ pub mod norm;
 pub mod norm_parts;
 pub mod nystrom;
 pub mod op;
+pub mod profile;
 pub mod project_slots;
 pub mod sinkhorn;
 pub mod softmax;

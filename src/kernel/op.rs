@@ -28,6 +28,23 @@ pub trait Op: Send + Sync + 'static {
 
     /// Gradients of the operands, where there are any, from the contiguous gradient of the result `out`.
     fn backward(&self, operands: &[&Tensor], out: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>>;
+
+    /// Operands whose gradients [`Self::backward_onto`] adds to what is there already.
+    fn adds_to(&self) -> &'static [usize] {
+        &[]
+    }
+
+    /// [`Self::backward`], where `held` has, in the order of [`Self::adds_to`], the gradient so far of each such operand, or
+    /// nothing (an empty vector): what is given back for it is the sum.
+    fn backward_onto(
+        &self,
+        operands: &[&Tensor],
+        out: &Tensor,
+        grad: &Tensor,
+        _held: Vec<Vec<f32>>,
+    ) -> Result<Vec<Option<Tensor>>> {
+        self.backward(operands, out, grad)
+    }
 }
 
 /// The one to three operands of an operation that takes exactly `N`.
@@ -39,6 +56,12 @@ pub fn operands<'a, const N: usize>(all: &[&'a Tensor]) -> Result<[&'a Tensor; N
         Ok(all) => Ok(all),
         Err(_) => bail!("{} operands were given, not {N}", all.len()),
     }
+}
+
+/// The `N` gradients that an operation adds to; empty ones where nothing is held.
+pub fn held<const N: usize>(held: Vec<Vec<f32>>) -> [Vec<f32>; N] {
+    let mut held = held.into_iter();
+    [(); N].map(|()| held.next().unwrap_or_default())
 }
 
 /// Runs `op` outside of candle's graph.

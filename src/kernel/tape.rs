@@ -8,16 +8,22 @@
 //! leaves candle's own operations and gradients work as ever.
 
 use std::cell::RefCell;
+use std::collections::HashSet;
+use std::sync::Mutex;
 
 use candle_core::backprop::GradStore;
 #[cfg(feature = "cuda")]
 use candle_core::cuda_backend::CudaStorage;
 use candle_core::op::BackpropOp;
-use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor};
+use candle_core::{
+    CpuStorage, CustomOp1, DType, InplaceOp1, Layout, Result, Shape, Storage, Tensor, TensorId, bail,
+};
+use rayon::prelude::*;
 
-use super::cpu::{par, rows, with_slices};
+use super::cpu::{rows, with_slices};
 use super::nan_trace;
 use super::op::{self, Op};
+use super::profile::{self, Part};
 
 thread_local! {
     static RECORDING: RefCell<Option<Vec<Entry>>> = const { RefCell::new(None) };
@@ -62,55 +68,143 @@ impl Tape {
     /// # Errors
     /// Failures of an operation.
     pub fn backward(mut self, loss: &Tensor) -> Result<GradStore> {
-        let mut grads = loss.backward()?;
+        let mut grads = Grads { store: loss.backward()?, own: HashSet::new() };
         while let Some(Entry { out, operands, op, place }) = self.0.pop() {
-            let Some(grad) = grads.remove(&out) else { continue };
+            let Some(grad) = grads.store.remove(&out) else { continue };
             let all: Vec<&Tensor> = operands.iter().collect();
-            let found = op.backward(&all, &out, &grad.detach().contiguous()?)?;
+            let grad = grad.detach().contiguous()?;
+            let held = grads.hold(op.adds_to(), &all)?;
+            let moved = |found: &Result<Vec<Option<Tensor>>>| {
+                profile::bytes(all.iter().copied().chain([&grad]).chain(found.iter().flatten().flatten()))
+            };
+            let backward = || match held.is_empty() {
+                true => op.backward(&all, &out, &grad),
+                false => op.backward_onto(&all, &out, &grad, held),
+            };
+            let found = profile::time(op.name(), Part::Backward, moved, backward)?;
             if let Some(place) = &place {
                 let what = format!("backward of {}", op.name());
                 found.iter().flatten().try_for_each(|grad| nan_trace::check_at(place, &what, grad))?;
             }
+            grads.note(&found, all.iter().copied().chain([&out, &grad]));
             for (operand, grad) in operands.iter().zip(found) {
-                add(&mut grads, operand, grad)?;
+                grads.add(operand, grad)?;
             }
         }
-        Ok(grads)
+        Ok(grads.store)
     }
 }
 
-/// Adds a gradient to a leaf, or sends it through candle's operations down to the leaves.
-fn add(grads: &mut GradStore, tensor: &Tensor, grad: Option<Tensor>) -> Result<()> {
-    let Some(grad) = grad else { return Ok(()) };
-    if tensor.is_variable() {
-        let sum = match grads.remove(tensor) {
-            Some(before) => sum(&before, &grad)?,
-            None => grad,
+/// The gradients so far.
+struct Grads {
+    store: GradStore,
+    /// Those whose memory nobody else has: they may be added to in place.
+    own: HashSet<TensorId>,
+}
+
+impl Grads {
+    /// Takes the gradients of the operands numbered `wanted` out as vectors; an empty one where there is none that may be
+    /// added to. Nothing at all where there is no other.
+    fn hold(&mut self, wanted: &[usize], operands: &[&Tensor]) -> Result<Vec<Vec<f32>>> {
+        let take = |&index: &usize| {
+            let Some(&operand) = operands.get(index).filter(|operand| operand.is_variable()) else {
+                return Ok(Vec::new());
+            };
+            match self.store.get_id(operand.id()).map(|grad| self.own.contains(&grad.id())) {
+                Some(true) => self.store.remove(operand).map_or(Ok(Vec::new()), |grad| take(&grad)),
+                _ => Ok(Vec::new()),
+            }
         };
-        grads.insert(tensor, sum);
-    } else if tensor.track_op() {
-        grads.extend(tensor.apply_op1(Seed(grad))?.backward()?)?;
+        let held = wanted.iter().map(take).collect::<Result<Vec<_>>>()?;
+        Ok(if held.iter().all(Vec::is_empty) { Vec::new() } else { held })
     }
-    Ok(())
-}
 
-/// a + b on our own threads: candle's pool waits for work in a loop, which takes a core from the kernels.
-fn sum(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    let ours = |x: &Tensor| x.device().is_cpu() && x.dtype() == DType::F32;
-    if a.shape() != b.shape() || !ours(a) || !ours(b) {
-        return a + b;
+    /// Notes which of the gradients that an operation `found` have memory of their own: neither each other's nor that of
+    /// the tensors that it was `given`.
+    fn note<'a>(&mut self, found: &[Option<Tensor>], given: impl Iterator<Item = &'a Tensor>) {
+        let given: Vec<_> = given.filter_map(memory).map(|(at, _)| at).collect();
+        let all: Vec<_> = found.iter().flatten().filter_map(|grad| Some((grad, memory(grad)?))).collect();
+        for (grad, (at, whole)) in &all {
+            let alone = !given.contains(at) && all.iter().filter(|(_, (other, _))| other == at).count() == 1;
+            if alone && *whole {
+                self.own.insert(grad.id());
+            }
+        }
     }
-    let data = with_slices([&a.contiguous()?, &b.contiguous()?], |[a, b]| {
-        Ok(par::build(a.len(), SUM_CHUNK, |index, out| {
-            out.copy_from_slice(&a[index * SUM_CHUNK..][..out.len()]);
-            rows::add(&b[index * SUM_CHUNK..][..out.len()], out);
-        }))
-    })?;
-    Tensor::from_vec(data, a.shape(), a.device())
+
+    /// Adds a gradient to a leaf, or sends it through candle's operations down to the leaves.
+    fn add(&mut self, tensor: &Tensor, grad: Option<Tensor>) -> Result<()> {
+        let Some(grad) = grad else { return Ok(()) };
+        if tensor.is_variable() {
+            let sum = match self.store.remove(tensor) {
+                Some(before) => {
+                    let sum = || self.sum(before, grad);
+                    profile::time("sum of gradients", Part::Backward, profile::none, sum)?
+                }
+                None => grad,
+            };
+            self.store.insert(tensor, sum);
+        } else if tensor.track_op() {
+            let through = || tensor.apply_op1(Seed(grad))?.backward();
+            self.store.extend(profile::time("plain operations", Part::Backward, profile::none, through)?)?;
+        }
+        Ok(())
+    }
+
+    /// a + b on our own threads: candle's pool waits for work in a loop, which takes a core from the kernels. In the memory
+    /// of `a` where nobody else has it.
+    fn sum(&mut self, a: Tensor, b: Tensor) -> Result<Tensor> {
+        let ours = |x: &Tensor| x.device().is_cpu() && x.dtype() == DType::F32;
+        if a.shape() != b.shape() || !ours(&a) || !ours(&b) {
+            return a + b;
+        }
+        let (shape, own) = (a.shape().clone(), self.own.remove(&a.id()));
+        let mut sum = if own { take(&a)? } else { with_slices([&a.contiguous()?], |[a]| Ok(a.to_vec()))? };
+        with_slices([&b.contiguous()?], |[b]| {
+            let chunks = sum.par_chunks_mut(SUM_CHUNK).zip(b.par_chunks(SUM_CHUNK));
+            chunks.for_each(|(sum, b)| rows::add(b, sum));
+            Ok(())
+        })?;
+        let sum = Tensor::from_vec(sum, shape, a.device())?;
+        self.own.insert(sum.id());
+        Ok(sum)
+    }
 }
 
 /// Elements that one thread adds at a time.
 const SUM_CHUNK: usize = 1 << 14;
+
+/// Where the elements of a tensor of our kind begin, and whether they are all that its memory holds.
+fn memory(tensor: &Tensor) -> Option<(*const f32, bool)> {
+    let (storage, layout) = tensor.storage_and_layout();
+    match &*storage {
+        Storage::Cpu(CpuStorage::F32(data)) => {
+            Some((data.as_ptr(), layout.is_contiguous() && data.len() == layout.shape().elem_count()))
+        }
+        _ => None,
+    }
+}
+
+/// The elements of a tensor that nobody else reads, without a copy; nothing is left in it.
+fn take(tensor: &Tensor) -> Result<Vec<f32>> {
+    let taken = Take(Mutex::new(Vec::new()));
+    tensor.inplace_op1(&taken)?;
+    Ok(taken.0.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner))
+}
+
+struct Take(Mutex<Vec<f32>>);
+
+impl InplaceOp1 for Take {
+    fn name(&self) -> &'static str {
+        "take"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> Result<()> {
+        let CpuStorage::F32(data) = storage else { bail!("only f32 is taken") };
+        *self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = std::mem::take(data);
+        Ok(())
+    }
+}
 
 /// A scalar whose gradient is the given tensor.
 struct Seed(Tensor);
@@ -147,12 +241,16 @@ fn records(tensors: &[&Tensor]) -> bool {
 /// Whatever the operation fails with.
 pub fn apply<O: Op>(operands: &[&Tensor], op: O) -> Result<Tensor> {
     let name = op.name();
+    let moved = |out: &Result<Tensor>| profile::bytes(operands.iter().copied().chain(out));
     if !records(operands) {
-        let out = op::in_graph(op, operands)?;
+        let out = profile::time(name, Part::Forward, moved, || op::in_graph(op, operands))?;
         return nan_trace::check(name, &out).map(|()| out);
     }
-    let (storage, shape) = op::run(&op, operands)?;
-    let out = Tensor::from_storage(storage, shape, BackpropOp::none(), true);
+    let run = || {
+        let (storage, shape) = op::run(&op, operands)?;
+        Ok(Tensor::from_storage(storage, shape, BackpropOp::none(), true))
+    };
+    let out = profile::time(name, Part::Forward, moved, run)?;
     nan_trace::check(name, &out)?;
     RECORDING.with_borrow_mut(|entries| {
         if let Some(entries) = entries {

@@ -9,6 +9,7 @@ use super::model_spec::{ModelSpec, compute_as};
 use crate::config::settings::{DtypeName, KernelName};
 use crate::device::Backend;
 use crate::kernel::cpu::gemm;
+use crate::kernel::profile::{self, Part};
 use crate::model::batch::{Batch, MadeUp};
 use crate::model::family::{Net, SpecError};
 use crate::nn::dropout::Noise;
@@ -104,7 +105,9 @@ impl MeasuredStep {
                 Ok(start.elapsed().as_secs_f64())
             }
             None => {
-                let outputs = self.net.forward(batch).map_err(failed)?;
+                let forward = || self.net.forward(batch);
+                let outputs = profile::time(profile::OTHER, Part::Forward, profile::none, forward);
+                let outputs = outputs.map_err(failed)?;
                 self.backend.sync().map_err(failed)?;
                 let seconds = start.elapsed().as_secs_f64();
                 let sum = outputs.sum_all().and_then(|sum| sum.to_scalar::<f32>()).map_err(failed)?;

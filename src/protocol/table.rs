@@ -337,6 +337,7 @@ mod tests {
         ("similarity", "7"),
         ("also", "cifar10-c"),
         ("overlap", "true"),
+        ("profile", "true"),
         ("insertions", "5"),
         ("characters", "!"),
         ("perturbation_seeds", "5"),

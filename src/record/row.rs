@@ -207,10 +207,13 @@ pub struct Row {
     /// Host name of the machine that computed it.
     #[serde(default)]
     pub machine: Option<String>,
+    /// Operation and part of the step that the row is about, `ffn backward`; none for the whole cell.
+    #[serde(default)]
+    pub operation: Option<String>,
 }
 
 /// The columns in order.
-pub const COLUMNS: [&str; 39] = [
+pub const COLUMNS: [&str; 40] = [
     "suite",
     "protocol",
     "task",
@@ -250,6 +253,7 @@ pub const COLUMNS: [&str; 39] = [
     "settings",
     "words",
     "machine",
+    "operation",
 ];
 
 /// So many columns have always been there; the ones behind them may be absent in older files.
@@ -312,6 +316,7 @@ impl Row {
             settings: None,
             words: None,
             machine: None,
+            operation: None,
         }
     }
 

@@ -11,6 +11,7 @@ pub mod html;
 pub mod labels;
 pub mod markdown;
 pub mod paper;
+pub mod profile;
 pub mod published;
 pub mod reference;
 pub mod robustness;
@@ -25,7 +26,7 @@ use chart::{Chart, Quantity, growth};
 use reference::Reference;
 
 /// The charts of one run of `speed` or `memory`: time and memory against length, where mechanisms become cheaper than
-/// full attention, and how many times as fast as `references` they are.
+/// full attention, how many times as fast as `references` they are, and where the time of a step goes.
 pub fn measured(rows: &[Row], references: &[Reference], prefix: &str) -> io::Result<Vec<Chart>> {
     let mut charts = Vec::new();
     for quantity in Quantity::ALL {
@@ -33,6 +34,7 @@ pub fn measured(rows: &[Row], references: &[Reference], prefix: &str) -> io::Res
     }
     charts.extend(crossing::chart(rows, prefix)?);
     charts.extend(reference::chart(rows, references, prefix)?);
+    charts.extend(profile::chart(rows, prefix)?);
     Ok(charts)
 }
 

@@ -4,6 +4,7 @@ use candle_core::Result;
 
 use super::optim::{Gradients, Method, Optimizer};
 use super::schedule::{Rates, Schedule};
+use crate::kernel::profile::{self, Part, none};
 use crate::kernel::{nan_trace, tape};
 use crate::model::family::Loss;
 use crate::nn::params::Params;
@@ -102,7 +103,9 @@ impl Trainer {
         });
         let (value, count, gradients) = made?;
         let what = if value.is_finite() {
-            match gradients.not_finite(&self.params)? {
+            match profile::time("check of gradients", Part::Update, none, || {
+                gradients.not_finite(&self.params)
+            })? {
                 None => return Ok((value, count, gradients)),
                 Some(name) => format!("the gradient of {name} is not finite"),
             }
@@ -117,17 +120,20 @@ impl Trainer {
 
     fn compute(&self, loss: &mut dyn FnMut() -> Result<Loss>) -> Result<(f64, f64, Gradients)> {
         let mut count = 0.0;
-        let (loss, tape) = tape::record(|| {
-            loss().map(|loss| {
-                count = loss.count;
-                loss.sum
+        let (loss, tape) = profile::time(profile::OTHER, Part::Forward, none, || {
+            tape::record(|| {
+                loss().map(|loss| {
+                    count = loss.count;
+                    loss.sum
+                })
             })
         })?;
         let value = f64::from(loss.to_scalar::<f32>()?);
         if !value.is_finite() && !nan_trace::is_on() {
             return Ok((value, count, Gradients::default()));
         }
-        Ok((value, count, Gradients::take(&self.params, &mut tape.backward(&loss)?)))
+        let mut gradients = profile::time(profile::OTHER, Part::Backward, none, || tape.backward(&loss))?;
+        Ok((value, count, Gradients::take(&self.params, &mut gradients)))
     }
 
     fn diverged(&self, what: String) -> StepError {
@@ -142,7 +148,8 @@ impl Trainer {
     ) -> std::result::Result<Step, StepError> {
         let number = self.optimizer.updates();
         let rates = self.schedule.at(number);
-        self.optimizer.update(&self.params, gradients, rates, 1.0 / count)?;
+        let update = || self.optimizer.update(&self.params, gradients, rates, 1.0 / count);
+        profile::time("optimizer", Part::Update, none, update)?;
         Ok(Step { number, loss: sum / count, rates })
     }
 

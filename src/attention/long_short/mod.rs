@@ -19,7 +19,7 @@ use crate::kernel::attend::{Attend, Relative, attend};
 use crate::kernel::class_token::class_token;
 use crate::kernel::group::Group;
 use crate::kernel::norm_parts::norm_parts;
-use crate::kernel::project_slots::{Dynamic, dynamic, dynamic_mask, learned};
+use crate::kernel::project_slots::{Dynamic, dynamic, dynamic_mask, learned, slots};
 use crate::nn::params::{Builder, Init, Spec};
 use crate::pattern::{Pattern, Rule};
 use inputs::Rows;
@@ -43,9 +43,9 @@ pub enum Slots {
     /// Matrices of parameters for keys and values (Linformer).
     Learned {
         /// For keys.
-        keys: Tensor,
+        keys: Group,
         /// For values; `None`: the same.
-        values: Option<Tensor>,
+        values: Option<Group>,
     },
 }
 
@@ -130,7 +130,7 @@ impl LongShort {
             Slots::Dynamic { rank, segment: Some(segment), .. } => {
                 Projection::Segments { rank: *rank, segment: *segment }
             }
-            Slots::Learned { keys, .. } => Projection::Learned { k: keys.dims()[keys.rank() - 2] },
+            Slots::Learned { keys, .. } => Projection::Learned { k: slots(keys) },
         }
     }
 

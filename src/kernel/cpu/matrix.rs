@@ -2,6 +2,8 @@
 
 use gemm::Parallelism;
 
+use crate::kernel::profile;
+
 /// A matrix in a slice: element (i, j) is `data[i * row_stride + j * col_stride]`.
 #[derive(Clone, Copy)]
 pub struct Mat<'a> {
@@ -115,6 +117,7 @@ pub fn gemm_exact(c: MatMut, a: Mat, b: Mat, alpha: f32, beta: Option<f32>, thre
         b.rows,
         b.cols
     );
+    profile::count(m, k, n);
     let parallelism = match threads {
         Threads::One => Parallelism::None,
         Threads::All => Parallelism::Rayon(0),

@@ -13,6 +13,7 @@
 //! | [`par`] | partitions fixed by shape, outputs built in parallel |
 //! | [`sample_rows`] | rows of several samples, cut within samples |
 //! | [`dense`] | linear layers: transposed weights, gradients of weights |
+//! | [`rates`] | products and copies per second that this machine reaches |
 //! | [`rows`] | row-wise pieces: LayerNorm, bias, column sums, GELU |
 //! | [`transpose`] | transposes |
 //!
@@ -31,6 +32,7 @@ pub mod matrix;
 #[allow(unsafe_code)]
 pub mod par;
 pub mod products;
+pub mod rates;
 pub mod rows;
 #[allow(unsafe_code)]
 pub mod sample_rows;

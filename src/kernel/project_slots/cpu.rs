@@ -11,7 +11,7 @@ use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 
 use crate::kernel::cpu;
 use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
-use crate::kernel::cpu::jobs::build_jobs;
+use crate::kernel::cpu::jobs::{build_jobs, jobs_onto};
 use crate::kernel::cpu::par::zeros;
 use crate::kernel::op::{self, Op};
 
@@ -191,15 +191,22 @@ impl Project {
         (out, stats)
     }
 
-    /// Gradients of rows, layer input and weight.
-    fn gradients(&self, data: Operands, stats: &[[f32; 2]], out: &[f32], grad: &[f32]) -> [Vec<f32>; 3] {
+    /// Gradients of rows (added to `before` if that is not empty), layer input and weight.
+    fn gradients(
+        &self,
+        data: Operands,
+        stats: &[[f32; 2]],
+        (out, grad): (&[f32], &[f32]),
+        before: Vec<f32>,
+    ) -> [Vec<f32>; 3] {
         let g = &self.geometry;
         let jobs = g.jobs();
         let params = g.slots() * g.width;
         let lens = |width: usize| jobs.iter().map(|job| job.positions.len() * width).collect::<Vec<_>>();
         let (row_lens, x_lens, param_lens) = (lens(g.row), lens(g.width), vec![params; jobs.len()]);
         let slots = Slots { stats, deltas: &self.deltas(out, grad), grad };
-        let [drows, dx, partial] = build_jobs(
+        let [drows, dx, partial] = jobs_onto(
+            [before, Vec::new(), Vec::new()],
             [&row_lens, &x_lens, &param_lens],
             Scratch::default,
             |scratch, index, [rows, x, dw]| {
@@ -272,7 +279,7 @@ impl Project {
                     );
                     let weights = Mat::strided(&logits[at..], g.rank, count, len);
                     let dvalues = MatMut::strided(&mut drows[first..], count, g.head_dim, g.row);
-                    gemm(dvalues, weights.t(), grad, 1.0, Threads::One);
+                    gemm_add(dvalues, weights.t(), grad, 1.0, 1.0, Threads::One);
                 }
             }
             logit_grads(logits, grads, len, columns.start, count, stats, deltas);
@@ -306,13 +313,29 @@ impl Op for Project {
     }
 
     fn backward(&self, operands: &[&Tensor], out: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+        self.backward_onto(operands, out, grad, Vec::new())
+    }
+
+    /// Rows, whose gradient attention has begun.
+    fn adds_to(&self) -> &'static [usize] {
+        &[0]
+    }
+
+    fn backward_onto(
+        &self,
+        operands: &[&Tensor],
+        out: &Tensor,
+        grad: &Tensor,
+        held: Vec<Vec<f32>>,
+    ) -> Result<Vec<Option<Tensor>>> {
         let Some(stats) = self.stats.get() else {
             bail!("the projection's backward pass runs before its forward pass")
         };
         let [rows, x, flat] = op::operands(operands)?;
+        let [before] = op::held(held);
         let [drows, dx, mut dflat] =
             cpu::with_slices([rows, x, flat, out, grad], |[rows, x, weight, out, grad]| {
-                Ok(self.gradients(Operands { rows, x, weight }, stats, out, grad))
+                Ok(self.gradients(Operands { rows, x, weight }, stats, (out, grad), before))
             })?;
         dflat.resize(flat.elem_count(), 0.0); // the bias cancels in the softmax: exactly zero
         Ok(vec![cpu::gradient(rows, drows)?, cpu::gradient(x, dx)?, cpu::gradient(flat, dflat)?])

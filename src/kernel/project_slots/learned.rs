@@ -1,16 +1,18 @@
 //! The fused CPU kernel of a projection by parameters, forward and backward.
 
-use candle_core::{CpuStorage, D, Layout, Result, Shape, Tensor};
+use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 
 use crate::kernel::cpu;
 use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
-use crate::kernel::cpu::jobs::build_jobs;
+use crate::kernel::cpu::jobs::{build_jobs, jobs_onto};
+use crate::kernel::cpu::{par, rows};
 use crate::kernel::op::{self, Op};
 
 /// Columns of one product in the forward pass.
 const COLUMNS: usize = 64;
-/// Rows of the matrix whose gradient one job computes.
-const ROWS: usize = 64;
+/// Rows of the matrix whose gradient one job computes, and columns that it adds to at a time.
+const ROWS: usize = 128;
+const ADDED: usize = 512;
 /// Positions whose gradient one job computes.
 const POSITIONS: usize = 256;
 
@@ -43,22 +45,23 @@ struct Block {
 }
 
 impl Learned {
-    /// For `rows` [b, n, count * e] and `matrix` [heads, k, n_max] or [k, n_max].
+    /// For `rows` [b, n, count * e] and a matrix [heads, k, n_max] or [k, n_max].
     ///
     /// # Errors
     /// Shapes that do not fit.
-    pub fn new(rows: &Tensor, matrix: &Tensor, parts: &[usize], count: usize) -> Result<Self> {
+    pub fn new(rows: &Tensor, matrix: &[usize], parts: &[usize], count: usize) -> Result<Self> {
         let (batch, len, row) = rows.dims3()?;
         let width = row / count;
+        let &[.., slots, columns] = matrix else { bail!("{matrix:?} are not the dimensions of a matrix") };
         Ok(Self {
             batch,
             len,
             row,
             parts: parts.iter().map(|part| part * width).collect(),
             width,
-            heads: if matrix.rank() == 3 { matrix.dim(0)? } else { 1 },
-            slots: matrix.dim(D::Minus2)?,
-            columns: matrix.dim(D::Minus1)?,
+            heads: if matrix.len() == 3 { matrix[0] } else { 1 },
+            slots,
+            columns,
         })
     }
 
@@ -119,27 +122,36 @@ impl Learned {
         out
     }
 
-    /// Gradient of the rows: E^T times the gradient of the slots.
-    fn row_grads(&self, matrix: &[f32], grad: &[f32]) -> Vec<f32> {
-        let (d, per_sample) = (self.head_dim(), self.len.div_ceil(POSITIONS));
+    /// Gradient of the rows, E^T times the gradient of the slots, added to `before` if that is not empty.
+    fn row_grads(&self, matrix: &[f32], grad: &[f32], before: Vec<f32>) -> Vec<f32> {
+        let (d, per_sample, count) = (self.head_dim(), self.len.div_ceil(POSITIONS), self.parts.len());
         let positions = |job: usize| {
             let start = job % per_sample * POSITIONS;
             start..(start + POSITIONS).min(self.len)
         };
         let lens: Vec<usize> =
             (0..self.batch * per_sample).map(|job| positions(job).len() * self.row).collect();
-        let [drows] = build_jobs(
+        let grads = self.beside(grad);
+        let [drows] = jobs_onto(
+            [before],
             [&lens],
             || (),
             |(), job, [drows]| {
                 let (sample, positions) = (job / per_sample, positions(job));
-                for (part, &at) in self.parts.iter().enumerate() {
-                    for head in 0..self.heads {
-                        let matrix = &matrix[head * self.slots * self.columns + positions.start..];
-                        let matrix = Mat::strided(matrix, self.slots, positions.len(), self.columns);
-                        let grad = self.grad(grad, sample, part, head, 0, self.slots);
-                        let out = MatMut::strided(&mut drows[at + head * d..], positions.len(), d, self.row);
-                        gemm(out, matrix.t(), grad, 1.0, Threads::One);
+                let mut product = par::scratch(positions.len() * count * d);
+                for head in 0..self.heads {
+                    let matrix = &matrix[head * self.slots * self.columns + positions.start..];
+                    let matrix = Mat::strided(matrix, self.slots, positions.len(), self.columns);
+                    let grads = &grads[(sample * self.heads + head) * self.slots * count * d..];
+                    let grads = Mat::new(grads, self.slots, count * d);
+                    let out = MatMut::new(&mut product, positions.len(), count * d);
+                    gemm(out, matrix.t(), grads, 1.0, Threads::One);
+                    for (row, product) in
+                        drows.chunks_exact_mut(self.row).zip(product.chunks_exact(count * d))
+                    {
+                        for (&at, product) in self.parts.iter().zip(product.chunks_exact(d)) {
+                            rows::add(product, &mut row[at + head * d..][..d]);
+                        }
                     }
                 }
             },
@@ -147,8 +159,25 @@ impl Learned {
         drows
     }
 
-    /// Gradient of the matrix: gradient of the slots times the rows, over samples and parts in order.
-    fn matrix_grad(&self, rows: &[f32], grad: &[f32]) -> Vec<f32> {
+    /// The gradients of the slots with the columns that one matrix made side by side: per sample and matrix
+    /// [slots, parts * d], so that the matrix is packed once for all parts.
+    fn beside(&self, grad: &[f32]) -> Vec<f32> {
+        let (d, count) = (self.head_dim(), self.parts.len());
+        let mut beside = vec![0.0; grad.len()];
+        for (index, to) in beside.chunks_exact_mut(count * d).enumerate() {
+            let (place, slot) = (index / self.slots, index % self.slots);
+            let (sample, head) = (place / self.heads, place % self.heads);
+            for (part, to) in to.chunks_exact_mut(d).enumerate() {
+                let at = (sample * self.slots + slot) * self.out_width() + part * self.width + head * d;
+                to.copy_from_slice(&grad[at..at + d]);
+            }
+        }
+        beside
+    }
+
+    /// Gradient of the matrix, gradient of the slots times the rows, over samples and parts in order, added to `before` if
+    /// that is not empty.
+    fn matrix_grad(&self, rows: &[f32], grad: &[f32], before: Vec<f32>) -> Vec<f32> {
         let (d, per_head) = (self.head_dim(), self.slots.div_ceil(ROWS));
         let range = |job: usize| {
             let start = job % per_head * ROWS;
@@ -156,18 +185,23 @@ impl Learned {
         };
         let lens: Vec<usize> =
             (0..self.heads * per_head).map(|job| range(job).len() * self.columns).collect();
-        let [dmatrix] = build_jobs(
+        let [dmatrix] = jobs_onto(
+            [before],
             [&lens],
             || (),
             |(), job, [out]| {
                 let (head, range) = (job / per_head, range(job));
-                for sample in 0..self.batch {
-                    for (part, &at) in self.parts.iter().enumerate() {
-                        let first = sample * self.len * self.row + at + head * d;
-                        let values = Mat::strided(&rows[first..], self.len, d, self.row);
-                        let grad = self.grad(grad, sample, part, head, range.start, range.len());
-                        let out = MatMut::strided(out, range.len(), self.len, self.columns);
-                        gemm_add(out, grad, values.t(), 1.0, 1.0, Threads::One);
+                // block by block, so that what is added to stays in the cache
+                for start in (0..self.len).step_by(ADDED) {
+                    let len = ADDED.min(self.len - start);
+                    for sample in 0..self.batch {
+                        for (part, &at) in self.parts.iter().enumerate() {
+                            let first = (sample * self.len + start) * self.row + at + head * d;
+                            let values = Mat::strided(&rows[first..], len, d, self.row);
+                            let grad = self.grad(grad, sample, part, head, range.start, range.len());
+                            let out = MatMut::strided(&mut out[start..], range.len(), len, self.columns);
+                            gemm_add(out, grad, values.t(), 1.0, 1.0, Threads::One);
+                        }
                     }
                 }
             },
@@ -200,11 +234,27 @@ impl Op for Learned {
         Ok((self.project(rows, matrix), (self.batch, self.slots, self.out_width()).into()))
     }
 
-    fn backward(&self, operands: &[&Tensor], _: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, operands: &[&Tensor], out: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+        self.backward_onto(operands, out, grad, Vec::new())
+    }
+
+    /// Rows, whose gradient attention has begun, and the matrix, which other layers may share.
+    fn adds_to(&self) -> &'static [usize] {
+        &[0, 1]
+    }
+
+    fn backward_onto(
+        &self,
+        operands: &[&Tensor],
+        _: &Tensor,
+        grad: &Tensor,
+        held: Vec<Vec<f32>>,
+    ) -> Result<Vec<Option<Tensor>>> {
         let [rows, matrix] = op::operands(operands)?;
+        let [of_rows, of_matrix] = op::held(held);
         cpu::with_slices([rows, matrix, grad], |[values, weights, grad]| {
-            let drows = cpu::gradient(rows, self.row_grads(weights, grad))?;
-            Ok(vec![drows, cpu::gradient(matrix, self.matrix_grad(values, grad))?])
+            let drows = cpu::gradient(rows, self.row_grads(weights, grad, of_rows))?;
+            Ok(vec![drows, cpu::gradient(matrix, self.matrix_grad(values, grad, of_matrix))?])
         })
     }
 }

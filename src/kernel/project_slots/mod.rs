@@ -149,22 +149,22 @@ pub fn dynamic_mask(mask: &Tensor, rank: usize, segment: Option<usize>) -> Resul
 }
 
 /// Projection of packed `rows` [b, n, count * e] by parameters: `[b, k, parts * e]`; the part at `parts[i]` is
-/// multiplied by the first n columns of `matrices[i]`, [heads, k, n_max] or [k, n_max]. Rows that must not count
+/// multiplied by the first n columns of the only part of `matrices[i]`, [heads, k, n_max] or [k, n_max]. Rows that must not count
 /// have to be zeros.
 ///
 /// # Errors
 /// More positions than columns, or shapes that do not fit.
-pub fn learned(rows: &Tensor, matrices: &[&Tensor], parts: &[usize], count: usize) -> Result<Tensor> {
+pub fn learned(rows: &Tensor, matrices: &[&Group], parts: &[usize], count: usize) -> Result<Tensor> {
     check_learned(rows, matrices, parts, count)?;
     if !fused_cpu(rows.device()) || rows.dtype() != DType::F32 {
         return learned_composed(rows, matrices, parts, count);
     }
     let rows = rows.contiguous()?;
     // Parts under the same matrix are one operation.
-    let shared = matrices.iter().all(|matrix| matrix.id() == matrices[0].id());
-    let project = |parts: &[usize], matrix: &Tensor| {
-        let op = learned::Learned::new(&rows, matrix, parts, count)?;
-        tape::apply(&[&rows, &matrix.contiguous()?], op)
+    let shared = matrices.iter().all(|matrix| matrix.flat.id() == matrices[0].flat.id());
+    let project = |parts: &[usize], matrix: &Group| {
+        let op = learned::Learned::new(&rows, &matrix.parts[0].shape, parts, count)?;
+        tape::apply(&[&rows, &matrix.flat.contiguous()?], op)
     };
     if shared {
         return project(parts, matrices[0]);
@@ -173,17 +173,18 @@ pub fn learned(rows: &Tensor, matrices: &[&Tensor], parts: &[usize], count: usiz
     Tensor::cat(&projected.collect::<Result<Vec<_>>>()?, D::Minus1)
 }
 
-fn check_learned(rows: &Tensor, matrices: &[&Tensor], parts: &[usize], count: usize) -> Result<()> {
+fn check_learned(rows: &Tensor, matrices: &[&Group], parts: &[usize], count: usize) -> Result<()> {
     let (_, n, width) = rows.dims3()?;
     if parts.is_empty() || parts.len() != matrices.len() || parts.iter().any(|&part| part >= count) {
         bail!("parts {parts:?} of {count} do not fit {} matrices", matrices.len());
     }
     for matrix in matrices {
-        let dims = matrix.dims();
+        let dims = matrix.parts.first().map_or(&[][..], |part| &part.shape);
         let heads = if dims.len() == 3 { dims[0] } else { 1 };
-        if !(2..=3).contains(&dims.len())
+        if matrix.parts.len() != 1
+            || !(2..=3).contains(&dims.len())
             || width % (count * heads) != 0
-            || dims[dims.len() - 2] != matrices[0].dim(D::Minus2)?
+            || dims[dims.len() - 2] != slots(matrices[0])
         {
             bail!("a matrix {dims:?} does not fit {count} parts in rows of {width}");
         }
@@ -195,16 +196,18 @@ fn check_learned(rows: &Tensor, matrices: &[&Tensor], parts: &[usize], count: us
     Ok(())
 }
 
+/// Rows of a matrix of parameters.
+pub fn slots(matrix: &Group) -> usize {
+    let shape = matrix.parts.first().map_or(&[][..], |part| &part.shape);
+    shape.len().checked_sub(2).map_or(0, |index| shape[index])
+}
+
 /// [`learned`] in plain candle operations.
-pub fn learned_composed(
-    rows: &Tensor,
-    matrices: &[&Tensor],
-    parts: &[usize],
-    count: usize,
-) -> Result<Tensor> {
+pub fn learned_composed(rows: &Tensor, matrices: &[&Group], parts: &[usize], count: usize) -> Result<Tensor> {
     let (b, n, width) = rows.dims3()?;
     let e = width / count;
     let projected = parts.iter().zip(matrices).map(|(&part, matrix)| {
+        let matrix = matrix.part(0)?;
         let k = matrix.dim(D::Minus2)?;
         let heads = if matrix.rank() == 3 { matrix.dim(0)? } else { 1 };
         let matrix = matrix.narrow(D::Minus1, 0, n)?.contiguous()?.reshape((1, heads, k, n))?;

@@ -11,6 +11,12 @@ fn group(flat: &Tensor, slots: usize, width: usize) -> Group {
     Group { flat: flat.clone(), parts }
 }
 
+/// A matrix of parameters.
+fn matrix(x: &Tensor) -> Result<Group> {
+    let part = Part { name: String::new(), shape: x.dims().to_vec(), offset: 0 };
+    Ok(Group { flat: x.flatten_all()?, parts: vec![part] })
+}
+
 fn holes(b: usize, t: usize) -> Result<Tensor> {
     let hidden = |i: usize| i % 5 == 2 || i % 11 > 7 || i / t == 1 && i % t < t / 2;
     let mask: Vec<f32> = (0..b * t).map(|i| if hidden(i) { 0.0 } else { 1.0 }).collect();
@@ -108,7 +114,8 @@ fn learned_fused_equals_twin() -> Result<()> {
                     ];
                     let label = format!("{b} {n} {heads} {d} {k} {count} {shape:?} {shared}");
                     assert_twin(&label, &inputs, 3e-5, |x| {
-                        let matrices = if shared { [&x[1], &x[1]] } else { [&x[1], &x[2]] };
+                        let [e, f] = [matrix(&x[1])?, matrix(&x[2])?];
+                        let matrices = if shared { [&e, &e] } else { [&e, &f] };
                         learned(&x[0], &matrices[..parts.len()], parts, count)
                     })?;
                 }
@@ -126,7 +133,8 @@ fn misfits_are_errors() -> Result<()> {
     for mode in [Mode::Fused, Mode::Composed] {
         with_mode(mode, || {
             assert!(dynamic(&rows, &x, &group(&flat, 2, 3), &spec).is_err());
-            let error = learned(&rows, &[&e], &[0], 1).expect_err("five positions, four columns");
+            let error =
+                learned(&rows, &[&matrix(&e).unwrap()], &[0], 1).expect_err("five positions, four columns");
             assert!(error.to_string().contains("5 positions"), "{error}");
         });
     }

@@ -274,8 +274,9 @@ fn attempt(
     })
 }
 
-/// Predicted seconds of a search: short lengths are tried, and the rest of the search is gone through with what their law
-/// says; the last length, which is most of it, may be corrected once.
+/// Predicted seconds of a search: lengths whose step takes no time are tried (at long ones a multiply-add takes longer than
+/// at short ones, because nothing stays in a cache), and the rest of the search is gone through with what their law says; the
+/// last length, which is most of it, may be corrected once.
 pub(super) fn price(cell: &Cell, asked: &Request, bytes: u64, prober: &Prober) -> Result<f64, RunError> {
     let flops = flops_of(asked)?;
     let timeout = cell.timeout.unwrap_or(f64::INFINITY);
@@ -287,17 +288,19 @@ pub(super) fn price(cell: &Cell, asked: &Request, bytes: u64, prober: &Prober) -
         over.then(|| Ending::new(Outcome::Timeout, ""))
     };
     search((asked.spec.len, bytes), late, |len| {
-        let tried = match (known.last().copied(), Law::of(&known, bytes)) {
-            (Some(last), Some(law)) if known.len() >= SHORT => {
-                let took = seconds(&flops, len, (last.len, last.seconds)) - START;
-                Tried::Measured { peak: law.at(len as f64) as u64, seconds: took }
+        let last = known.iter().max_by_key(|point| point.len).copied();
+        let took = last.map(|last| seconds(&flops, len, (last.len, last.seconds)) - START);
+        let (tried, real) = match (took, Law::of(&known, bytes)) {
+            (Some(took), Some(law)) if known.len() >= SHORT && took > AT_ONCE => {
+                (Tried::Measured { peak: law.at(len as f64) as u64, seconds: took }, false)
             }
-            _ => attempt(asked, len, |request| {
-                ask((&prober.launcher, limits, &prober.stop), Some(PRICED), &request)
-            })?,
+            _ => {
+                let place = (&prober.launcher, limits, &prober.stop);
+                (attempt(asked, len, |request| ask(place, Some(PRICED), &request))?, true)
+            }
         };
         if let Tried::Measured { peak, seconds } = tried {
-            if known.len() < SHORT {
+            if real {
                 known.push(Point { len, peak, seconds });
             }
             total += START + seconds;
@@ -307,6 +310,9 @@ pub(super) fn price(cell: &Cell, asked: &Request, bytes: u64, prober: &Prober) -
     })?;
     Ok(total + longest_try)
 }
+
+/// Predicted seconds up to which a length is tried before the run.
+const AT_ONCE: f64 = 3.0;
 
 /// Most seconds of a try before the run.
 const PRICED: f64 = 20.0;

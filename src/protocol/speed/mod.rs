@@ -22,7 +22,7 @@ pub static PROTOCOL: Protocol = Protocol {
     name: "speed",
     about: "Inference and training steps per second against length (cosFormer, Table 5)",
     examples: EXAMPLES,
-    settings: &[POINTS, MODEL, MACHINE, &["warmup", "runs", "min_runs", "max_time", "timeout"]],
+    settings: &[POINTS, MODEL, MACHINE, &["warmup", "runs", "min_runs", "max_time", "timeout", "profile"]],
     help: &[("mode", "What a step does: infer, train, or decode (the next token, of language models)")],
     tasks: None,
     reads: &[text::SET],
@@ -70,6 +70,8 @@ Examples:
   effattn speed --mode decode --len 1024..8192
   # The attention calls alone, in plain operations
   effattn speed --kernel-only --model full,ls --len 4096 --kernel composed
+  # Where the time of a training step goes, operation by operation
+  effattn speed --model ls,full --len 4096 --mode train --profile
   # Rows for another program
   effattn speed --mode infer --export-json - | jq '.rows[0]'
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use super::interleave::{self, Bench, Started, Turned};
-use super::plan::{Request, seconds};
+use super::plan::{PROFILE_TIME, Request, seconds};
 use super::worker::{Answer, Turn};
 use super::{PROTOCOL, rows};
 use crate::config::units::Bytes;
@@ -12,12 +12,13 @@ use crate::protocol::Order;
 use crate::protocol::model_spec::ModelSpec;
 use crate::protocol::runner::{Finished, Runner, request};
 use crate::protocol::table::{Conditions, Prober};
-use crate::record::Row;
+use crate::record::{Outcome, Row};
 use crate::run::RunError;
 use crate::run::outcome::Ending;
 use crate::run::plan::Plan;
 use crate::run::worker::{Heard, Worker};
 use crate::stats::median;
+use crate::term::Warning;
 
 /// Lets the cells `open` take turns.
 ///
@@ -69,6 +70,33 @@ impl Workers<'_, '_> {
     }
 }
 
+impl Workers<'_, '_> {
+    /// The rows about the operations of cell `index`, if they are asked for.
+    fn profile(&mut self, index: usize) -> Result<Vec<Row>, RunError> {
+        let cell = &self.runner.plan.cells[index];
+        let Request { profile: true, runs, .. } = request(cell)? else { return Ok(Vec::new()) };
+        let row = cell.row.ended(Outcome::Ok, None);
+        if let Some(running) = self.alive.get_mut(&index) {
+            running.worker.send(&Turn { seconds: PROFILE_TIME, runs: runs.max(2), profile: true });
+        }
+        match self.hear(index)? {
+            Answer::Profile { steps, spent, rates } => Ok(rows::operations(&row, steps, &spent, rates)),
+            Answer::Ended { outcome, reason } => {
+                let name = self.runner.plan.name(index);
+                let said = format!("{name}: no profile, {outcome}: {reason}");
+                self.runner.session.term.warn(&Warning::Other(said));
+                Ok(Vec::new())
+            }
+            Answer::Samples { .. } => Err(unasked()),
+        }
+    }
+}
+
+/// A worker answered something else than it was asked.
+fn unasked() -> RunError {
+    RunError::Internal("a worker answered what it was not asked".to_owned())
+}
+
 impl Bench for Workers<'_, '_> {
     fn start(&mut self, index: usize, limit: u64) -> Result<Started, RunError> {
         let cell = &self.runner.plan.cells[index];
@@ -80,21 +108,24 @@ impl Bench for Workers<'_, '_> {
         match self.hear(index)? {
             Answer::Samples { held_bytes, .. } => Ok(Started::Ready { held: held_bytes }),
             Answer::Ended { outcome, reason } => Ok(Started::Ended(Ending { outcome, reason })),
+            Answer::Profile { .. } => Err(unasked()),
         }
     }
 
     fn turn(&mut self, index: usize, seconds: f64, runs: usize) -> Result<Turned, RunError> {
         self.runner.session.term.at(self.runner.plan.name(index));
         if let Some(running) = self.alive.get_mut(&index) {
-            running.worker.send(&Turn { seconds, runs: runs as u64 });
+            running.worker.send(&Turn { seconds, runs: runs as u64, profile: false });
         }
         match self.hear(index)? {
             Answer::Samples { seconds, held_bytes, .. } => Ok(Turned::Samples(seconds, held_bytes)),
             Answer::Ended { outcome, reason } => Ok(Turned::Ended(Ending { outcome, reason })),
+            Answer::Profile { .. } => Err(unasked()),
         }
     }
 
     fn done(&mut self, index: usize, samples: Vec<f64>, ending: Option<Ending>) -> Result<(), RunError> {
+        let profile = if ending.is_none() { self.profile(index)? } else { Vec::new() };
         let peak = match self.alive.remove(&index) {
             Some(running) => {
                 running.worker.finish();
@@ -102,8 +133,9 @@ impl Bench for Workers<'_, '_> {
             }
             None => None,
         };
-        let rows = rows::rows(&self.runner.plan.cells[index].row, &samples, peak, ending.as_ref());
+        let mut rows = rows::rows(&self.runner.plan.cells[index].row, &samples, peak, ending.as_ref());
         let said = tell(&rows[1], ending.as_ref());
+        rows.extend(profile);
         self.runner.finish(index, Finished { rows, samples: rows::samples(&samples), said, moved: 0.0 })
     }
 
@@ -171,7 +203,8 @@ pub fn price(plan: &mut Plan, prober: &Prober) -> Result<(), RunError> {
 /// # Errors
 /// A worker that cannot be started; Ctrl-C.
 pub fn rate(spec: &ModelSpec, prober: &Prober) -> Result<Option<(f64, Option<u64>)>, RunError> {
-    let request = Request { spec: spec.clone(), warmup: 1, min_runs: 1, runs: 3, max_time: 0.5 };
+    let request =
+        Request { spec: spec.clone(), warmup: 1, min_runs: 1, runs: 3, max_time: 0.5, profile: false };
     let most = 5.0 * TRIED * prober.launcher.threads as f64;
     Ok(probe(&request, most, prober)?.map(|probed| (probed.rate, None)))
 }
@@ -216,7 +249,7 @@ fn probe(request: &Request, most: f64, prober: &Prober) -> Result<Option<Probed>
         spec = shorter;
     }
     let Some(flops) = flops(&spec) else { return Ok(None) };
-    let request = Request { spec, warmup: 1, max_time: 0.1, ..request.clone() };
+    let request = Request { spec, warmup: 1, max_time: 0.1, profile: false, ..request.clone() };
     let order = Order::Cell {
         protocol: PROTOCOL.name.to_owned(),
         memory_limit: prober.memory_limit,
@@ -232,9 +265,9 @@ fn probe(request: &Request, most: f64, prober: &Prober) -> Result<Option<Probed>
                     worker.finish();
                     return Ok(Some(Probed { rate: flops / seconds.max(1e-9), peak: held_bytes, flops }));
                 }
-                None => worker.send(&Turn { seconds: 0.1, runs: 5 }),
+                None => worker.send(&Turn { seconds: 0.1, runs: 5, profile: false }),
             },
-            Heard::Message(Answer::Ended { .. }) | Heard::Ended(_) => break,
+            Heard::Message(Answer::Ended { .. } | Answer::Profile { .. }) | Heard::Ended(_) => break,
         }
     }
     Ok(None)

@@ -32,6 +32,9 @@ const DECODED: &str = "full,window,linear,cosformer,performer,rfa";
 const USUAL: (u64, u64, u64, f64) = (2, 3, 1000, 2.0);
 /// Seconds until a cell ends as `timeout`, where nothing is said.
 const TIMEOUT: f64 = 600.0;
+/// Seconds of steps that are timed operation by operation, and of measuring what the machine reaches at most.
+pub const PROFILE_TIME: f64 = 1.0;
+const RATES_TIME: f64 = 0.5;
 /// Multiply-adds per second and thread that predictions start from.
 const RATE: f64 = 8e9;
 
@@ -51,6 +54,9 @@ pub struct Request {
     pub runs: u64,
     /// Measuring time in seconds; warming up takes no longer than this either, but at least one step.
     pub max_time: f64,
+    /// Whether some steps are timed operation by operation, after the others.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub profile: bool,
 }
 
 impl Request {
@@ -129,10 +135,12 @@ fn cell(
         min_runs: settings.min_runs.unwrap_or(USUAL.1).max(1),
         runs: settings.runs.unwrap_or(USUAL.2).max(1),
         max_time: settings.max_time.map_or(USUAL.3, |time| time.0),
+        profile: settings.profile == Some(true),
         spec,
     };
     let (warmup, min_runs, runs, max_time) = USUAL;
-    let usual = Request { spec: request.spec.usual(PRESET), warmup, min_runs, runs, max_time };
+    let usual =
+        Request { spec: request.spec.usual(PRESET), warmup, min_runs, runs, max_time, profile: false };
     // without multiply-adds it is one token, which takes no time
     let step = row.flops.map_or(TOKEN, |flops| request.spec.step_flops(flops) / (RATE * threads as f64));
     let seconds = seconds(&request, step);
@@ -179,5 +187,6 @@ fn no_decoder(spec: &ModelSpec) -> PlanError {
 pub fn seconds(request: &Request, step: f64) -> f64 {
     let warm = (request.warmup.max(1) as f64 * step).min(request.max_time.max(step));
     let most = request.runs as f64 * step;
-    0.3 + warm + request.max_time.max(request.min_runs as f64 * step).min(most)
+    let profiled = if request.profile { PROFILE_TIME.max(2.0 * step) + RATES_TIME } else { 0.0 };
+    0.3 + warm + request.max_time.max(request.min_runs as f64 * step).min(most) + profiled
 }

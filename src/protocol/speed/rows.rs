@@ -1,5 +1,7 @@
 //! From samples to rows.
 
+use crate::kernel::cpu::rates::Rates;
+use crate::kernel::profile::Spent;
 use crate::model::batch::InputKind;
 use crate::model::family;
 use crate::record::{Outcome, Pass, Row, rounded};
@@ -32,6 +34,28 @@ pub fn rows(row: &Row, samples: &[f64], peak: Option<u64>, ending: Option<&Endin
     let rate = timed(&row, counted, "1/s", summary.as_ref(), |s| each / s);
     let memory = row.with("peak_memory", "B", peak.filter(|_| summary.is_some()).map(|bytes| bytes as f64));
     vec![time, Row { published: published.filter(|_| !latency), ..steps }, rate, memory]
+}
+
+/// The rows about the operations of a step: seconds, floating point operations of products and bytes per second, and what
+/// the machine reaches at most. `spent` is the sum over `steps`.
+pub fn operations(row: &Row, steps: u64, spent: &[Spent], rates: Rates) -> Vec<Row> {
+    let row = Row { published: None, n: Some(steps), ..row.clone() };
+    let each = steps.max(1) as f64;
+    let of = |spent: &Spent| {
+        let row =
+            Row { operation: Some(format!("{} {}", spent.operation, spent.part.word())), ..row.clone() };
+        let rate = |amount: u64| (amount > 0 && spent.seconds > 0.0).then(|| amount as f64 / spent.seconds);
+        [
+            row.with("operation_time", "s", Some(spent.seconds / each)),
+            row.with("operation_products", "1/s", rate(2 * spent.macs)),
+            row.with("operation_traffic", "B/s", rate(spent.bytes)),
+        ]
+    };
+    let reached = [
+        row.with("product_rate", "1/s", Some(rates.products)),
+        row.with("copy_rate", "B/s", Some(rates.copies)),
+    ];
+    spent.iter().flat_map(of).chain(reached).collect()
 }
 
 /// Whether the model of `row` reads images: its length is their side, not a number of tokens.
@@ -111,6 +135,32 @@ mod tests {
         let rows = rows(&row, &[0.5, 0.5], None, None);
         let rate = rows.iter().find(|row| row.metric == "tokens_per_second").unwrap();
         assert_eq!(rate.value, Some(8.0));
+    }
+
+    #[test]
+    fn operations_are_per_step_and_their_rates_per_second() {
+        use crate::kernel::profile::Part;
+        let ffn = |part, macs| Spent { operation: "ffn".into(), part, seconds: 0.5, macs, bytes: 80 };
+        let rates = Rates { products: 9e9, copies: 7e9 };
+        let spent = [ffn(Part::Forward, 100), ffn(Part::Backward, 0)];
+        let rows = operations(&Row::new("speed", "full"), 4, &spent, rates);
+        let said: Vec<_> = rows
+            .iter()
+            .map(|row| (row.operation.as_deref().unwrap_or(""), row.metric.as_str(), row.value, row.n))
+            .collect();
+        assert_eq!(
+            said,
+            [
+                ("ffn forward", "operation_time", Some(0.125), Some(4)),
+                ("ffn forward", "operation_products", Some(400.0), Some(4)),
+                ("ffn forward", "operation_traffic", Some(160.0), Some(4)),
+                ("ffn backward", "operation_time", Some(0.125), Some(4)),
+                ("ffn backward", "operation_products", None, Some(4)),
+                ("ffn backward", "operation_traffic", Some(160.0), Some(4)),
+                ("", "product_rate", Some(9e9), Some(4)),
+                ("", "copy_rate", Some(7e9), Some(4)),
+            ]
+        );
     }
 
     #[test]

@@ -8,6 +8,8 @@ use serde_json::Value;
 use super::super::measured_step::MeasuredStep;
 use super::plan::Request;
 use crate::device::machine::Resident;
+use crate::kernel::cpu::rates::{Rates, rates};
+use crate::kernel::profile::{self, Spent};
 use crate::protocol::table::Given;
 use crate::run::outcome::Ending;
 use crate::run::worker::Link;
@@ -19,6 +21,9 @@ pub struct Turn {
     pub seconds: f64,
     /// at most so many times.
     pub runs: u64,
+    /// Time operations instead of steps.
+    #[serde(default)]
+    pub profile: bool,
 }
 
 /// What the worker answers.
@@ -33,6 +38,15 @@ pub enum Answer {
         peak_bytes: Option<u64>,
         /// Bytes that the process holds and may reach again.
         held_bytes: u64,
+    },
+    /// Where the time of steps went.
+    Profile {
+        /// How many steps were made.
+        steps: u64,
+        /// Their seconds, operation by operation.
+        spent: Vec<Spent>,
+        /// What this machine reaches at most.
+        rates: Rates,
     },
     /// Over.
     Ended {
@@ -66,8 +80,12 @@ pub fn work(link: &Link, request: Value, given: &Given) -> anyhow::Result<()> {
     };
     link.send(&answer(&step, Vec::new()))?;
     while let Some(turn) = link.next::<Turn>()? {
-        match steps(&mut step, &turn) {
-            Ok(seconds) => link.send(&answer(&step, seconds))?,
+        let answer = match turn.profile {
+            true => profile(&mut step, &turn),
+            false => steps(&mut step, &turn).map(|seconds| answer(&step, seconds)),
+        };
+        match answer {
+            Ok(answer) => link.send(&answer)?,
             Err(ending) => return Ok(link.send(&Answer::from(ending))?),
         }
     }
@@ -85,6 +103,12 @@ fn warm(request: &Request, text: &[u8]) -> Result<MeasuredStep, Ending> {
         }
     }
     Ok(step)
+}
+
+/// Steps as [`steps`], each operation timed.
+fn profile(step: &mut MeasuredStep, turn: &Turn) -> Result<Answer, Ending> {
+    let (seconds, spent) = profile::record(|| steps(step, turn));
+    Ok(Answer::Profile { steps: seconds?.len() as u64, spent, rates: rates() })
 }
 
 fn steps(step: &mut MeasuredStep, turn: &Turn) -> Result<Vec<f64>, Ending> {

@@ -19,6 +19,7 @@ mod png;
 mod ratios;
 mod scale;
 mod slopes;
+mod stacks;
 mod strip;
 mod style;
 
@@ -39,6 +40,7 @@ pub use png::png;
 pub use ratios::{Panel as RatioPanel, ratios};
 pub use scale::Unit;
 pub use slopes::{Slope, slopes};
+pub use stacks::{Panel as StackPanel, Stack, stacks};
 pub use style::Look;
 
 /// A finished chart.

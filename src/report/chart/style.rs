@@ -136,6 +136,13 @@ impl Look {
         Self::new(color, MARKERS[index % MARKERS.len()], Dash::Solid)
     }
 
+    /// The look of part `index` of a whole; `pale` for its second kind. Behind the last colour all are grey.
+    pub(super) fn of_part(index: usize, pale: bool) -> Self {
+        const PARTS: [RGBColor; 6] = [BLUE, VERMILION, GREEN, ORANGE, PINK, SKY];
+        let color = PARTS.get(index).copied().unwrap_or(GREY);
+        Self::new(color, Marker::Circle, if pale { Dash::Dotted } else { Dash::Solid })
+    }
+
     /// The look of a series about batches of one size: a colour per size, the mechanism's marker and stroke.
     pub(crate) fn of_batch(mechanism: &str, index: usize) -> Self {
         Self { color: COLORS[1 + index % (COLORS.len() - 1)], ..looks(&[mechanism])[0] }

@@ -10,6 +10,7 @@ use crate::kernel::cpu::bf16;
 use crate::kernel::cpu::gemm::{Mat, MatMut};
 use crate::kernel::cpu::products::{Products, products};
 use crate::kernel::cpu::simd::arch;
+use crate::kernel::profile;
 
 /// Widths of right factors and results are multiples of this many elements, on every processor.
 pub const WIDTH: usize = 16;
@@ -64,7 +65,10 @@ pub fn product(c: Result, a: Scalars, b: Vectors, rows: usize, depth: usize, wid
         assert!(reach(depth, b.row, width) <= b.data.len(), "right factor");
     }
     match products() {
-        Products::F32 => arch().dispatch(Product { c, a, b, rows, depth, width }),
+        Products::F32 => {
+            profile::count(rows, depth, width);
+            arch().dispatch(Product { c, a, b, rows, depth, width });
+        }
         Products::Bf16 => rounded(c, a, b, rows, depth, width),
     }
 }

@@ -9,6 +9,8 @@ use std::arch::x86_64::{
     _mm512_setzero_ps,
 };
 
+use crate::kernel::profile;
+
 /// Elements of a vector; rows of the right factor are padded to multiples of it.
 pub const LANES: usize = 16;
 
@@ -42,6 +44,7 @@ pub fn multiply(mut c: Result, a: Left, b: Right, rows: usize, depth: usize, wid
     if rows == 0 || width == 0 {
         return;
     }
+    profile::count(rows, 2 * depth, width);
     assert!(super::is_native(), "this processor has no bf16 dot product");
     assert!(c.row >= width || rows == 1, "rows of the result overlap");
     assert!((rows - 1) * c.row + width <= c.data.len(), "result");
