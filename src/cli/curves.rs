@@ -1,10 +1,18 @@
-//! Learning curves of the commands that train, drawn while they do.
+//! Learning curves of the commands that train, drawn while they do, and those of finished runs in a report.
 
+use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
-use crate::protocol::Protocol;
+use anyhow::{Context, Result};
+
+use super::runs::{Run, trained_key};
 use crate::protocol::training::Curve;
-use crate::report::chart::{Evaluation, Learning, learning};
+use crate::protocol::{self, Protocol};
+use crate::record::{FLOOR, Row};
+use crate::report::chart::{Chart, Evaluation, Learning, learning};
+use crate::report::labels;
+use crate::report::table::Table;
+use crate::run::plan::folder;
 use crate::train::session::Point;
 
 /// Draws the curves of the group that is being trained. A chart that cannot be written does not end a run.
@@ -31,8 +39,165 @@ fn write(protocol: &Protocol, all: &[Curve], folder: &Path) -> std::io::Result<(
     let lines: Vec<Learning> =
         here.map(|curve| Learning { label: curve.label.clone(), points: points(curve) }).collect();
     let (name, title) = (format!("{}-{group}-curves", protocol.name), format!("Learning {group}"));
-    if let Some(chart) = learning(&name, &title, shown.axis, &lines)? {
+    if let Some(chart) = learning(&name, &title, shown.axis, &lines, None)? {
         chart.write(folder)?;
     }
     Ok(())
+}
+
+/// The learning curves of one command and task.
+pub struct Curves {
+    command: String,
+    task: String,
+    /// What weights are selected by.
+    axis: &'static str,
+    lines: Vec<Learning>,
+    /// The best simple rule for the task, and what it reaches.
+    floor: Option<(String, f64)>,
+}
+
+/// Labels and evaluations of the curves of one chart.
+type Labelled = Vec<(Vec<String>, Vec<Evaluation>)>;
+
+/// Learning curves of the models of `rows`, by command and task.
+///
+/// # Errors
+/// A curve that cannot be read.
+pub fn of_runs(runs: &[&Run], rows: &[Row]) -> Result<Vec<Curves>> {
+    let mut groups: BTreeMap<(String, String, &str), Labelled> = BTreeMap::new();
+    let wanted: HashSet<String> = rows.iter().map(trained_key).collect();
+    for run in runs {
+        let curve = protocol::find(&run.manifest.command).and_then(|protocol| protocol.curve);
+        let Some(curve) = curve else { continue };
+        let mut seen = HashSet::new();
+        for row in run.rows.iter().filter(|row| wanted.contains(&trained_key(row))) {
+            let (Some(task), Some(preset), Some(seed)) = (&row.task, &row.preset, row.seed) else { continue };
+            let variant = row.variant.as_ref().map_or_else(String::new, |variant| format!(":{variant}"));
+            let settings = row.settings.as_ref().map_or_else(String::new, |settings| format!(" {settings}"));
+            let key = format!("{task} {}{variant} {preset} s{seed}{settings}", row.model);
+            let path = folder(&run.folder, &key).join("curve.csv");
+            if seen.contains(&key) || !path.is_file() {
+                continue;
+            }
+            let points = read(&path).with_context(|| path.display().to_string())?;
+            let group = (run.manifest.command.clone(), task.clone(), curve.axis);
+            groups.entry(group).or_default().push((traits(run, row), points));
+            seen.insert(key);
+        }
+    }
+    let curves = groups.into_iter().map(|((command, task, axis), curves)| {
+        let (traits, points): (Vec<_>, Vec<_>) = curves.into_iter().unzip();
+        let lines = labels::distinct(&traits).into_iter().zip(points);
+        let lines = lines.map(|(label, points)| Learning { label, points }).collect();
+        let floor = floor(runs, &task);
+        Curves { command, task, axis, lines, floor }
+    });
+    Ok(curves.collect())
+}
+
+/// What the best simple rule reaches on the whole test split of `task`.
+fn floor(runs: &[&Run], task: &str) -> Option<(String, f64)> {
+    let rules = runs.iter().flat_map(|run| &run.rows).filter(|row| {
+        row.model == FLOOR
+            && row.metric == "accuracy"
+            && row.task.as_deref() == Some(task)
+            && row.differs.is_none()
+    });
+    let rules = rules.filter_map(|row| Some((row.variant.clone()?, row.value?)));
+    rules.max_by(|a, b| a.1.total_cmp(&b.1))
+}
+
+/// What tells one trained model from another, the mechanism first and what is always different last.
+fn traits(run: &Run, row: &Row) -> Vec<String> {
+    let number =
+        |name: &str, value: Option<u64>| value.map_or_else(String::new, |value| format!("{name} {value}"));
+    vec![
+        row.label(),
+        number("length", row.len),
+        number("seed", row.seed),
+        number("batch", row.batch),
+        row.preset.clone().unwrap_or_default(),
+        row.dtype.clone(),
+        row.kernel.clone(),
+        row.fraction.map_or_else(String::new, |part| format!("{} %", 100.0 * part)),
+        run.manifest.id.clone(),
+    ]
+}
+
+fn read(path: &Path) -> Result<Vec<Evaluation>> {
+    let mut points = Vec::new();
+    for record in ::csv::Reader::from_path(path)?.deserialize::<(f64, f64, f64, f64)>() {
+        let (step, train_loss, loss, value) = record?;
+        points.push(Evaluation { step, train_loss, loss, value });
+    }
+    Ok(points)
+}
+
+/// A chart per command and task.
+///
+/// # Errors
+/// Drawing fails.
+pub fn charts(all: &[Curves]) -> Result<Vec<Chart>> {
+    let charts = all.iter().map(|Curves { command, task, axis, lines, floor }| {
+        let name = format!("{command}-{task}-curves");
+        let floor = floor.as_ref().map(|(rule, value)| (rule.as_str(), *value));
+        learning(&name, &format!("Learning {task}"), axis, lines, floor)
+    });
+    charts.filter_map(|chart| chart.transpose()).collect::<std::io::Result<_>>().map_err(Into::into)
+}
+
+/// Fewest evaluations of a curve that says when its loss fell.
+const EVALUATIONS: usize = 5;
+
+/// When the validation loss of every model had fallen half of its way: early, late, or at once.
+pub fn fell(all: &[Curves]) -> Option<Table> {
+    let lines = all.iter().flat_map(|curves| {
+        curves.lines.iter().filter(|line| line.points.len() >= EVALUATIONS).filter_map(|line| {
+            let (first, last) = (line.points.first()?, line.points.last()?);
+            let best = line.points.iter().min_by(|a, b| a.loss.total_cmp(&b.loss))?;
+            let half = f64::midpoint(first.loss, best.loss);
+            let step = line.points.iter().find(|point| point.loss <= half)?.step;
+            let numbers = [step, best.step, last.step].map(|step| format!("{step:.0}"));
+            let losses = [first.loss, best.loss].map(|loss| format!("{loss:.3}"));
+            let [half, lowest, all] = numbers;
+            let [first, best] = losses;
+            Some(vec![curves.task.clone(), line.label.clone(), half, lowest, all, first, best])
+        })
+    });
+    let rows: Vec<Vec<String>> = lines.collect();
+    let columns = ["task", "model", "half way", "lowest", "all updates", "first loss", "lowest loss"];
+    (!rows.is_empty()).then(|| Table {
+        title: "When the validation loss fell".to_owned(),
+        columns: columns.map(str::to_owned).to_vec(),
+        numbers: 5,
+        rows,
+        notes: vec![
+            "half way: the first evaluation whose loss is at most the mean of the first and the lowest one. A model that stays on a \
+             plateau and then leaves it has its half way there. Losses in nat."
+                .to_owned(),
+        ],
+        spare: vec![5, 6],
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plateau_has_its_half_way_where_it_ends() {
+        let loss = |step: usize| if step < 7 { 2.25 - 0.001 * step as f64 } else { 1.8 - 0.01 * step as f64 };
+        let point =
+            |step: usize| Evaluation { step: 50.0 * step as f64, loss: loss(step), ..Evaluation::default() };
+        let line = |label: &str, count: usize| Learning {
+            label: label.to_owned(),
+            points: (1..=count).map(point).collect(),
+        };
+        let lines = vec![line("ls, seed 1", 9), line("short", 3)];
+        let curves =
+            Curves { command: "lra".into(), task: "listops".into(), axis: "accuracy", lines, floor: None };
+        let table = fell(&[curves]).unwrap();
+        assert_eq!(table.rows, [["listops", "ls, seed 1", "350", "450", "450", "2.249", "1.710"]]);
+        assert!(fell(&[]).is_none());
+    }
 }

@@ -1,25 +1,24 @@
 //! `effattn report`.
 
-use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::ValueEnum;
 
-use super::runs::{Run, latest_measured, latest_rows, newest_trained, step_samples, trained_key};
+use super::curves;
+use super::runs::{Run, latest_measured, latest_rows, newest_trained, step_samples};
 use crate::config::suite::{SHIPPED, Suite};
 use crate::protocol;
 use crate::protocol::grid::{Flags, Grid, Pick, resolve};
 use crate::protocol::table::Shown;
 use crate::protocol::trained_metrics;
 use crate::record::{Row, file};
-use crate::report::chart::{Chart, Evaluation, Learning, Quantity, figure, learning};
+use crate::report::chart::{Quantity, figure};
 use crate::report::document::{BEGIN, Document, END, Section, splice};
 use crate::report::fill::fill;
 use crate::report::paper::{Paper, Source, paper};
 use crate::report::table::{self, Table};
-use crate::report::{self, crossing, figures, labels, published, reference, robustness, trained, verdict};
-use crate::run::plan::folder;
+use crate::report::{self, crossing, figures, published, reference, robustness, trained, verdict};
 use crate::term::{self, Term};
 
 const EXAMPLES: &str = "\
@@ -232,72 +231,10 @@ fn trained(title: &str, runs: &[&Run], wanted: impl Fn(&&Row) -> bool) -> Result
     section.tables = trained::tables(&rows, &trained_metrics());
     section.tables.extend(robustness::table(&rows));
     section.tables.extend(published::reasons(&rows));
-    section.charts = curves(runs, &rows)?;
+    let curves = curves::of_runs(runs, &rows)?;
+    section.tables.extend(curves::fell(&curves));
+    section.charts = curves::charts(&curves)?;
     Ok(section)
-}
-
-/// Labels and evaluations of the curves of one chart.
-type Labelled = Vec<(Vec<String>, Vec<Evaluation>)>;
-
-/// Learning curves of the runs, one chart per command and task.
-fn curves(runs: &[&Run], rows: &[Row]) -> Result<Vec<Chart>> {
-    let mut groups: BTreeMap<(String, String, &str), Labelled> = BTreeMap::new();
-    let wanted: HashSet<String> = rows.iter().map(trained_key).collect();
-    for run in runs {
-        let curve = protocol::find(&run.manifest.command).and_then(|protocol| protocol.curve);
-        let Some(curve) = curve else { continue };
-        let mut seen = HashSet::new();
-        for row in run.rows.iter().filter(|row| wanted.contains(&trained_key(row))) {
-            let (Some(task), Some(preset), Some(seed)) = (&row.task, &row.preset, row.seed) else { continue };
-            let variant = row.variant.as_ref().map_or_else(String::new, |variant| format!(":{variant}"));
-            let settings = row.settings.as_ref().map_or_else(String::new, |settings| format!(" {settings}"));
-            let key = format!("{task} {}{variant} {preset} s{seed}{settings}", row.model);
-            let path = folder(&run.folder, &key).join("curve.csv");
-            if seen.contains(&key) || !path.is_file() {
-                continue;
-            }
-            let points = read_curve(&path).with_context(|| path.display().to_string())?;
-            let group = (run.manifest.command.clone(), task.clone(), curve.axis);
-            groups.entry(group).or_default().push((traits(run, row), points));
-            seen.insert(key);
-        }
-    }
-    let charts = groups.into_iter().map(|((command, task, axis), curves)| {
-        let (traits, points): (Vec<_>, Vec<_>) = curves.into_iter().unzip();
-        let lines: Vec<Learning> = labels::distinct(&traits)
-            .into_iter()
-            .zip(points)
-            .map(|(label, points)| Learning { label, points })
-            .collect();
-        learning(&format!("{command}-{task}-curves"), &format!("Learning {task}"), axis, &lines)
-    });
-    charts.filter_map(|chart| chart.transpose()).collect::<std::io::Result<_>>().map_err(Into::into)
-}
-
-/// What tells one trained model from another, the mechanism first and what is always different last.
-fn traits(run: &Run, row: &Row) -> Vec<String> {
-    let number =
-        |name: &str, value: Option<u64>| value.map_or_else(String::new, |value| format!("{name} {value}"));
-    vec![
-        row.label(),
-        number("length", row.len),
-        number("seed", row.seed),
-        number("batch", row.batch),
-        row.preset.clone().unwrap_or_default(),
-        row.dtype.clone(),
-        row.kernel.clone(),
-        row.fraction.map_or_else(String::new, |part| format!("{} %", 100.0 * part)),
-        run.manifest.id.clone(),
-    ]
-}
-
-fn read_curve(path: &Path) -> Result<Vec<Evaluation>> {
-    let mut points = Vec::new();
-    for record in ::csv::Reader::from_path(path)?.deserialize::<(f64, f64, f64, f64)>() {
-        let (step, train_loss, loss, value) = record?;
-        points.push(Evaluation { step, train_loss, loss, value });
-    }
-    Ok(points)
 }
 
 /// Tables and charts of one run of `speed` or `memory`; of one of its machines, where they stand `apart`.

@@ -29,8 +29,14 @@ pub struct Evaluation {
 }
 
 /// A chart of `lines`: validation loss (solid) and training loss (dashed) above, `measure` (such as "validation
-/// accuracy, %") below. Nothing without points.
-pub fn learning(name: &str, title: &str, measure: &str, lines: &[Learning]) -> io::Result<Option<Chart>> {
+/// accuracy, %") below, with a line at what the best simple rule reaches (`floor`: its name and value). Nothing without points.
+pub fn learning(
+    name: &str,
+    title: &str,
+    measure: &str,
+    lines: &[Learning],
+    floor: Option<(&str, f64)>,
+) -> io::Result<Option<Chart>> {
     if lines.iter().all(|line| line.points.is_empty()) {
         return Ok(None);
     }
@@ -47,18 +53,30 @@ pub fn learning(name: &str, title: &str, measure: &str, lines: &[Learning]) -> i
     });
     let panel = |title, lines| Panel { title, axis: "training steps", ticks: Ticks::FromZero, lines };
     let losses = dashed.chain(of(|point| point.loss)).collect();
+    let mut values = of(|point| point.value);
+    let last = lines.iter().flat_map(|line| &line.points).map(|point| point.step).fold(0.0, f64::max);
+    let rule = floor.map(|(rule, value)| (format!("floor: {rule}"), value));
+    if let Some((label, value)) = &rule {
+        let (look, ends) = (Look::default().faint(), vec![(0.0, *value), (last, *value)]);
+        values.push(Line { markers: false, ..Line::solid(look, label, ends) });
+    }
     let plane = Plane {
         title,
         subtitle: "solid: validation, dashed: training (mean since the evaluation before)",
-        panels: vec![panel("loss, nat", losses), panel(measure, of(|point| point.value))],
+        panels: vec![panel("loss, nat", losses), panel(measure, values)],
     };
     let points = lines.iter().flat_map(|line| line.points.iter().map(move |point| (&line.label, point)));
+    let records = points.map(|(label, point)| {
+        let numbers = [point.step, point.train_loss, point.loss, point.value].map(|x| x.to_string());
+        std::iter::once(label.clone()).chain(numbers).collect()
+    });
+    let below = rule.iter().map(|(label, value)| {
+        let empty = || String::new();
+        vec![label.clone(), empty(), empty(), empty(), value.to_string()]
+    });
     let csv = table(
         &["series", "step", "train_loss", "validation_loss", measure],
-        points.map(|(label, point)| {
-            let numbers = [point.step, point.train_loss, point.loss, point.value].map(|x| x.to_string());
-            std::iter::once(label.clone()).chain(numbers).collect()
-        }),
+        records.chain(below).collect::<Vec<_>>(),
     )?;
     Ok(Some(Chart { name: name.to_owned(), svg: plane.draw()?, csv }))
 }
@@ -71,10 +89,15 @@ mod tests {
     fn a_chart_names_its_lines_and_keeps_its_data() {
         let point = |step: f64| Evaluation { step, train_loss: 2.0, loss: f64::NAN, value: step / 10.0 };
         let line = Learning { label: "ls <a>".to_owned(), points: vec![point(50.0), point(100.0)] };
-        let chart = learning("x", "Title", "validation accuracy, %", &[line]).unwrap().unwrap();
+        let floor = Some(("root operator", 37.5));
+        let chart = learning("x", "Title", "validation accuracy, %", &[line], floor).unwrap().unwrap();
         assert!(chart.svg.contains("ls &lt;a&gt;") && chart.svg.contains("training steps"));
-        assert_eq!(chart.csv.lines().count(), 3);
-        assert!(learning("x", "", "", &[Learning::default()]).unwrap().is_none());
+        assert!(
+            chart.svg.contains("floor: root operator")
+                && chart.csv.ends_with("floor: root operator,,,,37.5\n")
+        );
+        assert_eq!(chart.csv.lines().count(), 4);
+        assert!(learning("x", "", "", &[Learning::default()], floor).unwrap().is_none());
     }
 
     #[test]
@@ -85,7 +108,7 @@ mod tests {
             let line =
                 |index| Learning { label: format!("run {index}"), points: vec![point(50.0), point(100.0)] };
             let lines: Vec<Learning> = (0..count).map(line).collect();
-            learning("x", "Title", "validation accuracy, %", &lines).unwrap().unwrap().svg
+            learning("x", "Title", "validation accuracy, %", &lines, None).unwrap().unwrap().svg
         };
         let (few, many, most) = (drawn(50), drawn(500), drawn(2000));
         assert!(!few.contains("too many") && most.contains("2000 lines, too many to name;"));
