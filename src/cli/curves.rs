@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use super::runs::{Run, trained_key};
-use crate::protocol::training::Curve;
+use crate::protocol::curve::Curve;
 use crate::protocol::{self, Protocol};
 use crate::record::{FLOOR, Row};
 use crate::report::chart::{Chart, Evaluation, Learning, learning};

@@ -6,6 +6,7 @@
 pub mod attention;
 pub mod charlm;
 pub mod check;
+pub mod curve;
 pub mod finetune;
 pub mod gate;
 pub mod grid;

@@ -5,33 +5,17 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 
 use super::gate;
-use super::table::{Conditions, Protocol};
-use super::training::Curve;
+use super::table::Conditions;
+pub use super::table::Runner;
 use crate::record::{Outcome, Row};
 use crate::run::RunError;
 use crate::run::journal::Samples;
 use crate::run::outcome::Ending;
-use crate::run::plan::{self, Cell, Plan};
+use crate::run::plan::{self, Cell};
 use crate::run::session::Session;
 use crate::run::worker::Worker;
 use crate::stats::Summary;
 use crate::term::{Warning, clock};
-
-/// A run of the cells of a plan.
-pub struct Runner<'a> {
-    /// The protocol.
-    pub protocol: &'static Protocol,
-    /// The plan.
-    pub plan: &'a Plan,
-    /// The run.
-    pub session: &'a mut Session,
-    /// What workers are given.
-    pub conditions: Conditions,
-    /// Called with the learning curves so far whenever one has grown.
-    pub draw: &'a mut dyn FnMut(&[Curve]),
-    /// Learning curves of this run.
-    pub curves: Vec<Curve>,
-}
 
 /// The result of a cell.
 pub struct Finished {

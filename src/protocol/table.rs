@@ -1,4 +1,5 @@
 //! A line of the table of protocols: a [`Protocol`] says everything that a command, a report and a worker need to know.
+//! [`Runner`] stands beside it, because each names the other; what it does is in [`super::runner`].
 //!
 //! To add a protocol: write `protocol/<name>.rs` with a `pub static PROTOCOL` and add its line to [`TABLE`](super::TABLE).
 
@@ -10,16 +11,16 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::curve::{Curve, LearningCurve};
 use super::grid::{Defaults, Flags, Grid, PlanError};
 use super::model_spec::ModelSpec;
-use super::runner::Runner;
 use crate::config::settings::{Setting, Settings};
 use crate::record::{Metric, Outcome, Row};
 use crate::run::outcome::Ending;
 use crate::run::plan::{Cell, Plan};
+use crate::run::session::Session;
 use crate::run::worker::{Launcher, Link};
 use crate::run::{RunError, Stop};
-use crate::train::session::{Point, Score};
 
 /// Predicts the seconds of a plan's cells by trying something for a moment.
 pub type Price = fn(&mut Plan, &Prober) -> Result<(), RunError>;
@@ -77,6 +78,22 @@ pub struct Protocol {
     pub instead: Option<Instead>,
 }
 
+/// A run of the cells of a plan.
+pub struct Runner<'a> {
+    /// The protocol.
+    pub protocol: &'static Protocol,
+    /// The plan.
+    pub plan: &'a Plan,
+    /// The run.
+    pub session: &'a mut Session,
+    /// What workers are given.
+    pub conditions: Conditions,
+    /// Called with the learning curves so far whenever one has grown.
+    pub draw: &'a mut dyn FnMut(&[Curve]),
+    /// Learning curves of this run.
+    pub curves: Vec<Curve>,
+}
+
 /// `--quick`.
 #[derive(Clone, Copy)]
 pub struct Quick {
@@ -104,29 +121,6 @@ pub enum Shown {
     Trained,
     /// A line per cell with its metrics.
     Plain,
-}
-
-/// What a learning curve shows of an evaluation.
-#[derive(Clone, Copy)]
-pub struct LearningCurve {
-    /// Column in `curve.csv`.
-    pub column: &'static str,
-    /// Axis of the chart.
-    pub axis: &'static str,
-    /// Unit in messages.
-    pub unit: &'static str,
-    /// The number.
-    pub value: fn(&Score) -> f64,
-    /// Whether less is better.
-    pub less: bool,
-}
-
-impl LearningCurve {
-    /// The best of `points`.
-    pub fn best(&self, points: &[Point]) -> Option<f64> {
-        let values = points.iter().map(|point| (self.value)(&point.score));
-        if self.less { values.reduce(f64::min) } else { values.reduce(f64::max) }
-    }
 }
 
 /// A flag of one command only.

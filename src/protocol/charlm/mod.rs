@@ -9,7 +9,8 @@ pub mod streams;
 pub mod witten_bell;
 pub mod worker;
 
-use super::table::{Flag, Instead, LearningCurve, Protocol, Quick, Shown, Tasks};
+use super::curve::LearningCurve;
+use super::table::{Flag, Instead, Protocol, Quick, Shown, Tasks};
 use super::training;
 use crate::config::settings::groups::{MACHINE, MODEL, TRAINING};
 use crate::record::Metric;

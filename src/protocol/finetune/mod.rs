@@ -5,7 +5,8 @@ pub mod plan;
 pub mod recipe;
 pub mod worker;
 
-use super::table::{LearningCurve, Protocol, Quick, Shown, Tasks};
+use super::curve::LearningCurve;
+use super::table::{Protocol, Quick, Shown, Tasks};
 use super::training;
 use crate::config::settings::groups::{MACHINE, TRAINING};
 use crate::data;

@@ -10,8 +10,9 @@ pub mod recipe;
 pub mod tasks;
 pub mod worker;
 
+use super::curve::LearningCurve;
 use super::runner::Runner;
-use super::table::{LearningCurve, Protocol, Quick, Shown, Tasks};
+use super::table::{Protocol, Quick, Shown, Tasks};
 use super::training;
 use crate::config::settings::groups::{MACHINE, MODEL, TRAINING};
 use crate::record::Metric;

@@ -8,7 +8,8 @@ pub mod public;
 pub mod recipe;
 pub mod worker;
 
-use super::table::{LearningCurve, Protocol, Quick, Shown, Tasks};
+use super::curve::LearningCurve;
+use super::table::{Protocol, Quick, Shown, Tasks};
 use super::training;
 use crate::config::settings::groups::{MACHINE, MODEL, TRAINING};
 use crate::data::prose;

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::record::{Outcome, Published};
 use crate::train::session::Point;
 
-pub use parent::{Curve, compute, ended};
+pub use parent::{compute, ended};
 pub use plan::{Differences, one_of_each, parts};
 pub use price::{RATE, price};
 

@@ -3,8 +3,9 @@
 use std::time::{Duration, Instant};
 
 use super::{Answer, Done, Job, worker};
+use crate::protocol::curve::{Curve, LearningCurve};
 use crate::protocol::runner::{Finished, Runner, request};
-use crate::protocol::table::{Conditions, LearningCurve};
+use crate::protocol::table::Conditions;
 use crate::record::{Outcome, Row, file};
 use crate::run::RunError;
 use crate::run::journal::Samples;
@@ -18,17 +19,6 @@ use crate::train::session::Point;
 
 /// Time that a worker has on Ctrl-C to finish its step and write a checkpoint.
 const GRACE: Duration = Duration::from_secs(20);
-
-/// The learning curve of one cell.
-#[derive(Clone, Debug)]
-pub struct Curve {
-    /// The chart it belongs in.
-    pub group: String,
-    /// Mechanism, and the seed where there are several.
-    pub label: String,
-    /// The evaluations.
-    pub points: Vec<Point>,
-}
 
 /// Trains the cells `open`, each in a folder of its own in the folder of the run.
 ///

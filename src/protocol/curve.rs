@@ -1,0 +1,37 @@
+//! Learning curves: what they show, and their points.
+
+use crate::train::session::{Point, Score};
+
+/// What a learning curve shows of an evaluation.
+#[derive(Clone, Copy)]
+pub struct LearningCurve {
+    /// Column in `curve.csv`.
+    pub column: &'static str,
+    /// Axis of the chart.
+    pub axis: &'static str,
+    /// Unit in messages.
+    pub unit: &'static str,
+    /// The number.
+    pub value: fn(&Score) -> f64,
+    /// Whether less is better.
+    pub less: bool,
+}
+
+impl LearningCurve {
+    /// The best of `points`.
+    pub fn best(&self, points: &[Point]) -> Option<f64> {
+        let values = points.iter().map(|point| (self.value)(&point.score));
+        if self.less { values.reduce(f64::min) } else { values.reduce(f64::max) }
+    }
+}
+
+/// The learning curve of one cell.
+#[derive(Clone, Debug)]
+pub struct Curve {
+    /// The chart it belongs in.
+    pub group: String,
+    /// Mechanism, and the seed where there are several.
+    pub label: String,
+    /// The evaluations.
+    pub points: Vec<Point>,
+}
