@@ -1,0 +1,47 @@
+//! Why runs cannot be joined.
+
+use std::path::PathBuf;
+
+use crate::run::RunError;
+
+/// Why runs cannot be joined.
+#[derive(Debug, thiserror::Error)]
+pub enum MergeError {
+    /// A file or folder cannot be used.
+    #[error(transparent)]
+    Run(#[from] RunError),
+    /// No run there.
+    #[error("there is no run in {}; name the folder of a run or of its shards, such as results/lra/plan-0123456789ab", .0.display())]
+    Nothing(PathBuf),
+    /// Runs of different plans.
+    #[error(
+        "{} and {} are not of one plan: the second has {differ}; merge what belongs together, each by itself",
+        first.display(),
+        second.display()
+    )]
+    Different {
+        /// One run.
+        first: PathBuf,
+        /// Another.
+        second: PathBuf,
+        /// What differs, in words.
+        differ: String,
+    },
+    /// Two results of one training run.
+    #[error(
+        "{cell}: {} and {} claim to be one training run and differ ({what}); nothing was written. Move the one away that \
+         you do not trust",
+        first.display(),
+        second.display()
+    )]
+    Conflict {
+        /// The cell.
+        cell: String,
+        /// One run.
+        first: PathBuf,
+        /// Another.
+        second: PathBuf,
+        /// What differs.
+        what: String,
+    },
+}

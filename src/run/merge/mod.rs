@@ -1,0 +1,101 @@
+//! Shards and runs of several machines, joined to one run that is continued, shown and compared as any other.
+
+mod choose;
+mod error;
+mod source;
+mod write;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use super::Stop;
+use super::earlier::differences;
+use super::shard::{parent, shards};
+use crate::record::file;
+use choose::Chosen;
+pub use error::MergeError;
+pub use source::{Source, Whole, owners};
+pub use write::Merged;
+use write::write;
+
+/// Joins the runs in `folders`. The shards of one run are joined in their own folder, others in a folder below `output`.
+/// `keeps` says whether a command trains, so that the same cell twice is one result.
+///
+/// # Errors
+/// See [`MergeError`]; nothing was written then, except where a disk is full.
+pub fn merge(
+    folders: &[PathBuf],
+    output: Option<&Path>,
+    keeps: fn(&str) -> bool,
+    stop: &Stop,
+) -> Result<Merged, MergeError> {
+    let mut wholes = Vec::new();
+    for folder in folders {
+        let found = Whole::below(folder)?;
+        if found.is_empty() {
+            return Err(MergeError::Nothing(folder.clone()));
+        }
+        wholes.extend(found);
+    }
+    let first = wholes[0].sources.first().ok_or_else(|| MergeError::Nothing(wholes[0].folder.clone()))?;
+    for source in wholes.iter().flat_map(|whole| &whole.sources) {
+        same_plan(first, source)?;
+    }
+    let target = target(&wholes, output);
+    let planned = wholes.iter().find_map(|whole| whole.planned.clone());
+    let mut order: Vec<String> = Vec::new();
+    let mut known = BTreeSet::new();
+    for cell in wholes.iter().flat_map(Whole::cells) {
+        if known.insert(cell) {
+            order.push(cell.to_owned());
+        }
+    }
+    drop(known);
+    let sources: Vec<Source> = wholes.into_iter().flat_map(|whole| whole.sources).collect();
+    let chosen = Chosen::of(&order, &sources, keeps(&sources[0].manifest.command))?;
+    let mut merged = write(&target, &order, planned.as_ref(), &sources, chosen, stop)?;
+    let damaged = sources.iter().filter_map(|source| Some((source, source.damaged?)));
+    merged.remarks.extend(damaged.map(|(source, line)| {
+        let path = source.folder.join("journal.jsonl");
+        format!(
+            "{}: line {line} is cut off or damaged; what was in it and after it is missing",
+            path.display()
+        )
+    }));
+    Ok(merged)
+}
+
+/// The folder of the merged run: that of the shards, where they lie in one.
+fn target(wholes: &[Whole], output: Option<&Path>) -> PathBuf {
+    match (wholes, output) {
+        ([one], None) if !shards(&one.folder).is_empty() => one.folder.clone(),
+        _ => {
+            let one = &wholes[0];
+            let manifest = one.sources.first().map(|run| &run.manifest);
+            let above = one.folder.parent().and_then(Path::file_name);
+            let name = match &one.planned {
+                Some(planned) => file::plain_name(&planned.name),
+                None => above.map_or_else(|| "merged".to_owned(), |name| name.to_string_lossy().into_owned()),
+            };
+            let plan = manifest.map(|manifest| match manifest.plan.as_str() {
+                "" => file::plain_name(&manifest.identity),
+                plan => file::plain_name(plan),
+            });
+            parent(&output.unwrap_or(Path::new("results")).join(name), &plan.unwrap_or_default())
+        }
+    }
+}
+
+/// Makes sure that two runs are of one plan: the same cells, made by the same build from the same data.
+fn same_plan(first: &Source, second: &Source) -> Result<(), MergeError> {
+    let (a, b) = (&first.manifest, &second.manifest);
+    let mut differ = differences(a, b, false);
+    if differ.is_empty() && !a.plan.is_empty() && !b.plan.is_empty() && a.plan != b.plan {
+        differ.push("other cells".to_owned());
+    }
+    if differ.is_empty() {
+        return Ok(());
+    }
+    let (first, second) = (first.folder.clone(), second.folder.clone());
+    Err(MergeError::Different { first, second, differ: differ.join(", ") })
+}

@@ -1,0 +1,148 @@
+//! The runs that are joined, as they lie in their folders.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+
+use crate::record::Outcome;
+use crate::run::RunError;
+use crate::run::journal::{self, Entry};
+use crate::run::manifest::{Manifest, State};
+use crate::run::planned::Planned;
+use crate::run::shard::{Shard, shards};
+
+/// Folders below a named one at which runs are looked for no more.
+const DEEPEST: usize = 8;
+
+/// A run that was read.
+pub struct Source {
+    /// Its folder.
+    pub folder: PathBuf,
+    /// Where its rows come from.
+    pub manifest: Manifest,
+    /// Its finished cells.
+    pub entries: Vec<Entry>,
+    /// The line from which on its journal cannot be read.
+    pub damaged: Option<usize>,
+}
+
+impl Source {
+    fn read(folder: &Path) -> Result<Option<Self>, RunError> {
+        let Some(manifest) = Manifest::read(folder)?.filter(|found| found.state != State::Abandoned) else {
+            return Ok(None);
+        };
+        let path = folder.join("journal.jsonl");
+        let (entries, damaged) = match journal::entries_and_damage(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Default::default(),
+            result => result.map_err(RunError::file(path))?,
+        };
+        Ok(Some(Self { folder: folder.to_owned(), manifest, entries, damaged }))
+    }
+
+    pub(super) fn shard(&self) -> Option<Shard> {
+        self.manifest.shard.as_deref()?.parse().ok()
+    }
+
+    pub(super) fn host(&self) -> String {
+        self.manifest.machine["host"].as_str().unwrap_or("an unnamed machine").to_owned()
+    }
+}
+
+/// A whole run: its plan, where that is known, and the runs that have its cells.
+pub struct Whole {
+    /// Folder of the run, or of its shards.
+    pub folder: PathBuf,
+    /// All its cells.
+    pub planned: Option<Planned>,
+    /// What was merged or run in the folder itself first, then shard by shard, the oldest first.
+    pub sources: Vec<Source>,
+}
+
+impl Whole {
+    /// Every whole run in `folder` or below it.
+    ///
+    /// # Errors
+    /// Folders that cannot be read, and files that are damaged.
+    pub fn below(folder: &Path) -> Result<Vec<Self>, RunError> {
+        let mut found = Vec::new();
+        let mut folders = vec![(folder.to_owned(), 0)];
+        while let Some((folder, depth)) = folders.pop() {
+            if let Some(whole) = Self::read(&folder)? {
+                found.push(whole);
+                continue;
+            }
+            if depth < DEEPEST {
+                folders.extend(below(&folder)?.into_iter().map(|path| (path, depth + 1)));
+            }
+        }
+        found.sort_by(|a, b| a.folder.cmp(&b.folder));
+        Ok(found)
+    }
+
+    /// The whole run in `folder`; none if there is none.
+    fn read(folder: &Path) -> Result<Option<Self>, RunError> {
+        let mut planned = Planned::read(folder)?;
+        let parts = if planned.is_some() { shards(folder) } else { Vec::new() };
+        let own = Source::read(folder)?;
+        if own.is_none() && parts.is_empty() {
+            return Ok(None);
+        }
+        let above =
+            folder.ancestors().nth(2).filter(|_| own.as_ref().is_some_and(|own| own.shard().is_some()));
+        if let (None, Some(above)) = (&planned, above) {
+            planned = Planned::read(above)?; // a shard that was named alone
+        }
+        let mut sources: Vec<Source> = own.into_iter().collect();
+        for (_, base) in parts {
+            let mut runs = Vec::new();
+            for path in below(&base)? {
+                runs.extend(Source::read(&path)?);
+            }
+            runs.sort_by_key(|run| run.manifest.order);
+            sources.extend(runs);
+        }
+        Ok(Some(Self { folder: folder.to_owned(), planned, sources }))
+    }
+
+    /// Keys of its cells in the order of the rows; where no plan is there, those that have rows.
+    pub fn cells(&self) -> Vec<&str> {
+        match &self.planned {
+            Some(planned) => planned.cells.iter().map(|cell| cell.cell.as_str()).collect(),
+            None => {
+                self.sources.iter().flat_map(|run| &run.entries).map(|entry| entry.cell.as_str()).collect()
+            }
+        }
+    }
+
+    /// How every finished cell ended, the best of several ends.
+    pub fn outcomes(&self) -> HashMap<&str, Outcome> {
+        let mut found: HashMap<&str, Outcome> = HashMap::new();
+        for entry in self.sources.iter().flat_map(|run| &run.entries) {
+            let Some(outcome) = entry.outcome() else { continue };
+            let known = found.entry(&entry.cell).or_insert(outcome);
+            if !known.is_final() || outcome == Outcome::Ok {
+                *known = outcome;
+            }
+        }
+        found
+    }
+}
+
+/// The folders in `folder`; links are passed over.
+fn below(folder: &Path) -> Result<Vec<PathBuf>, RunError> {
+    let entries = std::fs::read_dir(folder).map_err(RunError::file(folder))?;
+    let folders = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    let mut folders: Vec<PathBuf> = folders.map(|entry| entry.path()).collect();
+    folders.sort();
+    Ok(folders)
+}
+
+/// The shard of every cell, where the cells were dealt: by the number of shards that most folders name.
+pub fn owners<'a>(
+    planned: &Planned,
+    folders: impl Iterator<Item = &'a Shard>,
+) -> Option<(usize, Vec<usize>)> {
+    let mut counts: BTreeMap<usize, usize> = BTreeMap::new();
+    folders.for_each(|shard| *counts.entry(shard.count).or_default() += 1);
+    let (count, _) = counts.into_iter().max_by_key(|(_, folders)| *folders)?;
+    Some((count, planned.deal(count)))
+}
