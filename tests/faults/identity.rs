@@ -1,60 +1,17 @@
 //! A row is what was run: what is silent where it goes wrong, at the level of the program.
 
-use std::io::Write;
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
 
+use effattn::record::{Outcome, Row, csv};
 use effattn::run::journal::Entry;
 
-use super::*;
-
-/// `VICTIMS[0]` without a place for its results.
-const SPEED: &str =
-    "speed --preset ls-lra --model full,linear --len 32,64 --max-time 30ms --no-plot --threads 1 --quiet";
-const LRA: &str = "lra --task listops --model ls:w=4,r=2 --len 16 --batch 8 --rate 1e-3 --steps 20 --data-dir . --no-plot \
-                   --threads 1";
-
-/// Seconds after which a command that should not wait is taken for one that does.
-const WAIT: Duration = Duration::from_secs(60);
-
-/// Runs `line` to its end, which must come soon.
-fn soon(folder: &Path, line: &str) -> Output {
-    let child = effattn(folder, line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let (id, start) = (child.id(), Instant::now());
-    let watch = std::thread::spawn(move || child.wait_with_output().unwrap());
-    while !watch.is_finished() {
-        if start.elapsed() > WAIT {
-            signal(id, "-KILL");
-            panic!("{line} waits");
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    watch.join().unwrap()
-}
-
-/// Runs `line`, which must succeed, and gives what it said.
-fn said(folder: &Path, line: &str) -> String {
-    let output = run(folder, line);
-    assert!(output.status.success(), "{line}: {}", stderr(&output));
-    stderr(&output)
-}
-
-/// Number of run folders of `command`.
-fn runs(folder: &Path, command: &str) -> usize {
-    let entries = fs::read_dir(folder.join("results").join(command)).unwrap().flatten();
-    entries.filter(|entry| entry.file_type().unwrap().is_dir()).count()
-}
-
-/// A suite of `rows` of full attention, the settings of each given.
-fn suite(title: &str, rows: &[&str]) -> String {
-    let rows = rows
-        .iter()
-        .enumerate()
-        .map(|(index, set)| format!("[[row]]\nlabel = \"r{index}\"\nmodel = \"full\"\nset = {{ {set} }}\n"));
-    format!(
-        "title = {title}\nprotocol = \"speed\"\nsource = \"s\"\n[base]\npreset = \"ls-lra\"\nlen = [32]\nmode = \"infer\"\n\
-         max_time = \"30ms\"\n{}",
-        rows.collect::<String>()
-    )
-}
+use super::{
+    LRA, SPEED, TWO_MODELS, VICTIMS, WAIT, children, effattn, fresh, latest, le, rows, run, runs, said,
+    signal, soon, spawn, stderr, suite, unfinished,
+};
 
 #[test]
 fn rows_of_a_suite_that_differ_in_their_settings_are_cells_of_their_own() {
@@ -250,16 +207,6 @@ fn weights_that_are_not_finite_generate_nothing() {
     assert!(!output.status.success() && stderr(&output).contains("finite"), "{}", stderr(&output));
 }
 
-/// Says that the newest run of `command` is not finished.
-fn unfinished(folder: &Path, command: &str) -> PathBuf {
-    let folder = latest(folder, command).canonicalize().unwrap();
-    let file = folder.join("manifest.json");
-    let text = fs::read_to_string(&file).unwrap();
-    assert!(text.contains("\"done\""));
-    fs::write(&file, text.replace("\"done\"", "\"unfinished\"")).unwrap();
-    folder
-}
-
 #[test]
 fn a_line_of_the_journal_without_rows_of_its_cell_runs_again() {
     let folder = fresh("speed");
@@ -285,163 +232,6 @@ fn a_line_of_the_journal_without_rows_of_its_cell_runs_again() {
 }
 
 #[test]
-fn a_fifo_is_no_file_wherever_one_is_named() {
-    let folder = fresh("speed");
-    for name in ["s.toml", "rows.csv", "rows.json", "w.safetensors", "journal.jsonl", "manifest.json"] {
-        assert!(Command::new("mkfifo").arg(folder.path().join(name)).status().unwrap().success());
-    }
-    fs::create_dir(folder.path().join("golden")).unwrap();
-    assert!(
-        Command::new("mkfifo").arg(folder.path().join("golden/a.safetensors")).status().unwrap().success()
-    );
-    fs::create_dir(folder.path().join("data")).unwrap();
-    assert!(Command::new("mkfifo").arg(folder.path().join("data/enwik8")).status().unwrap().success());
-    for (line, name) in [
-        ("speed --suite s.toml --dry-run", "s.toml"),
-        ("speed --model full --len 32 --reference rows.json", "rows.json"),
-        ("compare rows.csv rows.json", "rows.csv"),
-        ("plot attention --model ls --weights w.safetensors", "w.safetensors"),
-        ("plot rows .", "rows in ."),
-        ("report .", "manifest.json"),
-        ("fetch imdb --from w.safetensors --data-dir .", "w.safetensors"),
-        ("charlm --generate w.safetensors", "w.safetensors"),
-        ("check --golden golden", "a.safetensors"),
-        ("charlm --task enwik8 --model ls --data-dir data --steps 1", "enwik8"),
-    ] {
-        let output = soon(folder.path(), line);
-        let all = stderr(&output) + &String::from_utf8_lossy(&output.stdout);
-        assert!(!output.status.success(), "{line}");
-        assert!(all.contains(name), "{line}: {all}");
-    }
-}
-
-#[test]
-fn numbers_out_of_bounds_are_refused_at_once() {
-    let folder = fresh("speed");
-    for words in [
-        "--model full --set layers=10000000",
-        "--model full --set ffn=18446744073709551615",
-        "--model ls:w=9223372036854775807",
-        "--model full --len 4194305",
-        "--model full --batch 65537",
-        "--model full --threads 100000",
-        "--model full --set width=65536 --set heads=65535",
-    ] {
-        let output = soon(folder.path(), &format!("speed --dry-run {words}"));
-        assert_eq!(output.status.code(), Some(2), "{words}: {}", stderr(&output));
-    }
-    // what can be asked for one by one, and not be counted together
-    let output = soon(
-        folder.path(),
-        "speed --dry-run --model full --len 4194304 --batch 65536 --set layers=4096 --export-csv -",
-    );
-    let rows: Vec<Row> = csv::from_str(&String::from_utf8_lossy(&output.stdout)).unwrap();
-    assert!(rows.iter().all(|row| row.flops.is_none()), "{rows:?}");
-    assert!(
-        rows.iter().any(|row| row.error.as_deref().is_some_and(|error| error.contains("can be counted"))),
-        "{rows:?}"
-    );
-}
-
-/// Highest resident size of `line` itself in MiB, and its seconds.
-fn own_highest(folder: &Path, line: &str) -> (u64, f64) {
-    let (mut child, start) = (spawn(folder, line), Instant::now());
-    let mut highest = 0;
-    while child.try_wait().unwrap().is_none() {
-        let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
-        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-        highest =
-            highest.max(peak.and_then(|peak| peak.split_whitespace().next()?.parse().ok()).unwrap_or(0));
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    let seconds = start.elapsed().as_secs_f64();
-    assert!(child.wait().unwrap().success(), "{line}");
-    println!("{line}: {} MiB, {seconds:.1} s", highest / 1024);
-    (highest / 1024, seconds)
-}
-
-/// `EFFATTN_RUNS=10000 cargo test --release --test binary many_runs -- --nocapture` for the whole size: as many runs of 160
-/// rows, two runs of as many cells, and a journal of 200 MB; here a twentieth.
-#[test]
-fn many_runs_and_a_long_journal_are_not_held_in_memory() {
-    let runs: usize = std::env::var("EFFATTN_RUNS").ok().and_then(|count| count.parse().ok()).unwrap_or(500);
-    let (most, longest) = if runs > 500 { (512, 10.0) } else { (64, f64::INFINITY) };
-    let small = |folder: &Path, line: &str| {
-        let (highest, seconds) = own_highest(folder, line);
-        assert!(highest <= most && seconds <= longest, "{line}: {highest} MiB, {seconds} s");
-    };
-    let folder = fresh("speed");
-    said(folder.path(), SPEED);
-    let first = latest(folder.path(), "speed").canonicalize().unwrap();
-    let manifest = fs::read_to_string(first.join("manifest.json")).unwrap();
-    let rows: Vec<Row> = csv::from_str(&fs::read_to_string(first.join("rows.csv")).unwrap()).unwrap();
-    for name in ["before", "now"] {
-        let run = folder.path().join(name);
-        fs::create_dir(&run).unwrap();
-        let cell =
-            |seed: usize| rows.iter().take(3).map(move |row| Row { seed: Some(seed as u64), ..row.clone() });
-        let all: Vec<Row> = (0..runs).flat_map(cell).collect();
-        fs::write(run.join("manifest.json"), &manifest).unwrap();
-        fs::write(run.join("rows.csv"), csv::to_string(&all).unwrap()).unwrap();
-    }
-    small(folder.path(), "compare before now --fail-if-regression 5%");
-    let many: Vec<Row> = rows.iter().cycle().take(160).cloned().collect();
-    let (text, id) =
-        (csv::to_string(&many).unwrap(), first.file_name().unwrap().to_string_lossy().into_owned());
-    for index in 0..runs {
-        let name = format!("20990101-{index:06}-aaaaaa");
-        let run = first.with_file_name(&name);
-        fs::create_dir(&run).unwrap();
-        let order = format!("\"order\": {}", index + 2);
-        fs::write(run.join("manifest.json"), manifest.replace(&id, &name).replace("\"order\": 1", &order))
-            .unwrap();
-        fs::write(run.join("rows.csv"), &text).unwrap();
-    }
-    small(folder.path(), "report -o r.md");
-    let last = format!("20990101-{:06}-aaaaaa", runs - 1);
-    assert!(fs::read_to_string(folder.path().join("r.md")).unwrap().contains(&last));
-
-    let folder = fresh("speed");
-    said(folder.path(), SPEED);
-    let file = unfinished(folder.path(), "speed").join("journal.jsonl");
-    let lines = fs::read_to_string(&file).unwrap();
-    let mut journal = fs::OpenOptions::new().append(true).open(&file).unwrap();
-    for index in 0..(runs * 20_000) / lines.len() {
-        let lines = if index % 2 == 0 {
-            lines.clone()
-        } else {
-            lines.replace("{\"cell\":\"", &format!("{{\"cell\":\"{index} "))
-        };
-        journal.write_all(lines.as_bytes()).unwrap();
-    }
-    small(folder.path(), SPEED);
-}
-
-#[test]
-fn titles_are_text_in_every_report() {
-    let folder = fresh("speed");
-    let title = "\"<script>alert(1)</script> \\u001b[31m <!-- effattn report: end -->\"";
-    fs::write(folder.path().join("s.toml"), suite(title, &["layers = 1"])).unwrap();
-    let output = run(folder.path(), "speed --suite s.toml --no-plot --threads 1");
-    let shown = String::from_utf8_lossy(&output.stdout).into_owned() + &stderr(&output);
-    assert!(output.status.success() && !shown.contains('\x1b'), "{shown}");
-    let page = folder.path().join("page.md");
-    fs::write(&page, "<!-- effattn report: begin -->\n<!-- effattn report: end -->\n").unwrap();
-    let sizes: Vec<u64> = (0..3)
-        .map(|_| {
-            said(folder.path(), "report --splice page.md");
-            fs::metadata(&page).unwrap().len()
-        })
-        .collect();
-    assert!(sizes.iter().all(|size| *size == sizes[0]), "every splice makes the page longer: {sizes:?}");
-    for name in ["r.md", "r.html"] {
-        said(folder.path(), &format!("report -o {name}"));
-        let text = fs::read_to_string(folder.path().join(name)).unwrap();
-        assert!(!text.contains("<script>alert") && !text.contains('\x1b'), "{name}");
-    }
-}
-
-#[test]
 fn more_seeds_train_the_new_ones_only() {
     let folder = fresh("lra");
     said(folder.path(), &format!("{LRA} --seeds 0"));
@@ -451,27 +241,6 @@ fn more_seeds_train_the_new_ones_only() {
     let second = rows(folder.path(), "lra");
     assert_eq!(first[..], second[..first.len()], "what was finished is not measured again");
     assert_eq!(second.iter().filter(|row| row.metric == "accuracy").count(), 2);
-}
-
-#[test]
-fn a_full_disk_while_drawing_is_named_with_its_file() {
-    let folder = fresh("speed");
-    said(folder.path(), SPEED);
-    let output = on_full_disk(folder.path(), "plot rows results/speed --plots-dir plots", 4);
-    let told = stderr(&output);
-    assert!(!output.status.success() && told.contains("File too large") && told.contains("plots/"), "{told}");
-}
-
-#[test]
-fn a_large_suite_is_planned_at_once() {
-    let folder = fresh("speed");
-    let rows: Vec<String> = (1..5001).map(|ffn| format!("ffn = {ffn}")).collect();
-    let rows: Vec<&str> = rows.iter().map(String::as_str).collect();
-    fs::write(folder.path().join("s.toml"), suite("\"t\"", &rows)).unwrap();
-    let start = Instant::now();
-    let output = soon(folder.path(), "speed --suite s.toml --dry-run");
-    assert!(output.status.success(), "{}", stderr(&output));
-    println!("a suite of 5,000 rows is planned in {:.1} s", start.elapsed().as_secs_f64());
 }
 
 #[test]

@@ -1,0 +1,77 @@
+//! Kills at random moments.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use effattn::device::rng::Stream;
+
+use super::{VICTIMS, fresh, result, rows, run, spawn, stderr};
+
+/// Kills in all where nothing else is said.
+const KILLS: usize = 15;
+
+/// Kills before a run is let to its end.
+const TOGETHER: usize = 4;
+
+#[test]
+fn kills_at_random_moments_change_nothing() {
+    let wanted = std::env::var("EFFATTN_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(KILLS);
+    let seed = std::env::var("EFFATTN_FUZZ_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(0);
+    let mut random = Stream::new(seed, "kills");
+    for (index, victim) in VICTIMS.iter().enumerate() {
+        let wanted = (wanted + index) / VICTIMS.len();
+        let undisturbed = fresh(victim.name);
+        let start = Instant::now();
+        let output = run(undisturbed.path(), victim.line);
+        assert!(output.status.success(), "{}", stderr(&output));
+        let whole = start.elapsed().as_secs_f64();
+        let expected = result(undisturbed.path(), victim.name);
+        let (mut survived, mut tried) = (0, 0);
+        while survived < wanted && tried < 20 * wanted {
+            let folder = fresh(victim.name);
+            let mut hits = 0;
+            for _ in 0..TOGETHER.min(wanted - survived) {
+                tried += 1;
+                let mut child = spawn(folder.path(), victim.line);
+                std::thread::sleep(Duration::from_secs_f64(random.uniform(0.0, 0.8 * whole)));
+                let name = if tried % 2 == 0 { "-KILL" } else { "-TERM" };
+                let _ =
+                    Command::new("kill").args([name, &child.id().to_string()]).stderr(Stdio::null()).status();
+                let ended = child.wait().unwrap();
+                if ended.success() {
+                    break; // it was faster
+                }
+                hits += 1;
+            }
+            let output = run(folder.path(), victim.line);
+            assert!(output.status.success(), "{}", stderr(&output));
+            let found = result(folder.path(), victim.name);
+            let left = temporary(&folder.path().join("results"));
+            assert!(left.is_empty(), "{}: {hits} kills left {left:?}", victim.name);
+            let mut times =
+                rows(folder.path(), victim.name).into_iter().filter(|row| row.metric == "step_time");
+            assert!(times.all(|row| row.value.is_some()), "{}: {hits} kills cost a step_time", victim.name);
+            assert_eq!(found.0, expected.0, "{}: {hits} kills changed the rows", victim.name);
+            assert!(found.1 == expected.1, "{}: {hits} kills changed curves or weights", victim.name);
+            survived += hits;
+        }
+        println!("{:<7} {survived} kills survived of {survived}, results identical", victim.name);
+        assert!(survived >= wanted, "{}: only {survived} of {wanted} kills hit", victim.name);
+    }
+}
+
+/// Temporary files below `folder`.
+fn temporary(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if path.is_dir() && !path.is_symlink() {
+            found.extend(temporary(&path));
+        } else if name.starts_with(".effattn-") || name.starts_with(".checkpoint-") {
+            found.push(path);
+        }
+    }
+    found
+}
