@@ -1,6 +1,6 @@
 //! Benchmarks and reproduces efficient-attention transformers.
 //!
-//! Imports go down only (`tests/layers.rs` enforces it):
+//! Imports go down only (`tests/layers/main.rs` enforces it):
 //!
 //! ```text
 //! cli -> protocol -> train -> model -> attention -> nn -> kernel -> device

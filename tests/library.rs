@@ -6,6 +6,7 @@
 mod bag;
 mod citations;
 mod files;
+#[path = "layers/main.rs"]
 mod layers;
 #[path = "recipe/mean.rs"]
 mod mean;

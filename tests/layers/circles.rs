@@ -1,0 +1,139 @@
+//! Modules of a folder do not import each other in a circle.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::reader::{Token, is_path, preceded_by_path, sources, tokens, without_tests};
+
+/// Paths from the crate's root that `tokens` of `module` name, by `crate::` or `super::`.
+fn paths(tokens: &[Token], module: &[String]) -> Vec<Vec<String>> {
+    let mut found = Vec::new();
+    for (at, token) in tokens.iter().enumerate() {
+        let Token::Word(word) = token else { continue };
+        if !is_path(&tokens[at + 1..]) || preceded_by_path(tokens, at) {
+            continue;
+        }
+        match word.as_str() {
+            "crate" => branches(&tokens[at + 1..], Vec::new(), &mut found),
+            "super" if !module.is_empty() => {
+                branches(&tokens[at + 1..], module[..module.len() - 1].to_vec(), &mut found);
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+/// Every path that goes on from `prefix` with `tokens`, which start with `::`.
+fn branches(tokens: &[Token], prefix: Vec<String>, found: &mut Vec<Vec<String>>) {
+    match tokens.get(2) {
+        Some(Token::Word(word)) => {
+            let mut path = prefix;
+            if word == "super" {
+                path.pop();
+            } else {
+                path.push(word.clone());
+            }
+            if is_path(&tokens[3..]) { branches(&tokens[3..], path, found) } else { found.push(path) }
+        }
+        Some(Token::Sign('{')) => {
+            let (mut depth, mut first) = (1, true);
+            for (at, token) in tokens.iter().enumerate().skip(3) {
+                match token {
+                    Token::Sign('{') => depth += 1,
+                    Token::Sign('}') => depth -= 1,
+                    Token::Sign(',') if depth == 1 => first = true,
+                    Token::Word(_) if first => {
+                        // as if the word stood behind `::`
+                        branches(&tokens[at - 2..], prefix.clone(), found);
+                        first = false;
+                    }
+                    _ => {}
+                }
+                if depth == 0 {
+                    break;
+                }
+            }
+        }
+        _ => found.push(prefix),
+    }
+}
+
+/// For every folder, which of its modules imports from which other.
+fn siblings() -> BTreeMap<Vec<String>, BTreeMap<String, BTreeSet<String>>> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let module = |path: &Path| -> Vec<String> {
+        let below = path.strip_prefix(&root).unwrap().with_extension("");
+        let parts = below.iter().map(|part| part.to_string_lossy().into_owned());
+        parts.filter(|part| part != "mod").collect()
+    };
+    let files: Vec<(PathBuf, Vec<String>)> =
+        sources().into_iter().map(|(path, ..)| (path.clone(), module(&path))).collect();
+    let modules: BTreeSet<&[String]> =
+        files.iter().flat_map(|(_, module)| (1..=module.len()).map(|len| &module[..len])).collect();
+    let mut edges: BTreeMap<Vec<String>, BTreeMap<String, BTreeSet<String>>> = BTreeMap::new();
+    for (path, module) in files.iter().filter(|(_, module)| !module.contains(&"tests".to_owned())) {
+        let source = without_tests(&tokens(&fs::read_to_string(path).unwrap()));
+        for target in paths(&source, module) {
+            let shared = module.iter().zip(&target).take_while(|(a, b)| a == b).count();
+            if shared < module.len() && shared < target.len() && modules.contains(&target[..=shared]) {
+                let from = edges.entry(module[..shared].to_vec()).or_default();
+                from.entry(module[shared].clone()).or_default().insert(target[shared].clone());
+            }
+        }
+    }
+    edges
+}
+
+/// What is left of `imports` without the modules that import nothing of it and those that nothing of it imports:
+/// nothing, or a circle.
+fn circle(mut imports: BTreeMap<String, BTreeSet<String>>) -> BTreeMap<String, BTreeSet<String>> {
+    loop {
+        let before = imports.clone();
+        let needed: BTreeSet<&String> = before.values().flatten().collect();
+        imports.retain(|module, needs| {
+            needs.retain(|need| before.contains_key(need));
+            !needs.is_empty() && needed.contains(module)
+        });
+        if imports == before {
+            return imports;
+        }
+    }
+}
+
+#[test]
+fn modules_of_a_folder_do_not_import_each_other_in_a_circle() {
+    let mut wrong = Vec::new();
+    for (folder, imports) in siblings() {
+        for (module, needs) in circle(imports) {
+            wrong.push(format!("{}::{module} imports {needs:?}", folder.join("::")));
+        }
+    }
+    assert!(wrong.is_empty(), "circles among:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_reader_sees_circles() {
+    let module: Vec<String> = ["kernel", "attend", "cpu"].map(String::from).into();
+    let found = |source: &str| -> Vec<String> {
+        paths(&without_tests(&tokens(source)), &module).iter().map(|path| path.join("::")).collect()
+    };
+    assert_eq!(
+        found("use super::super::lsh::{self, a::b, c};").join(" "),
+        "kernel::lsh::self kernel::lsh::a::b kernel::lsh::c"
+    );
+    assert_eq!(
+        found("fn f() { super::op::go(crate::nn::x) } mod tests { use super::y; } use super::z;").join(" "),
+        "kernel::attend::op::go nn::x kernel::attend::z"
+    );
+    let imports = |pairs: &[(&str, &str)]| {
+        let mut map: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for (from, to) in pairs {
+            map.entry((*from).into()).or_default().insert((*to).into());
+        }
+        map
+    };
+    assert!(circle(imports(&[("a", "b"), ("b", "c"), ("a", "c")])).is_empty());
+    assert_eq!(circle(imports(&[("a", "b"), ("b", "c"), ("c", "b")])).len(), 2);
+}

@@ -1,0 +1,127 @@
+//! Imports go down only and never in a circle, and only `main`, `cli` and `term` talk to the terminal.
+
+mod circles;
+mod reader;
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use reader::{Token, imports, preceded_by_path, sources, tokens, without_tests};
+
+/// Every module of the crate and the modules it may import.
+const ALLOWED: &[(&str, &str)] = &[
+    ("pattern", ""),
+    ("stats", ""),
+    ("term", "record stats"),
+    ("record", "stats"),
+    ("config", "record stats"),
+    ("device", "config record stats pattern"),
+    ("kernel", "device config record stats pattern"),
+    ("nn", "kernel device config record stats pattern"),
+    ("attention", "nn kernel device config record stats pattern"),
+    ("model", "attention nn kernel device config record stats pattern"),
+    ("data", "attention nn kernel device config record stats pattern term"),
+    ("run", "model data attention nn kernel device config record stats term"),
+    ("train", "model data attention nn kernel device config record stats pattern"),
+    ("protocol", "train run model data attention nn kernel device config record stats pattern term"),
+    ("report", "config record stats pattern"),
+    (
+        "cli",
+        "protocol report train run model data attention nn kernel device config record stats pattern term",
+    ),
+];
+
+/// Modules that must not depend on candle, so that reports need no device.
+const WITHOUT_CANDLE: &[&str] = &["config", "record", "stats", "pattern", "term", "report"];
+
+/// Modules that may print or end the process.
+const MAY_PRINT: &[&str] = &["main", "cli", "term"];
+
+fn allowed(module: &str) -> Option<Vec<&'static str>> {
+    ALLOWED.iter().find(|(name, _)| *name == module).map(|(_, allowed)| allowed.split(' ').collect())
+}
+
+#[test]
+fn imports_go_down_only() {
+    let modules: BTreeSet<String> = sources().into_iter().map(|(_, module, _)| module).collect();
+    let mut wrong = Vec::new();
+    for (path, module, depth) in sources() {
+        if module == "main" {
+            continue;
+        }
+        let Some(allowed) = allowed(&module) else {
+            wrong.push(format!("{}: module {module:?} has no line in ALLOWED", path.display()));
+            continue;
+        };
+        for import in imports(&tokens(&fs::read_to_string(&path).unwrap()), depth) {
+            let is_module = modules.contains(&import) || import == "*";
+            if is_module && import != module && !allowed.contains(&import.as_str()) {
+                wrong.push(format!("{}: {module} must not import {import}", path.display()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_allowed_imports_have_no_cycle() {
+    let mut order: Vec<&str> = Vec::new();
+    while order.len() < ALLOWED.len() {
+        let next = ALLOWED.iter().find(|(name, needs)| {
+            !order.contains(name) && needs.split_whitespace().all(|need| order.contains(&need))
+        });
+        order.push(next.expect("the remaining modules import each other").0);
+    }
+}
+
+#[test]
+fn leaves_and_reports_need_no_candle() {
+    for (path, module, _) in sources() {
+        let words = tokens(&fs::read_to_string(&path).unwrap());
+        let candle = words
+            .iter()
+            .any(|token| matches!(token, Token::Word(word) if word == "candle_core" || word == "candle_nn"));
+        let must_not = WITHOUT_CANDLE.contains(&module.as_str());
+        assert!(!(candle && must_not), "{}: {module} must not use candle", path.display());
+    }
+}
+
+#[test]
+fn only_main_cli_and_term_print_or_exit() {
+    for (path, module, _) in sources() {
+        if MAY_PRINT.contains(&module.as_str()) {
+            continue;
+        }
+        let found = tokens(&fs::read_to_string(&path).unwrap());
+        for (at, token) in found.iter().enumerate() {
+            let Token::Word(word) = token else { continue };
+            let is_macro = found.get(at + 1) == Some(&Token::Sign('!'));
+            let prints =
+                is_macro && ["print", "println", "eprint", "eprintln", "dbg"].contains(&word.as_str());
+            let exits = word == "exit" && preceded_by_path(&found, at);
+            assert!(!prints && !exits, "{}: {module} must not print or exit ({word})", path.display());
+        }
+    }
+}
+
+/// A FIFO or a device in the place of a file is waited for by everything but `record::file::open`.
+#[test]
+fn files_are_read_in_one_place() {
+    // what the system offers, locks and claims, a file just made
+    const OTHERS: &[&str] =
+        &["record/file.rs", "device/machine.rs", "run/claim.rs", "run/folder.rs", "train/checkpoint.rs"];
+    let word = |word: &str| Token::Word(word.into());
+    let calls = [("fs", "read"), ("fs", "read_to_string"), ("File", "open")]
+        .map(|(of, call)| [word(of), Token::Sign(':'), Token::Sign(':'), word(call), Token::Sign('(')]);
+    let mut seen = 0;
+    for (path, ..) in sources() {
+        let text = fs::read_to_string(&path).unwrap();
+        let found = without_tests(&tokens(&text));
+        let reads = calls.iter().any(|call| found.windows(call.len()).any(|window| window == call));
+        let other = OTHERS.iter().any(|other| path.ends_with(other));
+        let whole = path.file_name().is_some_and(|name| name == "tests.rs");
+        assert!(!reads || other || whole, "{}: read files with record::file", path.display());
+        seen += usize::from(reads);
+    }
+    assert!(seen >= OTHERS.len(), "{seen}");
+}
