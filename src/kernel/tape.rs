@@ -329,6 +329,73 @@ mod tests {
         assert!(!y.is_variable() && y.track_op());
     }
 
+    /// a + b, whose gradients are one tensor.
+    struct Both;
+
+    impl Op for Both {
+        fn name(&self) -> &'static str {
+            "both"
+        }
+        fn forward(&self, operands: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)> {
+            let [a, b] = slices(operands)?;
+            Ok((a.iter().zip(b).map(|(a, b)| a + b).collect(), operands[0].1.shape().clone()))
+        }
+        fn backward(&self, _: &[&Tensor], _: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+            Ok(vec![Some(grad.clone()), Some(grad.clone())])
+        }
+    }
+
+    /// 2 x, which adds to the gradient of x that is there.
+    struct Onto;
+
+    impl Op for Onto {
+        fn name(&self) -> &'static str {
+            "onto"
+        }
+        fn forward(&self, operands: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)> {
+            let [x] = slices(operands)?;
+            Ok((x.iter().map(|x| 2.0 * x).collect(), operands[0].1.shape().clone()))
+        }
+        fn backward(&self, x: &[&Tensor], out: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+            self.backward_onto(x, out, grad, Vec::new())
+        }
+        fn adds_to(&self) -> &'static [usize] {
+            &[0]
+        }
+        fn backward_onto(
+            &self,
+            _: &[&Tensor],
+            _: &Tensor,
+            grad: &Tensor,
+            held: Vec<Vec<f32>>,
+        ) -> Result<Vec<Option<Tensor>>> {
+            let [mut held] = op::held(held);
+            held.resize(grad.elem_count(), 0.0);
+            let sum = held.iter().zip(grad.to_vec1::<f32>()?).map(|(held, grad)| held + 2.0 * grad).collect();
+            Ok(vec![Tensor::from_vec::<_, f32>(sum, grad.shape(), grad.device()).map(Some)?])
+        }
+    }
+
+    #[test]
+    fn gradients_are_added_in_place_only_where_nobody_else_has_their_memory() {
+        let [x, y] = ["x", "y"].map(|name| Var::from_tensor(&randn(name, &[3])).unwrap());
+        let forward = || {
+            // backward runs from the last: the shared gradient comes first, then two sums and what adds by itself
+            let parts = [
+                apply(&[x.as_tensor()], Onto)?,
+                apply(&[x.as_tensor()], Onto)?,
+                apply(&[x.as_tensor()], Onto)?,
+                apply(&[x.as_tensor(), y.as_tensor()], Both)?,
+            ];
+            parts
+                .iter()
+                .try_fold(Tensor::zeros(3, DType::F32, x.device())?, |sum, part| sum + part)?
+                .sum_all()
+        };
+        let (loss, tape) = record(forward).unwrap();
+        assert_eq!(flat(&tape.backward(&loss).unwrap(), &[x, y]), [[7.0; 3], [1.0; 3]]);
+    }
+
     #[test]
     fn saved_tensors_are_freed_on_the_way() {
         use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
