@@ -35,7 +35,7 @@ Examples:
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Folder of golden files [default: those in this program]
+    /// Folder of golden files [default: the built-in set]
     #[arg(long, value_name = "DIR")]
     golden: Option<PathBuf>,
     /// Mechanisms whose files are checked: full,ls or 'ls*'

@@ -37,7 +37,7 @@ struct Given {
     #[arg(long, value_name = "NAME|FILE", help_heading = "Grid", hide_possible_values = true)]
     #[arg(value_parser = Known::new(known::suites, known::text))]
     suite: Option<String>,
-    /// Override one setting, also of a suite: heads=8 or len=512 (repeatable)
+    /// Override one setting, including those of a suite: heads=8 or len=512 (repeatable)
     #[arg(long, value_name = "KEY=VALUE", value_parser = Settings::set, help_heading = "Grid")]
     set: Vec<Settings>,
 }
@@ -45,11 +45,11 @@ struct Given {
 /// Where things are read and kept.
 #[derive(clap::Args)]
 pub struct Output {
-    /// Compute one of N parts of the cells, such as 2/6; auto: the part that Slurm, Kubernetes or AWS Batch names.
-    /// effattn merge joins the parts
+    /// Compute one of N parts of the cells, such as 2/6; auto: the part assigned by Slurm, Kubernetes or AWS
+    /// Batch. effattn merge joins the parts
     #[arg(long, value_name = "I/N|auto", value_parser = Shard::said, help_heading = "Budget")]
     pub shard: Option<Shard>,
-    /// Print the plan with FLOPs, memory and time; run nothing
+    /// Print the plan with FLOPs, memory and estimated time; run nothing
     #[arg(long, help_heading = "Budget")]
     pub dry_run: bool,
     /// Start over even if the same run is unfinished
@@ -72,13 +72,14 @@ pub struct Output {
 /// Flags of commands that time steps.
 #[derive(clap::Args, Default)]
 struct Timed {
-    /// Show another program's numbers beside: JSON lines of benches/peer/torch_speed.py, or CSV with its columns
+    /// Compare with another program's measurements: JSON lines from benches/peer/torch_speed.py, or CSV with the
+    /// same columns
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     reference: Option<PathBuf>,
-    /// The mechanism that others are compared with in the ranking [default: full, or the usual one]
+    /// Mechanism that the others are ranked against [default: full, or transformer-xl without it]
     #[arg(long, value_name = "MODEL", help_heading = "Output")]
     baseline: Option<String>,
-    /// Measure the attention calls alone, without a model around them (--preset attention)
+    /// Measure attention alone, without a model around it (--preset attention)
     #[arg(long, help_heading = "Grid", conflicts_with_all = ["preset", "suite"])]
     kernel_only: bool,
 }
@@ -86,11 +87,11 @@ struct Timed {
 /// Flags of commands that train.
 #[derive(clap::Args, Clone, Copy)]
 pub struct Training {
-    /// Time between checkpoints: the training that is lost if the run is killed
+    /// Time between checkpoints: the most training that is lost if the run is killed
     #[arg(long, value_name = "TIME", default_value = "10s", help_heading = "Output")]
     pub save_every: Seconds,
-    /// Check every operation for NaN and infinity, forward and backward (slower). Without it, a step that fails is
-    /// computed again to name the operation
+    /// Check every operation for NaN and infinity, forward and backward (slower). Without this flag, a step that
+    /// fails is computed again to find the operation
     #[arg(long, help_heading = "Machine")]
     pub detect_anomaly: bool,
 }

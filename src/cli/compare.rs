@@ -13,30 +13,30 @@ const EXAMPLES: &str = "\
 Examples:
   # Two runs
   effattn compare results/speed/A results/speed/B
-  # Keep these rows under a name, and compare with them later
+  # Save these rows under a name, and compare with them later
   effattn compare results/speed/latest --save-baseline main
   effattn compare results/speed/latest --baseline main
-  # For scripts: exit code 1 where a cell became 5 % worse
+  # For scripts: exit code 1 if a cell became more than 5 % worse
   effattn compare before.csv results/speed/latest --fail-if-regression 5%
 
-Cells are matched by everything that defines them; other devices, number formats, kernels or thread counts are never compared. Exit code 1 with --fail-if-regression and a cell that is worse by more, beyond its 95 % interval, or that has no value any more; 2 where nothing can be compared.";
+Cells are matched by everything that defines them; results with different devices, number formats, kernels or thread counts are never compared. With --fail-if-regression the exit code is 1 if a cell is worse by more than the limit, beyond its 95 % interval, or no longer has a value; it is 2 if nothing can be compared.";
 
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Run folder, or rows that were exported as CSV or JSON: before and now; only now with --baseline
+    /// Run folders, or rows exported as CSV or JSON: before and now; only now with --baseline
     #[arg(required = true, num_args = 1..=2, value_name = "ROWS")]
     rows: Vec<PathBuf>,
-    /// Compare with the rows that --save-baseline kept under this name
+    /// Compare with the rows that --save-baseline saved under this name
     #[arg(long, value_name = "NAME", value_parser = name)]
     baseline: Option<String>,
-    /// Keep the rows under this name, for --baseline
+    /// Save the rows under this name, for --baseline
     #[arg(long, value_name = "NAME", value_parser = name)]
     save_baseline: Option<String>,
-    /// Folder in which baselines are kept
+    /// Folder for baselines
     #[arg(long, value_name = "DIR", default_value = "results/baselines")]
     baselines_dir: PathBuf,
-    /// Exit with 1 if a cell is worse by more than this
+    /// Exit with code 1 if a cell is worse by more than this
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     fail_if_regression: Option<f64>,
 }

@@ -25,7 +25,7 @@ Examples:
   effattn fetch listops --format tsv --data-dir data
   # ImageNet-C's 15 corruptions, 5 severities, of any folder <class>/<image>
   effattn fetch imagenet-c --from ~/data/imagenet/val --data-dir ~/data
-  # What is there
+  # What is already present
   effattn list tasks";
 
 #[derive(clap::Args)]
@@ -33,12 +33,13 @@ Examples:
 pub struct Args {
     #[arg(help = help(), value_parser = Known::new(names, str::parse::<String>), hide_possible_values = true)]
     name: String,
-    /// Take this file instead of downloading (its checksum must be the published one); corrupt the images of this folder
+    /// Use this file instead of downloading (its checksum must match the published one), or corrupt the images in
+    /// this folder
     #[arg(long, value_name = "PATH")]
     from: Option<PathBuf>,
     #[arg(long, value_name = "FORMAT", help = format_help())]
     format: Option<String>,
-    /// Folder of data sets; the user's cache folder without
+    /// Folder for data sets [default: effattn's folder in the user's cache]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
 }
@@ -67,9 +68,9 @@ fn help() -> String {
     let parts = [
         of(|origin| matches!(origin, Origin::Download(_)), "downloaded"),
         of(|origin| matches!(origin, Origin::Generated { .. }), "generated"),
-        of(|origin| matches!(origin, Origin::Placed(_)), "says how"),
-        tested(false, "made of images that are there, by corrupting them"),
-        tested(true, "says how"),
+        of(|origin| matches!(origin, Origin::Placed(_)), "prints instructions"),
+        tested(false, "made by corrupting images that you have"),
+        tested(true, "prints instructions"),
     ];
     parts.into_iter().flatten().collect::<Vec<_>>().join("; ")
 }
@@ -85,7 +86,7 @@ fn format_help() -> String {
         _ => None,
     };
     let all: Vec<String> = data_sets().iter().filter_map(formats).collect();
-    format!("How a generated set is written; the first without. {}", all.join("; "))
+    format!("Format of a generated set [default: the first]. {}", all.join("; "))
 }
 
 pub fn run(args: &Args, term: &Term) -> Result<u8> {

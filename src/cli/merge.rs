@@ -13,12 +13,12 @@ use crate::term::{Term, Warning};
 
 const EXAMPLES: &str = "\
 Examples:
-  # Join shards where they lie
+  # Join shards in place
   effattn merge results/lra/plan-0123456789ab
   # Join what two machines measured
   effattn merge a/results b/results -o all
 
-The result is a run as any other: report, plot and compare read it, and the same command continues it. Where a cell was measured on two machines, both results are kept; two results of one training run must be the same. Exit code 1 where cells are missing or failed.";
+The result is an ordinary run: report, plot and compare read it, and the same command continues it. Where a cell was measured on two machines, both results are kept; two results of one training run must be identical. The exit code is 1 if cells are missing or failed.";
 
 /// Names of cells that are said at most.
 const NAMED: usize = 3;
@@ -31,7 +31,7 @@ pub struct Args {
     /// Folders of shards or runs, or folders above them
     #[arg(required = true, value_name = "DIR")]
     folders: Vec<PathBuf>,
-    /// Folder of results that the merged run is made in [default: shards stay where they are, others go to results]
+    /// Results folder for the merged run [default: that of the shards; results for whole runs]
     #[arg(short, long, value_name = "DIR")]
     output_path: Option<PathBuf>,
 }

@@ -52,7 +52,7 @@ Examples:
   # What a paper's table would take on this machine
   effattn speed --suite cos-table5 --dry-run
 
-Exit codes: 0 success; 1 a cell failed or a check is red; 2 wrong usage, configuration or data; 130 interrupted.";
+Exit codes: 0 success; 1 a cell or a check failed; 2 wrong usage, configuration or data; 130 interrupted.";
 
 /// Benchmarks and reproduces efficient-attention transformers.
 #[derive(Parser)]
@@ -65,10 +65,10 @@ struct Cli {
 /// Flags of every command.
 #[derive(clap::Args)]
 struct Global {
-    /// Say nothing but results, warnings and errors
+    /// Print only results, warnings and errors
     #[arg(short, long, global = true, conflicts_with = "verbose", help_heading = "Verbosity")]
     quiet: bool,
-    /// Say what every worker does
+    /// Print what every worker does
     #[arg(short, long, global = true, help_heading = "Verbosity")]
     verbose: bool,
     /// Colours on stderr
@@ -98,24 +98,24 @@ impl Global {
 enum Tool {
     /// Verify mechanisms and models against golden files
     Check(check::Args),
-    /// Published beside measured: the tables of everything that was run, as Markdown or HTML
+    /// Show measured next to published numbers for all runs, as Markdown or HTML
     Report(report::Args),
-    /// Two runs side by side: ratios with intervals
+    /// Compare two runs: ratios with confidence intervals
     Compare(compare::Args),
-    /// Join the shards of a run, or runs of several machines, to one run
+    /// Join the shards of a run, or runs of several machines, into one run
     Merge(merge::Args),
-    /// Write the jobs that run a command's cells on a cluster, and hand them over
+    /// Write or submit the jobs that run a command's cells on a cluster
     Submit(submit::Args),
-    /// What runs and shards have done, and how long the rest takes
+    /// Show the progress of runs and shards, and the time that is left
     Status(status::Args),
-    /// Draw who sees whom, attention matrices, or the charts of a run again
+    /// Plot attention patterns and matrices, norms, papers' figures, or charts of a run
     Plot {
         #[command(subcommand)]
         what: plot::What,
     },
-    /// Bring a data set into the data folder, or generate it there
+    /// Download a data set into the data folder, or generate it there
     Fetch(fetch::Args),
-    /// What there is: mechanisms, tasks, suites, devices, presets
+    /// List mechanisms, tasks, suites, devices and presets
     List {
         #[command(subcommand)]
         what: list::What,

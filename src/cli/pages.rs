@@ -8,14 +8,14 @@ use crate::term;
 
 #[derive(clap::Args)]
 pub struct Completions {
-    /// The shell to write for
+    /// Shell to print completions for
     #[arg(value_enum)]
     shell: Shell,
 }
 
 #[derive(clap::Args)]
 pub struct Man {
-    /// The command to describe; all of them without
+    /// Command to describe [default: all]
     command: Option<String>,
 }
 

@@ -27,7 +27,7 @@ Examples:
   effattn report
   # One self-contained file to explore, with charts
   effattn report -o report.html
-  # Renew what stands between the README's markers
+  # Update the tables between the markers of README.md
   effattn report --splice README.md";
 
 /// What stands in the cells of the papers' tables.
@@ -66,10 +66,10 @@ pub struct Args {
     /// Only rows of this suite
     #[arg(long, value_name = "NAME")]
     suite: Option<String>,
-    /// Form [default: HTML where --output ends in .html, else Markdown]
+    /// Output format [default: HTML if --output ends in .html, else Markdown]
     #[arg(long, value_enum)]
     format: Option<Format>,
-    /// File; standard output without
+    /// Output file [default: standard output]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Leave out measurements that belong to no paper's table

@@ -36,10 +36,10 @@ pub struct Args {
     /// Folder of a run, of its shards, or of results
     #[arg(value_name = "DIR", default_value = "results")]
     folder: PathBuf,
-    /// Runs and shards that are done, too
+    /// Include runs and shards that are done
     #[arg(long)]
     all: bool,
-    /// Say it again every so often, until nothing is left
+    /// Print the status again at this interval until nothing is left to do
     #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "30s")]
     watch: Option<Seconds>,
 }

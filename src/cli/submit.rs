@@ -23,14 +23,14 @@ const EXAMPLES: &str = "\
 Examples:
   # Write jobs/ls-table1/: look at it, then sh jobs/ls-table1/submit.sh
   effattn submit --shards 6 lra --suite ls-table1
-  # A GPU for each task, handed over at once
+  # A GPU for each task, submitted at once
   effattn submit --gpus 1 --option partition=gpu --submit \\
       lra --suite ls-table1
   # Kubernetes
   effattn submit --scheduler kubernetes --option image=effattn:1 \\
       --option claim=results lra --suite ls-table1
 
-Two jobs are written: an array with a shard of the cells in each task, and one after it that joins the shards and makes the report. A task that is preempted or runs out of its time resumes from its checkpoint. Time and memory are estimated from a few steps that are tried here, with room to spare.";
+Two jobs are written: an array that computes one shard of the cells per task, and a second job that joins the shards and makes the report. A task that is preempted or exceeds its time limit resumes from its checkpoint. Time and memory are estimated from a few steps that are tried on this machine, with a margin.";
 
 /// Seconds before the end of a task's time at which it writes its checkpoint.
 const WARNING: u64 = 120;
@@ -40,7 +40,7 @@ const WARNING: u64 = 120;
 enum Scheduler {
     /// Scripts for sbatch
     Slurm,
-    /// An indexed job for kubectl; --option image=..., claim=... (a volume claim, seen as /runs)
+    /// An indexed job for kubectl; --option image=..., claim=... (a volume claim, mounted at /runs)
     Kubernetes,
     /// An array job for aws batch; --option queue=..., definition=...
     AwsBatch,
@@ -49,31 +49,31 @@ enum Scheduler {
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Who runs the jobs
+    /// Scheduler that runs the jobs
     #[arg(long, value_enum, default_value = "slurm")]
     scheduler: Scheduler,
-    /// Tasks that the cells are dealt to
+    /// Number of tasks that the cells are distributed over
     #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u64).range(1..=100_000))]
     shards: u64,
-    /// GPUs of a task
+    /// GPUs per task
     #[arg(long, value_name = "N", default_value = "0")]
     gpus: u64,
-    /// Processors of a task [default: the command's --threads, or as many as there are here]
+    /// CPUs per task [default: the command's --threads, or all CPUs of this machine]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=4096))]
     cpus: Option<u64>,
-    /// Time of a task [default: that of the longest shard by steps tried here, half as much again, and ten minutes]
+    /// Time limit per task [default: 1.5 times the estimate for the longest shard, plus ten minutes]
     #[arg(long, value_name = "TIME")]
     time: Option<Seconds>,
-    /// Memory of a task [default: that of the largest cell by steps tried here, half as much again, and 1 GiB]
+    /// Memory per task [default: 1.5 times the estimate for the largest cell, plus 1 GiB]
     #[arg(long, value_name = "SIZE")]
     memory: Option<Bytes>,
-    /// An option of the scheduler: partition=gpu, account=me (repeatable)
+    /// Pass an option to the scheduler: partition=gpu, account=me (repeatable)
     #[arg(long, value_name = "KEY=VALUE", value_parser = option)]
     option: Vec<(String, String)>,
-    /// Folder that the jobs are written to, below it one per suite or command
+    /// Folder for the job files, with a subfolder per suite or command
     #[arg(long, value_name = "DIR", default_value = "jobs")]
     jobs_dir: PathBuf,
-    /// Hand the jobs over at once, instead of only writing them
+    /// Submit the jobs at once, instead of only writing them
     #[arg(long)]
     submit: bool,
     /// The command whose cells are run, with its flags

@@ -242,13 +242,13 @@ settings! {
     width: u64, "", "N", |text| within(text, 1, 1 << 16);
     /// Heads, instead of the preset's
     heads: u64, "", "N", |text| within(text, 1, 1 << 16);
-    /// Hidden width of the feed-forward half, instead of the preset's
+    /// Hidden width of the feed-forward layers, instead of the preset's
     ffn: u64, "", "N", |text| within(text, 1, 1 << 20);
     /// Pooling, instead of the preset's
     pooling: String, "", "NAME", word;
     /// Dropout, instead of the preset's
     dropout: f64, "", "P", |text| number(text, |p| (0.0..1.0).contains(&p), "a number from 0 to below 1, such as 0.1");
-    /// Find the longest length whose step needs less than this, such as 2GiB; --len is the longest that is tried
+    /// Find the longest length whose step needs less memory than this, such as 2GiB; --len is the longest that is tried
     fit: Bytes, "Grid", "SIZE", str::parse;
     /// Where to compute: cpu, cuda, cuda:1 or metal
     device: DeviceName, "Machine", "DEVICE", str::parse;
@@ -256,19 +256,19 @@ settings! {
     dtype: DtypeName, "Machine", "FORMAT", str::parse;
     /// CPU threads [default: all cores]
     threads: u64, "Machine", "N", |text| within(text, 1, 1024);
-    /// fused: kernels of this program; composed: plain operations, as in the papers' codes
+    /// fused: optimized kernels of this program; composed: plain tensor operations, as in the papers' code
     kernel: KernelName, "Machine", "KIND", str::parse;
-    /// Most memory that all workers together may use, such as 8GiB [default: 90 % of what is free]
+    /// Maximum memory of all workers together, such as 8GiB [default: 90 % of the free memory]
     memory_limit: Bytes, "Machine", "SIZE", str::parse;
-    /// Steps before measuring starts; they take at most --max-time
+    /// Warm-up steps before measuring starts, for at most --max-time
     warmup: u64, "Budget", "N", |text| within(text, 0, MOST);
-    /// Most steps that are measured per cell
+    /// Maximum number of measured steps per cell
     runs: u64, "Budget", "N", positive;
-    /// Fewest steps that are measured per cell, however long they take
+    /// Minimum number of measured steps per cell, however long they take
     min_runs: u64, "Budget", "N", positive;
-    /// Time that is spent on measuring each cell, such as 2s
+    /// Time to measure each cell for, such as 2s
     max_time: Seconds, "Budget", "TIME", str::parse;
-    /// End a cell that computes longer than this, such as 10m; its row says timeout
+    /// Stop a cell that computes for longer than this, such as 10m; its outcome is timeout
     timeout: Seconds, "Budget", "TIME", str::parse;
     /// Show where the time goes: after measuring, some steps are timed operation by operation
     profile: bool, "Output", "", switch;
@@ -276,39 +276,39 @@ settings! {
     steps: u64, "Budget", "N", positive;
     /// Peak, base or first learning rate, instead of the protocol's
     rate: f64, "Budget", "RATE", |text| number(text, |rate| rate > 0.0 && rate <= 10.0, "a number above 0 and up to 10, such as 1e-4");
-    /// Start from a pretrained encoder: folders with config.json, a tokenizer and model.safetensors, or runs of mlm; the first that fits is taken
+    /// Start from a pretrained encoder: folders with config.json, a tokenizer and model.safetensors, or runs of mlm; the first that fits is used
     from: Words, "Start", "LIST", str::parse;
-    /// Phases of growing length that are trained, 1 to 3
+    /// Number of training phases of growing length, 1 to 3
     phases: u64, "Budget", "N", |text| within(text, 1, 3);
     /// Use at most N examples per split
     limit: u64, "Budget", "N", positive;
     /// Updates between evaluations
     every: u64, "Budget", "N", positive;
-    /// Cut each batch into N parts that are computed one after another, to save memory
+    /// Split each batch into N micro-batches that are computed one after another, to save memory
     accumulate: u64, "Budget", "N", positive;
-    /// Evaluate these weights instead of training: a checkpoint, or safetensors under public names
+    /// Evaluate these weights instead of training: a checkpoint, or safetensors with public tensor names
     weights: String, "Evaluation", "FILE", word;
-    /// Test the weights on these images too: imagenet-c, imagenet-a, imagenet-r, imagenet-9, cifar10-c, folder-c
+    /// Also test the weights on these images: imagenet-c, imagenet-a, imagenet-r, imagenet-9, cifar10-c, folder-c
     also: Words, "Evaluation", "LIST", str::parse;
     /// Compare the patches of N images after every block (Figure 6)
     similarity: u64, "Evaluation", "N", |text| within(text, 0, 1 << 20);
     /// Evaluate in overlapping windows, as the paper says, instead of blocks with a cache, as its code does
     overlap: bool, "Evaluation", "", switch;
-    /// Characters inserted per document; 10 is compared with the paper, all make the curve
+    /// Numbers of characters inserted per document; 10 is compared with the paper, all are plotted
     insertions: Counts, "Texts", "LIST", str::parse;
     /// The characters that are inserted and deleted [default: the 32 punctuation characters of ASCII]
     characters: String, "Texts", "TEXT", word;
-    /// How many seeds the insertions are repeated with
+    /// Number of random seeds for the insertions
     perturbation_seeds: u64, "Texts", "N", |text| within(text, 1, 1000);
     /// Tokenizer: tokenizer.json, or a folder with it or with vocab.json and merges.txt [default: trained on the text]
     tokenizer: String, "Data", "PATH", word;
-    /// Select weights on a tenth of the training reviews instead of the test split, which the sources select on
+    /// Select weights on a tenth of the training reviews, not on the test split as the sources do
     strict: bool, "Data", "", switch;
     /// ListOps: keep closing brackets as tokens, as LRA does today and Table 1 did not
     keep_close: bool, "Data", "", switch;
-    /// Train nothing; test simple rules on the same split: the largest class, the root operator, runs of bytes
+    /// Instead of training, test simple rules on the same split: the largest class, the root operator, byte n-grams
     floor: bool, "Data", "", switch;
-    /// Accept incomplete data; rows say so
+    /// Accept incomplete data; the rows are marked as such
     allow_partial: bool, "Data", "", switch;
 }
 

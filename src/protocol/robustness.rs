@@ -97,9 +97,9 @@ const HELP: &[(&str, &str)] = &[
     ("batch", "Samples per step, instead of the protocol's"),
     (
         "insertions",
-        "Characters inserted per document; 10 is compared with the paper, all make the curve [default: 10,20,40,80]",
+        "Numbers of characters inserted per document; 10 is compared with the paper, all are plotted [default: 10,20,40,80]",
     ),
-    ("perturbation_seeds", "Seeds that insertions are repeated with [default: 3]"),
+    ("perturbation_seeds", "Number of random seeds for the insertions [default: 3]"),
 ];
 
 const EXAMPLES: &str = "\
@@ -110,7 +110,7 @@ Examples:
   effattn robustness --model linformer,dp --len 1024 --steps 800 \\
       --rate 1e-3 --data-dir ~/data
 
-Models are trained on clean texts (lra's task text or retrieval; a finished run of effattn lra with the same settings, data, threads and build under --output-path is used) and tested on clean and on changed texts, which are the same for every model.";
+Models are trained on clean texts (lra's task text or retrieval; a finished run of effattn lra under --output-path is reused if it has the same settings, data, threads and build) and tested on clean and on changed texts, which are the same for every model.";
 
 /// What `robustness` does where nothing is said.
 fn defaults(_: &Flags) -> Defaults {

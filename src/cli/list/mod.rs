@@ -18,15 +18,15 @@ use crate::report::table::Table;
 /// What to list.
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum What {
-    /// Attention mechanisms: forms, knobs, parameters, FLOPs, state
+    /// Attention mechanisms: forms, knobs, parameters, FLOPs, decoder state
     Mechanisms(mechanisms::Mechanisms),
-    /// Tasks and corpora: which data are there, and how to get the rest
+    /// Tasks and corpora: which data are present, and how to get the rest
     Tasks(tasks::Tasks),
     /// Suites: the papers' tables and figures
     Suites(suites::Suites),
-    /// Devices: what this build and this machine have
+    /// Devices: what this build supports and this machine has
     Devices(Format),
-    /// Presets of the backbone
+    /// Presets: named backbones
     Presets(Format),
 }
 

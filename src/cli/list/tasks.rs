@@ -13,7 +13,7 @@ use crate::report::table::Table;
 /// The tasks and corpora with what is in `dir`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Tasks {
-    /// Folder of data sets; the user's cache folder without
+    /// Folder with data sets [default: effattn's folder in the user's cache]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
     #[command(flatten)]

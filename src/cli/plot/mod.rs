@@ -31,22 +31,22 @@ const LONGEST: usize = 1024;
 /// What to draw.
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum What {
-    /// Who sees whom in each mechanism (Transformer-LS, Figure 1)
+    /// Attention patterns: which keys each query sees, per mechanism (Transformer-LS, Figure 1)
     Pattern(PatternArgs),
     /// How much each query attends to each key (cosFormer, Figure 3)
     Attention(AttentionArgs),
-    /// Norms of window and slots with and without DualLN, at initialisation (Transformer-LS, Figure 2)
+    /// Norms of window and slots, with and without DualLN, at initialisation (Transformer-LS, Figure 2)
     Norms(norms::Args),
     /// The papers' figures from everything under a folder of results
     Figures(figures::Args),
-    /// Time and memory against length, drawn again from the rows of a run
+    /// Time and memory against length, redrawn from the rows of a run
     Rows(RowsArgs),
 }
 
 /// `plot pattern`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct PatternArgs {
-    /// Mechanisms; those named without settings have their sizes scaled down to the picture
+    /// Mechanisms; the sizes of those named without settings are scaled down to fit the picture
     #[arg(long, value_name = "NAME,...", default_value = "all")]
     model: Models,
     /// Number of positions
@@ -91,7 +91,7 @@ pub struct AttentionArgs {
 /// `plot rows`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct RowsArgs {
-    /// Run folder, or the folder of a suite or command, whose newest run is taken
+    /// Run folder, or the folder of a suite or command, whose newest run is used
     #[arg(default_value = "results/speed", value_name = "FOLDER")]
     folder: PathBuf,
     #[command(flatten)]
@@ -104,7 +104,7 @@ struct Scene {
     /// Draw the causal form
     #[arg(long)]
     causal: bool,
-    /// Which of the four heads
+    /// Index of the head to draw, of four
     #[arg(long, default_value_t = 0, value_name = "I")]
     head: usize,
     /// Seed of random blocks, weights and inputs
@@ -122,7 +122,7 @@ struct Plots {
     /// Folder of the charts
     #[arg(long, default_value = "plots", value_name = "DIR")]
     plots_dir: PathBuf,
-    /// Charts as PNG too, 1,200 pixels wide at least
+    /// Also write charts as PNG, at least 1,200 pixels wide
     #[arg(long)]
     png: bool,
 }

@@ -37,10 +37,10 @@ pub struct Args {
     /// Override a size of the backbone: layers=4 (repeatable)
     #[arg(long, value_name = "KEY=VALUE", value_parser = Settings::set)]
     set: Vec<Settings>,
-    /// Use a corpus that is incomplete
+    /// Accept an incomplete corpus
     #[arg(long)]
     allow_partial: bool,
-    /// Folder with data sets; the user's cache folder without
+    /// Folder with data sets [default: effattn's folder in the user's cache]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
     /// Seed of the weights

@@ -29,16 +29,16 @@ pub static PROTOCOL: Protocol = Protocol {
     help: &[
         ("preset", "Backbone: charlm-small or charlm-large (effattn list presets)"),
         ("len", "Symbols per segment, one value per phase: 512,1024"),
-        ("batch", "Streams side by side, instead of the protocol's"),
+        ("batch", "Parallel streams, instead of the protocol's"),
         ("steps", "Updates per phase, instead of the protocol's"),
-        ("rate", "Rate of the first phase, instead of the protocol's; halved from phase to phase"),
-        ("limit", "Predict at most the first N symbols of the validation and the test part"),
+        ("rate", "Learning rate of the first phase, instead of the protocol's; halved with each phase"),
+        ("limit", "Evaluate on at most the first N symbols of the validation and test parts"),
     ],
     tasks: Some(Tasks { called: "Corpora", names: plan::names }),
     reads: &[],
     quick: Some(Quick {
-        help: "A small model on the little text in the program; says so",
-        said: "ls:w=64 with 2 layers, width 128, 4 heads, FFN 512 and no dropout on the text in the program, 200 updates of 256 \
+        help: "Train a small model on the built-in sample text (not the paper's protocol)",
+        said: "ls:w=64 with 2 layers, width 128, 4 heads, FFN 512 and no dropout on the built-in sample text, 200 updates of 256 \
                symbols, batch 4, rate 3e-3, unless flags say otherwise: not the paper's protocol",
     }),
     defaults: plan::defaults,
@@ -89,26 +89,26 @@ const GENERATE: &[Flag] = &[
     Flag {
         name: "generate",
         value: "RUN|FILE",
-        help: "Draw text from a trained model instead of training: a run folder or a checkpoint",
+        help: "Generate text with a trained model instead of training: a run folder or a checkpoint",
         default: None,
     },
-    Flag { name: "prompt", value: "TEXT", help: "Text in front of what is drawn", default: Some("") },
-    Flag { name: "symbols", value: "N", help: "Symbols to draw", default: Some("500") },
+    Flag { name: "prompt", value: "TEXT", help: "Text to continue", default: Some("") },
+    Flag { name: "symbols", value: "N", help: "Number of symbols to generate", default: Some("500") },
     Flag {
         name: "temperature",
         value: "T",
-        help: "How freely symbols are drawn; 0 always takes the likeliest one",
+        help: "Sampling temperature; 0 always takes the most likely symbol",
         default: Some("0.8"),
     },
 ];
 
 const EXAMPLES: &str = "\
 Examples:
-  # A small model on the text in the program: a minute
+  # A small model on the built-in sample text: about a minute
   effattn charlm --quick
   # What Transformer-LS Table 4 would take here
   effattn charlm --task enwik8 --model ls --dry-run
-  # A small model on the part of enwik8 that is there
+  # A small model on an incomplete enwik8
   effattn charlm --task enwik8 --allow-partial --limit 50000 \\
       --model ls:w=128,transformer-xl --steps 400 --len 512 --batch 4 \\
       --set layers=4 --set width=256 --set heads=4 --set ffn=1024 --rate 1e-3
@@ -117,4 +117,4 @@ Examples:
   # Text from a trained model
   effattn charlm --generate results/charlm/latest --prompt 'The '
 
-Bits per character of the test part, with the weights of the best evaluation (and, as ..._last, of the last update). bpc_stream: blocks behind a cache, every symbol counted; bpc_stream_skipping: without the first symbol of every block, as the released script counts; bpc_overlap: windows that are encoded alone. A killed or stopped run resumes from its last checkpoint when the same command is given again.";
+The result is the bits per character of the test part, with the weights of the best evaluation (and, as ..._last, of the last update). bpc_stream: blocks with a cache of the text before them, every symbol counted; bpc_stream_skipping: the same without the first symbol of every block, as the released script counts; bpc_overlap: overlapping windows, each encoded on its own. A killed or stopped run resumes from its last checkpoint when the same command is given again.";

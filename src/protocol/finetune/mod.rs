@@ -30,7 +30,7 @@ pub static PROTOCOL: Protocol = Protocol {
         ),
         (
             "len",
-            "Most ids of an input, instead of the protocol's; positions are repeated where the encoder has fewer",
+            "Maximum tokens per input, instead of the protocol's; positions are repeated if the encoder has fewer",
         ),
         ("batch", "Texts per update, instead of the protocol's"),
         ("every", "Updates between evaluations [default: an epoch]"),
@@ -42,8 +42,8 @@ pub static PROTOCOL: Protocol = Protocol {
     tasks: Some(Tasks { called: "Tasks", names: || data::texts().iter().map(|(set, _)| set.name).collect() }),
     reads: &[],
     quick: Some(Quick {
-        help: "A small encoder from nothing on generated sentences, in a minute; says so",
-        said: "2 layers, width 64, 2 heads, FFN 128 from nothing on generated sentences, 300 updates of 32 at a rate of 1e-3, unless \
+        help: "Train a small encoder from scratch on generated sentences, in a minute (not the paper's protocol)",
+        said: "2 layers, width 64, 2 heads, FFN 128 from scratch on generated sentences, 300 updates of 32 at a rate of 1e-3, unless \
                flags say otherwise: not the paper's protocol",
     }),
     defaults: plan::defaults,
@@ -91,4 +91,4 @@ Examples:
   effattn finetune --suite cos-table1 --dry-run \\
       --from results/cos-figure4/latest
 
-Weights of full attention become window, longformer and ls: positions are repeated, and the new parts of ls are calibrated on 64 batches. Every other mechanism starts from an encoder that was trained with it, or from nothing. A run that was stopped or killed resumes from its last checkpoint when the same command is given again.";
+Weights of full attention can be converted to window, longformer and ls: positions are repeated, and the new parts of ls are calibrated on 64 batches. Every other mechanism starts from an encoder that was trained with it, or from scratch. A run that was stopped or killed resumes from its last checkpoint when the same command is given again.";

@@ -33,7 +33,7 @@ pub static PROTOCOL: Protocol = Protocol {
     tasks: Some(Tasks { called: "Tasks", names: tasks::names }),
     reads: &[],
     quick: Some(Quick {
-        help: "Short documents, few steps and a high rate, so that something is learned in minutes; says so",
+        help: "Train few steps on short documents at a high learning rate, to see learning within minutes (not the paper's protocol)",
         said: "1500 steps on the first 64 tokens at a rate of 1e-3, unless flags say otherwise: not the paper's protocol",
     }),
     defaults: plan::defaults,
@@ -84,7 +84,7 @@ pub const CURVE: LearningCurve = LearningCurve {
 
 const EXAMPLES: &str = "\
 Examples:
-  # Learns ListOps visibly in about a minute
+  # Learn ListOps visibly in about a minute
   effattn lra --quick
   # Transformer-LS Table 1: 5,000 steps, about an hour
   effattn lra --task listops --model ls
@@ -95,4 +95,4 @@ Examples:
   # What simple rules reach on the same test splits
   effattn lra --floor --task listops,text
 
-ListOps and Pathfinder are generated where LRA's own files are not in --data-dir. A killed or stopped run resumes from its last checkpoint when the same command is given again. Accuracy is that of the test split with the weights of the best evaluation, in percent.";
+ListOps and Pathfinder are generated if LRA's own files are not in --data-dir. A killed or stopped run resumes from its last checkpoint when the same command is given again. Accuracy is that of the test split with the weights of the best evaluation, in percent.";

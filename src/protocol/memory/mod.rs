@@ -71,7 +71,7 @@ enum Answer {
 /// The table line.
 pub static PROTOCOL: Protocol = Protocol {
     name: "memory",
-    about: "Peak memory of a step against length, or the longest length that fits (Transformer-LS, Figure 3)",
+    about: "Measure the peak memory of a step against length, or find the longest length that fits (Transformer-LS, Figure 3)",
     examples: EXAMPLES,
     settings: &[POINTS, MODEL, &["fit"], MACHINE, &["timeout"]],
     help: &[],
@@ -105,10 +105,10 @@ Examples:
   effattn memory --len 1024..16384 --model full,ls --batch 1,4
   # The longest length that fits, per mechanism
   effattn memory --model all --mode train --fit 2GiB
-  # What the papers' own operations would need
+  # What the papers' own operations need
   effattn memory --kernel composed --model full
 
-Bytes are live bytes counted by the allocator: parameters, moments, activations, inputs. One worker runs at a time.";
+Memory is counted by the allocator as live bytes: parameters, optimizer moments, activations and inputs. One worker process runs at a time.";
 
 /// What `memory` does where nothing is said.
 fn defaults(flags: &Flags) -> Defaults {

@@ -28,16 +28,16 @@ pub static PROTOCOL: Protocol = Protocol {
     ],
     help: &[
         ("preset", "Backbone and protocol: roberta-base or roberta-small (effattn list presets)"),
-        ("len", "Words of a block, instead of the protocol's"),
+        ("len", "Tokens per block, instead of the protocol's"),
         ("batch", "Blocks per update, instead of the protocol's"),
-        ("rate", "Highest rate, instead of the protocol's"),
-        ("limit", "Use the first N blocks of the training text and of every held-out one"),
+        ("rate", "Peak learning rate, instead of the protocol's"),
+        ("limit", "Use the first N blocks of the training text and of each held-out text"),
     ],
-    tasks: Some(Tasks { called: "Texts, or files and folders with text of your own", names: prose::names }),
+    tasks: Some(Tasks { called: "Corpora, or files and folders with your own text", names: prose::names }),
     reads: &[],
     quick: Some(Quick {
-        help: "A small model on the little text in the program; says so",
-        said: "cosformer with 2 layers, width 64, 2 heads and FFN 128 on the text in the program, 300 updates of 8 blocks of 64 \
+        help: "Train a small model on the built-in sample text (not the paper's protocol)",
+        said: "cosformer with 2 layers, width 64, 2 heads and FFN 128 on the built-in sample text, 300 updates of 8 blocks of 64 \
                words, rate 3e-3, unless flags say otherwise: not the paper's protocol",
     }),
     defaults: plan::defaults,
@@ -74,16 +74,16 @@ pub const BITS: &str = "masked_loss_bits";
 
 const EXAMPLES: &str = "\
 Examples:
-  # A small model on the text in the program: about a minute
+  # A small model on the built-in sample text: about a minute
   effattn mlm --quick
   # cosFormer Figure 4 on IMDb, small enough for two cores
   effattn mlm --suite cos-figure4-small --dry-run
   # Your own text
   effattn mlm --task my-text.txt --model cosformer,full --steps 2000
-  # As published; the folder holds RoBERTa's vocab.json and merges.txt
+  # As published; the folder contains RoBERTa's vocab.json and merges.txt
   effattn mlm --suite cos-figure4 --tokenizer roberta/
-  # Go on from full attention's weights, converted to longer inputs
+  # Continue from the weights of full attention, converted to longer inputs
   effattn mlm --from results/mlm/latest --model ls:w=32,r=8 --len 512 \\
       --steps 1000
 
-15 % of the words are hidden, others in every epoch. The loss is the mean over hidden words, in nats and in bits (the paper does not say which it prints). Losses of different tokenizers do not compare: rows carry the checksum of theirs. The folder of a finished cell, results/mlm/latest/cells/*, holds model.safetensors, config.json and tokenizer.json in Hugging Face's layout. A run that was stopped or killed resumes from its last checkpoint when the same command is given again.";
+15 % of the tokens are masked, different ones in every epoch. The loss is the mean over masked tokens, in nats and in bits (the paper does not say which it prints). Losses with different tokenizers are not comparable; every row records the checksum of its tokenizer. The folder of a finished cell, results/mlm/latest/cells/*, contains model.safetensors, config.json and tokenizer.json in Hugging Face's layout. A run that was stopped or killed resumes from its last checkpoint when the same command is given again.";

@@ -39,16 +39,16 @@ pub static PROTOCOL: Protocol = Protocol {
     ],
     help: &[
         ("preset", "Backbone: cvt-small, vil-ls-small, cvt-13, vil-ls-medium, ... (effattn list presets)"),
-        ("len", "Side of the images, instead of the preset's"),
+        ("len", "Side length of the images in pixels, instead of the preset's"),
         ("batch", "Images per update, instead of the recipe's"),
         ("limit", "Use at most N images per split"),
-        ("allow_partial", "Use data that are incomplete, and leave broken images out; rows say so"),
+        ("allow_partial", "Accept incomplete data and skip damaged images; the rows are marked as such"),
     ],
     tasks: Some(Tasks { called: "Images", names: plan::names }),
     reads: &[],
     quick: Some(Quick {
-        help: "Generated images and few steps, so that the command can be tried without data; says so",
-        said: "120 steps on generated images, where nothing else is said: says nothing about real ones",
+        help: "Train a few steps on generated images, to try the command without data (not the paper's protocol)",
+        said: "120 steps on generated images, unless flags say otherwise: says nothing about real images",
     }),
     defaults: plan::defaults,
     cells: plan::cells,
@@ -89,12 +89,12 @@ Examples:
   # Evaluate public weights
   effattn vision --task imagenet --preset resnet-50 \\
       --weights resnet50.safetensors --data-dir ~/data
-  # Corrupted images and others that weights are only tested on
+  # Corrupted images and other test-only sets
   effattn vision --task imagenet-c,imagenet-a --preset resnet-50 \\
       --weights resnet50.safetensors --data-dir ~/data
   effattn vision --task cifar10 --also cifar10-c --data-dir ~/data
-  # Folders of images, a folder per class; the memory of an eighth of a batch
+  # Folders of images, one folder per class, with the memory of an eighth of a batch
   effattn vision --task folder --preset cvt-13 --batch 64 --accumulate 8 \\
       --data-dir ~/photos
 
-imagenet-c, imagenet-a, imagenet-r, imagenet-9, cifar10-c and folder-c are only tested on: with --weights, or after training with --also. Weights are checkpoints of this program, or safetensors under timm's, torchvision's or the released names. A run that was stopped or killed resumes from its last checkpoint when the same command is given again, to the same bits. Accuracy is that of the evaluated images (val, or CIFAR-10's test batch) with the weights of the best evaluation, in percent.";
+imagenet-c, imagenet-a, imagenet-r, imagenet-9, cifar10-c and folder-c are for testing only: with --weights, or after training with --also. Weights are checkpoints of this program, or safetensors with the tensor names of timm, torchvision or the paper's release. A run that was stopped or killed resumes from its last checkpoint when the same command is given again, with bit-identical results. Accuracy is that of the evaluated images (val, or CIFAR-10's test batch) with the weights of the best evaluation, in percent.";

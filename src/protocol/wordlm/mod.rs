@@ -23,17 +23,17 @@ pub static PROTOCOL: Protocol = Protocol {
         &["timeout", "steps", "rate", "limit", "every", "accumulate", "allow_partial"],
     ],
     help: &[
-        ("preset", "Backbone: wikitext103 or wikitext103-small; without, that of the corpus"),
+        ("preset", "Backbone: wikitext103 or wikitext103-small [default: that of the corpus]"),
         ("len", "Words per block and evaluation window, instead of the protocol's"),
         ("batch", "Blocks per update, instead of the protocol's"),
-        ("steps", "Updates, instead of the protocol's; warm-up and cycle keep their shares"),
-        ("limit", "Predict at most the first N words of the validation and the test text"),
+        ("steps", "Updates, instead of the protocol's; warm-up and cycle are scaled with them"),
+        ("limit", "Evaluate on at most the first N words of the validation and test texts"),
     ],
     tasks: Some(Tasks { called: "Corpora", names: plan::names }),
     reads: &[],
     quick: Some(Quick {
-        help: "A small model on the little text in the program; says so",
-        said: "cosformer and full with 2 layers, width 128, 4 heads, FFN 256 on the text in the program, 300 updates of 16 \
+        help: "Train a small model on the built-in sample text (not the paper's protocol)",
+        said: "cosformer and full with 2 layers, width 128, 4 heads, FFN 256 on the built-in sample text, 300 updates of 16 \
                blocks of 64 words, unless flags say otherwise: not the paper's protocol",
     }),
     defaults: plan::defaults,
@@ -69,7 +69,7 @@ pub const BLOCK: Metric =
 
 const EXAMPLES: &str = "\
 Examples:
-  # A small model on the text in the program: a few minutes
+  # A small model on the built-in sample text: a few minutes
   effattn wordlm --quick
   # What cosFormer Table 2 would take on this machine
   effattn wordlm --suite cos-table2 --dry-run
@@ -78,4 +78,4 @@ Examples:
   # Two mechanisms, 100 updates
   effattn wordlm --task wikitext103-small --model full,ls --steps 100
 
-Perplexity of the test text with </s> and <unk> counted, in two ways. ppl_block: every block alone. ppl_context: windows of which most words are only read (400 of 512); this one stands beside the paper's numbers. wikitext103-small trains on the published test text and is tested on the validation text: its perplexities compare with nothing but one another. A run that was stopped or killed resumes from its last checkpoint when the same command is given again.";
+The result is the perplexity of the test text with </s> and <unk> counted, in two ways. ppl_block: every block alone. ppl_context: windows in which most words (400 of 512) serve as context and are not scored; this is the one compared with the paper's numbers. wikitext103-small trains on the published test text and is tested on the validation text, so its perplexities are comparable only with one another. A run that was stopped or killed resumes from its last checkpoint when the same command is given again.";
