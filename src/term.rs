@@ -93,19 +93,22 @@ impl fmt::Display for Warning {
             ),
             Self::Busy { load, cores } => write!(
                 f,
-                "other programs keep {load:.1} of {cores} cores busy; times may be too long: close them and run again"
+                "other programs keep {load:.1} of {cores} cores busy; measured times may be too long: close them and run again"
             ),
             Self::Outliers { cell, count, n } => {
-                write!(f, "{cell}: {count} of {n} samples are outliers; the median stands, the mean may not")
+                write!(
+                    f,
+                    "{cell}: {count} of {n} samples are outliers, which affect the mean more than the median"
+                )
             }
             Self::Wide { cell, relative, n } => write!(
                 f,
-                "{cell}: the interval of the median is +-{:.0} % over {n} samples; give it more time with \
+                "{cell}: the interval of the median is +-{:.0} % over {n} samples; measure longer with \
                  --max-time",
                 relative * 100.0
             ),
             Self::Latest { reason } => {
-                write!(f, "results are kept, but `latest` could not be renewed: {reason}")
+                write!(f, "results are saved, but `latest` could not be updated: {reason}")
             }
             Self::Other(text) => f.write_str(text),
         }

@@ -100,7 +100,7 @@ pub fn run(args: &Args, mut term: Term) -> Result<u8> {
     }
     term.end();
     if done.is_empty() {
-        bail!("no golden file covers these mechanisms; choose other --model or --exclude");
+        bail!("no golden file covers these mechanisms; choose another --model or --exclude");
     }
     report(&done, args, count, &term)
 }
@@ -168,7 +168,7 @@ fn sources(golden: Option<&Path>) -> Result<Vec<Source>> {
     walk(folder, folder, &mut files)?;
     files.sort();
     if files.is_empty() {
-        bail!("--golden {} holds no .safetensors file, nor do its subfolders", folder.display());
+        bail!("--golden {} contains no .safetensors file, nor do its subfolders", folder.display());
     }
     Ok(files.into_iter().map(|(name, path)| Source::File { path, name }).collect())
 }
@@ -274,7 +274,9 @@ fn table(rows: &[Row]) -> Table {
     }
     let skipped = rows.iter().filter(|row| row.outcome == Outcome::Unsupported).count();
     if skipped > 0 {
-        table.notes.push(format!("{skipped} files are about what this version does not have, so that nothing is known about it; see -v"));
+        table.notes.push(format!(
+            "{skipped} files are about something that this version does not have and were not checked; see -v"
+        ));
     }
     table
 }

@@ -44,7 +44,7 @@ pub struct Args {
 fn percent(text: &str) -> Result<f64, String> {
     match text.trim_end_matches('%').trim().parse::<f64>() {
         Ok(value) if (0.0..=1000.0).contains(&value) => Ok(value / 100.0),
-        _ => Err("expected a share such as 5%".to_owned()),
+        _ => Err("expected a percentage such as 5%".to_owned()),
     }
 }
 
@@ -61,11 +61,11 @@ pub fn run(args: &Args, term: &Term) -> Result<u8> {
         ([now], Some(name)) => (Some(baseline(&kept(name), &args.baselines_dir, name)?), rows(now)?),
         ([before, now], None) => (Some(rows(before)?), rows(now)?),
         ([now], None) => (None, rows(now)?),
-        _ => bail!("--baseline takes the place of the first of two ROWS; name one"),
+        _ => bail!("--baseline replaces the first of two ROWS; give only one"),
     };
     ensure!(
         before.is_some() || args.save_baseline.is_some(),
-        "one set of rows has nothing to be compared with; name a second one, --baseline NAME or --save-baseline NAME"
+        "there is only one set of rows and nothing to compare it with; give a second one, --baseline NAME or --save-baseline NAME"
     );
     let code = match before {
         Some(before) => beside(&before, &now, args, term)?,
@@ -87,8 +87,8 @@ fn beside(before: &[Row], now: &[Row], args: &Args, term: &Term) -> Result<u8> {
     if comparison.pairs.is_empty() && comparison.lost.is_empty() {
         let why = differences(before, now);
         let why = if why.is_empty() { comparison.lonely.iter().take(4).cloned().collect() } else { why };
-        let why = if why.is_empty() { vec!["neither has a value to compare".to_owned()] } else { why };
-        bail!("no cell has a value on both sides\n  {}", why.join("\n  "));
+        let why = if why.is_empty() { vec!["neither run has a value to compare".to_owned()] } else { why };
+        bail!("no cell has a value in both runs\n  {}", why.join("\n  "));
     }
     term::data(&comparison.table().terminal(term::width()))?;
     let Some(share) = args.fail_if_regression else { return Ok(0) };
@@ -110,9 +110,9 @@ fn beside(before: &[Row], now: &[Row], args: &Args, term: &Term) -> Result<u8> {
             pair.metric.replace('_', " ")
         ));
     }
-    gone.iter().for_each(|line| term.say(&format!("no value any more: {line}")));
+    gone.iter().for_each(|line| term.say(&format!("no longer has a value: {line}")));
     term.error(&format!(
-        "gate failed: {} of {} values are worse by more than {share} % or gone",
+        "gate failed: {} of {} values are worse by more than {share} % or missing",
         worse.len() + gone.len(),
         comparison.pairs.len() + gone.len()
     ));
@@ -133,7 +133,7 @@ fn baseline(path: &Path, folder: &Path, name: &str) -> Result<Vec<Row>> {
     } else {
         format!("known: {}", names.join(", "))
     };
-    bail!("no baseline {name:?} in {} ({known}); --save-baseline {name} keeps one", folder.display())
+    bail!("no baseline {name:?} in {} ({known}); --save-baseline {name} creates one", folder.display())
 }
 
 /// The rows of a run folder or an exported file.
@@ -141,7 +141,7 @@ fn rows(path: &Path) -> Result<Vec<Row>> {
     if path.is_dir() {
         let run = Run::read(path)?;
         return run.map(|run| run.rows).with_context(|| {
-            format!("{} is no run folder; name one with manifest.json and rows.csv", path.display())
+            format!("{} is not a run folder; give one with manifest.json and rows.csv", path.display())
         });
     }
     let text = file::read_to_string(path).with_context(|| path.display().to_string())?;
@@ -201,11 +201,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         for (line, says) in [
             ("DIR/a.csv DIR/m.csv", "device: cpu before, metal now"),
-            ("DIR/a.csv", "nothing to be compared with"),
+            ("DIR/a.csv", "nothing to compare it with"),
             ("DIR/a.csv --baseline mian", "no baseline \"mian\""),
-            ("DIR/a.csv DIR/b.csv --baseline a", "takes the place of the first"),
+            ("DIR/a.csv DIR/b.csv --baseline a", "replaces the first"),
             ("DIR/a.csv --save-baseline ../x", "letters, digits"),
-            ("DIR DIR", "is no run folder"),
+            ("DIR DIR", "is not a run folder"),
         ] {
             let error = said(line, folder.path()).unwrap_err();
             assert!(error.contains(says), "{line}: {error}");

@@ -54,7 +54,7 @@ fn table(plan: &Plan) -> Table {
         ]);
     }
     table.notes.push(
-        "GFLOPs: one forward of the batch, a multiply-add counts as one. held: weights and moments."
+        "GFLOPs: one forward pass of the batch; a multiply-add counts as one. held: memory of weights and optimizer moments."
             .to_owned(),
     );
     let reasons = plan

@@ -52,7 +52,7 @@ fn names() -> Vec<&'static str> {
     names
 }
 
-/// `imdb, cifar10 (downloaded); listops (generated); aan (says how)`.
+/// `imdb, cifar10 (downloaded); listops (generated); aan (prints instructions)`.
 fn help() -> String {
     let of = |fits: fn(&Origin) -> bool, how: &str| {
         let mut names: Vec<&str> =
@@ -113,7 +113,7 @@ pub fn run(args: &Args, term: &Term) -> Result<u8> {
             generate(set, (formats, instead), &dir, args, term)?;
         }
         Origin::Placed(how) => bail!("{how} in {}", dir.display()),
-        Origin::Embedded => term.say(&format!("{} is part of the program: nothing to fetch", set.title)),
+        Origin::Embedded => term.say(&format!("{} is built in: nothing to fetch", set.title)),
     }
     Ok(0)
 }
@@ -132,8 +132,10 @@ fn download(source: &Source, dir: &Path, args: &Args, term: &Term) -> Result<()>
     });
     bar.finish_and_clear();
     match fetched? {
-        Fetched::There(path) => term.say(&format!("{} is there and whole", path.display())),
-        Fetched::Brought(path) => term.say(&format!("{}: whole, checksum as published", path.display())),
+        Fetched::There(path) => term.say(&format!("{} is already present and complete", path.display())),
+        Fetched::Brought(path) => {
+            term.say(&format!("{}: complete, and its checksum is the published one", path.display()))
+        }
     }
     Ok(())
 }
@@ -154,7 +156,7 @@ fn corrupt(challenge: &Challenge, dir: &Path, args: &Args, term: &Term) -> Resul
             (None, None) => {
                 let dir = dir.join(below);
                 bail!(
-                    "no folder val with images in {}; effattn fetch {name} --from FOLDER, whose images lie in folders of their classes",
+                    "there is no folder val with images in {}; run effattn fetch {name} --from FOLDER, with one folder of images per class",
                     dir.display()
                 );
             }
@@ -177,8 +179,8 @@ fn corrupt(challenge: &Challenge, dir: &Path, args: &Args, term: &Term) -> Resul
     bar.finish_and_clear();
     let (made, partial) = made?;
     let partial = partial.map_or_else(String::new, |partial| format!("; of {partial}"));
-    term.say(&format!("{}: {made} files made, the others were there{partial}", to.display()));
-    term.say("frost is drawn here; the published sets blend in photographs. docs/images.md names what else differs");
+    term.say(&format!("{}: {made} files made, the others already existed{partial}", to.display()));
+    term.say("frost is drawn synthetically; the published sets blend in photographs. docs/images.md lists the other differences");
     Ok(())
 }
 
@@ -197,8 +199,8 @@ fn generate(
         None => formats.first(),
     };
     let Some(format) = format else {
-        term.say(&format!("{} is generated when it is trained on: nothing to fetch", set.title));
-        term.say(&format!("{instead} is read where it is in {}", dir.display()));
+        term.say(&format!("{} is generated during training: nothing to fetch", set.title));
+        term.say(&format!("if {instead} is in {}, it is read instead", dir.display()));
         return Ok(());
     };
     let place = || format!("--data-dir {} cannot be written", dir.display());

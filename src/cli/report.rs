@@ -31,10 +31,10 @@ Examples:
   effattn report --splice README.md";
 
 /// What stands in the cells of the papers' tables.
-const SIGNS: &str = "A cell is measured / published; n is the number of seeds. = within spread of the seeds (counts: the same printed \
-                     digits), ▲ better, ▼ worse, ○ nothing follows: one seed, or settings that are not the protocol's, which the \
-                     letter names, with what the protocol has in parentheses. ↓ stands behind a number that is not better than \
-                     the floor, the best rule without a transformer. - was not run; the last column says what runs it.";
+const SIGNS: &str = "Each cell is measured / published; n is the number of seeds. = within the spread of the seeds (counts: the same \
+                     printed digits), ▲ better, ▼ worse, ○ no conclusion: one seed, or settings that differ from the protocol's, \
+                     which the letter names, with the protocol's value in parentheses. ↓ marks a number that is not better than \
+                     the floor, the best rule without a transformer. - was not run; the last column has the command that runs it.";
 
 /// Form of the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -276,7 +276,7 @@ fn measured(run: &Run, rows: &[Row], apart: bool, brief: bool) -> Result<Section
 fn missing(runs: &[Run]) -> Result<Section> {
     let columns = ["what", "why it is not here"].map(str::to_owned).to_vec();
     let mut table =
-        Table { title: "Tables and figures without rows".to_owned(), columns, ..Table::default() };
+        Table { title: "Tables and figures that have not been run".to_owned(), columns, ..Table::default() };
     let suites: Vec<Suite> =
         SHIPPED.iter().map(|(name, _)| Suite::load(name)).collect::<std::result::Result<_, _>>()?;
     // with tables of many runs, those of which nothing was run stand above, too

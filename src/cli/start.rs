@@ -53,7 +53,7 @@ pub fn start(asked: &Asked, references: Option<&[Reference]>, term: Term) -> Res
     let mut plan = plan(asked, &grid, &ready)?;
     let merged = plan.merge()?;
     if merged > 0 {
-        term.say(&format!("{merged} cells are asked for more than once; each is run once"));
+        term.say(&format!("{merged} cells were requested more than once; each runs once"));
     }
     if let Some(baseline) = &asked.baseline {
         let mut labels: Vec<String> = plan.cells.iter().map(|cell| cell.row.label()).collect();
@@ -134,7 +134,7 @@ pub fn whole(asked: &Asked, term: &mut Term) -> Result<(Plan, Planned)> {
         price(asked, &mut plan, place, (&|_| false, term))?;
     } else {
         term.say(&format!(
-            "there is no {device} here: times and memory are guesses; see --time and --memory"
+            "this machine has no {device}: time and memory are guesses; set them with --time and --memory"
         ));
     }
     Ok((plan, planned))
@@ -184,7 +184,7 @@ fn data(asked: &Asked) -> PathBuf {
 
 fn prepare(asked: &Asked, plan: &mut Plan) -> Result<Prepared> {
     if let Some(dir) = asked.output.data_dir.as_ref().filter(|dir| !dir.is_dir()) {
-        anyhow::bail!("--data-dir {} is no folder", dir.display());
+        anyhow::bail!("--data-dir {} is not a folder", dir.display());
     }
     (asked.protocol.prepare)(plan, &Folders { data: data(asked), results: &asked.output.output_path })
 }

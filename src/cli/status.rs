@@ -164,7 +164,7 @@ impl Standing {
         let left = match self.total.open() {
             0 => String::new(),
             _ if self.parts.len() > 1 => format!(
-                "; about {} of computing left, {} where all shards run at once",
+                "; about {} of computing left, {} if all shards run at once",
                 clock(self.total.left(rate)),
                 clock(longest)
             ),
@@ -190,15 +190,15 @@ impl Standing {
         if self.parts.len() > 1 {
             let finished = self.parts.values().filter(|part| part.open() == 0).count();
             let of = self.parts.len();
-            table
-                .notes
-                .push(format!("shards: {of}, of which {finished} have no cell left and {running} run now"));
+            table.notes.push(format!("{of} shards: {finished} have no cells left, {running} are running"));
         }
         if shown.len() > MOST {
-            table.notes.push(format!("{} more shards are like these", shown.len() - MOST));
+            table.notes.push(format!("{} more shards are not shown", shown.len() - MOST));
         }
         if self.total.took.1 == 0.0 && self.total.open() > 0 {
-            table.notes.push("no cell has ended yet: times are those of the plan, on one thread".to_owned());
+            table.notes.push(
+                "no cell has finished yet: times are the estimates of the plan, for one thread".to_owned(),
+            );
         }
         table
     }

@@ -126,7 +126,7 @@ pub fn run(args: &Args, mut term: Term) -> Result<u8> {
     ));
     let script = job.folder.join("submit.sh");
     if !args.submit {
-        term.say(&format!("look at it, then: sh {}", script.display()));
+        term.say(&format!("review these files, then run: sh {}", script.display()));
         return Ok(0);
     }
     let status = Command::new("sh").arg(&script).status().context("sh cannot be started")?;
@@ -145,7 +145,7 @@ fn asked(words: &[String]) -> Result<Asked> {
     for flag in ["--shard", "--dry-run", "--fresh"] {
         ensure!(
             !said(flag),
-            "submit takes no {flag} of the command: it writes --shard itself; leave {flag} out"
+            "submit sets --shard itself and takes no {flag} of the command; leave {flag} out"
         );
     }
     let words = std::iter::once("effattn".to_owned()).chain(words.iter().cloned());
@@ -168,7 +168,7 @@ impl<'a> Job<'a> {
         let largest = plan.cells.iter().map(cell).max().unwrap_or(0);
         let bytes = args.memory.map_or((1 << 30) + largest / 2 * 3, |memory| memory.0);
         let cpus = args.cpus.unwrap_or(plan.threads as u64);
-        let here = std::env::current_dir().context("the current folder is gone")?;
+        let here = std::env::current_dir().context("the current folder no longer exists")?;
         let mut words = args.command.clone();
         if asked.flags.said().threads.is_none() {
             words.extend(["--threads".to_owned(), cpus.to_string()]);
@@ -177,7 +177,7 @@ impl<'a> Job<'a> {
         let folder = here.join(&args.jobs_dir).join(&name);
         std::fs::create_dir_all(&folder).with_context(|| format!("--jobs-dir {}", folder.display()))?;
         let shards = parent(&asked.output.output_path.join(&plan.name), &planned.plan);
-        let program = std::env::current_exe().context("effattn does not know where it lies")?;
+        let program = std::env::current_exe().context("the path of the effattn program cannot be found")?;
         Ok(Self { args, name, words, cpus, seconds, bytes, shards, folder, program, here })
     }
 
@@ -208,7 +208,7 @@ impl<'a> Job<'a> {
         let (folder, program, here) = (quoted(&self.folder), quoted(&self.program), quoted(&self.here));
         ensure!(
             !self.folder.display().to_string().contains(char::is_whitespace),
-            "Slurm's comments in scripts take no blanks: {}; choose another folder with --jobs-dir",
+            "#SBATCH lines cannot contain spaces: {}; choose another folder with --jobs-dir",
             self.folder.display()
         );
         let options: String =

@@ -177,7 +177,7 @@ fn read(form: &Form, dir: &Path, reading: Reading) -> Result<Labelled, DataError
     let Some(files) = form.files(&dir)? else {
         let [train, dev] = form.files;
         let next = format!(
-            "place {train} and {dev} in its folder {}; effattn list tasks says where from",
+            "place {train} and {dev} in its folder {}; effattn list tasks shows where to get them",
             form.folder
         );
         return Err(DataError::Missing { what, dir, next });

@@ -160,7 +160,7 @@ fn own(path: &Path) -> Result<Prose, DataError> {
         collect(path, &mut files)?;
         files.sort();
         if files.is_empty() {
-            return Err(store::bad_file(path, "holds no file whose name ends in .txt"));
+            return Err(store::bad_file(path, "contains no file whose name ends in .txt"));
         }
     } else {
         files.push(path.to_owned());

@@ -121,7 +121,7 @@ impl Text {
         match self {
             Self::File(path) => path.clone(),
             Self::Member(path, name) => path.join(name),
-            Self::Embedded(_) => PathBuf::from("the text in the program"),
+            Self::Embedded(_) => PathBuf::from("the built-in text"),
         }
     }
 

@@ -137,7 +137,7 @@ fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
     let characters = said.characters.clone().unwrap_or_else(|| PUNCTUATION.to_owned());
     if characters.is_empty() || !characters.is_ascii() {
         return Err(PlanError(
-            "--characters takes ASCII characters, at least one; without the flag all 32 punctuation characters".to_owned(),
+            "--characters takes at least one ASCII character; without the flag, all 32 punctuation characters are used".to_owned(),
         ));
     }
     let usual =

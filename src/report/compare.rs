@@ -208,7 +208,7 @@ impl Comparison {
         let notes = std::iter::once(self.summary())
             .chain(self.lost.iter().chain(&self.absent).chain(&self.lonely).cloned());
         Table {
-            title: "Now beside before".to_owned(),
+            title: "Now compared with before".to_owned(),
             columns: columns.map(str::to_owned).to_vec(),
             numbers: 4,
             rows: rows.collect(),

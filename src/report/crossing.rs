@@ -93,7 +93,10 @@ pub fn table(rows: &[Row]) -> Option<Table> {
         columns: ["model", "measured", "time", "memory"].map(str::to_owned).to_vec(),
         numbers: 2,
         rows: lines,
-        notes: vec!["≤: already at the shortest length measured; >: not up to the longest.".to_owned()],
+        notes: vec![
+            "≤: cheaper already at the shortest measured length; >: not cheaper up to the longest."
+                .to_owned(),
+        ],
         ..Table::default()
     })
 }

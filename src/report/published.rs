@@ -170,7 +170,7 @@ fn reach(rows: &[&Row]) -> Vec<String> {
 /// Why cells have no value, each reason once.
 pub fn reasons(rows: &[Row]) -> Option<Table> {
     let mut table = Table {
-        title: "Without a value".to_owned(),
+        title: "Cells without a value".to_owned(),
         columns: ["model", "outcome", "where", "why"].map(str::to_owned).to_vec(),
         ..Table::default()
     };

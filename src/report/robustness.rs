@@ -16,7 +16,8 @@ pub fn table(rows: &[Row]) -> Option<Table> {
     let clean = tested.iter().filter(|row| row.task.as_deref().is_some_and(|task| !task.contains('-')));
     let mut lines = Vec::new();
     let mut notes = vec![
-        "points: accuracy on clean texts minus that on changed ones; ± over perturbation seeds.".to_owned(),
+        "points: accuracy on clean texts minus accuracy on changed texts; ± over perturbation seeds."
+            .to_owned(),
     ];
     let mut claims: Vec<Claim> = Vec::new();
     for row in clean {
@@ -77,7 +78,7 @@ pub fn table(rows: &[Row]) -> Option<Table> {
         "published",
     ];
     let columns = columns.map(str::to_owned).to_vec();
-    let title = "What changed texts cost, in points of accuracy".to_owned();
+    let title = "Accuracy lost on changed texts, in percentage points".to_owned();
     (!lines.is_empty()).then_some(Table {
         title,
         columns,
@@ -114,10 +115,10 @@ fn said(dynamic: &Claim, fixed: &Claim) -> String {
     let chance = |claim: &Claim| claim.seeds.iter().any(|(clean, _)| *clean < CHANCE);
     let welch = dynamic.side().zip(fixed.side()).and_then(|(a, b)| stats::welch(b, a));
     let verdict = if chance(dynamic) || chance(fixed) {
-        "nothing follows: a model at chance has nothing to lose"
+        "no conclusion: a model at chance has nothing to lose"
     } else {
         match welch {
-            None => "nothing follows from one seed each",
+            None => "no conclusion from one seed each",
             Some(welch) if welch.interval.high < 0.0 => "dynamic projection loses less",
             Some(welch) if welch.interval.low > 0.0 => "dynamic projection loses more",
             Some(_) => "no difference beyond the spread of the seeds",
@@ -177,7 +178,7 @@ mod tests {
     fn the_claim_needs_seeds_that_learned() {
         let one = note(&[(61.0, 60.0)], &[(58.0, 55.0)]);
         assert!(
-            one.ends_with("costs dp 1.00 points and linformer 3.00: nothing follows from one seed each."),
+            one.ends_with("costs dp 1.00 points and linformer 3.00: no conclusion from one seed each."),
             "{one}"
         );
         let less = note(&[(61.0, 60.0), (61.0, 59.9)], &[(58.0, 55.0), (58.0, 54.9)]);

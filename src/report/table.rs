@@ -169,8 +169,16 @@ const NARROW: usize = 2;
 /// The data of a growth chart as tables: a row per mechanism and variant, a column per length, then the
 /// slope; one table per panel.
 pub fn growth(figure: &Figure) -> Vec<Table> {
-    figure.panels.iter().map(|panel| panel_table(figure, panel)).collect()
+    let mut tables: Vec<Table> = figure.panels.iter().map(|panel| panel_table(figure, panel)).collect();
+    let sloped = |table: &&mut Table| table.columns.last().is_some_and(|column| column == "slope");
+    if let Some(table) = tables.iter_mut().find(sloped) {
+        table.notes.push(SLOPE.to_owned());
+    }
+    tables
 }
+
+/// What the column `slope` is, below the first table that has it.
+const SLOPE: &str = "slope: exponent of the growth; twice the length takes 2^slope times as much.";
 
 fn panel_table(figure: &Figure, panel: &Panel) -> Table {
     let of = |series: &Series| {
@@ -235,10 +243,13 @@ fn cell(series: &Series, len: f64, unit: Unit) -> String {
 pub fn costs(rows: &[Row]) -> Option<Table> {
     let len = rows.iter().filter(|row| row.flops.is_some()).filter_map(|row| row.len).max()?;
     let mut table = Table {
-        title: format!("Costs by definition at length {len}, one sample, one forward"),
+        title: format!("Analytic costs at length {len}, one sample, one forward pass"),
         columns: ["model", "parameters", "GFLOPs", "state"].map(str::to_owned).to_vec(),
         numbers: 3,
-        notes: vec!["A multiply-add counts as one; LayerNorm as 5 per element.".to_owned()],
+        notes: vec![
+            "A multiply-add counts as one, LayerNorm as 5 per element. state: what a causal decoder keeps of the past, per sequence."
+                .to_owned(),
+        ],
         ..Table::default()
     };
     for row in rows.iter().filter(|row| row.len == Some(len)) {
@@ -330,6 +341,7 @@ mod tests {
         ───────────────────────────────────────────
          full      20 ms ±2 %          oom
          ls:w=16   11 ms ±2 %   22 ms ±2 %    1.00
+        slope: exponent of the growth; twice the length takes 2^slope times as much.
         ");
     }
 

@@ -26,11 +26,11 @@ pub fn tables(rows: &[Row], metrics: &[Metric]) -> Vec<Table> {
 }
 
 /// What the columns mean, said once.
-const NOTE: &str = "differs: what is not the protocol's, and in parentheses what the protocol has. share: part of the protocol's \
-                    steps and data, where nothing else differs. Over several seeds: mean ±standard deviation [95 % interval of \
-                    the mean]; of one seed ± is the standard error that the size of the test split leaves; failed seeds (not \
-                    better than the largest class) are counted apart. last update: the same of the weights after the last \
-                    update. floor: the best simple rule on the same split.";
+const NOTE: &str = "differs: how the run departs from the protocol, with the protocol's value in parentheses. share: the part of \
+                    the protocol's steps and data that was run, given only where nothing else differs. Several seeds: mean \
+                    ±standard deviation [95 % interval of the mean]; one seed: ± is the standard error due to the size of the \
+                    test split. Failed seeds (not better than the largest class) are counted separately. last update: the same \
+                    with the weights of the last update. floor: the best simple rule on the same split.";
 
 /// The rows that `wanted` takes of `metric`, as seeds of models that were trained and tested alike.
 pub(super) fn groups<'a>(

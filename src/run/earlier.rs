@@ -101,7 +101,7 @@ pub fn unlike(plan: &Plan, folder: &Path) -> Option<String> {
     let differ = differences(&manifest, &Manifest::new(plan, ""), true);
     let why = if differ.is_empty() { "other cells".to_owned() } else { differ.join(", ") };
     Some(format!(
-        "a new run, with {why}: the unfinished one in {} is not continued, and stays",
+        "starting a new run, with {why}: the unfinished one in {} is kept and not continued",
         run.display()
     ))
 }

@@ -157,8 +157,9 @@ impl Session {
             _text: around.text,
         };
         if strange > 0 {
-            let reason =
-                format!("{strange} lines of the journal have no rows of their cell; those cells run again");
+            let reason = format!(
+                "{strange} lines of the journal have no rows of their cell; those cells will run again"
+            );
             session.term.warn(&Warning::Other(reason));
         }
         if session.folder.continued {
@@ -166,7 +167,7 @@ impl Session {
             let (cells, path) = (session.order.len(), session.folder.path.display());
             let again = match again.len() {
                 0 => String::new(),
-                count => format!(", {count} failed or had tighter limits and run again"),
+                count => format!(", {count} failed or had tighter limits and will run again"),
             };
             session.term.say(&format!("continuing {path}: {kept} of {cells} cells are done{again}"));
         } else if let Some(remark) = earlier::unlike(plan, &session.folder.path) {

@@ -151,8 +151,8 @@ fn overview(choices: &[Choice], scene: &Scene) -> Table {
         numbers: 3,
         rows: rows.collect(),
         notes: vec![
-            "GFLOPs: one forward of one example; a multiply-add is 1, LayerNorm 5 per element.".to_owned(),
-            "Equations, knobs and sources of one: effattn list mechanisms --model NAME".to_owned(),
+            "GFLOPs: one forward pass of one example; a multiply-add counts as 1, LayerNorm as 5 per element. state: memory of the past that a causal decoder keeps per sequence.".to_owned(),
+            "Equations, knobs and sources of a mechanism: effattn list mechanisms --model NAME".to_owned(),
         ],
         spare: vec![1, 5, 6],
     }
@@ -253,9 +253,9 @@ fn explain(choice: &Choice, scene: &Scene, width: usize) -> String {
         say(&format!("      {}; default {} from {}", knob.kind, knob.default, knob.source));
     }
     let sections = [
-        ("Deviations of papers and reference codes:", entry.deviations.to_vec()),
+        ("Deviations in papers and reference code:", entry.deviations.to_vec()),
         (
-            "Exceptions to the properties that are proven for all:",
+            "Exceptions to the properties that are tested for all mechanisms:",
             entry.exceptions.iter().map(|exception| exception.reason).collect(),
         ),
     ];

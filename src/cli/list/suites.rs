@@ -63,7 +63,7 @@ impl Suites {
         }
         list.table.title = format!("{} suites; run one with effattn COMMAND --suite NAME", list.json.len());
         list.table.notes.push(format!(
-            "done: under {}, with the suite's settings and the whole protocol; left: a guess for this machine, --dry-run measures.",
+            "done: cells finished under {}, with the suite's settings and the full protocol; left: a rough estimate for this machine, which --dry-run refines.",
             self.results.display()
         ));
         Ok(list)

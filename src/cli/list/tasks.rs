@@ -27,9 +27,10 @@ impl Tasks {
         let mut list = List { table: Table::default(), json: Vec::new() };
         list.table.title = format!("Tasks and corpora; data in {}", dir.display());
         list.table.columns =
-            ["task", "command", "there", "whole set", "to get it"].map(str::to_owned).to_vec();
+            ["task", "command", "present", "full set", "how to get it"].map(str::to_owned).to_vec();
         list.table.notes = vec![
-            "Generated ones need nothing. Incomplete data run under --allow-partial; rows say so.".to_owned(),
+            "Generated sets need no files. Incomplete data need --allow-partial, and their rows are marked."
+                .to_owned(),
         ];
         for set in data_sets() {
             let (path, problem) = match (set.locate)(&dir) {
@@ -75,7 +76,7 @@ fn commands(name: &str) -> String {
 fn without_files(set: &DataSet) -> &'static str {
     match set.origin {
         Origin::Generated { .. } => "generated",
-        Origin::Embedded => "in the program",
+        Origin::Embedded => "built in",
         Origin::Download(_) | Origin::Placed(_) => "no",
     }
 }

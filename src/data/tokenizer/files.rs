@@ -83,7 +83,7 @@ pub fn load(path: &Path) -> Result<Tokenizer, DataError> {
         (false, true, true) => parts(&vocab, &merges),
         _ => Err(store::bad_file(
             path,
-            "holds no tokenizer: neither tokenizer.json, nor vocab.json with merges.txt",
+            "contains no tokenizer: neither tokenizer.json, nor vocab.json with merges.txt",
         )),
     }
 }

@@ -406,7 +406,7 @@ mod tests {
     fn bad_files_are_refused_with_their_line() {
         let (folder, tokenizer) = (tempfile::tempdir().expect("a folder"), trained());
         let says = || Tokenizer::load(folder.path()).err().expect("refused").to_string();
-        assert!(says().contains("holds no tokenizer"), "{}", says());
+        assert!(says().contains("contains no tokenizer"), "{}", says());
         public(&tokenizer, folder.path());
         let [vocab, merges] = ["vocab.json", "merges.txt"].map(|name| folder.path().join(name));
         let good = [&vocab, &merges].map(|file| std::fs::read_to_string(file).expect("text"));

@@ -53,13 +53,13 @@ pub static PROTOCOL: Protocol = Protocol {
     metrics: &[
         Metric {
             name: "bpc_stream",
-            title: "Bits per character of the test part, blocks behind a cache",
+            title: "Bits per character of the test part, blocks with a cache",
             unit: "bpc",
             less: true,
         },
         Metric {
             name: "bpc_stream_skipping",
-            title: "Bits per character of the test part, blocks behind a cache, without the first symbol of each (the released script)",
+            title: "Bits per character of the test part, blocks with a cache, without the first symbol of each (as the released script)",
             unit: "bpc",
             less: true,
         },

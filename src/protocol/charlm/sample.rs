@@ -96,10 +96,10 @@ pub fn sample(
 ) -> Result<()> {
     let stored = Checkpoint::load(checkpoint)?;
     let description: Description = serde_json::from_value(stored.model.clone()).with_context(|| {
-        format!("{} holds no language model; name a checkpoint of effattn charlm", checkpoint.display())
+        format!("{} contains no language model; name a checkpoint of effattn charlm", checkpoint.display())
     })?;
     if let Some(name) = stored.not_finite() {
-        bail!("{} cannot draw text: {name} has values that are not finite", checkpoint.display());
+        bail!("{} cannot generate text: {name} has values that are not finite", checkpoint.display());
     }
     let phase = description.request.phases.get(description.phase).context("the checkpoint has no phase")?;
     let spec = &description.request.spec;
@@ -118,7 +118,7 @@ pub fn sample(
         ids.push(known(b'\n').or_else(|| known(b' ')).unwrap_or(0) as u32);
     }
     write(draw.prompt.as_bytes())?;
-    ensure!(draw.temperature >= 0.0, "a temperature below 0 draws nothing; choose 0 or more");
+    ensure!(draw.temperature >= 0.0, "the temperature must not be negative; choose 0 or more");
     let mut state = Decoder::start(&net, &config)?;
     let mut stream = Stream::new(draw.seed, "sample");
     let mut logits = state.feed(&ids)?;

@@ -147,7 +147,7 @@ fn cell(
     threads: usize,
 ) -> Result<Cell, PlanError> {
     if pass == Pass::Decode {
-        return Err(PlanError("memory has the modes infer and train; decode is one of speed".to_owned()));
+        return Err(PlanError("memory takes --mode infer and train; decode is a mode of speed".to_owned()));
     }
     let fit = pick.settings.fit;
     let spec = ModelSpec::new(pick, len, batch, pass, seed)?;

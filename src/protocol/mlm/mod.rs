@@ -50,8 +50,8 @@ pub static PROTOCOL: Protocol = Protocol {
     ended: training::ended,
     work: worker::work,
     metrics: &[
-        Metric { name: NATS, title: "Loss of hidden words of held-out text, nats", unit: "nat", less: true },
-        Metric { name: BITS, title: "Loss of hidden words of held-out text, bits", unit: "bit", less: true },
+        Metric { name: NATS, title: "Loss on masked tokens of held-out text, nats", unit: "nat", less: true },
+        Metric { name: BITS, title: "Loss on masked tokens of held-out text, bits", unit: "bit", less: true },
     ],
     shown: Shown::Trained,
     curve: Some(LearningCurve {

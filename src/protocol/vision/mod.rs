@@ -93,7 +93,7 @@ Examples:
   effattn vision --task imagenet-c,imagenet-a --preset resnet-50 \\
       --weights resnet50.safetensors --data-dir ~/data
   effattn vision --task cifar10 --also cifar10-c --data-dir ~/data
-  # Folders of images, one folder per class, with the memory of an eighth of a batch
+  # Image folders, one per class, with the memory of an eighth of a batch
   effattn vision --task folder --preset cvt-13 --batch 64 --accumulate 8 \\
       --data-dir ~/photos
 

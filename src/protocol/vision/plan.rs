@@ -169,7 +169,9 @@ fn one(list: Option<&Vec<u64>>, default: u64) -> Result<u64, PlanError> {
     match list.map(Vec::as_slice) {
         None => Ok(default),
         Some([value]) => Ok(*value),
-        Some(_) => Err(PlanError("vision trains at one size and one batch; give one of each".to_owned())),
+        Some(_) => {
+            Err(PlanError("vision trains at one image size and one batch size; give one of each".to_owned()))
+        }
     }
 }
 

@@ -62,7 +62,7 @@ pub static PROTOCOL: Protocol = Protocol {
 
 /// Perplexity behind a context: what is set against the paper.
 pub const CONTEXT: Metric =
-    Metric { name: "ppl_context", title: "Perplexity, each word behind a context", unit: "ppl", less: true };
+    Metric { name: "ppl_context", title: "Perplexity, each word with context", unit: "ppl", less: true };
 /// Perplexity in blocks.
 pub const BLOCK: Metric =
     Metric { name: "ppl_block", title: "Perplexity, each block alone", unit: "ppl", less: true };
