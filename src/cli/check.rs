@@ -162,7 +162,7 @@ fn sources(golden: Option<&Path>) -> Result<Vec<Source>> {
         return Ok(shipped::SHIPPED.iter().map(|(name, bytes)| Source::Shipped(name, bytes)).collect());
     };
     if !folder.is_dir() {
-        bail!("--golden {} is no folder; give one with .safetensors files", folder.display());
+        bail!("--golden {} is not a folder; give one with .safetensors files", folder.display());
     }
     let mut files = Vec::new();
     walk(folder, folder, &mut files)?;

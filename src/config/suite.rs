@@ -330,7 +330,7 @@ impl Suite {
         let wire: WireSuite = toml::from_str(text)
             .map_err(|error| at(error.span().map_or(0, |span| span.start), one_line(error.message())))?;
         if wire.row.is_empty() {
-            return Err(at(0, "there is no [[row]]".to_owned()));
+            return Err(at(0, "there is no [[row]]; give at least one".to_owned()));
         }
         wire.base.check().map_err(|error| at(0, format!("[base]: {error}")))?;
         let newlines: Vec<usize> = text.match_indices('\n').map(|(at, _)| at).collect();

@@ -53,7 +53,7 @@ fn load(dir: &Path, reading: Reading) -> Result<Labelled, DataError> {
     store::each_line(&file, LONGEST, |_, line| {
         rows += 1;
         let review: Review = serde_json::from_slice(line)
-            .map_err(|error| format!("is no review ({error}); expected overall and reviewText"))?;
+            .map_err(|error| format!("is not a review ({error}); expected overall and reviewText"))?;
         if !(1.0..=5.0).contains(&review.overall) || review.overall.fract() != 0.0 {
             return Err(format!("overall is {}, expected 1, 2, 3, 4 or 5", review.overall));
         }

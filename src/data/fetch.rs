@@ -140,7 +140,7 @@ impl Source {
         let file = self.names.iter().find(same).copied().unwrap_or(self.file);
         let dir = dir.display();
         let reason = format!(
-            "{reason}; a part of the set is read where it is placed in {dir} as {file}, with --allow-partial"
+            "{reason}; to use a part of the set, place it in {dir} as {file} and give --allow-partial"
         );
         FetchError::Other { name, path, reason }
     }

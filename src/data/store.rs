@@ -124,7 +124,7 @@ pub fn each_file(
         if held > HELD {
             return Err(bad_file(
                 source,
-                format!("holds more than {HELD} bytes, the most that was expected"),
+                format!("contains more than {HELD} bytes, the most that was expected"),
             ));
         }
         visit(path, bytes)
@@ -259,7 +259,7 @@ mod tests {
                 Ok(())
             },
         );
-        assert!(error.expect_err("300 MiB").to_string().contains("holds more than") && count == 256);
+        assert!(error.expect_err("300 MiB").to_string().contains("contains more than") && count == 256);
     }
 
     #[test]

@@ -202,7 +202,7 @@ mod tests {
         let place = dir.path().join("wikitext-103");
         assert_eq!((WIKITEXT103.locate)(dir.path()).unwrap(), Some(place));
         write(dir.path(), "wikitext-103/dict.txt", "b 3\nb 2\n");
-        assert!(refused(PARTIAL).contains("dict.txt:2: the word \"b\" stands in line 1 already"));
+        assert!(refused(PARTIAL).contains("dict.txt:2: the word \"b\" occurs twice, in lines 1 and 2"));
         write(dir.path(), "wikitext-103/dict.txt", "b 3\na 2\n");
         let own = load(dir.path(), PARTIAL).unwrap();
         assert_eq!((own.tested(), own.vocabulary.id("=")), (&[4, 2][..], words::UNKNOWN));

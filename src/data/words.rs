@@ -61,7 +61,7 @@ impl Vocabulary {
                 Some(&id) => {
                     let first = id as usize - SPECIAL.len() + 1;
                     Err(format!(
-                        "the word {word:?} stands in line {first} already; every word stands once (line {number} is the second)"
+                        "the word {word:?} occurs twice, in lines {first} and {number}; every word may occur only once"
                     ))
                 }
                 None => {

@@ -60,7 +60,7 @@ fn value(question: &str, rows: &[Row]) -> Result<f64, String> {
     let metric = words.next().unwrap_or_default();
     let conditions: Vec<(&str, &str)> = words
         .map(|word| {
-            word.split_once('=').ok_or_else(|| format!("{word:?} in {question:?} is no column=value"))
+            word.split_once('=').ok_or_else(|| format!("{word:?} in {question:?} is not column=value"))
         })
         .collect::<Result<_, _>>()?;
     let fits = |row: &&Row| {

@@ -42,7 +42,7 @@ fn one() -> u64 {
 /// Why another program's numbers cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "line {line} is no measurement ({reason}); expected JSON or CSV with model, len, mode (infer or train) and ms"
+    "line {line} is not a measurement ({reason}); expected JSON or CSV with model, len, mode (infer or train) and ms"
 )]
 pub struct ReferenceError {
     /// Line, from 1.

@@ -123,7 +123,7 @@ fn ranking(rows: &[&Row], baseline: &str, title: &str) -> Option<Table> {
     }
     if ranked.iter().any(|(label, _)| simulated(label)) {
         notes.push(
-            "*: computes a dense matrix and masks it, so that its time says nothing about the method."
+            "*: computes a dense matrix and masks it, so its time is not representative of the method."
                 .to_owned(),
         );
     }

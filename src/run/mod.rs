@@ -81,7 +81,7 @@ pub enum RunError {
     },
     /// Another start of the same shard has it now.
     #[error(
-        "{} was taken over by {holder}; this start ended, and wrote nothing since",
+        "{} was taken over by {holder}; this process stopped and has written nothing since",
         path.display()
     )]
     TakenOver {

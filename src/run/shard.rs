@@ -84,7 +84,7 @@ impl Shard {
             }
             let counts = counts.join(" nor ");
             return Err(ShardError(format!(
-                "{name} says which shard this is, and no variable says of how many ({counts} is not set); set it in the \
+                "{name} gives the index of this shard, but no variable gives the number of shards ({counts} is not set); set it in the \
                  job, or name the shard: --shard {}/N",
                 index + 1
             )));

@@ -49,7 +49,7 @@ impl Folder {
             return Err(store::bad_file(&val, reason));
         }
         if here.is_empty() {
-            let reason = "no class folders: images must lie in folders of their classes, as in train";
+            let reason = "no class folders: images must be in one folder per class, as in train";
             return Err(store::bad_file(&val, reason));
         }
         let mut content = Content::default();

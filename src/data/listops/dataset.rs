@@ -132,7 +132,7 @@ fn read_cache(path: &Path) -> Result<[Expressions; 3], DataError> {
     let bytes = store::read_limited(store::open(path)?, 1 << 30)
         .map_err(|error| damaged(format!("cannot be read ({error})")))?;
     let (_, header) = SafeTensors::read_metadata(&bytes)
-        .map_err(|error| damaged(format!("is no ListOps file of effattn ({error})")))?;
+        .map_err(|error| damaged(format!("is not a ListOps file of effattn ({error})")))?;
     let stated = header.metadata().as_ref().and_then(|data| data.get("sha256").cloned());
     let content =
         SafeTensors::deserialize(&bytes).map_err(|error| damaged(format!("is damaged ({error})")))?;
@@ -148,10 +148,10 @@ fn read_cache(path: &Path) -> Result<[Expressions; 3], DataError> {
     let known = tokens.iter().all(|&code| code <= token::CLOSE) && labels.iter().all(|&label| label < 10);
     let all = Expressions { tokens, ends, labels };
     if !ordered || !known || all.ends.len() != all.labels.len() || all.len() != SPLITS.iter().sum::<usize>() {
-        return Err(damaged("does not hold 100,000 expressions".to_owned()));
+        return Err(damaged("does not contain 100,000 expressions".to_owned()));
     }
     if stated != Some(checksum(&all)) {
-        return Err(damaged("has another checksum than it says".to_owned()));
+        return Err(damaged("does not match the checksum stored in it".to_owned()));
     }
     Ok(split(&all))
 }
@@ -321,9 +321,9 @@ mod tests {
             assert!(error.contains("effattn fetch listops"), "{error}");
             error
         };
-        assert!(error(&bytes).contains("another checksum"));
+        assert!(error(&bytes).contains("does not match the checksum"));
         assert!(
-            error(&bytes[..last]).contains("damaged") || error(&bytes[..last]).contains("no ListOps file")
+            error(&bytes[..last]).contains("damaged") || error(&bytes[..last]).contains("not a ListOps file")
         );
         error(b"");
     }

@@ -201,7 +201,7 @@ fn apply(operator: u8, values: &mut [u8]) -> u8 {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ExpressionError {
     /// A word that is no token.
-    #[error("{0:?} is no ListOps token; expected (, ), ], a digit, [MIN, [MAX, [MED or [SM")]
+    #[error("{0:?} is not a ListOps token; expected (, ), ], a digit, [MIN, [MAX, [MED or [SM")]
     Word(String),
     /// Brackets that do not match, an operator without arguments, or something behind the end.
     #[error("the expression's brackets do not match")]

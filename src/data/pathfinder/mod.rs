@@ -131,7 +131,7 @@ impl Pathfinder {
         let mut content = Content::default();
         for (path, label) in &listed {
             if path.metadata().is_ok_and(|meta| meta.len() == 0) {
-                log::warn!("{} is empty and passed over (one such file is known)", path.display());
+                log::warn!("{} is empty and is skipped (one such file is known)", path.display());
                 continue;
             }
             let pixels = gray(path, size)?;
@@ -218,7 +218,7 @@ fn listed(folder: &Path) -> Result<Vec<(PathBuf, u8)>, DataError> {
         let text = String::from_utf8(bytes).map_err(|_| {
             store::bad_file(
                 &file,
-                "is no text; LRA's metadata files are text in spite of their name".to_owned(),
+                "is not text; LRA's metadata files are text in spite of their names".to_owned(),
             )
         })?;
         for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
@@ -252,7 +252,7 @@ fn listed(folder: &Path) -> Result<Vec<(PathBuf, u8)>, DataError> {
 /// The gray values of a PNG image of `size` x `size` pixels.
 fn gray(path: &Path, size: usize) -> Result<Box<[u8]>, DataError> {
     let wrong = |reason: String| store::bad_file(path, reason);
-    let broken = |error: png::DecodingError| wrong(format!("is no readable PNG image ({error})"));
+    let broken = |error: png::DecodingError| wrong(format!("is not a readable PNG image ({error})"));
     let bytes = store::read_limited(store::open(path)?, LARGEST)
         .map_err(|error| wrong(format!("cannot be read ({error})")))?;
     let mut decoder =
@@ -336,6 +336,6 @@ mod tests {
         write(&hard.join("imgs/0/small.png"), 16, &[0; 256]);
         assert!(error("imgs/0 small.png 1 0").contains("16 x 16 pixels; expected 32 x 32"));
         std::fs::write(hard.join("imgs/0/bad.png"), b"no image").unwrap();
-        assert!(error("imgs/0 bad.png 1 0").contains("no readable PNG"));
+        assert!(error("imgs/0 bad.png 1 0").contains("not a readable PNG"));
     }
 }

@@ -42,11 +42,11 @@ impl<'de> Deserialize<'de> for Words {
                 while let Some((word, id)) = map.next_entry::<String, u32>()? {
                     if !ids.insert(id) {
                         return Err(A::Error::custom(format!(
-                            "id {id} stands twice, the second time for {word:?}"
+                            "id {id} occurs twice, the second time for {word:?}"
                         )));
                     }
                     if words.insert(word.clone(), id).is_some() {
-                        return Err(A::Error::custom(format!("the word {word:?} stands twice")));
+                        return Err(A::Error::custom(format!("the word {word:?} occurs twice")));
                     }
                 }
                 Ok(Words(words))
@@ -91,7 +91,7 @@ pub fn load(path: &Path) -> Result<Tokenizer, DataError> {
 fn text(file: &Path) -> Result<String, DataError> {
     let broken = |error: std::io::Error| store::bad_file(file, format!("cannot be read ({error})"));
     let bytes = store::read_limited(store::open(file)?, LARGEST).map_err(broken)?;
-    String::from_utf8(bytes).map_err(|error| store::bad_file(file, format!("is no text ({error})")))
+    String::from_utf8(bytes).map_err(|error| store::bad_file(file, format!("is not text ({error})")))
 }
 
 /// A line of a JSON file that cannot be read.
@@ -109,7 +109,7 @@ fn whole(file: &Path) -> Result<Tokenizer, DataError> {
     let outline: serde_json::Value = serde_json::from_str(&json).map_err(|error| at(file, &error))?;
     let kind = outline["model"]["type"].as_str().map(str::to_owned);
     if kind.as_deref().is_some_and(|kind| kind != "BPE") || !outline["model"]["merges"].is_array() {
-        return Err(wrong("its model is no BPE"));
+        return Err(wrong("its model is not a BPE"));
     }
     let outline: Outline = serde_json::from_str(&json).map_err(|error| at(file, &error))?;
     debug_assert!(outline.model.kind.is_none_or(|kind| kind == "BPE"));

@@ -135,7 +135,7 @@ impl Tokenizer {
         }
         let short = |hash: &str| hash.chars().take(12).collect::<String>();
         let reason = format!(
-            "was made with tokenizer {}, not with {}; give the tokenizer.json that lies beside it",
+            "was made with tokenizer {}, not with {}; give the tokenizer.json that is stored next to it",
             short(hash),
             short(&self.hash)
         );
@@ -412,7 +412,7 @@ mod tests {
         let good = [&vocab, &merges].map(|file| std::fs::read_to_string(file).expect("text"));
         let cases: &[(usize, Spoil, &str)] = &[
             (0, &|text| text.replacen('{', "{\n\"a\":7000,", 1), "vocab.json:"),
-            (0, &|text| text.replacen('{', "{\n\"twice\":7,", 1), "id 7 stands twice"),
+            (0, &|text| text.replacen('{', "{\n\"twice\":7,", 1), "id 7 occurs twice"),
             (0, &|text| text.replace("<mask>", "<musk>"), "has no <mask>"),
             (0, &|text| text.replace("\"<pad>\":1,\"</s>\":2", "\"<pad>\":2,\"</s>\":1"), "<pad> is 2"),
             (0, &|text| text.replacen("\"!\":", "\"\u{3b1}\":", 1), "byte 33 is not a word"),
@@ -430,17 +430,17 @@ mod tests {
         }
         let json = folder.path().join("tokenizer.json");
         let cases: &[(Spoil, &str)] = &[
-            (&|text| text.replace("\"BPE\"", "\"WordLevel\""), "no BPE"),
+            (&|text| text.replace("\"BPE\"", "\"WordLevel\""), "not a BPE"),
             (
                 &|text| text.replacen("\"vocab\":{", "\"vocab\":{\n\"!\":7000,", 1),
-                "tokenizer.json:2: the word \"!\" stands twice",
+                "tokenizer.json:2: the word \"!\" occurs twice",
             ),
             (&|text| text.replace("\"use_regex\":true", "\"use_regex\":false"), "use_regex"),
             (
                 &|text| text.replace("\"normalizer\":null", "\"normalizer\":{\"type\":\"Lowercase\"}"),
                 "normalizer",
             ),
-            (&|_| "[]".to_owned(), "no BPE"),
+            (&|_| "[]".to_owned(), "not a BPE"),
             (&|_| "{".to_owned(), "tokenizer.json:1"),
         ];
         for (spoil, expected) in cases {

@@ -293,7 +293,7 @@ impl Pretrained {
             for (name, tensor) in more {
                 let Some(name) = public_name(&name) else { continue };
                 if tensors.insert(name.clone(), tensor).is_some() {
-                    return Err(unfit(&path, format!("{name} stands twice")));
+                    return Err(unfit(&path, format!("{name} occurs twice")));
                 }
             }
         }

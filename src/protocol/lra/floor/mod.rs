@@ -52,13 +52,13 @@ pub static RULES: &[Rule] = &[
     Rule {
         name: "byte-ngrams",
         tasks: &["text"],
-        about: "naive Bayes on which runs of three to five bytes occur",
+        about: "naive Bayes on the presence of byte n-grams (three to five bytes)",
         score: ngrams::naive_bayes,
     },
     Rule {
         name: "shared-ngrams",
         tasks: &["retrieval"],
-        about: "logistic regression on the share of runs of three to eight bytes that both documents have",
+        about: "logistic regression on the share of byte n-grams (three to eight bytes) that both documents have",
         score: ngrams::overlap,
     },
     Rule {
