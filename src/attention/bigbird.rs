@@ -35,7 +35,7 @@ pub static ENTRY: Entry = Entry {
             name: "num_rand",
             kind: Kind::Int { min: 0, max: 1 << 16 },
             default: Value::Int(3),
-            doc: "random blocks per block row; where fewer blocks are left, all of them",
+            doc: "random blocks per block row; all of them if fewer blocks are left",
             source: "BigBird and Long Range Arena",
         },
     ],

@@ -26,7 +26,7 @@ a_ij = cos(pi/2 (i - j) / M) <relu(q_i), relu(k_j)> over keys j that are not pad
 out_i = sum_j a_ij v_j / max(sum_j a_ij, eps)
 computed with features [relu(x) sin a_i, relu(x) cos a_i], a_i = pi (i + 1) / (2 M), M = m or max(queries, keys)",
     deviations: &[
-        "The paper has no guard, the released code clamps the denominator at 1e-6: the code's is taken.",
+        "The paper has no guard, the released code clamps the denominator at 1e-6: this follows the code.",
         "Algorithm 1 takes the angles of both sides from the key length, which gives negative weights for i > M; the code's max(queries, keys) is taken.",
         "The released code has no padding mask: here features of masked keys are zero and M stays the padded length.",
         "The released code's elu branch is broken (it adds 1 to a function); feature=elu1 here is elu(x) + 1.",

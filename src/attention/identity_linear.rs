@@ -23,7 +23,7 @@ a_ij = <phi(q_i), phi(k_j)> with phi(x) = x, over keys j that are not padded and
 out_i = sum_j a_ij v_j / max(|sum_j a_ij|, eps) with the sign of the sum (+ at 0)",
     deviations: &[
         "The paper gives neither code nor guard; a plain max(den, eps) would turn every negative denominator into eps, so the clamp keeps the sign.",
-        "Outputs are no convex combinations and can be large where the denominator is near 0; training may need a larger eps.",
+        "Outputs are not convex combinations and can be large where the denominator is near 0; training may need a larger eps.",
     ],
     exceptions: &[],
     idle: &[],

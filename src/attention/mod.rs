@@ -359,7 +359,7 @@ pub trait Mechanism: Send + Sync {
     /// # Errors
     /// A mechanism that [`Self::start`] gives nothing for; a state of another one.
     fn step(&self, _input: &Input, _state: &mut State) -> Result<Output> {
-        candle_core::bail!("this mechanism has no form that goes on token by token")
+        candle_core::bail!("this mechanism has no form that decodes token by token")
     }
 }
 

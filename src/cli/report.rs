@@ -291,8 +291,7 @@ fn missing(runs: &[Run]) -> Result<Section> {
         let near = |row: &Row| {
             row.protocol == suite.protocol && row.preset == suite.base.preset && row.published.is_some()
         };
-        let why =
-            if rows().any(near) { "partial (above); full table" } else { "nothing was run; full table" };
+        let why = if rows().any(near) { "partial (above); full table" } else { "not run; full table" };
         let why = format!("{why}: effattn {} --suite {name}", suite.protocol);
         table.rows.push(vec![suite.source.split(':').next().unwrap_or(name).to_owned(), why]);
     }

@@ -278,7 +278,7 @@ fn forms(choice: &Choice) -> Vec<&'static str> {
         (support.causal, "causal"),
         (support.cross, "cross-attention"),
         (support.memory, "with cached positions"),
-        (support.cls, "with a class token of its own"),
+        (support.cls, "with its own class token"),
         (any_length(choice), "any length"),
     ];
     forms.into_iter().filter(|(has, _)| *has).map(|(_, form)| form).collect()

@@ -358,7 +358,7 @@ mod tests {
         let converted = |cell: &Cell| cell.row.differs.as_ref().unwrap().contains("converted from full");
         assert_eq!([converted(&cells[0]), converted(&cells[1])], [false, true]);
         let error = planned("cosformer", Settings { from: from(), ..Settings::NONE }).err().unwrap();
-        assert!(error.contains("weights of its own"), "{error}");
+        assert!(error.contains("needs weights trained with it"), "{error}");
         let sized = Settings { from: from(), layers: Some(3), ..Settings::NONE };
         let error = planned("full", sized).err().unwrap();
         assert_eq!(error, "--from brings the encoder's sizes; leave layers 3 out");

@@ -136,7 +136,7 @@ impl Pretrained {
             ("max_position_embeddings", config.max_position_embeddings.saturating_sub(2)),
         ];
         if let Some((key, _)) = sizes.iter().find(|(_, size)| !(1..1 << 24).contains(size)) {
-            return Err(unfit(&path, format!("{key} is no size that a model has")));
+            return Err(unfit(&path, format!("{key} is not a valid model size")));
         }
         let [width, layers, heads, ffn, positions] = sizes.map(|(_, size)| size);
         let (attention, tokenizer) = match config.effattn {
@@ -203,7 +203,7 @@ impl Pretrained {
             return Ok(());
         }
         let reason = format!(
-            "was trained with {there}; only weights of full attention serve others ({}), and {here} starts from weights of its own",
+            "was trained with {there}; only weights of full attention can be converted (to {}), and {here} needs weights trained with it",
             FROM_FULL.join(", ")
         );
         Err(unfit(&self.folder, reason))
@@ -219,7 +219,7 @@ impl Pretrained {
         // where the checksum is known, a small text may have given fewer words than there is room for
         if tokenizer.len() > self.vocab || (tokenizer.len() < self.vocab && self.tokenizer.is_none()) {
             let reason = format!(
-                "vocab_size is {} and the tokenizer beside it has {} words; give the tokenizer that it was trained with",
+                "vocab_size is {} and the tokenizer next to it has {} words; give the tokenizer that it was trained with",
                 self.vocab,
                 tokenizer.len()
             );
@@ -256,7 +256,7 @@ impl Pretrained {
             serde_json::from_str(&text).map_err(|error| unfit(&index, error.to_string()))?;
         let names: BTreeSet<String> = weight_map.into_values().collect();
         if let Some(name) = names.iter().find(|name| name.contains(['/', '\\'])) {
-            return Err(unfit(&index, format!("{name:?} is no file beside it")));
+            return Err(unfit(&index, format!("{name:?} is not a file next to it")));
         }
         Ok(names.into_iter().map(|name| self.folder.join(name)).collect())
     }

@@ -203,7 +203,7 @@ fn what_does_not_fit_is_named() {
     assert!(says("\"num_attention_heads\": 2", "\"num_attention_heads\": 3").contains("config.json"));
     assert!(
         says("\"vocab_size\": 270", "\"vocab_size\": 269")
-            .contains("vocab_size is 269 and the tokenizer beside it has")
+            .contains("vocab_size is 269 and the tokenizer next to it has")
     );
     assert!(says("\"tokenizer\": \"", "\"tokenizer\": \"0").contains("was made with tokenizer"));
     let misfit = |name: &str, tensor: Option<Tensor>, top: Top| {
@@ -233,7 +233,10 @@ fn what_does_not_fit_is_named() {
     assert!(error.contains("model.safetensors: not a complete safetensors file"), "{error}");
     let start = Pretrained::open(folder.path()).unwrap();
     let error = start.becomes(&one("cosformer").unwrap()).err().unwrap().to_string();
-    assert!(error.contains("was trained with full") && error.contains("weights of its own"), "{error}");
+    assert!(
+        error.contains("was trained with full") && error.contains("needs weights trained with it"),
+        "{error}"
+    );
 }
 
 #[test]
