@@ -270,7 +270,7 @@ fn runs_of_two_plans_are_refused_by_name() {
     done(folder, &format!("{small} --shard 1/1"));
     done(folder, &format!("{} --shard 1/1", small.replace("--steps 30", "--steps 31")));
     let said = refused(effattn(folder, "merge results"));
-    assert!(said.contains("are not of one plan") && said.contains("steps 3"), "{said}");
+    assert!(said.contains("belong to different plans") && said.contains("steps 3"), "{said}");
     edit(&folder.join("basic_test.tsv"), |text| text.replacen("[MAX 0 ) 9", "[MAX 1 ) 9", 1));
     done(folder, &format!("{small} --shard 1/1 -o other"));
     let first = fs::read_dir(folder.join("results/lra")).unwrap().map(|run| run.unwrap().path());

@@ -43,7 +43,7 @@ const STOPPED: u8 = 130;
 
 const EXAMPLES: &str = "\
 Examples:
-  # A table and two charts in about a minute
+  # A table and charts in about a minute
   effattn speed --quick
   # Steps per second against length
   effattn speed --len 1024..8192 --model full,ls

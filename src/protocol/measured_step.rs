@@ -63,7 +63,7 @@ impl MeasuredStep {
                 Pass::Decode => match resolved.build_decoder(&builder, batch)? {
                     Some(net) => net,
                     None => {
-                        candle_core::bail!("{} has no form that makes one token after another", spec.model)
+                        candle_core::bail!("{} cannot generate one token at a time", spec.model)
                     }
                 },
             };

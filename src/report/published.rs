@@ -270,7 +270,7 @@ mod tests {
                 Pass::Infer,
                 Some(8000.0),
                 Outcome::Ok,
-                Some("longer ones were not allowed (--len)"),
+                Some("the longest length that --len allows"),
             ),
             row("full", Pass::Train, None, Outcome::Timeout, Some("by its growth about 500 positions")),
             row("ls", Pass::Train, Some(900.0), Outcome::Ok, None),

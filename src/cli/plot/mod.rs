@@ -164,7 +164,8 @@ fn draw_pattern(args: &PatternArgs, term: &Term) -> Result<()> {
         choices.iter().map(|choice| pattern::matrix(choice, &probe)).collect::<Result<_>>()?;
     let form = if probe.causal { "causal" } else { "bidirectional" };
     let title = format!("Attention patterns: {} positions, {form}", args.len);
-    let subtitle = "rows: queries, from the top; columns: keys (blue; green: global positions) and slots (orange)";
+    let subtitle =
+        "rows: queries, from the top; columns: keys (blue; green: global positions) and slots (orange)";
     let settings = json!({ "len": args.len, "causal": probe.causal, "head": probe.head });
     let matrices = keep("pattern", settings, &args.scene, &matrices)?;
     let chart = chart::matrices("pattern", (&title, subtitle), &matrices, Shade::Visible)?;

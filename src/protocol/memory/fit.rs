@@ -253,7 +253,7 @@ pub(super) fn fit(runner: &Runner, index: usize, asked: &Request, bytes: u64) ->
 }
 
 /// Remark of a row whose length is only the longest that was allowed.
-const BOUND: &str = "longer ones were not allowed (--len)";
+const BOUND: &str = "the longest length that --len allows";
 
 /// Bytes that a try may reach: a little more than the budget, so that a length just above it is measured, too.
 fn room(bytes: u64, memory_limit: u64) -> u64 {

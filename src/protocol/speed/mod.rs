@@ -20,10 +20,13 @@ pub use parent::rate;
 /// The table line.
 pub static PROTOCOL: Protocol = Protocol {
     name: "speed",
-    about: "Inference and training steps per second against length (cosFormer, Table 5)",
+    about: "Measure inference and training steps per second against length (cosFormer, Table 5)",
     examples: EXAMPLES,
     settings: &[POINTS, MODEL, MACHINE, &["warmup", "runs", "min_runs", "max_time", "timeout", "profile"]],
-    help: &[("mode", "What a step does: infer, train, or decode (the next token, of language models)")],
+    help: &[(
+        "mode",
+        "What a step does: infer, train, or decode (generate the next token, for language models)",
+    )],
     tasks: None,
     reads: &[text::SET],
     quick: Some(Quick {
@@ -66,7 +69,7 @@ Examples:
   effattn speed --suite cos-table5 --max-time 5s --min-runs 3
   # Every mechanism beside linear attention
   effattn speed --model full,linear,ls --len 2048 --baseline linear
-  # One token after another behind so many: tokens per second
+  # Tokens per second of generation after contexts of several lengths
   effattn speed --mode decode --len 1024..8192
   # The attention calls alone, in plain operations
   effattn speed --kernel-only --model full,ls --len 4096 --kernel composed

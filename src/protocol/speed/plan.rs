@@ -171,13 +171,13 @@ fn no_decoder(spec: &ModelSpec) -> PlanError {
         let able = |name: &str| all.iter().any(|choice| able(name, choice));
         let presets: Vec<&str> = presets.iter().map(|preset| preset.name).filter(|name| able(name)).collect();
         return PlanError(format!(
-            "the model of preset {} does not make one token after another; --mode decode takes --preset {}",
+            "the model of preset {} cannot generate one token at a time; --mode decode takes --preset {}",
             spec.preset,
             presets.join(" or ")
         ));
     }
     PlanError(format!(
-        "{} has no form that makes one token after another; --mode decode takes {}",
+        "{} cannot generate one token at a time; --mode decode takes {}",
         spec.model,
         can.join(", ")
     ))

@@ -15,7 +15,7 @@ pub enum MergeError {
     Nothing(PathBuf),
     /// Runs of different plans.
     #[error(
-        "{} and {} are not of one plan: the second has {differ}; merge what belongs together, each by itself",
+        "{} and {} belong to different plans: the second has {differ}; merge the runs of each plan separately",
         first.display(),
         second.display()
     )]
