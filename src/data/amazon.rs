@@ -110,6 +110,6 @@ mod tests {
         std::fs::write(&file, format!("{}{{\"overall\": 6.0}}\n", line(0))).unwrap();
         assert!(says(partial).contains(":2: overall is 6, expected"), "{}", says(partial));
         std::fs::write(&file, "{\"reviewText\": \"a\"}\n").unwrap();
-        assert!(says(partial).contains(":1: is no review"), "{}", says(partial));
+        assert!(says(partial).contains(":1: is not a review"), "{}", says(partial));
     }
 }

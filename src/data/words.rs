@@ -337,7 +337,7 @@ mod tests {
         let good = read("the 9\n, 7\n").unwrap();
         assert_eq!((good.len(), good.id("the"), good.id(","), good.id("of")), (6, 4, 5, 3));
         let error = read("the 9\n, 7\nthe 3\n").unwrap_err();
-        assert!(error.contains("dict.txt:3: the word \"the\" stands in line 1 already"), "{error}");
+        assert!(error.contains("dict.txt:3: the word \"the\" occurs twice, in lines 1 and 3"), "{error}");
         assert!(
             read("the\n").unwrap_err().contains("dict.txt:1: \"the\" is not a word, a blank and its count")
         );
