@@ -367,10 +367,7 @@ mod tests {
         };
         let part = get("hello").unwrap_err().to_string();
         assert!(part.contains("it has 5 bytes, expected 11") && part.contains("--allow-partial"), "{part}");
-        assert!(
-            part.contains(" as small and"),
-            "the name that a file without ending is read under: {part}"
-        );
+        assert!(part.contains(" as small and"), "the name that a file without ending is read under: {part}");
         assert!(get("hello_world").unwrap_err().to_string().contains("its SHA-256 is"));
         assert!(!dir.path().join("small.zip").exists());
         let target = dir.path().join("small.zip");

@@ -1,11 +1,13 @@
-//! `effattn plot figures`.
+//! `effattn plot figures`: the papers' figures, and the learning curves of every task.
 
 use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 
 use super::{Plots, say};
-use crate::cli::runs::{Run, latest_rows};
+use crate::cli::curves;
+use crate::cli::runs::{Run, latest_rows, newest_trained};
+use crate::record::Row;
 use crate::report::figures;
 use crate::term::Term;
 
@@ -20,9 +22,13 @@ pub struct Args {
 }
 
 pub fn draw(args: &Args, term: &Term) -> Result<()> {
-    let rows = latest_rows(&Run::below(&args.results)?);
+    let runs = Run::below(&args.results)?;
     args.plots.check()?;
-    let charts = figures::draw(&rows)?;
+    let mut charts = figures::draw(&latest_rows(&runs))?;
+    let trained: Vec<&Run> = runs.iter().filter(|run| run.trained() && !run.quick()).collect();
+    let newest = newest_trained(trained.iter().flat_map(|run| &run.rows));
+    let newest: Vec<Row> = newest.into_values().cloned().collect();
+    charts.extend(curves::charts(&curves::of_runs(&trained, &newest)?)?);
     let about = figures::FIGURES.iter().map(|figure| format!("{}: {}", figure.name, figure.about));
     ensure!(
         !charts.is_empty(),

@@ -37,7 +37,7 @@ pub enum What {
     Attention(AttentionArgs),
     /// Norms of window and slots, with and without DualLN, at initialisation (Transformer-LS, Figure 2)
     Norms(norms::Args),
-    /// The papers' figures from everything under a folder of results
+    /// The papers' figures and the learning curves from everything under a folder of results
     Figures(figures::Args),
     /// Time and memory against length, redrawn from the rows of a run
     Rows(RowsArgs),
