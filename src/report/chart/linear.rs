@@ -147,8 +147,14 @@ impl Frame<'_> {
                     &format!("{label}, {} {}: {:.4}{half}\n{}", panel.axis, point.0, point.1, panel.title),
                 );
             }
+            let alike = |other: &&Line| other.label.is_some() && other.look.color == line.look.color;
             if line.markers && !crowd {
                 drawn.iter().try_for_each(|point| canvas.marker(*point, MARKER, line.look))?;
+            } else if line.label.is_some() && !crowd && panel.lines.iter().filter(alike).count() > 1 {
+                // only markers tell lines of one colour apart: a few, at different places
+                let every = (drawn.len() / FEW).max(1);
+                let mut marked = drawn.iter().skip(ends.len() % every).step_by(every);
+                marked.try_for_each(|point| canvas.marker(*point, MARKER, line.look))?;
             }
             if let (Some(label), Some(end)) = (line.label, drawn.last()) {
                 ends.push((label, line.look, *end));
