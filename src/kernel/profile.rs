@@ -1,6 +1,6 @@
 //! Where the time of a step goes: seconds, multiply-adds and bytes of every fused operation.
 //!
-//! While [`record`] runs, [`time`] adds up what an operation took without what ran inside it, and products count their
+//! While [`record`] runs, [`time()`] adds up what an operation took without what ran inside it, and products count their
 //! multiply-adds with [`count`]. Otherwise an operation costs one look at a thread's flag, a product one at a flag of the
 //! process.
 
