@@ -12,6 +12,7 @@ use crate::record::{FLOOR, Row};
 use crate::report::chart::{Chart, Evaluation, Learning, learning};
 use crate::report::labels;
 use crate::report::table::Table;
+use crate::report::trained;
 use crate::run::plan::folder;
 use crate::train::session::Point;
 
@@ -56,8 +57,8 @@ pub struct Curves {
     floor: Option<(String, f64)>,
 }
 
-/// Labels and evaluations of the curves of one chart.
-type Labelled = Vec<(Vec<String>, Vec<Evaluation>)>;
+/// Rows, labels and evaluations of the curves of one chart.
+type Labelled<'a> = Vec<(&'a Row, Vec<String>, Vec<Evaluation>)>;
 
 /// Learning curves of the models of `rows`, by command and task.
 ///
@@ -81,30 +82,30 @@ pub fn of_runs(runs: &[&Run], rows: &[Row]) -> Result<Vec<Curves>> {
             }
             let points = read(&path).with_context(|| path.display().to_string())?;
             let group = (run.manifest.command.clone(), task.clone(), curve.axis);
-            groups.entry(group).or_default().push((traits(run, row), points));
+            groups.entry(group).or_default().push((row, traits(run, row), points));
             seen.insert(key);
         }
     }
     let curves = groups.into_iter().map(|((command, task, axis), curves)| {
-        let (traits, points): (Vec<_>, Vec<_>) = curves.into_iter().unzip();
+        let rows: Vec<&Row> = curves.iter().map(|curve| curve.0).collect();
+        let (traits, points): (Vec<_>, Vec<_>) =
+            curves.into_iter().map(|(_, traits, points)| (traits, points)).unzip();
         let lines = labels::distinct(&traits).into_iter().zip(points);
         let lines = lines.map(|(label, points)| Learning { label, points }).collect();
-        let floor = floor(runs, &task);
+        let floor = floor(runs, &rows);
         Curves { command, task, axis, lines, floor }
     });
     Ok(curves.collect())
 }
 
-/// What the best simple rule reaches on the whole test split of `task`.
-fn floor(runs: &[&Run], task: &str) -> Option<(String, f64)> {
-    let rules = runs.iter().flat_map(|run| &run.rows).filter(|row| {
-        row.model == FLOOR
-            && row.metric == "accuracy"
-            && row.task.as_deref() == Some(task)
-            && row.differs.is_none()
-    });
-    let rules = rules.filter_map(|row| Some((row.variant.clone()?, row.value?)));
-    rules.max_by(|a, b| a.1.total_cmp(&b.1))
+/// What the best simple rule reaches on the split that all of `rows` were tested on; nothing where they differ.
+fn floor(runs: &[&Run], rows: &[&Row]) -> Option<(String, f64)> {
+    let rule = |row: &Row| {
+        let all = runs.iter().flat_map(|run| &run.rows);
+        trained::best_rule(all.filter(|row| row.model == FLOOR && row.metric == "accuracy"), row)
+    };
+    let first = rule(rows.first()?)?;
+    rows.iter().all(|row| rule(row).as_ref() == Some(&first)).then_some(first)
 }
 
 /// What tells one trained model from another, the mechanism first and what is always different last.

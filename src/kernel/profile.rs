@@ -153,6 +153,7 @@ mod tests {
 
     #[test]
     fn an_operation_is_charged_without_what_runs_inside_it() {
+        let start = Instant::now();
         let ((), spent) = record(|| {
             time(
                 "outer",
@@ -165,11 +166,13 @@ mod tests {
                 },
             );
         });
+        let whole = start.elapsed().as_secs_f64();
         let names: Vec<_> = spent.iter().map(|spent| (spent.operation.as_str(), spent.part)).collect();
         assert_eq!(names, [("inner", Part::Backward), ("outer", Part::Forward)]);
         assert_eq!((spent[0].bytes, spent[1].bytes), (8, 8));
         assert!(spent[0].seconds >= 0.04 && spent[1].seconds >= 0.002, "{spent:?}");
-        assert!(spent[1].seconds < spent[0].seconds, "{spent:?}");
+        // what is inside is not counted twice, however busy the machine is
+        assert!(spent[0].seconds + spent[1].seconds <= whole, "{spent:?} of {whole} s");
     }
 
     #[test]

@@ -20,7 +20,7 @@ use candle_core::{
 };
 use rayon::prelude::*;
 
-use super::cpu::{rows, with_slices};
+use super::cpu::{par, rows, with_slices};
 use super::nan_trace;
 use super::op::{self, Op};
 use super::profile::{self, Part};
@@ -106,7 +106,7 @@ impl Grads {
     /// Takes the gradients of the operands numbered `wanted` out as vectors; an empty one where there is none that may be
     /// added to. Nothing at all where there is no other.
     fn hold(&mut self, wanted: &[usize], operands: &[&Tensor]) -> Result<Vec<Vec<f32>>> {
-        let take = |&index: &usize| {
+        let held = |&index: &usize| {
             let Some(&operand) = operands.get(index).filter(|operand| operand.is_variable()) else {
                 return Ok(Vec::new());
             };
@@ -115,7 +115,7 @@ impl Grads {
                 _ => Ok(Vec::new()),
             }
         };
-        let held = wanted.iter().map(take).collect::<Result<Vec<_>>>()?;
+        let held = wanted.iter().map(held).collect::<Result<Vec<_>>>()?;
         Ok(if held.iter().all(Vec::is_empty) { Vec::new() } else { held })
     }
 
@@ -152,19 +152,30 @@ impl Grads {
     }
 
     /// a + b on our own threads: candle's pool waits for work in a loop, which takes a core from the kernels. In the memory
-    /// of `a` where nobody else has it.
+    /// of one of them where nobody else has it.
     fn sum(&mut self, a: Tensor, b: Tensor) -> Result<Tensor> {
         let ours = |x: &Tensor| x.device().is_cpu() && x.dtype() == DType::F32;
         if a.shape() != b.shape() || !ours(&a) || !ours(&b) {
             return a + b;
         }
-        let (shape, own) = (a.shape().clone(), self.own.remove(&a.id()));
-        let mut sum = if own { take(&a)? } else { with_slices([&a.contiguous()?], |[a]| Ok(a.to_vec()))? };
-        with_slices([&b.contiguous()?], |[b]| {
-            let chunks = sum.par_chunks_mut(SUM_CHUNK).zip(b.par_chunks(SUM_CHUNK));
-            chunks.for_each(|(sum, b)| rows::add(b, sum));
-            Ok(())
-        })?;
+        let (a, b) = if self.own.contains(&a.id()) { (a, b) } else { (b, a) };
+        let (shape, b) = (a.shape().clone(), b.contiguous()?);
+        let sum = if self.own.remove(&a.id()) {
+            let mut sum = take(&a)?;
+            with_slices([&b], |[b]| {
+                let chunks = sum.par_chunks_mut(SUM_CHUNK).zip(b.par_chunks(SUM_CHUNK));
+                chunks.for_each(|(sum, b)| rows::add(b, sum));
+                Ok(())
+            })?;
+            sum
+        } else {
+            with_slices([&a.contiguous()?, &b], |[a, b]| {
+                Ok(par::build(a.len(), SUM_CHUNK, |index, out| {
+                    out.copy_from_slice(&a[index * SUM_CHUNK..][..out.len()]);
+                    rows::add(&b[index * SUM_CHUNK..][..out.len()], out);
+                }))
+            })?
+        };
         let sum = Tensor::from_vec(sum, shape, a.device())?;
         self.own.insert(sum.id());
         Ok(sum)

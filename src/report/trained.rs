@@ -213,9 +213,7 @@ impl<'a> Group<'a> {
             let scale = if self.metric.unit == "bit" { std::f64::consts::LN_2 } else { 1.0 };
             return Some(("counts".to_owned(), nats / scale));
         }
-        let rules = self.floors.iter().filter(|rule| rule.task == row.task && data(rule) == data(row));
-        let best = rules.filter_map(|rule| Some((rule.variant.clone()?, rule.value?)));
-        let best = best.max_by(|a, b| a.1.total_cmp(&b.1));
+        let best = best_rule(self.floors.iter().copied(), row);
         // no rules are scored on the tasks of words
         let largest = || Some(("largest class".to_owned(), self.also(row, LARGEST)?));
         best.or_else(|| largest().filter(|_| row.protocol == "finetune"))
@@ -335,6 +333,13 @@ fn preset(row: &Row) -> String {
     let mut words = row.differs.as_deref().unwrap_or_default().split("; ");
     let size = |word: &str| ["layers ", "width ", "heads ", "ffn "].iter().any(|size| word.starts_with(size));
     if words.any(size) { format!("{name}, other sizes") } else { name }
+}
+
+/// The best of `rules`, rows of one metric, for the split that `row` was tested on: its name and value.
+pub fn best_rule<'a>(rules: impl Iterator<Item = &'a Row>, row: &Row) -> Option<(String, f64)> {
+    let rules = rules.filter(|rule| rule.task == row.task && data(rule) == data(row));
+    let best = rules.filter_map(|rule| Some((rule.variant.clone()?, rule.value?)));
+    best.max_by(|a, b| a.1.total_cmp(&b.1))
 }
 
 /// What differs in the data: floors stand beside rows of the same split only.
