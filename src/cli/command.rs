@@ -72,10 +72,11 @@ pub struct Output {
 /// Flags of commands that time steps.
 #[derive(clap::Args, Default)]
 struct Timed {
-    /// Compare with another program's measurements: JSON lines from benches/peer/torch_speed.py, or CSV with the
-    /// same columns
-    #[arg(long, value_name = "FILE", help_heading = "Output")]
-    reference: Option<PathBuf>,
+    /// Compare with other programs' measurements: JSON lines from benches/peer/torch_speed.py, CSV with the same columns,
+    /// or the rows.csv of another run; several files are separated by commas, and what names no program
+    /// is named by its file
+    #[arg(long, value_name = "FILES", value_delimiter = ',', help_heading = "Output")]
+    reference: Vec<PathBuf>,
     /// Mechanism that the others are ranked against [default: full, or transformer-xl without it]
     #[arg(long, value_name = "MODEL", help_heading = "Output")]
     baseline: Option<String>,
@@ -108,8 +109,8 @@ pub struct Asked {
     pub exports: Exports,
     /// What only training has.
     pub training: Option<Training>,
-    /// Another program's numbers.
-    pub reference: Option<PathBuf>,
+    /// Other programs' numbers.
+    pub reference: Vec<PathBuf>,
     /// The mechanism that others are compared with.
     pub baseline: Option<String>,
     /// The protocol's flags for something else, where its first one was given.

@@ -43,8 +43,8 @@ pub fn finish(
         }
     }
     let references = reference::read(&finished.folder)?;
-    let beside = reference::table(&finished.rows, &references);
-    if beside.is_none() && !references.is_empty() {
+    let beside = reference::tables(&finished.rows, &references);
+    if beside.is_empty() && !references.is_empty() {
         term.warn(&Warning::Other(
             "--reference has no cell with the model, length, batch and mode of one that was measured".into(),
         ));

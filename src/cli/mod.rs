@@ -30,6 +30,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::config::settings::SETTINGS;
+use crate::device::simd;
 use crate::protocol;
 use crate::run::RunError;
 use crate::term::{Color, Term, Verbosity, is_closed};
@@ -155,6 +156,7 @@ pub fn main() -> ExitCode {
 
 fn dispatch(matches: &ArgMatches, global: &Global) -> anyhow::Result<u8> {
     let term = global.term();
+    simd::limit(simd::asked().as_deref()).map_err(anyhow::Error::msg)?;
     if let Some((name, matches)) = matches.subcommand()
         && let Some(protocol) = protocol::find(name)
     {

@@ -261,7 +261,7 @@ fn measured(run: &Run, rows: &[Row], apart: bool, brief: bool) -> Result<Section
     tables.extend(published::longest(rows));
     tables.extend(crossing::table(rows).filter(|_| !brief));
     let references = reference::read(&run.folder)?;
-    tables.extend(reference::table(rows, &references));
+    tables.extend(reference::tables(rows, &references));
     tables.extend(published::reasons(rows));
     tables.extend(verdict::percentiles(&step_samples(&run.folder)?).filter(|_| !brief));
     let charts = report::measured(rows, &references, &run.manifest.id)?;

@@ -20,11 +20,12 @@ pub fn run(protocol: &'static Protocol, matches: &ArgMatches, term: Term) -> Res
         (instead.run)(values, &asked.flags.settings, &mut std::io::stdout().lock())?;
         return Ok(0);
     }
-    let references = asked.reference.as_deref().map(references).transpose()?;
-    let (plan, suite, mut session) = match start::start(&asked, references.as_deref(), term)? {
-        Started::Priced(priced) => return dry_run::tell(&priced.0, &asked.exports, &priced.1),
-        Started::Open(open) => *open,
-    };
+    let references = references(&asked.reference)?;
+    let (plan, suite, mut session) =
+        match start::start(&asked, Some(&references[..]).filter(|all| !all.is_empty()), term)? {
+            Started::Priced(priced) => return dry_run::tell(&priced.0, &asked.exports, &priced.1),
+            Started::Open(open) => *open,
+        };
     let folder = (!asked.output.no_plot).then_some(asked.output.plots_dir.as_path());
     let runner = Runner {
         protocol: asked.protocol,
@@ -38,8 +39,17 @@ pub fn run(protocol: &'static Protocol, matches: &ArgMatches, term: Term) -> Res
     finish::finish(session, result, suite.as_ref(), &asked)
 }
 
-fn references(path: &std::path::Path) -> Result<Vec<Reference>> {
-    let name = || format!("--reference {}", path.display());
-    let text = file::read_to_string(path).with_context(name)?;
-    reference::parse(&text).with_context(name)
+fn references(paths: &[std::path::PathBuf]) -> Result<Vec<Reference>> {
+    let mut all = Vec::new();
+    for path in paths {
+        let name = || format!("--reference {}", path.display());
+        let text = file::read_to_string(path).with_context(name)?;
+        let mut here = reference::parse(&text).with_context(name)?;
+        let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+        for one in here.iter_mut().filter(|one| paths.len() > 1 && one.program.is_none()) {
+            one.program.clone_from(&stem); // else several files would be taken for one program
+        }
+        all.extend(here);
+    }
+    Ok(all)
 }

@@ -20,7 +20,7 @@ pub struct Machine {
     pub os: String,
     /// Architecture.
     pub arch: &'static str,
-    /// Widest vector instructions found.
+    /// Widest vector instructions used.
     pub simd: &'static str,
     /// Name in its network; in a Slurm job the node's.
     pub host: String,
@@ -42,7 +42,7 @@ impl Machine {
             memory_bytes: system.total_memory(),
             os: System::long_os_version().unwrap_or_else(|| std::env::consts::OS.to_owned()),
             arch: std::env::consts::ARCH,
-            simd: simd(),
+            simd: super::simd::level().name(),
             host: host(),
             accelerator: None,
         }
@@ -60,30 +60,6 @@ pub fn identity() -> String {
     let Machine { cpu, cores, memory_bytes, os, arch, simd, .. } = Machine::this();
     let pages = if super::alloc::pages_kept() { "pages kept" } else { "pages returned" };
     format!("{cpu}, {cores} cores, {memory_bytes} bytes, {os}, {arch}, {simd}, {pages}")
-}
-
-fn simd() -> &'static str {
-    #[cfg(target_arch = "x86_64")]
-    {
-        if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16") {
-            return "avx512 with bf16";
-        }
-        if is_x86_feature_detected!("avx512f") {
-            return "avx512";
-        }
-        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-            return "avx2";
-        }
-        "sse2"
-    }
-    #[cfg(target_arch = "aarch64")]
-    {
-        "neon"
-    }
-    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-    {
-        "none"
-    }
 }
 
 /// Bytes that can still be allocated: what the system calls available, or less where a control group or the limit of

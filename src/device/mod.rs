@@ -7,6 +7,7 @@ pub mod machine;
 #[allow(unsafe_code)]
 mod pool;
 pub mod rng;
+pub mod simd;
 #[allow(unsafe_code)]
 pub mod threads;
 

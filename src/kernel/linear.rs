@@ -4,6 +4,7 @@ use candle_core::{CpuStorage, DType, Layout, Result, Shape, Tensor, bail};
 
 use super::cpu::dense::{Panels, WeightGradient};
 use super::cpu::gemm::Mat;
+use super::cpu::layers::Layers;
 use super::cpu::par::{self, Chunks};
 use super::cpu::{self, rows};
 use super::op::Op;
@@ -53,36 +54,6 @@ pub(super) fn forward(x: &[f32], count: usize, w: &[f32], out: usize, inp: usize
     })
 }
 
-/// dy W [count, inp] (empty if not needed) and the column sums of dy (empty if not needed).
-pub(super) fn input_gradient(
-    dy: &[f32],
-    count: usize,
-    w: &[f32],
-    out: usize,
-    inp: usize,
-    needs_x: bool,
-    needs_bias: bool,
-) -> (Vec<f32>, Vec<f32>) {
-    let panels = Panels::new(if needs_x { w } else { &[] }, if needs_x { out } else { 0 }, inp);
-    let chunks = Chunks::dense(count, inp + out);
-    let (wide, parts) = (if needs_x { inp } else { 0 }, if needs_bias { out } else { 0 });
-    let lens = (count * wide, chunks.size * wide);
-    let (dx, sums) = par::build_two(
-        lens,
-        (chunks.count() * parts, parts),
-        || (),
-        |(), index, dx, sums| {
-            let range = chunks.range(index);
-            let dy = &dy[range.start * out..range.end * out];
-            if needs_x {
-                panels.multiply(Mat::new(dy, range.len(), out), dx, inp, false);
-            }
-            rows::add_column_sums(dy, sums);
-        },
-    );
-    (dx, par::sum_parts(&sums, parts))
-}
-
 impl Op for Linear {
     fn name(&self) -> &'static str {
         "linear"
@@ -110,11 +81,10 @@ impl Op for Linear {
         let (x, weight, bias) = (operands[0], operands[1], operands.len() > 2);
         let (out, inp) = weight.dims2()?;
         cpu::with_slices([x, weight, grad], |[data, w, dy]| {
-            let count = data.len() / inp.max(1);
             let needs_x = x.track_op();
-            let (dx, dbias) = input_gradient(dy, count, w, out, inp, needs_x, bias);
             let mut sum = WeightGradient::new(out, inp);
-            sum.add(Mat::new(dy, count, out), Mat::new(data, count, inp));
+            let layers = Layers { inp, norm: None, weights: vec![w], needs_x, needs_bias: bias };
+            let (dx, dbias) = layers.gradients(data, dy, &mut sum);
             let mut dw = vec![0.0; w.len()];
             sum.finish(&mut dw);
             let dx = if needs_x { cpu::gradient(x, dx)? } else { None };

@@ -4,8 +4,8 @@ use candle_core::{CpuStorage, DType, Layout, Result, Shape, Tensor, bail};
 
 use super::cpu;
 use super::cpu::dense::WeightGradient;
-use super::cpu::gemm::Mat;
-use super::linear::{self, input_gradient, linear};
+use super::cpu::layers::Layers;
+use super::linear::{self, linear};
 use super::loss::{self, cross_entropy};
 use super::op::Op;
 use super::tape;
@@ -112,10 +112,10 @@ impl Op for LinearLoss {
                 let logits = linear::forward(x, labels.len(), w, out, inp, b);
                 let dy = loss::gradients(&logits, labels, grad, out);
                 drop(logits);
-                let (part, db) = input_gradient(&dy, labels.len(), w, out, inp, needs_x, !b.is_empty());
+                let layers = Layers { inp, norm: None, weights: vec![w], needs_x, needs_bias: !b.is_empty() };
+                let (part, db) = layers.gradients(x, &dy, &mut sum);
                 dx.extend(part);
                 dbias.iter_mut().zip(db).for_each(|(sum, part)| *sum += part);
-                sum.add(Mat::new(&dy, labels.len(), out), Mat::new(x, labels.len(), inp));
             }
             let mut dw = vec![0.0; w.len()];
             sum.finish(&mut dw);

@@ -1,4 +1,4 @@
-//! Another program's measured steps beside ours: `speed --reference`.
+//! Other programs' measured steps beside ours: `speed --reference`.
 
 use std::io;
 use std::path::Path;
@@ -8,16 +8,19 @@ use serde::{Deserialize, Serialize};
 use super::chart::{Chart, RatioPanel, ratios};
 use super::place;
 use super::table::Table;
-use crate::record::{Pass, Row, file};
+use crate::record::{Pass, Row, csv, file};
 use crate::stats::median;
 
 /// Name of the file in a run folder.
 pub const FILE: &str = "reference.json";
 
-/// One measured cell of another program: a line of JSON as `benches/peer/torch_speed.py` prints it, or a line of CSV with
-/// these columns.
+/// One measured cell of another program: a line of JSON as `benches/peer/torch_speed.py` prints it, a line of CSV with
+/// these columns, or a row of another run of `speed`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Reference {
+    /// Name of the program, where a file holds several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<String>,
     /// Mechanism; `ls-own` is `ls`.
     pub model: String,
     /// Length.
@@ -39,10 +42,36 @@ fn one() -> u64 {
     1
 }
 
+impl Reference {
+    fn program(&self) -> &str {
+        self.program.as_deref().unwrap_or("reference")
+    }
+
+    /// A row of a run, named by its kernels and number format; nothing where it is not the time of a whole step.
+    fn of(row: &Row) -> Option<Self> {
+        let whole = row.metric == "step_time" && row.operation.is_none();
+        let program = match row.kernel.as_str() {
+            "composed" => format!("candle's operations {}", row.dtype),
+            kernel => format!("effattn {kernel} {}", row.dtype),
+        };
+        whole.then_some(Self {
+            program: Some(program),
+            model: row.label(),
+            len: row.len?,
+            batch: row.batch?,
+            mode: row.pass?,
+            ms: row.value.map(|seconds| seconds * 1e3),
+            base_rss_mib: None,
+            peak_rss_mib: None,
+        })
+    }
+}
+
 /// Why another program's numbers cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "line {line} is not a measurement ({reason}); expected JSON or CSV with model, len, mode (infer or train) and ms"
+    "line {line} is not a measurement ({reason}); expected JSON or CSV with model, len, mode (infer or train) and ms, or the \
+     rows.csv of a run"
 )]
 pub struct ReferenceError {
     /// Line, from 1.
@@ -51,17 +80,21 @@ pub struct ReferenceError {
     pub reason: String,
 }
 
-/// Measurements, one JSON object per line or CSV with a header.
+/// Measurements, one JSON object per line, CSV with a header, or the `rows.csv` of a run of `speed`.
 ///
 /// # Errors
-/// A line that is neither.
+/// A line that is none of these.
 pub fn parse(text: &str) -> Result<Vec<Reference>, ReferenceError> {
     let bad = |line: usize, reason: String| ReferenceError { line, reason };
     let mut all = Vec::new();
+    let header = text.lines().next().unwrap_or_default();
     if text.trim_start().starts_with('{') {
         for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
             all.push(serde_json::from_str(line).map_err(|error| bad(index + 1, error.to_string()))?);
         }
+    } else if header.split(',').any(|column| column == "metric") {
+        let rows = csv::from_str(text).map_err(|error| bad(1, error.to_string()))?;
+        all.extend(rows.iter().filter_map(Reference::of));
     } else {
         for (index, record) in ::csv::Reader::from_reader(text.as_bytes()).deserialize().enumerate() {
             all.push(record.map_err(|error| bad(index + 2, error.to_string()))?);
@@ -107,6 +140,11 @@ struct Pair {
 }
 
 impl Pair {
+    /// What was measured.
+    fn cell(&self) -> (&str, Pass, u64, u64) {
+        (&self.label, self.pass, self.batch, self.len)
+    }
+
     /// How many times as fast ours is.
     fn ratio(&self) -> f64 {
         self.seconds[1] / self.seconds[0]
@@ -115,8 +153,18 @@ impl Pair {
 
 /// The cells of `rows` that the reference has too: its medians where it measured a cell several times.
 fn pairs(rows: &[Row], references: &[Reference]) -> Vec<Pair> {
+    let whole = |row: &&Row| row.metric == "step_time" && row.operation.is_none();
+    let cell = |row: &Row| (row.label(), row.pass, row.batch, row.len);
+    let mut seen = Vec::new();
     let pair = |row: &Row| {
-        let (ours, pass, len) = (row.value.filter(|ours| *ours > 0.0)?, row.pass?, row.len?);
+        let (pass, len) = (row.pass?, row.len?);
+        if seen.contains(&cell(row)) {
+            return None; // another seed, whose time is in the median
+        }
+        seen.push(cell(row));
+        let alike = rows.iter().filter(whole).filter(|other| cell(other) == cell(row));
+        let ours = median(&alike.filter_map(|row| row.value).collect::<Vec<_>>());
+        let ours = ours.filter(|ours| *ours > 0.0)?;
         let same = |one: &&Reference| {
             let name = if one.model == "ls-own" { "ls" } else { &one.model };
             name == row.label() && one.len == len && one.mode == pass && Some(one.batch) == row.batch
@@ -136,7 +184,7 @@ fn pairs(rows: &[Row], references: &[Reference]) -> Vec<Pair> {
             bytes: [row.peak_bytes.map(|bytes| bytes as f64), grown],
         })
     };
-    rows.iter().filter(|row| row.metric == "step_time").filter_map(pair).collect()
+    rows.iter().filter(whole).filter_map(pair).collect()
 }
 
 /// Geometric mean of the ratios and the least.
@@ -146,12 +194,75 @@ fn summary(pairs: &[Pair]) -> (f64, f64) {
     ((logs / pairs.len() as f64).exp(), least)
 }
 
-/// Our steps beside the reference's, and how many times as fast ours is. Nothing where no cell is in both.
-pub fn table(rows: &[Row], references: &[Reference]) -> Option<Table> {
-    let pairs = pairs(rows, references);
-    if pairs.is_empty() {
-        return None;
+/// The programs of a reference, in its order, and what each measured.
+fn programs(references: &[Reference]) -> Vec<(&str, Vec<Reference>)> {
+    let mut programs: Vec<(&str, Vec<Reference>)> = Vec::new();
+    for one in references {
+        let name = one.program();
+        place(&mut programs, |(program, _)| *program == name, || (name, Vec::new())).1.push(one.clone());
     }
+    programs
+}
+
+/// Our steps beside the reference's, and how many times as fast ours is: a table of all cells, and with several programs one
+/// more that sums them up. None where no cell is in both.
+pub fn tables(rows: &[Row], references: &[Reference]) -> Vec<Table> {
+    let programs = programs(references).into_iter().map(|(name, all)| (name, pairs(rows, &all)));
+    let programs: Vec<_> = programs.filter(|(_, pairs)| !pairs.is_empty()).collect();
+    match programs.as_slice() {
+        [] => Vec::new(),
+        [(_, pairs)] => vec![beside(pairs)],
+        several => vec![sums(several), cells(several)],
+    }
+}
+
+/// Of every program the geometric mean of how many times as fast ours is, and the least.
+fn sums(programs: &[(&str, Vec<Pair>)]) -> Table {
+    let line = |(name, pairs): &(&str, Vec<Pair>)| {
+        let (mean, least) = summary(pairs);
+        let worst = pairs.iter().min_by(|a, b| a.ratio().total_cmp(&b.ratio()));
+        let worst = worst
+            .map_or_else(String::new, |pair| format!("{} {} {}", pair.label, pair.pass.word(), pair.len));
+        vec![(*name).to_owned(), worst, pairs.len().to_string(), format!("{mean:.2}"), format!("{least:.2}")]
+    };
+    Table {
+        title: format!("{TITLE}: how many times as fast effattn is"),
+        columns: ["program", "where least", "cells", "geometric mean", "least"].map(str::to_owned).to_vec(),
+        numbers: 3,
+        rows: programs.iter().map(line).collect(),
+        ..Table::default()
+    }
+}
+
+/// How many times as fast ours is as each program, cell by cell.
+fn cells(programs: &[(&str, Vec<Pair>)]) -> Table {
+    let mut lines: Vec<(&Pair, Vec<Option<f64>>)> = Vec::new();
+    for (at, (_, pairs)) in programs.iter().enumerate() {
+        for pair in pairs {
+            let fresh = || (pair, vec![None; programs.len()]);
+            place(&mut lines, |(other, _)| other.cell() == pair.cell(), fresh).1[at] = Some(pair.ratio());
+        }
+    }
+    let columns = ["model", "pass", "batch", "length", "ours"].map(str::to_owned);
+    let line = |(pair, ratios): &(&Pair, Vec<Option<f64>>)| {
+        let (label, pass, batch, len) = pair.cell();
+        let cell = [label.to_owned(), pass.word().to_owned(), batch.to_string(), len.to_string()];
+        let ratios =
+            ratios.iter().map(|ratio| ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}")));
+        cell.into_iter().chain([format!("{:.1} ms", pair.seconds[0] * 1e3)]).chain(ratios).collect()
+    };
+    Table {
+        title: format!("{TITLE}, cell by cell"),
+        columns: columns.into_iter().chain(programs.iter().map(|(name, _)| (*name).to_owned())).collect(),
+        numbers: 3 + programs.len(),
+        rows: lines.iter().map(line).collect(),
+        notes: vec!["Under a program: how many times as fast effattn is.".to_owned()],
+        ..Table::default()
+    }
+}
+
+/// Our steps beside those of one program.
+fn beside(pairs: &[Pair]) -> Table {
     let columns = [
         "model",
         "pass",
@@ -182,39 +293,44 @@ pub fn table(rows: &[Row], references: &[Reference]) -> Option<Table> {
     let shares: Vec<f64> = pairs.iter().filter_map(|pair| Some(pair.bytes[0]? / pair.bytes[1]?)).collect();
     let memory = median(&shares)
         .map_or_else(String::new, |share| format!("; memory {share:.2} of the reference's (median)"));
-    let (mean, least) = summary(&pairs);
+    let (mean, least) = summary(pairs);
     let note = format!(
         "{} cells: {mean:.2} times as fast in geometric mean, at least {least:.2} times{memory}. Our memory is live bytes, the \
          reference's is resident growth.",
         pairs.len()
     );
-    Some(Table {
+    Table {
         title: TITLE.to_owned(),
         columns: columns.map(str::to_owned).to_vec(),
         numbers: 7,
         rows: pairs.iter().map(line).collect(),
         notes: vec![note],
         ..Table::default()
-    })
+    }
 }
 
 const TITLE: &str = "Beside the reference";
 
-/// The chart `<prefix>-reference`: how many times as fast as the reference each cell is. Nothing where no cell is in both.
+/// The chart `<prefix>-reference`: how many times as fast as the reference each cell is, with a panel per program, pass and
+/// batch size. Nothing where no cell is in both.
 pub fn chart(rows: &[Row], references: &[Reference], prefix: &str) -> io::Result<Option<Chart>> {
-    let pairs = pairs(rows, references);
-    if pairs.is_empty() {
-        return Ok(None);
-    }
-    let batches = pairs.iter().any(|pair| pair.batch != pairs[0].batch);
+    let all: Vec<(&str, Pair)> = programs(references)
+        .into_iter()
+        .flat_map(|(name, references)| pairs(rows, &references).into_iter().map(move |pair| (name, pair)))
+        .collect();
+    let several = all.iter().any(|(name, _)| *name != all[0].0);
+    let Some((_, first)) = all.first() else { return Ok(None) };
+    let batches = all.iter().any(|(_, pair)| pair.batch != first.batch);
     let mut panels: Vec<RatioPanel> = Vec::new();
-    for pair in &pairs {
+    for (program, pair) in &all {
         let pass = match pair.pass {
             Pass::Infer => "Inference",
             Pass::Train => "Training",
             Pass::Decode => "Decoding",
         };
-        let title = if batches { format!("{pass} · batch {}", pair.batch) } else { pass.to_owned() };
+        let program = if several { format!("{program} · ") } else { String::new() };
+        let batch = if batches { format!(" · batch {}", pair.batch) } else { String::new() };
+        let title = format!("{program}{pass}{batch}");
         let panel = place(
             &mut panels,
             |panel| panel.title == title,
@@ -223,6 +339,7 @@ pub fn chart(rows: &[Row], references: &[Reference], prefix: &str) -> io::Result
         let row = place(&mut panel.rows, |row| row.0 == pair.label, || (pair.label.clone(), Vec::new()));
         row.1.push((pair.len, pair.ratio()));
     }
+    let pairs: Vec<Pair> = all.into_iter().map(|(_, pair)| pair).collect();
     let (mean, least) = summary(&pairs);
     let subtitle =
         format!("{} cells, geometric mean {mean:.2}, least {least:.2}; a mark per length", pairs.len());
@@ -262,7 +379,7 @@ mod tests {
             peak_bytes: Some(50 << 20),
             ..Row::new("speed", "ls").with("step_time", "s", Some(0.04))
         };
-        let table = table(&[row], &parse(JSON).unwrap()).unwrap();
+        let [table] = &tables(&[row], &parse(JSON).unwrap())[..] else { panic!("a table of one program") };
         assert_eq!(
             table.rows,
             [["ls", "infer", "1", "1024", "40.0 ms", "60.0 ms", "1.50", "50 MiB", "100 MiB"]]
@@ -272,7 +389,47 @@ mod tests {
             "{}",
             table.notes[0]
         );
-        assert!(super::table(&[], &parse(JSON).unwrap()).is_none());
+        assert!(tables(&[], &parse(JSON).unwrap()).is_empty());
+    }
+
+    #[test]
+    fn several_programs_stand_side_by_side() {
+        let ours = |len, seconds| Row {
+            pass: Some(Pass::Train),
+            len: Some(len),
+            batch: Some(1),
+            kernel: "fused".to_owned(),
+            dtype: "f32".to_owned(),
+            ..Row::new("speed", "ls").with("step_time", "s", Some(seconds))
+        };
+        let rows = [ours(512, 0.01), ours(1024, 0.02)];
+        let composed = rows.clone().map(|row| Row {
+            kernel: "composed".to_owned(),
+            value: row.value.map(|seconds| 3.0 * seconds),
+            ..row
+        });
+        let part = Row { operation: Some("ffn".to_owned()), ..composed[0].clone() };
+        let mut references = parse(&csv::to_string(composed.iter().chain([&part])).unwrap()).unwrap();
+        let peer = "{\"program\": \"PyTorch\", \"model\": \"ls-own\", \"len\": 1024, \"mode\": \"train\", \"ms\": 30.0}";
+        references.extend(parse(peer).unwrap());
+        assert_eq!(parse(&to_text(&references).unwrap()).unwrap(), references);
+        let [sums, cells] = &tables(&rows, &references)[..] else { panic!("two tables") };
+        assert_eq!(
+            sums.rows,
+            [
+                ["candle's operations f32", "ls train 512", "2", "3.00", "3.00"],
+                ["PyTorch", "ls train 1024", "1", "1.50", "1.50"],
+            ]
+        );
+        assert_eq!(
+            cells.rows,
+            [
+                ["ls", "train", "1", "512", "10.0 ms", "3.00", "-"],
+                ["ls", "train", "1", "1024", "20.0 ms", "3.00", "1.50"],
+            ]
+        );
+        let drawn = chart(&rows, &references, "speed").unwrap().unwrap();
+        assert!(drawn.csv.contains("PyTorch · Training,ls,1024,1.5\n"), "{}", drawn.csv);
     }
 
     #[test]

@@ -2,6 +2,8 @@
 //!
 //! The number format belongs to the process, so these tests are a program of their own, with one test.
 
+mod blocks;
+
 #[path = "../recipe/mean.rs"]
 mod mean; // the toy mechanism of `zoo`
 #[path = "../properties/run.rs"]
@@ -82,4 +84,5 @@ fn every_mechanism_in_bf16_is_near_f32_and_does_not_depend_on_threads() {
         let rounds = *distance > 1e-4;
         assert!(rounds != COMPOSED.contains(mechanism), "{mechanism}: products in bf16: {rounds}");
     }
+    blocks::check(&pools);
 }

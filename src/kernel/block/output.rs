@@ -9,12 +9,12 @@ use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 use super::{Scales, Weight, add_scaled, check_scales, scale_rows, vector, weight};
 use crate::kernel::cpu::dense::{Panels, WeightGradient};
 use crate::kernel::cpu::gemm::Mat;
+use crate::kernel::cpu::layers::Layers;
 use crate::kernel::cpu::par::{self, Chunks};
 use crate::kernel::cpu::{self, rows};
 #[cfg(feature = "cuda")]
 use crate::kernel::cuda::tensors;
 use crate::kernel::group::Group;
-use crate::kernel::linear::input_gradient;
 use crate::kernel::op::{self, Op};
 
 /// residual + scale (x W^T + b).
@@ -96,10 +96,11 @@ impl Op for Output {
                 })
             });
             let dy = scaled.as_deref().unwrap_or(dy);
-            let w = &flat[self.weight.at.clone()];
-            let (dx, dbias) = input_gradient(dy, count, w, out, inp, true, self.bias.is_some());
+            let weights = vec![&flat[self.weight.at.clone()]];
+            let needs_bias = self.bias.is_some();
             let mut sum = WeightGradient::new(out, inp);
-            sum.add(Mat::new(dy, count, out), Mat::new(x, count, inp));
+            let (dx, dbias) =
+                Layers { inp, norm: None, weights, needs_x: true, needs_bias }.gradients(x, dy, &mut sum);
             let mut dflat = par::zeros(flat.len());
             sum.finish(&mut dflat[self.weight.at.clone()]);
             if let Some(bias) = &self.bias {

@@ -9,6 +9,7 @@ use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 use super::{Projection, Weight, vector, weight};
 use crate::kernel::cpu::dense::{Panels, WeightGradient};
 use crate::kernel::cpu::gemm::Mat;
+use crate::kernel::cpu::layers::Layers;
 use crate::kernel::cpu::par::{self, Chunks};
 use crate::kernel::cpu::{self, rows};
 #[cfg(feature = "cuda")]
@@ -61,12 +62,6 @@ impl Project {
         Ok(dims.into())
     }
 
-    /// All weights, packed for the products of forward or (`back`) backward.
-    fn panels(&self, flat: &[f32], back: bool) -> Vec<Panels> {
-        let pack = if back { Panels::new } else { Panels::turned };
-        self.linears.iter().map(|x| pack(&flat[x.weight.at.clone()], x.weight.out, self.inp)).collect()
-    }
-
     /// The biases side by side; nothing if there are none.
     fn biases(&self, flat: &[f32]) -> Vec<f32> {
         self.linears
@@ -86,7 +81,8 @@ impl Project {
     fn project(&self, x: &[f32], flat: &[f32]) -> Vec<f32> {
         let (inp, width) = (self.inp, self.width);
         let count = x.len() / inp.max(1);
-        let (panels, biases) = (self.panels(flat, false), self.biases(flat));
+        let turned = |x: &Linear| Panels::turned(&flat[x.weight.at.clone()], x.weight.out, inp);
+        let (panels, biases): (Vec<_>, _) = (self.linears.iter().map(turned).collect(), self.biases(flat));
         let size = Chunks::dense(count, inp + width).size;
         let scratch = || par::scratch(if self.norm.is_some() { size * inp } else { 0 });
         par::build_with(count * width, size * width, scratch, |normal, index, y| {
@@ -105,98 +101,37 @@ impl Project {
 
     /// Gradients of x and of the group.
     fn gradients(&self, x: &[f32], flat: &[f32], dy: &[f32]) -> (Vec<f32>, Vec<f32>) {
-        let (inp, width) = (self.inp, self.width);
-        let count = x.len() / inp.max(1);
-        let chunks = Chunks::dense(count, inp + width);
-        let panels = self.panels(flat, true);
-        // Sums over rows: weight and bias of the norm, then all biases.
-        let parts = 2 * inp + width;
-        let mut sums = vec![0.0; chunks.count() * parts];
-        let mut dx = Vec::with_capacity(x.len());
-        let mut gradient = WeightGradient::new(width, inp);
-        let blocks = chunks.blocks(inp);
-        let mut normal = par::scratch(if self.norm.is_some() { blocks.size * inp } else { 0 });
-        for block in (0..blocks.count()).map(|index| blocks.range(index)) {
-            let (x, dy) =
-                (&x[block.start * inp..block.end * inp], &dy[block.start * width..block.end * width]);
-            let rows = block.len();
-            let normal = &mut normal[..if self.norm.is_some() { rows * inp } else { 0 }];
-            let first = block.start / chunks.size;
-            let sums = &mut sums[first * parts..][..rows.div_ceil(chunks.size) * parts];
-            let step = Step { op: self, panels: &panels, flat, x, dy, size: chunks.size };
-            step.run(&mut dx, normal, sums);
-            let inputs = if self.norm.is_some() { &*normal } else { x };
-            gradient.add(Mat::new(dy, rows, width), Mat::new(inputs, rows, inp));
-        }
-        (dx, self.assemble(flat.len(), &gradient, &par::sum_parts(&sums, parts)))
+        let part = |range: &Range<usize>| &flat[range.clone()];
+        let layers = Layers {
+            inp: self.inp,
+            norm: self.norm.as_ref().map(|(weight, bias)| (part(weight), part(bias), EPS as f32)),
+            weights: self.linears.iter().map(|linear| part(&linear.weight.at)).collect(),
+            needs_x: true,
+            needs_bias: self.linears.iter().any(|linear| linear.bias.is_some()),
+        };
+        let mut gradient = WeightGradient::new(self.width, self.inp);
+        let (dx, sums) = layers.gradients(x, dy, &mut gradient);
+        (dx, self.assemble(flat.len(), &gradient, &sums))
     }
 
     fn assemble(&self, len: usize, gradient: &WeightGradient, sums: &[f32]) -> Vec<f32> {
         let mut dflat = par::zeros(len);
         let mut weights = vec![0.0; self.width * self.inp];
         gradient.finish(&mut weights);
+        let mut biases = sums;
         if let Some((weight, bias)) = &self.norm {
             dflat[weight.clone()].copy_from_slice(&sums[..self.inp]);
             dflat[bias.clone()].copy_from_slice(&sums[self.inp..2 * self.inp]);
+            biases = &sums[2 * self.inp..];
         }
         for Linear { weight, bias, columns } in &self.linears {
             let rows = columns.start * self.inp..columns.end * self.inp;
             dflat[weight.at.clone()].copy_from_slice(&weights[rows]);
             if let Some(bias) = bias {
-                let sums = &sums[2 * self.inp..][columns.clone()];
-                dflat[bias.clone()].copy_from_slice(sums);
+                dflat[bias.clone()].copy_from_slice(&biases[columns.clone()]);
             }
         }
         dflat
-    }
-}
-
-/// The row-wise part of backward for one block of rows.
-struct Step<'a> {
-    op: &'a Project,
-    panels: &'a [Panels],
-    flat: &'a [f32],
-    x: &'a [f32],
-    dy: &'a [f32],
-    /// Rows per chunk.
-    size: usize,
-}
-
-impl Step<'_> {
-    /// Appends to `dx`, writes the normalised rows to `normal` and sums over the rows of each chunk to `sums`.
-    fn run(&self, dx: &mut Vec<f32>, normal: &mut [f32], sums: &mut [f32]) {
-        let (inp, width) = (self.op.inp, self.op.width);
-        let chunk = self.size * inp;
-        par::extend_beside(
-            dx,
-            (self.x.len(), chunk),
-            [(normal, chunk), (sums, 2 * inp + width)],
-            || par::scratch(chunk),
-            |dnormal, index, dx, [normal, sums]| {
-                let x = &self.x[index * chunk..][..dx.len()];
-                let rows = x.len() / inp;
-                let dy = &self.dy[index * self.size * width..][..rows * width];
-                let (norm_sums, bias_sums) = sums.split_at_mut(2 * inp);
-                rows::add_column_sums(dy, bias_sums);
-                let Some((weight, _)) = &self.op.norm else {
-                    self.input_gradient(dy, rows, dx);
-                    return;
-                };
-                self.op.normalise(x, self.flat, normal);
-                self.input_gradient(dy, rows, dnormal);
-                let (dweight, dbias) = norm_sums.split_at_mut(inp);
-                let (weight, dnormal) = (&self.flat[weight.clone()], &dnormal[..x.len()]);
-                rows::layer_norm_backward(x, weight, EPS as f32, dnormal, dx, dweight, dbias);
-            },
-        );
-    }
-
-    /// dx = sum over the linear layers of dy W.
-    fn input_gradient(&self, dy: &[f32], rows: usize, dx: &mut [f32]) {
-        let dy = Mat::new(dy, rows, self.op.width);
-        for (index, (panels, linear)) in self.panels.iter().zip(&self.op.linears).enumerate() {
-            panels.multiply(dy.columns(linear.columns.clone()), dx, self.op.inp, index > 0);
-        }
     }
 }
 

@@ -65,6 +65,11 @@ impl Panels {
         self.columns
     }
 
+    /// Columns of the left factor.
+    pub fn depth(&self) -> usize {
+        self.depth
+    }
+
     /// y = x M, or y += x M, on this thread. Rows of `y` are `stride` apart.
     pub fn multiply(&self, x: Mat, y: &mut [f32], stride: usize, add: bool) {
         let Self { ref packed, depth, columns } = *self;
@@ -91,8 +96,33 @@ impl Panels {
 }
 
 /// Whether factors are packed as pairs of bf16.
-fn is_packed() -> bool {
+pub fn is_packed() -> bool {
     products() == Products::Bf16 && bf16::is_native()
+}
+
+/// Floats that hold the packed rows of all `chunks` of a matrix `width` columns wide, as [`WeightGradient::add_packed`] takes
+/// them; 0 if they are not packed.
+pub fn lines_len(chunks: par::Chunks, width: usize) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    if is_packed() {
+        return bf16::lines_len(chunks, width);
+    }
+    let _ = (chunks, width);
+    0
+}
+
+/// The same for one chunk of `rows`.
+pub fn lines_room(rows: usize, width: usize) -> usize {
+    lines_len(par::Chunks::of(rows, rows), width)
+}
+
+/// Packs a chunk for [`WeightGradient::add_packed`], if factors are packed.
+pub fn pack_lines(x: Mat, to: &mut [f32]) {
+    #[cfg(target_arch = "x86_64")]
+    if is_packed() {
+        return bf16::Lines::pack(x, 0, bytemuck::cast_slice_mut(to));
+    }
+    let _ = (x, to);
 }
 
 /// dW = dy^T x, summed over blocks of rows that are added one after another.
@@ -118,12 +148,6 @@ impl WeightGradient {
     /// Adds dy^T x over the rows of `dy` [rows, out] and `x` [rows, inp].
     pub fn add(&mut self, dy: Mat, x: Mat) {
         let Self { inp, size, turned, empty, .. } = *self;
-        #[cfg(target_arch = "x86_64")]
-        if turned && is_packed() {
-            bf16::add_outer(&mut self.tiles, x, dy, !empty);
-            self.empty = false;
-            return;
-        }
         self.tiles.par_chunks_mut((size * inp).max(1)).enumerate().for_each(|(index, tile)| {
             let outputs = tile.len() / inp;
             let dy = dy.columns(index * size..index * size + outputs);
@@ -138,6 +162,19 @@ impl WeightGradient {
                 gemm_add(tile, a, b, 1.0, 1.0, Threads::One);
             }
         });
+        self.empty = false;
+    }
+
+    /// [`Self::add`] of the rows of `chunks` as [`pack_lines`] packed them. Panics if factors are not packed.
+    pub fn add_packed(&mut self, dy: &[f32], x: &[f32], chunks: par::Chunks) {
+        assert!(self.turned && is_packed(), "factors are not packed");
+        #[cfg(target_arch = "x86_64")]
+        {
+            let lines = |data, width| bf16::Lines { data: bytemuck::cast_slice(data), width };
+            let (dy, x) = (lines(dy, self.out), lines(x, self.inp));
+            bf16::add_lines(&mut self.tiles, x, dy, chunks, !self.empty);
+        }
+        let _ = (dy, x, chunks);
         self.empty = false;
     }
 

@@ -7,12 +7,12 @@
 //! | [`products`] | the number format of matrix products |
 //! | [`bf16`] | matrix products of operands rounded to bf16 |
 //! | [`simd`] | vector arithmetic for the processor at hand, and [`simd_fn!`](crate::simd_fn) |
-//! | [`saved`] | activations saved for the backward pass |
 //! | [`math`] | exp, the normal distribution, dot, axpy, max, sum as generic vector code |
 //! | [`jobs`] | several outputs built together |
 //! | [`par`] | partitions fixed by shape, outputs built in parallel |
 //! | [`sample_rows`] | rows of several samples, cut within samples |
 //! | [`dense`] | linear layers: transposed weights, gradients of weights |
+//! | [`layers`] | gradients of several linear layers and the LayerNorm in front of them |
 //! | [`rates`] | products and copies per second that this machine reaches |
 //! | [`rows`] | row-wise pieces: LayerNorm, bias, column sums, GELU |
 //! | [`transpose`] | transposes |
@@ -26,6 +26,7 @@ pub mod dense;
 pub mod gemm;
 #[allow(unsafe_code)]
 pub mod jobs;
+pub mod layers;
 pub mod math;
 #[allow(unsafe_code)]
 pub mod matrix;
@@ -36,7 +37,6 @@ pub mod rates;
 pub mod rows;
 #[allow(unsafe_code)]
 pub mod sample_rows;
-pub mod saved;
 pub mod simd;
 pub mod transpose;
 

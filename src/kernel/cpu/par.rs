@@ -47,7 +47,7 @@ impl Chunks {
     /// Ranges of about a million elements for rows of `width`, each a whole number of these chunks: what a backward
     /// pass computes between two sums over rows should stay in the last level of the cache.
     pub fn blocks(self, width: usize) -> Self {
-        let size = ((1 << 20) / width.max(1)).next_multiple_of(self.size);
+        let size = ((1 << 20) / width.max(1)).max(1).next_multiple_of(self.size);
         Self::of(self.len, size.min(self.len))
     }
 
@@ -126,7 +126,7 @@ pub fn build_two<T>(
 }
 
 /// Appends `len` elements to `out`, a chunk of `size` at a time, beside buffers that are cut into as many chunks: every
-/// buffer comes with its chunk length, an empty one gives empty chunks. `f(scratch, index, chunk, chunks)` runs in
+/// buffer comes with its chunk length, an empty one (or `len` 0) gives empty chunks. `f(scratch, index, chunk, chunks)` runs in
 /// parallel and finds zeros in the chunk of `out`.
 pub fn extend_beside<T, const N: usize>(
     out: &mut Vec<f32>,
@@ -136,7 +136,9 @@ pub fn extend_beside<T, const N: usize>(
     f: impl Fn(&mut T, usize, &mut [f32], [&mut [f32]; N]) + Sync + Send,
 ) {
     out.reserve_exact(len);
-    let count = len.div_ceil(size.max(1));
+    let chunks = |len: usize, size: usize| len.div_ceil(size.max(1));
+    let count =
+        buffers.iter().map(|(data, size)| chunks(data.len(), *size)).fold(chunks(len, size), usize::max);
     let fresh = cut(&mut out.spare_capacity_mut()[..len], count, size);
     let mut pieces = buffers.map(|(data, size)| cut(data, count, size).into_iter());
     let calls: Vec<[&mut [f32]; N]> =
@@ -157,7 +159,7 @@ pub struct Scratch {
 }
 
 /// Buffers that a thread keeps, and the largest it keeps, in elements.
-const KEPT: (usize, usize) = (8, 1 << 21);
+const KEPT: (usize, usize) = (12, 1 << 21);
 
 thread_local! {
     static POOL: RefCell<Vec<Vec<f32>>> = const { RefCell::new(Vec::new()) };
@@ -166,8 +168,10 @@ thread_local! {
 /// Working memory for `len` elements.
 pub fn scratch(len: usize) -> Scratch {
     let kept = POOL.with_borrow_mut(|pool| {
-        let fits = pool.iter().position(|data| data.len() >= len);
-        fits.map(|index| pool.swap_remove(index)).or_else(|| pool.pop())
+        // the smallest that fits, so that the large ones are left for those who need them
+        let fits = (0..pool.len()).filter(|&index| pool[index].len() >= len);
+        let best = fits.min_by_key(|&index| pool[index].len());
+        best.map(|index| pool.swap_remove(index)).or_else(|| pool.pop())
     });
     let mut data = kept.unwrap_or_default();
     if data.len() < len {
@@ -199,6 +203,15 @@ impl DerefMut for Scratch {
     fn deref_mut(&mut self) -> &mut [f32] {
         &mut self.data[..self.len]
     }
+}
+
+/// Consecutive pieces of `memory` of the given lengths. Panics like indexing if it is too short.
+pub fn carve<const N: usize>(mut memory: &mut [f32], lens: [usize; N]) -> [&mut [f32]; N] {
+    lens.map(|len| {
+        let (piece, rest) = std::mem::take(&mut memory).split_at_mut(len);
+        memory = rest;
+        piece
+    })
 }
 
 /// `count` consecutive pieces of at most `size` elements. Panics if they do not cover `data`.

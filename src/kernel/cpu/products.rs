@@ -22,7 +22,7 @@ pub fn products() -> Products {
     if PRODUCTS.load(Ordering::Relaxed) == 0 { Products::F32 } else { Products::Bf16 }
 }
 
-/// Sets the format of this process; not while an operation runs.
+/// Sets the format of this process; not while an operation runs, nor between a forward pass and its backward pass.
 pub fn set_products(products: Products) {
     PRODUCTS.store(products as u8, Ordering::Relaxed);
 }

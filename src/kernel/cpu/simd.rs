@@ -4,12 +4,22 @@
 //! [`super::math`] inline into it. Choosing costs a few nanoseconds: put a row or a tile behind one call,
 //! not an element.
 
+use std::sync::OnceLock;
+
 pub use pulp::{Arch, Simd, WithSimd};
 
-/// The vector instructions of this processor.
+use crate::device::simd::{Level, level};
+
+/// The vector instructions of this process ([`level`]).
 #[inline]
 pub fn arch() -> Arch {
-    Arch::new()
+    static ARCH: OnceLock<Arch> = OnceLock::new();
+    *ARCH.get_or_init(|| match level() {
+        Level::None => Arch::Scalar,
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 => pulp::x86::V3::try_new().map_or(Arch::Scalar, Arch::V3),
+        _ => Arch::new(),
+    })
 }
 
 /// Defines a function whose body is compiled once per instruction set and chosen at run time.

@@ -1,5 +1,8 @@
 //! Transposes of row-major matrices.
 
+#[cfg(target_arch = "x86_64")]
+use crate::device::simd::{Level, level};
+
 /// Rows and columns of a tile: a cache line.
 const TILE: usize = 16;
 
@@ -12,7 +15,7 @@ type Tile = [[f32; TILE]; TILE];
 pub fn transpose(x: &[f32], rows: usize, width: usize, y: &mut [f32]) {
     let matrix = Matrix { x, rows, width, y };
     #[cfg(target_arch = "x86_64")]
-    if let Some(simd) = pulp::x86::V4::try_new() {
+    if let Some(simd) = pulp::x86::V4::try_new().filter(|_| level() >= Level::Avx512) {
         pulp::Simd::vectorize(simd, wide::Wide(matrix, simd));
         return;
     }

@@ -275,14 +275,13 @@ fn attempt(
 }
 
 /// Predicted seconds of a search: lengths whose step takes no time are tried (at long ones a multiply-add takes longer than
-/// at short ones, because nothing stays in a cache), and the rest of the search is gone through with what their law says; the
-/// last length, which is most of it, may be corrected once.
+/// at short ones, because nothing stays in a cache), and the rest of the search is gone through with what their law says.
 pub(super) fn price(cell: &Cell, asked: &Request, bytes: u64, prober: &Prober) -> Result<f64, RunError> {
     let flops = flops_of(asked)?;
     let timeout = cell.timeout.unwrap_or(f64::INFINITY);
     let limits = (room(bytes, prober.memory_limit), prober.memory_limit);
     let mut known: Vec<Point> = Vec::new();
-    let (mut total, mut longest_try) = (0.0, 0.0_f64);
+    let mut total = 0.0;
     let late = |len: u64, known: (u64, f64), _: Option<u64>| {
         let over = seconds(&flops, len, known) > timeout;
         over.then(|| Ending::new(Outcome::Timeout, ""))
@@ -304,11 +303,10 @@ pub(super) fn price(cell: &Cell, asked: &Request, bytes: u64, prober: &Prober) -
                 known.push(Point { len, peak, seconds });
             }
             total += START + seconds;
-            longest_try = longest_try.max(START + seconds);
         }
         Ok(tried)
     })?;
-    Ok(total + longest_try)
+    Ok(total)
 }
 
 /// Predicted seconds up to which a length is tried before the run.

@@ -12,21 +12,23 @@ mod native;
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
 mod pack;
+#[cfg(target_arch = "x86_64")]
+mod packed;
+mod stored;
 
 use std::cell::RefCell;
 
 use super::matrix::{Mat, MatMut, Threads, gemm_exact};
+use crate::device::simd::{Level, level};
 #[cfg(target_arch = "x86_64")]
-pub use native::{Factor, Panels, add_outer, pack_lines, pack_rows, product};
+pub use native::{Factor, PANEL, Panels, pack_lines, pack_rows, product};
+#[cfg(target_arch = "x86_64")]
+pub use packed::{Lines, add_lines, lines_len, lines_room, pack_left, pairs};
+pub use stored::{load, store};
 
 /// Whether this processor multiplies bf16 itself.
 pub fn is_native() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    return is_x86_feature_detected!("avx512f")
-        && is_x86_feature_detected!("avx512bw")
-        && is_x86_feature_detected!("avx512bf16");
-    #[cfg(not(target_arch = "x86_64"))]
-    return false;
+    level() == Level::Avx512Bf16
 }
 
 /// c = alpha a b, or alpha a b + beta c, of rounded a and b, on this thread.
@@ -60,6 +62,8 @@ fn rounded<'a>(x: Mat, to: &'a mut Vec<f32>) -> Mat<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    #[cfg(target_arch = "x86_64")]
+    use crate::kernel::cpu::par::Chunks;
 
     /// Whole numbers, which bf16 holds.
     fn numbers(count: usize, seed: usize) -> Vec<f32> {
@@ -158,8 +162,18 @@ mod tests {
             let dy = numbers(m * n, 4);
             let dy = Mat::new(&dy, m, n);
             let mut tiles = vec![0.0; k * n];
-            add_outer(&mut tiles, x, dy, false);
-            add_outer(&mut tiles, x, dy, true);
+            let chunks = Chunks::of(m, 16);
+            let [left, right] = [x, dy].map(|mat| {
+                let mut to = vec![0; lines_len(chunks, mat.cols)];
+                let room = lines_room(chunks.size, mat.cols);
+                for (index, to) in to.chunks_mut(room).enumerate() {
+                    Lines::pack(mat.lines(chunks.range(index)), 0, to);
+                }
+                to
+            });
+            let lines = |data, width| Lines { data, width };
+            add_lines(&mut tiles, lines(&left, k), lines(&right, n), chunks, false);
+            add_lines(&mut tiles, lines(&left, k), lines(&right, n), chunks, true);
             let mut outer = vec![0.0; k * n];
             exact(MatMut::new(&mut outer, k, n), x.t(), dy, 2.0, None);
             for (index, tile) in tiles.chunks(64 * k).enumerate() {

@@ -9,10 +9,10 @@ use super::pack;
 use crate::kernel::cpu::matrix::{Mat, MatMut};
 
 /// Columns of the right factor that are packed as a panel.
-const PANEL: usize = 64;
+pub const PANEL: usize = 64;
 
 /// Rows of a transposed left factor that are packed as a panel.
-const BAND: usize = 48;
+pub(super) const BAND: usize = 48;
 
 /// Rows of the left factor that are packed at a time.
 const ROWS: usize = 5 * BAND;
@@ -111,9 +111,9 @@ fn pack_left<'a>(a: Mat, to: &'a mut [u32]) -> impl Iterator<Item = (usize, usiz
 
 /// A matrix [depth, columns] on the right of many products, packed once for all of them.
 pub struct Panels {
-    data: Vec<u32>,
-    depth: usize,
-    columns: usize,
+    pub(super) data: Vec<u32>,
+    pub(super) depth: usize,
+    pub(super) columns: usize,
 }
 
 impl Panels {
@@ -151,34 +151,6 @@ impl Panels {
             }
         });
     }
-}
-
-/// Adds x^T dy (or sets it, without `add`) to `tiles`: tile after tile [columns of x, up to 64 columns of dy].
-pub fn add_outer(tiles: &mut [f32], x: Mat, dy: Mat, add: bool) {
-    assert!(x.rows == dy.rows && tiles.len() == x.cols * dy.cols && x.col_stride == 1 && dy.col_stride == 1);
-    let (depth, pairs) = (x.rows, pack::pairs(x.rows));
-    let packed = |from: Mat, panel: usize| {
-        let mut to = vec![0; pairs * from.cols.next_multiple_of(LANES)];
-        to.par_chunks_mut((pairs * panel).max(1)).enumerate().for_each(|(index, to)| {
-            let first = index * panel;
-            let width = panel.min(from.cols - first);
-            pack::lines(&from.data[first.min(from.data.len())..], from.row_stride, depth, width, panel, to);
-        });
-        to
-    };
-    // a single tile is cut finer, so that it is work for several threads
-    let band = if dy.cols > PANEL { BAND } else { 2 * LANES };
-    let (left, right) = rayon::join(|| packed(x, band), || packed(dy, PANEL));
-    tiles.par_chunks_mut((PANEL * x.cols).max(1)).enumerate().for_each(|(index, tile)| {
-        let width = tile.len() / x.cols;
-        let right = Right { data: &right[index * PANEL * pairs..], row: width.next_multiple_of(LANES) };
-        tile.par_chunks_mut(band * width).enumerate().for_each(|(index, to)| {
-            let (first, height) = (index * band, to.len() / width);
-            let left = Left { data: &left[first * pairs..], row: 1, step: height.next_multiple_of(LANES) };
-            let to = Result { data: to, row: width, alpha: 1.0, beta: add.then_some(1.0) };
-            multiply(to, left, right, height, pairs, width);
-        });
-    });
 }
 
 /// A factor, packed already if `pairs` are not empty.

@@ -15,11 +15,16 @@ pub fn pairs(depth: usize) -> usize {
 
 /// Rows of `depth` elements, `stride` apart, as rows of pairs.
 pub fn rows(x: &[f32], stride: usize, count: usize, depth: usize, to: &mut [u32]) {
+    rows_apart(x, stride, count, depth, to, pairs(depth));
+}
+
+/// [`rows`] that stand `apart` pairs apart.
+pub fn rows_apart(x: &[f32], stride: usize, count: usize, depth: usize, to: &mut [u32], apart: usize) {
     let pairs = pairs(depth);
-    assert!(super::is_native() && to.len() >= count * pairs);
+    assert!(super::is_native() && (count == 0 || (count - 1) * apart + pairs <= to.len()));
     assert!(count == 0 || depth == 0 || (count - 1) * stride + depth <= x.len());
     // SAFETY: the processor has the instructions, and the asserts hold all accesses within the slices.
-    unsafe { rows_native(x, stride, count, depth, to) }
+    unsafe { rows_native(x, stride, count, depth, to, apart) }
 }
 
 /// Adjacent rows of a matrix [depth, width], `stride` apart, interleaved to rows of pairs.
@@ -65,8 +70,7 @@ fn mask(count: usize) -> u16 {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn rows_native(x: &[f32], stride: usize, count: usize, depth: usize, to: &mut [u32]) {
-    let pairs = pairs(depth);
+unsafe fn rows_native(x: &[f32], stride: usize, count: usize, depth: usize, to: &mut [u32], apart: usize) {
     for row in 0..count {
         for first in (0..depth).step_by(2 * LANES) {
             let left = depth - first;
@@ -76,7 +80,7 @@ unsafe fn rows_native(x: &[f32], stride: usize, count: usize, depth: usize, to: 
                 let low = _mm512_maskz_loadu_ps(mask(left), from);
                 let high = _mm512_maskz_loadu_ps(mask(left.saturating_sub(LANES)), from.wrapping_add(LANES));
                 let both = bits(_mm512_cvtne2ps_pbh(high, low));
-                let to = to.as_mut_ptr().add(row * pairs + first / 2);
+                let to = to.as_mut_ptr().add(row * apart + first / 2);
                 _mm512_mask_storeu_epi32(to.cast(), mask(left.div_ceil(2)), both);
             }
         }

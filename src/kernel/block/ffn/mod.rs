@@ -3,6 +3,9 @@
 //! Forward runs over chunks of rows, so that the hidden layer of a chunk stays in the cache. For the backward
 //! pass only the input of the GELU is saved; LayerNorm and GELU are computed again.
 
+#[cfg(target_arch = "x86_64")]
+mod packed;
+
 use std::ops::Range;
 use std::sync::Mutex;
 
@@ -14,7 +17,6 @@ use super::{FfnCall, Residual, Weight, add_scaled, check_scales, scale_rows, vec
 use crate::kernel::cpu::dense::{Panels, WeightGradient};
 use crate::kernel::cpu::gemm::Mat;
 use crate::kernel::cpu::par::{self, Chunks};
-use crate::kernel::cpu::saved::{self, Format, Saved};
 use crate::kernel::cpu::{self, rows};
 #[cfg(feature = "cuda")]
 use crate::kernel::cuda::{View, tensors};
@@ -34,8 +36,11 @@ pub(super) struct Ffn {
     scales: Option<Vec<f32>>,
     /// Whether a gradient may be asked for.
     train: bool,
-    /// The input of the GELU, from forward to backward.
-    saved: Mutex<Option<Saved>>,
+    /// Whether products are of packed bf16.
+    #[cfg(target_arch = "x86_64")]
+    packed: bool,
+    /// The input of the GELU, from forward to backward; if `packed`, as bf16, two in the place of one.
+    saved: Mutex<Option<Vec<f32>>>,
     /// The same on a device.
     #[cfg(feature = "cuda")]
     on_device: Mutex<Option<CudaSlice<f32>>>,
@@ -73,6 +78,8 @@ impl Ffn {
             eps: call.eps as f32,
             scales: call.scales.map(<[f32]>::to_vec),
             train: x.track_op() || group.flat.track_op(),
+            #[cfg(target_arch = "x86_64")]
+            packed: crate::kernel::cpu::dense::is_packed(),
             saved: Mutex::new(None),
             #[cfg(feature = "cuda")]
             on_device: Mutex::new(None),
@@ -91,60 +98,66 @@ impl Ffn {
     }
 
     /// The result, and with `keep` the input of the GELU (else nothing).
-    fn rows(&self, x: &[f32], flat: &[f32], keep: bool) -> (Vec<f32>, Saved) {
+    fn rows(&self, x: &[f32], flat: &[f32], keep: bool) -> (Vec<f32>, Vec<f32>) {
+        #[cfg(target_arch = "x86_64")]
+        if self.packed {
+            return self.rows_packed(x, flat, keep);
+        }
         let (d, f) = (self.width, self.hidden);
         let p = self.parameters(flat);
         let (w1, w2) = (Panels::turned(p.w1, f, d), Panels::turned(p.w2, d, f));
         let count = x.len() / d.max(1);
-        let chunks = Chunks::dense(count, f);
-        let size = chunks.size;
-        let format = Format::of_products();
-        let room = format.room(size * f);
-        let saved = match keep {
-            true => (count / size * room + format.room(count % size * f), room),
-            false => (0, 0),
-        };
-        let rounded = keep && format == Format::Bf16;
+        let size = Chunks::dense(count, f).size;
+        let saved = if keep { (count * f, size * f) } else { (0, 0) };
         let scratch = || (par::scratch(size * d), par::scratch(size * f));
-        let (y, saved) = par::build_two((x.len(), size * d), saved, scratch, |scratch, index, y, saved| {
+        par::build_two((x.len(), size * d), saved, scratch, |scratch, index, y, saved| {
             let rows = y.len() / d;
             let x = &x[index * size * d..][..y.len()];
             let (normal, hidden) = (&mut scratch.0[..y.len()], &mut scratch.1[..rows * f]);
             rows::layer_norm(x, p.norm.0, p.norm.1, self.eps, normal);
             let input = Mat::new(normal, rows, d);
-            if rounded {
-                w1.multiply(input, hidden, f, false);
-                for (row, saved) in
-                    hidden.chunks_exact_mut(f).zip(saved::as_bf16_mut(saved).chunks_exact_mut(f))
-                {
-                    saved::store(row, p.b1, saved);
-                    rows::bias_gelu_in_place(row, p.b1);
-                }
-            } else if keep {
+            if keep {
                 w1.multiply(input, saved, f, false);
                 rows::bias_gelu(saved, p.b1, hidden);
             } else {
                 w1.multiply(input, hidden, f, false);
                 rows::bias_gelu_in_place(hidden, p.b1);
             }
-            let residual = match self.residual {
-                Residual::Raw => x,
-                Residual::Normed => normal,
-            };
-            match &self.scales {
-                None => rows::add_row(residual, p.b2, y),
-                Some(_) => rows::add_row_in_place(y, p.b2), // of zeros
-            }
-            w2.multiply(Mat::new(hidden, rows, f), y, d, true);
-            if let Some(scales) = &self.scales {
-                add_scaled(residual, scales, (index * size, count / scales.len()), d, y);
-            }
-        });
-        (y, format.save(saved))
+            let fc2 = |y: &mut [f32]| w2.multiply(Mat::new(hidden, rows, f), y, d, true);
+            self.join((x, normal), p.b2, y, (index * size, count), fc2);
+        })
     }
 
-    /// Gradients of x and of the group; `hidden` is the input of the GELU.
-    fn gradients(&self, x: &[f32], flat: &[f32], dy: &[f32], hidden: Saved) -> (Vec<f32>, Vec<f32>) {
+    /// `y`, zeros before, becomes the residual (one of `inputs`: x and LN(x)) and, scaled, `bias` with what `fc2` adds to it;
+    /// it begins with row `first` of `count`.
+    fn join(
+        &self,
+        inputs: (&[f32], &[f32]),
+        bias: &[f32],
+        y: &mut [f32],
+        (first, count): (usize, usize),
+        fc2: impl FnOnce(&mut [f32]),
+    ) {
+        let residual = match self.residual {
+            Residual::Raw => inputs.0,
+            Residual::Normed => inputs.1,
+        };
+        match &self.scales {
+            None => rows::add_row(residual, bias, y),
+            Some(_) => rows::add_row_in_place(y, bias), // of zeros
+        }
+        fc2(y);
+        if let Some(scales) = &self.scales {
+            add_scaled(residual, scales, (first, count / scales.len()), self.width, y);
+        }
+    }
+
+    /// Gradients of x and of the group; `hidden` is what [`Self::rows`] kept.
+    fn gradients(&self, x: &[f32], flat: &[f32], dy: &[f32], mut hidden: Vec<f32>) -> (Vec<f32>, Vec<f32>) {
+        #[cfg(target_arch = "x86_64")]
+        if self.packed {
+            return self.gradients_packed(x, flat, dy, &hidden);
+        }
         let (d, f) = (self.width, self.hidden);
         let count = x.len() / d.max(1);
         let chunks = Chunks::dense(count, f);
@@ -157,28 +170,16 @@ impl Ffn {
         let p = self.parameters(flat);
         let (w1, w2) = (Panels::new(p.w1, f, d), Panels::new(p.w2, d, f));
         let (mut dw1, mut dw2) = (WeightGradient::new(f, d), WeightGradient::new(d, f));
-        // what was saved as it is has room for its gradient
-        let mut hidden = hidden.into_f32().map_err(|saved| (saved, par::scratch(blocks.size * f)));
         for block in (0..blocks.count()).map(|index| blocks.range(index)) {
             let (first, rows) = (block.start, block.len());
             let (x, dy) = (&x[first * d..][..rows * d], &dy[first * d..][..rows * d]);
-            let (hidden, saved) = match &mut hidden {
-                Ok(all) => (&mut all[first * f..][..rows * f], None),
-                Err((saved, block)) => (&mut block[..rows * f], Some((&*saved, first / chunks.size))),
-            };
+            let hidden = &mut hidden[first * f..][..rows * f];
             let (normal, active) = (&mut normal[..rows * d], &mut active[..rows * f]);
             let here = Chunks::of(rows, chunks.size);
             let sums = &mut sums[first / chunks.size * parts..][..here.count() * parts];
             let whole = dy; // what flows to the residual
-            let dy = match &self.scales {
-                None => dy,
-                Some(scales) => {
-                    let to = &mut scaled[..dy.len()];
-                    scale_rows(dy, scales, (first, count / scales.len()), d, to);
-                    to
-                }
-            };
-            let step = Step { op: self, norm: p.norm, w1: &w1, w2: &w2, x, dy, whole, saved, chunks: here };
+            let dy = self.scaled(dy, (first, count), &mut scaled);
+            let step = Step { op: self, norm: p.norm, w1: &w1, w2: &w2, x, dy, whole, chunks: here };
             step.run(&mut dx, hidden, normal, active, sums);
             let dy = Mat::new(dy, rows, d);
             rayon::join(
@@ -186,17 +187,47 @@ impl Ffn {
                 || dw2.add(dy, Mat::new(active, rows, f)),
             );
         }
-        let sums = par::sum_parts(&sums, parts);
-        let mut dflat = par::zeros(flat.len());
+        (dx, self.assemble(flat.len(), &par::sum_parts(&sums, parts), &dw1, &dw2))
+    }
+
+    /// `dy` times the scales of its samples, in `to`, or as it is where there are none; it begins with row `first` of `count`.
+    fn scaled<'a>(&self, dy: &'a [f32], (first, count): (usize, usize), to: &'a mut [f32]) -> &'a [f32] {
+        let Some(scales) = &self.scales else { return dy };
+        let to = &mut to[..dy.len()];
+        scale_rows(dy, scales, (first, count / scales.len()), self.width, to);
+        to
+    }
+
+    /// The gradient of the group: `sums` are those of the norm and of the biases of fc2 and fc1.
+    fn assemble(&self, len: usize, sums: &[f32], dw1: &WeightGradient, dw2: &WeightGradient) -> Vec<f32> {
+        let mut dflat = par::zeros(len);
         dw1.finish(&mut dflat[self.fc1.0.at.clone()]);
         dw2.finish(&mut dflat[self.fc2.0.at.clone()]);
-        let mut rest = sums.as_slice();
+        let mut rest = sums;
         for range in [&self.norm.0, &self.norm.1, &self.fc2.1, &self.fc1.1] {
             let (sum, others) = rest.split_at(range.len());
             dflat[range.clone()].copy_from_slice(sum);
             rest = others;
         }
-        (dx, dflat)
+        dflat
+    }
+
+    /// Adds to `dx`, which is zero before, what comes back through the LayerNorm from `dnormal` and beside it from `whole`,
+    /// and to `sums` the gradients of the norm's weight and bias.
+    fn through_norm(
+        &self,
+        (x, whole): (&[f32], &[f32]),
+        weight: &[f32],
+        dnormal: &mut [f32],
+        dx: &mut [f32],
+        sums: &mut [f32],
+    ) {
+        match self.residual {
+            Residual::Raw => dx.copy_from_slice(whole),
+            Residual::Normed => rows::add(whole, dnormal),
+        }
+        let (dweight, dbias) = sums.split_at_mut(self.width);
+        rows::layer_norm_backward(x, weight, self.eps, dnormal, dx, dweight, dbias);
     }
 }
 
@@ -211,15 +242,13 @@ struct Step<'a> {
     dy: &'a [f32],
     /// Gradient of the result.
     whole: &'a [f32],
-    /// Where the input of the GELU is read from, and which of its chunks is the first here; else it stands in `hidden`.
-    saved: Option<(&'a Saved, usize)>,
     chunks: Chunks,
 }
 
 impl Step<'_> {
     /// Appends to `dx`, writes LN(x) to `normal`, the output of the GELU to `active` and sums over the rows of each
-    /// chunk to `sums` (weight and bias of the norm, bias of fc2, bias of fc1); `hidden`, the input of the GELU (unless
-    /// that is read from `saved`), becomes its gradient.
+    /// chunk to `sums` (weight and bias of the norm, bias of fc2, bias of fc1); `hidden`, the input of the GELU, becomes
+    /// its gradient.
     fn run(
         &self,
         dx: &mut Vec<f32>,
@@ -239,31 +268,14 @@ impl Step<'_> {
                 let rows = self.chunks.range(index);
                 let here = rows.start * d..rows.end * d;
                 let (x, dy) = (&self.x[here.clone()], &self.dy[here.clone()]);
-                let whole = &self.whole[here];
                 let (dactive, dnormal) = (&mut dactive[..hidden.len()], &mut dnormal[..x.len()]);
-                let norm = self.norm;
                 let rows = rows.len();
-                rows::layer_norm(x, norm.0, norm.1, self.op.eps, normal);
+                rows::layer_norm(x, self.norm.0, self.norm.1, self.op.eps, normal);
                 self.w2.multiply(Mat::new(dy, rows, d), dactive, f, false);
-                match self.saved {
-                    None => rows::gelu_and_gradient(hidden, dactive, active),
-                    Some((saved, first)) => {
-                        let lines = hidden.chunks_exact_mut(f).zip(dactive.chunks_exact(f));
-                        let saved = saved.chunk(first + index, size * f).chunks_exact(f);
-                        for (((hidden, da), a), saved) in lines.zip(active.chunks_exact_mut(f)).zip(saved) {
-                            saved::load(saved, hidden);
-                            rows::gelu_and_gradient(hidden, da, a);
-                        }
-                    }
-                }
+                rows::gelu_and_gradient(hidden, dactive, active);
                 self.w1.multiply(Mat::new(hidden, rows, f), dnormal, d, false);
-                match self.op.residual {
-                    Residual::Raw => dx.copy_from_slice(whole),
-                    Residual::Normed => rows::add(whole, dnormal),
-                }
-                let (dweight, rest) = sums.split_at_mut(d);
-                let (dbias, rest) = rest.split_at_mut(d);
-                rows::layer_norm_backward(x, norm.0, self.op.eps, dnormal, dx, dweight, dbias);
+                let (norm_sums, rest) = sums.split_at_mut(2 * d);
+                self.op.through_norm((x, &self.whole[here]), self.norm.0, dnormal, dx, norm_sums);
                 let (db2, db1) = rest.split_at_mut(d);
                 rows::add_column_sums(dy, db2);
                 rows::add_column_sums(hidden, db1);

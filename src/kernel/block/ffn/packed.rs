@@ -1,0 +1,187 @@
+//! The feed-forward half in bf16, on processors that multiply it: every factor is packed where it is computed, a panel of hidden
+//! columns at a time, so that the hidden layer is never whole in f32.
+
+use super::Ffn;
+use crate::kernel::cpu::bf16::{self, Lines, PANEL, Panels, lines_len, lines_room, pack_left, pairs};
+use crate::kernel::cpu::dense::WeightGradient;
+use crate::kernel::cpu::matrix::Mat;
+use crate::kernel::cpu::par::{self, Chunks};
+use crate::kernel::cpu::rows;
+
+/// Memory for floats as places for pairs.
+fn as_pairs(memory: &mut [f32]) -> &mut [u32] {
+    bytemuck::cast_slice_mut(memory)
+}
+
+/// Panels of hidden columns: number, first column, width.
+fn panels(f: usize) -> impl Iterator<Item = (usize, usize, usize)> {
+    (0..f).step_by(PANEL).enumerate().map(move |(index, first)| (index, first, PANEL.min(f - first)))
+}
+
+impl Ffn {
+    /// Working memory of a thread for a chunk: rows of the model's width as they are and (scaled) once more, the same packed,
+    /// packed rows of the hidden width, and panels of hidden columns.
+    fn places(&self, rows: usize) -> [usize; 7] {
+        let (d, f) = (self.width, self.hidden);
+        let scaled = if self.scales.is_some() { rows * d } else { 0 };
+        let tile = rows * PANEL.min(f);
+        [rows * d, scaled, rows * pairs(d), rows * pairs(f), tile, tile, tile]
+    }
+
+    fn scratch(&self, size: usize) -> par::Scratch {
+        par::scratch(self.places(size).iter().sum())
+    }
+
+    /// As [`Ffn::rows`]. Kept is, chunk after chunk and in each panel after panel, the input of the GELU as bf16.
+    pub(super) fn rows_packed(&self, x: &[f32], flat: &[f32], keep: bool) -> (Vec<f32>, Vec<f32>) {
+        let (d, f) = (self.width, self.hidden);
+        let p = self.parameters(flat);
+        let turned = |w, out, inp| Panels::new(Mat::new(w, out, inp).t());
+        let (w1, w2) = (turned(p.w1, f, d), turned(p.w2, d, f));
+        let count = x.len() / d.max(1);
+        let size = Chunks::dense(count, f).size;
+        let room = |rows: usize| (rows * f).div_ceil(2);
+        let saved = if keep { (count / size * room(size) + room(count % size), room(size)) } else { (0, 0) };
+        par::build_two(
+            (x.len(), size * d),
+            saved,
+            || self.scratch(size),
+            |scratch, index, y, saved| {
+                let rows = y.len() / d;
+                let x = &x[index * size * d..][..y.len()];
+                let [normal, _, left, active, tile, ..] = par::carve(scratch, self.places(rows));
+                let (left, active) = (as_pairs(left), as_pairs(active));
+                rows::layer_norm(x, p.norm.0, p.norm.1, self.eps, normal);
+                pack_left(normal, d, left, pairs(d));
+                for (panel, first, width) in panels(f) {
+                    let (tile, bias) = (&mut tile[..rows * width], &p.b1[first..first + width]);
+                    w1.multiply_packed(left, panel..panel + 1, (tile, width), false);
+                    if keep {
+                        bf16::store(tile, bias, &mut bytemuck::cast_slice_mut(saved)[rows * first..]);
+                    }
+                    rows::bias_gelu_in_place(tile, bias);
+                    pack_left(tile, width, &mut active[first / 2..], pairs(f));
+                }
+                let fc2 = |y: &mut [f32]| w2.multiply_packed(active, w2.all(), (y, d), true);
+                self.join((x, normal), p.b2, y, (index * size, count), fc2);
+            },
+        )
+    }
+
+    /// As [`Ffn::gradients`].
+    pub(super) fn gradients_packed(
+        &self,
+        x: &[f32],
+        flat: &[f32],
+        dy: &[f32],
+        saved: &[f32],
+    ) -> (Vec<f32>, Vec<f32>) {
+        let (d, f) = (self.width, self.hidden);
+        let count = x.len() / d.max(1);
+        let chunks = Chunks::dense(count, f);
+        let blocks = chunks.blocks(f);
+        let parts = 3 * d + f;
+        let mut sums = vec![0.0; chunks.count() * parts];
+        let mut dx = Vec::with_capacity(x.len());
+        let p = self.parameters(flat);
+        let (w1, w2) = (Panels::new(Mat::new(p.w1, f, d)), Panels::new(Mat::new(p.w2, d, f)));
+        let (mut dw1, mut dw2) = (WeightGradient::new(f, d), WeightGradient::new(d, f));
+        // what is summed over rows: LN(x), dy, the output of the GELU, the gradient of its input
+        let widths = [d, d, f, f];
+        let most = Chunks::of(blocks.size, chunks.size);
+        let mut lines = widths.map(|width| par::scratch(lines_len(most, width)));
+        let step = Step { op: self, norm: p.norm, w1: &w1, w2: &w2, x, dy, saved, chunks };
+        for block in (0..blocks.count()).map(|index| blocks.range(index)) {
+            let (first, here) = (block.start / chunks.size, Chunks::of(block.len(), chunks.size));
+            let sums = &mut sums[first * parts..][..here.count() * parts];
+            let mut index = 0..;
+            let places = lines.each_mut().map(|lines| {
+                let width = index.next().map_or(0, |index: usize| widths[index]);
+                (&mut lines[..lines_len(here, width)], lines_room(chunks.size, width))
+            });
+            step.run(&mut dx, first, places, sums);
+            let [normal, dy, active, hidden] = &lines;
+            rayon::join(|| dw1.add_packed(hidden, normal, here), || dw2.add_packed(dy, active, here));
+        }
+        (dx, self.assemble(flat.len(), &par::sum_parts(&sums, parts), &dw1, &dw2))
+    }
+}
+
+/// The row-wise part of backward.
+struct Step<'a> {
+    op: &'a Ffn,
+    norm: (&'a [f32], &'a [f32]),
+    w1: &'a Panels,
+    w2: &'a Panels,
+    x: &'a [f32],
+    dy: &'a [f32],
+    /// What forward kept.
+    saved: &'a [f32],
+    chunks: Chunks,
+}
+
+impl Step<'_> {
+    /// Appends the next rows of `dx`, from chunk `begin` on, and fills the block's `places` (with the lengths of their chunks)
+    /// and the `sums` of its chunks.
+    fn run(
+        &self,
+        dx: &mut Vec<f32>,
+        begin: usize,
+        [normal, dy, active, hidden]: [(&mut [f32], usize); 4],
+        sums: &mut [f32],
+    ) {
+        let Self { op, chunks, .. } = *self;
+        let (d, f, size) = (op.width, op.hidden, chunks.size);
+        let rows = chunks.len.min(begin * size + sums.len() / (3 * d + f) * size) - begin * size;
+        par::extend_beside(
+            dx,
+            (rows * d, size * d),
+            [normal, dy, active, hidden, (sums, 3 * d + f)],
+            || op.scratch(size),
+            |scratch, index, dx, [normal, dy, active, hidden, sums]| {
+                let lines = [normal, dy, active, hidden].map(as_pairs);
+                self.chunk(scratch, begin + index, dx, lines, sums);
+            },
+        );
+    }
+
+    fn chunk(
+        &self,
+        scratch: &mut [f32],
+        chunk: usize,
+        dx: &mut [f32],
+        [to_normal, to_dy, to_active, to_hidden]: [&mut [u32]; 4],
+        sums: &mut [f32],
+    ) {
+        let (op, range) = (self.op, self.chunks.range(chunk));
+        let (d, f, rows) = (op.width, op.hidden, range.len());
+        let here = range.start * d..range.end * d;
+        let (x, whole) = (&self.x[here.clone()], &self.dy[here]);
+        let (norm_sums, rest) = sums.split_at_mut(2 * d);
+        let (db2, db1) = rest.split_at_mut(d);
+        let [normal, scaled, left, gradient, mut tiles @ ..] = par::carve(scratch, op.places(rows));
+        let (left, gradient) = (as_pairs(left), as_pairs(gradient));
+        let dy = op.scaled(whole, (range.start, self.chunks.len), scaled);
+        rows::add_column_sums(dy, db2);
+        Lines::pack(Mat::new(dy, rows, d), 0, to_dy);
+        pack_left(dy, d, left, pairs(d));
+        rows::layer_norm(x, self.norm.0, self.norm.1, op.eps, normal);
+        Lines::pack(Mat::new(normal, rows, d), 0, to_normal);
+
+        let room = (self.chunks.size * f).div_ceil(2);
+        let saved: &[u16] = bytemuck::cast_slice(&self.saved[chunk * room..]);
+        for (panel, first, width) in panels(f) {
+            let [active, dactive, hidden] = tiles.each_mut().map(|tile| &mut tile[..rows * width]);
+            self.w2.multiply_packed(left, panel..panel + 1, (dactive, width), false);
+            bf16::load(&saved[rows * first..][..rows * width], hidden);
+            rows::gelu_and_gradient(hidden, dactive, active);
+            rows::add_column_sums(hidden, &mut db1[first..first + width]);
+            Lines::pack(Mat::new(active, rows, width), first, to_active);
+            Lines::pack(Mat::new(hidden, rows, width), first, to_hidden);
+            pack_left(hidden, width, &mut gradient[first / 2..], pairs(f));
+        }
+        let dnormal = normal;
+        self.w1.multiply_packed(gradient, self.w1.all(), (dnormal, d), false);
+        op.through_norm((x, whole), self.norm.0, dnormal, dx, norm_sums);
+    }
+}
