@@ -4,10 +4,10 @@
 
 use std::path::{Path, PathBuf};
 
-use effattn::record::{Pass, csv};
+use effattn::record::{Pass, Row, csv};
 use effattn::report::document::{BEGIN, END};
 use effattn::report::fill::without;
-use effattn::report::reference;
+use effattn::report::reference::{self, Reference};
 use effattn::stats::median;
 
 /// Numbers of prose that are no measurement: the file, the number with the word in front, and what it is.
@@ -141,26 +141,42 @@ fn numbers_in_prose_come_from_rows() {
     assert!(found.is_empty(), "numbers that no row carries: {found:#?}");
 }
 
-/// Times per step of another program over ours in the committed run of `dtype`.
-fn beside(dtype: &str, model: &str, pass: Pass, len: u64) -> Option<f64> {
+/// Rows of the committed run of `dtype` beside other programs, and what these measured.
+fn peers(dtype: &str) -> (Vec<Row>, Vec<Reference>) {
     let runs = root().join("reproduction/results/peer").join(dtype).join("speed");
-    let mut runs: Vec<PathBuf> = std::fs::read_dir(runs)
-        .unwrap()
-        .map(|run| run.unwrap().path())
-        .filter(|run| !run.is_symlink())
-        .collect();
-    runs.sort();
-    let run = runs.pop()?;
+    let runs = std::fs::read_dir(runs).unwrap().map(|run| run.unwrap().path());
+    let run = runs.filter(|run| !run.is_symlink()).max().unwrap();
     let rows = csv::from_str(&std::fs::read_to_string(run.join("rows.csv")).unwrap()).unwrap();
+    (rows, reference::read(&run).unwrap())
+}
+
+/// Times per step of PyTorch, eager, over ours in the committed run of `dtype`.
+fn beside(dtype: &str, model: &str, pass: Pass, len: u64) -> Option<f64> {
+    let (rows, there) = peers(dtype);
     let own = rows.iter().find(|row| {
         row.metric == "step_time" && row.label() == model && row.pass == Some(pass) && row.len == Some(len)
     });
-    let there = reference::read(&run).unwrap();
+    let eager = format!("PyTorch {dtype}");
     let there = there
         .iter()
+        .filter(|one| one.program.as_deref() == Some(&eager))
         .filter(|one| one.model.trim_end_matches("-own") == model && one.mode == pass && one.len == len);
     let times: Vec<f64> = there.filter_map(|one| one.ms).collect();
     Some(median(&times)? / 1000.0 / own?.value?)
+}
+
+#[test]
+fn the_programs_side_by_side_are_those_of_the_committed_runs() {
+    let text = std::fs::read_to_string(root().join("docs/performance.md")).unwrap();
+    for dtype in ["f32", "bf16"] {
+        let (rows, references) = peers(dtype);
+        let [sums, _] = &reference::tables(&rows, &references)[..] else { panic!("several programs") };
+        assert!(sums.rows.len() >= 3);
+        for row in &sums.rows {
+            let line = format!("| effattn {dtype} | {} |", row.join(" | "));
+            assert!(text.contains(&line), "docs/performance.md lacks: {line}");
+        }
+    }
 }
 
 #[test]

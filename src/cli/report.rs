@@ -18,7 +18,7 @@ use crate::report::document::{BEGIN, Document, END, Section, splice};
 use crate::report::fill::fill;
 use crate::report::paper::{Paper, Source, paper};
 use crate::report::table::{self, Table};
-use crate::report::{self, crossing, figures, published, reference, robustness, trained, verdict};
+use crate::report::{self, crossing, figures, hours, published, reference, robustness, trained, verdict};
 use crate::term::{self, Term};
 
 const EXAMPLES: &str = "\
@@ -233,6 +233,7 @@ fn trained(title: &str, runs: &[&Run], wanted: impl Fn(&&Row) -> bool) -> Result
     section.tables.extend(published::reasons(&rows));
     let curves = curves::of_runs(runs, &rows)?;
     section.tables.extend(curves::fell(&curves));
+    section.tables.extend(hours::table(&rows));
     section.charts = curves::charts(&curves)?;
     Ok(section)
 }

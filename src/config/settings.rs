@@ -391,45 +391,4 @@ impl Settings {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn set_takes_toml_or_text() {
-        assert_eq!(Settings::set("batch=8").unwrap().batch, Some(Batches(vec![8])));
-        assert_eq!(Settings::set("len=1k..2k").unwrap().len, Some(Lengths(vec![1024, 2048])));
-        assert_eq!(Settings::set("max_time=2s").unwrap().max_time, Some(Seconds(2.0)));
-        assert_eq!(Settings::set("len=[3, 5]").unwrap().len, Some(Lengths(vec![3, 5])));
-        assert!(Settings::set("lenn=3").unwrap_err().0.contains("did you mean len?"));
-        assert!(Settings::set("len=0").unwrap_err().0.contains("length 0 is out of range"));
-        for text in [
-            "layers=10000000",
-            "ffn=18446744073709551615",
-            "width=0",
-            "threads=0",
-            "warmup=18446744073709551615",
-        ] {
-            let error = Settings::set(text).unwrap_err().0;
-            assert!(error.starts_with("--set "), "{text}: {error}");
-        }
-        assert!(Settings::set("len").is_err());
-        assert!(Settings::set("threads=2\nlen=0").is_err());
-    }
-
-    #[test]
-    fn what_is_said_above_wins() {
-        let flag = Settings { runs: Some(5), ..Settings::default() };
-        let suite = Settings { runs: Some(50), warmup: Some(10), ..Settings::default() };
-        let both = flag.over(suite);
-        assert_eq!((both.runs, both.warmup), (Some(5), Some(10)));
-    }
-
-    #[test]
-    fn settings_survive_json() {
-        let text =
-            "len = [1024]\nmax_time = \"2s\"\nmemory_limit = \"1GiB\"\ndevice = \"cuda:1\"\nmode = \"train\"";
-        let settings: Settings = toml::from_str(text).unwrap();
-        let json = serde_json::to_string(&settings).unwrap();
-        assert_eq!(serde_json::from_str::<Settings>(&json).unwrap(), settings);
-    }
-}
+mod tests;

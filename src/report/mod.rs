@@ -7,6 +7,7 @@ pub mod document;
 pub mod figures;
 pub mod fill;
 pub mod fold;
+pub mod hours;
 pub mod html;
 pub mod labels;
 pub mod markdown;

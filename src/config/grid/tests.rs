@@ -1,0 +1,71 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn lengths(text: &str) -> Result<Vec<u64>, String> {
+    text.parse::<Lengths>().map(|list| list.0).map_err(|error| error.0)
+}
+
+#[test]
+fn lengths_list_double_and_step() {
+    assert_eq!(lengths("1024,2048"), Ok(vec![1024, 2048]));
+    assert_eq!(lengths("1024..8192"), Ok(vec![1024, 2048, 4096, 8192]));
+    assert_eq!(lengths("1024..4096+1024"), Ok(vec![1024, 2048, 3072, 4096]));
+    assert_eq!(lengths("1k..3k"), Ok(vec![1024, 2048, 3072]));
+    assert_eq!(lengths("7..7"), Ok(vec![7]));
+    assert_eq!(lengths("5,5,1..4"), Ok(vec![5, 1, 2, 4]));
+}
+
+#[test]
+fn wrong_lengths_say_what_is_allowed() {
+    for (text, says) in [
+        ("0", "length 0 is out of range; allowed: 1 to 4194304; write 1024,2048 or 1024..8192"),
+        ("8192..1024", "8192..1024 ends before it starts"),
+        ("1024..4096+0", "the step +0 must be a number of at least 1"),
+        ("99999999999999999999999", "is out of range"),
+        ("1..4194304+1", "more than 4096 values"),
+        ("", "\"\" is not a length"),
+        ("1024,", "\"\" is not a length"),
+        ("-5", "\"-5\" is not a length"),
+        ("1e3", "\"1e3\" is not a length"),
+        ("20000000000000000k", "is out of range"),
+    ] {
+        assert!(lengths(text).unwrap_err().contains(says), "{text}: {:?}", lengths(text));
+    }
+}
+
+#[test]
+fn seeds_count_by_one() {
+    assert_eq!("0..3".parse::<Seeds>().unwrap().0, [0, 1, 2, 3]);
+    assert_eq!("3".parse::<Seeds>().unwrap().0, [3]);
+    assert!("1k".parse::<Seeds>().is_err());
+    assert!("0".parse::<Batches>().is_err());
+}
+
+#[test]
+fn a_knob_continues_the_variant_before_it() {
+    let list: Models = "ls:w=16,r=2,full,bigbird:global=0+1+30".parse().unwrap();
+    assert_eq!(list.to_string(), "ls:w=16,r=2,full,bigbird:global=0+1+30");
+    assert_eq!(list.0.iter().map(|v| v.knobs.len()).collect::<Vec<_>>(), [2, 0, 1]);
+    for text in ["w=16", ":w=1", "ls:", "ls:w", "ls:=3", "ls:w=", "a,,b", "ls*:w=1", "all:w=1"] {
+        assert!(text.parse::<Models>().is_err(), "{text}");
+    }
+}
+
+#[test]
+fn patterns_match_whole_names() {
+    let matches = |pattern: &str, name| pattern.parse::<Models>().unwrap().0[0].matches(name);
+    assert!(matches("ls*", "ls") && matches("*linear", "relu-linear") && matches("all", "dp"));
+    assert!(!matches("ls*", "dp-ls") && !matches("?p", "ldp") && matches("?p", "dp"));
+}
+
+proptest! {
+    #[test]
+    fn no_text_panics(text in "[0-9k.,+:=a-z* -]{0,30}") {
+        let _ = text.parse::<Lengths>();
+        let _ = text.parse::<Seeds>();
+        if let Ok(models) = text.parse::<Models>() {
+            prop_assert_eq!(models.to_string().parse::<Models>().unwrap(), models);
+        }
+    }
+}

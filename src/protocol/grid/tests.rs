@@ -1,0 +1,67 @@
+use super::*;
+use crate::config::grid::Lengths;
+use crate::record::Outcome;
+
+fn protocol() -> Protocol {
+    let defaults = |_: &Flags| Defaults { settings: Settings::NONE, models: "full,ls:w=16" };
+    Protocol { defaults, ..crate::protocol::speed::PROTOCOL }
+}
+
+fn labels(flags: Flags) -> Result<Vec<String>, String> {
+    let grid = resolve(&flags, &protocol()).map_err(|error| error.to_string())?;
+    Ok(grid.picks.into_iter().map(|pick| pick.label).collect())
+}
+
+fn models(text: &str) -> Option<Models> {
+    Some(text.parse().unwrap())
+}
+
+fn table5() -> Flags {
+    Flags { suite: Some("cos-table5".to_owned()), ..Flags::default() }
+}
+
+#[test]
+fn defaults_flags_and_exclusions() {
+    assert_eq!(labels(Flags::default()).unwrap(), ["full", "ls:w=16"]);
+    let flags = Flags { model: models("ls*,full"), exclude: models("full"), ..Flags::default() };
+    assert_eq!(labels(flags).unwrap(), ["ls", "ls2d"]);
+    let flags = Flags { exclude: models("ls:w=16"), ..Flags::default() };
+    assert_eq!(labels(flags).unwrap(), ["full"]);
+    assert!(labels(Flags { exclude: models("dp"), ..Flags::default() }).unwrap_err().contains("nothing"));
+    assert!(labels(Flags { exclude: models("*"), ..Flags::default() }).unwrap_err().contains("left"));
+}
+
+#[test]
+fn a_suite_brings_rows_and_published_numbers() {
+    let grid = resolve(&table5(), &protocol()).unwrap();
+    assert_eq!(grid.picks.len(), 12);
+    let full = &grid.picks[0];
+    assert_eq!(full.label, "Transformer");
+    let at = |pass, len| full.published("steps_per_second", pass, len);
+    assert_eq!(at(Pass::Infer, 2048), Some(Published::Value(7.83)));
+    assert_eq!(at(Pass::Train, 3072), Some(Published::Outcome(Outcome::Oom)));
+    assert_eq!(at(Pass::Train, 512), None);
+    assert_eq!(full.published("loss", Pass::Train, 1024), None);
+}
+
+#[test]
+fn flags_narrow_a_suite_and_set_overrides_it() {
+    let settings = |text: &str| toml::from_str::<Settings>(text).unwrap();
+    let flags =
+        Flags { settings: settings("len = [2048]\nruns = 3"), model: models("cosFormer,full"), ..table5() };
+    let grid = resolve(&flags, &protocol()).unwrap();
+    assert_eq!(grid.picks.len(), 2);
+    assert_eq!(grid.picks[0].settings.len, Some(Lengths(vec![2048])));
+    assert_eq!((grid.picks[0].settings.runs, grid.picks[0].settings.min_runs), (Some(3), Some(50)));
+    let error = labels(Flags { settings: settings("len = 512"), ..table5() }).unwrap_err();
+    assert!(error.contains("has no len 512") && error.contains("--set len=512"), "{error}");
+    let grid = resolve(&Flags { set: settings("len = 512"), ..table5() }, &protocol()).unwrap();
+    assert_eq!(grid.picks[0].settings.len, Some(Lengths(vec![512])));
+    assert!(labels(Flags { model: models("dp"), ..table5() }).unwrap_err().contains("has no row dp"));
+}
+
+#[test]
+fn a_suite_of_another_protocol_says_who_runs_it() {
+    let error = resolve(&table5(), &crate::protocol::memory::PROTOCOL).err().unwrap().to_string();
+    assert_eq!(error, "suite cos-table5 is run by: effattn speed --suite cos-table5");
+}
