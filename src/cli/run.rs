@@ -21,11 +21,10 @@ pub fn run(protocol: &'static Protocol, matches: &ArgMatches, term: Term) -> Res
         return Ok(0);
     }
     let references = references(&asked.reference)?;
-    let (plan, suite, mut session) =
-        match start::start(&asked, Some(&references[..]).filter(|all| !all.is_empty()), term)? {
-            Started::Priced(priced) => return dry_run::tell(&priced.0, &asked.exports, &priced.1),
-            Started::Open(open) => *open,
-        };
+    let (plan, suite, mut session) = match start::start(&asked, &references, term)? {
+        Started::Priced(priced) => return dry_run::tell(&priced.0, &asked.exports, &priced.1),
+        Started::Open(open) => *open,
+    };
     let folder = (!asked.output.no_plot).then_some(asked.output.plots_dir.as_path());
     let runner = Runner {
         protocol: asked.protocol,

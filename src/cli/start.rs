@@ -46,7 +46,7 @@ pub enum Started {
 ///
 /// # Errors
 /// A wrong request; data that are missing; folders that cannot be written; results that cannot be used.
-pub fn start(asked: &Asked, references: Option<&[Reference]>, term: Term) -> Result<Started> {
+pub fn start(asked: &Asked, references: &[Reference], term: Term) -> Result<Started> {
     let protocol = asked.protocol;
     let grid = grid::resolve(&asked.flags, protocol)?;
     let ready = ready(&grid.settings)?;
@@ -103,7 +103,7 @@ pub fn start(asked: &Asked, references: Option<&[Reference]>, term: Term) -> Res
             Err(error) => return Err(error.into()),
         }
     }
-    if let Some(references) = references {
+    if !references.is_empty() {
         let path = session.path().join(reference::FILE);
         let text = reference::to_text(references)?;
         file::write(&path, text.as_bytes()).with_context(|| path.display().to_string())?;

@@ -111,11 +111,6 @@ pub fn lines_len(chunks: par::Chunks, width: usize) -> usize {
     0
 }
 
-/// The same for one chunk of `rows`.
-pub fn lines_room(rows: usize, width: usize) -> usize {
-    lines_len(par::Chunks::of(rows, rows), width)
-}
-
 /// Packs a chunk for [`WeightGradient::add_packed`], if factors are packed.
 pub fn pack_lines(x: Mat, to: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]

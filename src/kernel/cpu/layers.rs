@@ -43,16 +43,11 @@ impl Layers<'_> {
         let step = Step { layers: self, panels: &panels, x, dy, chunks, width };
         let mut sums = vec![0.0; chunks.count() * step.parts()];
         let mut dx = Vec::with_capacity(if needs_x { x.len() } else { 0 });
-        // in f32 only what the norm makes is kept until the rows are summed over
-        let lens = |here: Chunks| match packed {
-            true => [inp, width].map(|width| dense::lines_len(here, width)),
-            false => [if self.norm.is_some() { here.len * inp } else { 0 }, 0],
-        };
-        let mut kept = lens(Chunks::of(blocks.size, chunks.size)).map(par::scratch);
+        let mut kept = step.kept(Chunks::of(blocks.size, chunks.size)).map(par::scratch);
         for block in (0..blocks.count()).map(|index| blocks.range(index)) {
             let here = Chunks::of(block.len(), chunks.size);
             let first = block.start / chunks.size;
-            let [x_len, dy_len] = lens(here);
+            let [x_len, dy_len] = step.kept(here);
             let [kept_x, kept_dy] = &mut kept;
             let (kept_x, kept_dy) = (&mut kept_x[..x_len], &mut kept_dy[..dy_len]);
             let sums = &mut sums[first * step.parts()..][..here.count() * step.parts()];
@@ -88,6 +83,16 @@ impl Step<'_> {
         norm + if self.layers.needs_bias { self.width } else { 0 }
     }
 
+    /// Elements of x and of dy that are kept of `here` until the rows are summed over: packed both, in f32 only what the norm
+    /// makes of x.
+    fn kept(&self, here: Chunks) -> [usize; 2] {
+        let inp = self.layers.inp;
+        match dense::is_packed() {
+            true => [inp, self.width].map(|width| dense::lines_len(here, width)),
+            false => [if self.layers.norm.is_some() { here.len * inp } else { 0 }, 0],
+        }
+    }
+
     /// Working memory for rows of `len` elements: what the norm makes of them, if that is packed, and the gradient of that.
     fn places(&self, len: usize) -> [usize; 2] {
         let norm = self.layers.norm.is_some();
@@ -105,11 +110,8 @@ impl Step<'_> {
     ) {
         let (inp, size) = (self.layers.inp, here.size);
         let wide = if self.panels.is_empty() { 0 } else { inp };
-        let room = match dense::is_packed() {
-            true => [inp, self.width].map(|width| dense::lines_room(size, width)),
-            false => [if self.layers.norm.is_some() { size * inp } else { 0 }, 0],
-        };
-        let places = [(x, room[0]), (dy, room[1]), (sums, self.parts())];
+        let [x_len, dy_len] = self.kept(Chunks::of(size, size));
+        let places = [(x, x_len), (dy, dy_len), (sums, self.parts())];
         let scratch = || par::scratch(self.places(size * inp).iter().sum());
         par::extend_beside(
             dx,

@@ -14,12 +14,17 @@ use crate::device::simd::{Level, level};
 #[inline]
 pub fn arch() -> Arch {
     static ARCH: OnceLock<Arch> = OnceLock::new();
-    *ARCH.get_or_init(|| match level() {
+    *ARCH.get_or_init(|| of(level()))
+}
+
+/// The instructions of `level`, which the processor has.
+fn of(level: Level) -> Arch {
+    match level {
         Level::None => Arch::Scalar,
         #[cfg(target_arch = "x86_64")]
         Level::Avx2 => pulp::x86::V3::try_new().map_or(Arch::Scalar, Arch::V3),
         _ => Arch::new(),
-    })
+    }
 }
 
 /// Defines a function whose body is compiled once per instruction set and chosen at run time.
@@ -61,4 +66,28 @@ macro_rules! simd_fn {
     };
     (@output) => { () };
     (@output $output:ty) => { $output };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes of a vector.
+    struct Width;
+
+    impl WithSimd for Width {
+        type Output = usize;
+        fn with_simd<S: Simd>(self, _: S) -> usize {
+            size_of::<S::f32s>()
+        }
+    }
+
+    #[test]
+    fn a_limit_narrows_the_vectors() {
+        assert_eq!(of(Level::None).dispatch(Width), size_of::<f32>());
+        #[cfg(target_arch = "x86_64")]
+        if level() >= Level::Avx2 {
+            assert_eq!(of(Level::Avx2).dispatch(Width), 32);
+        }
+    }
 }

@@ -99,7 +99,7 @@ impl Ffn {
                 let width = index.next().map_or(0, |index: usize| widths[index]);
                 (&mut lines[..lines_len(here, width)], lines_room(chunks.size, width))
             });
-            step.run(&mut dx, first, places, sums);
+            step.run(&mut dx, (first, here), places, sums);
             let [normal, dy, active, hidden] = &lines;
             rayon::join(|| dw1.add_packed(hidden, normal, here), || dw2.add_packed(dy, active, here));
         }
@@ -121,26 +121,25 @@ struct Step<'a> {
 }
 
 impl Step<'_> {
-    /// Appends the next rows of `dx`, from chunk `begin` on, and fills the block's `places` (with the lengths of their chunks)
-    /// and the `sums` of its chunks.
+    /// Does the block of chunks `here`, which begins with chunk `first`: appends to `dx`, fills its places (with the lengths of
+    /// their chunks), and adds to `sums`.
     fn run(
         &self,
         dx: &mut Vec<f32>,
-        begin: usize,
+        (first, here): (usize, Chunks),
         [normal, dy, active, hidden]: [(&mut [f32], usize); 4],
         sums: &mut [f32],
     ) {
-        let Self { op, chunks, .. } = *self;
-        let (d, f, size) = (op.width, op.hidden, chunks.size);
-        let rows = chunks.len.min(begin * size + sums.len() / (3 * d + f) * size) - begin * size;
+        let (op, size) = (self.op, here.size);
+        let (d, f) = (op.width, op.hidden);
         par::extend_beside(
             dx,
-            (rows * d, size * d),
+            (here.len * d, size * d),
             [normal, dy, active, hidden, (sums, 3 * d + f)],
             || op.scratch(size),
             |scratch, index, dx, [normal, dy, active, hidden, sums]| {
                 let lines = [normal, dy, active, hidden].map(as_pairs);
-                self.chunk(scratch, begin + index, dx, lines, sums);
+                self.chunk(scratch, first + index, dx, lines, sums);
             },
         );
     }
