@@ -4,76 +4,17 @@
 //! `name:key=value,key=value`; list values join with `+`, `auto` is null. `compat=lra` and `compat=code` stand
 //! for the knobs that reproduce a reference code's quirks ([`COMPAT`]).
 
+mod value;
+
 use std::collections::BTreeMap;
-use std::fmt;
 
 use serde_json::Value as Json;
+
+pub use value::{Kind, Value};
 
 /// What `compat=WORD` stands for: word, knob, value. Every such knob that a mechanism has is set.
 pub const COMPAT: &[(&str, &str, &str)] =
     &[("lra", "lra_compat", "true"), ("lra", "layout", "released-lra"), ("code", "mem_compress", "hidden")];
-
-/// The value of a knob.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Value {
-    /// Null; `auto` on the command line.
-    Auto,
-    /// True or false.
-    Bool(bool),
-    /// A whole number, not negative.
-    Int(usize),
-    /// A number.
-    Float(f64),
-    /// A word.
-    Word(&'static str),
-    /// A list of whole numbers, joined with `+` on the command line.
-    List(&'static [usize]),
-    /// A list given by the user.
-    Owned(Vec<usize>),
-    /// A word given by the user (checked against [`Kind::Word`]).
-    Text(String),
-}
-
-/// What values a knob takes.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Kind {
-    /// True or false.
-    Bool,
-    /// A whole number within bounds (both in).
-    Int {
-        /// Smallest value.
-        min: usize,
-        /// Largest value.
-        max: usize,
-    },
-    /// A whole number within bounds, or auto.
-    AutoInt {
-        /// Smallest value.
-        min: usize,
-        /// Largest value.
-        max: usize,
-    },
-    /// A finite number within bounds (both in).
-    Float {
-        /// Smallest value.
-        min: f64,
-        /// Largest value.
-        max: f64,
-    },
-    /// A finite number within bounds (both in), or auto.
-    AutoFloat {
-        /// Smallest value.
-        min: f64,
-        /// Largest value.
-        max: f64,
-    },
-    /// One of these words.
-    Word(&'static [&'static str]),
-    /// A list of whole numbers; one number is a list of one.
-    List,
-    /// A whole number, a list of them, or auto.
-    AutoIntOrList,
-}
 
 /// One knob of a mechanism.
 #[derive(Clone, Debug)]
@@ -316,118 +257,8 @@ fn find(mechanism: &'static str, knobs: &'static [Knob], name: &str) -> Result<&
     })
 }
 
-/// Largest whole number that a knob takes: more than the longest sequence, and small enough that no product of sizes
-/// wraps around.
-const MOST: usize = 1 << 24;
-/// Most numbers in a list.
-const LONGEST: usize = 1 << 12;
-
 fn bad(mechanism: &'static str, knob: &'static Knob, value: &str) -> KnobError {
     KnobError::Bad { mechanism, name: knob.name, value: value.to_owned(), allowed: knob.kind.to_string() }
-}
-
-impl Kind {
-    fn parse(self, text: &str) -> Option<Value> {
-        let int = |min: usize, max: usize| {
-            text.parse().ok().filter(|value| (min..=max.min(MOST)).contains(value)).map(Value::Int)
-        };
-        let list = || {
-            if text == NONE {
-                return Some(Value::Owned(Vec::new()));
-            }
-            let parts = text.split('+').filter(|part| !part.is_empty());
-            let number = |part: &str| part.parse().ok().filter(|number| *number <= MOST);
-            let list = parts.map(number).collect::<Option<Vec<usize>>>();
-            list.filter(|list| list.len() <= LONGEST).map(Value::Owned)
-        };
-        let float =
-            |min, max| text.parse().ok().filter(|value| (min..=max).contains(value)).map(Value::Float);
-        match self {
-            Self::Bool => match text {
-                "true" => Some(Value::Bool(true)),
-                "false" => Some(Value::Bool(false)),
-                _ => None,
-            },
-            Self::Int { min, max } => int(min, max),
-            Self::AutoInt { .. } | Self::AutoFloat { .. } | Self::AutoIntOrList if text == "auto" => {
-                Some(Value::Auto)
-            }
-            Self::AutoInt { min, max } => int(min, max),
-            Self::Float { min, max } | Self::AutoFloat { min, max } => float(min, max),
-            Self::Word(words) => words.iter().find(|word| **word == text).map(|word| Value::Word(word)),
-            Self::List => list(),
-            Self::AutoIntOrList if text.contains('+') => list(),
-            Self::AutoIntOrList => int(0, usize::MAX),
-        }
-    }
-
-    fn read(self, json: &Json) -> Option<Value> {
-        match json {
-            Json::Null => match self {
-                Self::AutoInt { .. } | Self::AutoFloat { .. } | Self::AutoIntOrList => Some(Value::Auto),
-                _ => None,
-            },
-            Json::Bool(value) => self.parse(if *value { "true" } else { "false" }),
-            Json::Number(number) => self.parse(&number.to_string()),
-            Json::String(text) => self.parse(text),
-            Json::Array(items) => {
-                let number =
-                    |item: &Json| item.as_u64().map(|item| item as usize).filter(|item| *item <= MOST);
-                let list = items.iter().map(number);
-                match self {
-                    Self::List | Self::AutoIntOrList if items.len() <= LONGEST => {
-                        list.collect::<Option<Vec<_>>>().map(Value::Owned)
-                    }
-                    _ => None,
-                }
-            }
-            Json::Object(_) => None,
-        }
-    }
-}
-
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let range = |f: &mut fmt::Formatter, min: usize, max: usize| match max {
-            max if max > MOST => write!(f, "a whole number from {min} to {MOST}"),
-            max => write!(f, "a whole number from {min} to {max}"),
-        };
-        match self {
-            Self::Bool => f.write_str("true or false"),
-            Self::Int { min, max } => range(f, *min, *max),
-            Self::AutoInt { min, max } => {
-                range(f, *min, *max)?;
-                f.write_str(", or auto")
-            }
-            Self::Float { min, max } => write!(f, "a number from {min} to {max}"),
-            Self::AutoFloat { min, max } => write!(f, "a number from {min} to {max}, or auto"),
-            Self::Word(words) => write!(f, "one of {}", words.join(", ")),
-            Self::List => f.write_str("whole numbers joined with +, or none"),
-            Self::AutoIntOrList => f.write_str("a whole number, several joined with +, or auto"),
-        }
-    }
-}
-
-/// An empty list on the command line.
-const NONE: &str = "none";
-
-impl fmt::Display for Value {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let join = |list: &[usize]| match list {
-            [] => NONE.to_owned(),
-            list => list.iter().map(usize::to_string).collect::<Vec<_>>().join("+"),
-        };
-        match self {
-            Self::Auto => f.write_str("auto"),
-            Self::Bool(value) => write!(f, "{value}"),
-            Self::Int(value) => write!(f, "{value}"),
-            Self::Float(value) => write!(f, "{value}"),
-            Self::Word(value) => f.write_str(value),
-            Self::Text(value) => f.write_str(value),
-            Self::List(list) => f.write_str(&join(list)),
-            Self::Owned(list) => f.write_str(&join(list)),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -8,7 +8,6 @@ use std::sync::Mutex;
 #[cfg(feature = "cuda")]
 use candle_core::cuda_backend::{CudaDevice, CudaStorage, cudarc::driver::CudaSlice};
 use candle_core::{CpuStorage, DType, InplaceOp2, Layout, Result, Tensor, Var, bail};
-use rayon::prelude::*;
 
 use super::cpu;
 use super::cpu::math::{load, store};
@@ -196,9 +195,10 @@ impl InplaceOp2 for Update<'_> {
         let (m, v) = &mut *moments;
         const CHUNK: usize = 1 << 14;
         let hyper = Factors::new(&self.hyper);
-        let p = data[start..end].par_chunks_mut(CHUNK);
-        let state = m.par_chunks_mut(CHUNK).zip(v.par_chunks_mut(CHUNK));
-        p.zip(grad.par_chunks(CHUNK)).zip(state).for_each(|((p, g), (m, v))| step(p, g, m, v, hyper));
+        let p = data[start..end].chunks_mut(CHUNK);
+        let state = m.chunks_mut(CHUNK).zip(v.chunks_mut(CHUNK));
+        let pieces = p.zip(grad.chunks(CHUNK)).zip(state);
+        cpu::par::each_piece(pieces, |_, ((p, g), (m, v))| step(p, g, m, v, hyper));
         Ok(())
     }
 }

@@ -6,6 +6,8 @@ use candle_core::{
     CpuStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Result, Shape, Storage, Tensor, bail,
 };
 
+use super::cpu::par;
+
 /// A fused operation. [`super::tape::apply`] runs it.
 pub trait Op: Send + Sync + 'static {
     /// What messages call it.
@@ -26,8 +28,14 @@ pub trait Op: Send + Sync + 'static {
         bail!("there is no CUDA kernel for {}", self.name())
     }
 
-    /// Gradients of the operands, where there are any, from the contiguous gradient of the result `out`.
-    fn backward(&self, operands: &[&Tensor], out: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>>;
+    /// Gradients of the operands, where there are any, from the contiguous gradient of the result `out`. An operation has
+    /// this or, where it adds to gradients, [`Self::backward_onto`]; the latter is what is called.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    fn backward(&self, _: &[&Tensor], _: &Tensor, _: &Tensor) -> Result<Vec<Option<Tensor>>> {
+        bail!("{} has no backward pass", self.name())
+    }
 
     /// Operands whose gradients [`Self::backward_onto`] adds to what is there already.
     fn adds_to(&self) -> &'static [usize] {
@@ -62,6 +70,11 @@ pub fn operands<'a, const N: usize>(all: &[&'a Tensor]) -> Result<[&'a Tensor; N
 pub fn held<const N: usize>(held: Vec<Vec<f32>>) -> [Vec<f32>; N] {
     let mut held = held.into_iter();
     [(); N].map(|()| held.next().unwrap_or_default())
+}
+
+/// The gradient that is `held`, or zeros where none is.
+pub fn begun(held: Vec<f32>, operand: &Tensor) -> Vec<f32> {
+    if held.is_empty() { par::zeros(operand.elem_count()) } else { held }
 }
 
 /// Runs `op` outside of candle's graph.
@@ -105,7 +118,7 @@ impl<O: Op> Node<O> {
         out: &Tensor,
         grad: &Tensor,
     ) -> Result<[Option<Tensor>; N]> {
-        let mut grads = self.0.backward(&operands, out, &grad.contiguous()?)?.into_iter();
+        let mut grads = self.0.backward_onto(&operands, out, &grad.contiguous()?, Vec::new())?.into_iter();
         Ok(operands.map(|_| grads.next().flatten()))
     }
 }

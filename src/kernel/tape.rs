@@ -18,7 +18,6 @@ use candle_core::op::BackpropOp;
 use candle_core::{
     CpuStorage, CustomOp1, DType, InplaceOp1, Layout, Result, Shape, Storage, Tensor, TensorId, bail,
 };
-use rayon::prelude::*;
 
 use super::cpu::{par, rows, with_slices};
 use super::nan_trace;
@@ -77,10 +76,7 @@ impl Tape {
             let moved = |found: &Result<Vec<Option<Tensor>>>| {
                 profile::bytes(all.iter().copied().chain([&grad]).chain(found.iter().flatten().flatten()))
             };
-            let backward = || match held.is_empty() {
-                true => op.backward(&all, &out, &grad),
-                false => op.backward_onto(&all, &out, &grad, held),
-            };
+            let backward = || op.backward_onto(&all, &out, &grad, held);
             let found = profile::time(op.name(), Part::Backward, moved, backward)?;
             if let Some(place) = &place {
                 let what = format!("backward of {}", op.name());
@@ -163,8 +159,8 @@ impl Grads {
         let sum = if self.own.remove(&a.id()) {
             let mut sum = take(&a)?;
             with_slices([&b], |[b]| {
-                let chunks = sum.par_chunks_mut(SUM_CHUNK).zip(b.par_chunks(SUM_CHUNK));
-                chunks.for_each(|(sum, b)| rows::add(b, sum));
+                let chunks = sum.chunks_mut(SUM_CHUNK).zip(b.chunks(SUM_CHUNK));
+                par::each_piece(chunks, |_, (sum, b)| rows::add(b, sum));
                 Ok(())
             })?;
             sum

@@ -19,9 +19,9 @@ use super::cuda::{
     launch::{Call, Saved},
     tensors,
 };
-use crate::kernel::cpu::{gradient, par};
+use crate::kernel::cpu::{gradient, par, rows};
 use crate::kernel::heads::{Heads, Qkv};
-use crate::kernel::op::Op;
+use crate::kernel::op::{self, Op};
 use crate::kernel::tape;
 
 /// Softmax attention over the visible pairs in f32, by the kernel of the tensors' device.
@@ -123,7 +123,18 @@ impl Op for Attention {
         Ok((out, shape))
     }
 
-    fn backward(&self, tensors: &[&Tensor], out: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    /// All: two calls may read the same rows.
+    fn adds_to(&self) -> &'static [usize] {
+        &[0, 1, 2]
+    }
+
+    fn backward_onto(
+        &self,
+        tensors: &[&Tensor],
+        out: &Tensor,
+        grad: &Tensor,
+        held: Vec<Vec<f32>>,
+    ) -> Result<Vec<Option<Tensor>>> {
         #[cfg(feature = "cuda")]
         if let Some(saved) = self.on_device.get() {
             let grads = tensors::backward(&self.call(), &self.operands, tensors, out, grad, saved)?;
@@ -142,8 +153,9 @@ impl Op for Attention {
                 _ => bail!("an operand of a CPU kernel left the CPU"),
             })
             .collect::<Result<Vec<Argument>>>()?;
+        let held: [Vec<f32>; 3] = op::held(held);
         let mut buffers: Vec<Vec<f32>> =
-            tensors.iter().map(|tensor| par::zeros(tensor.elem_count())).collect();
+            tensors.iter().zip(held).map(|(tensor, held)| op::begun(held, tensor)).collect();
         let Operands { main: [q, k, v], slots, relative } = &self.operands;
         let tables = {
             let shared: Vec<Shared> = buffers.iter_mut().map(|buffer| Shared::new(buffer)).collect();
@@ -161,7 +173,7 @@ impl Op for Attention {
             backward(&self.problem(&slices)?, &Given { out, grad, stats }, &grads)
         };
         if let Some(form) = relative {
-            buffers[form.argument] = form.collect(&tables, &self.dims);
+            rows::add(&form.collect(&tables, &self.dims), &mut buffers[form.argument]);
         }
         tensors.iter().zip(buffers).map(|(tensor, buffer)| gradient(tensor, buffer)).collect()
     }

@@ -1,7 +1,5 @@
 //! Linear layers y = x W^T + b with W [out, inp] on row-major slices.
 
-use rayon::prelude::*;
-
 use super::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
 use super::products::{Products, products};
 use super::transpose::transpose;
@@ -143,7 +141,7 @@ impl WeightGradient {
     /// Adds dy^T x over the rows of `dy` [rows, out] and `x` [rows, inp].
     pub fn add(&mut self, dy: Mat, x: Mat) {
         let Self { inp, size, turned, empty, .. } = *self;
-        self.tiles.par_chunks_mut((size * inp).max(1)).enumerate().for_each(|(index, tile)| {
+        par::each_piece(self.tiles.chunks_mut((size * inp).max(1)), |index, tile| {
             let outputs = tile.len() / inp;
             let dy = dy.columns(index * size..index * size + outputs);
             let (tile, a, b) = if turned {
@@ -177,15 +175,14 @@ impl WeightGradient {
     pub fn finish(&self, gradient: &mut [f32]) {
         let Self { inp, size, .. } = *self;
         let tile = (size * inp).max(1);
-        gradient[..self.out * inp].par_chunks_mut(tile).zip(self.tiles.par_chunks(tile)).for_each(
-            |(gradient, tile)| {
-                if self.turned {
-                    transpose(tile, inp, tile.len() / inp, gradient);
-                } else {
-                    gradient.copy_from_slice(tile);
-                }
-            },
-        );
+        let tiles = gradient[..self.out * inp].chunks_mut(tile).zip(self.tiles.chunks(tile));
+        par::each_piece(tiles, |_, (gradient, tile)| {
+            if self.turned {
+                transpose(tile, inp, tile.len() / inp, gradient);
+            } else {
+                gradient.copy_from_slice(tile);
+            }
+        });
     }
 }
 

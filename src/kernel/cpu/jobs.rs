@@ -2,7 +2,7 @@
 
 use std::mem::MaybeUninit;
 
-use rayon::prelude::*;
+use super::pieces::each_piece_with;
 
 /// `K` vectors, each cut into consecutive pieces of the given lengths: `f(scratch, job, pieces)` fills piece number
 /// `job` of every vector and finds zeros there. Jobs run in parallel; what they are depends on `lens`
@@ -45,7 +45,7 @@ pub fn jobs_onto<const K: usize, T>(
             piece
         }));
     }
-    pieces.into_par_iter().enumerate().for_each_init(init, |scratch, (job, pieces)| {
+    each_piece_with(pieces.into_iter(), init, |scratch, job, pieces| {
         let mut fresh = fresh.iter();
         f(
             scratch,

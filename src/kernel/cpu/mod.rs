@@ -10,6 +10,7 @@
 //! | [`math`] | exp, the normal distribution, dot, axpy, max, sum as generic vector code |
 //! | [`jobs`] | several outputs built together |
 //! | [`par`] | partitions fixed by shape, outputs built in parallel |
+//! | [`pieces`] | pieces of work given to threads |
 //! | [`sample_rows`] | rows of several samples, cut within samples |
 //! | [`dense`] | linear layers: transposed weights, gradients of weights |
 //! | [`layers`] | gradients of several linear layers and the LayerNorm in front of them |
@@ -32,6 +33,7 @@ pub mod math;
 pub mod matrix;
 #[allow(unsafe_code)]
 pub mod par;
+pub mod pieces;
 pub mod products;
 pub mod rates;
 pub mod rows;

@@ -3,9 +3,9 @@
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut, Range};
 
-use rayon::prelude::*;
-
 use super::jobs::{build_jobs, zeroed};
+use super::pieces::share;
+pub use super::pieces::{each_piece, each_piece_with, map_pieces, map_pieces_with};
 
 /// `0..len` cut into consecutive ranges of `size` (the last may be shorter).
 ///
@@ -67,12 +67,15 @@ impl Chunks {
         init: impl Fn() -> T + Sync + Send,
         f: impl Fn(&mut T, Range<usize>) + Sync + Send,
     ) {
-        (0..self.count()).into_par_iter().for_each_init(init, |scratch, i| f(scratch, self.range(i)));
+        share(self.count(), &|| {
+            let (mut scratch, f) = (init(), &f);
+            Box::new(move |index| f(&mut scratch, self.range(index)))
+        });
     }
 
     /// Maps every chunk in parallel and returns the results in index order.
     pub fn map<R: Send>(&self, f: impl Fn(Range<usize>) -> R + Sync + Send) -> Vec<R> {
-        (0..self.count()).into_par_iter().map(|i| f(self.range(i))).collect()
+        map_pieces(0..self.count(), |_, index| f(self.range(index)))
     }
 }
 
@@ -96,10 +99,8 @@ pub fn build_with<T>(
     f: impl Fn(&mut T, usize, &mut [f32]) + Sync + Send,
 ) -> Vec<f32> {
     let mut data = Vec::with_capacity(len);
-    data.spare_capacity_mut()[..len]
-        .par_chunks_mut(chunk_len.max(1))
-        .enumerate()
-        .for_each_init(&init, |scratch, (index, chunk)| f(scratch, index, zeroed(chunk)));
+    let chunks = data.spare_capacity_mut()[..len].chunks_mut(chunk_len.max(1));
+    each_piece_with(chunks, init, |scratch, index, chunk| f(scratch, index, zeroed(chunk)));
     // SAFETY: `zeroed` initialised every chunk, and the chunks cover `len` elements.
     unsafe { data.set_len(len) };
     data
@@ -141,13 +142,10 @@ pub fn extend_beside<T, const N: usize>(
         buffers.iter().map(|(data, size)| chunks(data.len(), *size)).fold(chunks(len, size), usize::max);
     let fresh = cut(&mut out.spare_capacity_mut()[..len], count, size);
     let mut pieces = buffers.map(|(data, size)| cut(data, count, size).into_iter());
-    let calls: Vec<[&mut [f32]; N]> =
-        (0..count).map(|_| pieces.each_mut().map(|pieces| pieces.next().unwrap_or_default())).collect();
-    fresh
-        .into_par_iter()
-        .zip(calls)
-        .enumerate()
-        .for_each_init(&init, |scratch, (index, (fresh, call))| f(scratch, index, zeroed(fresh), call));
+    let calls = fresh
+        .into_iter()
+        .map(|fresh| (fresh, pieces.each_mut().map(|pieces| pieces.next().unwrap_or_default())));
+    each_piece_with(calls, init, |scratch, index, (fresh, call)| f(scratch, index, zeroed(fresh), call));
     // SAFETY: `cut` covered `len` elements behind the old length, and `zeroed` initialised every piece.
     unsafe { out.set_len(out.len() + len) };
 }

@@ -171,6 +171,13 @@ simd_fn! {
 }
 
 simd_fn! {
+    /// y += a x.
+    pub fn axpy<S>(simd, a: f32, x: &'a [f32], y: &'a mut [f32]) {
+        math::axpy(simd, a, x, y);
+    }
+}
+
+simd_fn! {
     /// y += x.
     pub fn add<S>(simd, x: &'a [f32], y: &'a mut [f32]) {
         math::add(simd, x, y);

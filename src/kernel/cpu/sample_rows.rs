@@ -2,10 +2,8 @@
 
 use std::ops::Range;
 
-use rayon::prelude::*;
-
 use super::jobs::zeroed;
-use super::par::Chunks;
+use super::par::{Chunks, map_pieces_with};
 
 /// `samples * rows.len` rows of `width` elements, built in parallel: `f(scratch, sample, range, chunk)` fills the
 /// rows `range` of a sample and finds zeros there. Returns the rows and what the calls returned, in index order.
@@ -19,10 +17,9 @@ pub fn build_rows<T, R: Send>(
     let len = samples * rows.len * width;
     let mut data = Vec::with_capacity(len);
     let chunks = split_rows(&mut data.spare_capacity_mut()[..len], samples, rows, width);
-    let results = chunks
-        .into_par_iter()
-        .map_init(init, |scratch, (sample, range, chunk)| f(scratch, sample, range, zeroed(chunk)))
-        .collect();
+    let results = map_pieces_with(chunks.into_iter(), init, |scratch, _, (sample, range, chunk)| {
+        f(scratch, sample, range, zeroed(chunk))
+    });
     // SAFETY: `zeroed` initialised every chunk, and `split_rows` covers all of `len`.
     unsafe { data.set_len(len) };
     (data, results)
@@ -38,10 +35,10 @@ pub fn update_rows<T, R: Send>(
     f: impl Fn(&mut T, usize, Range<usize>, &mut [f32]) -> R + Sync + Send,
 ) -> Vec<R> {
     assert_eq!(data.len(), samples * rows.len * width, "rows of another shape");
-    split_rows(data, samples, rows, width)
-        .into_par_iter()
-        .map_init(init, |scratch, (sample, range, chunk)| f(scratch, sample, range, chunk))
-        .collect()
+    let chunks = split_rows(data, samples, rows, width);
+    map_pieces_with(chunks.into_iter(), init, |scratch, _, (sample, range, chunk)| {
+        f(scratch, sample, range, chunk)
+    })
 }
 
 /// Cuts `samples * rows.len` rows into (sample, range of rows, elements).

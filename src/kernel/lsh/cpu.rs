@@ -8,13 +8,12 @@
 use std::sync::OnceLock;
 
 use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
-use rayon::prelude::*;
 
 use super::order::{JOB_ROWS, Sample, Sizes};
 use super::rows::{Join, Scatter, grad_rows, join, scatter, unit_rows, weigh_rows};
 use super::{Lsh, rows};
 use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
-use crate::kernel::cpu::par::{build_with, zeros};
+use crate::kernel::cpu::par::{self, build_with, zeros};
 use crate::kernel::cpu::{gradient, slices, with_slices};
 use crate::kernel::heads::{Heads, Qkv};
 use crate::kernel::op::{self, Op};
@@ -166,10 +165,8 @@ impl Sample<'_> {
         );
         let places = self.places();
         let parts = Join { sample: *self, places: &places, sorted: &sorted };
-        let outs = out.par_chunks_mut(JOB_ROWS * heads * d);
-        outs.zip(stats.par_chunks_mut(JOB_ROWS * heads * 2)).enumerate().for_each(|(job, (out, stats))| {
-            join(&parts, job * JOB_ROWS, out, stats);
-        });
+        let outs = out.chunks_mut(JOB_ROWS * heads * d).zip(stats.chunks_mut(JOB_ROWS * heads * 2));
+        par::each_piece(outs, |job, (out, stats)| join(&parts, job * JOB_ROWS, out, stats));
     }
 
     /// Keys of chunk `index` of `head`, with the queries that see them: gradients of unit keys, values, own
@@ -244,9 +241,8 @@ impl Sample<'_> {
         );
         let places = self.places();
         let parts = Scatter { sample: *self, places: &places, sorted: &sorted };
-        out.par_chunks_mut(JOB_ROWS * row).enumerate().for_each(|(job, out)| {
-            scatter(&parts, job * JOB_ROWS, out);
-        });
+        let outs = out.chunks_mut(JOB_ROWS * row);
+        par::each_piece(outs, |job, out| scatter(&parts, job * JOB_ROWS, out));
     }
 }
 
@@ -272,8 +268,8 @@ impl Op for Chunked {
         let [rows] = slices(operands)?;
         let Sizes { b, n, heads, d, .. } = self.sizes;
         let (mut out, mut stats) = (zeros(b * n * heads * d), zeros(b * n * heads * 2));
-        let outs = out.par_chunks_mut(n * heads * d).zip(stats.par_chunks_mut(n * heads * 2));
-        outs.enumerate().for_each(|(index, (out, stats))| self.sample(rows, index).forward(out, stats));
+        let outs = out.chunks_mut(n * heads * d).zip(stats.chunks_mut(n * heads * 2));
+        par::each_piece(outs, |index, (out, stats)| self.sample(rows, index).forward(out, stats));
         let _ = self.stats.set(stats); // the first run's stay: they are the same
         Ok((out, (b, n, heads * d).into()))
     }
@@ -287,7 +283,7 @@ impl Op for Chunked {
         let drows = with_slices([rows, out, grad], |[data, out, grad]| {
             let stats = rows::with_deltas(stats, out, grad, d);
             let mut drows = zeros(data.len());
-            drows.par_chunks_mut(n * row).enumerate().for_each(|(index, drows)| {
+            par::each_piece(drows.chunks_mut(n * row), |index, drows| {
                 let (grad, stats) = (&grad[index * n * heads * d..], &stats[index * n * heads * 3..]);
                 self.sample(data, index).backward(grad, stats, drows);
             });

@@ -1,12 +1,11 @@
 //! Sizes of a call, and the fused hashing and sorting.
 
 use candle_core::Result;
-use rayon::prelude::*;
 
 use super::Lsh;
 use super::hash::{bucket, sort};
 use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm_exact};
-use crate::kernel::cpu::with_slices;
+use crate::kernel::cpu::{par, with_slices};
 
 /// Rows per job, about.
 pub const JOB_ROWS: usize = 256;
@@ -80,7 +79,7 @@ impl Sizes {
         let (rotations, _, columns) = call.rotation_dims(heads, d, n)?;
         let hidden = call.factors.iter().product::<usize>() as u32;
         with_slices([&rotations.contiguous()?], |[rotations]| {
-            order.par_chunks_mut(rounds * padded).enumerate().for_each(|(index, order)| {
+            par::each_piece(order.chunks_mut(rounds * padded), |index, order| {
                 let (sample, head) = (index / heads, index % heads);
                 let first = sample * n * row + self.q + head * d;
                 let turn = Mat::new(&rotations[head * d * rounds * columns..], d, rounds * columns);

@@ -1,11 +1,10 @@
 //! Row by row arithmetic of the fused LSH kernel.
 
 use pulp::Simd;
-use rayon::prelude::*;
 
 use super::order::{Sample, Sizes};
 use super::{HIDDEN, OWN};
-use crate::kernel::cpu::math;
+use crate::kernel::cpu::{math, par};
 
 /// A key that no query sees.
 pub const NOBODY: u32 = u32::MAX;
@@ -90,7 +89,7 @@ crate::simd_fn! {
 pub fn with_deltas(stats: &[f32], out: &[f32], grad: &[f32], d: usize) -> Vec<f32> {
     let mut all = vec![0.0; stats.len() / 2 * 3];
     let size = 1024;
-    all.par_chunks_mut(3 * size).enumerate().for_each(|(job, all)| {
+    par::each_piece(all.chunks_mut(3 * size), |job, all| {
         let range = job * size * d..(job * size + all.len() / 3) * d;
         deltas(&stats[job * size * 2..], &out[range.clone()], &grad[range], d, all);
     });

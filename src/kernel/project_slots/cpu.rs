@@ -312,10 +312,6 @@ impl Op for Project {
         Ok((out, (g.batch, g.segments() * g.rank, g.out_width()).into()))
     }
 
-    fn backward(&self, operands: &[&Tensor], out: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
-        self.backward_onto(operands, out, grad, Vec::new())
-    }
-
     /// Rows, whose gradient attention has begun.
     fn adds_to(&self) -> &'static [usize] {
         &[0]

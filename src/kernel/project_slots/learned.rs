@@ -234,10 +234,6 @@ impl Op for Learned {
         Ok((self.project(rows, matrix), (self.batch, self.slots, self.out_width()).into()))
     }
 
-    fn backward(&self, operands: &[&Tensor], out: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
-        self.backward_onto(operands, out, grad, Vec::new())
-    }
-
     /// Rows, whose gradient attention has begun, and the matrix, which other layers may share.
     fn adds_to(&self) -> &'static [usize] {
         &[0, 1]

@@ -4,13 +4,12 @@
 //! block. Nothing but the result is kept; the backward pass mixes again.
 
 use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
-use rayon::prelude::*;
 
 use super::blocks::{Block, BlockGrads, Sizes};
 use super::mixture::{Mixture, Net};
 use super::{Activation, net_sizes};
 use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
-use crate::kernel::cpu::par::zeros;
+use crate::kernel::cpu::par::{self, zeros};
 use crate::kernel::cpu::{gradient, slices, with_slices};
 use crate::kernel::group::{Group, Part};
 use crate::kernel::heads::{Heads, Qkv};
@@ -149,9 +148,10 @@ impl Mixed {
     fn attend(&self, gathered: &Gathered) -> Vec<f32> {
         let sizes = &self.sizes;
         let mut out = zeros(gathered.q.len());
-        out.par_chunks_mut(sizes.block * sizes.d).enumerate().for_each_init(
+        par::each_piece_with(
+            out.chunks_mut(sizes.block * sizes.d),
             || vec![0.0; 2 * sizes.block * sizes.block],
-            |weights, (index, out)| gathered.block(sizes, index).forward(sizes, weights, out),
+            |weights, index, out| gathered.block(sizes, index).forward(sizes, weights, out),
         );
         out
     }
@@ -162,12 +162,12 @@ impl Mixed {
         let (size, len) = (sizes.block * sizes.d, gathered.q.len());
         let mut grads: [Vec<f32>; 5] = std::array::from_fn(|_| zeros(len));
         let [dq, dk, dv, dsk, dsv] = grads.each_mut();
-        let jobs = dq.par_chunks_mut(size).zip(dk.par_chunks_mut(size)).zip(dv.par_chunks_mut(size));
-        let jobs =
-            jobs.zip(dsk.par_chunks_mut(size)).zip(dsv.par_chunks_mut(size)).zip(grad.par_chunks(size));
-        jobs.enumerate().for_each_init(
+        let jobs = dq.chunks_mut(size).zip(dk.chunks_mut(size)).zip(dv.chunks_mut(size));
+        let jobs = jobs.zip(dsk.chunks_mut(size)).zip(dsv.chunks_mut(size)).zip(grad.chunks(size));
+        par::each_piece_with(
+            jobs,
             || [vec![0.0; 2 * sizes.block * sizes.block], vec![0.0; 2 * sizes.block * sizes.block]],
-            |[weights, scratch], (index, (((((q, k), v), sk), sv), grad))| {
+            |[weights, scratch], index, (((((q, k), v), sk), sv), grad)| {
                 let out = BlockGrads { q, k, v, sk, sv };
                 gathered.block(sizes, index).backward(sizes, grad, (weights, scratch), out);
             },
@@ -199,7 +199,7 @@ impl Mixed {
     /// Runs `f(sample, head)` for all, and returns the results in order, sample by sample.
     fn each<T: Send>(&self, f: impl Fn(usize, usize) -> T + Sync + Send) -> Vec<T> {
         let Sizes { b, heads, .. } = self.sizes;
-        (0..b * heads).into_par_iter().map(|index| f(index / heads, index % heads)).collect()
+        par::map_pieces(0..b * heads, |_, index| f(index / heads, index % heads))
     }
 
     /// Writes rows [_, d] of valid blocks to their positions in `out`, whose rows are `stride` long, from `start` on;
@@ -234,7 +234,7 @@ impl Op for Mixed {
             (gathered.valid, out)
         });
         let mut out = zeros(b * n * heads * d);
-        out.par_chunks_mut(n * heads * d).enumerate().for_each(|(sample, out)| {
+        par::each_piece(out.chunks_mut(n * heads * d), |sample, out| {
             for (head, (valid, rows)) in results[sample * heads..][..heads].iter().enumerate() {
                 self.spread(valid, sample, rows, out, (heads * d, head * d));
             }
@@ -270,7 +270,7 @@ impl Mixed {
             (gathered.valid, grads)
         });
         let mut drows = zeros(rows.len());
-        drows.par_chunks_mut(n * row).enumerate().for_each(|(sample, out)| {
+        par::each_piece(drows.chunks_mut(n * row), |sample, out| {
             for (head, (valid, [dq, dk, dv, _])) in results[sample * heads..][..heads].iter().enumerate() {
                 for (part, rows) in [(q, dq), (k, dk), (v, dv)] {
                     self.spread(valid, sample, rows, out, (row, part + head * d));

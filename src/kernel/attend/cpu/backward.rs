@@ -7,8 +7,6 @@
 
 use std::ops::Range;
 
-use rayon::prelude::*;
-
 use super::forward::{Packed, logits, next_tile};
 use super::lanes;
 use super::operands::{Rows, Target};
@@ -17,6 +15,7 @@ use super::problem::{Problem, SIDE, load_lanes, padded};
 use super::product::{Result, Scalars, Vectors, from, pack_lines, product};
 use super::relative::{TableGrads, Term, Terms};
 use super::tile::{CHUNK, Chunk, ROW, Stream, View};
+use crate::kernel::cpu::par;
 
 /// What the backward pass reads besides the operands.
 pub struct Given<'a> {
@@ -28,7 +27,7 @@ pub struct Given<'a> {
     pub stats: &'a [f32],
 }
 
-/// Where gradients are added to (zeros at first).
+/// Where gradients are added to.
 pub struct Grads<'a> {
     /// Queries.
     pub q: Target<'a>,
@@ -40,7 +39,7 @@ pub struct Grads<'a> {
     pub slots: Option<(Target<'a>, Target<'a>)>,
 }
 
-/// Fills `grads`; returns the gradients of the position-dependent operands of every sample and head, in order.
+/// Adds to `grads`; returns the gradients of the position-dependent operands of every sample and head, in order.
 pub fn backward(x: &Problem, given: &Given, grads: &Grads) -> Vec<TableGrads> {
     let heads = x.dims.batch * x.dims.heads;
     let at = |index: usize| (index / x.dims.heads, index % x.dims.heads);
@@ -57,15 +56,15 @@ pub fn backward(x: &Problem, given: &Given, grads: &Grads) -> Vec<TableGrads> {
             }
             scratch.tables
         };
-        return (0..heads).into_par_iter().map(head).collect::<Vec<_>>().into_iter().flatten().collect();
+        let tables = par::map_pieces(0..heads, |_, index| head(index));
+        return tables.into_iter().flatten().collect();
     }
-    x.tiles().into_par_iter().for_each_init(scratch, |scratch, (batch, head, tiles)| {
+    par::each_piece_with(x.tiles().into_iter(), scratch, |scratch, _, (batch, head, tiles)| {
         scratch.run(x, given, (batch, head), tiles, grads, true, 0..0);
     });
     let share = all.end.div_ceil(4 * threads).max(CHUNK);
-    let shares: Vec<_> =
-        (0..heads).flat_map(|index| all.clone().step_by(share).map(move |start| (index, start))).collect();
-    shares.into_par_iter().for_each_init(scratch, |scratch, (index, start)| {
+    let shares = (0..heads).flat_map(|index| all.clone().step_by(share).map(move |start| (index, start)));
+    par::each_piece_with(shares, scratch, |scratch, _, (index, start)| {
         let range = start..(start + share).min(all.end);
         for tiles in x.plan.head(at(index).1).tiles.chunks(SIDE) {
             scratch.run(x, given, at(index), tiles, grads, false, range.clone());

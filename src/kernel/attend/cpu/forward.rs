@@ -1,7 +1,5 @@
 //! The forward pass: online softmax over chunks of keys, tile by tile.
 
-use rayon::prelude::*;
-
 use super::lanes;
 use super::operands::{Place, Shared};
 use super::plan::{TILE, Tile};
@@ -9,6 +7,7 @@ use super::problem::{Problem, SIDE, padded};
 use super::product::{Result, Scalars, Vectors, from, pack_lines, pack_rows, product};
 use super::relative::{Term, Terms};
 use super::tile::{Chunk, ROW, View};
+use crate::kernel::cpu::par;
 
 /// Most logits that are computed before their softmax.
 const LOGITS: usize = 64 * TILE;
@@ -319,9 +318,10 @@ pub fn forward(x: &Problem, out: &mut [f32], place: Place, stats: Option<&mut [f
     let save = stats.is_some();
     let stats = Shared::new(stats.unwrap_or(&mut none));
     let width = x.dims.width;
-    x.tiles().into_par_iter().for_each_init(
+    par::each_piece_with(
+        x.tiles().into_iter(),
         || Scratch::new(width),
-        |scratch, (batch, head, tiles)| {
+        |scratch, _, (batch, head, tiles)| {
             scratch.attend(x, (batch, head), tiles);
             for lanes in &scratch.tiles[..tiles.len()] {
                 for (lane, &query) in lanes.view.queries.iter().enumerate() {

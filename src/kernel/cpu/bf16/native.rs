@@ -2,11 +2,10 @@
 
 use std::cell::RefCell;
 
-use rayon::prelude::*;
-
 use super::block::{LANES, Left, Result, Right, multiply};
 use super::pack;
 use crate::kernel::cpu::matrix::{Mat, MatMut};
+use crate::kernel::cpu::par;
 
 /// Columns of the right factor that are packed as a panel.
 pub const PANEL: usize = 64;
@@ -121,13 +120,10 @@ impl Panels {
     pub fn new(b: Mat) -> Self {
         let pairs = pack::pairs(b.rows);
         let mut data = vec![0; pairs * b.cols.next_multiple_of(LANES)];
-        data.par_chunks_mut((pairs * PANEL).max(1)).enumerate().for_each_init(
-            Vec::new,
-            |turn, (index, to)| {
-                let first = index * PANEL;
-                pack_right(b.columns(first..b.cols.min(first + PANEL)), turn, to);
-            },
-        );
+        par::each_piece_with(data.chunks_mut((pairs * PANEL).max(1)), Vec::new, |turn, index, to| {
+            let first = index * PANEL;
+            pack_right(b.columns(first..b.cols.min(first + PANEL)), turn, to);
+        });
         Self { data, depth: b.rows, columns: b.cols }
     }
 

@@ -1,13 +1,11 @@
 //! Products of factors that a kernel packs itself, chunk by chunk, while their rows are in the cache.
 
-use rayon::prelude::*;
-
 use super::block::{LANES, Left, Result, Right, multiply};
 use super::native::{BAND, PANEL, Panels};
 use super::pack;
 pub use super::pack::pairs;
 use crate::kernel::cpu::matrix::Mat;
-use crate::kernel::cpu::par::Chunks;
+use crate::kernel::cpu::par::{self, Chunks};
 
 /// Packs rows of `width` elements as a left factor whose rows are `apart` pairs apart.
 pub fn pack_left(x: &[f32], width: usize, to: &mut [u32], apart: usize) {
@@ -88,9 +86,9 @@ pub fn add_lines(tiles: &mut [f32], x: Lines, dy: Lines, chunks: Chunks, add: bo
     assert!(tiles.len() == x.width * dy.width && chunks.count() > 0, "tiles of {} elements", tiles.len());
     // a single tile is cut finer, so that it is work for several threads
     let band = if dy.width > PANEL { PANEL } else { PANEL / 2 };
-    tiles.par_chunks_mut((PANEL * x.width).max(1)).enumerate().for_each(|(index, tile)| {
+    par::each_piece(tiles.chunks_mut((PANEL * x.width).max(1)), |index, tile| {
         let width = tile.len() / x.width;
-        tile.par_chunks_mut(band * width).enumerate().for_each(|(part, to)| {
+        par::each_piece(tile.chunks_mut(band * width), |part, to| {
             let (first, height) = (part * band, to.len() / width);
             for chunk in 0..chunks.count() {
                 let (left, step) = x.panel(chunks, chunk, first / PANEL);

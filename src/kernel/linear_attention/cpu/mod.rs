@@ -13,6 +13,7 @@ pub(super) use op::fused;
 
 use super::Guard;
 use crate::kernel::cpu::math;
+use crate::kernel::cpu::rows::axpy;
 use map::{At, Map, Mask};
 use rows::{Columns, Operand, Rows};
 
@@ -100,13 +101,6 @@ struct Gradients {
     params: Vec<f32>,
     /// Of the gates' logits, [samples, heads, keys].
     gates: Option<Vec<f32>>,
-}
-
-crate::simd_fn! {
-    /// y += a x
-    fn axpy<S>(simd, a: f32, x: &'a [f32], y: &'a mut [f32]) {
-        math::axpy(simd, a, x, y);
-    }
 }
 
 crate::simd_fn! {

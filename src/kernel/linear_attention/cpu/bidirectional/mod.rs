@@ -9,8 +9,6 @@ mod backward;
 
 use std::ops::Range;
 
-use rayon::prelude::*;
-
 use super::guard::{Normaliser, divide, plain_sum, weighted_sum};
 use super::map::{At, Peak};
 use super::rows::{Columns, Operand, Rows};
@@ -130,22 +128,20 @@ fn key_sums(call: &Call, k: Operand, v: Operand) -> Saved {
     let (count, heads) = (rows.count(), call.heads);
     let (f, e) = (call.map.width(), call.value_width);
     let len = sums_len(f, e);
-    let partial: Vec<Vec<(Vec<f32>, Peak)>> = (0..call.samples * count)
-        .into_par_iter()
-        .map_init(
-            || Scratch::new(call),
-            |scratch, index| {
-                let (sample, part) = (index / count, rows.range(index % count));
-                let mut sums = vec![(vec![0.0; len], Peak::NONE); heads];
-                for tile in tiles(part) {
-                    for (head, (sums, peak)) in sums.iter_mut().enumerate() {
-                        add_tile(call, (k, v), (sample, head), tile.clone(), (sums, peak), scratch);
-                    }
+    let partial: Vec<Vec<(Vec<f32>, Peak)>> = par::map_pieces_with(
+        0..call.samples * count,
+        || Scratch::new(call),
+        |scratch, _, index| {
+            let (sample, part) = (index / count, rows.range(index % count));
+            let mut sums = vec![(vec![0.0; len], Peak::NONE); heads];
+            for tile in tiles(part) {
+                for (head, (sums, peak)) in sums.iter_mut().enumerate() {
+                    add_tile(call, (k, v), (sample, head), tile.clone(), (sums, peak), scratch);
                 }
-                sums
-            },
-        )
-        .collect();
+            }
+            sums
+        },
+    );
     let parts_of = |index: usize| {
         let parts = &partial[index / heads * count..][..count];
         parts.iter().map(move |part| &part[index % heads])

@@ -10,14 +10,12 @@ mod decay;
 
 use std::ops::Range;
 
-use rayon::prelude::*;
-
 use super::guard::plain_sum;
 use super::map::{At, Peak};
 use super::rows::{Columns, Operand, Rows, RowsMut};
 use super::{Call, axpy, scale};
 use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
-use crate::kernel::cpu::par::Chunks;
+use crate::kernel::cpu::par::{self, Chunks};
 use crate::kernel::cpu::sample_rows;
 use decay::Decay;
 
@@ -239,27 +237,25 @@ fn starts(call: &Call, k: Operand, v: Operand) -> Vec<State> {
     let (count, heads) = (rows.count(), call.heads);
     let (f, e) = (call.map.width(), call.value_width);
     // what a part adds (the last part's is of no use), and what the state before is worth at its end
-    let added: Vec<Vec<(State, f32)>> = (0..call.samples * (count - 1))
-        .into_par_iter()
-        .map_init(
-            || Scratch::new(call),
-            |scratch, index| {
-                let (sample, part) = (index / (count - 1), index % (count - 1));
-                let mut states = vec![(State::empty(f, e), 1.0); heads];
-                for span in chunks(rows.range(part)) {
-                    for (head, (state, keep)) in states.iter_mut().enumerate() {
-                        let step = Step { sample, head, rows: span.clone() };
-                        scratch.keys(call, &step, k, &mut state.peak);
-                        scratch.advance(call, &step, v, state);
-                        if let Some(gates) = call.gates(step.at(), step.count()) {
-                            *keep *= gates.iter().map(|gate| gate.log_keep).sum::<f32>().exp();
-                        }
+    let added: Vec<Vec<(State, f32)>> = par::map_pieces_with(
+        0..call.samples * (count - 1),
+        || Scratch::new(call),
+        |scratch, _, index| {
+            let (sample, part) = (index / (count - 1), index % (count - 1));
+            let mut states = vec![(State::empty(f, e), 1.0); heads];
+            for span in chunks(rows.range(part)) {
+                for (head, (state, keep)) in states.iter_mut().enumerate() {
+                    let step = Step { sample, head, rows: span.clone() };
+                    scratch.keys(call, &step, k, &mut state.peak);
+                    scratch.advance(call, &step, v, state);
+                    if let Some(gates) = call.gates(step.at(), step.count()) {
+                        *keep *= gates.iter().map(|gate| gate.log_keep).sum::<f32>().exp();
                     }
                 }
-                states
-            },
-        )
-        .collect();
+            }
+            states
+        },
+    );
     let mut starts = vec![State::empty(f, e); call.samples * count * heads];
     for sample in 0..call.samples {
         for part in 1..count {
