@@ -137,7 +137,7 @@ words! {
         F32 = "f32",
         /// f32 with 10 bits of mantissa, on CUDA devices.
         Tf32 = "tf32",
-        /// bf16, summed in f32; what is stored stays f32.
+        /// bf16, summed in f32; activations wait for the backward pass as bf16.
         Bf16 = "bf16"
     }
 }

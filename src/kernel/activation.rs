@@ -52,7 +52,12 @@ impl Op for Gelu {
         tensors::forward(operands, shape, |device, [x]| device_rows::gelu(device, x, shape.elem_count()))
     }
 
-    fn backward(&self, operands: &[&Tensor], _: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(
+        &self,
+        operands: &[&Tensor],
+        _: Option<&Tensor>,
+        grad: &Tensor,
+    ) -> Result<Vec<Option<Tensor>>> {
         let [x] = op::operands(operands)?;
         #[cfg(feature = "cuda")]
         if x.device().is_cuda() {

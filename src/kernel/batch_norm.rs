@@ -205,7 +205,12 @@ impl Op for BatchNorm {
         Ok((y, operands[0].1.shape().clone()))
     }
 
-    fn backward(&self, operands: &[&Tensor], _: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(
+        &self,
+        operands: &[&Tensor],
+        _: Option<&Tensor>,
+        grad: &Tensor,
+    ) -> Result<Vec<Option<Tensor>>> {
         let [x, weight, bias] = op::operands(operands)?;
         let width = self.mean.len();
         let (dx, mut dweight, dbias) = cpu::with_slices([x, weight, grad], |[x, weight, dy]| {

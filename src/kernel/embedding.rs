@@ -151,7 +151,12 @@ impl Op for Embedding {
         })
     }
 
-    fn backward(&self, operands: &[&Tensor], _: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(
+        &self,
+        operands: &[&Tensor],
+        _: Option<&Tensor>,
+        grad: &Tensor,
+    ) -> Result<Vec<Option<Tensor>>> {
         let table = operands[0];
         #[cfg(feature = "cuda")]
         if table.device().is_cuda() {

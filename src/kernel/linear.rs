@@ -2,6 +2,7 @@
 
 use candle_core::{CpuStorage, DType, Layout, Result, Shape, Tensor, bail};
 
+use super::cpu::compact::{self, Elements};
 use super::cpu::dense::{Panels, WeightGradient};
 use super::cpu::gemm::Mat;
 use super::cpu::layers::Layers;
@@ -77,10 +78,15 @@ impl Op for Linear {
     }
 
     /// Gradients of x, the weight, and (where there are some) the biases.
-    fn backward(&self, operands: &[&Tensor], _: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(
+        &self,
+        operands: &[&Tensor],
+        _: Option<&Tensor>,
+        grad: &Tensor,
+    ) -> Result<Vec<Option<Tensor>>> {
         let (x, weight, bias) = (operands[0], operands[1], operands.len() > 2);
         let (out, inp) = weight.dims2()?;
-        cpu::with_slices([x, weight, grad], |[data, w, dy]| {
+        let all = |data: Elements, [w, dy]: [&[f32]; 2]| {
             let needs_x = x.track_op();
             let mut sum = WeightGradient::new(out, inp);
             let layers = Layers { inp, norm: None, weights: vec![w], needs_x, needs_bias: bias };
@@ -93,7 +99,8 @@ impl Op for Linear {
                 grads.push(cpu::gradient(operands[2], dbias)?);
             }
             Ok(grads)
-        })
+        };
+        compact::with_elements(x, |data| cpu::with_slices([weight, grad], |rest| all(data, rest)))
     }
 }
 

@@ -3,6 +3,7 @@
 use candle_core::{CpuStorage, DType, Layout, Result, Shape, Tensor, bail};
 
 use super::cpu;
+use super::cpu::compact::Elements;
 use super::cpu::dense::WeightGradient;
 use super::cpu::layers::Layers;
 use super::linear::{self, linear};
@@ -36,7 +37,7 @@ pub fn linear_cross_entropy(
     }
 }
 
-/// Rows of a chunk, where the logits are too many to be kept.
+/// Elements of a chunk, where the logits are too many to be kept.
 fn chunk(rows: usize, classes: usize) -> Option<usize> {
     (rows * classes > KEPT).then(|| (CHUNK / classes).max(FEWEST))
 }
@@ -71,7 +72,7 @@ fn in_chunks(
 
 struct LinearLoss {
     labels: Vec<u32>,
-    /// Rows whose logits exist at the same time.
+    /// Elements whose logits exist at the same time.
     chunk: usize,
 }
 
@@ -99,7 +100,12 @@ impl Op for LinearLoss {
     }
 
     /// Gradients of x, the weight, and (where there are some) the biases.
-    fn backward(&self, operands: &[&Tensor], _: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(
+        &self,
+        operands: &[&Tensor],
+        _: Option<&Tensor>,
+        grad: &Tensor,
+    ) -> Result<Vec<Option<Tensor>>> {
         let (x, weight, bias) = (operands[0], operands[1], operands.get(2));
         let (out, inp) = weight.dims2()?;
         let needs_x = x.track_op();
@@ -113,7 +119,7 @@ impl Op for LinearLoss {
                 let dy = loss::gradients(&logits, labels, grad, out);
                 drop(logits);
                 let layers = Layers { inp, norm: None, weights: vec![w], needs_x, needs_bias: !b.is_empty() };
-                let (part, db) = layers.gradients(x, &dy, &mut sum);
+                let (part, db) = layers.gradients(Elements::F32(x), &dy, &mut sum);
                 dx.extend(part);
                 dbias.iter_mut().zip(db).for_each(|(sum, part)| *sum += part);
             }

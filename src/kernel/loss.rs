@@ -65,7 +65,12 @@ impl Op for CrossEntropy {
         })
     }
 
-    fn backward(&self, operands: &[&Tensor], _: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(
+        &self,
+        operands: &[&Tensor],
+        _: Option<&Tensor>,
+        grad: &Tensor,
+    ) -> Result<Vec<Option<Tensor>>> {
         let [logits] = op::operands(operands)?;
         #[cfg(feature = "cuda")]
         if logits.device().is_cuda() {

@@ -90,7 +90,12 @@ impl Op for LayerNorm {
         })
     }
 
-    fn backward(&self, operands: &[&Tensor], _: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(
+        &self,
+        operands: &[&Tensor],
+        _: Option<&Tensor>,
+        grad: &Tensor,
+    ) -> Result<Vec<Option<Tensor>>> {
         let [x, weight, bias] = op::operands(operands)?;
         #[cfg(feature = "cuda")]
         if x.device().is_cuda() {

@@ -6,7 +6,7 @@ use candle_core::{
     CpuStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Result, Shape, Storage, Tensor, bail,
 };
 
-use super::cpu::par;
+use super::cpu::{compact, par};
 
 /// A fused operation. [`super::tape::apply`] runs it.
 pub trait Op: Send + Sync + 'static {
@@ -28,12 +28,18 @@ pub trait Op: Send + Sync + 'static {
         bail!("there is no CUDA kernel for {}", self.name())
     }
 
-    /// Gradients of the operands, where there are any, from the contiguous gradient of the result `out`. An operation has
-    /// this or, where it adds to gradients, [`Self::backward_onto`]; the latter is what is called.
+    /// Whether the backward pass reads the result. If not, the memory of the result is free before it runs.
+    fn reads_out(&self) -> bool {
+        false
+    }
+
+    /// Gradients of the operands, where there are any, from the contiguous gradient of the result `out`, which is there if
+    /// [`Self::reads_out`]. An operation has this or, where it adds to gradients, [`Self::backward_onto`]; the latter is what
+    /// is called.
     ///
     /// # Errors
     /// Operands that do not fit.
-    fn backward(&self, _: &[&Tensor], _: &Tensor, _: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, _: &[&Tensor], _: Option<&Tensor>, _: &Tensor) -> Result<Vec<Option<Tensor>>> {
         bail!("{} has no backward pass", self.name())
     }
 
@@ -47,7 +53,7 @@ pub trait Op: Send + Sync + 'static {
     fn backward_onto(
         &self,
         operands: &[&Tensor],
-        out: &Tensor,
+        out: Option<&Tensor>,
         grad: &Tensor,
         _held: Vec<Vec<f32>>,
     ) -> Result<Vec<Option<Tensor>>> {
@@ -66,6 +72,14 @@ pub fn operands<'a, const N: usize>(all: &[&'a Tensor]) -> Result<[&'a Tensor; N
     }
 }
 
+/// The result of an operation that reads it in its backward pass.
+///
+/// # Errors
+/// There is none.
+pub fn result(out: Option<&Tensor>) -> Result<&Tensor> {
+    out.ok_or_else(|| candle_core::Error::msg("the result of an operation is gone before its backward pass"))
+}
+
 /// The `N` gradients that an operation adds to; empty ones where nothing is held.
 pub fn held<const N: usize>(held: Vec<Vec<f32>>) -> [Vec<f32>; N] {
     let mut held = held.into_iter();
@@ -82,6 +96,7 @@ pub fn begun(held: Vec<f32>, operand: &Tensor) -> Vec<f32> {
 /// # Errors
 /// Operands on different devices or on one without kernels, and whatever `op` fails with.
 pub fn run(op: &dyn Op, operands: &[&Tensor]) -> Result<(Storage, Shape)> {
+    operands.iter().try_for_each(|x| compact::expand(x))?;
     let guards: Vec<_> = operands.iter().map(|x| x.storage_and_layout()).collect();
     let mut on_cpu = Vec::with_capacity(guards.len());
     #[cfg(feature = "cuda")]
@@ -118,7 +133,8 @@ impl<O: Op> Node<O> {
         out: &Tensor,
         grad: &Tensor,
     ) -> Result<[Option<Tensor>; N]> {
-        let mut grads = self.0.backward_onto(&operands, out, &grad.contiguous()?, Vec::new())?.into_iter();
+        let mut grads =
+            self.0.backward_onto(&operands, Some(out), &grad.contiguous()?, Vec::new())?.into_iter();
         Ok(operands.map(|_| grads.next().flatten()))
     }
 }

@@ -24,6 +24,10 @@ use super::nan_trace;
 use super::op::{self, Op};
 use super::profile::{self, Part};
 
+mod part;
+
+pub use part::part;
+
 thread_local! {
     static RECORDING: RefCell<Option<Vec<Entry>>> = const { RefCell::new(None) };
 }
@@ -76,13 +80,14 @@ impl Tape {
             let moved = |found: &Result<Vec<Option<Tensor>>>| {
                 profile::bytes(all.iter().copied().chain([&grad]).chain(found.iter().flatten().flatten()))
             };
-            let backward = || op.backward_onto(&all, &out, &grad, held);
+            let out = op.reads_out().then_some(out);
+            let backward = || op.backward_onto(&all, out.as_ref(), &grad, held);
             let found = profile::time(op.name(), Part::Backward, moved, backward)?;
             if let Some(place) = &place {
                 let what = format!("backward of {}", op.name());
                 found.iter().flatten().try_for_each(|grad| nan_trace::check_at(place, &what, grad))?;
             }
-            grads.note(&found, all.iter().copied().chain([&out, &grad]));
+            grads.note(&found, all.iter().copied().chain(&out).chain([&grad]));
             for (operand, grad) in operands.iter().zip(found) {
                 grads.add(operand, grad)?;
             }
@@ -141,6 +146,7 @@ impl Grads {
             };
             self.store.insert(tensor, sum);
         } else if tensor.track_op() {
+            part::expand(tensor)?;
             let through = || tensor.apply_op1(Seed(grad))?.backward();
             self.store.extend(profile::time("plain operations", Part::Backward, profile::none, through)?)?;
         }

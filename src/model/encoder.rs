@@ -11,6 +11,7 @@ use candle_core::{DType, Error, Result, Tensor, bail};
 use super::layer::{Block, BlockConfig, Call};
 use super::{InitScheme, ModelConfig, Pooling};
 use crate::kernel::norm;
+use crate::kernel::tape;
 use crate::nn::dropout::Dropout;
 use crate::nn::embedding::Embedding;
 use crate::nn::ffn::FfnForm;
@@ -107,7 +108,7 @@ impl Encoder {
         let Some((last, layers)) = self.layers.split_last() else { bail!("a model without layers") };
         for (number, layer) in layers.iter().enumerate() {
             see(&x);
-            x = layer.forward(&x, &call(number))?;
+            x = tape::part(&[&x], || layer.forward(&x, &call(number)))?;
         }
         see(&x);
         let call = &call(layers.len());
@@ -120,8 +121,10 @@ impl Encoder {
                 let cls = cls.reshape((1, 1, cls.elem_count()))?.repeat((b, 1, 1))?;
                 self.normalise(&last.forward_cls(&x, &cls, call)?)?.squeeze(1)
             }
-            None if whole => self.normalise(&last.forward(&x, call)?),
-            None => self.pool(&last.forward(&x, call)?, mask),
+            None => {
+                let x = tape::part(&[&x], || last.forward(&x, call))?;
+                if whole { self.normalise(&x) } else { self.pool(&x, mask) }
+            }
         }
     }
 

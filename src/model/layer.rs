@@ -10,6 +10,7 @@ use crate::kernel::heads::{self, Heads, Parts, Qkv};
 use crate::kernel::linear::linear;
 use crate::kernel::nan_trace;
 use crate::kernel::norm;
+use crate::kernel::tape;
 use crate::nn::dropout::Dropout;
 use crate::nn::ffn::{Ffn, FfnForm};
 use crate::nn::params::{Builder, Group, Init, Spec};
@@ -288,8 +289,8 @@ impl Block {
     /// # Errors
     /// Shapes that do not fit the configuration.
     pub fn forward(&self, x: &Tensor, call: &Call) -> Result<Tensor> {
-        let x = self.traced("attention", || self.attention.forward(x, &call.branch(0)))?;
-        self.traced("feed-forward half", || self.ffn.forward(&x, call.dropout.branch(1)))
+        let x = self.half("attention", &[], || self.attention.forward(x, &call.branch(0)))?;
+        self.half("feed-forward half", &[&x], || self.ffn.forward(&x, call.dropout.branch(1)))
     }
 
     /// [`Mechanism::start`] of this block.
@@ -320,16 +321,16 @@ impl Block {
     /// # Errors
     /// A mechanism without a class token.
     pub fn forward_cls(&self, x: &Tensor, cls: &Tensor, call: &Call) -> Result<Tensor> {
-        let cls = self.traced("attention", || self.attention.forward_cls(x, cls, &call.branch(0)))?;
-        self.traced("feed-forward half", || self.ffn.forward(&cls, call.dropout.branch(1)))
+        let cls = self.half("attention", &[], || self.attention.forward_cls(x, cls, &call.branch(0)))?;
+        self.half("feed-forward half", &[&cls], || self.ffn.forward(&cls, call.dropout.branch(1)))
     }
 
-    /// Runs one half of the block; names it where something is not finite.
-    fn traced(&self, half: &str, run: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
+    /// Runs one half of the block, the last to read `inputs`; names it where something is not finite.
+    fn half(&self, half: &str, inputs: &[&Tensor], run: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
         nan_trace::at(
             || format!("{}, {half}", self.name),
             || {
-                let out = run()?;
+                let out = tape::part(inputs, run)?;
                 nan_trace::check("sum with its input", &out)?;
                 Ok(out)
             },

@@ -8,7 +8,7 @@ use effattn::kernel::group::{Group, Part};
 use effattn::kernel::{linear::linear, tape};
 
 /// Numbers between -1 and 1.
-fn numbers(dims: &[usize], seed: u64) -> Tensor {
+pub fn numbers(dims: &[usize], seed: u64) -> Tensor {
     let count: usize = dims.iter().product();
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let next = || {

@@ -3,6 +3,7 @@
 //! The number format belongs to the process, so these tests are a program of their own, with one test.
 
 mod blocks;
+mod waiting;
 
 #[path = "../recipe/mean.rs"]
 mod mean; // the toy mechanism of `zoo`
@@ -85,4 +86,5 @@ fn every_mechanism_in_bf16_is_near_f32_and_does_not_depend_on_threads() {
         assert!(rounds != COMPOSED.contains(mechanism), "{mechanism}: products in bf16: {rounds}");
     }
     blocks::check(&pools);
+    waiting::check();
 }

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use candle_core::{CpuStorage, Layout, Result, Shape, Storage, Tensor, bail};
+use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 
 #[cfg(feature = "cuda")]
 use candle_core::cuda_backend::{CudaDevice, CudaStorage};
@@ -19,6 +19,7 @@ use super::cuda::{
     launch::{Call, Saved},
     tensors,
 };
+use crate::kernel::cpu::compact::{self, Elements};
 use crate::kernel::cpu::{gradient, par, rows};
 use crate::kernel::heads::{Heads, Qkv};
 use crate::kernel::op::{self, Op};
@@ -76,10 +77,13 @@ impl Attention {
                 None => None,
             },
             hidden: &self.hidden,
-            relative: relative.as_ref().map(|form| {
-                let (data, layout) = arguments[form.argument];
-                form.tables(&data[layout.start_offset()..], &self.dims)
-            }),
+            relative: match relative {
+                Some(form) => {
+                    let (data, layout) = arguments[form.argument];
+                    Some(form.tables(&data.f32()?[layout.start_offset()..], &self.dims))
+                }
+                None => None,
+            },
         })
     }
 
@@ -99,7 +103,7 @@ impl Op for Attention {
     fn forward(&self, arguments: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)> {
         let arguments = arguments
             .iter()
-            .map(|(storage, layout)| Ok((storage.as_slice::<f32>()?, *layout)))
+            .map(|(storage, layout)| Ok((Elements::F32(storage.as_slice()?), *layout)))
             .collect::<Result<Vec<Argument>>>()?;
         let Dims { batch, heads, width, queries, .. } = self.dims;
         let shape = Shape::from((batch, queries, heads * width));
@@ -123,6 +127,10 @@ impl Op for Attention {
         Ok((out, shape))
     }
 
+    fn reads_out(&self) -> bool {
+        true
+    }
+
     /// All: two calls may read the same rows.
     fn adds_to(&self) -> &'static [usize] {
         &[0, 1, 2]
@@ -131,10 +139,11 @@ impl Op for Attention {
     fn backward_onto(
         &self,
         tensors: &[&Tensor],
-        out: &Tensor,
+        out: Option<&Tensor>,
         grad: &Tensor,
         held: Vec<Vec<f32>>,
     ) -> Result<Vec<Option<Tensor>>> {
+        let out = op::result(out)?;
         #[cfg(feature = "cuda")]
         if let Some(saved) = self.on_device.get() {
             let grads = tensors::backward(&self.call(), &self.operands, tensors, out, grad, saved)?;
@@ -144,14 +153,14 @@ impl Op for Attention {
             bail!("attention was run without a backward pass in view")
         };
         let out = out.contiguous()?;
-        let guards: Vec<_> =
-            tensors.iter().chain([&&out, &grad]).map(|tensor| tensor.storage_and_layout()).collect();
+        let all = || tensors.iter().copied().chain([&out, grad]);
+        if let Some(form) = &self.operands.relative {
+            compact::expand(tensors[form.argument])?;
+        }
+        let guards: Vec<_> = all().map(Tensor::storage_and_layout).collect();
         let slices = guards
             .iter()
-            .map(|(storage, layout)| match &**storage {
-                Storage::Cpu(storage) => Ok((storage.as_slice::<f32>()?, *layout)),
-                _ => bail!("an operand of a CPU kernel left the CPU"),
-            })
+            .map(|(storage, layout)| Ok((compact::elements(storage)?, *layout)))
             .collect::<Result<Vec<Argument>>>()?;
         let held: [Vec<f32>; 3] = op::held(held);
         let mut buffers: Vec<Vec<f32>> =

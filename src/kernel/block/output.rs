@@ -7,6 +7,7 @@ use candle_core::cuda_backend::CudaStorage;
 use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 
 use super::{Scales, Weight, add_scaled, check_scales, scale_rows, vector, weight};
+use crate::kernel::cpu::compact::{self, Elements};
 use crate::kernel::cpu::dense::{Panels, WeightGradient};
 use crate::kernel::cpu::gemm::Mat;
 use crate::kernel::cpu::layers::Layers;
@@ -75,7 +76,12 @@ impl Op for Output {
         })
     }
 
-    fn backward(&self, operands: &[&Tensor], _: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(
+        &self,
+        operands: &[&Tensor],
+        _: Option<&Tensor>,
+        grad: &Tensor,
+    ) -> Result<Vec<Option<Tensor>>> {
         let [x, _, flat] = op::operands(operands)?;
         #[cfg(feature = "cuda")]
         if x.device().is_cuda() {
@@ -86,7 +92,7 @@ impl Op for Output {
             return Ok(vec![dx, Some(grad.clone()), dflat]);
         }
         let (inp, out) = (self.inp, self.weight.out);
-        let (dx, dflat) = cpu::with_slices([x, flat, grad], |[x, flat, dy]| {
+        let gradients = |x: Elements, [flat, dy]: [&[f32]; 2]| {
             let count = dy.len() / out.max(1);
             let scaled = self.scales.as_ref().map(|scales| {
                 let size = Chunks::rows(count, out).size;
@@ -107,7 +113,9 @@ impl Op for Output {
                 dflat[bias.clone()].copy_from_slice(&dbias);
             }
             Ok((dx, dflat))
-        })?;
+        };
+        let (dx, dflat) =
+            compact::with_elements(x, |x| cpu::with_slices([flat, grad], |rest| gradients(x, rest)))?;
         Ok(vec![cpu::gradient(x, dx)?, Some(grad.clone()), cpu::gradient(flat, dflat)?])
     }
 }

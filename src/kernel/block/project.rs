@@ -7,6 +7,7 @@ use candle_core::cuda_backend::CudaStorage;
 use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 
 use super::{Projection, Weight, vector, weight};
+use crate::kernel::cpu::compact::{self, Elements};
 use crate::kernel::cpu::dense::{Panels, WeightGradient};
 use crate::kernel::cpu::gemm::Mat;
 use crate::kernel::cpu::layers::Layers;
@@ -100,7 +101,7 @@ impl Project {
     }
 
     /// Gradients of x and of the group.
-    fn gradients(&self, x: &[f32], flat: &[f32], dy: &[f32]) -> (Vec<f32>, Vec<f32>) {
+    fn gradients(&self, x: Elements, flat: &[f32], dy: &[f32]) -> (Vec<f32>, Vec<f32>) {
         let part = |range: &Range<usize>| &flat[range.clone()];
         let layers = Layers {
             inp: self.inp,
@@ -151,7 +152,12 @@ impl Op for Project {
         tensors::forward(operands, shape, |device, [x, flat]| self.forward_on(device, x, flat, count))
     }
 
-    fn backward(&self, operands: &[&Tensor], _: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(
+        &self,
+        operands: &[&Tensor],
+        _: Option<&Tensor>,
+        grad: &Tensor,
+    ) -> Result<Vec<Option<Tensor>>> {
         let [x, flat] = op::operands(operands)?;
         #[cfg(feature = "cuda")]
         if x.device().is_cuda() {
@@ -160,7 +166,9 @@ impl Op for Project {
             return tensors::gradients(operands, |device, operands| self.backward_on(device, operands, lens))
                 .map(Vec::from);
         }
-        let (dx, dflat) = cpu::with_slices([x, flat, grad], |[x, flat, dy]| Ok(self.gradients(x, flat, dy)))?;
+        let (dx, dflat) = compact::with_elements(x, |x| {
+            cpu::with_slices([flat, grad], |[flat, dy]| Ok(self.gradients(x, flat, dy)))
+        })?;
         Ok(vec![cpu::gradient(x, dx)?, cpu::gradient(flat, dflat)?])
     }
 }

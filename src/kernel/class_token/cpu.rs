@@ -178,8 +178,18 @@ impl Op for ClassToken {
         Ok((out, (b, 1, self.width()).into()))
     }
 
-    fn backward(&self, operands: &[&Tensor], out: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn reads_out(&self) -> bool {
+        true
+    }
+
+    fn backward(
+        &self,
+        operands: &[&Tensor],
+        out: Option<&Tensor>,
+        grad: &Tensor,
+    ) -> Result<Vec<Option<Tensor>>> {
         let [rows, cls] = op::operands(operands)?;
+        let out = op::result(out)?;
         let [drows, dcls] = cpu::with_slices([rows, cls, out, grad], |[data, cls, out, grad]| {
             self.backward(data, cls, out, grad, rows.dim(0)?)
         })?;

@@ -1,5 +1,6 @@
 //! Gradients of linear layers of the same rows, perhaps behind a LayerNorm, in one pass over the rows.
 
+use super::compact::Elements;
 use super::dense::{self, Panels, WeightGradient};
 use super::matrix::Mat;
 use super::par::{self, Chunks};
@@ -27,9 +28,9 @@ impl Layers<'_> {
 
     /// The gradient of x (empty if not needed) and sums over rows: the gradients of the norm's weight and bias, if there is one,
     /// and of all biases, if needed. Adds those of the weights, [width, inp], to `gradient`.
-    pub fn gradients(&self, x: &[f32], dy: &[f32], gradient: &mut WeightGradient) -> (Vec<f32>, Vec<f32>) {
+    pub fn gradients(&self, x: Elements, dy: &[f32], gradient: &mut WeightGradient) -> (Vec<f32>, Vec<f32>) {
         let (inp, width) = (self.inp, self.width());
-        let count = x.len() / inp.max(1);
+        let count = x.count() / inp.max(1);
         let chunks = Chunks::dense(count, inp + width);
         let packed = dense::is_packed();
         let blocks = match (&self.norm, packed) {
@@ -42,7 +43,7 @@ impl Layers<'_> {
         let panels: Vec<_> = weights.map(|w| Panels::new(w, w.len() / inp.max(1), inp)).collect();
         let step = Step { layers: self, panels: &panels, x, dy, chunks, width };
         let mut sums = vec![0.0; chunks.count() * step.parts()];
-        let mut dx = Vec::with_capacity(if needs_x { x.len() } else { 0 });
+        let mut dx = Vec::with_capacity(if needs_x { x.count() } else { 0 });
         let mut kept = step.kept(Chunks::of(blocks.size, chunks.size)).map(par::scratch);
         for block in (0..blocks.count()).map(|index| blocks.range(index)) {
             let here = Chunks::of(block.len(), chunks.size);
@@ -55,8 +56,10 @@ impl Layers<'_> {
             if packed {
                 gradient.add_packed(kept_dy, kept_x, here);
             } else {
-                let rows =
-                    if self.norm.is_some() { &*kept_x } else { &x[block.start * inp..block.end * inp] };
+                let rows = match x {
+                    Elements::F32(x) if self.norm.is_none() => &x[block.start * inp..block.end * inp],
+                    _ => &*kept_x,
+                };
                 let dy = Mat::new(&dy[block.start * width..], block.len(), width);
                 gradient.add(dy, Mat::new(rows, block.len(), inp));
             }
@@ -70,7 +73,7 @@ struct Step<'a> {
     layers: &'a Layers<'a>,
     /// None if the gradient of x is not needed.
     panels: &'a [Panels],
-    x: &'a [f32],
+    x: Elements<'a>,
     dy: &'a [f32],
     chunks: Chunks,
     width: usize,
@@ -84,19 +87,21 @@ impl Step<'_> {
     }
 
     /// Elements of x and of dy that are kept of `here` until the rows are summed over: packed both, in f32 only what the norm
-    /// makes of x.
+    /// makes of x, or x if it waits.
     fn kept(&self, here: Chunks) -> [usize; 2] {
         let inp = self.layers.inp;
         match dense::is_packed() {
             true => [inp, self.width].map(|width| dense::lines_len(here, width)),
-            false => [if self.layers.norm.is_some() { here.len * inp } else { 0 }, 0],
+            false if self.layers.norm.is_some() => [here.len * inp, 0],
+            false => [self.x.room(here.len * inp), 0],
         }
     }
 
-    /// Working memory for rows of `len` elements: what the norm makes of them, if that is packed, and the gradient of that.
-    fn places(&self, len: usize) -> [usize; 2] {
+    /// Working memory for rows of `len` elements: they, if they wait, what the norm makes of them, if that is packed, and the
+    /// gradient of that.
+    fn places(&self, len: usize) -> [usize; 3] {
         let norm = self.layers.norm.is_some();
-        [if norm && dense::is_packed() { len } else { 0 }, if norm { len } else { 0 }]
+        [self.x.room(len), if norm && dense::is_packed() { len } else { 0 }, if norm { len } else { 0 }]
     }
 
     /// Does the block of chunks `here`, which begins with chunk `first`: appends to `dx`, fills what is `kept` of x and dy, and
@@ -133,7 +138,8 @@ impl Step<'_> {
     ) {
         let (inp, width, range) = (self.layers.inp, self.width, self.chunks.range(index));
         let rows = range.len();
-        let x = &self.x[range.start * inp..range.end * inp];
+        let [room, normal, dnormal] = par::carve(scratch, self.places(rows * inp));
+        let x = self.x.read(range.start * inp..range.end * inp, room);
         let dy = &self.dy[range.start * width..range.end * width];
         let (norm_sums, bias_sums) = sums.split_at_mut(if self.layers.norm.is_some() { 2 * inp } else { 0 });
         rows::add_column_sums(dy, bias_sums);
@@ -144,10 +150,11 @@ impl Step<'_> {
         let Some((weight, bias, eps)) = self.layers.norm else {
             if packed {
                 dense::pack_lines(Mat::new(x, rows, inp), x_kept);
+            } else if !x_kept.is_empty() {
+                x_kept.copy_from_slice(x);
             }
             return self.input_gradient(dy, rows, dx);
         };
-        let [normal, dnormal] = par::carve(scratch, self.places(x.len()));
         if packed {
             rows::layer_norm(x, weight, bias, eps, normal);
             dense::pack_lines(Mat::new(normal, rows, inp), x_kept);

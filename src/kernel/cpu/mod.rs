@@ -6,6 +6,7 @@
 //! | [`gemm`] | matrix products in the number format of the process |
 //! | [`products`] | the number format of matrix products |
 //! | [`bf16`] | matrix products of operands rounded to bf16 |
+//! | [`compact`] | tensors that wait as bf16 |
 //! | [`simd`] | vector arithmetic for the processor at hand, and [`simd_fn!`](crate::simd_fn) |
 //! | [`math`] | exp, the normal distribution, dot, axpy, max, sum as generic vector code |
 //! | [`jobs`] | several outputs built together |
@@ -23,6 +24,7 @@
 //! bits of a result do not depend on the number of threads.
 
 pub mod bf16;
+pub mod compact;
 pub mod dense;
 pub mod gemm;
 #[allow(unsafe_code)]
@@ -87,6 +89,7 @@ pub fn with_slices<T, const N: usize>(
     tensors: [&Tensor; N],
     f: impl FnOnce([&[f32]; N]) -> Result<T>,
 ) -> Result<T> {
+    tensors.iter().try_for_each(|x| compact::expand(x))?;
     let guards = tensors.map(Tensor::storage_and_layout);
     let mut slices = [&[][..]; N];
     for (part, (storage, layout)) in slices.iter_mut().zip(&guards) {

@@ -156,8 +156,9 @@ pub struct Scratch {
     len: usize,
 }
 
-/// Buffers that a thread keeps, and the largest it keeps, in elements.
-const KEPT: (usize, usize) = (12, 1 << 21);
+/// Buffers that a thread keeps, and the largest it keeps, in elements: larger ones are few in a step and would take memory from
+/// the operations in between.
+const KEPT: (usize, usize) = (12, 1 << 18);
 
 thread_local! {
     static POOL: RefCell<Vec<Vec<f32>>> = const { RefCell::new(Vec::new()) };

@@ -8,9 +8,9 @@ pub enum Products {
     /// As they are stored.
     #[default]
     F32,
-    /// Rounded to bf16 (to nearest, ties to even) and summed in f32, as mixed precision does. What is stored, and
-    /// all that is not a product, stays f32. So do the products of iterations that amplify rounding (the
-    /// pseudo-inverse of Nyström attention) or decide (the buckets of LSH attention).
+    /// Rounded to bf16 (to nearest, ties to even) and summed in f32, as mixed precision does. All that is not a product
+    /// stays f32, and so do the products of iterations that amplify rounding (the pseudo-inverse of Nyström attention) or
+    /// decide (the buckets of LSH attention). Activations may wait for the backward pass as bf16.
     Bf16,
 }
 

@@ -184,6 +184,15 @@ simd_fn! {
     }
 }
 
+simd_fn! {
+    /// Copies rows of `width` elements, `step` apart, to rows `row` apart; what lies between is left as it is.
+    pub fn copy_rows<S>(simd, from: &'a [f32], step: usize, width: usize, to: &'a mut [f32], row: usize) {
+        for (number, to) in to.chunks_exact_mut(row).enumerate() {
+            math::map(simd, &from[number * step..][..width], &mut to[..width], |x| x);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -274,13 +274,22 @@ impl Op for Chunked {
         Ok((out, (b, n, heads * d).into()))
     }
 
-    fn backward(&self, operands: &[&Tensor], out: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn reads_out(&self) -> bool {
+        true
+    }
+
+    fn backward(
+        &self,
+        operands: &[&Tensor],
+        out: Option<&Tensor>,
+        grad: &Tensor,
+    ) -> Result<Vec<Option<Tensor>>> {
         let Some(stats) = self.stats.get() else {
             bail!("LSH attention's backward pass runs before its forward pass")
         };
         let Sizes { n, heads, d, row, .. } = self.sizes;
         let [rows] = op::operands(operands)?;
-        let drows = with_slices([rows, out, grad], |[data, out, grad]| {
+        let drows = with_slices([rows, op::result(out)?, grad], |[data, out, grad]| {
             let stats = rows::with_deltas(stats, out, grad, d);
             let mut drows = zeros(data.len());
             par::each_piece(drows.chunks_mut(n * row), |index, drows| {

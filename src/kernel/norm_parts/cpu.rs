@@ -3,6 +3,7 @@
 use candle_core::{CpuStorage, Layout, Result, Shape, Tensor};
 use pulp::Simd;
 
+use crate::kernel::cpu::compact::{self, Elements};
 use crate::kernel::cpu::{self, math, par};
 use crate::kernel::norm::EPS;
 use crate::kernel::op::{self, Op};
@@ -29,17 +30,17 @@ impl NormParts {
         self.mask.as_ref().map(|mask| &mask[first..first + rows])
     }
 
-    fn backward(&self, x: &[f32], flat: &[f32], grad: &[f32]) -> (Vec<f32>, Vec<f32>) {
+    fn backward(&self, x: Elements, flat: &[f32], grad: &[f32]) -> (Vec<f32>, Vec<f32>) {
         let (stride, params) = (self.width * self.parts.len(), 2 * self.width);
-        let chunks = (x.len() / stride).div_ceil(CHUNK);
+        let chunks = (x.count() / stride).div_ceil(CHUNK);
         let (dx, partial) = par::build_two(
-            (x.len(), CHUNK * stride),
+            (x.count(), CHUNK * stride),
             (chunks * params, params),
-            || (),
-            |(), index, dx, dparams| {
+            || par::scratch(x.room(CHUNK * stride)),
+            |room, index, dx, dparams| {
                 let at = index * CHUNK * stride;
                 let mask = self.mask(index * CHUNK, dx.len() / stride);
-                let (x, grad) = (&x[at..at + dx.len()], &grad[at..at + dx.len()]);
+                let (x, grad) = (x.read(at..at + dx.len(), room), &grad[at..at + dx.len()]);
                 backward_rows(self.spec(), mask, x, flat, grad, dx, dparams);
             },
         );
@@ -67,10 +68,16 @@ impl Op for NormParts {
         Ok((y, operands[0].1.shape().clone()))
     }
 
-    fn backward(&self, operands: &[&Tensor], _: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(
+        &self,
+        operands: &[&Tensor],
+        _: Option<&Tensor>,
+        grad: &Tensor,
+    ) -> Result<Vec<Option<Tensor>>> {
         let [x, flat] = op::operands(operands)?;
-        let (dx, dflat) =
-            cpu::with_slices([x, flat, grad], |[x, flat, grad]| Ok(self.backward(x, flat, grad)))?;
+        let (dx, dflat) = compact::with_elements(x, |x| {
+            cpu::with_slices([flat, grad], |[flat, grad]| Ok(self.backward(x, flat, grad)))
+        })?;
         Ok(vec![cpu::gradient(x, dx)?, cpu::gradient(flat, dflat)?])
     }
 }
@@ -107,7 +114,7 @@ impl Op for Hide {
         Ok((self.apply(x), operands[0].1.shape().clone()))
     }
 
-    fn backward(&self, _: &[&Tensor], _: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, _: &[&Tensor], _: Option<&Tensor>, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         Ok(vec![cpu::gradient(grad, cpu::with_slices([grad], |[grad]| Ok(self.apply(grad)))?)?])
     }
 }

@@ -81,7 +81,7 @@ impl Op for Means {
     fn backward_onto(
         &self,
         operands: &[&Tensor],
-        _: &Tensor,
+        _: Option<&Tensor>,
         grad: &Tensor,
         held: Vec<Vec<f32>>,
     ) -> Result<Vec<Option<Tensor>>> {

@@ -198,7 +198,12 @@ impl Op for Middle {
         Ok((out, (self.b, self.m, 2 * self.heads * self.d).into()))
     }
 
-    fn backward(&self, operands: &[&Tensor], _: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(
+        &self,
+        operands: &[&Tensor],
+        _: Option<&Tensor>,
+        grad: &Tensor,
+    ) -> Result<Vec<Option<Tensor>>> {
         let Some(all) = self.state.get() else {
             bail!("Nystrom attention's backward pass runs before its forward pass")
         };

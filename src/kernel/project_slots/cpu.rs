@@ -10,6 +10,7 @@ use std::sync::OnceLock;
 use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 
 use crate::kernel::cpu;
+use crate::kernel::cpu::compact::{self, Elements};
 use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
 use crate::kernel::cpu::jobs::{build_jobs, jobs_onto};
 use crate::kernel::cpu::par::zeros;
@@ -32,8 +33,8 @@ pub struct Project {
 /// Operands of one call as slices.
 #[derive(Clone, Copy)]
 struct Operands<'a> {
-    rows: &'a [f32],
-    x: &'a [f32],
+    rows: Elements<'a>,
+    x: Elements<'a>,
     /// [heads * rank, width]; the bias behind it cancels in the softmax.
     weight: &'a [f32],
 }
@@ -56,11 +57,21 @@ struct Tile<'a> {
     grads: &'a mut Vec<f32>,
 }
 
-/// `data` with zeros where `mask` is 0, copied only if something is hidden.
-fn clean<'a>(data: &'a [f32], width: usize, mask: Option<&[f32]>, scratch: &'a mut Vec<f32>) -> &'a [f32] {
-    let Some(mask) = mask.filter(|mask| mask.contains(&0.0)) else { return data };
-    scratch.clear();
-    scratch.extend_from_slice(data);
+/// The elements `range` of `data` with zeros where `mask` is 0, copied only if something is hidden or they wait.
+fn clean<'a>(
+    data: Elements<'a>,
+    range: Range<usize>,
+    width: usize,
+    mask: Option<&[f32]>,
+    scratch: &'a mut Vec<f32>,
+) -> &'a [f32] {
+    let count = range.len();
+    let Some(mask) = mask.filter(|mask| mask.contains(&0.0)) else {
+        scratch.resize(data.room(count), 0.0);
+        return data.read(range, scratch);
+    };
+    scratch.resize(count, 0.0);
+    data.copy_rows((range.start, count), count, scratch, count);
     for (row, _) in scratch.chunks_exact_mut(width).zip(mask).filter(|(_, keep)| **keep == 0.0) {
         row.fill(0.0);
     }
@@ -83,8 +94,8 @@ impl Project {
             return None;
         }
         let Scratch { rows, x, logits, grads } = scratch;
-        let rows = clean(&data.rows[first * row..][..len * row], row, mask, rows);
-        let x = clean(&data.x[first * width..][..len * width], width, mask, x);
+        let rows = clean(data.rows, first * row..(first + len) * row, row, mask, rows);
+        let x = clean(data.x, first * width..(first + len) * width, width, mask, x);
         let slots = self.geometry.slots();
         logits.resize(slots * TILE, 0.0);
         let logits = &mut logits[..slots * len];
@@ -306,10 +317,15 @@ impl Op for Project {
 
     fn forward(&self, operands: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)> {
         let [rows, x, weight] = cpu::slices(operands)?;
+        let (rows, x) = (Elements::F32(rows), Elements::F32(x));
         let (out, stats) = self.project(Operands { rows, x, weight });
         let _ = self.stats.set(stats); // the first run's stay: they are the same
         let g = &self.geometry;
         Ok((out, (g.batch, g.segments() * g.rank, g.out_width()).into()))
+    }
+
+    fn reads_out(&self) -> bool {
+        true
     }
 
     /// Rows, whose gradient attention has begun.
@@ -320,19 +336,23 @@ impl Op for Project {
     fn backward_onto(
         &self,
         operands: &[&Tensor],
-        out: &Tensor,
+        out: Option<&Tensor>,
         grad: &Tensor,
         held: Vec<Vec<f32>>,
     ) -> Result<Vec<Option<Tensor>>> {
         let Some(stats) = self.stats.get() else {
             bail!("the projection's backward pass runs before its forward pass")
         };
-        let [rows, x, flat] = op::operands(operands)?;
+        let ([rows, x, flat], out) = (op::operands(operands)?, op::result(out)?);
         let [before] = op::held(held);
-        let [drows, dx, mut dflat] =
-            cpu::with_slices([rows, x, flat, out, grad], |[rows, x, weight, out, grad]| {
-                Ok(self.gradients(Operands { rows, x, weight }, stats, (out, grad), before))
-            })?;
+        let gradients = |rows: Elements, x: Elements, [weight, out, grad]: [&[f32]; 3]| {
+            Ok(self.gradients(Operands { rows, x, weight }, stats, (out, grad), before))
+        };
+        let [drows, dx, mut dflat] = compact::with_elements(rows, |rows| {
+            compact::with_elements(x, |x| {
+                cpu::with_slices([flat, out, grad], |rest| gradients(rows, x, rest))
+            })
+        })?;
         dflat.resize(flat.elem_count(), 0.0); // the bias cancels in the softmax: exactly zero
         Ok(vec![cpu::gradient(rows, drows)?, cpu::gradient(x, dx)?, cpu::gradient(flat, dflat)?])
     }

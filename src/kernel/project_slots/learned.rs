@@ -3,6 +3,7 @@
 use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 
 use crate::kernel::cpu;
+use crate::kernel::cpu::compact::{self, Elements};
 use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
 use crate::kernel::cpu::jobs::{build_jobs, jobs_onto};
 use crate::kernel::cpu::{par, rows};
@@ -177,7 +178,7 @@ impl Learned {
 
     /// Gradient of the matrix, gradient of the slots times the rows, over samples and parts in order, added to `before` if
     /// that is not empty.
-    fn matrix_grad(&self, rows: &[f32], grad: &[f32], before: Vec<f32>) -> Vec<f32> {
+    fn matrix_grad(&self, rows: Elements, grad: &[f32], before: Vec<f32>) -> Vec<f32> {
         let (d, per_head) = (self.head_dim(), self.slots.div_ceil(ROWS));
         let range = |job: usize| {
             let start = job % per_head * ROWS;
@@ -188,8 +189,8 @@ impl Learned {
         let [dmatrix] = jobs_onto(
             [before],
             [&lens],
-            || (),
-            |(), job, [out]| {
+            || par::scratch(rows.room(ADDED * d)),
+            |room, job, [out]| {
                 let (head, range) = (job / per_head, range(job));
                 // block by block, so that what is added to stays in the cache
                 for start in (0..self.len).step_by(ADDED) {
@@ -197,7 +198,13 @@ impl Learned {
                     for sample in 0..self.batch {
                         for (part, &at) in self.parts.iter().enumerate() {
                             let first = (sample * self.len + start) * self.row + at + head * d;
-                            let values = Mat::strided(&rows[first..], len, d, self.row);
+                            let values = match rows {
+                                Elements::F32(rows) => Mat::strided(&rows[first..], len, d, self.row),
+                                Elements::Bf16(_) => {
+                                    rows.copy_rows((first, self.row), d, &mut room[..len * d], d);
+                                    Mat::new(&room[..len * d], len, d)
+                                }
+                            };
                             let grad = self.grad(grad, sample, part, head, range.start, range.len());
                             let out = MatMut::strided(&mut out[start..], range.len(), len, self.columns);
                             gemm_add(out, grad, values.t(), 1.0, 1.0, Threads::One);
@@ -242,15 +249,18 @@ impl Op for Learned {
     fn backward_onto(
         &self,
         operands: &[&Tensor],
-        _: &Tensor,
+        _: Option<&Tensor>,
         grad: &Tensor,
         held: Vec<Vec<f32>>,
     ) -> Result<Vec<Option<Tensor>>> {
         let [rows, matrix] = op::operands(operands)?;
         let [of_rows, of_matrix] = op::held(held);
-        cpu::with_slices([rows, matrix, grad], |[values, weights, grad]| {
+        let gradients = |values: Elements, [weights, grad]: [&[f32]; 2]| {
             let drows = cpu::gradient(rows, self.row_grads(weights, grad, of_rows))?;
             Ok(vec![drows, cpu::gradient(matrix, self.matrix_grad(values, grad, of_matrix))?])
+        };
+        compact::with_elements(rows, |values| {
+            cpu::with_slices([matrix, grad], |rest| gradients(values, rest))
         })
     }
 }

@@ -71,7 +71,7 @@ impl Op for Both {
         let [a, b] = slices(operands)?;
         Ok((a.iter().zip(b).map(|(a, b)| a + b).collect(), operands[0].1.shape().clone()))
     }
-    fn backward(&self, _: &[&Tensor], _: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, _: &[&Tensor], _: Option<&Tensor>, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         Ok(vec![Some(grad.clone()), Some(grad.clone())])
     }
 }
@@ -93,7 +93,7 @@ impl Op for Onto {
     fn backward_onto(
         &self,
         _: &[&Tensor],
-        _: &Tensor,
+        _: Option<&Tensor>,
         grad: &Tensor,
         held: Vec<Vec<f32>>,
     ) -> Result<Vec<Option<Tensor>>> {
@@ -140,7 +140,7 @@ fn saved_tensors_are_freed_on_the_way() {
             let [x] = slices(operands)?;
             Ok((x.to_vec(), operands[0].1.shape().clone()))
         }
-        fn backward(&self, _: &[&Tensor], _: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+        fn backward(&self, _: &[&Tensor], _: Option<&Tensor>, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
             // Operation number i runs backward when all later ones are gone.
             assert_eq!(ALIVE.load(SeqCst), self.0 + 1);
             Ok(vec![Some(grad.clone())])

@@ -315,7 +315,12 @@ impl Op for Attend {
         Ok((self.attend(q, pair, table), operands[0].1.shape().clone()))
     }
 
-    fn backward(&self, operands: &[&Tensor], _: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(
+        &self,
+        operands: &[&Tensor],
+        _: Option<&Tensor>,
+        grad: &Tensor,
+    ) -> Result<Vec<Option<Tensor>>> {
         let [q, pair, table] = op::operands(operands)?;
         let [dq, dpair, dtable] = cpu::with_slices([q, pair, table, grad], |[q, pair, table, dy]| {
             Ok(self.gradients(q, pair, table, dy))

@@ -7,6 +7,7 @@ use super::operands::{Dims, Place, Rows};
 use super::problem::{Table, Tables};
 use super::relative::TableGrads;
 use crate::kernel::attend::{Attend, Relative};
+use crate::kernel::cpu::compact::Elements;
 use crate::kernel::heads::Qkv;
 
 /// Sizes of a call, all shapes checked against each other.
@@ -155,7 +156,7 @@ impl Operand {
 }
 
 /// An argument's elements and how they lie.
-pub type Argument<'a> = (&'a [f32], &'a Layout);
+pub type Argument<'a> = (Elements<'a>, &'a Layout);
 
 /// All operands of a call.
 pub struct Operands {

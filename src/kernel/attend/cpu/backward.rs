@@ -83,7 +83,7 @@ impl Padded {
         self.0.clear();
         self.0.resize(TILE * width, 0.0);
         for (to, &query) in self.0.chunks_exact_mut(width).zip(&view.queries) {
-            to[..x.dims.width].copy_from_slice(rows.row(at.0, at.1, query, x.dims.width));
+            rows.copy(at.0, at.1, query, &mut to[..x.dims.width]);
         }
     }
 

@@ -144,8 +144,7 @@ impl Packed {
             let (keys, values) = x.sides(slots);
             for (rows, to) in [(keys, &mut self.keys), (values, &mut self.values)] {
                 let to = &mut to[start..start + count * row];
-                let from = rows.from(at.0, at.1, position);
-                lanes::copy_rows(from, rows.place.row * step, x.dims.width, to, row);
+                rows.copy_every(at, (position, step), x.dims.width, to, row);
                 if !x.hidden.is_empty() {
                     let to = to.chunks_exact_mut(row).enumerate();
                     to.filter(|(number, _)| x.is_hidden(at.0, slots, position + number * step))

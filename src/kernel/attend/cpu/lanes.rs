@@ -138,15 +138,6 @@ simd_fn! {
 }
 
 simd_fn! {
-    /// Copies rows of `width` elements, `step` apart, to rows `row` apart; what lies between is left as it is.
-    pub fn copy_rows<S>(simd, from: &'a [f32], step: usize, width: usize, to: &'a mut [f32], row: usize) {
-        for (number, to) in to.chunks_exact_mut(row).enumerate() {
-            math::map(simd, &from[number * step..][..width], &mut to[..width], |x| x);
-        }
-    }
-}
-
-simd_fn! {
     /// y *= a.
     pub fn scale_row<S>(simd, a: f32, y: &'a mut [f32]) { math::scale(simd, a, y) }
 }

@@ -2,6 +2,8 @@
 
 use std::marker::PhantomData;
 
+use crate::kernel::cpu::compact::Elements;
+
 /// Sizes of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dims {
@@ -44,20 +46,30 @@ impl Place {
 #[derive(Clone, Copy)]
 pub struct Rows<'a> {
     /// The buffer.
-    pub data: &'a [f32],
+    pub data: Elements<'a>,
     /// Where its rows lie.
     pub place: Place,
 }
 
-impl<'a> Rows<'a> {
-    /// The buffer from row `i` on.
-    pub fn from(&self, batch: usize, head: usize, i: usize) -> &'a [f32] {
-        &self.data[self.place.at(batch, head, i)..]
+impl Rows<'_> {
+    /// Copies row `i` to `to`.
+    pub fn copy(&self, batch: usize, head: usize, i: usize, to: &mut [f32]) {
+        let width = to.len();
+        self.data.copy_rows((self.place.at(batch, head, i), width), width, to, width);
     }
 
-    /// Row `i` of `width` elements.
-    pub fn row(&self, batch: usize, head: usize, i: usize, width: usize) -> &'a [f32] {
-        &self.from(batch, head, i)[..width]
+    /// Copies rows of `width` elements, the first of them row `i` and `step` rows apart, to the rows of `to`, which are `row`
+    /// elements apart.
+    pub fn copy_every(
+        &self,
+        (batch, head): (usize, usize),
+        (i, step): (usize, usize),
+        width: usize,
+        to: &mut [f32],
+        row: usize,
+    ) {
+        let start = self.place.at(batch, head, i);
+        self.data.copy_rows((start, self.place.row * step), width, to, row);
     }
 }
 

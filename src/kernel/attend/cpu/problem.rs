@@ -5,6 +5,7 @@ use super::operands::{Dims, Rows};
 use super::plan::{Plan, Tile};
 use super::product::WIDTH;
 use super::tile::{ROW, View};
+use crate::kernel::cpu::compact::Elements;
 
 /// Tiles that are computed side by side: chunks that several of them see are packed once.
 pub const SIDE: usize = 8;
@@ -101,12 +102,24 @@ pub fn load_lanes(
     factor: f32,
     to: &mut Vec<f32>,
 ) {
+    let width = x.dims.width;
     to.clear();
-    to.resize(x.dims.width * ROW, 0.0);
+    to.resize(width * ROW, 0.0);
+    let mut room = vec![0.0; rows.data.room(4 * width)];
     for (block, queries) in view.queries.chunks(4).enumerate() {
         // lanes behind the last query repeat it; no key is visible to them
         let query = |lane: usize| queries[lane.min(queries.len() - 1)];
-        let starts = [0, 1, 2, 3].map(|lane| rows.place.at(batch, head, query(lane)));
-        lanes::transpose(rows.data, starts, x.dims.width, factor, &mut to[4 * block..], ROW);
+        let to = &mut to[4 * block..];
+        match rows.data {
+            Elements::F32(data) => {
+                let starts = [0, 1, 2, 3].map(|lane| rows.place.at(batch, head, query(lane)));
+                lanes::transpose(data, starts, width, factor, to, ROW);
+            }
+            Elements::Bf16(_) => {
+                let all = room.chunks_exact_mut(width).enumerate();
+                all.for_each(|(lane, row)| rows.copy(batch, head, query(lane), row));
+                lanes::transpose(&room, [0, 1, 2, 3].map(|lane| lane * width), width, factor, to, ROW);
+            }
+        }
     }
 }

@@ -14,7 +14,9 @@ use candle_core::cuda_backend::{CudaStorage, cudarc::driver::CudaSlice};
 use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 
 use super::{FfnCall, Residual, Weight, add_scaled, check_scales, scale_rows, vector, weight};
-use crate::kernel::cpu::dense::{Panels, WeightGradient};
+#[cfg(target_arch = "x86_64")]
+use crate::kernel::cpu::compact;
+use crate::kernel::cpu::dense::{Panels, WeightGradient, is_packed};
 use crate::kernel::cpu::gemm::Mat;
 use crate::kernel::cpu::par::{self, Chunks};
 use crate::kernel::cpu::{self, rows};
@@ -37,7 +39,6 @@ pub(super) struct Ffn {
     /// Whether a gradient may be asked for.
     train: bool,
     /// Whether products are of packed bf16.
-    #[cfg(target_arch = "x86_64")]
     packed: bool,
     /// The input of the GELU, from forward to backward; if `packed`, as bf16, two in the place of one.
     saved: Mutex<Option<Vec<f32>>>,
@@ -78,8 +79,7 @@ impl Ffn {
             eps: call.eps as f32,
             scales: call.scales.map(<[f32]>::to_vec),
             train: x.track_op() || group.flat.track_op(),
-            #[cfg(target_arch = "x86_64")]
-            packed: crate::kernel::cpu::dense::is_packed(),
+            packed: is_packed(),
             saved: Mutex::new(None),
             #[cfg(feature = "cuda")]
             on_device: Mutex::new(None),
@@ -154,10 +154,6 @@ impl Ffn {
 
     /// Gradients of x and of the group; `hidden` is what [`Self::rows`] kept.
     fn gradients(&self, x: &[f32], flat: &[f32], dy: &[f32], mut hidden: Vec<f32>) -> (Vec<f32>, Vec<f32>) {
-        #[cfg(target_arch = "x86_64")]
-        if self.packed {
-            return self.gradients_packed(x, flat, dy, &hidden);
-        }
         let (d, f) = (self.width, self.hidden);
         let count = x.len() / d.max(1);
         let chunks = Chunks::dense(count, f);
@@ -311,7 +307,12 @@ impl Op for Ffn {
         })
     }
 
-    fn backward(&self, operands: &[&Tensor], _: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(
+        &self,
+        operands: &[&Tensor],
+        _: Option<&Tensor>,
+        grad: &Tensor,
+    ) -> Result<Vec<Option<Tensor>>> {
         let [x, flat] = op::operands(operands)?;
         #[cfg(feature = "cuda")]
         if x.device().is_cuda() {
@@ -328,10 +329,17 @@ impl Op for Ffn {
         }
         // Taken, so that its memory can hold the gradient; a second backward pass computes it again.
         let saved = self.saved.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
-        let (dx, dflat) = cpu::with_slices([x, flat, grad], |[x, flat, dy]| {
-            let hidden = saved.unwrap_or_else(|| self.rows(x, flat, true).1);
-            Ok(self.gradients(x, flat, dy, hidden))
-        })?;
+        let hidden = match saved {
+            Some(hidden) => hidden,
+            None => cpu::with_slices([x, flat], |[x, flat]| Ok(self.rows(x, flat, true).1))?,
+        };
+        let (dx, dflat) = match self.packed {
+            #[cfg(target_arch = "x86_64")]
+            true => compact::with_elements(x, |x| {
+                cpu::with_slices([flat, grad], |[flat, dy]| Ok(self.gradients_packed(x, flat, dy, &hidden)))
+            })?,
+            _ => cpu::with_slices([x, flat, grad], |[x, flat, dy]| Ok(self.gradients(x, flat, dy, hidden)))?,
+        };
         Ok(vec![cpu::gradient(x, dx)?, cpu::gradient(flat, dflat)?])
     }
 }

@@ -3,6 +3,7 @@
 
 use super::Ffn;
 use crate::kernel::cpu::bf16::{self, Lines, PANEL, Panels, lines_len, lines_room, pack_left, pairs};
+use crate::kernel::cpu::compact::Elements;
 use crate::kernel::cpu::dense::WeightGradient;
 use crate::kernel::cpu::matrix::Mat;
 use crate::kernel::cpu::par::{self, Chunks};
@@ -19,17 +20,17 @@ fn panels(f: usize) -> impl Iterator<Item = (usize, usize, usize)> {
 }
 
 impl Ffn {
-    /// Working memory of a thread for a chunk: rows of the model's width as they are and (scaled) once more, the same packed,
-    /// packed rows of the hidden width, and panels of hidden columns.
-    fn places(&self, rows: usize) -> [usize; 7] {
+    /// Working memory of a thread for a chunk: rows of `x` if they wait, rows of the model's width as they are and (scaled) once
+    /// more, the same packed, packed rows of the hidden width, and panels of hidden columns.
+    fn places(&self, rows: usize, x: Elements) -> [usize; 8] {
         let (d, f) = (self.width, self.hidden);
         let scaled = if self.scales.is_some() { rows * d } else { 0 };
         let tile = rows * PANEL.min(f);
-        [rows * d, scaled, rows * pairs(d), rows * pairs(f), tile, tile, tile]
+        [x.room(rows * d), rows * d, scaled, rows * pairs(d), rows * pairs(f), tile, tile, tile]
     }
 
-    fn scratch(&self, size: usize) -> par::Scratch {
-        par::scratch(self.places(size).iter().sum())
+    fn scratch(&self, size: usize, x: Elements) -> par::Scratch {
+        par::scratch(self.places(size, x).iter().sum())
     }
 
     /// As [`Ffn::rows`]. Kept is, chunk after chunk and in each panel after panel, the input of the GELU as bf16.
@@ -45,11 +46,12 @@ impl Ffn {
         par::build_two(
             (x.len(), size * d),
             saved,
-            || self.scratch(size),
+            || self.scratch(size, Elements::F32(x)),
             |scratch, index, y, saved| {
                 let rows = y.len() / d;
                 let x = &x[index * size * d..][..y.len()];
-                let [normal, _, left, active, tile, ..] = par::carve(scratch, self.places(rows));
+                let places = self.places(rows, Elements::F32(x));
+                let [_, normal, _, left, active, tile, ..] = par::carve(scratch, places);
                 let (left, active) = (as_pairs(left), as_pairs(active));
                 rows::layer_norm(x, p.norm.0, p.norm.1, self.eps, normal);
                 pack_left(normal, d, left, pairs(d));
@@ -71,18 +73,18 @@ impl Ffn {
     /// As [`Ffn::gradients`].
     pub(super) fn gradients_packed(
         &self,
-        x: &[f32],
+        x: Elements,
         flat: &[f32],
         dy: &[f32],
         saved: &[f32],
     ) -> (Vec<f32>, Vec<f32>) {
         let (d, f) = (self.width, self.hidden);
-        let count = x.len() / d.max(1);
+        let count = x.count() / d.max(1);
         let chunks = Chunks::dense(count, f);
         let blocks = chunks.blocks(f);
         let parts = 3 * d + f;
         let mut sums = vec![0.0; chunks.count() * parts];
-        let mut dx = Vec::with_capacity(x.len());
+        let mut dx = Vec::with_capacity(x.count());
         let p = self.parameters(flat);
         let (w1, w2) = (Panels::new(Mat::new(p.w1, f, d)), Panels::new(Mat::new(p.w2, d, f)));
         let (mut dw1, mut dw2) = (WeightGradient::new(f, d), WeightGradient::new(d, f));
@@ -113,7 +115,7 @@ struct Step<'a> {
     norm: (&'a [f32], &'a [f32]),
     w1: &'a Panels,
     w2: &'a Panels,
-    x: &'a [f32],
+    x: Elements<'a>,
     dy: &'a [f32],
     /// What forward kept.
     saved: &'a [f32],
@@ -136,7 +138,7 @@ impl Step<'_> {
             dx,
             (here.len * d, size * d),
             [normal, dy, active, hidden, (sums, 3 * d + f)],
-            || op.scratch(size),
+            || op.scratch(size, self.x),
             |scratch, index, dx, [normal, dy, active, hidden, sums]| {
                 let lines = [normal, dy, active, hidden].map(as_pairs);
                 self.chunk(scratch, first + index, dx, lines, sums);
@@ -155,10 +157,11 @@ impl Step<'_> {
         let (op, range) = (self.op, self.chunks.range(chunk));
         let (d, f, rows) = (op.width, op.hidden, range.len());
         let here = range.start * d..range.end * d;
-        let (x, whole) = (&self.x[here.clone()], &self.dy[here]);
+        let places = op.places(rows, self.x);
+        let [room, normal, scaled, left, gradient, mut tiles @ ..] = par::carve(scratch, places);
+        let (x, whole) = (self.x.read(here.clone(), room), &self.dy[here]);
         let (norm_sums, rest) = sums.split_at_mut(2 * d);
         let (db2, db1) = rest.split_at_mut(d);
-        let [normal, scaled, left, gradient, mut tiles @ ..] = par::carve(scratch, op.places(rows));
         let (left, gradient) = (as_pairs(left), as_pairs(gradient));
         let dy = op.scaled(whole, (range.start, self.chunks.len), scaled);
         rows::add_column_sums(dy, db2);

@@ -24,7 +24,7 @@ use crate::device::simd::{Level, level};
 pub use native::{Factor, PANEL, Panels, pack_lines, pack_rows, product};
 #[cfg(target_arch = "x86_64")]
 pub use packed::{Lines, add_lines, lines_len, lines_room, pack_left, pairs};
-pub use stored::{load, store};
+pub use stored::{load, load_rows, round, store};
 
 /// Whether this processor multiplies bf16 itself.
 pub fn is_native() -> bool {

@@ -46,18 +46,15 @@ impl Call {
         self.gates.as_ref().map(|gates| &gates[start..][..count])
     }
 
-    /// The values of a tile; where hidden ones must be zero, copied to `space`.
+    /// The values of a tile; where they wait, or hidden ones must be zero, in `space`.
     fn values<'a>(&self, v: Operand<'a>, at: At, count: usize, space: &'a mut [f32]) -> Rows<'a> {
-        let rows = v.rows(at.sample, at.head, at.first..at.first + count);
-        let Some(mask) = self.mask.of(at, count).filter(|_| self.zero_values) else { return rows };
-        for (row, (space, keep)) in space.chunks_exact_mut(rows.width).zip(mask).enumerate() {
-            if *keep == 0.0 {
-                space.fill(0.0);
-            } else {
-                space.copy_from_slice(rows.row(row));
-            }
-        }
-        Rows { data: space, stride: rows.width, ..rows }
+        let (mask, width) = (self.mask.of(at, count).filter(|_| self.zero_values), v.place.width);
+        let range = at.first..at.first + count;
+        let Some(mask) = mask else { return v.rows(at.sample, at.head, range, space) };
+        v.copy(at.sample, at.head, range, space);
+        let hidden = space.chunks_exact_mut(width).zip(mask).filter(|(_, keep)| **keep == 0.0);
+        hidden.for_each(|(row, _)| row.fill(0.0));
+        Rows { data: space, stride: width, count, width }
     }
 }
 
@@ -67,18 +64,19 @@ struct Inputs<'a, S> {
     /// Queries, keys, values.
     operands: (Operand<'a>, Operand<'a>, Operand<'a>),
     saved: &'a S,
-    out: &'a [f32],
-    dout: &'a [f32],
+    out: Operand<'a>,
+    dout: Operand<'a>,
 }
 
 impl<'a, S> Inputs<'a, S> {
-    /// The results of a tile and their gradients.
-    fn results(&self, at: At, count: usize) -> (Rows<'a>, Rows<'a>) {
-        let width = self.call.value_width;
-        let stride = self.call.heads * width;
-        let start = (at.sample * self.call.queries + at.first) * stride + at.head * width;
-        let rows = |data: &'a [f32]| Rows { data: &data[start..], stride, count, width };
-        (rows(self.out), rows(self.dout))
+    /// The results of a tile, in `room` if they wait, and their gradients.
+    fn results<'b>(&self, at: At, count: usize, room: &'b mut [f32]) -> (Rows<'b>, Rows<'b>)
+    where
+        'a: 'b,
+    {
+        let rows = at.first..at.first + count;
+        let dout = self.dout.rows(at.sample, at.head, rows.clone(), &mut []);
+        (self.out.rows(at.sample, at.head, rows, room), dout)
     }
 }
 

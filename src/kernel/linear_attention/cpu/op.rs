@@ -2,16 +2,17 @@
 
 use std::sync::OnceLock;
 
-use candle_core::{CpuStorage, D, DType, Device, Layout, Result, Shape, Storage, Tensor, bail};
+use candle_core::{CpuStorage, D, DType, Device, Layout, Result, Shape, Tensor, bail};
 
 use super::favor::FavorMap;
 use super::map::{At, Elementwise, Map, Mask, Turn};
 use super::random::RandomMap;
 use super::rows::{Columns, Operand, Place};
 use super::{Call, Gradients, Inputs, Targets, bidirectional, causal};
+use crate::kernel::cpu::compact::{self, Elements};
 use crate::kernel::heads::{Heads, Parts, Qkv, merge};
 use crate::kernel::linear_attention::{Features, LinearAttention};
-use crate::kernel::op::Op;
+use crate::kernel::op::{self, Op};
 use crate::kernel::tape;
 use causal::Gate;
 
@@ -208,13 +209,16 @@ enum Saved {
     Causal(causal::Saved),
 }
 
-/// The elements behind a storage, from the layout's start on.
-fn data<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> {
-    Ok(&storage.as_slice::<f32>()?[layout.start_offset()..])
+/// Elements from the layout's start on.
+fn from_start<'a>(data: Elements<'a>, layout: &Layout) -> Elements<'a> {
+    match data {
+        Elements::F32(data) => Elements::F32(&data[layout.start_offset()..]),
+        Elements::Bf16(data) => Elements::Bf16(&data[layout.start_offset()..]),
+    }
 }
 
 impl Attention {
-    fn operands<'a>(&self, data: &[&'a [f32]]) -> [Operand<'a>; 3] {
+    fn operands<'a>(&self, data: &[Elements<'a>]) -> [Operand<'a>; 3] {
         let of = |index: usize| {
             let place = self.inner.places[index];
             Operand { data: data[if self.inner.targets.shared { 0 } else { index }], place }
@@ -256,8 +260,10 @@ impl Op for Attention {
     }
 
     fn forward(&self, operands: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)> {
-        let data =
-            operands.iter().map(|(storage, layout)| data(storage, layout)).collect::<Result<Vec<_>>>()?;
+        let data = operands
+            .iter()
+            .map(|(storage, layout)| Ok(from_start(Elements::F32(storage.as_slice()?), layout)))
+            .collect::<Result<Vec<_>>>()?;
         let [q, k, v] = self.operands(&data);
         let call = &self.inner.call;
         let (out, saved) = if self.inner.causal {
@@ -273,19 +279,33 @@ impl Op for Attention {
         Ok((out, (call.samples, call.queries, call.heads * call.value_width).into()))
     }
 
-    fn backward(&self, args: &[&Tensor], res: &Tensor, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn reads_out(&self) -> bool {
+        true
+    }
+
+    fn backward(&self, args: &[&Tensor], res: Option<&Tensor>, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let Some(saved) = self.saved.get() else { bail!("linear attention runs backward before forward") };
-        let res = res.contiguous()?;
-        let guards: Vec<_> = args.iter().chain([&&res, &grad]).map(|x| x.storage_and_layout()).collect();
-        let slices = guards.iter().map(|(storage, layout)| match &**storage {
-            Storage::Cpu(storage) => data(storage, layout),
-            _ => bail!("the CPU kernel of linear attention was given a tensor on another device"),
-        });
+        let res = op::result(res)?.contiguous()?;
+        let all = || args.iter().copied().chain([&res, grad]);
+        if self.inner.causal {
+            all().try_for_each(compact::expand)?;
+        }
+        let guards: Vec<_> = all().map(Tensor::storage_and_layout).collect();
+        let slices =
+            guards.iter().map(|(storage, layout)| Ok(from_start(compact::elements(storage)?, layout)));
         let slices = slices.collect::<Result<Vec<_>>>()?;
         let (inputs, results) = slices.split_at(args.len());
         let [q, k, v] = self.operands(inputs);
         let Inner { call, targets, .. } = &self.inner;
-        let (operands, out, dout) = ((q, k, v), results[0], results[1]);
+        let (width, operands) = (call.heads * call.value_width, (q, k, v));
+        let place = Place {
+            offset: 0,
+            sample: call.queries * width,
+            head: call.value_width,
+            row: width,
+            width: call.value_width,
+        };
+        let [out, dout] = [0, 1].map(|index: usize| Operand { data: results[index], place });
         let tensors = self.tensors(match saved {
             Saved::Bidirectional(saved) => {
                 bidirectional::backward(&Inputs { call, operands, saved, out, dout }, targets)

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use crate::kernel::cpu::compact::Elements;
 use crate::kernel::cpu::gemm::{Mat, MatMut};
 
 /// `count` rows of `width` elements, `stride` apart.
@@ -68,16 +69,48 @@ pub(super) struct Place {
 /// An operand in its buffer.
 #[derive(Clone, Copy)]
 pub(super) struct Operand<'a> {
-    pub(super) data: &'a [f32],
+    pub(super) data: Elements<'a>,
     pub(super) place: Place,
 }
 
 impl<'a> Operand<'a> {
-    /// The rows `range` of one head.
-    pub(super) fn rows(&self, sample: usize, head: usize, range: Range<usize>) -> Rows<'a> {
-        let Place { offset, sample: samples, head: heads, row, width } = self.place;
-        let start = offset + sample * samples + head * heads + range.start * row;
-        Rows { data: &self.data[start..], stride: row, count: range.len(), width }
+    /// The rows `range` of one head, in `room` if they wait.
+    pub(super) fn rows<'b>(
+        &self,
+        sample: usize,
+        head: usize,
+        range: Range<usize>,
+        room: &'b mut [f32],
+    ) -> Rows<'b>
+    where
+        'a: 'b,
+    {
+        let (Place { row, width, .. }, count) = (self.place, range.len());
+        match self.data {
+            Elements::F32(data) => {
+                Rows { data: &data[self.start(sample, head, &range)..], stride: row, count, width }
+            }
+            Elements::Bf16(_) => {
+                self.copy(sample, head, range, room);
+                Rows { data: room, stride: width, count, width }
+            }
+        }
+    }
+
+    /// Copies the rows `range` of one head to `to`.
+    pub(super) fn copy(&self, sample: usize, head: usize, range: Range<usize>, to: &mut [f32]) {
+        let (start, Place { row, width, .. }) = (self.start(sample, head, &range), self.place);
+        self.data.copy_rows((start, row), width, &mut to[..range.len() * width], width);
+    }
+
+    fn start(&self, sample: usize, head: usize, range: &Range<usize>) -> usize {
+        let Place { offset, sample: samples, head: heads, row, .. } = self.place;
+        offset + sample * samples + head * heads + range.start * row
+    }
+
+    /// Room for `count` rows that wait.
+    pub(super) fn room(&self, count: usize) -> Vec<f32> {
+        vec![0.0; self.data.room(count * self.place.width)]
     }
 }
 

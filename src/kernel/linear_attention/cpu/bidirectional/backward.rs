@@ -78,13 +78,14 @@ fn query_part(
     let (f, e, params) = (call.map.width(), call.value_width, call.map.params());
     let len = sums_len(f, e);
     let (mut totals, mut dparams) = (vec![0.0; call.heads * len], vec![0.0; call.heads * params]);
+    let (mut room, mut result_room) = (inputs.operands.0.room(TILE), inputs.out.room(TILE));
     for tile in tiles(part.clone()) {
         let local = tile.start - part.start..tile.end - part.start;
         for (head, total) in totals.chunks_exact_mut(len).enumerate() {
             let sums = sums_of(&inputs.saved.sums[(sample * call.heads + head) * len..][..len], f, e);
             let at = At { sample, head, first: tile.start };
-            let x = inputs.operands.0.rows(sample, head, tile.clone());
-            query_tile(inputs, (at, x), &sums, total, scratch);
+            let x = inputs.operands.0.rows(sample, head, tile.clone(), &mut room);
+            query_tile(inputs, (at, x), &sums, total, (scratch, &mut result_room));
             let (features, df) = (&scratch.f[..x.count * f], &mut scratch.df[..x.count * f]);
             let tile = Tile { x, f: features, df, scratch: &mut scratch.map };
             let dparams = &mut dparams[head * params..][..params];
@@ -96,13 +97,19 @@ fn query_part(
 
 /// The gradient of the features of one tile of queries, in `scratch`; adds its share of dS, dz, and where needed
 /// the plain sums of both gradients.
-fn query_tile(inputs: &Inputs, (at, x): (At, Rows), sums: &Sums, total: &mut [f32], scratch: &mut Scratch) {
+fn query_tile(
+    inputs: &Inputs,
+    (at, x): (At, Rows),
+    sums: &Sums,
+    total: &mut [f32],
+    (scratch, result_room): (&mut Scratch, &mut [f32]),
+) {
     let call = inputs.call;
     let (f, e, count) = (call.map.width(), call.value_width, x.count);
     let features = &mut scratch.f[..count * f];
     call.map.queries(at, x, features, &mut scratch.map);
     let (dnum, dden) = (&mut scratch.values[..count * e], &mut scratch.dden[..count]);
-    let (out, dout) = inputs.results(at, count);
+    let (out, dout) = inputs.results(at, count, result_room);
     undivide(features, sums.normaliser(call), out, dout, dnum, dden);
     let (ds, dz, row, number) = sums_mut(total, f, e);
     let dnum = Rows::packed(dnum, e);
@@ -145,13 +152,14 @@ fn key_part(
     let call = inputs.call;
     let (f, e, heads, params) = (call.map.width(), call.value_width, call.heads, call.map.params());
     let len = sums_len(f, e);
+    let mut room = inputs.operands.1.room(TILE);
     let mut result = KeyPart { params: vec![0.0; heads * params], peaks: vec![0.0; heads] };
     for tile in tiles(part.clone()) {
         let local = tile.start - part.start..tile.end - part.start;
         for head in 0..heads {
             let dsums = sums_of(&dsums[(sample * heads + head) * len..][..len], f, e);
             let at = At { sample, head, first: tile.start };
-            let x = inputs.operands.1.rows(sample, head, tile.clone());
+            let x = inputs.operands.1.rows(sample, head, tile.clone(), &mut room);
             key_tile(inputs, (at, x), &dsums, targets.v.of(chunk, head, local.clone()), scratch);
             let (features, df) = (&scratch.f[..x.count * f], &mut scratch.df[..x.count * f]);
             let tile = Tile { x, f: features, df, scratch: &mut scratch.map };

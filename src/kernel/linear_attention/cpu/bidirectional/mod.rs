@@ -104,7 +104,7 @@ pub(super) fn forward(call: &Call, q: Operand, k: Operand, v: Operand) -> (Vec<f
             for head in 0..call.heads {
                 let sums = sums_of(&saved.sums[(sample * call.heads + head) * len..][..len], f, e);
                 for tile in tiles(part.clone()) {
-                    let x = q.rows(sample, head, tile.clone());
+                    let x = q.rows(sample, head, tile.clone(), &mut []);
                     let features = &mut scratch.f[..tile.len() * f];
                     call.map.queries(At { sample, head, first: tile.start }, x, features, &mut scratch.map);
                     let mut out = columns.of(chunk, head, tile.start - part.start..tile.end - part.start);
@@ -175,7 +175,7 @@ fn add_tile(
     let at = At { sample, head, first: tile.start };
     let features = &mut scratch.f[..tile.len() * f];
     let before = *peak;
-    let x = k.rows(sample, head, tile.clone());
+    let x = k.rows(sample, head, tile.clone(), &mut []);
     call.map.keys(at, x, features, &mut scratch.map, peak, false);
     let shrink = peak.shrink(before);
     if shrink != 1.0 && before.value != f32::NEG_INFINITY {

@@ -65,7 +65,7 @@ impl Inputs<'_> {
         let parts = parts(call.queries);
         let dens = &self.saved.dens[step.sample * parts.count() + part.start / parts.size];
         let dens = &dens[step.head * part.len() + step.rows.start - part.start..][..count];
-        let (out, dout) = self.results(step.at(), count);
+        let (out, dout) = self.results(step.at(), count, &mut []);
         for (row, den) in dens.iter().enumerate() {
             let (inverse, slope) = call.guard.invert(*den);
             let dnum = &mut scratch.dnum[row * e..][..e];
@@ -149,7 +149,7 @@ fn query_part(
                 let dots = &mut left.dots[head * part.len()..][local.clone()];
                 row_dots(&scratch.q[..count * f], df, f, dots);
             }
-            let (x, features) = (q.rows(sample, head, span.clone()), &scratch.q[..count * f]);
+            let (x, features) = (q.rows(sample, head, span.clone(), &mut []), &scratch.q[..count * f]);
             let tile = Tile { x, f: features, df, scratch: &mut scratch.map };
             let dparams = &mut left.dparams[head * params..][..params];
             call.map.back(Side::Query, step.at(), tile, target.of(chunk, head, local.clone()), dparams);
@@ -249,7 +249,7 @@ fn key_part(
                 axpy(scratch.decay.rest(row), behind, dv.row(row));
             }
             call.mask.clear_hidden(step.at(), dv);
-            let (x, features) = (k.rows(sample, head, span.clone()), &scratch.k[..count * f]);
+            let (x, features) = (k.rows(sample, head, span.clone(), &mut []), &scratch.k[..count * f]);
             let tile = Tile { x, f: features, df: &mut scratch.df[..count * f], scratch: &mut scratch.map };
             let dparams = &mut dparams[head * params..][..params];
             call.map.back(Side::Key, step.at(), tile, targets.k.of(chunk, head, local.clone()), dparams);

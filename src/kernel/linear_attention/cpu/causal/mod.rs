@@ -132,7 +132,7 @@ impl Scratch {
     /// Features of the chunk's keys and the weights within it; `peak` moves on.
     fn keys(&mut self, call: &Call, step: &Step, k: Operand, peak: &mut Peak) {
         let (f, count) = (call.map.width(), step.count());
-        let x = k.rows(step.sample, step.head, step.rows.clone());
+        let x = k.rows(step.sample, step.head, step.rows.clone(), &mut []);
         let (features, steps) = (&mut self.k[..count * f], &mut self.steps[..count]);
         call.map.causal_keys(step.at(), x, features, &mut self.map, peak, steps);
         let gates = call.gates(step.at(), count);
@@ -144,7 +144,7 @@ impl Scratch {
 
     /// Features of the chunk's queries.
     fn queries(&mut self, call: &Call, step: &Step, q: Operand) {
-        let x = q.rows(step.sample, step.head, step.rows.clone());
+        let x = q.rows(step.sample, step.head, step.rows.clone(), &mut []);
         let features = &mut self.q[..step.count() * call.map.width()];
         call.map.queries(step.at(), x, features, &mut self.map);
     }
