@@ -183,6 +183,7 @@ impl Ffn {
                 || dw2.add(dy, Mat::new(active, rows, f)),
             );
         }
+        drop((normal, active, hidden));
         (dx, self.assemble(flat.len(), &par::sum_parts(&sums, parts), &dw1, &dw2))
     }
 

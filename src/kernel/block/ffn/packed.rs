@@ -105,6 +105,7 @@ impl Ffn {
             let [normal, dy, active, hidden] = &lines;
             rayon::join(|| dw1.add_packed(hidden, normal, here), || dw2.add_packed(dy, active, here));
         }
+        drop(lines); // before the gradient of the weights is put together
         (dx, self.assemble(flat.len(), &par::sum_parts(&sums, parts), &dw1, &dw2))
     }
 }
