@@ -197,6 +197,35 @@ fn the_table_beside_pytorch_is_that_of_the_committed_runs() {
 }
 
 #[test]
+fn the_memory_of_both_formats_is_that_of_the_committed_runs() {
+    let text = std::fs::read_to_string(root().join("docs/performance.md")).unwrap();
+    let peaks = ["f32", "bf16"].map(|dtype| {
+        let run = root().join("reproduction/results/formats").join(dtype).join("memory/latest/rows.csv");
+        csv::from_str(&std::fs::read_to_string(run).unwrap()).unwrap()
+    });
+    let mut models = 0;
+    for line in text.lines().filter(|line| line.starts_with("| ") && line.contains(" → ")) {
+        let mut cells = line.trim_matches('|').split('|').map(str::trim);
+        let model = cells.next().unwrap();
+        for (cell, len) in cells.zip([1024, 4096]) {
+            let [f32, bf16] = peaks.each_ref().map(|rows: &Vec<Row>| {
+                let is =
+                    |row: &&Row| row.metric == "peak_memory" && row.label() == model && row.len == Some(len);
+                rows.iter().find(is).and_then(|row| row.value).unwrap_or(f64::NAN)
+            });
+            let mib = f64::from(1 << 20);
+            assert_eq!(
+                cell,
+                format!("{:.0} → {:.0} ({:.2})", f32 / mib, bf16 / mib, bf16 / f32),
+                "{model} {len}"
+            );
+        }
+        models += 1;
+    }
+    assert!(models >= 14, "{models}");
+}
+
+#[test]
 fn names_code_tables_and_marked_numbers_are_no_claims() {
     let text = "See Table 5 and `x 3`, [a 4](b5) f32.\n| 7 |\n```\n8\n```\nIt takes <!-- row a .1 -->0.3<!-- /row --> s.\n";
     assert_eq!(numbers(text), ["a 4"]);
