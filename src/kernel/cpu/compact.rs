@@ -2,8 +2,8 @@
 //!
 //! In bf16 mode products round their operands to bf16 anyway, and what else reads an activation in the backward pass is held
 //! to no more. So a tensor that the forward pass has finished with gives up half of its memory: its elements are rounded
-//! where they are, behind all handles to it, and become f32 again when a kernel reads them. Its type says f32 all the time;
-//! candle's own operations refuse it while it waits.
+//! where they are, behind all handles to it, and become f32 again when a kernel reads them. The handles say f32 all the
+//! time; candle's own operations, which look at the elements, take it for a tensor of bf16 and refuse to mix it with f32.
 
 use std::ops::Range;
 
@@ -168,7 +168,8 @@ mod tests {
         let handle = x.reshape((2, 50_000)).unwrap();
         let want = x.to_dtype(DType::BF16).unwrap().to_dtype(DType::F32).unwrap().to_vec1::<f32>().unwrap();
         compress(&x).unwrap();
-        assert!(handle.sum_all().is_err(), "plain operations refuse it");
+        assert!((&handle + &handle.ones_like().unwrap()).is_err(), "it is not mixed with f32");
+        assert!(handle.to_vec2::<f32>().is_err(), "nor read as f32");
         with_elements(&handle, |rows| {
             let mut room = vec![0.0; rows.room(7)];
             assert_eq!(
