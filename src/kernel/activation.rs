@@ -8,7 +8,7 @@ use candle_core::cuda_backend::CudaStorage;
 use super::cpu::{self, par, rows};
 #[cfg(feature = "cuda")]
 use super::cuda::{rows as device_rows, tensors};
-use super::op::{self, Op};
+use super::op::{self, Op, Out};
 use super::tape;
 
 /// Elements that one thread handles at a time.
@@ -52,12 +52,7 @@ impl Op for Gelu {
         tensors::forward(operands, shape, |device, [x]| device_rows::gelu(device, x, shape.elem_count()))
     }
 
-    fn backward(
-        &self,
-        operands: &[&Tensor],
-        _: Option<&Tensor>,
-        grad: &Tensor,
-    ) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, operands: &[&Tensor], _: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let [x] = op::operands(operands)?;
         #[cfg(feature = "cuda")]
         if x.device().is_cuda() {

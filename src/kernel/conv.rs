@@ -7,7 +7,7 @@ use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 
 use super::cpu;
 use super::cpu::par::{self, Chunks};
-use super::op::{self, Op};
+use super::op::{self, Op, Out};
 use super::tape;
 use crate::pattern::Grid;
 
@@ -101,12 +101,7 @@ impl Op for Unfold {
         Ok((y, (images, out.len(), width).into()))
     }
 
-    fn backward(
-        &self,
-        operands: &[&Tensor],
-        _: Option<&Tensor>,
-        grad: &Tensor,
-    ) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, operands: &[&Tensor], _: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let [x] = op::operands(operands)?;
         let Self { grid, window, c } = *self;
         let (out, taps) = (window.over(grid), window.size * window.size);
@@ -209,12 +204,7 @@ impl Op for Depthwise {
         Ok((self.sums(x, taps, Some(bias), false), operands[0].1.shape().clone()))
     }
 
-    fn backward(
-        &self,
-        operands: &[&Tensor],
-        _: Option<&Tensor>,
-        grad: &Tensor,
-    ) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, operands: &[&Tensor], _: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let [x, taps, bias] = op::operands(operands)?;
         let c = bias.elem_count();
         let (dx, mut sums) = cpu::with_slices([x, taps, grad], |[x, taps, dy]| {

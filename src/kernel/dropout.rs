@@ -6,7 +6,7 @@
 use candle_core::{CpuStorage, DType, Layout, Result, Shape, Tensor, bail};
 
 use super::cpu::{self, par};
-use super::op::Op;
+use super::op::{Op, Out};
 use super::tape;
 
 /// Elements that one thread handles at a time (even: one draw decides two elements).
@@ -86,7 +86,7 @@ impl Op for Dropout {
         Ok((self.map(x), operands[0].1.shape().clone()))
     }
 
-    fn backward(&self, _: &[&Tensor], _: Option<&Tensor>, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, _: &[&Tensor], _: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         Ok(vec![cpu::gradient(grad, cpu::with_slices([grad], |[grad]| Ok(self.map(grad)))?)?])
     }
 }

@@ -9,7 +9,7 @@ use super::cpu::par::{self, Chunks};
 use super::cpu::{self, rows};
 #[cfg(feature = "cuda")]
 use super::cuda::{rows as device_rows, tensors};
-use super::op::Op;
+use super::op::{Op, Out};
 use super::tape;
 
 /// `table` [rows, d] at `ids` (any shape, u32): ids' shape + `[d]`.
@@ -151,12 +151,7 @@ impl Op for Embedding {
         })
     }
 
-    fn backward(
-        &self,
-        operands: &[&Tensor],
-        _: Option<&Tensor>,
-        grad: &Tensor,
-    ) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, operands: &[&Tensor], _: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let table = operands[0];
         #[cfg(feature = "cuda")]
         if table.device().is_cuda() {

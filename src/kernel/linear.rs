@@ -2,13 +2,13 @@
 
 use candle_core::{CpuStorage, DType, Layout, Result, Shape, Tensor, bail};
 
-use super::cpu::compact::{self, Elements};
+use super::cpu::compact;
 use super::cpu::dense::{Panels, WeightGradient};
 use super::cpu::gemm::Mat;
 use super::cpu::layers::Layers;
 use super::cpu::par::{self, Chunks};
 use super::cpu::{self, rows};
-use super::op::Op;
+use super::op::{Op, Out};
 use super::tape;
 
 /// x W^T + b over the last dimension of `x` (any number of leading dimensions).
@@ -78,15 +78,10 @@ impl Op for Linear {
     }
 
     /// Gradients of x, the weight, and (where there are some) the biases.
-    fn backward(
-        &self,
-        operands: &[&Tensor],
-        _: Option<&Tensor>,
-        grad: &Tensor,
-    ) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, operands: &[&Tensor], _: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let (x, weight, bias) = (operands[0], operands[1], operands.len() > 2);
         let (out, inp) = weight.dims2()?;
-        let all = |data: Elements, [w, dy]: [&[f32]; 2]| {
+        compact::with_elements([x], [weight, grad], |[data], [w, dy]| {
             let needs_x = x.track_op();
             let mut sum = WeightGradient::new(out, inp);
             let layers = Layers { inp, norm: None, weights: vec![w], needs_x, needs_bias: bias };
@@ -99,8 +94,7 @@ impl Op for Linear {
                 grads.push(cpu::gradient(operands[2], dbias)?);
             }
             Ok(grads)
-        };
-        compact::with_elements(x, |data| cpu::with_slices([weight, grad], |rest| all(data, rest)))
+        })
     }
 }
 

@@ -8,7 +8,7 @@ use super::cpu::dense::WeightGradient;
 use super::cpu::layers::Layers;
 use super::linear::{self, linear};
 use super::loss::{self, cross_entropy};
-use super::op::Op;
+use super::op::{Op, Out};
 use super::tape;
 
 /// Logits that may be kept for the backward pass; above it they are computed in chunks, and again in the backward pass.
@@ -37,7 +37,7 @@ pub fn linear_cross_entropy(
     }
 }
 
-/// Elements of a chunk, where the logits are too many to be kept.
+/// Rows of a chunk, where the logits are too many to be kept.
 fn chunk(rows: usize, classes: usize) -> Option<usize> {
     (rows * classes > KEPT).then(|| (CHUNK / classes).max(FEWEST))
 }
@@ -72,7 +72,7 @@ fn in_chunks(
 
 struct LinearLoss {
     labels: Vec<u32>,
-    /// Elements whose logits exist at the same time.
+    /// Rows whose logits exist at the same time.
     chunk: usize,
 }
 
@@ -100,12 +100,7 @@ impl Op for LinearLoss {
     }
 
     /// Gradients of x, the weight, and (where there are some) the biases.
-    fn backward(
-        &self,
-        operands: &[&Tensor],
-        _: Option<&Tensor>,
-        grad: &Tensor,
-    ) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, operands: &[&Tensor], _: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let (x, weight, bias) = (operands[0], operands[1], operands.get(2));
         let (out, inp) = weight.dims2()?;
         let needs_x = x.track_op();

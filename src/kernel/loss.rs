@@ -9,7 +9,7 @@ use super::cpu::par::{self, Chunks};
 use super::cpu::{self, math};
 #[cfg(feature = "cuda")]
 use super::cuda::{rows, tensors};
-use super::op::{self, Op};
+use super::op::{self, Op, Out};
 use super::tape;
 
 /// Cross entropy of every row of `logits` [rows, classes] with `labels` `[rows]` (u32): `[rows]`.
@@ -65,12 +65,7 @@ impl Op for CrossEntropy {
         })
     }
 
-    fn backward(
-        &self,
-        operands: &[&Tensor],
-        _: Option<&Tensor>,
-        grad: &Tensor,
-    ) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, operands: &[&Tensor], _: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let [logits] = op::operands(operands)?;
         #[cfg(feature = "cuda")]
         if logits.device().is_cuda() {

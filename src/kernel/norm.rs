@@ -8,7 +8,7 @@ use candle_core::cuda_backend::CudaStorage;
 use super::cpu::{self, par, par::Chunks, rows};
 #[cfg(feature = "cuda")]
 use super::cuda::{rows as device_rows, tensors};
-use super::op::{self, Op};
+use super::op::{self, Op, Out};
 use super::tape;
 
 /// Epsilon of every LayerNorm in the specifications.
@@ -90,12 +90,7 @@ impl Op for LayerNorm {
         })
     }
 
-    fn backward(
-        &self,
-        operands: &[&Tensor],
-        _: Option<&Tensor>,
-        grad: &Tensor,
-    ) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, operands: &[&Tensor], _: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let [x, weight, bias] = op::operands(operands)?;
         #[cfg(feature = "cuda")]
         if x.device().is_cuda() {

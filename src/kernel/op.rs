@@ -8,6 +8,9 @@ use candle_core::{
 
 use super::cpu::{compact, par};
 
+/// The result of an operation in its backward pass, where it reads that ([`Op::reads_out`]).
+pub type Out<'a> = Option<&'a Tensor>;
+
 /// A fused operation. [`super::tape::apply`] runs it.
 pub trait Op: Send + Sync + 'static {
     /// What messages call it.
@@ -39,7 +42,7 @@ pub trait Op: Send + Sync + 'static {
     ///
     /// # Errors
     /// Operands that do not fit.
-    fn backward(&self, _: &[&Tensor], _: Option<&Tensor>, _: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, _: &[&Tensor], _: Out, _: &Tensor) -> Result<Vec<Option<Tensor>>> {
         bail!("{} has no backward pass", self.name())
     }
 
@@ -53,7 +56,7 @@ pub trait Op: Send + Sync + 'static {
     fn backward_onto(
         &self,
         operands: &[&Tensor],
-        out: Option<&Tensor>,
+        out: Out,
         grad: &Tensor,
         _held: Vec<Vec<f32>>,
     ) -> Result<Vec<Option<Tensor>>> {

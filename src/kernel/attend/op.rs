@@ -22,7 +22,7 @@ use super::cuda::{
 use crate::kernel::cpu::compact::{self, Elements};
 use crate::kernel::cpu::{gradient, par, rows};
 use crate::kernel::heads::{Heads, Qkv};
-use crate::kernel::op::{self, Op};
+use crate::kernel::op::{self, Op, Out};
 use crate::kernel::tape;
 
 /// Softmax attention over the visible pairs in f32, by the kernel of the tensors' device.
@@ -139,7 +139,7 @@ impl Op for Attention {
     fn backward_onto(
         &self,
         tensors: &[&Tensor],
-        out: Option<&Tensor>,
+        out: Out,
         grad: &Tensor,
         held: Vec<Vec<f32>>,
     ) -> Result<Vec<Option<Tensor>>> {

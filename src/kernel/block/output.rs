@@ -7,7 +7,7 @@ use candle_core::cuda_backend::CudaStorage;
 use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 
 use super::{Scales, Weight, add_scaled, check_scales, scale_rows, vector, weight};
-use crate::kernel::cpu::compact::{self, Elements};
+use crate::kernel::cpu::compact;
 use crate::kernel::cpu::dense::{Panels, WeightGradient};
 use crate::kernel::cpu::gemm::Mat;
 use crate::kernel::cpu::layers::Layers;
@@ -16,7 +16,7 @@ use crate::kernel::cpu::{self, rows};
 #[cfg(feature = "cuda")]
 use crate::kernel::cuda::tensors;
 use crate::kernel::group::Group;
-use crate::kernel::op::{self, Op};
+use crate::kernel::op::{self, Op, Out};
 
 /// residual + scale (x W^T + b).
 pub(super) struct Output {
@@ -76,12 +76,7 @@ impl Op for Output {
         })
     }
 
-    fn backward(
-        &self,
-        operands: &[&Tensor],
-        _: Option<&Tensor>,
-        grad: &Tensor,
-    ) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, operands: &[&Tensor], _: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let [x, _, flat] = op::operands(operands)?;
         #[cfg(feature = "cuda")]
         if x.device().is_cuda() {
@@ -92,7 +87,7 @@ impl Op for Output {
             return Ok(vec![dx, Some(grad.clone()), dflat]);
         }
         let (inp, out) = (self.inp, self.weight.out);
-        let gradients = |x: Elements, [flat, dy]: [&[f32]; 2]| {
+        let (dx, dflat) = compact::with_elements([x], [flat, grad], |[x], [flat, dy]| {
             let count = dy.len() / out.max(1);
             let scaled = self.scales.as_ref().map(|scales| {
                 let size = Chunks::rows(count, out).size;
@@ -113,9 +108,7 @@ impl Op for Output {
                 dflat[bias.clone()].copy_from_slice(&dbias);
             }
             Ok((dx, dflat))
-        };
-        let (dx, dflat) =
-            compact::with_elements(x, |x| cpu::with_slices([flat, grad], |rest| gradients(x, rest)))?;
+        })?;
         Ok(vec![cpu::gradient(x, dx)?, Some(grad.clone()), cpu::gradient(flat, dflat)?])
     }
 }

@@ -17,7 +17,7 @@ use crate::kernel::cpu::{self, rows};
 use crate::kernel::cuda::tensors;
 use crate::kernel::group::Group;
 use crate::kernel::norm::EPS;
-use crate::kernel::op::{self, Op};
+use crate::kernel::op::{self, Op, Out};
 
 /// One of the linear layers and the columns it writes.
 pub(super) struct Linear {
@@ -152,12 +152,7 @@ impl Op for Project {
         tensors::forward(operands, shape, |device, [x, flat]| self.forward_on(device, x, flat, count))
     }
 
-    fn backward(
-        &self,
-        operands: &[&Tensor],
-        _: Option<&Tensor>,
-        grad: &Tensor,
-    ) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, operands: &[&Tensor], _: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let [x, flat] = op::operands(operands)?;
         #[cfg(feature = "cuda")]
         if x.device().is_cuda() {
@@ -166,9 +161,8 @@ impl Op for Project {
             return tensors::gradients(operands, |device, operands| self.backward_on(device, operands, lens))
                 .map(Vec::from);
         }
-        let (dx, dflat) = compact::with_elements(x, |x| {
-            cpu::with_slices([flat, grad], |[flat, dy]| Ok(self.gradients(x, flat, dy)))
-        })?;
+        let (dx, dflat) =
+            compact::with_elements([x], [flat, grad], |[x], [flat, dy]| Ok(self.gradients(x, flat, dy)))?;
         Ok(vec![cpu::gradient(x, dx)?, cpu::gradient(flat, dflat)?])
     }
 }

@@ -6,7 +6,7 @@ use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 
 use crate::kernel::cpu::jobs::build_jobs;
 use crate::kernel::cpu::{self, math};
-use crate::kernel::op::{self, Op};
+use crate::kernel::op::{self, Op, Out};
 
 /// The class token of every sample over `out` [b, n, heads * d] and its own row [b, 1, count * heads * d].
 pub struct ClassToken {
@@ -182,12 +182,7 @@ impl Op for ClassToken {
         true
     }
 
-    fn backward(
-        &self,
-        operands: &[&Tensor],
-        out: Option<&Tensor>,
-        grad: &Tensor,
-    ) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, operands: &[&Tensor], out: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let [rows, cls] = op::operands(operands)?;
         let out = op::result(out)?;
         let [drows, dcls] = cpu::with_slices([rows, cls, out, grad], |[data, cls, out, grad]| {

@@ -11,7 +11,7 @@ use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Result, Storage, Tensor
 use half::slice::HalfFloatSliceExt;
 use half::vec::HalfBitsVecExt;
 
-use super::{bf16, par, rows};
+use super::{bf16, par, rows, with_slices};
 
 /// Elements that one thread converts at a time.
 const CHUNK: usize = 1 << 15;
@@ -63,6 +63,14 @@ impl<'a> Elements<'a> {
         }
     }
 
+    /// Some of them.
+    pub fn slice(self, range: Range<usize>) -> Self {
+        match self {
+            Self::F32(data) => Self::F32(&data[range]),
+            Self::Bf16(data) => Self::Bf16(&data[range]),
+        }
+    }
+
     /// Room that [`Self::read`] needs for `count` elements.
     pub fn room(self, count: usize) -> usize {
         match self {
@@ -96,17 +104,26 @@ impl<'a> Elements<'a> {
     }
 }
 
-/// Runs `f` on the elements of a contiguous f32 tensor on the CPU, which may wait.
+/// Runs `f` on the elements of contiguous f32 tensors on the CPU, of which the first may wait; the `plain` ones are made f32.
 ///
 /// # Errors
 /// Another device, another type, a layout with gaps, or what `f` returns.
-pub fn with_elements<T>(tensor: &Tensor, f: impl FnOnce(Elements) -> Result<T>) -> Result<T> {
-    let (storage, layout) = tensor.storage_and_layout();
-    match (elements(&storage)?, layout.contiguous_offsets()) {
-        (Elements::F32(data), Some((start, end))) => f(Elements::F32(&data[start..end])),
-        (Elements::Bf16(data), Some((start, end))) => f(Elements::Bf16(&data[start..end])),
-        (_, None) => bail!("a fused kernel was given a strided operand of layout {layout:?}"),
-    }
+pub fn with_elements<T, const M: usize, const N: usize>(
+    first: [&Tensor; M],
+    plain: [&Tensor; N],
+    f: impl FnOnce([Elements; M], [&[f32]; N]) -> Result<T>,
+) -> Result<T> {
+    with_slices(plain, |plain| {
+        let guards = first.map(Tensor::storage_and_layout);
+        let mut parts = [Elements::F32(&[]); M];
+        for (part, (storage, layout)) in parts.iter_mut().zip(&guards) {
+            let Some((start, end)) = layout.contiguous_offsets() else {
+                bail!("a fused kernel was given a strided operand of layout {layout:?}")
+            };
+            *part = elements(storage)?.slice(start..end);
+        }
+        f(parts, plain)
+    })
 }
 
 /// What stands behind an f32 tensor on the CPU.
@@ -130,9 +147,9 @@ impl InplaceOp1 for Compress {
 
     fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> Result<()> {
         let CpuStorage::F32(data) = &*storage else { return Ok(()) };
-        let mut rounded = vec![0; data.len()];
-        let pieces = rounded.chunks_mut(CHUNK).zip(data.chunks(CHUNK));
-        par::each_piece(pieces, |_, (to, x)| bf16::round(x, to));
+        let rounded = par::build_bits(data.len(), CHUNK, |index, to| {
+            bf16::round(&data[index * CHUNK..][..to.len()], to);
+        });
         *storage = CpuStorage::BF16(rounded.reinterpret_into());
         Ok(())
     }
@@ -170,7 +187,7 @@ mod tests {
         compress(&x).unwrap();
         assert!((&handle + &handle.ones_like().unwrap()).is_err(), "it is not mixed with f32");
         assert!(handle.to_vec2::<f32>().is_err(), "nor read as f32");
-        with_elements(&handle, |rows| {
+        with_elements([&handle], [], |[rows], []| {
             let mut room = vec![0.0; rows.room(7)];
             assert_eq!(
                 (rows.count(), rows.read(99_000..99_007, &mut room)),

@@ -2,6 +2,8 @@
 
 use std::mem::MaybeUninit;
 
+use bytemuck::Zeroable;
+
 use super::pieces::each_piece_with;
 
 /// `K` vectors, each cut into consecutive pieces of the given lengths: `f(scratch, job, pieces)` fills piece number
@@ -75,10 +77,10 @@ fn kept(piece: &mut [MaybeUninit<f32>]) -> &mut [f32] {
 
 /// Zeros in place of whatever a chunk holds.
 #[inline]
-pub(super) fn zeroed(chunk: &mut [MaybeUninit<f32>]) -> &mut [f32] {
-    chunk.fill(MaybeUninit::new(0.0));
-    // SAFETY: every element was just written, and MaybeUninit<f32> has the layout of f32.
-    unsafe { &mut *(std::ptr::from_mut(chunk) as *mut [f32]) }
+pub(super) fn zeroed<E: Zeroable + Copy>(chunk: &mut [MaybeUninit<E>]) -> &mut [E] {
+    chunk.fill(MaybeUninit::new(E::zeroed()));
+    // SAFETY: every element was just written, and MaybeUninit<E> has the layout of E.
+    unsafe { &mut *(std::ptr::from_mut(chunk) as *mut [E]) }
 }
 
 #[cfg(test)]

@@ -3,6 +3,8 @@
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut, Range};
 
+use bytemuck::Zeroable;
+
 use super::jobs::{build_jobs, zeroed};
 use super::pieces::share;
 pub use super::pieces::{each_piece, each_piece_with, map_pieces, map_pieces_with};
@@ -98,6 +100,20 @@ pub fn build_with<T>(
     init: impl Fn() -> T + Sync + Send,
     f: impl Fn(&mut T, usize, &mut [f32]) + Sync + Send,
 ) -> Vec<f32> {
+    build_of(len, chunk_len, init, f)
+}
+
+/// [`build`] for elements of 16 bits.
+pub fn build_bits(len: usize, chunk_len: usize, f: impl Fn(usize, &mut [u16]) + Sync + Send) -> Vec<u16> {
+    build_of(len, chunk_len, || (), |(), index, chunk| f(index, chunk))
+}
+
+fn build_of<E: Zeroable + Copy + Send, T>(
+    len: usize,
+    chunk_len: usize,
+    init: impl Fn() -> T + Sync + Send,
+    f: impl Fn(&mut T, usize, &mut [E]) + Sync + Send,
+) -> Vec<E> {
     let mut data = Vec::with_capacity(len);
     let chunks = data.spare_capacity_mut()[..len].chunks_mut(chunk_len.max(1));
     each_piece_with(chunks, init, |scratch, index, chunk| f(scratch, index, zeroed(chunk)));

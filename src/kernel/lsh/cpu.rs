@@ -16,7 +16,7 @@ use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
 use crate::kernel::cpu::par::{self, build_with, zeros};
 use crate::kernel::cpu::{gradient, slices, with_slices};
 use crate::kernel::heads::{Heads, Qkv};
-use crate::kernel::op::{self, Op};
+use crate::kernel::op::{self, Op, Out};
 use crate::kernel::tape;
 
 /// LSH attention on packed rows.
@@ -278,12 +278,7 @@ impl Op for Chunked {
         true
     }
 
-    fn backward(
-        &self,
-        operands: &[&Tensor],
-        out: Option<&Tensor>,
-        grad: &Tensor,
-    ) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, operands: &[&Tensor], out: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let Some(stats) = self.stats.get() else {
             bail!("LSH attention's backward pass runs before its forward pass")
         };

@@ -6,7 +6,7 @@ use pulp::Simd;
 use crate::kernel::cpu::compact::{self, Elements};
 use crate::kernel::cpu::{self, math, par};
 use crate::kernel::norm::EPS;
-use crate::kernel::op::{self, Op};
+use crate::kernel::op::{self, Op, Out};
 
 /// Rows handled as one piece of work.
 const CHUNK: usize = 256;
@@ -68,16 +68,10 @@ impl Op for NormParts {
         Ok((y, operands[0].1.shape().clone()))
     }
 
-    fn backward(
-        &self,
-        operands: &[&Tensor],
-        _: Option<&Tensor>,
-        grad: &Tensor,
-    ) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, operands: &[&Tensor], _: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let [x, flat] = op::operands(operands)?;
-        let (dx, dflat) = compact::with_elements(x, |x| {
-            cpu::with_slices([flat, grad], |[flat, grad]| Ok(self.backward(x, flat, grad)))
-        })?;
+        let (dx, dflat) =
+            compact::with_elements([x], [flat, grad], |[x], [flat, grad]| Ok(self.backward(x, flat, grad)))?;
         Ok(vec![cpu::gradient(x, dx)?, cpu::gradient(flat, dflat)?])
     }
 }
@@ -114,7 +108,7 @@ impl Op for Hide {
         Ok((self.apply(x), operands[0].1.shape().clone()))
     }
 
-    fn backward(&self, _: &[&Tensor], _: Option<&Tensor>, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, _: &[&Tensor], _: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         Ok(vec![cpu::gradient(grad, cpu::with_slices([grad], |[grad]| Ok(self.apply(grad)))?)?])
     }
 }

@@ -3,7 +3,7 @@
 use candle_core::{CpuStorage, Layout, Result, Shape, Tensor};
 
 use crate::kernel::cpu::{self, par, rows::axpy};
-use crate::kernel::op::{self, Op};
+use crate::kernel::op::{self, Op, Out};
 use crate::kernel::tape;
 
 /// Rows `[Ql | Kl]` [b, m, 2 e] of packed `rows` [b, n, count * e], in which queries and keys start at `starts` (in
@@ -81,7 +81,7 @@ impl Op for Means {
     fn backward_onto(
         &self,
         operands: &[&Tensor],
-        _: Option<&Tensor>,
+        _: Out,
         grad: &Tensor,
         held: Vec<Vec<f32>>,
     ) -> Result<Vec<Option<Tensor>>> {

@@ -8,7 +8,7 @@ use super::inverse::{backward, iterates};
 use super::{Landmarks, Start};
 use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
 use crate::kernel::cpu::{self, math, par};
-use crate::kernel::op::{self, Op};
+use crate::kernel::op::{self, Op, Out};
 use crate::kernel::tape;
 
 /// Rows `[Kl | Z y]` [b, m, 2 e] from `landmarks`, rows `[Ql | Kl]` [b, m, 2 e], and `y` = B v [b, m, e], all with the heads
@@ -198,12 +198,7 @@ impl Op for Middle {
         Ok((out, (self.b, self.m, 2 * self.heads * self.d).into()))
     }
 
-    fn backward(
-        &self,
-        operands: &[&Tensor],
-        _: Option<&Tensor>,
-        grad: &Tensor,
-    ) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, operands: &[&Tensor], _: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let Some(all) = self.state.get() else {
             bail!("Nystrom attention's backward pass runs before its forward pass")
         };

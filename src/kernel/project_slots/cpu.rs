@@ -14,7 +14,7 @@ use crate::kernel::cpu::compact::{self, Elements};
 use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
 use crate::kernel::cpu::jobs::{build_jobs, jobs_onto};
 use crate::kernel::cpu::par::zeros;
-use crate::kernel::op::{self, Op};
+use crate::kernel::op::{self, Op, Out};
 
 use super::geometry::{Geometry, TILE};
 use super::weights::{fold_weights, logit_grads, weights_again};
@@ -336,7 +336,7 @@ impl Op for Project {
     fn backward_onto(
         &self,
         operands: &[&Tensor],
-        out: Option<&Tensor>,
+        out: Out,
         grad: &Tensor,
         held: Vec<Vec<f32>>,
     ) -> Result<Vec<Option<Tensor>>> {
@@ -345,14 +345,10 @@ impl Op for Project {
         };
         let ([rows, x, flat], out) = (op::operands(operands)?, op::result(out)?);
         let [before] = op::held(held);
-        let gradients = |rows: Elements, x: Elements, [weight, out, grad]: [&[f32]; 3]| {
-            Ok(self.gradients(Operands { rows, x, weight }, stats, (out, grad), before))
-        };
-        let [drows, dx, mut dflat] = compact::with_elements(rows, |rows| {
-            compact::with_elements(x, |x| {
-                cpu::with_slices([flat, out, grad], |rest| gradients(rows, x, rest))
-            })
-        })?;
+        let [drows, dx, mut dflat] =
+            compact::with_elements([rows, x], [flat, out, grad], |[rows, x], [weight, out, grad]| {
+                Ok(self.gradients(Operands { rows, x, weight }, stats, (out, grad), before))
+            })?;
         dflat.resize(flat.elem_count(), 0.0); // the bias cancels in the softmax: exactly zero
         Ok(vec![cpu::gradient(rows, drows)?, cpu::gradient(x, dx)?, cpu::gradient(flat, dflat)?])
     }

@@ -7,7 +7,7 @@ use crate::kernel::cpu::compact::{self, Elements};
 use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
 use crate::kernel::cpu::jobs::{build_jobs, jobs_onto};
 use crate::kernel::cpu::{par, rows};
-use crate::kernel::op::{self, Op};
+use crate::kernel::op::{self, Op, Out};
 
 /// Columns of one product in the forward pass.
 const COLUMNS: usize = 64;
@@ -249,18 +249,15 @@ impl Op for Learned {
     fn backward_onto(
         &self,
         operands: &[&Tensor],
-        _: Option<&Tensor>,
+        _: Out,
         grad: &Tensor,
         held: Vec<Vec<f32>>,
     ) -> Result<Vec<Option<Tensor>>> {
         let [rows, matrix] = op::operands(operands)?;
         let [of_rows, of_matrix] = op::held(held);
-        let gradients = |values: Elements, [weights, grad]: [&[f32]; 2]| {
+        compact::with_elements([rows], [matrix, grad], |[values], [weights, grad]| {
             let drows = cpu::gradient(rows, self.row_grads(weights, grad, of_rows))?;
             Ok(vec![drows, cpu::gradient(matrix, self.matrix_grad(values, grad, of_matrix))?])
-        };
-        compact::with_elements(rows, |values| {
-            cpu::with_slices([matrix, grad], |rest| gradients(values, rest))
         })
     }
 }

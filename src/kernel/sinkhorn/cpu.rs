@@ -13,7 +13,7 @@ use crate::kernel::cpu::par::{self, zeros};
 use crate::kernel::cpu::{gradient, slices, with_slices};
 use crate::kernel::group::{Group, Part};
 use crate::kernel::heads::{Heads, Qkv};
-use crate::kernel::op::{self, Op};
+use crate::kernel::op::{self, Op, Out};
 use crate::kernel::tape;
 
 /// Settings of one call.
@@ -242,12 +242,7 @@ impl Op for Mixed {
         Ok((out, (b, n, heads * d).into()))
     }
 
-    fn backward(
-        &self,
-        operands: &[&Tensor],
-        _: Option<&Tensor>,
-        grad: &Tensor,
-    ) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, operands: &[&Tensor], _: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let [rows, flat] = op::operands(operands)?;
         let (drows, dflat) =
             with_slices([rows, flat, grad], |[rows, flat, grad]| Ok(self.gradients(rows, flat, grad)))?;

@@ -20,11 +20,12 @@ pub fn part(inputs: &[&Tensor], run: impl FnOnce() -> Result<Tensor>) -> Result<
         return Ok(out);
     }
     let place = |x: &Tensor| memory(x).map(|(at, _)| at);
+    let result = place(&out);
     RECORDING.with_borrow(|entries| {
         for (index, entry) in entries.iter().flatten().enumerate() {
             let ends = match index < first {
                 true => inputs.iter().any(|input| input.id() == entry.out.id()),
-                false => place(&entry.out) != place(&out),
+                false => place(&entry.out) != result,
             };
             if ends {
                 compact::compress(&entry.out)?;

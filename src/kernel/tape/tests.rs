@@ -4,6 +4,7 @@ use super::*;
 use crate::kernel::activation::gelu;
 use crate::kernel::cpu::slices;
 use crate::kernel::linear::linear;
+use crate::kernel::op::Out;
 use crate::kernel::testing::randn;
 
 /// Fused operations in a chain, shared inputs, candle operations between, an unused output, a fused result that
@@ -71,7 +72,7 @@ impl Op for Both {
         let [a, b] = slices(operands)?;
         Ok((a.iter().zip(b).map(|(a, b)| a + b).collect(), operands[0].1.shape().clone()))
     }
-    fn backward(&self, _: &[&Tensor], _: Option<&Tensor>, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, _: &[&Tensor], _: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         Ok(vec![Some(grad.clone()), Some(grad.clone())])
     }
 }
@@ -93,7 +94,7 @@ impl Op for Onto {
     fn backward_onto(
         &self,
         _: &[&Tensor],
-        _: Option<&Tensor>,
+        _: Out,
         grad: &Tensor,
         held: Vec<Vec<f32>>,
     ) -> Result<Vec<Option<Tensor>>> {
@@ -140,7 +141,7 @@ fn saved_tensors_are_freed_on_the_way() {
             let [x] = slices(operands)?;
             Ok((x.to_vec(), operands[0].1.shape().clone()))
         }
-        fn backward(&self, _: &[&Tensor], _: Option<&Tensor>, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+        fn backward(&self, _: &[&Tensor], _: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
             // Operation number i runs backward when all later ones are gone.
             assert_eq!(ALIVE.load(SeqCst), self.0 + 1);
             Ok(vec![Some(grad.clone())])

@@ -11,7 +11,7 @@ use super::{Keys, Window2d, bias_rows, bias_rows_of, everywhere, key_side, reach
 use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm};
 use crate::kernel::cpu::jobs::build_jobs;
 use crate::kernel::cpu::{self, math, par};
-use crate::kernel::op::{self, Op};
+use crate::kernel::op::{self, Op, Out};
 use crate::kernel::tape;
 use crate::pattern::Grid;
 
@@ -315,12 +315,7 @@ impl Op for Attend {
         Ok((self.attend(q, pair, table), operands[0].1.shape().clone()))
     }
 
-    fn backward(
-        &self,
-        operands: &[&Tensor],
-        _: Option<&Tensor>,
-        grad: &Tensor,
-    ) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, operands: &[&Tensor], _: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let [q, pair, table] = op::operands(operands)?;
         let [dq, dpair, dtable] = cpu::with_slices([q, pair, table, grad], |[q, pair, table, dy]| {
             Ok(self.gradients(q, pair, table, dy))

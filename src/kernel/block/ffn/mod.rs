@@ -23,7 +23,7 @@ use crate::kernel::cpu::{self, rows};
 #[cfg(feature = "cuda")]
 use crate::kernel::cuda::{View, tensors};
 use crate::kernel::group::Group;
-use crate::kernel::op::{self, Op};
+use crate::kernel::op::{self, Op, Out};
 
 /// x + FFN(LN(x)), or y + FFN(y) with y = LN(x).
 pub(super) struct Ffn {
@@ -308,12 +308,7 @@ impl Op for Ffn {
         })
     }
 
-    fn backward(
-        &self,
-        operands: &[&Tensor],
-        _: Option<&Tensor>,
-        grad: &Tensor,
-    ) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, operands: &[&Tensor], _: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let [x, flat] = op::operands(operands)?;
         #[cfg(feature = "cuda")]
         if x.device().is_cuda() {
@@ -336,8 +331,8 @@ impl Op for Ffn {
         };
         let (dx, dflat) = match self.packed {
             #[cfg(target_arch = "x86_64")]
-            true => compact::with_elements(x, |x| {
-                cpu::with_slices([flat, grad], |[flat, dy]| Ok(self.gradients_packed(x, flat, dy, &hidden)))
+            true => compact::with_elements([x], [flat, grad], |[x], [flat, dy]| {
+                Ok(self.gradients_packed(x, flat, dy, &hidden))
             })?,
             _ => cpu::with_slices([x, flat, grad], |[x, flat, dy]| Ok(self.gradients(x, flat, dy, hidden)))?,
         };

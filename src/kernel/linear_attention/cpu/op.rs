@@ -12,7 +12,7 @@ use super::{Call, Gradients, Inputs, Targets, bidirectional, causal};
 use crate::kernel::cpu::compact::{self, Elements};
 use crate::kernel::heads::{Heads, Parts, Qkv, merge};
 use crate::kernel::linear_attention::{Features, LinearAttention};
-use crate::kernel::op::{self, Op};
+use crate::kernel::op::{self, Op, Out};
 use crate::kernel::tape;
 use causal::Gate;
 
@@ -211,10 +211,7 @@ enum Saved {
 
 /// Elements from the layout's start on.
 fn from_start<'a>(data: Elements<'a>, layout: &Layout) -> Elements<'a> {
-    match data {
-        Elements::F32(data) => Elements::F32(&data[layout.start_offset()..]),
-        Elements::Bf16(data) => Elements::Bf16(&data[layout.start_offset()..]),
-    }
+    data.slice(layout.start_offset()..data.count())
 }
 
 impl Attention {
@@ -283,7 +280,7 @@ impl Op for Attention {
         true
     }
 
-    fn backward(&self, args: &[&Tensor], res: Option<&Tensor>, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, args: &[&Tensor], res: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let Some(saved) = self.saved.get() else { bail!("linear attention runs backward before forward") };
         let res = op::result(res)?.contiguous()?;
         let all = || args.iter().copied().chain([&res, grad]);
