@@ -3,7 +3,8 @@
 
 #[test]
 fn commands_print_what_is_written_down() {
-    trycmd::TestCases::new().case("tests/cli/*.trycmd").env("EFFATTN_LOG", "error");
+    // help wraps to COLUMNS, where a shell exports it
+    trycmd::TestCases::new().case("tests/cli/*.trycmd").env("EFFATTN_LOG", "error").env("COLUMNS", "100");
 }
 
 /// Lines of code blocks, and pieces between backquotes, that call `effattn`.
