@@ -19,11 +19,11 @@ PRESETS = {  # layers, width, heads, feed-forward, words, positions, batch
 }
 
 
-def softmax(q, k, v, m):
-    return F.scaled_dot_product_attention(q, k, v)
+def softmax(q, k, v, m, drop):
+    return F.scaled_dot_product_attention(q, k, v, dropout_p=drop)
 
 
-def cosformer(q, k, v, m):
+def cosformer(q, k, v, m, drop):
     n = q.shape[-2]
     angle = (math.pi / 2) * torch.arange(1, n + 1, device=q.device, dtype=q.dtype) / m
     c, s = angle.cos()[:, None], angle.sin()[:, None]
@@ -37,7 +37,7 @@ def cosformer(q, k, v, m):
 class Layer(nn.Module):
     def __init__(self, core, d, h, ff, m, p):
         super().__init__()
-        self.core, self.h, self.m = core, h, m
+        self.core, self.h, self.m, self.p = core, h, m, p
         self.qkv, self.out = nn.Linear(d, 3 * d), nn.Linear(d, d)
         self.n1, self.n2 = nn.LayerNorm(d), nn.LayerNorm(d)
         self.fc1, self.fc2, self.drop = nn.Linear(d, ff), nn.Linear(ff, d), nn.Dropout(p)
@@ -45,7 +45,7 @@ class Layer(nn.Module):
     def forward(self, x):
         b, n, d = x.shape
         q, k, v = (t.reshape(b, n, self.h, -1).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
-        a = self.core(q, k, v, self.m).transpose(1, 2).reshape(b, n, d)
+        a = self.core(q, k, v, self.m, self.p if self.training else 0.0).transpose(1, 2).reshape(b, n, d)
         x = self.n1(x + self.drop(self.out(a)))
         return self.n2(x + self.drop(self.fc2(F.gelu(self.fc1(x)))))
 

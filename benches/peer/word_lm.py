@@ -103,7 +103,7 @@ class Layer(nn.Module):
         b, n, d = x.shape
         y = self.n1(x)
         q, k, v = (lin(y).reshape(b, n, self.h, -1).transpose(1, 2) for lin in (self.q, self.k, self.v))
-        y = self.core(q, k, v, 0.0).transpose(1, 2).reshape(b, n, d)
+        y = self.core(q, k, v, 0.1 if self.training else 0.0).transpose(1, 2).reshape(b, n, d)
         x = x + F.dropout(self.o(y), self.drop, self.training)
         y = F.dropout(F.relu(self.fc1(self.n2(x))), 0.1, self.training)
         return x + F.dropout(self.fc2(y), self.drop, self.training)

@@ -22,7 +22,7 @@ pub static ENTRY: Entry = Entry {
         year: 2020,
         locator: "arXiv:2007.14062",
     },
-    support: Support { bidirectional: true, causal: false, cross: false, memory: false, cls: false },
+    support: Support { bidirectional: true, causal: false, cross: false, memory: false, cls: false, dropout: false },
     knobs: &[
         Knob {
             name: "block",

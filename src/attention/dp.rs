@@ -17,7 +17,14 @@ pub static ENTRY: Entry = Entry {
     name: "dp",
     title: "Dynamic projection",
     paper: ls::PAPER,
-    support: Support { bidirectional: true, causal: true, cross: false, memory: true, cls: true },
+    support: Support {
+        bidirectional: true,
+        causal: true,
+        cross: false,
+        memory: true,
+        cls: true,
+        dropout: true,
+    },
     knobs: &[
         Knob {
             name: "r",

@@ -22,7 +22,14 @@ pub static ENTRY: Entry = Entry {
         year: 2017,
         locator: "arXiv:1706.03762",
     },
-    support: Support { bidirectional: true, causal: true, cross: true, memory: true, cls: false },
+    support: Support {
+        bidirectional: true,
+        causal: true,
+        cross: true,
+        memory: true,
+        cls: false,
+        dropout: true,
+    },
     knobs: &[],
     complexity: "O(n^2 d)",
     time: Growth::Quadratic,
@@ -63,7 +70,8 @@ impl Mechanism for Full {
     fn forward(&self, input: &Input) -> Result<Output> {
         let (queries, keys) = input.lengths()?;
         let pattern = Pattern::full(queries, keys, self.causal);
-        Ok(attend(input.qkv, &Attend::plain(&pattern, input.mask, self.head_dim))?.into())
+        Ok(attend(input.qkv, &Attend::plain(&pattern, input.mask, self.head_dim).dropping(input.dropout))?
+            .into())
     }
 
     fn start(&self, batch: usize, room: usize, device: &Device) -> Result<Option<State>> {

@@ -13,7 +13,7 @@ pub static ENTRY: Entry = Entry {
         year: 2022,
         locator: "arXiv:2202.08791",
     },
-    support: Support { bidirectional: true, causal: true, cross: true, memory: false, cls: false },
+    support: Support { bidirectional: true, causal: true, cross: true, memory: false, cls: false, dropout: false },
     knobs: KNOBS,
     complexity: "O(n d^2)",
     time: Growth::Linear,

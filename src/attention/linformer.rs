@@ -61,7 +61,14 @@ pub static ENTRY: Entry = Entry {
     name: "linformer",
     title: "Linformer",
     paper: PAPER,
-    support: Support { bidirectional: true, causal: false, cross: false, memory: false, cls: false },
+    support: Support {
+        bidirectional: true,
+        causal: false,
+        cross: false,
+        memory: false,
+        cls: false,
+        dropout: true,
+    },
     knobs: &[
         K,
         N_MAX,

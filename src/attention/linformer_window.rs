@@ -11,7 +11,14 @@ pub static ENTRY: Entry = Entry {
     name: "linformer-window",
     title: "Linformer + window",
     paper: ls::PAPER,
-    support: Support { bidirectional: true, causal: false, cross: false, memory: false, cls: true },
+    support: Support {
+        bidirectional: true,
+        causal: false,
+        cross: false,
+        memory: false,
+        cls: true,
+        dropout: true,
+    },
     knobs: &[
         linformer::K,
         linformer::N_MAX,

@@ -9,6 +9,7 @@ use super::{
     Config, Cost, Entry, Exception, Growth, Input, Mechanism, Needs, Output, Paper, Property, Shape, Support,
 };
 use crate::kernel::attend::{Attend, attend};
+use crate::kernel::dropout::WeightDropout;
 use crate::kernel::heads::Heads;
 use crate::kernel::softmax::softmax;
 use crate::nn::params::Builder;
@@ -24,7 +25,14 @@ pub static ENTRY: Entry = Entry {
         year: 2020,
         locator: "arXiv:2011.04006",
     },
-    support: Support { bidirectional: true, causal: true, cross: false, memory: false, cls: false },
+    support: Support {
+        bidirectional: true,
+        causal: true,
+        cross: false,
+        memory: false,
+        cls: false,
+        dropout: true,
+    },
     knobs: &[
         Knob {
             name: "block",
@@ -143,7 +151,8 @@ impl Mechanism for Local {
             return Ok(Heads::Split(self.released_code(input)?).into());
         }
         let pattern = pattern(input.lengths()?.0, self.block, self.causal);
-        Ok(attend(input.qkv, &Attend::plain(&pattern, input.mask, self.head_dim))?.into())
+        Ok(attend(input.qkv, &Attend::plain(&pattern, input.mask, self.head_dim).dropping(input.dropout))?
+            .into())
     }
 }
 
@@ -168,7 +177,8 @@ impl Local {
             }
             None => logits,
         };
-        let out = softmax(&logits)?.matmul(&v)?.reshape((b, h, groups, block, d))?;
+        let weights = WeightDropout::composed(input.dropout, softmax(&logits)?)?;
+        let out = weights.matmul(&v)?.reshape((b, h, groups, block, d))?;
         out.transpose(2, 3)?.contiguous()?.reshape((b, h, groups * block, d))?.narrow(2, 0, n)
     }
 }

@@ -24,7 +24,14 @@ pub static ENTRY: Entry = Entry {
         year: 2020,
         locator: "arXiv:2004.05150",
     },
-    support: Support { bidirectional: true, causal: true, cross: false, memory: false, cls: false },
+    support: Support {
+        bidirectional: true,
+        causal: true,
+        cross: false,
+        memory: false,
+        cls: false,
+        dropout: true,
+    },
     knobs: &[
         Knob {
             name: "left",
@@ -194,9 +201,14 @@ impl Mechanism for Longformer {
         let global_groups = global_groups(len, &globals, self.band.causal);
         if !self.separate {
             pattern.heads[0].extend(global_groups);
-            return Ok(attend(input.qkv, &Attend::plain(&pattern, input.mask, self.head_dim))?.into());
+            return Ok(attend(
+                input.qkv,
+                &Attend::plain(&pattern, input.mask, self.head_dim).dropping(input.dropout),
+            )?
+            .into());
         }
-        let local = attend(input.qkv, &Attend::plain(&pattern, input.mask, self.head_dim))?;
+        let local =
+            attend(input.qkv, &Attend::plain(&pattern, input.mask, self.head_dim).dropping(input.dropout))?;
         let Some(projections) = input.global else {
             candle_core::bail!(
                 "longformer with separate_global was given no projections for global positions"
@@ -204,7 +216,8 @@ impl Mechanism for Longformer {
         };
         // Rows of queries in no group are 0, so the two results complement each other.
         let pattern = Pattern::shared(len, len, 0, 0, global_groups);
-        let global = attend(projections, &Attend::plain(&pattern, input.mask, self.head_dim))?;
+        let global =
+            attend(projections, &Attend::plain(&pattern, input.mask, self.head_dim).dropping(input.dropout))?;
         Ok(match (&local, &global) {
             (Heads::Merged { rows: local, heads }, Heads::Merged { rows: global, .. }) => {
                 Heads::Merged { rows: (local + global)?, heads: *heads }

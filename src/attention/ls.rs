@@ -65,7 +65,14 @@ pub static ENTRY: Entry = Entry {
     name: "ls",
     title: "Transformer-LS",
     paper: PAPER,
-    support: Support { bidirectional: true, causal: true, cross: false, memory: true, cls: true },
+    support: Support {
+        bidirectional: true,
+        causal: true,
+        cross: false,
+        memory: true,
+        cls: true,
+        dropout: true,
+    },
     knobs: &[
         Knob {
             name: "w",

@@ -31,7 +31,14 @@ pub static ENTRY: Entry = Entry {
     name: "ls2d",
     title: "Transformer-LS on images",
     paper: PAPER,
-    support: Support { bidirectional: true, causal: false, cross: false, memory: false, cls: false },
+    support: Support {
+        bidirectional: true,
+        causal: false,
+        cross: false,
+        memory: false,
+        cls: false,
+        dropout: false,
+    },
     knobs: &[
         Knob {
             name: "w",
@@ -322,7 +329,14 @@ fn read(out: &Heads, own: &Qkv) -> Result<Heads> {
     let out = out.split()?;
     let pattern = Pattern::full(g, out.dim(2)?, false).with_slots(g, Rule::All);
     let slots = Qkv::keys_values(own.k()?, own.v()?);
-    let call = Attend { pattern: &pattern, mask: None, scale: 1.0, slots: Some(&slots), relative: None };
+    let call = Attend {
+        pattern: &pattern,
+        mask: None,
+        scale: 1.0,
+        slots: Some(&slots),
+        relative: None,
+        dropout: None,
+    };
     attend(&Qkv::separate(own.q()?, out.clone(), out), &call)
 }
 

@@ -37,6 +37,7 @@ use std::sync::RwLock;
 
 use candle_core::{Device, Result, Tensor};
 
+use crate::kernel::dropout::WeightDropout;
 use crate::kernel::heads::{Heads, Qkv};
 use crate::nn::params::Builder;
 use crate::pattern::{Grid, Pattern};
@@ -98,6 +99,8 @@ pub struct Support {
     pub memory: bool,
     /// The class token of the last layer as an input of its own (Transformer-LS).
     pub cls: bool,
+    /// Weights of a softmax that are dropped while training.
+    pub dropout: bool,
 }
 
 /// Which projections a mechanism reads.
@@ -300,12 +303,14 @@ pub struct Input<'a> {
     pub global: Option<&'a Qkv>,
     /// Cached positions in front of keys, values and x.
     pub memory: usize,
+    /// Dropout of the attention weights, for mechanisms with [`Support::dropout`].
+    pub dropout: Option<WeightDropout>,
 }
 
 impl<'a> Input<'a> {
     /// Inputs without mask, class token or memory.
     pub fn new(qkv: &'a Qkv) -> Self {
-        Self { qkv, x: None, mask: None, cls: None, global: None, memory: 0 }
+        Self { qkv, x: None, mask: None, cls: None, global: None, memory: 0, dropout: None }
     }
 
     /// Number of queries and of keys.

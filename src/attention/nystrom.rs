@@ -26,7 +26,14 @@ pub static ENTRY: Entry = Entry {
         year: 2021,
         locator: "arXiv:2102.03902",
     },
-    support: Support { bidirectional: true, causal: false, cross: false, memory: false, cls: false },
+    support: Support {
+        bidirectional: true,
+        causal: false,
+        cross: false,
+        memory: false,
+        cls: false,
+        dropout: false,
+    },
     knobs: KNOBS,
     complexity: "O(n m d + m^3) with m landmarks",
     time: Growth::Linear,
@@ -147,7 +154,14 @@ impl Mechanism for Nystrom {
         let out = if n <= self.spec.count {
             let pattern = Pattern::full(n, n, false);
             let scale = (input.qkv.value_dims()?.3 as f64).powf(-0.5);
-            let call = Attend { pattern: &pattern, mask: input.mask, scale, slots: None, relative: None };
+            let call = Attend {
+                pattern: &pattern,
+                mask: input.mask,
+                scale,
+                slots: None,
+                relative: None,
+                dropout: None,
+            };
             attend(input.qkv, &call)?
         } else {
             nystrom(input.qkv, input.mask, self.spec)?

@@ -27,7 +27,7 @@ pub static ENTRY: Entry = Entry {
         year: 2021,
         locator: "arXiv:2009.14794",
     },
-    support: Support { bidirectional: true, causal: true, cross: true, memory: false, cls: false },
+    support: Support { bidirectional: true, causal: true, cross: true, memory: false, cls: false, dropout: false },
     knobs: KNOBS,
     complexity: "O(n m d)",
     time: Growth::Linear,

@@ -20,7 +20,7 @@ pub static ENTRY: Entry = Entry {
         year: 2021,
         locator: "arXiv:2103.02143",
     },
-    support: Support { bidirectional: true, causal: true, cross: true, memory: false, cls: false },
+    support: Support { bidirectional: true, causal: true, cross: true, memory: false, cls: false, dropout: false },
     knobs: KNOBS,
     complexity: "O(n p d)",
     time: Growth::Linear,

@@ -24,7 +24,14 @@ pub static ENTRY: Entry = Entry {
         year: 2020,
         locator: "arXiv:2002.11296",
     },
-    support: Support { bidirectional: true, causal: false, cross: false, memory: false, cls: false },
+    support: Support {
+        bidirectional: true,
+        causal: false,
+        cross: false,
+        memory: false,
+        cls: false,
+        dropout: true,
+    },
     knobs: KNOBS,
     complexity: "O(n b d + n^2 d / b) with blocks of b",
     time: Growth::Quadratic,
@@ -222,7 +229,7 @@ impl Mechanism for Layer {
             let Self { group, temperature, activation, .. } = self;
             Sorting::Net { group, temperature: *temperature, activation: *activation }
         };
-        let call = Sinkhorn { block: self.block, sorting, concat: self.concat };
+        let call = Sinkhorn { block: self.block, sorting, concat: self.concat, dropout: input.dropout };
         Ok(sinkhorn(input.qkv, input.mask, &call)?.into())
     }
 }

@@ -25,7 +25,14 @@ pub static ENTRY: Entry = Entry {
         year: 2019,
         locator: "arXiv:1904.10509",
     },
-    support: Support { bidirectional: true, causal: true, cross: false, memory: false, cls: false },
+    support: Support {
+        bidirectional: true,
+        causal: true,
+        cross: false,
+        memory: false,
+        cls: false,
+        dropout: true,
+    },
     knobs: &[
         Knob {
             name: "pattern",
@@ -248,7 +255,8 @@ fn build(config: &Config, _: &Builder) -> Result<Box<dyn Mechanism>> {
 impl Mechanism for Sparse {
     fn forward(&self, input: &Input) -> Result<Output> {
         let pattern = pattern(self.kinds, self.cls, input.lengths()?.0, self.causal);
-        Ok(attend(input.qkv, &Attend::plain(&pattern, input.mask, self.head_dim))?.into())
+        Ok(attend(input.qkv, &Attend::plain(&pattern, input.mask, self.head_dim).dropping(input.dropout))?
+            .into())
     }
 }
 

@@ -10,6 +10,7 @@ use super::{
     Config, Cost, Entry, Exception, Growth, Idle, Input, Mechanism, Needs, Output, Paper, Projections,
     Property, Shape, Support,
 };
+use crate::kernel::dropout::WeightDropout;
 use crate::kernel::heads::Heads;
 use crate::kernel::masking::zero_hidden_rows;
 use crate::kernel::softmax::masked_softmax;
@@ -26,7 +27,14 @@ pub static ENTRY: Entry = Entry {
         year: 2021,
         locator: "arXiv:2005.00743",
     },
-    support: Support { bidirectional: true, causal: true, cross: false, memory: false, cls: false },
+    support: Support {
+        bidirectional: true,
+        causal: true,
+        cross: false,
+        memory: false,
+        cls: false,
+        dropout: true,
+    },
     knobs: KNOBS,
     complexity: "O(n^2 d)",
     time: Growth::Quadratic,
@@ -298,6 +306,7 @@ impl Mechanism for Synthesizer {
             let past = Tensor::tril2(n, v.dtype(), v.device())?.reshape((1, 1, n, n))?;
             visible = visible.broadcast_mul(&past)?;
         }
-        Ok(Heads::Split(masked_softmax(&logits, &visible)?.matmul(&v)?).into())
+        let weights = WeightDropout::composed(input.dropout, masked_softmax(&logits, &visible)?)?;
+        Ok(Heads::Split(weights.matmul(&v)?).into())
     }
 }

@@ -21,7 +21,14 @@ pub static ENTRY: Entry = Entry {
         year: 2019,
         locator: "arXiv:1901.02860",
     },
-    support: Support { bidirectional: false, causal: true, cross: false, memory: true, cls: false },
+    support: Support {
+        bidirectional: false,
+        causal: true,
+        cross: false,
+        memory: true,
+        cls: false,
+        dropout: true,
+    },
     knobs: &[],
     complexity: "O(n^2 d)",
     time: Growth::Quadratic,
@@ -83,6 +90,7 @@ impl Mechanism for TransformerXl {
             scale: self.scale,
             slots: None,
             relative: Some(&relative),
+            dropout: input.dropout,
         };
         Ok(attend(input.qkv, &call)?.into())
     }

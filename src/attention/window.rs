@@ -22,7 +22,14 @@ pub static ENTRY: Entry = Entry {
         year: 2021,
         locator: "arXiv:2107.02192",
     },
-    support: Support { bidirectional: true, causal: true, cross: false, memory: true, cls: false },
+    support: Support {
+        bidirectional: true,
+        causal: true,
+        cross: false,
+        memory: true,
+        cls: false,
+        dropout: true,
+    },
     knobs: &[Knob {
         name: "w",
         kind: Kind::Int { min: 1, max: 1 << 24 },
@@ -80,7 +87,8 @@ impl Mechanism for Window {
     fn forward(&self, input: &Input) -> Result<Output> {
         let (queries, keys) = input.lengths()?;
         let pattern = Pattern::window(queries, keys, self.w, self.causal);
-        Ok(attend(input.qkv, &Attend::plain(&pattern, input.mask, self.head_dim))?.into())
+        Ok(attend(input.qkv, &Attend::plain(&pattern, input.mask, self.head_dim).dropping(input.dropout))?
+            .into())
     }
 
     fn start(&self, batch: usize, room: usize, device: &Device) -> Result<Option<State>> {

@@ -246,8 +246,10 @@ settings! {
     ffn: u64, "", "N", |text| within(text, 1, 1 << 20);
     /// Pooling, instead of the preset's
     pooling: String, "", "NAME", word;
-    /// Dropout, instead of the preset's
-    dropout: f64, "", "P", |text| number(text, |p| (0.0..1.0).contains(&p), "a number from 0 to below 1, such as 0.1");
+    /// Dropout of hidden activations, instead of the preset's
+    dropout: f64, "", "P", probability;
+    /// Dropout of attention weights, instead of the preset's
+    attention_dropout: f64, "", "P", probability;
     /// Find the longest length whose step needs less memory than this, such as 2GiB; --len is the longest that is tried
     fit: Bytes, "Grid", "SIZE", str::parse;
     /// Where to compute: cpu, cuda, cuda:1 or metal
@@ -317,11 +319,16 @@ pub mod groups {
     /// What steps are measured with.
     pub const POINTS: &[&str] = &["len", "batch", "seeds", "mode"];
     /// The model, and sizes instead of its preset's.
-    pub const MODEL: &[&str] = &["preset", "layers", "width", "heads", "ffn", "pooling", "dropout"];
+    pub const MODEL: &[&str] =
+        &["preset", "layers", "width", "heads", "ffn", "pooling", "dropout", "attention_dropout"];
     /// Where is computed.
     pub const MACHINE: &[&str] = &["device", "dtype", "threads", "kernel", "memory_limit"];
     /// What training runs are asked for.
     pub const TRAINING: &[&str] = &["task", "len", "batch", "seeds"];
+}
+
+fn probability(text: &str) -> Result<f64, SayError> {
+    number(text, |p| (0.0..1.0).contains(&p), "a number from 0 to below 1, such as 0.1")
 }
 
 fn word(text: &str) -> Result<String, SayError> {

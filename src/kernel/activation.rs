@@ -1,6 +1,6 @@
-//! GELU in its exact form, x/2 (1 + erf(x / sqrt 2)), and ReLU.
+//! GELU in its exact form, x/2 (1 + erf(x / sqrt 2)), and with tanh in the place of erf; ReLU.
 
-use candle_core::{CpuStorage, Layout, Result, Shape, Tensor};
+use candle_core::{CpuStorage, DType, Layout, Result, Shape, Tensor};
 
 #[cfg(feature = "cuda")]
 use candle_core::cuda_backend::CudaStorage;
@@ -17,9 +17,17 @@ const CHUNK: usize = 1 << 15;
 /// Exact GELU.
 pub fn gelu(x: &Tensor) -> Result<Tensor> {
     if super::fused(x) {
-        return tape::apply(&[&x.contiguous()?], Gelu);
+        return tape::apply(&[&x.contiguous()?], Gelu { tanh: false });
     }
     composed(x)
+}
+
+/// x/2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) (Hendrycks & Gimpel 2016): Flax's GELU, off the exact one by up to 5e-4.
+pub fn gelu_tanh(x: &Tensor) -> Result<Tensor> {
+    if super::fused_cpu(x.device()) && x.dtype() == DType::F32 {
+        return tape::apply(&[&x.contiguous()?], Gelu { tanh: true });
+    }
+    x.gelu() // candle's is this one
 }
 
 /// The definition in plain candle operations.
@@ -33,7 +41,19 @@ pub fn relu(x: &Tensor) -> Result<Tensor> {
     x * x.gt(0f32)?.to_dtype(x.dtype())?
 }
 
-struct Gelu;
+struct Gelu {
+    tanh: bool,
+}
+
+impl Gelu {
+    fn values(&self, x: &[f32], y: &mut [f32]) {
+        if self.tanh { rows::gelu_tanh(x, y) } else { rows::gelu(x, y) }
+    }
+
+    fn gradients(&self, x: &[f32], dy: &[f32], dx: &mut [f32]) {
+        if self.tanh { rows::gelu_tanh_backward(x, dy, dx) } else { rows::gelu_backward(x, dy, dx) }
+    }
+}
 
 impl Op for Gelu {
     fn name(&self) -> &'static str {
@@ -42,7 +62,7 @@ impl Op for Gelu {
 
     fn forward(&self, operands: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)> {
         let [x] = cpu::slices(operands)?;
-        let y = par::build(x.len(), CHUNK, |index, y| rows::gelu(&x[index * CHUNK..][..y.len()], y));
+        let y = par::build(x.len(), CHUNK, |index, y| self.values(&x[index * CHUNK..][..y.len()], y));
         Ok((y, operands[0].1.shape().clone()))
     }
 
@@ -64,7 +84,7 @@ impl Op for Gelu {
         let dx = cpu::with_slices([x, grad], |[x, dy]| {
             Ok(par::build(x.len(), CHUNK, |index, dx| {
                 let here = index * CHUNK..index * CHUNK + dx.len();
-                rows::gelu_backward(&x[here.clone()], &dy[here], dx);
+                self.gradients(&x[here.clone()], &dy[here], dx);
             }))
         })?;
         Ok(vec![cpu::gradient(x, dx)?])
@@ -79,7 +99,9 @@ mod tests {
     #[test]
     fn fused_is_the_twin() {
         for dims in [vec![1], vec![3, 17], vec![2, 20_011]] {
-            check(&format!("{dims:?}"), &[(randn("x", &dims) * 2.0).unwrap()], 1e-6, |x| gelu(&x[0]));
+            for f in [gelu, gelu_tanh] {
+                check(&format!("{dims:?}"), &[(randn("x", &dims) * 2.0).unwrap()], 2e-6, |x| f(&x[0]));
+            }
         }
     }
 

@@ -51,7 +51,7 @@ impl Backbone {
 impl ModelConfig {
     /// Cost of the mechanism in layer `layer` for `batch` documents of `len` positions.
     pub fn attention_cost(&self, batch: usize, len: usize, layer: usize) -> Cost {
-        let mut shape = self.backbone.shape(batch, len, false);
+        let mut shape = self.backbone.shape(batch, self.positions(len), false);
         shape.cls = self.pooling == Pooling::ClsLastLayer && layer + 1 == self.backbone.layers;
         (self.entry.cost)(&self.knobs, &shape)
     }
@@ -63,6 +63,7 @@ impl ModelConfig {
         // all layers but the last are alike
         let [inner, last] =
             [0, backbone.layers.saturating_sub(1)].map(|layer| self.attention_cost(batch, len, layer));
+        let len = self.positions(len);
         let layers = (0..backbone.layers).map(|layer| {
             let cls = self.pooling == Pooling::ClsLastLayer && layer + 1 == backbone.layers;
             let rows = if cls { len + 1 } else { len };

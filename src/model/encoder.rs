@@ -9,10 +9,10 @@
 use candle_core::{DType, Error, Result, Tensor, bail};
 
 use super::layer::{Block, BlockConfig, Call};
-use super::{InitScheme, ModelConfig, Pooling};
+use super::{Backbone, InitScheme, ModelConfig, Pooling};
 use crate::kernel::norm;
 use crate::kernel::tape;
-use crate::nn::dropout::Dropout;
+use crate::nn::dropout::{Dropout, Noise};
 use crate::nn::embedding::Embedding;
 use crate::nn::ffn::FfnForm;
 use crate::nn::head::Head;
@@ -37,10 +37,12 @@ impl Encoder {
         config.validate().map_err(Error::wrap)?;
         let backbone = &config.backbone;
         let builder = &backbone.init.apply(builder);
-        let sizes = (config.vocab, config.max_len, backbone.width);
+        let sizes = (config.vocab, config.positions(config.max_len), backbone.width);
         let embedding = Embedding::new(builder, sizes, backbone.positions)?;
         let cls = match config.pooling {
-            Pooling::ClsLastLayer => Some(builder.param("cls", &[backbone.width], Init::ZERO)?),
+            Pooling::ClsLastLayer | Pooling::ClsVector => {
+                Some(builder.param("cls", &[backbone.width], Init::ZERO)?)
+            }
             Pooling::Mean | Pooling::ClsFront | Pooling::First => None,
         };
         let layers = (0..backbone.layers)
@@ -95,15 +97,8 @@ impl Encoder {
         {
             bail!("a mask of shape {:?} does not fit ids of shape {:?}", mask.dims(), ids.dims());
         }
-        let front = match self.pooling {
-            Pooling::ClsFront => Some(self.class_in_front(ids, mask)?),
-            Pooling::Mean | Pooling::ClsLastLayer | Pooling::First => None,
-        };
-        let (ids, mask) = match &front {
-            Some((ids, mask)) => (ids, mask.as_ref()),
-            None => (ids, mask),
-        };
-        let mut x = dropout.apply(&self.embedding.forward(ids)?, 0)?;
+        let (x, mask) = self.embed(ids, mask)?;
+        let (mut x, mask) = (dropout.apply(&x, 0)?, mask.as_ref());
         let call = |layer| Call { mask, memory: None, dropout: dropout.branch(1 + layer as u64) };
         let Some((last, layers)) = self.layers.split_last() else { bail!("a model without layers") };
         for (number, layer) in layers.iter().enumerate() {
@@ -112,9 +107,10 @@ impl Encoder {
         }
         see(&x);
         let call = &call(layers.len());
-        match &self.cls {
+        let cls = self.cls.as_ref().filter(|_| self.pooling == Pooling::ClsLastLayer);
+        match cls {
             Some(_) if whole => bail!(
-                "pooling {} computes no sequence in the last layer; choose mean, first or cls-front",
+                "pooling {} computes no sequence in the last layer; choose mean, first, cls-front or cls-vector",
                 self.pooling.name()
             ),
             Some(cls) => {
@@ -128,16 +124,25 @@ impl Encoder {
         }
     }
 
-    /// The class id in front, the last position dropped.
-    fn class_in_front(&self, ids: &Tensor, mask: Option<&Tensor>) -> Result<(Tensor, Option<Tensor>)> {
+    /// The embedded positions [b, n, width] and their mask, with the class in front where pooling says so.
+    fn embed(&self, ids: &Tensor, mask: Option<&Tensor>) -> Result<(Tensor, Option<Tensor>)> {
         let (b, n) = ids.dims2()?;
-        let class = Tensor::full(self.class_id, (b, 1), ids.device())?;
-        let ids = Tensor::cat(&[&class, &ids.narrow(1, 0, n - 1)?], 1)?;
-        let mask = mask.map(|mask| {
-            let one = Tensor::ones((b, 1), mask.dtype(), mask.device())?;
-            Tensor::cat(&[&one, &mask.narrow(1, 0, n - 1)?], 1)
-        });
-        Ok((ids, mask.transpose()?))
+        let seen = |kept: usize| {
+            let mask = mask.map(|mask| {
+                let one = Tensor::ones((b, 1), mask.dtype(), mask.device())?;
+                Tensor::cat(&[&one, &mask.narrow(1, 0, kept)?], 1)
+            });
+            mask.transpose()
+        };
+        match (self.pooling, &self.cls) {
+            (Pooling::ClsFront, _) => {
+                let class = Tensor::full(self.class_id, (b, 1), ids.device())?;
+                let ids = Tensor::cat(&[&class, &ids.narrow(1, 0, n - 1)?], 1)?;
+                Ok((self.embedding.forward(&ids)?, seen(n - 1)?))
+            }
+            (Pooling::ClsVector, Some(cls)) => Ok((self.embedding.behind(cls, ids)?, seen(n)?)),
+            _ => Ok((self.embedding.forward(ids)?, mask.cloned())),
+        }
     }
 
     fn pool(&self, x: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
@@ -169,10 +174,10 @@ impl ModelConfig {
             head_dim: self.backbone.head_dim(),
             ffn: self.backbone.ffn,
             bias: self.backbone.bias,
-            max_len: self.max_len,
+            max_len: self.positions(self.max_len),
             causal: false,
             layer,
-            form: FfnForm::default(),
+            form: FfnForm { activation: self.backbone.activation, ..FfnForm::default() },
         }
     }
 }
@@ -210,7 +215,7 @@ pub struct Classifier {
     encoder: Encoder,
     head: Head,
     classes: usize,
-    dropout: f64,
+    backbone: Backbone,
 }
 
 /// What a classifier computes on the way.
@@ -236,7 +241,7 @@ impl Classifier {
         let backbone = &config.backbone;
         let builder = backbone.init.apply(builder).pp("head");
         let head = Head::new(&builder, backbone.width, backbone.ffn, config.classes)?;
-        Ok(Self { encoder, head, classes: config.classes, dropout: backbone.dropout })
+        Ok(Self { encoder, head, classes: config.classes, backbone: backbone.clone() })
     }
 
     /// `ids` [b, n] (u32) and `mask` [b, n] (1 keep, 0 padding; absent keeps all) to logits [b, classes].
@@ -269,8 +274,8 @@ impl Classifier {
         self.classes
     }
 
-    /// Rate of dropout while training.
-    pub const fn dropout(&self) -> f64 {
-        self.dropout
+    /// What a forward pass of training drops, drawn from `noise`.
+    pub const fn drops(&self, noise: Noise) -> Dropout {
+        self.backbone.drops(noise)
     }
 }

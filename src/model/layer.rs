@@ -170,7 +170,7 @@ impl AttentionLayer {
         call: &Call,
         then: impl FnOnce(&Input, Option<&Tensor>) -> Result<T>,
     ) -> Result<T> {
-        let Call { mask, memory, .. } = *call;
+        let Call { mask, memory, dropout } = *call;
         let held = memory.map_or(Ok(0), |memory| memory.dim(1))?;
         let normal = match memory {
             Some(memory) => Some(self.normalise(&Tensor::cat(&[memory, x], 1)?)?),
@@ -183,8 +183,15 @@ impl AttentionLayer {
             Some(normal) => self.separate(normal, held)?,
         };
         let global = self.global(normal.as_ref())?;
-        let input =
-            Input { qkv: &qkv, x: normal.as_ref(), mask, cls: None, global: global.as_ref(), memory: held };
+        let input = Input {
+            qkv: &qkv,
+            x: normal.as_ref(),
+            mask,
+            cls: None,
+            global: global.as_ref(),
+            memory: held,
+            dropout: dropout.weights(1)?,
+        };
         then(&input, normal.as_ref())
     }
 
@@ -218,6 +225,7 @@ impl AttentionLayer {
             cls: Some(&cls_qkv),
             global: global.as_ref(),
             memory: 0,
+            dropout: call.dropout.weights(1)?,
         };
         let Some(out) = self.mechanism.forward(&input)?.cls else {
             bail!("this mechanism has no class token; choose another pooling");

@@ -35,7 +35,9 @@ use candle_core::Tensor;
 
 use crate::attention::knobs::Knobs;
 use crate::attention::{Entry, Shape};
+use crate::nn::dropout::{Dropout, Noise};
 use crate::nn::embedding::Positions;
+use crate::nn::ffn::Activation;
 pub use encoder::Classifier;
 pub use family::{Family, TABLE, families, find, register};
 
@@ -56,6 +58,9 @@ pub enum Pooling {
     Mean,
     /// The last id of the vocabulary is put in front (the last position is dropped) and its output is used.
     ClsFront,
+    /// A trained vector, 0 at the start, is put in front of the embedded tokens, as one position more, and its output is
+    /// used (Long Range Arena).
+    ClsVector,
     /// A trained vector joins the last layer only (Transformer-LS; needs [`crate::attention::Support::cls`]).
     ClsLastLayer,
     /// The output of the first position.
@@ -64,13 +69,14 @@ pub enum Pooling {
 
 impl Pooling {
     /// All of them.
-    pub const ALL: &[Self] = &[Self::Mean, Self::ClsFront, Self::ClsLastLayer, Self::First];
+    pub const ALL: &[Self] = &[Self::Mean, Self::ClsFront, Self::ClsVector, Self::ClsLastLayer, Self::First];
 
     /// Its name in golden files, suites and on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Mean => "mean",
             Self::ClsFront => "cls-front",
+            Self::ClsVector => "cls-vector",
             Self::ClsLastLayer => "cls-last-layer",
             Self::First => "first",
         }
@@ -111,8 +117,12 @@ pub struct Backbone {
     pub positions: Positions,
     /// Start of the weights.
     pub init: InitScheme,
+    /// What stands between the linear layers of the feed-forward halves of an encoder.
+    pub activation: Activation,
     /// Dropout of hidden activations while training.
     pub dropout: f64,
+    /// Dropout of attention weights while training, where a mechanism has such.
+    pub attention_dropout: f64,
 }
 
 /// A classifier around one variant of a mechanism.
@@ -203,7 +213,9 @@ impl Backbone {
             bias: true,
             positions: Positions::Learned,
             init: InitScheme::Torch,
+            activation: Activation::Gelu,
             dropout: 0.0,
+            attention_dropout: 0.0,
         }
     }
 
@@ -225,10 +237,15 @@ impl Backbone {
         if !self.inner.is_multiple_of(self.heads) {
             return Err(ConfigError::Heads { heads: self.heads, inner: self.inner });
         }
-        if !(0.0..1.0).contains(&self.dropout) {
-            return Err(ConfigError::Dropout(self.dropout.to_string()));
+        match [self.dropout, self.attention_dropout].iter().find(|rate| !(0.0..1.0).contains(*rate)) {
+            Some(rate) => Err(ConfigError::Dropout(rate.to_string())),
+            None => Ok(()),
         }
-        Ok(())
+    }
+
+    /// What a forward pass of training drops, drawn from `noise`.
+    pub const fn drops(&self, noise: Noise) -> Dropout {
+        noise.at(self.dropout).with_attention(self.attention_dropout)
     }
 
     /// Refuses what cannot be counted at length `len` with these `knobs`: the bound is the largest product that a cost
@@ -271,6 +288,11 @@ fn positive(sizes: &[(&'static str, usize)]) -> Result<(), ConfigError> {
 }
 
 impl ModelConfig {
+    /// Positions that the layers see of a document of length `len`.
+    pub const fn positions(&self, len: usize) -> usize {
+        if matches!(self.pooling, Pooling::ClsVector) { len + 1 } else { len }
+    }
+
     /// # Errors
     /// Sizes that no model has, and what the mechanism cannot do.
     pub fn validate(&self) -> Result<(), ConfigError> {
@@ -293,7 +315,7 @@ impl ModelConfig {
             let (what, instead) = ("class token in the last layer", "choose cls-front or mean pooling");
             return Err(ConfigError::Unsupported { mechanism, what, instead });
         }
-        let mut shape = self.backbone.shape(1, self.max_len, false);
+        let mut shape = self.backbone.shape(1, self.positions(self.max_len), false);
         shape.cls = self.pooling == Pooling::ClsLastLayer;
         self.entry.admits(&self.knobs, &shape).map_err(|reason| ConfigError::Knobs { mechanism, reason })
     }

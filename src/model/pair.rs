@@ -3,9 +3,9 @@
 
 use candle_core::{Result, Tensor, bail};
 
-use super::ModelConfig;
 use super::encoder::Encoder;
-use crate::nn::dropout::Dropout;
+use super::{Backbone, ModelConfig};
+use crate::nn::dropout::{Dropout, Noise};
 use crate::nn::head::Head;
 use crate::nn::params::Builder;
 
@@ -13,7 +13,7 @@ use crate::nn::params::Builder;
 pub struct Pair {
     encoder: Encoder,
     head: Head,
-    dropout: f64,
+    backbone: Backbone,
 }
 
 /// One document of every example: ids [b, n] and mask [b, n] (absent keeps all).
@@ -47,7 +47,7 @@ impl Pair {
         let encoder = Encoder::new(config, builder)?;
         let builder = config.backbone.init.apply(builder).pp("head");
         let head = Head::new(&builder, config.feature_width(), config.backbone.ffn, config.classes)?;
-        Ok(Self { encoder, head, dropout: config.backbone.dropout })
+        Ok(Self { encoder, head, backbone: config.backbone.clone() })
     }
 
     /// Both documents to logits [b, classes].
@@ -78,9 +78,9 @@ impl Pair {
         Ok(PairTrace { logits: self.decide(&u, &v)?, pooled: [u, v], hidden: [hidden_u, hidden_v] })
     }
 
-    /// Rate of dropout while training.
-    pub const fn dropout(&self) -> f64 {
-        self.dropout
+    /// What a forward pass of training drops, drawn from `noise`.
+    pub const fn drops(&self, noise: Noise) -> Dropout {
+        self.backbone.drops(noise)
     }
 
     fn decide(&self, u: &Tensor, v: &Tensor) -> Result<Tensor> {

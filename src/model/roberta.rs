@@ -206,7 +206,8 @@ impl Layer {
     fn forward(&self, x: &Tensor, mask: Option<&Tensor>, dropout: Dropout) -> Result<Tensor> {
         let qkv = self.pack(x, &self.projection, layout(self.needs.projections).1)?;
         let global = self.global.as_ref().map(|group| self.pack(x, group, Parts::QKV)).transpose()?;
-        let input = Input { x: Some(x), mask, global: global.as_ref(), ..Input::new(&qkv) };
+        let weights = dropout.branch(0).weights(1)?;
+        let input = Input { x: Some(x), mask, global: global.as_ref(), dropout: weights, ..Input::new(&qkv) };
         let attended = self.mechanism.forward(&input)?.out.merged()?;
         let x = self.attention_norm.forward(&self.attention.onto(&attended, x, dropout.branch(0))?)?;
         let hidden = gelu(&self.inner.forward(&x)?)?;

@@ -52,12 +52,36 @@ fn what_stands_at_padded_positions_changes_nothing() {
     for (mechanism, pooling) in [
         ("full", Pooling::Mean),
         ("full", Pooling::ClsFront),
+        ("full", Pooling::ClsVector),
         ("ls", Pooling::ClsLastLayer),
         ("ls", Pooling::First),
     ] {
         let model = Classifier::new(&config(mechanism, pooling, 7), &builder()).unwrap();
         let logits = |ids: &Tensor| numbers(&model.forward(ids, Some(&mask)).unwrap());
         assert_eq!(logits(&clean), logits(&junk), "{mechanism} {pooling:?}");
+    }
+}
+
+#[test]
+fn a_class_vector_is_a_class_id_in_front_of_all_tokens() {
+    let (front, vector) = (builder(), config("linformer", Pooling::ClsVector, 7));
+    let longer = ModelConfig { vocab: 13, max_len: 8, pooling: Pooling::ClsFront, ..vector.clone() };
+    let other = Classifier::new(&longer, &front).unwrap();
+    let params = front.finish();
+    let mut given: std::collections::HashMap<String, Tensor> =
+        params.names().map(|name| (name.to_owned(), params.value(name).unwrap())).collect();
+    let tokens = given.remove("token_embedding.weight").unwrap();
+    given.insert("cls".to_owned(), tokens.get(12).unwrap());
+    given.insert("token_embedding.weight".to_owned(), tokens.narrow(0, 0, 12).unwrap());
+    let model = Classifier::new(&vector, &Builder::given(given, &Device::Cpu, false)).unwrap();
+    for n in [1, 7] {
+        let behind = Tensor::cat(&[&ids(2, n), &ids(2, 1)], 1).unwrap();
+        let keep: Vec<f32> = (0..2 * n).map(|at| f32::from(u8::from(at % 3 != 1))).collect();
+        let mask = Tensor::from_vec(keep, (2, n), &Device::Cpu).unwrap();
+        let longer =
+            Tensor::cat(&[&mask, &Tensor::zeros((2, 1), DType::F32, &Device::Cpu).unwrap()], 1).unwrap();
+        let (a, b) = (model.forward(&ids(2, n), Some(&mask)), other.forward(&behind, Some(&longer)));
+        assert_eq!(numbers(&a.unwrap()), numbers(&b.unwrap()), "{n}");
     }
 }
 

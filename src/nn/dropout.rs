@@ -2,7 +2,7 @@
 
 use candle_core::{Result, Tensor};
 
-use crate::kernel::dropout::{dropout, mix};
+use crate::kernel::dropout::{WeightDropout, dropout, mix};
 
 /// The random stream of one step, for whatever rates a model drops at. It branches by step and micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,27 +21,35 @@ impl Noise {
     }
 
     /// Dropout at `rate`, drawn from it.
-    pub fn at(self, rate: f64) -> Dropout {
-        if rate == 0.0 { Dropout::NONE } else { Dropout::new(rate, self.0) }
+    pub const fn at(self, rate: f64) -> Dropout {
+        Dropout::new(rate, self.0)
     }
 }
 
-/// Rate and random stream of one forward pass. The stream branches at every layer and place, so that what is
+/// Rates and random stream of one forward pass. The stream branches at every layer and place, so that what is
 /// dropped is a function of the seed and the place alone.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dropout {
     rate: f64,
+    /// That of attention weights.
+    attention: f64,
     seed: u64,
 }
 
 impl Dropout {
     /// Nothing is dropped.
-    pub const NONE: Self = Self { rate: 0.0, seed: 0 };
+    pub const NONE: Self = Self::new(0.0, 0);
 
-    /// Drops at `rate`. `seed` should be another one in every step and micro-batch: [`Dropout::branch`] of the
+    /// Drops hidden activations at `rate`. `seed` should be another one in every step and micro-batch: [`Dropout::branch`] of the
     /// run's seed.
     pub const fn new(rate: f64, seed: u64) -> Self {
-        Self { rate, seed }
+        Self { rate, attention: 0.0, seed }
+    }
+
+    /// The same, and attention weights at `rate`.
+    #[must_use]
+    pub const fn with_attention(self, rate: f64) -> Self {
+        Self { attention: rate, ..self }
     }
 
     /// The stream of branch `number`.
@@ -56,7 +64,15 @@ impl Dropout {
         if self.is_none() { self } else { Self { rate, ..self } }
     }
 
-    /// Whether nothing is dropped.
+    /// Dropout of attention weights, as place `number` of this stream says.
+    ///
+    /// # Errors
+    /// A rate outside [0, 1).
+    pub fn weights(&self, number: u64) -> Result<Option<WeightDropout>> {
+        WeightDropout::new(self.attention, self.branch(number).seed)
+    }
+
+    /// Whether no hidden activation is dropped.
     pub fn is_none(&self) -> bool {
         self.rate == 0.0
     }

@@ -47,13 +47,30 @@ impl Embedding {
     /// # Errors
     /// More positions than the table has, or an id outside the vocabulary.
     pub fn forward(&self, ids: &Tensor) -> Result<Tensor> {
-        let (n, rows) = (ids.dim(1)?, self.positions.dim(0)?);
+        self.fits(ids.dim(1)?)?;
+        with_positions(ids, &self.tokens, &self.positions)
+    }
+
+    /// The vector `front` [width] at position 0 and `ids` [b, n] behind it, [b, n + 1, width].
+    ///
+    /// # Errors
+    /// As [`Self::forward`].
+    pub fn behind(&self, front: &Tensor, ids: &Tensor) -> Result<Tensor> {
+        let (b, n) = ids.dims2()?;
+        self.fits(n + 1)?;
+        let first = (front.unsqueeze(0)? + self.positions.narrow(0, 0, 1)?)?;
+        let rest = with_positions(ids, &self.tokens, &self.positions.narrow(0, 1, n)?.contiguous()?)?;
+        Tensor::cat(&[&first.unsqueeze(0)?.repeat((b, 1, 1))?, &rest], 1)
+    }
+
+    fn fits(&self, n: usize) -> Result<()> {
+        let rows = self.positions.dim(0)?;
         if n > rows {
             bail!(
                 "{n} positions do not fit a position table of {rows} rows; build the model for that length"
             );
         }
-        with_positions(ids, &self.tokens, &self.positions)
+        Ok(())
     }
 }
 

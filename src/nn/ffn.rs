@@ -1,10 +1,10 @@
-//! The feed-forward half of a block: FFN(x) = fc2(GELU(fc1(x))), or with ReLU, with its LayerNorm and residual.
+//! The feed-forward half of a block: FFN(x) = fc2(GELU(fc1(x))), or with another activation, with its LayerNorm and residual.
 
 use candle_core::{Result, Tensor};
 
 use super::dropout::Dropout;
 use super::params::{Builder, Group, Init, Spec};
-use crate::kernel::activation::{gelu, relu};
+use crate::kernel::activation::{gelu, gelu_tanh, relu};
 use crate::kernel::block::{self, FfnCall, Residual};
 use crate::kernel::linear::linear;
 use crate::kernel::norm::{EPS, layer_norm};
@@ -15,6 +15,8 @@ pub enum Activation {
     /// Exact GELU.
     #[default]
     Gelu,
+    /// GELU with tanh in the place of erf (Flax's).
+    GeluTanh,
     /// ReLU (fairseq's language models).
     Relu,
 }
@@ -68,6 +70,7 @@ impl Ffn {
         let hidden = linear(&normal, &part(2)?, Some(&part(3)?))?;
         let hidden = match activation {
             Activation::Gelu => gelu(&hidden)?,
+            Activation::GeluTanh => gelu_tanh(&hidden)?,
             Activation::Relu => relu(&hidden)?,
         };
         let inner = hidden_dropout.map_or(dropout, |rate| dropout.with_rate(rate));

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::grid::{Pick, PlanError};
 use crate::config::grid::Words;
+use crate::model::Backbone;
 use crate::model::family::{Sizes, masked_lm};
 use crate::train::pretrained::Pretrained;
 
@@ -116,18 +117,17 @@ pub fn sizes(pick: &Pick, start: Option<&Pretrained>, usual: &str) -> Result<(St
     let Some(start) = start else {
         return Ok((pick.settings.preset.clone().unwrap_or_else(|| usual.to_owned()), said));
     };
-    if let Some(size) = (Sizes { dropout: None, ..said.clone() }).words().first() {
+    if let Some(size) = (Sizes { dropout: None, attention_dropout: None, ..said.clone() }).words().first() {
         return Err(PlanError(format!("--from brings the encoder's sizes; leave {size} out")));
     }
     let own = masked_lm::preset_of(&start.backbone, start.vocab);
     let preset =
         pick.settings.preset.clone().or_else(|| own.map(str::to_owned)).unwrap_or_else(|| usual.to_owned());
     let there = masked_lm::preset(&preset).map(|(backbone, ..)| backbone);
-    let other = |size: usize, of: fn(&crate::model::Backbone) -> usize| {
-        (there.map(of) != Some(size)).then_some(size as u64)
-    };
+    let other =
+        |size: usize, of: fn(&Backbone) -> usize| (there.map(of) != Some(size)).then_some(size as u64);
     let backbone = &start.backbone;
-    let dropout = there.is_none_or(|there| there.dropout != backbone.dropout).then_some(backbone.dropout);
+    let rate = |of: fn(&Backbone) -> f64| (there.map(of) != Some(of(backbone))).then(|| of(backbone));
     Ok((
         preset,
         Sizes {
@@ -136,7 +136,8 @@ pub fn sizes(pick: &Pick, start: Option<&Pretrained>, usual: &str) -> Result<(St
             heads: other(backbone.heads, |of| of.heads),
             ffn: other(backbone.ffn, |of| of.ffn),
             pooling: None,
-            dropout: said.dropout.or(dropout),
+            dropout: said.dropout.or_else(|| rate(|of| of.dropout)),
+            attention_dropout: said.attention_dropout.or_else(|| rate(|of| of.attention_dropout)),
         },
     ))
 }

@@ -222,12 +222,12 @@ fn a_damaged_checkpoint_is_refused_wherever_it_is_cut() {
 #[test]
 fn dropout_trains_reproducibly_and_is_off_in_evaluation() {
     for mechanism in ["full", "ls"] {
-        let train = |rate: f64, seed: u64| {
+        let train = |(rate, attention): (f64, f64), seed: u64| {
             let (model, mut trainer) = model(mechanism);
             let (ids, labels) = batch(0, 4);
             let losses: Vec<f64> = (0..40)
                 .map(|step| {
-                    let dropout = Dropout::new(rate, seed).branch(step);
+                    let dropout = Dropout::new(rate, seed).with_attention(attention).branch(step);
                     let logits = || model.forward_train(&ids, None, dropout);
                     trainer.step(|| classification_loss(&logits()?, &labels)).unwrap().loss
                 })
@@ -235,12 +235,15 @@ fn dropout_trains_reproducibly_and_is_off_in_evaluation() {
             let after = loss(&model, &(ids, labels)).unwrap().sum.to_scalar::<f32>().unwrap();
             (losses, f64::from(after))
         };
-        let (dropped, after) = train(0.2, 5);
-        assert_eq!(dropped, train(0.2, 5).0, "{mechanism}");
-        assert_ne!(dropped, train(0.2, 6).0, "{mechanism}");
-        assert_ne!(dropped, train(0.0, 5).0, "{mechanism}");
-        let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
-        assert!(after < 0.8 * mean(&dropped[..5]), "{mechanism}: {dropped:?}, {after}");
+        let whole = train((0.0, 0.0), 5).0;
+        for rates in [(0.2, 0.0), (0.0, 0.2)] {
+            let (dropped, after) = train(rates, 5);
+            assert_eq!(dropped, train(rates, 5).0, "{mechanism} {rates:?}");
+            assert_ne!(dropped, train(rates, 6).0, "{mechanism} {rates:?}");
+            assert_ne!(dropped, whole, "{mechanism} {rates:?}");
+            let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
+            assert!(after < 0.8 * mean(&dropped[..5]), "{mechanism} {rates:?}: {dropped:?}, {after}");
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use candle_core::{Device, Result, Tensor, Var};
 use effattn::attention::{Input, Projections};
 use effattn::device::rng::Stream;
+use effattn::kernel::dropout::WeightDropout;
 use effattn::kernel::heads::{Parts, Qkv, merge, split};
 use effattn::kernel::{Mode, with_mode};
 use effattn::nn::params::Builder;
@@ -99,13 +100,15 @@ pub struct Run<'a> {
     pub mode: Mode,
     /// Packed rows instead of separate tensors.
     pub packed: bool,
+    /// Dropout of the attention weights.
+    pub dropout: Option<WeightDropout>,
     /// Weight of output row (sample, head, query) in the loss.
     pub weigh: &'a dyn Fn(usize, usize, usize) -> f32,
 }
 
 impl<'a> Run<'a> {
     pub fn new(case: &'a Case, params: &'a HashMap<String, Tensor>, inputs: &'a Inputs, mode: Mode) -> Self {
-        Self { case, params, inputs, mask: None, mode, packed: false, weigh: &|_, _, _| 1.0 }
+        Self { case, params, inputs, mask: None, mode, packed: false, dropout: None, weigh: &|_, _, _| 1.0 }
     }
 
     /// Outputs and gradients; a failure names the case.
@@ -146,6 +149,7 @@ impl<'a> Run<'a> {
             cls: cls.has_q().then_some(&cls),
             global: global.has_q().then_some(&global),
             memory: case.memory(),
+            dropout: self.dropout,
         })?;
         let out = output.out.split()?;
         let mut loss = (&out * self.weights(case.queries)?)?.sum_all()?;

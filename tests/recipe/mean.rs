@@ -16,7 +16,14 @@ pub static ENTRY: Entry = Entry {
     name: "mean",
     title: "Mean attention",
     paper: Paper { authors: "You", title: "A recipe", year: 2026, locator: "docs/adding-a-mechanism.md" },
-    support: Support { bidirectional: true, causal: true, cross: false, memory: false, cls: false },
+    support: Support {
+        bidirectional: true,
+        causal: true,
+        cross: false,
+        memory: false,
+        cls: false,
+        dropout: false,
+    },
     knobs: &[Knob {
         name: "learned",
         kind: Kind::Bool,

@@ -298,6 +298,7 @@ impl Mechanism for LongShort {
             scale: self.scale(),
             slots: slots.as_ref(),
             relative: relative.as_ref(),
+            dropout: input.dropout,
         };
         let out = attend(&local.qkv(self.heads)?, &call)?;
         let cls = input.cls.map(|cls| class_token(&out, cls, input.mask, self.scale())).transpose()?;

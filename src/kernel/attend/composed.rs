@@ -3,6 +3,7 @@
 use candle_core::{Result, Tensor, bail};
 
 use super::Attend;
+use crate::kernel::dropout::WeightDropout;
 use crate::kernel::heads::{Heads, Qkv};
 use crate::kernel::softmax::{masked_softmax, softmax};
 use crate::pattern::{Group, Rule};
@@ -18,7 +19,7 @@ pub fn composed(qkv: &Qkv, call: &Attend) -> Result<Heads> {
         return Ok(Heads::Split(attend_groups(&operands, call, call.pattern.groups(0))?));
     }
     let per_head = (0..heads)
-        .map(|head| attend_groups(&operands.head(head)?, call, call.pattern.groups(head)))
+        .map(|head| attend_groups(&operands.of_head(head)?, call, call.pattern.groups(head)))
         .collect::<Result<Vec<_>>>()?;
     Ok(Heads::Split(Tensor::cat(&per_head, 1)?))
 }
@@ -31,6 +32,8 @@ struct Operands {
     content: Option<Tensor>,       // [b, h, t + s]: u . k, 0 for slots
     distance: Option<Tensor>,      // [b, h, n, distances]: (q + v) . table
     slot_distance: Option<Tensor>, // [b, h, n, distances]: q . slot_table
+    head: usize,                   // number of the first head
+    heads: usize,                  // of the whole call
 }
 
 impl Operands {
@@ -61,10 +64,10 @@ impl Operands {
             k = Tensor::cat(&[k, slots.k()?.contiguous()?], 2)?;
             v = Tensor::cat(&[v, slots.v()?.contiguous()?], 2)?;
         }
-        Ok(Self { q, k, v, content, distance, slot_distance })
+        Ok(Self { q, k, v, content, distance, slot_distance, head: 0, heads: h })
     }
 
-    fn head(&self, head: usize) -> Result<Self> {
+    fn of_head(&self, head: usize) -> Result<Self> {
         let one = |x: &Tensor| x.narrow(1, head, 1)?.contiguous();
         let maybe = |x: &Option<Tensor>| x.as_ref().map(one).transpose();
         Ok(Self {
@@ -74,6 +77,8 @@ impl Operands {
             content: maybe(&self.content)?,
             distance: maybe(&self.distance)?,
             slot_distance: maybe(&self.slot_distance)?,
+            head: self.head + head,
+            heads: self.heads,
         })
     }
 }
@@ -142,6 +147,7 @@ fn attend_bucket(x: &Operands, call: &Attend, bucket: &Bucket) -> Result<Tensor>
     let (b, h, _, d) = x.q.dims4()?;
     let device = x.q.device();
     let index = BucketIndex::new(call, bucket);
+    let factors = call.dropout.map(|dropout| index.factors(x, bucket, dropout)).transpose()?;
     let (g, q, s) = (bucket.groups.len(), bucket.queries, bucket.keys);
     let tensor = |data: Vec<u32>| {
         let len = data.len();
@@ -182,10 +188,13 @@ fn attend_bucket(x: &Operands, call: &Attend, bucket: &Bucket) -> Result<Tensor>
             None => mask,
         });
     }
-    let weights = match visible {
+    let mut weights = match visible {
         Some(visible) => masked_softmax(&logits, &visible)?,
         None => softmax(&logits)?,
     };
+    if let (Some(dropout), Some(factors)) = (call.dropout, factors) {
+        weights = dropout.scaled(&weights, factors)?;
+    }
     weights.reshape((b * h * g, q, s))?.matmul(&vg)?.reshape((b, h, g * q, d))
 }
 
@@ -245,5 +254,21 @@ impl BucketIndex {
             index.visible = Some(visible);
         }
         index
+    }
+
+    /// What dropout multiplies the weights [b, h, G, Q, S] by.
+    fn factors(&self, x: &Operands, bucket: &Bucket, dropout: WeightDropout) -> Result<Vec<f32>> {
+        let (b, h, n, _) = x.q.dims4()?;
+        let mut factors = Vec::new();
+        for at in 0..b * h {
+            let first = (at / h * x.heads + x.head + at % h) * n;
+            for (queries, keys) in self.queries.chunks(bucket.queries).zip(self.keys.chunks(bucket.keys)) {
+                for &query in queries {
+                    let keys = keys.iter().map(|&key| key as usize);
+                    factors.extend(dropout.factors(first + query as usize, keys));
+                }
+            }
+        }
+        Ok(factors)
     }
 }

@@ -15,6 +15,7 @@ use candle_core::{DType, Result, Tensor};
 
 pub use composed::composed;
 
+use super::dropout::WeightDropout;
 use super::heads::{Heads, Qkv};
 use crate::pattern::Pattern;
 
@@ -30,13 +31,21 @@ pub struct Attend<'a> {
     pub slots: Option<&'a Qkv>,
     /// Position-dependent logits.
     pub relative: Option<&'a Relative>,
+    /// Dropout of the weights; slots are counted behind the keys.
+    pub dropout: Option<WeightDropout>,
 }
 
 impl<'a> Attend<'a> {
     /// Logits q.k / sqrt(`head_dim`) over the pairs of `pattern`, without slots.
     pub fn plain(pattern: &'a Pattern, mask: Option<&'a Tensor>, head_dim: usize) -> Self {
         let scale = 1.0 / (head_dim as f64).sqrt();
-        Self { pattern, mask, scale, slots: None, relative: None }
+        Self { pattern, mask, scale, slots: None, relative: None, dropout: None }
+    }
+
+    /// The same with dropout of the weights.
+    #[must_use]
+    pub fn dropping(self, dropout: Option<WeightDropout>) -> Self {
+        Self { dropout, ..self }
     }
 }
 

@@ -21,6 +21,7 @@ use super::cuda::{
 };
 use crate::kernel::cpu::compact::{self, Elements};
 use crate::kernel::cpu::{gradient, par, rows};
+use crate::kernel::dropout::WeightDropout;
 use crate::kernel::heads::{Heads, Qkv};
 use crate::kernel::op::{self, Op, Out};
 use crate::kernel::tape;
@@ -36,6 +37,7 @@ pub fn attend(qkv: &Qkv, call: &Attend) -> Result<Heads> {
         plan: Plan::new(call.pattern, dims.heads)?,
         dims,
         scale: call.scale as f32,
+        dropout: call.dropout,
         operands,
         hidden: hidden(call, &dims)?,
         save: arguments.iter().any(Tensor::track_op),
@@ -51,6 +53,7 @@ struct Attention {
     plan: Plan,
     dims: Dims,
     scale: f32,
+    dropout: Option<WeightDropout>,
     operands: Operands,
     hidden: Vec<bool>,
     /// Whether there will be a backward pass.
@@ -69,6 +72,7 @@ impl Attention {
             plan: &self.plan,
             dims: self.dims,
             scale: self.scale,
+            dropout: self.dropout,
             q: q.rows(arguments)?,
             k: k.rows(arguments)?,
             v: v.rows(arguments)?,

@@ -67,6 +67,13 @@ pub fn composed(out: &Heads, cls: &Qkv, mask: Option<&Tensor>, scale: f64) -> Re
         None => None,
     };
     let slots = Qkv::keys_values(cls.k()?, cls.v()?);
-    let call = Attend { pattern: &pattern, mask: mask.as_ref(), scale, slots: Some(&slots), relative: None };
+    let call = Attend {
+        pattern: &pattern,
+        mask: mask.as_ref(),
+        scale,
+        slots: Some(&slots),
+        relative: None,
+        dropout: None,
+    };
     attend(&Qkv::separate(cls.q()?, out.clone(), out), &call)
 }

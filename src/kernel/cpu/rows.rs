@@ -127,6 +127,23 @@ simd_fn! {
 }
 
 simd_fn! {
+    /// y = GELU(x) with tanh.
+    pub fn gelu_tanh<S>(simd, x: &'a [f32], y: &'a mut [f32]) {
+        math::map(simd, x, y, #[inline(always)] |x| math::gelu_tanh_grad(simd, x).0);
+    }
+}
+
+simd_fn! {
+    /// dx = dy GELU'(x) with tanh.
+    pub fn gelu_tanh_backward<S>(simd, x: &'a [f32], dy: &'a [f32], dx: &'a mut [f32]) {
+        for at in (0..x.len()).step_by(S::F32_LANES) {
+            let (_, slope) = math::gelu_tanh_grad(simd, load(simd, x, at));
+            store(simd, dx, at, simd.mul_f32s(load(simd, dy, at), slope));
+        }
+    }
+}
+
+simd_fn! {
     /// h += bias and a = GELU(h), for every row.
     pub fn bias_gelu<S>(simd, h: &'a mut [f32], bias: &'a [f32], a: &'a mut [f32]) {
         let width = bias.len().max(1);

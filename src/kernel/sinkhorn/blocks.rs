@@ -2,6 +2,7 @@
 
 use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
 use crate::kernel::cpu::math;
+use crate::kernel::dropout::WeightDropout;
 
 /// Sizes of one call, in elements.
 #[derive(Clone, Copy)]
@@ -25,6 +26,7 @@ pub struct Sizes {
     /// Factor on logits.
     pub scale: f32,
     pub concat: bool,
+    pub dropout: Option<WeightDropout>,
 }
 
 impl Sizes {
@@ -79,6 +81,8 @@ pub struct Block<'a> {
     pub hidden: &'a [bool],
     /// Which offsets have a kept key in no block, [block].
     pub nowhere: &'a [bool],
+    /// Number of the first row, as dropout counts.
+    pub row: usize,
 }
 
 /// Gradients of one block.
@@ -107,10 +111,21 @@ impl Block<'_> {
         softmax_parts(&mut weights[..block * both], sizes.part());
     }
 
+    /// Drops weights, or what they are multiplied by, [block, 2 block].
+    fn drop(&self, sizes: &Sizes, weights: &mut [f32]) {
+        let Some(dropout) = sizes.dropout else { return };
+        for (at, weights) in weights.chunks_exact_mut(2 * sizes.block).take(sizes.block).enumerate() {
+            let keys = (0..2).flat_map(|half| (0..sizes.block).map(move |key| 2 * key + half));
+            let factors = dropout.factors(self.row + at, keys);
+            weights.iter_mut().zip(factors).for_each(|(weight, factor)| *weight *= factor);
+        }
+    }
+
     /// Output rows [block, d]; zero where the query is hidden.
     pub fn forward(&self, sizes: &Sizes, weights: &mut [f32], out: &mut [f32]) {
         let (d, block) = (sizes.d, sizes.block);
         self.weights(sizes, weights);
+        self.drop(sizes, weights);
         for (at, values) in [self.sv, self.v].into_iter().enumerate() {
             let weights = Mat::strided(&weights[at * block..], block, block, 2 * block);
             let values = Mat::new(values, block, d);
@@ -131,13 +146,17 @@ impl Block<'_> {
         let both = 2 * block;
         self.weights(sizes, weights);
         let (dout, q) = (Mat::new(grad, block, d), Mat::new(self.q, block, d));
-        for (at, (values, dvalues)) in [(self.sv, out.sv), (self.v, out.v)].into_iter().enumerate() {
+        for (at, values) in [self.sv, self.v].into_iter().enumerate() {
             let half = MatMut::strided(&mut grads[at * block..], block, block, both);
             gemm(half, dout, Mat::new(values, block, d).t(), 1.0, Threads::One);
+        }
+        self.drop(sizes, grads);
+        softmax_parts_backward(&weights[..block * both], &mut grads[..block * both], sizes.part());
+        self.drop(sizes, weights);
+        for (at, dvalues) in [out.sv, out.v].into_iter().enumerate() {
             let weights = Mat::strided(&weights[at * block..], block, block, both);
             gemm(MatMut::new(dvalues, block, d), weights.t(), dout, 1.0, Threads::One);
         }
-        softmax_parts_backward(&weights[..block * both], &mut grads[..block * both], sizes.part());
         for (at, (keys, dkeys)) in [(self.sk, out.sk), (self.k, out.k)].into_iter().enumerate() {
             let half = Mat::strided(&grads[at * block..], block, block, both);
             gemm(MatMut::new(dkeys, block, d), half.t(), q, sizes.scale, Threads::One);

@@ -3,6 +3,7 @@
 use candle_core::{D, Result, Tensor, bail};
 
 use super::{Activation, Sinkhorn, Sorting};
+use crate::kernel::dropout::WeightDropout;
 use crate::kernel::group::Group;
 use crate::kernel::heads::{Heads, Qkv};
 use crate::kernel::masking::zero_hidden_rows;
@@ -57,15 +58,25 @@ pub fn composed(qkv: &Qkv, mask: Option<&Tensor>, call: &Sinkhorn) -> Result<Hea
             (mix(&k)?, mix(&v)?)
         }
     };
+    // what dropout multiplies the weights of one half by: of the mixture (0) or of the own keys (1)
+    let factors = |dropout: WeightDropout, half: usize| {
+        let rows = (0..b * h).flat_map(|at| (0..padded).map(move |position| at * n + position));
+        rows.flat_map(|row| dropout.factors(row, (0..block).map(|key| 2 * key + half))).collect::<Vec<_>>()
+    };
+    let drop = |weights: Tensor, half: usize| match call.dropout {
+        Some(dropout) => dropout.scaled(&weights, factors(dropout, half)),
+        None => Ok(weights),
+    };
     let scale = 1.0 / (d as f64).sqrt();
     let logits = |k: &Tensor| q.matmul(&k.t()?)? * scale;
     let out = if call.concat {
         let logits = Tensor::cat(&[logits(&sk)?, logits(&k)?], 3)?;
         let weights = masked_softmax(&logits, &Tensor::cat(&[any, local], 3)?)?;
-        weights.matmul(&Tensor::cat(&[sv, v], 2)?)?
+        let half = |at: usize| drop(weights.narrow(3, at * block, block)?.contiguous()?, at);
+        (half(0)?.matmul(&sv)? + half(1)?.matmul(&v)?)?
     } else {
-        let near = masked_softmax(&logits(&k)?, &local)?.matmul(&v)?;
-        (near + masked_softmax(&logits(&sk)?, &any)?.matmul(&sv)?)?
+        let near = drop(masked_softmax(&logits(&k)?, &local)?, 1)?.matmul(&v)?;
+        (near + drop(masked_softmax(&logits(&sk)?, &any)?, 0)?.matmul(&sv)?)?
     };
     let out = if released { out.transpose(1, 2)?.contiguous()? } else { out };
     let out = out.reshape((b, h, padded, d))?.narrow(2, 0, n)?;

@@ -11,6 +11,7 @@ use super::{Activation, net_sizes};
 use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
 use crate::kernel::cpu::par::{self, zeros};
 use crate::kernel::cpu::{gradient, slices, with_slices};
+use crate::kernel::dropout::WeightDropout;
 use crate::kernel::group::{Group, Part};
 use crate::kernel::heads::{Heads, Qkv};
 use crate::kernel::op::{self, Op, Out};
@@ -23,6 +24,7 @@ pub struct Spec {
     pub concat: bool,
     pub temperature: f64,
     pub activation: Activation,
+    pub dropout: Option<WeightDropout>,
 }
 
 /// Sinkhorn attention on packed rows.
@@ -38,8 +40,23 @@ pub fn sinkhorn(qkv: &Qkv, mask: Option<&Tensor>, group: &Group, spec: Spec) -> 
     let (hidden, most) = net_sizes(group, heads, d, blocks)?;
     let scale = 1.0 / (d as f32).sqrt();
     let (q, k, v) = (q * e, k * e, v * e);
-    let sizes =
-        Sizes { b, n, heads, d, row, q, k, v, block, blocks, hidden, most, scale, concat: spec.concat };
+    let sizes = Sizes {
+        b,
+        n,
+        heads,
+        d,
+        row,
+        q,
+        k,
+        v,
+        block,
+        blocks,
+        hidden,
+        most,
+        scale,
+        concat: spec.concat,
+        dropout: spec.dropout,
+    };
     let keep = mask.map(|mask| mask.flatten_all()?.to_vec1::<f32>()).transpose()?;
     let op = Mixed { sizes, spec, keep, parts: group.parts.clone() };
     Ok(Heads::Merged { rows: tape::apply(&[&rows, &group.flat], op)?, heads })
@@ -56,6 +73,8 @@ struct Mixed {
 
 /// One sample and head, gathered: rows [valid.len() * block, d], zeros at hidden positions.
 struct Gathered {
+    /// Row of position 0, as dropout counts.
+    first: usize,
     valid: Vec<usize>,
     hidden: Vec<bool>,
     nowhere: Vec<bool>,
@@ -80,6 +99,7 @@ impl Gathered {
             sv: rows(&self.sv),
             hidden: &self.hidden[index * len..][..len],
             nowhere: &self.nowhere,
+            row: self.first + self.valid[index] * len,
         }
     }
 }
@@ -141,7 +161,8 @@ impl Mixed {
         let (mut sk, mut sv) = (zeros(k.len()), zeros(v.len()));
         mix(&mixture.r, false, &k, 0.0, &mut sk);
         mix(&mixture.r, false, &v, 0.0, &mut sv);
-        Gathered { valid, hidden, nowhere, q, k, v, pooled, mixture, sk, sv }
+        let first = (sample * self.sizes.heads + head) * n;
+        Gathered { first, valid, hidden, nowhere, q, k, v, pooled, mixture, sk, sv }
     }
 
     /// Output rows of the valid blocks, [_, d].

@@ -10,6 +10,7 @@ mod tests;
 
 use candle_core::{Result, Tensor, bail};
 
+use super::dropout::WeightDropout;
 use super::group::Group;
 use super::heads::{Heads, Qkv};
 pub use composed::composed;
@@ -48,6 +49,8 @@ pub struct Sinkhorn<'a> {
     pub sorting: Sorting<'a>,
     /// One softmax over mixture and block (true), or the sum of two.
     pub concat: bool,
+    /// Dropout of the weights: rows are positions, key 2 j is number j of the mixture and 2 j + 1 of the block.
+    pub dropout: Option<WeightDropout>,
 }
 
 /// Sinkhorn attention; `mask` [b, n]. Hidden queries give 0.
@@ -59,7 +62,13 @@ pub fn sinkhorn(qkv: &Qkv, mask: Option<&Tensor>, call: &Sinkhorn) -> Result<Hea
         && qkv.value_dims()?.2 > 0
         && super::fused_cpu(&qkv.device()?)
     {
-        let spec = cpu::Spec { block: call.block, concat: call.concat, temperature, activation };
+        let spec = cpu::Spec {
+            block: call.block,
+            concat: call.concat,
+            temperature,
+            activation,
+            dropout: call.dropout,
+        };
         return cpu::sinkhorn(qkv, mask, group, spec);
     }
     composed(qkv, mask, call)

@@ -3,6 +3,7 @@
 use candle_core::{Device, Result, Tensor};
 
 use super::{Activation, Sinkhorn, Sorting, sinkhorn};
+use crate::kernel::dropout::WeightDropout;
 use crate::kernel::group::{Group, Part};
 use crate::kernel::heads::{Parts, Qkv};
 use crate::kernel::testing::{assert_twin, normal};
@@ -44,9 +45,9 @@ fn fused_and_twin_agree() -> Result<()> {
         for (index, mask) in masks.into_iter().enumerate() {
             let mask = mask.map(|mask| Tensor::from_vec(mask, (b, n), &Device::Cpu)).transpose()?;
             for activation in [Activation::Sinkhorn(0), Activation::Sinkhorn(5), Activation::Softmax] {
-                for concat in [false, true] {
+                for (concat, rate) in [(false, 0.0), (true, 0.0), (false, 0.3), (true, 0.3)] {
                     let label = format!(
-                        "b={b} n={n} heads={heads} d={d} block={block} mask={index} {activation:?} concat={concat}"
+                        "b={b} n={n} heads={heads} d={d} block={block} mask={index} {activation:?} concat={concat} rate={rate}"
                     );
                     if activation == Activation::Sinkhorn(0) && n > 8 {
                         continue; // weights that nothing normalises are out of all bounds
@@ -56,7 +57,8 @@ fn fused_and_twin_agree() -> Result<()> {
                         let sorting = Sorting::Net { group: &group, temperature: 0.75, activation };
                         let packed = Parts { q: Some(1), k: Some(2), v: Some(0), count: 3 };
                         let qkv = Qkv::Packed { rows: inputs[0].clone(), heads, parts: packed };
-                        sinkhorn(&qkv, mask.as_ref(), &Sinkhorn { block, sorting, concat })?.merged()
+                        let dropout = WeightDropout::new(rate, 2)?;
+                        sinkhorn(&qkv, mask.as_ref(), &Sinkhorn { block, sorting, concat, dropout })?.merged()
                     })?;
                 }
             }
@@ -71,8 +73,9 @@ fn more_blocks_than_the_network_scores_are_refused() -> Result<()> {
     let group = Group { flat: normal("flat", &[6])?, parts };
     let sorting = Sorting::Net { group: &group, temperature: 1.0, activation: Activation::Softmax };
     let qkv = Qkv::Packed { rows, heads: 1, parts: Parts::QKV };
-    let error =
-        sinkhorn(&qkv, None, &Sinkhorn { block: 4, sorting, concat: false }).err().map(|e| e.to_string());
+    let error = sinkhorn(&qkv, None, &Sinkhorn { block: 4, sorting, concat: false, dropout: None })
+        .err()
+        .map(|e| e.to_string());
     assert!(error.is_some_and(|error| error.contains("raise max_blocks")));
     Ok(())
 }

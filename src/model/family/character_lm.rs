@@ -170,7 +170,7 @@ impl Net for Segments {
     fn loss(&mut self, batch: &Batch, noise: Noise) -> Result<Loss> {
         let ids = &batch.tokens()?.ids;
         let cache = self.cache(ids.dim(0)?)?;
-        let noise = noise.at(self.model.config().backbone.dropout);
+        let noise = self.model.config().backbone.drops(noise);
         let (logits, next) = self.model.forward_train(ids, &cache, noise)?;
         self.cache = Some(next);
         Ok(Loss::mean(released_loss(&next_symbol_loss(&logits, &batch.labels)?)?))

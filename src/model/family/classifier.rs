@@ -111,7 +111,7 @@ impl Net for Classifier {
 
     fn loss(&mut self, batch: &Batch, noise: Noise) -> Result<Loss> {
         let Tokens { ids, mask } = batch.tokens()?;
-        classification_loss(&self.forward_train(ids, mask.as_ref(), noise.at(self.dropout()))?, &batch.labels)
+        classification_loss(&self.forward_train(ids, mask.as_ref(), self.drops(noise))?, &batch.labels)
     }
 
     fn metrics(&mut self, batch: &Batch) -> Result<Vec<Metric>> {

@@ -36,11 +36,12 @@ struct Preset {
 const fn backbone(layers: usize, width: usize, heads: usize, ffn: usize) -> Backbone {
     let mut backbone = Backbone::new(layers, width, heads, ffn);
     backbone.dropout = 0.1;
+    backbone.attention_dropout = 0.1;
     backbone
 }
 
 const DESCRIPTION: &str = "RoBERTa's encoder under the names of the public checkpoints, with the head of a masked language \
-                           model. Attention weights have no dropout here (0.1 there).";
+                           model.";
 
 static PRESETS: &[Preset] = &[
     Preset {
@@ -194,7 +195,7 @@ impl Net for Roberta {
     }
 
     fn loss(&mut self, batch: &Batch, noise: Noise) -> Result<Loss> {
-        let (logits, labels) = predicted(self, batch, noise.at(self.config().backbone.dropout))?;
+        let (logits, labels) = predicted(self, batch, self.config().backbone.drops(noise))?;
         Ok(Loss { sum: cross_entropy(&logits, &labels)?.sum_all()?, count: labels.elem_count() as f64 })
     }
 

@@ -9,22 +9,22 @@ pub mod character_lm;
 pub mod classifier;
 pub mod masked_lm;
 pub mod pair;
+mod sizes;
 pub mod vision;
 pub mod word_lm;
 
 use std::sync::RwLock;
 
 use candle_core::{Device, Result, Tensor};
-use serde::{Deserialize, Serialize};
 
+use super::ConfigError;
 pub use super::batch::Examples;
 use super::batch::{Batch, InputKind, MadeUp};
-use super::{Backbone, ConfigError};
 use crate::attention::choose::Choice;
-use crate::config::settings::Settings;
 use crate::config::unknown;
 use crate::nn::dropout::Noise;
 use crate::nn::params::Builder;
+pub use sizes::Sizes;
 
 /// Every family of the crate.
 pub static TABLE: &[&Family] = &[
@@ -106,67 +106,6 @@ pub struct Asked<'a> {
     pub vocab: Option<usize>,
     /// What the task's examples are, for a task that the preset's source does not have.
     pub examples: Option<Examples>,
-}
-
-/// Sizes that replace the preset's.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Sizes {
-    /// Number of blocks.
-    pub layers: Option<u64>,
-    /// Width of the residual stream and of all heads together.
-    pub width: Option<u64>,
-    /// Heads.
-    pub heads: Option<u64>,
-    /// Hidden width of the feed-forward half.
-    pub ffn: Option<u64>,
-    /// Where a document's vector comes from.
-    pub pooling: Option<String>,
-    /// Dropout while training.
-    #[serde(default)]
-    pub dropout: Option<f64>,
-}
-
-impl Sizes {
-    /// Those that `settings` name.
-    pub fn of(settings: &Settings) -> Self {
-        Self {
-            layers: settings.layers,
-            width: settings.width,
-            heads: settings.heads,
-            ffn: settings.ffn,
-            pooling: settings.pooling.clone(),
-            dropout: settings.dropout,
-        }
-    }
-
-    /// What they set, in words.
-    pub fn words(&self) -> Vec<String> {
-        let number = |name: &str, value: Option<u64>| value.map(|value| format!("{name} {value}"));
-        let sizes = [
-            number("layers", self.layers),
-            number("width", self.width),
-            number("heads", self.heads),
-            number("ffn", self.ffn),
-            self.pooling.as_ref().map(|pooling| format!("pooling {pooling}")),
-            self.dropout.map(|dropout| format!("dropout {dropout}")),
-        ];
-        sizes.into_iter().flatten().collect()
-    }
-
-    /// Puts these sizes in the place of the preset's.
-    pub fn apply(&self, backbone: &mut Backbone) {
-        let set = |place: &mut usize, value: Option<u64>| {
-            if let Some(value) = value {
-                *place = value as usize;
-            }
-        };
-        set(&mut backbone.layers, self.layers);
-        set(&mut backbone.width, self.width);
-        set(&mut backbone.inner, self.width);
-        set(&mut backbone.heads, self.heads);
-        set(&mut backbone.ffn, self.ffn);
-        backbone.dropout = self.dropout.unwrap_or(backbone.dropout);
-    }
 }
 
 /// Why there is no model for a request.

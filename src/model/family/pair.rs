@@ -37,7 +37,7 @@ impl Net for Pair {
 
     fn loss(&mut self, batch: &Batch, noise: Noise) -> Result<Loss> {
         let (first, second) = documents(batch)?;
-        classification_loss(&self.forward_train(first, second, noise.at(self.dropout()))?, &batch.labels)
+        classification_loss(&self.forward_train(first, second, self.drops(noise))?, &batch.labels)
     }
 
     fn metrics(&mut self, batch: &Batch) -> Result<Vec<Metric>> {

@@ -38,6 +38,7 @@ struct Preset {
 const fn backbone(layers: usize, width: usize, heads: usize, ffn: usize) -> Backbone {
     let mut backbone = Backbone::new(layers, width, heads, ffn);
     backbone.dropout = 0.3;
+    backbone.attention_dropout = 0.1;
     backbone
 }
 
@@ -47,7 +48,7 @@ static PRESETS: &[Preset] = &[
             name: "wikitext103",
             title: "cosFormer Table 2: 16 layers, d 1024, 8 heads, FFN 4096, 267,744 words",
             description: "fairseq's transformer_lm_wiki103: adaptive input and softmax, tied, cutoffs 20000 and 60000, \
-                          sinusoids, ReLU, no norm behind the last layer. Attention weights have no dropout here (0.1 there).",
+                          sinusoids, ReLU, no norm behind the last layer.",
             source: "Baevski & Auli 2019; fairseq; cosFormer, Table 2",
             tasks: Vec::new(),
             knobs: Vec::new(),
@@ -184,7 +185,7 @@ impl Net for WordLm {
     }
 
     fn loss(&mut self, batch: &Batch, noise: Noise) -> Result<Loss> {
-        let dropout = noise.at(self.config().backbone.dropout);
+        let dropout = self.config().backbone.drops(noise);
         let nll = self.nll(&batch.tokens()?.ids, &batch.labels, dropout)?;
         Ok(Loss { sum: nll.sum_all()?, count: count(&batch.labels)? })
     }

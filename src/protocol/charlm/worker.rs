@@ -266,7 +266,7 @@ impl Learner for StreamLearner<'_> {
     fn loss(&mut self, step: u64, part: usize) -> Candle<Loss> {
         let rows = self.streams.count() / self.caches.len();
         let ids = self.streams.at(step, part * rows..(part + 1) * rows, self.net.device())?;
-        let dropout = self.noise.branch(step).branch(part as u64).at(self.net.config().backbone.dropout);
+        let dropout = self.net.config().backbone.drops(self.noise.branch(step).branch(part as u64));
         if let Some((_, cache)) = self.next[part].take_if(|(made, _)| *made != step) {
             self.caches[part] = cache;
         }

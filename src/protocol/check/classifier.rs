@@ -56,14 +56,15 @@ impl Inputs {
     /// Rows of `hidden_*` that are compared.
     fn kept(&self, pooling: Pooling) -> Result<Vec<f32>> {
         let (b, n) = self.mask.dims2()?;
-        let mask = match pooling {
-            Pooling::ClsFront => {
-                let one = Tensor::ones((b, 1), DType::F32, self.mask.device())?;
-                Tensor::cat(&[&one, &self.mask.narrow(1, 0, n - 1)?], 1)?
+        let tokens = match pooling {
+            Pooling::ClsFront => n - 1,
+            Pooling::ClsVector => n,
+            Pooling::Mean | Pooling::ClsLastLayer | Pooling::First => {
+                return self.mask.flatten_all()?.to_vec1();
             }
-            Pooling::Mean | Pooling::ClsLastLayer | Pooling::First => self.mask.clone(),
         };
-        mask.flatten_all()?.to_vec1()
+        let one = Tensor::ones((b, 1), DType::F32, self.mask.device())?;
+        Tensor::cat(&[&one, &self.mask.narrow(1, 0, tokens)?], 1)?.flatten_all()?.to_vec1()
     }
 }
 

@@ -182,6 +182,7 @@ impl<'a> Case<'a> {
             cls: cls.as_ref(),
             global: global.as_ref(),
             memory: self.memory,
+            dropout: None,
         })?;
         let out = output.out.split()?;
         let weigh = |out: &Tensor, name: &str| match self.golden.tensors.get(name) {

@@ -19,7 +19,7 @@ pub static PROTOCOL: Protocol = Protocol {
     examples: EXAMPLES,
     settings: &[
         TRAINING,
-        &["preset", "layers", "width", "heads", "ffn", "dropout"],
+        &["preset", "layers", "width", "heads", "ffn", "dropout", "attention_dropout"],
         MACHINE,
         &["timeout", "steps", "rate", "limit", "every", "accumulate", "from", "strict", "allow_partial"],
     ],

@@ -236,7 +236,6 @@ fn differences(request: &Request, recipe: &Recipe, start: Option<&Pretrained>) -
     if request.reading.strict {
         all.settings.push("selected on held-out training examples".to_owned());
     }
-    all.settings.push("no attention dropout (0.1)".to_owned());
     all
 }
 

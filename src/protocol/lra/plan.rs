@@ -8,10 +8,8 @@ use crate::attention::choose::Choice;
 use crate::config::grid::{Lengths, Seeds, Words};
 use crate::config::settings::Settings;
 use crate::data;
-use crate::model::Pooling;
 use crate::model::batch::InputKind;
 use crate::model::family::{self, Asked, Examples, Resolved, SpecError, classifier, pair};
-use crate::model::preset::Preset;
 use crate::protocol::grid::tasks as tasks_of;
 use crate::protocol::grid::{Beside, Defaults, Flags, Grid, Pick, PlanError, listed, published_elsewhere};
 use crate::protocol::model_spec::{ModelSpec, settle};
@@ -239,12 +237,6 @@ fn differences(request: &Request, recipe: &Recipe) -> Differences {
         all.settings.push("closing brackets kept".to_owned());
     }
     all.settings.extend(recipe.gaps.iter().map(|gap| (*gap).to_owned()));
-    let form = Preset::find(&spec.preset)
-        .and_then(|preset| preset.form(Some(&request.task), request.mechanism()).ok());
-    if spec.preset != "ls-lra" && form.is_some_and(|form| form.pooling == Some(Pooling::ClsFront)) {
-        all.settings
-            .push("a class id in the place of the last position (a class vector in front)".to_owned());
-    }
     all
 }
 

@@ -59,7 +59,7 @@ fn describe(config: &RobertaConfig, tokenizer: &Tokenizer) -> Value {
         "intermediate_size": backbone.ffn,
         "hidden_act": "gelu",
         "hidden_dropout_prob": backbone.dropout,
-        "attention_probs_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": backbone.attention_dropout,
         "max_position_embeddings": config.positions + 2,
         "type_vocab_size": 1,
         "initializer_range": 0.02,

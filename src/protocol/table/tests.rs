@@ -29,6 +29,7 @@ const OTHER: &[(&str, &str)] = &[
     ("ffn", "77"),
     ("pooling", "mean"),
     ("dropout", "0.3"),
+    ("attention_dropout", "0.2"),
     ("fit", "1GiB"),
     ("device", "cuda"),
     ("dtype", "bf16"),

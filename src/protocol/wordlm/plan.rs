@@ -48,9 +48,6 @@ pub struct Request {
 const SUITE: &str = "cos-table2";
 /// What is added to a corpus's name for its validation text, where the paper has numbers of both.
 pub const VALIDATION: &str = "-valid";
-/// Mechanisms without weights that a dropout could drop: those that sum over feature maps.
-const NO_WEIGHTS: &[&str] =
-    &["linear", "rfa", "cosformer", "performer", "relu-linear", "leakyrelu-linear", "identity-linear"];
 
 /// What `wordlm` does where nothing is said.
 pub fn defaults(flags: &Flags) -> Defaults {
@@ -227,10 +224,6 @@ fn differences(request: &Request, recipe: &Recipe) -> Differences {
     }
     all.model(spec);
     all.settings.extend(request.limit.map(|limit| format!("first {limit} words of validation and test")));
-    let mechanism = spec.model.split(':').next().unwrap_or_default();
-    if recipe.published && !NO_WEIGHTS.contains(&mechanism) {
-        all.settings.push("no dropout of attention weights (0.1)".to_owned());
-    }
     all
 }
 

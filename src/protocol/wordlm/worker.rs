@@ -251,7 +251,7 @@ impl Learner for BlockLearner<'_> {
         let (words, count) = self.blocks.at(&chosen[part * rows..(part + 1) * rows]);
         let [ids, targets] =
             words.map(|words| Tensor::from_vec(words, (rows, self.blocks.len), self.net.device()));
-        let dropout = self.noise.branch(step).branch(part as u64).at(self.net.config().backbone.dropout);
+        let dropout = self.net.config().backbone.drops(self.noise.branch(step).branch(part as u64));
         let nll = self.net.nll(&ids?, &targets?, dropout)?;
         Ok(Loss { sum: nll.sum_all()?, count: count as f64 })
     }

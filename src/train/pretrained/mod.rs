@@ -62,6 +62,8 @@ struct Config {
     layer_norm_eps: f64,
     #[serde(default = "usual_dropout")]
     hidden_dropout_prob: f64,
+    #[serde(default = "usual_dropout")]
+    attention_probs_dropout_prob: f64,
     effattn: Option<Own>,
 }
 
@@ -145,6 +147,7 @@ impl Pretrained {
         };
         let mut backbone = Backbone::new(layers, width, heads, ffn);
         backbone.dropout = config.hidden_dropout_prob;
+        backbone.attention_dropout = config.attention_probs_dropout_prob;
         backbone.validate().map_err(|error| unfit(&path, error.to_string()))?;
         let attention = one(&attention).map_err(|reason| unfit(&path, reason))?;
         Ok(Self {

@@ -1,7 +1,8 @@
 //! The backward pass: probabilities are computed again, tile by tile, from the saved maxima and sums.
 //!
 //! With p the probabilities and o the output, `dv_j = sum_i p_ij do_i`, `ds_ij = scale p_ij (v_j . do_i - o_i . do_i)`,
-//! `dq_i = sum_j ds_ij k_j` and `dk_j = sum_i ds_ij q_i`. Every element is summed in an order that follows from the
+//! `dq_i = sum_j ds_ij k_j` and `dk_j = sum_i ds_ij q_i`. Under dropout the factors m_ij multiply p_ij in the first sum
+//! and v_j . do_i in the second. Every element is summed in an order that follows from the
 //! pattern: over queries by tile, over keys by chunk. So it does not matter whether a thread computes all of a head
 //! or (where there are fewer heads than threads) first some queries and then some keys.
 
@@ -119,6 +120,8 @@ struct Lanes {
     terms: Terms,
     /// Next chunk.
     next: usize,
+    /// What tells the rows of weights apart, where some are dropped.
+    rows: Vec<u32>,
     /// Outputs and their gradients as lanes.
     out_lanes: Vec<f32>,
     grad_lanes: Vec<f32>,
@@ -145,6 +148,7 @@ impl Lanes {
         self.next = 0;
         self.view.read(x.plan, head, tile);
         self.terms.load(x, at, &self.view);
+        x.dropout_rows(at, &self.view, &mut self.rows);
         load_lanes(x, &given.grad, at, &self.view, 1.0, &mut self.grad_lanes);
         self.grad_pairs.clear();
         pack_lines(&self.grad_lanes, ROW, &mut self.grad_pairs);
@@ -291,9 +295,11 @@ impl Scratch {
         let b = Vectors { data: &lanes.grad_lanes[chunk.lane..], row: ROW, pairs };
         let result = Result { data: &mut *slopes, row: width, add: false };
         product(result, self.packed.value_scalars(0), b, chunk.keys, x.dims.width, width);
+        x.drop(&lanes.view, chunk, &lanes.rows, slopes);
         let span = chunk.lane..chunk.lane + width;
         let (max, share, mean) = (&lanes.max[span.clone()], &lanes.share[span.clone()], &lanes.mean[span]);
         lanes::differentiate(probabilities, slopes, max, share, mean, x.scale);
+        x.drop(&lanes.view, chunk, &lanes.rows, probabilities);
         if !queries {
             return;
         }

@@ -188,6 +188,8 @@ struct Lanes {
     terms: Terms,
     /// Next chunk.
     next: usize,
+    /// What tells the rows of weights apart, where some are dropped.
+    rows: Vec<u32>,
     /// Outputs, not yet divided by `sum`.
     out: Vec<f32>,
     /// Largest logits so far, and what they were before the last chunks.
@@ -203,6 +205,7 @@ impl Lanes {
             view: View::default(),
             terms: Terms::default(),
             next: 0,
+            rows: Vec::new(),
             out: vec![0.0; TILE * padded(width)],
             max: [0.0; ROW],
             old: [0.0; ROW],
@@ -214,6 +217,7 @@ impl Lanes {
     fn read(&mut self, x: &Problem, at: (usize, usize), tile: &Tile) {
         self.view.read(x.plan, at.1, tile);
         self.terms.load(x, at, &self.view);
+        x.dropout_rows(at, &self.view, &mut self.rows);
         self.next = 0;
         self.out.fill(0.0);
         self.sum.fill(0.0);
@@ -252,6 +256,7 @@ impl Lanes {
             let logits = &mut logits[area..area + chunk.keys * chunk.width()];
             let span = chunk.lane..chunk.lane + chunk.width();
             lanes::weigh(logits, &self.old[span.clone()], &mut self.sum[span]);
+            x.drop(&self.view, chunk, &self.rows, logits);
             let a = Scalars { data: logits, row: 1, step: chunk.width(), pairs: &[] };
             let values = packed.value_vectors(key, line);
             let out = Result { data: &mut self.out[chunk.lane * width..], row: width, add: true };

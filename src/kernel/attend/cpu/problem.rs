@@ -4,8 +4,9 @@ use super::lanes;
 use super::operands::{Dims, Rows};
 use super::plan::{Plan, Tile};
 use super::product::WIDTH;
-use super::tile::{ROW, View};
+use super::tile::{Chunk, ROW, View};
 use crate::kernel::cpu::compact::Elements;
+use crate::kernel::dropout::WeightDropout;
 
 /// Tiles that are computed side by side: chunks that several of them see are packed once.
 pub const SIDE: usize = 8;
@@ -47,6 +48,8 @@ pub struct Problem<'a> {
     pub dims: Dims,
     /// Factor on every logit.
     pub scale: f32,
+    /// Dropout of the weights.
+    pub dropout: Option<WeightDropout>,
     /// Queries.
     pub q: Rows<'a>,
     /// Keys.
@@ -75,6 +78,23 @@ impl<'a> Problem<'a> {
         let Dims { keys, slots: count, .. } = self.dims;
         let at = batch * (keys + count) + if slots { keys } else { 0 } + position;
         self.hidden.get(at).copied().unwrap_or(false)
+    }
+
+    /// What tells the rows of a tile's queries apart where weights are dropped, by lane; nothing elsewhere.
+    pub fn dropout_rows(&self, (batch, head): (usize, usize), view: &View, to: &mut Vec<u32>) {
+        let Some(dropout) = self.dropout else { return };
+        let first = (batch * self.dims.heads + head) * self.dims.queries;
+        to.clear();
+        to.extend(view.queries.iter().map(|query| dropout.row(first + query)));
+        to.resize(ROW, 0);
+    }
+
+    /// Drops weights of a chunk, or what they are multiplied by; `rows` as [`Self::dropout_rows`] says.
+    pub fn drop(&self, view: &View, chunk: &Chunk, rows: &[u32], weights: &mut [f32]) {
+        let Some(dropout) = self.dropout else { return };
+        let stream = &view.streams[chunk.stream];
+        let first = stream.start + chunk.first * stream.step + if stream.slots { self.dims.keys } else { 0 };
+        lanes::drop(weights, &rows[chunk.lane..chunk.lane + chunk.width()], first, stream.step, dropout);
     }
 
     /// All tiles, those that are computed side by side together: sample, head, tiles. Fewer than [`SIDE`] where

@@ -80,16 +80,34 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
+/// Patterns of all kinds with weights dropped.
+fn dropped() -> Vec<Case> {
+    let segments = Rule::EarlierSegments { segment: 4, rank: 2 };
+    let mut mixed = scattered();
+    mixed.heads.extend(Pattern::full(20, 20, true).with_slots(6, Rule::All).heads);
+    vec![
+        Case::new(Pattern::full(70, 131, true), 2, 3, 20).dropout(0.4),
+        Case::new(Pattern::window(97, 97, 16, false).with_slots(5, Rule::All), 2, 2, 12)
+            .hidden(0.3)
+            .dropout(0.1),
+        Case::new(mixed, 2, 2, 8).hidden(0.2).dropout(0.5),
+        Case::new(far_apart(), 1, 2, 8).dropout(0.9),
+        Case::new(Pattern::window(70, 134, 24, true).with_slots(68, segments), 2, 2, 8)
+            .relative(Some((4, 2)))
+            .dropout(0.3),
+    ]
+}
+
 #[test]
 fn the_twin_is_the_definition() {
-    for (seed, case) in cases().iter().enumerate() {
+    for (seed, case) in cases().iter().chain(&dropped()).enumerate() {
         check(case, seed as u64, Mode::Composed, 1e-5);
     }
 }
 
 #[test]
 fn the_fused_kernel_is_the_definition() {
-    for (seed, case) in cases().iter().enumerate() {
+    for (seed, case) in cases().iter().chain(&dropped()).enumerate() {
         check(case, seed as u64, Mode::Fused, 1e-5);
     }
 }
@@ -110,6 +128,7 @@ fn threads_do_not_change_the_bits() {
         Case::new(scattered(), 1, 1, 8),
     ];
     cases.extend(self::cases());
+    cases.extend(dropped());
     for (seed, case) in cases.iter().enumerate() {
         let run = |threads| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();

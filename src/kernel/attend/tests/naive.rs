@@ -4,6 +4,7 @@ use candle_core::{DType, Device, Result, Tensor, Var};
 
 use crate::device::rng::Stream;
 use crate::kernel::attend::{Attend, Relative, SlotTable, attend};
+use crate::kernel::dropout::WeightDropout;
 use crate::kernel::heads::{Heads, Parts, Qkv, merge, split};
 use crate::kernel::{Mode, with_mode};
 use crate::pattern::Pattern;
@@ -23,12 +24,14 @@ pub(crate) struct Case {
     pub relative: Option<Segments>,
     /// Standard deviation of queries and keys.
     pub size: f64,
+    /// Dropout of the weights.
+    pub dropout: Option<WeightDropout>,
 }
 
 impl Case {
     pub fn new(pattern: Pattern, batch: usize, heads: usize, d: usize) -> Self {
         let scale = 1.0 / (d as f64).sqrt();
-        Self { pattern, batch, heads, d, hidden: 0.0, scale, relative: None, size: 1.0 }
+        Self { pattern, batch, heads, d, hidden: 0.0, scale, relative: None, size: 1.0, dropout: None }
     }
 
     pub fn hidden(self, hidden: f64) -> Self {
@@ -37,6 +40,10 @@ impl Case {
 
     pub fn relative(self, segments: Segments) -> Self {
         Self { relative: Some(segments), ..self }
+    }
+
+    pub fn dropout(self, rate: f64) -> Self {
+        Self { dropout: WeightDropout::new(rate, 3).unwrap(), ..self }
     }
 
     pub fn size(self, size: f64) -> Self {
@@ -169,6 +176,7 @@ pub(crate) fn evaluate(case: &Case, seed: u64, form: Form, mode: Mode) -> Result
         scale: case.scale,
         slots: slots.as_ref(),
         relative: relative.as_ref(),
+        dropout: case.dropout,
     };
     let out = with_mode(mode, || attend(&main, &call))?;
     if mode == Mode::Fused {
@@ -272,6 +280,10 @@ fn reference(case: &Case, seed: u64) -> Result<Vec<Vec<f64>>> {
             let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let weights: Vec<f64> = logits.iter().map(|logit| (logit - max).exp()).collect();
             let sum: f64 = weights.iter().sum();
+            let kept: Vec<f64> = match case.dropout {
+                Some(dropout) => dropout.factors(at, seen.iter().copied()).map(f64::from).collect(),
+                None => vec![1.0; seen.len()],
+            };
             let value = |j: usize| {
                 if j < pattern.keys {
                     (2, lane * pattern.keys + j)
@@ -279,17 +291,17 @@ fn reference(case: &Case, seed: u64) -> Result<Vec<Vec<f64>>> {
                     (4, lane * pattern.slots + j - pattern.keys)
                 }
             };
-            for (&j, weight) in seen.iter().zip(&weights) {
+            for ((&j, weight), kept) in seen.iter().zip(&weights).zip(&kept) {
                 let (operand, number) = value(j);
-                add(&mut out[row(at)], weight / sum, &x[operand][row(number)]);
+                add(&mut out[row(at)], kept * weight / sum, &x[operand][row(number)]);
             }
             let g = &grad_out[row(at)];
             let mean = dot(g, &out[row(at)]);
-            for ((&j, weight), terms) in seen.iter().zip(&weights).zip(&all_terms) {
+            for (((&j, weight), kept), terms) in seen.iter().zip(&weights).zip(&kept).zip(&all_terms) {
                 let p = weight / sum;
                 let (operand, number) = value(j);
-                let slope = p * (dot(g, &x[operand][row(number)]) - mean) * scale;
-                add(&mut grads[operand][row(number)], p, g);
+                let slope = p * (kept * dot(g, &x[operand][row(number)]) - mean) * scale;
+                add(&mut grads[operand][row(number)], kept * p, g);
                 for term in terms {
                     let side = side(term);
                     let other = x[term.row.0][row(term.row.1)].to_vec();
