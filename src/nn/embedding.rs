@@ -51,7 +51,7 @@ impl Embedding {
         with_positions(ids, &self.tokens, &self.positions)
     }
 
-    /// The vector `front` [width] at position 0 and `ids` [b, n] behind it, [b, n + 1, width].
+    /// The vector `front`, `width` long, at position 0 and `ids` [b, n] behind it, [b, n + 1, width].
     ///
     /// # Errors
     /// As [`Self::forward`].

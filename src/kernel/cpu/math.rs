@@ -99,7 +99,7 @@ pub fn gelu_grad<S: Simd>(simd: S, x: S::f32s) -> (S::f32s, S::f32s) {
 /// GELU with tanh in the place of erf, x / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3), and its derivative.
 #[inline(always)]
 pub fn gelu_tanh_grad<S: Simd>(simd: S, x: S::f32s) -> (S::f32s, S::f32s) {
-    const TWICE: f32 = 1.595_769_1; // 2 sqrt(2 / pi)
+    const TWICE: f32 = 1.595_769; // 2 sqrt(2 / pi)
     let (one, square) = (simd.splat_f32s(1.0), simd.mul_f32s(x, x));
     let factor = simd.mul_add_e_f32s(square, simd.splat_f32s(-0.044_715 * TWICE), simd.splat_f32s(-TWICE));
     let tail = exp(simd, simd.mul_f32s(x, factor)); // e^-2u
