@@ -105,7 +105,7 @@ impl Session {
     pub fn open(plan: &Plan, around: Surroundings) -> Result<Self, RunError> {
         let base = plan.base(around.output);
         let claim = plan.part.shard.map(|_| Claim::take(&base, &around.stop)).transpose()?;
-        let folder = RunFolder::open(around.output, plan, around.fresh, &around.stop)?;
+        let mut folder = RunFolder::open(around.output, plan, around.fresh, &around.stop)?;
         match base.parent().filter(|_| claim.is_some()) {
             Some(whole) => around.planned.write(whole)?,
             None => around.planned.write(&folder.path)?,
@@ -137,6 +137,11 @@ impl Session {
         } else {
             Vec::new()
         };
+        if folder.manifest.state == State::Done && done.len() < plan.cells.len() {
+            folder.manifest.continued.push(now());
+            folder.manifest.end = None;
+            folder.manifest.write(&folder.path)?;
+        }
         let order: Vec<String> = plan.cells.iter().map(|cell| cell.key.clone()).collect();
         let session = Self {
             claim,
@@ -270,8 +275,7 @@ impl Session {
         self.term.end();
         self.own()?;
         self.renew()?;
-        let open = self.folder.manifest.state != State::Done;
-        if open && self.finished() == self.order.len() {
+        if self.folder.manifest.end.is_none() && self.finished() == self.order.len() {
             self.folder.manifest.state = State::Done;
             self.folder.manifest.end = Some(now());
             self.folder.manifest.write(&self.folder.path)?;

@@ -244,6 +244,34 @@ fn more_seeds_train_the_new_ones_only() {
 }
 
 #[test]
+fn a_finished_run_whose_failed_cell_runs_again_says_when() {
+    let folder = fresh("lra");
+    said(folder.path(), LRA);
+    let path = latest(folder.path(), "lra");
+    let journal = path.join("journal.jsonl");
+    let mut entry: Entry = serde_json::from_str(&fs::read_to_string(&journal).unwrap()).unwrap();
+    entry.rows.truncate(1);
+    (entry.rows[0].outcome, entry.rows[0].value) = (Outcome::Failed, None);
+    fs::write(&journal, serde_json::to_string(&entry).unwrap() + "\n").unwrap();
+    let manifest = || -> serde_json::Value {
+        serde_json::from_str(&fs::read_to_string(path.join("manifest.json")).unwrap()).unwrap()
+    };
+    let first = manifest();
+    std::thread::sleep(Duration::from_secs(1)); // the manifest counts seconds
+    said(folder.path(), LRA);
+    let second = manifest();
+    let ends = [&first, &second].map(|manifest| manifest["end"].as_str().unwrap().to_owned());
+    assert!(ends[0] < ends[1], "{ends:?}");
+    assert_eq!(
+        (first["continued"].as_array().unwrap().len(), second["continued"].as_array().unwrap().len()),
+        (0, 1)
+    );
+    assert!(rows(folder.path(), "lra").iter().all(|row| row.outcome == Outcome::Ok));
+    said(folder.path(), LRA);
+    assert_eq!(manifest(), second, "nothing was left to do");
+}
+
+#[test]
 fn an_interval_that_is_no_number_is_not_printed() {
     let folder = fresh("speed");
     said(folder.path(), SPEED);
