@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::canvas::{self, Align, Canvas, FONT, GRID, INK, Point, SOFT};
+use super::canvas::{self, Align, Canvas, FONT, GRID, INK, Point, SOFT, text_width};
 use super::labels::spread;
 use super::scale::{Scale, Unit};
 use super::style::shown;
@@ -54,12 +54,16 @@ pub(super) fn draw(figure: &Figure) -> io::Result<String> {
     let series = figure.panels.iter().flat_map(|panel| &panel.series);
     let crossed = series.flat_map(|series| &series.missing).any(|missing| missing.cross);
     let note = if crossed { 1.2 * LINE } else { 0.0 };
-    let height = HEADER + figure.panels.len() as f64 * frame.panel_height() + note;
+    let subtitle = folded(&figure.subtitle, frame.width - 48.0);
+    let header = HEADER + subtitle.len().saturating_sub(1) as f64 * LINE;
+    let height = header + figure.panels.len() as f64 * frame.panel_height() + note;
     canvas::document((frame.width.ceil() as u32, height.ceil() as u32), |canvas| {
         canvas.bold(&figure.title, (24.0, 36.0), Align::Left, FONT * 1.1)?;
-        canvas.colored(&figure.subtitle, (24.0, 80.0), Align::Left, (FONT, SOFT))?;
+        for (index, line) in subtitle.iter().enumerate() {
+            canvas.colored(line, (24.0, 80.0 + index as f64 * LINE), Align::Left, (FONT, SOFT))?;
+        }
         for (index, panel) in figure.panels.iter().enumerate() {
-            let top = HEADER + index as f64 * frame.panel_height();
+            let top = header + index as f64 * frame.panel_height();
             Drawing::new(panel, figure.unit, &frame, top).draw(canvas)?;
         }
         if crossed {
@@ -70,6 +74,20 @@ pub(super) fn draw(figure: &Figure) -> io::Result<String> {
         }
         Ok(())
     })
+}
+
+/// `text` in lines of at most `room` pixels, broken behind semicolons and commas.
+fn folded(text: &str, room: f64) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for piece in text.split_inclusive("; ").flat_map(|piece| piece.split_inclusive(", ")) {
+        match lines.last_mut() {
+            Some(line) if text_width(&format!("{line}{}", piece.trim_end()), FONT) <= room => {
+                line.push_str(piece)
+            }
+            _ => lines.push(piece.to_owned()),
+        }
+    }
+    lines.iter().map(|line| line.trim_end().to_owned()).collect()
 }
 
 /// One panel with its axes.
