@@ -8,7 +8,7 @@ use candle_core::{Device, Result};
 use super::decode::State;
 use super::knobs::Knobs;
 use super::{Config, Cost, Entry, Growth, Input, Mechanism, Needs, Output, Paper, Shape, Support};
-use crate::kernel::attend::{Attend, attend};
+use crate::kernel::attend::attend;
 use crate::nn::params::Builder;
 use crate::pattern::Pattern;
 
@@ -70,8 +70,7 @@ impl Mechanism for Full {
     fn forward(&self, input: &Input) -> Result<Output> {
         let (queries, keys) = input.lengths()?;
         let pattern = Pattern::full(queries, keys, self.causal);
-        Ok(attend(input.qkv, &Attend::plain(&pattern, input.mask, self.head_dim).dropping(input.dropout))?
-            .into())
+        Ok(attend(input.qkv, &input.over(&pattern, self.head_dim))?.into())
     }
 
     fn start(&self, batch: usize, room: usize, device: &Device) -> Result<Option<State>> {

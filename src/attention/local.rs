@@ -8,7 +8,7 @@ use super::knobs::{Kind, Knob, Knobs, Value};
 use super::{
     Config, Cost, Entry, Exception, Growth, Input, Mechanism, Needs, Output, Paper, Property, Shape, Support,
 };
-use crate::kernel::attend::{Attend, attend};
+use crate::kernel::attend::attend;
 use crate::kernel::dropout::WeightDropout;
 use crate::kernel::heads::Heads;
 use crate::kernel::softmax::softmax;
@@ -151,8 +151,7 @@ impl Mechanism for Local {
             return Ok(Heads::Split(self.released_code(input)?).into());
         }
         let pattern = pattern(input.lengths()?.0, self.block, self.causal);
-        Ok(attend(input.qkv, &Attend::plain(&pattern, input.mask, self.head_dim).dropping(input.dropout))?
-            .into())
+        Ok(attend(input.qkv, &input.over(&pattern, self.head_dim))?.into())
     }
 }
 

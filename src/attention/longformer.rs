@@ -9,7 +9,7 @@ use super::knobs::{Kind, Knob, Knobs, Value};
 use super::{
     Config, Cost, Entry, Growth, Idle, Input, Mechanism, Needs, Output, Paper, Projections, Shape, Support,
 };
-use crate::kernel::attend::{Attend, attend};
+use crate::kernel::attend::attend;
 use crate::kernel::heads::Heads;
 use crate::nn::params::Builder;
 use crate::pattern::{Group, KeySpan, Pattern, Rule, Span};
@@ -201,14 +201,9 @@ impl Mechanism for Longformer {
         let global_groups = global_groups(len, &globals, self.band.causal);
         if !self.separate {
             pattern.heads[0].extend(global_groups);
-            return Ok(attend(
-                input.qkv,
-                &Attend::plain(&pattern, input.mask, self.head_dim).dropping(input.dropout),
-            )?
-            .into());
+            return Ok(attend(input.qkv, &input.over(&pattern, self.head_dim))?.into());
         }
-        let local =
-            attend(input.qkv, &Attend::plain(&pattern, input.mask, self.head_dim).dropping(input.dropout))?;
+        let local = attend(input.qkv, &input.over(&pattern, self.head_dim))?;
         let Some(projections) = input.global else {
             candle_core::bail!(
                 "longformer with separate_global was given no projections for global positions"
@@ -216,8 +211,7 @@ impl Mechanism for Longformer {
         };
         // Rows of queries in no group are 0, so the two results complement each other.
         let pattern = Pattern::shared(len, len, 0, 0, global_groups);
-        let global =
-            attend(projections, &Attend::plain(&pattern, input.mask, self.head_dim).dropping(input.dropout))?;
+        let global = attend(projections, &input.over(&pattern, self.head_dim))?;
         Ok(match (&local, &global) {
             (Heads::Merged { rows: local, heads }, Heads::Merged { rows: global, .. }) => {
                 Heads::Merged { rows: (local + global)?, heads: *heads }

@@ -37,6 +37,7 @@ use std::sync::RwLock;
 
 use candle_core::{Device, Result, Tensor};
 
+use crate::kernel::attend::Attend;
 use crate::kernel::dropout::WeightDropout;
 use crate::kernel::heads::{Heads, Qkv};
 use crate::nn::params::Builder;
@@ -311,6 +312,11 @@ impl<'a> Input<'a> {
     /// Inputs without mask, class token or memory.
     pub fn new(qkv: &'a Qkv) -> Self {
         Self { qkv, x: None, mask: None, cls: None, global: None, memory: 0, dropout: None }
+    }
+
+    /// Softmax attention over the pairs of `pattern` with this mask and dropout, logits q.k / sqrt(`head_dim`).
+    pub fn over(&self, pattern: &'a Pattern, head_dim: usize) -> Attend<'a> {
+        Attend { dropout: self.dropout, ..Attend::plain(pattern, self.mask, head_dim) }
     }
 
     /// Number of queries and of keys.

@@ -11,7 +11,7 @@ use super::{
     Config, Cost, Entry, Exception, Growth, Idle, Input, Mechanism, Needs, Output, Paper, Property, Shape,
     Support,
 };
-use crate::kernel::attend::{Attend, attend};
+use crate::kernel::attend::attend;
 use crate::nn::params::Builder;
 use crate::pattern::{Group, KeySpan, Pattern, Rule, Span};
 
@@ -255,8 +255,7 @@ fn build(config: &Config, _: &Builder) -> Result<Box<dyn Mechanism>> {
 impl Mechanism for Sparse {
     fn forward(&self, input: &Input) -> Result<Output> {
         let pattern = pattern(self.kinds, self.cls, input.lengths()?.0, self.causal);
-        Ok(attend(input.qkv, &Attend::plain(&pattern, input.mask, self.head_dim).dropping(input.dropout))?
-            .into())
+        Ok(attend(input.qkv, &input.over(&pattern, self.head_dim))?.into())
     }
 }
 

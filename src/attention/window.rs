@@ -8,7 +8,7 @@ use candle_core::{Device, Result};
 use super::decode::State;
 use super::knobs::{Kind, Knob, Knobs, Value};
 use super::{Config, Cost, Entry, Growth, Input, Mechanism, Needs, Output, Paper, Shape, Support};
-use crate::kernel::attend::{Attend, attend};
+use crate::kernel::attend::attend;
 use crate::nn::params::Builder;
 use crate::pattern::Pattern;
 
@@ -87,8 +87,7 @@ impl Mechanism for Window {
     fn forward(&self, input: &Input) -> Result<Output> {
         let (queries, keys) = input.lengths()?;
         let pattern = Pattern::window(queries, keys, self.w, self.causal);
-        Ok(attend(input.qkv, &Attend::plain(&pattern, input.mask, self.head_dim).dropping(input.dropout))?
-            .into())
+        Ok(attend(input.qkv, &input.over(&pattern, self.head_dim))?.into())
     }
 
     fn start(&self, batch: usize, room: usize, device: &Device) -> Result<Option<State>> {

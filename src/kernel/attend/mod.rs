@@ -41,12 +41,6 @@ impl<'a> Attend<'a> {
         let scale = 1.0 / (head_dim as f64).sqrt();
         Self { pattern, mask, scale, slots: None, relative: None, dropout: None }
     }
-
-    /// The same with dropout of the weights.
-    #[must_use]
-    pub fn dropping(self, dropout: Option<WeightDropout>) -> Self {
-        Self { dropout, ..self }
-    }
 }
 
 /// Relative position terms (Transformer-XL sec. 3.3; Transformer-LS autoregressive code).
