@@ -1,7 +1,7 @@
 //! Learning curves of the commands that train, drawn while they do, and those of finished runs in a report.
 
 use std::collections::{BTreeMap, HashSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
@@ -16,16 +16,18 @@ use crate::report::trained;
 use crate::run::plan::folder;
 use crate::train::session::Point;
 
-/// Draws the curves of the group that is being trained. A chart that cannot be written does not end a run.
-pub fn draw(protocol: &Protocol, all: &[Curve], folder: Option<&Path>) {
-    if let Some(Err(error)) = folder.map(|folder| write(protocol, all, folder)) {
+/// Draws the curves of the group that is being trained, and gives the chart's path. A chart that cannot be written does not end
+/// a run.
+pub fn draw(protocol: &Protocol, all: &[Curve], folder: Option<&Path>) -> Option<PathBuf> {
+    write(protocol, all, folder?).unwrap_or_else(|error| {
         log::warn!("the learning curve was not drawn: {error}");
-    }
+        None
+    })
 }
 
-fn write(protocol: &Protocol, all: &[Curve], folder: &Path) -> std::io::Result<()> {
+fn write(protocol: &Protocol, all: &[Curve], folder: &Path) -> std::io::Result<Option<PathBuf>> {
     let (Some(group), Some(shown)) = (all.last().map(|curve| curve.group.as_str()), &protocol.curve) else {
-        return Ok(());
+        return Ok(None);
     };
     let here = all.iter().filter(|curve| curve.group == group);
     let points = |curve: &Curve| {
@@ -39,11 +41,9 @@ fn write(protocol: &Protocol, all: &[Curve], folder: &Path) -> std::io::Result<(
     };
     let lines: Vec<Learning> =
         here.map(|curve| Learning { label: curve.label.clone(), points: points(curve) }).collect();
-    let (name, title) = (format!("{}-{group}-curves", protocol.name), format!("Learning {group}"));
-    if let Some(chart) = learning(&name, &title, shown.axis, &lines, None)? {
-        chart.write(folder)?;
-    }
-    Ok(())
+    let (name, title) = (format!("{}-{group}-curves", protocol.name), format!("Learning curves of {group}"));
+    let chart = learning(&name, &title, shown.axis, &lines, None)?;
+    chart.map(|chart| chart.write(folder)).transpose()
 }
 
 /// The learning curves of one command and task.
@@ -142,7 +142,7 @@ pub fn charts(all: &[Curves]) -> Result<Vec<Chart>> {
     let charts = all.iter().map(|Curves { command, task, axis, lines, floor }| {
         let name = format!("{command}-{task}-curves");
         let floor = floor.as_ref().map(|(rule, value)| (rule.as_str(), *value));
-        learning(&name, &format!("Learning {task}"), axis, lines, floor)
+        learning(&name, &format!("Learning curves of {task}"), axis, lines, floor)
     });
     charts.filter_map(|chart| chart.transpose()).collect::<std::io::Result<_>>().map_err(Into::into)
 }

@@ -1,5 +1,8 @@
 //! What comes after a run: tables, charts, exports, exit code.
 
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
 use anyhow::Result;
 
 use super::command::Asked;
@@ -17,7 +20,7 @@ use crate::run::manifest::argv;
 use crate::run::session::Session;
 use crate::term::{self, Term, Verbosity, Warning};
 
-/// Ends `session` after `result`, prints and writes everything, and gives the exit code.
+/// Ends `session` after `result`, prints and writes everything, and gives the exit code. `charts` are drawn already.
 ///
 /// # Errors
 /// Disk full, for example; what stopped the run.
@@ -26,6 +29,7 @@ pub fn finish(
     result: std::result::Result<(), crate::run::RunError>,
     suite: Option<&Suite>,
     asked: &Asked,
+    charts: &BTreeSet<PathBuf>,
 ) -> Result<u8> {
     let (protocol, exports) = (asked.protocol, &asked.exports);
     let stopped = matches!(result, Err(crate::run::RunError::Stopped));
@@ -61,10 +65,20 @@ pub fn finish(
             term.say(&format!("chart: {}", chart.write(&asked.output.plots_dir)?.display()));
         }
     }
+    for chart in charts {
+        term.say(&format!("chart: {}", chart.display()));
+    }
     term.say(&format!("rows: {}", finished.folder.join("rows.csv").display()));
     if stopped {
         let line = command_line(argv().into_iter());
-        term.say(&format!("stopped: {done} of {of} cells are finished and saved. Resume with: {line}"));
+        let begun = if protocol.curve.is_some() {
+            " Training that had begun resumes from its checkpoint."
+        } else {
+            ""
+        };
+        term.say(&format!(
+            "stopped: {done} of {of} cells are finished and saved.{begun} Resume with: {line}"
+        ));
         return Ok(super::STOPPED);
     }
     let failed = finished.rows.iter().any(|row| row.outcome.is_failure());

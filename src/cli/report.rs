@@ -81,14 +81,17 @@ pub struct Args {
 }
 
 pub fn run(args: &Args, term: &Term) -> Result<u8> {
-    if let Some(name) = &args.suite {
-        Suite::load(name)?;
-    }
+    let suite = args.suite.as_deref().map(Suite::load).transpose()?;
     let runs = Run::below(&args.results)?;
     let document = document(&runs, args.suite.as_deref(), args.brief)?;
     if document.sections.is_empty() {
-        let what = args.suite.as_deref().map_or_else(String::new, |suite| format!(" of suite {suite}"));
-        bail!("no rows{what} under {}; measure first: effattn speed --quick", args.results.display());
+        let (what, command) = match &suite {
+            Some(suite) => {
+                (format!(" of suite {}", suite.name), format!("{} --suite {}", suite.protocol, suite.name))
+            }
+            None => (String::new(), "speed --quick".to_owned()),
+        };
+        bail!("no rows{what} under {}; measure first: effattn {command}", args.results.display());
     }
     if let Some(path) = &args.splice {
         let text = file::read_to_string(path).with_context(|| path.display().to_string())?;

@@ -1,5 +1,7 @@
 //! The way of every protocol's command: plan, dry run or session, runner, tables.
 
+use std::collections::BTreeSet;
+
 use anyhow::{Context, Result};
 use clap::ArgMatches;
 
@@ -26,16 +28,17 @@ pub fn run(protocol: &'static Protocol, matches: &ArgMatches, term: Term) -> Res
         Started::Open(open) => *open,
     };
     let folder = (!asked.output.no_plot).then_some(asked.output.plots_dir.as_path());
+    let mut charts = BTreeSet::new();
     let runner = Runner {
         protocol: asked.protocol,
         plan: &plan,
         conditions: start::conditions(&asked, &plan),
         session: &mut session,
-        draw: &mut |curves| draw(asked.protocol, curves, folder),
+        draw: &mut |curves| charts.extend(draw(asked.protocol, curves, folder)),
         curves: Vec::new(),
     };
     let result = runner.run();
-    finish::finish(session, result, suite.as_ref(), &asked)
+    finish::finish(session, result, suite.as_ref(), &asked, &charts)
 }
 
 fn references(paths: &[std::path::PathBuf]) -> Result<Vec<Reference>> {

@@ -166,7 +166,7 @@ fn prepare(plan: &mut Plan, folders: &Folders) -> anyhow::Result<Prepared> {
         let wanted: Request = request(cell)?;
         prepared.remarks.push(match find(folders.results, &wanted.train, plan) {
             Some(folder) => format!("{name}: trained before, in {}", folder.display()),
-            None => format!("{name}: is trained first"),
+            None => format!("{name}: will be trained first"),
         });
     }
     plan.cells = cells;

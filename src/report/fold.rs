@@ -33,7 +33,10 @@ fn pieces(text: &str) -> impl Iterator<Item = &str> {
     let words = text.split_inclusive(' ').filter(|word| !word.trim().is_empty());
     words.flat_map(|word| {
         let bare = word.trim_end_matches(' ').len();
-        let commas = word[..bare].match_indices(',').map(|(at, _)| at + 1).filter(move |end| *end < bare);
+        let digit = |at: usize| word.as_bytes().get(at).is_some_and(u8::is_ascii_digit);
+        let commas = word[..bare].match_indices(',').map(|(at, _)| at + 1);
+        // not behind the comma of thousands
+        let commas = commas.filter(move |&end| end < bare && !(end > 1 && digit(end - 2) && digit(end)));
         let mut start = 0;
         commas.chain([word.len()]).map(move |end| &word[std::mem::replace(&mut start, end)..end])
     })
@@ -76,6 +79,7 @@ mod tests {
         assert_eq!(cell("Qin et al., ICLR 2022, Table 5", 14), ["Qin et al.,", "ICLR 2022,", "Table 5"]);
         assert_eq!(cell("Qin et al., ICLR", 40), ["Qin et al., ICLR"]);
         assert_eq!(longest_piece("ls:w=16,r=2"), 8);
+        assert_eq!(cell("160,000 / 20,000", 12), ["160,000 /", "20,000"]);
         assert_eq!(cell("", 5), [""]);
     }
 }

@@ -49,8 +49,9 @@ impl Table {
             table.rows.len() > 1 && table.rows.iter().all(|row| row[index] == table.rows[0][index])
         };
         let constant: Vec<usize> = (1..self.columns.len()).filter(|index| same(self, *index)).collect();
-        let said = constant.iter().map(|index| format!("{} {}", self.columns[*index], self.rows[0][*index]));
-        let said: Vec<String> = said.map(|text| text.trim_end().to_owned()).collect();
+        let filled = constant.iter().filter(|index| !self.rows[0][**index].is_empty());
+        let said = filled.map(|index| format!("{} {}", self.columns[*index], self.rows[0][*index]));
+        let said: Vec<String> = said.collect();
         constant.iter().rev().for_each(|index| shown.remove(*index));
         if !said.is_empty() {
             remarks.push(format!("In every row: {}.", said.join(", ")));
@@ -142,8 +143,11 @@ impl Table {
         text
     }
 
-    /// Each row as `first cell: column value, column value`, folded.
+    /// Each row as `first cell: column value, column value`, folded; a single row as a list.
     fn paragraphs(&self, width: usize) -> String {
+        if let [row] = &self.rows[..] {
+            return self.listed(row, width);
+        }
         let mut text = String::new();
         for row in &self.rows {
             let pairs = self.columns.iter().zip(row).skip(1).filter(|(_, cell)| !cell.is_empty());
@@ -152,6 +156,20 @@ impl Table {
             let pairs = pairs.map(|(column, cell)| tied(format!("{column} {cell}")));
             let first = row.first().map_or("", String::as_str);
             text.push_str(&wrap(&format!("- {first}: {}", pairs.collect::<Vec<_>>().join(", ")), width));
+        }
+        text
+    }
+
+    /// One row as a list: a line per column, its name first.
+    fn listed(&self, row: &[String], width: usize) -> String {
+        let pairs = || self.columns.iter().zip(row).filter(|(_, cell)| !cell.is_empty());
+        let names = pairs().map(|(column, _)| columns(column)).max().unwrap_or(0) + NARROW;
+        let mut text = String::new();
+        for (column, cell) in pairs() {
+            for (at, line) in fold::cell(cell, width.saturating_sub(names + 1).max(1)).iter().enumerate() {
+                let name = if at == 0 { column.as_str() } else { "" };
+                text.push_str(&format!(" {name:names$}{line}\n"));
+            }
         }
         text
     }

@@ -51,7 +51,11 @@ fn weights_of_other_data_or_threads_are_not_taken() {
         let clean = rows(folder.path(), "robustness")
             .into_iter()
             .find(|row| row.task.as_deref() == Some("text") && row.metric == "accuracy");
-        (said.contains("trained before"), said.contains("is trained first"), clean.unwrap().value.unwrap())
+        (
+            said.contains("trained before"),
+            said.contains("will be trained first"),
+            clean.unwrap().value.unwrap(),
+        )
     };
     let (before, trained, accuracy) = first(false, "--threads 1 --insertions 0,10");
     assert!(!before && trained && accuracy > 90.0, "{accuracy}");

@@ -262,7 +262,7 @@ impl Scene {
 /// be drawn are left out; one that is named must be drawn.
 fn admitted(models: &Models, probe: &Probe, term: &Term) -> Result<Vec<Choice>> {
     let mut admitted: Vec<Choice> = Vec::new();
-    let mut left_out: Vec<&str> = Vec::new();
+    let mut left_out: Vec<String> = Vec::new();
     probe.check()?;
     for variant in &models.0 {
         for choice in choose(&Models(vec![variant.clone()]))? {
@@ -272,15 +272,14 @@ fn admitted(models: &Models, probe: &Probe, term: &Term) -> Result<Vec<Choice>> 
             }
             match probe.admits(&choice) {
                 Ok(()) => admitted.push(choice),
-                Err(_) if variant.is_pattern() => left_out.push(choice.entry.name),
+                Err(error) if variant.is_pattern() => left_out.push(error.to_string()),
                 Err(error) => return Err(error),
             }
         }
     }
-    let form = if probe.causal { "causal" } else { "bidirectional" };
-    ensure!(!admitted.is_empty(), "no {form} form: {}", left_out.join(", "));
+    ensure!(!admitted.is_empty(), "nothing can be drawn: {}", left_out.join("; "));
     if !left_out.is_empty() {
-        term.say(&format!("left out, no {form} form: {}", left_out.join(", ")));
+        term.say(&format!("left out: {}", left_out.join("; ")));
     }
     Ok(admitted)
 }

@@ -93,6 +93,20 @@ fn a_table_gives_way_step_by_step_and_never_breaks_a_word() {
         ");
 }
 
+#[test]
+fn a_single_row_that_is_too_wide_becomes_a_list() {
+    let mut table = wide();
+    table.rows.truncate(1);
+    insta::assert_snapshot!(table.terminal(34), @r"
+        A title of many words
+         model               ls
+         preset              lra
+         what is said of it  not
+                             comparable
+         steps               10
+        ");
+}
+
 proptest::proptest! {
     #[test]
     fn no_line_is_wider_than_the_terminal(width in 24usize..120) {
