@@ -145,8 +145,10 @@ impl Table {
 
     /// Each row as `first cell: column value, column value`, folded; a single row as a list.
     fn paragraphs(&self, width: usize) -> String {
-        if let [row] = &self.rows[..] {
-            return self.listed(row, width);
+        if let [row] = &self.rows[..]
+            && let Some(text) = self.listed(row, width)
+        {
+            return text;
         }
         let mut text = String::new();
         for row in &self.rows {
@@ -160,18 +162,22 @@ impl Table {
         text
     }
 
-    /// One row as a list: a line per column, its name first.
-    fn listed(&self, row: &[String], width: usize) -> String {
+    /// One row as a list: a line per column, its name first; none where a word would not fit.
+    fn listed(&self, row: &[String], width: usize) -> Option<String> {
         let pairs = || self.columns.iter().zip(row).filter(|(_, cell)| !cell.is_empty());
-        let names = pairs().map(|(column, _)| columns(column)).max().unwrap_or(0) + NARROW;
+        let names = pairs().map(|(column, _)| columns(column)).max()? + NARROW;
+        let free = width.saturating_sub(names + 1);
+        if pairs().any(|(_, cell)| fold::longest_piece(cell) > free) {
+            return None;
+        }
         let mut text = String::new();
         for (column, cell) in pairs() {
-            for (at, line) in fold::cell(cell, width.saturating_sub(names + 1).max(1)).iter().enumerate() {
+            for (at, line) in fold::cell(cell, free).iter().enumerate() {
                 let name = if at == 0 { column.as_str() } else { "" };
                 text.push_str(&format!(" {name:names$}{line}\n"));
             }
         }
-        text
+        Some(text)
     }
 
     /// Whether column `index` holds numbers.

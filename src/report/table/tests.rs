@@ -96,14 +96,18 @@ fn a_table_gives_way_step_by_step_and_never_breaks_a_word() {
 #[test]
 fn a_single_row_that_is_too_wide_becomes_a_list() {
     let mut table = wide();
-    table.rows.truncate(1);
-    insta::assert_snapshot!(table.terminal(34), @r"
+    table.rows =
+        vec![["ls:w=8", "ls-lra", "incomparable, as settings-differ", "5000"].map(String::from).to_vec()];
+    table.columns[0] = "mechanism".into();
+    table.spare.clear();
+    insta::assert_snapshot!(table.terminal(36), @r"
         A title of many words
-         model               ls
-         preset              lra
-         what is said of it  not
-                             comparable
-         steps               10
+         mechanism           ls:w=8
+         preset              ls-lra
+         what is said of it  incomparable,
+                             as
+                             settings-differ
+         steps               5000
         ");
 }
 
