@@ -42,7 +42,7 @@ impl Stop {
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// A file or folder cannot be written or read.
-    #[error("{} cannot be used: {source}; check the path, its permissions and the free space", path.display())]
+    #[error("{} cannot be used: {source}; check the path, its permissions and the free space, or choose another folder with --output-path", path.display())]
     File {
         /// The path.
         path: PathBuf,
