@@ -267,9 +267,13 @@ impl Term {
 /// Columns of text where nothing says how wide the terminal is.
 const WIDTH: usize = 140;
 
-/// Columns of the terminal that reads standard output.
+/// Columns of the terminal that reads standard output, also of one that does not say how many rows it has.
 pub fn width() -> usize {
-    console::Term::stdout().size_checked().map_or(WIDTH, |(_, columns)| usize::from(columns))
+    #[cfg(unix)]
+    let columns = rustix::termios::tcgetwinsize(io::stdout()).ok().map(|size| size.ws_col);
+    #[cfg(not(unix))]
+    let columns = console::Term::stdout().size_checked().map(|(_, columns)| columns);
+    columns.filter(|columns| *columns > 0).map_or(WIDTH, usize::from)
 }
 
 /// Writes data to stdout, complete and flushed.

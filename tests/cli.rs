@@ -7,6 +7,25 @@ fn commands_print_what_is_written_down() {
     trycmd::TestCases::new().case("tests/cli/*.trycmd").env("EFFATTN_LOG", "error").env("COLUMNS", "100");
 }
 
+/// A terminal of script(1) has as many columns as it is told, and no rows.
+#[cfg(target_os = "linux")]
+#[test]
+fn tables_fit_a_terminal_that_tells_only_its_columns() {
+    let line = format!("stty cols 80; '{}' list mechanisms", env!("CARGO_BIN_EXE_effattn"));
+    let mut script = std::process::Command::new("script");
+    let Ok(output) = script.args(["-qec", &line, "/dev/null"]).stdin(std::process::Stdio::null()).output()
+    else {
+        eprintln!("skipped: there is no script(1) here");
+        return;
+    };
+    let text = String::from_utf8_lossy(&output.stdout);
+    let widest = text.lines().map(|line| line.trim_end().chars().count()).max();
+    assert!(
+        output.status.success() && widest.is_some_and(|widest| (60..=80).contains(&widest)),
+        "{widest:?}: {text}"
+    );
+}
+
 /// Lines of code blocks, and pieces between backquotes, that call `effattn`.
 fn documented(text: &str) -> Vec<String> {
     let mut fenced = false;

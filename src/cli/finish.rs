@@ -71,11 +71,8 @@ pub fn finish(
     term.say(&format!("rows: {}", finished.folder.join("rows.csv").display()));
     if stopped {
         let line = command_line(argv().into_iter());
-        let begun = if protocol.curve.is_some() {
-            " Training that had begun resumes from its checkpoint."
-        } else {
-            ""
-        };
+        let begun =
+            protocol.curve.as_ref().map_or("", |_| " Training that had begun resumes from its checkpoint.");
         term.say(&format!(
             "stopped: {done} of {of} cells are finished and saved.{begun} Resume with: {line}"
         ));

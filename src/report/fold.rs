@@ -28,15 +28,19 @@ pub fn columns(text: &str) -> usize {
     text.chars().count()
 }
 
+/// Whether a comma between `before` and `behind` may separate thousands: one to three digits, then three.
+fn of_thousands(before: &str, behind: &str) -> bool {
+    let digits = |text: &mut dyn Iterator<Item = char>| text.take_while(char::is_ascii_digit).count();
+    (1..=3).contains(&digits(&mut before.chars().rev())) && digits(&mut behind.chars()) == 3
+}
+
 /// The pieces of a cell that stay whole: words, and the parts of a list of settings behind each comma.
 fn pieces(text: &str) -> impl Iterator<Item = &str> {
     let words = text.split_inclusive(' ').filter(|word| !word.trim().is_empty());
     words.flat_map(|word| {
         let bare = word.trim_end_matches(' ').len();
-        let digit = |at: usize| word.as_bytes().get(at).is_some_and(u8::is_ascii_digit);
         let commas = word[..bare].match_indices(',').map(|(at, _)| at + 1);
-        // not behind the comma of thousands
-        let commas = commas.filter(move |&end| end < bare && !(end > 1 && digit(end - 2) && digit(end)));
+        let commas = commas.filter(move |&end| end < bare && !of_thousands(&word[..end - 1], &word[end..]));
         let mut start = 0;
         commas.chain([word.len()]).map(move |end| &word[std::mem::replace(&mut start, end)..end])
     })
@@ -79,7 +83,9 @@ mod tests {
         assert_eq!(cell("Qin et al., ICLR 2022, Table 5", 14), ["Qin et al.,", "ICLR 2022,", "Table 5"]);
         assert_eq!(cell("Qin et al., ICLR", 40), ["Qin et al., ICLR"]);
         assert_eq!(longest_piece("ls:w=16,r=2"), 8);
-        assert_eq!(cell("160,000 / 20,000", 12), ["160,000 /", "20,000"]);
+        assert_eq!(cell("4,160,000 / 20,000", 12), ["4,160,000 /", "20,000"]);
+        assert_eq!(cell("len=1024,2048,4096", 10), ["len=1024,", "2048,4096"]);
+        assert_eq!(cell("0,10,20", 5), ["0,10,", "20"]);
         assert_eq!(cell("", 5), [""]);
     }
 }
