@@ -6,7 +6,7 @@ use std::fmt;
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use crate::record::text::visible;
+use crate::record::text::{plural, visible};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// How much is said.
@@ -69,7 +69,7 @@ pub enum Warning {
     Wide {
         /// The cell.
         cell: String,
-        /// Half width over median.
+        /// Its larger side over the median.
         relative: f64,
         /// Number of samples.
         n: usize,
@@ -93,7 +93,8 @@ impl fmt::Display for Warning {
             ),
             Self::Busy { load, cores } => write!(
                 f,
-                "other programs keep {load:.1} of {cores} cores busy; measured times may be too long: close them and run again"
+                "other programs keep {load:.1} of {} busy; measured times may be too long: close them and run again",
+                plural(*cores as u64, "core")
             ),
             Self::Outliers { cell, count, n } => {
                 write!(
@@ -103,7 +104,7 @@ impl fmt::Display for Warning {
             }
             Self::Wide { cell, relative, n } => write!(
                 f,
-                "{cell}: the interval of the median is +-{:.0} % over {n} samples; measure longer with \
+                "{cell}: the interval of the median is ±{:.0} % over {n} samples; measure longer with \
                  --max-time",
                 relative * 100.0
             ),

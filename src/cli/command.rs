@@ -78,7 +78,7 @@ struct Timed {
     #[arg(long, value_name = "FILES", value_delimiter = ',', help_heading = "Output")]
     reference: Vec<PathBuf>,
     /// Mechanism that the others are ranked against [default: full, or transformer-xl without it]
-    #[arg(long, value_name = "MODEL", help_heading = "Output")]
+    #[arg(long, value_name = "MODEL", help_heading = "Output", value_parser = Known::new(known::mechanisms, known::text), hide_possible_values = true)]
     baseline: Option<String>,
     /// Measure attention alone, without a model around it (--preset attention)
     #[arg(long, help_heading = "Grid", conflicts_with_all = ["preset", "suite"])]
@@ -195,11 +195,17 @@ fn arg(protocol: &Protocol, setting: &'static Setting) -> Arg {
         return arg.action(ArgAction::SetTrue);
     }
     let arg = arg.value_name(setting.value);
-    match protocol.tasks.filter(|_| setting.key == "task") {
-        Some(tasks) => arg.value_parser(Known::new(tasks.names, setting.read)).hide_possible_values(true),
-        None if setting.key == "preset" => {
-            arg.value_parser(Known::new(known::presets, setting.read)).hide_possible_values(true)
-        }
+    let names: Option<fn() -> Vec<&'static str>> = match setting.key {
+        "task" => protocol.tasks.map(|tasks| tasks.names),
+        "preset" => Some(known::presets),
+        "mode" => Some(|| vec!["infer", "train", "decode"]),
+        "device" => Some(|| vec!["cpu", "cuda", "metal"]),
+        "dtype" => Some(|| vec!["f32", "bf16", "tf32"]),
+        "kernel" => Some(|| vec!["fused", "composed"]),
+        _ => None,
+    };
+    match names {
+        Some(names) => arg.value_parser(Known::new(names, setting.read)).hide_possible_values(true),
         None => arg.value_parser(setting.read),
     }
 }
@@ -229,6 +235,9 @@ impl Asked {
         let set = given.set.into_iter().fold(Settings::NONE, |all, one| one.over(all));
         let quick = protocol.quick.is_some() && matches.get_flag("quick");
         let Mechanisms { model, exclude } = mechanisms;
+        if let Some(suite) = given.suite.as_ref().filter(|_| quick) {
+            anyhow::bail!("--quick has sizes of its own and suite {suite} has others; give only one of them");
+        }
         let flags = Flags { settings, set, model, exclude, suite: given.suite, quick };
         let (trains, offers) = (protocol.curve.is_some(), protocol.instead);
         let protocol = Self::runs(protocol, &flags)?;
@@ -260,12 +269,6 @@ impl Asked {
         let suite = Suite::load(name)?;
         let other = protocol.passes_on.iter().find(|other| **other == suite.protocol);
         let Some(other) = other.and_then(|name| protocol::find(name)) else { return Ok(protocol) };
-        anyhow::ensure!(
-            !flags.quick,
-            "suite {name} is measured by effattn {}; leave --quick of {} out",
-            other.name,
-            protocol.name
-        );
         Ok(other)
     }
 }

@@ -85,10 +85,10 @@ pub fn finish(
 /// The tables of `rows`.
 fn tables(protocol: &Protocol, rows: &[Row], suite: Option<&Suite>) -> Vec<Table> {
     let mut tables = match (protocol.shown, suite) {
-        (Shown::Trained, _) => trained::tables(rows, protocol.metrics),
+        (Shown::Trained, _) => trained::tables(rows, protocol.metrics, |_, _| true),
         (Shown::Plain, _) => vec![table::plain(protocol.about, rows, protocol.metrics)],
         (Shown::Growth, Some(suite)) => published::tables(rows, suite),
-        (Shown::Growth, None) => Quantity::ALL
+        (Shown::Growth, None) => Quantity::TABLES
             .iter()
             .filter_map(|quantity| figure(rows, *quantity))
             .flat_map(|figure| table::growth(&figure))
@@ -124,7 +124,7 @@ fn warn(rows: &[Row], term: &Term) {
     let mut wide: Vec<(f64, Warning)> = Vec::new();
     for row in rows.iter().filter(|row| row.metric == "step_time" && row.outcome == Outcome::Ok) {
         let (Some(value), Some((low, high))) = (row.value, row.interval()) else { continue };
-        let relative = (high - low) / (2.0 * value);
+        let relative = (high - value).max(value - low) / value; // as in the tables
         if relative > 0.1 {
             let pass = row.pass.map_or("", |pass| pass.word());
             let cell = format!("{} at {} {pass}", row.label(), row.len.unwrap_or(0));

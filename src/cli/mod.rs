@@ -251,7 +251,9 @@ fn usage(error: &clap::Error) -> u8 {
             None => said.push(line.strip_prefix("error: ").unwrap_or(line).to_owned()),
         }
     }
-    let command = usage.as_deref().and_then(|usage| usage.split(" [").next()).unwrap_or("effattn");
+    let asked = std::env::args().nth(1).filter(|word| tree().find_subcommand(word).is_some());
+    let asked = asked.map_or_else(|| "effattn".to_owned(), |name| format!("effattn {name}"));
+    let command = usage.as_deref().and_then(|usage| usage.split(" [").next()).unwrap_or(&asked);
     let command = command.split(" <").next().unwrap_or(command).split(" -").next().unwrap_or(command);
     let term = Term::new(Verbosity::Quiet, Color::Auto);
     term.error(&said.join("; "));

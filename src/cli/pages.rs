@@ -53,12 +53,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shells_complete_mechanisms_tasks_presets_and_suites() {
+    fn shells_complete_the_values_of_flags() {
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut visible(), "effattn", &mut text);
             let text = String::from_utf8(text).unwrap();
-            for name in ["transformer-xl", "listops", "charlm-small", "cos-table5"] {
+            for name in
+                ["transformer-xl", "listops", "charlm-small", "cos-table5", "composed", "decode", "bf16"]
+            {
                 assert!(text.contains(name), "{shell}: {name}");
             }
         }

@@ -12,7 +12,7 @@ use crate::protocol;
 use crate::protocol::grid::{Flags, Grid, Pick, resolve};
 use crate::protocol::table::Shown;
 use crate::protocol::trained_metrics;
-use crate::record::{Row, file};
+use crate::record::{Metric, Row, file};
 use crate::report::chart::{Quantity, figure};
 use crate::report::document::{BEGIN, Document, END, Section, splice};
 use crate::report::fill::fill;
@@ -231,7 +231,10 @@ fn trained(title: &str, runs: &[&Run], wanted: impl Fn(&&Row) -> bool) -> Result
     section.provenance = runs.iter().filter(of_run).map(|run| run.provenance()).collect();
     let rows = newest_trained(runs.iter().flat_map(|run| &run.rows).filter(|row| wanted(row)));
     let rows: Vec<Row> = rows.into_values().cloned().collect();
-    section.tables = trained::tables(&rows, &trained_metrics());
+    let belongs = |row: &Row, metric: &Metric| {
+        protocol::find(&row.protocol).is_none_or(|protocol| protocol.metrics.contains(metric))
+    };
+    section.tables = trained::tables(&rows, &trained_metrics(), belongs);
     section.tables.extend(robustness::table(&rows));
     section.tables.extend(published::reasons(&rows));
     let curves = curves::of_runs(runs, &rows)?;
@@ -256,7 +259,7 @@ fn measured(run: &Run, rows: &[Row], apart: bool, brief: bool) -> Result<Section
         (_, Some(protocol)) => tables.push(table::plain(protocol.about, rows, protocol.metrics)),
         (Some(suite), None) => tables.extend(published::tables(rows, suite)),
         (None, None) => {
-            for quantity in Quantity::ALL {
+            for quantity in Quantity::TABLES {
                 tables.extend(figure(rows, quantity).iter().flat_map(table::growth));
             }
         }

@@ -1,11 +1,12 @@
 //! Finding and reading run folders.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
 use crate::protocol;
+use crate::record::text::plural;
 use crate::record::{Outcome, Row, csv, file};
 use crate::run::manifest::{Manifest, State};
 use crate::run::planned::PLAN;
@@ -52,12 +53,19 @@ impl Run {
     /// measurements that a newer run of their folder replaces are not read.
     ///
     /// # Errors
-    /// A folder that cannot be read, or whose files are damaged.
+    /// A folder that cannot be read. Of several runs those whose files are damaged are named and left out.
     pub fn below(root: &Path) -> Result<Vec<Self>> {
         let mut runs = Vec::new();
         let mut folders = vec![(root.to_owned(), 0)];
         while let Some((folder, depth)) = folders.pop() {
-            if let Some(run) = Self::without_rows(&folder)? {
+            let found = match Self::without_rows(&folder) {
+                Err(error) if depth > 0 => {
+                    log::warn!("{} is left out: {error:#}", folder.display());
+                    continue;
+                }
+                found => found?,
+            };
+            if let Some(run) = found {
                 if run.manifest.state != State::Abandoned {
                     runs.push(run);
                 }
@@ -87,7 +95,18 @@ impl Run {
         let measured: BTreeSet<PathBuf> =
             latest_measured(&runs).into_iter().map(|run| run.folder.clone()).collect();
         runs.retain(|run| run.trained() || measured.contains(&run.folder));
-        runs.into_iter().map(Self::with_rows).collect()
+        let alone = runs.len() == 1;
+        let read = |run: Self| {
+            let folder = run.folder.clone();
+            match run.with_rows() {
+                Err(error) if !alone => {
+                    log::warn!("{} is left out: {error:#}", folder.display());
+                    None
+                }
+                read => Some(read),
+            }
+        };
+        runs.into_iter().filter_map(read).collect()
     }
 
     /// `measured with effattn 0.1.0 (e0b18a0) on AMD EPYC, 2 threads, cpu, 2026-11-21; data imdb 0123abcd`.
@@ -100,9 +119,10 @@ impl Run {
             data.iter().map(|(name, hash)| format!("{name} {}", hash.get(..12).unwrap_or(hash))).collect();
         let data =
             if data.is_empty() { String::new() } else { format!("; data (SHA-256) {}", data.join(", ")) };
+        let threads = plural(*threads, "thread");
         let state = if *state == State::Done { "" } else { "; unfinished" };
         let day = start.get(..10).unwrap_or(start);
-        format!("{id}: effattn {version}{commit}, {machine}, {threads} threads, {device}, {day}{data}{state}")
+        format!("{id}: effattn {version}{commit}, {machine}, {threads}, {device}, {day}{data}{state}")
     }
 }
 
@@ -148,6 +168,24 @@ impl Run {
         protocol::find(&self.manifest.command).is_some_and(|protocol| protocol.keeps)
     }
 
+    /// What it measures, however often and however long: its settings and the mechanisms that were asked for.
+    fn measures(&self) -> String {
+        const HOW_OFTEN: [&str; 5] = ["warmup", "runs", "min_runs", "max_time", "timeout"];
+        let Manifest { settings, argv, device, .. } = &self.manifest;
+        let mut settings = settings.clone();
+        if let Some(settings) = settings.as_object_mut() {
+            settings.retain(|key, _| !HOW_OFTEN.contains(&key.as_str()));
+        }
+        let chosen = |flag: &&str| {
+            let value = |at: usize| match argv[at].strip_prefix(flag)? {
+                "" => argv.get(at + 1).cloned(),
+                given => given.strip_prefix('=').map(str::to_owned),
+            };
+            (0..argv.len()).filter_map(value).collect::<Vec<_>>()
+        };
+        format!("{device} {settings} {:?}", ["--model", "--exclude"].iter().map(chosen).collect::<Vec<_>>())
+    }
+
     /// Whether it was a first look: its rows enter no table and no figure of a paper.
     pub fn quick(&self) -> bool {
         self.manifest.argv.iter().any(|word| word == "--quick")
@@ -177,17 +215,17 @@ fn by_age(mut runs: Vec<Run>) -> Vec<Run> {
     aged.into_iter().map(|(_, run)| run).collect()
 }
 
-/// Measurements run by run: of each folder the newest run that is finished, else the newest; a quick run counts only
-/// where there is no other. `runs` stand by age.
+/// Measurements run by run: of those in a folder that measure the same the newest that is finished, else the newest; a quick
+/// run counts only where there is no other. `runs` stand by age.
 pub fn latest_measured(runs: &[Run]) -> Vec<&Run> {
     fn base(run: &Run) -> &Path {
         run.folder.parent().unwrap_or(Path::new(""))
     }
     let measured = || runs.iter().filter(|run| !run.trained());
     let whole: BTreeSet<&Path> = measured().filter(|run| !run.quick()).map(base).collect();
-    let mut latest: BTreeMap<&Path, &Run> = BTreeMap::new();
+    let mut latest: BTreeMap<(&Path, String), &Run> = BTreeMap::new();
     for run in measured().filter(|run| !(run.quick() && whole.contains(base(run)))) {
-        let known = latest.entry(base(run)).or_insert(run);
+        let known = latest.entry((base(run), run.measures())).or_insert(run);
         if run.manifest.state == State::Done || known.manifest.state != State::Done {
             *known = run;
         }
@@ -214,9 +252,22 @@ pub fn newest_trained<'a>(rows: impl Iterator<Item = &'a Row>) -> BTreeMap<Strin
 pub fn latest_rows(runs: &[Run]) -> Vec<Row> {
     let trained = runs.iter().filter(|run| run.trained() && !run.quick());
     let newest = newest_trained(trained.flat_map(|run| &run.rows));
-    let measured = latest_measured(runs).into_iter().filter(|run| !run.quick());
-    let measured = measured.filter_map(|run| run.by_machine(run.rows.clone()).into_iter().next());
-    newest.into_values().cloned().chain(measured.flatten()).collect()
+    let latest = latest_measured(runs).into_iter().filter(|run| !run.quick());
+    let latest: BTreeMap<&Path, Vec<Row>> = latest
+        .filter_map(|run| Some((run.folder.as_path(), run.by_machine(run.rows.clone()).into_iter().next()?)))
+        .collect();
+    // runs of one folder may have cells in common: the newest that has one counts
+    let cell = |folder: &Path, row: &Row| {
+        format!("{:?} {} {:?} {:?}", folder.parent(), trained_key(row), row.pass, row.threads)
+    };
+    let mut newest_run: HashMap<String, &Path> = HashMap::new();
+    for folder in runs.iter().map(|run| run.folder.as_path()) {
+        let rows = latest.get(folder).into_iter().flatten();
+        newest_run.extend(rows.map(|row| (cell(folder, row), folder)));
+    }
+    let measured = latest.iter().flat_map(|(folder, rows)| rows.iter().map(move |row| (*folder, row)));
+    let measured = measured.filter(|(folder, row)| newest_run[&cell(folder, row)] == *folder);
+    newest.into_values().chain(measured.map(|(_, row)| row)).cloned().collect()
 }
 
 /// The seconds of every measured step of a run, by cell; none where the run kept no samples.
@@ -285,6 +336,51 @@ mod tests {
         assert_eq!(latest_rows(&runs).len(), runs[0].rows.len());
         assert_eq!(names(&runs[1..]), [Path::new("results/speed/2")]);
         assert!(latest_rows(&runs[1..]).is_empty());
+    }
+
+    #[test]
+    fn runs_of_different_things_stand_side_by_side_and_a_cell_counts_once() {
+        let committed = Path::new(env!("CARGO_MANIFEST_DIR")).join("reproduction/results/speed");
+        let run = |name: &str, words: &[&str], value: f64| {
+            let mut run = Run::below(&committed).unwrap().swap_remove(0);
+            run.folder = Path::new("results/speed").join(name);
+            run.manifest.argv = words.iter().map(|word| String::from(*word)).collect();
+            run.rows.truncate(1);
+            run.rows[0].value = Some(value);
+            run
+        };
+        let all = ["speed", "--model", "all"];
+        let runs = [run("1", &all, 1.0), run("2", &["speed", "--model=ls"], 2.0), run("3", &all, 3.0)];
+        let kept: Vec<&Path> = latest_measured(&runs).iter().map(|run| run.folder.as_path()).collect();
+        assert_eq!(
+            kept,
+            [Path::new("results/speed/3"), Path::new("results/speed/2")],
+            "the repeated one counts"
+        );
+        let values: Vec<Option<f64>> = latest_rows(&runs).iter().map(|row| row.value).collect();
+        assert_eq!(values, [Some(3.0)], "the newest of a cell");
+    }
+
+    #[test]
+    fn a_damaged_run_does_not_hide_the_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let committed = Path::new(env!("CARGO_MANIFEST_DIR")).join("reproduction/results");
+        let run = Run::below(&committed).unwrap().swap_remove(0).folder;
+        for place in ["a/whole", "b/half", "c/rows"] {
+            let to = folder.path().join(place);
+            std::fs::create_dir_all(&to).unwrap();
+            for name in ["manifest.json", "rows.csv"] {
+                std::fs::copy(run.join(name), to.join(name)).unwrap();
+            }
+        }
+        std::fs::write(folder.path().join("b/half/manifest.json"), "{").unwrap();
+        std::fs::write(folder.path().join("c/rows/rows.csv"), "no columns").unwrap();
+        assert_eq!(Run::below(folder.path()).unwrap().len(), 1);
+        assert!(
+            Run::below(&folder.path().join("b/half")).is_err(),
+            "what was asked for by name is not passed over"
+        );
+        assert!(Run::below(&folder.path().join("c")).is_err());
     }
 
     /// A run of `command` in `base` whose only row has `value`.

@@ -21,6 +21,7 @@ use crate::protocol::grid::{self, Grid};
 use crate::protocol::speed;
 use crate::protocol::table::{Conditions, Folders, Prepared, Prober};
 use crate::record::file;
+use crate::record::text::plural;
 use crate::report::reference::{self, Reference};
 use crate::run::manifest::argv;
 use crate::run::plan::{Cell, Plan};
@@ -314,7 +315,9 @@ fn session(
 fn header(plan: &Plan, amount: String, ready: &Ready) -> String {
     let machine = Machine::this();
     let place = match ready.device {
-        DeviceName::Cpu => format!("cpu {}, {} threads, {}", machine.cpu, ready.threads, machine.simd),
+        DeviceName::Cpu => {
+            format!("cpu {}, {}, {}", machine.cpu, plural(ready.threads as u64, "thread"), machine.simd)
+        }
         device => {
             format!("{device} {}", ready.accelerator.as_deref().unwrap_or_default()).trim_end().to_owned()
         }

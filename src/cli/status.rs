@@ -7,12 +7,15 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Result, ensure};
 
 use crate::config::units::Seconds;
+use crate::protocol::training::worker::steps_made;
 use crate::record::Outcome;
+use crate::record::text::plural;
 use crate::report::table::Table;
 use crate::run::claim::{Claim, server_time};
 use crate::run::folder::is_held;
 use crate::run::manifest::State;
 use crate::run::merge::{Whole, owners};
+use crate::run::plan::folder;
 use crate::run::shard::{Shard, shards};
 use crate::term::{self, Term, clock};
 
@@ -29,6 +32,8 @@ Everything is read from files: no scheduler is asked, and the folder may be read
 
 /// Lines of shards that are shown of a run.
 const MOST: usize = 40;
+/// Trainings that have begun of which that is said.
+const BEGUN: usize = 3;
 
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -156,6 +161,17 @@ impl Standing {
         if weight > 0.0 && seconds > 0.0 { seconds / weight } else { 1.0 }
     }
 
+    /// The first trainings that are not finished, with the steps that they have made.
+    fn begun(&self) -> Vec<String> {
+        let outcomes = self.whole.outcomes();
+        let open = |cell: &&str| !outcomes.get(cell).is_some_and(|outcome| outcome.is_final());
+        let steps = |cell: &str| {
+            let made = self.whole.sources.iter().filter_map(|run| steps_made(&folder(&run.folder, cell)));
+            Some(format!("{cell} after {}", plural(made.max()?, "step")))
+        };
+        self.whole.cells().into_iter().filter(open).filter_map(steps).take(BEGUN).collect()
+    }
+
     fn table(&self, all: bool) -> Table {
         let rate = self.rate();
         let Count { done, failed, missing, .. } = self.total;
@@ -194,6 +210,13 @@ impl Standing {
         }
         if shown.len() > MOST {
             table.notes.push(format!("{} more shards are not shown", shown.len() - MOST));
+        }
+        let begun = self.begun();
+        if !begun.is_empty() {
+            table.notes.push(format!(
+                "begun: {}; these resume from their checkpoints, and the time left counts them from the start",
+                begun.join(", ")
+            ));
         }
         if self.total.took.1 == 0.0 && self.total.open() > 0 {
             table.notes.push(

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::time::Duration;
 
 use super::SayError;
 
@@ -63,13 +62,6 @@ impl fmt::Display for Bytes {
 /// A time.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 pub struct Seconds(pub f64);
-
-impl Seconds {
-    /// As a duration.
-    pub fn duration(self) -> Duration {
-        Duration::try_from_secs_f64(self.0).unwrap_or(Duration::MAX)
-    }
-}
 
 const TIME_UNITS: [(&str, f64); 4] = [("ms", 1e-3), ("s", 1.0), ("min", 60.0), ("h", 3600.0)];
 

@@ -16,7 +16,7 @@ pub static WIKITEXT103: DataSet = DataSet {
     records: "103,227,021 / 217,646 / 245,569 words",
     kind: Kind::Words(Words { vocabulary: 267_744, complete: Some(TRAIN), load }),
     origin: Origin::Download(SOURCE),
-    locate: |dir| Ok(found(dir, &Part::ALL)),
+    locate: |dir| locate(dir, &Part::ALL),
 };
 
 /// A small stand-in: trained on the test text, evaluated on the validation text (`docs/spec/SPEC-text.md` section 10).
@@ -28,7 +28,7 @@ pub static SMALL: DataSet = DataSet {
     records: "245,569 / 217,646 words",
     kind: Kind::Words(Words { vocabulary: 8125, complete: None, load: load_small }),
     origin: Origin::Download(SOURCE),
-    locate: |dir| Ok(found(dir, &[Part::Test, Part::Valid])),
+    locate: |dir| locate(dir, &[Part::Test, Part::Valid]),
 };
 
 /// The published archive.
@@ -96,6 +96,11 @@ fn found(dir: &Path, parts: &[Part]) -> Option<PathBuf> {
     let has = |place: &&PathBuf| parts.iter().filter(|part| part.text(place).is_some()).count();
     let best = places.iter().rev().max_by_key(|place| has(place))?; // the first among equals
     (has(&best) > 0).then(|| best.clone())
+}
+
+/// Where all of `parts` are; nothing where there is none of them.
+fn locate(dir: &Path, parts: &[Part]) -> Result<Option<PathBuf>, DataError> {
+    found(dir, parts).map(|_| texts(dir, parts).map(|(place, _)| place)).transpose()
 }
 
 /// The texts `parts` in `dir`, and where they are.

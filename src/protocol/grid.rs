@@ -253,7 +253,9 @@ fn suite_picks(
     if let Some(models) = &flags.model {
         for variant in &models.0 {
             if !picks.iter().any(|pick| names(variant, pick)) {
-                let rows: Vec<&str> = picks.iter().map(|pick| pick.model.as_str()).collect();
+                let said =
+                    |pick: &Pick| pick.choice.as_ref().map_or_else(|_| pick.model.clone(), Choice::label);
+                let rows: Vec<String> = picks.iter().map(said).collect();
                 let (name, rows) = (&suite.name, rows.join(", "));
                 return Err(PlanError(format!("suite {name} has no row {variant}; its rows: {rows}")));
             }

@@ -66,7 +66,7 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// `12 cells, about 3:20 to results/speed/...`.
+    /// `12 cells, about 3:20; results in results/speed/...`.
     fn announce(&self) {
         let waiting = self.plan.cells.iter().filter(|cell| !self.session.is_done(cell));
         let (count, seconds) = waiting.fold((0, 0.0), |(n, sum), cell| (n + 1, sum + cell.seconds));
@@ -77,7 +77,10 @@ impl Runner<'_> {
             (false, _) => "cells",
         };
         let folder = self.session.path().display();
-        self.session.term.say(&format!("{count} {what}, about {} to {folder}", clock(seconds)));
+        self.session.term.say(&match count {
+            0 => format!("every {} is finished already; results in {folder}", what.trim_end_matches('s')),
+            _ => format!("{count} {what}, about {}; results in {folder}", clock(seconds)),
+        });
     }
 
     /// Mechanisms whose golden files are red, with the reason.

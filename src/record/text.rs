@@ -16,9 +16,19 @@ pub fn visible(text: &str) -> String {
     text.chars().map(shown).collect()
 }
 
+/// `1 thread`, `2 threads`.
+pub fn plural(count: u64, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_is_no_plural() {
+        assert_eq!([0, 1, 2].map(|count| plural(count, "core")), ["0 cores", "1 core", "2 cores"]);
+    }
 
     #[test]
     fn nothing_reaches_a_terminal_but_what_it_shows() {

@@ -37,7 +37,7 @@ fn crossing(series: &Series, full: &Series) -> Option<Crossing> {
 
 /// The crossings in each panel that has full attention and at least two lengths.
 fn panels(rows: &[Row]) -> Vec<DotPanel> {
-    let [time, memory] = Quantity::ALL.map(|quantity| figure(rows, quantity));
+    let [time, memory] = Quantity::CHARTS.map(|quantity| figure(rows, quantity));
     let mut all: Vec<DotPanel> = Vec::new();
     for (figure, is_time) in [(time, true), (memory, false)] {
         let Some(figure) = figure else { continue };

@@ -30,7 +30,7 @@ use reference::Reference;
 /// full attention, how many times as fast as `references` they are, and where the time of a step goes.
 pub fn measured(rows: &[Row], references: &[Reference], prefix: &str) -> io::Result<Vec<Chart>> {
     let mut charts = Vec::new();
-    for quantity in Quantity::ALL {
+    for quantity in Quantity::CHARTS {
         charts.extend(growth(rows, quantity, prefix)?);
     }
     charts.extend(crossing::chart(rows, prefix)?);

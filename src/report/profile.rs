@@ -6,6 +6,7 @@ use super::chart::{Chart, Stack, StackPanel, alike, stacks};
 use super::place;
 use super::table::Table;
 use crate::record::Row;
+use crate::record::text::plural;
 
 const TITLE: &str = "Where the time of a step goes";
 
@@ -88,10 +89,10 @@ impl<'a> Cell<'a> {
         let reached = |metric: &str| giga(self.value(None, metric));
         let notes = vec![
             format!(
-                "This machine: {} GFLOP/s in products of 1024 x 1024 in {dtype} on {} threads, {} GB/s in copies \
+                "This machine: {} GFLOP/s in products of 1024 x 1024 in {dtype} on {}, {} GB/s in copies \
                  (bytes read and written).",
                 reached("product_rate"),
-                threads.unwrap_or(1),
+                plural(threads.unwrap_or(1), "thread"),
                 reached("copy_rate")
             ),
             "GFLOP/s: matrix products, a multiply-add is two. GB/s: the least that moves, every operand and result \

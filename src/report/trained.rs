@@ -15,10 +15,12 @@ pub(super) const COUNTS: &[(&str, &str)] = &[("witten_bell_3_bpc", "order 3"), (
 pub(super) const LARGEST: &str = "largest_class";
 
 /// A table per metric, with one line per task, mechanism and setting: the value over its seeds, what the paper has,
-/// what a simple rule reaches, and what to make of it. Nothing where no row is one of a trained model.
-pub fn tables(rows: &[Row], metrics: &[Metric]) -> Vec<Table> {
+/// what a simple rule reaches, and what to make of it. Metrics of one name may belong to several commands: a row stands in
+/// the table of the one that it `belongs` to. Nothing where no row is one of a trained model.
+pub fn tables(rows: &[Row], metrics: &[Metric], belongs: impl Fn(&Row, &Metric) -> bool) -> Vec<Table> {
     let index = Index::of(rows);
-    let mut tables: Vec<Table> = metrics.iter().filter_map(|metric| table(rows, &index, metric)).collect();
+    let table = |metric| table(rows, &index, metric, |row| belongs(row, metric));
+    let mut tables: Vec<Table> = metrics.iter().filter_map(table).collect();
     if let Some(first) = tables.first_mut() {
         first.notes.push(NOTE.to_owned());
     }
@@ -56,8 +58,13 @@ pub(super) fn groups<'a>(
     groups
 }
 
-fn table<'a>(rows: &'a [Row], index: &'a Index<'a>, metric: &'a Metric) -> Option<Table> {
-    let groups = groups((rows, index), metric, |_| true);
+fn table<'a>(
+    rows: &'a [Row],
+    index: &'a Index<'a>,
+    metric: &'a Metric,
+    belongs: impl Fn(&Row) -> bool,
+) -> Option<Table> {
+    let groups = groups((rows, index), metric, belongs);
     if groups.is_empty() {
         return None;
     }
@@ -227,9 +234,13 @@ impl<'a> Group<'a> {
         let last = format!("{}_last", self.metric.name);
         let last: Vec<f64> = self.rows.iter().filter_map(|row| self.also(row, &last)).collect();
         let last = Summary::of(&last).map_or_else(String::new, |last| format!("{:.2}", last.mean));
-        let seeds = match failed {
-            0 => values.len().to_string(),
-            failed => format!("{} ({failed} failed)", values.len()),
+        let open = |row: &&&Row| matches!(row.outcome, Outcome::Interrupted | Outcome::Planned);
+        let open = self.rows.iter().filter(open).count();
+        let seeds = match (failed - open, open) {
+            (0, 0) => values.len().to_string(),
+            (failed, 0) => format!("{} ({failed} failed)", values.len()),
+            (0, open) => format!("{} ({open} not finished)", values.len()),
+            (failed, open) => format!("{} ({failed} failed, {open} not finished)", values.len()),
         };
         let floor = self.floor().filter(|_| row.model != FLOOR);
         vec![

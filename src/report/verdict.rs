@@ -34,6 +34,7 @@ impl Ratio {
                     return format!("{:.2} ±wide", self.times);
                 }
                 let digits = match half {
+                    _ if half < 0.0095 => 3,
                     _ if half < 0.095 => 2,
                     _ if half < 0.95 => 1,
                     _ => 0,
@@ -143,8 +144,8 @@ fn ranking(rows: &[&Row], baseline: &str, title: &str) -> Option<Table> {
 
 /// How the steps of each cell spread: (cell, seconds of its steps) to a line of percentiles.
 pub fn percentiles(cells: &[(String, Vec<f64>)]) -> Option<Table> {
-    const PARTS: [(&str, f64); 5] =
-        [("5 %", 0.05), ("25 %", 0.25), ("median", 0.5), ("95 %", 0.95), ("99 %", 0.99)];
+    const PARTS: [(&str, f64); 6] =
+        [("5 %", 0.05), ("25 %", 0.25), ("median", 0.5), ("75 %", 0.75), ("95 %", 0.95), ("99 %", 0.99)];
     let text = |seconds: f64| Unit::Seconds.text(seconds).replace(' ', &TIED.to_string());
     let line = |(cell, values): &(String, Vec<f64>)| {
         let parts = PARTS.map(|(_, part)| quantile(values, part).map_or("-".to_owned(), text));
@@ -154,7 +155,7 @@ pub fn percentiles(cells: &[(String, Vec<f64>)]) -> Option<Table> {
     (!cells.is_empty()).then(|| Table {
         title: "Percentiles of the time per step".to_owned(),
         columns: columns.map(str::to_owned).collect(),
-        numbers: 6,
+        numbers: 1 + PARTS.len(),
         rows: cells.iter().map(line).collect(),
         ..Table::default()
     })
@@ -166,7 +167,7 @@ pub fn split_error<'a>(row: &Row, rows: impl IntoIterator<Item = &'a Row>) -> Op
     let tested =
         rows.into_iter().find(|other| other.metric == "tested" && compare::same_cell(row, other))?.value?;
     let part = row.value? / 100.0;
-    (row.metric == "accuracy" && tested >= 1.0 && (0.0..=1.0).contains(&part))
+    (matches!(row.metric.as_str(), "accuracy" | "top5") && tested >= 1.0 && (0.0..=1.0).contains(&part))
         .then(|| 100.0 * (part * (1.0 - part) / tested).sqrt())
 }
 

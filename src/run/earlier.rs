@@ -106,6 +106,16 @@ pub fn unlike(plan: &Plan, folder: &Path) -> Option<String> {
     ))
 }
 
+/// A setting's value as it is typed.
+fn text(value: &Value) -> String {
+    match value {
+        Value::Null => "unset".to_owned(),
+        Value::String(text) => text.clone(),
+        Value::Array(values) => values.iter().map(text).collect::<Vec<_>>().join(","),
+        other => other.to_string(),
+    }
+}
+
 /// In words, what the run of `now` has otherwise than that of `manifest`; with `threads` also their number.
 pub fn differences(manifest: &Manifest, now: &Manifest, threads: bool) -> Vec<String> {
     let mut differ = Vec::new();
@@ -120,7 +130,6 @@ pub fn differences(manifest: &Manifest, now: &Manifest, threads: bool) -> Vec<St
     for name in names {
         let (then, now) = (&manifest.settings[&name], &now.settings[&name]);
         if then != now {
-            let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
             differ.push(format!("{name} {} instead of {}", text(now), text(then)));
         }
     }

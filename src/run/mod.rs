@@ -64,7 +64,7 @@ pub enum RunError {
         known: u64,
     },
     /// A manifest or journal that cannot be read.
-    #[error("{} is damaged: {reason}; move the folder away or start over with --fresh", path.display())]
+    #[error("{} is damaged: {reason}; move its folder away, or start the run over with --fresh", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,

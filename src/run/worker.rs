@@ -200,6 +200,11 @@ impl Worker {
         }
     }
 
+    /// What the worker said that was not heard yet; after [`RunError::Stopped`] its last words.
+    pub fn unheard<M: DeserializeOwned>(&self) -> impl Iterator<Item = M> {
+        self.lines.try_iter().filter_map(|line| serde_json::from_str(&line).ok())
+    }
+
     /// Ends the worker by closing its pipe, and by force if it does not listen.
     pub fn finish(mut self) {
         self.stdin = None;

@@ -13,6 +13,7 @@ use crate::config::units::Bytes;
 use crate::device::Backend;
 use crate::device::machine::Machine;
 use crate::model::family::{self, About};
+use crate::record::text::plural;
 use crate::report::table::Table;
 
 /// What to list.
@@ -80,7 +81,8 @@ fn devices() -> List {
         list.json.push(json!({ "name": name.to_string(), "usable": usable, "what": what }));
     };
     let memory = Bytes(machine.memory_bytes);
-    let cpu = format!("{}, {} cores, {memory}, {}", machine.cpu, machine.cores, machine.simd);
+    let cpu =
+        format!("{}, {}, {memory}, {}", machine.cpu, plural(machine.cores as u64, "core"), machine.simd);
     add(DeviceName::Cpu, true, cpu);
     for index in 0..MOST_DEVICES {
         match Backend::open(DeviceName::Cuda(index)) {

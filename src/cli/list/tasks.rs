@@ -27,9 +27,10 @@ impl Tasks {
         let mut list = List { table: Table::default(), json: Vec::new() };
         list.table.title = format!("Tasks and corpora; data in {}", dir.display());
         list.table.columns =
-            ["task", "command", "present", "full set", "how to get it"].map(str::to_owned).to_vec();
+            ["task", "command", "found", "full set", "how to get it"].map(str::to_owned).to_vec();
         list.table.notes = vec![
-            "Generated sets need no files. Incomplete data need --allow-partial, and their rows are marked."
+            "found: the file or folder that would be read; whether it is the full set is known when it is read. Generated \
+             sets need no files. Incomplete data need --allow-partial, and their rows are marked."
                 .to_owned(),
         ];
         for set in data_sets() {

@@ -78,6 +78,8 @@ pub struct Source {
     pub about: &'static str,
     /// Training images of the published set, where it is one.
     pub published: Option<usize>,
+    /// Classes, where that is known before it is read.
+    pub classes: Option<usize>,
     /// Reads it from a data folder.
     pub load: Load,
 }
@@ -88,24 +90,28 @@ pub const SOURCES: &[Source] = &[
         name: "imagenet",
         about: "ImageNet's layout: imagenet/train/<class>/*.JPEG and imagenet/val/<class>/*.JPEG",
         published: Some(1_281_167),
+        classes: Some(1000),
         load: |dir, _| Ok(Arc::new(folder::Folder::open(&dir.join("imagenet"))?)),
     },
     Source {
         name: "folder",
         about: "any tree train/<class>/<image>, val/<class>/<image> (JPEG, PNG): the data folder itself",
         published: None,
+        classes: None,
         load: |dir, _| Ok(Arc::new(folder::Folder::open(dir)?)),
     },
     Source {
         name: "cifar10",
         about: "CIFAR-10 in colour: 45,000 / 5,000 / 10,000 images",
         published: Some(cifar::TRAIN),
+        classes: Some(10),
         load: |dir, partial| Ok(Arc::new(cifar::Cifar::load(dir, partial)?)),
     },
     Source {
         name: "generated",
         about: "coloured shapes on noise, ten classes, made from a seed: says nothing about real images",
         published: None,
+        classes: Some(10),
         load: |_, _| Ok(Arc::new(made_up::MadeUpImages::default())),
     },
 ];

@@ -12,7 +12,7 @@ use crate::run::journal::Samples;
 use crate::run::outcome::Ending;
 use crate::run::plan::Cell;
 use crate::run::session::Session;
-use crate::run::worker::Heard;
+use crate::run::worker::{Heard, Worker};
 use crate::stats::Summary;
 use crate::term::{Warning, clock};
 use crate::train::session::Point;
@@ -110,7 +110,11 @@ impl<'a> Running<'a> {
         let session = &mut *runner.session;
         session.term.at(&format!("{}: reads its data", self.name));
         loop {
-            match worker.hear::<Answer>(deadline, session.resident_limit, &session.stop)? {
+            let heard = worker.hear::<Answer>(deadline, session.resident_limit, &session.stop);
+            if matches!(heard, Err(RunError::Stopped)) {
+                self.say_where(&worker, session);
+            }
+            match heard? {
                 Heard::Message(Answer::Done(done)) => {
                     self.write()?;
                     self.seconds = worker::times(&self.conditions.folder);
@@ -145,6 +149,16 @@ impl<'a> Running<'a> {
                     let curves = runner.curves.iter().cloned().chain([self.curve.clone()]);
                     (runner.draw)(&curves.collect::<Vec<_>>());
                 }
+            }
+        }
+    }
+
+    /// `listops ls: stopped after step 836 of 1500; its checkpoint is saved`: what the worker said at last.
+    fn say_where(&self, worker: &Worker, session: &Session) {
+        for answer in worker.unheard() {
+            if let Answer::Ended { outcome: Outcome::Interrupted, reason } = answer {
+                let (name, steps) = (self.name, self.steps);
+                session.term.say(&format!("{name}: {reason} of {steps}; its checkpoint is saved"));
             }
         }
     }

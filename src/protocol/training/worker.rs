@@ -85,7 +85,10 @@ pub fn drive(
         stopped |= link.is_stopped();
         Ok(if stopped { Next::Stop } else { Next::GoOn })
     };
-    session::run(trainer, learner, state, (course, files, model), tell).map_err(ending)
+    session::run(trainer, learner, state, (course, files, model), tell).map_err(|error| match error {
+        SessionError::Stopped { step } => ending(SessionError::Stopped { step: before + step }),
+        error => ending(error),
+    })
 }
 
 /// Seconds per step in a file beside the checkpoints, so that a kill does not cost what was measured before it.
@@ -130,6 +133,12 @@ pub fn times(folder: &Path) -> Vec<f64> {
     };
     let by_step: BTreeMap<u64, f64> = text.lines().filter_map(line).collect();
     by_step.into_values().collect()
+}
+
+/// How many steps the training in `folder` has made; none where it has not begun.
+pub fn steps_made(folder: &Path) -> Option<u64> {
+    let text = file::read_to_string(&folder.join(TIMES)).ok()?;
+    text.lines().filter_map(|line| line.split(',').next()?.parse().ok()).next_back()
 }
 
 fn ending(error: SessionError) -> Ending {

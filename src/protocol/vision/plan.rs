@@ -89,13 +89,10 @@ pub fn model(
     Ok(resolved)
 }
 
-/// Classes of the models for a published set.
+/// Classes of the models for `task`, where that is known before its images are read.
 pub fn classes(task: &str) -> Option<usize> {
-    match task {
-        "imagenet" => Some(1000),
-        "cifar10" | "generated" => Some(10),
-        _ => challenge(task).and_then(|challenge| classes(challenge.of)),
-    }
+    let trained_on = challenge(task).map_or(task, |challenge| challenge.of);
+    images::source(trained_on).ok()?.classes
 }
 
 /// The runs of `grid`, by images, mechanism and seed.

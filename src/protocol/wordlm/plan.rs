@@ -95,12 +95,12 @@ pub fn model(spec: &ModelSpec, choice: &Choice, vocab: usize) -> Result<WordLmCo
 pub fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
     let mut cells = Vec::new();
     for corpus in tasks_of(grid) {
-        let (_, words) = data::words(&corpus).map_err(PlanError::new)?;
-        let recipe = recipe::find(&corpus).map_err(PlanError)?;
+        let (set, words) = data::words(&corpus).map_err(PlanError::new)?;
+        let recipe = recipe::find(set.name);
         for pick in grid.picks.iter().filter(|pick| pick.runs(&corpus)) {
             let seeds = pick.settings.seeds.clone().unwrap_or(Seeds(vec![1]));
             for seed in seeds.0 {
-                cells.push(cell(grid, pick, (recipe, words), (seed, threads))?);
+                cells.push(cell(grid, pick, (&recipe, words), (seed, threads))?);
             }
         }
     }
@@ -208,13 +208,8 @@ pub fn amount(plan: &Plan) -> String {
 fn differences(request: &Request, recipe: &Recipe) -> Differences {
     let spec = &request.spec;
     let mut all = Differences { settings: Vec::new(), steps: (request.steps, recipe.steps) };
-    match recipe.corpus {
-        "wikitext103-small" => all.settings.push(
-            "small: trained on the test text (245,569 words), tested on the validation text; 4 layers, d 256"
-                .to_owned(),
-        ),
-        _ if !recipe.published => all.settings.push("a corpus that no source trains on".to_owned()),
-        _ => {}
+    if !recipe.note.is_empty() {
+        all.settings.push(recipe.note.to_owned());
     }
     all.note("blocks per update", spec.batch, recipe.batch);
     all.note("length", spec.len, recipe.len);

@@ -38,7 +38,8 @@ pub fn work(link: &Link, request: Json, given: &Given) -> anyhow::Result<()> {
 }
 
 fn train(link: &Link, request: &Request, conditions: &Conditions) -> Result<Done, Ending> {
-    let recipe = recipe::find(&request.corpus).map_err(|error| failed(&error))?;
+    let (set, _) = data::words(&request.corpus).map_err(|error| failed(&error))?;
+    let recipe = recipe::find(set.name);
     let corpus =
         load(&request.corpus, &conditions.data, request.allow_partial).map_err(|error| failed(&error))?;
     conditions.same(&request.corpus, &corpus.hash)?;
@@ -46,7 +47,7 @@ fn train(link: &Link, request: &Request, conditions: &Conditions) -> Result<Done
     let config = spec.choice().and_then(|choice| model(spec, &choice, corpus.vocabulary.len()));
     let config = config.map_err(|error| failed(&error))?;
     let laboratory = Laboratory::open(spec, conditions)?;
-    let run = Run { request, recipe, conditions, corpus: &corpus, config: &config };
+    let run = Run { request, recipe: &recipe, conditions, corpus: &corpus, config: &config };
     Train { link, conditions, before: (&[], 0) }.run(&laboratory, &run)?;
     let peak = laboratory.peak();
     run.test(link, &laboratory, peak)

@@ -4,6 +4,7 @@ use std::io;
 
 use super::style::looks;
 use super::{Chart, Figure, Measured, Missing, Panel, Series, Unit};
+use crate::record::text::plural;
 use crate::record::{Outcome, Pass, Row};
 use crate::report::place;
 
@@ -14,16 +15,21 @@ pub enum Quantity {
     Time,
     /// Peak bytes of a step.
     Memory,
+    /// Tokens per second of decoding.
+    Tokens,
 }
 
 impl Quantity {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::Time, Self::Memory];
+    /// Those with a chart.
+    pub const CHARTS: [Self; 2] = [Self::Time, Self::Memory];
+    /// Those with a table.
+    pub const TABLES: [Self; 3] = [Self::Time, Self::Tokens, Self::Memory];
 
     const fn title(self) -> &'static str {
         match self {
             Self::Time => "Time per step against length",
             Self::Memory => "Peak memory of a step against length",
+            Self::Tokens => "Tokens per second against length of the context",
         }
     }
 
@@ -31,6 +37,7 @@ impl Quantity {
         match self {
             Self::Time => "time",
             Self::Memory => "memory",
+            Self::Tokens => "tokens",
         }
     }
 
@@ -38,6 +45,7 @@ impl Quantity {
         match self {
             Self::Time => Unit::Seconds,
             Self::Memory => Unit::Bytes,
+            Self::Tokens => Unit::Rate,
         }
     }
 
@@ -48,13 +56,14 @@ impl Quantity {
             Self::Time => row.metric == "step_time",
             Self::Memory if peaks => row.metric == "peak_memory",
             Self::Memory => row.metric == "step_time",
+            Self::Tokens => row.metric == "tokens_per_second" && row.pass == Some(Pass::Decode),
         }
     }
 
     fn value(self, row: &Row) -> Option<f64> {
         let value = match self {
             Self::Memory if row.metric != "peak_memory" => row.peak_bytes.map(|bytes| bytes as f64),
-            Self::Time | Self::Memory => row.value,
+            Self::Time | Self::Memory | Self::Tokens => row.value,
         };
         value.filter(|value| *value > 0.0 && value.is_finite())
     }
@@ -83,10 +92,7 @@ fn conditions(row: &Row) -> Vec<String> {
         text(&row.task),
         text(&row.preset),
         row.device.clone(),
-        row.threads.map_or_else(String::new, |threads| match threads {
-            1 => "1 thread".to_owned(),
-            threads => format!("{threads} threads"),
-        }),
+        row.threads.map_or_else(String::new, |threads| plural(threads, "thread")),
         row.dtype.clone(),
         row.kernel.clone(),
     ]

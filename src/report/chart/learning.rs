@@ -1,9 +1,10 @@
 //! Learning curves: loss and accuracy against steps.
 
+use std::collections::BTreeSet;
 use std::io;
 
 use super::linear::{Line, Panel, Plane, Ticks};
-use super::style::{Dash, Look, looks};
+use super::style::{Dash, Look, looks, mechanism, shown};
 use super::{Chart, table};
 
 /// One model under training.
@@ -29,7 +30,8 @@ pub struct Evaluation {
 }
 
 /// A chart of `lines`: validation loss (solid) and training loss (dashed) above, `measure` (such as "validation
-/// accuracy, %") below, with a line at what the best simple rule reaches (`floor`: its name and value). Nothing without points.
+/// accuracy, %") below, with a line at what the best simple rule reaches (`floor`: its name and value). Of more mechanisms
+/// than can be told apart the less known are grey. Nothing without points.
 pub fn learning(
     name: &str,
     title: &str,
@@ -41,7 +43,16 @@ pub fn learning(
         return Ok(None);
     }
     let labels: Vec<&str> = lines.iter().map(|line| line.label.as_str()).collect();
-    let looks = looks(&labels);
+    let mut looks = looks(&labels);
+    let mechanisms = labels.iter().map(|label| mechanism(label)).collect::<BTreeSet<_>>();
+    let mechanisms: Vec<&str> = mechanisms.into_iter().collect();
+    let shown: Vec<bool> = shown(&mechanisms);
+    for (look, label) in looks.iter_mut().zip(&labels) {
+        let known = mechanisms.iter().position(|name| *name == mechanism(label));
+        if known.is_some_and(|index| !shown[index]) {
+            *look = look.faint();
+        }
+    }
     let of = |pick: fn(&Evaluation) -> f64| -> Vec<Line> {
         let points = |line: &Learning| line.points.iter().map(|point| (point.step, pick(point))).collect();
         lines.iter().zip(&looks).map(|(line, look)| Line::solid(*look, &line.label, points(line))).collect()
@@ -98,6 +109,20 @@ mod tests {
         );
         assert_eq!(chart.csv.lines().count(), 4);
         assert!(learning("x", "", "", &[Learning::default()], floor).unwrap().is_none());
+    }
+
+    #[test]
+    fn of_many_mechanisms_the_less_known_are_grey() {
+        let drawn = |names: &[&str]| {
+            let point = |step: f64| Evaluation { step, train_loss: 2.0, loss: 1.0, value: step };
+            let line =
+                |name: &&str| Learning { label: format!("{name} s1"), points: vec![point(1.0), point(2.0)] };
+            let lines: Vec<Learning> = names.iter().map(line).collect();
+            learning("x", "T", "%", &lines, None).unwrap().unwrap().svg.matches("#A8A8A8").count()
+        };
+        let all = ["full", "ls", "cosformer", "linear", "linformer", "rfa", "reformer"];
+        assert_eq!(drawn(&all[..6]), 0);
+        assert!(drawn(&all) > 0);
     }
 
     #[test]

@@ -151,6 +151,7 @@ impl Figure {
             Unit::Seconds => "s",
             Unit::Bytes => "B",
             Unit::Times => "times",
+            Unit::Rate => "/s",
         };
         let number = |value: Option<f64>| value.map_or_else(String::new, |value| value.to_string());
         let mut records = Vec::new();

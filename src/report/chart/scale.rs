@@ -11,6 +11,8 @@ pub enum Unit {
     Bytes,
     /// A ratio.
     Times,
+    /// So many per second.
+    Rate,
 }
 
 impl Unit {
@@ -19,6 +21,7 @@ impl Unit {
         match self {
             Self::Length => format!("{value}"),
             Self::Times => format!("{}×", short(value)),
+            Self::Rate => format!("{} /s", short(value)),
             Self::Seconds if value < 0.999e-3 => format!("{} µs", short(value * 1e6)),
             Self::Seconds if value < 0.999 => format!("{} ms", short(value * 1e3)),
             Self::Seconds => format!("{} s", short(value)),
@@ -58,7 +61,7 @@ impl Scale {
         let (low, high) = if low.is_finite() && high > 0.0 { (low, high) } else { (1.0, 2.0) };
         match unit {
             Unit::Length => Self::at(values, low, high),
-            Unit::Seconds => Self::snapped(&ONE_TWO_FIVE, low, high),
+            Unit::Seconds | Unit::Rate => Self::snapped(&ONE_TWO_FIVE, low, high),
             Unit::Bytes => Self::snapped(&POWERS_OF_TWO, low, high),
             Unit::Times => Self::snapped(&RATIOS, low, high),
         }

@@ -21,7 +21,7 @@ const MARKERS: [Marker; 7] =
 const DASHES: [Dash; 4] = [Dash::Solid, Dash::Dashed, Dash::Dotted, Dash::Mixed];
 
 /// The look of every mechanism: kin share a colour, the best-known of them is solid. A line is only ever added.
-const MECHANISMS: [(&str, RGBColor, Marker, Dash); 22] = [
+const MECHANISMS: [(&str, RGBColor, Marker, Dash); 23] = [
     ("full", BLACK, Marker::Circle, Dash::Solid),
     ("transformer-xl", BLACK, Marker::Circle, Dash::Dashed),
     ("synthesizer", BLACK, Marker::Down, Dash::Dotted),
@@ -44,6 +44,7 @@ const MECHANISMS: [(&str, RGBColor, Marker, Dash); 22] = [
     ("local", SKY, Marker::Bow, Dash::Solid),
     ("longformer", SKY, Marker::Circle, Dash::Dashed),
     ("bigbird", SKY, Marker::Hexagon, Dash::Dotted),
+    ("ls2d", BLUE, Marker::Bow, Dash::Mixed),
 ];
 
 /// Mechanisms that stay in colour where a chart has more lines than can be told apart.
@@ -150,7 +151,7 @@ impl Look {
 }
 
 /// The mechanism that a label such as `ls:w=16, batch 2` begins with.
-fn mechanism(label: &str) -> &str {
+pub(super) fn mechanism(label: &str) -> &str {
     label.split([':', ',', ' ']).next().unwrap_or(label)
 }
 

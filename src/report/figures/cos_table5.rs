@@ -8,7 +8,10 @@ use crate::report::chart::{Bar, BarPanel, Chart, bars};
 
 pub fn draw(rows: &[&Row]) -> io::Result<Vec<Chart>> {
     let wanted = |row: &&&Row| row.suite.as_deref() == Some("cos-table5") && row.metric == "steps_per_second";
-    let rows: Vec<&Row> = rows.iter().filter(wanted).copied().collect();
+    let mut rows: Vec<&Row> = rows.iter().filter(wanted).copied().collect();
+    // bars of one batch size only: the largest, which is nearest to the paper's
+    let batch = rows.iter().filter(|row| row.outcome == Outcome::Ok).filter_map(|row| row.batch).max();
+    rows.retain(|row| row.batch == batch);
     let Some(first) = rows.first() else { return Ok(Vec::new()) };
     let mut panels = Vec::new();
     for (pass, word) in [(Pass::Infer, "Inference"), (Pass::Train, "Training")] {
@@ -65,9 +68,13 @@ mod tests {
             row("full", 3072, None, Published::Outcome(Outcome::Oom)),
             row("linear", 1024, Some(4.0), Published::Value(68.1)),
         ];
+        let smaller = Row { batch: Some(1), ..row("full", 1024, Some(16.0), Published::Value(25.37)) };
+        let mut rows = rows.map(|row| Row { batch: Some(32), ..row }).to_vec();
+        rows.push(smaller);
         let rows: Vec<&Row> = rows.iter().collect();
         let charts = draw(&rows).unwrap();
         let csv = &charts[0].csv;
+        assert!(!csv.contains(",16,"), "another batch size: {csv}");
         for line in [
             "\"Inference, measured\",full,3072,,oom",
             "\"Inference, published\",full,1024,25.37,ok",

@@ -24,7 +24,7 @@ pub fn draw(rows: &[&Row]) -> io::Result<Vec<Chart>> {
         let Some(first) = here.first() else { continue };
         let panels = PANELS.map(|(metric, title)| (title, lines(&here, metric)));
         let subtitle = format!("{task}, {}", conditions(first));
-        let title = "How alike the patches of an image are (Transformer-LS, Figure 6)";
+        let title = "How alike image patches are (Transformer-LS, Figure 6)";
         charts.push(blocks(&format!("ls-figure6-{task}"), (title, &subtitle), &panels)?);
     }
     Ok(charts)
@@ -37,7 +37,7 @@ fn place(row: &Row) -> Option<(&str, usize)> {
 }
 
 fn label(row: &Row) -> String {
-    format!("{} {}", row.preset.as_deref().unwrap_or_default(), row.label())
+    format!("{} ({})", row.label(), row.preset.as_deref().unwrap_or_default())
 }
 
 /// The last value of every block, a line per model.
@@ -84,7 +84,11 @@ mod tests {
         let charts = draw(&rows).unwrap();
         assert_eq!(charts.len(), 1);
         assert_eq!(charts[0].name, "ls-figure6-cifar10");
-        assert!(charts[0].csv.contains("mean |cosine| of patches,cvt-small ls2d,3,0.5"), "{}", charts[0].csv);
+        assert!(
+            charts[0].csv.contains("mean |cosine| of patches,ls2d (cvt-small),3,0.5"),
+            "{}",
+            charts[0].csv
+        );
         assert!(draw(&[]).unwrap().is_empty());
     }
 }

@@ -10,6 +10,7 @@ use std::io;
 
 use super::chart::Chart;
 use crate::record::Row;
+use crate::record::text::plural;
 
 /// A figure that is drawn where rows have what it needs.
 pub struct PaperFigure {
@@ -83,7 +84,7 @@ fn in_order<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
 
 /// `cpu · 2 threads · batch 1 · lra-repo`: what `row` was measured with.
 fn conditions(row: &Row) -> String {
-    let threads = row.threads.map_or_else(String::new, |threads| format!("{threads} threads"));
+    let threads = row.threads.map_or_else(String::new, |threads| plural(threads, "thread"));
     let batch = row.batch.map_or_else(String::new, |batch| format!("batch {batch}"));
     let size = |word: &&str| ["layers=", "width=", "heads=", "ffn="].iter().any(|key| word.starts_with(key));
     let sizes: Vec<&str> = row.settings.as_deref().unwrap_or_default().split(' ').filter(size).collect();

@@ -265,7 +265,8 @@ impl<'a> Writer<'a> {
             }
         }
         let digits = published.and_then(Published::value).map_or(2, digits).max(2);
-        let measured = row.value.map_or_else(|| row.outcome.to_string(), |value| format!("{value:.digits$}"));
+        let text = |value: f64| format!("{value:.*}", if value < 0.1 { digits.max(3) } else { digits });
+        let measured = row.value.map_or_else(|| row.outcome.to_string(), text);
         Cell { measured: Some(measured), notes, ..Cell::default() }
     }
 

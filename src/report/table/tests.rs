@@ -25,6 +25,22 @@ fn figure() -> Figure {
 }
 
 #[test]
+fn decoding_has_a_table_of_tokens_per_second() {
+    use crate::record::Pass;
+    use crate::report::chart::{Quantity, figure};
+    let row = |pass, len: u64| Row { pass: Some(pass), len: Some(len), ..Row::new("speed", "ls") };
+    let rate =
+        |pass, len| row(pass, len).with("tokens_per_second", "1/s", Some(1250.0)).ended(Outcome::Ok, None);
+    let decoded = figure(&[rate(Pass::Decode, 1024), rate(Pass::Decode, 2048)], Quantity::Tokens).unwrap();
+    let text = format!("1250{TIED}/s");
+    assert_eq!(growth(&decoded)[0].rows[0][..3], ["ls", &text, &text]);
+    assert!(
+        figure(&[rate(Pass::Train, 1024)], Quantity::Tokens).is_none(),
+        "elsewhere it is the time's inverse"
+    );
+}
+
+#[test]
 fn a_growth_table_has_a_column_per_length() {
     let tables = growth(&figure());
     insta::assert_snapshot!(tables[0].terminal(80), @r"

@@ -1,5 +1,9 @@
 use super::*;
 
+fn tables(rows: &[Row], metrics: &[Metric]) -> Vec<Table> {
+    super::tables(rows, metrics, |_, _| true)
+}
+
 const METRICS: &[Metric] = &[
     Metric { name: "accuracy", title: "Accuracy", unit: "accuracy %", less: false },
     Metric { name: "bpc_stream", title: "Bits", unit: "bpc", less: true },
