@@ -9,7 +9,7 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use super::export::Exports;
 use super::known::{self, Known};
 use crate::config::grid::Models;
-use crate::config::settings::{Setting, Settings};
+use crate::config::settings::{DtypeName, KernelName, Setting, Settings};
 use crate::config::suite::Suite;
 use crate::config::units::Seconds;
 use crate::model::family::attention;
@@ -198,10 +198,11 @@ fn arg(protocol: &Protocol, setting: &'static Setting) -> Arg {
     let names: Option<fn() -> Vec<&'static str>> = match setting.key {
         "task" => protocol.tasks.map(|tasks| tasks.names),
         "preset" => Some(known::presets),
-        "mode" => Some(|| vec!["infer", "train", "decode"]),
+        "mode" if protocol.times_steps() => Some(|| vec!["infer", "train", "decode"]),
+        "mode" => Some(|| vec!["infer", "train"]),
         "device" => Some(|| vec!["cpu", "cuda", "metal"]),
-        "dtype" => Some(|| vec!["f32", "bf16", "tf32"]),
-        "kernel" => Some(|| vec!["fused", "composed"]),
+        "dtype" => Some(|| DtypeName::WORDS.to_vec()),
+        "kernel" => Some(|| KernelName::WORDS.to_vec()),
         _ => None,
     };
     match names {

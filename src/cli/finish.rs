@@ -11,6 +11,7 @@ use super::runs::step_samples;
 use crate::config::suite::Suite;
 use crate::protocol::Protocol;
 use crate::protocol::table::Shown;
+use crate::record::text::plural;
 use crate::record::{Outcome, Row};
 use crate::report::chart::{Quantity, figure};
 use crate::report::reference;
@@ -138,7 +139,9 @@ fn warn(rows: &[Row], term: &Term) {
         term.warn(&warning);
     }
     if more > 0 {
-        term.warn(&Warning::Other(format!("{more} more cells have wide intervals; see ci_low and ci_high")));
+        let have = if more == 1 { "has a wide interval" } else { "have wide intervals" };
+        let cells = plural(more as u64, "more cell");
+        term.warn(&Warning::Other(format!("{cells} {have}; see ci_low and ci_high")));
     }
 }
 

@@ -303,31 +303,39 @@ mod tests {
     use super::*;
     use crate::run::plan::Plan;
 
-    #[test]
-    fn a_run_is_found_however_deep_it_lies() {
+    /// A folder with copies of a committed run at `places`.
+    fn copies(places: &[&str]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("reproduction/results");
         let run = Run::below(&results).unwrap().swap_remove(0).folder;
-        for place in ["speed/one", "peer/f32/speed/one", "a/b/c/d/e/one"] {
+        for place in places {
             let to = folder.path().join(place);
             std::fs::create_dir_all(&to).unwrap();
             for name in ["manifest.json", "rows.csv"] {
                 std::fs::copy(run.join(name), to.join(name)).unwrap();
             }
         }
+        folder
+    }
+
+    /// A committed run as if it lay at `results/speed/NAME` and `words` had been typed.
+    fn typed(name: &str, words: &[&str]) -> Run {
+        let committed = Path::new(env!("CARGO_MANIFEST_DIR")).join("reproduction/results/speed");
+        let mut run = Run::below(&committed).unwrap().swap_remove(0);
+        run.folder = Path::new("results/speed").join(name);
+        run.manifest.argv = words.iter().map(|word| String::from(*word)).collect();
+        run
+    }
+
+    #[test]
+    fn a_run_is_found_however_deep_it_lies() {
+        let folder = copies(&["speed/one", "peer/f32/speed/one", "a/b/c/d/e/one"]);
         assert_eq!(Run::below(folder.path()).unwrap().len(), 3);
     }
 
     #[test]
     fn a_quick_run_displaces_nothing_and_enters_no_figure() {
-        let committed = Path::new(env!("CARGO_MANIFEST_DIR")).join("reproduction/results/speed");
-        let run = |name: &str, words: &[&str]| {
-            let mut run = Run::below(&committed).unwrap().swap_remove(0);
-            run.folder = Path::new("results/speed").join(name);
-            run.manifest.argv = words.iter().map(|word| String::from(*word)).collect();
-            run
-        };
-        let (whole, quick) = (run("1", &["speed"]), run("2", &["speed", "--quick"]));
+        let (whole, quick) = (typed("1", &["speed"]), typed("2", &["speed", "--quick"]));
         let runs = [whole, quick];
         let names = |runs: &[Run]| -> Vec<PathBuf> {
             latest_measured(runs).iter().map(|run| run.folder.clone()).collect()
@@ -340,11 +348,8 @@ mod tests {
 
     #[test]
     fn runs_of_different_things_stand_side_by_side_and_a_cell_counts_once() {
-        let committed = Path::new(env!("CARGO_MANIFEST_DIR")).join("reproduction/results/speed");
         let run = |name: &str, words: &[&str], value: f64| {
-            let mut run = Run::below(&committed).unwrap().swap_remove(0);
-            run.folder = Path::new("results/speed").join(name);
-            run.manifest.argv = words.iter().map(|word| String::from(*word)).collect();
+            let mut run = typed(name, words);
             run.rows.truncate(1);
             run.rows[0].value = Some(value);
             run
@@ -363,16 +368,7 @@ mod tests {
 
     #[test]
     fn a_damaged_run_does_not_hide_the_others() {
-        let folder = tempfile::tempdir().unwrap();
-        let committed = Path::new(env!("CARGO_MANIFEST_DIR")).join("reproduction/results");
-        let run = Run::below(&committed).unwrap().swap_remove(0).folder;
-        for place in ["a/whole", "b/half", "c/rows"] {
-            let to = folder.path().join(place);
-            std::fs::create_dir_all(&to).unwrap();
-            for name in ["manifest.json", "rows.csv"] {
-                std::fs::copy(run.join(name), to.join(name)).unwrap();
-            }
-        }
+        let folder = copies(&["a/whole", "b/half", "c/rows"]);
         std::fs::write(folder.path().join("b/half/manifest.json"), "{").unwrap();
         std::fs::write(folder.path().join("c/rows/rows.csv"), "no columns").unwrap();
         assert_eq!(Run::below(folder.path()).unwrap().len(), 1);

@@ -34,6 +34,8 @@ Everything is read from files: no scheduler is asked, and the folder may be read
 const MOST: usize = 40;
 /// Trainings that have begun of which that is said.
 const BEGUN: usize = 3;
+/// Words of a cell's key that name it: task, mechanism, preset and seed; then follows what is unusual.
+const NAMED: usize = 4;
 
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -167,7 +169,8 @@ impl Standing {
         let open = |cell: &&str| !outcomes.get(cell).is_some_and(|outcome| outcome.is_final());
         let steps = |cell: &str| {
             let made = self.whole.sources.iter().filter_map(|run| steps_made(&folder(&run.folder, cell)));
-            Some(format!("{cell} after {}", plural(made.max()?, "step")))
+            let words: Vec<&str> = cell.split(' ').take(NAMED).collect();
+            Some(format!("{} has made {}", words.join(" "), plural(made.max()?, "step")))
         };
         self.whole.cells().into_iter().filter(open).filter_map(steps).take(BEGUN).collect()
     }
@@ -214,7 +217,7 @@ impl Standing {
         let begun = self.begun();
         if !begun.is_empty() {
             table.notes.push(format!(
-                "begun: {}; these resume from their checkpoints, and the time left counts them from the start",
+                "begun: {}; what has begun resumes from its checkpoint, and the time left counts it from the start",
                 begun.join(", ")
             ));
         }

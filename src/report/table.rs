@@ -218,7 +218,7 @@ fn panel_table(figure: &Figure, panel: &Panel) -> Table {
         .collect();
     let mut columns = vec!["model".to_owned()];
     columns.extend(lens.iter().map(|len| Unit::Length.text(*len)));
-    let slopes = panel.series.iter().any(|series| series.law().is_some());
+    let slopes = figure.unit != Unit::Rate && panel.series.iter().any(|series| series.law().is_some());
     if slopes {
         columns.push("slope".to_owned());
     }

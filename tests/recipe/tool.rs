@@ -8,22 +8,43 @@ mod weigh;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 
+use effattn::data::set::{DataSet, Kind, Origin, Words};
+
 #[global_allocator]
 static ALLOCATOR: effattn::device::alloc::Counting = effattn::device::alloc::Counting;
 
-const COMMANDS: [&str; 8] = ["lra", "weigh", "--help", "list", "fetch", "report", "completions", "worker"];
+/// The words that ship with the program under another name: a corpus that no recipe knows.
+static STORIES: DataSet = DataSet {
+    name: "stories",
+    collection: "stories",
+    title: "Stories",
+    about: "the next word",
+    records: "440 words",
+    kind: Kind::Words(Words {
+        vocabulary: 440,
+        complete: None,
+        load: |dir, reading| (effattn::data::words("sample-words")?.1.load)(dir, reading),
+    }),
+    origin: Origin::Embedded,
+    locate: |_| Ok(None),
+};
+
+const COMMANDS: [&str; 9] =
+    ["lra", "wordlm", "weigh", "--help", "list", "fetch", "report", "completions", "worker"];
 
 fn main() -> ExitCode {
     effattn::data::register(&parity::SET);
+    effattn::data::register(&STORIES);
     effattn::protocol::register(&weigh::PROTOCOL);
     if std::env::args().nth(1).is_some_and(|first| COMMANDS.contains(&first.as_str())) {
         return effattn::cli::main();
     }
-    let tests: [(&str, fn()); 5] = [
+    let tests: [(&str, fn()); 6] = [
         ("the_document_shows_this_very_data_set", the_document_shows_this_very_data_set),
         ("a_protocol_is_a_command_that_runs_and_reports", a_protocol_is_a_command_that_runs_and_reports),
         ("it_is_listed_named_and_generated", it_is_listed_named_and_generated),
         ("it_is_trained_on_and_reported", it_is_trained_on_and_reported),
+        ("a_corpus_of_words_is_trained_on", a_corpus_of_words_is_trained_on),
         ("data_that_change_during_a_run_are_noticed", data_that_change_during_a_run_are_noticed),
     ];
     for (name, test) in tests {
@@ -119,6 +140,16 @@ fn it_is_trained_on_and_reported() {
     );
     assert!((0.0..=100.0).contains(&cell("value").parse::<f64>().expect("a number")));
     assert!(run(folder.path(), "report results", 0).contains("parity"));
+}
+
+fn a_corpus_of_words_is_trained_on() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let line =
+        "wordlm --task stories --model full --steps 2 --set layers=1 --allow-partial --no-plot --threads 1";
+    run(folder.path(), line, 0);
+    let rows = std::fs::read_to_string(folder.path().join("results/wordlm/latest/rows.csv")).expect("rows");
+    assert!(rows.contains(",stories,") && rows.contains("a corpus that no source trains on"), "{rows}");
+    assert!(rows.lines().skip(1).all(|row| row.contains(",ok,")), "{rows}");
 }
 
 /// The worker that starts after the plan was made reads another file than the plan did.

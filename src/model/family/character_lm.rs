@@ -221,16 +221,11 @@ mod tests {
         config(name).build_decoder(&Builder::counting(), 1).unwrap().is_some()
     }
 
-    /// Whether a language model can be made of it, which only has the past.
-    fn is_causal(entry: &crate::attention::Entry) -> bool {
-        entry.support.causal
-    }
-
     #[test]
     fn a_token_after_another_is_the_forward_pass_at_every_position() {
         let all = crate::attention::entries();
-        let names: Vec<&str> = all.iter().filter(|entry| is_causal(entry)).map(|entry| entry.name).collect();
-        let names: Vec<&str> = names.into_iter().filter(|name| decodes(name)).chain(VARIANTS).collect();
+        let causal = all.iter().filter(|entry| entry.support.causal).map(|entry| entry.name);
+        let names: Vec<&str> = causal.filter(|name| decodes(name)).chain(VARIANTS).collect();
         assert!(names.len() >= 13, "fewer decode than before: {names:?}");
         for name in names {
             let config = config(name);

@@ -169,6 +169,7 @@ mod tests {
         put(0, &[(10, 1.0), (20, 2.0)]);
         put(15, &[(20, 3.0), (30, 4.0)]); // killed behind step 20, went on behind 15
         assert_eq!(times(folder.path()), [1.0, 3.0, 4.0]);
+        assert_eq!((steps_made(folder.path()), steps_made(&folder.path().join("other"))), (Some(30), None));
         put(30, &[]);
         assert_eq!(times(folder.path()).len(), 3, "killed behind its last step");
         let path = folder.path().join(TIMES);

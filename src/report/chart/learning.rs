@@ -1,6 +1,6 @@
 //! Learning curves: loss and accuracy against steps.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
 use super::linear::{Line, Panel, Plane, Ticks};
@@ -46,13 +46,9 @@ pub fn learning(
     let mut looks = looks(&labels);
     let mechanisms = labels.iter().map(|label| mechanism(label)).collect::<BTreeSet<_>>();
     let mechanisms: Vec<&str> = mechanisms.into_iter().collect();
-    let shown: Vec<bool> = shown(&mechanisms);
-    for (look, label) in looks.iter_mut().zip(&labels) {
-        let known = mechanisms.iter().position(|name| *name == mechanism(label));
-        if known.is_some_and(|index| !shown[index]) {
-            *look = look.faint();
-        }
-    }
+    let shown: BTreeMap<&str, bool> = mechanisms.iter().copied().zip(shown(&mechanisms)).collect();
+    let grey = looks.iter_mut().zip(&labels).filter(|(_, label)| !shown[mechanism(label)]);
+    grey.for_each(|(look, _)| *look = look.faint());
     let of = |pick: fn(&Evaluation) -> f64| -> Vec<Line> {
         let points = |line: &Learning| line.points.iter().map(|point| (point.step, pick(point))).collect();
         lines.iter().zip(&looks).map(|(line, look)| Line::solid(*look, &line.label, points(line))).collect()

@@ -69,8 +69,9 @@ mod tests {
             row("linear", 1024, Some(4.0), Published::Value(68.1)),
         ];
         let smaller = Row { batch: Some(1), ..row("full", 1024, Some(16.0), Published::Value(25.37)) };
-        let mut rows = rows.map(|row| Row { batch: Some(32), ..row }).to_vec();
-        rows.push(smaller);
+        // first, where it would be taken
+        let rows: Vec<Row> =
+            std::iter::once(smaller).chain(rows.map(|row| Row { batch: Some(32), ..row })).collect();
         let rows: Vec<&Row> = rows.iter().collect();
         let charts = draw(&rows).unwrap();
         let csv = &charts[0].csv;

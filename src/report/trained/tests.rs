@@ -53,6 +53,9 @@ fn verdicts_in_words() {
 fn a_failed_seed_is_counted_apart_and_widens_nothing() {
     let broken = row(0, 1.0, 1.0).ended(Outcome::Diverged, Some("step 3".to_owned()));
     let broken = Row { value: None, ..broken };
+    let stopped = [row(0, 37.0, 1.0).ended(Outcome::Interrupted, None).with("accuracy", "%", None)];
+    assert_eq!(super::tables(&stopped, METRICS, |_, _| true)[0].rows[0][7], "0 (1 not finished)");
+    assert!(super::tables(&stopped, METRICS, |_, _| false).is_empty(), "rows of another command");
     assert_eq!(said(std::slice::from_ref(&broken)), ["not comparable: diverged", "0 (1 failed)", "diverged"]);
     let seeds = [row(1, 37.0, 1.0), row(2, 37.2, 1.0), broken];
     let verdict = "worse by 0.40, 1 of 3 seeds failed";
