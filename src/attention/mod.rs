@@ -33,10 +33,9 @@ pub mod synthesizer;
 pub mod transformer_xl;
 pub mod window;
 
-use std::sync::RwLock;
-
 use candle_core::{Device, Result, Tensor};
 
+use crate::config::registry::Registry;
 use crate::kernel::attend::Attend;
 use crate::kernel::dropout::WeightDropout;
 use crate::kernel::heads::{Heads, Qkv};
@@ -72,7 +71,7 @@ pub static TABLE: &[&Entry] = &[
     &transformer_xl::ENTRY,
 ];
 
-static REGISTERED: RwLock<Vec<&'static Entry>> = RwLock::new(Vec::new());
+static ALL: Registry<Entry> = Registry::new(TABLE);
 
 /// A publication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -374,18 +373,14 @@ pub trait Mechanism: Send + Sync {
     }
 }
 
-/// Adds a mechanism at run time (a library user's own, or a test's); one that is there already stays as it is.
+/// Adds a mechanism at run time (a library user's own, or a test's).
 pub fn register(entry: &'static Entry) {
-    let mut registered = REGISTERED.write().unwrap_or_else(std::sync::PoisonError::into_inner);
-    if !registered.iter().any(|known| std::ptr::eq(*known, entry)) {
-        registered.push(entry);
-    }
+    ALL.add(entry);
 }
 
 /// Every mechanism: the table, then the registered ones.
 pub fn entries() -> Vec<&'static Entry> {
-    let registered = REGISTERED.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-    TABLE.iter().chain(registered.iter()).copied().collect()
+    ALL.all()
 }
 
 /// The mechanism called `name`.

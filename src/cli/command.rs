@@ -197,7 +197,7 @@ fn arg(protocol: &Protocol, setting: &'static Setting) -> Arg {
     let arg = arg.value_name(setting.value);
     let names: Option<fn() -> Vec<&'static str>> = match setting.key {
         "task" => protocol.tasks.map(|tasks| tasks.names),
-        "preset" => Some(known::presets),
+        "preset" => Some(protocol.presets),
         "mode" if protocol.times_steps() => Some(|| vec!["infer", "train", "decode"]),
         "mode" => Some(|| vec!["infer", "train"]),
         "device" => Some(|| vec!["cpu", "cuda", "metal"]),

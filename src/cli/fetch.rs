@@ -9,7 +9,7 @@ use super::data_dir;
 use super::known::Known;
 use crate::config::unknown;
 use crate::data::fetch::{Fetched, Source, fetch};
-use crate::data::images::challenge::{CHALLENGES, Challenge, Origin as Tested, challenge};
+use crate::data::images::challenge::{Challenge, Origin as Tested, challenge, challenges};
 use crate::data::images::{folder, spoil};
 use crate::data::{DataSet, Format, Origin, data_sets};
 use crate::record::file;
@@ -48,7 +48,7 @@ pub struct Args {
 fn names() -> Vec<&'static str> {
     let mut names: Vec<&str> = data_sets().iter().map(|set| set.collection).collect();
     names.dedup();
-    names.extend(CHALLENGES.iter().map(|challenge| challenge.name));
+    names.extend(challenges().iter().map(|challenge| challenge.name));
     names
 }
 
@@ -61,8 +61,9 @@ fn help() -> String {
         (!names.is_empty()).then(|| format!("{} ({how})", names.join(", ")))
     };
     let tested = |placed: bool, how: &str| {
-        let fits = |challenge: &&Challenge| matches!(challenge.origin, Tested::Placed(_)) == placed;
-        let names: Vec<&str> = CHALLENGES.iter().filter(fits).map(|challenge| challenge.name).collect();
+        let fits = |challenge: &&'static Challenge| matches!(challenge.origin, Tested::Placed(_)) == placed;
+        let names: Vec<&str> =
+            challenges().into_iter().filter(fits).map(|challenge| challenge.name).collect();
         Some(format!("{} ({how})", names.join(", ")))
     };
     let parts = [

@@ -12,7 +12,7 @@ use crate::config::suite::Suite;
 use crate::protocol::Protocol;
 use crate::protocol::table::Shown;
 use crate::record::text::plural;
-use crate::record::{Outcome, Row};
+use crate::record::{Outcome, Pass, Row};
 use crate::report::chart::{Quantity, figure};
 use crate::report::reference;
 use crate::report::table::{self, Table};
@@ -62,6 +62,9 @@ pub fn finish(
     if !asked.output.no_plot && protocol.shown == Shown::Growth {
         let rows = &finished.rows;
         let prefix = rows.first().map_or("run", |row| row.suite.as_deref().unwrap_or(&row.protocol));
+        // its own files: another quantity than that of a step
+        let decoded = !rows.is_empty() && rows.iter().all(|row| row.pass == Some(Pass::Decode));
+        let prefix = &if decoded { format!("{prefix}-decode") } else { prefix.to_owned() };
         for chart in measured(rows, &references, prefix)? {
             term.say(&format!("chart: {}", chart.write(&asked.output.plots_dir)?.display()));
         }
@@ -79,7 +82,9 @@ pub fn finish(
         ));
         return Ok(super::STOPPED);
     }
-    let failed = finished.rows.iter().any(|row| row.outcome.is_failure());
+    let none =
+        !finished.rows.is_empty() && finished.rows.iter().all(|row| row.outcome == Outcome::Unsupported);
+    let failed = none || finished.rows.iter().any(|row| row.outcome.is_failure());
     Ok(if failed { super::FAILED } else { 0 })
 }
 

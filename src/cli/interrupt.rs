@@ -1,5 +1,7 @@
 //! Ctrl-C, SIGTERM and SIGHUP: the first one asks, the second one ends.
 
+use std::io::Write;
+
 use crate::run::Stop;
 
 /// A stop that Ctrl-C sets. Call after the number of threads was set: this starts a thread.
@@ -9,6 +11,9 @@ pub fn stop_on_ctrl_c() -> Stop {
     // Without a handler Ctrl-C just ends the process; the journal keeps what is finished.
     let _ = ctrlc::set_handler(move || {
         if flag.is_set() {
+            let said =
+                "stopped at once; finished cells and checkpoints are kept, and the same command resumes";
+            let _ = writeln!(std::io::stderr(), "{said}");
             std::process::exit(i32::from(super::STOPPED));
         }
         flag.set();

@@ -8,16 +8,10 @@ use clap::builder::{PossibleValue, TypedValueParser};
 
 use crate::attention::entries;
 use crate::config::suite::SHIPPED;
-use crate::model::family;
 
 /// Names of mechanisms.
 pub fn mechanisms() -> Vec<&'static str> {
     entries().iter().map(|entry| entry.name).collect()
-}
-
-/// Names of presets.
-pub fn presets() -> Vec<&'static str> {
-    family::presets(&family::families()).iter().map(|preset| preset.name).collect()
 }
 
 /// Names of the built-in suites.

@@ -12,7 +12,7 @@ use crate::protocol;
 use crate::protocol::grid::{Flags, Grid, Pick, resolve};
 use crate::protocol::table::Shown;
 use crate::protocol::trained_metrics;
-use crate::record::{Metric, Row, file};
+use crate::record::{Metric, Outcome, Row, file};
 use crate::report::chart::{Quantity, figure};
 use crate::report::document::{BEGIN, Document, END, Section, splice};
 use crate::report::fill::fill;
@@ -246,6 +246,7 @@ fn trained(title: &str, runs: &[&Run], wanted: impl Fn(&&Row) -> bool) -> Result
 
 /// Tables and charts of one run of `speed` or `memory`; of one of its machines, where they stand `apart`.
 fn measured(run: &Run, rows: &[Row], apart: bool, brief: bool) -> Result<Section> {
+    let rows = &begun(rows);
     let suite = run.manifest.suite.as_deref();
     let name = rows.first().and_then(|row| row.suite.clone());
     let suite = match (name, suite) {
@@ -277,6 +278,15 @@ fn measured(run: &Run, rows: &[Row], apart: bool, brief: bool) -> Result<Section
     let machine = machine.map_or_else(String::new, |machine| format!(" on {machine}"));
     let title = format!("{title}{quick}{machine}: {}", run.folder.display());
     Ok(Section { title, tables, charts, provenance: vec![run.provenance()] })
+}
+
+/// Rows without the lengths that a stopped run has not come to: all of them where it came to none.
+fn begun(rows: &[Row]) -> Vec<Row> {
+    let open = |row: &Row| matches!(row.outcome, Outcome::Interrupted | Outcome::Planned);
+    let place = |row: &Row| (row.pass, row.batch, row.len);
+    let reached: Vec<_> = rows.iter().filter(|row| !open(row)).map(place).collect();
+    let all = reached.is_empty();
+    rows.iter().filter(|row| all || reached.contains(&place(row))).cloned().collect()
 }
 
 /// What the papers have and this report does not.

@@ -23,7 +23,7 @@ pub fn run(protocol: &'static Protocol, matches: &ArgMatches, term: Term) -> Res
         return Ok(0);
     }
     let references = references(&asked.reference)?;
-    let (plan, suite, mut session) = match start::start(&asked, &references, term)? {
+    let (plan, suite, mut session, conditions) = match start::start(&asked, &references, term)? {
         Started::Priced(priced) => return dry_run::tell(&priced.0, &asked.exports, &priced.1),
         Started::Open(open) => *open,
     };
@@ -32,7 +32,7 @@ pub fn run(protocol: &'static Protocol, matches: &ArgMatches, term: Term) -> Res
     let runner = Runner {
         protocol: asked.protocol,
         plan: &plan,
-        conditions: start::conditions(&asked, &plan),
+        conditions,
         session: &mut session,
         draw: &mut |curves| charts.extend(draw(asked.protocol, curves, folder)),
         curves: Vec::new(),

@@ -39,8 +39,8 @@ const SHORT: f64 = 5.0;
 pub enum Started {
     /// `--dry-run`: the plan with the time that it would take.
     Priced(Box<(Plan, Term)>),
-    /// The open run of a plan, and the suite that it comes from.
-    Open(Box<(Plan, Option<Suite>, Session)>),
+    /// The open run of a plan, the suite that it comes from, and what workers are given besides their requests.
+    Open(Box<(Plan, Option<Suite>, Session, Conditions)>),
 }
 
 /// Plans what was asked, and opens its run: from there on Ctrl-C keeps what is finished.
@@ -109,7 +109,8 @@ pub fn start(asked: &Asked, references: &[Reference], term: Term) -> Result<Star
         let text = reference::to_text(references)?;
         file::write(&path, text.as_bytes()).with_context(|| path.display().to_string())?;
     }
-    Ok(Started::Open(Box::new((plan, grid.suite, session))))
+    let conditions = conditions(asked, &plan);
+    Ok(Started::Open(Box::new((plan, grid.suite, session, conditions))))
 }
 
 /// The whole plan of what was asked and its cells' weights, with times and bytes as far as a step of them can be tried here:
@@ -167,7 +168,7 @@ fn price(
 }
 
 /// What workers are given besides their requests.
-pub fn conditions(asked: &Asked, plan: &Plan) -> Conditions {
+fn conditions(asked: &Asked, plan: &Plan) -> Conditions {
     let training = asked.training;
     Conditions {
         data: data(asked),
@@ -289,7 +290,7 @@ fn session(
 ) -> Result<Session> {
     // how busy the machine is says nothing about accuracies, and nothing about bytes
     if asked.protocol.times_steps() {
-        let (load, cores) = (machine::busy(), threads::available());
+        let (load, cores) = machine::busy();
         if load > 0.25 * cores as f64 {
             term.warn(&Warning::Busy { load, cores });
         }

@@ -1,6 +1,7 @@
 //! What a user says: grammars of flags, and suites. No mechanism is known here.
 
 pub mod grid;
+pub mod registry;
 pub mod settings;
 pub mod suite;
 pub mod units;

@@ -34,10 +34,10 @@ pub mod wikitext;
 pub mod words;
 
 use std::path::PathBuf;
-use std::sync::{PoisonError, RwLock};
 
 use serde::{Deserialize, Serialize};
 
+use crate::config::registry::Registry;
 use crate::config::unknown;
 pub use labelled::{Labelled, Text};
 pub use set::{DataSet, Examples, Format, Kind, Origin, Symbols, Texts, Words};
@@ -67,17 +67,16 @@ pub static TABLE: &[&DataSet] = &[
     &wikitext::SMALL,
 ];
 
-static REGISTERED: RwLock<Vec<&'static DataSet>> = RwLock::new(Vec::new());
+static ALL: Registry<DataSet> = Registry::new(TABLE);
 
 /// Adds a data set at run time (a library user's own, or a test's).
 pub fn register(set: &'static DataSet) {
-    REGISTERED.write().unwrap_or_else(PoisonError::into_inner).push(set);
+    ALL.add(set);
 }
 
 /// Every data set: the table, then the registered ones.
 pub fn data_sets() -> Vec<&'static DataSet> {
-    let registered = REGISTERED.read().unwrap_or_else(PoisonError::into_inner);
-    TABLE.iter().chain(registered.iter()).copied().collect()
+    ALL.all()
 }
 
 /// The data set called `name`.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use super::content::Content;
 use super::text::Imdb;
 use super::{DataError, Dataset, Split, store, story};
+use crate::config::registry::Registry;
 use crate::config::unknown;
 
 /// Every twentieth text is held out where a source has no validation part of its own.
@@ -36,15 +37,31 @@ pub struct Prose {
     pub partial: Option<String>,
 }
 
-/// Loads a source from a folder; the flag permits incomplete data.
-type Load = fn(&Path, bool) -> Result<Prose, DataError>;
+/// A source of running text.
+pub struct Source {
+    /// Its name as a task.
+    pub name: &'static str,
+    /// Loads it from a folder; the flag permits incomplete data.
+    pub load: fn(&Path, bool) -> Result<Prose, DataError>,
+}
 
-/// Sources by name.
-const SOURCES: &[(&str, Load)] = &[("imdb", imdb), ("wikitext-103", wikitext), ("sample", sample)];
+/// Every source of the crate.
+pub static SOURCES: &[&Source] = &[
+    &Source { name: "imdb", load: imdb },
+    &Source { name: "wikitext-103", load: wikitext },
+    &Source { name: "sample", load: sample },
+];
+
+static ALL: Registry<Source> = Registry::new(SOURCES);
+
+/// Adds a source at run time (a library user's own, or a test's).
+pub fn register(source: &'static Source) {
+    ALL.add(source);
+}
 
 /// Names of the sources, for help.
 pub fn names() -> Vec<&'static str> {
-    SOURCES.iter().map(|(name, _)| *name).collect()
+    ALL.all().iter().map(|source| source.name).collect()
 }
 
 /// Makes sure that `name` is a source, or looks like a path.
@@ -66,13 +83,18 @@ pub fn known(name: &str) -> Result<(), DataError> {
 /// A name that no source has; data that are missing, damaged, no text, or incomplete without permission.
 pub fn load(name: &str, dir: &Path, allow_partial: bool) -> Result<Prose, DataError> {
     known(name)?;
-    match SOURCES.iter().find(|(known, _)| *known == name) {
-        Some((_, load)) => load(dir, allow_partial),
+    match ALL.all().iter().find(|source| source.name == name) {
+        Some(source) => (source.load)(dir, allow_partial),
         None => own(Path::new(name)),
     }
 }
 
 impl Prose {
+    /// The texts of a source that has no parts of its own: every twentieth is held out, blank ones are left out.
+    pub fn of(name: &str, texts: Vec<String>) -> Self {
+        Self::new(name, texts).finish()
+    }
+
     fn new(name: &str, texts: Vec<String>) -> Self {
         let (mut train, mut held_out) = (Vec::new(), Vec::new());
         for (at, text) in texts.into_iter().filter(|text| !text.trim().is_empty()).enumerate() {
@@ -173,7 +195,7 @@ fn own(path: &Path) -> Result<Prose, DataError> {
         let reason = format!("has {} lines of text; at least {HELD_OUT} are needed", all.len());
         return Err(store::bad_file(path, reason));
     }
-    Ok(Prose::new(&path.display().to_string(), all).finish())
+    Ok(Prose::of(&path.display().to_string(), all))
 }
 
 fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), DataError> {

@@ -111,15 +111,15 @@ fn free_in_groups(groups: &str, root: &Path) -> Option<u64> {
     least
 }
 
-/// Processors that other programs keep busy just now: looked at for a fifth of a second, in which this one waits. The load
-/// average would count a build that has just ended.
-pub fn busy() -> f64 {
+/// Processors of the machine that other programs keep busy just now, and how many it has: looked at for a fifth of a second,
+/// in which this one waits. The load average would count a build that has just ended.
+pub fn busy() -> (f64, usize) {
     let kinds = RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing().with_cpu_usage());
     let mut system = System::new_with_specifics(kinds);
     std::thread::sleep(sysinfo::MINIMUM_CPU_UPDATE_INTERVAL);
     system.refresh_cpu_usage();
     let shares = system.cpus().iter().map(|cpu| f64::from(cpu.cpu_usage()) / 100.0);
-    shares.sum()
+    (shares.sum(), system.cpus().len())
 }
 
 /// Load average of the last minute; none where the system has none.

@@ -99,14 +99,6 @@ impl Qkv {
         }
     }
 
-    /// Whether there are queries.
-    pub fn has_q(&self) -> bool {
-        match self {
-            Self::Packed { parts, .. } => parts.q.is_some(),
-            Self::Separate { q, .. } => q.is_some(),
-        }
-    }
-
     /// The device of the values.
     ///
     /// # Errors

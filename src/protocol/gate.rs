@@ -55,13 +55,13 @@ impl Answer {
 
 /// Where a mechanism is computed.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Place {
+pub struct Computed {
     model: String,
     kernel: String,
     device: String,
 }
 
-impl Place {
+impl Computed {
     /// Where the mechanism of `row` is computed.
     pub fn of(row: &Row) -> Self {
         Self { model: row.model.clone(), kernel: row.kernel.clone(), device: row.device.clone() }
@@ -72,9 +72,9 @@ impl Place {
 ///
 /// # Errors
 /// Ctrl-C; a worker that cannot be started.
-pub fn check(places: &[Place], session: &Session) -> Result<HashMap<Place, String>, RunError> {
+pub fn check(places: &[Computed], session: &Session) -> Result<HashMap<Computed, String>, RunError> {
     let mut groups: Vec<(&str, &str, Vec<String>)> = Vec::new();
-    for Place { model, kernel, device } in places {
+    for Computed { model, kernel, device } in places {
         match groups.iter_mut().find(|(known, on, _)| known == kernel && on == device) {
             Some((_, _, models)) if models.contains(model) => {}
             Some((_, _, models)) => models.push(model.clone()),
@@ -93,7 +93,10 @@ pub fn check(places: &[Place], session: &Session) -> Result<HashMap<Place, Strin
         all.unproven.extend(answer.unproven);
         for (model, reason) in answer.red {
             all.red.insert(model.clone(), reason.clone());
-            red.insert(Place { model, kernel: (*kernel).to_owned(), device: (*device).to_owned() }, reason);
+            red.insert(
+                Computed { model, kernel: (*kernel).to_owned(), device: (*device).to_owned() },
+                reason,
+            );
         }
     }
     let count: usize = groups.iter().map(|(_, _, models)| models.len()).sum();

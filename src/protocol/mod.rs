@@ -27,11 +27,10 @@ pub mod training;
 pub mod vision;
 pub mod wordlm;
 
-use std::sync::{PoisonError, RwLock};
-
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::config::registry::Registry;
 use crate::device::alloc;
 use crate::record::Metric;
 use crate::run::worker::Link;
@@ -51,17 +50,16 @@ pub static TABLE: &[&Protocol] = &[
     &vision::PROTOCOL,
 ];
 
-static REGISTERED: RwLock<Vec<&'static Protocol>> = RwLock::new(Vec::new());
+static ALL: Registry<Protocol> = Registry::new(TABLE);
 
 /// Adds a protocol at run time. A tool that does so calls [`crate::cli::main`] afterwards: workers are the same program.
 pub fn register(protocol: &'static Protocol) {
-    REGISTERED.write().unwrap_or_else(PoisonError::into_inner).push(protocol);
+    ALL.add(protocol);
 }
 
 /// Every protocol: the table, then the registered ones.
 pub fn protocols() -> Vec<&'static Protocol> {
-    let registered = REGISTERED.read().unwrap_or_else(PoisonError::into_inner);
-    TABLE.iter().chain(registered.iter()).copied().collect()
+    ALL.all()
 }
 
 /// What trained models are compared by, in the order of the protocols.

@@ -70,6 +70,7 @@ pub static PROTOCOL: Protocol = Protocol {
         ],
     ],
     help: HELP,
+    presets: lra::PROTOCOL.presets,
     tasks: Some(Tasks { called: "Tasks", names: texts }),
     reads: &[],
     quick: None,
@@ -92,7 +93,6 @@ pub static PROTOCOL: Protocol = Protocol {
 };
 
 const HELP: &[(&str, &str)] = &[
-    ("preset", "Backbone: ls-lra, lra-repo or lra-paper (effattn list presets)"),
     ("len", "Number of tokens, instead of the protocol's"),
     ("batch", "Samples per step, instead of the protocol's"),
     (
@@ -248,9 +248,12 @@ fn measures(
     let Perturbation { insertions, characters, seeds } = &request.perturbation;
     let task = &request.train.task;
     let doing = |what: String| link.send(&Answer::Doing { what }).map_err(|error| failed(&error));
+    let mut tested = 0;
     let mut accuracy = |change: Option<Change>| -> Result<f64, Ending> {
         let change = change.map(|change| (change, characters.as_bytes()));
-        Ok(experiment.test(trained, change)?.0.value)
+        let (score, texts) = experiment.test(trained, change)?;
+        tested = texts;
+        Ok(score.value)
     };
     doing("tests clean texts".to_owned())?;
     let named =
@@ -272,6 +275,11 @@ fn measures(
             if count == PAPER { format!("{task}-insertion") } else { format!("{task}-insertion-{count}") };
         measures.push(Measure { spread: Some((std, values.len() as u64)), ..named(task, mean) });
     }
+    let tested = |accuracy: &Measure| Measure {
+        task: accuracy.task.clone(),
+        ..Measure::new("tested", "1", tested as f64)
+    };
+    measures.extend(measures.iter().map(tested).collect::<Vec<_>>());
     measures.push(Measure::new("selected_step", "1", trained.selected.step as f64));
     measures.push(Measure::new("steps", "1", request.train.steps as f64));
     Ok(measures)

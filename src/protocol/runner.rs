@@ -84,15 +84,15 @@ impl Runner<'_> {
     }
 
     /// Mechanisms whose golden files are red, with the reason.
-    fn check(&self) -> Result<HashMap<gate::Place, String>, RunError> {
+    fn check(&self) -> Result<HashMap<gate::Computed, String>, RunError> {
         let waiting =
             self.plan.cells.iter().filter(|cell| !self.session.is_done(cell) && !cell.request.is_null());
-        let places: Vec<gate::Place> = waiting.map(|cell| gate::Place::of(&cell.row)).collect();
+        let places: Vec<gate::Computed> = waiting.map(|cell| gate::Computed::of(&cell.row)).collect();
         gate::check(&places, self.session)
     }
 
     /// Whether `cell` has to be computed. Writes its rows if not: it cannot, may not, or need not.
-    fn settle(&mut self, index: usize, red: &HashMap<gate::Place, String>) -> Result<bool, RunError> {
+    fn settle(&mut self, index: usize, red: &HashMap<gate::Computed, String>) -> Result<bool, RunError> {
         let cell = &self.plan.cells[index];
         if self.session.is_done(cell) {
             self.session.term.advance(cell.seconds, &format!("{}: done before", self.plan.name(index)));
@@ -100,7 +100,7 @@ impl Runner<'_> {
         }
         let ending = if cell.request.is_null() {
             Some(Ending::new(Outcome::Unsupported, cell.row.error.clone().unwrap_or_default()))
-        } else if let Some(reason) = red.get(&gate::Place::of(&cell.row)) {
+        } else if let Some(reason) = red.get(&gate::Computed::of(&cell.row)) {
             Some(Ending::new(Outcome::Failed, format!("its check is red: {reason}")))
         } else {
             self.ran_out_before(cell)

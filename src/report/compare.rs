@@ -99,7 +99,7 @@ fn finite(row: &Row) -> Option<f64> {
 }
 
 /// The first row of every cell.
-fn by_key(rows: &[Row], apart: bool) -> HashMap<Place<'_>, &Row> {
+fn by_key(rows: &[Row], apart: bool) -> HashMap<Compared<'_>, &Row> {
     let mut found = HashMap::new();
     for row in rows {
         found.entry(place(row, apart)).or_insert(row);
@@ -108,9 +108,9 @@ fn by_key(rows: &[Row], apart: bool) -> HashMap<Place<'_>, &Row> {
 }
 
 /// A cell; and its machine, where machines are told apart.
-type Place<'a> = (Key<'a>, Option<&'a str>);
+type Compared<'a> = (Key<'a>, Option<&'a str>);
 
-fn place(row: &Row, apart: bool) -> Place<'_> {
+fn place(row: &Row, apart: bool) -> Compared<'_> {
     (key(row), row.machine.as_deref().filter(|_| apart))
 }
 

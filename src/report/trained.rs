@@ -221,9 +221,7 @@ impl<'a> Group<'a> {
             return Some(("counts".to_owned(), nats / scale));
         }
         let best = best_rule(self.floors.iter().copied(), row);
-        // no rules are scored on the tasks of words
-        let largest = || Some(("largest class".to_owned(), self.also(row, LARGEST)?));
-        best.or_else(|| largest().filter(|_| row.protocol == "finetune"))
+        best.or_else(|| Some(("largest class".to_owned(), self.also(row, LARGEST)?)))
     }
 
     fn line(&self) -> Vec<String> {

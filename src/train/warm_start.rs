@@ -7,8 +7,8 @@ use candle_core::{DType, Device, Tensor};
 use safetensors::SafeTensors;
 
 use super::checkpoint::{Checkpoint, CheckpointError};
-use crate::model::family::{Net, Resolved};
-use crate::nn::params::{Builder, Params};
+use crate::model::family::Resolved;
+use crate::nn::params::Params;
 use crate::record::file;
 
 /// Why a model cannot start from a file.
@@ -35,67 +35,29 @@ pub enum WarmStartError {
     },
 }
 
-/// A model that started from a file.
-pub struct Started {
-    /// The model.
-    pub net: Box<dyn Net>,
-    /// Its parameters.
-    pub params: Params,
-    /// Parameters that the file does not have: drawn from the seed.
-    pub fresh: Vec<String>,
-    /// Tensors of the file that the model has no place for, as they are called there.
-    pub unused: Vec<String>,
-}
-
-/// Builds `model` with the tensors of `path`, and what it lacks from `seed`.
-///
-/// # Errors
-/// A file that cannot be read, two tensors for one parameter, a tensor of another shape.
-pub fn start(
-    model: &dyn Resolved,
-    path: &Path,
-    (seed, device, train): (u64, &Device, bool),
-) -> Result<Started, WarmStartError> {
-    let unfit = |reason: String| WarmStartError::Unfit { path: path.to_owned(), reason };
-    let (given, names, mut unused) = named(model, path)?;
-    let builder = Builder::warm(seed, given, device, train);
-    let net = model.build(&builder).map_err(|error| unfit(error.to_string()))?;
-    let params = builder.finish();
-    let known: BTreeSet<&str> = params.names().chain(params.constants().keys().map(String::as_str)).collect();
-    let fresh = params.names().filter(|name| !names.contains_key(*name)).map(str::to_owned).collect();
-    unused.extend(
-        names.iter().filter(|(ours, _)| !known.contains(ours.as_str())).map(|(_, name)| name.clone()),
-    );
-    unused.sort();
-    Ok(Started { net, params, fresh, unused })
-}
-
-/// The tensors of `path` under the names of `model`, which needs no other.
+/// The tensors of `path` under the names of `model`, without those that it never has a use for.
 ///
 /// # Errors
 /// A file that cannot be read, two tensors for one parameter.
 pub fn tensors(model: &dyn Resolved, path: &Path) -> Result<HashMap<String, Tensor>, WarmStartError> {
-    Ok(named(model, path)?.0)
-}
-
-/// Tensors under our names, what those are called in the file, and what the model has no use for.
-type Named = (HashMap<String, Tensor>, HashMap<String, String>, Vec<String>);
-
-fn named(model: &dyn Resolved, path: &Path) -> Result<Named, WarmStartError> {
     let (stored, own) = read(path)?;
-    let (mut given, mut names, mut unused) = (HashMap::new(), HashMap::new(), Vec::new());
+    let mut given = HashMap::new();
     for (theirs, tensor) in stored {
-        let Some(ours) = (if own { Some(theirs.clone()) } else { model.own_name(&theirs) }) else {
-            unused.push(theirs);
-            continue;
-        };
-        if let Some(other) = names.insert(ours.clone(), theirs.clone()) {
-            let reason = format!("{other} and {theirs} are both {ours}");
+        let Some(ours) = (if own { Some(theirs.clone()) } else { model.own_name(&theirs) }) else { continue };
+        if given.insert(ours.clone(), tensor).is_some() {
+            let reason = format!("{theirs} and another tensor are both {ours}");
             return Err(WarmStartError::Unfit { path: path.to_owned(), reason });
         }
-        given.insert(ours, tensor);
     }
-    Ok((given, names, unused))
+    Ok(given)
+}
+
+/// Names of the tensors of `given` that a model with `params` has no place for.
+pub fn unused<'a>(given: impl Iterator<Item = &'a String>, params: &Params) -> Vec<String> {
+    let known: BTreeSet<&str> = params.names().chain(params.constants().keys().map(String::as_str)).collect();
+    let mut unused: Vec<String> = given.filter(|name| !known.contains(name.as_str())).cloned().collect();
+    unused.sort();
+    unused
 }
 
 /// Every tensor of a checkpoint of ours (its weights and constants) or of any other safetensors file, and whether it is
@@ -129,6 +91,7 @@ mod tests {
     use super::*;
     use crate::attention::choose::Choice;
     use crate::model::family::{self, Asked, Sizes};
+    use crate::nn::params::Builder;
 
     fn model() -> Box<dyn Resolved> {
         let choice = Choice::default_of(crate::attention::find("full").unwrap());
@@ -153,21 +116,23 @@ mod tests {
     }
 
     #[test]
-    fn given_tensors_are_taken_and_the_rest_is_listed() {
+    fn tensors_without_a_place_are_listed() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("weights.safetensors");
         let bias = Tensor::arange(0f32, 2.0, &Device::Cpu).unwrap();
         let other = Tensor::zeros(3, DType::F32, &Device::Cpu).unwrap();
         save(&file, &[("head.fc2.bias", bias), ("decoder.bias", other)]);
-        let started = start(model().as_ref(), &file, (3, &Device::Cpu, true)).unwrap();
-        assert_eq!(started.params.value("head.fc2.bias").unwrap().to_vec1::<f32>().unwrap(), [0.0, 1.0]);
-        assert_eq!(started.unused, ["decoder.bias"]);
-        assert_eq!(started.fresh.len() + 1, started.params.names().count());
+        let given = tensors(model().as_ref(), &file).unwrap();
+        let builder = Builder::warm(3, given.clone(), &Device::Cpu, true);
+        model().build(&builder).unwrap();
+        let params = builder.finish();
+        assert_eq!(params.value("head.fc2.bias").unwrap().to_vec1::<f32>().unwrap(), [0.0, 1.0]);
+        assert_eq!(unused(given.keys(), &params), ["decoder.bias"]);
         let cold = Builder::seeded(3, &Device::Cpu, true);
         model().build(&cold).unwrap();
         let (cold, name) = (cold.finish(), "head.fc1.weight");
         let value = |params: &Params| params.value(name).unwrap().to_vec2::<f32>().unwrap();
-        assert_eq!(value(&cold), value(&started.params), "what is new starts as it would without the file");
+        assert_eq!(value(&cold), value(&params), "what is new starts as it would without the file");
     }
 
     #[test]
@@ -175,9 +140,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("weights.safetensors");
         save(&file, &[("head.fc2.bias", Tensor::zeros(7, DType::F32, &Device::Cpu).unwrap())]);
-        let says = || start(model().as_ref(), &file, (3, &Device::Cpu, true)).err().unwrap().to_string();
-        assert!(says().contains("\"head.fc2.bias\" has shape [7], expected [2]"), "{}", says());
+        let given = tensors(model().as_ref(), &file).unwrap();
+        let error = model().build(&Builder::warm(3, given, &Device::Cpu, true)).err().unwrap().to_string();
+        assert!(error.contains("\"head.fc2.bias\" has shape [7], expected [2]"), "{error}");
         std::fs::write(&file, b"nothing").unwrap();
-        assert!(says().contains("not a complete safetensors file"), "{}", says());
+        let error = tensors(model().as_ref(), &file).err().unwrap().to_string();
+        assert!(error.contains("not a complete safetensors file"), "{error}");
     }
 }

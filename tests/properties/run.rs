@@ -146,8 +146,8 @@ impl<'a> Run<'a> {
             qkv: &qkv,
             x: x.as_ref(),
             mask: mask.as_ref(),
-            cls: cls.has_q().then_some(&cls),
-            global: global.has_q().then_some(&global),
+            cls: cls.q().is_ok().then_some(&cls),
+            global: global.q().is_ok().then_some(&global),
             memory: case.memory(),
             dropout: self.dropout,
         })?;

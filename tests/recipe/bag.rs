@@ -3,8 +3,8 @@
 use candle_core::{Device, Result, Tensor};
 use effattn::kernel::embedding::embedding;
 use effattn::kernel::linear::linear;
-use effattn::kernel::loss::cross_entropy;
 use effattn::model::batch::{Batch, Input, InputKind, MadeUp, Tokens};
+use effattn::model::family::classifier::{classification_loss, classification_scores};
 use effattn::model::family::{About, Asked, Family, Loss, Metric, Net, Resolved, SpecError, StageCost};
 use effattn::nn::dropout::Noise;
 use effattn::nn::params::{Builder, Init};
@@ -14,9 +14,10 @@ pub static FAMILY: Family = Family {
     name: "bag",
     title: "bags of bytes to classes",
     input: InputKind::Tokens,
+    classifies: true,
     sample: "text",
     presets,
-    serves: |preset, task| preset == "bag" && task.is_none(),
+    serves: |preset, _| preset == "bag",
     usual_task: |_, _| None,
     usual: |_| None,
     resolve,
@@ -37,14 +38,15 @@ fn presets() -> Vec<About> {
 struct Bag {
     width: usize,
     len: usize,
+    vocab: usize,
+    classes: usize,
 }
 
-const BYTES: usize = 256;
-const CLASSES: usize = 2;
-
+/// Bytes and two classes, where the data of a task do not say otherwise.
 fn resolve(asked: &Asked) -> std::result::Result<Box<dyn Resolved>, SpecError> {
     let width = asked.sizes.width.unwrap_or(16) as usize;
-    Ok(Box::new(Bag { width, len: asked.len.unwrap_or(1024) }))
+    let (vocab, classes) = asked.examples.map_or((257, 2), |data| (data.vocab, data.classes));
+    Ok(Box::new(Bag { width, len: asked.len.unwrap_or(1024), vocab, classes }))
 }
 
 impl Resolved for Bag {
@@ -57,14 +59,14 @@ impl Resolved for Bag {
     }
 
     fn stages(&self, _batch: usize, _len: usize) -> Vec<StageCost> {
-        let flops = (self.width * CLASSES) as u64;
+        let flops = (self.width * self.classes) as u64;
         vec![StageCost { name: "head".to_owned(), flops, ..StageCost::default() }]
     }
 
     fn build(&self, builder: &Builder) -> Result<Box<dyn Net>> {
-        let table = builder.param("embedding.weight", &[BYTES, self.width], Init::normal(0.02))?;
-        let weight = builder.param("head.weight", &[CLASSES, self.width], Init::fan_in(self.width))?;
-        let bias = builder.param("head.bias", &[CLASSES], Init::ZERO)?;
+        let table = builder.param("embedding.weight", &[self.vocab, self.width], Init::normal(0.02))?;
+        let weight = builder.param("head.weight", &[self.classes, self.width], Init::fan_in(self.width))?;
+        let bias = builder.param("head.bias", &[self.classes], Init::ZERO)?;
         Ok(Box::new(Built { table, weight, bias }))
     }
 
@@ -75,8 +77,8 @@ impl Resolved for Bag {
     fn made_up(&self, wanted: &MadeUp, device: &Device) -> Result<Vec<Batch>> {
         let bytes = &mut wanted.bytes();
         let batches = (0..MadeUp::BATCHES).map(|_| {
-            let ids = wanted.ids(bytes, u32::from, device)?;
-            let labels = wanted.classes(CLASSES, device)?;
+            let ids = wanted.ids(bytes, |byte| 1 + u32::from(byte), device)?;
+            let labels = wanted.classes(self.classes, device)?;
             Ok(Batch { input: Input::Tokens(Tokens { ids, mask: None }), labels })
         });
         batches.collect()
@@ -85,7 +87,7 @@ impl Resolved for Bag {
 
 /// The model with its parameters.
 struct Built {
-    table: Tensor,  // [bytes, width]
+    table: Tensor,  // [ids, width]
     weight: Tensor, // [classes, width]
     bias: Tensor,   // [classes]
 }
@@ -97,13 +99,10 @@ impl Net for Built {
     }
 
     fn loss(&mut self, batch: &Batch, _: Noise) -> Result<Loss> {
-        let losses = cross_entropy(&self.forward(batch)?, &batch.labels)?;
-        Ok(Loss { sum: losses.sum_all()?, count: losses.elem_count() as f64 })
+        classification_loss(&self.forward(batch)?, &batch.labels)
     }
 
     fn metrics(&mut self, batch: &Batch) -> Result<Vec<Metric>> {
-        let losses = cross_entropy(&self.forward(batch)?.detach(), &batch.labels)?;
-        let sum = f64::from(losses.sum_all()?.to_scalar::<f32>()?);
-        Ok(vec![Metric { name: "loss", sum, count: losses.elem_count() as f64 }])
+        classification_scores(&self.forward(batch)?, &batch.labels)
     }
 }

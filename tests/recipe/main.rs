@@ -66,7 +66,7 @@ fn a_registered_family_is_shown_listed_and_measured() {
         let row = spec.row("speed", 1, Some(model.as_ref()));
         assert_eq!(
             (row.params, row.flops, row.task.as_deref()),
-            (Some(256 * 16 + 34), Some(32), Some("text"))
+            (Some(257 * 16 + 34), Some(32), Some("text"))
         );
         let mut step = MeasuredStep::open(&spec, b"a text").expect("a step");
         assert!(step.step().expect("seconds") > 0.0);

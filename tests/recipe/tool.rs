@@ -2,8 +2,10 @@
 //! somebody else's crate would be. It has no test harness, as its workers are itself; called with a command it is the tool,
 //! else it tries its own commands.
 
+mod bag;
 mod parity;
 mod weigh;
+mod weights;
 
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
@@ -29,21 +31,28 @@ static STORIES: DataSet = DataSet {
     locate: |_| Ok(None),
 };
 
-const COMMANDS: [&str; 9] =
-    ["lra", "wordlm", "weigh", "--help", "list", "fetch", "report", "completions", "worker"];
+const COMMANDS: [&str; 11] =
+    ["plot", "lra", "speed", "wordlm", "weigh", "--help", "list", "fetch", "report", "completions", "worker"];
 
 fn main() -> ExitCode {
     effattn::data::register(&parity::SET);
     effattn::data::register(&STORIES);
+    effattn::model::register(&bag::FAMILY);
     effattn::protocol::register(&weigh::PROTOCOL);
+    effattn::report::figures::register(&weights::FIGURE);
     if std::env::args().nth(1).is_some_and(|first| COMMANDS.contains(&first.as_str())) {
         return effattn::cli::main();
     }
-    let tests: [(&str, fn()); 6] = [
+    let tests: [(&str, fn()); 8] = [
         ("the_document_shows_this_very_data_set", the_document_shows_this_very_data_set),
         ("a_protocol_is_a_command_that_runs_and_reports", a_protocol_is_a_command_that_runs_and_reports),
         ("it_is_listed_named_and_generated", it_is_listed_named_and_generated),
         ("it_is_trained_on_and_reported", it_is_trained_on_and_reported),
+        (
+            "a_family_is_listed_measured_trained_and_reported",
+            a_family_is_listed_measured_trained_and_reported,
+        ),
+        ("a_figure_is_drawn_of_the_rows_that_it_needs", a_figure_is_drawn_of_the_rows_that_it_needs),
         ("a_corpus_of_words_is_trained_on", a_corpus_of_words_is_trained_on),
         ("data_that_change_during_a_run_are_noticed", data_that_change_during_a_run_are_noticed),
     ];
@@ -140,6 +149,48 @@ fn it_is_trained_on_and_reported() {
     );
     assert!((0.0..=100.0).contains(&cell("value").parse::<f64>().expect("a number")));
     assert!(run(folder.path(), "report results", 0).contains("parity"));
+}
+
+fn a_family_is_listed_measured_trained_and_reported() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let tool = |line: &str, code: i32| run(folder.path(), line, code);
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(tool("list presets", 0).contains("a bag of bytes"));
+    assert!(words(&tool("lra --help", 0)).contains("Backbone: ls-lra, lra-repo, lra-paper, bag (effattn"));
+    assert!(!words(&tool("wordlm --help", 0)).contains("bag"), "it predicts no words");
+    tool("speed --preset bag --model full --len 32 --mode infer --runs 2 --threads 1 --no-plot", 0);
+    let short = "--batch 8 --steps 8 --no-plot --threads 1 --data-dir .";
+    let trained = tool(&format!("lra --task parity --preset bag --model full {short}"), 0);
+    assert!(trained.contains("parity"), "{trained}");
+    let text = tool("report results", 0);
+    assert!(text.contains("bag") && text.contains("parity"), "{text}");
+    let rows = std::fs::read_to_string(folder.path().join("results/lra/latest/rows.csv")).expect("rows");
+    let accuracy = rows.lines().find(|line| line.contains(",accuracy,")).expect("a row");
+    assert!(accuracy.contains(",bag,") && accuracy.contains(",ok,"), "{rows}");
+    // 3 ids, two classes
+    assert!(accuracy.contains(&format!(",{},", 3 * 16 + 34)), "{accuracy}");
+    let error = tool("lra --task retrieval --preset bag --model full --dry-run", 2);
+    assert!(
+        error.contains("preset bag reads one sequence of tokens per sample, retrieval has two"),
+        "{error}"
+    );
+}
+
+fn a_figure_is_drawn_of_the_rows_that_it_needs() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).expect(path);
+    let (text, code) = (read("docs/adding-a-chart.md"), read("tests/recipe/weights.rs"));
+    assert!(
+        text.contains(&format!("```rust\n{code}```")),
+        "docs/adding-a-chart.md differs from tests/recipe/weights.rs"
+    );
+    let folder = tempfile::tempdir().expect("a folder");
+    run(folder.path(), "weigh --model full,ls --len 64,128", 0);
+    let said = run(folder.path(), "plot figures", 0);
+    assert!(said.contains("weights.svg"), "{said}");
+    let csv =
+        std::fs::read_to_string(folder.path().join("plots/weights.csv")).expect("the data of the chart");
+    assert!(csv.contains("full,64,112514") && csv.contains("ls,64,121410"), "{csv}");
 }
 
 fn a_corpus_of_words_is_trained_on() {

@@ -3,6 +3,7 @@
 use effattn::config::grid::Lengths;
 use effattn::config::settings::Settings;
 use effattn::config::settings::groups::MODEL;
+use effattn::model::family;
 use effattn::protocol::grid::{Defaults, Flags, Grid, PlanError, listed};
 use effattn::protocol::model_spec::{ModelSpec, settle};
 use effattn::protocol::runner::{Finished, Runner};
@@ -20,6 +21,7 @@ pub static PROTOCOL: Protocol = Protocol {
     examples: "Examples:\n  effattn weigh --model full,ls",
     settings: &[&["len"], MODEL],
     help: &[("len", "Lengths: weights of positions count")],
+    presets: || family::names(|_| true),
     tasks: None,
     reads: &[],
     quick: None,

@@ -29,7 +29,7 @@ pub fn draw(args: &Args, term: &Term) -> Result<()> {
     let newest = newest_trained(trained.iter().flat_map(|run| &run.rows));
     let newest: Vec<Row> = newest.into_values().cloned().collect();
     charts.extend(curves::charts(&curves::of_runs(&trained, &newest)?)?);
-    let about = figures::FIGURES.iter().map(|figure| format!("{}: {}", figure.name, figure.about));
+    let about = figures::figures().into_iter().map(|figure| format!("{}: {}", figure.name, figure.about));
     ensure!(
         !charts.is_empty(),
         "no figure has the rows it needs under {}; there are:\n{}",

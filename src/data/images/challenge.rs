@@ -11,6 +11,7 @@ use super::corrupt::{CORRUPTIONS, SEVERITIES};
 use super::folder::Tree;
 use super::transform::Interpolation;
 use super::{ImageSet, npy};
+use crate::config::registry::Registry;
 use crate::data::content::Content;
 use crate::data::{DataError, Split, store};
 
@@ -73,9 +74,9 @@ enum Form {
     Arrays,
 }
 
-/// Every challenge.
-pub static CHALLENGES: &[Challenge] = &[
-    Challenge {
+/// Every challenge of the crate.
+pub static CHALLENGES: &[&Challenge] = &[
+    &Challenge {
         name: "imagenet-c",
         about: "15 corruptions at 5 severities: mCE and relative mCE",
         of: "imagenet",
@@ -86,7 +87,7 @@ pub static CHALLENGES: &[Challenge] = &[
         origin: Origin::Folder("imagenet"),
         form: Form::ImageNet(IMAGENET),
     },
-    Challenge {
+    &Challenge {
         name: "imagenet-a",
         about: "7,500 natural images that classifiers fail on, 200 classes",
         of: "imagenet",
@@ -99,7 +100,7 @@ pub static CHALLENGES: &[Challenge] = &[
         ),
         form: Form::ImageNet(200),
     },
-    Challenge {
+    &Challenge {
         name: "imagenet-r",
         about: "30,000 drawings, paintings and other renditions, 200 classes",
         of: "imagenet",
@@ -112,7 +113,7 @@ pub static CHALLENGES: &[Challenge] = &[
         ),
         form: Form::ImageNet(200),
     },
-    Challenge {
+    &Challenge {
         name: "imagenet-9",
         about: "objects on backgrounds of their own and of random classes, nine groups: both accuracies and their gap",
         of: "imagenet",
@@ -125,7 +126,7 @@ pub static CHALLENGES: &[Challenge] = &[
         ),
         form: Form::Nine,
     },
-    Challenge {
+    &Challenge {
         name: "cifar10-c",
         about: "15 corruptions of CIFAR-10's test images at 5 severities",
         of: "cifar10",
@@ -136,7 +137,7 @@ pub static CHALLENGES: &[Challenge] = &[
         origin: Origin::Cifar,
         form: Form::Arrays,
     },
-    Challenge {
+    &Challenge {
         name: "folder-c",
         about: "15 corruptions of the images in val/ at 5 severities",
         of: "folder",
@@ -149,9 +150,21 @@ pub static CHALLENGES: &[Challenge] = &[
     },
 ];
 
+static ALL: Registry<Challenge> = Registry::new(CHALLENGES);
+
+/// Adds a challenge at run time (a library user's own, or a test's).
+pub fn register(challenge: &'static Challenge) {
+    ALL.add(challenge);
+}
+
+/// Every challenge: those of the crate, then the registered ones.
+pub fn challenges() -> Vec<&'static Challenge> {
+    ALL.all()
+}
+
 /// The challenge called `name`.
 pub fn challenge(name: &str) -> Option<&'static Challenge> {
-    CHALLENGES.iter().find(|challenge| challenge.name == name)
+    challenges().into_iter().find(|challenge| challenge.name == name)
 }
 
 /// What was found of a challenge.

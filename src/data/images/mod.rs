@@ -34,6 +34,7 @@ use std::sync::Arc;
 use image::RgbImage;
 
 use super::{DataError, Split};
+use crate::config::registry::Registry;
 use crate::config::unknown;
 
 /// Images with classes.
@@ -84,30 +85,30 @@ pub struct Source {
     pub load: Load,
 }
 
-/// Every set of images.
-pub const SOURCES: &[Source] = &[
-    Source {
+/// Every set of images of the crate.
+pub static SOURCES: &[&Source] = &[
+    &Source {
         name: "imagenet",
         about: "ImageNet's layout: imagenet/train/<class>/*.JPEG and imagenet/val/<class>/*.JPEG",
         published: Some(1_281_167),
         classes: Some(1000),
         load: |dir, _| Ok(Arc::new(folder::Folder::open(&dir.join("imagenet"))?)),
     },
-    Source {
+    &Source {
         name: "folder",
         about: "any tree train/<class>/<image>, val/<class>/<image> (JPEG, PNG): the data folder itself",
         published: None,
         classes: None,
         load: |dir, _| Ok(Arc::new(folder::Folder::open(dir)?)),
     },
-    Source {
+    &Source {
         name: "cifar10",
         about: "CIFAR-10 in colour: 45,000 / 5,000 / 10,000 images",
         published: Some(cifar::TRAIN),
         classes: Some(10),
         load: |dir, partial| Ok(Arc::new(cifar::Cifar::load(dir, partial)?)),
     },
-    Source {
+    &Source {
         name: "generated",
         about: "coloured shapes on noise, ten classes, made from a seed: says nothing about real images",
         published: None,
@@ -116,11 +117,24 @@ pub const SOURCES: &[Source] = &[
     },
 ];
 
+static ALL: Registry<Source> = Registry::new(SOURCES);
+
+/// Adds a set of images at run time (a library user's own, or a test's).
+pub fn register(source: &'static Source) {
+    ALL.add(source);
+}
+
+/// Every set of images: those of the crate, then the registered ones.
+pub fn sources() -> Vec<&'static Source> {
+    ALL.all()
+}
+
 /// The set of images called `name`.
 ///
 /// # Errors
 /// None of this name; the error lists those there are.
 pub fn source(name: &str) -> Result<&'static Source, DataError> {
-    let found = SOURCES.iter().find(|source| source.name == name);
-    found.ok_or_else(|| DataError::Unknown(unknown("task", name, SOURCES.iter().map(|source| source.name))))
+    let all = sources();
+    let found = all.iter().find(|source| source.name == name).copied();
+    found.ok_or_else(|| DataError::Unknown(unknown("task", name, all.iter().map(|source| source.name))))
 }

@@ -3,13 +3,17 @@
 //! No score matrix is stored by the fused kernel; the twin gathers the candidate keys of equally sized
 //! groups and masks them.
 
+mod arguments;
 mod composed;
 mod cpu;
 #[cfg(any(feature = "cuda", test))]
 mod cuda;
+mod dims;
 mod op;
+mod plan;
 #[cfg(test)]
 mod tests;
+mod tile;
 
 use candle_core::{DType, Result, Tensor};
 

@@ -8,17 +8,19 @@ use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 use candle_core::cuda_backend::{CudaDevice, CudaStorage};
 
 use super::Attend;
-use super::cpu::arguments::{Argument, Operand, Operands, dims, hidden};
+use super::arguments::{Operand, Operands, dims, hidden};
+use super::cpu::arguments::Argument;
 use super::cpu::backward::{Given, Grads, backward};
 use super::cpu::forward::forward;
-use super::cpu::operands::{Dims, Shared, Target};
-use super::cpu::plan::Plan;
+use super::cpu::operands::{Shared, Target};
 use super::cpu::problem::Problem;
 #[cfg(feature = "cuda")]
 use super::cuda::{
     launch::{Call, Saved},
     tensors,
 };
+use super::dims::Dims;
+use super::plan::Plan;
 use crate::kernel::cpu::compact::{self, Elements};
 use crate::kernel::cpu::{gradient, par, rows};
 use crate::kernel::dropout::WeightDropout;

@@ -20,6 +20,7 @@ pub static FAMILY: Family = Family {
     name: "attention",
     title: "one attention call, without a model",
     input: InputKind::Tokens,
+    classifies: false,
     sample: "random numbers",
     presets,
     serves: |preset, task| task.is_none() && causal(preset).is_some(),

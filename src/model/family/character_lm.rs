@@ -20,6 +20,7 @@ pub static FAMILY: Family = Family {
     name: "character-lm",
     title: "characters to next characters, behind a cache",
     input: InputKind::Tokens,
+    classifies: false,
     sample: "charlm",
     presets,
     serves: |preset, _| LanguagePreset::find(preset).is_some(),

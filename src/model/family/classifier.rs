@@ -17,6 +17,7 @@ pub static FAMILY: Family = Family {
     name: "classifier",
     title: "documents to classes",
     input: InputKind::Tokens,
+    classifies: true,
     sample: "text",
     presets,
     serves: |preset, task| towers(preset, task) == Some(1),
@@ -115,7 +116,7 @@ impl Net for Classifier {
     }
 
     fn metrics(&mut self, batch: &Batch) -> Result<Vec<Metric>> {
-        scores(&Net::forward(self, batch)?, &batch.labels)
+        classification_scores(&Net::forward(self, batch)?, &batch.labels)
     }
 }
 
@@ -129,7 +130,10 @@ pub fn classification_loss(logits: &Tensor, labels: &Tensor) -> Result<Loss> {
 }
 
 /// Loss and share of right decisions of a batch, which counts once.
-pub(super) fn scores(logits: &Tensor, labels: &Tensor) -> Result<Vec<Metric>> {
+///
+/// # Errors
+/// Labels out of range.
+pub fn classification_scores(logits: &Tensor, labels: &Tensor) -> Result<Vec<Metric>> {
     let logits = logits.detach();
     let right = logits.argmax(D::Minus1)?.eq(labels)?.to_dtype(DType::F32)?.mean_all()?;
     let loss = cross_entropy(&logits, labels)?.mean_all()?;

@@ -17,6 +17,7 @@ pub static FAMILY: Family = Family {
     name: "masked-lm",
     title: "masked words to words, post-norm",
     input: InputKind::Tokens,
+    classifies: false,
     sample: "masked-words",
     presets,
     serves: |preset, task| find(preset).is_some() && task.is_none(),

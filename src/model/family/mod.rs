@@ -13,14 +13,13 @@ mod sizes;
 pub mod vision;
 pub mod word_lm;
 
-use std::sync::RwLock;
-
 use candle_core::{Device, Result, Tensor};
 
 use super::ConfigError;
 pub use super::batch::Examples;
 use super::batch::{Batch, InputKind, MadeUp};
 use crate::attention::choose::Choice;
+use crate::config::registry::Registry;
 use crate::config::unknown;
 use crate::nn::dropout::Noise;
 use crate::nn::params::Builder;
@@ -37,7 +36,7 @@ pub static TABLE: &[&Family] = &[
     &attention::FAMILY,
 ];
 
-static REGISTERED: RwLock<Vec<&'static Family>> = RwLock::new(Vec::new());
+static ALL: Registry<Family> = Registry::new(TABLE);
 
 /// One family of models, as data.
 pub struct Family {
@@ -47,6 +46,9 @@ pub struct Family {
     pub title: &'static str,
     /// What it reads.
     pub input: InputKind,
+    /// Whether it learns a class for every sample: [`Net::metrics`] gives `loss` and `accuracy`. Protocols that train
+    /// classifiers train any family that does.
+    pub classifies: bool,
     /// What rows call the made-up samples that it is measured on.
     pub sample: &'static str,
     /// Its presets. Families may share one, each with tasks of its own.
@@ -59,6 +61,13 @@ pub struct Family {
     pub usual: fn(preset: &str) -> Option<Usual>,
     /// What a request means.
     pub resolve: fn(&Asked) -> std::result::Result<Box<dyn Resolved>, SpecError>,
+}
+
+impl Family {
+    /// Names of its presets.
+    pub fn names(&self) -> Vec<&'static str> {
+        (self.presets)().iter().map(|preset| preset.name).collect()
+    }
 }
 
 /// What a preset is measured with where nothing else is said.
@@ -292,13 +301,12 @@ fn tasks_of(asked: &Asked, preset: &str) -> std::result::Result<(), SpecError> {
 
 /// Adds a family at run time (a library user's own, or a test's).
 pub fn register(family: &'static Family) {
-    REGISTERED.write().unwrap_or_else(std::sync::PoisonError::into_inner).push(family);
+    ALL.add(family);
 }
 
 /// Every family: the table, then the registered ones.
 pub fn families() -> Vec<&'static Family> {
-    let registered = REGISTERED.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-    TABLE.iter().chain(registered.iter()).copied().collect()
+    ALL.all()
 }
 
 /// The family called `name`.
@@ -320,6 +328,12 @@ pub fn presets(families: &[&'static Family]) -> Vec<About> {
         }
     }
     all
+}
+
+/// Names of the presets of the families that `wanted` says.
+pub fn names(wanted: impl Fn(&Family) -> bool) -> Vec<&'static str> {
+    let families: Vec<_> = families().into_iter().filter(|family| wanted(family)).collect();
+    presets(&families).iter().map(|preset| preset.name).collect()
 }
 
 /// Knobs that the preset called `name` sets to something else than the mechanism's default.
@@ -346,15 +360,25 @@ pub fn serving(
     })
 }
 
-/// The model that is asked for, of one of `families`.
+/// The model that is asked for, of one of `families` that reads the examples.
 ///
 /// # Errors
-/// Unknown names, impossible sizes, a mechanism that cannot do this.
+/// Unknown names, impossible sizes, examples that no family with the preset reads, a mechanism that cannot do this.
 pub fn resolve(
     families: &[&'static Family],
     asked: &Asked,
 ) -> std::result::Result<Box<dyn Resolved>, SpecError> {
-    let family = serving(families, asked.preset, asked.task)?;
+    let Asked { preset, task, examples, .. } = *asked;
+    let reads = |family: &&Family| examples.is_none_or(|examples| examples.input == family.input);
+    let readers: Vec<&'static Family> = families.iter().copied().filter(reads).collect();
+    let family = serving(&readers, preset, task).or_else(|_| {
+        let family = serving(families, preset, task)?;
+        let (task, reads) = (task.unwrap_or("the task"), family.input.words());
+        let has = examples.map_or("others", |examples| examples.input.words());
+        Err(SpecError::Wrong(format!(
+            "preset {preset} reads {reads}, {task} has {has}; choose another --preset"
+        )))
+    })?;
     let resolved = (family.resolve)(asked)?;
     resolved.validate()?;
     Ok(resolved)

@@ -2,7 +2,7 @@
 
 use candle_core::{Result, Tensor};
 
-use super::classifier::{classification_loss, presets, resolve, scores, towers};
+use super::classifier::{classification_loss, classification_scores, presets, resolve, towers};
 use super::{Family, Loss, Metric, Net};
 use crate::model::batch::{Batch, InputKind, Tokens};
 use crate::model::pair::{Document, Pair};
@@ -13,6 +13,7 @@ pub static FAMILY: Family = Family {
     name: "pair",
     title: "pairs of documents to classes",
     input: InputKind::Pairs,
+    classifies: true,
     sample: "text",
     presets,
     serves: |preset, task| towers(preset, task) == Some(2),
@@ -41,6 +42,6 @@ impl Net for Pair {
     }
 
     fn metrics(&mut self, batch: &Batch) -> Result<Vec<Metric>> {
-        scores(&Net::forward(self, batch)?, &batch.labels)
+        classification_scores(&Net::forward(self, batch)?, &batch.labels)
     }
 }

@@ -18,6 +18,7 @@ pub static FAMILY: Family = Family {
     name: "word-lm",
     title: "words to next words, adaptive input and softmax",
     input: InputKind::Tokens,
+    classifies: false,
     sample: "words",
     presets,
     serves: |preset, task| find(preset).is_some() && task.is_none(),

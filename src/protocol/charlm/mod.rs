@@ -13,6 +13,7 @@ use super::curve::LearningCurve;
 use super::table::{Flag, Instead, Protocol, Quick, Shown, Tasks};
 use super::training;
 use crate::config::settings::groups::{MACHINE, MODEL, TRAINING};
+use crate::model::family::character_lm;
 use crate::record::Metric;
 
 /// The table line.
@@ -27,13 +28,13 @@ pub static PROTOCOL: Protocol = Protocol {
         &["timeout", "steps", "rate", "phases", "limit", "every", "accumulate", "overlap", "allow_partial"],
     ],
     help: &[
-        ("preset", "Backbone: charlm-small or charlm-large (effattn list presets)"),
         ("len", "Symbols per segment, one value per phase: 512,1024"),
         ("batch", "Parallel streams, instead of the protocol's"),
         ("steps", "Updates per phase, instead of the protocol's"),
         ("rate", "Learning rate of the first phase, instead of the protocol's; halved with each phase"),
         ("limit", "Evaluate on at most the first N symbols of the validation and test parts"),
     ],
+    presets: || character_lm::FAMILY.names(),
     tasks: Some(Tasks { called: "Corpora", names: plan::names }),
     reads: &[],
     quick: Some(Quick {

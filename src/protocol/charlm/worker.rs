@@ -12,7 +12,7 @@ use super::witten_bell::witten_bell;
 use crate::data;
 use crate::data::corpus::Corpus;
 use crate::model::evaluate;
-use crate::model::family::Loss;
+use crate::model::family::{Loss, Resolved};
 use crate::model::lm::{Cache, LanguageModel, LmConfig, next_symbol_loss, released_loss};
 use crate::nn::dropout::Noise;
 use crate::nn::params::Builder;
@@ -116,6 +116,10 @@ impl Experiment for Run<'_> {
             Evaluation::Overlap { window, step } => cost(window, 0, count(2) * window as f64 / step as f64),
         };
         (cost(phase.len, phase.len, count(1)) / one, 2.0 * test / one)
+    }
+
+    fn model(&self) -> &dyn Resolved {
+        self.config
     }
 
     /// The weights of the phase before, or new ones.

@@ -10,6 +10,7 @@ use super::table::{Protocol, Quick, Shown, Tasks};
 use super::training;
 use crate::config::settings::groups::{MACHINE, TRAINING};
 use crate::data;
+use crate::model::family::masked_lm;
 use crate::record::Metric;
 
 /// The table line.
@@ -24,10 +25,7 @@ pub static PROTOCOL: Protocol = Protocol {
         &["timeout", "steps", "rate", "limit", "every", "accumulate", "from", "strict", "allow_partial"],
     ],
     help: &[
-        (
-            "preset",
-            "Backbone: roberta-base, roberta-large or roberta-small [default: that of --from, else roberta-base]",
-        ),
+        ("preset", "[default: that of --from, else roberta-base]"),
         (
             "len",
             "Maximum tokens per input, instead of the protocol's; positions are repeated if the encoder has fewer",
@@ -39,6 +37,7 @@ pub static PROTOCOL: Protocol = Protocol {
             "IMDb: select weights on the last tenth of the training reviews, not on the test split as RoBERTa's recipe does",
         ),
     ],
+    presets: || masked_lm::FAMILY.names(),
     tasks: Some(Tasks { called: "Tasks", names: || data::texts().iter().map(|(set, _)| set.name).collect() }),
     reads: &[],
     quick: Some(Quick {

@@ -116,6 +116,12 @@ mod tests {
 
     #[test]
     fn the_small_stand_in_is_no_protocol_of_a_paper() {
+        let presets = crate::model::family::masked_lm::FAMILY.names();
+        assert_eq!(
+            presets.len(),
+            3,
+            "a preset beside RoBERTa's two and the small one needs a recipe: {presets:?}"
+        );
         let small = |task| find("roberta-small", task, None).unwrap();
         assert_eq!(
             [small("sst-2").steps, small("qqp-sample").steps, small("imdb").steps],

@@ -9,7 +9,7 @@ use crate::data::tokenizer::Encoder;
 use crate::data::{self, Split, Text};
 use crate::device::rng::Stream;
 use crate::model::batch::{Batch, Input, Tokens};
-use crate::model::family::{Loss, Net};
+use crate::model::family::{Loss, Net, Resolved};
 use crate::model::roberta::{Roberta, RobertaConfig};
 use crate::nn::PADDING;
 use crate::nn::dropout::Noise;
@@ -247,6 +247,10 @@ impl Experiment for Run<'_> {
 
     fn select(&self) -> Select {
         self.recipe.select
+    }
+
+    fn model(&self) -> &dyn Resolved {
+        &self.config
     }
 
     fn begin(&self, device: &Device) -> Result<Builder, Ending> {

@@ -15,6 +15,8 @@ use super::runner::Runner;
 use super::table::{Protocol, Quick, Shown, Tasks};
 use super::training;
 use crate::config::settings::groups::{MACHINE, MODEL, TRAINING};
+use crate::model::batch::InputKind;
+use crate::model::family::{self, Family};
 use crate::record::Metric;
 use crate::run::RunError;
 
@@ -30,6 +32,7 @@ pub static PROTOCOL: Protocol = Protocol {
         &["timeout", "steps", "rate", "limit", "strict", "keep_close", "allow_partial", "floor"],
     ],
     help: HELP,
+    presets: || family::names(documents),
     tasks: Some(Tasks { called: "Tasks", names: tasks::names }),
     reads: &[],
     quick: Some(Quick {
@@ -62,13 +65,17 @@ fn compute(runner: &mut Runner, open: &[usize]) -> Result<(), RunError> {
     }
 }
 
+/// Whether a family learns classes of documents or of pairs.
+pub fn documents(family: &Family) -> bool {
+    family.classifies && family.input != InputKind::Pixels
+}
+
 /// Accuracy on the test split.
 pub const ACCURACY: Metric =
     Metric { name: "accuracy", title: "Accuracy on the test split", unit: "accuracy %", less: false };
 
 /// Help of what means something special for the arena's tasks.
 pub const HELP: &[(&str, &str)] = &[
-    ("preset", "Backbone: ls-lra, lra-repo or lra-paper (effattn list presets)"),
     ("len", "Number of tokens, instead of the protocol's"),
     ("batch", "Samples per step, instead of the protocol's"),
 ];

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::documents;
 use super::recipe::{self, Recipe};
 use super::tasks::{self, Reading};
 use crate::attention::choose::Choice;
@@ -9,7 +10,7 @@ use crate::config::grid::{Lengths, Seeds, Words};
 use crate::config::settings::Settings;
 use crate::data;
 use crate::model::batch::InputKind;
-use crate::model::family::{self, Asked, Examples, Resolved, SpecError, classifier, pair};
+use crate::model::family::{self, Asked, Examples, Resolved, SpecError};
 use crate::protocol::grid::tasks as tasks_of;
 use crate::protocol::grid::{Beside, Defaults, Flags, Grid, Pick, PlanError, listed, published_elsewhere};
 use crate::protocol::model_spec::{ModelSpec, settle};
@@ -63,7 +64,7 @@ pub fn defaults(flags: &Flags) -> Defaults {
 /// # Errors
 /// Unknown names, impossible sizes, a mechanism that cannot do this, a preset without this task.
 pub fn model(spec: &ModelSpec, choice: &Choice, task: &str) -> Result<Box<dyn Resolved>, SpecError> {
-    let families = [&classifier::FAMILY, &pair::FAMILY];
+    let families: Vec<_> = family::families().into_iter().filter(|family| documents(family)).collect();
     let examples = data::task(task).ok().map(|(set, examples)| Examples {
         input: if set.kind.documents() == 2 { InputKind::Pairs } else { InputKind::Tokens },
         vocab: examples.vocabulary,
@@ -222,9 +223,7 @@ fn work(spec: &ModelSpec, flops: u64, recipe: &Recipe, steps: u64) -> f64 {
 fn differences(request: &Request, recipe: &Recipe) -> Differences {
     let spec = &request.spec;
     let mut all = Differences { settings: Vec::new(), steps: (request.steps, recipe.steps) };
-    if !recipe.published {
-        all.settings.push("a data set that no source trains on".to_owned());
-    }
+    all.settings.extend(recipe.ours.map(str::to_owned));
     all.note("batch", spec.batch, recipe.batch);
     all.note("length", spec.len, recipe.len);
     all.rate(request.rate, recipe.rate);

@@ -42,8 +42,8 @@ pub struct Recipe {
     pub select: bool,
     /// First seed of the source.
     pub seed: u64,
-    /// Whether it is a source's; a data set that no source trains on has a recipe too, but no share of a protocol.
-    pub published: bool,
+    /// Why it is no source's: a data set or preset that no source trains has a recipe too, but no share of a protocol.
+    pub ours: Option<&'static str>,
     /// Whether closing brackets of ListOps are tokens.
     pub keep_close: bool,
     /// What the source does and this does not.
@@ -70,7 +70,7 @@ const fn table_1(task: &'static str, steps: u64, keep: u64, len: u64, decay: f64
         batches: None,
         select: true,
         seed: 1234,
-        published: true,
+        ours: None,
         keep_close: false,
         gaps: &[],
     }
@@ -97,7 +97,7 @@ const fn arena(task: &'static str, steps: u64, len: u64) -> Recipe {
         batches: None,
         select: true,
         seed: 0,
-        published: true,
+        ours: None,
         keep_close: true,
         gaps: &[],
     }
@@ -116,6 +116,9 @@ const fn arena_pathfinder(task: &'static str, batch: u64, (steps, epoch): (u64, 
         ..arena(task, steps, len)
     }
 }
+
+/// The recipes of the sources, by preset.
+const PRESETS: &[(&str, &[Recipe])] = &[("ls-lra", LS), ("lra-repo", ARENA), ("lra-paper", ARENA)];
 
 const LS: &[Recipe] = &[
     Recipe { batches: Some(62), ..table_1("listops", 5000, 2000, 2048, 0.0) },
@@ -166,24 +169,22 @@ const PAPER_RATES: &[(&str, f64)] = &[
 /// Weight decays of the Long Range Arena's code for single mechanisms.
 const OWN_DECAY: &[(&str, &str, f64)] = &[("image", "sinkhorn", 0.7)];
 
-/// The recipe of `preset` for `task`, with what the source has for `mechanism` only; one in the manner of Transformer-LS
-/// where no source trains on the task.
+/// The recipe of `preset` for `task`, with what the source has for `mechanism` only; in the manner of Transformer-LS where
+/// no source trains on the task, or trains this preset.
 ///
 /// # Errors
 /// What the preset has instead.
 pub fn find(preset: &str, task: &str, mechanism: &str) -> Result<Recipe, String> {
-    let table = if preset == "ls-lra" { LS } else { ARENA };
-    let mut recipe = match table.iter().find(|recipe| recipe.task == task) {
-        Some(recipe) => *recipe,
-        None if [LS, ARENA].concat().iter().any(|recipe| recipe.task == task) => {
+    let of = |table: &[Recipe]| table.iter().find(|recipe| recipe.task == task).copied();
+    let table = PRESETS.iter().find(|(name, _)| *name == preset).map(|(_, table)| *table);
+    let published = PRESETS.iter().any(|(_, table)| of(table).is_some());
+    let mut recipe = match (table.and_then(of), table) {
+        (Some(recipe), _) => recipe,
+        (None, Some(table)) if published => {
             let known: Vec<&str> = table.iter().map(|recipe| recipe.task).collect();
             return Err(format!("preset {preset} has no recipe for {task}, only for {}", known.join(", ")));
         }
-        None => {
-            let (set, examples) = data::task(task).map_err(|error| error.to_string())?;
-            let len = examples.len as u64;
-            Recipe { published: false, ..table_1(set.name, 5000, len, len, 0.0) }
-        }
+        (None, _) => return ours(task, published),
     };
     if preset == "lra-paper" {
         if task == "text" {
@@ -198,6 +199,16 @@ pub fn find(preset: &str, task: &str, mechanism: &str) -> Result<Recipe, String>
         recipe.optimizer.weight_decay = *decay;
     }
     Ok(recipe)
+}
+
+/// A recipe in the manner of Transformer-LS for what no source trains: the task, or the preset where the task is `published`.
+fn ours(task: &str, published: bool) -> Result<Recipe, String> {
+    let (set, examples) = data::task(task).map_err(|error| error.to_string())?;
+    let like = LS.iter().find(|recipe| recipe.task == task).copied();
+    let len = examples.len as u64;
+    let why =
+        if published { "a preset that no source trains" } else { "a data set that no source trains on" };
+    Ok(Recipe { ours: Some(why), ..like.unwrap_or(table_1(set.name, 5000, len, len, 0.0)) })
 }
 
 impl Recipe {
@@ -237,7 +248,9 @@ mod tests {
 
     #[test]
     fn only_names_of_data_sets_have_recipes() {
-        assert!(LS.iter().chain(ARENA).all(|recipe| data::task(recipe.task).is_ok() && recipe.published));
+        assert!(
+            LS.iter().chain(ARENA).all(|recipe| data::task(recipe.task).is_ok() && recipe.ours.is_none())
+        );
         assert!(find("ls-lra", "listop", "ls").unwrap_err().contains("did you mean listops"));
         assert!(find("ls-lra", "enwik8", "ls").is_err(), "a corpus has no classes");
     }
@@ -256,6 +269,16 @@ mod tests {
         assert!(!text.select && find("ls-lra", "text", "full").unwrap().select);
         assert!(find("lra-repo", "listops", "full").unwrap().keep_close);
         assert!(!find("ls-lra", "listops", "full").unwrap().keep_close);
+    }
+
+    #[test]
+    fn presets_that_no_source_has_are_trained_in_our_manner() {
+        let reason = |preset, task| find(preset, task, "full").unwrap().ours;
+        assert_eq!(reason("bag", "listops"), Some("a preset that no source trains"));
+        assert_eq!(reason("ls-lra", "listops"), None);
+        let (own, table) = (find("bag", "text", "full").unwrap(), find("ls-lra", "text", "full").unwrap());
+        assert_eq!((own.rate, own.steps, own.batches), (table.rate, table.steps, table.batches));
+        assert!(find("bag", "enwik8", "full").is_err());
     }
 
     #[test]

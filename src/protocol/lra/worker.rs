@@ -156,8 +156,8 @@ impl Experiment for Run<'_> {
         Ok(Builder::seeded(self.request.spec.seed, device, true))
     }
 
-    fn decays(&self, name: &str) -> bool {
-        self.model.decays(name)
+    fn model(&self) -> &dyn Resolved {
+        self.model.as_ref()
     }
 
     fn learner<'a>(

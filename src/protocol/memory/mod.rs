@@ -75,6 +75,7 @@ pub static PROTOCOL: Protocol = Protocol {
     examples: EXAMPLES,
     settings: &[POINTS, MODEL, &["fit"], MACHINE, &["timeout"]],
     help: &[],
+    presets: || family::names(|_| true),
     tasks: None,
     reads: &[text::SET],
     quick: None,
@@ -269,11 +270,11 @@ fn measure(runner: &Runner, index: usize, asked: &Request) -> Result<Result<Peak
 }
 
 /// How a worker is started, the live and resident bytes that it may reach, and what stops it.
-type Place<'a> = (&'a Launcher, (u64, u64), &'a Stop);
+type Start<'a> = (&'a Launcher, (u64, u64), &'a Stop);
 
 /// Runs one worker for `request`, for `seconds` at most: its peak, or how it ended instead.
 fn ask(
-    (launcher, (limit, resident), stop): Place,
+    (launcher, (limit, resident), stop): Start,
     seconds: Option<f64>,
     request: &Request,
 ) -> Result<Result<Peak, Ending>, RunError> {

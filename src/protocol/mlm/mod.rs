@@ -27,12 +27,12 @@ pub static PROTOCOL: Protocol = Protocol {
         &["timeout", "steps", "rate", "limit", "every", "accumulate", "from", "tokenizer", "allow_partial"],
     ],
     help: &[
-        ("preset", "Backbone and protocol: roberta-base or roberta-small (effattn list presets)"),
         ("len", "Tokens per block, instead of the protocol's"),
         ("batch", "Blocks per update, instead of the protocol's"),
         ("rate", "Peak learning rate, instead of the protocol's"),
         ("limit", "Use the first N blocks of the training text and of each held-out text"),
     ],
+    presets: || recipe::RECIPES.iter().map(|recipe| recipe.preset).collect(),
     tasks: Some(Tasks { called: "Corpora, or files and folders with your own text", names: prose::names }),
     reads: &[],
     quick: Some(Quick {

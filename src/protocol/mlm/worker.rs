@@ -188,6 +188,10 @@ impl Experiment for Run<'_> {
         Select::Last
     }
 
+    fn model(&self) -> &dyn Resolved {
+        &self.config
+    }
+
     fn begin(&self, device: &Device) -> Result<Builder, Ending> {
         let seed = self.request.spec.seed;
         let Some(begin) = &self.request.start else { return Ok(Builder::seeded(seed, device, true)) };

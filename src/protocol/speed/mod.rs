@@ -12,6 +12,7 @@ pub mod worker;
 use super::table::{Protocol, Quick, Shown};
 use super::text;
 use crate::config::settings::groups::{MACHINE, MODEL, POINTS};
+use crate::model::family;
 use crate::record::{Metric, Row};
 use crate::run::plan::Cell;
 
@@ -27,6 +28,7 @@ pub static PROTOCOL: Protocol = Protocol {
         "mode",
         "What a step does: infer, train, or decode (generate the next token, for language models)",
     )],
+    presets: || family::names(|_| true),
     tasks: None,
     reads: &[text::SET],
     quick: Some(Quick {

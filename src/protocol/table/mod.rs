@@ -15,6 +15,7 @@ use super::curve::{Curve, LearningCurve};
 use super::grid::{Defaults, Flags, Grid, PlanError};
 use super::model_spec::ModelSpec;
 use crate::config::settings::{Setting, Settings};
+use crate::model::family;
 use crate::record::{Metric, Outcome, Row};
 use crate::run::outcome::Ending;
 use crate::run::plan::{Cell, Plan};
@@ -36,8 +37,10 @@ pub struct Protocol {
     pub examples: &'static str,
     /// Keys of the settings that it takes, in groups; every other one is refused.
     pub settings: &'static [&'static [&'static str]],
-    /// Help of settings that mean something special here.
+    /// Help of settings that mean something special here; of the preset what follows the names.
     pub help: &'static [(&'static str, &'static str)],
+    /// Names of the presets that it takes.
+    pub presets: fn() -> Vec<&'static str>,
     /// Names of the tasks or corpora that it takes, where it takes any.
     pub tasks: Option<Tasks>,
     /// Data sets that it reads besides.
@@ -250,9 +253,13 @@ impl Protocol {
     /// Help of `setting`.
     pub fn help(&self, setting: &'static Setting) -> String {
         let own = self.help.iter().find(|(key, _)| *key == setting.key);
-        match self.tasks.filter(|_| setting.key == "task") {
-            Some(Tasks { called, names }) => format!("{called}: {}", names().join(", ")),
-            None => own.map_or(setting.help, |(_, help)| help).to_owned(),
+        match (setting.key, self.tasks) {
+            ("task", Some(Tasks { called, names })) => format!("{called}: {}", names().join(", ")),
+            ("preset", _) if (self.presets)().len() < family::names(|_| true).len() => {
+                let end = own.map_or("(effattn list presets)", |(_, help)| help);
+                format!("Backbone: {} {end}", (self.presets)().join(", "))
+            }
+            _ => own.map_or(setting.help, |(_, help)| help).to_owned(),
         }
     }
 

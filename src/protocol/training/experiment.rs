@@ -11,7 +11,7 @@ use super::{Answer, Rehearsed};
 use crate::config::settings::DeviceName;
 use crate::device::{Backend, alloc};
 use crate::model::batch::Batch;
-use crate::model::family::{Metric, Net};
+use crate::model::family::{Metric, Net, Resolved};
 use crate::nn::params::Builder;
 use crate::protocol::model_spec::ModelSpec;
 use crate::protocol::table::Conditions;
@@ -97,10 +97,8 @@ pub trait Experiment {
     /// Stored weights that cannot be used.
     fn begin(&self, device: &Device) -> Result<Builder, Ending>;
 
-    /// Whether weight decay takes part in the update of the parameter called `name`.
-    fn decays(&self, _name: &str) -> bool {
-        true
-    }
+    /// The model that is trained: it says which parameters weight decay takes part in.
+    fn model(&self) -> &dyn Resolved;
 
     /// The model with the weights of `builder`, and its data: how a part of a step's batch is made, how it is evaluated.
     /// What a [`Learner`] carries from step to step besides the weights is in `restored`, where training goes on.
@@ -152,7 +150,7 @@ impl Train<'_> {
             }
             None => (Trainer::new(params, method, schedule).map_err(candle)?, State::default()),
         };
-        let mut trainer = trainer.decay_only(&|name| experiment.decays(name)).map_err(candle)?;
+        let mut trainer = trainer.decay_only(&|name| experiment.model().decays(name)).map_err(candle)?;
         if self.conditions.rehearse {
             let seen = rehearse(laboratory, experiment, (&mut trainer, learner.as_mut()))?;
             self.link.send(&Answer::Rehearsed(seen)).map_err(|error| failed(&error))?;

@@ -230,7 +230,7 @@ mod tests {
     use crate::data::images::made_up::MadeUpImages;
 
     fn loader(leave_out: bool, set: Arc<dyn ImageSet>) -> Loader {
-        Loader::new(set, recipe::find("cvt-small"), (32, 5), leave_out).unwrap()
+        Loader::new(set, recipe::find("cvt-small").unwrap(), (32, 5), leave_out).unwrap()
     }
 
     fn pixels(made: Made) -> Vec<f32> {

@@ -13,6 +13,7 @@ use super::lra;
 use super::table::{Protocol, Quick, Shown, Tasks};
 use super::training;
 use crate::config::settings::groups::{MACHINE, TRAINING};
+use crate::model::family::vision;
 use crate::record::Metric;
 
 /// The table line.
@@ -38,12 +39,12 @@ pub static PROTOCOL: Protocol = Protocol {
         ],
     ],
     help: &[
-        ("preset", "Backbone: cvt-small, vil-ls-small, cvt-13, vil-ls-medium, ... (effattn list presets)"),
         ("len", "Side length of the images in pixels, instead of the preset's"),
         ("batch", "Images per update, instead of the recipe's"),
         ("limit", "Use at most N images per split"),
         ("allow_partial", "Accept incomplete data and skip damaged images; the rows are marked as such"),
     ],
+    presets: || vision::FAMILY.names(),
     tasks: Some(Tasks { called: "Images", names: plan::names }),
     reads: &[],
     quick: Some(Quick {

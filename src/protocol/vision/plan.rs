@@ -7,7 +7,7 @@ use crate::config::grid::{Batches, Lengths, Seeds, Words};
 use crate::config::settings::Settings;
 use crate::config::unknown;
 use crate::data::images;
-use crate::data::images::challenge::{CHALLENGES, challenge};
+use crate::data::images::challenge::{challenge, challenges};
 use crate::model::batch::InputKind;
 use crate::model::family::vision::{ImageClassifier, classifier};
 use crate::model::family::{self, Asked, Examples, Resolved, SpecError};
@@ -121,8 +121,8 @@ pub fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
 
 /// Images that are trained on, then those that weights are only tested on.
 pub fn names() -> Vec<&'static str> {
-    let tested = CHALLENGES.iter().map(|challenge| challenge.name);
-    images::SOURCES.iter().map(|source| source.name).chain(tested).collect()
+    let tested = challenges().into_iter().map(|challenge| challenge.name);
+    images::sources().iter().map(|source| source.name).chain(tested).collect()
 }
 
 /// Makes sure that there are images called `task`.
@@ -145,12 +145,12 @@ fn also(settings: &Settings, task: &str) -> Result<Vec<String>, PlanError> {
     }
     let trained = challenge(task).map_or(task, |challenge| challenge.of);
     for name in &names {
-        let known = || CHALLENGES.iter().map(|challenge| challenge.name);
+        let all = challenges();
         let Some(challenge) = challenge(name) else {
-            return Err(PlanError(unknown("set of --also", name, known())));
+            return Err(PlanError(unknown("set of --also", name, all.iter().map(|known| known.name))));
         };
         if challenge.of != trained {
-            let fitting = CHALLENGES.iter().filter(|other| other.of == trained).map(|other| other.name);
+            let fitting = all.iter().filter(|other| other.of == trained).map(|other| other.name);
             let fitting = fitting.collect::<Vec<_>>().join(", ");
             let fitting = if fitting.is_empty() { "none".to_owned() } else { fitting };
             return Err(PlanError(format!(
@@ -176,7 +176,7 @@ fn cell(grid: &Grid, pick: &Pick, task: &str, seed: u64, threads: usize) -> Resu
     let settings = &pick.settings;
     let preset = settings.preset.clone().unwrap_or_else(|| PRESET.to_owned());
     let usual = family::usual(&preset).map_or(32, |usual| usual.len as u64);
-    let recipe = recipe::find(&preset);
+    let recipe = recipe::find(&preset).map_err(PlanError)?;
     let len = one(settings.len.as_ref().map(|Lengths(list)| list), usual)?;
     let batch = one(settings.batch.as_ref().map(|Batches(list)| list), recipe.batch)?;
     let spec = ModelSpec::new(pick, len, batch, Pass::Train, seed)?;

@@ -1,5 +1,6 @@
 //! How image models are trained and evaluated (`SPEC-vision.md` section 8).
 
+use crate::config::unknown;
 use crate::data::images::augment::Augment;
 use crate::data::images::transform::Interpolation;
 use crate::train::optim::{AdamW, Method};
@@ -72,14 +73,27 @@ const SMALL: Recipe = Recipe {
     gaps: &["our small recipe: no source trains this model"],
 };
 
+/// The recipe of every preset.
+const PRESETS: &[(&str, Recipe)] = &[
+    ("vil-ls-small", SMALL),
+    ("cvt-small", SMALL),
+    ("vil-ls-medium", VIL),
+    ("vil-ls-base", VIL),
+    ("cvt-13", CVT),
+    ("cvt-21", CVT),
+    ("deit-s", OTHERS),
+    ("deit-b", OTHERS),
+    ("vit-l", OTHERS),
+    ("resnet-50", OTHERS),
+];
+
 /// The recipe of `preset`.
-pub fn find(preset: &str) -> Recipe {
-    match preset {
-        "vil-ls-small" | "cvt-small" => SMALL,
-        "vil-ls-medium" | "vil-ls-base" => VIL,
-        "cvt-13" | "cvt-21" => CVT,
-        _ => OTHERS,
-    }
+///
+/// # Errors
+/// A preset without one; the error lists those that have one.
+pub fn find(preset: &str) -> Result<Recipe, String> {
+    let found = PRESETS.iter().find(|(name, _)| *name == preset).map(|(_, recipe)| *recipe);
+    found.ok_or_else(|| unknown("preset", preset, PRESETS.iter().map(|(name, _)| *name)))
 }
 
 impl Recipe {
@@ -101,16 +115,23 @@ impl Recipe {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::family::vision::FAMILY;
+
+    #[test]
+    fn every_preset_has_a_recipe() {
+        assert!(FAMILY.names().iter().all(|preset| find(preset).is_ok()));
+        assert!(find("cvt-14").err().unwrap().contains("did you mean cvt-13"));
+    }
 
     #[test]
     fn the_rates_of_vil_ls() {
-        let recipe = find("vil-ls-medium");
+        let recipe = find("vil-ls-medium").unwrap();
         let steps = recipe.steps(1_281_167, 1024);
         assert_eq!(steps, 1251 * 300);
         let (optimizer, schedule) = recipe.training(steps, recipe.rate);
         let Method::Late(optimizer) = optimizer else { panic!("decay comes behind the update") };
         assert_eq!(optimizer.weight_decay, 0.1);
-        assert!(matches!(find("cvt-13").training(9, 1.0).0, Method::AdamW(_)));
+        assert!(matches!(find("cvt-13").unwrap().training(9, 1.0).0, Method::AdamW(_)));
         let warm = 5 * 1251;
         assert!((schedule.at(0).lr - 1.6e-6).abs() < 1e-12);
         assert!(

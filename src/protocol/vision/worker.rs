@@ -21,6 +21,7 @@ use crate::protocol::table::{Conditions, Given};
 use crate::protocol::training::experiment::{Experiment, Laboratory, Train, Trained, mean, scores};
 use crate::protocol::training::worker::{candle, failed, report};
 use crate::protocol::training::{Answer, Done, Measure};
+use crate::record::text::plural;
 use crate::run::outcome::Ending;
 use crate::run::worker::Link;
 use crate::train::checkpoint::Checkpoint;
@@ -115,8 +116,8 @@ impl Experiment for Run<'_> {
         Ok(Builder::seeded(self.request.spec.seed, device, true))
     }
 
-    fn decays(&self, name: &str) -> bool {
-        self.model.decays(name)
+    fn model(&self) -> &dyn Resolved {
+        &self.model
     }
 
     fn learner<'a>(
@@ -165,7 +166,7 @@ impl<'a> Run<'a> {
             }
         };
         let model = model(&request.spec, &choice, Some(classes)).map_err(|error| failed(&error))?;
-        let recipe = recipe::find(&request.spec.preset);
+        let recipe = recipe::find(&request.spec.preset).map_err(|error| failed(&error))?;
         let laboratory = Laboratory::open(&request.spec, conditions)?;
         let what = (request.spec.len as usize, request.spec.seed);
         let loader = Loader::new(set, recipe, what, request.allow_partial).map_err(|error| failed(&error))?;
@@ -221,6 +222,7 @@ impl<'a> Run<'a> {
         let device = self.laboratory.device();
         let mut started = warm_start::tensors(&self.model, file).map_err(|error| failed(&error))?;
         let fitted = self.model.fit(&mut started).map_err(candle)?;
+        let names: Vec<String> = started.keys().cloned().collect();
         let builder = Builder::given(started, device, false);
         let net = self.model.built(&builder).map_err(|error| {
             failed(&format!(
@@ -228,7 +230,14 @@ impl<'a> Run<'a> {
                 file.display()
             ))
         });
-        let measures = self.measures(link, &mut net?)?;
+        let mut net = net?;
+        let unused = warm_start::unused(names.iter(), &builder.finish());
+        if let Some(first) = unused.first() {
+            let count = plural(unused.len() as u64, "tensor");
+            let what = format!("{}: {count} not used, such as {first}", file.display());
+            link.send(&Answer::Warned { what }).map_err(|error| failed(&error))?;
+        }
+        let measures = self.measures(link, &mut net)?;
         let done = self.done(measures, self.laboratory.peak());
         let differs: Vec<String> = fitted.into_iter().chain(done.differs).collect();
         Ok(Done { differs: (!differs.is_empty()).then(|| differs.join("; ")), ..done })

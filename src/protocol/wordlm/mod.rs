@@ -9,6 +9,7 @@ use super::curve::LearningCurve;
 use super::table::{Protocol, Quick, Shown, Tasks};
 use super::training;
 use crate::config::settings::groups::{MACHINE, TRAINING};
+use crate::model::family::word_lm;
 use crate::record::Metric;
 
 /// The table line.
@@ -23,12 +24,13 @@ pub static PROTOCOL: Protocol = Protocol {
         &["timeout", "steps", "rate", "limit", "every", "accumulate", "allow_partial"],
     ],
     help: &[
-        ("preset", "Backbone: wikitext103 or wikitext103-small [default: that of the corpus]"),
+        ("preset", "[default: that of the corpus]"),
         ("len", "Words per block and evaluation window, instead of the protocol's"),
         ("batch", "Blocks per update, instead of the protocol's"),
         ("steps", "Updates, instead of the protocol's; warm-up and cycle are scaled with them"),
         ("limit", "Evaluate on at most the first N words of the validation and test texts"),
     ],
+    presets: || word_lm::FAMILY.names(),
     tasks: Some(Tasks { called: "Corpora", names: plan::names }),
     reads: &[],
     quick: Some(Quick {

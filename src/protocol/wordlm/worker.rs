@@ -8,7 +8,7 @@ use super::recipe::{self, Recipe};
 use super::{BLOCK, CONTEXT};
 use crate::data;
 use crate::data::words::{END, UNKNOWN, WordCorpus, unigram};
-use crate::model::family::Loss;
+use crate::model::family::{Loss, Resolved};
 use crate::model::word_lm::{Windows, WordLm, WordLmConfig, perplexity, stream_nll};
 use crate::nn::PADDING;
 use crate::nn::dropout::Noise;
@@ -94,6 +94,10 @@ impl Experiment for Run<'_> {
 
     fn select(&self) -> Select {
         self.recipe.select
+    }
+
+    fn model(&self) -> &dyn Resolved {
+        self.config
     }
 
     fn begin(&self, device: &Device) -> Result<Builder, Ending> {

@@ -9,6 +9,7 @@ mod ls_table2;
 use std::io;
 
 use super::chart::Chart;
+use crate::config::registry::Registry;
 use crate::record::Row;
 use crate::record::text::plural;
 
@@ -22,34 +23,46 @@ pub struct PaperFigure {
     pub draw: fn(&[&Row]) -> io::Result<Vec<Chart>>,
 }
 
-/// Every figure.
-pub static FIGURES: &[PaperFigure] = &[
-    PaperFigure {
+/// Every figure of the crate.
+pub static FIGURES: &[&PaperFigure] = &[
+    &PaperFigure {
         name: "cos-figure1",
         about: "accuracy against speed and memory (cosFormer, Figure 1)",
         draw: cos_figure1::draw,
     },
-    PaperFigure {
+    &PaperFigure {
         name: "cos-table5",
         about: "steps per second by length (cosFormer, Table 5)",
         draw: cos_table5::draw,
     },
-    PaperFigure {
+    &PaperFigure {
         name: "ls-figure3",
         about: "time and memory of language models against length (Transformer-LS, Figure 3)",
         draw: ls_figure3::draw,
     },
-    PaperFigure {
+    &PaperFigure {
         name: "ls-figure6",
         about: "how alike patches are after every block (Transformer-LS, Figure 6)",
         draw: ls_figure6::draw,
     },
-    PaperFigure {
+    &PaperFigure {
         name: "ls-table2",
         about: "accuracy on changed texts (Transformer-LS, Table 2)",
         draw: ls_table2::draw,
     },
 ];
+
+static ALL: Registry<PaperFigure> = Registry::new(FIGURES);
+
+/// Adds a figure at run time (a library user's own, or a test's).
+pub fn register(figure: &'static PaperFigure) {
+    ALL.add(figure);
+}
+
+/// Every figure: those of the crate, then the registered ones.
+pub fn figures() -> Vec<&'static PaperFigure> {
+    ALL.all()
+}
 
 /// Every chart that `rows` have enough for. Devices are kept apart: each has charts of its own.
 pub fn draw(rows: &[Row]) -> io::Result<Vec<Chart>> {
@@ -59,7 +72,7 @@ pub fn draw(rows: &[Row]) -> io::Result<Vec<Chart>> {
     let mut charts = Vec::new();
     for device in &devices {
         let here: Vec<&Row> = rows.iter().filter(|row| row.device == *device).collect();
-        for figure in FIGURES {
+        for figure in figures() {
             for mut chart in (figure.draw)(&here)? {
                 if devices.len() > 1 {
                     chart.name = format!("{}-{}", chart.name, device.replace(':', ""));

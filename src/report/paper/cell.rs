@@ -279,12 +279,14 @@ impl<'a> Writer<'a> {
         // what the rule is called in the row of a model, where rules are no rows of their own
         let counts = COUNTS.iter().find(|(rule, _)| rule.ends_with(kind)).copied();
         let counts = counts.or_else(|| (metric == "masked_loss").then_some((UNIGRAM, "counts")));
-        let counts = counts.or_else(|| (protocol == "finetune").then_some((LARGEST, "largest class")));
+        let of_task = |row: &&Row| row.task.as_deref() == Some(column.key.as_str());
+        let is_rule = |row: &Row| row.model == FLOOR && row.metric == metric;
+        let scored = own.rows.iter().filter(of_task).any(is_rule);
+        let counts = counts.or_else(|| (!scored).then_some((LARGEST, "largest class")));
         let rule = |row: &&Row| match counts {
             Some((rule, _)) => row.metric == rule && row.protocol == protocol,
-            None => row.model == FLOOR && row.metric == metric,
+            None => is_rule(row),
         };
-        let of_task = |row: &&Row| row.task.as_deref() == Some(column.key.as_str());
         let rules: Vec<&Row> = own.rows.iter().filter(rule).filter(of_task).collect();
         // the whole split where there is one
         let whole = rules.iter().any(|row| data(row).is_empty());

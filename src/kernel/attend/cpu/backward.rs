@@ -11,11 +11,11 @@ use std::ops::Range;
 use super::forward::{Packed, logits, next_tile};
 use super::lanes;
 use super::operands::{Rows, Target};
-use super::plan::{TILE, Tile};
 use super::problem::{Problem, SIDE, load_lanes, padded};
 use super::product::{Result, Scalars, Vectors, from, pack_lines, product};
 use super::relative::{TableGrads, Term, Terms};
-use super::tile::{CHUNK, Chunk, ROW, Stream, View};
+use crate::kernel::attend::plan::{TILE, Tile};
+use crate::kernel::attend::tile::{CHUNK, Chunk, ROW, Stream, View};
 use crate::kernel::cpu::par;
 
 /// What the backward pass reads besides the operands.

@@ -1,12 +1,13 @@
 //! The forward pass: online softmax over chunks of keys, tile by tile.
 
 use super::lanes;
-use super::operands::{Place, Shared};
-use super::plan::{TILE, Tile};
+use super::operands::Shared;
 use super::problem::{Problem, SIDE, padded};
 use super::product::{Result, Scalars, Vectors, from, pack_lines, pack_rows, product};
 use super::relative::{Term, Terms};
-use super::tile::{Chunk, ROW, View};
+use crate::kernel::attend::dims::RowLayout;
+use crate::kernel::attend::plan::{TILE, Tile};
+use crate::kernel::attend::tile::{Chunk, ROW, View};
 use crate::kernel::cpu::par;
 
 /// Most logits that are computed before their softmax.
@@ -316,7 +317,7 @@ impl Scratch {
 
 /// The output rows (to `out`, merged heads) and, where `stats` is given, every query's largest logit (in units of
 /// ln 2) and the reciprocal of its sum of weights (0 for a query that sees nothing), [b, h, n, 2].
-pub fn forward(x: &Problem, out: &mut [f32], place: Place, stats: Option<&mut [f32]>) {
+pub fn forward(x: &Problem, out: &mut [f32], place: RowLayout, stats: Option<&mut [f32]>) {
     let out = Shared::new(out);
     let mut none = [];
     let save = stats.is_some();

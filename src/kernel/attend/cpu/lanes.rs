@@ -26,7 +26,7 @@ fn exp2<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     simd.select_f32s(simd.less_than_f32s(x, splat(-126.0)), splat(0.0), y)
 }
 
-/// A row as vectors; its length is a multiple of [`WIDTH`](super::product::WIDTH).
+/// A row as vectors; its length is a multiple of [`WIDTH`](crate::kernel::attend::tile::WIDTH).
 #[inline(always)]
 fn vectors<S: Simd>(row: &[f32]) -> &[S::f32s] {
     S::as_simd_f32s(row).0

@@ -1,46 +1,9 @@
-//! Where the rows of queries, keys, values and their gradients lie.
+//! Rows of queries, keys and values that are read, and of gradients that are written.
 
 use std::marker::PhantomData;
 
+use crate::kernel::attend::dims::RowLayout;
 use crate::kernel::cpu::compact::Elements;
-
-/// Sizes of one call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Dims {
-    /// Samples.
-    pub batch: usize,
-    /// Heads.
-    pub heads: usize,
-    /// Width of a head.
-    pub width: usize,
-    /// Queries.
-    pub queries: usize,
-    /// Keys at positions.
-    pub keys: usize,
-    /// Slots.
-    pub slots: usize,
-}
-
-/// Rows of one operand in a flat buffer: row `i` of head `h` of sample `b` starts at
-/// `start + b * batch + h * head + i * row`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// Row 0 of head 0 of sample 0.
-    pub start: usize,
-    /// Distance of two samples.
-    pub batch: usize,
-    /// Distance of two heads.
-    pub head: usize,
-    /// Distance of two rows.
-    pub row: usize,
-}
-
-impl Place {
-    /// Start of row `i`.
-    pub fn at(&self, batch: usize, head: usize, i: usize) -> usize {
-        self.start + batch * self.batch + head * self.head + i * self.row
-    }
-}
 
 /// An operand to read.
 #[derive(Clone, Copy)]
@@ -48,7 +11,7 @@ pub struct Rows<'a> {
     /// The buffer.
     pub data: Elements<'a>,
     /// Where its rows lie.
-    pub place: Place,
+    pub place: RowLayout,
 }
 
 impl Rows<'_> {
@@ -110,7 +73,7 @@ pub struct Target<'a> {
     /// The buffer.
     pub data: &'a Shared<'a>,
     /// Where its rows lie.
-    pub place: Place,
+    pub place: RowLayout,
 }
 
 impl Target<'_> {

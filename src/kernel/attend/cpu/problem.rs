@@ -1,10 +1,11 @@
 //! What the forward and the backward pass read.
 
 use super::lanes;
-use super::operands::{Dims, Rows};
-use super::plan::{Plan, Tile};
-use super::product::WIDTH;
-use super::tile::{Chunk, ROW, View};
+use super::operands::Rows;
+use crate::kernel::attend::dims::Dims;
+use crate::kernel::attend::plan::{Plan, Tile};
+use crate::kernel::attend::tile::WIDTH;
+use crate::kernel::attend::tile::{Chunk, ROW, View};
 use crate::kernel::cpu::compact::Elements;
 use crate::kernel::dropout::WeightDropout;
 

@@ -6,14 +6,12 @@
 
 use pulp::{Simd, WithSimd};
 
+use crate::kernel::attend::tile::WIDTH;
 use crate::kernel::cpu::bf16;
 use crate::kernel::cpu::gemm::{Mat, MatMut};
 use crate::kernel::cpu::products::{Products, products};
 use crate::kernel::cpu::simd::arch;
 use crate::kernel::profile;
-
-/// Widths of right factors and results are multiples of this many elements, on every processor.
-pub const WIDTH: usize = 16;
 
 /// The left factor: element (i, k) is `data[i * row + k * step]`.
 #[derive(Clone, Copy)]

@@ -8,7 +8,7 @@ use std::f32::consts::LOG2_E;
 use super::lanes;
 use super::problem::{Problem, Table, Tables, load_lanes, padded};
 use super::product::{Result, Scalars, Vectors, from, pack_lines, product};
-use super::tile::{Chunk, ROW, View};
+use crate::kernel::attend::tile::{Chunk, ROW, View};
 
 /// Queries as lanes, with the biases that different logits add to them.
 #[derive(Default)]

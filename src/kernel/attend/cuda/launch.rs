@@ -4,8 +4,8 @@ use candle_core::Result;
 
 use super::source;
 use super::tables::{Distances, Places, Tables, Visits, block, header, memory_bytes};
-use crate::kernel::attend::cpu::operands::{Dims, Place};
-use crate::kernel::attend::cpu::plan::Plan;
+use crate::kernel::attend::dims::{Dims, RowLayout};
+use crate::kernel::attend::plan::Plan;
 use crate::kernel::cuda::{Arg, Launch, Machine, Module, THREADS, View};
 
 /// A call, whatever its operands.
@@ -111,10 +111,10 @@ impl Call<'_> {
     }
 
     /// Where the output and its gradient have their rows: merged heads, [b, n, h d].
-    pub fn merged(&self) -> Place {
+    pub fn merged(&self) -> RowLayout {
         let Dims { heads, width, queries, .. } = self.dims;
         let row = heads * width;
-        Place { start: 0, batch: queries * row, head: width, row }
+        RowLayout { start: 0, batch: queries * row, head: width, row }
     }
 
     fn header(&self, places: &Places) -> Vec<i64> {

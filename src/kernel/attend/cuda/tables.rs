@@ -2,9 +2,9 @@
 
 use candle_core::Result;
 
-use crate::kernel::attend::cpu::operands::{Dims, Place};
-use crate::kernel::attend::cpu::plan::{Plan, TILE};
-use crate::kernel::attend::cpu::tile::View;
+use crate::kernel::attend::dims::{Dims, RowLayout};
+use crate::kernel::attend::plan::{Plan, TILE};
+use crate::kernel::attend::tile::View;
 
 /// Widest head that the kernels take: more does not fit the shared memory of a block.
 pub const WIDEST: usize = 128;
@@ -40,17 +40,17 @@ pub struct Distances {
 /// Where the eleven operands of a call lie; those that do not exist are never read.
 #[derive(Clone, Copy, Default)]
 pub struct Places {
-    pub q: Option<Place>,
-    pub k: Option<Place>,
-    pub v: Option<Place>,
-    pub slot_k: Option<Place>,
-    pub slot_v: Option<Place>,
-    pub out: Option<Place>,
-    pub d_q: Option<Place>,
-    pub d_k: Option<Place>,
-    pub d_v: Option<Place>,
-    pub d_slot_k: Option<Place>,
-    pub d_slot_v: Option<Place>,
+    pub q: Option<RowLayout>,
+    pub k: Option<RowLayout>,
+    pub v: Option<RowLayout>,
+    pub slot_k: Option<RowLayout>,
+    pub slot_v: Option<RowLayout>,
+    pub out: Option<RowLayout>,
+    pub d_q: Option<RowLayout>,
+    pub d_k: Option<RowLayout>,
+    pub d_v: Option<RowLayout>,
+    pub d_slot_k: Option<RowLayout>,
+    pub d_slot_v: Option<RowLayout>,
     /// Start of `[table | u | v | slot table]`.
     pub slab: usize,
     /// Start of its gradient.
@@ -69,7 +69,7 @@ pub fn header(
     let Places { q, k, v, slot_k, slot_v, out, d_q, d_k, d_v, d_slot_k, d_slot_v, slab, d_slab } = *places;
     let places = [q, k, v, slot_k, slot_v, out, d_q, d_k, d_v, d_slot_k, d_slot_v];
     let words = places.into_iter().flat_map(|place| {
-        place.map_or([0; 4], |Place { start, batch, head, row }| [start, batch, head, row])
+        place.map_or([0; 4], |RowLayout { start, batch, head, row }| [start, batch, head, row])
     });
     let Distances { keys, slots, segment, rank } =
         distances.unwrap_or(Distances { keys: 0, slots: 0, segment: 1, rank: 0 });

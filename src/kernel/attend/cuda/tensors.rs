@@ -5,8 +5,8 @@ use candle_core::{Layout, Result, Shape, Storage, Tensor, bail};
 
 use super::launch::{Call, Inputs, Outputs, Saved};
 use super::tables::{Distances, Places};
-use crate::kernel::attend::cpu::arguments::{Operand, Operands, RelativeForm};
-use crate::kernel::attend::cpu::operands::{Dims, Place};
+use crate::kernel::attend::arguments::{Operand, Operands, RelativeForm};
+use crate::kernel::attend::dims::{Dims, RowLayout};
 use crate::kernel::cuda::{View, tensors};
 
 /// What the kernels know of tables of distances.
@@ -63,9 +63,9 @@ fn with_gradients(operands: &Operands, tensors: &[&Tensor], layouts: &[Layout]) 
     }
     let contiguous: Vec<Layout> =
         tensors.iter().map(|tensor| Layout::contiguous_with_offset(tensor.shape(), 0)).collect();
-    let place = |operand: &Operand| -> Result<Option<Place>> {
+    let place = |operand: &Operand| -> Result<Option<RowLayout>> {
         let place = operand.place(&contiguous[operand.argument])?;
-        Ok(Some(Place { start: starts[operand.argument] + place.start, ..place }))
+        Ok(Some(RowLayout { start: starts[operand.argument] + place.start, ..place }))
     };
     let [q, k, v] = &operands.main;
     let (d_slot_k, d_slot_v) = match &operands.slots {

@@ -7,8 +7,8 @@ use super::launch::{Call, Outputs, defines};
 use super::source;
 use super::tables::{Distances, Places, WIDEST, WIDEST_RELATIVE, memory_bytes};
 use crate::kernel::Mode;
-use crate::kernel::attend::cpu::operands::{Dims, Place};
-use crate::kernel::attend::cpu::plan::Plan;
+use crate::kernel::attend::dims::{Dims, RowLayout};
+use crate::kernel::attend::plan::Plan;
 use crate::kernel::attend::tests::cases;
 use crate::kernel::attend::tests::naive::{Case, Form, Operands, evaluate, operands};
 use crate::kernel::cuda::emulated::{Emulated, nvrtc};
@@ -18,7 +18,7 @@ use crate::kernel::heads::{merge, split};
 /// Operands [b, h, n, d] of a call and its gradients, all in one buffer.
 struct Buffer {
     data: Vec<f32>,
-    places: Vec<Option<Place>>,
+    places: Vec<Option<RowLayout>>,
     /// Start and length of the table, both biases and the table of slots.
     slab: Vec<(usize, usize)>,
 }
@@ -33,7 +33,7 @@ impl Buffer {
                 let start = data.len();
                 data.extend(tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap());
                 let head = rows * case.d;
-                Place { start, batch: case.heads * head, head, row: case.d }
+                RowLayout { start, batch: case.heads * head, head, row: case.d }
             }));
         }
         let mut slab = Vec::new();

@@ -7,7 +7,7 @@ use candle_core::{CpuStorage, D, DType, Device, Layout, Result, Shape, Tensor, b
 use super::favor::FavorMap;
 use super::map::{At, Elementwise, Map, Mask, Turn};
 use super::random::RandomMap;
-use super::rows::{Columns, Operand, Place};
+use super::rows::{Columns, Operand, RowLayout};
 use super::{Call, Gradients, Inputs, Targets, bidirectional, causal};
 use crate::kernel::cpu::compact::{self, Elements};
 use crate::kernel::heads::{Heads, Parts, Qkv, merge};
@@ -52,7 +52,7 @@ fn pack(qkv: &Qkv) -> Result<Option<Qkv>> {
 /// Queries, keys and values as the kernel reads them.
 struct Operands {
     tensors: Vec<Tensor>,
-    places: [Place; 3],
+    places: [RowLayout; 3],
     targets: Targets,
     samples: usize,
     heads: usize,
@@ -70,7 +70,7 @@ impl Operands {
                 let (heads, d) = (*heads, width / count / heads);
                 let columns = |part: usize| Columns { first: part * heads * d, width: d, stride: width };
                 let targets = Targets { q: columns(*q), k: columns(*k), v: columns(*v), shared: true };
-                let place = |part: &usize| Place {
+                let place = |part: &usize| RowLayout {
                     offset: part * heads * d,
                     sample: n * width,
                     head: d,
@@ -98,7 +98,7 @@ impl Operands {
                     let x = if x.stride()[3] == 1 { x.clone() } else { x.contiguous()? };
                     let (stride, width) = (x.stride(), x.dim(D::Minus1)?);
                     let [sample, head, row] = [stride[0], stride[1], stride[2]];
-                    places.push(Place { offset: 0, sample, head, row, width });
+                    places.push(RowLayout { offset: 0, sample, head, row, width });
                     tensors.push(x);
                 }
                 let places = [places[0], places[1], places[2]];
@@ -194,7 +194,7 @@ fn read_gates(logits: &Tensor, mask: &Mask) -> Result<Vec<Gate>> {
 struct Inner {
     call: Call,
     causal: bool,
-    places: [Place; 3],
+    places: [RowLayout; 3],
     targets: Targets,
 }
 
@@ -295,7 +295,7 @@ impl Op for Attention {
         let [q, k, v] = self.operands(inputs);
         let Inner { call, targets, .. } = &self.inner;
         let (width, operands) = (call.heads * call.value_width, (q, k, v));
-        let place = Place {
+        let place = RowLayout {
             offset: 0,
             sample: call.queries * width,
             head: call.value_width,

@@ -58,7 +58,7 @@ impl RowsMut<'_> {
 
 /// How an operand [sample, head, position, width] lies in its buffer; elements of a row are adjacent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct RowLayout {
     pub(super) offset: usize,
     pub(super) sample: usize,
     pub(super) head: usize,
@@ -70,7 +70,7 @@ pub(super) struct Place {
 #[derive(Clone, Copy)]
 pub(super) struct Operand<'a> {
     pub(super) data: Elements<'a>,
-    pub(super) place: Place,
+    pub(super) place: RowLayout,
 }
 
 impl<'a> Operand<'a> {
@@ -85,7 +85,7 @@ impl<'a> Operand<'a> {
     where
         'a: 'b,
     {
-        let (Place { row, width, .. }, count) = (self.place, range.len());
+        let (RowLayout { row, width, .. }, count) = (self.place, range.len());
         match self.data {
             Elements::F32(data) => {
                 Rows { data: &data[self.start(sample, head, &range)..], stride: row, count, width }
@@ -99,12 +99,12 @@ impl<'a> Operand<'a> {
 
     /// Copies the rows `range` of one head to `to`.
     pub(super) fn copy(&self, sample: usize, head: usize, range: Range<usize>, to: &mut [f32]) {
-        let (start, Place { row, width, .. }) = (self.start(sample, head, &range), self.place);
+        let (start, RowLayout { row, width, .. }) = (self.start(sample, head, &range), self.place);
         self.data.copy_rows((start, row), width, &mut to[..range.len() * width], width);
     }
 
     fn start(&self, sample: usize, head: usize, range: &Range<usize>) -> usize {
-        let Place { offset, sample: samples, head: heads, row, .. } = self.place;
+        let RowLayout { offset, sample: samples, head: heads, row, .. } = self.place;
         offset + sample * samples + head * heads + range.start * row
     }
 

@@ -20,6 +20,7 @@ pub static FAMILY: Family = Family {
     name: "vision",
     title: "images to classes",
     input: InputKind::Pixels,
+    classifies: true,
     sample: "images",
     presets: || PRESETS.iter().map(|preset| preset.about.clone()).collect(),
     serves: |preset, _| find(preset).is_some(),

@@ -1,8 +1,10 @@
 //! A tile in detail: its queries as vector lanes, and the keys they see as streams of chunks.
 
 use super::plan::{Plan, TILE, Tile, skip};
-use super::product::WIDTH;
 use crate::pattern::{KeySpan, Span, bounds};
+
+/// Widths of right factors and results are multiples of this many elements, on every processor.
+pub const WIDTH: usize = 16;
 
 /// Distance of two rows of lanes: a vector that starts at the last lane still ends inside.
 pub const ROW: usize = TILE + WIDTH;
@@ -198,7 +200,7 @@ mod tests {
 
     #[test]
     fn chunks_show_what_the_pattern_shows() {
-        for case in super::super::super::tests::cases() {
+        for case in super::super::tests::cases() {
             let mut seen = visible(&case.pattern);
             for (query, seen) in seen.iter_mut().enumerate() {
                 let mut want = case.pattern.visible(0, query);
