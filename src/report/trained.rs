@@ -221,7 +221,8 @@ impl<'a> Group<'a> {
             return Some(("counts".to_owned(), nats / scale));
         }
         let best = best_rule(self.floors.iter().copied(), row);
-        best.or_else(|| Some(("largest class".to_owned(), self.also(row, LARGEST)?)))
+        let largest = || Some(("largest class".to_owned(), self.also(row, LARGEST)?));
+        best.or_else(|| largest().filter(|_| self.metric.name == "accuracy"))
     }
 
     fn line(&self) -> Vec<String> {

@@ -79,24 +79,22 @@ fn run(folder: &Path, line: &str, code: i32) -> String {
     text
 }
 
-fn the_document_shows_this_very_data_set() {
+/// The document has this very code.
+fn shows(document: &str, code: &str) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let read = |path: &str| std::fs::read_to_string(root.join(path)).expect(path);
-    let (text, code) = (read("docs/adding-a-data-set.md"), read("tests/recipe/parity.rs"));
     assert!(
-        text.contains(&format!("```rust\n{code}```")),
-        "docs/adding-a-data-set.md differs from tests/recipe/parity.rs"
+        read(document).contains(&format!("```rust\n{}```", read(code))),
+        "{document} differs from {code}"
     );
 }
 
+fn the_document_shows_this_very_data_set() {
+    shows("docs/adding-a-data-set.md", "tests/recipe/parity.rs");
+}
+
 fn a_protocol_is_a_command_that_runs_and_reports() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let read = |path: &str| std::fs::read_to_string(root.join(path)).expect(path);
-    let (text, code) = (read("docs/adding-a-protocol.md"), read("tests/recipe/weigh.rs"));
-    assert!(
-        text.contains(&format!("```rust\n{code}```")),
-        "docs/adding-a-protocol.md differs from tests/recipe/weigh.rs"
-    );
+    shows("docs/adding-a-protocol.md", "tests/recipe/weigh.rs");
     let folder = tempfile::tempdir().expect("a folder");
     assert!(run(folder.path(), "--help", 0).contains("weigh"));
     assert!(run(folder.path(), "weigh --help", 0).contains("weights of positions count"));
@@ -177,13 +175,7 @@ fn a_family_is_listed_measured_trained_and_reported() {
 }
 
 fn a_figure_is_drawn_of_the_rows_that_it_needs() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let read = |path: &str| std::fs::read_to_string(root.join(path)).expect(path);
-    let (text, code) = (read("docs/adding-a-chart.md"), read("tests/recipe/weights.rs"));
-    assert!(
-        text.contains(&format!("```rust\n{code}```")),
-        "docs/adding-a-chart.md differs from tests/recipe/weights.rs"
-    );
+    shows("docs/adding-a-chart.md", "tests/recipe/weights.rs");
     let folder = tempfile::tempdir().expect("a folder");
     run(folder.path(), "weigh --model full,ls --len 64,128", 0);
     let said = run(folder.path(), "plot figures", 0);

@@ -29,6 +29,57 @@ pub struct Evaluation {
     pub value: f64,
 }
 
+/// The seeds of one model, which look alike.
+struct Series<'a> {
+    label: String,
+    look: Look,
+    seeds: Vec<&'a Learning>,
+}
+
+impl<'a> Series<'a> {
+    /// The models of `lines`. Of more mechanisms than can be told apart the less known are grey, and the second variant of
+    /// a mechanism is paler than the first.
+    fn of(lines: &'a [Learning]) -> Vec<Self> {
+        let mut names: Vec<String> = Vec::new();
+        let mut seeds: Vec<Vec<&Learning>> = Vec::new();
+        for line in lines {
+            let parts = line.label.split(", ").filter(|part| !part.starts_with("seed "));
+            let name = parts.collect::<Vec<_>>().join(", ");
+            match names.iter().position(|known| *known == name) {
+                Some(index) => seeds[index].push(line),
+                None => {
+                    names.push(name);
+                    seeds.push(vec![line]);
+                }
+            }
+        }
+        let labels: Vec<&str> = names.iter().map(String::as_str).collect();
+        let mechanisms = labels.iter().map(|label| mechanism(label)).collect::<BTreeSet<_>>();
+        let mechanisms: Vec<&str> = mechanisms.into_iter().collect();
+        let shown: BTreeMap<&str, bool> = mechanisms.iter().copied().zip(shown(&mechanisms)).collect();
+        let mut variants: BTreeMap<&str, usize> = BTreeMap::new();
+        let looks = looks(&labels).into_iter().zip(&labels).map(|(look, label)| {
+            let variant = variants.entry(mechanism(label)).or_default();
+            *variant += 1;
+            match (shown[mechanism(label)], *variant) {
+                (false, _) => look.faint(),
+                (true, 2) => look.paler(),
+                (true, _) => look,
+            }
+        });
+        let looks: Vec<Look> = looks.collect();
+        let all = names.into_iter().zip(looks).zip(seeds);
+        let series = all.map(|((name, look), seeds)| {
+            let label = match seeds.len() {
+                1 => seeds[0].label.clone(),
+                count => format!("{name} ({count} seeds)"),
+            };
+            Series { label, look, seeds }
+        });
+        series.collect()
+    }
+}
+
 /// A chart of `lines`: validation loss (solid) and training loss (dashed) above, `measure` (such as "validation
 /// accuracy, %") below, with a line at what the best simple rule reaches (`floor`: its name and value). Of more mechanisms
 /// than can be told apart the less known are grey. Nothing without points.
@@ -42,16 +93,17 @@ pub fn learning(
     if lines.iter().all(|line| line.points.is_empty()) {
         return Ok(None);
     }
-    let labels: Vec<&str> = lines.iter().map(|line| line.label.as_str()).collect();
-    let mut looks = looks(&labels);
-    let mechanisms = labels.iter().map(|label| mechanism(label)).collect::<BTreeSet<_>>();
-    let mechanisms: Vec<&str> = mechanisms.into_iter().collect();
-    let shown: BTreeMap<&str, bool> = mechanisms.iter().copied().zip(shown(&mechanisms)).collect();
-    let grey = looks.iter_mut().zip(&labels).filter(|(_, label)| !shown[mechanism(label)]);
-    grey.for_each(|(look, _)| *look = look.faint());
+    let series = Series::of(lines);
     let of = |pick: fn(&Evaluation) -> f64| -> Vec<Line> {
         let points = |line: &Learning| line.points.iter().map(|point| (point.step, pick(point))).collect();
-        lines.iter().zip(&looks).map(|(line, look)| Line::solid(*look, &line.label, points(line))).collect()
+        let mut drawn = Vec::new();
+        for series in &series {
+            for (index, seed) in series.seeds.iter().enumerate() {
+                let line = Line::solid(series.look, &series.label, points(seed));
+                drawn.push(Line { label: line.label.filter(|_| index == 0), ..line });
+            }
+        }
+        drawn
     };
     let dashed = of(|point| point.train_loss).into_iter().map(|line| Line {
         label: None,
@@ -105,6 +157,21 @@ mod tests {
         );
         assert_eq!(chart.csv.lines().count(), 4);
         assert!(learning("x", "", "", &[Learning::default()], floor).unwrap().is_none());
+    }
+
+    #[test]
+    fn seeds_of_a_model_look_alike_and_are_named_once() {
+        let point = |step: f64| Evaluation { step, train_loss: 2.0, loss: 1.0, value: step };
+        let line = |label: &str| Learning { label: label.to_owned(), points: vec![point(1.0), point(2.0)] };
+        let lines = ["ls, seed 1", "ls:dual_ln=false, seed 1", "ls, seed 2"].map(line);
+        let series = Series::of(&lines);
+        let labels: Vec<&str> = series.iter().map(|series| series.label.as_str()).collect();
+        assert_eq!(labels, ["ls (2 seeds)", "ls:dual_ln=false, seed 1"]);
+        assert_eq!(series[0].seeds.len(), 2);
+        assert_ne!(series[0].look, series[1].look);
+        let chart = learning("x", "T", "%", &lines, None).unwrap().unwrap();
+        assert_eq!(chart.svg.matches(">\nls (2 seeds)\n<").count(), 2, "once in each of two panels");
+        assert!(chart.csv.contains("\"ls, seed 2\",2,"), "{}", chart.csv);
     }
 
     #[test]

@@ -123,6 +123,13 @@ impl Look {
         self.color == GREY
     }
 
+    /// The same marker and stroke in a paler colour: a second variant of a mechanism.
+    pub(super) fn paler(self) -> Self {
+        let mix = |part: u8| (f64::from(part) + 0.5 * (255.0 - f64::from(part))) as u8;
+        let RGBColor(red, green, blue) = self.color;
+        Self { color: RGBColor(mix(red), mix(green), mix(blue)), ..self }
+    }
+
     /// The same colour and marker, drawn through.
     pub(super) const fn solid(self) -> Self {
         Self { dash: Dash::Solid, open: false, ..self }

@@ -282,7 +282,7 @@ impl<'a> Writer<'a> {
         let of_task = |row: &&Row| row.task.as_deref() == Some(column.key.as_str());
         let is_rule = |row: &Row| row.model == FLOOR && row.metric == metric;
         let scored = own.rows.iter().filter(of_task).any(is_rule);
-        let counts = counts.or_else(|| (!scored).then_some((LARGEST, "largest class")));
+        let counts = counts.or_else(|| (kind == "accuracy" && !scored).then_some((LARGEST, "largest class")));
         let rule = |row: &&Row| match counts {
             Some((rule, _)) => row.metric == rule && row.protocol == protocol,
             None => is_rule(row),

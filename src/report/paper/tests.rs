@@ -128,6 +128,12 @@ fn what_does_not_exceed_the_floor_is_marked() {
     assert_eq!(table.rows[1][1], "- / 40.00");
     let last = table.rows.last().unwrap();
     assert_eq!((last[0].as_str(), last[1].as_str()), ("floor: the best simple rule", "37.10 root-operator"));
+    let trained = run("ls", "text", 1, 60.0);
+    let largest = trained.clone().with("largest_class", "%", Some(50.0));
+    let listops = run("dp", "listops", 1, 36.0).with("largest_class", "%", Some(17.0));
+    let table = made(&[rule.clone(), trained, largest, listops]).table;
+    let last = &table.rows.last().unwrap()[1..];
+    assert_eq!(last[..3], ["37.10 root-operator", "", "50.00 largest class"], "where no rule was scored");
     let part = Row { differs: Some("40 examples of each split".to_owned()), ..rule };
     let table = made(&[part]).table;
     assert_eq!(table.rows[0][1], "- / 37.00", "a floor of other data says nothing of the published number");
