@@ -10,7 +10,12 @@ mod weights;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 
-use effattn::data::set::{DataSet, Kind, Origin, Words};
+use effattn::data::images;
+use effattn::data::images::answer::Answer;
+use effattn::data::images::challenge::{self, Challenge, Form, Origin, Parts};
+use effattn::data::images::transform::Interpolation;
+use effattn::data::prose::{self, Prose};
+use effattn::data::set::{self, DataSet, Kind, Words};
 
 #[global_allocator]
 static ALLOCATOR: effattn::device::alloc::Counting = effattn::device::alloc::Counting;
@@ -27,23 +32,70 @@ static STORIES: DataSet = DataSet {
         complete: None,
         load: |dir, reading| (effattn::data::words("sample-words")?.1.load)(dir, reading),
     }),
-    origin: Origin::Embedded,
+    origin: set::Origin::Embedded,
     locate: |_| Ok(None),
 };
 
-const COMMANDS: [&str; 11] =
-    ["plot", "lra", "speed", "wordlm", "weigh", "--help", "list", "fetch", "report", "completions", "worker"];
+/// Colour images under another name.
+static SHAPES: images::Source = images::Source {
+    name: "shapes",
+    about: "the generated images",
+    published: None,
+    classes: Some(10),
+    load: |dir, partial| (images::source("generated")?.load)(dir, partial),
+};
+
+/// Folders of images that models of these are tested on.
+static DRAWN_SHAPES: Challenge = Challenge {
+    name: "drawn-shapes",
+    about: "the same things, drawn by hand",
+    of: "shapes",
+    folders: &["drawn-shapes"],
+    parts: Parts::One,
+    evaluated: (1.0, Interpolation::Bilinear),
+    answer: || Answer::All,
+    origin: Origin::Placed("draw them"),
+    form: Form::Trained,
+};
+
+/// A running text for masked models.
+static TALES: prose::Source = prose::Source {
+    name: "tales",
+    load: |_, _| {
+        let line = |number: usize| format!("the fox number {number} saw the hen number {}", number % 7);
+        Ok(Prose::of("tales", (0..200).map(line).collect()))
+    },
+};
+
+const COMMANDS: [&str; 13] = [
+    "plot",
+    "vision",
+    "mlm",
+    "lra",
+    "speed",
+    "wordlm",
+    "weigh",
+    "--help",
+    "list",
+    "fetch",
+    "report",
+    "completions",
+    "worker",
+];
 
 fn main() -> ExitCode {
     effattn::data::register(&parity::SET);
     effattn::data::register(&STORIES);
+    images::register(&SHAPES);
+    challenge::register(&DRAWN_SHAPES);
+    prose::register(&TALES);
     effattn::model::register(&bag::FAMILY);
     effattn::protocol::register(&weigh::PROTOCOL);
     effattn::report::figures::register(&weights::FIGURE);
     if std::env::args().nth(1).is_some_and(|first| COMMANDS.contains(&first.as_str())) {
         return effattn::cli::main();
     }
-    let tests: [(&str, fn()); 8] = [
+    let tests: [(&str, fn()); 9] = [
         ("the_document_shows_this_very_data_set", the_document_shows_this_very_data_set),
         ("a_protocol_is_a_command_that_runs_and_reports", a_protocol_is_a_command_that_runs_and_reports),
         ("it_is_listed_named_and_generated", it_is_listed_named_and_generated),
@@ -53,6 +105,7 @@ fn main() -> ExitCode {
             a_family_is_listed_measured_trained_and_reported,
         ),
         ("a_figure_is_drawn_of_the_rows_that_it_needs", a_figure_is_drawn_of_the_rows_that_it_needs),
+        ("images_and_running_texts_are_trained_on", images_and_running_texts_are_trained_on),
         ("a_corpus_of_words_is_trained_on", a_corpus_of_words_is_trained_on),
         ("data_that_change_during_a_run_are_noticed", data_that_change_during_a_run_are_noticed),
     ];
@@ -183,6 +236,24 @@ fn a_figure_is_drawn_of_the_rows_that_it_needs() {
     let csv =
         std::fs::read_to_string(folder.path().join("plots/weights.csv")).expect("the data of the chart");
     assert!(csv.contains("full,64,112514") && csv.contains("ls,64,121410"), "{csv}");
+}
+
+fn images_and_running_texts_are_trained_on() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let tool = |line: &str, code: i32| run(folder.path(), line, code);
+    let rows = |command: &str| {
+        let path = folder.path().join(format!("results/{command}/latest/rows.csv"));
+        std::fs::read_to_string(path).expect("rows")
+    };
+    let short = "--steps 2 --batch 4 --no-plot --threads 1";
+    tool(&format!("mlm --task tales --model full --preset roberta-small --set layers=1 --len 16 {short}"), 0);
+    assert!(rows("mlm").contains(",tales,") && rows("mlm").contains(",ok,"), "{}", rows("mlm"));
+    tool(&format!("vision --task shapes --limit 8 {short}"), 0);
+    assert!(rows("vision").contains(",shapes,") && rows("vision").contains(",ok,"), "{}", rows("vision"));
+    let help = tool("vision --help", 0).split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(help.contains("generated, shapes") && help.contains("folder-c, drawn-shapes"), "{help}");
+    let error = tool("vision --task cifar10 --also drawn-shapes --dry-run", 2);
+    assert!(error.contains("drawn-shapes has the classes of shapes, not of cifar10"), "{error}");
 }
 
 fn a_corpus_of_words_is_trained_on() {

@@ -33,7 +33,8 @@ pub struct Challenge {
     pub answer: fn() -> Answer,
     /// Where it comes from.
     pub origin: Origin,
-    form: Form,
+    /// What its files are, and which classes they have.
+    pub form: Form,
 }
 
 /// What a challenge is made of.
@@ -62,8 +63,8 @@ pub enum Origin {
 }
 
 /// What its files are, and which classes they have.
-#[derive(Clone, Copy)]
-enum Form {
+#[derive(Clone, Copy, Debug)]
+pub enum Form {
     /// Folders of so many of ImageNet's classes.
     ImageNet(usize),
     /// Folders of the nine groups of ImageNet-9.
