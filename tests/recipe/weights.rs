@@ -20,6 +20,7 @@ fn draw(rows: &[&Row]) -> io::Result<Vec<Chart>> {
         return Ok(Vec::new());
     }
     let mut labels: Vec<String> = rows.iter().map(|row| row.label()).collect();
+    labels.sort();
     labels.dedup();
     let series = labels.into_iter().map(|label| {
         let at = |len: &u64| rows.iter().find(|row| row.label() == label && row.len == Some(*len));
