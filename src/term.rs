@@ -249,8 +249,10 @@ impl Term {
         match &self.bar {
             Some(bar) => {
                 let share = self.work.done / self.work.total.max(f64::MIN_POSITIVE);
-                bar.set_position((1000.0 * share.min(1.0)) as u64);
-                self.detail(line);
+                bar.set_position((1000.0 * share.clamp(0.0, 1.0)) as u64);
+                if !line.is_empty() {
+                    self.detail(line);
+                }
             }
             None if line.is_empty() => {}
             None => self.say(line),

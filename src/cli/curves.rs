@@ -82,7 +82,7 @@ pub fn of_runs(runs: &[&Run], rows: &[Row]) -> Result<Vec<Curves>> {
             }
             let points = read(&path).with_context(|| path.display().to_string())?;
             let group = (run.manifest.command.clone(), task.clone(), curve.axis);
-            groups.entry(group).or_default().push((row, traits(run, row), points));
+            groups.entry(group).or_default().push((row, traits(run, row, &points), points));
             seen.insert(key);
         }
     }
@@ -109,7 +109,7 @@ fn floor(runs: &[&Run], rows: &[&Row]) -> Option<(String, f64)> {
 }
 
 /// What tells one trained model from another, the mechanism first and what is always different last.
-fn traits(run: &Run, row: &Row) -> Vec<String> {
+fn traits(run: &Run, row: &Row, points: &[Evaluation]) -> Vec<String> {
     let number =
         |name: &str, value: Option<u64>| value.map_or_else(String::new, |value| format!("{name} {value}"));
     vec![
@@ -121,6 +121,7 @@ fn traits(run: &Run, row: &Row) -> Vec<String> {
         row.dtype.clone(),
         row.kernel.clone(),
         row.fraction.map_or_else(String::new, |part| format!("{} %", 100.0 * part)),
+        points.last().map_or_else(String::new, |last| format!("{} steps", last.step)),
         run.manifest.id.clone(),
     ]
 }

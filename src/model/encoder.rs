@@ -148,7 +148,9 @@ impl Encoder {
     fn pool(&self, x: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
         let (b, n, _) = x.dims3()?;
         if self.pooling != Pooling::Mean {
-            return self.normalise(&x.narrow(1, 0, 1)?.contiguous()?)?.squeeze(1);
+            // the gradient of a selection takes half of the memory that the one of a narrowed tensor takes in candle
+            let first = Tensor::zeros(1, DType::U32, x.device())?;
+            return self.normalise(&x.index_select(&first, 1)?)?.squeeze(1);
         }
         // a product, because candle's sum over an inner dimension runs on one thread
         let weights = match mask {

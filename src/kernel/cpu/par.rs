@@ -166,6 +166,17 @@ pub fn extend_beside<T, const N: usize>(
     unsafe { out.set_len(out.len() + len) };
 }
 
+/// Runs `f(scratch, index, chunks)` in parallel on the chunks of buffers that are cut as [`extend_beside`] cuts them.
+pub fn each_beside<T, const N: usize>(
+    buffers: [(&mut [f32], usize); N],
+    init: impl Fn() -> T + Sync + Send,
+    f: impl Fn(&mut T, usize, [&mut [f32]; N]) + Sync + Send,
+) {
+    extend_beside(&mut Vec::new(), (0, 0), buffers, init, |scratch, index, _, chunks| {
+        f(scratch, index, chunks)
+    });
+}
+
 /// Working memory of a thread, kept for the next kernel. What stands in it at first is unspecified.
 pub struct Scratch {
     data: Vec<f32>,

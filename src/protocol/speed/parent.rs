@@ -41,6 +41,8 @@ struct Running {
     left: Duration,
     peak: Option<u64>,
     held: u64,
+    /// Seconds of the progress bar that it has moved.
+    moved: f64,
 }
 
 struct Workers<'a, 'b> {
@@ -58,7 +60,11 @@ impl Workers<'_, '_> {
         let start = Instant::now();
         let deadline = start.checked_add(running.left);
         let heard = running.worker.hear::<Answer>(deadline, limit, &self.runner.session.stop)?;
-        running.left = running.left.saturating_sub(start.elapsed());
+        let spent = start.elapsed();
+        running.left = running.left.saturating_sub(spent);
+        let share = spent.as_secs_f64().min(self.runner.plan.cells[index].seconds - running.moved).max(0.0);
+        running.moved += share;
+        self.runner.session.term.advance(share, "");
         let answer = match heard {
             Heard::Message(answer) => answer,
             Heard::Ended(ending) => Answer::from(ending),
@@ -104,7 +110,7 @@ impl Bench for Workers<'_, '_> {
         let worker = self.runner.start(index, limit, Conditions::default())?;
         let left = cell.timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         let left = left.unwrap_or(Duration::MAX);
-        self.alive.insert(index, Running { worker, left, peak: None, held: 0 });
+        self.alive.insert(index, Running { worker, left, peak: None, held: 0, moved: 0.0 });
         match self.hear(index)? {
             Answer::Samples { held_bytes, .. } => Ok(Started::Ready { held: held_bytes }),
             Answer::Ended { outcome, reason } => Ok(Started::Ended(Ending { outcome, reason })),
@@ -126,21 +132,22 @@ impl Bench for Workers<'_, '_> {
 
     fn done(&mut self, index: usize, samples: Vec<f64>, ending: Option<Ending>) -> Result<(), RunError> {
         let profile = if ending.is_none() { self.profile(index)? } else { Vec::new() };
-        let peak = match self.alive.remove(&index) {
+        let (peak, moved) = match self.alive.remove(&index) {
             Some(running) => {
                 running.worker.finish();
-                running.peak
+                (running.peak, running.moved)
             }
-            None => None,
+            None => (None, 0.0),
         };
         let mut rows = rows::rows(&self.runner.plan.cells[index].row, &samples, peak, ending.as_ref());
         let said = tell(&rows[1], ending.as_ref());
         rows.extend(profile);
-        self.runner.finish(index, Finished { rows, samples: rows::samples(&samples), said, moved: 0.0 })
+        self.runner.finish(index, Finished { rows, samples: rows::samples(&samples), said, moved })
     }
 
     fn put_back(&mut self, index: usize) {
-        self.alive.remove(&index);
+        let moved = self.alive.remove(&index).map_or(0.0, |running| running.moved);
+        self.runner.session.term.advance(-moved, "");
     }
 }
 

@@ -332,7 +332,7 @@ impl Op for Ffn {
         let (dx, dflat) = match self.packed {
             #[cfg(target_arch = "x86_64")]
             true => compact::with_elements([x], [flat, grad], |[x], [flat, dy]| {
-                Ok(self.gradients_packed(x, flat, dy, &hidden))
+                Ok(self.gradients_packed(x, flat, dy, hidden))
             })?,
             _ => cpu::with_slices([x, flat, grad], |[x, flat, dy]| Ok(self.gradients(x, flat, dy, hidden)))?,
         };

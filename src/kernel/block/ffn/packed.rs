@@ -33,6 +33,16 @@ impl Ffn {
         par::scratch(self.places(size, x).iter().sum())
     }
 
+    /// Room of what is kept of a chunk of `rows`: the input of the GELU as bf16, later the gradient of x.
+    fn room(&self, rows: usize) -> usize {
+        (rows * self.hidden).div_ceil(2).max(rows * self.width)
+    }
+
+    /// The same of `rows` in chunks of `size`.
+    fn kept(&self, rows: usize, size: usize) -> usize {
+        rows / size * self.room(size) + self.room(rows % size)
+    }
+
     /// As [`Ffn::rows`]. Kept is, chunk after chunk and in each panel after panel, the input of the GELU as bf16.
     pub(super) fn rows_packed(&self, x: &[f32], flat: &[f32], keep: bool) -> (Vec<f32>, Vec<f32>) {
         let (d, f) = (self.width, self.hidden);
@@ -41,8 +51,7 @@ impl Ffn {
         let (w1, w2) = (turned(p.w1, f, d), turned(p.w2, d, f));
         let count = x.len() / d.max(1);
         let size = Chunks::dense(count, f).size;
-        let room = |rows: usize| (rows * f).div_ceil(2);
-        let saved = if keep { (count / size * room(size) + room(count % size), room(size)) } else { (0, 0) };
+        let saved = if keep { (self.kept(count, size), self.room(size)) } else { (0, 0) };
         par::build_two(
             (x.len(), size * d),
             saved,
@@ -70,21 +79,20 @@ impl Ffn {
         )
     }
 
-    /// As [`Ffn::gradients`].
+    /// As [`Ffn::gradients`]; the gradient of x takes the memory of what was `saved`.
     pub(super) fn gradients_packed(
         &self,
         x: Elements,
         flat: &[f32],
         dy: &[f32],
-        saved: &[f32],
+        mut saved: Vec<f32>,
     ) -> (Vec<f32>, Vec<f32>) {
         let (d, f) = (self.width, self.hidden);
         let count = x.count() / d.max(1);
         let chunks = Chunks::dense(count, f);
-        let blocks = chunks.blocks(f);
+        let blocks = chunks.blocks(2 * f); // both factors of a weight's gradient are kept
         let parts = 3 * d + f;
         let mut sums = vec![0.0; chunks.count() * parts];
-        let mut dx = Vec::with_capacity(x.count());
         let p = self.parameters(flat);
         let (w1, w2) = (Panels::new(Mat::new(p.w1, f, d)), Panels::new(Mat::new(p.w2, d, f)));
         let (mut dw1, mut dw2) = (WeightGradient::new(f, d), WeightGradient::new(d, f));
@@ -92,21 +100,30 @@ impl Ffn {
         let widths = [d, d, f, f];
         let most = Chunks::of(blocks.size, chunks.size);
         let mut lines = widths.map(|width| par::scratch(lines_len(most, width)));
-        let step = Step { op: self, norm: p.norm, w1: &w1, w2: &w2, x, dy, saved, chunks };
+        let step = Step { op: self, norm: p.norm, w1: &w1, w2: &w2, x, dy, chunks };
+        let mut rest = saved.as_mut_slice();
         for block in (0..blocks.count()).map(|index| blocks.range(index)) {
             let (first, here) = (block.start / chunks.size, Chunks::of(block.len(), chunks.size));
+            let (saved, others) = rest.split_at_mut(self.kept(block.len(), chunks.size));
+            rest = others;
             let sums = &mut sums[first * parts..][..here.count() * parts];
             let mut index = 0..;
             let places = lines.each_mut().map(|lines| {
                 let width = index.next().map_or(0, |index: usize| widths[index]);
                 (&mut lines[..lines_len(here, width)], lines_room(chunks.size, width))
             });
-            step.run(&mut dx, (first, here), places, sums);
+            step.run((first, here), saved, places, sums);
             let [normal, dy, active, hidden] = &lines;
             rayon::join(|| dw1.add_packed(hidden, normal, here), || dw2.add_packed(dy, active, here));
         }
         drop(lines); // before the gradient of the weights is put together
-        (dx, self.assemble(flat.len(), &par::sum_parts(&sums, parts), &dw1, &dw2))
+        for chunk in 0..chunks.count() {
+            let (from, rows) = (chunk * self.room(chunks.size), chunks.range(chunk));
+            saved.copy_within(from..from + rows.len() * d, rows.start * d);
+        }
+        saved.truncate(count * d);
+        saved.shrink_to_fit();
+        (saved, self.assemble(flat.len(), &par::sum_parts(&sums, parts), &dw1, &dw2))
     }
 }
 
@@ -118,31 +135,27 @@ struct Step<'a> {
     w2: &'a Panels,
     x: Elements<'a>,
     dy: &'a [f32],
-    /// What forward kept.
-    saved: &'a [f32],
     chunks: Chunks,
 }
 
 impl Step<'_> {
-    /// Does the block of chunks `here`, which begins with chunk `first`: appends to `dx`, fills its places (with the lengths of
-    /// their chunks), and adds to `sums`.
+    /// Does the block of chunks `here`, which begins with chunk `first`: fills its places (with the lengths of their chunks), and
+    /// adds to `sums`. The gradient of the rows of a chunk comes to stand where its `saved` begins.
     fn run(
         &self,
-        dx: &mut Vec<f32>,
         (first, here): (usize, Chunks),
+        saved: &mut [f32],
         [normal, dy, active, hidden]: [(&mut [f32], usize); 4],
         sums: &mut [f32],
     ) {
         let (op, size) = (self.op, here.size);
         let (d, f) = (op.width, op.hidden);
-        par::extend_beside(
-            dx,
-            (here.len * d, size * d),
-            [normal, dy, active, hidden, (sums, 3 * d + f)],
+        par::each_beside(
+            [(saved, op.room(size)), normal, dy, active, hidden, (sums, 3 * d + f)],
             || op.scratch(size, self.x),
-            |scratch, index, dx, [normal, dy, active, hidden, sums]| {
+            |scratch, index, [saved, normal, dy, active, hidden, sums]| {
                 let lines = [normal, dy, active, hidden].map(as_pairs);
-                self.chunk(scratch, first + index, dx, lines, sums);
+                self.chunk(scratch, first + index, saved, lines, sums);
             },
         );
     }
@@ -151,7 +164,7 @@ impl Step<'_> {
         &self,
         scratch: &mut [f32],
         chunk: usize,
-        dx: &mut [f32],
+        saved: &mut [f32],
         [to_normal, to_dy, to_active, to_hidden]: [&mut [u32]; 4],
         sums: &mut [f32],
     ) {
@@ -171,12 +184,11 @@ impl Step<'_> {
         rows::layer_norm(x, self.norm.0, self.norm.1, op.eps, normal);
         Lines::pack(Mat::new(normal, rows, d), 0, to_normal);
 
-        let room = (self.chunks.size * f).div_ceil(2);
-        let saved: &[u16] = bytemuck::cast_slice(&self.saved[chunk * room..]);
+        let kept: &[u16] = bytemuck::cast_slice(saved);
         for (panel, first, width) in panels(f) {
             let [active, dactive, hidden] = tiles.each_mut().map(|tile| &mut tile[..rows * width]);
             self.w2.multiply_packed(left, panel..panel + 1, (dactive, width), false);
-            bf16::load(&saved[rows * first..][..rows * width], hidden);
+            bf16::load(&kept[rows * first..][..rows * width], hidden);
             rows::gelu_and_gradient(hidden, dactive, active);
             rows::add_column_sums(hidden, &mut db1[first..first + width]);
             Lines::pack(Mat::new(active, rows, width), first, to_active);
@@ -185,6 +197,8 @@ impl Step<'_> {
         }
         let dnormal = normal;
         self.w1.multiply_packed(gradient, self.w1.all(), (dnormal, d), false);
+        let dx = &mut saved[..rows * d];
+        dx.fill(0.0);
         op.through_norm((x, whole), self.norm.0, dnormal, dx, norm_sums);
     }
 }
