@@ -81,6 +81,9 @@ pub fn of_runs(runs: &[&Run], rows: &[Row]) -> Result<Vec<Curves>> {
                 continue;
             }
             let points = read(&path).with_context(|| path.display().to_string())?;
+            if points.is_empty() {
+                continue; // weights of another run were tested
+            }
             let group = (run.manifest.command.clone(), task.clone(), curve.axis);
             groups.entry(group).or_default().push((row, traits(run, row, &points), points));
             seen.insert(key);

@@ -49,11 +49,12 @@ pub fn table(rows: &[Row]) -> Option<Table> {
             let place = row.differs.as_ref().map_or_else(String::new, |words| format!(" ({words})"));
             let place = format!("{task} at length {len}{place}");
             let published = published(CLAIM.0);
-            match claims.iter_mut().find(|one| one.place == place && one.model == row.model) {
+            match claims.iter_mut().find(|one| one.place == place && one.label == row.label()) {
                 Some(one) => one.seeds.push((clean, loss)),
                 None => claims.push(Claim {
                     place,
                     model: row.model.clone(),
+                    label: row.label(),
                     seeds: vec![(clean, loss)],
                     published,
                 }),
@@ -89,10 +90,11 @@ pub fn table(rows: &[Row]) -> Option<Table> {
     })
 }
 
-/// What a change cost one model, by seed.
+/// What a change cost one variant of a mechanism, by seed.
 struct Claim {
     place: String,
     model: String,
+    label: String,
     /// Clean accuracy and points lost.
     seeds: Vec<(f64, f64)>,
     published: Option<f64>,
@@ -128,7 +130,7 @@ fn said(dynamic: &Claim, fixed: &Claim) -> String {
         (Some(dynamic), Some(fixed)) => format!(" (published: {dynamic:.2} and {fixed:.2})"),
         _ => String::new(),
     };
-    let ((change, a, b), place) = (CLAIM, &dynamic.place);
+    let (change, a, b, place) = (CLAIM.0, &dynamic.label, &fixed.label, &dynamic.place);
     let mean = |claim: &Claim| stats::mean(&claim.losses()).unwrap_or(f64::NAN);
     format!(
         "{place}: {change} costs {a} {:.2} points and {b} {:.2}{published}: {verdict}.",
@@ -189,5 +191,13 @@ mod tests {
         assert!(open.contains("no difference beyond the spread"), "{open}");
         assert!(note(&[(61.0, 60.0)], &[(51.0, 51.0)]).contains("at chance"));
         assert!(table(&[row("dp", "text-insertion", 50.0)]).is_none());
+        let of = |model: &str, variant: Option<&str>| {
+            let row = |task, value| Row { variant: variant.map(str::to_owned), ..row(model, task, value) };
+            [row("text", 60.0), row("text-insertion", 59.0)]
+        };
+        let all = [of("dp", None), of("dp", Some("r=4")), of("linformer", None)].concat();
+        let notes = table(&all).unwrap().notes;
+        assert_eq!(notes.len(), 3, "variants are not taken for seeds: {notes:?}");
+        assert!(notes[2].contains("costs dp:r=4 1.00 points"), "{notes:?}");
     }
 }

@@ -74,6 +74,20 @@ pub(super) fn text_width(text: &str, font: f64) -> f64 {
     text.chars().count() as f64 * font * 0.57
 }
 
+/// `text` in lines of at most `room` pixels, broken behind semicolons and commas.
+pub(super) fn folded(text: &str, room: f64) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for piece in text.split_inclusive("; ").flat_map(|piece| piece.split_inclusive(", ")) {
+        match lines.last_mut() {
+            Some(line) if text_width(&format!("{line}{}", piece.trim_end()), FONT) <= room => {
+                line.push_str(piece)
+            }
+            _ => lines.push(piece.to_owned()),
+        }
+    }
+    lines.iter().map(|line| line.trim_end().to_owned()).collect()
+}
+
 impl Canvas<'_> {
     /// A straight line.
     pub(super) fn line(&mut self, from: Point, to: Point, color: RGBColor, width: u32) -> io::Result<()> {

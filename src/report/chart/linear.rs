@@ -75,13 +75,17 @@ impl Plane<'_> {
         let tall = HEIGHT.max(most.min(NAMED) as f64 * LINE + 10.0);
         let many = format!("{most} lines, too many to name; only solid ones are drawn; {}", self.subtitle);
         let subtitle = if most > NAMED { &many } else { self.subtitle };
+        let subtitle = canvas::folded(subtitle, (width - 48.0) / 0.75); // smaller letters before more lines
+        let header = HEADER + subtitle.len().saturating_sub(1) as f64 * LINE;
         let panel = tall + 4.2 * LINE;
-        let height = HEADER + self.panels.len() as f64 * panel;
+        let height = header + self.panels.len() as f64 * panel;
         canvas::document((width.ceil() as u32, height.ceil() as u32), |canvas| {
             canvas.bold(self.title, (24.0, 36.0), Align::Left, FONT * 1.1)?;
-            canvas.subtitle(subtitle, 80.0, width)?;
+            for (index, line) in subtitle.iter().enumerate() {
+                canvas.subtitle(line, 80.0 + index as f64 * LINE, width)?;
+            }
             for (index, one) in self.panels.iter().enumerate() {
-                let top = HEADER + index as f64 * panel + 1.7 * LINE;
+                let top = header + index as f64 * panel + 1.7 * LINE;
                 Frame { panel: one, area, top, bottom: top + tall, x: one.span() }.draw(canvas)?;
             }
             Ok(())

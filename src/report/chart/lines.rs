@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::canvas::{self, Align, Canvas, FONT, GRID, INK, Point, SOFT, text_width};
+use super::canvas::{self, Align, Canvas, FONT, GRID, INK, Point, SOFT, folded};
 use super::labels::spread;
 use super::scale::{Scale, Unit};
 use super::style::shown;
@@ -74,20 +74,6 @@ pub(super) fn draw(figure: &Figure) -> io::Result<String> {
         }
         Ok(())
     })
-}
-
-/// `text` in lines of at most `room` pixels, broken behind semicolons and commas.
-fn folded(text: &str, room: f64) -> Vec<String> {
-    let mut lines: Vec<String> = Vec::new();
-    for piece in text.split_inclusive("; ").flat_map(|piece| piece.split_inclusive(", ")) {
-        match lines.last_mut() {
-            Some(line) if text_width(&format!("{line}{}", piece.trim_end()), FONT) <= room => {
-                line.push_str(piece)
-            }
-            _ => lines.push(piece.to_owned()),
-        }
-    }
-    lines.iter().map(|line| line.trim_end().to_owned()).collect()
 }
 
 /// One panel with its axes.
