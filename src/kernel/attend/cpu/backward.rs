@@ -146,10 +146,20 @@ impl Lanes {
         let (batch, head) = at;
         let width = x.dims.width;
         self.next = 0;
-        self.view.read(x.plan, head, tile);
+        x.read(at, tile, &mut self.view);
+        self.d_q.zeros(TILE * padded(width));
+        if x.relative.is_some() {
+            self.d_content.zeros(TILE * padded(width));
+            self.d_position.zeros(TILE * padded(width));
+        }
+        load_lanes(x, &given.grad, at, &self.view, 1.0, &mut self.grad_lanes);
+        if self.grad_lanes.iter().all(|&grad| grad == 0.0) {
+            // padding, or positions that the class token alone is read beside: nothing flows back through them
+            self.view.chunks.clear();
+            return;
+        }
         self.terms.load(x, at, &self.view);
         x.dropout_rows(at, &self.view, &mut self.rows);
-        load_lanes(x, &given.grad, at, &self.view, 1.0, &mut self.grad_lanes);
         self.grad_pairs.clear();
         pack_lines(&self.grad_lanes, ROW, &mut self.grad_pairs);
         load_lanes(x, &given.out, at, &self.view, 1.0, &mut self.out_lanes);
@@ -159,13 +169,10 @@ impl Lanes {
         self.grad.pack(padded(width));
         self.q.load(x, &x.q, at, &self.view);
         self.q.pack(padded(width));
-        self.d_q.zeros(TILE * padded(width));
         if let Some(tables) = &x.relative {
             self.content.add(&self.q, &tables.content_bias[head * width..], width);
             self.content.pack(padded(width));
             self.position.add(&self.q, &tables.position_bias[head * width..], width);
-            self.d_content.zeros(TILE * padded(width));
-            self.d_position.zeros(TILE * padded(width));
         }
         for values in [&mut self.max, &mut self.share] {
             values.clear();

@@ -216,7 +216,7 @@ impl Lanes {
     }
 
     fn read(&mut self, x: &Problem, at: (usize, usize), tile: &Tile) {
-        self.view.read(x.plan, at.1, tile);
+        x.read(at, tile, &mut self.view);
         self.terms.load(x, at, &self.view);
         x.dropout_rows(at, &self.view, &mut self.rows);
         self.next = 0;

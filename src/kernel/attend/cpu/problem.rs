@@ -81,6 +81,21 @@ impl<'a> Problem<'a> {
         self.hidden.get(at).copied().unwrap_or(false)
     }
 
+    /// Reads a tile of one sample and head, without the chunks whose keys are all hidden there (padding).
+    pub fn read(&self, (batch, head): (usize, usize), tile: &Tile, view: &mut View) {
+        view.read(self.plan, head, tile);
+        if self.hidden.is_empty() {
+            return;
+        }
+        let View { streams, chunks, .. } = view;
+        chunks.retain(|chunk| {
+            let stream = &streams[chunk.stream];
+            let position = |number: usize| stream.start + number * stream.step;
+            let mut keys = chunk.first..chunk.first + chunk.keys;
+            keys.any(|number| !self.is_hidden(batch, stream.slots, position(number)))
+        });
+    }
+
     /// What tells the rows of a tile's queries apart where weights are dropped, by lane; nothing elsewhere.
     pub fn dropout_rows(&self, (batch, head): (usize, usize), view: &View, to: &mut Vec<u32>) {
         let Some(dropout) = self.dropout else { return };

@@ -77,6 +77,10 @@ pub(super) fn cases() -> Vec<Case> {
     let mut a = far_apart();
     a.heads.extend(Pattern::full(200, 230, true).heads);
     cases.push(Case::new(a, 2, 2, 8).relative(None));
+    cases.push(Case::new(Pattern::full(300, 300, false), 2, 2, 20).padding(230));
+    cases.push(Case::new(Pattern::full(150, 220, true), 2, 1, 8).padding(140).relative(None));
+    let pattern = Pattern::window(260, 260, 16, false).with_slots(5, Rule::All);
+    cases.push(Case::new(pattern, 2, 2, 12).padding(180).hidden(0.3));
     cases
 }
 

@@ -18,8 +18,11 @@ pub(crate) struct Case {
     pub batch: usize,
     pub heads: usize,
     pub d: usize,
-    /// Share of hidden keys; whether hidden ones are the last.
+    /// Share of hidden keys.
     pub hidden: f64,
+    /// Last keys that are hidden in the first sample (half of it in the second, ...); no gradient reaches the outputs of
+    /// the last queries.
+    pub padding: usize,
     pub scale: f64,
     pub relative: Option<Segments>,
     /// Standard deviation of queries and keys.
@@ -31,11 +34,26 @@ pub(crate) struct Case {
 impl Case {
     pub fn new(pattern: Pattern, batch: usize, heads: usize, d: usize) -> Self {
         let scale = 1.0 / (d as f64).sqrt();
-        Self { pattern, batch, heads, d, hidden: 0.0, scale, relative: None, size: 1.0, dropout: None }
+        Self {
+            pattern,
+            batch,
+            heads,
+            d,
+            hidden: 0.0,
+            padding: 0,
+            scale,
+            relative: None,
+            size: 1.0,
+            dropout: None,
+        }
     }
 
     pub fn hidden(self, hidden: f64) -> Self {
         Self { hidden, ..self }
+    }
+
+    pub fn padding(self, padding: usize) -> Self {
+        Self { padding, ..self }
     }
 
     pub fn relative(self, segments: Segments) -> Self {
@@ -105,14 +123,18 @@ pub(crate) fn operands(case: &Case, seed: u64) -> Result<Operands> {
         })
         .collect::<Result<_>>()?;
     let (b, keys) = (case.batch, case.pattern.keys);
-    let mask = (case.hidden > 0.0).then(|| {
+    let padded =
+        |sample: usize, at: usize, all: usize| at + case.padding / (sample + 1) >= all && case.padding > 0;
+    let mask = (case.hidden > 0.0 || case.padding > 0).then(|| {
         let mut stream = Stream::new(seed, "mask");
-        let keep: Vec<f32> =
-            (0..b * keys).map(|_| f32::from(stream.uniform(0.0, 1.0) >= case.hidden)).collect();
-        Tensor::from_vec(keep, (b, keys), device)
+        let mut keep = |at| stream.uniform(0.0, 1.0) >= case.hidden && !padded(at / keys, at % keys, keys);
+        Tensor::from_vec((0..b * keys).map(|at| f32::from(keep(at))).collect(), (b, keys), device)
     });
-    let shape = (b, case.heads, case.pattern.queries, case.d);
-    let grad_out = Stream::new(seed, "grad").normal_tensor(shape, 0.0, 1.0, device)?;
+    let queries = case.pattern.queries;
+    let used = (0..b * queries).map(|at| f32::from(!padded(at / queries, at % queries, queries))).collect();
+    let used = Tensor::from_vec(used, (b, 1, queries, 1), device)?;
+    let shape = (b, case.heads, queries, case.d);
+    let grad_out = Stream::new(seed, "grad").normal_tensor(shape, 0.0, 1.0, device)?.broadcast_mul(&used)?;
     Ok(Operands { named, mask: mask.transpose()?, grad_out })
 }
 
