@@ -335,6 +335,7 @@ fn read(out: &Heads, own: &Qkv) -> Result<Heads> {
         scale: 1.0,
         slots: Some(&slots),
         relative: None,
+        bias: None,
         dropout: None,
     };
     attend(&Qkv::separate(own.q()?, out.clone(), out), &call)

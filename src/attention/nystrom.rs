@@ -160,6 +160,7 @@ impl Mechanism for Nystrom {
                 scale,
                 slots: None,
                 relative: None,
+                bias: None,
                 dropout: None,
             };
             attend(input.qkv, &call)?

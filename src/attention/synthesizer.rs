@@ -3,17 +3,16 @@
 //! `logits = [random] R[h,i,j] + [factorized_random] (R1 R2)[h,i,j] + [dense] (relu(x w1 + b1) w2 + b2)_ij`
 //! + `[dot_product]` q_i . k_j / sqrt(D); out = softmax over visible j, times v (Tay et al. 2021; SPEC-cos 5).
 
-use candle_core::{D, Result, Tensor, bail};
+use candle_core::{Result, Tensor, bail};
 
 use super::knobs::{Kind, Knob, Knobs, Value};
 use super::{
     Config, Cost, Entry, Exception, Growth, Idle, Input, Mechanism, Needs, Output, Paper, Projections,
     Property, Shape, Support,
 };
-use crate::kernel::dropout::WeightDropout;
-use crate::kernel::heads::Heads;
+use crate::kernel::attend::{Attend, attend};
+use crate::kernel::heads::{Heads, Qkv};
 use crate::kernel::masking::zero_hidden_rows;
-use crate::kernel::softmax::masked_softmax;
 use crate::nn::params::{Builder, Init};
 use crate::pattern::Pattern;
 
@@ -234,43 +233,50 @@ fn build(config: &Config, builder: &Builder) -> Result<Box<dyn Mechanism>> {
 }
 
 impl Dense {
-    /// Logits [b, h, n, n].
-    fn logits(&self, x: &Tensor, mixes: bool) -> Result<Tensor> {
+    /// What the columns of `w2` and the entries of `b2` are multiplied by: [b, h, n, hidden + 1].
+    fn queries(&self, x: &Tensor, mixes: bool) -> Result<Tensor> {
         let (h, e, hidden) = self.w1.dims3()?;
         let (b, n, _) = x.dims3()?;
         let w1 = self.w1.transpose(0, 1)?.contiguous()?.reshape((e, h * hidden))?;
         let inner = x.contiguous()?.reshape((b * n, e))?.matmul(&w1)?;
         let inner = inner.broadcast_add(&self.b1.flatten_all()?)?.relu()?; // [b n, h hidden]
-        let (w2, b2) = (self.w2.narrow(1, 0, n)?.contiguous()?, self.b2.narrow(0, 0, n)?);
-        let logits = |inner: Tensor| inner.matmul(&w2)?.broadcast_add(&b2);
-        if mixes {
-            // the released code's missing transpose: [b, n, h, L] read as [b, h, n, L], then cut
-            let most = self.w2.dim(1)?;
-            let all = inner.reshape((b * n * h, hidden))?.matmul(&self.w2)?.broadcast_add(&self.b2)?;
-            return all.reshape((b, h, n, most))?.narrow(3, 0, n);
-        }
-        let inner = inner.reshape((b, n, h, hidden))?.transpose(1, 2)?.contiguous()?;
-        logits(inner.reshape((b * h * n, hidden))?)?.reshape((b, h, n, n))
+        let inner = match mixes {
+            // the released code's missing transpose: [b, n, h, L] read as [b, h, n, L]
+            true => inner.reshape((b, h, n, hidden))?,
+            false => inner.reshape((b, n, h, hidden))?.transpose(1, 2)?.contiguous()?,
+        };
+        let one = Tensor::ones((b, h, n, 1), x.dtype(), x.device())?;
+        Tensor::cat(&[inner, one], 3)
+    }
+
+    /// The first n columns of `w2`, with `b2`, as keys [b, h, n, hidden + 1].
+    fn keys(&self, (b, h, n): (usize, usize, usize)) -> Result<Tensor> {
+        let (w2, b2) = (self.w2.narrow(1, 0, n)?.t()?, self.b2.narrow(0, 0, n)?.unsqueeze(1)?);
+        let keys = Tensor::cat(&[w2.contiguous()?, b2], 1)?;
+        keys.broadcast_left((b, h))
     }
 }
 
 impl Synthesizer {
-    /// The sum of all parts, [b or 1, h, n, n].
-    fn logits(&self, input: &Input, n: usize) -> Result<Tensor> {
-        let mut sum: Option<Tensor> = None;
-        let mut add = |part: Tensor| -> Result<()> {
-            sum = Some(match sum.take() {
-                Some(sum) => sum.broadcast_add(&part)?,
-                None => part,
-            });
-            Ok(())
+    /// The parts that are the same for all samples, [h, n, n].
+    fn bias(&self, n: usize) -> Result<Option<Tensor>> {
+        let random = match &self.random {
+            Some(random) => Some(random.narrow(1, 0, n)?.narrow(2, 0, n)?),
+            None => None,
         };
-        if let Some(random) = &self.random {
-            add(random.narrow(1, 0, n)?.narrow(2, 0, n)?.contiguous()?.unsqueeze(0)?)?;
-        }
-        if let Some((left, right)) = &self.factorized {
-            let (left, right) = (left.narrow(1, 0, n)?.contiguous()?, right.narrow(2, 0, n)?.contiguous()?);
-            add(left.matmul(&right)?.unsqueeze(0)?)?;
+        let Some((left, right)) = &self.factorized else { return Ok(random) };
+        let product = left.narrow(1, 0, n)?.contiguous()?.matmul(&right.narrow(2, 0, n)?.contiguous()?)?;
+        Ok(Some(random.map_or_else(|| Ok(product.clone()), |random| random + &product)?))
+    }
+
+    /// Queries, keys and values of equal width (zeros behind them) such that q . k is the sum of the other parts.
+    fn qkv(&self, input: &Input, dims: (usize, usize, usize, usize)) -> Result<Qkv> {
+        let (b, h, n, d) = dims;
+        let v = input.qkv.v()?;
+        let (mut queries, mut keys) = (Vec::new(), Vec::new());
+        if self.dot_product {
+            queries.push((input.qkv.q()? * (d as f64).powf(-0.5))?);
+            keys.push(input.qkv.k()?.contiguous()?);
         }
         if let Some(dense) = &self.dense {
             let Some(x) = input.x else { bail!("a dense synthesizer needs the layer input x") };
@@ -279,34 +285,34 @@ impl Synthesizer {
                 Some(_) if !self.mixes => zero_hidden_rows(&x.unsqueeze(1)?, input.mask)?.squeeze(1)?,
                 _ => x.clone(),
             };
-            add(dense.logits(&x, self.mixes)?)?;
+            queries.push(dense.queries(&x, self.mixes)?);
+            keys.push(dense.keys((b, h, n))?);
         }
-        if self.dot_product {
-            let q = zero_hidden_rows(&input.qkv.q()?.contiguous()?, input.mask)?;
-            let k = zero_hidden_rows(&input.qkv.k()?.contiguous()?, input.mask)?;
-            add((q.matmul(&k.t()?)? * (k.dim(D::Minus1)? as f64).powf(-0.5))?)?;
+        if queries.is_empty() {
+            let nothing = Tensor::zeros(v.shape(), v.dtype(), v.device())?;
+            return Ok(Qkv::separate(nothing.clone(), nothing, v));
         }
-        sum.map_or_else(|| Err(candle_core::Error::msg("a synthesizer without any part")), Ok)
+        let (q, k) = (Tensor::cat(&queries, 3)?, Tensor::cat(&keys, 3)?);
+        let width = q.dim(3)?.max(d);
+        let widen = |x: &Tensor| x.contiguous()?.pad_with_zeros(3, 0, width - x.dim(3)?);
+        Ok(Qkv::separate(widen(&q)?, widen(&k)?, widen(&v)?))
     }
 }
 
 impl Mechanism for Synthesizer {
     fn forward(&self, input: &Input) -> Result<Output> {
-        let v = zero_hidden_rows(&input.qkv.v()?.contiguous()?, input.mask)?;
-        let (b, h, n, _) = v.dims4()?;
+        let dims @ (_, _, n, d) = input.qkv.value_dims()?;
         if n > self.max_len {
             bail!("this synthesizer was built for max_len={}, not {n}", self.max_len);
         }
-        let logits = self.logits(input, n)?.broadcast_as((b, h, n, n))?.contiguous()?;
-        let mut visible = match input.mask {
-            Some(mask) => mask.ne(0f32)?.to_dtype(v.dtype())?.reshape((b, 1, 1, n))?,
-            None => Tensor::ones((1, 1, 1, n), v.dtype(), v.device())?,
-        };
-        if self.causal {
-            let past = Tensor::tril2(n, v.dtype(), v.device())?.reshape((1, 1, n, n))?;
-            visible = visible.broadcast_mul(&past)?;
+        let pattern = Pattern::full(n, n, self.causal);
+        let bias = self.bias(n)?;
+        let call = Attend { bias: bias.as_ref(), ..input.over(&pattern, d) };
+        if self.dot_product && self.dense.is_none() {
+            return Ok(attend(input.qkv, &call)?.into());
         }
-        let weights = WeightDropout::composed(input.dropout, masked_softmax(&logits, &visible)?)?;
-        Ok(Heads::Split(weights.matmul(&v)?).into())
+        let call = Attend { scale: 1.0, ..call };
+        let out = attend(&self.qkv(input, dims)?, &call)?.split()?;
+        Ok(Heads::Split(out.narrow(3, 0, d)?).into())
     }
 }

@@ -90,6 +90,7 @@ impl Mechanism for TransformerXl {
             scale: self.scale,
             slots: None,
             relative: Some(&relative),
+            bias: None,
             dropout: input.dropout,
         };
         Ok(attend(input.qkv, &call)?.into())

@@ -298,6 +298,7 @@ impl Mechanism for LongShort {
             scale: self.scale(),
             slots: slots.as_ref(),
             relative: relative.as_ref(),
+            bias: None,
             dropout: input.dropout,
         };
         let out = attend(&local.qkv(self.heads)?, &call)?;

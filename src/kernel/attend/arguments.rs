@@ -64,6 +64,18 @@ pub fn dims(qkv: &Qkv, call: &Attend) -> Result<Dims> {
             }
         }
     }
+    if let Some(bias) = call.bias {
+        if call.relative.is_some() {
+            bail!("logits take a bias or relative positions, not both");
+        }
+        if bias.dims() != [heads, queries, dims.keys] {
+            bail!(
+                "a bias {:?} does not fit {heads} heads, {queries} queries, {} keys",
+                bias.dims(),
+                dims.keys
+            );
+        }
+    }
     Ok(dims)
 }
 
@@ -101,6 +113,8 @@ enum Form {
     Split,
     /// [b, h, n, d], contiguous from `start` on in one dimension.
     Flat { start: usize, heads: usize, rows: usize, width: usize },
+    /// [h, n, keys], shared by all samples.
+    Bias,
 }
 
 /// An operand: its argument and how it lies there.
@@ -137,6 +151,7 @@ impl Operand {
                 let head = rows * width;
                 RowLayout { start: offset + start, batch: heads * head, head, row: width }
             }
+            (Form::Bias, &[head, row, 1]) => RowLayout { start: offset, batch: 0, head, row },
             (form, stride) => bail!("an operand of form {form:?} has strides {stride:?}"),
         })
     }
@@ -150,6 +165,8 @@ pub struct Operands {
     pub slots: Option<[Operand; 2]>,
     /// Position-dependent operands.
     pub relative: Option<RelativeForm>,
+    /// Added to logits.
+    pub bias: Option<Operand>,
 }
 
 impl Operands {
@@ -159,10 +176,13 @@ impl Operands {
     /// Missing operands.
     pub fn gather(qkv: &Qkv, call: &Attend) -> Result<(Vec<Tensor>, Self)> {
         let mut arguments = Arguments(Vec::new());
-        let main = arguments.main(qkv, call.slots.is_some() || call.relative.is_some())?;
+        let others = call.slots.is_some() || call.relative.is_some() || call.bias.is_some();
+        let main = arguments.main(qkv, others)?;
         let slots = call.slots.map(|slots| arguments.slots(slots)).transpose()?;
         let relative = call.relative.map(|relative| arguments.relative(relative)).transpose()?;
-        Ok((arguments.0, Self { main, slots, relative }))
+        let bias = call.bias.map(|bias| arguments.push(bias)).transpose()?;
+        let bias = bias.map(|argument| Operand { argument, form: Form::Bias });
+        Ok((arguments.0, Self { main, slots, relative, bias }))
     }
 }
 

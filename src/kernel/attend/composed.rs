@@ -32,6 +32,7 @@ struct Operands {
     content: Option<Tensor>,       // [b, h, t + s]: u . k, 0 for slots
     distance: Option<Tensor>,      // [b, h, n, distances]: (q + v) . table
     slot_distance: Option<Tensor>, // [b, h, n, distances]: q . slot_table
+    bias: Option<Tensor>,          // [h, n, t + s]: 0 for slots
     head: usize,                   // number of the first head
     heads: usize,                  // of the whole call
 }
@@ -64,7 +65,8 @@ impl Operands {
             k = Tensor::cat(&[k, slots.k()?.contiguous()?], 2)?;
             v = Tensor::cat(&[v, slots.v()?.contiguous()?], 2)?;
         }
-        Ok(Self { q, k, v, content, distance, slot_distance, head: 0, heads: h })
+        let bias = call.bias.map(|bias| bias.contiguous()?.pad_with_zeros(2, 0, slots)).transpose()?;
+        Ok(Self { q, k, v, content, distance, slot_distance, bias, head: 0, heads: h })
     }
 
     fn of_head(&self, head: usize) -> Result<Self> {
@@ -77,6 +79,7 @@ impl Operands {
             content: maybe(&self.content)?,
             distance: maybe(&self.distance)?,
             slot_distance: maybe(&self.slot_distance)?,
+            bias: self.bias.as_ref().map(|bias| bias.narrow(0, head, 1)).transpose()?,
             head: self.head + head,
             heads: self.heads,
         })
@@ -173,7 +176,15 @@ fn attend_bucket(x: &Operands, call: &Attend, bucket: &Bucket) -> Result<Tensor>
         let term = table.gather(&at.broadcast_as((b, h, g * q, s))?.contiguous()?, 3)?;
         logits = (logits + term.reshape((b, h, g, q, s))?)?;
     }
-    let logits = (logits * call.scale)?;
+    let mut logits = (logits * call.scale)?;
+    if let Some(bias) = &x.bias {
+        let rows = bias.index_select(&queries, 1)?; // [h, G Q, t + s]
+        let per_group = (0..g).map(|group| {
+            rows.narrow(1, group * q, q)?.contiguous()?.index_select(&keys.narrow(0, group * s, s)?, 2)
+        });
+        let bias = Tensor::stack(&per_group.collect::<Result<Vec<_>>>()?, 1)?; // [h, G, Q, S]
+        logits = logits.broadcast_add(&bias)?;
+    }
     let mut visible = match index.visible {
         Some(visible) => Some(Tensor::from_vec(visible, (1, 1, g, q, s), device)?.to_dtype(x.q.dtype())?),
         None => None,

@@ -35,6 +35,8 @@ pub struct Attend<'a> {
     pub slots: Option<&'a Qkv>,
     /// Position-dependent logits.
     pub relative: Option<&'a Relative>,
+    /// [h, queries, keys]: added to the scaled logits of the keys, the same for all samples; not beside `relative`.
+    pub bias: Option<&'a Tensor>,
     /// Dropout of the weights; slots are counted behind the keys.
     pub dropout: Option<WeightDropout>,
 }
@@ -43,7 +45,7 @@ impl<'a> Attend<'a> {
     /// Logits q.k / sqrt(`head_dim`) over the pairs of `pattern`, without slots.
     pub fn plain(pattern: &'a Pattern, mask: Option<&'a Tensor>, head_dim: usize) -> Self {
         let scale = 1.0 / (head_dim as f64).sqrt();
-        Self { pattern, mask, scale, slots: None, relative: None, dropout: None }
+        Self { pattern, mask, scale, slots: None, relative: None, bias: None, dropout: None }
     }
 }
 

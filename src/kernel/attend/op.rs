@@ -11,6 +11,7 @@ use super::Attend;
 use super::arguments::{Operand, Operands, dims, hidden};
 use super::cpu::arguments::Argument;
 use super::cpu::backward::{Given, Grads, backward};
+use super::cpu::bias::Bias;
 use super::cpu::forward::forward;
 use super::cpu::operands::{Shared, Target};
 use super::cpu::problem::Problem;
@@ -69,7 +70,7 @@ struct Attention {
 
 impl Attention {
     fn problem<'a>(&'a self, arguments: &[Argument<'a>]) -> Result<Problem<'a>> {
-        let Operands { main: [q, k, v], slots, relative } = &self.operands;
+        let Operands { main: [q, k, v], slots, relative, bias } = &self.operands;
         Ok(Problem {
             plan: &self.plan,
             dims: self.dims,
@@ -87,6 +88,13 @@ impl Attention {
                 Some(form) => {
                     let (data, layout) = arguments[form.argument];
                     Some(form.tables(&data.f32()?[layout.start_offset()..], &self.dims))
+                }
+                None => None,
+            },
+            bias: match bias {
+                Some(bias) => {
+                    let (data, layout) = arguments[bias.argument];
+                    Some(Bias { data: data.f32()?, place: bias.place(layout)? })
                 }
                 None => None,
             },
@@ -160,9 +168,9 @@ impl Op for Attention {
         };
         let out = out.contiguous()?;
         let all = || tensors.iter().copied().chain([&out, grad]);
-        if let Some(form) = &self.operands.relative {
-            compact::expand(tensors[form.argument])?;
-        }
+        let Operands { main: [q, k, v], slots, relative, bias } = &self.operands;
+        let read_in_f32 = [relative.map(|form| form.argument), bias.map(|bias| bias.argument)];
+        read_in_f32.iter().flatten().try_for_each(|&argument| compact::expand(tensors[argument]))?;
         let guards: Vec<_> = all().map(Tensor::storage_and_layout).collect();
         let slices = guards
             .iter()
@@ -171,7 +179,6 @@ impl Op for Attention {
         let held: [Vec<f32>; 3] = op::held(held);
         let mut buffers: Vec<Vec<f32>> =
             tensors.iter().zip(held).map(|(tensor, held)| op::begun(held, tensor)).collect();
-        let Operands { main: [q, k, v], slots, relative } = &self.operands;
         let tables = {
             let shared: Vec<Shared> = buffers.iter_mut().map(|buffer| Shared::new(buffer)).collect();
             let target = |operand: &Operand| -> Result<Target> {
@@ -184,7 +191,8 @@ impl Op for Attention {
                 Some([k, v]) => Some((target(k)?, target(v)?)),
                 None => None,
             };
-            let grads = Grads { q: target(q)?, k: target(k)?, v: target(v)?, slots };
+            let bias = bias.as_ref().map(target).transpose()?;
+            let grads = Grads { q: target(q)?, k: target(k)?, v: target(v)?, slots, bias };
             backward(&self.problem(&slices)?, &Given { out, grad, stats }, &grads)
         };
         if let Some(form) = relative {

@@ -73,6 +73,7 @@ pub fn composed(out: &Heads, cls: &Qkv, mask: Option<&Tensor>, scale: f64) -> Re
         scale,
         slots: Some(&slots),
         relative: None,
+        bias: None,
         dropout: None,
     };
     attend(&Qkv::separate(cls.q()?, out.clone(), out), &call)

@@ -8,6 +8,7 @@
 
 use std::ops::Range;
 
+use super::bias;
 use super::forward::{Packed, logits, next_tile};
 use super::lanes;
 use super::operands::{Rows, Target};
@@ -38,34 +39,45 @@ pub struct Grads<'a> {
     pub v: Target<'a>,
     /// Keys and values of the slots.
     pub slots: Option<(Target<'a>, Target<'a>)>,
+    /// What is added to logits.
+    pub bias: Option<Target<'a>>,
 }
 
 /// Adds to `grads`; returns the gradients of the position-dependent operands of every sample and head, in order.
 pub fn backward(x: &Problem, given: &Given, grads: &Grads) -> Vec<TableGrads> {
     let heads = x.dims.batch * x.dims.heads;
     let at = |index: usize| (index / x.dims.heads, index % x.dims.heads);
+    // Samples add to the same biases, so one thread computes a head of all of them.
+    let together = if x.bias.is_some() { x.dims.batch } else { 1 };
+    let shares = heads / together.max(1);
+    let samples = |share: usize| (0..together).map(move |sample| sample * x.dims.heads + share);
     let scratch = || Scratch::new(x);
     let all = 0..x.dims.keys + x.dims.slots;
     let threads = rayon::current_num_threads();
     // Shares of whole heads idle some threads at the end; computing logits twice costs 40 % more.
-    let rounds = heads.div_ceil(threads);
-    if x.relative.is_some() || 7 * heads >= 5 * rounds * threads {
-        let head = |index: usize| {
+    let rounds = shares.div_ceil(threads);
+    if x.relative.is_some() || 7 * shares >= 5 * rounds * threads {
+        let share = |share: usize| {
             let mut scratch = scratch();
-            for tiles in x.plan.head(at(index).1).tiles.chunks(SIDE) {
-                scratch.run(x, given, at(index), tiles, grads, true, all.clone());
+            for index in samples(share) {
+                for tiles in x.plan.head(at(index).1).tiles.chunks(SIDE) {
+                    scratch.run(x, given, at(index), tiles, grads, true, all.clone());
+                }
             }
             scratch.tables
         };
-        let tables = par::map_pieces(0..heads, |_, index| head(index));
+        let tables = par::map_pieces(0..shares, |_, index| share(index));
         return tables.into_iter().flatten().collect();
     }
-    par::each_piece_with(x.tiles().into_iter(), scratch, |scratch, _, (batch, head, tiles)| {
-        scratch.run(x, given, (batch, head), tiles, grads, true, 0..0);
+    let pieces = x.tiles().into_iter().filter(|(batch, ..)| together == 1 || *batch == 0);
+    par::each_piece_with(pieces, scratch, |scratch, _, (batch, head, tiles)| {
+        for sample in 0..together {
+            scratch.run(x, given, (batch + sample, head), tiles, grads, true, 0..0);
+        }
     });
     let share = all.end.div_ceil(4 * threads).max(CHUNK);
-    let shares = (0..heads).flat_map(|index| all.clone().step_by(share).map(move |start| (index, start)));
-    par::each_piece_with(shares, scratch, |scratch, _, (index, start)| {
+    let pieces = (0..heads).flat_map(|index| all.clone().step_by(share).map(move |start| (index, start)));
+    par::each_piece_with(pieces, scratch, |scratch, _, (index, start)| {
         let range = start..(start + share).min(all.end);
         for tiles in x.plan.head(at(index).1).tiles.chunks(SIDE) {
             scratch.run(x, given, at(index), tiles, grads, false, range.clone());
@@ -227,6 +239,8 @@ struct Scratch {
     d_keys: Vec<f32>,
     d_values: Vec<f32>,
     tables: Option<TableGrads>,
+    /// Slopes as rows of queries.
+    room: Vec<f32>,
 }
 
 impl Scratch {
@@ -240,6 +254,7 @@ impl Scratch {
             d_keys: vec![0.0; CHUNK * width],
             d_values: vec![0.0; CHUNK * width],
             tables: x.relative.as_ref().map(|tables| TableGrads::new(tables, x.dims.width)),
+            room: Vec::new(),
         }
     }
 
@@ -277,6 +292,14 @@ impl Scratch {
                 self.packed.load(x, at, &self.tiles[number].view, &[chunk]);
             }
             self.chunk(x, at, number, &chunk, queries);
+            if queries && let Some(target) = &grads.bias {
+                let view = &self.tiles[number].view;
+                if !view.streams[chunk.stream].slots {
+                    let slopes = &self.slopes[..chunk.keys * chunk.width()];
+                    // SAFETY: one thread computes a query of all samples of a head.
+                    unsafe { bias::add(target, at.1, view, &chunk, slopes, 1.0 / x.scale, &mut self.room) };
+                }
+            }
             if !keys.rows.is_empty() {
                 self.add_keys(x, number, &chunk, &keys);
                 open = Some(keys);

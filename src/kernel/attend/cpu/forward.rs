@@ -30,7 +30,11 @@ pub fn logits(
     let position = |number: usize| stream.start + (chunk.first + number) * stream.step;
     let width = chunk.width();
     let queries = terms.content(stream.slots, chunk.lane);
-    let result = Result { data: &mut *to, row: width, add: false };
+    let bias = x.bias.filter(|_| !stream.slots);
+    if let Some(bias) = bias {
+        bias.load(head, view, chunk, to);
+    }
+    let result = Result { data: &mut *to, row: width, add: bias.is_some() };
     product(result, keys, queries, chunk.keys, x.dims.width, width);
     if let Some(tables) = &x.relative
         && let Some(term) = Term::new(x, tables, view, chunk)

@@ -9,6 +9,8 @@ pub(super) mod arguments;
 #[allow(unsafe_code)]
 pub(super) mod backward;
 #[allow(unsafe_code)]
+pub(super) mod bias;
+#[allow(unsafe_code)]
 pub(super) mod forward;
 mod lanes;
 #[allow(unsafe_code)]

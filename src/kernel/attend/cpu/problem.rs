@@ -1,5 +1,6 @@
 //! What the forward and the backward pass read.
 
+use super::bias::Bias;
 use super::lanes;
 use super::operands::Rows;
 use crate::kernel::attend::dims::Dims;
@@ -63,6 +64,8 @@ pub struct Problem<'a> {
     pub hidden: &'a [bool],
     /// Position-dependent logits.
     pub relative: Option<Tables<'a>>,
+    /// What is added to logits.
+    pub bias: Option<Bias<'a>>,
 }
 
 impl<'a> Problem<'a> {

@@ -22,5 +22,5 @@ pub fn source(relative: bool) -> (&'static str, &'static str) {
 #[cfg(feature = "cuda")]
 pub fn takes(q: &candle_core::Tensor, call: &super::Attend) -> candle_core::Result<bool> {
     let widest = if call.relative.is_some() { tables::WIDEST_RELATIVE } else { tables::WIDEST };
-    Ok(call.dropout.is_none() && q.dim(3)? <= widest)
+    Ok(call.dropout.is_none() && call.bias.is_none() && q.dim(3)? <= widest)
 }

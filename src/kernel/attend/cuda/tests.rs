@@ -99,7 +99,7 @@ fn the_kernels_run_thread_by_thread_give_the_results_of_the_cpu() {
     }
     let machine = Emulated::default();
     let wide = Case::new(crate::pattern::Pattern::full(30, 40, false), 1, 1, 128);
-    let cases = cases().into_iter().chain([wide]);
+    let cases = cases().into_iter().filter(|case| !case.bias).chain([wide]);
     for (seed, case) in cases.enumerate() {
         let want = evaluate(&case, seed as u64, Form::Separate, Mode::Fused).unwrap();
         let got = emulate(&machine, &case, seed as u64);

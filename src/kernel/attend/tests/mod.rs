@@ -77,6 +77,11 @@ pub(super) fn cases() -> Vec<Case> {
     let mut a = far_apart();
     a.heads.extend(Pattern::full(200, 230, true).heads);
     cases.push(Case::new(a, 2, 2, 8).relative(None));
+    cases.push(Case::new(Pattern::full(70, 131, true), 3, 2, 20).biased());
+    cases.push(Case::new(Pattern::full(150, 150, false), 2, 1, 33).biased().hidden(0.3));
+    cases.push(Case::new(scattered(), 2, 2, 8).biased());
+    let pattern = Pattern::window(97, 97, 16, true).with_slots(5, Rule::All);
+    cases.push(Case::new(pattern, 2, 2, 12).biased().padding(60));
     cases.push(Case::new(Pattern::full(300, 300, false), 2, 2, 20).padding(230));
     cases.push(Case::new(Pattern::full(150, 220, true), 2, 1, 8).padding(140).relative(None));
     let pattern = Pattern::window(260, 260, 16, false).with_slots(5, Rule::All);
@@ -96,6 +101,7 @@ fn dropped() -> Vec<Case> {
             .dropout(0.1),
         Case::new(mixed, 2, 2, 8).hidden(0.2).dropout(0.5),
         Case::new(far_apart(), 1, 2, 8).dropout(0.9),
+        Case::new(Pattern::full(70, 70, false), 2, 2, 8).dropout(0.4).biased(),
         Case::new(Pattern::window(70, 134, 24, true).with_slots(68, segments), 2, 2, 8)
             .relative(Some((4, 2)))
             .dropout(0.3),
@@ -127,6 +133,7 @@ fn bits(case: &Case, seed: u64, form: Form) -> Vec<Vec<u32>> {
 fn threads_do_not_change_the_bits() {
     let mut cases = vec![
         Case::new(Pattern::full(200, 200, true), 1, 1, 20).hidden(0.1),
+        Case::new(Pattern::full(300, 300, true), 3, 1, 20).biased(),
         Case::new(Pattern::full(300, 400, false), 1, 3, 33),
         Case::new(Pattern::window(300, 300, 8, false).with_slots(70, Rule::All), 1, 1, 16),
         Case::new(scattered(), 1, 1, 8),

@@ -25,6 +25,8 @@ pub(crate) struct Case {
     pub padding: usize,
     pub scale: f64,
     pub relative: Option<Segments>,
+    /// Whether logits take a bias.
+    pub bias: bool,
     /// Standard deviation of queries and keys.
     pub size: f64,
     /// Dropout of the weights.
@@ -43,6 +45,7 @@ impl Case {
             padding: 0,
             scale,
             relative: None,
+            bias: false,
             size: 1.0,
             dropout: None,
         }
@@ -58,6 +61,10 @@ impl Case {
 
     pub fn relative(self, segments: Segments) -> Self {
         Self { relative: Some(segments), ..self }
+    }
+
+    pub fn biased(self) -> Self {
+        Self { bias: true, ..self }
     }
 
     pub fn dropout(self, rate: f64) -> Self {
@@ -78,6 +85,9 @@ fn shapes(case: &Case) -> Vec<(&'static str, Vec<usize>)> {
         vec![("q", vec![b, h, queries, d]), ("k", vec![b, h, keys, d]), ("v", vec![b, h, keys, d])];
     if slots > 0 {
         shapes.extend([("slot_k", vec![b, h, slots, d]), ("slot_v", vec![b, h, slots, d])]);
+    }
+    if case.bias {
+        shapes.push(("bias", vec![h, queries, keys]));
     }
     if let Some(segments) = case.relative {
         // a few rows short of the furthest distance: distances without a row have no term
@@ -192,7 +202,9 @@ pub(crate) fn evaluate(case: &Case, seed: u64, form: Form, mode: Mode) -> Result
         }),
         None => None,
     };
+    let bias = if case.bias { shared("bias")? } else { None };
     let call = Attend {
+        bias: bias.as_ref(),
         pattern: &case.pattern,
         mask: mask.as_ref(),
         scale: case.scale,
@@ -298,7 +310,14 @@ fn reference(case: &Case, seed: u64) -> Result<Vec<Vec<f64>>> {
             let logit = |terms: &Vec<Term>| {
                 terms.iter().map(|t| dot(&side(t), &x[t.row.0][row(t.row.1)])).sum::<f64>()
             };
-            let logits: Vec<f64> = all_terms.iter().map(|terms| scale * logit(terms)).collect();
+            let bias = shapes(case).iter().position(|(name, _)| *name == "bias");
+            let bias_at = |j: usize| {
+                let at = (head * pattern.queries + query) * pattern.keys + j;
+                bias.filter(|_| j < pattern.keys).map(|operand| (operand, at))
+            };
+            let added = |j: usize| bias_at(j).map_or(0.0, |(operand, at)| x[operand][at]);
+            let logits: Vec<f64> =
+                seen.iter().zip(&all_terms).map(|(&j, terms)| scale * logit(terms) + added(j)).collect();
             let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let weights: Vec<f64> = logits.iter().map(|logit| (logit - max).exp()).collect();
             let sum: f64 = weights.iter().sum();
@@ -322,7 +341,11 @@ fn reference(case: &Case, seed: u64) -> Result<Vec<Vec<f64>>> {
             for (((&j, weight), kept), terms) in seen.iter().zip(&weights).zip(&kept).zip(&all_terms) {
                 let p = weight / sum;
                 let (operand, number) = value(j);
-                let slope = p * (kept * dot(g, &x[operand][row(number)]) - mean) * scale;
+                let slope = p * (kept * dot(g, &x[operand][row(number)]) - mean);
+                if let Some((operand, at)) = bias_at(j) {
+                    grads[operand][at] += slope;
+                }
+                let slope = slope * scale;
                 add(&mut grads[operand][row(number)], kept * p, g);
                 for term in terms {
                     let side = side(term);
