@@ -12,7 +12,7 @@ const HEADER: f64 = 70.0;
 const LEFT: f64 = 130.0;
 /// Widths of a marker in the table beside the area, and of a number.
 const MARK: f64 = 56.0;
-const NUMBER: f64 = 126.0;
+const NUMBER: f64 = 150.0;
 const HEIGHT: f64 = 620.0;
 const LINE: f64 = FONT * 1.16;
 /// Radius of the largest bubble.
@@ -142,6 +142,8 @@ impl Plane {
         canvas.frame((self.left, self.top), (right, self.bottom), INK)?;
         canvas.bold(up, (24.0, self.top - 0.8 * LINE), Align::Left, FONT)?;
         let middle = f64::midpoint(self.left, right);
+        // a title wider than the plane starts at the chart's edge
+        let middle = middle.max(24.0 + canvas::text_width(along, FONT) / 2.0);
         canvas.text(along, (middle, self.bottom + 1.75 * LINE), Align::Center, FONT)
     }
 

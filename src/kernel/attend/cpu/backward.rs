@@ -166,7 +166,7 @@ impl Lanes {
         }
         load_lanes(x, &given.grad, at, &self.view, 1.0, &mut self.grad_lanes);
         if self.grad_lanes.iter().all(|&grad| grad == 0.0) {
-            // padding, or positions that the class token alone is read beside: nothing flows back through them
+            // padding, or outputs that nothing behind them reads: all these tiles would add is zero
             self.view.chunks.clear();
             return;
         }
