@@ -29,7 +29,7 @@ const NEAR: f64 = 0.02;
 const CANCELS: &[&str] = &["identity-linear", "leakyrelu-linear", "rfa"];
 
 /// Mechanisms without a fused kernel: their products stay in f32.
-const COMPOSED: &[&str] = &["mean", "synthesizer"];
+const COMPOSED: &[&str] = &["mean"];
 
 fn norm(x: impl Iterator<Item = f32>) -> f64 {
     x.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt()
