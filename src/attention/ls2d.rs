@@ -329,15 +329,7 @@ fn read(out: &Heads, own: &Qkv) -> Result<Heads> {
     let out = out.split()?;
     let pattern = Pattern::full(g, out.dim(2)?, false).with_slots(g, Rule::All);
     let slots = Qkv::keys_values(own.k()?, own.v()?);
-    let call = Attend {
-        pattern: &pattern,
-        mask: None,
-        scale: 1.0,
-        slots: Some(&slots),
-        relative: None,
-        bias: None,
-        dropout: None,
-    };
+    let call = Attend { slots: Some(&slots), ..Attend::scaled(&pattern, None, 1.0) };
     attend(&Qkv::separate(own.q()?, out.clone(), out), &call)
 }
 

@@ -153,17 +153,7 @@ impl Mechanism for Nystrom {
         }
         let out = if n <= self.spec.count {
             let pattern = Pattern::full(n, n, false);
-            let scale = (input.qkv.value_dims()?.3 as f64).powf(-0.5);
-            let call = Attend {
-                pattern: &pattern,
-                mask: input.mask,
-                scale,
-                slots: None,
-                relative: None,
-                bias: None,
-                dropout: None,
-            };
-            attend(input.qkv, &call)?
+            attend(input.qkv, &Attend::plain(&pattern, input.mask, input.qkv.value_dims()?.3))?
         } else {
             nystrom(input.qkv, input.mask, self.spec)?
         };

@@ -85,13 +85,9 @@ impl Mechanism for TransformerXl {
         let relative = self.positions.relative(keys, None, q.device())?;
         let pattern = Pattern::full(q.dim(2)?, keys, true);
         let call = Attend {
-            pattern: &pattern,
-            mask: input.mask,
-            scale: self.scale,
-            slots: None,
             relative: Some(&relative),
-            bias: None,
             dropout: input.dropout,
+            ..Attend::scaled(&pattern, input.mask, self.scale)
         };
         Ok(attend(input.qkv, &call)?.into())
     }

@@ -293,13 +293,10 @@ impl Mechanism for LongShort {
         };
         let slots = slots.map(|(rows, _)| Rows::slots(rows, self.heads));
         let call = Attend {
-            pattern: &pattern,
-            mask: mask.as_ref(),
-            scale: self.scale(),
             slots: slots.as_ref(),
             relative: relative.as_ref(),
-            bias: None,
             dropout: input.dropout,
+            ..Attend::scaled(&pattern, mask.as_ref(), self.scale())
         };
         let out = attend(&local.qkv(self.heads)?, &call)?;
         let cls = input.cls.map(|cls| class_token(&out, cls, input.mask, self.scale())).transpose()?;

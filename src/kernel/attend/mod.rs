@@ -44,7 +44,11 @@ pub struct Attend<'a> {
 impl<'a> Attend<'a> {
     /// Logits q.k / sqrt(`head_dim`) over the pairs of `pattern`, without slots.
     pub fn plain(pattern: &'a Pattern, mask: Option<&'a Tensor>, head_dim: usize) -> Self {
-        let scale = 1.0 / (head_dim as f64).sqrt();
+        Self::scaled(pattern, mask, 1.0 / (head_dim as f64).sqrt())
+    }
+
+    /// Logits `scale` q.k over the pairs of `pattern`, without anything else.
+    pub fn scaled(pattern: &'a Pattern, mask: Option<&'a Tensor>, scale: f64) -> Self {
         Self { pattern, mask, scale, slots: None, relative: None, bias: None, dropout: None }
     }
 }

@@ -67,14 +67,6 @@ pub fn composed(out: &Heads, cls: &Qkv, mask: Option<&Tensor>, scale: f64) -> Re
         None => None,
     };
     let slots = Qkv::keys_values(cls.k()?, cls.v()?);
-    let call = Attend {
-        pattern: &pattern,
-        mask: mask.as_ref(),
-        scale,
-        slots: Some(&slots),
-        relative: None,
-        bias: None,
-        dropout: None,
-    };
+    let call = Attend { slots: Some(&slots), ..Attend::scaled(&pattern, mask.as_ref(), scale) };
     attend(&Qkv::separate(cls.q()?, out.clone(), out), &call)
 }

@@ -78,15 +78,7 @@ fn fused(qkv: &Qkv, mask: Option<&Tensor>, spec: Landmarks) -> Result<Heads> {
         });
         let (own, others) = (main.value_dims()?.2, slots.value_dims()?.2);
         let pattern = Pattern::blind(own, own, false).with_slots(others, Rule::All);
-        let call = Attend {
-            pattern: &pattern,
-            mask,
-            scale,
-            slots: Some(&slots),
-            relative: None,
-            bias: None,
-            dropout: None,
-        };
+        let call = Attend { slots: Some(&slots), ..Attend::scaled(&pattern, mask, scale) };
         attend(&main, &call)?.merged()
     };
     let near = look(&landmarks, Parts { q: Some(0), ..Parts::KV }, &rows, parts, seen.as_ref())?; // B v, [b, m, e]
