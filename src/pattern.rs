@@ -2,20 +2,20 @@
 //!
 //! Computation ([`crate::kernel::attend`]) and pictures (`effattn plot pattern`) read the same value.
 
-pub mod grid;
+pub mod grid2d;
 
 use std::ops::Range;
 
 /// Rows and columns of positions that lie in a plane, row by row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Grid {
+pub struct Grid2d {
     /// Rows.
     pub rows: usize,
     /// Columns.
     pub cols: usize,
 }
 
-impl Grid {
+impl Grid2d {
     /// Number of positions.
     pub const fn len(self) -> usize {
         self.rows * self.cols
@@ -109,7 +109,7 @@ pub struct KeySpan {
 
 /// Queries that share their candidate keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Group {
+pub struct QueryGroup {
     /// The queries.
     pub queries: Span,
     /// Their candidates. For one query no key may be visible through two spans.
@@ -128,15 +128,15 @@ pub struct Pattern {
     /// Absolute position of query 0 (cached keys come first): query `i` stands at `t = offset + i`.
     pub offset: usize,
     /// Where positions lie in a plane: its grid, and the positions of the queries in the order of the groups.
-    pub plane: Option<(Grid, Vec<usize>)>,
+    pub plane: Option<(Grid2d, Vec<usize>)>,
     /// Groups of every head, or one list shared by all heads. Every query is in at most one group of
     /// a head; a query in none sees nothing.
-    pub heads: Vec<Vec<Group>>,
+    pub heads: Vec<Vec<QueryGroup>>,
 }
 
 impl Pattern {
     /// A pattern with the same groups in every head.
-    pub fn shared(queries: usize, keys: usize, slots: usize, offset: usize, groups: Vec<Group>) -> Self {
+    pub fn shared(queries: usize, keys: usize, slots: usize, offset: usize, groups: Vec<QueryGroup>) -> Self {
         Self { queries, keys, slots, offset, plane: None, heads: vec![groups] }
     }
 
@@ -144,7 +144,7 @@ impl Pattern {
     pub fn full(queries: usize, keys: usize, causal: bool) -> Self {
         let offset = keys.saturating_sub(queries);
         let rule = if causal { Rule::CAUSAL } else { Rule::All };
-        let group = Group {
+        let group = QueryGroup {
             queries: Span::range(0, queries),
             keys: vec![KeySpan { span: Span::range(0, keys), rule }],
         };
@@ -166,7 +166,7 @@ impl Pattern {
                 let span = Span::range(start.saturating_sub(reach), (start + w + reach).min(keys));
                 KeySpan { span, rule: Rule::All }
             };
-            Group { queries: Span::range(start, end), keys: vec![key] }
+            QueryGroup { queries: Span::range(start, end), keys: vec![key] }
         };
         Self::shared(queries, keys, 0, offset, (0..queries).step_by(tile).map(group).collect())
     }
@@ -174,7 +174,7 @@ impl Pattern {
     /// No query sees a key: what [`Self::with_slots`] adds is all there is.
     pub fn blind(queries: usize, keys: usize, causal: bool) -> Self {
         let offset = if causal { keys.saturating_sub(queries) } else { 0 };
-        let group = Group { queries: Span::range(0, queries), keys: Vec::new() };
+        let group = QueryGroup { queries: Span::range(0, queries), keys: Vec::new() };
         Self::shared(queries, keys, 0, offset, vec![group])
     }
 
@@ -198,7 +198,7 @@ impl Pattern {
     }
 
     /// The groups of head `head`.
-    pub fn groups(&self, head: usize) -> &[Group] {
+    pub fn groups(&self, head: usize) -> &[QueryGroup] {
         &self.heads[if self.heads.len() == 1 { 0 } else { head }]
     }
 
@@ -285,7 +285,7 @@ mod tests {
                     continue;
                 }
                 let key = KeySpan { span: Span { start, len, step }, rule };
-                let group = Group { queries: Span::range(0, 8), keys: vec![key] };
+                let group = QueryGroup { queries: Span::range(0, 8), keys: vec![key] };
                 let pattern = Pattern::shared(8, 12, 6, 4, vec![group]);
                 let mut pairs = 0;
                 for query in 0..8 {
@@ -343,7 +343,7 @@ mod tests {
             span: Span::range(0, 10),
             rule: Rule::Band { left: Some(3), right: Some(3), skip: Some(2) },
         };
-        let group = Group { queries: Span::range(0, 10), keys: vec![keys] };
+        let group = QueryGroup { queries: Span::range(0, 10), keys: vec![keys] };
         let pattern = Pattern::shared(10, 10, 0, 0, vec![group]);
         assert_eq!(pattern.visible(0, 5), [2, 4, 6, 8]);
     }

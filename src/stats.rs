@@ -171,7 +171,7 @@ fn t_quantile(freedom: f64) -> Option<f64> {
 
 /// Mean, deviation and size of one side of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Side {
+pub struct SampleStats {
     /// Mean.
     pub mean: f64,
     /// Sample standard deviation.
@@ -194,7 +194,7 @@ pub struct Welch {
 }
 
 /// Compares `second` with `first`; `None` with fewer than two samples on a side, or no spread at all.
-pub fn welch(first: Side, second: Side) -> Option<Welch> {
+pub fn welch(first: SampleStats, second: SampleStats) -> Option<Welch> {
     let difference = second.mean - first.mean;
     let (half, freedom, error) =
         welch_interval((first.std.powi(2), first.n), (second.std.powi(2), second.n))?;
@@ -205,11 +205,11 @@ pub fn welch(first: Side, second: Side) -> Option<Welch> {
 
 /// 95 % interval of `second.mean / first.mean`: Welch's interval of the logarithms, their variances by the
 /// delta method (std / mean)^2. `None` as for [`welch`], or unless both means are positive.
-pub fn ratio_interval(first: Side, second: Side) -> Option<Interval> {
+pub fn ratio_interval(first: SampleStats, second: SampleStats) -> Option<Interval> {
     if first.mean <= 0.0 || second.mean <= 0.0 {
         return None;
     }
-    let relative = |side: Side| ((side.std / side.mean).powi(2), side.n);
+    let relative = |side: SampleStats| ((side.std / side.mean).powi(2), side.n);
     let (half, _, _) = welch_interval(relative(first), relative(second))?;
     let log = (second.mean / first.mean).ln();
     Some(Interval { low: (log - half).exp(), high: (log + half).exp() })
@@ -354,7 +354,8 @@ mod tests {
     #[test]
     fn welch_matches_a_worked_example() {
         // Standard error 1, freedom 1 / (0.16/9 + 0.36/14); quantile and tail by numerical integration.
-        let (first, second) = (Side { mean: 15.0, std: 2.0, n: 10 }, Side { mean: 20.0, std: 3.0, n: 15 });
+        let (first, second) =
+            (SampleStats { mean: 15.0, std: 2.0, n: 10 }, SampleStats { mean: 20.0, std: 3.0, n: 15 });
         let welch = welch(first, second).unwrap();
         close(welch.freedom, 22.992_700_73, 1e-8);
         close(welch.difference, 5.0, 1e-12);
@@ -364,18 +365,19 @@ mod tests {
 
     #[test]
     fn a_comparison_needs_two_samples_and_some_spread() {
-        let still = Side { mean: 1.0, std: 0.0, n: 5 };
-        let single = Side { mean: 1.0, std: 1.0, n: 1 };
-        let moving = Side { mean: 2.0, std: 0.1, n: 5 };
+        let still = SampleStats { mean: 1.0, std: 0.0, n: 5 };
+        let single = SampleStats { mean: 1.0, std: 1.0, n: 1 };
+        let moving = SampleStats { mean: 2.0, std: 0.1, n: 5 };
         assert_eq!(welch(still, still), None);
         assert_eq!(welch(single, moving), None);
         assert!(welch(still, moving).is_some());
-        assert_eq!(ratio_interval(Side { mean: 0.0, ..moving }, moving), None);
+        assert_eq!(ratio_interval(SampleStats { mean: 0.0, ..moving }, moving), None);
     }
 
     #[test]
     fn a_ratio_interval_is_symmetric_in_logarithms() {
-        let (slow, fast) = (Side { mean: 4.0, std: 0.2, n: 20 }, Side { mean: 2.0, std: 0.1, n: 20 });
+        let (slow, fast) =
+            (SampleStats { mean: 4.0, std: 0.2, n: 20 }, SampleStats { mean: 2.0, std: 0.1, n: 20 });
         let there = ratio_interval(slow, fast).unwrap();
         let back = ratio_interval(fast, slow).unwrap();
         assert!(there.contains(0.5) && !there.contains(0.55) && !there.contains(0.45));

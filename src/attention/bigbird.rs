@@ -6,14 +6,17 @@
 use candle_core::{DType, Device, Result, Tensor, bail};
 
 use super::knobs::{Kind, Knob, Knobs, Value};
-use super::{Config, Cost, Entry, Growth, Input, Mechanism, Needs, Output, Paper, Shape, Support};
-use crate::device::rng::Stream;
+use super::{
+    AttentionInput, AttentionOutput, Cost, Growth, Mechanism, MechanismConfig, MechanismEntry, Needs, Paper,
+    Shape, Support,
+};
+use crate::device::rng::RngStream;
 use crate::kernel::attend::{Attend, attend};
-use crate::nn::params::Builder;
-use crate::pattern::{Group, KeySpan, Pattern, Rule, Span};
+use crate::nn::params::ParamBuilder;
+use crate::pattern::{KeySpan, Pattern, QueryGroup, Rule, Span};
 
 /// The table line.
-pub static ENTRY: Entry = Entry {
+pub static ENTRY: MechanismEntry = MechanismEntry {
     name: "bigbird",
     title: "BigBird",
     paper: Paper {
@@ -59,7 +62,7 @@ out_i = sum_j softmax_j(q_i . k_j / sqrt(D)) v_j over unpadded keys j of visible
     cost,
     pattern: |knobs, shape| {
         let blocks = shape.queries.div_ceil(knobs.int("block"));
-        let random = draw(&mut Stream::new(0, "rand_blocks"), shape.heads, blocks, knobs.int("num_rand"));
+        let random = draw(&mut RngStream::new(0, "rand_blocks"), shape.heads, blocks, knobs.int("num_rand"));
         Some(pattern(shape.queries, knobs.int("block"), &random))
     },
     build,
@@ -81,7 +84,7 @@ fn cost(knobs: &Knobs, shape: &Shape) -> Cost {
 type Random = Vec<Vec<Vec<usize>>>;
 
 /// For every head and inner block row up to `count` distinct blocks outside of the window and the global ones.
-fn draw(stream: &mut Stream, heads: usize, blocks: usize, count: usize) -> Random {
+fn draw(stream: &mut RngStream, heads: usize, blocks: usize, count: usize) -> Random {
     let mut row = |u: usize| {
         let near = (u.max(2) - 1..=(u + 1).min(blocks - 2)).count();
         let legal = blocks - 2 - near;
@@ -127,7 +130,7 @@ fn pattern(len: usize, block: usize, random: &Random) -> Pattern {
             }
         };
         let keys = keys.into_iter().map(|span| KeySpan { span, rule: Rule::All }).collect();
-        Group { queries: range(u, u + 1), keys }
+        QueryGroup { queries: range(u, u + 1), keys }
     };
     let head = |random: &Vec<Vec<usize>>| {
         (0..blocks).map(|u| group(u, u.checked_sub(1).and_then(|row| random.get(row)))).collect()
@@ -142,7 +145,7 @@ struct BigBird {
     head_dim: usize,
 }
 
-fn build(config: &Config, builder: &Builder) -> Result<Box<dyn Mechanism>> {
+fn build(config: &MechanismConfig, builder: &ParamBuilder) -> Result<Box<dyn Mechanism>> {
     let (block, count) = (config.knobs.int("block"), config.knobs.int("num_rand"));
     let blocks = config.max_len.div_ceil(block);
     let random = if blocks < 3 || count == 0 {
@@ -168,7 +171,7 @@ fn build(config: &Config, builder: &Builder) -> Result<Box<dyn Mechanism>> {
 }
 
 impl Mechanism for BigBird {
-    fn forward(&self, input: &Input) -> Result<Output> {
+    fn forward(&self, input: &AttentionInput) -> Result<AttentionOutput> {
         let pattern = pattern(input.lengths()?.0, self.block, &self.random);
         Ok(attend(input.qkv, &Attend::plain(&pattern, input.mask, self.head_dim))?.into())
     }
@@ -184,7 +187,7 @@ mod tests {
             [(1, 4, 2), (2, 1, 1), (7, 2, 3), (48, 4, 2), (50, 4, 3), (61, 5, 0), (65, 64, 3)]
         {
             let blocks = usize::div_ceil(len, block);
-            let random = draw(&mut Stream::new(3, "rand_blocks"), 2, blocks, count);
+            let random = draw(&mut RngStream::new(3, "rand_blocks"), 2, blocks, count);
             let pattern = pattern(len, block, &random);
             for (head, random) in random.iter().enumerate() {
                 for i in 0..len {
@@ -203,7 +206,7 @@ mod tests {
     #[test]
     fn random_blocks_are_distinct_and_legal() {
         for (blocks, count) in [(3, 3), (5, 3), (6, 3), (20, 3), (64, 5)] {
-            for head in draw(&mut Stream::new(1, "rand_blocks"), 4, blocks, count) {
+            for head in draw(&mut RngStream::new(1, "rand_blocks"), 4, blocks, count) {
                 assert_eq!(head.len(), blocks - 2);
                 for (row, mut chosen) in head.into_iter().enumerate() {
                     let u = row + 1;
@@ -219,7 +222,7 @@ mod tests {
 
     #[test]
     fn longer_constants_serve_shorter_sequences() {
-        let random = draw(&mut Stream::new(1, "rand_blocks"), 1, 12, 3);
+        let random = draw(&mut RngStream::new(1, "rand_blocks"), 1, 12, 3);
         let pattern = pattern(20, 4, &random);
         assert!((0..20).all(|i| pattern.visible(0, i).iter().all(|&j| j < 20)));
         assert_eq!(pattern.visible(0, 19).len(), 20);

@@ -1,15 +1,15 @@
 //! From what a user wrote (`ls:w=16,r=2,'lin*'`) to mechanisms of the table with their settings.
 
 use super::knobs::{KnobError, Knobs};
-use super::{Entry, entries};
-use crate::config::grid::{Models, Variant};
+use super::{MechanismEntry, entries};
+use crate::config::lists::{MechanismSpec, Models};
 use crate::config::unknown;
 
 /// A mechanism with its settings.
 #[derive(Clone)]
-pub struct Choice {
+pub struct MechanismChoice {
     /// The mechanism.
-    pub entry: &'static Entry,
+    pub entry: &'static MechanismEntry,
     /// Every knob.
     pub knobs: Knobs,
     /// The settings that differ from the defaults, `w=16,r=2`; none for the defaults.
@@ -29,9 +29,9 @@ pub enum ChooseError {
     Knob(#[from] KnobError),
 }
 
-impl Choice {
+impl MechanismChoice {
     /// A mechanism with its defaults.
-    pub fn default_of(entry: &'static Entry) -> Self {
+    pub fn default_of(entry: &'static MechanismEntry) -> Self {
         Self { entry, knobs: Knobs::defaults(entry.knobs), variant: None, named: Vec::new() }
     }
 
@@ -63,8 +63,8 @@ impl Choice {
 ///
 /// # Errors
 /// An unknown mechanism, knob or value; a pattern that matches nothing.
-pub fn choose(models: &Models) -> Result<Vec<Choice>, ChooseError> {
-    let mut choices: Vec<Choice> = Vec::new();
+pub fn choose(models: &Models) -> Result<Vec<MechanismChoice>, ChooseError> {
+    let mut choices: Vec<MechanismChoice> = Vec::new();
     for variant in &models.0 {
         for choice in choose_one(variant)? {
             if choices.iter().all(|known| (known.label(), &known.named) != (choice.label(), &choice.named)) {
@@ -75,11 +75,12 @@ pub fn choose(models: &Models) -> Result<Vec<Choice>, ChooseError> {
     Ok(choices)
 }
 
-fn choose_one(variant: &Variant) -> Result<Vec<Choice>, ChooseError> {
+fn choose_one(variant: &MechanismSpec) -> Result<Vec<MechanismChoice>, ChooseError> {
     let entries = entries();
     if variant.is_pattern() {
         let matching = entries.iter().filter(|entry| variant.matches(entry.name));
-        let choices: Vec<Choice> = matching.map(|entry| Choice::default_of(entry)).collect();
+        let choices: Vec<MechanismChoice> =
+            matching.map(|entry| MechanismChoice::default_of(entry)).collect();
         if choices.is_empty() {
             let names = entries.iter().map(|entry| entry.name).collect::<Vec<_>>().join(", ");
             return Err(ChooseError::Name(format!(
@@ -99,7 +100,7 @@ fn choose_one(variant: &Variant) -> Result<Vec<Choice>, ChooseError> {
     let said = |name: &str| name != "compat" && variant.knobs.iter().any(|(said, _)| said == name);
     let named = entry.knobs.iter().map(|knob| knob.name);
     let named = named.filter(|name| said(name) && !knobs.differs(entry.knobs, name)).collect();
-    Ok(vec![Choice { entry, knobs, variant: (!changes.is_empty()).then_some(changes), named }])
+    Ok(vec![MechanismChoice { entry, knobs, variant: (!changes.is_empty()).then_some(changes), named }])
 }
 
 #[cfg(test)]
@@ -109,7 +110,7 @@ mod tests {
 
     fn labels(text: &str) -> Result<String, String> {
         let choices = choose(&text.parse().unwrap()).map_err(|error| error.to_string())?;
-        Ok(choices.iter().map(Choice::label).collect::<Vec<_>>().join(" "))
+        Ok(choices.iter().map(MechanismChoice::label).collect::<Vec<_>>().join(" "))
     }
 
     #[test]

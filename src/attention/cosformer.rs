@@ -4,10 +4,10 @@
 //! [relu(x) sin a, relu(x) cos a] make the re-weighting linear in length.
 
 use super::knobs::{Kind, Knob, Knobs, Value};
-use super::{Entry, Growth, Idle, Needs, Paper, Shape, Support, feature};
+use super::{Growth, Idle, MechanismEntry, Needs, Paper, Shape, Support, feature};
 
 /// The table line.
-pub static ENTRY: Entry = Entry {
+pub static ENTRY: MechanismEntry = MechanismEntry {
     name: "cosformer",
     title: "cosFormer",
     paper: Paper {

@@ -4,11 +4,11 @@ use candle_core::{DType, Device, Result, Tensor, bail};
 
 use crate::kernel::heads::{Heads, Qkv};
 use crate::kernel::linear_attention::LinearAttention;
-use crate::kernel::linear_attention::decode::{self, Sums};
+use crate::kernel::linear_attention::decode::{self, LinearState};
 
 /// What one layer carries.
 #[derive(Debug)]
-pub struct State {
+pub struct DecodeState {
     /// Tokens so far.
     pub len: usize,
     held: Held,
@@ -19,10 +19,10 @@ enum Held {
     /// Keys and values [b h, room, d]; the token at position i lies at i mod room.
     Cache { k: Tensor, v: Tensor },
     /// The sums of a linear mechanism; none in front of the first token.
-    Sums(Option<Sums>),
+    Sums(Option<LinearState>),
 }
 
-impl State {
+impl DecodeState {
     /// An empty cache for the last `room` tokens of `batch` sequences.
     ///
     /// # Errors

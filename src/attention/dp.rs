@@ -8,12 +8,13 @@ use candle_core::Result;
 use super::knobs::{Kind, Knob, Knobs, Value};
 use super::long_short::{Extras, decoder_state};
 use super::{
-    Config, Cost, Entry, Exception, Growth, Mechanism, Needs, Property, Shape, Support, long_short, ls,
+    Cost, Exception, Growth, Mechanism, MechanismConfig, MechanismEntry, Needs, Property, Shape, Support,
+    long_short, ls,
 };
-use crate::nn::params::Builder;
+use crate::nn::params::ParamBuilder;
 
 /// The table line.
-pub static ENTRY: Entry = Entry {
+pub static ENTRY: MechanismEntry = MechanismEntry {
     name: "dp",
     title: "Dynamic projection",
     paper: ls::PAPER,
@@ -93,6 +94,6 @@ fn cost(knobs: &Knobs, shape: &Shape) -> Cost {
     Cost { state_bytes, ..long_short::cost(ls::projection(knobs, shape.causal), extras, shape) }
 }
 
-fn build(config: &Config, builder: &Builder) -> Result<Box<dyn Mechanism>> {
+fn build(config: &MechanismConfig, builder: &ParamBuilder) -> Result<Box<dyn Mechanism>> {
     ls::build_with(config, builder, 0)
 }

@@ -3,11 +3,13 @@
 
 use candle_core::{Device, Result, Tensor};
 
-use super::decode::State;
+use super::decode::DecodeState;
 use super::knobs::{Kind, Knob, Knobs, Value};
-use super::{Config, Cost, Input, Mechanism, Output, Shape};
-use crate::kernel::linear_attention::{Activation, Features, Guard, LinearAttention, linear_attention};
-use crate::nn::params::Builder;
+use super::{AttentionInput, AttentionOutput, Cost, Mechanism, MechanismConfig, Shape};
+use crate::kernel::linear_attention::{
+    FeatureActivation, Features, Guard, LinearAttention, linear_attention,
+};
+use crate::nn::params::ParamBuilder;
 use crate::pattern::Pattern;
 
 const GUARDS: &[&str] = &["clamp_min", "signed_clamp", "add"];
@@ -88,7 +90,7 @@ pub(super) fn read_guard(word: &str, eps: f64) -> Guard {
 }
 
 struct Kernel {
-    activation: Activation,
+    activation: FeatureActivation,
     reweight: bool,
     m: Option<usize>,
     max_len: usize,
@@ -100,13 +102,13 @@ struct Kernel {
 ///
 /// # Errors
 /// None.
-pub(super) fn build(config: &Config, _: &Builder) -> Result<Box<dyn Mechanism>> {
+pub(super) fn build(config: &MechanismConfig, _: &ParamBuilder) -> Result<Box<dyn Mechanism>> {
     let knobs = &config.knobs;
     let activation = match knobs.word("feature") {
-        "relu" => Activation::Relu,
-        "leaky_relu" => Activation::LeakyRelu(knobs.float("negative_slope")),
-        "elu1" => Activation::Elu1,
-        _ => Activation::Identity,
+        "relu" => FeatureActivation::Relu,
+        "leaky_relu" => FeatureActivation::LeakyRelu(knobs.float("negative_slope")),
+        "elu1" => FeatureActivation::Elu1,
+        _ => FeatureActivation::Identity,
     };
     Ok(Box::new(Kernel {
         activation,
@@ -119,18 +121,18 @@ pub(super) fn build(config: &Config, _: &Builder) -> Result<Box<dyn Mechanism>> 
 }
 
 impl Mechanism for Kernel {
-    fn forward(&self, input: &Input) -> Result<Output> {
+    fn forward(&self, input: &AttentionInput) -> Result<AttentionOutput> {
         let (_, _, keys, _) = input.qkv.value_dims()?;
         let longest = keys.max(input.qkv.q()?.dim(2)?);
         Ok(linear_attention(input.qkv, &self.call(input.mask, longest))?.into())
     }
 
-    fn start(&self, _: usize, _: usize, _: &Device) -> Result<Option<State>> {
-        Ok(self.causal.then(State::sums))
+    fn init_decode(&self, _: usize, _: usize, _: &Device) -> Result<Option<DecodeState>> {
+        Ok(self.causal.then(DecodeState::sums))
     }
 
     /// How long the sequence gets is not known on the way: without M it is the longest that the model is for.
-    fn step(&self, input: &Input, state: &mut State) -> Result<Output> {
+    fn decode_step(&self, input: &AttentionInput, state: &mut DecodeState) -> Result<AttentionOutput> {
         Ok(state.linear(input.qkv, &self.call(None, self.max_len))?.into())
     }
 }

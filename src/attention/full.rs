@@ -5,15 +5,18 @@
 
 use candle_core::{Device, Result};
 
-use super::decode::State;
+use super::decode::DecodeState;
 use super::knobs::Knobs;
-use super::{Config, Cost, Entry, Growth, Input, Mechanism, Needs, Output, Paper, Shape, Support};
+use super::{
+    AttentionInput, AttentionOutput, Cost, Growth, Mechanism, MechanismConfig, MechanismEntry, Needs, Paper,
+    Shape, Support,
+};
 use crate::kernel::attend::attend;
-use crate::nn::params::Builder;
+use crate::nn::params::ParamBuilder;
 use crate::pattern::Pattern;
 
 /// The table line.
-pub static ENTRY: Entry = Entry {
+pub static ENTRY: MechanismEntry = MechanismEntry {
     name: "full",
     title: "Full attention",
     paper: Paper {
@@ -62,22 +65,22 @@ struct Full {
     head_dim: usize,
 }
 
-fn build(config: &Config, _: &Builder) -> Result<Box<dyn Mechanism>> {
+fn build(config: &MechanismConfig, _: &ParamBuilder) -> Result<Box<dyn Mechanism>> {
     Ok(Box::new(Full { causal: config.causal, heads: config.heads, head_dim: config.head_dim }))
 }
 
 impl Mechanism for Full {
-    fn forward(&self, input: &Input) -> Result<Output> {
+    fn forward(&self, input: &AttentionInput) -> Result<AttentionOutput> {
         let (queries, keys) = input.lengths()?;
         let pattern = Pattern::full(queries, keys, self.causal);
         Ok(attend(input.qkv, &input.over(&pattern, self.head_dim))?.into())
     }
 
-    fn start(&self, batch: usize, room: usize, device: &Device) -> Result<Option<State>> {
-        self.causal.then(|| State::cache((batch, self.heads, self.head_dim), room, device)).transpose()
+    fn init_decode(&self, batch: usize, room: usize, device: &Device) -> Result<Option<DecodeState>> {
+        self.causal.then(|| DecodeState::cache((batch, self.heads, self.head_dim), room, device)).transpose()
     }
 
-    fn step(&self, input: &Input, state: &mut State) -> Result<Output> {
+    fn decode_step(&self, input: &AttentionInput, state: &mut DecodeState) -> Result<AttentionOutput> {
         Ok(state.attend(input.qkv)?.into())
     }
 }

@@ -1,10 +1,10 @@
 //! Linear attention without a feature map, an ablation of cosFormer (Qin et al. 2022, Table 1).
 
 use super::knobs::Knob;
-use super::{Entry, Growth, Needs, Paper, Support, feature};
+use super::{Growth, MechanismEntry, Needs, Paper, Support, feature};
 
 /// The table line.
-pub static ENTRY: Entry = Entry {
+pub static ENTRY: MechanismEntry = MechanismEntry {
     name: "identity-linear",
     title: "Identity linear attention",
     paper: Paper {

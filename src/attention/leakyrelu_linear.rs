@@ -1,10 +1,10 @@
 //! Linear attention with LeakyReLU features, an ablation of cosFormer (Qin et al. 2022, Table 1).
 
 use super::knobs::{Kind, Knob, Value};
-use super::{Entry, Growth, Needs, Paper, Support, feature};
+use super::{Growth, MechanismEntry, Needs, Paper, Support, feature};
 
 /// The table line.
-pub static ENTRY: Entry = Entry {
+pub static ENTRY: MechanismEntry = MechanismEntry {
     name: "leakyrelu-linear",
     title: "LeakyReLU linear attention",
     paper: Paper {

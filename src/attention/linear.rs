@@ -1,10 +1,10 @@
 //! Linear attention (Katharopoulos et al. 2020, eq. 4-12).
 
 use super::knobs::Knob;
-use super::{Entry, Growth, Needs, Paper, Support, feature};
+use super::{Growth, MechanismEntry, Needs, Paper, Support, feature};
 
 /// The table line.
-pub static ENTRY: Entry = Entry {
+pub static ENTRY: MechanismEntry = MechanismEntry {
     name: "linear",
     title: "Linear attention",
     paper: Paper {

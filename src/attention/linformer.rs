@@ -5,12 +5,12 @@
 use candle_core::{Result, bail};
 
 use super::knobs::{Kind, Knob, Knobs, Value};
-use super::long_short::{DualNorm, Extras, LongShort, Projection, Slots};
+use super::long_short::{DualNorm, Extras, LongShort, SlotProjection, Slots};
 use super::{
-    Config, Cost, Entry, Exception, Growth, Idle, Mechanism, Needs, Paper, Property, Shape, Support,
-    long_short,
+    Cost, Exception, Growth, Idle, Mechanism, MechanismConfig, MechanismEntry, Needs, Paper, Property, Shape,
+    Support, long_short,
 };
-use crate::nn::params::{Builder, Init, Spec};
+use crate::nn::params::{Init, ParamBuilder, ParamSpec};
 
 /// Where Linformer was published.
 pub(super) const PAPER: Paper = Paper {
@@ -57,7 +57,7 @@ pub(super) const PER_HEAD: Knob = Knob {
 };
 
 /// The table line.
-pub static ENTRY: Entry = Entry {
+pub static ENTRY: MechanismEntry = MechanismEntry {
     name: "linformer",
     title: "Linformer",
     paper: PAPER,
@@ -108,7 +108,9 @@ pub static ENTRY: Entry = Entry {
     validate,
     needs: |_| Needs::default(),
     cost,
-    pattern: |knobs, shape| Some(long_short::pattern(0, Projection::Learned { k: knobs.int("k") }, shape)),
+    pattern: |knobs, shape| {
+        Some(long_short::pattern(0, SlotProjection::Learned { k: knobs.int("k") }, shape))
+    },
     build: |config, builder| build_with(config, builder, 0),
 };
 
@@ -136,11 +138,15 @@ pub(super) fn validate(knobs: &Knobs, shape: &Shape) -> std::result::Result<(), 
 pub(super) fn cost(knobs: &Knobs, shape: &Shape) -> Cost {
     let extras =
         Extras { dual_ln: knobs.bool("dual_ln"), local_norm: true, window: knobs.int("w"), rel_pos: false };
-    long_short::cost(Projection::Learned { k: knobs.int("k") }, extras, shape)
+    long_short::cost(SlotProjection::Learned { k: knobs.int("k") }, extras, shape)
 }
 
 /// Builds Linformer with a window of `window` (0: none).
-pub(super) fn build_with(config: &Config, builder: &Builder, window: usize) -> Result<Box<dyn Mechanism>> {
+pub(super) fn build_with(
+    config: &MechanismConfig,
+    builder: &ParamBuilder,
+    window: usize,
+) -> Result<Box<dyn Mechanism>> {
     if config.causal {
         bail!("Linformer mixes all positions into its slots; it has no causal form");
     }
@@ -150,9 +156,9 @@ pub(super) fn build_with(config: &Config, builder: &Builder, window: usize) -> R
     let init = Init::normal(0.02);
     let slots = if knobs.bool("share_kv") {
         let own = if knobs.bool("per_layer") { builder.clone() } else { builder.root() };
-        Slots::Learned { keys: own.group(&[Spec::new("E", &shape, init)])?, values: None }
+        Slots::Learned { keys: own.group(&[ParamSpec::new("E", &shape, init)])?, values: None }
     } else {
-        let matrix = |name: &str| builder.group(&[Spec::new(name, &shape, init)]);
+        let matrix = |name: &str| builder.group(&[ParamSpec::new(name, &shape, init)]);
         Slots::Learned { keys: matrix("E")?, values: Some(matrix("F")?) }
     };
     let norm = if knobs.bool("dual_ln") { Some(DualNorm::build(config, builder)?) } else { None };

@@ -3,11 +3,11 @@
 //! Neither code nor equation was published; defined by analogy with Transformer-LS eq. 6 (and eq. 7 with `dual_ln`).
 
 use super::knobs::{Kind, Knob, Value};
-use super::long_short::{self, Projection};
-use super::{Entry, Exception, Growth, Needs, Property, Support, linformer, ls};
+use super::long_short::{self, SlotProjection};
+use super::{Exception, Growth, MechanismEntry, Needs, Property, Support, linformer, ls};
 
 /// The table line.
-pub static ENTRY: Entry = Entry {
+pub static ENTRY: MechanismEntry = MechanismEntry {
     name: "linformer-window",
     title: "Linformer + window",
     paper: ls::PAPER,
@@ -56,7 +56,7 @@ pub static ENTRY: Entry = Entry {
     needs: |_| Needs::default(),
     cost: linformer::cost,
     pattern: |knobs, shape| {
-        Some(long_short::pattern(knobs.int("w"), Projection::Learned { k: knobs.int("k") }, shape))
+        Some(long_short::pattern(knobs.int("w"), SlotProjection::Learned { k: knobs.int("k") }, shape))
     },
     build: |config, builder| linformer::build_with(config, builder, config.knobs.int("w")),
 };

@@ -6,17 +6,18 @@ use candle_core::{D, Result, Tensor};
 
 use super::knobs::{Kind, Knob, Knobs, Value};
 use super::{
-    Config, Cost, Entry, Exception, Growth, Input, Mechanism, Needs, Output, Paper, Property, Shape, Support,
+    AttentionInput, AttentionOutput, Cost, Exception, Growth, Mechanism, MechanismConfig, MechanismEntry,
+    Needs, Paper, Property, Shape, Support,
 };
 use crate::kernel::attend::attend;
-use crate::kernel::dropout::WeightDropout;
+use crate::kernel::dropout::AttentionDropout;
 use crate::kernel::heads::Heads;
 use crate::kernel::softmax::softmax;
-use crate::nn::params::Builder;
-use crate::pattern::{Group, KeySpan, Pattern, Rule, Span};
+use crate::nn::params::ParamBuilder;
+use crate::pattern::{KeySpan, Pattern, QueryGroup, Rule, Span};
 
 /// The table line.
-pub static ENTRY: Entry = Entry {
+pub static ENTRY: MechanismEntry = MechanismEntry {
     name: "local",
     title: "Local attention",
     paper: Paper {
@@ -108,7 +109,7 @@ fn pattern(len: usize, block: usize, causal: bool) -> Pattern {
     let rule = if causal { Rule::CAUSAL } else { Rule::All };
     let group = |start: usize| {
         let span = Span::range(start, (start + block).min(len));
-        Group { queries: span, keys: vec![KeySpan { span, rule }] }
+        QueryGroup { queries: span, keys: vec![KeySpan { span, rule }] }
     };
     Pattern::shared(len, len, 0, 0, (0..len).step_by(block).map(group).collect())
 }
@@ -123,7 +124,7 @@ fn strided(len: usize, block: usize) -> Pattern {
     let step = groups(len, block);
     let group = |start: usize| {
         let span = Span { start, len: (len - start).div_ceil(step), step };
-        Group { queries: span, keys: vec![KeySpan { span, rule: Rule::All }] }
+        QueryGroup { queries: span, keys: vec![KeySpan { span, rule: Rule::All }] }
     };
     Pattern::shared(len, len, 0, 0, (0..step.min(len)).map(group).collect())
 }
@@ -135,8 +136,8 @@ struct Local {
     head_dim: usize,
 }
 
-fn build(config: &Config, _: &Builder) -> Result<Box<dyn Mechanism>> {
-    let Config { knobs, causal, head_dim, .. } = config;
+fn build(config: &MechanismConfig, _: &ParamBuilder) -> Result<Box<dyn Mechanism>> {
+    let MechanismConfig { knobs, causal, head_dim, .. } = config;
     Ok(Box::new(Local {
         block: knobs.int("block"),
         released: released(knobs),
@@ -146,7 +147,7 @@ fn build(config: &Config, _: &Builder) -> Result<Box<dyn Mechanism>> {
 }
 
 impl Mechanism for Local {
-    fn forward(&self, input: &Input) -> Result<Output> {
+    fn forward(&self, input: &AttentionInput) -> Result<AttentionOutput> {
         if self.released {
             return Ok(Heads::Split(self.released_code(input)?).into());
         }
@@ -157,7 +158,7 @@ impl Mechanism for Local {
 
 impl Local {
     /// Token s nb + u is slot s of group u; slot s of group u carries mask entry u block + s.
-    fn released_code(&self, input: &Input) -> Result<Tensor> {
+    fn released_code(&self, input: &AttentionInput) -> Result<Tensor> {
         let (b, h, n, d) = input.qkv.q()?.dims4()?;
         let (groups, block) = (groups(n, self.block), self.block);
         let added = groups * block - n;
@@ -176,7 +177,7 @@ impl Local {
             }
             None => logits,
         };
-        let weights = WeightDropout::composed(input.dropout, softmax(&logits)?)?;
+        let weights = AttentionDropout::composed(input.dropout, softmax(&logits)?)?;
         let out = weights.matmul(&v)?.reshape((b, h, groups, block, d))?;
         out.transpose(2, 3)?.contiguous()?.reshape((b, h, groups * block, d))?.narrow(2, 0, n)
     }

@@ -7,15 +7,16 @@ use candle_core::Result;
 
 use super::knobs::{Kind, Knob, Knobs, Value};
 use super::{
-    Config, Cost, Entry, Growth, Idle, Input, Mechanism, Needs, Output, Paper, Projections, Shape, Support,
+    AttentionInput, AttentionOutput, Cost, Growth, Idle, Mechanism, MechanismConfig, MechanismEntry, Needs,
+    Paper, Projections, Shape, Support,
 };
 use crate::kernel::attend::attend;
 use crate::kernel::heads::Heads;
-use crate::nn::params::Builder;
-use crate::pattern::{Group, KeySpan, Pattern, Rule, Span};
+use crate::nn::params::ParamBuilder;
+use crate::pattern::{KeySpan, Pattern, QueryGroup, Rule, Span};
 
 /// The table line.
-pub static ENTRY: Entry = Entry {
+pub static ENTRY: MechanismEntry = MechanismEntry {
     name: "longformer",
     title: "Longformer",
     paper: Paper {
@@ -164,17 +165,20 @@ fn local(len: usize, band: Band, globals: &[usize]) -> Pattern {
         let seen = without(queries.start.saturating_sub(left), (end + right).min(len), globals);
         let global = globals.iter().filter(|&&position| !causal || position < end);
         let global = global.map(|&j| KeySpan { span: Span::range(j, j + 1), rule: everywhere });
-        Group { queries, keys: global.chain(seen.into_iter().map(|span| KeySpan { span, rule })).collect() }
+        QueryGroup {
+            queries,
+            keys: global.chain(seen.into_iter().map(|span| KeySpan { span, rule })).collect(),
+        }
     };
     let tiles = (0..len).step_by(tile).flat_map(|start| without(start, (start + tile).min(len), globals));
     Pattern::shared(len, len, 0, 0, tiles.map(group).collect())
 }
 
 /// Global queries, which see everything.
-fn global_groups(len: usize, globals: &[usize], causal: bool) -> Vec<Group> {
+fn global_groups(len: usize, globals: &[usize], causal: bool) -> Vec<QueryGroup> {
     let rule = if causal { Rule::CAUSAL } else { Rule::All };
     let all = KeySpan { span: Span::range(0, len), rule };
-    globals.iter().map(|&i| Group { queries: Span::range(i, i + 1), keys: vec![all] }).collect()
+    globals.iter().map(|&i| QueryGroup { queries: Span::range(i, i + 1), keys: vec![all] }).collect()
 }
 
 struct Longformer {
@@ -184,7 +188,7 @@ struct Longformer {
     head_dim: usize,
 }
 
-fn build(config: &Config, _: &Builder) -> Result<Box<dyn Mechanism>> {
+fn build(config: &MechanismConfig, _: &ParamBuilder) -> Result<Box<dyn Mechanism>> {
     Ok(Box::new(Longformer {
         knobs: config.knobs.clone(),
         band: Band::new(&config.knobs, config.causal),
@@ -194,7 +198,7 @@ fn build(config: &Config, _: &Builder) -> Result<Box<dyn Mechanism>> {
 }
 
 impl Mechanism for Longformer {
-    fn forward(&self, input: &Input) -> Result<Output> {
+    fn forward(&self, input: &AttentionInput) -> Result<AttentionOutput> {
         let (len, _) = input.lengths()?;
         let globals = globals(&self.knobs, len);
         let mut pattern = local(len, self.band, &globals);

@@ -8,13 +8,13 @@ use candle_core::{Result, bail};
 
 use super::knobs::{Kind, Knob, Knobs, Value};
 use super::long_short::{
-    DualNorm, Extras, LongShort, Positions, Projection, Slots, decoder_state, dynamic_group,
+    DualNorm, Extras, LongShort, Positions, SlotProjection, Slots, decoder_state, dynamic_group,
 };
 use super::{
-    Config, Cost, Entry, Exception, Growth, Idle, Mechanism, Needs, Paper, Property, Shape, Support,
-    long_short,
+    Cost, Exception, Growth, Idle, Mechanism, MechanismConfig, MechanismEntry, Needs, Paper, Property, Shape,
+    Support, long_short,
 };
-use crate::nn::params::{Builder, Init};
+use crate::nn::params::{Init, ParamBuilder};
 
 /// Where this family was published.
 pub(super) const PAPER: Paper = Paper {
@@ -61,7 +61,7 @@ pub(super) const MEM_COMPRESS: Knob = Knob {
 };
 
 /// The table line.
-pub static ENTRY: Entry = Entry {
+pub static ENTRY: MechanismEntry = MechanismEntry {
     name: "ls",
     title: "Transformer-LS",
     paper: PAPER,
@@ -145,12 +145,12 @@ pub(super) fn hidden(knobs: &Knobs) -> bool {
 }
 
 /// Where the slots come from, for pattern and cost.
-pub(super) fn projection(knobs: &Knobs, causal: bool) -> Projection {
+pub(super) fn projection(knobs: &Knobs, causal: bool) -> SlotProjection {
     let rank = knobs.int("r");
     if causal && rank > 0 {
-        Projection::Segments { rank, segment: knobs.int("l") }
+        SlotProjection::Segments { rank, segment: knobs.int("l") }
     } else {
-        Projection::Whole { rank }
+        SlotProjection::Whole { rank }
     }
 }
 
@@ -199,7 +199,11 @@ fn cost(knobs: &Knobs, shape: &Shape) -> Cost {
 }
 
 /// Builds `ls` or, with window 0, `dp`.
-pub(super) fn build_with(config: &Config, builder: &Builder, window: usize) -> Result<Box<dyn Mechanism>> {
+pub(super) fn build_with(
+    config: &MechanismConfig,
+    builder: &ParamBuilder,
+    window: usize,
+) -> Result<Box<dyn Mechanism>> {
     let knobs = &config.knobs;
     let (rank, e) = (knobs.int("r"), config.heads * config.head_dim);
     let hidden = hidden(knobs) && config.causal;

@@ -8,7 +8,8 @@ use candle_core::{Result, Tensor, bail};
 use super::knobs::{Kind, Knob, Knobs, Value};
 use super::ls::PAPER;
 use super::{
-    Config, Cost, Entry, Exception, Growth, Input, Mechanism, Needs, Output, Property, Shape, Support,
+    AttentionInput, AttentionOutput, Cost, Exception, Growth, Mechanism, MechanismConfig, MechanismEntry,
+    Needs, Property, Shape, Support,
 };
 use crate::kernel::attend::{Attend, attend};
 use crate::kernel::class_token::class_token;
@@ -18,8 +19,8 @@ use crate::kernel::norm::EPS;
 use crate::kernel::softmax::softmax;
 use crate::kernel::window_2d::{Keys, Window2d, bias_rows, key_side, window_2d};
 use crate::nn::norm::Norm;
-use crate::nn::params::{Builder, Init};
-use crate::pattern::{Grid, Pattern, Rule};
+use crate::nn::params::{Init, ParamBuilder};
+use crate::pattern::{Grid2d, Pattern, Rule};
 
 /// Window of a mechanism that stands alone; an image model has its own in every stage.
 const WINDOW: usize = 4;
@@ -27,7 +28,7 @@ const WINDOW: usize = 4;
 const SLOTS: usize = 8;
 
 /// The table line.
-pub static ENTRY: Entry = Entry {
+pub static ENTRY: MechanismEntry = MechanismEntry {
     name: "ls2d",
     title: "Transformer-LS on images",
     paper: PAPER,
@@ -100,7 +101,7 @@ fn validate(knobs: &Knobs, shape: &Shape) -> std::result::Result<(), String> {
     Ok(())
 }
 
-fn alone(knobs: &Knobs, grid: Grid, heads: usize, width: usize) -> LongShort2dConfig {
+fn alone(knobs: &Knobs, grid: Grid2d, heads: usize, width: usize) -> LongShort2dConfig {
     LongShort2dConfig {
         grid,
         w: of(knobs, "w", WINDOW),
@@ -135,8 +136,8 @@ struct Square {
     scores: Option<(Tensor, Tensor)>,
 }
 
-fn build(config: &Config, builder: &Builder) -> Result<Box<dyn Mechanism>> {
-    let Some(grid) = Grid::square(config.max_len) else {
+fn build(config: &MechanismConfig, builder: &ParamBuilder) -> Result<Box<dyn Mechanism>> {
+    let Some(grid) = Grid2d::square(config.max_len) else {
         bail!("{} positions are no square", config.max_len)
     };
     let sizes = alone(&config.knobs, grid, config.heads, config.heads * config.head_dim);
@@ -153,7 +154,7 @@ fn build(config: &Config, builder: &Builder) -> Result<Box<dyn Mechanism>> {
 }
 
 impl Mechanism for Square {
-    fn forward(&self, input: &Input) -> Result<Output> {
+    fn forward(&self, input: &AttentionInput) -> Result<AttentionOutput> {
         if input.mask.is_some() {
             bail!("an image has no padding");
         }
@@ -171,7 +172,7 @@ impl Mechanism for Square {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LongShort2dConfig {
     /// Rows and columns of the image tokens.
-    pub grid: Grid,
+    pub grid: Grid2d,
     /// Side of a square of queries; 0: no window.
     pub w: usize,
     /// Slots per head; 0: none.
@@ -250,7 +251,7 @@ impl LongShort2d {
     ///
     /// # Errors
     /// A configuration that cannot be built, given parameters that do not fit.
-    pub fn new(config: LongShort2dConfig, names: Names, builder: &Builder) -> Result<Self> {
+    pub fn new(config: LongShort2dConfig, names: Names, builder: &ParamBuilder) -> Result<Self> {
         config.validate().map_err(candle_core::Error::msg)?;
         let norm = |name: &str, wanted: bool| {
             (config.dual_ln && wanted).then(|| Norm::new(builder, name, config.width, EPS)).transpose()
@@ -346,11 +347,18 @@ mod tests {
             Knobs::parse("ls2d", ENTRY.knobs, [("w", "2"), ("r", "0"), ("dual_ln", "false")]).unwrap();
         let (heads, head_dim, side) = (2, 3, 5);
         let n = side * side;
-        let config =
-            Config { knobs: knobs.clone(), heads, head_dim, width: 6, max_len: n, causal: false, layer: 0 };
-        let mechanism = (ENTRY.build)(&config, &Builder::seeded(1, &Device::Cpu, false)).unwrap();
+        let config = MechanismConfig {
+            knobs: knobs.clone(),
+            heads,
+            head_dim,
+            width: 6,
+            max_len: n,
+            causal: false,
+            layer: 0,
+        };
+        let mechanism = (ENTRY.build)(&config, &ParamBuilder::seeded(1, &Device::Cpu, false)).unwrap();
         let normal = |seed| {
-            crate::device::rng::Stream::new(seed, "x").normal_tensor(
+            crate::device::rng::RngStream::new(seed, "x").normal_tensor(
                 (1, heads, n, head_dim),
                 0.0,
                 1.0,
@@ -358,7 +366,7 @@ mod tests {
             )
         };
         let zero = Tensor::zeros((1, heads, n, head_dim), DType::F32, &Device::Cpu).unwrap();
-        let grid = Grid { rows: side, cols: side };
+        let grid = Grid2d { rows: side, cols: side };
         let shape = Shape { grid: Some(grid), queries: n, keys: n, ..Shape::default() };
         let (pattern, order) = ((ENTRY.pattern)(&knobs, &shape).unwrap(), grid.window_order(2));
         for key in [0, 7, 24] {
@@ -367,7 +375,7 @@ mod tests {
             let v =
                 (&zero + Tensor::from_vec(values, (1, heads, n, head_dim), &Device::Cpu).unwrap()).unwrap();
             let qkv = Qkv::separate(normal(1).unwrap(), normal(2).unwrap(), v);
-            let out = mechanism.forward(&Input::new(&qkv)).unwrap().out.split().unwrap();
+            let out = mechanism.forward(&AttentionInput::new(&qkv)).unwrap().out.split().unwrap();
             let weights = out.get(0).unwrap().get(0).unwrap().narrow(1, 0, 1).unwrap().flatten_all().unwrap();
             let weights = weights.to_vec1::<f32>().unwrap();
             for (query, &position) in order.iter().enumerate() {

@@ -1,6 +1,6 @@
 //! The zoo: one file per attention mechanism, one line each in [`TABLE`].
 //!
-//! An [`Entry`] is data; everything that iterates the zoo (help, `list`, `check`, property tests, benches,
+//! An [`MechanismEntry`] is data; everything that iterates the zoo (help, `list`, `check`, property tests, benches,
 //! reports) iterates [`entries`]. To add a mechanism: write `attention/<name>.rs` with a `pub static ENTRY`
 //! and add its line to `TABLE`.
 
@@ -37,15 +37,15 @@ use candle_core::{Device, Result, Tensor};
 
 use crate::config::registry::Registry;
 use crate::kernel::attend::Attend;
-use crate::kernel::dropout::WeightDropout;
+use crate::kernel::dropout::AttentionDropout;
 use crate::kernel::heads::{Heads, Qkv};
-use crate::nn::params::Builder;
-use crate::pattern::{Grid, Pattern};
-use decode::State;
+use crate::nn::params::ParamBuilder;
+use crate::pattern::{Grid2d, Pattern};
+use decode::DecodeState;
 use knobs::{Knob, Knobs};
 
 /// Every mechanism of the crate.
-pub static TABLE: &[&Entry] = &[
+pub static TABLE: &[&MechanismEntry] = &[
     &full::ENTRY,
     &window::ENTRY,
     &local::ENTRY,
@@ -71,7 +71,7 @@ pub static TABLE: &[&Entry] = &[
     &transformer_xl::ENTRY,
 ];
 
-static ALL: Registry<Entry> = Registry::new(TABLE);
+static ALL: Registry<MechanismEntry> = Registry::new(TABLE);
 
 /// A publication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,7 +146,7 @@ pub struct Shape {
     /// Whether a class token comes as an input of its own.
     pub cls: bool,
     /// The grid that the positions stand on; absent: a line.
-    pub grid: Option<Grid>,
+    pub grid: Option<Grid2d>,
 }
 
 /// What one attention call costs, computed from its shape.
@@ -215,7 +215,7 @@ pub struct Idle {
 }
 
 /// One attention mechanism, as data.
-pub struct Entry {
+pub struct MechanismEntry {
     /// Name in CLI, TOML and CSV.
     pub name: &'static str,
     /// Name in prose.
@@ -249,10 +249,10 @@ pub struct Entry {
     /// Who sees whom, for mechanisms that are a pattern (`None` where every pair may interact).
     pub pattern: fn(&Knobs, &Shape) -> Option<Pattern>,
     /// Builds the mechanism with its parameters and constants.
-    pub build: fn(&Config, &Builder) -> Result<Box<dyn Mechanism>>,
+    pub build: fn(&MechanismConfig, &ParamBuilder) -> Result<Box<dyn Mechanism>>,
 }
 
-impl Entry {
+impl MechanismEntry {
     /// What speaks against `knobs` at `shape`: values that do not fit, and ones that are set without effect.
     ///
     /// # Errors
@@ -272,7 +272,7 @@ impl Entry {
 
 /// What a mechanism is built for.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct MechanismConfig {
     /// Settings.
     pub knobs: Knobs,
     /// Heads.
@@ -290,7 +290,7 @@ pub struct Config {
 }
 
 /// Inputs of one call.
-pub struct Input<'a> {
+pub struct AttentionInput<'a> {
     /// Projected queries, keys, values.
     pub qkv: &'a Qkv,
     /// Layer input [b, t, e], after any pre-norm; where [`Needs::x`].
@@ -304,10 +304,10 @@ pub struct Input<'a> {
     /// Cached positions in front of keys, values and x.
     pub memory: usize,
     /// Dropout of the attention weights, for mechanisms with [`Support::dropout`].
-    pub dropout: Option<WeightDropout>,
+    pub dropout: Option<AttentionDropout>,
 }
 
-impl<'a> Input<'a> {
+impl<'a> AttentionInput<'a> {
     /// Inputs without mask, class token or memory.
     pub fn new(qkv: &'a Qkv) -> Self {
         Self { qkv, x: None, mask: None, cls: None, global: None, memory: 0, dropout: None }
@@ -328,14 +328,14 @@ impl<'a> Input<'a> {
 }
 
 /// Results of one call.
-pub struct Output {
+pub struct AttentionOutput {
     /// The attended values.
     pub out: Heads,
-    /// The class token's, where [`Input::cls`] was given.
+    /// The class token's, where [`AttentionInput::cls`] was given.
     pub cls: Option<Heads>,
 }
 
-impl From<Heads> for Output {
+impl From<Heads> for AttentionOutput {
     fn from(out: Heads) -> Self {
         Self { out, cls: None }
     }
@@ -347,43 +347,43 @@ pub trait Mechanism: Send + Sync {
     ///
     /// # Errors
     /// Inputs that do not fit the configuration.
-    fn forward(&self, input: &Input) -> Result<Output>;
+    fn forward(&self, input: &AttentionInput) -> Result<AttentionOutput>;
 
     /// Keys and values side by side as the softmax meets them: those of positions [b, t, 2 e] and those of slots
     /// [b, s, 2 e]. Nothing where a mechanism does not mix the two.
     ///
     /// # Errors
     /// As [`Self::forward`].
-    fn mixed(&self, _input: &Input) -> Result<Option<(Tensor, Tensor)>> {
+    fn softmax_inputs(&self, _input: &AttentionInput) -> Result<Option<(Tensor, Tensor)>> {
         Ok(None)
     }
 
     /// The state in front of the first of up to `room` tokens of `batch` sequences. Nothing where a mechanism is not causal or
     /// has no form here that goes on token by token.
-    fn start(&self, _batch: usize, _room: usize, _device: &Device) -> Result<Option<State>> {
+    fn init_decode(&self, _batch: usize, _room: usize, _device: &Device) -> Result<Option<DecodeState>> {
         Ok(None)
     }
 
-    /// Attends the next token of a sequence, which [`Input`] has alone: [`Self::forward`] at its position.
+    /// Attends the next token of a sequence, which [`AttentionInput`] has alone: [`Self::forward`] at its position.
     ///
     /// # Errors
-    /// A mechanism that [`Self::start`] gives nothing for; a state of another one.
-    fn step(&self, _input: &Input, _state: &mut State) -> Result<Output> {
+    /// A mechanism that [`Self::init_decode`] gives nothing for; a state of another one.
+    fn decode_step(&self, _input: &AttentionInput, _state: &mut DecodeState) -> Result<AttentionOutput> {
         candle_core::bail!("this mechanism has no form that decodes token by token")
     }
 }
 
 /// Adds a mechanism at run time (a library user's own, or a test's).
-pub fn register(entry: &'static Entry) {
+pub fn register(entry: &'static MechanismEntry) {
     ALL.add(entry);
 }
 
 /// Every mechanism: the table, then the registered ones.
-pub fn entries() -> Vec<&'static Entry> {
+pub fn entries() -> Vec<&'static MechanismEntry> {
     ALL.all()
 }
 
 /// The mechanism called `name`.
-pub fn find(name: &str) -> Option<&'static Entry> {
+pub fn find(name: &str) -> Option<&'static MechanismEntry> {
     entries().into_iter().find(|entry| entry.name == name)
 }

@@ -7,17 +7,18 @@ use candle_core::{Result, Tensor, bail};
 
 use super::knobs::{Kind, Knob, Knobs, Value};
 use super::{
-    Config, Cost, Entry, Exception, Growth, Input, Mechanism, Needs, Output, Paper, Property, Shape, Support,
+    AttentionInput, AttentionOutput, Cost, Exception, Growth, Mechanism, MechanismConfig, MechanismEntry,
+    Needs, Paper, Property, Shape, Support,
 };
 use crate::kernel::attend::{Attend, attend};
 use crate::kernel::heads::{Heads, merge};
 use crate::kernel::masking::zero_hidden_rows;
-use crate::kernel::nystrom::{Landmarks, Start, nystrom};
-use crate::nn::params::{Builder, Init};
+use crate::kernel::nystrom::{InverseInit, Landmarks, nystrom};
+use crate::nn::params::{Init, ParamBuilder};
 use crate::pattern::Pattern;
 
 /// The table line.
-pub static ENTRY: Entry = Entry {
+pub static ENTRY: MechanismEntry = MechanismEntry {
     name: "nystrom",
     title: "Nystromformer",
     paper: Paper {
@@ -126,12 +127,12 @@ struct Nystrom {
     conv: Option<Tensor>, // [h, taps]
 }
 
-fn build(config: &Config, builder: &Builder) -> Result<Box<dyn Mechanism>> {
+fn build(config: &MechanismConfig, builder: &ParamBuilder) -> Result<Box<dyn Mechanism>> {
     if config.causal {
         bail!("nystrom has no causal form");
     }
     let knobs = &config.knobs;
-    let start = if knobs.word("init") == "original" { Start::Original } else { Start::PerMatrix };
+    let start = if knobs.word("init") == "original" { InverseInit::Original } else { InverseInit::PerMatrix };
     let spec = Landmarks { count: knobs.int("landmarks"), iterations: knobs.int("n_iter"), start };
     let conv = match knobs.int("conv_kernel") {
         0 => None,
@@ -145,7 +146,7 @@ fn build(config: &Config, builder: &Builder) -> Result<Box<dyn Mechanism>> {
 }
 
 impl Mechanism for Nystrom {
-    fn forward(&self, input: &Input) -> Result<Output> {
+    fn forward(&self, input: &AttentionInput) -> Result<AttentionOutput> {
         let n = input.qkv.value_dims()?.2;
         let queries = input.qkv.q()?.dim(2)?;
         if queries != n {

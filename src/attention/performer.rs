@@ -6,19 +6,19 @@
 
 use candle_core::{Device, Result, Tensor, bail};
 
-use super::decode::State;
+use super::decode::DecodeState;
 use super::knobs::{Kind, Knob, Knobs, Value};
 use super::{
-    Config, Cost, Entry, Exception, Growth, Input, Mechanism, Needs, Output, Paper, Property, Shape, Support,
-    feature,
+    AttentionInput, AttentionOutput, Cost, Exception, Growth, Mechanism, MechanismConfig, MechanismEntry,
+    Needs, Paper, Property, Shape, Support, feature,
 };
-use crate::device::rng::Stream;
+use crate::device::rng::RngStream;
 use crate::kernel::linear_attention::decode::recurrent;
 use crate::kernel::linear_attention::{Favor, Features, Guard, LinearAttention, linear_attention};
-use crate::nn::params::Builder;
+use crate::nn::params::ParamBuilder;
 
 /// The table line.
-pub static ENTRY: Entry = Entry {
+pub static ENTRY: MechanismEntry = MechanismEntry {
     name: "performer",
     title: "Performer",
     paper: Paper {
@@ -116,7 +116,7 @@ struct Performer {
     causal: bool,
 }
 
-fn build(config: &Config, builder: &Builder) -> Result<Box<dyn Mechanism>> {
+fn build(config: &MechanismConfig, builder: &ParamBuilder) -> Result<Box<dyn Mechanism>> {
     let (knobs, d) = (&config.knobs, config.head_dim);
     let m = knobs.int("m");
     let omega = builder.constant("omega", |stream, device| orthogonal(stream, m, d, device))?;
@@ -136,15 +136,15 @@ fn build(config: &Config, builder: &Builder) -> Result<Box<dyn Mechanism>> {
 }
 
 impl Mechanism for Performer {
-    fn forward(&self, input: &Input) -> Result<Output> {
+    fn forward(&self, input: &AttentionInput) -> Result<AttentionOutput> {
         Ok(linear_attention(input.qkv, &self.call(input.mask))?.into())
     }
 
-    fn start(&self, _: usize, _: usize, _: &Device) -> Result<Option<State>> {
-        Ok(recurrent(&self.call(None)).then(State::sums))
+    fn init_decode(&self, _: usize, _: usize, _: &Device) -> Result<Option<DecodeState>> {
+        Ok(recurrent(&self.call(None)).then(DecodeState::sums))
     }
 
-    fn step(&self, input: &Input, state: &mut State) -> Result<Output> {
+    fn decode_step(&self, input: &AttentionInput, state: &mut DecodeState) -> Result<AttentionOutput> {
         Ok(state.linear(input.qkv, &self.call(None))?.into())
     }
 }
@@ -163,9 +163,9 @@ impl Performer {
 
 /// `m` directions in `d` dimensions: blocks of `d` orthogonal rows (Gram-Schmidt on normal vectors), each row
 /// as long as an independent normal vector.
-fn orthogonal(stream: &mut Stream, m: usize, d: usize, device: &Device) -> Result<Tensor> {
+fn orthogonal(stream: &mut RngStream, m: usize, d: usize, device: &Device) -> Result<Tensor> {
     let mut rows: Vec<f32> = Vec::with_capacity(m * d);
-    let normal = |stream: &mut Stream| (0..d).map(|_| stream.normal()).collect::<Vec<f64>>();
+    let normal = |stream: &mut RngStream| (0..d).map(|_| stream.normal()).collect::<Vec<f64>>();
     let mut block: Vec<Vec<f64>> = Vec::new();
     for _ in 0..m {
         if block.len() == d {
@@ -196,7 +196,7 @@ mod tests {
     #[test]
     fn directions_are_orthogonal_in_blocks_and_as_long_as_normal_vectors() {
         let (m, d) = (21, 8);
-        let rows = orthogonal(&mut Stream::new(1, "omega"), m, d, &Device::Cpu).unwrap();
+        let rows = orthogonal(&mut RngStream::new(1, "omega"), m, d, &Device::Cpu).unwrap();
         let gram = rows.matmul(&rows.t().unwrap()).unwrap().to_vec2::<f32>().unwrap();
         for (i, line) in gram.iter().enumerate() {
             for (j, dot) in line.iter().enumerate() {
@@ -205,7 +205,7 @@ mod tests {
                 }
             }
         }
-        let many = orthogonal(&mut Stream::new(1, "omega"), 4000, d, &Device::Cpu).unwrap();
+        let many = orthogonal(&mut RngStream::new(1, "omega"), 4000, d, &Device::Cpu).unwrap();
         let square = many.sqr().unwrap().mean_all().unwrap().to_scalar::<f32>().unwrap();
         assert!((square - 1.0).abs() < 0.05, "{square}");
     }

@@ -6,14 +6,14 @@ use candle_core::{Result, Tensor, bail};
 
 use super::knobs::{Kind, Knob, Knobs, Value};
 use super::{
-    Config, Cost, Entry, Exception, Growth, Input, Mechanism, Needs, Output, Paper, Projections, Property,
-    Shape, Support,
+    AttentionInput, AttentionOutput, Cost, Exception, Growth, Mechanism, MechanismConfig, MechanismEntry,
+    Needs, Paper, Projections, Property, Shape, Support,
 };
 use crate::kernel::lsh::{Lsh, lsh};
-use crate::nn::params::Builder;
+use crate::nn::params::ParamBuilder;
 
 /// The table line.
-pub static ENTRY: Entry = Entry {
+pub static ENTRY: MechanismEntry = MechanismEntry {
     name: "reformer",
     title: "Reformer",
     paper: Paper {
@@ -135,7 +135,7 @@ struct Reformer {
     causal: bool,
 }
 
-fn build(config: &Config, builder: &Builder) -> Result<Box<dyn Mechanism>> {
+fn build(config: &MechanismConfig, builder: &ParamBuilder) -> Result<Box<dyn Mechanism>> {
     let knobs = &config.knobs;
     let (chunk, factors) = (knobs.int("chunk"), factors(knobs, config.max_len));
     let halves = factors.iter().map(|factor| factor / 2).sum();
@@ -154,7 +154,7 @@ fn build(config: &Config, builder: &Builder) -> Result<Box<dyn Mechanism>> {
 }
 
 impl Mechanism for Reformer {
-    fn forward(&self, input: &Input) -> Result<Output> {
+    fn forward(&self, input: &AttentionInput) -> Result<AttentionOutput> {
         let n = input.qkv.value_dims()?.2;
         if n > self.chunk && n > self.max_len && self.rotations.is_none() {
             bail!("this reformer was built for at most {} positions, not {n}", self.max_len);

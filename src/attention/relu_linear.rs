@@ -1,10 +1,10 @@
 //! cosFormer without re-weighting (Qin et al. 2022, eq. 8-9 and the ablation of Table 6).
 
 use super::knobs::Knob;
-use super::{Entry, Growth, Needs, Paper, Support, feature};
+use super::{Growth, MechanismEntry, Needs, Paper, Support, feature};
 
 /// The table line.
-pub static ENTRY: Entry = Entry {
+pub static ENTRY: MechanismEntry = MechanismEntry {
     name: "relu-linear",
     title: "ReLU linear attention",
     paper: Paper {

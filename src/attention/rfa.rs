@@ -3,15 +3,18 @@
 
 use candle_core::{Device, Result, Tensor, bail};
 
-use super::decode::State;
+use super::decode::DecodeState;
 use super::knobs::{Kind, Knob, Knobs, Value};
-use super::{Config, Cost, Entry, Growth, Input, Mechanism, Needs, Output, Paper, Shape, Support, feature};
+use super::{
+    AttentionInput, AttentionOutput, Cost, Growth, Mechanism, MechanismConfig, MechanismEntry, Needs, Paper,
+    Shape, Support, feature,
+};
 use crate::kernel::linear;
 use crate::kernel::linear_attention::{Features, Guard, LinearAttention, RandomKernel, linear_attention};
-use crate::nn::params::{Builder, Init};
+use crate::nn::params::{Init, ParamBuilder};
 
 /// The table line.
-pub static ENTRY: Entry = Entry {
+pub static ENTRY: MechanismEntry = MechanismEntry {
     name: "rfa",
     title: "Random Feature Attention",
     paper: Paper {
@@ -144,7 +147,7 @@ struct Rfa {
     causal: bool,
 }
 
-fn build(config: &Config, builder: &Builder) -> Result<Box<dyn Mechanism>> {
+fn build(config: &MechanismConfig, builder: &ParamBuilder) -> Result<Box<dyn Mechanism>> {
     let (knobs, h, d) = (&config.knobs, config.heads, config.head_dim);
     let p = knobs.int("proj_dim");
     let proj =
@@ -182,22 +185,26 @@ fn build(config: &Config, builder: &Builder) -> Result<Box<dyn Mechanism>> {
 }
 
 impl Mechanism for Rfa {
-    fn forward(&self, input: &Input) -> Result<Output> {
+    fn forward(&self, input: &AttentionInput) -> Result<AttentionOutput> {
         self.with_call(input, |call| Ok(linear_attention(input.qkv, call)?.into()))
     }
 
-    fn start(&self, _: usize, _: usize, _: &Device) -> Result<Option<State>> {
-        Ok(self.causal.then(State::sums))
+    fn init_decode(&self, _: usize, _: usize, _: &Device) -> Result<Option<DecodeState>> {
+        Ok(self.causal.then(DecodeState::sums))
     }
 
-    fn step(&self, input: &Input, state: &mut State) -> Result<Output> {
+    fn decode_step(&self, input: &AttentionInput, state: &mut DecodeState) -> Result<AttentionOutput> {
         self.with_call(input, |call| Ok(state.linear(input.qkv, call)?.into()))
     }
 }
 
 impl Rfa {
     /// What is computed from `input`.
-    fn with_call<T>(&self, input: &Input, then: impl FnOnce(&LinearAttention) -> Result<T>) -> Result<T> {
+    fn with_call<T>(
+        &self,
+        input: &AttentionInput,
+        then: impl FnOnce(&LinearAttention) -> Result<T>,
+    ) -> Result<T> {
         let weight = match &self.sigma {
             Some(sigma) => self.proj.broadcast_mul(&sigma.unsqueeze(1)?)?,
             None => self.proj.clone(),

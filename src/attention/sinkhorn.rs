@@ -7,15 +7,15 @@ use candle_core::{Result, bail};
 
 use super::knobs::{Kind, Knob, Knobs, Value};
 use super::{
-    Config, Cost, Entry, Exception, Growth, Idle, Input, Mechanism, Needs, Output, Paper, Property, Shape,
-    Support,
+    AttentionInput, AttentionOutput, Cost, Exception, Growth, Idle, Mechanism, MechanismConfig,
+    MechanismEntry, Needs, Paper, Property, Shape, Support,
 };
-use crate::kernel::group::Group;
-use crate::kernel::sinkhorn::{Activation, Sinkhorn, Sorting, sinkhorn};
-use crate::nn::params::{Builder, Init, Spec};
+use crate::kernel::group::ParamGroup;
+use crate::kernel::sinkhorn::{Sinkhorn, SortNorm, Sorting, sinkhorn};
+use crate::nn::params::{Init, ParamBuilder, ParamSpec};
 
 /// The table line.
-pub static ENTRY: Entry = Entry {
+pub static ENTRY: MechanismEntry = MechanismEntry {
     name: "sinkhorn",
     title: "Sinkhorn Transformer",
     paper: Paper {
@@ -180,13 +180,13 @@ fn cost(knobs: &Knobs, shape: &Shape) -> Cost {
 struct Layer {
     block: usize,
     temperature: f64,
-    activation: Activation,
+    activation: SortNorm,
     concat: bool,
     released: bool,
-    group: Group,
+    group: ParamGroup,
 }
 
-fn build(config: &Config, builder: &Builder) -> Result<Box<dyn Mechanism>> {
+fn build(config: &MechanismConfig, builder: &ParamBuilder) -> Result<Box<dyn Mechanism>> {
     if config.causal {
         bail!("sinkhorn has no causal form");
     }
@@ -199,8 +199,8 @@ fn build(config: &Config, builder: &Builder) -> Result<Box<dyn Mechanism>> {
         // lecun normal, as in the Long Range Arena code
         let init = Init::normal(1.0 / (inputs as f64).sqrt());
         [
-            Spec::new(&format!("sort_w{suffix}"), &[heads, inputs, outputs], init),
-            Spec::new(&format!("sort_b{suffix}"), &[heads, outputs], Init::ZERO),
+            ParamSpec::new(&format!("sort_w{suffix}"), &[heads, inputs, outputs], init),
+            ParamSpec::new(&format!("sort_b{suffix}"), &[heads, outputs], Init::ZERO),
         ]
     };
     let hidden = knobs.opt_int("hidden").unwrap_or(d);
@@ -210,15 +210,15 @@ fn build(config: &Config, builder: &Builder) -> Result<Box<dyn Mechanism>> {
     };
     let group = builder.group(&specs)?;
     let activation = match knobs.word("sort_activation") {
-        "softmax" => Activation::Softmax,
-        _ => Activation::Sinkhorn(knobs.int("iters")),
+        "softmax" => SortNorm::Softmax,
+        _ => SortNorm::Sinkhorn(knobs.int("iters")),
     };
     let (temperature, concat) = (knobs.float("temperature"), knobs.word("combine") == "concat");
     Ok(Box::new(Layer { block, temperature, activation, concat, released, group }))
 }
 
 impl Mechanism for Layer {
-    fn forward(&self, input: &Input) -> Result<Output> {
+    fn forward(&self, input: &AttentionInput) -> Result<AttentionOutput> {
         let (n, queries) = (input.qkv.value_dims()?.2, input.qkv.q()?.dim(2)?);
         if queries != n {
             bail!("sinkhorn needs as many queries as keys, not {queries} and {n}");

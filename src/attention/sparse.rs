@@ -8,15 +8,15 @@ use candle_core::Result;
 
 use super::knobs::{Kind, Knob, Knobs, Value};
 use super::{
-    Config, Cost, Entry, Exception, Growth, Idle, Input, Mechanism, Needs, Output, Paper, Property, Shape,
-    Support,
+    AttentionInput, AttentionOutput, Cost, Exception, Growth, Idle, Mechanism, MechanismConfig,
+    MechanismEntry, Needs, Paper, Property, Shape, Support,
 };
 use crate::kernel::attend::attend;
-use crate::nn::params::Builder;
-use crate::pattern::{Group, KeySpan, Pattern, Rule, Span};
+use crate::nn::params::ParamBuilder;
+use crate::pattern::{KeySpan, Pattern, QueryGroup, Rule, Span};
 
 /// The table line.
-pub static ENTRY: Entry = Entry {
+pub static ENTRY: MechanismEntry = MechanismEntry {
     name: "sparse",
     title: "Sparse Transformer",
     paper: Paper {
@@ -148,7 +148,7 @@ impl Kinds {
     }
 
     /// The groups of positions `first..len`, the pattern starting at `first`.
-    fn groups(self, first: usize, len: usize, causal: bool) -> Vec<Group> {
+    fn groups(self, first: usize, len: usize, causal: bool) -> Vec<QueryGroup> {
         match self {
             Self::Fixed { block, c } => {
                 (first..len).step_by(block).map(|start| fixed(first, start, len, block, c, causal)).collect()
@@ -165,7 +165,7 @@ impl Kinds {
 }
 
 /// One block of the fixed pattern: itself and the summary columns of the other blocks.
-fn fixed(first: usize, start: usize, len: usize, block: usize, c: usize, causal: bool) -> Group {
+fn fixed(first: usize, start: usize, len: usize, block: usize, c: usize, causal: bool) -> QueryGroup {
     let queries = Span::range(start, (start + block).min(len));
     let own = KeySpan { span: queries, rule: if causal { Rule::CAUSAL } else { Rule::All } };
     let next = start + block;
@@ -176,11 +176,11 @@ fn fixed(first: usize, start: usize, len: usize, block: usize, c: usize, causal:
         [before, Span { start: next + column, len: rest, step: block }]
     });
     let others = others.filter(|span| span.len > 0).map(|span| KeySpan { span, rule: Rule::All });
-    Group { queries, keys: std::iter::once(own).chain(others).collect() }
+    QueryGroup { queries, keys: std::iter::once(own).chain(others).collect() }
 }
 
 /// Queries `at..` of a residue class: their class, and their neighbourhoods without it.
-fn strided(first: usize, class: Span, at: usize, len: usize, local: usize, causal: bool) -> Group {
+fn strided(first: usize, class: Span, at: usize, len: usize, local: usize, causal: bool) -> QueryGroup {
     let queries = Span { start: class.at(at), len: (class.len - at).min(CLASS_TILE), step: class.step };
     let last = queries.at(queries.len - 1);
     let reach = local - 1;
@@ -188,7 +188,7 @@ fn strided(first: usize, class: Span, at: usize, len: usize, local: usize, causa
     let near = Span::range(queries.start.saturating_sub(reach).max(first), (last + right + 1).min(len));
     let band = Rule::Band { left: Some(reach), right: Some(right), skip: Some(class.step) };
     let rule = if causal { Rule::CAUSAL } else { Rule::All };
-    Group { queries, keys: vec![KeySpan { span: class, rule }, KeySpan { span: near, rule: band }] }
+    QueryGroup { queries, keys: vec![KeySpan { span: class, rule }, KeySpan { span: near, rule: band }] }
 }
 
 fn pattern(kinds: Kinds, cls: bool, len: usize, causal: bool) -> Pattern {
@@ -200,7 +200,7 @@ fn pattern(kinds: Kinds, cls: bool, len: usize, causal: bool) -> Pattern {
             group.keys.push(token);
         }
         let all = KeySpan { span: Span::range(0, len), rule: Rule::All };
-        groups.push(Group { queries: Span::range(0, 1), keys: vec![all] });
+        groups.push(QueryGroup { queries: Span::range(0, 1), keys: vec![all] });
     }
     Pattern::shared(len, len, 0, 0, groups)
 }
@@ -246,14 +246,14 @@ struct Sparse {
     head_dim: usize,
 }
 
-fn build(config: &Config, _: &Builder) -> Result<Box<dyn Mechanism>> {
-    let Config { knobs, causal, head_dim, .. } = config;
+fn build(config: &MechanismConfig, _: &ParamBuilder) -> Result<Box<dyn Mechanism>> {
+    let MechanismConfig { knobs, causal, head_dim, .. } = config;
     let (causal, head_dim) = (*causal, *head_dim);
     Ok(Box::new(Sparse { kinds: Kinds::new(knobs), cls: knobs.bool("cls"), causal, head_dim }))
 }
 
 impl Mechanism for Sparse {
-    fn forward(&self, input: &Input) -> Result<Output> {
+    fn forward(&self, input: &AttentionInput) -> Result<AttentionOutput> {
         let pattern = pattern(self.kinds, self.cls, input.lengths()?.0, self.causal);
         Ok(attend(input.qkv, &input.over(&pattern, self.head_dim))?.into())
     }

@@ -7,17 +7,17 @@ use candle_core::{Result, Tensor, bail};
 
 use super::knobs::{Kind, Knob, Knobs, Value};
 use super::{
-    Config, Cost, Entry, Exception, Growth, Idle, Input, Mechanism, Needs, Output, Paper, Projections,
-    Property, Shape, Support,
+    AttentionInput, AttentionOutput, Cost, Exception, Growth, Idle, Mechanism, MechanismConfig,
+    MechanismEntry, Needs, Paper, Projections, Property, Shape, Support,
 };
 use crate::kernel::attend::{Attend, attend};
 use crate::kernel::heads::{Heads, Qkv};
 use crate::kernel::masking::zero_hidden_rows;
-use crate::nn::params::{Builder, Init};
+use crate::nn::params::{Init, ParamBuilder};
 use crate::pattern::Pattern;
 
 /// The table line.
-pub static ENTRY: Entry = Entry {
+pub static ENTRY: MechanismEntry = MechanismEntry {
     name: "synthesizer",
     title: "Synthesizer",
     paper: Paper {
@@ -200,7 +200,7 @@ struct Synthesizer {
     max_len: usize,
 }
 
-fn build(config: &Config, builder: &Builder) -> Result<Box<dyn Mechanism>> {
+fn build(config: &MechanismConfig, builder: &ParamBuilder) -> Result<Box<dyn Mechanism>> {
     let (knobs, h) = (&config.knobs, config.heads);
     let max_len = knobs.opt_int("max_len").unwrap_or(config.max_len);
     let (k, hidden) = (knobs.int("k"), knobs.opt_int("hidden").unwrap_or(config.head_dim));
@@ -270,7 +270,7 @@ impl Synthesizer {
     }
 
     /// Queries, keys and values of equal width (zeros behind them) such that q . k is the sum of the other parts.
-    fn qkv(&self, input: &Input, dims: (usize, usize, usize, usize)) -> Result<Qkv> {
+    fn qkv(&self, input: &AttentionInput, dims: (usize, usize, usize, usize)) -> Result<Qkv> {
         let (b, h, n, d) = dims;
         let v = input.qkv.v()?;
         let (mut queries, mut keys) = (Vec::new(), Vec::new());
@@ -300,7 +300,7 @@ impl Synthesizer {
 }
 
 impl Mechanism for Synthesizer {
-    fn forward(&self, input: &Input) -> Result<Output> {
+    fn forward(&self, input: &AttentionInput) -> Result<AttentionOutput> {
         let dims @ (_, _, n, d) = input.qkv.value_dims()?;
         if n > self.max_len {
             bail!("this synthesizer was built for max_len={}, not {n}", self.max_len);

@@ -6,13 +6,16 @@ use candle_core::{Result, bail};
 
 use super::knobs::Knobs;
 use super::long_short::Positions;
-use super::{Config, Cost, Entry, Growth, Input, Mechanism, Needs, Output, Paper, Shape, Support};
+use super::{
+    AttentionInput, AttentionOutput, Cost, Growth, Mechanism, MechanismConfig, MechanismEntry, Needs, Paper,
+    Shape, Support,
+};
 use crate::kernel::attend::{Attend, attend};
-use crate::nn::params::Builder;
+use crate::nn::params::ParamBuilder;
 use crate::pattern::Pattern;
 
 /// The table line.
-pub static ENTRY: Entry = Entry {
+pub static ENTRY: MechanismEntry = MechanismEntry {
     name: "transformer-xl",
     title: "Transformer-XL",
     paper: Paper {
@@ -67,7 +70,7 @@ struct TransformerXl {
     scale: f64,
 }
 
-fn build(config: &Config, builder: &Builder) -> Result<Box<dyn Mechanism>> {
+fn build(config: &MechanismConfig, builder: &ParamBuilder) -> Result<Box<dyn Mechanism>> {
     if !config.causal {
         bail!("Transformer-XL is defined for the causal form only");
     }
@@ -76,7 +79,7 @@ fn build(config: &Config, builder: &Builder) -> Result<Box<dyn Mechanism>> {
 }
 
 impl Mechanism for TransformerXl {
-    fn forward(&self, input: &Input) -> Result<Output> {
+    fn forward(&self, input: &AttentionInput) -> Result<AttentionOutput> {
         let q = input.qkv.q()?;
         let (_, _, keys, _) = input.qkv.value_dims()?;
         if q.dim(2)? + input.memory != keys {

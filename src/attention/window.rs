@@ -5,15 +5,18 @@
 
 use candle_core::{Device, Result};
 
-use super::decode::State;
+use super::decode::DecodeState;
 use super::knobs::{Kind, Knob, Knobs, Value};
-use super::{Config, Cost, Entry, Growth, Input, Mechanism, Needs, Output, Paper, Shape, Support};
+use super::{
+    AttentionInput, AttentionOutput, Cost, Growth, Mechanism, MechanismConfig, MechanismEntry, Needs, Paper,
+    Shape, Support,
+};
 use crate::kernel::attend::attend;
-use crate::nn::params::Builder;
+use crate::nn::params::ParamBuilder;
 use crate::pattern::Pattern;
 
 /// The table line.
-pub static ENTRY: Entry = Entry {
+pub static ENTRY: MechanismEntry = MechanismEntry {
     name: "window",
     title: "Window attention",
     paper: Paper {
@@ -78,24 +81,24 @@ struct Window {
     head_dim: usize,
 }
 
-fn build(config: &Config, _: &Builder) -> Result<Box<dyn Mechanism>> {
-    let Config { causal, heads, head_dim, .. } = *config;
+fn build(config: &MechanismConfig, _: &ParamBuilder) -> Result<Box<dyn Mechanism>> {
+    let MechanismConfig { causal, heads, head_dim, .. } = *config;
     Ok(Box::new(Window { w: config.knobs.int("w"), causal, heads, head_dim }))
 }
 
 impl Mechanism for Window {
-    fn forward(&self, input: &Input) -> Result<Output> {
+    fn forward(&self, input: &AttentionInput) -> Result<AttentionOutput> {
         let (queries, keys) = input.lengths()?;
         let pattern = Pattern::window(queries, keys, self.w, self.causal);
         Ok(attend(input.qkv, &input.over(&pattern, self.head_dim))?.into())
     }
 
-    fn start(&self, batch: usize, room: usize, device: &Device) -> Result<Option<State>> {
+    fn init_decode(&self, batch: usize, room: usize, device: &Device) -> Result<Option<DecodeState>> {
         let room = room.min(self.w);
-        self.causal.then(|| State::cache((batch, self.heads, self.head_dim), room, device)).transpose()
+        self.causal.then(|| DecodeState::cache((batch, self.heads, self.head_dim), room, device)).transpose()
     }
 
-    fn step(&self, input: &Input, state: &mut State) -> Result<Output> {
+    fn decode_step(&self, input: &AttentionInput, state: &mut DecodeState) -> Result<AttentionOutput> {
         Ok(state.attend(input.qkv)?.into())
     }
 }

@@ -94,5 +94,6 @@ fn put(path: &Path, text: &str) -> Result<()> {
     if is_stdout(path) {
         return Ok(term::data(text)?);
     }
-    file::put(path, text.as_bytes()).with_context(|| format!("{} cannot be written", path.display()))
+    file::write_user_file(path, text.as_bytes())
+        .with_context(|| format!("{} cannot be written", path.display()))
 }

@@ -1,6 +1,6 @@
 //! What a user says: grammars of flags, and suites. No mechanism is known here.
 
-pub mod grid;
+pub mod lists;
 pub mod registry;
 pub mod settings;
 pub mod suite;
@@ -9,9 +9,9 @@ pub mod units;
 /// Text that does not say what its flag or key takes: what is wrong, what is allowed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct SayError(pub String);
+pub struct ParseError(pub String);
 
-impl SayError {
+impl ParseError {
     pub(crate) fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }

@@ -4,9 +4,9 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::grid::{Batches, Counts, Lengths, Modes, Seeds, Words};
+use super::lists::{Batches, Counts, Lengths, Modes, Seeds, Words};
 use super::units::{Bytes, Seconds};
-use super::{SayError, nearest};
+use super::{ParseError, nearest};
 
 /// Writes and reads a type through its text form.
 macro_rules! by_text {
@@ -67,16 +67,16 @@ pub enum DeviceName {
 }
 
 impl FromStr for DeviceName {
-    type Err = SayError;
+    type Err = ParseError;
 
-    fn from_str(text: &str) -> Result<Self, SayError> {
+    fn from_str(text: &str) -> Result<Self, ParseError> {
         let index = |text: &str| text.parse::<usize>().ok().filter(|index| *index < 64);
         match text.split_once(':') {
             None if text == "cpu" => Ok(Self::Cpu),
             None if text == "cuda" => Ok(Self::Cuda(0)),
             None if text == "metal" => Ok(Self::Metal),
             Some(("cuda", number)) if index(number).is_some() => Ok(Self::Cuda(index(number).unwrap_or(0))),
-            _ => Err(SayError::new(format!("unknown device {text:?}; allowed: cpu, cuda, cuda:1, metal"))),
+            _ => Err(ParseError::new(format!("unknown device {text:?}; allowed: cpu, cuda, cuda:1, metal"))),
         }
     }
 }
@@ -108,14 +108,14 @@ macro_rules! words {
         }
 
         impl FromStr for $name {
-            type Err = SayError;
+            type Err = ParseError;
 
-            fn from_str(text: &str) -> Result<Self, SayError> {
+            fn from_str(text: &str) -> Result<Self, ParseError> {
                 match text {
                     $($word => Ok(Self::$variant),)+
                     _ => {
                         let allowed = Self::WORDS.join(", ");
-                        Err(SayError::new(format!("unknown {} {text:?}; allowed: {allowed}", $what)))
+                        Err(ParseError::new(format!("unknown {} {text:?}; allowed: {allowed}", $what)))
                     }
                 }
             }
@@ -164,7 +164,7 @@ pub struct Setting {
     /// Name of its value in `--help`; empty for a switch.
     pub value: &'static str,
     /// Reads the value of the flag.
-    pub read: fn(&str) -> Result<Settings, SayError>,
+    pub read: fn(&str) -> Result<Settings, ParseError>,
 }
 
 impl Setting {
@@ -195,7 +195,7 @@ macro_rules! settings {
             heading: $heading,
             value: $value,
             read: |text| {
-                let read: fn(&str) -> Result<$type, SayError> = $read;
+                let read: fn(&str) -> Result<$type, ParseError> = $read;
                 Ok(Settings { $field: Some(read(text)?), ..Settings::NONE })
             },
         }),+];
@@ -214,10 +214,10 @@ macro_rules! settings {
             }
 
             /// The keys that something was said for.
-            pub fn said(&self) -> Vec<&'static str> {
-                let mut said = Vec::new();
-                $(if self.$field.is_some() { said.push(stringify!($field)); })+
-                said
+            pub fn set_keys(&self) -> Vec<&'static str> {
+                let mut keys = Vec::new();
+                $(if self.$field.is_some() { keys.push(stringify!($field)); })+
+                keys
             }
         }
     };
@@ -327,36 +327,36 @@ pub mod groups {
     pub const TRAINING: &[&str] = &["task", "len", "batch", "seeds"];
 }
 
-fn probability(text: &str) -> Result<f64, SayError> {
+fn probability(text: &str) -> Result<f64, ParseError> {
     number(text, |p| (0.0..1.0).contains(&p), "a number from 0 to below 1, such as 0.1")
 }
 
-fn word(text: &str) -> Result<String, SayError> {
+fn word(text: &str) -> Result<String, ParseError> {
     Ok(text.to_owned())
 }
 
-fn switch(text: &str) -> Result<bool, SayError> {
-    text.parse().map_err(|_| SayError::new(format!("{text:?} is neither true nor false")))
+fn switch(text: &str) -> Result<bool, ParseError> {
+    text.parse().map_err(|_| ParseError::new(format!("{text:?} is neither true nor false")))
 }
 
 /// The largest count that means anything: products of two of them can still be counted.
 const MOST: u64 = 1_000_000_000;
 
-fn positive(text: &str) -> Result<u64, SayError> {
+fn positive(text: &str) -> Result<u64, ParseError> {
     within(text, 1, MOST)
 }
 
-fn within(text: &str, least: u64, most: u64) -> Result<u64, SayError> {
-    let number = text.parse().map_err(|_| SayError::new(format!("{text:?} is not a whole number")))?;
+fn within(text: &str, least: u64, most: u64) -> Result<u64, ParseError> {
+    let number = text.parse().map_err(|_| ParseError::new(format!("{text:?} is not a whole number")))?;
     let open = most == MOST && number < least;
     let allowed = if open { format!("{least} or more") } else { format!("{least} to {most}") };
-    let wrong = || SayError::new(format!("{number} is out of range; allowed: {allowed}"));
+    let wrong = || ParseError::new(format!("{number} is out of range; allowed: {allowed}"));
     (least..=most).contains(&number).then_some(number).ok_or_else(wrong)
 }
 
-fn number(text: &str, allowed: fn(f64) -> bool, expected: &str) -> Result<f64, SayError> {
+fn number(text: &str, allowed: fn(f64) -> bool, expected: &str) -> Result<f64, ParseError> {
     let number = text.parse().ok().filter(|number| allowed(*number));
-    number.ok_or_else(|| SayError::new(format!("{text:?} is not {expected}")))
+    number.ok_or_else(|| ParseError::new(format!("{text:?} is not {expected}")))
 }
 
 impl Settings {
@@ -364,20 +364,20 @@ impl Settings {
     ///
     /// # Errors
     /// An unknown key (with the nearest) or a value the key does not take.
-    pub fn set(text: &str) -> Result<Self, SayError> {
+    pub fn set(text: &str) -> Result<Self, ParseError> {
         let (key, value) = text
             .split_once('=')
-            .ok_or_else(|| SayError::new(format!("{text:?} is not key=value; write --set batch=8")))?;
+            .ok_or_else(|| ParseError::new(format!("{text:?} is not key=value; write --set batch=8")))?;
         let Some(setting) = Setting::find(key) else {
             let hint = nearest(key, Self::KEYS.iter().copied());
             let hint = hint.map_or_else(String::new, |near| format!(" (did you mean {near}?)"));
             let keys = Self::KEYS.join(", ");
-            return Err(SayError::new(format!("unknown key {key:?}{hint}; keys: {keys}")));
+            return Err(ParseError::new(format!("unknown key {key:?}{hint}; keys: {keys}")));
         };
         (setting.read)(value).or_else(|error| {
             let toml = toml::from_str::<Self>(&format!("{key} = {value}")).ok();
-            let one = |settings: &Self| value.starts_with(['[', '"']) && settings.said() == [key];
-            toml.filter(one).ok_or_else(|| SayError::new(format!("--set {key}: {}", error.0)))
+            let one = |settings: &Self| value.starts_with(['[', '"']) && settings.set_keys() == [key];
+            toml.filter(one).ok_or_else(|| ParseError::new(format!("--set {key}: {}", error.0)))
         })
     }
 
@@ -385,12 +385,12 @@ impl Settings {
     ///
     /// # Errors
     /// The first one that is not.
-    pub fn check(&self) -> Result<(), SayError> {
+    pub fn check(&self) -> Result<(), ParseError> {
         let values = serde_json::to_value(self).unwrap_or_default();
         for (key, value) in values.as_object().into_iter().flatten() {
             let setting = Setting::find(key).filter(|_| value.is_number());
             if let Some(Err(error)) = setting.map(|setting| (setting.read)(&value.to_string())) {
-                return Err(SayError::new(format!("{key}: {}", error.0)));
+                return Err(ParseError::new(format!("{key}: {}", error.0)));
             }
         }
         Ok(())

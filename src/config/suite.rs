@@ -7,14 +7,14 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use super::grid::Variant;
+use super::lists::MechanismSpec;
 use super::settings::Settings;
 use super::unknown;
 use crate::record::Published;
 use crate::record::file;
 
 /// The suites in the binary: name and text.
-pub const SHIPPED: &[(&str, &str)] = &[
+pub const BUILTIN_SUITES: &[(&str, &str)] = &[
     ("cos-figure1", include_str!("../../suites/cos-figure1.toml")),
     ("cos-figure3", include_str!("../../suites/cos-figure3.toml")),
     ("cos-figure4", include_str!("../../suites/cos-figure4.toml")),
@@ -94,7 +94,7 @@ pub struct Suite {
     /// Rows in order.
     pub rows: Vec<SuiteRow>,
     /// What the source prints beside them of models that are not run here.
-    pub printed: Vec<Printed>,
+    pub printed: Vec<PublishedOnlyRow>,
     /// The columns of the source's table, in its order; none where it is a figure.
     pub columns: Vec<Column>,
     /// Whether that table has a line for every length.
@@ -113,7 +113,7 @@ pub struct SuiteRow {
     /// The line of the source's table that it is part of, where several rows make one.
     pub part_of: Option<String>,
     /// Mechanism and knobs.
-    pub model: Variant,
+    pub model: MechanismSpec,
     /// Settings that differ from the base; tasks are those that the row has.
     pub set: Settings,
     /// What the paper printed, a table per metric.
@@ -143,7 +143,7 @@ impl SuiteRow {
 
 /// A line of the source's table that has no model here: it is shown, and compared with nothing.
 #[derive(Clone, Debug)]
-pub struct Printed {
+pub struct PublishedOnlyRow {
     /// Name in the paper.
     pub label: String,
     /// Why it is not run.
@@ -201,7 +201,7 @@ impl Suite {
 
     /// The first shipped suite of `protocol` with published numbers of `preset`.
     pub fn of(protocol: &str, preset: &str) -> Option<Self> {
-        let mut suites = SHIPPED.iter().filter_map(|(name, _)| Self::load(name).ok());
+        let mut suites = BUILTIN_SUITES.iter().filter_map(|(name, _)| Self::load(name).ok());
         let has = |suite: &Self, row: &SuiteRow| !row.published.is_empty() && suite.is_of(row, preset);
         let of = |suite: &Self| suite.protocol == protocol && suite.rows.iter().any(|row| has(suite, row));
         suites.find(of)
@@ -212,11 +212,15 @@ impl Suite {
     /// # Errors
     /// No such suite, or one that is wrong at a line.
     pub fn load(name: &str) -> Result<Self, SuiteError> {
-        if let Some((name, text)) = SHIPPED.iter().find(|(known, _)| *known == name) {
+        if let Some((name, text)) = BUILTIN_SUITES.iter().find(|(known, _)| *known == name) {
             return Self::parse(&format!("{name}.toml"), text);
         }
         if !name.ends_with(".toml") {
-            return Err(SuiteError::Unknown(unknown("suite", name, SHIPPED.iter().map(|(name, _)| *name))));
+            return Err(SuiteError::Unknown(unknown(
+                "suite",
+                name,
+                BUILTIN_SUITES.iter().map(|(name, _)| *name),
+            )));
         }
         let text = file::read_to_string(Path::new(name))
             .map_err(|source| SuiteError::Read { file: name.to_owned(), source })?;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::SayError;
+use super::ParseError;
 
 /// A number of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -22,11 +22,11 @@ const BYTE_UNITS: [(&str, u64); 9] = [
 ];
 
 impl FromStr for Bytes {
-    type Err = SayError;
+    type Err = ParseError;
 
-    fn from_str(text: &str) -> Result<Self, SayError> {
+    fn from_str(text: &str) -> Result<Self, ParseError> {
         let wrong = || {
-            SayError::new(format!(
+            ParseError::new(format!(
                 "{text:?} is not a size; give a number above 0 and a unit, such as 2GiB, 512MiB or 800MB"
             ))
         };
@@ -66,11 +66,11 @@ pub struct Seconds(pub f64);
 const TIME_UNITS: [(&str, f64); 4] = [("ms", 1e-3), ("s", 1.0), ("min", 60.0), ("h", 3600.0)];
 
 impl FromStr for Seconds {
-    type Err = SayError;
+    type Err = ParseError;
 
-    fn from_str(text: &str) -> Result<Self, SayError> {
+    fn from_str(text: &str) -> Result<Self, ParseError> {
         let wrong = || {
-            SayError::new(format!(
+            ParseError::new(format!(
                 "{text:?} is not a time; give a number above 0 and a unit, such as 2s, 500ms, 10min or 1h"
             ))
         };

@@ -8,20 +8,20 @@ use std::path::Path;
 use rand::Rng;
 use serde::Deserialize;
 
-use super::labelled::{Labelled, Text};
-use super::set::{DataSet, Kind, Origin, Texts};
-use super::{DataError, Reading, store};
-use crate::device::rng::Stream;
+use super::entry::{DataKind, DataSetEntry, Origin, TextTask};
+use super::labelled::{LabelledTexts, Text};
+use super::{DataError, LoadOptions, store};
+use crate::device::rng::RngStream;
 
 /// The table line.
-pub static SET: DataSet = DataSet {
+pub static SET: DataSetEntry = DataSetEntry {
     name: "amazon",
     collection: "amazon",
     title: "Amazon electronics",
     about: "how many stars a review gives, from its words",
     records: "half of 6,739,590 reviews, 90 / 5 / 5",
-    kind: Kind::Texts(Texts { classes: &["1", "2", "3", "4", "5"], train: WHOLE * 18 / 40, load }),
-    origin: Origin::Placed(
+    kind: DataKind::Texts(TextTask { classes: &["1", "2", "3", "4", "5"], train: WHOLE * 18 / 40, load }),
+    origin: Origin::UserProvided(
         "place Electronics_5.json.gz of Amazon's reviews of 2018 (https://nijianmo.github.io/amazon) under that name",
     ),
     locate: |dir| Ok(store::find_file(dir, NAMES)),
@@ -41,13 +41,13 @@ struct Review {
     text: Option<String>,
 }
 
-fn load(dir: &Path, reading: Reading) -> Result<Labelled, DataError> {
+fn load(dir: &Path, reading: LoadOptions) -> Result<LabelledTexts, DataError> {
     let what = SET.title;
     let Some(file) = store::find_file(dir, NAMES) else {
         let next = "no data: place Electronics_5.json.gz of Amazon's reviews of 2018 there, or leave this task out with --task";
         return Err(DataError::Missing { what, dir: dir.to_owned(), next: next.to_owned() });
     };
-    let mut draws = Stream::new(0, "amazon");
+    let mut draws = RngStream::new(0, "amazon");
     let (mut train, mut held_out, mut test) = (Vec::new(), Vec::new(), Vec::new());
     let (mut rows, mut without, mut five) = (0, 0, 0);
     store::each_line(&file, LONGEST, |_, line| {
@@ -84,7 +84,7 @@ fn load(dir: &Path, reading: Reading) -> Result<Labelled, DataError> {
         test.len()
     )];
     remarks.extend((without > 0).then(|| format!("{what}: {without} reviews without text are left out")));
-    Ok(Labelled::new(train, test).selected_on(held_out).said(partial, remarks))
+    Ok(LabelledTexts::new(train, test).selected_on(held_out).said(partial, remarks))
 }
 
 #[cfg(test)]
@@ -97,11 +97,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("Electronics_5.json");
         let says = |reading| load(dir.path(), reading).err().unwrap().to_string();
-        assert!(says(Reading::default()).contains("no data: place Electronics_5.json.gz"));
+        assert!(says(LoadOptions::default()).contains("no data: place Electronics_5.json.gz"));
         let line = |at: usize| format!("{{\"overall\": {}.0, \"reviewText\": \"good {at}\"}}\n", 1 + at % 5);
         std::fs::write(&file, (0..4000).map(line).collect::<String>()).unwrap();
-        let partial = Reading { allow_partial: true, ..Reading::default() };
-        assert!(says(Reading::default()).contains("4000 of 6739590 reviews"));
+        let partial = LoadOptions { allow_partial: true, ..LoadOptions::default() };
+        assert!(says(LoadOptions::default()).contains("4000 of 6739590 reviews"));
         let set = load(dir.path(), partial).unwrap();
         let sizes = Split::ALL.map(|split| set.side(split).len());
         assert!(sizes[0].abs_diff(1800) < 150 && sizes[1].abs_diff(100) < 40 && sizes[2].abs_diff(100) < 40);

@@ -32,7 +32,7 @@ pub struct Published {
 }
 
 /// A corpus in memory.
-pub struct Corpus {
+pub struct CharCorpus {
     /// Symbol ids, dense from 0.
     pub symbols: Vec<u8>,
     /// Train, validation and test parts.
@@ -47,7 +47,7 @@ pub struct Corpus {
     pub partial: Option<String>,
 }
 
-impl Corpus {
+impl CharCorpus {
     /// Loads what is `published` from `dir`: raw, gzip or zip. A prefix is split 90/5/5.
     ///
     /// # Errors
@@ -137,19 +137,19 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         let text: Vec<u8> = (0..2000).map(|i| b"ab c"[i % 4]).collect();
         std::fs::write(dir.path().join("text8"), &text).expect("a file");
-        let corpus = Corpus::load(&TEXT8, dir.path(), true).expect("a corpus");
+        let corpus = CharCorpus::load(&TEXT8, dir.path(), true).expect("a corpus");
         assert_eq!(corpus.parts, [0..1800, 1800..1900, 1900..2000]);
         assert_eq!((corpus.alphabet.as_slice(), corpus.vocabulary), (b" abc".as_slice(), 32));
         assert_eq!(corpus.symbols[..4], [1, 2, 0, 3]);
         assert_eq!(corpus.partial.as_deref(), Some("2000 of 100000000 bytes"));
-        let strict = Corpus::load(&TEXT8, dir.path(), false).err().expect("partial").to_string();
+        let strict = CharCorpus::load(&TEXT8, dir.path(), false).err().expect("partial").to_string();
         assert!(strict.contains("--allow-partial"), "{strict}");
     }
 
     #[test]
     fn other_files_are_refused() {
         let dir = tempfile::tempdir().expect("a folder");
-        let load = || Corpus::load(&TEXT8, dir.path(), true).err().expect("refused").to_string();
+        let load = || CharCorpus::load(&TEXT8, dir.path(), true).err().expect("refused").to_string();
         assert!(load().contains("effattn fetch text8"));
         std::fs::write(dir.path().join("text8"), b"").expect("a file");
         assert!(load().contains("too few"));
@@ -163,7 +163,7 @@ mod tests {
     fn an_unseen_byte_is_unknown() {
         let mut bytes = vec![b'x'; 1000];
         bytes[999] = b'y';
-        let corpus = Corpus::new(bytes, 2);
+        let corpus = CharCorpus::new(bytes, 2);
         assert_eq!((corpus.symbols[0], corpus.symbols[999], corpus.vocabulary), (0, 1, 2));
     }
 }

@@ -1,23 +1,23 @@
 //! enwik8: the first 10^8 bytes of an English Wikipedia dump (M. Mahoney).
 
-use super::corpus::{COMPLETE, Corpus, Published};
-use super::fetch::{Source, Sum};
-use super::set::{DataSet, Kind, Origin, Symbols};
+use super::corpus::{COMPLETE, CharCorpus, Published};
+use super::entry::{CharTask, DataKind, DataSetEntry, Origin};
+use super::fetch::{DownloadSource, Sum};
 use super::store;
 
 /// The table line.
-pub static SET: DataSet = DataSet {
+pub static SET: DataSetEntry = DataSetEntry {
     name: "enwik8",
     collection: "enwik8",
     title: "enwik8",
     about: "the next byte of an English Wikipedia dump",
     records: "100,000,000 bytes",
-    kind: Kind::Symbols(Symbols {
+    kind: DataKind::Symbols(CharTask {
         vocabulary: PUBLISHED.vocabulary,
         complete: Some(COMPLETE),
-        load: |dir, reading| Corpus::load(&PUBLISHED, dir, reading.allow_partial),
+        load: |dir, reading| CharCorpus::load(&PUBLISHED, dir, reading.allow_partial),
     }),
-    origin: Origin::Download(Source {
+    origin: Origin::Download(DownloadSource {
         name: "enwik8",
         file: "enwik8.zip",
         names: PUBLISHED.files,

@@ -23,7 +23,7 @@ pub enum Sum {
 
 /// A file at its canonical address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Source {
+pub struct DownloadSource {
     /// Name on the command line.
     pub name: &'static str,
     /// Name of the file in the data folder.
@@ -79,9 +79,9 @@ pub enum FetchError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fetched {
     /// It was there and is whole.
-    There(PathBuf),
+    AlreadyPresent(PathBuf),
     /// It was brought.
-    Brought(PathBuf),
+    Downloaded(PathBuf),
 }
 
 /// The least that a download must bring, or it is given up.
@@ -101,7 +101,7 @@ pub type Progress<'a> = &'a mut dyn FnMut(u64, Option<u64>);
 /// # Errors
 /// See [`FetchError`]; a file with another content is never left under the name.
 pub fn fetch(
-    source: &Source,
+    source: &DownloadSource,
     dir: &Path,
     from: Option<&Path>,
     progress: Progress,
@@ -114,13 +114,13 @@ pub fn fetch(
     file::ensure_writable(dir).map_err(io(dir))?;
     if target.exists() {
         source.check(&target)?;
-        return Ok(Fetched::There(target));
+        return Ok(Fetched::AlreadyPresent(target));
     }
     if let Some(from) = from {
         source.check(from).map_err(|error| source.part(error, from, dir))?;
         let copy = |out: &mut File| io::copy(&mut file::open(from)?, out).map(drop);
         file::write_with(&target, copy).map_err(io(&target))?;
-        return Ok(Fetched::Brought(target));
+        return Ok(Fetched::Downloaded(target));
     }
     let part = dir.join(format!("{}.part", source.file));
     source.download(source.url, (&part, dir), PACE, progress)?;
@@ -129,10 +129,10 @@ pub fn fetch(
         return Err(error);
     }
     std::fs::rename(&part, &target).map_err(io(&target))?;
-    Ok(Fetched::Brought(target))
+    Ok(Fetched::Downloaded(target))
 }
 
-impl Source {
+impl DownloadSource {
     /// `error` about the file `from`, with what to do if it is a part of the set.
     fn part(&self, error: FetchError, from: &Path, dir: &Path) -> FetchError {
         let FetchError::Other { name, path, reason } = error else { return error };
@@ -279,7 +279,7 @@ mod tests {
 
     use super::*;
 
-    const SMALL: Source = Source {
+    const SMALL: DownloadSource = DownloadSource {
         name: "enwik8",
         file: "small.zip",
         names: &["small", "small.zip", "small.gz"],
@@ -371,8 +371,8 @@ mod tests {
         assert!(get("hello_world").unwrap_err().to_string().contains("its SHA-256 is"));
         assert!(!dir.path().join("small.zip").exists());
         let target = dir.path().join("small.zip");
-        assert_eq!(get("hello world").unwrap(), Fetched::Brought(target.clone()));
-        assert_eq!(get("x").unwrap(), Fetched::There(target.clone()));
+        assert_eq!(get("hello world").unwrap(), Fetched::Downloaded(target.clone()));
+        assert_eq!(get("x").unwrap(), Fetched::AlreadyPresent(target.clone()));
         std::fs::write(&target, "hello_world").unwrap();
         assert!(get("hello world").is_err(), "a wrong file under the name is not passed over");
     }

@@ -6,60 +6,60 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use super::labelled::{Labelled, Text};
-use super::set::{DataSet, Kind, LoadTexts, Origin, Texts};
-use super::{DataError, Reading, store};
+use super::entry::{DataKind, DataSetEntry, LoadTexts, Origin, TextTask};
+use super::labelled::{LabelledTexts, Text};
+use super::{DataError, LoadOptions, store};
 
 /// The table line of SST-2.
-pub static SST_2: DataSet = DataSet {
+pub static SST_2: DataSetEntry = DataSetEntry {
     name: "sst-2",
     collection: "sst-2",
     title: "SST-2",
     about: "whether a piece of a film review is positive",
     records: "67,349 / 872 pieces",
     kind: kind(SST_2_FORM, |dir, reading| read(&SST_2_FORM, dir, reading)),
-    origin: Origin::Placed(
+    origin: Origin::UserProvided(
         "place GLUE's folder SST-2 (https://dl.fbaipublicfiles.com/glue/data/SST-2.zip) with train.tsv and dev.tsv",
     ),
     locate: |dir| SST_2_FORM.locate(dir),
 };
 
 /// The table line of QQP.
-pub static QQP: DataSet = DataSet {
+pub static QQP: DataSetEntry = DataSetEntry {
     name: "qqp",
     collection: "qqp",
     title: "QQP",
     about: "whether two questions ask the same",
     records: "363,846 / 40,430 pairs",
     kind: kind(QQP_FORM, |dir, reading| read(&QQP_FORM, dir, reading)),
-    origin: Origin::Placed(
+    origin: Origin::UserProvided(
         "place GLUE's folder QQP (https://dl.fbaipublicfiles.com/glue/data/QQP-clean.zip) with train.tsv and dev.tsv",
     ),
     locate: |dir| QQP_FORM.locate(dir),
 };
 
 /// The table line of MNLI.
-pub static MNLI: DataSet = DataSet {
+pub static MNLI: DataSetEntry = DataSetEntry {
     name: "mnli",
     collection: "mnli",
     title: "MNLI",
     about: "whether a sentence contradicts another, leaves it open or follows from it",
     records: "392,702 / 9,815 pairs",
     kind: kind(MNLI_FORM, |dir, reading| read(&MNLI_FORM, dir, reading)),
-    origin: Origin::Placed(
+    origin: Origin::UserProvided(
         "place GLUE's folder MNLI (https://dl.fbaipublicfiles.com/glue/data/MNLI.zip) with train.tsv and dev_matched.tsv",
     ),
     locate: |dir| MNLI_FORM.locate(dir),
 };
 
 /// The table line of 9,999 pairs of QQP.
-pub static QQP_SAMPLE: DataSet = DataSet {
+pub static QQP_SAMPLE: DataSetEntry = DataSetEntry {
     name: "qqp-sample",
     collection: "qqp-sample",
     title: "a sample of QQP",
     records: "8,999 / 1,000 pairs",
     kind: kind(QQP_PAIRS, |dir, reading| read(&QQP_PAIRS, dir, reading)),
-    origin: Origin::Placed(
+    origin: Origin::UserProvided(
         "place the sample of QQP in the folder QQP (data/glue_pretrain of github.com/ZhengxiangShi/PowerfulPromptFT) as \
          pairs-train.json and pairs-dev.json",
     ),
@@ -68,13 +68,13 @@ pub static QQP_SAMPLE: DataSet = DataSet {
 };
 
 /// The table line of 9,999 pairs of MNLI.
-pub static MNLI_SAMPLE: DataSet = DataSet {
+pub static MNLI_SAMPLE: DataSetEntry = DataSetEntry {
     name: "mnli-sample",
     collection: "mnli-sample",
     title: "a sample of MNLI",
     records: "8,999 / 1,000 pairs",
     kind: kind(MNLI_PAIRS, |dir, reading| read(&MNLI_PAIRS, dir, reading)),
-    origin: Origin::Placed(
+    origin: Origin::UserProvided(
         "place the sample of MNLI in the folder MNLI (data/glue_pretrain of github.com/ZhengxiangShi/PowerfulPromptFT) as \
          pairs-train.json and pairs-dev.json",
     ),
@@ -141,8 +141,8 @@ const QQP_PAIRS: Form = Form { title: "The sample of QQP", files: PAIRS, rows: [
 const MNLI_PAIRS: Form =
     Form { title: "The sample of MNLI", files: PAIRS, rows: [8_999, 1_000], ..MNLI_FORM };
 
-const fn kind(form: Form, load: LoadTexts) -> Kind {
-    Kind::Texts(Texts { classes: form.classes, train: form.rows[0], load })
+const fn kind(form: Form, load: LoadTexts) -> DataKind {
+    DataKind::Texts(TextTask { classes: form.classes, train: form.rows[0], load })
 }
 
 impl Form {
@@ -172,7 +172,7 @@ impl Form {
 }
 
 /// The set of `form` in `dir`.
-fn read(form: &Form, dir: &Path, reading: Reading) -> Result<Labelled, DataError> {
+fn read(form: &Form, dir: &Path, reading: LoadOptions) -> Result<LabelledTexts, DataError> {
     let (what, dir) = (form.title, dir.to_owned());
     let Some(files) = form.files(&dir)? else {
         let [train, dev] = form.files;
@@ -196,7 +196,7 @@ fn read(form: &Form, dir: &Path, reading: Reading) -> Result<Labelled, DataError
     }
     let left_out = left_out + dev_left_out;
     let remarks = (left_out > 0).then(|| format!("{what}: {left_out} rows without six fields are left out"));
-    Ok(Labelled::new(train, dev).said(partial, remarks.into_iter().collect()))
+    Ok(LabelledTexts::new(train, dev).said(partial, remarks.into_iter().collect()))
 }
 
 /// The rows of a tab-separated file, and how many were left out.
@@ -269,7 +269,7 @@ mod tests {
     use super::*;
     use crate::data::Split;
 
-    const PARTIAL: Reading = Reading { allow_partial: true, strict: false, keep_close: false };
+    const PARTIAL: LoadOptions = LoadOptions { allow_partial: true, strict: false, keep_close: false };
 
     fn folder(name: &str, files: &[(&str, &str)]) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
@@ -291,7 +291,7 @@ mod tests {
         let text = Text { first: "a".to_owned(), second: Some("b".to_owned()), label: 1 };
         assert_eq!(set.side(Split::Train), [text]);
         assert_eq!(set.partial(), Some("1 of 392702 training and 1 of 9815 dev rows"));
-        assert!(read(&MNLI_FORM, dir.path(), Reading::default()).is_err(), "incomplete");
+        assert!(read(&MNLI_FORM, dir.path(), LoadOptions::default()).is_err(), "incomplete");
     }
 
     #[test]

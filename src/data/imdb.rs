@@ -1,27 +1,27 @@
-//! IMDb's reviews (Maas et al. 2011) as words: whether a film review is positive. The same files as [`super::text`].
+//! IMDb's reviews (Maas et al. 2011) as words: whether a film review is positive. The same files as [`super::lra_text`].
 
 use std::path::Path;
 
-use super::labelled::{Labelled, Text};
-use super::set::{DataSet, Kind, Origin, Texts};
-use super::text::{NAMES, PER_CLASS, Reviews, SOURCE};
-use super::{DataError, Reading, store};
+use super::entry::{DataKind, DataSetEntry, Origin, TextTask};
+use super::labelled::{LabelledTexts, Text};
+use super::lra_text::{NAMES, PER_CLASS, Reviews, SOURCE};
+use super::{DataError, LoadOptions, store};
 
 /// The table line.
-pub static SET: DataSet = DataSet {
+pub static SET: DataSetEntry = DataSetEntry {
     name: "imdb",
     collection: "imdb",
     title: "IMDb",
     about: "whether a film review is positive, from its words",
     records: "25,000 / 25,000 reviews",
-    kind: Kind::Texts(Texts { classes: &["negative", "positive"], train: 2 * PER_CLASS, load }),
+    kind: DataKind::Texts(TextTask { classes: &["negative", "positive"], train: 2 * PER_CLASS, load }),
     origin: Origin::Download(SOURCE),
     locate: |dir| Ok(store::find(dir, NAMES)),
 };
 
 /// Markup stays. With `strict` the last tenth of each class of the training split is held out for selection: the files are
 /// ordered by film, so that no film is on both sides of more than one cut.
-fn load(dir: &Path, reading: Reading) -> Result<Labelled, DataError> {
+fn load(dir: &Path, reading: LoadOptions) -> Result<LabelledTexts, DataError> {
     let Reviews { train, test, partial, .. } = Reviews::read(dir, reading.allow_partial)?;
     let texts = |split: &str, reviews: Vec<(Vec<u8>, u32)>| {
         let text = |(at, (bytes, label)): (usize, (Vec<u8>, u32))| {
@@ -45,7 +45,7 @@ fn load(dir: &Path, reading: Reading) -> Result<Labelled, DataError> {
         };
         (held_out, train) = train.into_iter().partition(|text| last(text));
     }
-    let set = Labelled::new(train, test);
+    let set = LabelledTexts::new(train, test);
     let set = if held_out.is_empty() { set } else { set.selected_on(held_out) };
     Ok(set.said(partial, Vec::new()))
 }
@@ -68,8 +68,9 @@ mod tests {
                 }
             }
         }
-        let load =
-            |strict| load(dir.path(), Reading { strict, allow_partial: true, ..Reading::default() }).unwrap();
+        let load = |strict| {
+            load(dir.path(), LoadOptions { strict, allow_partial: true, ..LoadOptions::default() }).unwrap()
+        };
         let (all, strict) = (load(false), load(true));
         assert_eq!(Split::ALL.map(|split| all.side(split).len()), [40, 40, 40]);
         assert_eq!(Split::ALL.map(|split| strict.side(split).len()), [36, 4, 40]);

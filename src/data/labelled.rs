@@ -1,7 +1,7 @@
 //! Texts with classes: what is fine-tuned on. A tokenizer makes ids of them.
 
 use super::Split;
-use super::content::Content;
+use super::content_hash::ContentHash;
 
 /// One text or pair of texts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,7 +15,7 @@ pub struct Text {
 }
 
 /// A loaded set of texts.
-pub struct Labelled {
+pub struct LabelledTexts {
     train: Vec<Text>,
     held_out: Vec<Text>,
     test: Vec<Text>,
@@ -24,10 +24,10 @@ pub struct Labelled {
     remarks: Vec<String>,
 }
 
-impl Labelled {
+impl LabelledTexts {
     /// A set that is selected and reported on `test`.
     pub fn new(train: Vec<Text>, test: Vec<Text>) -> Self {
-        let mut content = Content::default();
+        let mut content = ContentHash::default();
         for side in [&train, &test] {
             content.number(side.len() as u64);
             for text in side {
@@ -44,7 +44,7 @@ impl Labelled {
     #[must_use]
     pub fn selected_on(self, held_out: Vec<Text>) -> Self {
         let held = Self::new(held_out, Vec::new());
-        let mut content = Content::default();
+        let mut content = ContentHash::default();
         content.field(self.hash.as_bytes());
         content.field(held.hash.as_bytes());
         Self { held_out: held.train, hash: content.finish(), ..self }

@@ -4,7 +4,7 @@
 //! `<mask>`, 10 % another word, and 10 % stay. What is chosen is a function of seed, epoch and block alone.
 
 use super::tokenizer::{Specials, Tokenizer};
-use crate::device::rng::Stream;
+use crate::device::rng::RngStream;
 use crate::nn::PADDING;
 
 /// Seed of the words that are hidden in validation, whatever the seed of a run.
@@ -16,7 +16,7 @@ const MASKED: (f64, f64) = (0.8, 0.9);
 
 /// How texts become blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cut {
+pub enum BlockMode {
     /// One stream, cut wherever a block ends.
     Stream,
     /// A text that does not fit behind those before it begins a block; only one that fits no block is cut (fairseq's
@@ -35,7 +35,7 @@ pub struct Blocks {
 
 /// A block with some of its words hidden.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Hidden {
+pub struct MaskedBlock {
     /// `<s>` and the block's ids, hidden ones replaced.
     pub ids: Vec<u32>,
     /// Places in `ids` that are predicted, in order, and the ids that stood there.
@@ -48,7 +48,7 @@ impl Blocks {
         tokenizer: &Tokenizer,
         texts: impl Iterator<Item = &'a str>,
         len: usize,
-        cut: Cut,
+        cut: BlockMode,
     ) -> Self {
         let (specials, room) = (tokenizer.specials(), len.saturating_sub(1).max(1));
         let mut encoder = tokenizer.encoder();
@@ -58,7 +58,7 @@ impl Blocks {
             let before = ids.len();
             ids.extend(encoder.ids(text));
             ids.push(specials.end);
-            if cut == Cut::Complete && before > begun && ids.len() - begun > room {
+            if cut == BlockMode::Complete && before > begun && ids.len() - begun > room {
                 starts.push(before);
                 begun = before;
             }
@@ -94,12 +94,12 @@ impl Blocks {
     }
 
     /// Block `index` as it is hidden in `epoch` of the run with `seed`.
-    pub fn hidden(&self, index: usize, seed: u64, epoch: u64) -> Hidden {
+    pub fn hidden(&self, index: usize, seed: u64, epoch: u64) -> MaskedBlock {
         let block = &self.ids[self.starts[index]..self.starts[index + 1]];
         let mut ids = Vec::with_capacity(block.len() + 1);
         ids.push(self.specials.start);
         ids.extend_from_slice(block);
-        let mut stream = Stream::new(seed, &format!("mask/{epoch}/{index}"));
+        let mut stream = RngStream::new(seed, &format!("mask/{epoch}/{index}"));
         let free: Vec<usize> = (0..ids.len()).filter(|at| !self.fixed(ids[*at])).collect();
         let count = (CHOSEN * ids.len() as f64 + stream.uniform(0.0, 1.0)).floor() as usize;
         let count = count.max(1).min(free.len()); // a block always teaches something
@@ -115,7 +115,7 @@ impl Blocks {
                 ids[at] = self.word(&mut stream);
             }
         }
-        Hidden { ids, chosen }
+        MaskedBlock { ids, chosen }
     }
 
     /// Whether an id is never chosen: `<s>`, `<pad>`, `</s>`.
@@ -124,7 +124,7 @@ impl Blocks {
     }
 
     /// Any id but the four special ones.
-    fn word(&self, stream: &mut Stream) -> u32 {
+    fn word(&self, stream: &mut RngStream) -> u32 {
         loop {
             let id = stream.below(self.vocabulary) as u32;
             if !self.specials.reserved(id) {
@@ -155,7 +155,7 @@ mod tests {
         Tokenizer::train(["a b c d e f g h i j k l m n o p q r s t"].into_iter(), 300).expect("a tokenizer")
     }
 
-    fn blocks(texts: &[&str], len: usize, cut: Cut) -> Blocks {
+    fn blocks(texts: &[&str], len: usize, cut: BlockMode) -> Blocks {
         Blocks::new(&tokenizer(), texts.iter().copied(), len, cut)
     }
 
@@ -166,11 +166,12 @@ mod tests {
     #[test]
     fn texts_fill_blocks() {
         let texts = ["abcd", "ab", "abcdefgh", "a"]; // 5, 3, 9 and 2 ids with their ends
-        assert_eq!(lens(&blocks(&texts, 7, Cut::Stream)), [6, 6, 6, 1]);
-        assert_eq!(lens(&blocks(&texts, 7, Cut::Complete)), [5, 3, 6, 5]);
-        let (stream, complete) = (blocks(&texts, 7, Cut::Stream), blocks(&texts, 7, Cut::Complete));
+        assert_eq!(lens(&blocks(&texts, 7, BlockMode::Stream)), [6, 6, 6, 1]);
+        assert_eq!(lens(&blocks(&texts, 7, BlockMode::Complete)), [5, 3, 6, 5]);
+        let (stream, complete) =
+            (blocks(&texts, 7, BlockMode::Stream), blocks(&texts, 7, BlockMode::Complete));
         assert_eq!(stream.ids(), complete.ids(), "no word is lost");
-        assert!(blocks(&[], 7, Cut::Stream).is_empty());
+        assert!(blocks(&[], 7, BlockMode::Stream).is_empty());
         let mut few = stream;
         few.truncate(2);
         assert_eq!((few.len(), few.ids().len()), (2, 12));
@@ -179,10 +180,10 @@ mod tests {
     #[test]
     fn hidden_words_follow_the_counts() {
         let text = "abcdefghijklmnopqrstuvwxyz".repeat(40);
-        let blocks = blocks(&[&text, &text], 100, Cut::Stream);
+        let blocks = blocks(&[&text, &text], 100, BlockMode::Stream);
         let (mut chosen, mut masked, mut kept, mut all) = (0, 0, 0, 0);
         for (index, epoch) in (0..blocks.len()).flat_map(|index| (0..20).map(move |epoch| (index, epoch))) {
-            let Hidden { ids, chosen: places } = blocks.hidden(index, 3, epoch);
+            let MaskedBlock { ids, chosen: places } = blocks.hidden(index, 3, epoch);
             let clean = &blocks.ids[blocks.starts[index]..blocks.starts[index + 1]];
             assert_eq!(ids.len(), clean.len() + 1);
             let expected = 0.15 * ids.len() as f64;
@@ -205,7 +206,8 @@ mod tests {
 
     #[test]
     fn what_is_hidden_depends_on_seed_epoch_and_block_alone() {
-        let blocks = blocks(&["abcdefghijklmnopqrstuvwxyz abcdefghijklmnopqrstuvwxyz"; 4], 40, Cut::Stream);
+        let blocks =
+            blocks(&["abcdefghijklmnopqrstuvwxyz abcdefghijklmnopqrstuvwxyz"; 4], 40, BlockMode::Stream);
         assert_eq!(blocks.hidden(1, 5, 2), blocks.hidden(1, 5, 2));
         for (index, seed, epoch) in [(2, 5, 2), (1, 6, 2), (1, 5, 3)] {
             assert_ne!(blocks.hidden(index, seed, epoch).chosen, blocks.hidden(1, 5, 2).chosen);
@@ -217,7 +219,7 @@ mod tests {
     #[test]
     fn a_unigram_of_even_words_is_the_log_of_their_number() {
         let text = "ab".repeat(20_000);
-        let blocks = blocks(&[&text], 64, Cut::Stream);
+        let blocks = blocks(&[&text], 64, BlockMode::Stream);
         assert!((blocks.unigram(&blocks) - 2f64.ln()).abs() < 0.05, "{}", blocks.unigram(&blocks));
     }
 }

@@ -1,37 +1,37 @@
 //! The data sets: one file each, one line each in [`TABLE`], read from what a person has or generated.
 //!
-//! A [`DataSet`] is data; everything that names data sets (help, `list tasks`, `fetch`, the protocols that train)
+//! A [`DataSetEntry`] is data; everything that names data sets (help, `list tasks`, `fetch`, the protocols that train)
 //! iterates [`data_sets`]. To add one: write `data/<name>.rs` with a `pub static SET` and add its line to `TABLE`.
 //!
 //! Nothing is unpacked to disk: archives are read as streams, only expected members are looked at, and every
 //! member has a size limit.
 
 pub mod amazon;
-pub mod content;
+pub mod content_hash;
 pub mod corpus;
+pub mod entry;
 pub mod enwik8;
 pub mod fetch;
 pub mod glue;
-pub mod image;
 pub mod images;
 pub mod imdb;
 pub mod labelled;
 pub mod listops;
+pub mod lra_image;
+pub mod lra_text;
 pub mod masked;
 pub mod pathfinder;
-pub mod prose;
 pub mod retrieval;
+pub mod running_text;
 pub mod sample;
-pub mod select;
 pub mod sentences;
-pub mod set;
 pub mod store;
 pub mod story;
-pub mod text;
+pub mod subset;
 pub mod text8;
 pub mod tokenizer;
 pub mod wikitext;
-pub mod words;
+pub mod word_corpus;
 
 use std::path::PathBuf;
 
@@ -39,16 +39,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::registry::Registry;
 use crate::config::unknown;
-pub use labelled::{Labelled, Text};
-pub use set::{DataSet, Examples, Format, Kind, Origin, Symbols, Texts, Words};
+pub use entry::{CharTask, DataKind, DataSetEntry, ExampleTask, Origin, TextTask, WordTask, WriteFormat};
+pub use labelled::{LabelledTexts, Text};
 
 /// Every data set of the crate.
-pub static TABLE: &[&DataSet] = &[
+pub static TABLE: &[&DataSetEntry] = &[
     &listops::SET,
-    &text::SET,
+    &lra_text::SET,
     &imdb::SET,
     &retrieval::SET,
-    &image::SET,
+    &lra_image::SET,
     &pathfinder::PATHFINDER32,
     &pathfinder::PATHFINDER64,
     &pathfinder::PATHFINDER128,
@@ -67,40 +67,40 @@ pub static TABLE: &[&DataSet] = &[
     &wikitext::SMALL,
 ];
 
-static ALL: Registry<DataSet> = Registry::new(TABLE);
+static ALL: Registry<DataSetEntry> = Registry::new(TABLE);
 
 /// Adds a data set at run time (a library user's own, or a test's).
-pub fn register(set: &'static DataSet) {
+pub fn register(set: &'static DataSetEntry) {
     ALL.add(set);
 }
 
 /// Every data set: the table, then the registered ones.
-pub fn data_sets() -> Vec<&'static DataSet> {
+pub fn data_sets() -> Vec<&'static DataSetEntry> {
     ALL.all()
 }
 
 /// The data set called `name`.
-pub fn find(name: &str) -> Option<&'static DataSet> {
+pub fn find(name: &str) -> Option<&'static DataSetEntry> {
     data_sets().into_iter().find(|set| set.name == name)
 }
 
 /// The data sets that consist of examples with classes.
-pub fn tasks() -> Vec<(&'static DataSet, &'static Examples)> {
+pub fn tasks() -> Vec<(&'static DataSetEntry, &'static ExampleTask)> {
     data_sets().into_iter().filter_map(|set| Some((set, set.examples()?))).collect()
 }
 
 /// The data sets that consist of texts with classes.
-pub fn texts() -> Vec<(&'static DataSet, &'static Texts)> {
+pub fn texts() -> Vec<(&'static DataSetEntry, &'static TextTask)> {
     data_sets().into_iter().filter_map(|set| Some((set, set.texts()?))).collect()
 }
 
 /// The data sets that are one text of symbols.
-pub fn corpora() -> Vec<(&'static DataSet, &'static Symbols)> {
+pub fn corpora() -> Vec<(&'static DataSetEntry, &'static CharTask)> {
     data_sets().into_iter().filter_map(|set| Some((set, set.symbols()?))).collect()
 }
 
 /// The data sets that are texts of words.
-pub fn word_corpora() -> Vec<(&'static DataSet, &'static Words)> {
+pub fn word_corpora() -> Vec<(&'static DataSetEntry, &'static WordTask)> {
     data_sets().into_iter().filter_map(|set| Some((set, set.words()?))).collect()
 }
 
@@ -108,39 +108,39 @@ pub fn word_corpora() -> Vec<(&'static DataSet, &'static Words)> {
 ///
 /// # Errors
 /// No texts of words have this name; the error lists those there are.
-pub fn words(name: &str) -> Result<(&'static DataSet, &'static Words), DataError> {
-    choose("corpus of words", name, &word_corpora())
+pub fn words(name: &str) -> Result<(&'static DataSetEntry, &'static WordTask), DataError> {
+    find_or_error("corpus of words", name, &word_corpora())
 }
 
 /// The set of examples called `name`.
 ///
 /// # Errors
 /// No set of examples has this name; the error lists those there are.
-pub fn task(name: &str) -> Result<(&'static DataSet, &'static Examples), DataError> {
-    choose("task", name, &tasks())
+pub fn task(name: &str) -> Result<(&'static DataSetEntry, &'static ExampleTask), DataError> {
+    find_or_error("task", name, &tasks())
 }
 
 /// The set of texts called `name`.
 ///
 /// # Errors
 /// No set of texts has this name; the error lists those there are.
-pub fn text_task(name: &str) -> Result<(&'static DataSet, &'static Texts), DataError> {
-    choose("task", name, &texts())
+pub fn text_task(name: &str) -> Result<(&'static DataSetEntry, &'static TextTask), DataError> {
+    find_or_error("task", name, &texts())
 }
 
 /// The corpus called `name`.
 ///
 /// # Errors
 /// No corpus has this name; the error lists those there are.
-pub fn corpus(name: &str) -> Result<(&'static DataSet, &'static Symbols), DataError> {
-    choose("corpus", name, &corpora())
+pub fn corpus(name: &str) -> Result<(&'static DataSetEntry, &'static CharTask), DataError> {
+    find_or_error("corpus", name, &corpora())
 }
 
-fn choose<T>(
+fn find_or_error<T>(
     what: &str,
     name: &str,
-    known: &[(&'static DataSet, &'static T)],
-) -> Result<(&'static DataSet, &'static T), DataError> {
+    known: &[(&'static DataSetEntry, &'static T)],
+) -> Result<(&'static DataSetEntry, &'static T), DataError> {
     let names = known.iter().map(|(set, _)| set.name);
     let error = || DataError::Unknown(unknown(what, name, names));
     known.iter().find(|(set, _)| set.name == name).copied().ok_or_else(error)
@@ -148,7 +148,7 @@ fn choose<T>(
 
 /// How data are read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Reading {
+pub struct LoadOptions {
     /// Validation examples are held out of the training split where the source validates on the test split.
     pub strict: bool,
     /// Whether incomplete data may be used.
@@ -282,7 +282,7 @@ mod tests {
         }
         let sets = |text: &str| {
             text.lines()
-                .filter(|line| line.starts_with("pub static ") && line.contains(": DataSet = "))
+                .filter(|line| line.starts_with("pub static ") && line.contains(": DataSetEntry = "))
                 .count()
         };
         let count: usize = files.iter().map(|path| sets(&read(path))).sum();

@@ -3,18 +3,18 @@
 
 use std::path::{Path, PathBuf};
 
-use super::content::Content;
-use super::set::{DataSet, Examples, Kind, Origin};
+use super::content_hash::ContentHash;
+use super::entry::{DataKind, DataSetEntry, ExampleTask, Origin};
 use super::{DataError, Dataset, Example, Split, byte_ids, store};
 
 /// The table line.
-pub static SET: DataSet = DataSet {
+pub static SET: DataSetEntry = DataSetEntry {
     name: "retrieval",
     collection: "aan",
     title: "AAN",
     about: "whether one paper cites the other, from the bytes of both",
     records: "147,086 / 18,090 / 17,437 pairs",
-    kind: Kind::Pairs(Examples {
+    kind: DataKind::Pairs(ExampleTask {
         vocabulary: 257,
         classes: 2,
         len: 4000,
@@ -22,7 +22,7 @@ pub static SET: DataSet = DataSet {
         text: true,
         load: |dir, reading| Ok(Box::new(Aan::load(dir, reading.allow_partial)?)),
     }),
-    origin: Origin::Placed(
+    origin: Origin::UserProvided(
         "LRA's pairs are inside https://storage.googleapis.com/long-range-arena/lra_release.gz (7.7 GB, no published \
          checksum, so it is not downloaded here): unpack it and place new_aan_pairs.train.tsv, .eval.tsv and .test.tsv",
     ),
@@ -66,7 +66,7 @@ impl Aan {
     /// No pairs there, lines that cannot be read (with file and line), fewer than published without
     /// `allow_partial`.
     pub fn load(dir: &Path, allow_partial: bool) -> Result<Self, DataError> {
-        let mut content = Content::default();
+        let mut content = ContentHash::default();
         let mut splits = Vec::new();
         for (stem, most) in STEMS.iter().zip(PUBLISHED) {
             content.field(stem.as_bytes());
@@ -128,7 +128,7 @@ fn locate(dir: &Path, stem: &str) -> Result<PathBuf, DataError> {
     })
 }
 
-fn read(file: &Path, most: usize, content: &mut Content) -> Result<Vec<Pair>, DataError> {
+fn read(file: &Path, most: usize, content: &mut ContentHash) -> Result<Vec<Pair>, DataError> {
     let mut pairs = Vec::new();
     store::each_line(file, LONGEST_LINE, |_, line| {
         if pairs.len() == most {

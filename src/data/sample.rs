@@ -1,37 +1,37 @@
 //! The little text that ships with the program, so that a language model can be tried without any data.
 
-use super::corpus::Corpus;
-use super::set::{DataSet, Kind, Origin, Symbols, Words};
+use super::corpus::CharCorpus;
+use super::entry::{CharTask, DataKind, DataSetEntry, Origin, WordTask};
 use super::story;
-use super::words::{self, Text, WordCorpus};
+use super::word_corpus::{self, CorpusText, WordCorpus};
 
 /// The table line.
-pub static SET: DataSet = DataSet {
+pub static SET: DataSetEntry = DataSetEntry {
     name: "sample",
     collection: "sample",
     title: "the sample",
     about: "the next byte of the little text that ships with the program",
     records: "65,536 bytes",
-    kind: Kind::Symbols(Symbols {
+    kind: DataKind::Symbols(CharTask {
         vocabulary: 256,
         complete: None,
         load: |_, _| {
             let partial = Some("the little text that ships with the program".to_owned());
-            Ok(Corpus { partial, ..Corpus::new(story::text(), 0) })
+            Ok(CharCorpus { partial, ..CharCorpus::new(story::text(), 0) })
         },
     }),
-    origin: Origin::Embedded,
+    origin: Origin::BuiltIn,
     locate: |_| Ok(None),
 };
 
 /// The same text as words.
-pub static WORDS: DataSet = DataSet {
+pub static WORDS: DataSetEntry = DataSetEntry {
     name: "sample-words",
     collection: "sample",
     title: "the sample",
     about: "the next word of the little text that ships with the program",
     records: "65,536 bytes",
-    kind: Kind::Words(Words {
+    kind: DataKind::Words(WordTask {
         vocabulary: VOCABULARY,
         complete: None,
         load: |_, _| {
@@ -43,15 +43,16 @@ pub static WORDS: DataSet = DataSet {
             }
             let lines: Vec<&str> = text.lines().filter(|line| !line.is_empty()).collect();
             let cut = |share: usize| lines.len() * share / 100;
-            let part = |from, to| Text::Embedded((lines[cut(from)..cut(to)].join("\n") + "\n").into_bytes());
+            let part =
+                |from, to| CorpusText::Embedded((lines[cut(from)..cut(to)].join("\n") + "\n").into_bytes());
             let [train, validation, test] = [part(0, 90), part(90, 95), part(95, 100)];
-            let source = words::Source::Counted(1, 8);
+            let source = word_corpus::VocabSource::Counted(1, 8);
             let corpus = WordCorpus::read([Some(&train), Some(&validation), Some(&test)], &source)?;
             let partial = Some("the little text that ships with the program".to_owned());
             Ok(WordCorpus { partial, ..corpus })
         },
     }),
-    origin: Origin::Embedded,
+    origin: Origin::BuiltIn,
     locate: |_| Ok(None),
 };
 
@@ -63,11 +64,11 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::data::Reading;
+    use crate::data::LoadOptions;
 
     #[test]
     fn the_words_in_the_program_are_counted_right() {
-        let corpus = (WORDS.words().unwrap().load)(Path::new(""), Reading::default()).unwrap();
+        let corpus = (WORDS.words().unwrap().load)(Path::new(""), LoadOptions::default()).unwrap();
         assert_eq!(corpus.vocabulary.len(), VOCABULARY);
         assert!(corpus.train.len() > 12_000 && corpus.tested().len() > 500);
     }

@@ -5,20 +5,20 @@ use std::path::Path;
 
 use rand::Rng;
 
-use super::labelled::{Labelled, Text};
-use super::set::{DataSet, Kind, Origin, Texts};
-use super::{DataError, Reading, Split};
-use crate::device::rng::Stream;
+use super::entry::{DataKind, DataSetEntry, Origin, TextTask};
+use super::labelled::{LabelledTexts, Text};
+use super::{DataError, LoadOptions, Split};
+use crate::device::rng::RngStream;
 
 /// The table line.
-pub static SET: DataSet = DataSet {
+pub static SET: DataSetEntry = DataSetEntry {
     name: "sentences",
     collection: "sentences",
     title: "Generated sentences",
     about: "whether a generated sentence praises",
     records: "4,000 / 500 sentences",
-    kind: Kind::Texts(Texts { classes: &["negative", "positive"], train: SIZES[0], load }),
-    origin: Origin::Embedded,
+    kind: DataKind::Texts(TextTask { classes: &["negative", "positive"], train: SIZES[0], load }),
+    origin: Origin::BuiltIn,
     locate: |_| Ok(None),
 };
 
@@ -30,15 +30,15 @@ const GOOD: &[&str] = &["good", "lovely", "clever", "warm", "bright", "fine", "f
 const BAD: &[&str] = &["bad", "dull", "awful", "cold", "clumsy", "poor", "boring", "cheap"];
 const ENDINGS: &[&str] = &["", " and long", " for the price", " from start to end", " , as my sister says"];
 
-fn load(_: &Path, _: Reading) -> Result<Labelled, DataError> {
+fn load(_: &Path, _: LoadOptions) -> Result<LabelledTexts, DataError> {
     let [train, test] = [(Split::Train, SIZES[0]), (Split::Test, SIZES[1])].map(|(split, count)| {
-        let mut stream = Stream::new(0, &format!("sentences/{}", split.name()));
+        let mut stream = RngStream::new(0, &format!("sentences/{}", split.name()));
         (0..count).map(|_| sentence(&mut stream)).collect()
     });
-    Ok(Labelled::new(train, test))
+    Ok(LabelledTexts::new(train, test))
 }
 
-fn sentence(stream: &mut Stream) -> Text {
+fn sentence(stream: &mut RngStream) -> Text {
     let rng = stream.rng();
     let mut one = |words: &[&'static str]| words[rng.random_range(0..words.len())];
     let (opening, thing, ending) = (one(OPENINGS), one(THINGS), one(ENDINGS));
@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn sentences_are_the_same_every_time_and_about_balanced() {
-        let load = || load(Path::new(""), Reading::default()).unwrap();
+        let load = || load(Path::new(""), LoadOptions::default()).unwrap();
         let set = load();
         assert_eq!(set.hash(), load().hash());
         assert_eq!(Split::ALL.map(|split| set.side(split).len()), [4000, 500, 500]);

@@ -3,7 +3,7 @@
 //! Every paragraph names a keeper, a thing and a place in its first sentence and again in its last one, so that a
 //! model with a long view has something to remember.
 
-use crate::device::rng::Stream;
+use crate::device::rng::RngStream;
 
 /// Bytes of [`text`].
 const LEN: usize = 1 << 16;
@@ -273,7 +273,7 @@ const LOOKS: &[&str] =
 
 /// The text, always the same.
 pub fn text() -> Vec<u8> {
-    let mut stream = Stream::new(0, "story");
+    let mut stream = RngStream::new(0, "story");
     let mut text = String::new();
     while text.len() < LEN {
         paragraph(&mut stream, &mut text);
@@ -282,7 +282,7 @@ pub fn text() -> Vec<u8> {
     text.into_bytes()
 }
 
-fn paragraph(stream: &mut Stream, text: &mut String) {
+fn paragraph(stream: &mut RngStream, text: &mut String) {
     let fixed = [("keeper", KEEPERS), ("thing", THINGS), ("place", PLACES), ("look", LOOKS)]
         .map(|(name, words)| (name, words[stream.below(words.len())]));
     let middles = 3 + stream.below(6);
@@ -299,7 +299,7 @@ fn paragraph(stream: &mut Stream, text: &mut String) {
 }
 
 /// Writes `template` with its names replaced; a name that no rule has is written as it stands.
-fn expand(template: &str, fixed: &[(&str, &str)], stream: &mut Stream, text: &mut String) {
+fn expand(template: &str, fixed: &[(&str, &str)], stream: &mut RngStream, text: &mut String) {
     let mut parts = template.split(['<', '>']);
     while let Some(plain) = parts.next() {
         text.push_str(plain);

@@ -1,23 +1,23 @@
 //! text8: enwik8's dump reduced to 26 letters and blanks (M. Mahoney).
 
-use super::corpus::{COMPLETE, Corpus, Published};
-use super::fetch::{Source, Sum};
-use super::set::{DataSet, Kind, Origin, Symbols};
+use super::corpus::{COMPLETE, CharCorpus, Published};
+use super::entry::{CharTask, DataKind, DataSetEntry, Origin};
+use super::fetch::{DownloadSource, Sum};
 use super::store;
 
 /// The table line.
-pub static SET: DataSet = DataSet {
+pub static SET: DataSetEntry = DataSetEntry {
     name: "text8",
     collection: "text8",
     title: "text8",
     about: "the next letter of an English Wikipedia dump without markup",
     records: "100,000,000 bytes",
-    kind: Kind::Symbols(Symbols {
+    kind: DataKind::Symbols(CharTask {
         vocabulary: PUBLISHED.vocabulary,
         complete: Some(COMPLETE),
-        load: |dir, reading| Corpus::load(&PUBLISHED, dir, reading.allow_partial),
+        load: |dir, reading| CharCorpus::load(&PUBLISHED, dir, reading.allow_partial),
     }),
-    origin: Origin::Download(Source {
+    origin: Origin::Download(DownloadSource {
         name: "text8",
         file: "text8.zip",
         names: PUBLISHED.files,

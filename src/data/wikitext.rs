@@ -2,37 +2,37 @@
 
 use std::path::{Path, PathBuf};
 
-use super::fetch::{Source, Sum};
-use super::set::{DataSet, Kind, Origin, Words};
-use super::words::{self, Text, WordCorpus};
-use super::{DataError, Reading};
+use super::entry::{DataKind, DataSetEntry, Origin, WordTask};
+use super::fetch::{DownloadSource, Sum};
+use super::word_corpus::{self, CorpusText, WordCorpus};
+use super::{DataError, LoadOptions};
 
 /// The published set.
-pub static WIKITEXT103: DataSet = DataSet {
+pub static WIKITEXT103: DataSetEntry = DataSetEntry {
     name: "wikitext103",
     collection: "wikitext103",
     title: "WikiText-103",
     about: "the next word of Wikipedia articles",
     records: "103,227,021 / 217,646 / 245,569 words",
-    kind: Kind::Words(Words { vocabulary: 267_744, complete: Some(TRAIN), load }),
+    kind: DataKind::Words(WordTask { vocabulary: 267_744, complete: Some(TRAIN), load }),
     origin: Origin::Download(SOURCE),
     locate: |dir| locate(dir, &Part::ALL),
 };
 
 /// A small stand-in: trained on the test text, evaluated on the validation text (`docs/spec/SPEC-text.md` section 10).
-pub static SMALL: DataSet = DataSet {
+pub static SMALL: DataSetEntry = DataSetEntry {
     name: "wikitext103-small",
     collection: "wikitext103",
     title: "WikiText-103, small",
     about: "the next word; trained on the published test text, evaluated on the validation text",
     records: "245,569 / 217,646 words",
-    kind: Kind::Words(Words { vocabulary: 8125, complete: None, load: load_small }),
+    kind: DataKind::Words(WordTask { vocabulary: 8125, complete: None, load: load_small }),
     origin: Origin::Download(SOURCE),
     locate: |dir| locate(dir, &[Part::Test, Part::Valid]),
 };
 
 /// The published archive.
-const SOURCE: Source = Source {
+const SOURCE: DownloadSource = DownloadSource {
     name: "wikitext103",
     file: ARCHIVE,
     names: &[ARCHIVE, "wikitext-103"],
@@ -76,12 +76,12 @@ impl Part {
         }
     }
 
-    fn text(self, place: &Path) -> Option<Text> {
+    fn text(self, place: &Path) -> Option<CorpusText> {
         let [plain, gzip, member] = self.names();
         if place.is_file() {
-            return Some(Text::Member(place.to_owned(), member));
+            return Some(CorpusText::Member(place.to_owned(), member));
         }
-        [plain, gzip].iter().map(|name| place.join(name)).find(|path| path.is_file()).map(Text::File)
+        [plain, gzip].iter().map(|name| place.join(name)).find(|path| path.is_file()).map(CorpusText::File)
     }
 }
 
@@ -104,7 +104,7 @@ fn locate(dir: &Path, parts: &[Part]) -> Result<Option<PathBuf>, DataError> {
 }
 
 /// The texts `parts` in `dir`, and where they are.
-fn texts(dir: &Path, parts: &[Part]) -> Result<(PathBuf, Vec<Text>), DataError> {
+fn texts(dir: &Path, parts: &[Part]) -> Result<(PathBuf, Vec<CorpusText>), DataError> {
     let missing = |next: String| DataError::Missing { what: "WikiText-103", dir: dir.to_owned(), next };
     let names: Vec<&str> = parts.iter().map(|part| part.names()[0]).collect();
     let how = "run effattn fetch wikitext103, or place";
@@ -124,26 +124,27 @@ fn texts(dir: &Path, parts: &[Part]) -> Result<(PathBuf, Vec<Text>), DataError> 
     Ok((place, texts))
 }
 
-fn load(dir: &Path, reading: Reading) -> Result<WordCorpus, DataError> {
+fn load(dir: &Path, reading: LoadOptions) -> Result<WordCorpus, DataError> {
     let (place, texts) = texts(dir, &Part::ALL)?;
     let dictionary = place.join(DICTIONARY);
     let source = match dictionary.is_file() {
-        true => words::Source::File(&dictionary),
-        false => words::Source::Counted(1, 8),
+        true => word_corpus::VocabSource::File(&dictionary),
+        false => word_corpus::VocabSource::Counted(1, 8),
     };
     let corpus = WordCorpus::read([Some(&texts[0]), Some(&texts[1]), Some(&texts[2])], &source)?;
     let count = corpus.train.len();
     let short = (count != TRAIN).then(|| format!("{count} training words ({TRAIN})"));
     let wrong = short.into_iter().chain(others(&corpus, &Part::ALL)).collect();
-    settle(corpus, wrong, dir, reading)
+    check_complete(corpus, wrong, dir, reading)
 }
 
-fn load_small(dir: &Path, reading: Reading) -> Result<WordCorpus, DataError> {
+fn load_small(dir: &Path, reading: LoadOptions) -> Result<WordCorpus, DataError> {
     let parts = [Part::Test, Part::Valid];
     let (_, texts) = texts(dir, &parts)?;
-    let corpus = WordCorpus::read([Some(&texts[0]), Some(&texts[1]), None], &words::Source::Counted(3, 1))?;
+    let corpus =
+        WordCorpus::read([Some(&texts[0]), Some(&texts[1]), None], &word_corpus::VocabSource::Counted(3, 1))?;
     let wrong = others(&corpus, &parts);
-    settle(corpus, wrong, dir, reading)
+    check_complete(corpus, wrong, dir, reading)
 }
 
 /// The texts that are not the published ones.
@@ -155,11 +156,11 @@ fn others(corpus: &WordCorpus, parts: &[Part]) -> Vec<String> {
         .collect()
 }
 
-fn settle(
+fn check_complete(
     corpus: WordCorpus,
     wrong: Vec<String>,
     dir: &Path,
-    reading: Reading,
+    reading: LoadOptions,
 ) -> Result<WordCorpus, DataError> {
     let partial = (!wrong.is_empty()).then(|| wrong.join("; "));
     match partial {
@@ -174,7 +175,7 @@ fn settle(
 mod tests {
     use super::*;
 
-    const PARTIAL: Reading = Reading { strict: false, allow_partial: true, keep_close: false };
+    const PARTIAL: LoadOptions = LoadOptions { strict: false, allow_partial: true, keep_close: false };
 
     fn write(dir: &Path, name: &str, text: &str) {
         std::fs::create_dir_all(dir.join(name).parent().unwrap()).unwrap();
@@ -195,7 +196,7 @@ mod tests {
             refused(PARTIAL)
         );
         write(dir.path(), "wikitext-103/wiki.test.tokens", "b\n");
-        let strict = refused(Reading::default());
+        let strict = refused(LoadOptions::default());
         assert!(
             strict.contains("incomplete: 9 training words (103227021); wiki.valid.tokens has another"),
             "{strict}"
@@ -210,7 +211,7 @@ mod tests {
         assert!(refused(PARTIAL).contains("dict.txt:2: the word \"b\" occurs twice, in lines 1 and 2"));
         write(dir.path(), "wikitext-103/dict.txt", "b 3\na 2\n");
         let own = load(dir.path(), PARTIAL).unwrap();
-        assert_eq!((own.tested(), own.vocabulary.id("=")), (&[4, 2][..], words::UNKNOWN));
+        assert_eq!((own.tested(), own.vocabulary.id("=")), (&[4, 2][..], word_corpus::UNKNOWN));
     }
 
     #[test]

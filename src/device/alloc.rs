@@ -15,7 +15,7 @@ static LIMIT: AtomicUsize = AtomicUsize::new(usize::MAX);
 static KEPT: AtomicBool = AtomicBool::new(false);
 
 /// A global allocator that counts bytes over the system's allocator.
-pub struct Counting;
+pub struct CountingAllocator;
 
 /// Bytes now allocated.
 pub fn live() -> usize {
@@ -62,7 +62,7 @@ fn refuse(bytes: usize, live: usize, limit: usize) -> ! {
 }
 
 // SAFETY: every call is forwarded unchanged to `System`; only counters are touched besides.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         grow(layout.size());
         unsafe { System.alloc(layout) }

@@ -113,7 +113,7 @@ fn free_in_groups(groups: &str, root: &Path) -> Option<u64> {
 
 /// Processors of the machine that other programs keep busy just now, and how many it has: looked at for a fifth of a second,
 /// in which this one waits. The load average would count a build that has just ended.
-pub fn busy() -> (f64, usize) {
+pub fn busy_cores() -> (f64, usize) {
     let kinds = RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing().with_cpu_usage());
     let mut system = System::new_with_specifics(kinds);
     std::thread::sleep(sysinfo::MINIMUM_CPU_UPDATE_INTERVAL);

@@ -11,9 +11,9 @@ use rand_distr::StandardNormal;
 use sha2::{Digest, Sha256};
 
 /// One stream of random numbers.
-pub struct Stream(ChaCha8Rng);
+pub struct RngStream(ChaCha8Rng);
 
-impl Stream {
+impl RngStream {
     /// The stream called `name` under `seed`.
     pub fn new(seed: u64, name: &str) -> Self {
         let mut hash = Sha256::new();
@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn a_stream_depends_on_seed_and_name_only() {
-        let draw = |seed, name| Stream::new(seed, name).normal();
+        let draw = |seed, name| RngStream::new(seed, name).normal();
         assert_eq!(draw(1, "a"), draw(1, "a"));
         assert_ne!(draw(1, "a"), draw(2, "a"));
         assert_ne!(draw(1, "a"), draw(1, "b"));
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn a_permutation_holds_every_index_once() {
-        let mut order = Stream::new(0, "p").permutation(100);
+        let mut order = RngStream::new(0, "p").permutation(100);
         assert_ne!(order, (0..100).collect::<Vec<_>>());
         order.sort_unstable();
         assert_eq!(order, (0..100).collect::<Vec<_>>());

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 /// Sets of vector instructions; on x86-64 each has those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Level {
+pub enum SimdLevel {
     /// Those that every processor of the architecture has.
     None,
     /// AVX2 with fused multiply-adds.
@@ -18,7 +18,7 @@ pub enum Level {
     Neon,
 }
 
-impl Level {
+impl SimdLevel {
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {
@@ -39,14 +39,14 @@ pub const VARIABLE: &str = "EFFATTN_SIMD";
 ///
 /// # Errors
 /// Another word than `none`, `avx2` or `avx512`.
-pub fn limit(value: Option<&str>) -> Result<Option<Level>, String> {
+pub fn limit(value: Option<&str>) -> Result<Option<SimdLevel>, String> {
     match value {
         None | Some("") => Ok(None),
-        Some("none") => Ok(Some(Level::None)),
+        Some("none") => Ok(Some(SimdLevel::None)),
         // what another architecture has limits nothing here
         Some("avx2" | "avx512") if !cfg!(target_arch = "x86_64") => Ok(None),
-        Some("avx2") => Ok(Some(Level::Avx2)),
-        Some("avx512") => Ok(Some(Level::Avx512)),
+        Some("avx2") => Ok(Some(SimdLevel::Avx2)),
+        Some("avx512") => Ok(Some(SimdLevel::Avx512)),
         Some(other) => Err(format!(
             "{VARIABLE} is {other:?}; expected none, avx2 or avx512 (without it, the widest that this processor has)"
         )),
@@ -60,30 +60,30 @@ pub fn asked() -> Option<String> {
 
 /// The level of this process, which is what the processor has or the limit, if that is less.
 #[inline]
-pub fn level() -> Level {
-    static LEVEL: OnceLock<Level> = OnceLock::new();
+pub fn level() -> SimdLevel {
+    static LEVEL: OnceLock<SimdLevel> = OnceLock::new();
     *LEVEL.get_or_init(|| {
         let limit = limit(asked().as_deref()).ok().flatten();
         limit.map_or(found(), |limit| limit.min(found()))
     })
 }
 
-fn found() -> Level {
+fn found() -> SimdLevel {
     #[cfg(target_arch = "x86_64")]
     {
         let wide = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw");
         if wide && is_x86_feature_detected!("avx512bf16") {
-            Level::Avx512Bf16
+            SimdLevel::Avx512Bf16
         } else if wide {
-            Level::Avx512
+            SimdLevel::Avx512
         } else if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-            Level::Avx2
+            SimdLevel::Avx2
         } else {
-            Level::None
+            SimdLevel::None
         }
     }
     #[cfg(not(target_arch = "x86_64"))]
-    if cfg!(target_arch = "aarch64") { Level::Neon } else { Level::None }
+    if cfg!(target_arch = "aarch64") { SimdLevel::Neon } else { SimdLevel::None }
 }
 
 #[cfg(test)]
@@ -93,12 +93,14 @@ mod tests {
     #[test]
     fn the_limit_is_one_of_the_words() {
         assert_eq!(limit(None), Ok(None));
-        assert_eq!(limit(Some("none")), Ok(Some(Level::None)));
+        assert_eq!(limit(Some("none")), Ok(Some(SimdLevel::None)));
         #[cfg(target_arch = "x86_64")]
-        assert_eq!(limit(Some("avx2")), Ok(Some(Level::Avx2)));
+        assert_eq!(limit(Some("avx2")), Ok(Some(SimdLevel::Avx2)));
         assert!(limit(Some("AVX9")).unwrap_err().contains("expected none, avx2 or avx512"));
         assert!(
-            Level::None < Level::Avx2 && Level::Avx2 < Level::Avx512 && Level::Avx512 < Level::Avx512Bf16
+            SimdLevel::None < SimdLevel::Avx2
+                && SimdLevel::Avx2 < SimdLevel::Avx512
+                && SimdLevel::Avx512 < SimdLevel::Avx512Bf16
         );
         assert!(level() <= found());
     }

@@ -8,7 +8,7 @@ use candle_core::cuda_backend::CudaStorage;
 use super::cpu::{self, par, rows};
 #[cfg(feature = "cuda")]
 use super::cuda::{rows as device_rows, tensors};
-use super::op::{self, Op, Out};
+use super::op::{self, FusedOp, SavedOutput};
 use super::tape;
 
 /// Elements that one thread handles at a time.
@@ -55,7 +55,7 @@ impl Gelu {
     }
 }
 
-impl Op for Gelu {
+impl FusedOp for Gelu {
     fn name(&self) -> &'static str {
         "gelu"
     }
@@ -72,7 +72,7 @@ impl Op for Gelu {
         tensors::forward(operands, shape, |device, [x]| device_rows::gelu(device, x, shape.elem_count()))
     }
 
-    fn backward(&self, operands: &[&Tensor], _: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, operands: &[&Tensor], _: SavedOutput, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let [x] = op::operands(operands)?;
         #[cfg(feature = "cuda")]
         if x.device().is_cuda() {

@@ -12,7 +12,7 @@ use candle_core::{CpuStorage, DType, InplaceOp2, Layout, Result, Tensor, Var, ba
 use super::cpu;
 use super::cpu::math::{load, store};
 #[cfg(feature = "cuda")]
-use super::cuda::{View, rows, tensors};
+use super::cuda::{BufferView, rows, tensors};
 
 /// Settings of one update.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -76,7 +76,7 @@ impl Moments {
                 let copy = |floats: &CudaSlice<f32>| -> Result<Tensor> {
                     Ok(tensors::tensor(
                         device,
-                        tensors::copy(device, View::all(floats), floats.len())?,
+                        tensors::copy(device, BufferView::all(floats), floats.len())?,
                         floats.len(),
                     ))
                 };
@@ -297,14 +297,14 @@ mod tests {
     use candle_core::Device;
 
     use super::*;
-    use crate::kernel::{Mode, with_mode};
+    use crate::kernel::{KernelMode, with_mode};
 
     fn hyper(step: u64) -> Hyper {
         let lr = if step == 1 { 0.0 } else { 2e-2 / step as f64 };
         Hyper { lr, beta1: 0.9, beta2: 0.98, eps: 1e-9, weight_decay: 0.1, grad_scale: 0.5, step }
     }
 
-    fn trajectory(mode: Mode, dtype: DType, len: usize) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
+    fn trajectory(mode: KernelMode, dtype: DType, len: usize) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
         with_mode(mode, || {
             let start =
                 (Tensor::arange(0.0, len as f64, &Device::Cpu).unwrap() * 0.37).unwrap().sin().unwrap();
@@ -323,8 +323,8 @@ mod tests {
     #[test]
     fn four_steps_agree_with_the_twin_in_f64() {
         for len in [1, 15, 16, 17, 1000, 40_001] {
-            let fused = trajectory(Mode::Fused, DType::F32, len);
-            let exact = trajectory(Mode::Composed, DType::F64, len);
+            let fused = trajectory(KernelMode::Fused, DType::F32, len);
+            let exact = trajectory(KernelMode::Composed, DType::F64, len);
             for (got, exact) in [(fused.0, exact.0), (fused.1, exact.1), (fused.2, exact.2)] {
                 for (got, exact) in got.iter().zip(&exact) {
                     assert!((got - exact).abs() <= 1e-6, "{got} instead of {exact} of {len}");

@@ -5,7 +5,7 @@ use candle_core::{CpuStorage, DType, Layout, Result, Shape, Tensor, bail};
 
 use super::cpu::math::{load, store};
 use super::cpu::{self, par, par::Chunks, rows};
-use super::op::{self, Op, Out};
+use super::op::{self, FusedOp, SavedOutput};
 use super::tape;
 use crate::simd_fn;
 
@@ -190,7 +190,7 @@ impl BatchNorm {
     }
 }
 
-impl Op for BatchNorm {
+impl FusedOp for BatchNorm {
     fn name(&self) -> &'static str {
         "batch-norm"
     }
@@ -205,7 +205,7 @@ impl Op for BatchNorm {
         Ok((y, operands[0].1.shape().clone()))
     }
 
-    fn backward(&self, operands: &[&Tensor], _: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, operands: &[&Tensor], _: SavedOutput, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let [x, weight, bias] = op::operands(operands)?;
         let width = self.mean.len();
         let (dx, mut dweight, dbias) = cpu::with_slices([x, weight, grad], |[x, weight, dy]| {

@@ -7,13 +7,13 @@ use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 
 use super::cpu;
 use super::cpu::par::{self, Chunks};
-use super::op::{self, Op, Out};
+use super::op::{self, FusedOp, SavedOutput};
 use super::tape;
-use crate::pattern::Grid;
+use crate::pattern::Grid2d;
 
 /// Where the kernel of a convolution stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
+pub struct ConvGeometry {
     /// Side of the kernel.
     pub size: usize,
     /// Distance between outputs.
@@ -22,12 +22,16 @@ pub struct Window {
     pub pad: usize,
 }
 
-impl Window {
+impl ConvGeometry {
     /// The grid of outputs over `grid`; surplus rows and columns are dropped.
-    pub fn over(self, grid: Grid) -> Grid {
+    pub fn over(self, grid: Grid2d) -> Grid2d {
         let side = |len: usize| (len + 2 * self.pad).saturating_sub(self.size) / self.stride.max(1) + 1;
         let none = grid.rows + 2 * self.pad < self.size || grid.cols + 2 * self.pad < self.size;
-        if none { Grid { rows: 0, cols: 0 } } else { Grid { rows: side(grid.rows), cols: side(grid.cols) } }
+        if none {
+            Grid2d { rows: 0, cols: 0 }
+        } else {
+            Grid2d { rows: side(grid.rows), cols: side(grid.cols) }
+        }
     }
 }
 
@@ -35,7 +39,7 @@ impl Window {
 ///
 /// # Errors
 /// A grid that is not that of `x`.
-pub fn unfold(x: &Tensor, grid: Grid, window: Window) -> Result<Tensor> {
+pub fn unfold(x: &Tensor, grid: Grid2d, window: ConvGeometry) -> Result<Tensor> {
     let (_, n, c) = x.dims3()?;
     if n != grid.len() {
         bail!("{n} tokens are not a grid of {} x {}", grid.rows, grid.cols);
@@ -47,7 +51,7 @@ pub fn unfold(x: &Tensor, grid: Grid, window: Window) -> Result<Tensor> {
 }
 
 /// The definition in plain candle operations: padding, and a row of tokens by index per tap.
-pub fn unfold_composed(x: &Tensor, grid: Grid, window: Window) -> Result<Tensor> {
+pub fn unfold_composed(x: &Tensor, grid: Grid2d, window: ConvGeometry) -> Result<Tensor> {
     let (b, n, c) = x.dims3()?;
     let (out, taps) = (window.over(grid), window.size * window.size);
     let nothing = Tensor::zeros((b, 1, c), x.dtype(), x.device())?;
@@ -60,7 +64,7 @@ pub fn unfold_composed(x: &Tensor, grid: Grid, window: Window) -> Result<Tensor>
 }
 
 /// The token under tap `tap` of output `output`, if it is on the grid.
-fn token(grid: Grid, window: Window, out: Grid, output: usize, tap: usize) -> Option<usize> {
+fn token(grid: Grid2d, window: ConvGeometry, out: Grid2d, output: usize, tap: usize) -> Option<usize> {
     let place = |at: usize, tap: usize, len: usize| {
         (at * window.stride + tap).checked_sub(window.pad).filter(|place| *place < len)
     };
@@ -69,12 +73,12 @@ fn token(grid: Grid, window: Window, out: Grid, output: usize, tap: usize) -> Op
 }
 
 struct Unfold {
-    grid: Grid,
-    window: Window,
+    grid: Grid2d,
+    window: ConvGeometry,
     c: usize,
 }
 
-impl Op for Unfold {
+impl FusedOp for Unfold {
     fn name(&self) -> &'static str {
         "unfold"
     }
@@ -101,7 +105,7 @@ impl Op for Unfold {
         Ok((y, (images, out.len(), width).into()))
     }
 
-    fn backward(&self, operands: &[&Tensor], _: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, operands: &[&Tensor], _: SavedOutput, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let [x] = op::operands(operands)?;
         let Self { grid, window, c } = *self;
         let (out, taps) = (window.over(grid), window.size * window.size);
@@ -136,7 +140,7 @@ impl Op for Unfold {
 ///
 /// # Errors
 /// A grid that is not that of `x`, weights of another shape.
-pub fn depthwise_2d(x: &Tensor, weight: &Tensor, bias: &Tensor, grid: Grid) -> Result<Tensor> {
+pub fn depthwise_2d(x: &Tensor, weight: &Tensor, bias: &Tensor, grid: Grid2d) -> Result<Tensor> {
     let (_, n, c) = x.dims3()?;
     if n != grid.len() || weight.dims() != [c, 1, 3, 3] || bias.dims() != [c] {
         bail!("weight {:?} and {n} tokens of {c} do not fit {} x {}", weight.dims(), grid.rows, grid.cols);
@@ -148,17 +152,17 @@ pub fn depthwise_2d(x: &Tensor, weight: &Tensor, bias: &Tensor, grid: Grid) -> R
     depthwise_2d_composed(x, &taps, bias, grid)
 }
 
-const AROUND: Window = Window { size: 3, stride: 1, pad: 1 };
+const AROUND: ConvGeometry = ConvGeometry { size: 3, stride: 1, pad: 1 };
 
 /// The definition: the patches, weighted and summed. `taps` [9, c].
-pub fn depthwise_2d_composed(x: &Tensor, taps: &Tensor, bias: &Tensor, grid: Grid) -> Result<Tensor> {
+pub fn depthwise_2d_composed(x: &Tensor, taps: &Tensor, bias: &Tensor, grid: Grid2d) -> Result<Tensor> {
     let (b, n, c) = x.dims3()?;
     let patches = unfold_composed(x, grid, AROUND)?.reshape((b, n, 9, c))?;
     patches.broadcast_mul(taps)?.sum(2)?.broadcast_add(bias)
 }
 
 struct Depthwise {
-    grid: Grid,
+    grid: Grid2d,
 }
 
 impl Depthwise {
@@ -194,7 +198,7 @@ impl Depthwise {
     }
 }
 
-impl Op for Depthwise {
+impl FusedOp for Depthwise {
     fn name(&self) -> &'static str {
         "depthwise-2d"
     }
@@ -204,7 +208,7 @@ impl Op for Depthwise {
         Ok((self.sums(x, taps, Some(bias), false), operands[0].1.shape().clone()))
     }
 
-    fn backward(&self, operands: &[&Tensor], _: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, operands: &[&Tensor], _: SavedOutput, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let [x, taps, bias] = op::operands(operands)?;
         let c = bias.elem_count();
         let (dx, mut sums) = cpu::with_slices([x, taps, grad], |[x, taps, dy]| {
@@ -243,10 +247,10 @@ mod tests {
     #[test]
     fn fused_is_the_twin() {
         for (b, rows, cols, c) in [(1, 1, 1, 1), (2, 5, 7, 3), (1, 13, 4, 17), (3, 9, 9, 64)] {
-            let grid = Grid { rows, cols };
+            let grid = Grid2d { rows, cols };
             let x = randn("x", &[b, rows * cols, c]);
             for (size, stride, pad) in [(1, 1, 0), (2, 2, 0), (3, 1, 1), (3, 2, 1), (7, 4, 3)] {
-                let window = Window { size, stride, pad };
+                let window = ConvGeometry { size, stride, pad };
                 if !window.over(grid).is_empty() {
                     let what = format!("{rows} x {cols}, {window:?}");
                     check(&what, std::slice::from_ref(&x), 1e-6, |x| unfold(&x[0], grid, window));
@@ -259,9 +263,9 @@ mod tests {
 
     #[test]
     fn surplus_rows_are_dropped() {
-        let out = |side, window: Window| window.over(Grid { rows: side, cols: side }).rows;
-        assert_eq!(out(224, Window { size: 7, stride: 4, pad: 2 }), 56);
-        assert_eq!(out(5, Window { size: 2, stride: 2, pad: 0 }), 2);
-        assert_eq!(out(1, Window { size: 2, stride: 2, pad: 0 }), 0);
+        let out = |side, window: ConvGeometry| window.over(Grid2d { rows: side, cols: side }).rows;
+        assert_eq!(out(224, ConvGeometry { size: 7, stride: 4, pad: 2 }), 56);
+        assert_eq!(out(5, ConvGeometry { size: 2, stride: 2, pad: 0 }), 2);
+        assert_eq!(out(1, ConvGeometry { size: 2, stride: 2, pad: 0 }), 0);
     }
 }

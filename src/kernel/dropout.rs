@@ -2,12 +2,12 @@
 //!
 //! What is kept is a function of a seed and the element's number alone. Nothing is stored for the backward pass,
 //! and every backend drops the same elements. The weights of an attention, which no fused kernel stores, are told
-//! apart by their row and key ([`WeightDropout`]).
+//! apart by their row and key ([`AttentionDropout`]).
 
 use candle_core::{CpuStorage, D, DType, Layout, Result, Shape, Tensor, bail};
 
 use super::cpu::{self, par};
-use super::op::{Op, Out};
+use super::op::{FusedOp, SavedOutput};
 use super::tape;
 
 /// Elements that one thread handles at a time (even: one draw decides two elements).
@@ -91,13 +91,13 @@ pub fn mix(counter: u64) -> u64 {
 /// 1 - rate. Which ones is a function of the seed, the number of the query's row (over samples and heads) and the
 /// number of the key.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct WeightDropout {
+pub struct AttentionDropout {
     threshold: u32,
     scale: f32,
     seed: u64,
 }
 
-impl WeightDropout {
+impl AttentionDropout {
     /// Dropout at `rate`; nothing at rate 0.
     ///
     /// # Errors
@@ -157,7 +157,7 @@ impl WeightDropout {
     }
 }
 
-impl Op for Dropout {
+impl FusedOp for Dropout {
     fn name(&self) -> &'static str {
         "dropout"
     }
@@ -167,7 +167,7 @@ impl Op for Dropout {
         Ok((self.map(x), operands[0].1.shape().clone()))
     }
 
-    fn backward(&self, _: &[&Tensor], _: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, _: &[&Tensor], _: SavedOutput, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         Ok(vec![cpu::gradient(grad, cpu::with_slices([grad], |[grad]| Ok(self.map(grad)))?)?])
     }
 }
@@ -199,9 +199,9 @@ mod tests {
     #[test]
     fn weights_are_dropped_at_the_rate_in_every_row_and_column_and_no_two_look_alike() {
         let (rate, side) = (0.3, 1200);
-        let dropout = WeightDropout::new(rate, 5).unwrap().unwrap();
+        let dropout = AttentionDropout::new(rate, 5).unwrap().unwrap();
         let ones = Tensor::ones((side, side), DType::F32, &candle_core::Device::Cpu).unwrap();
-        let rows = WeightDropout::composed(Some(dropout), ones).unwrap().to_vec2::<f32>().unwrap();
+        let rows = AttentionDropout::composed(Some(dropout), ones).unwrap().to_vec2::<f32>().unwrap();
         let columns: Vec<Vec<f32>> = (0..side).map(|at| rows.iter().map(|row| row[at]).collect()).collect();
         let scale = (1.0 / (1.0 - rate)) as f32;
         for lines in [&rows, &columns] {
@@ -218,8 +218,8 @@ mod tests {
             let share = kept as f64 / (side * (side - 1)) as f64;
             assert!((share - (1.0 - rate)).abs() < 3e-3, "{share}");
         }
-        assert!(WeightDropout::new(0.0, 5).unwrap().is_none());
-        assert!(WeightDropout::new(1.0, 5).is_err());
+        assert!(AttentionDropout::new(0.0, 5).unwrap().is_none());
+        assert!(AttentionDropout::new(1.0, 5).is_err());
     }
 
     #[test]

@@ -9,7 +9,7 @@ use super::cpu::par::{self, Chunks};
 use super::cpu::{self, rows};
 #[cfg(feature = "cuda")]
 use super::cuda::{rows as device_rows, tensors};
-use super::op::{Op, Out};
+use super::op::{FusedOp, SavedOutput};
 use super::tape;
 
 /// `table` [rows, d] at `ids` (any shape, u32): ids' shape + `[d]`.
@@ -130,7 +130,7 @@ impl Embedding {
     }
 }
 
-impl Op for Embedding {
+impl FusedOp for Embedding {
     fn name(&self) -> &'static str {
         "embedding"
     }
@@ -151,7 +151,7 @@ impl Op for Embedding {
         })
     }
 
-    fn backward(&self, operands: &[&Tensor], _: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, operands: &[&Tensor], _: SavedOutput, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let table = operands[0];
         #[cfg(feature = "cuda")]
         if table.device().is_cuda() {

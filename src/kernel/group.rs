@@ -4,7 +4,7 @@ use candle_core::{Result, Tensor, bail};
 
 /// One named part of a group.
 #[derive(Clone, Debug)]
-pub struct Part {
+pub struct ParamPart {
     /// Full name.
     pub name: String,
     /// Shape.
@@ -13,7 +13,7 @@ pub struct Part {
     pub offset: usize,
 }
 
-impl Part {
+impl ParamPart {
     /// Number of elements.
     pub fn len(&self) -> usize {
         self.shape.iter().product()
@@ -27,14 +27,14 @@ impl Part {
 
 /// A group as a module sees it: the flat tensor (tracked when training) and its parts in order.
 #[derive(Clone, Debug)]
-pub struct Group {
+pub struct ParamGroup {
     /// All parts, one after another.
     pub flat: Tensor,
     /// The parts, in the order of the specifications.
-    pub parts: Vec<Part>,
+    pub parts: Vec<ParamPart>,
 }
 
-impl Group {
+impl ParamGroup {
     /// Neighbouring parts as a group of their own (a view).
     ///
     /// # Errors
@@ -44,8 +44,9 @@ impl Group {
             bail!("a group of {} parts has no such slice", self.parts.len());
         };
         let start = parts[0].offset;
-        let len = parts.iter().map(Part::len).sum();
-        let parts = parts.iter().map(|part| Part { offset: part.offset - start, ..part.clone() }).collect();
+        let len = parts.iter().map(ParamPart::len).sum();
+        let parts =
+            parts.iter().map(|part| ParamPart { offset: part.offset - start, ..part.clone() }).collect();
         Ok(Self { flat: self.flat.narrow(0, start, len)?, parts })
     }
 

@@ -16,7 +16,7 @@ pub enum Qkv {
         /// Number of heads.
         heads: usize,
         /// Which part is which.
-        parts: Parts,
+        parts: PackedLayout,
     },
     /// Tensors of their own, [b, h, n, d] (keys and values [b, h, t, d]).
     Separate {
@@ -31,7 +31,7 @@ pub enum Qkv {
 
 /// Which part of a packed row holds queries, keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Parts {
+pub struct PackedLayout {
     /// Part of the queries.
     pub q: Option<usize>,
     /// Part of the keys.
@@ -42,7 +42,7 @@ pub struct Parts {
     pub count: usize,
 }
 
-impl Parts {
+impl PackedLayout {
     /// Rows `[q | k | v]`.
     pub const QKV: Self = Self { q: Some(0), k: Some(1), v: Some(2), count: 3 };
     /// Rows `[k | v]`.
@@ -82,7 +82,7 @@ impl Qkv {
     fn part<'a>(
         &'a self,
         what: &str,
-        index: impl Fn(&Parts) -> Option<usize>,
+        index: impl Fn(&PackedLayout) -> Option<usize>,
         pick: impl Fn(&'a Option<Tensor>, &'a Option<Tensor>, &'a Option<Tensor>) -> &'a Option<Tensor>,
     ) -> Result<Tensor> {
         match self {
@@ -116,7 +116,7 @@ impl Qkv {
     ///
     /// # Errors
     /// Queries, keys and values of different lengths.
-    pub fn packed(&self) -> Result<(Tensor, usize, Parts)> {
+    pub fn packed(&self) -> Result<(Tensor, usize, PackedLayout)> {
         match self {
             Self::Packed { rows, heads, parts } => Ok((rows.contiguous()?, *heads, *parts)),
             Self::Separate { q, k, v } => {
@@ -128,7 +128,7 @@ impl Qkv {
                 }
                 let [q, k, v] = index;
                 let (_, heads, _, _) = self.value_dims()?;
-                let parts = Parts { q, k, v, count: pieces.len() };
+                let parts = PackedLayout { q, k, v, count: pieces.len() };
                 Ok((Tensor::cat(&pieces, 2)?, heads, parts))
             }
         }

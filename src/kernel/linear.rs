@@ -8,7 +8,7 @@ use super::cpu::gemm::Mat;
 use super::cpu::layers::Layers;
 use super::cpu::par::{self, Chunks};
 use super::cpu::{self, rows};
-use super::op::{Op, Out};
+use super::op::{FusedOp, SavedOutput};
 use super::tape;
 
 /// x W^T + b over the last dimension of `x` (any number of leading dimensions).
@@ -55,7 +55,7 @@ pub(super) fn forward(x: &[f32], count: usize, w: &[f32], out: usize, inp: usize
     })
 }
 
-impl Op for Linear {
+impl FusedOp for Linear {
     fn name(&self) -> &'static str {
         "linear"
     }
@@ -78,7 +78,7 @@ impl Op for Linear {
     }
 
     /// Gradients of x, the weight, and (where there are some) the biases.
-    fn backward(&self, operands: &[&Tensor], _: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, operands: &[&Tensor], _: SavedOutput, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let (x, weight, bias) = (operands[0], operands[1], operands.len() > 2);
         let (out, inp) = weight.dims2()?;
         compact::with_elements([x], [weight, grad], |[data], [w, dy]| {

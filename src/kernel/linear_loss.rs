@@ -8,7 +8,7 @@ use super::cpu::dense::WeightGradient;
 use super::cpu::layers::Layers;
 use super::linear::{self, linear};
 use super::loss::{self, cross_entropy};
-use super::op::{Op, Out};
+use super::op::{FusedOp, SavedOutput};
 use super::tape;
 
 /// Logits that may be kept for the backward pass; above it they are computed in chunks, and again in the backward pass.
@@ -76,7 +76,7 @@ struct LinearLoss {
     chunk: usize,
 }
 
-impl Op for LinearLoss {
+impl FusedOp for LinearLoss {
     fn name(&self) -> &'static str {
         "linear-cross-entropy"
     }
@@ -100,7 +100,7 @@ impl Op for LinearLoss {
     }
 
     /// Gradients of x, the weight, and (where there are some) the biases.
-    fn backward(&self, operands: &[&Tensor], _: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, operands: &[&Tensor], _: SavedOutput, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let (x, weight, bias) = (operands[0], operands[1], operands.get(2));
         let (out, inp) = weight.dims2()?;
         let needs_x = x.track_op();
@@ -136,7 +136,7 @@ mod tests {
 
     use super::*;
     use crate::kernel::testing::{check, randn};
-    use crate::kernel::{Mode, mode};
+    use crate::kernel::{KernelMode, mode};
 
     #[test]
     fn chunks_are_the_twin() {
@@ -145,8 +145,8 @@ mod tests {
             let labels = Tensor::from_vec(labels, rows, &Device::Cpu).unwrap();
             let inputs = [randn("x", &[rows, inp]), randn("w", &[classes, inp]), randn("b", &[classes])];
             let run = |x: &[Tensor], bias: Option<&Tensor>| match mode() {
-                Mode::Fused => in_chunks((&x[0], &x[1], bias), &labels, chunk),
-                Mode::Composed => composed(&x[0], &x[1], bias, &labels),
+                KernelMode::Fused => in_chunks((&x[0], &x[1], bias), &labels, chunk),
+                KernelMode::Composed => composed(&x[0], &x[1], bias, &labels),
             };
             let name = format!("[{rows}, {inp}] to {classes} by {chunk}");
             check(&name, &inputs, 2e-5, |x| run(x, Some(&x[2])));

@@ -9,7 +9,7 @@ use super::cpu::par::{self, Chunks};
 use super::cpu::{self, math};
 #[cfg(feature = "cuda")]
 use super::cuda::{rows, tensors};
-use super::op::{self, Op, Out};
+use super::op::{self, FusedOp, SavedOutput};
 use super::tape;
 
 /// Cross entropy of every row of `logits` [rows, classes] with `labels` `[rows]` (u32): `[rows]`.
@@ -48,7 +48,7 @@ struct CrossEntropy {
     classes: usize,
 }
 
-impl Op for CrossEntropy {
+impl FusedOp for CrossEntropy {
     fn name(&self) -> &'static str {
         "cross-entropy"
     }
@@ -65,7 +65,7 @@ impl Op for CrossEntropy {
         })
     }
 
-    fn backward(&self, operands: &[&Tensor], _: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, operands: &[&Tensor], _: SavedOutput, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let [logits] = op::operands(operands)?;
         #[cfg(feature = "cuda")]
         if logits.device().is_cuda() {

@@ -2,7 +2,7 @@
 //!
 //! One file each: the definition as composed candle operations (the *twin*), the fused CPU kernel with
 //! its hand-written backward, and where there is one the CUDA kernel. Each public function dispatches by
-//! [`Mode`] and device; tests prove fused and twin equal in value and gradient.
+//! [`KernelMode`] and device; tests prove fused and twin equal in value and gradient.
 //!
 //! Float reductions use a partition fixed by shape and combine in index order, so the same thread count
 //! (and in most kernels any thread count) gives the same bits.
@@ -47,7 +47,7 @@ use candle_core::{DType, Device, Tensor};
 
 /// Which implementation runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
+pub enum KernelMode {
     /// Fused kernels where the device has them.
     #[default]
     Fused,
@@ -56,21 +56,21 @@ pub enum Mode {
 }
 
 thread_local! {
-    static MODE: Cell<Mode> = const { Cell::new(Mode::Fused) };
+    static MODE: Cell<KernelMode> = const { Cell::new(KernelMode::Fused) };
 }
 
 /// The mode of this thread.
-pub fn mode() -> Mode {
+pub fn mode() -> KernelMode {
     MODE.get()
 }
 
 /// Sets the mode of this thread.
-pub fn set_mode(mode: Mode) {
+pub fn set_mode(mode: KernelMode) {
     MODE.set(mode);
 }
 
 /// Runs `f` in `mode` and restores the mode that was set before.
-pub fn with_mode<T>(mode: Mode, f: impl FnOnce() -> T) -> T {
+pub fn with_mode<T>(mode: KernelMode, f: impl FnOnce() -> T) -> T {
     let before = MODE.replace(mode);
     let result = f();
     MODE.set(before);
@@ -79,13 +79,13 @@ pub fn with_mode<T>(mode: Mode, f: impl FnOnce() -> T) -> T {
 
 /// Whether the fused CPU kernel should run for tensors on `device`.
 pub(crate) fn fused_cpu(device: &Device) -> bool {
-    mode() == Mode::Fused && device.is_cpu()
+    mode() == KernelMode::Fused && device.is_cpu()
 }
 
 /// Whether a fused kernel should run for `x`, where there is one for the CPU and one for CUDA.
 pub(crate) fn fused(x: &Tensor) -> bool {
     let device = x.device();
-    mode() == Mode::Fused
+    mode() == KernelMode::Fused
         && x.dtype() == DType::F32
         && (device.is_cpu() || cfg!(feature = "cuda") && device.is_cuda())
 }

@@ -39,7 +39,7 @@ pub fn traced<T>(f: impl FnOnce() -> T) -> T {
 }
 
 /// Says where in the model the operations inside `f` are.
-pub fn at<T>(place: impl FnOnce() -> String, f: impl FnOnce() -> T) -> T {
+pub fn in_scope<T>(place: impl FnOnce() -> String, f: impl FnOnce() -> T) -> T {
     if !is_on() {
         return f();
     }
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn the_first_operation_is_named_and_only_while_traced() {
         let x = candle_core::Var::new(&[1f32, f32::INFINITY], &Device::Cpu).unwrap();
-        let run = || tape::record(|| at(|| "layer 3".to_owned(), || gelu(x.as_tensor())));
+        let run = || tape::record(|| in_scope(|| "layer 3".to_owned(), || gelu(x.as_tensor())));
         assert!(run().is_ok());
         let error = traced(run).err().unwrap().to_string();
         assert!(error.starts_with("layer 3, gelu: the result [2] is not finite"), "{error}");

@@ -8,7 +8,7 @@ use candle_core::cuda_backend::CudaStorage;
 use super::cpu::{self, par, par::Chunks, rows};
 #[cfg(feature = "cuda")]
 use super::cuda::{rows as device_rows, tensors};
-use super::op::{self, Op, Out};
+use super::op::{self, FusedOp, SavedOutput};
 use super::tape;
 
 /// Epsilon of every LayerNorm in the specifications.
@@ -67,7 +67,7 @@ impl LayerNorm {
     }
 }
 
-impl Op for LayerNorm {
+impl FusedOp for LayerNorm {
     fn name(&self) -> &'static str {
         "layer-norm"
     }
@@ -90,7 +90,7 @@ impl Op for LayerNorm {
         })
     }
 
-    fn backward(&self, operands: &[&Tensor], _: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, operands: &[&Tensor], _: SavedOutput, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let [x, weight, bias] = op::operands(operands)?;
         #[cfg(feature = "cuda")]
         if x.device().is_cuda() {

@@ -8,11 +8,11 @@ use candle_core::{
 
 use super::cpu::{compact, par};
 
-/// The result of an operation in its backward pass, where it reads that ([`Op::reads_out`]).
-pub type Out<'a> = Option<&'a Tensor>;
+/// The result of an operation in its backward pass, where it reads that ([`FusedOp::needs_output`]).
+pub type SavedOutput<'a> = Option<&'a Tensor>;
 
 /// A fused operation. [`super::tape::apply`] runs it.
-pub trait Op: Send + Sync + 'static {
+pub trait FusedOp: Send + Sync + 'static {
     /// What messages call it.
     fn name(&self) -> &'static str;
 
@@ -32,31 +32,31 @@ pub trait Op: Send + Sync + 'static {
     }
 
     /// Whether the backward pass reads the result. If not, the memory of the result is free before it runs.
-    fn reads_out(&self) -> bool {
+    fn needs_output(&self) -> bool {
         false
     }
 
     /// Gradients of the operands, where there are any, from the contiguous gradient of the result `out`, which is there if
-    /// [`Self::reads_out`]. An operation has this or, where it adds to gradients, [`Self::backward_onto`]; the latter is what
+    /// [`Self::needs_output`]. An operation has this or, where it adds to gradients, [`Self::backward_accumulate`]; the latter is what
     /// is called.
     ///
     /// # Errors
     /// Operands that do not fit.
-    fn backward(&self, _: &[&Tensor], _: Out, _: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, _: &[&Tensor], _: SavedOutput, _: &Tensor) -> Result<Vec<Option<Tensor>>> {
         bail!("{} has no backward pass", self.name())
     }
 
-    /// Operands whose gradients [`Self::backward_onto`] adds to what is there already.
-    fn adds_to(&self) -> &'static [usize] {
+    /// Operands whose gradients [`Self::backward_accumulate`] adds to what is there already.
+    fn accumulates_into(&self) -> &'static [usize] {
         &[]
     }
 
-    /// [`Self::backward`], where `held` has, in the order of [`Self::adds_to`], the gradient so far of each such operand, or
+    /// [`Self::backward`], where `held` has, in the order of [`Self::accumulates_into`], the gradient so far of each such operand, or
     /// nothing (an empty vector): what is given back for it is the sum.
-    fn backward_onto(
+    fn backward_accumulate(
         &self,
         operands: &[&Tensor],
-        out: Out,
+        out: SavedOutput,
         grad: &Tensor,
         _held: Vec<Vec<f32>>,
     ) -> Result<Vec<Option<Tensor>>> {
@@ -98,7 +98,7 @@ pub fn begun(held: Vec<f32>, operand: &Tensor) -> Vec<f32> {
 ///
 /// # Errors
 /// Operands on different devices or on one without kernels, and whatever `op` fails with.
-pub fn run(op: &dyn Op, operands: &[&Tensor]) -> Result<(Storage, Shape)> {
+pub fn run(op: &dyn FusedOp, operands: &[&Tensor]) -> Result<(Storage, Shape)> {
     operands.iter().try_for_each(|x| compact::expand(x))?;
     let guards: Vec<_> = operands.iter().map(|x| x.storage_and_layout()).collect();
     let mut on_cpu = Vec::with_capacity(guards.len());
@@ -125,7 +125,7 @@ pub fn run(op: &dyn Op, operands: &[&Tensor]) -> Result<(Storage, Shape)> {
 /// An operation as a node of candle's graph.
 struct Node<O>(O);
 
-impl<O: Op> Node<O> {
+impl<O: FusedOp> Node<O> {
     fn forward(&self, operands: &[(&CpuStorage, &Layout)]) -> Result<(CpuStorage, Shape)> {
         self.0.forward(operands).map(|(out, shape)| (CpuStorage::F32(out), shape))
     }
@@ -137,7 +137,7 @@ impl<O: Op> Node<O> {
         grad: &Tensor,
     ) -> Result<[Option<Tensor>; N]> {
         let mut grads =
-            self.0.backward_onto(&operands, Some(out), &grad.contiguous()?, Vec::new())?.into_iter();
+            self.0.backward_accumulate(&operands, Some(out), &grad.contiguous()?, Vec::new())?.into_iter();
         Ok(operands.map(|_| grads.next().flatten()))
     }
 }
@@ -146,7 +146,7 @@ impl<O: Op> Node<O> {
 ///
 /// # Errors
 /// No or more than three operands, and whatever `op` fails with.
-pub fn in_graph<O: Op>(op: O, operands: &[&Tensor]) -> Result<Tensor> {
+pub fn in_graph<O: FusedOp>(op: O, operands: &[&Tensor]) -> Result<Tensor> {
     match operands {
         [a] => a.apply_op1(Node(op)),
         [a, b] => a.apply_op2(b, Node(op)),
@@ -155,7 +155,7 @@ pub fn in_graph<O: Op>(op: O, operands: &[&Tensor]) -> Result<Tensor> {
     }
 }
 
-impl<O: Op> CustomOp1 for Node<O> {
+impl<O: FusedOp> CustomOp1 for Node<O> {
     fn name(&self) -> &'static str {
         self.0.name()
     }
@@ -174,7 +174,7 @@ impl<O: Op> CustomOp1 for Node<O> {
     }
 }
 
-impl<O: Op> CustomOp2 for Node<O> {
+impl<O: FusedOp> CustomOp2 for Node<O> {
     fn name(&self) -> &'static str {
         self.0.name()
     }
@@ -211,7 +211,7 @@ impl<O: Op> CustomOp2 for Node<O> {
     }
 }
 
-impl<O: Op> CustomOp3 for Node<O> {
+impl<O: FusedOp> CustomOp3 for Node<O> {
     fn name(&self) -> &'static str {
         self.0.name()
     }

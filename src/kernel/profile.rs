@@ -22,7 +22,7 @@ thread_local! {
 /// In which part of a step an operation ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Part {
+pub enum StepPart {
     /// From inputs to outputs or the loss.
     Forward,
     /// From the loss to the gradients.
@@ -31,7 +31,7 @@ pub enum Part {
     Update,
 }
 
-impl Part {
+impl StepPart {
     /// The word in rows.
     pub const fn word(self) -> &'static str {
         match self {
@@ -48,7 +48,7 @@ pub struct Spent {
     /// The operation.
     pub operation: String,
     /// Where it ran.
-    pub part: Part,
+    pub part: StepPart,
     /// Seconds, without operations inside it.
     pub seconds: f64,
     /// Multiply-adds of its matrix products.
@@ -86,7 +86,7 @@ pub fn is_on() -> bool {
 }
 
 /// Runs `f`, which is `operation` in `part`; `bytes` says what it moved.
-pub fn time<T>(operation: &str, part: Part, bytes: impl FnOnce(&T) -> u64, f: impl FnOnce() -> T) -> T {
+pub fn time<T>(operation: &str, part: StepPart, bytes: impl FnOnce(&T) -> u64, f: impl FnOnce() -> T) -> T {
     if !is_on() {
         return f();
     }
@@ -108,7 +108,7 @@ pub fn time<T>(operation: &str, part: Part, bytes: impl FnOnce(&T) -> u64, f: im
 }
 
 impl Recording {
-    fn add(&mut self, operation: &str, part: Part, seconds: f64, macs: u64, bytes: u64) {
+    fn add(&mut self, operation: &str, part: StepPart, seconds: f64, macs: u64, bytes: u64) {
         match self.spent.iter_mut().find(|spent| spent.operation == operation && spent.part == part) {
             Some(spent) => {
                 spent.seconds += seconds;
@@ -157,18 +157,18 @@ mod tests {
         let ((), spent) = record(|| {
             time(
                 "outer",
-                Part::Forward,
+                StepPart::Forward,
                 |()| 8,
                 || {
                     wait(2);
-                    time("inner", Part::Backward, |()| 4, || wait(20));
-                    time("inner", Part::Backward, |()| 4, || wait(20));
+                    time("inner", StepPart::Backward, |()| 4, || wait(20));
+                    time("inner", StepPart::Backward, |()| 4, || wait(20));
                 },
             );
         });
         let whole = start.elapsed().as_secs_f64();
         let names: Vec<_> = spent.iter().map(|spent| (spent.operation.as_str(), spent.part)).collect();
-        assert_eq!(names, [("inner", Part::Backward), ("outer", Part::Forward)]);
+        assert_eq!(names, [("inner", StepPart::Backward), ("outer", StepPart::Forward)]);
         assert_eq!((spent[0].bytes, spent[1].bytes), (8, 8));
         assert!(spent[0].seconds >= 0.04 && spent[1].seconds >= 0.002, "{spent:?}");
         // what is inside is not counted twice, however busy the machine is
@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn nothing_is_recorded_outside() {
         assert!(!is_on());
-        assert_eq!(time("alone", Part::Forward, |_| unreachable!(), || 3), 3);
+        assert_eq!(time("alone", StepPart::Forward, |_| unreachable!(), || 3), 3);
         assert!(record(|| ()).1.is_empty() && !is_on());
     }
 
@@ -196,7 +196,7 @@ mod tests {
         };
         let ((), spent) = record(step);
         let of = |part| spent.iter().find(|spent| spent.operation == "linear" && spent.part == part).unwrap();
-        let (forward, backward) = (of(Part::Forward), of(Part::Backward));
+        let (forward, backward) = (of(StepPart::Forward), of(StepPart::Backward));
         // other tests of this process may count their products too
         assert!(forward.macs >= 7 * 3 * 5 && backward.macs >= 2 * 7 * 3 * 5, "{spent:?}");
         assert_eq!(forward.bytes, 4 * (7 * 3 + 5 * 3 + 7 * 5));

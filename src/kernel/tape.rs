@@ -21,12 +21,12 @@ use candle_core::{
 
 use super::cpu::{par, rows, with_slices};
 use super::nan_trace;
-use super::op::{self, Op};
-use super::profile::{self, Part};
+use super::op::{self, FusedOp};
+use super::profile::{self, StepPart};
 
 mod part;
 
-pub use part::part;
+pub use part::with_bf16_activations;
 
 thread_local! {
     static RECORDING: RefCell<Option<Vec<Entry>>> = const { RefCell::new(None) };
@@ -38,7 +38,7 @@ pub struct Tape(Vec<Entry>);
 struct Entry {
     out: Tensor,
     operands: Vec<Tensor>,
-    op: Box<dyn Op>,
+    op: Box<dyn FusedOp>,
     /// Where in the model, while the thread is traced.
     place: Option<String>,
 }
@@ -76,13 +76,13 @@ impl Tape {
             let Some(grad) = grads.store.remove(&out) else { continue };
             let all: Vec<&Tensor> = operands.iter().collect();
             let grad = grad.detach().contiguous()?;
-            let held = grads.hold(op.adds_to(), &all)?;
+            let held = grads.hold(op.accumulates_into(), &all)?;
             let moved = |found: &Result<Vec<Option<Tensor>>>| {
                 profile::bytes(all.iter().copied().chain([&grad]).chain(found.iter().flatten().flatten()))
             };
-            let out = op.reads_out().then_some(out);
-            let backward = || op.backward_onto(&all, out.as_ref(), &grad, held);
-            let found = profile::time(op.name(), Part::Backward, moved, backward)?;
+            let out = op.needs_output().then_some(out);
+            let backward = || op.backward_accumulate(&all, out.as_ref(), &grad, held);
+            let found = profile::time(op.name(), StepPart::Backward, moved, backward)?;
             if let Some(place) = &place {
                 let what = format!("backward of {}", op.name());
                 found.iter().flatten().try_for_each(|grad| nan_trace::check_at(place, &what, grad))?;
@@ -140,7 +140,7 @@ impl Grads {
             let sum = match self.store.remove(tensor) {
                 Some(before) => {
                     let sum = || self.sum(before, grad);
-                    profile::time("sum of gradients", Part::Backward, profile::none, sum)?
+                    profile::time("sum of gradients", StepPart::Backward, profile::none, sum)?
                 }
                 None => grad,
             };
@@ -148,7 +148,12 @@ impl Grads {
         } else if tensor.track_op() {
             part::expand(tensor)?;
             let through = || tensor.apply_op1(Seed(grad))?.backward();
-            self.store.extend(profile::time("plain operations", Part::Backward, profile::none, through)?)?;
+            self.store.extend(profile::time(
+                "plain operations",
+                StepPart::Backward,
+                profile::none,
+                through,
+            )?)?;
         }
         Ok(())
     }
@@ -252,18 +257,18 @@ fn records(tensors: &[&Tensor]) -> bool {
 ///
 /// # Errors
 /// Whatever the operation fails with.
-pub fn apply<O: Op>(operands: &[&Tensor], op: O) -> Result<Tensor> {
+pub fn apply<O: FusedOp>(operands: &[&Tensor], op: O) -> Result<Tensor> {
     let name = op.name();
     let moved = |out: &Result<Tensor>| profile::bytes(operands.iter().copied().chain(out));
     if !records(operands) {
-        let out = profile::time(name, Part::Forward, moved, || op::in_graph(op, operands))?;
+        let out = profile::time(name, StepPart::Forward, moved, || op::in_graph(op, operands))?;
         return nan_trace::check(name, &out).map(|()| out);
     }
     let run = || {
         let (storage, shape) = op::run(&op, operands)?;
         Ok(Tensor::from_storage(storage, shape, BackpropOp::none(), true))
     };
-    let out = profile::time(name, Part::Forward, moved, run)?;
+    let out = profile::time(name, StepPart::Forward, moved, run)?;
     nan_trace::check(name, &out)?;
     RECORDING.with_borrow_mut(|entries| {
         if let Some(entries) = entries {

@@ -2,12 +2,12 @@
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 
-use super::{Mode, with_mode};
-use crate::device::rng::Stream;
+use super::{KernelMode, with_mode};
+use crate::device::rng::RngStream;
 
 /// Normal numbers.
 pub fn normal(name: &str, shape: &[usize]) -> Result<Tensor> {
-    Stream::new(11, name).normal_tensor(shape, 0.0, 1.0, &Device::Cpu)
+    RngStream::new(11, name).normal_tensor(shape, 0.0, 1.0, &Device::Cpu)
 }
 
 /// [`normal`] for tests that return nothing.
@@ -17,7 +17,7 @@ pub fn randn(name: &str, shape: &[usize]) -> Tensor {
 
 /// Value and gradients of every input, for a fixed cotangent.
 pub fn evaluate(
-    mode: Mode,
+    mode: KernelMode,
     inputs: &[Tensor],
     f: impl Fn(&[Tensor]) -> Result<Tensor>,
 ) -> Result<Vec<Vec<f32>>> {
@@ -37,14 +37,14 @@ pub fn evaluate(
 
 /// Asserts that fused and composed agree within `tolerance` of each result's largest entry, in value
 /// and in every gradient, and that the fused one gives the same bits again, on one thread and on three.
-pub fn assert_twin(
+pub fn assert_matches_composed(
     label: &str,
     inputs: &[Tensor],
     tolerance: f32,
     f: impl Fn(&[Tensor]) -> Result<Tensor> + Sync,
 ) -> Result<()> {
-    let fused = evaluate(Mode::Fused, inputs, &f)?;
-    let composed = evaluate(Mode::Composed, inputs, &f)?;
+    let fused = evaluate(KernelMode::Fused, inputs, &f)?;
+    let composed = evaluate(KernelMode::Composed, inputs, &f)?;
     for (index, (fused, composed)) in fused.iter().zip(&composed).enumerate() {
         assert_eq!(fused.len(), composed.len(), "{label}: result {index}");
         let largest = composed.iter().fold(0f32, |largest, value| largest.max(value.abs())).max(0.1);
@@ -58,7 +58,7 @@ pub fn assert_twin(
     }
     for threads in [1, 3] {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a thread pool");
-        let again = pool.install(|| evaluate(Mode::Fused, inputs, &f))?;
+        let again = pool.install(|| evaluate(KernelMode::Fused, inputs, &f))?;
         let bits = |results: &[Vec<f32>]| results.iter().flatten().map(|x| x.to_bits()).collect::<Vec<_>>();
         assert!(bits(&fused) == bits(&again), "{label}: {threads} threads change the bits");
     }
@@ -101,7 +101,7 @@ fn difference(got: &[f64], exact: &[f64]) -> f64 {
 /// in f64 within `tolerance`, that those are the central differences, and that bits do not depend on the run or
 /// on the number of threads.
 pub fn check(what: &str, inputs: &[Tensor], tolerance: f64, f: impl Fn(&[Tensor]) -> Result<Tensor> + Sync) {
-    let exact = with_mode(Mode::Composed, || value_and_grads(inputs, DType::F64, &f)).unwrap();
+    let exact = with_mode(KernelMode::Composed, || value_and_grads(inputs, DType::F64, &f)).unwrap();
     let fused = value_and_grads(inputs, DType::F32, &f).unwrap();
     for (index, (fused, exact)) in fused.iter().zip(&exact).enumerate() {
         let part = if index == 0 { "value".to_owned() } else { format!("gradient {index}") };
@@ -124,7 +124,7 @@ fn check_differences(
     f: &(dyn Fn(&[Tensor]) -> Result<Tensor> + Sync),
 ) {
     let loss = |inputs: &[Tensor]| -> f64 {
-        let out = with_mode(Mode::Composed, || f(inputs)).unwrap();
+        let out = with_mode(KernelMode::Composed, || f(inputs)).unwrap();
         let cotangent = randn("cotangent", out.dims()).to_dtype(DType::F64).unwrap();
         (out * cotangent).unwrap().sum_all().unwrap().to_scalar().unwrap()
     };

@@ -16,7 +16,7 @@ pub struct Tokens {
 
 /// What a model reads.
 #[derive(Clone)]
-pub enum Input {
+pub enum ModelInput {
     /// One sequence per sample.
     Tokens(Tokens),
     /// Two sequences per sample.
@@ -25,20 +25,20 @@ pub enum Input {
     Pixels(Tensor),
 }
 
-/// Kinds of [`Input`].
+/// Kinds of [`ModelInput`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InputKind {
-    /// [`Input::Tokens`].
+    /// [`ModelInput::Tokens`].
     Tokens,
-    /// [`Input::Pairs`].
+    /// [`ModelInput::Pairs`].
     Pairs,
-    /// [`Input::Pixels`].
+    /// [`ModelInput::Pixels`].
     Pixels,
 }
 
 /// What a data set asks of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Examples {
+pub struct DataShape {
     /// What is read.
     pub input: InputKind,
     /// Number of ids.
@@ -53,7 +53,7 @@ pub struct Examples {
 #[derive(Clone)]
 pub struct Batch {
     /// What the model reads.
-    pub input: Input,
+    pub input: ModelInput,
     /// Classes (u32) of samples `[b]`, or of positions [b, n], where [`IGNORED`] ones do not count.
     pub labels: Tensor,
 }
@@ -73,9 +73,9 @@ impl Batch {
     /// Its kind.
     pub const fn kind(&self) -> InputKind {
         match self.input {
-            Input::Tokens(_) => InputKind::Tokens,
-            Input::Pairs(..) => InputKind::Pairs,
-            Input::Pixels(_) => InputKind::Pixels,
+            ModelInput::Tokens(_) => InputKind::Tokens,
+            ModelInput::Pairs(..) => InputKind::Pairs,
+            ModelInput::Pixels(_) => InputKind::Pixels,
         }
     }
 
@@ -85,8 +85,8 @@ impl Batch {
     /// A batch of another kind.
     pub fn tokens(&self) -> Result<&Tokens> {
         match &self.input {
-            Input::Tokens(tokens) => Ok(tokens),
-            Input::Pairs(..) | Input::Pixels(_) => self.misfit(InputKind::Tokens),
+            ModelInput::Tokens(tokens) => Ok(tokens),
+            ModelInput::Pairs(..) | ModelInput::Pixels(_) => self.misfit(InputKind::Tokens),
         }
     }
 
@@ -96,8 +96,8 @@ impl Batch {
     /// A batch of another kind.
     pub fn pairs(&self) -> Result<(&Tokens, &Tokens)> {
         match &self.input {
-            Input::Pairs(first, second) => Ok((first, second)),
-            Input::Tokens(_) | Input::Pixels(_) => self.misfit(InputKind::Pairs),
+            ModelInput::Pairs(first, second) => Ok((first, second)),
+            ModelInput::Tokens(_) | ModelInput::Pixels(_) => self.misfit(InputKind::Pairs),
         }
     }
 
@@ -107,8 +107,8 @@ impl Batch {
     /// A batch of another kind.
     pub fn pixels(&self) -> Result<&Tensor> {
         match &self.input {
-            Input::Pixels(pixels) => Ok(pixels),
-            Input::Tokens(_) | Input::Pairs(..) => self.misfit(InputKind::Pixels),
+            ModelInput::Pixels(pixels) => Ok(pixels),
+            ModelInput::Tokens(_) | ModelInput::Pairs(..) => self.misfit(InputKind::Pixels),
         }
     }
 
@@ -123,7 +123,7 @@ impl Batch {
 
 /// What made-up batches are cut from, and how many samples of which length they have.
 #[derive(Clone, Copy)]
-pub struct MadeUp<'a> {
+pub struct SyntheticInput<'a> {
     /// A text; it is repeated where it is too short.
     pub text: &'a [u8],
     /// Samples per batch.
@@ -134,7 +134,7 @@ pub struct MadeUp<'a> {
     pub seed: u64,
 }
 
-impl MadeUp<'_> {
+impl SyntheticInput<'_> {
     /// Batches that are made: a measurement takes them in turns.
     pub const BATCHES: usize = 4;
 

@@ -4,11 +4,11 @@
 //! element, softmax, activations and element-wise operations are not counted) and count what the definition
 //! computes at the padded length, the rows behind a class token included.
 
+use super::char_lm::CharLmConfig;
 use super::family::StageCost;
-use super::lm::LmConfig;
-use super::{Backbone, ModelConfig, Pooling};
+use super::{Backbone, ClassifierConfig, Pooling};
 use crate::attention::knobs::Knobs;
-use crate::attention::{Cost, Entry, Needs, Projections};
+use crate::attention::{Cost, MechanismEntry, Needs, Projections};
 
 /// Number of projections of the layer input.
 fn projections(needs: Needs) -> usize {
@@ -31,7 +31,7 @@ impl Backbone {
     /// Costs of the layers of a plain model around the mechanism with these knobs.
     pub fn plain_layers(
         &self,
-        (entry, knobs): (&Entry, &Knobs),
+        (entry, knobs): (&MechanismEntry, &Knobs),
         batch: usize,
         len: usize,
         causal: bool,
@@ -48,7 +48,7 @@ impl Backbone {
     }
 }
 
-impl ModelConfig {
+impl ClassifierConfig {
     /// Cost of the mechanism in layer `layer` for `batch` documents of `len` positions.
     pub fn attention_cost(&self, batch: usize, len: usize, layer: usize) -> Cost {
         let mut shape = self.backbone.shape(batch, self.positions(len), false);
@@ -87,7 +87,7 @@ impl ModelConfig {
     }
 }
 
-impl LmConfig {
+impl CharLmConfig {
     /// Cost of the mechanism in one layer for `batch` segments of `len` positions behind `held` cached ones.
     pub fn attention_cost(&self, batch: usize, len: usize, held: usize) -> Cost {
         let mut shape = self.backbone.shape(batch, len, true);
@@ -96,7 +96,7 @@ impl LmConfig {
     }
 
     /// Costs of every layer and of the logits for `batch` segments of `len` positions behind `held` cached ones, in the
-    /// convention of [`ModelConfig::layer_costs`]: cached rows are normalised and projected to keys and values again.
+    /// convention of [`ClassifierConfig::layer_costs`]: cached rows are normalised and projected to keys and values again.
     pub fn layer_costs(&self, batch: usize, len: usize, held: usize) -> Vec<StageCost> {
         let backbone = &self.backbone;
         let d = backbone.width;
@@ -119,19 +119,19 @@ impl LmConfig {
 mod tests {
     use crate::attention;
     use crate::attention::knobs::Knobs;
-    use crate::model::family::Resolved;
-    use crate::model::preset::Preset;
-    use crate::model::{ModelConfig, Pooling};
+    use crate::model::family::Architecture;
+    use crate::model::preset::ClassifierPreset;
+    use crate::model::{ClassifierConfig, Pooling};
 
     const TASKS: [&str; 3] = ["listops", "text", "retrieval"];
 
     /// The model of Transformer-LS Table 1 for `variant`, `name:knob=value,...`.
-    fn table1(variant: &str, task: &str) -> ModelConfig {
+    fn table1(variant: &str, task: &str) -> ClassifierConfig {
         let (name, knobs) = variant.split_once(':').unwrap_or((variant, ""));
         let entry = attention::find(name).unwrap();
         let knobs = knobs.split(',').filter_map(|knob| knob.split_once('='));
         let knobs = Knobs::parse(entry.name, entry.knobs, knobs).unwrap();
-        let form = Preset::find("ls-lra").unwrap().form(Some(task), name).unwrap();
+        let form = ClassifierPreset::find("ls-lra").unwrap().form(Some(task), name).unwrap();
         form.model(entry, knobs, form.max_len)
     }
 
@@ -158,7 +158,7 @@ mod tests {
         let rows = [("full", [1.2112, 4.5700, 9.1399]), ("linformer:k=256", [0.4059, 0.8119, 1.6238])];
         for (variant, gflops) in rows {
             for (task, gflops) in TASKS.iter().zip(gflops) {
-                let model = ModelConfig { pooling: Pooling::Mean, ..table1(variant, task) };
+                let model = ClassifierConfig { pooling: Pooling::Mean, ..table1(variant, task) };
                 let flops = model.flops(model.max_len) as f64 / 1e9;
                 assert!((flops - gflops).abs() < 5e-5, "{variant} {task}: {flops}");
             }

@@ -8,21 +8,21 @@
 
 use candle_core::{DType, Error, Result, Tensor, bail};
 
-use super::layer::{Block, BlockConfig, Call};
-use super::{Backbone, InitScheme, ModelConfig, Pooling};
+use super::layer::{Block, BlockConfig, ForwardArgs};
+use super::{Backbone, ClassifierConfig, InitScheme, Pooling};
 use crate::kernel::norm;
 use crate::kernel::tape;
-use crate::nn::dropout::{Dropout, Noise};
+use crate::nn::dropout::{Dropout, DropoutRng};
 use crate::nn::embedding::Embedding;
-use crate::nn::ffn::FfnForm;
+use crate::nn::ffn::FfnConfig;
 use crate::nn::head::Head;
-use crate::nn::params::{Builder, Group, Init, Spec};
+use crate::nn::params::{Init, ParamBuilder, ParamGroup, ParamSpec};
 
 /// Documents to pooled vectors.
 pub struct Encoder {
     embedding: Embedding,
     layers: Vec<Block>,
-    norm: Group,         // [norm.weight, norm.bias]
+    norm: ParamGroup,    // [norm.weight, norm.bias]
     cls: Option<Tensor>, // [width]
     pooling: Pooling,
     class_id: u32,
@@ -33,7 +33,7 @@ impl Encoder {
     ///
     /// # Errors
     /// A configuration that cannot be built ([`super::ConfigError`]), given parameters that do not fit.
-    pub fn new(config: &ModelConfig, builder: &Builder) -> Result<Self> {
+    pub fn new(config: &ClassifierConfig, builder: &ParamBuilder) -> Result<Self> {
         config.validate().map_err(Error::wrap)?;
         let backbone = &config.backbone;
         let builder = &backbone.init.apply(builder);
@@ -49,8 +49,8 @@ impl Encoder {
             .map(|layer| Block::new(&config.block(layer), &builder.pp(format!("layers.{layer}"))))
             .collect::<Result<_>>()?;
         let norm = builder.group(&[
-            Spec::new("norm.weight", &[backbone.width], Init::ONE),
-            Spec::new("norm.bias", &[backbone.width], Init::ZERO),
+            ParamSpec::new("norm.weight", &[backbone.width], Init::ONE),
+            ParamSpec::new("norm.bias", &[backbone.width], Init::ZERO),
         ])?;
         let class_id = (config.vocab - 1) as u32;
         Ok(Self { embedding, layers, norm, cls, pooling: config.pooling, class_id })
@@ -99,11 +99,11 @@ impl Encoder {
         }
         let (x, mask) = self.embed(ids, mask)?;
         let (mut x, mask) = (dropout.apply(&x, 0)?, mask.as_ref());
-        let call = |layer| Call { mask, memory: None, dropout: dropout.branch(1 + layer as u64) };
+        let call = |layer| ForwardArgs { mask, memory: None, dropout: dropout.branch(1 + layer as u64) };
         let Some((last, layers)) = self.layers.split_last() else { bail!("a model without layers") };
         for (number, layer) in layers.iter().enumerate() {
             see(&x);
-            x = tape::part(&[&x], || layer.forward(&x, &call(number)))?;
+            x = tape::with_bf16_activations(&[&x], || layer.forward(&x, &call(number)))?;
         }
         see(&x);
         let call = &call(layers.len());
@@ -118,7 +118,7 @@ impl Encoder {
                 self.normalise(&last.forward_cls(&x, &cls, call)?)?.squeeze(1)
             }
             None => {
-                let x = tape::part(&[&x], || last.forward(&x, call))?;
+                let x = tape::with_bf16_activations(&[&x], || last.forward(&x, call))?;
                 if whole { self.normalise(&x) } else { self.pool(&x, mask) }
             }
         }
@@ -165,7 +165,7 @@ impl Encoder {
     }
 }
 
-impl ModelConfig {
+impl ClassifierConfig {
     /// What block `layer` is built for.
     pub fn block(&self, layer: usize) -> BlockConfig {
         BlockConfig {
@@ -179,14 +179,14 @@ impl ModelConfig {
             max_len: self.positions(self.max_len),
             causal: false,
             layer,
-            form: FfnForm { activation: self.backbone.activation, ..FfnForm::default() },
+            form: FfnConfig { activation: self.backbone.activation, ..FfnConfig::default() },
         }
     }
 }
 
 impl InitScheme {
     /// The builder whose parameters start this way.
-    pub(super) fn apply(self, builder: &Builder) -> Builder {
+    pub(super) fn apply(self, builder: &ParamBuilder) -> ParamBuilder {
         match self {
             Self::Torch => builder.clone(),
             Self::Flax => builder.with_init(flax),
@@ -196,7 +196,7 @@ impl InitScheme {
 
 /// The Long Range Arena's starts: Xavier for projections and the feed-forward half, LeCun normal for the
 /// head, N(0, 1) for tokens, N(0, 1e-6^2) for biases of the feed-forward half, 0 for other biases.
-fn flax(spec: &Spec) -> Init {
+fn flax(spec: &ParamSpec) -> Init {
     let name = spec.name.as_str();
     let fan = |shape: &[usize]| (shape.get(1).copied().unwrap_or(1), shape[0]);
     match (name, spec.shape.len()) {
@@ -235,7 +235,7 @@ impl Classifier {
     ///
     /// # Errors
     /// As [`Encoder::new`]; a configuration of two towers ([`super::pair::Pair`] takes those).
-    pub fn new(config: &ModelConfig, builder: &Builder) -> Result<Self> {
+    pub fn new(config: &ClassifierConfig, builder: &ParamBuilder) -> Result<Self> {
         if config.towers != 1 {
             bail!("a classifier reads one document per example, not {}", config.towers);
         }
@@ -277,7 +277,7 @@ impl Classifier {
     }
 
     /// What a forward pass of training drops, drawn from `noise`.
-    pub const fn drops(&self, noise: Noise) -> Dropout {
+    pub const fn drops(&self, noise: DropoutRng) -> Dropout {
         self.backbone.drops(noise)
     }
 }

@@ -5,7 +5,7 @@
 
 use candle_core::{Result, Tensor, bail};
 
-use super::lm::{Cache, LanguageModel, next_symbol_loss};
+use super::char_lm::{Cache, CharLm, next_symbol_loss};
 
 /// Called with the number of symbols predicted so far.
 pub type Progress<'a> = &'a mut dyn FnMut(usize);
@@ -15,7 +15,7 @@ pub type Progress<'a> = &'a mut dyn FnMut(usize);
 ///
 /// # Errors
 /// A block of 0, a sequence of fewer than two symbols, a symbol outside the vocabulary.
-pub fn stream(model: &LanguageModel, ids: &[u32], block: usize, progress: Progress) -> Result<Vec<f32>> {
+pub fn stream(model: &CharLm, ids: &[u32], block: usize, progress: Progress) -> Result<Vec<f32>> {
     check(ids, block)?;
     let mut nll = vec![0.0; ids.len()];
     let mut cache = model.start(1)?;
@@ -36,7 +36,7 @@ pub fn stream(model: &LanguageModel, ids: &[u32], block: usize, progress: Progre
 /// # Errors
 /// A step of 0 or above the window, a sequence of fewer than two symbols, a symbol outside the vocabulary.
 pub fn overlap(
-    model: &LanguageModel,
+    model: &CharLm,
     ids: &[u32],
     window: usize,
     step: usize,
@@ -68,7 +68,7 @@ pub fn overlap(
 ///
 /// # Errors
 /// A sequence of fewer than two symbols, a symbol outside the vocabulary.
-pub fn single(model: &LanguageModel, ids: &[u32]) -> Result<Vec<f32>> {
+pub fn single(model: &CharLm, ids: &[u32]) -> Result<Vec<f32>> {
     overlap(model, ids, ids.len(), ids.len(), &mut |_| ())
 }
 
@@ -93,13 +93,7 @@ fn check(ids: &[u32], stride: usize) -> Result<()> {
 }
 
 /// Losses of the inputs `from..to`, whose targets are one further, and the next cache.
-fn score(
-    model: &LanguageModel,
-    ids: &[u32],
-    from: usize,
-    to: usize,
-    cache: &Cache,
-) -> Result<(Vec<f32>, Cache)> {
+fn score(model: &CharLm, ids: &[u32], from: usize, to: usize, cache: &Cache) -> Result<(Vec<f32>, Cache)> {
     let row = |ids: &[u32]| Tensor::new(ids, model.device())?.unsqueeze(0);
     let (logits, next) = model.forward(&row(&ids[from..to])?, cache)?;
     let nll = next_symbol_loss(&logits.detach(), &row(&ids[from + 1..=to])?)?;

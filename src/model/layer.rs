@@ -2,24 +2,26 @@
 
 use candle_core::{Device, Result, Tensor, bail};
 
-use crate::attention::decode::State;
+use crate::attention::decode::DecodeState;
 use crate::attention::knobs::Knobs;
-use crate::attention::{Config, Entry, Input, Mechanism, Needs, Output, Projections};
+use crate::attention::{
+    AttentionInput, AttentionOutput, Mechanism, MechanismConfig, MechanismEntry, Needs, Projections,
+};
 use crate::kernel::block::{self, Projection, Residual};
-use crate::kernel::heads::{self, Heads, Parts, Qkv};
+use crate::kernel::heads::{self, Heads, PackedLayout, Qkv};
 use crate::kernel::linear::linear;
 use crate::kernel::nan_trace;
 use crate::kernel::norm;
 use crate::kernel::tape;
 use crate::nn::dropout::Dropout;
-use crate::nn::ffn::{Ffn, FfnForm};
-use crate::nn::params::{Builder, Group, Init, Spec};
+use crate::nn::ffn::{Ffn, FfnConfig};
+use crate::nn::params::{Init, ParamBuilder, ParamGroup, ParamSpec};
 
 /// What a block is built for.
 #[derive(Clone)]
 pub struct BlockConfig {
     /// The mechanism.
-    pub entry: &'static Entry,
+    pub entry: &'static MechanismEntry,
     /// Its settings in this layer.
     pub knobs: Knobs,
     /// Width of the layer's input and output.
@@ -39,12 +41,12 @@ pub struct BlockConfig {
     /// Number of the layer.
     pub layer: usize,
     /// What the skip path carries, and the form of the feed-forward half.
-    pub form: FfnForm,
+    pub form: FfnConfig,
 }
 
 /// What one forward of a block needs besides its input.
 #[derive(Clone, Copy)]
-pub struct Call<'a> {
+pub struct ForwardArgs<'a> {
     /// [b, n]: 1 keep, 0 padding; absent keeps all.
     pub mask: Option<&'a Tensor>,
     /// Cached inputs of this layer [b, m, width] that stand in front; they are normalised like its input.
@@ -53,7 +55,7 @@ pub struct Call<'a> {
     pub dropout: Dropout,
 }
 
-impl Call<'_> {
+impl ForwardArgs<'_> {
     fn branch(&self, number: u64) -> Self {
         Self { dropout: self.dropout.branch(number), ..*self }
     }
@@ -66,31 +68,31 @@ pub struct AttentionLayer {
     heads: usize,
     residual: Residual,
     spec: Projection,
-    projection: Group,     // [norm1.weight, norm1.bias, q.weight, q.bias, ...]
-    global: Option<Group>, // [q_global.weight, ...]
-    output: Group,         // [o.weight, o.bias]
+    projection: ParamGroup,     // [norm1.weight, norm1.bias, q.weight, q.bias, ...]
+    global: Option<ParamGroup>, // [q_global.weight, ...]
+    output: ParamGroup,         // [o.weight, o.bias]
 }
 
 /// Names of the projections a mechanism reads, and how their outputs lie in a row.
-pub(super) fn layout(projections: Projections) -> (&'static [&'static str], Parts) {
+pub(super) fn layout(projections: Projections) -> (&'static [&'static str], PackedLayout) {
     match projections {
-        Projections::Qkv => (&["attn.q", "attn.k", "attn.v"], Parts::QKV),
-        Projections::SharedQk => (&["attn.q", "attn.v"], Parts::QV),
-        Projections::V => (&["attn.v"], Parts::V),
+        Projections::Qkv => (&["attn.q", "attn.k", "attn.v"], PackedLayout::QKV),
+        Projections::SharedQk => (&["attn.q", "attn.v"], PackedLayout::QV),
+        Projections::V => (&["attn.v"], PackedLayout::V),
     }
 }
 
 /// Which part of a packed row is which under `projections`.
-pub fn parts(projections: Projections) -> Parts {
+pub fn parts(projections: Projections) -> PackedLayout {
     layout(projections).1
 }
 
-pub(super) fn linear_specs(names: &[&str], out: usize, width: usize, bias: bool) -> Vec<Spec> {
+pub(super) fn linear_specs(names: &[&str], out: usize, width: usize, bias: bool) -> Vec<ParamSpec> {
     let mut specs = Vec::new();
     for name in names {
-        specs.push(Spec::new(&format!("{name}.weight"), &[out, width], Init::fan_in(width)));
+        specs.push(ParamSpec::new(&format!("{name}.weight"), &[out, width], Init::fan_in(width)));
         if bias {
-            specs.push(Spec::new(&format!("{name}.bias"), &[out], Init::fan_in(width)));
+            specs.push(ParamSpec::new(&format!("{name}.bias"), &[out], Init::fan_in(width)));
         }
     }
     specs
@@ -101,13 +103,13 @@ impl AttentionLayer {
     ///
     /// # Errors
     /// Given parameters that are missing or have another shape; a configuration the mechanism refuses.
-    pub fn new(config: &BlockConfig, builder: &Builder) -> Result<Self> {
+    pub fn new(config: &BlockConfig, builder: &ParamBuilder) -> Result<Self> {
         let needs = (config.entry.needs)(&config.knobs);
         let (width, inner) = (config.width, config.heads * config.head_dim);
         let (names, _) = layout(needs.projections);
         let mut specs = vec![
-            Spec::new("norm1.weight", &[width], Init::ONE),
-            Spec::new("norm1.bias", &[width], Init::ZERO),
+            ParamSpec::new("norm1.weight", &[width], Init::ONE),
+            ParamSpec::new("norm1.bias", &[width], Init::ZERO),
         ];
         specs.extend(linear_specs(names, inner, width, config.bias));
         let projection = builder.group(&specs)?;
@@ -123,7 +125,7 @@ impl AttentionLayer {
             builder.alias("attn.w_v.weight", "attn.v.weight")?;
         }
         let mechanism = (config.entry.build)(
-            &Config {
+            &MechanismConfig {
                 knobs: config.knobs.clone(),
                 heads: config.heads,
                 head_dim: config.head_dim,
@@ -144,12 +146,17 @@ impl AttentionLayer {
     ///
     /// # Errors
     /// Shapes that do not fit the configuration.
-    pub fn forward(&self, x: &Tensor, call: &Call) -> Result<Tensor> {
+    pub fn forward(&self, x: &Tensor, call: &ForwardArgs) -> Result<Tensor> {
         self.run(x, call, |input| self.mechanism.forward(input))
     }
 
     /// [`Self::forward`] with what `attend` makes of the mechanism's input.
-    fn run(&self, x: &Tensor, call: &Call, attend: impl FnOnce(&Input) -> Result<Output>) -> Result<Tensor> {
+    fn run(
+        &self,
+        x: &Tensor,
+        call: &ForwardArgs,
+        attend: impl FnOnce(&AttentionInput) -> Result<AttentionOutput>,
+    ) -> Result<Tensor> {
         let (out, residual) = self.with_input(x, call, |input, normal| {
             let out = attend(input)?.out;
             let residual = match (self.residual, normal) {
@@ -167,10 +174,10 @@ impl AttentionLayer {
     fn with_input<T>(
         &self,
         x: &Tensor,
-        call: &Call,
-        then: impl FnOnce(&Input, Option<&Tensor>) -> Result<T>,
+        call: &ForwardArgs,
+        then: impl FnOnce(&AttentionInput, Option<&Tensor>) -> Result<T>,
     ) -> Result<T> {
-        let Call { mask, memory, dropout } = *call;
+        let ForwardArgs { mask, memory, dropout } = *call;
         let held = memory.map_or(Ok(0), |memory| memory.dim(1))?;
         let normal = match memory {
             Some(memory) => Some(self.normalise(&Tensor::cat(&[memory, x], 1)?)?),
@@ -183,7 +190,7 @@ impl AttentionLayer {
             Some(normal) => self.separate(normal, held)?,
         };
         let global = self.global(normal.as_ref())?;
-        let input = Input {
+        let input = AttentionInput {
             qkv: &qkv,
             x: normal.as_ref(),
             mask,
@@ -210,7 +217,7 @@ impl AttentionLayer {
     ///
     /// # Errors
     /// A mechanism without a class token.
-    pub fn forward_cls(&self, x: &Tensor, cls: &Tensor, call: &Call) -> Result<Tensor> {
+    pub fn forward_cls(&self, x: &Tensor, cls: &Tensor, call: &ForwardArgs) -> Result<Tensor> {
         let normal = if self.reads_normal() { Some(self.normalise(x)?) } else { None };
         let qkv = match &normal {
             None => self.pack(x, true)?,
@@ -218,7 +225,7 @@ impl AttentionLayer {
         };
         let cls_qkv = self.pack(cls, false)?;
         let global = self.global(normal.as_ref())?;
-        let input = Input {
+        let input = AttentionInput {
             qkv: &qkv,
             x: normal.as_ref(),
             mask: call.mask,
@@ -260,7 +267,7 @@ impl AttentionLayer {
         };
         let own = normal.narrow(1, held, normal.dim(1)? - held)?.contiguous()?;
         let q = heads::split(&project(&own, 0, 1)?, self.heads)?;
-        let keys = Qkv::Packed { rows: project(normal, 1, 2)?, heads: self.heads, parts: Parts::KV };
+        let keys = Qkv::Packed { rows: project(normal, 1, 2)?, heads: self.heads, parts: PackedLayout::KV };
         Ok(Qkv::separate(q, keys.k()?, keys.v()?))
     }
 
@@ -268,7 +275,7 @@ impl AttentionLayer {
         let (Some(group), Some(normal)) = (&self.global, normal) else { return Ok(None) };
         let spec = Projection { norm: false, outputs: 3, ..self.spec };
         let rows = block::project(normal, group, spec, false)?;
-        Ok(Some(Qkv::Packed { rows, heads: self.heads, parts: Parts::QKV }))
+        Ok(Some(Qkv::Packed { rows, heads: self.heads, parts: PackedLayout::QKV }))
     }
 }
 
@@ -285,7 +292,7 @@ impl Block {
     ///
     /// # Errors
     /// As [`AttentionLayer::new`].
-    pub fn new(config: &BlockConfig, builder: &Builder) -> Result<Self> {
+    pub fn new(config: &BlockConfig, builder: &ParamBuilder) -> Result<Self> {
         let attention = AttentionLayer::new(config, builder)?;
         let ffn = Ffn::new(builder, config.width, config.ffn, config.form)?;
         let name = format!("layer {} ({})", config.layer + 1, config.entry.name);
@@ -296,49 +303,49 @@ impl Block {
     ///
     /// # Errors
     /// Shapes that do not fit the configuration.
-    pub fn forward(&self, x: &Tensor, call: &Call) -> Result<Tensor> {
+    pub fn forward(&self, x: &Tensor, call: &ForwardArgs) -> Result<Tensor> {
         let x = self.half("attention", &[], || self.attention.forward(x, &call.branch(0)))?;
         self.half("feed-forward half", &[&x], || self.ffn.forward(&x, call.dropout.branch(1)))
     }
 
-    /// [`Mechanism::start`] of this block.
-    pub fn start(&self, batch: usize, room: usize, device: &Device) -> Result<Option<State>> {
-        self.attention.mechanism.start(batch, room, device)
+    /// [`Mechanism::init_decode`] of this block.
+    pub fn init_decode(&self, batch: usize, room: usize, device: &Device) -> Result<Option<DecodeState>> {
+        self.attention.mechanism.init_decode(batch, room, device)
     }
 
     /// The next token [b, 1, width] of sequences behind `state`: [`Self::forward`] at its position.
     ///
     /// # Errors
-    /// As [`Mechanism::step`].
-    pub fn step(&self, x: &Tensor, state: &mut State) -> Result<Tensor> {
-        let call = Call { mask: None, memory: None, dropout: Dropout::NONE };
-        let x = self.attention.run(x, &call, |input| self.attention.mechanism.step(input, state))?;
+    /// As [`Mechanism::decode_step`].
+    pub fn decode_step(&self, x: &Tensor, state: &mut DecodeState) -> Result<Tensor> {
+        let call = ForwardArgs { mask: None, memory: None, dropout: Dropout::NONE };
+        let x = self.attention.run(x, &call, |input| self.attention.mechanism.decode_step(input, state))?;
         self.ffn.forward(&x, Dropout::NONE)
     }
 
-    /// [`Mechanism::mixed`] for this block's input.
+    /// [`Mechanism::softmax_inputs`] for this block's input.
     ///
     /// # Errors
     /// As [`Self::forward`].
-    pub fn mixed(&self, x: &Tensor, call: &Call) -> Result<Option<(Tensor, Tensor)>> {
-        self.attention.with_input(x, call, |input, _| self.attention.mechanism.mixed(input))
+    pub fn softmax_inputs(&self, x: &Tensor, call: &ForwardArgs) -> Result<Option<(Tensor, Tensor)>> {
+        self.attention.with_input(x, call, |input, _| self.attention.mechanism.softmax_inputs(input))
     }
 
     /// The class token's row behind this block, [b, 1, width].
     ///
     /// # Errors
     /// A mechanism without a class token.
-    pub fn forward_cls(&self, x: &Tensor, cls: &Tensor, call: &Call) -> Result<Tensor> {
+    pub fn forward_cls(&self, x: &Tensor, cls: &Tensor, call: &ForwardArgs) -> Result<Tensor> {
         let cls = self.half("attention", &[], || self.attention.forward_cls(x, cls, &call.branch(0)))?;
         self.half("feed-forward half", &[&cls], || self.ffn.forward(&cls, call.dropout.branch(1)))
     }
 
     /// Runs one half of the block, the last to read `inputs`; names it where something is not finite.
     fn half(&self, half: &str, inputs: &[&Tensor], run: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
-        nan_trace::at(
+        nan_trace::in_scope(
             || format!("{}, {half}", self.name),
             || {
-                let out = tape::part(inputs, run)?;
+                let out = tape::with_bf16_activations(inputs, run)?;
                 nan_trace::check("sum with its input", &out)?;
                 Ok(out)
             },

@@ -5,24 +5,24 @@
 //! | [`encoder`] | the pre-norm encoder and the classifier |
 //! | [`layer`] | one block: attention layer and feed-forward half |
 //! | [`pair`] | two towers over pairs of documents |
-//! | [`lm`] | the causal language model with cache |
+//! | [`char_lm`] | the causal language model with cache |
 //! | [`evaluate`] | its evaluation protocols |
 //! | [`word_lm`] | the word language model with adaptive input and softmax |
 //! | [`roberta`] | the post-norm encoder of masked language models and fine-tuning |
 //! | [`vision`] | image classifiers |
 //! | [`cost`] | parameters, FLOPs and state bytes from a configuration |
-//! | [`preset`], [`language_preset`] | published backbones, as data |
+//! | [`preset`], [`char_lm_preset`] | published backbones, as data |
 //! | [`family`] | what a request for a model means: the table of families |
 //! | [`batch`] | what a model is fed |
 
 pub mod batch;
+pub mod char_lm;
+pub mod char_lm_preset;
 pub mod cost;
 pub mod encoder;
 pub mod evaluate;
 pub mod family;
-pub mod language_preset;
 pub mod layer;
-pub mod lm;
 pub mod pair;
 pub mod preset;
 pub mod roberta;
@@ -34,10 +34,10 @@ pub mod word_lm;
 use candle_core::Tensor;
 
 use crate::attention::knobs::Knobs;
-use crate::attention::{Entry, Shape};
-use crate::nn::dropout::{Dropout, Noise};
+use crate::attention::{MechanismEntry, Shape};
+use crate::nn::dropout::{Dropout, DropoutRng};
 use crate::nn::embedding::Positions;
-use crate::nn::ffn::Activation;
+use crate::nn::ffn::FfnActivation;
 pub use encoder::Classifier;
 pub use family::{Family, TABLE, families, find, register};
 
@@ -118,7 +118,7 @@ pub struct Backbone {
     /// Start of the weights.
     pub init: InitScheme,
     /// What stands between the linear layers of the feed-forward halves of an encoder.
-    pub activation: Activation,
+    pub activation: FfnActivation,
     /// Dropout of hidden activations while training.
     pub dropout: f64,
     /// Dropout of attention weights while training, where a mechanism has such.
@@ -127,9 +127,9 @@ pub struct Backbone {
 
 /// A classifier around one variant of a mechanism.
 #[derive(Clone)]
-pub struct ModelConfig {
+pub struct ClassifierConfig {
     /// The mechanism.
-    pub entry: &'static Entry,
+    pub entry: &'static MechanismEntry,
     /// Its settings.
     pub knobs: Knobs,
     /// Sizes and options.
@@ -213,7 +213,7 @@ impl Backbone {
             bias: true,
             positions: Positions::Learned,
             init: InitScheme::Torch,
-            activation: Activation::Gelu,
+            activation: FfnActivation::Gelu,
             dropout: 0.0,
             attention_dropout: 0.0,
         }
@@ -244,7 +244,7 @@ impl Backbone {
     }
 
     /// What a forward pass of training drops, drawn from `noise`.
-    pub const fn drops(&self, noise: Noise) -> Dropout {
+    pub const fn drops(&self, noise: DropoutRng) -> Dropout {
         noise.at(self.dropout).with_attention(self.attention_dropout)
     }
 
@@ -287,7 +287,7 @@ fn positive(sizes: &[(&'static str, usize)]) -> Result<(), ConfigError> {
     }
 }
 
-impl ModelConfig {
+impl ClassifierConfig {
     /// Positions that the layers see of a document of length `len`.
     pub const fn positions(&self, len: usize) -> usize {
         if matches!(self.pooling, Pooling::ClsVector) { len + 1 } else { len }

@@ -4,10 +4,10 @@
 use candle_core::{Result, Tensor, bail};
 
 use super::encoder::Encoder;
-use super::{Backbone, ModelConfig};
-use crate::nn::dropout::{Dropout, Noise};
+use super::{Backbone, ClassifierConfig};
+use crate::nn::dropout::{Dropout, DropoutRng};
 use crate::nn::head::Head;
-use crate::nn::params::Builder;
+use crate::nn::params::ParamBuilder;
 
 /// Pairs of documents to logits.
 pub struct Pair {
@@ -40,7 +40,7 @@ impl Pair {
     ///
     /// # Errors
     /// As [`Encoder::new`]; a configuration of one tower.
-    pub fn new(config: &ModelConfig, builder: &Builder) -> Result<Self> {
+    pub fn new(config: &ClassifierConfig, builder: &ParamBuilder) -> Result<Self> {
         if config.towers != 2 {
             bail!("a pair model reads two documents per example, not {}", config.towers);
         }
@@ -79,7 +79,7 @@ impl Pair {
     }
 
     /// What a forward pass of training drops, drawn from `noise`.
-    pub const fn drops(&self, noise: Noise) -> Dropout {
+    pub const fn drops(&self, noise: DropoutRng) -> Dropout {
         self.backbone.drops(noise)
     }
 

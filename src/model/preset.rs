@@ -1,18 +1,18 @@
 //! Published backbones, as data.
 //!
-//! A preset has one [`Form`] per task. Without a task it gives the form that `speed` and `memory` measure: the
+//! A preset has one [`TaskForm`] per task. Without a task it gives the form that `speed` and `memory` measure: the
 //! byte-level text classifier.
 
-use super::batch::{Examples, InputKind};
-use super::{Backbone, InitScheme, ModelConfig, Pooling};
-use crate::attention::Entry;
+use super::batch::{DataShape, InputKind};
+use super::{Backbone, ClassifierConfig, InitScheme, Pooling};
+use crate::attention::MechanismEntry;
 use crate::attention::knobs::Knobs;
 use crate::nn::embedding::Positions;
-use crate::nn::ffn::Activation;
+use crate::nn::ffn::FfnActivation;
 
 /// A named family of backbones.
 #[derive(Debug)]
-pub struct Preset {
+pub struct ClassifierPreset {
     /// Name on the command line and in suites.
     pub name: &'static str,
     /// What it is, in a line.
@@ -21,16 +21,16 @@ pub struct Preset {
     pub description: &'static str,
     /// Where its values come from.
     pub source: &'static str,
-    forms: &'static [(&'static str, Form)],
+    forms: &'static [(&'static str, TaskForm)],
     /// Forms that the source gives to one mechanism only: task, mechanism, form.
-    own: &'static [(&'static str, &'static str, Form)],
+    own: &'static [(&'static str, &'static str, TaskForm)],
     /// The form without a task.
-    bare: Form,
+    bare: TaskForm,
 }
 
 /// The backbone of one task.
 #[derive(Clone, Debug)]
-pub struct Form {
+pub struct TaskForm {
     /// Sizes and options.
     pub backbone: Backbone,
     /// Number of ids; the last one is the class id.
@@ -45,7 +45,7 @@ pub struct Form {
     pub pooling: Option<Pooling>,
 }
 
-impl Form {
+impl TaskForm {
     const fn new(backbone: Backbone, vocab: usize, classes: usize, max_len: usize) -> Self {
         Self { backbone, vocab, classes, max_len, towers: 1, pooling: None }
     }
@@ -80,16 +80,16 @@ impl Form {
         self.backbone.bias = false;
         self.backbone.init = InitScheme::Flax;
         self.backbone.positions = positions;
-        self.backbone.activation = Activation::GeluTanh;
+        self.backbone.activation = FfnActivation::GeluTanh;
         self.backbone.dropout = 0.1;
         self.backbone.attention_dropout = 0.1;
         self
     }
 
     /// The model of `entry` in this form, for documents of up to `max_len` positions.
-    pub fn model(&self, entry: &'static Entry, knobs: Knobs, max_len: usize) -> ModelConfig {
+    pub fn model(&self, entry: &'static MechanismEntry, knobs: Knobs, max_len: usize) -> ClassifierConfig {
         let auto = if entry.support.cls { Pooling::ClsLastLayer } else { Pooling::ClsFront };
-        ModelConfig {
+        ClassifierConfig {
             entry,
             knobs,
             backbone: self.backbone.clone(),
@@ -111,13 +111,13 @@ pub struct NoForm {
     known: String,
 }
 
-impl Preset {
+impl ClassifierPreset {
     /// The backbone for `task`, or the one to measure where there is none. Some sources give single
     /// mechanisms a backbone of their own.
     ///
     /// # Errors
     /// A task that the source does not have.
-    pub fn form(&self, task: Option<&str>, mechanism: &str) -> Result<Form, NoForm> {
+    pub fn form(&self, task: Option<&str>, mechanism: &str) -> Result<TaskForm, NoForm> {
         let Some(task) = task else { return Ok(self.bare.clone()) };
         let own = self.own.iter().find(|(of, only, _)| *of == task && *only == mechanism);
         let form = own.map(|(_, _, form)| form);
@@ -130,10 +130,10 @@ impl Preset {
     }
 
     /// The backbone without a task, for `examples`; the class id is one more id.
-    pub fn form_for(&self, examples: &Examples) -> Form {
-        let Examples { input, vocab, classes, len } = *examples;
+    pub fn form_for(&self, examples: &DataShape) -> TaskForm {
+        let DataShape { input, vocab, classes, len } = *examples;
         let towers = if input == InputKind::Pairs { 2 } else { 1 };
-        Form { vocab: vocab + 1, classes, max_len: len, towers, ..self.bare.clone() }
+        TaskForm { vocab: vocab + 1, classes, max_len: len, towers, ..self.bare.clone() }
     }
 
     /// The tasks it has a backbone for.
@@ -144,7 +144,7 @@ impl Preset {
     /// The only task with `len` as its protocol length and the sizes of the model that is measured. Tasks differ in
     /// their number of classes, which the exact count of FLOPs shows.
     pub fn task_of_len(&self, len: usize) -> Option<&'static str> {
-        let same = |(_, form): &&(&str, Form)| {
+        let same = |(_, form): &&(&str, TaskForm)| {
             form.max_len == len && form.backbone == self.bare.backbone && form.towers == 1
         };
         let mut tasks = self.forms.iter().filter(same);
@@ -159,16 +159,16 @@ impl Preset {
 }
 
 /// Every classifier preset.
-pub static TABLE: &[&Preset] = &[&LS_LRA, &LRA_REPO, &LRA_PAPER];
+pub static TABLE: &[&ClassifierPreset] = &[&LS_LRA, &LRA_REPO, &LRA_PAPER];
 
 const TABLE_1: Backbone = Backbone::new(2, 64, 2, 128);
 const BYTES: usize = 258; // padding, 256 bytes, the class id
 const GREYS: usize = 257; // 256 intensities, the class id
 const LIST_OPS: usize = 17; // padding, 15 words, the class id
 
-const TABLE_1_RETRIEVAL: Form = Form::new(TABLE_1, 512, 2, 4096).pair().dropout(0.1);
+const TABLE_1_RETRIEVAL: TaskForm = TaskForm::new(TABLE_1, 512, 2, 4096).pair().dropout(0.1);
 
-static LS_LRA: Preset = Preset {
+static LS_LRA: ClassifierPreset = ClassifierPreset {
     name: "ls-lra",
     title: "Transformer-LS Table 1: 2 layers, d 64, 2 heads, FFN 128",
     description: "Pre-norm, learned positions, biases, exact GELU. Pooling: a class token in the last layer for \
@@ -176,43 +176,43 @@ static LS_LRA: Preset = Preset {
                   Retrieval drops 0.1 of hidden activations and of attention weights (Linformer's code only the former).",
     source: "Transformer-LS, Table 1; its released code, folder lra",
     forms: &[
-        ("listops", Form::new(TABLE_1, 512, 10, 2048)),
-        ("text", Form::new(TABLE_1, 512, 2, 4096)),
+        ("listops", TaskForm::new(TABLE_1, 512, 10, 2048)),
+        ("text", TaskForm::new(TABLE_1, 512, 2, 4096)),
         ("retrieval", TABLE_1_RETRIEVAL.attention_dropout(0.1)),
-        ("image", Form::new(TABLE_1, 512, 10, 1024)),
-        ("pathfinder32", Form::new(TABLE_1, 512, 2, 1024)),
-        ("pathfinder64", Form::new(TABLE_1, 512, 2, 4096)),
-        ("pathfinder128", Form::new(TABLE_1, 512, 2, 16384)),
+        ("image", TaskForm::new(TABLE_1, 512, 10, 1024)),
+        ("pathfinder32", TaskForm::new(TABLE_1, 512, 2, 1024)),
+        ("pathfinder64", TaskForm::new(TABLE_1, 512, 2, 4096)),
+        ("pathfinder128", TaskForm::new(TABLE_1, 512, 2, 16384)),
     ],
     own: &[("retrieval", "linformer", TABLE_1_RETRIEVAL)],
-    bare: Form::new(TABLE_1, 512, 2, 4096),
+    bare: TaskForm::new(TABLE_1, 512, 2, 4096),
 };
 
-const REPO_IMAGE: Form = image(1, 128, 64, 128, 8);
-const REPO_PATHFINDER: Form = pathfinder(4, 4, 32, 16, 32).dropout(0.2);
+const REPO_IMAGE: TaskForm = image(1, 128, 64, 128, 8);
+const REPO_PATHFINDER: TaskForm = pathfinder(4, 4, 32, 16, 32).dropout(0.2);
 
-const fn image(layers: usize, width: usize, inner: usize, ffn: usize, heads: usize) -> Form {
-    let form = Form::new(Backbone::new(layers, width, heads, ffn), GREYS, 10, 1024);
+const fn image(layers: usize, width: usize, inner: usize, ffn: usize, heads: usize) -> TaskForm {
+    let form = TaskForm::new(Backbone::new(layers, width, heads, ffn), GREYS, 10, 1024);
     form.inner(inner).arena(Positions::Learned).dropout(0.3).attention_dropout(0.2).pool(Pooling::ClsVector)
 }
 
-const fn pathfinder(layers: usize, heads: usize, width: usize, inner: usize, ffn: usize) -> Form {
-    let form = Form::new(Backbone::new(layers, width, heads, ffn), GREYS, 2, 1024);
+const fn pathfinder(layers: usize, heads: usize, width: usize, inner: usize, ffn: usize) -> TaskForm {
+    let form = TaskForm::new(Backbone::new(layers, width, heads, ffn), GREYS, 2, 1024);
     form.inner(inner).arena(Positions::Sinusoid).pool(Pooling::Mean)
 }
 
-const REPO_LISTOPS: Form = Form::new(Backbone::new(4, 512, 8, 1024), LIST_OPS, 10, 2000)
+const REPO_LISTOPS: TaskForm = TaskForm::new(Backbone::new(4, 512, 8, 1024), LIST_OPS, 10, 2000)
     .arena(Positions::Sinusoid)
     .pool(Pooling::ClsVector);
-const REPO_TEXT: Form = Form::new(Backbone::new(4, 256, 4, 1024), BYTES, 2, 1000)
+const REPO_TEXT: TaskForm = TaskForm::new(Backbone::new(4, 256, 4, 1024), BYTES, 2, 1000)
     .arena(Positions::Sinusoid)
     .pool(Pooling::ClsVector);
-const REPO_RETRIEVAL: Form = Form::new(Backbone::new(4, 128, 4, 512), BYTES, 2, 4000)
+const REPO_RETRIEVAL: TaskForm = TaskForm::new(Backbone::new(4, 128, 4, 512), BYTES, 2, 4000)
     .pair()
     .arena(Positions::Sinusoid)
     .pool(Pooling::First);
 
-static LRA_REPO: Preset = Preset {
+static LRA_REPO: ClassifierPreset = ClassifierPreset {
     name: "lra-repo",
     title: "Long Range Arena, as its repository is configured; Text: 4 layers, d 256, 4 heads, FFN 1024",
     description: "With a task: projections without bias, fixed sinusoid positions (learned for Image and Path-X), Flax's \
@@ -229,7 +229,7 @@ static LRA_REPO: Preset = Preset {
         ("pathfinder64", REPO_PATHFINDER),
         (
             "pathfinder128",
-            Form::new(Backbone::new(2, 32, 2, 32), GREYS, 2, 16384)
+            TaskForm::new(Backbone::new(2, 32, 2, 32), GREYS, 2, 16384)
                 .inner(16)
                 .arena(Positions::Learned)
                 .pool(Pooling::Mean),
@@ -256,25 +256,26 @@ static LRA_REPO: Preset = Preset {
         ("pathfinder32", "sparse", pathfinder(1, 8, 32, 16, 32).dropout(0.2)),
         ("pathfinder32", "synthesizer", pathfinder(2, 4, 64, 32, 64).dropout(0.2)),
     ],
-    bare: Form::new(Backbone::new(4, 256, 4, 1024), BYTES, 2, 4096).pool(Pooling::ClsFront),
+    bare: TaskForm::new(Backbone::new(4, 256, 4, 1024), BYTES, 2, 4096).pool(Pooling::ClsFront),
 };
 
 const PAPER_LONG: Backbone = Backbone::new(6, 512, 8, 2048);
-const PAPER_PATHFINDER: Form =
-    Form::new(Backbone::new(4, 128, 8, 128), GREYS, 2, 1024).arena(Positions::Sinusoid).pool(Pooling::Mean);
+const PAPER_PATHFINDER: TaskForm = TaskForm::new(Backbone::new(4, 128, 8, 128), GREYS, 2, 1024)
+    .arena(Positions::Sinusoid)
+    .pool(Pooling::Mean);
 
-const PAPER_LISTOPS: Form =
-    Form::new(PAPER_LONG, LIST_OPS, 10, 2000).arena(Positions::Sinusoid).pool(Pooling::ClsVector);
-const PAPER_TEXT: Form =
-    Form::new(PAPER_LONG, BYTES, 2, 4000).arena(Positions::Sinusoid).pool(Pooling::ClsVector);
-const PAPER_RETRIEVAL: Form = REPO_RETRIEVAL.pool(Pooling::ClsVector);
-const PAPER_IMAGE: Form = Form::new(Backbone::new(3, 64, 4, 128), GREYS, 10, 1024)
+const PAPER_LISTOPS: TaskForm =
+    TaskForm::new(PAPER_LONG, LIST_OPS, 10, 2000).arena(Positions::Sinusoid).pool(Pooling::ClsVector);
+const PAPER_TEXT: TaskForm =
+    TaskForm::new(PAPER_LONG, BYTES, 2, 4000).arena(Positions::Sinusoid).pool(Pooling::ClsVector);
+const PAPER_RETRIEVAL: TaskForm = REPO_RETRIEVAL.pool(Pooling::ClsVector);
+const PAPER_IMAGE: TaskForm = TaskForm::new(Backbone::new(3, 64, 4, 128), GREYS, 10, 1024)
     .arena(Positions::Learned)
     .dropout(0.3)
     .attention_dropout(0.2)
     .pool(Pooling::ClsVector);
 
-static LRA_PAPER: Preset = Preset {
+static LRA_PAPER: ClassifierPreset = ClassifierPreset {
     name: "lra-paper",
     title: "Long Range Arena, as its paper describes it; Text: 6 layers, d 512, 8 heads, FFN 2048",
     description: "Sizes of the paper in the block of lra-repo; the same parts are not taken over. Where the paper gives \
@@ -296,18 +297,18 @@ static LRA_PAPER: Preset = Preset {
         ("retrieval", "sinkhorn", PAPER_RETRIEVAL.pool(Pooling::Mean)),
         ("image", "sinkhorn", PAPER_IMAGE.pool(Pooling::Mean)),
     ],
-    bare: Form::new(PAPER_LONG, BYTES, 2, 4096).pool(Pooling::ClsFront),
+    bare: TaskForm::new(PAPER_LONG, BYTES, 2, 4096).pool(Pooling::ClsFront),
 };
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::attention::find;
-    use crate::model::family::Resolved;
+    use crate::model::family::Architecture;
 
     fn parameters(preset: &str, task: Option<&str>, len: usize) -> usize {
         let full = find("full").unwrap();
-        let form = Preset::find(preset).unwrap().form(task, "full").unwrap();
+        let form = ClassifierPreset::find(preset).unwrap().form(task, "full").unwrap();
         form.model(full, Knobs::defaults(full.knobs), len).parameters().unwrap()
     }
 
@@ -324,7 +325,8 @@ mod tests {
 
     #[test]
     fn presets_say_which_tasks_they_have() {
-        let error = Preset::find("ls-lra").unwrap().form(Some("enwik8"), "full").unwrap_err().to_string();
+        let error =
+            ClassifierPreset::find("ls-lra").unwrap().form(Some("enwik8"), "full").unwrap_err().to_string();
         assert!(error.contains("enwik8") && error.contains("listops"), "{error}");
     }
 }

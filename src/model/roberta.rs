@@ -13,16 +13,16 @@ use candle_core::{Error, Result, Tensor, bail};
 use super::layer::{layout, linear_specs};
 use super::{Backbone, ConfigError, positive};
 use crate::attention::knobs::Knobs;
-use crate::attention::{self, Entry, Input, Mechanism, Needs};
+use crate::attention::{self, AttentionInput, Mechanism, MechanismEntry, Needs};
 use crate::kernel::activation::gelu;
 use crate::kernel::block::{self, Projection};
 use crate::kernel::embedding::embedding;
-use crate::kernel::heads::{Parts, Qkv};
+use crate::kernel::heads::{PackedLayout, Qkv};
 use crate::kernel::linear::linear;
 use crate::kernel::norm::layer_norm;
 use crate::nn::PADDING;
 use crate::nn::dropout::Dropout;
-use crate::nn::params::{Builder, Group, Init, Spec};
+use crate::nn::params::{Init, ParamBuilder, ParamGroup, ParamSpec};
 
 /// What stands on the encoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ pub enum Top {
 #[derive(Clone)]
 pub struct RobertaConfig {
     /// The mechanism.
-    pub entry: &'static Entry,
+    pub entry: &'static MechanismEntry,
     /// Its settings.
     pub knobs: Knobs,
     /// Sizes and dropout.
@@ -79,7 +79,7 @@ impl RobertaConfig {
 }
 
 /// Every weight N(0, 0.02^2), biases 0, gains 1, the row of padding 0 (Hugging Face's start).
-fn init(spec: &Spec) -> Init {
+fn init(spec: &ParamSpec) -> Init {
     let norm =
         spec.name.contains("LayerNorm") || spec.name.contains("layer_norm") || spec.name.contains("ln_");
     match (spec.name.ends_with(".weight"), spec.shape.len()) {
@@ -101,7 +101,7 @@ struct Norm {
 }
 
 impl Norm {
-    fn new(builder: &Builder, name: &str, width: usize, eps: f64) -> Result<Self> {
+    fn new(builder: &ParamBuilder, name: &str, width: usize, eps: f64) -> Result<Self> {
         let param = |part: &str, init| builder.param(&format!("{name}.{part}"), &[width], init);
         Ok(Self { weight: param("weight", Init::ONE)?, bias: param("bias", Init::ZERO)?, eps })
     }
@@ -112,10 +112,10 @@ impl Norm {
 }
 
 /// A linear layer with bias.
-struct Dense(Group);
+struct Dense(ParamGroup);
 
 impl Dense {
-    fn new(builder: &Builder, name: &str, out: usize, width: usize) -> Result<Self> {
+    fn new(builder: &ParamBuilder, name: &str, out: usize, width: usize) -> Result<Self> {
         Ok(Self(builder.group(&linear_specs(&[name], out, width, true))?))
     }
 
@@ -138,8 +138,8 @@ struct Layer {
     mechanism: Box<dyn Mechanism>,
     needs: Needs,
     heads: usize,
-    projection: Group,
-    global: Option<Group>,
+    projection: ParamGroup,
+    global: Option<ParamGroup>,
     attention: Dense,
     attention_norm: Norm,
     inner: Dense,
@@ -159,7 +159,7 @@ fn public_name(name: &str) -> String {
 }
 
 impl Layer {
-    fn new(config: &RobertaConfig, layer: usize, builder: &Builder) -> Result<Self> {
+    fn new(config: &RobertaConfig, layer: usize, builder: &ParamBuilder) -> Result<Self> {
         let Backbone { width, heads, inner, ffn, .. } = config.backbone;
         let needs = (config.entry.needs)(&config.knobs);
         let projections = |names: &[&str]| {
@@ -173,7 +173,7 @@ impl Layer {
             .then(|| projections(&["attn.q_global", "attn.k_global", "attn.v_global"]))
             .transpose()?;
         let mechanism = (config.entry.build)(
-            &attention::Config {
+            &attention::MechanismConfig {
                 knobs: config.knobs.clone(),
                 heads,
                 head_dim: config.backbone.head_dim(),
@@ -198,16 +198,22 @@ impl Layer {
         })
     }
 
-    fn pack(&self, x: &Tensor, group: &Group, parts: Parts) -> Result<Qkv> {
+    fn pack(&self, x: &Tensor, group: &ParamGroup, parts: PackedLayout) -> Result<Qkv> {
         let spec = Projection { norm: false, outputs: parts.count, bias: true };
         Ok(Qkv::Packed { rows: block::project(x, group, spec, false)?, heads: self.heads, parts })
     }
 
     fn forward(&self, x: &Tensor, mask: Option<&Tensor>, dropout: Dropout) -> Result<Tensor> {
         let qkv = self.pack(x, &self.projection, layout(self.needs.projections).1)?;
-        let global = self.global.as_ref().map(|group| self.pack(x, group, Parts::QKV)).transpose()?;
+        let global = self.global.as_ref().map(|group| self.pack(x, group, PackedLayout::QKV)).transpose()?;
         let weights = dropout.branch(0).weights(1)?;
-        let input = Input { x: Some(x), mask, global: global.as_ref(), dropout: weights, ..Input::new(&qkv) };
+        let input = AttentionInput {
+            x: Some(x),
+            mask,
+            global: global.as_ref(),
+            dropout: weights,
+            ..AttentionInput::new(&qkv)
+        };
         let attended = self.mechanism.forward(&input)?.out.merged()?;
         let x = self.attention_norm.forward(&self.attention.onto(&attended, x, dropout.branch(0))?)?;
         let hidden = gelu(&self.inner.forward(&x)?)?;
@@ -237,7 +243,7 @@ impl Roberta {
     ///
     /// # Errors
     /// A configuration that cannot be built ([`ConfigError`]), given parameters that do not fit.
-    pub fn new(config: &RobertaConfig, builder: &Builder) -> Result<Self> {
+    pub fn new(config: &RobertaConfig, builder: &ParamBuilder) -> Result<Self> {
         config.validate().map_err(Error::wrap)?;
         let builder = builder.with_init(init);
         let (width, vocab) = (config.backbone.width, config.vocab);
@@ -376,7 +382,7 @@ mod tests {
             eps: 1e-5,
             top: Top::Masked,
         };
-        let counting = Builder::counting();
+        let counting = ParamBuilder::counting();
         Roberta::new(&config, &counting).unwrap();
         assert_eq!(counting.finish().count(), 124_697_433);
     }

@@ -1,21 +1,21 @@
 use candle_core::{DType, Device, Tensor};
 
+use super::char_lm::{Cache, CharLm, CharLmConfig, LmVariant, language_knobs};
 use super::evaluate::{bits_per_symbol, overlap, single, stream};
-use super::lm::{Cache, LanguageModel, LmConfig, LmForm, language_knobs};
 use super::*;
 use crate::attention::find;
-use crate::device::rng::Stream;
-use crate::nn::params::Builder;
+use crate::device::rng::RngStream;
+use crate::nn::params::ParamBuilder;
 
-fn config(mechanism: &str, pooling: Pooling, max_len: usize) -> ModelConfig {
+fn config(mechanism: &str, pooling: Pooling, max_len: usize) -> ClassifierConfig {
     let entry = find(mechanism).unwrap();
     let knobs = Knobs::defaults(entry.knobs);
     let backbone = Backbone::new(2, 16, 2, 32);
-    ModelConfig { entry, knobs, backbone, vocab: 12, max_len, classes: 3, pooling, towers: 1 }
+    ClassifierConfig { entry, knobs, backbone, vocab: 12, max_len, classes: 3, pooling, towers: 1 }
 }
 
 fn ids(b: usize, n: usize) -> Tensor {
-    let mut stream = Stream::new(3, "ids");
+    let mut stream = RngStream::new(3, "ids");
     let data: Vec<u32> = (0..b * n).map(|_| 1 + stream.below(10) as u32).collect();
     Tensor::from_vec(data, (b, n), &Device::Cpu).unwrap()
 }
@@ -36,8 +36,8 @@ fn every_pooling_takes_every_length_up_to_the_table() {
     }
 }
 
-fn builder() -> Builder {
-    Builder::seeded(1, &Device::Cpu, true)
+fn builder() -> ParamBuilder {
+    ParamBuilder::seeded(1, &Device::Cpu, true)
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn what_stands_at_padded_positions_changes_nothing() {
 #[test]
 fn a_class_vector_is_a_class_id_in_front_of_all_tokens() {
     let (front, vector) = (builder(), config("linformer", Pooling::ClsVector, 7));
-    let longer = ModelConfig { vocab: 13, max_len: 8, pooling: Pooling::ClsFront, ..vector.clone() };
+    let longer = ClassifierConfig { vocab: 13, max_len: 8, pooling: Pooling::ClsFront, ..vector.clone() };
     let other = Classifier::new(&longer, &front).unwrap();
     let params = front.finish();
     let mut given: std::collections::HashMap<String, Tensor> =
@@ -73,7 +73,7 @@ fn a_class_vector_is_a_class_id_in_front_of_all_tokens() {
     let tokens = given.remove("token_embedding.weight").unwrap();
     given.insert("cls".to_owned(), tokens.get(12).unwrap());
     given.insert("token_embedding.weight".to_owned(), tokens.narrow(0, 0, 12).unwrap());
-    let model = Classifier::new(&vector, &Builder::given(given, &Device::Cpu, false)).unwrap();
+    let model = Classifier::new(&vector, &ParamBuilder::given(given, &Device::Cpu, false)).unwrap();
     for n in [1, 7] {
         let behind = Tensor::cat(&[&ids(2, n), &ids(2, 1)], 1).unwrap();
         let keep: Vec<f32> = (0..2 * n).map(|at| f32::from(u8::from(at % 3 != 1))).collect();
@@ -88,25 +88,25 @@ fn a_class_vector_is_a_class_id_in_front_of_all_tokens() {
 #[test]
 fn configurations_that_cannot_be_built_say_why() {
     let base = config("full", Pooling::Mean, 8);
-    let refused = |config: &ModelConfig| Classifier::new(config, &builder()).err().unwrap().to_string();
-    let heads = ModelConfig { backbone: Backbone::new(2, 16, 3, 32), ..base.clone() };
+    let refused = |config: &ClassifierConfig| Classifier::new(config, &builder()).err().unwrap().to_string();
+    let heads = ClassifierConfig { backbone: Backbone::new(2, 16, 3, 32), ..base.clone() };
     assert!(refused(&heads).contains("3 heads do not divide a width of 16"), "{}", refused(&heads));
-    let cls = ModelConfig { pooling: Pooling::ClsLastLayer, ..base.clone() };
+    let cls = ClassifierConfig { pooling: Pooling::ClsLastLayer, ..base.clone() };
     assert!(refused(&cls).contains("full has no class token"), "{}", refused(&cls));
-    let layers = ModelConfig { backbone: Backbone::new(0, 16, 2, 32), ..base.clone() };
+    let layers = ClassifierConfig { backbone: Backbone::new(0, 16, 2, 32), ..base.clone() };
     assert!(refused(&layers).contains("number of layers is 0"), "{}", refused(&layers));
-    let towers = ModelConfig { towers: 3, ..base.clone() };
+    let towers = ClassifierConfig { towers: 3, ..base.clone() };
     assert!(refused(&towers).contains("3"), "{}", refused(&towers));
     let model = Classifier::new(&base, &builder()).unwrap();
     let long = model.forward(&ids(1, 9), None).err().unwrap().to_string();
     assert!(long.contains("9 positions do not fit a position table of 8 rows"), "{long}");
 }
 
-fn language(mechanism: &str, given: &[(&str, &str)], mem: usize) -> LmConfig {
+fn language(mechanism: &str, given: &[(&str, &str)], mem: usize) -> CharLmConfig {
     let entry = find(mechanism).unwrap();
     let knobs = language_knobs(entry, &[("w", "8"), ("l", "4"), ("r", "1")], given.iter().copied()).unwrap();
-    let form = LmForm::of(&knobs);
-    LmConfig { entry, knobs, backbone: Backbone::new(2, 16, 2, 32), vocab: 12, block: 48, mem, form }
+    let form = LmVariant::of(&knobs);
+    CharLmConfig { entry, knobs, backbone: Backbone::new(2, 16, 2, 32), vocab: 12, block: 48, mem, form }
 }
 
 fn symbols(n: usize) -> Vec<u32> {
@@ -114,9 +114,9 @@ fn symbols(n: usize) -> Vec<u32> {
 }
 
 /// Weights of a size at which attention matters.
-fn lively(config: &LmConfig) -> LanguageModel {
+fn lively(config: &CharLmConfig) -> CharLm {
     let builder = builder();
-    let model = LanguageModel::new(config, &builder).unwrap();
+    let model = CharLm::new(config, &builder).unwrap();
     for group in builder.finish().groups() {
         let larger = (group.var.as_detached_tensor() * 4.0).unwrap();
         group.var.set(&larger).unwrap();
@@ -183,11 +183,11 @@ fn streaming_with_a_long_cache_is_one_long_forward() {
 fn a_model_that_knows_nothing_scores_exactly_the_logarithm_of_its_symbols() {
     let config = language("ls", &[], 16);
     let drawn = builder();
-    LanguageModel::new(&config, &drawn).unwrap();
+    CharLm::new(&config, &drawn).unwrap();
     let drawn = drawn.finish();
     let zeros = drawn.names().map(|name| (name.to_owned(), drawn.value(name).unwrap().zeros_like().unwrap()));
     let tokens = zeros.collect();
-    let model = LanguageModel::new(&config, &Builder::given(tokens, &Device::Cpu, false)).unwrap();
+    let model = CharLm::new(&config, &ParamBuilder::given(tokens, &Device::Cpu, false)).unwrap();
     let nll = stream(&model, &symbols(41), 8, &mut |_| ()).unwrap();
     assert!((bits_per_symbol(&nll) - 12f64.log2()).abs() < 1e-6);
 }
@@ -204,7 +204,7 @@ fn the_released_form_starts_from_a_full_cache_of_zeros() {
 
 #[test]
 fn language_models_that_cannot_be_built_say_why() {
-    let refused = |config: &LmConfig| LanguageModel::new(config, &builder()).err().unwrap().to_string();
+    let refused = |config: &CharLmConfig| CharLm::new(config, &builder()).err().unwrap().to_string();
     let odd = language("ls", &[], 10);
     assert!(refused(&odd).contains("not a multiple of l=4"), "{}", refused(&odd));
     let linformer = language("linformer", &[], 0);

@@ -9,16 +9,16 @@
 
 use candle_core::{Device, Error, Result, Tensor};
 
-use super::layer::{Block, BlockConfig, Call};
+use super::layer::{Block, BlockConfig, ForwardArgs};
 use super::{Backbone, ConfigError};
-use crate::attention::Entry;
+use crate::attention::MechanismEntry;
 use crate::attention::knobs::Knobs;
 use crate::kernel::norm::{EPS, layer_norm};
 use crate::nn::PADDING;
-use crate::nn::adaptive::{Adaptive, AdaptiveConfig};
+use crate::nn::adaptive::{AdaptiveConfig, AdaptiveSoftmax};
 use crate::nn::dropout::Dropout;
-use crate::nn::ffn::{Activation, FfnForm};
-use crate::nn::params::{Builder, Init, Spec};
+use crate::nn::ffn::{FfnActivation, FfnConfig};
+use crate::nn::params::{Init, ParamBuilder, ParamSpec};
 
 /// The word in front of a stream's first one: the end of the line before.
 pub const END_OF_LINE: u32 = 2;
@@ -27,7 +27,7 @@ pub const END_OF_LINE: u32 = 2;
 #[derive(Clone)]
 pub struct WordLmConfig {
     /// The mechanism.
-    pub entry: &'static Entry,
+    pub entry: &'static MechanismEntry,
     /// Its settings.
     pub knobs: Knobs,
     /// Sizes; its dropout is that of embeddings and residual branches.
@@ -75,17 +75,17 @@ impl WordLmConfig {
             max_len: self.block,
             causal: true,
             layer,
-            form: FfnForm {
-                activation: Activation::Relu,
+            form: FfnConfig {
+                activation: FfnActivation::Relu,
                 hidden_dropout: Some(self.activation_dropout),
-                ..FfnForm::default()
+                ..FfnConfig::default()
             },
         }
     }
 }
 
 /// fairseq's start: queries, keys and values Xavier uniform with gain 1/sqrt(2), the output Xavier uniform without bias.
-fn fairseq_init(spec: &Spec) -> Init {
+fn fairseq_init(spec: &ParamSpec) -> Init {
     let bound = |gain: f64| match spec.shape[..] {
         [out, inp] => Init::Uniform { bound: gain * (6.0 / (inp + out) as f64).sqrt() },
         _ => spec.init,
@@ -116,7 +116,7 @@ pub fn sinusoids(n: usize, d: usize, device: &Device) -> Result<Tensor> {
 
 /// Words to a distribution over the next one.
 pub struct WordLm {
-    adaptive: Adaptive,
+    adaptive: AdaptiveSoftmax,
     layers: Vec<Block>,
     norm: Option<(Tensor, Tensor)>,
     positions: Tensor, // [block, width]
@@ -128,11 +128,11 @@ impl WordLm {
     ///
     /// # Errors
     /// A configuration that cannot be built ([`ConfigError`]), given parameters that do not fit.
-    pub fn new(config: &WordLmConfig, builder: &Builder) -> Result<Self> {
+    pub fn new(config: &WordLmConfig, builder: &ParamBuilder) -> Result<Self> {
         config.validate().map_err(Error::wrap)?;
         let builder = builder.with_init(fairseq_init);
         let width = config.backbone.width;
-        let adaptive = Adaptive::new(&config.adaptive, &builder)?;
+        let adaptive = AdaptiveSoftmax::new(&config.adaptive, &builder)?;
         let layers = (0..config.backbone.layers)
             .map(|layer| Block::new(&config.layer(layer), &builder.pp(format!("layers.{layer}"))))
             .collect::<Result<_>>()?;
@@ -157,7 +157,7 @@ impl WordLm {
     }
 
     /// The adaptive input and softmax.
-    pub fn adaptive(&self) -> &Adaptive {
+    pub fn adaptive(&self) -> &AdaptiveSoftmax {
         &self.adaptive
     }
 
@@ -188,7 +188,7 @@ impl WordLm {
         for (number, layer) in self.layers.iter().enumerate() {
             see(&x);
             let dropout = dropout.branch(2 + number as u64);
-            x = layer.forward(&x, &Call { mask: None, memory: None, dropout })?;
+            x = layer.forward(&x, &ForwardArgs { mask: None, memory: None, dropout })?;
         }
         match &self.norm {
             Some((weight, bias)) => layer_norm(&x, weight, bias, EPS),
@@ -226,14 +226,14 @@ impl WordLm {
 
 /// How a stream is cut for evaluation (`SPEC-text.md` section 4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Windows {
+pub struct EvalWindows {
     /// Words per window.
     pub window: usize,
     /// Words of each window that are only read.
     pub context: usize,
 }
 
-impl Windows {
+impl EvalWindows {
     /// First input and first scored word of every window, and the end of the scored ones, over a stream of `len` words.
     fn cut(self, len: usize) -> Vec<(usize, usize, usize)> {
         let step = (self.window - self.context.min(self.window - 1)).max(1);
@@ -250,7 +250,7 @@ impl Windows {
 pub fn stream_nll(
     model: &WordLm,
     stream: &[u32],
-    windows: Windows,
+    windows: EvalWindows,
     batch: usize,
     mut progress: impl FnMut(usize),
 ) -> Result<Vec<f32>> {
@@ -292,12 +292,12 @@ mod tests {
     #[test]
     fn every_word_is_scored_once() {
         for (window, context, len) in [(16, 0, 53), (16, 10, 53), (16, 12, 47), (512, 400, 1), (8, 0, 8)] {
-            let cuts = Windows { window, context }.cut(len);
+            let cuts = EvalWindows { window, context }.cut(len);
             let scored: Vec<usize> = cuts.iter().flat_map(|cut| cut.1..cut.2).collect();
             assert_eq!(scored, (0..len).collect::<Vec<_>>());
             assert!(cuts.iter().all(|cut| cut.2 - cut.0 <= window && cut.1 - cut.0 <= context));
         }
-        assert_eq!(Windows { window: 512, context: 400 }.cut(300)[2], (0, 224, 300));
+        assert_eq!(EvalWindows { window: 512, context: 400 }.cut(300)[2], (0, 224, 300));
     }
 
     #[test]

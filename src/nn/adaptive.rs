@@ -11,7 +11,7 @@ use candle_core::{D, Device, Result, Tensor, bail};
 
 use super::PADDING;
 use super::dropout::Dropout;
-use super::params::{Builder, Init};
+use super::params::{Init, ParamBuilder};
 use crate::kernel::embedding::embedding;
 use crate::kernel::linear::linear;
 use crate::kernel::linear_loss::linear_cross_entropy;
@@ -116,7 +116,7 @@ enum Reduce {
 }
 
 /// An adaptive input with its adaptive softmax.
-pub struct Adaptive {
+pub struct AdaptiveSoftmax {
     bands: Vec<Band>,
     /// A row per tail [tails, d].
     cluster: Tensor,
@@ -124,13 +124,13 @@ pub struct Adaptive {
     device: Device,
 }
 
-impl Adaptive {
+impl AdaptiveSoftmax {
     /// Parameters `embed.<b>.weight`, `embed.<b>.proj.weight`, `softmax.cluster.weight`, and what is not tied:
     /// `softmax.<b>.weight`, `softmax.<b>.proj.weight`.
     ///
     /// # Errors
     /// Bands that do not fit the width, given parameters that are missing or have another shape.
-    pub fn new(config: &AdaptiveConfig, builder: &Builder) -> Result<Self> {
+    pub fn new(config: &AdaptiveConfig, builder: &ParamBuilder) -> Result<Self> {
         config.validate().map_err(candle_core::Error::msg)?;
         let d = config.width;
         let mut bands = Vec::new();
@@ -284,9 +284,9 @@ mod tests {
     #[test]
     fn probabilities_sum_to_one_and_the_loss_is_theirs() {
         for tie in Tie::ALL {
-            let builder = Builder::seeded(3, &Device::Cpu, false);
-            let adaptive = Adaptive::new(&config(*tie), &builder).unwrap();
-            let hidden = crate::device::rng::Stream::new(1, "hidden");
+            let builder = ParamBuilder::seeded(3, &Device::Cpu, false);
+            let adaptive = AdaptiveSoftmax::new(&config(*tie), &builder).unwrap();
+            let hidden = crate::device::rng::RngStream::new(1, "hidden");
             let hidden = { hidden }.normal_tensor(&[7usize, 16][..], 0.0, 1.0, &Device::Cpu).unwrap();
             let log_p = adaptive.log_probabilities(&hidden).unwrap();
             for row in log_p.exp().unwrap().sum(1).unwrap().to_vec1::<f32>().unwrap() {
@@ -310,16 +310,16 @@ mod tests {
             factor: 4,
             tie: Tie::All,
         };
-        let counting = Builder::counting();
-        Adaptive::new(&config, &counting).unwrap();
+        let counting = ParamBuilder::counting();
+        AdaptiveSoftmax::new(&config, &counting).unwrap();
         assert_eq!(counting.finish().count(), 20_480_000 + 10_240_000 + 13_295_616 + 1_376_256 + 2048);
         assert_eq!(config.bands()[2], (60_000..267_744, 64));
     }
 
     #[test]
     fn words_and_bands_that_do_not_exist_are_errors() {
-        let builder = Builder::seeded(3, &Device::Cpu, false);
-        let adaptive = Adaptive::new(&config(Tie::All), &builder).unwrap();
+        let builder = ParamBuilder::seeded(3, &Device::Cpu, false);
+        let adaptive = AdaptiveSoftmax::new(&config(Tie::All), &builder).unwrap();
         assert!(adaptive.embed(&Tensor::new(&[[0u32, 30]], &Device::Cpu).unwrap()).is_err());
         for (vocab, cutoffs) in
             [(18, vec![8, 18]), (30, vec![8, 8]), (30, vec![0]), (90, vec![8, 18, 40, 60])]

@@ -2,17 +2,17 @@
 
 use candle_core::{D, Result, Tensor, Var, bail};
 
-use super::params::{Builder, Init};
+use super::params::{Init, ParamBuilder};
 use crate::kernel::batch_norm::{By, Statistics, batch_norm};
-use crate::kernel::conv::{self, Window};
+use crate::kernel::conv::{self, ConvGeometry};
 use crate::kernel::linear::linear;
-use crate::pattern::Grid;
+use crate::pattern::Grid2d;
 
 /// A convolution, `weight` [out, in, size, size].
 pub struct Conv {
     weight: Tensor, // [out, in, size, size]
     bias: Option<Tensor>,
-    window: Window,
+    window: ConvGeometry,
 }
 
 impl Conv {
@@ -21,10 +21,10 @@ impl Conv {
     /// # Errors
     /// Given parameters that are missing or have another shape.
     pub fn new(
-        builder: &Builder,
+        builder: &ParamBuilder,
         name: &str,
         (inputs, outputs): (usize, usize),
-        window: Window,
+        window: ConvGeometry,
         bias: bool,
     ) -> Result<Self> {
         let fan = inputs * window.size * window.size;
@@ -40,7 +40,7 @@ impl Conv {
     ///
     /// # Errors
     /// Another grid or number of channels; an image smaller than the kernel.
-    pub fn forward(&self, x: &Tensor, grid: Grid) -> Result<(Tensor, Grid)> {
+    pub fn forward(&self, x: &Tensor, grid: Grid2d) -> Result<(Tensor, Grid2d)> {
         let out = self.window.over(grid);
         if out.is_empty() {
             bail!(
@@ -50,7 +50,7 @@ impl Conv {
                 self.window.size
             );
         }
-        let trivial = self.window == Window { size: 1, stride: 1, pad: 0 };
+        let trivial = self.window == ConvGeometry { size: 1, stride: 1, pad: 0 };
         let patches = if trivial { x.clone() } else { conv::unfold(x, grid, self.window)? };
         // the taps of a patch lie outermost, its channels innermost; a copy made beforehand would not follow the weights
         // through training
@@ -70,7 +70,7 @@ impl Depthwise {
     ///
     /// # Errors
     /// Given parameters that are missing or have another shape.
-    pub fn new(builder: &Builder, name: &str, channels: usize) -> Result<Self> {
+    pub fn new(builder: &ParamBuilder, name: &str, channels: usize) -> Result<Self> {
         let weight = builder.param(&format!("{name}.weight"), &[channels, 1, 3, 3], Init::fan_in(9))?;
         let bias = builder.param(&format!("{name}.bias"), &[channels], Init::fan_in(9))?;
         Ok(Self { weight, bias })
@@ -80,7 +80,7 @@ impl Depthwise {
     ///
     /// # Errors
     /// Another grid or number of channels.
-    pub fn forward(&self, x: &Tensor, grid: Grid) -> Result<Tensor> {
+    pub fn forward(&self, x: &Tensor, grid: Grid2d) -> Result<Tensor> {
         conv::depthwise_2d(x, &self.weight, &self.bias, grid)
     }
 }
@@ -103,12 +103,12 @@ impl BatchNorm {
     ///
     /// # Errors
     /// Given parameters or statistics of another shape.
-    pub fn new(builder: &Builder, channels: usize) -> Result<Self> {
+    pub fn new(builder: &ParamBuilder, channels: usize) -> Result<Self> {
         Ok(Self {
             weight: builder.param("weight", &[channels], Init::ONE)?,
             bias: builder.param("bias", &[channels], Init::ZERO)?,
-            mean: builder.state("running_mean", &[channels], 0.0)?,
-            variance: builder.state("running_var", &[channels], 1.0)?,
+            mean: builder.buffer("running_mean", &[channels], 0.0)?,
+            variance: builder.buffer("running_var", &[channels], 1.0)?,
         })
     }
 
@@ -138,17 +138,17 @@ impl BatchNorm {
 ///
 /// # Errors
 /// Not four dimensions.
-pub fn tokens(images: &Tensor) -> Result<(Tensor, Grid)> {
+pub fn tokens(images: &Tensor) -> Result<(Tensor, Grid2d)> {
     let (_, _, rows, cols) = images.dims4()?;
-    Ok((images.flatten_from(2)?.transpose(1, 2)?.contiguous()?, Grid { rows, cols }))
+    Ok((images.flatten_from(2)?.transpose(1, 2)?.contiguous()?, Grid2d { rows, cols }))
 }
 
 /// Largest of every 3 x 3 window, stride 2, of `x` [b, n, c], which must not be negative: what is outside counts as 0.
 ///
 /// # Errors
 /// Another grid.
-pub fn max_pool(x: &Tensor, grid: Grid) -> Result<(Tensor, Grid)> {
-    let window = Window { size: 3, stride: 2, pad: 1 };
+pub fn max_pool(x: &Tensor, grid: Grid2d) -> Result<(Tensor, Grid2d)> {
+    let window = ConvGeometry { size: 3, stride: 2, pad: 1 };
     let (b, _, c) = x.dims3()?;
     let out = window.over(grid);
     Ok((conv::unfold(x, grid, window)?.reshape((b, out.len(), 9, c))?.max(2)?, out))
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn running_statistics_move_a_tenth_of_the_way() {
-        let builder = Builder::seeded(1, &Device::Cpu, false);
+        let builder = ParamBuilder::seeded(1, &Device::Cpu, false);
         let norm = BatchNorm::new(&builder.pp("bn"), 1).unwrap();
         let x = Tensor::new(&[[[1f32], [3.0]], [[5.0], [7.0]]], &Device::Cpu).unwrap();
         let y = norm.forward(&x, true).unwrap();

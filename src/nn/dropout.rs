@@ -2,13 +2,13 @@
 
 use candle_core::{Result, Tensor};
 
-use crate::kernel::dropout::{WeightDropout, dropout, mix};
+use crate::kernel::dropout::{AttentionDropout, dropout, mix};
 
 /// The random stream of one step, for whatever rates a model drops at. It branches by step and micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Noise(u64);
+pub struct DropoutRng(u64);
 
-impl Noise {
+impl DropoutRng {
     /// The stream of a run.
     pub const fn new(seed: u64) -> Self {
         Self(seed)
@@ -68,8 +68,8 @@ impl Dropout {
     ///
     /// # Errors
     /// A rate outside [0, 1).
-    pub fn weights(&self, number: u64) -> Result<Option<WeightDropout>> {
-        WeightDropout::new(self.attention, self.branch(number).seed)
+    pub fn weights(&self, number: u64) -> Result<Option<AttentionDropout>> {
+        AttentionDropout::new(self.attention, self.branch(number).seed)
     }
 
     /// Whether no hidden activation is dropped.

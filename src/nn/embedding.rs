@@ -2,7 +2,7 @@
 
 use candle_core::{Device, Result, Tensor, bail};
 
-use super::params::{Builder, Init};
+use super::params::{Init, ParamBuilder};
 use crate::kernel::embedding::with_positions;
 
 /// What stands for a position.
@@ -28,7 +28,7 @@ impl Embedding {
     /// # Errors
     /// Given parameters that are missing or have another shape.
     pub fn new(
-        builder: &Builder,
+        builder: &ParamBuilder,
         (vocab, max_len, width): (usize, usize, usize),
         positions: Positions,
     ) -> Result<Self> {

@@ -3,7 +3,7 @@
 use candle_core::{Result, Tensor};
 
 use super::dropout::Dropout;
-use super::params::{Builder, Group, Init, Spec};
+use super::params::{Init, ParamBuilder, ParamGroup, ParamSpec};
 use crate::kernel::activation::{gelu, gelu_tanh, relu};
 use crate::kernel::block::{self, FfnCall, Residual};
 use crate::kernel::linear::linear;
@@ -11,7 +11,7 @@ use crate::kernel::norm::{EPS, layer_norm};
 
 /// What stands between the two linear layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Activation {
+pub enum FfnActivation {
     /// Exact GELU.
     #[default]
     Gelu,
@@ -23,19 +23,19 @@ pub enum Activation {
 
 /// Form of a feed-forward half.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct FfnForm {
+pub struct FfnConfig {
     /// What the skip path carries.
     pub residual: Residual,
     /// Activation.
-    pub activation: Activation,
+    pub activation: FfnActivation,
     /// Dropout of the hidden activations where it is not the block's.
     pub hidden_dropout: Option<f64>,
 }
 
 /// The feed-forward half of a block.
 pub struct Ffn {
-    group: Group,
-    form: FfnForm,
+    group: ParamGroup,
+    form: FfnConfig,
 }
 
 impl Ffn {
@@ -43,14 +43,14 @@ impl Ffn {
     ///
     /// # Errors
     /// Given parameters that are missing or have another shape.
-    pub fn new(builder: &Builder, width: usize, hidden: usize, form: FfnForm) -> Result<Self> {
+    pub fn new(builder: &ParamBuilder, width: usize, hidden: usize, form: FfnConfig) -> Result<Self> {
         let group = builder.group(&[
-            Spec::new("norm2.weight", &[width], Init::ONE),
-            Spec::new("norm2.bias", &[width], Init::ZERO),
-            Spec::new("ffn.fc1.weight", &[hidden, width], Init::fan_in(width)),
-            Spec::new("ffn.fc1.bias", &[hidden], Init::fan_in(width)),
-            Spec::new("ffn.fc2.weight", &[width, hidden], Init::fan_in(hidden)),
-            Spec::new("ffn.fc2.bias", &[width], Init::fan_in(hidden)),
+            ParamSpec::new("norm2.weight", &[width], Init::ONE),
+            ParamSpec::new("norm2.bias", &[width], Init::ZERO),
+            ParamSpec::new("ffn.fc1.weight", &[hidden, width], Init::fan_in(width)),
+            ParamSpec::new("ffn.fc1.bias", &[hidden], Init::fan_in(width)),
+            ParamSpec::new("ffn.fc2.weight", &[width, hidden], Init::fan_in(hidden)),
+            ParamSpec::new("ffn.fc2.bias", &[width], Init::fan_in(hidden)),
         ])?;
         Ok(Self { group, form })
     }
@@ -61,17 +61,17 @@ impl Ffn {
     /// # Errors
     /// Shapes that do not fit.
     pub fn forward(&self, x: &Tensor, dropout: Dropout) -> Result<Tensor> {
-        let FfnForm { residual, activation, hidden_dropout } = self.form;
-        if dropout.is_none() && activation == Activation::Gelu {
+        let FfnConfig { residual, activation, hidden_dropout } = self.form;
+        if dropout.is_none() && activation == FfnActivation::Gelu {
             return block::ffn(x, &self.group, FfnCall::new(residual, EPS));
         }
         let part = |index| self.group.part(index);
         let normal = layer_norm(x, &part(0)?, &part(1)?, EPS)?;
         let hidden = linear(&normal, &part(2)?, Some(&part(3)?))?;
         let hidden = match activation {
-            Activation::Gelu => gelu(&hidden)?,
-            Activation::GeluTanh => gelu_tanh(&hidden)?,
-            Activation::Relu => relu(&hidden)?,
+            FfnActivation::Gelu => gelu(&hidden)?,
+            FfnActivation::GeluTanh => gelu_tanh(&hidden)?,
+            FfnActivation::Relu => relu(&hidden)?,
         };
         let inner = hidden_dropout.map_or(dropout, |rate| dropout.with_rate(rate));
         let change = linear(&inner.apply(&hidden, 0)?, &part(4)?, Some(&part(5)?))?;

@@ -2,13 +2,13 @@
 
 use candle_core::{Result, Tensor};
 
-use super::params::{Builder, Group, Init, Spec};
+use super::params::{Init, ParamBuilder, ParamGroup, ParamSpec};
 use crate::kernel::activation::relu;
 use crate::kernel::linear::linear;
 
 /// Two linear layers with a ReLU between them.
 pub struct Head {
-    group: Group,
+    group: ParamGroup,
 }
 
 impl Head {
@@ -16,12 +16,12 @@ impl Head {
     ///
     /// # Errors
     /// Given parameters that are missing or have another shape.
-    pub fn new(builder: &Builder, width: usize, hidden: usize, classes: usize) -> Result<Self> {
+    pub fn new(builder: &ParamBuilder, width: usize, hidden: usize, classes: usize) -> Result<Self> {
         let group = builder.group(&[
-            Spec::new("fc1.weight", &[hidden, width], Init::fan_in(width)),
-            Spec::new("fc1.bias", &[hidden], Init::fan_in(width)),
-            Spec::new("fc2.weight", &[classes, hidden], Init::fan_in(hidden)),
-            Spec::new("fc2.bias", &[classes], Init::fan_in(hidden)),
+            ParamSpec::new("fc1.weight", &[hidden, width], Init::fan_in(width)),
+            ParamSpec::new("fc1.bias", &[hidden], Init::fan_in(width)),
+            ParamSpec::new("fc2.weight", &[classes, hidden], Init::fan_in(hidden)),
+            ParamSpec::new("fc2.bias", &[classes], Init::fan_in(hidden)),
         ])?;
         Ok(Self { group })
     }

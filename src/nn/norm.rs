@@ -2,7 +2,7 @@
 
 use candle_core::{Result, Tensor};
 
-use super::params::{Builder, Init};
+use super::params::{Init, ParamBuilder};
 use crate::kernel::norm::layer_norm;
 
 /// A LayerNorm.
@@ -17,7 +17,7 @@ impl Norm {
     ///
     /// # Errors
     /// Given parameters of another shape.
-    pub fn new(builder: &Builder, name: &str, width: usize, eps: f64) -> Result<Self> {
+    pub fn new(builder: &ParamBuilder, name: &str, width: usize, eps: f64) -> Result<Self> {
         let param = |part: &str, init| builder.param(&format!("{name}.{part}"), &[width], init);
         Ok(Self { weight: param("weight", Init::ONE)?, bias: param("bias", Init::ZERO)?, eps })
     }

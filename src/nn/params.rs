@@ -11,9 +11,9 @@ use std::collections::{BTreeMap, HashMap};
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Result, Tensor, Var, bail};
 
-pub use builder::{Builder, InitRule};
+pub use builder::{InitRule, ParamBuilder};
 
-pub use crate::kernel::group::{Group, Part};
+pub use crate::kernel::group::{ParamGroup, ParamPart};
 
 /// How a parameter starts.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -65,7 +65,7 @@ impl Init {
 
 /// Name, shape and start of one parameter of a group.
 #[derive(Clone, Debug)]
-pub struct Spec {
+pub struct ParamSpec {
     /// Name below the builder's prefix, such as `fc1.weight`.
     pub name: String,
     /// Shape.
@@ -74,7 +74,7 @@ pub struct Spec {
     pub init: Init,
 }
 
-impl Spec {
+impl ParamSpec {
     /// A specification.
     pub fn new(name: &str, shape: &[usize], init: Init) -> Self {
         Self { name: name.to_owned(), shape: shape.to_vec(), init }
@@ -87,7 +87,7 @@ pub struct StoredGroup {
     /// The variable the optimizer updates.
     pub var: Var,
     /// Its parts.
-    pub parts: Vec<Part>,
+    pub parts: Vec<ParamPart>,
 }
 
 /// All parameters and constants of a model. A clone has the same variables, not copies.
@@ -121,7 +121,7 @@ impl Params {
         self.counted + self.groups.iter().map(|group| group.var.elem_count()).sum::<usize>()
     }
 
-    fn find(&self, name: &str) -> Result<(&StoredGroup, &Part)> {
+    fn find(&self, name: &str) -> Result<(&StoredGroup, &ParamPart)> {
         match self.index.get(name) {
             Some(&(group, part)) => Ok((&self.groups[group], &self.groups[group].parts[part])),
             None => bail!("no parameter is called {name:?}"),
@@ -144,6 +144,6 @@ impl Params {
     }
 }
 
-fn slice(flat: &Tensor, part: &Part) -> Result<Tensor> {
+fn slice(flat: &Tensor, part: &ParamPart) -> Result<Tensor> {
     flat.flatten_all()?.narrow(0, part.offset, part.len())?.reshape(part.shape.as_slice())?.copy()
 }

@@ -60,7 +60,7 @@ fn folder_of(path: &Path) -> &Path {
 ///
 /// # Errors
 /// A folder that is missing or cannot be written, a file that is read-only, a FIFO that nobody reads.
-pub fn put(path: &Path, bytes: &[u8]) -> io::Result<()> {
+pub fn write_user_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let Ok(there) = std::fs::metadata(path) else {
         return write(&target(path), bytes); // nothing there, or a link to nothing
     };
@@ -282,44 +282,44 @@ mod tests {
         let chmod = |name: &str, mode| {
             std::fs::set_permissions(at(name), std::fs::Permissions::from_mode(mode)).unwrap();
         };
-        put(&at("a"), b"1").unwrap();
+        write_user_file(&at("a"), b"1").unwrap();
         chmod("a", 0o600);
-        put(&at("a"), b"2").unwrap();
+        write_user_file(&at("a"), b"2").unwrap();
         assert_eq!((mode("a"), std::fs::read(at("a")).unwrap()), (0o600, b"2".to_vec()));
         symlink("a", at("link")).unwrap();
-        put(&at("link"), b"3").unwrap();
+        write_user_file(&at("link"), b"3").unwrap();
         assert!(at("link").symlink_metadata().unwrap().is_symlink());
         assert_eq!(std::fs::read(at("a")).unwrap(), b"3");
         std::fs::hard_link(at("a"), at("b")).unwrap();
-        put(&at("b"), b"4").unwrap();
+        write_user_file(&at("b"), b"4").unwrap();
         assert_eq!(
             (std::fs::read(at("a")).unwrap(), std::fs::metadata(at("a")).unwrap().nlink()),
             (b"4".to_vec(), 2)
         );
         symlink("not-yet", at("dangling")).unwrap();
-        put(&at("dangling"), b"5").unwrap();
+        write_user_file(&at("dangling"), b"5").unwrap();
         assert_eq!(std::fs::read(at("not-yet")).unwrap(), b"5");
         chmod("a", 0o444);
-        assert!(put(&at("a"), b"6").unwrap_err().to_string().contains("read-only"));
+        assert!(write_user_file(&at("a"), b"6").unwrap_err().to_string().contains("read-only"));
     }
 
     #[cfg(target_os = "linux")]
     #[test]
     fn devices_and_fifos_are_written_through_and_never_waited_for() {
         use std::os::unix::fs::FileTypeExt;
-        put(Path::new("/dev/null"), b"x").unwrap();
+        write_user_file(Path::new("/dev/null"), b"x").unwrap();
         assert!(std::fs::metadata("/dev/null").unwrap().file_type().is_char_device());
         let folder = tempfile::tempdir().unwrap();
         let fifo = folder.path().join("fifo");
         assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
-        assert!(put(&fifo, b"x").unwrap_err().to_string().contains("nobody reads it"));
+        assert!(write_user_file(&fifo, b"x").unwrap_err().to_string().contains("nobody reads it"));
         assert!(open(&fifo).unwrap_err().to_string().contains("not a regular file"));
         let reader = {
             let fifo = fifo.clone();
             std::thread::spawn(move || std::fs::read(fifo).unwrap())
         };
         let long = vec![7; 1 << 20];
-        put(&fifo, &long).unwrap();
+        write_user_file(&fifo, &long).unwrap();
         assert!(reader.join().unwrap() == long);
         assert!(std::fs::metadata(&fifo).unwrap().file_type().is_fifo());
     }

@@ -25,7 +25,7 @@ pub struct Metric {
     /// Unit in the table.
     pub unit: &'static str,
     /// Whether less is better.
-    pub less: bool,
+    pub lower_is_better: bool,
 }
 
 /// A stored file that cannot be read as rows.

@@ -329,7 +329,7 @@ impl Row {
 
     /// The same cell with how it ended.
     #[must_use]
-    pub fn ended(&self, outcome: Outcome, error: Option<String>) -> Self {
+    pub fn with_outcome(&self, outcome: Outcome, error: Option<String>) -> Self {
         Self { outcome, error, ..self.clone() }
     }
 

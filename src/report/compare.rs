@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 
 use super::chart::Unit;
-use super::fold::TIED;
 use super::table::Table;
+use super::wrap::TIED;
 use crate::record::Row;
-use crate::stats::{Interval, Side, ratio_interval};
+use crate::stats::{Interval, SampleStats, ratio_interval};
 
 /// Metrics of which less is better; of all others more is, and those without a direction are left out.
 /// (What is resident is the system's doing: it differs by a tenth from run to run of one program.)
@@ -246,7 +246,7 @@ fn direction(row: &Row) -> Option<bool> {
 }
 
 fn pair(row: &Row, other: &Row, before: f64, after: f64) -> Pair {
-    let side = |row: &Row, mean: f64| Some(Side { mean, std: row.std?, n: row.n? as usize });
+    let side = |row: &Row, mean: f64| Some(SampleStats { mean, std: row.std?, n: row.n? as usize });
     let sides = side(other, after).zip(side(row, before));
     // without a standard deviation the ends are the least and the most that was seen
     let seen = |row: &Row| row.interval().filter(|(low, _)| row.std.is_none() && *low > 0.0);
@@ -356,10 +356,10 @@ mod tests {
         let metal = Row { device: "metal".to_owned(), ..row("step_time", 1.0) };
         let both = compare(&[row("step_time", 1.0)], &[metal]);
         assert!(both.pairs.is_empty() && (both.absent.len(), both.lonely.len()) == (1, 1), "{both:?}");
-        let gone = row("step_time", 1.0).with("step_time", "s", None).ended(Outcome::Oom, None);
+        let gone = row("step_time", 1.0).with("step_time", "s", None).with_outcome(Outcome::Oom, None);
         let lost = compare(&[row("step_time", 1.0)], &[gone]);
         assert!(lost.lost[0].ends_with("1 s before, oom now"), "{lost:?}");
-        let nan = Row { value: Some(f64::NAN), ..row("step_time", 1.0).ended(Outcome::Ok, None) };
+        let nan = Row { value: Some(f64::NAN), ..row("step_time", 1.0).with_outcome(Outcome::Ok, None) };
         assert_eq!(compare(&[row("step_time", 1.0)], &[nan]).lost.len(), 1, "NaN is no value");
     }
 

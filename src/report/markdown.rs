@@ -34,7 +34,7 @@ pub(super) fn escape(text: &str) -> String {
             '|' | '*' | '_' | '`' | '[' | '\\' => escaped.extend(['\\', letter]),
             '<' => escaped.push_str("&lt;"), // so that nothing reads as the markers of a splice either
             '&' => escaped.push_str("&amp;"),
-            '\n' | '\r' | super::fold::TIED => escaped.push(' '),
+            '\n' | '\r' | super::wrap::TIED => escaped.push(' '),
             letter => escaped.push(letter),
         }
     }

@@ -5,20 +5,20 @@ pub mod compare;
 pub mod crossing;
 pub mod document;
 pub mod figures;
-pub mod fill;
-pub mod fold;
-pub mod hours;
 pub mod html;
 pub mod labels;
 pub mod markdown;
+pub mod marked_numbers;
 pub mod paper;
 pub mod profile;
 pub mod published;
+pub mod ranking;
 pub mod reference;
 pub mod robustness;
 pub mod table;
 pub mod trained;
-pub mod verdict;
+pub mod training_time;
+pub mod wrap;
 
 use std::io;
 

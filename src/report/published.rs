@@ -79,10 +79,10 @@ fn same_settings(row: &Row, entry: &SuiteRow, suite: &Suite) -> bool {
         serde_json::Value::String(text) => Some(text.trim_end_matches('s').to_owned()),
         value => Some(value.to_string()),
     };
-    suite.rows.iter().flat_map(|other| other.set.said()).all(|key| match (word(key), own(key)) {
+    suite.rows.iter().flat_map(|other| other.set.set_keys()).all(|key| match (word(key), own(key)) {
         (Some(here), Some(own)) => here.trim_end_matches('s') == own,
         (Some(_), None) => false,
-        (None, _) => !entry.set.said().contains(&key),
+        (None, _) => !entry.set.set_keys().contains(&key),
     })
 }
 
@@ -217,7 +217,7 @@ mod tests {
             published: Some(published),
             ..Row::new("speed", model)
         };
-        row.with("steps_per_second", "1/s", value).ended(outcome, None)
+        row.with("steps_per_second", "1/s", value).with_outcome(outcome, None)
     }
 
     #[test]
@@ -260,7 +260,7 @@ mod tests {
     fn only_lengths_that_memory_ended_are_compared() {
         let row = |model: &str, pass, len: Option<f64>, outcome, why: Option<&str>| {
             let row = Row { pass: Some(pass), batch: Some(1), ..Row::new("memory", model) };
-            row.with("longest_length", "positions", len).ended(outcome, why.map(str::to_owned))
+            row.with("longest_length", "positions", len).with_outcome(outcome, why.map(str::to_owned))
         };
         let rows = [
             row("full", Pass::Infer, Some(1000.0), Outcome::Ok, None),

@@ -2,7 +2,7 @@
 
 use super::table::Table;
 use crate::record::{Outcome, Published, Row};
-use crate::stats::{self, Side};
+use crate::stats::{self, SampleStats};
 
 /// The change that the paper's argument is about, and its two models: dynamic against fixed projection.
 const CLAIM: (&str, &str, &str) = ("insertion", "dp", "linformer");
@@ -105,9 +105,9 @@ impl Claim {
         self.seeds.iter().map(|(_, loss)| *loss).collect()
     }
 
-    fn side(&self) -> Option<Side> {
+    fn side(&self) -> Option<SampleStats> {
         let losses = self.losses();
-        Some(Side { mean: stats::mean(&losses)?, std: stats::std_dev(&losses)?, n: losses.len() })
+        Some(SampleStats { mean: stats::mean(&losses)?, std: stats::std_dev(&losses)?, n: losses.len() })
     }
 }
 
@@ -160,7 +160,7 @@ mod tests {
 
     fn row(model: &str, task: &str, value: f64) -> Row {
         let row = Row { task: Some(task.to_owned()), len: Some(1024), ..Row::new("robustness", model) };
-        row.with("accuracy", "%", Some(value)).ended(Outcome::Ok, None)
+        row.with("accuracy", "%", Some(value)).with_outcome(Outcome::Ok, None)
     }
 
     /// What is said of clean and changed accuracies, a pair per seed.

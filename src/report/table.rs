@@ -1,7 +1,7 @@
 //! Tables of text: for the terminal, and as Markdown by [`super::markdown`].
 
 use super::chart::{Figure, Panel, Series, Unit};
-use super::fold::{self, TIED, columns, wrap};
+use super::wrap::{self, TIED, columns, wrap};
 use crate::record::text::visible;
 use crate::record::{Metric, Outcome, Row};
 
@@ -101,7 +101,7 @@ impl Table {
             return Some((widths, GAP));
         }
         let room = width.checked_sub(NARROW * widths.len())?;
-        let least = widest(fold::longest_piece);
+        let least = widest(wrap::longest_piece);
         // the widest column that can give gives first
         while widths.iter().sum::<usize>() > room {
             let can = (0..widths.len()).filter(|index| widths[*index] > least[*index]);
@@ -123,7 +123,7 @@ impl Table {
 
     fn line(&self, cells: &[String], widths: &[usize], gap: usize) -> String {
         let cells: Vec<Vec<String>> =
-            cells.iter().zip(widths).map(|(cell, width)| fold::cell(cell, *width)).collect();
+            cells.iter().zip(widths).map(|(cell, width)| wrap::cell(cell, *width)).collect();
         let height = cells.iter().map(Vec::len).max().unwrap_or(1);
         let mut text = String::new();
         for line in 0..height {
@@ -167,12 +167,12 @@ impl Table {
         let pairs = || self.columns.iter().zip(row).filter(|(_, cell)| !cell.is_empty());
         let names = pairs().map(|(column, _)| columns(column)).max()? + NARROW;
         let free = width.saturating_sub(names + 1);
-        if pairs().any(|(_, cell)| fold::longest_piece(cell) > free) {
+        if pairs().any(|(_, cell)| wrap::longest_piece(cell) > free) {
             return None;
         }
         let mut text = String::new();
         for (column, cell) in pairs() {
-            for (at, line) in fold::cell(cell, free).iter().enumerate() {
+            for (at, line) in wrap::cell(cell, free).iter().enumerate() {
                 let name = if at == 0 { column.as_str() } else { "" };
                 text.push_str(&format!(" {name:names$}{line}\n"));
             }

@@ -39,10 +39,10 @@ pub(super) fn groups<'a>(
     (rows, index): (&'a [Row], &'a Index<'a>),
     metric: &'a Metric,
     wanted: impl Fn(&Row) -> bool,
-) -> Vec<Group<'a>> {
+) -> Vec<SeedGroup<'a>> {
     let floors: Vec<&Row> =
         rows.iter().filter(|row| row.model == FLOOR && row.metric == metric.name).collect();
-    let mut groups: Vec<Group> = Vec::new();
+    let mut groups: Vec<SeedGroup> = Vec::new();
     let mut known: HashMap<(Option<&str>, String), Vec<usize>> = HashMap::new();
     for row in rows.iter().filter(|row| row.metric == metric.name && wanted(row)) {
         let places = known.entry((row.task.as_deref(), row.label())).or_default();
@@ -51,7 +51,13 @@ pub(super) fn groups<'a>(
             None => {
                 places.push(groups.len());
                 let published = row.published;
-                groups.push(Group { rows: vec![row], published, all: index, floors: floors.clone(), metric });
+                groups.push(SeedGroup {
+                    rows: vec![row],
+                    published,
+                    all: index,
+                    floors: floors.clone(),
+                    metric,
+                });
             }
         }
     }
@@ -84,7 +90,7 @@ fn table<'a>(
         "published",
         "floor",
     ];
-    let mut lines: Vec<Vec<String>> = groups.iter().map(Group::line).collect();
+    let mut lines: Vec<Vec<String>> = groups.iter().map(SeedGroup::line).collect();
     // a column that says the same everywhere says nothing: only kernels differ seldom
     let mut columns = columns.map(str::to_owned).to_vec();
     if lines.iter().all(|line| line[3] == "fused") {
@@ -127,7 +133,7 @@ impl<'a> Index<'a> {
 
 /// What a measured value says of a published one.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Standing {
+pub(super) enum PublishedVerdict {
     /// There is none.
     Unpublished,
     /// Nothing, and why.
@@ -140,7 +146,7 @@ pub(super) enum Standing {
     Worse(f64),
 }
 
-impl Standing {
+impl PublishedVerdict {
     /// In words.
     fn words(&self) -> String {
         match self {
@@ -168,7 +174,7 @@ impl Standing {
 }
 
 /// The seeds of one line.
-pub(super) struct Group<'a> {
+pub(super) struct SeedGroup<'a> {
     pub(super) rows: Vec<&'a Row>,
     pub(super) published: Option<Published>,
     all: &'a Index<'a>,
@@ -177,7 +183,7 @@ pub(super) struct Group<'a> {
     metric: &'a Metric,
 }
 
-impl<'a> Group<'a> {
+impl<'a> SeedGroup<'a> {
     /// One more seed; robustness tests the same model that lra trained: it is one seed.
     fn add(&mut self, row: &'a Row) {
         self.published = self.published.or(row.published);
@@ -273,7 +279,7 @@ impl<'a> Group<'a> {
                 let mut errors = self
                     .rows
                     .iter()
-                    .filter_map(|row| super::verdict::split_error(row, self.all.beside(row).iter().copied()));
+                    .filter_map(|row| super::ranking::split_error(row, self.all.beside(row).iter().copied()));
                 let error = errors.next().map_or_else(String::new, |error| format!(" ±{error:.2} (split)"));
                 format!("{:.2}{error}", summary.mean)
             }
@@ -291,7 +297,7 @@ impl<'a> Group<'a> {
         }
         let mut verdict = self.compared(values, failed);
         let Some((_, floor)) = self.floor() else { return verdict };
-        let above = |value: f64| if self.metric.less { value < floor } else { value > floor };
+        let above = |value: f64| if self.metric.lower_is_better { value < floor } else { value > floor };
         let measured = Summary::of(values).is_some_and(|summary| !above(summary.mean));
         let published = self.published().is_some_and(|value| !above(value));
         verdict.push_str(match (measured, published) {
@@ -306,8 +312,10 @@ impl<'a> Group<'a> {
     fn compared(&self, values: &[f64], failed: usize) -> String {
         let standing = self.standing(values);
         match (&standing, failed) {
-            (Standing::Unpublished, _) | (_, 0) => standing.words(),
-            (Standing::Open(_), _) if self.part().is_none_or(|part| part < 1.0) || values.is_empty() => {
+            (PublishedVerdict::Unpublished, _) | (_, 0) => standing.words(),
+            (PublishedVerdict::Open(_), _)
+                if self.part().is_none_or(|part| part < 1.0) || values.is_empty() =>
+            {
                 standing.words()
             }
             _ => format!("{}, {failed} of {} seeds failed", standing.words(), self.rows.len()),
@@ -320,20 +328,22 @@ impl<'a> Group<'a> {
     }
 
     /// Within spread: the published mean lies in the prediction interval of at least two seeds of the whole protocol.
-    pub(super) fn standing(&self, values: &[f64]) -> Standing {
+    pub(super) fn standing(&self, values: &[f64]) -> PublishedVerdict {
         let row = self.rows[0];
-        let Some(published) = self.published() else { return Standing::Unpublished };
+        let Some(published) = self.published() else { return PublishedVerdict::Unpublished };
         if row.fraction.is_none() {
-            return Standing::Open("other settings".to_owned());
+            return PublishedVerdict::Open("other settings".to_owned());
         }
         if row.fraction.is_some_and(|part| part < 1.0) {
-            return Standing::Open("part of the protocol".to_owned());
+            return PublishedVerdict::Open("part of the protocol".to_owned());
         }
         if values.is_empty() {
             let bad = self.rows.iter().find(|row| row.outcome != Outcome::Ok);
-            return Standing::Open(bad.map_or("no seed learned", |row| row.outcome.word()).to_owned());
+            return PublishedVerdict::Open(
+                bad.map_or("no seed learned", |row| row.outcome.word()).to_owned(),
+            );
         }
-        Standing::of(values, (published, source_seeds(row)), self.metric.less)
+        PublishedVerdict::of(values, (published, source_seeds(row)), self.metric.lower_is_better)
     }
 }
 

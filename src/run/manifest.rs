@@ -49,7 +49,7 @@ pub struct Manifest {
     pub whole: Option<String>,
     /// The runs that it was merged of.
     #[serde(default)]
-    pub parts: Vec<PartOf>,
+    pub parts: Vec<MergedPart>,
     /// How far it is.
     pub state: State,
     /// Command.
@@ -99,7 +99,7 @@ pub struct Manifest {
 
 /// A run that was merged into another.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct PartOf {
+pub struct MergedPart {
     /// Its folder, from the folder of the merged run where it lies below.
     pub folder: String,
     /// Which shard.

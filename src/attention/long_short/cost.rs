@@ -4,7 +4,7 @@ use crate::attention::{Cost, Shape};
 
 /// How slots come about, for counting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Projection {
+pub enum SlotProjection {
     /// Dynamic, the whole sequence at once.
     Whole {
         /// Slots.
@@ -24,7 +24,7 @@ pub enum Projection {
     },
 }
 
-impl Projection {
+impl SlotProjection {
     /// Number of slots for `keys` positions.
     pub fn slots(&self, keys: usize) -> usize {
         match self {
@@ -57,16 +57,16 @@ pub struct Extras {
 }
 
 /// Multiply-adds and FLOPs (LayerNorm 5 per element) of one call; no decoder state.
-pub fn cost(projection: Projection, extras: Extras, shape: &Shape) -> Cost {
+pub fn cost(projection: SlotProjection, extras: Extras, shape: &Shape) -> Cost {
     let Shape { batch, heads: h, head_dim: d, width, queries: n, keys: t, causal, cls, .. } = *shape;
     let (e, slots, w) = (h * d, projection.slots(t), extras.window);
     let project = match projection {
-        Projection::Whole { rank } => t * width * h * rank + 2 * h * rank * t * d,
-        Projection::Segments { rank, segment } => {
+        SlotProjection::Whole { rank } => t * width * h * rank + 2 * h * rank * t * d,
+        SlotProjection::Segments { rank, segment } => {
             let padded = t.next_multiple_of(segment);
             padded * width * h * rank + 2 * h * rank * padded * d
         }
-        Projection::Learned { k } => 2 * h * k * t * d,
+        SlotProjection::Learned { k } => 2 * h * k * t * d,
     };
     let span = if causal { 2 * w } else { w + 2 * (w / 2).max(1) };
     let window = if w == 0 { 0 } else { 2 * h * n.next_multiple_of(w) * span * d };
@@ -98,13 +98,13 @@ mod tests {
     use serde_json::json;
 
     use crate::attention::knobs::Knobs;
-    use crate::attention::{Entry, Shape, dp, ls};
+    use crate::attention::{MechanismEntry, Shape, dp, ls};
 
     const D: u64 = 64;
     const F: u64 = 128;
 
     /// A whole `ls-lra` model (2 layers, width 64, 2 heads, class token in the last layer), as the paper counts.
-    fn model(entry: &Entry, knobs: serde_json::Value, n: u64, classes: u64, towers: u64) -> u64 {
+    fn model(entry: &MechanismEntry, knobs: serde_json::Value, n: u64, classes: u64, towers: u64) -> u64 {
         let serde_json::Value::Object(knobs) = knobs else { panic!("knobs are an object") };
         let knobs = Knobs::from_json(entry.name, entry.knobs, &knobs).unwrap();
         let core = |cls| {

@@ -2,8 +2,8 @@
 
 use candle_core::{Result, Tensor, bail};
 
-use crate::kernel::group::Group;
-use crate::kernel::heads::{Parts, Qkv, merge, split};
+use crate::kernel::group::ParamGroup;
+use crate::kernel::heads::{PackedLayout, Qkv, merge, split};
 use crate::kernel::norm_parts::{hide, norm_parts};
 
 /// Packed rows [b, t, count * e] with keys and values, and the queries if they lie elsewhere.
@@ -11,7 +11,7 @@ pub struct Rows {
     /// The rows.
     pub rows: Tensor,
     /// Which part is which.
-    pub parts: Parts,
+    pub parts: PackedLayout,
     q: Option<Tensor>, // [b, h, n, d]
 }
 
@@ -30,14 +30,14 @@ impl Rows {
             }
             Qkv::Separate { q, .. } => {
                 let rows = Tensor::cat(&[merge(&qkv.k()?)?, merge(&qkv.v()?)?], 2)?;
-                Ok(Self { rows, parts: Parts::KV, q: q.clone() })
+                Ok(Self { rows, parts: PackedLayout::KV, q: q.clone() })
             }
         }
     }
 
     /// Slots [b, slots, 2 e] as an attention call takes them.
     pub fn slots(rows: Tensor, heads: usize) -> Qkv {
-        Qkv::Packed { rows, heads, parts: Parts::KV }
+        Qkv::Packed { rows, heads, parts: PackedLayout::KV }
     }
 
     /// Number of queries.
@@ -67,7 +67,7 @@ impl Rows {
     }
 
     /// Keys and values normalised by `group` if given; everything at hidden positions is zero.
-    pub fn normed(&self, group: Option<&Group>, mask: Option<&Tensor>, memory: usize) -> Result<Self> {
+    pub fn normed(&self, group: Option<&ParamGroup>, mask: Option<&Tensor>, memory: usize) -> Result<Self> {
         let rows = norm_parts(&self.rows, group, &self.keys_values()?, self.parts.count, mask)?;
         let q = match (&self.q, mask) {
             (Some(q), Some(mask)) => {

@@ -11,16 +11,16 @@ mod tests;
 
 use candle_core::{Result, Tensor, bail};
 
-pub use cost::{Extras, Projection, cost, decoder_state};
+pub use cost::{Extras, SlotProjection, cost, decoder_state};
 pub use relative::Positions;
 
-use super::{Config, Input, Mechanism, Output, Shape};
+use super::{AttentionInput, AttentionOutput, Mechanism, MechanismConfig, Shape};
 use crate::kernel::attend::{Attend, Relative, attend};
 use crate::kernel::class_token::class_token;
-use crate::kernel::group::Group;
+use crate::kernel::group::ParamGroup;
 use crate::kernel::norm_parts::norm_parts;
 use crate::kernel::project_slots::{Dynamic, dynamic, dynamic_mask, learned, slots};
-use crate::nn::params::{Builder, Init, Spec};
+use crate::nn::params::{Init, ParamBuilder, ParamSpec};
 use crate::pattern::{Pattern, Rule};
 use inputs::Rows;
 
@@ -31,7 +31,7 @@ pub enum Slots {
     /// Weights computed from the layer input (eq. 3-5).
     Dynamic {
         /// `[dp.weight, dp.bias]`.
-        group: Group,
+        group: ParamGroup,
         /// Slots per head and segment.
         rank: usize,
         /// Length of a segment; `None`: the whole sequence is one (bidirectional).
@@ -43,16 +43,16 @@ pub enum Slots {
     /// Matrices of parameters for keys and values (Linformer).
     Learned {
         /// For keys.
-        keys: Group,
+        keys: ParamGroup,
         /// For values; `None`: the same.
-        values: Option<Group>,
+        values: Option<ParamGroup>,
     },
 }
 
 /// DualLN (eq. 7): one LayerNorm for the window's keys and values, one for the slots.
 pub struct DualNorm {
-    local: Group,
-    global: Group,
+    local: ParamGroup,
+    global: ParamGroup,
 }
 
 impl DualNorm {
@@ -60,12 +60,14 @@ impl DualNorm {
     ///
     /// # Errors
     /// Parameters that are missing or of another shape.
-    pub fn build(config: &Config, builder: &Builder) -> Result<Self> {
+    pub fn build(config: &MechanismConfig, builder: &ParamBuilder) -> Result<Self> {
         let e = config.heads * config.head_dim;
         // The language models draw every gain from N(1, 0.02^2).
         let gain = if config.causal { Init::Normal { mean: 1.0, std: 0.02 } } else { Init::ONE };
         let group = |name: &str| {
-            builder.pp(name).group(&[Spec::new("weight", &[e], gain), Spec::new("bias", &[e], Init::ZERO)])
+            builder
+                .pp(name)
+                .group(&[ParamSpec::new("weight", &[e], gain), ParamSpec::new("bias", &[e], Init::ZERO)])
         };
         Ok(Self { local: group("ln_local")?, global: group("ln_global")? })
     }
@@ -95,19 +97,20 @@ pub struct LongShort {
 ///
 /// # Errors
 /// Parameters that are missing or of another shape.
-pub fn dynamic_group(config: &Config, builder: &Builder, rank: usize) -> Result<Group> {
+pub fn dynamic_group(config: &MechanismConfig, builder: &ParamBuilder, rank: usize) -> Result<ParamGroup> {
     let slots = config.heads * rank;
     let (weight, bias) = if config.causal {
         (Init::normal(0.02), Init::ZERO)
     } else {
         (Init::fan_in(config.width), Init::fan_in(config.width))
     };
-    let specs = [Spec::new("weight", &[slots, config.width], weight), Spec::new("bias", &[slots], bias)];
+    let specs =
+        [ParamSpec::new("weight", &[slots, config.width], weight), ParamSpec::new("bias", &[slots], bias)];
     builder.pp("dp").group(&specs)
 }
 
 /// Who sees whom: the window of `w` (0: none) and the slots of `projection`.
-pub fn pattern(w: usize, projection: Projection, shape: &Shape) -> Pattern {
+pub fn pattern(w: usize, projection: SlotProjection, shape: &Shape) -> Pattern {
     let Shape { queries, keys, causal, .. } = *shape;
     let base = match w {
         0 => Pattern::blind(queries, keys, causal),
@@ -115,27 +118,27 @@ pub fn pattern(w: usize, projection: Projection, shape: &Shape) -> Pattern {
     };
     let slots = projection.slots(keys) + usize::from(shape.cls);
     match projection {
-        Projection::Segments { rank, segment } => {
+        SlotProjection::Segments { rank, segment } => {
             base.with_slots(slots, Rule::EarlierSegments { segment, rank })
         }
-        Projection::Whole { .. } | Projection::Learned { .. } => base.with_slots(slots, Rule::All),
+        SlotProjection::Whole { .. } | SlotProjection::Learned { .. } => base.with_slots(slots, Rule::All),
     }
 }
 
 impl LongShort {
-    fn projection(&self) -> Projection {
+    fn projection(&self) -> SlotProjection {
         match &self.slots {
-            Slots::None => Projection::Whole { rank: 0 },
-            Slots::Dynamic { rank, segment: None, .. } => Projection::Whole { rank: *rank },
+            Slots::None => SlotProjection::Whole { rank: 0 },
+            Slots::Dynamic { rank, segment: None, .. } => SlotProjection::Whole { rank: *rank },
             Slots::Dynamic { rank, segment: Some(segment), .. } => {
-                Projection::Segments { rank: *rank, segment: *segment }
+                SlotProjection::Segments { rank: *rank, segment: *segment }
             }
-            Slots::Learned { keys, .. } => Projection::Learned { k: slots(keys) },
+            Slots::Learned { keys, .. } => SlotProjection::Learned { k: slots(keys) },
         }
     }
 
     /// The slots as packed rows [b, slots, 2 e], before LN_global and without a class token.
-    fn project(&self, source: &Rows, input: &Input) -> Result<Option<Tensor>> {
+    fn project(&self, source: &Rows, input: &AttentionInput) -> Result<Option<Tensor>> {
         let (parts, count) = (source.keys_values()?, source.parts.count);
         match &self.slots {
             Slots::None => Ok(None),
@@ -170,7 +173,7 @@ impl LongShort {
         &self,
         slots: Option<Tensor>,
         cls: Option<&Tensor>,
-        input: &Input,
+        input: &AttentionInput,
     ) -> Result<Option<(Tensor, Option<Tensor>)>> {
         let slots = match (cls, slots) {
             (Some(cls), Some(slots)) => Tensor::cat(&[cls, &slots], 1)?,
@@ -205,7 +208,7 @@ impl LongShort {
         1.0 / (self.head_dim as f64).sqrt()
     }
 
-    fn check(&self, input: &Input, queries: usize, keys: usize) -> Result<()> {
+    fn check(&self, input: &AttentionInput, queries: usize, keys: usize) -> Result<()> {
         if !self.causal && input.memory > 0 {
             bail!("cached positions need the causal form");
         }
@@ -233,7 +236,7 @@ impl LongShort {
 fn hidden_slots(
     source: &Rows,
     x: &Tensor,
-    group: &Group,
+    group: &ParamGroup,
     spec: &Dynamic,
     (w_k, w_v): &(Tensor, Tensor),
     memory: usize,
@@ -261,7 +264,7 @@ struct Prepared {
 }
 
 impl LongShort {
-    fn prepare(&self, input: &Input) -> Result<Prepared> {
+    fn prepare(&self, input: &AttentionInput) -> Result<Prepared> {
         let raw = Rows::new(input.qkv)?;
         self.check(input, raw.queries()?, raw.rows.dim(1)?)?;
         let norm = self.norm.as_ref().filter(|_| self.window > 0 || self.normed);
@@ -274,7 +277,7 @@ impl LongShort {
 }
 
 impl Mechanism for LongShort {
-    fn forward(&self, input: &Input) -> Result<Output> {
+    fn forward(&self, input: &AttentionInput) -> Result<AttentionOutput> {
         let Prepared { local, slots } = self.prepare(input)?;
         let (b, queries, keys) = (local.rows.dim(0)?, local.queries()?, local.rows.dim(1)?);
         let shape = Shape {
@@ -300,10 +303,10 @@ impl Mechanism for LongShort {
         };
         let out = attend(&local.qkv(self.heads)?, &call)?;
         let cls = input.cls.map(|cls| class_token(&out, cls, input.mask, self.scale())).transpose()?;
-        Ok(Output { out, cls })
+        Ok(AttentionOutput { out, cls })
     }
 
-    fn mixed(&self, input: &Input) -> Result<Option<(Tensor, Tensor)>> {
+    fn softmax_inputs(&self, input: &AttentionInput) -> Result<Option<(Tensor, Tensor)>> {
         if self.window == 0 {
             return Ok(None);
         }

@@ -8,10 +8,10 @@ use std::sync::{Mutex, PoisonError};
 
 use candle_core::{Device, Result, Tensor};
 
-use crate::attention::Config;
+use crate::attention::MechanismConfig;
 use crate::kernel::attend::{Relative, SlotTable};
 use crate::kernel::linear::linear;
-use crate::nn::params::{Builder, Init};
+use crate::nn::params::{Init, ParamBuilder};
 
 /// Parameters of relative positions.
 pub struct Positions {
@@ -31,7 +31,12 @@ impl Positions {
     ///
     /// # Errors
     /// Parameters that are missing or of another shape.
-    pub fn build(config: &Config, builder: &Builder, chunks: bool, scaled_biases: bool) -> Result<Self> {
+    pub fn build(
+        config: &MechanismConfig,
+        builder: &ParamBuilder,
+        chunks: bool,
+        scaled_biases: bool,
+    ) -> Result<Self> {
         let (heads, d) = (config.heads, config.head_dim);
         let e = heads * d;
         let init = Init::normal(0.02);

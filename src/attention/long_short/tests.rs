@@ -4,10 +4,10 @@ use candle_core::{Device, Result, Tensor, Var};
 use serde_json::json;
 
 use crate::attention::knobs::Knobs;
-use crate::attention::{self, Config, Input};
-use crate::device::rng::Stream;
-use crate::kernel::heads::{Parts, Qkv};
-use crate::nn::params::Builder;
+use crate::attention::{self, AttentionInput, MechanismConfig};
+use crate::device::rng::RngStream;
+use crate::kernel::heads::{PackedLayout, Qkv};
+use crate::nn::params::ParamBuilder;
 
 const HEADS: usize = 2;
 const HEAD_DIM: usize = 4;
@@ -33,7 +33,7 @@ fn run(variant: usize, n: usize, hidden: &[usize], garbage: f32) -> Result<[Vec<
     let (name, knobs, causal) = &variants()[variant];
     let entry = attention::find(name).expect("a mechanism of the table");
     let knobs = Knobs::from_json(entry.name, entry.knobs, knobs.as_object().expect("an object"));
-    let config = Config {
+    let config = MechanismConfig {
         knobs: knobs.expect("knobs that fit"),
         heads: HEADS,
         head_dim: HEAD_DIM,
@@ -43,8 +43,8 @@ fn run(variant: usize, n: usize, hidden: &[usize], garbage: f32) -> Result<[Vec<
         layer: 0,
     };
     let device = Device::Cpu;
-    let mechanism = (entry.build)(&config, &Builder::seeded(7, &device, true))?;
-    let mut stream = Stream::new(1, "inputs");
+    let mechanism = (entry.build)(&config, &ParamBuilder::seeded(7, &device, true))?;
+    let mut stream = RngStream::new(1, "inputs");
     let mut draw = |width: usize| {
         let mut data = stream.normal_tensor((n, width), 0.0, 1.0, &device)?.to_vec2::<f32>()?;
         hidden.iter().for_each(|&row| data[row].fill(garbage));
@@ -54,9 +54,11 @@ fn run(variant: usize, n: usize, hidden: &[usize], garbage: f32) -> Result<[Vec<
     let mut mask = vec![1f32; n];
     hidden.iter().for_each(|&row| mask[row] = 0.0);
     let mask = Tensor::new(mask, &device)?.unsqueeze(0)?;
-    let qkv = Qkv::Packed { rows: rows.as_tensor().clone(), heads: HEADS, parts: Parts::QKV };
-    let out =
-        mechanism.forward(&Input { x: Some(&x), mask: Some(&mask), ..Input::new(&qkv) })?.out.merged()?;
+    let qkv = Qkv::Packed { rows: rows.as_tensor().clone(), heads: HEADS, parts: PackedLayout::QKV };
+    let out = mechanism
+        .forward(&AttentionInput { x: Some(&x), mask: Some(&mask), ..AttentionInput::new(&qkv) })?
+        .out
+        .merged()?;
     let keep = mask.unsqueeze(2)?.broadcast_as(out.shape())?.ne(0f32)?;
     let out = keep.where_cond(&out, &out.zeros_like()?)?;
     let grads = out.sqr()?.sum_all()?.backward()?;

@@ -6,7 +6,7 @@ use crate::term::{Color, Verbosity};
 #[derive(Parser)]
 struct Cli {
     #[command(subcommand)]
-    what: What,
+    what: PlotCommand,
 }
 
 /// Runs `plot LINE` with results and plots below `folder`.

@@ -8,10 +8,10 @@ use serde::Deserialize;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use toml::Spanned;
 
-use super::{Column, Printed, PublishedTable, Suite, SuiteError, SuiteRow};
-use crate::config::grid::{Models, Variant};
+use super::{Column, PublishedOnlyRow, PublishedTable, Suite, SuiteError, SuiteRow};
+use crate::config::lists::{MechanismSpec, Models};
 use crate::config::settings::Settings;
-use crate::config::{SayError, nearest};
+use crate::config::{ParseError, nearest};
 use crate::record::file::plain_name;
 use crate::record::{Outcome, Published};
 
@@ -144,7 +144,7 @@ impl Suite {
         for WirePrinted { label, why, published } in wire.printed {
             let published =
                 tables(published, &label, lengths).map_err(|(start, problem)| at(start, problem))?;
-            printed.push(Printed { label, why, published });
+            printed.push(PublishedOnlyRow { label, why, published });
         }
         let name = Path::new(file).file_stem().map_or_else(|| file.into(), |stem| stem.to_string_lossy());
         Ok(Self {
@@ -207,8 +207,8 @@ fn one_line(message: &str) -> String {
     format!("unknown key {key:?}{hint}; allowed: {}", keys.join(", "))
 }
 
-fn single(text: &str) -> Result<Variant, String> {
-    let Models(mut list) = text.parse().map_err(|error: SayError| error.0)?;
+fn single(text: &str) -> Result<MechanismSpec, String> {
+    let Models(mut list) = text.parse().map_err(|error: ParseError| error.0)?;
     match (list.pop(), list.is_empty()) {
         (Some(variant), true) if !variant.is_pattern() => Ok(variant),
         _ => Err(format!("a row takes one mechanism, not {text:?}; write one [[row]] each")),
@@ -227,7 +227,7 @@ fn knob_text(value: &toml::Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::suite::SHIPPED;
+    use crate::config::suite::BUILTIN_SUITES;
 
     const HEAD: &str = "title = \"t\"\nprotocol = \"speed\"\nsource = \"s\"\n[base]\nlen = [1024, 2048]\n";
 
@@ -237,7 +237,7 @@ mod tests {
 
     #[test]
     fn every_shipped_suite_is_read() {
-        for (name, _) in SHIPPED {
+        for (name, _) in BUILTIN_SUITES {
             let suite = Suite::load(name).unwrap();
             assert_eq!(suite.name, *name);
         }

@@ -7,7 +7,7 @@ use rand_distr::{Beta, Distribution};
 
 use super::rand_augment::RandAugment;
 use super::transform::{Interpolation, Normal, normalised, resize};
-use crate::device::rng::Stream;
+use crate::device::rng::RngStream;
 
 /// How an image is cut.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -67,7 +67,7 @@ impl Augment {
         image: &RgbImage,
         size: u32,
         normal: &Normal,
-        stream: &mut Stream,
+        stream: &mut RngStream,
         to: &mut Vec<f32>,
     ) {
         let mut image = match self.crop {
@@ -104,7 +104,7 @@ impl Augment {
         pixels: &mut [f32],
         labels: &[u32],
         (classes, size): (usize, usize),
-        stream: &mut Stream,
+        stream: &mut RngStream,
     ) -> Vec<f32> {
         let cut = match (self.mixup > 0.0, self.cutmix > 0.0) {
             (false, false) => return self.shares(labels, 1.0, classes),
@@ -132,12 +132,12 @@ impl Augment {
     }
 }
 
-fn beta(alpha: f64, stream: &mut Stream) -> f64 {
+fn beta(alpha: f64, stream: &mut RngStream) -> f64 {
     Beta::new(alpha, alpha).map_or(1.0, |beta| beta.sample(stream.rng()))
 }
 
 /// Left, top, width and height of a part with an area of at least the share `least`.
-fn resized_crop((width, height): (u32, u32), least: f64, stream: &mut Stream) -> (u32, u32, u32, u32) {
+fn resized_crop((width, height): (u32, u32), least: f64, stream: &mut RngStream) -> (u32, u32, u32, u32) {
     let area = f64::from(width) * f64::from(height);
     for _ in 0..10 {
         let target = area * stream.uniform(least, 1.0);
@@ -160,7 +160,7 @@ fn resized_crop((width, height): (u32, u32), least: f64, stream: &mut Stream) ->
 }
 
 /// Replaces a box of 2 % to a third of the area by normal noise.
-fn erase(planes: &mut [f32], size: usize, stream: &mut Stream) {
+fn erase(planes: &mut [f32], size: usize, stream: &mut RngStream) {
     for _ in 0..10 {
         let target = (size * size) as f64 * stream.uniform(0.02, 1.0 / 3.0);
         let ratio = stream.uniform(0.3f64.ln(), (1.0f64 / 0.3).ln()).exp();
@@ -200,7 +200,7 @@ fn mix_up(pixels: &mut [f32], size: usize, own: f64) -> f64 {
 }
 
 /// A box of the share 1 - `own` exchanged between partners; what is left of an image, the box cut at the edges.
-fn cut_mix(pixels: &mut [f32], size: usize, own: f64, stream: &mut Stream) -> f64 {
+fn cut_mix(pixels: &mut [f32], size: usize, own: f64, stream: &mut RngStream) -> f64 {
     let side = (size as f64 * (1.0 - own).sqrt()) as usize;
     let mut range = || {
         let middle = stream.below(size);
@@ -231,7 +231,7 @@ mod tests {
         let image = RgbImage::from_fn(50, 40, |x, y| Rgb([(5 * x) as u8, (6 * y) as u8, (x + y) as u8]));
         let draw = |augment: Augment, seed| {
             let mut planes = Vec::new();
-            augment.image(&image, 16, &IMAGENET, &mut Stream::new(seed, "image/0/0"), &mut planes);
+            augment.image(&image, 16, &IMAGENET, &mut RngStream::new(seed, "image/0/0"), &mut planes);
             planes
         };
         for augment in [Augment::IMAGENET, Augment::SMALL] {
@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn parts_lie_inside() {
-        let stream = &mut Stream::new(1, "crop");
+        let stream = &mut RngStream::new(1, "crop");
         for size in [(500, 375), (1, 1), (3, 900), (900, 3), (224, 224)] {
             for _ in 0..50 {
                 let (x, y, w, h) = resized_crop(size, 0.08, stream);
@@ -264,7 +264,7 @@ mod tests {
                 .flat_map(|augment| (0..10).map(move |seed| (augment, seed)))
         {
             let mut pixels = start.clone();
-            let shares = augment.batch(&mut pixels, &[0, 1, 2], (4, size), &mut Stream::new(seed, "mix"));
+            let shares = augment.batch(&mut pixels, &[0, 1, 2], (4, size), &mut RngStream::new(seed, "mix"));
             let rows: Vec<&[f32]> = shares.chunks(4).collect();
             assert!(rows.iter().all(|row| (row.iter().sum::<f32>() - 1.0).abs() < 1e-5));
             // the mean of image 0, which was 0 everywhere, is the share of image 2 times 2
@@ -275,7 +275,7 @@ mod tests {
             assert!((rows[1][1] - 0.925).abs() < 1e-5);
         }
         let plain =
-            Augment::SMALL.batch(&mut start.clone(), &[1, 0, 0], (2, size), &mut Stream::new(0, "mix"));
+            Augment::SMALL.batch(&mut start.clone(), &[1, 0, 0], (2, size), &mut RngStream::new(0, "mix"));
         assert!(
             plain
                 .iter()

@@ -5,7 +5,7 @@ use std::path::Path;
 use image::RgbImage;
 
 use super::ImageSet;
-use crate::data::image::{CLASSES, PIXELS, RECORD, TEST, TRAIN as PUBLISHED};
+use crate::data::lra_image::{CLASSES, PIXELS, RECORD, TEST, TRAIN as PUBLISHED};
 use crate::data::{DataError, Split};
 
 /// Training images of the published set, without those that select.
@@ -36,7 +36,7 @@ impl Cifar {
     /// # Errors
     /// No images there, records that cannot be read, fewer than published without `allow_partial`.
     pub fn load(dir: &Path, allow_partial: bool) -> Result<Self, DataError> {
-        let (batches, hash) = crate::data::image::read_batches(dir, <[u8]>::to_vec)?;
+        let (batches, hash) = crate::data::lra_image::read_batches(dir, <[u8]>::to_vec)?;
         let [a, b, c, d, e, test] = batches;
         let train = [a, b, c, d, e].concat();
         let counts = (train.len() / RECORD, test.len() / RECORD);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use image::RgbImage;
 
 use super::{ImageSet, decode};
-use crate::data::content::Content;
+use crate::data::content_hash::ContentHash;
 use crate::data::{DataError, Split, store};
 
 /// Names that the folder of the evaluated images goes by.
@@ -13,7 +13,7 @@ const EVALUATED: [&str; 3] = ["val", "validation", "test"];
 const ENDINGS: [&str; 3] = ["jpg", "jpeg", "png"];
 
 /// A tree. The same images select weights and are reported, as the sources do.
-pub struct Folder {
+pub struct ImageFolder {
     root: PathBuf,
     classes: Vec<String>,
     train: Vec<(PathBuf, u32)>,
@@ -21,7 +21,7 @@ pub struct Folder {
     hash: String,
 }
 
-impl Folder {
+impl ImageFolder {
     /// Lists the images below `root`.
     ///
     /// # Errors
@@ -52,7 +52,7 @@ impl Folder {
             let reason = "no class folders: images must be in one folder per class, as in train";
             return Err(store::bad_file(&val, reason));
         }
-        let mut content = Content::default();
+        let mut content = ContentHash::default();
         let train = images(&train, &classes, &mut content)?;
         let val = images(&val, &classes, &mut content)?;
         Ok(Self { root: root.to_owned(), classes, train, val, hash: content.finish() })
@@ -83,7 +83,7 @@ impl Tree {
         if classes.is_empty() {
             return Err(store::bad_file(folder, "no class folders in it; expected <class>/<image>"));
         }
-        let mut content = Content::default();
+        let mut content = ContentHash::default();
         let images = images(folder, &classes, &mut content)?;
         Ok(Self { classes, images, hash: content.finish() })
     }
@@ -147,7 +147,7 @@ fn listed(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
 fn images(
     folder: &Path,
     classes: &[String],
-    content: &mut Content,
+    content: &mut ContentHash,
 ) -> Result<Vec<(PathBuf, u32)>, DataError> {
     let mut all = Vec::new();
     for (label, class) in classes.iter().enumerate() {
@@ -175,7 +175,7 @@ fn images(
     Ok(all)
 }
 
-impl ImageSet for Folder {
+impl ImageSet for ImageFolder {
     fn len(&self, split: Split) -> usize {
         self.side(split).len()
     }
@@ -210,7 +210,7 @@ mod tests {
     }
 
     fn says(root: &Path) -> String {
-        Folder::open(root).err().unwrap().to_string()
+        ImageFolder::open(root).err().unwrap().to_string()
     }
 
     #[test]
@@ -222,7 +222,7 @@ mod tests {
             put(dir.path(), name, shade);
         }
         std::fs::write(dir.path().join("train/a/notes.txt"), "no image").unwrap();
-        let set = Folder::open(dir.path()).unwrap();
+        let set = ImageFolder::open(dir.path()).unwrap();
         assert_eq!(set.classes(), ["a", "b"]);
         assert_eq!(Split::ALL.map(|split| set.len(split)), [3, 1, 1]);
         assert_eq!((0..3).map(|index| set.label(Split::Train, index)).collect::<Vec<_>>(), [0, 0, 1]);

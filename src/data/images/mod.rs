@@ -7,26 +7,26 @@
 //! | [`corrupt`] | the corruptions of ImageNet-C and CIFAR-10-C |
 //! | [`folder`] | a tree `train/<class>/<image>`, `val/<class>/<image>` |
 //! | [`npy`] | CIFAR-10-C in its published arrays |
-//! | [`challenge`] | sets that models are only tested on: ImageNet-C, -A, -R, -9 and others |
+//! | [`test_only`] | sets that models are only tested on: ImageNet-C, -A, -R, -9 and others |
 //! | [`answer`] | their classes, and which answers are right |
-//! | [`spoil`] | makes corrupted sets of images that a person has |
-//! | [`made_up`] | images made from a seed, to try a command without data |
+//! | [`write_corrupted`] | makes corrupted sets of images that a person has |
+//! | [`synthetic`] | images made from a seed, to try a command without data |
 //! | [`transform`] | resizing, cropping, normalising |
 //! | [`rand_augment`] | RandAugment's operations |
 //! | [`augment`] | everything that training draws, as a function of seed, step and image |
 
 pub mod answer;
 pub mod augment;
-pub mod challenge;
 pub mod cifar;
 pub mod corrupt;
 pub mod decode;
 pub mod folder;
-pub mod made_up;
 pub mod npy;
 pub mod rand_augment;
-pub mod spoil;
+pub mod synthetic;
+pub mod test_only;
 pub mod transform;
+pub mod write_corrupted;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -72,7 +72,7 @@ pub trait ImageSet: Send + Sync {
 pub type Load = fn(&Path, bool) -> Result<Arc<dyn ImageSet>, DataError>;
 
 /// A set of images that `vision` can be told to use.
-pub struct Source {
+pub struct ImageSource {
     /// Its name as a task.
     pub name: &'static str,
     /// What it is, in a line.
@@ -86,46 +86,46 @@ pub struct Source {
 }
 
 /// Every set of images of the crate.
-pub static SOURCES: &[&Source] = &[
-    &Source {
+pub static SOURCES: &[&ImageSource] = &[
+    &ImageSource {
         name: "imagenet",
         about: "ImageNet's layout: imagenet/train/<class>/*.JPEG and imagenet/val/<class>/*.JPEG",
         published: Some(1_281_167),
         classes: Some(1000),
-        load: |dir, _| Ok(Arc::new(folder::Folder::open(&dir.join("imagenet"))?)),
+        load: |dir, _| Ok(Arc::new(folder::ImageFolder::open(&dir.join("imagenet"))?)),
     },
-    &Source {
+    &ImageSource {
         name: "folder",
         about: "any tree train/<class>/<image>, val/<class>/<image> (JPEG, PNG): the data folder itself",
         published: None,
         classes: None,
-        load: |dir, _| Ok(Arc::new(folder::Folder::open(dir)?)),
+        load: |dir, _| Ok(Arc::new(folder::ImageFolder::open(dir)?)),
     },
-    &Source {
+    &ImageSource {
         name: "cifar10",
         about: "CIFAR-10 in colour: 45,000 / 5,000 / 10,000 images",
         published: Some(cifar::TRAIN),
         classes: Some(10),
         load: |dir, partial| Ok(Arc::new(cifar::Cifar::load(dir, partial)?)),
     },
-    &Source {
+    &ImageSource {
         name: "generated",
         about: "coloured shapes on noise, ten classes, made from a seed: says nothing about real images",
         published: None,
         classes: Some(10),
-        load: |_, _| Ok(Arc::new(made_up::MadeUpImages::default())),
+        load: |_, _| Ok(Arc::new(synthetic::SyntheticImages::default())),
     },
 ];
 
-static ALL: Registry<Source> = Registry::new(SOURCES);
+static ALL: Registry<ImageSource> = Registry::new(SOURCES);
 
 /// Adds a set of images at run time (a library user's own, or a test's).
-pub fn register(source: &'static Source) {
+pub fn register(source: &'static ImageSource) {
     ALL.add(source);
 }
 
 /// Every set of images: those of the crate, then the registered ones.
-pub fn sources() -> Vec<&'static Source> {
+pub fn sources() -> Vec<&'static ImageSource> {
     ALL.all()
 }
 
@@ -133,7 +133,7 @@ pub fn sources() -> Vec<&'static Source> {
 ///
 /// # Errors
 /// None of this name; the error lists those there are.
-pub fn source(name: &str) -> Result<&'static Source, DataError> {
+pub fn source(name: &str) -> Result<&'static ImageSource, DataError> {
     let all = sources();
     let found = all.iter().find(|source| source.name == name).copied();
     found.ok_or_else(|| DataError::Unknown(unknown("task", name, all.iter().map(|source| source.name))))

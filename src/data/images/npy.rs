@@ -8,7 +8,7 @@ use std::path::Path;
 use image::RgbImage;
 
 use super::{ImageSet, cifar};
-use crate::data::content::Content;
+use crate::data::content_hash::ContentHash;
 use crate::data::{DataError, Split, store};
 use crate::record::file;
 
@@ -59,7 +59,7 @@ impl Records {
             let reason = format!("label {} is {}, expected 0 to 9", first * count + at, labels[at]);
             return Err(store::bad_file(&names, reason));
         }
-        let mut content = Content::default();
+        let mut content = ContentHash::default();
         content.field(&labels);
         content.field(&pixels);
         Ok(Self { pixels, labels, classes, hash: content.finish() })

@@ -3,7 +3,7 @@
 
 use image::{Rgb, RgbImage};
 
-use crate::device::rng::Stream;
+use crate::device::rng::RngStream;
 
 /// Settings.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -66,7 +66,7 @@ pub const OPERATIONS: [(&str, Operation); 15] = [
 
 impl RandAugment {
     /// `image` after the operations that `stream` draws.
-    pub fn apply(&self, mut image: RgbImage, stream: &mut Stream) -> RgbImage {
+    pub fn apply(&self, mut image: RgbImage, stream: &mut RngStream) -> RgbImage {
         for _ in 0..self.layers {
             let (_, operation) = OPERATIONS[stream.below(OPERATIONS.len())];
             let (skipped, noise, sign) = (stream.uniform(0.0, 1.0) >= 0.5, stream.normal(), stream.below(2));
@@ -239,7 +239,7 @@ mod tests {
     #[test]
     fn what_is_drawn_follows_from_the_stream() {
         let augment = RandAugment { magnitude: 9.0, std: 0.5, layers: 2 };
-        let draw = |seed| augment.apply(picture(), &mut Stream::new(seed, "x"));
+        let draw = |seed| augment.apply(picture(), &mut RngStream::new(seed, "x"));
         assert_eq!(draw(4), draw(4));
         assert!((0..20).any(|seed| draw(seed) != picture()));
         assert!((0..40).all(|seed| draw(seed).dimensions() == (12, 8)));

@@ -9,19 +9,19 @@ use safetensors::tensor::{Dtype, TensorView};
 use sha2::{Digest, Sha256};
 
 use super::{Expressions, MAX_LENGTH, Tokenizer, generate, parse, to_text, token};
-use crate::data::content::Content;
-use crate::data::set::{DataSet, Examples, Format, Kind, Origin};
+use crate::data::content_hash::ContentHash;
+use crate::data::entry::{DataKind, DataSetEntry, ExampleTask, Origin, WriteFormat};
 use crate::data::{DataError, Dataset, Example, Split, store};
 use crate::record::file;
 
 /// The table line.
-pub static SET: DataSet = DataSet {
+pub static SET: DataSetEntry = DataSetEntry {
     name: "listops",
     collection: "listops",
     title: "ListOps",
     about: "the value, 0 to 9, of a nested expression over MIN, MAX, MED and SM",
     records: "96,000 / 2,000 / 2,000 expressions",
-    kind: Kind::Sequences(Examples {
+    kind: DataKind::Sequences(ExampleTask {
         vocabulary: 16,
         classes: 10,
         len: MAX_LENGTH,
@@ -34,12 +34,12 @@ pub static SET: DataSet = DataSet {
     }),
     origin: Origin::Generated {
         formats: &[
-            Format {
+            WriteFormat {
                 name: "compact",
                 about: "one file of token codes",
                 write: |dir| Ok(vec![write_cache(dir)?]),
             },
-            Format {
+            WriteFormat {
                 name: "tsv",
                 about: "LRA's own basic_train.tsv, basic_val.tsv and basic_test.tsv, 0.6 GB",
                 write: write_splits,
@@ -163,7 +163,7 @@ fn checksum(all: &Expressions) -> String {
 
 /// The identity of the three splits.
 fn identity(splits: &[Expressions; 3]) -> String {
-    let mut content = Content::default();
+    let mut content = ContentHash::default();
     for split in splits {
         split.ends.iter().for_each(|&end| content.number(end as u64));
         content.field(&split.tokens);

@@ -27,13 +27,13 @@ pub(super) struct Footprint {
 }
 
 /// Places where a dash in direction `angle` may start.
-pub(super) struct Seeds {
+pub(super) struct StartPoints {
     pub(super) angle: f64,
     free: Vec<(i32, i32)>,
     pixels: usize,
 }
 
-impl Seeds {
+impl StartPoints {
     pub(super) fn pick(&self, rng: &mut impl Rng) -> Option<(i32, i32)> {
         (!self.free.is_empty()).then(|| self.free[rng.random_range(0..self.free.len())])
     }
@@ -70,7 +70,7 @@ impl Field {
     }
 
     /// Free starts for a random direction, `border` pixels away from the edge.
-    pub(super) fn free_seeds(&self, stamps: &Stamps, border: usize, rng: &mut impl Rng) -> Seeds {
+    pub(super) fn free_seeds(&self, stamps: &Stamps, border: usize, rng: &mut impl Rng) -> StartPoints {
         let angle = random_angle(rng);
         let mut field = self.0.clone();
         frame(&mut field, border);
@@ -86,7 +86,7 @@ impl Field {
                 }
             }
         }
-        Seeds { angle, free, pixels: field.values.len() }
+        StartPoints { angle, free, pixels: field.values.len() }
     }
 
     fn contains(&self, (y, x): (i32, i32)) -> bool {

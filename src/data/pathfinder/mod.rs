@@ -10,15 +10,15 @@ pub mod settings;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use super::content::Content;
-use super::set::{DataSet, Examples, Kind, LoadExamples, Origin};
+use super::content_hash::ContentHash;
+use super::entry::{DataKind, DataSetEntry, ExampleTask, LoadExamples, Origin};
 use super::{DataError, Dataset, Example, Split, store};
-use crate::device::rng::Stream;
+use crate::device::rng::RngStream;
 use generate::Generator;
 use settings::Settings;
 
 /// The table line of images of 32 x 32 pixels.
-pub static PATHFINDER32: DataSet = DataSet {
+pub static PATHFINDER32: DataSetEntry = DataSetEntry {
     name: "pathfinder32",
     kind: kind(32, |dir, reading| load("pathfinder32", settings::PATHFINDER32, dir, reading.allow_partial)),
     origin: origin("LRA's folder pathfinder32/curv_contour_length_14"),
@@ -27,7 +27,7 @@ pub static PATHFINDER32: DataSet = DataSet {
 };
 
 /// The table line of images of 64 x 64 pixels.
-pub static PATHFINDER64: DataSet = DataSet {
+pub static PATHFINDER64: DataSetEntry = DataSetEntry {
     name: "pathfinder64",
     kind: kind(64, |dir, reading| load("pathfinder64", settings::PATHFINDER64, dir, reading.allow_partial)),
     origin: origin("LRA's folder pathfinder64/curv_contour_length_14"),
@@ -36,7 +36,7 @@ pub static PATHFINDER64: DataSet = DataSet {
 };
 
 /// The table line of images of 128 x 128 pixels (Path-X).
-pub static PATHFINDER128: DataSet = DataSet {
+pub static PATHFINDER128: DataSetEntry = DataSetEntry {
     name: "pathfinder128",
     kind: kind(128, |dir, reading| {
         load("pathfinder128", settings::PATHFINDER128, dir, reading.allow_partial)
@@ -47,7 +47,7 @@ pub static PATHFINDER128: DataSet = DataSet {
 };
 
 /// What the sizes share.
-const COMMON: DataSet = DataSet {
+const COMMON: DataSetEntry = DataSetEntry {
     name: "pathfinder",
     collection: "pathfinder",
     title: "Pathfinder",
@@ -58,9 +58,9 @@ const COMMON: DataSet = DataSet {
     locate: |_| Ok(None),
 };
 
-const fn kind(side: usize, load: LoadExamples) -> Kind {
+const fn kind(side: usize, load: LoadExamples) -> DataKind {
     let train = IMAGES - 2 * (IMAGES / 10);
-    Kind::Images(Examples { vocabulary: 256, classes: 2, len: side * side, train, text: false, load })
+    DataKind::Images(ExampleTask { vocabulary: 256, classes: 2, len: side * side, train, text: false, load })
 }
 
 const fn origin(instead: &'static str) -> Origin {
@@ -115,7 +115,7 @@ impl Pathfinder {
         let generator = Generator::new(settings, SEED);
         let images: Vec<OnceLock<_>> = (0..IMAGES).map(|_| OnceLock::new()).collect();
         let made = Self { source: Source::Made { generator, images }, hash: String::new(), partial: None };
-        let mut content = Content::default();
+        let mut content = ContentHash::default();
         content.number(IMAGES as u64);
         for index in 0..HASHED {
             let (pixels, label) = made.image(index);
@@ -128,7 +128,7 @@ impl Pathfinder {
     fn read(folder: &Path, size: usize, allow_partial: bool) -> Result<Self, DataError> {
         let listed = listed(folder)?;
         let mut images = Vec::with_capacity(listed.len());
-        let mut content = Content::default();
+        let mut content = ContentHash::default();
         for (path, label) in &listed {
             if path.metadata().is_ok_and(|meta| meta.len() == 0) {
                 log::warn!("{} is empty and is skipped (one such file is known)", path.display());
@@ -139,7 +139,7 @@ impl Pathfinder {
             content.number(u64::from(*label));
             images.push((pixels, *label));
         }
-        let order = Stream::new(SEED, "pathfinder/split").permutation(images.len());
+        let order = RngStream::new(SEED, "pathfinder/split").permutation(images.len());
         let mut slots: Vec<Option<_>> = images.into_iter().map(Some).collect();
         let images: Vec<_> = order.into_iter().filter_map(|at| slots[at].take()).collect();
         let partial = (images.len() + 1 < IMAGES).then(|| format!("{} of {IMAGES} images", images.len()));

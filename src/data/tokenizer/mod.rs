@@ -1,6 +1,6 @@
 //! Words of masked language models: GPT-2's byte-level BPE, by the `tokenizers` crate (`docs/spec/SPEC-text.md` section 7).
 //!
-//! A [`Tokenizer`] is trained on a text or read from a file as it stands. An [`Encoder`] turns texts into ids; what it
+//! A [`Tokenizer`] is trained on a text or read from a file as it stands. A [`TokenEncoder`] turns texts into ids; what it
 //! has seen once between two blanks it remembers, which is exact, because no piece of the pattern goes on over a blank:
 //!
 //! ```text
@@ -19,7 +19,7 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{Model, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, Trainer};
 
 use super::DataError;
-use super::content::Content;
+use super::content_hash::ContentHash;
 use crate::nn::PADDING;
 
 /// Number of ids of a tokenizer that is trained here, where nothing else is said.
@@ -151,18 +151,18 @@ impl Tokenizer {
     }
 
     /// Turns texts into ids.
-    pub fn encoder(&self) -> Encoder<'_> {
-        Encoder { tokenizer: self, known: HashMap::new() }
+    pub fn encoder(&self) -> TokenEncoder<'_> {
+        TokenEncoder { tokenizer: self, known: HashMap::new() }
     }
 }
 
 /// Turns texts into ids and remembers what it has seen.
-pub struct Encoder<'a> {
+pub struct TokenEncoder<'a> {
     tokenizer: &'a Tokenizer,
     known: HashMap<Box<str>, Box<[u32]>>,
 }
 
-impl Encoder<'_> {
+impl TokenEncoder<'_> {
     /// The ids of `text`, without special words.
     pub fn ids(&mut self, text: &str) -> Vec<u32> {
         let mut ids = Vec::with_capacity(text.len() / 3);
@@ -258,7 +258,7 @@ fn hash<'a>(
     specials: Specials,
     blank_in_front: bool,
 ) -> String {
-    let mut content = Content::default();
+    let mut content = ContentHash::default();
     for (id, word) in words {
         content.number(u64::from(*id));
         content.field(word.as_bytes());

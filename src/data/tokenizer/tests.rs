@@ -59,7 +59,7 @@ fn parts_are_cut_where_the_pattern_cuts() {
 fn inputs_are_cut_behind_their_ends() {
     let tokenizer = trained();
     let mut encoder = tokenizer.encoder();
-    let ids = |encoder: &mut Encoder, text: &str| encoder.ids(text);
+    let ids = |encoder: &mut TokenEncoder, text: &str| encoder.ids(text);
     let (a, b) = ("the old lamp in the harbour", "a bell");
     let (long, short) = (ids(&mut encoder, a), ids(&mut encoder, b));
     assert_eq!(encoder.single(a, 512), [&[0], long.as_slice(), &[2]].concat());

@@ -3,10 +3,10 @@
 use candle_core::{Result, Tensor, bail};
 
 use super::Attend;
-use crate::kernel::dropout::WeightDropout;
+use crate::kernel::dropout::AttentionDropout;
 use crate::kernel::heads::{Heads, Qkv};
 use crate::kernel::softmax::{masked_softmax, softmax};
-use crate::pattern::{Group, Rule};
+use crate::pattern::{QueryGroup, Rule};
 
 /// The definition in plain candle operations: groups of similar size are gathered and masked together.
 ///
@@ -88,7 +88,7 @@ impl Operands {
 
 /// Groups whose candidate lists have a similar length, padded to rectangles.
 struct Bucket<'a> {
-    groups: Vec<&'a Group>,
+    groups: Vec<&'a QueryGroup>,
     queries: usize,
     keys: usize,
 }
@@ -104,7 +104,7 @@ impl Bucket<'_> {
     }
 }
 
-fn buckets(groups: &[Group]) -> Vec<Bucket<'_>> {
+fn buckets(groups: &[QueryGroup]) -> Vec<Bucket<'_>> {
     let mut map = std::collections::BTreeMap::<(usize, usize), Bucket>::new();
     for group in groups {
         let keys: usize = group.keys.iter().map(|key| key.span.len).sum();
@@ -120,7 +120,7 @@ fn buckets(groups: &[Group]) -> Vec<Bucket<'_>> {
     map.into_values().collect()
 }
 
-fn attend_groups(x: &Operands, call: &Attend, groups: &[Group]) -> Result<Tensor> {
+fn attend_groups(x: &Operands, call: &Attend, groups: &[QueryGroup]) -> Result<Tensor> {
     let (b, h, n, d) = x.q.dims4()?;
     let mut rows = Vec::new();
     let mut place = vec![u32::MAX; n];
@@ -268,7 +268,7 @@ impl BucketIndex {
     }
 
     /// What dropout multiplies the weights [b, h, G, Q, S] by.
-    fn factors(&self, x: &Operands, bucket: &Bucket, dropout: WeightDropout) -> Result<Vec<f32>> {
+    fn factors(&self, x: &Operands, bucket: &Bucket, dropout: AttentionDropout) -> Result<Vec<f32>> {
         let (b, h, n, _) = x.q.dims4()?;
         let mut factors = Vec::new();
         for at in 0..b * h {

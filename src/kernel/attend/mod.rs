@@ -10,16 +10,16 @@ mod cpu;
 mod cuda;
 mod dims;
 mod op;
-mod plan;
 #[cfg(test)]
 mod tests;
 mod tile;
+mod tile_plan;
 
 use candle_core::{DType, Result, Tensor};
 
 pub use composed::composed;
 
-use super::dropout::WeightDropout;
+use super::dropout::AttentionDropout;
 use super::heads::{Heads, Qkv};
 use crate::pattern::Pattern;
 
@@ -38,7 +38,7 @@ pub struct Attend<'a> {
     /// [h, queries, keys]: added to the scaled logits of the keys, the same for all samples; not beside `relative`.
     pub bias: Option<&'a Tensor>,
     /// Dropout of the weights; slots are counted behind the keys.
-    pub dropout: Option<WeightDropout>,
+    pub dropout: Option<AttentionDropout>,
 }
 
 impl<'a> Attend<'a> {

@@ -10,7 +10,7 @@ use candle_core::cuda_backend::{CudaDevice, CudaStorage};
 use super::Attend;
 use super::arguments::{Operand, Operands, dims, hidden};
 use super::cpu::arguments::Argument;
-use super::cpu::backward::{Given, Grads, backward};
+use super::cpu::backward::{BackwardInputs, Grads, backward};
 use super::cpu::bias::Bias;
 use super::cpu::forward::forward;
 use super::cpu::operands::{Shared, Target};
@@ -21,12 +21,12 @@ use super::cuda::{
     tensors,
 };
 use super::dims::Dims;
-use super::plan::Plan;
+use super::tile_plan::TilePlan;
 use crate::kernel::cpu::compact::{self, Elements};
 use crate::kernel::cpu::{gradient, par, rows};
-use crate::kernel::dropout::WeightDropout;
+use crate::kernel::dropout::AttentionDropout;
 use crate::kernel::heads::{Heads, Qkv};
-use crate::kernel::op::{self, Op, Out};
+use crate::kernel::op::{self, FusedOp, SavedOutput};
 use crate::kernel::tape;
 
 /// Softmax attention over the visible pairs in f32, by the kernel of the tensors' device.
@@ -37,7 +37,7 @@ pub fn attend(qkv: &Qkv, call: &Attend) -> Result<Heads> {
     let dims = dims(qkv, call)?;
     let (arguments, operands) = Operands::gather(qkv, call)?;
     let op = Attention {
-        plan: Plan::new(call.pattern, dims.heads)?,
+        plan: TilePlan::new(call.pattern, dims.heads)?,
         dims,
         scale: call.scale as f32,
         dropout: call.dropout,
@@ -53,10 +53,10 @@ pub fn attend(qkv: &Qkv, call: &Attend) -> Result<Heads> {
 }
 
 struct Attention {
-    plan: Plan,
+    plan: TilePlan,
     dims: Dims,
     scale: f32,
-    dropout: Option<WeightDropout>,
+    dropout: Option<AttentionDropout>,
     operands: Operands,
     hidden: Vec<bool>,
     /// Whether there will be a backward pass.
@@ -109,7 +109,7 @@ impl Attention {
     }
 }
 
-impl Op for Attention {
+impl FusedOp for Attention {
     fn name(&self) -> &'static str {
         "pattern-attention"
     }
@@ -141,19 +141,19 @@ impl Op for Attention {
         Ok((out, shape))
     }
 
-    fn reads_out(&self) -> bool {
+    fn needs_output(&self) -> bool {
         true
     }
 
     /// All: two calls may read the same rows.
-    fn adds_to(&self) -> &'static [usize] {
+    fn accumulates_into(&self) -> &'static [usize] {
         &[0, 1, 2]
     }
 
-    fn backward_onto(
+    fn backward_accumulate(
         &self,
         tensors: &[&Tensor],
-        out: Out,
+        out: SavedOutput,
         grad: &Tensor,
         held: Vec<Vec<f32>>,
     ) -> Result<Vec<Option<Tensor>>> {
@@ -193,7 +193,7 @@ impl Op for Attention {
             };
             let bias = bias.as_ref().map(target).transpose()?;
             let grads = Grads { q: target(q)?, k: target(k)?, v: target(v)?, slots, bias };
-            backward(&self.problem(&slices)?, &Given { out, grad, stats }, &grads)
+            backward(&self.problem(&slices)?, &BackwardInputs { out, grad, stats }, &grads)
         };
         if let Some(form) = relative {
             rows::add(&form.collect(&tables, &self.dims), &mut buffers[form.argument]);

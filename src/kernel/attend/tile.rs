@@ -1,6 +1,6 @@
 //! A tile in detail: its queries as vector lanes, and the keys they see as streams of chunks.
 
-use super::plan::{Plan, TILE, Tile, skip};
+use super::tile_plan::{TILE, Tile, TilePlan, skip};
 use crate::pattern::{KeySpan, Span, bounds};
 
 /// Widths of right factors and results are multiples of this many elements, on every processor.
@@ -13,7 +13,7 @@ pub const ROW: usize = TILE + WIDTH;
 pub const CHUNK: usize = 64;
 
 /// Candidate keys of a tile, with the part of them that every lane sees.
-pub struct Stream {
+pub struct KeyStream {
     /// Keys (or slots, counted from 0): key number `i` of the stream stands at `start + i * step`.
     pub start: usize,
     /// Distance of two keys.
@@ -54,18 +54,18 @@ impl Chunk {
 
 /// The lanes and streams of a tile; kept between tiles for its memory.
 #[derive(Default)]
-pub struct View {
+pub struct TileView {
     /// Queries by lane.
     pub queries: Vec<usize>,
     /// Streams.
-    pub streams: Vec<Stream>,
+    pub streams: Vec<KeyStream>,
     /// All chunks.
     pub chunks: Vec<Chunk>,
     /// First key that any lane sees, and the end of those keys, by stream.
     unions: Vec<(usize, usize)>,
 }
 
-impl View {
+impl TileView {
     /// The key numbers of stream `stream` that any lane sees.
     #[cfg(any(feature = "cuda", test))]
     pub fn seen(&self, stream: usize) -> std::ops::Range<usize> {
@@ -74,7 +74,7 @@ impl View {
     }
 
     /// Reads `tile` of head `head`.
-    pub fn read(&mut self, plan: &Plan, head: usize, tile: &Tile) {
+    pub fn read(&mut self, plan: &TilePlan, head: usize, tile: &Tile) {
         let groups = plan.head(head);
         self.queries.clear();
         self.streams.clear();
@@ -85,7 +85,7 @@ impl View {
             let Span { start, step, .. } = key.span;
             let slots = start >= plan.keys;
             let (low, high) = ([0.0; ROW], [0.0; ROW]);
-            self.streams.push(Stream { start, step, slots, skip: skip(key.rule), low, high });
+            self.streams.push(KeyStream { start, step, slots, skip: skip(key.rule), low, high });
             self.unions.push((usize::MAX, 0));
         }
         for group in range.clone() {
@@ -109,7 +109,7 @@ impl View {
     }
 
     /// Adds a query as the next lane.
-    fn lane(&mut self, plan: &Plan, query: usize, spans: &[KeySpan]) {
+    fn lane(&mut self, plan: &TilePlan, query: usize, spans: &[KeySpan]) {
         let lane = self.queries.len();
         self.queries.push(query);
         for ((stream, union), key) in self.streams.iter_mut().zip(&mut self.unions).zip(spans) {
@@ -148,7 +148,7 @@ impl View {
 }
 
 /// Keys per chunk: fewer where lanes see short and different parts of a stream.
-fn chunk_size(stream: &Stream, lanes: usize) -> usize {
+fn chunk_size(stream: &KeyStream, lanes: usize) -> usize {
     let (low, high) = (&stream.low[..lanes], &stream.high[..lanes]);
     if low.iter().all(|x| *x == low[0]) && high.iter().all(|x| *x == high[0]) {
         return CHUNK;
@@ -163,11 +163,11 @@ mod tests {
     use super::*;
     use crate::pattern::{Pattern, Rule};
 
-    fn views(pattern: &Pattern) -> Vec<View> {
-        let plan = Plan::new(pattern, pattern.heads.len()).unwrap();
+    fn views(pattern: &Pattern) -> Vec<TileView> {
+        let plan = TilePlan::new(pattern, pattern.heads.len()).unwrap();
         let tiles = plan.head(0).tiles.iter();
         let view = |tile: &Tile| {
-            let mut view = View::default();
+            let mut view = TileView::default();
             view.read(&plan, 0, tile);
             view
         };

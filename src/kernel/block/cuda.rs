@@ -8,30 +8,30 @@ use super::ffn::Ffn;
 use super::output::Output;
 use super::project::Project;
 use super::{Residual, Weight};
-use crate::kernel::cuda::{Machine, Matrix, Target, View, rows};
+use crate::kernel::cuda::{BufferView, KernelDevice, MatmulTarget, Matrix, rows};
 use crate::kernel::norm::EPS;
 
 /// A part of a flat parameter.
-fn part<'a, M: Machine>(flat: View<'a, M>, at: &Range<usize>) -> View<'a, M> {
-    View { start: flat.start + at.start, ..flat }
+fn part<'a, M: KernelDevice>(flat: BufferView<'a, M>, at: &Range<usize>) -> BufferView<'a, M> {
+    BufferView { start: flat.start + at.start, ..flat }
 }
 
 /// A weight [out, inp] in a flat parameter.
-fn weight<'a, M: Machine>(flat: View<'a, M>, weight: &Weight) -> Matrix<'a, M> {
+fn weight<'a, M: KernelDevice>(flat: BufferView<'a, M>, weight: &Weight) -> Matrix<'a, M> {
     Matrix::new(part(flat, &weight.at), weight.out, weight.at.len() / weight.out.max(1))
 }
 
 /// a b as rows of their own.
-fn product<M: Machine>(machine: &M, a: Matrix<M>, b: Matrix<M>) -> Result<M::Floats> {
+fn product<M: KernelDevice>(machine: &M, a: Matrix<M>, b: Matrix<M>) -> Result<M::Floats> {
     let ((rows, depth), (_, width)) = (a.dims(), b.dims());
     let len = rows * width;
     let mut floats = if depth == 0 { machine.zeros(len)? } else { machine.fresh(len)? };
-    machine.multiply(a, b, Target { floats: &mut floats, start: 0, stride: width, add: false })?;
+    machine.multiply(a, b, MatmulTarget { floats: &mut floats, start: 0, stride: width, add: false })?;
     Ok(floats)
 }
 
 /// The gradient dy^T x of a weight, to its place in that of the flat parameter.
-fn weight_gradient<M: Machine>(
+fn weight_gradient<M: KernelDevice>(
     machine: &M,
     dy: Matrix<M>,
     x: Matrix<M>,
@@ -39,45 +39,46 @@ fn weight_gradient<M: Machine>(
     dflat: &mut M::Floats,
 ) -> Result<()> {
     let stride = x.cols;
-    machine.multiply(dy.t(), x, Target { floats: dflat, start: weight.at.start, stride, add: false })
+    machine.multiply(dy.t(), x, MatmulTarget { floats: dflat, start: weight.at.start, stride, add: false })
 }
 
 /// Gradients of the input and of the group.
-pub type Gradients<M> = [<M as Machine>::Floats; 2];
+pub type Gradients<M> = [<M as KernelDevice>::Floats; 2];
 
 impl Ffn {
     /// The result and the input of the GELU without its bias, for `count` rows.
-    pub fn forward_on<M: Machine>(
+    pub fn forward_on<M: KernelDevice>(
         &self,
         machine: &M,
-        x: View<M>,
-        flat: View<M>,
+        x: BufferView<M>,
+        flat: BufferView<M>,
         count: usize,
     ) -> Result<[M::Floats; 2]> {
         let (d, f) = (self.width, self.hidden);
         let norm = [part(flat, &self.norm.0), part(flat, &self.norm.1)];
         let normal = rows::layer_norm(machine, x, norm, [count, d], self.eps)?;
-        let input = Matrix::new(View::all(&normal), count, d);
+        let input = Matrix::new(BufferView::all(&normal), count, d);
         let hidden = product(machine, input, weight(flat, &self.fc1.0).t())?;
-        let active = rows::bias_gelu(machine, [View::all(&hidden), part(flat, &self.fc1.1)], [count, f])?;
+        let active =
+            rows::bias_gelu(machine, [BufferView::all(&hidden), part(flat, &self.fc1.1)], [count, f])?;
         let mut y =
-            product(machine, Matrix::new(View::all(&active), count, f), weight(flat, &self.fc2.0).t())?;
+            product(machine, Matrix::new(BufferView::all(&active), count, f), weight(flat, &self.fc2.0).t())?;
         let residual = match self.residual {
             Residual::Raw => x,
-            Residual::Normed => View::all(&normal),
+            Residual::Normed => BufferView::all(&normal),
         };
         rows::add(machine, residual, count * d, &mut y, 0)?;
-        let to = Target { floats: &mut y, start: 0, stride: d, add: true };
+        let to = MatmulTarget { floats: &mut y, start: 0, stride: d, add: true };
         rows::add_bias(machine, part(flat, &self.fc2.1), [count, d], to)?;
         Ok([y, hidden])
     }
 
     /// Gradients for `count` rows and a group of `len` elements; `hidden` is what [`Self::forward_on`] gave.
-    pub fn backward_on<M: Machine>(
+    pub fn backward_on<M: KernelDevice>(
         &self,
         machine: &M,
-        [x, flat, dy]: [View<M>; 3],
-        hidden: View<M>,
+        [x, flat, dy]: [BufferView<M>; 3],
+        hidden: BufferView<M>,
         [count, len]: [usize; 2],
     ) -> Result<Gradients<M>> {
         let (d, f) = (self.width, self.hidden);
@@ -85,35 +86,35 @@ impl Ffn {
         let normal = rows::layer_norm(machine, x, norm, [count, d], self.eps)?;
         let slope = || Matrix::new(dy, count, d);
         let dactive = product(machine, slope(), weight(flat, &self.fc2.0))?;
-        let operands = [hidden, part(flat, &self.fc1.1), View::all(&dactive)];
+        let operands = [hidden, part(flat, &self.fc1.1), BufferView::all(&dactive)];
         let [active, dhidden] = rows::bias_gelu_backward(machine, operands, [count, f])?;
         let mut dflat = machine.zeros(len)?;
-        let inner = || Matrix::new(View::all(&dhidden), count, f);
+        let inner = || Matrix::new(BufferView::all(&dhidden), count, f);
         weight_gradient(
             machine,
             slope(),
-            Matrix::new(View::all(&active), count, f),
+            Matrix::new(BufferView::all(&active), count, f),
             &self.fc2.0,
             &mut dflat,
         )?;
         weight_gradient(
             machine,
             inner(),
-            Matrix::new(View::all(&normal), count, d),
+            Matrix::new(BufferView::all(&normal), count, d),
             &self.fc1.0,
             &mut dflat,
         )?;
         let db2 = rows::column_sums(machine, dy, [count, d])?;
-        rows::add(machine, View::all(&db2), d, &mut dflat, self.fc2.1.start)?;
-        let db1 = rows::column_sums(machine, View::all(&dhidden), [count, f])?;
-        rows::add(machine, View::all(&db1), f, &mut dflat, self.fc1.1.start)?;
+        rows::add(machine, BufferView::all(&db2), d, &mut dflat, self.fc2.1.start)?;
+        let db1 = rows::column_sums(machine, BufferView::all(&dhidden), [count, f])?;
+        rows::add(machine, BufferView::all(&db1), f, &mut dflat, self.fc1.1.start)?;
         let mut dnormal = product(machine, inner(), weight(flat, &self.fc1.0))?;
         if self.residual == Residual::Normed {
             rows::add(machine, dy, count * d, &mut dnormal, 0)?;
         }
         let mut dx = norm_backward(
             machine,
-            [x, norm[0], View::all(&dnormal)],
+            [x, norm[0], BufferView::all(&dnormal)],
             ([count, d], self.eps),
             &self.norm,
             &mut dflat,
@@ -126,26 +127,26 @@ impl Ffn {
 }
 
 /// The gradient of LayerNorm's x; those of its parameters go to their places.
-fn norm_backward<M: Machine>(
+fn norm_backward<M: KernelDevice>(
     machine: &M,
-    operands: [View<M>; 3],
+    operands: [BufferView<M>; 3],
     ([count, width], eps): ([usize; 2], f32),
     norm: &(Range<usize>, Range<usize>),
     dflat: &mut M::Floats,
 ) -> Result<M::Floats> {
     let [dx, sums] = rows::layer_norm_backward(machine, operands, [count, width], eps)?;
-    rows::add(machine, View::all(&sums), width, dflat, norm.0.start)?;
-    rows::add(machine, View { floats: &sums, start: width }, width, dflat, norm.1.start)?;
+    rows::add(machine, BufferView::all(&sums), width, dflat, norm.0.start)?;
+    rows::add(machine, BufferView { floats: &sums, start: width }, width, dflat, norm.1.start)?;
     Ok(dx)
 }
 
 impl Project {
     /// The rows that are projected, if they are normalised first.
-    fn normal_on<M: Machine>(
+    fn normal_on<M: KernelDevice>(
         &self,
         machine: &M,
-        x: View<M>,
-        flat: View<M>,
+        x: BufferView<M>,
+        flat: BufferView<M>,
         count: usize,
     ) -> Result<Option<M::Floats>> {
         let Some((weight, bias)) = &self.norm else { return Ok(None) };
@@ -154,22 +155,22 @@ impl Project {
     }
 
     /// The outputs side by side, for `count` rows.
-    pub fn forward_on<M: Machine>(
+    pub fn forward_on<M: KernelDevice>(
         &self,
         machine: &M,
-        x: View<M>,
-        flat: View<M>,
+        x: BufferView<M>,
+        flat: BufferView<M>,
         count: usize,
     ) -> Result<M::Floats> {
         let normal = self.normal_on(machine, x, flat, count)?;
-        let x = normal.as_ref().map_or(x, View::all);
+        let x = normal.as_ref().map_or(x, BufferView::all);
         let mut y = machine.fresh(count * self.width)?;
         for linear in &self.linears {
             let (start, stride) = (linear.columns.start, self.width);
-            let to = Target { floats: &mut y, start, stride, add: false };
+            let to = MatmulTarget { floats: &mut y, start, stride, add: false };
             machine.multiply(Matrix::new(x, count, self.inp), weight(flat, &linear.weight).t(), to)?;
             if let Some(bias) = &linear.bias {
-                let to = Target { floats: &mut y, start, stride, add: true };
+                let to = MatmulTarget { floats: &mut y, start, stride, add: true };
                 rows::add_bias(machine, part(flat, bias), [count, bias.len()], to)?;
             }
         }
@@ -177,29 +178,29 @@ impl Project {
     }
 
     /// Gradients for `count` rows and a group of `len` elements.
-    pub fn backward_on<M: Machine>(
+    pub fn backward_on<M: KernelDevice>(
         &self,
         machine: &M,
-        [x, flat, dy]: [View<M>; 3],
+        [x, flat, dy]: [BufferView<M>; 3],
         [count, len]: [usize; 2],
     ) -> Result<Gradients<M>> {
         let (inp, width) = (self.inp, self.width);
         let normal = self.normal_on(machine, x, flat, count)?;
-        let input = normal.as_ref().map_or(x, View::all);
+        let input = normal.as_ref().map_or(x, BufferView::all);
         let (mut dx, mut dflat) = (machine.fresh(count * inp)?, machine.zeros(len)?);
         let sums = rows::column_sums(machine, dy, [count, width])?;
         for (index, linear) in self.linears.iter().enumerate() {
             let slope = || Matrix::new(dy, count, width).columns(linear.columns.clone());
-            let to = Target { floats: &mut dx, start: 0, stride: inp, add: index > 0 };
+            let to = MatmulTarget { floats: &mut dx, start: 0, stride: inp, add: index > 0 };
             machine.multiply(slope(), weight(flat, &linear.weight), to)?;
             weight_gradient(machine, slope(), Matrix::new(input, count, inp), &linear.weight, &mut dflat)?;
             if let Some(bias) = &linear.bias {
-                let sums = View { floats: &sums, start: linear.columns.start };
+                let sums = BufferView { floats: &sums, start: linear.columns.start };
                 rows::add(machine, sums, bias.len(), &mut dflat, bias.start)?;
             }
         }
         if let Some(norm) = &self.norm {
-            let operands = [x, part(flat, &norm.0), View::all(&dx)];
+            let operands = [x, part(flat, &norm.0), BufferView::all(&dx)];
             dx = norm_backward(machine, operands, ([count, inp], EPS as f32), norm, &mut dflat)?;
         }
         Ok([dx, dflat])
@@ -208,27 +209,27 @@ impl Project {
 
 impl Output {
     /// residual + x W^T + b, for `count` rows.
-    pub fn forward_on<M: Machine>(
+    pub fn forward_on<M: KernelDevice>(
         &self,
         machine: &M,
-        [x, residual, flat]: [View<M>; 3],
+        [x, residual, flat]: [BufferView<M>; 3],
         count: usize,
     ) -> Result<M::Floats> {
         let out = self.weight.out;
         let mut y = product(machine, Matrix::new(x, count, self.inp), weight(flat, &self.weight).t())?;
         rows::add(machine, residual, count * out, &mut y, 0)?;
         if let Some(bias) = &self.bias {
-            let to = Target { floats: &mut y, start: 0, stride: out, add: true };
+            let to = MatmulTarget { floats: &mut y, start: 0, stride: out, add: true };
             rows::add_bias(machine, part(flat, bias), [count, out], to)?;
         }
         Ok(y)
     }
 
     /// Gradients of x and of the group of `len` elements; that of the residual is `dy`.
-    pub fn backward_on<M: Machine>(
+    pub fn backward_on<M: KernelDevice>(
         &self,
         machine: &M,
-        [x, flat, dy]: [View<M>; 3],
+        [x, flat, dy]: [BufferView<M>; 3],
         [count, len]: [usize; 2],
     ) -> Result<Gradients<M>> {
         let slope = || Matrix::new(dy, count, self.weight.out);
@@ -237,7 +238,7 @@ impl Output {
         weight_gradient(machine, slope(), Matrix::new(x, count, self.inp), &self.weight, &mut dflat)?;
         if let Some(bias) = &self.bias {
             let sums = rows::column_sums(machine, dy, [count, self.weight.out])?;
-            rows::add(machine, View::all(&sums), bias.len(), &mut dflat, bias.start)?;
+            rows::add(machine, BufferView::all(&sums), bias.len(), &mut dflat, bias.start)?;
         }
         Ok([dx, dflat])
     }
@@ -248,7 +249,7 @@ mod tests {
     use candle_core::Tensor;
 
     use super::*;
-    use crate::kernel::Mode;
+    use crate::kernel::KernelMode;
     use crate::kernel::block::tests::{flat, group, shapes};
     use crate::kernel::block::{FfnCall, Projection, ffn, output, project};
     use crate::kernel::cuda::emulated::Emulated;
@@ -286,16 +287,16 @@ mod tests {
             for residual in [Residual::Raw, Residual::Normed] {
                 let inputs = [randn("x", &dims), flat(&shapes)];
                 let run = |x: &[Tensor]| ffn(&x[0], &group(&x[1], &shapes), FfnCall::new(residual, EPS));
-                let want = evaluate(Mode::Fused, &inputs, run).unwrap();
+                let want = evaluate(KernelMode::Fused, &inputs, run).unwrap();
                 let op =
                     Ffn::new(&inputs[0], &group(&inputs[1], &shapes), FfnCall::new(residual, EPS)).unwrap();
                 let [x, flat] = inputs.each_ref().map(floats);
                 let dy = floats(&normal("cotangent", &dims).unwrap());
-                let (x, flat) = (View::all(&x), View::all(&flat));
+                let (x, flat) = (BufferView::all(&x), BufferView::all(&flat));
                 let [y, saved] = op.forward_on(&machine, x, flat, count).unwrap();
                 let lens = [count, flat.floats.len()];
-                let operands = [x, flat, View::all(&dy)];
-                let [dx, dflat] = op.backward_on(&machine, operands, View::all(&saved), lens).unwrap();
+                let operands = [x, flat, BufferView::all(&dy)];
+                let [dx, dflat] = op.backward_on(&machine, operands, BufferView::all(&saved), lens).unwrap();
                 assert_same(&format!("{dims:?} {hidden} {residual:?}"), &[&y, &dx, &dflat], &want);
             }
         }
@@ -317,14 +318,14 @@ mod tests {
                 }
                 let inputs = [randn("x", &dims), flat(&shapes)];
                 let run = |x: &[Tensor]| project(&x[0], &group(&x[1], &shapes), spec, normalise);
-                let want = evaluate(Mode::Fused, &inputs, run).unwrap();
+                let want = evaluate(KernelMode::Fused, &inputs, run).unwrap();
                 let op = Project::new(&inputs[0], &group(&inputs[1], &shapes), spec, normalise).unwrap();
                 let [x, flat] = inputs.each_ref().map(floats);
                 let dy = floats(&normal("cotangent", &[dims[0], dims[1], 2 * out + 3]).unwrap());
-                let (x, flat) = (View::all(&x), View::all(&flat));
+                let (x, flat) = (BufferView::all(&x), BufferView::all(&flat));
                 let y = op.forward_on(&machine, x, flat, count).unwrap();
                 let lens = [count, flat.floats.len()];
-                let [dx, dflat] = op.backward_on(&machine, [x, flat, View::all(&dy)], lens).unwrap();
+                let [dx, dflat] = op.backward_on(&machine, [x, flat, BufferView::all(&dy)], lens).unwrap();
                 assert_same(&format!("{dims:?} {out} {spec:?}"), &[&y, &dx, &dflat], &want);
             }
         }
@@ -341,11 +342,11 @@ mod tests {
                 let to = [dims[0], dims[1], out];
                 let inputs = [randn("x", &dims), randn("residual", &to), flat(shapes)];
                 let run = |x: &[Tensor]| output(&x[0], &x[1], &group(&x[2], shapes), None);
-                let want = evaluate(Mode::Fused, &inputs, run).unwrap();
+                let want = evaluate(KernelMode::Fused, &inputs, run).unwrap();
                 let op = Output::new(&inputs[0], &inputs[1], &group(&inputs[2], shapes), None).unwrap();
                 let [x, residual, flat] = inputs.each_ref().map(floats);
                 let dy = floats(&normal("cotangent", &to).unwrap());
-                let [x, residual, flat, slope] = [&x, &residual, &flat, &dy].map(View::all);
+                let [x, residual, flat, slope] = [&x, &residual, &flat, &dy].map(BufferView::all);
                 let y = op.forward_on(&machine, [x, residual, flat], count).unwrap();
                 let lens = [count, flat.floats.len()];
                 let [dx, dflat] = op.backward_on(&machine, [x, flat, slope], lens).unwrap();

@@ -1,6 +1,6 @@
 //! The halves of a transformer block, each one operation: projections, output, feed-forward.
 //!
-//! Weights come as one [`Group`], because a candle custom op takes three tensors at most, and because one
+//! Weights come as one [`ParamGroup`], because a candle custom op takes three tensors at most, and because one
 //! flat gradient per group spares an addition per weight.
 
 #[cfg(any(feature = "cuda", test))]
@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use candle_core::{Result, Tensor, bail};
 
-use super::group::Group;
+use super::group::ParamGroup;
 use super::norm::EPS;
 use super::{activation, linear, norm, tape};
 
@@ -40,7 +40,7 @@ impl Projection {
         if self.bias { 2 } else { 1 }
     }
 
-    fn check(self, group: &Group, normalise: bool) -> Result<()> {
+    fn check(self, group: &ParamGroup, normalise: bool) -> Result<()> {
         if group.parts.len() != self.first() + self.stride() * self.outputs || (normalise && !self.norm) {
             bail!("a group of {} parts does not fit {self:?}", group.parts.len());
         }
@@ -53,7 +53,7 @@ impl Projection {
 ///
 /// # Errors
 /// A group that does not fit `spec`.
-pub fn project(x: &Tensor, group: &Group, spec: Projection, normalise: bool) -> Result<Tensor> {
+pub fn project(x: &Tensor, group: &ParamGroup, spec: Projection, normalise: bool) -> Result<Tensor> {
     if fused(x, group) {
         let op = project::Project::new(x, group, spec, normalise)?;
         return tape::apply(&[&x.contiguous()?, &group.flat], op);
@@ -65,7 +65,7 @@ pub fn project(x: &Tensor, group: &Group, spec: Projection, normalise: bool) -> 
 ///
 /// # Errors
 /// A group that does not fit `spec`.
-pub fn project_composed(x: &Tensor, group: &Group, spec: Projection, normalise: bool) -> Result<Tensor> {
+pub fn project_composed(x: &Tensor, group: &ParamGroup, spec: Projection, normalise: bool) -> Result<Tensor> {
     spec.check(group, normalise)?;
     let x = if normalise { &norm::layer_norm(x, &group.part(0)?, &group.part(1)?, EPS)? } else { x };
     let outputs = (0..spec.outputs).map(|index| {
@@ -83,7 +83,7 @@ pub type Scales<'a> = Option<&'a [f32]>;
 ///
 /// # Errors
 /// Shapes that do not fit.
-pub fn output(x: &Tensor, residual: &Tensor, group: &Group, scales: Scales) -> Result<Tensor> {
+pub fn output(x: &Tensor, residual: &Tensor, group: &ParamGroup, scales: Scales) -> Result<Tensor> {
     if fused(x, group) && (scales.is_none() || x.device().is_cpu()) {
         let op = output::Output::new(x, residual, group, scales)?;
         return tape::apply(&[&x.contiguous()?, &residual.contiguous()?, &group.flat], op);
@@ -95,7 +95,7 @@ pub fn output(x: &Tensor, residual: &Tensor, group: &Group, scales: Scales) -> R
 ///
 /// # Errors
 /// Shapes that do not fit.
-pub fn output_composed(x: &Tensor, residual: &Tensor, group: &Group, scales: Scales) -> Result<Tensor> {
+pub fn output_composed(x: &Tensor, residual: &Tensor, group: &ParamGroup, scales: Scales) -> Result<Tensor> {
     let bias = if group.parts.len() > 1 { Some(group.part(1)?) } else { None };
     residual + scaled(linear::composed(x, &group.part(0)?, bias.as_ref())?, scales)?
 }
@@ -166,7 +166,7 @@ impl FfnCall<'_> {
 ///
 /// # Errors
 /// Shapes that do not fit.
-pub fn ffn(x: &Tensor, group: &Group, call: FfnCall) -> Result<Tensor> {
+pub fn ffn(x: &Tensor, group: &ParamGroup, call: FfnCall) -> Result<Tensor> {
     if fused(x, group) && (call.scales.is_none() || x.device().is_cpu()) {
         return tape::apply(&[&x.contiguous()?, &group.flat], ffn::Ffn::new(x, group, call)?);
     }
@@ -177,7 +177,7 @@ pub fn ffn(x: &Tensor, group: &Group, call: FfnCall) -> Result<Tensor> {
 ///
 /// # Errors
 /// Shapes that do not fit.
-pub fn ffn_composed(x: &Tensor, group: &Group, call: FfnCall) -> Result<Tensor> {
+pub fn ffn_composed(x: &Tensor, group: &ParamGroup, call: FfnCall) -> Result<Tensor> {
     let normal = norm::layer_norm(x, &group.part(0)?, &group.part(1)?, call.eps)?;
     let hidden = linear::composed(&normal, &group.part(2)?, Some(&group.part(3)?))?;
     let hidden = activation::gelu(&hidden)?;
@@ -189,7 +189,7 @@ pub fn ffn_composed(x: &Tensor, group: &Group, call: FfnCall) -> Result<Tensor> 
 }
 
 /// Whether fused kernels take these operands.
-fn fused(x: &Tensor, group: &Group) -> bool {
+fn fused(x: &Tensor, group: &ParamGroup) -> bool {
     super::fused(x) && group.flat.is_contiguous()
 }
 
@@ -201,7 +201,7 @@ struct Weight {
 }
 
 /// The weight that is part `index` of `group`, for inputs of width `inp`.
-fn weight(group: &Group, index: usize, inp: usize) -> Result<Weight> {
+fn weight(group: &ParamGroup, index: usize, inp: usize) -> Result<Weight> {
     match group.parts.get(index) {
         Some(part) if part.shape.len() == 2 && part.shape[1] == inp => {
             Ok(Weight { at: part.offset..part.offset + part.len(), out: part.shape[0] })
@@ -211,7 +211,7 @@ fn weight(group: &Group, index: usize, inp: usize) -> Result<Weight> {
 }
 
 /// Where the vector of `len` elements lies that is part `index` of `group`.
-fn vector(group: &Group, index: usize, len: usize) -> Result<Range<usize>> {
+fn vector(group: &ParamGroup, index: usize, len: usize) -> Result<Range<usize>> {
     match group.parts.get(index) {
         Some(part) if part.shape == [len] => Ok(part.offset..part.offset + len),
         part => bail!("part {index} of a group should be a vector of {len}, not {part:?}"),
@@ -223,18 +223,18 @@ mod tests {
     use candle_core::{DType, Device};
 
     use super::*;
-    use crate::kernel::group::Part;
+    use crate::kernel::group::ParamPart;
     use crate::kernel::testing::{check, randn};
 
     /// A group around `flat` with parts of the given shapes.
-    pub(super) fn group(flat: &Tensor, shapes: &[Vec<usize>]) -> Group {
+    pub(super) fn group(flat: &Tensor, shapes: &[Vec<usize>]) -> ParamGroup {
         let mut offset = 0;
         let parts = shapes.iter().map(|shape| {
-            let part = Part { name: String::new(), shape: shape.clone(), offset };
+            let part = ParamPart { name: String::new(), shape: shape.clone(), offset };
             offset += part.len();
             part
         });
-        Group { parts: parts.collect(), flat: flat.clone() }
+        ParamGroup { parts: parts.collect(), flat: flat.clone() }
     }
 
     pub(super) fn flat(shapes: &[Vec<usize>]) -> Tensor {

@@ -15,8 +15,8 @@ use crate::kernel::cpu::par::{self, Chunks};
 use crate::kernel::cpu::{self, rows};
 #[cfg(feature = "cuda")]
 use crate::kernel::cuda::tensors;
-use crate::kernel::group::Group;
-use crate::kernel::op::{self, Op, Out};
+use crate::kernel::group::ParamGroup;
+use crate::kernel::op::{self, FusedOp, SavedOutput};
 
 /// residual + scale (x W^T + b).
 pub(super) struct Output {
@@ -27,7 +27,7 @@ pub(super) struct Output {
 }
 
 impl Output {
-    pub(super) fn new(x: &Tensor, residual: &Tensor, group: &Group, scales: Scales) -> Result<Self> {
+    pub(super) fn new(x: &Tensor, residual: &Tensor, group: &ParamGroup, scales: Scales) -> Result<Self> {
         let (count, inp) = cpu::matrix_dims(x.dims())?;
         let weight = weight(group, 0, inp)?;
         if residual.elem_count() != count * weight.out {
@@ -39,7 +39,7 @@ impl Output {
     }
 }
 
-impl Op for Output {
+impl FusedOp for Output {
     fn name(&self) -> &'static str {
         "output"
     }
@@ -76,7 +76,7 @@ impl Op for Output {
         })
     }
 
-    fn backward(&self, operands: &[&Tensor], _: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, operands: &[&Tensor], _: SavedOutput, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let [x, _, flat] = op::operands(operands)?;
         #[cfg(feature = "cuda")]
         if x.device().is_cuda() {

@@ -15,9 +15,9 @@ use crate::kernel::cpu::par::{self, Chunks};
 use crate::kernel::cpu::{self, rows};
 #[cfg(feature = "cuda")]
 use crate::kernel::cuda::tensors;
-use crate::kernel::group::Group;
+use crate::kernel::group::ParamGroup;
 use crate::kernel::norm::EPS;
-use crate::kernel::op::{self, Op, Out};
+use crate::kernel::op::{self, FusedOp, SavedOutput};
 
 /// One of the linear layers and the columns it writes.
 pub(super) struct Linear {
@@ -37,7 +37,7 @@ pub(super) struct Project {
 }
 
 impl Project {
-    pub(super) fn new(x: &Tensor, group: &Group, spec: Projection, normalise: bool) -> Result<Self> {
+    pub(super) fn new(x: &Tensor, group: &ParamGroup, spec: Projection, normalise: bool) -> Result<Self> {
         spec.check(group, normalise)?;
         let (_, inp) = cpu::matrix_dims(x.dims())?;
         let norm = if normalise { Some((vector(group, 0, inp)?, vector(group, 1, inp)?)) } else { None };
@@ -136,7 +136,7 @@ impl Project {
     }
 }
 
-impl Op for Project {
+impl FusedOp for Project {
     fn name(&self) -> &'static str {
         "project"
     }
@@ -152,7 +152,7 @@ impl Op for Project {
         tensors::forward(operands, shape, |device, [x, flat]| self.forward_on(device, x, flat, count))
     }
 
-    fn backward(&self, operands: &[&Tensor], _: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, operands: &[&Tensor], _: SavedOutput, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let [x, flat] = op::operands(operands)?;
         #[cfg(feature = "cuda")]
         if x.device().is_cuda() {

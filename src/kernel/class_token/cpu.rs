@@ -6,7 +6,7 @@ use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 
 use crate::kernel::cpu::jobs::build_jobs;
 use crate::kernel::cpu::{self, math};
-use crate::kernel::op::{self, Op, Out};
+use crate::kernel::op::{self, FusedOp, SavedOutput};
 
 /// The class token of every sample over `out` [b, n, heads * d] and its own row [b, 1, count * heads * d].
 pub struct ClassToken {
@@ -166,7 +166,7 @@ crate::simd_fn! {
     }
 }
 
-impl Op for ClassToken {
+impl FusedOp for ClassToken {
     fn name(&self) -> &'static str {
         "class-token"
     }
@@ -178,11 +178,11 @@ impl Op for ClassToken {
         Ok((out, (b, 1, self.width()).into()))
     }
 
-    fn reads_out(&self) -> bool {
+    fn needs_output(&self) -> bool {
         true
     }
 
-    fn backward(&self, operands: &[&Tensor], out: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, operands: &[&Tensor], out: SavedOutput, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let [rows, cls] = op::operands(operands)?;
         let out = op::result(out)?;
         let [drows, dcls] = cpu::with_slices([rows, cls, out, grad], |[data, cls, out, grad]| {

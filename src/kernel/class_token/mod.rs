@@ -10,7 +10,7 @@ mod tests;
 use candle_core::{DType, Result, Tensor, bail};
 
 use super::attend::{Attend, attend};
-use super::heads::{Heads, Parts, Qkv, merge};
+use super::heads::{Heads, PackedLayout, Qkv, merge};
 use super::norm_parts::flags;
 use super::{fused_cpu, tape};
 use crate::pattern::{Pattern, Rule};
@@ -34,7 +34,7 @@ pub fn class_token(out: &Heads, cls: &Qkv, mask: Option<&Tensor>, scale: f64) ->
     }
     let rows = out.merged()?;
     let (cls, parts) = packed(cls)?;
-    let Parts { q: Some(q), k: Some(k), v: Some(v), count } = parts else {
+    let PackedLayout { q: Some(q), k: Some(k), v: Some(v), count } = parts else {
         bail!("the class token needs a query, a key and a value");
     };
     if rows.dims()[0] != b || rows.dim(2)? != heads * d {
@@ -47,10 +47,13 @@ pub fn class_token(out: &Heads, cls: &Qkv, mask: Option<&Tensor>, scale: f64) ->
 }
 
 /// The class token's projections as one row [b, 1, count * e].
-fn packed(cls: &Qkv) -> Result<(Tensor, Parts)> {
+fn packed(cls: &Qkv) -> Result<(Tensor, PackedLayout)> {
     match cls {
         Qkv::Packed { rows, parts, .. } => Ok((rows.clone(), *parts)),
-        _ => Ok((Tensor::cat(&[merge(&cls.q()?)?, merge(&cls.k()?)?, merge(&cls.v()?)?], 2)?, Parts::QKV)),
+        _ => Ok((
+            Tensor::cat(&[merge(&cls.q()?)?, merge(&cls.k()?)?, merge(&cls.v()?)?], 2)?,
+            PackedLayout::QKV,
+        )),
     }
 }
 

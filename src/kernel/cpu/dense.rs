@@ -1,7 +1,7 @@
 //! Linear layers y = x W^T + b with W [out, inp] on row-major slices.
 
 use super::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
-use super::products::{Products, products};
+use super::matmul_format::{MatmulFormat, matmul_format};
 use super::transpose::transpose;
 use super::{bf16, par};
 
@@ -95,7 +95,7 @@ impl Panels {
 
 /// Whether factors are packed as pairs of bf16.
 pub fn is_packed() -> bool {
-    products() == Products::Bf16 && bf16::is_native()
+    matmul_format() == MatmulFormat::Bf16 && bf16::is_native()
 }
 
 /// Floats that hold the packed rows of all `chunks` of a matrix `width` columns wide, as [`WeightGradient::add_packed`] takes

@@ -1,8 +1,8 @@
 //! Matrix products in the number format of the process: in f32, or of operands rounded to bf16.
 
 use super::bf16;
+use super::matmul_format::{MatmulFormat, matmul_format};
 pub use super::matrix::{Mat, MatMut, Threads, gemm_exact};
-use super::products::{Products, products};
 
 /// Lets every thread of the pool make a product. The first one of a thread allocates working memory that it keeps (about
 /// a megabyte): without this it is chance when, and whether, a thread does.
@@ -15,14 +15,14 @@ pub fn warm() {
     });
 }
 
-/// c = alpha a b, in the format of [`products`].
+/// c = alpha a b, in the format of [`matmul_format`].
 ///
 /// Each element is summed in an order that depends on the shapes only. Panics if the shapes do not fit.
 pub fn gemm(c: MatMut, a: Mat, b: Mat, alpha: f32, threads: Threads) {
     call(c, a, b, alpha, None, threads);
 }
 
-/// c = alpha a b + beta c, in the format of [`products`].
+/// c = alpha a b + beta c, in the format of [`matmul_format`].
 ///
 /// Panics if the shapes do not fit.
 pub fn gemm_add(c: MatMut, a: Mat, b: Mat, alpha: f32, beta: f32, threads: Threads) {
@@ -30,9 +30,9 @@ pub fn gemm_add(c: MatMut, a: Mat, b: Mat, alpha: f32, beta: f32, threads: Threa
 }
 
 fn call(c: MatMut, a: Mat, b: Mat, alpha: f32, beta: Option<f32>, threads: Threads) {
-    match products() {
-        Products::F32 => gemm_exact(c, a, b, alpha, beta, threads),
-        Products::Bf16 => bf16::gemm(c, a, b, alpha, beta),
+    match matmul_format() {
+        MatmulFormat::F32 => gemm_exact(c, a, b, alpha, beta, threads),
+        MatmulFormat::Bf16 => bf16::gemm(c, a, b, alpha, beta),
     }
 }
 

@@ -104,7 +104,7 @@ pub enum Threads {
     All,
 }
 
-/// c = alpha a b, or alpha a b + beta c, in f32 whatever the format of [`products`](super::products::products).
+/// c = alpha a b, or alpha a b + beta c, in f32 whatever the format of [`matmul_format`](super::matmul_format::matmul_format).
 ///
 /// Panics if the shapes do not fit.
 pub fn gemm_exact(c: MatMut, a: Mat, b: Mat, alpha: f32, beta: Option<f32>, threads: Threads) {

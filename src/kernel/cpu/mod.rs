@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`matrix`] | checked views of matrices and their product in f32, one thread or all |
 //! | [`gemm`] | matrix products in the number format of the process |
-//! | [`products`] | the number format of matrix products |
+//! | [`matmul_format`] | the number format of matrix products |
 //! | [`bf16`] | matrix products of operands rounded to bf16 |
 //! | [`compact`] | tensors that wait as bf16 |
 //! | [`simd`] | vector arithmetic for the processor at hand, and [`simd_fn!`](crate::simd_fn) |
@@ -31,12 +31,12 @@ pub mod gemm;
 pub mod jobs;
 pub mod layers;
 pub mod math;
+pub mod matmul_format;
 #[allow(unsafe_code)]
 pub mod matrix;
 #[allow(unsafe_code)]
 pub mod par;
 pub mod pieces;
-pub mod products;
 pub mod rates;
 pub mod rows;
 #[allow(unsafe_code)]

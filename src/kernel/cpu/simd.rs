@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 pub use pulp::{Arch, Simd, WithSimd};
 
-use crate::device::simd::{Level, level};
+use crate::device::simd::{SimdLevel, level};
 
 /// The vector instructions of this process ([`level`]).
 #[inline]
@@ -18,11 +18,11 @@ pub fn arch() -> Arch {
 }
 
 /// The instructions of `level`, which the processor has.
-fn of(level: Level) -> Arch {
+fn of(level: SimdLevel) -> Arch {
     match level {
-        Level::None => Arch::Scalar,
+        SimdLevel::None => Arch::Scalar,
         #[cfg(target_arch = "x86_64")]
-        Level::Avx2 => pulp::x86::V3::try_new().map_or(Arch::Scalar, Arch::V3),
+        SimdLevel::Avx2 => pulp::x86::V3::try_new().map_or(Arch::Scalar, Arch::V3),
         _ => Arch::new(),
     }
 }
@@ -84,10 +84,10 @@ mod tests {
 
     #[test]
     fn a_limit_narrows_the_vectors() {
-        assert_eq!(of(Level::None).dispatch(Width), size_of::<f32>());
+        assert_eq!(of(SimdLevel::None).dispatch(Width), size_of::<f32>());
         #[cfg(target_arch = "x86_64")]
-        if level() >= Level::Avx2 {
-            assert_eq!(of(Level::Avx2).dispatch(Width), 32);
+        if level() >= SimdLevel::Avx2 {
+            assert_eq!(of(SimdLevel::Avx2).dispatch(Width), 32);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Transposes of row-major matrices.
 
 #[cfg(target_arch = "x86_64")]
-use crate::device::simd::{Level, level};
+use crate::device::simd::{SimdLevel, level};
 
 /// Rows and columns of a tile: a cache line.
 const TILE: usize = 16;
@@ -15,7 +15,7 @@ type Tile = [[f32; TILE]; TILE];
 pub fn transpose(x: &[f32], rows: usize, width: usize, y: &mut [f32]) {
     let matrix = Matrix { x, rows, width, y };
     #[cfg(target_arch = "x86_64")]
-    if let Some(simd) = pulp::x86::V4::try_new().filter(|_| level() >= Level::Avx512) {
+    if let Some(simd) = pulp::x86::V4::try_new().filter(|_| level() >= SimdLevel::Avx512) {
         pulp::Simd::vectorize(simd, wide::Wide(matrix, simd));
         return;
     }

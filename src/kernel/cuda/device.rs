@@ -16,7 +16,7 @@ use candle_core::cuda_backend::cudarc::nvrtc::{CompileOptions, compile_ptx_with_
 use candle_core::cuda_backend::{CudaDevice, gemm_reduced_precision_f32};
 use candle_core::{Error, Result, bail};
 
-use super::{Arg, Launch, Machine, Matrix, Module, THREADS, Target};
+use super::{Arg, KernelDevice, Launch, MatmulTarget, Matrix, Module, THREADS};
 
 /// Compiled modules by name, defines and architecture.
 static COMPILED: Mutex<Option<HashMap<String, String>>> = Mutex::new(None);
@@ -49,7 +49,7 @@ fn some<T: Copy + Default>(words: &[T]) -> Vec<T> {
     if words.is_empty() { vec![T::default()] } else { words.to_vec() }
 }
 
-impl Machine for CudaDevice {
+impl KernelDevice for CudaDevice {
     type Floats = CudaSlice<f32>;
     type Ints = CudaSlice<i32>;
     type Longs = CudaSlice<i64>;
@@ -71,7 +71,7 @@ impl Machine for CudaDevice {
         self.clone_htod(&some(words))
     }
 
-    fn multiply(&self, a: Matrix<Self>, b: Matrix<Self>, to: Target<Self>) -> Result<()> {
+    fn multiply(&self, a: Matrix<Self>, b: Matrix<Self>, to: MatmulTarget<Self>) -> Result<()> {
         let ((m, k), (inner, n)) = (a.dims(), b.dims());
         let reach = if m * n == 0 { 0 } else { (m - 1) * to.stride + n };
         let inside = |matrix: &Matrix<Self>| matrix.view.start + matrix.extent() <= matrix.view.floats.len();

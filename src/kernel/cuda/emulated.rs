@@ -1,4 +1,4 @@
-//! The CPU as a [`Machine`]: sources compiled by the C compiler, every CUDA thread a thread of the system.
+//! The CPU as a [`KernelDevice`]: sources compiled by the C compiler, every CUDA thread a thread of the system.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -10,7 +10,7 @@ use candle_core::Result;
 use libloading::Library;
 use tempfile::TempDir;
 
-use super::{Arg, Launch, Machine, Matrix, Module, Target};
+use super::{Arg, KernelDevice, Launch, MatmulTarget, Matrix, Module};
 
 /// Compiles and runs kernels on this computer.
 pub struct Emulated {
@@ -89,7 +89,7 @@ fn build(folder: &Path, module: &Module, stem: &str) -> Built {
     Built { library, functions }
 }
 
-impl Machine for Emulated {
+impl KernelDevice for Emulated {
     type Floats = Vec<f32>;
     type Ints = Vec<i32>;
     type Longs = Vec<i64>;
@@ -111,7 +111,7 @@ impl Machine for Emulated {
         Ok(words.to_vec())
     }
 
-    fn multiply(&self, a: Matrix<Self>, b: Matrix<Self>, to: Target<Self>) -> Result<()> {
+    fn multiply(&self, a: Matrix<Self>, b: Matrix<Self>, to: MatmulTarget<Self>) -> Result<()> {
         let ((m, k), (inner, n)) = (a.dims(), b.dims());
         assert_eq!(k, inner, "a product [{m}, {k}] x [{inner}, {n}]");
         let at = |matrix: &Matrix<Self>, i: usize, j: usize| {
@@ -171,7 +171,7 @@ impl Machine for Emulated {
 fn a_wrong_argument_is_found() {
     let (x, mut y) = (vec![1.0], vec![0.0]);
     let launch = Launch { module: super::rows::MODULE, kernel: "gelu", grid: [1, 1, 1], shared: 0 };
-    let arguments = vec![Arg::In(super::View::all(&x)), Arg::Int(1), Arg::Out(&mut y)];
+    let arguments = vec![Arg::In(super::BufferView::all(&x)), Arg::Int(1), Arg::Out(&mut y)];
     Emulated::default().launch(&launch, arguments).unwrap();
 }
 

@@ -1,6 +1,6 @@
 //! CUDA kernels: C functions compiled at run time, and what launches them.
 //!
-//! Launching code is written once, over a [`Machine`]: a CUDA device, or in the tests the CPU, which compiles the same
+//! Launching code is written once, over a [`KernelDevice`]: a CUDA device, or in the tests the CPU, which compiles the same
 //! sources with the C compiler, runs them thread by thread and holds every argument against the function's signature.
 
 #[cfg(feature = "cuda")]
@@ -42,9 +42,9 @@ pub struct Launch<'a> {
 }
 
 /// An argument of a kernel.
-pub enum Arg<'a, M: Machine> {
+pub enum Arg<'a, M: KernelDevice> {
     /// `const float *`
-    In(View<'a, M>),
+    In(BufferView<'a, M>),
     /// `float *`
     Out(&'a mut M::Floats),
     /// `const int *`, or structs of such
@@ -60,22 +60,22 @@ pub enum Arg<'a, M: Machine> {
 }
 
 /// Floats of a buffer from one on.
-pub struct View<'a, M: Machine> {
+pub struct BufferView<'a, M: KernelDevice> {
     /// The buffer.
     pub floats: &'a M::Floats,
     /// Its first float that belongs to the view.
     pub start: usize,
 }
 
-impl<M: Machine> Clone for View<'_, M> {
+impl<M: KernelDevice> Clone for BufferView<'_, M> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<M: Machine> Copy for View<'_, M> {}
+impl<M: KernelDevice> Copy for BufferView<'_, M> {}
 
-impl<'a, M: Machine> View<'a, M> {
+impl<'a, M: KernelDevice> BufferView<'a, M> {
     /// All of a buffer.
     pub fn all(floats: &'a M::Floats) -> Self {
         Self { floats, start: 0 }
@@ -83,9 +83,9 @@ impl<'a, M: Machine> View<'a, M> {
 }
 
 /// A row-major matrix in a buffer, perhaps transposed.
-pub struct Matrix<'a, M: Machine> {
+pub struct Matrix<'a, M: KernelDevice> {
     /// From its first element on.
-    pub view: View<'a, M>,
+    pub view: BufferView<'a, M>,
     /// Rows, as stored.
     pub rows: usize,
     /// Columns, as stored.
@@ -96,16 +96,16 @@ pub struct Matrix<'a, M: Machine> {
     pub turned: bool,
 }
 
-impl<'a, M: Machine> Matrix<'a, M> {
+impl<'a, M: KernelDevice> Matrix<'a, M> {
     /// Rows of `cols` elements, one after another.
-    pub fn new(view: View<'a, M>, rows: usize, cols: usize) -> Self {
+    pub fn new(view: BufferView<'a, M>, rows: usize, cols: usize) -> Self {
         Self { view, rows, cols, stride: cols, turned: false }
     }
 
     /// Some of the columns, as stored.
     #[must_use]
     pub fn columns(self, range: std::ops::Range<usize>) -> Self {
-        let view = View { start: self.view.start + range.start, ..self.view };
+        let view = BufferView { start: self.view.start + range.start, ..self.view };
         Self { view, cols: range.len(), ..self }
     }
 
@@ -127,7 +127,7 @@ impl<'a, M: Machine> Matrix<'a, M> {
 }
 
 /// Where a product goes.
-pub struct Target<'a, M: Machine> {
+pub struct MatmulTarget<'a, M: KernelDevice> {
     /// The buffer.
     pub floats: &'a mut M::Floats,
     /// Its first element that is written.
@@ -139,7 +139,7 @@ pub struct Target<'a, M: Machine> {
 }
 
 /// Something that holds buffers and runs kernels on them, in the order in which they are launched.
-pub trait Machine: Sized {
+pub trait KernelDevice: Sized {
     /// Buffer of f32.
     type Floats;
     /// Buffer of i32.
@@ -163,7 +163,7 @@ pub trait Machine: Sized {
     ///
     /// # Errors
     /// Shapes that do not fit, matrices outside their buffers.
-    fn multiply(&self, a: Matrix<Self>, b: Matrix<Self>, to: Target<Self>) -> Result<()>;
+    fn multiply(&self, a: Matrix<Self>, b: Matrix<Self>, to: MatmulTarget<Self>) -> Result<()>;
 
     /// Starts a kernel; a grid without blocks is nothing to do.
     ///

@@ -5,15 +5,15 @@ use candle_core::cuda_backend::{CudaDevice, CudaStorage};
 use candle_core::op::BackpropOp;
 use candle_core::{Error, Layout, Result, Shape, Storage, Tensor, bail};
 
-use super::View;
+use super::BufferView;
 
 /// The floats of a contiguous f32 operand.
 ///
 /// # Errors
 /// Another type, or a layout with gaps: the caller must have called `contiguous`.
-pub fn view<'a>(storage: &'a CudaStorage, layout: &Layout) -> Result<View<'a, CudaDevice>> {
+pub fn view<'a>(storage: &'a CudaStorage, layout: &Layout) -> Result<BufferView<'a, CudaDevice>> {
     match layout.contiguous_offsets() {
-        Some((start, _)) => Ok(View { floats: storage.as_cuda_slice::<f32>()?, start }),
+        Some((start, _)) => Ok(BufferView { floats: storage.as_cuda_slice::<f32>()?, start }),
         None => bail!("a CUDA kernel was given a strided operand of layout {layout:?}"),
     }
 }
@@ -25,7 +25,7 @@ pub fn view<'a>(storage: &'a CudaStorage, layout: &Layout) -> Result<View<'a, Cu
 pub fn forward<const N: usize>(
     operands: &[(&CudaStorage, &Layout)],
     shape: impl Into<Shape>,
-    f: impl FnOnce(&CudaDevice, [View<CudaDevice>; N]) -> Result<CudaSlice<f32>>,
+    f: impl FnOnce(&CudaDevice, [BufferView<CudaDevice>; N]) -> Result<CudaSlice<f32>>,
 ) -> Result<(CudaStorage, Shape)> {
     let device = &operands[0].0.device;
     let mut views = Vec::with_capacity(N);
@@ -42,7 +42,7 @@ pub fn forward<const N: usize>(
 /// Another device, another type, a layout with gaps, or what `f` returns.
 pub fn with_views<T, const N: usize>(
     tensors: [&Tensor; N],
-    f: impl FnOnce(&CudaDevice, [View<CudaDevice>; N]) -> Result<T>,
+    f: impl FnOnce(&CudaDevice, [BufferView<CudaDevice>; N]) -> Result<T>,
 ) -> Result<T> {
     let guards = tensors.map(Tensor::storage_and_layout);
     let mut views = Vec::with_capacity(N);
@@ -62,7 +62,7 @@ pub fn with_views<T, const N: usize>(
 /// Another device, another type, a layout with gaps, or what `f` returns.
 pub fn gradients(
     operands: [&Tensor; 3],
-    f: impl FnOnce(&CudaDevice, [View<CudaDevice>; 3]) -> Result<[CudaSlice<f32>; 2]>,
+    f: impl FnOnce(&CudaDevice, [BufferView<CudaDevice>; 3]) -> Result<[CudaSlice<f32>; 2]>,
 ) -> Result<[Option<Tensor>; 2]> {
     let [first, second, _] = operands;
     with_views(operands, |device, views| {
@@ -72,7 +72,7 @@ pub fn gradients(
 }
 
 /// The first `len` floats of a view, in a buffer of their own.
-pub fn copy(device: &CudaDevice, view: View<CudaDevice>, len: usize) -> Result<CudaSlice<f32>> {
+pub fn copy(device: &CudaDevice, view: BufferView<CudaDevice>, len: usize) -> Result<CudaSlice<f32>> {
     let floats = view.floats.slice(view.start..view.start + len);
     device.cuda_stream().clone_dtod(&floats).map_err(Error::wrap)
 }

@@ -9,7 +9,7 @@ use crate::kernel::heads::{Heads, Qkv};
 
 /// What is carried from token to token: sum_j w_j phi(k_j) [v_j, 1]^T, and for FAVOR+ the maximum that features are shifted by.
 #[derive(Clone, Debug)]
-pub struct Sums {
+pub struct LinearState {
     sums: Tensor,          // [b, h, f, d + 1]
     shift: Option<Tensor>, // [b, h, 1, 1]
 }
@@ -24,7 +24,12 @@ pub fn recurrent(call: &LinearAttention) -> bool {
 ///
 /// # Errors
 /// Shapes that do not fit together; a call that is not [`recurrent`]; a position behind cosFormer's M.
-pub fn step(qkv: &Qkv, call: &LinearAttention, carried: &mut Option<Sums>, position: usize) -> Result<Heads> {
+pub fn step(
+    qkv: &Qkv,
+    call: &LinearAttention,
+    carried: &mut Option<LinearState>,
+    position: usize,
+) -> Result<Heads> {
     let (q, k, v) = (qkv.q()?.contiguous()?, qkv.k()?.contiguous()?, qkv.v()?.contiguous()?);
     let (b, h, n, d) = v.dims4()?;
     if n != 1 || !recurrent(call) {
@@ -42,7 +47,7 @@ pub fn step(qkv: &Qkv, call: &LinearAttention, carried: &mut Option<Sums>, posit
         }
     };
     let all = q.matmul(&sums)?;
-    *carried = Some(Sums { sums, shift });
+    *carried = Some(LinearState { sums, shift });
     Ok(Heads::Split(divide(&all.narrow(3, 0, d)?, &all.narrow(3, d, 1)?, call.guard)?))
 }
 
@@ -50,7 +55,7 @@ pub fn step(qkv: &Qkv, call: &LinearAttention, carried: &mut Option<Sums>, posit
 fn features(
     call: &LinearAttention,
     (q, k): (&Tensor, &Tensor),
-    carried: Option<&Sums>,
+    carried: Option<&LinearState>,
     position: usize,
 ) -> Result<(Mapped, Option<Tensor>)> {
     match &call.features {

@@ -4,7 +4,7 @@ use std::f64::consts::FRAC_PI_2;
 
 use candle_core::{D, Result, Tensor};
 
-use super::{Activation, Favor, Features, LinearAttention, RandomKernel};
+use super::{Favor, FeatureActivation, Features, LinearAttention, RandomKernel};
 
 /// A logit that no exponential survives.
 const HIDDEN: f64 = -1e30;
@@ -60,7 +60,7 @@ pub(super) fn map(call: &LinearAttention, q: &Tensor, k: &Tensor, mask: Option<&
                 let p = unit(x, *norm_eps)?.broadcast_matmul(&weight.transpose(1, 2)?.contiguous()?)?;
                 let y = match kernel {
                     RandomKernel::Gaussian => Tensor::cat(&[p.sin()?, p.cos()?], 3)?,
-                    RandomKernel::ArcCos => activate(&p, Activation::Relu)?,
+                    RandomKernel::ArcCos => activate(&p, FeatureActivation::Relu)?,
                 };
                 y * *scale
             };
@@ -76,13 +76,13 @@ fn hide(features: Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
     }
 }
 
-fn activate(x: &Tensor, activation: Activation) -> Result<Tensor> {
+fn activate(x: &Tensor, activation: FeatureActivation) -> Result<Tensor> {
     let above = || x.gt(0.0)?.to_dtype(x.dtype());
     match activation {
-        Activation::Identity => Ok(x.clone()),
-        Activation::Relu => x * above()?,
-        Activation::LeakyRelu(slope) => x * above()?.affine(1.0 - slope, slope)?,
-        Activation::Elu1 => {
+        FeatureActivation::Identity => Ok(x.clone()),
+        FeatureActivation::Relu => x * above()?,
+        FeatureActivation::LeakyRelu(slope) => x * above()?.affine(1.0 - slope, slope)?,
+        FeatureActivation::Elu1 => {
             let high = (x * above()?)?; // max(x, 0)
             let low = (x - &high)?.exp()?; // exp(min(x, 0)), which is 1 where x > 0
             high + low

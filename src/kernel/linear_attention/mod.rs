@@ -22,7 +22,7 @@ pub use composed::composed;
 
 /// An elementwise feature map.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Activation {
+pub enum FeatureActivation {
     /// max(x, 0), derivative 0 at 0.
     Relu,
     /// x.
@@ -48,7 +48,7 @@ pub enum Features {
     /// An activation per entry.
     Elementwise {
         /// The activation.
-        activation: Activation,
+        activation: FeatureActivation,
         /// cosFormer's M: every pair is weighted by cos(pi/2 (i - j) / M), that is the features are
         /// [phi sin a_i, phi cos a_i] with a_i = pi (i + 1) / (2 M).
         reweight: Option<usize>,

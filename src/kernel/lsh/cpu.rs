@@ -16,7 +16,7 @@ use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
 use crate::kernel::cpu::par::{self, build_with, zeros};
 use crate::kernel::cpu::{gradient, slices, with_slices};
 use crate::kernel::heads::{Heads, Qkv};
-use crate::kernel::op::{self, Op, Out};
+use crate::kernel::op::{self, FusedOp, SavedOutput};
 use crate::kernel::tape;
 
 /// LSH attention on packed rows.
@@ -259,7 +259,7 @@ impl Chunked {
     }
 }
 
-impl Op for Chunked {
+impl FusedOp for Chunked {
     fn name(&self) -> &'static str {
         "lsh-attention"
     }
@@ -274,11 +274,11 @@ impl Op for Chunked {
         Ok((out, (b, n, heads * d).into()))
     }
 
-    fn reads_out(&self) -> bool {
+    fn needs_output(&self) -> bool {
         true
     }
 
-    fn backward(&self, operands: &[&Tensor], out: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, operands: &[&Tensor], out: SavedOutput, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let Some(stats) = self.stats.get() else {
             bail!("LSH attention's backward pass runs before its forward pass")
         };

@@ -4,9 +4,9 @@ use candle_core::{Device, Result, Tensor};
 
 use super::hash::{bucket, bucket_of, sort};
 use super::{Lsh, lsh};
-use crate::device::rng::Stream;
-use crate::kernel::heads::{Parts, Qkv};
-use crate::kernel::testing::{assert_twin, normal};
+use crate::device::rng::RngStream;
+use crate::kernel::heads::{PackedLayout, Qkv};
+use crate::kernel::testing::{assert_matches_composed, normal};
 
 #[test]
 fn ties_go_to_the_lowest_bucket() {
@@ -29,7 +29,7 @@ crate::simd_fn! {
 
 #[test]
 fn vectors_and_scalars_hash_alike() {
-    let mut stream = Stream::new(3, "hash");
+    let mut stream = RngStream::new(3, "hash");
     for factors in [&[2][..], &[4], &[8, 2], &[64], &[70, 4, 34]] {
         let width = factors.iter().map(|factor| factor / 2).sum();
         for round in 0..200 {
@@ -48,7 +48,11 @@ fn vectors_and_scalars_hash_alike() {
 /// Packed rows `[v | other | q]`: parts in another order, with one that attention does not read.
 fn rows(b: usize, n: usize, heads: usize, d: usize, rows: &Tensor) -> Qkv {
     assert_eq!(rows.dims(), [b, n, 3 * heads * d]);
-    Qkv::Packed { rows: rows.clone(), heads, parts: Parts { q: Some(2), k: None, v: Some(0), count: 3 } }
+    Qkv::Packed {
+        rows: rows.clone(),
+        heads,
+        parts: PackedLayout { q: Some(2), k: None, v: Some(0), count: 3 },
+    }
 }
 
 #[test]
@@ -77,7 +81,7 @@ fn fused_and_twin_agree() -> Result<()> {
                 let label =
                     format!("b={b} n={n} heads={heads} d={d} chunk={chunk} mask={index} causal={causal}");
                 let call = Lsh { chunk, factors, rotations: Some(&rotations), causal };
-                assert_twin(&label, std::slice::from_ref(&input), 1e-5, |inputs| {
+                assert_matches_composed(&label, std::slice::from_ref(&input), 1e-5, |inputs| {
                     lsh(&rows(b, n, heads, d, &inputs[0]), mask.as_ref(), &call)?.merged()
                 })?;
             }

@@ -6,7 +6,7 @@ use pulp::Simd;
 use crate::kernel::cpu::compact::{self, Elements};
 use crate::kernel::cpu::{self, math, par};
 use crate::kernel::norm::EPS;
-use crate::kernel::op::{self, Op, Out};
+use crate::kernel::op::{self, FusedOp, SavedOutput};
 
 /// Rows handled as one piece of work.
 const CHUNK: usize = 256;
@@ -52,7 +52,7 @@ impl NormParts {
     }
 }
 
-impl Op for NormParts {
+impl FusedOp for NormParts {
     fn name(&self) -> &'static str {
         "norm-parts"
     }
@@ -68,7 +68,7 @@ impl Op for NormParts {
         Ok((y, operands[0].1.shape().clone()))
     }
 
-    fn backward(&self, operands: &[&Tensor], _: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, operands: &[&Tensor], _: SavedOutput, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let [x, flat] = op::operands(operands)?;
         let (dx, dflat) =
             compact::with_elements([x], [flat, grad], |[x], [flat, grad]| Ok(self.backward(x, flat, grad)))?;
@@ -98,7 +98,7 @@ impl Hide {
     }
 }
 
-impl Op for Hide {
+impl FusedOp for Hide {
     fn name(&self) -> &'static str {
         "hide-rows"
     }
@@ -108,7 +108,7 @@ impl Op for Hide {
         Ok((self.apply(x), operands[0].1.shape().clone()))
     }
 
-    fn backward(&self, _: &[&Tensor], _: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, _: &[&Tensor], _: SavedOutput, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         Ok(vec![cpu::gradient(grad, cpu::with_slices([grad], |[grad]| Ok(self.apply(grad)))?)?])
     }
 }

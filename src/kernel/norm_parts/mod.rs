@@ -10,7 +10,7 @@ mod tests;
 
 use candle_core::{D, DType, Result, Tensor, bail};
 
-use super::group::Group;
+use super::group::ParamGroup;
 use super::norm::{self, EPS};
 use super::{fused_cpu, tape};
 
@@ -22,7 +22,7 @@ use super::{fused_cpu, tape};
 /// Shapes that do not fit.
 pub fn norm_parts(
     rows: &Tensor,
-    group: Option<&Group>,
+    group: Option<&ParamGroup>,
     parts: &[usize],
     count: usize,
     mask: Option<&Tensor>,
@@ -38,7 +38,7 @@ pub fn norm_parts(
 }
 
 /// Width of a part, if everything fits.
-fn check(rows: &Tensor, group: &Group, parts: &[usize], count: usize) -> Result<usize> {
+fn check(rows: &Tensor, group: &ParamGroup, parts: &[usize], count: usize) -> Result<usize> {
     let width = rows.dim(D::Minus1)? / count.max(1);
     let fits = group.parts.len() == 2 && group.parts.iter().all(|part| part.len() == width);
     if !fits || width * count != rows.dim(D::Minus1)? || parts.iter().any(|&part| part >= count) {
@@ -65,7 +65,7 @@ pub(super) fn flags(mask: &Tensor, rows: &Tensor) -> Result<Vec<f32>> {
 /// Shapes that do not fit.
 pub fn composed(
     rows: &Tensor,
-    group: Option<&Group>,
+    group: Option<&ParamGroup>,
     parts: &[usize],
     count: usize,
     mask: Option<&Tensor>,

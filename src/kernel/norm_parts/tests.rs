@@ -1,12 +1,12 @@
 use candle_core::{Device, Result, Tensor};
 
 use super::{hide, norm_parts};
-use crate::kernel::group::{Group, Part};
-use crate::kernel::testing::{assert_twin, normal};
+use crate::kernel::group::{ParamGroup, ParamPart};
+use crate::kernel::testing::{assert_matches_composed, normal};
 
-fn group(flat: &Tensor, e: usize) -> Group {
-    let part = |name: &str, offset| Part { name: name.into(), shape: vec![e], offset };
-    Group { flat: flat.clone(), parts: vec![part("weight", 0), part("bias", e)] }
+fn group(flat: &Tensor, e: usize) -> ParamGroup {
+    let part = |name: &str, offset| ParamPart { name: name.into(), shape: vec![e], offset };
+    ParamGroup { flat: flat.clone(), parts: vec![part("weight", 0), part("bias", e)] }
 }
 
 fn holes(b: usize, n: usize) -> Result<Tensor> {
@@ -22,10 +22,10 @@ fn fused_equals_twin() -> Result<()> {
                 let label = format!("{b} {n} {e} {parts:?} {count} {}", mask.is_some());
                 let flat = (normal("flat", &[2 * e])? + 1.0)?;
                 let inputs = [normal("rows", &[b, n, count * e])?, flat];
-                assert_twin(&label, &inputs, 2e-5, |x| {
+                assert_matches_composed(&label, &inputs, 2e-5, |x| {
                     norm_parts(&x[0], Some(&group(&x[1], e)), &parts, count, mask.as_ref())
                 })?;
-                assert_twin(&label, &inputs[..1], 0.0, |x| hide(&x[0], mask.as_ref()))?;
+                assert_matches_composed(&label, &inputs[..1], 0.0, |x| hide(&x[0], mask.as_ref()))?;
             }
         }
     }
@@ -35,7 +35,7 @@ fn fused_equals_twin() -> Result<()> {
 #[test]
 fn strided_rows_are_taken() -> Result<()> {
     let inputs = [normal("rows", &[12, 2, 9])?, normal("flat", &[6])?];
-    assert_twin("transposed", &inputs, 1e-5, |x| {
+    assert_matches_composed("transposed", &inputs, 1e-5, |x| {
         norm_parts(&x[0].transpose(0, 1)?, Some(&group(&x[1], 3)), &[1, 2], 3, None)
     })
 }

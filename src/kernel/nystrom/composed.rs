@@ -2,7 +2,7 @@
 
 use candle_core::{D, Result, Tensor};
 
-use super::{Landmarks, Start};
+use super::{InverseInit, Landmarks};
 use crate::kernel::heads::{Heads, Qkv};
 use crate::kernel::masking::zero_hidden_rows;
 use crate::kernel::softmax::{masked_softmax, softmax};
@@ -38,8 +38,8 @@ fn pseudo_inverse(a: &Tensor, spec: Landmarks) -> Result<Tensor> {
     let (_, _, m, _) = a.dims4()?;
     let columns = a.sum(2)?; // [b, h, m]
     let columns = match spec.start {
-        Start::PerMatrix => columns,
-        Start::Original => columns.reshape((1, 1, columns.elem_count()))?,
+        InverseInit::PerMatrix => columns,
+        InverseInit::Original => columns.reshape((1, 1, columns.elem_count()))?,
     };
     // gather, since the gradient of candle's max goes in full to every one of equal entries
     let largest = columns.gather(&columns.argmax_keepdim(D::Minus1)?, D::Minus1)?.unsqueeze(3)?;

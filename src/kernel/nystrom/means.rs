@@ -3,7 +3,7 @@
 use candle_core::{CpuStorage, Layout, Result, Shape, Tensor};
 
 use crate::kernel::cpu::{self, par, rows::axpy};
-use crate::kernel::op::{self, Op, Out};
+use crate::kernel::op::{self, FusedOp, SavedOutput};
 use crate::kernel::tape;
 
 /// Rows `[Ql | Kl]` [b, m, 2 e] of packed `rows` [b, n, count * e], in which queries and keys start at `starts` (in
@@ -63,7 +63,7 @@ impl Means {
     }
 }
 
-impl Op for Means {
+impl FusedOp for Means {
     fn name(&self) -> &'static str {
         "nystrom-landmarks"
     }
@@ -74,14 +74,14 @@ impl Op for Means {
     }
 
     /// Rows, whose gradient attention has begun.
-    fn adds_to(&self) -> &'static [usize] {
+    fn accumulates_into(&self) -> &'static [usize] {
         &[0]
     }
 
-    fn backward_onto(
+    fn backward_accumulate(
         &self,
         operands: &[&Tensor],
-        _: Out,
+        _: SavedOutput,
         grad: &Tensor,
         held: Vec<Vec<f32>>,
     ) -> Result<Vec<Option<Tensor>>> {

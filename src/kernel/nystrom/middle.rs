@@ -5,10 +5,10 @@ use std::sync::OnceLock;
 use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 
 use super::inverse::{backward, iterates};
-use super::{Landmarks, Start};
+use super::{InverseInit, Landmarks};
 use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
 use crate::kernel::cpu::{self, math, par};
-use crate::kernel::op::{self, Op, Out};
+use crate::kernel::op::{self, FusedOp, SavedOutput};
 use crate::kernel::tape;
 
 /// Rows `[Kl | Z y]` [b, m, 2 e] from `landmarks`, rows `[Ql | Kl]` [b, m, 2 e], and `y` = B v [b, m, e], all with the heads
@@ -118,7 +118,7 @@ impl Middle {
             Inverse { a, c, owner: (index, column), iterates: Vec::new() }
         };
         let mut all = par::map_pieces(0..b * heads, |_, index| inverse(index));
-        if spec.start == Start::Original {
+        if spec.start == InverseInit::Original {
             let best = all.iter().fold((f32::NEG_INFINITY, (0, 0)), |best, one| {
                 if one.c > best.0 { (one.c, one.owner) } else { best }
             });
@@ -183,7 +183,7 @@ impl Middle {
     }
 }
 
-impl Op for Middle {
+impl FusedOp for Middle {
     fn name(&self) -> &'static str {
         "nystrom-inverse"
     }
@@ -198,7 +198,7 @@ impl Op for Middle {
         Ok((out, (self.b, self.m, 2 * self.heads * self.d).into()))
     }
 
-    fn backward(&self, operands: &[&Tensor], _: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, operands: &[&Tensor], _: SavedOutput, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let Some(all) = self.state.get() else {
             bail!("Nystrom attention's backward pass runs before its forward pass")
         };

@@ -19,14 +19,14 @@ mod tests;
 use candle_core::{DType, Result, Tensor, bail};
 
 use super::attend::{Attend, attend};
-use super::heads::{Heads, Parts, Qkv};
+use super::heads::{Heads, PackedLayout, Qkv};
 use super::norm_parts::hide;
 use crate::pattern::{Pattern, Rule};
 pub use composed::composed;
 
 /// What the start of the pseudo-inverse is divided by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Start {
+pub enum InverseInit {
     /// The largest column sum of each matrix.
     PerMatrix,
     /// The largest column sum of all matrices of the batch and heads, as the released code has it.
@@ -41,7 +41,7 @@ pub struct Landmarks {
     /// Iterations of the pseudo-inverse.
     pub iterations: usize,
     /// Its start.
-    pub start: Start,
+    pub start: InverseInit,
 }
 
 /// Attention through landmarks; `mask` [b, n]. Hidden queries give 0.
@@ -70,19 +70,21 @@ fn fused(qkv: &Qkv, mask: Option<&Tensor>, spec: Landmarks) -> Result<Heads> {
     let landmarks = means::segment_means(&rows, m, [q * e, k * e], e)?; // [b, m, 2 e]: [Ql | Kl]
     let seen = mask.map(|mask| Tensor::cat(&[&Tensor::ones((b, m), mask.dtype(), mask.device())?, mask], 1));
     let seen = seen.transpose()?; // [b, m + n]
-    let look = |main: &Tensor, queries: Parts, at: &Tensor, keys: Parts, mask: Option<&Tensor>| {
-        let [main, slots] = [(main, queries), (at, keys)].map(|(rows, parts)| Qkv::Packed {
-            rows: rows.clone(),
-            heads,
-            parts,
-        });
-        let (own, others) = (main.value_dims()?.2, slots.value_dims()?.2);
-        let pattern = Pattern::blind(own, own, false).with_slots(others, Rule::All);
-        let call = Attend { slots: Some(&slots), ..Attend::scaled(&pattern, mask, scale) };
-        attend(&main, &call)?.merged()
-    };
-    let near = look(&landmarks, Parts { q: Some(0), ..Parts::KV }, &rows, parts, seen.as_ref())?; // B v, [b, m, e]
+    let look =
+        |main: &Tensor, queries: PackedLayout, at: &Tensor, keys: PackedLayout, mask: Option<&Tensor>| {
+            let [main, slots] = [(main, queries), (at, keys)].map(|(rows, parts)| Qkv::Packed {
+                rows: rows.clone(),
+                heads,
+                parts,
+            });
+            let (own, others) = (main.value_dims()?.2, slots.value_dims()?.2);
+            let pattern = Pattern::blind(own, own, false).with_slots(others, Rule::All);
+            let call = Attend { slots: Some(&slots), ..Attend::scaled(&pattern, mask, scale) };
+            attend(&main, &call)?.merged()
+        };
+    let near =
+        look(&landmarks, PackedLayout { q: Some(0), ..PackedLayout::KV }, &rows, parts, seen.as_ref())?; // B v, [b, m, e]
     let middle = middle::middle(&landmarks, &near, heads, spec)?; // [b, m, 2 e]: [Kl | Z B v]
-    let out = look(&rows, parts, &middle, Parts::KV, None)?; // [b, n, e]
+    let out = look(&rows, parts, &middle, PackedLayout::KV, None)?; // [b, n, e]
     Ok(Heads::Merged { rows: hide(&out, mask)?, heads })
 }

@@ -2,10 +2,10 @@
 
 use candle_core::{Device, Result, Tensor, Var};
 
-use super::{Landmarks, Start, nystrom};
-use crate::kernel::heads::{Parts, Qkv};
-use crate::kernel::testing::{assert_twin, evaluate, normal};
-use crate::kernel::{Mode, tape};
+use super::{InverseInit, Landmarks, nystrom};
+use crate::kernel::heads::{PackedLayout, Qkv};
+use crate::kernel::testing::{assert_matches_composed, evaluate, normal};
+use crate::kernel::{KernelMode, tape};
 
 #[test]
 fn fused_and_twin_agree() -> Result<()> {
@@ -25,11 +25,11 @@ fn fused_and_twin_agree() -> Result<()> {
         ];
         for (index, mask) in masks.into_iter().enumerate() {
             let mask = mask.map(|mask| Tensor::from_vec(mask, (b, n), &Device::Cpu)).transpose()?;
-            for start in [Start::PerMatrix, Start::Original] {
+            for start in [InverseInit::PerMatrix, InverseInit::Original] {
                 let label = format!("b={b} n={n} heads={heads} d={d} m={count} mask={index} {start:?}");
                 let spec = Landmarks { count, iterations, start };
-                assert_twin(&label, std::slice::from_ref(&input), 5e-5, |inputs| {
-                    let parts = Parts { q: Some(1), k: Some(2), v: Some(0), count: 3 };
+                assert_matches_composed(&label, std::slice::from_ref(&input), 5e-5, |inputs| {
+                    let parts = PackedLayout { q: Some(1), k: Some(2), v: Some(0), count: 3 };
                     let rows = Qkv::Packed { rows: inputs[0].clone(), heads, parts };
                     nystrom(&rows, mask.as_ref(), spec)?.merged()
                 })?;
@@ -52,15 +52,15 @@ fn rows_with(hidden: f32) -> Result<(Tensor, Tensor)> {
 }
 
 fn call(rows: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
-    let spec = Landmarks { count: 4, iterations: 6, start: Start::PerMatrix };
-    nystrom(&Qkv::Packed { rows: rows.clone(), heads: 2, parts: Parts::QKV }, mask, spec)?.merged()
+    let spec = Landmarks { count: 4, iterations: 6, start: InverseInit::PerMatrix };
+    nystrom(&Qkv::Packed { rows: rows.clone(), heads: 2, parts: PackedLayout::QKV }, mask, spec)?.merged()
 }
 
 #[test]
 fn what_stands_at_hidden_positions_does_not_matter() -> Result<()> {
     let run = |hidden: f32| {
         let (rows, mask) = rows_with(hidden)?;
-        evaluate(Mode::Fused, &[rows], |inputs| call(&inputs[0], Some(&mask)))
+        evaluate(KernelMode::Fused, &[rows], |inputs| call(&inputs[0], Some(&mask)))
     };
     let clean = run(0.0)?;
     assert!(clean.iter().flatten().all(|x| x.is_finite()));

@@ -14,7 +14,7 @@ use crate::kernel::cpu::compact::{self, Elements};
 use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
 use crate::kernel::cpu::jobs::{build_jobs, jobs_onto};
 use crate::kernel::cpu::par::zeros;
-use crate::kernel::op::{self, Op, Out};
+use crate::kernel::op::{self, FusedOp, SavedOutput};
 
 use super::geometry::{Geometry, TILE};
 use super::weights::{fold_weights, logit_grads, weights_again};
@@ -310,7 +310,7 @@ struct Slots<'a> {
     grad: &'a [f32],
 }
 
-impl Op for Project {
+impl FusedOp for Project {
     fn name(&self) -> &'static str {
         "project-slots"
     }
@@ -324,19 +324,19 @@ impl Op for Project {
         Ok((out, (g.batch, g.segments() * g.rank, g.out_width()).into()))
     }
 
-    fn reads_out(&self) -> bool {
+    fn needs_output(&self) -> bool {
         true
     }
 
     /// Rows, whose gradient attention has begun.
-    fn adds_to(&self) -> &'static [usize] {
+    fn accumulates_into(&self) -> &'static [usize] {
         &[0]
     }
 
-    fn backward_onto(
+    fn backward_accumulate(
         &self,
         operands: &[&Tensor],
-        out: Out,
+        out: SavedOutput,
         grad: &Tensor,
         held: Vec<Vec<f32>>,
     ) -> Result<Vec<Option<Tensor>>> {

@@ -7,7 +7,7 @@ use crate::kernel::cpu::compact::{self, Elements};
 use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
 use crate::kernel::cpu::jobs::{build_jobs, jobs_onto};
 use crate::kernel::cpu::{par, rows};
-use crate::kernel::op::{self, Op, Out};
+use crate::kernel::op::{self, FusedOp, SavedOutput};
 
 /// Columns of one product in the forward pass.
 const COLUMNS: usize = 64;
@@ -231,7 +231,7 @@ impl Learned {
     }
 }
 
-impl Op for Learned {
+impl FusedOp for Learned {
     fn name(&self) -> &'static str {
         "project-slots-learned"
     }
@@ -242,14 +242,14 @@ impl Op for Learned {
     }
 
     /// Rows, whose gradient attention has begun, and the matrix, which other layers may share.
-    fn adds_to(&self) -> &'static [usize] {
+    fn accumulates_into(&self) -> &'static [usize] {
         &[0, 1]
     }
 
-    fn backward_onto(
+    fn backward_accumulate(
         &self,
         operands: &[&Tensor],
-        _: Out,
+        _: SavedOutput,
         grad: &Tensor,
         held: Vec<Vec<f32>>,
     ) -> Result<Vec<Option<Tensor>>> {

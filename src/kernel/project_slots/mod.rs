@@ -14,7 +14,7 @@ use std::sync::OnceLock;
 
 use candle_core::{D, DType, Result, Tensor, bail};
 
-use super::group::Group;
+use super::group::ParamGroup;
 use super::norm_parts::{flags, hide_composed as hide};
 use super::{fused_cpu, tape};
 
@@ -44,7 +44,7 @@ pub struct Dynamic<'a> {
 ///
 /// # Errors
 /// Shapes that do not fit.
-pub fn dynamic(rows: &Tensor, x: &Tensor, group: &Group, spec: &Dynamic) -> Result<Tensor> {
+pub fn dynamic(rows: &Tensor, x: &Tensor, group: &ParamGroup, spec: &Dynamic) -> Result<Tensor> {
     if !fused_cpu(rows.device()) || rows.dtype() != DType::F32 {
         return dynamic_composed(rows, x, group, spec);
     }
@@ -67,7 +67,7 @@ pub fn dynamic(rows: &Tensor, x: &Tensor, group: &Group, spec: &Dynamic) -> Resu
     tape::apply(&[&rows.contiguous()?, &x.contiguous()?, &group.flat], op)
 }
 
-fn check(rows: &Tensor, x: &Tensor, group: &Group, spec: &Dynamic) -> Result<()> {
+fn check(rows: &Tensor, x: &Tensor, group: &ParamGroup, spec: &Dynamic) -> Result<()> {
     let (b, t, width) = rows.dims3()?;
     let slots = spec.heads * spec.rank;
     let (parts, x_dims) = (&group.parts, x.dims3()?);
@@ -89,7 +89,7 @@ fn check(rows: &Tensor, x: &Tensor, group: &Group, spec: &Dynamic) -> Result<()>
 ///
 /// # Errors
 /// Shapes that do not fit.
-pub fn dynamic_composed(rows: &Tensor, x: &Tensor, group: &Group, spec: &Dynamic) -> Result<Tensor> {
+pub fn dynamic_composed(rows: &Tensor, x: &Tensor, group: &ParamGroup, spec: &Dynamic) -> Result<Tensor> {
     let (b, t, width) = rows.dims3()?;
     let segment = spec.segment.unwrap_or(t).max(1);
     let segments = t.div_ceil(segment);
@@ -154,7 +154,7 @@ pub fn dynamic_mask(mask: &Tensor, rank: usize, segment: Option<usize>) -> Resul
 ///
 /// # Errors
 /// More positions than columns, or shapes that do not fit.
-pub fn learned(rows: &Tensor, matrices: &[&Group], parts: &[usize], count: usize) -> Result<Tensor> {
+pub fn learned(rows: &Tensor, matrices: &[&ParamGroup], parts: &[usize], count: usize) -> Result<Tensor> {
     check_learned(rows, matrices, parts, count)?;
     if !fused_cpu(rows.device()) || rows.dtype() != DType::F32 {
         return learned_composed(rows, matrices, parts, count);
@@ -162,7 +162,7 @@ pub fn learned(rows: &Tensor, matrices: &[&Group], parts: &[usize], count: usize
     let rows = rows.contiguous()?;
     // Parts under the same matrix are one operation.
     let shared = matrices.iter().all(|matrix| matrix.flat.id() == matrices[0].flat.id());
-    let project = |parts: &[usize], matrix: &Group| {
+    let project = |parts: &[usize], matrix: &ParamGroup| {
         let op = learned::Learned::new(&rows, &matrix.parts[0].shape, parts, count)?;
         tape::apply(&[&rows, &matrix.flat.contiguous()?], op)
     };
@@ -173,7 +173,7 @@ pub fn learned(rows: &Tensor, matrices: &[&Group], parts: &[usize], count: usize
     Tensor::cat(&projected.collect::<Result<Vec<_>>>()?, D::Minus1)
 }
 
-fn check_learned(rows: &Tensor, matrices: &[&Group], parts: &[usize], count: usize) -> Result<()> {
+fn check_learned(rows: &Tensor, matrices: &[&ParamGroup], parts: &[usize], count: usize) -> Result<()> {
     let (_, n, width) = rows.dims3()?;
     if parts.is_empty() || parts.len() != matrices.len() || parts.iter().any(|&part| part >= count) {
         bail!("parts {parts:?} of {count} do not fit {} matrices", matrices.len());
@@ -197,13 +197,18 @@ fn check_learned(rows: &Tensor, matrices: &[&Group], parts: &[usize], count: usi
 }
 
 /// Rows of a matrix of parameters.
-pub fn slots(matrix: &Group) -> usize {
+pub fn slots(matrix: &ParamGroup) -> usize {
     let shape = matrix.parts.first().map_or(&[][..], |part| &part.shape);
     shape.len().checked_sub(2).map_or(0, |index| shape[index])
 }
 
 /// [`learned`] in plain candle operations.
-pub fn learned_composed(rows: &Tensor, matrices: &[&Group], parts: &[usize], count: usize) -> Result<Tensor> {
+pub fn learned_composed(
+    rows: &Tensor,
+    matrices: &[&ParamGroup],
+    parts: &[usize],
+    count: usize,
+) -> Result<Tensor> {
     let (b, n, width) = rows.dims3()?;
     let e = width / count;
     let projected = parts.iter().zip(matrices).map(|(&part, matrix)| {

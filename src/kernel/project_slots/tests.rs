@@ -1,20 +1,21 @@
 use candle_core::{Device, Result, Tensor};
 
 use super::{Dynamic, dynamic, dynamic_mask, learned};
-use crate::kernel::group::{Group, Part};
-use crate::kernel::testing::{assert_twin, evaluate, normal};
-use crate::kernel::{Mode, with_mode};
+use crate::kernel::group::{ParamGroup, ParamPart};
+use crate::kernel::testing::{assert_matches_composed, evaluate, normal};
+use crate::kernel::{KernelMode, with_mode};
 
-fn group(flat: &Tensor, slots: usize, width: usize) -> Group {
-    let part = |name: &str, shape: &[usize], offset| Part { name: name.into(), shape: shape.into(), offset };
+fn group(flat: &Tensor, slots: usize, width: usize) -> ParamGroup {
+    let part =
+        |name: &str, shape: &[usize], offset| ParamPart { name: name.into(), shape: shape.into(), offset };
     let parts = vec![part("weight", &[slots, width], 0), part("bias", &[slots], slots * width)];
-    Group { flat: flat.clone(), parts }
+    ParamGroup { flat: flat.clone(), parts }
 }
 
 /// A matrix of parameters.
-fn matrix(x: &Tensor) -> Result<Group> {
-    let part = Part { name: String::new(), shape: x.dims().to_vec(), offset: 0 };
-    Ok(Group { flat: x.flatten_all()?, parts: vec![part] })
+fn matrix(x: &Tensor) -> Result<ParamGroup> {
+    let part = ParamPart { name: String::new(), shape: x.dims().to_vec(), offset: 0 };
+    Ok(ParamGroup { flat: x.flatten_all()?, parts: vec![part] })
 }
 
 fn holes(b: usize, t: usize) -> Result<Tensor> {
@@ -51,7 +52,7 @@ fn dynamic_fused_equals_twin() -> Result<()> {
                     normal("flat", &[slots * (width + 1)])?,
                 ];
                 let label = format!("{b} {t} {heads} {d} {rank} {segment:?} {count} {}", mask.is_some());
-                assert_twin(&label, &inputs, 3e-5, |x| {
+                assert_matches_composed(&label, &inputs, 3e-5, |x| {
                     let spec = Dynamic { heads, rank, segment, parts, count, mask: mask.as_ref() };
                     dynamic(&x[0], &x[1], &group(&x[2], slots, width), &spec)
                 })?;
@@ -66,7 +67,7 @@ fn the_bias_gets_no_gradient_at_all() -> Result<()> {
     let (heads, rank, width) = (2, 3, 4);
     let inputs =
         [normal("rows", &[2, 20, 12])?, normal("x", &[2, 20, 4])?, normal("flat", &[6 * (width + 1)])?];
-    let results = evaluate(Mode::Fused, &inputs, |x| {
+    let results = evaluate(KernelMode::Fused, &inputs, |x| {
         let spec = Dynamic { heads, rank, segment: None, parts: &[1, 2], count: 3, mask: None };
         dynamic(&x[0], &x[1], &group(&x[2], 6, width), &spec)
     })?;
@@ -84,7 +85,7 @@ fn far_apart_logits_stay_finite() -> Result<()> {
         Tensor::from_vec(ramp, (1, t, 1), &Device::Cpu)?,
         Tensor::new(&[1f32, -1.0, 0.0, 0.0], &Device::Cpu)?,
     ];
-    assert_twin("ramp", &inputs, 1e-5, |x| {
+    assert_matches_composed("ramp", &inputs, 1e-5, |x| {
         let spec = Dynamic { heads: 2, rank: 1, segment: None, parts: &[0], count: 1, mask: None };
         dynamic(&x[0], &x[1], &group(&x[2], 2, 1), &spec)
     })
@@ -113,7 +114,7 @@ fn learned_fused_equals_twin() -> Result<()> {
                         normal("f", shape)?,
                     ];
                     let label = format!("{b} {n} {heads} {d} {k} {count} {shape:?} {shared}");
-                    assert_twin(&label, &inputs, 3e-5, |x| {
+                    assert_matches_composed(&label, &inputs, 3e-5, |x| {
                         let [e, f] = [matrix(&x[1])?, matrix(&x[2])?];
                         let matrices = if shared { [&e, &e] } else { [&e, &f] };
                         learned(&x[0], &matrices[..parts.len()], parts, count)
@@ -130,7 +131,7 @@ fn misfits_are_errors() -> Result<()> {
     let (rows, x, flat) = (normal("rows", &[1, 5, 8])?, normal("x", &[1, 4, 3])?, normal("flat", &[8])?);
     let spec = Dynamic { heads: 2, rank: 1, segment: None, parts: &[0], count: 1, mask: None };
     let e = normal("e", &[2, 4])?;
-    for mode in [Mode::Fused, Mode::Composed] {
+    for mode in [KernelMode::Fused, KernelMode::Composed] {
         with_mode(mode, || {
             assert!(dynamic(&rows, &x, &group(&flat, 2, 3), &spec).is_err());
             let error =

@@ -2,7 +2,7 @@
 
 use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
 use crate::kernel::cpu::math;
-use crate::kernel::dropout::WeightDropout;
+use crate::kernel::dropout::AttentionDropout;
 
 /// Sizes of one call, in elements.
 #[derive(Clone, Copy)]
@@ -26,7 +26,7 @@ pub struct Sizes {
     /// Factor on logits.
     pub scale: f32,
     pub concat: bool,
-    pub dropout: Option<WeightDropout>,
+    pub dropout: Option<AttentionDropout>,
 }
 
 impl Sizes {

@@ -2,9 +2,9 @@
 
 use candle_core::{D, Result, Tensor, bail};
 
-use super::{Activation, Sinkhorn, Sorting};
-use crate::kernel::dropout::WeightDropout;
-use crate::kernel::group::Group;
+use super::{Sinkhorn, SortNorm, Sorting};
+use crate::kernel::dropout::AttentionDropout;
+use crate::kernel::group::ParamGroup;
 use crate::kernel::heads::{Heads, Qkv};
 use crate::kernel::masking::zero_hidden_rows;
 use crate::kernel::softmax::masked_softmax;
@@ -59,7 +59,7 @@ pub fn composed(qkv: &Qkv, mask: Option<&Tensor>, call: &Sinkhorn) -> Result<Hea
         }
     };
     // what dropout multiplies the weights of one half by: of the mixture (0) or of the own keys (1)
-    let factors = |dropout: WeightDropout, half: usize| {
+    let factors = |dropout: AttentionDropout, half: usize| {
         let rows = (0..b * h).flat_map(|at| (0..padded).map(move |position| at * n + position));
         rows.flat_map(|row| dropout.factors(row, (0..block).map(|key| 2 * key + half))).collect::<Vec<_>>()
     };
@@ -88,9 +88,9 @@ pub fn composed(qkv: &Qkv, mask: Option<&Tensor>, call: &Sinkhorn) -> Result<Hea
 fn mixture(
     pooled: &Tensor,
     valid: &Tensor,
-    group: &Group,
+    group: &ParamGroup,
     temperature: f64,
-    activation: Activation,
+    activation: SortNorm,
 ) -> Result<Tensor> {
     let blocks = pooled.dim(2)?;
     let affine = |x: &Tensor, w: &Tensor, b: &Tensor| {
@@ -106,7 +106,7 @@ fn mixture(
     };
     let scores = (scores / temperature)?;
     let pairs = valid.unsqueeze(3)?.broadcast_mul(&valid.unsqueeze(2)?)?;
-    let Activation::Sinkhorn(iterations) = activation else { return masked_softmax(&scores, &pairs) };
+    let SortNorm::Sinkhorn(iterations) = activation else { return masked_softmax(&scores, &pairs) };
     let free = pairs.ne(0f32)?;
     let hidden = Tensor::full(HIDDEN, scores.shape(), scores.device())?;
     let mut scores = free.where_cond(&scores, &hidden)?;

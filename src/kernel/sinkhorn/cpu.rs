@@ -7,14 +7,14 @@ use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 
 use super::blocks::{Block, BlockGrads, Sizes};
 use super::mixture::{Mixture, Net};
-use super::{Activation, net_sizes};
+use super::{SortNorm, net_sizes};
 use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
 use crate::kernel::cpu::par::{self, zeros};
 use crate::kernel::cpu::{gradient, slices, with_slices};
-use crate::kernel::dropout::WeightDropout;
-use crate::kernel::group::{Group, Part};
+use crate::kernel::dropout::AttentionDropout;
+use crate::kernel::group::{ParamGroup, ParamPart};
 use crate::kernel::heads::{Heads, Qkv};
-use crate::kernel::op::{self, Op, Out};
+use crate::kernel::op::{self, FusedOp, SavedOutput};
 use crate::kernel::tape;
 
 /// Settings of one call.
@@ -23,12 +23,12 @@ pub struct Spec {
     pub block: usize,
     pub concat: bool,
     pub temperature: f64,
-    pub activation: Activation,
-    pub dropout: Option<WeightDropout>,
+    pub activation: SortNorm,
+    pub dropout: Option<AttentionDropout>,
 }
 
 /// Sinkhorn attention on packed rows.
-pub fn sinkhorn(qkv: &Qkv, mask: Option<&Tensor>, group: &Group, spec: Spec) -> Result<Heads> {
+pub fn sinkhorn(qkv: &Qkv, mask: Option<&Tensor>, group: &ParamGroup, spec: Spec) -> Result<Heads> {
     let (rows, heads, parts) = qkv.packed()?;
     let (b, n, row) = rows.dims3()?;
     let (Some(q), Some(k), Some(v)) = (parts.q, parts.k, parts.v) else {
@@ -68,7 +68,7 @@ struct Mixed {
     spec: Spec,
     /// [b, n], 0 where a position is hidden.
     keep: Option<Vec<f32>>,
-    parts: Vec<Part>,
+    parts: Vec<ParamPart>,
 }
 
 /// One sample and head, gathered: rows [valid.len() * block, d], zeros at hidden positions.
@@ -241,7 +241,7 @@ impl Mixed {
     }
 }
 
-impl Op for Mixed {
+impl FusedOp for Mixed {
     fn name(&self) -> &'static str {
         "sinkhorn-attention"
     }
@@ -263,7 +263,7 @@ impl Op for Mixed {
         Ok((out, (b, n, heads * d).into()))
     }
 
-    fn backward(&self, operands: &[&Tensor], _: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, operands: &[&Tensor], _: SavedOutput, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let [rows, flat] = op::operands(operands)?;
         let (drows, dflat) =
             with_slices([rows, flat, grad], |[rows, flat, grad]| Ok(self.gradients(rows, flat, grad)))?;

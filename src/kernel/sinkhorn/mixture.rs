@@ -1,6 +1,6 @@
 //! The weights R of the mixture of blocks for one sample and head, over its valid blocks only, and their gradient.
 
-use super::Activation;
+use super::SortNorm;
 use super::blocks::{softmax_parts, softmax_parts_backward};
 use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
 use crate::kernel::cpu::math;
@@ -114,7 +114,7 @@ impl Mixture {
         blocks: usize,
         net: &Net,
         temperature: f32,
-        activation: Activation,
+        activation: SortNorm,
         keep_steps: bool,
     ) -> Self {
         let count = valid.len();
@@ -137,7 +137,7 @@ impl Mixture {
             relu(&mut full);
         }
         full.iter_mut().for_each(|score| *score /= temperature);
-        let Activation::Sinkhorn(iterations) = activation else {
+        let SortNorm::Sinkhorn(iterations) = activation else {
             softmax_parts(&mut full, count);
             return Self { r: full, inner, scores, steps: None };
         };

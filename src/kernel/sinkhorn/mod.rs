@@ -10,14 +10,14 @@ mod tests;
 
 use candle_core::{Result, Tensor, bail};
 
-use super::dropout::WeightDropout;
-use super::group::Group;
+use super::dropout::AttentionDropout;
+use super::group::ParamGroup;
 use super::heads::{Heads, Qkv};
 pub use composed::composed;
 
 /// How scores become weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
+pub enum SortNorm {
     /// Rows and columns normalised in turn, this often.
     Sinkhorn(usize),
     /// Softmax over the source blocks.
@@ -31,11 +31,11 @@ pub enum Sorting<'a> {
         /// The network that scores pairs of blocks: `[w, b]` for pooled w + b, or `[w1, b1, w, b]` for
         /// relu(relu(pooled w1 + b1) w + b); `w1` [h, d, hidden], `b1` [h, hidden], `w` [h, d or hidden, max_blocks],
         /// `b` [h, max_blocks].
-        group: &'a Group,
+        group: &'a ParamGroup,
         /// Divides the scores.
         temperature: f64,
         /// Weights.
-        activation: Activation,
+        activation: SortNorm,
     },
     /// Released code of the Long Range Arena: the plain sum of all blocks, and blocks of every n/block-th position.
     Released,
@@ -50,7 +50,7 @@ pub struct Sinkhorn<'a> {
     /// One softmax over mixture and block (true), or the sum of two.
     pub concat: bool,
     /// Dropout of the weights: rows are positions, key 2 j is number j of the mixture and 2 j + 1 of the block.
-    pub dropout: Option<WeightDropout>,
+    pub dropout: Option<AttentionDropout>,
 }
 
 /// Sinkhorn attention; `mask` [b, n]. Hidden queries give 0.
@@ -76,7 +76,7 @@ pub fn sinkhorn(qkv: &Qkv, mask: Option<&Tensor>, call: &Sinkhorn) -> Result<Hea
 
 /// The network of `group`: width of its input and of its hidden layer (0 if there is none), and the most blocks it
 /// scores.
-fn net_sizes(group: &Group, heads: usize, width: usize, blocks: usize) -> Result<(usize, usize)> {
+fn net_sizes(group: &ParamGroup, heads: usize, width: usize, blocks: usize) -> Result<(usize, usize)> {
     let shapes: Vec<&[usize]> = group.parts.iter().map(|part| part.shape.as_slice()).collect();
     let (hidden, most) = match shapes[..] {
         [&[h, d, most], &[hb, mb]] if (h, d, hb, mb) == (heads, width, heads, most) => (0, most),

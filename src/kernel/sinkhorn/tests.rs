@@ -2,21 +2,21 @@
 
 use candle_core::{Device, Result, Tensor};
 
-use super::{Activation, Sinkhorn, Sorting, sinkhorn};
-use crate::kernel::dropout::WeightDropout;
-use crate::kernel::group::{Group, Part};
-use crate::kernel::heads::{Parts, Qkv};
-use crate::kernel::testing::{assert_twin, normal};
+use super::{Sinkhorn, SortNorm, Sorting, sinkhorn};
+use crate::kernel::dropout::AttentionDropout;
+use crate::kernel::group::{ParamGroup, ParamPart};
+use crate::kernel::heads::{PackedLayout, Qkv};
+use crate::kernel::testing::{assert_matches_composed, normal};
 
 /// The parts of a network for `most` blocks.
-fn parts(heads: usize, d: usize, hidden: usize, most: usize) -> Vec<Part> {
+fn parts(heads: usize, d: usize, hidden: usize, most: usize) -> Vec<ParamPart> {
     let shapes = match hidden {
         0 => vec![vec![heads, d, most], vec![heads, most]],
         _ => vec![vec![heads, d, hidden], vec![heads, hidden], vec![heads, hidden, most], vec![heads, most]],
     };
     let mut offset = 0;
     let place = |(index, shape): (usize, Vec<usize>)| {
-        let part = Part { name: format!("part{index}"), shape, offset };
+        let part = ParamPart { name: format!("part{index}"), shape, offset };
         offset += part.len();
         part
     };
@@ -35,7 +35,7 @@ fn fused_and_twin_agree() -> Result<()> {
     ] {
         let most = usize::div_ceil(n, block) + 2;
         let parts = parts(heads, d, hidden, most);
-        let count = parts.iter().map(Part::len).sum::<usize>();
+        let count = parts.iter().map(ParamPart::len).sum::<usize>();
         let inputs = [normal("rows", &[b, n, 3 * heads * d])?, (normal("flat", &[count])? * 0.3)?];
         let masks = [
             None,
@@ -44,20 +44,20 @@ fn fused_and_twin_agree() -> Result<()> {
         ];
         for (index, mask) in masks.into_iter().enumerate() {
             let mask = mask.map(|mask| Tensor::from_vec(mask, (b, n), &Device::Cpu)).transpose()?;
-            for activation in [Activation::Sinkhorn(0), Activation::Sinkhorn(5), Activation::Softmax] {
+            for activation in [SortNorm::Sinkhorn(0), SortNorm::Sinkhorn(5), SortNorm::Softmax] {
                 for (concat, rate) in [(false, 0.0), (true, 0.0), (false, 0.3), (true, 0.3)] {
                     let label = format!(
                         "b={b} n={n} heads={heads} d={d} block={block} mask={index} {activation:?} concat={concat} rate={rate}"
                     );
-                    if activation == Activation::Sinkhorn(0) && n > 8 {
+                    if activation == SortNorm::Sinkhorn(0) && n > 8 {
                         continue; // weights that nothing normalises are out of all bounds
                     }
-                    assert_twin(&label, &inputs, 2e-5, |inputs| {
-                        let group = Group { flat: inputs[1].clone(), parts: parts.clone() };
+                    assert_matches_composed(&label, &inputs, 2e-5, |inputs| {
+                        let group = ParamGroup { flat: inputs[1].clone(), parts: parts.clone() };
                         let sorting = Sorting::Net { group: &group, temperature: 0.75, activation };
-                        let packed = Parts { q: Some(1), k: Some(2), v: Some(0), count: 3 };
+                        let packed = PackedLayout { q: Some(1), k: Some(2), v: Some(0), count: 3 };
                         let qkv = Qkv::Packed { rows: inputs[0].clone(), heads, parts: packed };
-                        let dropout = WeightDropout::new(rate, 2)?;
+                        let dropout = AttentionDropout::new(rate, 2)?;
                         sinkhorn(&qkv, mask.as_ref(), &Sinkhorn { block, sorting, concat, dropout })?.merged()
                     })?;
                 }
@@ -70,9 +70,9 @@ fn fused_and_twin_agree() -> Result<()> {
 #[test]
 fn more_blocks_than_the_network_scores_are_refused() -> Result<()> {
     let (parts, rows) = (parts(1, 2, 0, 2), normal("rows", &[1, 9, 6])?);
-    let group = Group { flat: normal("flat", &[6])?, parts };
-    let sorting = Sorting::Net { group: &group, temperature: 1.0, activation: Activation::Softmax };
-    let qkv = Qkv::Packed { rows, heads: 1, parts: Parts::QKV };
+    let group = ParamGroup { flat: normal("flat", &[6])?, parts };
+    let sorting = Sorting::Net { group: &group, temperature: 1.0, activation: SortNorm::Softmax };
+    let qkv = Qkv::Packed { rows, heads: 1, parts: PackedLayout::QKV };
     let error = sinkhorn(&qkv, None, &Sinkhorn { block: 4, sorting, concat: false, dropout: None })
         .err()
         .map(|e| e.to_string());

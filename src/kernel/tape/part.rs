@@ -4,19 +4,19 @@ use candle_core::{Result, Tensor};
 
 use super::{RECORDING, memory};
 use crate::kernel::cpu::compact;
-use crate::kernel::cpu::products::{Products, products};
+use crate::kernel::cpu::matmul_format::{MatmulFormat, matmul_format};
 
 /// Runs a part of a model whose inner results nothing reads but its backward pass, and which is the last to read those
 /// `inputs` that fused operations gave: if products are of bf16, all of them wait for the backward pass as bf16.
 ///
 /// # Errors
 /// Whatever `run` fails with.
-pub fn part(inputs: &[&Tensor], run: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
+pub fn with_bf16_activations(inputs: &[&Tensor], run: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
     let recorded = || RECORDING.with_borrow(|entries| entries.as_ref().map_or(0, Vec::len));
     let first = recorded();
     let out = run()?;
     let last = recorded();
-    if products() == Products::F32 || first == last || !out.device().is_cpu() {
+    if matmul_format() == MatmulFormat::F32 || first == last || !out.device().is_cpu() {
         return Ok(out);
     }
     let place = |x: &Tensor| memory(x).map(|(at, _)| at);

@@ -4,7 +4,7 @@ use super::*;
 use crate::kernel::activation::gelu;
 use crate::kernel::cpu::slices;
 use crate::kernel::linear::linear;
-use crate::kernel::op::Out;
+use crate::kernel::op::SavedOutput;
 use crate::kernel::testing::randn;
 
 /// Fused operations in a chain, shared inputs, candle operations between, an unused output, a fused result that
@@ -64,7 +64,7 @@ fn nothing_is_noted_for_constants_or_outside_of_a_recording() {
 /// a + b, whose gradients are one tensor.
 struct Both;
 
-impl Op for Both {
+impl FusedOp for Both {
     fn name(&self) -> &'static str {
         "both"
     }
@@ -72,7 +72,7 @@ impl Op for Both {
         let [a, b] = slices(operands)?;
         Ok((a.iter().zip(b).map(|(a, b)| a + b).collect(), operands[0].1.shape().clone()))
     }
-    fn backward(&self, _: &[&Tensor], _: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, _: &[&Tensor], _: SavedOutput, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         Ok(vec![Some(grad.clone()), Some(grad.clone())])
     }
 }
@@ -80,7 +80,7 @@ impl Op for Both {
 /// 2 x, which adds to the gradient of x that is there.
 struct Onto;
 
-impl Op for Onto {
+impl FusedOp for Onto {
     fn name(&self) -> &'static str {
         "onto"
     }
@@ -88,13 +88,13 @@ impl Op for Onto {
         let [x] = slices(operands)?;
         Ok((x.iter().map(|x| 2.0 * x).collect(), operands[0].1.shape().clone()))
     }
-    fn adds_to(&self) -> &'static [usize] {
+    fn accumulates_into(&self) -> &'static [usize] {
         &[0]
     }
-    fn backward_onto(
+    fn backward_accumulate(
         &self,
         _: &[&Tensor],
-        _: Out,
+        _: SavedOutput,
         grad: &Tensor,
         held: Vec<Vec<f32>>,
     ) -> Result<Vec<Option<Tensor>>> {
@@ -132,7 +132,7 @@ fn saved_tensors_are_freed_on_the_way() {
             ALIVE.fetch_sub(1, SeqCst);
         }
     }
-    impl Op for Counted {
+    impl FusedOp for Counted {
         fn name(&self) -> &'static str {
             "counted"
         }
@@ -141,7 +141,7 @@ fn saved_tensors_are_freed_on_the_way() {
             let [x] = slices(operands)?;
             Ok((x.to_vec(), operands[0].1.shape().clone()))
         }
-        fn backward(&self, _: &[&Tensor], _: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+        fn backward(&self, _: &[&Tensor], _: SavedOutput, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
             // Operation number i runs backward when all later ones are gone.
             assert_eq!(ALIVE.load(SeqCst), self.0 + 1);
             Ok(vec![Some(grad.clone())])

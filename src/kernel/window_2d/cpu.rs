@@ -11,9 +11,9 @@ use super::{Keys, Window2d, bias_rows, bias_rows_of, everywhere, key_side, reach
 use crate::kernel::cpu::gemm::{Mat, MatMut, Threads, gemm};
 use crate::kernel::cpu::jobs::build_jobs;
 use crate::kernel::cpu::{self, math, par};
-use crate::kernel::op::{self, Op, Out};
+use crate::kernel::op::{self, FusedOp, SavedOutput};
 use crate::kernel::tape;
-use crate::pattern::Grid;
+use crate::pattern::Grid2d;
 
 /// [`super::window_2d`] with a window.
 ///
@@ -46,7 +46,7 @@ pub fn window_2d(q: &Tensor, own: Keys, call: &Window2d) -> Result<Tensor> {
 }
 
 struct Attend {
-    grid: Grid,
+    grid: Grid2d,
     w: usize,
     /// Keys that every query sees, behind those of the image.
     far: usize,
@@ -305,7 +305,7 @@ crate::simd_fn! {
     }
 }
 
-impl Op for Attend {
+impl FusedOp for Attend {
     fn name(&self) -> &'static str {
         "window-2d"
     }
@@ -315,7 +315,7 @@ impl Op for Attend {
         Ok((self.attend(q, pair, table), operands[0].1.shape().clone()))
     }
 
-    fn backward(&self, operands: &[&Tensor], _: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, operands: &[&Tensor], _: SavedOutput, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let [q, pair, table] = op::operands(operands)?;
         let [dq, dpair, dtable] = cpu::with_slices([q, pair, table, grad], |[q, pair, table, dy]| {
             Ok(self.gradients(q, pair, table, dy))

@@ -10,7 +10,7 @@ mod cpu;
 use candle_core::{DType, Device, Result, Tensor, bail};
 
 use super::softmax::softmax;
-use crate::pattern::Grid;
+use crate::pattern::Grid2d;
 
 /// Logit of what is not a key: its weight is exactly 0.
 const HIDDEN: f32 = -1e30;
@@ -27,7 +27,7 @@ pub struct Keys<'a> {
 /// What image tokens see.
 pub struct Window2d<'a> {
     /// Rows and columns of the image tokens.
-    pub grid: Grid,
+    pub grid: Grid2d,
     /// Side w of a square of queries; 0: no window.
     pub w: usize,
     /// Bias of the window's logits by distance and head [[`bias_rows`], h].
@@ -70,7 +70,7 @@ struct Squares {
 }
 
 impl Squares {
-    fn new(grid: Grid, w: usize) -> Self {
+    fn new(grid: Grid2d, w: usize) -> Self {
         let (rows, cols, none) = (grid.rows.div_ceil(w), grid.cols.div_ceil(w), grid.len() as u32);
         let s = reach(w) as isize;
         let place = |y: isize, x: isize| {
@@ -143,7 +143,7 @@ pub fn biased(q: &Tensor, keys: Keys, bias: &Tensor) -> Result<Tensor> {
 ///
 /// # Errors
 /// A table of another grid.
-pub fn grid_bias(table: &Tensor, grid: Grid) -> Result<Tensor> {
+pub fn grid_bias(table: &Tensor, grid: Grid2d) -> Result<Tensor> {
     let n = grid.len();
     let row = |query: usize, key: usize| {
         let away = |query: usize, key: usize, len: usize| query + len - 1 - key;
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn squares_see_their_neighbourhood_as_far_as_the_grid_reaches() {
-        let grid = Grid { rows: 5, cols: 7 };
+        let grid = Grid2d { rows: 5, cols: 7 };
         let squares = Squares::new(grid, 4);
         assert_eq!((squares.count, squares.keys.len()), (4, 4 * 64));
         let seen: Vec<u32> = squares.keys[..64].iter().copied().filter(|place| *place < 35).collect();
@@ -195,7 +195,7 @@ mod tests {
             (2, 2, 9, 13, 5, 4, 2, true),
             (1, 3, 5, 3, 16, 8, 0, true),
         ] {
-            let (grid, n) = (Grid { rows, cols }, rows * cols);
+            let (grid, n) = (Grid2d { rows, cols }, rows * cols);
             let image = ["q", "k", "v"].map(|name| randn(name, &[b, h, n, d]));
             let far = ["far k", "far v"].map(|name| randn(name, &[b, h, extra.max(1), d]));
             let table = randn("bias", &[bias_rows(w), h]);
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn a_window_over_the_whole_grid_is_full_attention() {
-        let grid = Grid { rows: 3, cols: 4 };
+        let grid = Grid2d { rows: 3, cols: 4 };
         let [q, k, v] = ["q", "k", "v"].map(|name| randn(name, &[2, 2, 12, 5]));
         let keys = Keys { k: &k, v: &v };
         let call = Window2d { grid, w: 4, bias: None, everywhere: Vec::new() };

@@ -5,15 +5,18 @@
 
 use candle_core::{DType, Device, Result, Tensor, Var, bail};
 
-use super::{About, Asked, Family, Loss, Metric, Net, Resolved, Sizes, SpecError, StageCost, Usual};
+use super::{
+    Architecture, Family, Loss, Metric, Model, ModelRequest, PresetDefaults, PresetInfo, ResolveError,
+    SizeOverrides, StageCost,
+};
 use crate::attention::knobs::Knobs;
-use crate::attention::{Config, Entry, Input as Call, Mechanism, Shape};
-use crate::device::rng::Stream;
-use crate::kernel::heads::{Parts, Qkv};
-use crate::model::batch::{Batch, Input, InputKind, MadeUp, Tokens};
+use crate::attention::{AttentionInput as Call, Mechanism, MechanismConfig, MechanismEntry, Shape};
+use crate::device::rng::RngStream;
+use crate::kernel::heads::{PackedLayout, Qkv};
+use crate::model::batch::{Batch, InputKind, ModelInput, SyntheticInput, Tokens};
 use crate::model::layer::parts;
-use crate::nn::dropout::Noise;
-use crate::nn::params::Builder;
+use crate::nn::dropout::DropoutRng;
+use crate::nn::params::ParamBuilder;
 
 /// The table line.
 pub static FAMILY: Family = Family {
@@ -25,7 +28,7 @@ pub static FAMILY: Family = Family {
     presets,
     serves: |preset, task| task.is_none() && causal(preset).is_some(),
     usual_task: |_, _| None,
-    usual: |preset| causal(preset).map(|_| Usual { models: "full,linear,cosformer,ls", len: 1024 }),
+    usual: |preset| causal(preset).map(|_| PresetDefaults { models: "full,linear,cosformer,ls", len: 1024 }),
     resolve,
 };
 
@@ -35,8 +38,8 @@ const CAUSAL: &str = "attention-causal";
 /// Width of all heads together and number of heads where nothing is said: heads of 64.
 const SIZES: (usize, usize) = (512, 8);
 
-fn presets() -> Vec<About> {
-    let about = |name, title| About {
+fn presets() -> Vec<PresetInfo> {
+    let about = |name, title| PresetInfo {
         name,
         title,
         description: "8 heads of width 64 (--set heads=, --set width=), no projections, no feed-forward half",
@@ -62,7 +65,7 @@ fn causal(preset: &str) -> Option<bool> {
 /// One call.
 #[derive(Clone)]
 struct Alone {
-    entry: &'static Entry,
+    entry: &'static MechanismEntry,
     knobs: Knobs,
     width: usize,
     heads: usize,
@@ -70,15 +73,15 @@ struct Alone {
     causal: bool,
 }
 
-fn resolve(asked: &Asked) -> std::result::Result<Box<dyn Resolved>, SpecError> {
+fn resolve(asked: &ModelRequest) -> std::result::Result<Box<dyn Architecture>, ResolveError> {
     let preset = asked.preset;
     super::tasks_of(asked, preset)?;
     let Some(causal) = causal(preset) else {
-        return Err(SpecError::Wrong(format!("unknown preset {preset}")));
+        return Err(ResolveError::Invalid(format!("unknown preset {preset}")));
     };
-    let foreign = Sizes { width: None, heads: None, ..asked.sizes.clone() }.words();
+    let foreign = SizeOverrides { width: None, heads: None, ..asked.sizes.clone() }.words();
     if let Some(word) = foreign.first() {
-        return Err(SpecError::Wrong(format!("preset {preset} is attention alone; leave {word} out")));
+        return Err(ResolveError::Invalid(format!("preset {preset} is attention alone; leave {word} out")));
     }
     let size = |said: Option<u64>, usual: usize| said.map_or(usual, |said| said as usize);
     Ok(Box::new(Alone {
@@ -106,20 +109,20 @@ impl Alone {
         }
     }
 
-    fn mechanism(&self, builder: &Builder) -> Result<Box<dyn Mechanism>> {
+    fn mechanism(&self, builder: &ParamBuilder) -> Result<Box<dyn Mechanism>> {
         let Shape { heads, head_dim, width, causal, .. } = self.shape(1, self.len);
         let knobs = self.knobs.clone();
         (self.entry.build)(
-            &Config { knobs, heads, head_dim, width, max_len: self.len, causal, layer: 0 },
+            &MechanismConfig { knobs, heads, head_dim, width, max_len: self.len, causal, layer: 0 },
             builder,
         )
     }
 
-    fn built(&self, builder: &Builder, batch: usize) -> Result<Box<dyn Net>> {
+    fn built(&self, builder: &ParamBuilder, batch: usize) -> Result<Box<dyn Model>> {
         let needs = (self.entry.needs)(&self.knobs);
         let (device, width) = (builder.device(), self.width);
         let random = |name: &str, count: usize| {
-            let mut stream = Stream::new(0, name);
+            let mut stream = RngStream::new(0, name);
             let rows = stream.normal_tensor((batch, self.len, count * width), 0.0, 1.0, &device)?;
             Var::from_tensor(&rows)
         };
@@ -135,24 +138,26 @@ impl Alone {
     }
 }
 
-impl Resolved for Alone {
-    fn longest(&self) -> usize {
+impl Architecture for Alone {
+    fn max_len(&self) -> usize {
         self.len
     }
 
-    fn validate(&self) -> std::result::Result<(), SpecError> {
+    fn validate(&self) -> std::result::Result<(), ResolveError> {
         let (support, name) = (self.entry.support, self.entry.name);
         if self.heads == 0 || !self.width.is_multiple_of(self.heads) {
             let (width, heads) = (self.width, self.heads);
-            return Err(SpecError::Wrong(format!("{heads} heads do not divide a width of {width}")));
+            return Err(ResolveError::Invalid(format!("{heads} heads do not divide a width of {width}")));
         }
         if self.causal && !support.causal {
-            return Err(SpecError::Unsupported(format!("{name} has no causal form; take --preset {PRESET}")));
+            return Err(ResolveError::Unsupported(format!(
+                "{name} has no causal form; take --preset {PRESET}"
+            )));
         }
         if !self.causal && !support.bidirectional {
-            return Err(SpecError::Unsupported(format!("{name} is causal only; take --preset {CAUSAL}")));
+            return Err(ResolveError::Unsupported(format!("{name} is causal only; take --preset {CAUSAL}")));
         }
-        self.entry.admits(&self.knobs, &self.shape(1, self.len)).map_err(SpecError::Unsupported)
+        self.entry.admits(&self.knobs, &self.shape(1, self.len)).map_err(ResolveError::Unsupported)
     }
 
     fn stages(&self, batch: usize, len: usize) -> Vec<StageCost> {
@@ -162,25 +167,25 @@ impl Resolved for Alone {
         vec![StageCost { name, flops: one.flops, core_macs: all.core_macs, state_bytes: one.state_bytes }]
     }
 
-    fn build(&self, builder: &Builder) -> Result<Box<dyn Net>> {
+    fn build(&self, builder: &ParamBuilder) -> Result<Box<dyn Model>> {
         self.built(builder, 1)
     }
 
-    fn build_measured(&self, builder: &Builder, batch: usize) -> Result<Box<dyn Net>> {
+    fn build_measured(&self, builder: &ParamBuilder, batch: usize) -> Result<Box<dyn Model>> {
         self.built(builder, batch)
     }
 
     fn parameters(&self) -> Result<usize> {
-        let builder = Builder::counting();
+        let builder = ParamBuilder::counting();
         self.mechanism(&builder)?;
         Ok(builder.finish().count())
     }
 
     /// The numbers belong to the call; nothing else is read.
-    fn made_up(&self, wanted: &MadeUp, device: &Device) -> Result<Vec<Batch>> {
+    fn synthetic_batches(&self, wanted: &SyntheticInput, device: &Device) -> Result<Vec<Batch>> {
         let ids = Tensor::zeros((wanted.batch, 1), DType::U32, device)?;
         let labels = Tensor::zeros(wanted.batch, DType::U32, device)?;
-        Ok(vec![Batch { input: Input::Tokens(Tokens { ids, mask: None }), labels }])
+        Ok(vec![Batch { input: ModelInput::Tokens(Tokens { ids, mask: None }), labels }])
     }
 }
 
@@ -188,7 +193,7 @@ impl Resolved for Alone {
 struct Rows {
     mechanism: Box<dyn Mechanism>,
     heads: usize,
-    parts: Parts,
+    parts: PackedLayout,
     rows: Var,
     x: Option<Var>,
     global: Option<Var>,
@@ -201,19 +206,19 @@ impl Rows {
         let global = self.global.as_ref().map(|rows| Qkv::Packed {
             rows: of(rows),
             heads: self.heads,
-            parts: Parts::QKV,
+            parts: PackedLayout::QKV,
         });
         let call = Call { x: x.as_ref(), global: global.as_ref(), ..Call::new(&qkv) };
         self.mechanism.forward(&call)?.out.merged()
     }
 }
 
-impl Net for Rows {
+impl Model for Rows {
     fn forward(&mut self, _: &Batch) -> Result<Tensor> {
         self.attend(Var::as_detached_tensor)
     }
 
-    fn loss(&mut self, _: &Batch, _: Noise) -> Result<Loss> {
+    fn loss(&mut self, _: &Batch, _: DropoutRng) -> Result<Loss> {
         Ok(Loss::mean(self.attend(|rows| rows.as_tensor().clone())?.mean_all()?))
     }
 

@@ -1,15 +1,15 @@
-//! Characters to next characters: the causal language model with cache of [`crate::model::lm`].
+//! Characters to next characters: the causal language model with cache of [`crate::model::char_lm`].
 
 use candle_core::{DType, Device, Result, Tensor};
 
-use super::{About, Asked, Family, Loss, Metric, Net, Resolved, SpecError, StageCost};
-use crate::attention::decode::State;
+use super::{Architecture, Family, Loss, Metric, Model, ModelRequest, PresetInfo, ResolveError, StageCost};
+use crate::attention::decode::DecodeState;
 use crate::config::unknown;
-use crate::model::batch::{Batch, Input, InputKind, MadeUp, Tokens};
-use crate::model::language_preset::{LanguagePreset, TABLE};
-use crate::model::lm::{Cache, FIXED, LanguageModel, LmConfig, next_symbol_loss, released_loss};
-use crate::nn::dropout::Noise;
-use crate::nn::params::Builder;
+use crate::model::batch::{Batch, InputKind, ModelInput, SyntheticInput, Tokens};
+use crate::model::char_lm::{Cache, CharLm, CharLmConfig, FIXED, next_symbol_loss, released_loss};
+use crate::model::char_lm_preset::{CharLmPreset, TABLE};
+use crate::nn::dropout::DropoutRng;
+use crate::nn::params::ParamBuilder;
 
 /// Symbols of the corpora that have a published number of them, the code's four special ones included. A model that is
 /// only measured has the first one's.
@@ -23,22 +23,22 @@ pub static FAMILY: Family = Family {
     classifies: false,
     sample: "charlm",
     presets,
-    serves: |preset, _| LanguagePreset::find(preset).is_some(),
-    usual_task: |preset, _| LanguagePreset::find(preset).map(|_| CORPORA[0].0),
+    serves: |preset, _| CharLmPreset::find(preset).is_some(),
+    usual_task: |preset, _| CharLmPreset::find(preset).map(|_| CORPORA[0].0),
     usual: |_| None,
     resolve,
 };
 
-fn presets() -> Vec<About> {
-    let about = |preset: &LanguagePreset| {
-        let LanguagePreset { name, title, description, source, .. } = *preset;
+fn presets() -> Vec<PresetInfo> {
+    let about = |preset: &CharLmPreset| {
+        let CharLmPreset { name, title, description, source, .. } = *preset;
         let knobs = preset.knobs.iter().chain(&FIXED).map(|(knob, _)| *knob).collect();
-        About { name, title, description, source, tasks: CORPORA.map(|(name, _)| name).to_vec(), knobs }
+        PresetInfo { name, title, description, source, tasks: CORPORA.map(|(name, _)| name).to_vec(), knobs }
     };
     TABLE.iter().map(about).collect()
 }
 
-fn resolve(asked: &Asked) -> std::result::Result<Box<dyn Resolved>, SpecError> {
+fn resolve(asked: &ModelRequest) -> std::result::Result<Box<dyn Architecture>, ResolveError> {
     Ok(Box::new(config(asked)?))
 }
 
@@ -46,12 +46,12 @@ fn resolve(asked: &Asked) -> std::result::Result<Box<dyn Resolved>, SpecError> {
 ///
 /// # Errors
 /// Unknown names, settings that the mechanism or this family does not take.
-pub fn config(asked: &Asked) -> std::result::Result<LmConfig, SpecError> {
+pub fn config(asked: &ModelRequest) -> std::result::Result<CharLmConfig, ResolveError> {
     let names = TABLE.iter().map(|preset| preset.name);
-    let preset = LanguagePreset::find(asked.preset);
-    let preset = preset.ok_or_else(|| SpecError::Wrong(unknown("preset", asked.preset, names)))?;
+    let preset = CharLmPreset::find(asked.preset);
+    let preset = preset.ok_or_else(|| ResolveError::Invalid(unknown("preset", asked.preset, names)))?;
     if asked.sizes.pooling.is_some() {
-        return Err(SpecError::Wrong(format!(
+        return Err(ResolveError::Invalid(format!(
             "preset {} has no pooling: it predicts every position",
             preset.name
         )));
@@ -62,24 +62,24 @@ pub fn config(asked: &Asked) -> std::result::Result<LmConfig, SpecError> {
         (None, None) => CORPORA[0].1,
         (None, Some(task)) => {
             let names = CORPORA.iter().map(|(name, _)| *name);
-            of_task(task).ok_or_else(|| SpecError::Wrong(unknown("corpus", task, names)))?
+            of_task(task).ok_or_else(|| ResolveError::Invalid(unknown("corpus", task, names)))?
         }
     };
     let entry = asked.choice.entry;
     let given = asked.choice.given();
     let given = given.iter().map(|(name, value)| (*name, value.as_str()));
-    let mut config = preset.model(entry, given, vocab).map_err(SpecError::wrong)?;
+    let mut config = preset.model(entry, given, vocab).map_err(ResolveError::wrong)?;
     asked.sizes.apply(&mut config.backbone);
     let block = asked.len.unwrap_or(preset.block);
     Ok(config.at(block, asked.cached.unwrap_or(preset.block.min(block))))
 }
 
-impl Resolved for LmConfig {
-    fn longest(&self) -> usize {
+impl Architecture for CharLmConfig {
+    fn max_len(&self) -> usize {
         self.block
     }
 
-    fn validate(&self) -> std::result::Result<(), SpecError> {
+    fn validate(&self) -> std::result::Result<(), ResolveError> {
         Ok(Self::validate(self)?)
     }
 
@@ -87,13 +87,13 @@ impl Resolved for LmConfig {
         self.layer_costs(batch, len, self.mem.min(len))
     }
 
-    fn build(&self, builder: &Builder) -> Result<Box<dyn Net>> {
-        Ok(Box::new(Segments { model: LanguageModel::new(self, builder)?, cache: None }))
+    fn build(&self, builder: &ParamBuilder) -> Result<Box<dyn Model>> {
+        Ok(Box::new(Segments { model: CharLm::new(self, builder)?, cache: None }))
     }
 
     /// Behind a full cache from the first step on.
-    fn build_measured(&self, builder: &Builder, batch: usize) -> Result<Box<dyn Net>> {
-        let model = LanguageModel::new(self, builder)?;
+    fn build_measured(&self, builder: &ParamBuilder, batch: usize) -> Result<Box<dyn Model>> {
+        let model = CharLm::new(self, builder)?;
         let rows = |_| match self.mem {
             0 => Ok(None),
             mem => Tensor::ones((batch, mem, self.backbone.width), DType::F32, model.device()).map(Some),
@@ -102,20 +102,20 @@ impl Resolved for LmConfig {
         Ok(Box::new(Segments { model, cache: Some(cache) }))
     }
 
-    fn build_decoder(&self, builder: &Builder, batch: usize) -> Result<Option<Box<dyn Net>>> {
-        let model = LanguageModel::new(&self.at(self.block, 0), builder)?;
+    fn build_decoder(&self, builder: &ParamBuilder, batch: usize) -> Result<Option<Box<dyn Model>>> {
+        let model = CharLm::new(&self.at(self.block, 0), builder)?;
         let Some(mut states) = model.start_decoding(batch, self.block)? else { return Ok(None) };
         let behind = self.block - 1;
         states.iter_mut().for_each(|state| state.len = behind);
         Ok(Some(Box::new(Decoder { model, states, behind })))
     }
 
-    fn made_up(&self, wanted: &MadeUp, device: &Device) -> Result<Vec<Batch>> {
+    fn synthetic_batches(&self, wanted: &SyntheticInput, device: &Device) -> Result<Vec<Batch>> {
         let bytes = &mut wanted.bytes();
-        let batches = (0..MadeUp::BATCHES).map(|_| {
+        let batches = (0..SyntheticInput::BATCHES).map(|_| {
             let ids = wanted.ids(bytes, |byte| u32::from(byte) % self.vocab as u32, device)?;
             let labels = Tensor::cat(&[ids.narrow(1, 1, wanted.len - 1)?, ids.narrow(1, 0, 1)?], 1)?;
-            Ok(Batch { input: Input::Tokens(Tokens { ids, mask: None }), labels: labels.contiguous()? })
+            Ok(Batch { input: ModelInput::Tokens(Tokens { ids, mask: None }), labels: labels.contiguous()? })
         });
         batches.collect()
     }
@@ -123,12 +123,12 @@ impl Resolved for LmConfig {
 
 /// A model that makes the next token of sequences, always the same one: what it costs does not depend on what was before.
 struct Decoder {
-    model: LanguageModel,
-    states: Vec<State>,
+    model: CharLm,
+    states: Vec<DecodeState>,
     behind: usize,
 }
 
-impl Net for Decoder {
+impl Model for Decoder {
     fn forward(&mut self, batch: &Batch) -> Result<Tensor> {
         let ids = batch.tokens()?.ids.narrow(1, 0, 1)?.contiguous()?;
         let logits = self.model.decode(&ids, &mut self.states)?;
@@ -136,7 +136,7 @@ impl Net for Decoder {
         Ok(logits)
     }
 
-    fn loss(&mut self, _: &Batch, _: Noise) -> Result<Loss> {
+    fn loss(&mut self, _: &Batch, _: DropoutRng) -> Result<Loss> {
         candle_core::bail!("tokens that are made one after another are not trained on")
     }
 
@@ -147,7 +147,7 @@ impl Net for Decoder {
 
 /// A model on its way through streams, one segment after another.
 struct Segments {
-    model: LanguageModel,
+    model: CharLm,
     /// In front of the next segment; absent before the first.
     cache: Option<Cache>,
 }
@@ -158,7 +158,7 @@ impl Segments {
     }
 }
 
-impl Net for Segments {
+impl Model for Segments {
     fn forward(&mut self, batch: &Batch) -> Result<Tensor> {
         let ids = &batch.tokens()?.ids;
         let cache = self.cache(ids.dim(0)?)?;
@@ -168,7 +168,7 @@ impl Net for Segments {
     }
 
     /// The released code's: the last symbol of a segment has no target but is counted.
-    fn loss(&mut self, batch: &Batch, noise: Noise) -> Result<Loss> {
+    fn loss(&mut self, batch: &Batch, noise: DropoutRng) -> Result<Loss> {
         let ids = &batch.tokens()?.ids;
         let cache = self.cache(ids.dim(0)?)?;
         let noise = self.model.config().backbone.drops(noise);
@@ -193,16 +193,16 @@ mod tests {
 
     const LEN: usize = 41;
 
-    fn config(model: &str) -> LmConfig {
+    fn config(model: &str) -> CharLmConfig {
         let choice = choose(&model.parse().unwrap()).unwrap().remove(0);
-        let sizes = super::super::Sizes {
+        let sizes = super::super::SizeOverrides {
             layers: Some(2),
             width: Some(16),
             heads: Some(2),
             ffn: Some(24),
             ..Default::default()
         };
-        let asked = Asked {
+        let asked = ModelRequest {
             preset: "charlm-small",
             task: None,
             choice: &choice,
@@ -219,7 +219,7 @@ mod tests {
     const VARIANTS: [&str; 4] = ["window:w=5", "cosformer:m=50", "rfa:gate=true", "rfa:kernel=arccos"];
 
     fn decodes(name: &str) -> bool {
-        config(name).build_decoder(&Builder::counting(), 1).unwrap().is_some()
+        config(name).build_decoder(&ParamBuilder::counting(), 1).unwrap().is_some()
     }
 
     #[test]
@@ -231,12 +231,12 @@ mod tests {
         for name in names {
             let config = config(name);
             // weights of usual size: those of a new model make all logits alike
-            let draw = |spec: &crate::nn::params::Spec| match spec.shape.len() {
+            let draw = |spec: &crate::nn::params::ParamSpec| match spec.shape.len() {
                 2 => crate::nn::params::Init::Uniform { bound: 0.5 },
                 _ => spec.init,
             };
-            let builder = Builder::seeded(3, &Device::Cpu, false).with_init(draw);
-            let model = LanguageModel::new(&config.at(LEN, 0), &builder).unwrap();
+            let builder = ParamBuilder::seeded(3, &Device::Cpu, false).with_init(draw);
+            let model = CharLm::new(&config.at(LEN, 0), &builder).unwrap();
             let ids: Vec<u32> = (0..2 * LEN as u32).map(|at| at * at % 13).collect();
             let ids = Tensor::from_vec(ids, (2, LEN), &Device::Cpu).unwrap();
             let (whole, _) = model.forward(&ids, &Cache::default()).unwrap();
@@ -259,7 +259,7 @@ mod tests {
         }
         let choice = choose(&"full".parse().unwrap()).unwrap().remove(0);
         let sizes = Default::default();
-        let asked = Asked {
+        let asked = ModelRequest {
             preset: "lra-repo",
             task: None,
             choice: &choice,
@@ -270,6 +270,6 @@ mod tests {
             examples: None,
         };
         let classifier = resolve(&super::super::families(), &asked).unwrap();
-        assert!(classifier.build_decoder(&Builder::counting(), 1).unwrap().is_none());
+        assert!(classifier.build_decoder(&ParamBuilder::counting(), 1).unwrap().is_none());
     }
 }

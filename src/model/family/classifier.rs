@@ -2,15 +2,15 @@
 
 use candle_core::{D, DType, Device, Result, Tensor};
 
-use super::{About, Asked, Family, Loss, Metric, Net, Resolved, SpecError, StageCost};
+use super::{Architecture, Family, Loss, Metric, Model, ModelRequest, PresetInfo, ResolveError, StageCost};
 use crate::config::unknown;
 use crate::kernel::loss::cross_entropy;
-use crate::model::batch::{Batch, Input, InputKind, MadeUp, Tokens};
+use crate::model::batch::{Batch, InputKind, ModelInput, SyntheticInput, Tokens};
 use crate::model::pair::Pair;
-use crate::model::preset::{Preset, TABLE};
-use crate::model::{Classifier, ModelConfig, Pooling};
-use crate::nn::dropout::Noise;
-use crate::nn::params::Builder;
+use crate::model::preset::{ClassifierPreset, TABLE};
+use crate::model::{Classifier, ClassifierConfig, Pooling};
+use crate::nn::dropout::DropoutRng;
+use crate::nn::params::ParamBuilder;
 
 /// The table line.
 pub static FAMILY: Family = Family {
@@ -21,53 +21,53 @@ pub static FAMILY: Family = Family {
     sample: "text",
     presets,
     serves: |preset, task| towers(preset, task) == Some(1),
-    usual_task: |preset, len| Preset::find(preset)?.task_of_len(len?),
+    usual_task: |preset, len| ClassifierPreset::find(preset)?.task_of_len(len?),
     usual: |_| None,
     resolve,
 };
 
 /// The presets of the Long Range Arena, of which a pair's tasks belong to [`super::pair`].
-pub(super) fn presets() -> Vec<About> {
-    let about = |preset: &Preset| {
-        let Preset { name, title, description, source, .. } = *preset;
-        About { name, title, description, source, tasks: preset.tasks().collect(), knobs: Vec::new() }
+pub(super) fn presets() -> Vec<PresetInfo> {
+    let about = |preset: &ClassifierPreset| {
+        let ClassifierPreset { name, title, description, source, .. } = *preset;
+        PresetInfo { name, title, description, source, tasks: preset.tasks().collect(), knobs: Vec::new() }
     };
     TABLE.iter().map(|preset| about(preset)).collect()
 }
 
 /// Documents per example of this model, where there is one.
 pub(super) fn towers(preset: &str, task: Option<&str>) -> Option<usize> {
-    Preset::find(preset)?.form(task, "").ok().map(|form| form.towers)
+    ClassifierPreset::find(preset)?.form(task, "").ok().map(|form| form.towers)
 }
 
 /// Classifiers and pairs.
-pub(super) fn resolve(asked: &Asked) -> std::result::Result<Box<dyn Resolved>, SpecError> {
+pub(super) fn resolve(asked: &ModelRequest) -> std::result::Result<Box<dyn Architecture>, ResolveError> {
     let names = TABLE.iter().map(|preset| preset.name);
-    let preset = Preset::find(asked.preset);
-    let preset = preset.ok_or_else(|| SpecError::Wrong(unknown("preset", asked.preset, names)))?;
+    let preset = ClassifierPreset::find(asked.preset);
+    let preset = preset.ok_or_else(|| ResolveError::Invalid(unknown("preset", asked.preset, names)))?;
     let entry = asked.choice.entry;
     let mut form = match (preset.form(asked.task, entry.name), asked.examples) {
         (Ok(form), _) => form,
         // the sizes without a task, the ids and classes of the data
         (Err(_), Some(examples)) => preset.form_for(&examples),
-        (Err(error), None) => return Err(SpecError::wrong(error)),
+        (Err(error), None) => return Err(ResolveError::wrong(error)),
     };
     asked.sizes.apply(&mut form.backbone);
     if let Some(name) = &asked.sizes.pooling {
         let pooling = Pooling::find(name);
         let names = Pooling::ALL.iter().map(|pooling| pooling.name());
-        form.pooling = Some(pooling.ok_or_else(|| SpecError::Wrong(unknown("pooling", name, names)))?);
+        form.pooling = Some(pooling.ok_or_else(|| ResolveError::Invalid(unknown("pooling", name, names)))?);
     }
     let len = asked.len.unwrap_or(form.max_len);
     Ok(Box::new(form.model(entry, asked.choice.knobs.clone(), len)))
 }
 
-impl Resolved for ModelConfig {
-    fn longest(&self) -> usize {
+impl Architecture for ClassifierConfig {
+    fn max_len(&self) -> usize {
         self.max_len
     }
 
-    fn validate(&self) -> std::result::Result<(), SpecError> {
+    fn validate(&self) -> std::result::Result<(), ResolveError> {
         Ok(Self::validate(self)?)
     }
 
@@ -80,23 +80,23 @@ impl Resolved for ModelConfig {
         layer.state_bytes * self.backbone.layers as u64
     }
 
-    fn build(&self, builder: &Builder) -> Result<Box<dyn Net>> {
+    fn build(&self, builder: &ParamBuilder) -> Result<Box<dyn Model>> {
         Ok(match self.towers {
             2 => Box::new(Pair::new(self, builder)?),
             _ => Box::new(Classifier::new(self, builder)?),
         })
     }
 
-    fn made_up(&self, wanted: &MadeUp, device: &Device) -> Result<Vec<Batch>> {
+    fn synthetic_batches(&self, wanted: &SyntheticInput, device: &Device) -> Result<Vec<Batch>> {
         let bytes = &mut wanted.bytes();
         let mut document = || -> Result<Tokens> {
             let ids = wanted.ids(bytes, |byte| 1 + u32::from(byte), device)?; // 0 is padding
             Ok(Tokens { ids, mask: None })
         };
-        let batches = (0..MadeUp::BATCHES).map(|_| {
+        let batches = (0..SyntheticInput::BATCHES).map(|_| {
             let input = match self.towers {
-                2 => Input::Pairs(document()?, document()?),
-                _ => Input::Tokens(document()?),
+                2 => ModelInput::Pairs(document()?, document()?),
+                _ => ModelInput::Tokens(document()?),
             };
             Ok(Batch { input, labels: wanted.classes(self.classes, device)? })
         });
@@ -104,19 +104,19 @@ impl Resolved for ModelConfig {
     }
 }
 
-impl Net for Classifier {
+impl Model for Classifier {
     fn forward(&mut self, batch: &Batch) -> Result<Tensor> {
         let Tokens { ids, mask } = batch.tokens()?;
         Self::forward(self, ids, mask.as_ref())
     }
 
-    fn loss(&mut self, batch: &Batch, noise: Noise) -> Result<Loss> {
+    fn loss(&mut self, batch: &Batch, noise: DropoutRng) -> Result<Loss> {
         let Tokens { ids, mask } = batch.tokens()?;
         classification_loss(&self.forward_train(ids, mask.as_ref(), self.drops(noise))?, &batch.labels)
     }
 
     fn metrics(&mut self, batch: &Batch) -> Result<Vec<Metric>> {
-        classification_scores(&Net::forward(self, batch)?, &batch.labels)
+        classification_scores(&Model::forward(self, batch)?, &batch.labels)
     }
 }
 

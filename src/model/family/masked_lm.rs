@@ -3,14 +3,16 @@
 use candle_core::{D, DType, Device, Result, Tensor};
 
 use super::word_lm::reaching;
-use super::{About, Asked, Family, Loss, Metric, Net, Resolved, SpecError, StageCost, tasks_of};
+use super::{
+    Architecture, Family, Loss, Metric, Model, ModelRequest, PresetInfo, ResolveError, StageCost, tasks_of,
+};
 use crate::config::unknown;
 use crate::kernel::loss::cross_entropy;
 use crate::model::Backbone;
-use crate::model::batch::{Batch, IGNORED, Input, InputKind, MadeUp, Tokens};
+use crate::model::batch::{Batch, IGNORED, InputKind, ModelInput, SyntheticInput, Tokens};
 use crate::model::roberta::{Roberta, RobertaConfig, Top};
-use crate::nn::dropout::{Dropout, Noise};
-use crate::nn::params::Builder;
+use crate::nn::dropout::{Dropout, DropoutRng};
+use crate::nn::params::ParamBuilder;
 
 /// The table line.
 pub static FAMILY: Family = Family {
@@ -27,8 +29,8 @@ pub static FAMILY: Family = Family {
 };
 
 /// A named model.
-struct Preset {
-    about: About,
+struct MaskedLmPreset {
+    about: PresetInfo,
     backbone: Backbone,
     vocab: usize,
     positions: usize,
@@ -44,9 +46,9 @@ const fn backbone(layers: usize, width: usize, heads: usize, ffn: usize) -> Back
 const DESCRIPTION: &str = "RoBERTa's encoder under the names of the public checkpoints, with the head of a masked language \
                            model.";
 
-static PRESETS: &[Preset] = &[
-    Preset {
-        about: About {
+static PRESETS: &[MaskedLmPreset] = &[
+    MaskedLmPreset {
+        about: PresetInfo {
             name: "roberta-base",
             title: "RoBERTa base: 12 layers, d 768, 12 heads, FFN 3072, 50,265 words",
             description: DESCRIPTION,
@@ -58,8 +60,8 @@ static PRESETS: &[Preset] = &[
         vocab: 50_265,
         positions: 512,
     },
-    Preset {
-        about: About {
+    MaskedLmPreset {
+        about: PresetInfo {
             name: "roberta-large",
             title: "RoBERTa large: 24 layers, d 1024, 16 heads, FFN 4096, 50,265 words",
             description: DESCRIPTION,
@@ -71,8 +73,8 @@ static PRESETS: &[Preset] = &[
         vocab: 50_265,
         positions: 512,
     },
-    Preset {
-        about: About {
+    MaskedLmPreset {
+        about: PresetInfo {
             name: "roberta-small",
             title: "4 layers, d 128, 4 heads, FFN 512, 8,192 words: a small stand-in for RoBERTa",
             description: DESCRIPTION,
@@ -89,11 +91,11 @@ static PRESETS: &[Preset] = &[
 /// Share of positions that are predicted.
 const MASKED: usize = 7; // one in seven: 15 %
 
-fn find(name: &str) -> Option<&'static Preset> {
+fn find(name: &str) -> Option<&'static MaskedLmPreset> {
     PRESETS.iter().find(|preset| preset.about.name == name)
 }
 
-fn presets() -> Vec<About> {
+fn presets() -> Vec<PresetInfo> {
     PRESETS.iter().map(|preset| preset.about.clone()).collect()
 }
 
@@ -101,10 +103,10 @@ fn presets() -> Vec<About> {
 ///
 /// # Errors
 /// An unknown preset, settings that the mechanism does not take.
-pub fn config(asked: &Asked) -> std::result::Result<RobertaConfig, SpecError> {
+pub fn config(asked: &ModelRequest) -> std::result::Result<RobertaConfig, ResolveError> {
     let names = PRESETS.iter().map(|preset| preset.about.name);
     let preset =
-        find(asked.preset).ok_or_else(|| SpecError::Wrong(unknown("preset", asked.preset, names)))?;
+        find(asked.preset).ok_or_else(|| ResolveError::Invalid(unknown("preset", asked.preset, names)))?;
     tasks_of(asked, preset.about.name)?;
     let mut backbone = preset.backbone.clone();
     asked.sizes.apply(&mut backbone);
@@ -120,7 +122,7 @@ pub fn config(asked: &Asked) -> std::result::Result<RobertaConfig, SpecError> {
     })
 }
 
-fn resolve(asked: &Asked) -> std::result::Result<Box<dyn Resolved>, SpecError> {
+fn resolve(asked: &ModelRequest) -> std::result::Result<Box<dyn Architecture>, ResolveError> {
     Ok(Box::new(config(asked)?))
 }
 
@@ -132,16 +134,16 @@ pub fn preset(name: &str) -> Option<(&'static Backbone, usize, usize)> {
 /// The preset with these sizes, where there is one.
 pub fn preset_of(backbone: &Backbone, vocab: usize) -> Option<&'static str> {
     let sizes = |of: &Backbone| (of.layers, of.width, of.heads, of.ffn);
-    let same = |preset: &&Preset| sizes(&preset.backbone) == sizes(backbone) && preset.vocab == vocab;
+    let same = |preset: &&MaskedLmPreset| sizes(&preset.backbone) == sizes(backbone) && preset.vocab == vocab;
     PRESETS.iter().find(same).map(|preset| preset.about.name)
 }
 
-impl Resolved for RobertaConfig {
-    fn longest(&self) -> usize {
+impl Architecture for RobertaConfig {
+    fn max_len(&self) -> usize {
         self.positions
     }
 
-    fn validate(&self) -> std::result::Result<(), SpecError> {
+    fn validate(&self) -> std::result::Result<(), ResolveError> {
         Ok(Self::validate(self)?)
     }
 
@@ -159,20 +161,20 @@ impl Resolved for RobertaConfig {
         all
     }
 
-    fn build(&self, builder: &Builder) -> Result<Box<dyn Net>> {
+    fn build(&self, builder: &ParamBuilder) -> Result<Box<dyn Model>> {
         Ok(Box::new(Roberta::new(self, builder)?))
     }
 
-    fn made_up(&self, wanted: &MadeUp, device: &Device) -> Result<Vec<Batch>> {
+    fn synthetic_batches(&self, wanted: &SyntheticInput, device: &Device) -> Result<Vec<Batch>> {
         let bytes = &mut wanted.bytes();
         let word = |byte: u8| 4 + u32::from(byte).wrapping_mul(40_503) % (self.vocab as u32 - 4);
-        let batches = (0..MadeUp::BATCHES).map(|_| {
+        let batches = (0..SyntheticInput::BATCHES).map(|_| {
             let ids = wanted.ids(bytes, word, device)?;
             let flat = ids.flatten_all()?.to_vec1::<u32>()?;
             let chosen = |(at, id): (usize, u32)| if at.is_multiple_of(MASKED) { id } else { IGNORED };
             let labels: Vec<u32> = flat.into_iter().enumerate().map(chosen).collect();
             let labels = Tensor::from_vec(labels, (wanted.batch, wanted.len), device)?;
-            Ok(Batch { input: Input::Tokens(Tokens { ids, mask: None }), labels })
+            Ok(Batch { input: ModelInput::Tokens(Tokens { ids, mask: None }), labels })
         });
         batches.collect()
     }
@@ -190,12 +192,12 @@ fn predicted(model: &Roberta, batch: &Batch, dropout: Dropout) -> Result<(Tensor
     Ok((model.masked_logits(&hidden, &places)?, Tensor::new(labels.as_slice(), hidden.device())?))
 }
 
-impl Net for Roberta {
+impl Model for Roberta {
     fn forward(&mut self, batch: &Batch) -> Result<Tensor> {
         Ok(predicted(self, batch, Dropout::NONE)?.0)
     }
 
-    fn loss(&mut self, batch: &Batch, noise: Noise) -> Result<Loss> {
+    fn loss(&mut self, batch: &Batch, noise: DropoutRng) -> Result<Loss> {
         let (logits, labels) = predicted(self, batch, self.config().backbone.drops(noise))?;
         Ok(Loss { sum: cross_entropy(&logits, &labels)?.sum_all()?, count: labels.elem_count() as f64 })
     }

@@ -16,14 +16,14 @@ pub mod word_lm;
 use candle_core::{Device, Result, Tensor};
 
 use super::ConfigError;
-pub use super::batch::Examples;
-use super::batch::{Batch, InputKind, MadeUp};
-use crate::attention::choose::Choice;
+pub use super::batch::DataShape;
+use super::batch::{Batch, InputKind, SyntheticInput};
+use crate::attention::choose::MechanismChoice;
 use crate::config::registry::Registry;
 use crate::config::unknown;
-use crate::nn::dropout::Noise;
-use crate::nn::params::Builder;
-pub use sizes::Sizes;
+use crate::nn::dropout::DropoutRng;
+use crate::nn::params::ParamBuilder;
+pub use sizes::SizeOverrides;
 
 /// Every family of the crate.
 pub static TABLE: &[&Family] = &[
@@ -46,21 +46,21 @@ pub struct Family {
     pub title: &'static str,
     /// What it reads.
     pub input: InputKind,
-    /// Whether it learns a class for every sample: [`Net::metrics`] gives `loss` and `accuracy`. Protocols that train
+    /// Whether it learns a class for every sample: [`Model::metrics`] gives `loss` and `accuracy`. Protocols that train
     /// classifiers train any family that does.
     pub classifies: bool,
     /// What rows call the made-up samples that it is measured on.
     pub sample: &'static str,
     /// Its presets. Families may share one, each with tasks of its own.
-    pub presets: fn() -> Vec<About>,
+    pub presets: fn() -> Vec<PresetInfo>,
     /// Whether it has a model for this preset and task (without task: the one that `speed` and `memory` measure).
     pub serves: fn(preset: &str, task: Option<&str>) -> bool,
     /// The task whose model `list` counts where only a preset, and perhaps a length, is named.
     pub usual_task: fn(preset: &str, len: Option<usize>) -> Option<&'static str>,
     /// What a preset is measured with where nothing else is said; nothing: what is usual for the command.
-    pub usual: fn(preset: &str) -> Option<Usual>,
+    pub usual: fn(preset: &str) -> Option<PresetDefaults>,
     /// What a request means.
-    pub resolve: fn(&Asked) -> std::result::Result<Box<dyn Resolved>, SpecError>,
+    pub resolve: fn(&ModelRequest) -> std::result::Result<Box<dyn Architecture>, ResolveError>,
 }
 
 impl Family {
@@ -72,7 +72,7 @@ impl Family {
 
 /// What a preset is measured with where nothing else is said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Usual {
+pub struct PresetDefaults {
     /// Mechanisms, as on the command line.
     pub models: &'static str,
     /// Length.
@@ -81,7 +81,7 @@ pub struct Usual {
 
 /// A preset, as lists show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct About {
+pub struct PresetInfo {
     /// Name on the command line and in suites.
     pub name: &'static str,
     /// What it is, in a line.
@@ -98,15 +98,15 @@ pub struct About {
 
 /// A request for a model.
 #[derive(Clone, Copy)]
-pub struct Asked<'a> {
+pub struct ModelRequest<'a> {
     /// Preset.
     pub preset: &'a str,
     /// Task; absent: the model that is measured.
     pub task: Option<&'a str>,
     /// The mechanism.
-    pub choice: &'a Choice,
+    pub choice: &'a MechanismChoice,
     /// Sizes in the place of the preset's.
-    pub sizes: &'a Sizes,
+    pub sizes: &'a SizeOverrides,
     /// Longest input; absent: that of the preset's protocol.
     pub len: Option<usize>,
     /// Cached positions in front of it, of which a mechanism without cache has none; absent: the preset's.
@@ -114,28 +114,28 @@ pub struct Asked<'a> {
     /// Number of symbols, where the data say it; absent: the preset's or the task's.
     pub vocab: Option<usize>,
     /// What the task's examples are, for a task that the preset's source does not have.
-    pub examples: Option<Examples>,
+    pub examples: Option<DataShape>,
 }
 
 /// Why there is no model for a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SpecError {
+pub enum ResolveError {
     /// The user asked for something that nobody has: a usage error.
     #[error("{0}")]
-    Wrong(String),
+    Invalid(String),
     /// This mechanism cannot do it: a row that says `unsupported`.
     #[error("{0}")]
     Unsupported(String),
 }
 
-impl SpecError {
+impl ResolveError {
     /// A mistake of the user.
     pub fn wrong(error: impl ToString) -> Self {
-        Self::Wrong(error.to_string())
+        Self::Invalid(error.to_string())
     }
 }
 
-impl From<ConfigError> for SpecError {
+impl From<ConfigError> for ResolveError {
     fn from(error: ConfigError) -> Self {
         match error {
             ConfigError::Unsupported { .. } | ConfigError::Knobs { .. } | ConfigError::TooLarge { .. } => {
@@ -144,7 +144,7 @@ impl From<ConfigError> for SpecError {
             ConfigError::Heads { .. }
             | ConfigError::Zero { .. }
             | ConfigError::Towers(_)
-            | ConfigError::Dropout(_) => Self::Wrong(error.to_string()),
+            | ConfigError::Dropout(_) => Self::Invalid(error.to_string()),
         }
     }
 }
@@ -163,13 +163,13 @@ pub struct StageCost {
 }
 
 /// A model that a request named, not built yet.
-pub trait Resolved: Send + Sync {
+pub trait Architecture: Send + Sync {
     /// The longest input.
-    fn longest(&self) -> usize;
+    fn max_len(&self) -> usize;
 
     /// # Errors
     /// Sizes that no model has, what the mechanism cannot do.
-    fn validate(&self) -> std::result::Result<(), SpecError>;
+    fn validate(&self) -> std::result::Result<(), ResolveError>;
 
     /// Costs of its layers or stages for `batch` samples of length `len`, in order.
     fn stages(&self, batch: usize, len: usize) -> Vec<StageCost>;
@@ -178,13 +178,13 @@ pub trait Resolved: Send + Sync {
     ///
     /// # Errors
     /// A configuration that cannot be built, given parameters that do not fit.
-    fn build(&self, builder: &Builder) -> Result<Box<dyn Net>>;
+    fn build(&self, builder: &ParamBuilder) -> Result<Box<dyn Model>>;
 
     /// The model as it is measured, on batches of `batch` samples: every step costs the same.
     ///
     /// # Errors
     /// As [`Self::build`].
-    fn build_measured(&self, builder: &Builder, _batch: usize) -> Result<Box<dyn Net>> {
+    fn build_measured(&self, builder: &ParamBuilder, _batch: usize) -> Result<Box<dyn Model>> {
         self.build(builder)
     }
 
@@ -193,7 +193,7 @@ pub trait Resolved: Send + Sync {
     ///
     /// # Errors
     /// As [`Self::build`].
-    fn build_decoder(&self, _builder: &Builder, _batch: usize) -> Result<Option<Box<dyn Net>>> {
+    fn build_decoder(&self, _builder: &ParamBuilder, _batch: usize) -> Result<Option<Box<dyn Model>>> {
         Ok(None)
     }
 
@@ -203,12 +203,12 @@ pub trait Resolved: Send + Sync {
     }
 
     /// What the tensor `name` of a file in the public format is called here; nothing where the model has no use for it.
-    fn own_name(&self, name: &str) -> Option<String> {
+    fn map_tensor_name(&self, name: &str) -> Option<String> {
         Some(name.to_owned())
     }
 
     /// Batches to measure it on.
-    fn made_up(&self, wanted: &MadeUp, device: &Device) -> Result<Vec<Batch>>;
+    fn synthetic_batches(&self, wanted: &SyntheticInput, device: &Device) -> Result<Vec<Batch>>;
 
     /// FLOPs of one forward of one sample of length `len`.
     fn flops(&self, len: usize) -> u64 {
@@ -230,14 +230,14 @@ pub trait Resolved: Send + Sync {
     /// # Errors
     /// A configuration that cannot be built.
     fn parameters(&self) -> Result<usize> {
-        let builder = Builder::counting();
+        let builder = ParamBuilder::counting();
         self.build(&builder)?;
         Ok(builder.finish().count())
     }
 }
 
 /// A built model, and whatever it carries from batch to batch.
-pub trait Net {
+pub trait Model {
     /// Its outputs, without dropout.
     ///
     /// # Errors
@@ -248,7 +248,7 @@ pub trait Net {
     ///
     /// # Errors
     /// As [`Self::forward`].
-    fn loss(&mut self, batch: &Batch, noise: Noise) -> Result<Loss>;
+    fn loss(&mut self, batch: &Batch, noise: DropoutRng) -> Result<Loss>;
 
     /// Its scores on a batch, `loss` first, without dropout.
     ///
@@ -287,13 +287,13 @@ pub struct Metric {
 }
 
 /// Refuses what the presets of a family without tasks and pooling do not have.
-fn tasks_of(asked: &Asked, preset: &str) -> std::result::Result<(), SpecError> {
+fn tasks_of(asked: &ModelRequest, preset: &str) -> std::result::Result<(), ResolveError> {
     match (asked.task, &asked.sizes.pooling) {
-        (Some(task), _) => Err(SpecError::Wrong(format!(
+        (Some(task), _) => Err(ResolveError::Invalid(format!(
             "preset {preset} is measured by speed and memory; no protocol trains it on {task} yet"
         ))),
         (None, Some(_)) => {
-            Err(SpecError::Wrong(format!("preset {preset} has no pooling: it predicts positions")))
+            Err(ResolveError::Invalid(format!("preset {preset} has no pooling: it predicts positions")))
         }
         (None, None) => Ok(()),
     }
@@ -315,13 +315,13 @@ pub fn find(name: &str) -> Option<&'static Family> {
 }
 
 /// What `preset` is measured with where nothing else is said.
-pub fn usual(preset: &str) -> Option<Usual> {
+pub fn usual(preset: &str) -> Option<PresetDefaults> {
     (serving(&families(), preset, None).ok()?.usual)(preset)
 }
 
 /// The presets of `families`, each once.
-pub fn presets(families: &[&'static Family]) -> Vec<About> {
-    let mut all: Vec<About> = Vec::new();
+pub fn presets(families: &[&'static Family]) -> Vec<PresetInfo> {
+    let mut all: Vec<PresetInfo> = Vec::new();
     for preset in families.iter().flat_map(|family| (family.presets)()) {
         if all.iter().all(|known| known.name != preset.name) {
             all.push(preset);
@@ -351,12 +351,12 @@ pub fn serving(
     families: &[&'static Family],
     preset: &str,
     task: Option<&str>,
-) -> std::result::Result<&'static Family, SpecError> {
+) -> std::result::Result<&'static Family, ResolveError> {
     let has = |family: &&&Family| (family.presets)().iter().any(|known| known.name == preset);
     let serves = |family: &&&Family| (family.serves)(preset, task);
     let found = families.iter().find(serves).or_else(|| families.iter().find(has));
     found.copied().ok_or_else(|| {
-        SpecError::Wrong(unknown("preset", preset, presets(families).iter().map(|preset| preset.name)))
+        ResolveError::Invalid(unknown("preset", preset, presets(families).iter().map(|preset| preset.name)))
     })
 }
 
@@ -366,16 +366,16 @@ pub fn serving(
 /// Unknown names, impossible sizes, examples that no family with the preset reads, a mechanism that cannot do this.
 pub fn resolve(
     families: &[&'static Family],
-    asked: &Asked,
-) -> std::result::Result<Box<dyn Resolved>, SpecError> {
-    let Asked { preset, task, examples, .. } = *asked;
+    asked: &ModelRequest,
+) -> std::result::Result<Box<dyn Architecture>, ResolveError> {
+    let ModelRequest { preset, task, examples, .. } = *asked;
     let reads = |family: &&Family| examples.is_none_or(|examples| examples.input == family.input);
     let readers: Vec<&'static Family> = families.iter().copied().filter(reads).collect();
     let family = serving(&readers, preset, task).or_else(|_| {
         let family = serving(families, preset, task)?;
         let (task, reads) = (task.unwrap_or("the task"), family.input.words());
         let has = examples.map_or("others", |examples| examples.input.words());
-        Err(SpecError::Wrong(format!(
+        Err(ResolveError::Invalid(format!(
             "preset {preset} reads {reads}, {task} has {has}; choose another --preset"
         )))
     })?;

@@ -3,10 +3,10 @@
 use candle_core::{Result, Tensor};
 
 use super::classifier::{classification_loss, classification_scores, presets, resolve, towers};
-use super::{Family, Loss, Metric, Net};
+use super::{Family, Loss, Metric, Model};
 use crate::model::batch::{Batch, InputKind, Tokens};
 use crate::model::pair::{Document, Pair};
-use crate::nn::dropout::Noise;
+use crate::nn::dropout::DropoutRng;
 
 /// The table line.
 pub static FAMILY: Family = Family {
@@ -30,18 +30,18 @@ fn documents(batch: &Batch) -> Result<(Document<'_>, Document<'_>)> {
     Ok((document(first), document(second)))
 }
 
-impl Net for Pair {
+impl Model for Pair {
     fn forward(&mut self, batch: &Batch) -> Result<Tensor> {
         let (first, second) = documents(batch)?;
         Self::forward(self, first, second)
     }
 
-    fn loss(&mut self, batch: &Batch, noise: Noise) -> Result<Loss> {
+    fn loss(&mut self, batch: &Batch, noise: DropoutRng) -> Result<Loss> {
         let (first, second) = documents(batch)?;
         classification_loss(&self.forward_train(first, second, self.drops(noise))?, &batch.labels)
     }
 
     fn metrics(&mut self, batch: &Batch) -> Result<Vec<Metric>> {
-        classification_scores(&Net::forward(self, batch)?, &batch.labels)
+        classification_scores(&Model::forward(self, batch)?, &batch.labels)
     }
 }

@@ -7,7 +7,7 @@ use crate::model::Backbone;
 
 /// Sizes that replace the preset's.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Sizes {
+pub struct SizeOverrides {
     /// Number of blocks.
     pub layers: Option<u64>,
     /// Width of the residual stream and of all heads together.
@@ -26,7 +26,7 @@ pub struct Sizes {
     pub attention_dropout: Option<f64>,
 }
 
-impl Sizes {
+impl SizeOverrides {
     /// Those that `settings` name.
     pub fn of(settings: &Settings) -> Self {
         Self {

@@ -2,16 +2,18 @@
 
 use candle_core::{Device, Result, Tensor};
 
-use super::{About, Asked, Family, Loss, Metric, Net, Resolved, SpecError, StageCost, tasks_of};
+use super::{
+    Architecture, Family, Loss, Metric, Model, ModelRequest, PresetInfo, ResolveError, StageCost, tasks_of,
+};
 use crate::attention::knobs::{Knobs, Value};
 use crate::config::unknown;
 use crate::model::Backbone;
-use crate::model::batch::{Batch, Input, InputKind, MadeUp, Tokens};
+use crate::model::batch::{Batch, InputKind, ModelInput, SyntheticInput, Tokens};
 use crate::model::word_lm::{WordLm, WordLmConfig};
 use crate::nn::PADDING;
 use crate::nn::adaptive::{AdaptiveConfig, Tie};
-use crate::nn::dropout::{Dropout, Noise};
-use crate::nn::params::Builder;
+use crate::nn::dropout::{Dropout, DropoutRng};
+use crate::nn::params::ParamBuilder;
 
 /// The table line.
 pub static FAMILY: Family = Family {
@@ -28,8 +30,8 @@ pub static FAMILY: Family = Family {
 };
 
 /// A named model.
-struct Preset {
-    about: About,
+struct WordLmPreset {
+    about: PresetInfo,
     backbone: Backbone,
     vocab: usize,
     cutoffs: [usize; 2],
@@ -43,9 +45,9 @@ const fn backbone(layers: usize, width: usize, heads: usize, ffn: usize) -> Back
     backbone
 }
 
-static PRESETS: &[Preset] = &[
-    Preset {
-        about: About {
+static PRESETS: &[WordLmPreset] = &[
+    WordLmPreset {
+        about: PresetInfo {
             name: "wikitext103",
             title: "cosFormer Table 2: 16 layers, d 1024, 8 heads, FFN 4096, 267,744 words",
             description: "fairseq's transformer_lm_wiki103: adaptive input and softmax, tied, cutoffs 20000 and 60000, \
@@ -59,8 +61,8 @@ static PRESETS: &[Preset] = &[
         cutoffs: [20_000, 60_000],
         block: 512,
     },
-    Preset {
-        about: About {
+    WordLmPreset {
+        about: PresetInfo {
             name: "wikitext103-small",
             title: "4 layers, d 256, 4 heads, FFN 1024, 8,125 words: a small stand-in for cosFormer Table 2",
             description: "The form of wikitext103 at a size that two CPU cores train in minutes; its perplexities \
@@ -76,15 +78,15 @@ static PRESETS: &[Preset] = &[
     },
 ];
 
-fn find(name: &str) -> Option<&'static Preset> {
+fn find(name: &str) -> Option<&'static WordLmPreset> {
     PRESETS.iter().find(|preset| preset.about.name == name)
 }
 
-fn presets() -> Vec<About> {
-    PRESETS.iter().map(|preset| About { knobs: vec!["m"], ..preset.about.clone() }).collect()
+fn presets() -> Vec<PresetInfo> {
+    PRESETS.iter().map(|preset| PresetInfo { knobs: vec!["m"], ..preset.about.clone() }).collect()
 }
 
-fn resolve(asked: &Asked) -> std::result::Result<Box<dyn Resolved>, SpecError> {
+fn resolve(asked: &ModelRequest) -> std::result::Result<Box<dyn Architecture>, ResolveError> {
     Ok(Box::new(config(asked)?))
 }
 
@@ -92,10 +94,10 @@ fn resolve(asked: &Asked) -> std::result::Result<Box<dyn Resolved>, SpecError> {
 ///
 /// # Errors
 /// Unknown names, settings that the mechanism or this family does not take.
-pub fn config(asked: &Asked) -> std::result::Result<WordLmConfig, SpecError> {
+pub fn config(asked: &ModelRequest) -> std::result::Result<WordLmConfig, ResolveError> {
     let names = PRESETS.iter().map(|preset| preset.about.name);
     let preset =
-        find(asked.preset).ok_or_else(|| SpecError::Wrong(unknown("preset", asked.preset, names)))?;
+        find(asked.preset).ok_or_else(|| ResolveError::Invalid(unknown("preset", asked.preset, names)))?;
     tasks_of(asked, preset.about.name)?;
     let mut backbone = preset.backbone.clone();
     asked.sizes.apply(&mut backbone);
@@ -123,22 +125,22 @@ pub fn config(asked: &Asked) -> std::result::Result<WordLmConfig, SpecError> {
 
 /// The settings that are asked for; a distance that would follow the length (cosFormer's M) is the block's, so that a
 /// result does not depend on how long a window happens to be.
-pub(super) fn reaching(asked: &Asked, block: usize) -> std::result::Result<Knobs, SpecError> {
+pub(super) fn reaching(asked: &ModelRequest, block: usize) -> std::result::Result<Knobs, ResolveError> {
     let entry = asked.choice.entry;
     let given = asked.choice.given();
     let free = entry.knobs.iter().any(|knob| knob.name == "m" && knob.default == Value::Auto);
     let whole = block.to_string();
     let fixed = free.then_some(("m", whole.as_str()));
     let given = given.iter().map(|(name, value)| (*name, value.as_str()));
-    Knobs::parse(entry.name, entry.knobs, fixed.into_iter().chain(given)).map_err(SpecError::wrong)
+    Knobs::parse(entry.name, entry.knobs, fixed.into_iter().chain(given)).map_err(ResolveError::wrong)
 }
 
-impl Resolved for WordLmConfig {
-    fn longest(&self) -> usize {
+impl Architecture for WordLmConfig {
+    fn max_len(&self) -> usize {
         self.block
     }
 
-    fn validate(&self) -> std::result::Result<(), SpecError> {
+    fn validate(&self) -> std::result::Result<(), ResolveError> {
         Ok(Self::validate(self)?)
     }
 
@@ -152,22 +154,22 @@ impl Resolved for WordLmConfig {
         all
     }
 
-    fn build(&self, builder: &Builder) -> Result<Box<dyn Net>> {
+    fn build(&self, builder: &ParamBuilder) -> Result<Box<dyn Model>> {
         Ok(Box::new(WordLm::new(self, builder)?))
     }
 
     /// Every band of words is met, the first one most.
-    fn made_up(&self, wanted: &MadeUp, device: &Device) -> Result<Vec<Batch>> {
+    fn synthetic_batches(&self, wanted: &SyntheticInput, device: &Device) -> Result<Vec<Batch>> {
         let bytes = &mut wanted.bytes();
         let (vocab, first) = (self.adaptive.vocab as u32, self.adaptive.bands()[0].0.end as u32);
         let word = |byte: u8| match u32::from(byte) {
             byte if byte.is_multiple_of(8) => 4 + byte.wrapping_mul(40_503) % (vocab - 4),
             byte => 4 + byte.wrapping_mul(2_654_435) % (first - 4).max(1),
         };
-        let batches = (0..MadeUp::BATCHES).map(|_| {
+        let batches = (0..SyntheticInput::BATCHES).map(|_| {
             let ids = wanted.ids(bytes, word, device)?;
             let labels = Tensor::cat(&[ids.narrow(1, 1, wanted.len - 1)?, ids.narrow(1, 0, 1)?], 1)?;
-            Ok(Batch { input: Input::Tokens(Tokens { ids, mask: None }), labels: labels.contiguous()? })
+            Ok(Batch { input: ModelInput::Tokens(Tokens { ids, mask: None }), labels: labels.contiguous()? })
         });
         batches.collect()
     }
@@ -179,13 +181,13 @@ fn count(labels: &Tensor) -> Result<f64> {
     Ok(labels.iter().filter(|label| **label != PADDING).count() as f64)
 }
 
-impl Net for WordLm {
+impl Model for WordLm {
     /// The last layer's output: a distribution over all words is never made.
     fn forward(&mut self, batch: &Batch) -> Result<Tensor> {
         self.hidden(&batch.tokens()?.ids, Dropout::NONE)
     }
 
-    fn loss(&mut self, batch: &Batch, noise: Noise) -> Result<Loss> {
+    fn loss(&mut self, batch: &Batch, noise: DropoutRng) -> Result<Loss> {
         let dropout = self.config().backbone.drops(noise);
         let nll = self.nll(&batch.tokens()?.ids, &batch.labels, dropout)?;
         Ok(Loss { sum: nll.sum_all()?, count: count(&batch.labels)? })
@@ -202,14 +204,14 @@ impl Net for WordLm {
 mod tests {
     use super::*;
     use crate::attention::choose::choose;
-    use crate::model::family::{Sizes, families, resolve};
+    use crate::model::family::{SizeOverrides, families, resolve};
 
     #[test]
     fn the_published_model_has_its_parameters_to_the_digit() {
         for (model, parameters) in [("full", 246_933_504), ("cosformer", 246_933_504)] {
             let choice = choose(&model.parse().unwrap()).unwrap().remove(0);
-            let (preset, sizes) = ("wikitext103", &Sizes::default());
-            let asked = Asked {
+            let (preset, sizes) = ("wikitext103", &SizeOverrides::default());
+            let asked = ModelRequest {
                 preset,
                 task: None,
                 choice: &choice,
@@ -221,7 +223,7 @@ mod tests {
             };
             let resolved = resolve(&families(), &asked).unwrap();
             assert_eq!(resolved.parameters().unwrap(), parameters);
-            assert_eq!(resolved.longest(), 512);
+            assert_eq!(resolved.max_len(), 512);
         }
     }
 }

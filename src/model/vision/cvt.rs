@@ -3,23 +3,23 @@
 
 use candle_core::{Result, Tensor};
 
-use super::{Classified, Dense, Depth, Flops, Mlp, Run, output_layer};
+use super::{ClassifierOutput, Dense, Depth, Flops, ForwardOptions, Mlp, output_layer};
 use crate::attention::ls2d::{LongShort2d, LongShort2dConfig, Names};
 use crate::kernel::attend::{Attend, attend};
-use crate::kernel::conv::Window;
+use crate::kernel::conv::ConvGeometry;
 use crate::kernel::heads::{Qkv, split};
 use crate::kernel::linear::linear;
 use crate::kernel::norm::EPS;
 use crate::nn::conv::{BatchNorm, Conv, Depthwise, tokens};
 use crate::nn::norm::Norm;
-use crate::nn::params::{Builder, Group, Init};
-use crate::pattern::{Grid, Pattern};
+use crate::nn::params::{Init, ParamBuilder, ParamGroup};
+use crate::pattern::{Grid2d, Pattern};
 
 /// One stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stage {
     /// The embedding's convolution.
-    pub window: Window,
+    pub window: ConvGeometry,
     /// Width.
     pub width: usize,
     /// Heads.
@@ -48,7 +48,7 @@ impl CvtConfig {
     /// (one per stage) are given.
     pub fn published(size: usize, depth: [usize; 2], windows: Option<[usize; 3]>) -> Self {
         let stage = |index: usize, size, stride, pad, width, heads, depth| Stage {
-            window: Window { size, stride, pad },
+            window: ConvGeometry { size, stride, pad },
             width,
             heads,
             depth,
@@ -63,8 +63,8 @@ impl CvtConfig {
     }
 
     /// Every stage with its grid and its number of class tokens.
-    fn places(&self) -> Vec<(Stage, Grid, usize)> {
-        let mut grid = Grid { rows: self.size, cols: self.size };
+    fn places(&self) -> Vec<(Stage, Grid2d, usize)> {
+        let mut grid = Grid2d { rows: self.size, cols: self.size };
         let last = self.stages.len().saturating_sub(1);
         let place = |(index, stage): (usize, &Stage)| {
             grid = stage.window.over(grid);
@@ -81,7 +81,7 @@ impl CvtConfig {
         attentions.into_iter().try_for_each(|config| config.validate())
     }
 
-    fn attention(&self, stage: &Stage, grid: Grid, g: usize) -> Option<LongShort2dConfig> {
+    fn attention(&self, stage: &Stage, grid: Grid2d, g: usize) -> Option<LongShort2dConfig> {
         let (w, r) = stage.long_short?;
         let Stage { heads, width, .. } = *stage;
         Some(LongShort2dConfig { grid, w, r, g, heads, width, dual_ln: self.dual_ln, rel_pos: false })
@@ -137,7 +137,7 @@ struct Separable {
 }
 
 impl Separable {
-    fn new(builder: &Builder, (inputs, outputs): (usize, usize)) -> Result<Self> {
+    fn new(builder: &ParamBuilder, (inputs, outputs): (usize, usize)) -> Result<Self> {
         Ok(Self {
             depthwise: Depthwise::new(builder, "depthwise", inputs)?,
             norm: BatchNorm::new(&builder.pp("bn"), inputs)?,
@@ -148,7 +148,7 @@ impl Separable {
         })
     }
 
-    fn forward(&self, x: &Tensor, grid: Grid, train: bool) -> Result<Tensor> {
+    fn forward(&self, x: &Tensor, grid: Grid2d, train: bool) -> Result<Tensor> {
         let x = self.norm.forward(&self.depthwise.forward(x, grid)?, train)?;
         linear(&x, &self.weight, Some(&self.bias))
     }
@@ -158,10 +158,10 @@ struct Block {
     norm: Norm,
     projections: [Separable; 3],
     long_short: Option<(LongShort2d, Option<Separable>)>,
-    out: Option<Group>,
+    out: Option<ParamGroup>,
     mlp: Mlp,
     heads: usize,
-    grid: Grid,
+    grid: Grid2d,
     g: usize,
     depth: Depth,
 }
@@ -171,8 +171,8 @@ const NAMES: Names = Names { local: "dual_ln_full", global: "dual_ln_dp", bias: 
 impl Block {
     fn new(
         config: &CvtConfig,
-        builder: &Builder,
-        (index, stage, grid, g): (usize, &Stage, Grid, usize),
+        builder: &ParamBuilder,
+        (index, stage, grid, g): (usize, &Stage, Grid2d, usize),
         depth: Depth,
     ) -> Result<Self> {
         let (Stage { width, heads, .. }, first) = (*stage, index == 0);
@@ -200,7 +200,7 @@ impl Block {
         })
     }
 
-    fn forward(&self, x: &Tensor, run: &Run) -> Result<Tensor> {
+    fn forward(&self, x: &Tensor, run: &ForwardOptions) -> Result<Tensor> {
         self.depth.residual(x, run, |x| self.attend(x, run.train), (self.out.as_ref(), &self.mlp))
     }
 
@@ -250,7 +250,7 @@ impl Cvt {
     ///
     /// # Errors
     /// A configuration that cannot be built, given parameters that do not fit.
-    pub fn new(config: &CvtConfig, builder: &Builder) -> Result<Self> {
+    pub fn new(config: &CvtConfig, builder: &ParamBuilder) -> Result<Self> {
         let (mut stages, mut inputs, mut before) = (Vec::new(), 3, 0);
         let last = config.stages.len().saturating_sub(1);
         for (index, (stage, grid, g)) in config.places().into_iter().enumerate() {
@@ -280,7 +280,7 @@ impl Cvt {
     ///
     /// # Errors
     /// Images of another size.
-    pub fn forward(&self, images: &Tensor, run: &Run) -> Result<Classified> {
+    pub fn forward(&self, images: &Tensor, run: &ForwardOptions) -> Result<ClassifierOutput> {
         let (mut x, mut grid) = tokens(images)?;
         let mut blocks = Vec::new();
         for (index, stage) in self.stages.iter().enumerate() {
@@ -299,6 +299,6 @@ impl Cvt {
             }
         }
         let class = self.norm.forward(&x.narrow(1, 0, 1)?.squeeze(1)?.contiguous()?)?;
-        Ok(Classified { logits: self.head.forward(&class)?, blocks })
+        Ok(ClassifierOutput { logits: self.head.forward(&class)?, blocks })
     }
 }

@@ -23,8 +23,8 @@ use candle_core::{DType, Result, Tensor};
 use crate::kernel::block::{FfnCall, Residual, ffn, output, scaled};
 use crate::kernel::heads::Qkv;
 use crate::kernel::linear::linear;
-use crate::nn::dropout::{Dropout, Noise};
-use crate::nn::params::{Builder, Group, Init, Spec};
+use crate::nn::dropout::{Dropout, DropoutRng};
+use crate::nn::params::{Init, ParamBuilder, ParamGroup, ParamSpec};
 
 /// What one forward of `batch` images costs, in the convention of the papers' tables: a multiply-add is 1, LayerNorm 5
 /// per element, batch normalisation 2 (by running statistics) or 5 (by the batch's).
@@ -62,16 +62,16 @@ impl Flops {
 
 /// How a forward pass runs.
 #[derive(Clone, Copy, Debug)]
-pub struct Run {
+pub struct ForwardOptions {
     /// Whether batch normalisation uses the batch.
     pub train: bool,
     /// Whether the outputs of all blocks are kept.
     pub keep: bool,
     /// Stochastic depth: the random stream, and the highest rate at which a sample passes a branch by.
-    pub path: Option<(Noise, f64)>,
+    pub path: Option<(DropoutRng, f64)>,
 }
 
-impl Run {
+impl ForwardOptions {
     /// Running statistics, every branch, logits only.
     pub const INFER: Self = Self { train: false, keep: false, path: None };
     /// The same with the outputs of all blocks.
@@ -106,9 +106,9 @@ impl Depth {
     fn residual(
         self,
         x: &Tensor,
-        run: &Run,
+        run: &ForwardOptions,
         attention: impl FnOnce(&Tensor) -> Result<Tensor>,
-        (out, mlp): (Option<&Group>, &Mlp),
+        (out, mlp): (Option<&ParamGroup>, &Mlp),
     ) -> Result<Tensor> {
         let rows = attention(x)?;
         let scales = |branch| run.scales(x, self.share, 2 * self.number + branch);
@@ -122,10 +122,10 @@ impl Depth {
 }
 
 /// What an image classifier gives.
-pub struct Classified {
+pub struct ClassifierOutput {
     /// Logits [b, classes].
     pub logits: Tensor,
-    /// Output of every block [b, n, c], and how many tokens in front are no patches; empty unless [`Run::keep`].
+    /// Output of every block [b, n, c], and how many tokens in front are no patches; empty unless [`ForwardOptions::keep`].
     pub blocks: Vec<(Tensor, usize)>,
 }
 
@@ -136,9 +136,9 @@ pub(crate) struct Dense {
 }
 
 impl Dense {
-    pub(crate) fn new(builder: &Builder, name: &str, sizes: (usize, usize)) -> Result<Self> {
+    pub(crate) fn new(builder: &ParamBuilder, name: &str, sizes: (usize, usize)) -> Result<Self> {
         let [weight, bias] = linear_specs(name, sizes);
-        let param = |spec: Spec| builder.param(&spec.name, &spec.shape, spec.init);
+        let param = |spec: ParamSpec| builder.param(&spec.name, &spec.shape, spec.init);
         Ok(Self { weight: param(weight)?, bias: param(bias)? })
     }
 
@@ -148,20 +148,20 @@ impl Dense {
 }
 
 /// The linear layer behind attention.
-pub(crate) fn output_layer(builder: &Builder, name: &str, width: usize) -> Result<Group> {
+pub(crate) fn output_layer(builder: &ParamBuilder, name: &str, width: usize) -> Result<ParamGroup> {
     builder.group(&linear_specs(name, (width, width)))
 }
 
 /// fc2(GELU(fc1(LN(x)))).
 pub(crate) struct Mlp {
-    group: Group,
+    group: ParamGroup,
     eps: f64,
 }
 
 impl Mlp {
     /// Parameters below `builder` under the names `norm`, `fc1` and `fc2` that are given, hidden width 4 `width`.
     pub(crate) fn new(
-        builder: &Builder,
+        builder: &ParamBuilder,
         [norm, fc1, fc2]: [&str; 3],
         width: usize,
         eps: f64,
@@ -169,8 +169,8 @@ impl Mlp {
         let [weight1, bias1] = linear_specs(fc1, (width, 4 * width));
         let [weight2, bias2] = linear_specs(fc2, (4 * width, width));
         let group = builder.group(&[
-            Spec::new(&format!("{norm}.weight"), &[width], Init::ONE),
-            Spec::new(&format!("{norm}.bias"), &[width], Init::ZERO),
+            ParamSpec::new(&format!("{norm}.weight"), &[width], Init::ONE),
+            ParamSpec::new(&format!("{norm}.bias"), &[width], Init::ZERO),
             weight1,
             bias1,
             weight2,
@@ -181,15 +181,15 @@ impl Mlp {
 }
 
 /// Weight and bias of a linear layer called `name`.
-fn linear_specs(name: &str, (inputs, outputs): (usize, usize)) -> [Spec; 2] {
+fn linear_specs(name: &str, (inputs, outputs): (usize, usize)) -> [ParamSpec; 2] {
     [
-        Spec::new(&format!("{name}.weight"), &[outputs, inputs], Init::normal(0.02)),
-        Spec::new(&format!("{name}.bias"), &[outputs], Init::ZERO),
+        ParamSpec::new(&format!("{name}.weight"), &[outputs, inputs], Init::normal(0.02)),
+        ParamSpec::new(&format!("{name}.bias"), &[outputs], Init::ZERO),
     ]
 }
 
 /// Queries, keys and values [b, h, n, d] of packed rows [b, n, 3 e] in the order q, k, v.
 pub(crate) fn unpack(rows: Tensor, heads: usize) -> Result<[Tensor; 3]> {
-    let qkv = Qkv::Packed { rows, heads, parts: crate::kernel::heads::Parts::QKV };
+    let qkv = Qkv::Packed { rows, heads, parts: crate::kernel::heads::PackedLayout::QKV };
     Ok([qkv.q()?, qkv.k()?, qkv.v()?])
 }

@@ -2,12 +2,12 @@
 
 use candle_core::{Result, Tensor};
 
-use super::{Classified, Dense, Flops, Run};
+use super::{ClassifierOutput, Dense, Flops, ForwardOptions};
 use crate::kernel::activation::relu;
-use crate::kernel::conv::Window;
+use crate::kernel::conv::ConvGeometry;
 use crate::nn::conv::{BatchNorm, Conv, max_pool, tokens};
-use crate::nn::params::Builder;
-use crate::pattern::Grid;
+use crate::nn::params::ParamBuilder;
+use crate::pattern::Grid2d;
 
 /// A ResNet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,9 +25,9 @@ pub struct ResNetConfig {
 /// Outputs of a bottleneck per inner channel.
 const EXPANSION: usize = 4;
 
-const FIRST: Window = Window { size: 7, stride: 2, pad: 3 };
-const POOL: Window = Window { size: 3, stride: 2, pad: 1 };
-const POINT: Window = Window { size: 1, stride: 1, pad: 0 };
+const FIRST: ConvGeometry = ConvGeometry { size: 7, stride: 2, pad: 3 };
+const POOL: ConvGeometry = ConvGeometry { size: 3, stride: 2, pad: 1 };
+const POINT: ConvGeometry = ConvGeometry { size: 1, stride: 1, pad: 0 };
 
 /// Inputs, inner channels, stride of one bottleneck.
 type Shape = (usize, usize, usize);
@@ -56,23 +56,23 @@ impl ResNetConfig {
     /// Cost of one forward of one image.
     pub fn flops(&self) -> Flops {
         let mut all = Flops::default();
-        let mut conv = |window: Window, grid: Grid, inputs: usize, outputs: usize| {
+        let mut conv = |window: ConvGeometry, grid: Grid2d, inputs: usize, outputs: usize| {
             let out = window.over(grid);
             let elements = (out.len() * outputs) as u64;
             let macs = elements * (window.size * window.size * inputs) as u64;
             all.add(Flops { macs, batch_norm: elements, ..Flops::default() });
             out
         };
-        let image = Grid { rows: self.size, cols: self.size };
+        let image = Grid2d { rows: self.size, cols: self.size };
         let mut grid = POOL.over(conv(FIRST, image, 3, self.base));
         let mut width = self.base;
         for (_, number, (inputs, inner, stride)) in self.bottlenecks() {
             width = inner * EXPANSION;
             conv(POINT, grid, inputs, inner);
-            let next = conv(Window { size: 3, stride, pad: 1 }, grid, inner, inner);
+            let next = conv(ConvGeometry { size: 3, stride, pad: 1 }, grid, inner, inner);
             conv(POINT, next, inner, width);
             if number == 0 {
-                conv(Window { size: 1, stride, pad: 0 }, grid, inputs, width);
+                conv(ConvGeometry { size: 1, stride, pad: 0 }, grid, inputs, width);
             }
             grid = next;
         }
@@ -89,10 +89,10 @@ struct Step {
 
 impl Step {
     fn new(
-        builder: &Builder,
+        builder: &ParamBuilder,
         [conv, norm]: [&str; 2],
         channels: (usize, usize),
-        window: Window,
+        window: ConvGeometry,
     ) -> Result<Self> {
         Ok(Self {
             conv: Conv::new(builder, conv, channels, window, false)?,
@@ -100,7 +100,7 @@ impl Step {
         })
     }
 
-    fn forward(&self, x: &Tensor, grid: Grid, train: bool) -> Result<(Tensor, Grid)> {
+    fn forward(&self, x: &Tensor, grid: Grid2d, train: bool) -> Result<(Tensor, Grid2d)> {
         let (x, grid) = self.conv.forward(x, grid)?;
         Ok((self.norm.forward(&x, train)?, grid))
     }
@@ -112,11 +112,11 @@ struct Bottleneck {
 }
 
 impl Bottleneck {
-    fn new(builder: &Builder, first: bool, shape: Shape) -> Result<Self> {
+    fn new(builder: &ParamBuilder, first: bool, shape: Shape) -> Result<Self> {
         let (inputs, inner, stride) = shape;
         let step = |names, channels, window| Step::new(builder, names, channels, window);
-        let across = Window { size: 3, stride, pad: 1 };
-        let past = Window { size: 1, stride, pad: 0 };
+        let across = ConvGeometry { size: 3, stride, pad: 1 };
+        let past = ConvGeometry { size: 1, stride, pad: 0 };
         Ok(Self {
             steps: [
                 step(["conv1", "bn1"], (inputs, inner), POINT)?,
@@ -129,7 +129,7 @@ impl Bottleneck {
         })
     }
 
-    fn forward(&self, x: &Tensor, grid: Grid, train: bool) -> Result<(Tensor, Grid)> {
+    fn forward(&self, x: &Tensor, grid: Grid2d, train: bool) -> Result<(Tensor, Grid2d)> {
         let [first, second, third] = &self.steps;
         let (y, _) = first.forward(x, grid, train)?;
         let (y, out) = second.forward(&relu(&y)?, grid, train)?;
@@ -154,7 +154,7 @@ impl ResNet {
     ///
     /// # Errors
     /// Given parameters that do not fit.
-    pub fn new(config: &ResNetConfig, builder: &Builder) -> Result<Self> {
+    pub fn new(config: &ResNetConfig, builder: &ParamBuilder) -> Result<Self> {
         let first = Step::new(builder, ["conv1", "bn1"], (3, config.base), FIRST)?;
         let bottleneck = |(stage, number, shape): (usize, usize, Shape)| {
             Bottleneck::new(&builder.pp(format!("layer{}.{number}", stage + 1)), number == 0, shape)
@@ -168,7 +168,7 @@ impl ResNet {
     ///
     /// # Errors
     /// Images that are too small.
-    pub fn forward(&self, images: &Tensor, run: &Run) -> Result<Classified> {
+    pub fn forward(&self, images: &Tensor, run: &ForwardOptions) -> Result<ClassifierOutput> {
         let train = run.train;
         let (pixels, grid) = tokens(images)?;
         let (x, grid) = self.first.forward(&pixels, grid, train)?;
@@ -180,6 +180,6 @@ impl ResNet {
                 blocks.push((x.clone(), 0));
             }
         }
-        Ok(Classified { logits: self.head.forward(&x.mean(1)?)?, blocks })
+        Ok(ClassifierOutput { logits: self.head.forward(&x.mean(1)?)?, blocks })
     }
 }

@@ -6,8 +6,8 @@ use super::vil::{Vil, VilConfig};
 use super::vit::{Vit, VitConfig};
 use super::*;
 
-fn count(build: impl FnOnce(&Builder) -> Result<()>) -> usize {
-    let counting = Builder::counting();
+fn count(build: impl FnOnce(&ParamBuilder) -> Result<()>) -> usize {
+    let counting = ParamBuilder::counting();
     build(&counting).unwrap();
     counting.finish().count()
 }

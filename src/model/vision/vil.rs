@@ -3,15 +3,15 @@
 
 use candle_core::{Result, Tensor};
 
-use super::{Classified, Dense, Depth, Flops, Mlp, Run, output_layer, unpack};
+use super::{ClassifierOutput, Dense, Depth, Flops, ForwardOptions, Mlp, output_layer, unpack};
 use crate::attention::ls2d::{LongShort2d, LongShort2dConfig, Names};
-use crate::kernel::conv::Window;
+use crate::kernel::conv::ConvGeometry;
 use crate::kernel::heads::merge;
 use crate::kernel::window_2d::{Keys, biased, grid_bias};
 use crate::nn::conv::{Conv, tokens};
 use crate::nn::norm::Norm;
-use crate::nn::params::{Builder, Group, Init};
-use crate::pattern::Grid;
+use crate::nn::params::{Init, ParamBuilder, ParamGroup};
+use crate::pattern::Grid2d;
 
 /// Epsilon of every LayerNorm outside DualLN.
 const EPS: f64 = 1e-6;
@@ -71,11 +71,11 @@ impl VilConfig {
     }
 
     /// The grid of every stage.
-    fn grids(&self) -> Vec<Grid> {
+    fn grids(&self) -> Vec<Grid2d> {
         let mut side = self.size;
         let next = |stage: &Stage| {
             side /= stage.patch.max(1);
-            Grid { rows: side, cols: side }
+            Grid2d { rows: side, cols: side }
         };
         self.stages.iter().map(next).collect()
     }
@@ -87,7 +87,7 @@ impl VilConfig {
         stages.map(|(stage, grid)| self.attention(stage, grid)).try_for_each(|config| config.validate())
     }
 
-    fn attention(&self, stage: &Stage, grid: Grid) -> LongShort2dConfig {
+    fn attention(&self, stage: &Stage, grid: Grid2d) -> LongShort2dConfig {
         let Stage { width, heads, global, .. } = *stage;
         LongShort2dConfig {
             grid,
@@ -138,13 +138,13 @@ impl VilConfig {
 
 enum Core {
     LongShort { attention: LongShort2d, scores: Option<Dense> },
-    Full { table: Tensor, global: Option<(Tensor, Tensor)>, grid: Grid },
+    Full { table: Tensor, global: Option<(Tensor, Tensor)>, grid: Grid2d },
 }
 
 struct Block {
     norm: Norm,
     qkv: Dense,
-    out: Group,
+    out: ParamGroup,
     core: Core,
     heads: usize,
     global: usize,
@@ -158,8 +158,8 @@ const NAMES: Names =
 impl Block {
     fn new(
         config: &VilConfig,
-        (stage, grid, depth): (&Stage, Grid, Depth),
-        [attention, mlp]: [&Builder; 2],
+        (stage, grid, depth): (&Stage, Grid2d, Depth),
+        [attention, mlp]: [&ParamBuilder; 2],
     ) -> Result<Self> {
         let Stage { width, heads, global, .. } = *stage;
         let below = attention.pp("attn");
@@ -191,7 +191,7 @@ impl Block {
         })
     }
 
-    fn forward(&self, x: &Tensor, run: &Run) -> Result<Tensor> {
+    fn forward(&self, x: &Tensor, run: &ForwardOptions) -> Result<Tensor> {
         self.depth.residual(x, run, |x| self.attend(x), (Some(&self.out), &self.mlp))
     }
 
@@ -221,7 +221,7 @@ pub fn full_2d(
     [q, k, v]: [&Tensor; 3],
     table: &Tensor,
     global: Option<(&Tensor, &Tensor)>,
-    grid: Grid,
+    grid: Grid2d,
 ) -> Result<Tensor> {
     let d = q.dim(3)?;
     let image = grid_bias(table, grid)?;
@@ -257,13 +257,13 @@ impl Vil {
     ///
     /// # Errors
     /// A configuration that cannot be built, given parameters that do not fit.
-    pub fn new(config: &VilConfig, builder: &Builder) -> Result<Self> {
+    pub fn new(config: &VilConfig, builder: &ParamBuilder) -> Result<Self> {
         let count = config.stages.iter().map(|stage| stage.depth).sum();
         let (mut stages, mut inputs, mut blocks_before) = (Vec::new(), 3, 0);
         for (index, (stage, grid)) in config.stages.iter().zip(config.grids()).enumerate() {
             let layer = builder.pp(format!("layer{}", index + 1));
             let first = layer.pp("0");
-            let window = Window { size: stage.patch, stride: stage.patch, pad: 0 };
+            let window = ConvGeometry { size: stage.patch, stride: stage.patch, pad: 0 };
             let patches = Conv::new(&first, "proj", (inputs, stage.width), window, true)?;
             let norm = Norm::new(&first, "norm_embed", stage.width, EPS)?;
             let shape = [1, stage.global, stage.width];
@@ -287,7 +287,7 @@ impl Vil {
     ///
     /// # Errors
     /// Images of another size.
-    pub fn forward(&self, images: &Tensor, run: &Run) -> Result<Classified> {
+    pub fn forward(&self, images: &Tensor, run: &ForwardOptions) -> Result<ClassifierOutput> {
         let (mut x, mut grid) = tokens(images)?;
         let (mut blocks, mut last) = (Vec::new(), 0);
         for stage in &self.stages {
@@ -313,6 +313,6 @@ impl Vil {
         }
         let normal = self.norm.forward(&x)?;
         let pooled = if last > 0 { normal.narrow(1, 0, 1)?.squeeze(1)? } else { normal.mean(1)? };
-        Ok(Classified { logits: self.head.forward(&pooled.contiguous()?)?, blocks })
+        Ok(ClassifierOutput { logits: self.head.forward(&pooled.contiguous()?)?, blocks })
     }
 }

@@ -2,13 +2,13 @@
 
 use candle_core::{Result, Tensor};
 
-use super::{Classified, Dense, Depth, Flops, Mlp, Run, output_layer};
+use super::{ClassifierOutput, Dense, Depth, Flops, ForwardOptions, Mlp, output_layer};
 use crate::kernel::attend::{Attend, attend};
-use crate::kernel::conv::Window;
-use crate::kernel::heads::{Parts, Qkv};
+use crate::kernel::conv::ConvGeometry;
+use crate::kernel::heads::{PackedLayout, Qkv};
 use crate::nn::conv::{Conv, tokens};
 use crate::nn::norm::Norm;
-use crate::nn::params::{Builder, Group, Init};
+use crate::nn::params::{Init, ParamBuilder, ParamGroup};
 use crate::pattern::Pattern;
 
 /// Epsilon of every LayerNorm.
@@ -91,14 +91,14 @@ pub fn resized_positions(stored: &Tensor, side: usize) -> Result<Option<Tensor>>
 struct Block {
     norm: Norm,
     qkv: Dense,
-    out: Group,
+    out: ParamGroup,
     mlp: Mlp,
     heads: usize,
     depth: Depth,
 }
 
 impl Block {
-    fn forward(&self, x: &Tensor, run: &Run) -> Result<Tensor> {
+    fn forward(&self, x: &Tensor, run: &ForwardOptions) -> Result<Tensor> {
         self.depth.residual(x, run, |x| self.attend(x), (Some(&self.out), &self.mlp))
     }
 
@@ -106,7 +106,7 @@ impl Block {
         let rows = self.qkv.forward(&self.norm.forward(x)?)?;
         let (_, tokens, width) = x.dims3()?;
         let pattern = Pattern::full(tokens, tokens, false);
-        let qkv = Qkv::Packed { rows, heads: self.heads, parts: Parts::QKV };
+        let qkv = Qkv::Packed { rows, heads: self.heads, parts: PackedLayout::QKV };
         attend(&qkv, &Attend::plain(&pattern, None, width / self.heads))?.merged()
     }
 }
@@ -126,7 +126,7 @@ impl Vit {
     ///
     /// # Errors
     /// Given parameters that do not fit.
-    pub fn new(config: &VitConfig, builder: &Builder) -> Result<Self> {
+    pub fn new(config: &VitConfig, builder: &ParamBuilder) -> Result<Self> {
         let VitConfig { patch, width, heads, .. } = *config;
         let block = |index: usize| {
             let below = builder.pp(format!("blocks.{index}"));
@@ -140,7 +140,7 @@ impl Vit {
             })
         };
         let small = Init::normal(0.02);
-        let window = Window { size: patch, stride: patch, pad: 0 };
+        let window = ConvGeometry { size: patch, stride: patch, pad: 0 };
         Ok(Self {
             patches: Conv::new(builder, "patch_embed.proj", (3, width), window, true)?,
             class_token: builder.param("cls_token", &[1, 1, width], small)?,
@@ -155,7 +155,7 @@ impl Vit {
     ///
     /// # Errors
     /// Images of another size.
-    pub fn forward(&self, images: &Tensor, run: &Run) -> Result<Classified> {
+    pub fn forward(&self, images: &Tensor, run: &ForwardOptions) -> Result<ClassifierOutput> {
         let (pixels, grid) = tokens(images)?;
         let (x, _) = self.patches.forward(&pixels, grid)?;
         let (b, _, width) = x.dims3()?;
@@ -169,7 +169,7 @@ impl Vit {
             }
         }
         let class = self.norm.forward(&x)?.narrow(1, 0, 1)?.squeeze(1)?.contiguous()?;
-        Ok(Classified { logits: self.head.forward(&class)?, blocks })
+        Ok(ClassifierOutput { logits: self.head.forward(&class)?, blocks })
     }
 }
 

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use candle_core::{DType, Device, Result, Shape, Tensor, Var, bail};
 
-use super::{Group, Init, Params, Part, Spec, StoredGroup};
-use crate::device::rng::Stream;
+use super::{Init, ParamGroup, ParamPart, ParamSpec, Params, StoredGroup};
+use crate::device::rng::RngStream;
 
 /// Where parameters come from.
 enum Source {
@@ -19,7 +19,7 @@ enum Source {
 }
 
 /// How a parameter starts where a model overrides what its modules ask for.
-pub type InitRule = fn(&Spec) -> Init;
+pub type InitRule = fn(&ParamSpec) -> Init;
 
 struct Shared {
     params: Params,
@@ -29,25 +29,30 @@ struct Shared {
     /// Other names of parameters: group and part.
     aliases: HashMap<String, (usize, usize)>,
     /// Parts of the groups that are counted only.
-    counted: Vec<Vec<Part>>,
+    counted: Vec<Vec<ParamPart>>,
 }
 
 /// Hands out parameters under a name prefix and records them.
 #[derive(Clone)]
-pub struct Builder {
+pub struct ParamBuilder {
     shared: Arc<Mutex<Shared>>,
     prefix: String,
     rule: Option<InitRule>,
 }
 
-impl Builder {
+impl ParamBuilder {
     /// Parameters drawn from `seed`. `train`: modules get tracked variables, else detached tensors.
     pub fn seeded(seed: u64, device: &Device, train: bool) -> Self {
-        Self::warm(seed, HashMap::new(), device, train)
+        Self::given_or_seeded(seed, HashMap::new(), device, train)
     }
 
     /// Parameters and constants given by their full names where they are there, else drawn from `seed`.
-    pub fn warm(seed: u64, tensors: HashMap<String, Tensor>, device: &Device, train: bool) -> Self {
+    pub fn given_or_seeded(
+        seed: u64,
+        tensors: HashMap<String, Tensor>,
+        device: &Device,
+        train: bool,
+    ) -> Self {
         Self::new(Source::Seed(seed, tensors), device, train)
     }
 
@@ -136,18 +141,18 @@ impl Builder {
                 };
             }
         }
-        let group = self.group(&[Spec::new(name, shape, init)])?;
+        let group = self.group(&[ParamSpec::new(name, shape, init)])?;
         // reshaping what is broadcast would fill memory
         if matches!(self.lock().source, Source::Count) { zeros(shape) } else { group.flat.reshape(shape) }
     }
 
     /// Several parameters in one flat variable. A group whose first name exists already is returned as it
     /// is (layers that share a parameter build it under the same name).
-    pub fn group(&self, specs: &[Spec]) -> Result<Group> {
+    pub fn group(&self, specs: &[ParamSpec]) -> Result<ParamGroup> {
         let mut shared = self.lock();
         let full: Vec<String> = specs.iter().map(|s| format!("{}{}", self.prefix, s.name)).collect();
         if let Some(&(index, _)) = shared.params.index.get(&full[0]) {
-            return Ok(Group { flat: shared.flat(index)?, parts: shared.parts(index).to_vec() });
+            return Ok(ParamGroup { flat: shared.flat(index)?, parts: shared.parts(index).to_vec() });
         }
         if let Source::Count = shared.source {
             return shared.count(specs, full);
@@ -160,7 +165,7 @@ impl Builder {
             let tensor = shared.make(&name, &spec.shape, init)?;
             let len = tensor.elem_count();
             pieces.push(tensor.flatten_all()?);
-            parts.push(Part { name, shape: spec.shape.clone(), offset });
+            parts.push(ParamPart { name, shape: spec.shape.clone(), offset });
             offset += len;
         }
         let var = Var::from_tensor(&Tensor::cat(&pieces, 0)?)?;
@@ -172,14 +177,14 @@ impl Builder {
             }
         }
         shared.params.groups.push(StoredGroup { var, parts: parts.clone() });
-        Ok(Group { flat, parts })
+        Ok(ParamGroup { flat, parts })
     }
 
     /// A constant: given by name, or drawn by `draw` from the stream of its full name.
     pub fn constant(
         &self,
         name: &str,
-        draw: impl FnOnce(&mut Stream, &Device) -> Result<Tensor>,
+        draw: impl FnOnce(&mut RngStream, &Device) -> Result<Tensor>,
     ) -> Result<Tensor> {
         let mut shared = self.lock();
         // for counting, one constant serves every layer
@@ -191,13 +196,13 @@ impl Builder {
         let tensor = match &shared.source {
             Source::Seed(seed, tensors) => match tensors.get(&full) {
                 Some(tensor) => tensor.to_device(&shared.device)?,
-                None => draw(&mut Stream::new(*seed, &full), &shared.device)?,
+                None => draw(&mut RngStream::new(*seed, &full), &shared.device)?,
             },
             Source::Given(tensors) => match tensors.get(&full) {
                 Some(tensor) => tensor.clone(),
                 None => bail!("constant {full:?} is missing"),
             },
-            Source::Count => draw(&mut Stream::new(0, &full), &shared.device)?,
+            Source::Count => draw(&mut RngStream::new(0, &full), &shared.device)?,
         };
         shared.params.constants.insert(full, tensor.clone());
         Ok(tensor)
@@ -208,7 +213,7 @@ impl Builder {
     ///
     /// # Errors
     /// One that was given in another shape.
-    pub fn state(&self, name: &str, shape: &[usize], start: f64) -> Result<Var> {
+    pub fn buffer(&self, name: &str, shape: &[usize], start: f64) -> Result<Var> {
         let full = format!("{}{name}", self.prefix);
         let mut shared = self.lock();
         if let Some(tensor) = shared.params.constants.get(&full) {
@@ -260,7 +265,7 @@ fn tracked(var: &Var, train: bool) -> Tensor {
 
 impl Shared {
     /// The parts of group `index`.
-    fn parts(&self, index: usize) -> &[Part] {
+    fn parts(&self, index: usize) -> &[ParamPart] {
         match self.source {
             Source::Count => &self.counted[index],
             Source::Seed(..) | Source::Given(_) => &self.params.groups[index].parts,
@@ -270,24 +275,24 @@ impl Shared {
     /// The flat tensor of group `index`.
     fn flat(&self, index: usize) -> Result<Tensor> {
         match self.source {
-            Source::Count => zeros(&[self.counted[index].iter().map(Part::len).sum()]),
+            Source::Count => zeros(&[self.counted[index].iter().map(ParamPart::len).sum()]),
             Source::Seed(..) | Source::Given(_) => Ok(tracked(&self.params.groups[index].var, self.train)),
         }
     }
 
     /// Counts a new group.
-    fn count(&mut self, specs: &[Spec], names: Vec<String>) -> Result<Group> {
+    fn count(&mut self, specs: &[ParamSpec], names: Vec<String>) -> Result<ParamGroup> {
         let index = self.counted.len();
         let (mut parts, mut offset) = (Vec::new(), 0);
         for (position, (spec, name)) in specs.iter().zip(names).enumerate() {
             self.params.index.insert(name.clone(), (index, position));
-            let part = Part { name, shape: spec.shape.clone(), offset };
+            let part = ParamPart { name, shape: spec.shape.clone(), offset };
             offset += part.len();
             parts.push(part);
         }
         self.params.counted += offset;
         self.counted.push(parts.clone());
-        Ok(Group { flat: self.flat(index)?, parts })
+        Ok(ParamGroup { flat: self.flat(index)?, parts })
     }
 
     fn make(&self, name: &str, shape: &[usize], init: Init) -> Result<Tensor> {
@@ -303,7 +308,7 @@ impl Shared {
             Source::Count => zeros(shape),
             Source::Seed(seed, _) => {
                 let shape = Shape::from(shape);
-                let mut stream = Stream::new(*seed, name);
+                let mut stream = RngStream::new(*seed, name);
                 match init {
                     Init::Const(value) => Tensor::full(value as f32, shape, &self.device),
                     Init::Normal { mean, std } => stream.normal_tensor(shape, mean, std, &self.device),

@@ -8,9 +8,9 @@ use super::whole::{Checked, Computed, bounded, entry, knobs, size, weights};
 use crate::kernel::loss::cross_entropy;
 use crate::model::Backbone;
 use crate::model::roberta::{Roberta, RobertaConfig, Top};
-use crate::model::word_lm::{Windows, WordLm, WordLmConfig, perplexity, stream_nll};
+use crate::model::word_lm::{EvalWindows, WordLm, WordLmConfig, perplexity, stream_nll};
 use crate::nn::PADDING;
-use crate::nn::adaptive::{Adaptive, AdaptiveConfig, Tie};
+use crate::nn::adaptive::{AdaptiveConfig, AdaptiveSoftmax, Tie};
 use crate::nn::dropout::Dropout;
 
 /// A tensor of ids on `device`.
@@ -54,7 +54,7 @@ pub(super) fn adaptive(golden: &Golden, device: &Device) -> Checked<Computed> {
     let grad_embedded = golden.tensor("grad_embedded")?;
     let builder = weights(golden, device)?;
     let run = || {
-        let adaptive = Adaptive::new(&config, &builder)?;
+        let adaptive = AdaptiveSoftmax::new(&config, &builder)?;
         let (b, n) = inputs.dims2()?;
         let hidden = builder.param("hidden", &[b, n, config.width], crate::nn::params::Init::ZERO)?;
         let rows = hidden.reshape((b * n, config.width))?;
@@ -135,7 +135,7 @@ pub(super) fn word_lm_eval(golden: &Golden, device: &Device) -> Checked<Computed
         let mut computed = Computed::default();
         computed.count(&builder.finish());
         for (name, context) in [("block", 0), ("context", context)] {
-            let nll = stream_nll(&model, &stream, Windows { window, context }, 3, |_| ())?;
+            let nll = stream_nll(&model, &stream, EvalWindows { window, context }, 3, |_| ())?;
             computed.put(&format!("ppl_{name}"), Tensor::new(perplexity(&nll) as f32, &Device::Cpu)?);
             computed.put(&format!("nll_{name}"), Tensor::new(nll.as_slice(), &Device::Cpu)?);
         }

@@ -6,15 +6,19 @@ use crate::data::{self, DataError, Dataset, Split};
 use candle_core::{Device, Result, Tensor};
 use rayon::prelude::*;
 
-use crate::model::batch::{Batch, Input, Tokens};
+use crate::model::batch::{Batch, ModelInput, Tokens};
 
-pub use crate::data::Reading;
+pub use crate::data::LoadOptions;
 
 /// The data of `task` in `dir`, or generated where they are made by this program and lie nowhere.
 ///
 /// # Errors
 /// A task that no data set has; data that are missing, damaged, or incomplete without permission.
-pub fn load(task: &str, dir: &Path, reading: Reading) -> std::result::Result<Box<dyn Dataset>, DataError> {
+pub fn load(
+    task: &str,
+    dir: &Path,
+    reading: LoadOptions,
+) -> std::result::Result<Box<dyn Dataset>, DataError> {
     let (_, examples) = data::task(task)?;
     (examples.load)(dir, reading)
 }
@@ -61,8 +65,8 @@ pub fn batch(
     let first = pack(examples.iter().map(|example| example.tokens.as_slice()).collect())?;
     let seconds: Option<Vec<&[u32]>> = examples.iter().map(|example| example.second.as_deref()).collect();
     let input = match seconds {
-        Some(seconds) => Input::Pairs(first, pack(seconds)?),
-        None => Input::Tokens(first),
+        Some(seconds) => ModelInput::Pairs(first, pack(seconds)?),
+        None => ModelInput::Tokens(first),
     };
     let labels: Vec<u32> = examples.iter().map(|example| example.label).collect();
     let labels = Tensor::new(labels, device)?;
@@ -105,7 +109,7 @@ mod tests {
     #[test]
     fn generated_expressions_have_the_published_splits() {
         let folder = tempfile::tempdir().unwrap();
-        let data = load("listops", folder.path(), Reading::default()).unwrap();
+        let data = load("listops", folder.path(), LoadOptions::default()).unwrap();
         assert_eq!(Split::ALL.map(|split| data.len(split)), [96_000, 2000, 2000]);
         let example = data.example(Split::Test, 1999, 2000);
         assert!(example.label < 10 && example.tokens.len() > 200);

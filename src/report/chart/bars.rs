@@ -4,7 +4,7 @@ use std::io;
 
 use super::canvas::{self, Align, Canvas, FONT, GRID, INK, SOFT};
 use super::linear::{number, ticks};
-use super::style::{Look, looks};
+use super::style::{SeriesStyle, looks};
 use super::{Chart, table};
 
 const WIDTH: f64 = 1200.0;
@@ -26,7 +26,7 @@ pub enum Bar {
 
 /// Groups of bars that share axes.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Panel {
+pub struct BarPanel {
     /// What is shown here.
     pub title: String,
     /// Name of each group.
@@ -41,7 +41,7 @@ pub fn bars(
     name: &str,
     (title, subtitle): (&str, &str),
     (axis, measure): (&str, &str),
-    panels: &[Panel],
+    panels: &[BarPanel],
 ) -> io::Result<Chart> {
     let mut names: Vec<&str> = Vec::new();
     for (label, _) in panels.iter().flat_map(|panel| &panel.series) {
@@ -92,8 +92,8 @@ pub fn bars(
 
 fn draw(
     canvas: &mut Canvas,
-    panel: &Panel,
-    (names, looks): (&[&str], &[Look]),
+    panel: &BarPanel,
+    (names, looks): (&[&str], &[SeriesStyle]),
     (top, axis, measure): (f64, &str, &str),
 ) -> io::Result<()> {
     let (bottom, right) = (top + HEIGHT, WIDTH - 24.0);
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn bars_crosses_and_gaps() {
-        let panel = Panel {
+        let panel = BarPanel {
             title: "Training".to_owned(),
             groups: vec!["1024".to_owned(), "2048".to_owned()],
             series: vec![

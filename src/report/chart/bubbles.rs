@@ -4,7 +4,7 @@ use std::io;
 
 use super::canvas::{self, Align, Canvas, FONT, GRID, INK, Point, SOFT};
 use super::linear::{number, ticks};
-use super::style::{Look, looks};
+use super::style::{SeriesStyle, looks};
 use super::{Chart, table};
 
 const WIDTH: f64 = 1200.0;
@@ -75,7 +75,7 @@ pub fn bubbles(
             canvas.marker(
                 at,
                 if bubble.ghost { 5.0 } else { 7.0 },
-                Look { open: bubble.ghost, ..looks[index] },
+                SeriesStyle { open: bubble.ghost, ..looks[index] },
             )?;
             let kind = if bubble.ghost { "published" } else { "measured" };
             canvas.tip(
@@ -152,10 +152,10 @@ impl Plane {
     fn list(
         &self,
         canvas: &mut Canvas,
-        (names, looks): (&[&str], &[Look]),
+        (names, looks): (&[&str], &[SeriesStyle]),
         bubbles: &[Bubble],
     ) -> io::Result<()> {
-        let mut lines: Vec<(Look, &Bubble)> = (names.iter().zip(looks))
+        let mut lines: Vec<(SeriesStyle, &Bubble)> = (names.iter().zip(looks))
             .filter_map(|(name, look)| {
                 let own = || bubbles.iter().filter(|bubble| bubble.label == *name);
                 Some((*look, own().find(|bubble| !bubble.ghost).or_else(|| own().next())?))
@@ -172,7 +172,7 @@ impl Plane {
         for (look, bubble) in lines {
             y += LINE;
             let ink = if bubble.ghost { SOFT } else { INK };
-            canvas.marker((left - 22.0, y), 9.0, Look { open: bubble.ghost, ..look })?;
+            canvas.marker((left - 22.0, y), 9.0, SeriesStyle { open: bubble.ghost, ..look })?;
             canvas.colored(&bubble.label, (left, y), Align::Left, (FONT, ink))?;
             let texts = [format!("{:.2}", bubble.x), format!("{:.1}", bubble.y)];
             for (text, x) in texts.iter().zip(columns) {

@@ -6,7 +6,7 @@ use plotters::prelude::{Color, DrawingBackend, IntoFont, RGBColor, SVGBackend, S
 use plotters::style::FontStyle;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use super::style::{Dash, Look, Marker};
+use super::style::{Dash, Marker, SeriesStyle};
 use crate::record::text::visible;
 
 /// Height of letters in pixels. A chart is 1200 pixels wide: at 8 cm in print letters are 6 points high.
@@ -112,7 +112,7 @@ impl Canvas<'_> {
     }
 
     /// A line through `points` in the dash of a series.
-    pub(super) fn path(&mut self, points: &[Point], look: Look, width: u32) -> io::Result<()> {
+    pub(super) fn path(&mut self, points: &[Point], look: SeriesStyle, width: u32) -> io::Result<()> {
         let style = ShapeStyle { color: look.color.to_rgba(), filled: false, stroke_width: width };
         for stroke in dashes(points, look.dash.lengths()) {
             let stroke: Vec<_> = stroke.into_iter().map(pixel).collect();
@@ -122,7 +122,7 @@ impl Canvas<'_> {
     }
 
     /// The marker of a series, about `2 * radius` across.
-    pub(super) fn marker(&mut self, center: Point, radius: f64, look: Look) -> io::Result<()> {
+    pub(super) fn marker(&mut self, center: Point, radius: f64, look: SeriesStyle) -> io::Result<()> {
         let thin = ShapeStyle { color: look.color.to_rgba(), filled: false, stroke_width: 4 };
         let white = RGBColor(0xff, 0xff, 0xff);
         if look.marker == Marker::Circle {
@@ -141,7 +141,7 @@ impl Canvas<'_> {
     }
 
     /// A bar of a series: filled, or by its stroke an outline, a pale one, or one with a line through.
-    pub(super) fn bar(&mut self, corner: Point, opposite: Point, look: Look) -> io::Result<()> {
+    pub(super) fn bar(&mut self, corner: Point, opposite: Point, look: SeriesStyle) -> io::Result<()> {
         match look.dash {
             Dash::Solid => return self.rect(corner, opposite, look.color),
             Dash::Dashed => (),

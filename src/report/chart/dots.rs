@@ -5,7 +5,7 @@ use std::io;
 use super::canvas::{self, Align, Canvas, FONT, GRID, Point, SOFT};
 use super::scale::{Scale, Unit};
 use super::strip::{LINE, Strip, WIDTH};
-use super::style::{Dash, Look, Marker};
+use super::style::{Dash, Marker, SeriesStyle};
 use super::{Chart, table};
 
 const HEADER: f64 = 150.0;
@@ -41,7 +41,7 @@ impl Crossing {
 
 /// Dots that share axes: a line per mechanism with its crossing in time and in memory.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Panel {
+pub struct DotPanel {
     /// What is shown here.
     pub title: String,
     /// Mechanism, time, memory.
@@ -49,7 +49,7 @@ pub struct Panel {
 }
 
 /// A chart of `panels` under each other.
-pub fn dots(name: &str, (title, subtitle): (&str, &str), panels: &[Panel]) -> io::Result<Chart> {
+pub fn dots(name: &str, (title, subtitle): (&str, &str), panels: &[DotPanel]) -> io::Result<Chart> {
     let rows = || panels.iter().flat_map(|panel| &panel.rows);
     let left = Strip::left(rows().map(|row| row.0.as_str()));
     let lens: Vec<f64> = rows().flat_map(|row| [row.1, row.2]).flatten().map(Crossing::len).collect();
@@ -58,7 +58,7 @@ pub fn dots(name: &str, (title, subtitle): (&str, &str), panels: &[Panel]) -> io
         (0..40).map(|i| 2f64.powi(i)).filter(|x| *x >= ends[0] && *x <= ends[1]).collect();
     powers.extend(ends);
     let scale = Scale::covering(Unit::Length, &powers);
-    let tall = |panel: &Panel| Strip::height(panel.rows.len(), LINE);
+    let tall = |panel: &DotPanel| Strip::height(panel.rows.len(), LINE);
     let height = HEADER + panels.iter().map(tall).sum::<f64>();
     let svg = canvas::document((WIDTH as u32, height.ceil() as u32), |canvas| {
         canvas.bold(title, (24.0, 36.0), Align::Left, FONT * 1.1)?;
@@ -93,11 +93,12 @@ pub fn dots(name: &str, (title, subtitle): (&str, &str), panels: &[Panel]) -> io
     Ok(Chart { name: name.to_owned(), svg, csv })
 }
 
-const TIME: Look = Look { marker: Marker::Circle, ..PLAIN };
-const MEMORY: Look = Look { marker: Marker::Square, color: canvas::ORANGE, ..PLAIN };
-const PLAIN: Look = Look { color: canvas::BLUE, dash: Dash::Solid, marker: Marker::Circle, open: false };
+const TIME: SeriesStyle = SeriesStyle { marker: Marker::Circle, ..PLAIN };
+const MEMORY: SeriesStyle = SeriesStyle { marker: Marker::Square, color: canvas::ORANGE, ..PLAIN };
+const PLAIN: SeriesStyle =
+    SeriesStyle { color: canvas::BLUE, dash: Dash::Solid, marker: Marker::Circle, open: false };
 
-fn draw(canvas: &mut Canvas, strip: &Strip, panel: &Panel) -> io::Result<()> {
+fn draw(canvas: &mut Canvas, strip: &Strip, panel: &DotPanel) -> io::Result<()> {
     let labels: Vec<&str> = panel.rows.iter().map(|row| row.0.as_str()).collect();
     strip.draw(canvas, (&panel.title, "length"), &labels)?;
     for (index, (label, time, memory)) in panel.rows.iter().enumerate() {
@@ -117,7 +118,7 @@ fn draw(canvas: &mut Canvas, strip: &Strip, panel: &Panel) -> io::Result<()> {
     Ok(())
 }
 
-fn dot(canvas: &mut Canvas, crossing: Crossing, (look, at): (Look, Point)) -> io::Result<()> {
+fn dot(canvas: &mut Canvas, crossing: Crossing, (look, at): (SeriesStyle, Point)) -> io::Result<()> {
     let arrow = match crossing {
         Crossing::From(_) => return canvas.marker(at, MARKER, look),
         Crossing::Always(_) => -1.0,
@@ -127,7 +128,7 @@ fn dot(canvas: &mut Canvas, crossing: Crossing, (look, at): (Look, Point)) -> io
     canvas.line(at, tip, look.color, 4)?;
     canvas.line(tip, (tip.0 - arrow * 9.0, at.1 - 7.0), look.color, 4)?;
     canvas.line(tip, (tip.0 - arrow * 9.0, at.1 + 7.0), look.color, 4)?;
-    canvas.marker(at, 5.0, Look { open: arrow > 0.0, ..look })
+    canvas.marker(at, 5.0, SeriesStyle { open: arrow > 0.0, ..look })
 }
 
 #[cfg(test)]
@@ -136,7 +137,7 @@ mod tests {
 
     #[test]
     fn crossings_in_words() {
-        let panel = Panel {
+        let panel = DotPanel {
             title: "Training".to_owned(),
             rows: vec![("ls".to_owned(), Some(Crossing::From(812.3)), Some(Crossing::Always(256.0)))],
         };

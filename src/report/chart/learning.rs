@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
 use super::linear::{Line, Panel, Plane, Ticks};
-use super::style::{Dash, Look, looks, mechanism, shown};
+use super::style::{Dash, SeriesStyle, looks, mechanism, shown};
 use super::{Chart, table};
 
 /// One model under training.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Learning {
+pub struct TrainingCurve {
     /// Name.
     pub label: String,
     /// Evaluations in the order of steps.
@@ -32,16 +32,16 @@ pub struct Evaluation {
 /// The seeds of one model, which look alike.
 struct Series<'a> {
     label: String,
-    look: Look,
-    seeds: Vec<&'a Learning>,
+    look: SeriesStyle,
+    seeds: Vec<&'a TrainingCurve>,
 }
 
 impl<'a> Series<'a> {
     /// The models of `lines`. Of more mechanisms than can be told apart the less known are grey, and the second variant of
     /// a mechanism is paler than the first.
-    fn of(lines: &'a [Learning]) -> Vec<Self> {
+    fn of(lines: &'a [TrainingCurve]) -> Vec<Self> {
         let mut names: Vec<String> = Vec::new();
-        let mut seeds: Vec<Vec<&Learning>> = Vec::new();
+        let mut seeds: Vec<Vec<&TrainingCurve>> = Vec::new();
         for line in lines {
             let parts = line.label.split(", ").filter(|part| !part.starts_with("seed "));
             let name = parts.collect::<Vec<_>>().join(", ");
@@ -67,7 +67,7 @@ impl<'a> Series<'a> {
                 (true, _) => look,
             }
         });
-        let looks: Vec<Look> = looks.collect();
+        let looks: Vec<SeriesStyle> = looks.collect();
         let all = names.into_iter().zip(looks).zip(seeds);
         let series = all.map(|((name, look), seeds)| {
             let label = match seeds.len() {
@@ -87,7 +87,7 @@ pub fn learning(
     name: &str,
     title: &str,
     measure: &str,
-    lines: &[Learning],
+    lines: &[TrainingCurve],
     floor: Option<(&str, f64)>,
 ) -> io::Result<Option<Chart>> {
     if lines.iter().all(|line| line.points.is_empty()) {
@@ -95,7 +95,8 @@ pub fn learning(
     }
     let series = Series::of(lines);
     let of = |pick: fn(&Evaluation) -> f64| -> Vec<Line> {
-        let points = |line: &Learning| line.points.iter().map(|point| (point.step, pick(point))).collect();
+        let points =
+            |line: &TrainingCurve| line.points.iter().map(|point| (point.step, pick(point))).collect();
         let mut drawn = Vec::new();
         for series in &series {
             for (index, seed) in series.seeds.iter().enumerate() {
@@ -107,7 +108,7 @@ pub fn learning(
     };
     let dashed = of(|point| point.train_loss).into_iter().map(|line| Line {
         label: None,
-        look: Look { dash: Dash::Dashed, open: true, ..line.look },
+        look: SeriesStyle { dash: Dash::Dashed, open: true, ..line.look },
         ..line
     });
     let panel = |title, lines| Panel { title, axis: "training steps", ticks: Ticks::FromZero, lines };
@@ -116,7 +117,7 @@ pub fn learning(
     let last = lines.iter().flat_map(|line| &line.points).map(|point| point.step).fold(0.0, f64::max);
     let rule = floor.map(|(rule, value)| (format!("floor: {rule}"), value));
     if let Some((label, value)) = &rule {
-        let (look, ends) = (Look::default().faint(), vec![(0.0, *value), (last, *value)]);
+        let (look, ends) = (SeriesStyle::default().faint(), vec![(0.0, *value), (last, *value)]);
         values.push(Line { markers: false, ..Line::solid(look, label, ends) });
     }
     let plane = Plane {
@@ -147,7 +148,7 @@ mod tests {
     #[test]
     fn a_chart_names_its_lines_and_keeps_its_data() {
         let point = |step: f64| Evaluation { step, train_loss: 2.0, loss: f64::NAN, value: step / 10.0 };
-        let line = Learning { label: "ls <a>".to_owned(), points: vec![point(50.0), point(100.0)] };
+        let line = TrainingCurve { label: "ls <a>".to_owned(), points: vec![point(50.0), point(100.0)] };
         let floor = Some(("root operator", 37.5));
         let chart = learning("x", "Title", "validation accuracy, %", &[line], floor).unwrap().unwrap();
         assert!(chart.svg.contains("ls &lt;a&gt;") && chart.svg.contains("training steps"));
@@ -156,13 +157,14 @@ mod tests {
                 && chart.csv.ends_with("floor: root operator,,,,37.5\n")
         );
         assert_eq!(chart.csv.lines().count(), 4);
-        assert!(learning("x", "", "", &[Learning::default()], floor).unwrap().is_none());
+        assert!(learning("x", "", "", &[TrainingCurve::default()], floor).unwrap().is_none());
     }
 
     #[test]
     fn seeds_of_a_model_look_alike_and_are_named_once() {
         let point = |step: f64| Evaluation { step, train_loss: 2.0, loss: 1.0, value: step };
-        let line = |label: &str| Learning { label: label.to_owned(), points: vec![point(1.0), point(2.0)] };
+        let line =
+            |label: &str| TrainingCurve { label: label.to_owned(), points: vec![point(1.0), point(2.0)] };
         let lines = ["ls, seed 1", "ls:dual_ln=false, seed 1", "ls, seed 2"].map(line);
         let series = Series::of(&lines);
         let labels: Vec<&str> = series.iter().map(|series| series.label.as_str()).collect();
@@ -178,9 +180,11 @@ mod tests {
     fn of_many_mechanisms_the_less_known_are_grey() {
         let drawn = |names: &[&str]| {
             let point = |step: f64| Evaluation { step, train_loss: 2.0, loss: 1.0, value: step };
-            let line =
-                |name: &&str| Learning { label: format!("{name} s1"), points: vec![point(1.0), point(2.0)] };
-            let lines: Vec<Learning> = names.iter().map(line).collect();
+            let line = |name: &&str| TrainingCurve {
+                label: format!("{name} s1"),
+                points: vec![point(1.0), point(2.0)],
+            };
+            let lines: Vec<TrainingCurve> = names.iter().map(line).collect();
             learning("x", "T", "%", &lines, None).unwrap().unwrap().svg.matches("#A8A8A8").count()
         };
         let all = ["full", "ls", "cosformer", "linear", "linformer", "rfa", "reformer"];
@@ -193,9 +197,11 @@ mod tests {
         let point =
             |step: f64| Evaluation { step, train_loss: 2.0 - step / 100.0, loss: 1.5, value: step / 10.0 };
         let drawn = |count: usize| {
-            let line =
-                |index| Learning { label: format!("run {index}"), points: vec![point(50.0), point(100.0)] };
-            let lines: Vec<Learning> = (0..count).map(line).collect();
+            let line = |index| TrainingCurve {
+                label: format!("run {index}"),
+                points: vec![point(50.0), point(100.0)],
+            };
+            let lines: Vec<TrainingCurve> = (0..count).map(line).collect();
             learning("x", "Title", "validation accuracy, %", &lines, None).unwrap().unwrap().svg
         };
         let (few, many, most) = (drawn(50), drawn(500), drawn(2000));

@@ -4,7 +4,7 @@ use std::io;
 
 use super::canvas::{self, Align, Canvas, FONT, GRID, INK, Point};
 use super::labels::spread;
-use super::style::{Dash, Look};
+use super::style::{Dash, SeriesStyle};
 
 const WIDTH: f64 = 1200.0;
 const HEADER: f64 = 110.0;
@@ -48,7 +48,7 @@ pub(super) struct Panel<'a> {
 #[derive(Clone)]
 pub(super) struct Line<'a> {
     pub(super) label: Option<&'a str>,
-    pub(super) look: Look,
+    pub(super) look: SeriesStyle,
     /// Whether points have markers.
     pub(super) markers: bool,
     /// Points in the order of x, with half the length of their error bars.
@@ -57,7 +57,7 @@ pub(super) struct Line<'a> {
 
 impl<'a> Line<'a> {
     /// A line without error bars, drawn through; with markers where there are few points.
-    pub(super) fn solid(look: Look, label: &'a str, points: Vec<(f64, f64)>) -> Self {
+    pub(super) fn solid(look: SeriesStyle, label: &'a str, points: Vec<(f64, f64)>) -> Self {
         let points: Vec<_> = points.into_iter().map(|(x, y)| (x, y, 0.0)).collect();
         Self { label: Some(label), look: look.solid(), markers: points.len() <= FEW, points }
     }
@@ -203,7 +203,7 @@ impl Frame<'_> {
         canvas.text(self.panel.axis, (middle, self.bottom + 1.75 * LINE), Align::Center, FONT)
     }
 
-    fn labels(&self, canvas: &mut Canvas, ends: &[(&str, Look, Point)]) -> io::Result<()> {
+    fn labels(&self, canvas: &mut Canvas, ends: &[(&str, SeriesStyle, Point)]) -> io::Result<()> {
         let wanted: Vec<f64> = ends.iter().map(|(_, _, end)| end.1).collect();
         let (low, high) = (self.top + 0.5 * LINE, self.bottom - 0.5 * LINE);
         let edge = LEFT + self.area;
@@ -250,7 +250,7 @@ mod tests {
 
     #[test]
     fn named_ticks_stand_where_they_are() {
-        let line = Line::solid(Look::default(), "a", vec![(0.0, 1.0), (2.0, 3.0)]);
+        let line = Line::solid(SeriesStyle::default(), "a", vec![(0.0, 1.0), (2.0, 3.0)]);
         let plane = Plane {
             title: "T",
             subtitle: "",

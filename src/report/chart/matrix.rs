@@ -104,8 +104,8 @@ struct Panel {
     label: Vec<String>,
     note: Vec<String>,
     /// Levels of the drawn cells, row-major; keys and slots.
-    keys: Grid,
-    slots: Grid,
+    keys: CellGrid,
+    slots: CellGrid,
     /// Pixels per cell.
     cell: f64,
     shade: Shade,
@@ -114,13 +114,13 @@ struct Panel {
 }
 
 /// Drawn cells of one part of a matrix.
-struct Grid {
+struct CellGrid {
     rows: usize,
     columns: usize,
     levels: Vec<i32>,
 }
 
-impl Grid {
+impl CellGrid {
     /// `rows` x `columns` of `value`, in blocks of `height` x `width` whose mean (or largest value) becomes
     /// a level; `full` is the deepest.
     fn new(
@@ -221,8 +221,8 @@ impl Panel {
         let wide = matrix.slots.div_ceil(room).max(1);
         let largest = matrix.values.iter().fold(0f32, |largest, value| largest.max(value.abs()));
         let full = if largest > 0.0 { largest } else { 1.0 };
-        let keys = Grid::new(matrix, 0..matrix.keys, (block, block), shade, full);
-        let slots = Grid::new(matrix, matrix.keys..matrix.columns(), (block, wide), shade, full);
+        let keys = CellGrid::new(matrix, 0..matrix.keys, (block, block), shade, full);
+        let slots = CellGrid::new(matrix, matrix.keys..matrix.columns(), (block, wide), shade, full);
         let gap = if matrix.slots > 0 { 2 } else { 0 };
         let cells = (keys.columns + gap + slots.columns).max(keys.rows).max(1);
         let mut notes = vec![matrix.note.clone()];
@@ -278,7 +278,13 @@ impl Panel {
         self.grid(canvas, &self.slots, (beside, top), slot)
     }
 
-    fn grid(&self, canvas: &mut Canvas, grid: &Grid, (left, top): Point, color: RGBColor) -> io::Result<()> {
+    fn grid(
+        &self,
+        canvas: &mut Canvas,
+        grid: &CellGrid,
+        (left, top): Point,
+        color: RGBColor,
+    ) -> io::Result<()> {
         if grid.columns == 0 || grid.rows == 0 {
             return Ok(());
         }
@@ -331,7 +337,7 @@ mod tests {
     #[test]
     fn rectangles_cover_equal_cells_once() {
         let m = matrix(&[1.0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0], 3, 0);
-        let grid = Grid::new(&m, 0..3, (1, 1), Shade::Visible, 1.0);
+        let grid = CellGrid::new(&m, 0..3, (1, 1), Shade::Visible, 1.0);
         let mut found = grid.rectangles();
         found.sort();
         assert_eq!(found, [(0, 2, 0, 2, LEVELS), (2, 3, 2, 3, LEVELS)]);
@@ -351,7 +357,7 @@ mod tests {
     #[test]
     fn negative_weights_have_their_own_colour() {
         let m = matrix(&[0.5, -1.0, 0.0, 1.0], 2, 0);
-        let grid = Grid::new(&m, 0..2, (1, 1), Shade::Weight, 1.0);
+        let grid = CellGrid::new(&m, 0..2, (1, 1), Shade::Weight, 1.0);
         assert_eq!(grid.levels, [LEVELS / 2, -LEVELS, 0, LEVELS]);
         let chart = matrices("attention", ("t", "s"), &[m], Shade::Weight).unwrap();
         assert!(chart.svg.contains("#D55E00") && chart.csv.contains("ls,0,key,1,-1.0"), "{}", chart.csv);
@@ -375,7 +381,7 @@ mod tests {
             (0..n * n).map(|at| f32::from(seen(at / n, at % n))).collect()
         };
         let levels =
-            |values: &[f32]| Grid::new(&matrix(values, n, 0), 0..n, (1, 1), Shade::Visible, 1.0).levels;
+            |values: &[f32]| CellGrid::new(&matrix(values, n, 0), 0..n, (1, 1), Shade::Visible, 1.0).levels;
         assert!(!levels(&values(false)).contains(&WHOLE), "a band has no global position");
         let of = levels(&values(true));
         assert_eq!((of[7], of[7 * n], of[3 * n + 3], of[n + 7]), (WHOLE, WHOLE, LEVELS, 0));

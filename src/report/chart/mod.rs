@@ -28,20 +28,20 @@ use std::path::{Path, PathBuf};
 
 use crate::record::file;
 
-pub use bars::{Bar, Panel as BarPanel, bars};
+pub use bars::{Bar, BarPanel, bars};
 pub use blocks::{Blocks, blocks};
 pub use bubbles::{Bubble, bubbles};
-pub use dots::{Crossing, Panel as DotPanel, dots};
+pub use dots::{Crossing, DotPanel, dots};
 pub use growth::{Quantity, alike, figure, growth};
-pub use learning::{Evaluation, Learning, learning};
+pub use learning::{Evaluation, TrainingCurve, learning};
 pub use matrix::{Shade, matrices};
 pub use norms::norms;
 pub use png::png;
-pub use ratios::{Panel as RatioPanel, ratios};
+pub use ratios::{RatioPanel, ratios};
 pub use scale::Unit;
 pub use slopes::{Slope, slopes};
-pub use stacks::{Panel as StackPanel, Stack, stacks};
-pub use style::Look;
+pub use stacks::{Stack, StackPanel, stacks};
+pub use style::SeriesStyle;
 
 /// A finished chart.
 #[derive(Clone, Debug)]
@@ -102,7 +102,7 @@ pub struct Series {
     /// Name.
     pub label: String,
     /// How it looks, the same in every panel.
-    pub look: Look,
+    pub look: SeriesStyle,
     /// Points by length.
     pub points: Vec<Measured>,
     /// Cells without a value, by length.

@@ -5,7 +5,7 @@ use std::io;
 use super::canvas::{self, Align, Canvas, FONT, INK};
 use super::scale::{Scale, Unit};
 use super::strip::{LINE, Strip, WIDTH};
-use super::style::Look;
+use super::style::SeriesStyle;
 use super::{Chart, table};
 
 const HEADER: f64 = 110.0;
@@ -15,7 +15,7 @@ const SLOT: f64 = 19.0;
 
 /// Ratios that share axes.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Panel {
+pub struct RatioPanel {
     /// What is shown here.
     pub title: String,
     /// Mechanism, and its ratio at each length.
@@ -27,7 +27,7 @@ pub fn ratios(
     name: &str,
     (title, subtitle): (&str, &str),
     axis: &str,
-    panels: &[Panel],
+    panels: &[RatioPanel],
 ) -> io::Result<Chart> {
     let rows = || panels.iter().flat_map(|panel| &panel.rows);
     let points = || rows().flat_map(|row| &row.1);
@@ -46,7 +46,7 @@ pub fn ratios(
         canvas.bold(title, (24.0, 36.0), Align::Left, FONT * 1.1)?;
         canvas.subtitle(subtitle, 80.0, WIDTH)?;
         for (index, (len, (x, y))) in lens.iter().zip(&places).enumerate() {
-            canvas.marker((x + 12.0, *y), MARKER, Look::ordinal(index, lens.len()))?;
+            canvas.marker((x + 12.0, *y), MARKER, SeriesStyle::ordinal(index, lens.len()))?;
             canvas.text(&len.to_string(), (x + 32.0, *y), Align::Left, FONT)?;
         }
         let mut top = first;
@@ -84,7 +84,12 @@ fn legend(lens: &[u64]) -> (Vec<(f64, f64)>, f64) {
     (places, y + 0.5 * LINE - HEADER)
 }
 
-fn draw(canvas: &mut Canvas, strip: &Strip, (panel, axis): (&Panel, &str), lens: &[u64]) -> io::Result<()> {
+fn draw(
+    canvas: &mut Canvas,
+    strip: &Strip,
+    (panel, axis): (&RatioPanel, &str),
+    lens: &[u64],
+) -> io::Result<()> {
     let labels: Vec<&str> = panel.rows.iter().map(|row| row.0.as_str()).collect();
     strip.draw(canvas, (&panel.title, axis), &labels)?;
     let one = strip.x(1.0);
@@ -94,7 +99,7 @@ fn draw(canvas: &mut Canvas, strip: &Strip, (panel, axis): (&Panel, &str), lens:
         for (len, ratio) in points {
             let Ok(place) = lens.binary_search(len) else { continue };
             let y = strip.y(index) + (place as f64 - (lens.len() - 1) as f64 / 2.0) * SLOT;
-            let look = Look::ordinal(place, lens.len());
+            let look = SeriesStyle::ordinal(place, lens.len());
             canvas.line((one, y), (strip.x(*ratio), y), look.color, 4)?;
             canvas.marker((strip.x(*ratio), y), MARKER, look)?;
             canvas
@@ -112,7 +117,8 @@ mod tests {
     fn every_ratio_has_a_dot_and_a_line_of_data() {
         let lens = [256u64, 512, 1024, 2048, 4096, 8192, 16384, 32768];
         let slow = ("full".to_owned(), lens.map(|len| (len, 0.5)).to_vec());
-        let panel = Panel { title: "Training".into(), rows: vec![slow, ("ls".into(), vec![(512, 1.75)])] };
+        let panel =
+            RatioPanel { title: "Training".into(), rows: vec![slow, ("ls".into(), vec![(512, 1.75)])] };
         let chart = ratios("x", ("T", "S"), "times", &[panel]).unwrap();
         assert!(chart.csv.ends_with("Training,full,32768,0.5\nTraining,ls,512,1.75\n"), "{}", chart.csv);
         let thick = |line: &&str| line.starts_with("<line") && line.contains("stroke-width=\"4\"");

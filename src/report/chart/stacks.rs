@@ -5,7 +5,7 @@ use std::io;
 use super::canvas::{self, Align, Canvas, FONT, GRID, INK};
 use super::linear::{number, ticks};
 use super::strip::{LINE, WIDTH};
-use super::style::Look;
+use super::style::SeriesStyle;
 use super::{Chart, table};
 
 const HEADER: f64 = 110.0;
@@ -23,7 +23,7 @@ pub struct Stack {
 
 /// Bars that share an axis.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Panel {
+pub struct StackPanel {
     /// What is shown here.
     pub title: String,
     /// The bars.
@@ -36,7 +36,7 @@ pub fn stacks(
     name: &str,
     (title, subtitle): (&str, &str),
     (kinds, words, axis): (&[&str], [&str; 2], &str),
-    panels: &[Panel],
+    panels: &[StackPanel],
 ) -> io::Result<Chart> {
     let labels = panels.iter().flat_map(|panel| &panel.stacks).map(|stack| stack.label.as_str());
     let left = labels.map(|label| canvas::text_width(label, FONT)).fold(0.0, f64::max) + 48.0;
@@ -44,7 +44,7 @@ pub fn stacks(
     let column = longest + 80.0;
     let columns = ((WIDTH - 48.0) / column).floor().max(1.0);
     let legend = (kinds.len() as f64 / columns).ceil() * LINE;
-    let height_of = |panel: &Panel| panel.stacks.len() as f64 * ROW + 4.2 * LINE;
+    let height_of = |panel: &StackPanel| panel.stacks.len() as f64 * ROW + 4.2 * LINE;
     let top = HEADER + legend + 0.5 * LINE;
     let height = top + panels.iter().map(height_of).sum::<f64>();
     let svg = canvas::document((WIDTH as u32, height.ceil() as u32), |canvas| {
@@ -53,8 +53,8 @@ pub fn stacks(
         for (index, kind) in kinds.iter().enumerate() {
             let (row, place) = ((index as f64 / columns).floor(), index as f64 % columns);
             let (x, y) = (24.0 + place * column, HEADER + 0.5 * LINE + row * LINE);
-            canvas.bar((x, y - 11.0), (x + 24.0, y + 11.0), Look::of_part(index, false))?;
-            canvas.bar((x + 26.0, y - 11.0), (x + 50.0, y + 11.0), Look::of_part(index, true))?;
+            canvas.bar((x, y - 11.0), (x + 24.0, y + 11.0), SeriesStyle::of_part(index, false))?;
+            canvas.bar((x + 26.0, y - 11.0), (x + 50.0, y + 11.0), SeriesStyle::of_part(index, true))?;
             canvas.text(kind, (x + 60.0, y), Align::Left, FONT)?;
         }
         let mut at = top;
@@ -78,7 +78,7 @@ pub fn stacks(
 
 fn draw(
     canvas: &mut Canvas,
-    panel: &Panel,
+    panel: &StackPanel,
     (kinds, words, axis): (&[&str], [&str; 2], &str),
     (left, top): (f64, f64),
 ) -> io::Result<()> {
@@ -102,7 +102,7 @@ fn draw(
         for &(kind, pale, value) in &stack.parts {
             let (from, to) = (x(done), x(done + value));
             done += value;
-            canvas.bar((from, middle - 22.0), (to, middle + 22.0), Look::of_part(kind, pale))?;
+            canvas.bar((from, middle - 22.0), (to, middle + 22.0), SeriesStyle::of_part(kind, pale))?;
             let share = 100.0 * value / whole(stack);
             let told = format!(
                 "{}, {} {}: {value:.3} {axis} ({share:.1} %)",
@@ -127,7 +127,7 @@ mod tests {
             |label: &str, parts: &[(usize, bool, f64)]| Stack { label: label.into(), parts: parts.into() };
         let stacks =
             vec![stack("ls", &[(0, false, 2.0), (0, true, 3.0), (1, false, 5.0)]), stack("none", &[])];
-        let panel = Panel { title: "Training".to_owned(), stacks };
+        let panel = StackPanel { title: "Training".to_owned(), stacks };
         let words = ["forward", "backward"];
         let chart = super::stacks("x", ("T", "S"), (&["ffn", "other"], words, "ms"), &[panel]).unwrap();
         assert!(chart.csv.contains("Training,ls,ffn,backward,3\n"), "{}", chart.csv);

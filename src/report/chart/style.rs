@@ -94,7 +94,7 @@ pub(super) enum Dash {
 
 /// The look of one series.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Look {
+pub struct SeriesStyle {
     pub(super) color: RGBColor,
     pub(super) dash: Dash,
     pub(super) marker: Marker,
@@ -102,13 +102,13 @@ pub struct Look {
     pub(super) open: bool,
 }
 
-impl Default for Look {
+impl Default for SeriesStyle {
     fn default() -> Self {
         Self::new(BLACK, Marker::Circle, Dash::Solid)
     }
 }
 
-impl Look {
+impl SeriesStyle {
     const fn new(color: RGBColor, marker: Marker, dash: Dash) -> Self {
         Self { color, dash, marker, open: !matches!(dash, Dash::Solid) }
     }
@@ -118,7 +118,7 @@ impl Look {
         Self { color: GREY, ..self }
     }
 
-    /// Whether this is a [`Look::faint`] one.
+    /// Whether this is a [`SeriesStyle::faint`] one.
     pub(super) fn is_faint(self) -> bool {
         self.color == GREY
     }
@@ -172,17 +172,17 @@ fn hash(name: &str) -> usize {
 
 /// How the series of one chart look, no two alike: the first label that begins with a mechanism has its look, the
 /// others its colour; what is unknown here has a look by its name.
-pub(super) fn looks(labels: &[&str]) -> Vec<Look> {
+pub(super) fn looks(labels: &[&str]) -> Vec<SeriesStyle> {
     let known = |name: &str| MECHANISMS.iter().find(|entry| entry.0 == name);
-    let mut looks: Vec<Option<Look>> = labels
+    let mut looks: Vec<Option<SeriesStyle>> = labels
         .iter()
-        .map(|label| known(label).map(|&(_, color, marker, dash)| Look::new(color, marker, dash)))
+        .map(|label| known(label).map(|&(_, color, marker, dash)| SeriesStyle::new(color, marker, dash)))
         .collect();
     for (index, label) in labels.iter().enumerate().filter(|(_, label)| known(label).is_none()) {
         let name = mechanism(label);
         let own = known(name).map(|entry| entry.1);
         // the only variant in a chart stands for its mechanism
-        let plain = known(name).map(|&(_, color, marker, dash)| Look::new(color, marker, dash));
+        let plain = known(name).map(|&(_, color, marker, dash)| SeriesStyle::new(color, marker, dash));
         if plain.is_some() && !looks.contains(&plain) {
             looks[index] = plain;
             continue;
@@ -194,15 +194,20 @@ pub(super) fn looks(labels: &[&str]) -> Vec<Look> {
             // when one colour is used up the next follows
             let color =
                 if step < MARKERS.len() * DASHES.len() { color } else { COLORS[number % COLORS.len()] };
-            Look::new(color, MARKERS[number % MARKERS.len()], DASHES[number / MARKERS.len() % DASHES.len()])
+            SeriesStyle::new(
+                color,
+                MARKERS[number % MARKERS.len()],
+                DASHES[number / MARKERS.len() % DASHES.len()],
+            )
         });
-        let table = MECHANISMS.iter().map(|&(_, color, marker, dash)| Look::new(color, marker, dash));
-        let all: Vec<Look> = table.chain(looks.iter().flatten().copied()).collect();
+        let table = MECHANISMS.iter().map(|&(_, color, marker, dash)| SeriesStyle::new(color, marker, dash));
+        let all: Vec<SeriesStyle> = table.chain(looks.iter().flatten().copied()).collect();
         // a marker of the same colour and filling is the same to the eye, whatever the stroke
-        let like = |a: &Look, b: &Look| (a.color, a.marker, a.open) == (b.color, b.marker, b.open);
-        let same = |a: &Look, b: &Look| (a.color, a.marker) == (b.color, b.marker);
+        let like =
+            |a: &SeriesStyle, b: &SeriesStyle| (a.color, a.marker, a.open) == (b.color, b.marker, b.open);
+        let same = |a: &SeriesStyle, b: &SeriesStyle| (a.color, a.marker) == (b.color, b.marker);
         let own = || candidates.clone().take(MARKERS.len() * DASHES.len());
-        let chart: Vec<Look> = looks.iter().flatten().copied().collect();
+        let chart: Vec<SeriesStyle> = looks.iter().flatten().copied().collect();
         // a chart of training and validation fills markers by what is drawn: another marker is best
         let found = own()
             .find(|look| !all.iter().any(|other| same(other, look)))

@@ -174,7 +174,7 @@ mod tests {
     fn rows() -> Vec<Row> {
         let mut rows = Vec::new();
         for (model, seconds, accuracy) in [("full", 2.0, 62.0), ("linear", 0.5, 60.0), ("ls", 0.8, 64.0)] {
-            let done = |row: Row| row.ended(Outcome::Ok, None);
+            let done = |row: Row| row.with_outcome(Outcome::Ok, None);
             let speed = Row {
                 pass: Some(Pass::Infer),
                 len: Some(LEN),

@@ -61,7 +61,7 @@ mod tests {
             published: Some(published),
             ..Row::new("speed", model)
                 .with("steps_per_second", "1/s", value)
-                .ended(if value.is_some() { Outcome::Ok } else { Outcome::Oom }, None)
+                .with_outcome(if value.is_some() { Outcome::Ok } else { Outcome::Oom }, None)
         };
         let rows = [
             row("full", 1024, Some(2.0), Published::Value(25.37)),

@@ -6,7 +6,7 @@ use std::io;
 use super::conditions;
 use crate::config::suite::Suite;
 use crate::record::{Outcome, Row};
-use crate::report::chart::{Chart, Figure, Look, Measured, Missing, Panel, Series, Unit};
+use crate::report::chart::{Chart, Figure, Measured, Missing, Panel, Series, SeriesStyle, Unit};
 
 /// The suite.
 const SUITE: &str = "ls-figure3";
@@ -56,7 +56,7 @@ fn panel(rows: &[&Row], kernel: &str, value: fn(&Row) -> Option<f64>) -> Panel {
     let mut panel = Panel { title: format!("Kernels: {kernel}"), series: Vec::new() };
     for (index, batch) in batches.iter().enumerate() {
         for model in ["ls", "transformer-xl"] {
-            let look = Look::of_batch(model, index);
+            let look = SeriesStyle::of_batch(model, index);
             let mut series = Series { label: format!("{model}, batch {batch}"), look, ..Series::default() };
             for row in rows.iter().filter(|row| row.model == model && row.batch == Some(*batch)) {
                 let x = row.len.unwrap_or_default() as f64;
@@ -90,7 +90,9 @@ mod tests {
             batch: Some(batch),
             len: Some(len),
             peak_bytes: Some(len * 1000),
-            ..Row::new("speed", model).with("step_time", "s", Some(len as f64)).ended(Outcome::Ok, None)
+            ..Row::new("speed", model)
+                .with("step_time", "s", Some(len as f64))
+                .with_outcome(Outcome::Ok, None)
         };
         let mut rows = Vec::new();
         for model in ["ls", "transformer-xl"] {
@@ -100,10 +102,11 @@ mod tests {
                 );
             }
         }
-        rows.push(row("ls", "fused", 2, 2048).ended(Outcome::Oom, Some("limit".to_owned())));
+        rows.push(row("ls", "fused", 2, 2048).with_outcome(Outcome::Oom, Some("limit".to_owned())));
         let rows: Vec<&Row> = rows.iter().collect();
-        let looks: Vec<Look> = panel(&rows, "fused", |row| row.value).series.iter().map(|x| x.look).collect();
-        let of = |model, index| Look::of_batch(model, index);
+        let looks: Vec<SeriesStyle> =
+            panel(&rows, "fused", |row| row.value).series.iter().map(|x| x.look).collect();
+        let of = |model, index| SeriesStyle::of_batch(model, index);
         assert_eq!(looks, [of("ls", 0), of("transformer-xl", 0), of("ls", 1), of("transformer-xl", 1)]);
         let charts = draw(&rows).unwrap();
         assert_eq!(charts.len(), 2);
@@ -112,7 +115,7 @@ mod tests {
         assert!(draw(&[]).unwrap().is_empty());
         let fit = |model: &str, len: f64| {
             let row = Row { kernel: "composed".to_owned(), ..Row::new("memory", model) };
-            row.with("longest_length", "1", Some(len)).ended(Outcome::Ok, None)
+            row.with("longest_length", "1", Some(len)).with_outcome(Outcome::Ok, None)
         };
         let (ls, full) = (fit("ls", 3600.0), fit("transformer-xl", 2000.0));
         let said = reach(&[&ls, &full]).unwrap();

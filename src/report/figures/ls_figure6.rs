@@ -70,7 +70,7 @@ mod tests {
         let row = |model: &str, block: usize, metric: &str, value: f64| Row {
             task: Some(format!("cifar10 block {block:02}")),
             preset: Some("cvt-small".to_owned()),
-            ..Row::new("vision", model).with(metric, "1", Some(value)).ended(Outcome::Ok, None)
+            ..Row::new("vision", model).with(metric, "1", Some(value)).with_outcome(Outcome::Ok, None)
         };
         let mut rows = Vec::new();
         for (model, shift) in [("full", 0.5), ("ls2d", 0.2)] {

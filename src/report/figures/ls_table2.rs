@@ -88,7 +88,7 @@ mod tests {
         assert_eq!(insertions("text-deletion", "text"), None);
         let row = |task: &str, value: f64| Row {
             task: Some(task.to_owned()),
-            ..Row::new("robustness", "dp").with("accuracy", "%", Some(value)).ended(Outcome::Ok, None)
+            ..Row::new("robustness", "dp").with("accuracy", "%", Some(value)).with_outcome(Outcome::Ok, None)
         };
         let rows = [
             row("text", 61.0),

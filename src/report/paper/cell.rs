@@ -2,10 +2,10 @@
 
 use std::cmp::Ordering;
 
-use super::{BETTER, Cell, Line, OPEN, SAME, Source, UNDER, WORSE, Writer, digits};
+use super::{BETTER, Cell, Line, OPEN, PaperSource, SAME, UNDER, WORSE, Writer, digits};
 use crate::config::suite::{Column, PublishedTable};
 use crate::record::{FLOOR, Outcome, Published, Row};
-use crate::report::trained::{COUNTS, Group, LARGEST, Standing, UNIGRAM, data, groups};
+use crate::report::trained::{COUNTS, LARGEST, PublishedVerdict, SeedGroup, UNIGRAM, data, groups};
 use crate::stats::mean;
 
 /// What `report` calls the mean over the tasks.
@@ -128,8 +128,8 @@ impl<'a> Writer<'a> {
     }
 
     /// Seeds trained for `key` of the line: those nearest to the protocol.
-    fn group(&self, line: &Line, column: &Column, key: &str) -> Option<Group<'a>> {
-        let Source { suite, rows, metrics, .. } = *self.source;
+    fn group(&self, line: &Line, column: &Column, key: &str) -> Option<SeedGroup<'a>> {
+        let PaperSource { suite, rows, metrics, .. } = *self.source;
         let metric = metrics.iter().find(|metric| metric.name == column.metrics[0])?;
         let models = self.models(line, key);
         let wanted = |row: &Row| {
@@ -141,8 +141,8 @@ impl<'a> Writer<'a> {
                 && models.iter().any(|(one, fixed)| model(one) && preset(one) && len(one, *fixed))
         };
         let all = groups((rows, self.index), metric, wanted);
-        let near = |group: &Group| (group.part().map_or(-1.0, |part| part), group.values().0.len());
-        let mut best: Option<Group> = None;
+        let near = |group: &SeedGroup| (group.part().map_or(-1.0, |part| part), group.values().0.len());
+        let mut best: Option<SeedGroup> = None;
         for group in all {
             // of those equally near the last, which is the newest
             if best.as_ref().is_none_or(|best| near(&group) >= near(best)) {
@@ -176,11 +176,11 @@ impl<'a> Writer<'a> {
         };
         let differs = group.rows[0].differs.clone().filter(|_| group.part() != Some(1.0));
         let sign = match group.standing(&values) {
-            Standing::Unpublished => None,
-            Standing::Open(_) => Some(OPEN),
-            Standing::Within => Some(SAME),
-            Standing::Better(_) => Some(BETTER),
-            Standing::Worse(_) => Some(WORSE),
+            PublishedVerdict::Unpublished => None,
+            PublishedVerdict::Open(_) => Some(OPEN),
+            PublishedVerdict::Within => Some(SAME),
+            PublishedVerdict::Better(_) => Some(BETTER),
+            PublishedVerdict::Worse(_) => Some(WORSE),
         };
         let notes = differs.into_iter().collect();
         Cell { measured: Some(measured), sign, seeds: Some(seeds), notes, ..Cell::default() }
@@ -192,7 +192,11 @@ impl<'a> Writer<'a> {
     }
 
     fn is_better(&self, column: &Column, value: f64, than: f64) -> bool {
-        let less = self.source.metrics.iter().any(|metric| metric.name == column.metrics[0] && metric.less);
+        let less = self
+            .source
+            .metrics
+            .iter()
+            .any(|metric| metric.name == column.metrics[0] && metric.lower_is_better);
         if less { value < than } else { value > than }
     }
 
@@ -201,9 +205,9 @@ impl<'a> Writer<'a> {
         let suite = self.source.suite;
         let tasks = suite.base.task.as_ref().map_or(&[][..], |tasks| tasks.0.as_slice());
         let open = Cell { open: !self.entries(line).is_empty(), ..Cell::default() };
-        let parts: Option<Vec<Group>> = tasks.iter().map(|task| self.group(line, column, task)).collect();
+        let parts: Option<Vec<SeedGroup>> = tasks.iter().map(|task| self.group(line, column, task)).collect();
         let Some(parts) = parts.filter(|parts| !parts.is_empty()) else { return open };
-        let value = |group: &Group, seed: Option<u64>| {
+        let value = |group: &SeedGroup, seed: Option<u64>| {
             group.rows.iter().find(|row| row.seed == seed).and_then(|row| row.value)
         };
         let seeds = parts[0].rows.iter().map(|row| row.seed);
@@ -217,10 +221,10 @@ impl<'a> Writer<'a> {
         let whole = parts.iter().all(|part| part.part() == Some(1.0) && part.values().1 == 0);
         let runs = suite.source_seeds.unwrap_or(1);
         let sign = published.and_then(Published::value).map(|published| {
-            match Standing::of(&averages, (published, runs), false) {
-                Standing::Within if whole => SAME,
-                Standing::Better(_) if whole => BETTER,
-                Standing::Worse(_) if whole => WORSE,
+            match PublishedVerdict::of(&averages, (published, runs), false) {
+                PublishedVerdict::Within if whole => SAME,
+                PublishedVerdict::Better(_) if whole => BETTER,
+                PublishedVerdict::Worse(_) if whole => WORSE,
                 _ => OPEN,
             }
         });
@@ -231,7 +235,7 @@ impl<'a> Writer<'a> {
 
     /// A measured speed: no verdict, machines differ.
     fn step(&mut self, line: &Line, column: &Column, len: u64, published: Option<Published>) -> Cell {
-        let Source { suite, rows, .. } = *self.source;
+        let PaperSource { suite, rows, .. } = *self.source;
         let Some(planned) = self.planned_for(line, column).find(|row| row.len == Some(len)) else {
             return Cell::default();
         };

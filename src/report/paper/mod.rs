@@ -18,7 +18,7 @@ pub(super) const OPEN: &str = "○";
 const UNDER: &str = "↓";
 
 /// What a suite's table is made from.
-pub struct Source<'a> {
+pub struct PaperSource<'a> {
     /// The suite.
     pub suite: &'a Suite,
     /// By row of the suite, the rows of its cells as they are planned: mechanism, preset, FLOPs, parameters.
@@ -62,20 +62,20 @@ struct Cell {
 }
 
 /// `source` in the form that the paper has; nothing for a figure.
-pub fn paper(source: &Source) -> Option<Paper> {
+pub fn paper(source: &PaperSource) -> Option<Paper> {
     let index = Index::of(source.rows);
     (!source.suite.columns.is_empty()).then(|| Writer::new(source, &index).paper())
 }
 
 struct Writer<'a> {
-    source: &'a Source<'a>,
+    source: &'a PaperSource<'a>,
     index: &'a Index<'a>,
     letters: BTreeMap<String, usize>,
     used: Vec<Row>,
 }
 
 impl<'a> Writer<'a> {
-    fn new(source: &'a Source<'a>, index: &'a Index<'a>) -> Self {
+    fn new(source: &'a PaperSource<'a>, index: &'a Index<'a>) -> Self {
         Self { source, index, letters: BTreeMap::new(), used: Vec::new() }
     }
 
@@ -172,7 +172,7 @@ impl<'a> Writer<'a> {
     }
 
     /// The suite that runs `column`.
-    fn source_of(&self, column: &Column) -> &'a Source<'a> {
+    fn source_of(&self, column: &Column) -> &'a PaperSource<'a> {
         let other = |name: &String| self.source.others.iter().find(|other| other.suite.name == *name);
         column.suite.as_ref().and_then(other).unwrap_or(self.source)
     }

@@ -1,7 +1,7 @@
 use super::*;
 use crate::record::{FLOOR, Outcome};
 
-const ACCURACY: Metric = Metric { name: "accuracy", title: "", unit: "%", less: false };
+const ACCURACY: Metric = Metric { name: "accuracy", title: "", unit: "%", lower_is_better: false };
 
 const SUITE: &str = r#"
 title = "T"
@@ -55,14 +55,14 @@ fn planned(model: &str, tasks: &[&str]) -> Vec<Row> {
 fn run(model: &str, task: &str, seed: u64, value: f64) -> Row {
     let row = planned(model, &[task]).remove(0);
     let row = Row { seed: Some(seed), fraction: Some(1.0), ..row };
-    row.with("accuracy", "%", Some(value)).ended(Outcome::Ok, None)
+    row.with("accuracy", "%", Some(value)).with_outcome(Outcome::Ok, None)
 }
 
 fn made(rows: &[Row]) -> Paper {
     let suite = Suite::parse("x.toml", SUITE).unwrap();
     let planned =
         [planned("linformer", &["listops", "text"]), planned("dp", &["listops"]), planned("ls", &["text"])];
-    paper(&Source { suite: &suite, planned: &planned, rows, metrics: &[ACCURACY], others: &[] }).unwrap()
+    paper(&PaperSource { suite: &suite, planned: &planned, rows, metrics: &[ACCURACY], others: &[] }).unwrap()
 }
 
 #[test]
@@ -198,7 +198,7 @@ fn tested(len: u64, seed: u64, value: f64) -> Row {
     let task = Some("imagenet".to_owned());
     let row =
         Row { task, len: Some(len), seed: Some(seed), fraction: Some(1.0), ..Row::new("vision", "ls2d") };
-    row.with("accuracy", "%", Some(value)).ended(Outcome::Ok, None)
+    row.with("accuracy", "%", Some(value)).with_outcome(Outcome::Ok, None)
 }
 
 fn by_size(rows: &[Row]) -> Table {
@@ -206,8 +206,8 @@ fn by_size(rows: &[Row]) -> Table {
     let speed = [vec![measured("ls2d", 224), measured("ls2d", 384)], vec![measured("full", 384)]];
     let vision = [224, 384].map(|len| vec![Row { value: None, ..tested(len, 0, 0.0) }]);
     let metrics = &[ACCURACY];
-    let others = [Source { suite: &suites[1], planned: &vision, rows, metrics, others: &[] }];
-    paper(&Source { suite: &suites[0], planned: &speed, rows, metrics, others: &others }).unwrap().table
+    let others = [PaperSource { suite: &suites[1], planned: &vision, rows, metrics, others: &[] }];
+    paper(&PaperSource { suite: &suites[0], planned: &speed, rows, metrics, others: &others }).unwrap().table
 }
 
 #[test]
@@ -225,7 +225,7 @@ fn a_table_may_have_a_line_for_every_length_and_columns_that_another_suite_runs(
 
 #[test]
 fn a_run_of_another_length_fills_no_cell() {
-    let time = measured("ls2d", 384).with("step_time", "s", Some(2.5)).ended(Outcome::Ok, None);
+    let time = measured("ls2d", 384).with("step_time", "s", Some(2.5)).with_outcome(Outcome::Ok, None);
     let table = by_size(&[tested(224, 1, 83.7), tested(224, 2, 83.9), time]);
     assert_eq!(table.rows[0][3..5], ["83.80 / 83.80 = n=2", "- / 0.075"]);
     assert_eq!(table.rows[2][3..5], ["- / 84.40", "2.500 / 0.271"]);
@@ -250,7 +250,8 @@ set = { len = 128 }
         |len: u64| Row { len: Some(len), protocol: "finetune".to_owned(), ..run("full", "imdb", 1, 80.0) };
     let planned = [vec![row(128)]];
     let cell = |rows: &[Row]| {
-        let source = Source { suite: &suite, planned: &planned, rows, metrics: &[ACCURACY], others: &[] };
+        let source =
+            PaperSource { suite: &suite, planned: &planned, rows, metrics: &[ACCURACY], others: &[] };
         paper(&source).unwrap().table.rows[0][1].clone()
     };
     assert_eq!(cell(&[row(256)]), "-");

@@ -29,8 +29,9 @@ fn decoding_has_a_table_of_tokens_per_second() {
     use crate::record::Pass;
     use crate::report::chart::{Quantity, figure};
     let row = |pass, len: u64| Row { pass: Some(pass), len: Some(len), ..Row::new("speed", "ls") };
-    let rate =
-        |pass, len| row(pass, len).with("tokens_per_second", "1/s", Some(1250.0)).ended(Outcome::Ok, None);
+    let rate = |pass, len| {
+        row(pass, len).with("tokens_per_second", "1/s", Some(1250.0)).with_outcome(Outcome::Ok, None)
+    };
     let decoded = figure(&[rate(Pass::Decode, 1024), rate(Pass::Decode, 2048)], Quantity::Tokens).unwrap();
     let text = format!("1250{TIED}/s");
     assert_eq!(

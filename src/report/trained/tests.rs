@@ -5,8 +5,8 @@ fn tables(rows: &[Row], metrics: &[Metric]) -> Vec<Table> {
 }
 
 const METRICS: &[Metric] = &[
-    Metric { name: "accuracy", title: "Accuracy", unit: "accuracy %", less: false },
-    Metric { name: "bpc_stream", title: "Bits", unit: "bpc", less: true },
+    Metric { name: "accuracy", title: "Accuracy", unit: "accuracy %", lower_is_better: false },
+    Metric { name: "bpc_stream", title: "Bits", unit: "bpc", lower_is_better: true },
 ];
 
 fn row(seed: u64, value: f64, fraction: f64) -> Row {
@@ -16,7 +16,7 @@ fn row(seed: u64, value: f64, fraction: f64) -> Row {
         seed: Some(seed),
         fraction: Some(fraction),
         published: Some(Published::Value(37.5)),
-        ..Row::new("lra", "ls").with("accuracy", "%", Some(value)).ended(Outcome::Ok, None)
+        ..Row::new("lra", "ls").with("accuracy", "%", Some(value)).with_outcome(Outcome::Ok, None)
     }
 }
 
@@ -51,9 +51,9 @@ fn verdicts_in_words() {
 
 #[test]
 fn a_failed_seed_is_counted_apart_and_widens_nothing() {
-    let broken = row(0, 1.0, 1.0).ended(Outcome::Diverged, Some("step 3".to_owned()));
+    let broken = row(0, 1.0, 1.0).with_outcome(Outcome::Diverged, Some("step 3".to_owned()));
     let broken = Row { value: None, ..broken };
-    let stopped = [row(0, 37.0, 1.0).ended(Outcome::Interrupted, None).with("accuracy", "%", None)];
+    let stopped = [row(0, 37.0, 1.0).with_outcome(Outcome::Interrupted, None).with("accuracy", "%", None)];
     assert_eq!(super::tables(&stopped, METRICS, |_, _| true)[0].rows[0][7], "0 (1 not finished)");
     assert!(super::tables(&stopped, METRICS, |_, _| false).is_empty(), "rows of another command");
     assert_eq!(said(std::slice::from_ref(&broken)), ["not comparable: diverged", "0 (1 failed)", "diverged"]);

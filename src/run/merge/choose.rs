@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 
 use super::error::MergeError;
-use super::source::Source;
+use super::source::MergeInput;
 use crate::record::{Outcome, Row};
 use crate::run::journal::{Entry, Samples};
 use crate::run::plan::folder as cell_folder;
@@ -18,7 +18,7 @@ pub(super) struct Chosen<'a> {
 }
 
 impl<'a> Chosen<'a> {
-    pub(super) fn of(order: &[String], sources: &'a [Source], keeps: bool) -> Result<Self, MergeError> {
+    pub(super) fn of(order: &[String], sources: &'a [MergeInput], keeps: bool) -> Result<Self, MergeError> {
         let mut found: HashMap<&str, Vec<(usize, &Entry)>> = HashMap::new();
         for (index, source) in sources.iter().enumerate() {
             // of a cell that ran again the last line of its journal counts
@@ -53,7 +53,7 @@ impl<'a> Chosen<'a> {
 fn trained<'a>(
     cell: &str,
     pool: &[(usize, &'a Entry)],
-    sources: &[Source],
+    sources: &[MergeInput],
 ) -> Result<(usize, &'a Entry), MergeError> {
     let ended =
         |(_, entry): &&(usize, &Entry)| matches!(entry.outcome(), Some(Outcome::Ok | Outcome::Diverged));
@@ -108,7 +108,7 @@ fn tensors(bytes: &[u8]) -> &[u8] {
 }
 
 /// The measurements of one cell: of every machine the newest. Gives how many machines they are of.
-fn measured(pool: &[(usize, &Entry)], sources: &[Source]) -> (Entry, usize) {
+fn measured(pool: &[(usize, &Entry)], sources: &[MergeInput]) -> (Entry, usize) {
     let mut machines: Vec<(String, Vec<Row>, Vec<Samples>)> = Vec::new();
     for (source, entry) in pool {
         let host = sources[*source].host();

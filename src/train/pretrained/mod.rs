@@ -15,7 +15,7 @@ use serde_json::Value as Json;
 use sha2::{Digest, Sha256};
 
 use super::warm_start;
-use crate::attention::choose::{Choice, choose};
+use crate::attention::choose::{MechanismChoice, choose};
 use crate::data::DataError;
 use crate::data::tokenizer::Tokenizer;
 use crate::model::Backbone;
@@ -95,7 +95,7 @@ pub struct Pretrained {
     /// Epsilon of LayerNorm.
     pub eps: f64,
     /// The mechanism that it was trained with.
-    pub attention: Choice,
+    pub attention: MechanismChoice,
     /// SHA-256 of the tokenizer it was trained with, where the folder says it.
     tokenizer: Option<String>,
 }
@@ -166,7 +166,7 @@ impl Pretrained {
     ///
     /// # Errors
     /// As [`Self::open`]; no such encoder, or several.
-    pub fn find(folder: &Path, choice: &Choice) -> Result<Option<Self>> {
+    pub fn find(folder: &Path, choice: &MechanismChoice) -> Result<Option<Self>> {
         if !folder.join("cells").is_dir() {
             return Self::open(folder).map(Some);
         }
@@ -200,7 +200,7 @@ impl Pretrained {
     ///
     /// # Errors
     /// Another mechanism's weights.
-    pub fn becomes(&self, choice: &Choice) -> Result<()> {
+    pub fn becomes(&self, choice: &MechanismChoice) -> Result<()> {
         let (here, there) = (choice.entry.name, self.attention.entry.name);
         if here == there || (there == "full" && FROM_FULL.contains(&here)) {
             return Ok(());
@@ -318,8 +318,8 @@ impl Pretrained {
 }
 
 /// The one mechanism that `text` names.
-fn one(text: &str) -> std::result::Result<Choice, String> {
-    let models = text.parse().map_err(|error: crate::config::SayError| error.to_string())?;
+fn one(text: &str) -> std::result::Result<MechanismChoice, String> {
+    let models = text.parse().map_err(|error: crate::config::ParseError| error.to_string())?;
     let mut choices = choose(&models).map_err(|error| error.to_string())?;
     let choice = choices.pop().filter(|_| choices.is_empty());
     choice.ok_or_else(|| format!("{text:?} is not one mechanism"))

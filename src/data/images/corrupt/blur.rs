@@ -1,7 +1,7 @@
 //! Blurs: out of focus, through frosted glass, in motion, towards the viewer.
 
 use super::planes::{Border, Planes, bell};
-use crate::device::rng::Stream;
+use crate::device::rng::RngStream;
 
 /// A disk of `radius` pixels with edges softened by `alias`.
 pub fn defocus(image: &Planes, (radius, alias): (f64, f64)) -> Planes {
@@ -52,7 +52,7 @@ fn spread(image: &Planes, taps: &[((i64, i64), f32)], border: Border) -> Planes 
 
 /// Blurred, every pixel replaced by one at most `far` away, `times` over, and blurred again. The released code means to
 /// exchange the two pixels, but its arrays share their memory, so that one of them is lost: the published files are so.
-pub fn glass(image: &Planes, (sigma, far, times): (f64, usize, usize), stream: &mut Stream) -> Planes {
+pub fn glass(image: &Planes, (sigma, far, times): (f64, usize, usize), stream: &mut RngStream) -> Planes {
     let mut image = image.blurred(sigma, 4.0, Border::Nearest).steps();
     let (width, height) = image.size();
     let places = |len: usize| (far + 1..=len.saturating_sub(far).min(len - 1)).rev();
@@ -156,7 +156,7 @@ mod tests {
         let place = |x: usize| x as f32 / 255.0;
         let mut picture = Planes::layer((32, 32), |x, _| place(x));
         picture.planes.push(Planes::layer((32, 32), |_, y| place(y)).planes.remove(0));
-        let out = glass(&picture, (0.05, 1, 1), &mut Stream::new(3, "glass"));
+        let out = glass(&picture, (0.05, 1, 1), &mut RngStream::new(3, "glass"));
         let mut counts = [0; 2];
         for (at, (a, b)) in out.planes[0].iter().zip(&out.planes[1]).enumerate() {
             for (from, here) in [(a, at % 32), (b, at / 32)] {
@@ -168,9 +168,9 @@ mod tests {
         }
         assert!(counts[1] > 700 && counts[1] < 1100, "half of 2 x 30 x 30 moves: {counts:?}");
         let flat = Planes::layer((20, 20), |_, _| 0.4).steps();
-        let glassy = glass(&flat, (1.5, 4, 2), &mut Stream::new(3, "glass"));
+        let glassy = glass(&flat, (1.5, 4, 2), &mut RngStream::new(3, "glass"));
         assert!(glassy.planes[0].iter().all(|x| (x - 0.4).abs() < 1e-5));
         let tiny = Planes::layer((1, 1), |_, _| 0.4);
-        assert_eq!(glass(&tiny, (0.7, 1, 2), &mut Stream::new(3, "glass")).size(), (1, 1));
+        assert_eq!(glass(&tiny, (0.7, 1, 2), &mut RngStream::new(3, "glass")).size(), (1, 1));
     }
 }

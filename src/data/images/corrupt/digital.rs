@@ -6,7 +6,7 @@ use image::codecs::jpeg::JpegEncoder;
 use image::{ImageFormat, RgbImage};
 
 use super::planes::{Border, Planes, Weights};
-use crate::device::rng::Stream;
+use crate::device::rng::RngStream;
 
 /// V of hue, saturation and value, plus `more`, at most 1: a pixel is scaled by how its largest channel grows.
 pub fn brightness(mut image: Planes, more: f32) -> Planes {
@@ -32,7 +32,7 @@ pub fn contrast(mut image: Planes, share: f32) -> Planes {
 
 /// An affine map that moves three points by up to `shift` pixels, then places moved by up to about `alpha` pixels,
 /// neighbours within `sigma` alike.
-pub fn elastic(image: &Planes, (alpha, sigma, shift): (f64, f64, f64), stream: &mut Stream) -> Planes {
+pub fn elastic(image: &Planes, (alpha, sigma, shift): (f64, f64, f64), stream: &mut RngStream) -> Planes {
     let (width, height) = image.size();
     let (cx, cy, far) = ((width / 2) as f64, (height / 2) as f64, (width.min(height) / 3) as f64);
     let points = [(cx + far, cy + far), (cx + far, cy - far), (cx - far, cy - far)];
@@ -162,7 +162,7 @@ mod tests {
     #[test]
     fn an_elastic_image_moves_as_far_as_it_is_told() {
         let own = picture(32);
-        let still = elastic(&own, (0.0, 0.2, 0.0), &mut Stream::new(1, "elastic"));
+        let still = elastic(&own, (0.0, 0.2, 0.0), &mut RngStream::new(1, "elastic"));
         let far = |a: &Planes| {
             a.planes
                 .iter()
@@ -172,11 +172,11 @@ mod tests {
                 .sum::<f32>()
         };
         assert!(far(&still) < 1e-2, "nothing moves without alpha and shift: {}", far(&still));
-        let moved = elastic(&own, (0.0, 0.2, 2.0), &mut Stream::new(1, "elastic"));
+        let moved = elastic(&own, (0.0, 0.2, 2.0), &mut RngStream::new(1, "elastic"));
         assert!(far(&moved) > 1.0);
         // without a blur of the field, places move by at most alpha
         let ramp = Planes::layer((64, 64), |x, _| x as f32);
-        let shaken = elastic(&ramp, (3.0, 0.01, 0.0), &mut Stream::new(2, "elastic"));
+        let shaken = elastic(&ramp, (3.0, 0.01, 0.0), &mut RngStream::new(2, "elastic"));
         let steps: Vec<f32> = shaken.planes[0].iter().zip(&ramp.planes[0]).map(|(a, b)| a - b).collect();
         assert!(steps.iter().all(|step| step.abs() <= 3.0 + 1e-4) && steps.iter().any(|step| *step > 2.5));
     }

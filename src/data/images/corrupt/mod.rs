@@ -9,7 +9,7 @@ pub mod weather;
 
 use image::RgbImage;
 
-use crate::device::rng::Stream;
+use crate::device::rng::RngStream;
 use planes::Planes;
 
 /// Severities of every corruption.
@@ -25,7 +25,7 @@ pub struct Corruption {
     /// Mean error of AlexNet under it over the severities, in ImageNet-C (`SPEC-vision.md` section 11).
     pub alexnet: f64,
     /// Makes severity 0 to 4 of an image, with ImageNet-C's numbers or else CIFAR-10-C's.
-    make: fn(&RgbImage, usize, bool, &mut Stream) -> RgbImage,
+    make: fn(&RgbImage, usize, bool, &mut RngStream) -> RgbImage,
 }
 
 /// The number of a severity: `large` has those of ImageNet-C, `small` those of CIFAR-10-C.
@@ -229,7 +229,7 @@ impl Corruption {
     /// `image` at `severity` (1 to 5), with what `seed` and the image's `key` draw.
     pub fn apply(&self, image: &RgbImage, severity: usize, (seed, key): (u64, &str)) -> RgbImage {
         let severity = severity.clamp(1, SEVERITIES);
-        let stream = &mut Stream::new(seed, &format!("{}/{severity}/{key}", self.name));
+        let stream = &mut RngStream::new(seed, &format!("{}/{severity}/{key}", self.name));
         (self.make)(image, severity - 1, image.width().min(image.height()) >= LARGE, stream)
     }
 }

@@ -3,15 +3,15 @@
 use rand_distr::{Distribution, Poisson};
 
 use super::planes::Planes;
-use crate::device::rng::Stream;
+use crate::device::rng::RngStream;
 
 /// x + N(0, `std`).
-pub fn gaussian(image: Planes, std: f64, stream: &mut Stream) -> Planes {
+pub fn gaussian(image: Planes, std: f64, stream: &mut RngStream) -> Planes {
     image.map(|x| x + (std * stream.normal()) as f32)
 }
 
 /// Poisson(x `photons`) / `photons`.
-pub fn shot(image: Planes, photons: f64, stream: &mut Stream) -> Planes {
+pub fn shot(image: Planes, photons: f64, stream: &mut RngStream) -> Planes {
     image.map(|x| {
         let drawn = Poisson::new(f64::from(x) * photons).map_or(0.0, |counts| counts.sample(stream.rng()));
         (drawn / photons) as f32
@@ -19,7 +19,7 @@ pub fn shot(image: Planes, photons: f64, stream: &mut Stream) -> Planes {
 }
 
 /// A number is replaced with chance `share`, by 0 or 1.
-pub fn impulse(image: Planes, share: f64, stream: &mut Stream) -> Planes {
+pub fn impulse(image: Planes, share: f64, stream: &mut RngStream) -> Planes {
     image.map(|x| match stream.uniform(0.0, 1.0) {
         drawn if drawn < share / 2.0 => 0.0,
         drawn if drawn < share => 1.0,
@@ -31,9 +31,9 @@ pub fn impulse(image: Planes, share: f64, stream: &mut Stream) -> Planes {
 mod tests {
     use super::*;
 
-    fn statistics(of: impl FnOnce(Planes, &mut Stream) -> Planes, shade: f32) -> (f64, f64) {
+    fn statistics(of: impl FnOnce(Planes, &mut RngStream) -> Planes, shade: f32) -> (f64, f64) {
         let flat = Planes { planes: vec![vec![shade; 40_000]; 3], width: 200, height: 200 };
-        let out = of(flat, &mut Stream::new(1, "noise"));
+        let out = of(flat, &mut RngStream::new(1, "noise"));
         assert_ne!(out.planes[0], out.planes[1], "channels have noise of their own");
         let all: Vec<f64> = out.planes.concat().into_iter().map(f64::from).collect();
         let mean = all.iter().sum::<f64>() / all.len() as f64;
@@ -57,16 +57,16 @@ mod tests {
     #[test]
     fn shots_come_in_whole_photons_and_black_stays_black() {
         let black = Planes { planes: vec![vec![0.0; 50]; 3], width: 50, height: 1 };
-        assert_eq!(shot(black.clone(), 3.0, &mut Stream::new(1, "x")), black);
+        assert_eq!(shot(black.clone(), 3.0, &mut RngStream::new(1, "x")), black);
         let gray = black.map(|_| 0.7);
-        let out = shot(gray, 3.0, &mut Stream::new(1, "x"));
+        let out = shot(gray, 3.0, &mut RngStream::new(1, "x"));
         assert!(out.planes.concat().iter().all(|x| (3.0 * x - (3.0 * x).round()).abs() < 1e-5));
     }
 
     #[test]
     fn impulses_are_black_or_white_and_the_rest_stays() {
         let gray = Planes { planes: vec![vec![0.4; 10_000]; 3], width: 100, height: 100 };
-        let out = impulse(gray, 0.1, &mut Stream::new(2, "x")).planes.concat();
+        let out = impulse(gray, 0.1, &mut RngStream::new(2, "x")).planes.concat();
         let count = |value: f32| out.iter().filter(|x| **x == value).count() as f64 / out.len() as f64;
         assert!((count(0.0) - 0.05).abs() < 5e-3 && (count(1.0) - 0.05).abs() < 5e-3);
         assert!((count(0.0) + count(1.0) + count(0.4) - 1.0).abs() < 1e-9);

@@ -2,7 +2,7 @@
 
 use super::blur::motion;
 use super::planes::Planes;
-use crate::device::rng::Stream;
+use crate::device::rng::RngStream;
 
 /// Numbers of [`snow`]: mean, deviation, zoom and threshold of the flakes, radius and sigma of their motion, share of the
 /// image.
@@ -12,7 +12,7 @@ pub type Flakes = (f64, f64, f64, f32, f64, f64, f32);
 pub fn snow(
     image: Planes,
     (mean, std, zoom, least, radius, sigma, own): Flakes,
-    stream: &mut Stream,
+    stream: &mut RngStream,
 ) -> Planes {
     let drawn = Planes::layer(image.size(), |_, _| (mean + std * stream.normal()) as f32);
     let flakes = drawn.zoomed(zoom).map(|x| if x < least { 0.0 } else { x }).steps();
@@ -39,7 +39,7 @@ fn gray(image: &Planes) -> Planes {
 ///
 /// The published files blend in photographs, which are not ours to give away. This layer is drawn instead: bluish white
 /// ridges of a rough [`plasma`], dark between them.
-pub fn frost(image: Planes, (own, ice): (f32, f32), stream: &mut Stream) -> Planes {
+pub fn frost(image: Planes, (own, ice): (f32, f32), stream: &mut RngStream) -> Planes {
     let heights = plasma(image.size(), 1.5, stream);
     let crystals = heights.map(|x| (1.0 - (2.0 * x - 1.0).abs()).powi(3));
     let mut layer = Planes { planes: vec![crystals.planes[0].clone(); 3], ..crystals };
@@ -50,7 +50,7 @@ pub fn frost(image: Planes, (own, ice): (f32, f32), stream: &mut Stream) -> Plan
 }
 
 /// A cloud of density `dense`, the brightest number of the image kept.
-pub fn fog(image: Planes, (dense, decay): (f32, f64), stream: &mut Stream) -> Planes {
+pub fn fog(image: Planes, (dense, decay): (f32, f64), stream: &mut RngStream) -> Planes {
     let brightest = image.planes.iter().flatten().copied().fold(0.0f32, f32::max);
     let cloud = plasma(image.size(), decay, stream);
     image.with(&cloud, |x, cloud| (x + dense * cloud) * brightest / (brightest + dense))
@@ -58,7 +58,7 @@ pub fn fog(image: Planes, (dense, decay): (f32, f64), stream: &mut Stream) -> Pl
 
 /// Heights on 0 to 1 by diamonds and squares: a new point is the mean of its four neighbours and a draw that gets smaller
 /// by `decay` from level to level; a square map whose edges meet, of which the first rows and columns are taken.
-pub fn plasma((width, height): (usize, usize), decay: f64, stream: &mut Stream) -> Planes {
+pub fn plasma((width, height): (usize, usize), decay: f64, stream: &mut RngStream) -> Planes {
     let side = width.max(height).next_power_of_two();
     let mut map = vec![0.0f64; side * side];
     let (mut step, mut rough) = (side, 100.0);
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn fog_follows_its_formula() {
-        let stream = || Stream::new(5, "fog");
+        let stream = || RngStream::new(5, "fog");
         let cloud = plasma((32, 32), 2.0, &mut stream());
         let values = &cloud.planes[0];
         assert!(values.iter().all(|x| (0.0..=1.0).contains(x)));
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn a_plasma_is_smooth_and_joins_at_its_edges() {
-        let map = plasma((64, 64), 3.0, &mut Stream::new(1, "plasma")).planes.remove(0);
+        let map = plasma((64, 64), 3.0, &mut RngStream::new(1, "plasma")).planes.remove(0);
         let step = |a: usize, b: usize| (map[a] - map[b]).abs();
         let inside: f32 = (0..64).map(|y| step(64 * y + 30, 64 * y + 31)).sum();
         let joint: f32 = (0..64).map(|y| step(64 * y + 63, 64 * y)).sum();
@@ -125,13 +125,14 @@ mod tests {
     fn snow_whitens_and_falls_symmetrically() {
         // a threshold above every flake leaves the whitened image
         let none = (0.1, 0.2, 1.0, 9.0, 8.0, 3.0, 0.7);
-        let out = snow(flat([0.2, 0.4, 0.6]), none, &mut Stream::new(1, "snow"));
+        let out = snow(flat([0.2, 0.4, 0.6]), none, &mut RngStream::new(1, "snow"));
         let gray = 0.299 * 0.2 + 0.587 * 0.4 + 0.114 * 0.6;
         for (plane, shade) in out.planes.iter().zip([0.2f32, 0.4, 0.6]) {
             let expected = 0.7 * shade + 0.3 * shade.max(1.5 * gray + 0.5);
             assert!(plane.iter().all(|x| (x - expected).abs() < 1e-6));
         }
-        let some = snow(flat([0.0; 3]), (0.55, 0.3, 2.5, 0.85, 12.0, 12.0, 1.0), &mut Stream::new(1, "snow"));
+        let some =
+            snow(flat([0.0; 3]), (0.55, 0.3, 2.5, 0.85, 12.0, 12.0, 1.0), &mut RngStream::new(1, "snow"));
         let layer = &some.planes[0];
         assert!(layer.iter().any(|x| *x > 0.1));
         assert!(layer.iter().zip(layer.iter().rev()).all(|(a, b)| (a - b).abs() < 1e-6), "turned by 180");
@@ -141,7 +142,7 @@ mod tests {
     #[test]
     fn frost_blends() {
         let (a, b) = (flat([0.0; 3]), flat([0.5; 3]));
-        let stream = || Stream::new(1, "frost");
+        let stream = || RngStream::new(1, "frost");
         let (ice, both) = (frost(a, (0.7, 0.7), &mut stream()), frost(b, (0.7, 0.7), &mut stream()));
         let same = both.planes.iter().flatten().zip(ice.planes.iter().flatten());
         assert!(same.clone().all(|(both, ice)| (both - ice - 0.35).abs() < 1e-6));

@@ -13,14 +13,14 @@ use super::forward::{Packed, logits, next_tile};
 use super::lanes;
 use super::operands::{Rows, Target};
 use super::problem::{Problem, SIDE, load_lanes, padded};
-use super::product::{Result, Scalars, Vectors, from, pack_lines, product};
+use super::product::{ProductOut, Scalars, Vectors, from, pack_lines, product};
 use super::relative::{TableGrads, Term, Terms};
-use crate::kernel::attend::plan::{TILE, Tile};
-use crate::kernel::attend::tile::{CHUNK, Chunk, ROW, Stream, View};
+use crate::kernel::attend::tile::{CHUNK, Chunk, KeyStream, ROW, TileView};
+use crate::kernel::attend::tile_plan::{TILE, Tile};
 use crate::kernel::cpu::par;
 
 /// What the backward pass reads besides the operands.
-pub struct Given<'a> {
+pub struct BackwardInputs<'a> {
     /// Output, merged heads.
     pub out: Rows<'a>,
     /// Its gradient.
@@ -44,7 +44,7 @@ pub struct Grads<'a> {
 }
 
 /// Adds to `grads`; returns the gradients of the position-dependent operands of every sample and head, in order.
-pub fn backward(x: &Problem, given: &Given, grads: &Grads) -> Vec<TableGrads> {
+pub fn backward(x: &Problem, given: &BackwardInputs, grads: &Grads) -> Vec<TableGrads> {
     let heads = x.dims.batch * x.dims.heads;
     let at = |index: usize| (index / x.dims.heads, index % x.dims.heads);
     // Samples add to the same biases, so one thread computes a head of all of them.
@@ -91,7 +91,7 @@ pub fn backward(x: &Problem, given: &Given, grads: &Grads) -> Vec<TableGrads> {
 struct Padded(Vec<f32>, Vec<u32>);
 
 impl Padded {
-    fn load(&mut self, x: &Problem, rows: &Rows, at: (usize, usize), view: &View) {
+    fn load(&mut self, x: &Problem, rows: &Rows, at: (usize, usize), view: &TileView) {
         let width = padded(x.dims.width);
         self.0.clear();
         self.0.resize(TILE * width, 0.0);
@@ -128,7 +128,7 @@ impl Padded {
 /// One of the tiles that are computed side by side.
 #[derive(Default)]
 struct Lanes {
-    view: View,
+    view: TileView,
     terms: Terms,
     /// Next chunk.
     next: usize,
@@ -154,7 +154,7 @@ struct Lanes {
 }
 
 impl Lanes {
-    fn read(&mut self, x: &Problem, given: &Given, at: (usize, usize), tile: &Tile) {
+    fn read(&mut self, x: &Problem, given: &BackwardInputs, at: (usize, usize), tile: &Tile) {
         let (batch, head) = at;
         let width = x.dims.width;
         self.next = 0;
@@ -264,7 +264,7 @@ impl Scratch {
     fn run(
         &mut self,
         x: &Problem,
-        given: &Given,
+        given: &BackwardInputs,
         at: (usize, usize),
         tiles: &[Tile],
         grads: &Grads,
@@ -323,7 +323,7 @@ impl Scratch {
         logits(x, at, &lanes.view, chunk, self.packed.key_scalars(0), &mut lanes.terms, probabilities);
         let pairs = from(&lanes.grad_pairs, chunk.lane);
         let b = Vectors { data: &lanes.grad_lanes[chunk.lane..], row: ROW, pairs };
-        let result = Result { data: &mut *slopes, row: width, add: false };
+        let result = ProductOut { data: &mut *slopes, row: width, add: false };
         product(result, self.packed.value_scalars(0), b, chunk.keys, x.dims.width, width);
         x.drop(&lanes.view, chunk, &lanes.rows, slopes);
         let span = chunk.lane..chunk.lane + width;
@@ -336,7 +336,7 @@ impl Scratch {
         let a = Scalars { data: slopes, row: 1, step: width, pairs: &[] };
         let to = &mut lanes.queries(x, slots).1.0[chunk.lane * row..];
         let keys = self.packed.key_vectors();
-        product(Result { data: to, row, add: true }, a, keys, chunk.lanes, chunk.keys, row);
+        product(ProductOut { data: to, row, add: true }, a, keys, chunk.lanes, chunk.keys, row);
         if let (Some(tables), Some(grads)) = (&x.relative, &mut self.tables)
             && let Some(term) = Term::new(x, tables, &lanes.view, chunk)
         {
@@ -359,7 +359,7 @@ impl Scratch {
         ] {
             let a = Scalars { data: &weights[first * width..], row: width, step: 1, pairs: &[] };
             let b = from.vectors(chunk.lane, row);
-            let to = Result { data: &mut to[first * row..], row, add: true };
+            let to = ProductOut { data: &mut to[first * row..], row, add: true };
             product(to, a, b, count, chunk.lanes, row);
         }
     }
@@ -397,8 +397,8 @@ struct Keys {
 }
 
 impl Keys {
-    fn new(x: &Problem, stream: &Stream, chunk: &Chunk, range: &Range<usize>) -> Self {
-        let Stream { step, slots, .. } = *stream;
+    fn new(x: &Problem, stream: &KeyStream, chunk: &Chunk, range: &Range<usize>) -> Self {
+        let KeyStream { step, slots, .. } = *stream;
         let position = stream.start + chunk.first * step;
         let start = position + if slots { x.dims.keys } else { 0 };
         let below = |end: usize| end.saturating_sub(start).div_ceil(step).min(chunk.keys);

@@ -5,7 +5,7 @@ use std::f32::consts::LOG2_E;
 use super::lanes;
 use super::operands::Target;
 use crate::kernel::attend::dims::RowLayout;
-use crate::kernel::attend::tile::{CHUNK, Chunk, View};
+use crate::kernel::attend::tile::{CHUNK, Chunk, TileView};
 
 /// The operand: rows of queries, the same for all samples.
 #[derive(Clone, Copy)]
@@ -17,14 +17,14 @@ pub struct Bias<'a> {
 }
 
 /// Position of the first key of a chunk, and the distance of two.
-fn keys(view: &View, chunk: &Chunk) -> (usize, usize) {
+fn keys(view: &TileView, chunk: &Chunk) -> (usize, usize) {
     let stream = &view.streams[chunk.stream];
     (stream.start + chunk.first * stream.step, stream.step)
 }
 
 impl Bias<'_> {
     /// A chunk's biases in units of ln 2: one row per key, one lane per query.
-    pub fn load(&self, head: usize, view: &View, chunk: &Chunk, to: &mut [f32]) {
+    pub fn load(&self, head: usize, view: &TileView, chunk: &Chunk, to: &mut [f32]) {
         let (first, step) = keys(view, chunk);
         let width = chunk.width();
         let queries = &view.queries[chunk.lane..];
@@ -50,7 +50,7 @@ impl Bias<'_> {
 pub unsafe fn add(
     target: &Target,
     head: usize,
-    view: &View,
+    view: &TileView,
     chunk: &Chunk,
     slopes: &[f32],
     factor: f32,

@@ -3,11 +3,11 @@
 use super::lanes;
 use super::operands::Shared;
 use super::problem::{Problem, SIDE, padded};
-use super::product::{Result, Scalars, Vectors, from, pack_lines, pack_rows, product};
+use super::product::{ProductOut, Scalars, Vectors, from, pack_lines, pack_rows, product};
 use super::relative::{Term, Terms};
 use crate::kernel::attend::dims::RowLayout;
-use crate::kernel::attend::plan::{TILE, Tile};
-use crate::kernel::attend::tile::{Chunk, ROW, View};
+use crate::kernel::attend::tile::{Chunk, ROW, TileView};
+use crate::kernel::attend::tile_plan::{TILE, Tile};
 use crate::kernel::cpu::par;
 
 /// Most logits that are computed before their softmax.
@@ -20,7 +20,7 @@ const KEYS: usize = 128;
 pub fn logits(
     x: &Problem,
     (batch, head): (usize, usize),
-    view: &View,
+    view: &TileView,
     chunk: &Chunk,
     keys: Scalars,
     terms: &mut Terms,
@@ -34,7 +34,7 @@ pub fn logits(
     if let Some(bias) = bias {
         bias.load(head, view, chunk, to);
     }
-    let result = Result { data: &mut *to, row: width, add: bias.is_some() };
+    let result = ProductOut { data: &mut *to, row: width, add: bias.is_some() };
     product(result, keys, queries, chunk.keys, x.dims.width, width);
     if let Some(tables) = &x.relative
         && let Some(term) = Term::new(x, tables, view, chunk)
@@ -128,7 +128,7 @@ impl Packed {
     }
 
     /// Whether just these chunks are packed.
-    pub fn holds(&self, view: &View, chunks: &[Chunk]) -> bool {
+    pub fn holds(&self, view: &TileView, chunks: &[Chunk]) -> bool {
         self.chunks.iter().copied().eq(chunks.iter().map(|chunk| identity(view, chunk)))
     }
 
@@ -138,7 +138,7 @@ impl Packed {
     }
 
     /// Packs chunks; hidden rows become zeros.
-    pub fn load(&mut self, x: &Problem, at: (usize, usize), view: &View, chunks: &[Chunk]) {
+    pub fn load(&mut self, x: &Problem, at: (usize, usize), view: &TileView, chunks: &[Chunk]) {
         self.chunks.clear();
         self.value_lines.clear();
         self.key_lines.clear();
@@ -172,14 +172,14 @@ impl Packed {
 }
 
 /// What tells chunks of different tiles apart: first position, distance, number of keys, whether they are slots.
-fn identity(view: &View, chunk: &Chunk) -> (usize, usize, usize, bool) {
+fn identity(view: &TileView, chunk: &Chunk) -> (usize, usize, usize, bool) {
     let stream = &view.streams[chunk.stream];
     (stream.start + chunk.first * stream.step, stream.step, chunk.keys, stream.slots)
 }
 
 /// Of several tiles the one whose next chunk comes first, by stream and position.
-pub fn next_tile<'a>(tiles: impl Iterator<Item = (&'a View, usize)>) -> Option<usize> {
-    let order = |(number, (view, at)): (usize, (&View, usize))| {
+pub fn next_tile<'a>(tiles: impl Iterator<Item = (&'a TileView, usize)>) -> Option<usize> {
+    let order = |(number, (view, at)): (usize, (&TileView, usize))| {
         let chunk = view.chunks.get(at)?;
         let (position, step, keys, slots) = identity(view, chunk);
         Some((chunk.stream, position, keys, step, slots, number))
@@ -189,7 +189,7 @@ pub fn next_tile<'a>(tiles: impl Iterator<Item = (&'a View, usize)>) -> Option<u
 
 /// One of the tiles that are computed side by side.
 struct Lanes {
-    view: View,
+    view: TileView,
     terms: Terms,
     /// Next chunk.
     next: usize,
@@ -207,7 +207,7 @@ struct Lanes {
 impl Lanes {
     fn new(width: usize) -> Self {
         Self {
-            view: View::default(),
+            view: TileView::default(),
             terms: Terms::default(),
             next: 0,
             rows: Vec::new(),
@@ -264,7 +264,7 @@ impl Lanes {
             x.drop(&self.view, chunk, &self.rows, logits);
             let a = Scalars { data: logits, row: 1, step: chunk.width(), pairs: &[] };
             let values = packed.value_vectors(key, line);
-            let out = Result { data: &mut self.out[chunk.lane * width..], row: width, add: true };
+            let out = ProductOut { data: &mut self.out[chunk.lane * width..], row: width, add: true };
             product(out, a, values, chunk.lanes, chunk.keys, width);
             area += logits.len();
             key += chunk.keys;

@@ -5,7 +5,7 @@
 use pulp::Simd;
 
 use crate::kernel::cpu::math;
-use crate::kernel::dropout::WeightDropout;
+use crate::kernel::dropout::AttentionDropout;
 use crate::simd_fn;
 
 /// 2^x for x <= 0 within 2e-7; 0 below the smallest normal number, so also for negative infinity.
@@ -89,10 +89,10 @@ simd_fn! {
 
 simd_fn! {
     /// Drops weights: row `i` belongs to key `first + i step`, lanes to `rows`.
-    pub fn drop<S>(simd, weights: &'a mut [f32], rows: &'a [u32], first: usize, step: usize, dropout: WeightDropout) {
+    pub fn drop<S>(simd, weights: &'a mut [f32], rows: &'a [u32], first: usize, step: usize, dropout: AttentionDropout) {
         let _ = simd; // the compiler makes vectors of integers itself
         for (number, weights) in weights.chunks_exact_mut(rows.len()).enumerate() {
-            let key = WeightDropout::key(first + number * step);
+            let key = AttentionDropout::key(first + number * step);
             for (weight, &row) in weights.iter_mut().zip(rows) {
                 *weight *= dropout.factor(row, key);
             }

@@ -4,11 +4,11 @@ use super::bias::Bias;
 use super::lanes;
 use super::operands::Rows;
 use crate::kernel::attend::dims::Dims;
-use crate::kernel::attend::plan::{Plan, Tile};
 use crate::kernel::attend::tile::WIDTH;
-use crate::kernel::attend::tile::{Chunk, ROW, View};
+use crate::kernel::attend::tile::{Chunk, ROW, TileView};
+use crate::kernel::attend::tile_plan::{Tile, TilePlan};
 use crate::kernel::cpu::compact::Elements;
-use crate::kernel::dropout::WeightDropout;
+use crate::kernel::dropout::AttentionDropout;
 
 /// Tiles that are computed side by side: chunks that several of them see are packed once.
 pub const SIDE: usize = 8;
@@ -45,13 +45,13 @@ impl<'a> Tables<'a> {
 /// What both passes read.
 pub struct Problem<'a> {
     /// Who sees whom.
-    pub plan: &'a Plan,
+    pub plan: &'a TilePlan,
     /// Sizes.
     pub dims: Dims,
     /// Factor on every logit.
     pub scale: f32,
     /// Dropout of the weights.
-    pub dropout: Option<WeightDropout>,
+    pub dropout: Option<AttentionDropout>,
     /// Queries.
     pub q: Rows<'a>,
     /// Keys.
@@ -85,12 +85,12 @@ impl<'a> Problem<'a> {
     }
 
     /// Reads a tile of one sample and head, without the chunks whose keys are all hidden there (padding).
-    pub fn read(&self, (batch, head): (usize, usize), tile: &Tile, view: &mut View) {
+    pub fn read(&self, (batch, head): (usize, usize), tile: &Tile, view: &mut TileView) {
         view.read(self.plan, head, tile);
         if self.hidden.is_empty() {
             return;
         }
-        let View { streams, chunks, .. } = view;
+        let TileView { streams, chunks, .. } = view;
         chunks.retain(|chunk| {
             let stream = &streams[chunk.stream];
             let position = |number: usize| stream.start + number * stream.step;
@@ -100,7 +100,7 @@ impl<'a> Problem<'a> {
     }
 
     /// What tells the rows of a tile's queries apart where weights are dropped, by lane; nothing elsewhere.
-    pub fn dropout_rows(&self, (batch, head): (usize, usize), view: &View, to: &mut Vec<u32>) {
+    pub fn dropout_rows(&self, (batch, head): (usize, usize), view: &TileView, to: &mut Vec<u32>) {
         let Some(dropout) = self.dropout else { return };
         let first = (batch * self.dims.heads + head) * self.dims.queries;
         to.clear();
@@ -109,7 +109,7 @@ impl<'a> Problem<'a> {
     }
 
     /// Drops weights of a chunk, or what they are multiplied by; `rows` as [`Self::dropout_rows`] says.
-    pub fn drop(&self, view: &View, chunk: &Chunk, rows: &[u32], weights: &mut [f32]) {
+    pub fn drop(&self, view: &TileView, chunk: &Chunk, rows: &[u32], weights: &mut [f32]) {
         let Some(dropout) = self.dropout else { return };
         let stream = &view.streams[chunk.stream];
         let first = stream.start + chunk.first * stream.step + if stream.slots { self.dims.keys } else { 0 };
@@ -137,7 +137,7 @@ pub fn load_lanes(
     x: &Problem,
     rows: &Rows,
     (batch, head): (usize, usize),
-    view: &View,
+    view: &TileView,
     factor: f32,
     to: &mut Vec<f32>,
 ) {

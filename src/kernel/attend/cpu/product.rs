@@ -9,7 +9,7 @@ use pulp::{Simd, WithSimd};
 use crate::kernel::attend::tile::WIDTH;
 use crate::kernel::cpu::bf16;
 use crate::kernel::cpu::gemm::{Mat, MatMut};
-use crate::kernel::cpu::products::{Products, products};
+use crate::kernel::cpu::matmul_format::{MatmulFormat, matmul_format};
 use crate::kernel::cpu::simd::arch;
 use crate::kernel::profile;
 
@@ -38,7 +38,7 @@ pub struct Vectors<'a> {
 }
 
 /// The result: element (i, j) is `data[i * row + j]`.
-pub struct Result<'a> {
+pub struct ProductOut<'a> {
     /// Where element (0, 0) is the first.
     pub data: &'a mut [f32],
     /// Distance of two rows.
@@ -50,7 +50,7 @@ pub struct Result<'a> {
 /// c = a b or c += a b, with `rows` x `width` elements summed over `depth`.
 ///
 /// `width` is a multiple of [`WIDTH`]. Panics like indexing if a slice is too short.
-pub fn product(c: Result, a: Scalars, b: Vectors, rows: usize, depth: usize, width: usize) {
+pub fn product(c: ProductOut, a: Scalars, b: Vectors, rows: usize, depth: usize, width: usize) {
     if rows == 0 || width == 0 {
         return;
     }
@@ -62,17 +62,17 @@ pub fn product(c: Result, a: Scalars, b: Vectors, rows: usize, depth: usize, wid
         assert!(reach(rows, a.row, 0) + reach(depth, a.step, 0) < a.data.len(), "left factor");
         assert!(reach(depth, b.row, width) <= b.data.len(), "right factor");
     }
-    match products() {
-        Products::F32 => {
+    match matmul_format() {
+        MatmulFormat::F32 => {
             profile::count(rows, depth, width);
             arch().dispatch(Product { c, a, b, rows, depth, width });
         }
-        Products::Bf16 => rounded(c, a, b, rows, depth, width),
+        MatmulFormat::Bf16 => rounded(c, a, b, rows, depth, width),
     }
 }
 
 /// The product of factors rounded to bf16.
-fn rounded(c: Result, a: Scalars, b: Vectors, rows: usize, depth: usize, width: usize) {
+fn rounded(c: ProductOut, a: Scalars, b: Vectors, rows: usize, depth: usize, width: usize) {
     let left = a.mat(rows, depth);
     let right = Mat::strided(b.data, depth, width, b.row);
     #[cfg(target_arch = "x86_64")]
@@ -88,7 +88,7 @@ fn rounded(c: Result, a: Scalars, b: Vectors, rows: usize, depth: usize, width: 
 pub fn pack_rows(data: &[f32], row: usize, to: &mut Vec<u32>) {
     to.clear();
     #[cfg(target_arch = "x86_64")]
-    if products() == Products::Bf16 && bf16::is_native() {
+    if matmul_format() == MatmulFormat::Bf16 && bf16::is_native() {
         to.resize(data.len() / 2, 0);
         bf16::pack_rows(Mat::new(data, data.len() / row, row), to);
     }
@@ -99,7 +99,7 @@ pub fn pack_rows(data: &[f32], row: usize, to: &mut Vec<u32>) {
 /// 2 k + 1 become row k of pairs.
 pub fn pack_lines(data: &[f32], row: usize, to: &mut Vec<u32>) {
     #[cfg(target_arch = "x86_64")]
-    if products() == Products::Bf16 && bf16::is_native() {
+    if matmul_format() == MatmulFormat::Bf16 && bf16::is_native() {
         let (start, rows) = (to.len(), data.len() / row);
         to.resize(start + rows.div_ceil(2) * row, 0);
         bf16::pack_lines(Mat::new(data, rows, row), &mut to[start..]);
@@ -125,7 +125,7 @@ impl<'a> Scalars<'a> {
 }
 
 struct Product<'a> {
-    c: Result<'a>,
+    c: ProductOut<'a>,
     a: Scalars<'a>,
     b: Vectors<'a>,
     rows: usize,
@@ -242,7 +242,7 @@ mod tests {
                     let start = numbers(rows * (width + 3), 3);
                     for add in [false, true] {
                         let mut c = start.clone();
-                        let result = Result { data: &mut c, row: width + 3, add };
+                        let result = ProductOut { data: &mut c, row: width + 3, add };
                         let (a, b) = (
                             Scalars { data: &a, row, step, pairs: &[] },
                             Vectors { data: &b, row: width + 5, pairs: &[] },
@@ -265,7 +265,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "right factor")]
     fn a_short_factor_is_refused() {
-        let result = Result { data: &mut [0.0; 32], row: 16, add: false };
+        let result = ProductOut { data: &mut [0.0; 32], row: 16, add: false };
         let a = Scalars { data: &[0.0; 6], row: 3, step: 1, pairs: &[] };
         product(result, a, Vectors { data: &[0.0; 47], row: 16, pairs: &[] }, 2, 3, 16);
     }

@@ -7,8 +7,8 @@ use std::f32::consts::LOG2_E;
 
 use super::lanes;
 use super::problem::{Problem, Table, Tables, load_lanes, padded};
-use super::product::{Result, Scalars, Vectors, from, pack_lines, product};
-use crate::kernel::attend::tile::{Chunk, ROW, View};
+use super::product::{ProductOut, Scalars, Vectors, from, pack_lines, product};
+use crate::kernel::attend::tile::{Chunk, ROW, TileView};
 
 /// Queries as lanes, with the biases that different logits add to them.
 #[derive(Default)]
@@ -37,7 +37,7 @@ pub struct Term<'a> {
 
 impl<'a> Term<'a> {
     /// The distances of `chunk`; none if no row of the table belongs to any.
-    pub fn new(x: &Problem, tables: &Tables<'a>, view: &View, chunk: &Chunk) -> Option<Self> {
+    pub fn new(x: &Problem, tables: &Tables<'a>, view: &TileView, chunk: &Chunk) -> Option<Self> {
         let stream = &view.streams[chunk.stream];
         let table = tables.table(stream.slots)?;
         let position = (stream.start + chunk.first * stream.step) as isize;
@@ -79,7 +79,7 @@ impl<'a> Term<'a> {
 
 impl Terms {
     /// Reads the tile's queries.
-    pub fn load(&mut self, x: &Problem, at: (usize, usize), view: &View) {
+    pub fn load(&mut self, x: &Problem, at: (usize, usize), view: &TileView) {
         let factor = x.scale * LOG2_E;
         load_lanes(x, &x.q, at, view, factor, &mut self.plain);
         self.plain_pairs.clear();
@@ -115,7 +115,14 @@ impl Terms {
         let a = Scalars { data: term.rows(head, depth), row: depth, step: 1, pairs: &[] };
         let queries = if term.slots { &self.plain } else { &self.position };
         let b = Vectors { data: &queries[chunk.lane..], row: ROW, pairs: &[] };
-        product(Result { data: &mut self.products, row: width, add: false }, a, b, term.count, depth, width);
+        product(
+            ProductOut { data: &mut self.products, row: width, add: false },
+            a,
+            b,
+            term.count,
+            depth,
+            width,
+        );
         term.pairs(chunk.keys, width, |to, from| logits[to] += self.products[from]);
     }
 }
@@ -169,11 +176,11 @@ impl TableGrads {
             to[..depth].copy_from_slice(from);
         }
         let a = Scalars { data: &self.products, row: 1, step: width, pairs: &[] };
-        let to = Result { data: &mut d_queries[chunk.lane * row..], row, add: true };
+        let to = ProductOut { data: &mut d_queries[chunk.lane * row..], row, add: true };
         let rows = Vectors { data: &self.rows, row, pairs: &[] };
         product(to, a, rows, chunk.lanes, term.count, row);
         let a = Scalars { data: &self.products, row: width, step: 1, pairs: &[] };
-        let to = Result { data: &mut self.rows, row, add: false };
+        let to = ProductOut { data: &mut self.rows, row, add: false };
         let queries = Vectors { data: &queries[chunk.lane * row..], row, pairs: &[] };
         product(to, a, queries, term.count, chunk.lanes, row);
         let table = if term.slots { &mut self.slots } else { &mut self.keys };

@@ -5,12 +5,12 @@ use candle_core::Result;
 use super::source;
 use super::tables::{Distances, Places, Tables, Visits, block, header, memory_bytes};
 use crate::kernel::attend::dims::{Dims, RowLayout};
-use crate::kernel::attend::plan::Plan;
-use crate::kernel::cuda::{Arg, Launch, Machine, Module, THREADS, View};
+use crate::kernel::attend::tile_plan::TilePlan;
+use crate::kernel::cuda::{Arg, BufferView, KernelDevice, Launch, Module, THREADS};
 
 /// A call, whatever its operands.
 pub struct Call<'a> {
-    pub plan: &'a Plan,
+    pub plan: &'a TilePlan,
     pub dims: Dims,
     pub scale: f32,
     /// Hidden keys and slots of every sample; empty if none is.
@@ -20,14 +20,14 @@ pub struct Call<'a> {
 }
 
 /// What a forward pass leaves for the backward pass.
-pub struct Saved<M: Machine> {
+pub struct Saved<M: KernelDevice> {
     /// Every query's largest logit and reciprocal sum, [b, h, n, 2].
     stats: M::Floats,
-    given: Given<M>,
+    given: DeviceTables<M>,
 }
 
 /// Tables on a machine.
-struct Given<M: Machine> {
+struct DeviceTables<M: KernelDevice> {
     tiles: M::Ints,
     head_tiles: M::Ints,
     streams: M::Ints,
@@ -41,20 +41,20 @@ struct Given<M: Machine> {
 }
 
 /// [`Visits`] on a machine.
-struct Visited<M: Machine> {
+struct Visited<M: KernelDevice> {
     blocks: M::Ints,
     entries: M::Ints,
     count: usize,
 }
 
-impl<M: Machine> Visited<M> {
+impl<M: KernelDevice> Visited<M> {
     fn new(machine: &M, visits: &Visits) -> Result<Self> {
         let (blocks, entries) = (machine.ints(&visits.blocks)?, machine.ints(&visits.entries)?);
         Ok(Self { blocks, entries, count: visits.count })
     }
 }
 
-impl<M: Machine> Given<M> {
+impl<M: KernelDevice> DeviceTables<M> {
     fn new(machine: &M, call: &Call) -> Result<Self> {
         let tables = Tables::new(call.plan, &call.dims, call.relative)?;
         let hidden: Vec<i32> = call.hidden.iter().map(|&hidden| hidden.into()).collect();
@@ -83,16 +83,16 @@ impl<M: Machine> Given<M> {
 
 /// Queries, keys, values, keys and values of the slots, `[table | u | v | slot table]`: anything in place of what does not
 /// exist.
-pub type Inputs<'a, M> = [View<'a, M>; 6];
+pub type Inputs<'a, M> = [BufferView<'a, M>; 6];
 
 /// The output [b, n, h d] and its gradient.
-pub struct Outputs<'a, M: Machine> {
-    pub out: View<'a, M>,
-    pub grad: View<'a, M>,
+pub struct Outputs<'a, M: KernelDevice> {
+    pub out: BufferView<'a, M>,
+    pub grad: BufferView<'a, M>,
 }
 
 impl Call<'_> {
-    fn launch<M: Machine>(
+    fn launch<M: KernelDevice>(
         &self,
         machine: &M,
         kernel: &str,
@@ -127,14 +127,14 @@ impl Call<'_> {
     }
 
     /// The output and what its backward pass needs. Queries that see nothing give zeros.
-    pub fn forward<M: Machine>(
+    pub fn forward<M: KernelDevice>(
         &self,
         machine: &M,
         inputs: Inputs<M>,
         places: &Places,
     ) -> Result<(M::Floats, Saved<M>)> {
         let Dims { batch, heads, width, queries, .. } = self.dims;
-        let given = Given::new(machine, self)?;
+        let given = DeviceTables::new(machine, self)?;
         let header = machine.longs(&self.header(places))?;
         let mut out = machine.zeros(batch * queries * heads * width)?;
         let mut stats = machine.zeros(2 * batch * heads * queries)?;
@@ -146,7 +146,7 @@ impl Call<'_> {
     }
 
     /// The gradients of all operands in one buffer of `total` floats, at the places that `places` names.
-    pub fn backward<M: Machine>(
+    pub fn backward<M: KernelDevice>(
         &self,
         machine: &M,
         inputs: Inputs<M>,
@@ -163,7 +163,8 @@ impl Call<'_> {
         let mut grads = machine.zeros(total)?;
         let arguments = vec![Arg::Longs(header), Arg::In(out), Arg::In(grad), Arg::Out(&mut means)];
         self.launch(machine, "attend_means", queries.div_ceil(THREADS), arguments)?;
-        let back = Back { header, given, inputs, outputs: [grad, View::all(stats), View::all(&means)] };
+        let back =
+            Back { header, given, inputs, outputs: [grad, BufferView::all(stats), BufferView::all(&means)] };
         let mut arguments = self.back(&back, vec![&given.head_tiles]);
         arguments.push(Arg::Out(&mut grads));
         self.launch(machine, "attend_back_queries", given.most_tiles, arguments)?;
@@ -180,7 +181,7 @@ impl Call<'_> {
     }
 
     /// What the kernels of the backward pass read first.
-    fn back<'a, M: Machine>(&self, back: &Back<'a, M>, between: Vec<&'a M::Ints>) -> Vec<Arg<'a, M>> {
+    fn back<'a, M: KernelDevice>(&self, back: &Back<'a, M>, between: Vec<&'a M::Ints>) -> Vec<Arg<'a, M>> {
         let mut arguments = back.given.arguments(back.header, between);
         arguments.extend(back.inputs.map(Arg::In));
         arguments.extend(back.outputs.map(Arg::In));
@@ -190,7 +191,7 @@ impl Call<'_> {
 
     /// The gradients of the tables of distances and of both biases; `key_parts` are those of blocks of keys in the gradient
     /// of u.
-    fn back_relative<M: Machine>(
+    fn back_relative<M: KernelDevice>(
         &self,
         machine: &M,
         back: &Back<M>,
@@ -198,7 +199,7 @@ impl Call<'_> {
         grads: &mut M::Floats,
     ) -> Result<()> {
         let Dims { batch, heads, width, .. } = self.dims;
-        let Given { keys, distances, shared, .. } = back.given;
+        let DeviceTables { keys, distances, shared, .. } = back.given;
         let mut parts = machine.fresh(heads * distances.count * width)?;
         let mut arguments = self.back(back, vec![&distances.blocks, &distances.entries]);
         arguments.extend([
@@ -208,20 +209,20 @@ impl Call<'_> {
             Arg::Out(grads),
         ]);
         self.launch(machine, "attend_back_distances", distances.count, arguments)?;
-        let mut arguments = vec![Arg::Longs(back.header), Arg::In(View::all(key_parts))];
-        arguments.extend([Arg::Int(keys.count), Arg::Int(batch), Arg::In(View::all(&parts))]);
+        let mut arguments = vec![Arg::Longs(back.header), Arg::In(BufferView::all(key_parts))];
+        arguments.extend([Arg::Int(keys.count), Arg::Int(batch), Arg::In(BufferView::all(&parts))]);
         arguments.extend([Arg::Int(distances.count), Arg::Out(grads)]);
         self.launch(machine, "attend_back_biases", 1, arguments)
     }
 }
 
 /// What a backward pass reads.
-struct Back<'a, M: Machine> {
+struct Back<'a, M: KernelDevice> {
     header: &'a M::Longs,
-    given: &'a Given<M>,
+    given: &'a DeviceTables<M>,
     inputs: Inputs<'a, M>,
     /// The gradient of the output, what the forward pass saved, the products of output and gradient.
-    outputs: [View<'a, M>; 3],
+    outputs: [BufferView<'a, M>; 3],
 }
 
 /// Whether one block of a kernel sums over all samples.

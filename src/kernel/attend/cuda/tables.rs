@@ -3,8 +3,8 @@
 use candle_core::Result;
 
 use crate::kernel::attend::dims::{Dims, RowLayout};
-use crate::kernel::attend::plan::{Plan, TILE};
-use crate::kernel::attend::tile::View;
+use crate::kernel::attend::tile::TileView;
+use crate::kernel::attend::tile_plan::{TILE, TilePlan};
 
 /// Widest head that the kernels take: more does not fit the shared memory of a block.
 pub const WIDEST: usize = 128;
@@ -123,7 +123,7 @@ impl Visits {
 
 /// The visits of one head.
 struct Head<'a> {
-    plan: &'a Plan,
+    plan: &'a TilePlan,
     dims: &'a Dims,
     relative: Option<Distances>,
     keys: Vec<Vec<[i32; 2]>>,
@@ -132,7 +132,7 @@ struct Head<'a> {
 
 impl Head<'_> {
     /// Stream `number` of all streams, of tile `tile`, which is number `here` of `view`.
-    fn visit(&mut self, view: &View, here: usize, [tile, number]: [i32; 2]) {
+    fn visit(&mut self, view: &TileView, here: usize, [tile, number]: [i32; 2]) {
         let (stream, seen, size) = (&view.streams[here], view.seen(here), block(self.dims.width));
         let Some(last) = seen.end.checked_sub(1).filter(|&last| last >= seen.start) else { return };
         let [low, high] = [seen.start, last].map(|number| stream.start + number * stream.step);
@@ -162,7 +162,7 @@ impl Tables {
     ///
     /// # Errors
     /// Positions that do not fit 32 bits.
-    pub fn new(plan: &Plan, dims: &Dims, relative: Option<Distances>) -> Result<Self> {
+    pub fn new(plan: &TilePlan, dims: &Dims, relative: Option<Distances>) -> Result<Self> {
         let all = [dims.keys, dims.slots, dims.queries, plan.offset];
         // half of what 32 bits hold: sums of two positions fit as well
         if all.iter().any(|&count| count >= 1 << 30) {
@@ -175,7 +175,7 @@ impl Tables {
         let mut tables = Self { shared: plan.is_shared(), ..Self::default() };
         tables.keys.count = blocks(dims.keys, dims.slots);
         tables.distances.count = relative.map_or(0, |relative| blocks(relative.keys, relative.slots));
-        let mut view = View::default();
+        let mut view = TileView::default();
         for head in 0..dims.heads {
             if tables.shared && head > 0 {
                 tables.head_tiles.extend_from_within(..2);
@@ -199,7 +199,7 @@ impl Tables {
     }
 
     /// Adds a tile and its visits.
-    fn push(&mut self, view: &View, visits: &mut Head) {
+    fn push(&mut self, view: &TileView, visits: &mut Head) {
         let (tile, first) = (self.tiles.len() / 3, self.streams.len() / 6);
         self.tiles.extend([first, view.streams.len(), view.queries.len()].map(|word| word as i32));
         self.queries.extend(view.queries.iter().map(|&query| query as i32));

@@ -7,7 +7,7 @@ use super::launch::{Call, Inputs, Outputs, Saved};
 use super::tables::{Distances, Places};
 use crate::kernel::attend::arguments::{Operand, Operands, RelativeForm};
 use crate::kernel::attend::dims::{Dims, RowLayout};
-use crate::kernel::cuda::{View, tensors};
+use crate::kernel::cuda::{BufferView, tensors};
 
 /// What the kernels know of tables of distances.
 pub fn distances(form: RelativeForm) -> Distances {
@@ -30,7 +30,7 @@ fn places(operands: &Operands, layouts: &[Layout]) -> Result<Places> {
 /// Queries, keys, values, keys and values of the slots, tables of distances; where there are none, the queries stand in
 /// unread.
 fn inputs<'a>(operands: &Operands, storages: &[&'a CudaStorage]) -> Result<Inputs<'a, CudaDevice>> {
-    let argument = |number: usize| storages[number].as_cuda_slice::<f32>().map(View::all);
+    let argument = |number: usize| storages[number].as_cuda_slice::<f32>().map(BufferView::all);
     let view = |operand: &Operand| argument(operand.argument);
     let [q, k, v] = &operands.main;
     let [slot_k, slot_v] = operands.slots.as_ref().unwrap_or(const { &[Operand::NONE; 2] });

@@ -6,13 +6,13 @@ use candle_core::{Device, Tensor};
 use super::launch::{Call, Outputs, defines};
 use super::source;
 use super::tables::{Distances, Places, WIDEST, WIDEST_RELATIVE, memory_bytes};
-use crate::kernel::Mode;
+use crate::kernel::KernelMode;
 use crate::kernel::attend::dims::{Dims, RowLayout};
-use crate::kernel::attend::plan::Plan;
 use crate::kernel::attend::tests::cases;
 use crate::kernel::attend::tests::naive::{Case, Form, Operands, evaluate, operands};
+use crate::kernel::attend::tile_plan::TilePlan;
 use crate::kernel::cuda::emulated::{Emulated, nvrtc};
-use crate::kernel::cuda::{Module, View};
+use crate::kernel::cuda::{BufferView, Module};
 use crate::kernel::heads::{merge, split};
 
 /// Operands [b, h, n, d] of a call and its gradients, all in one buffer.
@@ -57,7 +57,7 @@ fn emulate(machine: &Emulated, case: &Case, seed: u64) -> Vec<Vec<f32>> {
     let Case { pattern, batch, heads, d, .. } = case;
     let (keys, slots, queries) = (pattern.keys, pattern.slots, pattern.queries);
     let dims = Dims { batch: *batch, heads: *heads, width: *d, queries, keys, slots };
-    let plan = Plan::new(pattern, *heads).unwrap();
+    let plan = TilePlan::new(pattern, *heads).unwrap();
     let hidden = operands.hidden(keys + slots);
     let rows =
         |name: &str| operands.named.iter().find(|(key, _)| *key == name).map(|(_, table)| table.dims()[1]);
@@ -73,10 +73,10 @@ fn emulate(machine: &Emulated, case: &Case, seed: u64) -> Vec<Vec<f32>> {
     let given = Places { q, k, v, slot_k, slot_v, slab, ..Places::default() };
     let places = Places { d_q, d_k, d_v, d_slot_k, d_slot_v, d_slab: slab, ..given };
 
-    let inputs = [View::all(&x.data); 6];
+    let inputs = [BufferView::all(&x.data); 6];
     let (out, saved) = call.forward(machine, inputs, &places).unwrap();
     let grad = merge(&operands.grad_out).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
-    let outputs = Outputs { out: View::all(&out), grad: View::all(&grad) };
+    let outputs = Outputs { out: BufferView::all(&out), grad: BufferView::all(&grad) };
     let data = call.backward(machine, inputs, outputs, &saved, &places, x.data.len()).unwrap();
     let grads = Buffer { data, places: x.places.clone(), slab: x.slab.clone() };
 
@@ -101,7 +101,7 @@ fn the_kernels_run_thread_by_thread_give_the_results_of_the_cpu() {
     let wide = Case::new(crate::pattern::Pattern::full(30, 40, false), 1, 1, 128);
     let cases = cases().into_iter().filter(|case| !case.bias).chain([wide]);
     for (seed, case) in cases.enumerate() {
-        let want = evaluate(&case, seed as u64, Form::Separate, Mode::Fused).unwrap();
+        let want = evaluate(&case, seed as u64, Form::Separate, KernelMode::Fused).unwrap();
         let got = emulate(&machine, &case, seed as u64);
         assert_eq!(got.len(), want.len());
         for (number, (got, want)) in got.iter().zip(&want).enumerate() {

@@ -6,13 +6,13 @@ use candle_core::{DType, Device, Tensor, Var};
 use proptest::prelude::*;
 
 use super::{Attend, attend};
-use crate::kernel::Mode;
+use crate::kernel::KernelMode;
 use crate::kernel::heads::Qkv;
-use crate::pattern::{Group, KeySpan, Pattern, Rule, Span};
+use crate::pattern::{KeySpan, Pattern, QueryGroup, Rule, Span};
 use naive::{Case, Form, Operands, check, evaluate, operands};
 
-fn group(queries: Span, keys: &[(Span, Rule)]) -> Group {
-    Group { queries, keys: keys.iter().map(|&(span, rule)| KeySpan { span, rule }).collect() }
+fn group(queries: Span, keys: &[(Span, Rule)]) -> QueryGroup {
+    QueryGroup { queries, keys: keys.iter().map(|&(span, rule)| KeySpan { span, rule }).collect() }
 }
 
 /// Groups that share nothing: strided queries, strided and far keys, a query in no group, a group
@@ -111,20 +111,20 @@ fn dropped() -> Vec<Case> {
 #[test]
 fn the_twin_is_the_definition() {
     for (seed, case) in cases().iter().chain(&dropped()).enumerate() {
-        check(case, seed as u64, Mode::Composed, 1e-5);
+        check(case, seed as u64, KernelMode::Composed, 1e-5);
     }
 }
 
 #[test]
 fn the_fused_kernel_is_the_definition() {
     for (seed, case) in cases().iter().chain(&dropped()).enumerate() {
-        check(case, seed as u64, Mode::Fused, 1e-5);
+        check(case, seed as u64, KernelMode::Fused, 1e-5);
     }
 }
 
 /// Bits of all results.
 fn bits(case: &Case, seed: u64, form: Form) -> Vec<Vec<u32>> {
-    let results = evaluate(case, seed, form, Mode::Fused).unwrap();
+    let results = evaluate(case, seed, form, KernelMode::Fused).unwrap();
     let flat = results.iter().map(|x| x.flatten_all().unwrap().to_vec1::<f32>().unwrap());
     flat.map(|x| x.iter().map(|x| x.to_bits()).collect()).collect()
 }
@@ -159,7 +159,7 @@ fn extreme_inputs_give_finite_results() {
             [Pattern::window(70, 70, 4, false), Pattern::full(70, 70, true).with_slots(3, Rule::All)]
         {
             let case = Case::new(pattern, 1, 2, 8).hidden(0.5).size(size);
-            for mode in [Mode::Fused, Mode::Composed] {
+            for mode in [KernelMode::Fused, KernelMode::Composed] {
                 for x in evaluate(&case, 1, Form::Packed, mode).unwrap() {
                     let x = x.flatten_all().unwrap().to_vec1::<f32>().unwrap();
                     assert!(x.iter().all(|x| x.is_finite()), "{mode:?} {size}");
@@ -172,7 +172,7 @@ fn extreme_inputs_give_finite_results() {
 #[test]
 fn a_query_that_sees_nothing_gives_zeros_and_no_gradient() {
     let case = Case::new(Pattern::window(70, 70, 2, false), 1, 2, 8).hidden(1.0);
-    for mode in [Mode::Fused, Mode::Composed] {
+    for mode in [KernelMode::Fused, KernelMode::Composed] {
         for x in evaluate(&case, 1, Form::Packed, mode).unwrap() {
             assert!(x.flatten_all().unwrap().to_vec1::<f32>().unwrap().iter().all(|&x| x == 0.0), "{mode:?}");
         }
@@ -285,7 +285,7 @@ proptest! {
     fn any_pattern_is_computed_as_defined(pattern in patterns(), d in 1usize..20, seed in 0u64..1000, holes: bool) {
         let hidden = if holes { 0.4 } else { 0.0 };
         let case = Case::new(pattern, 1, 2, d).hidden(hidden);
-        check(&case, seed, Mode::Fused, 1e-5);
-        check(&case, seed, Mode::Composed, 1e-5);
+        check(&case, seed, KernelMode::Fused, 1e-5);
+        check(&case, seed, KernelMode::Composed, 1e-5);
     }
 }

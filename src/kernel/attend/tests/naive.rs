@@ -2,11 +2,11 @@
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 
-use crate::device::rng::Stream;
+use crate::device::rng::RngStream;
 use crate::kernel::attend::{Attend, Relative, SlotTable, attend};
-use crate::kernel::dropout::WeightDropout;
-use crate::kernel::heads::{Heads, Parts, Qkv, merge, split};
-use crate::kernel::{Mode, with_mode};
+use crate::kernel::dropout::AttentionDropout;
+use crate::kernel::heads::{Heads, PackedLayout, Qkv, merge, split};
+use crate::kernel::{KernelMode, with_mode};
 use crate::pattern::Pattern;
 
 /// Slots under relative positions: length of a segment, slots per segment.
@@ -30,7 +30,7 @@ pub(crate) struct Case {
     /// Standard deviation of queries and keys.
     pub size: f64,
     /// Dropout of the weights.
-    pub dropout: Option<WeightDropout>,
+    pub dropout: Option<AttentionDropout>,
 }
 
 impl Case {
@@ -68,7 +68,7 @@ impl Case {
     }
 
     pub fn dropout(self, rate: f64) -> Self {
-        Self { dropout: WeightDropout::new(rate, 3).unwrap(), ..self }
+        Self { dropout: AttentionDropout::new(rate, 3).unwrap(), ..self }
     }
 
     pub fn size(self, size: f64) -> Self {
@@ -129,14 +129,14 @@ pub(crate) fn operands(case: &Case, seed: u64) -> Result<Operands> {
         .into_iter()
         .map(|(name, shape)| {
             let size = if matches!(name, "q" | "k" | "slot_k") { case.size } else { 1.0 };
-            Ok((name, Stream::new(seed, name).normal_tensor(shape, 0.0, size, device)?))
+            Ok((name, RngStream::new(seed, name).normal_tensor(shape, 0.0, size, device)?))
         })
         .collect::<Result<_>>()?;
     let (b, keys) = (case.batch, case.pattern.keys);
     let padded =
         |sample: usize, at: usize, all: usize| at + case.padding / (sample + 1) >= all && case.padding > 0;
     let mask = (case.hidden > 0.0 || case.padding > 0).then(|| {
-        let mut stream = Stream::new(seed, "mask");
+        let mut stream = RngStream::new(seed, "mask");
         let mut keep = |at| stream.uniform(0.0, 1.0) >= case.hidden && !padded(at / keys, at % keys, keys);
         Tensor::from_vec((0..b * keys).map(|at| f32::from(keep(at))).collect(), (b, keys), device)
     });
@@ -144,7 +144,8 @@ pub(crate) fn operands(case: &Case, seed: u64) -> Result<Operands> {
     let used = (0..b * queries).map(|at| f32::from(!padded(at / queries, at % queries, queries))).collect();
     let used = Tensor::from_vec(used, (b, 1, queries, 1), device)?;
     let shape = (b, case.heads, queries, case.d);
-    let grad_out = Stream::new(seed, "grad").normal_tensor(shape, 0.0, 1.0, device)?.broadcast_mul(&used)?;
+    let grad_out =
+        RngStream::new(seed, "grad").normal_tensor(shape, 0.0, 1.0, device)?.broadcast_mul(&used)?;
     Ok(Operands { named, mask: mask.transpose()?, grad_out })
 }
 
@@ -156,7 +157,7 @@ pub(crate) enum Form {
 }
 
 /// The output and the gradients of all operands, [b, h, n, d] where they have heads.
-pub(crate) fn evaluate(case: &Case, seed: u64, form: Form, mode: Mode) -> Result<Vec<Tensor>> {
+pub(crate) fn evaluate(case: &Case, seed: u64, form: Form, mode: KernelMode) -> Result<Vec<Tensor>> {
     let Operands { named, mask, grad_out } = operands(case, seed)?;
     let get = |name: &str| named.iter().find(|(key, _)| *key == name).map(|(_, tensor)| tensor.clone());
     let var = |name: &str| get(name).map(|tensor| Var::from_tensor(&tensor)).transpose();
@@ -166,7 +167,7 @@ pub(crate) fn evaluate(case: &Case, seed: u64, form: Form, mode: Mode) -> Result
     };
     // Every leaf with the operands that lie in it.
     let mut leaves: Vec<(Vec<&str>, Var)> = Vec::new();
-    let mut qkv = |names: [&'static str; 3], parts: Parts| -> Result<Qkv> {
+    let mut qkv = |names: [&'static str; 3], parts: PackedLayout| -> Result<Qkv> {
         let names = names.into_iter().filter(|name| !name.is_empty()).collect::<Vec<_>>();
         if form == Form::Packed {
             let rows = packed(&names)?;
@@ -183,8 +184,9 @@ pub(crate) fn evaluate(case: &Case, seed: u64, form: Form, mode: Mode) -> Result
         let q = parts.q.and_then(|_| tensors.next());
         Ok(Qkv::Separate { q, k: tensors.next(), v: tensors.next() })
     };
-    let main = qkv(["q", "k", "v"], Parts::QKV)?;
-    let slots = if case.pattern.slots > 0 { Some(qkv(["slot_k", "slot_v", ""], Parts::KV)?) } else { None };
+    let main = qkv(["q", "k", "v"], PackedLayout::QKV)?;
+    let slots =
+        if case.pattern.slots > 0 { Some(qkv(["slot_k", "slot_v", ""], PackedLayout::KV)?) } else { None };
     let mut shared = |name: &'static str| -> Result<Option<Tensor>> {
         let Some(var) = var(name)? else { return Ok(None) };
         leaves.push((vec![name], var.clone()));
@@ -213,7 +215,7 @@ pub(crate) fn evaluate(case: &Case, seed: u64, form: Form, mode: Mode) -> Result
         dropout: case.dropout,
     };
     let out = with_mode(mode, || attend(&main, &call))?;
-    if mode == Mode::Fused {
+    if mode == KernelMode::Fused {
         assert!(matches!(out, Heads::Merged { .. }), "the fused kernel did not run");
     }
     let out = out.split()?.contiguous()?;
@@ -363,7 +365,7 @@ fn reference(case: &Case, seed: u64) -> Result<Vec<Vec<f64>>> {
 }
 
 /// Every entry within `tolerance` of the largest one of its tensor (or of 1 where all are small).
-pub(super) fn check(case: &Case, seed: u64, mode: Mode, tolerance: f64) {
+pub(super) fn check(case: &Case, seed: u64, mode: KernelMode, tolerance: f64) {
     let want = reference(case, seed).unwrap();
     let mut names = vec!["out"];
     names.extend(shapes(case).iter().map(|(name, _)| *name));

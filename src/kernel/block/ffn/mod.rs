@@ -21,9 +21,9 @@ use crate::kernel::cpu::gemm::Mat;
 use crate::kernel::cpu::par::{self, Chunks};
 use crate::kernel::cpu::{self, rows};
 #[cfg(feature = "cuda")]
-use crate::kernel::cuda::{View, tensors};
-use crate::kernel::group::Group;
-use crate::kernel::op::{self, Op, Out};
+use crate::kernel::cuda::{BufferView, tensors};
+use crate::kernel::group::ParamGroup;
+use crate::kernel::op::{self, FusedOp, SavedOutput};
 
 /// x + FFN(LN(x)), or y + FFN(y) with y = LN(x).
 pub(super) struct Ffn {
@@ -57,7 +57,7 @@ struct Parameters<'a> {
 }
 
 impl Ffn {
-    pub(super) fn new(x: &Tensor, group: &Group, call: FfnCall) -> Result<Self> {
+    pub(super) fn new(x: &Tensor, group: &ParamGroup, call: FfnCall) -> Result<Self> {
         let (_, width) = cpu::matrix_dims(x.dims())?;
         if group.parts.len() != 6 {
             bail!("a feed-forward group has 6 parts, not {}", group.parts.len());
@@ -281,7 +281,7 @@ impl Step<'_> {
     }
 }
 
-impl Op for Ffn {
+impl FusedOp for Ffn {
     fn name(&self) -> &'static str {
         "ffn"
     }
@@ -308,7 +308,7 @@ impl Op for Ffn {
         })
     }
 
-    fn backward(&self, operands: &[&Tensor], _: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, operands: &[&Tensor], _: SavedOutput, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let [x, flat] = op::operands(operands)?;
         #[cfg(feature = "cuda")]
         if x.device().is_cuda() {
@@ -319,7 +319,7 @@ impl Op for Ffn {
                     Some(hidden) => hidden,
                     None => self.forward_on(device, x, flat, count).map(|[_, hidden]| hidden)?,
                 };
-                self.backward_on(device, [x, flat, dy], View::all(&hidden), [count, flat_len])
+                self.backward_on(device, [x, flat, dy], BufferView::all(&hidden), [count, flat_len])
             })
             .map(Vec::from);
         }

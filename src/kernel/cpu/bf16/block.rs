@@ -30,7 +30,7 @@ pub struct Right<'a> {
 }
 
 /// The result: element (i, j) is `data[i * row + j]`; it becomes alpha a b + beta c, or alpha a b without `beta`.
-pub struct Result<'a> {
+pub struct BlockOut<'a> {
     pub data: &'a mut [f32],
     pub row: usize,
     pub alpha: f32,
@@ -40,7 +40,7 @@ pub struct Result<'a> {
 /// Computes `rows` x `width` elements from `depth` pairs each.
 ///
 /// Panics like indexing if a slice is too short, and on a processor without AVX512-BF16.
-pub fn multiply(mut c: Result, a: Left, b: Right, rows: usize, depth: usize, width: usize) {
+pub fn multiply(mut c: BlockOut, a: Left, b: Right, rows: usize, depth: usize, width: usize) {
     if rows == 0 || width == 0 {
         return;
     }
@@ -83,7 +83,7 @@ struct Part {
 impl Part {
     /// `V` vectors of all rows, `R` rows at a time.
     #[target_feature(enable = "avx512f,avx512bf16")]
-    unsafe fn rows<const R: usize, const V: usize>(&self, c: &mut Result, a: Left, b: Right, rows: usize) {
+    unsafe fn rows<const R: usize, const V: usize>(&self, c: &mut BlockOut, a: Left, b: Right, rows: usize) {
         let mut row = 0;
         // SAFETY: passed on to the caller.
         unsafe {
@@ -111,7 +111,7 @@ impl Part {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bf16")]
-    unsafe fn block<const R: usize, const V: usize>(&self, c: &mut Result, a: Left, b: Right, row: usize) {
+    unsafe fn block<const R: usize, const V: usize>(&self, c: &mut BlockOut, a: Left, b: Right, row: usize) {
         let mut sums = [[_mm512_setzero_ps(); V]; R];
         // SAFETY: `multiply` checked the extents; loads and stores need no alignment, and c is borrowed exclusively.
         unsafe {

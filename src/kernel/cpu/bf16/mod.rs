@@ -19,7 +19,7 @@ mod stored;
 use std::cell::RefCell;
 
 use super::matrix::{Mat, MatMut, Threads, gemm_exact};
-use crate::device::simd::{Level, level};
+use crate::device::simd::{SimdLevel, level};
 #[cfg(target_arch = "x86_64")]
 pub use native::{Factor, PANEL, Panels, pack_lines, pack_rows, product};
 #[cfg(target_arch = "x86_64")]
@@ -28,7 +28,7 @@ pub use stored::{load, load_rows, round, store};
 
 /// Whether this processor multiplies bf16 itself.
 pub fn is_native() -> bool {
-    level() == Level::Avx512Bf16
+    level() == SimdLevel::Avx512Bf16
 }
 
 /// c = alpha a b, or alpha a b + beta c, of rounded a and b, on this thread.

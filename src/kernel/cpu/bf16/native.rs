@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use super::block::{LANES, Left, Result, Right, multiply};
+use super::block::{BlockOut, LANES, Left, Right, multiply};
 use super::pack;
 use crate::kernel::cpu::matrix::{Mat, MatMut};
 use crate::kernel::cpu::par;
@@ -71,7 +71,7 @@ pub fn gemm(c: MatMut, a: Mat, b: Mat, alpha: f32, beta: Option<f32>) {
                         let to = &mut c[(top + at) * row + column..];
                         let right =
                             Right { data: &right[column * pairs..], row: width.next_multiple_of(LANES) };
-                        multiply(Result { data: to, row, alpha, beta }, left, right, height, pairs, width);
+                        multiply(BlockOut { data: to, row, alpha, beta }, left, right, height, pairs, width);
                     }
                 }
             }
@@ -141,7 +141,7 @@ impl Panels {
                 let right = Right { data: &data[column * pairs..], row: width.next_multiple_of(LANES) };
                 for &(first, height, left) in &parts {
                     let to = &mut y[first * stride + column..];
-                    let to = Result { data: to, row: stride, alpha: 1.0, beta };
+                    let to = BlockOut { data: to, row: stride, alpha: 1.0, beta };
                     multiply(to, left, right, height, pairs, width);
                 }
             }
@@ -171,7 +171,7 @@ pub fn product(
 ) {
     let (rows, depth, width) = (a.mat.rows, a.mat.cols, b.mat.cols);
     let pairs = pack::pairs(depth);
-    let c = Result { data: c, row, alpha: 1.0, beta: add.then_some(1.0) };
+    let c = BlockOut { data: c, row, alpha: 1.0, beta: add.then_some(1.0) };
     SCRATCH.with_borrow_mut(|Scratch { left, right, .. }| {
         let left = if !a.pairs.is_empty() {
             Left { data: a.pairs, row: a_row, step: 1 }

@@ -1,6 +1,6 @@
 //! Products of factors that a kernel packs itself, chunk by chunk, while their rows are in the cache.
 
-use super::block::{LANES, Left, Result, Right, multiply};
+use super::block::{BlockOut, LANES, Left, Right, multiply};
 use super::native::{BAND, PANEL, Panels};
 use super::pack;
 pub use super::pack::pairs;
@@ -38,7 +38,7 @@ impl Panels {
                 let height = BAND.min(rows - first);
                 let left = Left { data: &x[first * pairs..], row: pairs, step: 1 };
                 let to = &mut y[first * stride + column - panels.start * PANEL..];
-                let to = Result { data: to, row: stride, alpha: 1.0, beta };
+                let to = BlockOut { data: to, row: stride, alpha: 1.0, beta };
                 multiply(to, left, right, height, pairs, width);
             }
         }
@@ -97,7 +97,7 @@ pub fn add_lines(tiles: &mut [f32], x: Lines, dy: Lines, chunks: Chunks, add: bo
                 let (right, row) = dy.panel(chunks, chunk, index);
                 let right = Right { data: right, row: row.next_multiple_of(LANES) };
                 let beta = (add || chunk > 0).then_some(1.0);
-                let to = Result { data: to, row: width, alpha: 1.0, beta };
+                let to = BlockOut { data: to, row: width, alpha: 1.0, beta };
                 multiply(to, left, right, height, pairs(chunks.range(chunk).len()), width);
             }
         });

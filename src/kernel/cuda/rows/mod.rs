@@ -5,7 +5,7 @@ mod tests;
 
 use candle_core::{Result, bail};
 
-use super::{Arg, Launch, Machine, Module, THREADS, Target, View};
+use super::{Arg, BufferView, KernelDevice, Launch, MatmulTarget, Module, THREADS};
 
 /// The row-wise kernels.
 pub const MODULE: Module = Module { name: "rows", source: include_str!("rows.cu"), defines: &[] };
@@ -23,7 +23,12 @@ fn elements(count: usize) -> [usize; 3] {
     [count.div_ceil(THREADS), 1, 1]
 }
 
-fn launch<M: Machine>(machine: &M, kernel: &str, grid: [usize; 3], arguments: Vec<Arg<M>>) -> Result<()> {
+fn launch<M: KernelDevice>(
+    machine: &M,
+    kernel: &str,
+    grid: [usize; 3],
+    arguments: Vec<Arg<M>>,
+) -> Result<()> {
     machine.launch(&Launch { module: MODULE, kernel, grid, shared: 0 }, arguments)
 }
 
@@ -31,10 +36,10 @@ fn launch<M: Machine>(machine: &M, kernel: &str, grid: [usize; 3], arguments: Ve
 ///
 /// # Errors
 /// Failures of the machine, as for all functions here.
-pub fn layer_norm<M: Machine>(
+pub fn layer_norm<M: KernelDevice>(
     machine: &M,
-    x: View<M>,
-    [weight, bias]: [View<M>; 2],
+    x: BufferView<M>,
+    [weight, bias]: [BufferView<M>; 2],
     [rows, width]: [usize; 2],
     eps: f32,
 ) -> Result<M::Floats> {
@@ -53,9 +58,9 @@ pub fn layer_norm<M: Machine>(
 }
 
 /// Gradients of x and of `[weight | bias]`.
-pub fn layer_norm_backward<M: Machine>(
+pub fn layer_norm_backward<M: KernelDevice>(
     machine: &M,
-    [x, weight, dy]: [View<M>; 3],
+    [x, weight, dy]: [BufferView<M>; 3],
     [rows, width]: [usize; 2],
     eps: f32,
 ) -> Result<[M::Floats; 2]> {
@@ -78,14 +83,14 @@ pub fn layer_norm_backward<M: Machine>(
     let arguments = vec![
         Arg::In(x),
         Arg::In(dy),
-        Arg::In(View::all(&stats)),
+        Arg::In(BufferView::all(&stats)),
         Arg::Long(rows),
         Arg::Int(width),
         Arg::Int(chunk),
         Arg::Out(&mut parts),
     ];
     launch(machine, "layer_norm_parameters", [chunks, width.div_ceil(WARP), 1], arguments)?;
-    let parameters = chunk_sums(machine, View::all(&parts), [chunks, 2 * width], chunks)?;
+    let parameters = chunk_sums(machine, BufferView::all(&parts), [chunks, 2 * width], chunks)?;
     Ok([dx, parameters])
 }
 
@@ -94,9 +99,9 @@ fn chunk(rows: usize) -> usize {
     rows.div_ceil(64).max(64)
 }
 
-fn chunk_sums<M: Machine>(
+fn chunk_sums<M: KernelDevice>(
     machine: &M,
-    x: View<M>,
+    x: BufferView<M>,
     [rows, width]: [usize; 2],
     chunk: usize,
 ) -> Result<M::Floats> {
@@ -109,21 +114,33 @@ fn chunk_sums<M: Machine>(
 }
 
 /// Sums of the columns.
-pub fn column_sums<M: Machine>(machine: &M, x: View<M>, [rows, width]: [usize; 2]) -> Result<M::Floats> {
+pub fn column_sums<M: KernelDevice>(
+    machine: &M,
+    x: BufferView<M>,
+    [rows, width]: [usize; 2],
+) -> Result<M::Floats> {
     let parts = chunk_sums(machine, x, [rows, width], chunk(rows))?;
     let chunks = rows.div_ceil(chunk(rows));
-    if chunks <= 1 { Ok(parts) } else { chunk_sums(machine, View::all(&parts), [chunks, width], chunks) }
+    if chunks <= 1 {
+        Ok(parts)
+    } else {
+        chunk_sums(machine, BufferView::all(&parts), [chunks, width], chunks)
+    }
 }
 
 /// Exact GELU.
-pub fn gelu<M: Machine>(machine: &M, x: View<M>, count: usize) -> Result<M::Floats> {
+pub fn gelu<M: KernelDevice>(machine: &M, x: BufferView<M>, count: usize) -> Result<M::Floats> {
     let mut y = machine.fresh(count)?;
     launch(machine, "gelu", elements(count), vec![Arg::In(x), Arg::Long(count), Arg::Out(&mut y)])?;
     Ok(y)
 }
 
 /// Gradient of GELU's x.
-pub fn gelu_backward<M: Machine>(machine: &M, [x, dy]: [View<M>; 2], count: usize) -> Result<M::Floats> {
+pub fn gelu_backward<M: KernelDevice>(
+    machine: &M,
+    [x, dy]: [BufferView<M>; 2],
+    count: usize,
+) -> Result<M::Floats> {
     let mut dx = machine.fresh(count)?;
     let arguments = vec![Arg::In(x), Arg::In(dy), Arg::Long(count), Arg::Out(&mut dx)];
     launch(machine, "gelu_backward", elements(count), arguments)?;
@@ -131,9 +148,9 @@ pub fn gelu_backward<M: Machine>(machine: &M, [x, dy]: [View<M>; 2], count: usiz
 }
 
 /// GELU of x + bias.
-pub fn bias_gelu<M: Machine>(
+pub fn bias_gelu<M: KernelDevice>(
     machine: &M,
-    [x, bias]: [View<M>; 2],
+    [x, bias]: [BufferView<M>; 2],
     [rows, width]: [usize; 2],
 ) -> Result<M::Floats> {
     let count = rows * width;
@@ -144,9 +161,9 @@ pub fn bias_gelu<M: Machine>(
 }
 
 /// GELU of x + bias again, and the gradient of x.
-pub fn bias_gelu_backward<M: Machine>(
+pub fn bias_gelu_backward<M: KernelDevice>(
     machine: &M,
-    [x, bias, dy]: [View<M>; 3],
+    [x, bias, dy]: [BufferView<M>; 3],
     [rows, width]: [usize; 2],
 ) -> Result<[M::Floats; 2]> {
     let count = rows * width;
@@ -165,11 +182,11 @@ pub fn bias_gelu_backward<M: Machine>(
 }
 
 /// Adds a bias to `width` columns of `rows` rows of a matrix.
-pub fn add_bias<M: Machine>(
+pub fn add_bias<M: KernelDevice>(
     machine: &M,
-    bias: View<M>,
+    bias: BufferView<M>,
     [rows, width]: [usize; 2],
-    to: Target<M>,
+    to: MatmulTarget<M>,
 ) -> Result<()> {
     let arguments = vec![
         Arg::In(bias),
@@ -183,7 +200,13 @@ pub fn add_bias<M: Machine>(
 }
 
 /// y += x for `count` elements, in y from `start` on.
-pub fn add<M: Machine>(machine: &M, x: View<M>, count: usize, y: &mut M::Floats, start: usize) -> Result<()> {
+pub fn add<M: KernelDevice>(
+    machine: &M,
+    x: BufferView<M>,
+    count: usize,
+    y: &mut M::Floats,
+    start: usize,
+) -> Result<()> {
     let arguments = vec![Arg::In(x), Arg::Long(count), Arg::Long(start), Arg::Out(y)];
     launch(machine, "add", elements(count), arguments)
 }
@@ -198,9 +221,9 @@ fn signed(ids: impl IntoIterator<Item = usize>) -> Result<Vec<i32>> {
 }
 
 /// Cross entropy of every row with its label, which must be one of the classes.
-pub fn cross_entropy<M: Machine>(
+pub fn cross_entropy<M: KernelDevice>(
     machine: &M,
-    logits: View<M>,
+    logits: BufferView<M>,
     labels: &[u32],
     classes: usize,
 ) -> Result<M::Floats> {
@@ -214,9 +237,9 @@ pub fn cross_entropy<M: Machine>(
 }
 
 /// Gradient of the logits.
-pub fn cross_entropy_backward<M: Machine>(
+pub fn cross_entropy_backward<M: KernelDevice>(
     machine: &M,
-    [logits, grad]: [View<M>; 2],
+    [logits, grad]: [BufferView<M>; 2],
     labels: &[u32],
     classes: usize,
 ) -> Result<M::Floats> {
@@ -236,7 +259,12 @@ pub fn cross_entropy_backward<M: Machine>(
 }
 
 /// Rows of a table by index; indices must be within it.
-pub fn table_rows<M: Machine>(machine: &M, table: View<M>, ids: &[u32], width: usize) -> Result<M::Floats> {
+pub fn table_rows<M: KernelDevice>(
+    machine: &M,
+    table: BufferView<M>,
+    ids: &[u32],
+    width: usize,
+) -> Result<M::Floats> {
     let rows = ids.len();
     let ids = machine.ints(&signed(ids.iter().map(|&id| id as usize))?)?;
     let mut y = machine.fresh(rows * width)?;
@@ -250,9 +278,9 @@ const PIECE: usize = 128;
 
 /// Gradient of a table of `count` rows: the sum of the rows of `dy` by index. Each index has its rows added in pieces of
 /// [`PIECE`] in their order, then the pieces.
-pub fn table_gradient<M: Machine>(
+pub fn table_gradient<M: KernelDevice>(
     machine: &M,
-    dy: View<M>,
+    dy: BufferView<M>,
     ids: &[u32],
     [count, width]: [usize; 2],
 ) -> Result<M::Floats> {
@@ -266,7 +294,7 @@ pub fn table_gradient<M: Machine>(
     }
     let parts = range_sums(machine, dy, order, pieces, width)?;
     let all = 0..parts.1;
-    range_sums(machine, View::all(&parts.0), all, owners, width).map(|(gradient, _)| gradient)
+    range_sums(machine, BufferView::all(&parts.0), all, owners, width).map(|(gradient, _)| gradient)
 }
 
 /// Positions sorted by what `ids` says of them, and where each of `count` ids starts among them, with the end.
@@ -290,9 +318,9 @@ fn by_id(ids: &[u32], count: usize) -> Result<(Vec<usize>, Vec<usize>)> {
 }
 
 /// Sums of ranges of `order`ed rows, and the number of ranges.
-fn range_sums<M: Machine>(
+fn range_sums<M: KernelDevice>(
     machine: &M,
-    rows: View<M>,
+    rows: BufferView<M>,
     order: impl IntoIterator<Item = usize>,
     ranges: Vec<usize>,
     width: usize,
@@ -307,9 +335,9 @@ fn range_sums<M: Machine>(
 }
 
 /// What AdamW reads: the gradient, and the factors in the order of the kernel's arguments.
-pub struct Update<'a, M: Machine> {
+pub struct Update<'a, M: KernelDevice> {
     /// The gradient.
-    pub grad: View<'a, M>,
+    pub grad: BufferView<'a, M>,
     /// Number of elements.
     pub count: usize,
     /// The factors.
@@ -317,7 +345,7 @@ pub struct Update<'a, M: Machine> {
 }
 
 /// One AdamW update in place of `p` from element `start` on, with its moments.
-pub fn adamw<M: Machine>(
+pub fn adamw<M: KernelDevice>(
     machine: &M,
     update: Update<M>,
     p: &mut M::Floats,

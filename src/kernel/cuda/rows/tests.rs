@@ -5,7 +5,7 @@ use candle_core::{Device, Result, Tensor, Var};
 use super::*;
 use crate::kernel::cuda::emulated::{Emulated, nvrtc};
 use crate::kernel::testing::{evaluate, normal, randn};
-use crate::kernel::{Mode, activation, adamw as optimiser, embedding, loss, norm};
+use crate::kernel::{KernelMode, activation, adamw as optimiser, embedding, loss, norm};
 
 fn flat(tensor: &Tensor) -> Vec<f32> {
     tensor.flatten_all().unwrap().to_vec1().unwrap()
@@ -14,7 +14,7 @@ fn flat(tensor: &Tensor) -> Vec<f32> {
 /// Value and gradients by the fused CPU kernel, and the gradient that came from above.
 fn expected(inputs: &[Tensor], f: impl Fn(&[Tensor]) -> Result<Tensor>) -> (Vec<Vec<f32>>, Vec<f32>) {
     let dims = f(inputs).unwrap().dims().to_vec();
-    (evaluate(Mode::Fused, inputs, f).unwrap(), flat(&normal("cotangent", &dims).unwrap()))
+    (evaluate(KernelMode::Fused, inputs, f).unwrap(), flat(&normal("cotangent", &dims).unwrap()))
 }
 
 fn assert_close(label: &str, got: &[f32], want: &[f32]) {
@@ -25,8 +25,8 @@ fn assert_close(label: &str, got: &[f32], want: &[f32]) {
     }
 }
 
-fn view(floats: &Vec<f32>) -> View<'_, Emulated> {
-    View::all(floats)
+fn view(floats: &Vec<f32>) -> BufferView<'_, Emulated> {
+    BufferView::all(floats)
 }
 
 #[test]

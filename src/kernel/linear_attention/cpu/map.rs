@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::rows::{Rows, RowsMut};
 use crate::kernel::cpu::math::exp;
 use crate::kernel::cpu::simd::Simd;
-use crate::kernel::linear_attention::{Activation, features::angles};
+use crate::kernel::linear_attention::{FeatureActivation, features::angles};
 
 /// Where a tile stands.
 #[derive(Clone, Copy, Debug)]
@@ -131,7 +131,7 @@ impl Turn {
 
 /// An activation per entry, with or without cosFormer's re-weighting.
 pub(super) struct Elementwise {
-    pub(super) activation: Activation,
+    pub(super) activation: FeatureActivation,
     pub(super) turn: Option<Turn>,
     pub(super) head_dim: usize,
     pub(super) mask: Mask,
@@ -240,12 +240,12 @@ impl<S: Simd> Phi<S> for Elu1 {
 
 crate::simd_fn! {
     /// f = [phi(x) sin, phi(x) cos] or phi(x), row by row.
-    fn activate<S>(simd, activation: Activation, x: Rows<'a>, weights: Weights<'a>, f: &'a mut [f32]) {
+    fn activate<S>(simd, activation: FeatureActivation, x: Rows<'a>, weights: Weights<'a>, f: &'a mut [f32]) {
         match activation {
-            Activation::Relu => forward(simd, x, weights, f, Leaky(0.0)),
-            Activation::Identity => forward(simd, x, weights, f, Identity),
-            Activation::LeakyRelu(slope) => forward(simd, x, weights, f, Leaky(slope as f32)),
-            Activation::Elu1 => forward(simd, x, weights, f, Elu1),
+            FeatureActivation::Relu => forward(simd, x, weights, f, Leaky(0.0)),
+            FeatureActivation::Identity => forward(simd, x, weights, f, Identity),
+            FeatureActivation::LeakyRelu(slope) => forward(simd, x, weights, f, Leaky(slope as f32)),
+            FeatureActivation::Elu1 => forward(simd, x, weights, f, Elu1),
         }
     }
 }
@@ -254,17 +254,17 @@ crate::simd_fn! {
     /// dx = phi'(x) (df_sin sin + df_cos cos) or phi'(x) df, row by row; zero where hidden.
     fn derive<S>(
         simd,
-        activation: Activation,
+        activation: FeatureActivation,
         x: Rows<'a>,
         weights: Weights<'a>,
         df: &'a [f32],
         dx: RowsMut<'a>,
     ) {
         match activation {
-            Activation::Relu => backward(simd, x, weights, df, dx, Leaky(0.0)),
-            Activation::Identity => backward(simd, x, weights, df, dx, Identity),
-            Activation::LeakyRelu(slope) => backward(simd, x, weights, df, dx, Leaky(slope as f32)),
-            Activation::Elu1 => backward(simd, x, weights, df, dx, Elu1),
+            FeatureActivation::Relu => backward(simd, x, weights, df, dx, Leaky(0.0)),
+            FeatureActivation::Identity => backward(simd, x, weights, df, dx, Identity),
+            FeatureActivation::LeakyRelu(slope) => backward(simd, x, weights, df, dx, Leaky(slope as f32)),
+            FeatureActivation::Elu1 => backward(simd, x, weights, df, dx, Elu1),
         }
     }
 }

@@ -10,9 +10,9 @@ use super::random::RandomMap;
 use super::rows::{Columns, Operand, RowLayout};
 use super::{Call, Gradients, Inputs, Targets, bidirectional, causal};
 use crate::kernel::cpu::compact::{self, Elements};
-use crate::kernel::heads::{Heads, Parts, Qkv, merge};
+use crate::kernel::heads::{Heads, PackedLayout, Qkv, merge};
 use crate::kernel::linear_attention::{Features, LinearAttention};
-use crate::kernel::op::{self, Op, Out};
+use crate::kernel::op::{self, FusedOp, SavedOutput};
 use crate::kernel::tape;
 use causal::Gate;
 
@@ -46,7 +46,7 @@ fn pack(qkv: &Qkv) -> Result<Option<Qkv>> {
         return Ok(None);
     }
     let rows = Tensor::cat(&[merge(q)?, merge(k)?, merge(v)?], 2)?;
-    Ok(Some(Qkv::Packed { rows, heads: q.dim(1)?, parts: Parts::QKV }))
+    Ok(Some(Qkv::Packed { rows, heads: q.dim(1)?, parts: PackedLayout::QKV }))
 }
 
 /// Queries, keys and values as the kernel reads them.
@@ -62,7 +62,11 @@ struct Operands {
 impl Operands {
     fn new(qkv: &Qkv) -> Result<Option<Self>> {
         match qkv {
-            Qkv::Packed { rows, heads, parts: Parts { q: Some(q), k: Some(k), v: Some(v), count } } => {
+            Qkv::Packed {
+                rows,
+                heads,
+                parts: PackedLayout { q: Some(q), k: Some(k), v: Some(v), count },
+            } => {
                 if rows.dtype() != DType::F32 {
                     return Ok(None);
                 }
@@ -251,7 +255,7 @@ impl Attention {
     }
 }
 
-impl Op for Attention {
+impl FusedOp for Attention {
     fn name(&self) -> &'static str {
         "linear-attention"
     }
@@ -276,11 +280,11 @@ impl Op for Attention {
         Ok((out, (call.samples, call.queries, call.heads * call.value_width).into()))
     }
 
-    fn reads_out(&self) -> bool {
+    fn needs_output(&self) -> bool {
         true
     }
 
-    fn backward(&self, args: &[&Tensor], res: Out, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    fn backward(&self, args: &[&Tensor], res: SavedOutput, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let Some(saved) = self.saved.get() else { bail!("linear attention runs backward before forward") };
         let res = op::result(res)?.contiguous()?;
         let all = || args.iter().copied().chain([&res, grad]);

@@ -7,9 +7,9 @@ use candle_core::{DType, Device, Result, Tensor, Var};
 use naive::{Head, Phi};
 
 use super::*;
-use crate::device::rng::Stream;
-use crate::kernel::heads::{Parts, merge, split};
-use crate::kernel::{Mode, with_mode};
+use crate::device::rng::RngStream;
+use crate::kernel::heads::{PackedLayout, merge, split};
+use crate::kernel::{KernelMode, with_mode};
 
 /// One call with its inputs.
 #[derive(Clone, Debug)]
@@ -33,7 +33,7 @@ struct Outcome {
 
 impl Case {
     fn new(name: &str, shape: [usize; 6], phi: &str, causal: bool) -> Self {
-        let mut stream = Stream::new(1, name);
+        let mut stream = RngStream::new(1, name);
         let [b, h, n, t, d, e] = shape;
         let mut draw = |shape: &[usize]| stream.normal_tensor(shape, 0.0, 1.0, &Device::Cpu).unwrap();
         let mut inputs = vec![draw(&[b, h, n, d]), draw(&[b, h, t, d]), draw(&[b, h, t, e])];
@@ -51,12 +51,12 @@ impl Case {
         let omega: Vec<Vec<f64>> = favor.omega.to_dtype(DType::F64).unwrap().to_vec2().unwrap();
         let (phi, guard) = match phi {
             "cosformer" => (
-                Phi::Elementwise(Activation::Relu, Some(n.max(t) + 3)),
+                Phi::Elementwise(FeatureActivation::Relu, Some(n.max(t) + 3)),
                 Guard::ClampMin(if n < 3 { 0.5 } else { 1e-6 }),
             ),
-            "identity" => (elementwise(Activation::Identity), Guard::SignedClamp(3.0)),
-            "leaky" => (elementwise(Activation::LeakyRelu(0.01)), Guard::SignedClamp(0.5)),
-            "linear" => (elementwise(Activation::Elu1), Guard::Add(1e-2)),
+            "identity" => (elementwise(FeatureActivation::Identity), Guard::SignedClamp(3.0)),
+            "leaky" => (elementwise(FeatureActivation::LeakyRelu(0.01)), Guard::SignedClamp(0.5)),
+            "linear" => (elementwise(FeatureActivation::Elu1), Guard::Add(1e-2)),
             "performer" => (Phi::Favor(omega, favor), Guard::NonZero),
             "performer-through" => (Phi::Favor(omega, Favor { through: true, ..favor }), Guard::NonZero),
             "performer-zero" => {
@@ -94,7 +94,7 @@ impl Case {
     /// Adds gates around `mean`.
     fn gate(mut self, mean: f64) -> Self {
         let [b, h, n, ..] = self.shape;
-        let gate = Stream::new(2, &self.name).normal_tensor((b, h, n), mean, 2.0, &Device::Cpu).unwrap();
+        let gate = RngStream::new(2, &self.name).normal_tensor((b, h, n), mean, 2.0, &Device::Cpu).unwrap();
         self.inputs.push(gate);
         self.gated = true;
         self
@@ -124,7 +124,7 @@ impl Case {
         };
         let input = |index: usize| vars[index].as_tensor().clone();
         let qkv = match &rows {
-            Some(rows) => Qkv::Packed { rows: rows.as_tensor().clone(), heads: h, parts: Parts::QKV },
+            Some(rows) => Qkv::Packed { rows: rows.as_tensor().clone(), heads: h, parts: PackedLayout::QKV },
             None => Qkv::separate(input(0), input(1), input(2)),
         };
         let features = match &self.phi {
@@ -160,7 +160,7 @@ impl Case {
     /// The gradient of the result: zero at hidden queries where queries are keys.
     fn cotangent(&self) -> Result<Tensor> {
         let [b, h, n, t, _, e] = self.shape;
-        let dout = Stream::new(3, &self.name).normal_tensor((b, h, n, e), 0.0, 1.0, &Device::Cpu)?;
+        let dout = RngStream::new(3, &self.name).normal_tensor((b, h, n, e), 0.0, 1.0, &Device::Cpu)?;
         match &self.mask {
             Some(mask) if n == t => dout.broadcast_mul(&mask.reshape((b, 1, n, 1))?),
             _ => Ok(dout),
@@ -227,7 +227,7 @@ impl Case {
 
     /// Twin in f64 against the definition (value and directional derivative), fused in f32 against the twin.
     fn prove(&self) {
-        let twin = with_mode(Mode::Composed, || self.run(DType::F64, false)).unwrap();
+        let twin = with_mode(KernelMode::Composed, || self.run(DType::F64, false)).unwrap();
         let zeros: Vec<Tensor> = self.inputs.iter().map(|x| x.zeros_like().unwrap()).collect();
         let (_, want) = self.loss(&zeros, 0.0);
         let want = Tensor::from_vec(want, twin.out.shape(), &Device::Cpu).unwrap();
@@ -239,7 +239,7 @@ impl Case {
             if packed && (n, d) != (t, e) {
                 continue;
             }
-            let fused = with_mode(Mode::Fused, || self.run(DType::F32, packed)).unwrap();
+            let fused = with_mode(KernelMode::Fused, || self.run(DType::F32, packed)).unwrap();
             let error = self.difference(&self.visible(&fused.out), &self.visible(&twin.out));
             assert!(error < 3e-5, "{}: fused (packed {packed}) differs by {error}", self.name);
             for (index, (fused, twin)) in fused.grads.iter().zip(&twin.grads).enumerate() {
@@ -253,7 +253,7 @@ impl Case {
         if matches!(&self.phi, Phi::Favor(_, favor) if !favor.through && !favor.stable()) {
             return; // the maxima count as constants: not the derivative of the result
         }
-        let mut stream = Stream::new(4, &self.name);
+        let mut stream = RngStream::new(4, &self.name);
         let direction: Vec<Tensor> = self
             .inputs
             .iter()

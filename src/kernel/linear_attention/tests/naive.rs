@@ -1,11 +1,11 @@
 //! The definition of SPEC-cos 1, 2 and SPEC-ls 8, pair by pair in f64.
 
-use crate::kernel::linear_attention::{Activation, Favor, Guard, RandomKernel};
+use crate::kernel::linear_attention::{Favor, FeatureActivation, Guard, RandomKernel};
 
 /// A feature map with plain numbers.
 #[derive(Clone, Debug)]
 pub enum Phi {
-    Elementwise(Activation, Option<usize>),
+    Elementwise(FeatureActivation, Option<usize>),
     /// omega [m][d] and the settings (whose own omega is not read).
     Favor(Vec<Vec<f64>>, Favor),
     /// W [h][p][d], kernel, norm_eps, scale.
@@ -26,18 +26,18 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-fn activate(x: f64, activation: Activation) -> f64 {
+fn activate(x: f64, activation: FeatureActivation) -> f64 {
     match activation {
-        Activation::Relu => x.max(0.0),
-        Activation::Identity => x,
-        Activation::LeakyRelu(slope) => {
+        FeatureActivation::Relu => x.max(0.0),
+        FeatureActivation::Identity => x,
+        FeatureActivation::LeakyRelu(slope) => {
             if x > 0.0 {
                 x
             } else {
                 slope * x
             }
         }
-        Activation::Elu1 => {
+        FeatureActivation::Elu1 => {
             if x > 0.0 {
                 x + 1.0
             } else {

@@ -36,7 +36,7 @@ fn the_number_of_threads_does_not_change_the_bits() {
 
 #[test]
 fn causal_results_ignore_the_future_exactly() {
-    for mode in [Mode::Fused, Mode::Composed] {
+    for mode in [KernelMode::Fused, KernelMode::Composed] {
         for case in cases(300).filter(|case| case.causal) {
             for from in [1, 40, 64, 299] {
                 let mut other = case.clone();
@@ -85,7 +85,7 @@ fn a_query_that_sees_nothing_gives_zero() {
             continue; // zero vectors are seen
         }
         let case = case.hide(|_, _| true);
-        for mode in [Mode::Fused, Mode::Composed] {
+        for mode in [KernelMode::Fused, KernelMode::Composed] {
             let outcome = with_mode(mode, || case.run(DType::F32, false)).unwrap();
             let zero = |x: &Tensor| bits(&x.abs().unwrap()).iter().all(|bits| *bits == 0);
             assert!(zero(&outcome.out) && outcome.grads.iter().all(zero), "{} {mode:?}", case.name);
@@ -95,7 +95,7 @@ fn a_query_that_sees_nothing_gives_zero() {
 
 #[test]
 fn extreme_inputs_stay_finite() {
-    for mode in [Mode::Fused, Mode::Composed] {
+    for mode in [KernelMode::Fused, KernelMode::Composed] {
         for case in cases(130) {
             type Change = fn(&Tensor) -> Result<Tensor>;
             let changes: [Change; 4] = [

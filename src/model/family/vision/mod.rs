@@ -9,9 +9,9 @@ mod resolve;
 #[cfg(test)]
 mod tests;
 
-use super::{Family, Usual};
+use super::{Family, PresetDefaults};
 use crate::model::batch::InputKind;
-pub use net::{ImageNet, rank};
+pub use net::{ImageModel, rank};
 use presets::{PRESETS, find};
 pub use resolve::{ImageClassifier, classifier};
 
@@ -25,6 +25,6 @@ pub static FAMILY: Family = Family {
     presets: || PRESETS.iter().map(|preset| preset.about.clone()).collect(),
     serves: |preset, _| find(preset).is_some(),
     usual_task: |_, _| None,
-    usual: |preset| find(preset).map(|preset| Usual { models: preset.models[0], len: preset.size }),
+    usual: |preset| find(preset).map(|preset| PresetDefaults { models: preset.models[0], len: preset.size }),
     resolve: |asked| Ok(Box::new(classifier(asked)?)),
 };

@@ -4,13 +4,13 @@ use candle_core::{D, DType, Result, Tensor};
 
 use crate::kernel::loss::cross_entropy;
 use crate::model::batch::Batch;
-use crate::model::family::{Loss, Metric, Net};
+use crate::model::family::{Loss, Metric, Model};
 use crate::model::vision::cvt::Cvt;
 use crate::model::vision::resnet::ResNet;
 use crate::model::vision::vil::Vil;
 use crate::model::vision::vit::Vit;
-use crate::model::vision::{Classified, Run};
-use crate::nn::dropout::Noise;
+use crate::model::vision::{ClassifierOutput, ForwardOptions};
+use crate::nn::dropout::DropoutRng;
 
 /// A backbone with its parameters.
 pub(super) enum Built {
@@ -21,17 +21,17 @@ pub(super) enum Built {
 }
 
 /// An image classifier with its parameters.
-pub struct ImageNet {
+pub struct ImageModel {
     pub(super) model: Built,
     pub(super) path: f64,
 }
 
-impl ImageNet {
+impl ImageModel {
     /// Logits, and block outputs where `run` keeps them, of `images` [b, 3, s, s].
     ///
     /// # Errors
     /// Images of another size.
-    pub fn classify(&self, images: &Tensor, run: &Run) -> Result<Classified> {
+    pub fn classify(&self, images: &Tensor, run: &ForwardOptions) -> Result<ClassifierOutput> {
         match &self.model {
             Built::Vil(model) => model.forward(images, run),
             Built::Cvt(model) => model.forward(images, run),
@@ -52,13 +52,13 @@ pub(super) fn losses(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
     (labels * log_sum.broadcast_sub(&shifted)?)?.sum(D::Minus1)
 }
 
-impl Net for ImageNet {
+impl Model for ImageModel {
     fn forward(&mut self, batch: &Batch) -> Result<Tensor> {
-        Ok(self.classify(batch.pixels()?, &Run::INFER)?.logits)
+        Ok(self.classify(batch.pixels()?, &ForwardOptions::INFER)?.logits)
     }
 
-    fn loss(&mut self, batch: &Batch, noise: Noise) -> Result<Loss> {
-        let run = Run { train: true, keep: false, path: Some((noise, self.path)) };
+    fn loss(&mut self, batch: &Batch, noise: DropoutRng) -> Result<Loss> {
+        let run = ForwardOptions { train: true, keep: false, path: Some((noise, self.path)) };
         let losses = losses(&self.classify(batch.pixels()?, &run)?.logits, &batch.labels)?;
         Ok(Loss { sum: losses.sum_all()?, count: losses.elem_count() as f64 })
     }

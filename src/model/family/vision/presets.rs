@@ -1,6 +1,6 @@
 //! The presets of [`super::FAMILY`]: named backbones.
 
-use crate::model::family::About;
+use crate::model::family::PresetInfo;
 
 /// Depths of the second and third stage, or what a backbone is made of.
 #[derive(Clone, Copy)]
@@ -14,8 +14,8 @@ pub(super) enum Form {
 }
 
 /// A named backbone.
-pub(super) struct Preset {
-    pub(super) about: About,
+pub(super) struct VisionPreset {
+    pub(super) about: PresetInfo,
     pub(super) form: Form,
     /// Mechanisms that make a model of it, the usual one first.
     pub(super) models: &'static [&'static str],
@@ -35,8 +35,8 @@ const fn about(
     title: &'static str,
     description: &'static str,
     source: &'static str,
-) -> About {
-    About { name, title, description, source, tasks: Vec::new(), knobs: Vec::new() }
+) -> PresetInfo {
+    PresetInfo { name, title, description, source, tasks: Vec::new(), knobs: Vec::new() }
 }
 
 const VIL: &str = "Four stages; long-short attention with a relative bias in the first two, full attention in the last two. \
@@ -46,8 +46,8 @@ const CVT: &str = "Three stages of overlapping convolutions; queries, keys and v
                    parameters and FLOPs.";
 const VIT: &str = "Patches of 16, a class token, learned positions.";
 
-pub(super) static PRESETS: &[Preset] = &[
-    Preset {
+pub(super) static PRESETS: &[VisionPreset] = &[
+    VisionPreset {
         about: about("vil-ls-medium", "ViL-LS-Medium: 22 blocks, d 96 to 768, 39.8 M parameters", VIL, LS),
         form: Form::Vil([4, 16]),
         models: &["ls2d"],
@@ -55,7 +55,7 @@ pub(super) static PRESETS: &[Preset] = &[
         classes: 1000,
         path: |size| if size >= 384 { 0.2 } else { 0.3 },
     },
-    Preset {
+    VisionPreset {
         about: about("vil-ls-base", "ViL-LS-Base: 34 blocks, d 96 to 768, 55.8 M parameters", VIL, LS),
         form: Form::Vil([8, 24]),
         models: &["ls2d"],
@@ -63,7 +63,7 @@ pub(super) static PRESETS: &[Preset] = &[
         classes: 1000,
         path: |_| 0.5,
     },
-    Preset {
+    VisionPreset {
         about: about("cvt-13", "CvT-13 and CvT*-LS-13: 13 blocks, d 64 to 384, 20 M parameters", CVT, LS),
         form: Form::Cvt([2, 10]),
         models: &["full", "ls2d"],
@@ -71,7 +71,7 @@ pub(super) static PRESETS: &[Preset] = &[
         classes: 1000,
         path: |_| 0.1,
     },
-    Preset {
+    VisionPreset {
         about: about("cvt-21", "CvT-21 and CvT*-LS-21: 21 blocks, d 64 to 384, 32 M parameters", CVT, LS),
         form: Form::Cvt([4, 16]),
         models: &["full", "ls2d"],
@@ -79,7 +79,7 @@ pub(super) static PRESETS: &[Preset] = &[
         classes: 1000,
         path: |_| 0.1,
     },
-    Preset {
+    VisionPreset {
         about: about("deit-s", "DeiT-S: 12 blocks, d 384, 22 M parameters", VIT, OTHERS),
         form: Form::Vit { width: 384, heads: 6, depth: 12 },
         models: &["full"],
@@ -87,7 +87,7 @@ pub(super) static PRESETS: &[Preset] = &[
         classes: 1000,
         path: |_| 0.1,
     },
-    Preset {
+    VisionPreset {
         about: about("deit-b", "DeiT-B and ViT-B: 12 blocks, d 768, 86 M parameters", VIT, OTHERS),
         form: Form::Vit { width: 768, heads: 12, depth: 12 },
         models: &["full"],
@@ -95,7 +95,7 @@ pub(super) static PRESETS: &[Preset] = &[
         classes: 1000,
         path: |_| 0.1,
     },
-    Preset {
+    VisionPreset {
         about: about("vit-l", "ViT-L: 24 blocks, d 1024, 305 M parameters", VIT, OTHERS),
         form: Form::Vit { width: 1024, heads: 16, depth: 24 },
         models: &["full"],
@@ -103,7 +103,7 @@ pub(super) static PRESETS: &[Preset] = &[
         classes: 1000,
         path: |_| 0.1,
     },
-    Preset {
+    VisionPreset {
         about: about(
             "resnet-50",
             "ResNet-50: 16 bottlenecks, 25.6 M parameters",
@@ -116,7 +116,7 @@ pub(super) static PRESETS: &[Preset] = &[
         classes: 1000,
         path: |_| 0.0,
     },
-    Preset {
+    VisionPreset {
         about: about(
             "vil-ls-small",
             "ViL-LS for small images: 6 blocks, d 64 to 256",
@@ -129,7 +129,7 @@ pub(super) static PRESETS: &[Preset] = &[
         classes: 10,
         path: |_| 0.1,
     },
-    Preset {
+    VisionPreset {
         about: about(
             "cvt-small",
             "CvT and CvT*-LS for small images: 6 blocks, d 64 to 256",
@@ -144,6 +144,6 @@ pub(super) static PRESETS: &[Preset] = &[
     },
 ];
 
-pub(super) fn find(name: &str) -> Option<&'static Preset> {
+pub(super) fn find(name: &str) -> Option<&'static VisionPreset> {
     PRESETS.iter().find(|preset| preset.about.name == name)
 }

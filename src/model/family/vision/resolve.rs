@@ -4,20 +4,20 @@ use std::collections::HashMap;
 
 use candle_core::{Device, Result, Tensor};
 
-use super::net::{Built, ImageNet};
+use super::net::{Built, ImageModel};
 use super::presets::{Form, PRESETS, find};
 use crate::attention::knobs::Knobs;
 use crate::config::unknown;
-use crate::device::rng::Stream;
-use crate::kernel::conv::Window;
-use crate::model::batch::{Batch, Input, MadeUp};
-use crate::model::family::{Asked, Net, Resolved, SpecError, StageCost};
+use crate::device::rng::RngStream;
+use crate::kernel::conv::ConvGeometry;
+use crate::model::batch::{Batch, ModelInput, SyntheticInput};
+use crate::model::family::{Architecture, Model, ModelRequest, ResolveError, StageCost};
 use crate::model::vision::Flops;
 use crate::model::vision::cvt::{self, Cvt, CvtConfig};
 use crate::model::vision::resnet::{ResNet, ResNetConfig};
 use crate::model::vision::vil::{self, Vil, VilConfig};
 use crate::model::vision::vit::{Vit, VitConfig, resized_positions};
-use crate::nn::params::Builder;
+use crate::nn::params::ParamBuilder;
 
 /// Windows of the three stages of CvT*-LS by side of the images: a fit (SPEC-vision section 5).
 const CVT_WINDOWS: [(usize, [usize; 3]); 3] = [(448, [16, 8, 4]), (384, [12, 6, 3]), (0, [8, 4, 2])];
@@ -26,7 +26,7 @@ const CVT_SLOTS: [usize; 3] = [16, 16, 8];
 /// A small CvT: a stage is kernel, stride, padding, width, heads, blocks.
 fn small_cvt(size: usize, classes: usize) -> CvtConfig {
     let stage = |kernel, width, heads, depth| cvt::Stage {
-        window: Window { size: kernel, stride: 2, pad: kernel / 2 },
+        window: ConvGeometry { size: kernel, stride: 2, pad: kernel / 2 },
         width,
         heads,
         depth,
@@ -51,7 +51,7 @@ fn small_vil(size: usize, classes: usize) -> VilConfig {
 
 /// A resolved model.
 #[derive(Clone, Debug)]
-enum Model {
+enum VisionConfig {
     Vil(VilConfig),
     Cvt(CvtConfig),
     Vit(VitConfig),
@@ -61,7 +61,7 @@ enum Model {
 /// A request, resolved.
 #[derive(Clone, Debug)]
 pub struct ImageClassifier {
-    model: Model,
+    model: VisionConfig,
     size: usize,
     classes: usize,
     path: f64,
@@ -71,19 +71,19 @@ pub struct ImageClassifier {
 ///
 /// # Errors
 /// An unknown preset, a mechanism that it is not built with, images that are too small.
-pub fn classifier(asked: &Asked) -> std::result::Result<ImageClassifier, SpecError> {
+pub fn classifier(asked: &ModelRequest) -> std::result::Result<ImageClassifier, ResolveError> {
     let names = PRESETS.iter().map(|preset| preset.about.name);
     let preset =
-        find(asked.preset).ok_or_else(|| SpecError::Wrong(unknown("preset", asked.preset, names)))?;
+        find(asked.preset).ok_or_else(|| ResolveError::Invalid(unknown("preset", asked.preset, names)))?;
     let (name, entry, knobs) = (preset.about.name, asked.choice.entry, &asked.choice.knobs);
     if let Some(word) = asked.sizes.words().first() {
-        return Err(SpecError::Wrong(format!(
+        return Err(ResolveError::Invalid(format!(
             "preset {name} has stages with sizes of their own; leave {word} out"
         )));
     }
     if !preset.models.contains(&entry.name) {
         let models = preset.models.join(" or ");
-        return Err(SpecError::Unsupported(format!(
+        return Err(ResolveError::Unsupported(format!(
             "preset {name} is built with {models}, not with {}",
             entry.name
         )));
@@ -94,23 +94,23 @@ pub fn classifier(asked: &Asked) -> std::result::Result<ImageClassifier, SpecErr
     let model = match preset.form {
         Form::Vil(depth) => {
             let published = VilConfig::published(size, if size >= 384 { 8 } else { 7 }, depth);
-            Model::Vil(with_knobs(VilConfig { classes, ..published }, knobs))
+            VisionConfig::Vil(with_knobs(VilConfig { classes, ..published }, knobs))
         }
-        Form::SmallVil => Model::Vil(with_knobs(small_vil(size, classes), knobs)),
+        Form::SmallVil => VisionConfig::Vil(with_knobs(small_vil(size, classes), knobs)),
         Form::Cvt(depth) => {
             let windows = CVT_WINDOWS.iter().find(|(from, _)| size >= *from).map(|(_, windows)| *windows);
             let windows = windows.filter(|_| long_short).map(|windows| (windows, CVT_SLOTS));
             let published = CvtConfig::published(size, depth, None);
-            Model::Cvt(long_short_stages(CvtConfig { classes, ..published }, windows, knobs))
+            VisionConfig::Cvt(long_short_stages(CvtConfig { classes, ..published }, windows, knobs))
         }
         Form::SmallCvt => {
             let windows = long_short.then_some(([4, 2, 2], [8, 8, 4]));
-            Model::Cvt(long_short_stages(small_cvt(size, classes), windows, knobs))
+            VisionConfig::Cvt(long_short_stages(small_cvt(size, classes), windows, knobs))
         }
         Form::Vit { width, heads, depth } => {
-            Model::Vit(VitConfig { size, patch: 16, width, heads, depth, classes })
+            VisionConfig::Vit(VitConfig { size, patch: 16, width, heads, depth, classes })
         }
-        Form::ResNet => Model::ResNet(ResNetConfig { classes, ..ResNetConfig::resnet_50(size) }),
+        Form::ResNet => VisionConfig::ResNet(ResNetConfig { classes, ..ResNetConfig::resnet_50(size) }),
     };
     Ok(ImageClassifier { model, size, classes, path: (preset.path)(size) })
 }
@@ -136,10 +136,10 @@ fn long_short_stages(
 impl ImageClassifier {
     fn flops(&self) -> Flops {
         match &self.model {
-            Model::Vil(config) => config.flops(),
-            Model::Cvt(config) => config.flops(),
-            Model::Vit(config) => config.flops(),
-            Model::ResNet(config) => config.flops(),
+            VisionConfig::Vil(config) => config.flops(),
+            VisionConfig::Cvt(config) => config.flops(),
+            VisionConfig::Vit(config) => config.flops(),
+            VisionConfig::ResNet(config) => config.flops(),
         }
     }
 
@@ -149,7 +149,7 @@ impl ImageClassifier {
     /// # Errors
     /// Failures of the device.
     pub fn fit(&self, stored: &mut HashMap<String, Tensor>) -> Result<Option<String>> {
-        let (Model::Vit(config), Some(positions)) = (&self.model, stored.get_mut("pos_embed")) else {
+        let (VisionConfig::Vit(config), Some(positions)) = (&self.model, stored.get_mut("pos_embed")) else {
             return Ok(None);
         };
         let Some(resized) = resized_positions(positions, config.size / config.patch)? else {
@@ -165,51 +165,51 @@ impl ImageClassifier {
     ///
     /// # Errors
     /// A configuration that cannot be built, given parameters that do not fit.
-    pub fn built(&self, builder: &Builder) -> Result<ImageNet> {
+    pub fn built(&self, builder: &ParamBuilder) -> Result<ImageModel> {
         let model = match &self.model {
-            Model::Vil(config) => Built::Vil(Vil::new(config, builder)?),
-            Model::Cvt(config) => Built::Cvt(Cvt::new(config, builder)?),
-            Model::Vit(config) => Built::Vit(Vit::new(config, builder)?),
-            Model::ResNet(config) => Built::ResNet(ResNet::new(config, builder)?),
+            VisionConfig::Vil(config) => Built::Vil(Vil::new(config, builder)?),
+            VisionConfig::Cvt(config) => Built::Cvt(Cvt::new(config, builder)?),
+            VisionConfig::Vit(config) => Built::Vit(Vit::new(config, builder)?),
+            VisionConfig::ResNet(config) => Built::ResNet(ResNet::new(config, builder)?),
         };
-        Ok(ImageNet { model, path: self.path })
+        Ok(ImageModel { model, path: self.path })
     }
 }
 
 /// Smallest side of an image, in patches or strides: below it a stage would have nothing left.
-fn least(model: &Model) -> usize {
+fn least(model: &VisionConfig) -> usize {
     match model {
-        Model::Vil(config) => config.stages.iter().map(|stage| stage.patch).product(),
-        Model::Vit(config) => config.patch,
-        Model::Cvt(_) | Model::ResNet(_) => 8,
+        VisionConfig::Vil(config) => config.stages.iter().map(|stage| stage.patch).product(),
+        VisionConfig::Vit(config) => config.patch,
+        VisionConfig::Cvt(_) | VisionConfig::ResNet(_) => 8,
     }
 }
 
-impl Resolved for ImageClassifier {
-    fn longest(&self) -> usize {
+impl Architecture for ImageClassifier {
+    fn max_len(&self) -> usize {
         self.size
     }
 
-    fn validate(&self) -> std::result::Result<(), SpecError> {
+    fn validate(&self) -> std::result::Result<(), ResolveError> {
         let (size, least) = (self.size, least(&self.model));
         if size < least || size > 4096 {
-            return Err(SpecError::Wrong(format!(
+            return Err(ResolveError::Invalid(format!(
                 "images of {size} x {size}: this model takes sides from {least} to 4096 (--len)"
             )));
         }
-        if let Model::Vit(VitConfig { patch, .. }) = &self.model
+        if let VisionConfig::Vit(VitConfig { patch, .. }) = &self.model
             && !size.is_multiple_of(*patch)
         {
-            return Err(SpecError::Wrong(format!(
+            return Err(ResolveError::Invalid(format!(
                 "images of {size} x {size}: the side must be a multiple of {patch}"
             )));
         }
         let admits = match &self.model {
-            Model::Vil(config) => config.validate(),
-            Model::Cvt(config) => config.validate(),
-            Model::Vit(_) | Model::ResNet(_) => Ok(()),
+            VisionConfig::Vil(config) => config.validate(),
+            VisionConfig::Cvt(config) => config.validate(),
+            VisionConfig::Vit(_) | VisionConfig::ResNet(_) => Ok(()),
         };
-        admits.map_err(SpecError::Unsupported)
+        admits.map_err(ResolveError::Unsupported)
     }
 
     /// One line for the whole model; what it costs follows from the configuration, not from `len`.
@@ -219,7 +219,7 @@ impl Resolved for ImageClassifier {
         vec![StageCost { name: "model".to_owned(), flops: flops.total(false), core_macs, state_bytes: 0 }]
     }
 
-    fn build(&self, builder: &Builder) -> Result<Box<dyn Net>> {
+    fn build(&self, builder: &ParamBuilder) -> Result<Box<dyn Model>> {
         Ok(Box::new(self.built(builder)?))
     }
 
@@ -227,7 +227,7 @@ impl Resolved for ImageClassifier {
     fn decays(&self, name: &str) -> bool {
         let holds = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
         match &self.model {
-            Model::Vil(_) => !holds(&[
+            VisionConfig::Vil(_) => !holds(&[
                 "cls_token",
                 "norm.weight",
                 "norm.bias",
@@ -235,7 +235,7 @@ impl Resolved for ImageClassifier {
                 "head.bias",
                 "relative_position",
             ]),
-            Model::Cvt(_) | Model::Vit(_) | Model::ResNet(_) => {
+            VisionConfig::Cvt(_) | VisionConfig::Vit(_) | VisionConfig::ResNet(_) => {
                 let norm = holds(&[
                     "norm",
                     "bn",
@@ -251,18 +251,18 @@ impl Resolved for ImageClassifier {
         }
     }
 
-    fn own_name(&self, name: &str) -> Option<String> {
+    fn map_tensor_name(&self, name: &str) -> Option<String> {
         let name = name.strip_prefix("module.").unwrap_or(name);
         let useless = name.ends_with("num_batches_tracked") || name.ends_with("relative_position_index");
         (!useless).then(|| name.to_owned())
     }
 
-    fn made_up(&self, wanted: &MadeUp, device: &Device) -> Result<Vec<Batch>> {
-        let batches = (0..MadeUp::BATCHES).map(|number| {
-            let mut stream = Stream::new(wanted.seed, &format!("images/{number}"));
+    fn synthetic_batches(&self, wanted: &SyntheticInput, device: &Device) -> Result<Vec<Batch>> {
+        let batches = (0..SyntheticInput::BATCHES).map(|number| {
+            let mut stream = RngStream::new(wanted.seed, &format!("images/{number}"));
             let shape = (wanted.batch, 3, self.size, self.size);
             let pixels = stream.normal_tensor(shape, 0.0, 1.0, device)?;
-            Ok(Batch { input: Input::Pixels(pixels), labels: wanted.classes(self.classes, device)? })
+            Ok(Batch { input: ModelInput::Pixels(pixels), labels: wanted.classes(self.classes, device)? })
         });
         batches.collect()
     }

@@ -5,19 +5,19 @@ use candle_core::{DType, Device, Tensor};
 use super::net::losses;
 use super::{ImageClassifier, classifier, rank};
 use crate::attention::choose::choose;
-use crate::model::batch::MadeUp;
-use crate::model::family::{Asked, Resolved, Sizes, SpecError};
-use crate::nn::dropout::Noise;
-use crate::nn::params::Builder;
+use crate::model::batch::SyntheticInput;
+use crate::model::family::{Architecture, ModelRequest, ResolveError, SizeOverrides};
+use crate::nn::dropout::DropoutRng;
+use crate::nn::params::ParamBuilder;
 
 fn resolved(
     preset: &str,
     model: &str,
     len: Option<usize>,
-) -> std::result::Result<ImageClassifier, SpecError> {
+) -> std::result::Result<ImageClassifier, ResolveError> {
     let choice = choose(&model.parse().unwrap()).unwrap().remove(0);
-    let sizes = Sizes::default();
-    let asked = Asked {
+    let sizes = SizeOverrides::default();
+    let asked = ModelRequest {
         preset,
         task: None,
         choice: &choice,
@@ -48,7 +48,7 @@ fn presets_are_the_rows_of_the_specification() {
         ("resnet-50", "full", None, 25_557_032, 4_111_412_224),
     ] {
         let model = resolved(preset, model, len).unwrap();
-        let got = (model.parameters().unwrap(), Resolved::flops(&model, 0));
+        let got = (model.parameters().unwrap(), Architecture::flops(&model, 0));
         assert_eq!(got, (parameters, flops), "{preset} {len:?}");
         assert!(model.core_macs(2, 0) < 2 * flops);
     }
@@ -72,12 +72,12 @@ fn small_models_train_and_score() {
         ("cvt-small", "ls2d:dual_ln=false"),
     ] {
         let model = resolved(preset, model, None).unwrap();
-        let builder = Builder::seeded(1, &Device::Cpu, true);
+        let builder = ParamBuilder::seeded(1, &Device::Cpu, true);
         let mut net = model.build(&builder).unwrap();
         let params = builder.finish();
-        let wanted = MadeUp { text: b"", batch: 2, len: 32, seed: 3 };
-        let batch = model.made_up(&wanted, &Device::Cpu).unwrap().remove(0);
-        let loss = net.loss(&batch, Noise::new(1)).unwrap();
+        let wanted = SyntheticInput { text: b"", batch: 2, len: 32, seed: 3 };
+        let batch = model.synthetic_batches(&wanted, &Device::Cpu).unwrap().remove(0);
+        let loss = net.loss(&batch, DropoutRng::new(1)).unwrap();
         let grads = (loss.sum / loss.count).unwrap().backward().unwrap();
         for name in params.names() {
             let grad = params.grad(&grads, name).unwrap().sqr().unwrap().sum_all().unwrap();
@@ -133,6 +133,6 @@ fn the_released_names_decay_as_in_the_released_code() {
     assert!(!decays("layer1.0.cls_token") && !decays("layer2.1.norm.weight") && !decays("head.bias"));
     assert!(!decays("layer1.1.attn.local_relative_position_bias_table") && !decays("norm.bias"));
     assert!(decays("layer1.1.attn.dual_ln_full.weight") && decays("layer1.1.attn.qkv.bias"));
-    assert_eq!(vil.own_name("module.norm.weight").as_deref(), Some("norm.weight"));
-    assert_eq!(vil.own_name("layer1.1.attn.relative_position_index"), None);
+    assert_eq!(vil.map_tensor_name("module.norm.weight").as_deref(), Some("norm.weight"));
+    assert_eq!(vil.map_tensor_name("layer1.1.attn.relative_position_index"), None);
 }

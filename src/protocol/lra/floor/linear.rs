@@ -41,7 +41,7 @@ pub fn regression(data: &dyn Dataset, features: impl Fn(Split, usize) -> Vec<f32
     let width = train.iter().map(|(x, _)| x.len()).max().unwrap_or(0) + 1;
     let mut weights = vec![0f64; classes * width];
     let mut mean = weights.clone();
-    let mut stream = crate::device::rng::Stream::new(0, "floor");
+    let mut stream = crate::device::rng::RngStream::new(0, "floor");
     let steps = PASSES * train.len().div_ceil(BATCH);
     let mut step = 0;
     for _ in 0..PASSES {
