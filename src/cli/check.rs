@@ -8,17 +8,17 @@ use anyhow::{Context, Result, bail};
 
 use super::export::Exports;
 use super::{FAILED, USAGE, finish};
-use crate::attention::choose::choose;
-use crate::config::lists::Models;
-use crate::config::settings::{DeviceName, KernelName};
-use crate::device::{Backend, threads};
-use crate::kernel::{KernelMode, with_mode};
 use crate::protocol::check::{CheckError, FileVerdict, Golden, builtin, check_bytes};
-use crate::record::{Outcome, Row, file};
-use crate::report::table::Table;
 use crate::run::manifest::Manifest;
 use crate::run::plan::Plan;
 use crate::term::Term;
+use effattn_kernel::device::{Backend, threads};
+use effattn_kernel::{KernelMode, with_mode};
+use effattn_model::attention::choose::choose;
+use effattn_record::config::lists::Models;
+use effattn_record::config::settings::{DeviceName, KernelName};
+use effattn_record::report::table::Table;
+use effattn_record::{Outcome, Row, file};
 
 /// Largest golden file that is read.
 const LARGEST: u64 = 1 << 30;

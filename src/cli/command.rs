@@ -8,14 +8,14 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
 use super::export::Exports;
 use super::value_names::{self, NamedValues};
-use crate::config::lists::Models;
-use crate::config::settings::{DtypeName, KernelName, Setting, Settings};
-use crate::config::suite::Suite;
-use crate::config::units::Seconds;
-use crate::model::family::attention;
 use crate::protocol::grid::GridFlags;
 use crate::protocol::{self, Protocol};
 use crate::run::shard::Shard;
+use effattn_model::family::attention;
+use effattn_record::config::lists::Models;
+use effattn_record::config::settings::{DtypeName, KernelName, Setting, Settings};
+use effattn_record::config::suite::Suite;
+use effattn_record::config::units::Seconds;
 
 /// Which mechanisms.
 #[derive(clap::Args)]

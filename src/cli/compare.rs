@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 
 use super::stored_runs::StoredRun;
-use crate::record::{Row, csv, file, json};
-use crate::report::compare::{compare, differences};
 use crate::term::{self, Term};
+use effattn_record::report::compare::{compare, differences};
+use effattn_record::{Row, csv, file, json};
 
 const EXAMPLES: &str = "\
 Examples:

@@ -8,13 +8,13 @@ use anyhow::{Context, Result};
 use super::stored_runs::{StoredRun, trained_key};
 use crate::protocol::curve::CellCurve;
 use crate::protocol::{self, Protocol};
-use crate::record::{FLOOR, Row};
-use crate::report::chart::{Chart, Evaluation, TrainingCurve, learning};
-use crate::report::labels;
-use crate::report::table::Table;
-use crate::report::trained;
 use crate::run::plan::folder;
 use crate::train::training_loop::EvalPoint;
+use effattn_record::report::chart::{Chart, Evaluation, TrainingCurve, learning};
+use effattn_record::report::labels;
+use effattn_record::report::table::Table;
+use effattn_record::report::trained;
+use effattn_record::{FLOOR, Row};
 
 /// Draws the curves of the group that is being trained, and gives the chart's path. A chart that cannot be written does not end
 /// a run.

@@ -4,12 +4,12 @@ use anyhow::Result;
 
 use super::export::Exports;
 use super::finish;
-use crate::config::units::Bytes;
-use crate::record::{Outcome, Row};
-use crate::report::table::Table;
 use crate::run::manifest::Manifest;
 use crate::run::plan::Plan;
 use crate::term::{Term, clock};
+use effattn_record::config::units::Bytes;
+use effattn_record::report::table::Table;
+use effattn_record::{Outcome, Row};
 
 /// Prints and exports the plan as it stands.
 pub fn print_plan(plan: &Plan, exports: &Exports, term: &Term) -> Result<u8> {

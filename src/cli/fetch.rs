@@ -7,13 +7,13 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::data_dir;
 use super::value_names::NamedValues;
-use crate::config::unknown;
-use crate::data::fetch::{DownloadSource, Fetched, fetch};
-use crate::data::images::test_only::{TestOnlySet, TestSetOrigin as Tested, challenge, challenges};
-use crate::data::images::{folder, write_corrupted};
-use crate::data::{DataSetEntry, Origin, WriteFormat, data_sets};
-use crate::record::file;
 use crate::term::{Term, Verbosity};
+use effattn_data::fetch::{DownloadSource, Fetched, fetch};
+use effattn_data::images::test_only::{TestOnlySet, TestSetOrigin as Tested, challenge, challenges};
+use effattn_data::images::{folder, write_corrupted};
+use effattn_data::{DataSetEntry, Origin, WriteFormat, data_sets};
+use effattn_record::config::unknown;
+use effattn_record::file;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -8,18 +8,18 @@ use anyhow::Result;
 use super::command::CommandArgs;
 use super::export::Exports;
 use super::stored_runs::step_samples;
-use crate::config::suite::Suite;
 use crate::protocol::Protocol;
 use crate::protocol::definition::ResultView;
-use crate::record::text::plural;
-use crate::record::{Outcome, Pass, Row};
-use crate::report::chart::{Quantity, figure};
-use crate::report::reference;
-use crate::report::table::{self, Table};
-use crate::report::{measured, profile, published, ranking, trained};
 use crate::run::manifest::argv;
 use crate::run::session::Session;
 use crate::term::{self, Term, Verbosity, Warning};
+use effattn_record::config::suite::Suite;
+use effattn_record::report::chart::{Quantity, figure};
+use effattn_record::report::reference;
+use effattn_record::report::table::{self, Table};
+use effattn_record::report::{measured, profile, published, ranking, trained};
+use effattn_record::text::plural;
+use effattn_record::{Outcome, Pass, Row};
 
 /// Ends `session` after `result`, prints and writes everything, and gives the exit code. `charts` are drawn already.
 ///

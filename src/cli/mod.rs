@@ -29,11 +29,11 @@ use std::process::ExitCode;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::config::settings::SETTINGS;
-use crate::device::simd;
 use crate::protocol;
 use crate::run::RunError;
 use crate::term::{Color, Term, Verbosity, is_closed};
+use effattn_kernel::device::simd;
+use effattn_record::config::settings::SETTINGS;
 
 /// Exit code: a cell failed, a check is red, a regression.
 const FAILED: u8 = 1;
@@ -139,7 +139,7 @@ fn tree() -> Command {
 
 /// Parses the command line, runs the command, and returns its exit code.
 pub fn main() -> ExitCode {
-    crate::device::alloc::keep_pages();
+    effattn_kernel::device::alloc::keep_pages();
     let matches = match tree().try_get_matches() {
         Ok(matches) => matches,
         Err(error) => return ExitCode::from(usage(&error)),

@@ -7,21 +7,21 @@ use clap::ValueEnum;
 
 use super::curves;
 use super::stored_runs::{StoredRun, latest_measured, latest_rows, newest_trained, step_samples};
-use crate::config::suite::{BUILTIN_SUITES, Suite};
 use crate::protocol;
 use crate::protocol::definition::ResultView;
 use crate::protocol::grid::{Grid, GridEntry, GridFlags, resolve};
 use crate::protocol::trained_metrics;
-use crate::record::{Metric, Outcome, Row, file};
-use crate::report::chart::{Quantity, figure};
-use crate::report::document::{BEGIN, Document, END, Section, splice};
-use crate::report::marked_numbers::fill;
-use crate::report::paper::{Paper, PaperSource, paper};
-use crate::report::table::{self, Table};
-use crate::report::{
+use crate::term::{self, Term};
+use effattn_record::config::suite::{BUILTIN_SUITES, Suite};
+use effattn_record::report::chart::{Quantity, figure};
+use effattn_record::report::document::{BEGIN, Document, END, Section, splice};
+use effattn_record::report::marked_numbers::fill;
+use effattn_record::report::paper::{Paper, PaperSource, paper};
+use effattn_record::report::table::{self, Table};
+use effattn_record::report::{
     self, crossing, figures, published, ranking, reference, robustness, trained, training_time,
 };
-use crate::term::{self, Term};
+use effattn_record::{Metric, Outcome, Row, file};
 
 const EXAMPLES: &str = "\
 Examples:

@@ -11,9 +11,9 @@ use super::open_run::RunStart;
 use super::{dry_run, finish, open_run};
 use crate::protocol::Protocol;
 use crate::protocol::runner::Runner;
-use crate::record::file;
-use crate::report::reference::{self, Reference};
 use crate::term::Term;
+use effattn_record::file;
+use effattn_record::report::reference::{self, Reference};
 
 /// Runs the command of `protocol`.
 pub fn run(protocol: &'static Protocol, matches: &ArgMatches, term: Term) -> Result<u8> {

@@ -6,11 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Result, ensure};
 
-use crate::config::units::Seconds;
 use crate::protocol::training::worker::steps_made;
-use crate::record::Outcome;
-use crate::record::text::plural;
-use crate::report::table::Table;
 use crate::run::claim::{Claim, server_time};
 use crate::run::folder::is_locked;
 use crate::run::manifest::State;
@@ -18,6 +14,10 @@ use crate::run::merge::{ShardedRun, owners};
 use crate::run::plan::folder;
 use crate::run::shard::{Shard, shards};
 use crate::term::{self, Term, clock};
+use effattn_record::Outcome;
+use effattn_record::config::units::Seconds;
+use effattn_record::report::table::Table;
+use effattn_record::text::plural;
 
 const EXAMPLES: &str = "\
 Examples:

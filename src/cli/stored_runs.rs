@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use crate::protocol;
-use crate::record::text::plural;
-use crate::record::{Outcome, Row, csv, file};
 use crate::run::manifest::{Manifest, State};
 use crate::run::plan_file::PLAN;
 use crate::run::shard::shards;
+use effattn_record::text::plural;
+use effattn_record::{Outcome, Row, csv, file};
 
 /// A run folder that was read.
 pub struct StoredRun {

@@ -11,13 +11,13 @@ use serde_json::{Value, json};
 use super::command::CommandArgs;
 use super::finish::command_line;
 use super::open_run;
-use crate::config::units::{Bytes, Seconds};
 use crate::protocol;
-use crate::record::file;
 use crate::run::plan::Plan;
 use crate::run::plan_file::PlanFile;
 use crate::run::shard::parent;
 use crate::term::{Term, clock};
+use effattn_record::config::units::{Bytes, Seconds};
+use effattn_record::file;
 
 const EXAMPLES: &str = "\
 Examples:

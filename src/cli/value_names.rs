@@ -6,8 +6,8 @@ use std::ffi::OsStr;
 
 use clap::builder::{PossibleValue, TypedValueParser};
 
-use crate::attention::entries;
-use crate::config::suite::BUILTIN_SUITES;
+use effattn_model::attention::entries;
+use effattn_record::config::suite::BUILTIN_SUITES;
 
 /// Names of mechanisms.
 pub fn mechanisms() -> Vec<&'static str> {

@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::device::threads;
 use crate::protocol;
-use crate::record::file;
 use crate::run::BUILD;
 use crate::run::worker::ParentLink;
+use effattn_kernel::device::threads;
+use effattn_record::file;
 
 #[derive(clap::Args)]
 pub struct Args {

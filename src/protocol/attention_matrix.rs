@@ -8,13 +8,13 @@ use std::collections::HashMap;
 use anyhow::{Context, Result, bail, ensure};
 use candle_core::{DType, Device, Tensor};
 
-use crate::attention::choose::MechanismChoice;
-use crate::attention::{AttentionInput, Mechanism, MechanismConfig, Needs, Projections, Shape};
-use crate::device::rng::RngStream;
-use crate::kernel::heads::Qkv;
-use crate::nn::params::ParamBuilder;
-use crate::pattern::Grid2d;
-use crate::record::matrix::Matrix;
+use effattn_kernel::device::rng::RngStream;
+use effattn_kernel::heads::Qkv;
+use effattn_model::attention::choose::MechanismChoice;
+use effattn_model::attention::{AttentionInput, Mechanism, MechanismConfig, Needs, Projections, Shape};
+use effattn_model::nn::params::ParamBuilder;
+use effattn_record::matrix::Matrix;
+use effattn_record::pattern::Grid2d;
 
 /// The situation a mechanism is looked at in.
 #[derive(Clone, Debug)]
@@ -256,7 +256,7 @@ pub fn matrices(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::choose::choose;
+    use effattn_model::attention::choose::choose;
 
     fn one(model: &str) -> MechanismChoice {
         choose(&model.parse().unwrap()).unwrap().remove(0)

@@ -14,14 +14,14 @@ use serde_json::Value;
 use super::curve::{CellCurve, CurveSpec};
 use super::grid::{Grid, GridDefaults, GridFlags, PlanError};
 use super::model_spec::ModelSpec;
-use crate::config::settings::{Setting, Settings};
-use crate::model::family;
-use crate::record::{Metric, Outcome, Row};
 use crate::run::outcome::CellFailure;
 use crate::run::plan::{Cell, Plan};
 use crate::run::session::Session;
 use crate::run::worker::{Launcher, ParentLink};
 use crate::run::{CancelToken, RunError};
+use effattn_model::family;
+use effattn_record::config::settings::{Setting, Settings};
+use effattn_record::{Metric, Outcome, Row};
 
 /// Predicts the seconds of a plan's cells by trying something for a moment.
 pub type EstimateFn = fn(&mut Plan, &EstimateContext) -> Result<(), RunError>;

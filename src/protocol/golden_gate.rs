@@ -5,15 +5,15 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 
 use super::check::{CheckError, Golden, builtin, check_bytes};
-use crate::config::ParseError;
-use crate::config::settings::{DeviceName, KernelName};
-use crate::device::Backend;
-use crate::kernel::{KernelMode, with_mode};
 use crate::protocol::WorkerRequest;
-use crate::record::Row;
 use crate::run::RunError;
 use crate::run::session::Session;
 use crate::run::worker::{ParentLink, Received, Worker};
+use effattn_kernel::device::Backend;
+use effattn_kernel::{KernelMode, with_mode};
+use effattn_record::Row;
+use effattn_record::config::ParseError;
+use effattn_record::config::settings::{DeviceName, KernelName};
 
 /// What to check.
 #[derive(Clone, Debug, Serialize, Deserialize)]

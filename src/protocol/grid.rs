@@ -4,12 +4,12 @@
 //! `--mode`, `--seeds`) choose among its own; `--set` overrides.
 
 use super::{Protocol, refusal};
-use crate::attention::choose::{MechanismChoice, choose};
-use crate::config::lists::{Models, Words};
-use crate::config::settings::Settings;
-use crate::config::suite::{BUILTIN_SUITES, Suite, SuiteRow};
-use crate::record::{Pass, Published, Row};
 use crate::run::plan::{Cell, Plan};
+use effattn_model::attention::choose::{MechanismChoice, choose};
+use effattn_record::config::lists::{Models, Words};
+use effattn_record::config::settings::Settings;
+use effattn_record::config::suite::{BUILTIN_SUITES, Suite, SuiteRow};
+use effattn_record::{Pass, Published, Row};
 
 /// What the user said.
 #[derive(Clone, Debug, Default)]
@@ -182,7 +182,8 @@ pub fn resolve(flags: &GridFlags, protocol: &Protocol) -> Result<Grid, PlanError
     };
     if let Some(exclude) = &flags.exclude {
         let out = |pick: &GridEntry| exclude.0.iter().any(|variant| names(variant, pick));
-        if let Some(idle) = exclude.0.iter().find(|variant| !entries.iter().any(|pick| names(variant, pick))) {
+        if let Some(idle) = exclude.0.iter().find(|variant| !entries.iter().any(|pick| names(variant, pick)))
+        {
             return Err(PlanError(format!("--exclude {idle} excludes nothing here; see --dry-run")));
         }
         entries.retain(|pick| !out(pick));
@@ -224,7 +225,7 @@ fn pick(choice: MechanismChoice, settings: Settings) -> GridEntry {
 }
 
 /// Whether `variant` names the line: its mechanism, or exactly its knobs, or its label in the paper.
-fn names(variant: &crate::config::lists::MechanismSpec, pick: &GridEntry) -> bool {
+fn names(variant: &effattn_record::config::lists::MechanismSpec, pick: &GridEntry) -> bool {
     if variant.knobs.is_empty() {
         return variant.matches(&pick.model) || pick.label.eq_ignore_ascii_case(&variant.name);
     }

@@ -5,9 +5,9 @@ use std::path::Path;
 use sha2::{Digest, Sha256};
 
 use super::definition::{DataDirs, Prepared};
-use crate::data::lra_text::{LraText, NAMES};
-use crate::data::{DataError, Dataset, Split, store, story};
 use crate::run::plan::Plan;
+use effattn_data::lra_text::{LraText, NAMES};
+use effattn_data::{DataError, Dataset, Split, store, story};
 
 /// The data set whose texts are read where it is there.
 pub const SET: &str = "text";

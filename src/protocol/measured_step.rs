@@ -6,19 +6,19 @@
 use std::time::Instant;
 
 use super::model_spec::{ModelSpec, compute_as};
-use crate::config::settings::{DtypeName, KernelName};
-use crate::device::Backend;
-use crate::kernel::cpu::gemm;
-use crate::kernel::profile::{self, StepPart};
-use crate::model::batch::{Batch, SyntheticInput};
-use crate::model::family::{Model, ResolveError};
-use crate::nn::dropout::DropoutRng;
-use crate::nn::params::ParamBuilder;
-use crate::record::{Outcome, Pass};
 use crate::run::outcome::{self, CellFailure};
 use crate::train::optim::AdamW;
 use crate::train::schedule::Schedule;
 use crate::train::step::{StepError, Trainer};
+use effattn_kernel::cpu::gemm;
+use effattn_kernel::device::Backend;
+use effattn_kernel::profile::{self, StepPart};
+use effattn_model::batch::{Batch, SyntheticInput};
+use effattn_model::family::{Model, ResolveError};
+use effattn_model::nn::dropout::DropoutRng;
+use effattn_model::nn::params::ParamBuilder;
+use effattn_record::config::settings::{DtypeName, KernelName};
+use effattn_record::{Outcome, Pass};
 
 /// Optimizer and schedule of the Long Range Arena's text task.
 const OPTIMIZER: AdamW = AdamW { beta2: 0.98, eps: 1e-9, weight_decay: 0.1, clip: None };
@@ -134,9 +134,9 @@ impl MeasuredStep {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::settings::DeviceName;
-    use crate::device::alloc;
-    use crate::model::family::{Architecture, SizeOverrides};
+    use effattn_kernel::device::alloc;
+    use effattn_model::family::{Architecture, SizeOverrides};
+    use effattn_record::config::settings::DeviceName;
 
     fn spec(model: &str, pass: Pass) -> ModelSpec {
         ModelSpec {

@@ -30,12 +30,12 @@ pub mod wordlm;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::config::registry::Registry;
-use crate::device::alloc;
-use crate::record::Metric;
 use crate::run::worker::ParentLink;
 pub use definition::Protocol;
 use definition::{ResultView, WorkerContext, WorkerInput};
+use effattn_kernel::device::alloc;
+use effattn_record::Metric;
+use effattn_record::config::registry::Registry;
 
 /// Every protocol of the crate.
 pub static TABLE: &[&Protocol] = &[

@@ -3,14 +3,15 @@
 use serde::{Deserialize, Serialize};
 
 use super::grid::{GridEntry, PlanError};
-use crate::attention::choose::{MechanismChoice, choose};
-use crate::config::settings::{DeviceName, DtypeName, KernelName};
-use crate::device::set_tf32;
-use crate::kernel::cpu::matmul_format::{MatmulFormat, set_products};
-use crate::kernel::{self, KernelMode};
-use crate::model::Family;
-use crate::model::family::{self, Architecture, ModelRequest, ResolveError, SizeOverrides};
-use crate::record::{Pass, Row};
+use effattn_kernel as kernel;
+use effattn_kernel::KernelMode;
+use effattn_kernel::cpu::matmul_format::{MatmulFormat, set_products};
+use effattn_kernel::device::set_tf32;
+use effattn_model::Family;
+use effattn_model::attention::choose::{MechanismChoice, choose};
+use effattn_model::family::{self, Architecture, ModelRequest, ResolveError, SizeOverrides};
+use effattn_record::config::settings::{DeviceName, DtypeName, KernelName};
+use effattn_record::{Pass, Row};
 
 /// What a worker builds: everything that defines one model and its step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -228,9 +229,9 @@ impl ModelSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention;
-    use crate::config::lists::{MAX_BATCH, MAX_LEN};
-    use crate::device::rng::RngStream;
+    use effattn_kernel::device::rng::RngStream;
+    use effattn_model::attention;
+    use effattn_record::config::lists::{MAX_BATCH, MAX_LEN};
 
     /// One size of a model, and its bound.
     type Axis = (u64, fn(&mut ModelSpec) -> &mut u64);

@@ -6,13 +6,13 @@ use candle_core::{D, Device, Tensor};
 
 use super::charlm::plan::model as resolve;
 use super::model_spec::ModelSpec;
-use crate::config::settings::{DeviceName, DtypeName, KernelName, Settings};
-use crate::data::corpus::CharCorpus;
-use crate::model::char_lm::CharLm;
-use crate::model::family::SizeOverrides;
-use crate::nn::params::ParamBuilder;
-use crate::record::Pass;
-use crate::record::norms::Norm;
+use effattn_data::corpus::CharCorpus;
+use effattn_model::char_lm::CharLm;
+use effattn_model::family::SizeOverrides;
+use effattn_model::nn::params::ParamBuilder;
+use effattn_record::Pass;
+use effattn_record::config::settings::{DeviceName, DtypeName, KernelName, Settings};
+use effattn_record::norms::Norm;
 
 /// What is looked at.
 pub struct Probe<'a> {

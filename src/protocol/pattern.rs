@@ -6,11 +6,11 @@
 use anyhow::Result;
 
 use super::attention_matrix::{ProbeConfig, implied};
-use crate::attention::Growth;
-use crate::attention::choose::MechanismChoice;
-use crate::attention::knobs::{Kind, Knobs, Value};
-use crate::pattern::{Grid2d, Pattern};
-use crate::record::matrix::Matrix;
+use effattn_model::attention::Growth;
+use effattn_model::attention::choose::MechanismChoice;
+use effattn_model::attention::knobs::{Kind, Knobs, Value};
+use effattn_record::matrix::Matrix;
+use effattn_record::pattern::{Grid2d, Pattern};
 
 /// Implied weights below this share of the largest are rounding, not visibility.
 const ROUNDING: f32 = 1e-6;
@@ -139,7 +139,7 @@ pub fn at_scale(choice: &MechanismChoice, probe: &ProbeConfig) -> MechanismChoic
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::choose::choose;
+    use effattn_model::attention::choose::choose;
 
     fn of(model: &str, probe: &ProbeConfig) -> Result<Matrix> {
         matrix(&at_scale(&choose(&model.parse().unwrap())?[0], probe), probe)

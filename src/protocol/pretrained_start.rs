@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::grid::{GridEntry, PlanError};
-use crate::config::lists::Words;
-use crate::model::Backbone;
-use crate::model::family::{SizeOverrides, masked_lm};
 use crate::train::pretrained::Pretrained;
+use effattn_model::Backbone;
+use effattn_model::family::{SizeOverrides, masked_lm};
+use effattn_record::config::lists::Words;
 
 /// An encoder to start from.
 pub struct StartEncoder {

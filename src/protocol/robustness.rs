@@ -13,18 +13,18 @@ use super::model_spec::ModelSpec;
 use super::runner::request;
 use super::training::worker::{failed, report};
 use super::training::{self, MetricValue, TrainingMessage, TrainingRequest, TrainingResult};
-use crate::config::lists::Words;
-use crate::config::settings::Settings;
-use crate::config::settings::groups::{MACHINE, MODEL, TRAINING};
-use crate::data;
-use crate::data::subset::{Change, PUNCTUATION};
-use crate::record::{Published, Row};
 use crate::run::manifest::Manifest;
 use crate::run::outcome::CellFailure;
 use crate::run::plan::{Cell, Plan};
 use crate::run::worker::ParentLink;
 use crate::train::checkpoint::Checkpoint;
 use crate::train::training_loop::CheckpointFiles;
+use effattn_data as data;
+use effattn_data::subset::{Change, PUNCTUATION};
+use effattn_record::config::lists::Words;
+use effattn_record::config::settings::Settings;
+use effattn_record::config::settings::groups::{MACHINE, MODEL, TRAINING};
+use effattn_record::{Published, Row};
 /// Insertions per text in the paper.
 const PAPER: u64 = 10;
 

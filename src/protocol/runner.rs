@@ -7,15 +7,15 @@ use std::path::PathBuf;
 pub use super::definition::Runner;
 use super::definition::WorkerContext;
 use super::golden_gate;
-use crate::record::{Outcome, Row};
 use crate::run::RunError;
 use crate::run::journal::Samples;
 use crate::run::outcome::CellFailure;
 use crate::run::plan::{self, Cell};
 use crate::run::session::Session;
 use crate::run::worker::Worker;
-use crate::stats::Summary;
 use crate::term::{Warning, clock};
+use effattn_record::stats::Summary;
+use effattn_record::{Outcome, Row};
 
 /// The result of a cell.
 pub struct CellResult {
@@ -139,13 +139,15 @@ impl Runner<'_> {
     }
 
     /// Records cell `index`, which ended without a result, `progress_seconds` into the progress bar.
-    pub fn record_failure(&mut self, index: usize, ending: &CellFailure, progress_seconds: f64) -> Result<(), RunError> {
+    pub fn record_failure(
+        &mut self,
+        index: usize,
+        ending: &CellFailure,
+        progress_seconds: f64,
+    ) -> Result<(), RunError> {
         let rows = (self.protocol.failure_rows)(&self.plan.cells[index].row, ending);
         let summary = format!("{}: {}", ending.outcome, ending.reason);
-        self.record_result(
-            index,
-            CellResult { rows, samples: Vec::new(), summary, progress_seconds },
-        )
+        self.record_result(index, CellResult { rows, samples: Vec::new(), summary, progress_seconds })
     }
 
     /// Rows of the cells that were stopped on the way; they run again.

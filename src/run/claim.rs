@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize};
 
 use super::manifest::now;
 use super::{CancelToken, RunError};
-use crate::device::machine;
-use crate::record::file;
+use effattn_kernel::device::machine;
+use effattn_record::file;
 
 /// Time between two touches.
 const BEAT: Duration = Duration::from_secs(5);

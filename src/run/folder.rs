@@ -11,7 +11,7 @@ use time::macros::format_description;
 use super::manifest::{Manifest, State, now};
 use super::plan::Plan;
 use super::{CancelToken, RunError};
-use crate::record::file;
+use effattn_record::file;
 
 /// How long to wait for another process.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -7,7 +7,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::RunError;
-use crate::record::{Outcome, Row, file};
+use effattn_record::{Outcome, Row, file};
 
 /// Raw samples of one metric.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -10,9 +10,9 @@ use time::format_description::well_known::Rfc3339;
 
 use super::plan::Plan;
 use super::{BUILD, RunError};
-use crate::device::alloc;
-use crate::device::machine::{self, Machine};
-use crate::record::file;
+use effattn_kernel::device::alloc;
+use effattn_kernel::device::machine::{self, Machine};
+use effattn_record::file;
 
 /// Version of the files in a run folder. Raised when an older program could misread them.
 pub const SCHEMA: u64 = 1;
@@ -144,7 +144,7 @@ impl Manifest {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             commit: option_env!("EFFATTN_COMMIT").map(str::to_owned),
             build: BUILD.to_owned(),
-            features: crate::device::features().into_iter().map(str::to_owned).collect(),
+            features: effattn_kernel::device::features().into_iter().map(str::to_owned).collect(),
             device: plan.device.clone(),
             machine: serde_json::to_value(Machine {
                 accelerator: plan.accelerator.clone(),

@@ -2,9 +2,9 @@
 
 use std::process::ExitStatus;
 
-use crate::config::units::Bytes;
-use crate::device::alloc::OOM_EXIT;
-use crate::record::Outcome;
+use effattn_kernel::device::alloc::OOM_EXIT;
+use effattn_record::Outcome;
+use effattn_record::config::units::Bytes;
 
 /// How something ended and why, in one line.
 #[derive(Clone, Debug, PartialEq, Eq)]

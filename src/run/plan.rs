@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use super::shard::{PlanPart, Shard};
 use super::{BUILD, RunError};
-use crate::record::Row;
+use effattn_record::Row;
 
 /// One thing to measure.
 #[derive(Clone, Debug)]

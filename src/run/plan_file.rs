@@ -9,7 +9,7 @@ use super::RunError;
 use super::manifest::SCHEMA;
 use super::plan::Plan;
 use super::shard::{cost, distribute, without_shard};
-use crate::record::file;
+use effattn_record::file;
 
 /// The file's name.
 pub const PLAN: &str = "plan.json";

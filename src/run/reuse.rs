@@ -9,7 +9,7 @@ use super::RunError;
 use super::journal::{self, Entry, Journal};
 use super::manifest::{Manifest, State};
 use super::plan::{Cell, Plan};
-use crate::record::{Outcome, Row};
+use effattn_record::{Outcome, Row};
 
 /// The other runs beside `folder`, the newest first. Folders that are no runs are passed over.
 fn others(folder: &Path) -> Vec<(PathBuf, Manifest)> {

@@ -13,9 +13,9 @@ use super::plan_file::PlanFile;
 use super::reuse::{self, entry_matches_cell};
 use super::worker::Launcher;
 use super::{CancelToken, RunError};
-use crate::device::machine;
-use crate::record::{Outcome, Row, csv, file};
 use crate::term::{Term, Warning};
+use effattn_kernel::device::machine;
+use effattn_record::{Outcome, Row, csv, file};
 
 /// How often `rows.csv` and `samples.jsonl` are renewed while cells finish; the journal is written always.
 const RENEW: Duration = Duration::from_secs(2);

@@ -195,7 +195,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::device::rng::RngStream;
+    use effattn_kernel::device::rng::RngStream;
 
     fn said(text: &str) -> Result<String, String> {
         text.parse::<Shard>().map(|shard| shard.to_string()).map_err(|error| error.to_string())

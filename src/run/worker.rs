@@ -18,10 +18,10 @@ use serde_json::Value;
 
 use super::outcome::{self, CellFailure};
 use super::{BUILD, CancelToken, RunError};
-use crate::config::units::Bytes;
-use crate::device::machine::Resident;
-use crate::device::threads;
-use crate::record::Outcome;
+use effattn_kernel::device::machine::Resident;
+use effattn_kernel::device::threads;
+use effattn_record::Outcome;
+use effattn_record::config::units::Bytes;
 
 /// How often a waiting parent looks at Ctrl-C and deadlines.
 const TICK: Duration = Duration::from_millis(25);

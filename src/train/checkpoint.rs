@@ -15,9 +15,9 @@ use serde_json::Value as Json;
 use super::optim::{Optimizer, OptimizerConfig};
 use super::schedule::Schedule;
 use super::step::Trainer;
-use crate::kernel::adamw::Moments;
-use crate::nn::params::{ParamBuilder, Params};
-use crate::record::file;
+use effattn_kernel::adamw::Moments;
+use effattn_model::nn::params::{ParamBuilder, Params};
+use effattn_record::file;
 
 /// Version of the file format; a reader takes this and nothing newer.
 pub const SCHEMA: u32 = 1;
@@ -292,7 +292,7 @@ impl Checkpoint {
         schedule: Schedule,
     ) -> Result<Trainer, CheckpointError> {
         let unfit = |reason: String| CheckpointError::Unfit { path: self.path.clone(), reason };
-        let flat = |prefix: &str, group: &crate::nn::params::StoredGroup| {
+        let flat = |prefix: &str, group: &effattn_model::nn::params::StoredGroup| {
             let parts =
                 group.parts.iter().map(|part| match self.tensors.get(&format!("{prefix}{}", part.name)) {
                     Some(tensor) if tensor.dims() == part.shape => tensor.flatten_all(),

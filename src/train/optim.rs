@@ -5,9 +5,9 @@ use candle_core::{DType, Result, Tensor, Var, bail};
 use serde::{Deserialize, Serialize};
 
 use super::schedule::StepRates;
-use crate::kernel::adamw::{self, Hyper, Moments};
-use crate::kernel::nan_trace::is_finite;
-use crate::nn::params::{Params, StoredGroup};
+use effattn_kernel::adamw::{self, Hyper, Moments};
+use effattn_kernel::nan_trace::is_finite;
+use effattn_model::nn::params::{Params, StoredGroup};
 
 /// How parameters are updated: the closed set of optimizers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

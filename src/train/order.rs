@@ -1,6 +1,6 @@
 //! The order in which examples are seen.
 
-use crate::device::rng::RngStream;
+use effattn_kernel::device::rng::RngStream;
 
 /// Shuffled once per epoch; a last batch that is not full is never formed.
 ///

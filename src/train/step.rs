@@ -4,10 +4,10 @@ use candle_core::Result;
 
 use super::optim::{Gradients, Optimizer, OptimizerConfig};
 use super::schedule::{Schedule, StepRates};
-use crate::kernel::profile::{self, StepPart, none};
-use crate::kernel::{nan_trace, tape};
-use crate::model::family::Loss;
-use crate::nn::params::Params;
+use effattn_kernel::profile::{self, StepPart, none};
+use effattn_kernel::{nan_trace, tape};
+use effattn_model::family::Loss;
+use effattn_model::nn::params::Params;
 
 /// The parameters of a model under training, with optimizer and schedule.
 ///

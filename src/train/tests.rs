@@ -7,14 +7,14 @@ use super::checkpoint::{Checkpoint, CheckpointError, save};
 use super::optim::{AdamW, Nesterov, OptimizerConfig};
 use super::schedule::Schedule;
 use super::step::{StepError, Trainer};
-use crate::attention::find;
-use crate::attention::knobs::Knobs;
-use crate::model::family::Loss;
-use crate::model::family::classifier::classification_loss;
-use crate::model::preset::ClassifierPreset;
-use crate::model::{Backbone, Classifier, ClassifierConfig};
-use crate::nn::dropout::Dropout;
-use crate::nn::params::{Init, ParamBuilder};
+use effattn_model::attention::find;
+use effattn_model::attention::knobs::Knobs;
+use effattn_model::family::Loss;
+use effattn_model::family::classifier::classification_loss;
+use effattn_model::nn::dropout::Dropout;
+use effattn_model::nn::params::{Init, ParamBuilder};
+use effattn_model::preset::ClassifierPreset;
+use effattn_model::{Backbone, Classifier, ClassifierConfig};
 
 const ADAMW: AdamW = AdamW { beta2: 0.98, eps: 1e-9, weight_decay: 0.0, clip: None };
 const CONSTANT: Schedule = Schedule::WarmupConstant { peak_lr: 1e-3, warmup: 1 };
@@ -251,7 +251,8 @@ fn dropout_trains_reproducibly_and_is_off_in_evaluation() {
 /// Two parameters of one variable under a loss with a constant gradient.
 fn two(method: impl Into<OptimizerConfig>, gradient: f64) -> (Trainer, impl FnMut() -> Result<Loss>) {
     let builder = ParamBuilder::seeded(1, &Device::Cpu, true);
-    let specs = ["weight", "bias"].map(|name| crate::nn::params::ParamSpec::new(name, &[2], Init::ONE));
+    let specs =
+        ["weight", "bias"].map(|name| effattn_model::nn::params::ParamSpec::new(name, &[2], Init::ONE));
     let flat = builder.group(&specs).unwrap().flat;
     let trainer = Trainer::new(builder.finish(), method, CONSTANT).unwrap();
     (trainer, move || Ok(Loss { sum: (flat.sum_all()? * (4.0 * gradient))?, count: 4.0 }))

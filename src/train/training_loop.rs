@@ -14,7 +14,7 @@ use serde_json::Value as Json;
 
 use super::checkpoint::{self, Checkpoint, CheckpointError};
 use super::step::{StepError, Trainer};
-use crate::model::family::Loss;
+use effattn_model::family::Loss;
 
 /// What is trained, as the loop sees it.
 pub trait Trainable {
@@ -245,9 +245,9 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::nn::params::{Init, ParamBuilder};
     use crate::train::optim::AdamW;
     use crate::train::schedule::Schedule;
+    use effattn_model::nn::params::{Init, ParamBuilder};
 
     const OPTIMIZER: AdamW = AdamW { beta2: 0.99, eps: 1e-8, weight_decay: 0.01, clip: None };
     const SCHEDULE: Schedule = Schedule::WarmupConstant { peak_lr: 0.05, warmup: 3 };

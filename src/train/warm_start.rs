@@ -7,9 +7,9 @@ use candle_core::{DType, Device, Tensor};
 use safetensors::SafeTensors;
 
 use super::checkpoint::{Checkpoint, CheckpointError};
-use crate::model::family::Architecture;
-use crate::nn::params::Params;
-use crate::record::file;
+use effattn_model::family::Architecture;
+use effattn_model::nn::params::Params;
+use effattn_record::file;
 
 /// Why a model cannot start from a file.
 #[derive(Debug, thiserror::Error)]
@@ -91,12 +91,12 @@ pub fn read(path: &Path) -> Result<(HashMap<String, Tensor>, bool), WarmStartErr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::choose::MechanismChoice;
-    use crate::model::family::{self, ModelRequest, SizeOverrides};
-    use crate::nn::params::ParamBuilder;
+    use effattn_model::attention::choose::MechanismChoice;
+    use effattn_model::family::{self, ModelRequest, SizeOverrides};
+    use effattn_model::nn::params::ParamBuilder;
 
     fn model() -> Box<dyn Architecture> {
-        let choice = MechanismChoice::default_of(crate::attention::find("full").unwrap());
+        let choice = MechanismChoice::default_of(effattn_model::attention::find("full").unwrap());
         let sizes = SizeOverrides { width: Some(16), ffn: Some(16), ..SizeOverrides::default() };
         let asked = ModelRequest {
             preset: "ls-lra",

@@ -75,7 +75,7 @@ fn a_registered_family_is_shown_listed_and_measured() {
 
 #[test]
 fn every_mechanism_file_is_in_the_table() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/attention");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/model/src/attention");
     let mut found = 0;
     for file in std::fs::read_dir(folder).expect("the sources") {
         let path = file.expect("an entry").path();

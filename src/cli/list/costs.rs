@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use crate::attention::choose::MechanismChoice;
-use crate::model::family::{self, Architecture, ModelRequest, ResolveError, SizeOverrides};
+use effattn_model::attention::choose::MechanismChoice;
+use effattn_model::family::{self, Architecture, ModelRequest, ResolveError, SizeOverrides};
 
 /// Costs of a whole model. Absent: this mechanism cannot serve this model ([`Costs::problem`] says why).
 #[derive(Clone, Debug, Default, Serialize)]

@@ -6,13 +6,13 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
 use super::costs::{Costs, costs};
-use crate::attention::choose::{MechanismChoice, choose};
-use crate::attention::{Growth, MechanismEntry, Property};
-use crate::config::lists::Models;
-use crate::config::unknown;
-use crate::model::family::{self, PresetInfo};
-use crate::report::table::Table;
-use crate::report::wrap::wrap;
+use effattn_model::attention::choose::{MechanismChoice, choose};
+use effattn_model::attention::{Growth, MechanismEntry, Property};
+use effattn_model::family::{self, PresetInfo};
+use effattn_record::config::lists::Models;
+use effattn_record::config::unknown;
+use effattn_record::report::table::Table;
+use effattn_record::report::wrap::wrap;
 
 /// What `list mechanisms` is asked.
 #[derive(Clone, Debug, clap::Args)]
@@ -36,7 +36,7 @@ pub struct Mechanisms {
 }
 
 fn length(text: &str) -> Result<usize, String> {
-    let lengths: crate::config::lists::Lengths = text.parse().map_err(|error| format!("{error}"))?;
+    let lengths: effattn_record::config::lists::Lengths = text.parse().map_err(|error| format!("{error}"))?;
     match lengths.0[..] {
         [len] => Ok(len as usize),
         _ => Err("one length is counted at a time, such as 4096 or 4k".to_owned()),
@@ -86,7 +86,7 @@ impl Scene {
 pub fn run(args: &Mechanisms, width: usize) -> Result<String> {
     let choices = match &args.model {
         Some(models) => choose(models)?,
-        None => crate::attention::entries().into_iter().map(MechanismChoice::default_of).collect(),
+        None => effattn_model::attention::entries().into_iter().map(MechanismChoice::default_of).collect(),
     };
     let scene = Scene::of(args)?;
     if args.json {
@@ -121,9 +121,10 @@ fn overview(choices: &[MechanismChoice], scene: &Scene) -> Table {
             mark(any_length(choice)),
             costs.parameters.map_or_else(|| "-".to_owned(), |count| format!("{:.3} M", count as f64 / 1e6)),
             costs.flops.map_or_else(|| "-".to_owned(), |flops| format!("{:.3}", flops as f64 / 1e9)),
-            costs
-                .state_bytes
-                .map_or_else(|| "-".to_owned(), |bytes| crate::config::units::Bytes(bytes).to_string()),
+            costs.state_bytes.map_or_else(
+                || "-".to_owned(),
+                |bytes| effattn_record::config::units::Bytes(bytes).to_string(),
+            ),
         ]
     });
     let columns = [

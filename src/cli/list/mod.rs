@@ -8,13 +8,13 @@ mod tasks;
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use crate::config::settings::DeviceName;
-use crate::config::units::Bytes;
-use crate::device::Backend;
-use crate::device::machine::Machine;
-use crate::model::family::{self, PresetInfo};
-use crate::record::text::plural;
-use crate::report::table::Table;
+use effattn_kernel::device::Backend;
+use effattn_kernel::device::machine::Machine;
+use effattn_model::family::{self, PresetInfo};
+use effattn_record::config::settings::DeviceName;
+use effattn_record::config::units::Bytes;
+use effattn_record::report::table::Table;
+use effattn_record::text::plural;
 
 /// What to list.
 #[derive(Clone, Debug, clap::Subcommand)]
@@ -177,14 +177,14 @@ mod tests {
             assert!(entry["equations"].as_str().unwrap().len() > 10, "{}", entry["name"]);
         }
         let table = list("mechanisms").unwrap();
-        for entry in crate::attention::TABLE {
+        for entry in effattn_model::attention::TABLE {
             assert!(table.contains(&format!("\n {} ", entry.name)), "{} is missing:\n{table}", entry.name);
         }
     }
 
     #[test]
     fn an_explanation_names_every_knob() {
-        for entry in crate::attention::TABLE {
+        for entry in effattn_model::attention::TABLE {
             let text = list(&format!("mechanisms --model {}", entry.name)).unwrap();
             assert!(text.contains(entry.paper.locator), "{text}");
             for knob in entry.knobs {

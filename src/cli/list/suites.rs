@@ -7,15 +7,15 @@ use serde_json::json;
 
 use super::{Format, List};
 use crate::cli::stored_runs::StoredRun;
-use crate::config::suite::{BUILTIN_SUITES, Suite};
-use crate::device::threads;
 use crate::protocol;
 use crate::protocol::grid::{GridFlags, PlanError, resolve};
-use crate::record::{Row, matrix};
-use crate::report::table::Table;
 use crate::run::folder::latest;
 use crate::run::plan::Cell;
 use crate::term::clock;
+use effattn_kernel::device::threads;
+use effattn_record::config::suite::{BUILTIN_SUITES, Suite};
+use effattn_record::report::table::Table;
+use effattn_record::{Row, matrix};
 
 /// `list suites`.
 #[derive(Clone, Debug, clap::Args)]

@@ -6,9 +6,9 @@ use serde_json::json;
 
 use super::List;
 use crate::cli::data_dir;
-use crate::data::{DataSetEntry, Origin, data_sets};
 use crate::protocol::protocols;
-use crate::report::table::Table;
+use effattn_data::{DataSetEntry, Origin, data_sets};
+use effattn_record::report::table::Table;
 
 /// The tasks and corpora with what is in `dir`.
 #[derive(Clone, Debug, clap::Args)]

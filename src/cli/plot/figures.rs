@@ -7,9 +7,9 @@ use anyhow::{Result, ensure};
 use super::{Plots, say};
 use crate::cli::curves;
 use crate::cli::stored_runs::{StoredRun, latest_rows, newest_trained};
-use crate::record::Row;
-use crate::report::figures;
 use crate::term::Term;
+use effattn_record::Row;
+use effattn_record::report::figures;
 
 /// `plot figures`.
 #[derive(Clone, Debug, clap::Args)]

@@ -10,20 +10,20 @@ use anyhow::{Context, Result, bail, ensure};
 use candle_core::{Device, Tensor};
 use serde_json::json;
 
-use crate::attention::choose::{MechanismChoice, choose};
-use crate::config::lists::Models;
-use crate::config::suite::Suite;
 use crate::protocol::attention_matrix::{self, ProbeConfig};
 use crate::protocol::pattern;
-use crate::record::matrix::{self, Matrix};
-use crate::record::{csv, file};
-use crate::report::chart::{self, Shade};
-use crate::report::{measured, reference};
 use crate::run::CancelToken;
 use crate::run::folder::{RunFolder, latest};
 use crate::run::manifest::{State, now};
 use crate::run::plan::Plan;
 use crate::term::Term;
+use effattn_model::attention::choose::{MechanismChoice, choose};
+use effattn_record::config::lists::Models;
+use effattn_record::config::suite::Suite;
+use effattn_record::matrix::{self, Matrix};
+use effattn_record::report::chart::{self, Shade};
+use effattn_record::report::{measured, reference};
+use effattn_record::{csv, file};
 
 /// Longest matrix that is drawn.
 const LONGEST: usize = 1024;
@@ -128,7 +128,7 @@ struct Plots {
 }
 
 fn length(text: &str) -> Result<usize, String> {
-    let lengths: crate::config::lists::Lengths = text.parse().map_err(|error| format!("{error}"))?;
+    let lengths: effattn_record::config::lists::Lengths = text.parse().map_err(|error| format!("{error}"))?;
     match lengths.0[..] {
         [len] if len as usize <= LONGEST => Ok(len as usize),
         [_] => Err(format!("a picture has at most {LONGEST} positions")),
@@ -332,7 +332,7 @@ fn kept_run(name: &str, settings: serde_json::Value, root: &Path, seed: u64) -> 
         command: format!("plot {name}"),
         argv: crate::run::manifest::argv(),
         settings,
-        threads: crate::device::threads::available(),
+        threads: effattn_kernel::device::threads::available(),
         device: "cpu".to_owned(),
         seeds: vec![seed],
         ..Plan::default()

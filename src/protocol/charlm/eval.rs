@@ -3,8 +3,8 @@
 use candle_core::Result;
 use serde::{Deserialize, Serialize};
 
-use crate::model::char_lm::CharLm;
-use crate::model::evaluate::{bits_per_symbol, nats, overlap, stream};
+use effattn_model::char_lm::CharLm;
+use effattn_model::evaluate::{bits_per_symbol, nats, overlap, stream};
 
 /// How a model is evaluated.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

@@ -9,10 +9,10 @@ use candle_core::{Device, Tensor};
 use serde::{Deserialize, Serialize};
 
 use super::plan::{CharLmRequest, model};
-use crate::config::settings::Settings;
-use crate::device::rng::RngStream;
-use crate::model::char_lm::{Cache, CharLm};
 use crate::train::checkpoint::Checkpoint;
+use effattn_kernel::device::rng::RngStream;
+use effattn_model::char_lm::{Cache, CharLm};
+use effattn_record::config::settings::Settings;
 
 /// What a checkpoint says about its model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -142,7 +142,7 @@ struct Decoder<'a> {
 }
 
 impl<'a> Decoder<'a> {
-    fn start(model: &'a CharLm, config: &crate::model::char_lm::CharLmConfig) -> Result<Self> {
+    fn start(model: &'a CharLm, config: &effattn_model::char_lm::CharLmConfig) -> Result<Self> {
         let cached = config.mem > 0;
         // short blocks make every symbol cheap; segments of the mechanisms divide 64
         let block = if cached { config.block.min(64) } else { config.block };

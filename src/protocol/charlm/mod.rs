@@ -12,9 +12,9 @@ pub mod worker;
 use super::curve::CurveSpec;
 use super::definition::{AltAction, Flag, Protocol, Quick, ResultView, Tasks};
 use super::training;
-use crate::config::settings::groups::{MACHINE, MODEL, TRAINING};
-use crate::model::family::character_lm;
-use crate::record::Metric;
+use effattn_model::family::character_lm;
+use effattn_record::Metric;
+use effattn_record::config::settings::groups::{MACHINE, MODEL, TRAINING};
 
 /// The table line.
 pub static PROTOCOL: Protocol = Protocol {

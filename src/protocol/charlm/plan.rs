@@ -6,21 +6,22 @@ use serde::{Deserialize, Serialize};
 
 use super::eval::Evaluation;
 use super::recipe::{self, EVERY, LAST_LEN, Phase, phases};
-use crate::attention::choose::MechanismChoice;
-use crate::config::lists::{Batches, Lengths, Seeds, Words};
-use crate::config::settings::{DtypeName, Settings};
-use crate::data::corpus::CharCorpus;
-use crate::data::{self, CharTask, DataError, LoadOptions};
-use crate::model::char_lm::CharLmConfig;
-use crate::model::family::{Architecture, ModelRequest, ResolveError, character_lm};
 use crate::protocol::definition::{DataDirs, Prepared};
 use crate::protocol::grid::{
     Grid, GridDefaults, GridEntry, GridFlags, PlanError, listed, published_elsewhere, tasks,
 };
 use crate::protocol::model_spec::{ModelSpec, resolve_or_unsupported};
 use crate::protocol::training::{ProtocolDiff, RATE, TrainingRequest, incomplete};
-use crate::record::Pass;
 use crate::run::plan::{Cell, Plan};
+use effattn_data as data;
+use effattn_data::corpus::CharCorpus;
+use effattn_data::{CharTask, DataError, LoadOptions};
+use effattn_model::attention::choose::MechanismChoice;
+use effattn_model::char_lm::CharLmConfig;
+use effattn_model::family::{Architecture, ModelRequest, ResolveError, character_lm};
+use effattn_record::Pass;
+use effattn_record::config::lists::{Batches, Lengths, Seeds, Words};
+use effattn_record::config::settings::{DtypeName, Settings};
 
 /// What the worker of a cell is asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

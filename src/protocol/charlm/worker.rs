@@ -9,13 +9,6 @@ use super::plan::{CharLmRequest, load, model};
 use super::recipe::{Phase, optimizer};
 use super::streams::Streams;
 use super::witten_bell::witten_bell;
-use crate::data;
-use crate::data::corpus::CharCorpus;
-use crate::model::char_lm::{Cache, CharLm, CharLmConfig, next_symbol_loss, released_loss};
-use crate::model::evaluate;
-use crate::model::family::{Architecture, Loss};
-use crate::nn::dropout::DropoutRng;
-use crate::nn::params::ParamBuilder;
 use crate::protocol::definition::{WorkerContext, WorkerInput};
 use crate::protocol::training::experiment::{Experiment, ExperimentDriver, TrainingDevice};
 use crate::protocol::training::worker::{candle, failed, report};
@@ -26,6 +19,13 @@ use crate::train::checkpoint::Checkpoint;
 use crate::train::optim::OptimizerConfig;
 use crate::train::schedule::Schedule;
 use crate::train::training_loop::{CheckpointFiles, EvalPoint, EvalScore, Trainable};
+use effattn_data as data;
+use effattn_data::corpus::CharCorpus;
+use effattn_model::char_lm::{Cache, CharLm, CharLmConfig, next_symbol_loss, released_loss};
+use effattn_model::evaluate;
+use effattn_model::family::{Architecture, Loss};
+use effattn_model::nn::dropout::DropoutRng;
+use effattn_model::nn::params::ParamBuilder;
 
 /// Trains until the last step or until the parent is gone.
 ///

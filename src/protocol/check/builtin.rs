@@ -143,7 +143,7 @@ mod tests {
         let read = |(name, bytes): &BuiltinFile| crate::protocol::check::Golden::read(name, bytes).unwrap();
         let proven: Vec<String> =
             BUILTIN_FILES.iter().map(|shipped| read(shipped).meta("mechanism").to_owned()).collect();
-        for entry in crate::attention::TABLE {
+        for entry in effattn_model::attention::TABLE {
             assert!(proven.iter().any(|name| name == entry.name), "{} has no golden file", entry.name);
         }
     }

@@ -5,9 +5,9 @@ use serde_json::Value;
 
 use super::Golden;
 use super::whole::{Checked, Computed, bounded, entry, knobs, size, weights};
-use crate::kernel::loss::cross_entropy;
-use crate::model::pair::{Document, Pair};
-use crate::model::{Backbone, Classifier, ClassifierConfig, Pooling};
+use effattn_kernel::loss::cross_entropy;
+use effattn_model::pair::{Document, Pair};
+use effattn_model::{Backbone, Classifier, ClassifierConfig, Pooling};
 
 /// What the specification fixes for every classifier of mechanisms that have these knobs.
 const FIXED: &[(&str, Value)] = &[("dual_ln", Value::Bool(true))];

@@ -6,11 +6,13 @@ use serde_json::Value;
 
 use super::Golden;
 use super::whole::{Checked, Computed, bounded, entry, knobs, size, weights};
-use crate::kernel::block::Residual;
-use crate::model::Backbone;
-use crate::model::char_lm::{Cache, CharLm, CharLmConfig, LmVariant, Start, next_symbol_loss, released_loss};
-use crate::model::evaluate::{bits_per_symbol, nats, overlap, single, stream};
-use crate::model::family::Loss;
+use effattn_kernel::block::Residual;
+use effattn_model::Backbone;
+use effattn_model::char_lm::{
+    Cache, CharLm, CharLmConfig, LmVariant, Start, next_symbol_loss, released_loss,
+};
+use effattn_model::evaluate::{bits_per_symbol, nats, overlap, single, stream};
+use effattn_model::family::Loss;
 
 /// What the specification fixes for every language model of mechanisms that have these knobs.
 fn fixed() -> [(&'static str, Value); 3] {

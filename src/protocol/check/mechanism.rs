@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use candle_core::{DType, Device, Result, Tensor, Var};
 
 use super::{CheckError, FileVerdict, Golden};
-use crate::attention::knobs::Knobs;
-use crate::attention::{self, AttentionInput, Mechanism, MechanismConfig, MechanismEntry, Shape};
-use crate::kernel::heads::{PackedLayout, Qkv, merge, split};
-use crate::nn::params::{ParamBuilder, Params};
+use effattn_kernel::heads::{PackedLayout, Qkv, merge, split};
+use effattn_model::attention::knobs::Knobs;
+use effattn_model::attention::{self, AttentionInput, Mechanism, MechanismConfig, MechanismEntry, Shape};
+use effattn_model::nn::params::{ParamBuilder, Params};
 
 /// Keys of `config` that are shapes, not knobs.
 const SHAPE_KEYS: &[&str] = &["B", "H", "N", "Nk", "D", "mem", "min_hash_margin", "cls"];

@@ -7,15 +7,15 @@ use serde_json::Value;
 use super::language::Stream;
 use super::whole::{Checked, Computed, weights};
 use super::{Golden, classifier, language, words};
-use crate::model::Classifier;
-use crate::model::char_lm::CharLm;
-use crate::model::family::Loss;
-use crate::model::family::classifier::classification_loss;
-use crate::model::roberta::Roberta;
-use crate::model::word_lm::WordLm;
 use crate::train::optim::{AdamW, Nesterov, OptimizerConfig};
 use crate::train::schedule::Schedule;
 use crate::train::step::{Step, Trainer};
+use effattn_model::Classifier;
+use effattn_model::char_lm::CharLm;
+use effattn_model::family::Loss;
+use effattn_model::family::classifier::classification_loss;
+use effattn_model::roberta::Roberta;
+use effattn_model::word_lm::WordLm;
 
 /// What `config.optimizer` says.
 struct TrajectoryConfig {

@@ -6,18 +6,18 @@ use serde_json::Value;
 
 use super::whole::{Checked, Computed, size, weights_and_states};
 use super::{CheckError, FileVerdict, Golden};
-use crate::attention::ls2d::{LongShort2d, LongShort2dConfig, Names};
-use crate::kernel::conv::ConvGeometry;
-use crate::kernel::heads::split;
-use crate::kernel::linear::linear;
-use crate::model::vision::cvt::{self, Cvt, CvtConfig};
-use crate::model::vision::resnet::{ResNet, ResNetConfig};
-use crate::model::vision::similarity::{corruption_error, patch_cosine};
-use crate::model::vision::vil::{self, Vil, VilConfig, full_2d};
-use crate::model::vision::vit::{Vit, VitConfig};
-use crate::model::vision::{ClassifierOutput, Flops, ForwardOptions};
-use crate::nn::params::{Init, ParamBuilder};
-use crate::pattern::Grid2d;
+use effattn_kernel::conv::ConvGeometry;
+use effattn_kernel::heads::split;
+use effattn_kernel::linear::linear;
+use effattn_model::attention::ls2d::{LongShort2d, LongShort2dConfig, Names};
+use effattn_model::nn::params::{Init, ParamBuilder};
+use effattn_model::vision::cvt::{self, Cvt, CvtConfig};
+use effattn_model::vision::resnet::{ResNet, ResNetConfig};
+use effattn_model::vision::similarity::{corruption_error, patch_cosine};
+use effattn_model::vision::vil::{self, Vil, VilConfig, full_2d};
+use effattn_model::vision::vit::{Vit, VitConfig};
+use effattn_model::vision::{ClassifierOutput, Flops, ForwardOptions};
+use effattn_record::pattern::Grid2d;
 
 /// One file with the builder of its leaves.
 struct Case<'a> {

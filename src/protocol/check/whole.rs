@@ -6,10 +6,10 @@ use candle_core::{Device, Result, Tensor};
 use serde_json::{Map, Value};
 
 use super::{CheckError, FileVerdict, Golden};
-use crate::attention::knobs::Knobs;
-use crate::attention::{self, MechanismEntry};
-use crate::model::family::Architecture;
-use crate::nn::params::{ParamBuilder, Params};
+use effattn_model::attention::knobs::Knobs;
+use effattn_model::attention::{self, MechanismEntry};
+use effattn_model::family::Architecture;
+use effattn_model::nn::params::{ParamBuilder, Params};
 
 pub(super) type Checked<T> = std::result::Result<T, CheckError>;
 

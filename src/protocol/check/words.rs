@@ -5,13 +5,13 @@ use serde_json::Value;
 
 use super::Golden;
 use super::whole::{Checked, Computed, bounded, entry, knobs, size, weights};
-use crate::kernel::loss::cross_entropy;
-use crate::model::Backbone;
-use crate::model::roberta::{Roberta, RobertaConfig, Top};
-use crate::model::word_lm::{EvalWindows, WordLm, WordLmConfig, perplexity, stream_nll};
-use crate::nn::PADDING;
-use crate::nn::adaptive::{AdaptiveConfig, AdaptiveSoftmax, Tie};
-use crate::nn::dropout::Dropout;
+use effattn_kernel::embedding::PADDING;
+use effattn_kernel::loss::cross_entropy;
+use effattn_model::Backbone;
+use effattn_model::nn::adaptive::{AdaptiveConfig, AdaptiveSoftmax, Tie};
+use effattn_model::nn::dropout::Dropout;
+use effattn_model::roberta::{Roberta, RobertaConfig, Top};
+use effattn_model::word_lm::{EvalWindows, WordLm, WordLmConfig, perplexity, stream_nll};
 
 /// A tensor of ids on `device`.
 fn ids(golden: &Golden, name: &str, device: &Device) -> Checked<Tensor> {
@@ -56,7 +56,7 @@ pub(super) fn adaptive(golden: &Golden, device: &Device) -> Checked<Computed> {
     let run = || {
         let adaptive = AdaptiveSoftmax::new(&config, &builder)?;
         let (b, n) = inputs.dims2()?;
-        let hidden = builder.param("hidden", &[b, n, config.width], crate::nn::params::Init::ZERO)?;
+        let hidden = builder.param("hidden", &[b, n, config.width], effattn_model::nn::params::Init::ZERO)?;
         let rows = hidden.reshape((b * n, config.width))?;
         let embedded = adaptive.embed(&inputs)?;
         let flat = targets.flatten_all()?.to_vec1::<u32>()?;

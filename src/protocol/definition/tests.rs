@@ -3,12 +3,12 @@
 use std::collections::{BTreeSet, HashMap};
 
 use super::*;
-use crate::config::lists::Models;
-use crate::config::settings::SETTINGS;
-use crate::config::suite::{BUILTIN_SUITES, Suite};
-use crate::device::rng::RngStream;
 use crate::protocol::grid::resolve;
 use crate::protocol::{TABLE, find, lra};
+use effattn_kernel::device::rng::RngStream;
+use effattn_record::config::lists::Models;
+use effattn_record::config::settings::SETTINGS;
+use effattn_record::config::suite::{BUILTIN_SUITES, Suite};
 
 /// Settings that may differ between two runs of one cell, and why.
 const FREE: &[(&str, &str)] = &[

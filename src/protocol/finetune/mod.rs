@@ -8,10 +8,10 @@ pub mod worker;
 use super::curve::CurveSpec;
 use super::definition::{Protocol, Quick, ResultView, Tasks};
 use super::training;
-use crate::config::settings::groups::{MACHINE, TRAINING};
-use crate::data;
-use crate::model::family::masked_lm;
-use crate::record::Metric;
+use effattn_data as data;
+use effattn_model::family::masked_lm;
+use effattn_record::Metric;
+use effattn_record::config::settings::groups::{MACHINE, TRAINING};
 
 /// The table line.
 pub static PROTOCOL: Protocol = Protocol {

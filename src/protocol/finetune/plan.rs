@@ -6,13 +6,6 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::recipe::{self, Recipe};
-use crate::attention::choose::MechanismChoice;
-use crate::config::lists::{Lengths, Seeds, Words};
-use crate::config::settings::Settings;
-use crate::data::tokenizer::Tokenizer;
-use crate::data::{self, LabelledTexts, LoadOptions, Split};
-use crate::model::family::{Architecture, ModelRequest, ResolveError, masked_lm};
-use crate::model::roberta::{RobertaConfig, Top};
 use crate::protocol::definition::{DataDirs, Prepared};
 use crate::protocol::grid::{Grid, GridDefaults, GridEntry, GridFlags, PlanError, listed, tasks};
 use crate::protocol::model_spec::{ModelSpec, resolve_or_unsupported};
@@ -21,9 +14,17 @@ use crate::protocol::runner::request;
 use crate::protocol::training::{
     ProtocolDiff, RATE, TrainingRequest, incomplete, micro_batches, one_of_each,
 };
-use crate::record::Pass;
 use crate::run::plan::{Cell, Plan};
 use crate::train::pretrained::Pretrained;
+use effattn_data as data;
+use effattn_data::tokenizer::Tokenizer;
+use effattn_data::{LabelledTexts, LoadOptions, Split};
+use effattn_model::attention::choose::MechanismChoice;
+use effattn_model::family::{Architecture, ModelRequest, ResolveError, masked_lm};
+use effattn_model::roberta::{RobertaConfig, Top};
+use effattn_record::Pass;
+use effattn_record::config::lists::{Lengths, Seeds, Words};
+use effattn_record::config::settings::Settings;
 
 /// What the worker of a cell is asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -1,9 +1,10 @@
 //! How a task is fine-tuned: RoBERTa's recipe, Longformer's for long inputs, and the small stand-in of this program.
 
-use crate::data::{self, DataError};
 use crate::protocol::training::experiment::WeightChoice;
 use crate::train::optim::{AdamW, OptimizerConfig};
 use crate::train::schedule::Schedule;
+use effattn_data as data;
+use effattn_data::DataError;
 
 /// The protocol of one task.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -123,7 +124,7 @@ mod tests {
 
     #[test]
     fn the_small_stand_in_is_no_protocol_of_a_paper() {
-        let presets = crate::model::family::masked_lm::FAMILY.names();
+        let presets = effattn_model::family::masked_lm::FAMILY.names();
         assert_eq!(
             presets.len(),
             3,

@@ -5,15 +5,6 @@ use serde_json::Value as Json;
 
 use super::plan::{FinetuneRequest, model, tokenizer, words_name};
 use super::recipe::{self, Recipe};
-use crate::data::tokenizer::TokenEncoder;
-use crate::data::{self, Split, Text};
-use crate::device::rng::RngStream;
-use crate::model::batch::{Batch, ModelInput, Tokens};
-use crate::model::family::{Architecture, Loss, Model};
-use crate::model::roberta::{Roberta, RobertaConfig};
-use crate::nn::PADDING;
-use crate::nn::dropout::DropoutRng;
-use crate::nn::params::ParamBuilder;
 use crate::protocol::definition::{WorkerContext, WorkerInput};
 use crate::protocol::pretrained_start::unchanged;
 use crate::protocol::training::experiment::{
@@ -29,6 +20,16 @@ use crate::train::order::BatchOrder;
 use crate::train::pretrained::{CALIBRATION, Pretrained};
 use crate::train::schedule::Schedule;
 use crate::train::training_loop::{CheckpointFiles, EvalScore, Trainable};
+use effattn_data as data;
+use effattn_data::tokenizer::TokenEncoder;
+use effattn_data::{Split, Text};
+use effattn_kernel::device::rng::RngStream;
+use effattn_kernel::embedding::PADDING;
+use effattn_model::batch::{Batch, ModelInput, Tokens};
+use effattn_model::family::{Architecture, Loss, Model};
+use effattn_model::nn::dropout::DropoutRng;
+use effattn_model::nn::params::ParamBuilder;
+use effattn_model::roberta::{Roberta, RobertaConfig};
 
 /// Fine-tunes until the last update or until the parent is gone, and tests.
 ///
@@ -318,7 +319,7 @@ impl Trainable for FinetuneTrainable<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::tokenizer::Tokenizer;
+    use effattn_data::tokenizer::Tokenizer;
 
     #[test]
     fn texts_are_cut_and_padded_to_the_longest_of_a_batch() {

@@ -1,6 +1,6 @@
 use super::*;
-use crate::config::lists::Lengths;
-use crate::record::Outcome;
+use effattn_record::Outcome;
+use effattn_record::config::lists::Lengths;
 
 fn protocol() -> Protocol {
     let defaults = |_: &GridFlags| GridDefaults { settings: Settings::NONE, models: "full,ls:w=16" };

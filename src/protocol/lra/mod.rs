@@ -14,11 +14,11 @@ use super::curve::CurveSpec;
 use super::definition::{Protocol, Quick, ResultView, Tasks};
 use super::runner::Runner;
 use super::training;
-use crate::config::settings::groups::{MACHINE, MODEL, TRAINING};
-use crate::model::batch::InputKind;
-use crate::model::family::{self, Family};
-use crate::record::Metric;
 use crate::run::RunError;
+use effattn_model::batch::InputKind;
+use effattn_model::family::{self, Family};
+use effattn_record::Metric;
+use effattn_record::config::settings::groups::{MACHINE, MODEL, TRAINING};
 
 /// The table line.
 pub static PROTOCOL: Protocol = Protocol {

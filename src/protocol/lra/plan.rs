@@ -5,12 +5,6 @@ use serde::{Deserialize, Serialize};
 use super::documents;
 use super::recipe::{self, Recipe};
 use super::tasks::{self, LoadOptions};
-use crate::attention::choose::MechanismChoice;
-use crate::config::lists::{Lengths, Seeds, Words};
-use crate::config::settings::Settings;
-use crate::data;
-use crate::model::batch::InputKind;
-use crate::model::family::{self, Architecture, DataShape, ModelRequest, ResolveError};
 use crate::protocol::definition::{DataDirs, Prepared};
 use crate::protocol::grid::tasks as tasks_of;
 use crate::protocol::grid::{
@@ -18,8 +12,14 @@ use crate::protocol::grid::{
 };
 use crate::protocol::model_spec::{ModelSpec, resolve_or_unsupported};
 use crate::protocol::training::{ProtocolDiff, RATE, TrainingRequest, incomplete, one_of_each};
-use crate::record::Pass;
 use crate::run::plan::{Cell, Plan};
+use effattn_data as data;
+use effattn_model::attention::choose::MechanismChoice;
+use effattn_model::batch::InputKind;
+use effattn_model::family::{self, Architecture, DataShape, ModelRequest, ResolveError};
+use effattn_record::Pass;
+use effattn_record::config::lists::{Lengths, Seeds, Words};
+use effattn_record::config::settings::Settings;
 
 /// What the worker of a cell is asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -2,13 +2,14 @@
 
 use std::path::Path;
 
-use crate::data::{self, DataError, Dataset, Split};
 use candle_core::{Device, Result, Tensor};
+use effattn_data as data;
+use effattn_data::{DataError, Dataset, Split};
 use rayon::prelude::*;
 
-use crate::model::batch::{Batch, ModelInput, Tokens};
+use effattn_model::batch::{Batch, ModelInput, Tokens};
 
-pub use crate::data::LoadOptions;
+pub use effattn_data::LoadOptions;
 
 /// The data of `task` in `dir`, or generated where they are made by this program and lie nowhere.
 ///
@@ -76,7 +77,7 @@ pub fn batch(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::Example;
+    use effattn_data::Example;
 
     struct Toy;
 

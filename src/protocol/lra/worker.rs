@@ -7,12 +7,6 @@ use super::floor;
 use super::plan::{LraRequest, model};
 use super::recipe::Recipe;
 use super::tasks;
-use crate::data::subset::{Change, LimitedDataset, Perturbed};
-use crate::data::{Dataset, Split};
-use crate::model::batch::Batch;
-use crate::model::family::{Architecture, Loss, Model};
-use crate::nn::dropout::DropoutRng;
-use crate::nn::params::ParamBuilder;
 use crate::protocol::definition::{WorkerContext, WorkerInput};
 use crate::protocol::training::experiment::{
     Experiment, ExperimentDriver, TrainedWeights, TrainingDevice, WeightChoice, mean, scores,
@@ -26,6 +20,12 @@ use crate::train::optim::OptimizerConfig;
 use crate::train::order::BatchOrder;
 use crate::train::schedule::Schedule;
 use crate::train::training_loop::{CheckpointFiles, EvalPoint, EvalScore, Trainable};
+use effattn_data::subset::{Change, LimitedDataset, Perturbed};
+use effattn_data::{Dataset, Split};
+use effattn_model::batch::Batch;
+use effattn_model::family::{Architecture, Loss, Model};
+use effattn_model::nn::dropout::DropoutRng;
+use effattn_model::nn::params::ParamBuilder;
 
 /// How documents become a batch, and where it is computed.
 #[derive(Clone, Copy)]

@@ -6,16 +6,16 @@
 use std::time::Instant;
 
 use super::{MemoryRequest, ask};
-use crate::config::units::Bytes;
-use crate::model::family::Architecture;
 use crate::protocol::definition::EstimateContext;
 use crate::protocol::model_spec::ModelSpec;
 use crate::protocol::runner::Runner;
-use crate::record::{Outcome, Row};
 use crate::run::RunError;
 use crate::run::outcome::CellFailure;
 use crate::run::plan::Cell;
 use crate::term::clock;
+use effattn_model::family::Architecture;
+use effattn_record::config::units::Bytes;
+use effattn_record::{Outcome, Row};
 
 /// First length that is tried; three doublings of it give the law.
 pub(super) const FIRST: u64 = 256;
@@ -199,7 +199,7 @@ fn seconds(flops: &dyn Fn(u64) -> f64, len: u64, (known, took): (u64, f64)) -> f
 
 /// Multiply-adds of a step of `request` by length.
 fn flops_of(request: &MemoryRequest) -> Result<impl Fn(u64) -> f64 + use<>, RunError> {
-    let wrong = |error: crate::model::family::ResolveError| RunError::Internal(error.to_string());
+    let wrong = |error: effattn_model::family::ResolveError| RunError::Internal(error.to_string());
     let spec = request.spec.clone();
     let short = ModelSpec { len: FIRST.min(spec.len), ..spec.clone() };
     let choice = spec.choice().map_err(wrong)?;
@@ -329,7 +329,7 @@ const PRICED: f64 = 20.0;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::lists::MAX_LEN;
+    use effattn_record::config::lists::MAX_LEN;
 
     fn find(longest: u64, bytes: u64, peak: impl Fn(u64) -> u64) -> Found {
         let late = |_: u64, _: (u64, f64), _: Option<u64>| None;

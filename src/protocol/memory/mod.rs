@@ -16,18 +16,18 @@ use super::measured_step::MeasuredStep;
 use super::model_spec::{ModelSpec, resolve_or_unsupported};
 use super::runner::{CellResult, Runner, request};
 use super::speed::plan::PRESET;
-use crate::config::lists::{Batches, Lengths, MAX_LEN, Modes, Seeds};
-use crate::config::settings::Settings;
-use crate::config::settings::groups::{MACHINE, MODEL, POINTS};
-use crate::config::units::{Bytes, Seconds};
-use crate::device::alloc;
-use crate::device::machine::Resident;
-use crate::model::family;
-use crate::record::{Metric, Outcome, Pass, Row};
 use crate::run::outcome::CellFailure;
 use crate::run::plan::{Cell, Plan};
 use crate::run::worker::{Launcher, ParentLink, Received, Worker};
 use crate::run::{CancelToken, RunError};
+use effattn_kernel::device::alloc;
+use effattn_kernel::device::machine::Resident;
+use effattn_model::family;
+use effattn_record::config::lists::{Batches, Lengths, MAX_LEN, Modes, Seeds};
+use effattn_record::config::settings::Settings;
+use effattn_record::config::settings::groups::{MACHINE, MODEL, POINTS};
+use effattn_record::config::units::{Bytes, Seconds};
+use effattn_record::{Metric, Outcome, Pass, Row};
 
 /// Fewest and most steps that are looked at: the second one finds every cache filled. With several threads it is chance
 /// whether they hold their working memory at the same moment, and which of them has what it keeps for the next kernel, so

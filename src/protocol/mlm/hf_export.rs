@@ -5,12 +5,12 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::attention::choose::MechanismChoice;
-use crate::data::tokenizer::Tokenizer;
-use crate::model::roberta::RobertaConfig;
-use crate::nn::PADDING;
-use crate::record::file;
 use crate::train::checkpoint::Checkpoint;
+use effattn_data::tokenizer::Tokenizer;
+use effattn_kernel::embedding::PADDING;
+use effattn_model::attention::choose::MechanismChoice;
+use effattn_model::roberta::RobertaConfig;
+use effattn_record::file;
 
 /// The file of the weights.
 pub const WEIGHTS: &str = "model.safetensors";
@@ -80,8 +80,8 @@ fn describe(config: &RobertaConfig, tokenizer: &Tokenizer) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::choose::choose;
-    use crate::model::family::{ModelRequest, SizeOverrides, masked_lm};
+    use effattn_model::attention::choose::choose;
+    use effattn_model::family::{ModelRequest, SizeOverrides, masked_lm};
 
     #[test]
     fn the_mechanism_is_named_with_what_the_block_length_gave() {

@@ -11,9 +11,9 @@ pub mod worker;
 use super::curve::CurveSpec;
 use super::definition::{Protocol, Quick, ResultView, Tasks};
 use super::training;
-use crate::config::settings::groups::{MACHINE, MODEL, TRAINING};
-use crate::data::running_text;
-use crate::record::Metric;
+use effattn_data::running_text;
+use effattn_record::Metric;
+use effattn_record::config::settings::groups::{MACHINE, MODEL, TRAINING};
 
 /// The table line.
 pub static PROTOCOL: Protocol = Protocol {

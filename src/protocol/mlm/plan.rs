@@ -8,13 +8,6 @@ use serde::{Deserialize, Serialize};
 
 use super::NATS;
 use super::recipe::{Recipe, SEED};
-use crate::attention::choose::MechanismChoice;
-use crate::config::lists::{Batches, Lengths, Seeds, Words};
-use crate::config::settings::Settings;
-use crate::data::running_text::{self, RunningText};
-use crate::data::tokenizer::Tokenizer;
-use crate::model::family::{Architecture, ModelRequest, ResolveError, masked_lm};
-use crate::model::roberta::RobertaConfig;
 use crate::protocol::definition::{DataDirs, Prepared};
 use crate::protocol::grid::{Grid, GridDefaults, GridEntry, GridFlags, PlanError, listed, tasks};
 use crate::protocol::model_spec::{ModelSpec, resolve_or_unsupported};
@@ -22,9 +15,16 @@ use crate::protocol::pretrained_start::{self, StartEncoder, StartRequest};
 use crate::protocol::training::{
     ProtocolDiff, RATE, TrainingRequest, incomplete, micro_batches, one_of_each,
 };
-use crate::record::Pass;
 use crate::run::plan::{Cell, Plan};
 use crate::train::pretrained::Pretrained;
+use effattn_data::running_text::{self, RunningText};
+use effattn_data::tokenizer::Tokenizer;
+use effattn_model::attention::choose::MechanismChoice;
+use effattn_model::family::{Architecture, ModelRequest, ResolveError, masked_lm};
+use effattn_model::roberta::RobertaConfig;
+use effattn_record::Pass;
+use effattn_record::config::lists::{Batches, Lengths, Seeds, Words};
+use effattn_record::config::settings::Settings;
 
 /// What the worker of a cell is asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

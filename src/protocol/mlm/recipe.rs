@@ -1,9 +1,9 @@
 //! How masked language models are trained (`docs/spec/SPEC-text.md` sections 6 and 10).
 
-use crate::data::masked::BlockMode;
-use crate::data::tokenizer::VOCABULARY;
 use crate::train::optim::{AdamW, OptimizerConfig};
 use crate::train::schedule::Schedule;
+use effattn_data::masked::BlockMode;
+use effattn_data::tokenizer::VOCABULARY;
 
 /// Seed where nothing is said.
 pub const SEED: u64 = 1;
@@ -75,7 +75,9 @@ impl Recipe {
     pub fn find(preset: &str) -> Result<&'static Self, String> {
         let known = || RECIPES.iter().map(|recipe| recipe.preset);
         let found = RECIPES.iter().find(|recipe| recipe.preset == preset);
-        found.ok_or_else(|| crate::config::unknown("preset of masked language models", preset, known()))
+        found.ok_or_else(|| {
+            effattn_record::config::unknown("preset of masked language models", preset, known())
+        })
     }
 
     /// fairseq's Adam, which every parameter's decay belongs to, and a linear way up and down.

@@ -6,13 +6,6 @@ use serde_json::{Value, json};
 use super::plan::{MlmData, MlmRequest, data_names, load, model};
 use super::recipe::Recipe;
 use super::{BITS, NATS, hf_export};
-use crate::data::masked::{Blocks, VALIDATION_SEED};
-use crate::model::batch::{Batch, IGNORED, ModelInput, Tokens};
-use crate::model::family::{Architecture, Loss, Model};
-use crate::model::roberta::RobertaConfig;
-use crate::nn::PADDING;
-use crate::nn::dropout::DropoutRng;
-use crate::nn::params::ParamBuilder;
 use crate::protocol::definition::{WorkerContext, WorkerInput};
 use crate::protocol::pretrained_start::unchanged;
 use crate::protocol::training::experiment::{
@@ -28,6 +21,13 @@ use crate::train::order::BatchOrder;
 use crate::train::pretrained::CALIBRATION;
 use crate::train::schedule::Schedule;
 use crate::train::training_loop::{CheckpointFiles, EvalScore, Trainable};
+use effattn_data::masked::{Blocks, VALIDATION_SEED};
+use effattn_kernel::embedding::PADDING;
+use effattn_model::batch::{Batch, IGNORED, ModelInput, Tokens};
+use effattn_model::family::{Architecture, Loss, Model};
+use effattn_model::nn::dropout::DropoutRng;
+use effattn_model::nn::params::ParamBuilder;
+use effattn_model::roberta::RobertaConfig;
 
 /// Trains until the last step or until the parent is gone, and validates.
 ///

@@ -165,13 +165,13 @@ fn step(
 }
 
 fn is_oom(ending: &CellFailure) -> bool {
-    ending.outcome == crate::record::Outcome::Oom
+    ending.outcome == effattn_record::Outcome::Oom
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Outcome;
+    use effattn_record::Outcome;
 
     /// Cells that need `needs` bytes and whose steps take one second.
     struct Fake {

@@ -11,10 +11,10 @@ pub mod worker;
 
 use super::definition::{Protocol, Quick, ResultView};
 use super::input_text;
-use crate::config::settings::groups::{MACHINE, MODEL, POINTS};
-use crate::model::family;
-use crate::record::{Metric, Row};
 use crate::run::plan::Cell;
+use effattn_model::family;
+use effattn_record::config::settings::groups::{MACHINE, MODEL, POINTS};
+use effattn_record::{Metric, Row};
 
 pub use parent::measure_rate;
 
@@ -83,7 +83,7 @@ Examples:
 A value is the median over the steps of a cell; its 95 % interval is given by order statistics (Student's t below six steps). Cells of one length, batch and pass take turns in processes of their own.";
 
 /// Cells of one place take turns.
-fn place(cell: &Cell) -> (Option<u64>, Option<u64>, Option<crate::record::Pass>, Option<u64>) {
+fn place(cell: &Cell) -> (Option<u64>, Option<u64>, Option<effattn_record::Pass>, Option<u64>) {
     let Row { len, batch, pass, seed, .. } = cell.row;
     (len, batch, pass, seed)
 }

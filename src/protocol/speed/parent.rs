@@ -7,18 +7,18 @@ use super::interleave::{self, CellWorkers, Started, TurnResult};
 use super::plan::{PROFILE_TIME, SpeedRequest, seconds};
 use super::worker::{SpeedReply, TurnRequest};
 use super::{PROTOCOL, rows};
-use crate::config::units::Bytes;
 use crate::protocol::WorkerRequest;
 use crate::protocol::definition::{EstimateContext, WorkerContext};
 use crate::protocol::model_spec::ModelSpec;
 use crate::protocol::runner::{CellResult, Runner, request};
-use crate::record::{Outcome, Row};
 use crate::run::RunError;
 use crate::run::outcome::CellFailure;
 use crate::run::plan::Plan;
 use crate::run::worker::{Received, Worker};
-use crate::stats::median;
 use crate::term::Warning;
+use effattn_record::config::units::Bytes;
+use effattn_record::stats::median;
+use effattn_record::{Outcome, Row};
 
 /// Lets the cells `open` take turns.
 ///

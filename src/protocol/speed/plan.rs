@@ -5,15 +5,15 @@ use serde::{Deserialize, Serialize};
 use super::super::grid::{Grid, GridDefaults, GridEntry, GridFlags, PlanError, Point, cells_by_place};
 use super::super::model_spec::{ModelSpec, resolve_or_unsupported};
 use super::interleave::Budget;
-use crate::attention::choose::MechanismChoice;
-use crate::attention::entries;
-use crate::config::lists::{Batches, Lengths, Modes, Seeds};
-use crate::config::settings::Settings;
-use crate::config::units::Seconds;
-use crate::model::family::{self, Architecture};
-use crate::nn::params::ParamBuilder;
-use crate::record::{Pass, Row};
 use crate::run::plan::Cell;
+use effattn_model::attention::choose::MechanismChoice;
+use effattn_model::attention::entries;
+use effattn_model::family::{self, Architecture};
+use effattn_model::nn::params::ParamBuilder;
+use effattn_record::config::lists::{Batches, Lengths, Modes, Seeds};
+use effattn_record::config::settings::Settings;
+use effattn_record::config::units::Seconds;
+use effattn_record::{Pass, Row};
 
 /// Mechanisms of cosFormer Table 5, and Transformer-LS.
 const MODELS: &str = "full,local,linformer,reformer,sinkhorn,synthesizer,bigbird,linear,performer,longformer,\

@@ -1,13 +1,13 @@
 //! From samples to rows.
 
-use crate::kernel::cpu::rates::Rates;
-use crate::kernel::profile::Spent;
-use crate::model::batch::InputKind;
-use crate::model::family;
-use crate::record::{Outcome, Pass, Row, rounded};
 use crate::run::journal::Samples;
 use crate::run::outcome::CellFailure;
-use crate::stats::Summary;
+use effattn_kernel::cpu::rates::Rates;
+use effattn_kernel::profile::Spent;
+use effattn_model::batch::InputKind;
+use effattn_model::family;
+use effattn_record::stats::Summary;
+use effattn_record::{Outcome, Pass, Row, rounded};
 
 /// The rows of a cell: step time, steps and tokens (or images) per second, peak memory. `samples` are seconds per step;
 /// `peak` the highest live bytes.
@@ -92,7 +92,7 @@ pub fn samples(seconds: &[f64]) -> Vec<Samples> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Published;
+    use effattn_record::Published;
 
     #[test]
     fn rates_are_the_inverse_of_the_median_and_only_their_row_has_the_published_number() {
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn operations_are_per_step_and_their_rates_per_second() {
-        use crate::kernel::profile::StepPart;
+        use effattn_kernel::profile::StepPart;
         let ffn = |part, macs| Spent { operation: "ffn".into(), part, seconds: 0.5, macs, bytes: 80 };
         let rates = Rates { products: 9e9, copies: 7e9 };
         let spent = [ffn(StepPart::Forward, 100), ffn(StepPart::Backward, 0)];

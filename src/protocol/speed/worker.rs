@@ -7,12 +7,12 @@ use serde_json::Value;
 
 use super::super::measured_step::MeasuredStep;
 use super::plan::SpeedRequest;
-use crate::device::machine::Resident;
-use crate::kernel::cpu::rates::{Rates, rates};
-use crate::kernel::profile::{self, Spent};
 use crate::protocol::definition::WorkerInput;
 use crate::run::outcome::CellFailure;
 use crate::run::worker::ParentLink;
+use effattn_kernel::cpu::rates::{Rates, rates};
+use effattn_kernel::device::machine::Resident;
+use effattn_kernel::profile::{self, Spent};
 
 /// What the parent asks.
 #[derive(Debug, Serialize, Deserialize)]
@@ -51,7 +51,7 @@ pub enum SpeedReply {
     /// Over.
     Ended {
         /// How.
-        outcome: crate::record::Outcome,
+        outcome: effattn_record::Outcome,
         /// Why.
         reason: String,
     },

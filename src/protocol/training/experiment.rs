@@ -8,14 +8,8 @@ use serde_json::Value as Json;
 
 use super::worker::{candle, choose_kernels, failed, run_training};
 use super::{TrainingMessage, TrialTiming};
-use crate::config::settings::DeviceName;
-use crate::device::{Backend, alloc};
-use crate::model::batch::Batch;
-use crate::model::family::{Architecture, Metric, Model};
-use crate::nn::params::ParamBuilder;
 use crate::protocol::definition::WorkerContext;
 use crate::protocol::model_spec::ModelSpec;
-use crate::record::Outcome;
 use crate::run::outcome::CellFailure;
 use crate::run::worker::ParentLink;
 use crate::train::checkpoint::Checkpoint;
@@ -23,6 +17,12 @@ use crate::train::optim::OptimizerConfig;
 use crate::train::schedule::Schedule;
 use crate::train::step::Trainer;
 use crate::train::training_loop::{CheckpointFiles, EvalPoint, LoopConfig, Trainable, TrainingState};
+use effattn_kernel::device::{Backend, alloc};
+use effattn_model::batch::Batch;
+use effattn_model::family::{Architecture, Metric, Model};
+use effattn_model::nn::params::ParamBuilder;
+use effattn_record::Outcome;
+use effattn_record::config::settings::DeviceName;
 
 /// Where a worker trains: its device, and what it held before.
 pub struct TrainingDevice {

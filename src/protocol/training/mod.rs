@@ -9,8 +9,8 @@ pub mod worker;
 
 use serde::{Deserialize, Serialize};
 
-use crate::record::{Outcome, Published};
 use crate::train::training_loop::EvalPoint;
+use effattn_record::{Outcome, Published};
 
 pub use estimate::{RATE, estimate};
 pub use parent::{compute, ended};

@@ -6,16 +6,16 @@ use super::{TrainingMessage, TrainingRequest, TrainingResult, worker};
 use crate::protocol::curve::{CellCurve, CurveSpec};
 use crate::protocol::definition::WorkerContext;
 use crate::protocol::runner::{CellResult, Runner, request};
-use crate::record::{Outcome, Row, file};
 use crate::run::RunError;
 use crate::run::journal::Samples;
 use crate::run::outcome::CellFailure;
 use crate::run::plan::Cell;
 use crate::run::session::Session;
 use crate::run::worker::{Received, Worker};
-use crate::stats::Summary;
 use crate::term::{Warning, clock};
 use crate::train::training_loop::EvalPoint;
+use effattn_record::stats::Summary;
+use effattn_record::{Outcome, Row, file};
 
 /// Time that a worker has on Ctrl-C to finish its step and write a checkpoint.
 const GRACE: Duration = Duration::from_secs(20);
@@ -42,10 +42,7 @@ pub fn compute<J: TrainingRequest>(runner: &mut Runner, open: &[usize]) -> Resul
                 });
                 let progress_seconds = run.moved;
                 runner.curves.push(run.curve);
-                runner.record_result(
-                    index,
-                    CellResult { rows, samples, summary, progress_seconds },
-                )?;
+                runner.record_result(index, CellResult { rows, samples, summary, progress_seconds })?;
             }
             Err(ending) => {
                 let moved = run.moved;

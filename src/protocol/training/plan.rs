@@ -1,10 +1,10 @@
 //! What the plans of training runs share.
 
-use crate::config::lists::{Batches, Lengths};
-use crate::config::settings::{DtypeName, Settings};
 use crate::protocol::grid::{PlanError, PublishedMatch};
 use crate::protocol::model_spec::ModelSpec;
-use crate::record::Row;
+use effattn_record::Row;
+use effattn_record::config::lists::{Batches, Lengths};
+use effattn_record::config::settings::{DtypeName, Settings};
 
 /// Length and batch size of `settings`, where they are said: `protocol` trains with one of each.
 ///

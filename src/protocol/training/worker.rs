@@ -9,17 +9,17 @@ use std::time::{Duration, Instant};
 use serde_json::Value as Json;
 
 use super::{TrainingMessage, TrainingResult};
-use crate::device::machine;
-use crate::kernel;
 use crate::protocol::definition::WorkerContext;
 use crate::protocol::model_spec::{ModelSpec, compute_as};
-use crate::record::{Outcome, file};
 use crate::run::outcome::{self, CellFailure};
 use crate::run::worker::ParentLink;
 use crate::train::step::{StepError, Trainer};
 use crate::train::training_loop::{
     self, CheckpointFiles, EvalPoint, Event, LoopConfig, LoopControl, Trainable, TrainingError, TrainingState,
 };
+use effattn_kernel as kernel;
+use effattn_kernel::device::machine;
+use effattn_record::{Outcome, file};
 
 /// The file with the seconds per step.
 const TIMES: &str = "times.csv";

@@ -7,12 +7,12 @@ use candle_core::{Device, Error, Result as Candle, Tensor};
 use rayon::prelude::*;
 
 use super::recipe::Recipe;
-use crate::data::images::ImageSet;
-use crate::data::images::transform::{IMAGENET, evaluated, normalised};
-use crate::data::{DataError, Split};
-use crate::device::rng::RngStream;
-use crate::model::batch::{Batch, ModelInput};
 use crate::train::order::BatchOrder;
+use effattn_data::images::ImageSet;
+use effattn_data::images::transform::{IMAGENET, evaluated, normalised};
+use effattn_data::{DataError, Split};
+use effattn_kernel::device::rng::RngStream;
+use effattn_model::batch::{Batch, ModelInput};
 
 /// Batches that are made ahead.
 const AHEAD: usize = 2;
@@ -227,7 +227,7 @@ impl<T: Send + 'static> Iterator for Ahead<(), T> {
 mod tests {
     use super::super::recipe;
     use super::*;
-    use crate::data::images::synthetic::SyntheticImages;
+    use effattn_data::images::synthetic::SyntheticImages;
 
     fn loader(leave_out: bool, set: Arc<dyn ImageSet>) -> Loader {
         Loader::new(set, recipe::find("cvt-small").unwrap(), (32, 5), leave_out).unwrap()

@@ -12,9 +12,9 @@ pub mod worker;
 use super::definition::{Protocol, Quick, ResultView, Tasks};
 use super::lra;
 use super::training;
-use crate::config::settings::groups::{MACHINE, TRAINING};
-use crate::model::family::vision;
-use crate::record::Metric;
+use effattn_model::family::vision;
+use effattn_record::Metric;
+use effattn_record::config::settings::groups::{MACHINE, TRAINING};
 
 /// The table line.
 pub static PROTOCOL: Protocol = Protocol {

@@ -3,21 +3,21 @@
 use serde::{Deserialize, Serialize};
 
 use super::recipe::{self, Recipe};
-use crate::config::lists::{Batches, Lengths, Seeds, Words};
-use crate::config::settings::Settings;
-use crate::config::unknown;
-use crate::data::images;
-use crate::data::images::test_only::{challenge, challenges};
-use crate::model::batch::InputKind;
-use crate::model::family::vision::{ImageClassifier, classifier};
-use crate::model::family::{self, Architecture, DataShape, ModelRequest, ResolveError};
 use crate::protocol::definition::{DataDirs, Prepared};
 use crate::protocol::grid::tasks as tasks_of;
 use crate::protocol::grid::{Grid, GridDefaults, GridEntry, GridFlags, PlanError, published_elsewhere};
 use crate::protocol::model_spec::{ModelSpec, resolve_or_unsupported};
 use crate::protocol::training::{ProtocolDiff, RATE, TrainingRequest, incomplete};
-use crate::record::{Pass, Published};
 use crate::run::plan::{Cell, Plan};
+use effattn_data::images;
+use effattn_data::images::test_only::{challenge, challenges};
+use effattn_model::batch::InputKind;
+use effattn_model::family::vision::{ImageClassifier, classifier};
+use effattn_model::family::{self, Architecture, DataShape, ModelRequest, ResolveError};
+use effattn_record::config::lists::{Batches, Lengths, Seeds, Words};
+use effattn_record::config::settings::Settings;
+use effattn_record::config::unknown;
+use effattn_record::{Pass, Published};
 
 /// What the worker of a cell is asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -80,7 +80,7 @@ fn examples(classes: usize, len: usize) -> DataShape {
 /// Unknown names, sizes that no model has.
 pub fn model(
     spec: &ModelSpec,
-    choice: &crate::attention::choose::MechanismChoice,
+    choice: &effattn_model::attention::choose::MechanismChoice,
     classes: Option<usize>,
 ) -> Result<ImageClassifier, ResolveError> {
     let examples = classes.map(|classes| examples(classes, spec.len as usize));

@@ -1,10 +1,10 @@
 //! How image models are trained and evaluated (`SPEC-vision.md` section 8).
 
-use crate::config::unknown;
-use crate::data::images::augment::Augment;
-use crate::data::images::transform::Interpolation;
 use crate::train::optim::{AdamW, OptimizerConfig};
 use crate::train::schedule::Schedule;
+use effattn_data::images::augment::Augment;
+use effattn_data::images::transform::Interpolation;
+use effattn_record::config::unknown;
 
 /// A protocol of training and evaluation.
 #[derive(Clone, Copy, Debug)]
@@ -116,7 +116,7 @@ impl Recipe {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::family::vision::FAMILY;
+    use effattn_model::family::vision::FAMILY;
 
     #[test]
     fn every_preset_has_a_recipe() {

@@ -3,14 +3,14 @@
 use candle_core::{Device, Error, Result as Candle, Tensor};
 
 use super::loader::Loader;
-use crate::data::Split;
-use crate::data::content_hash::ContentHash;
-use crate::data::images::corrupt::{CORRUPTIONS, SEVERITIES};
-use crate::data::images::test_only::{Parts, TestOnlySet};
-use crate::model::family::Model;
-use crate::model::family::vision::ImageModel;
-use crate::model::vision::similarity::corruption_error;
 use crate::protocol::training::MetricValue;
+use effattn_data::Split;
+use effattn_data::content_hash::ContentHash;
+use effattn_data::images::corrupt::{CORRUPTIONS, SEVERITIES};
+use effattn_data::images::test_only::{Parts, TestOnlySet};
+use effattn_model::family::Model;
+use effattn_model::family::vision::ImageModel;
+use effattn_model::vision::similarity::corruption_error;
 
 /// Error of AlexNet on clean images of ImageNet, as a share.
 const ALEXNET_CLEAN: f64 = 0.4345;
@@ -128,7 +128,7 @@ impl TestSetResult {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::images::test_only::challenge;
+    use effattn_data::images::test_only::challenge;
 
     fn value(measures: &[MetricValue], task: &str, metric: &str) -> f64 {
         let found = measures.iter().find(|one| one.metric == metric && one.task.as_deref() == Some(task));

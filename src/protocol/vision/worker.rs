@@ -9,21 +9,12 @@ use super::loader::{Ahead, Loader, Made};
 use super::plan::{VisionRequest, classes, model};
 use super::recipe::{self, Recipe};
 use super::test_only;
-use crate::data::images::test_only::{TestOnlySet, challenge};
-use crate::data::{Split, images};
-use crate::model::family::vision::{ImageClassifier, ImageModel};
-use crate::model::family::{Architecture, Loss, Model};
-use crate::model::vision::ForwardOptions as Forward;
-use crate::model::vision::similarity::patch_cosine;
-use crate::nn::dropout::DropoutRng;
-use crate::nn::params::ParamBuilder;
 use crate::protocol::definition::{WorkerContext, WorkerInput};
 use crate::protocol::training::experiment::{
     Experiment, ExperimentDriver, TrainedWeights, TrainingDevice, mean, scores,
 };
 use crate::protocol::training::worker::{candle, failed, report};
 use crate::protocol::training::{MetricValue, TrainingMessage, TrainingResult};
-use crate::record::text::plural;
 use crate::run::outcome::CellFailure;
 use crate::run::worker::ParentLink;
 use crate::train::checkpoint::Checkpoint;
@@ -32,6 +23,15 @@ use crate::train::order::BatchOrder;
 use crate::train::schedule::Schedule;
 use crate::train::training_loop::{CheckpointFiles, EvalScore, Trainable};
 use crate::train::warm_start;
+use effattn_data::images::test_only::{TestOnlySet, challenge};
+use effattn_data::{Split, images};
+use effattn_model::family::vision::{ImageClassifier, ImageModel};
+use effattn_model::family::{Architecture, Loss, Model};
+use effattn_model::nn::dropout::DropoutRng;
+use effattn_model::nn::params::ParamBuilder;
+use effattn_model::vision::ForwardOptions as Forward;
+use effattn_model::vision::similarity::patch_cosine;
+use effattn_record::text::plural;
 
 /// Images that are named where they are left out; more are only counted.
 const NAMED: usize = 20;
@@ -190,7 +190,7 @@ impl<'a> VisionExperiment<'a> {
         (self.request.spec.batch as usize / self.parts()).clamp(1, 128)
     }
 
-    fn scores(&self, net: &mut ImageModel, split: Split) -> Candle<Vec<crate::model::family::Metric>> {
+    fn scores(&self, net: &mut ImageModel, split: Split) -> Candle<Vec<effattn_model::family::Metric>> {
         let device = self.laboratory.device();
         let made = self.loader.evaluation(split, self.count(split), self.batch());
         // a batch whose images were all left out has nothing to score

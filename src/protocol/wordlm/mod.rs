@@ -8,9 +8,9 @@ pub mod worker;
 use super::curve::CurveSpec;
 use super::definition::{Protocol, Quick, ResultView, Tasks};
 use super::training;
-use crate::config::settings::groups::{MACHINE, TRAINING};
-use crate::model::family::word_lm;
-use crate::record::Metric;
+use effattn_model::family::word_lm;
+use effattn_record::Metric;
+use effattn_record::config::settings::groups::{MACHINE, TRAINING};
 
 /// The table line.
 pub static PROTOCOL: Protocol = Protocol {

@@ -6,13 +6,6 @@ use serde::{Deserialize, Serialize};
 
 use super::CONTEXT;
 use super::recipe::{self, Recipe};
-use crate::attention::choose::MechanismChoice;
-use crate::config::lists::{Seeds, Words};
-use crate::config::settings::Settings;
-use crate::data::word_corpus::WordCorpus;
-use crate::data::{self, DataError, LoadOptions};
-use crate::model::family::{Architecture, ModelRequest, ResolveError, word_lm};
-use crate::model::word_lm::WordLmConfig;
 use crate::protocol::definition::{DataDirs, Prepared};
 use crate::protocol::grid::{
     Grid, GridDefaults, GridEntry, GridFlags, PlanError, listed, published_elsewhere, tasks as tasks_of,
@@ -22,8 +15,16 @@ use crate::protocol::runner::request;
 use crate::protocol::training::{
     ProtocolDiff, RATE, TrainingRequest, incomplete, micro_batches, one_of_each,
 };
-use crate::record::{Pass, Published};
 use crate::run::plan::{Cell, Plan};
+use effattn_data as data;
+use effattn_data::word_corpus::WordCorpus;
+use effattn_data::{DataError, LoadOptions};
+use effattn_model::attention::choose::MechanismChoice;
+use effattn_model::family::{Architecture, ModelRequest, ResolveError, word_lm};
+use effattn_model::word_lm::WordLmConfig;
+use effattn_record::config::lists::{Seeds, Words};
+use effattn_record::config::settings::Settings;
+use effattn_record::{Pass, Published};
 
 /// What the worker of a cell is asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -242,8 +243,8 @@ impl TrainingRequest for WordLmRequest {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::choose::choose;
-    use crate::model::family::character_lm;
+    use effattn_model::attention::choose::choose;
+    use effattn_model::family::character_lm;
 
     /// Models stand below data sets in the layers, so both state the sizes of published vocabularies.
     #[test]

@@ -129,7 +129,7 @@ impl Recipe {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data;
+    use effattn_data as data;
 
     #[test]
     fn the_rates_of_the_script() {

@@ -6,13 +6,6 @@ use serde_json::Value as Json;
 use super::plan::{VALIDATION, WordLmRequest, load, model};
 use super::recipe::{self, Recipe};
 use super::{BLOCK, CONTEXT};
-use crate::data;
-use crate::data::word_corpus::{END, UNKNOWN, WordCorpus, unigram};
-use crate::model::family::{Architecture, Loss};
-use crate::model::word_lm::{EvalWindows, WordLm, WordLmConfig, perplexity, stream_nll};
-use crate::nn::PADDING;
-use crate::nn::dropout::DropoutRng;
-use crate::nn::params::ParamBuilder;
 use crate::protocol::definition::{WorkerContext, WorkerInput};
 use crate::protocol::training::experiment::{
     Experiment, ExperimentDriver, TrainedWeights, TrainingDevice, WeightChoice,
@@ -26,6 +19,13 @@ use crate::train::optim::OptimizerConfig;
 use crate::train::order::BatchOrder;
 use crate::train::schedule::Schedule;
 use crate::train::training_loop::{CheckpointFiles, EvalScore, Trainable};
+use effattn_data as data;
+use effattn_data::word_corpus::{END, UNKNOWN, WordCorpus, unigram};
+use effattn_kernel::embedding::PADDING;
+use effattn_model::family::{Architecture, Loss};
+use effattn_model::nn::dropout::DropoutRng;
+use effattn_model::nn::params::ParamBuilder;
+use effattn_model::word_lm::{EvalWindows, WordLm, WordLmConfig, perplexity, stream_nll};
 
 /// Words that are evaluated at a time.
 const AT_A_TIME: usize = 2048;

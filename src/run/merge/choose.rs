@@ -6,9 +6,9 @@ use std::path::PathBuf;
 
 use super::error::MergeError;
 use super::source::MergeInput;
-use crate::record::{Outcome, Row};
 use crate::run::journal::{Entry, Samples};
 use crate::run::plan::folder as cell_folder;
+use effattn_record::{Outcome, Row};
 
 /// The entry of every cell, and the run that its files are taken from.
 pub(super) struct Chosen<'a> {
@@ -90,7 +90,7 @@ fn unlike(a: &Entry, b: &Entry) -> Option<String> {
 /// Which file of a cell differs between two runs: its curve or its best weights.
 fn unlike_files(cell: &str, runs: [&PathBuf; 2]) -> Option<String> {
     for name in ["curve.csv", "best.safetensors"] {
-        let [a, b] = runs.map(|run| crate::record::file::read(&cell_folder(run, cell).join(name)).ok());
+        let [a, b] = runs.map(|run| effattn_record::file::read(&cell_folder(run, cell).join(name)).ok());
         let (Some(a), Some(b)) = (a, b) else { continue };
         let differ = if name == "curve.csv" { a != b } else { tensors(&a) != tensors(&b) };
         if differ {

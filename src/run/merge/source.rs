@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
-use crate::record::Outcome;
 use crate::run::RunError;
 use crate::run::journal::{self, Entry};
 use crate::run::manifest::{Manifest, State};
 use crate::run::plan_file::PlanFile;
 use crate::run::shard::{Shard, shards};
+use effattn_record::Outcome;
 
 /// Folders below a named one at which runs are looked for no more.
 const DEEPEST: usize = 8;

@@ -9,7 +9,6 @@ use serde_json::Value;
 use super::choose::Chosen;
 use super::error::MergeError;
 use super::source::{MergeInput, owners};
-use crate::record::file;
 use crate::run::folder::{self, lock_run};
 use crate::run::journal::{Entry, Journal};
 use crate::run::manifest::{Manifest, MergedPart, State, now};
@@ -17,6 +16,7 @@ use crate::run::plan::{digest, folder as cell_folder};
 use crate::run::plan_file::PlanFile;
 use crate::run::shard::{Shard, without_shard};
 use crate::run::{CancelToken, RunError, session};
+use effattn_record::file;
 
 /// A run that was made of others.
 pub struct Merged {

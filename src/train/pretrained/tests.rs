@@ -3,10 +3,10 @@ use serde_json::json;
 
 use super::weights::{POSITIONS, TYPES, layer_name};
 use super::*;
-use crate::model::roberta::Roberta;
-use crate::nn::PADDING;
-use crate::nn::dropout::Dropout;
-use crate::nn::params::ParamBuilder;
+use effattn_kernel::embedding::PADDING;
+use effattn_model::nn::dropout::Dropout;
+use effattn_model::nn::params::ParamBuilder;
+use effattn_model::roberta::Roberta;
 
 /// A small encoder of full attention for `positions` words.
 fn config(tokenizer: &Tokenizer, positions: usize) -> RobertaConfig {

@@ -6,10 +6,10 @@ use std::collections::{BTreeSet, HashMap};
 use candle_core::{DType, Device, Result as Candle, Tensor};
 
 use super::{Pretrained, Result, unfit};
-use crate::kernel::linear::linear;
-use crate::model::roberta::{Roberta, RobertaConfig};
-use crate::nn::PADDING;
-use crate::nn::params::ParamBuilder;
+use effattn_kernel::embedding::PADDING;
+use effattn_kernel::linear::linear;
+use effattn_model::nn::params::ParamBuilder;
+use effattn_model::roberta::{Roberta, RobertaConfig};
 
 /// Batches that DualLN is calibrated on.
 pub const CALIBRATION: usize = 64;

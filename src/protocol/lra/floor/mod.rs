@@ -11,14 +11,15 @@ use serde::{Deserialize, Serialize};
 
 use super::recipe;
 use super::tasks::LoadOptions;
-use crate::data::subset::LimitedDataset;
-use crate::data::{self, Dataset, Split};
 use crate::protocol::grid::{Grid, PlanError, tasks};
 use crate::protocol::runner::{CellResult, Runner, request};
-use crate::record::{FLOOR, Outcome, Row};
 use crate::run::RunError;
 use crate::run::outcome::CellFailure;
 use crate::run::plan::Cell;
+use effattn_data as data;
+use effattn_data::subset::LimitedDataset;
+use effattn_data::{Dataset, Split};
+use effattn_record::{FLOOR, Outcome, Row};
 
 /// A simple rule.
 #[derive(Debug)]
@@ -220,10 +221,10 @@ fn percent(data: &dyn Dataset, right: impl Fn(usize) -> bool + Sync) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::settings::Settings;
-    use crate::data::Example;
     use crate::protocol::grid::{GridFlags, resolve};
     use crate::protocol::lra::tasks::{LoadOptions, load};
+    use effattn_data::Example;
+    use effattn_record::config::settings::Settings;
 
     /// Documents made of a class's letters, on both sides of a pair or as intensities.
     struct Toy;
