@@ -37,6 +37,7 @@ pub mod nystrom;
 pub mod op;
 pub mod profile;
 pub mod project_slots;
+pub mod rotary;
 pub mod sinkhorn;
 pub mod softmax;
 pub mod tape;

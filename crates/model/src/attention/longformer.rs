@@ -8,7 +8,7 @@ use candle_core::Result;
 use super::knobs::{Kind, Knob, Knobs, Value};
 use super::{
     AttentionInput, AttentionOutput, Cost, Growth, Idle, Mechanism, MechanismConfig, MechanismEntry, Needs,
-    Paper, Projections, Shape, Support,
+    Paper, Shape, Support,
 };
 use crate::nn::params::ParamBuilder;
 use effattn_kernel::attend::attend;
@@ -86,7 +86,7 @@ causal: and j <= i.",
         Idle { knob: "right", when: |_, shape| shape.causal, why: "in the causal form" },
     ],
     validate: |_, _| Ok(()),
-    needs: |knobs| Needs { projections: Projections::Qkv, x: false, global: separate(knobs) },
+    needs: |knobs| Needs { global: separate(knobs), ..Needs::default() },
     cost,
     pattern: |knobs, shape| {
         let globals = globals(knobs, shape.queries);

@@ -74,9 +74,9 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
     ],
     validate,
     needs: |knobs| Needs {
-        projections: if knobs.bool("dot_product") { Projections::Qkv } else { Projections::V },
+        projections: if knobs.bool("dot_product") { Projections::QKV } else { Projections::V },
         x: dense(knobs),
-        global: false,
+        ..Needs::default()
     },
     cost,
     pattern: |_, shape| Some(Pattern::full(shape.queries, shape.keys, shape.causal)),
