@@ -9,6 +9,7 @@
 
 pub mod activation;
 pub mod adamw;
+pub mod aft;
 pub mod attend;
 pub mod batch_norm;
 pub mod block;
@@ -17,6 +18,7 @@ pub mod conv;
 pub mod cpu;
 #[cfg(any(feature = "cuda", test))]
 pub mod cuda;
+pub mod delta_rule;
 pub mod dropout;
 pub mod embedding;
 pub mod group;
