@@ -102,12 +102,13 @@ fn window_sums<S: Simd, const V: usize>(
     let last = (j + window).min(block.len);
     let own = vectors::<S, V>(&space.own[j * lanes..], at);
     let values = vectors::<S, V>(&space.values, at);
+    let passed = space.sums.each_ref().map(|sums| &sums[..block.len * lanes]);
     let mut sums = [[simd.splat_f32s(0.0); V]; 2];
     for i in first..last {
         let index = i * block.columns + j + window - 1 - i;
         let weight = block.inside[index];
-        let a = vectors::<S, V>(&space.sums[0][i * lanes..], at);
-        let ar = vectors::<S, V>(&space.sums[1][i * lanes..], at);
+        let a = vectors::<S, V>(&passed[0][i * lanes..], at);
+        let ar = vectors::<S, V>(&passed[1][i * lanes..], at);
         let w = simd.splat_f32s(weight);
         for v in 0..V {
             sums[0][v] = simd.mul_add_e_f32s(w, a[v], sums[0][v]);

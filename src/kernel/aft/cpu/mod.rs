@@ -251,8 +251,7 @@ fn split_parts<'a>(
     parts: &[usize],
 ) -> Vec<[Vec<&'a mut [f32]>; 3]> {
     let list = |slot: usize| Vec::with_capacity(if slot < parts.len() { dims.len } else { 0 });
-    let mut all: Vec<_> =
-        (0..dims.samples * blocks.len()).map(|_| [0, 1, 2].map(|slot| list(slot))).collect();
+    let mut all: Vec<_> = (0..dims.samples * blocks.len()).map(|_| [0, 1, 2].map(list)).collect();
     for (index, row) in rows.chunks_exact_mut(row).enumerate() {
         let first = index / dims.len * blocks.len();
         for (part, mut columns) in row.chunks_exact_mut(dims.width).enumerate() {

@@ -5,6 +5,7 @@ use pulp::Simd;
 use super::Dims;
 use super::vectors::{ALIGN, add_weighted};
 use crate::kernel::cpu::math::{self, load, store};
+use crate::kernel::cpu::par::{Scratch, scratch};
 
 /// Some channels of one sample.
 pub(super) struct Block<'a> {
@@ -44,18 +45,18 @@ impl<'a> Block<'a> {
     }
 }
 
-/// Working space of one thread; rows are a whole number of vectors.
+/// Working space of one thread; rows are a whole number of vectors, written before they are read.
 pub(super) struct Space {
     /// Keys exp(k - maximum), and times their values, relative to the maximum of the position that reads them. Later the
     /// gradients of keys.
-    pub(super) keys: [Vec<f32>; 2],
+    pub(super) keys: [Scratch; 2],
     /// Denominators and numerators of every position. Later what a position passes on to its keys: the gradient by the
     /// numerator, and that times the quotient.
-    pub(super) sums: [Vec<f32>; 2],
+    pub(super) sums: [Scratch; 2],
     /// Keys relative to the maximum of their own position; for training.
-    pub(super) own: Vec<f32>,
+    pub(super) own: Scratch,
     /// exp(maximum before - maximum at a position); for training, if causal.
-    pub(super) shrink: Vec<f32>,
+    pub(super) shrink: Scratch,
     /// Positions where it is not 1.
     pub(super) shrinks: Vec<bool>,
     /// Maximum so far.
@@ -69,7 +70,7 @@ pub(super) struct Space {
 impl Space {
     pub(super) fn new(dims: &Dims, trains: bool) -> Self {
         let lanes = (dims.width / dims.groups).min(super::CHANNELS).next_multiple_of(ALIGN);
-        let rows = |wanted: bool| vec![0.0; if wanted { dims.len * lanes } else { lanes }];
+        let rows = |wanted: bool| scratch(if wanted { dims.len * lanes } else { lanes });
         let line = || vec![0.0; lanes];
         Self {
             keys: [rows(true), rows(true)],

@@ -19,7 +19,7 @@ use crate::kernel::tape;
 use chunk::Chunk;
 
 /// Positions per chunk.
-const CHUNK: usize = 64;
+const CHUNK: usize = 32;
 
 /// Runs the fused kernel on f32 tensors.
 pub(super) fn fused(rows: &DeltaRows, call: &DeltaRule) -> Result<Heads> {
