@@ -12,12 +12,12 @@
 //!
 //! ```
 //! use candle_core::{Device, Tensor};
-//! use effattn_kernel::device::rng::Stream;
+//! use effattn_kernel::device::rng::RngStream;
 //! use effattn_kernel::aft::{Aft, WindowBias, aft};
 //! use effattn_kernel::heads::{PackedLayout, Qkv};
 //!
 //! # fn main() -> candle_core::Result<()> {
-//! let draw = |name: &str, shape: &[usize]| Stream::new(0, name).normal_tensor(shape, 0.0, 1.0, &Device::Cpu);
+//! let draw = |name: &str, shape: &[usize]| RngStream::new(0, name).normal_tensor(shape, 0.0, 1.0, &Device::Cpu);
 //! let qkv = Qkv::Packed { rows: draw("rows", &[1, 20, 3 * 16])?, heads: 2, parts: PackedLayout::QKV };
 //! // AFT-simple
 //! let out = aft(&qkv, &Aft { bias: None, mask: None, causal: true })?;

@@ -13,13 +13,13 @@
 //!
 //! ```
 //! use candle_core::{Device, Tensor};
-//! use effattn_kernel::device::rng::Stream;
+//! use effattn_kernel::device::rng::RngStream;
 //! use effattn_kernel::delta_rule::{DeltaRows, DeltaRule, NormalizeConfig, delta_rule, normalize};
 //! use effattn_kernel::heads::{PackedLayout, Qkv};
 //!
 //! # fn main() -> candle_core::Result<()> {
 //! // DeltaNet: rows [q | k | v] of the projection, two heads of width 8
-//! let draw = |name: &str, shape: &[usize]| Stream::new(0, name).normal_tensor(shape, 0.0, 1.0, &Device::Cpu);
+//! let draw = |name: &str, shape: &[usize]| RngStream::new(0, name).normal_tensor(shape, 0.0, 1.0, &Device::Cpu);
 //! let qkv = Qkv::Packed { rows: draw("rows", &[1, 20, 3 * 16])?, heads: 2, parts: PackedLayout::QKV };
 //! let rows = DeltaRows::new(&qkv)?;
 //! let rows = normalize(&rows, &NormalizeConfig { silu_qk: true, silu_v: true, eps: 1e-6, query_scale: 8f64.powf(-0.5) })?;
