@@ -11,6 +11,7 @@
 
 pub mod activation;
 pub mod adamw;
+pub mod aft;
 pub mod attend;
 pub mod batch_norm;
 pub mod block;
@@ -19,6 +20,7 @@ pub mod conv;
 pub mod cpu;
 #[cfg(any(feature = "cuda", test))]
 pub mod cuda;
+pub mod delta_rule;
 pub mod device;
 pub mod dropout;
 pub mod embedding;
