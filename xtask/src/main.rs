@@ -53,7 +53,8 @@ mod tests {
 
     /// Every dependency of `chosen` with its features.
     fn dependencies(chosen: &[&str]) -> BTreeSet<String> {
-        let arguments = ["tree", "--offline", "-e", "normal,build,dev", "--format", "{p} {f}", "--prefix", "none"];
+        let arguments =
+            ["tree", "--offline", "-e", "normal,build,dev", "--format", "{p} {f}", "--prefix", "none"];
         let output = Command::new("cargo").args(arguments).args(chosen).current_dir(root()).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let text = String::from_utf8(output.stdout).unwrap();
@@ -67,7 +68,10 @@ mod tests {
         for package in ["effattn-kernel", "effattn-record", "effattn-data", "effattn-model", "effattn"] {
             let alone = dependencies(&["-p", package]);
             let others: Vec<_> = alone.difference(&whole).collect();
-            assert!(others.is_empty(), "{package} alone needs other features; name them in crates/features: {others:#?}");
+            assert!(
+                others.is_empty(),
+                "{package} alone needs other features; name them in crates/features: {others:#?}"
+            );
         }
     }
 }
