@@ -1,5 +1,8 @@
 //! Knobs: the settings that make variants of a mechanism, with defaults and sources.
 //!
+//! A mechanism declares each knob once, as a constant ([`Knob`]), lists it in its entry and reads it through the constant
+//! ([`Knobs::get`]); a test walks every variant, so that a knob that is read but not listed fails.
+//!
 //! Knob names are the golden files' `config` keys. On the command line a variant is
 //! `name:key=value,key=value`; list values join with `+`, `auto` is null. `compat=lra` and `compat=code` stand
 //! for the knobs that reproduce a reference code's quirks ([`COMPAT`]).
@@ -176,19 +179,6 @@ impl Knobs {
         })
     }
 
-    /// A whole number. Zero if the mechanism has no such knob.
-    pub fn int(&self, name: &str) -> usize {
-        self.opt_int(name).unwrap_or(0)
-    }
-
-    /// A whole number, or none where auto.
-    pub fn opt_int(&self, name: &str) -> Option<usize> {
-        match self.0.get(name) {
-            Some(Value::Int(value)) => Some(*value),
-            _ => None,
-        }
-    }
-
     /// The largest whole number among them.
     pub fn largest(&self) -> usize {
         let values = self.0.values().map(|value| match value {
@@ -197,45 +187,6 @@ impl Knobs {
             _ => 0,
         });
         values.max().unwrap_or(0)
-    }
-
-    /// True or false; false if the mechanism has no such knob.
-    pub fn bool(&self, name: &str) -> bool {
-        matches!(self.0.get(name), Some(Value::Bool(true)))
-    }
-
-    /// A number; 0 if the mechanism has no such knob.
-    pub fn float(&self, name: &str) -> f64 {
-        match self.0.get(name) {
-            Some(Value::Float(value)) => *value,
-            Some(Value::Int(value)) => *value as f64,
-            _ => 0.0,
-        }
-    }
-
-    /// A number, or none where auto.
-    pub fn opt_float(&self, name: &str) -> Option<f64> {
-        match self.0.get(name) {
-            Some(Value::Float(value)) => Some(*value),
-            _ => None,
-        }
-    }
-
-    /// A word; empty where auto or absent.
-    pub fn word(&self, name: &str) -> &str {
-        match self.0.get(name) {
-            Some(Value::Word(value)) => value,
-            _ => "",
-        }
-    }
-
-    /// A list; one number counts as a list of one, auto as none.
-    pub fn list(&self, name: &str) -> Option<Vec<usize>> {
-        match self.0.get(name) {
-            Some(Value::List(list)) => Some(list.clone()),
-            Some(Value::Int(value)) => Some(vec![*value]),
-            _ => None,
-        }
     }
 }
 

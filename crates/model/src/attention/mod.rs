@@ -33,6 +33,9 @@ pub mod synthesizer;
 pub mod transformer_xl;
 pub mod window;
 
+#[cfg(test)]
+mod tests;
+
 use candle_core::{Device, Result, Tensor};
 
 use crate::nn::params::ParamBuilder;

@@ -88,16 +88,8 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
             when: |knobs, _| !has(knobs, Part::Factorized),
             why: "without mode=factorized_random",
         },
-        Idle {
-            knob: HIDDEN.name(),
-            when: |knobs, _| !has(knobs, Part::Dense),
-            why: "without mode=dense",
-        },
-        Idle {
-            knob: RELEASED.name(),
-            when: |knobs, _| !has(knobs, Part::Dense),
-            why: "without mode=dense",
-        },
+        Idle { knob: HIDDEN.name(), when: |knobs, _| !has(knobs, Part::Dense), why: "without mode=dense" },
+        Idle { knob: RELEASED.name(), when: |knobs, _| !has(knobs, Part::Dense), why: "without mode=dense" },
     ],
     in_models: InModels::PLAIN,
     validate,
@@ -165,8 +157,7 @@ fn cost(knobs: &Knobs, shape: &Shape) -> Cost {
     let dot = knobs.get(&DOT_PRODUCT);
     let pairs = h * n * n * d * if dot { 2 } else { 1 };
     let shared = if has(knobs, Part::Factorized) { h * n * n * knobs.get(&K) } else { 0 };
-    let own = pairs
-        + if has(knobs, Part::Dense) { h * n * hidden * (shape.width + most) } else { 0 };
+    let own = pairs + if has(knobs, Part::Dense) { h * n * hidden * (shape.width + most) } else { 0 };
     Cost {
         core_macs: (shape.batch * own + shared) as u64,
         flops: (own + shared) as u64,
@@ -198,8 +189,8 @@ fn build(config: &MechanismConfig, builder: &ParamBuilder) -> Result<Box<dyn Mec
     // lecun normal, which counts heads into the fan-in of a [heads, in, out] parameter
     let lecun = |fan_in: usize| Init::normal(1.0 / (fan_in as f64).sqrt());
     let param = |name: &str, shape: &[usize], init| builder.param(name, shape, init);
-    let random = has(knobs, Part::Random)
-        .then(|| param("random", &[h, max_len, max_len], lecun(h * max_len)));
+    let random =
+        has(knobs, Part::Random).then(|| param("random", &[h, max_len, max_len], lecun(h * max_len)));
     let factorized = has(knobs, Part::Factorized).then(|| -> Result<_> {
         let left = param("random1", &[h, max_len, k], lecun(h * max_len))?;
         Ok((left, param("random2", &[h, k, max_len], lecun(h * k))?))
