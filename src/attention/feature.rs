@@ -6,7 +6,9 @@ use candle_core::{Device, Result, Tensor};
 use super::decode::State;
 use super::knobs::{Kind, Knob, Knobs, Value};
 use super::{Config, Cost, Input, Mechanism, Output, Shape};
-use crate::kernel::linear_attention::{Activation, Features, Guard, LinearAttention, linear_attention};
+use crate::kernel::linear_attention::{
+    Activation, Decay, Features, Guard, LinearAttention, linear_attention,
+};
 use crate::nn::params::Builder;
 use crate::pattern::Pattern;
 
@@ -140,10 +142,10 @@ impl Kernel {
         let reweight = self.reweight.then(|| self.m.unwrap_or(longest));
         LinearAttention {
             features: Features::Elementwise { activation: self.activation, reweight },
-            guard: self.guard,
+            guard: Some(self.guard),
             mask,
             causal: self.causal,
-            gate: None,
+            decay: Decay::None,
         }
     }
 }

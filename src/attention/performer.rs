@@ -14,7 +14,7 @@ use super::{
 };
 use crate::device::rng::Stream;
 use crate::kernel::linear_attention::decode::recurrent;
-use crate::kernel::linear_attention::{Favor, Features, Guard, LinearAttention, linear_attention};
+use crate::kernel::linear_attention::{Decay, Favor, Features, Guard, LinearAttention, linear_attention};
 use crate::nn::params::Builder;
 
 /// The table line.
@@ -153,10 +153,10 @@ impl Performer {
     fn call<'a>(&self, mask: Option<&'a Tensor>) -> LinearAttention<'a> {
         LinearAttention {
             features: Features::Favor(self.favor.clone()),
-            guard: Guard::NonZero,
+            guard: Some(Guard::NonZero),
             mask,
             causal: self.causal,
-            gate: None,
+            decay: Decay::None,
         }
     }
 }

@@ -7,7 +7,9 @@ use super::decode::State;
 use super::knobs::{Kind, Knob, Knobs, Value};
 use super::{Config, Cost, Entry, Growth, Input, Mechanism, Needs, Output, Paper, Shape, Support, feature};
 use crate::kernel::linear;
-use crate::kernel::linear_attention::{Features, Guard, LinearAttention, RandomKernel, linear_attention};
+use crate::kernel::linear_attention::{
+    Decay, Features, Guard, LinearAttention, RandomKernel, linear_attention,
+};
 use crate::nn::params::{Builder, Init};
 
 /// The table line.
@@ -214,10 +216,10 @@ impl Rfa {
             Features::Random { weight, kernel: self.kernel, norm_eps: self.norm_eps, scale: self.scale };
         then(&LinearAttention {
             features,
-            guard: self.guard,
+            guard: Some(self.guard),
             mask: input.mask,
             causal: self.causal,
-            gate: gate.as_ref(),
+            decay: gate.as_ref().map_or(Decay::None, Decay::Gate),
         })
     }
 }

@@ -4,7 +4,7 @@ use std::f64::consts::FRAC_PI_2;
 
 use candle_core::{D, Result, Tensor};
 
-use super::{Activation, Favor, Features, LinearAttention, RandomKernel};
+use super::{Activation, Decay, Favor, Features, LinearAttention, RandomKernel};
 
 /// A logit that no exponential survives.
 const HIDDEN: f64 = -1e30;
@@ -20,14 +20,19 @@ pub(super) struct Mapped {
 impl Mapped {
     /// Applies the gate of `call`: keys are weighted by 1 - g, states decay by g.
     pub(super) fn gated(self, call: &LinearAttention, mask: Option<&Tensor>) -> Result<Self> {
-        let Some(gate) = call.gate else { return Ok(self) };
+        let Decay::Gate(gate) = call.decay else { return Ok(self) };
         let logits = gate.to_dtype(self.k.dtype())?.contiguous()?.unsqueeze(3)?; // [b, h, n, 1]
         let mut log_gate = log_sigmoid(&logits)?;
         if let Some(mask) = mask {
             log_gate = log_gate.broadcast_mul(mask)?;
         }
         let open = log_sigmoid(&logits.neg()?)?.exp()?;
-        Ok(Self { q: self.q, k: self.k.broadcast_mul(&open)?, log_decay: Some(log_gate.squeeze(3)?) })
+        let log_gate = log_gate.squeeze(3)?;
+        let log_decay = match self.log_decay {
+            Some(own) => (own + log_gate)?,
+            None => log_gate,
+        };
+        Ok(Self { q: self.q, k: self.k.broadcast_mul(&open)?, log_decay: Some(log_decay) })
     }
 }
 

@@ -10,6 +10,7 @@
 
 mod composed;
 mod cpu;
+mod decay;
 pub mod decode;
 mod features;
 mod scan;
@@ -19,6 +20,7 @@ use candle_core::{Result, Tensor, bail};
 use super::heads::{Heads, Qkv};
 
 pub use composed::composed;
+pub use decay::Decay;
 
 /// An elementwise feature map.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -119,23 +121,23 @@ pub const TINY: f64 = 1e-18;
 pub struct LinearAttention<'a> {
     /// Feature map.
     pub features: Features,
-    /// Guard of the division.
-    pub guard: Guard,
+    /// Guard of the division; without one nothing is divided: out_i = phi(q_i)^T S_i.
+    pub guard: Option<Guard>,
     /// [b, t]: 1 keep, 0 hidden; absent keeps all.
     pub mask: Option<&'a Tensor>,
     /// Whether query i sees keys j <= i only.
     pub causal: bool,
-    /// Logits of the gate g [b, h, t] (causal only): S_t = g S_{t-1} + (1 - g) phi(k_t) v_t^T, z likewise; a
-    /// masked step leaves both as they are.
-    pub gate: Option<&'a Tensor>,
+    /// What earlier keys lose per step.
+    pub decay: Decay<'a>,
 }
 
 impl LinearAttention<'_> {
     /// Checks shapes: batch, heads, queries, keys and head width.
     fn check(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<()> {
-        let (b, h, n, d) = q.dims4()?;
-        let (_, _, t, e) = v.dims4()?;
-        if k.dims() != [b, h, t, d] || v.dims() != [b, h, t, e] {
+        let (b, groups, n, d) = q.dims4()?;
+        let (_, h, t, e) = v.dims4()?;
+        let shared = groups > 0 && h.is_multiple_of(groups);
+        if k.dims() != [b, groups, t, d] || v.dims() != [b, h, t, e] || !shared {
             bail!(
                 "queries {:?}, keys {:?} and values {:?} do not fit together",
                 q.dims(),
@@ -149,9 +151,7 @@ impl LinearAttention<'_> {
         if self.causal && n != t {
             bail!("causal linear attention needs as many keys as queries, got {n} queries and {t} keys");
         }
-        if self.gate.is_some() && !self.causal {
-            bail!("gated linear attention is causal only");
-        }
+        self.decay.check([b, h, n, d], t, self.causal)?;
         if let Some(mask) = self.mask
             && mask.dims() != [b, t]
         {

@@ -7,6 +7,7 @@ mod guard;
 mod map;
 mod op;
 mod random;
+mod recurrence;
 mod rows;
 
 pub(super) use op::fused;
@@ -20,7 +21,7 @@ use rows::{Columns, Operand, Rows};
 /// One call, without its operands.
 struct Call {
     map: Box<dyn Map>,
-    guard: Guard,
+    guard: Option<Guard>,
     /// Added to every exponential feature.
     feature_eps: f32,
     /// Added to every entry of z.

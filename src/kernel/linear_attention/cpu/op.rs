@@ -8,21 +8,28 @@ use super::favor::FavorMap;
 use super::map::{At, Elementwise, Map, Mask, Turn};
 use super::random::RandomMap;
 use super::rows::{Columns, Operand, RowLayout};
-use super::{Call, Gradients, Inputs, Targets, bidirectional, causal};
+use super::{Call, Gradients, Inputs, Targets, bidirectional, causal, recurrence};
 use crate::kernel::cpu::compact::{self, Elements};
 use crate::kernel::heads::{Heads, Parts, Qkv, merge};
-use crate::kernel::linear_attention::{Features, LinearAttention};
+use crate::kernel::linear_attention::{Decay, Features, LinearAttention};
 use crate::kernel::op::{self, Op, Out};
 use crate::kernel::tape;
 use causal::Gate;
 
 /// Runs the fused kernel; `None` where only the twin can: other types than f32, projections that are shared or
-/// absent, causal FAVOR+ with an eps, learned features or gates over separate tensors of different lengths.
+/// absent, causal FAVOR+ with an eps, learned features or gates over separate tensors of different lengths, heads that share keys,
+/// decays (other than gates) of features or with a normaliser.
 ///
 /// # Errors
 /// Shapes that do not fit together.
 pub(in crate::kernel::linear_attention) fn fused(qkv: &Qkv, call: &LinearAttention) -> Result<Option<Heads>> {
-    let learned = matches!(call.features, Features::Random { .. }) || call.gate.is_some();
+    match call.decay {
+        Decay::None | Decay::Gate(_) => {}
+        Decay::PerHead(_) | Decay::PerToken { .. } | Decay::PerChannel { .. } => {
+            return recurrence::fused(qkv, call);
+        }
+    }
+    let learned = matches!(call.features, Features::Random { .. }) || matches!(call.decay, Decay::Gate(_));
     let packed = if learned { pack(qkv)? } else { None };
     let Some(operands) = Operands::new(packed.as_ref().unwrap_or(qkv))? else { return Ok(None) };
     let Some(inner) = plan(&operands, call)? else { return Ok(None) };
@@ -30,7 +37,7 @@ pub(in crate::kernel::linear_attention) fn fused(qkv: &Qkv, call: &LinearAttenti
     if let Features::Random { weight, .. } = &call.features {
         arguments.push(weight);
     }
-    arguments.extend(call.gate);
+    arguments.extend(call.decay.tensors());
     if arguments.len() > 3 {
         return Ok(None);
     }
@@ -82,7 +89,7 @@ impl Operands {
                 Ok(Some(Self { tensors, places, targets, samples, heads, lengths: (n, n) }))
             }
             Qkv::Separate { q: Some(q), k: Some(k), v: Some(v) } => {
-                if [q, k, v].iter().any(|x| x.dtype() != DType::F32) {
+                if [q, k, v].iter().any(|x| x.dtype() != DType::F32) || q.dim(1)? != v.dim(1)? {
                     return Ok(None);
                 }
                 let ((samples, heads, n, d), (_, _, t, e)) = (q.dims4()?, v.dims4()?);
@@ -153,9 +160,9 @@ fn plan(operands: &Operands, call: &LinearAttention) -> Result<Option<Inner>> {
             mask: mask.clone(),
         }),
     };
-    let gates = match call.gate {
-        Some(gate) => Some(read_gates(gate, &mask)?),
-        None => None,
+    let gates = match call.decay {
+        Decay::Gate(logits) => Some(read_gates(logits, &mask)?),
+        _ => None,
     };
     let causal = call.causal;
     let call = Call {

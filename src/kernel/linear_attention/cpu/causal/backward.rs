@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::super::guard::{add_outer, add_to_rows, weighted_sum};
+use super::super::guard::{add_outer, add_to_rows, invert, weighted_sum};
 use super::super::map::{Peak, Side, Tile};
 use super::super::rows::{Columns, Operand, Rows, RowsMut};
 use super::super::{Call, Gradients, Targets, axpy, scale};
@@ -67,7 +67,7 @@ impl Inputs<'_> {
         let dens = &dens[step.head * part.len() + step.rows.start - part.start..][..count];
         let (out, dout) = self.results(step.at(), count, &mut []);
         for (row, den) in dens.iter().enumerate() {
-            let (inverse, slope) = call.guard.invert(*den);
+            let (inverse, slope) = invert(call.guard, *den);
             let dnum = &mut scratch.dnum[row * e..][..e];
             let dot = scale_dot(inverse, dout.row(row), out.row(row), dnum);
             scratch.dden[row] = -dot * slope;
