@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 /// Everything that is compiled in.
-const SOURCES: &[&str] = &["src", "suites", "tests/golden", "build.rs", "Cargo.toml", "Cargo.lock"];
+const SOURCES: &[&str] = &["src", "crates", "suites", "tests/golden", "build.rs", "Cargo.toml", "Cargo.lock"];
 
 fn said(program: &str, arguments: &[&str]) -> Option<String> {
     let output =

@@ -10,15 +10,17 @@ use std::time::Duration;
 use candle_core::{Device, Result, Tensor, Var};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use effattn::attention::knobs::Knobs;
-use effattn::attention::{Config, Entry, Input, Mechanism, Projections, Shape, TABLE};
-use effattn::device::rng::Stream;
+use effattn::attention::{
+    AttentionInput, Mechanism, MechanismConfig, MechanismEntry, Projections, Shape, TABLE,
+};
+use effattn::device::rng::RngStream;
 use effattn::device::{alloc, threads};
-use effattn::kernel::heads::{Parts, Qkv};
-use effattn::kernel::{Mode, with_mode};
-use effattn::nn::params::Builder;
+use effattn::kernel::heads::{PackedLayout, Qkv};
+use effattn::kernel::{KernelMode, with_mode};
+use effattn::nn::params::ParamBuilder;
 
 #[global_allocator]
-static ALLOCATOR: alloc::Counting = alloc::Counting;
+static ALLOCATOR: alloc::CountingAllocator = alloc::CountingAllocator;
 
 const HEADS: usize = 4;
 const WIDTH: usize = 256;
@@ -27,14 +29,14 @@ const WIDTH: usize = 256;
 struct Subject {
     mechanism: Box<dyn Mechanism>,
     rows: Var,
-    parts: Parts,
+    parts: PackedLayout,
     x: Option<Tensor>,
     global: Option<Qkv>,
 }
 
 impl Subject {
     /// `entry` at length `len`; none if it does not take it.
-    fn new(entry: &Entry, len: usize) -> Result<Option<Self>> {
+    fn new(entry: &MechanismEntry, len: usize) -> Result<Option<Self>> {
         let knobs = Knobs::defaults(entry.knobs);
         let (head_dim, causal) = (WIDTH / HEADS, !entry.support.bidirectional);
         let (heads, width) = (HEADS, WIDTH);
@@ -54,19 +56,19 @@ impl Subject {
         }
         let needs = (entry.needs)(&knobs);
         let parts = match needs.projections {
-            Projections::Qkv => Parts::QKV,
-            Projections::SharedQk => Parts::QV,
-            Projections::V => Parts::V,
+            Projections::Qkv => PackedLayout::QKV,
+            Projections::SharedQk => PackedLayout::QV,
+            Projections::V => PackedLayout::V,
         };
-        let config = Config { knobs, heads, head_dim, width, max_len: len, causal, layer: 0 };
-        let mechanism = (entry.build)(&config, &Builder::seeded(0, &Device::Cpu, true))?;
+        let config = MechanismConfig { knobs, heads, head_dim, width, max_len: len, causal, layer: 0 };
+        let mechanism = (entry.build)(&config, &ParamBuilder::seeded(0, &Device::Cpu, true))?;
         let draw = |name: &str, width: usize| {
-            Stream::new(1, name).normal_tensor((1, len, width), 0.0, 1.0, &Device::Cpu)
+            RngStream::new(1, name).normal_tensor((1, len, width), 0.0, 1.0, &Device::Cpu)
         };
         let rows = Var::from_tensor(&draw("rows", parts.count * WIDTH)?)?;
         let x = if needs.x { Some(draw("x", WIDTH)?) } else { None };
         let global = match needs.global {
-            true => Some(Qkv::Packed { rows: draw("global", 3 * WIDTH)?, heads, parts: Parts::QKV }),
+            true => Some(Qkv::Packed { rows: draw("global", 3 * WIDTH)?, heads, parts: PackedLayout::QKV }),
             false => None,
         };
         Ok(Some(Self { mechanism, rows, parts, x, global }))
@@ -74,7 +76,8 @@ impl Subject {
 
     fn forward(&self, rows: &Tensor) -> Result<Tensor> {
         let qkv = Qkv::Packed { rows: rows.clone(), heads: HEADS, parts: self.parts };
-        let input = Input { x: self.x.as_ref(), global: self.global.as_ref(), ..Input::new(&qkv) };
+        let input =
+            AttentionInput { x: self.x.as_ref(), global: self.global.as_ref(), ..AttentionInput::new(&qkv) };
         self.mechanism.forward(&input)?.out.merged()
     }
 
@@ -96,7 +99,7 @@ fn mechanisms(criterion: &mut Criterion) {
             let mut group = criterion.benchmark_group(format!("{pass}/{}", entry.name));
             for len in [256, 1024] {
                 let Some(subject) = Subject::new(entry, len).expect("a subject") else { continue };
-                for (name, mode) in [("fused", Mode::Fused), ("composed", Mode::Composed)] {
+                for (name, mode) in [("fused", KernelMode::Fused), ("composed", KernelMode::Composed)] {
                     group.bench_function(BenchmarkId::new(name, len), |bencher| {
                         with_mode(mode, || bencher.iter(|| subject.run(train).expect("a step")));
                     });

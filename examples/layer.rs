@@ -5,10 +5,10 @@
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::{Linear, Module, VarBuilder, VarMap, linear};
 use effattn::attention::{self, knobs::Knobs};
-use effattn::model::layer::{AttentionLayer, BlockConfig, Call};
+use effattn::model::layer::{AttentionLayer, BlockConfig, ForwardArgs};
 use effattn::nn::dropout::Dropout;
-use effattn::nn::ffn::FfnForm;
-use effattn::nn::params::Builder;
+use effattn::nn::ffn::FfnConfig;
+use effattn::nn::params::ParamBuilder;
 
 const WIDTH: usize = 64;
 
@@ -20,7 +20,7 @@ struct Model {
 }
 
 impl Model {
-    fn new(candle: VarBuilder, ours: &Builder) -> Result<Self> {
+    fn new(candle: VarBuilder, ours: &ParamBuilder) -> Result<Self> {
         let entry = attention::find("ls").expect("a mechanism of the table");
         let settings = [("w", "16"), ("r", "4")];
         let config = BlockConfig {
@@ -34,7 +34,7 @@ impl Model {
             max_len: 512,
             causal: false,
             layer: 0,
-            form: FfnForm::default(),
+            form: FfnConfig::default(),
         };
         Ok(Self {
             embed: linear(3, WIDTH, candle.pp("embed"))?,
@@ -45,14 +45,15 @@ impl Model {
 
     fn forward(&self, points: &Tensor) -> Result<Tensor> {
         let x = self.embed.forward(points)?; // [b, n, width]
-        let x = self.attention.forward(&x, &Call { mask: None, memory: None, dropout: Dropout::NONE })?;
+        let x =
+            self.attention.forward(&x, &ForwardArgs { mask: None, memory: None, dropout: Dropout::NONE })?;
         self.head.forward(&x.mean(1)?) // [b, classes]
     }
 }
 
 fn main() -> Result<()> {
     let device = Device::Cpu;
-    let (theirs, ours) = (VarMap::new(), Builder::seeded(1, &device, true));
+    let (theirs, ours) = (VarMap::new(), ParamBuilder::seeded(1, &device, true));
     let model = Model::new(VarBuilder::from_varmap(&theirs, DType::F32, &device), &ours)?;
     let params = ours.finish();
     let points = Tensor::rand(-1f32, 1f32, (2, 300, 3), &device)?;

@@ -14,7 +14,7 @@ mod mean;
 
 // Peak memory is counted by the allocator.
 #[global_allocator]
-static ALLOCATOR: effattn::device::alloc::Counting = effattn::device::alloc::Counting;
+static ALLOCATOR: effattn::device::alloc::CountingAllocator = effattn::device::alloc::CountingAllocator;
 
 fn main() -> ExitCode {
     effattn::attention::register(&mean::ENTRY);

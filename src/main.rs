@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 #[global_allocator]
-static ALLOCATOR: effattn::device::alloc::Counting = effattn::device::alloc::Counting;
+static ALLOCATOR: effattn::device::alloc::CountingAllocator = effattn::device::alloc::CountingAllocator;
 
 fn main() -> ExitCode {
     effattn::cli::main()

@@ -6,7 +6,7 @@ use std::fmt;
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use crate::record::text::{plural, visible};
+use effattn_record::text::{plural, visible};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// How much is said.
@@ -174,7 +174,7 @@ impl Term {
     }
 
     /// A line, unless quiet.
-    pub fn say(&self, text: &str) {
+    pub fn info(&self, text: &str) {
         if self.verbosity >= Verbosity::Normal {
             self.print(&visible(text));
         }
@@ -207,7 +207,7 @@ impl Term {
     }
 
     /// Starts a bar over work that is predicted to take `seconds`.
-    pub fn begin(&mut self, seconds: f64) {
+    pub fn start_progress(&mut self, seconds: f64) {
         self.work = Work { total: seconds, done: 0.0, started: Instant::now() };
         if self.verbosity == Verbosity::Quiet || !io::stderr().is_terminal() {
             return;
@@ -255,12 +255,12 @@ impl Term {
                 }
             }
             None if line.is_empty() => {}
-            None => self.say(line),
+            None => self.info(line),
         }
     }
 
     /// Ends the bar.
-    pub fn end(&mut self) {
+    pub fn finish_progress(&mut self) {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
         }

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Where citations are looked for.
-const PLACES: &[&str] = &["src", "tests", "benches", "examples", "suites", "docs", "README.md"];
+const PLACES: &[&str] = &["src", "crates", "tests", "benches", "examples", "suites", "docs", "README.md"];
 
 /// Text files in `PLACES`.
 fn texts() -> Vec<(PathBuf, String)> {

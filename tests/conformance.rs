@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::process::Command;
 
 use candle_core::Device;
-use effattn::protocol::check::{Verdict, check_bytes, shipped::SHIPPED};
+use effattn::protocol::check::{FileVerdict, builtin::BUILTIN_FILES, check_bytes};
 use effattn::record::{Outcome, json};
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
@@ -20,7 +20,7 @@ const MOVED: f64 = 3.0;
 
 #[test]
 fn the_shipped_set_is_the_definition() {
-    let mut files: Vec<_> = SHIPPED.to_vec();
+    let mut files: Vec<_> = BUILTIN_FILES.to_vec();
     files.sort_unstable();
     let mut set = Sha256::new();
     for (name, bytes) in files {
@@ -45,7 +45,7 @@ fn every_file_is_green_fused_and_composed_on_one_and_two_threads() {
             let rows = json::from_str(&String::from_utf8(output.stdout).unwrap()).unwrap().rows;
             let red: Vec<_> = rows.iter().filter(|row| row.outcome != Outcome::Ok).collect();
             assert!(red.is_empty() && output.status.success(), "{kernel}, {threads} threads: {red:?}");
-            assert_eq!(rows.len(), SHIPPED.len(), "{kernel}, {threads} threads");
+            assert_eq!(rows.len(), BUILTIN_FILES.len(), "{kernel}, {threads} threads");
             assert!(
                 rows.iter().all(|row| row.kernel == kernel && row.value.is_some_and(|ratio| ratio <= 1.0))
             );
@@ -53,12 +53,16 @@ fn every_file_is_green_fused_and_composed_on_one_and_two_threads() {
     }
 }
 
-fn verdict(name: &str, bytes: &[u8]) -> Verdict {
+fn verdict(name: &str, bytes: &[u8]) -> FileVerdict {
     check_bytes(name, bytes, &Device::Cpu).unwrap()
 }
 
 fn shipped(name: &str) -> &'static [u8] {
-    SHIPPED.iter().find(|(known, _)| *known == name).unwrap_or_else(|| panic!("{name} is not shipped")).1
+    BUILTIN_FILES
+        .iter()
+        .find(|(known, _)| *known == name)
+        .unwrap_or_else(|| panic!("{name} is not shipped"))
+        .1
 }
 
 /// `bytes` with every number of the tensors that `which` picks moved by `MOVED` tolerances, and with metadata changed.
@@ -102,10 +106,10 @@ fn rtol(bytes: &[u8]) -> f64 {
 
 #[test]
 fn results_outside_their_tolerance_are_red_in_every_file() {
-    for (name, bytes) in SHIPPED {
+    for (name, bytes) in BUILTIN_FILES {
         let base = verdict(name, bytes);
         let moved = verdict(name, &changed(bytes, |_| true, &[]));
-        assert!(base.green() && !moved.green(), "{name}: {moved:?}");
+        assert!(base.passed() && !moved.passed(), "{name}: {moved:?}");
         if rtol(bytes) > 0.0 {
             continue; // there a row's tolerance grows with its largest number
         }
@@ -133,7 +137,7 @@ fn every_result_of_a_file_is_compared() {
         let tolerances: Value = serde_json::from_str(&header.metadata().as_ref().unwrap()["atol"]).unwrap();
         for tensor in tolerances.as_object().unwrap().keys() {
             let moved = verdict(&name, &changed(bytes, |other| other == tensor, &[]));
-            assert_eq!((moved.green(), &moved.worst), (false, tensor), "{name}");
+            assert_eq!((moved.passed(), &moved.worst), (false, tensor), "{name}");
         }
     }
 }
@@ -145,7 +149,7 @@ fn wrong_counts_are_red_and_the_limit_is_one_tolerance() {
     assert!(counted("models/lra-ls-00.safetensors", "parameters").unwrap().contains("expected 1"));
     let at = |error_over_tolerance: f64| {
         let base = verdict("full-02.safetensors", shipped("full-02.safetensors"));
-        Verdict { error_over_tolerance, ..base }.green()
+        FileVerdict { error_over_tolerance, ..base }.passed()
     };
     assert!(at(1.0) && !at(1.0 + f64::EPSILON) && !at(f64::NAN));
 }

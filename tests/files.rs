@@ -78,7 +78,7 @@ fn every_path_in_the_documents_exists() {
     for document in documents.filter(|path| path.extension().is_some_and(|end| end == "md")) {
         let text = fs::read_to_string(&document).unwrap();
         for word in text.split('`').skip(1).step_by(2) {
-            let ours = ["src/", "tests/", "docs/", "benches/", "suites/"]
+            let ours = ["src/", "crates/", "tests/", "docs/", "benches/", "suites/"]
                 .iter()
                 .any(|start| word.starts_with(start));
             if ours && !word.contains(['<', '*', ' ', ':']) {

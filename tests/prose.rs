@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use effattn::record::{Pass, Row, csv};
 use effattn::report::document::{BEGIN, END};
-use effattn::report::fill::without;
+use effattn::report::marked_numbers::without;
 use effattn::report::reference::{self, Reference};
 use effattn::stats::median;
 

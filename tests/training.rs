@@ -11,7 +11,7 @@ use effattn::attention::choose::choose;
 use effattn::data::tokenizer::Tokenizer;
 use effattn::model::Backbone;
 use effattn::model::roberta::{Roberta, RobertaConfig, Top};
-use effattn::nn::params::Builder;
+use effattn::nn::params::ParamBuilder;
 use effattn::record::{Outcome, Row, csv};
 
 fn effattn(folder: &Path, args: &[&str]) -> Command {
@@ -225,7 +225,7 @@ fn encoder(folder: &Path) {
     let (entry, knobs) = (choice.entry, choice.knobs);
     let (backbone, vocab) = (Backbone::new(2, 16, 2, 24), tokenizer.len());
     let model = RobertaConfig { entry, knobs, backbone, vocab, positions: 16, eps: 1e-5, top: Top::Masked };
-    let builder = Builder::seeded(5, &Device::Cpu, false);
+    let builder = ParamBuilder::seeded(5, &Device::Cpu, false);
     Roberta::new(&model, &builder).unwrap();
     let params = builder.finish();
     let weights: HashMap<String, Tensor> =

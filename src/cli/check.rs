@@ -8,17 +8,17 @@ use anyhow::{Context, Result, bail};
 
 use super::export::Exports;
 use super::{FAILED, USAGE, finish};
-use crate::attention::choose::choose;
-use crate::config::grid::Models;
-use crate::config::settings::{DeviceName, KernelName};
-use crate::device::{Backend, threads};
-use crate::kernel::{Mode, with_mode};
-use crate::protocol::check::{CheckError, Golden, Verdict, check_bytes, shipped};
-use crate::record::{Outcome, Row, file};
-use crate::report::table::Table;
+use crate::protocol::check::{CheckError, FileVerdict, Golden, builtin, check_bytes};
 use crate::run::manifest::Manifest;
 use crate::run::plan::Plan;
 use crate::term::Term;
+use effattn_kernel::device::{Backend, threads};
+use effattn_kernel::{KernelMode, with_mode};
+use effattn_model::attention::choose::choose;
+use effattn_record::config::lists::Models;
+use effattn_record::config::settings::{DeviceName, KernelName};
+use effattn_record::report::table::Table;
+use effattn_record::{Outcome, Row, file};
 
 /// Largest golden file that is read.
 const LARGEST: u64 = 1 << 30;
@@ -58,7 +58,7 @@ pub struct Args {
 }
 
 /// What came of one file.
-struct Checked {
+struct FileResult {
     row: Row,
     /// Not a golden file at all.
     foreign: bool,
@@ -73,11 +73,11 @@ pub fn run(args: &Args, mut term: Term) -> Result<u8> {
     threads::set(count);
     let backend = Backend::open(args.device)?;
     let mode = match args.kernel {
-        KernelName::Fused => Mode::Fused,
-        KernelName::Composed => Mode::Composed,
+        KernelName::Fused => KernelMode::Fused,
+        KernelName::Composed => KernelMode::Composed,
     };
     let sources = sources(args.golden.as_deref())?;
-    term.begin(sources.len() as f64);
+    term.start_progress(sources.len() as f64);
     let mut done = Vec::new();
     for source in &sources {
         let name = source.name();
@@ -86,7 +86,7 @@ pub fn run(args: &Args, mut term: Term) -> Result<u8> {
             Err(error) => Some(not_golden(&name, format!("{name} cannot be read: {error}"))),
             Ok(bytes) => with_mode(mode, || one(&name, &bytes, args, backend.device())),
         };
-        let Some(Checked { row, foreign }) = checked else { continue };
+        let Some(FileResult { row, foreign }) = checked else { continue };
         let row = Row {
             device: args.device.to_string(),
             kernel: args.kernel.to_string(),
@@ -96,22 +96,22 @@ pub fn run(args: &Args, mut term: Term) -> Result<u8> {
         term.at(&name);
         term.advance(1.0, "");
         term.detail(&line(&row));
-        done.push(Checked { row, foreign });
+        done.push(FileResult { row, foreign });
     }
-    term.end();
+    term.finish_progress();
     if done.is_empty() {
         bail!("no golden file covers these mechanisms; choose another --model or --exclude");
     }
     report(&done, args, count, &term)
 }
 
-fn report(done: &[Checked], args: &Args, threads: usize, term: &Term) -> Result<u8> {
+fn report(done: &[FileResult], args: &Args, threads: usize, term: &Term) -> Result<u8> {
     let rows: Vec<Row> = done.iter().map(|checked| checked.row.clone()).collect();
     for checked in done.iter().filter(|checked| checked.foreign) {
         term.error(checked.row.error.as_deref().unwrap_or("not a golden file"));
     }
     let tables: Vec<Table> = std::iter::once(table(&rows)).chain(red(&rows)).collect();
-    finish::show(&tables, &args.exports, term)?;
+    finish::print_tables(&tables, &args.exports, term)?;
     let plan = Plan {
         name: "check".to_owned(),
         command: "check".to_owned(),
@@ -130,12 +130,12 @@ fn report(done: &[Checked], args: &Args, threads: usize, term: &Term) -> Result<
 }
 
 /// Where a golden file comes from.
-enum Source {
+enum GoldenSource {
     Shipped(&'static str, &'static [u8]),
     File { path: PathBuf, name: String },
 }
 
-impl Source {
+impl GoldenSource {
     fn name(&self) -> String {
         match self {
             Self::Shipped(name, _) => (*name).to_owned(),
@@ -157,9 +157,12 @@ impl Source {
 }
 
 /// The shipped files, or every safetensors file below `golden` in alphabetical order.
-fn sources(golden: Option<&Path>) -> Result<Vec<Source>> {
+fn sources(golden: Option<&Path>) -> Result<Vec<GoldenSource>> {
     let Some(folder) = golden else {
-        return Ok(shipped::SHIPPED.iter().map(|(name, bytes)| Source::Shipped(name, bytes)).collect());
+        return Ok(builtin::BUILTIN_FILES
+            .iter()
+            .map(|(name, bytes)| GoldenSource::Shipped(name, bytes))
+            .collect());
     };
     if !folder.is_dir() {
         bail!("--golden {} is not a folder; give one with .safetensors files", folder.display());
@@ -170,7 +173,7 @@ fn sources(golden: Option<&Path>) -> Result<Vec<Source>> {
     if files.is_empty() {
         bail!("--golden {} contains no .safetensors file, nor do its subfolders", folder.display());
     }
-    Ok(files.into_iter().map(|(name, path)| Source::File { path, name }).collect())
+    Ok(files.into_iter().map(|(name, path)| GoldenSource::File { path, name }).collect())
 }
 
 fn walk(root: &Path, folder: &Path, files: &mut Vec<(String, PathBuf)>) -> Result<()> {
@@ -189,7 +192,7 @@ fn walk(root: &Path, folder: &Path, files: &mut Vec<(String, PathBuf)>) -> Resul
 }
 
 /// The row of one file; none if it is about another mechanism than asked.
-fn one(name: &str, bytes: &[u8], args: &Args, device: &candle_core::Device) -> Option<Checked> {
+fn one(name: &str, bytes: &[u8], args: &Args, device: &candle_core::Device) -> Option<FileResult> {
     let golden = match Golden::read(name, bytes) {
         Ok(golden) => golden,
         Err(error) => return Some(not_golden(name, error.to_string())),
@@ -201,14 +204,14 @@ fn one(name: &str, bytes: &[u8], args: &Args, device: &candle_core::Device) -> O
     }
     drop(golden);
     let row = Row { variant: Some(stem(name)), ..Row::new("check", &mechanism) };
-    let checked = |row: Row| Some(Checked { row, foreign: false });
+    let checked = |row: Row| Some(FileResult { row, foreign: false });
     match check_bytes(name, bytes, device) {
         Ok(verdict) => checked(of_verdict(&row, &verdict)),
         Err(error @ CheckError::NotGolden { .. }) => Some(not_golden(name, error.to_string())),
         Err(error @ CheckError::UnknownMechanism { .. }) => {
-            checked(ratio(&row, None).ended(Outcome::Unsupported, Some(error.to_string())))
+            checked(ratio(&row, None).with_outcome(Outcome::Unsupported, Some(error.to_string())))
         }
-        Err(error) => checked(ratio(&row, None).ended(Outcome::Failed, Some(error.to_string()))),
+        Err(error) => checked(ratio(&row, None).with_outcome(Outcome::Failed, Some(error.to_string()))),
     }
 }
 
@@ -220,20 +223,20 @@ fn ratio(row: &Row, value: Option<f64>) -> Row {
     row.with("error_over_tolerance", "1", value)
 }
 
-fn of_verdict(row: &Row, verdict: &Verdict) -> Row {
+fn of_verdict(row: &Row, verdict: &FileVerdict) -> Row {
     let row = ratio(row, Some(verdict.error_over_tolerance));
-    if verdict.green() {
-        return row.ended(Outcome::Ok, None);
+    if verdict.passed() {
+        return row.with_outcome(Outcome::Ok, None);
     }
     let reason = verdict.problem.clone().unwrap_or_else(|| {
         format!("{} is off by {:.3} times its tolerance", verdict.worst, verdict.error_over_tolerance)
     });
-    row.ended(Outcome::Failed, Some(reason))
+    row.with_outcome(Outcome::Failed, Some(reason))
 }
 
-fn not_golden(name: &str, reason: String) -> Checked {
+fn not_golden(name: &str, reason: String) -> FileResult {
     let row = Row { variant: Some(stem(name)), ..Row::new("check", "") };
-    Checked { row: ratio(&row, None).ended(Outcome::Failed, Some(reason)), foreign: true }
+    FileResult { row: ratio(&row, None).with_outcome(Outcome::Failed, Some(reason)), foreign: true }
 }
 
 fn line(row: &Row) -> String {

@@ -7,35 +7,35 @@ use anyhow::Result;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
 use super::export::Exports;
-use super::known::{self, Known};
-use crate::config::grid::Models;
-use crate::config::settings::{DtypeName, KernelName, Setting, Settings};
-use crate::config::suite::Suite;
-use crate::config::units::Seconds;
-use crate::model::family::attention;
-use crate::protocol::grid::Flags;
+use super::value_names::{self, NamedValues};
+use crate::protocol::grid::GridFlags;
 use crate::protocol::{self, Protocol};
 use crate::run::shard::Shard;
+use effattn_model::family::attention;
+use effattn_record::config::lists::Models;
+use effattn_record::config::settings::{DtypeName, KernelName, Setting, Settings};
+use effattn_record::config::suite::Suite;
+use effattn_record::config::units::Seconds;
 
 /// Which mechanisms.
 #[derive(clap::Args)]
 struct Mechanisms {
     /// Mechanisms, with settings after a colon: full,ls:w=16,r=2 or all or 'ls*'
     #[arg(long, value_name = "LIST", help_heading = "Grid", hide_possible_values = true)]
-    #[arg(value_parser = Known::new(known::mechanisms, str::parse::<Models>))]
+    #[arg(value_parser = NamedValues::new(value_names::mechanisms, str::parse::<Models>))]
     model: Option<Models>,
     /// Mechanisms to leave out
     #[arg(long, value_name = "LIST", help_heading = "Grid", hide_possible_values = true)]
-    #[arg(value_parser = Known::new(known::mechanisms, str::parse::<Models>))]
+    #[arg(value_parser = NamedValues::new(value_names::mechanisms, str::parse::<Models>))]
     exclude: Option<Models>,
 }
 
 /// Settings of a paper, and single ones.
 #[derive(clap::Args)]
-struct Given {
+struct SuiteArgs {
     /// Run a paper's table: a name (effattn list suites) or a TOML file. Other flags choose among its values
     #[arg(long, value_name = "NAME|FILE", help_heading = "Grid", hide_possible_values = true)]
-    #[arg(value_parser = Known::new(known::suites, known::text))]
+    #[arg(value_parser = NamedValues::new(value_names::suites, value_names::text))]
     suite: Option<String>,
     /// Override one setting, including those of a suite: heads=8 or len=512 (repeatable)
     #[arg(long, value_name = "KEY=VALUE", value_parser = Settings::set, help_heading = "Grid")]
@@ -44,10 +44,10 @@ struct Given {
 
 /// Where things are read and kept.
 #[derive(clap::Args)]
-pub struct Output {
+pub struct OutputArgs {
     /// Compute one of N parts of the cells, such as 2/6; auto: the part assigned by Slurm, Kubernetes or AWS
     /// Batch. effattn merge joins the parts
-    #[arg(long, value_name = "I/N|auto", value_parser = Shard::said, help_heading = "Budget")]
+    #[arg(long, value_name = "I/N|auto", value_parser = Shard::parse_or_auto, help_heading = "Budget")]
     pub shard: Option<Shard>,
     /// Print the plan with FLOPs, memory and estimated time; run nothing
     #[arg(long, help_heading = "Budget")]
@@ -78,7 +78,7 @@ struct Timed {
     #[arg(long, value_name = "FILES", value_delimiter = ',', help_heading = "Output")]
     reference: Vec<PathBuf>,
     /// Mechanism that the others are ranked against [default: full, or transformer-xl without it]
-    #[arg(long, value_name = "MODEL", help_heading = "Output", value_parser = Known::new(known::mechanisms, known::text), hide_possible_values = true)]
+    #[arg(long, value_name = "MODEL", help_heading = "Output", value_parser = NamedValues::new(value_names::mechanisms, value_names::text), hide_possible_values = true)]
     baseline: Option<String>,
     /// Measure attention alone, without a model around it (--preset attention)
     #[arg(long, help_heading = "Grid", conflicts_with_all = ["preset", "suite"])]
@@ -98,13 +98,13 @@ pub struct Training {
 }
 
 /// What was said to the command of a protocol.
-pub struct Asked {
+pub struct CommandArgs {
     /// The protocol that runs it.
     pub protocol: &'static Protocol,
     /// What is measured.
-    pub flags: Flags,
+    pub flags: GridFlags,
     /// Where things are read and kept.
-    pub output: Output,
+    pub output: OutputArgs,
     /// Where rows go besides.
     pub exports: Exports,
     /// What only training has.
@@ -114,7 +114,7 @@ pub struct Asked {
     /// The mechanism that others are compared with.
     pub baseline: Option<String>,
     /// The protocol's flags for something else, where its first one was given.
-    pub instead: Option<BTreeMap<&'static str, String>>,
+    pub alternative: Option<BTreeMap<&'static str, String>>,
 }
 
 /// The command of `protocol`.
@@ -122,7 +122,7 @@ pub fn command(protocol: &'static Protocol) -> Command {
     let mut command = Command::new(protocol.name);
     command = Mechanisms::augment_args(command);
     command = command.args(flags(protocol).filter(|one| one.heading == "Grid").map(|one| arg(protocol, one)));
-    command = Given::augment_args(command);
+    command = SuiteArgs::augment_args(command);
     if let Some(quick) = &protocol.quick {
         command = command.arg(
             Arg::new("quick")
@@ -139,7 +139,7 @@ pub fn command(protocol: &'static Protocol) -> Command {
     if protocol.times_steps() {
         command = Timed::augment_args(command);
     }
-    if let Some(instead) = &protocol.instead {
+    if let Some(instead) = &protocol.alternative {
         let first = instead.flags.first().map_or("", |flag| flag.name);
         for flag in instead.flags {
             let arg = Arg::new(flag.name).long(flag.name).value_name(flag.value).help(flag.help);
@@ -152,7 +152,7 @@ pub fn command(protocol: &'static Protocol) -> Command {
         }
     }
     // the groups of flags bring descriptions of their own
-    let command = Exports::augment_args(Output::augment_args(command));
+    let command = Exports::augment_args(OutputArgs::augment_args(command));
     command.about(protocol.about).long_about(None).after_help(protocol.examples)
 }
 
@@ -173,7 +173,7 @@ fn usual(protocol: &Protocol, setting: &Setting) -> Option<String> {
             _ => None,
         }
     }
-    let defaults = (protocol.defaults)(&Flags::default()).settings;
+    let defaults = (protocol.defaults)(&GridFlags::default()).settings;
     let device = |key: &str| match key {
         "device" => Some("cpu".to_owned()),
         "dtype" => Some("f32".to_owned()),
@@ -206,17 +206,17 @@ fn arg(protocol: &Protocol, setting: &'static Setting) -> Arg {
         _ => None,
     };
     match names {
-        Some(names) => arg.value_parser(Known::new(names, setting.read)).hide_possible_values(true),
+        Some(names) => arg.value_parser(NamedValues::new(names, setting.read)).hide_possible_values(true),
         None => arg.value_parser(setting.read),
     }
 }
 
-impl Asked {
+impl CommandArgs {
     /// What `matches` say to the command of `protocol`.
     ///
     /// # Errors
     /// A suite that cannot be read.
-    pub fn of(protocol: &'static Protocol, matches: &ArgMatches) -> Result<Self> {
+    pub fn from_matches(protocol: &'static Protocol, matches: &ArgMatches) -> Result<Self> {
         let mut settings = Settings::NONE;
         for setting in flags(protocol) {
             if setting.value.is_empty() {
@@ -232,15 +232,15 @@ impl Asked {
             settings.preset = Some(attention::PRESET.to_owned());
         }
         let mechanisms = Mechanisms::from_arg_matches(matches)?;
-        let given = Given::from_arg_matches(matches)?;
+        let given = SuiteArgs::from_arg_matches(matches)?;
         let set = given.set.into_iter().fold(Settings::NONE, |all, one| one.over(all));
         let quick = protocol.quick.is_some() && matches.get_flag("quick");
         let Mechanisms { model, exclude } = mechanisms;
         if let Some(suite) = given.suite.as_ref().filter(|_| quick) {
             anyhow::bail!("--quick has sizes of its own and suite {suite} has others; give only one of them");
         }
-        let flags = Flags { settings, set, model, exclude, suite: given.suite, quick };
-        let (trains, offers) = (protocol.curve.is_some(), protocol.instead);
+        let flags = GridFlags { settings, set, model, exclude, suite: given.suite, quick };
+        let (trains, offers) = (protocol.curve.is_some(), protocol.alternative);
         let protocol = Self::runs(protocol, &flags)?;
         let training = trains.then(|| Training::from_arg_matches(matches));
         let instead = offers.filter(|instead| {
@@ -253,22 +253,22 @@ impl Asked {
         Ok(Self {
             protocol,
             flags,
-            output: Output::from_arg_matches(matches)?,
+            output: OutputArgs::from_arg_matches(matches)?,
             exports: Exports::from_arg_matches(matches)?,
             training: training.transpose()?,
             reference: timed.reference,
             baseline: timed.baseline,
-            instead: values,
+            alternative: values,
         })
     }
 
     /// The protocol that runs the suite: the command's, or one that it passes suites on to.
-    fn runs(protocol: &'static Protocol, flags: &Flags) -> Result<&'static Protocol> {
-        let Some(name) = flags.suite.as_deref().filter(|_| !protocol.passes_on.is_empty()) else {
+    fn runs(protocol: &'static Protocol, flags: &GridFlags) -> Result<&'static Protocol> {
+        let Some(name) = flags.suite.as_deref().filter(|_| !protocol.delegates_to.is_empty()) else {
             return Ok(protocol);
         };
         let suite = Suite::load(name)?;
-        let other = protocol.passes_on.iter().find(|other| **other == suite.protocol);
+        let other = protocol.delegates_to.iter().find(|other| **other == suite.protocol);
         let Some(other) = other.and_then(|name| protocol::find(name)) else { return Ok(protocol) };
         Ok(other)
     }

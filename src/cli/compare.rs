@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::runs::Run;
-use crate::record::{Row, csv, file, json};
-use crate::report::compare::{compare, differences};
+use super::stored_runs::StoredRun;
 use crate::term::{self, Term};
+use effattn_record::report::compare::{compare, differences};
+use effattn_record::{Row, csv, file, json};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -76,7 +76,7 @@ pub fn run(args: &Args, term: &Term) -> Result<u8> {
         std::fs::create_dir_all(&args.baselines_dir)
             .with_context(|| format!("--baselines-dir {}", args.baselines_dir.display()))?;
         file::write(&path, csv::to_string(&now)?.as_bytes()).with_context(|| path.display().to_string())?;
-        term.say(&format!("baseline {name}: {} rows in {}", now.len(), path.display()));
+        term.info(&format!("baseline {name}: {} rows in {}", now.len(), path.display()));
     }
     Ok(code)
 }
@@ -96,21 +96,21 @@ fn beside(before: &[Row], now: &[Row], args: &Args, term: &Term) -> Result<u8> {
     let share = 100.0 * share;
     let gone: Vec<&String> = comparison.lost.iter().chain(&comparison.absent).collect();
     if worse.is_empty() && gone.is_empty() {
-        term.say(&format!(
+        term.info(&format!(
             "gate passed: none of {} values is worse by more than {share} %",
             comparison.pairs.len()
         ));
         return Ok(0);
     }
     for pair in &worse {
-        term.say(&format!(
+        term.info(&format!(
             "worse by {:.1} %: {} {}",
             100.0 * pair.worse,
             pair.cell,
             pair.metric.replace('_', " ")
         ));
     }
-    gone.iter().for_each(|line| term.say(&format!("no longer has a value: {line}")));
+    gone.iter().for_each(|line| term.info(&format!("no longer has a value: {line}")));
     term.error(&format!(
         "gate failed: {} of {} values are worse by more than {share} % or missing",
         worse.len() + gone.len(),
@@ -139,7 +139,7 @@ fn baseline(path: &Path, folder: &Path, name: &str) -> Result<Vec<Row>> {
 /// The rows of a run folder or an exported file.
 fn rows(path: &Path) -> Result<Vec<Row>> {
     if path.is_dir() {
-        let run = Run::read(path)?;
+        let run = StoredRun::read(path)?;
         return run.map(|run| run.rows).with_context(|| {
             format!("{} is not a run folder; give one with manifest.json and rows.csv", path.display())
         });

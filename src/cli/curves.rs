@@ -5,33 +5,33 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::runs::{Run, trained_key};
-use crate::protocol::curve::Curve;
+use super::stored_runs::{StoredRun, trained_key};
+use crate::protocol::curve::CellCurve;
 use crate::protocol::{self, Protocol};
-use crate::record::{FLOOR, Row};
-use crate::report::chart::{Chart, Evaluation, Learning, learning};
-use crate::report::labels;
-use crate::report::table::Table;
-use crate::report::trained;
 use crate::run::plan::folder;
-use crate::train::session::Point;
+use crate::train::training_loop::EvalPoint;
+use effattn_record::report::chart::{Chart, Evaluation, TrainingCurve, learning};
+use effattn_record::report::labels;
+use effattn_record::report::table::Table;
+use effattn_record::report::trained;
+use effattn_record::{FLOOR, Row};
 
 /// Draws the curves of the group that is being trained, and gives the chart's path. A chart that cannot be written does not end
 /// a run.
-pub fn draw(protocol: &Protocol, all: &[Curve], folder: Option<&Path>) -> Option<PathBuf> {
+pub fn draw(protocol: &Protocol, all: &[CellCurve], folder: Option<&Path>) -> Option<PathBuf> {
     write(protocol, all, folder?).unwrap_or_else(|error| {
         log::warn!("the learning curve was not drawn: {error}");
         None
     })
 }
 
-fn write(protocol: &Protocol, all: &[Curve], folder: &Path) -> std::io::Result<Option<PathBuf>> {
+fn write(protocol: &Protocol, all: &[CellCurve], folder: &Path) -> std::io::Result<Option<PathBuf>> {
     let (Some(group), Some(shown)) = (all.last().map(|curve| curve.group.as_str()), &protocol.curve) else {
         return Ok(None);
     };
     let here = all.iter().filter(|curve| curve.group == group);
-    let points = |curve: &Curve| {
-        let point = |point: &Point| Evaluation {
+    let points = |curve: &CellCurve| {
+        let point = |point: &EvalPoint| Evaluation {
             step: point.step as f64,
             train_loss: point.train_loss,
             loss: point.score.loss,
@@ -39,20 +39,20 @@ fn write(protocol: &Protocol, all: &[Curve], folder: &Path) -> std::io::Result<O
         };
         curve.points.iter().map(point).collect()
     };
-    let lines: Vec<Learning> =
-        here.map(|curve| Learning { label: curve.label.clone(), points: points(curve) }).collect();
+    let lines: Vec<TrainingCurve> =
+        here.map(|curve| TrainingCurve { label: curve.label.clone(), points: points(curve) }).collect();
     let (name, title) = (format!("{}-{group}-curves", protocol.name), format!("Learning curves of {group}"));
     let chart = learning(&name, &title, shown.axis, &lines, None)?;
     chart.map(|chart| chart.write(folder)).transpose()
 }
 
 /// The learning curves of one command and task.
-pub struct Curves {
+pub struct CurveChart {
     command: String,
     task: String,
     /// What weights are selected by.
     axis: &'static str,
-    lines: Vec<Learning>,
+    lines: Vec<TrainingCurve>,
     /// The best simple rule for the task, and what it reaches.
     floor: Option<(String, f64)>,
 }
@@ -64,7 +64,7 @@ type Labelled<'a> = Vec<(&'a Row, Vec<String>, Vec<Evaluation>)>;
 ///
 /// # Errors
 /// A curve that cannot be read.
-pub fn of_runs(runs: &[&Run], rows: &[Row]) -> Result<Vec<Curves>> {
+pub fn of_runs(runs: &[&StoredRun], rows: &[Row]) -> Result<Vec<CurveChart>> {
     let mut groups: BTreeMap<(String, String, &str), Labelled> = BTreeMap::new();
     let wanted: HashSet<String> = rows.iter().map(trained_key).collect();
     for run in runs {
@@ -94,15 +94,15 @@ pub fn of_runs(runs: &[&Run], rows: &[Row]) -> Result<Vec<Curves>> {
         let (traits, points): (Vec<_>, Vec<_>) =
             curves.into_iter().map(|(_, traits, points)| (traits, points)).unzip();
         let lines = labels::distinct(&traits).into_iter().zip(points);
-        let lines = lines.map(|(label, points)| Learning { label, points }).collect();
+        let lines = lines.map(|(label, points)| TrainingCurve { label, points }).collect();
         let floor = floor(runs, &rows);
-        Curves { command, task, axis, lines, floor }
+        CurveChart { command, task, axis, lines, floor }
     });
     Ok(curves.collect())
 }
 
 /// What the best simple rule reaches on the split that all of `rows` were tested on; nothing where they differ.
-fn floor(runs: &[&Run], rows: &[&Row]) -> Option<(String, f64)> {
+fn floor(runs: &[&StoredRun], rows: &[&Row]) -> Option<(String, f64)> {
     let rule = |row: &Row| {
         let all = runs.iter().flat_map(|run| &run.rows);
         trained::best_rule(all.filter(|row| row.model == FLOOR && row.metric == "accuracy"), row)
@@ -112,7 +112,7 @@ fn floor(runs: &[&Run], rows: &[&Row]) -> Option<(String, f64)> {
 }
 
 /// What tells one trained model from another, the mechanism first and what is always different last.
-fn traits(run: &Run, row: &Row, points: &[Evaluation]) -> Vec<String> {
+fn traits(run: &StoredRun, row: &Row, points: &[Evaluation]) -> Vec<String> {
     let number =
         |name: &str, value: Option<u64>| value.map_or_else(String::new, |value| format!("{name} {value}"));
     vec![
@@ -142,8 +142,8 @@ fn read(path: &Path) -> Result<Vec<Evaluation>> {
 ///
 /// # Errors
 /// Drawing fails.
-pub fn charts(all: &[Curves]) -> Result<Vec<Chart>> {
-    let charts = all.iter().map(|Curves { command, task, axis, lines, floor }| {
+pub fn charts(all: &[CurveChart]) -> Result<Vec<Chart>> {
+    let charts = all.iter().map(|CurveChart { command, task, axis, lines, floor }| {
         let name = format!("{command}-{task}-curves");
         let floor = floor.as_ref().map(|(rule, value)| (rule.as_str(), *value));
         learning(&name, &format!("Learning curves of {task}"), axis, lines, floor)
@@ -155,7 +155,7 @@ pub fn charts(all: &[Curves]) -> Result<Vec<Chart>> {
 const EVALUATIONS: usize = 5;
 
 /// When the validation loss of every model had fallen half of its way: early, late, or at once.
-pub fn fell(all: &[Curves]) -> Option<Table> {
+pub fn fell(all: &[CurveChart]) -> Option<Table> {
     let lines = all.iter().flat_map(|curves| {
         curves.lines.iter().filter(|line| line.points.len() >= EVALUATIONS).filter_map(|line| {
             let (first, last) = (line.points.first()?, line.points.last()?);
@@ -194,13 +194,18 @@ mod tests {
         let loss = |step: usize| if step < 7 { 2.25 - 0.001 * step as f64 } else { 1.8 - 0.01 * step as f64 };
         let point =
             |step: usize| Evaluation { step: 50.0 * step as f64, loss: loss(step), ..Evaluation::default() };
-        let line = |label: &str, count: usize| Learning {
+        let line = |label: &str, count: usize| TrainingCurve {
             label: label.to_owned(),
             points: (1..=count).map(point).collect(),
         };
         let lines = vec![line("ls, seed 1", 9), line("short", 3)];
-        let curves =
-            Curves { command: "lra".into(), task: "listops".into(), axis: "accuracy", lines, floor: None };
+        let curves = CurveChart {
+            command: "lra".into(),
+            task: "listops".into(),
+            axis: "accuracy",
+            lines,
+            floor: None,
+        };
         let table = fell(&[curves]).unwrap();
         assert_eq!(table.rows, [["listops", "ls, seed 1", "350", "450", "450", "2.249", "1.710"]]);
         assert!(fell(&[]).is_none());

@@ -4,18 +4,18 @@ use anyhow::Result;
 
 use super::export::Exports;
 use super::finish;
-use crate::config::units::Bytes;
-use crate::record::{Outcome, Row};
-use crate::report::table::Table;
 use crate::run::manifest::Manifest;
 use crate::run::plan::Plan;
 use crate::term::{Term, clock};
+use effattn_record::config::units::Bytes;
+use effattn_record::report::table::Table;
+use effattn_record::{Outcome, Row};
 
 /// Prints and exports the plan as it stands.
-pub fn tell(plan: &Plan, exports: &Exports, term: &Term) -> Result<u8> {
+pub fn print_plan(plan: &Plan, exports: &Exports, term: &Term) -> Result<u8> {
     let rows: Vec<Row> = plan.cells.iter().map(row).collect();
     let tables = [table(plan)];
-    finish::show(&tables, exports, term)?;
+    finish::print_tables(&tables, exports, term)?;
     let manifest = serde_json::to_value(Manifest::new(plan, "dry-run"))?;
     exports.write(&manifest, &rows, &tables)?;
     Ok(0)
@@ -23,8 +23,8 @@ pub fn tell(plan: &Plan, exports: &Exports, term: &Term) -> Result<u8> {
 
 fn row(cell: &crate::run::plan::Cell) -> Row {
     match &cell.row.error {
-        Some(reason) => cell.row.ended(Outcome::Unsupported, Some(reason.clone())),
-        None => cell.row.with("cell_time", "s", Some(cell.seconds)).ended(Outcome::Planned, None),
+        Some(reason) => cell.row.with_outcome(Outcome::Unsupported, Some(reason.clone())),
+        None => cell.row.with("cell_time", "s", Some(cell.seconds)).with_outcome(Outcome::Planned, None),
     }
 }
 

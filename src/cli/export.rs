@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use crate::record::{Row, csv, file, json};
-use crate::report::markdown;
-use crate::report::table::Table;
 use crate::term;
+use effattn_record::report::markdown;
+use effattn_record::report::table::Table;
+use effattn_record::{Row, csv, file, json};
 
 /// Where rows go besides the run folder.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -94,5 +94,6 @@ fn put(path: &Path, text: &str) -> Result<()> {
     if is_stdout(path) {
         return Ok(term::data(text)?);
     }
-    file::put(path, text.as_bytes()).with_context(|| format!("{} cannot be written", path.display()))
+    file::write_user_file(path, text.as_bytes())
+        .with_context(|| format!("{} cannot be written", path.display()))
 }

@@ -6,14 +6,14 @@ use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::data_dir;
-use super::known::Known;
-use crate::config::unknown;
-use crate::data::fetch::{Fetched, Source, fetch};
-use crate::data::images::challenge::{Challenge, Origin as Tested, challenge, challenges};
-use crate::data::images::{folder, spoil};
-use crate::data::{DataSet, Format, Origin, data_sets};
-use crate::record::file;
+use super::value_names::NamedValues;
 use crate::term::{Term, Verbosity};
+use effattn_data::fetch::{DownloadSource, Fetched, fetch};
+use effattn_data::images::test_only::{TestOnlySet, TestSetOrigin as Tested, challenge, challenges};
+use effattn_data::images::{folder, write_corrupted};
+use effattn_data::{DataSetEntry, Origin, WriteFormat, data_sets};
+use effattn_record::config::unknown;
+use effattn_record::file;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -31,7 +31,7 @@ Examples:
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    #[arg(help = help(), value_parser = Known::new(names, str::parse::<String>), hide_possible_values = true)]
+    #[arg(help = help(), value_parser = NamedValues::new(names, str::parse::<String>), hide_possible_values = true)]
     name: String,
     /// Use this file instead of downloading (its checksum must match the published one), or corrupt the images in
     /// this folder
@@ -61,7 +61,7 @@ fn help() -> String {
         (!names.is_empty()).then(|| format!("{} ({how})", names.join(", ")))
     };
     let tested = |placed: bool, how: &str| {
-        let fits = |challenge: &&'static Challenge| matches!(challenge.origin, Tested::Placed(_)) == placed;
+        let fits = |challenge: &&'static TestOnlySet| matches!(challenge.origin, Tested::Placed(_)) == placed;
         let names: Vec<&str> =
             challenges().into_iter().filter(fits).map(|challenge| challenge.name).collect();
         Some(format!("{} ({how})", names.join(", ")))
@@ -69,7 +69,7 @@ fn help() -> String {
     let parts = [
         of(|origin| matches!(origin, Origin::Download(_)), "downloaded"),
         of(|origin| matches!(origin, Origin::Generated { .. }), "generated"),
-        of(|origin| matches!(origin, Origin::Placed(_)), "prints instructions"),
+        of(|origin| matches!(origin, Origin::UserProvided(_)), "prints instructions"),
         tested(false, "made by corrupting images that you have"),
         tested(true, "prints instructions"),
     ];
@@ -78,7 +78,7 @@ fn help() -> String {
 
 /// `How a generated set is written: listops: compact (one file), tsv (LRA's own)`.
 fn format_help() -> String {
-    let formats = |set: &&DataSet| match set.origin {
+    let formats = |set: &&DataSetEntry| match set.origin {
         Origin::Generated { formats: formats @ [_, ..], .. } => {
             let formats: Vec<String> =
                 formats.iter().map(|format| format!("{} ({})", format.name, format.about)).collect();
@@ -113,13 +113,13 @@ pub fn run(args: &Args, term: &Term) -> Result<u8> {
             }
             generate(set, (formats, instead), &dir, args, term)?;
         }
-        Origin::Placed(how) => bail!("{how} in {}", dir.display()),
-        Origin::Embedded => term.say(&format!("{} is built in: nothing to fetch", set.title)),
+        Origin::UserProvided(how) => bail!("{how} in {}", dir.display()),
+        Origin::BuiltIn => term.info(&format!("{} is built in: nothing to fetch", set.title)),
     }
     Ok(0)
 }
 
-fn download(source: &Source, dir: &Path, args: &Args, term: &Term) -> Result<()> {
+fn download(source: &DownloadSource, dir: &Path, args: &Args, term: &Term) -> Result<()> {
     let bar = ProgressBar::new(source.bytes.unwrap_or(0));
     if term.verbosity() == Verbosity::Quiet {
         bar.set_draw_target(indicatif::ProgressDrawTarget::hidden());
@@ -133,16 +133,18 @@ fn download(source: &Source, dir: &Path, args: &Args, term: &Term) -> Result<()>
     });
     bar.finish_and_clear();
     match fetched? {
-        Fetched::There(path) => term.say(&format!("{} is already present and complete", path.display())),
-        Fetched::Brought(path) => {
-            term.say(&format!("{}: complete, and its checksum is the published one", path.display()))
+        Fetched::AlreadyPresent(path) => {
+            term.info(&format!("{} is already present and complete", path.display()))
+        }
+        Fetched::Downloaded(path) => {
+            term.info(&format!("{}: complete, and its checksum is the published one", path.display()))
         }
     }
     Ok(())
 }
 
 /// Makes a corrupted set of images that are there.
-fn corrupt(challenge: &Challenge, dir: &Path, args: &Args, term: &Term) -> Result<()> {
+fn corrupt(challenge: &TestOnlySet, dir: &Path, args: &Args, term: &Term) -> Result<()> {
     let to = dir.join(challenge.name);
     let name = challenge.name;
     let from = match challenge.origin {
@@ -174,20 +176,22 @@ fn corrupt(challenge: &Challenge, dir: &Path, args: &Args, term: &Term) -> Resul
         bar.inc(done.saturating_sub(bar.position()));
     };
     let made = match challenge.origin {
-        Tested::Cifar => spoil::cifar(&from, &to, &heard),
-        Tested::Folder(_) | Tested::Placed(_) => spoil::tree(&from, &to, &heard).map(|made| (made, None)),
+        Tested::Cifar => write_corrupted::cifar(&from, &to, &heard),
+        Tested::Folder(_) | Tested::Placed(_) => {
+            write_corrupted::tree(&from, &to, &heard).map(|made| (made, None))
+        }
     };
     bar.finish_and_clear();
     let (made, partial) = made?;
     let partial = partial.map_or_else(String::new, |partial| format!("; of {partial}"));
-    term.say(&format!("{}: {made} files made, the others already existed{partial}", to.display()));
-    term.say("frost is drawn synthetically; the published sets blend in photographs. docs/images.md lists the other differences");
+    term.info(&format!("{}: {made} files made, the others already existed{partial}", to.display()));
+    term.info("frost is drawn synthetically; the published sets blend in photographs. docs/images.md lists the other differences");
     Ok(())
 }
 
 fn generate(
-    set: &DataSet,
-    (formats, instead): (&[Format], &str),
+    set: &DataSetEntry,
+    (formats, instead): (&[WriteFormat], &str),
     dir: &Path,
     args: &Args,
     term: &Term,
@@ -200,14 +204,14 @@ fn generate(
         None => formats.first(),
     };
     let Some(format) = format else {
-        term.say(&format!("{} is generated during training: nothing to fetch", set.title));
-        term.say(&format!("if {instead} is in {}, it is read instead", dir.display()));
+        term.info(&format!("{} is generated during training: nothing to fetch", set.title));
+        term.info(&format!("if {instead} is in {}, it is read instead", dir.display()));
         return Ok(());
     };
     let place = || format!("--data-dir {} cannot be written", dir.display());
     file::ensure_writable(dir).with_context(place)?;
     for path in (format.write)(dir).with_context(place)? {
-        term.say(&format!("{}: generated", path.display()));
+        term.info(&format!("{}: generated", path.display()));
     }
     Ok(())
 }

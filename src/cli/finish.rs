@@ -5,21 +5,21 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
-use super::command::Asked;
+use super::command::CommandArgs;
 use super::export::Exports;
-use super::runs::step_samples;
-use crate::config::suite::Suite;
+use super::stored_runs::step_samples;
 use crate::protocol::Protocol;
-use crate::protocol::table::Shown;
-use crate::record::text::plural;
-use crate::record::{Outcome, Pass, Row};
-use crate::report::chart::{Quantity, figure};
-use crate::report::reference;
-use crate::report::table::{self, Table};
-use crate::report::{measured, profile, published, trained, verdict};
+use crate::protocol::definition::ResultView;
 use crate::run::manifest::argv;
 use crate::run::session::Session;
 use crate::term::{self, Term, Verbosity, Warning};
+use effattn_record::config::suite::Suite;
+use effattn_record::report::chart::{Quantity, figure};
+use effattn_record::report::reference;
+use effattn_record::report::table::{self, Table};
+use effattn_record::report::{measured, profile, published, ranking, trained};
+use effattn_record::text::plural;
+use effattn_record::{Outcome, Pass, Row};
 
 /// Ends `session` after `result`, prints and writes everything, and gives the exit code. `charts` are drawn already.
 ///
@@ -29,7 +29,7 @@ pub fn finish(
     session: Session,
     result: std::result::Result<(), crate::run::RunError>,
     suite: Option<&Suite>,
-    asked: &Asked,
+    asked: &CommandArgs,
     charts: &BTreeSet<PathBuf>,
 ) -> Result<u8> {
     let (protocol, exports) = (asked.protocol, &asked.exports);
@@ -40,11 +40,11 @@ pub fn finish(
     let (done, of) = session.progress();
     let (finished, term) = session.finish()?;
     let mut tables = tables(protocol, &finished.rows, suite);
-    if protocol.shown == Shown::Growth {
-        tables.extend(verdict::rankings(&finished.rows, asked.baseline.as_deref()));
+    if protocol.view == ResultView::Growth {
+        tables.extend(ranking::rankings(&finished.rows, asked.baseline.as_deref()));
         tables.extend(profile::tables(&finished.rows));
         if term.verbosity() == Verbosity::Verbose {
-            tables.extend(verdict::percentiles(&step_samples(&finished.folder)?));
+            tables.extend(ranking::percentiles(&step_samples(&finished.folder)?));
         }
     }
     let references = reference::read(&finished.folder)?;
@@ -55,29 +55,29 @@ pub fn finish(
         ));
     }
     tables.extend(beside);
-    show(&tables, exports, &term)?;
+    print_tables(&tables, exports, &term)?;
     let manifest = serde_json::to_value(&finished.manifest)?;
     exports.write(&manifest, &finished.rows, &tables)?;
     warn(&finished.rows, &term);
-    if !asked.output.no_plot && protocol.shown == Shown::Growth {
+    if !asked.output.no_plot && protocol.view == ResultView::Growth {
         let rows = &finished.rows;
         let prefix = rows.first().map_or("run", |row| row.suite.as_deref().unwrap_or(&row.protocol));
         // its own files: another quantity than that of a step
         let decoded = !rows.is_empty() && rows.iter().all(|row| row.pass == Some(Pass::Decode));
         let prefix = &if decoded { format!("{prefix}-decode") } else { prefix.to_owned() };
         for chart in measured(rows, &references, prefix)? {
-            term.say(&format!("chart: {}", chart.write(&asked.output.plots_dir)?.display()));
+            term.info(&format!("chart: {}", chart.write(&asked.output.plots_dir)?.display()));
         }
     }
     for chart in charts {
-        term.say(&format!("chart: {}", chart.display()));
+        term.info(&format!("chart: {}", chart.display()));
     }
-    term.say(&format!("rows: {}", finished.folder.join("rows.csv").display()));
+    term.info(&format!("rows: {}", finished.folder.join("rows.csv").display()));
     if stopped {
         let line = command_line(argv().into_iter());
         let begun =
             protocol.curve.as_ref().map_or("", |_| " Training that had begun resumes from its checkpoint.");
-        term.say(&format!(
+        term.info(&format!(
             "stopped: {done} of {of} cells are finished and saved.{begun} Resume with: {line}"
         ));
         return Ok(super::STOPPED);
@@ -90,21 +90,21 @@ pub fn finish(
 
 /// The tables of `rows`.
 fn tables(protocol: &Protocol, rows: &[Row], suite: Option<&Suite>) -> Vec<Table> {
-    let mut tables = match (protocol.shown, suite) {
-        (Shown::Trained, _) => trained::tables(rows, protocol.metrics, |_, _| true),
-        (Shown::Plain, _) => vec![table::plain(protocol.about, rows, protocol.metrics)],
-        (Shown::Growth, Some(suite)) => published::tables(rows, suite),
-        (Shown::Growth, None) => Quantity::TABLES
+    let mut tables = match (protocol.view, suite) {
+        (ResultView::Trained, _) => trained::tables(rows, protocol.metrics, |_, _| true),
+        (ResultView::Plain, _) => vec![table::plain(protocol.about, rows, protocol.metrics)],
+        (ResultView::Growth, Some(suite)) => published::tables(rows, suite),
+        (ResultView::Growth, None) => Quantity::TABLES
             .iter()
             .filter_map(|quantity| figure(rows, *quantity))
             .flat_map(|figure| table::growth(&figure))
             .collect(),
     };
-    if protocol.shown == Shown::Growth {
+    if protocol.view == ResultView::Growth {
         tables.extend(published::longest(rows));
     }
     tables.extend(published::reasons(rows));
-    if protocol.shown == Shown::Growth {
+    if protocol.view == ResultView::Growth {
         tables.extend(table::costs(rows));
     }
     tables
@@ -114,11 +114,11 @@ fn tables(protocol: &Protocol, rows: &[Row], suite: Option<&Suite>) -> Vec<Table
 ///
 /// # Errors
 /// A closed stdout.
-pub fn show(tables: &[Table], exports: &Exports, term: &Term) -> Result<()> {
+pub fn print_tables(tables: &[Table], exports: &Exports, term: &Term) -> Result<()> {
     let text: Vec<String> = tables.iter().map(|table| table.terminal(term::width())).collect();
     let text = text.join("\n");
     if exports.to_stdout() {
-        term.say(&text);
+        term.info(&text);
     } else {
         term::data(&text)?;
     }

@@ -38,14 +38,14 @@ pub struct Args {
 
 /// Whether the command called `name` trains.
 fn keeps(name: &str) -> bool {
-    protocol::find(name).is_some_and(|protocol| protocol.keeps)
+    protocol::find(name).is_some_and(|protocol| protocol.reuses_finished)
 }
 
 pub fn run(args: &Args, term: &Term) -> Result<u8> {
     let merged = merge(&args.folders, args.output_path.as_deref(), keeps, &stop_on_ctrl_c())?;
     merged.remarks.iter().for_each(|remark| term.warn(&Warning::Other(remark.clone())));
-    term.say(&format!("{} of {} cells to {}", merged.done, merged.cells, merged.folder.display()));
-    term.say(&format!("rows: {}", merged.folder.join("rows.csv").display()));
+    term.info(&format!("{} of {} cells to {}", merged.done, merged.cells, merged.folder.display()));
+    term.info(&format!("rows: {}", merged.folder.join("rows.csv").display()));
     if merged.missing.is_empty() {
         return Ok(0);
     }
@@ -56,23 +56,23 @@ pub fn run(args: &Args, term: &Term) -> Result<u8> {
 /// What is missing, and the commands that run it.
 fn tell_missing(merged: &Merged, term: &Term) {
     let missing = merged.cells - merged.done;
-    term.say(&match (missing, merged.failed) {
+    term.info(&match (missing, merged.failed) {
         (missing, 0) => format!("{missing} cells are missing; run"),
         (0, failed) => format!("{failed} cells failed; run again"),
         (missing, failed) => format!("{missing} cells are missing and {failed} failed; run"),
     });
     let numbers: Vec<usize> = merged.missing.keys().flatten().map(|shard| shard.index).collect();
     if !numbers.is_empty() {
-        term.say(&format!("shards that have cells left: {}", ranges(&numbers)));
+        term.info(&format!("shards that have cells left: {}", ranges(&numbers)));
     }
     for (shard, cells) in merged.missing.iter().take(LINES) {
         let names = cells.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join("; ");
         let more =
             if cells.len() > NAMED { format!("; and {} more", cells.len() - NAMED) } else { String::new() };
-        term.say(&format!("  {}    # {names}{more}", command(&merged.manifest.argv, *shard)));
+        term.info(&format!("  {}    # {names}{more}", command(&merged.manifest.argv, *shard)));
     }
     if merged.missing.len() > LINES {
-        term.say(&format!("  and {} more shards in the same way", merged.missing.len() - LINES));
+        term.info(&format!("  and {} more shards in the same way", merged.missing.len() - LINES));
     }
 }
 

@@ -10,17 +10,17 @@ mod export;
 mod fetch;
 mod finish;
 mod interrupt;
-mod known;
 pub mod list;
 mod merge;
+mod open_run;
 mod pages;
 pub mod plot;
 mod report;
 mod run;
-mod runs;
-mod start;
 mod status;
+mod stored_runs;
 mod submit;
+mod value_names;
 mod worker;
 
 use std::io::IsTerminal;
@@ -29,11 +29,11 @@ use std::process::ExitCode;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::config::settings::SETTINGS;
-use crate::device::simd;
 use crate::protocol;
 use crate::run::RunError;
 use crate::term::{Color, Term, Verbosity, is_closed};
+use effattn_kernel::device::simd;
+use effattn_record::config::settings::SETTINGS;
 
 /// Exit code: a cell failed, a check is red, a regression.
 const FAILED: u8 = 1;
@@ -60,12 +60,12 @@ Exit codes: 0 success; 1 a cell or a check failed; 2 wrong usage, configuration 
 #[command(name = "effattn", version, about, after_help = EXAMPLES, max_term_width = 110)]
 struct Cli {
     #[command(flatten)]
-    global: Global,
+    global: GlobalArgs,
 }
 
 /// Flags of every command.
 #[derive(clap::Args)]
-struct Global {
+struct GlobalArgs {
     /// Print only results, warnings and errors
     #[arg(short, long, global = true, conflicts_with = "verbose", help_heading = "Verbosity")]
     quiet: bool,
@@ -78,7 +78,7 @@ struct Global {
     color: String,
 }
 
-impl Global {
+impl GlobalArgs {
     fn term(&self) -> Term {
         let verbosity = match (self.quiet, self.verbose) {
             (true, _) => Verbosity::Quiet,
@@ -112,14 +112,14 @@ enum Tool {
     /// Plot attention patterns and matrices, norms, papers' figures, or charts of a run
     Plot {
         #[command(subcommand)]
-        what: plot::What,
+        what: plot::PlotCommand,
     },
     /// Download a data set into the data folder, or generate it there
     Fetch(fetch::Args),
     /// List mechanisms, tasks, suites, devices and presets
     List {
         #[command(subcommand)]
-        what: list::What,
+        what: list::ListCommand,
     },
     /// Print shell completions
     Completions(pages::Completions),
@@ -139,12 +139,12 @@ fn tree() -> Command {
 
 /// Parses the command line, runs the command, and returns its exit code.
 pub fn main() -> ExitCode {
-    crate::device::alloc::keep_pages();
+    effattn_kernel::device::alloc::keep_pages();
     let matches = match tree().try_get_matches() {
         Ok(matches) => matches,
         Err(error) => return ExitCode::from(usage(&error)),
     };
-    let global = match Global::from_arg_matches(&matches) {
+    let global = match GlobalArgs::from_arg_matches(&matches) {
         Ok(global) => global,
         Err(error) => return ExitCode::from(usage(&error)),
     };
@@ -154,7 +154,7 @@ pub fn main() -> ExitCode {
     ExitCode::from(result.unwrap_or_else(|error| code_of(&error, &term)))
 }
 
-fn dispatch(matches: &ArgMatches, global: &Global) -> anyhow::Result<u8> {
+fn dispatch(matches: &ArgMatches, global: &GlobalArgs) -> anyhow::Result<u8> {
     let term = global.term();
     simd::limit(simd::asked().as_deref()).map_err(anyhow::Error::msg)?;
     if let Some((name, matches)) = matches.subcommand()

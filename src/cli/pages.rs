@@ -36,7 +36,7 @@ pub fn man(args: &Man) -> Result<u8> {
             Some(command) => vec![(*command).clone()],
             None => {
                 let names = visible.iter().map(|command| command.get_name());
-                anyhow::bail!("{}", crate::config::unknown("command", name, names));
+                anyhow::bail!("{}", effattn_record::config::unknown("command", name, names));
             }
         },
     };

@@ -6,20 +6,22 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::ValueEnum;
 
 use super::curves;
-use super::runs::{Run, latest_measured, latest_rows, newest_trained, step_samples};
-use crate::config::suite::{SHIPPED, Suite};
+use super::stored_runs::{StoredRun, latest_measured, latest_rows, newest_trained, step_samples};
 use crate::protocol;
-use crate::protocol::grid::{Flags, Grid, Pick, resolve};
-use crate::protocol::table::Shown;
+use crate::protocol::definition::ResultView;
+use crate::protocol::grid::{Grid, GridEntry, GridFlags, resolve};
 use crate::protocol::trained_metrics;
-use crate::record::{Metric, Outcome, Row, file};
-use crate::report::chart::{Quantity, figure};
-use crate::report::document::{BEGIN, Document, END, Section, splice};
-use crate::report::fill::fill;
-use crate::report::paper::{Paper, Source, paper};
-use crate::report::table::{self, Table};
-use crate::report::{self, crossing, figures, hours, published, reference, robustness, trained, verdict};
 use crate::term::{self, Term};
+use effattn_record::config::suite::{BUILTIN_SUITES, Suite};
+use effattn_record::report::chart::{Quantity, figure};
+use effattn_record::report::document::{BEGIN, Document, END, Section, splice};
+use effattn_record::report::marked_numbers::fill;
+use effattn_record::report::paper::{Paper, PaperSource, paper};
+use effattn_record::report::table::{self, Table};
+use effattn_record::report::{
+    self, crossing, figures, published, ranking, reference, robustness, trained, training_time,
+};
+use effattn_record::{Metric, Outcome, Row, file};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -82,7 +84,7 @@ pub struct Args {
 
 pub fn run(args: &Args, term: &Term) -> Result<u8> {
     let suite = args.suite.as_deref().map(Suite::load).transpose()?;
-    let runs = Run::below(&args.results)?;
+    let runs = StoredRun::find_all(&args.results)?;
     let document = document(&runs, args.suite.as_deref(), args.brief)?;
     if document.sections.is_empty() {
         let (what, command) = match &suite {
@@ -104,8 +106,8 @@ pub fn run(args: &Args, term: &Term) -> Result<u8> {
                 path.display()
             )
         })?;
-        file::put(path, new.as_bytes()).with_context(|| path.display().to_string())?;
-        term.say(&format!("{}: renewed", path.display()));
+        file::write_user_file(path, new.as_bytes()).with_context(|| path.display().to_string())?;
+        term.info(&format!("{}: renewed", path.display()));
         return Ok(0);
     }
     let text = match args.format.unwrap_or_else(|| Format::of(args.output.as_deref())) {
@@ -115,15 +117,15 @@ pub fn run(args: &Args, term: &Term) -> Result<u8> {
     match &args.output {
         None => term::data(&text)?,
         Some(path) => {
-            file::put(path, text.as_bytes()).with_context(|| path.display().to_string())?;
-            term.say(&format!("report: {}", path.display()));
+            file::write_user_file(path, text.as_bytes()).with_context(|| path.display().to_string())?;
+            term.info(&format!("report: {}", path.display()));
         }
     }
     Ok(0)
 }
 
 /// Rows of trained models are put together over runs; measurements are shown run by run, the latest of each folder.
-fn document(runs: &[Run], suite: Option<&str>, brief: bool) -> Result<Document> {
+fn document(runs: &[StoredRun], suite: Option<&str>, brief: bool) -> Result<Document> {
     let wanted = |row: &&Row| suite.is_none_or(|suite| row.suite.as_deref() == Some(suite));
     let mut document = Document { title: "Measured by effattn".to_owned(), sections: Vec::new() };
     if !runs.iter().any(|run| run.rows.iter().any(|row| wanted(&row))) {
@@ -132,7 +134,8 @@ fn document(runs: &[Run], suite: Option<&str>, brief: bool) -> Result<Document> 
     let (filled, empty) = papers(runs, suite)?;
     document.sections = filled;
     for (title, quick) in [("Trained models", false), ("Trained in quick runs", true)] {
-        let chosen: Vec<&Run> = runs.iter().filter(|run| run.trained() && run.quick() == quick).collect();
+        let chosen: Vec<&StoredRun> =
+            runs.iter().filter(|run| run.trained() && run.quick() == quick).collect();
         let section = trained(title, &chosen, wanted)?;
         if !section.tables.is_empty() {
             document.sections.push(section);
@@ -153,7 +156,7 @@ fn document(runs: &[Run], suite: Option<&str>, brief: bool) -> Result<Document> 
         title: "Figures of the papers".to_owned(),
         tables: Vec::new(),
         charts: figures::draw(&rows)?,
-        provenance: latest_measured(runs).into_iter().map(Run::provenance).collect(),
+        provenance: latest_measured(runs).into_iter().map(StoredRun::provenance).collect(),
     };
     if !composite.charts.is_empty() {
         document.sections.push(composite);
@@ -169,11 +172,11 @@ fn document(runs: &[Run], suite: Option<&str>, brief: bool) -> Result<Document> 
 }
 
 /// Every table of the papers in its own form: those of which something was run, and those of which nothing was.
-fn papers(runs: &[Run], only: Option<&str>) -> Result<(Vec<Section>, Vec<Section>)> {
+fn papers(runs: &[StoredRun], only: Option<&str>) -> Result<(Vec<Section>, Vec<Section>)> {
     let (rows, metrics) = (latest_rows(runs), trained_metrics());
     let (mut filled, mut empty) = (Vec::new(), Vec::new());
     let suites: Vec<Suite> =
-        SHIPPED.iter().map(|(name, _)| Suite::load(name)).collect::<std::result::Result<_, _>>()?;
+        BUILTIN_SUITES.iter().map(|(name, _)| Suite::load(name)).collect::<std::result::Result<_, _>>()?;
     let asked = |suite: &&Suite| only.is_none_or(|only| suite.runs().any(|name| name == only));
     let mut shown: Vec<&Suite> =
         suites.iter().filter(|suite| !suite.columns.is_empty()).filter(asked).collect();
@@ -184,14 +187,20 @@ fn papers(runs: &[Run], only: Option<&str>) -> Result<(Vec<Section>, Vec<Section
         let parts: Vec<&Suite> =
             suite.runs().filter_map(|name| suites.iter().find(|suite| suite.name == name)).collect();
         let plans: Vec<Vec<Vec<Row>>> = parts.iter().map(|suite| planned(suite)).collect::<Result<_>>()?;
-        let mut sources: Vec<Source> = (parts.iter().zip(&plans))
-            .map(|(suite, planned)| Source { suite, planned, rows: &rows, metrics: &metrics, others: &[] })
+        let mut sources: Vec<PaperSource> = (parts.iter().zip(&plans))
+            .map(|(suite, planned)| PaperSource {
+                suite,
+                planned,
+                rows: &rows,
+                metrics: &metrics,
+                others: &[],
+            })
             .collect();
         let own = sources.remove(0);
-        let source = Source { others: &sources, ..own };
+        let source = PaperSource { others: &sources, ..own };
         let Some(Paper { table, used }) = paper(&source) else { continue };
-        let of = |run: &&Run| run.rows.iter().any(|row| used.contains(row));
-        let provenance = runs.iter().filter(of).map(Run::provenance).collect();
+        let of = |run: &&StoredRun| run.rows.iter().any(|row| used.contains(row));
+        let provenance = runs.iter().filter(of).map(StoredRun::provenance).collect();
         let title = capital(suite.source.split(':').next().unwrap_or(&suite.name));
         let section = Section { title, tables: vec![table], provenance, ..Section::default() };
         if used.is_empty() { empty.push(section) } else { filled.push(section) }
@@ -215,19 +224,19 @@ fn capital(text: &str) -> String {
 /// The rows of every row of `suite`, as they would be run; none where it is drawn and not run.
 fn planned(suite: &Suite) -> Result<Vec<Vec<Row>>> {
     let Some(protocol) = protocol::find(&suite.protocol) else { return Ok(Vec::new()) };
-    let Grid { suite: own, settings, picks } =
-        resolve(&Flags { suite: Some(suite.name.clone()), ..Flags::default() }, protocol)?;
-    let one = |pick: Pick| -> Result<Vec<Row>> {
-        let grid = Grid { suite: own.clone(), settings: settings.clone(), picks: vec![pick] };
+    let Grid { suite: own, settings, entries } =
+        resolve(&GridFlags { suite: Some(suite.name.clone()), ..GridFlags::default() }, protocol)?;
+    let one = |pick: GridEntry| -> Result<Vec<Row>> {
+        let grid = Grid { suite: own.clone(), settings: settings.clone(), entries: vec![pick] };
         Ok((protocol.cells)(&grid, 1)?.into_iter().map(|cell| cell.row).collect())
     };
-    picks.into_iter().map(one).collect()
+    entries.into_iter().map(one).collect()
 }
 
 /// Trained models of `runs`: of rows alike the newest.
-fn trained(title: &str, runs: &[&Run], wanted: impl Fn(&&Row) -> bool) -> Result<Section> {
+fn trained(title: &str, runs: &[&StoredRun], wanted: impl Fn(&&Row) -> bool) -> Result<Section> {
     let mut section = Section { title: title.to_owned(), ..Section::default() };
-    let of_run = |run: &&&Run| run.rows.iter().any(|row| wanted(&row));
+    let of_run = |run: &&&StoredRun| run.rows.iter().any(|row| wanted(&row));
     section.provenance = runs.iter().filter(of_run).map(|run| run.provenance()).collect();
     let rows = newest_trained(runs.iter().flat_map(|run| &run.rows).filter(|row| wanted(row)));
     let rows: Vec<Row> = rows.into_values().cloned().collect();
@@ -239,13 +248,13 @@ fn trained(title: &str, runs: &[&Run], wanted: impl Fn(&&Row) -> bool) -> Result
     section.tables.extend(published::reasons(&rows));
     let curves = curves::of_runs(runs, &rows)?;
     section.tables.extend(curves::fell(&curves));
-    section.tables.extend(hours::table(&rows));
+    section.tables.extend(training_time::table(&rows));
     section.charts = curves::charts(&curves)?;
     Ok(section)
 }
 
 /// Tables and charts of one run of `speed` or `memory`; of one of its machines, where they stand `apart`.
-fn measured(run: &Run, rows: &[Row], apart: bool, brief: bool) -> Result<Section> {
+fn measured(run: &StoredRun, rows: &[Row], apart: bool, brief: bool) -> Result<Section> {
     let rows = &begun(rows);
     let suite = run.manifest.suite.as_deref();
     let name = rows.first().and_then(|row| row.suite.clone());
@@ -256,7 +265,7 @@ fn measured(run: &Run, rows: &[Row], apart: bool, brief: bool) -> Result<Section
     let title = suite.as_ref().map_or_else(|| run.manifest.command.clone(), |suite| suite.title.clone());
     let mut tables: Vec<Table> = Vec::new();
     let protocol = protocol::find(&run.manifest.command);
-    match (&suite, protocol.filter(|protocol| protocol.shown == Shown::Plain)) {
+    match (&suite, protocol.filter(|protocol| protocol.view == ResultView::Plain)) {
         (_, Some(protocol)) => tables.push(table::plain(protocol.about, rows, protocol.metrics)),
         (Some(suite), None) => tables.extend(published::tables(rows, suite)),
         (None, None) => {
@@ -265,13 +274,13 @@ fn measured(run: &Run, rows: &[Row], apart: bool, brief: bool) -> Result<Section
             }
         }
     }
-    tables.extend(verdict::rankings(rows, None));
+    tables.extend(ranking::rankings(rows, None));
     tables.extend(published::longest(rows));
     tables.extend(crossing::table(rows).filter(|_| !brief));
     let references = reference::read(&run.folder)?;
     tables.extend(reference::tables(rows, &references));
     tables.extend(published::reasons(rows));
-    tables.extend(verdict::percentiles(&step_samples(&run.folder)?).filter(|_| !brief));
+    tables.extend(ranking::percentiles(&step_samples(&run.folder)?).filter(|_| !brief));
     let charts = report::measured(rows, &references, &run.manifest.id)?;
     let quick = if run.quick() { " (a quick run)" } else { "" };
     let machine = rows.first().and_then(|row| row.machine.as_deref()).filter(|_| apart);
@@ -290,12 +299,12 @@ fn begun(rows: &[Row]) -> Vec<Row> {
 }
 
 /// What the papers have and this report does not.
-fn missing(runs: &[Run]) -> Result<Section> {
+fn missing(runs: &[StoredRun]) -> Result<Section> {
     let columns = ["what", "why it is not here"].map(str::to_owned).to_vec();
     let mut table =
         Table { title: "Tables and figures that have not been run".to_owned(), columns, ..Table::default() };
     let suites: Vec<Suite> =
-        SHIPPED.iter().map(|(name, _)| Suite::load(name)).collect::<std::result::Result<_, _>>()?;
+        BUILTIN_SUITES.iter().map(|(name, _)| Suite::load(name)).collect::<std::result::Result<_, _>>()?;
     // with tables of many runs, those of which nothing was run stand above, too
     let tables = suites.iter().filter(|suite| !suite.columns.is_empty() && runs.len() > 1);
     let above: Vec<&str> = tables.flat_map(Suite::runs).collect();

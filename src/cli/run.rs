@@ -5,27 +5,27 @@ use std::collections::BTreeSet;
 use anyhow::{Context, Result};
 use clap::ArgMatches;
 
-use super::command::Asked;
+use super::command::CommandArgs;
 use super::curves::draw;
-use super::start::Started;
-use super::{dry_run, finish, start};
+use super::open_run::RunStart;
+use super::{dry_run, finish, open_run};
 use crate::protocol::Protocol;
 use crate::protocol::runner::Runner;
-use crate::record::file;
-use crate::report::reference::{self, Reference};
 use crate::term::Term;
+use effattn_record::file;
+use effattn_record::report::reference::{self, Reference};
 
 /// Runs the command of `protocol`.
 pub fn run(protocol: &'static Protocol, matches: &ArgMatches, term: Term) -> Result<u8> {
-    let asked = Asked::of(protocol, matches)?;
-    if let (Some(values), Some(instead)) = (&asked.instead, &protocol.instead) {
+    let asked = CommandArgs::from_matches(protocol, matches)?;
+    if let (Some(values), Some(instead)) = (&asked.alternative, &protocol.alternative) {
         (instead.run)(values, &asked.flags.settings, &mut std::io::stdout().lock())?;
         return Ok(0);
     }
     let references = references(&asked.reference)?;
-    let (plan, suite, mut session, conditions) = match start::start(&asked, &references, term)? {
-        Started::Priced(priced) => return dry_run::tell(&priced.0, &asked.exports, &priced.1),
-        Started::Open(open) => *open,
+    let (plan, suite, mut session, conditions) = match open_run::open_run(&asked, &references, term)? {
+        RunStart::DryRun(priced) => return dry_run::print_plan(&priced.0, &asked.exports, &priced.1),
+        RunStart::Open(open) => *open,
     };
     let folder = (!asked.output.no_plot).then_some(asked.output.plots_dir.as_path());
     let mut charts = BTreeSet::new();

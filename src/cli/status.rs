@@ -6,18 +6,18 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Result, ensure};
 
-use crate::config::units::Seconds;
 use crate::protocol::training::worker::steps_made;
-use crate::record::Outcome;
-use crate::record::text::plural;
-use crate::report::table::Table;
 use crate::run::claim::{Claim, server_time};
-use crate::run::folder::is_held;
+use crate::run::folder::is_locked;
 use crate::run::manifest::State;
-use crate::run::merge::{Whole, owners};
+use crate::run::merge::{ShardedRun, owners};
 use crate::run::plan::folder;
 use crate::run::shard::{Shard, shards};
 use crate::term::{self, Term, clock};
+use effattn_record::Outcome;
+use effattn_record::config::units::Seconds;
+use effattn_record::report::table::Table;
+use effattn_record::text::plural;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -53,7 +53,7 @@ pub struct Args {
 
 /// What some cells are at.
 #[derive(Clone, Copy, Default)]
-struct Count {
+struct CellCounts {
     done: usize,
     failed: usize,
     missing: usize,
@@ -64,7 +64,7 @@ struct Count {
     running: bool,
 }
 
-impl Count {
+impl CellCounts {
     fn add(&mut self, weight: f64, outcome: Option<Outcome>, took: Option<f64>) {
         match outcome {
             Some(outcome) if outcome.is_final() => self.done += 1,
@@ -110,14 +110,14 @@ impl Count {
 }
 
 /// A run and its shards.
-struct Standing {
-    whole: Whole,
-    parts: BTreeMap<Option<Shard>, Count>,
-    total: Count,
+struct RunStatus {
+    whole: ShardedRun,
+    parts: BTreeMap<Option<Shard>, CellCounts>,
+    total: CellCounts,
 }
 
-impl Standing {
-    fn of(whole: Whole) -> Self {
+impl RunStatus {
+    fn of(whole: ShardedRun) -> Self {
         let folders = shards(&whole.folder);
         let dealt = whole
             .planned
@@ -127,9 +127,9 @@ impl Standing {
         let entries = whole.sources.iter().flat_map(|run| &run.entries);
         let took: std::collections::HashMap<&str, f64> =
             entries.filter_map(|entry| Some((entry.cell.as_str(), entry.seconds?))).collect();
-        let mut parts: BTreeMap<Option<Shard>, Count> = BTreeMap::new();
+        let mut parts: BTreeMap<Option<Shard>, CellCounts> = BTreeMap::new();
         if let Some((count, _)) = dealt {
-            parts.extend((1..=count).map(|index| (Some(Shard { index, count }), Count::default())));
+            parts.extend((1..=count).map(|index| (Some(Shard { index, count }), CellCounts::default())));
         }
         for (index, cell) in whole.cells().into_iter().enumerate() {
             let owner = |(count, owners): &(usize, Vec<usize>)| {
@@ -143,10 +143,10 @@ impl Standing {
         for (shard, count) in &mut parts {
             count.running = match shard {
                 Some(shard) => is_running(&whole.folder, &folders, *shard, now),
-                None => is_held(&whole.folder),
+                None => is_locked(&whole.folder),
             };
         }
-        let total = parts.values().fold(Count::default(), |sum, part| sum.plus(part));
+        let total = parts.values().fold(CellCounts::default(), |sum, part| sum.plus(part));
         drop((outcomes, took));
         Self { whole, parts, total }
     }
@@ -177,7 +177,7 @@ impl Standing {
 
     fn table(&self, all: bool) -> Table {
         let rate = self.rate();
-        let Count { done, failed, missing, .. } = self.total;
+        let CellCounts { done, failed, missing, .. } = self.total;
         let cells = done + failed + missing;
         let longest = self.parts.values().map(|part| part.left(rate)).fold(0.0, f64::max);
         let left = match self.total.open() {
@@ -237,20 +237,20 @@ fn is_running(folder: &Path, folders: &[(Shard, PathBuf)], shard: Shard, now: Sy
 
 pub fn run(args: &Args, term: &Term) -> Result<u8> {
     loop {
-        let wholes = Whole::below(&args.folder)?;
+        let wholes = ShardedRun::below(&args.folder)?;
         ensure!(
             !wholes.is_empty(),
             "there is no run in {}; name the folder of a run or of its shards, such as results/lra/plan-0123456789ab",
             args.folder.display()
         );
         let alone = wholes.len() == 1;
-        let standings: Vec<Standing> = wholes.into_iter().map(Standing::of).collect();
+        let standings: Vec<RunStatus> = wholes.into_iter().map(RunStatus::of).collect();
         let open = standings.iter().filter(|one| !one.is_done()).count();
         for one in standings.iter().filter(|one| args.all || alone || !one.is_done()) {
             term::data(&(one.table(args.all).terminal(term::width()) + "\n"))?;
         }
         if open == 0 && !alone && !args.all {
-            term.say(&format!("{} runs, all done", standings.len()));
+            term.info(&format!("{} runs, all done", standings.len()));
         }
         let Some(pause) = args.watch.filter(|_| open > 0) else { return Ok(0) };
         std::thread::sleep(Duration::try_from_secs_f64(pause.0).unwrap_or(Duration::from_secs(30)));

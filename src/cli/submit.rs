@@ -8,16 +8,16 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use serde_json::{Value, json};
 
-use super::command::Asked;
+use super::command::CommandArgs;
 use super::finish::command_line;
-use super::start;
-use crate::config::units::{Bytes, Seconds};
+use super::open_run;
 use crate::protocol;
-use crate::record::file;
 use crate::run::plan::Plan;
-use crate::run::planned::Planned;
+use crate::run::plan_file::PlanFile;
 use crate::run::shard::parent;
 use crate::term::{Term, clock};
+use effattn_record::config::units::{Bytes, Seconds};
+use effattn_record::file;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -109,13 +109,13 @@ struct Job<'a> {
 
 pub fn run(args: &Args, mut term: Term) -> Result<u8> {
     let asked = asked(&args.command)?;
-    let (plan, planned) = start::whole(&asked, &mut term)?;
+    let (plan, planned) = open_run::whole(&asked, &mut term)?;
     let job = Job::new(args, &asked, &plan, &planned)?;
     for (name, text) in job.files()? {
         let path = job.folder.join(name);
-        file::put(&path, text.as_bytes()).with_context(|| path.display().to_string())?;
+        file::write_user_file(&path, text.as_bytes()).with_context(|| path.display().to_string())?;
     }
-    term.say(&format!(
+    term.info(&format!(
         "{} cells in {} tasks of at most {}, {} and {} processors: {}",
         plan.cells.len(),
         args.shards,
@@ -126,7 +126,7 @@ pub fn run(args: &Args, mut term: Term) -> Result<u8> {
     ));
     let script = job.folder.join("submit.sh");
     if !args.submit {
-        term.say(&format!("review these files, then run: sh {}", script.display()));
+        term.info(&format!("review these files, then run: sh {}", script.display()));
         return Ok(0);
     }
     let status = Command::new("sh").arg(&script).status().context("sh cannot be started")?;
@@ -135,7 +135,7 @@ pub fn run(args: &Args, mut term: Term) -> Result<u8> {
 }
 
 /// The command that `words` name.
-fn asked(words: &[String]) -> Result<Asked> {
+fn asked(words: &[String]) -> Result<CommandArgs> {
     let name = words.first().map_or("", String::as_str);
     let Some(protocol) = protocol::find(name) else {
         let names: Vec<&str> = protocol::protocols().iter().map(|protocol| protocol.name).collect();
@@ -151,12 +151,12 @@ fn asked(words: &[String]) -> Result<Asked> {
     let words = std::iter::once("effattn".to_owned()).chain(words.iter().cloned());
     let matches = super::tree().try_get_matches_from(words)?;
     let (_, matches) = matches.subcommand().context("no command")?;
-    Asked::of(protocol, matches)
+    CommandArgs::from_matches(protocol, matches)
 }
 
 impl<'a> Job<'a> {
-    fn new(args: &'a Args, asked: &Asked, plan: &Plan, planned: &Planned) -> Result<Self> {
-        let owners = planned.deal(args.shards as usize);
+    fn new(args: &'a Args, asked: &CommandArgs, plan: &Plan, planned: &PlanFile) -> Result<Self> {
+        let owners = planned.assign_shards(args.shards as usize);
         let mut loads: BTreeMap<usize, f64> = BTreeMap::new();
         for (owner, cell) in owners.iter().zip(&plan.cells) {
             *loads.entry(*owner).or_default() += cell.seconds;
@@ -170,7 +170,7 @@ impl<'a> Job<'a> {
         let cpus = args.cpus.unwrap_or(plan.threads as u64);
         let here = std::env::current_dir().context("the current folder no longer exists")?;
         let mut words = args.command.clone();
-        if asked.flags.said().threads.is_none() {
+        if asked.flags.user_settings().threads.is_none() {
             words.extend(["--threads".to_owned(), cpus.to_string()]);
         }
         let name = file::plain_name(&plan.name);

@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::device::threads;
 use crate::protocol;
-use crate::record::file;
 use crate::run::BUILD;
-use crate::run::worker::Link;
+use crate::run::worker::ParentLink;
+use effattn_kernel::device::threads;
+use effattn_record::file;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -22,10 +22,10 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<u8> {
     ensure!(args.build == BUILD, "this worker is build {BUILD}, its run was started by build {}", args.build);
-    let link = Link::open(|| std::process::exit(0));
+    let link = ParentLink::open(|| std::process::exit(0));
     let text = match &args.text {
         Some(path) => file::read(path).with_context(|| path.display().to_string())?,
-        None => protocol::text::embedded().bytes,
+        None => protocol::input_text::embedded().bytes,
     };
     threads::inside(move || protocol::work(&link, &text))?;
     Ok(0)

@@ -1,10 +1,10 @@
 //! Learning curves: what they show, and their points.
 
-use crate::train::session::{Point, Score};
+use crate::train::training_loop::{EvalPoint, EvalScore};
 
 /// What a learning curve shows of an evaluation.
 #[derive(Clone, Copy)]
-pub struct LearningCurve {
+pub struct CurveSpec {
     /// Column in `curve.csv`.
     pub column: &'static str,
     /// Axis of the chart.
@@ -12,14 +12,14 @@ pub struct LearningCurve {
     /// Unit in messages.
     pub unit: &'static str,
     /// The number.
-    pub value: fn(&Score) -> f64,
+    pub value: fn(&EvalScore) -> f64,
     /// Whether less is better.
     pub less: bool,
 }
 
-impl LearningCurve {
+impl CurveSpec {
     /// The best of `points`.
-    pub fn best(&self, points: &[Point]) -> Option<f64> {
+    pub fn best(&self, points: &[EvalPoint]) -> Option<f64> {
         let values = points.iter().map(|point| (self.value)(&point.score));
         if self.less { values.reduce(f64::min) } else { values.reduce(f64::max) }
     }
@@ -27,11 +27,11 @@ impl LearningCurve {
 
 /// The learning curve of one cell.
 #[derive(Clone, Debug)]
-pub struct Curve {
+pub struct CellCurve {
     /// The chart it belongs in.
     pub group: String,
     /// Mechanism, and the seed where there are several.
     pub label: String,
     /// The evaluations.
-    pub points: Vec<Point>,
+    pub points: Vec<EvalPoint>,
 }

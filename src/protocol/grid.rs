@@ -4,16 +4,16 @@
 //! `--mode`, `--seeds`) choose among its own; `--set` overrides.
 
 use super::{Protocol, refusal};
-use crate::attention::choose::{Choice, choose};
-use crate::config::grid::{Models, Words};
-use crate::config::settings::Settings;
-use crate::config::suite::{SHIPPED, Suite, SuiteRow};
-use crate::record::{Pass, Published, Row};
 use crate::run::plan::{Cell, Plan};
+use effattn_model::attention::choose::{MechanismChoice, choose};
+use effattn_record::config::lists::{Models, Words};
+use effattn_record::config::settings::Settings;
+use effattn_record::config::suite::{BUILTIN_SUITES, Suite, SuiteRow};
+use effattn_record::{Pass, Published, Row};
 
 /// What the user said.
 #[derive(Clone, Debug, Default)]
-pub struct Flags {
+pub struct GridFlags {
     /// Settings given as flags.
     pub settings: Settings,
     /// Settings given with `--set`.
@@ -28,15 +28,15 @@ pub struct Flags {
     pub quick: bool,
 }
 
-impl Flags {
+impl GridFlags {
     /// Everything that was said, `--set` over flags.
-    pub fn said(&self) -> Settings {
+    pub fn user_settings(&self) -> Settings {
         self.set.clone().over(self.settings.clone())
     }
 }
 
 /// What a protocol does where nothing is said.
-pub struct Defaults {
+pub struct GridDefaults {
     /// Settings.
     pub settings: Settings,
     /// Mechanisms.
@@ -56,13 +56,13 @@ impl PlanError {
 
 /// One line of the grid.
 #[derive(Clone)]
-pub struct Pick {
+pub struct GridEntry {
     /// Name in the paper, or the mechanism with its knobs.
     pub label: String,
     /// Name of the mechanism.
     pub model: String,
     /// The mechanism; or why this build cannot run it.
-    pub choice: Result<Choice, String>,
+    pub choice: Result<MechanismChoice, String>,
     /// Settings, all resolved.
     pub settings: Settings,
     /// The suite's row.
@@ -70,7 +70,7 @@ pub struct Pick {
     published_lens: Vec<u64>,
 }
 
-impl Pick {
+impl GridEntry {
     /// What the paper printed for `metric` of `pass` at `len`.
     pub fn published(&self, metric: &str, pass: Pass, len: u64) -> Option<Published> {
         let table = self.row.as_ref()?.table(metric)?;
@@ -79,7 +79,7 @@ impl Pick {
     }
 }
 
-impl Pick {
+impl GridEntry {
     /// Whether the line has cells for `task`.
     pub fn runs(&self, task: &str) -> bool {
         let own = self.settings.task.as_ref().is_some_and(|tasks| tasks.0.iter().any(|own| own == task));
@@ -89,7 +89,7 @@ impl Pick {
 
 /// A published number, and what speaks against comparing it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Beside {
+pub struct PublishedMatch {
     /// The number.
     pub published: Published,
     /// In words, as far as the suite says it.
@@ -97,22 +97,32 @@ pub struct Beside {
 }
 
 /// The number of `row` for `metric` under `key` beside a run with `preset`.
-fn beside(suite: &Suite, row: &SuiteRow, (metric, key): (&str, &str), preset: &str) -> Option<Beside> {
+fn beside(
+    suite: &Suite,
+    row: &SuiteRow,
+    (metric, key): (&str, &str),
+    preset: &str,
+) -> Option<PublishedMatch> {
     let published = row.table(metric)?.at(key, 0)?;
     let sizes = suite.numbers_of.as_ref().filter(|of| *of != preset);
     let sizes = sizes.map(|of| format!("sizes of {preset} ({of})"));
-    Some(Beside { published, foreign: sizes.into_iter().chain(row.not_comparable.clone()).collect() })
+    Some(PublishedMatch { published, foreign: sizes.into_iter().chain(row.not_comparable.clone()).collect() })
 }
 
 /// What a row for `model` (a mechanism with its knobs) has for `metric` under `key` in a shipped suite of `protocol`: one
 /// whose rows run `preset`, or whose numbers belong to it.
-pub fn published_elsewhere(protocol: &str, model: &str, what: (&str, &str), preset: &str) -> Option<Beside> {
+pub fn published_elsewhere(
+    protocol: &str,
+    model: &str,
+    what: (&str, &str),
+    preset: &str,
+) -> Option<PublishedMatch> {
     let wanted = choose(&model.parse().ok()?).ok()?.pop()?.label();
     let same = |row: &SuiteRow| {
         let choice = choose(&Models(vec![row.model.clone()])).ok().and_then(|mut choices| choices.pop());
         choice.is_some_and(|choice| choice.label() == wanted)
     };
-    let suites = SHIPPED.iter().filter_map(|(name, _)| Suite::load(name).ok());
+    let suites = BUILTIN_SUITES.iter().filter_map(|(name, _)| Suite::load(name).ok());
     suites.filter(|suite| suite.protocol == protocol).find_map(|suite| {
         let of = |row: &&SuiteRow| suite.is_of(row, preset) && same(row);
         suite.rows.iter().filter(of).find_map(|row| beside(&suite, row, what, preset))
@@ -126,12 +136,12 @@ pub struct Grid {
     /// Settings that hold for all lines.
     pub settings: Settings,
     /// The lines.
-    pub picks: Vec<Pick>,
+    pub entries: Vec<GridEntry>,
 }
 
 impl Grid {
     /// What the suite has for `metric` under `key` in the line of `pick`, run with `preset`.
-    pub fn beside(&self, pick: &Pick, what: (&str, &str), preset: &str) -> Option<Beside> {
+    pub fn beside(&self, pick: &GridEntry, what: (&str, &str), preset: &str) -> Option<PublishedMatch> {
         beside(self.suite.as_ref()?, pick.row.as_ref()?, what, preset)
     }
 }
@@ -140,7 +150,7 @@ impl Grid {
 ///
 /// # Errors
 /// An unknown name, a setting that the protocol does not take, a value a suite does not have, nothing left to run.
-pub fn resolve(flags: &Flags, protocol: &Protocol) -> Result<Grid, PlanError> {
+pub fn resolve(flags: &GridFlags, protocol: &Protocol) -> Result<Grid, PlanError> {
     let defaults = &(protocol.defaults)(flags);
     let suite = flags.suite.as_deref().map(Suite::load).transpose().map_err(PlanError::new)?;
     if let Some(suite) = &suite
@@ -149,7 +159,7 @@ pub fn resolve(flags: &Flags, protocol: &Protocol) -> Result<Grid, PlanError> {
         let (name, protocol) = (&suite.name, &suite.protocol);
         return Err(PlanError(format!("suite {name} is run by: effattn {protocol} --suite {name}")));
     }
-    taken(flags, suite.as_ref(), protocol)?;
+    check_settings(flags, suite.as_ref(), protocol)?;
     let over = |lower: Settings| -> Result<Settings, PlanError> {
         let set = flags.set.clone().over(lower);
         match &suite {
@@ -159,7 +169,7 @@ pub fn resolve(flags: &Flags, protocol: &Protocol) -> Result<Grid, PlanError> {
     };
     let base = suite.as_ref().map_or_else(Settings::default, |suite| suite.base.clone());
     let settings = over(base.clone().over(defaults.settings.clone()))?;
-    let mut picks = match &suite {
+    let mut entries = match &suite {
         Some(suite) => suite_picks(suite, flags, &base, defaults, &over)?,
         None => {
             let models = match &flags.model {
@@ -171,22 +181,23 @@ pub fn resolve(flags: &Flags, protocol: &Protocol) -> Result<Grid, PlanError> {
         }
     };
     if let Some(exclude) = &flags.exclude {
-        let out = |pick: &Pick| exclude.0.iter().any(|variant| names(variant, pick));
-        if let Some(idle) = exclude.0.iter().find(|variant| !picks.iter().any(|pick| names(variant, pick))) {
+        let out = |pick: &GridEntry| exclude.0.iter().any(|variant| names(variant, pick));
+        if let Some(idle) = exclude.0.iter().find(|variant| !entries.iter().any(|pick| names(variant, pick)))
+        {
             return Err(PlanError(format!("--exclude {idle} excludes nothing here; see --dry-run")));
         }
-        picks.retain(|pick| !out(pick));
+        entries.retain(|pick| !out(pick));
     }
-    if picks.is_empty() {
+    if entries.is_empty() {
         return Err(PlanError("nothing is left to run; choose other --model or --exclude".to_owned()));
     }
-    Ok(Grid { suite, settings, picks })
+    Ok(Grid { suite, settings, entries })
 }
 
 /// Makes sure that `protocol` takes everything that is set, with values that it can have.
-fn taken(flags: &Flags, suite: Option<&Suite>, protocol: &Protocol) -> Result<(), PlanError> {
+fn check_settings(flags: &GridFlags, suite: Option<&Suite>, protocol: &Protocol) -> Result<(), PlanError> {
     let check = |settings: &Settings, place: &str, dashes: &dyn Fn(&str) -> String| {
-        if let Some(key) = settings.said().into_iter().find(|key| !protocol.takes(key)) {
+        if let Some(key) = settings.set_keys().into_iter().find(|key| !protocol.takes(key)) {
             return Err(PlanError(format!("{place}{}", refusal(protocol, key, &dashes(key)))));
         }
         settings.check().map_err(|error| PlanError(format!("{place}{error}")))
@@ -202,8 +213,8 @@ fn taken(flags: &Flags, suite: Option<&Suite>, protocol: &Protocol) -> Result<()
     Ok(())
 }
 
-fn pick(choice: Choice, settings: Settings) -> Pick {
-    Pick {
+fn pick(choice: MechanismChoice, settings: Settings) -> GridEntry {
+    GridEntry {
         label: choice.label(),
         model: choice.entry.name.to_owned(),
         choice: Ok(choice),
@@ -214,24 +225,24 @@ fn pick(choice: Choice, settings: Settings) -> Pick {
 }
 
 /// Whether `variant` names the line: its mechanism, or exactly its knobs, or its label in the paper.
-fn names(variant: &crate::config::grid::Variant, pick: &Pick) -> bool {
+fn names(variant: &effattn_record::config::lists::MechanismSpec, pick: &GridEntry) -> bool {
     if variant.knobs.is_empty() {
         return variant.matches(&pick.model) || pick.label.eq_ignore_ascii_case(&variant.name);
     }
     let wanted = choose(&Models(vec![variant.clone()])).ok().and_then(|mut choices| choices.pop());
-    let label = |choice: &Choice| choice.label();
+    let label = |choice: &MechanismChoice| choice.label();
     wanted.as_ref().map(label) == pick.choice.as_ref().ok().map(label)
 }
 
 fn suite_picks(
     suite: &Suite,
-    flags: &Flags,
+    flags: &GridFlags,
     base: &Settings,
-    defaults: &Defaults,
+    defaults: &GridDefaults,
     over: &dyn Fn(Settings) -> Result<Settings, PlanError>,
-) -> Result<Vec<Pick>, PlanError> {
-    let shipped = SHIPPED.iter().any(|(name, _)| *name == suite.name);
-    let mut picks = Vec::new();
+) -> Result<Vec<GridEntry>, PlanError> {
+    let shipped = BUILTIN_SUITES.iter().any(|(name, _)| *name == suite.name);
+    let mut entries = Vec::new();
     for row in &suite.rows {
         let choice = choose(&Models(vec![row.model.clone()])).map(|mut choices| choices.pop());
         let choice = match choice {
@@ -241,7 +252,7 @@ fn suite_picks(
             Err(error) => return Err(PlanError(format!("suite {}:{}: {error}", suite.file, row.line))),
         };
         let settings = over(row.set.clone().over(base.clone()).over(defaults.settings.clone()))?;
-        picks.push(Pick {
+        entries.push(GridEntry {
             label: row.label.clone(),
             model: row.model.name.clone(),
             choice,
@@ -252,17 +263,18 @@ fn suite_picks(
     }
     if let Some(models) = &flags.model {
         for variant in &models.0 {
-            if !picks.iter().any(|pick| names(variant, pick)) {
-                let said =
-                    |pick: &Pick| pick.choice.as_ref().map_or_else(|_| pick.model.clone(), Choice::label);
-                let rows: Vec<String> = picks.iter().map(said).collect();
+            if !entries.iter().any(|pick| names(variant, pick)) {
+                let said = |pick: &GridEntry| {
+                    pick.choice.as_ref().map_or_else(|_| pick.model.clone(), MechanismChoice::label)
+                };
+                let rows: Vec<String> = entries.iter().map(said).collect();
                 let (name, rows) = (&suite.name, rows.join(", "));
                 return Err(PlanError(format!("suite {name} has no row {variant}; its rows: {rows}")));
             }
         }
-        picks.retain(|pick| models.0.iter().any(|variant| names(variant, pick)));
+        entries.retain(|pick| models.0.iter().any(|variant| names(variant, pick)));
     }
-    Ok(picks)
+    Ok(entries)
 }
 
 /// `flags` over `lower`, where a list of the grid may only choose among the suite's.
@@ -301,10 +313,10 @@ pub type Point = (u64, u64, Pass, u64);
 /// Those of `cell`.
 pub fn cells_by_place(
     grid: &Grid,
-    cell: impl Fn(&Pick, Point) -> Result<Option<Cell>, PlanError>,
+    cell: impl Fn(&GridEntry, Point) -> Result<Option<Cell>, PlanError>,
 ) -> Result<Vec<Cell>, PlanError> {
     let mut cells = Vec::new();
-    for pick in &grid.picks {
+    for pick in &grid.entries {
         for place in points(&pick.settings) {
             cells.extend(cell(pick, place)?.map(|cell| (place, cell)));
         }
@@ -333,7 +345,8 @@ fn points(settings: &Settings) -> Vec<Point> {
 /// The tasks of `grid`: those of its lines, in order.
 pub fn tasks(grid: &Grid) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
-    for task in grid.picks.iter().filter_map(|pick| pick.settings.task.as_ref()).flat_map(|Words(list)| list)
+    for task in
+        grid.entries.iter().filter_map(|pick| pick.settings.task.as_ref()).flat_map(|Words(list)| list)
     {
         if !all.contains(task) {
             all.push(task.clone());

@@ -6,19 +6,19 @@
 use std::time::Instant;
 
 use super::model_spec::{ModelSpec, compute_as};
-use crate::config::settings::{DtypeName, KernelName};
-use crate::device::Backend;
-use crate::kernel::cpu::gemm;
-use crate::kernel::profile::{self, Part};
-use crate::model::batch::{Batch, MadeUp};
-use crate::model::family::{Net, SpecError};
-use crate::nn::dropout::Noise;
-use crate::nn::params::Builder;
-use crate::record::{Outcome, Pass};
-use crate::run::outcome::{self, Ending};
+use crate::run::outcome::{self, CellFailure};
 use crate::train::optim::AdamW;
 use crate::train::schedule::Schedule;
 use crate::train::step::{StepError, Trainer};
+use effattn_kernel::cpu::gemm;
+use effattn_kernel::device::Backend;
+use effattn_kernel::profile::{self, StepPart};
+use effattn_model::batch::{Batch, SyntheticInput};
+use effattn_model::family::{Model, ResolveError};
+use effattn_model::nn::dropout::DropoutRng;
+use effattn_model::nn::params::ParamBuilder;
+use effattn_record::config::settings::{DtypeName, KernelName};
+use effattn_record::{Outcome, Pass};
 
 /// Optimizer and schedule of the Long Range Arena's text task.
 const OPTIMIZER: AdamW = AdamW { beta2: 0.98, eps: 1e-9, weight_decay: 0.1, clip: None };
@@ -27,10 +27,10 @@ const SCHEDULE: Schedule = Schedule::Rsqrt { base_lr: 0.05, warmup: 8000 };
 /// A model with its inputs, ready to step.
 pub struct MeasuredStep {
     backend: Backend,
-    net: Box<dyn Net>,
+    net: Box<dyn Model>,
     trainer: Option<Trainer>,
     batches: Vec<Batch>,
-    noise: Noise,
+    noise: DropoutRng,
     next: usize,
     baseline: Option<u64>,
     kernel: KernelName,
@@ -42,21 +42,21 @@ impl MeasuredStep {
     ///
     /// # Errors
     /// How the cell ended instead.
-    pub fn open(spec: &ModelSpec, text: &[u8]) -> Result<Self, Ending> {
-        let refuse = |error: SpecError| match error {
-            SpecError::Wrong(reason) => Ending::new(Outcome::Failed, reason),
-            SpecError::Unsupported(reason) => Ending::new(Outcome::Unsupported, reason),
+    pub fn open(spec: &ModelSpec, text: &[u8]) -> Result<Self, CellFailure> {
+        let refuse = |error: ResolveError| match error {
+            ResolveError::Invalid(reason) => CellFailure::new(Outcome::Failed, reason),
+            ResolveError::Unsupported(reason) => CellFailure::new(Outcome::Unsupported, reason),
         };
-        let resolved = spec.choice().and_then(|choice| spec.measured(&choice)).map_err(refuse)?;
+        let resolved = spec.choice().and_then(|choice| spec.resolve_measured(&choice)).map_err(refuse)?;
         let backend = Backend::open(spec.device)
-            .map_err(|error| Ending::new(Outcome::Unsupported, error.to_string()))?;
+            .map_err(|error| CellFailure::new(Outcome::Unsupported, error.to_string()))?;
         let baseline = backend.live();
         gemm::warm(); // what a thread keeps for products belongs to the peak, whichever thread makes the first
         let (kernel, dtype) = (spec.kernel, spec.dtype);
         compute_as(kernel, dtype);
         let build = || -> candle_core::Result<_> {
             let train = spec.pass == Pass::Train;
-            let builder = Builder::seeded(spec.seed, backend.device(), train);
+            let builder = ParamBuilder::seeded(spec.seed, backend.device(), train);
             let batch = spec.batch as usize;
             let net = match spec.pass {
                 Pass::Infer | Pass::Train => resolved.build_measured(&builder, batch)?,
@@ -75,11 +75,11 @@ impl MeasuredStep {
                 None
             };
             let len = if spec.pass == Pass::Decode { 2 } else { spec.len as usize };
-            let wanted = MadeUp { text, batch, len, seed: spec.seed };
-            Ok((net, trainer, resolved.made_up(&wanted, backend.device())?))
+            let wanted = SyntheticInput { text, batch, len, seed: spec.seed };
+            Ok((net, trainer, resolved.synthetic_batches(&wanted, backend.device())?))
         };
         let (net, trainer, batches) = build().map_err(|error| outcome::of_error(&error))?;
-        let noise = Noise::new(spec.seed);
+        let noise = DropoutRng::new(spec.seed);
         Ok(Self { backend, net, trainer, batches, noise, next: 0, baseline, kernel, dtype })
     }
 
@@ -87,7 +87,7 @@ impl MeasuredStep {
     ///
     /// # Errors
     /// How the cell ended instead.
-    pub fn step(&mut self) -> Result<f64, Ending> {
+    pub fn step(&mut self) -> Result<f64, CellFailure> {
         compute_as(self.kernel, self.dtype);
         let batch = &self.batches[self.next % self.batches.len()];
         self.next += 1;
@@ -98,7 +98,7 @@ impl MeasuredStep {
             Some(trainer) => {
                 let loss = || self.net.loss(batch, self.noise.branch(self.next as u64));
                 trainer.step(loss).map_err(|error| match error {
-                    StepError::Diverged { .. } => Ending::new(Outcome::Diverged, error.to_string()),
+                    StepError::Diverged { .. } => CellFailure::new(Outcome::Diverged, error.to_string()),
                     StepError::Failed(error) => outcome::of_error(&error),
                 })?;
                 self.backend.sync().map_err(failed)?;
@@ -106,7 +106,7 @@ impl MeasuredStep {
             }
             None => {
                 let forward = || self.net.forward(batch);
-                let outputs = profile::time(profile::OTHER, Part::Forward, profile::none, forward);
+                let outputs = profile::time(profile::OTHER, StepPart::Forward, profile::none, forward);
                 let outputs = outputs.map_err(failed)?;
                 self.backend.sync().map_err(failed)?;
                 let seconds = start.elapsed().as_secs_f64();
@@ -114,7 +114,7 @@ impl MeasuredStep {
                 if sum.is_finite() {
                     return Ok(seconds);
                 }
-                Err(Ending::new(Outcome::Diverged, "the logits are not finite"))
+                Err(CellFailure::new(Outcome::Diverged, "the logits are not finite"))
             }
         }
     }
@@ -134,15 +134,15 @@ impl MeasuredStep {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::settings::DeviceName;
-    use crate::device::alloc;
-    use crate::model::family::{Resolved, Sizes};
+    use effattn_kernel::device::alloc;
+    use effattn_model::family::{Architecture, SizeOverrides};
+    use effattn_record::config::settings::DeviceName;
 
     fn spec(model: &str, pass: Pass) -> ModelSpec {
         ModelSpec {
             model: model.to_owned(),
             preset: "ls-lra".to_owned(),
-            sizes: Sizes::default(),
+            sizes: SizeOverrides::default(),
             batch: 3,
             len: 37,
             pass,
@@ -153,8 +153,8 @@ mod tests {
         }
     }
 
-    fn resolve(spec: &ModelSpec) -> Result<Box<dyn Resolved>, SpecError> {
-        spec.measured(&spec.choice()?)
+    fn resolve(spec: &ModelSpec) -> Result<Box<dyn Architecture>, ResolveError> {
+        spec.resolve_measured(&spec.choice()?)
     }
 
     #[test]
@@ -172,11 +172,11 @@ mod tests {
         let mut odd = spec("full", Pass::Infer);
         odd.sizes.heads = Some(3);
         let error = resolve(&odd).err().unwrap();
-        assert!(matches!(&error, SpecError::Wrong(reason) if reason.contains("3 heads do not divide")));
+        assert!(matches!(&error, ResolveError::Invalid(reason) if reason.contains("3 heads do not divide")));
         odd.preset = "ls-lr".to_owned();
         assert!(resolve(&odd).err().unwrap().to_string().contains("did you mean ls-lra?"));
         let causal = resolve(&spec("transformer-xl", Pass::Infer)).err().unwrap();
-        assert!(matches!(causal, SpecError::Unsupported(_)));
+        assert!(matches!(causal, ResolveError::Unsupported(_)));
     }
 
     #[test]

@@ -3,13 +3,15 @@
 //! A protocol is an entry of [`TABLE`]: it makes a plan of cells, the [`runner`] takes workers through it, and what
 //! they say becomes rows; its `work` is the other end, inside the worker.
 
-pub mod attention;
+pub mod attention_matrix;
 pub mod charlm;
 pub mod check;
 pub mod curve;
+pub mod definition;
 pub mod finetune;
-pub mod gate;
+pub mod golden_gate;
 pub mod grid;
+pub mod input_text;
 pub mod lra;
 pub mod measured_step;
 pub mod memory;
@@ -17,12 +19,10 @@ pub mod mlm;
 pub mod model_spec;
 pub mod norms;
 pub mod pattern;
+pub mod pretrained_start;
 pub mod robustness;
 pub mod runner;
 pub mod speed;
-pub mod start;
-pub mod table;
-pub mod text;
 pub mod training;
 pub mod vision;
 pub mod wordlm;
@@ -30,12 +30,12 @@ pub mod wordlm;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::config::registry::Registry;
-use crate::device::alloc;
-use crate::record::Metric;
-use crate::run::worker::Link;
-pub use table::Protocol;
-use table::{Conditions, Given, Shown};
+use crate::run::worker::ParentLink;
+pub use definition::Protocol;
+use definition::{ResultView, WorkerContext, WorkerInput};
+use effattn_kernel::device::alloc;
+use effattn_record::Metric;
+use effattn_record::config::registry::Registry;
 
 /// Every protocol of the crate.
 pub static TABLE: &[&Protocol] = &[
@@ -65,7 +65,7 @@ pub fn protocols() -> Vec<&'static Protocol> {
 /// What trained models are compared by, in the order of the protocols.
 pub fn trained_metrics() -> Vec<Metric> {
     let mut all: Vec<Metric> = Vec::new();
-    for protocol in protocols().into_iter().filter(|protocol| protocol.shown == Shown::Trained) {
+    for protocol in protocols().into_iter().filter(|protocol| protocol.view == ResultView::Trained) {
         all.extend(protocol.metrics.iter().filter(|metric| !all.contains(metric)).collect::<Vec<_>>());
     }
     all
@@ -92,7 +92,7 @@ pub fn refusal(protocol: &Protocol, key: &str, name: &str) -> String {
 /// What a worker is asked to do: the first line on its stdin.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "order", rename_all = "snake_case")]
-pub enum Order {
+pub enum WorkerRequest {
     /// A cell of a protocol.
     Cell {
         /// The protocol.
@@ -102,12 +102,12 @@ pub enum Order {
         /// The cell's request.
         request: Value,
         /// Where it finds and keeps things.
-        conditions: Conditions,
+        conditions: WorkerContext,
     },
     /// The shipped golden files of some mechanisms.
     Gate {
         /// What to check.
-        request: gate::Request,
+        request: golden_gate::GateRequest,
     },
 }
 
@@ -115,14 +115,14 @@ pub enum Order {
 ///
 /// # Errors
 /// The parent is gone, or speaks another language.
-pub fn work(link: &Link, text: &[u8]) -> anyhow::Result<()> {
-    match link.next::<Order>()? {
+pub fn work(link: &ParentLink, text: &[u8]) -> anyhow::Result<()> {
+    match link.next::<WorkerRequest>()? {
         None => Ok(()),
-        Some(Order::Gate { request }) => gate::work(link, &request),
-        Some(Order::Cell { protocol, memory_limit, request, conditions }) => {
+        Some(WorkerRequest::Gate { request }) => golden_gate::work(link, &request),
+        Some(WorkerRequest::Cell { protocol, memory_limit, request, conditions }) => {
             let Some(protocol) = find(&protocol) else { anyhow::bail!("there is no protocol {protocol}") };
             alloc::set_limit(usize::try_from(memory_limit).unwrap_or(usize::MAX));
-            (protocol.work)(link, request, &Given { text, conditions })
+            (protocol.work)(link, request, &WorkerInput { text, conditions })
         }
     }
 }

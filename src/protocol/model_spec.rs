@@ -2,15 +2,16 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::grid::{Pick, PlanError};
-use crate::attention::choose::{Choice, choose};
-use crate::config::settings::{DeviceName, DtypeName, KernelName};
-use crate::device::set_tf32;
-use crate::kernel::cpu::products::{Products, set_products};
-use crate::kernel::{self, Mode};
-use crate::model::Family;
-use crate::model::family::{self, Asked, Resolved, Sizes, SpecError};
-use crate::record::{Pass, Row};
+use super::grid::{GridEntry, PlanError};
+use effattn_kernel as kernel;
+use effattn_kernel::KernelMode;
+use effattn_kernel::cpu::matmul_format::{MatmulFormat, set_products};
+use effattn_kernel::device::set_tf32;
+use effattn_model::Family;
+use effattn_model::attention::choose::{MechanismChoice, choose};
+use effattn_model::family::{self, Architecture, ModelRequest, ResolveError, SizeOverrides};
+use effattn_record::config::settings::{DeviceName, DtypeName, KernelName};
+use effattn_record::{Pass, Row};
 
 /// What a worker builds: everything that defines one model and its step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -20,7 +21,7 @@ pub struct ModelSpec {
     /// Preset.
     pub preset: String,
     /// Sizes instead of the preset's.
-    pub sizes: Sizes,
+    pub sizes: SizeOverrides,
     /// Samples per step.
     pub batch: u64,
     /// Length.
@@ -38,7 +39,7 @@ pub struct ModelSpec {
 }
 
 /// Why a number format cannot be had, with what to do instead.
-fn refused(dtype: DtypeName, kernel: KernelName, device: DeviceName) -> Option<String> {
+fn unsupported_dtype(dtype: DtypeName, kernel: KernelName, device: DeviceName) -> Option<String> {
     let bf16 = "bf16 means products of bf16 operands in the fused kernels of the CPU";
     match dtype {
         DtypeName::F32 => None,
@@ -58,12 +59,12 @@ fn refused(dtype: DtypeName, kernel: KernelName, device: DeviceName) -> Option<S
 /// Makes this thread (as to the number format of products: this process) compute as a cell asks.
 pub fn compute_as(kernel: KernelName, dtype: DtypeName) {
     kernel::set_mode(match kernel {
-        KernelName::Fused => Mode::Fused,
-        KernelName::Composed => Mode::Composed,
+        KernelName::Fused => KernelMode::Fused,
+        KernelName::Composed => KernelMode::Composed,
     });
     set_products(match dtype {
-        DtypeName::F32 | DtypeName::Tf32 => Products::F32,
-        DtypeName::Bf16 => Products::Bf16,
+        DtypeName::F32 | DtypeName::Tf32 => MatmulFormat::F32,
+        DtypeName::Bf16 => MatmulFormat::Bf16,
     });
     set_tf32(dtype == DtypeName::Tf32);
 }
@@ -72,9 +73,9 @@ pub fn compute_as(kernel: KernelName, dtype: DtypeName) {
 ///
 /// # Errors
 /// The user's mistake.
-pub fn settle<T>(
-    pick: &Pick,
-    resolve: impl FnOnce(&Choice) -> Result<T, SpecError>,
+pub fn resolve_or_unsupported<T>(
+    pick: &GridEntry,
+    resolve: impl FnOnce(&MechanismChoice) -> Result<T, ResolveError>,
 ) -> Result<(Option<T>, Option<String>), PlanError> {
     let choice = match &pick.choice {
         Ok(choice) => choice,
@@ -82,8 +83,8 @@ pub fn settle<T>(
     };
     match resolve(choice) {
         Ok(resolved) => Ok((Some(resolved), None)),
-        Err(SpecError::Unsupported(reason)) => Ok((None, Some(reason))),
-        Err(SpecError::Wrong(reason)) => Err(PlanError(reason)),
+        Err(ResolveError::Unsupported(reason)) => Ok((None, Some(reason))),
+        Err(ResolveError::Invalid(reason)) => Err(PlanError(reason)),
     }
 }
 
@@ -92,20 +93,20 @@ impl ModelSpec {
     ///
     /// # Errors
     /// Settings that name nothing.
-    pub fn new(pick: &Pick, len: u64, batch: u64, pass: Pass, seed: u64) -> Result<Self, PlanError> {
+    pub fn new(pick: &GridEntry, len: u64, batch: u64, pass: Pass, seed: u64) -> Result<Self, PlanError> {
         let settings = &pick.settings;
         let preset = settings.preset.clone().unwrap_or_else(|| "lra-repo".to_owned());
-        let label = |choice: &Choice| choice.label_under(&family::knobs_of(&preset));
+        let label = |choice: &MechanismChoice| choice.label_under(&family::knobs_of(&preset));
         let label = pick.choice.as_ref().map_or_else(|_| pick.model.clone(), label);
         let dtype = settings.dtype.unwrap_or_default();
         let (device, kernel) = (settings.device.unwrap_or_default(), settings.kernel.unwrap_or_default());
-        if let Some(reason) = refused(dtype, kernel, device) {
+        if let Some(reason) = unsupported_dtype(dtype, kernel, device) {
             return Err(PlanError(reason));
         }
         Ok(Self {
             model: label,
             preset,
-            sizes: Sizes::of(settings),
+            sizes: SizeOverrides::of(settings),
             batch,
             len,
             pass,
@@ -120,18 +121,18 @@ impl ModelSpec {
     ///
     /// # Errors
     /// Unknown names.
-    pub fn choice(&self) -> Result<Choice, SpecError> {
-        let models = self.model.parse().map_err(SpecError::wrong)?;
-        let mut choices = choose(&models).map_err(SpecError::wrong)?;
+    pub fn choice(&self) -> Result<MechanismChoice, ResolveError> {
+        let models = self.model.parse().map_err(ResolveError::wrong)?;
+        let mut choices = choose(&models).map_err(ResolveError::wrong)?;
         match (choices.pop(), choices.is_empty()) {
             (Some(choice), true) => Ok(choice),
-            _ => Err(SpecError::wrong("one mechanism is built at a time")),
+            _ => Err(ResolveError::wrong("one mechanism is built at a time")),
         }
     }
 
     /// Its request for a model around `choice`, to be completed with what a protocol knows besides.
-    pub fn asked<'a>(&'a self, choice: &'a Choice) -> Asked<'a> {
-        Asked {
+    pub fn model_request<'a>(&'a self, choice: &'a MechanismChoice) -> ModelRequest<'a> {
+        ModelRequest {
             preset: &self.preset,
             task: None,
             choice,
@@ -147,12 +148,12 @@ impl ModelSpec {
     ///
     /// # Errors
     /// Unknown names, impossible sizes, a mechanism that cannot do this.
-    pub fn measured(&self, choice: &Choice) -> Result<Box<dyn Resolved>, SpecError> {
-        let resolved = family::resolve(&family::families(), &self.asked(choice))?;
+    pub fn resolve_measured(&self, choice: &MechanismChoice) -> Result<Box<dyn Architecture>, ResolveError> {
+        let resolved = family::resolve(&family::families(), &self.model_request(choice))?;
         let all = u128::from(resolved.flops(self.len as usize)) * u128::from(self.batch);
         let core = u128::from(resolved.core_macs(1, self.len as usize)) * u128::from(self.batch);
         if all.max(core) >= 1 << 62 {
-            return Err(SpecError::Unsupported(format!(
+            return Err(ResolveError::Unsupported(format!(
                 "{} samples of length {} are more than can be counted; choose smaller sizes",
                 self.batch, self.len
             )));
@@ -161,7 +162,7 @@ impl ModelSpec {
     }
 
     /// The row of this cell with everything that is known without running it.
-    pub fn row(&self, protocol: &str, threads: usize, resolved: Option<&dyn Resolved>) -> Row {
+    pub fn row(&self, protocol: &str, threads: usize, resolved: Option<&dyn Architecture>) -> Row {
         let (model, variant) = match self.model.split_once(':') {
             Some((model, variant)) => (model, Some(variant.to_owned())),
             None => (self.model.as_str(), None),
@@ -201,9 +202,16 @@ impl ModelSpec {
 
     /// The same model as it usually is: the preset called `preset`, its sizes, f32 on the fused kernels of the CPU.
     #[must_use]
-    pub fn usual(&self, preset: &str) -> Self {
+    pub fn default_spec(&self, preset: &str) -> Self {
         let (device, dtype, kernel) = Default::default();
-        Self { preset: preset.to_owned(), sizes: Sizes::default(), device, dtype, kernel, ..self.clone() }
+        Self {
+            preset: preset.to_owned(),
+            sizes: SizeOverrides::default(),
+            device,
+            dtype,
+            kernel,
+            ..self.clone()
+        }
     }
 
     /// Name of the cell within its plan.
@@ -221,9 +229,9 @@ impl ModelSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention;
-    use crate::config::grid::{MAX_BATCH, MAX_LEN};
-    use crate::device::rng::Stream;
+    use effattn_kernel::device::rng::RngStream;
+    use effattn_model::attention;
+    use effattn_record::config::lists::{MAX_BATCH, MAX_LEN};
 
     /// One size of a model, and its bound.
     type Axis = (u64, fn(&mut ModelSpec) -> &mut u64);
@@ -241,17 +249,17 @@ mod tests {
         ];
         let (mut counted, mut refused) = (0, 0);
         for preset in family::presets(&family::families()) {
-            let mut random = Stream::new(18, preset.name);
+            let mut random = RngStream::new(18, preset.name);
             for entry in attention::TABLE {
                 let mut spec = ModelSpec {
                     model: entry.name.to_owned(),
                     preset: preset.name.to_owned(),
-                    sizes: Sizes {
+                    sizes: SizeOverrides {
                         layers: Some(1),
                         width: Some(16),
                         heads: Some(2),
                         ffn: Some(16),
-                        ..Sizes::default()
+                        ..SizeOverrides::default()
                     },
                     batch: 1,
                     len: 64,
@@ -266,7 +274,7 @@ mod tests {
                     let (most, size) = AXES[random.below(AXES.len())];
                     *size(&mut spec) = (2 * *size(&mut spec)).min(most);
                     let choice = spec.choice().unwrap();
-                    let resolved = match spec.measured(&choice) {
+                    let resolved = match spec.resolve_measured(&choice) {
                         Ok(resolved) => resolved,
                         Err(error) if error.to_string().contains("more than can be counted") => {
                             refused += 1;

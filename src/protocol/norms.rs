@@ -6,18 +6,18 @@ use candle_core::{D, Device, Tensor};
 
 use super::charlm::plan::model as resolve;
 use super::model_spec::ModelSpec;
-use crate::config::settings::{DeviceName, DtypeName, KernelName, Settings};
-use crate::data::corpus::Corpus;
-use crate::model::family::Sizes;
-use crate::model::lm::LanguageModel;
-use crate::nn::params::Builder;
-use crate::record::Pass;
-use crate::record::norms::Norm;
+use effattn_data::corpus::CharCorpus;
+use effattn_model::char_lm::CharLm;
+use effattn_model::family::SizeOverrides;
+use effattn_model::nn::params::ParamBuilder;
+use effattn_record::Pass;
+use effattn_record::config::settings::{DeviceName, DtypeName, KernelName, Settings};
+use effattn_record::norms::Norm;
 
 /// What is looked at.
 pub struct Probe<'a> {
     /// Text.
-    pub corpus: &'a Corpus,
+    pub corpus: &'a CharCorpus,
     /// Backbone.
     pub preset: &'a str,
     /// What differs from it.
@@ -37,7 +37,7 @@ pub fn norms(model: &str, probe: &Probe) -> Result<Vec<Norm>> {
     let spec = ModelSpec {
         model: model.to_owned(),
         preset: probe.preset.to_owned(),
-        sizes: Sizes::of(probe.settings),
+        sizes: SizeOverrides::of(probe.settings),
         batch: 1,
         len: probe.len,
         pass: Pass::Infer,
@@ -48,7 +48,7 @@ pub fn norms(model: &str, probe: &Probe) -> Result<Vec<Norm>> {
     };
     let config = resolve(&spec, &spec.choice()?, probe.corpus.vocabulary)?;
     let heads = config.backbone.heads;
-    let net = LanguageModel::new(&config, &Builder::seeded(probe.seed, &Device::Cpu, false))?;
+    let net = CharLm::new(&config, &ParamBuilder::seeded(probe.seed, &Device::Cpu, false))?;
     let len = probe.len as usize;
     let text = &probe.corpus.symbols[probe.corpus.parts[1].clone()];
     ensure!(
@@ -62,7 +62,7 @@ pub fn norms(model: &str, probe: &Probe) -> Result<Vec<Norm>> {
         Tensor::from_vec(ids, (1, len), &Device::Cpu)
     };
     let (_, cache) = net.forward(&ids(0)?, &net.start(1)?)?;
-    let layers = net.mixed(&ids(len)?, &cache)?;
+    let layers = net.softmax_inputs(&ids(len)?, &cache)?;
     let layers = layers.with_context(|| format!("{model} has no window beside slots; ls has"))?;
     let mut norms = Vec::new();
     for (layer, (positions, slots)) in layers.iter().enumerate() {
@@ -108,7 +108,7 @@ mod tests {
 
     fn probe(model: &str, len: u64) -> Result<Vec<Norm>> {
         let text: Vec<u8> = (0..4000u32).map(|i| b'a' + (i * i / 7 % 23) as u8).collect();
-        let corpus = Corpus::new(text, 0);
+        let corpus = CharCorpus::new(text, 0);
         let settings =
             Settings { layers: Some(2), width: Some(64), heads: Some(4), ffn: Some(64), ..Settings::NONE };
         norms(model, &Probe { corpus: &corpus, preset: "charlm-small", settings: &settings, len, seed: 1 })

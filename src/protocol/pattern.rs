@@ -5,12 +5,12 @@
 
 use anyhow::Result;
 
-use super::attention::{Probe, implied};
-use crate::attention::Growth;
-use crate::attention::choose::Choice;
-use crate::attention::knobs::{Kind, Knobs, Value};
-use crate::pattern::{Grid, Pattern};
-use crate::record::matrix::Matrix;
+use super::attention_matrix::{ProbeConfig, implied};
+use effattn_model::attention::Growth;
+use effattn_model::attention::choose::MechanismChoice;
+use effattn_model::attention::knobs::{Kind, Knobs, Value};
+use effattn_record::matrix::Matrix;
+use effattn_record::pattern::{Grid2d, Pattern};
 
 /// Implied weights below this share of the largest are rounding, not visibility.
 const ROUNDING: f32 = 1e-6;
@@ -19,7 +19,7 @@ const ROUNDING: f32 = 1e-6;
 ///
 /// # Errors
 /// Settings that do not fit the length, a form the mechanism does not have.
-pub fn matrix(choice: &Choice, probe: &Probe) -> Result<Matrix> {
+pub fn matrix(choice: &MechanismChoice, probe: &ProbeConfig) -> Result<Matrix> {
     let shape = probe.shape();
     probe.admits(choice)?;
     match (choice.entry.pattern)(&choice.knobs, &shape) {
@@ -38,7 +38,12 @@ pub fn matrix(choice: &Choice, probe: &Probe) -> Result<Matrix> {
 }
 
 /// What the position in the middle of an image sees, as an image.
-fn drawn_image(choice: &Choice, pattern: &Pattern, (grid, order): (Grid, &[usize]), head: usize) -> Matrix {
+fn drawn_image(
+    choice: &MechanismChoice,
+    pattern: &Pattern,
+    (grid, order): (Grid2d, &[usize]),
+    head: usize,
+) -> Matrix {
     let middle = grid.rows / 2 * grid.cols + grid.cols / 2;
     let mut values = vec![0.0; grid.len()];
     let query = order.iter().position(|position| *position == middle).unwrap_or(0);
@@ -58,7 +63,7 @@ fn drawn_image(choice: &Choice, pattern: &Pattern, (grid, order): (Grid, &[usize
     }
 }
 
-fn drawn(choice: &Choice, pattern: &Pattern, probe: &Probe) -> Matrix {
+fn drawn(choice: &MechanismChoice, pattern: &Pattern, probe: &ProbeConfig) -> Matrix {
     if let Some((grid, order)) = &pattern.plane {
         return drawn_image(choice, pattern, (*grid, order), probe.head);
     }
@@ -95,7 +100,7 @@ fn drawn(choice: &Choice, pattern: &Pattern, probe: &Probe) -> Matrix {
 /// A mechanism that was named without settings, with its defaults scaled down so that a picture of few
 /// positions shows its structure: sizes above 8 are divided by the power of two that brings the largest below
 /// an eighth of the length, but not below 2. Sizes that do not change the picture keep their default.
-pub fn at_scale(choice: &Choice, probe: &Probe) -> Choice {
+pub fn at_scale(choice: &MechanismChoice, probe: &ProbeConfig) -> MechanismChoice {
     let sizes: Vec<(&'static str, usize, usize)> = choice
         .entry
         .knobs
@@ -127,16 +132,16 @@ pub fn at_scale(choice: &Choice, probe: &Probe) -> Choice {
         }
     }
     let variant = Some(scaled.changes(choice.entry.knobs)).filter(|changes| !changes.is_empty());
-    let scaled = Choice { knobs: scaled, variant, ..choice.clone() };
+    let scaled = MechanismChoice { knobs: scaled, variant, ..choice.clone() };
     if probe.admits(&scaled).is_ok() { scaled } else { choice.clone() }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::choose::choose;
+    use effattn_model::attention::choose::choose;
 
-    fn of(model: &str, probe: &Probe) -> Result<Matrix> {
+    fn of(model: &str, probe: &ProbeConfig) -> Result<Matrix> {
         matrix(&at_scale(&choose(&model.parse().unwrap())?[0], probe), probe)
     }
 
@@ -158,7 +163,7 @@ mod tests {
         ];
         for model in models {
             for causal in [false, true] {
-                let probe = Probe { len: 22, causal, ..Probe::default() };
+                let probe = ProbeConfig { len: 22, causal, ..ProbeConfig::default() };
                 let choice = &choose(&model.parse().unwrap()).unwrap()[0];
                 if probe.admits(choice).is_err() {
                     continue;
@@ -184,7 +189,7 @@ mod tests {
 
     #[test]
     fn an_image_is_drawn_around_one_position() {
-        let probe = Probe { len: 64, ..Probe::default() };
+        let probe = ProbeConfig { len: 64, ..ProbeConfig::default() };
         let image = of("ls2d:w=2,r=3", &probe).unwrap();
         assert_eq!((image.queries, image.keys, image.slots), (8, 8, 0));
         assert_eq!(image.note, "an image: what row 4, column 4 sees; and 3 slots of all");
@@ -192,13 +197,13 @@ mod tests {
             let near = |place: usize| (3..7).contains(&place);
             assert_eq!(*value == 1.0, near(at / 8) && near(at % 8), "{at}");
         }
-        let line = Probe { len: 63, ..Probe::default() };
+        let line = ProbeConfig { len: 63, ..ProbeConfig::default() };
         assert!(of("ls2d", &line).unwrap_err().to_string().contains("a square number of positions"));
     }
 
     #[test]
     fn what_depends_on_the_input_is_drawn_from_one() {
-        let probe = Probe { len: 32, ..Probe::default() };
+        let probe = ProbeConfig { len: 32, ..ProbeConfig::default() };
         let reformer = of("reformer:chunk=4", &probe).unwrap();
         assert_eq!(reformer.note, "depends on the input: one random input");
         let seen = reformer.values.iter().filter(|value| **value == 1.0).count();
@@ -208,11 +213,11 @@ mod tests {
 
     #[test]
     fn defaults_are_scaled_and_settings_are_not() {
-        let probe = Probe { len: 64, ..Probe::default() };
+        let probe = ProbeConfig { len: 64, ..ProbeConfig::default() };
         assert_eq!(of("longformer", &probe).unwrap().label, "longformer:left=3,right=4");
         assert_eq!(of("longformer:left=6", &probe).unwrap().label, "longformer:left=6");
         assert_eq!(of("full", &probe).unwrap().label, "full");
-        let causal = Probe { causal: true, ..probe };
+        let causal = ProbeConfig { causal: true, ..probe };
         assert!(of("nystrom", &causal).unwrap_err().to_string().contains("nystrom has no causal form"));
     }
 }

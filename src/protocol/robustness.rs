@@ -5,26 +5,26 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::grid::{Defaults, Flags, Grid, PlanError, published_elsewhere, tasks};
-use super::lra::worker::{Run, Tested};
+use super::definition::{DataDirs, Prepared, Protocol, ResultView, Tasks, WorkerContext, WorkerInput};
+use super::grid::{Grid, GridDefaults, GridFlags, PlanError, published_elsewhere, tasks};
+use super::lra::worker::{LraExperiment, Tested};
 use super::lra::{self, ACCURACY};
 use super::model_spec::ModelSpec;
 use super::runner::request;
-use super::table::{Conditions, Folders, Given, Prepared, Protocol, Shown, Tasks};
 use super::training::worker::{failed, report};
-use super::training::{self, Answer, Done, Job, Measure};
-use crate::config::grid::Words;
-use crate::config::settings::Settings;
-use crate::config::settings::groups::{MACHINE, MODEL, TRAINING};
-use crate::data;
-use crate::data::select::{Change, PUNCTUATION};
-use crate::record::{Published, Row};
+use super::training::{self, MetricValue, TrainingMessage, TrainingRequest, TrainingResult};
 use crate::run::manifest::Manifest;
-use crate::run::outcome::Ending;
+use crate::run::outcome::CellFailure;
 use crate::run::plan::{Cell, Plan};
-use crate::run::worker::Link;
+use crate::run::worker::ParentLink;
 use crate::train::checkpoint::Checkpoint;
-use crate::train::session::Files;
+use crate::train::training_loop::CheckpointFiles;
+use effattn_data as data;
+use effattn_data::subset::{Change, PUNCTUATION};
+use effattn_record::config::lists::Words;
+use effattn_record::config::settings::Settings;
+use effattn_record::config::settings::groups::{MACHINE, MODEL, TRAINING};
+use effattn_record::{Published, Row};
 /// Insertions per text in the paper.
 const PAPER: u64 = 10;
 
@@ -41,9 +41,9 @@ pub struct Perturbation {
 
 /// What the worker of a cell is asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Request {
+pub struct RobustnessRequest {
     /// The model and how it is trained.
-    pub train: lra::plan::Request,
+    pub train: lra::plan::LraRequest,
     /// What is done to its test texts.
     pub perturbation: Perturbation,
 }
@@ -77,19 +77,19 @@ pub static PROTOCOL: Protocol = Protocol {
     defaults,
     cells,
     prepare,
-    amount: lra::plan::amount,
-    price: Some(training::price::<Request>),
-    together: |_, _| false,
-    compute: training::compute::<Request>,
-    ended: training::ended,
+    summary: lra::plan::amount,
+    estimate: Some(training::estimate::<RobustnessRequest>),
+    same_group: |_, _| false,
+    compute: training::compute::<RobustnessRequest>,
+    failure_rows: training::ended,
     work,
     metrics: &[ACCURACY],
-    shown: Shown::Trained,
+    view: ResultView::Trained,
     curve: Some(lra::CURVE),
-    keeps: true,
-    checks: false,
-    passes_on: &[],
-    instead: None,
+    reuses_finished: true,
+    needs_golden_check: false,
+    delegates_to: &[],
+    alternative: None,
 };
 
 const HELP: &[(&str, &str)] = &[
@@ -113,13 +113,13 @@ Examples:
 Models are trained on clean texts (lra's task text or retrieval; a finished run of effattn lra under --output-path is reused if it has the same settings, data, threads and build) and tested on clean and on changed texts, which are the same for every model.";
 
 /// What `robustness` does where nothing is said.
-fn defaults(_: &Flags) -> Defaults {
+fn defaults(_: &GridFlags) -> GridDefaults {
     let settings = Settings {
         task: Some(Words(vec!["text".to_owned()])),
         preset: Some("ls-lra".to_owned()),
         ..Settings::NONE
     };
-    Defaults { settings, models: "linformer,dp:r=128,linformer-window,ls:w=1,r=1" }
+    GridDefaults { settings, models: "linformer,dp:r=128,linformer-window,ls:w=1,r=1" }
 }
 
 /// Names of the tasks whose examples are texts.
@@ -148,22 +148,22 @@ fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
     let perturbation = Perturbation { insertions, characters, seeds };
     let trials = lra::plan::planned(grid, threads)?.into_iter().map(|(cell, (train, by_recipe))| {
         let words = format!("{} {} {} s{}", train.task, train.spec.model, train.spec.preset, train.spec.seed);
-        let request = Request { train, perturbation: perturbation.clone() };
-        let usual = Request { train: by_recipe, perturbation: usual.clone() };
+        let request = RobustnessRequest { train, perturbation: perturbation.clone() };
+        let usual = RobustnessRequest { train: by_recipe, perturbation: usual.clone() };
         let row = Row { protocol: PROTOCOL.name.to_owned(), ..cell.row };
         let trial = Cell::new(&words, row.clone(), &request, &usual);
-        Cell { seconds: cell.seconds, timeout: cell.timeout, ..trial }.refused(row.error)
+        Cell { seconds: cell.seconds, timeout: cell.timeout, ..trial }.with_unsupported(row.error)
     });
     Ok(trials.collect())
 }
 
 /// Reads the data, and says which models are trained already.
-fn prepare(plan: &mut Plan, folders: &Folders) -> anyhow::Result<Prepared> {
+fn prepare(plan: &mut Plan, folders: &DataDirs) -> anyhow::Result<Prepared> {
     let mut prepared = lra::plan::prepare(plan, folders)?;
     let cells = std::mem::take(&mut plan.cells);
     for cell in cells.iter().filter(|cell| !cell.request.is_null()) {
         let name = &cell.words;
-        let wanted: Request = request(cell)?;
+        let wanted: RobustnessRequest = request(cell)?;
         prepared.remarks.push(match find(folders.results, &wanted.train, plan) {
             Some(folder) => format!("{name}: trained before, in {}", folder.display()),
             None => format!("{name}: will be trained first"),
@@ -175,7 +175,7 @@ fn prepare(plan: &mut Plan, folders: &Folders) -> anyhow::Result<Prepared> {
 
 /// The folder of a finished training run of exactly `request`, in any run under `results` that was made by this build with
 /// the same data, device and number of threads.
-fn find(results: &Path, request: &lra::plan::Request, plan: &Plan) -> Option<PathBuf> {
+fn find(results: &Path, request: &lra::plan::LraRequest, plan: &Plan) -> Option<PathBuf> {
     let model = serde_json::to_value(request).ok()?;
     let folders = |path: &Path| -> Vec<PathBuf> {
         let entries = std::fs::read_dir(path).ok().into_iter().flatten();
@@ -191,13 +191,13 @@ fn find(results: &Path, request: &lra::plan::Request, plan: &Plan) -> Option<Pat
         manifest.is_some_and(|manifest| manifest.computes_as(&now, &request.task))
     };
     runs.filter(same).flat_map(|run| folders(&run.join("cells"))).find(|cell| {
-        let files = Files::in_folder(cell);
+        let files = CheckpointFiles::in_folder(cell);
         let last = files.last.exists().then(|| Checkpoint::load(&files.last).ok()).flatten();
         last.is_some_and(|last| last.updates >= request.steps && last.expect_model(&model).is_ok())
     })
 }
 
-impl Job for Request {
+impl TrainingRequest for RobustnessRequest {
     fn steps(&self) -> u64 {
         self.train.steps
     }
@@ -223,41 +223,47 @@ impl Job for Request {
 }
 
 /// Trains where nothing was found, then tests clean and changed texts.
-fn work(link: &Link, request: Value, given: &Given) -> anyhow::Result<()> {
-    let request: Request = serde_json::from_value(request)?;
+fn work(link: &ParentLink, request: Value, given: &WorkerInput) -> anyhow::Result<()> {
+    let request: RobustnessRequest = serde_json::from_value(request)?;
     report(link, trial(link, &request, &given.conditions))
 }
 
-fn trial(link: &Link, request: &Request, conditions: &Conditions) -> Result<Done, Ending> {
-    let experiment = Run::open(&request.train, conditions)?;
+fn trial(
+    link: &ParentLink,
+    request: &RobustnessRequest,
+    conditions: &WorkerContext,
+) -> Result<TrainingResult, CellFailure> {
+    let experiment = LraExperiment::open(&request.train, conditions)?;
     let mut trained = match &conditions.trained {
-        Some(folder) => experiment.load(&Files::in_folder(folder))?,
+        Some(folder) => experiment.load(&CheckpointFiles::in_folder(folder))?,
         None => experiment.train(link)?,
     };
     let (data_share, differs) = experiment.data_share();
     let measures = measures(link, request, &experiment, &mut trained)?;
-    Ok(Done { measures, data_share, differs, peak_bytes: None })
+    Ok(TrainingResult { measures, data_share, differs, peak_bytes: None })
 }
 
 fn measures(
-    link: &Link,
-    request: &Request,
-    experiment: &Run,
+    link: &ParentLink,
+    request: &RobustnessRequest,
+    experiment: &LraExperiment,
     trained: &mut Tested,
-) -> Result<Vec<Measure>, Ending> {
+) -> Result<Vec<MetricValue>, CellFailure> {
     let Perturbation { insertions, characters, seeds } = &request.perturbation;
     let task = &request.train.task;
-    let doing = |what: String| link.send(&Answer::Doing { what }).map_err(|error| failed(&error));
+    let doing = |what: String| link.send(&TrainingMessage::Doing { what }).map_err(|error| failed(&error));
     let mut tested = 0;
-    let mut accuracy = |change: Option<Change>| -> Result<f64, Ending> {
+    let mut accuracy = |change: Option<Change>| -> Result<f64, CellFailure> {
         let change = change.map(|change| (change, characters.as_bytes()));
         let (score, texts) = experiment.test(trained, change)?;
         tested = texts;
         Ok(score.value)
     };
     doing("tests clean texts".to_owned())?;
-    let named =
-        |task: String, value: f64| Measure { task: Some(task), ..Measure::new("accuracy", "%", value) };
+    let named = |task: String, value: f64| MetricValue {
+        task: Some(task),
+        ..MetricValue::new("accuracy", "%", value)
+    };
     let mut measures = vec![named(task.clone(), accuracy(None)?)];
     doing("tests texts without punctuation".to_owned())?;
     measures.push(named(format!("{task}-deletion"), accuracy(Some(Change::Deletion))?));
@@ -273,14 +279,14 @@ fn measures(
         let std = (squares / (values.len().max(2) - 1) as f64).sqrt();
         let task =
             if count == PAPER { format!("{task}-insertion") } else { format!("{task}-insertion-{count}") };
-        measures.push(Measure { spread: Some((std, values.len() as u64)), ..named(task, mean) });
+        measures.push(MetricValue { spread: Some((std, values.len() as u64)), ..named(task, mean) });
     }
-    let tested = |accuracy: &Measure| Measure {
+    let tested = |accuracy: &MetricValue| MetricValue {
         task: accuracy.task.clone(),
-        ..Measure::new("tested", "1", tested as f64)
+        ..MetricValue::new("tested", "1", tested as f64)
     };
     measures.extend(measures.iter().map(tested).collect::<Vec<_>>());
-    measures.push(Measure::new("selected_step", "1", trained.selected.step as f64));
-    measures.push(Measure::new("steps", "1", request.train.steps as f64));
+    measures.push(MetricValue::new("selected_step", "1", trained.selected.step as f64));
+    measures.push(MetricValue::new("steps", "1", request.train.steps as f64));
     Ok(measures)
 }

@@ -4,29 +4,29 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-use super::gate;
-use super::table::Conditions;
-pub use super::table::Runner;
-use crate::record::{Outcome, Row};
+pub use super::definition::Runner;
+use super::definition::WorkerContext;
+use super::golden_gate;
 use crate::run::RunError;
 use crate::run::journal::Samples;
-use crate::run::outcome::Ending;
+use crate::run::outcome::CellFailure;
 use crate::run::plan::{self, Cell};
 use crate::run::session::Session;
 use crate::run::worker::Worker;
-use crate::stats::Summary;
 use crate::term::{Warning, clock};
+use effattn_record::stats::Summary;
+use effattn_record::{Outcome, Row};
 
 /// The result of a cell.
-pub struct Finished {
+pub struct CellResult {
     /// Its rows.
     pub rows: Vec<Row>,
     /// Raw samples.
     pub samples: Vec<Samples>,
     /// What is said of it.
-    pub said: String,
+    pub summary: String,
     /// Predicted seconds that the progress bar was moved by already.
-    pub moved: f64,
+    pub progress_seconds: f64,
 }
 
 impl Runner<'_> {
@@ -36,19 +36,19 @@ impl Runner<'_> {
     /// Ctrl-C, a full disk: what is finished stays.
     pub fn run(mut self) -> Result<(), RunError> {
         self.announce();
-        let red = if self.protocol.checks { self.check()? } else { HashMap::new() };
-        self.session.term.begin(self.plan.seconds());
+        let red = if self.protocol.needs_golden_check { self.check()? } else { HashMap::new() };
+        self.session.term.start_progress(self.plan.seconds());
         let (cells, mut at) = (&self.plan.cells, 0);
         let mut scattered = Scattered::default();
         while at < cells.len() {
             let group = cells[at..].iter().take_while(|cell| {
-                std::ptr::eq(*cell, &raw const cells[at]) || (self.protocol.together)(&cells[at], cell)
+                std::ptr::eq(*cell, &raw const cells[at]) || (self.protocol.same_group)(&cells[at], cell)
             });
             let group = at..at + group.count();
             at = group.end;
             let mut open = Vec::new();
             for index in group.clone() {
-                if self.settle(index, &red)? {
+                if self.needs_compute(index, &red)? {
                     open.push(index);
                 }
             }
@@ -70,48 +70,53 @@ impl Runner<'_> {
     fn announce(&self) {
         let waiting = self.plan.cells.iter().filter(|cell| !self.session.is_done(cell));
         let (count, seconds) = waiting.fold((0, 0.0), |(n, sum), cell| (n + 1, sum + cell.seconds));
-        let what = match (self.protocol.keeps, count) {
+        let what = match (self.protocol.reuses_finished, count) {
             (true, 1) => "run",
             (true, _) => "runs",
             (false, 1) => "cell",
             (false, _) => "cells",
         };
         let folder = self.session.path().display();
-        self.session.term.say(&match count {
+        self.session.term.info(&match count {
             0 => format!("every {} is finished already; results in {folder}", what.trim_end_matches('s')),
             _ => format!("{count} {what}, about {}; results in {folder}", clock(seconds)),
         });
     }
 
     /// Mechanisms whose golden files are red, with the reason.
-    fn check(&self) -> Result<HashMap<gate::Computed, String>, RunError> {
+    fn check(&self) -> Result<HashMap<golden_gate::GateKey, String>, RunError> {
         let waiting =
             self.plan.cells.iter().filter(|cell| !self.session.is_done(cell) && !cell.request.is_null());
-        let places: Vec<gate::Computed> = waiting.map(|cell| gate::Computed::of(&cell.row)).collect();
-        gate::check(&places, self.session)
+        let places: Vec<golden_gate::GateKey> =
+            waiting.map(|cell| golden_gate::GateKey::of(&cell.row)).collect();
+        golden_gate::check(&places, self.session)
     }
 
     /// Whether `cell` has to be computed. Writes its rows if not: it cannot, may not, or need not.
-    fn settle(&mut self, index: usize, red: &HashMap<gate::Computed, String>) -> Result<bool, RunError> {
+    fn needs_compute(
+        &mut self,
+        index: usize,
+        red: &HashMap<golden_gate::GateKey, String>,
+    ) -> Result<bool, RunError> {
         let cell = &self.plan.cells[index];
         if self.session.is_done(cell) {
             self.session.term.advance(cell.seconds, &format!("{}: done before", self.plan.name(index)));
             return Ok(false);
         }
         let ending = if cell.request.is_null() {
-            Some(Ending::new(Outcome::Unsupported, cell.row.error.clone().unwrap_or_default()))
-        } else if let Some(reason) = red.get(&gate::Computed::of(&cell.row)) {
-            Some(Ending::new(Outcome::Failed, format!("its check is red: {reason}")))
+            Some(CellFailure::new(Outcome::Unsupported, cell.row.error.clone().unwrap_or_default()))
+        } else if let Some(reason) = red.get(&golden_gate::GateKey::of(&cell.row)) {
+            Some(CellFailure::new(Outcome::Failed, format!("its check is red: {reason}")))
         } else {
-            self.ran_out_before(cell)
+            self.implied_by_shorter(cell)
         };
         let Some(ending) = ending else { return Ok(true) };
-        self.end(index, &ending, 0.0)?;
+        self.record_failure(index, &ending, 0.0)?;
         Ok(false)
     }
 
     /// The shorter cell that differs in nothing but its length and ran out of memory or time.
-    fn ran_out_before(&self, cell: &Cell) -> Option<Ending> {
+    fn implied_by_shorter(&self, cell: &Cell) -> Option<CellFailure> {
         let shorter = self.plan.cells.iter().filter(|other| {
             !cell.series.is_empty() && other.series == cell.series && other.row.len < cell.row.len
         });
@@ -119,25 +124,30 @@ impl Runner<'_> {
             let outcome = self.session.outcome(&other.key)?;
             let len = other.row.len?;
             matches!(outcome, Outcome::Oom | Outcome::Timeout)
-                .then(|| Ending::new(Outcome::Implied, format!("{outcome} at length {len}")))
+                .then(|| CellFailure::new(Outcome::Implied, format!("{outcome} at length {len}")))
         })
     }
 
     /// Records cell `index` with its result.
-    pub fn finish(&mut self, index: usize, finished: Finished) -> Result<(), RunError> {
-        let Finished { rows, samples, said, moved } = finished;
+    pub fn record_result(&mut self, index: usize, finished: CellResult) -> Result<(), RunError> {
+        let CellResult { rows, samples, summary, progress_seconds } = finished;
         let (cell, of) = (&self.plan.cells[index], self.plan.cells.len());
-        let line = format!("[{}/{of}] {}: {said}", self.session.finished() + 1, self.plan.name(index));
+        let line = format!("[{}/{of}] {}: {summary}", self.session.finished() + 1, self.plan.name(index));
         self.session.record(cell, rows, samples)?;
-        self.session.term.advance(cell.seconds - moved, &line);
+        self.session.term.advance(cell.seconds - progress_seconds, &line);
         Ok(())
     }
 
-    /// Records cell `index`, which ended without a result, `moved` seconds into the progress bar.
-    pub fn end(&mut self, index: usize, ending: &Ending, moved: f64) -> Result<(), RunError> {
-        let rows = (self.protocol.ended)(&self.plan.cells[index].row, ending);
-        let said = format!("{}: {}", ending.outcome, ending.reason);
-        self.finish(index, Finished { rows, samples: Vec::new(), said, moved })
+    /// Records cell `index`, which ended without a result, `progress_seconds` into the progress bar.
+    pub fn record_failure(
+        &mut self,
+        index: usize,
+        ending: &CellFailure,
+        progress_seconds: f64,
+    ) -> Result<(), RunError> {
+        let rows = (self.protocol.failure_rows)(&self.plan.cells[index].row, ending);
+        let summary = format!("{}: {}", ending.outcome, ending.reason);
+        self.record_result(index, CellResult { rows, samples: Vec::new(), summary, progress_seconds })
     }
 
     /// Rows of the cells that were stopped on the way; they run again.
@@ -145,8 +155,8 @@ impl Runner<'_> {
         for &index in cells {
             let cell = &self.plan.cells[index];
             if !self.session.is_done(cell) {
-                let ending = Ending::new(Outcome::Interrupted, "stopped before it was finished");
-                self.session.pass_over(cell, (self.protocol.ended)(&cell.row, &ending));
+                let ending = CellFailure::new(Outcome::Interrupted, "stopped before it was finished");
+                self.session.add_interrupted(cell, (self.protocol.failure_rows)(&cell.row, &ending));
             }
         }
     }
@@ -155,10 +165,15 @@ impl Runner<'_> {
     ///
     /// # Errors
     /// The system cannot start a process.
-    pub fn start(&self, index: usize, memory_limit: u64, conditions: Conditions) -> Result<Worker, RunError> {
+    pub fn start(
+        &self,
+        index: usize,
+        memory_limit: u64,
+        conditions: WorkerContext,
+    ) -> Result<Worker, RunError> {
         let protocol = self.protocol.name.to_owned();
         let request = self.plan.cells[index].request.clone();
-        let order = super::Order::Cell { protocol, memory_limit, request, conditions };
+        let order = super::WorkerRequest::Cell { protocol, memory_limit, request, conditions };
         Worker::start(&self.session.launcher, &order)
     }
 

@@ -14,9 +14,9 @@ use std::time::{Duration, Instant, SystemTime};
 use serde::{Deserialize, Serialize};
 
 use super::manifest::now;
-use super::{RunError, Stop};
-use crate::device::machine;
-use crate::record::file;
+use super::{CancelToken, RunError};
+use effattn_kernel::device::machine;
+use effattn_record::file;
 
 /// Time between two touches.
 const BEAT: Duration = Duration::from_secs(5);
@@ -95,7 +95,7 @@ impl Claim {
     ///
     /// # Errors
     /// Another start is at it; a folder that cannot be written.
-    pub fn take(folder: &Path, stop: &Stop) -> Result<Self, RunError> {
+    pub fn acquire(folder: &Path, stop: &CancelToken) -> Result<Self, RunError> {
         std::fs::create_dir_all(folder).map_err(RunError::file(folder))?;
         let own = Holder::this();
         let text = serde_json::to_string(&own).unwrap_or_default() + "\n";
@@ -122,13 +122,13 @@ impl Claim {
         }
     }
 
-    fn hold(path: PathBuf, text: String, stop: Stop) -> Self {
+    fn hold(path: PathBuf, text: String, stop: CancelToken) -> Self {
         let (end, ended) = mpsc::channel::<()>();
         let (own, said) = (path.clone(), text.clone());
         let beat = std::thread::spawn(move || {
             while ended.recv_timeout(BEAT) == Err(RecvTimeoutError::Timeout) {
                 if !holds(&own, &said) {
-                    stop.set();
+                    stop.cancel();
                     return;
                 }
                 touch(&own, &said);
@@ -223,7 +223,7 @@ fn age(path: &Path, now: SystemTime) -> Option<Duration> {
 }
 
 /// Waits until it is plain whether the holder of the claim at `path` still runs: gives its name, or nothing if it is gone.
-fn watch(path: &Path, own: &Holder, stop: &Stop) -> Result<Option<String>, RunError> {
+fn watch(path: &Path, own: &Holder, stop: &CancelToken) -> Result<Option<String>, RunError> {
     let Ok(text) = std::fs::read_to_string(path) else { return Ok(None) };
     let holder: Holder = serde_json::from_str(&text).unwrap_or_default();
     if let Some(alive) = holder.is_alive(own) {
@@ -240,7 +240,7 @@ fn watch(path: &Path, own: &Holder, stop: &Stop) -> Result<Option<String>, RunEr
         if touched(path) != first {
             return Ok(Some(holder.to_string()));
         }
-        if stop.is_set() {
+        if stop.is_cancelled() {
             return Err(RunError::Stopped);
         }
         std::thread::sleep(Duration::from_millis(500));
@@ -253,7 +253,7 @@ mod tests {
     use super::*;
 
     fn take(folder: &Path) -> Result<Claim, RunError> {
-        Claim::take(folder, &Stop::default())
+        Claim::acquire(folder, &CancelToken::default())
     }
 
     /// A claim as a holder elsewhere leaves it, touched `ago`.

@@ -10,8 +10,8 @@ use time::macros::format_description;
 
 use super::manifest::{Manifest, State, now};
 use super::plan::Plan;
-use super::{RunError, Stop};
-use crate::record::file;
+use super::{CancelToken, RunError};
+use effattn_record::file;
 
 /// How long to wait for another process.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -33,7 +33,7 @@ impl RunFolder {
     ///
     /// # Errors
     /// A folder that cannot be written, results of a newer version, a run that another process holds.
-    pub fn open(root: &Path, plan: &Plan, fresh: bool, stop: &Stop) -> Result<Self, RunError> {
+    pub fn open(root: &Path, plan: &Plan, fresh: bool, stop: &CancelToken) -> Result<Self, RunError> {
         let base = plan.base(root);
         std::fs::create_dir_all(&base).map_err(RunError::file(&base))?;
         let identity = plan.identity();
@@ -61,7 +61,7 @@ impl RunFolder {
         Self::create(&base, plan, &identity, stop)
     }
 
-    fn create(base: &Path, plan: &Plan, identity: &str, stop: &Stop) -> Result<Self, RunError> {
+    fn create(base: &Path, plan: &Plan, identity: &str, stop: &CancelToken) -> Result<Self, RunError> {
         let stamp = OffsetDateTime::now_utc()
             .format(format_description!("[year][month][day]-[hour][minute][second]"))
             .unwrap_or_default();
@@ -111,7 +111,7 @@ pub fn name_latest(path: &Path, id: &str) -> std::io::Result<()> {
 ///
 /// # Errors
 /// Another process holds it.
-pub fn hold(path: &Path, stop: &Stop) -> Result<Vec<File>, RunError> {
+pub fn lock_run(path: &Path, stop: &CancelToken) -> Result<Vec<File>, RunError> {
     lock(path, true, stop)
 }
 
@@ -160,7 +160,7 @@ fn known(base: &Path, identity: &str) -> Result<Vec<PathBuf>, RunError> {
 }
 
 /// Whether a process is at the run in `path`, as far as its file system can tell.
-pub fn is_held(path: &Path) -> bool {
+pub fn is_locked(path: &Path) -> bool {
     let held = |path: PathBuf| {
         File::open(path).is_ok_and(|file| matches!(file.try_lock(), Err(TryLockError::WouldBlock)))
     };
@@ -181,7 +181,7 @@ pub fn newest(base: &Path) -> Result<u64, RunError> {
 /// Locks `folder` and the file `lock` in it, which says who holds it: the folder cannot be deleted under a run, the
 /// file is what earlier versions look at, and all there is where folders cannot be locked. A shard is claimed in another way
 /// (see `claim`) and goes without locks where the file system has none: `lenient`.
-fn lock(folder: &Path, lenient: bool, stop: &Stop) -> Result<Vec<File>, RunError> {
+fn lock(folder: &Path, lenient: bool, stop: &CancelToken) -> Result<Vec<File>, RunError> {
     let path = folder.join("lock");
     let mut file =
         OpenOptions::new().read(true).append(true).create(true).open(&path).map_err(RunError::file(&path))?;
@@ -205,13 +205,13 @@ fn lock(folder: &Path, lenient: bool, stop: &Stop) -> Result<Vec<File>, RunError
 }
 
 /// Locks `file`, waiting a while for whoever holds it.
-fn acquire(file: &File, folder: &Path, stop: &Stop) -> Result<(), RunError> {
+fn acquire(file: &File, folder: &Path, stop: &CancelToken) -> Result<(), RunError> {
     let path = folder.join("lock");
     let start = Instant::now();
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(()),
-            Err(TryLockError::WouldBlock) if start.elapsed() < PATIENCE && !stop.is_set() => {
+            Err(TryLockError::WouldBlock) if start.elapsed() < PATIENCE && !stop.is_cancelled() => {
                 std::thread::sleep(Duration::from_millis(100));
             }
             Err(TryLockError::WouldBlock) => {
@@ -236,7 +236,7 @@ mod tests {
     }
 
     fn open(root: &Path, plan: &Plan, fresh: bool) -> Result<RunFolder, RunError> {
-        RunFolder::open(root, plan, fresh, &Stop::default())
+        RunFolder::open(root, plan, fresh, &CancelToken::default())
     }
 
     #[test]
@@ -287,8 +287,8 @@ mod tests {
     fn a_held_run_names_its_holder() {
         let root = tempfile::tempdir().unwrap();
         let held = open(root.path(), &plan(), false).unwrap();
-        let stop = Stop::default();
-        stop.set(); // do not wait
+        let stop = CancelToken::default();
+        stop.cancel(); // do not wait
         let error = RunFolder::open(root.path(), &plan(), false, &stop).err().unwrap().to_string();
         assert!(error.contains(&format!("in use by process {}", std::process::id())), "{error}");
         // who deletes the file lets nobody in

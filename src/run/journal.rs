@@ -7,7 +7,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::RunError;
-use crate::record::{Outcome, Row, file};
+use effattn_record::{Outcome, Row, file};
 
 /// Raw samples of one metric.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -71,7 +71,7 @@ pub struct Limits {
 
 impl Limits {
     /// Whether a cell that ended as `outcome` under these limits may end otherwise under `now`.
-    pub fn matter(&self, outcome: Outcome, now: &Self) -> bool {
+    pub fn allow_retry(&self, outcome: Outcome, now: &Self) -> bool {
         match outcome {
             Outcome::Oom => now.memory > self.memory,
             Outcome::Timeout => self.seconds.is_some_and(|then| now.seconds.is_none_or(|now| now > then)),
@@ -235,15 +235,15 @@ mod tests {
     fn an_outcome_says_nothing_about_wider_limits() {
         let under = |memory, seconds| Limits { memory, seconds };
         let small = under(1 << 20, Some(5.0));
-        assert!(small.matter(Outcome::Oom, &under(8 << 30, Some(5.0))));
-        assert!(!small.matter(Outcome::Oom, &under(1 << 19, Some(50.0))));
+        assert!(small.allow_retry(Outcome::Oom, &under(8 << 30, Some(5.0))));
+        assert!(!small.allow_retry(Outcome::Oom, &under(1 << 19, Some(50.0))));
         assert!(
-            small.matter(Outcome::Timeout, &under(0, Some(6.0)))
-                && small.matter(Outcome::Timeout, &under(0, None))
+            small.allow_retry(Outcome::Timeout, &under(0, Some(6.0)))
+                && small.allow_retry(Outcome::Timeout, &under(0, None))
         );
         assert!(
-            !small.matter(Outcome::Timeout, &small)
-                && !small.matter(Outcome::Diverged, &under(8 << 30, None))
+            !small.allow_retry(Outcome::Timeout, &small)
+                && !small.allow_retry(Outcome::Diverged, &under(8 << 30, None))
         );
     }
 }

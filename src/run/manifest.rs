@@ -10,9 +10,9 @@ use time::format_description::well_known::Rfc3339;
 
 use super::plan::Plan;
 use super::{BUILD, RunError};
-use crate::device::alloc;
-use crate::device::machine::{self, Machine};
-use crate::record::file;
+use effattn_kernel::device::alloc;
+use effattn_kernel::device::machine::{self, Machine};
+use effattn_record::file;
 
 /// Version of the files in a run folder. Raised when an older program could misread them.
 pub const SCHEMA: u64 = 1;
@@ -49,7 +49,7 @@ pub struct Manifest {
     pub whole: Option<String>,
     /// The runs that it was merged of.
     #[serde(default)]
-    pub parts: Vec<PartOf>,
+    pub parts: Vec<MergedPart>,
     /// How far it is.
     pub state: State,
     /// Command.
@@ -99,7 +99,7 @@ pub struct Manifest {
 
 /// A run that was merged into another.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct PartOf {
+pub struct MergedPart {
     /// Its folder, from the folder of the merged run where it lies below.
     pub folder: String,
     /// Which shard.
@@ -144,7 +144,7 @@ impl Manifest {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             commit: option_env!("EFFATTN_COMMIT").map(str::to_owned),
             build: BUILD.to_owned(),
-            features: crate::device::features().into_iter().map(str::to_owned).collect(),
+            features: effattn_kernel::device::features().into_iter().map(str::to_owned).collect(),
             device: plan.device.clone(),
             machine: serde_json::to_value(Machine {
                 accelerator: plan.accelerator.clone(),

@@ -3,14 +3,14 @@
 //! Only the parent writes files. What a worker computes is given as a function from above.
 
 pub mod claim;
-mod earlier;
 pub mod folder;
 pub mod journal;
 pub mod manifest;
 pub mod merge;
 pub mod outcome;
 pub mod plan;
-pub mod planned;
+pub mod plan_file;
+mod reuse;
 pub mod session;
 pub mod shard;
 pub mod worker;
@@ -24,16 +24,16 @@ pub const BUILD: &str = env!("EFFATTN_BUILD");
 
 /// Set by Ctrl-C; everything that waits looks at it.
 #[derive(Clone, Debug, Default)]
-pub struct Stop(Arc<AtomicBool>);
+pub struct CancelToken(Arc<AtomicBool>);
 
-impl Stop {
+impl CancelToken {
     /// Asks for the end.
-    pub fn set(&self) {
+    pub fn cancel(&self) {
         self.0.store(true, Relaxed);
     }
 
     /// Whether the end was asked for.
-    pub fn is_set(&self) -> bool {
+    pub fn is_cancelled(&self) -> bool {
         self.0.load(Relaxed)
     }
 }

@@ -2,20 +2,20 @@
 
 use std::process::ExitStatus;
 
-use crate::config::units::Bytes;
-use crate::device::alloc::OOM_EXIT;
-use crate::record::Outcome;
+use effattn_kernel::device::alloc::OOM_EXIT;
+use effattn_record::Outcome;
+use effattn_record::config::units::Bytes;
 
 /// How something ended and why, in one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ending {
+pub struct CellFailure {
     /// The outcome.
     pub outcome: Outcome,
     /// The reason.
     pub reason: String,
 }
 
-impl Ending {
+impl CellFailure {
     /// An ending.
     pub fn new(outcome: Outcome, reason: impl Into<String>) -> Self {
         Self { outcome, reason: one_line(&reason.into()) }
@@ -31,23 +31,23 @@ fn one_line(text: &str) -> String {
 }
 
 /// What a candle error means for the cell.
-pub fn of_error(error: &candle_core::Error) -> Ending {
+pub fn of_error(error: &candle_core::Error) -> CellFailure {
     let text = error.to_string();
     // candle gives a backtrace with the message where RUST_BACKTRACE is set.
     let text = text.split("\n   0: ").next().unwrap_or_default();
     let lower = text.to_lowercase();
     let memory = ["out of memory", "out_of_memory", "memory allocation"].iter().any(|m| lower.contains(m));
     let outcome = if memory { Outcome::Oom } else { Outcome::Failed };
-    Ending::new(outcome, text)
+    CellFailure::new(outcome, text)
 }
 
 /// What the death of a worker means for its cell. `stderr`: its last lines.
-pub fn of_exit(status: ExitStatus, stderr: &[String]) -> Ending {
+pub fn of_exit(status: ExitStatus, stderr: &[String]) -> CellFailure {
     if status.code() == Some(OOM_EXIT) {
-        return Ending::new(Outcome::Oom, over_limit(stderr));
+        return CellFailure::new(Outcome::Oom, over_limit(stderr));
     }
     if let Some(line) = stderr.iter().rev().find(|line| line.starts_with("memory allocation of ")) {
-        return Ending::new(Outcome::Oom, format!("the system refused a {line}"));
+        return CellFailure::new(Outcome::Oom, format!("the system refused a {line}"));
     }
     let panic = stderr.iter().position(|line| line.contains("panicked at"));
     let last = match panic {
@@ -56,7 +56,7 @@ pub fn of_exit(status: ExitStatus, stderr: &[String]) -> Ending {
     };
     let how = describe(status);
     let reason = if last.is_empty() { how } else { format!("{how}: {last}") };
-    Ending::new(Outcome::Failed, reason)
+    CellFailure::new(Outcome::Failed, reason)
 }
 
 fn describe(status: ExitStatus) -> String {

@@ -7,9 +7,9 @@ use serde::Serialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use super::shard::{Part, Shard};
+use super::shard::{PlanPart, Shard};
 use super::{BUILD, RunError};
-use crate::record::Row;
+use effattn_record::Row;
 
 /// One thing to measure.
 #[derive(Clone, Debug)]
@@ -55,7 +55,7 @@ impl Cell {
 
     /// The same cell where `reason` says why it cannot be run.
     #[must_use]
-    pub fn refused(mut self, reason: Option<String>) -> Self {
+    pub fn with_unsupported(mut self, reason: Option<String>) -> Self {
         if reason.is_some() {
             (self.request, self.seconds) = (Value::Null, 0.0);
             self.row.error = reason;
@@ -160,7 +160,7 @@ pub struct Plan {
     /// Whether a finished run of it is kept: a training run is not made twice, a measurement is.
     pub keeps: bool,
     /// What of a larger plan this is.
-    pub part: Part,
+    pub part: PlanPart,
     /// The group of every cell: those of one group stay on one machine. Empty: each has its own.
     pub groups: Vec<usize>,
 }
@@ -196,13 +196,13 @@ impl Plan {
 
     /// Twelve hex digits over what is computed, by which build from which data, on whatever machine.
     pub fn digest(&self) -> String {
-        let (machine, threads, part) = (String::new(), 0, Part::default());
+        let (machine, threads, part) = (String::new(), 0, PlanPart::default());
         Self { machine, accelerator: None, threads, part, ..self.clone() }.identity()
     }
 
     /// Keeps the cells of `shard`, whose owners are given for every cell.
-    pub fn cut(&mut self, shard: Shard, owners: &[usize]) {
-        self.part = Part { shard: Some(shard), digest: self.digest(), identity: self.identity() };
+    pub fn keep_shard(&mut self, shard: Shard, owners: &[usize]) {
+        self.part = PlanPart { shard: Some(shard), digest: self.digest(), identity: self.identity() };
         let own = |index: usize| owners.get(index) == Some(&shard.index);
         let mut index = 0..;
         self.cells.retain(|_| index.next().is_some_and(own));
@@ -230,7 +230,7 @@ impl Plan {
     ///
     /// # Errors
     /// Different cells under one key: a mistake in the program.
-    pub fn merge(&mut self) -> Result<usize, RunError> {
+    pub fn remove_duplicates(&mut self) -> Result<usize, RunError> {
         let mut seen: HashMap<String, Value> = HashMap::new();
         let before = self.cells.len();
         let mut clash = None;
@@ -381,8 +381,8 @@ mod tests {
     fn what_is_asked_twice_runs_once_and_a_clash_is_an_error() {
         let cell = |request: u64| Cell { key: "a".to_owned(), request: request.into(), ..Cell::default() };
         let mut plan = Plan { cells: vec![cell(1), cell(1)], ..Plan::default() };
-        assert_eq!((plan.merge().unwrap(), plan.cells.len()), (1, 1));
-        assert!(Plan { cells: vec![cell(1), cell(2)], ..Plan::default() }.merge().is_err());
+        assert_eq!((plan.remove_duplicates().unwrap(), plan.cells.len()), (1, 1));
+        assert!(Plan { cells: vec![cell(1), cell(2)], ..Plan::default() }.remove_duplicates().is_err());
     }
 
     #[test]

@@ -5,24 +5,24 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::claim::Claim;
-use super::earlier::{self, belongs};
 use super::folder::RunFolder;
 use super::journal::{Entry, Journal, Limits, Samples};
 use super::manifest::{Manifest, State, now};
 use super::plan::{Cell, Plan};
-use super::planned::Planned;
+use super::plan_file::PlanFile;
+use super::reuse::{self, entry_matches_cell};
 use super::worker::Launcher;
-use super::{RunError, Stop};
-use crate::device::machine;
-use crate::record::{Outcome, Row, csv, file};
+use super::{CancelToken, RunError};
 use crate::term::{Term, Warning};
+use effattn_kernel::device::machine;
+use effattn_record::{Outcome, Row, csv, file};
 
 /// How often `rows.csv` and `samples.jsonl` are renewed while cells finish; the journal is written always.
 const RENEW: Duration = Duration::from_secs(2);
 
 /// What a run leaves behind.
 #[derive(Clone, Debug)]
-pub struct Finished {
+pub struct FinishedRun {
     /// The rows, in the order of the plan.
     pub rows: Vec<Row>,
     /// The manifest.
@@ -46,7 +46,7 @@ pub struct Session {
     /// How workers are started.
     pub launcher: Launcher,
     /// Set by Ctrl-C.
-    pub stop: Stop,
+    pub stop: CancelToken,
     /// Live bytes that all workers together may reach.
     pub memory_limit: u64,
     /// Resident bytes that all workers together may reach: what the machine has.
@@ -57,11 +57,11 @@ pub struct Session {
 }
 
 /// What a session needs besides the plan.
-pub struct Surroundings<'a> {
+pub struct SessionOptions<'a> {
     /// Results folder.
     pub output: &'a Path,
     /// The whole plan, which is written beside its runs.
-    pub planned: &'a Planned,
+    pub planned: &'a PlanFile,
     /// Start over even if an unfinished run is there.
     pub fresh: bool,
     /// How workers are started.
@@ -69,7 +69,7 @@ pub struct Surroundings<'a> {
     /// A file that workers read; it goes with the session.
     pub text: Option<tempfile::NamedTempFile>,
     /// Set by Ctrl-C.
-    pub stop: Stop,
+    pub stop: CancelToken,
     /// Live bytes that all workers together may reach.
     pub memory_limit: u64,
     /// Resident bytes that all workers together may reach.
@@ -79,7 +79,7 @@ pub struct Surroundings<'a> {
 }
 
 /// The cells that run again: failed, ended under tighter limits than now, or implied by such a one.
-fn again(plan: &Plan, done: &HashMap<String, Entry>, memory: u64) -> HashSet<String> {
+fn cells_to_rerun(plan: &Plan, done: &HashMap<String, Entry>, memory: u64) -> HashSet<String> {
     // what is free differs a little from one moment to the next; a limit that was said counts to the byte
     let slack = if plan.settings["memory_limit"].is_null() { memory / 16 } else { 0 };
     let outcome = |key: &String| done.get(key)?.rows.first().map(|row| row.outcome);
@@ -87,7 +87,7 @@ fn again(plan: &Plan, done: &HashMap<String, Entry>, memory: u64) -> HashSet<Str
         let Some((entry, outcome)) = done.get(&cell.key).zip(outcome(&cell.key)) else { return false };
         let now = Limits { memory: memory - slack, seconds: cell.timeout };
         let unknown = matches!(outcome, Outcome::Oom | Outcome::Timeout);
-        outcome == Outcome::Failed || entry.limits.map_or(unknown, |limits| limits.matter(outcome, &now))
+        outcome == Outcome::Failed || entry.limits.map_or(unknown, |limits| limits.allow_retry(outcome, &now))
     };
     let first: Vec<&Cell> = plan.cells.iter().filter(ran_out).collect();
     let implied = plan.cells.iter().filter(|cell| {
@@ -102,9 +102,9 @@ impl Session {
     ///
     /// # Errors
     /// A results folder that cannot be used, is held by another process, or is of a newer version.
-    pub fn open(plan: &Plan, around: Surroundings) -> Result<Self, RunError> {
+    pub fn open(plan: &Plan, around: SessionOptions) -> Result<Self, RunError> {
         let base = plan.base(around.output);
-        let claim = plan.part.shard.map(|_| Claim::take(&base, &around.stop)).transpose()?;
+        let claim = plan.part.shard.map(|_| Claim::acquire(&base, &around.stop)).transpose()?;
         let mut folder = RunFolder::open(around.output, plan, around.fresh, &around.stop)?;
         match base.parent().filter(|_| claim.is_some()) {
             Some(whole) => around.planned.write(whole)?,
@@ -119,21 +119,21 @@ impl Session {
         })?;
         let known = done.len();
         for cell in &plan.cells {
-            if done.get(&cell.key).is_some_and(|entry| !belongs(entry, cell)) {
+            if done.get(&cell.key).is_some_and(|entry| !entry_matches_cell(entry, cell)) {
                 done.remove(&cell.key);
             }
         }
         let strange = known - done.len();
         let memory = around.memory_limit.min(around.resident_limit);
-        let again = again(plan, &done, memory);
+        let again = cells_to_rerun(plan, &done, memory);
         done.retain(|key, _| !again.contains(key));
         let host = machine::host();
         if claim.is_some() && !plan.keeps {
-            let elsewhere = elsewhere(plan, &done, &host);
+            let elsewhere = cells_from_other_machines(plan, &done, &host);
             done.retain(|key, _| !elsewhere.contains(key));
         }
         let taken = if plan.keeps && !around.fresh {
-            earlier::take(plan, &folder.path, &mut journal, &mut done)?
+            reuse::reuse_finished_cells(plan, &folder.path, &mut journal, &mut done)?
         } else {
             Vec::new()
         };
@@ -174,11 +174,11 @@ impl Session {
                 0 => String::new(),
                 count => format!(", {count} failed or had tighter limits and will run again"),
             };
-            session.term.say(&format!("continuing {path}: {kept} of {cells} cells are done{again}"));
-        } else if let Some(remark) = earlier::unlike(plan, &session.folder.path) {
-            session.term.say(&remark);
+            session.term.info(&format!("continuing {path}: {kept} of {cells} cells are done{again}"));
+        } else if let Some(remark) = reuse::explain_new_run(plan, &session.folder.path) {
+            session.term.info(&remark);
         }
-        taken.iter().for_each(|remark| session.term.say(remark));
+        taken.iter().for_each(|remark| session.term.info(remark));
         Ok(session)
     }
 
@@ -245,11 +245,11 @@ impl Session {
         let path = self.folder.path.join("journal.jsonl");
         self.journal.append(&entry).map_err(RunError::file(path))?;
         self.done.insert(entry.cell.clone(), entry);
-        if self.renewed.elapsed() >= RENEW { self.renew() } else { Ok(()) }
+        if self.renewed.elapsed() >= RENEW { self.flush_rows() } else { Ok(()) }
     }
 
     /// Rows of a cell that is not finished and will run again (`interrupted`).
-    pub fn pass_over(&mut self, cell: &Cell, rows: Vec<Row>) {
+    pub fn add_interrupted(&mut self, cell: &Cell, rows: Vec<Row>) {
         self.passing.insert(cell.key.clone(), rows);
     }
 
@@ -263,7 +263,7 @@ impl Session {
     }
 
     /// Writes `rows.csv` and `samples.jsonl` anew.
-    pub fn renew(&mut self) -> Result<(), RunError> {
+    pub fn flush_rows(&mut self) -> Result<(), RunError> {
         let done = self.order.iter().filter_map(|key| self.done.get(key));
         write(&self.folder.path, &self.rows(), done)?;
         self.renewed = Instant::now();
@@ -271,10 +271,10 @@ impl Session {
     }
 
     /// Ends the run: files renewed, manifest closed if every cell is done, `latest` set.
-    pub fn finish(mut self) -> Result<(Finished, Term), RunError> {
-        self.term.end();
+    pub fn finish(mut self) -> Result<(FinishedRun, Term), RunError> {
+        self.term.finish_progress();
         self.own()?;
-        self.renew()?;
+        self.flush_rows()?;
         if self.folder.manifest.end.is_none() && self.finished() == self.order.len() {
             self.folder.manifest.state = State::Done;
             self.folder.manifest.end = Some(now());
@@ -284,7 +284,7 @@ impl Session {
             self.term.warn(&Warning::Latest { reason: error.to_string() });
         }
         let (rows, manifest, folder) = (self.rows(), self.folder.manifest.clone(), self.folder.path.clone());
-        Ok((Finished { rows, manifest, folder }, self.term))
+        Ok((FinishedRun { rows, manifest, folder }, self.term))
     }
 }
 
@@ -317,7 +317,7 @@ pub fn write<'a>(
 
 /// The finished cells of `plan` that were measured elsewhere, where others of their group are still to be measured: those
 /// that are compared with each other stay on one machine.
-fn elsewhere(plan: &Plan, done: &HashMap<String, Entry>, host: &str) -> HashSet<String> {
+fn cells_from_other_machines(plan: &Plan, done: &HashMap<String, Entry>, host: &str) -> HashSet<String> {
     let group = |index: usize| plan.groups.get(index).copied().unwrap_or(index);
     let cells = || plan.cells.iter().enumerate();
     let open: HashSet<usize> =

@@ -54,7 +54,7 @@ impl Shard {
     ///
     /// # Errors
     /// No shard; or no scheduler that says which.
-    pub fn said(text: &str) -> Result<Self, ShardError> {
+    pub fn parse_or_auto(text: &str) -> Result<Self, ShardError> {
         if text == "auto" { Self::auto(|name| std::env::var(name).ok()) } else { text.parse() }
     }
 
@@ -131,7 +131,7 @@ fn slurm(id: usize, number: impl Fn(&str) -> Result<Option<usize>, ShardError>) 
 
 /// What of a plan a shard has.
 #[derive(Clone, Debug, Default)]
-pub struct Part {
+pub struct PlanPart {
     /// Which shard; none: the whole plan.
     pub shard: Option<Shard>,
     /// [`Plan::digest`](super::plan::Plan::digest) of the whole plan.
@@ -176,7 +176,7 @@ pub fn cost(seconds: f64) -> u64 {
 }
 
 /// Deals things of `costs` to `count` hands, the costliest first, each to the hand that has least.
-pub fn deal(costs: &[u64], count: usize) -> Vec<usize> {
+pub fn distribute(costs: &[u64], count: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..costs.len()).collect();
     order.sort_by_key(|&index| (std::cmp::Reverse(costs[index]), index));
     let mut hands: std::collections::BTreeSet<(u64, usize)> =
@@ -195,7 +195,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::device::rng::Stream;
+    use effattn_kernel::device::rng::RngStream;
 
     fn said(text: &str) -> Result<String, String> {
         text.parse::<Shard>().map(|shard| shard.to_string()).map_err(|error| error.to_string())
@@ -260,7 +260,7 @@ mod tests {
             costs in prop::collection::vec(0u64..1_000_000, 0..200),
             count in 1usize..40,
         ) {
-            let owners = deal(&costs, count);
+            let owners = distribute(&costs, count);
             prop_assert_eq!(owners.len(), costs.len());
             prop_assert!(owners.iter().all(|owner| *owner < count));
             let mut loads = vec![0u64; count];
@@ -274,12 +274,12 @@ mod tests {
     #[test]
     fn ten_thousand_cells_on_five_hundred_shards_end_within_a_tenth_of_the_ideal() {
         for seed in 0..5 {
-            let mut stream = Stream::new(seed, "deal");
+            let mut stream = RngStream::new(seed, "deal");
             // hours by a factor of 50, as lengths of 1024 to 8192 with linear and quadratic mechanisms make them
             let costs: Vec<u64> =
                 (0..10_000).map(|_| (3.6e6 * (stream.uniform(0.0, 50f64.ln())).exp()) as u64).collect();
             let mut loads = vec![0u64; 500];
-            deal(&costs, 500).into_iter().zip(&costs).for_each(|(owner, cost)| loads[owner] += cost);
+            distribute(&costs, 500).into_iter().zip(&costs).for_each(|(owner, cost)| loads[owner] += cost);
             let ideal = costs.iter().sum::<u64>() as f64 / 500.0;
             let most = *loads.iter().max().unwrap() as f64;
             assert!(most <= 1.1 * ideal, "{}", most / ideal);

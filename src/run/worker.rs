@@ -16,12 +16,12 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::outcome::{self, Ending};
-use super::{BUILD, RunError, Stop};
-use crate::config::units::Bytes;
-use crate::device::machine::Resident;
-use crate::device::threads;
-use crate::record::Outcome;
+use super::outcome::{self, CellFailure};
+use super::{BUILD, CancelToken, RunError};
+use effattn_kernel::device::machine::Resident;
+use effattn_kernel::device::threads;
+use effattn_record::Outcome;
+use effattn_record::config::units::Bytes;
 
 /// How often a waiting parent looks at Ctrl-C and deadlines.
 const TICK: Duration = Duration::from_millis(25);
@@ -59,11 +59,11 @@ impl Launcher {
 
 /// What a parent hears while it waits.
 #[derive(Debug)]
-pub enum Heard<M> {
+pub enum Received<M> {
     /// A message.
     Message(M),
     /// The worker is gone.
-    Ended(Ending),
+    Ended(CellFailure),
 }
 
 /// A worker process. Dropping it kills it.
@@ -128,7 +128,7 @@ impl Worker {
         Ok(worker)
     }
 
-    /// Sends a message. A worker that is gone is noticed by [`Self::hear`].
+    /// Sends a message. A worker that is gone is noticed by [`Self::receive`].
     pub fn send(&mut self, message: &impl Serialize) {
         let _ = self.say(message);
     }
@@ -150,34 +150,34 @@ impl Worker {
     ///
     /// # Errors
     /// [`RunError::Stopped`] on Ctrl-C.
-    pub fn hear<M: DeserializeOwned>(
+    pub fn receive<M: DeserializeOwned>(
         &mut self,
         deadline: Option<Instant>,
         resident_limit: u64,
-        stop: &Stop,
-    ) -> Result<Heard<M>, RunError> {
+        stop: &CancelToken,
+    ) -> Result<Received<M>, RunError> {
         loop {
             match self.lines.recv_timeout(TICK) {
                 Ok(line) => {
                     return Ok(match serde_json::from_str(&line) {
-                        Ok(message) => Heard::Message(message),
+                        Ok(message) => Received::Message(message),
                         Err(_) => {
                             self.kill();
                             let reason = format!("the worker said something unexpected: {line}");
-                            Heard::Ended(Ending::new(Outcome::Failed, reason))
+                            Received::Ended(CellFailure::new(Outcome::Failed, reason))
                         }
                     });
                 }
-                Err(RecvTimeoutError::Disconnected) => return Ok(Heard::Ended(self.ended()?)),
+                Err(RecvTimeoutError::Disconnected) => return Ok(Received::Ended(self.ended()?)),
                 Err(RecvTimeoutError::Timeout) => {}
             }
-            if stop.is_set() {
+            if stop.is_cancelled() {
                 self.stop();
                 return Err(RunError::Stopped);
             }
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 self.kill();
-                return Ok(Heard::Ended(Ending::new(
+                return Ok(Received::Ended(CellFailure::new(
                     Outcome::Timeout,
                     "ran past its time limit (--timeout)",
                 )));
@@ -195,13 +195,13 @@ impl Worker {
                     Bytes(resident),
                     Bytes(resident_limit)
                 );
-                return Ok(Heard::Ended(Ending::new(Outcome::Oom, reason)));
+                return Ok(Received::Ended(CellFailure::new(Outcome::Oom, reason)));
             }
         }
     }
 
     /// What the worker said that was not heard yet; after [`RunError::Stopped`] its last words.
-    pub fn unheard<M: DeserializeOwned>(&self) -> impl Iterator<Item = M> {
+    pub fn drain_messages<M: DeserializeOwned>(&self) -> impl Iterator<Item = M> {
         self.lines.try_iter().filter_map(|line| serde_json::from_str(&line).ok())
     }
 
@@ -232,7 +232,7 @@ impl Worker {
         let _ = self.child.wait();
     }
 
-    fn ended(&mut self) -> Result<Ending, RunError> {
+    fn ended(&mut self) -> Result<CellFailure, RunError> {
         let status = self.child.wait().map_err(RunError::Worker)?;
         // stderr may arrive a moment after stdout is closed
         std::thread::sleep(Duration::from_millis(20));
@@ -270,11 +270,11 @@ fn keep_tail(stream: impl Read, tail: &Mutex<VecDeque<String>>) {
 const STOP: &str = "stop";
 
 /// The worker's side of the pipes.
-pub struct Link {
+pub struct ParentLink {
     lines: Receiver<Value>,
 }
 
-impl Link {
+impl ParentLink {
     /// Listens to stdin. `gone` is called, on another thread, when stdin ends: the parent is gone or done.
     pub fn open(gone: impl FnOnce() + Send + 'static) -> Self {
         let (sender, lines) = mpsc::channel();
@@ -329,18 +329,18 @@ mod tests {
         Worker::start(&launcher, &"request").unwrap()
     }
 
-    fn hear(worker: &mut Worker, deadline: Option<Instant>, limit: u64) -> Heard<Value> {
-        worker.hear(deadline, limit, &Stop::default()).unwrap()
+    fn hear(worker: &mut Worker, deadline: Option<Instant>, limit: u64) -> Received<Value> {
+        worker.receive(deadline, limit, &CancelToken::default()).unwrap()
     }
 
     #[test]
     fn messages_go_both_ways_and_an_end_is_told_with_its_reason() {
         let mut worker = shell("read line; echo \"$line\"; read line; echo oops >&2; exit 3");
         assert!(
-            matches!(hear(&mut worker, None, u64::MAX), Heard::Message(Value::String(s)) if s == "request")
+            matches!(hear(&mut worker, None, u64::MAX), Received::Message(Value::String(s)) if s == "request")
         );
         worker.send(&1);
-        let Heard::Ended(ending) = hear(&mut worker, None, u64::MAX) else { panic!() };
+        let Received::Ended(ending) = hear(&mut worker, None, u64::MAX) else { panic!() };
         assert_eq!(
             (ending.outcome, ending.reason.as_str()),
             (Outcome::Failed, "the worker ended with code 3: oops")
@@ -351,23 +351,23 @@ mod tests {
     fn a_worker_that_hangs_is_a_timeout() {
         let mut worker = shell("sleep 60");
         let deadline = Instant::now() + Duration::from_millis(120);
-        let Heard::Ended(ending) = hear(&mut worker, Some(deadline), u64::MAX) else { panic!() };
+        let Received::Ended(ending) = hear(&mut worker, Some(deadline), u64::MAX) else { panic!() };
         assert_eq!(ending.outcome, Outcome::Timeout);
     }
 
     #[test]
     fn a_worker_whose_resident_size_grows_too_far_is_oom() {
         let mut worker = shell("sleep 60");
-        let Heard::Ended(ending) = hear(&mut worker, None, 1) else { panic!() };
+        let Received::Ended(ending) = hear(&mut worker, None, 1) else { panic!() };
         assert_eq!(ending.outcome, Outcome::Oom);
     }
 
     #[test]
     fn ctrl_c_ends_the_wait() {
         let mut worker = shell("sleep 60");
-        let stop = Stop::default();
-        stop.set();
-        assert!(matches!(worker.hear::<Value>(None, u64::MAX, &stop), Err(RunError::Stopped)));
+        let stop = CancelToken::default();
+        stop.cancel();
+        assert!(matches!(worker.receive::<Value>(None, u64::MAX, &stop), Err(RunError::Stopped)));
     }
 
     #[test]

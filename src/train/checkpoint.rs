@@ -12,12 +12,12 @@ use safetensors::SafeTensors;
 use safetensors::tensor::{TensorView, View};
 use serde_json::Value as Json;
 
-use super::optim::{Method, Optimizer};
+use super::optim::{Optimizer, OptimizerConfig};
 use super::schedule::Schedule;
 use super::step::Trainer;
-use crate::kernel::adamw::Moments;
-use crate::nn::params::{Builder, Params};
-use crate::record::file;
+use effattn_kernel::adamw::Moments;
+use effattn_model::nn::params::{ParamBuilder, Params};
+use effattn_record::file;
 
 /// Version of the file format; a reader takes this and nothing newer.
 pub const SCHEMA: u32 = 1;
@@ -272,13 +272,13 @@ impl Checkpoint {
     }
 
     /// A builder that hands out its weights and constants.
-    pub fn builder(&self, device: &Device, train: bool) -> candle_core::Result<Builder> {
+    pub fn builder(&self, device: &Device, train: bool) -> candle_core::Result<ParamBuilder> {
         let parts = self.tensors.iter().filter_map(|(name, tensor)| {
             let name = name.strip_prefix(WEIGHT).or_else(|| name.strip_prefix(CONSTANT))?;
             Some((name.to_owned(), tensor))
         });
         let tensors = parts.map(|(name, tensor)| Ok((name, tensor.to_device(device)?)));
-        Ok(Builder::given(tensors.collect::<candle_core::Result<_>>()?, device, train))
+        Ok(ParamBuilder::given(tensors.collect::<candle_core::Result<_>>()?, device, train))
     }
 
     /// The trainer as it was. `params` come from a model built with [`Self::builder`].
@@ -288,11 +288,11 @@ impl Checkpoint {
     pub fn trainer(
         &self,
         params: Params,
-        optimizer: impl Into<Method>,
+        optimizer: impl Into<OptimizerConfig>,
         schedule: Schedule,
     ) -> Result<Trainer, CheckpointError> {
         let unfit = |reason: String| CheckpointError::Unfit { path: self.path.clone(), reason };
-        let flat = |prefix: &str, group: &crate::nn::params::StoredGroup| {
+        let flat = |prefix: &str, group: &effattn_model::nn::params::StoredGroup| {
             let parts =
                 group.parts.iter().map(|part| match self.tensors.get(&format!("{prefix}{}", part.name)) {
                     Some(tensor) if tensor.dims() == part.shape => tensor.flatten_all(),

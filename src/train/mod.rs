@@ -5,8 +5,8 @@ pub mod optim;
 pub mod order;
 pub mod pretrained;
 pub mod schedule;
-pub mod session;
 pub mod step;
 #[cfg(test)]
 mod tests;
+pub mod training_loop;
 pub mod warm_start;

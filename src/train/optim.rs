@@ -4,15 +4,15 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Result, Tensor, Var, bail};
 use serde::{Deserialize, Serialize};
 
-use super::schedule::Rates;
-use crate::kernel::adamw::{self, Hyper, Moments};
-use crate::kernel::nan_trace::is_finite;
-use crate::nn::params::{Params, StoredGroup};
+use super::schedule::StepRates;
+use effattn_kernel::adamw::{self, Hyper, Moments};
+use effattn_kernel::nan_trace::is_finite;
+use effattn_model::nn::params::{Params, StoredGroup};
 
 /// How parameters are updated: the closed set of optimizers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "method", rename_all = "snake_case")]
-pub enum Method {
+pub enum OptimizerConfig {
     /// AdamW as PyTorch has it.
     AdamW(AdamW),
     /// AdamW that decays what the update gave, as ViL-LS's released code does (SPEC-vision section 8).
@@ -35,13 +35,13 @@ pub struct Nesterov {
     pub clip: Option<f64>,
 }
 
-impl From<AdamW> for Method {
+impl From<AdamW> for OptimizerConfig {
     fn from(settings: AdamW) -> Self {
         Self::AdamW(settings)
     }
 }
 
-impl Method {
+impl OptimizerConfig {
     const fn clip(&self) -> Option<f64> {
         match self {
             Self::AdamW(settings) | Self::Late(settings) | Self::Adam(settings) => settings.clip,
@@ -62,7 +62,7 @@ impl Method {
         &self,
         (var, gradient): (&Var, &Tensor),
         moments: &mut Moments,
-        Rates { lr, beta1 }: Rates,
+        StepRates { lr, beta1 }: StepRates,
         (scale, decays, step): (f64, bool, u64),
     ) -> Result<()> {
         let decay = |weight_decay: f64| if decays { weight_decay } else { 0.0 };
@@ -207,7 +207,7 @@ impl Decay {
 
 /// Settings, moments and number of updates.
 pub struct Optimizer {
-    method: Method,
+    method: OptimizerConfig,
     moments: Vec<Moments>,
     decays: Vec<Decay>,
     updates: u64,
@@ -215,7 +215,7 @@ pub struct Optimizer {
 
 impl Optimizer {
     /// Zero moments for every group.
-    pub fn new(method: impl Into<Method>, params: &Params) -> Result<Self> {
+    pub fn new(method: impl Into<OptimizerConfig>, params: &Params) -> Result<Self> {
         let moments =
             params.groups().iter().map(|group| Moments::zeros(&group.var)).collect::<Result<_>>()?;
         Self::restore(method, params, moments, 0)
@@ -231,7 +231,13 @@ impl Optimizer {
     ///
     /// # Errors
     /// Gradients of another model.
-    pub fn update(&mut self, params: &Params, gradients: &Gradients, rates: Rates, scale: f64) -> Result<()> {
+    pub fn update(
+        &mut self,
+        params: &Params,
+        gradients: &Gradients,
+        rates: StepRates,
+        scale: f64,
+    ) -> Result<()> {
         let groups = params.groups();
         if gradients.0.len() != groups.len() || self.moments.len() != groups.len() {
             bail!("{} gradients do not fit a model of {} groups", gradients.0.len(), groups.len());
@@ -245,7 +251,7 @@ impl Optimizer {
         for ((group, gradient), (moments, decay)) in groups {
             let zeros = || group.var.zeros_like();
             let gradient = gradient.as_ref().map_or_else(zeros, |gradient| Ok(gradient.clone()))?;
-            let late = matches!(self.method, Method::Late(_));
+            let late = matches!(self.method, OptimizerConfig::Late(_));
             let rate = rates.lr * self.method.weight_decay();
             if !late && matches!(decay, Decay::Some(_)) {
                 decay.shrink(&group.var, rate)?;
@@ -274,7 +280,7 @@ impl Optimizer {
     /// # Errors
     /// Moments that do not belong to `params`.
     pub fn restore(
-        method: impl Into<Method>,
+        method: impl Into<OptimizerConfig>,
         params: &Params,
         moments: Vec<Moments>,
         updates: u64,

@@ -1,18 +1,18 @@
 //! The order in which examples are seen.
 
-use crate::device::rng::Stream;
+use effattn_kernel::device::rng::RngStream;
 
 /// Shuffled once per epoch; a last batch that is not full is never formed.
 ///
 /// The order is a function of seed and step alone, so a resumed run needs nothing but its step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Order {
+pub struct BatchOrder {
     seed: u64,
     examples: usize,
     batch: usize,
 }
 
-impl Order {
+impl BatchOrder {
     /// The order of `examples` in batches of `batch`; none if a batch can never be full.
     pub fn new(seed: u64, examples: usize, batch: usize) -> Option<Self> {
         (batch > 0 && examples >= batch).then_some(Self { seed, examples, batch })
@@ -29,7 +29,8 @@ impl Order {
         if memo.as_ref().is_none_or(|(known, _)| *known != epoch) {
             *memo = None;
         }
-        let draw = || (epoch, Stream::new(self.seed, &format!("order/{epoch}")).permutation(self.examples));
+        let draw =
+            || (epoch, RngStream::new(self.seed, &format!("order/{epoch}")).permutation(self.examples));
         let (_, order) = memo.get_or_insert_with(draw);
         order[number * self.batch..(number + 1) * self.batch].to_vec()
     }
@@ -41,7 +42,7 @@ mod tests {
 
     #[test]
     fn every_epoch_sees_every_example_at_most_once_in_another_order() {
-        let order = Order::new(1, 23, 5).unwrap();
+        let order = BatchOrder::new(1, 23, 5).unwrap();
         assert_eq!(order.per_epoch(), 4);
         let mut memo = None;
         let epoch = |from: u64, memo: &mut _| -> Vec<usize> {
@@ -58,7 +59,7 @@ mod tests {
 
     #[test]
     fn a_step_needs_no_step_before_it() {
-        let order = Order::new(9, 100, 7).unwrap();
+        let order = BatchOrder::new(9, 100, 7).unwrap();
         let mut memo = None;
         let run: Vec<_> = (0..40).map(|step| order.batch(step, &mut memo)).collect();
         for step in [39, 13, 14, 0] {
@@ -68,7 +69,7 @@ mod tests {
 
     #[test]
     fn a_batch_that_is_never_full_has_no_order() {
-        assert_eq!(Order::new(0, 6, 7), None);
-        assert_eq!(Order::new(0, 6, 0), None);
+        assert_eq!(BatchOrder::new(0, 6, 7), None);
+        assert_eq!(BatchOrder::new(0, 6, 0), None);
     }
 }

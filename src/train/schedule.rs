@@ -97,7 +97,7 @@ fn yes() -> bool {
 
 /// What one step uses.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Rates {
+pub struct StepRates {
     /// Learning rate.
     pub lr: f64,
     /// Decay of the first moment.
@@ -106,9 +106,9 @@ pub struct Rates {
 
 impl Schedule {
     /// The rates of step `s`, counted from 0. Behind the last step of one cycle its last values stay.
-    pub fn at(&self, s: u64) -> Rates {
+    pub fn at(&self, s: u64) -> StepRates {
         let ramp = |done: u64, warmup: u64| (done as f64 / warmup.max(1) as f64).min(1.0);
-        let plain = |lr: f64| Rates { lr, beta1: 0.9 };
+        let plain = |lr: f64| StepRates { lr, beta1: 0.9 };
         match *self {
             Self::Onecycle { peak_lr, warmup, steps, cycle_momentum } => {
                 let rates = one_cycle(s, peak_lr, warmup, steps);
@@ -152,17 +152,17 @@ impl Schedule {
     }
 }
 
-fn one_cycle(s: u64, peak: f64, warmup: u64, steps: u64) -> Rates {
+fn one_cycle(s: u64, peak: f64, warmup: u64, steps: u64) -> StepRates {
     let lo = peak / 25.0;
     let end = lo / 1e4;
     let turn = warmup.saturating_sub(1);
     if s <= turn && turn > 0 {
         let f = s as f64 / turn as f64;
-        return Rates { lr: lo + (peak - lo) * f, beta1: 0.95 - 0.10 * f };
+        return StepRates { lr: lo + (peak - lo) * f, beta1: 0.95 - 0.10 * f };
     }
     let left = steps.saturating_sub(1).saturating_sub(turn).max(1);
     let f = ((s - turn.min(s)) as f64 / left as f64).min(1.0);
-    Rates { lr: peak + (end - peak) * f, beta1: 0.85 + 0.10 * f }
+    StepRates { lr: peak + (end - peak) * f, beta1: 0.85 + 0.10 * f }
 }
 
 #[cfg(test)]

@@ -2,12 +2,12 @@
 
 use candle_core::Result;
 
-use super::optim::{Gradients, Method, Optimizer};
-use super::schedule::{Rates, Schedule};
-use crate::kernel::profile::{self, Part, none};
-use crate::kernel::{nan_trace, tape};
-use crate::model::family::Loss;
-use crate::nn::params::Params;
+use super::optim::{Gradients, Optimizer, OptimizerConfig};
+use super::schedule::{Schedule, StepRates};
+use effattn_kernel::profile::{self, StepPart, none};
+use effattn_kernel::{nan_trace, tape};
+use effattn_model::family::Loss;
+use effattn_model::nn::params::Params;
 
 /// The parameters of a model under training, with optimizer and schedule.
 ///
@@ -26,7 +26,7 @@ pub struct Step {
     /// Loss before the update.
     pub loss: f64,
     /// What the update used.
-    pub rates: Rates,
+    pub rates: StepRates,
 }
 
 /// Why a step was not made.
@@ -47,7 +47,7 @@ pub enum StepError {
 
 impl Trainer {
     /// Starts at step 0.
-    pub fn new(params: Params, optimizer: impl Into<Method>, schedule: Schedule) -> Result<Self> {
+    pub fn new(params: Params, optimizer: impl Into<OptimizerConfig>, schedule: Schedule) -> Result<Self> {
         let optimizer = Optimizer::new(optimizer, &params)?;
         Ok(Self { params, optimizer, schedule })
     }
@@ -103,7 +103,7 @@ impl Trainer {
         });
         let (value, count, gradients) = made?;
         let what = if value.is_finite() {
-            match profile::time("check of gradients", Part::Update, none, || {
+            match profile::time("check of gradients", StepPart::Update, none, || {
                 gradients.not_finite(&self.params)
             })? {
                 None => return Ok((value, count, gradients)),
@@ -120,7 +120,7 @@ impl Trainer {
 
     fn compute(&self, loss: &mut dyn FnMut() -> Result<Loss>) -> Result<(f64, f64, Gradients)> {
         let mut count = 0.0;
-        let (loss, tape) = profile::time(profile::OTHER, Part::Forward, none, || {
+        let (loss, tape) = profile::time(profile::OTHER, StepPart::Forward, none, || {
             tape::record(|| {
                 loss().map(|loss| {
                     count = loss.count;
@@ -132,7 +132,7 @@ impl Trainer {
         if !value.is_finite() && !nan_trace::is_on() {
             return Ok((value, count, Gradients::default()));
         }
-        let mut gradients = profile::time(profile::OTHER, Part::Backward, none, || tape.backward(&loss))?;
+        let mut gradients = profile::time(profile::OTHER, StepPart::Backward, none, || tape.backward(&loss))?;
         Ok((value, count, Gradients::take(&self.params, &mut gradients)))
     }
 
@@ -149,7 +149,7 @@ impl Trainer {
         let number = self.optimizer.updates();
         let rates = self.schedule.at(number);
         let update = || self.optimizer.update(&self.params, gradients, rates, 1.0 / count);
-        profile::time("optimizer", Part::Update, none, update)?;
+        profile::time("optimizer", StepPart::Update, none, update)?;
         Ok(Step { number, loss: sum / count, rates })
     }
 

@@ -4,25 +4,25 @@ use candle_core::{Device, Result, Tensor};
 use serde_json::json;
 
 use super::checkpoint::{Checkpoint, CheckpointError, save};
-use super::optim::{AdamW, Method, Nesterov};
+use super::optim::{AdamW, Nesterov, OptimizerConfig};
 use super::schedule::Schedule;
 use super::step::{StepError, Trainer};
-use crate::attention::find;
-use crate::attention::knobs::Knobs;
-use crate::model::family::Loss;
-use crate::model::family::classifier::classification_loss;
-use crate::model::preset::Preset;
-use crate::model::{Backbone, Classifier, ModelConfig};
-use crate::nn::dropout::Dropout;
-use crate::nn::params::{Builder, Init};
+use effattn_model::attention::find;
+use effattn_model::attention::knobs::Knobs;
+use effattn_model::family::Loss;
+use effattn_model::family::classifier::classification_loss;
+use effattn_model::nn::dropout::Dropout;
+use effattn_model::nn::params::{Init, ParamBuilder};
+use effattn_model::preset::ClassifierPreset;
+use effattn_model::{Backbone, Classifier, ClassifierConfig};
 
 const ADAMW: AdamW = AdamW { beta2: 0.98, eps: 1e-9, weight_decay: 0.0, clip: None };
 const CONSTANT: Schedule = Schedule::WarmupConstant { peak_lr: 1e-3, warmup: 1 };
 
-fn config(mechanism: &str) -> ModelConfig {
+fn config(mechanism: &str) -> ClassifierConfig {
     let entry = find(mechanism).unwrap();
-    let form = Preset::find("ls-lra").unwrap().form(Some("listops"), mechanism).unwrap();
-    ModelConfig {
+    let form = ClassifierPreset::find("ls-lra").unwrap().form(Some("listops"), mechanism).unwrap();
+    ClassifierConfig {
         backbone: Backbone::new(2, 16, 2, 32),
         vocab: 20,
         ..form.model(entry, Knobs::defaults(entry.knobs), 24)
@@ -31,7 +31,7 @@ fn config(mechanism: &str) -> ModelConfig {
 
 fn model(mechanism: &str) -> (Classifier, Trainer) {
     let config = config(mechanism);
-    let builder = Builder::seeded(7, &Device::Cpu, true);
+    let builder = ParamBuilder::seeded(7, &Device::Cpu, true);
     let model = Classifier::new(&config, &builder).unwrap();
     (model, Trainer::new(builder.finish(), ADAMW, CONSTANT).unwrap())
 }
@@ -88,7 +88,8 @@ fn micro_batches_make_the_update_of_the_whole_batch() {
 #[test]
 fn a_model_that_shares_parameters_follows_the_training() {
     let (model, mut trainer) = model("full");
-    let shared = Classifier::new(&config("full"), &Builder::sharing(trainer.params(), &Device::Cpu)).unwrap();
+    let shared =
+        Classifier::new(&config("full"), &ParamBuilder::sharing(trainer.params(), &Device::Cpu)).unwrap();
     let data = batch(0, 2);
     let logits = |model: &Classifier| model.forward(&data.0, None).unwrap();
     let before = logits(&shared).to_vec2::<f32>().unwrap();
@@ -248,9 +249,10 @@ fn dropout_trains_reproducibly_and_is_off_in_evaluation() {
 }
 
 /// Two parameters of one variable under a loss with a constant gradient.
-fn two(method: impl Into<Method>, gradient: f64) -> (Trainer, impl FnMut() -> Result<Loss>) {
-    let builder = Builder::seeded(1, &Device::Cpu, true);
-    let specs = ["weight", "bias"].map(|name| crate::nn::params::Spec::new(name, &[2], Init::ONE));
+fn two(method: impl Into<OptimizerConfig>, gradient: f64) -> (Trainer, impl FnMut() -> Result<Loss>) {
+    let builder = ParamBuilder::seeded(1, &Device::Cpu, true);
+    let specs =
+        ["weight", "bias"].map(|name| effattn_model::nn::params::ParamSpec::new(name, &[2], Init::ONE));
     let flat = builder.group(&specs).unwrap().flat;
     let trainer = Trainer::new(builder.finish(), method, CONSTANT).unwrap();
     (trainer, move || Ok(Loss { sum: (flat.sum_all()? * (4.0 * gradient))?, count: 4.0 }))
@@ -264,7 +266,7 @@ fn value(trainer: &Trainer, name: &str) -> f64 {
 fn nesterov_looks_ahead_and_sums_are_divided_by_counts() {
     let (m, g) = (0.9, 0.5);
     let settings = Nesterov { momentum: m, weight_decay: 0.0, clip: None };
-    let (mut trainer, mut loss) = two(Method::Nesterov(settings), g);
+    let (mut trainer, mut loss) = two(OptimizerConfig::Nesterov(settings), g);
     let (mut p, mut u) = (1.0, 0.0);
     for _ in 0..3 {
         let step = trainer.step(&mut loss).unwrap();
@@ -277,7 +279,7 @@ fn nesterov_looks_ahead_and_sums_are_divided_by_counts() {
 #[test]
 fn eps_before_the_correction_and_parameters_without_decay() {
     let settings = AdamW { beta2: 0.98, eps: 0.1, weight_decay: 0.5, clip: None };
-    let (trainer, mut loss) = two(Method::Adam(settings), 0.25);
+    let (trainer, mut loss) = two(OptimizerConfig::Adam(settings), 0.25);
     let mut trainer = trainer.decay_only(&|name| name == "weight").unwrap();
     let (mut weight, mut bias, mut first, mut second) = (1.0, 1.0, 0.0, 0.0);
     for k in 1..4 {
@@ -298,8 +300,8 @@ fn eps_before_the_correction_and_parameters_without_decay() {
 #[test]
 fn decay_behind_the_update_takes_its_share_of_both() {
     let settings = AdamW { beta2: 0.98, eps: 1e-8, weight_decay: 0.5, clip: None };
-    let all = two(Method::Late(settings), 0.25);
-    let some = two(Method::Late(settings), 0.25);
+    let all = two(OptimizerConfig::Late(settings), 0.25);
+    let some = two(OptimizerConfig::Late(settings), 0.25);
     let some = (some.0.decay_only(&|name| name == "weight").unwrap(), some.1);
     for (decays, (mut trainer, mut loss)) in [(true, all), (false, some)] {
         let (mut weight, mut bias) = (1.0, 1.0);

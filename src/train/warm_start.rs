@@ -7,9 +7,9 @@ use candle_core::{DType, Device, Tensor};
 use safetensors::SafeTensors;
 
 use super::checkpoint::{Checkpoint, CheckpointError};
-use crate::model::family::Resolved;
-use crate::nn::params::Params;
-use crate::record::file;
+use effattn_model::family::Architecture;
+use effattn_model::nn::params::Params;
+use effattn_record::file;
 
 /// Why a model cannot start from a file.
 #[derive(Debug, thiserror::Error)]
@@ -39,11 +39,13 @@ pub enum WarmStartError {
 ///
 /// # Errors
 /// A file that cannot be read, two tensors for one parameter.
-pub fn tensors(model: &dyn Resolved, path: &Path) -> Result<HashMap<String, Tensor>, WarmStartError> {
+pub fn tensors(model: &dyn Architecture, path: &Path) -> Result<HashMap<String, Tensor>, WarmStartError> {
     let (stored, own) = read(path)?;
     let mut given = HashMap::new();
     for (theirs, tensor) in stored {
-        let Some(ours) = (if own { Some(theirs.clone()) } else { model.own_name(&theirs) }) else { continue };
+        let Some(ours) = (if own { Some(theirs.clone()) } else { model.map_tensor_name(&theirs) }) else {
+            continue;
+        };
         if given.insert(ours.clone(), tensor).is_some() {
             let reason = format!("{theirs} and another tensor are both {ours}");
             return Err(WarmStartError::Unfit { path: path.to_owned(), reason });
@@ -89,14 +91,14 @@ pub fn read(path: &Path) -> Result<(HashMap<String, Tensor>, bool), WarmStartErr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::choose::Choice;
-    use crate::model::family::{self, Asked, Sizes};
-    use crate::nn::params::Builder;
+    use effattn_model::attention::choose::MechanismChoice;
+    use effattn_model::family::{self, ModelRequest, SizeOverrides};
+    use effattn_model::nn::params::ParamBuilder;
 
-    fn model() -> Box<dyn Resolved> {
-        let choice = Choice::default_of(crate::attention::find("full").unwrap());
-        let sizes = Sizes { width: Some(16), ffn: Some(16), ..Sizes::default() };
-        let asked = Asked {
+    fn model() -> Box<dyn Architecture> {
+        let choice = MechanismChoice::default_of(effattn_model::attention::find("full").unwrap());
+        let sizes = SizeOverrides { width: Some(16), ffn: Some(16), ..SizeOverrides::default() };
+        let asked = ModelRequest {
             preset: "ls-lra",
             task: None,
             choice: &choice,
@@ -123,12 +125,12 @@ mod tests {
         let other = Tensor::zeros(3, DType::F32, &Device::Cpu).unwrap();
         save(&file, &[("head.fc2.bias", bias), ("decoder.bias", other)]);
         let given = tensors(model().as_ref(), &file).unwrap();
-        let builder = Builder::warm(3, given.clone(), &Device::Cpu, true);
+        let builder = ParamBuilder::given_or_seeded(3, given.clone(), &Device::Cpu, true);
         model().build(&builder).unwrap();
         let params = builder.finish();
         assert_eq!(params.value("head.fc2.bias").unwrap().to_vec1::<f32>().unwrap(), [0.0, 1.0]);
         assert_eq!(unused(given.keys(), &params), ["decoder.bias"]);
-        let cold = Builder::seeded(3, &Device::Cpu, true);
+        let cold = ParamBuilder::seeded(3, &Device::Cpu, true);
         model().build(&cold).unwrap();
         let (cold, name) = (cold.finish(), "head.fc1.weight");
         let value = |params: &Params| params.value(name).unwrap().to_vec2::<f32>().unwrap();
@@ -141,7 +143,11 @@ mod tests {
         let file = folder.path().join("weights.safetensors");
         save(&file, &[("head.fc2.bias", Tensor::zeros(7, DType::F32, &Device::Cpu).unwrap())]);
         let given = tensors(model().as_ref(), &file).unwrap();
-        let error = model().build(&Builder::warm(3, given, &Device::Cpu, true)).err().unwrap().to_string();
+        let error = model()
+            .build(&ParamBuilder::given_or_seeded(3, given, &Device::Cpu, true))
+            .err()
+            .unwrap()
+            .to_string();
         assert!(error.contains("\"head.fc2.bias\" has shape [7], expected [2]"), "{error}");
         std::fs::write(&file, b"nothing").unwrap();
         let error = tensors(model().as_ref(), &file).err().unwrap().to_string();

@@ -3,8 +3,8 @@
 
 use candle_core::{Result, Tensor, Var};
 use effattn::kernel::block::{self, FfnCall, Projection, Residual};
-use effattn::kernel::cpu::products::{Products, set_products};
-use effattn::kernel::group::{Group, Part};
+use effattn::kernel::cpu::matmul_format::{MatmulFormat, set_products};
+use effattn::kernel::group::{ParamGroup, ParamPart};
 use effattn::kernel::{linear::linear, tape};
 
 /// Numbers between -1 and 1.
@@ -19,23 +19,23 @@ pub fn numbers(dims: &[usize], seed: u64) -> Tensor {
     Tensor::from_vec(data, dims, &candle_core::Device::Cpu).expect("as many numbers as the shape has")
 }
 
-fn group(flat: &Tensor, shapes: &[Vec<usize>]) -> Group {
+fn group(flat: &Tensor, shapes: &[Vec<usize>]) -> ParamGroup {
     let mut offset = 0;
     let parts = shapes.iter().map(|shape| {
-        let part = Part { name: String::new(), shape: shape.clone(), offset };
+        let part = ParamPart { name: String::new(), shape: shape.clone(), offset };
         offset += shape.iter().product::<usize>();
         part
     });
-    Group { parts: parts.collect(), flat: flat.clone() }
+    ParamGroup { parts: parts.collect(), flat: flat.clone() }
 }
 
 /// The result and the gradients of a sum of it with fixed weights.
-fn run(format: Products, vars: &[Var], f: &dyn Fn(&[Var]) -> Result<Tensor>) -> Vec<Vec<f32>> {
+fn run(format: MatmulFormat, vars: &[Var], f: &dyn Fn(&[Var]) -> Result<Tensor>) -> Vec<Vec<f32>> {
     set_products(format);
     let (y, tape) = tape::record(|| f(vars)).expect("forward");
     let loss = (&y * numbers(y.dims(), 7)).and_then(|y| y.sum_all()).expect("loss");
     let grads = tape.backward(&loss).expect("backward");
-    set_products(Products::F32);
+    set_products(MatmulFormat::F32);
     let flat = |x: &Tensor| x.flatten_all().and_then(|x| x.to_vec1::<f32>()).expect("numbers");
     std::iter::once(flat(&y))
         .chain(vars.iter().map(|var| flat(grads.get(var).expect("a gradient"))))
@@ -46,8 +46,8 @@ fn run(format: Products, vars: &[Var], f: &dyn Fn(&[Var]) -> Result<Tensor>) -> 
 pub fn check(pools: &[rayon::ThreadPool; 2]) {
     let (mut worst, mut least) = (0.0_f64, f64::INFINITY);
     let mut near = |name: &str, vars: &[Var], f: &(dyn Fn(&[Var]) -> Result<Tensor> + Sync)| {
-        let want = run(Products::F32, vars, f);
-        let [got, again] = [0, 1].map(|pool: usize| pools[pool].install(|| run(Products::Bf16, vars, f)));
+        let want = run(MatmulFormat::F32, vars, f);
+        let [got, again] = [0, 1].map(|pool: usize| pools[pool].install(|| run(MatmulFormat::Bf16, vars, f)));
         assert!(got == again, "{name}: threads change the bits");
         for (index, (got, want)) in got.iter().zip(&want).enumerate() {
             let gap = super::norm(got.iter().zip(want).map(|(got, want)| got - want));

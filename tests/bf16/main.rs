@@ -16,8 +16,8 @@ mod zoo;
 
 use std::collections::BTreeMap;
 
-use effattn::kernel::Mode;
-use effattn::kernel::cpu::products::{Products, set_products};
+use effattn::kernel::KernelMode;
+use effattn::kernel::cpu::matmul_format::{MatmulFormat, set_products};
 
 use run::{Inputs, Results, Run};
 use zoo::{Case, cases};
@@ -51,12 +51,12 @@ fn distance(got: &Results, want: &Results) -> (f64, String) {
     all.max_by(|a, b| a.0.total_cmp(&b.0)).expect("results")
 }
 
-fn in_format(products: Products, case: &Case) -> Results {
+fn in_format(products: MatmulFormat, case: &Case) -> Results {
     let params = case.params().expect("parameters");
     let inputs = Inputs::random(case, 5);
     set_products(products);
-    let results = Run::new(case, &params, &inputs, Mode::Fused).results();
-    set_products(Products::F32);
+    let results = Run::new(case, &params, &inputs, KernelMode::Fused).results();
+    set_products(MatmulFormat::F32);
     results
 }
 
@@ -65,8 +65,9 @@ fn every_mechanism_in_bf16_is_near_f32_and_does_not_depend_on_threads() {
     let pools = [1, 3].map(|count| rayon::ThreadPoolBuilder::new().num_threads(count).build().unwrap());
     let mut worst: BTreeMap<&str, (f64, String)> = BTreeMap::new();
     for case in [16, 33].into_iter().flat_map(cases) {
-        let want = in_format(Products::F32, &case);
-        let [got, again] = [0, 1].map(|pool: usize| pools[pool].install(|| in_format(Products::Bf16, &case)));
+        let want = in_format(MatmulFormat::F32, &case);
+        let [got, again] =
+            [0, 1].map(|pool: usize| pools[pool].install(|| in_format(MatmulFormat::Bf16, &case)));
         assert!(got.out == again.out && got.grads == again.grads, "{case}: threads change the bits");
         let (distance, name) = distance(&got, &want);
         let entry = worst.entry(case.entry.name).or_default();

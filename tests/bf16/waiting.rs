@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use candle_core::{Device, Result, Tensor, Var};
 use effattn::kernel::activation::gelu;
-use effattn::kernel::cpu::products::{Products, set_products};
+use effattn::kernel::cpu::matmul_format::{MatmulFormat, set_products};
 use effattn::kernel::tape;
-use effattn::model::layer::{Block, BlockConfig, Call};
+use effattn::model::layer::{Block, BlockConfig, ForwardArgs};
 use effattn::nn::dropout::Dropout;
-use effattn::nn::ffn::FfnForm;
-use effattn::nn::params::{Builder, Params};
+use effattn::nn::ffn::FfnConfig;
+use effattn::nn::params::{ParamBuilder, Params};
 
 use super::blocks::numbers;
 use super::zoo::{BATCH, Case, HEAD_DIM, HEADS, WIDTH, cases};
@@ -18,7 +18,7 @@ use super::zoo::{BATCH, Case, HEAD_DIM, HEADS, WIDTH, cases};
 const NEAR: f64 = 0.03;
 
 fn blocks(case: &Case) -> Result<([Block; 2], Params)> {
-    let builder = Builder::seeded(7, &Device::Cpu, true);
+    let builder = ParamBuilder::seeded(7, &Device::Cpu, true);
     let block = |layer: usize| {
         let config = BlockConfig {
             entry: case.entry,
@@ -31,7 +31,7 @@ fn blocks(case: &Case) -> Result<([Block; 2], Params)> {
             max_len: case.config().max_len,
             causal: case.causal,
             layer,
-            form: FfnForm::default(),
+            form: FfnConfig::default(),
         };
         Block::new(&config, &builder.pp(format!("layers.{layer}")))
     };
@@ -43,10 +43,10 @@ fn blocks(case: &Case) -> Result<([Block; 2], Params)> {
 fn gradients(case: &Case, waits: bool) -> Result<(f32, Vec<f32>)> {
     let ([first, second], params) = blocks(case)?;
     let x = Var::from_tensor(&numbers(&[BATCH, case.queries, WIDTH], 1))?;
-    let call = Call { mask: None, memory: None, dropout: Dropout::NONE };
+    let call = ForwardArgs { mask: None, memory: None, dropout: Dropout::NONE };
     let loss = || {
-        let y = tape::part(&[], || first.forward(x.as_tensor(), &call))?;
-        let y = tape::part(&[&y], || second.forward(&y, &call))?;
+        let y = tape::with_bf16_activations(&[], || first.forward(x.as_tensor(), &call))?;
+        let y = tape::with_bf16_activations(&[&y], || second.forward(&y, &call))?;
         (&y * numbers(y.dims(), 7))?.sum_all()
     };
     let (loss, grads) = if waits {
@@ -68,7 +68,7 @@ fn gradients(case: &Case, waits: bool) -> Result<(f32, Vec<f32>)> {
 
 /// Every mechanism in two blocks.
 pub fn check() {
-    set_products(Products::Bf16);
+    set_products(MatmulFormat::Bf16);
     inner_results_wait();
     let mut worst: BTreeMap<&str, (f64, String)> = BTreeMap::new();
     for case in cases(33).into_iter().filter(|case| !case.cls && case.keys == case.queries) {
@@ -92,7 +92,7 @@ pub fn check() {
             "{case}: gradients of activations that wait are {gap} from the others"
         );
     }
-    set_products(Products::F32);
+    set_products(MatmulFormat::F32);
 }
 
 /// What is inside of a part waits, what comes out of it does not, and what goes into it only if it is named.
@@ -101,7 +101,7 @@ fn inner_results_wait() {
     let mut seen = Vec::new();
     let (y, tape) = tape::record(|| {
         let [a, b] = [gelu(var.as_tensor())?, gelu(var.as_tensor())?];
-        let y = tape::part(&[&a], || {
+        let y = tape::with_bf16_activations(&[&a], || {
             let inner = gelu(&(&a + &b)?)?;
             seen.push(inner.clone());
             gelu(&inner)? * 2.0

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use effattn::device::rng::Stream;
+use effattn::device::rng::RngStream;
 
 use super::{VICTIMS, fresh, result, rows, run, spawn, stderr};
 
@@ -19,7 +19,7 @@ const TOGETHER: usize = 4;
 fn kills_at_random_moments_change_nothing() {
     let wanted = std::env::var("EFFATTN_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(KILLS);
     let seed = std::env::var("EFFATTN_FUZZ_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(0);
-    let mut random = Stream::new(seed, "kills");
+    let mut random = RngStream::new(seed, "kills");
     for (index, victim) in VICTIMS.iter().enumerate() {
         let wanted = (wanted + index) / VICTIMS.len();
         let undisturbed = fresh(victim.name);

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use candle_core::Device;
 use effattn::attention::choose::choose;
-use effattn::config::grid::Models;
+use effattn::config::lists::Models;
 use effattn::config::settings::Settings;
 use effattn::config::suite::Suite;
 use effattn::protocol::check::check_bytes;

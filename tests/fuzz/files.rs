@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::path::Path;
 
-use effattn::data::{Reading, find};
+use effattn::data::{LoadOptions, find};
 use effattn::protocol::check::Golden;
 use effattn::train::checkpoint::Checkpoint;
 use flate2::Compression;
@@ -11,11 +11,11 @@ use flate2::write::GzEncoder;
 
 use super::Target;
 
-const PARTIAL: Reading = Reading { strict: false, allow_partial: true, keep_close: false };
-const KEEP_CLOSE: Reading = Reading { keep_close: true, ..PARTIAL };
+const PARTIAL: LoadOptions = LoadOptions { strict: false, allow_partial: true, keep_close: false };
+const KEEP_CLOSE: LoadOptions = LoadOptions { keep_close: true, ..PARTIAL };
 
 /// Loads the data set called `name`; whatever the folder holds, it must not panic.
-fn load(name: &str, folder: &Path, reading: Reading) {
+fn load(name: &str, folder: &Path, reading: LoadOptions) {
     let set = find(name).unwrap();
     let _ = (set.locate)(folder);
     match set.examples() {
@@ -131,7 +131,7 @@ pub const TARGETS: &[Target] = &[
             put(folder, "aclImdb_v1.tar.gz", &gzip(bytes));
             load("text", folder, PARTIAL);
             put(folder, "aclImdb_v1.tar.gz", bytes); // no gzip at all
-            load("text", folder, Reading { strict: true, ..PARTIAL });
+            load("text", folder, LoadOptions { strict: true, ..PARTIAL });
             assert!(!folder.join("../x.txt").exists(), "nothing is written outside");
         },
     },

@@ -14,11 +14,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use effattn::device::alloc;
-use effattn::device::rng::Stream;
+use effattn::device::rng::RngStream;
 use mutate::mutated;
 
 #[global_allocator]
-static ALLOCATOR: alloc::Counting = alloc::Counting;
+static ALLOCATOR: alloc::CountingAllocator = alloc::CountingAllocator;
 
 /// Executions of a target where nothing else is said.
 const EXECUTIONS: u64 = 3000;
@@ -85,7 +85,7 @@ fn fuzz(target: &Target) {
         }
     }
     let seed = std::env::var("EFFATTN_FUZZ_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(0);
-    let mut random = Stream::new(seed, target.name);
+    let mut random = RngStream::new(seed, target.name);
     let (count, before) = (executions(target), alloc::live());
     for _ in 0..count {
         let input = mutated(&seeds, target.words, &mut random);

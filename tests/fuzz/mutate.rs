@@ -1,6 +1,6 @@
 //! Breaking valid inputs.
 
-use effattn::device::rng::Stream;
+use effattn::device::rng::RngStream;
 
 /// Numbers that readers stumble over.
 const NUMBERS: &[&str] = &[
@@ -33,7 +33,7 @@ const ODD: &[&str] = &[
 ];
 
 /// One of `seeds`, broken in one to six places.
-pub fn mutated(seeds: &[Vec<u8>], words: &[&str], random: &mut Stream) -> Vec<u8> {
+pub fn mutated(seeds: &[Vec<u8>], words: &[&str], random: &mut RngStream) -> Vec<u8> {
     let mut bytes = seeds[random.below(seeds.len())].clone();
     for _ in 0..=random.below(6) {
         change(&mut bytes, seeds, words, random);
@@ -42,9 +42,9 @@ pub fn mutated(seeds: &[Vec<u8>], words: &[&str], random: &mut Stream) -> Vec<u8
     bytes
 }
 
-fn change(bytes: &mut Vec<u8>, seeds: &[Vec<u8>], words: &[&str], random: &mut Stream) {
+fn change(bytes: &mut Vec<u8>, seeds: &[Vec<u8>], words: &[&str], random: &mut RngStream) {
     let at = random.below(bytes.len() + 1);
-    let span = |random: &mut Stream, bytes: &[u8]| {
+    let span = |random: &mut RngStream, bytes: &[u8]| {
         let from = random.below(bytes.len() + 1);
         let most = if random.below(4) == 0 { bytes.len() - from } else { (bytes.len() - from).min(16) };
         from..from + random.below(most + 1)
@@ -70,12 +70,12 @@ fn change(bytes: &mut Vec<u8>, seeds: &[Vec<u8>], words: &[&str], random: &mut S
     }
 }
 
-fn insert(bytes: &mut Vec<u8>, at: usize, texts: &[&str], random: &mut Stream) {
+fn insert(bytes: &mut Vec<u8>, at: usize, texts: &[&str], random: &mut RngStream) {
     bytes.splice(at..at, texts[random.below(texts.len())].bytes());
 }
 
 /// Puts another number in the place of the next one behind `at`; eight bytes of an extreme one where there is none.
-fn number(bytes: &mut Vec<u8>, at: usize, random: &mut Stream) {
+fn number(bytes: &mut Vec<u8>, at: usize, random: &mut RngStream) {
     let digit = |byte: &u8| byte.is_ascii_digit();
     match bytes[at..].iter().position(digit) {
         Some(start) => {

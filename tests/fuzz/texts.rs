@@ -4,9 +4,9 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use effattn::attention::choose::choose;
-use effattn::config::grid::{Batches, Counts, Lengths, Models, Modes, Seeds, Words};
+use effattn::config::lists::{Batches, Counts, Lengths, Models, Modes, Seeds, Words};
 use effattn::config::settings::Settings;
-use effattn::config::suite::{SHIPPED, Suite};
+use effattn::config::suite::{BUILTIN_SUITES, Suite};
 use effattn::config::units::{Bytes, Seconds};
 use effattn::data::listops;
 use effattn::record::{Outcome, Row, csv, json, matrix, norms};
@@ -15,7 +15,7 @@ use effattn::run::claim::Claim;
 use effattn::run::journal::{Entry, Journal, Samples};
 use effattn::run::manifest::Manifest;
 use effattn::run::plan::Plan;
-use effattn::run::planned::{PLAN, Planned, PlannedCell};
+use effattn::run::plan_file::{PLAN, PlanFile, PlannedCell};
 
 use super::Target;
 
@@ -30,9 +30,10 @@ fn rows() -> Vec<Row> {
         variant: Some("w=4,r=2".to_owned()),
         ..Row::new("speed", "ls")
     };
-    let timed = row.with("step_time", "s", Some(0.25)).ended(Outcome::Ok, None);
-    let gone =
-        row.with("step_time", "s", None).ended(Outcome::Oom, Some("asked, \"more\"\nthan it is".to_owned()));
+    let timed = row.with("step_time", "s", Some(0.25)).with_outcome(Outcome::Ok, None);
+    let gone = row
+        .with("step_time", "s", None)
+        .with_outcome(Outcome::Oom, Some("asked, \"more\"\nthan it is".to_owned()));
     vec![timed, gone]
 }
 
@@ -112,7 +113,7 @@ pub const TARGETS: &[Target] = &[
     Target {
         name: "suite",
         weight: 1.0,
-        seeds: || SHIPPED.iter().map(|(_, text)| text.as_bytes().to_vec()).collect(),
+        seeds: || BUILTIN_SUITES.iter().map(|(_, text)| text.as_bytes().to_vec()).collect(),
         words: &[
             "[[row]]\n",
             "[base]\n",
@@ -199,7 +200,7 @@ pub const TARGETS: &[Target] = &[
         name: "plan",
         weight: 0.2,
         seeds: || {
-            let plan = Planned {
+            let plan = PlanFile {
                 schema: 1,
                 plan: "0123456789ab".into(),
                 name: "lra".into(),
@@ -218,9 +219,9 @@ pub const TARGETS: &[Target] = &[
         read: |bytes, folder| {
             in_file(bytes, folder, PLAN);
             in_file(bytes, folder, "claim-4294967295");
-            if let Ok(Some(plan)) = Planned::read(folder) {
+            if let Ok(Some(plan)) = PlanFile::read(folder) {
                 for count in [1, 7] {
-                    let owners = plan.deal(count);
+                    let owners = plan.assign_shards(count);
                     assert!(owners.len() == plan.cells.len());
                     assert!(owners.iter().all(|&shard| (1..=count).contains(&shard)));
                 }

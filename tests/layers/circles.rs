@@ -2,11 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::{Path, PathBuf};
 
 use super::reader::{Token, is_path, preceded_by_path, sources, tokens, without_tests};
 
-/// Paths from the crate's root that `tokens` of `module` name, by `crate::` or `super::`.
+/// Paths that `tokens` of `module` name, by `crate::` or `super::`; all begin with the crate.
 fn paths(tokens: &[Token], module: &[String]) -> Vec<Vec<String>> {
     let mut found = Vec::new();
     for (at, token) in tokens.iter().enumerate() {
@@ -15,7 +14,7 @@ fn paths(tokens: &[Token], module: &[String]) -> Vec<Vec<String>> {
             continue;
         }
         match word.as_str() {
-            "crate" => branches(&tokens[at + 1..], Vec::new(), &mut found),
+            "crate" => branches(&tokens[at + 1..], module[..1].to_vec(), &mut found),
             "super" if !module.is_empty() => {
                 branches(&tokens[at + 1..], module[..module.len() - 1].to_vec(), &mut found);
             }
@@ -62,14 +61,13 @@ fn branches(tokens: &[Token], prefix: Vec<String>, found: &mut Vec<Vec<String>>)
 
 /// For every folder, which of its modules imports from which other.
 fn siblings() -> BTreeMap<Vec<String>, BTreeMap<String, BTreeSet<String>>> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let module = |path: &Path| -> Vec<String> {
-        let below = path.strip_prefix(&root).unwrap().with_extension("");
-        let parts = below.iter().map(|part| part.to_string_lossy().into_owned());
-        parts.filter(|part| part != "mod").collect()
-    };
-    let files: Vec<(PathBuf, Vec<String>)> =
-        sources().into_iter().map(|(path, ..)| (path.clone(), module(&path))).collect();
+    let files: Vec<_> = sources()
+        .into_iter()
+        .map(|source| {
+            let module: Vec<String> = std::iter::once(source.krate).chain(source.module).collect();
+            (source.path, module)
+        })
+        .collect();
     let modules: BTreeSet<&[String]> =
         files.iter().flat_map(|(_, module)| (1..=module.len()).map(|len| &module[..len])).collect();
     let mut edges: BTreeMap<Vec<String>, BTreeMap<String, BTreeSet<String>>> = BTreeMap::new();
@@ -124,8 +122,8 @@ fn the_reader_sees_circles() {
         "kernel::lsh::self kernel::lsh::a::b kernel::lsh::c"
     );
     assert_eq!(
-        found("fn f() { super::op::go(crate::nn::x) } mod tests { use super::y; } use super::z;").join(" "),
-        "kernel::attend::op::go nn::x kernel::attend::z"
+        found("fn f() { super::op::go(crate::norm::x) } mod tests { use super::y; } use super::z;").join(" "),
+        "kernel::attend::op::go kernel::norm::x kernel::attend::z"
     );
     let imports = |pairs: &[(&str, &str)]| {
         let mut map: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();

@@ -78,9 +78,14 @@ fn raw_string(rest: &[char]) -> Option<usize> {
     Some(body + end + close.len())
 }
 
-/// Top-level modules that `tokens` of the module at `depth` (1 for `src/stats.rs`) reach.
-pub(super) fn imports(tokens: &[Token], depth: usize) -> BTreeSet<String> {
+/// Layers that `tokens` of a module of `krate` at `depth` (1 for `crates/record/src/stats.rs`) reach.
+pub(super) fn imports(tokens: &[Token], krate: &str, depth: usize) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
+    let mut reach = |tokens: &[Token], krate: &str| {
+        let mut names = BTreeSet::new();
+        names_after(tokens, &mut names);
+        found.extend(names.iter().map(|name| layer(krate, name)));
+    };
     let (mut depth, mut braces, mut inline) = (depth, 0usize, Vec::new());
     let mut at = 0;
     while at < tokens.len() {
@@ -99,7 +104,10 @@ pub(super) fn imports(tokens: &[Token], depth: usize) -> BTreeSet<String> {
                 }
                 braces = braces.saturating_sub(1);
             }
-            Token::Word(word) if word == "crate" => names_after(&tokens[at + 1..], &mut found),
+            Token::Word(word) if word == "crate" => reach(&tokens[at + 1..], krate),
+            Token::Word(word) if word.starts_with("effattn_") => {
+                reach(&tokens[at + 1..], &word["effattn_".len()..]);
+            }
             Token::Word(word) if word == "super" && !preceded_by_path(tokens, at) => {
                 let mut climbs = 1;
                 let mut next = at + 1;
@@ -108,7 +116,7 @@ pub(super) fn imports(tokens: &[Token], depth: usize) -> BTreeSet<String> {
                     next += 3;
                 }
                 if climbs == depth {
-                    names_after(&tokens[next..], &mut found);
+                    reach(&tokens[next..], krate);
                 }
             }
             _ => {}
@@ -163,31 +171,80 @@ fn names_after(tokens: &[Token], found: &mut BTreeSet<String>) {
     }
 }
 
-/// Source files of the library with their top-level module and depth.
-pub(super) fn sources() -> Vec<(PathBuf, String, usize)> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let mut folders = vec![root.clone()];
+/// A source file of the workspace.
+pub(super) struct Source {
+    pub path: PathBuf,
+    /// Crate, without `effattn-`; the root package is `effattn`.
+    pub krate: String,
+    /// Path of the module from the crate's root.
+    pub module: Vec<String>,
+}
+
+impl Source {
+    /// The layer that the file belongs to.
+    pub(super) fn layer(&self) -> String {
+        layer(&self.krate, &self.module[0])
+    }
+}
+
+/// Modules that are layers of their own; the other modules of a crate are the layer with the crate's name.
+const LAYERS: &[&str] = &[
+    "stats",
+    "pattern",
+    "config",
+    "report",
+    "device",
+    "nn",
+    "attention",
+    "run",
+    "train",
+    "protocol",
+    "cli",
+    "term",
+    "main",
+];
+
+/// The layer of the top-level `module` of `krate`.
+pub(super) fn layer(krate: &str, module: &str) -> String {
+    if module == "*" || LAYERS.contains(&module) { module } else { krate }.to_owned()
+}
+
+/// The crates of the workspace and their sources: the root package and everything in `crates/`.
+pub(super) fn crates() -> Vec<(String, PathBuf)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut found = vec![("effattn".to_owned(), root.join("src"))];
+    for item in fs::read_dir(root.join("crates")).unwrap() {
+        let folder = item.unwrap().path();
+        found.push((folder.file_name().unwrap().to_string_lossy().into_owned(), folder.join("src")));
+    }
+    found
+}
+
+/// Source files of the workspace, without the roots of libraries.
+pub(super) fn sources() -> Vec<Source> {
     let mut files = Vec::new();
-    while let Some(folder) = folders.pop() {
-        for item in fs::read_dir(&folder).unwrap() {
-            let path = item.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-                continue;
-            }
-            let below = path.strip_prefix(&root).unwrap().with_extension("");
-            let mut parts: Vec<String> =
-                below.iter().map(|part| part.to_string_lossy().into_owned()).collect();
-            if parts.last().is_some_and(|last| last == "mod") {
-                parts.pop();
-            }
-            let module = parts[0].clone();
-            if path.extension().is_some_and(|extension| extension == "rs") && module != "lib" {
-                files.push((path, module, parts.len()));
+    for (krate, root) in crates() {
+        let mut folders = vec![root.clone()];
+        while let Some(folder) = folders.pop() {
+            for item in fs::read_dir(&folder).unwrap() {
+                let path = item.unwrap().path();
+                if path.is_dir() {
+                    folders.push(path);
+                    continue;
+                }
+                let below = path.strip_prefix(&root).unwrap().with_extension("");
+                let mut module: Vec<String> =
+                    below.iter().map(|part| part.to_string_lossy().into_owned()).collect();
+                if module.last().is_some_and(|last| last == "mod") {
+                    module.pop();
+                }
+                if path.extension().is_some_and(|extension| extension == "rs") && module != ["lib"] {
+                    files.push(Source { path, krate: krate.clone(), module });
+                }
             }
         }
     }
-    files.sort();
+    files.sort_by(|a, b| a.path.cmp(&b.path));
     files
 }
 
@@ -221,24 +278,25 @@ pub(super) fn without_tests(tokens: &[Token]) -> Vec<Token> {
 
 #[test]
 fn the_reader_sees_every_form_of_import() {
-    let found =
-        |source: &str, depth| imports(&tokens(source), depth).into_iter().collect::<Vec<_>>().join(" ");
+    let found = |source: &str, depth| {
+        imports(&tokens(source), "model", depth).into_iter().collect::<Vec<_>>().join(" ")
+    };
     assert_eq!(found("use crate::cli::Args;", 2), "cli");
     assert_eq!(found("use crate::{\n  stats::{mean, x::{y}},\n  cli as c,\n};", 1), "cli stats");
     assert_eq!(found("pub use crate::{attention};", 1), "attention");
-    assert_eq!(found("fn f() -> crate::model::Model { crate::run::go() }", 2), "model run");
+    assert_eq!(found("fn f() -> effattn_kernel::op::Op { crate::run::go() }", 2), "kernel run");
     assert_eq!(found("use super::knobs; use super::super::cli::X;", 2), "cli");
     assert_eq!(found("use super::cli;", 1), "cli");
     assert_eq!(found("use super::cli;", 2), "");
     assert_eq!(found("mod tests { use super::super::cli::X; } use super::run;", 1), "cli run");
     assert_eq!(found("mod tests { use super::cli; }", 1), "");
-    assert_eq!(found("use crate::*;", 1), "*");
+    assert_eq!(found("use crate::*; use effattn_record::report::x;", 1), "* report");
 }
 
 #[test]
 fn the_reader_skips_comments_strings_and_lifetimes() {
-    let found = |source: &str| imports(&tokens(source), 1).into_iter().collect::<Vec<_>>().join(" ");
-    assert_eq!(found("//! [`crate::cli`]\n/* crate::a /* crate::b */ crate::c */ use crate::d;"), "d");
-    assert_eq!(found(r##"let s = "\" crate::a"; let r = r#"crate::b " "#; crate::c::f()"##), "c");
-    assert_eq!(found("let q = '\"'; let e = '\\''; fn f<'a>(x: &'a str) { crate::z::g('x') }"), "z");
+    let found = |source: &str| imports(&tokens(source), "model", 1).into_iter().collect::<Vec<_>>().join(" ");
+    assert_eq!(found("//! [`crate::cli`]\n/* crate::a /* crate::b */ crate::c */ use crate::run;"), "run");
+    assert_eq!(found(r##"let s = "\" crate::a"; let r = r#"crate::b " "#; crate::cli::f()"##), "cli");
+    assert_eq!(found("let q = '\"'; let e = '\\''; fn f<'a>(x: &'a str) { crate::nn::g('x') }"), "nn");
 }

@@ -1,13 +1,13 @@
 //! Dropout of attention weights: what it does where a mechanism has it, and that it does nothing elsewhere.
 
-use effattn::kernel::Mode;
-use effattn::kernel::dropout::WeightDropout;
+use effattn::kernel::KernelMode;
+use effattn::kernel::dropout::AttentionDropout;
 
 use super::run::{Findings, Inputs, MODES, Results, Run, differs, masks, row_counts};
 use super::zoo::cases;
 
-fn dropout(rate: f64, seed: u64) -> Option<WeightDropout> {
-    WeightDropout::new(rate, seed).expect("a rate below 1")
+fn dropout(rate: f64, seed: u64) -> Option<AttentionDropout> {
+    AttentionDropout::new(rate, seed).expect("a rate below 1")
 }
 
 #[test]
@@ -23,7 +23,7 @@ fn mechanisms_that_say_so_drop_weights_alike_in_both_forms_and_others_none() {
                 let run = Run::new(&case, &params, &inputs, mode);
                 Run { mask: mask.as_deref(), weigh: &weigh, dropout, ..run }.results()
             };
-            let whole = run(Mode::Fused, None);
+            let whole = run(KernelMode::Fused, None);
             let [fused, composed] = MODES.map(|mode| run(mode, dropout(0.4, 9)));
             if case.entry.support.dropout == (fused.out == whole.out) {
                 findings.add(format!("{case}: support.dropout is {}", case.entry.support.dropout));
@@ -53,7 +53,7 @@ fn the_mean_over_many_draws_is_the_output_without_dropout() {
         let (params, inputs) = (case.params().unwrap(), Inputs::random(case, 2));
         let out = |dropout| {
             let Results { out, .. } =
-                Run { dropout, ..Run::new(case, &params, &inputs, Mode::Fused) }.results();
+                Run { dropout, ..Run::new(case, &params, &inputs, KernelMode::Fused) }.results();
             out
         };
         let whole = out(None);

@@ -2,7 +2,7 @@
 
 use effattn::attention::knobs::Knobs;
 use effattn::attention::{self, Property};
-use effattn::kernel::Mode;
+use effattn::kernel::KernelMode;
 
 use super::run::{Findings, Inputs, MODES, Results, Run, differs, masks, row_counts};
 use super::zoo::{Case, cases};
@@ -142,8 +142,8 @@ fn a_full_pattern_through_every_sparse_path_is_full_attention() {
         for mask in masks(&full) {
             let mask = mask.as_deref();
             let weigh = rows_that_count(&full, mask);
-            let want =
-                Run { mask, weigh: &weigh, ..Run::new(&full, &none, &inputs, Mode::Composed) }.results();
+            let want = Run { mask, weigh: &weigh, ..Run::new(&full, &none, &inputs, KernelMode::Composed) }
+                .results();
             for mode in MODES {
                 let got = Run { mask, weigh: &weigh, ..Run::new(&case, &params, &own, mode) }.results();
                 if let Some(what) = compare(&full, mask, &want, &got, 1e-5) {

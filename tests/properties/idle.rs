@@ -4,9 +4,9 @@
 use std::collections::HashMap;
 
 use candle_core::Tensor;
-use effattn::attention::Entry;
+use effattn::attention::MechanismEntry;
 use effattn::attention::knobs::{Kind, Knob, Value};
-use effattn::kernel::Mode;
+use effattn::kernel::KernelMode;
 
 use super::run::{Findings, Inputs, Run};
 use super::zoo::{Case, cases};
@@ -60,8 +60,8 @@ fn same(a: &Case, b: &Case) -> bool {
     if inputs.0.len() != others.0.len() {
         return false;
     }
-    let one = Run::new(a, &first, &inputs, Mode::Fused).results();
-    let two = Run::new(b, &second, &others, Mode::Fused).results();
+    let one = Run::new(a, &first, &inputs, KernelMode::Fused).results();
+    let two = Run::new(b, &second, &others, KernelMode::Fused).results();
     one.out == two.out && one.cls == two.cls && one.grads == two.grads
 }
 
@@ -70,7 +70,7 @@ fn no_knob_is_without_effect() {
     let mut findings = Findings::default();
     let admitted = |case: &Case| case.entry.admits(&case.knobs, &case.shape()).is_ok();
     for case in cases(24).iter().filter(|case| admitted(case)) {
-        let entry: &Entry = case.entry;
+        let entry: &MechanismEntry = case.entry;
         for knob in entry.knobs {
             if GUARDS.contains(&knob.name) {
                 continue;

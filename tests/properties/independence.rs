@@ -36,7 +36,7 @@ fn prove(
     property: Property,
     lengths: &[usize],
     of_interest: impl Fn(&Case) -> bool,
-    violation: impl Fn(&Case, Option<&[f32]>, effattn::kernel::Mode) -> Option<String>,
+    violation: impl Fn(&Case, Option<&[f32]>, effattn::kernel::KernelMode) -> Option<String>,
 ) {
     let mut findings = Findings::default();
     let mut excepted = BTreeMap::<String, (&str, bool)>::new();

@@ -3,16 +3,16 @@
 use std::collections::HashMap;
 
 use candle_core::{Device, Result, Tensor, Var};
-use effattn::attention::{Input, Projections};
-use effattn::device::rng::Stream;
-use effattn::kernel::dropout::WeightDropout;
-use effattn::kernel::heads::{Parts, Qkv, merge, split};
-use effattn::kernel::{Mode, with_mode};
-use effattn::nn::params::Builder;
+use effattn::attention::{AttentionInput, Projections};
+use effattn::device::rng::RngStream;
+use effattn::kernel::dropout::AttentionDropout;
+use effattn::kernel::heads::{PackedLayout, Qkv, merge, split};
+use effattn::kernel::{KernelMode, with_mode};
+use effattn::nn::params::ParamBuilder;
 
 use super::zoo::{BATCH, Case, HEAD_DIM, HEADS, WIDTH};
 
-pub const MODES: [Mode; 2] = [Mode::Fused, Mode::Composed];
+pub const MODES: [KernelMode; 2] = [KernelMode::Fused, KernelMode::Composed];
 
 /// Inputs of one call, [b, h, n, d] and [b, n, e].
 #[derive(Clone)]
@@ -37,7 +37,7 @@ impl Inputs {
             wanted.extend([("q_cls", 1), ("k_cls", 1), ("v_cls", 1)]);
         }
         let draw = |name: &str, shape: &[usize]| {
-            Stream::new(seed, name).normal_tensor(shape, 0.0, 1.0, &Device::Cpu).expect("inputs")
+            RngStream::new(seed, name).normal_tensor(shape, 0.0, 1.0, &Device::Cpu).expect("inputs")
         };
         let mut all: HashMap<_, _> =
             wanted.iter().map(|&(name, len)| (name, draw(name, &[BATCH, HEADS, len, HEAD_DIM]))).collect();
@@ -97,17 +97,22 @@ pub struct Run<'a> {
     pub inputs: &'a Inputs,
     /// [b, keys].
     pub mask: Option<&'a [f32]>,
-    pub mode: Mode,
+    pub mode: KernelMode,
     /// Packed rows instead of separate tensors.
     pub packed: bool,
     /// Dropout of the attention weights.
-    pub dropout: Option<WeightDropout>,
+    pub dropout: Option<AttentionDropout>,
     /// Weight of output row (sample, head, query) in the loss.
     pub weigh: &'a dyn Fn(usize, usize, usize) -> f32,
 }
 
 impl<'a> Run<'a> {
-    pub fn new(case: &'a Case, params: &'a HashMap<String, Tensor>, inputs: &'a Inputs, mode: Mode) -> Self {
+    pub fn new(
+        case: &'a Case,
+        params: &'a HashMap<String, Tensor>,
+        inputs: &'a Inputs,
+        mode: KernelMode,
+    ) -> Self {
         Self { case, params, inputs, mask: None, mode, packed: false, dropout: None, weigh: &|_, _, _| 1.0 }
     }
 
@@ -123,7 +128,7 @@ impl<'a> Run<'a> {
 
     fn evaluate(&self) -> Result<Results> {
         let case = self.case;
-        let builder = Builder::given(self.params.clone(), &Device::Cpu, true);
+        let builder = ParamBuilder::given(self.params.clone(), &Device::Cpu, true);
         let mechanism = (case.entry.build)(&case.config(), &builder)?;
         let params = builder.finish();
         let vars = self.inputs.0.iter().map(|(&name, x)| Ok((name, Var::from_tensor(x)?)));
@@ -142,7 +147,7 @@ impl<'a> Run<'a> {
         };
         let (mask, x) = (self.mask()?, get("x"));
         let (cls, global) = (triple("_cls"), triple("_global"));
-        let output = mechanism.forward(&Input {
+        let output = mechanism.forward(&AttentionInput {
             qkv: &qkv,
             x: x.as_ref(),
             mask: mask.as_ref(),
@@ -192,7 +197,7 @@ impl<'a> Run<'a> {
         Tensor::from_vec(rows.collect(), (BATCH, HEADS, n, HEAD_DIM), &Device::Cpu)
     }
 
-    fn pack(&self) -> Result<(Var, Parts)> {
+    fn pack(&self) -> Result<(Var, PackedLayout)> {
         let (mut pieces, mut index) = (Vec::new(), [None; 3]);
         for (slot, name) in ["q", "k", "v"].iter().enumerate() {
             if let Some(x) = self.inputs.0.get(name) {
@@ -201,7 +206,7 @@ impl<'a> Run<'a> {
             }
         }
         let [q, k, v] = index;
-        let parts = Parts { q, k, v, count: pieces.len() };
+        let parts = PackedLayout { q, k, v, count: pieces.len() };
         Ok((Var::from_tensor(&Tensor::cat(&pieces, 2)?)?, parts))
     }
 }

@@ -5,9 +5,9 @@ use std::fmt;
 
 use candle_core::{Device, Result, Tensor};
 use effattn::attention::knobs::{Kind, Knobs, Value};
-use effattn::attention::{self, Config, Entry, Property, Shape};
-use effattn::device::rng::Stream;
-use effattn::nn::params::Builder;
+use effattn::attention::{self, MechanismConfig, MechanismEntry, Property, Shape};
+use effattn::device::rng::RngStream;
+use effattn::nn::params::ParamBuilder;
 
 pub const BATCH: usize = 2;
 /// Parameters that belong to heads have a leading dimension that is a multiple of this; all others must not.
@@ -45,7 +45,7 @@ const BASE: &[(&str, &str)] = &[("sparse", "block=5,c=2,stride=3")];
 /// One variant of a mechanism in one form.
 #[derive(Clone)]
 pub struct Case {
-    pub entry: &'static Entry,
+    pub entry: &'static MechanismEntry,
     pub knobs: Knobs,
     pub causal: bool,
     pub queries: usize,
@@ -62,7 +62,7 @@ impl fmt::Display for Case {
 }
 
 /// The knob settings of all small variants of `entry`.
-fn variants(entry: &'static Entry) -> Vec<Knobs> {
+fn variants(entry: &'static MechanismEntry) -> Vec<Knobs> {
     let small = entry.knobs.iter().fold(Knobs::defaults(entry.knobs), |knobs, knob| match knob.default {
         Value::Int(value) if value > SMALL => knobs.with(knob.name, Value::Int(SMALL)),
         _ => knobs,
@@ -166,10 +166,10 @@ impl Case {
         self.causal || self.keys == self.queries
     }
 
-    pub fn config(&self) -> Config {
+    pub fn config(&self) -> MechanismConfig {
         // position-indexed parameters must not look as if they belonged to heads
         let longest = self.queries.max(self.keys);
-        Config {
+        MechanismConfig {
             knobs: self.knobs.clone(),
             heads: HEADS,
             head_dim: HEAD_DIM,
@@ -182,14 +182,14 @@ impl Case {
 
     /// Random parameters and constants.
     pub fn params(&self) -> Result<HashMap<String, Tensor>> {
-        let builder = Builder::seeded(7, &Device::Cpu, false);
+        let builder = ParamBuilder::seeded(7, &Device::Cpu, false);
         (self.entry.build)(&self.config(), &builder)?;
         let params = builder.finish();
         let mut all = HashMap::new();
         for name in params.names() {
             // biases and gains start at constants: noise makes every one of them matter
             let value = params.value(name)?;
-            let noise = Stream::new(8, name).normal_tensor(value.shape(), 0.0, 0.3, &Device::Cpu)?;
+            let noise = RngStream::new(8, name).normal_tensor(value.shape(), 0.0, 0.3, &Device::Cpu)?;
             all.insert(name.to_owned(), (value + noise)?);
         }
         all.extend(params.constants().iter().map(|(name, value)| (name.clone(), value.clone())));

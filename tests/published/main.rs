@@ -5,12 +5,12 @@ use std::collections::BTreeSet;
 
 use effattn::attention::choose::choose;
 use effattn::config::settings::Settings;
-use effattn::config::suite::{PublishedTable, SHIPPED, Suite};
+use effattn::config::suite::{BUILTIN_SUITES, PublishedTable, Suite};
 use effattn::protocol;
-use effattn::protocol::grid::{Flags, Grid, resolve};
+use effattn::protocol::grid::{Grid, GridFlags, resolve};
 use effattn::protocol::trained_metrics;
 use effattn::record::{Published, Row};
-use effattn::report::paper::{Source, paper};
+use effattn::report::paper::{PaperSource, paper};
 
 /// A number: suite, model, preset, metric, key, value.
 type Number = [String; 6];
@@ -48,7 +48,7 @@ fn numbers(suite: &Suite, table: &PublishedTable, model: &str, preset: &str) -> 
 /// What the suites have.
 fn embedded() -> Vec<Number> {
     let mut all = Vec::new();
-    for (name, _) in SHIPPED {
+    for (name, _) in BUILTIN_SUITES {
         let suite = Suite::load(name).expect(name);
         let base = suite.base.preset.clone().unwrap_or_default();
         for row in &suite.rows {
@@ -108,14 +108,14 @@ fn planned(suite: &Suite, preset: Option<&str>) -> Vec<Row> {
         return Vec::new();
     };
     let settings = Settings { preset: preset.map(str::to_owned), ..Settings::NONE };
-    let flags = Flags { suite: Some(suite.name.clone()), settings, ..Flags::default() };
+    let flags = GridFlags { suite: Some(suite.name.clone()), settings, ..GridFlags::default() };
     let cells = (protocol.cells)(&resolve(&flags, protocol).expect(&suite.name), 2).expect(&suite.name);
     cells.into_iter().map(|cell| cell.row).collect()
 }
 
 #[test]
 fn every_cell_can_be_built_or_carries_no_number() {
-    for (name, _) in SHIPPED {
+    for (name, _) in BUILTIN_SUITES {
         let suite = Suite::load(name).expect(name);
         let others = suite.numbers_of.iter().map(|preset| Some(preset.as_str()));
         for preset in std::iter::once(None).chain(others) {
@@ -151,10 +151,10 @@ fn printed_flops_are_ours_to_the_last_digit_or_named() {
 /// The cells of every row of `suite`.
 fn by_row(suite: &Suite) -> Vec<Vec<Row>> {
     let protocol = protocol::find(&suite.protocol).expect(&suite.name);
-    let flags = Flags { suite: Some(suite.name.clone()), ..Flags::default() };
+    let flags = GridFlags { suite: Some(suite.name.clone()), ..GridFlags::default() };
     let grid = resolve(&flags, protocol).expect(&suite.name);
-    let rows = grid.picks.into_iter().map(|pick| {
-        let one = Grid { suite: grid.suite.clone(), settings: grid.settings.clone(), picks: vec![pick] };
+    let rows = grid.entries.into_iter().map(|pick| {
+        let one = Grid { suite: grid.suite.clone(), settings: grid.settings.clone(), entries: vec![pick] };
         (protocol.cells)(&one, 2).expect(&suite.name).into_iter().map(|cell| cell.row).collect()
     });
     rows.collect()
@@ -164,21 +164,21 @@ fn by_row(suite: &Suite) -> Vec<Vec<Row>> {
 fn a_table_in_the_papers_layout_has_every_number_of_its_columns() {
     let metrics = trained_metrics();
     let mut seen = 0;
-    for suite in SHIPPED.iter().map(|(name, _)| Suite::load(name).expect(name)) {
+    for suite in BUILTIN_SUITES.iter().map(|(name, _)| Suite::load(name).expect(name)) {
         let parts: Vec<Suite> = suite.runs().map(|name| Suite::load(name).expect(name)).collect();
         let planned: Vec<Vec<Vec<Row>>> = parts
             .iter()
             .filter(|part| !part.columns.is_empty() || part.name != suite.name)
             .map(by_row)
             .collect();
-        let mut sources: Vec<Source> = (parts.iter().zip(&planned))
-            .map(|(suite, planned)| Source { suite, planned, rows: &[], metrics: &metrics, others: &[] })
+        let mut sources: Vec<PaperSource> = (parts.iter().zip(&planned))
+            .map(|(suite, planned)| PaperSource { suite, planned, rows: &[], metrics: &metrics, others: &[] })
             .collect();
         if suite.columns.is_empty() {
             continue;
         }
         let own = sources.remove(0);
-        let table = paper(&Source { others: &sources, ..own }).expect("a table").table;
+        let table = paper(&PaperSource { others: &sources, ..own }).expect("a table").table;
         let stands = |label: &str, value: &Published| {
             let value = match value {
                 Published::Value(value) => {

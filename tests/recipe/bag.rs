@@ -3,11 +3,13 @@
 use candle_core::{Device, Result, Tensor};
 use effattn::kernel::embedding::embedding;
 use effattn::kernel::linear::linear;
-use effattn::model::batch::{Batch, Input, InputKind, MadeUp, Tokens};
+use effattn::model::batch::{Batch, InputKind, ModelInput, SyntheticInput, Tokens};
 use effattn::model::family::classifier::{classification_loss, classification_scores};
-use effattn::model::family::{About, Asked, Family, Loss, Metric, Net, Resolved, SpecError, StageCost};
-use effattn::nn::dropout::Noise;
-use effattn::nn::params::{Builder, Init};
+use effattn::model::family::{
+    Architecture, Family, Loss, Metric, Model, ModelRequest, PresetInfo, ResolveError, StageCost,
+};
+use effattn::nn::dropout::DropoutRng;
+use effattn::nn::params::{Init, ParamBuilder};
 
 /// The table line.
 pub static FAMILY: Family = Family {
@@ -23,8 +25,8 @@ pub static FAMILY: Family = Family {
     resolve,
 };
 
-fn presets() -> Vec<About> {
-    vec![About {
+fn presets() -> Vec<PresetInfo> {
+    vec![PresetInfo {
         name: "bag",
         title: "a bag of bytes, d 16",
         description: "No order and no attention: the mechanism changes nothing.",
@@ -43,19 +45,23 @@ struct Bag {
 }
 
 /// Bytes and two classes, where the data of a task do not say otherwise.
-fn resolve(asked: &Asked) -> std::result::Result<Box<dyn Resolved>, SpecError> {
+fn resolve(asked: &ModelRequest) -> std::result::Result<Box<dyn Architecture>, ResolveError> {
     let width = asked.sizes.width.unwrap_or(16) as usize;
     let (vocab, classes) = asked.examples.map_or((257, 2), |data| (data.vocab, data.classes));
     Ok(Box::new(Bag { width, len: asked.len.unwrap_or(1024), vocab, classes }))
 }
 
-impl Resolved for Bag {
-    fn longest(&self) -> usize {
+impl Architecture for Bag {
+    fn max_len(&self) -> usize {
         self.len
     }
 
-    fn validate(&self) -> std::result::Result<(), SpecError> {
-        if self.width == 0 { Err(SpecError::wrong("the width is 0; it must be at least 1")) } else { Ok(()) }
+    fn validate(&self) -> std::result::Result<(), ResolveError> {
+        if self.width == 0 {
+            Err(ResolveError::wrong("the width is 0; it must be at least 1"))
+        } else {
+            Ok(())
+        }
     }
 
     fn stages(&self, _batch: usize, _len: usize) -> Vec<StageCost> {
@@ -63,7 +69,7 @@ impl Resolved for Bag {
         vec![StageCost { name: "head".to_owned(), flops, ..StageCost::default() }]
     }
 
-    fn build(&self, builder: &Builder) -> Result<Box<dyn Net>> {
+    fn build(&self, builder: &ParamBuilder) -> Result<Box<dyn Model>> {
         let table = builder.param("embedding.weight", &[self.vocab, self.width], Init::normal(0.02))?;
         let weight = builder.param("head.weight", &[self.classes, self.width], Init::fan_in(self.width))?;
         let bias = builder.param("head.bias", &[self.classes], Init::ZERO)?;
@@ -74,12 +80,12 @@ impl Resolved for Bag {
         !name.ends_with(".bias")
     }
 
-    fn made_up(&self, wanted: &MadeUp, device: &Device) -> Result<Vec<Batch>> {
+    fn synthetic_batches(&self, wanted: &SyntheticInput, device: &Device) -> Result<Vec<Batch>> {
         let bytes = &mut wanted.bytes();
-        let batches = (0..MadeUp::BATCHES).map(|_| {
+        let batches = (0..SyntheticInput::BATCHES).map(|_| {
             let ids = wanted.ids(bytes, |byte| 1 + u32::from(byte), device)?;
             let labels = wanted.classes(self.classes, device)?;
-            Ok(Batch { input: Input::Tokens(Tokens { ids, mask: None }), labels })
+            Ok(Batch { input: ModelInput::Tokens(Tokens { ids, mask: None }), labels })
         });
         batches.collect()
     }
@@ -92,13 +98,13 @@ struct Built {
     bias: Tensor,   // [classes]
 }
 
-impl Net for Built {
+impl Model for Built {
     fn forward(&mut self, batch: &Batch) -> Result<Tensor> {
         let mean = embedding(&batch.tokens()?.ids, &self.table)?.mean(1)?; // [b, width]
         linear(&mean, &self.weight, Some(&self.bias))
     }
 
-    fn loss(&mut self, batch: &Batch, _: Noise) -> Result<Loss> {
+    fn loss(&mut self, batch: &Batch, _: DropoutRng) -> Result<Loss> {
         classification_loss(&self.forward(batch)?, &batch.labels)
     }
 

@@ -12,8 +12,8 @@ use effattn::cli::list;
 use effattn::config::settings::{DeviceName, DtypeName, KernelName};
 use effattn::model::encoder::Classifier;
 use effattn::model::family;
-use effattn::model::{Backbone, ModelConfig, Pooling};
-use effattn::nn::params::Builder;
+use effattn::model::{Backbone, ClassifierConfig, Pooling};
+use effattn::nn::params::ParamBuilder;
 use effattn::protocol::check::check_bytes;
 use effattn::protocol::measured_step::MeasuredStep;
 use effattn::protocol::model_spec::ModelSpec;
@@ -53,7 +53,7 @@ fn a_registered_family_is_shown_listed_and_measured() {
         let spec = ModelSpec {
             model: "full".to_owned(),
             preset: "bag".to_owned(),
-            sizes: family::Sizes::default(),
+            sizes: family::SizeOverrides::default(),
             batch: 2,
             len: 10,
             pass,
@@ -62,7 +62,7 @@ fn a_registered_family_is_shown_listed_and_measured() {
             dtype: DtypeName::F32,
             kernel: KernelName::Fused,
         };
-        let model = spec.choice().and_then(|choice| spec.measured(&choice)).expect("a model");
+        let model = spec.choice().and_then(|choice| spec.resolve_measured(&choice)).expect("a model");
         let row = spec.row("speed", 1, Some(model.as_ref()));
         assert_eq!(
             (row.params, row.flops, row.task.as_deref()),
@@ -75,12 +75,12 @@ fn a_registered_family_is_shown_listed_and_measured() {
 
 #[test]
 fn every_mechanism_file_is_in_the_table() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/attention");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/model/src/attention");
     let mut found = 0;
     for file in std::fs::read_dir(folder).expect("the sources") {
         let path = file.expect("an entry").path();
         let Ok(code) = std::fs::read_to_string(&path) else { continue };
-        if !code.contains("pub static ENTRY: Entry") {
+        if !code.contains("pub static ENTRY: MechanismEntry") {
             continue;
         }
         let name = path.file_stem().expect("a name").to_string_lossy().replace('_', "-");
@@ -95,7 +95,7 @@ fn a_registered_mechanism_is_found_and_listed() {
     #[derive(Parser)]
     struct Args {
         #[command(subcommand)]
-        what: list::What,
+        what: list::ListCommand,
     }
     register();
     assert!(entries().iter().any(|entry| entry.name == "mean"));
@@ -111,7 +111,7 @@ fn a_registered_mechanism_is_found_and_listed() {
 fn a_model_is_built_around_it() {
     register();
     let entry = attention::find("mean").expect("registered above");
-    let config = ModelConfig {
+    let config = ClassifierConfig {
         entry,
         knobs: Knobs::defaults(entry.knobs),
         backbone: Backbone::new(2, 16, 2, 32),
@@ -121,7 +121,7 @@ fn a_model_is_built_around_it() {
         pooling: Pooling::Mean,
         towers: 1,
     };
-    let builder = Builder::seeded(1, &Device::Cpu, true);
+    let builder = ParamBuilder::seeded(1, &Device::Cpu, true);
     let model = Classifier::new(&config, &builder).expect("a model");
     let params = builder.finish();
     assert!(params.names().any(|name| name.ends_with(".scale")), "its parameters belong to the model");
@@ -184,8 +184,8 @@ fn golden(scale_error: f64) -> Vec<u8> {
 fn check_proves_it_against_golden_files() {
     register();
     let verdict = check_bytes("mean-00.safetensors", &golden(0.0), &Device::Cpu).expect("a verdict");
-    assert!(verdict.green(), "{verdict:?}");
+    assert!(verdict.passed(), "{verdict:?}");
     let wrong = check_bytes("mean-01.safetensors", &golden(1e-3), &Device::Cpu).expect("a verdict");
     assert_eq!(wrong.worst, "grad_scale");
-    assert!(!wrong.green());
+    assert!(!wrong.passed());
 }

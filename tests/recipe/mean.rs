@@ -5,14 +5,15 @@
 use candle_core::{Result, Tensor, bail};
 use effattn::attention::knobs::{Kind, Knob, Knobs, Value};
 use effattn::attention::{
-    Config, Cost, Entry, Growth, Input, Mechanism, Needs, Output, Paper, Projections, Shape, Support,
+    AttentionInput, AttentionOutput, Cost, Growth, Mechanism, MechanismConfig, MechanismEntry, Needs, Paper,
+    Projections, Shape, Support,
 };
 use effattn::kernel::heads::Heads;
-use effattn::nn::params::{Builder, Init};
+use effattn::nn::params::{Init, ParamBuilder};
 use effattn::pattern::Pattern;
 
 /// The table line.
-pub static ENTRY: Entry = Entry {
+pub static ENTRY: MechanismEntry = MechanismEntry {
     name: "mean",
     title: "Mean attention",
     paper: Paper { authors: "You", title: "A recipe", year: 2026, locator: "docs/adding-a-mechanism.md" },
@@ -62,7 +63,7 @@ struct Mean {
     causal: bool,
 }
 
-fn build(config: &Config, builder: &Builder) -> Result<Box<dyn Mechanism>> {
+fn build(config: &MechanismConfig, builder: &ParamBuilder) -> Result<Box<dyn Mechanism>> {
     let scale = match config.knobs.bool("learned") {
         true => Some(builder.param("scale", &[config.heads], Init::ONE)?),
         false => None,
@@ -71,7 +72,7 @@ fn build(config: &Config, builder: &Builder) -> Result<Box<dyn Mechanism>> {
 }
 
 impl Mechanism for Mean {
-    fn forward(&self, input: &Input) -> Result<Output> {
+    fn forward(&self, input: &AttentionInput) -> Result<AttentionOutput> {
         let v = input.qkv.v()?.contiguous()?;
         let (b, h, n, _) = v.dims4()?;
         if input.memory > 0 {

@@ -4,19 +4,20 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use effattn::data::content::Content;
+use effattn::data::content_hash::ContentHash;
 use effattn::data::{
-    DataError, DataSet, Dataset, Example, Examples, Format, Kind, Origin, Reading, Split, store,
+    DataError, DataKind, DataSetEntry, Dataset, Example, ExampleTask, LoadOptions, Origin, Split,
+    WriteFormat, store,
 };
 
 /// The table line.
-pub static SET: DataSet = DataSet {
+pub static SET: DataSetEntry = DataSetEntry {
     name: "parity",
     collection: "parity",
     title: "Parity",
     about: "whether a row of binary digits has an odd number of ones",
     records: "512 / 128 / 128 rows of digits",
-    kind: Kind::Sequences(Examples {
+    kind: DataKind::Sequences(ExampleTask {
         vocabulary: 3,
         classes: 2,
         len: 12,
@@ -25,7 +26,7 @@ pub static SET: DataSet = DataSet {
         load,
     }),
     origin: Origin::Generated {
-        formats: &[Format { name: "text", about: "one example a line", write }],
+        formats: &[WriteFormat { name: "text", about: "one example a line", write }],
         instead: "parity.txt",
     },
     locate: |dir| Ok(store::find_file(dir, &["parity.txt"])),
@@ -54,8 +55,8 @@ struct Parity {
     hash: String,
 }
 
-fn load(dir: &Path, _: Reading) -> Result<Box<dyn Dataset>, DataError> {
-    let mut content = Content::default(); // everything that is read goes into it
+fn load(dir: &Path, _: LoadOptions) -> Result<Box<dyn Dataset>, DataError> {
+    let mut content = ContentHash::default(); // everything that is read goes into it
     let mut rows = Vec::new();
     let mut take = |line: &str| -> Result<(), String> {
         let (digits, class) =

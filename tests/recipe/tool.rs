@@ -10,34 +10,34 @@ mod weights;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 
+use effattn::data::entry::{self, DataKind, DataSetEntry, WordTask};
 use effattn::data::images;
 use effattn::data::images::answer::Answer;
-use effattn::data::images::challenge::{self, Challenge, Form, Origin, Parts};
+use effattn::data::images::test_only::{self, Form, Parts, TestOnlySet, TestSetOrigin};
 use effattn::data::images::transform::Interpolation;
-use effattn::data::prose::{self, Prose};
-use effattn::data::set::{self, DataSet, Kind, Words};
+use effattn::data::running_text::{self, RunningText};
 
 #[global_allocator]
-static ALLOCATOR: effattn::device::alloc::Counting = effattn::device::alloc::Counting;
+static ALLOCATOR: effattn::device::alloc::CountingAllocator = effattn::device::alloc::CountingAllocator;
 
 /// The words that ship with the program under another name: a corpus that no recipe knows.
-static STORIES: DataSet = DataSet {
+static STORIES: DataSetEntry = DataSetEntry {
     name: "stories",
     collection: "stories",
     title: "Stories",
     about: "the next word",
     records: "440 words",
-    kind: Kind::Words(Words {
+    kind: DataKind::Words(WordTask {
         vocabulary: 440,
         complete: None,
         load: |dir, reading| (effattn::data::words("sample-words")?.1.load)(dir, reading),
     }),
-    origin: set::Origin::Embedded,
+    origin: entry::Origin::BuiltIn,
     locate: |_| Ok(None),
 };
 
 /// Colour images under another name.
-static SHAPES: images::Source = images::Source {
+static SHAPES: images::ImageSource = images::ImageSource {
     name: "shapes",
     about: "the generated images",
     published: None,
@@ -46,7 +46,7 @@ static SHAPES: images::Source = images::Source {
 };
 
 /// Folders of images that models of these are tested on.
-static DRAWN_SHAPES: Challenge = Challenge {
+static DRAWN_SHAPES: TestOnlySet = TestOnlySet {
     name: "drawn-shapes",
     about: "the same things, drawn by hand",
     of: "shapes",
@@ -54,16 +54,16 @@ static DRAWN_SHAPES: Challenge = Challenge {
     parts: Parts::One,
     evaluated: (1.0, Interpolation::Bilinear),
     answer: || Answer::All,
-    origin: Origin::Placed("draw them"),
+    origin: TestSetOrigin::Placed("draw them"),
     form: Form::Trained,
 };
 
 /// A running text for masked models.
-static TALES: prose::Source = prose::Source {
+static TALES: running_text::TextSource = running_text::TextSource {
     name: "tales",
     load: |_, _| {
         let line = |number: usize| format!("the fox number {number} saw the hen number {}", number % 7);
-        Ok(Prose::of("tales", (0..200).map(line).collect()))
+        Ok(RunningText::of("tales", (0..200).map(line).collect()))
     },
 };
 
@@ -87,8 +87,8 @@ fn main() -> ExitCode {
     effattn::data::register(&parity::SET);
     effattn::data::register(&STORIES);
     images::register(&SHAPES);
-    challenge::register(&DRAWN_SHAPES);
-    prose::register(&TALES);
+    test_only::register(&DRAWN_SHAPES);
+    running_text::register(&TALES);
     effattn::model::register(&bag::FAMILY);
     effattn::protocol::register(&weigh::PROTOCOL);
     effattn::report::figures::register(&weights::FIGURE);

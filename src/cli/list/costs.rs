@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use crate::attention::choose::Choice;
-use crate::model::family::{self, Asked, Resolved, Sizes, SpecError};
+use effattn_model::attention::choose::MechanismChoice;
+use effattn_model::family::{self, Architecture, ModelRequest, ResolveError, SizeOverrides};
 
 /// Costs of a whole model. Absent: this mechanism cannot serve this model ([`Costs::problem`] says why).
 #[derive(Clone, Debug, Default, Serialize)]
@@ -27,7 +27,7 @@ pub(super) struct Costs {
 /// The costs of `choice` in the model of `preset` for `task` at `len`, or at the longest length of its protocol.
 /// Without `parameters` they are left out, which is much faster.
 pub(super) fn costs(
-    choice: &Choice,
+    choice: &MechanismChoice,
     preset: &str,
     task: Option<&'static str>,
     len: Option<usize>,
@@ -39,20 +39,28 @@ pub(super) fn costs(
 }
 
 fn count(
-    (choice, preset): (&Choice, &str),
+    (choice, preset): (&MechanismChoice, &str),
     len: Option<usize>,
     costs: &mut Costs,
     parameters: bool,
-) -> Result<(), SpecError> {
-    let sizes = Sizes::default();
+) -> Result<(), ResolveError> {
+    let sizes = SizeOverrides::default();
     let task = costs.task;
-    let asked =
-        Asked { preset, task, choice, sizes: &sizes, len: None, cached: None, vocab: None, examples: None };
+    let asked = ModelRequest {
+        preset,
+        task,
+        choice,
+        sizes: &sizes,
+        len: None,
+        cached: None,
+        vocab: None,
+        examples: None,
+    };
     let resolve = family::serving(&family::families(), preset, costs.task)?.resolve;
-    let mut model: Box<dyn Resolved> = resolve(&asked)?;
-    costs.len = len.unwrap_or(model.longest());
-    if costs.len > model.longest() {
-        model = resolve(&Asked { len, ..asked })?;
+    let mut model: Box<dyn Architecture> = resolve(&asked)?;
+    costs.len = len.unwrap_or(model.max_len());
+    if costs.len > model.max_len() {
+        model = resolve(&ModelRequest { len, ..asked })?;
     }
     if choice.entry.support.causal {
         costs.state_bytes = Some(model.state_bytes(costs.len)).filter(|bytes| *bytes > 0);
@@ -61,7 +69,7 @@ fn count(
     costs.flops = Some(model.flops(costs.len));
     costs.core_macs = Some(model.core_macs(1, costs.len));
     if parameters {
-        costs.parameters = Some(model.parameters().map_err(SpecError::wrong)?);
+        costs.parameters = Some(model.parameters().map_err(ResolveError::wrong)?);
     }
     Ok(())
 }

@@ -6,13 +6,13 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
 use super::costs::{Costs, costs};
-use crate::attention::choose::{Choice, choose};
-use crate::attention::{Entry, Growth, Property};
-use crate::config::grid::Models;
-use crate::config::unknown;
-use crate::model::family::{self, About};
-use crate::report::fold::wrap;
-use crate::report::table::Table;
+use effattn_model::attention::choose::{MechanismChoice, choose};
+use effattn_model::attention::{Growth, MechanismEntry, Property};
+use effattn_model::family::{self, PresetInfo};
+use effattn_record::config::lists::Models;
+use effattn_record::config::unknown;
+use effattn_record::report::table::Table;
+use effattn_record::report::wrap::wrap;
 
 /// What `list mechanisms` is asked.
 #[derive(Clone, Debug, clap::Args)]
@@ -36,7 +36,7 @@ pub struct Mechanisms {
 }
 
 fn length(text: &str) -> Result<usize, String> {
-    let lengths: crate::config::grid::Lengths = text.parse().map_err(|error| format!("{error}"))?;
+    let lengths: effattn_record::config::lists::Lengths = text.parse().map_err(|error| format!("{error}"))?;
     match lengths.0[..] {
         [len] => Ok(len as usize),
         _ => Err("one length is counted at a time, such as 4096 or 4k".to_owned()),
@@ -45,7 +45,7 @@ fn length(text: &str) -> Result<usize, String> {
 
 /// Which models are counted.
 struct Scene {
-    preset: About,
+    preset: PresetInfo,
     task: Option<&'static str>,
     /// As given.
     len: Option<usize>,
@@ -72,7 +72,7 @@ impl Scene {
         Ok(Self { preset, task, len: args.len })
     }
 
-    fn costs(&self, choice: &Choice) -> Costs {
+    fn costs(&self, choice: &MechanismChoice) -> Costs {
         let usual = || family::usual(self.preset.name).map_or(4096, |usual| usual.len);
         let len = self.len.or_else(|| self.task.is_none().then(usual));
         costs(choice, self.preset.name, self.task, len, true)
@@ -86,7 +86,7 @@ impl Scene {
 pub fn run(args: &Mechanisms, width: usize) -> Result<String> {
     let choices = match &args.model {
         Some(models) => choose(models)?,
-        None => crate::attention::entries().into_iter().map(Choice::default_of).collect(),
+        None => effattn_model::attention::entries().into_iter().map(MechanismChoice::default_of).collect(),
     };
     let scene = Scene::of(args)?;
     if args.json {
@@ -101,15 +101,15 @@ pub fn run(args: &Mechanisms, width: usize) -> Result<String> {
 }
 
 /// Whether every length works, or only multiples of something.
-fn any_length(choice: &Choice) -> bool {
+fn any_length(choice: &MechanismChoice) -> bool {
     let mut exceptions = choice.entry.exceptions.iter();
     !exceptions.any(|e| e.property == Property::AnyLength && (e.applies)(&choice.knobs, false))
 }
 
-fn overview(choices: &[Choice], scene: &Scene) -> Table {
+fn overview(choices: &[MechanismChoice], scene: &Scene) -> Table {
     let mark = |yes: bool| if yes { "yes" } else { "-" }.to_owned();
     let rows = choices.iter().map(|choice| {
-        let Entry { name, paper, support, complexity, .. } = choice.entry;
+        let MechanismEntry { name, paper, support, complexity, .. } = choice.entry;
         let costs = scene.costs(choice);
         vec![
             (*name).to_owned(),
@@ -121,9 +121,10 @@ fn overview(choices: &[Choice], scene: &Scene) -> Table {
             mark(any_length(choice)),
             costs.parameters.map_or_else(|| "-".to_owned(), |count| format!("{:.3} M", count as f64 / 1e6)),
             costs.flops.map_or_else(|| "-".to_owned(), |flops| format!("{:.3}", flops as f64 / 1e9)),
-            costs
-                .state_bytes
-                .map_or_else(|| "-".to_owned(), |bytes| crate::config::units::Bytes(bytes).to_string()),
+            costs.state_bytes.map_or_else(
+                || "-".to_owned(),
+                |bytes| effattn_record::config::units::Bytes(bytes).to_string(),
+            ),
         ]
     });
     let columns = [
@@ -167,7 +168,7 @@ const fn growth(growth: Growth) -> &'static str {
     }
 }
 
-fn describe(choice: &Choice, scene: &Scene) -> Value {
+fn describe(choice: &MechanismChoice, scene: &Scene) -> Value {
     let entry = choice.entry;
     let support = entry.support;
     let knobs: Vec<Value> = entry
@@ -222,7 +223,7 @@ fn describe(choice: &Choice, scene: &Scene) -> Value {
 }
 
 /// One mechanism in plain text.
-fn explain(choice: &Choice, scene: &Scene, width: usize) -> String {
+fn explain(choice: &MechanismChoice, scene: &Scene, width: usize) -> String {
     let entry = choice.entry;
     let mut text = String::new();
     let mut say = |line: &str| text.push_str(&wrap(line, width));
@@ -271,7 +272,7 @@ fn explain(choice: &Choice, scene: &Scene, width: usize) -> String {
     text
 }
 
-fn forms(choice: &Choice) -> Vec<&'static str> {
+fn forms(choice: &MechanismChoice) -> Vec<&'static str> {
     let support = choice.entry.support;
     let forms = [
         (support.bidirectional, "bidirectional"),

@@ -8,17 +8,17 @@ mod tasks;
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use crate::config::settings::DeviceName;
-use crate::config::units::Bytes;
-use crate::device::Backend;
-use crate::device::machine::Machine;
-use crate::model::family::{self, About};
-use crate::record::text::plural;
-use crate::report::table::Table;
+use effattn_kernel::device::Backend;
+use effattn_kernel::device::machine::Machine;
+use effattn_model::family::{self, PresetInfo};
+use effattn_record::config::settings::DeviceName;
+use effattn_record::config::units::Bytes;
+use effattn_record::report::table::Table;
+use effattn_record::text::plural;
 
 /// What to list.
 #[derive(Clone, Debug, clap::Subcommand)]
-pub enum What {
+pub enum ListCommand {
     /// Attention mechanisms: forms, knobs, parameters, FLOPs, decoder state
     Mechanisms(mechanisms::Mechanisms),
     /// Tasks and corpora: which data are present, and how to get the rest
@@ -43,13 +43,13 @@ pub struct Format {
 ///
 /// # Errors
 /// An unknown name; a shipped suite that cannot be read.
-pub fn run(what: &What, width: usize) -> Result<String> {
+pub fn run(what: &ListCommand, width: usize) -> Result<String> {
     match what {
-        What::Mechanisms(args) => mechanisms::run(args, width),
-        What::Tasks(args) => args.format.print(args.list(), width),
-        What::Suites(args) => args.format.print(args.list()?, width),
-        What::Devices(format) => format.print(devices(), width),
-        What::Presets(format) => format.print(presets(), width),
+        ListCommand::Mechanisms(args) => mechanisms::run(args, width),
+        ListCommand::Tasks(args) => args.format.print(args.list(), width),
+        ListCommand::Suites(args) => args.format.print(args.list()?, width),
+        ListCommand::Devices(format) => format.print(devices(), width),
+        ListCommand::Presets(format) => format.print(presets(), width),
     }
 }
 
@@ -112,7 +112,7 @@ fn presets() -> List {
     let mut list = List { table: Table::default(), json: Vec::new() };
     list.table.columns = ["preset", "backbone", "source", "tasks"].map(str::to_owned).to_vec();
     for preset in family::presets(&family::families()) {
-        let About { name, title, description, source, tasks, .. } = preset;
+        let PresetInfo { name, title, description, source, tasks, .. } = preset;
         list.table.rows.push([name, title, source, &tasks.join(" ")].map(str::to_owned).to_vec());
         list.json.push(json!({
             "name": name,
@@ -135,7 +135,7 @@ mod tests {
     #[derive(Parser)]
     struct Cli {
         #[command(subcommand)]
-        what: What,
+        what: ListCommand,
     }
 
     fn list(line: &str) -> std::result::Result<String, String> {
@@ -177,14 +177,14 @@ mod tests {
             assert!(entry["equations"].as_str().unwrap().len() > 10, "{}", entry["name"]);
         }
         let table = list("mechanisms").unwrap();
-        for entry in crate::attention::TABLE {
+        for entry in effattn_model::attention::TABLE {
             assert!(table.contains(&format!("\n {} ", entry.name)), "{} is missing:\n{table}", entry.name);
         }
     }
 
     #[test]
     fn an_explanation_names_every_knob() {
-        for entry in crate::attention::TABLE {
+        for entry in effattn_model::attention::TABLE {
             let text = list(&format!("mechanisms --model {}", entry.name)).unwrap();
             assert!(text.contains(entry.paper.locator), "{text}");
             for knob in entry.knobs {

@@ -6,16 +6,16 @@ use anyhow::Result;
 use serde_json::json;
 
 use super::{Format, List};
-use crate::cli::runs::Run;
-use crate::config::suite::{SHIPPED, Suite};
-use crate::device::threads;
+use crate::cli::stored_runs::StoredRun;
 use crate::protocol;
-use crate::protocol::grid::{Flags, PlanError, resolve};
-use crate::record::{Row, matrix};
-use crate::report::table::Table;
+use crate::protocol::grid::{GridFlags, PlanError, resolve};
 use crate::run::folder::latest;
 use crate::run::plan::Cell;
 use crate::term::clock;
+use effattn_kernel::device::threads;
+use effattn_record::config::suite::{BUILTIN_SUITES, Suite};
+use effattn_record::report::table::Table;
+use effattn_record::{Row, matrix};
 
 /// `list suites`.
 #[derive(Clone, Debug, clap::Args)]
@@ -33,13 +33,13 @@ impl Suites {
     /// # Errors
     /// A shipped suite that cannot be read, results that are damaged.
     pub(super) fn list(&self) -> Result<List> {
-        let runs = if self.results.is_dir() { Run::below(&self.results)? } else { Vec::new() };
+        let runs = if self.results.is_dir() { StoredRun::find_all(&self.results)? } else { Vec::new() };
         let mut list = List { table: Table::default(), json: Vec::new() };
         list.table.columns = ["suite", "command", "title", "source", "rows", "cells", "done", "left"]
             .map(str::to_owned)
             .to_vec();
         list.table.numbers = 4;
-        for (name, text) in SHIPPED {
+        for (name, text) in BUILTIN_SUITES {
             let suite = Suite::parse(&format!("{name}.toml"), text)?;
             let state = self.state(&suite, &runs)?;
             list.json.push(json!({
@@ -69,7 +69,7 @@ impl Suites {
         Ok(list)
     }
 
-    fn state(&self, suite: &Suite, runs: &[Run]) -> Result<State> {
+    fn state(&self, suite: &Suite, runs: &[StoredRun]) -> Result<State> {
         let Some(cells) = cells(suite)? else {
             let kept = latest(&self.results.join("attention")).and_then(|folder| matrix::read(&folder).ok());
             let labels: Vec<String> = kept.into_iter().flatten().map(|matrix| matrix.label).collect();
@@ -108,6 +108,6 @@ fn is_of(row: &Row, cell: &Cell) -> bool {
 /// The cells of `suite`; nothing where no command of the grid runs it.
 fn cells(suite: &Suite) -> Result<Option<Vec<Cell>>, PlanError> {
     let Some(protocol) = protocol::find(&suite.protocol) else { return Ok(None) };
-    let flags = Flags { suite: Some(suite.name.clone()), ..Flags::default() };
+    let flags = GridFlags { suite: Some(suite.name.clone()), ..GridFlags::default() };
     (protocol.cells)(&resolve(&flags, protocol)?, threads::available()).map(Some)
 }

@@ -6,9 +6,9 @@ use serde_json::json;
 
 use super::List;
 use crate::cli::data_dir;
-use crate::data::{DataSet, Origin, data_sets};
 use crate::protocol::protocols;
-use crate::report::table::Table;
+use effattn_data::{DataSetEntry, Origin, data_sets};
+use effattn_record::report::table::Table;
 
 /// The tasks and corpora with what is in `dir`.
 #[derive(Clone, Debug, clap::Args)]
@@ -74,10 +74,10 @@ fn commands(name: &str) -> String {
 }
 
 /// What there is of a set that has no files.
-fn without_files(set: &DataSet) -> &'static str {
+fn without_files(set: &DataSetEntry) -> &'static str {
     match set.origin {
         Origin::Generated { .. } => "generated",
-        Origin::Embedded => "built in",
-        Origin::Download(_) | Origin::Placed(_) => "no",
+        Origin::BuiltIn => "built in",
+        Origin::Download(_) | Origin::UserProvided(_) => "no",
     }
 }

@@ -6,10 +6,10 @@ use anyhow::{Result, ensure};
 
 use super::{Plots, say};
 use crate::cli::curves;
-use crate::cli::runs::{Run, latest_rows, newest_trained};
-use crate::record::Row;
-use crate::report::figures;
+use crate::cli::stored_runs::{StoredRun, latest_rows, newest_trained};
 use crate::term::Term;
+use effattn_record::Row;
+use effattn_record::report::figures;
 
 /// `plot figures`.
 #[derive(Clone, Debug, clap::Args)]
@@ -22,10 +22,10 @@ pub struct Args {
 }
 
 pub fn draw(args: &Args, term: &Term) -> Result<()> {
-    let runs = Run::below(&args.results)?;
+    let runs = StoredRun::find_all(&args.results)?;
     args.plots.check()?;
     let mut charts = figures::draw(&latest_rows(&runs))?;
-    let trained: Vec<&Run> = runs.iter().filter(|run| run.trained() && !run.quick()).collect();
+    let trained: Vec<&StoredRun> = runs.iter().filter(|run| run.trained() && !run.quick()).collect();
     let newest = newest_trained(trained.iter().flat_map(|run| &run.rows));
     let newest: Vec<Row> = newest.into_values().cloned().collect();
     charts.extend(curves::charts(&curves::of_runs(&trained, &newest)?)?);

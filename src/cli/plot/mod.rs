@@ -10,27 +10,27 @@ use anyhow::{Context, Result, bail, ensure};
 use candle_core::{Device, Tensor};
 use serde_json::json;
 
-use crate::attention::choose::{Choice, choose};
-use crate::config::grid::Models;
-use crate::config::suite::Suite;
-use crate::protocol::attention::{self, Probe};
+use crate::protocol::attention_matrix::{self, ProbeConfig};
 use crate::protocol::pattern;
-use crate::record::matrix::{self, Matrix};
-use crate::record::{csv, file};
-use crate::report::chart::{self, Shade};
-use crate::report::{measured, reference};
-use crate::run::Stop;
+use crate::run::CancelToken;
 use crate::run::folder::{RunFolder, latest};
 use crate::run::manifest::{State, now};
 use crate::run::plan::Plan;
 use crate::term::Term;
+use effattn_model::attention::choose::{MechanismChoice, choose};
+use effattn_record::config::lists::Models;
+use effattn_record::config::suite::Suite;
+use effattn_record::matrix::{self, Matrix};
+use effattn_record::report::chart::{self, Shade};
+use effattn_record::report::{measured, reference};
+use effattn_record::{csv, file};
 
 /// Longest matrix that is drawn.
 const LONGEST: usize = 1024;
 
 /// What to draw.
 #[derive(Clone, Debug, clap::Subcommand)]
-pub enum What {
+pub enum PlotCommand {
     /// Attention patterns: which keys each query sees, per mechanism (Transformer-LS, Figure 1)
     Pattern(PatternArgs),
     /// How much each query attends to each key (cosFormer, Figure 3)
@@ -53,7 +53,7 @@ pub struct PatternArgs {
     #[arg(long, default_value_t = 64, value_name = "N", value_parser = length)]
     len: usize,
     #[command(flatten)]
-    scene: Scene,
+    scene: MechanismPlotArgs,
 }
 
 /// `plot attention`.
@@ -85,7 +85,7 @@ pub struct AttentionArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "samples")]
     weights: Option<PathBuf>,
     #[command(flatten)]
-    scene: Scene,
+    scene: MechanismPlotArgs,
 }
 
 /// `plot rows`.
@@ -100,7 +100,7 @@ pub struct RowsArgs {
 
 /// What pictures of mechanisms share.
 #[derive(Clone, Debug, clap::Args)]
-struct Scene {
+struct MechanismPlotArgs {
     /// Draw the causal form
     #[arg(long)]
     causal: bool,
@@ -128,7 +128,7 @@ struct Plots {
 }
 
 fn length(text: &str) -> Result<usize, String> {
-    let lengths: crate::config::grid::Lengths = text.parse().map_err(|error| format!("{error}"))?;
+    let lengths: effattn_record::config::lists::Lengths = text.parse().map_err(|error| format!("{error}"))?;
     match lengths.0[..] {
         [len] if len as usize <= LONGEST => Ok(len as usize),
         [_] => Err(format!("a picture has at most {LONGEST} positions")),
@@ -145,13 +145,13 @@ fn share(text: &str) -> Result<f32, String> {
 ///
 /// # Errors
 /// Mechanisms or settings that cannot be drawn, folders that cannot be written, files that cannot be read.
-pub fn run(what: &What, term: &Term) -> Result<u8> {
+pub fn run(what: &PlotCommand, term: &Term) -> Result<u8> {
     match what {
-        What::Pattern(args) => draw_pattern(args, term)?,
-        What::Attention(args) => draw_attention(args, term)?,
-        What::Norms(args) => norms::draw(args, term)?,
-        What::Figures(args) => figures::draw(args, term)?,
-        What::Rows(args) => draw_rows(args, term)?,
+        PlotCommand::Pattern(args) => draw_pattern(args, term)?,
+        PlotCommand::Attention(args) => draw_attention(args, term)?,
+        PlotCommand::Norms(args) => norms::draw(args, term)?,
+        PlotCommand::Figures(args) => figures::draw(args, term)?,
+        PlotCommand::Rows(args) => draw_rows(args, term)?,
     }
     Ok(0)
 }
@@ -194,7 +194,7 @@ fn draw_attention(args: &AttentionArgs, term: &Term) -> Result<()> {
     };
     let choices = admitted(&models, &probe, term)?;
     args.scene.check()?;
-    let matrices = attention::matrices(&choices, &probe, args.samples, args.threshold)?;
+    let matrices = attention_matrix::matrices(&choices, &probe, args.samples, args.threshold)?;
     let source = match &args.weights {
         Some(path) => path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned()),
         None => "random weights".to_owned(),
@@ -245,7 +245,7 @@ impl Plots {
     }
 }
 
-impl Scene {
+impl MechanismPlotArgs {
     fn check(&self) -> Result<()> {
         let folder = &self.output_path;
         file::ensure_writable(folder)
@@ -253,15 +253,21 @@ impl Scene {
         self.plots.check()
     }
 
-    fn probe(&self, len: usize) -> Probe {
-        Probe { len, causal: self.causal, head: self.head, seed: u64::from(self.seed), ..Probe::default() }
+    fn probe(&self, len: usize) -> ProbeConfig {
+        ProbeConfig {
+            len,
+            causal: self.causal,
+            head: self.head,
+            seed: u64::from(self.seed),
+            ..ProbeConfig::default()
+        }
     }
 }
 
 /// The mechanisms of `models`, scaled to the picture unless weights are given. Of a pattern, those that cannot
 /// be drawn are left out; one that is named must be drawn.
-fn admitted(models: &Models, probe: &Probe, term: &Term) -> Result<Vec<Choice>> {
-    let mut admitted: Vec<Choice> = Vec::new();
+fn admitted(models: &Models, probe: &ProbeConfig, term: &Term) -> Result<Vec<MechanismChoice>> {
+    let mut admitted: Vec<MechanismChoice> = Vec::new();
     let mut left_out: Vec<String> = Vec::new();
     probe.check()?;
     for variant in &models.0 {
@@ -279,13 +285,13 @@ fn admitted(models: &Models, probe: &Probe, term: &Term) -> Result<Vec<Choice>> 
     }
     ensure!(!admitted.is_empty(), "nothing can be drawn: {}", left_out.join("; "));
     if !left_out.is_empty() {
-        term.say(&format!("left out: {}", left_out.join("; ")));
+        term.info(&format!("left out: {}", left_out.join("; ")));
     }
     Ok(admitted)
 }
 
 /// A probe with the tensors of `path`; of a batch the first sample.
-fn given(path: &Path, args: &AttentionArgs, probe: Probe) -> Result<Probe> {
+fn given(path: &Path, args: &AttentionArgs, probe: ProbeConfig) -> Result<ProbeConfig> {
     let mut tensors: HashMap<String, Tensor> =
         candle_core::safetensors::load_buffer(&file::read(path)?, &Device::Cpu)?;
     for (name, tensor) in &mut tensors {
@@ -302,11 +308,16 @@ fn given(path: &Path, args: &AttentionArgs, probe: Probe) -> Result<Probe> {
     if let Some(asked) = args.len.filter(|asked| *asked != len) {
         bail!("it has {len} positions, not {asked}; leave --len out");
     }
-    Ok(Probe { len, heads, head_dim, given: tensors, ..probe })
+    Ok(ProbeConfig { len, heads, head_dim, given: tensors, ..probe })
 }
 
 /// Writes the matrices into a run folder and reads them again: a chart shows what is stored.
-fn keep(name: &str, settings: serde_json::Value, scene: &Scene, matrices: &[Matrix]) -> Result<Vec<Matrix>> {
+fn keep(
+    name: &str,
+    settings: serde_json::Value,
+    scene: &MechanismPlotArgs,
+    matrices: &[Matrix],
+) -> Result<Vec<Matrix>> {
     let run = kept_run(name, settings, &scene.output_path, u64::from(scene.seed))?;
     matrix::write(&run.path, matrices).with_context(|| run.path.display().to_string())?;
     let matrices = matrix::read(&run.path)?;
@@ -321,12 +332,12 @@ fn kept_run(name: &str, settings: serde_json::Value, root: &Path, seed: u64) -> 
         command: format!("plot {name}"),
         argv: crate::run::manifest::argv(),
         settings,
-        threads: crate::device::threads::available(),
+        threads: effattn_kernel::device::threads::available(),
         device: "cpu".to_owned(),
         seeds: vec![seed],
         ..Plan::default()
     };
-    Ok(RunFolder::open(root, &plan, true, &Stop::default())?)
+    Ok(RunFolder::open(root, &plan, true, &CancelToken::default())?)
 }
 
 /// Marks `run` as finished.
@@ -339,11 +350,11 @@ fn done(mut run: RunFolder) -> Result<()> {
 
 fn say(chart: &chart::Chart, plots: &Plots, term: &Term) -> Result<()> {
     let path = chart.write(&plots.plots_dir)?;
-    term.say(&format!("chart: {}", path.display()));
+    term.info(&format!("chart: {}", path.display()));
     if plots.png {
         let path = path.with_extension("png");
         file::write(&path, &chart::png(&chart.svg)?).with_context(|| path.display().to_string())?;
-        term.say(&format!("chart: {}", path.display()));
+        term.info(&format!("chart: {}", path.display()));
     }
     Ok(())
 }

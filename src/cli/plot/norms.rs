@@ -6,18 +6,18 @@ use anyhow::{Context, Result, bail};
 use serde_json::json;
 
 use super::{Plots, kept_run, say};
-use crate::attention::choose::choose;
 use crate::cli::data_dir;
-use crate::cli::known::Known;
-use crate::config::grid::Models;
-use crate::config::settings::Settings;
-use crate::model::family::knobs_of;
+use crate::cli::value_names::NamedValues;
 use crate::protocol::charlm::plan::{load, names};
 use crate::protocol::norms::{Probe, norms};
-use crate::record::file;
-use crate::record::norms::{read, write};
-use crate::report::chart;
 use crate::term::Term;
+use effattn_model::attention::choose::choose;
+use effattn_model::family::knobs_of;
+use effattn_record::config::lists::Models;
+use effattn_record::config::settings::Settings;
+use effattn_record::file;
+use effattn_record::norms::{read, write};
+use effattn_record::report::chart;
 
 /// `plot norms`.
 #[derive(Clone, Debug, clap::Args)]
@@ -26,7 +26,7 @@ pub struct Args {
     #[arg(long, value_name = "NAME,...", default_value = "ls,ls:dual_ln=false")]
     model: Models,
     #[arg(long, value_name = "NAME", default_value = "enwik8", help = format!("Corpus: {}", names().join(", ")),
-        value_parser = Known::new(names, str::parse::<String>), hide_possible_values = true)]
+        value_parser = NamedValues::new(names, str::parse::<String>), hide_possible_values = true)]
     task: String,
     /// Backbone
     #[arg(long, value_name = "NAME", default_value = "charlm-small")]

@@ -6,7 +6,7 @@ use crate::term::{Color, Verbosity};
 #[derive(Parser)]
 struct Cli {
     #[command(subcommand)]
-    what: What,
+    what: PlotCommand,
 }
 
 /// Runs `plot LINE` with results and plots below `folder`.
@@ -83,7 +83,7 @@ fn norms_and_a_suite_are_drawn() {
     let folder = tempfile::tempdir().unwrap();
     let sizes = "--set layers=2 --set width=64 --set heads=4 --set ffn=64";
     plot(&format!("norms --task sample --len 64 {sizes} {PLACE}"), folder.path()).unwrap();
-    let kept = crate::record::norms::read(&folder.path().join("results/norms/latest")).unwrap();
+    let kept = effattn_record::norms::read(&folder.path().join("results/norms/latest")).unwrap();
     assert_eq!(kept.len(), 2 * 2 * 2 * 5, "models, layers, kinds, heads and all of them");
     assert!(folder.path().join("plots/norms.csv").exists());
     plot(&format!("attention --suite cos-figure3 --threshold 0.9 {PLACE}"), folder.path()).unwrap();
@@ -97,8 +97,8 @@ fn norms_and_a_suite_are_drawn() {
 #[test]
 fn rows_are_drawn_again() {
     let folder = tempfile::tempdir().unwrap();
-    let mut row = crate::record::Row::new("speed", "ls").with("step_time", "s", Some(0.5));
-    (row.len, row.outcome) = (Some(1024), crate::record::Outcome::Ok);
+    let mut row = effattn_record::Row::new("speed", "ls").with("step_time", "s", Some(0.5));
+    (row.len, row.outcome) = (Some(1024), effattn_record::Outcome::Ok);
     std::fs::write(folder.path().join("rows.csv"), csv::to_string(&[row]).unwrap()).unwrap();
     plot("rows DIR --plots-dir DIR/plots", folder.path()).unwrap();
     assert!(folder.path().join("plots/speed-time.svg").exists());

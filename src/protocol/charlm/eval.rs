@@ -3,8 +3,8 @@
 use candle_core::Result;
 use serde::{Deserialize, Serialize};
 
-use crate::model::evaluate::{bits_per_symbol, nats, overlap, stream};
-use crate::model::lm::LanguageModel;
+use effattn_model::char_lm::CharLm;
+use effattn_model::evaluate::{bits_per_symbol, nats, overlap, stream};
 
 /// How a model is evaluated.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -55,7 +55,7 @@ impl Evaluation {
     ///
     /// # Errors
     /// Lengths that the mechanism cannot take, failures of the device.
-    pub fn bpc(&self, model: &LanguageModel, ids: &[u32], mut progress: impl FnMut(usize)) -> Result<Bits> {
+    pub fn bpc(&self, model: &CharLm, ids: &[u32], mut progress: impl FnMut(usize)) -> Result<Bits> {
         let nll = match *self {
             Self::Stream { block, .. } => stream(model, ids, block as usize, &mut progress)?,
             Self::Overlap { window, step } => {

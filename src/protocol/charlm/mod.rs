@@ -2,19 +2,19 @@
 //! carried along contiguous streams, evaluation behind a long cache or in long overlapping windows.
 
 pub mod eval;
+pub mod generate;
 pub mod plan;
 pub mod recipe;
-pub mod sample;
 pub mod streams;
 pub mod witten_bell;
 pub mod worker;
 
-use super::curve::LearningCurve;
-use super::table::{Flag, Instead, Protocol, Quick, Shown, Tasks};
+use super::curve::CurveSpec;
+use super::definition::{AltAction, Flag, Protocol, Quick, ResultView, Tasks};
 use super::training;
-use crate::config::settings::groups::{MACHINE, MODEL, TRAINING};
-use crate::model::family::character_lm;
-use crate::record::Metric;
+use effattn_model::family::character_lm;
+use effattn_record::Metric;
+use effattn_record::config::settings::groups::{MACHINE, MODEL, TRAINING};
 
 /// The table line.
 pub static PROTOCOL: Protocol = Protocol {
@@ -45,44 +45,44 @@ pub static PROTOCOL: Protocol = Protocol {
     defaults: plan::defaults,
     cells: plan::cells,
     prepare: plan::prepare,
-    amount: plan::amount,
-    price: Some(training::price::<plan::Request>),
-    together: |_, _| false,
-    compute: training::compute::<plan::Request>,
-    ended: training::ended,
+    summary: plan::amount,
+    estimate: Some(training::estimate::<plan::CharLmRequest>),
+    same_group: |_, _| false,
+    compute: training::compute::<plan::CharLmRequest>,
+    failure_rows: training::ended,
     work: worker::work,
     metrics: &[
         Metric {
             name: "bpc_stream",
             title: "Bits per character of the test part, blocks with a cache",
             unit: "bpc",
-            less: true,
+            lower_is_better: true,
         },
         Metric {
             name: "bpc_stream_skipping",
             title: "Bits per character of the test part, blocks with a cache, without the first symbol of each (as the released script)",
             unit: "bpc",
-            less: true,
+            lower_is_better: true,
         },
         Metric {
             name: "bpc_overlap",
             title: "Bits per character of the test part, overlapping windows",
             unit: "bpc",
-            less: true,
+            lower_is_better: true,
         },
     ],
-    shown: Shown::Trained,
-    curve: Some(LearningCurve {
+    view: ResultView::Trained,
+    curve: Some(CurveSpec {
         column: "validation_bpc",
         axis: "validation, bits per character",
         unit: "bit",
         value: |score| score.loss / std::f64::consts::LN_2,
         less: true,
     }),
-    keeps: true,
-    checks: false,
-    passes_on: &["speed"], // Figure 3 measures steps
-    instead: Some(Instead { heading: "Text", flags: GENERATE, run: sample::generate }),
+    reuses_finished: true,
+    needs_golden_check: false,
+    delegates_to: &["speed"], // Figure 3 measures steps
+    alternative: Some(AltAction { heading: "Text", flags: GENERATE, run: generate::generate }),
 };
 
 /// Drawing text instead of training.

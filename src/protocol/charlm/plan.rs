@@ -6,23 +6,26 @@ use serde::{Deserialize, Serialize};
 
 use super::eval::Evaluation;
 use super::recipe::{self, EVERY, LAST_LEN, Phase, phases};
-use crate::attention::choose::Choice;
-use crate::config::grid::{Batches, Lengths, Seeds, Words};
-use crate::config::settings::{DtypeName, Settings};
-use crate::data::corpus::Corpus;
-use crate::data::{self, DataError, Reading, Symbols};
-use crate::model::family::{Asked, Resolved, SpecError, character_lm};
-use crate::model::lm::LmConfig;
-use crate::protocol::grid::{Defaults, Flags, Grid, Pick, PlanError, listed, published_elsewhere, tasks};
-use crate::protocol::model_spec::{ModelSpec, settle};
-use crate::protocol::table::{Folders, Prepared};
-use crate::protocol::training::{Differences, Job, RATE, incomplete};
-use crate::record::Pass;
+use crate::protocol::definition::{DataDirs, Prepared};
+use crate::protocol::grid::{
+    Grid, GridDefaults, GridEntry, GridFlags, PlanError, listed, published_elsewhere, tasks,
+};
+use crate::protocol::model_spec::{ModelSpec, resolve_or_unsupported};
+use crate::protocol::training::{ProtocolDiff, RATE, TrainingRequest, incomplete};
 use crate::run::plan::{Cell, Plan};
+use effattn_data as data;
+use effattn_data::corpus::CharCorpus;
+use effattn_data::{CharTask, DataError, LoadOptions};
+use effattn_model::attention::choose::MechanismChoice;
+use effattn_model::char_lm::CharLmConfig;
+use effattn_model::family::{Architecture, ModelRequest, ResolveError, character_lm};
+use effattn_record::Pass;
+use effattn_record::config::lists::{Batches, Lengths, Seeds, Words};
+use effattn_record::config::settings::{DtypeName, Settings};
 
 /// What the worker of a cell is asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Request {
+pub struct CharLmRequest {
     /// Corpus.
     pub corpus: String,
     /// The model; length and batch are those of the first phase.
@@ -48,7 +51,7 @@ pub const QUICK: (&str, f64) = ("ls:w=64", 3e-3);
 const PRESET: &str = "charlm-small";
 
 /// What `charlm` does where nothing is said.
-pub fn defaults(flags: &Flags) -> Defaults {
+pub fn defaults(flags: &GridFlags) -> GridDefaults {
     let preset = Some(PRESET.to_owned());
     let task = |name: &str| Some(Words(vec![name.to_owned()]));
     let whole = Settings { preset: preset.clone(), task: task("enwik8"), ..Settings::NONE };
@@ -67,16 +70,16 @@ pub fn defaults(flags: &Flags) -> Defaults {
         ..Settings::NONE
     };
     let (settings, models) = if flags.quick { (small, QUICK.0) } else { (whole, "ls") };
-    Defaults { settings, models }
+    GridDefaults { settings, models }
 }
 
 /// The corpus called `name` in `dir`.
 ///
 /// # Errors
 /// A name that no corpus has; data that are missing, damaged, or incomplete without permission.
-pub fn load(name: &str, dir: &Path, allow_partial: bool) -> Result<Corpus, DataError> {
+pub fn load(name: &str, dir: &Path, allow_partial: bool) -> Result<CharCorpus, DataError> {
     let (_, symbols) = data::corpus(name)?;
-    (symbols.load)(dir, Reading { allow_partial, ..Reading::default() })
+    (symbols.load)(dir, LoadOptions { allow_partial, ..LoadOptions::default() })
 }
 
 /// Names of the corpora, for help.
@@ -88,8 +91,8 @@ pub fn names() -> Vec<&'static str> {
 ///
 /// # Errors
 /// Unknown names, impossible sizes, a mechanism that cannot do this.
-pub fn model(spec: &ModelSpec, choice: &Choice, vocab: usize) -> Result<LmConfig, SpecError> {
-    let config = character_lm::config(&Asked { vocab: Some(vocab), ..spec.asked(choice) })?;
+pub fn model(spec: &ModelSpec, choice: &MechanismChoice, vocab: usize) -> Result<CharLmConfig, ResolveError> {
+    let config = character_lm::config(&ModelRequest { vocab: Some(vocab), ..spec.model_request(choice) })?;
     config.validate()?;
     Ok(config)
 }
@@ -102,7 +105,7 @@ pub fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
     let mut cells = Vec::new();
     for corpus in tasks(grid) {
         let (_, symbols) = data::corpus(&corpus).map_err(PlanError::new)?;
-        for pick in grid.picks.iter().filter(|pick| pick.runs(&corpus)) {
+        for pick in grid.entries.iter().filter(|pick| pick.runs(&corpus)) {
             let seeds = pick.settings.seeds.clone().unwrap_or(Seeds(vec![recipe::SEED]));
             for seed in seeds.0 {
                 cells.push(cell(grid, pick, (&corpus, symbols), (seed, threads))?);
@@ -114,15 +117,15 @@ pub fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
 
 fn cell(
     grid: &Grid,
-    pick: &Pick,
-    (corpus, symbols): (&str, &Symbols),
+    pick: &GridEntry,
+    (corpus, symbols): (&str, &CharTask),
     (seed, threads): (u64, usize),
 ) -> Result<Cell, PlanError> {
     let settings = &pick.settings;
     let planned = planned(settings, corpus)?;
     let first = planned[0];
     let spec = ModelSpec::new(pick, first.len, first.batch, Pass::Train, seed)?;
-    let (config, reason) = settle(pick, |choice| model(&spec, choice, symbols.vocabulary))?;
+    let (config, reason) = resolve_or_unsupported(pick, |choice| model(&spec, choice, symbols.vocabulary))?;
     let accumulate = settings.accumulate.unwrap_or(1);
     if let Some(phase) = planned.iter().find(|phase| !phase.batch.is_multiple_of(accumulate)) {
         return Err(PlanError(format!(
@@ -136,7 +139,7 @@ fn cell(
         evaluation(last, overlap || !cached, cached)
     };
     let evaluated = test(&planned, settings.overlap.unwrap_or(false));
-    let resolved = config.as_ref().map(|config| config as &dyn Resolved);
+    let resolved = config.as_ref().map(|config| config as &dyn Architecture);
     let mut row = spec.row("charlm", threads, resolved);
     row.task = Some(corpus.to_owned());
     row.suite = grid.suite.as_ref().map(|suite| suite.name.clone());
@@ -147,9 +150,9 @@ fn cell(
     (row.metric, row.unit) = (evaluated.metric().to_owned(), "bit".to_owned());
     let every = |phases: &[Phase]| EVERY.min(phases[0].steps.div_ceil(10)).max(1);
     let whole = phases(&spec.preset, corpus).to_vec();
-    let usual = Request {
+    let usual = CharLmRequest {
         corpus: corpus.to_owned(),
-        spec: ModelSpec { len: whole[0].len, batch: whole[0].batch, ..spec.usual(&spec.preset) },
+        spec: ModelSpec { len: whole[0].len, batch: whole[0].batch, ..spec.default_spec(&spec.preset) },
         accumulate: 1,
         every: every(&whole),
         limit: None,
@@ -163,7 +166,7 @@ fn cell(
     };
     let seconds = planned.iter().map(flops).sum::<f64>() / (RATE * threads as f64);
     let words = format!("{corpus} {} {} s{seed}", spec.model, spec.preset);
-    let request = Request {
+    let request = CharLmRequest {
         corpus: corpus.to_owned(),
         spec,
         accumulate,
@@ -175,18 +178,18 @@ fn cell(
     };
     if reason.is_none() {
         let differences = differences(&request);
-        differences.tell(beside, &mut row);
+        differences.write_to(beside, &mut row);
     }
     let cell = Cell::new(&words, row, &request, &usual);
     let timeout = settings.timeout.map(|time| time.0);
-    Ok(Cell { seconds, timeout, ..cell }.refused(reason))
+    Ok(Cell { seconds, timeout, ..cell }.with_unsupported(reason))
 }
 
 /// Reads every corpus once: their hashes belong to the run.
 ///
 /// # Errors
 /// Data that are missing, damaged, or incomplete without permission.
-pub fn prepare(plan: &mut Plan, folders: &Folders) -> anyhow::Result<Prepared> {
+pub fn prepare(plan: &mut Plan, folders: &DataDirs) -> anyhow::Result<Prepared> {
     let mut wanted: Vec<(String, bool)> = Vec::new();
     for cell in &plan.cells {
         let partial = cell.request["allow_partial"].as_bool();
@@ -268,10 +271,10 @@ fn evaluation(len: u64, windows: bool, cached: bool) -> Evaluation {
 }
 
 /// What `request` does otherwise than the protocol: everything that the protocol fixes is looked at.
-fn differences(request: &Request) -> Differences {
+fn differences(request: &CharLmRequest) -> ProtocolDiff {
     let whole = phases(&request.spec.preset, &request.corpus);
     let steps = |phases: &[Phase]| phases.iter().map(|phase| phase.steps).sum::<u64>();
-    let mut all = Differences { settings: Vec::new(), steps: (steps(&request.phases), steps(&whole)) };
+    let mut all = ProtocolDiff { settings: Vec::new(), steps: (steps(&request.phases), steps(&whole)) };
     let list = |of: fn(&Phase) -> u64, phases: &[Phase]| {
         phases.iter().map(|phase| of(phase).to_string()).collect::<Vec<_>>().join(", ")
     };
@@ -299,7 +302,7 @@ fn differences(request: &Request) -> Differences {
     all
 }
 
-impl Job for Request {
+impl TrainingRequest for CharLmRequest {
     fn steps(&self) -> u64 {
         self.phases.iter().map(|phase| phase.steps).sum()
     }
@@ -309,7 +312,7 @@ impl Job for Request {
     }
 
     /// Later phases have more symbols in a step.
-    fn like_first(&self) -> f64 {
+    fn first_step_equivalents(&self) -> f64 {
         let symbols = |phase: &Phase| (phase.len * phase.batch) as f64;
         let first = self.phases.first().map_or(1.0, symbols);
         self.phases.iter().map(|phase| phase.steps as f64 * symbols(phase) / first).sum()
@@ -323,10 +326,11 @@ mod tests {
 
     #[test]
     fn a_named_knob_holds_against_the_preset() {
-        let flags = Flags { model: Some("ls,ls:w=8,ls:dual_ln=false".parse().unwrap()), ..Flags::default() };
+        let flags =
+            GridFlags { model: Some("ls,ls:w=8,ls:dual_ln=false".parse().unwrap()), ..GridFlags::default() };
         let cells = cells(&resolve(&flags, &crate::protocol::charlm::PROTOCOL).unwrap(), 1).unwrap();
         let window = |cell: &Cell| {
-            let spec: Request = serde_json::from_value(cell.request.clone()).unwrap();
+            let spec: CharLmRequest = serde_json::from_value(cell.request.clone()).unwrap();
             model(&spec.spec, &spec.spec.choice().unwrap(), 32).unwrap().knobs.int("w")
         };
         let all: Vec<(String, usize)> = cells.iter().map(|cell| (cell.row.label(), window(cell))).collect();

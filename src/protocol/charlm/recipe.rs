@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn the_phases_of_the_launch_scripts() {
-        let presets = crate::model::family::character_lm::FAMILY.names();
+        let presets = effattn_model::family::character_lm::FAMILY.names();
         assert_eq!(presets, ["charlm-small", "charlm-large"], "another preset needs phases of its own");
         let small = phases("charlm-small", "enwik8");
         assert_eq!(small.map(|phase| phase.len), [2048, 4096, 8192]);

@@ -4,60 +4,65 @@ use candle_core::{Device, Result as Candle, Tensor};
 use serde_json::Value as Json;
 
 use super::eval::{Bits, Evaluation};
-use super::plan::{Request, load, model};
+use super::generate::Description;
+use super::plan::{CharLmRequest, load, model};
 use super::recipe::{Phase, optimizer};
-use super::sample::Description;
 use super::streams::Streams;
 use super::witten_bell::witten_bell;
-use crate::data;
-use crate::data::corpus::Corpus;
-use crate::model::evaluate;
-use crate::model::family::{Loss, Resolved};
-use crate::model::lm::{Cache, LanguageModel, LmConfig, next_symbol_loss, released_loss};
-use crate::nn::dropout::Noise;
-use crate::nn::params::Builder;
-use crate::protocol::table::{Conditions, Given};
-use crate::protocol::training::experiment::{Experiment, Laboratory, Train};
+use crate::protocol::definition::{WorkerContext, WorkerInput};
+use crate::protocol::training::experiment::{Experiment, ExperimentDriver, TrainingDevice};
 use crate::protocol::training::worker::{candle, failed, report};
-use crate::protocol::training::{Answer, Done, Measure};
-use crate::run::outcome::Ending;
-use crate::run::worker::Link;
+use crate::protocol::training::{MetricValue, TrainingMessage, TrainingResult};
+use crate::run::outcome::CellFailure;
+use crate::run::worker::ParentLink;
 use crate::train::checkpoint::Checkpoint;
-use crate::train::optim::Method;
+use crate::train::optim::OptimizerConfig;
 use crate::train::schedule::Schedule;
-use crate::train::session::{Files, Learner, Point, Score};
+use crate::train::training_loop::{CheckpointFiles, EvalPoint, EvalScore, Trainable};
+use effattn_data as data;
+use effattn_data::corpus::CharCorpus;
+use effattn_model::char_lm::{Cache, CharLm, CharLmConfig, next_symbol_loss, released_loss};
+use effattn_model::evaluate;
+use effattn_model::family::{Architecture, Loss};
+use effattn_model::nn::dropout::DropoutRng;
+use effattn_model::nn::params::ParamBuilder;
 
 /// Trains until the last step or until the parent is gone.
 ///
 /// # Errors
 /// The parent is gone.
-pub fn work(link: &Link, request: Json, given: &Given) -> anyhow::Result<()> {
-    let request: Request = serde_json::from_value(request)?;
+pub fn work(link: &ParentLink, request: Json, given: &WorkerInput) -> anyhow::Result<()> {
+    let request: CharLmRequest = serde_json::from_value(request)?;
     report(link, train(link, &request, &given.conditions))
 }
 
 /// Files of phase `index`.
-fn files(conditions: &Conditions, index: usize) -> Files {
+fn files(conditions: &WorkerContext, index: usize) -> CheckpointFiles {
     let name = |what: &str| conditions.folder.join(format!("phase{}-{what}.safetensors", index + 1));
-    Files { last: name("last"), best: name("best") }
+    CheckpointFiles { last: name("last"), best: name("best") }
 }
 
-fn train(link: &Link, request: &Request, conditions: &Conditions) -> Result<Done, Ending> {
+fn train(
+    link: &ParentLink,
+    request: &CharLmRequest,
+    conditions: &WorkerContext,
+) -> Result<TrainingResult, CellFailure> {
     let corpus =
         load(&request.corpus, &conditions.data, request.allow_partial).map_err(|error| failed(&error))?;
     conditions.same(&request.corpus, &corpus.hash)?;
     let spec = &request.spec;
     let config = spec.choice().and_then(|choice| model(spec, &choice, corpus.vocabulary));
     let config = config.map_err(|error| failed(&error))?;
-    let laboratory = Laboratory::open(spec, conditions)?;
+    let laboratory = TrainingDevice::open(spec, conditions)?;
     let device = laboratory.device();
     let (mut curve, mut before) = (Vec::new(), 0);
     let mut selected = None;
-    let run = |index| Run { request, conditions, corpus: &corpus, device, config: &config, index };
+    let run =
+        |index| CharLmExperiment { request, conditions, corpus: &corpus, device, config: &config, index };
     for index in 0..request.phases.len() {
-        let train = Train { link, conditions, before: (&curve, before) };
+        let train = ExperimentDriver { link, conditions, before: (&curve, before) };
         let state = train.run(&laboratory, &run(index))?;
-        let shift = |point: &Point| Point { step: before + point.step, ..*point };
+        let shift = |point: &EvalPoint| EvalPoint { step: before + point.step, ..*point };
         selected = state.best_point().map(shift);
         curve.extend(state.curve.iter().map(shift));
         before += request.phases[index].steps;
@@ -68,21 +73,21 @@ fn train(link: &Link, request: &Request, conditions: &Conditions) -> Result<Done
 }
 
 /// One phase of a run.
-struct Run<'a> {
-    request: &'a Request,
-    conditions: &'a Conditions,
-    corpus: &'a Corpus,
+struct CharLmExperiment<'a> {
+    request: &'a CharLmRequest,
+    conditions: &'a WorkerContext,
+    corpus: &'a CharCorpus,
     device: &'a Device,
-    config: &'a LmConfig,
+    config: &'a CharLmConfig,
     index: usize,
 }
 
-impl Experiment for Run<'_> {
-    fn files(&self) -> Files {
+impl Experiment for CharLmExperiment<'_> {
+    fn files(&self) -> CheckpointFiles {
         files(self.conditions, self.index)
     }
 
-    fn description(&self) -> Result<Json, Ending> {
+    fn description(&self) -> Result<Json, CellFailure> {
         let description = Description {
             request: self.request.clone(),
             alphabet: self.corpus.alphabet.clone(),
@@ -92,7 +97,7 @@ impl Experiment for Run<'_> {
         serde_json::to_value(description).map_err(|error| failed(&error))
     }
 
-    fn method(&self) -> Result<(Method, Schedule), Ending> {
+    fn optimizer_and_schedule(&self) -> Result<(OptimizerConfig, Schedule), CellFailure> {
         Ok((optimizer(&self.request.spec.preset).into(), self.about().schedule()))
     }
 
@@ -101,7 +106,7 @@ impl Experiment for Run<'_> {
     }
 
     /// Symbols are predicted one stream at a time, at the end in blocks behind a longer cache or in windows.
-    fn forwards(&self) -> (f64, f64) {
+    fn eval_cost(&self) -> (f64, f64) {
         let phase = self.about();
         let cost = |block: u64, cache: u64, symbols: f64| {
             let config = self.config.at(block as usize, cache as usize);
@@ -118,14 +123,14 @@ impl Experiment for Run<'_> {
         (cost(phase.len, phase.len, count(1)) / one, 2.0 * test / one)
     }
 
-    fn model(&self) -> &dyn Resolved {
+    fn model(&self) -> &dyn Architecture {
         self.config
     }
 
     /// The weights of the phase before, or new ones.
-    fn begin(&self, device: &Device) -> Result<Builder, Ending> {
+    fn initial_weights(&self, device: &Device) -> Result<ParamBuilder, CellFailure> {
         if self.index == 0 {
-            return Ok(Builder::seeded(self.request.spec.seed, device, true));
+            return Ok(ParamBuilder::seeded(self.request.spec.seed, device, true));
         }
         let before = files(self.conditions, self.index - 1);
         let file = if self.about().from_best { before.best } else { before.last };
@@ -133,26 +138,26 @@ impl Experiment for Run<'_> {
         checkpoint.builder(device, true).map_err(candle)
     }
 
-    fn learner<'a>(
+    fn trainable<'a>(
         &'a self,
-        builder: &Builder,
+        builder: &ParamBuilder,
         restored: Option<&Checkpoint>,
-    ) -> Result<Box<dyn Learner + 'a>, Ending> {
+    ) -> Result<Box<dyn Trainable + 'a>, CellFailure> {
         let net = self.model(builder, (self.about().len, self.about().len))?;
         Ok(Box::new(self.task(net, restored)?))
     }
 }
 
-impl Run<'_> {
+impl CharLmExperiment<'_> {
     fn about(&self) -> &Phase {
         &self.request.phases[self.index]
     }
 
-    fn model(&self, builder: &Builder, (block, mem): (u64, u64)) -> Result<LanguageModel, Ending> {
-        LanguageModel::new(&self.config.at(block as usize, mem as usize), builder).map_err(candle)
+    fn model(&self, builder: &ParamBuilder, (block, mem): (u64, u64)) -> Result<CharLm, CellFailure> {
+        CharLm::new(&self.config.at(block as usize, mem as usize), builder).map_err(candle)
     }
 
-    fn task(&self, net: LanguageModel, restored: Option<&Checkpoint>) -> Result<StreamLearner<'_>, Ending> {
+    fn task(&self, net: CharLm, restored: Option<&Checkpoint>) -> Result<CharLmTrainable<'_>, CellFailure> {
         let (phase, request) = (self.about(), self.request);
         let [train, validation, _] = &self.corpus.parts;
         let symbols = &self.corpus.symbols[train.clone()];
@@ -177,10 +182,10 @@ impl Run<'_> {
             Ok(Cache::of(moved.collect::<Candle<_>>()?))
         });
         let caches = caches.collect::<Candle<Vec<_>>>().map_err(candle)?;
-        let noise = Noise::new(request.spec.seed.wrapping_add(self.index as u64));
+        let noise = DropoutRng::new(request.spec.seed.wrapping_add(self.index as u64));
         let validation = self.part(validation.clone());
         let next = caches.iter().map(|_| None).collect();
-        Ok(StreamLearner { net, streams, caches, next, noise, validation, block: phase.len as usize })
+        Ok(CharLmTrainable { net, streams, caches, next, noise, validation, block: phase.len as usize })
     }
 
     /// Ids of a part of the corpus, up to the limit.
@@ -190,7 +195,7 @@ impl Run<'_> {
     }
 
     /// Bits per character that the weights of `file` need for `ids`.
-    fn bits(&self, link: &Link, file: &std::path::Path, ids: &[u32]) -> Result<Bits, Ending> {
+    fn bits(&self, link: &ParentLink, file: &std::path::Path, ids: &[u32]) -> Result<Bits, CellFailure> {
         let weights = Checkpoint::load(file).map_err(|error| failed(&error))?;
         let builder = weights.builder(self.device, false).map_err(candle)?;
         let way = self.request.evaluation;
@@ -200,7 +205,7 @@ impl Run<'_> {
             if told.elapsed().as_secs() >= 1 {
                 told = std::time::Instant::now();
                 let what = format!("tests {} ({done} of {} symbols)", way.words(), ids.len());
-                let _ = link.send(&Answer::Doing { what }); // a parent that is gone is noticed at the end
+                let _ = link.send(&TrainingMessage::Doing { what }); // a parent that is gone is noticed at the end
             }
         };
         way.bpc(&net, ids, progress).map_err(candle)
@@ -209,10 +214,10 @@ impl Run<'_> {
     /// Evaluates the best weights of this phase on the test part, and the last ones where they are others.
     fn test(
         &self,
-        link: &Link,
-        (selected, is_last): (Point, bool),
+        link: &ParentLink,
+        (selected, is_last): (EvalPoint, bool),
         peak_bytes: Option<u64>,
-    ) -> Result<Done, Ending> {
+    ) -> Result<TrainingResult, CellFailure> {
         let (request, corpus, way) = (self.request, self.corpus, self.request.evaluation);
         let files = files(self.conditions, self.index);
         let ids = self.part(corpus.parts[2].clone());
@@ -229,18 +234,18 @@ impl Run<'_> {
         let steps: u64 = request.phases.iter().map(|phase| phase.steps).sum();
         let bits = |nats: f64| nats / std::f64::consts::LN_2;
         let mut measures = vec![
-            Measure::new(way.metric(), "bit", best.every),
-            Measure::new(&format!("{}_last", way.metric()), "bit", last.every),
-            Measure::new("predicted", "1", ids.len().saturating_sub(1) as f64),
-            Measure::new("validation_bpc", "bit", bits(selected.score.loss)),
-            Measure::new("train_loss", "nat", selected.train_loss),
-            Measure::new("selected_step", "1", selected.step as f64),
-            Measure::new("witten_bell_3_bpc", "bit", reference),
-            Measure::new("steps", "1", steps as f64),
+            MetricValue::new(way.metric(), "bit", best.every),
+            MetricValue::new(&format!("{}_last", way.metric()), "bit", last.every),
+            MetricValue::new("predicted", "1", ids.len().saturating_sub(1) as f64),
+            MetricValue::new("validation_bpc", "bit", bits(selected.score.loss)),
+            MetricValue::new("train_loss", "nat", selected.train_loss),
+            MetricValue::new("selected_step", "1", selected.step as f64),
+            MetricValue::new("witten_bell_3_bpc", "bit", reference),
+            MetricValue::new("steps", "1", steps as f64),
         ];
-        let skipping = best.skipping.map(|bits| Measure::new("bpc_stream_skipping", "bit", bits));
+        let skipping = best.skipping.map(|bits| MetricValue::new("bpc_stream_skipping", "bit", bits));
         measures.extend(skipping);
-        Ok(Done { measures, data_share, differs, peak_bytes })
+        Ok(TrainingResult { measures, data_share, differs, peak_bytes })
     }
 }
 
@@ -249,20 +254,20 @@ fn cache_name(part: usize, layer: usize) -> String {
 }
 
 /// A model under training.
-struct StreamLearner<'a> {
-    net: LanguageModel,
+struct CharLmTrainable<'a> {
+    net: CharLm,
     streams: Streams<'a>,
     /// One per micro-batch, in front of the last step.
     caches: Vec<Cache>,
     /// Those behind it, with its number: a step that is computed again starts from the same cache.
     next: Vec<Option<(u64, Cache)>>,
-    noise: Noise,
+    noise: DropoutRng,
     validation: Vec<u32>,
     block: usize,
 }
 
-impl Learner for StreamLearner<'_> {
-    fn parts(&self) -> usize {
+impl Trainable for CharLmTrainable<'_> {
+    fn micro_batches(&self) -> usize {
         self.caches.len()
     }
 
@@ -281,10 +286,10 @@ impl Learner for StreamLearner<'_> {
         Ok(Loss::mean(released_loss(&next_symbol_loss(&logits, &targets)?)?))
     }
 
-    fn evaluate(&mut self, _: u64) -> Candle<Score> {
+    fn evaluate(&mut self, _: u64) -> Candle<EvalScore> {
         let nll = evaluate::stream(&self.net, &self.validation, self.block, &mut |_| ())?;
         let loss = evaluate::nats(&nll) / (nll.len() - 1) as f64;
-        Ok(Score { loss, value: -loss })
+        Ok(EvalScore { loss, value: -loss })
     }
 
     fn extra(&self) -> Vec<(String, Tensor)> {

@@ -5,21 +5,21 @@ use serde_json::Value;
 
 use super::Golden;
 use super::whole::{Checked, Computed, bounded, entry, knobs, size, weights};
-use crate::kernel::loss::cross_entropy;
-use crate::model::pair::{Document, Pair};
-use crate::model::{Backbone, Classifier, ModelConfig, Pooling};
+use effattn_kernel::loss::cross_entropy;
+use effattn_model::pair::{Document, Pair};
+use effattn_model::{Backbone, Classifier, ClassifierConfig, Pooling};
 
 /// What the specification fixes for every classifier of mechanisms that have these knobs.
 const FIXED: &[(&str, Value)] = &[("dual_ln", Value::Bool(true))];
 
 /// The model of a classifier file.
-pub(super) fn config(golden: &Golden) -> Checked<ModelConfig> {
+pub(super) fn config(golden: &Golden) -> Checked<ClassifierConfig> {
     let entry = entry(golden)?;
     let size = |key| size(golden, key);
     let pooling = golden.config.get("pooling").and_then(Value::as_str).unwrap_or_default();
     let pooling = Pooling::find(pooling)
         .ok_or_else(|| golden.wrong(format!("its pooling {pooling:?} is not known")))?;
-    let config = ModelConfig {
+    let config = ClassifierConfig {
         entry,
         knobs: knobs(golden, entry, FIXED)?,
         backbone: Backbone::new(size("layers")?, size("d")?, size("H")?, size("F")?),

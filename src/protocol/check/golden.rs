@@ -8,7 +8,7 @@ use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 use serde_json::{Map, Value};
 
-use super::{CheckError, Verdict};
+use super::{CheckError, FileVerdict};
 
 /// Most multiply-adds of an attention core that a golden file may ask for, a hundred times what shipped ones do.
 const MOST_MACS: u64 = 1 << 26;
@@ -106,8 +106,8 @@ impl Golden {
     }
 
     /// A verdict without comparisons.
-    pub(super) fn verdict(&self) -> Verdict {
-        Verdict {
+    pub(super) fn verdict(&self) -> FileVerdict {
+        FileVerdict {
             name: self.stem.clone(),
             mechanism: self.meta("mechanism").into(),
             error_over_tolerance: 0.0,
@@ -130,7 +130,7 @@ impl Golden {
     /// one entry per row of the last dimension.
     pub(super) fn compare(
         &self,
-        verdict: &mut Verdict,
+        verdict: &mut FileVerdict,
         name: &str,
         got: &Tensor,
         keep: Option<&[f32]>,

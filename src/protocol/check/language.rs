@@ -6,11 +6,13 @@ use serde_json::Value;
 
 use super::Golden;
 use super::whole::{Checked, Computed, bounded, entry, knobs, size, weights};
-use crate::kernel::block::Residual;
-use crate::model::Backbone;
-use crate::model::evaluate::{bits_per_symbol, nats, overlap, single, stream};
-use crate::model::family::Loss;
-use crate::model::lm::{Cache, LanguageModel, LmConfig, LmForm, Start, next_symbol_loss, released_loss};
+use effattn_kernel::block::Residual;
+use effattn_model::Backbone;
+use effattn_model::char_lm::{
+    Cache, CharLm, CharLmConfig, LmVariant, Start, next_symbol_loss, released_loss,
+};
+use effattn_model::evaluate::{bits_per_symbol, nats, overlap, single, stream};
+use effattn_model::family::Loss;
 
 /// What the specification fixes for every language model of mechanisms that have these knobs.
 fn fixed() -> [(&'static str, Value); 3] {
@@ -18,7 +20,7 @@ fn fixed() -> [(&'static str, Value); 3] {
 }
 
 /// The model of a language model's file.
-pub(super) fn config(golden: &Golden) -> Checked<LmConfig> {
+pub(super) fn config(golden: &Golden) -> Checked<CharLmConfig> {
     let entry = entry(golden)?;
     let size = |key| size(golden, key);
     let word = |key: &str, words: [&str; 2]| {
@@ -26,11 +28,11 @@ pub(super) fn config(golden: &Golden) -> Checked<LmConfig> {
         let index = words.iter().position(|known| *known == word);
         index.ok_or_else(|| golden.wrong(format!("its {key} {word:?} is not known")))
     };
-    let form = LmForm {
+    let form = LmVariant {
         residual: [Residual::Raw, Residual::Normed][word("residual", ["raw", "normed"])?],
         start: [Start::Absent, Start::Zeros][word("start", ["absent", "zeros"])?],
     };
-    let config = LmConfig {
+    let config = CharLmConfig {
         entry,
         knobs: knobs(golden, entry, &fixed())?,
         backbone: Backbone::new(size("layers")?, size("d")?, size("H")?, size("F")?),
@@ -67,7 +69,7 @@ pub(super) fn compute(golden: &Golden, device: &Device) -> Checked<Computed> {
     let builder = weights(golden, device)?;
     let ids = golden.tensor("ids")?;
     let run = || {
-        let model = LanguageModel::new(&config, &builder)?;
+        let model = CharLm::new(&config, &builder)?;
         let mut cache = model.start(ids.dim(0)?)?;
         let (mut logits, mut nll, mut losses, mut released) = (vec![], vec![], vec![], vec![]);
         let mut hidden: Vec<Vec<Tensor>> = vec![Vec::new(); config.backbone.layers + 1];
@@ -98,7 +100,7 @@ pub(super) fn compute(golden: &Golden, device: &Device) -> Checked<Computed> {
 
 /// The losses of a training stream: segment after segment, the cache carried over.
 pub(super) struct Stream<'a> {
-    pub model: LanguageModel,
+    pub model: CharLm,
     pub ids: &'a Tensor,
     pub block: usize,
     pub released: bool,
@@ -124,7 +126,7 @@ pub(super) fn evaluate(golden: &Golden, device: &Device) -> Checked<Computed> {
     let ids = golden.tensor("ids")?;
     let run = || {
         let ids: Vec<u32> = ids.to_dtype(DType::U32)?.to_vec1()?;
-        let model = LanguageModel::new(&config, &builder)?;
+        let model = CharLm::new(&config, &builder)?;
         let mut computed = Computed::default();
         computed.count(&builder.finish());
         let protocols = [

@@ -4,17 +4,17 @@ use std::collections::HashMap;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 
-use super::{CheckError, Golden, Verdict};
-use crate::attention::knobs::Knobs;
-use crate::attention::{self, Config, Entry, Input, Mechanism, Shape};
-use crate::kernel::heads::{Parts, Qkv, merge, split};
-use crate::nn::params::{Builder, Params};
+use super::{CheckError, FileVerdict, Golden};
+use effattn_kernel::heads::{PackedLayout, Qkv, merge, split};
+use effattn_model::attention::knobs::Knobs;
+use effattn_model::attention::{self, AttentionInput, Mechanism, MechanismConfig, MechanismEntry, Shape};
+use effattn_model::nn::params::{ParamBuilder, Params};
 
 /// Keys of `config` that are shapes, not knobs.
 const SHAPE_KEYS: &[&str] = &["B", "H", "N", "Nk", "D", "mem", "min_hash_margin", "cls"];
 
 /// Checks one file with separate tensors and, where the shapes allow it, with packed rows too.
-pub(super) fn check(golden: &Golden, device: &Device) -> std::result::Result<Verdict, CheckError> {
+pub(super) fn check(golden: &Golden, device: &Device) -> std::result::Result<FileVerdict, CheckError> {
     let name = golden.meta("mechanism");
     let entry = attention::find(name).ok_or_else(|| CheckError::UnknownMechanism {
         file: golden.file.clone(),
@@ -33,8 +33,8 @@ pub(super) fn check(golden: &Golden, device: &Device) -> std::result::Result<Ver
 /// One file made ready to run.
 struct Case<'a> {
     golden: &'a Golden,
-    entry: &'static Entry,
-    config: Config,
+    entry: &'static MechanismEntry,
+    config: MechanismConfig,
     shape: Shape,
     memory: usize,
     inputs: HashMap<String, Var>,
@@ -71,7 +71,7 @@ const INPUTS: &[&str] = &["q", "k", "v", "x", "q_cls", "k_cls", "v_cls", "q_glob
 impl<'a> Case<'a> {
     fn new(
         golden: &'a Golden,
-        entry: &'static Entry,
+        entry: &'static MechanismEntry,
         device: &Device,
     ) -> std::result::Result<Self, CheckError> {
         let is_knob = |key: &str| entry.knobs.iter().any(|knob| knob.name == key);
@@ -93,7 +93,8 @@ impl<'a> Case<'a> {
         fits(golden, &shape)?;
         (entry.validate)(&knobs, &shape).map_err(|error| golden.refused(error))?;
         golden.affordable((entry.cost)(&knobs, &shape).core_macs)?;
-        let config = Config { knobs, heads, head_dim, width, max_len: queries.max(keys), causal, layer: 0 };
+        let config =
+            MechanismConfig { knobs, heads, head_dim, width, max_len: queries.max(keys), causal, layer: 0 };
         let vars = INPUTS.iter().filter_map(|name| {
             golden
                 .tensors
@@ -113,7 +114,7 @@ impl<'a> Case<'a> {
     }
 
     /// Compares the multiply-adds.
-    fn count(&self, verdict: &mut Verdict) -> std::result::Result<(), CheckError> {
+    fn count(&self, verdict: &mut FileVerdict) -> std::result::Result<(), CheckError> {
         let want: u64 = self.golden.meta("macs").parse().map_err(|_| CheckError::NotGolden {
             file: self.golden.file.clone(),
             reason: "its macs are not a whole number".into(),
@@ -125,7 +126,7 @@ impl<'a> Case<'a> {
         Ok(())
     }
 
-    fn run(&self, verdict: &mut Verdict, packed: bool) -> std::result::Result<(), CheckError> {
+    fn run(&self, verdict: &mut FileVerdict, packed: bool) -> std::result::Result<(), CheckError> {
         let golden = self.golden;
         let (results, params) = self.evaluate(packed).map_err(|error| golden.refused(error))?;
         let keep = self.kept_rows().map_err(|error| golden.refused(error))?;
@@ -160,7 +161,7 @@ impl<'a> Case<'a> {
         let given = self.golden.tensors.iter();
         let given = given.filter(|(name, _)| !INPUTS.contains(&name.as_str()));
         let given = given.map(|(name, tensor)| Ok((name.clone(), tensor.to_device(&self.device)?)));
-        let builder = Builder::given(given.collect::<Result<_>>()?, &self.device, true);
+        let builder = ParamBuilder::given(given.collect::<Result<_>>()?, &self.device, true);
         let mechanism: Box<dyn Mechanism> = (self.entry.build)(&self.config, &builder)?;
         let params = builder.finish();
         let rows = if packed { Some(self.pack()?) } else { None };
@@ -175,7 +176,7 @@ impl<'a> Case<'a> {
             get("q").is_some().then(|| Qkv::Separate { q: get("q"), k: get("k"), v: get("v") })
         };
         let (cls, global, x) = (triple("cls"), triple("global"), self.input("x"));
-        let output = mechanism.forward(&Input {
+        let output = mechanism.forward(&AttentionInput {
             qkv: &qkv,
             x: x.as_ref(),
             mask: self.mask.as_ref(),
@@ -219,7 +220,7 @@ impl<'a> Case<'a> {
     }
 
     /// The rows `[q | k | v]` of what the file has.
-    fn pack(&self) -> Result<(Var, Parts)> {
+    fn pack(&self) -> Result<(Var, PackedLayout)> {
         let (mut pieces, mut index) = (Vec::new(), [None; 3]);
         for (slot, name) in ["q", "k", "v"].iter().enumerate() {
             if let Some(var) = self.inputs.get(*name) {
@@ -228,7 +229,7 @@ impl<'a> Case<'a> {
             }
         }
         let [q, k, v] = index;
-        let parts = Parts { q, k, v, count: pieces.len() };
+        let parts = PackedLayout { q, k, v, count: pieces.len() };
         Ok((Var::from_tensor(&Tensor::cat(&pieces, 2)?)?, parts))
     }
 }

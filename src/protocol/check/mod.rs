@@ -3,11 +3,11 @@
 //! A golden file is a safetensors file whose metadata choose mechanism, variant and knobs and give a
 //! tolerance per tensor (`docs/spec/SPEC-*.md`). One verdict per file, with its worst tensor.
 
+pub mod builtin;
 mod classifier;
 mod golden;
 mod language;
 mod mechanism;
-pub mod shipped;
 mod train;
 mod vision;
 mod whole;
@@ -48,7 +48,7 @@ pub enum CheckError {
 
 /// The result of one file.
 #[derive(Clone, Debug)]
-pub struct Verdict {
+pub struct FileVerdict {
     /// File stem.
     pub name: String,
     /// Mechanism.
@@ -61,9 +61,9 @@ pub struct Verdict {
     pub problem: Option<String>,
 }
 
-impl Verdict {
+impl FileVerdict {
     /// Whether the file is reproduced.
-    pub fn green(&self) -> bool {
+    pub fn passed(&self) -> bool {
         self.problem.is_none() && self.error_over_tolerance <= 1.0
     }
 
@@ -87,7 +87,7 @@ impl Verdict {
 ///
 /// # Errors
 /// A file that is no golden file, or that the mechanism refuses.
-pub fn check_bytes(file: &str, bytes: &[u8], device: &Device) -> Result<Verdict, CheckError> {
+pub fn check_bytes(file: &str, bytes: &[u8], device: &Device) -> Result<FileVerdict, CheckError> {
     let golden = Golden::read(file, bytes)?;
     match golden.meta("level") {
         "" if golden.meta("family") == "vision" => vision::check(&golden, device),
@@ -111,8 +111,8 @@ mod tests {
     #[test]
     fn a_config_that_asks_for_more_than_a_golden_file_has_is_refused_before_anything_is_allocated() {
         let (name, bytes) =
-            shipped::SHIPPED.iter().find(|(name, _)| name.starts_with("local-lraquirk")).unwrap();
-        assert!(check_bytes(name, bytes, &Device::Cpu).unwrap().green());
+            builtin::BUILTIN_FILES.iter().find(|(name, _)| name.starts_with("local-lraquirk")).unwrap();
+        assert!(check_bytes(name, bytes, &Device::Cpu).unwrap().passed());
         let front = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
         let mut header: serde_json::Value = serde_json::from_slice(&bytes[8..front]).unwrap();
         let config = header["__metadata__"]["config"].as_str().unwrap();

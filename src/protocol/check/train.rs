@@ -7,25 +7,25 @@ use serde_json::Value;
 use super::language::Stream;
 use super::whole::{Checked, Computed, weights};
 use super::{Golden, classifier, language, words};
-use crate::model::Classifier;
-use crate::model::family::Loss;
-use crate::model::family::classifier::classification_loss;
-use crate::model::lm::LanguageModel;
-use crate::model::roberta::Roberta;
-use crate::model::word_lm::WordLm;
-use crate::train::optim::{AdamW, Method, Nesterov};
+use crate::train::optim::{AdamW, Nesterov, OptimizerConfig};
 use crate::train::schedule::Schedule;
 use crate::train::step::{Step, Trainer};
+use effattn_model::Classifier;
+use effattn_model::char_lm::CharLm;
+use effattn_model::family::Loss;
+use effattn_model::family::classifier::classification_loss;
+use effattn_model::roberta::Roberta;
+use effattn_model::word_lm::WordLm;
 
 /// What `config.optimizer` says.
-struct Plan {
-    optimizer: Method,
+struct TrajectoryConfig {
+    optimizer: OptimizerConfig,
     schedule: Schedule,
     steps: usize,
     snapshots: Vec<usize>,
 }
 
-impl Plan {
+impl TrajectoryConfig {
     fn read(golden: &Golden) -> Checked<Self> {
         let settings = golden.config.get("optimizer").cloned().unwrap_or_default();
         let number = |key: &str| {
@@ -61,9 +61,11 @@ impl Plan {
         let clip = settings.get("clip").and_then(Value::as_f64).filter(|clip| *clip > 0.0); // 0: no clipping
         let adam = || Ok(AdamW { beta2: number("beta2")?, eps: number("eps")?, weight_decay, clip });
         let optimizer = match settings.get("optimizer").and_then(Value::as_str) {
-            None | Some("adamw") => Method::AdamW(adam()?),
-            Some("adam") => Method::Adam(adam()?),
-            Some("nag") => Method::Nesterov(Nesterov { momentum: number("momentum")?, weight_decay, clip }),
+            None | Some("adamw") => OptimizerConfig::AdamW(adam()?),
+            Some("adam") => OptimizerConfig::Adam(adam()?),
+            Some("nag") => {
+                OptimizerConfig::Nesterov(Nesterov { momentum: number("momentum")?, weight_decay, clip })
+            }
             Some(other) => return Err(golden.wrong(format!("its optimizer {other:?} is not known"))),
         };
         let snapshots = settings.get("snapshots").and_then(Value::as_array).into_iter().flatten();
@@ -74,7 +76,7 @@ impl Plan {
 
 /// What this build computes for the file.
 pub(super) fn compute(golden: &Golden, device: &Device) -> Checked<Computed> {
-    let plan = Plan::read(golden)?;
+    let plan = TrajectoryConfig::read(golden)?;
     if golden.meta("family") == "text" {
         return text(golden, &plan, device);
     }
@@ -82,7 +84,7 @@ pub(super) fn compute(golden: &Golden, device: &Device) -> Checked<Computed> {
 }
 
 /// A classifier: batch s is used in step s.
-fn batches(golden: &Golden, plan: &Plan, device: &Device) -> Checked<Computed> {
+fn batches(golden: &Golden, plan: &TrajectoryConfig, device: &Device) -> Checked<Computed> {
     let builder = weights(golden, device)?;
     let config = classifier::config(golden)?;
     let inputs = [golden.tensor("ids")?, golden.tensor("mask")?, golden.tensor("labels")?];
@@ -99,7 +101,7 @@ fn batches(golden: &Golden, plan: &Plan, device: &Device) -> Checked<Computed> {
 }
 
 /// A language model: segment s is used in step s, the cache is carried over.
-fn stream(golden: &Golden, plan: &Plan, device: &Device) -> Checked<Computed> {
+fn stream(golden: &Golden, plan: &TrajectoryConfig, device: &Device) -> Checked<Computed> {
     let config = language::config(golden)?;
     let released = match golden.config.get("targets").and_then(Value::as_str) {
         Some("all") => false,
@@ -109,7 +111,7 @@ fn stream(golden: &Golden, plan: &Plan, device: &Device) -> Checked<Computed> {
     let builder = weights(golden, device)?;
     let ids = golden.tensor("ids")?;
     let run = || {
-        let model = LanguageModel::new(&config, &builder)?;
+        let model = CharLm::new(&config, &builder)?;
         let cache = model.start(ids.dim(0)?)?;
         let mut stream = Stream { model, ids, block: config.block, released, cache };
         let trainer = Trainer::new(builder.finish(), plan.optimizer, plan.schedule)?;
@@ -119,7 +121,7 @@ fn stream(golden: &Golden, plan: &Plan, device: &Device) -> Checked<Computed> {
 }
 
 /// A word language model or an encoder: batch s is used in step s, and the norm of its gradient is a result.
-fn text(golden: &Golden, plan: &Plan, device: &Device) -> Checked<Computed> {
+fn text(golden: &Golden, plan: &TrajectoryConfig, device: &Device) -> Checked<Computed> {
     let builder = weights(golden, device)?;
     let ids = golden.tensor("ids")?;
     let masked = golden.tensors.contains_key("labels");
@@ -159,7 +161,7 @@ fn text(golden: &Golden, plan: &Plan, device: &Device) -> Checked<Computed> {
 /// Makes the file's steps on the losses that `loss` computes, with snapshots of all weights.
 fn follow(
     golden: &Golden,
-    plan: &Plan,
+    plan: &TrajectoryConfig,
     mut trainer: Trainer,
     loss: impl FnMut(usize) -> Result<Loss>,
 ) -> Result<Computed> {
@@ -169,7 +171,7 @@ fn follow(
 /// [`follow`], with something done before every step.
 fn follow_with(
     golden: &Golden,
-    plan: &Plan,
+    plan: &TrajectoryConfig,
     trainer: &mut Trainer,
     mut loss: impl FnMut(usize) -> Result<Loss>,
     mut before: impl FnMut(usize) -> Result<()>,

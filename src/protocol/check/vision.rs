@@ -5,24 +5,24 @@ use candle_core::{DType, Device, Result, Tensor};
 use serde_json::Value;
 
 use super::whole::{Checked, Computed, size, weights_and_states};
-use super::{CheckError, Golden, Verdict};
-use crate::attention::ls2d::{LongShort2d, LongShort2dConfig, Names};
-use crate::kernel::conv::Window;
-use crate::kernel::heads::split;
-use crate::kernel::linear::linear;
-use crate::model::vision::cvt::{self, Cvt, CvtConfig};
-use crate::model::vision::resnet::{ResNet, ResNetConfig};
-use crate::model::vision::similarity::{corruption_error, patch_cosine};
-use crate::model::vision::vil::{self, Vil, VilConfig, full_2d};
-use crate::model::vision::vit::{Vit, VitConfig};
-use crate::model::vision::{Classified, Flops, Run};
-use crate::nn::params::{Builder, Init};
-use crate::pattern::Grid;
+use super::{CheckError, FileVerdict, Golden};
+use effattn_kernel::conv::ConvGeometry;
+use effattn_kernel::heads::split;
+use effattn_kernel::linear::linear;
+use effattn_model::attention::ls2d::{LongShort2d, LongShort2dConfig, Names};
+use effattn_model::nn::params::{Init, ParamBuilder};
+use effattn_model::vision::cvt::{self, Cvt, CvtConfig};
+use effattn_model::vision::resnet::{ResNet, ResNetConfig};
+use effattn_model::vision::similarity::{corruption_error, patch_cosine};
+use effattn_model::vision::vil::{self, Vil, VilConfig, full_2d};
+use effattn_model::vision::vit::{Vit, VitConfig};
+use effattn_model::vision::{ClassifierOutput, Flops, ForwardOptions};
+use effattn_record::pattern::Grid2d;
 
 /// One file with the builder of its leaves.
 struct Case<'a> {
     golden: &'a Golden,
-    builder: Builder,
+    builder: ParamBuilder,
     device: &'a Device,
 }
 
@@ -40,7 +40,7 @@ fn largest(value: &Value) -> u64 {
 }
 
 /// Checks one file.
-pub(super) fn check(golden: &Golden, device: &Device) -> Checked<Verdict> {
+pub(super) fn check(golden: &Golden, device: &Device) -> Checked<FileVerdict> {
     let found = golden.config.values().map(largest).max().unwrap_or(0);
     if found > LARGEST {
         return Err(golden.wrong(format!("its config has {found}; a file of images has at most {LARGEST}")));
@@ -87,8 +87,8 @@ impl Case<'_> {
         computed.gradients(self.golden, &self.builder, &loss)
     }
 
-    fn grid(&self) -> Checked<Grid> {
-        Ok(Grid { rows: size(self.golden, "rows")?, cols: size(self.golden, "cols")? })
+    fn grid(&self) -> Checked<Grid2d> {
+        Ok(Grid2d { rows: size(self.golden, "rows")?, cols: size(self.golden, "cols")? })
     }
 
     fn flag(&self, key: &str) -> bool {
@@ -149,10 +149,10 @@ impl Case<'_> {
     }
 
     /// Logits and Figure 6's values of every block.
-    fn classified(&self, forward: impl FnOnce(&Tensor) -> Result<Classified>) -> Checked<Computed> {
+    fn classified(&self, forward: impl FnOnce(&Tensor) -> Result<ClassifierOutput>) -> Checked<Computed> {
         let image = self.leaf("image")?;
         self.run(|| {
-            let Classified { logits, blocks } = forward(&image)?;
+            let ClassifierOutput { logits, blocks } = forward(&image)?;
             let mut computed = Computed::of("out", logits);
             if self.golden.tensors.contains_key("cosine") {
                 let all = blocks.iter().map(|(x, skip)| patch_cosine(x, *skip));
@@ -179,8 +179,8 @@ impl Case<'_> {
     }
 
     /// How the file's model runs.
-    fn pass(&self) -> Run {
-        Run { train: self.flag("train"), ..Run::LOOK }
+    fn pass(&self) -> ForwardOptions {
+        ForwardOptions { train: self.flag("train"), ..ForwardOptions::LOOK }
     }
 
     fn vil(&self) -> Checked<(Computed, Flops)> {
@@ -216,7 +216,7 @@ impl Case<'_> {
         let (kernels, strides, pads) = (all("kernels")?, all("strides")?, all("pads")?);
         let (dims, heads, w, r) = (all("dims")?, all("heads")?, all("w")?, all("r")?);
         let stage = |at: usize| cvt::Stage {
-            window: Window { size: kernels[at], stride: strides[at], pad: pads[at] },
+            window: ConvGeometry { size: kernels[at], stride: strides[at], pad: pads[at] },
             width: dims[at],
             heads: heads[at],
             depth: depths[at],

@@ -5,23 +5,23 @@ use std::collections::BTreeMap;
 use candle_core::{Device, Result, Tensor};
 use serde_json::{Map, Value};
 
-use super::{CheckError, Golden, Verdict};
-use crate::attention::knobs::Knobs;
-use crate::attention::{self, Entry};
-use crate::model::family::Resolved;
-use crate::nn::params::{Builder, Params};
+use super::{CheckError, FileVerdict, Golden};
+use effattn_model::attention::knobs::Knobs;
+use effattn_model::attention::{self, MechanismEntry};
+use effattn_model::family::Architecture;
+use effattn_model::nn::params::{ParamBuilder, Params};
 
 pub(super) type Checked<T> = std::result::Result<T, CheckError>;
 
 /// The mechanism a file names.
-pub(super) fn entry(golden: &Golden) -> Checked<&'static Entry> {
+pub(super) fn entry(golden: &Golden) -> Checked<&'static MechanismEntry> {
     let name = golden.meta("mechanism");
     attention::find(name)
         .ok_or_else(|| CheckError::UnknownMechanism { file: golden.file.clone(), mechanism: name.to_owned() })
 }
 
 /// The settings of `entry` in the file's config, over those that the specification fixes.
-pub(super) fn knobs(golden: &Golden, entry: &Entry, fixed: &[(&str, Value)]) -> Checked<Knobs> {
+pub(super) fn knobs(golden: &Golden, entry: &MechanismEntry, fixed: &[(&str, Value)]) -> Checked<Knobs> {
     // compat stands for three other keys, which are in the config too
     let known = |name: &str| name != "compat" && entry.knobs.iter().any(|knob| knob.name == name);
     let fixed = fixed.iter().map(|(name, value)| (String::from(*name), value.clone()));
@@ -36,30 +36,34 @@ pub(super) fn size(golden: &Golden, key: &str) -> Checked<usize> {
 }
 
 /// `config`, if it can be built and is no larger than the model of a golden file.
-pub(super) fn bounded<C: Resolved>(golden: &Golden, config: C) -> Checked<C> {
-    Resolved::validate(&config).map_err(|error| golden.wrong(error.to_string()))?;
-    golden.affordable(config.core_macs(1, config.longest()))?;
+pub(super) fn bounded<C: Architecture>(golden: &Golden, config: C) -> Checked<C> {
+    Architecture::validate(&config).map_err(|error| golden.wrong(error.to_string()))?;
+    golden.affordable(config.core_macs(1, config.max_len()))?;
     Ok(config)
 }
 
 /// A builder that hands out the file's weights.
-pub(super) fn weights(golden: &Golden, device: &Device) -> Checked<Builder> {
+pub(super) fn weights(golden: &Golden, device: &Device) -> Checked<ParamBuilder> {
     given(golden, golden.leaves.iter(), device)
 }
 
 /// A builder that hands out the file's weights and running statistics.
-pub(super) fn weights_and_states(golden: &Golden, device: &Device) -> Checked<Builder> {
+pub(super) fn weights_and_states(golden: &Golden, device: &Device) -> Checked<ParamBuilder> {
     let running = |name: &&String| name.ends_with("running_mean") || name.ends_with("running_var");
     let states = golden.tensors.keys().filter(running).filter(|name| !name.starts_with("new_"));
     given(golden, golden.leaves.iter().chain(states), device)
 }
 
-fn given<'a>(golden: &Golden, names: impl Iterator<Item = &'a String>, device: &Device) -> Checked<Builder> {
+fn given<'a>(
+    golden: &Golden,
+    names: impl Iterator<Item = &'a String>,
+    device: &Device,
+) -> Checked<ParamBuilder> {
     let tensors = names.map(|name| {
         let tensor = golden.tensor(name)?.to_device(device).map_err(|error| golden.refused(error))?;
         Ok((name.clone(), tensor))
     });
-    Ok(Builder::given(tensors.collect::<Checked<_>>()?, device, true))
+    Ok(ParamBuilder::given(tensors.collect::<Checked<_>>()?, device, true))
 }
 
 /// Everything this build computed for a file.
@@ -106,7 +110,7 @@ impl Computed {
     }
 
     /// Ends building and adds the gradient of `loss` for every weight.
-    pub fn gradients(&mut self, golden: &Golden, builder: &Builder, loss: &Tensor) -> Result<()> {
+    pub fn gradients(&mut self, golden: &Golden, builder: &ParamBuilder, loss: &Tensor) -> Result<()> {
         let params = builder.finish();
         self.count(&params);
         let grads = loss.backward()?;
@@ -117,7 +121,7 @@ impl Computed {
     }
 
     /// Compares every result that the file lists, and the number of parameters.
-    pub fn verdict(&self, golden: &Golden) -> Checked<Verdict> {
+    pub fn verdict(&self, golden: &Golden) -> Checked<FileVerdict> {
         let mut verdict = golden.verdict();
         let (got, want) = (self.parameters, golden.meta("parameters"));
         if want != got.to_string() {
@@ -130,13 +134,13 @@ impl Computed {
     }
 
     /// Compares everything that the file has a tolerance for.
-    pub fn all(&self, golden: &Golden) -> Checked<Verdict> {
+    pub fn all(&self, golden: &Golden) -> Checked<FileVerdict> {
         let mut verdict = golden.verdict();
         self.compare(golden, &mut verdict, &golden.compared())?;
         Ok(verdict)
     }
 
-    fn compare(&self, golden: &Golden, verdict: &mut Verdict, names: &[String]) -> Checked<()> {
+    fn compare(&self, golden: &Golden, verdict: &mut FileVerdict, names: &[String]) -> Checked<()> {
         for name in names {
             match self.tensors.get(name) {
                 Some((tensor, keep)) => golden.compare(verdict, name, tensor, keep.as_deref())?,

@@ -5,13 +5,13 @@ use serde_json::Value;
 
 use super::Golden;
 use super::whole::{Checked, Computed, bounded, entry, knobs, size, weights};
-use crate::kernel::loss::cross_entropy;
-use crate::model::Backbone;
-use crate::model::roberta::{Roberta, RobertaConfig, Top};
-use crate::model::word_lm::{Windows, WordLm, WordLmConfig, perplexity, stream_nll};
-use crate::nn::PADDING;
-use crate::nn::adaptive::{Adaptive, AdaptiveConfig, Tie};
-use crate::nn::dropout::Dropout;
+use effattn_kernel::embedding::PADDING;
+use effattn_kernel::loss::cross_entropy;
+use effattn_model::Backbone;
+use effattn_model::nn::adaptive::{AdaptiveConfig, AdaptiveSoftmax, Tie};
+use effattn_model::nn::dropout::Dropout;
+use effattn_model::roberta::{Roberta, RobertaConfig, Top};
+use effattn_model::word_lm::{EvalWindows, WordLm, WordLmConfig, perplexity, stream_nll};
 
 /// A tensor of ids on `device`.
 fn ids(golden: &Golden, name: &str, device: &Device) -> Checked<Tensor> {
@@ -54,9 +54,9 @@ pub(super) fn adaptive(golden: &Golden, device: &Device) -> Checked<Computed> {
     let grad_embedded = golden.tensor("grad_embedded")?;
     let builder = weights(golden, device)?;
     let run = || {
-        let adaptive = Adaptive::new(&config, &builder)?;
+        let adaptive = AdaptiveSoftmax::new(&config, &builder)?;
         let (b, n) = inputs.dims2()?;
-        let hidden = builder.param("hidden", &[b, n, config.width], crate::nn::params::Init::ZERO)?;
+        let hidden = builder.param("hidden", &[b, n, config.width], effattn_model::nn::params::Init::ZERO)?;
         let rows = hidden.reshape((b * n, config.width))?;
         let embedded = adaptive.embed(&inputs)?;
         let flat = targets.flatten_all()?.to_vec1::<u32>()?;
@@ -135,7 +135,7 @@ pub(super) fn word_lm_eval(golden: &Golden, device: &Device) -> Checked<Computed
         let mut computed = Computed::default();
         computed.count(&builder.finish());
         for (name, context) in [("block", 0), ("context", context)] {
-            let nll = stream_nll(&model, &stream, Windows { window, context }, 3, |_| ())?;
+            let nll = stream_nll(&model, &stream, EvalWindows { window, context }, 3, |_| ())?;
             computed.put(&format!("ppl_{name}"), Tensor::new(perplexity(&nll) as f32, &Device::Cpu)?);
             computed.put(&format!("nll_{name}"), Tensor::new(nll.as_slice(), &Device::Cpu)?);
         }

@@ -5,13 +5,13 @@ pub mod plan;
 pub mod recipe;
 pub mod worker;
 
-use super::curve::LearningCurve;
-use super::table::{Protocol, Quick, Shown, Tasks};
+use super::curve::CurveSpec;
+use super::definition::{Protocol, Quick, ResultView, Tasks};
 use super::training;
-use crate::config::settings::groups::{MACHINE, TRAINING};
-use crate::data;
-use crate::model::family::masked_lm;
-use crate::record::Metric;
+use effattn_data as data;
+use effattn_model::family::masked_lm;
+use effattn_record::Metric;
+use effattn_record::config::settings::groups::{MACHINE, TRAINING};
 
 /// The table line.
 pub static PROTOCOL: Protocol = Protocol {
@@ -48,30 +48,30 @@ pub static PROTOCOL: Protocol = Protocol {
     defaults: plan::defaults,
     cells: plan::cells,
     prepare: plan::prepare,
-    amount: plan::amount,
-    price: Some(training::price::<plan::Request>),
-    together: |_, _| false,
-    compute: training::compute::<plan::Request>,
-    ended: training::ended,
+    summary: plan::amount,
+    estimate: Some(training::estimate::<plan::FinetuneRequest>),
+    same_group: |_, _| false,
+    compute: training::compute::<plan::FinetuneRequest>,
+    failure_rows: training::ended,
     work: worker::work,
     metrics: &[Metric {
         name: "accuracy",
         title: "Accuracy on the dev split (GLUE) or the test split",
         unit: "accuracy %",
-        less: false,
+        lower_is_better: false,
     }],
-    shown: Shown::Trained,
-    curve: Some(LearningCurve {
+    view: ResultView::Trained,
+    curve: Some(CurveSpec {
         column: "validation_accuracy",
         axis: "validation accuracy, %",
         unit: "%",
         value: |score| score.value,
         less: false,
     }),
-    keeps: true,
-    checks: false,
-    passes_on: &[],
-    instead: None,
+    reuses_finished: true,
+    needs_golden_check: false,
+    delegates_to: &[],
+    alternative: None,
 };
 
 const EXAMPLES: &str = "\

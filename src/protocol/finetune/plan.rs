@@ -6,26 +6,29 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::recipe::{self, Recipe};
-use crate::attention::choose::Choice;
-use crate::config::grid::{Lengths, Seeds, Words};
-use crate::config::settings::Settings;
-use crate::data::tokenizer::Tokenizer;
-use crate::data::{self, Labelled, Reading, Split};
-use crate::model::family::{Asked, Resolved, SpecError, masked_lm};
-use crate::model::roberta::{RobertaConfig, Top};
-use crate::protocol::grid::{Defaults, Flags, Grid, Pick, PlanError, listed, tasks};
-use crate::protocol::model_spec::{ModelSpec, settle};
+use crate::protocol::definition::{DataDirs, Prepared};
+use crate::protocol::grid::{Grid, GridDefaults, GridEntry, GridFlags, PlanError, listed, tasks};
+use crate::protocol::model_spec::{ModelSpec, resolve_or_unsupported};
+use crate::protocol::pretrained_start::{self, StartEncoder};
 use crate::protocol::runner::request;
-use crate::protocol::start::{self, Start};
-use crate::protocol::table::{Folders, Prepared};
-use crate::protocol::training::{Differences, Job, RATE, incomplete, one_of_each, parts};
-use crate::record::Pass;
+use crate::protocol::training::{
+    ProtocolDiff, RATE, TrainingRequest, incomplete, micro_batches, one_of_each,
+};
 use crate::run::plan::{Cell, Plan};
 use crate::train::pretrained::Pretrained;
+use effattn_data as data;
+use effattn_data::tokenizer::Tokenizer;
+use effattn_data::{LabelledTexts, LoadOptions, Split};
+use effattn_model::attention::choose::MechanismChoice;
+use effattn_model::family::{Architecture, ModelRequest, ResolveError, masked_lm};
+use effattn_model::roberta::{RobertaConfig, Top};
+use effattn_record::Pass;
+use effattn_record::config::lists::{Lengths, Seeds, Words};
+use effattn_record::config::settings::Settings;
 
 /// What the worker of a cell is asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Request {
+pub struct FinetuneRequest {
     /// Task.
     pub task: String,
     /// The model; its length is the most ids of an input.
@@ -51,7 +54,7 @@ pub struct Request {
     /// So many examples of each split; absent: all.
     pub limit: Option<u64>,
     /// How data are read.
-    pub reading: Reading,
+    pub reading: LoadOptions,
 }
 
 /// Preset where nothing is said and nothing is started from.
@@ -64,7 +67,7 @@ const SEED: u64 = 1;
 const PADDED: &[(&str, u64)] = &[("sst-2", 40), ("qqp", 75), ("mnli", 113)];
 
 /// What `finetune` does where nothing is said.
-pub fn defaults(flags: &Flags) -> Defaults {
+pub fn defaults(flags: &GridFlags) -> GridDefaults {
     let task = |name: &str| Some(Words(vec![name.to_owned()]));
     let whole = Settings { task: task("sst-2"), ..Settings::NONE };
     let quick = Settings {
@@ -80,25 +83,25 @@ pub fn defaults(flags: &Flags) -> Defaults {
         ..Settings::NONE
     };
     // an encoder brings its sizes
-    let sized = flags.quick && flags.said().from.is_none();
+    let sized = flags.quick && flags.user_settings().from.is_none();
     let quick = if sized {
         quick
     } else {
         Settings { preset: None, layers: None, width: None, heads: None, ffn: None, ..quick }
     };
-    Defaults { settings: if flags.quick { quick } else { whole }, models: "full" }
+    GridDefaults { settings: if flags.quick { quick } else { whole }, models: "full" }
 }
 
 /// The model of `request`.
 ///
 /// # Errors
 /// Unknown names, impossible sizes, a mechanism that cannot do this.
-pub fn model(request: &Request, choice: &Choice) -> Result<RobertaConfig, SpecError> {
-    let classes = data::text_task(&request.task).map_err(SpecError::wrong)?.1.classes.len();
-    let asked = Asked {
+pub fn model(request: &FinetuneRequest, choice: &MechanismChoice) -> Result<RobertaConfig, ResolveError> {
+    let classes = data::text_task(&request.task).map_err(ResolveError::wrong)?.1.classes.len();
+    let asked = ModelRequest {
         len: Some(request.positions as usize),
         vocab: Some(request.vocab as usize),
-        ..request.spec.asked(choice)
+        ..request.spec.model_request(choice)
     };
     let config = masked_lm::config(&asked)?;
     let config = RobertaConfig { eps: request.eps, top: Top::Classes(classes), ..config };
@@ -114,8 +117,8 @@ pub fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
     let (mut cells, mut hashes) = (Vec::new(), BTreeMap::new());
     for task in tasks(grid) {
         data::text_task(&task).map_err(PlanError::new)?;
-        for pick in grid.picks.iter().filter(|pick| pick.runs(&task)) {
-            let start = start::of(pick, &mut hashes)?;
+        for pick in grid.entries.iter().filter(|pick| pick.runs(&task)) {
+            let start = pretrained_start::of(pick, &mut hashes)?;
             for seed in pick.settings.seeds.clone().unwrap_or(Seeds(vec![SEED])).0 {
                 cells.push(cell(grid, pick, (&task, start.as_ref()), (seed, threads))?);
             }
@@ -130,25 +133,25 @@ pub fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
 
 fn cell(
     grid: &Grid,
-    pick: &Pick,
-    (task, start): (&str, Option<&Start>),
+    pick: &GridEntry,
+    (task, start): (&str, Option<&StartEncoder>),
     (seed, threads): (u64, usize),
 ) -> Result<Cell, PlanError> {
     let encoder = start.map(|start| start.hash.clone());
     let start = start.map(|start| &start.encoder);
     let settings = &pick.settings;
     let (len, batch) = one_of_each(settings, "finetune")?;
-    let (preset, sizes) = start::sizes(pick, start, PRESET)?;
+    let (preset, sizes) = pretrained_start::sizes(pick, start, PRESET)?;
     let recipe = recipe::find(&preset, task, len).map_err(PlanError::new)?;
     let (len, batch) = (len.unwrap_or(recipe.len), batch.unwrap_or(recipe.batch));
-    let accumulate = parts(settings, batch, 1)?;
+    let accumulate = micro_batches(settings, batch, 1)?;
     let (vocab, positions) = match (start, masked_lm::preset(&preset)) {
         (Some(start), _) => (start.vocab, start.positions),
         (None, Some((_, vocab, positions))) => (vocab, positions),
         (None, None) => (0, 0), // the model says that there is no such preset
     };
     let spec = ModelSpec { preset, sizes, ..ModelSpec::new(pick, len, batch, Pass::Train, seed)? };
-    let request = Request {
+    let request = FinetuneRequest {
         task: task.to_owned(),
         from: start.map(|start| start.folder.display().to_string()),
         encoder,
@@ -160,7 +163,7 @@ fn cell(
         accumulate,
         every: settings.every,
         limit: settings.limit,
-        reading: Reading {
+        reading: LoadOptions {
             strict: settings.strict.unwrap_or(false),
             allow_partial: settings.allow_partial.unwrap_or(false),
             keep_close: false,
@@ -173,12 +176,12 @@ fn cell(
 /// The cell of `request`: its row, and what is printed beside it.
 fn finish(
     grid: &Grid,
-    pick: &Pick,
-    (request, recipe): (Request, &Recipe),
+    pick: &GridEntry,
+    (request, recipe): (FinetuneRequest, &Recipe),
     (start, threads): (Option<&Pretrained>, usize),
 ) -> Result<Cell, PlanError> {
     let spec = &request.spec;
-    let (config, reason) = settle(pick, |choice| model(&request, choice))?;
+    let (config, reason) = resolve_or_unsupported(pick, |choice| model(&request, choice))?;
     let mut row = spec.row("finetune", threads, config.as_ref().map(|config| config as _));
     (row.metric, row.unit) = ("accuracy".to_owned(), "%".to_owned());
     row.task = Some(request.task.clone());
@@ -187,10 +190,10 @@ fn finish(
     row.published = beside.as_ref().map(|beside| beside.published);
     if reason.is_none() {
         let differences = differences(&request, recipe, start);
-        differences.tell(beside, &mut row);
+        differences.write_to(beside, &mut row);
     }
-    let usual = Request {
-        spec: ModelSpec { len: recipe.len, batch: recipe.batch, ..spec.usual(&spec.preset) },
+    let usual = FinetuneRequest {
+        spec: ModelSpec { len: recipe.len, batch: recipe.batch, ..spec.default_spec(&spec.preset) },
         from: request.from.clone(), // where the encoder lies does not matter
         encoder: None,
         steps: recipe.steps,
@@ -198,7 +201,7 @@ fn finish(
         accumulate: 1,
         every: None,
         limit: None,
-        reading: Reading::default(),
+        reading: LoadOptions::default(),
         ..request.clone()
     };
     let words = format!("{} {} {} s{}", request.task, spec.model, spec.preset, spec.seed);
@@ -207,13 +210,13 @@ fn finish(
     let work = 3.0 * flops as f64 * (spec.batch * request.steps) as f64;
     let cell = Cell::new(&words, row, &request, &usual);
     let timeout = pick.settings.timeout.map(|time| time.0);
-    Ok(Cell { seconds: work / (RATE * threads as f64), timeout, ..cell }.refused(reason))
+    Ok(Cell { seconds: work / (RATE * threads as f64), timeout, ..cell }.with_unsupported(reason))
 }
 
 /// What `request` does otherwise than the protocol: everything that the protocol fixes is looked at.
-fn differences(request: &Request, recipe: &Recipe, start: Option<&Pretrained>) -> Differences {
+fn differences(request: &FinetuneRequest, recipe: &Recipe, start: Option<&Pretrained>) -> ProtocolDiff {
     let spec = &request.spec;
-    let mut all = Differences { settings: Vec::new(), steps: (request.steps, recipe.steps) };
+    let mut all = ProtocolDiff { settings: Vec::new(), steps: (request.steps, recipe.steps) };
     if !recipe.published {
         let small = spec.preset == recipe::SMALL_PRESET;
         let why =
@@ -243,20 +246,21 @@ fn differences(request: &Request, recipe: &Recipe, start: Option<&Pretrained>) -
 ///
 /// # Errors
 /// Data that are missing, damaged, or incomplete without permission; an encoder or tokenizer that does not fit.
-pub fn prepare(plan: &mut Plan, folders: &Folders) -> anyhow::Result<Prepared> {
+pub fn prepare(plan: &mut Plan, folders: &DataDirs) -> anyhow::Result<Prepared> {
     let mut requests = Vec::new();
     for cell in plan.cells.iter().filter(|cell| !cell.request.is_null()) {
-        requests.push(request::<Request>(cell)?);
+        requests.push(request::<FinetuneRequest>(cell)?);
     }
     let mut remarks = Vec::new();
-    let mut sets: Vec<(&str, Reading)> = Vec::new();
+    let mut sets: Vec<(&str, LoadOptions)> = Vec::new();
     let mut fitted: Vec<(&str, &str, u64)> = Vec::new();
     for request in &requests {
         let start = request.from.as_deref().map(|folder| Pretrained::open(Path::new(folder))).transpose()?;
         let (name, reading) = (request.task.as_str(), request.reading);
         if !sets.contains(&(name, reading)) || !plan.data.contains_key(&words_name(request)) {
             let set = (data::text_task(name)?.1.load)(&folders.data, reading)?;
-            plan.data.insert(words_name(request), words(request, start.as_ref(), &set)?.hash().to_owned());
+            plan.data
+                .insert(words_name(request), tokenizer(request, start.as_ref(), &set)?.hash().to_owned());
             if !sets.contains(&(name, reading)) {
                 remarks.extend(set.partial().map(|partial| incomplete(name, partial)));
                 remarks.extend(set.remarks().iter().cloned());
@@ -287,7 +291,11 @@ pub fn prepare(plan: &mut Plan, folders: &Folders) -> anyhow::Result<Prepared> {
 ///
 /// # Errors
 /// A tokenizer that cannot be read or is not the encoder's.
-pub fn words(request: &Request, start: Option<&Pretrained>, set: &Labelled) -> anyhow::Result<Tokenizer> {
+pub fn tokenizer(
+    request: &FinetuneRequest,
+    start: Option<&Pretrained>,
+    set: &LabelledTexts,
+) -> anyhow::Result<Tokenizer> {
     if let Some(start) = start {
         return Ok(start.tokenizer()?);
     }
@@ -297,9 +305,9 @@ pub fn words(request: &Request, start: Option<&Pretrained>, set: &Labelled) -> a
 }
 
 /// Name under which the checksum of the tokenizer stands in a plan.
-pub fn words_name(request: &Request) -> String {
+pub fn words_name(request: &FinetuneRequest) -> String {
     match &request.encoder {
-        Some(hash) => start::tokenizer_name(hash),
+        Some(hash) => pretrained_start::tokenizer_name(hash),
         None => format!("tokenizer of {}, {} words", request.task, request.vocab),
     }
 }
@@ -314,7 +322,7 @@ pub fn amount(plan: &Plan) -> String {
     format!("{task} · {preset} · {steps} updates · batch {batch} · length {len}")
 }
 
-impl Job for Request {
+impl TrainingRequest for FinetuneRequest {
     fn steps(&self) -> u64 {
         self.steps
     }
@@ -331,7 +339,8 @@ mod tests {
     use crate::protocol::grid::resolve;
 
     fn planned(models: &str, said: Settings) -> Result<Vec<Cell>, String> {
-        let flags = Flags { settings: said, model: Some(models.parse().unwrap()), ..Flags::default() };
+        let flags =
+            GridFlags { settings: said, model: Some(models.parse().unwrap()), ..GridFlags::default() };
         let grid = resolve(&flags, &PROTOCOL).map_err(|error| error.to_string())?;
         cells(&grid, 1).map_err(|error| error.to_string())
     }
@@ -345,7 +354,7 @@ mod tests {
         };
         let from = || at(&folder);
         let cells = planned("full,ls:w=4,r=2", Settings { from: from(), ..Settings::NONE }).unwrap();
-        let asked: Vec<Request> = cells.iter().map(|cell| request(cell).unwrap()).collect();
+        let asked: Vec<FinetuneRequest> = cells.iter().map(|cell| request(cell).unwrap()).collect();
         for request in &asked {
             assert_eq!((request.positions, request.vocab, request.spec.sizes.layers), (512, 270, Some(2)));
             assert_eq!(request.encoder.as_ref().map(String::len), Some(64));
@@ -367,10 +376,11 @@ mod tests {
     fn from_nothing_the_preset_says_what_is_trained() {
         let small = Settings { preset: Some("roberta-small".to_owned()), ..Settings::NONE };
         let cell = planned("cosformer", small).unwrap().remove(0);
-        let asked: Request = request(&cell).unwrap();
+        let asked: FinetuneRequest = request(&cell).unwrap();
         assert_eq!((asked.positions, asked.vocab, asked.steps, asked.from), (128, 8192, 4208, None));
         let config =
-            model(&Request { from: None, ..request(&cell).unwrap() }, &asked.spec.choice().unwrap()).unwrap();
+            model(&FinetuneRequest { from: None, ..request(&cell).unwrap() }, &asked.spec.choice().unwrap())
+                .unwrap();
         assert_eq!((format!("{:?}", config.knobs).contains("Int(128)"), config.top), (true, Top::Classes(2)));
         assert!(cell.row.differs.unwrap().starts_with("small: a stand-in"), "no share of a paper's protocol");
         assert_eq!(cell.row.fraction, None);

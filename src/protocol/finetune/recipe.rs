@@ -1,9 +1,10 @@
 //! How a task is fine-tuned: RoBERTa's recipe, Longformer's for long inputs, and the small stand-in of this program.
 
-use crate::data::{self, DataError};
-use crate::protocol::training::experiment::Select;
-use crate::train::optim::{AdamW, Method};
+use crate::protocol::training::experiment::WeightChoice;
+use crate::train::optim::{AdamW, OptimizerConfig};
 use crate::train::schedule::Schedule;
+use effattn_data as data;
+use effattn_data::DataError;
 
 /// The protocol of one task.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -19,7 +20,7 @@ pub struct Recipe {
     /// Highest rate.
     pub rate: f64,
     /// Which weights are tested.
-    pub select: Select,
+    pub select: WeightChoice,
     /// Whether a source has it.
     pub published: bool,
 }
@@ -58,14 +59,21 @@ pub fn find(preset: &str, task: &str, len: Option<u64>) -> Result<Recipe, DataEr
         steps: 10 * epoch,
         warmup: warmup(10 * epoch),
         rate: 1e-5,
-        select: Select::Best,
+        select: WeightChoice::Best,
         published: false,
     };
     if preset == SMALL_PRESET {
         let known = SMALL.iter().find(|(name, ..)| *name == task);
         let (epochs, len) = known.map_or((5, 128), |(_, epochs, len)| (*epochs, *len));
         let steps = epochs * epoch;
-        return Ok(Recipe { len, steps, warmup: warmup(steps), rate: 3e-4, select: Select::Last, ..base });
+        return Ok(Recipe {
+            len,
+            steps,
+            warmup: warmup(steps),
+            rate: 3e-4,
+            select: WeightChoice::Last,
+            ..base
+        });
     }
     if let ("imdb", Some(len)) = (task, len.filter(|len| *len > SHORT)) {
         // ten epochs of nine tenths of the reviews
@@ -82,7 +90,7 @@ pub fn find(preset: &str, task: &str, len: Option<u64>) -> Result<Recipe, DataEr
 
 impl Recipe {
     /// Optimizer and schedule over `steps` updates with rate `rate`: the warm-up keeps its share of the run.
-    pub fn training(&self, steps: u64, rate: f64) -> (Method, Schedule) {
+    pub fn training(&self, steps: u64, rate: f64) -> (OptimizerConfig, Schedule) {
         let adam = AdamW { beta2: 0.98, eps: 1e-6, weight_decay: 0.1, clip: None };
         let warmup = if steps == self.steps {
             self.warmup
@@ -90,7 +98,7 @@ impl Recipe {
             (self.warmup as f64 / self.steps as f64 * steps as f64).round().max(1.0) as u64
         };
         let schedule = Schedule::Polynomial { peak_lr: rate, warmup, total: steps, power: 1.0, end_lr: 0.0 };
-        (Method::Adam(adam), schedule)
+        (OptimizerConfig::Adam(adam), schedule)
     }
 }
 
@@ -103,7 +111,7 @@ mod tests {
         let sst = find("roberta-base", "sst-2", None).unwrap();
         assert_eq!(
             (sst.steps, sst.warmup, sst.len, sst.rate, sst.select),
-            (20_935, 1256, 512, 1e-5, Select::Best)
+            (20_935, 1256, 512, 1e-5, WeightChoice::Best)
         );
         let (_, schedule) = sst.training(sst.steps, sst.rate);
         assert_eq!((schedule.at(0).lr, schedule.at(1256).lr), (0.0, 1e-5));
@@ -116,7 +124,7 @@ mod tests {
 
     #[test]
     fn the_small_stand_in_is_no_protocol_of_a_paper() {
-        let presets = crate::model::family::masked_lm::FAMILY.names();
+        let presets = effattn_model::family::masked_lm::FAMILY.names();
         assert_eq!(
             presets.len(),
             3,
@@ -128,7 +136,7 @@ mod tests {
             [4208, 1405, 1562]
         );
         assert_eq!((small("imdb").len, small("mnli-sample").len), (256, 128));
-        assert!(!small("sst-2").published && small("sst-2").select == Select::Last);
+        assert!(!small("sst-2").published && small("sst-2").select == WeightChoice::Last);
         assert!(find("roberta-small", "sst2", None).unwrap_err().to_string().contains("did you mean sst-2"));
         let (_, short) = small("sst-2").training(100, 3e-4);
         assert_eq!(short.at(6).lr, 3e-4);

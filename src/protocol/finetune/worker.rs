@@ -3,38 +3,41 @@
 use candle_core::{Device, Result as Candle, Tensor};
 use serde_json::Value as Json;
 
-use super::plan::{Request, model, words, words_name};
+use super::plan::{FinetuneRequest, model, tokenizer, words_name};
 use super::recipe::{self, Recipe};
-use crate::data::tokenizer::Encoder;
-use crate::data::{self, Split, Text};
-use crate::device::rng::Stream;
-use crate::model::batch::{Batch, Input, Tokens};
-use crate::model::family::{Loss, Net, Resolved};
-use crate::model::roberta::{Roberta, RobertaConfig};
-use crate::nn::PADDING;
-use crate::nn::dropout::Noise;
-use crate::nn::params::Builder;
-use crate::protocol::start::unchanged;
-use crate::protocol::table::{Conditions, Given};
-use crate::protocol::training::experiment::{Experiment, Laboratory, Select, Train, Trained, mean, scores};
+use crate::protocol::definition::{WorkerContext, WorkerInput};
+use crate::protocol::pretrained_start::unchanged;
+use crate::protocol::training::experiment::{
+    Experiment, ExperimentDriver, TrainedWeights, TrainingDevice, WeightChoice, mean, scores,
+};
 use crate::protocol::training::worker::{candle, failed, report};
-use crate::protocol::training::{Answer, Done, Measure};
-use crate::run::outcome::Ending;
-use crate::run::worker::Link;
+use crate::protocol::training::{MetricValue, TrainingMessage, TrainingResult};
+use crate::run::outcome::CellFailure;
+use crate::run::worker::ParentLink;
 use crate::train::checkpoint::Checkpoint;
-use crate::train::optim::Method;
-use crate::train::order::Order;
+use crate::train::optim::OptimizerConfig;
+use crate::train::order::BatchOrder;
 use crate::train::pretrained::{CALIBRATION, Pretrained};
 use crate::train::schedule::Schedule;
-use crate::train::session::{Files, Learner, Score};
+use crate::train::training_loop::{CheckpointFiles, EvalScore, Trainable};
+use effattn_data as data;
+use effattn_data::tokenizer::TokenEncoder;
+use effattn_data::{Split, Text};
+use effattn_kernel::device::rng::RngStream;
+use effattn_kernel::embedding::PADDING;
+use effattn_model::batch::{Batch, ModelInput, Tokens};
+use effattn_model::family::{Architecture, Loss, Model};
+use effattn_model::nn::dropout::DropoutRng;
+use effattn_model::nn::params::ParamBuilder;
+use effattn_model::roberta::{Roberta, RobertaConfig};
 
 /// Fine-tunes until the last update or until the parent is gone, and tests.
 ///
 /// # Errors
 /// The parent is gone.
-pub fn work(link: &Link, request: Json, given: &Given) -> anyhow::Result<()> {
-    let request: Request = serde_json::from_value(request)?;
-    let result = Run::open(link, &request, &given.conditions).and_then(|run| run.train(link));
+pub fn work(link: &ParentLink, request: Json, given: &WorkerInput) -> anyhow::Result<()> {
+    let request: FinetuneRequest = serde_json::from_value(request)?;
+    let result = FinetuneExperiment::open(link, &request, &given.conditions).and_then(|run| run.train(link));
     report(link, result)
 }
 
@@ -48,10 +51,10 @@ struct Side {
 
 impl Side {
     /// The first `limit` (drawn) of `texts` in at most `most` ids each.
-    fn new(texts: &[Text], encoder: &mut Encoder, (most, limit): (usize, usize), name: &str) -> Self {
+    fn new(texts: &[Text], encoder: &mut TokenEncoder, (most, limit): (usize, usize), name: &str) -> Self {
         let mut chosen: Vec<usize> = (0..texts.len()).collect();
         if limit < chosen.len() {
-            chosen = Stream::new(0, &format!("limit/{name}")).permutation(texts.len());
+            chosen = RngStream::new(0, &format!("limit/{name}")).permutation(texts.len());
             chosen.truncate(limit);
         }
         let mut side = Self { ids: Vec::new(), labels: Vec::new(), cut: 0 };
@@ -77,7 +80,7 @@ impl Side {
         let ids: Vec<u32> = chosen.iter().flat_map(padded).collect();
         let ids = Tensor::from_vec(ids, (chosen.len(), longest), device)?;
         let labels: Vec<u32> = chosen.iter().map(|&at| self.labels[at]).collect();
-        let input = Input::Tokens(Tokens { ids, mask: None }); // padding is known by its id
+        let input = ModelInput::Tokens(Tokens { ids, mask: None }); // padding is known by its id
         Ok(Batch { input, labels: Tensor::from_vec(labels, chosen.len(), device)? })
     }
 
@@ -90,16 +93,16 @@ impl Side {
 }
 
 /// Loss and accuracy in per cent of `net` on everything of `side`.
-fn score(net: &mut Roberta, side: &Side, batch: usize, device: &Device) -> Candle<Score> {
+fn score(net: &mut Roberta, side: &Side, batch: usize, device: &Device) -> Candle<EvalScore> {
     let batches = side.sorted(batch);
     let all = scores(net, batches.iter().map(|chosen| side.batch(chosen, device)))?;
-    Ok(Score { loss: mean(&all, "loss"), value: 100.0 * mean(&all, "accuracy") })
+    Ok(EvalScore { loss: mean(&all, "loss"), value: 100.0 * mean(&all, "accuracy") })
 }
 
 /// Data, model and device of a run.
-struct Run<'a> {
-    request: &'a Request,
-    conditions: &'a Conditions,
+struct FinetuneExperiment<'a> {
+    request: &'a FinetuneRequest,
+    conditions: &'a WorkerContext,
     recipe: Recipe,
     config: RobertaConfig,
     start: Option<Pretrained>,
@@ -108,12 +111,16 @@ struct Run<'a> {
     held_out: Option<Side>,
     test: Side,
     data_share: (f64, Option<String>),
-    laboratory: Laboratory,
+    laboratory: TrainingDevice,
 }
 
-impl<'a> Run<'a> {
+impl<'a> FinetuneExperiment<'a> {
     /// Reads data, tokenizer and description of the encoder, and opens the device.
-    fn open(link: &Link, request: &'a Request, conditions: &'a Conditions) -> Result<Self, Ending> {
+    fn open(
+        link: &ParentLink,
+        request: &'a FinetuneRequest,
+        conditions: &'a WorkerContext,
+    ) -> Result<Self, CellFailure> {
         let choice = request.spec.choice().map_err(|error| failed(&error))?;
         let config = model(request, &choice).map_err(|error| failed(&error))?;
         let (_, texts) = data::text_task(&request.task).map_err(|error| failed(&error))?;
@@ -124,9 +131,9 @@ impl<'a> Run<'a> {
         let start = request.from.as_deref().zip(request.encoder.as_deref());
         let start = start.map(|(folder, hash)| unchanged(folder, hash)).transpose();
         let start = start.map_err(|error| failed(&error))?;
-        let doing = |what: &str| link.send(&Answer::Doing { what: what.to_owned() });
+        let doing = |what: &str| link.send(&TrainingMessage::Doing { what: what.to_owned() });
         doing("cuts its texts into words").map_err(|error| failed(&error))?;
-        let tokenizer = words(request, start.as_ref(), &set).map_err(|error| failed(&error))?;
+        let tokenizer = tokenizer(request, start.as_ref(), &set).map_err(|error| failed(&error))?;
         conditions.same(&words_name(request), tokenizer.hash())?;
         let mut encoder = tokenizer.encoder();
         let limit = request.limit.map_or(usize::MAX, |limit| limit as usize);
@@ -144,15 +151,15 @@ impl<'a> Run<'a> {
         } else {
             (share, Some(format!("{there} training texts ({})", texts.train)))
         };
-        let laboratory = Laboratory::open(&request.spec, conditions)?;
+        let laboratory = TrainingDevice::open(&request.spec, conditions)?;
         Ok(Self { request, conditions, recipe, config, start, train, held_out, test, data_share, laboratory })
     }
 
-    fn train(&self, link: &Link) -> Result<Done, Ending> {
-        let train = Train { link, conditions: self.conditions, before: (&[], 0) };
+    fn train(&self, link: &ParentLink) -> Result<TrainingResult, CellFailure> {
+        let train = ExperimentDriver { link, conditions: self.conditions, before: (&[], 0) };
         train.run(&self.laboratory, self)?;
         let peak_bytes = self.laboratory.peak();
-        let trained = Trained::read(&self.files(), self)?;
+        let trained = TrainedWeights::read(&self.files(), self)?;
         let tested = |weights: &Checkpoint| {
             let builder = weights.builder(self.laboratory.device(), false).map_err(candle)?;
             let mut net = Roberta::new(&self.config, &builder).map_err(candle)?;
@@ -163,22 +170,22 @@ impl<'a> Run<'a> {
         let classes = self.classes();
         let (texts, selected) = (self.test.labels.len(), &trained.selected);
         let measures = vec![
-            Measure::new("accuracy", "%", test.value),
-            Measure::new("loss", "nat", test.loss),
-            Measure::new("accuracy_last", "%", last.value),
-            Measure::new("loss_last", "nat", last.loss),
-            Measure::new("largest_class", "%", self.largest_class()),
-            Measure::new("chance", "%", 100.0 / classes as f64),
-            Measure::new("tested", "1", texts as f64),
-            Measure::new("cut", "%", 100.0 * self.test.cut as f64 / texts.max(1) as f64),
-            Measure::new("validation_accuracy", "%", selected.score.value),
-            Measure::new("validation_loss", "nat", selected.score.loss),
-            Measure::new("selected_step", "1", selected.step as f64),
-            Measure::new("train_loss", "nat", selected.train_loss),
-            Measure::new("steps", "1", self.request.steps as f64),
+            MetricValue::new("accuracy", "%", test.value),
+            MetricValue::new("loss", "nat", test.loss),
+            MetricValue::new("accuracy_last", "%", last.value),
+            MetricValue::new("loss_last", "nat", last.loss),
+            MetricValue::new("largest_class", "%", self.largest_class()),
+            MetricValue::new("chance", "%", 100.0 / classes as f64),
+            MetricValue::new("tested", "1", texts as f64),
+            MetricValue::new("cut", "%", 100.0 * self.test.cut as f64 / texts.max(1) as f64),
+            MetricValue::new("validation_accuracy", "%", selected.score.value),
+            MetricValue::new("validation_loss", "nat", selected.score.loss),
+            MetricValue::new("selected_step", "1", selected.step as f64),
+            MetricValue::new("train_loss", "nat", selected.train_loss),
+            MetricValue::new("steps", "1", self.request.steps as f64),
         ];
         let (data_share, differs) = self.data_share.clone();
-        Ok(Done { measures, data_share, differs, peak_bytes })
+        Ok(TrainingResult { measures, data_share, differs, peak_bytes })
     }
 
     fn batch(&self) -> usize {
@@ -198,8 +205,8 @@ impl<'a> Run<'a> {
     }
 
     /// The order of the training texts.
-    fn order(&self) -> Result<Order, Ending> {
-        let order = Order::new(self.request.spec.seed, self.train.ids.len(), self.batch());
+    fn order(&self) -> Result<BatchOrder, CellFailure> {
+        let order = BatchOrder::new(self.request.spec.seed, self.train.ids.len(), self.batch());
         order.ok_or_else(|| {
             let (there, batch) = (self.train.ids.len(), self.batch());
             failed(&format!(
@@ -209,16 +216,16 @@ impl<'a> Run<'a> {
     }
 }
 
-impl Experiment for Run<'_> {
-    fn files(&self) -> Files {
-        Files::in_folder(&self.conditions.folder)
+impl Experiment for FinetuneExperiment<'_> {
+    fn files(&self) -> CheckpointFiles {
+        CheckpointFiles::in_folder(&self.conditions.folder)
     }
 
-    fn description(&self) -> Result<Json, Ending> {
+    fn description(&self) -> Result<Json, CellFailure> {
         serde_json::to_value(self.request).map_err(|error| failed(&error))
     }
 
-    fn method(&self) -> Result<(Method, Schedule), Ending> {
+    fn optimizer_and_schedule(&self) -> Result<(OptimizerConfig, Schedule), CellFailure> {
         Ok(self.recipe.training(self.request.steps, self.request.rate))
     }
 
@@ -232,7 +239,7 @@ impl Experiment for Run<'_> {
     }
 
     /// Tests are sorted by length, so that they have next to no padding.
-    fn forwards(&self) -> (f64, f64) {
+    fn eval_cost(&self) -> (f64, f64) {
         let ids = |side: &Side| side.ids.iter().map(Vec::len).sum::<usize>() as f64;
         let longest = |chosen: &[usize]| chosen.iter().map(|&at| self.train.ids[at].len()).max().unwrap_or(1);
         let padded = self.order().map_or(1.0, |order| {
@@ -240,22 +247,22 @@ impl Experiment for Run<'_> {
             let all: usize = (0..steps).map(|step| longest(&order.batch(step, &mut None))).sum();
             (all * self.batch()) as f64 / steps as f64
         });
-        let tests = if self.recipe.select == Select::Best { 2.0 } else { 1.0 };
+        let tests = if self.recipe.select == WeightChoice::Best { 2.0 } else { 1.0 };
         let each = ids(self.held_out.as_ref().unwrap_or(&self.test));
         (each / padded, tests * ids(&self.test) / padded)
     }
 
-    fn select(&self) -> Select {
+    fn select(&self) -> WeightChoice {
         self.recipe.select
     }
 
-    fn model(&self) -> &dyn Resolved {
+    fn model(&self) -> &dyn Architecture {
         &self.config
     }
 
-    fn begin(&self, device: &Device) -> Result<Builder, Ending> {
+    fn initial_weights(&self, device: &Device) -> Result<ParamBuilder, CellFailure> {
         let seed = self.request.spec.seed;
-        let Some(start) = &self.start else { return Ok(Builder::seeded(seed, device, true)) };
+        let Some(start) = &self.start else { return Ok(ParamBuilder::seeded(seed, device, true)) };
         let mut weights = start.weights().map_err(|error| failed(&error))?;
         let order = self.order()?;
         let batches =
@@ -267,43 +274,43 @@ impl Experiment for Run<'_> {
             });
         weights.calibrate(&self.config, batches).map_err(candle)?;
         let tensors = weights.fit(&self.config).map_err(|error| failed(&error))?;
-        Ok(Builder::warm(seed, tensors, device, true))
+        Ok(ParamBuilder::given_or_seeded(seed, tensors, device, true))
     }
 
-    fn learner<'a>(
+    fn trainable<'a>(
         &'a self,
-        builder: &Builder,
+        builder: &ParamBuilder,
         _: Option<&Checkpoint>,
-    ) -> Result<Box<dyn Learner + 'a>, Ending> {
+    ) -> Result<Box<dyn Trainable + 'a>, CellFailure> {
         let net = Roberta::new(&self.config, builder).map_err(candle)?;
-        let noise = Noise::new(self.request.spec.seed);
-        Ok(Box::new(TextLearner { run: self, net, noise, order: self.order()?, memo: None }))
+        let noise = DropoutRng::new(self.request.spec.seed);
+        Ok(Box::new(FinetuneTrainable { run: self, net, noise, order: self.order()?, memo: None }))
     }
 }
 
 /// A model under training.
-struct TextLearner<'a> {
-    run: &'a Run<'a>,
+struct FinetuneTrainable<'a> {
+    run: &'a FinetuneExperiment<'a>,
     net: Roberta,
-    noise: Noise,
-    order: Order,
+    noise: DropoutRng,
+    order: BatchOrder,
     memo: Option<(u64, Vec<usize>)>,
 }
 
-impl Learner for TextLearner<'_> {
-    fn parts(&self) -> usize {
+impl Trainable for FinetuneTrainable<'_> {
+    fn micro_batches(&self) -> usize {
         self.run.request.accumulate as usize
     }
 
     fn loss(&mut self, step: u64, part: usize) -> Candle<Loss> {
         let chosen = self.order.batch(step, &mut self.memo);
-        let size = chosen.len() / self.parts();
+        let size = chosen.len() / self.micro_batches();
         let batch =
             self.run.train.batch(&chosen[part * size..(part + 1) * size], self.run.laboratory.device())?;
         self.net.loss(&batch, self.noise.branch(step).branch(part as u64))
     }
 
-    fn evaluate(&mut self, _: u64) -> Candle<Score> {
+    fn evaluate(&mut self, _: u64) -> Candle<EvalScore> {
         let side = self.run.held_out.as_ref().unwrap_or(&self.run.test);
         score(&mut self.net, side, self.run.batch(), self.run.laboratory.device())
     }
@@ -312,7 +319,7 @@ impl Learner for TextLearner<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::tokenizer::Tokenizer;
+    use effattn_data::tokenizer::Tokenizer;
 
     #[test]
     fn texts_are_cut_and_padded_to_the_longest_of_a_batch() {

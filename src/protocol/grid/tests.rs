@@ -1,41 +1,43 @@
 use super::*;
-use crate::config::grid::Lengths;
-use crate::record::Outcome;
+use effattn_record::Outcome;
+use effattn_record::config::lists::Lengths;
 
 fn protocol() -> Protocol {
-    let defaults = |_: &Flags| Defaults { settings: Settings::NONE, models: "full,ls:w=16" };
+    let defaults = |_: &GridFlags| GridDefaults { settings: Settings::NONE, models: "full,ls:w=16" };
     Protocol { defaults, ..crate::protocol::speed::PROTOCOL }
 }
 
-fn labels(flags: Flags) -> Result<Vec<String>, String> {
+fn labels(flags: GridFlags) -> Result<Vec<String>, String> {
     let grid = resolve(&flags, &protocol()).map_err(|error| error.to_string())?;
-    Ok(grid.picks.into_iter().map(|pick| pick.label).collect())
+    Ok(grid.entries.into_iter().map(|pick| pick.label).collect())
 }
 
 fn models(text: &str) -> Option<Models> {
     Some(text.parse().unwrap())
 }
 
-fn table5() -> Flags {
-    Flags { suite: Some("cos-table5".to_owned()), ..Flags::default() }
+fn table5() -> GridFlags {
+    GridFlags { suite: Some("cos-table5".to_owned()), ..GridFlags::default() }
 }
 
 #[test]
 fn defaults_flags_and_exclusions() {
-    assert_eq!(labels(Flags::default()).unwrap(), ["full", "ls:w=16"]);
-    let flags = Flags { model: models("ls*,full"), exclude: models("full"), ..Flags::default() };
+    assert_eq!(labels(GridFlags::default()).unwrap(), ["full", "ls:w=16"]);
+    let flags = GridFlags { model: models("ls*,full"), exclude: models("full"), ..GridFlags::default() };
     assert_eq!(labels(flags).unwrap(), ["ls", "ls2d"]);
-    let flags = Flags { exclude: models("ls:w=16"), ..Flags::default() };
+    let flags = GridFlags { exclude: models("ls:w=16"), ..GridFlags::default() };
     assert_eq!(labels(flags).unwrap(), ["full"]);
-    assert!(labels(Flags { exclude: models("dp"), ..Flags::default() }).unwrap_err().contains("nothing"));
-    assert!(labels(Flags { exclude: models("*"), ..Flags::default() }).unwrap_err().contains("left"));
+    assert!(
+        labels(GridFlags { exclude: models("dp"), ..GridFlags::default() }).unwrap_err().contains("nothing")
+    );
+    assert!(labels(GridFlags { exclude: models("*"), ..GridFlags::default() }).unwrap_err().contains("left"));
 }
 
 #[test]
 fn a_suite_brings_rows_and_published_numbers() {
     let grid = resolve(&table5(), &protocol()).unwrap();
-    assert_eq!(grid.picks.len(), 12);
-    let full = &grid.picks[0];
+    assert_eq!(grid.entries.len(), 12);
+    let full = &grid.entries[0];
     assert_eq!(full.label, "Transformer");
     let at = |pass, len| full.published("steps_per_second", pass, len);
     assert_eq!(at(Pass::Infer, 2048), Some(Published::Value(7.83)));
@@ -47,17 +49,20 @@ fn a_suite_brings_rows_and_published_numbers() {
 #[test]
 fn flags_narrow_a_suite_and_set_overrides_it() {
     let settings = |text: &str| toml::from_str::<Settings>(text).unwrap();
-    let flags =
-        Flags { settings: settings("len = [2048]\nruns = 3"), model: models("cosFormer,full"), ..table5() };
+    let flags = GridFlags {
+        settings: settings("len = [2048]\nruns = 3"),
+        model: models("cosFormer,full"),
+        ..table5()
+    };
     let grid = resolve(&flags, &protocol()).unwrap();
-    assert_eq!(grid.picks.len(), 2);
-    assert_eq!(grid.picks[0].settings.len, Some(Lengths(vec![2048])));
-    assert_eq!((grid.picks[0].settings.runs, grid.picks[0].settings.min_runs), (Some(3), Some(50)));
-    let error = labels(Flags { settings: settings("len = 512"), ..table5() }).unwrap_err();
+    assert_eq!(grid.entries.len(), 2);
+    assert_eq!(grid.entries[0].settings.len, Some(Lengths(vec![2048])));
+    assert_eq!((grid.entries[0].settings.runs, grid.entries[0].settings.min_runs), (Some(3), Some(50)));
+    let error = labels(GridFlags { settings: settings("len = 512"), ..table5() }).unwrap_err();
     assert!(error.contains("has no len 512") && error.contains("--set len=512"), "{error}");
-    let grid = resolve(&Flags { set: settings("len = 512"), ..table5() }, &protocol()).unwrap();
-    assert_eq!(grid.picks[0].settings.len, Some(Lengths(vec![512])));
-    assert!(labels(Flags { model: models("dp"), ..table5() }).unwrap_err().contains("has no row dp"));
+    let grid = resolve(&GridFlags { set: settings("len = 512"), ..table5() }, &protocol()).unwrap();
+    assert_eq!(grid.entries[0].settings.len, Some(Lengths(vec![512])));
+    assert!(labels(GridFlags { model: models("dp"), ..table5() }).unwrap_err().contains("has no row dp"));
 }
 
 #[test]

@@ -10,15 +10,15 @@ pub mod recipe;
 pub mod tasks;
 pub mod worker;
 
-use super::curve::LearningCurve;
+use super::curve::CurveSpec;
+use super::definition::{Protocol, Quick, ResultView, Tasks};
 use super::runner::Runner;
-use super::table::{Protocol, Quick, Shown, Tasks};
 use super::training;
-use crate::config::settings::groups::{MACHINE, MODEL, TRAINING};
-use crate::model::batch::InputKind;
-use crate::model::family::{self, Family};
-use crate::record::Metric;
 use crate::run::RunError;
+use effattn_model::batch::InputKind;
+use effattn_model::family::{self, Family};
+use effattn_record::Metric;
+use effattn_record::config::settings::groups::{MACHINE, MODEL, TRAINING};
 
 /// The table line.
 pub static PROTOCOL: Protocol = Protocol {
@@ -42,26 +42,26 @@ pub static PROTOCOL: Protocol = Protocol {
     defaults: plan::defaults,
     cells: plan::cells,
     prepare: plan::prepare,
-    amount: plan::amount,
-    price: Some(training::price::<plan::Request>),
-    together: floor::together,
+    summary: plan::amount,
+    estimate: Some(training::estimate::<plan::LraRequest>),
+    same_group: floor::together,
     compute,
-    ended: training::ended,
+    failure_rows: training::ended,
     work: worker::work,
     metrics: &[ACCURACY],
-    shown: Shown::Trained,
+    view: ResultView::Trained,
     curve: Some(CURVE),
-    keeps: true,
-    checks: false,
-    passes_on: &[],
-    instead: None,
+    reuses_finished: true,
+    needs_golden_check: false,
+    delegates_to: &[],
+    alternative: None,
 };
 
 /// Rules are scored here, models are trained by workers.
 fn compute(runner: &mut Runner, open: &[usize]) -> Result<(), RunError> {
     match open.first().and_then(|index| runner.plan.cells[*index].request.get("floor")) {
         Some(_) => floor::compute(runner, open),
-        None => training::compute::<plan::Request>(runner, open),
+        None => training::compute::<plan::LraRequest>(runner, open),
     }
 }
 
@@ -71,8 +71,12 @@ pub fn documents(family: &Family) -> bool {
 }
 
 /// Accuracy on the test split.
-pub const ACCURACY: Metric =
-    Metric { name: "accuracy", title: "Accuracy on the test split", unit: "accuracy %", less: false };
+pub const ACCURACY: Metric = Metric {
+    name: "accuracy",
+    title: "Accuracy on the test split",
+    unit: "accuracy %",
+    lower_is_better: false,
+};
 
 /// Help of what means something special for the arena's tasks.
 pub const HELP: &[(&str, &str)] = &[
@@ -81,7 +85,7 @@ pub const HELP: &[(&str, &str)] = &[
 ];
 
 /// What curves show of an evaluation.
-pub const CURVE: LearningCurve = LearningCurve {
+pub const CURVE: CurveSpec = CurveSpec {
     column: "validation_accuracy",
     axis: "validation accuracy, %",
     unit: "%",

@@ -4,24 +4,26 @@ use serde::{Deserialize, Serialize};
 
 use super::documents;
 use super::recipe::{self, Recipe};
-use super::tasks::{self, Reading};
-use crate::attention::choose::Choice;
-use crate::config::grid::{Lengths, Seeds, Words};
-use crate::config::settings::Settings;
-use crate::data;
-use crate::model::batch::InputKind;
-use crate::model::family::{self, Asked, Examples, Resolved, SpecError};
+use super::tasks::{self, LoadOptions};
+use crate::protocol::definition::{DataDirs, Prepared};
 use crate::protocol::grid::tasks as tasks_of;
-use crate::protocol::grid::{Beside, Defaults, Flags, Grid, Pick, PlanError, listed, published_elsewhere};
-use crate::protocol::model_spec::{ModelSpec, settle};
-use crate::protocol::table::{Folders, Prepared};
-use crate::protocol::training::{Differences, Job, RATE, incomplete, one_of_each};
-use crate::record::Pass;
+use crate::protocol::grid::{
+    Grid, GridDefaults, GridEntry, GridFlags, PlanError, PublishedMatch, listed, published_elsewhere,
+};
+use crate::protocol::model_spec::{ModelSpec, resolve_or_unsupported};
+use crate::protocol::training::{ProtocolDiff, RATE, TrainingRequest, incomplete, one_of_each};
 use crate::run::plan::{Cell, Plan};
+use effattn_data as data;
+use effattn_model::attention::choose::MechanismChoice;
+use effattn_model::batch::InputKind;
+use effattn_model::family::{self, Architecture, DataShape, ModelRequest, ResolveError};
+use effattn_record::Pass;
+use effattn_record::config::lists::{Lengths, Seeds, Words};
+use effattn_record::config::settings::Settings;
 
 /// What the worker of a cell is asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Request {
+pub struct LraRequest {
     /// Task.
     pub task: String,
     /// The model; its length is the number of positions.
@@ -35,7 +37,7 @@ pub struct Request {
     /// So many examples of each split; absent: all.
     pub limit: Option<u64>,
     /// How data are read.
-    pub reading: Reading,
+    pub reading: LoadOptions,
 }
 
 /// Steps, length and rate of `--quick`: the operator that decides most is an expression's first token, and among few
@@ -46,7 +48,7 @@ pub const QUICK: (u64, u64, f64) = (1500, 64, 1e-3);
 const PRESET: &str = "ls-lra";
 
 /// What `lra` does where nothing is said.
-pub fn defaults(flags: &Flags) -> Defaults {
+pub fn defaults(flags: &GridFlags) -> GridDefaults {
     let quick = flags.quick;
     let settings = Settings {
         task: Some(Words(vec!["listops".to_owned()])),
@@ -56,22 +58,26 @@ pub fn defaults(flags: &Flags) -> Defaults {
         rate: quick.then_some(QUICK.2),
         ..Settings::NONE
     };
-    Defaults { settings, models: "ls" }
+    GridDefaults { settings, models: "ls" }
 }
 
 /// The model of `spec` for `task`.
 ///
 /// # Errors
 /// Unknown names, impossible sizes, a mechanism that cannot do this, a preset without this task.
-pub fn model(spec: &ModelSpec, choice: &Choice, task: &str) -> Result<Box<dyn Resolved>, SpecError> {
+pub fn model(
+    spec: &ModelSpec,
+    choice: &MechanismChoice,
+    task: &str,
+) -> Result<Box<dyn Architecture>, ResolveError> {
     let families: Vec<_> = family::families().into_iter().filter(|family| documents(family)).collect();
-    let examples = data::task(task).ok().map(|(set, examples)| Examples {
+    let examples = data::task(task).ok().map(|(set, examples)| DataShape {
         input: if set.kind.documents() == 2 { InputKind::Pairs } else { InputKind::Tokens },
         vocab: examples.vocabulary,
         classes: examples.classes,
         len: examples.len,
     });
-    family::resolve(&families, &Asked { task: Some(task), examples, ..spec.asked(choice) })
+    family::resolve(&families, &ModelRequest { task: Some(task), examples, ..spec.model_request(choice) })
 }
 
 /// The training runs of `grid`, by task, mechanism and seed.
@@ -87,7 +93,7 @@ pub fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
 }
 
 /// A training run with what it is asked, and what it would usually be asked under the same words.
-type Planned = (Cell, (Request, Request));
+type Planned = (Cell, (LraRequest, LraRequest));
 
 /// The training runs of `grid`, each with what it is asked, and what it would usually be asked under the same words.
 ///
@@ -97,7 +103,7 @@ pub fn planned(grid: &Grid, threads: usize) -> Result<Vec<Planned>, PlanError> {
     let mut cells = Vec::new();
     for task in tasks_of(grid) {
         data::task(&task).map_err(PlanError::new)?;
-        for pick in grid.picks.iter().filter(|pick| pick.runs(&task)) {
+        for pick in grid.entries.iter().filter(|pick| pick.runs(&task)) {
             let preset = pick.settings.preset.as_deref().unwrap_or(PRESET);
             let recipe = recipe::find(preset, &task, &pick.model).map_err(PlanError)?;
             let (len, batch) = one_of_each(&pick.settings, "lra")?;
@@ -118,12 +124,12 @@ pub fn planned(grid: &Grid, threads: usize) -> Result<Vec<Planned>, PlanError> {
 
 fn cell(
     grid: &Grid,
-    pick: &Pick,
+    pick: &GridEntry,
     (task, recipe): (&str, &Recipe),
     spec: ModelSpec,
     threads: usize,
-) -> Result<(Cell, (Request, Request)), PlanError> {
-    let (resolved, reason) = settle(pick, |choice| model(&spec, choice, task))?;
+) -> Result<(Cell, (LraRequest, LraRequest)), PlanError> {
+    let (resolved, reason) = resolve_or_unsupported(pick, |choice| model(&spec, choice, task))?;
     let settings = &pick.settings;
     let mut row = spec.row("lra", threads, resolved.as_deref());
     (row.metric, row.unit) = ("accuracy".to_owned(), "%".to_owned());
@@ -131,21 +137,21 @@ fn cell(
     row.suite = grid.suite.as_ref().map(|suite| suite.name.clone());
     let beside = beside(grid, pick, ("accuracy", task), &spec);
     row.published = beside.as_ref().map(|beside| beside.published);
-    let usual = Request {
+    let usual = LraRequest {
         task: task.to_owned(),
-        spec: ModelSpec { len: recipe.len, batch: recipe.batch, ..spec.usual(&spec.preset) },
+        spec: ModelSpec { len: recipe.len, batch: recipe.batch, ..spec.default_spec(&spec.preset) },
         keep: recipe.keep.min(recipe.len),
         steps: recipe.steps,
         rate: recipe.rate,
         limit: None,
-        reading: Reading { keep_close: recipe.keep_close, ..Reading::default() },
+        reading: LoadOptions { keep_close: recipe.keep_close, ..LoadOptions::default() },
     };
-    let request = Request {
+    let request = LraRequest {
         keep: recipe.keep.min(spec.len),
         steps: settings.steps.unwrap_or(recipe.steps).max(1),
         rate: settings.rate.unwrap_or(recipe.rate),
         limit: settings.limit,
-        reading: Reading {
+        reading: LoadOptions {
             strict: settings.strict.unwrap_or(false),
             allow_partial: settings.allow_partial.unwrap_or(false),
             keep_close: settings.keep_close.unwrap_or(false) || recipe.keep_close,
@@ -155,7 +161,7 @@ fn cell(
     };
     if reason.is_none() {
         let differences = differences(&request, recipe);
-        differences.tell(beside, &mut row);
+        differences.write_to(beside, &mut row);
     }
     let spec = &request.spec;
     let words = format!("{task} {} {} s{}", spec.model, spec.preset, spec.seed);
@@ -163,15 +169,15 @@ fn cell(
     let cell = Cell::new(&words, row, &request, &usual);
     let seconds = work / (RATE * threads as f64);
     let cell = Cell { seconds, timeout: settings.timeout.map(|time| time.0), ..cell };
-    Ok((cell.refused(reason), (request, usual)))
+    Ok((cell.with_unsupported(reason), (request, usual)))
 }
 
 /// Reads every task's data once: their hashes belong to the run.
 ///
 /// # Errors
 /// Data that are missing, damaged, or incomplete without permission.
-pub fn prepare(plan: &mut Plan, folders: &Folders) -> anyhow::Result<Prepared> {
-    let mut wanted: Vec<(String, Reading)> = Vec::new();
+pub fn prepare(plan: &mut Plan, folders: &DataDirs) -> anyhow::Result<Prepared> {
+    let mut wanted: Vec<(String, LoadOptions)> = Vec::new();
     for cell in &plan.cells {
         let reading = cell.request.pointer("/reading").or_else(|| cell.request.pointer("/train/reading"));
         let reading = reading.and_then(|reading| serde_json::from_value(reading.clone()).ok());
@@ -207,7 +213,7 @@ pub fn amount(plan: &Plan) -> String {
 }
 
 /// What the suite printed; for a plain command what a suite of these sizes has for this mechanism.
-fn beside(grid: &Grid, pick: &Pick, what: (&str, &str), spec: &ModelSpec) -> Option<Beside> {
+fn beside(grid: &Grid, pick: &GridEntry, what: (&str, &str), spec: &ModelSpec) -> Option<PublishedMatch> {
     let elsewhere = || published_elsewhere(super::PROTOCOL.name, &spec.model, what, &spec.preset);
     grid.beside(pick, what, &spec.preset).or_else(elsewhere)
 }
@@ -220,9 +226,9 @@ fn work(spec: &ModelSpec, flops: u64, recipe: &Recipe, steps: u64) -> f64 {
 }
 
 /// What `request` does otherwise than the protocol: everything that the protocol fixes is looked at.
-fn differences(request: &Request, recipe: &Recipe) -> Differences {
+fn differences(request: &LraRequest, recipe: &Recipe) -> ProtocolDiff {
     let spec = &request.spec;
-    let mut all = Differences { settings: Vec::new(), steps: (request.steps, recipe.steps) };
+    let mut all = ProtocolDiff { settings: Vec::new(), steps: (request.steps, recipe.steps) };
     all.settings.extend(recipe.ours.map(str::to_owned));
     all.note("batch", spec.batch, recipe.batch);
     all.note("length", spec.len, recipe.len);
@@ -239,7 +245,7 @@ fn differences(request: &Request, recipe: &Recipe) -> Differences {
     all
 }
 
-impl Request {
+impl LraRequest {
     fn mechanism(&self) -> &str {
         self.spec.model.split(':').next().unwrap_or_default()
     }
@@ -253,7 +259,7 @@ impl Request {
     }
 }
 
-impl Job for Request {
+impl TrainingRequest for LraRequest {
     fn steps(&self) -> u64 {
         self.steps
     }

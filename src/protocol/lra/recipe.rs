@@ -1,8 +1,8 @@
 //! How a task is trained: steps, batch, rates, evaluation, as the sources have it.
 
-use crate::data;
 use crate::train::optim::AdamW;
 use crate::train::schedule::Schedule;
+use effattn_data as data;
 
 /// Shape of the learning rate over a run; lengths follow the number of steps.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -2,19 +2,24 @@
 
 use std::path::Path;
 
-use crate::data::{self, DataError, Dataset, Split};
 use candle_core::{Device, Result, Tensor};
+use effattn_data as data;
+use effattn_data::{DataError, Dataset, Split};
 use rayon::prelude::*;
 
-use crate::model::batch::{Batch, Input, Tokens};
+use effattn_model::batch::{Batch, ModelInput, Tokens};
 
-pub use crate::data::Reading;
+pub use effattn_data::LoadOptions;
 
 /// The data of `task` in `dir`, or generated where they are made by this program and lie nowhere.
 ///
 /// # Errors
 /// A task that no data set has; data that are missing, damaged, or incomplete without permission.
-pub fn load(task: &str, dir: &Path, reading: Reading) -> std::result::Result<Box<dyn Dataset>, DataError> {
+pub fn load(
+    task: &str,
+    dir: &Path,
+    reading: LoadOptions,
+) -> std::result::Result<Box<dyn Dataset>, DataError> {
     let (_, examples) = data::task(task)?;
     (examples.load)(dir, reading)
 }
@@ -61,8 +66,8 @@ pub fn batch(
     let first = pack(examples.iter().map(|example| example.tokens.as_slice()).collect())?;
     let seconds: Option<Vec<&[u32]>> = examples.iter().map(|example| example.second.as_deref()).collect();
     let input = match seconds {
-        Some(seconds) => Input::Pairs(first, pack(seconds)?),
-        None => Input::Tokens(first),
+        Some(seconds) => ModelInput::Pairs(first, pack(seconds)?),
+        None => ModelInput::Tokens(first),
     };
     let labels: Vec<u32> = examples.iter().map(|example| example.label).collect();
     let labels = Tensor::new(labels, device)?;
@@ -72,7 +77,7 @@ pub fn batch(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::Example;
+    use effattn_data::Example;
 
     struct Toy;
 
@@ -105,7 +110,7 @@ mod tests {
     #[test]
     fn generated_expressions_have_the_published_splits() {
         let folder = tempfile::tempdir().unwrap();
-        let data = load("listops", folder.path(), Reading::default()).unwrap();
+        let data = load("listops", folder.path(), LoadOptions::default()).unwrap();
         assert_eq!(Split::ALL.map(|split| data.len(split)), [96_000, 2000, 2000]);
         let example = data.example(Split::Test, 1999, 2000);
         assert!(example.label < 10 && example.tokens.len() > 200);

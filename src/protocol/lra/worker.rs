@@ -4,26 +4,28 @@ use candle_core::{Device, Result as Candle};
 use serde_json::Value;
 
 use super::floor;
-use super::plan::{Request, model};
+use super::plan::{LraRequest, model};
 use super::recipe::Recipe;
 use super::tasks;
-use crate::data::select::{Change, Limited, Perturbed};
-use crate::data::{Dataset, Split};
-use crate::model::batch::Batch;
-use crate::model::family::{Loss, Net, Resolved};
-use crate::nn::dropout::Noise;
-use crate::nn::params::Builder;
-use crate::protocol::table::{Conditions, Given};
-use crate::protocol::training::experiment::{Experiment, Laboratory, Select, Train, Trained, mean, scores};
+use crate::protocol::definition::{WorkerContext, WorkerInput};
+use crate::protocol::training::experiment::{
+    Experiment, ExperimentDriver, TrainedWeights, TrainingDevice, WeightChoice, mean, scores,
+};
 use crate::protocol::training::worker::{candle, failed, report};
-use crate::protocol::training::{Done, Measure};
-use crate::run::outcome::Ending;
-use crate::run::worker::Link;
+use crate::protocol::training::{MetricValue, TrainingResult};
+use crate::run::outcome::CellFailure;
+use crate::run::worker::ParentLink;
 use crate::train::checkpoint::Checkpoint;
-use crate::train::optim::Method;
-use crate::train::order::Order;
+use crate::train::optim::OptimizerConfig;
+use crate::train::order::BatchOrder;
 use crate::train::schedule::Schedule;
-use crate::train::session::{Files, Learner, Point, Score};
+use crate::train::training_loop::{CheckpointFiles, EvalPoint, EvalScore, Trainable};
+use effattn_data::subset::{Change, LimitedDataset, Perturbed};
+use effattn_data::{Dataset, Split};
+use effattn_model::batch::Batch;
+use effattn_model::family::{Architecture, Loss, Model};
+use effattn_model::nn::dropout::DropoutRng;
+use effattn_model::nn::params::ParamBuilder;
 
 /// How documents become a batch, and where it is computed.
 #[derive(Clone, Copy)]
@@ -41,9 +43,9 @@ impl Reader<'_> {
     /// Mean over the batches of loss and of accuracy, and how many examples that was.
     fn score(
         &self,
-        (net, data, split): (&mut dyn Net, &dyn Dataset, Split),
+        (net, data, split): (&mut dyn Model, &dyn Dataset, Split),
         batches: impl Iterator<Item = Vec<usize>>,
-    ) -> Candle<(Score, u64)> {
+    ) -> Candle<(EvalScore, u64)> {
         let mut examples = 0;
         let all = scores(
             net,
@@ -52,31 +54,31 @@ impl Reader<'_> {
                 self.batch(data, split, &indices)
             }),
         )?;
-        Ok((Score { loss: mean(&all, "loss"), value: 100.0 * mean(&all, "accuracy") }, examples))
+        Ok((EvalScore { loss: mean(&all, "loss"), value: 100.0 * mean(&all, "accuracy") }, examples))
     }
 }
 
 /// Data and model of a run.
-struct ClassifierLearner<'a> {
+struct LraTrainable<'a> {
     recipe: Recipe,
-    data: Limited<'a>,
-    net: Box<dyn Net>,
+    data: LimitedDataset<'a>,
+    net: Box<dyn Model>,
     reader: Reader<'a>,
-    noise: Noise,
-    train: Order,
+    noise: DropoutRng,
+    train: BatchOrder,
     memo: Option<(u64, Vec<usize>)>,
-    validation: Order,
+    validation: BatchOrder,
     validation_memo: Option<(u64, Vec<usize>)>,
 }
 
-impl Learner for ClassifierLearner<'_> {
+impl Trainable for LraTrainable<'_> {
     fn loss(&mut self, step: u64, _: usize) -> Candle<Loss> {
         let indices = self.train.batch(step, &mut self.memo);
         let batch = self.reader.batch(&self.data, Split::Train, &indices)?;
         self.net.loss(&batch, self.noise.branch(step))
     }
 
-    fn evaluate(&mut self, number: u64) -> Candle<Score> {
+    fn evaluate(&mut self, number: u64) -> Candle<EvalScore> {
         let (order, mut memo) = (self.validation, self.validation_memo.take());
         let (first, count) = match self.recipe.batches {
             Some(count) => (number * count.min(order.per_epoch()), count.min(order.per_epoch())),
@@ -93,9 +95,9 @@ impl Learner for ClassifierLearner<'_> {
 ///
 /// # Errors
 /// The parent is gone.
-pub fn work(link: &Link, request: Value, given: &Given) -> anyhow::Result<()> {
-    let request: Request = serde_json::from_value(request)?;
-    let result = Run::open(&request, &given.conditions).and_then(|run| {
+pub fn work(link: &ParentLink, request: Value, given: &WorkerInput) -> anyhow::Result<()> {
+    let request: LraRequest = serde_json::from_value(request)?;
+    let result = LraExperiment::open(&request, &given.conditions).and_then(|run| {
         let trained = run.train(link)?;
         run.done(trained)
     });
@@ -103,35 +105,35 @@ pub fn work(link: &Link, request: Value, given: &Given) -> anyhow::Result<()> {
 }
 
 /// Data and device of a run: what it is trained and tested on.
-pub struct Run<'a> {
-    request: &'a Request,
-    conditions: &'a Conditions,
+pub struct LraExperiment<'a> {
+    request: &'a LraRequest,
+    conditions: &'a WorkerContext,
     data: Box<dyn Dataset>,
-    laboratory: Laboratory,
-    model: Box<dyn Resolved>,
+    laboratory: TrainingDevice,
+    model: Box<dyn Architecture>,
     recipe: Recipe,
 }
 
 /// Weights that were selected.
 pub struct Tested {
-    net: Box<dyn Net>,
+    net: Box<dyn Model>,
     /// Those of the last update, where others were selected.
-    last: Option<Box<dyn Net>>,
+    last: Option<Box<dyn Model>>,
     /// The evaluation they were selected by.
-    pub selected: Point,
+    pub selected: EvalPoint,
     peak_bytes: Option<u64>,
 }
 
-impl Experiment for Run<'_> {
-    fn files(&self) -> Files {
-        Files::in_folder(&self.conditions.folder)
+impl Experiment for LraExperiment<'_> {
+    fn files(&self) -> CheckpointFiles {
+        CheckpointFiles::in_folder(&self.conditions.folder)
     }
 
-    fn description(&self) -> Result<Value, Ending> {
+    fn description(&self) -> Result<Value, CellFailure> {
         serde_json::to_value(self.request).map_err(|error| failed(&error))
     }
 
-    fn method(&self) -> Result<(Method, Schedule), Ending> {
+    fn optimizer_and_schedule(&self) -> Result<(OptimizerConfig, Schedule), CellFailure> {
         let (optimizer, schedule) = self.recipe.training(self.request.steps, self.request.rate);
         Ok((optimizer.into(), schedule))
     }
@@ -140,7 +142,7 @@ impl Experiment for Run<'_> {
         (self.request.steps, self.recipe.every_of(self.request.steps))
     }
 
-    fn forwards(&self) -> (f64, f64) {
+    fn eval_cost(&self) -> (f64, f64) {
         let (data, batch) = (self.limited(), self.request.spec.batch.max(1) as f64);
         let all = data.len(Split::Validation) as f64 / batch;
         let each = self.recipe.batches.map_or(all, |count| all.min(count as f64));
@@ -148,35 +150,35 @@ impl Experiment for Run<'_> {
         (each, tests * data.len(Split::Test) as f64 / batch)
     }
 
-    fn select(&self) -> Select {
-        if self.recipe.select { Select::Best } else { Select::Last }
+    fn select(&self) -> WeightChoice {
+        if self.recipe.select { WeightChoice::Best } else { WeightChoice::Last }
     }
 
-    fn begin(&self, device: &Device) -> Result<Builder, Ending> {
-        Ok(Builder::seeded(self.request.spec.seed, device, true))
+    fn initial_weights(&self, device: &Device) -> Result<ParamBuilder, CellFailure> {
+        Ok(ParamBuilder::seeded(self.request.spec.seed, device, true))
     }
 
-    fn model(&self) -> &dyn Resolved {
+    fn model(&self) -> &dyn Architecture {
         self.model.as_ref()
     }
 
-    fn learner<'a>(
+    fn trainable<'a>(
         &'a self,
-        builder: &Builder,
+        builder: &ParamBuilder,
         _: Option<&Checkpoint>,
-    ) -> Result<Box<dyn Learner + 'a>, Ending> {
+    ) -> Result<Box<dyn Trainable + 'a>, CellFailure> {
         let (spec, data) = (&self.request.spec, self.limited());
         let order = |split: Split, seed: u64| {
             let count = data.len(split);
             let batch = (spec.batch as usize).min(count.max(1));
             let empty = || failed(&format!("the {} split of {} is empty", split.name(), self.request.task));
-            Order::new(seed, count, batch).ok_or_else(empty)
+            BatchOrder::new(seed, count, batch).ok_or_else(empty)
         };
-        Ok(Box::new(ClassifierLearner {
+        Ok(Box::new(LraTrainable {
             recipe: self.recipe,
             net: self.model.build(builder).map_err(candle)?,
             reader: self.reader(),
-            noise: Noise::new(spec.seed),
+            noise: DropoutRng::new(spec.seed),
             train: order(Split::Train, spec.seed)?,
             memo: None,
             validation: order(Split::Validation, spec.seed ^ 0x5eed_da7a)?,
@@ -186,19 +188,19 @@ impl Experiment for Run<'_> {
     }
 }
 
-impl<'a> Run<'a> {
+impl<'a> LraExperiment<'a> {
     /// Reads the data and opens the device.
     ///
     /// # Errors
     /// How the cell ended instead.
-    pub fn open(request: &'a Request, conditions: &'a Conditions) -> Result<Self, Ending> {
+    pub fn open(request: &'a LraRequest, conditions: &'a WorkerContext) -> Result<Self, CellFailure> {
         let model = request.spec.choice().and_then(|choice| model(&request.spec, &choice, &request.task));
         let model = model.map_err(|error| failed(&error))?;
         let recipe = request.recipe().map_err(|error| failed(&error))?;
         let data =
             tasks::load(&request.task, &conditions.data, request.reading).map_err(|error| failed(&error))?;
         conditions.same(&request.task, data.hash())?;
-        let laboratory = Laboratory::open(&request.spec, conditions)?;
+        let laboratory = TrainingDevice::open(&request.spec, conditions)?;
         Ok(Self { request, conditions, data, laboratory, model, recipe })
     }
 
@@ -206,8 +208,9 @@ impl<'a> Run<'a> {
     ///
     /// # Errors
     /// How the cell ended instead.
-    pub fn train(&self, link: &Link) -> Result<Tested, Ending> {
-        Train { link, conditions: self.conditions, before: (&[], 0) }.run(&self.laboratory, self)?;
+    pub fn train(&self, link: &ParentLink) -> Result<Tested, CellFailure> {
+        ExperimentDriver { link, conditions: self.conditions, before: (&[], 0) }
+            .run(&self.laboratory, self)?;
         let peak_bytes = self.laboratory.peak();
         Ok(Tested { peak_bytes, ..self.load(&self.files())? })
     }
@@ -216,8 +219,8 @@ impl<'a> Run<'a> {
     ///
     /// # Errors
     /// Checkpoints that are not there, of another run, or of one that is not finished.
-    pub fn load(&self, files: &Files) -> Result<Tested, Ending> {
-        let trained = Trained::read(files, self)?;
+    pub fn load(&self, files: &CheckpointFiles) -> Result<Tested, CellFailure> {
+        let trained = TrainedWeights::read(files, self)?;
         let net = |weights: &Checkpoint| {
             let builder = weights.builder(self.laboratory.device(), false).map_err(candle)?;
             self.model.build(&builder).map_err(candle)
@@ -227,14 +230,14 @@ impl<'a> Run<'a> {
     }
 
     fn reader(&self) -> Reader<'_> {
-        let Request { keep, spec, .. } = self.request;
+        let LraRequest { keep, spec, .. } = self.request;
         Reader { keep: *keep as usize, len: spec.len as usize, device: self.laboratory.device() }
     }
 
     /// The examples of each split that are used.
-    fn limited(&self) -> Limited<'_> {
+    fn limited(&self) -> LimitedDataset<'_> {
         let limit = self.request.limit.map_or(usize::MAX, |limit| limit as usize);
-        Limited::new(self.data.as_ref(), limit)
+        LimitedDataset::new(self.data.as_ref(), limit)
     }
 
     /// Full batches of the test split in order, or the only one, changed by `change` where something is said.
@@ -245,11 +248,15 @@ impl<'a> Run<'a> {
         &self,
         trained: &mut Tested,
         change: Option<(Change, &[u8])>,
-    ) -> Result<(Score, u64), Ending> {
+    ) -> Result<(EvalScore, u64), CellFailure> {
         self.score(trained.net.as_mut(), change)
     }
 
-    fn score(&self, net: &mut dyn Net, change: Option<(Change, &[u8])>) -> Result<(Score, u64), Ending> {
+    fn score(
+        &self,
+        net: &mut dyn Model,
+        change: Option<(Change, &[u8])>,
+    ) -> Result<(EvalScore, u64), CellFailure> {
         let request = self.request;
         let limited = self.limited();
         let perturbed = change.map(|(change, characters)| Perturbed { data: &limited, change, characters });
@@ -275,7 +282,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn done(&self, mut trained: Tested) -> Result<Done, Ending> {
+    fn done(&self, mut trained: Tested) -> Result<TrainingResult, CellFailure> {
         let (test, tested) = self.test(&mut trained, None)?;
         let last = match &mut trained.last {
             Some(net) => self.score(net.as_mut(), None)?.0,
@@ -284,19 +291,19 @@ impl<'a> Run<'a> {
         let selected = &trained.selected;
         let limited = self.limited();
         let measures = vec![
-            Measure::new("accuracy", "%", test.value),
-            Measure::new("loss", "nat", test.loss),
-            Measure::new("accuracy_last", "%", last.value),
-            Measure::new("loss_last", "nat", last.loss),
-            Measure::new("largest_class", "%", floor::largest_class(&limited)),
-            Measure::new("tested", "1", tested as f64),
-            Measure::new("validation_accuracy", "%", selected.score.value),
-            Measure::new("validation_loss", "nat", selected.score.loss),
-            Measure::new("selected_step", "1", selected.step as f64),
-            Measure::new("train_loss", "nat", selected.train_loss),
-            Measure::new("steps", "1", self.request.steps as f64),
+            MetricValue::new("accuracy", "%", test.value),
+            MetricValue::new("loss", "nat", test.loss),
+            MetricValue::new("accuracy_last", "%", last.value),
+            MetricValue::new("loss_last", "nat", last.loss),
+            MetricValue::new("largest_class", "%", floor::largest_class(&limited)),
+            MetricValue::new("tested", "1", tested as f64),
+            MetricValue::new("validation_accuracy", "%", selected.score.value),
+            MetricValue::new("validation_loss", "nat", selected.score.loss),
+            MetricValue::new("selected_step", "1", selected.step as f64),
+            MetricValue::new("train_loss", "nat", selected.train_loss),
+            MetricValue::new("steps", "1", self.request.steps as f64),
         ];
         let (data_share, differs) = self.data_share();
-        Ok(Done { measures, data_share, differs, peak_bytes: trained.peak_bytes })
+        Ok(TrainingResult { measures, data_share, differs, peak_bytes: trained.peak_bytes })
     }
 }

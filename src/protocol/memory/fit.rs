@@ -5,17 +5,17 @@
 
 use std::time::Instant;
 
-use super::{Request, ask};
-use crate::config::units::Bytes;
-use crate::model::family::Resolved;
+use super::{MemoryRequest, ask};
+use crate::protocol::definition::EstimateContext;
 use crate::protocol::model_spec::ModelSpec;
 use crate::protocol::runner::Runner;
-use crate::protocol::table::Prober;
-use crate::record::{Outcome, Row};
 use crate::run::RunError;
-use crate::run::outcome::Ending;
+use crate::run::outcome::CellFailure;
 use crate::run::plan::Cell;
 use crate::term::clock;
+use effattn_model::family::Architecture;
+use effattn_record::config::units::Bytes;
+use effattn_record::{Outcome, Row};
 
 /// First length that is tried; three doublings of it give the law.
 pub(super) const FIRST: u64 = 256;
@@ -37,7 +37,7 @@ pub(super) enum Tried {
     /// It is above what a try may reach.
     TooBig,
     /// Neither.
-    Ended(Ending),
+    Ended(CellFailure),
 }
 
 /// A length that was measured.
@@ -58,18 +58,18 @@ pub(super) struct Found {
     /// Lengths that were tried.
     pub tried: u64,
     /// What ended the search early: there is no length then.
-    pub ending: Option<Ending>,
+    pub ending: Option<CellFailure>,
 }
 
 /// Peak bytes as `a + b n + c n^2`.
 #[derive(Clone, Copy, Debug)]
-struct Law {
+struct PeakModel {
     a: f64,
     b: f64,
     c: f64,
 }
 
-impl Law {
+impl PeakModel {
     /// The law through the point nearest to `bytes` and those below it, none of them close to another: their differences
     /// would be chance.
     fn of(points: &[Point], bytes: u64) -> Option<Self> {
@@ -137,7 +137,7 @@ impl Search {
         if self.high.is_none() && self.points.len() < SHORT {
             return Some((low * 2).clamp(low + 1, self.longest));
         }
-        let law = Law::of(&self.points, self.bytes);
+        let law = PeakModel::of(&self.points, self.bytes);
         if low > 0 && law.is_some_and(|law| law.at(low as f64 * NEAR) > self.bytes as f64) {
             return None;
         }
@@ -161,7 +161,7 @@ impl Search {
 /// from the longest one that was measured and its seconds.
 pub(super) fn search(
     (longest, bytes): (u64, u64),
-    late: impl Fn(u64, (u64, f64), Option<u64>) -> Option<Ending>,
+    late: impl Fn(u64, (u64, f64), Option<u64>) -> Option<CellFailure>,
     mut attempt: impl FnMut(u64) -> Result<Tried, RunError>,
 ) -> Result<Found, RunError> {
     let mut search = Search { longest, bytes, points: Vec::new(), low: (0, 0), high: None };
@@ -169,7 +169,8 @@ pub(super) fn search(
     let mut next = Some(FIRST.min(longest));
     while let Some(len) = next {
         let last = search.points.iter().max_by_key(|point| point.len);
-        let law = Law::of(&search.points, bytes).map(|law| (law.meets(bytes as f64) as u64).min(longest));
+        let law =
+            PeakModel::of(&search.points, bytes).map(|law| (law.meets(bytes as f64) as u64).min(longest));
         if let Some(ending) = last.and_then(|last| late(len, (last.len, last.seconds), law)) {
             return Ok(Found { len: 0, peak: 0, tried, ending: Some(ending) });
         }
@@ -197,32 +198,37 @@ fn seconds(flops: &dyn Fn(u64) -> f64, len: u64, (known, took): (u64, f64)) -> f
 }
 
 /// Multiply-adds of a step of `request` by length.
-fn flops_of(request: &Request) -> Result<impl Fn(u64) -> f64 + use<>, RunError> {
-    let wrong = |error: crate::model::family::SpecError| RunError::Internal(error.to_string());
+fn flops_of(request: &MemoryRequest) -> Result<impl Fn(u64) -> f64 + use<>, RunError> {
+    let wrong = |error: effattn_model::family::ResolveError| RunError::Internal(error.to_string());
     let spec = request.spec.clone();
     let short = ModelSpec { len: FIRST.min(spec.len), ..spec.clone() };
     let choice = spec.choice().map_err(wrong)?;
-    short.measured(&choice).map_err(wrong)?;
+    short.resolve_measured(&choice).map_err(wrong)?;
     Ok(move |len: u64| {
         let spec = ModelSpec { len, ..spec.clone() };
-        let flops = |resolved: Box<dyn Resolved>| spec.step_flops(resolved.flops(len as usize));
-        spec.measured(&choice).map_or(f64::INFINITY, flops)
+        let flops = |resolved: Box<dyn Architecture>| spec.step_flops(resolved.flops(len as usize));
+        spec.resolve_measured(&choice).map_or(f64::INFINITY, flops)
     })
 }
 
 /// Why a length is not tried.
-fn too_late(timeout: f64, needed: f64, law: Option<u64>) -> Ending {
+fn too_late(timeout: f64, needed: f64, law: Option<u64>) -> CellFailure {
     let law = law.map_or_else(String::new, |law| format!("by its growth about {law} positions; "));
     let reason = format!(
         "{law}not confirmed, because the next try takes about {}: raise --timeout ({})",
         clock(needed),
         clock(timeout)
     );
-    Ending::new(Outcome::Timeout, reason)
+    CellFailure::new(Outcome::Timeout, reason)
 }
 
 /// The longest length of cell `index`, as its row.
-pub(super) fn fit(runner: &Runner, index: usize, asked: &Request, bytes: u64) -> Result<Vec<Row>, RunError> {
+pub(super) fn fit(
+    runner: &Runner,
+    index: usize,
+    asked: &MemoryRequest,
+    bytes: u64,
+) -> Result<Vec<Row>, RunError> {
     let cell = &runner.plan.cells[index];
     let (session, longest) = (&runner.session, asked.spec.len);
     let flops = flops_of(asked)?;
@@ -246,7 +252,7 @@ pub(super) fn fit(runner: &Runner, index: usize, asked: &Request, bytes: u64) ->
         (None, _) => (Outcome::Ok, None),
     };
     let length = Some(found.len).filter(|len| *len > 0);
-    let mut row = row.ended(outcome, remark);
+    let mut row = row.with_outcome(outcome, remark);
     row.len = length;
     row.peak_bytes = length.map(|_| found.peak);
     Ok(vec![row.with("longest_length", "positions", length.map(|len| len as f64))])
@@ -262,11 +268,11 @@ fn room(bytes: u64, memory_limit: u64) -> u64 {
 
 /// One length.
 fn attempt(
-    asked: &Request,
+    asked: &MemoryRequest,
     len: u64,
-    ask: impl FnOnce(Request) -> Result<Result<super::Peak, Ending>, RunError>,
+    ask: impl FnOnce(MemoryRequest) -> Result<Result<super::Peak, CellFailure>, RunError>,
 ) -> Result<Tried, RunError> {
-    let request = Request { spec: ModelSpec { len, ..asked.spec.clone() }, ..asked.clone() };
+    let request = MemoryRequest { spec: ModelSpec { len, ..asked.spec.clone() }, ..asked.clone() };
     Ok(match ask(request)? {
         Ok(peak) => Tried::Measured { peak: peak.peak_bytes, seconds: peak.seconds },
         Err(ending) if ending.outcome == Outcome::Oom => Tried::TooBig,
@@ -276,7 +282,12 @@ fn attempt(
 
 /// Predicted seconds of a search: lengths whose step takes no time are tried (at long ones a multiply-add takes longer than
 /// at short ones, because nothing stays in a cache), and the rest of the search is gone through with what their law says.
-pub(super) fn price(cell: &Cell, asked: &Request, bytes: u64, prober: &Prober) -> Result<f64, RunError> {
+pub(super) fn price(
+    cell: &Cell,
+    asked: &MemoryRequest,
+    bytes: u64,
+    prober: &EstimateContext,
+) -> Result<f64, RunError> {
     let flops = flops_of(asked)?;
     let timeout = cell.timeout.unwrap_or(f64::INFINITY);
     let limits = (room(bytes, prober.memory_limit), prober.memory_limit);
@@ -284,12 +295,12 @@ pub(super) fn price(cell: &Cell, asked: &Request, bytes: u64, prober: &Prober) -
     let mut total = 0.0;
     let late = |len: u64, known: (u64, f64), _: Option<u64>| {
         let over = seconds(&flops, len, known) > timeout;
-        over.then(|| Ending::new(Outcome::Timeout, ""))
+        over.then(|| CellFailure::new(Outcome::Timeout, ""))
     };
     search((asked.spec.len, bytes), late, |len| {
         let last = known.iter().max_by_key(|point| point.len).copied();
         let took = last.map(|last| seconds(&flops, len, (last.len, last.seconds)) - START);
-        let (tried, real) = match (took, Law::of(&known, bytes)) {
+        let (tried, real) = match (took, PeakModel::of(&known, bytes)) {
             (Some(took), Some(law)) if known.len() >= SHORT && took > AT_ONCE => {
                 (Tried::Measured { peak: law.at(len as f64) as u64, seconds: took }, false)
             }
@@ -318,7 +329,7 @@ const PRICED: f64 = 20.0;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::grid::MAX_LEN;
+    use effattn_record::config::lists::MAX_LEN;
 
     fn find(longest: u64, bytes: u64, peak: impl Fn(u64) -> u64) -> Found {
         let late = |_: u64, _: (u64, f64), _: Option<u64>| None;
@@ -376,7 +387,7 @@ mod tests {
     fn what_ends_the_search_leaves_no_length() {
         let never = |_: u64, _: (u64, f64), _: Option<u64>| None;
         let found = search((MAX_LEN, 1 << 40), never, |len| {
-            let late = Ending::new(Outcome::Timeout, "ran past its time limit");
+            let late = CellFailure::new(Outcome::Timeout, "ran past its time limit");
             Ok(if len > 4096 { Tried::Ended(late) } else { Tried::Measured { peak: len, seconds: 0.1 } })
         });
         let found = found.unwrap();
@@ -388,7 +399,7 @@ mod tests {
         let mut tried = Vec::new();
         let late = |len: u64, (known, took): (u64, f64), law: Option<u64>| {
             let needed = took * (len as f64 / known as f64).powi(2);
-            (needed > 60.0).then(|| Ending::new(Outcome::Timeout, format!("{law:?}")))
+            (needed > 60.0).then(|| CellFailure::new(Outcome::Timeout, format!("{law:?}")))
         };
         let found = search((MAX_LEN, 1 << 30), late, |len| {
             tried.push(len);

@@ -8,26 +8,26 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::Order;
-use super::grid::{Defaults, Flags, Grid, Pick, PlanError, Point, cells_by_place};
+use super::WorkerRequest;
+use super::definition::{EstimateContext, Protocol, ResultView, WorkerContext, WorkerInput};
+use super::grid::{Grid, GridDefaults, GridEntry, GridFlags, PlanError, Point, cells_by_place};
+use super::input_text;
 use super::measured_step::MeasuredStep;
-use super::model_spec::{ModelSpec, settle};
-use super::runner::{Finished, Runner, request};
+use super::model_spec::{ModelSpec, resolve_or_unsupported};
+use super::runner::{CellResult, Runner, request};
 use super::speed::plan::PRESET;
-use super::table::{Conditions, Given, Prober, Protocol, Shown};
-use super::text;
-use crate::config::grid::{Batches, Lengths, MAX_LEN, Modes, Seeds};
-use crate::config::settings::Settings;
-use crate::config::settings::groups::{MACHINE, MODEL, POINTS};
-use crate::config::units::{Bytes, Seconds};
-use crate::device::alloc;
-use crate::device::machine::Resident;
-use crate::model::family;
-use crate::record::{Metric, Outcome, Pass, Row};
-use crate::run::outcome::Ending;
+use crate::run::outcome::CellFailure;
 use crate::run::plan::{Cell, Plan};
-use crate::run::worker::{Heard, Launcher, Link, Worker};
-use crate::run::{RunError, Stop};
+use crate::run::worker::{Launcher, ParentLink, Received, Worker};
+use crate::run::{CancelToken, RunError};
+use effattn_kernel::device::alloc;
+use effattn_kernel::device::machine::Resident;
+use effattn_model::family;
+use effattn_record::config::lists::{Batches, Lengths, MAX_LEN, Modes, Seeds};
+use effattn_record::config::settings::Settings;
+use effattn_record::config::settings::groups::{MACHINE, MODEL, POINTS};
+use effattn_record::config::units::{Bytes, Seconds};
+use effattn_record::{Metric, Outcome, Pass, Row};
 
 /// Fewest and most steps that are looked at: the second one finds every cache filled. With several threads it is chance
 /// whether they hold their working memory at the same moment, and which of them has what it keeps for the next kernel, so
@@ -39,7 +39,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const WORKERS: usize = 4;
 /// What the worker of a cell is asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Request {
+pub struct MemoryRequest {
     /// The model and its step.
     pub spec: ModelSpec,
     /// Bytes that a step may reach, where the longest length is looked for.
@@ -63,7 +63,7 @@ struct Peak {
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "snake_case")]
-enum Answer {
+enum MemoryReply {
     Peak(Peak),
     Ended { outcome: Outcome, reason: String },
 }
@@ -77,27 +77,27 @@ pub static PROTOCOL: Protocol = Protocol {
     help: &[],
     presets: || family::names(|_| true),
     tasks: None,
-    reads: &[text::SET],
+    reads: &[input_text::SET],
     quick: None,
     defaults,
     cells,
-    prepare: text::prepare,
-    amount: super::grid::steps_amount,
-    price: Some(price),
-    together: |_, _| false,
+    prepare: input_text::prepare,
+    summary: super::grid::steps_amount,
+    estimate: Some(price),
+    same_group: |_, _| false,
     compute,
-    ended,
+    failure_rows: ended,
     work,
     metrics: &[
-        Metric { name: "peak_memory", title: "Peak memory", unit: "B", less: true },
-        Metric { name: "longest_length", title: "Longest length", unit: "positions", less: false },
+        Metric { name: "peak_memory", title: "Peak memory", unit: "B", lower_is_better: true },
+        Metric { name: "longest_length", title: "Longest length", unit: "positions", lower_is_better: false },
     ],
-    shown: Shown::Growth,
+    view: ResultView::Growth,
     curve: None,
-    keeps: false,
-    checks: false,
-    passes_on: &[],
-    instead: None,
+    reuses_finished: false,
+    needs_golden_check: false,
+    delegates_to: &[],
+    alternative: None,
 };
 
 const EXAMPLES: &str = "\
@@ -112,9 +112,9 @@ Examples:
 Memory is counted by the allocator as live bytes: parameters, optimizer moments, activations and inputs. One worker process runs at a time.";
 
 /// What `memory` does where nothing is said.
-fn defaults(flags: &Flags) -> Defaults {
-    let fit = flags.said().fit.is_some();
-    let usual = flags.said().preset.as_deref().and_then(family::usual);
+fn defaults(flags: &GridFlags) -> GridDefaults {
+    let fit = flags.user_settings().fit.is_some();
+    let usual = flags.user_settings().preset.as_deref().and_then(family::usual);
     let len = usual.filter(|_| !fit).map(|usual| vec![usual.len as u64]);
     let settings = Settings {
         len: Some(Lengths(len.unwrap_or_else(|| match fit {
@@ -128,7 +128,7 @@ fn defaults(flags: &Flags) -> Defaults {
         timeout: Some(Seconds(600.0)),
         ..Settings::NONE
     };
-    Defaults { settings, models: usual.map_or("full,linear,cosformer,ls", |usual| usual.models) }
+    GridDefaults { settings, models: usual.map_or("full,linear,cosformer,ls", |usual| usual.models) }
 }
 
 /// The cells of `grid`. With `fit`, lengths are bounds of the search.
@@ -143,7 +143,7 @@ fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
 
 fn cell(
     grid: &Grid,
-    pick: &Pick,
+    pick: &GridEntry,
     (len, batch, pass, seed): Point,
     threads: usize,
 ) -> Result<Cell, PlanError> {
@@ -153,13 +153,14 @@ fn cell(
     let fit = pick.settings.fit;
     let spec = ModelSpec::new(pick, len, batch, pass, seed)?;
     let probe = ModelSpec { len: if fit.is_some() { fit::FIRST.min(len) } else { len }, ..spec.clone() };
-    let (resolved, reason) = settle(pick, |choice| probe.measured(choice))?;
+    let (resolved, reason) = resolve_or_unsupported(pick, |choice| probe.resolve_measured(choice))?;
     let mut row = probe.row("memory", threads, resolved.as_deref());
     row.suite = grid.suite.as_ref().map(|suite| suite.name.clone());
     row.published = pick.published("peak_memory", pass, len);
-    let request = Request { spec, fit: fit.map(|bytes| bytes.0) };
-    let usual = ModelSpec { len: if fit.is_some() { MAX_LEN } else { len }, ..request.spec.usual(PRESET) };
-    let usual = Request { spec: usual, fit: request.fit };
+    let request = MemoryRequest { spec, fit: fit.map(|bytes| bytes.0) };
+    let usual =
+        ModelSpec { len: if fit.is_some() { MAX_LEN } else { len }, ..request.spec.default_spec(PRESET) };
+    let usual = MemoryRequest { spec: usual, fit: request.fit };
     let step = row.flops.map_or(0.0, |flops| probe.step_flops(flops) / (8e9 * threads as f64));
     let words = match fit {
         Some(bytes) => {
@@ -173,12 +174,12 @@ fn cell(
     let series = match fit {
         Some(_) => String::new(),
         None => {
-            let shortest = Request { spec: ModelSpec { len: 0, ..request.spec.clone() }, ..request };
+            let shortest = MemoryRequest { spec: ModelSpec { len: 0, ..request.spec.clone() }, ..request };
             serde_json::to_string(&shortest).map_err(PlanError::new)?
         }
     };
     let timeout = pick.settings.timeout.map(|time| time.0);
-    Ok(Cell { seconds, series, timeout, ..cell }.refused(reason))
+    Ok(Cell { seconds, series, timeout, ..cell }.with_unsupported(reason))
 }
 
 /// Predicted seconds of a cell whose step takes `step`: workers are asked until their patience is over.
@@ -190,13 +191,13 @@ fn seconds(step: f64, threads: usize) -> f64 {
 }
 
 /// Prices searches: what takes long in them is known only when short lengths were tried.
-fn price(plan: &mut Plan, prober: &Prober) -> Result<(), RunError> {
+fn price(plan: &mut Plan, prober: &EstimateContext) -> Result<(), RunError> {
     for index in 0..plan.cells.len() {
         let cell = &plan.cells[index];
         if cell.request.is_null() || (prober.done)(cell) {
             continue;
         }
-        let asked: Request = request(cell)?;
+        let asked: MemoryRequest = request(cell)?;
         if let Some(bytes) = asked.fit {
             (prober.tell)(&format!("{}: short lengths", plan.name(index)));
             plan.cells[index].seconds = fit::price(&plan.cells[index], &asked, bytes, prober)?;
@@ -210,29 +211,32 @@ fn compute(runner: &mut Runner, open: &[usize]) -> Result<(), RunError> {
     for &index in open {
         let cell = &runner.plan.cells[index];
         runner.session.term.at(runner.plan.name(index));
-        let asked: Request = request(cell)?;
+        let asked: MemoryRequest = request(cell)?;
         let measured = match asked.fit {
             Some(bytes) => Ok(fit::fit(runner, index, &asked, bytes)?),
             None => measure(runner, index, &asked)?.map(|peak| rows(&cell.row, peak)),
         };
         match measured {
             Ok(rows) => {
-                let said = tell(&rows);
-                runner.finish(index, Finished { rows, samples: Vec::new(), said, moved: 0.0 })?;
+                let summary = result_line(&rows);
+                runner.record_result(
+                    index,
+                    CellResult { rows, samples: Vec::new(), summary, progress_seconds: 0.0 },
+                )?;
             }
-            Err(ending) => runner.end(index, &ending, 0.0)?,
+            Err(ending) => runner.record_failure(index, &ending, 0.0)?,
         }
     }
     Ok(())
 }
 
-fn ended(row: &Row, ending: &Ending) -> Vec<Row> {
-    vec![row.with("peak_memory", "B", None).ended(ending.outcome, Some(ending.reason.clone()))]
+fn ended(row: &Row, ending: &CellFailure) -> Vec<Row> {
+    vec![row.with("peak_memory", "B", None).with_outcome(ending.outcome, Some(ending.reason.clone()))]
 }
 
 fn rows(row: &Row, peak: Peak) -> Vec<Row> {
     let row = Row { peak_bytes: Some(peak.peak_bytes), n: Some(peak.steps), ..row.clone() };
-    let row = row.ended(Outcome::Ok, None);
+    let row = row.with_outcome(Outcome::Ok, None);
     let resident = Row { published: None, n: Some(1), ..row.clone() };
     let highest = Row {
         ci_low: Some(peak.least_bytes as f64),
@@ -244,7 +248,11 @@ fn rows(row: &Row, peak: Peak) -> Vec<Row> {
 
 /// The peak of a step. With several threads it depends on chance, in part once for a worker: several are asked where one
 /// takes no time, and the least and the highest of all their steps are kept.
-fn measure(runner: &Runner, index: usize, asked: &Request) -> Result<Result<Peak, Ending>, RunError> {
+fn measure(
+    runner: &Runner,
+    index: usize,
+    asked: &MemoryRequest,
+) -> Result<Result<Peak, CellFailure>, RunError> {
     let session = &runner.session;
     let place = (&session.launcher, (session.memory_limit, session.resident_limit), &session.stop);
     let start = Instant::now();
@@ -270,62 +278,62 @@ fn measure(runner: &Runner, index: usize, asked: &Request) -> Result<Result<Peak
 }
 
 /// How a worker is started, the live and resident bytes that it may reach, and what stops it.
-type Start<'a> = (&'a Launcher, (u64, u64), &'a Stop);
+type Start<'a> = (&'a Launcher, (u64, u64), &'a CancelToken);
 
 /// Runs one worker for `request`, for `seconds` at most: its peak, or how it ended instead.
 fn ask(
     (launcher, (limit, resident), stop): Start,
     seconds: Option<f64>,
-    request: &Request,
-) -> Result<Result<Peak, Ending>, RunError> {
-    let order = Order::Cell {
+    request: &MemoryRequest,
+) -> Result<Result<Peak, CellFailure>, RunError> {
+    let order = WorkerRequest::Cell {
         protocol: PROTOCOL.name.to_owned(),
         memory_limit: limit,
         request: serde_json::to_value(request).map_err(|error| RunError::Internal(error.to_string()))?,
-        conditions: Conditions::default(),
+        conditions: WorkerContext::default(),
     };
     let mut worker = Worker::start(launcher, &order)?;
     let timeout = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     let deadline = timeout.and_then(|time| Instant::now().checked_add(time));
-    Ok(match worker.hear::<Answer>(deadline, resident, stop)? {
-        Heard::Message(Answer::Peak(peak)) => {
+    Ok(match worker.receive::<MemoryReply>(deadline, resident, stop)? {
+        Received::Message(MemoryReply::Peak(peak)) => {
             worker.finish();
             Ok(peak)
         }
-        Heard::Message(Answer::Ended { outcome, reason }) => Err(Ending { outcome, reason }),
-        Heard::Ended(ending) => Err(ending),
+        Received::Message(MemoryReply::Ended { outcome, reason }) => Err(CellFailure { outcome, reason }),
+        Received::Ended(ending) => Err(ending),
     })
 }
 
 /// The worker's side: builds, steps, tells the peak.
-fn work(link: &Link, request: Value, given: &Given) -> anyhow::Result<()> {
-    let request: Request = serde_json::from_value(request)?;
+fn work(link: &ParentLink, request: Value, given: &WorkerInput) -> anyhow::Result<()> {
+    let request: MemoryRequest = serde_json::from_value(request)?;
     alloc::return_pages();
     let mut resident = Resident::default();
     let before = resident.own();
     let most = if request.fit.is_some() || rayon::current_num_threads() == 1 { STEPS.0 } else { STEPS.1 };
     let answer = match peaks(&request.spec, given.text, most) {
-        Ok((peaks, seconds)) => Answer::Peak(Peak {
+        Ok((peaks, seconds)) => MemoryReply::Peak(Peak {
             seconds,
             peak_bytes: peaks.iter().copied().max().unwrap_or(0),
             least_bytes: peaks.iter().skip(1).copied().min().unwrap_or(0),
             steps: peaks.len() as u64,
             resident_bytes: resident.own_peak().saturating_sub(before),
         }),
-        Err(ending) => Answer::Ended { outcome: ending.outcome, reason: ending.reason },
+        Err(ending) => MemoryReply::Ended { outcome: ending.outcome, reason: ending.reason },
     };
     Ok(link.send(&answer)?)
 }
 
 /// The peak of every step, `most` of them at most, and the seconds that they took.
-fn peaks(spec: &ModelSpec, text: &[u8], most: usize) -> Result<(Vec<u64>, f64), Ending> {
+fn peaks(spec: &ModelSpec, text: &[u8], most: usize) -> Result<(Vec<u64>, f64), CellFailure> {
     let mut step = MeasuredStep::open(spec, text)?;
     let (mut peaks, mut highest, start) = (Vec::new(), 0, Instant::now());
     loop {
         step.reset_peak();
         step.step()?;
         let uncounted =
-            || Ending::new(Outcome::Unsupported, format!("memory is not counted on {}", spec.device));
+            || CellFailure::new(Outcome::Unsupported, format!("memory is not counted on {}", spec.device));
         peaks.push(step.peak_bytes().ok_or_else(uncounted)?);
         if peaks[peaks.len() - 1] > peaks[highest] {
             highest = peaks.len() - 1;
@@ -338,7 +346,7 @@ fn peaks(spec: &ModelSpec, text: &[u8], most: usize) -> Result<(Vec<u64>, f64), 
 }
 
 /// What is said of a finished cell.
-fn tell(rows: &[Row]) -> String {
+fn result_line(rows: &[Row]) -> String {
     rows.first().map_or_else(String::new, |row| match (row.metric.as_str(), row.value) {
         ("longest_length", Some(len)) => {
             let peak = row.peak_bytes.map_or_else(String::new, |peak| format!(" (peak {})", Bytes(peak)));

@@ -3,17 +3,17 @@
 //!
 //! One worker trains one cell. Its folder ends up with weights, configuration and tokenizer in Hugging Face's layout.
 
+pub mod hf_export;
 pub mod plan;
-pub mod public;
 pub mod recipe;
 pub mod worker;
 
-use super::curve::LearningCurve;
-use super::table::{Protocol, Quick, Shown, Tasks};
+use super::curve::CurveSpec;
+use super::definition::{Protocol, Quick, ResultView, Tasks};
 use super::training;
-use crate::config::settings::groups::{MACHINE, MODEL, TRAINING};
-use crate::data::prose;
-use crate::record::Metric;
+use effattn_data::running_text;
+use effattn_record::Metric;
+use effattn_record::config::settings::groups::{MACHINE, MODEL, TRAINING};
 
 /// The table line.
 pub static PROTOCOL: Protocol = Protocol {
@@ -33,7 +33,10 @@ pub static PROTOCOL: Protocol = Protocol {
         ("limit", "Use the first N blocks of the training text and of each held-out text"),
     ],
     presets: || recipe::RECIPES.iter().map(|recipe| recipe.preset).collect(),
-    tasks: Some(Tasks { called: "Corpora, or files and folders with your own text", names: prose::names }),
+    tasks: Some(Tasks {
+        called: "Corpora, or files and folders with your own text",
+        names: running_text::names,
+    }),
     reads: &[],
     quick: Some(Quick {
         help: "Train a small model on the built-in sample text (not the paper's protocol)",
@@ -43,28 +46,38 @@ pub static PROTOCOL: Protocol = Protocol {
     defaults: plan::defaults,
     cells: plan::cells,
     prepare: plan::prepare,
-    amount: plan::amount,
-    price: Some(training::price::<plan::Request>),
-    together: |_, _| false,
-    compute: training::compute::<plan::Request>,
-    ended: training::ended,
+    summary: plan::amount,
+    estimate: Some(training::estimate::<plan::MlmRequest>),
+    same_group: |_, _| false,
+    compute: training::compute::<plan::MlmRequest>,
+    failure_rows: training::ended,
     work: worker::work,
     metrics: &[
-        Metric { name: NATS, title: "Loss on masked tokens of held-out text, nats", unit: "nat", less: true },
-        Metric { name: BITS, title: "Loss on masked tokens of held-out text, bits", unit: "bit", less: true },
+        Metric {
+            name: NATS,
+            title: "Loss on masked tokens of held-out text, nats",
+            unit: "nat",
+            lower_is_better: true,
+        },
+        Metric {
+            name: BITS,
+            title: "Loss on masked tokens of held-out text, bits",
+            unit: "bit",
+            lower_is_better: true,
+        },
     ],
-    shown: Shown::Trained,
-    curve: Some(LearningCurve {
+    view: ResultView::Trained,
+    curve: Some(CurveSpec {
         column: "validation_bits",
         axis: "validation loss, bit",
         unit: "bit",
         value: |score| score.loss / std::f64::consts::LN_2,
         less: true,
     }),
-    keeps: true,
-    checks: false,
-    passes_on: &[],
-    instead: None,
+    reuses_finished: true,
+    needs_golden_check: false,
+    delegates_to: &[],
+    alternative: None,
 };
 
 /// The loss in nats, in rows.

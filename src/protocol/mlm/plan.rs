@@ -8,31 +8,33 @@ use serde::{Deserialize, Serialize};
 
 use super::NATS;
 use super::recipe::{Recipe, SEED};
-use crate::attention::choose::Choice;
-use crate::config::grid::{Batches, Lengths, Seeds, Words};
-use crate::config::settings::Settings;
-use crate::data::prose::{self, Prose};
-use crate::data::tokenizer::Tokenizer;
-use crate::model::family::{Asked, Resolved, SpecError, masked_lm};
-use crate::model::roberta::RobertaConfig;
-use crate::protocol::grid::{Defaults, Flags, Grid, Pick, PlanError, listed, tasks};
-use crate::protocol::model_spec::{ModelSpec, settle};
-use crate::protocol::start::{self, Begin, Start};
-use crate::protocol::table::{Folders, Prepared};
-use crate::protocol::training::{Differences, Job, RATE, incomplete, one_of_each, parts};
-use crate::record::Pass;
+use crate::protocol::definition::{DataDirs, Prepared};
+use crate::protocol::grid::{Grid, GridDefaults, GridEntry, GridFlags, PlanError, listed, tasks};
+use crate::protocol::model_spec::{ModelSpec, resolve_or_unsupported};
+use crate::protocol::pretrained_start::{self, StartEncoder, StartRequest};
+use crate::protocol::training::{
+    ProtocolDiff, RATE, TrainingRequest, incomplete, micro_batches, one_of_each,
+};
 use crate::run::plan::{Cell, Plan};
 use crate::train::pretrained::Pretrained;
+use effattn_data::running_text::{self, RunningText};
+use effattn_data::tokenizer::Tokenizer;
+use effattn_model::attention::choose::MechanismChoice;
+use effattn_model::family::{Architecture, ModelRequest, ResolveError, masked_lm};
+use effattn_model::roberta::RobertaConfig;
+use effattn_record::Pass;
+use effattn_record::config::lists::{Batches, Lengths, Seeds, Words};
+use effattn_record::config::settings::Settings;
 
 /// What the worker of a cell is asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Request {
+pub struct MlmRequest {
     /// The text.
     pub task: String,
     /// The model.
     pub spec: ModelSpec,
     /// The encoder that it goes on from; absent: from nothing.
-    pub start: Option<Begin>,
+    pub start: Option<StartRequest>,
     /// File or folder of a tokenizer; absent: that of the encoder, or it is trained on the text.
     pub tokenizer: Option<String>,
     /// Updates.
@@ -53,8 +55,8 @@ pub struct Request {
 const PRESET: &str = "roberta-small";
 
 /// What `mlm` does where nothing is said.
-pub fn defaults(flags: &Flags) -> Defaults {
-    let said = flags.said().preset;
+pub fn defaults(flags: &GridFlags) -> GridDefaults {
+    let said = flags.user_settings().preset;
     let recipe = Recipe::find(said.as_deref().unwrap_or(PRESET)).ok();
     let task = |name: &str| Some(Words(vec![name.to_owned()]));
     let preset = Some(PRESET.to_owned());
@@ -77,29 +79,33 @@ pub fn defaults(flags: &Flags) -> Defaults {
         ..Settings::NONE
     };
     // an encoder brings its sizes
-    let small = match flags.said().from {
+    let small = match flags.user_settings().from {
         Some(_) => Settings { layers: None, width: None, heads: None, ffn: None, ..small },
         None => small,
     };
     let (settings, models) =
         if flags.quick { (small, "cosformer") } else { (whole, "full,cosformer,relu-linear") };
-    Defaults { settings, models }
+    GridDefaults { settings, models }
 }
 
 /// The model of `spec`, for inputs as long as those of the encoder that it goes on from, or longer.
 ///
 /// # Errors
 /// Unknown names, impossible sizes, a mechanism that cannot do this.
-pub fn model(spec: &ModelSpec, start: Option<&Begin>, choice: &Choice) -> Result<RobertaConfig, SpecError> {
+pub fn model(
+    spec: &ModelSpec,
+    start: Option<&StartRequest>,
+    choice: &MechanismChoice,
+) -> Result<RobertaConfig, ResolveError> {
     let config = match start {
-        None => masked_lm::config(&spec.asked(choice))?,
+        None => masked_lm::config(&spec.model_request(choice))?,
         Some(start) => {
             let (len, vocab) = (Some(spec.len.max(start.positions) as usize), Some(start.vocab as usize));
-            let config = masked_lm::config(&Asked { len, vocab, ..spec.asked(choice) })?;
+            let config = masked_lm::config(&ModelRequest { len, vocab, ..spec.model_request(choice) })?;
             RobertaConfig { eps: start.eps, ..config }
         }
     };
-    Resolved::validate(&config)?;
+    Architecture::validate(&config)?;
     Ok(config)
 }
 
@@ -110,9 +116,9 @@ pub fn model(spec: &ModelSpec, start: Option<&Begin>, choice: &Choice) -> Result
 pub fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
     let (mut cells, mut hashes) = (Vec::new(), BTreeMap::new());
     for task in tasks(grid) {
-        prose::known(&task).map_err(PlanError::new)?;
-        for pick in grid.picks.iter().filter(|pick| pick.runs(&task)) {
-            let start = start::of(pick, &mut hashes)?;
+        running_text::known(&task).map_err(PlanError::new)?;
+        for pick in grid.entries.iter().filter(|pick| pick.runs(&task)) {
+            let start = pretrained_start::of(pick, &mut hashes)?;
             let seeds = pick.settings.seeds.clone().unwrap_or(Seeds(vec![SEED]));
             for seed in seeds.0 {
                 cells.push(cell(grid, pick, (&task, start.as_ref()), (seed, threads))?);
@@ -124,35 +130,35 @@ pub fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
 
 fn cell(
     grid: &Grid,
-    pick: &Pick,
-    (task, start): (&str, Option<&Start>),
+    pick: &GridEntry,
+    (task, start): (&str, Option<&StartEncoder>),
     (seed, threads): (u64, usize),
 ) -> Result<Cell, PlanError> {
     let settings = &pick.settings;
-    let (preset, sizes) = start::sizes(pick, start.map(|start| &start.encoder), PRESET)?;
+    let (preset, sizes) = pretrained_start::sizes(pick, start.map(|start| &start.encoder), PRESET)?;
     let recipe = Recipe::find(&preset).map_err(PlanError)?;
     let (len, batch) = one_of_each(settings, "mlm")?;
     let (len, batch) = (len.unwrap_or(recipe.len), batch.unwrap_or(recipe.batch));
-    let accumulate = parts(settings, batch, recipe.accumulate.min(batch))?;
+    let accumulate = micro_batches(settings, batch, recipe.accumulate.min(batch))?;
     if let (Some(_), Some(tokenizer)) = (start, &settings.tokenizer) {
         return Err(PlanError(format!(
             "--from brings the encoder's tokenizer; leave --tokenizer {tokenizer} out"
         )));
     }
     let spec = ModelSpec { preset, sizes, ..ModelSpec::new(pick, len, batch, Pass::Train, seed)? };
-    let begin = start.map(Begin::from);
-    let (config, reason) = settle(pick, |choice| model(&spec, begin.as_ref(), choice))?;
-    let resolved = config.as_ref().map(|config| config as &dyn Resolved);
+    let begin = start.map(StartRequest::from);
+    let (config, reason) = resolve_or_unsupported(pick, |choice| model(&spec, begin.as_ref(), choice))?;
+    let resolved = config.as_ref().map(|config| config as &dyn Architecture);
     let mut row = spec.row("mlm", threads, resolved);
     row.task = Some(task.to_owned());
     row.suite = grid.suite.as_ref().map(|suite| suite.name.clone());
     let beside = grid.beside(pick, (NATS, task), &spec.preset);
     row.published = beside.as_ref().map(|beside| beside.published);
     (row.metric, row.unit) = (NATS.to_owned(), "nat".to_owned());
-    let usual = Request {
+    let usual = MlmRequest {
         task: task.to_owned(),
-        spec: ModelSpec { len: recipe.len, batch: recipe.batch, ..spec.usual(&spec.preset) },
-        start: begin.as_ref().map(Begin::elsewhere),
+        spec: ModelSpec { len: recipe.len, batch: recipe.batch, ..spec.default_spec(&spec.preset) },
+        start: begin.as_ref().map(StartRequest::elsewhere),
         tokenizer: None,
         steps: recipe.steps,
         rate: recipe.rate,
@@ -165,7 +171,7 @@ fn cell(
     let flops = resolved.map_or(0, |model| model.flops(len as usize)) as f64;
     let seconds = 3.0 * flops * (batch * steps) as f64 / (RATE * threads as f64);
     let words = format!("{task} {} {} s{seed}", spec.model, spec.preset);
-    let request = Request {
+    let request = MlmRequest {
         task: task.to_owned(),
         spec,
         start: begin,
@@ -179,19 +185,19 @@ fn cell(
     };
     if reason.is_none() {
         let mut differences = differences(&request, recipe);
-        let goes_on = |start: &Start| format!("goes on from {}", start.encoder.attention.label());
+        let goes_on = |start: &StartEncoder| format!("goes on from {}", start.encoder.attention.label());
         differences.settings.extend(start.map(goes_on));
-        differences.tell(beside, &mut row);
+        differences.write_to(beside, &mut row);
     }
     let cell = Cell::new(&words, row, &request, &usual);
     let timeout = settings.timeout.map(|time| time.0);
-    Ok(Cell { seconds, timeout, ..cell }.refused(reason))
+    Ok(Cell { seconds, timeout, ..cell }.with_unsupported(reason))
 }
 
 /// What `request` does otherwise than the protocol: everything that the protocol fixes is looked at.
-fn differences(request: &Request, recipe: &Recipe) -> Differences {
+fn differences(request: &MlmRequest, recipe: &Recipe) -> ProtocolDiff {
     let spec = &request.spec;
-    let mut all = Differences { settings: Vec::new(), steps: (request.steps, recipe.steps) };
+    let mut all = ProtocolDiff { settings: Vec::new(), steps: (request.steps, recipe.steps) };
     if !recipe.published {
         all.settings.push("small: a protocol of this program's own, no paper's".to_owned());
     }
@@ -205,17 +211,17 @@ fn differences(request: &Request, recipe: &Recipe) -> Differences {
 }
 
 /// A text and the tokenizer that belongs to it.
-pub struct Source {
+pub struct MlmData {
     /// The text.
-    pub prose: Prose,
+    pub prose: RunningText,
     /// The tokenizer.
     pub tokenizer: Tokenizer,
 }
 
 /// Names under which the checksums of text and tokenizer stand in a plan.
-pub fn data_names(request: &Request) -> [String; 2] {
+pub fn data_names(request: &MlmRequest) -> [String; 2] {
     let tokenizer = match &request.start {
-        Some(start) => start::tokenizer_name(&start.encoder),
+        Some(start) => pretrained_start::tokenizer_name(&start.encoder),
         None => format!("tokenizer of {}", request.tokenizer.as_deref().unwrap_or(&request.task)),
     };
     [request.task.clone(), tokenizer]
@@ -226,7 +232,7 @@ pub fn data_names(request: &Request) -> [String; 2] {
 /// # Errors
 /// Data that are missing, damaged, no text, or incomplete without permission; a tokenizer that cannot be read or does not
 /// fit the model.
-pub fn load(request: &Request, data: &Path) -> anyhow::Result<Source> {
+pub fn load(request: &MlmRequest, data: &Path) -> anyhow::Result<MlmData> {
     let preset = &request.spec.preset;
     let recipe = Recipe::find(preset).map_err(anyhow::Error::msg)?;
     let given = match &request.start {
@@ -238,7 +244,7 @@ pub fn load(request: &Request, data: &Path) -> anyhow::Result<Source> {
             "preset {preset} has RoBERTa's 50,265 words; give the folder of its vocab.json and merges.txt with --tokenizer"
         );
     }
-    let prose = prose::load(&request.task, data, request.allow_partial)?;
+    let prose = running_text::load(&request.task, data, request.allow_partial)?;
     let tokenizer = match given {
         Some(tokenizer) => tokenizer,
         None => {
@@ -255,19 +261,19 @@ pub fn load(request: &Request, data: &Path) -> anyhow::Result<Source> {
             "{given} has {len} words, preset {preset} has room for {room}; choose another --preset or --tokenizer"
         );
     }
-    Ok(Source { prose, tokenizer })
+    Ok(MlmData { prose, tokenizer })
 }
 
 /// Reads every text once: checksums of texts and tokenizers belong to the run, and those of tokenizers to its rows.
 ///
 /// # Errors
 /// As [`load`].
-pub fn prepare(plan: &mut Plan, folders: &Folders) -> anyhow::Result<Prepared> {
+pub fn prepare(plan: &mut Plan, folders: &DataDirs) -> anyhow::Result<Prepared> {
     type Wanted = (String, Option<String>, Option<String>, bool);
     let mut seen: Vec<(Wanted, String)> = Vec::new();
     let mut remarks = Vec::new();
     for cell in &mut plan.cells {
-        let Ok(request) = serde_json::from_value::<Request>(cell.request.clone()) else { continue };
+        let Ok(request) = serde_json::from_value::<MlmRequest>(cell.request.clone()) else { continue };
         if let Some(start) = &request.start {
             let encoder = Pretrained::open(Path::new(&start.folder))?;
             encoder.weights()?.fit(&model(&request.spec, Some(start), &request.spec.choice()?)?)?;
@@ -280,7 +286,7 @@ pub fn prepare(plan: &mut Plan, folders: &Folders) -> anyhow::Result<Prepared> {
         let hash = match known {
             Some(hash) => hash,
             None => {
-                let Source { prose, tokenizer } = load(&request, &folders.data)?;
+                let MlmData { prose, tokenizer } = load(&request, &folders.data)?;
                 if let Some(partial) = &prose.partial {
                     remarks.push(incomplete(&request.task, partial));
                 }
@@ -304,7 +310,7 @@ pub fn amount(plan: &Plan) -> String {
     format!("{task} · {preset} · {steps} updates of {batch} blocks of {len}")
 }
 
-impl Job for Request {
+impl TrainingRequest for MlmRequest {
     fn steps(&self) -> u64 {
         self.steps
     }

@@ -1,9 +1,9 @@
 //! How masked language models are trained (`docs/spec/SPEC-text.md` sections 6 and 10).
 
-use crate::data::masked::Cut;
-use crate::data::tokenizer::VOCABULARY;
-use crate::train::optim::{AdamW, Method};
+use crate::train::optim::{AdamW, OptimizerConfig};
 use crate::train::schedule::Schedule;
+use effattn_data::masked::BlockMode;
+use effattn_data::tokenizer::VOCABULARY;
 
 /// Seed where nothing is said.
 pub const SEED: u64 = 1;
@@ -30,7 +30,7 @@ pub struct Recipe {
     /// Highest rate.
     pub rate: f64,
     /// How texts become blocks.
-    pub cut: Cut,
+    pub cut: BlockMode,
     /// Whether the protocol belongs to a tokenizer of its own, which cannot be trained here.
     pub given_tokenizer: bool,
     /// Whether a paper's numbers belong to it.
@@ -48,7 +48,7 @@ pub static RECIPES: &[Recipe] = &[
         steps: 50_000,
         warmup: 3000,
         rate: 3e-4,
-        cut: Cut::Complete,
+        cut: BlockMode::Complete,
         given_tokenizer: true,
         published: true,
     },
@@ -61,7 +61,7 @@ pub static RECIPES: &[Recipe] = &[
         steps: 25_000,
         warmup: 200,
         rate: 1e-3,
-        cut: Cut::Stream,
+        cut: BlockMode::Stream,
         given_tokenizer: false,
         published: false,
     },
@@ -75,15 +75,17 @@ impl Recipe {
     pub fn find(preset: &str) -> Result<&'static Self, String> {
         let known = || RECIPES.iter().map(|recipe| recipe.preset);
         let found = RECIPES.iter().find(|recipe| recipe.preset == preset);
-        found.ok_or_else(|| crate::config::unknown("preset of masked language models", preset, known()))
+        found.ok_or_else(|| {
+            effattn_record::config::unknown("preset of masked language models", preset, known())
+        })
     }
 
     /// fairseq's Adam, which every parameter's decay belongs to, and a linear way up and down.
-    pub fn training(&self, steps: u64, rate: f64) -> (Method, Schedule) {
+    pub fn training(&self, steps: u64, rate: f64) -> (OptimizerConfig, Schedule) {
         let optimizer = AdamW { beta2: 0.98, eps: 1e-6, weight_decay: 0.01, clip: None };
         let warmup = self.warmup_of(steps);
         let schedule = Schedule::Polynomial { peak_lr: rate, warmup, total: steps, power: 1.0, end_lr: 0.0 };
-        (Method::Adam(optimizer), schedule)
+        (OptimizerConfig::Adam(optimizer), schedule)
     }
 
     /// Updates until the rate is full in a run of `steps`: the protocol's, but no more than a tenth of a shorter run.

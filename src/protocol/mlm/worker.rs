@@ -3,36 +3,38 @@
 use candle_core::{Device, Result as Candle, Tensor};
 use serde_json::{Value, json};
 
-use super::plan::{Request, Source, data_names, load, model};
+use super::plan::{MlmData, MlmRequest, data_names, load, model};
 use super::recipe::Recipe;
-use super::{BITS, NATS, public};
-use crate::data::masked::{Blocks, VALIDATION_SEED};
-use crate::model::batch::{Batch, IGNORED, Input, Tokens};
-use crate::model::family::{Loss, Net, Resolved};
-use crate::model::roberta::RobertaConfig;
-use crate::nn::PADDING;
-use crate::nn::dropout::Noise;
-use crate::nn::params::Builder;
-use crate::protocol::start::unchanged;
-use crate::protocol::table::{Conditions, Given};
-use crate::protocol::training::experiment::{Experiment, Laboratory, Select, Train, Trained, mean, scores};
+use super::{BITS, NATS, hf_export};
+use crate::protocol::definition::{WorkerContext, WorkerInput};
+use crate::protocol::pretrained_start::unchanged;
+use crate::protocol::training::experiment::{
+    Experiment, ExperimentDriver, TrainedWeights, TrainingDevice, WeightChoice, mean, scores,
+};
 use crate::protocol::training::worker::{candle, failed, report};
-use crate::protocol::training::{Answer, Done, Measure};
-use crate::run::outcome::Ending;
-use crate::run::worker::Link;
+use crate::protocol::training::{MetricValue, TrainingMessage, TrainingResult};
+use crate::run::outcome::CellFailure;
+use crate::run::worker::ParentLink;
 use crate::train::checkpoint::Checkpoint;
-use crate::train::optim::Method;
-use crate::train::order::Order;
+use crate::train::optim::OptimizerConfig;
+use crate::train::order::BatchOrder;
 use crate::train::pretrained::CALIBRATION;
 use crate::train::schedule::Schedule;
-use crate::train::session::{Files, Learner, Score};
+use crate::train::training_loop::{CheckpointFiles, EvalScore, Trainable};
+use effattn_data::masked::{Blocks, VALIDATION_SEED};
+use effattn_kernel::embedding::PADDING;
+use effattn_model::batch::{Batch, IGNORED, ModelInput, Tokens};
+use effattn_model::family::{Architecture, Loss, Model};
+use effattn_model::nn::dropout::DropoutRng;
+use effattn_model::nn::params::ParamBuilder;
+use effattn_model::roberta::RobertaConfig;
 
 /// Trains until the last step or until the parent is gone, and validates.
 ///
 /// # Errors
 /// The parent is gone.
-pub fn work(link: &Link, request: Value, given: &Given) -> anyhow::Result<()> {
-    let request: Request = serde_json::from_value(request)?;
+pub fn work(link: &ParentLink, request: Value, given: &WorkerInput) -> anyhow::Result<()> {
+    let request: MlmRequest = serde_json::from_value(request)?;
     report(link, train(link, &request, &given.conditions))
 }
 
@@ -47,7 +49,7 @@ fn batch(blocks: &Blocks, indices: &[usize], (seed, epoch): (u64, u64), device: 
     }
     let ids = Tensor::from_vec(ids, (rows, len), device)?;
     let labels = Tensor::from_vec(labels, (rows, len), device)?;
-    Ok(Batch { input: Input::Tokens(Tokens { ids, mask: None }), labels })
+    Ok(Batch { input: ModelInput::Tokens(Tokens { ids, mask: None }), labels })
 }
 
 /// Held-out blocks in batches of `size`: hidden alike in every run.
@@ -64,9 +66,9 @@ fn held_out<'a>(
 }
 
 /// Data, model and device of a run.
-struct Run<'a> {
-    request: &'a Request,
-    conditions: &'a Conditions,
+struct MlmExperiment<'a> {
+    request: &'a MlmRequest,
+    conditions: &'a WorkerContext,
     recipe: &'static Recipe,
     config: RobertaConfig,
     /// Checksum of the tokenizer.
@@ -74,14 +76,19 @@ struct Run<'a> {
     train: Blocks,
     /// Held-out texts by their names.
     held_out: Vec<(String, Blocks)>,
-    laboratory: Laboratory,
+    laboratory: TrainingDevice,
 }
 
-fn train(link: &Link, request: &Request, conditions: &Conditions) -> Result<Done, Ending> {
-    let doing =
-        |what: &str| link.send(&Answer::Doing { what: what.to_owned() }).map_err(|error| failed(&error));
+fn train(
+    link: &ParentLink,
+    request: &MlmRequest,
+    conditions: &WorkerContext,
+) -> Result<TrainingResult, CellFailure> {
+    let doing = |what: &str| {
+        link.send(&TrainingMessage::Doing { what: what.to_owned() }).map_err(|error| failed(&error))
+    };
     doing("reads its text")?;
-    let Source { prose, tokenizer } = load(request, &conditions.data).map_err(|error| failed(&error))?;
+    let MlmData { prose, tokenizer } = load(request, &conditions.data).map_err(|error| failed(&error))?;
     let [text, words] = data_names(request);
     conditions.same(&text, &prose.hash)?;
     conditions.same(&words, tokenizer.hash())?;
@@ -99,20 +106,20 @@ fn train(link: &Link, request: &Request, conditions: &Conditions) -> Result<Done
     let held_out = prose.held_out.iter().map(|held| (held.name.clone(), blocks(&held.texts))).collect();
     drop(prose);
     let words = tokenizer.hash().to_owned();
-    let laboratory = Laboratory::open(&request.spec, conditions)?;
-    let run = Run { request, conditions, recipe, config, words, train, held_out, laboratory };
-    Train { link, conditions, before: (&[], 0) }.run(&run.laboratory, &run)?;
+    let laboratory = TrainingDevice::open(&request.spec, conditions)?;
+    let run = MlmExperiment { request, conditions, recipe, config, words, train, held_out, laboratory };
+    ExperimentDriver { link, conditions, before: (&[], 0) }.run(&run.laboratory, &run)?;
     let peak_bytes = run.laboratory.peak();
-    let trained = Trained::read(&run.files(), &run)?;
+    let trained = TrainedWeights::read(&run.files(), &run)?;
     doing("validates")?;
     let measures = run.measures(&trained)?;
-    public::write(&conditions.folder, &trained.weights, (&run.config, &tokenizer))
+    hf_export::write(&conditions.folder, &trained.weights, (&run.config, &tokenizer))
         .map_err(|error| failed(&error))?;
-    Ok(Done { measures, data_share: 1.0, differs: None, peak_bytes })
+    Ok(TrainingResult { measures, data_share: 1.0, differs: None, peak_bytes })
 }
 
-impl Run<'_> {
-    fn measures(&self, trained: &Trained) -> Result<Vec<Measure>, Ending> {
+impl MlmExperiment<'_> {
+    fn measures(&self, trained: &TrainedWeights) -> Result<Vec<MetricValue>, CellFailure> {
         let device = self.laboratory.device();
         let builder = trained.weights.builder(device, false).map_err(candle)?;
         let mut net = self.config.build(&builder).map_err(candle)?;
@@ -128,16 +135,18 @@ impl Run<'_> {
                 ("unigram_loss", "nat", self.train.unigram(blocks)),
                 ("hidden_words", "1", hidden),
             ];
-            let measure =
-                |(metric, unit, value)| Measure { task: task.clone(), ..Measure::new(metric, unit, value) };
+            let measure = |(metric, unit, value)| MetricValue {
+                task: task.clone(),
+                ..MetricValue::new(metric, unit, value)
+            };
             measures.extend(values.map(measure));
         }
         let trained_words = self.train.ids().len() as f64;
         measures.extend([
-            Measure::new("train_loss", "nat", trained.selected.train_loss),
-            Measure::new("steps", "1", self.request.steps as f64),
-            Measure::new("epochs", "1", self.request.steps as f64 / self.order()?.per_epoch() as f64),
-            Measure::new("training_words", "1", trained_words),
+            MetricValue::new("train_loss", "nat", trained.selected.train_loss),
+            MetricValue::new("steps", "1", self.request.steps as f64),
+            MetricValue::new("epochs", "1", self.request.steps as f64 / self.order()?.per_epoch() as f64),
+            MetricValue::new("training_words", "1", trained_words),
         ]);
         Ok(measures)
     }
@@ -147,9 +156,9 @@ impl Run<'_> {
         (self.request.spec.batch / self.request.accumulate).max(1) as usize
     }
 
-    fn order(&self) -> Result<Order, Ending> {
+    fn order(&self) -> Result<BatchOrder, CellFailure> {
         let (seed, batch) = (self.request.spec.seed, self.request.spec.batch as usize);
-        Order::new(seed, self.train.len(), batch).ok_or_else(|| {
+        BatchOrder::new(seed, self.train.len(), batch).ok_or_else(|| {
             failed(&format!(
                 "{} has {} blocks of {} words, too few for a batch of {batch}; take a smaller --batch or --len",
                 self.request.task,
@@ -160,17 +169,17 @@ impl Run<'_> {
     }
 }
 
-impl Experiment for Run<'_> {
-    fn files(&self) -> Files {
-        Files::in_folder(&self.conditions.folder)
+impl Experiment for MlmExperiment<'_> {
+    fn files(&self) -> CheckpointFiles {
+        CheckpointFiles::in_folder(&self.conditions.folder)
     }
 
-    fn description(&self) -> Result<Value, Ending> {
+    fn description(&self) -> Result<Value, CellFailure> {
         let request = serde_json::to_value(self.request).map_err(|error| failed(&error))?;
         Ok(json!({ "request": request, "tokenizer": self.words }))
     }
 
-    fn method(&self) -> Result<(Method, Schedule), Ending> {
+    fn optimizer_and_schedule(&self) -> Result<(OptimizerConfig, Schedule), CellFailure> {
         Ok(self.recipe.training(self.request.steps, self.request.rate))
     }
 
@@ -178,23 +187,23 @@ impl Experiment for Run<'_> {
         (self.request.steps, self.request.every)
     }
 
-    fn forwards(&self) -> (f64, f64) {
+    fn eval_cost(&self) -> (f64, f64) {
         let batches = |blocks: &Blocks| blocks.len() as f64 / self.request.spec.batch as f64;
         let each = self.held_out.first().map_or(0.0, |(_, blocks)| batches(blocks));
         (each, self.held_out.iter().map(|(_, blocks)| batches(blocks)).sum())
     }
 
-    fn select(&self) -> Select {
-        Select::Last
+    fn select(&self) -> WeightChoice {
+        WeightChoice::Last
     }
 
-    fn model(&self) -> &dyn Resolved {
+    fn model(&self) -> &dyn Architecture {
         &self.config
     }
 
-    fn begin(&self, device: &Device) -> Result<Builder, Ending> {
+    fn initial_weights(&self, device: &Device) -> Result<ParamBuilder, CellFailure> {
         let seed = self.request.spec.seed;
-        let Some(begin) = &self.request.start else { return Ok(Builder::seeded(seed, device, true)) };
+        let Some(begin) = &self.request.start else { return Ok(ParamBuilder::seeded(seed, device, true)) };
         let start = unchanged(&begin.folder, &begin.encoder).map_err(|error| failed(&error))?;
         let mut weights = start.weights().map_err(|error| failed(&error))?;
         let order = self.order()?;
@@ -204,40 +213,40 @@ impl Experiment for Run<'_> {
         });
         weights.calibrate(&self.config, batches).map_err(candle)?;
         let tensors = weights.fit(&self.config).map_err(|error| failed(&error))?;
-        Ok(Builder::warm(seed, tensors, device, true))
+        Ok(ParamBuilder::given_or_seeded(seed, tensors, device, true))
     }
 
-    fn learner<'a>(
+    fn trainable<'a>(
         &'a self,
-        builder: &Builder,
+        builder: &ParamBuilder,
         _: Option<&Checkpoint>,
-    ) -> Result<Box<dyn Learner + 'a>, Ending> {
+    ) -> Result<Box<dyn Trainable + 'a>, CellFailure> {
         let empty = || failed(&format!("nothing of {} is held out", self.request.task));
         let (_, held_out) =
             self.held_out.first().filter(|(_, blocks)| !blocks.is_empty()).ok_or_else(empty)?;
-        Ok(Box::new(MaskedLearner {
+        Ok(Box::new(MlmTrainable {
             net: self.config.build(builder).map_err(candle)?,
             run: self,
             order: self.order()?,
             memo: None,
             held_out,
-            noise: Noise::new(self.request.spec.seed),
+            noise: DropoutRng::new(self.request.spec.seed),
         }))
     }
 }
 
 /// The model under training.
-struct MaskedLearner<'a> {
-    net: Box<dyn Net>,
-    run: &'a Run<'a>,
-    order: Order,
+struct MlmTrainable<'a> {
+    net: Box<dyn Model>,
+    run: &'a MlmExperiment<'a>,
+    order: BatchOrder,
     memo: Option<(u64, Vec<usize>)>,
     held_out: &'a Blocks,
-    noise: Noise,
+    noise: DropoutRng,
 }
 
-impl Learner for MaskedLearner<'_> {
-    fn parts(&self) -> usize {
+impl Trainable for MlmTrainable<'_> {
+    fn micro_batches(&self) -> usize {
         self.run.request.accumulate as usize
     }
 
@@ -250,10 +259,10 @@ impl Learner for MaskedLearner<'_> {
         self.net.loss(&batch, self.noise.branch(step).branch(part as u64))
     }
 
-    fn evaluate(&mut self, _: u64) -> Candle<Score> {
+    fn evaluate(&mut self, _: u64) -> Candle<EvalScore> {
         let batches = held_out(self.held_out, self.run.micro(), self.run.laboratory.device());
         let all = scores(self.net.as_mut(), batches)?;
         let loss = mean(&all, "loss");
-        Ok(Score { loss, value: -loss })
+        Ok(EvalScore { loss, value: -loss })
     }
 }

@@ -5,7 +5,7 @@
 //! beside others is tried again in a later wave, alone at first; only then its `oom` counts.
 
 use crate::run::RunError;
-use crate::run::outcome::Ending;
+use crate::run::outcome::CellFailure;
 
 /// Turns in which a cell spends its time budget.
 const TURNS: f64 = 4.0;
@@ -32,20 +32,20 @@ pub enum Started {
         held: u64,
     },
     /// Ended before its first sample. `Outcome::Oom` counts only with the whole memory limit.
-    Ended(Ending),
+    Ended(CellFailure),
 }
 
 /// How a turn went.
 #[derive(Debug)]
-pub enum Turned {
+pub enum TurnResult {
     /// Seconds of its steps, and the bytes it holds now.
     Samples(Vec<f64>, u64),
     /// Ended.
-    Ended(Ending),
+    Ended(CellFailure),
 }
 
 /// What turns are taken with: workers, or a test's fake.
-pub trait Bench {
+pub trait CellWorkers {
     /// Starts cell `cell`, which may reach `limit` bytes, and warms it up.
     ///
     /// # Errors
@@ -55,19 +55,19 @@ pub trait Bench {
     ///
     /// # Errors
     /// The run cannot go on.
-    fn turn(&mut self, cell: usize, seconds: f64, runs: usize) -> Result<Turned, RunError>;
+    fn turn(&mut self, cell: usize, seconds: f64, runs: usize) -> Result<TurnResult, RunError>;
     /// Ends `cell`, whose samples are complete or which ended by itself.
     ///
     /// # Errors
     /// The run cannot go on.
-    fn done(&mut self, cell: usize, samples: Vec<f64>, ending: Option<Ending>) -> Result<(), RunError>;
+    fn done(&mut self, cell: usize, samples: Vec<f64>, ending: Option<CellFailure>) -> Result<(), RunError>;
     /// Takes `cell` back without a result: it will be started again.
-    fn put_back(&mut self, cell: usize);
+    fn requeue(&mut self, cell: usize);
 }
 
-struct Alive {
+struct ActiveCell {
     cell: usize,
-    held: u64,
+    reserved_bytes: u64,
     samples: Vec<f64>,
 }
 
@@ -79,7 +79,7 @@ pub fn run(
     cells: &[usize],
     budget: impl Fn(usize) -> Budget,
     limit: u64,
-    bench: &mut impl Bench,
+    bench: &mut impl CellWorkers,
 ) -> Result<(), RunError> {
     let mut waiting = cells.to_vec();
     while !waiting.is_empty() {
@@ -104,20 +104,22 @@ pub fn run(
 fn admit(
     waiting: &[usize],
     limit: u64,
-    bench: &mut impl Bench,
-) -> Result<(Vec<Alive>, Vec<usize>), RunError> {
-    let (mut alive, mut later) = (Vec::<Alive>::new(), Vec::new());
+    bench: &mut impl CellWorkers,
+) -> Result<(Vec<ActiveCell>, Vec<usize>), RunError> {
+    let (mut alive, mut later) = (Vec::<ActiveCell>::new(), Vec::new());
     for &cell in waiting {
-        let used: u64 = alive.iter().map(|alive| alive.held).sum();
+        let used: u64 = alive.iter().map(|alive| alive.reserved_bytes).sum();
         let free = limit.saturating_sub(used);
         if alive.len() >= ALIVE || (!alive.is_empty() && free < limit / 16) {
             later.push(cell);
             continue;
         }
         match bench.start(cell, free)? {
-            Started::Ready { held } => alive.push(Alive { cell, held, samples: Vec::new() }),
+            Started::Ready { held } => {
+                alive.push(ActiveCell { cell, reserved_bytes: held, samples: Vec::new() })
+            }
             Started::Ended(ending) if is_oom(&ending) && !alive.is_empty() => {
-                bench.put_back(cell);
+                bench.requeue(cell);
                 later.push(cell);
             }
             Started::Ended(ending) => bench.done(cell, Vec::new(), Some(ending))?,
@@ -129,32 +131,32 @@ fn admit(
 /// One turn of `cell`.
 fn step(
     cell: usize,
-    alive: &mut Vec<Alive>,
+    alive: &mut Vec<ActiveCell>,
     budget: &impl Fn(usize) -> Budget,
-    bench: &mut impl Bench,
+    bench: &mut impl CellWorkers,
     waiting: &mut Vec<usize>,
 ) -> Result<(), RunError> {
-    let others: u64 = alive.iter().filter(|alive| alive.cell != cell).map(|alive| alive.held).sum();
+    let others: u64 = alive.iter().filter(|alive| alive.cell != cell).map(|alive| alive.reserved_bytes).sum();
     let Some(at) = alive.iter().position(|alive| alive.cell == cell) else { return Ok(()) };
     let Budget { seconds, min_runs, runs } = budget(cell);
     let left = runs.saturating_sub(alive[at].samples.len()).max(1);
     match bench.turn(cell, seconds / TURNS, left)? {
-        Turned::Samples(samples, held) => {
+        TurnResult::Samples(samples, held) => {
             let alive_cell = &mut alive[at];
             alive_cell.samples.extend(samples);
-            alive_cell.held = held;
+            alive_cell.reserved_bytes = held;
             let (n, spent) = (alive_cell.samples.len(), alive_cell.samples.iter().sum::<f64>());
             if n >= runs || (n >= min_runs && spent >= seconds) {
                 let samples = alive.remove(at).samples;
                 bench.done(cell, samples, None)?;
             }
         }
-        Turned::Ended(ending) if is_oom(&ending) && others > 0 => {
+        TurnResult::Ended(ending) if is_oom(&ending) && others > 0 => {
             alive.remove(at);
-            bench.put_back(cell);
+            bench.requeue(cell);
             waiting.push(cell);
         }
-        Turned::Ended(ending) => {
+        TurnResult::Ended(ending) => {
             let samples = alive.remove(at).samples;
             bench.done(cell, samples, Some(ending))?;
         }
@@ -162,14 +164,14 @@ fn step(
     Ok(())
 }
 
-fn is_oom(ending: &Ending) -> bool {
-    ending.outcome == crate::record::Outcome::Oom
+fn is_oom(ending: &CellFailure) -> bool {
+    ending.outcome == effattn_record::Outcome::Oom
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Outcome;
+    use effattn_record::Outcome;
 
     /// Cells that need `needs` bytes and whose steps take one second.
     struct Fake {
@@ -182,38 +184,43 @@ mod tests {
         (b'A' + cell as u8) as char
     }
 
-    impl Bench for Fake {
+    impl CellWorkers for Fake {
         fn start(&mut self, cell: usize, limit: u64) -> Result<Started, RunError> {
             self.log.push(format!("+{}", name(cell)));
             let held = self.needs[cell];
             Ok(if held > limit {
-                Started::Ended(Ending::new(Outcome::Oom, "too big"))
+                Started::Ended(CellFailure::new(Outcome::Oom, "too big"))
             } else {
                 Started::Ready { held }
             })
         }
 
-        fn turn(&mut self, cell: usize, seconds: f64, runs: usize) -> Result<Turned, RunError> {
+        fn turn(&mut self, cell: usize, seconds: f64, runs: usize) -> Result<TurnResult, RunError> {
             self.log.push(name(cell).to_string());
             if let Some((breaking, left)) = &mut self.breaks_at
                 && *breaking == cell
             {
                 if *left == 0 {
-                    return Ok(Turned::Ended(Ending::new(Outcome::Failed, "broke")));
+                    return Ok(TurnResult::Ended(CellFailure::new(Outcome::Failed, "broke")));
                 }
                 *left -= 1;
             }
             let count = (seconds.ceil() as usize).clamp(1, runs);
-            Ok(Turned::Samples(vec![1.0; count], self.needs[cell]))
+            Ok(TurnResult::Samples(vec![1.0; count], self.needs[cell]))
         }
 
-        fn done(&mut self, cell: usize, samples: Vec<f64>, ending: Option<Ending>) -> Result<(), RunError> {
+        fn done(
+            &mut self,
+            cell: usize,
+            samples: Vec<f64>,
+            ending: Option<CellFailure>,
+        ) -> Result<(), RunError> {
             let how = ending.map_or("ok", |ending| ending.outcome.word());
             self.log.push(format!("{}:{how}:{}", name(cell), samples.len()));
             Ok(())
         }
 
-        fn put_back(&mut self, cell: usize) {
+        fn requeue(&mut self, cell: usize) {
             self.log.push(format!("-{}", name(cell)));
         }
     }

@@ -9,14 +9,14 @@ pub mod plan;
 mod rows;
 pub mod worker;
 
-use super::table::{Protocol, Quick, Shown};
-use super::text;
-use crate::config::settings::groups::{MACHINE, MODEL, POINTS};
-use crate::model::family;
-use crate::record::{Metric, Row};
+use super::definition::{Protocol, Quick, ResultView};
+use super::input_text;
 use crate::run::plan::Cell;
+use effattn_model::family;
+use effattn_record::config::settings::groups::{MACHINE, MODEL, POINTS};
+use effattn_record::{Metric, Row};
 
-pub use parent::rate;
+pub use parent::measure_rate;
 
 /// The table line.
 pub static PROTOCOL: Protocol = Protocol {
@@ -30,33 +30,33 @@ pub static PROTOCOL: Protocol = Protocol {
     )],
     presets: || family::names(|_| true),
     tasks: None,
-    reads: &[text::SET],
+    reads: &[input_text::SET],
     quick: Some(Quick {
         help: "Short lengths and little time per cell, for a first look",
         said: "eight mechanisms, lengths up to 1024, 0.8 s per cell, unless flags say otherwise",
     }),
     defaults: plan::defaults,
     cells: plan::cells,
-    prepare: text::prepare,
-    amount: super::grid::steps_amount,
-    price: Some(parent::price),
-    together: |a, b| place(a) == place(b),
+    prepare: input_text::prepare,
+    summary: super::grid::steps_amount,
+    estimate: Some(parent::price),
+    same_group: |a, b| place(a) == place(b),
     compute: parent::compute,
-    ended: |row, ending| rows::rows(row, &[], None, Some(ending)),
+    failure_rows: |row, ending| rows::rows(row, &[], None, Some(ending)),
     work: worker::work,
     metrics: &[
-        Metric { name: "step_time", title: "Time of a step", unit: "s", less: true },
-        Metric { name: "steps_per_second", title: "Steps per second", unit: "1/s", less: false },
-        Metric { name: "tokens_per_second", title: "Tokens per second", unit: "1/s", less: false },
-        Metric { name: "images_per_second", title: "Images per second", unit: "1/s", less: false },
-        Metric { name: "peak_memory", title: "Peak memory", unit: "B", less: true },
+        Metric { name: "step_time", title: "Time of a step", unit: "s", lower_is_better: true },
+        Metric { name: "steps_per_second", title: "Steps per second", unit: "1/s", lower_is_better: false },
+        Metric { name: "tokens_per_second", title: "Tokens per second", unit: "1/s", lower_is_better: false },
+        Metric { name: "images_per_second", title: "Images per second", unit: "1/s", lower_is_better: false },
+        Metric { name: "peak_memory", title: "Peak memory", unit: "B", lower_is_better: true },
     ],
-    shown: Shown::Growth,
+    view: ResultView::Growth,
     curve: None,
-    keeps: false,
-    checks: true,
-    passes_on: &[],
-    instead: None,
+    reuses_finished: false,
+    needs_golden_check: true,
+    delegates_to: &[],
+    alternative: None,
 };
 
 const EXAMPLES: &str = "\
@@ -83,7 +83,7 @@ Examples:
 A value is the median over the steps of a cell; its 95 % interval is given by order statistics (Student's t below six steps). Cells of one length, batch and pass take turns in processes of their own.";
 
 /// Cells of one place take turns.
-fn place(cell: &Cell) -> (Option<u64>, Option<u64>, Option<crate::record::Pass>, Option<u64>) {
+fn place(cell: &Cell) -> (Option<u64>, Option<u64>, Option<effattn_record::Pass>, Option<u64>) {
     let Row { len, batch, pass, seed, .. } = cell.row;
     (len, batch, pass, seed)
 }

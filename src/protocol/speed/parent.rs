@@ -3,22 +3,22 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use super::interleave::{self, Bench, Started, Turned};
-use super::plan::{PROFILE_TIME, Request, seconds};
-use super::worker::{Answer, Turn};
+use super::interleave::{self, CellWorkers, Started, TurnResult};
+use super::plan::{PROFILE_TIME, SpeedRequest, seconds};
+use super::worker::{SpeedReply, TurnRequest};
 use super::{PROTOCOL, rows};
-use crate::config::units::Bytes;
-use crate::protocol::Order;
+use crate::protocol::WorkerRequest;
+use crate::protocol::definition::{EstimateContext, WorkerContext};
 use crate::protocol::model_spec::ModelSpec;
-use crate::protocol::runner::{Finished, Runner, request};
-use crate::protocol::table::{Conditions, Prober};
-use crate::record::{Outcome, Row};
+use crate::protocol::runner::{CellResult, Runner, request};
 use crate::run::RunError;
-use crate::run::outcome::Ending;
+use crate::run::outcome::CellFailure;
 use crate::run::plan::Plan;
-use crate::run::worker::{Heard, Worker};
-use crate::stats::median;
+use crate::run::worker::{Received, Worker};
 use crate::term::Warning;
+use effattn_record::config::units::Bytes;
+use effattn_record::stats::median;
+use effattn_record::{Outcome, Row};
 
 /// Lets the cells `open` take turns.
 ///
@@ -26,9 +26,9 @@ use crate::term::Warning;
 /// Ctrl-C, a full disk: what is finished stays.
 pub fn compute(runner: &mut Runner, open: &[usize]) -> Result<(), RunError> {
     let requests = open.iter().map(|&index| Ok((index, request(&runner.plan.cells[index])?)));
-    let requests = requests.collect::<Result<HashMap<usize, Request>, RunError>>()?;
+    let requests = requests.collect::<Result<HashMap<usize, SpeedRequest>, RunError>>()?;
     let limit = runner.session.memory_limit;
-    let budget = |cell: usize| requests.get(&cell).map_or(NO_BUDGET, Request::budget);
+    let budget = |cell: usize| requests.get(&cell).map_or(NO_BUDGET, SpeedRequest::budget);
     interleave::run(open, budget, limit, &mut Workers { runner, alive: HashMap::new() })
 }
 
@@ -51,7 +51,7 @@ struct Workers<'a, 'b> {
 }
 
 impl Workers<'_, '_> {
-    fn hear(&mut self, index: usize) -> Result<Answer, RunError> {
+    fn hear(&mut self, index: usize) -> Result<SpeedReply, RunError> {
         let others: u64 = self.alive.iter().filter(|(other, _)| **other != index).map(|(_, r)| r.held).sum();
         let limit = self.runner.session.resident_limit.saturating_sub(others);
         let Some(running) = self.alive.get_mut(&index) else {
@@ -59,17 +59,17 @@ impl Workers<'_, '_> {
         };
         let start = Instant::now();
         let deadline = start.checked_add(running.left);
-        let heard = running.worker.hear::<Answer>(deadline, limit, &self.runner.session.stop)?;
+        let heard = running.worker.receive::<SpeedReply>(deadline, limit, &self.runner.session.stop)?;
         let spent = start.elapsed();
         running.left = running.left.saturating_sub(spent);
         let share = spent.as_secs_f64().min(self.runner.plan.cells[index].seconds - running.moved).max(0.0);
         running.moved += share;
         self.runner.session.term.advance(share, "");
         let answer = match heard {
-            Heard::Message(answer) => answer,
-            Heard::Ended(ending) => Answer::from(ending),
+            Received::Message(answer) => answer,
+            Received::Ended(ending) => SpeedReply::from(ending),
         };
-        if let Answer::Samples { peak_bytes, held_bytes, .. } = &answer {
+        if let SpeedReply::Samples { peak_bytes, held_bytes, .. } = &answer {
             (running.peak, running.held) = (*peak_bytes, *held_bytes);
         }
         Ok(answer)
@@ -80,20 +80,20 @@ impl Workers<'_, '_> {
     /// The rows about the operations of cell `index`, if they are asked for.
     fn profile(&mut self, index: usize) -> Result<Vec<Row>, RunError> {
         let cell = &self.runner.plan.cells[index];
-        let Request { profile: true, runs, .. } = request(cell)? else { return Ok(Vec::new()) };
-        let row = cell.row.ended(Outcome::Ok, None);
+        let SpeedRequest { profile: true, runs, .. } = request(cell)? else { return Ok(Vec::new()) };
+        let row = cell.row.with_outcome(Outcome::Ok, None);
         if let Some(running) = self.alive.get_mut(&index) {
-            running.worker.send(&Turn { seconds: PROFILE_TIME, runs: runs.max(2), profile: true });
+            running.worker.send(&TurnRequest { seconds: PROFILE_TIME, runs: runs.max(2), profile: true });
         }
         match self.hear(index)? {
-            Answer::Profile { steps, spent, rates } => Ok(rows::operations(&row, steps, &spent, rates)),
-            Answer::Ended { outcome, reason } => {
+            SpeedReply::Profile { steps, spent, rates } => Ok(rows::operations(&row, steps, &spent, rates)),
+            SpeedReply::Ended { outcome, reason } => {
                 let name = self.runner.plan.name(index);
                 let said = format!("{name}: no profile, {outcome}: {reason}");
                 self.runner.session.term.warn(&Warning::Other(said));
                 Ok(Vec::new())
             }
-            Answer::Samples { .. } => Err(unasked()),
+            SpeedReply::Samples { .. } => Err(unasked()),
         }
     }
 }
@@ -103,36 +103,36 @@ fn unasked() -> RunError {
     RunError::Internal("a worker answered what it was not asked".to_owned())
 }
 
-impl Bench for Workers<'_, '_> {
+impl CellWorkers for Workers<'_, '_> {
     fn start(&mut self, index: usize, limit: u64) -> Result<Started, RunError> {
         let cell = &self.runner.plan.cells[index];
         self.runner.session.term.at(self.runner.plan.name(index));
-        let worker = self.runner.start(index, limit, Conditions::default())?;
+        let worker = self.runner.start(index, limit, WorkerContext::default())?;
         let left = cell.timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         let left = left.unwrap_or(Duration::MAX);
         self.alive.insert(index, Running { worker, left, peak: None, held: 0, moved: 0.0 });
         match self.hear(index)? {
-            Answer::Samples { held_bytes, .. } => Ok(Started::Ready { held: held_bytes }),
-            Answer::Ended { outcome, reason } => Ok(Started::Ended(Ending { outcome, reason })),
-            Answer::Profile { .. } => Err(unasked()),
+            SpeedReply::Samples { held_bytes, .. } => Ok(Started::Ready { held: held_bytes }),
+            SpeedReply::Ended { outcome, reason } => Ok(Started::Ended(CellFailure { outcome, reason })),
+            SpeedReply::Profile { .. } => Err(unasked()),
         }
     }
 
-    fn turn(&mut self, index: usize, seconds: f64, runs: usize) -> Result<Turned, RunError> {
+    fn turn(&mut self, index: usize, seconds: f64, runs: usize) -> Result<TurnResult, RunError> {
         self.runner.session.term.at(self.runner.plan.name(index));
         if let Some(running) = self.alive.get_mut(&index) {
-            running.worker.send(&Turn { seconds, runs: runs as u64, profile: false });
+            running.worker.send(&TurnRequest { seconds, runs: runs as u64, profile: false });
         }
         match self.hear(index)? {
-            Answer::Samples { seconds, held_bytes, .. } => Ok(Turned::Samples(seconds, held_bytes)),
-            Answer::Ended { outcome, reason } => Ok(Turned::Ended(Ending { outcome, reason })),
-            Answer::Profile { .. } => Err(unasked()),
+            SpeedReply::Samples { seconds, held_bytes, .. } => Ok(TurnResult::Samples(seconds, held_bytes)),
+            SpeedReply::Ended { outcome, reason } => Ok(TurnResult::Ended(CellFailure { outcome, reason })),
+            SpeedReply::Profile { .. } => Err(unasked()),
         }
     }
 
-    fn done(&mut self, index: usize, samples: Vec<f64>, ending: Option<Ending>) -> Result<(), RunError> {
+    fn done(&mut self, index: usize, samples: Vec<f64>, ending: Option<CellFailure>) -> Result<(), RunError> {
         let profile = if ending.is_none() { self.profile(index)? } else { Vec::new() };
-        let (peak, moved) = match self.alive.remove(&index) {
+        let (peak, progress_seconds) = match self.alive.remove(&index) {
             Some(running) => {
                 running.worker.finish();
                 (running.peak, running.moved)
@@ -140,19 +140,22 @@ impl Bench for Workers<'_, '_> {
             None => (None, 0.0),
         };
         let mut rows = rows::rows(&self.runner.plan.cells[index].row, &samples, peak, ending.as_ref());
-        let said = tell(&rows[1], ending.as_ref());
+        let summary = result_line(&rows[1], ending.as_ref());
         rows.extend(profile);
-        self.runner.finish(index, Finished { rows, samples: rows::samples(&samples), said, moved })
+        self.runner.record_result(
+            index,
+            CellResult { rows, samples: rows::samples(&samples), summary, progress_seconds },
+        )
     }
 
-    fn put_back(&mut self, index: usize) {
+    fn requeue(&mut self, index: usize) {
         let moved = self.alive.remove(&index).map_or(0.0, |running| running.moved);
         self.runner.session.term.advance(-moved, "");
     }
 }
 
 /// What is said of a finished cell: `12.3 steps/s (n 20), peak 81 MiB`.
-fn tell(steps: &Row, ending: Option<&Ending>) -> String {
+fn result_line(steps: &Row, ending: Option<&CellFailure>) -> String {
     match (ending, steps.value) {
         (Some(ending), _) => format!("{}: {}", ending.outcome, ending.reason),
         (None, Some(value)) => {
@@ -170,23 +173,23 @@ const TRIED: f64 = 2e9;
 ///
 /// # Errors
 /// A worker that cannot be started; Ctrl-C.
-pub fn price(plan: &mut Plan, prober: &Prober) -> Result<(), RunError> {
+pub fn price(plan: &mut Plan, prober: &EstimateContext) -> Result<(), RunError> {
     let most = TRIED * plan.threads as f64;
-    let mut probes: HashMap<_, Option<Probed>> = HashMap::new();
+    let mut probes: HashMap<_, Option<StepProbe>> = HashMap::new();
     let mut requests = Vec::new();
     for cell in plan.cells.iter().filter(|cell| !cell.request.is_null() && !(prober.done)(cell)) {
-        requests.push((cell.key.clone(), request::<Request>(cell)?, cell.row.flops));
+        requests.push((cell.key.clone(), request::<SpeedRequest>(cell)?, cell.row.flops));
     }
     for (name, request, flops) in &requests {
         let Some(flops) = *flops else { continue };
         let spec = &request.spec;
-        let alike = |other: &Request| {
+        let alike = |other: &SpeedRequest| {
             let ModelSpec { model, pass, kernel, .. } = &other.spec;
             (model, *pass, kernel.word()) == (&spec.model, spec.pass, spec.kernel.word())
         };
         let key = (spec.model.clone(), spec.pass, spec.kernel.word());
         if !probes.contains_key(&key) {
-            let small = |(_, other, flops): &&(String, Request, Option<u64>)| {
+            let small = |(_, other, flops): &&(String, SpeedRequest, Option<u64>)| {
                 alike(other) && flops.is_some_and(|flops| other.spec.step_flops(flops) <= most)
             };
             let longest = requests.iter().filter(small).max_by_key(|(_, other, _)| other.spec.len);
@@ -209,16 +212,19 @@ pub fn price(plan: &mut Plan, prober: &Prober) -> Result<(), RunError> {
 ///
 /// # Errors
 /// A worker that cannot be started; Ctrl-C.
-pub fn rate(spec: &ModelSpec, prober: &Prober) -> Result<Option<(f64, Option<u64>)>, RunError> {
+pub fn measure_rate(
+    spec: &ModelSpec,
+    prober: &EstimateContext,
+) -> Result<Option<(f64, Option<u64>)>, RunError> {
     let request =
-        Request { spec: spec.clone(), warmup: 1, min_runs: 1, runs: 3, max_time: 0.5, profile: false };
+        SpeedRequest { spec: spec.clone(), warmup: 1, min_runs: 1, runs: 3, max_time: 0.5, profile: false };
     let most = 5.0 * TRIED * prober.launcher.threads as f64;
     Ok(probe(&request, most, prober)?.map(|probed| (probed.rate, None)))
 }
 
 /// What a step that was tried says.
 #[derive(Clone, Copy)]
-struct Probed {
+struct StepProbe {
     /// Multiply-adds per second.
     rate: f64,
     /// Highest live bytes, weights and moments among them.
@@ -227,7 +233,7 @@ struct Probed {
     flops: f64,
 }
 
-impl Probed {
+impl StepProbe {
     /// Bytes of a worker whose step takes `flops` and whose weights and moments take `bytes`: activations are taken to grow
     /// as the multiply-adds do, which is what most of them do and more than the others.
     fn memory(&self, flops: f64, bytes: u64) -> u64 {
@@ -238,10 +244,10 @@ impl Probed {
 
 /// What a step of `request` says, with as much of its batch, and then as much of its length, as stays below `most`
 /// multiply-adds; none if it cannot run. Images stay as large as they are.
-fn probe(request: &Request, most: f64, prober: &Prober) -> Result<Option<Probed>, RunError> {
+fn probe(request: &SpeedRequest, most: f64, prober: &EstimateContext) -> Result<Option<StepProbe>, RunError> {
     let asked = &request.spec;
     let flops = |spec: &ModelSpec| {
-        let resolved = spec.choice().and_then(|choice| spec.measured(&choice)).ok()?;
+        let resolved = spec.choice().and_then(|choice| spec.resolve_measured(&choice)).ok()?;
         Some(spec.step_flops(resolved.flops(spec.len as usize)))
     };
     let mut spec = asked.clone();
@@ -256,25 +262,27 @@ fn probe(request: &Request, most: f64, prober: &Prober) -> Result<Option<Probed>
         spec = shorter;
     }
     let Some(flops) = flops(&spec) else { return Ok(None) };
-    let request = Request { spec, warmup: 1, max_time: 0.1, profile: false, ..request.clone() };
-    let order = Order::Cell {
+    let request = SpeedRequest { spec, warmup: 1, max_time: 0.1, profile: false, ..request.clone() };
+    let order = WorkerRequest::Cell {
         protocol: PROTOCOL.name.to_owned(),
         memory_limit: prober.memory_limit,
         request: serde_json::to_value(request).map_err(|error| RunError::Internal(error.to_string()))?,
-        conditions: Conditions::default(),
+        conditions: WorkerContext::default(),
     };
     let mut worker = Worker::start(&prober.launcher, &order)?;
     let deadline = Instant::now() + Duration::from_secs(20);
     for _ in 0..2 {
-        match worker.hear::<Answer>(Some(deadline), prober.memory_limit, &prober.stop)? {
-            Heard::Message(Answer::Samples { seconds, held_bytes, .. }) => match median(&seconds) {
+        match worker.receive::<SpeedReply>(Some(deadline), prober.memory_limit, &prober.stop)? {
+            Received::Message(SpeedReply::Samples { seconds, held_bytes, .. }) => match median(&seconds) {
                 Some(seconds) => {
                     worker.finish();
-                    return Ok(Some(Probed { rate: flops / seconds.max(1e-9), peak: held_bytes, flops }));
+                    return Ok(Some(StepProbe { rate: flops / seconds.max(1e-9), peak: held_bytes, flops }));
                 }
-                None => worker.send(&Turn { seconds: 0.1, runs: 5, profile: false }),
+                None => worker.send(&TurnRequest { seconds: 0.1, runs: 5, profile: false }),
             },
-            Heard::Message(Answer::Ended { .. } | Answer::Profile { .. }) | Heard::Ended(_) => break,
+            Received::Message(SpeedReply::Ended { .. } | SpeedReply::Profile { .. }) | Received::Ended(_) => {
+                break;
+            }
         }
     }
     Ok(None)

@@ -2,18 +2,18 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::super::grid::{Defaults, Flags, Grid, Pick, PlanError, Point, cells_by_place};
-use super::super::model_spec::{ModelSpec, settle};
+use super::super::grid::{Grid, GridDefaults, GridEntry, GridFlags, PlanError, Point, cells_by_place};
+use super::super::model_spec::{ModelSpec, resolve_or_unsupported};
 use super::interleave::Budget;
-use crate::attention::choose::Choice;
-use crate::attention::entries;
-use crate::config::grid::{Batches, Lengths, Modes, Seeds};
-use crate::config::settings::Settings;
-use crate::config::units::Seconds;
-use crate::model::family::{self, Resolved};
-use crate::nn::params::Builder;
-use crate::record::{Pass, Row};
 use crate::run::plan::Cell;
+use effattn_model::attention::choose::MechanismChoice;
+use effattn_model::attention::entries;
+use effattn_model::family::{self, Architecture};
+use effattn_model::nn::params::ParamBuilder;
+use effattn_record::config::lists::{Batches, Lengths, Modes, Seeds};
+use effattn_record::config::settings::Settings;
+use effattn_record::config::units::Seconds;
+use effattn_record::{Pass, Row};
 
 /// Mechanisms of cosFormer Table 5, and Transformer-LS.
 const MODELS: &str = "full,local,linformer,reformer,sinkhorn,synthesizer,bigbird,linear,performer,longformer,\
@@ -43,7 +43,7 @@ const TOKEN: f64 = 2e-3;
 
 /// What the worker of a cell is asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Request {
+pub struct SpeedRequest {
     /// The model and its step.
     pub spec: ModelSpec,
     /// Steps before the clock starts.
@@ -59,7 +59,7 @@ pub struct Request {
     pub profile: bool,
 }
 
-impl Request {
+impl SpeedRequest {
     /// What the cell may spend.
     pub fn budget(&self) -> Budget {
         Budget {
@@ -71,9 +71,9 @@ impl Request {
 }
 
 /// What `speed` does where nothing is said. `--quick`: minutes become seconds.
-pub fn defaults(flags: &Flags) -> Defaults {
+pub fn defaults(flags: &GridFlags) -> GridDefaults {
     let quick = flags.quick;
-    let said = flags.said();
+    let said = flags.user_settings();
     // only language models make one token after another
     let decodes = said.mode.as_ref().is_some_and(|Modes(passes)| passes.contains(&Pass::Decode));
     let own = if decodes { (DECODER, Some(DECODED)) } else { (PRESET, None) };
@@ -96,7 +96,7 @@ pub fn defaults(flags: &Flags) -> Defaults {
         ..Settings::NONE
     };
     let models = usual.map(|usual| usual.models).or(own.1);
-    Defaults { settings, models: models.unwrap_or(if quick { QUICK } else { MODELS }) }
+    GridDefaults { settings, models: models.unwrap_or(if quick { QUICK } else { MODELS }) }
 }
 
 /// The cells of `grid`: by length, batch size, pass, so that those that take turns stand together.
@@ -109,13 +109,13 @@ pub fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
 
 fn cell(
     grid: &Grid,
-    pick: &Pick,
+    pick: &GridEntry,
     (len, batch, pass, seed): Point,
     threads: usize,
 ) -> Result<Cell, PlanError> {
     let settings = &pick.settings;
     let spec = ModelSpec::new(pick, len, batch, pass, seed)?;
-    let (resolved, reason) = settle(pick, |choice| spec.measured(choice))?;
+    let (resolved, reason) = resolve_or_unsupported(pick, |choice| spec.resolve_measured(choice))?;
     if let (Pass::Decode, Some(_), Ok(choice)) = (pass, &resolved, &pick.choice)
         && !decodes(&spec, choice)
     {
@@ -130,7 +130,7 @@ fn cell(
         published,
         ..spec.row("speed", threads, resolved.as_deref())
     };
-    let request = Request {
+    let request = SpeedRequest {
         warmup: settings.warmup.unwrap_or(USUAL.0),
         min_runs: settings.min_runs.unwrap_or(USUAL.1).max(1),
         runs: settings.runs.unwrap_or(USUAL.2).max(1),
@@ -139,31 +139,37 @@ fn cell(
         spec,
     };
     let (warmup, min_runs, runs, max_time) = USUAL;
-    let usual =
-        Request { spec: request.spec.usual(PRESET), warmup, min_runs, runs, max_time, profile: false };
+    let usual = SpeedRequest {
+        spec: request.spec.default_spec(PRESET),
+        warmup,
+        min_runs,
+        runs,
+        max_time,
+        profile: false,
+    };
     // without multiply-adds it is one token, which takes no time
     let step = row.flops.map_or(TOKEN, |flops| request.spec.step_flops(flops) / (RATE * threads as f64));
     let seconds = seconds(&request, step);
     let cell = Cell::new(&request.spec.key(), row, &request, &usual);
-    let shortest = Request { spec: ModelSpec { len: 0, ..request.spec.clone() }, ..request.clone() };
+    let shortest = SpeedRequest { spec: ModelSpec { len: 0, ..request.spec.clone() }, ..request.clone() };
     let series = serde_json::to_string(&shortest).map_err(PlanError::new)?;
     let timeout = settings.timeout.map(|time| time.0);
-    Ok(Cell { seconds, series, timeout, ..cell }.refused(reason))
+    Ok(Cell { seconds, series, timeout, ..cell }.with_unsupported(reason))
 }
 
 /// Whether the model of `spec` makes one token after another: asked of a short one, whose state is small.
-fn decodes(spec: &ModelSpec, choice: &Choice) -> bool {
+fn decodes(spec: &ModelSpec, choice: &MechanismChoice) -> bool {
     let short = ModelSpec { len: spec.len.min(16), ..spec.clone() };
-    let built = |model: Box<dyn Resolved>| model.build_decoder(&Builder::counting(), 1);
-    short.measured(choice).is_ok_and(|model| built(model).is_ok_and(|net| net.is_some()))
+    let built = |model: Box<dyn Architecture>| model.build_decoder(&ParamBuilder::counting(), 1);
+    short.resolve_measured(choice).is_ok_and(|model| built(model).is_ok_and(|net| net.is_some()))
 }
 
 /// What to do where the model of `spec` cannot be decoded with.
 fn no_decoder(spec: &ModelSpec) -> PlanError {
-    let able = |preset: &str, choice: &Choice| {
+    let able = |preset: &str, choice: &MechanismChoice| {
         decodes(&ModelSpec { preset: preset.to_owned(), ..spec.clone() }, choice)
     };
-    let all: Vec<Choice> = entries().into_iter().map(Choice::default_of).collect();
+    let all: Vec<MechanismChoice> = entries().into_iter().map(MechanismChoice::default_of).collect();
     let can: Vec<&str> =
         all.iter().filter(|choice| able(&spec.preset, choice)).map(|choice| choice.entry.name).collect();
     if can.is_empty() {
@@ -184,7 +190,7 @@ fn no_decoder(spec: &ModelSpec) -> PlanError {
 }
 
 /// Predicted seconds of a cell whose step takes `step` seconds.
-pub fn seconds(request: &Request, step: f64) -> f64 {
+pub fn seconds(request: &SpeedRequest, step: f64) -> f64 {
     let warm = (request.warmup.max(1) as f64 * step).min(request.max_time.max(step));
     let most = request.runs as f64 * step;
     let profiled = if request.profile { PROFILE_TIME.max(2.0 * step) + RATES_TIME } else { 0.0 };

@@ -1,21 +1,21 @@
 //! From samples to rows.
 
-use crate::kernel::cpu::rates::Rates;
-use crate::kernel::profile::Spent;
-use crate::model::batch::InputKind;
-use crate::model::family;
-use crate::record::{Outcome, Pass, Row, rounded};
 use crate::run::journal::Samples;
-use crate::run::outcome::Ending;
-use crate::stats::Summary;
+use crate::run::outcome::CellFailure;
+use effattn_kernel::cpu::rates::Rates;
+use effattn_kernel::profile::Spent;
+use effattn_model::batch::InputKind;
+use effattn_model::family;
+use effattn_record::stats::Summary;
+use effattn_record::{Outcome, Pass, Row, rounded};
 
 /// The rows of a cell: step time, steps and tokens (or images) per second, peak memory. `samples` are seconds per step;
 /// `peak` the highest live bytes.
-pub fn rows(row: &Row, samples: &[f64], peak: Option<u64>, ending: Option<&Ending>) -> Vec<Row> {
+pub fn rows(row: &Row, samples: &[f64], peak: Option<u64>, ending: Option<&CellFailure>) -> Vec<Row> {
     let row = Row { peak_bytes: peak, ..row.clone() };
     let row = match ending {
-        None => row.ended(Outcome::Ok, None),
-        Some(ending) => row.ended(ending.outcome, Some(ending.reason.clone())),
+        None => row.with_outcome(Outcome::Ok, None),
+        Some(ending) => row.with_outcome(ending.outcome, Some(ending.reason.clone())),
     };
     let summary = Summary::of(samples).filter(|summary| summary.median > 0.0 && row.outcome == Outcome::Ok);
     // papers print steps per second, or the time of one
@@ -92,7 +92,7 @@ pub fn samples(seconds: &[f64]) -> Vec<Samples> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Published;
+    use effattn_record::Published;
 
     #[test]
     fn rates_are_the_inverse_of_the_median_and_only_their_row_has_the_published_number() {
@@ -139,10 +139,10 @@ mod tests {
 
     #[test]
     fn operations_are_per_step_and_their_rates_per_second() {
-        use crate::kernel::profile::Part;
+        use effattn_kernel::profile::StepPart;
         let ffn = |part, macs| Spent { operation: "ffn".into(), part, seconds: 0.5, macs, bytes: 80 };
         let rates = Rates { products: 9e9, copies: 7e9 };
-        let spent = [ffn(Part::Forward, 100), ffn(Part::Backward, 0)];
+        let spent = [ffn(StepPart::Forward, 100), ffn(StepPart::Backward, 0)];
         let rows = operations(&Row::new("speed", "full"), 4, &spent, rates);
         let said: Vec<_> = rows
             .iter()
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn an_ending_has_rows_without_values() {
-        let ending = Ending::new(Outcome::Oom, "asked for 5 bytes more");
+        let ending = CellFailure::new(Outcome::Oom, "asked for 5 bytes more");
         let rows = rows(&Row::new("speed", "full"), &[1.0], None, Some(&ending));
         assert_eq!(rows.len(), 4);
         assert!(rows.iter().all(|row| row.value.is_none() && row.outcome == Outcome::Oom && row.n.is_none()));

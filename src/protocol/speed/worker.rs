@@ -6,17 +6,17 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::super::measured_step::MeasuredStep;
-use super::plan::Request;
-use crate::device::machine::Resident;
-use crate::kernel::cpu::rates::{Rates, rates};
-use crate::kernel::profile::{self, Spent};
-use crate::protocol::table::Given;
-use crate::run::outcome::Ending;
-use crate::run::worker::Link;
+use super::plan::SpeedRequest;
+use crate::protocol::definition::WorkerInput;
+use crate::run::outcome::CellFailure;
+use crate::run::worker::ParentLink;
+use effattn_kernel::cpu::rates::{Rates, rates};
+use effattn_kernel::device::machine::Resident;
+use effattn_kernel::profile::{self, Spent};
 
 /// What the parent asks.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Turn {
+pub struct TurnRequest {
     /// Step for so many seconds,
     pub seconds: f64,
     /// at most so many times.
@@ -29,7 +29,7 @@ pub struct Turn {
 /// What the worker answers.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "snake_case")]
-pub enum Answer {
+pub enum SpeedReply {
     /// Warm, or after a turn.
     Samples {
         /// Seconds of every step of the turn; empty when warm.
@@ -51,14 +51,14 @@ pub enum Answer {
     /// Over.
     Ended {
         /// How.
-        outcome: crate::record::Outcome,
+        outcome: effattn_record::Outcome,
         /// Why.
         reason: String,
     },
 }
 
-impl From<Ending> for Answer {
-    fn from(ending: Ending) -> Self {
+impl From<CellFailure> for SpeedReply {
+    fn from(ending: CellFailure) -> Self {
         Self::Ended { outcome: ending.outcome, reason: ending.reason }
     }
 }
@@ -67,32 +67,32 @@ impl From<Ending> for Answer {
 ///
 /// # Errors
 /// The parent is gone, or speaks another language.
-pub fn work(link: &Link, request: Value, given: &Given) -> anyhow::Result<()> {
-    let request: Request = serde_json::from_value(request)?;
+pub fn work(link: &ParentLink, request: Value, given: &WorkerInput) -> anyhow::Result<()> {
+    let request: SpeedRequest = serde_json::from_value(request)?;
     let mut step = match warm(&request, given.text) {
         Ok(step) => step,
-        Err(ending) => return Ok(link.send(&Answer::from(ending))?),
+        Err(ending) => return Ok(link.send(&SpeedReply::from(ending))?),
     };
     let mut resident = Resident::default();
     let mut answer = |step: &MeasuredStep, seconds: Vec<f64>| {
         let peak_bytes = step.peak_bytes();
-        Answer::Samples { seconds, peak_bytes, held_bytes: peak_bytes.unwrap_or(0).max(resident.own()) }
+        SpeedReply::Samples { seconds, peak_bytes, held_bytes: peak_bytes.unwrap_or(0).max(resident.own()) }
     };
     link.send(&answer(&step, Vec::new()))?;
-    while let Some(turn) = link.next::<Turn>()? {
+    while let Some(turn) = link.next::<TurnRequest>()? {
         let answer = match turn.profile {
             true => profile(&mut step, &turn),
             false => steps(&mut step, &turn).map(|seconds| answer(&step, seconds)),
         };
         match answer {
             Ok(answer) => link.send(&answer)?,
-            Err(ending) => return Ok(link.send(&Answer::from(ending))?),
+            Err(ending) => return Ok(link.send(&SpeedReply::from(ending))?),
         }
     }
     Ok(())
 }
 
-fn warm(request: &Request, text: &[u8]) -> Result<MeasuredStep, Ending> {
+fn warm(request: &SpeedRequest, text: &[u8]) -> Result<MeasuredStep, CellFailure> {
     let mut step = MeasuredStep::open(&request.spec, text)?;
     step.reset_peak();
     let start = Instant::now();
@@ -106,12 +106,12 @@ fn warm(request: &Request, text: &[u8]) -> Result<MeasuredStep, Ending> {
 }
 
 /// Steps as [`steps`], each operation timed.
-fn profile(step: &mut MeasuredStep, turn: &Turn) -> Result<Answer, Ending> {
+fn profile(step: &mut MeasuredStep, turn: &TurnRequest) -> Result<SpeedReply, CellFailure> {
     let (seconds, spent) = profile::record(|| steps(step, turn));
-    Ok(Answer::Profile { steps: seconds?.len() as u64, spent, rates: rates() })
+    Ok(SpeedReply::Profile { steps: seconds?.len() as u64, spent, rates: rates() })
 }
 
-fn steps(step: &mut MeasuredStep, turn: &Turn) -> Result<Vec<f64>, Ending> {
+fn steps(step: &mut MeasuredStep, turn: &TurnRequest) -> Result<Vec<f64>, CellFailure> {
     let start = Instant::now();
     let mut seconds = Vec::new();
     while seconds.is_empty()

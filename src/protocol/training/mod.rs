@@ -1,29 +1,29 @@
 //! Training runs as cells: a worker trains, its parent draws curves and keeps rows. What is trained is the
-//! business of [`Job`]s: the Long Range Arena's tasks, character language models.
+//! business of [`TrainingRequest`]s: the Long Range Arena's tasks, character language models.
 
+mod estimate;
 pub mod experiment;
 mod parent;
 mod plan;
-mod price;
 pub mod worker;
 
 use serde::{Deserialize, Serialize};
 
-use crate::record::{Outcome, Published};
-use crate::train::session::Point;
+use crate::train::training_loop::EvalPoint;
+use effattn_record::{Outcome, Published};
 
+pub use estimate::{RATE, estimate};
 pub use parent::{compute, ended};
-pub use plan::{Differences, one_of_each, parts};
-pub use price::{RATE, price};
+pub use plan::{ProtocolDiff, micro_batches, one_of_each};
 
 /// What is asked of a worker that trains.
-pub trait Job: serde::de::DeserializeOwned {
+pub trait TrainingRequest: serde::de::DeserializeOwned {
     /// Optimizer steps in all; none where nothing is trained.
     fn steps(&self) -> u64;
     /// The model, its batch and its length.
     fn spec(&self) -> &crate::protocol::model_spec::ModelSpec;
     /// Steps in all, each counted as so many of the first one as it costs.
-    fn like_first(&self) -> f64 {
+    fn first_step_equivalents(&self) -> f64 {
         self.steps() as f64
     }
     /// How many times the test of a training run is made.
@@ -50,13 +50,13 @@ pub trait Job: serde::de::DeserializeOwned {
 /// What the worker says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "snake_case")]
-pub enum Answer {
+pub enum TrainingMessage {
     /// It goes on behind `step` with this curve.
     Started {
         /// Steps made before.
         step: u64,
         /// Evaluations made before.
-        curve: Vec<Point>,
+        curve: Vec<EvalPoint>,
     },
     /// A step was made.
     Step {
@@ -68,7 +68,7 @@ pub enum Answer {
         seconds: f64,
     },
     /// An evaluation was made.
-    Evaluated(Point),
+    Evaluated(EvalPoint),
     /// What it does when it does not train.
     Doing {
         /// In words.
@@ -80,9 +80,9 @@ pub enum Answer {
         what: String,
     },
     /// What a few steps said about the whole run.
-    Rehearsed(Rehearsed),
+    Rehearsed(TrialTiming),
     /// All is done.
-    Done(Done),
+    Done(TrainingResult),
     /// It ended otherwise.
     Ended {
         /// How.
@@ -94,7 +94,7 @@ pub enum Answer {
 
 /// What a few steps say about a whole run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Rehearsed {
+pub struct TrialTiming {
     /// Seconds of a step.
     pub step: f64,
     /// Seconds of all steps that were made.
@@ -109,9 +109,9 @@ pub struct Rehearsed {
 
 /// The result of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Done {
+pub struct TrainingResult {
     /// What was measured; the first is what the papers print.
-    pub measures: Vec<Measure>,
+    pub measures: Vec<MetricValue>,
     /// Share of the protocol's training data that was there.
     pub data_share: f64,
     /// Where that is not all of them: in words.
@@ -122,7 +122,7 @@ pub struct Done {
 
 /// One number.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Measure {
+pub struct MetricValue {
     /// Metric, as in rows.
     pub metric: String,
     /// Unit.
@@ -135,7 +135,7 @@ pub struct Measure {
     pub spread: Option<(f64, u64)>,
 }
 
-impl Measure {
+impl MetricValue {
     /// `value` of `metric`.
     pub fn new(metric: &str, unit: &str, value: f64) -> Self {
         Self { metric: metric.to_owned(), unit: unit.to_owned(), value, task: None, spread: None }

@@ -2,20 +2,20 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Answer, Done, Job, worker};
-use crate::protocol::curve::{Curve, LearningCurve};
-use crate::protocol::runner::{Finished, Runner, request};
-use crate::protocol::table::Conditions;
-use crate::record::{Outcome, Row, file};
+use super::{TrainingMessage, TrainingRequest, TrainingResult, worker};
+use crate::protocol::curve::{CellCurve, CurveSpec};
+use crate::protocol::definition::WorkerContext;
+use crate::protocol::runner::{CellResult, Runner, request};
 use crate::run::RunError;
 use crate::run::journal::Samples;
-use crate::run::outcome::Ending;
+use crate::run::outcome::CellFailure;
 use crate::run::plan::Cell;
 use crate::run::session::Session;
-use crate::run::worker::{Heard, Worker};
-use crate::stats::Summary;
+use crate::run::worker::{Received, Worker};
 use crate::term::{Warning, clock};
-use crate::train::session::Point;
+use crate::train::training_loop::EvalPoint;
+use effattn_record::stats::Summary;
+use effattn_record::{Outcome, Row, file};
 
 /// Time that a worker has on Ctrl-C to finish its step and write a checkpoint.
 const GRACE: Duration = Duration::from_secs(20);
@@ -24,30 +24,30 @@ const GRACE: Duration = Duration::from_secs(20);
 ///
 /// # Errors
 /// Ctrl-C, a full disk: what is finished stays, what is half trained goes on from its checkpoint.
-pub fn compute<J: Job>(runner: &mut Runner, open: &[usize]) -> Result<(), RunError> {
+pub fn compute<J: TrainingRequest>(runner: &mut Runner, open: &[usize]) -> Result<(), RunError> {
     for &index in open {
         let job: J = request(&runner.plan.cells[index])?;
         let folder = runner.folder(index);
         std::fs::create_dir_all(&folder).map_err(RunError::file(&folder))?;
         let trained = job.trained(runner.session.results(), runner.plan);
-        let conditions = Conditions { folder, trained, ..runner.conditions.clone() };
+        let conditions = WorkerContext { folder, trained, ..runner.conditions.clone() };
         let mut run = Running::new(index, &job, conditions, runner)?;
         match run.train(runner, index)? {
             Ok(done) => {
                 let rows = rows(&runner.plan.cells[index].row, &job, &done, &run.seconds);
                 let samples = samples(&run.seconds);
-                let said = rows.first().map_or_else(String::new, |row| match row.value {
+                let summary = rows.first().map_or_else(String::new, |row| match row.value {
                     Some(value) => format!("{value:.2} {}", row.unit),
                     None => row.outcome.to_string(),
                 });
-                let moved = run.moved;
+                let progress_seconds = run.moved;
                 runner.curves.push(run.curve);
-                runner.finish(index, Finished { rows, samples, said, moved })?;
+                runner.record_result(index, CellResult { rows, samples, summary, progress_seconds })?;
             }
             Err(ending) => {
                 let moved = run.moved;
                 runner.curves.push(run.curve);
-                runner.end(index, &ending, moved)?;
+                runner.record_failure(index, &ending, moved)?;
             }
         }
     }
@@ -59,9 +59,9 @@ struct Running<'a> {
     cell: &'a Cell,
     name: &'a str,
     steps: u64,
-    conditions: Conditions,
-    shown: LearningCurve,
-    curve: Curve,
+    conditions: WorkerContext,
+    shown: CurveSpec,
+    curve: CellCurve,
     /// Seconds per step, one value per message.
     seconds: Vec<f64>,
     /// Predicted seconds that the bar has been moved by.
@@ -73,8 +73,8 @@ struct Running<'a> {
 impl<'a> Running<'a> {
     fn new(
         index: usize,
-        job: &impl Job,
-        conditions: Conditions,
+        job: &impl TrainingRequest,
+        conditions: WorkerContext,
         runner: &Runner<'a>,
     ) -> Result<Self, RunError> {
         let (protocol, cell, name) = (runner.protocol, &runner.plan.cells[index], runner.plan.name(index));
@@ -85,7 +85,7 @@ impl<'a> Running<'a> {
         let seed = cell.row.seed.filter(|_| runner.plan.seeds.len() > 1);
         let label = seed.map_or_else(|| label.clone(), |seed| format!("{label} s{seed}"));
         let group = cell.row.task.clone().unwrap_or_default();
-        let curve = Curve { group, label, points: Vec::new() };
+        let curve = CellCurve { group, label, points: Vec::new() };
         let (now, seconds) = (Instant::now(), Vec::new());
         let steps = job.steps();
         Ok(Self {
@@ -102,7 +102,11 @@ impl<'a> Running<'a> {
         })
     }
 
-    fn train(&mut self, runner: &mut Runner, index: usize) -> Result<Result<Done, Ending>, RunError> {
+    fn train(
+        &mut self,
+        runner: &mut Runner,
+        index: usize,
+    ) -> Result<Result<TrainingResult, CellFailure>, RunError> {
         let mut worker = runner.start(index, runner.session.memory_limit, self.conditions.clone())?;
         worker.grace = GRACE;
         let deadline = self.cell.timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
@@ -110,40 +114,40 @@ impl<'a> Running<'a> {
         let session = &mut *runner.session;
         session.term.at(&format!("{}: reads its data", self.name));
         loop {
-            let heard = worker.hear::<Answer>(deadline, session.resident_limit, &session.stop);
+            let heard = worker.receive::<TrainingMessage>(deadline, session.resident_limit, &session.stop);
             if matches!(heard, Err(RunError::Stopped)) {
-                self.say_where(&worker, session);
+                self.print_stopped_at(&worker, session);
             }
             match heard? {
-                Heard::Message(Answer::Done(done)) => {
+                Received::Message(TrainingMessage::Done(done)) => {
                     self.write()?;
                     self.seconds = worker::times(&self.conditions.folder);
                     worker.finish();
                     return Ok(Ok(done));
                 }
-                Heard::Message(Answer::Ended { outcome, reason }) => {
-                    return Ok(Err(Ending { outcome, reason }));
+                Received::Message(TrainingMessage::Ended { outcome, reason }) => {
+                    return Ok(Err(CellFailure { outcome, reason }));
                 }
-                Heard::Ended(ending) => return Ok(Err(ending)),
-                Heard::Message(Answer::Started { step, curve }) => {
+                Received::Ended(ending) => return Ok(Err(ending)),
+                Received::Message(TrainingMessage::Started { step, curve }) => {
                     if step > 0 {
-                        session.term.say(&format!("{}: resuming after step {step}", self.name));
+                        session.term.info(&format!("{}: resuming after step {step}", self.name));
                     }
                     self.curve.points = curve;
                     (self.started, self.spoken) = (Instant::now(), Instant::now());
-                    self.at(step, None, session);
+                    self.show_progress(step, None, session);
                 }
-                Heard::Message(Answer::Step { step, loss, .. }) => {
-                    self.at(step, Some(loss), session);
+                Received::Message(TrainingMessage::Step { step, loss, .. }) => {
+                    self.show_progress(step, Some(loss), session);
                 }
-                Heard::Message(Answer::Rehearsed(_)) => {} // asked for before a run only
-                Heard::Message(Answer::Doing { what }) => {
+                Received::Message(TrainingMessage::Rehearsed(_)) => {} // asked for before a run only
+                Received::Message(TrainingMessage::Doing { what }) => {
                     session.term.at(&format!("{}: {what}", self.name));
                 }
-                Heard::Message(Answer::Warned { what }) => {
+                Received::Message(TrainingMessage::Warned { what }) => {
                     session.term.warn(&Warning::Other(format!("{}: {what}", self.name)));
                 }
-                Heard::Message(Answer::Evaluated(point)) => {
+                Received::Message(TrainingMessage::Evaluated(point)) => {
                     self.curve.points.push(point);
                     self.write()?;
                     let curves = runner.curves.iter().cloned().chain([self.curve.clone()]);
@@ -154,17 +158,17 @@ impl<'a> Running<'a> {
     }
 
     /// `listops ls: stopped after step 836 of 1500; its checkpoint is saved`: what the worker said at last.
-    fn say_where(&self, worker: &Worker, session: &Session) {
-        for answer in worker.unheard() {
-            if let Answer::Ended { outcome: Outcome::Interrupted, reason } = answer {
+    fn print_stopped_at(&self, worker: &Worker, session: &Session) {
+        for answer in worker.drain_messages() {
+            if let TrainingMessage::Ended { outcome: Outcome::Interrupted, reason } = answer {
                 let (name, steps) = (self.name, self.steps);
-                session.term.say(&format!("{name}: {reason} of {steps}; its checkpoint is saved"));
+                session.term.info(&format!("{name}: {reason} of {steps}; its checkpoint is saved"));
             }
         }
     }
 
     /// Moves the bar; without a terminal a line every minute.
-    fn at(&mut self, step: u64, loss: Option<f64>, session: &mut Session) {
+    fn show_progress(&mut self, step: u64, loss: Option<f64>, session: &mut Session) {
         let share = self.cell.seconds * step as f64 / self.steps.max(1) as f64;
         session.term.advance(share - self.moved, "");
         self.moved = share;
@@ -175,7 +179,7 @@ impl<'a> Running<'a> {
         session.term.at(&text);
         if self.spoken.elapsed() > Duration::from_secs(60) && !session.term.has_bar() {
             self.spoken = Instant::now();
-            session.term.say(&format!("{text} after {}", clock(self.started.elapsed().as_secs_f64())));
+            session.term.info(&format!("{text} after {}", clock(self.started.elapsed().as_secs_f64())));
         }
     }
 
@@ -187,9 +191,9 @@ impl<'a> Running<'a> {
     }
 }
 
-fn curve_csv(points: &[Point], shown: &LearningCurve) -> String {
+fn curve_csv(points: &[EvalPoint], shown: &CurveSpec) -> String {
     let mut text = format!("step,train_loss,validation_loss,{}\n", shown.column);
-    for Point { step, train_loss, score } in points {
+    for EvalPoint { step, train_loss, score } in points {
         let value = (shown.value)(score);
         text.push_str(&format!("{step},{train_loss:.6},{:.6},{value:.4}\n", score.loss));
     }
@@ -197,17 +201,17 @@ fn curve_csv(points: &[Point], shown: &LearningCurve) -> String {
 }
 
 /// The row of a cell without a result; its metric is the cell's.
-pub fn ended(row: &Row, ending: &Ending) -> Vec<Row> {
-    vec![row.ended(ending.outcome, Some(ending.reason.clone()))]
+pub fn ended(row: &Row, ending: &CellFailure) -> Vec<Row> {
+    vec![row.with_outcome(ending.outcome, Some(ending.reason.clone()))]
 }
 
-fn rows<J: Job>(row: &Row, request: &J, done: &Done, seconds: &[f64]) -> Vec<Row> {
+fn rows<J: TrainingRequest>(row: &Row, request: &J, done: &TrainingResult, seconds: &[f64]) -> Vec<Row> {
     let words: Vec<&str> = [&row.differs, &done.differs].into_iter().flatten().map(String::as_str).collect();
     let row = Row {
         peak_bytes: done.peak_bytes,
         fraction: row.fraction.map(|part| part * done.data_share),
         differs: (!words.is_empty()).then(|| words.join("; ")),
-        ..row.ended(Outcome::Ok, None)
+        ..row.with_outcome(Outcome::Ok, None)
     };
     let plain = Row { published: None, ..row.clone() };
     let mut rows = Vec::new();
@@ -225,7 +229,7 @@ fn rows<J: Job>(row: &Row, request: &J, done: &Done, seconds: &[f64]) -> Vec<Row
     let time = plain.with("step_time", "s", None);
     rows.push(match Summary::of(seconds) {
         Some(step) => Row { value: Some(step.median), std: step.std, n: Some(step.n as u64), ..time },
-        None => time.ended(
+        None => time.with_outcome(
             Outcome::Ok,
             Some("the run was stopped after its last step, and went on from there".to_owned()),
         ),

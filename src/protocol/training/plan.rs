@@ -1,10 +1,10 @@
 //! What the plans of training runs share.
 
-use crate::config::grid::{Batches, Lengths};
-use crate::config::settings::{DtypeName, Settings};
-use crate::protocol::grid::{Beside, PlanError};
+use crate::protocol::grid::{PlanError, PublishedMatch};
 use crate::protocol::model_spec::ModelSpec;
-use crate::record::Row;
+use effattn_record::Row;
+use effattn_record::config::lists::{Batches, Lengths};
+use effattn_record::config::settings::{DtypeName, Settings};
 
 /// Length and batch size of `settings`, where they are said: `protocol` trains with one of each.
 ///
@@ -26,7 +26,7 @@ pub fn one_of_each(settings: &Settings, protocol: &str) -> Result<(Option<u64>, 
 ///
 /// # Errors
 /// A number that does not divide the batch.
-pub fn parts(settings: &Settings, batch: u64, usual: u64) -> Result<u64, PlanError> {
+pub fn micro_batches(settings: &Settings, batch: u64, usual: u64) -> Result<u64, PlanError> {
     let parts = settings.accumulate.unwrap_or(usual);
     if batch.is_multiple_of(parts) {
         return Ok(parts);
@@ -36,14 +36,14 @@ pub fn parts(settings: &Settings, batch: u64, usual: u64) -> Result<u64, PlanErr
 
 /// What differs from the protocol in a run, and which share of the protocol's steps it makes.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Differences {
+pub struct ProtocolDiff {
     /// Settings that are not the protocol's, in words: with any of them there is no share.
     pub settings: Vec<String>,
     /// Steps made, and those of the protocol.
     pub steps: (u64, u64),
 }
 
-impl Differences {
+impl ProtocolDiff {
     /// Notes `name` where the values differ.
     pub fn note<T: PartialEq + std::fmt::Display>(&mut self, name: &str, here: T, there: T) {
         if here != there {
@@ -67,7 +67,7 @@ impl Differences {
     }
 
     /// Says in `row` what differs, also from what the number `beside` it belongs to.
-    pub fn tell(mut self, beside: Option<Beside>, row: &mut Row) {
+    pub fn write_to(mut self, beside: Option<PublishedMatch>, row: &mut Row) {
         self.settings.extend(beside.into_iter().flat_map(|beside| beside.foreign));
         (row.fraction, row.differs) = (self.fraction(), self.words());
     }

@@ -8,16 +8,18 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value as Json;
 
-use super::{Answer, Done};
-use crate::device::machine;
-use crate::kernel;
+use super::{TrainingMessage, TrainingResult};
+use crate::protocol::definition::WorkerContext;
 use crate::protocol::model_spec::{ModelSpec, compute_as};
-use crate::protocol::table::Conditions;
-use crate::record::{Outcome, file};
-use crate::run::outcome::{self, Ending};
-use crate::run::worker::Link;
-use crate::train::session::{self, Course, Event, Files, Learner, Next, Point, SessionError, State};
+use crate::run::outcome::{self, CellFailure};
+use crate::run::worker::ParentLink;
 use crate::train::step::{StepError, Trainer};
+use crate::train::training_loop::{
+    self, CheckpointFiles, EvalPoint, Event, LoopConfig, LoopControl, Trainable, TrainingError, TrainingState,
+};
+use effattn_kernel as kernel;
+use effattn_kernel::device::machine;
+use effattn_record::{Outcome, file};
 
 /// The file with the seconds per step.
 const TIMES: &str = "times.csv";
@@ -28,26 +30,26 @@ const TELL: Duration = Duration::from_millis(500);
 ///
 /// # Errors
 /// The parent is gone.
-pub fn report(link: &Link, result: Result<Done, Ending>) -> anyhow::Result<()> {
+pub fn report(link: &ParentLink, result: Result<TrainingResult, CellFailure>) -> anyhow::Result<()> {
     let answer = match result {
-        Ok(done) => Answer::Done(done),
-        Err(Ending { outcome, reason }) => Answer::Ended { outcome, reason },
+        Ok(done) => TrainingMessage::Done(done),
+        Err(CellFailure { outcome, reason }) => TrainingMessage::Ended { outcome, reason },
     };
     Ok(link.send(&answer)?)
 }
 
 /// An error as the end of a cell.
-pub fn failed(error: &impl ToString) -> Ending {
-    Ending::new(Outcome::Failed, error.to_string())
+pub fn failed(error: &impl ToString) -> CellFailure {
+    CellFailure::new(Outcome::Failed, error.to_string())
 }
 
 /// An error of candle as the end of a cell.
-pub fn candle(error: candle_core::Error) -> Ending {
+pub fn candle(error: candle_core::Error) -> CellFailure {
     outcome::of_error(&error)
 }
 
 /// Chooses kernels and the format of products, and whether results are looked at.
-pub fn choose_kernels(spec: &ModelSpec, conditions: &Conditions) {
+pub fn choose_kernels(spec: &ModelSpec, conditions: &WorkerContext) {
     kernel::nan_trace::set(conditions.detect_anomaly);
     compute_as(spec.kernel, spec.dtype);
 }
@@ -56,12 +58,12 @@ pub fn choose_kernels(spec: &ModelSpec, conditions: &Conditions) {
 ///
 /// # Errors
 /// How the cell ended instead.
-pub fn drive(
-    link: &Link,
-    (trainer, learner, state): (&mut Trainer, &mut dyn Learner, &mut State),
-    (course, files, model): (&Course, &Files, &Json),
+pub fn run_training(
+    link: &ParentLink,
+    (trainer, learner, state): (&mut Trainer, &mut dyn Trainable, &mut TrainingState),
+    (course, files, model): (&LoopConfig, &CheckpointFiles, &Json),
     before: u64,
-) -> Result<(), Ending> {
+) -> Result<(), CellFailure> {
     let mut times =
         Times::open(files, before + trainer.optimizer().updates()).map_err(|error| failed(&error))?;
     let (mut last, mut steps) = (Instant::now(), 0u32);
@@ -74,21 +76,23 @@ pub fn drive(
                     let seconds = last.elapsed().as_secs_f64() / f64::from(steps);
                     (last, steps) = (Instant::now(), 0);
                     times.put(before + step, seconds)?;
-                    link.send(&Answer::Step { step: before + step, loss, seconds })?;
+                    link.send(&TrainingMessage::Step { step: before + step, loss, seconds })?;
                 }
             }
             Event::Evaluated(point) => {
-                link.send(&Answer::Evaluated(Point { step: before + point.step, ..*point }))?;
+                link.send(&TrainingMessage::Evaluated(EvalPoint { step: before + point.step, ..*point }))?;
                 (last, steps) = (Instant::now(), 0); // its time is not a step's
             }
         }
         stopped |= link.is_stopped();
-        Ok(if stopped { Next::Stop } else { Next::GoOn })
+        Ok(if stopped { LoopControl::Stop } else { LoopControl::GoOn })
     };
-    session::run(trainer, learner, state, (course, files, model), tell).map_err(|error| match error {
-        SessionError::Stopped { step } => ending(SessionError::Stopped { step: before + step }),
-        error => ending(error),
-    })
+    training_loop::run_loop(trainer, learner, state, (course, files, model), tell).map_err(
+        |error| match error {
+            TrainingError::Stopped { step } => ending(TrainingError::Stopped { step: before + step }),
+            error => ending(error),
+        },
+    )
 }
 
 /// Seconds per step in a file beside the checkpoints, so that a kill does not cost what was measured before it.
@@ -100,7 +104,7 @@ struct Times {
 
 impl Times {
     /// Goes on behind `step` steps, or starts anew.
-    fn open(files: &Files, step: u64) -> io::Result<Self> {
+    fn open(files: &CheckpointFiles, step: u64) -> io::Result<Self> {
         let path = files.last.with_file_name(TIMES);
         let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
         let mut options = OpenOptions::new();
@@ -141,14 +145,14 @@ pub fn steps_made(folder: &Path) -> Option<u64> {
     text.lines().filter_map(|line| line.split(',').next()?.parse().ok()).next_back()
 }
 
-fn ending(error: SessionError) -> Ending {
+fn ending(error: TrainingError) -> CellFailure {
     match error {
-        SessionError::Step(StepError::Failed(error)) | SessionError::Evaluation(error) => candle(error),
-        SessionError::Step(error @ StepError::Diverged { .. }) => {
-            Ending::new(Outcome::Diverged, error.to_string())
+        TrainingError::Step(StepError::Failed(error)) | TrainingError::Evaluation(error) => candle(error),
+        TrainingError::Step(error @ StepError::Diverged { .. }) => {
+            CellFailure::new(Outcome::Diverged, error.to_string())
         }
-        error @ SessionError::Stopped { .. } => Ending::new(Outcome::Interrupted, error.to_string()),
-        error @ SessionError::Diverged { .. } => Ending::new(Outcome::Diverged, error.to_string()),
+        error @ TrainingError::Stopped { .. } => CellFailure::new(Outcome::Interrupted, error.to_string()),
+        error @ TrainingError::Diverged { .. } => CellFailure::new(Outcome::Diverged, error.to_string()),
         error => failed(&error),
     }
 }
@@ -160,7 +164,7 @@ mod tests {
     #[test]
     fn times_outlive_the_process_that_took_them() {
         let folder = tempfile::tempdir().unwrap();
-        let files = Files::in_folder(folder.path());
+        let files = CheckpointFiles::in_folder(folder.path());
         let put = |from, steps: &[(u64, f64)]| {
             let mut times = Times::open(&files, from).unwrap();
             steps.iter().for_each(|(step, seconds)| times.put(*step, *seconds).unwrap());

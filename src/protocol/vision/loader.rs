@@ -7,12 +7,12 @@ use candle_core::{Device, Error, Result as Candle, Tensor};
 use rayon::prelude::*;
 
 use super::recipe::Recipe;
-use crate::data::images::ImageSet;
-use crate::data::images::transform::{IMAGENET, evaluated, normalised};
-use crate::data::{DataError, Split};
-use crate::device::rng::Stream;
-use crate::model::batch::{Batch, Input};
-use crate::train::order::Order;
+use crate::train::order::BatchOrder;
+use effattn_data::images::ImageSet;
+use effattn_data::images::transform::{IMAGENET, evaluated, normalised};
+use effattn_data::{DataError, Split};
+use effattn_kernel::device::rng::RngStream;
+use effattn_model::batch::{Batch, ModelInput};
 
 /// Batches that are made ahead.
 const AHEAD: usize = 2;
@@ -52,7 +52,7 @@ impl Made {
             Labels::Shares(shares, classes) => Tensor::from_vec(shares, (count, classes), device)?,
         };
         let pixels = Tensor::from_vec(self.pixels, (count, 3, self.size, self.size), device)?;
-        Ok(Batch { input: Input::Pixels(pixels), labels })
+        Ok(Batch { input: ModelInput::Pixels(pixels), labels })
     }
 }
 
@@ -136,10 +136,10 @@ impl Loader {
     pub fn train(&self, (step, part): (u64, usize), indices: &[usize]) -> Result<Made, DataError> {
         let augment = &self.recipe.augment;
         let (mut pixels, labels) = self.gather(Split::Train, indices, |index, image, planes| {
-            let stream = &mut Stream::new(self.seed, &format!("augment/{step}/{index}"));
+            let stream = &mut RngStream::new(self.seed, &format!("augment/{step}/{index}"));
             augment.image(image, self.size as u32, &IMAGENET, stream, planes);
         })?;
-        let stream = &mut Stream::new(self.seed, &format!("mix/{step}/{part}"));
+        let stream = &mut RngStream::new(self.seed, &format!("mix/{step}/{part}"));
         let classes = self.set.classes().len();
         let shares = augment.batch(&mut pixels, &labels, (classes, self.size), stream);
         Ok(Made { pixels, labels: Labels::Shares(shares, classes), size: self.size })
@@ -165,7 +165,7 @@ impl Loader {
     }
 
     /// The parts of every step from `from` on, made ahead.
-    pub fn training(&self, order: Order, from: u64, parts: usize) -> Ahead<(u64, usize), Made> {
+    pub fn training(&self, order: BatchOrder, from: u64, parts: usize) -> Ahead<(u64, usize), Made> {
         let (loader, mut memo) = (self.clone(), None);
         let places = (from..).flat_map(move |step| (0..parts).map(move |part| (step, part)));
         Ahead::new(places.map(move |place| (place, loader.part(order, place, parts, &mut memo))))
@@ -177,7 +177,7 @@ impl Loader {
     /// As [`Self::train`].
     pub fn part(
         &self,
-        order: Order,
+        order: BatchOrder,
         (step, part): (u64, usize),
         parts: usize,
         memo: &mut Option<(u64, Vec<usize>)>,
@@ -227,7 +227,7 @@ impl<T: Send + 'static> Iterator for Ahead<(), T> {
 mod tests {
     use super::super::recipe;
     use super::*;
-    use crate::data::images::made_up::MadeUpImages;
+    use effattn_data::images::synthetic::SyntheticImages;
 
     fn loader(leave_out: bool, set: Arc<dyn ImageSet>) -> Loader {
         Loader::new(set, recipe::find("cvt-small").unwrap(), (32, 5), leave_out).unwrap()
@@ -239,8 +239,8 @@ mod tests {
 
     #[test]
     fn what_is_made_ahead_is_what_is_made_at_once() {
-        let loader = loader(false, Arc::new(MadeUpImages::default()));
-        let order = Order::new(1, 100, 8).unwrap();
+        let loader = loader(false, Arc::new(SyntheticImages::default()));
+        let order = BatchOrder::new(1, 100, 8).unwrap();
         let ahead = loader.training(order, 3, 2);
         for place in [(3, 0), (3, 1), (4, 0)] {
             let here = pixels(loader.part(order, place, 2, &mut None).unwrap());
@@ -253,7 +253,7 @@ mod tests {
         assert_eq!(counts, [4, 4, 2]);
     }
 
-    struct Broken(MadeUpImages);
+    struct Broken(SyntheticImages);
 
     impl ImageSet for Broken {
         fn len(&self, split: Split) -> usize {
@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn broken_images_end_the_run_or_are_counted() {
-        let set: Arc<dyn ImageSet> = Arc::new(Broken(MadeUpImages::default()));
+        let set: Arc<dyn ImageSet> = Arc::new(Broken(SyntheticImages::default()));
         let error = loader(false, set.clone()).evaluate(Split::Test, &[1, 2, 3]).err().unwrap().to_string();
         assert!(error.contains("two.jpg: the image is cut off"), "{error}");
         let loader = loader(true, set);

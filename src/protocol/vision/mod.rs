@@ -3,18 +3,18 @@
 //! One worker trains one cell (backbone, mechanism, images, seed), or only evaluates stored weights (`--weights`). Images
 //! are decoded and augmented on threads of their own while a step is computed.
 
-pub mod challenges;
 pub mod loader;
 pub mod plan;
 pub mod recipe;
+pub mod test_only;
 pub mod worker;
 
+use super::definition::{Protocol, Quick, ResultView, Tasks};
 use super::lra;
-use super::table::{Protocol, Quick, Shown, Tasks};
 use super::training;
-use crate::config::settings::groups::{MACHINE, TRAINING};
-use crate::model::family::vision;
-use crate::record::Metric;
+use effattn_model::family::vision;
+use effattn_record::Metric;
+use effattn_record::config::settings::groups::{MACHINE, TRAINING};
 
 /// The table line.
 pub static PROTOCOL: Protocol = Protocol {
@@ -54,29 +54,29 @@ pub static PROTOCOL: Protocol = Protocol {
     defaults: plan::defaults,
     cells: plan::cells,
     prepare: plan::prepare,
-    amount: lra::plan::amount,
-    price: Some(training::price::<plan::Request>),
-    together: |_, _| false,
-    compute: training::compute::<plan::Request>,
-    ended: training::ended,
+    summary: lra::plan::amount,
+    estimate: Some(training::estimate::<plan::VisionRequest>),
+    same_group: |_, _| false,
+    compute: training::compute::<plan::VisionRequest>,
+    failure_rows: training::ended,
     work: worker::work,
     metrics: &[
-        Metric { name: "accuracy", title: "Top-1 accuracy", unit: "accuracy %", less: false },
-        Metric { name: "mce", title: "Mean corruption error", unit: "%, AlexNet 100", less: true },
+        Metric { name: "accuracy", title: "Top-1 accuracy", unit: "accuracy %", lower_is_better: false },
+        Metric { name: "mce", title: "Mean corruption error", unit: "%, AlexNet 100", lower_is_better: true },
         Metric {
             name: "relative_mce",
             title: "Relative mean corruption error",
             unit: "%, AlexNet 100",
-            less: true,
+            lower_is_better: true,
         },
-        Metric { name: "top5", title: "Top-5 accuracy", unit: "accuracy %", less: false },
+        Metric { name: "top5", title: "Top-5 accuracy", unit: "accuracy %", lower_is_better: false },
     ],
-    shown: Shown::Trained,
+    view: ResultView::Trained,
     curve: Some(lra::CURVE),
-    keeps: true,
-    checks: true,
-    passes_on: &[],
-    instead: None,
+    reuses_finished: true,
+    needs_golden_check: true,
+    delegates_to: &[],
+    alternative: None,
 };
 
 const EXAMPLES: &str = "\

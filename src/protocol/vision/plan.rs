@@ -3,25 +3,25 @@
 use serde::{Deserialize, Serialize};
 
 use super::recipe::{self, Recipe};
-use crate::config::grid::{Batches, Lengths, Seeds, Words};
-use crate::config::settings::Settings;
-use crate::config::unknown;
-use crate::data::images;
-use crate::data::images::challenge::{challenge, challenges};
-use crate::model::batch::InputKind;
-use crate::model::family::vision::{ImageClassifier, classifier};
-use crate::model::family::{self, Asked, Examples, Resolved, SpecError};
+use crate::protocol::definition::{DataDirs, Prepared};
 use crate::protocol::grid::tasks as tasks_of;
-use crate::protocol::grid::{Defaults, Flags, Grid, Pick, PlanError, published_elsewhere};
-use crate::protocol::model_spec::{ModelSpec, settle};
-use crate::protocol::table::{Folders, Prepared};
-use crate::protocol::training::{Differences, Job, RATE, incomplete};
-use crate::record::{Pass, Published};
+use crate::protocol::grid::{Grid, GridDefaults, GridEntry, GridFlags, PlanError, published_elsewhere};
+use crate::protocol::model_spec::{ModelSpec, resolve_or_unsupported};
+use crate::protocol::training::{ProtocolDiff, RATE, TrainingRequest, incomplete};
 use crate::run::plan::{Cell, Plan};
+use effattn_data::images;
+use effattn_data::images::test_only::{challenge, challenges};
+use effattn_model::batch::InputKind;
+use effattn_model::family::vision::{ImageClassifier, classifier};
+use effattn_model::family::{self, Architecture, DataShape, ModelRequest, ResolveError};
+use effattn_record::config::lists::{Batches, Lengths, Seeds, Words};
+use effattn_record::config::settings::Settings;
+use effattn_record::config::unknown;
+use effattn_record::{Pass, Published};
 
 /// What the worker of a cell is asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Request {
+pub struct VisionRequest {
     /// The images.
     pub task: String,
     /// The model; its length is the side of the images, its batch the images of an update.
@@ -54,9 +54,9 @@ const QUICK: (u64, u64) = (120, 32);
 const STEPS: u64 = 10_000;
 
 /// What `vision` does where nothing is said.
-pub fn defaults(flags: &Flags) -> Defaults {
+pub fn defaults(flags: &GridFlags) -> GridDefaults {
     let quick = flags.quick;
-    let said = flags.said().preset;
+    let said = flags.user_settings().preset;
     let preset = said.as_deref().unwrap_or(PRESET);
     let task = if quick { "generated" } else { "cifar10" };
     let settings = Settings {
@@ -66,12 +66,12 @@ pub fn defaults(flags: &Flags) -> Defaults {
         batch: quick.then(|| Batches(vec![QUICK.1])),
         ..Settings::NONE
     };
-    Defaults { settings, models: family::usual(preset).map_or("full", |usual| usual.models) }
+    GridDefaults { settings, models: family::usual(preset).map_or("full", |usual| usual.models) }
 }
 
 /// Classes of the images called `task`, where they are known before they are read.
-fn examples(classes: usize, len: usize) -> Examples {
-    Examples { input: InputKind::Pixels, vocab: 0, classes, len }
+fn examples(classes: usize, len: usize) -> DataShape {
+    DataShape { input: InputKind::Pixels, vocab: 0, classes, len }
 }
 
 /// The model of `spec` for images of `classes`.
@@ -80,11 +80,11 @@ fn examples(classes: usize, len: usize) -> Examples {
 /// Unknown names, sizes that no model has.
 pub fn model(
     spec: &ModelSpec,
-    choice: &crate::attention::choose::Choice,
+    choice: &effattn_model::attention::choose::MechanismChoice,
     classes: Option<usize>,
-) -> Result<ImageClassifier, SpecError> {
+) -> Result<ImageClassifier, ResolveError> {
     let examples = classes.map(|classes| examples(classes, spec.len as usize));
-    let resolved = classifier(&Asked { examples, ..spec.asked(choice) })?;
+    let resolved = classifier(&ModelRequest { examples, ..spec.model_request(choice) })?;
     resolved.validate()?;
     Ok(resolved)
 }
@@ -103,7 +103,7 @@ pub fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
     let mut cells = Vec::new();
     for task in tasks_of(grid) {
         known(&task)?;
-        for pick in grid.picks.iter().filter(|pick| pick.runs(&task)) {
+        for pick in grid.entries.iter().filter(|pick| pick.runs(&task)) {
             let seeds = pick.settings.seeds.clone().unwrap_or(Seeds(vec![0]));
             for seed in seeds.0 {
                 cells.push(cell(grid, pick, &task, seed, threads)?);
@@ -172,7 +172,7 @@ fn one(list: Option<&Vec<u64>>, default: u64) -> Result<u64, PlanError> {
     }
 }
 
-fn cell(grid: &Grid, pick: &Pick, task: &str, seed: u64, threads: usize) -> Result<Cell, PlanError> {
+fn cell(grid: &Grid, pick: &GridEntry, task: &str, seed: u64, threads: usize) -> Result<Cell, PlanError> {
     let settings = &pick.settings;
     let preset = settings.preset.clone().unwrap_or_else(|| PRESET.to_owned());
     let usual = family::usual(&preset).map_or(32, |usual| usual.len as u64);
@@ -180,8 +180,9 @@ fn cell(grid: &Grid, pick: &Pick, task: &str, seed: u64, threads: usize) -> Resu
     let len = one(settings.len.as_ref().map(|Lengths(list)| list), usual)?;
     let batch = one(settings.batch.as_ref().map(|Batches(list)| list), recipe.batch)?;
     let spec = ModelSpec::new(pick, len, batch, Pass::Train, seed)?;
-    let (resolved, reason) = settle(pick, |choice| model(&spec, choice, classes(task)))?;
-    let resolved: Option<Box<dyn Resolved>> = resolved.map(|model| Box::new(model) as Box<dyn Resolved>);
+    let (resolved, reason) = resolve_or_unsupported(pick, |choice| model(&spec, choice, classes(task)))?;
+    let resolved: Option<Box<dyn Architecture>> =
+        resolved.map(|model| Box::new(model) as Box<dyn Architecture>);
     let mut row = spec.row("vision", threads, resolved.as_deref());
     (row.metric, row.unit) = ("accuracy".to_owned(), "%".to_owned());
     row.task = Some(task.to_owned());
@@ -191,7 +192,7 @@ fn cell(grid: &Grid, pick: &Pick, task: &str, seed: u64, threads: usize) -> Resu
     let usual = usual_request(task, &spec, &recipe);
     let steps = settings.steps.unwrap_or(usual.steps).max(1);
     let evaluates = settings.weights.is_some();
-    let request = Request {
+    let request = VisionRequest {
         steps: if evaluates { 0 } else { steps },
         rate: settings.rate.unwrap_or(recipe.rate),
         every: settings.every.unwrap_or((steps / recipe.epochs).max(steps / 50)).max(1),
@@ -219,17 +220,17 @@ fn cell(grid: &Grid, pick: &Pick, task: &str, seed: u64, threads: usize) -> Resu
     let cell = Cell::new(&words, row, &request, &usual);
     let seconds = forward / (RATE * threads as f64);
     let cell = Cell { seconds, timeout: settings.timeout.map(|time| time.0), ..cell };
-    Ok(cell.refused(reason))
+    Ok(cell.with_unsupported(reason))
 }
 
 /// What is asked where nothing is said.
-fn usual_request(task: &str, spec: &ModelSpec, recipe: &Recipe) -> Request {
+fn usual_request(task: &str, spec: &ModelSpec, recipe: &Recipe) -> VisionRequest {
     let usual = family::usual(&spec.preset).map_or(spec.len, |usual| usual.len as u64);
     let images = images::source(task).ok().and_then(|source| source.published);
     let steps = images.map_or(STEPS, |images| recipe.steps(images as u64, recipe.batch));
-    Request {
+    VisionRequest {
         task: task.to_owned(),
-        spec: ModelSpec { len: usual, batch: recipe.batch, ..spec.usual(&spec.preset) },
+        spec: ModelSpec { len: usual, batch: recipe.batch, ..spec.default_spec(&spec.preset) },
         steps,
         rate: recipe.rate,
         every: (steps / recipe.epochs).max(steps / 50).max(1),
@@ -243,8 +244,8 @@ fn usual_request(task: &str, spec: &ModelSpec, recipe: &Recipe) -> Request {
 }
 
 /// What `request` does otherwise than the recipe.
-fn differences(request: &Request, usual: &Request, recipe: &Recipe) -> Differences {
-    let mut all = Differences { settings: Vec::new(), steps: (request.steps, usual.steps) };
+fn differences(request: &VisionRequest, usual: &VisionRequest, recipe: &Recipe) -> ProtocolDiff {
+    let mut all = ProtocolDiff { settings: Vec::new(), steps: (request.steps, usual.steps) };
     all.settings.extend(recipe.gaps.iter().map(|gap| (*gap).to_owned()));
     all.note("image size", request.spec.len, usual.spec.len);
     all.note("batch", request.spec.batch, usual.spec.batch);
@@ -259,16 +260,16 @@ fn differences(request: &Request, usual: &Request, recipe: &Recipe) -> Differenc
 ///
 /// # Errors
 /// Images that are missing, damaged, or incomplete without permission.
-pub fn prepare(plan: &mut Plan, folders: &Folders) -> anyhow::Result<Prepared> {
+pub fn prepare(plan: &mut Plan, folders: &DataDirs) -> anyhow::Result<Prepared> {
     let mut remarks = Vec::new();
     for cell in &plan.cells {
-        let request: Option<Request> = serde_json::from_value(cell.request.clone()).ok();
+        let request: Option<VisionRequest> = serde_json::from_value(cell.request.clone()).ok();
         let Some(request) = request else { continue };
         let mut classes = None;
         for name in [&request.task].into_iter().chain(&request.also) {
             let known = plan.data.contains_key(name);
             let partial = if let Some(challenge) = challenge(name).filter(|_| !known) {
-                let found = challenge.look(&folders.data, classes.as_deref(), request.allow_partial)?;
+                let found = challenge.scan(&folders.data, classes.as_deref(), request.allow_partial)?;
                 plan.data.insert(name.clone(), found.hash);
                 found.partial
             } else if !known || !request.also.is_empty() && challenge(name).is_none() {
@@ -285,7 +286,7 @@ pub fn prepare(plan: &mut Plan, folders: &Folders) -> anyhow::Result<Prepared> {
     Ok(Prepared { remarks, text: None })
 }
 
-impl Job for Request {
+impl TrainingRequest for VisionRequest {
     fn steps(&self) -> u64 {
         self.steps
     }

@@ -1,10 +1,10 @@
 //! How image models are trained and evaluated (`SPEC-vision.md` section 8).
 
-use crate::config::unknown;
-use crate::data::images::augment::Augment;
-use crate::data::images::transform::Interpolation;
-use crate::train::optim::{AdamW, Method};
+use crate::train::optim::{AdamW, OptimizerConfig};
 use crate::train::schedule::Schedule;
+use effattn_data::images::augment::Augment;
+use effattn_data::images::transform::Interpolation;
+use effattn_record::config::unknown;
 
 /// A protocol of training and evaluation.
 #[derive(Clone, Copy, Debug)]
@@ -103,11 +103,12 @@ impl Recipe {
     }
 
     /// Optimizer and schedule over `steps` updates with rate `rate`: the warm-up keeps its share of the run.
-    pub fn training(&self, steps: u64, rate: f64) -> (Method, Schedule) {
+    pub fn training(&self, steps: u64, rate: f64) -> (OptimizerConfig, Schedule) {
         let warmup = (steps * self.warmup / self.epochs).max(1);
         let optimizer = AdamW { beta2: 0.999, eps: 1e-8, weight_decay: self.decay, clip: None };
         let (start_lr, min_lr) = (self.start * rate, self.least);
-        let optimizer = if self.late { Method::Late(optimizer) } else { Method::AdamW(optimizer) };
+        let optimizer =
+            if self.late { OptimizerConfig::Late(optimizer) } else { OptimizerConfig::AdamW(optimizer) };
         (optimizer, Schedule::WarmupCosine { peak_lr: rate, start_lr, min_lr, warmup, steps })
     }
 }
@@ -115,7 +116,7 @@ impl Recipe {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::family::vision::FAMILY;
+    use effattn_model::family::vision::FAMILY;
 
     #[test]
     fn every_preset_has_a_recipe() {
@@ -129,9 +130,9 @@ mod tests {
         let steps = recipe.steps(1_281_167, 1024);
         assert_eq!(steps, 1251 * 300);
         let (optimizer, schedule) = recipe.training(steps, recipe.rate);
-        let Method::Late(optimizer) = optimizer else { panic!("decay comes behind the update") };
+        let OptimizerConfig::Late(optimizer) = optimizer else { panic!("decay comes behind the update") };
         assert_eq!(optimizer.weight_decay, 0.1);
-        assert!(matches!(find("cvt-13").unwrap().training(9, 1.0).0, Method::AdamW(_)));
+        assert!(matches!(find("cvt-13").unwrap().training(9, 1.0).0, OptimizerConfig::AdamW(_)));
         let warm = 5 * 1251;
         assert!((schedule.at(0).lr - 1.6e-6).abs() < 1e-12);
         assert!(

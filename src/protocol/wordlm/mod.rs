@@ -5,12 +5,12 @@ pub mod plan;
 pub mod recipe;
 pub mod worker;
 
-use super::curve::LearningCurve;
-use super::table::{Protocol, Quick, Shown, Tasks};
+use super::curve::CurveSpec;
+use super::definition::{Protocol, Quick, ResultView, Tasks};
 use super::training;
-use crate::config::settings::groups::{MACHINE, TRAINING};
-use crate::model::family::word_lm;
-use crate::record::Metric;
+use effattn_model::family::word_lm;
+use effattn_record::Metric;
+use effattn_record::config::settings::groups::{MACHINE, TRAINING};
 
 /// The table line.
 pub static PROTOCOL: Protocol = Protocol {
@@ -41,33 +41,37 @@ pub static PROTOCOL: Protocol = Protocol {
     defaults: plan::defaults,
     cells: plan::cells,
     prepare: plan::prepare,
-    amount: plan::amount,
-    price: Some(training::price::<plan::Request>),
-    together: |_, _| false,
-    compute: training::compute::<plan::Request>,
-    ended: training::ended,
+    summary: plan::amount,
+    estimate: Some(training::estimate::<plan::WordLmRequest>),
+    same_group: |_, _| false,
+    compute: training::compute::<plan::WordLmRequest>,
+    failure_rows: training::ended,
     work: worker::work,
     metrics: &[CONTEXT, BLOCK],
-    shown: Shown::Trained,
-    curve: Some(LearningCurve {
+    view: ResultView::Trained,
+    curve: Some(CurveSpec {
         column: "validation_ppl_block",
         axis: "validation, perplexity in blocks",
         unit: "ppl",
         value: |score| score.loss.exp(),
         less: true,
     }),
-    keeps: true,
-    checks: false,
-    passes_on: &[],
-    instead: None,
+    reuses_finished: true,
+    needs_golden_check: false,
+    delegates_to: &[],
+    alternative: None,
 };
 
 /// Perplexity behind a context: what is set against the paper.
-pub const CONTEXT: Metric =
-    Metric { name: "ppl_context", title: "Perplexity, each word with context", unit: "ppl", less: true };
+pub const CONTEXT: Metric = Metric {
+    name: "ppl_context",
+    title: "Perplexity, each word with context",
+    unit: "ppl",
+    lower_is_better: true,
+};
 /// Perplexity in blocks.
 pub const BLOCK: Metric =
-    Metric { name: "ppl_block", title: "Perplexity, each block alone", unit: "ppl", less: true };
+    Metric { name: "ppl_block", title: "Perplexity, each block alone", unit: "ppl", lower_is_better: true };
 
 const EXAMPLES: &str = "\
 Examples:

@@ -6,26 +6,29 @@ use serde::{Deserialize, Serialize};
 
 use super::CONTEXT;
 use super::recipe::{self, Recipe};
-use crate::attention::choose::Choice;
-use crate::config::grid::{Seeds, Words};
-use crate::config::settings::Settings;
-use crate::data::words::WordCorpus;
-use crate::data::{self, DataError, Reading};
-use crate::model::family::{Asked, Resolved, SpecError, word_lm};
-use crate::model::word_lm::WordLmConfig;
+use crate::protocol::definition::{DataDirs, Prepared};
 use crate::protocol::grid::{
-    Defaults, Flags, Grid, Pick, PlanError, listed, published_elsewhere, tasks as tasks_of,
+    Grid, GridDefaults, GridEntry, GridFlags, PlanError, listed, published_elsewhere, tasks as tasks_of,
 };
-use crate::protocol::model_spec::{ModelSpec, settle};
+use crate::protocol::model_spec::{ModelSpec, resolve_or_unsupported};
 use crate::protocol::runner::request;
-use crate::protocol::table::{Folders, Prepared};
-use crate::protocol::training::{Differences, Job, RATE, incomplete, one_of_each, parts};
-use crate::record::{Pass, Published};
+use crate::protocol::training::{
+    ProtocolDiff, RATE, TrainingRequest, incomplete, micro_batches, one_of_each,
+};
 use crate::run::plan::{Cell, Plan};
+use effattn_data as data;
+use effattn_data::word_corpus::WordCorpus;
+use effattn_data::{DataError, LoadOptions};
+use effattn_model::attention::choose::MechanismChoice;
+use effattn_model::family::{Architecture, ModelRequest, ResolveError, word_lm};
+use effattn_model::word_lm::WordLmConfig;
+use effattn_record::config::lists::{Seeds, Words};
+use effattn_record::config::settings::Settings;
+use effattn_record::{Pass, Published};
 
 /// What the worker of a cell is asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Request {
+pub struct WordLmRequest {
     /// Corpus.
     pub corpus: String,
     /// The model; its length is that of a block, its batch the blocks of an update.
@@ -50,7 +53,7 @@ const SUITE: &str = "cos-table2";
 pub const VALIDATION: &str = "-valid";
 
 /// What `wordlm` does where nothing is said.
-pub fn defaults(flags: &Flags) -> Defaults {
+pub fn defaults(flags: &GridFlags) -> GridDefaults {
     let task = |name: &str| Some(Words(vec![name.to_owned()]));
     let small = Settings {
         task: task("sample-words"),
@@ -61,7 +64,7 @@ pub fn defaults(flags: &Flags) -> Defaults {
         ..Settings::NONE
     };
     let whole = Settings { task: task("wikitext103"), ..Settings::NONE };
-    Defaults { settings: if flags.quick { small } else { whole }, models: "cosformer,full" }
+    GridDefaults { settings: if flags.quick { small } else { whole }, models: "cosformer,full" }
 }
 
 /// The texts called `name` in `dir`.
@@ -70,7 +73,7 @@ pub fn defaults(flags: &Flags) -> Defaults {
 /// A name that no texts have; data that are missing, damaged, or incomplete without permission.
 pub fn load(name: &str, dir: &Path, allow_partial: bool) -> Result<WordCorpus, DataError> {
     let (_, words) = data::words(name)?;
-    (words.load)(dir, Reading { allow_partial, ..Reading::default() })
+    (words.load)(dir, LoadOptions { allow_partial, ..LoadOptions::default() })
 }
 
 /// Names of the corpora, for help.
@@ -82,9 +85,9 @@ pub fn names() -> Vec<&'static str> {
 ///
 /// # Errors
 /// Unknown names, impossible sizes, a mechanism that cannot do this.
-pub fn model(spec: &ModelSpec, choice: &Choice, vocab: usize) -> Result<WordLmConfig, SpecError> {
-    let config = word_lm::config(&Asked { vocab: Some(vocab), ..spec.asked(choice) })?;
-    Resolved::validate(&config)?;
+pub fn model(spec: &ModelSpec, choice: &MechanismChoice, vocab: usize) -> Result<WordLmConfig, ResolveError> {
+    let config = word_lm::config(&ModelRequest { vocab: Some(vocab), ..spec.model_request(choice) })?;
+    Architecture::validate(&config)?;
     Ok(config)
 }
 
@@ -97,7 +100,7 @@ pub fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
     for corpus in tasks_of(grid) {
         let (set, words) = data::words(&corpus).map_err(PlanError::new)?;
         let recipe = recipe::find(set.name);
-        for pick in grid.picks.iter().filter(|pick| pick.runs(&corpus)) {
+        for pick in grid.entries.iter().filter(|pick| pick.runs(&corpus)) {
             let seeds = pick.settings.seeds.clone().unwrap_or(Seeds(vec![1]));
             for seed in seeds.0 {
                 cells.push(cell(grid, pick, (&recipe, words), (seed, threads))?);
@@ -109,8 +112,8 @@ pub fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
 
 fn cell(
     grid: &Grid,
-    pick: &Pick,
-    (recipe, words): (&Recipe, &data::Words),
+    pick: &GridEntry,
+    (recipe, words): (&Recipe, &data::WordTask),
     (seed, threads): (u64, usize),
 ) -> Result<Cell, PlanError> {
     let mut pick = pick.clone();
@@ -119,10 +122,10 @@ fn cell(
     let (len, batch) = one_of_each(settings, "wordlm")?;
     let (len, batch) = (len.unwrap_or(recipe.len), batch.unwrap_or(recipe.batch));
     let spec = ModelSpec::new(pick, len, batch, Pass::Train, seed)?;
-    let (config, reason) = settle(pick, |choice| model(&spec, choice, words.vocabulary))?;
+    let (config, reason) = resolve_or_unsupported(pick, |choice| model(&spec, choice, words.vocabulary))?;
     let usual = if batch % recipe.accumulate == 0 { recipe.accumulate } else { 1 };
-    let accumulate = parts(settings, batch, usual)?;
-    let resolved = config.as_ref().map(|config| config as &dyn Resolved);
+    let accumulate = micro_batches(settings, batch, usual)?;
+    let resolved = config.as_ref().map(|config| config as &dyn Architecture);
     let mut row = spec.row("wordlm", threads, resolved);
     row.task = Some(corpus.to_owned());
     row.suite = grid.suite.as_ref().map(|suite| suite.name.clone());
@@ -131,9 +134,9 @@ fn cell(
     let elsewhere = || published_elsewhere(SUITE, &spec.model, what, &spec.preset);
     let beside = grid.beside(pick, what, &spec.preset).or_else(elsewhere);
     row.published = beside.as_ref().map(|beside| beside.published);
-    let usual = Request {
+    let usual = WordLmRequest {
         corpus: corpus.to_owned(),
-        spec: ModelSpec { len: recipe.len, batch: recipe.batch, ..spec.usual(recipe.preset) },
+        spec: ModelSpec { len: recipe.len, batch: recipe.batch, ..spec.default_spec(recipe.preset) },
         steps: recipe.steps,
         rate: recipe.rate,
         accumulate: recipe.accumulate,
@@ -142,7 +145,7 @@ fn cell(
         allow_partial: false,
     };
     let steps = settings.steps.unwrap_or(recipe.steps);
-    let request = Request {
+    let request = WordLmRequest {
         steps,
         rate: settings.rate.unwrap_or(recipe.rate),
         accumulate,
@@ -154,13 +157,13 @@ fn cell(
     };
     if reason.is_none() {
         let differences = differences(&request, recipe);
-        differences.tell(beside, &mut row);
+        differences.write_to(beside, &mut row);
     }
     let words = format!("{corpus} {} {} s{seed}", request.spec.model, request.spec.preset);
     let seconds = row.flops.map_or(0.0, |flops| work(&request, flops)) / (RATE * threads as f64);
     let cell = Cell::new(&words, row, &request, &usual);
     let timeout = settings.timeout.map(|time| time.0);
-    Ok(Cell { seconds, timeout, ..cell }.refused(reason))
+    Ok(Cell { seconds, timeout, ..cell }.with_unsupported(reason))
 }
 
 /// Words of the texts that are evaluated, roughly.
@@ -168,8 +171,8 @@ const EVALUATED: f64 = 2.2e5;
 
 /// Multiply-adds of the whole run, `flops` per block: updates of three forwards, evaluations in blocks, and at the end one
 /// whose windows score little more than a fifth of their words.
-fn work(request: &Request, flops: u64) -> f64 {
-    let Request { spec, steps, every, .. } = request;
+fn work(request: &WordLmRequest, flops: u64) -> f64 {
+    let WordLmRequest { spec, steps, every, .. } = request;
     let words = request.limit.map_or(EVALUATED, |limit| limit as f64);
     let words = if request.corpus == "sample-words" { words.min(2e3) } else { words };
     let evaluations = steps.div_ceil((*every).max(1)) as f64 + 1.0 + 512.0 / 112.0;
@@ -180,10 +183,10 @@ fn work(request: &Request, flops: u64) -> f64 {
 ///
 /// # Errors
 /// Data that are missing, damaged, or incomplete without permission.
-pub fn prepare(plan: &mut Plan, folders: &Folders) -> anyhow::Result<Prepared> {
+pub fn prepare(plan: &mut Plan, folders: &DataDirs) -> anyhow::Result<Prepared> {
     let mut remarks = Vec::new();
     for cell in plan.cells.iter().filter(|cell| !cell.request.is_null()) {
-        let request: Request = request(cell)?;
+        let request: WordLmRequest = request(cell)?;
         if plan.data.contains_key(&request.corpus) {
             continue;
         }
@@ -205,9 +208,9 @@ pub fn amount(plan: &Plan) -> String {
 }
 
 /// What `request` does otherwise than the protocol: everything that the protocol fixes is looked at.
-fn differences(request: &Request, recipe: &Recipe) -> Differences {
+fn differences(request: &WordLmRequest, recipe: &Recipe) -> ProtocolDiff {
     let spec = &request.spec;
-    let mut all = Differences { settings: Vec::new(), steps: (request.steps, recipe.steps) };
+    let mut all = ProtocolDiff { settings: Vec::new(), steps: (request.steps, recipe.steps) };
     if !recipe.note.is_empty() {
         all.settings.push(recipe.note.to_owned());
     }
@@ -222,7 +225,7 @@ fn differences(request: &Request, recipe: &Recipe) -> Differences {
     all
 }
 
-impl Job for Request {
+impl TrainingRequest for WordLmRequest {
     fn steps(&self) -> u64 {
         self.steps
     }
@@ -240,15 +243,15 @@ impl Job for Request {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attention::choose::choose;
-    use crate::model::family::character_lm;
+    use effattn_model::attention::choose::choose;
+    use effattn_model::family::character_lm;
 
     /// Models stand below data sets in the layers, so both state the sizes of published vocabularies.
     #[test]
     fn models_and_data_sets_count_the_same_symbols() {
         let choice = choose(&"cosformer".parse().unwrap()).unwrap().remove(0);
         let (sizes, len) = (Default::default(), Some(64));
-        let asked = |preset, task| Asked {
+        let asked = |preset, task| ModelRequest {
             preset,
             task,
             choice: &choice,
@@ -285,7 +288,7 @@ mod tests {
         let of = |name: &str, vocab| model(&spec(name), &spec(name).choice().unwrap(), vocab);
         assert_eq!(of("full", 8125).unwrap().adaptive.cutoffs, [2000, 5000]);
         assert_eq!(of("full", 440).unwrap().adaptive.cutoffs, [108, 270]);
-        assert!(matches!(of("full", 3), Err(SpecError::Unsupported(_))), "too few words for three bands");
-        assert!(matches!(of("bigbird", 8125), Err(SpecError::Unsupported(_))), "it has no causal form");
+        assert!(matches!(of("full", 3), Err(ResolveError::Unsupported(_))), "too few words for three bands");
+        assert!(matches!(of("bigbird", 8125), Err(ResolveError::Unsupported(_))), "it has no causal form");
     }
 }

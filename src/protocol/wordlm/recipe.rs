@@ -1,7 +1,7 @@
 //! How a word language model is trained: updates, blocks, rates (`docs/spec/SPEC-text.md` sections 3 and 10).
 
-use crate::protocol::training::experiment::Select;
-use crate::train::optim::{Method, Nesterov};
+use crate::protocol::training::experiment::WeightChoice;
+use crate::train::optim::{Nesterov, OptimizerConfig};
 use crate::train::schedule::Schedule;
 
 /// The protocol of one corpus.
@@ -30,7 +30,7 @@ pub struct Recipe {
     /// Updates between evaluations.
     pub every: u64,
     /// Which weights are tested.
-    pub select: Select,
+    pub select: WeightChoice,
     /// Whether it is a source's.
     pub published: bool,
     /// What differs from every source, in words; empty for a source's own.
@@ -52,7 +52,7 @@ const RECIPES: &[Recipe] = &[
         cycle: 60_000,
         min_rate: 1e-4,
         every: 1400, // an epoch
-        select: Select::Best,
+        select: WeightChoice::Best,
         published: true,
         note: "",
     },
@@ -68,7 +68,7 @@ const RECIPES: &[Recipe] = &[
         cycle: 1400,
         min_rate: 0.0,
         every: 300,
-        select: Select::Last,
+        select: WeightChoice::Last,
         published: false,
         note: "small: trained on the test text (245,569 words), tested on the validation text; 4 layers, d 256",
     },
@@ -88,7 +88,7 @@ const SHORT: Recipe = Recipe {
     cycle: 270,
     min_rate: 0.0,
     every: 60,
-    select: Select::Last,
+    select: WeightChoice::Last,
     published: false,
     note: "a corpus that no source trains on",
 };
@@ -111,7 +111,7 @@ impl Recipe {
     }
 
     /// Optimizer and schedule over `steps` updates with rate `rate`: warm-up and cycle keep their shares of the run.
-    pub fn training(&self, steps: u64, rate: f64) -> (Method, Schedule) {
+    pub fn training(&self, steps: u64, rate: f64) -> (OptimizerConfig, Schedule) {
         let share = |part: u64| (part as f64 * steps as f64 / self.steps as f64).round().max(1.0) as u64;
         let schedule = Schedule::CosineRestarts {
             peak_lr: rate,
@@ -122,14 +122,14 @@ impl Recipe {
             growth: 2.0,
             shrink: 0.75,
         };
-        (Method::Nesterov(Nesterov { momentum: 0.99, weight_decay: 0.0, clip: Some(0.1) }), schedule)
+        (OptimizerConfig::Nesterov(Nesterov { momentum: 0.99, weight_decay: 0.0, clip: Some(0.1) }), schedule)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data;
+    use effattn_data as data;
 
     #[test]
     fn the_rates_of_the_script() {

@@ -3,27 +3,29 @@
 use candle_core::{Device, Result as Candle, Tensor};
 use serde_json::Value as Json;
 
-use super::plan::{Request, VALIDATION, load, model};
+use super::plan::{VALIDATION, WordLmRequest, load, model};
 use super::recipe::{self, Recipe};
 use super::{BLOCK, CONTEXT};
-use crate::data;
-use crate::data::words::{END, UNKNOWN, WordCorpus, unigram};
-use crate::model::family::{Loss, Resolved};
-use crate::model::word_lm::{Windows, WordLm, WordLmConfig, perplexity, stream_nll};
-use crate::nn::PADDING;
-use crate::nn::dropout::Noise;
-use crate::nn::params::Builder;
-use crate::protocol::table::{Conditions, Given};
-use crate::protocol::training::experiment::{Experiment, Laboratory, Select, Train, Trained};
+use crate::protocol::definition::{WorkerContext, WorkerInput};
+use crate::protocol::training::experiment::{
+    Experiment, ExperimentDriver, TrainedWeights, TrainingDevice, WeightChoice,
+};
 use crate::protocol::training::worker::{candle, failed, report};
-use crate::protocol::training::{Answer, Done, Measure};
-use crate::run::outcome::Ending;
-use crate::run::worker::Link;
+use crate::protocol::training::{MetricValue, TrainingMessage, TrainingResult};
+use crate::run::outcome::CellFailure;
+use crate::run::worker::ParentLink;
 use crate::train::checkpoint::Checkpoint;
-use crate::train::optim::Method;
-use crate::train::order::Order;
+use crate::train::optim::OptimizerConfig;
+use crate::train::order::BatchOrder;
 use crate::train::schedule::Schedule;
-use crate::train::session::{Files, Learner, Score};
+use crate::train::training_loop::{CheckpointFiles, EvalScore, Trainable};
+use effattn_data as data;
+use effattn_data::word_corpus::{END, UNKNOWN, WordCorpus, unigram};
+use effattn_kernel::embedding::PADDING;
+use effattn_model::family::{Architecture, Loss};
+use effattn_model::nn::dropout::DropoutRng;
+use effattn_model::nn::params::ParamBuilder;
+use effattn_model::word_lm::{EvalWindows, WordLm, WordLmConfig, perplexity, stream_nll};
 
 /// Words that are evaluated at a time.
 const AT_A_TIME: usize = 2048;
@@ -32,12 +34,16 @@ const AT_A_TIME: usize = 2048;
 ///
 /// # Errors
 /// The parent is gone.
-pub fn work(link: &Link, request: Json, given: &Given) -> anyhow::Result<()> {
-    let request: Request = serde_json::from_value(request)?;
+pub fn work(link: &ParentLink, request: Json, given: &WorkerInput) -> anyhow::Result<()> {
+    let request: WordLmRequest = serde_json::from_value(request)?;
     report(link, train(link, &request, &given.conditions))
 }
 
-fn train(link: &Link, request: &Request, conditions: &Conditions) -> Result<Done, Ending> {
+fn train(
+    link: &ParentLink,
+    request: &WordLmRequest,
+    conditions: &WorkerContext,
+) -> Result<TrainingResult, CellFailure> {
     let (set, _) = data::words(&request.corpus).map_err(|error| failed(&error))?;
     let recipe = recipe::find(set.name);
     let corpus =
@@ -46,35 +52,35 @@ fn train(link: &Link, request: &Request, conditions: &Conditions) -> Result<Done
     let spec = &request.spec;
     let config = spec.choice().and_then(|choice| model(spec, &choice, corpus.vocabulary.len()));
     let config = config.map_err(|error| failed(&error))?;
-    let laboratory = Laboratory::open(spec, conditions)?;
-    let run = Run { request, recipe: &recipe, conditions, corpus: &corpus, config: &config };
-    Train { link, conditions, before: (&[], 0) }.run(&laboratory, &run)?;
+    let laboratory = TrainingDevice::open(spec, conditions)?;
+    let run = WordLmExperiment { request, recipe: &recipe, conditions, corpus: &corpus, config: &config };
+    ExperimentDriver { link, conditions, before: (&[], 0) }.run(&laboratory, &run)?;
     let peak = laboratory.peak();
     run.test(link, &laboratory, peak)
 }
 
 /// A run: what is trained on what.
-struct Run<'a> {
-    request: &'a Request,
+struct WordLmExperiment<'a> {
+    request: &'a WordLmRequest,
     recipe: &'a Recipe,
-    conditions: &'a Conditions,
+    conditions: &'a WorkerContext,
     corpus: &'a WordCorpus,
     config: &'a WordLmConfig,
 }
 
-impl Experiment for Run<'_> {
-    fn files(&self) -> Files {
-        Files::in_folder(&self.conditions.folder)
+impl Experiment for WordLmExperiment<'_> {
+    fn files(&self) -> CheckpointFiles {
+        CheckpointFiles::in_folder(&self.conditions.folder)
     }
 
-    fn description(&self) -> Result<Json, Ending> {
+    fn description(&self) -> Result<Json, CellFailure> {
         let vocabulary = self.corpus.vocabulary.len();
         serde_json::to_value(self.request)
             .map(|request| serde_json::json!({ "request": request, "vocabulary": vocabulary }))
             .map_err(|error| failed(&error))
     }
 
-    fn method(&self) -> Result<(Method, Schedule), Ending> {
+    fn optimizer_and_schedule(&self) -> Result<(OptimizerConfig, Schedule), CellFailure> {
         Ok(self.recipe.training(self.request.steps, self.request.rate))
     }
 
@@ -83,7 +89,7 @@ impl Experiment for Run<'_> {
     }
 
     /// A window behind context scores only a part of its words.
-    fn forwards(&self) -> (f64, f64) {
+    fn eval_cost(&self) -> (f64, f64) {
         let (spec, corpus) = (&self.request.spec, self.corpus);
         let batches = |words: &[u32]| self.part(words).len() as f64 / (spec.batch * spec.len) as f64;
         let scored = spec.len.saturating_sub(Recipe::context(spec.len)).max(1) as f64;
@@ -92,23 +98,23 @@ impl Experiment for Run<'_> {
         (batches(&corpus.validation), ways * (batches(corpus.tested()) + validated))
     }
 
-    fn select(&self) -> Select {
+    fn select(&self) -> WeightChoice {
         self.recipe.select
     }
 
-    fn model(&self) -> &dyn Resolved {
+    fn model(&self) -> &dyn Architecture {
         self.config
     }
 
-    fn begin(&self, device: &Device) -> Result<Builder, Ending> {
-        Ok(Builder::seeded(self.request.spec.seed, device, true))
+    fn initial_weights(&self, device: &Device) -> Result<ParamBuilder, CellFailure> {
+        Ok(ParamBuilder::seeded(self.request.spec.seed, device, true))
     }
 
-    fn learner<'a>(
+    fn trainable<'a>(
         &'a self,
-        builder: &Builder,
+        builder: &ParamBuilder,
         _: Option<&Checkpoint>,
-    ) -> Result<Box<dyn Learner + 'a>, Ending> {
+    ) -> Result<Box<dyn Trainable + 'a>, CellFailure> {
         let spec = &self.request.spec;
         let blocks = Blocks { stream: &self.corpus.train, len: spec.len as usize };
         let few = || {
@@ -119,19 +125,19 @@ impl Experiment for Run<'_> {
                 spec.len
             ))
         };
-        Ok(Box::new(BlockLearner {
+        Ok(Box::new(WordLmTrainable {
             net: WordLm::new(self.config, builder).map_err(candle)?,
-            order: Order::new(spec.seed, blocks.count(), spec.batch as usize).ok_or_else(few)?,
+            order: BatchOrder::new(spec.seed, blocks.count(), spec.batch as usize).ok_or_else(few)?,
             memo: None,
             blocks,
             parts: self.request.accumulate as usize,
-            noise: Noise::new(spec.seed),
+            noise: DropoutRng::new(spec.seed),
             validation: self.part(&self.corpus.validation),
         }))
     }
 }
 
-impl Run<'_> {
+impl WordLmExperiment<'_> {
     /// A text up to the limit.
     fn part<'a>(&self, stream: &'a [u32]) -> &'a [u32] {
         let limit = self.request.limit.map_or(usize::MAX, |limit| limit as usize);
@@ -139,21 +145,26 @@ impl Run<'_> {
     }
 
     /// The selected weights on the test text, and on the validation text where the paper has both.
-    fn test(&self, link: &Link, laboratory: &Laboratory, peak_bytes: Option<u64>) -> Result<Done, Ending> {
-        let Trained { selected, weights, .. } = Trained::read(&self.files(), self)?;
+    fn test(
+        &self,
+        link: &ParentLink,
+        laboratory: &TrainingDevice,
+        peak_bytes: Option<u64>,
+    ) -> Result<TrainingResult, CellFailure> {
+        let TrainedWeights { selected, weights, .. } = TrainedWeights::read(&self.files(), self)?;
         let builder = weights.builder(laboratory.device(), false).map_err(candle)?;
         let net = WordLm::new(self.config, &builder).map_err(candle)?;
         drop(weights);
         let len = self.request.spec.len;
         let context = Recipe::context(len) as usize;
         let mut told = std::time::Instant::now();
-        let mut ppl = |name: &str, stream: &[u32], context: usize| -> Result<f64, Ending> {
-            let window = Windows { window: len as usize, context };
+        let mut ppl = |name: &str, stream: &[u32], context: usize| -> Result<f64, CellFailure> {
+            let window = EvalWindows { window: len as usize, context };
             let progress = |done: usize| {
                 if told.elapsed().as_secs() >= 1 {
                     told = std::time::Instant::now();
                     let what = format!("{name}, {context} words of context ({done} of {})", stream.len());
-                    let _ = link.send(&Answer::Doing { what }); // a parent that is gone is noticed at the end
+                    let _ = link.send(&TrainingMessage::Doing { what }); // a parent that is gone is noticed at the end
                 }
             };
             let nll = stream_nll(&net, stream, window, at_a_time(len), progress).map_err(candle)?;
@@ -162,8 +173,8 @@ impl Run<'_> {
         let (corpus, train) = (self.corpus, &self.corpus.train);
         let tested = self.part(corpus.tested());
         let unknown = tested.iter().filter(|id| **id == UNKNOWN).count() as f64;
-        let plain = |metric: &str, value: f64| Measure::new(metric, "1", value);
-        let ppl_of = |metric: &str, value: f64| Measure::new(metric, CONTEXT.unit, value);
+        let plain = |metric: &str, value: f64| MetricValue::new(metric, "1", value);
+        let ppl_of = |metric: &str, value: f64| MetricValue::new(metric, CONTEXT.unit, value);
         let mut measures = vec![
             ppl_of(CONTEXT.name, ppl("tests", tested, context)?),
             ppl_of(BLOCK.name, ppl("tests", tested, 0)?),
@@ -173,7 +184,7 @@ impl Run<'_> {
             let name = format!("{}{VALIDATION}", self.request.corpus);
             for (metric, context) in [(CONTEXT.name, context), (BLOCK.name, 0)] {
                 let value = ppl("validates", validation, context)?;
-                measures.push(Measure { task: Some(name.clone()), ..ppl_of(metric, value) });
+                measures.push(MetricValue { task: Some(name.clone()), ..ppl_of(metric, value) });
             }
         }
         measures.extend([
@@ -182,13 +193,13 @@ impl Run<'_> {
             plain("predicted", tested.len() as f64),
             plain("trained_words", train.len() as f64),
             plain("vocabulary", corpus.vocabulary.len() as f64),
-            Measure::new("validation_loss", "nat", selected.score.loss),
-            Measure::new("train_loss", "nat", selected.train_loss),
+            MetricValue::new("validation_loss", "nat", selected.score.loss),
+            MetricValue::new("train_loss", "nat", selected.train_loss),
             plain("selected_step", selected.step as f64),
             plain("steps", self.request.steps as f64),
         ]);
         let (data_share, differs) = self.data_share();
-        Ok(Done { measures, data_share, differs, peak_bytes })
+        Ok(TrainingResult { measures, data_share, differs, peak_bytes })
     }
 
     /// Share of the protocol's training words that are there, and in words what is not as published.
@@ -235,18 +246,18 @@ impl Blocks<'_> {
 }
 
 /// A model under training.
-struct BlockLearner<'a> {
+struct WordLmTrainable<'a> {
     net: WordLm,
     blocks: Blocks<'a>,
-    order: Order,
+    order: BatchOrder,
     memo: Option<(u64, Vec<usize>)>,
     parts: usize,
-    noise: Noise,
+    noise: DropoutRng,
     validation: &'a [u32],
 }
 
-impl Learner for BlockLearner<'_> {
-    fn parts(&self) -> usize {
+impl Trainable for WordLmTrainable<'_> {
+    fn micro_batches(&self) -> usize {
         self.parts
     }
 
@@ -261,12 +272,12 @@ impl Learner for BlockLearner<'_> {
         Ok(Loss { sum: nll.sum_all()?, count: count as f64 })
     }
 
-    fn evaluate(&mut self, _: u64) -> Candle<Score> {
-        let window = Windows { window: self.blocks.len, context: 0 };
+    fn evaluate(&mut self, _: u64) -> Candle<EvalScore> {
+        let window = EvalWindows { window: self.blocks.len, context: 0 };
         let batch = at_a_time(self.blocks.len as u64);
         let nll = stream_nll(&self.net, self.validation, window, batch, |_| ())?;
         let loss = nll.iter().map(|&nll| f64::from(nll)).sum::<f64>() / nll.len().max(1) as f64;
-        Ok(Score { loss, value: -loss })
+        Ok(EvalScore { loss, value: -loss })
     }
 }
 

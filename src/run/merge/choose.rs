@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 
 use super::error::MergeError;
-use super::source::Source;
-use crate::record::{Outcome, Row};
+use super::source::MergeInput;
 use crate::run::journal::{Entry, Samples};
 use crate::run::plan::folder as cell_folder;
+use effattn_record::{Outcome, Row};
 
 /// The entry of every cell, and the run that its files are taken from.
 pub(super) struct Chosen<'a> {
@@ -18,7 +18,7 @@ pub(super) struct Chosen<'a> {
 }
 
 impl<'a> Chosen<'a> {
-    pub(super) fn of(order: &[String], sources: &'a [Source], keeps: bool) -> Result<Self, MergeError> {
+    pub(super) fn of(order: &[String], sources: &'a [MergeInput], keeps: bool) -> Result<Self, MergeError> {
         let mut found: HashMap<&str, Vec<(usize, &Entry)>> = HashMap::new();
         for (index, source) in sources.iter().enumerate() {
             // of a cell that ran again the last line of its journal counts
@@ -53,7 +53,7 @@ impl<'a> Chosen<'a> {
 fn trained<'a>(
     cell: &str,
     pool: &[(usize, &'a Entry)],
-    sources: &[Source],
+    sources: &[MergeInput],
 ) -> Result<(usize, &'a Entry), MergeError> {
     let ended =
         |(_, entry): &&(usize, &Entry)| matches!(entry.outcome(), Some(Outcome::Ok | Outcome::Diverged));
@@ -90,7 +90,7 @@ fn unlike(a: &Entry, b: &Entry) -> Option<String> {
 /// Which file of a cell differs between two runs: its curve or its best weights.
 fn unlike_files(cell: &str, runs: [&PathBuf; 2]) -> Option<String> {
     for name in ["curve.csv", "best.safetensors"] {
-        let [a, b] = runs.map(|run| crate::record::file::read(&cell_folder(run, cell).join(name)).ok());
+        let [a, b] = runs.map(|run| effattn_record::file::read(&cell_folder(run, cell).join(name)).ok());
         let (Some(a), Some(b)) = (a, b) else { continue };
         let differ = if name == "curve.csv" { a != b } else { tensors(&a) != tensors(&b) };
         if differ {
@@ -108,7 +108,7 @@ fn tensors(bytes: &[u8]) -> &[u8] {
 }
 
 /// The measurements of one cell: of every machine the newest. Gives how many machines they are of.
-fn measured(pool: &[(usize, &Entry)], sources: &[Source]) -> (Entry, usize) {
+fn measured(pool: &[(usize, &Entry)], sources: &[MergeInput]) -> (Entry, usize) {
     let mut machines: Vec<(String, Vec<Row>, Vec<Samples>)> = Vec::new();
     for (source, entry) in pool {
         let host = sources[*source].host();

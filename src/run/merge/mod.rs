@@ -8,13 +8,13 @@ mod write;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use super::Stop;
-use super::earlier::differences;
+use super::CancelToken;
+use super::reuse::differences;
 use super::shard::{parent, shards};
-use crate::record::file;
 use choose::Chosen;
+use effattn_record::file;
 pub use error::MergeError;
-pub use source::{Source, Whole, owners};
+pub use source::{MergeInput, ShardedRun, owners};
 pub use write::Merged;
 use write::write;
 
@@ -27,11 +27,11 @@ pub fn merge(
     folders: &[PathBuf],
     output: Option<&Path>,
     keeps: fn(&str) -> bool,
-    stop: &Stop,
+    stop: &CancelToken,
 ) -> Result<Merged, MergeError> {
     let mut wholes = Vec::new();
     for folder in folders {
-        let found = Whole::below(folder)?;
+        let found = ShardedRun::below(folder)?;
         if found.is_empty() {
             return Err(MergeError::Nothing(folder.clone()));
         }
@@ -45,13 +45,13 @@ pub fn merge(
     let planned = wholes.iter().find_map(|whole| whole.planned.clone());
     let mut order: Vec<String> = Vec::new();
     let mut known = BTreeSet::new();
-    for cell in wholes.iter().flat_map(Whole::cells) {
+    for cell in wholes.iter().flat_map(ShardedRun::cells) {
         if known.insert(cell) {
             order.push(cell.to_owned());
         }
     }
     drop(known);
-    let sources: Vec<Source> = wholes.into_iter().flat_map(|whole| whole.sources).collect();
+    let sources: Vec<MergeInput> = wholes.into_iter().flat_map(|whole| whole.sources).collect();
     let chosen = Chosen::of(&order, &sources, keeps(&sources[0].manifest.command))?;
     let mut merged = write(&target, &order, planned.as_ref(), &sources, chosen, stop)?;
     let damaged = sources.iter().filter_map(|source| Some((source, source.damaged?)));
@@ -66,7 +66,7 @@ pub fn merge(
 }
 
 /// The folder of the merged run: that of the shards, where they lie in one.
-fn target(wholes: &[Whole], output: Option<&Path>) -> PathBuf {
+fn target(wholes: &[ShardedRun], output: Option<&Path>) -> PathBuf {
     match (wholes, output) {
         ([one], None) if !shards(&one.folder).is_empty() => one.folder.clone(),
         _ => {
@@ -87,7 +87,7 @@ fn target(wholes: &[Whole], output: Option<&Path>) -> PathBuf {
 }
 
 /// Makes sure that two runs are of one plan: the same cells, made by the same build from the same data.
-fn same_plan(first: &Source, second: &Source) -> Result<(), MergeError> {
+fn same_plan(first: &MergeInput, second: &MergeInput) -> Result<(), MergeError> {
     let (a, b) = (&first.manifest, &second.manifest);
     let mut differ = differences(a, b, false);
     if differ.is_empty() && !a.plan.is_empty() && !b.plan.is_empty() && a.plan != b.plan {

@@ -3,18 +3,18 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
-use crate::record::Outcome;
 use crate::run::RunError;
 use crate::run::journal::{self, Entry};
 use crate::run::manifest::{Manifest, State};
-use crate::run::planned::Planned;
+use crate::run::plan_file::PlanFile;
 use crate::run::shard::{Shard, shards};
+use effattn_record::Outcome;
 
 /// Folders below a named one at which runs are looked for no more.
 const DEEPEST: usize = 8;
 
 /// A run that was read.
-pub struct Source {
+pub struct MergeInput {
     /// Its folder.
     pub folder: PathBuf,
     /// Where its rows come from.
@@ -25,7 +25,7 @@ pub struct Source {
     pub damaged: Option<usize>,
 }
 
-impl Source {
+impl MergeInput {
     fn read(folder: &Path) -> Result<Option<Self>, RunError> {
         let Some(manifest) = Manifest::read(folder)?.filter(|found| found.state != State::Abandoned) else {
             return Ok(None);
@@ -48,16 +48,16 @@ impl Source {
 }
 
 /// A whole run: its plan, where that is known, and the runs that have its cells.
-pub struct Whole {
+pub struct ShardedRun {
     /// Folder of the run, or of its shards.
     pub folder: PathBuf,
     /// All its cells.
-    pub planned: Option<Planned>,
+    pub planned: Option<PlanFile>,
     /// What was merged or run in the folder itself first, then shard by shard, the oldest first.
-    pub sources: Vec<Source>,
+    pub sources: Vec<MergeInput>,
 }
 
-impl Whole {
+impl ShardedRun {
     /// Every whole run in `folder` or below it.
     ///
     /// # Errors
@@ -80,22 +80,22 @@ impl Whole {
 
     /// The whole run in `folder`; none if there is none.
     fn read(folder: &Path) -> Result<Option<Self>, RunError> {
-        let mut planned = Planned::read(folder)?;
+        let mut planned = PlanFile::read(folder)?;
         let parts = if planned.is_some() { shards(folder) } else { Vec::new() };
-        let own = Source::read(folder)?;
+        let own = MergeInput::read(folder)?;
         if own.is_none() && parts.is_empty() {
             return Ok(None);
         }
         let above =
             folder.ancestors().nth(2).filter(|_| own.as_ref().is_some_and(|own| own.shard().is_some()));
         if let (None, Some(above)) = (&planned, above) {
-            planned = Planned::read(above)?; // a shard that was named alone
+            planned = PlanFile::read(above)?; // a shard that was named alone
         }
-        let mut sources: Vec<Source> = own.into_iter().collect();
+        let mut sources: Vec<MergeInput> = own.into_iter().collect();
         for (_, base) in parts {
             let mut runs = Vec::new();
             for path in below(&base)? {
-                runs.extend(Source::read(&path)?);
+                runs.extend(MergeInput::read(&path)?);
             }
             runs.sort_by_key(|run| run.manifest.order);
             sources.extend(runs);
@@ -138,11 +138,11 @@ fn below(folder: &Path) -> Result<Vec<PathBuf>, RunError> {
 
 /// The shard of every cell, where the cells were dealt: by the number of shards that most folders name.
 pub fn owners<'a>(
-    planned: &Planned,
+    planned: &PlanFile,
     folders: impl Iterator<Item = &'a Shard>,
 ) -> Option<(usize, Vec<usize>)> {
     let mut counts: BTreeMap<usize, usize> = BTreeMap::new();
     folders.for_each(|shard| *counts.entry(shard.count).or_default() += 1);
     let (count, _) = counts.into_iter().max_by_key(|(_, folders)| *folders)?;
-    Some((count, planned.deal(count)))
+    Some((count, planned.assign_shards(count)))
 }

@@ -8,15 +8,15 @@ use serde_json::Value;
 
 use super::choose::Chosen;
 use super::error::MergeError;
-use super::source::{Source, owners};
-use crate::record::file;
-use crate::run::folder::{self, hold};
+use super::source::{MergeInput, owners};
+use crate::run::folder::{self, lock_run};
 use crate::run::journal::{Entry, Journal};
-use crate::run::manifest::{Manifest, PartOf, State, now};
+use crate::run::manifest::{Manifest, MergedPart, State, now};
 use crate::run::plan::{digest, folder as cell_folder};
-use crate::run::planned::Planned;
+use crate::run::plan_file::PlanFile;
 use crate::run::shard::{Shard, without_shard};
-use crate::run::{RunError, Stop, session};
+use crate::run::{CancelToken, RunError, session};
+use effattn_record::file;
 
 /// A run that was made of others.
 pub struct Merged {
@@ -40,13 +40,13 @@ pub struct Merged {
 pub(super) fn write(
     target: &Path,
     order: &[String],
-    planned: Option<&Planned>,
-    sources: &[Source],
+    planned: Option<&PlanFile>,
+    sources: &[MergeInput],
     chosen: Chosen,
-    stop: &Stop,
+    stop: &CancelToken,
 ) -> Result<Merged, MergeError> {
     std::fs::create_dir_all(target).map_err(RunError::file(target))?;
-    let _lock = hold(target, stop)?;
+    let _lock = lock_run(target, stop)?;
     for cell in order {
         let Some((_, source)) = chosen.entries.get(cell) else { continue };
         let from = cell_folder(&sources[*source].folder, cell);
@@ -78,7 +78,7 @@ pub(super) fn write(
     manifest.write(target)?;
     folder::name_latest(target, &manifest.id).map_err(RunError::file(target))?;
     let open = |cell: &String| chosen.entries.get(cell).is_none_or(|(entry, _)| is_failed(entry));
-    let of_shards: Vec<Shard> = sources.iter().filter_map(Source::shard).collect();
+    let of_shards: Vec<Shard> = sources.iter().filter_map(MergeInput::shard).collect();
     let owners = planned.and_then(|planned| owners(planned, of_shards.iter()));
     let mut missing: BTreeMap<Option<Shard>, Vec<String>> = BTreeMap::new();
     for (index, cell) in order.iter().enumerate().filter(|(_, cell)| open(cell)) {
@@ -102,8 +102,8 @@ fn is_failed(entry: &Entry) -> bool {
     entry.outcome().is_none_or(|outcome| !outcome.is_final())
 }
 
-fn manifest(target: &Path, sources: &[Source], done: bool) -> Result<Manifest, RunError> {
-    let (own, others): (Vec<&Source>, Vec<&Source>) =
+fn manifest(target: &Path, sources: &[MergeInput], done: bool) -> Result<Manifest, RunError> {
+    let (own, others): (Vec<&MergeInput>, Vec<&MergeInput>) =
         sources.iter().partition(|source| source.folder == target);
     let own = own.first().map(|source| &source.manifest);
     if others.is_empty() {
@@ -111,8 +111,9 @@ fn manifest(target: &Path, sources: &[Source], done: bool) -> Result<Manifest, R
         return one.ok_or_else(|| RunError::Internal(format!("no run below {}", target.display())));
     }
     let first = &others[0].manifest;
-    let whole =
-        |source: &&Source| source.manifest.whole.clone().unwrap_or_else(|| source.manifest.identity.clone());
+    let whole = |source: &&MergeInput| {
+        source.manifest.whole.clone().unwrap_or_else(|| source.manifest.identity.clone())
+    };
     let wholes: BTreeSet<String> = others.iter().map(whole).collect();
     let identity = match wholes.first() {
         Some(one) if wholes.len() == 1 => one.clone(),
@@ -121,7 +122,7 @@ fn manifest(target: &Path, sources: &[Source], done: bool) -> Result<Manifest, R
     let parts = others.iter().map(|source| {
         let Manifest { shard, machine, threads, start, end, .. } = source.manifest.clone();
         let folder = source.folder.strip_prefix(target).unwrap_or(&source.folder).display().to_string();
-        PartOf { folder, shard, machine, threads, start, end }
+        MergedPart { folder, shard, machine, threads, start, end }
     });
     let mut data = BTreeMap::new();
     others.iter().for_each(|source| data.extend(source.manifest.data.clone()));
@@ -149,7 +150,7 @@ fn manifest(target: &Path, sources: &[Source], done: bool) -> Result<Manifest, R
 }
 
 /// What the machines of `sources` have in common; what differs stands side by side, a host only where it is the only one.
-fn together(sources: &[&Source]) -> Value {
+fn together(sources: &[&MergeInput]) -> Value {
     let machines = || sources.iter().map(|source| &source.manifest.machine);
     let mut joined = machines().next().cloned().unwrap_or(Value::Null);
     if let Value::Object(fields) = &mut joined {

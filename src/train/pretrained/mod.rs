@@ -15,11 +15,11 @@ use serde_json::Value as Json;
 use sha2::{Digest, Sha256};
 
 use super::warm_start;
-use crate::attention::choose::{Choice, choose};
-use crate::data::DataError;
-use crate::data::tokenizer::Tokenizer;
-use crate::model::Backbone;
-use crate::model::roberta::{RobertaConfig, Top};
+use effattn_data::DataError;
+use effattn_data::tokenizer::Tokenizer;
+use effattn_model::Backbone;
+use effattn_model::attention::choose::{MechanismChoice, choose};
+use effattn_model::roberta::{RobertaConfig, Top};
 pub use weights::{CALIBRATION, Weights};
 
 /// Why a folder is no pretrained encoder, or none for this model.
@@ -95,7 +95,7 @@ pub struct Pretrained {
     /// Epsilon of LayerNorm.
     pub eps: f64,
     /// The mechanism that it was trained with.
-    pub attention: Choice,
+    pub attention: MechanismChoice,
     /// SHA-256 of the tokenizer it was trained with, where the folder says it.
     tokenizer: Option<String>,
 }
@@ -107,7 +107,7 @@ impl Pretrained {
     /// No `config.json`, another architecture, sizes that are missing.
     pub fn open(folder: &Path) -> Result<Self> {
         let path = folder.join("config.json");
-        let text = crate::record::file::read_to_string(&path).map_err(|error| {
+        let text = effattn_record::file::read_to_string(&path).map_err(|error| {
             unfit(&path, format!("cannot be read ({error}); expected a folder with config.json, a tokenizer and model.safetensors"))
         })?;
         let json: Json = serde_json::from_str(&text).map_err(|error| unfit(&path, error.to_string()))?;
@@ -166,7 +166,7 @@ impl Pretrained {
     ///
     /// # Errors
     /// As [`Self::open`]; no such encoder, or several.
-    pub fn find(folder: &Path, choice: &Choice) -> Result<Option<Self>> {
+    pub fn find(folder: &Path, choice: &MechanismChoice) -> Result<Option<Self>> {
         if !folder.join("cells").is_dir() {
             return Self::open(folder).map(Some);
         }
@@ -200,7 +200,7 @@ impl Pretrained {
     ///
     /// # Errors
     /// Another mechanism's weights.
-    pub fn becomes(&self, choice: &Choice) -> Result<()> {
+    pub fn becomes(&self, choice: &MechanismChoice) -> Result<()> {
         let (here, there) = (choice.entry.name, self.attention.entry.name);
         if here == there || (there == "full" && FROM_FULL.contains(&here)) {
             return Ok(());
@@ -254,7 +254,7 @@ impl Pretrained {
             weight_map: BTreeMap<String, String>,
         }
         let text =
-            crate::record::file::read_to_string(&index).map_err(|error| unfit(&index, error.to_string()))?;
+            effattn_record::file::read_to_string(&index).map_err(|error| unfit(&index, error.to_string()))?;
         let Index { weight_map } =
             serde_json::from_str(&text).map_err(|error| unfit(&index, error.to_string()))?;
         let names: BTreeSet<String> = weight_map.into_values().collect();
@@ -273,7 +273,7 @@ impl Pretrained {
         let own = ["config.json", "tokenizer.json", "vocab.json", "merges.txt"];
         let own = own.iter().map(|name| self.folder.join(name)).filter(|path| path.is_file());
         for path in own.chain(self.files()?) {
-            let read = crate::record::file::open(&path).and_then(|mut file| {
+            let read = effattn_record::file::open(&path).and_then(|mut file| {
                 hash.update(file.metadata()?.len().to_le_bytes());
                 io::copy(&mut file, &mut hash)
             });
@@ -318,8 +318,8 @@ impl Pretrained {
 }
 
 /// The one mechanism that `text` names.
-fn one(text: &str) -> std::result::Result<Choice, String> {
-    let models = text.parse().map_err(|error: crate::config::SayError| error.to_string())?;
+fn one(text: &str) -> std::result::Result<MechanismChoice, String> {
+    let models = text.parse().map_err(|error: effattn_record::config::ParseError| error.to_string())?;
     let mut choices = choose(&models).map_err(|error| error.to_string())?;
     let choice = choices.pop().filter(|_| choices.is_empty());
     choice.ok_or_else(|| format!("{text:?} is not one mechanism"))

@@ -3,10 +3,10 @@ use serde_json::json;
 
 use super::weights::{POSITIONS, TYPES, layer_name};
 use super::*;
-use crate::model::roberta::Roberta;
-use crate::nn::PADDING;
-use crate::nn::dropout::Dropout;
-use crate::nn::params::Builder;
+use effattn_kernel::embedding::PADDING;
+use effattn_model::nn::dropout::Dropout;
+use effattn_model::nn::params::ParamBuilder;
+use effattn_model::roberta::Roberta;
 
 /// A small encoder of full attention for `positions` words.
 fn config(tokenizer: &Tokenizer, positions: usize) -> RobertaConfig {
@@ -27,7 +27,7 @@ pub(crate) fn small(folder: &Path) -> (RobertaConfig, HashMap<String, Tensor>) {
     let tokenizer =
         Tokenizer::train(["the old lamp the old lamp the bell the bell"].into_iter(), 270).unwrap();
     let model = config(&tokenizer, 16);
-    let builder = Builder::seeded(5, &Device::Cpu, false);
+    let builder = ParamBuilder::seeded(5, &Device::Cpu, false);
     Roberta::new(&model, &builder).unwrap();
     let params = builder.finish();
     // biases and gains that a mistake would show, deviations of a trained model
@@ -52,7 +52,7 @@ pub(crate) fn small(folder: &Path) -> (RobertaConfig, HashMap<String, Tensor>) {
 }
 
 fn logits(model: &RobertaConfig, weights: HashMap<String, Tensor>, ids: &Tensor) -> Vec<f32> {
-    let net = Roberta::new(model, &Builder::given(weights, &Device::Cpu, false)).unwrap();
+    let net = Roberta::new(model, &ParamBuilder::given(weights, &Device::Cpu, false)).unwrap();
     let hidden = net.encode(ids, Dropout::NONE).unwrap();
     let (b, n) = ids.dims2().unwrap();
     let all: Vec<u32> = (0..(b * n) as u32).collect();
@@ -119,7 +119,7 @@ fn dual_norms_start_at_the_size_of_keys_and_values() {
     taken.calibrate(&long, std::iter::once(Ok(ids.clone()))).unwrap();
     let fitted = taken.fit(&long).unwrap();
     // by hand, for the first layer
-    let net = Roberta::new(&model, &Builder::given(weights.clone(), &Device::Cpu, false)).unwrap();
+    let net = Roberta::new(&model, &ParamBuilder::given(weights.clone(), &Device::Cpu, false)).unwrap();
     let x = net.trace(&ids).unwrap()[0].to_vec3::<f32>().unwrap();
     let keep = ids.to_vec2::<u32>().unwrap();
     let (mut deviation, mut mean, mut count) = (0.0f64, 0.0f64, 0.0f64);
@@ -144,7 +144,7 @@ fn dual_norms_start_at_the_size_of_keys_and_values() {
             assert!(values.iter().all(|value| (f64::from(*value) - expected).abs() < 1e-5), "{norm}.{part}");
         }
     }
-    let drawn = Builder::warm(1, fitted, &Device::Cpu, false);
+    let drawn = ParamBuilder::given_or_seeded(1, fitted, &Device::Cpu, false);
     Roberta::new(&long, &drawn).unwrap();
     let params = drawn.finish();
     let dp = params.value(&layer_name(1, "ls.dp.bias")).unwrap().to_vec1::<f32>().unwrap();

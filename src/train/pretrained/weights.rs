@@ -6,10 +6,10 @@ use std::collections::{BTreeSet, HashMap};
 use candle_core::{DType, Device, Result as Candle, Tensor};
 
 use super::{Pretrained, Result, unfit};
-use crate::kernel::linear::linear;
-use crate::model::roberta::{Roberta, RobertaConfig};
-use crate::nn::PADDING;
-use crate::nn::params::Builder;
+use effattn_kernel::embedding::PADDING;
+use effattn_kernel::linear::linear;
+use effattn_model::nn::params::ParamBuilder;
+use effattn_model::roberta::{Roberta, RobertaConfig};
 
 /// Batches that DualLN is calibrated on.
 pub const CALIBRATION: usize = 64;
@@ -39,8 +39,10 @@ impl Weights<'_> {
         if !self.wants_calibration(target) {
             return Ok(());
         }
-        let source =
-            Roberta::new(&self.of.source(), &Builder::warm(0, self.tensors.clone(), &Device::Cpu, false))?;
+        let source = Roberta::new(
+            &self.of.source(),
+            &ParamBuilder::given_or_seeded(0, self.tensors.clone(), &Device::Cpu, false),
+        )?;
         let mut sums = vec![(0.0, 0.0); self.of.backbone.layers];
         let mut count = 0.0;
         for ids in batches.take(CALIBRATION) {
@@ -133,7 +135,7 @@ impl Weights<'_> {
     /// Compares names and shapes with those of `target`.
     fn check(&self, target: &RobertaConfig) -> Result<()> {
         let folder = &self.of.folder;
-        let builder = Builder::warm(0, self.tensors.clone(), &Device::Cpu, false);
+        let builder = ParamBuilder::given_or_seeded(0, self.tensors.clone(), &Device::Cpu, false);
         Roberta::new(target, &builder).map_err(|error| unfit(folder, error.to_string()))?;
         let params = builder.finish();
         let known: BTreeSet<&str> =

@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 use super::percent;
-use crate::data::{Dataset, Split};
+use effattn_data::{Dataset, Split};
 
 /// Passes over the training split, examples per step, and rate.
 const PASSES: usize = 20;
@@ -41,7 +41,7 @@ pub fn regression(data: &dyn Dataset, features: impl Fn(Split, usize) -> Vec<f32
     let width = train.iter().map(|(x, _)| x.len()).max().unwrap_or(0) + 1;
     let mut weights = vec![0f64; classes * width];
     let mut mean = weights.clone();
-    let mut stream = crate::device::rng::Stream::new(0, "floor");
+    let mut stream = effattn_kernel::device::rng::RngStream::new(0, "floor");
     let steps = PASSES * train.len().div_ceil(BATCH);
     let mut step = 0;
     for _ in 0..PASSES {

@@ -10,15 +10,16 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::recipe;
-use super::tasks::Reading;
-use crate::data::select::Limited;
-use crate::data::{self, Dataset, Split};
+use super::tasks::LoadOptions;
 use crate::protocol::grid::{Grid, PlanError, tasks};
-use crate::protocol::runner::{Finished, Runner, request};
-use crate::record::{FLOOR, Outcome, Row};
+use crate::protocol::runner::{CellResult, Runner, request};
 use crate::run::RunError;
-use crate::run::outcome::Ending;
+use crate::run::outcome::CellFailure;
 use crate::run::plan::Cell;
+use effattn_data as data;
+use effattn_data::subset::LimitedDataset;
+use effattn_data::{Dataset, Split};
+use effattn_record::{FLOOR, Outcome, Row};
 
 /// A simple rule.
 #[derive(Debug)]
@@ -90,14 +91,14 @@ pub fn cells(grid: &Grid) -> Result<Vec<Cell>, PlanError> {
         row.variant = Some(rule.name.to_owned());
         row.differs = settings.limit.map(super::tasks::limited);
         row.seed = Some(0);
-        let reading = Reading {
+        let reading = LoadOptions {
             strict: settings.strict.unwrap_or(false),
             allow_partial: settings.allow_partial.unwrap_or(false),
             keep_close: settings.keep_close.unwrap_or(false),
         };
         let request =
-            Request { floor: rule.name.to_owned(), task: task.clone(), limit: settings.limit, reading };
-        let usual = Request { limit: None, reading: Reading::default(), ..request.clone() };
+            FloorRequest { floor: rule.name.to_owned(), task: task.clone(), limit: settings.limit, reading };
+        let usual = FloorRequest { limit: None, reading: LoadOptions::default(), ..request.clone() };
         let cell = Cell::new(&format!("{task} {FLOOR} {}", rule.name), row, &request, &usual);
         // Pathfinder's images are made first
         Cell { seconds: if PATHFINDER.contains(&task.as_str()) { 100.0 } else { 10.0 }, ..cell }
@@ -111,7 +112,7 @@ pub fn cells(grid: &Grid) -> Result<Vec<Cell>, PlanError> {
 
 /// What a cell is asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Request {
+pub struct FloorRequest {
     /// The rule.
     floor: String,
     /// The task.
@@ -119,13 +120,13 @@ pub struct Request {
     /// So many examples of each split; absent: all.
     limit: Option<u64>,
     /// How data are read.
-    reading: Reading,
+    reading: LoadOptions,
 }
 
 /// Whether two cells are rules on the same data, which are read (or made) once for both.
 pub fn together(a: &Cell, b: &Cell) -> bool {
     let data = |cell: &Cell| {
-        let asked: Option<Request> = serde_json::from_value(cell.request.clone()).ok();
+        let asked: Option<FloorRequest> = serde_json::from_value(cell.request.clone()).ok();
         asked.map(|asked| (asked.task, asked.reading))
     };
     data(a).is_some_and(|a| data(b) == Some(a))
@@ -138,21 +139,26 @@ pub fn together(a: &Cell, b: &Cell) -> bool {
 pub fn compute(runner: &mut Runner, open: &[usize]) -> Result<(), RunError> {
     let mut loaded = None;
     for &index in open {
-        if runner.session.stop.is_set() {
+        if runner.session.stop.is_cancelled() {
             return Err(RunError::Stopped);
         }
         let cell = &runner.plan.cells[index];
-        let Request { floor, task, limit, reading } = request(cell)?;
+        let FloorRequest { floor, task, limit, reading } = request(cell)?;
         let rule = RULES.iter().find(|rule| rule.name == floor);
         let rule = rule.ok_or_else(|| RunError::Internal(format!("there is no rule {floor}")))?;
-        runner.session.term.say(&format!("{task}: {}, {}", rule.name, rule.about));
+        runner.session.term.info(&format!("{task}: {}, {}", rule.name, rule.about));
         match loaded.get_or_insert_with(|| super::tasks::load(&task, &runner.conditions.data, reading)) {
             Ok(data) => {
                 let rows = rows(cell, rule, data.as_ref(), limit);
-                let said = rows[0].value.map_or_else(String::new, |value| format!("{value:.2} %"));
-                runner.finish(index, Finished { rows, samples: Vec::new(), said, moved: 0.0 })?;
+                let summary = rows[0].value.map_or_else(String::new, |value| format!("{value:.2} %"));
+                runner.record_result(
+                    index,
+                    CellResult { rows, samples: Vec::new(), summary, progress_seconds: 0.0 },
+                )?;
             }
-            Err(error) => runner.end(index, &Ending::new(Outcome::Failed, error.to_string()), 0.0)?,
+            Err(error) => {
+                runner.record_failure(index, &CellFailure::new(Outcome::Failed, error.to_string()), 0.0)?
+            }
         }
     }
     Ok(())
@@ -160,13 +166,13 @@ pub fn compute(runner: &mut Runner, open: &[usize]) -> Result<(), RunError> {
 
 /// The rows of `cell`: `rule` fitted and scored on `data`, of which so many examples of each split are used.
 fn rows(cell: &Cell, rule: &Rule, data: &dyn Dataset, limit: Option<u64>) -> Vec<Row> {
-    let limited = Limited::new(data, limit.map_or(usize::MAX, |limit| limit as usize));
+    let limited = LimitedDataset::new(data, limit.map_or(usize::MAX, |limit| limit as usize));
     let task = cell.row.task.as_deref().unwrap_or_default();
     let mut row = cell.row.clone();
     let missing = super::tasks::missing(task, data.len(Split::Train));
     let words: Vec<String> = missing.into_iter().map(|(_, words)| words).chain(row.differs.take()).collect();
     row.differs = (!words.is_empty()).then(|| words.join("; "));
-    let row = row.ended(Outcome::Ok, None);
+    let row = row.with_outcome(Outcome::Ok, None);
     vec![
         row.with("accuracy", "%", Some((rule.score)(&limited, kept(task)))),
         row.with("tested", "1", Some(limited.len(Split::Test) as f64)),
@@ -215,10 +221,10 @@ fn percent(data: &dyn Dataset, right: impl Fn(usize) -> bool + Sync) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::settings::Settings;
-    use crate::data::Example;
-    use crate::protocol::grid::{Flags, resolve};
-    use crate::protocol::lra::tasks::{Reading, load};
+    use crate::protocol::grid::{GridFlags, resolve};
+    use crate::protocol::lra::tasks::{LoadOptions, load};
+    use effattn_data::Example;
+    use effattn_record::config::settings::Settings;
 
     /// Documents made of a class's letters, on both sides of a pair or as intensities.
     struct Toy;
@@ -258,7 +264,7 @@ mod tests {
             ["listops", "text", "retrieval", "image", "pathfinder32", "pathfinder64", "pathfinder128"];
         let rules = |task: &str| {
             let settings = Settings { task: Some(task.parse().unwrap()), ..Settings::NONE };
-            let flags = Flags { settings, ..Flags::default() };
+            let flags = GridFlags { settings, ..GridFlags::default() };
             cells(&resolve(&flags, &crate::protocol::lra::PROTOCOL).unwrap())
         };
         for task in tasks {
@@ -272,7 +278,7 @@ mod tests {
     #[test]
     fn the_root_operator_alone_reaches_the_papers_listops() {
         let folder = tempfile::tempdir().unwrap();
-        let data = load("listops", folder.path(), Reading::default()).unwrap();
+        let data = load("listops", folder.path(), LoadOptions::default()).unwrap();
         let score = |name: &str| {
             let rule = RULES.iter().find(|rule| rule.name == name).unwrap();
             (rule.score)(data.as_ref(), 2000)

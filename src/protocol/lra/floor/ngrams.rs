@@ -4,7 +4,7 @@ use rayon::prelude::*;
 
 use super::linear::regression;
 use super::percent;
-use crate::data::{Dataset, Split};
+use effattn_data::{Dataset, Split};
 
 /// Places of the table of hashes.
 const PLACES: usize = 1 << 20;

@@ -1,0 +1,246 @@
+//! Trees of folders, as ImageNet lies on disks: `train/<class>/<image>` and `val/<class>/<image>`.
+
+use std::path::{Path, PathBuf};
+
+use image::RgbImage;
+
+use super::{ImageSet, decode};
+use crate::content_hash::ContentHash;
+use crate::{DataError, Split, store};
+
+/// Names that the folder of the evaluated images goes by.
+const EVALUATED: [&str; 3] = ["val", "validation", "test"];
+const ENDINGS: [&str; 3] = ["jpg", "jpeg", "png"];
+
+/// A tree. The same images select weights and are reported, as the sources do.
+pub struct ImageFolder {
+    root: PathBuf,
+    classes: Vec<String>,
+    train: Vec<(PathBuf, u32)>,
+    val: Vec<(PathBuf, u32)>,
+    hash: String,
+}
+
+impl ImageFolder {
+    /// Lists the images below `root`.
+    ///
+    /// # Errors
+    /// No such tree, folders without images, one class only, evaluated classes that are not trained on.
+    pub fn open(root: &Path) -> Result<Self, DataError> {
+        let missing =
+            |next: String| DataError::Missing { what: "a tree of images", dir: root.to_owned(), next };
+        let train = root.join("train");
+        let val = evaluated(root);
+        let (true, Some(val)) = (train.is_dir(), val) else {
+            return Err(missing(
+                "place images as train/<class>/<image> and val/<class>/<image> there, or name another folder with --data-dir"
+                    .to_owned(),
+            ));
+        };
+        let classes = classes(&train)?;
+        if classes.len() < 2 {
+            let reason = format!("{} class folder(s); a classifier needs two classes or more", classes.len());
+            return Err(store::bad_file(&train, reason));
+        }
+        let here = self::classes(&val)?;
+        if let Some(foreign) = here.iter().find(|class| !classes.contains(class)) {
+            let reason =
+                format!("the class {foreign} is not in {}; both need the same folders", train.display());
+            return Err(store::bad_file(&val, reason));
+        }
+        if here.is_empty() {
+            let reason = "no class folders: images must be in one folder per class, as in train";
+            return Err(store::bad_file(&val, reason));
+        }
+        let mut content = ContentHash::default();
+        let train = images(&train, &classes, &mut content)?;
+        let val = images(&val, &classes, &mut content)?;
+        Ok(Self { root: root.to_owned(), classes, train, val, hash: content.finish() })
+    }
+
+    fn side(&self, split: Split) -> &[(PathBuf, u32)] {
+        match split {
+            Split::Train => &self.train,
+            Split::Validation | Split::Test => &self.val,
+        }
+    }
+}
+
+/// One folder of classes that are evaluated only: `<class>/<image>`.
+pub struct Tree {
+    classes: Vec<String>,
+    images: Vec<(PathBuf, u32)>,
+    hash: String,
+}
+
+impl Tree {
+    /// Lists the images below `folder`.
+    ///
+    /// # Errors
+    /// No such folder, no class folders in it, one of them without images.
+    pub fn open(folder: &Path) -> Result<Self, DataError> {
+        let classes = classes(folder)?;
+        if classes.is_empty() {
+            return Err(store::bad_file(folder, "no class folders in it; expected <class>/<image>"));
+        }
+        let mut content = ContentHash::default();
+        let images = images(folder, &classes, &mut content)?;
+        Ok(Self { classes, images, hash: content.finish() })
+    }
+
+    /// Files of the images with the numbers of their classes.
+    pub fn files(&self) -> &[(PathBuf, u32)] {
+        &self.images
+    }
+}
+
+impl ImageSet for Tree {
+    fn len(&self, split: Split) -> usize {
+        if split == Split::Test { self.images.len() } else { 0 }
+    }
+
+    fn classes(&self) -> &[String] {
+        &self.classes
+    }
+
+    fn label(&self, _: Split, index: usize) -> u32 {
+        self.images[index].1
+    }
+
+    fn image(&self, _: Split, index: usize) -> Result<RgbImage, DataError> {
+        decode::read(&self.images[index].0)
+    }
+
+    fn hash(&self) -> &str {
+        &self.hash
+    }
+}
+
+/// The folder of the evaluated images in `root`.
+pub fn evaluated(root: &Path) -> Option<PathBuf> {
+    EVALUATED.iter().map(|name| root.join(name)).find(|folder| folder.is_dir())
+}
+
+/// Names of the folders in `folder`, sorted: the numbers of classes follow this order, as in torchvision.
+fn classes(folder: &Path) -> Result<Vec<String>, DataError> {
+    let mut names = Vec::new();
+    for entry in listed(folder)? {
+        if entry.is_dir() {
+            names.push(entry.file_name().unwrap_or_default().to_string_lossy().into_owned());
+        }
+    }
+    Ok(names)
+}
+
+fn listed(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
+    let refuse = |error: std::io::Error| store::bad_file(folder, error.to_string());
+    let entries = std::fs::read_dir(folder).map_err(refuse)?;
+    let paths: std::io::Result<Vec<PathBuf>> = entries.map(|entry| Ok(entry?.path())).collect();
+    let mut paths = paths.map_err(refuse)?;
+    paths.retain(|path| !path.file_name().unwrap_or_default().to_string_lossy().starts_with('.'));
+    paths.sort();
+    Ok(paths)
+}
+
+/// Images of every class in `folder` with their classes. Their names and sizes go into `content`: reading a million
+/// files before every run would take longer than what follows.
+fn images(
+    folder: &Path,
+    classes: &[String],
+    content: &mut ContentHash,
+) -> Result<Vec<(PathBuf, u32)>, DataError> {
+    let mut all = Vec::new();
+    for (label, class) in classes.iter().enumerate() {
+        let below = folder.join(class);
+        if !below.is_dir() {
+            continue; // evaluated on fewer classes than trained on
+        }
+        let before = all.len();
+        for path in listed(&below)? {
+            let ending = path.extension().unwrap_or_default().to_string_lossy().to_lowercase();
+            if !ENDINGS.contains(&ending.as_str()) {
+                continue;
+            }
+            let size = std::fs::metadata(&path).map_err(|error| store::bad_file(&path, error.to_string()))?;
+            content.field(class.as_bytes());
+            content.field(path.file_name().unwrap_or_default().as_encoded_bytes());
+            content.number(size.len());
+            all.push((path, label as u32));
+        }
+        if all.len() == before {
+            return Err(store::bad_file(&below, "no JPEG or PNG images in it; delete the folder or fill it"));
+        }
+    }
+    content.number(all.len() as u64);
+    Ok(all)
+}
+
+impl ImageSet for ImageFolder {
+    fn len(&self, split: Split) -> usize {
+        self.side(split).len()
+    }
+
+    fn classes(&self) -> &[String] {
+        &self.classes
+    }
+
+    fn label(&self, split: Split, index: usize) -> u32 {
+        self.side(split)[index].1
+    }
+
+    fn image(&self, split: Split, index: usize) -> Result<RgbImage, DataError> {
+        let (path, _) = &self.side(split)[index];
+        log::trace!("{} of {}", path.display(), self.root.display());
+        decode::read(path)
+    }
+
+    fn hash(&self) -> &str {
+        &self.hash
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn put(root: &Path, name: &str, shade: u8) {
+        let path = root.join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        RgbImage::from_pixel(3, 2, image::Rgb([shade; 3])).save(path).unwrap();
+    }
+
+    fn says(root: &Path) -> String {
+        ImageFolder::open(root).err().unwrap().to_string()
+    }
+
+    #[test]
+    fn classes_are_sorted_folders() {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, shade) in
+            [("train/b/1.png", 10), ("train/a/2.png", 20), ("train/a/1.PNG", 30), ("val/b/9.png", 40)]
+        {
+            put(dir.path(), name, shade);
+        }
+        std::fs::write(dir.path().join("train/a/notes.txt"), "no image").unwrap();
+        let set = ImageFolder::open(dir.path()).unwrap();
+        assert_eq!(set.classes(), ["a", "b"]);
+        assert_eq!(Split::ALL.map(|split| set.len(split)), [3, 1, 1]);
+        assert_eq!((0..3).map(|index| set.label(Split::Train, index)).collect::<Vec<_>>(), [0, 0, 1]);
+        assert_eq!(set.image(Split::Test, 0).unwrap().get_pixel(2, 1).0, [40; 3]);
+        assert_eq!(set.label(Split::Test, 0), 1);
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(says(dir.path()).contains("train/<class>/<image>"));
+        put(dir.path(), "train/a/1.png", 1);
+        put(dir.path(), "val/a/1.png", 1);
+        assert!(says(dir.path()).contains("two classes or more"));
+        std::fs::create_dir_all(dir.path().join("train/b")).unwrap();
+        assert!(says(dir.path()).contains("no JPEG or PNG images"));
+        put(dir.path(), "train/b/1.png", 1);
+        put(dir.path(), "val/c/1.png", 1);
+        assert!(says(dir.path()).contains("the class c is not in"));
+    }
+}

@@ -1,0 +1,113 @@
+//! GELU in its exact form, x/2 (1 + erf(x / sqrt 2)), and with tanh in the place of erf; ReLU.
+
+use candle_core::{CpuStorage, DType, Layout, Result, Shape, Tensor};
+
+#[cfg(feature = "cuda")]
+use candle_core::cuda_backend::CudaStorage;
+
+use super::cpu::{self, par, rows};
+#[cfg(feature = "cuda")]
+use super::cuda::{rows as device_rows, tensors};
+use super::op::{self, FusedOp, SavedOutput};
+use super::tape;
+
+/// Elements that one thread handles at a time.
+const CHUNK: usize = 1 << 15;
+
+/// Exact GELU.
+pub fn gelu(x: &Tensor) -> Result<Tensor> {
+    if super::fused(x) {
+        return tape::apply(&[&x.contiguous()?], Gelu { tanh: false });
+    }
+    composed(x)
+}
+
+/// x/2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) (Hendrycks & Gimpel 2016): Flax's GELU, off the exact one by up to 5e-4.
+pub fn gelu_tanh(x: &Tensor) -> Result<Tensor> {
+    if super::fused_cpu(x.device()) && x.dtype() == DType::F32 {
+        return tape::apply(&[&x.contiguous()?], Gelu { tanh: true });
+    }
+    x.gelu() // candle's is this one
+}
+
+/// The definition in plain candle operations.
+pub fn composed(x: &Tensor) -> Result<Tensor> {
+    let erf = (x * std::f64::consts::FRAC_1_SQRT_2)?.erf()?;
+    (x * 0.5)? * (erf + 1.0)?
+}
+
+/// max(x, 0), without a gradient at exactly 0 (candle's own passes one on to dead units).
+pub fn relu(x: &Tensor) -> Result<Tensor> {
+    x * x.gt(0f32)?.to_dtype(x.dtype())?
+}
+
+struct Gelu {
+    tanh: bool,
+}
+
+impl Gelu {
+    fn values(&self, x: &[f32], y: &mut [f32]) {
+        if self.tanh { rows::gelu_tanh(x, y) } else { rows::gelu(x, y) }
+    }
+
+    fn gradients(&self, x: &[f32], dy: &[f32], dx: &mut [f32]) {
+        if self.tanh { rows::gelu_tanh_backward(x, dy, dx) } else { rows::gelu_backward(x, dy, dx) }
+    }
+}
+
+impl FusedOp for Gelu {
+    fn name(&self) -> &'static str {
+        "gelu"
+    }
+
+    fn forward(&self, operands: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)> {
+        let [x] = cpu::slices(operands)?;
+        let y = par::build(x.len(), CHUNK, |index, y| self.values(&x[index * CHUNK..][..y.len()], y));
+        Ok((y, operands[0].1.shape().clone()))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn forward_cuda(&self, operands: &[(&CudaStorage, &Layout)]) -> Result<(CudaStorage, Shape)> {
+        let shape = operands[0].1.shape();
+        tensors::forward(operands, shape, |device, [x]| device_rows::gelu(device, x, shape.elem_count()))
+    }
+
+    fn backward(&self, operands: &[&Tensor], _: SavedOutput, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+        let [x] = op::operands(operands)?;
+        #[cfg(feature = "cuda")]
+        if x.device().is_cuda() {
+            return tensors::with_views([x, grad], |device, operands| {
+                let dx = device_rows::gelu_backward(device, operands, x.elem_count())?;
+                Ok(vec![Some(tensors::tensor(device, dx, x.shape()))])
+            });
+        }
+        let dx = cpu::with_slices([x, grad], |[x, dy]| {
+            Ok(par::build(x.len(), CHUNK, |index, dx| {
+                let here = index * CHUNK..index * CHUNK + dx.len();
+                self.gradients(&x[here.clone()], &dy[here], dx);
+            }))
+        })?;
+        Ok(vec![cpu::gradient(x, dx)?])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{check, randn};
+
+    #[test]
+    fn fused_is_the_twin() {
+        for dims in [vec![1], vec![3, 17], vec![2, 20_011]] {
+            let x = [(randn("x", &dims) * 2.0).unwrap()];
+            check(&format!("{dims:?}"), &x, 1e-6, |x| gelu(&x[0]));
+            check(&format!("tanh {dims:?}"), &x, 2e-6, |x| gelu_tanh(&x[0]));
+        }
+    }
+
+    #[test]
+    fn a_transposed_input_is_copied() {
+        let x = randn("x", &[3, 5]);
+        check("transposed", &[x], 1e-6, |x| gelu(&x[0].t()?));
+    }
+}

@@ -1,0 +1,95 @@
+//! Pattern softmax attention: `out_i = sum_j softmax_j(logit_ij) v_j` over the pairs of a [`Pattern`].
+//!
+//! No score matrix is stored by the fused kernel; the twin gathers the candidate keys of equally sized
+//! groups and masks them.
+
+mod arguments;
+mod composed;
+mod cpu;
+#[cfg(any(feature = "cuda", test))]
+mod cuda;
+mod dims;
+mod op;
+#[cfg(test)]
+mod tests;
+mod tile;
+mod tile_plan;
+
+use candle_core::{DType, Result, Tensor};
+
+pub use composed::composed;
+
+use super::dropout::AttentionDropout;
+use super::heads::{Heads, Qkv};
+use effattn_record::pattern::Pattern;
+
+/// What one call needs besides queries, keys and values.
+pub struct Attend<'a> {
+    /// Who sees whom.
+    pub pattern: &'a Pattern,
+    /// [b, keys + slots], 1 keep, 0 hidden; absent keeps all.
+    pub mask: Option<&'a Tensor>,
+    /// Factor on every logit.
+    pub scale: f64,
+    /// Keys and values of the slots, [b, h, slots, d] or packed rows `[k | v]`.
+    pub slots: Option<&'a Qkv>,
+    /// Position-dependent logits.
+    pub relative: Option<&'a Relative>,
+    /// [h, queries, keys]: added to the scaled logits of the keys, the same for all samples; not beside `relative`.
+    pub bias: Option<&'a Tensor>,
+    /// Dropout of the weights; slots are counted behind the keys.
+    pub dropout: Option<AttentionDropout>,
+}
+
+impl<'a> Attend<'a> {
+    /// Logits q.k / sqrt(`head_dim`) over the pairs of `pattern`, without slots.
+    pub fn plain(pattern: &'a Pattern, mask: Option<&'a Tensor>, head_dim: usize) -> Self {
+        Self::scaled(pattern, mask, 1.0 / (head_dim as f64).sqrt())
+    }
+
+    /// Logits `scale` q.k over the pairs of `pattern`, without anything else.
+    pub fn scaled(pattern: &'a Pattern, mask: Option<&'a Tensor>, scale: f64) -> Self {
+        Self { pattern, mask, scale, slots: None, relative: None, bias: None, dropout: None }
+    }
+}
+
+/// Relative position terms (Transformer-XL sec. 3.3; Transformer-LS autoregressive code).
+///
+/// key logit = scale ((q + u) . k_j + (q + v) . table[t - j]);
+/// slot logit = scale (q . (k_e + slot_table[floor(t / segment) rank - 1 - e])).
+pub struct Relative {
+    /// [h, distances, d]: one row per distance t - j >= 0.
+    pub table: Tensor,
+    /// u, [h, d].
+    pub content_bias: Tensor,
+    /// v, [h, d].
+    pub position_bias: Tensor,
+    /// One row per slot distance, [h, distances, d].
+    pub slots: Option<SlotTable>,
+}
+
+/// Relative positions of slots.
+pub struct SlotTable {
+    /// [h, distances, d].
+    pub table: Tensor,
+    /// Length of a segment.
+    pub segment: usize,
+    /// Slots per segment.
+    pub rank: usize,
+}
+
+/// Softmax attention over the visible pairs. A query that sees no key gives 0 and passes no gradient.
+///
+/// # Errors
+/// Shapes that do not fit the pattern.
+pub fn attend(qkv: &Qkv, call: &Attend) -> Result<Heads> {
+    let q = qkv.q()?;
+    if super::fused_cpu(q.device()) && q.dtype() == DType::F32 {
+        return op::attend(qkv, call);
+    }
+    #[cfg(feature = "cuda")]
+    if q.device().is_cuda() && super::fused(&q) && cuda::takes(&q, call)? {
+        return op::attend(qkv, call);
+    }
+    composed(qkv, call)
+}

@@ -1,0 +1,107 @@
+//! The widest vector instructions that our kernels use. Products in f32 of the `gemm` crate and candle's own operations choose
+//! for themselves.
+
+use std::sync::OnceLock;
+
+/// Sets of vector instructions; on x86-64 each has those before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum SimdLevel {
+    /// Those that every processor of the architecture has.
+    None,
+    /// AVX2 with fused multiply-adds.
+    Avx2,
+    /// AVX-512.
+    Avx512,
+    /// AVX-512 with dot products of bf16.
+    Avx512Bf16,
+    /// NEON.
+    Neon,
+}
+
+impl SimdLevel {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None if cfg!(target_arch = "x86_64") => "sse2",
+            Self::None => "none",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+            Self::Avx512Bf16 => "avx512 with bf16",
+            Self::Neon => "neon",
+        }
+    }
+}
+
+/// The variable that limits the level: to compare, and to test what other processors run.
+pub const VARIABLE: &str = "EFFATTN_SIMD";
+
+/// The limit that `value` of [`VARIABLE`] sets.
+///
+/// # Errors
+/// Another word than `none`, `avx2` or `avx512`.
+pub fn limit(value: Option<&str>) -> Result<Option<SimdLevel>, String> {
+    match value {
+        None | Some("") => Ok(None),
+        Some("none") => Ok(Some(SimdLevel::None)),
+        // what another architecture has limits nothing here
+        Some("avx2" | "avx512") if !cfg!(target_arch = "x86_64") => Ok(None),
+        Some("avx2") => Ok(Some(SimdLevel::Avx2)),
+        Some("avx512") => Ok(Some(SimdLevel::Avx512)),
+        Some(other) => Err(format!(
+            "{VARIABLE} is {other:?}; expected none, avx2 or avx512 (without it, the widest that this processor has)"
+        )),
+    }
+}
+
+/// The value of [`VARIABLE`].
+pub fn asked() -> Option<String> {
+    std::env::var(VARIABLE).ok()
+}
+
+/// The level of this process, which is what the processor has or the limit, if that is less.
+#[inline]
+pub fn level() -> SimdLevel {
+    static LEVEL: OnceLock<SimdLevel> = OnceLock::new();
+    *LEVEL.get_or_init(|| {
+        let limit = limit(asked().as_deref()).ok().flatten();
+        limit.map_or(found(), |limit| limit.min(found()))
+    })
+}
+
+fn found() -> SimdLevel {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let wide = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw");
+        if wide && is_x86_feature_detected!("avx512bf16") {
+            SimdLevel::Avx512Bf16
+        } else if wide {
+            SimdLevel::Avx512
+        } else if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            SimdLevel::Avx2
+        } else {
+            SimdLevel::None
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    if cfg!(target_arch = "aarch64") { SimdLevel::Neon } else { SimdLevel::None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_is_one_of_the_words() {
+        assert_eq!(limit(None), Ok(None));
+        assert_eq!(limit(Some("none")), Ok(Some(SimdLevel::None)));
+        #[cfg(target_arch = "x86_64")]
+        assert_eq!(limit(Some("avx2")), Ok(Some(SimdLevel::Avx2)));
+        assert!(limit(Some("AVX9")).unwrap_err().contains("expected none, avx2 or avx512"));
+        assert!(
+            SimdLevel::None < SimdLevel::Avx2
+                && SimdLevel::Avx2 < SimdLevel::Avx512
+                && SimdLevel::Avx512 < SimdLevel::Avx512Bf16
+        );
+        assert!(level() <= found());
+    }
+}

@@ -1,0 +1,243 @@
+//! Dropout: every element is kept with probability 1 - rate and then divided by 1 - rate, or set to 0.
+//!
+//! What is kept is a function of a seed and the element's number alone. Nothing is stored for the backward pass,
+//! and every backend drops the same elements. The weights of an attention, which no fused kernel stores, are told
+//! apart by their row and key ([`AttentionDropout`]).
+
+use candle_core::{CpuStorage, D, DType, Layout, Result, Shape, Tensor, bail};
+
+use super::cpu::{self, par};
+use super::op::{FusedOp, SavedOutput};
+use super::tape;
+
+/// Elements that one thread handles at a time (even: one draw decides two elements).
+const CHUNK: usize = 1 << 15;
+
+/// `x` with elements dropped at `rate`, chosen by `seed`; at rate 0 `x` itself.
+///
+/// # Errors
+/// A rate outside [0, 1).
+pub fn dropout(x: &Tensor, rate: f64, seed: u64) -> Result<Tensor> {
+    check(rate)?;
+    if rate == 0.0 {
+        return Ok(x.clone());
+    }
+    if super::fused_cpu(x.device()) && x.dtype() == DType::F32 {
+        return tape::apply(&[&x.contiguous()?], Dropout::new(rate, seed));
+    }
+    composed(x, rate, seed)
+}
+
+fn check(rate: f64) -> Result<()> {
+    if !(0.0..1.0).contains(&rate) {
+        bail!("a dropout of {rate} is not allowed; it must be at least 0 and below 1");
+    }
+    Ok(())
+}
+
+/// Of 2^32 draws those that drop, and what the others are scaled by.
+fn terms(rate: f64) -> (u32, f32) {
+    ((rate * (f64::from(u32::MAX) + 1.0)) as u32, (1.0 / (1.0 - rate)) as f32)
+}
+
+/// The definition in plain candle operations: a product with a mask made on the host.
+pub fn composed(x: &Tensor, rate: f64, seed: u64) -> Result<Tensor> {
+    let mut mask = vec![1.0; x.elem_count()];
+    Dropout::new(rate, seed).apply(0, &mut mask);
+    x * Tensor::from_vec(mask, x.shape(), x.device())?.to_dtype(x.dtype())?
+}
+
+#[derive(Clone, Copy)]
+struct Dropout {
+    /// Draws below this drop.
+    threshold: u32,
+    scale: f32,
+    seed: u64,
+}
+
+impl Dropout {
+    fn new(rate: f64, seed: u64) -> Self {
+        let (threshold, scale) = terms(rate);
+        Self { threshold, scale, seed }
+    }
+
+    /// Drops and scales `values`, which start at the even element number `first`.
+    fn apply(self, first: usize, values: &mut [f32]) {
+        for (pair, values) in values.chunks_mut(2).enumerate() {
+            let draw = mix(self.seed.wrapping_add((first / 2 + pair) as u64));
+            for (value, draw) in values.iter_mut().zip([draw as u32, (draw >> 32) as u32]) {
+                *value = if draw < self.threshold { 0.0 } else { *value * self.scale };
+            }
+        }
+    }
+
+    fn map(self, x: &[f32]) -> Vec<f32> {
+        par::build(x.len(), CHUNK, |index, y| {
+            y.copy_from_slice(&x[index * CHUNK..][..y.len()]);
+            self.apply(index * CHUNK, y);
+        })
+    }
+}
+
+/// 64 well mixed bits of a counter (SplitMix64: Steele, Lea, Flood 2014).
+pub fn mix(counter: u64) -> u64 {
+    let mut z = counter.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// Dropout of attention weights behind their softmax: a weight is kept with probability 1 - rate and then divided by
+/// 1 - rate. Which ones is a function of the seed, the number of the query's row (over samples and heads) and the
+/// number of the key.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionDropout {
+    threshold: u32,
+    scale: f32,
+    seed: u64,
+}
+
+impl AttentionDropout {
+    /// Dropout at `rate`; nothing at rate 0.
+    ///
+    /// # Errors
+    /// A rate outside [0, 1).
+    pub fn new(rate: f64, seed: u64) -> Result<Option<Self>> {
+        check(rate)?;
+        let (threshold, scale) = terms(rate);
+        Ok((rate > 0.0).then_some(Self { threshold, scale, seed }))
+    }
+
+    /// What tells row number `row` from others.
+    pub fn row(self, row: usize) -> u32 {
+        (mix(self.seed.wrapping_add(row as u64)) >> 32) as u32
+    }
+
+    /// What tells key number `key` from others.
+    #[inline(always)]
+    pub const fn key(key: usize) -> u32 {
+        (key as u32).wrapping_mul(0x9e37_79b9)
+    }
+
+    /// What the weight of a row and a key is multiplied by.
+    #[inline(always)]
+    pub const fn factor(self, row: u32, key: u32) -> f32 {
+        // a permutation of 32 bits without visible pattern (Wellons 2018, "lowbias32")
+        let mut x = row.wrapping_add(key);
+        x = (x ^ (x >> 16)).wrapping_mul(0x7feb_352d);
+        x = (x ^ (x >> 15)).wrapping_mul(0x846c_a68b);
+        x ^= x >> 16;
+        if x < self.threshold { 0.0 } else { self.scale }
+    }
+
+    /// `weights` [..., keys] with some of them dropped, in plain candle operations; rows and keys are counted from 0.
+    ///
+    /// # Errors
+    /// Of the device.
+    pub fn composed(dropout: Option<Self>, weights: Tensor) -> Result<Tensor> {
+        let Some(dropout) = dropout else { return Ok(weights) };
+        let keys = weights.dim(D::Minus1)?;
+        let rows = weights.elem_count() / keys.max(1);
+        let factors = (0..rows).flat_map(|row| dropout.factors(row, 0..keys)).collect();
+        dropout.scaled(&weights, factors)
+    }
+
+    /// The factors of `keys` in row number `row`.
+    pub fn factors(self, row: usize, keys: impl Iterator<Item = usize>) -> impl Iterator<Item = f32> {
+        let row = self.row(row);
+        keys.map(move |key| self.factor(row, Self::key(key)))
+    }
+
+    /// `weights` times factors in the same order.
+    ///
+    /// # Errors
+    /// Another number of factors than of weights.
+    pub fn scaled(self, weights: &Tensor, factors: Vec<f32>) -> Result<Tensor> {
+        weights * Tensor::from_vec(factors, weights.shape(), weights.device())?.to_dtype(weights.dtype())?
+    }
+}
+
+impl FusedOp for Dropout {
+    fn name(&self) -> &'static str {
+        "dropout"
+    }
+
+    fn forward(&self, operands: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)> {
+        let [x] = cpu::slices(operands)?;
+        Ok((self.map(x), operands[0].1.shape().clone()))
+    }
+
+    fn backward(&self, _: &[&Tensor], _: SavedOutput, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+        Ok(vec![cpu::gradient(grad, cpu::with_slices([grad], |[grad]| Ok(self.map(grad)))?)?])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{check, randn};
+
+    #[test]
+    fn fused_is_the_twin() {
+        for dims in [vec![1], vec![3, 17], vec![2, 40_001]] {
+            check(&format!("{dims:?}"), &[randn("x", &dims)], 1e-7, |x| dropout(&x[0], 0.3, 99));
+        }
+    }
+
+    #[test]
+    fn the_kept_share_is_the_rate_and_the_mean_stays() {
+        let x = Tensor::ones(400_001, DType::F32, &candle_core::Device::Cpu).unwrap();
+        for rate in [0.1, 0.5, 0.9] {
+            let y = dropout(&x, rate, 7).unwrap().to_vec1::<f32>().unwrap();
+            let kept = y.iter().filter(|y| **y != 0.0).count() as f64 / y.len() as f64;
+            assert!((kept - (1.0 - rate)).abs() < 4e-3, "{rate}: {kept}");
+            let scale = (1.0 / (1.0 - rate)) as f32;
+            assert!(y.iter().all(|y| *y == 0.0 || *y == scale));
+        }
+    }
+
+    #[test]
+    fn weights_are_dropped_at_the_rate_in_every_row_and_column_and_no_two_look_alike() {
+        let (rate, side) = (0.3, 1200);
+        let dropout = AttentionDropout::new(rate, 5).unwrap().unwrap();
+        let ones = Tensor::ones((side, side), DType::F32, &candle_core::Device::Cpu).unwrap();
+        let rows = AttentionDropout::composed(Some(dropout), ones).unwrap().to_vec2::<f32>().unwrap();
+        let columns: Vec<Vec<f32>> = (0..side).map(|at| rows.iter().map(|row| row[at]).collect()).collect();
+        let scale = (1.0 / (1.0 - rate)) as f32;
+        for lines in [&rows, &columns] {
+            let mut kept = 0;
+            for pair in lines.windows(2) {
+                assert!(pair[0].iter().all(|x| *x == 0.0 || *x == scale));
+                let count = pair[0].iter().filter(|x| **x > 0.0).count();
+                // six standard deviations
+                assert!((count as f64 - 840.0).abs() < 96.0, "{count} of {side}");
+                let both = pair[0].iter().zip(&pair[1]).filter(|(a, b)| **a > 0.0 && **b > 0.0).count();
+                assert!((both as f64 - 588.0).abs() < 105.0, "{both} of {side} in two lines");
+                kept += count;
+            }
+            let share = kept as f64 / (side * (side - 1)) as f64;
+            assert!((share - (1.0 - rate)).abs() < 3e-3, "{share}");
+        }
+        assert!(AttentionDropout::new(0.0, 5).unwrap().is_none());
+        assert!(AttentionDropout::new(1.0, 5).is_err());
+    }
+
+    #[test]
+    fn seeds_choose_different_elements_and_the_same_again() {
+        let x = randn("x", &[1000]);
+        let draw = |seed| dropout(&x, 0.5, seed).unwrap().to_vec1::<f32>().unwrap();
+        assert_eq!(draw(1), draw(1));
+        let (a, b) = (draw(1), draw(2));
+        let agree = a.iter().zip(&b).filter(|(a, b)| (**a == 0.0) == (**b == 0.0)).count();
+        assert!((400..600).contains(&agree), "{agree} of 1000 agree");
+    }
+
+    #[test]
+    fn a_rate_of_zero_is_free_and_rates_of_one_are_refused() {
+        let x = randn("x", &[3]);
+        assert_eq!(dropout(&x, 0.0, 1).unwrap().id(), x.id());
+        for rate in [1.0, -0.1, f64::NAN] {
+            assert!(dropout(&x, rate, 1).is_err());
+        }
+    }
+}

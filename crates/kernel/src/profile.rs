@@ -1,0 +1,205 @@
+//! Where the time of a step goes: seconds, multiply-adds and bytes of every fused operation.
+//!
+//! While [`record`] runs, [`time()`] adds up what an operation took without what ran inside it, and products count their
+//! multiply-adds with [`count`]. Otherwise an operation costs one look at a thread's flag, a product one at a flag of the
+//! process.
+
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
+
+use candle_core::Tensor;
+use serde::{Deserialize, Serialize};
+
+/// Whether products count: they run on the threads of the pool.
+static COUNTS: AtomicBool = AtomicBool::new(false);
+static MACS: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    static RECORDING: RefCell<Option<Recording>> = const { RefCell::new(None) };
+}
+
+/// In which part of a step an operation ran.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StepPart {
+    /// From inputs to outputs or the loss.
+    Forward,
+    /// From the loss to the gradients.
+    Backward,
+    /// From gradients to new weights.
+    Update,
+}
+
+impl StepPart {
+    /// The word in rows.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Forward => "forward",
+            Self::Backward => "backward",
+            Self::Update => "update",
+        }
+    }
+}
+
+/// What all calls of an operation in one part of the step took.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Spent {
+    /// The operation.
+    pub operation: String,
+    /// Where it ran.
+    pub part: StepPart,
+    /// Seconds, without operations inside it.
+    pub seconds: f64,
+    /// Multiply-adds of its matrix products.
+    pub macs: u64,
+    /// Bytes of its operands and results, each counted once: the least that it moves.
+    pub bytes: u64,
+}
+
+#[derive(Default)]
+struct Recording {
+    spent: Vec<Spent>,
+    /// Seconds and multiply-adds inside each operation that is open.
+    open: Vec<(f64, u64)>,
+}
+
+/// Runs `f` and says what the operations on this thread took. One thread of a process at a time.
+pub fn record<T>(f: impl FnOnce() -> T) -> (T, Vec<Spent>) {
+    /// Puts back what was there before, also when `f` panics.
+    struct Restore(Option<Recording>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            RECORDING.set(self.0.take());
+            COUNTS.store(false, Relaxed);
+        }
+    }
+    let _restore = Restore(RECORDING.replace(Some(Recording::default())));
+    COUNTS.store(true, Relaxed);
+    let result = f();
+    (result, RECORDING.take().unwrap_or_default().spent)
+}
+
+/// Whether this thread records.
+pub fn is_on() -> bool {
+    RECORDING.with_borrow(Option::is_some)
+}
+
+/// Runs `f`, which is `operation` in `part`; `bytes` says what it moved.
+pub fn time<T>(operation: &str, part: StepPart, bytes: impl FnOnce(&T) -> u64, f: impl FnOnce() -> T) -> T {
+    if !is_on() {
+        return f();
+    }
+    RECORDING.with_borrow_mut(|recording| recording.iter_mut().for_each(|it| it.open.push((0.0, 0))));
+    let (start, before) = (Instant::now(), MACS.load(Relaxed));
+    let result = f();
+    let (seconds, macs) = (start.elapsed().as_secs_f64(), MACS.load(Relaxed) - before);
+    let bytes = bytes(&result);
+    RECORDING.with_borrow_mut(|recording| {
+        let Some(recording) = recording else { return };
+        let (inner, inner_macs) = recording.open.pop().unwrap_or_default();
+        if let Some((outer, outer_macs)) = recording.open.last_mut() {
+            *outer += seconds;
+            *outer_macs += macs;
+        }
+        recording.add(operation, part, (seconds - inner).max(0.0), macs - inner_macs, bytes);
+    });
+    result
+}
+
+impl Recording {
+    fn add(&mut self, operation: &str, part: StepPart, seconds: f64, macs: u64, bytes: u64) {
+        match self.spent.iter_mut().find(|spent| spent.operation == operation && spent.part == part) {
+            Some(spent) => {
+                spent.seconds += seconds;
+                spent.macs += macs;
+                spent.bytes += bytes;
+            }
+            None => self.spent.push(Spent { operation: operation.to_owned(), part, seconds, macs, bytes }),
+        }
+    }
+}
+
+/// What is said of the bytes of a whole part of a step.
+pub fn none<T>(_: &T) -> u64 {
+    0
+}
+
+/// What a part of a step does between its operations: views, copies, plain operations of candle.
+pub const OTHER: &str = "other";
+
+/// Counts a product [m, k] x [k, n], wherever it runs.
+#[inline]
+pub fn count(m: usize, k: usize, n: usize) {
+    if COUNTS.load(Relaxed) {
+        MACS.fetch_add((m * k * n) as u64, Relaxed);
+    }
+}
+
+/// Bytes of the elements of `tensors`.
+pub fn bytes<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> u64 {
+    tensors.into_iter().map(|tensor| (tensor.elem_count() * tensor.dtype().size_in_bytes()) as u64).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn wait(milliseconds: u64) {
+        std::thread::sleep(Duration::from_millis(milliseconds));
+    }
+
+    #[test]
+    fn an_operation_is_charged_without_what_runs_inside_it() {
+        let start = Instant::now();
+        let ((), spent) = record(|| {
+            time(
+                "outer",
+                StepPart::Forward,
+                |()| 8,
+                || {
+                    wait(2);
+                    time("inner", StepPart::Backward, |()| 4, || wait(20));
+                    time("inner", StepPart::Backward, |()| 4, || wait(20));
+                },
+            );
+        });
+        let whole = start.elapsed().as_secs_f64();
+        let names: Vec<_> = spent.iter().map(|spent| (spent.operation.as_str(), spent.part)).collect();
+        assert_eq!(names, [("inner", StepPart::Backward), ("outer", StepPart::Forward)]);
+        assert_eq!((spent[0].bytes, spent[1].bytes), (8, 8));
+        assert!(spent[0].seconds >= 0.04 && spent[1].seconds >= 0.002, "{spent:?}");
+        // what is inside is not counted twice, however busy the machine is
+        assert!(spent[0].seconds + spent[1].seconds <= whole, "{spent:?} of {whole} s");
+    }
+
+    #[test]
+    fn nothing_is_recorded_outside() {
+        assert!(!is_on());
+        assert_eq!(time("alone", StepPart::Forward, |_| unreachable!(), || 3), 3);
+        assert!(record(|| ()).1.is_empty() && !is_on());
+    }
+
+    #[test]
+    fn operations_of_the_tape_are_found_with_their_products() {
+        use candle_core::Var;
+
+        use crate::testing::randn;
+        use crate::{linear::linear, tape};
+        let [x, w] = [randn("x", &[7, 3]), randn("w", &[5, 3])].map(|x| Var::from_tensor(&x).unwrap());
+        let step = || {
+            let run = || linear(x.as_tensor(), w.as_tensor(), None)?.sqr()?.sum_all();
+            let (loss, tape) = tape::record(run).unwrap();
+            tape.backward(&loss).unwrap();
+        };
+        let ((), spent) = record(step);
+        let of = |part| spent.iter().find(|spent| spent.operation == "linear" && spent.part == part).unwrap();
+        let (forward, backward) = (of(StepPart::Forward), of(StepPart::Backward));
+        // other tests of this process may count their products too
+        assert!(forward.macs >= 7 * 3 * 5 && backward.macs >= 2 * 7 * 3 * 5, "{spent:?}");
+        assert_eq!(forward.bytes, 4 * (7 * 3 + 5 * 3 + 7 * 5));
+        assert_eq!(backward.bytes, 4 * (2 * (7 * 3 + 5 * 3) + 7 * 5));
+    }
+}

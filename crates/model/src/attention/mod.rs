@@ -1,0 +1,389 @@
+//! The zoo: one file per attention mechanism, one line each in [`TABLE`].
+//!
+//! An [`MechanismEntry`] is data; everything that iterates the zoo (help, `list`, `check`, property tests, benches,
+//! reports) iterates [`entries`]. To add a mechanism: write `attention/<name>.rs` with a `pub static ENTRY`
+//! and add its line to `TABLE`.
+
+pub mod bigbird;
+pub mod choose;
+pub mod cosformer;
+pub mod decode;
+pub mod dp;
+mod feature;
+pub mod full;
+pub mod identity_linear;
+pub mod knobs;
+pub mod leakyrelu_linear;
+pub mod linear;
+pub mod linformer;
+pub mod linformer_window;
+pub mod local;
+pub mod long_short;
+pub mod longformer;
+pub mod ls;
+pub mod ls2d;
+pub mod nystrom;
+pub mod performer;
+pub mod reformer;
+pub mod relu_linear;
+pub mod rfa;
+pub mod sinkhorn;
+pub mod sparse;
+pub mod synthesizer;
+pub mod transformer_xl;
+pub mod window;
+
+use candle_core::{Device, Result, Tensor};
+
+use crate::nn::params::ParamBuilder;
+use decode::DecodeState;
+use effattn_kernel::attend::Attend;
+use effattn_kernel::dropout::AttentionDropout;
+use effattn_kernel::heads::{Heads, Qkv};
+use effattn_record::config::registry::Registry;
+use effattn_record::pattern::{Grid2d, Pattern};
+use knobs::{Knob, Knobs};
+
+/// Every mechanism of the crate.
+pub static TABLE: &[&MechanismEntry] = &[
+    &full::ENTRY,
+    &window::ENTRY,
+    &local::ENTRY,
+    &longformer::ENTRY,
+    &bigbird::ENTRY,
+    &sparse::ENTRY,
+    &cosformer::ENTRY,
+    &dp::ENTRY,
+    &identity_linear::ENTRY,
+    &leakyrelu_linear::ENTRY,
+    &linear::ENTRY,
+    &linformer::ENTRY,
+    &linformer_window::ENTRY,
+    &ls::ENTRY,
+    &ls2d::ENTRY,
+    &nystrom::ENTRY,
+    &performer::ENTRY,
+    &reformer::ENTRY,
+    &relu_linear::ENTRY,
+    &rfa::ENTRY,
+    &sinkhorn::ENTRY,
+    &synthesizer::ENTRY,
+    &transformer_xl::ENTRY,
+];
+
+static ALL: Registry<MechanismEntry> = Registry::new(TABLE);
+
+/// A publication.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Paper {
+    /// Authors, such as `Zhu et al.`.
+    pub authors: &'static str,
+    /// Title.
+    pub title: &'static str,
+    /// Year of publication.
+    pub year: u16,
+    /// arXiv number or other locator.
+    pub locator: &'static str,
+}
+
+/// What a mechanism can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Support {
+    /// Every position may see every other.
+    pub bidirectional: bool,
+    /// A form in which no position sees its future.
+    pub causal: bool,
+    /// Queries and keys of different lengths.
+    pub cross: bool,
+    /// Cached positions in front of the keys.
+    pub memory: bool,
+    /// The class token of the last layer as an input of its own (Transformer-LS).
+    pub cls: bool,
+    /// Weights of a softmax that are dropped while training.
+    pub dropout: bool,
+}
+
+/// Which projections a mechanism reads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Projections {
+    /// Queries, keys and values.
+    #[default]
+    Qkv,
+    /// One projection serves as queries and keys (Reformer).
+    SharedQk,
+    /// Values only (Synthesizer without dot product).
+    V,
+}
+
+/// What the layer around a mechanism has to provide for one variant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// Projections.
+    pub projections: Projections,
+    /// The layer input x.
+    pub x: bool,
+    /// Separate projections for global positions (Longformer).
+    pub global: bool,
+}
+
+/// Shape of one attention call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shape {
+    /// Samples.
+    pub batch: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Width of the layer input x.
+    pub width: usize,
+    /// Queries.
+    pub queries: usize,
+    /// Keys, cached ones included.
+    pub keys: usize,
+    /// Whether the causal form runs.
+    pub causal: bool,
+    /// Whether a class token comes as an input of its own.
+    pub cls: bool,
+    /// The grid that the positions stand on; absent: a line.
+    pub grid: Option<Grid2d>,
+}
+
+/// What one attention call costs, computed from its shape.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// Multiply-adds of the core's matrix products for the whole batch: the golden files' `macs`.
+    pub core_macs: u64,
+    /// FLOPs of everything between the q, k, v and the output projection, for one sample, in the convention
+    /// of Transformer-LS Table 1: a multiply-add is 1, LayerNorm is 5 per element.
+    pub flops: u64,
+    /// Bytes a causal decoder keeps per sequence and layer at this length (f32); 0 if there is no causal form.
+    pub state_bytes: u64,
+}
+
+/// How time or memory grows with length, by definition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Growth {
+    /// Linear in n (all knobs fixed).
+    Linear,
+    /// n log n.
+    Linearithmic,
+    /// n^1.5.
+    ThreeHalves,
+    /// Quadratic.
+    Quadratic,
+}
+
+/// A general property that the property tests prove for every mechanism.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Property {
+    /// Causal outputs ignore the future exactly.
+    IgnoresFuture,
+    /// What stands at padded positions changes nothing.
+    PaddingInert,
+    /// Samples of a batch do not influence each other.
+    BatchIndependent,
+    /// No head reads the queries, keys or values of another, and permuting heads (with their parameters)
+    /// permutes outputs.
+    HeadsIndependent,
+    /// Any length works.
+    AnyLength,
+    /// Outputs and gradients are finite at extreme inputs.
+    Finite,
+}
+
+/// A variant that breaks a general property by definition.
+#[derive(Clone, Copy, Debug)]
+pub struct Exception {
+    /// The property.
+    pub property: Property,
+    /// The variants, as a condition on knobs in words and code.
+    pub applies: fn(&Knobs, causal: bool) -> bool,
+    /// The line of the specification that says so.
+    pub reason: &'static str,
+}
+
+/// A knob that changes nothing under a condition.
+#[derive(Clone, Copy, Debug)]
+pub struct Idle {
+    /// The knob.
+    pub knob: &'static str,
+    /// The condition.
+    pub when: fn(&Knobs, &Shape) -> bool,
+    /// The condition in words.
+    pub why: &'static str,
+}
+
+/// One attention mechanism, as data.
+pub struct MechanismEntry {
+    /// Name in CLI, TOML and CSV.
+    pub name: &'static str,
+    /// Name in prose.
+    pub title: &'static str,
+    /// Where it was published.
+    pub paper: Paper,
+    /// What it can do.
+    pub support: Support,
+    /// Its knobs.
+    pub knobs: &'static [Knob],
+    /// Complexity in words.
+    pub complexity: &'static str,
+    /// Growth of time with length.
+    pub time: Growth,
+    /// Growth of memory with length.
+    pub memory: Growth,
+    /// Equations in plain text, for `list mechanisms --model NAME`.
+    pub equations: &'static str,
+    /// Known deviations of papers and reference codes, and which side is taken.
+    pub deviations: &'static [&'static str],
+    /// General properties that the definition breaks.
+    pub exceptions: &'static [Exception],
+    /// Knobs that change nothing under a condition: setting one then is refused.
+    pub idle: &'static [Idle],
+    /// Checks knobs against each other and the shape (rank above length, heads, ...).
+    pub validate: fn(&Knobs, &Shape) -> std::result::Result<(), String>,
+    /// What the layer must provide.
+    pub needs: fn(&Knobs) -> Needs,
+    /// Cost of one call.
+    pub cost: fn(&Knobs, &Shape) -> Cost,
+    /// Who sees whom, for mechanisms that are a pattern (`None` where every pair may interact).
+    pub pattern: fn(&Knobs, &Shape) -> Option<Pattern>,
+    /// Builds the mechanism with its parameters and constants.
+    pub build: fn(&MechanismConfig, &ParamBuilder) -> Result<Box<dyn Mechanism>>,
+}
+
+impl MechanismEntry {
+    /// What speaks against `knobs` at `shape`: values that do not fit, and ones that are set without effect.
+    ///
+    /// # Errors
+    /// That, and what to do instead.
+    pub fn admits(&self, knobs: &Knobs, shape: &Shape) -> std::result::Result<(), String> {
+        (self.validate)(knobs, shape)?;
+        let changed = knobs.changes(self.knobs);
+        let set = |idle: &&Idle| knobs.differs(self.knobs, idle.knob) && (idle.when)(knobs, shape);
+        match self.idle.iter().find(set) {
+            Some(Idle { knob, why, .. }) => {
+                Err(format!("{}:{changed}: {knob} has no effect {why}; leave it out", self.name))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// What a mechanism is built for.
+#[derive(Clone, Debug)]
+pub struct MechanismConfig {
+    /// Settings.
+    pub knobs: Knobs,
+    /// Heads.
+    pub heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Width of the layer input x.
+    pub width: usize,
+    /// Longest sequence it will see (position-indexed parameters have this size).
+    pub max_len: usize,
+    /// Whether the causal form runs.
+    pub causal: bool,
+    /// Number of the layer, for constants that differ by layer.
+    pub layer: usize,
+}
+
+/// Inputs of one call.
+pub struct AttentionInput<'a> {
+    /// Projected queries, keys, values.
+    pub qkv: &'a Qkv,
+    /// Layer input [b, t, e], after any pre-norm; where [`Needs::x`].
+    pub x: Option<&'a Tensor>,
+    /// [b, t]: 1 keep, 0 padding; absent keeps all.
+    pub mask: Option<&'a Tensor>,
+    /// Projections of the class token, one position.
+    pub cls: Option<&'a Qkv>,
+    /// Projections for global positions, where [`Needs::global`].
+    pub global: Option<&'a Qkv>,
+    /// Cached positions in front of keys, values and x.
+    pub memory: usize,
+    /// Dropout of the attention weights, for mechanisms with [`Support::dropout`].
+    pub dropout: Option<AttentionDropout>,
+}
+
+impl<'a> AttentionInput<'a> {
+    /// Inputs without mask, class token or memory.
+    pub fn new(qkv: &'a Qkv) -> Self {
+        Self { qkv, x: None, mask: None, cls: None, global: None, memory: 0, dropout: None }
+    }
+
+    /// Softmax attention over the pairs of `pattern` with this mask and dropout, logits q.k / sqrt(`head_dim`).
+    pub fn over(&self, pattern: &'a Pattern, head_dim: usize) -> Attend<'a> {
+        Attend { dropout: self.dropout, ..Attend::plain(pattern, self.mask, head_dim) }
+    }
+
+    /// Number of queries and of keys.
+    ///
+    /// # Errors
+    /// Inputs without queries or values.
+    pub fn lengths(&self) -> Result<(usize, usize)> {
+        Ok((self.qkv.q()?.dim(2)?, self.qkv.value_dims()?.2))
+    }
+}
+
+/// Results of one call.
+pub struct AttentionOutput {
+    /// The attended values.
+    pub out: Heads,
+    /// The class token's, where [`AttentionInput::cls`] was given.
+    pub cls: Option<Heads>,
+}
+
+impl From<Heads> for AttentionOutput {
+    fn from(out: Heads) -> Self {
+        Self { out, cls: None }
+    }
+}
+
+/// A built mechanism.
+pub trait Mechanism: Send + Sync {
+    /// Attends.
+    ///
+    /// # Errors
+    /// Inputs that do not fit the configuration.
+    fn forward(&self, input: &AttentionInput) -> Result<AttentionOutput>;
+
+    /// Keys and values side by side as the softmax meets them: those of positions [b, t, 2 e] and those of slots
+    /// [b, s, 2 e]. Nothing where a mechanism does not mix the two.
+    ///
+    /// # Errors
+    /// As [`Self::forward`].
+    fn softmax_inputs(&self, _input: &AttentionInput) -> Result<Option<(Tensor, Tensor)>> {
+        Ok(None)
+    }
+
+    /// The state in front of the first of up to `room` tokens of `batch` sequences. Nothing where a mechanism is not causal or
+    /// has no form here that goes on token by token.
+    fn init_decode(&self, _batch: usize, _room: usize, _device: &Device) -> Result<Option<DecodeState>> {
+        Ok(None)
+    }
+
+    /// Attends the next token of a sequence, which [`AttentionInput`] has alone: [`Self::forward`] at its position.
+    ///
+    /// # Errors
+    /// A mechanism that [`Self::init_decode`] gives nothing for; a state of another one.
+    fn decode_step(&self, _input: &AttentionInput, _state: &mut DecodeState) -> Result<AttentionOutput> {
+        candle_core::bail!("this mechanism has no form that decodes token by token")
+    }
+}
+
+/// Adds a mechanism at run time (a library user's own, or a test's).
+pub fn register(entry: &'static MechanismEntry) {
+    ALL.add(entry);
+}
+
+/// Every mechanism: the table, then the registered ones.
+pub fn entries() -> Vec<&'static MechanismEntry> {
+    ALL.all()
+}
+
+/// The mechanism called `name`.
+pub fn find(name: &str) -> Option<&'static MechanismEntry> {
+    entries().into_iter().find(|entry| entry.name == name)
+}

@@ -1,0 +1,104 @@
+//! Window attention, the short-range half of Transformer-LS (SPEC-ls section 3).
+//!
+//! Bidirectional (segment-wise, sec. 3.2): with s = floor(i / w) and ext = max(floor(w / 2), 1), query i sees
+//! keys s w - ext <= j < (s + 1) w + ext. Causal (token-wise, the released language model): t - w < j <= t.
+
+use candle_core::{Device, Result};
+
+use super::decode::DecodeState;
+use super::knobs::{Kind, Knob, Knobs, Value};
+use super::{
+    AttentionInput, AttentionOutput, Cost, Growth, Mechanism, MechanismConfig, MechanismEntry, Needs, Paper,
+    Shape, Support,
+};
+use crate::nn::params::ParamBuilder;
+use effattn_kernel::attend::attend;
+use effattn_record::pattern::Pattern;
+
+/// The table line.
+pub static ENTRY: MechanismEntry = MechanismEntry {
+    name: "window",
+    title: "Window attention",
+    paper: Paper {
+        authors: "Zhu et al.",
+        title: "Long-Short Transformer: Efficient Transformers for Language and Vision",
+        year: 2021,
+        locator: "arXiv:2107.02192",
+    },
+    support: Support {
+        bidirectional: true,
+        causal: true,
+        cross: false,
+        memory: true,
+        cls: false,
+        dropout: true,
+    },
+    knobs: &[Knob {
+        name: "w",
+        kind: Kind::Int { min: 1, max: 1 << 24 },
+        default: Value::Int(8),
+        doc: "segment length; causal: number of keys a query sees, itself included",
+        source: "Transformer-LS, Long Range Arena runs (w = 8); its language models use 512",
+    }],
+    complexity: "O(n w d)",
+    time: Growth::Linear,
+    memory: Growth::Linear,
+    equations: "\
+out_i = sum_j softmax_j(q_i . k_j / sqrt(D)) v_j over visible, unpadded keys j.
+Bidirectional: s w - ext <= j < (s + 1) w + ext with s = floor(i / w), ext = max(floor(w / 2), 1).
+Causal: t - w < j <= t.",
+    deviations: &[
+        "The paper says the span is always 2w; for w = 1 the released code uses 3, which is followed.",
+        "The paper gives no causal rule; the released code's is per token, which is followed.",
+        "In the released code a window without a valid key gives NaN rows that are overwritten by 0; here such rows are 0.",
+    ],
+    exceptions: &[],
+    idle: &[],
+    validate: |_, _| Ok(()),
+    needs: |_| Needs::default(),
+    cost,
+    pattern: |knobs, shape| Some(Pattern::window(shape.queries, shape.keys, knobs.int("w"), shape.causal)),
+    build,
+};
+
+/// Multiply-adds 2 B H up(N, w) S D; S is the span of a segment, or 2w for causal tiles.
+fn cost(knobs: &Knobs, shape: &Shape) -> Cost {
+    let w = knobs.int("w");
+    let span = if shape.causal { 2 * w } else { w + 2 * (w / 2).max(1) };
+    let macs = 2 * shape.heads * shape.queries.next_multiple_of(w) * span * shape.head_dim;
+    let kept = if shape.causal { shape.keys.min(w) } else { 0 };
+    Cost {
+        core_macs: (shape.batch * macs) as u64,
+        flops: macs as u64,
+        state_bytes: (4 * 2 * shape.heads * shape.head_dim * kept) as u64,
+    }
+}
+
+struct Window {
+    w: usize,
+    causal: bool,
+    heads: usize,
+    head_dim: usize,
+}
+
+fn build(config: &MechanismConfig, _: &ParamBuilder) -> Result<Box<dyn Mechanism>> {
+    let MechanismConfig { causal, heads, head_dim, .. } = *config;
+    Ok(Box::new(Window { w: config.knobs.int("w"), causal, heads, head_dim }))
+}
+
+impl Mechanism for Window {
+    fn forward(&self, input: &AttentionInput) -> Result<AttentionOutput> {
+        let (queries, keys) = input.lengths()?;
+        let pattern = Pattern::window(queries, keys, self.w, self.causal);
+        Ok(attend(input.qkv, &input.over(&pattern, self.head_dim))?.into())
+    }
+
+    fn init_decode(&self, batch: usize, room: usize, device: &Device) -> Result<Option<DecodeState>> {
+        let room = room.min(self.w);
+        self.causal.then(|| DecodeState::cache((batch, self.heads, self.head_dim), room, device)).transpose()
+    }
+
+    fn decode_step(&self, input: &AttentionInput, state: &mut DecodeState) -> Result<AttentionOutput> {
+        Ok(state.attend(input.qkv)?.into())
+    }
+}

@@ -1,0 +1,275 @@
+//! Characters to next characters: the causal language model with cache of [`crate::char_lm`].
+
+use candle_core::{DType, Device, Result, Tensor};
+
+use super::{Architecture, Family, Loss, Metric, Model, ModelRequest, PresetInfo, ResolveError, StageCost};
+use crate::attention::decode::DecodeState;
+use crate::batch::{Batch, InputKind, ModelInput, SyntheticInput, Tokens};
+use crate::char_lm::{Cache, CharLm, CharLmConfig, FIXED, next_symbol_loss, released_loss};
+use crate::char_lm_preset::{CharLmPreset, TABLE};
+use crate::nn::dropout::DropoutRng;
+use crate::nn::params::ParamBuilder;
+use effattn_record::config::unknown;
+
+/// Symbols of the corpora that have a published number of them, the code's four special ones included. A model that is
+/// only measured has the first one's.
+const CORPORA: [(&str, usize); 2] = [("enwik8", 208), ("text8", 32)];
+
+/// The table line.
+pub static FAMILY: Family = Family {
+    name: "character-lm",
+    title: "characters to next characters, behind a cache",
+    input: InputKind::Tokens,
+    classifies: false,
+    sample: "charlm",
+    presets,
+    serves: |preset, _| CharLmPreset::find(preset).is_some(),
+    usual_task: |preset, _| CharLmPreset::find(preset).map(|_| CORPORA[0].0),
+    usual: |_| None,
+    resolve,
+};
+
+fn presets() -> Vec<PresetInfo> {
+    let about = |preset: &CharLmPreset| {
+        let CharLmPreset { name, title, description, source, .. } = *preset;
+        let knobs = preset.knobs.iter().chain(&FIXED).map(|(knob, _)| *knob).collect();
+        PresetInfo { name, title, description, source, tasks: CORPORA.map(|(name, _)| name).to_vec(), knobs }
+    };
+    TABLE.iter().map(about).collect()
+}
+
+fn resolve(asked: &ModelRequest) -> std::result::Result<Box<dyn Architecture>, ResolveError> {
+    Ok(Box::new(config(asked)?))
+}
+
+/// The model that is asked for, not validated.
+///
+/// # Errors
+/// Unknown names, settings that the mechanism or this family does not take.
+pub fn config(asked: &ModelRequest) -> std::result::Result<CharLmConfig, ResolveError> {
+    let names = TABLE.iter().map(|preset| preset.name);
+    let preset = CharLmPreset::find(asked.preset);
+    let preset = preset.ok_or_else(|| ResolveError::Invalid(unknown("preset", asked.preset, names)))?;
+    if asked.sizes.pooling.is_some() {
+        return Err(ResolveError::Invalid(format!(
+            "preset {} has no pooling: it predicts every position",
+            preset.name
+        )));
+    }
+    let of_task = |task: &str| CORPORA.iter().find(|(name, _)| *name == task).map(|(_, vocab)| *vocab);
+    let vocab = match (asked.vocab, asked.task) {
+        (Some(vocab), _) => vocab,
+        (None, None) => CORPORA[0].1,
+        (None, Some(task)) => {
+            let names = CORPORA.iter().map(|(name, _)| *name);
+            of_task(task).ok_or_else(|| ResolveError::Invalid(unknown("corpus", task, names)))?
+        }
+    };
+    let entry = asked.choice.entry;
+    let given = asked.choice.given();
+    let given = given.iter().map(|(name, value)| (*name, value.as_str()));
+    let mut config = preset.model(entry, given, vocab).map_err(ResolveError::wrong)?;
+    asked.sizes.apply(&mut config.backbone);
+    let block = asked.len.unwrap_or(preset.block);
+    Ok(config.at(block, asked.cached.unwrap_or(preset.block.min(block))))
+}
+
+impl Architecture for CharLmConfig {
+    fn max_len(&self) -> usize {
+        self.block
+    }
+
+    fn validate(&self) -> std::result::Result<(), ResolveError> {
+        Ok(Self::validate(self)?)
+    }
+
+    fn stages(&self, batch: usize, len: usize) -> Vec<StageCost> {
+        self.layer_costs(batch, len, self.mem.min(len))
+    }
+
+    fn build(&self, builder: &ParamBuilder) -> Result<Box<dyn Model>> {
+        Ok(Box::new(Segments { model: CharLm::new(self, builder)?, cache: None }))
+    }
+
+    /// Behind a full cache from the first step on.
+    fn build_measured(&self, builder: &ParamBuilder, batch: usize) -> Result<Box<dyn Model>> {
+        let model = CharLm::new(self, builder)?;
+        let rows = |_| match self.mem {
+            0 => Ok(None),
+            mem => Tensor::ones((batch, mem, self.backbone.width), DType::F32, model.device()).map(Some),
+        };
+        let cache = Cache::of((0..self.backbone.layers).map(rows).collect::<Result<_>>()?);
+        Ok(Box::new(Segments { model, cache: Some(cache) }))
+    }
+
+    fn build_decoder(&self, builder: &ParamBuilder, batch: usize) -> Result<Option<Box<dyn Model>>> {
+        let model = CharLm::new(&self.at(self.block, 0), builder)?;
+        let Some(mut states) = model.start_decoding(batch, self.block)? else { return Ok(None) };
+        let behind = self.block - 1;
+        states.iter_mut().for_each(|state| state.len = behind);
+        Ok(Some(Box::new(Decoder { model, states, behind })))
+    }
+
+    fn synthetic_batches(&self, wanted: &SyntheticInput, device: &Device) -> Result<Vec<Batch>> {
+        let bytes = &mut wanted.bytes();
+        let batches = (0..SyntheticInput::BATCHES).map(|_| {
+            let ids = wanted.ids(bytes, |byte| u32::from(byte) % self.vocab as u32, device)?;
+            let labels = Tensor::cat(&[ids.narrow(1, 1, wanted.len - 1)?, ids.narrow(1, 0, 1)?], 1)?;
+            Ok(Batch { input: ModelInput::Tokens(Tokens { ids, mask: None }), labels: labels.contiguous()? })
+        });
+        batches.collect()
+    }
+}
+
+/// A model that makes the next token of sequences, always the same one: what it costs does not depend on what was before.
+struct Decoder {
+    model: CharLm,
+    states: Vec<DecodeState>,
+    behind: usize,
+}
+
+impl Model for Decoder {
+    fn forward(&mut self, batch: &Batch) -> Result<Tensor> {
+        let ids = batch.tokens()?.ids.narrow(1, 0, 1)?.contiguous()?;
+        let logits = self.model.decode(&ids, &mut self.states)?;
+        self.states.iter_mut().for_each(|state| state.len = self.behind);
+        Ok(logits)
+    }
+
+    fn loss(&mut self, _: &Batch, _: DropoutRng) -> Result<Loss> {
+        candle_core::bail!("tokens that are made one after another are not trained on")
+    }
+
+    fn metrics(&mut self, _: &Batch) -> Result<Vec<Metric>> {
+        candle_core::bail!("tokens that are made one after another have no score")
+    }
+}
+
+/// A model on its way through streams, one segment after another.
+struct Segments {
+    model: CharLm,
+    /// In front of the next segment; absent before the first.
+    cache: Option<Cache>,
+}
+
+impl Segments {
+    fn cache(&mut self, batch: usize) -> Result<Cache> {
+        self.cache.take().map_or_else(|| self.model.start(batch), Ok)
+    }
+}
+
+impl Model for Segments {
+    fn forward(&mut self, batch: &Batch) -> Result<Tensor> {
+        let ids = &batch.tokens()?.ids;
+        let cache = self.cache(ids.dim(0)?)?;
+        let (logits, next) = self.model.forward(ids, &cache)?;
+        self.cache = Some(next);
+        Ok(logits)
+    }
+
+    /// The released code's: the last symbol of a segment has no target but is counted.
+    fn loss(&mut self, batch: &Batch, noise: DropoutRng) -> Result<Loss> {
+        let ids = &batch.tokens()?.ids;
+        let cache = self.cache(ids.dim(0)?)?;
+        let noise = self.model.config().backbone.drops(noise);
+        let (logits, next) = self.model.forward_train(ids, &cache, noise)?;
+        self.cache = Some(next);
+        Ok(Loss::mean(released_loss(&next_symbol_loss(&logits, &batch.labels)?)?))
+    }
+
+    fn metrics(&mut self, batch: &Batch) -> Result<Vec<Metric>> {
+        let logits = self.forward(batch)?.detach();
+        let nll = next_symbol_loss(&logits, &batch.labels)?;
+        let sum = f64::from(nll.sum_all()?.to_scalar::<f32>()?);
+        Ok(vec![Metric { name: "loss", sum, count: nll.elem_count() as f64 }])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attention::choose::choose;
+    use crate::family::resolve;
+
+    const LEN: usize = 41;
+
+    fn config(model: &str) -> CharLmConfig {
+        let choice = choose(&model.parse().unwrap()).unwrap().remove(0);
+        let sizes = super::super::SizeOverrides {
+            layers: Some(2),
+            width: Some(16),
+            heads: Some(2),
+            ffn: Some(24),
+            ..Default::default()
+        };
+        let asked = ModelRequest {
+            preset: "charlm-small",
+            task: None,
+            choice: &choice,
+            sizes: &sizes,
+            len: Some(LEN),
+            cached: Some(0),
+            vocab: Some(13),
+            examples: None,
+        };
+        super::config(&asked).unwrap()
+    }
+
+    /// Variants of mechanisms that go on token by token.
+    const VARIANTS: [&str; 4] = ["window:w=5", "cosformer:m=50", "rfa:gate=true", "rfa:kernel=arccos"];
+
+    fn decodes(name: &str) -> bool {
+        config(name).build_decoder(&ParamBuilder::counting(), 1).unwrap().is_some()
+    }
+
+    #[test]
+    fn a_token_after_another_is_the_forward_pass_at_every_position() {
+        let all = crate::attention::entries();
+        let causal = all.iter().filter(|entry| entry.support.causal).map(|entry| entry.name);
+        let names: Vec<&str> = causal.filter(|name| decodes(name)).chain(VARIANTS).collect();
+        assert!(names.len() >= 13, "fewer decode than before: {names:?}");
+        for name in names {
+            let config = config(name);
+            // weights of usual size: those of a new model make all logits alike
+            let draw = |spec: &crate::nn::params::ParamSpec| match spec.shape.len() {
+                2 => crate::nn::params::Init::Uniform { bound: 0.5 },
+                _ => spec.init,
+            };
+            let builder = ParamBuilder::seeded(3, &Device::Cpu, false).with_init(draw);
+            let model = CharLm::new(&config.at(LEN, 0), &builder).unwrap();
+            let ids: Vec<u32> = (0..2 * LEN as u32).map(|at| at * at % 13).collect();
+            let ids = Tensor::from_vec(ids, (2, LEN), &Device::Cpu).unwrap();
+            let (whole, _) = model.forward(&ids, &Cache::default()).unwrap();
+            let largest = whole.abs().unwrap().max_all().unwrap().to_scalar::<f32>().unwrap();
+            let mut states = model.start_decoding(2, LEN).unwrap().unwrap();
+            for at in 0..LEN {
+                let token = ids.narrow(1, at, 1).unwrap().contiguous().unwrap();
+                let logits = model.decode(&token, &mut states).unwrap();
+                let apart = (logits - whole.narrow(1, at, 1).unwrap()).unwrap().abs().unwrap();
+                let apart = apart.max_all().unwrap().to_scalar::<f32>().unwrap();
+                assert!(apart <= 1e-4 * largest, "{name} at {at}: {apart} of {largest}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_go_on_token_by_token_says_so() {
+        for name in ["ls", "transformer-xl", "dp", "performer:feature_eps=1e-4"] {
+            assert!(!decodes(name), "{name}");
+        }
+        let choice = choose(&"full".parse().unwrap()).unwrap().remove(0);
+        let sizes = Default::default();
+        let asked = ModelRequest {
+            preset: "lra-repo",
+            task: None,
+            choice: &choice,
+            sizes: &sizes,
+            len: Some(8),
+            cached: None,
+            vocab: None,
+            examples: None,
+        };
+        let classifier = resolve(&super::super::families(), &asked).unwrap();
+        assert!(classifier.build_decoder(&ParamBuilder::counting(), 1).unwrap().is_none());
+    }
+}

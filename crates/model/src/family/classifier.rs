@@ -1,0 +1,144 @@
+//! Documents to classes: the pre-norm encoder of [`crate::encoder`] with a head.
+
+use candle_core::{D, DType, Device, Result, Tensor};
+
+use super::{Architecture, Family, Loss, Metric, Model, ModelRequest, PresetInfo, ResolveError, StageCost};
+use crate::batch::{Batch, InputKind, ModelInput, SyntheticInput, Tokens};
+use crate::nn::dropout::DropoutRng;
+use crate::nn::params::ParamBuilder;
+use crate::pair::Pair;
+use crate::preset::{ClassifierPreset, TABLE};
+use crate::{Classifier, ClassifierConfig, Pooling};
+use effattn_kernel::loss::cross_entropy;
+use effattn_record::config::unknown;
+
+/// The table line.
+pub static FAMILY: Family = Family {
+    name: "classifier",
+    title: "documents to classes",
+    input: InputKind::Tokens,
+    classifies: true,
+    sample: "text",
+    presets,
+    serves: |preset, task| towers(preset, task) == Some(1),
+    usual_task: |preset, len| ClassifierPreset::find(preset)?.task_of_len(len?),
+    usual: |_| None,
+    resolve,
+};
+
+/// The presets of the Long Range Arena, of which a pair's tasks belong to [`super::pair`].
+pub(super) fn presets() -> Vec<PresetInfo> {
+    let about = |preset: &ClassifierPreset| {
+        let ClassifierPreset { name, title, description, source, .. } = *preset;
+        PresetInfo { name, title, description, source, tasks: preset.tasks().collect(), knobs: Vec::new() }
+    };
+    TABLE.iter().map(|preset| about(preset)).collect()
+}
+
+/// Documents per example of this model, where there is one.
+pub(super) fn towers(preset: &str, task: Option<&str>) -> Option<usize> {
+    ClassifierPreset::find(preset)?.form(task, "").ok().map(|form| form.towers)
+}
+
+/// Classifiers and pairs.
+pub(super) fn resolve(asked: &ModelRequest) -> std::result::Result<Box<dyn Architecture>, ResolveError> {
+    let names = TABLE.iter().map(|preset| preset.name);
+    let preset = ClassifierPreset::find(asked.preset);
+    let preset = preset.ok_or_else(|| ResolveError::Invalid(unknown("preset", asked.preset, names)))?;
+    let entry = asked.choice.entry;
+    let mut form = match (preset.form(asked.task, entry.name), asked.examples) {
+        (Ok(form), _) => form,
+        // the sizes without a task, the ids and classes of the data
+        (Err(_), Some(examples)) => preset.form_for(&examples),
+        (Err(error), None) => return Err(ResolveError::wrong(error)),
+    };
+    asked.sizes.apply(&mut form.backbone);
+    if let Some(name) = &asked.sizes.pooling {
+        let pooling = Pooling::find(name);
+        let names = Pooling::ALL.iter().map(|pooling| pooling.name());
+        form.pooling = Some(pooling.ok_or_else(|| ResolveError::Invalid(unknown("pooling", name, names)))?);
+    }
+    let len = asked.len.unwrap_or(form.max_len);
+    Ok(Box::new(form.model(entry, asked.choice.knobs.clone(), len)))
+}
+
+impl Architecture for ClassifierConfig {
+    fn max_len(&self) -> usize {
+        self.max_len
+    }
+
+    fn validate(&self) -> std::result::Result<(), ResolveError> {
+        Ok(Self::validate(self)?)
+    }
+
+    fn stages(&self, batch: usize, len: usize) -> Vec<StageCost> {
+        self.layer_costs(batch, len)
+    }
+
+    fn state_bytes(&self, len: usize) -> u64 {
+        let layer = (self.entry.cost)(&self.knobs, &self.backbone.shape(1, len, true));
+        layer.state_bytes * self.backbone.layers as u64
+    }
+
+    fn build(&self, builder: &ParamBuilder) -> Result<Box<dyn Model>> {
+        Ok(match self.towers {
+            2 => Box::new(Pair::new(self, builder)?),
+            _ => Box::new(Classifier::new(self, builder)?),
+        })
+    }
+
+    fn synthetic_batches(&self, wanted: &SyntheticInput, device: &Device) -> Result<Vec<Batch>> {
+        let bytes = &mut wanted.bytes();
+        let mut document = || -> Result<Tokens> {
+            let ids = wanted.ids(bytes, |byte| 1 + u32::from(byte), device)?; // 0 is padding
+            Ok(Tokens { ids, mask: None })
+        };
+        let batches = (0..SyntheticInput::BATCHES).map(|_| {
+            let input = match self.towers {
+                2 => ModelInput::Pairs(document()?, document()?),
+                _ => ModelInput::Tokens(document()?),
+            };
+            Ok(Batch { input, labels: wanted.classes(self.classes, device)? })
+        });
+        batches.collect()
+    }
+}
+
+impl Model for Classifier {
+    fn forward(&mut self, batch: &Batch) -> Result<Tensor> {
+        let Tokens { ids, mask } = batch.tokens()?;
+        Self::forward(self, ids, mask.as_ref())
+    }
+
+    fn loss(&mut self, batch: &Batch, noise: DropoutRng) -> Result<Loss> {
+        let Tokens { ids, mask } = batch.tokens()?;
+        classification_loss(&self.forward_train(ids, mask.as_ref(), self.drops(noise))?, &batch.labels)
+    }
+
+    fn metrics(&mut self, batch: &Batch) -> Result<Vec<Metric>> {
+        classification_scores(&Model::forward(self, batch)?, &batch.labels)
+    }
+}
+
+/// Mean cross entropy of `logits` [b, classes] with `labels` `[b]` (u32); batches of a run have one size, and each counts
+/// once.
+///
+/// # Errors
+/// Labels out of range.
+pub fn classification_loss(logits: &Tensor, labels: &Tensor) -> Result<Loss> {
+    Ok(Loss::mean(cross_entropy(logits, labels)?.mean_all()?))
+}
+
+/// Loss and share of right decisions of a batch, which counts once.
+///
+/// # Errors
+/// Labels out of range.
+pub fn classification_scores(logits: &Tensor, labels: &Tensor) -> Result<Vec<Metric>> {
+    let logits = logits.detach();
+    let right = logits.argmax(D::Minus1)?.eq(labels)?.to_dtype(DType::F32)?.mean_all()?;
+    let loss = cross_entropy(&logits, labels)?.mean_all()?;
+    let metric = |name, value: Tensor| -> Result<Metric> {
+        Ok(Metric { name, sum: f64::from(value.to_scalar::<f32>()?), count: 1.0 })
+    };
+    Ok(vec![metric("loss", loss)?, metric("accuracy", right)?])
+}

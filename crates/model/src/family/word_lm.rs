@@ -1,0 +1,229 @@
+//! Words to next words: the language model of [`crate::word_lm`] (cosFormer Table 2).
+
+use candle_core::{Device, Result, Tensor};
+
+use super::{
+    Architecture, Family, Loss, Metric, Model, ModelRequest, PresetInfo, ResolveError, StageCost, tasks_of,
+};
+use crate::Backbone;
+use crate::attention::knobs::{Knobs, Value};
+use crate::batch::{Batch, InputKind, ModelInput, SyntheticInput, Tokens};
+use crate::nn::adaptive::{AdaptiveConfig, Tie};
+use crate::nn::dropout::{Dropout, DropoutRng};
+use crate::nn::params::ParamBuilder;
+use crate::word_lm::{WordLm, WordLmConfig};
+use effattn_kernel::embedding::PADDING;
+use effattn_record::config::unknown;
+
+/// The table line.
+pub static FAMILY: Family = Family {
+    name: "word-lm",
+    title: "words to next words, adaptive input and softmax",
+    input: InputKind::Tokens,
+    classifies: false,
+    sample: "words",
+    presets,
+    serves: |preset, task| find(preset).is_some() && task.is_none(),
+    usual_task: |_, _| None,
+    usual: |_| None,
+    resolve,
+};
+
+/// A named model.
+struct WordLmPreset {
+    about: PresetInfo,
+    backbone: Backbone,
+    vocab: usize,
+    cutoffs: [usize; 2],
+    block: usize,
+}
+
+const fn backbone(layers: usize, width: usize, heads: usize, ffn: usize) -> Backbone {
+    let mut backbone = Backbone::new(layers, width, heads, ffn);
+    backbone.dropout = 0.3;
+    backbone.attention_dropout = 0.1;
+    backbone
+}
+
+static PRESETS: &[WordLmPreset] = &[
+    WordLmPreset {
+        about: PresetInfo {
+            name: "wikitext103",
+            title: "cosFormer Table 2: 16 layers, d 1024, 8 heads, FFN 4096, 267,744 words",
+            description: "fairseq's transformer_lm_wiki103: adaptive input and softmax, tied, cutoffs 20000 and 60000, \
+                          sinusoids, ReLU, no norm behind the last layer.",
+            source: "Baevski & Auli 2019; fairseq; cosFormer, Table 2",
+            tasks: Vec::new(),
+            knobs: Vec::new(),
+        },
+        backbone: backbone(16, 1024, 8, 4096),
+        vocab: 267_744,
+        cutoffs: [20_000, 60_000],
+        block: 512,
+    },
+    WordLmPreset {
+        about: PresetInfo {
+            name: "wikitext103-small",
+            title: "4 layers, d 256, 4 heads, FFN 1024, 8,125 words: a small stand-in for cosFormer Table 2",
+            description: "The form of wikitext103 at a size that two CPU cores train in minutes; its perplexities \
+                          compare with nothing but one another.",
+            source: "docs/spec/SPEC-text.md, section 10",
+            tasks: Vec::new(),
+            knobs: Vec::new(),
+        },
+        backbone: backbone(4, 256, 4, 1024),
+        vocab: 8125,
+        cutoffs: [2000, 5000],
+        block: 256,
+    },
+];
+
+fn find(name: &str) -> Option<&'static WordLmPreset> {
+    PRESETS.iter().find(|preset| preset.about.name == name)
+}
+
+fn presets() -> Vec<PresetInfo> {
+    PRESETS.iter().map(|preset| PresetInfo { knobs: vec!["m"], ..preset.about.clone() }).collect()
+}
+
+fn resolve(asked: &ModelRequest) -> std::result::Result<Box<dyn Architecture>, ResolveError> {
+    Ok(Box::new(config(asked)?))
+}
+
+/// The model that is asked for, not validated. Cutoffs that a smaller vocabulary does not reach keep their share of it.
+///
+/// # Errors
+/// Unknown names, settings that the mechanism or this family does not take.
+pub fn config(asked: &ModelRequest) -> std::result::Result<WordLmConfig, ResolveError> {
+    let names = PRESETS.iter().map(|preset| preset.about.name);
+    let preset =
+        find(asked.preset).ok_or_else(|| ResolveError::Invalid(unknown("preset", asked.preset, names)))?;
+    tasks_of(asked, preset.about.name)?;
+    let mut backbone = preset.backbone.clone();
+    asked.sizes.apply(&mut backbone);
+    let block = asked.len.unwrap_or(preset.block);
+    let vocab = asked.vocab.unwrap_or(preset.vocab);
+    let reached = preset.cutoffs.iter().all(|cutoff| *cutoff < vocab);
+    let share = |cutoff: usize| if reached { cutoff } else { cutoff * vocab / preset.vocab };
+    Ok(WordLmConfig {
+        entry: asked.choice.entry,
+        knobs: reaching(asked, block)?,
+        adaptive: AdaptiveConfig {
+            vocab,
+            cutoffs: preset.cutoffs.map(share).to_vec(),
+            width: backbone.width,
+            factor: 4,
+            tie: Tie::All,
+        },
+        backbone,
+        block,
+        final_norm: false,
+        activation_dropout: 0.1,
+        softmax_dropout: 0.2,
+    })
+}
+
+/// The settings that are asked for; a distance that would follow the length (cosFormer's M) is the block's, so that a
+/// result does not depend on how long a window happens to be.
+pub(super) fn reaching(asked: &ModelRequest, block: usize) -> std::result::Result<Knobs, ResolveError> {
+    let entry = asked.choice.entry;
+    let given = asked.choice.given();
+    let free = entry.knobs.iter().any(|knob| knob.name == "m" && knob.default == Value::Auto);
+    let whole = block.to_string();
+    let fixed = free.then_some(("m", whole.as_str()));
+    let given = given.iter().map(|(name, value)| (*name, value.as_str()));
+    Knobs::parse(entry.name, entry.knobs, fixed.into_iter().chain(given)).map_err(ResolveError::wrong)
+}
+
+impl Architecture for WordLmConfig {
+    fn max_len(&self) -> usize {
+        self.block
+    }
+
+    fn validate(&self) -> std::result::Result<(), ResolveError> {
+        Ok(Self::validate(self)?)
+    }
+
+    /// The adaptive softmax counts its head; a tail is computed for its own words only.
+    fn stages(&self, batch: usize, len: usize) -> Vec<StageCost> {
+        let tails = self.adaptive.cutoffs.len();
+        let head = self.adaptive.cutoffs.first().copied().unwrap_or(self.adaptive.vocab) + tails;
+        let flops = (len * self.backbone.width * head) as u64;
+        let mut all = self.backbone.plain_layers((self.entry, &self.knobs), batch, len, true);
+        all.push(StageCost { name: "softmax".to_owned(), flops, ..StageCost::default() });
+        all
+    }
+
+    fn build(&self, builder: &ParamBuilder) -> Result<Box<dyn Model>> {
+        Ok(Box::new(WordLm::new(self, builder)?))
+    }
+
+    /// Every band of words is met, the first one most.
+    fn synthetic_batches(&self, wanted: &SyntheticInput, device: &Device) -> Result<Vec<Batch>> {
+        let bytes = &mut wanted.bytes();
+        let (vocab, first) = (self.adaptive.vocab as u32, self.adaptive.bands()[0].0.end as u32);
+        let word = |byte: u8| match u32::from(byte) {
+            byte if byte.is_multiple_of(8) => 4 + byte.wrapping_mul(40_503) % (vocab - 4),
+            byte => 4 + byte.wrapping_mul(2_654_435) % (first - 4).max(1),
+        };
+        let batches = (0..SyntheticInput::BATCHES).map(|_| {
+            let ids = wanted.ids(bytes, word, device)?;
+            let labels = Tensor::cat(&[ids.narrow(1, 1, wanted.len - 1)?, ids.narrow(1, 0, 1)?], 1)?;
+            Ok(Batch { input: ModelInput::Tokens(Tokens { ids, mask: None }), labels: labels.contiguous()? })
+        });
+        batches.collect()
+    }
+}
+
+/// Number of targets that are not padding.
+fn count(labels: &Tensor) -> Result<f64> {
+    let labels = labels.flatten_all()?.to_vec1::<u32>()?;
+    Ok(labels.iter().filter(|label| **label != PADDING).count() as f64)
+}
+
+impl Model for WordLm {
+    /// The last layer's output: a distribution over all words is never made.
+    fn forward(&mut self, batch: &Batch) -> Result<Tensor> {
+        self.hidden(&batch.tokens()?.ids, Dropout::NONE)
+    }
+
+    fn loss(&mut self, batch: &Batch, noise: DropoutRng) -> Result<Loss> {
+        let dropout = self.config().backbone.drops(noise);
+        let nll = self.nll(&batch.tokens()?.ids, &batch.labels, dropout)?;
+        Ok(Loss { sum: nll.sum_all()?, count: count(&batch.labels)? })
+    }
+
+    fn metrics(&mut self, batch: &Batch) -> Result<Vec<Metric>> {
+        let nll = self.nll(&batch.tokens()?.ids, &batch.labels, Dropout::NONE)?.detach();
+        let sum = f64::from(nll.sum_all()?.to_scalar::<f32>()?);
+        Ok(vec![Metric { name: "loss", sum, count: count(&batch.labels)? }])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attention::choose::choose;
+    use crate::family::{SizeOverrides, families, resolve};
+
+    #[test]
+    fn the_published_model_has_its_parameters_to_the_digit() {
+        for (model, parameters) in [("full", 246_933_504), ("cosformer", 246_933_504)] {
+            let choice = choose(&model.parse().unwrap()).unwrap().remove(0);
+            let (preset, sizes) = ("wikitext103", &SizeOverrides::default());
+            let asked = ModelRequest {
+                preset,
+                task: None,
+                choice: &choice,
+                sizes,
+                len: None,
+                cached: None,
+                vocab: None,
+                examples: None,
+            };
+            let resolved = resolve(&families(), &asked).unwrap();
+            assert_eq!(resolved.parameters().unwrap(), parameters);
+            assert_eq!(resolved.max_len(), 512);
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! The word language model (`SPEC-text.md` section 2; cosFormer Table 2): fairseq's `transformer_lm_wiki103` around any
+//! causal mechanism.
+//!
+//! ```text
+//! x = adaptive_input(ids) sqrt(d) + sinusoid
+//! layer: x <- x + Linear_o(attention(LN(x)));  x <- x + fc2(relu(fc1(LN(x))))
+//! adaptive softmax of x, without a norm behind the last layer unless `final_norm`
+//! ```
+
+use candle_core::{Device, Error, Result, Tensor};
+
+use super::layer::{Block, BlockConfig, ForwardArgs};
+use super::{Backbone, ConfigError};
+use crate::attention::MechanismEntry;
+use crate::attention::knobs::Knobs;
+use crate::nn::adaptive::{AdaptiveConfig, AdaptiveSoftmax};
+use crate::nn::dropout::Dropout;
+use crate::nn::ffn::{FfnActivation, FfnConfig};
+use crate::nn::params::{Init, ParamBuilder, ParamSpec};
+use effattn_kernel::embedding::PADDING;
+use effattn_kernel::norm::{EPS, layer_norm};
+
+/// The word in front of a stream's first one: the end of the line before.
+pub const END_OF_LINE: u32 = 2;
+
+/// A word language model around one variant of a causal mechanism.
+#[derive(Clone)]
+pub struct WordLmConfig {
+    /// The mechanism.
+    pub entry: &'static MechanismEntry,
+    /// Its settings.
+    pub knobs: Knobs,
+    /// Sizes; its dropout is that of embeddings and residual branches.
+    pub backbone: Backbone,
+    /// Words in and out.
+    pub adaptive: AdaptiveConfig,
+    /// Most words per block.
+    pub block: usize,
+    /// Whether a norm follows the last layer.
+    pub final_norm: bool,
+    /// Dropout behind the ReLU.
+    pub activation_dropout: f64,
+    /// Dropout in front of the adaptive softmax and of its tails.
+    pub softmax_dropout: f64,
+}
+
+impl WordLmConfig {
+    /// # Errors
+    /// Sizes that no model has, and what the mechanism cannot do.
+    pub fn validate(&self) -> std::result::Result<(), ConfigError> {
+        self.backbone.validate()?;
+        super::positive(&[("the block", self.block)])?;
+        self.backbone.countable(self.block, &self.knobs)?;
+        let mechanism = self.entry.name;
+        if !self.entry.support.causal {
+            let (what, instead) = ("causal form", "choose a causal mechanism for a language model");
+            return Err(ConfigError::Unsupported { mechanism, what, instead });
+        }
+        self.adaptive
+            .validate()
+            .map_err(|reason| ConfigError::Knobs { mechanism: "adaptive input", reason })?;
+        let shape = self.backbone.shape(1, self.block, true);
+        (self.entry.validate)(&self.knobs, &shape).map_err(|reason| ConfigError::Knobs { mechanism, reason })
+    }
+
+    fn layer(&self, layer: usize) -> BlockConfig {
+        BlockConfig {
+            entry: self.entry,
+            knobs: self.knobs.clone(),
+            width: self.backbone.width,
+            heads: self.backbone.heads,
+            head_dim: self.backbone.head_dim(),
+            ffn: self.backbone.ffn,
+            bias: true,
+            max_len: self.block,
+            causal: true,
+            layer,
+            form: FfnConfig {
+                activation: FfnActivation::Relu,
+                hidden_dropout: Some(self.activation_dropout),
+                ..FfnConfig::default()
+            },
+        }
+    }
+}
+
+/// fairseq's start: queries, keys and values Xavier uniform with gain 1/sqrt(2), the output Xavier uniform without bias.
+fn fairseq_init(spec: &ParamSpec) -> Init {
+    let bound = |gain: f64| match spec.shape[..] {
+        [out, inp] => Init::Uniform { bound: gain * (6.0 / (inp + out) as f64).sqrt() },
+        _ => spec.init,
+    };
+    match spec.name.as_str() {
+        "attn.q.weight" | "attn.k.weight" | "attn.v.weight" => bound(std::f64::consts::FRAC_1_SQRT_2),
+        "attn.o.weight" => bound(1.0),
+        "attn.o.bias" => Init::ZERO,
+        _ => spec.init,
+    }
+}
+
+/// fairseq's sinusoids of positions 0..n [n, d]: sines of (t + 2) f_i, then their cosines, f_i = 10000^(-i / (d/2 - 1)).
+pub fn sinusoids(n: usize, d: usize, device: &Device) -> Result<Tensor> {
+    let half = d / 2;
+    let step = 10_000f64.ln() / (half.max(2) - 1) as f64;
+    let wave = |t: usize, channel: usize| {
+        let angle = (t + 2) as f64 * (-step * (channel % half.max(1)) as f64).exp();
+        match channel / half.max(1) {
+            0 => angle.sin() as f32,
+            1 => angle.cos() as f32,
+            _ => 0.0, // an odd width has one channel left
+        }
+    };
+    let data = (0..n * d).map(|at| wave(at / d, at % d)).collect::<Vec<_>>();
+    Tensor::from_vec(data, (n, d), device)
+}
+
+/// Words to a distribution over the next one.
+pub struct WordLm {
+    adaptive: AdaptiveSoftmax,
+    layers: Vec<Block>,
+    norm: Option<(Tensor, Tensor)>,
+    positions: Tensor, // [block, width]
+    config: WordLmConfig,
+}
+
+impl WordLm {
+    /// Parameters `embed.*`, `softmax.*`, `layers.<i>.*`, and `norm.*` with a final norm.
+    ///
+    /// # Errors
+    /// A configuration that cannot be built ([`ConfigError`]), given parameters that do not fit.
+    pub fn new(config: &WordLmConfig, builder: &ParamBuilder) -> Result<Self> {
+        config.validate().map_err(Error::wrap)?;
+        let builder = builder.with_init(fairseq_init);
+        let width = config.backbone.width;
+        let adaptive = AdaptiveSoftmax::new(&config.adaptive, &builder)?;
+        let layers = (0..config.backbone.layers)
+            .map(|layer| Block::new(&config.layer(layer), &builder.pp(format!("layers.{layer}"))))
+            .collect::<Result<_>>()?;
+        let norm = if config.final_norm {
+            let param = |name, init| builder.param(name, &[width], init);
+            Some((param("norm.weight", Init::ONE)?, param("norm.bias", Init::ZERO)?))
+        } else {
+            None
+        };
+        let positions = sinusoids(config.block, width, &builder.device())?;
+        Ok(Self { adaptive, layers, norm, positions, config: config.clone() })
+    }
+
+    /// What it was built for.
+    pub fn config(&self) -> &WordLmConfig {
+        &self.config
+    }
+
+    /// The device of the parameters.
+    pub fn device(&self) -> &Device {
+        self.positions.device()
+    }
+
+    /// The adaptive input and softmax.
+    pub fn adaptive(&self) -> &AdaptiveSoftmax {
+        &self.adaptive
+    }
+
+    /// `ids` [b, n] (u32) to the last layer's output [b, n, width]. Padding stands on the right: no earlier word sees it.
+    ///
+    /// # Errors
+    /// More words than a block has, a word outside the vocabulary.
+    pub fn hidden(&self, ids: &Tensor, dropout: Dropout) -> Result<Tensor> {
+        self.run(ids, dropout, |_| ())
+    }
+
+    /// [`Self::hidden`] without dropout: the input of every layer, then the final output.
+    ///
+    /// # Errors
+    /// As [`Self::hidden`].
+    pub fn trace(&self, ids: &Tensor) -> Result<Vec<Tensor>> {
+        super::traced(|see| self.run(ids, Dropout::NONE, see))
+    }
+
+    fn run(&self, ids: &Tensor, dropout: Dropout, mut see: impl FnMut(&Tensor)) -> Result<Tensor> {
+        let (n, rows) = (ids.dim(1)?, self.positions.dim(0)?);
+        if n > rows {
+            candle_core::bail!("{n} words do not fit a block of {rows}; build the model for that length");
+        }
+        let scale = (self.config.backbone.width as f64).sqrt();
+        let x = (self.adaptive.embed(ids)? * scale)?.broadcast_add(&self.positions.narrow(0, 0, n)?)?;
+        let mut x = dropout.apply(&x, 0)?;
+        for (number, layer) in self.layers.iter().enumerate() {
+            see(&x);
+            let dropout = dropout.branch(2 + number as u64);
+            x = layer.forward(&x, &ForwardArgs { mask: None, memory: None, dropout })?;
+        }
+        match &self.norm {
+            Some((weight, bias)) => layer_norm(&x, weight, bias, EPS),
+            None => Ok(x),
+        }
+    }
+
+    /// -log p of every target [b, n] (u32): [b, n], in nats; 0 where the target is padding.
+    ///
+    /// # Errors
+    /// As [`Self::hidden`]; a target outside the vocabulary.
+    pub fn nll(&self, ids: &Tensor, targets: &Tensor, dropout: Dropout) -> Result<Tensor> {
+        let hidden = self.hidden(ids, dropout)?;
+        self.nll_of(&hidden, targets, dropout)
+    }
+
+    /// [`Self::nll`] of hidden rows that are there already.
+    ///
+    /// # Errors
+    /// A target outside the vocabulary, shapes that do not fit.
+    pub fn nll_of(&self, hidden: &Tensor, targets: &Tensor, dropout: Dropout) -> Result<Tensor> {
+        let (b, n, width) = hidden.dims3()?;
+        let flat = targets.flatten_all()?.to_vec1::<u32>()?;
+        let dropout = dropout.with_rate(self.config.softmax_dropout).branch(1);
+        let nll = self.adaptive.nll(&hidden.reshape((b * n, width))?, &flat, dropout)?;
+        let nll = if flat.contains(&PADDING) {
+            let keep: Vec<f32> = flat.iter().map(|&id| f32::from(u8::from(id != PADDING))).collect();
+            (nll * Tensor::from_vec(keep, b * n, hidden.device())?)?
+        } else {
+            nll
+        };
+        nll.reshape((b, n))
+    }
+}
+
+/// How a stream is cut for evaluation (`SPEC-text.md` section 4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EvalWindows {
+    /// Words per window.
+    pub window: usize,
+    /// Words of each window that are only read.
+    pub context: usize,
+}
+
+impl EvalWindows {
+    /// First input and first scored word of every window, and the end of the scored ones, over a stream of `len` words.
+    fn cut(self, len: usize) -> Vec<(usize, usize, usize)> {
+        let step = (self.window - self.context.min(self.window - 1)).max(1);
+        let starts = (0..len).step_by(step);
+        starts.map(|at| (at - at.min(self.context), at, len.min(at + step))).collect()
+    }
+}
+
+/// -log p of every word of `stream` in nats; windows of equal shape are computed `batch` at a time. `progress` hears how
+/// many words are scored.
+///
+/// # Errors
+/// Windows longer than the model's block, a word outside the vocabulary.
+pub fn stream_nll(
+    model: &WordLm,
+    stream: &[u32],
+    windows: EvalWindows,
+    batch: usize,
+    mut progress: impl FnMut(usize),
+) -> Result<Vec<f32>> {
+    let cuts = windows.cut(stream.len());
+    let mut nll = vec![0.0; stream.len()];
+    let mut done = 0;
+    let same = |a: &(usize, usize, usize), b: &(usize, usize, usize)| {
+        (a.1 - a.0, a.2 - a.1) == (b.1 - b.0, b.2 - b.1)
+    };
+    for run in cuts.chunk_by(same) {
+        for part in run.chunks(batch.max(1)) {
+            let (first, _, end) = part[0];
+            let n = end - first;
+            let word = |at: usize| if at == 0 { END_OF_LINE } else { stream[at - 1] };
+            let ids: Vec<u32> = part.iter().flat_map(|cut| (cut.0..cut.2).map(word)).collect();
+            let targets: Vec<u32> =
+                part.iter().flat_map(|cut| stream[cut.0..cut.2].iter().copied()).collect();
+            let tensor = |data: Vec<u32>| Tensor::from_vec(data, (part.len(), n), model.device());
+            let rows = model.nll(&tensor(ids)?, &tensor(targets)?, Dropout::NONE)?.to_vec2::<f32>()?;
+            for (&(first, scored, end), row) in part.iter().zip(rows) {
+                nll[scored..end].copy_from_slice(&row[scored - first..]);
+                done += end - scored;
+            }
+            progress(done);
+        }
+    }
+    Ok(nll)
+}
+
+/// Perplexity: e to the mean of `nll`.
+pub fn perplexity(nll: &[f32]) -> f64 {
+    (nll.iter().map(|&x| f64::from(x)).sum::<f64>() / nll.len() as f64).exp()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_word_is_scored_once() {
+        for (window, context, len) in [(16, 0, 53), (16, 10, 53), (16, 12, 47), (512, 400, 1), (8, 0, 8)] {
+            let cuts = EvalWindows { window, context }.cut(len);
+            let scored: Vec<usize> = cuts.iter().flat_map(|cut| cut.1..cut.2).collect();
+            assert_eq!(scored, (0..len).collect::<Vec<_>>());
+            assert!(cuts.iter().all(|cut| cut.2 - cut.0 <= window && cut.1 - cut.0 <= context));
+        }
+        assert_eq!(EvalWindows { window: 512, context: 400 }.cut(300)[2], (0, 224, 300));
+    }
+
+    #[test]
+    fn sinusoids_start_at_position_two_with_all_sines_first() {
+        let rows = sinusoids(2, 8, &Device::Cpu).unwrap().to_vec2::<f32>().unwrap();
+        assert!((f64::from(rows[0][0]) - 2f64.sin()).abs() < 1e-6);
+        assert!((f64::from(rows[1][4]) - 3f64.cos()).abs() < 1e-6);
+        assert!((f64::from(rows[0][3]) - 2e-4f64.sin()).abs() < 1e-7); // i = d/2 - 1: frequency 1/10000
+    }
+}

@@ -1,0 +1,401 @@
+//! What can be set by flag, by suite or by `--set`: the same words everywhere, all optional.
+
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::lists::{Batches, Counts, Lengths, Modes, Seeds, Words};
+use super::units::{Bytes, Seconds};
+use super::{ParseError, nearest};
+
+/// Writes and reads a type through its text form.
+macro_rules! by_text {
+    ($name:ty) => {
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let text = String::deserialize(deserializer)?;
+                text.parse().map_err(serde::de::Error::custom)
+            }
+        }
+    };
+}
+
+by_text!(DeviceName);
+by_text!(DtypeName);
+by_text!(KernelName);
+
+impl<'de> Deserialize<'de> for Bytes {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+impl Serialize for Bytes {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&format_args!("{}B", self.0))
+    }
+}
+
+impl<'de> Deserialize<'de> for Seconds {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+impl Serialize for Seconds {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&format_args!("{}s", self.0))
+    }
+}
+
+/// Where to compute.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceName {
+    /// The processor.
+    #[default]
+    Cpu,
+    /// An NVIDIA card by index.
+    Cuda(usize),
+    /// Apple's GPU.
+    Metal,
+}
+
+impl FromStr for DeviceName {
+    type Err = ParseError;
+
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        let index = |text: &str| text.parse::<usize>().ok().filter(|index| *index < 64);
+        match text.split_once(':') {
+            None if text == "cpu" => Ok(Self::Cpu),
+            None if text == "cuda" => Ok(Self::Cuda(0)),
+            None if text == "metal" => Ok(Self::Metal),
+            Some(("cuda", number)) if index(number).is_some() => Ok(Self::Cuda(index(number).unwrap_or(0))),
+            _ => Err(ParseError::new(format!("unknown device {text:?}; allowed: cpu, cuda, cuda:1, metal"))),
+        }
+    }
+}
+
+impl std::fmt::Display for DeviceName {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        match self {
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(index) => write!(f, "cuda:{index}"),
+            Self::Metal => f.write_str("metal"),
+        }
+    }
+}
+
+macro_rules! words {
+    ($(#[$doc:meta])* $name:ident $what:literal { $($(#[$item:meta])* $variant:ident = $word:literal),+ }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub enum $name { $($(#[$item])* $variant),+ }
+
+        impl $name {
+            /// Every word.
+            pub const WORDS: &'static [&'static str] = &[$($word),+];
+
+            /// The word on the command line, in TOML and in rows.
+            pub const fn word(self) -> &'static str {
+                match self { $(Self::$variant => $word),+ }
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = ParseError;
+
+            fn from_str(text: &str) -> Result<Self, ParseError> {
+                match text {
+                    $($word => Ok(Self::$variant),)+
+                    _ => {
+                        let allowed = Self::WORDS.join(", ");
+                        Err(ParseError::new(format!("unknown {} {text:?}; allowed: {allowed}", $what)))
+                    }
+                }
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+                f.pad(self.word())
+            }
+        }
+    };
+}
+
+words! {
+    /// Number format of the operands of matrix products.
+    DtypeName "number format" {
+        /// 32-bit float.
+        #[default]
+        F32 = "f32",
+        /// f32 with 10 bits of mantissa, on CUDA devices.
+        Tf32 = "tf32",
+        /// bf16, summed in f32; activations wait for the backward pass as bf16.
+        Bf16 = "bf16"
+    }
+}
+
+words! {
+    /// Which implementation runs.
+    KernelName "kernel" {
+        /// Our fused kernels.
+        #[default]
+        Fused = "fused",
+        /// Plain tensor operations, as in the papers' codes.
+        Composed = "composed"
+    }
+}
+
+/// One setting: its key in TOML and of `--set`, and the flag of the protocols that take it.
+pub struct Setting {
+    /// The key.
+    pub key: &'static str,
+    /// What it sets.
+    pub help: &'static str,
+    /// Heading of its flag in `--help`; empty where only `--set` and suites set it.
+    pub heading: &'static str,
+    /// Name of its value in `--help`; empty for a switch.
+    pub value: &'static str,
+    /// Reads the value of the flag.
+    pub read: fn(&str) -> Result<Settings, ParseError>,
+}
+
+impl Setting {
+    /// The setting called `key`.
+    pub fn find(key: &str) -> Option<&'static Self> {
+        SETTINGS.iter().find(|setting| setting.key == key)
+    }
+
+    /// Its flag without dashes in front; none where it has no flag.
+    pub fn flag(&self) -> Option<String> {
+        (!self.heading.is_empty()).then(|| self.key.replace('_', "-"))
+    }
+}
+
+macro_rules! settings {
+    ($($(#[doc = $doc:literal])+ $field:ident: $type:ty, $heading:literal, $value:literal, $read:expr;)+) => {
+        /// Everything that can be set; `None` where nothing was said.
+        #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        pub struct Settings {
+            $($(#[doc = $doc])+ #[serde(default, skip_serializing_if = "Option::is_none")] pub $field: Option<$type>,)+
+        }
+
+        /// Every setting; which protocol takes which is said in the protocol's entry.
+        pub const SETTINGS: &[Setting] = &[$(Setting {
+            key: stringify!($field),
+            help: concat!($($doc),+).trim_ascii_start(),
+            heading: $heading,
+            value: $value,
+            read: |text| {
+                let read: fn(&str) -> Result<$type, ParseError> = $read;
+                Ok(Settings { $field: Some(read(text)?), ..Settings::NONE })
+            },
+        }),+];
+
+        impl Settings {
+            /// Nothing said.
+            pub const NONE: Self = Self { $($field: None),+ };
+
+            /// The keys in TOML and of `--set`.
+            pub const KEYS: &'static [&'static str] = &[$(stringify!($field)),+];
+
+            /// These settings where something was said, else those of `lower`.
+            #[must_use]
+            pub fn over(self, lower: Self) -> Self {
+                Self { $($field: self.$field.or(lower.$field)),+ }
+            }
+
+            /// The keys that something was said for.
+            pub fn set_keys(&self) -> Vec<&'static str> {
+                let mut keys = Vec::new();
+                $(if self.$field.is_some() { keys.push(stringify!($field)); })+
+                keys
+            }
+        }
+    };
+}
+
+settings! {
+    /// Tasks or corpora: effattn list tasks
+    task: Words, "Grid", "LIST", str::parse;
+    /// Sequence lengths: 1024,2048 or 1024..8192 (doubling) or 1024..4096+1024 (steps)
+    len: Lengths, "Grid", "LIST", str::parse;
+    /// Sequences per step: 1,4 or 1..32 (doubling)
+    batch: Batches, "Grid", "LIST", str::parse;
+    /// Seeds: 3 or 0..3
+    seeds: Seeds, "Grid", "LIST", str::parse;
+    /// What a step does: infer, train or infer,train
+    mode: Modes, "Grid", "LIST", str::parse;
+    /// Backbone (effattn list presets)
+    preset: String, "Grid", "NAME", word;
+    /// Blocks, instead of the preset's
+    layers: u64, "", "N", |text| within(text, 1, 1 << 12);
+    /// Width of the residual stream, instead of the preset's
+    width: u64, "", "N", |text| within(text, 1, 1 << 16);
+    /// Heads, instead of the preset's
+    heads: u64, "", "N", |text| within(text, 1, 1 << 16);
+    /// Hidden width of the feed-forward layers, instead of the preset's
+    ffn: u64, "", "N", |text| within(text, 1, 1 << 20);
+    /// Pooling, instead of the preset's
+    pooling: String, "", "NAME", word;
+    /// Dropout of hidden activations, instead of the preset's
+    dropout: f64, "", "P", probability;
+    /// Dropout of attention weights, instead of the preset's
+    attention_dropout: f64, "", "P", probability;
+    /// Find the longest length whose step needs less memory than this, such as 2GiB; --len is the longest that is tried
+    fit: Bytes, "Grid", "SIZE", str::parse;
+    /// Where to compute: cpu, cuda, cuda:1 or metal
+    device: DeviceName, "Machine", "DEVICE", str::parse;
+    /// Number format: f32; bf16 (operands of matrix products, summed in f32); tf32 (CUDA devices)
+    dtype: DtypeName, "Machine", "FORMAT", str::parse;
+    /// CPU threads [default: all cores]
+    threads: u64, "Machine", "N", |text| within(text, 1, 1024);
+    /// fused: optimized kernels of this program; composed: plain tensor operations, as in the papers' code
+    kernel: KernelName, "Machine", "KIND", str::parse;
+    /// Maximum memory of all workers together, such as 8GiB [default: 90 % of the free memory]
+    memory_limit: Bytes, "Machine", "SIZE", str::parse;
+    /// Warm-up steps before measuring starts, for at most --max-time
+    warmup: u64, "Budget", "N", |text| within(text, 0, MOST);
+    /// Maximum number of measured steps per cell
+    runs: u64, "Budget", "N", positive;
+    /// Minimum number of measured steps per cell, however long they take
+    min_runs: u64, "Budget", "N", positive;
+    /// Time to measure each cell for, such as 2s
+    max_time: Seconds, "Budget", "TIME", str::parse;
+    /// Stop a cell that computes for longer than this, such as 10m; its outcome is timeout
+    timeout: Seconds, "Budget", "TIME", str::parse;
+    /// Show where the time goes: after measuring, some steps are timed operation by operation
+    profile: bool, "Output", "", switch;
+    /// Training steps, instead of the protocol's
+    steps: u64, "Budget", "N", positive;
+    /// Peak, base or first learning rate, instead of the protocol's
+    rate: f64, "Budget", "RATE", |text| number(text, |rate| rate > 0.0 && rate <= 10.0, "a number above 0 and up to 10, such as 1e-4");
+    /// Start from a pretrained encoder: folders with config.json, a tokenizer and model.safetensors, or runs of mlm; the first that fits is used
+    from: Words, "Start", "LIST", str::parse;
+    /// Number of training phases of growing length, 1 to 3
+    phases: u64, "Budget", "N", |text| within(text, 1, 3);
+    /// Use at most N examples per split
+    limit: u64, "Budget", "N", positive;
+    /// Updates between evaluations
+    every: u64, "Budget", "N", positive;
+    /// Split each batch into N micro-batches that are computed one after another, to save memory
+    accumulate: u64, "Budget", "N", positive;
+    /// Evaluate these weights instead of training: a checkpoint, or safetensors with public tensor names
+    weights: String, "Evaluation", "FILE", word;
+    /// Also test the weights on these images: imagenet-c, imagenet-a, imagenet-r, imagenet-9, cifar10-c, folder-c
+    also: Words, "Evaluation", "LIST", str::parse;
+    /// Compare the patches of N images after every block (Figure 6)
+    similarity: u64, "Evaluation", "N", |text| within(text, 0, 1 << 20);
+    /// Evaluate in overlapping windows, as the paper says, instead of blocks with a cache, as its code does
+    overlap: bool, "Evaluation", "", switch;
+    /// Numbers of characters inserted per document; 10 is compared with the paper, all are plotted
+    insertions: Counts, "Texts", "LIST", str::parse;
+    /// The characters that are inserted and deleted [default: the 32 punctuation characters of ASCII]
+    characters: String, "Texts", "TEXT", word;
+    /// Number of random seeds for the insertions
+    perturbation_seeds: u64, "Texts", "N", |text| within(text, 1, 1000);
+    /// Tokenizer: tokenizer.json, or a folder with it or with vocab.json and merges.txt [default: trained on the text]
+    tokenizer: String, "Data", "PATH", word;
+    /// Select weights on a tenth of the training reviews, not on the test split as the sources do
+    strict: bool, "Data", "", switch;
+    /// ListOps: keep closing brackets as tokens, as LRA does today and Table 1 did not
+    keep_close: bool, "Data", "", switch;
+    /// Instead of training, test simple rules on the same split: the largest class, the root operator, byte n-grams
+    floor: bool, "Data", "", switch;
+    /// Accept incomplete data; the rows are marked as such
+    allow_partial: bool, "Data", "", switch;
+}
+
+/// Keys that protocols take together.
+pub mod groups {
+    /// What steps are measured with.
+    pub const POINTS: &[&str] = &["len", "batch", "seeds", "mode"];
+    /// The model, and sizes instead of its preset's.
+    pub const MODEL: &[&str] =
+        &["preset", "layers", "width", "heads", "ffn", "pooling", "dropout", "attention_dropout"];
+    /// Where is computed.
+    pub const MACHINE: &[&str] = &["device", "dtype", "threads", "kernel", "memory_limit"];
+    /// What training runs are asked for.
+    pub const TRAINING: &[&str] = &["task", "len", "batch", "seeds"];
+}
+
+fn probability(text: &str) -> Result<f64, ParseError> {
+    number(text, |p| (0.0..1.0).contains(&p), "a number from 0 to below 1, such as 0.1")
+}
+
+fn word(text: &str) -> Result<String, ParseError> {
+    Ok(text.to_owned())
+}
+
+fn switch(text: &str) -> Result<bool, ParseError> {
+    text.parse().map_err(|_| ParseError::new(format!("{text:?} is neither true nor false")))
+}
+
+/// The largest count that means anything: products of two of them can still be counted.
+const MOST: u64 = 1_000_000_000;
+
+fn positive(text: &str) -> Result<u64, ParseError> {
+    within(text, 1, MOST)
+}
+
+fn within(text: &str, least: u64, most: u64) -> Result<u64, ParseError> {
+    let number = text.parse().map_err(|_| ParseError::new(format!("{text:?} is not a whole number")))?;
+    let open = most == MOST && number < least;
+    let allowed = if open { format!("{least} or more") } else { format!("{least} to {most}") };
+    let wrong = || ParseError::new(format!("{number} is out of range; allowed: {allowed}"));
+    (least..=most).contains(&number).then_some(number).ok_or_else(wrong)
+}
+
+fn number(text: &str, allowed: fn(f64) -> bool, expected: &str) -> Result<f64, ParseError> {
+    let number = text.parse().ok().filter(|number| allowed(*number));
+    number.ok_or_else(|| ParseError::new(format!("{text:?} is not {expected}")))
+}
+
+impl Settings {
+    /// One `--set key=value`: the value is TOML, or text if it is not.
+    ///
+    /// # Errors
+    /// An unknown key (with the nearest) or a value the key does not take.
+    pub fn set(text: &str) -> Result<Self, ParseError> {
+        let (key, value) = text
+            .split_once('=')
+            .ok_or_else(|| ParseError::new(format!("{text:?} is not key=value; write --set batch=8")))?;
+        let Some(setting) = Setting::find(key) else {
+            let hint = nearest(key, Self::KEYS.iter().copied());
+            let hint = hint.map_or_else(String::new, |near| format!(" (did you mean {near}?)"));
+            let keys = Self::KEYS.join(", ");
+            return Err(ParseError::new(format!("unknown key {key:?}{hint}; keys: {keys}")));
+        };
+        (setting.read)(value).or_else(|error| {
+            let toml = toml::from_str::<Self>(&format!("{key} = {value}")).ok();
+            let one = |settings: &Self| value.starts_with(['[', '"']) && settings.set_keys() == [key];
+            toml.filter(one).ok_or_else(|| ParseError::new(format!("--set {key}: {}", error.0)))
+        })
+    }
+
+    /// Makes sure that every number is one that its flag would take: TOML knows no bounds.
+    ///
+    /// # Errors
+    /// The first one that is not.
+    pub fn check(&self) -> Result<(), ParseError> {
+        let values = serde_json::to_value(self).unwrap_or_default();
+        for (key, value) in values.as_object().into_iter().flatten() {
+            let setting = Setting::find(key).filter(|_| value.is_number());
+            if let Some(Err(error)) = setting.map(|setting| (setting.read)(&value.to_string())) {
+                return Err(ParseError::new(format!("{key}: {}", error.0)));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,278 @@
+//! The TOML text of a suite: its keys as they stand in the file, and their checks.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+
+use serde::Deserialize;
+use serde::de::{self, Deserializer, SeqAccess, Visitor};
+use toml::Spanned;
+
+use super::{Column, PublishedOnlyRow, PublishedTable, Suite, SuiteError, SuiteRow};
+use crate::config::lists::{MechanismSpec, Models};
+use crate::config::settings::Settings;
+use crate::config::{ParseError, nearest};
+use crate::file::plain_name;
+use crate::{Outcome, Published};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WireSuite {
+    title: String,
+    protocol: Spanned<String>,
+    source: String,
+    analysis: Option<String>,
+    numbers_of: Option<String>,
+    source_seeds: Option<u64>,
+    #[serde(default)]
+    base: Settings,
+    row: Vec<WireRow>,
+    #[serde(default)]
+    printed: Vec<WirePrinted>,
+    #[serde(default)]
+    columns: Vec<Column>,
+    #[serde(default)]
+    by_len: bool,
+    also: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WireRow {
+    label: String,
+    part_of: Option<String>,
+    model: Spanned<String>,
+    #[serde(default)]
+    knobs: toml::Table,
+    #[serde(default)]
+    set: Settings,
+    published: Option<Spanned<WireTables>>,
+    not_comparable: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WirePrinted {
+    label: String,
+    why: String,
+    published: Spanned<WireTables>,
+}
+
+/// One table, or a list of them.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum WireTables {
+    One(WirePublished),
+    Many(Vec<WirePublished>),
+}
+
+#[derive(Deserialize)]
+struct WirePublished {
+    metric: String,
+    #[serde(flatten)]
+    values: BTreeMap<String, WireValues>,
+}
+
+/// A number, a mark such as "oom", or a list of them.
+struct WireValues(Vec<Published>);
+
+impl<'de> Deserialize<'de> for WireValues {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Values;
+        impl<'de> Visitor<'de> for Values {
+            type Value = Vec<Published>;
+            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                f.write_str("a number, \"oom\", or a list of them")
+            }
+            fn visit_f64<E: de::Error>(self, value: f64) -> Result<Self::Value, E> {
+                Ok(vec![Published::Value(value)])
+            }
+            fn visit_i64<E: de::Error>(self, value: i64) -> Result<Self::Value, E> {
+                Ok(vec![Published::Value(value as f64)])
+            }
+            fn visit_str<E: de::Error>(self, word: &str) -> Result<Self::Value, E> {
+                let allowed = [Outcome::Oom, Outcome::Diverged, Outcome::Timeout, Outcome::Failed];
+                let outcome = allowed.into_iter().find(|outcome| outcome.word() == word);
+                let wrong = || E::invalid_value(de::Unexpected::Str(word), &self);
+                outcome.map(|outcome| vec![Published::Outcome(outcome)]).ok_or_else(wrong)
+            }
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+                let mut values = Vec::new();
+                while let Some(WireValues(part)) = seq.next_element()? {
+                    values.extend(part);
+                }
+                Ok(values)
+            }
+        }
+        deserializer.deserialize_any(Values).map(Self)
+    }
+}
+
+impl Suite {
+    /// Reads the text of `file`.
+    ///
+    /// # Errors
+    /// What is wrong, with its line.
+    pub fn parse(file: &str, text: &str) -> Result<Self, SuiteError> {
+        let at = |offset: usize, problem: String| SuiteError::At {
+            file: file.to_owned(),
+            line: line_of(text, offset),
+            problem,
+        };
+        let wire: WireSuite = toml::from_str(text)
+            .map_err(|error| at(error.span().map_or(0, |span| span.start), one_line(error.message())))?;
+        if wire.row.is_empty() {
+            return Err(at(0, "there is no [[row]]; give at least one".to_owned()));
+        }
+        wire.base.check().map_err(|error| at(0, format!("[base]: {error}")))?;
+        let newlines: Vec<usize> = text.match_indices('\n').map(|(at, _)| at).collect();
+        let lengths = wire.base.len.as_ref().map_or(0, |len| len.0.len());
+        let mut rows = Vec::new();
+        for row in wire.row {
+            let start = row.model.span().start;
+            let mut model = single(row.model.get_ref()).map_err(|problem| at(start, problem))?;
+            model.knobs.extend(row.knobs.iter().map(|(key, value)| (key.clone(), knob_text(value))));
+            let published = row.published.map(|wire| tables(wire, &row.label, lengths));
+            let published =
+                published.transpose().map_err(|(start, problem)| at(start, problem))?.unwrap_or_default();
+            let line = 1 + newlines.partition_point(|at| *at < start);
+            row.set.check().map_err(|error| at(start, error.0))?;
+            let (label, part_of, set, not_comparable) = (row.label, row.part_of, row.set, row.not_comparable);
+            rows.push(SuiteRow { label, part_of, model, set, published, not_comparable, line });
+        }
+        let mut printed = Vec::new();
+        for WirePrinted { label, why, published } in wire.printed {
+            let published =
+                tables(published, &label, lengths).map_err(|(start, problem)| at(start, problem))?;
+            printed.push(PublishedOnlyRow { label, why, published });
+        }
+        let name = Path::new(file).file_stem().map_or_else(|| file.into(), |stem| stem.to_string_lossy());
+        Ok(Self {
+            name: plain_name(&name),
+            file: file.to_owned(),
+            title: wire.title,
+            protocol: wire.protocol.into_inner(),
+            source: wire.source,
+            analysis: wire.analysis,
+            numbers_of: wire.numbers_of,
+            source_seeds: wire.source_seeds,
+            base: wire.base,
+            rows,
+            printed,
+            columns: wire.columns,
+            by_len: wire.by_len,
+            also: wire.also,
+            text: text.to_owned(),
+        })
+    }
+}
+
+/// The tables of `wire`, or where and what is wrong with them.
+fn tables(
+    wire: Spanned<WireTables>,
+    label: &str,
+    lengths: usize,
+) -> Result<Vec<PublishedTable>, (usize, String)> {
+    let start = wire.span().start;
+    let tables = match wire.into_inner() {
+        WireTables::One(table) => vec![table],
+        WireTables::Many(tables) => tables,
+    };
+    let read = |WirePublished { metric, values }: WirePublished| {
+        let values: BTreeMap<_, _> = values.into_iter().map(|(key, values)| (key, values.0)).collect();
+        match values.iter().find(|(_, values)| values.len() > lengths.max(1)) {
+            Some((key, values)) => {
+                let count = values.len();
+                Err((start, format!("{label}: {key} has {count} published values for {lengths} lengths")))
+            }
+            None => Ok(PublishedTable { metric, values }),
+        }
+    };
+    tables.into_iter().map(read).collect()
+}
+
+fn line_of(text: &str, offset: usize) -> usize {
+    text.as_bytes().iter().take(offset).filter(|byte| **byte == b'\n').count() + 1
+}
+
+/// toml's message on one line, with the nearest key where a key is unknown.
+fn one_line(message: &str) -> String {
+    let message = message.split_whitespace().collect::<Vec<_>>().join(" ");
+    let Some(rest) = message.strip_prefix("unknown field ") else { return message };
+    let mut words = rest.split('`').skip(1).step_by(2);
+    let Some(key) = words.next() else { return message };
+    let keys: Vec<&str> = words.collect();
+    let hint = nearest(key, keys.iter().copied());
+    let hint = hint.map_or_else(String::new, |near| format!(" (did you mean {near}?)"));
+    format!("unknown key {key:?}{hint}; allowed: {}", keys.join(", "))
+}
+
+fn single(text: &str) -> Result<MechanismSpec, String> {
+    let Models(mut list) = text.parse().map_err(|error: ParseError| error.0)?;
+    match (list.pop(), list.is_empty()) {
+        (Some(variant), true) if !variant.is_pattern() => Ok(variant),
+        _ => Err(format!("a row takes one mechanism, not {text:?}; write one [[row]] each")),
+    }
+}
+
+/// A knob's TOML value as on the command line.
+fn knob_text(value: &toml::Value) -> String {
+    match value {
+        toml::Value::String(text) => text.clone(),
+        toml::Value::Array(items) => items.iter().map(knob_text).collect::<Vec<_>>().join("+"),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::suite::BUILTIN_SUITES;
+
+    const HEAD: &str = "title = \"t\"\nprotocol = \"speed\"\nsource = \"s\"\n[base]\nlen = [1024, 2048]\n";
+
+    fn error(tail: &str) -> String {
+        Suite::parse("x.toml", &format!("{HEAD}{tail}")).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn every_shipped_suite_is_read() {
+        for (name, _) in BUILTIN_SUITES {
+            let suite = Suite::load(name).unwrap();
+            assert_eq!(suite.name, *name);
+        }
+    }
+
+    #[test]
+    fn knobs_come_from_the_name_or_a_table() {
+        let row =
+            "[[row]]\nlabel = \"a\"\nmodel = \"ls:w=16\"\nknobs = { r = 2, global = [0, 3], m = \"auto\" }";
+        let suite = Suite::parse("dir/x.toml", &format!("{HEAD}{row}")).unwrap();
+        let mut text = suite.rows[0].model.to_string();
+        text.retain(|c| c != ' ');
+        assert_eq!(suite.name, "x");
+        assert!(text.starts_with("ls:w=16,") && text.contains("r=2") && text.contains("global=0+3"));
+    }
+
+    #[test]
+    fn published_values_go_along_the_lengths() {
+        let row =
+            "[[row]]\nlabel = \"a\"\nmodel = \"ls\"\npublished = { metric = \"m\", infer = [1.5, \"oom\"] }";
+        let suite = Suite::parse("x.toml", &format!("{HEAD}{row}")).unwrap();
+        let table = suite.rows[0].table("m").unwrap();
+        assert_eq!(table.at("infer", 0), Some(Published::Value(1.5)));
+        assert_eq!(table.at("infer", 1), Some(Published::Outcome(Outcome::Oom)));
+        assert_eq!(table.at("train", 0), None);
+    }
+
+    #[test]
+    fn errors_name_file_line_and_the_nearest_key() {
+        assert!(error("batc = 3").starts_with("suite x.toml:6: unknown key \"batc\" (did you mean batch?)"));
+        let row = "[[row]]\nlabel = \"a\"\nmodel = ";
+        assert!(error(&format!("{row}\"a,b\"")).starts_with("suite x.toml:8: a row takes one mechanism"));
+        let wrong = format!("{row}\"ls\"\npublished = {{ metric = \"m\", infer = [1, 2, 3] }}");
+        assert_eq!(error(&wrong), "suite x.toml:9: a: infer has 3 published values for 2 lengths");
+        assert!(error("batch = 0\n[[row]]").contains("x.toml:6: batch size 0 is out of range"));
+        assert!(Suite::load("cos-tabel5").unwrap_err().to_string().contains("did you mean cos-table5?"));
+    }
+}

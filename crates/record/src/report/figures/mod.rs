@@ -1,0 +1,107 @@
+//! The papers' figures and what belongs beside them, drawn from rows: one file per figure, one line in [`FIGURES`].
+
+mod cos_figure1;
+mod cos_table5;
+mod ls_figure3;
+mod ls_figure6;
+mod ls_table2;
+
+use std::io;
+
+use super::chart::Chart;
+use crate::Row;
+use crate::config::registry::Registry;
+use crate::text::plural;
+
+/// A figure that is drawn where rows have what it needs.
+pub struct PaperFigure {
+    /// Name of its files.
+    pub name: &'static str,
+    /// What it shows.
+    pub about: &'static str,
+    /// Its charts from the rows of one device.
+    pub draw: fn(&[&Row]) -> io::Result<Vec<Chart>>,
+}
+
+/// Every figure of the crate.
+pub static FIGURES: &[&PaperFigure] = &[
+    &PaperFigure {
+        name: "cos-figure1",
+        about: "accuracy against speed and memory (cosFormer, Figure 1)",
+        draw: cos_figure1::draw,
+    },
+    &PaperFigure {
+        name: "cos-table5",
+        about: "steps per second by length (cosFormer, Table 5)",
+        draw: cos_table5::draw,
+    },
+    &PaperFigure {
+        name: "ls-figure3",
+        about: "time and memory of language models against length (Transformer-LS, Figure 3)",
+        draw: ls_figure3::draw,
+    },
+    &PaperFigure {
+        name: "ls-figure6",
+        about: "how alike patches are after every block (Transformer-LS, Figure 6)",
+        draw: ls_figure6::draw,
+    },
+    &PaperFigure {
+        name: "ls-table2",
+        about: "accuracy on changed texts (Transformer-LS, Table 2)",
+        draw: ls_table2::draw,
+    },
+];
+
+static ALL: Registry<PaperFigure> = Registry::new(FIGURES);
+
+/// Adds a figure at run time (a library user's own, or a test's).
+pub fn register(figure: &'static PaperFigure) {
+    ALL.add(figure);
+}
+
+/// Every figure: those of the crate, then the registered ones.
+pub fn figures() -> Vec<&'static PaperFigure> {
+    ALL.all()
+}
+
+/// Every chart that `rows` have enough for. Devices are kept apart: each has charts of its own.
+pub fn draw(rows: &[Row]) -> io::Result<Vec<Chart>> {
+    let mut devices: Vec<&str> = rows.iter().map(|row| row.device.as_str()).collect();
+    devices.sort_unstable();
+    devices.dedup();
+    let mut charts = Vec::new();
+    for device in &devices {
+        let here: Vec<&Row> = rows.iter().filter(|row| row.device == *device).collect();
+        for figure in figures() {
+            for mut chart in (figure.draw)(&here)? {
+                if devices.len() > 1 {
+                    chart.name = format!("{}-{}", chart.name, device.replace(':', ""));
+                }
+                charts.push(chart);
+            }
+        }
+    }
+    Ok(charts)
+}
+
+/// Names in the order they come first.
+fn in_order<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let mut all: Vec<String> = Vec::new();
+    for name in names {
+        if !all.iter().any(|known| known == name) {
+            all.push(name.to_owned());
+        }
+    }
+    all
+}
+
+/// `cpu · 2 threads · batch 1 · lra-repo`: what `row` was measured with.
+fn conditions(row: &Row) -> String {
+    let threads = row.threads.map_or_else(String::new, |threads| plural(threads, "thread"));
+    let batch = row.batch.map_or_else(String::new, |batch| format!("batch {batch}"));
+    let size = |word: &&str| ["layers=", "width=", "heads=", "ffn="].iter().any(|key| word.starts_with(key));
+    let sizes: Vec<&str> = row.settings.as_deref().unwrap_or_default().split(' ').filter(size).collect();
+    let preset = row.preset.clone().unwrap_or_default();
+    let parts = [row.device.clone(), threads, batch, preset, sizes.join(" "), row.dtype.clone()];
+    parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" · ")
+}

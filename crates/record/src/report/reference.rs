@@ -1,0 +1,354 @@
+//! Other programs' measured steps beside ours: `speed --reference`.
+
+use std::io;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::chart::{Chart, RatioPanel, ratios};
+use super::place;
+use super::table::Table;
+use crate::stats::median;
+use crate::{Pass, Row, csv, file};
+
+/// Name of the file in a run folder.
+pub const FILE: &str = "reference.json";
+
+/// One measured cell of another program: a line of JSON as `benches/peer/torch_speed.py` prints it, a line of CSV with
+/// these columns, or a row of another run of `speed`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Reference {
+    /// Name of the program, where a file holds several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<String>,
+    /// Mechanism; `ls-own` is `ls`.
+    pub model: String,
+    /// Length.
+    pub len: u64,
+    /// Samples per step.
+    #[serde(default = "one")]
+    pub batch: u64,
+    /// `infer` or `train`.
+    pub mode: Pass,
+    /// Median milliseconds per step; absent where it failed.
+    pub ms: Option<f64>,
+    /// Resident memory before the step.
+    pub base_rss_mib: Option<f64>,
+    /// Highest resident memory.
+    pub peak_rss_mib: Option<f64>,
+}
+
+fn one() -> u64 {
+    1
+}
+
+impl Reference {
+    fn program(&self) -> &str {
+        self.program.as_deref().unwrap_or("reference")
+    }
+
+    /// A row of a run, named by its kernels and number format; nothing where it is not the time of a whole step.
+    fn of(row: &Row) -> Option<Self> {
+        let whole = row.metric == "step_time" && row.operation.is_none();
+        let program = match row.kernel.as_str() {
+            "composed" => format!("candle's operations {}", row.dtype),
+            kernel => format!("effattn {kernel} {}", row.dtype),
+        };
+        whole.then_some(Self {
+            program: Some(program),
+            model: row.label(),
+            len: row.len?,
+            batch: row.batch?,
+            mode: row.pass?,
+            ms: row.value.map(|seconds| seconds * 1e3),
+            base_rss_mib: None,
+            peak_rss_mib: None,
+        })
+    }
+}
+
+/// Why another program's numbers cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "line {line} is not a measurement ({reason}); expected JSON or CSV with model, len, mode (infer or train) and ms, or the \
+     rows.csv of a run"
+)]
+pub struct ReferenceError {
+    /// Line, from 1.
+    pub line: usize,
+    /// What is wrong.
+    pub reason: String,
+}
+
+/// Measurements, one JSON object per line, CSV with a header, or the `rows.csv` of a run of `speed`.
+///
+/// # Errors
+/// A line that is none of these.
+pub fn parse(text: &str) -> Result<Vec<Reference>, ReferenceError> {
+    let bad = |line: usize, reason: String| ReferenceError { line, reason };
+    let mut all = Vec::new();
+    let header = text.lines().next().unwrap_or_default();
+    if text.trim_start().starts_with('{') {
+        for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+            all.push(serde_json::from_str(line).map_err(|error| bad(index + 1, error.to_string()))?);
+        }
+    } else if header.split(',').any(|column| column == "metric") {
+        let rows = csv::from_str(text).map_err(|error| bad(1, error.to_string()))?;
+        all.extend(rows.iter().filter_map(Reference::of));
+    } else {
+        for (index, record) in ::csv::Reader::from_reader(text.as_bytes()).deserialize().enumerate() {
+            all.push(record.map_err(|error| bad(index + 2, error.to_string()))?);
+        }
+    }
+    if all.is_empty() {
+        return Err(bad(1, "there is none".to_owned()));
+    }
+    Ok(all)
+}
+
+/// The measurements in a run folder; none if there is no such file.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn read(folder: &Path) -> io::Result<Vec<Reference>> {
+    match file::read_to_string(&folder.join(FILE)) {
+        Ok(text) => parse(&text).map_err(io::Error::other),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
+}
+
+/// As it is kept in a run folder.
+///
+/// # Errors
+/// None in practice.
+pub fn to_text(references: &[Reference]) -> serde_json::Result<String> {
+    let lines: Result<Vec<String>, _> = references.iter().map(serde_json::to_string).collect();
+    Ok(lines?.join("\n") + "\n")
+}
+
+/// A cell that is in both.
+struct Pair {
+    label: String,
+    pass: Pass,
+    batch: u64,
+    len: u64,
+    /// Seconds per step, ours and the reference's.
+    seconds: [f64; 2],
+    /// Bytes of a step, ours and the reference's.
+    bytes: [Option<f64>; 2],
+}
+
+impl Pair {
+    /// What was measured.
+    fn cell(&self) -> (&str, Pass, u64, u64) {
+        (&self.label, self.pass, self.batch, self.len)
+    }
+
+    /// How many times as fast ours is.
+    fn ratio(&self) -> f64 {
+        self.seconds[1] / self.seconds[0]
+    }
+}
+
+/// The cells of `rows` that the reference has too: its medians where it measured a cell several times.
+fn pairs(rows: &[Row], references: &[Reference]) -> Vec<Pair> {
+    let whole = |row: &&Row| row.metric == "step_time" && row.operation.is_none();
+    let cell = |row: &Row| (row.label(), row.pass, row.batch, row.len);
+    let mut seen = Vec::new();
+    let pair = |row: &Row| {
+        let (pass, len) = (row.pass?, row.len?);
+        if seen.contains(&cell(row)) {
+            return None; // another seed, whose time is in the median
+        }
+        seen.push(cell(row));
+        let alike = rows.iter().filter(whole).filter(|other| cell(other) == cell(row));
+        let ours = median(&alike.filter_map(|row| row.value).collect::<Vec<_>>());
+        let ours = ours.filter(|ours| *ours > 0.0)?;
+        let same = |one: &&Reference| {
+            let name = if one.model == "ls-own" { "ls" } else { &one.model };
+            name == row.label() && one.len == len && one.mode == pass && Some(one.batch) == row.batch
+        };
+        let here: Vec<&Reference> = references.iter().filter(same).collect();
+        let times: Vec<f64> = here.iter().filter_map(|one| one.ms).collect();
+        let theirs = median(&times).filter(|ms| *ms > 0.0 && ms.is_finite())? / 1e3;
+        let grown =
+            here.iter().filter_map(|one| Some((one.peak_rss_mib? - one.base_rss_mib?) * (1 << 20) as f64));
+        let grown = median(&grown.collect::<Vec<_>>());
+        Some(Pair {
+            label: row.label(),
+            pass,
+            batch: row.batch.unwrap_or(1),
+            len,
+            seconds: [ours, theirs],
+            bytes: [row.peak_bytes.map(|bytes| bytes as f64), grown],
+        })
+    };
+    rows.iter().filter(whole).filter_map(pair).collect()
+}
+
+/// Geometric mean of the ratios and the least.
+fn summary(pairs: &[Pair]) -> (f64, f64) {
+    let logs: f64 = pairs.iter().map(|pair| pair.ratio().ln()).sum();
+    let least = pairs.iter().map(Pair::ratio).fold(f64::INFINITY, f64::min);
+    ((logs / pairs.len() as f64).exp(), least)
+}
+
+/// The programs of a reference, in its order, and what each measured.
+fn programs(references: &[Reference]) -> Vec<(&str, Vec<Reference>)> {
+    let mut programs: Vec<(&str, Vec<Reference>)> = Vec::new();
+    for one in references {
+        let name = one.program();
+        place(&mut programs, |(program, _)| *program == name, || (name, Vec::new())).1.push(one.clone());
+    }
+    programs
+}
+
+/// Our steps beside the reference's, and how many times as fast ours is: a table of all cells, and with several programs one
+/// more that sums them up. None where no cell is in both.
+pub fn tables(rows: &[Row], references: &[Reference]) -> Vec<Table> {
+    let programs = programs(references).into_iter().map(|(name, all)| (name, pairs(rows, &all)));
+    let programs: Vec<_> = programs.filter(|(_, pairs)| !pairs.is_empty()).collect();
+    match programs.as_slice() {
+        [] => Vec::new(),
+        [(_, pairs)] => vec![beside(pairs)],
+        several => vec![sums(several), cells(several)],
+    }
+}
+
+/// Of every program the geometric mean of how many times as fast ours is, and the least.
+fn sums(programs: &[(&str, Vec<Pair>)]) -> Table {
+    let line = |(name, pairs): &(&str, Vec<Pair>)| {
+        let (mean, least) = summary(pairs);
+        let worst = pairs.iter().min_by(|a, b| a.ratio().total_cmp(&b.ratio()));
+        let worst = worst
+            .map_or_else(String::new, |pair| format!("{} {} {}", pair.label, pair.pass.word(), pair.len));
+        vec![(*name).to_owned(), worst, pairs.len().to_string(), format!("{mean:.2}"), format!("{least:.2}")]
+    };
+    Table {
+        title: format!("{TITLE}: how many times as fast effattn is"),
+        columns: ["program", "where least", "cells", "geometric mean", "least"].map(str::to_owned).to_vec(),
+        numbers: 3,
+        rows: programs.iter().map(line).collect(),
+        ..Table::default()
+    }
+}
+
+/// How many times as fast ours is as each program, cell by cell.
+fn cells(programs: &[(&str, Vec<Pair>)]) -> Table {
+    let mut lines: Vec<(&Pair, Vec<Option<f64>>)> = Vec::new();
+    for (at, (_, pairs)) in programs.iter().enumerate() {
+        for pair in pairs {
+            let fresh = || (pair, vec![None; programs.len()]);
+            place(&mut lines, |(other, _)| other.cell() == pair.cell(), fresh).1[at] = Some(pair.ratio());
+        }
+    }
+    let columns = ["model", "pass", "batch", "length", "ours"].map(str::to_owned);
+    let line = |(pair, ratios): &(&Pair, Vec<Option<f64>>)| {
+        let (label, pass, batch, len) = pair.cell();
+        let cell = [label.to_owned(), pass.word().to_owned(), batch.to_string(), len.to_string()];
+        let ratios =
+            ratios.iter().map(|ratio| ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}")));
+        cell.into_iter().chain([format!("{:.1} ms", pair.seconds[0] * 1e3)]).chain(ratios).collect()
+    };
+    Table {
+        title: format!("{TITLE}, cell by cell"),
+        columns: columns.into_iter().chain(programs.iter().map(|(name, _)| (*name).to_owned())).collect(),
+        numbers: 3 + programs.len(),
+        rows: lines.iter().map(line).collect(),
+        notes: vec!["Under a program: how many times as fast effattn is.".to_owned()],
+        ..Table::default()
+    }
+}
+
+/// Our steps beside those of one program.
+fn beside(pairs: &[Pair]) -> Table {
+    let columns = [
+        "model",
+        "pass",
+        "batch",
+        "length",
+        "ours",
+        "reference",
+        "times as fast",
+        "our memory",
+        "reference's",
+    ];
+    let mebi = |bytes: Option<f64>| {
+        bytes.map_or_else(|| "-".to_owned(), |bytes| format!("{:.0} MiB", bytes / (1 << 20) as f64))
+    };
+    let line = |pair: &Pair| {
+        vec![
+            pair.label.clone(),
+            pair.pass.word().to_owned(),
+            pair.batch.to_string(),
+            pair.len.to_string(),
+            format!("{:.1} ms", pair.seconds[0] * 1e3),
+            format!("{:.1} ms", pair.seconds[1] * 1e3),
+            format!("{:.2}", pair.ratio()),
+            mebi(pair.bytes[0]),
+            mebi(pair.bytes[1]),
+        ]
+    };
+    let shares: Vec<f64> = pairs.iter().filter_map(|pair| Some(pair.bytes[0]? / pair.bytes[1]?)).collect();
+    let memory = median(&shares)
+        .map_or_else(String::new, |share| format!("; memory {share:.2} of the reference's (median)"));
+    let (mean, least) = summary(pairs);
+    let note = format!(
+        "{} cells: {mean:.2} times as fast in geometric mean, at least {least:.2} times{memory}. Our memory is live bytes, the \
+         reference's is resident growth.",
+        pairs.len()
+    );
+    Table {
+        title: TITLE.to_owned(),
+        columns: columns.map(str::to_owned).to_vec(),
+        numbers: 7,
+        rows: pairs.iter().map(line).collect(),
+        notes: vec![note],
+        ..Table::default()
+    }
+}
+
+const TITLE: &str = "Beside the reference";
+
+/// The chart `<prefix>-reference`: how many times as fast as the reference each cell is, with a panel per program, pass and
+/// batch size. Nothing where no cell is in both.
+pub fn chart(rows: &[Row], references: &[Reference], prefix: &str) -> io::Result<Option<Chart>> {
+    let all: Vec<(&str, Pair)> = programs(references)
+        .into_iter()
+        .flat_map(|(name, references)| pairs(rows, &references).into_iter().map(move |pair| (name, pair)))
+        .collect();
+    let several = all.iter().any(|(name, _)| *name != all[0].0);
+    let Some((_, first)) = all.first() else { return Ok(None) };
+    let batches = all.iter().any(|(_, pair)| pair.batch != first.batch);
+    let mut panels: Vec<RatioPanel> = Vec::new();
+    for (program, pair) in &all {
+        let pass = match pair.pass {
+            Pass::Infer => "Inference",
+            Pass::Train => "Training",
+            Pass::Decode => "Decoding",
+        };
+        let program = if several { format!("{program} · ") } else { String::new() };
+        let batch = if batches { format!(" · batch {}", pair.batch) } else { String::new() };
+        let title = format!("{program}{pass}{batch}");
+        let panel = place(
+            &mut panels,
+            |panel| panel.title == title,
+            || RatioPanel { title: title.clone(), rows: Vec::new() },
+        );
+        let row = place(&mut panel.rows, |row| row.0 == pair.label, || (pair.label.clone(), Vec::new()));
+        row.1.push((pair.len, pair.ratio()));
+    }
+    let pairs: Vec<Pair> = all.into_iter().map(|(_, pair)| pair).collect();
+    let subtitle = match (several, summary(&pairs)) {
+        (true, _) => format!("{} cells; a mark per length", pairs.len()),
+        (false, (mean, least)) => {
+            format!("{} cells, geometric mean {mean:.2}, least {least:.2}; a mark per length", pairs.len())
+        }
+    };
+    let axis = "times as fast as the reference";
+    ratios(&format!("{prefix}-reference"), (TITLE, &subtitle), axis, &panels).map(Some)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,339 @@
+//! What comes before a run: everything that can be wrong is found before anything is measured.
+
+use std::collections::{BTreeMap, HashSet};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use tempfile::NamedTempFile;
+
+use super::command::CommandArgs;
+use super::data_dir;
+use super::interrupt::stop_on_ctrl_c;
+use crate::protocol::Protocol;
+use crate::protocol::definition::{DataDirs, EstimateContext, Prepared, WorkerContext};
+use crate::protocol::grid::{self, Grid};
+use crate::protocol::speed;
+use crate::run::manifest::argv;
+use crate::run::plan::{Cell, Plan};
+use crate::run::plan_file::PlanFile;
+use crate::run::session::{Session, SessionOptions};
+use crate::run::shard::PlanPart;
+use crate::run::worker::Launcher;
+use crate::run::{CancelToken, RunError};
+use crate::term::{Term, Verbosity, Warning};
+use effattn_kernel::cpu::bf16;
+use effattn_kernel::device::machine::{self, Machine};
+use effattn_kernel::device::{Backend, threads};
+use effattn_record::config::settings::{DeviceName, DtypeName, Settings};
+use effattn_record::config::suite::Suite;
+use effattn_record::config::units::Bytes;
+use effattn_record::file;
+use effattn_record::report::reference::{self, Reference};
+use effattn_record::text::plural;
+
+/// Seconds of a measurement that is not worth an estimate.
+const SHORT: f64 = 5.0;
+
+/// A command that is ready to go.
+pub enum RunStart {
+    /// `--dry-run`: the plan with the time that it would take.
+    DryRun(Box<(Plan, Term)>),
+    /// The open run of a plan, the suite that it comes from, and what workers are given besides their requests.
+    Open(Box<(Plan, Option<Suite>, Session, WorkerContext)>),
+}
+
+/// Plans what was asked, and opens its run: from there on Ctrl-C keeps what is finished.
+///
+/// # Errors
+/// A wrong request; data that are missing; folders that cannot be written; results that cannot be used.
+pub fn open_run(asked: &CommandArgs, references: &[Reference], term: Term) -> Result<RunStart> {
+    let protocol = asked.protocol;
+    let grid = grid::resolve(&asked.flags, protocol)?;
+    let ready = open_machine(&grid.settings)?;
+    let mut plan = plan(asked, &grid, &ready)?;
+    let merged = plan.remove_duplicates()?;
+    if merged > 0 {
+        term.info(&format!("{merged} cells were requested more than once; each runs once"));
+    }
+    if let Some(baseline) = &asked.baseline {
+        let mut labels: Vec<String> = plan.cells.iter().map(|cell| cell.row.label()).collect();
+        labels.dedup();
+        if !labels.contains(baseline) {
+            labels.sort();
+            labels.dedup();
+            anyhow::bail!("--baseline {baseline} is not measured here; choose one of {}", labels.join(", "));
+        }
+    }
+    plan.groups = protocol.groups(&plan.cells);
+    let planned = planned(protocol, &grid, &plan)?;
+    let owners = asked.output.shard.map(|shard| (shard, planned.assign_shards(shard.count)));
+    if asked.output.dry_run {
+        asked.exports.check()?;
+        if let Some((shard, owners)) = &owners {
+            plan.keep_shard(*shard, owners);
+        }
+        let mut term = term;
+        let place = (launcher(&ready, None)?, ready.memory_limit, CancelToken::default());
+        estimate(asked, &mut plan, place, (&|_| false, &mut term))?;
+        return Ok(RunStart::DryRun(Box::new((plan, term))));
+    }
+    writable(asked)?;
+    let Prepared { remarks, text } = prepare(asked, &mut plan)?;
+    let planned = PlanFile { plan: plan.digest(), ..planned }; // the data are known by now
+    if let Some((shard, owners)) = &owners {
+        let all = plan.cells.len();
+        plan.keep_shard(*shard, owners);
+        term.info(&format!("shard {shard}: {} of {all} cells", plan.cells.len()));
+    }
+    term.info(&header(&plan, (protocol.summary)(&plan), &ready));
+    remarks.iter().for_each(|remark| term.info(remark));
+    if let Some(quick) = protocol.quick.filter(|_| asked.flags.quick) {
+        term.info(&format!("--quick: {}", quick.said));
+    }
+    let text = text.map(temporary).transpose()?;
+    let mut session = session((&plan, &planned), asked, &ready, text, term)?;
+    // the time of short measurements is the time that they were given
+    let given = protocol.times_steps() && plan.seconds() < SHORT;
+    if session.term.verbosity() > Verbosity::Quiet && !given {
+        let keys = plan.cells.iter().filter(|cell| session.is_done(cell)).map(|cell| cell.key.clone());
+        let done: HashSet<String> = keys.collect();
+        let place = (session.launcher.clone(), session.memory_limit, session.stop.clone());
+        match estimate(asked, &mut plan, place, (&|cell| done.contains(&cell.key), &mut session.term)) {
+            Ok(()) | Err(RunError::Stopped) => {} // the run itself stops
+            Err(error) => return Err(error.into()),
+        }
+    }
+    if !references.is_empty() {
+        let path = session.path().join(reference::FILE);
+        let text = reference::to_text(references)?;
+        file::write(&path, text.as_bytes()).with_context(|| path.display().to_string())?;
+    }
+    let conditions = worker_context(asked, &plan);
+    Ok(RunStart::Open(Box::new((plan, grid.suite, session, conditions))))
+}
+
+/// The whole plan of what was asked and its cells' weights, with times and bytes as far as a step of them can be tried here:
+/// for jobs that run it elsewhere.
+///
+/// # Errors
+/// A wrong request; data that are missing.
+pub fn whole(asked: &CommandArgs, term: &mut Term) -> Result<(Plan, PlanFile)> {
+    let protocol = asked.protocol;
+    let grid = grid::resolve(&asked.flags, protocol)?;
+    let device = grid.settings.device.unwrap_or_default();
+    let here = Backend::open(device).is_ok(); // a login node has no accelerator
+    let ready = open_machine(&Settings { device: Some(DeviceName::Cpu), ..grid.settings.clone() })?;
+    let mut plan = plan(asked, &grid, &MachineLimits { device, ..ready })?;
+    plan.remove_duplicates()?;
+    plan.groups = protocol.groups(&plan.cells);
+    let planned = planned(protocol, &grid, &plan)?;
+    prepare(asked, &mut plan)?;
+    let planned = PlanFile { plan: plan.digest(), ..planned };
+    if here {
+        let ready = self::open_machine(&Settings { device: Some(DeviceName::Cpu), ..grid.settings.clone() })?;
+        let place = (launcher(&ready, None)?, ready.memory_limit, CancelToken::default());
+        estimate(asked, &mut plan, place, (&|_| false, term))?;
+    } else {
+        term.info(&format!(
+            "this machine has no {device}: time and memory are guesses; set them with --time and --memory"
+        ));
+    }
+    Ok((plan, planned))
+}
+
+/// Predicts the seconds of the cells that are not `done` by trying some of their steps, and says so meanwhile.
+fn estimate(
+    asked: &CommandArgs,
+    plan: &mut Plan,
+    (launcher, memory_limit, stop): (Launcher, u64, CancelToken),
+    (done, term): (&dyn Fn(&Cell) -> bool, &mut Term),
+) -> std::result::Result<(), RunError> {
+    let Some(price) = asked.protocol.estimate else { return Ok(()) };
+    term.start_progress(0.0);
+    let said = std::cell::Cell::new(false);
+    let tell = |what: &str| {
+        term.doing(&format!("trying a few steps to estimate the time: {what}"));
+        if !term.has_bar() && !said.replace(true) {
+            term.info("trying a few steps to estimate the time");
+        }
+    };
+    let (data, results) = (self::data(asked), asked.output.output_path.clone());
+    let tried = price(
+        plan,
+        &EstimateContext {
+            launcher,
+            memory_limit,
+            stop,
+            data,
+            results,
+            done,
+            tell: &tell,
+            rate: speed::measure_rate,
+        },
+    );
+    term.finish_progress();
+    tried
+}
+
+/// What workers are given besides their requests.
+fn worker_context(asked: &CommandArgs, plan: &Plan) -> WorkerContext {
+    let training = asked.training;
+    WorkerContext {
+        data: data(asked),
+        planned: plan.data.clone(),
+        save: training.map_or(f64::INFINITY, |training| training.save_every.0),
+        detect_anomaly: training.is_some_and(|training| training.detect_anomaly),
+        ..WorkerContext::default()
+    }
+}
+
+/// Where data sets lie.
+fn data(asked: &CommandArgs) -> PathBuf {
+    asked.output.data_dir.clone().unwrap_or_else(data_dir::default_dir)
+}
+
+fn prepare(asked: &CommandArgs, plan: &mut Plan) -> Result<Prepared> {
+    if let Some(dir) = asked.output.data_dir.as_ref().filter(|dir| !dir.is_dir()) {
+        anyhow::bail!("--data-dir {} is not a folder", dir.display());
+    }
+    (asked.protocol.prepare)(plan, &DataDirs { data: data(asked), results: &asked.output.output_path })
+}
+
+fn temporary(text: Vec<u8>) -> Result<NamedTempFile> {
+    let write = || {
+        let mut file = NamedTempFile::new()?;
+        file.write_all(&text).map(|()| file)
+    };
+    write().context("the folder for temporary files cannot be written")
+}
+
+/// A machine that is ready.
+struct MachineLimits {
+    /// CPU threads.
+    threads: usize,
+    /// Live bytes that all workers together may reach.
+    memory_limit: u64,
+    /// Resident bytes that all workers together may reach.
+    resident_limit: u64,
+    /// The device.
+    device: DeviceName,
+    /// What it calls itself, where it is not the processor.
+    accelerator: Option<String>,
+}
+
+/// Opens the device and counts threads and memory; call before any other thread exists.
+fn open_machine(settings: &Settings) -> Result<MachineLimits> {
+    let count = settings.threads.map_or_else(threads::available, |count| count as usize);
+    threads::set(count);
+    let device = settings.device.unwrap_or_default();
+    let accelerator = Backend::open(device)?.accelerator();
+    let free = machine::free_memory();
+    let memory_limit = settings.memory_limit.map_or(free / 10 * 9, |bytes| bytes.0);
+    Ok(MachineLimits { threads: count, memory_limit, resident_limit: free / 100 * 95, device, accelerator })
+}
+
+/// Output, plots and export folders, tried before anything is measured.
+fn writable(asked: &CommandArgs) -> Result<()> {
+    let writable = |flag: &str, path: &Path| {
+        file::ensure_writable(path).map_err(|error| {
+            anyhow::anyhow!("{flag} {} cannot be written ({error}); choose another folder", path.display())
+        })
+    };
+    asked.exports.check()?;
+    writable("--output-path", &asked.output.output_path)?;
+    if !asked.output.no_plot {
+        writable("--plots-dir", &asked.output.plots_dir)?;
+    }
+    Ok(())
+}
+
+fn plan(asked: &CommandArgs, grid: &Grid, ready: &MachineLimits) -> Result<Plan> {
+    let protocol = asked.protocol;
+    if let Some(fit) = grid.settings.fit.filter(|fit| fit.0 > ready.memory_limit) {
+        let limit = Bytes(ready.memory_limit);
+        anyhow::bail!(
+            "--fit {fit} is more than the memory limit of {limit}; choose less, or raise --memory-limit"
+        );
+    }
+    let suite = grid.suite.as_ref();
+    Ok(Plan {
+        name: suite.map_or_else(|| protocol.name.to_owned(), |suite| suite.name.clone()),
+        command: protocol.name.to_owned(),
+        suite: suite.map(|suite| suite.text.clone()),
+        argv: argv(),
+        settings: serde_json::to_value(&grid.settings).unwrap_or_default(),
+        cells: (protocol.cells)(grid, ready.threads)?,
+        machine: machine::identity(),
+        accelerator: ready.accelerator.clone(),
+        data: BTreeMap::new(),
+        threads: ready.threads,
+        device: ready.device.to_string(),
+        seeds: grid.settings.seeds.as_ref().map_or_else(Vec::new, |seeds| seeds.0.clone()),
+        keeps: protocol.reuses_finished,
+        part: PlanPart::default(),
+        groups: Vec::new(),
+    })
+}
+
+/// The whole plan with what its cells weigh on any machine: their multiply-adds on one thread, nothing that was tried here.
+pub fn planned(protocol: &Protocol, grid: &Grid, plan: &Plan) -> Result<PlanFile> {
+    let seconds = (protocol.cells)(grid, 1)?.into_iter().map(|cell| (cell.key, cell.seconds)).collect();
+    Ok(PlanFile::of(plan, &plan.groups, &seconds))
+}
+
+fn launcher(ready: &MachineLimits, text: Option<&Path>) -> Result<Launcher> {
+    let mut launcher = Launcher::own(ready.threads)?;
+    if let Some(text) = text {
+        launcher.arguments.extend(["--text".into(), text.into()]);
+    }
+    Ok(launcher)
+}
+
+fn session(
+    (plan, planned): (&Plan, &PlanFile),
+    asked: &CommandArgs,
+    ready: &MachineLimits,
+    text: Option<NamedTempFile>,
+    term: Term,
+) -> Result<Session> {
+    // how busy the machine is says nothing about accuracies, and nothing about bytes
+    if asked.protocol.times_steps() {
+        let (load, cores) = machine::busy_cores();
+        if load > 0.25 * cores as f64 {
+            term.warn(&Warning::Busy { load, cores });
+        }
+    }
+    if plan.settings["dtype"] == DtypeName::Bf16.to_string() && !bf16::is_native() {
+        term.warn(&Warning::EmulatedBf16);
+    }
+    let around = SessionOptions {
+        output: &asked.output.output_path,
+        planned,
+        fresh: asked.output.fresh,
+        launcher: launcher(ready, text.as_ref().map(NamedTempFile::path))?,
+        text,
+        stop: stop_on_ctrl_c(),
+        memory_limit: ready.memory_limit,
+        resident_limit: ready.resident_limit,
+        term,
+    };
+    Ok(Session::open(plan, around)?)
+}
+
+/// `effattn lra · listops · ls-lra · 5000 steps · batch 32 · cpu AMD EPYC, 2 threads, avx512 · f32, fused kernels · limit 20 GiB`.
+fn header(plan: &Plan, amount: String, ready: &MachineLimits) -> String {
+    let machine = Machine::this();
+    let place = match ready.device {
+        DeviceName::Cpu => {
+            format!("cpu {}, {}, {}", machine.cpu, plural(ready.threads as u64, "thread"), machine.simd)
+        }
+        device => {
+            format!("{device} {}", ready.accelerator.as_deref().unwrap_or_default()).trim_end().to_owned()
+        }
+    };
+    let dtype = grid::listed(plan, |row| Some(row.dtype.clone()));
+    let kernel = grid::listed(plan, |row| Some(row.kernel.clone()));
+    let (limit, command) = (Bytes(ready.memory_limit), &plan.command);
+    format!("effattn {command} · {amount} · {place} · {dtype}, {kernel} kernels · limit {limit}")
+}

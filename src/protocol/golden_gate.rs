@@ -1,0 +1,189 @@
+//! The gate before a measurement: no speed is printed for a mechanism whose golden files are red.
+
+use std::collections::HashMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::check::{CheckError, Golden, builtin, check_bytes};
+use crate::protocol::WorkerRequest;
+use crate::run::RunError;
+use crate::run::session::Session;
+use crate::run::worker::{ParentLink, Received, Worker};
+use effattn_kernel::device::Backend;
+use effattn_kernel::{KernelMode, with_mode};
+use effattn_record::Row;
+use effattn_record::config::ParseError;
+use effattn_record::config::settings::{DeviceName, KernelName};
+
+/// What to check.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct GateRequest {
+    /// Mechanisms.
+    pub models: Vec<String>,
+    /// Fused kernels or plain operations.
+    pub kernel: KernelName,
+    /// Where.
+    pub device: DeviceName,
+}
+
+/// What the check found out.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct GateResult {
+    /// Mechanisms that are red, with the reason.
+    pub failed: HashMap<String, String>,
+    /// Mechanisms that no shipped file is about: nothing is known about them.
+    pub uncovered: Vec<String>,
+}
+
+impl GateResult {
+    /// What to tell a person who asked for `count` mechanisms.
+    pub fn summary(&self, count: usize) -> String {
+        let (proven, red) = (count - self.uncovered.len(), self.failed.len());
+        let mut text = format!("check: {} of {proven} mechanisms reproduce their golden files", proven - red);
+        if !self.uncovered.is_empty() {
+            text += &format!("; no golden file covers {}", self.uncovered.join(", "));
+        }
+        text
+    }
+
+    /// All of `models` red for the same `reason`.
+    fn all_red(models: &[String], reason: &str) -> Self {
+        let failed = models.iter().map(|model| (model.clone(), reason.to_owned())).collect();
+        Self { failed, uncovered: Vec::new() }
+    }
+}
+
+/// Where a mechanism is computed.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct GateKey {
+    model: String,
+    kernel: String,
+    device: String,
+}
+
+impl GateKey {
+    /// Where the mechanism of `row` is computed.
+    pub fn of(row: &Row) -> Self {
+        Self { model: row.model.clone(), kernel: row.kernel.clone(), device: row.device.clone() }
+    }
+}
+
+/// Checks every mechanism where it is computed, in workers of their own: those that are red, with the reason.
+///
+/// # Errors
+/// Ctrl-C; a worker that cannot be started.
+pub fn check(places: &[GateKey], session: &Session) -> Result<HashMap<GateKey, String>, RunError> {
+    let mut groups: Vec<(&str, &str, Vec<String>)> = Vec::new();
+    for GateKey { model, kernel, device } in places {
+        match groups.iter_mut().find(|(known, on, _)| known == kernel && on == device) {
+            Some((_, _, models)) if models.contains(model) => {}
+            Some((_, _, models)) => models.push(model.clone()),
+            None => groups.push((kernel, device, vec![model.clone()])),
+        }
+    }
+    let (mut red, mut all) = (HashMap::new(), GateResult::default());
+    for (kernel, device, models) in &groups {
+        let wrong = |error: ParseError| RunError::Internal(error.to_string());
+        let request = GateRequest {
+            models: models.clone(),
+            kernel: kernel.parse().map_err(wrong)?,
+            device: device.parse().map_err(wrong)?,
+        };
+        let answer = ask(request, session)?;
+        all.uncovered.extend(answer.uncovered);
+        for (model, reason) in answer.failed {
+            all.failed.insert(model.clone(), reason.clone());
+            red.insert(GateKey { model, kernel: (*kernel).to_owned(), device: (*device).to_owned() }, reason);
+        }
+    }
+    let count: usize = groups.iter().map(|(_, _, models)| models.len()).sum();
+    if count > 0 {
+        session.term.info(&all.summary(count));
+    }
+    Ok(red)
+}
+
+fn ask(request: GateRequest, session: &Session) -> Result<GateResult, RunError> {
+    let models = request.models.clone();
+    let mut worker = Worker::start(&session.launcher, &WorkerRequest::Gate { request })?;
+    match worker.receive::<GateResult>(None, session.resident_limit, &session.stop)? {
+        Received::Message(answer) => {
+            worker.finish();
+            Ok(answer)
+        }
+        Received::Ended(ending) => Ok(GateResult::all_red(&models, &ending.reason)),
+    }
+}
+
+/// The worker's side.
+///
+/// # Errors
+/// The parent is gone.
+pub fn work(link: &ParentLink, request: &GateRequest) -> anyhow::Result<()> {
+    let mode = match request.kernel {
+        KernelName::Fused => KernelMode::Fused,
+        KernelName::Composed => KernelMode::Composed,
+    };
+    let answer = match Backend::open(request.device) {
+        Ok(backend) => with_mode(mode, || verdicts(&request.models, backend.device())),
+        Err(error) => GateResult::all_red(&request.models, &error.to_string()),
+    };
+    Ok(link.send(&answer)?)
+}
+
+/// Checks the shipped files of `models`, whole models left out.
+fn verdicts(models: &[String], device: &candle_core::Device) -> GateResult {
+    let mut failed = HashMap::new();
+    let mut uncovered = models.to_vec();
+    for (file, bytes) in builtin::BUILTIN_FILES {
+        if file.starts_with("models/") {
+            continue;
+        }
+        let name = match Golden::read(file, bytes) {
+            Ok(golden) => golden.meta("mechanism").to_owned(),
+            Err(_) => continue,
+        };
+        uncovered.retain(|model| *model != name);
+        if !models.contains(&name) || failed.contains_key(&name) {
+            continue;
+        }
+        let reason = match check_bytes(file, bytes, device) {
+            Ok(verdict) if verdict.passed() => continue,
+            Ok(verdict) => {
+                let ratio = verdict.error_over_tolerance;
+                verdict.problem.unwrap_or_else(|| {
+                    format!("{file}: {} is off by {ratio:.3} times its tolerance", verdict.worst)
+                })
+            }
+            Err(error @ (CheckError::NotGolden { .. } | CheckError::UnknownMechanism { .. })) => {
+                log::debug!("{error}");
+                continue;
+            }
+            Err(error) => error.to_string(),
+        };
+        failed.insert(name, reason);
+    }
+    GateResult { failed, uncovered }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn full_attention_is_green_and_nothing_else_is_looked_at() {
+        let answer = verdicts(&["full".to_owned()], &candle_core::Device::Cpu);
+        assert!(answer.failed.is_empty() && answer.uncovered.is_empty(), "{answer:?}");
+        assert_eq!(answer.summary(1), "check: 1 of 1 mechanisms reproduce their golden files");
+    }
+
+    #[test]
+    fn a_mechanism_without_golden_files_is_not_called_green() {
+        let answer = verdicts(&["full".to_owned(), "mine".to_owned()], &candle_core::Device::Cpu);
+        assert!(answer.failed.is_empty());
+        assert_eq!(
+            answer.summary(2),
+            "check: 1 of 1 mechanisms reproduce their golden files; no golden file covers mine"
+        );
+    }
+}

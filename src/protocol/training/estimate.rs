@@ -1,0 +1,158 @@
+//! What training runs cost, found out before they start: the worker of a cell makes a few of its real steps, on its real data.
+
+use std::time::{Duration, Instant};
+
+use super::{TrainingMessage, TrainingRequest, TrialTiming};
+use crate::protocol::definition::{EstimateContext, WorkerContext};
+use crate::protocol::runner::request;
+use crate::run::RunError;
+use crate::run::plan::{Cell, Plan};
+use crate::run::worker::{Received, Worker};
+
+/// Multiply-adds per second and thread that predictions start from.
+pub const RATE: f64 = 1e10;
+/// Most seconds that one cell is tried, and that are spent on all of them.
+const ONE: Duration = Duration::from_secs(10);
+const ALL: Duration = Duration::from_secs(12);
+/// Runs of fewer steps that are guessed to take fewer seconds are not tried: that would take as long.
+const SHORT: (u64, f64) = (30, 15.0);
+/// A forward pass of a batch costs so much of its training step.
+const FORWARD: f64 = 0.36;
+
+/// What was seen of cells that differ in their seeds only.
+struct Seen {
+    key: String,
+    /// Seconds, as a multiple of what was guessed.
+    times: f64,
+    memory: Option<u64>,
+}
+
+/// Prices the cells of `plan` that are not done. Where a cell's data are not there, or there is no time left to try it, it is
+/// taken to be as much slower or faster than its guess as those that were tried.
+///
+/// # Errors
+/// A worker that cannot be started; Ctrl-C.
+pub fn estimate<J: TrainingRequest>(plan: &mut Plan, prober: &EstimateContext) -> Result<(), RunError> {
+    let start = Instant::now();
+    let mut seen: Vec<Seen> = Vec::new();
+    let (command, threads) = (plan.command.clone(), plan.threads as f64);
+    let open = |cell: &Cell| !cell.request.is_null() && !(prober.done)(cell);
+    for index in (0..plan.cells.len()).filter(|&index| open(&plan.cells[index])).collect::<Vec<_>>() {
+        let cell = &plan.cells[index];
+        let Ok(job) = request::<J>(cell) else { continue };
+        let key = key(cell);
+        let short = job.steps() < SHORT.0 && cell.seconds < SHORT.1;
+        if short || start.elapsed() > ALL || seen.iter().any(|seen| seen.key == key) {
+            continue;
+        }
+        (prober.tell)(plan.name(index));
+        let (rehearsed, setup) = rehearse(cell, &command, prober)?;
+        let trains = job.trained(&prober.results, plan).is_none();
+        let (times, memory) = match rehearsed {
+            Some(seen) => (total(&job, trains, &seen, setup) / cell.seconds, seen.peak_bytes),
+            None => match (prober.rate)(job.spec(), prober)? {
+                Some((rate, memory)) => (RATE * threads / rate, memory),
+                None => continue,
+            },
+        };
+        seen.push(Seen { key, times, memory });
+    }
+    let mut all: Vec<f64> = seen.iter().map(|seen| seen.times).collect();
+    all.sort_by(f64::total_cmp);
+    let usual = all.get(all.len() / 2).copied().unwrap_or(1.0);
+    for cell in plan.cells.iter_mut().filter(|cell| open(cell)) {
+        let (own, key) = (usual, key(cell));
+        let found = seen.iter().find(|seen| seen.key == key);
+        cell.seconds *= found.map_or(own, |seen| seen.times);
+        cell.memory = found.and_then(|seen| seen.memory);
+    }
+    Ok(())
+}
+
+/// What `cell` is, whatever its seed.
+fn key(cell: &Cell) -> String {
+    let mut request = cell.request.clone();
+    for spec in ["/spec/seed", "/train/spec/seed"] {
+        if let Some(seed) = request.pointer_mut(spec) {
+            *seed = serde_json::Value::Null;
+        }
+    }
+    request.to_string()
+}
+
+/// Seconds of the whole run.
+fn total(job: &impl TrainingRequest, trains: bool, seen: &TrialTiming, setup: f64) -> f64 {
+    let tests = setup + seen.step * FORWARD * job.tests() * seen.forwards.1;
+    if !trains {
+        return tests;
+    }
+    let evaluations = job.steps().div_ceil(seen.every.max(1)) as f64;
+    tests + seen.step * (job.first_step_equivalents() + FORWARD * evaluations * seen.forwards.0)
+}
+
+/// What a few steps of `cell` say, and the seconds that it took to begin; nothing where they cannot be made.
+fn rehearse(
+    cell: &Cell,
+    command: &str,
+    prober: &EstimateContext,
+) -> Result<(Option<TrialTiming>, f64), RunError> {
+    let Ok(folder) = tempfile::tempdir() else { return Ok((None, 0.0)) };
+    let conditions = WorkerContext {
+        folder: folder.path().to_owned(),
+        data: prober.data.clone(),
+        trial: true,
+        ..WorkerContext::default()
+    };
+    let order = crate::protocol::WorkerRequest::Cell {
+        protocol: command.to_owned(),
+        memory_limit: prober.memory_limit,
+        request: cell.request.clone(),
+        conditions,
+    };
+    let start = Instant::now();
+    let mut worker = Worker::start(&prober.launcher, &order)?;
+    loop {
+        match worker.receive::<TrainingMessage>(Some(start + ONE), prober.memory_limit, &prober.stop)? {
+            Received::Message(TrainingMessage::Rehearsed(seen)) => {
+                return Ok((Some(seen), (start.elapsed().as_secs_f64() - seen.made).max(0.0)));
+            }
+            Received::Message(TrainingMessage::Ended { .. } | TrainingMessage::Done(_))
+            | Received::Ended(_) => {
+                return Ok((None, 0.0));
+            }
+            Received::Message(_) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::model_spec::ModelSpec;
+
+    #[derive(serde::Deserialize)]
+    struct Fake;
+
+    impl TrainingRequest for Fake {
+        fn steps(&self) -> u64 {
+            100
+        }
+
+        fn spec(&self) -> &ModelSpec {
+            unreachable!("not asked")
+        }
+
+        fn tests(&self) -> f64 {
+            2.0
+        }
+    }
+
+    #[test]
+    fn evaluations_and_tests_are_priced() {
+        let seen = TrialTiming { step: 0.5, made: 1.0, every: 30, forwards: (10.0, 20.0), peak_bytes: None };
+        let expected = 3.0 + 0.5 * (100.0 + FORWARD * (4.0 * 10.0 + 2.0 * 20.0));
+        assert!((total(&Fake, true, &seen, 3.0) - expected).abs() < 1e-9);
+        let tested = 3.0 + 0.5 * FORWARD * 40.0;
+        assert!((total(&Fake, false, &seen, 3.0) - tested).abs() < 1e-9, "trained before");
+    }
+}

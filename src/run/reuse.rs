@@ -1,0 +1,200 @@
+//! What earlier runs beside a new one have: finished cells that are taken over, and an unfinished run that is not continued.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::RunError;
+use super::journal::{self, Entry, Journal};
+use super::manifest::{Manifest, State};
+use super::plan::{Cell, Plan};
+use effattn_record::{Outcome, Row};
+
+/// The other runs beside `folder`, the newest first. Folders that are no runs are passed over.
+fn others(folder: &Path) -> Vec<(PathBuf, Manifest)> {
+    let entries = folder.parent().and_then(|base| std::fs::read_dir(base).ok());
+    let paths = entries.into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+    let paths = paths.filter(|path| !path.is_symlink() && path.is_dir() && path != folder);
+    let mut found: Vec<(PathBuf, Manifest)> = paths
+        .filter_map(|path| Manifest::read(&path).ok().flatten().map(|manifest| (path, manifest)))
+        .filter(|(_, manifest)| manifest.state != State::Abandoned)
+        .collect();
+    found.sort_by(|a, b| (&b.1.start, &b.0).cmp(&(&a.1.start, &a.0)));
+    found
+}
+
+/// Takes finished cells of `plan` from earlier runs that computed the same on the same data, with their files: a training
+/// run is not made twice. Gives what is to be said.
+pub fn reuse_finished_cells(
+    plan: &Plan,
+    folder: &Path,
+    journal: &mut Journal,
+    done: &mut HashMap<String, Entry>,
+) -> Result<Vec<String>, RunError> {
+    let mut remarks = Vec::new();
+    let mut missing: Vec<_> = plan.cells.iter().filter(|cell| !done.contains_key(&cell.key)).collect();
+    for (run, manifest) in if missing.is_empty() { Vec::new() } else { others(folder) } {
+        let now = Manifest::new(plan, "");
+        let task = |cell: &Cell| cell.row.task.clone().unwrap_or_default();
+        let wanted: HashSet<&str> = (missing.iter())
+            .filter(|cell| manifest.computes_as(&now, &task(cell)))
+            .map(|cell| cell.key.as_str())
+            .collect();
+        if wanted.is_empty() {
+            continue;
+        }
+        let mut entries: HashMap<String, Entry> = HashMap::new();
+        let ended = |entry: &Entry| entry.rows.first().is_some_and(|row| row.outcome == Outcome::Ok);
+        let read = journal::entries(&run.join("journal.jsonl"), |entry| {
+            if wanted.contains(entry.cell.as_str()) && ended(&entry) {
+                entries.insert(entry.cell.clone(), entry);
+            }
+        });
+        read.unwrap_or_else(|error| log::warn!("{}: {error}", run.display()));
+        let before = missing.len();
+        let mut taken = Vec::new();
+        missing.retain(|cell| {
+            let entry = entries.remove(&cell.key).filter(|entry| entry_matches_cell(entry, cell));
+            let open = entry.is_none();
+            taken.extend(entry);
+            open
+        });
+        for entry in taken {
+            let name = super::plan::folder(Path::new(""), &entry.cell);
+            copy(&run.join(&name), &folder.join(&name)).map_err(RunError::file(folder.join(&name)))?;
+            journal.append(&entry).map_err(RunError::file(folder.join("journal.jsonl")))?;
+            done.insert(entry.cell.clone(), entry);
+        }
+        match before - missing.len() {
+            0 => {}
+            1 => remarks.push(format!("1 run was finished before and is taken from {}", run.display())),
+            count => remarks
+                .push(format!("{count} runs were finished before and are taken from {}", run.display())),
+        }
+    }
+    Ok(remarks)
+}
+
+/// Links the files of `from` into `to`, or copies them where links are impossible: they are never written in place.
+fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
+    if !from.is_dir() {
+        return Ok(());
+    }
+    std::fs::create_dir_all(to)?;
+    for entry in std::fs::read_dir(from)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_file() && !target.exists() {
+            std::fs::hard_link(entry.path(), &target)
+                .or_else(|_| std::fs::copy(entry.path(), &target).map(|_| ()))?;
+        }
+    }
+    Ok(())
+}
+
+/// What to say where an unfinished run of the same command is not continued: what differs.
+pub fn explain_new_run(plan: &Plan, folder: &Path) -> Option<String> {
+    let unfinished =
+        |manifest: &Manifest| manifest.state == State::Unfinished && manifest.command == plan.command;
+    let (run, manifest) = others(folder).into_iter().find(|(_, manifest)| unfinished(manifest))?;
+    let differ = differences(&manifest, &Manifest::new(plan, ""), true);
+    let why = if differ.is_empty() { "other cells".to_owned() } else { differ.join(", ") };
+    Some(format!(
+        "starting a new run, with {why}: the unfinished one in {} is kept and not continued",
+        run.display()
+    ))
+}
+
+/// A setting's value as it is typed.
+fn text(value: &Value) -> String {
+    match value {
+        Value::Null => "unset".to_owned(),
+        Value::String(text) => text.clone(),
+        Value::Array(values) => values.iter().map(text).collect::<Vec<_>>().join(","),
+        other => other.to_string(),
+    }
+}
+
+/// In words, what the run of `now` has otherwise than that of `manifest`; with `threads` also their number.
+pub fn differences(manifest: &Manifest, now: &Manifest, threads: bool) -> Vec<String> {
+    let mut differ = Vec::new();
+    if manifest.command != now.command {
+        differ.push(format!("{} instead of {}", now.command, manifest.command));
+    }
+    let keys = |settings: &Value| settings.as_object().map(|all| all.keys().cloned().collect::<Vec<_>>());
+    let mut names: Vec<String> =
+        [&manifest.settings, &now.settings].into_iter().filter_map(keys).flatten().collect();
+    names.sort();
+    names.dedup();
+    for name in names {
+        let (then, now) = (&manifest.settings[&name], &now.settings[&name]);
+        if then != now {
+            differ.push(format!("{name} {} instead of {}", text(now), text(then)));
+        }
+    }
+    for (name, same) in [
+        ("another version", manifest.version == now.version),
+        ("another build", manifest.build == now.build),
+        ("another number of threads", !threads || manifest.threads == now.threads),
+        ("another suite", manifest.suite == now.suite),
+    ] {
+        if !same {
+            differ.push(name.to_owned());
+        }
+    }
+    let sets: BTreeSet<&String> = manifest.data.keys().chain(now.data.keys()).collect();
+    let others = sets.into_iter().filter(|name| manifest.data.get(*name) != now.data.get(*name));
+    differ.extend(others.map(|name| format!("other data of {name}")));
+    differ
+}
+
+/// Whether the rows of `entry` can be those of `cell`: some, and each says of itself what the plan says of the cell.
+/// (What a search finds, such as a length, the plan leaves open.)
+pub(super) fn entry_matches_cell(entry: &Entry, cell: &Cell) -> bool {
+    let plan = &cell.row;
+    let open = |planned: Option<u64>, found: Option<u64>| planned.is_none() || planned == found;
+    let same = |row: &Row| {
+        (&row.suite, &row.protocol, &row.model, &row.variant)
+            == (&plan.suite, &plan.protocol, &plan.model, &plan.variant)
+            && (&row.preset, &row.device, &row.dtype, &row.kernel)
+                == (&plan.preset, &plan.device, &plan.dtype, &plan.kernel)
+            && (row.threads, row.batch, row.pass, row.seed)
+                == (plan.threads, plan.batch, plan.pass, plan.seed)
+            && open(plan.len, row.len)
+    };
+    !entry.rows.is_empty() && entry.rows.iter().all(same)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_rows_of_their_own_cell_make_it_done() {
+        let row = Row { len: Some(64), seed: Some(1), ..Row::new("speed", "ls") };
+        let cell = Cell { key: "a".into(), row: row.clone(), ..Cell::default() };
+        let entry = |rows| Entry { rows, ..Entry::new("a") };
+        let measured = row.with("step_time", "s", Some(1.0));
+        assert!(entry_matches_cell(&entry(vec![measured.clone()]), &cell));
+        assert!(!entry_matches_cell(&entry(Vec::new()), &cell));
+        let changes: [fn(Row) -> Row; 8] = [
+            |row| Row { len: Some(128), ..row },
+            |row| Row { model: "full".into(), ..row },
+            |row| Row { variant: Some("w=4".into()), ..row },
+            |row| Row { seed: Some(2), ..row },
+            |row| Row { kernel: "composed".into(), ..row },
+            |row| Row { preset: Some("ls-lra".into()), ..row },
+            |row| Row { protocol: "memory".into(), ..row },
+            |row| Row { threads: Some(7), ..row },
+        ];
+        for (index, change) in changes.into_iter().enumerate() {
+            assert!(
+                !entry_matches_cell(&entry(vec![measured.clone(), change(measured.clone())]), &cell),
+                "{index}"
+            );
+        }
+        let found = Cell { row: Row { len: None, ..row }, ..cell };
+        assert!(entry_matches_cell(&entry(vec![measured]), &found), "a length that was looked for");
+    }
+}
