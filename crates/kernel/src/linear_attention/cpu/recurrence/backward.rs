@@ -62,20 +62,33 @@ impl LogTerms {
         Self { width, readers: room(), writers: room(), across: vec![0.0; width] }
     }
 
-    /// The gradients of the steps of `count` rows, row r at `out[r * stride..]`.
-    fn finish(&self, count: usize, out: &mut [f32], stride: usize) {
-        let width = self.width;
-        for channel in 0..width {
-            let mut sum = f64::from(self.across[channel]);
-            for row in 0..count {
-                out[row * stride + channel] = sum as f32;
-                sum += f64::from(self.writers[row * width + channel]);
-            }
-            sum = 0.0;
-            for row in (0..count).rev() {
-                sum += f64::from(self.readers[row * width + channel]);
-                out[row * stride + channel] += sum as f32;
-            }
+    /// The gradients of the steps of `count` rows, row r at `out[r * stride..]`; the sums are used up.
+    fn finish(&mut self, count: usize, out: &mut [f32], stride: usize) {
+        let used = count * self.width;
+        running_sums(&self.readers[..used], &self.writers[..used], &mut self.across, out, stride);
+    }
+}
+
+crate::simd_fn! {
+    /// Row r of `out` gets `sum`, the writers before r and the readers from r on.
+    fn running_sums<S>(
+        simd,
+        readers: &'a [f32],
+        writers: &'a [f32],
+        sum: &'a mut [f32],
+        out: &'a mut [f32],
+        stride: usize,
+    ) {
+        let width = sum.len();
+        for (writers, out) in writers.chunks_exact(width).zip(out.chunks_mut(stride)) {
+            out[..width].copy_from_slice(sum);
+            math::add(simd, writers, sum);
+        }
+        sum.fill(0.0);
+        let rows = readers.chunks_exact(width).zip(out.chunks_mut(stride));
+        for (readers, out) in rows.rev() {
+            math::add(simd, readers, sum);
+            math::add(simd, sum, &mut out[..width]);
         }
     }
 }
@@ -117,7 +130,7 @@ pub(super) fn backward(inputs: &Inputs, dout: Operand, targets: &Targets) -> Gra
                 chunk(&given, place, &rows, (targets, &mut buffers), space);
                 if plan.learned() {
                     let width = plan.log_width();
-                    for (terms, out) in space.logs.iter().zip([&mut *forward, &mut *backward]) {
+                    for (terms, out) in space.logs.iter_mut().zip([&mut *forward, &mut *backward]) {
                         if !out.is_empty() {
                             terms.finish(rows.len(), &mut out[head * width..], log_row);
                         }

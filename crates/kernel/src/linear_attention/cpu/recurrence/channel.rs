@@ -315,16 +315,16 @@ crate::simd_fn! {
         let width = y.len() / BLOCK;
         let one = simd.splat_f32s(1.0);
         for at in (0..BLOCK).step_by(S::F32_LANES) {
+            let mut between = [simd.greater_than_f32s(one, one); BLOCK];
+            for (mask, row) in between.iter_mut().zip(&BETWEEN) {
+                *mask = simd.greater_than_f32s(math::load(simd, row, at), simd.splat_f32s(0.0));
+            }
             let mut sums = [simd.splat_f32s(0.0); BLOCK];
             for channel in 0..width {
                 let mut weighted = math::load(simd, y, channel * BLOCK + at);
                 for (i, sum) in sums.iter_mut().enumerate() {
-                    // 1 + (step - 1) where the step counts, and 1 where not, exactly
-                    let step = steps[i * width + channel];
-                    let between = math::load(simd, &BETWEEN[i], at);
-                    let step = simd.select_f32s(
-                        simd.greater_than_f32s(between, simd.splat_f32s(0.0)), simd.splat_f32s(step), one,
-                    );
+                    let step = simd.splat_f32s(steps[i * width + channel]);
+                    let step = simd.select_f32s(between[i], step, one);
                     weighted = simd.mul_f32s(weighted, step);
                     *sum = simd.mul_add_e_f32s(simd.splat_f32s(x[i * width + channel]), weighted, *sum);
                 }

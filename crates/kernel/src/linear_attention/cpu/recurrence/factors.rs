@@ -46,8 +46,26 @@ impl Factors {
             ends.zip(powers).for_each(|(down, power)| *down = *power);
             return;
         }
+        self.read(inputs, direction, place, rows);
+        self.multiply_up();
+    }
+
+    /// [`Self::load`] of backward decays that are the `forward` ones: the steps are known but for the first.
+    pub(super) fn load_later(&mut self, inputs: &Inputs, forward: &Self, place: Place, rows: Range<usize>) {
+        if matches!(inputs.plan.logs, Logs::Constant(_)) {
+            return self.load(inputs, Direction::Backward, place, rows);
+        }
+        self.count = rows.len();
+        self.read(inputs, Direction::Backward, place, rows.start..rows.start + 1);
+        let known = (self.count - 1) * self.width;
+        self.steps[self.width..][..known].copy_from_slice(&forward.steps[..known]);
+        self.multiply_up();
+    }
+
+    /// Reads the steps of the positions `rows`, from the first on.
+    fn read(&mut self, inputs: &Inputs, direction: Direction, place: Place, rows: Range<usize>) {
         let late = usize::from(direction == Direction::Backward);
-        let logs = inputs.logs[late];
+        let (logs, used) = (inputs.logs[late], rows.len() * self.width);
         for (row, position) in rows.enumerate() {
             let step = &mut self.steps[row * self.width..][..self.width];
             let hidden = |position: usize| inputs.plan.mask.hides(place.sample, position);
@@ -59,8 +77,11 @@ impl Factors {
                 None => step.fill(0.0),
             }
         }
-        let used = self.count * self.width;
         exponentials(&mut self.steps[..used]);
+    }
+
+    fn multiply_up(&mut self) {
+        let used = self.count * self.width;
         products(&self.steps[..used], self.width, &mut self.up[..used], &mut self.down[..used]);
     }
 

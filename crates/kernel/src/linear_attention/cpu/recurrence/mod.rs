@@ -148,8 +148,14 @@ impl ChunkFactors {
 
     fn load(&mut self, inputs: &Inputs, place: Place, rows: &Range<usize>) {
         for (index, &direction) in inputs.plan.directions().iter().enumerate() {
-            let (factors, keys) = (&mut self.both[index], &mut self.keys[index]);
-            factors.load(inputs, direction, place, rows.clone());
+            let (first, others) = self.both.split_at_mut(index);
+            let (factors, keys) = (&mut others[0], &mut self.keys[index]);
+            match first {
+                [forward] if !inputs.plan.separate => {
+                    factors.load_later(inputs, forward, place, rows.clone())
+                }
+                _ => factors.load(inputs, direction, place, rows.clone()),
+            }
             let used = factors.count * factors.width;
             let write = match direction {
                 Direction::Forward => &factors.down,

@@ -67,6 +67,10 @@ pub(super) fn states(inputs: &Inputs, side: Side, values: Operand) -> Option<Sta
             for (total, factors) in total.chunks_exact_mut(width).zip(&factors.both) {
                 total.copy_from_slice(factors.total());
             }
+            let unread = if side == Side::Keys { count - 1 } else { 0 };
+            if plan.causal && chunk == unread {
+                return;
+            }
             let (q, k) = inputs.queries_keys(place, &rows);
             let stride = directions * d;
             for index in 0..directions {
