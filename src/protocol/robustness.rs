@@ -158,13 +158,13 @@ fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
 }
 
 /// Reads the data, and says which models are trained already.
-fn prepare(plan: &mut Plan, folders: &DataDirs) -> anyhow::Result<Prepared> {
-    let mut prepared = lra::plan::prepare(plan, folders)?;
+fn prepare(plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
+    let mut prepared = lra::plan::prepare(plan, dirs)?;
     let cells = std::mem::take(&mut plan.cells);
     for cell in cells.iter().filter(|cell| !cell.request.is_null()) {
         let name = &cell.words;
         let wanted: RobustnessRequest = request(cell)?;
-        prepared.remarks.push(match find(folders.results, &wanted.train, plan) {
+        prepared.remarks.push(match find(dirs.results, &wanted.train, plan) {
             Some(folder) => format!("{name}: trained before, in {}", folder.display()),
             None => format!("{name}: will be trained first"),
         });

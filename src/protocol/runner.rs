@@ -142,11 +142,11 @@ impl Runner<'_> {
     pub fn record_failure(
         &mut self,
         index: usize,
-        ending: &CellFailure,
+        failure: &CellFailure,
         progress_seconds: f64,
     ) -> Result<(), RunError> {
-        let rows = (self.protocol.failure_rows)(&self.plan.cells[index].row, ending);
-        let summary = format!("{}: {}", ending.outcome, ending.reason);
+        let rows = (self.protocol.failure_rows)(&self.plan.cells[index].row, failure);
+        let summary = format!("{}: {}", failure.outcome, failure.reason);
         self.record_result(index, CellResult { rows, samples: Vec::new(), summary, progress_seconds })
     }
 

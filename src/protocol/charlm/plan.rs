@@ -189,7 +189,7 @@ fn cell(
 ///
 /// # Errors
 /// Data that are missing, damaged, or incomplete without permission.
-pub fn prepare(plan: &mut Plan, folders: &DataDirs) -> anyhow::Result<Prepared> {
+pub fn prepare(plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
     let mut wanted: Vec<(String, bool)> = Vec::new();
     for cell in &plan.cells {
         let partial = cell.request["allow_partial"].as_bool();
@@ -200,7 +200,7 @@ pub fn prepare(plan: &mut Plan, folders: &DataDirs) -> anyhow::Result<Prepared> 
     }
     let mut remarks = Vec::new();
     for (name, allow_partial) in wanted {
-        let corpus = load(&name, &folders.data, allow_partial)?;
+        let corpus = load(&name, &dirs.data, allow_partial)?;
         if let Some(partial) = corpus.partial {
             remarks.push(incomplete(&name, &partial));
         }

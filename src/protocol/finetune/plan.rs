@@ -246,7 +246,7 @@ fn differences(request: &FinetuneRequest, recipe: &Recipe, start: Option<&Pretra
 ///
 /// # Errors
 /// Data that are missing, damaged, or incomplete without permission; an encoder or tokenizer that does not fit.
-pub fn prepare(plan: &mut Plan, folders: &DataDirs) -> anyhow::Result<Prepared> {
+pub fn prepare(plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
     let mut requests = Vec::new();
     for cell in plan.cells.iter().filter(|cell| !cell.request.is_null()) {
         requests.push(request::<FinetuneRequest>(cell)?);
@@ -258,7 +258,7 @@ pub fn prepare(plan: &mut Plan, folders: &DataDirs) -> anyhow::Result<Prepared> 
         let start = request.from.as_deref().map(|folder| Pretrained::open(Path::new(folder))).transpose()?;
         let (name, reading) = (request.task.as_str(), request.reading);
         if !sets.contains(&(name, reading)) || !plan.data.contains_key(&words_name(request)) {
-            let set = (data::text_task(name)?.1.load)(&folders.data, reading)?;
+            let set = (data::text_task(name)?.1.load)(&dirs.data, reading)?;
             plan.data
                 .insert(words_name(request), tokenizer(request, start.as_ref(), &set)?.hash().to_owned());
             if !sets.contains(&(name, reading)) {

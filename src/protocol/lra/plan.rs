@@ -176,7 +176,7 @@ fn cell(
 ///
 /// # Errors
 /// Data that are missing, damaged, or incomplete without permission.
-pub fn prepare(plan: &mut Plan, folders: &DataDirs) -> anyhow::Result<Prepared> {
+pub fn prepare(plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
     let mut wanted: Vec<(String, LoadOptions)> = Vec::new();
     for cell in &plan.cells {
         let reading = cell.request.pointer("/reading").or_else(|| cell.request.pointer("/train/reading"));
@@ -188,7 +188,7 @@ pub fn prepare(plan: &mut Plan, folders: &DataDirs) -> anyhow::Result<Prepared> 
     }
     let mut remarks = Vec::new();
     for (task, reading) in wanted {
-        let data = tasks::load(&task, &folders.data, reading)?;
+        let data = tasks::load(&task, &dirs.data, reading)?;
         if let Some(partial) = data.partial() {
             remarks.push(incomplete(&task, partial));
         }

@@ -191,16 +191,16 @@ fn seconds(step: f64, threads: usize) -> f64 {
 }
 
 /// Prices searches: what takes long in them is known only when short lengths were tried.
-fn price(plan: &mut Plan, prober: &EstimateContext) -> Result<(), RunError> {
+fn price(plan: &mut Plan, context: &EstimateContext) -> Result<(), RunError> {
     for index in 0..plan.cells.len() {
         let cell = &plan.cells[index];
-        if cell.request.is_null() || (prober.done)(cell) {
+        if cell.request.is_null() || (context.done)(cell) {
             continue;
         }
         let asked: MemoryRequest = request(cell)?;
         if let Some(bytes) = asked.fit {
-            (prober.tell)(&format!("{}: short lengths", plan.name(index)));
-            plan.cells[index].seconds = fit::price(&plan.cells[index], &asked, bytes, prober)?;
+            (context.tell)(&format!("{}: short lengths", plan.name(index)));
+            plan.cells[index].seconds = fit::price(&plan.cells[index], &asked, bytes, context)?;
         }
     }
     Ok(())
@@ -230,8 +230,8 @@ fn compute(runner: &mut Runner, open: &[usize]) -> Result<(), RunError> {
     Ok(())
 }
 
-fn ended(row: &Row, ending: &CellFailure) -> Vec<Row> {
-    vec![row.with("peak_memory", "B", None).with_outcome(ending.outcome, Some(ending.reason.clone()))]
+fn ended(row: &Row, failure: &CellFailure) -> Vec<Row> {
+    vec![row.with("peak_memory", "B", None).with_outcome(failure.outcome, Some(failure.reason.clone()))]
 }
 
 fn rows(row: &Row, peak: Peak) -> Vec<Row> {
@@ -251,14 +251,14 @@ fn rows(row: &Row, peak: Peak) -> Vec<Row> {
 fn measure(
     runner: &Runner,
     index: usize,
-    asked: &MemoryRequest,
+    request: &MemoryRequest,
 ) -> Result<Result<Peak, CellFailure>, RunError> {
     let session = &runner.session;
     let place = (&session.launcher, (session.memory_limit, session.resident_limit), &session.stop);
     let start = Instant::now();
     let mut all: Option<Peak> = None;
     for _ in 0..if runner.plan.threads > 1 { WORKERS } else { 1 } {
-        let now = match ask(place, runner.plan.cells[index].timeout, asked)? {
+        let now = match ask(place, runner.plan.cells[index].timeout, request)? {
             Ok(now) => now,
             ended => return Ok(ended),
         };

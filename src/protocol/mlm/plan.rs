@@ -268,7 +268,7 @@ pub fn load(request: &MlmRequest, data: &Path) -> anyhow::Result<MlmData> {
 ///
 /// # Errors
 /// As [`load`].
-pub fn prepare(plan: &mut Plan, folders: &DataDirs) -> anyhow::Result<Prepared> {
+pub fn prepare(plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
     type Wanted = (String, Option<String>, Option<String>, bool);
     let mut seen: Vec<(Wanted, String)> = Vec::new();
     let mut remarks = Vec::new();
@@ -286,7 +286,7 @@ pub fn prepare(plan: &mut Plan, folders: &DataDirs) -> anyhow::Result<Prepared> 
         let hash = match known {
             Some(hash) => hash,
             None => {
-                let MlmData { prose, tokenizer } = load(&request, &folders.data)?;
+                let MlmData { prose, tokenizer } = load(&request, &dirs.data)?;
                 if let Some(partial) = &prose.partial {
                     remarks.push(incomplete(&request.task, partial));
                 }

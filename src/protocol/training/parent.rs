@@ -201,8 +201,8 @@ fn curve_csv(points: &[EvalPoint], shown: &CurveSpec) -> String {
 }
 
 /// The row of a cell without a result; its metric is the cell's.
-pub fn ended(row: &Row, ending: &CellFailure) -> Vec<Row> {
-    vec![row.with_outcome(ending.outcome, Some(ending.reason.clone()))]
+pub fn ended(row: &Row, failure: &CellFailure) -> Vec<Row> {
+    vec![row.with_outcome(failure.outcome, Some(failure.reason.clone()))]
 }
 
 fn rows<J: TrainingRequest>(row: &Row, request: &J, done: &TrainingResult, seconds: &[f64]) -> Vec<Row> {

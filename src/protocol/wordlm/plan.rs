@@ -183,14 +183,14 @@ fn work(request: &WordLmRequest, flops: u64) -> f64 {
 ///
 /// # Errors
 /// Data that are missing, damaged, or incomplete without permission.
-pub fn prepare(plan: &mut Plan, folders: &DataDirs) -> anyhow::Result<Prepared> {
+pub fn prepare(plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
     let mut remarks = Vec::new();
     for cell in plan.cells.iter().filter(|cell| !cell.request.is_null()) {
         let request: WordLmRequest = request(cell)?;
         if plan.data.contains_key(&request.corpus) {
             continue;
         }
-        let corpus = load(&request.corpus, &folders.data, request.allow_partial)?;
+        let corpus = load(&request.corpus, &dirs.data, request.allow_partial)?;
         if let Some(partial) = corpus.partial {
             remarks.push(incomplete(&request.corpus, &partial));
         }

@@ -38,26 +38,26 @@ fn presets() -> Vec<PresetInfo> {
     TABLE.iter().map(about).collect()
 }
 
-fn resolve(asked: &ModelRequest) -> std::result::Result<Box<dyn Architecture>, ResolveError> {
-    Ok(Box::new(config(asked)?))
+fn resolve(request: &ModelRequest) -> std::result::Result<Box<dyn Architecture>, ResolveError> {
+    Ok(Box::new(config(request)?))
 }
 
 /// The model that is asked for, not validated.
 ///
 /// # Errors
 /// Unknown names, settings that the mechanism or this family does not take.
-pub fn config(asked: &ModelRequest) -> std::result::Result<CharLmConfig, ResolveError> {
+pub fn config(request: &ModelRequest) -> std::result::Result<CharLmConfig, ResolveError> {
     let names = TABLE.iter().map(|preset| preset.name);
-    let preset = CharLmPreset::find(asked.preset);
-    let preset = preset.ok_or_else(|| ResolveError::Invalid(unknown("preset", asked.preset, names)))?;
-    if asked.sizes.pooling.is_some() {
+    let preset = CharLmPreset::find(request.preset);
+    let preset = preset.ok_or_else(|| ResolveError::Invalid(unknown("preset", request.preset, names)))?;
+    if request.sizes.pooling.is_some() {
         return Err(ResolveError::Invalid(format!(
             "preset {} has no pooling: it predicts every position",
             preset.name
         )));
     }
     let of_task = |task: &str| CORPORA.iter().find(|(name, _)| *name == task).map(|(_, vocab)| *vocab);
-    let vocab = match (asked.vocab, asked.task) {
+    let vocab = match (request.vocab, request.task) {
         (Some(vocab), _) => vocab,
         (None, None) => CORPORA[0].1,
         (None, Some(task)) => {
@@ -65,13 +65,13 @@ pub fn config(asked: &ModelRequest) -> std::result::Result<CharLmConfig, Resolve
             of_task(task).ok_or_else(|| ResolveError::Invalid(unknown("corpus", task, names)))?
         }
     };
-    let entry = asked.choice.entry;
-    let given = asked.choice.given();
+    let entry = request.choice.entry;
+    let given = request.choice.given();
     let given = given.iter().map(|(name, value)| (*name, value.as_str()));
     let mut config = preset.model(entry, given, vocab).map_err(ResolveError::wrong)?;
-    asked.sizes.apply(&mut config.backbone);
-    let block = asked.len.unwrap_or(preset.block);
-    Ok(config.at(block, asked.cached.unwrap_or(preset.block.min(block))))
+    request.sizes.apply(&mut config.backbone);
+    let block = request.len.unwrap_or(preset.block);
+    Ok(config.at(block, request.cached.unwrap_or(preset.block.min(block))))
 }
 
 impl Architecture for CharLmConfig {
@@ -168,11 +168,11 @@ impl Model for Segments {
     }
 
     /// The released code's: the last symbol of a segment has no target but is counted.
-    fn loss(&mut self, batch: &Batch, noise: DropoutRng) -> Result<Loss> {
+    fn loss(&mut self, batch: &Batch, rng: DropoutRng) -> Result<Loss> {
         let ids = &batch.tokens()?.ids;
         let cache = self.cache(ids.dim(0)?)?;
-        let noise = self.model.config().backbone.drops(noise);
-        let (logits, next) = self.model.forward_train(ids, &cache, noise)?;
+        let rng = self.model.config().backbone.drops(rng);
+        let (logits, next) = self.model.forward_train(ids, &cache, rng)?;
         self.cache = Some(next);
         Ok(Loss::mean(released_loss(&next_symbol_loss(&logits, &batch.labels)?)?))
     }

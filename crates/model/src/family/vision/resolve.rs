@@ -71,12 +71,12 @@ pub struct ImageClassifier {
 ///
 /// # Errors
 /// An unknown preset, a mechanism that it is not built with, images that are too small.
-pub fn classifier(asked: &ModelRequest) -> std::result::Result<ImageClassifier, ResolveError> {
+pub fn classifier(request: &ModelRequest) -> std::result::Result<ImageClassifier, ResolveError> {
     let names = PRESETS.iter().map(|preset| preset.about.name);
-    let preset =
-        find(asked.preset).ok_or_else(|| ResolveError::Invalid(unknown("preset", asked.preset, names)))?;
-    let (name, entry, knobs) = (preset.about.name, asked.choice.entry, &asked.choice.knobs);
-    if let Some(word) = asked.sizes.words().first() {
+    let preset = find(request.preset)
+        .ok_or_else(|| ResolveError::Invalid(unknown("preset", request.preset, names)))?;
+    let (name, entry, knobs) = (preset.about.name, request.choice.entry, &request.choice.knobs);
+    if let Some(word) = request.sizes.words().first() {
         return Err(ResolveError::Invalid(format!(
             "preset {name} has stages with sizes of their own; leave {word} out"
         )));
@@ -88,8 +88,8 @@ pub fn classifier(asked: &ModelRequest) -> std::result::Result<ImageClassifier, 
             entry.name
         )));
     }
-    let size = asked.len.unwrap_or(preset.size);
-    let classes = asked.examples.map_or(preset.classes, |examples| examples.classes);
+    let size = request.len.unwrap_or(preset.size);
+    let classes = request.examples.map_or(preset.classes, |examples| examples.classes);
     let long_short = entry.name == "ls2d";
     let model = match preset.form {
         Form::Vil(depth) => {
