@@ -78,7 +78,9 @@ impl Sums {
     fn run(&self, inputs: &[Tensor]) -> Result<Tensor> {
         let qkv = Qkv::separate(inputs[0].clone(), inputs[1].clone(), inputs[2].clone());
         let heads = linear_attention(&qkv, &self.call(inputs))?;
-        let fused = mode() == KernelMode::Fused && inputs[0].dtype() == DType::F32 && self.guard.is_none();
+        let [_, h, groups, ..] = self.shape;
+        let kernel = self.guard.is_none() || self.causal && self.kind != Kind::PerChannel && groups == h;
+        let fused = mode() == KernelMode::Fused && inputs[0].dtype() == DType::F32 && kernel;
         assert_eq!(
             matches!(heads, Heads::Merged { .. }),
             fused,
@@ -158,6 +160,9 @@ const SHAPES: [[usize; 6]; 6] = [
 fn prove_all(kind: Kind) {
     for (index, shape) in SHAPES.into_iter().enumerate() {
         for (causal, strength) in [(false, 0.02), (true, 0.3), (false, 4.0), (true, 30.0)] {
+            if index >= 4 && causal == (strength < 1.0) {
+                continue; // long ones: weak decays in both directions, strong ones causal
+            }
             let sums = Sums::new(kind, causal, shape, strength);
             let sums = if index % 2 == usize::from(causal) { sums } else { sums.holes() };
             sums.prove();
@@ -209,6 +214,19 @@ fn the_twin_divides_what_decays() {
         let want = num.broadcast_div(&den.abs().unwrap().maximum(0.5).unwrap()).unwrap();
         let error = (out - want).unwrap().abs().unwrap().max_all().unwrap().to_scalar::<f64>().unwrap();
         assert!(error < 1e-12, "{kind:?} {causal}: {error}");
+    }
+}
+
+#[test]
+fn causal_decays_take_a_normaliser() {
+    for kind in [Kind::PerHead, Kind::PerToken] {
+        for (n, strength) in [(1, 0.3), (67, 0.01), (331, 2.0)] {
+            let sums = Sums::new(kind, true, [2, 2, 2, n, 6, 6], strength);
+            let sums = Sums { guard: Some(Guard::AbsClampMin(2.0)), ..sums };
+            for sums in [sums.clone(), sums.holes()] {
+                check(&sums.name(), &sums.inputs(), 2e-5, |inputs| sums.run(inputs));
+            }
+        }
     }
 }
 

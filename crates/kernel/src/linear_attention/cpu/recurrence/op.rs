@@ -211,7 +211,7 @@ impl FusedOp for Recurrence {
 
 impl Features {
     /// Whether features are the vectors themselves.
-    fn is_identity(&self) -> bool {
+    pub(in crate::linear_attention::cpu) fn is_identity(&self) -> bool {
         matches!(self, Self::Elementwise { activation: FeatureActivation::Identity, reweight: None })
     }
 }
