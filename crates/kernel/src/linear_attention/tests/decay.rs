@@ -7,9 +7,9 @@ use crate::testing::{check, randn};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
-    PerHead,
-    PerToken,
-    PerChannel,
+    Head,
+    Token,
+    Channel,
 }
 
 /// A call without its tensors.
@@ -55,9 +55,9 @@ impl Sums {
         let mut inputs =
             vec![randn("q", &[b, g, n, d]), randn("k", &[b, g, n, d]), randn("v", &[b, h, n, e])];
         let shape = match self.kind {
-            Kind::PerHead => return inputs,
-            Kind::PerToken => vec![b, h, n],
-            Kind::PerChannel => vec![b, h, n, d],
+            Kind::Head => return inputs,
+            Kind::Token => vec![b, h, n],
+            Kind::Channel => vec![b, h, n, d],
         };
         for name in &["forward", "backward"][..=usize::from(self.separate)] {
             inputs.push(randn(name, &shape).abs().unwrap().affine(-self.strength, -1e-3).unwrap());
@@ -67,9 +67,9 @@ impl Sums {
 
     fn call<'a>(&'a self, inputs: &'a [Tensor]) -> LinearAttention<'a> {
         let decay = match self.kind {
-            Kind::PerHead => Decay::PerHead(&self.logs),
-            Kind::PerToken => Decay::PerToken { log: &inputs[3], backward: inputs.get(4) },
-            Kind::PerChannel => Decay::PerChannel { log: &inputs[3], backward: inputs.get(4) },
+            Kind::Head => Decay::PerHead(&self.logs),
+            Kind::Token => Decay::PerToken { log: &inputs[3], backward: inputs.get(4) },
+            Kind::Channel => Decay::PerChannel { log: &inputs[3], backward: inputs.get(4) },
         };
         let features = Features::Elementwise { activation: FeatureActivation::Identity, reweight: None };
         LinearAttention { features, guard: self.guard, mask: self.mask.as_ref(), causal: self.causal, decay }
@@ -79,7 +79,7 @@ impl Sums {
         let qkv = Qkv::separate(inputs[0].clone(), inputs[1].clone(), inputs[2].clone());
         let heads = linear_attention(&qkv, &self.call(inputs))?;
         let [_, h, groups, ..] = self.shape;
-        let kernel = self.guard.is_none() || self.causal && self.kind != Kind::PerChannel && groups == h;
+        let kernel = self.guard.is_none() || self.causal && self.kind != Kind::Channel && groups == h;
         let fused = mode() == KernelMode::Fused && inputs[0].dtype() == DType::F32 && kernel;
         assert_eq!(
             matches!(heads, Heads::Merged { .. }),
@@ -100,10 +100,10 @@ impl Sums {
             self.mask.as_ref().is_some_and(|mask| mask.to_vec2::<f32>().unwrap()[i][j] == 0.0)
         };
         let log = |index: usize, i: usize, j: usize, t: usize, c: usize| match self.kind {
-            Kind::PerHead => self.logs[j],
+            Kind::Head => self.logs[j],
             _ if hidden(i, t) => 0.0,
-            Kind::PerToken => all[index][(i * h + j) * n + t],
-            Kind::PerChannel => all[index][((i * h + j) * n + t) * d + c],
+            Kind::Token => all[index][(i * h + j) * n + t],
+            Kind::Channel => all[index][((i * h + j) * n + t) * d + c],
         };
         let later = if self.separate { 4 } else { 3 };
         let mut out = vec![0.0; b * h * n * e];
@@ -172,30 +172,28 @@ fn prove_all(kind: Kind) {
 
 #[test]
 fn a_decay_per_head_equals_the_definition() {
-    prove_all(Kind::PerHead);
+    prove_all(Kind::Head);
 }
 
 #[test]
 fn a_decay_per_token_equals_the_definition() {
-    prove_all(Kind::PerToken);
+    prove_all(Kind::Token);
     for shape in [SHAPES[3], SHAPES[5]] {
-        Sums::new(Kind::PerToken, false, shape, 0.5).separate().holes().prove();
+        Sums::new(Kind::Token, false, shape, 0.5).separate().holes().prove();
     }
 }
 
 #[test]
 fn a_decay_per_channel_equals_the_definition() {
-    prove_all(Kind::PerChannel);
+    prove_all(Kind::Channel);
     for shape in [SHAPES[3], SHAPES[5]] {
-        Sums::new(Kind::PerChannel, false, shape, 0.5).separate().holes().prove();
+        Sums::new(Kind::Channel, false, shape, 0.5).separate().holes().prove();
     }
 }
 
 /// All kinds, causal or not.
 fn kinds() -> impl Iterator<Item = (Kind, bool)> {
-    [Kind::PerHead, Kind::PerToken, Kind::PerChannel]
-        .into_iter()
-        .flat_map(|kind| [(kind, false), (kind, true)])
+    [Kind::Head, Kind::Token, Kind::Channel].into_iter().flat_map(|kind| [(kind, false), (kind, true)])
 }
 
 #[test]
@@ -219,7 +217,7 @@ fn the_twin_divides_what_decays() {
 
 #[test]
 fn causal_decays_take_a_normaliser() {
-    for kind in [Kind::PerHead, Kind::PerToken] {
+    for kind in [Kind::Head, Kind::Token] {
         for (n, strength) in [(1, 0.3), (67, 0.01), (331, 2.0)] {
             let sums = Sums::new(kind, true, [2, 2, 2, n, 6, 6], strength);
             let sums = Sums { guard: Some(Guard::AbsClampMin(2.0)), ..sums };
@@ -232,7 +230,7 @@ fn causal_decays_take_a_normaliser() {
 
 #[test]
 fn steps_equal_the_whole() {
-    for kind in [Kind::PerHead, Kind::PerToken, Kind::PerChannel] {
+    for kind in [Kind::Head, Kind::Token, Kind::Channel] {
         let sums = Sums::new(kind, true, [2, 4, 2, 70, 6, 5], 0.3);
         let inputs = sums.inputs();
         let whole = sums.run(&inputs).unwrap();
@@ -330,7 +328,7 @@ fn packed_rows_give_the_same() {
 
 #[test]
 fn decays_that_do_not_fit_are_refused() {
-    let sums = Sums::new(Kind::PerToken, true, [1, 2, 2, 5, 3, 3], 0.2);
+    let sums = Sums::new(Kind::Token, true, [1, 2, 2, 5, 3, 3], 0.2);
     let inputs = sums.separate().inputs();
     let qkv = Qkv::separate(inputs[0].clone(), inputs[1].clone(), inputs[2].clone());
     let features = Features::Elementwise { activation: FeatureActivation::Identity, reweight: None };
