@@ -3,7 +3,7 @@
 
 use candle_core::{Device, Result, Tensor, bail};
 
-use super::decode::DecodeState;
+use super::decode::{DecodeState, LinearSums};
 use super::knobs::{Knob, KnobSpec, Knobs};
 use super::{
     AttentionInput, AttentionOutput, Cost, Growth, InModels, Mechanism, MechanismConfig, MechanismEntry,
@@ -161,12 +161,12 @@ impl Mechanism for Rfa {
         self.with_call(input, |call| Ok(linear_attention(input.qkv, call)?.into()))
     }
 
-    fn init_decode(&self, _: usize, _: usize, _: &Device) -> Result<Option<DecodeState>> {
-        Ok(self.causal.then(DecodeState::sums))
+    fn init_decode(&self, batch: usize, _: usize, _: &Device) -> Result<Option<Box<dyn DecodeState>>> {
+        Ok(self.causal.then(|| LinearSums::start(batch)))
     }
 
-    fn decode_step(&self, input: &AttentionInput, state: &mut DecodeState) -> Result<AttentionOutput> {
-        self.with_call(input, |call| Ok(state.linear(input.qkv, call)?.into()))
+    fn decode_step(&self, input: &AttentionInput, state: &mut dyn DecodeState) -> Result<AttentionOutput> {
+        self.with_call(input, |call| Ok(state.downcast::<LinearSums>()?.attend(input.qkv, call)?.into()))
     }
 }
 
