@@ -8,7 +8,7 @@ use super::knobs::{Knob, Knobs};
 use super::{AttentionInput, AttentionOutput, Cost, Mechanism, MechanismConfig, Shape};
 use crate::nn::params::ParamBuilder;
 use effattn_kernel::linear_attention::{
-    FeatureActivation, Features, Guard, LinearAttention, linear_attention,
+    Decay, FeatureActivation, Features, Guard, LinearAttention, linear_attention,
 };
 use effattn_record::pattern::Pattern;
 
@@ -139,10 +139,10 @@ impl Kernel {
         let reweight = self.reweight.map(|m| m.unwrap_or(longest));
         LinearAttention {
             features: Features::Elementwise { activation: self.activation, reweight },
-            guard: self.guard,
+            guard: Some(self.guard),
             mask,
             causal: self.causal,
-            gate: None,
+            decay: Decay::None,
         }
     }
 }

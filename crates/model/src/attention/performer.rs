@@ -15,7 +15,7 @@ use super::{
 use crate::nn::params::ParamBuilder;
 use effattn_kernel::device::rng::RngStream;
 use effattn_kernel::linear_attention::decode::recurrent;
-use effattn_kernel::linear_attention::{Favor, Features, Guard, LinearAttention, linear_attention};
+use effattn_kernel::linear_attention::{Decay, Favor, Features, Guard, LinearAttention, linear_attention};
 
 const M: Knob<usize> = Knob::int("m", 256, 1..=1 << 16).doc("random features").source("LRA code");
 const FEATURE_EPS: Knob<Option<f64>> = Knob::auto_float("feature_eps", 0.0..=1.0)
@@ -132,10 +132,10 @@ impl Performer {
     fn call<'a>(&self, mask: Option<&'a Tensor>) -> LinearAttention<'a> {
         LinearAttention {
             features: Features::Favor(self.favor.clone()),
-            guard: Guard::NonZero,
+            guard: Some(Guard::NonZero),
             mask,
             causal: self.causal,
-            gate: None,
+            decay: Decay::None,
         }
     }
 }

@@ -11,7 +11,9 @@ use super::{
 };
 use crate::nn::params::{Init, ParamBuilder};
 use effattn_kernel::linear;
-use effattn_kernel::linear_attention::{Features, Guard, LinearAttention, RandomKernel, linear_attention};
+use effattn_kernel::linear_attention::{
+    Decay, Features, Guard, LinearAttention, RandomKernel, linear_attention,
+};
 
 const KERNEL: Knob<RandomKernel> =
     Knob::words("kernel", &[("gaussian", RandomKernel::Gaussian), ("arccos", RandomKernel::ArcCos)])
@@ -193,10 +195,10 @@ impl Rfa {
             Features::Random { weight, kernel: self.kernel, norm_eps: self.norm_eps, scale: self.scale };
         then(&LinearAttention {
             features,
-            guard: self.guard,
+            guard: Some(self.guard),
             mask: input.mask,
             causal: self.causal,
-            gate: gate.as_ref(),
+            decay: gate.as_ref().map_or(Decay::None, Decay::Gate),
         })
     }
 }
