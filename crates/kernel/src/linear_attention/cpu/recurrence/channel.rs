@@ -6,8 +6,8 @@
 
 use std::ops::Range;
 
-use super::log_terms::LogTerms;
 use super::factors::{multiply, products, weigh};
+use super::log_terms::LogTerms;
 use super::{CHUNK, ChunkFactors, Factors, Inputs, Logs, Place, Plan};
 use crate::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
 use crate::cpu::simd::Simd;

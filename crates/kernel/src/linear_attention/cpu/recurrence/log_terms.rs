@@ -50,4 +50,3 @@ crate::simd_fn! {
         }
     }
 }
-
