@@ -1,7 +1,7 @@
 //! Names what the binary is built from: the commit (absent outside a checkout), and a hash over sources, toolchain and
-//! flags, by which two builds of one commit differ.
+//! flags, by which two builds of one commit differ. Lists the golden files that are built in.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Everything that is compiled in.
@@ -36,6 +36,33 @@ impl Hash {
     }
 }
 
+/// The .safetensors files at or below `folder`.
+fn golden_files(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut found = Vec::new();
+    for path in entries.map(|entry| entry.path()) {
+        if path.is_dir() {
+            found.extend(golden_files(&path));
+        } else if path.extension().is_some_and(|extension| extension == "safetensors") {
+            found.push(path);
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Writes the list of built-in golden files: the path below `tests/golden` and the bytes of each.
+fn list_golden_files() {
+    let folder = Path::new(&std::env::var("CARGO_MANIFEST_DIR").unwrap_or_default()).join("tests/golden");
+    let line = |path: &PathBuf| {
+        let name = path.strip_prefix(&folder).unwrap_or(path).to_string_lossy().replace('\\', "/");
+        format!("({name:?}, include_bytes!({:?})),\n", path.to_string_lossy())
+    };
+    let list: String = golden_files(&folder).iter().map(line).collect();
+    let out = Path::new(&std::env::var("OUT_DIR").unwrap_or_default()).join("golden.rs");
+    std::fs::write(out, format!("&[\n{list}]")).expect("the build folder can be written");
+}
+
 fn build() -> u64 {
     let mut hash = Hash(0xcbf2_9ce4_8422_2325);
     SOURCES.iter().for_each(|path| hash.file(Path::new(path)));
@@ -51,6 +78,7 @@ fn build() -> u64 {
 }
 
 fn main() {
+    list_golden_files();
     for path in SOURCES {
         println!("cargo::rerun-if-changed={path}");
     }

@@ -4,6 +4,8 @@ mod cli;
 mod conformance;
 #[path = "faults/main.rs"]
 mod faults;
+#[path = "identity/main.rs"]
+mod identity;
 mod images;
 mod run;
 mod shards;

@@ -140,6 +140,7 @@ fn tree() -> Command {
 /// Parses the command line, runs the command, and returns its exit code.
 pub fn main() -> ExitCode {
     effattn_kernel::device::alloc::keep_pages();
+    effattn_record::set_build_commit(option_env!("EFFATTN_COMMIT"));
     let matches = match tree().try_get_matches() {
         Ok(matches) => matches,
         Err(error) => return ExitCode::from(usage(&error)),

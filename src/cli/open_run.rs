@@ -10,10 +10,8 @@ use tempfile::NamedTempFile;
 use super::command::CommandArgs;
 use super::data_dir;
 use super::interrupt::stop_on_ctrl_c;
-use crate::protocol::Protocol;
 use crate::protocol::definition::{DataDirs, EstimateContext, Prepared, WorkerContext};
 use crate::protocol::grid::{self, Grid};
-use crate::protocol::speed;
 use crate::run::manifest::argv;
 use crate::run::plan::{Cell, Plan};
 use crate::run::plan_file::PlanFile;
@@ -38,25 +36,37 @@ const SHORT: f64 = 5.0;
 /// A command that is ready to go.
 pub enum RunStart {
     /// `--dry-run`: the plan with the time that it would take.
-    DryRun(Box<(Plan, Term)>),
-    /// The open run of a plan, the suite that it comes from, and what workers are given besides their requests.
-    Open(Box<(Plan, Option<Suite>, Session, WorkerContext)>),
+    DryRun(Plan, Term),
+    /// The open run of a plan.
+    Open(Box<OpenRun>),
+}
+
+/// The open run of a plan.
+pub struct OpenRun {
+    /// The plan.
+    pub plan: Plan,
+    /// The suite that it comes from.
+    pub suite: Option<Suite>,
+    /// The run.
+    pub session: Session,
+    /// Paths and options of its workers.
+    pub context: WorkerContext,
 }
 
 /// Plans what was asked, and opens its run: from there on Ctrl-C keeps what is finished.
 ///
 /// # Errors
 /// A wrong request; data that are missing; folders that cannot be written; results that cannot be used.
-pub fn open_run(asked: &CommandArgs, references: &[Reference], term: Term) -> Result<RunStart> {
-    let protocol = asked.protocol;
-    let grid = grid::resolve(&asked.flags, protocol)?;
+pub fn open_run(args: &CommandArgs, references: &[Reference], term: Term) -> Result<RunStart> {
+    let protocol = args.protocol;
+    let grid = grid::resolve(&args.flags, protocol)?;
     let ready = open_machine(&grid.settings)?;
-    let mut plan = plan(asked, &grid, &ready)?;
+    let mut plan = plan(args, &grid, &ready)?;
     let merged = plan.remove_duplicates()?;
     if merged > 0 {
         term.info(&format!("{merged} cells were requested more than once; each runs once"));
     }
-    if let Some(baseline) = &asked.baseline {
+    if let Some(baseline) = &args.baseline {
         let mut labels: Vec<String> = plan.cells.iter().map(|cell| cell.row.label()).collect();
         labels.dedup();
         if !labels.contains(baseline) {
@@ -66,40 +76,45 @@ pub fn open_run(asked: &CommandArgs, references: &[Reference], term: Term) -> Re
         }
     }
     plan.groups = protocol.groups(&plan.cells);
-    let planned = planned(protocol, &grid, &plan)?;
-    let owners = asked.output.shard.map(|shard| (shard, planned.assign_shards(shard.count)));
-    if asked.output.dry_run {
-        asked.exports.check()?;
+    let planned = PlanFile::of(&plan);
+    let owners = args.output.shard.map(|shard| (shard, planned.assign_shards(shard.count)));
+    if args.output.dry_run {
+        args.exports.check()?;
         if let Some((shard, owners)) = &owners {
             plan.keep_shard(*shard, owners);
         }
         let mut term = term;
-        let place = (launcher(&ready, None)?, ready.memory_limit, CancelToken::default());
-        estimate(asked, &mut plan, place, (&|_| false, &mut term))?;
-        return Ok(RunStart::DryRun(Box::new((plan, term))));
+        let launcher = launcher(&ready, None)?;
+        let trial = Trial { launcher, memory_limit: ready.memory_limit, stop: CancelToken::default() };
+        estimate(args, &mut plan, trial, &|_| false, &mut term)?;
+        return Ok(RunStart::DryRun(plan, term));
     }
-    writable(asked)?;
-    let Prepared { remarks, text } = prepare(asked, &mut plan)?;
+    writable(args)?;
+    let Prepared { remarks, text } = prepare(args, &mut plan)?;
     let planned = PlanFile { plan: plan.digest(), ..planned }; // the data are known by now
     if let Some((shard, owners)) = &owners {
         let all = plan.cells.len();
         plan.keep_shard(*shard, owners);
         term.info(&format!("shard {shard}: {} of {all} cells", plan.cells.len()));
     }
-    term.info(&header(&plan, (protocol.summary)(&plan), &ready));
+    term.info(&header(&plan, protocol.summary(&plan), &ready));
     remarks.iter().for_each(|remark| term.info(remark));
-    if let Some(quick) = protocol.quick.filter(|_| asked.flags.quick) {
+    if let Some(quick) = protocol.info().quick.filter(|_| args.flags.quick) {
         term.info(&format!("--quick: {}", quick.said));
     }
     let text = text.map(temporary).transpose()?;
-    let mut session = session((&plan, &planned), asked, &ready, text, term)?;
+    let mut session = session((&plan, &planned), args, &ready, text, term)?;
     // the time of short measurements is the time that they were given
-    let given = protocol.times_steps() && plan.seconds() < SHORT;
+    let given = protocol.info().times_steps() && plan.seconds() < SHORT;
     if session.term.verbosity() > Verbosity::Quiet && !given {
         let keys = plan.cells.iter().filter(|cell| session.is_done(cell)).map(|cell| cell.key.clone());
         let done: HashSet<String> = keys.collect();
-        let place = (session.launcher.clone(), session.memory_limit, session.stop.clone());
-        match estimate(asked, &mut plan, place, (&|cell| done.contains(&cell.key), &mut session.term)) {
+        let trial = Trial {
+            launcher: session.launcher.clone(),
+            memory_limit: session.memory_limit,
+            stop: session.stop.clone(),
+        };
+        match estimate(args, &mut plan, trial, &|cell| done.contains(&cell.key), &mut session.term) {
             Ok(()) | Err(RunError::Stopped) => {} // the run itself stops
             Err(error) => return Err(error.into()),
         }
@@ -109,8 +124,8 @@ pub fn open_run(asked: &CommandArgs, references: &[Reference], term: Term) -> Re
         let text = reference::to_text(references)?;
         file::write(&path, text.as_bytes()).with_context(|| path.display().to_string())?;
     }
-    let conditions = worker_context(asked, &plan);
-    Ok(RunStart::Open(Box::new((plan, grid.suite, session, conditions))))
+    let context = worker_context(args, &plan);
+    Ok(RunStart::Open(Box::new(OpenRun { plan, suite: grid.suite, session, context })))
 }
 
 /// The whole plan of what was asked and its cells' weights, with times and bytes as far as a step of them can be tried here:
@@ -118,22 +133,22 @@ pub fn open_run(asked: &CommandArgs, references: &[Reference], term: Term) -> Re
 ///
 /// # Errors
 /// A wrong request; data that are missing.
-pub fn whole(asked: &CommandArgs, term: &mut Term) -> Result<(Plan, PlanFile)> {
-    let protocol = asked.protocol;
-    let grid = grid::resolve(&asked.flags, protocol)?;
+pub fn whole(args: &CommandArgs, term: &mut Term) -> Result<(Plan, PlanFile)> {
+    let protocol = args.protocol;
+    let grid = grid::resolve(&args.flags, protocol)?;
     let device = grid.settings.device.unwrap_or_default();
     let here = Backend::open(device).is_ok(); // a login node has no accelerator
     let ready = open_machine(&Settings { device: Some(DeviceName::Cpu), ..grid.settings.clone() })?;
-    let mut plan = plan(asked, &grid, &MachineLimits { device, ..ready })?;
+    let mut plan = plan(args, &grid, &MachineLimits { device, ..ready })?;
     plan.remove_duplicates()?;
     plan.groups = protocol.groups(&plan.cells);
-    let planned = planned(protocol, &grid, &plan)?;
-    prepare(asked, &mut plan)?;
-    let planned = PlanFile { plan: plan.digest(), ..planned };
+    prepare(args, &mut plan)?;
+    let planned = PlanFile::of(&plan);
     if here {
         let ready = self::open_machine(&Settings { device: Some(DeviceName::Cpu), ..grid.settings.clone() })?;
-        let place = (launcher(&ready, None)?, ready.memory_limit, CancelToken::default());
-        estimate(asked, &mut plan, place, (&|_| false, term))?;
+        let launcher = launcher(&ready, None)?;
+        let trial = Trial { launcher, memory_limit: ready.memory_limit, stop: CancelToken::default() };
+        estimate(args, &mut plan, trial, &|_| false, term)?;
     } else {
         term.info(&format!(
             "this machine has no {device}: time and memory are guesses; set them with --time and --memory"
@@ -142,14 +157,21 @@ pub fn whole(asked: &CommandArgs, term: &mut Term) -> Result<(Plan, PlanFile)> {
     Ok((plan, planned))
 }
 
+/// Workers that try steps before a run: how they are started, the live bytes that each may reach, and what stops them.
+struct Trial {
+    launcher: Launcher,
+    memory_limit: u64,
+    stop: CancelToken,
+}
+
 /// Predicts the seconds of the cells that are not `done` by trying some of their steps, and says so meanwhile.
 fn estimate(
-    asked: &CommandArgs,
+    args: &CommandArgs,
     plan: &mut Plan,
-    (launcher, memory_limit, stop): (Launcher, u64, CancelToken),
-    (done, term): (&dyn Fn(&Cell) -> bool, &mut Term),
+    trial: Trial,
+    done: &dyn Fn(&Cell) -> bool,
+    term: &mut Term,
 ) -> std::result::Result<(), RunError> {
-    let Some(price) = asked.protocol.estimate else { return Ok(()) };
     term.start_progress(0.0);
     let said = std::cell::Cell::new(false);
     let tell = |what: &str| {
@@ -158,29 +180,19 @@ fn estimate(
             term.info("trying a few steps to estimate the time");
         }
     };
-    let (data, results) = (self::data(asked), asked.output.output_path.clone());
-    let tried = price(
-        plan,
-        &EstimateContext {
-            launcher,
-            memory_limit,
-            stop,
-            data,
-            results,
-            done,
-            tell: &tell,
-            rate: speed::measure_rate,
-        },
-    );
+    let (data, results) = (self::data(args), args.output.output_path.clone());
+    let Trial { launcher, memory_limit, stop } = trial;
+    let context = EstimateContext { launcher, memory_limit, stop, data, results, done, tell: &tell };
+    let tried = args.protocol.estimate(plan, &context);
     term.finish_progress();
     tried
 }
 
 /// What workers are given besides their requests.
-fn worker_context(asked: &CommandArgs, plan: &Plan) -> WorkerContext {
-    let training = asked.training;
+fn worker_context(args: &CommandArgs, plan: &Plan) -> WorkerContext {
+    let training = args.training;
     WorkerContext {
-        data: data(asked),
+        data: data(args),
         planned: plan.data.clone(),
         save: training.map_or(f64::INFINITY, |training| training.save_every.0),
         detect_anomaly: training.is_some_and(|training| training.detect_anomaly),
@@ -189,15 +201,15 @@ fn worker_context(asked: &CommandArgs, plan: &Plan) -> WorkerContext {
 }
 
 /// Where data sets lie.
-fn data(asked: &CommandArgs) -> PathBuf {
-    asked.output.data_dir.clone().unwrap_or_else(data_dir::default_dir)
+fn data(args: &CommandArgs) -> PathBuf {
+    args.output.data_dir.clone().unwrap_or_else(data_dir::default_dir)
 }
 
-fn prepare(asked: &CommandArgs, plan: &mut Plan) -> Result<Prepared> {
-    if let Some(dir) = asked.output.data_dir.as_ref().filter(|dir| !dir.is_dir()) {
+fn prepare(args: &CommandArgs, plan: &mut Plan) -> Result<Prepared> {
+    if let Some(dir) = args.output.data_dir.as_ref().filter(|dir| !dir.is_dir()) {
         anyhow::bail!("--data-dir {} is not a folder", dir.display());
     }
-    (asked.protocol.prepare)(plan, &DataDirs { data: data(asked), results: &asked.output.output_path })
+    args.protocol.prepare(plan, &DataDirs { data: data(args), results: &args.output.output_path })
 }
 
 fn temporary(text: Vec<u8>) -> Result<NamedTempFile> {
@@ -234,22 +246,22 @@ fn open_machine(settings: &Settings) -> Result<MachineLimits> {
 }
 
 /// Output, plots and export folders, tried before anything is measured.
-fn writable(asked: &CommandArgs) -> Result<()> {
+fn writable(args: &CommandArgs) -> Result<()> {
     let writable = |flag: &str, path: &Path| {
         file::ensure_writable(path).map_err(|error| {
             anyhow::anyhow!("{flag} {} cannot be written ({error}); choose another folder", path.display())
         })
     };
-    asked.exports.check()?;
-    writable("--output-path", &asked.output.output_path)?;
-    if !asked.output.no_plot {
-        writable("--plots-dir", &asked.output.plots_dir)?;
+    args.exports.check()?;
+    writable("--output-path", &args.output.output_path)?;
+    if !args.output.no_plot {
+        writable("--plots-dir", &args.output.plots_dir)?;
     }
     Ok(())
 }
 
-fn plan(asked: &CommandArgs, grid: &Grid, ready: &MachineLimits) -> Result<Plan> {
-    let protocol = asked.protocol;
+fn plan(args: &CommandArgs, grid: &Grid, ready: &MachineLimits) -> Result<Plan> {
+    let protocol = args.protocol;
     if let Some(fit) = grid.settings.fit.filter(|fit| fit.0 > ready.memory_limit) {
         let limit = Bytes(ready.memory_limit);
         anyhow::bail!(
@@ -258,28 +270,22 @@ fn plan(asked: &CommandArgs, grid: &Grid, ready: &MachineLimits) -> Result<Plan>
     }
     let suite = grid.suite.as_ref();
     Ok(Plan {
-        name: suite.map_or_else(|| protocol.name.to_owned(), |suite| suite.name.clone()),
-        command: protocol.name.to_owned(),
+        name: suite.map_or_else(|| protocol.name().to_owned(), |suite| suite.name.clone()),
+        command: protocol.name().to_owned(),
         suite: suite.map(|suite| suite.text.clone()),
         argv: argv(),
         settings: serde_json::to_value(&grid.settings).unwrap_or_default(),
-        cells: (protocol.cells)(grid, ready.threads)?,
+        cells: protocol.cells(grid, ready.threads)?,
         machine: machine::identity(),
         accelerator: ready.accelerator.clone(),
         data: BTreeMap::new(),
         threads: ready.threads,
         device: ready.device.to_string(),
         seeds: grid.settings.seeds.as_ref().map_or_else(Vec::new, |seeds| seeds.0.clone()),
-        keeps: protocol.reuses_finished,
+        keeps: protocol.trains(),
         part: PlanPart::default(),
         groups: Vec::new(),
     })
-}
-
-/// The whole plan with what its cells weigh on any machine: their multiply-adds on one thread, nothing that was tried here.
-pub fn planned(protocol: &Protocol, grid: &Grid, plan: &Plan) -> Result<PlanFile> {
-    let seconds = (protocol.cells)(grid, 1)?.into_iter().map(|cell| (cell.key, cell.seconds)).collect();
-    Ok(PlanFile::of(plan, &plan.groups, &seconds))
 }
 
 fn launcher(ready: &MachineLimits, text: Option<&Path>) -> Result<Launcher> {
@@ -292,13 +298,13 @@ fn launcher(ready: &MachineLimits, text: Option<&Path>) -> Result<Launcher> {
 
 fn session(
     (plan, planned): (&Plan, &PlanFile),
-    asked: &CommandArgs,
+    args: &CommandArgs,
     ready: &MachineLimits,
     text: Option<NamedTempFile>,
     term: Term,
 ) -> Result<Session> {
     // how busy the machine is says nothing about accuracies, and nothing about bytes
-    if asked.protocol.times_steps() {
+    if args.protocol.info().times_steps() {
         let (load, cores) = machine::busy_cores();
         if load > 0.25 * cores as f64 {
             term.warn(&Warning::Busy { load, cores });
@@ -308,9 +314,9 @@ fn session(
         term.warn(&Warning::EmulatedBf16);
     }
     let around = SessionOptions {
-        output: &asked.output.output_path,
+        output: &args.output.output_path,
         planned,
-        fresh: asked.output.fresh,
+        fresh: args.output.fresh,
         launcher: launcher(ready, text.as_ref().map(NamedTempFile::path))?,
         text,
         stop: stop_on_ctrl_c(),

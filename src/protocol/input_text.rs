@@ -61,8 +61,8 @@ pub fn load(dir: &Path) -> Result<InputText, DataError> {
 ///
 /// # Errors
 /// A folder that is not there, reviews that cannot be read.
-pub fn prepare(plan: &mut Plan, folders: &DataDirs) -> anyhow::Result<Prepared> {
-    let text = load(&folders.data)?;
+pub fn prepare(plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
+    let text = load(&dirs.data)?;
     plan.data.insert(text.name.to_owned(), text.hash());
     let text = (text.name != embedded().name).then_some(text.bytes);
     Ok(Prepared { text, ..Prepared::default() })

@@ -15,12 +15,12 @@ const PARTIAL: LoadOptions = LoadOptions { strict: false, allow_partial: true, k
 const KEEP_CLOSE: LoadOptions = LoadOptions { keep_close: true, ..PARTIAL };
 
 /// Loads the data set called `name`; whatever the folder holds, it must not panic.
-fn load(name: &str, folder: &Path, reading: LoadOptions) {
+fn load(name: &str, folder: &Path, options: LoadOptions) {
     let set = find(name).unwrap();
     let _ = (set.locate)(folder);
     match set.examples() {
-        Some(examples) => drop((examples.load)(folder, reading)),
-        None => drop((set.symbols().unwrap().load)(folder, reading)),
+        Some(examples) => drop((examples.load)(folder, options)),
+        None => drop((set.symbols().unwrap().load)(folder, options)),
     }
 }
 

@@ -45,10 +45,10 @@ struct Bag {
 }
 
 /// Bytes and two classes, where the data of a task do not say otherwise.
-fn resolve(asked: &ModelRequest) -> std::result::Result<Box<dyn Architecture>, ResolveError> {
-    let width = asked.sizes.width.unwrap_or(16) as usize;
-    let (vocab, classes) = asked.examples.map_or((257, 2), |data| (data.vocab, data.classes));
-    Ok(Box::new(Bag { width, len: asked.len.unwrap_or(1024), vocab, classes }))
+fn resolve(request: &ModelRequest) -> std::result::Result<Box<dyn Architecture>, ResolveError> {
+    let width = request.sizes.width.unwrap_or(16) as usize;
+    let (vocab, classes) = request.examples.map_or((257, 2), |data| (data.vocab, data.classes));
+    Ok(Box::new(Bag { width, len: request.len.unwrap_or(1024), vocab, classes }))
 }
 
 impl Architecture for Bag {

@@ -2,15 +2,20 @@
 //!
 //! out_i = scale_h mean_j v_j over visible j. Visible: not padded and, when causal, j <= i.
 
-use candle_core::{Result, Tensor, bail};
-use effattn::attention::knobs::{Kind, Knob, Knobs, Value};
+use candle_core::{Device, Result, Tensor, bail};
+use effattn::attention::decode::{DecodeState, bytes};
+use effattn::attention::knobs::{Knob, Knobs};
 use effattn::attention::{
-    AttentionInput, AttentionOutput, Cost, Growth, Mechanism, MechanismConfig, MechanismEntry, Needs, Paper,
-    Projections, Shape, Support,
+    AttentionInput, AttentionOutput, Cost, Growth, InModels, Mechanism, MechanismConfig, MechanismEntry,
+    Needs, Paper, Projections, Shape, Support,
 };
 use effattn::kernel::heads::Heads;
 use effattn::nn::params::{Init, ParamBuilder};
 use effattn::pattern::Pattern;
+
+const LEARNED: Knob<bool> = Knob::bool("learned", true)
+    .doc("whether every head scales its means by a parameter")
+    .source("our choice");
 
 /// The table line.
 pub static ENTRY: MechanismEntry = MechanismEntry {
@@ -25,13 +30,7 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
         cls: false,
         dropout: false,
     },
-    knobs: &[Knob {
-        name: "learned",
-        kind: Kind::Bool,
-        default: Value::Bool(true),
-        doc: "whether every head scales its means by a parameter",
-        source: "our choice",
-    }],
+    knobs: &[LEARNED.spec()],
     complexity: "O(n^2 d)",
     time: Growth::Quadratic,
     memory: Growth::Quadratic,
@@ -39,6 +38,7 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
     deviations: &[],
     exceptions: &[],
     idle: &[],
+    in_models: InModels::PLAIN,
     validate: |_, shape| match shape.queries == shape.keys {
         true => Ok(()),
         false => Err(format!("{} queries and {} keys; give as many of each", shape.queries, shape.keys)),
@@ -54,7 +54,7 @@ fn cost(_: &Knobs, shape: &Shape) -> Cost {
     Cost {
         core_macs: (shape.batch * macs) as u64,
         flops: macs as u64,
-        state_bytes: (4 * shape.heads * (shape.head_dim + 1)) as u64, // a running sum and its count
+        state_bytes: (4 * shape.heads * shape.head_dim) as u64, // a running sum
     }
 }
 
@@ -64,7 +64,7 @@ struct Mean {
 }
 
 fn build(config: &MechanismConfig, builder: &ParamBuilder) -> Result<Box<dyn Mechanism>> {
-    let scale = match config.knobs.bool("learned") {
+    let scale = match config.knobs.get(&LEARNED) {
         true => Some(builder.param("scale", &[config.heads], Init::ONE)?),
         false => None,
     };
@@ -92,5 +92,52 @@ impl Mechanism for Mean {
             out = out.broadcast_mul(&scale.reshape((1, h, 1, 1))?)?;
         }
         Ok(Heads::Split(out).into())
+    }
+
+    fn init_decode(&self, batch: usize, _: usize, _: &Device) -> Result<Option<Box<dyn DecodeState>>> {
+        Ok(self
+            .causal
+            .then(|| -> Box<dyn DecodeState> { Box::new(RunningSum { batch, position: 0, sum: None }) }))
+    }
+
+    fn decode_step(&self, input: &AttentionInput, state: &mut dyn DecodeState) -> Result<AttentionOutput> {
+        let state = state.downcast::<RunningSum>()?;
+        let v = input.qkv.v()?.contiguous()?;
+        let sum = match state.sum.take() {
+            Some(sum) => (sum + v)?,
+            None => v,
+        };
+        state.position += 1;
+        let mut out = (&sum / state.position as f64)?;
+        state.sum = Some(sum);
+        if let Some(scale) = &self.scale {
+            out = out.broadcast_mul(&scale.unsqueeze(1)?.unsqueeze(2)?)?;
+        }
+        Ok(Heads::Split(out).into())
+    }
+}
+
+/// What a decoder carries: the sum of the values so far.
+struct RunningSum {
+    batch: usize,
+    position: usize,
+    sum: Option<Tensor>, // [b, h, 1, d]
+}
+
+impl DecodeState for RunningSum {
+    fn position(&self) -> usize {
+        self.position
+    }
+
+    fn set_position(&mut self, position: usize) {
+        self.position = position;
+    }
+
+    fn batch(&self) -> usize {
+        self.batch
+    }
+
+    fn bytes(&self) -> usize {
+        self.sum.as_ref().map_or(0, bytes)
     }
 }

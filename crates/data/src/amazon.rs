@@ -41,7 +41,7 @@ struct Review {
     text: Option<String>,
 }
 
-fn load(dir: &Path, reading: LoadOptions) -> Result<LabelledTexts, DataError> {
+fn load(dir: &Path, options: LoadOptions) -> Result<LabelledTexts, DataError> {
     let what = SET.title;
     let Some(file) = store::find_file(dir, NAMES) else {
         let next = "no data: place Electronics_5.json.gz of Amazon's reviews of 2018 there, or leave this task out with --task";
@@ -72,7 +72,7 @@ fn load(dir: &Path, reading: LoadOptions) -> Result<LabelledTexts, DataError> {
         Ok(())
     })?;
     let partial = (rows < WHOLE).then(|| format!("{rows} of {WHOLE} reviews"));
-    if let (Some(missing), false) = (&partial, reading.allow_partial) {
+    if let (Some(missing), false) = (&partial, options.allow_partial) {
         return Err(DataError::Partial { what, dir: dir.to_owned(), missing: missing.clone() });
     }
     let kept = train.len() + held_out.len() + test.len();

@@ -172,7 +172,7 @@ impl Form {
 }
 
 /// The set of `form` in `dir`.
-fn read(form: &Form, dir: &Path, reading: LoadOptions) -> Result<LabelledTexts, DataError> {
+fn read(form: &Form, dir: &Path, options: LoadOptions) -> Result<LabelledTexts, DataError> {
     let (what, dir) = (form.title, dir.to_owned());
     let Some(files) = form.files(&dir)? else {
         let [train, dev] = form.files;
@@ -191,7 +191,7 @@ fn read(form: &Form, dir: &Path, reading: LoadOptions) -> Result<LabelledTexts, 
         let [all, all_dev] = form.rows;
         format!("{} of {all} training and {} of {all_dev} dev rows", train.len(), dev.len())
     });
-    if let (Some(missing), false) = (&partial, reading.allow_partial) {
+    if let (Some(missing), false) = (&partial, options.allow_partial) {
         return Err(DataError::Partial { what, dir, missing: missing.clone() });
     }
     let left_out = left_out + dev_left_out;

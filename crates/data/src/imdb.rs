@@ -21,8 +21,8 @@ pub static SET: DataSetEntry = DataSetEntry {
 
 /// Markup stays. With `strict` the last tenth of each class of the training split is held out for selection: the files are
 /// ordered by film, so that no film is on both sides of more than one cut.
-fn load(dir: &Path, reading: LoadOptions) -> Result<LabelledTexts, DataError> {
-    let Reviews { train, test, partial, .. } = Reviews::read(dir, reading.allow_partial)?;
+fn load(dir: &Path, options: LoadOptions) -> Result<LabelledTexts, DataError> {
+    let Reviews { train, test, partial, .. } = Reviews::read(dir, options.allow_partial)?;
     let texts = |split: &str, reviews: Vec<(Vec<u8>, u32)>| {
         let text = |(at, (bytes, label)): (usize, (Vec<u8>, u32))| {
             let first = String::from_utf8(bytes);
@@ -34,7 +34,7 @@ fn load(dir: &Path, reading: LoadOptions) -> Result<LabelledTexts, DataError> {
     };
     let (mut train, test) = (texts("training", train)?, texts("test", test)?);
     let mut held_out = Vec::new();
-    if reading.strict {
+    if options.strict {
         let mut seen = [0, 0];
         let count = |class: u32| train.iter().filter(|text| text.label == class).count();
         let counts = [count(0), count(1)];

@@ -124,7 +124,7 @@ fn texts(dir: &Path, parts: &[Part]) -> Result<(PathBuf, Vec<CorpusText>), DataE
     Ok((place, texts))
 }
 
-fn load(dir: &Path, reading: LoadOptions) -> Result<WordCorpus, DataError> {
+fn load(dir: &Path, options: LoadOptions) -> Result<WordCorpus, DataError> {
     let (place, texts) = texts(dir, &Part::ALL)?;
     let dictionary = place.join(DICTIONARY);
     let source = match dictionary.is_file() {
@@ -135,16 +135,16 @@ fn load(dir: &Path, reading: LoadOptions) -> Result<WordCorpus, DataError> {
     let count = corpus.train.len();
     let short = (count != TRAIN).then(|| format!("{count} training words ({TRAIN})"));
     let wrong = short.into_iter().chain(others(&corpus, &Part::ALL)).collect();
-    check_complete(corpus, wrong, dir, reading)
+    check_complete(corpus, wrong, dir, options)
 }
 
-fn load_small(dir: &Path, reading: LoadOptions) -> Result<WordCorpus, DataError> {
+fn load_small(dir: &Path, options: LoadOptions) -> Result<WordCorpus, DataError> {
     let parts = [Part::Test, Part::Valid];
     let (_, texts) = texts(dir, &parts)?;
     let corpus =
         WordCorpus::read([Some(&texts[0]), Some(&texts[1]), None], &word_corpus::VocabSource::Counted(3, 1))?;
     let wrong = others(&corpus, &parts);
-    check_complete(corpus, wrong, dir, reading)
+    check_complete(corpus, wrong, dir, options)
 }
 
 /// The texts that are not the published ones.
@@ -160,11 +160,11 @@ fn check_complete(
     corpus: WordCorpus,
     wrong: Vec<String>,
     dir: &Path,
-    reading: LoadOptions,
+    options: LoadOptions,
 ) -> Result<WordCorpus, DataError> {
     let partial = (!wrong.is_empty()).then(|| wrong.join("; "));
     match partial {
-        Some(missing) if !reading.allow_partial => {
+        Some(missing) if !options.allow_partial => {
             Err(DataError::Partial { what: "WikiText-103", dir: dir.to_owned(), missing })
         }
         partial => Ok(WordCorpus { partial, ..corpus }),

@@ -297,8 +297,8 @@ impl Classifier {
         self.classes
     }
 
-    /// What a forward pass of training drops, drawn from `noise`.
-    pub const fn drops(&self, noise: DropoutRng) -> Dropout {
-        self.backbone.drops(noise)
+    /// What a forward pass of training drops, drawn from `rng`.
+    pub const fn drops(&self, rng: DropoutRng) -> Dropout {
+        self.backbone.drops(rng)
     }
 }

@@ -414,7 +414,12 @@ impl Block {
     }
 
     /// [`Mechanism::init_decode`] of this block.
-    pub fn init_decode(&self, batch: usize, room: usize, device: &Device) -> Result<Option<DecodeState>> {
+    pub fn init_decode(
+        &self,
+        batch: usize,
+        room: usize,
+        device: &Device,
+    ) -> Result<Option<Box<dyn DecodeState>>> {
         if self.attention.conv.is_some() {
             return Ok(None);
         }
@@ -425,7 +430,7 @@ impl Block {
     ///
     /// # Errors
     /// As [`Mechanism::decode_step`].
-    pub fn decode_step(&self, x: &Tensor, state: &mut DecodeState) -> Result<Tensor> {
+    pub fn decode_step(&self, x: &Tensor, state: &mut dyn DecodeState) -> Result<Tensor> {
         let call = ForwardArgs::default();
         let (x, _) =
             self.attention.run(x, &call, |input| self.attention.mechanism.decode_step(input, state))?;

@@ -234,9 +234,9 @@ impl Backbone {
         }
     }
 
-    /// What a forward pass of training drops, drawn from `noise`.
-    pub const fn drops(&self, noise: DropoutRng) -> Dropout {
-        noise.at(self.dropout).with_attention(self.attention_dropout)
+    /// What a forward pass of training drops, drawn from `rng`.
+    pub const fn drops(&self, rng: DropoutRng) -> Dropout {
+        rng.at(self.dropout).with_attention(self.attention_dropout)
     }
 
     /// Refuses what cannot be counted at length `len` with these `knobs`: the bound is the largest product that a cost

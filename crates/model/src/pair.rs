@@ -78,9 +78,9 @@ impl Pair {
         Ok(PairTrace { logits: self.decide(&u, &v)?, pooled: [u, v], hidden: [hidden_u, hidden_v] })
     }
 
-    /// What a forward pass of training drops, drawn from `noise`.
-    pub const fn drops(&self, noise: DropoutRng) -> Dropout {
-        self.backbone.drops(noise)
+    /// What a forward pass of training drops, drawn from `rng`.
+    pub const fn drops(&self, rng: DropoutRng) -> Dropout {
+        self.backbone.drops(rng)
     }
 
     fn decide(&self, u: &Tensor, v: &Tensor) -> Result<Tensor> {

@@ -18,10 +18,10 @@ pub use effattn_data::LoadOptions;
 pub fn load(
     task: &str,
     dir: &Path,
-    reading: LoadOptions,
+    options: LoadOptions,
 ) -> std::result::Result<Box<dyn Dataset>, DataError> {
     let (_, examples) = data::task(task)?;
-    (examples.load)(dir, reading)
+    (examples.load)(dir, options)
 }
 
 /// Names of the tasks.

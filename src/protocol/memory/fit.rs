@@ -6,9 +6,9 @@
 use std::time::Instant;
 
 use super::{MemoryRequest, ask};
+use crate::protocol::cell_runner::CellRunner;
 use crate::protocol::definition::EstimateContext;
 use crate::protocol::model_spec::ModelSpec;
-use crate::protocol::runner::Runner;
 use crate::run::RunError;
 use crate::run::outcome::CellFailure;
 use crate::run::plan::Cell;
@@ -224,7 +224,7 @@ fn too_late(timeout: f64, needed: f64, law: Option<u64>) -> CellFailure {
 
 /// The longest length of cell `index`, as its row.
 pub(super) fn fit(
-    runner: &Runner,
+    runner: &CellRunner,
     index: usize,
     asked: &MemoryRequest,
     bytes: u64,
@@ -286,11 +286,11 @@ pub(super) fn price(
     cell: &Cell,
     asked: &MemoryRequest,
     bytes: u64,
-    prober: &EstimateContext,
+    context: &EstimateContext,
 ) -> Result<f64, RunError> {
     let flops = flops_of(asked)?;
     let timeout = cell.timeout.unwrap_or(f64::INFINITY);
-    let limits = (room(bytes, prober.memory_limit), prober.memory_limit);
+    let limits = (room(bytes, context.memory_limit), context.memory_limit);
     let mut known: Vec<Point> = Vec::new();
     let mut total = 0.0;
     let late = |len: u64, known: (u64, f64), _: Option<u64>| {
@@ -305,7 +305,7 @@ pub(super) fn price(
                 (Tried::Measured { peak: law.at(len as f64) as u64, seconds: took }, false)
             }
             _ => {
-                let place = (&prober.launcher, limits, &prober.stop);
+                let place = (&context.launcher, limits, &context.stop);
                 (attempt(asked, len, |request| ask(place, Some(PRICED), &request))?, true)
             }
         };

@@ -164,8 +164,8 @@ fn step(
     Ok(())
 }
 
-fn is_oom(ending: &CellFailure) -> bool {
-    ending.outcome == effattn_record::Outcome::Oom
+fn is_oom(failure: &CellFailure) -> bool {
+    failure.outcome == effattn_record::Outcome::Oom
 }
 
 #[cfg(test)]

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use super::interleave::{self, CellWorkers, Started, TurnResult};
 use super::plan::{PROFILE_TIME, SpeedRequest, seconds};
 use super::worker::{SpeedReply, TurnRequest};
-use super::{PROTOCOL, rows};
+use super::{INFO, rows};
 use crate::protocol::WorkerRequest;
+use crate::protocol::cell_runner::{CellResult, CellRunner, request};
 use crate::protocol::definition::{EstimateContext, WorkerContext};
 use crate::protocol::model_spec::ModelSpec;
-use crate::protocol::runner::{CellResult, Runner, request};
 use crate::run::RunError;
 use crate::run::outcome::CellFailure;
 use crate::run::plan::Plan;
@@ -24,7 +24,7 @@ use effattn_record::{Outcome, Row};
 ///
 /// # Errors
 /// Ctrl-C, a full disk: what is finished stays.
-pub fn compute(runner: &mut Runner, open: &[usize]) -> Result<(), RunError> {
+pub fn compute(runner: &mut CellRunner, open: &[usize]) -> Result<(), RunError> {
     let requests = open.iter().map(|&index| Ok((index, request(&runner.plan.cells[index])?)));
     let requests = requests.collect::<Result<HashMap<usize, SpeedRequest>, RunError>>()?;
     let limit = runner.session.memory_limit;
@@ -46,7 +46,7 @@ struct Running {
 }
 
 struct Workers<'a, 'b> {
-    runner: &'a mut Runner<'b>,
+    runner: &'a mut CellRunner<'b>,
     alive: HashMap<usize, Running>,
 }
 
@@ -173,11 +173,11 @@ const TRIED: f64 = 2e9;
 ///
 /// # Errors
 /// A worker that cannot be started; Ctrl-C.
-pub fn price(plan: &mut Plan, prober: &EstimateContext) -> Result<(), RunError> {
+pub fn price(plan: &mut Plan, context: &EstimateContext) -> Result<(), RunError> {
     let most = TRIED * plan.threads as f64;
     let mut probes: HashMap<_, Option<StepProbe>> = HashMap::new();
     let mut requests = Vec::new();
-    for cell in plan.cells.iter().filter(|cell| !cell.request.is_null() && !(prober.done)(cell)) {
+    for cell in plan.cells.iter().filter(|cell| !cell.request.is_null() && !(context.done)(cell)) {
         requests.push((cell.key.clone(), request::<SpeedRequest>(cell)?, cell.row.flops));
     }
     for (name, request, flops) in &requests {
@@ -194,8 +194,8 @@ pub fn price(plan: &mut Plan, prober: &EstimateContext) -> Result<(), RunError> 
             };
             let longest = requests.iter().filter(small).max_by_key(|(_, other, _)| other.spec.len);
             let tried = longest.map_or(request, |(_, other, _)| other);
-            (prober.tell)(name);
-            probes.insert(key.clone(), probe(tried, most, prober)?);
+            (context.tell)(name);
+            probes.insert(key.clone(), probe(tried, most, context)?);
         }
         let Some(Some(probed)) = probes.get(&key) else { continue };
         let step = spec.step_flops(flops);
@@ -214,12 +214,12 @@ pub fn price(plan: &mut Plan, prober: &EstimateContext) -> Result<(), RunError> 
 /// A worker that cannot be started; Ctrl-C.
 pub fn measure_rate(
     spec: &ModelSpec,
-    prober: &EstimateContext,
+    context: &EstimateContext,
 ) -> Result<Option<(f64, Option<u64>)>, RunError> {
     let request =
         SpeedRequest { spec: spec.clone(), warmup: 1, min_runs: 1, runs: 3, max_time: 0.5, profile: false };
-    let most = 5.0 * TRIED * prober.launcher.threads as f64;
-    Ok(probe(&request, most, prober)?.map(|probed| (probed.rate, None)))
+    let most = 5.0 * TRIED * context.launcher.threads as f64;
+    Ok(probe(&request, most, context)?.map(|probed| (probed.rate, None)))
 }
 
 /// What a step that was tried says.
@@ -244,7 +244,11 @@ impl StepProbe {
 
 /// What a step of `request` says, with as much of its batch, and then as much of its length, as stays below `most`
 /// multiply-adds; none if it cannot run. Images stay as large as they are.
-fn probe(request: &SpeedRequest, most: f64, prober: &EstimateContext) -> Result<Option<StepProbe>, RunError> {
+fn probe(
+    request: &SpeedRequest,
+    most: f64,
+    context: &EstimateContext,
+) -> Result<Option<StepProbe>, RunError> {
     let asked = &request.spec;
     let flops = |spec: &ModelSpec| {
         let resolved = spec.choice().and_then(|choice| spec.resolve_measured(&choice)).ok()?;
@@ -264,15 +268,15 @@ fn probe(request: &SpeedRequest, most: f64, prober: &EstimateContext) -> Result<
     let Some(flops) = flops(&spec) else { return Ok(None) };
     let request = SpeedRequest { spec, warmup: 1, max_time: 0.1, profile: false, ..request.clone() };
     let order = WorkerRequest::Cell {
-        protocol: PROTOCOL.name.to_owned(),
-        memory_limit: prober.memory_limit,
+        protocol: INFO.name.to_owned(),
+        memory_limit: context.memory_limit,
         request: serde_json::to_value(request).map_err(|error| RunError::Internal(error.to_string()))?,
         conditions: WorkerContext::default(),
     };
-    let mut worker = Worker::start(&prober.launcher, &order)?;
+    let mut worker = Worker::start(&context.launcher, &order)?;
     let deadline = Instant::now() + Duration::from_secs(20);
     for _ in 0..2 {
-        match worker.receive::<SpeedReply>(Some(deadline), prober.memory_limit, &prober.stop)? {
+        match worker.receive::<SpeedReply>(Some(deadline), context.memory_limit, &context.stop)? {
             Received::Message(SpeedReply::Samples { seconds, held_bytes, .. }) => match median(&seconds) {
                 Some(seconds) => {
                     worker.finish();

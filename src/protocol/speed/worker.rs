@@ -58,8 +58,8 @@ pub enum SpeedReply {
 }
 
 impl From<CellFailure> for SpeedReply {
-    fn from(ending: CellFailure) -> Self {
-        Self::Ended { outcome: ending.outcome, reason: ending.reason }
+    fn from(failure: CellFailure) -> Self {
+        Self::Ended { outcome: failure.outcome, reason: failure.reason }
     }
 }
 

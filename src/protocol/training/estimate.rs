@@ -3,8 +3,9 @@
 use std::time::{Duration, Instant};
 
 use super::{TrainingMessage, TrainingRequest, TrialTiming};
+use crate::protocol::cell_runner::request;
 use crate::protocol::definition::{EstimateContext, WorkerContext};
-use crate::protocol::runner::request;
+use crate::protocol::speed::measure_rate;
 use crate::run::RunError;
 use crate::run::plan::{Cell, Plan};
 use crate::run::worker::{Received, Worker};
@@ -32,11 +33,11 @@ struct Seen {
 ///
 /// # Errors
 /// A worker that cannot be started; Ctrl-C.
-pub fn estimate<J: TrainingRequest>(plan: &mut Plan, prober: &EstimateContext) -> Result<(), RunError> {
+pub fn estimate<J: TrainingRequest>(plan: &mut Plan, context: &EstimateContext) -> Result<(), RunError> {
     let start = Instant::now();
     let mut seen: Vec<Seen> = Vec::new();
     let (command, threads) = (plan.command.clone(), plan.threads as f64);
-    let open = |cell: &Cell| !cell.request.is_null() && !(prober.done)(cell);
+    let open = |cell: &Cell| !cell.request.is_null() && !(context.done)(cell);
     for index in (0..plan.cells.len()).filter(|&index| open(&plan.cells[index])).collect::<Vec<_>>() {
         let cell = &plan.cells[index];
         let Ok(job) = request::<J>(cell) else { continue };
@@ -45,12 +46,12 @@ pub fn estimate<J: TrainingRequest>(plan: &mut Plan, prober: &EstimateContext) -
         if short || start.elapsed() > ALL || seen.iter().any(|seen| seen.key == key) {
             continue;
         }
-        (prober.tell)(plan.name(index));
-        let (rehearsed, setup) = rehearse(cell, &command, prober)?;
-        let trains = job.trained(&prober.results, plan).is_none();
+        (context.tell)(plan.name(index));
+        let (rehearsed, setup) = rehearse(cell, &command, context)?;
+        let trains = job.trained(&context.results, plan).is_none();
         let (times, memory) = match rehearsed {
             Some(seen) => (total(&job, trains, &seen, setup) / cell.seconds, seen.peak_bytes),
-            None => match (prober.rate)(job.spec(), prober)? {
+            None => match measure_rate(job.spec(), context)? {
                 Some((rate, memory)) => (RATE * threads / rate, memory),
                 None => continue,
             },
@@ -94,25 +95,25 @@ fn total(job: &impl TrainingRequest, trains: bool, seen: &TrialTiming, setup: f6
 fn rehearse(
     cell: &Cell,
     command: &str,
-    prober: &EstimateContext,
+    context: &EstimateContext,
 ) -> Result<(Option<TrialTiming>, f64), RunError> {
     let Ok(folder) = tempfile::tempdir() else { return Ok((None, 0.0)) };
     let conditions = WorkerContext {
         folder: folder.path().to_owned(),
-        data: prober.data.clone(),
+        data: context.data.clone(),
         trial: true,
         ..WorkerContext::default()
     };
     let order = crate::protocol::WorkerRequest::Cell {
         protocol: command.to_owned(),
-        memory_limit: prober.memory_limit,
+        memory_limit: context.memory_limit,
         request: cell.request.clone(),
         conditions,
     };
     let start = Instant::now();
-    let mut worker = Worker::start(&prober.launcher, &order)?;
+    let mut worker = Worker::start(&context.launcher, &order)?;
     loop {
-        match worker.receive::<TrainingMessage>(Some(start + ONE), prober.memory_limit, &prober.stop)? {
+        match worker.receive::<TrainingMessage>(Some(start + ONE), context.memory_limit, &context.stop)? {
             Received::Message(TrainingMessage::Rehearsed(seen)) => {
                 return Ok((Some(seen), (start.elapsed().as_secs_f64() - seen.made).max(0.0)));
             }

@@ -218,8 +218,8 @@ fn cell(grid: &Grid, pick: &GridEntry, task: &str, seed: u64, threads: usize) ->
     let forward = 3.0 * flops * request.spec.batch as f64 * request.steps as f64;
     let words = format!("{task} {} {} s{}", request.spec.model, request.spec.preset, request.spec.seed);
     let cell = Cell::new(&words, row, &request, &usual);
-    let seconds = forward / (RATE * threads as f64);
-    let cell = Cell { seconds, timeout: settings.timeout.map(|time| time.0), ..cell };
+    let cell = cell.with_seconds(threads, |threads| forward / (RATE * threads as f64));
+    let cell = Cell { timeout: settings.timeout.map(|time| time.0), ..cell };
     Ok(cell.with_unsupported(reason))
 }
 
@@ -260,7 +260,7 @@ fn differences(request: &VisionRequest, usual: &VisionRequest, recipe: &Recipe) 
 ///
 /// # Errors
 /// Images that are missing, damaged, or incomplete without permission.
-pub fn prepare(plan: &mut Plan, folders: &DataDirs) -> anyhow::Result<Prepared> {
+pub fn prepare(plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
     let mut remarks = Vec::new();
     for cell in &plan.cells {
         let request: Option<VisionRequest> = serde_json::from_value(cell.request.clone()).ok();
@@ -269,11 +269,11 @@ pub fn prepare(plan: &mut Plan, folders: &DataDirs) -> anyhow::Result<Prepared> 
         for name in [&request.task].into_iter().chain(&request.also) {
             let known = plan.data.contains_key(name);
             let partial = if let Some(challenge) = challenge(name).filter(|_| !known) {
-                let found = challenge.scan(&folders.data, classes.as_deref(), request.allow_partial)?;
+                let found = challenge.scan(&dirs.data, classes.as_deref(), request.allow_partial)?;
                 plan.data.insert(name.clone(), found.hash);
                 found.partial
             } else if !known || !request.also.is_empty() && challenge(name).is_none() {
-                let set = (images::source(name)?.load)(&folders.data, request.allow_partial)?;
+                let set = (images::source(name)?.load)(&dirs.data, request.allow_partial)?;
                 plan.data.insert(name.clone(), set.hash().to_owned());
                 classes = Some(set.classes().to_vec());
                 set.partial().map(str::to_owned).filter(|_| !known)

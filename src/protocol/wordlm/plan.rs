@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 
 use super::CONTEXT;
 use super::recipe::{self, Recipe};
+use crate::protocol::cell_runner::request;
 use crate::protocol::definition::{DataDirs, Prepared};
 use crate::protocol::grid::{
     Grid, GridDefaults, GridEntry, GridFlags, PlanError, listed, published_elsewhere, tasks as tasks_of,
 };
 use crate::protocol::model_spec::{ModelSpec, resolve_or_unsupported};
-use crate::protocol::runner::request;
 use crate::protocol::training::{
     ProtocolDiff, RATE, TrainingRequest, incomplete, micro_batches, one_of_each,
 };
@@ -160,10 +160,11 @@ fn cell(
         differences.write_to(beside, &mut row);
     }
     let words = format!("{corpus} {} {} s{seed}", request.spec.model, request.spec.preset);
-    let seconds = row.flops.map_or(0.0, |flops| work(&request, flops)) / (RATE * threads as f64);
+    let work = row.flops.map_or(0.0, |flops| work(&request, flops));
     let cell = Cell::new(&words, row, &request, &usual);
     let timeout = settings.timeout.map(|time| time.0);
-    Ok(Cell { seconds, timeout, ..cell }.with_unsupported(reason))
+    let cell = cell.with_seconds(threads, |threads| work / (RATE * threads as f64));
+    Ok(Cell { timeout, ..cell }.with_unsupported(reason))
 }
 
 /// Words of the texts that are evaluated, roughly.
@@ -183,14 +184,14 @@ fn work(request: &WordLmRequest, flops: u64) -> f64 {
 ///
 /// # Errors
 /// Data that are missing, damaged, or incomplete without permission.
-pub fn prepare(plan: &mut Plan, folders: &DataDirs) -> anyhow::Result<Prepared> {
+pub fn prepare(plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
     let mut remarks = Vec::new();
     for cell in plan.cells.iter().filter(|cell| !cell.request.is_null()) {
         let request: WordLmRequest = request(cell)?;
         if plan.data.contains_key(&request.corpus) {
             continue;
         }
-        let corpus = load(&request.corpus, &folders.data, request.allow_partial)?;
+        let corpus = load(&request.corpus, &dirs.data, request.allow_partial)?;
         if let Some(partial) = corpus.partial {
             remarks.push(incomplete(&request.corpus, &partial));
         }

@@ -74,23 +74,23 @@ struct Alone {
     causal: bool,
 }
 
-fn resolve(asked: &ModelRequest) -> std::result::Result<Box<dyn Architecture>, ResolveError> {
-    let preset = asked.preset;
-    super::tasks_of(asked, preset)?;
+fn resolve(request: &ModelRequest) -> std::result::Result<Box<dyn Architecture>, ResolveError> {
+    let preset = request.preset;
+    super::tasks_of(request, preset)?;
     let Some(causal) = causal(preset) else {
         return Err(ResolveError::Invalid(format!("unknown preset {preset}")));
     };
-    let foreign = SizeOverrides { width: None, heads: None, ..asked.sizes.clone() }.words();
+    let foreign = SizeOverrides { width: None, heads: None, ..request.sizes.clone() }.words();
     if let Some(word) = foreign.first() {
         return Err(ResolveError::Invalid(format!("preset {preset} is attention alone; leave {word} out")));
     }
     let size = |said: Option<u64>, usual: usize| said.map_or(usual, |said| said as usize);
     Ok(Box::new(Alone {
-        entry: asked.choice.entry,
-        knobs: asked.choice.knobs.clone(),
-        width: size(asked.sizes.width, SIZES.0),
-        heads: size(asked.sizes.heads, SIZES.1),
-        len: asked.len.unwrap_or(1024),
+        entry: request.choice.entry,
+        knobs: request.choice.knobs.clone(),
+        width: size(request.sizes.width, SIZES.0),
+        heads: size(request.sizes.heads, SIZES.1),
+        len: request.len.unwrap_or(1024),
         causal,
     }))
 }

@@ -3,9 +3,10 @@
 use candle_core::{DType, Device, Result, Tensor};
 
 use super::{Architecture, Family, Loss, Metric, Model, ModelRequest, PresetInfo, ResolveError, StageCost};
+use crate::attention;
 use crate::attention::decode::DecodeState;
 use crate::batch::{Batch, InputKind, ModelInput, SyntheticInput, Tokens};
-use crate::char_lm::{Cache, CharLm, CharLmConfig, FIXED, next_symbol_loss, released_loss};
+use crate::char_lm::{Cache, CharLm, CharLmConfig, next_symbol_loss, released_loss};
 use crate::char_lm_preset::{CharLmPreset, TABLE};
 use crate::nn::dropout::DropoutRng;
 use crate::nn::params::ParamBuilder;
@@ -30,34 +31,36 @@ pub static FAMILY: Family = Family {
 };
 
 fn presets() -> Vec<PresetInfo> {
+    let entries = attention::entries();
     let about = |preset: &CharLmPreset| {
         let CharLmPreset { name, title, description, source, .. } = *preset;
-        let knobs = preset.knobs.iter().chain(&FIXED).map(|(knob, _)| *knob).collect();
+        let own = entries.iter().flat_map(|entry| entry.in_models.language);
+        let knobs = preset.knobs.iter().chain(own).map(|(knob, _)| *knob).collect();
         PresetInfo { name, title, description, source, tasks: CORPORA.map(|(name, _)| name).to_vec(), knobs }
     };
     TABLE.iter().map(about).collect()
 }
 
-fn resolve(asked: &ModelRequest) -> std::result::Result<Box<dyn Architecture>, ResolveError> {
-    Ok(Box::new(config(asked)?))
+fn resolve(request: &ModelRequest) -> std::result::Result<Box<dyn Architecture>, ResolveError> {
+    Ok(Box::new(config(request)?))
 }
 
 /// The model that is asked for, not validated.
 ///
 /// # Errors
 /// Unknown names, settings that the mechanism or this family does not take.
-pub fn config(asked: &ModelRequest) -> std::result::Result<CharLmConfig, ResolveError> {
+pub fn config(request: &ModelRequest) -> std::result::Result<CharLmConfig, ResolveError> {
     let names = TABLE.iter().map(|preset| preset.name);
-    let preset = CharLmPreset::find(asked.preset);
-    let preset = preset.ok_or_else(|| ResolveError::Invalid(unknown("preset", asked.preset, names)))?;
-    if asked.sizes.pooling.is_some() {
+    let preset = CharLmPreset::find(request.preset);
+    let preset = preset.ok_or_else(|| ResolveError::Invalid(unknown("preset", request.preset, names)))?;
+    if request.sizes.pooling.is_some() {
         return Err(ResolveError::Invalid(format!(
             "preset {} has no pooling: it predicts every position",
             preset.name
         )));
     }
     let of_task = |task: &str| CORPORA.iter().find(|(name, _)| *name == task).map(|(_, vocab)| *vocab);
-    let vocab = match (asked.vocab, asked.task) {
+    let vocab = match (request.vocab, request.task) {
         (Some(vocab), _) => vocab,
         (None, None) => CORPORA[0].1,
         (None, Some(task)) => {
@@ -65,13 +68,13 @@ pub fn config(asked: &ModelRequest) -> std::result::Result<CharLmConfig, Resolve
             of_task(task).ok_or_else(|| ResolveError::Invalid(unknown("corpus", task, names)))?
         }
     };
-    let entry = asked.choice.entry;
-    let given = asked.choice.given();
+    let entry = request.choice.entry;
+    let given = request.choice.given();
     let given = given.iter().map(|(name, value)| (*name, value.as_str()));
     let mut config = preset.model(entry, given, vocab).map_err(ResolveError::wrong)?;
-    asked.sizes.apply(&mut config.backbone);
-    let block = asked.len.unwrap_or(preset.block);
-    Ok(config.at(block, asked.cached.unwrap_or(preset.block.min(block))))
+    request.sizes.apply(&mut config.backbone);
+    let block = request.len.unwrap_or(preset.block);
+    Ok(config.at(block, request.cached.unwrap_or(preset.block.min(block))))
 }
 
 impl Architecture for CharLmConfig {
@@ -106,7 +109,7 @@ impl Architecture for CharLmConfig {
         let model = CharLm::new(&self.at(self.block, 0), builder)?;
         let Some(mut states) = model.start_decoding(batch, self.block)? else { return Ok(None) };
         let behind = self.block - 1;
-        states.iter_mut().for_each(|state| state.len = behind);
+        states.iter_mut().for_each(|state| state.set_position(behind));
         Ok(Some(Box::new(Decoder { model, states, behind })))
     }
 
@@ -124,7 +127,7 @@ impl Architecture for CharLmConfig {
 /// A model that makes the next token of sequences, always the same one: what it costs does not depend on what was before.
 struct Decoder {
     model: CharLm,
-    states: Vec<DecodeState>,
+    states: Vec<Box<dyn DecodeState>>,
     behind: usize,
 }
 
@@ -132,7 +135,7 @@ impl Model for Decoder {
     fn forward(&mut self, batch: &Batch) -> Result<Tensor> {
         let ids = batch.tokens()?.ids.narrow(1, 0, 1)?.contiguous()?;
         let logits = self.model.decode(&ids, &mut self.states)?;
-        self.states.iter_mut().for_each(|state| state.len = self.behind);
+        self.states.iter_mut().for_each(|state| state.set_position(self.behind));
         Ok(logits)
     }
 
@@ -168,11 +171,11 @@ impl Model for Segments {
     }
 
     /// The released code's: the last symbol of a segment has no target but is counted.
-    fn loss(&mut self, batch: &Batch, noise: DropoutRng) -> Result<Loss> {
+    fn loss(&mut self, batch: &Batch, rng: DropoutRng) -> Result<Loss> {
         let ids = &batch.tokens()?.ids;
         let cache = self.cache(ids.dim(0)?)?;
-        let noise = self.model.config().backbone.drops(noise);
-        let (logits, next) = self.model.forward_train(ids, &cache, noise)?;
+        let rng = self.model.config().backbone.drops(rng);
+        let (logits, next) = self.model.forward_train(ids, &cache, rng)?;
         self.cache = Some(next);
         Ok(Loss::mean(released_loss(&next_symbol_loss(&logits, &batch.labels)?)?))
     }
@@ -248,8 +251,26 @@ mod tests {
                 let apart = (logits - whole.narrow(1, at, 1).unwrap()).unwrap().abs().unwrap();
                 let apart = apart.max_all().unwrap().to_scalar::<f32>().unwrap();
                 assert!(apart <= 1e-4 * largest, "{name} at {at}: {apart} of {largest}");
+                assert!(states.iter().all(|state| (state.position(), state.batch()) == (at + 1, 2)));
             }
+            let held: usize = states.iter().map(|state| state.bytes()).sum();
+            let cost = (config.entry.cost)(&config.knobs, &config.backbone.shape(1, LEN, true));
+            let (layers, said) = (config.backbone.layers as u64, cost.state_bytes);
+            assert_eq!(
+                held as u64,
+                2 * layers * said,
+                "{name}: two sequences hold something else than its cost says"
+            );
         }
+    }
+
+    #[test]
+    fn the_state_of_another_mechanism_is_refused() {
+        let model = |name| CharLm::new(&config(name).at(LEN, 0), &ParamBuilder::counting()).unwrap();
+        let mut states = model("linear").start_decoding(1, LEN).unwrap().unwrap();
+        let error = model("full").decode(&Tensor::new(&[[1u32]], &Device::Cpu).unwrap(), &mut states);
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("is not a") && error.contains("KeyValueCache"), "{error}");
     }
 
     #[test]

@@ -41,25 +41,25 @@ pub(super) fn towers(preset: &str, task: Option<&str>) -> Option<usize> {
 }
 
 /// Classifiers and pairs.
-pub(super) fn resolve(asked: &ModelRequest) -> std::result::Result<Box<dyn Architecture>, ResolveError> {
+pub(super) fn resolve(request: &ModelRequest) -> std::result::Result<Box<dyn Architecture>, ResolveError> {
     let names = TABLE.iter().map(|preset| preset.name);
-    let preset = ClassifierPreset::find(asked.preset);
-    let preset = preset.ok_or_else(|| ResolveError::Invalid(unknown("preset", asked.preset, names)))?;
-    let entry = asked.choice.entry;
-    let mut form = match (preset.form(asked.task, entry.name), asked.examples) {
+    let preset = ClassifierPreset::find(request.preset);
+    let preset = preset.ok_or_else(|| ResolveError::Invalid(unknown("preset", request.preset, names)))?;
+    let entry = request.choice.entry;
+    let mut form = match (preset.form(request.task, entry.name), request.examples) {
         (Ok(form), _) => form,
         // the sizes without a task, the ids and classes of the data
         (Err(_), Some(examples)) => preset.form_for(&examples),
         (Err(error), None) => return Err(ResolveError::wrong(error)),
     };
-    asked.sizes.apply(&mut form.backbone);
-    if let Some(name) = &asked.sizes.pooling {
+    request.sizes.apply(&mut form.backbone);
+    if let Some(name) = &request.sizes.pooling {
         let pooling = Pooling::find(name);
         let names = Pooling::ALL.iter().map(|pooling| pooling.name());
         form.pooling = Some(pooling.ok_or_else(|| ResolveError::Invalid(unknown("pooling", name, names)))?);
     }
-    let len = asked.len.unwrap_or(form.max_len);
-    Ok(Box::new(form.model(entry, asked.choice.knobs.clone(), len)))
+    let len = request.len.unwrap_or(form.max_len);
+    Ok(Box::new(form.model(entry, request.choice.knobs.clone(), len)))
 }
 
 impl Architecture for ClassifierConfig {
@@ -110,9 +110,9 @@ impl Model for Classifier {
         Self::forward(self, ids, mask.as_ref())
     }
 
-    fn loss(&mut self, batch: &Batch, noise: DropoutRng) -> Result<Loss> {
+    fn loss(&mut self, batch: &Batch, rng: DropoutRng) -> Result<Loss> {
         let Tokens { ids, mask } = batch.tokens()?;
-        classification_loss(&self.forward_train(ids, mask.as_ref(), self.drops(noise))?, &batch.labels)
+        classification_loss(&self.forward_train(ids, mask.as_ref(), self.drops(rng))?, &batch.labels)
     }
 
     fn metrics(&mut self, batch: &Batch) -> Result<Vec<Metric>> {

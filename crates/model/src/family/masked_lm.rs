@@ -103,27 +103,27 @@ fn presets() -> Vec<PresetInfo> {
 ///
 /// # Errors
 /// An unknown preset, settings that the mechanism does not take.
-pub fn config(asked: &ModelRequest) -> std::result::Result<RobertaConfig, ResolveError> {
+pub fn config(request: &ModelRequest) -> std::result::Result<RobertaConfig, ResolveError> {
     let names = PRESETS.iter().map(|preset| preset.about.name);
-    let preset =
-        find(asked.preset).ok_or_else(|| ResolveError::Invalid(unknown("preset", asked.preset, names)))?;
-    tasks_of(asked, preset.about.name)?;
+    let preset = find(request.preset)
+        .ok_or_else(|| ResolveError::Invalid(unknown("preset", request.preset, names)))?;
+    tasks_of(request, preset.about.name)?;
     let mut backbone = preset.backbone.clone();
-    asked.sizes.apply(&mut backbone);
-    let positions = asked.len.unwrap_or(preset.positions);
+    request.sizes.apply(&mut backbone);
+    let positions = request.len.unwrap_or(preset.positions);
     Ok(RobertaConfig {
-        entry: asked.choice.entry,
-        knobs: reaching(asked, positions)?,
+        entry: request.choice.entry,
+        knobs: reaching(request, positions)?,
         backbone,
-        vocab: asked.vocab.unwrap_or(preset.vocab),
+        vocab: request.vocab.unwrap_or(preset.vocab),
         positions,
         eps: 1e-5,
         top: Top::Masked,
     })
 }
 
-fn resolve(asked: &ModelRequest) -> std::result::Result<Box<dyn Architecture>, ResolveError> {
-    Ok(Box::new(config(asked)?))
+fn resolve(request: &ModelRequest) -> std::result::Result<Box<dyn Architecture>, ResolveError> {
+    Ok(Box::new(config(request)?))
 }
 
 /// Sizes, number of ids and of positions of the preset called `name`.
@@ -197,8 +197,8 @@ impl Model for Roberta {
         Ok(predicted(self, batch, Dropout::NONE)?.0)
     }
 
-    fn loss(&mut self, batch: &Batch, noise: DropoutRng) -> Result<Loss> {
-        let (logits, labels) = predicted(self, batch, self.config().backbone.drops(noise))?;
+    fn loss(&mut self, batch: &Batch, rng: DropoutRng) -> Result<Loss> {
+        let (logits, labels) = predicted(self, batch, self.config().backbone.drops(rng))?;
         Ok(Loss { sum: cross_entropy(&logits, &labels)?.sum_all()?, count: labels.elem_count() as f64 })
     }
 

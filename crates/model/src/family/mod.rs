@@ -244,11 +244,11 @@ pub trait Model {
     /// A batch that does not fit the model.
     fn forward(&mut self, batch: &Batch) -> Result<Tensor>;
 
-    /// What training makes small, differentiable; `noise` says what is dropped.
+    /// What training makes small, differentiable; `rng` says what is dropped.
     ///
     /// # Errors
     /// As [`Self::forward`].
-    fn loss(&mut self, batch: &Batch, noise: DropoutRng) -> Result<Loss>;
+    fn loss(&mut self, batch: &Batch, rng: DropoutRng) -> Result<Loss>;
 
     /// Its scores on a batch, `loss` first, without dropout.
     ///
@@ -287,8 +287,8 @@ pub struct Metric {
 }
 
 /// Refuses what the presets of a family without tasks and pooling do not have.
-fn tasks_of(asked: &ModelRequest, preset: &str) -> std::result::Result<(), ResolveError> {
-    match (asked.task, &asked.sizes.pooling) {
+fn tasks_of(request: &ModelRequest, preset: &str) -> std::result::Result<(), ResolveError> {
+    match (request.task, &request.sizes.pooling) {
         (Some(task), _) => Err(ResolveError::Invalid(format!(
             "preset {preset} is measured by speed and memory; no protocol trains it on {task} yet"
         ))),
@@ -366,9 +366,9 @@ pub fn serving(
 /// Unknown names, impossible sizes, examples that no family with the preset reads, a mechanism that cannot do this.
 pub fn resolve(
     families: &[&'static Family],
-    asked: &ModelRequest,
+    request: &ModelRequest,
 ) -> std::result::Result<Box<dyn Architecture>, ResolveError> {
-    let ModelRequest { preset, task, examples, .. } = *asked;
+    let ModelRequest { preset, task, examples, .. } = *request;
     let reads = |family: &&Family| examples.is_none_or(|examples| examples.input == family.input);
     let readers: Vec<&'static Family> = families.iter().copied().filter(reads).collect();
     let family = serving(&readers, preset, task).or_else(|_| {
@@ -379,7 +379,7 @@ pub fn resolve(
             "preset {preset} reads {reads}, {task} has {has}; choose another --preset"
         )))
     })?;
-    let resolved = (family.resolve)(asked)?;
+    let resolved = (family.resolve)(request)?;
     resolved.validate()?;
     Ok(resolved)
 }

@@ -36,9 +36,9 @@ impl Model for Pair {
         Self::forward(self, first, second)
     }
 
-    fn loss(&mut self, batch: &Batch, noise: DropoutRng) -> Result<Loss> {
+    fn loss(&mut self, batch: &Batch, rng: DropoutRng) -> Result<Loss> {
         let (first, second) = documents(batch)?;
-        classification_loss(&self.forward_train(first, second, self.drops(noise))?, &batch.labels)
+        classification_loss(&self.forward_train(first, second, self.drops(rng))?, &batch.labels)
     }
 
     fn metrics(&mut self, batch: &Batch) -> Result<Vec<Metric>> {

@@ -6,7 +6,8 @@ use super::{
     Architecture, Family, Loss, Metric, Model, ModelRequest, PresetInfo, ResolveError, StageCost, tasks_of,
 };
 use crate::Backbone;
-use crate::attention::knobs::{Knobs, Value};
+use crate::attention;
+use crate::attention::knobs::Knobs;
 use crate::batch::{Batch, InputKind, ModelInput, SyntheticInput, Tokens};
 use crate::nn::adaptive::{AdaptiveConfig, Tie};
 use crate::nn::dropout::{Dropout, DropoutRng};
@@ -83,31 +84,34 @@ fn find(name: &str) -> Option<&'static WordLmPreset> {
 }
 
 fn presets() -> Vec<PresetInfo> {
-    PRESETS.iter().map(|preset| PresetInfo { knobs: vec!["m"], ..preset.about.clone() }).collect()
+    let entries = attention::entries();
+    let fixed = entries.iter().filter_map(|entry| entry.in_models.follows_length.map(|knob| knob.name()));
+    let knobs: Vec<_> = fixed.collect();
+    PRESETS.iter().map(|preset| PresetInfo { knobs: knobs.clone(), ..preset.about.clone() }).collect()
 }
 
-fn resolve(asked: &ModelRequest) -> std::result::Result<Box<dyn Architecture>, ResolveError> {
-    Ok(Box::new(config(asked)?))
+fn resolve(request: &ModelRequest) -> std::result::Result<Box<dyn Architecture>, ResolveError> {
+    Ok(Box::new(config(request)?))
 }
 
 /// The model that is asked for, not validated. Cutoffs that a smaller vocabulary does not reach keep their share of it.
 ///
 /// # Errors
 /// Unknown names, settings that the mechanism or this family does not take.
-pub fn config(asked: &ModelRequest) -> std::result::Result<WordLmConfig, ResolveError> {
+pub fn config(request: &ModelRequest) -> std::result::Result<WordLmConfig, ResolveError> {
     let names = PRESETS.iter().map(|preset| preset.about.name);
-    let preset =
-        find(asked.preset).ok_or_else(|| ResolveError::Invalid(unknown("preset", asked.preset, names)))?;
-    tasks_of(asked, preset.about.name)?;
+    let preset = find(request.preset)
+        .ok_or_else(|| ResolveError::Invalid(unknown("preset", request.preset, names)))?;
+    tasks_of(request, preset.about.name)?;
     let mut backbone = preset.backbone.clone();
-    asked.sizes.apply(&mut backbone);
-    let block = asked.len.unwrap_or(preset.block);
-    let vocab = asked.vocab.unwrap_or(preset.vocab);
+    request.sizes.apply(&mut backbone);
+    let block = request.len.unwrap_or(preset.block);
+    let vocab = request.vocab.unwrap_or(preset.vocab);
     let reached = preset.cutoffs.iter().all(|cutoff| *cutoff < vocab);
     let share = |cutoff: usize| if reached { cutoff } else { cutoff * vocab / preset.vocab };
     Ok(WordLmConfig {
-        entry: asked.choice.entry,
-        knobs: reaching(asked, block)?,
+        entry: request.choice.entry,
+        knobs: reaching(request, block)?,
         adaptive: AdaptiveConfig {
             vocab,
             cutoffs: preset.cutoffs.map(share).to_vec(),
@@ -125,12 +129,11 @@ pub fn config(asked: &ModelRequest) -> std::result::Result<WordLmConfig, Resolve
 
 /// The settings that are asked for; a distance that would follow the length (cosFormer's M) is the block's, so that a
 /// result does not depend on how long a window happens to be.
-pub(super) fn reaching(asked: &ModelRequest, block: usize) -> std::result::Result<Knobs, ResolveError> {
-    let entry = asked.choice.entry;
-    let given = asked.choice.given();
-    let free = entry.knobs.iter().any(|knob| knob.name == "m" && knob.default == Value::Auto);
+pub(super) fn reaching(request: &ModelRequest, block: usize) -> std::result::Result<Knobs, ResolveError> {
+    let entry = request.choice.entry;
+    let given = request.choice.given();
     let whole = block.to_string();
-    let fixed = free.then_some(("m", whole.as_str()));
+    let fixed = entry.in_models.follows_length.map(|knob| (knob.name(), whole.as_str()));
     let given = given.iter().map(|(name, value)| (*name, value.as_str()));
     Knobs::parse(entry.name, entry.knobs, fixed.into_iter().chain(given)).map_err(ResolveError::wrong)
 }
@@ -187,8 +190,8 @@ impl Model for WordLm {
         self.hidden(&batch.tokens()?.ids, Dropout::NONE)
     }
 
-    fn loss(&mut self, batch: &Batch, noise: DropoutRng) -> Result<Loss> {
-        let dropout = self.config().backbone.drops(noise);
+    fn loss(&mut self, batch: &Batch, rng: DropoutRng) -> Result<Loss> {
+        let dropout = self.config().backbone.drops(rng);
         let nll = self.nll(&batch.tokens()?.ids, &batch.labels, dropout)?;
         Ok(Loss { sum: nll.sum_all()?, count: count(&batch.labels)? })
     }

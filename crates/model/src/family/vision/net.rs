@@ -57,8 +57,8 @@ impl Model for ImageModel {
         Ok(self.classify(batch.pixels()?, &ForwardOptions::INFER)?.logits)
     }
 
-    fn loss(&mut self, batch: &Batch, noise: DropoutRng) -> Result<Loss> {
-        let run = ForwardOptions { train: true, keep: false, path: Some((noise, self.path)) };
+    fn loss(&mut self, batch: &Batch, rng: DropoutRng) -> Result<Loss> {
+        let run = ForwardOptions { train: true, keep: false, path: Some((rng, self.path)) };
         let losses = losses(&self.classify(batch.pixels()?, &run)?.logits, &batch.labels)?;
         Ok(Loss { sum: losses.sum_all()?, count: losses.elem_count() as f64 })
     }

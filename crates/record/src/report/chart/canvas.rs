@@ -122,39 +122,39 @@ impl Canvas<'_> {
     }
 
     /// The marker of a series, about `2 * radius` across.
-    pub(super) fn marker(&mut self, center: Point, radius: f64, look: SeriesStyle) -> io::Result<()> {
-        let thin = ShapeStyle { color: look.color.to_rgba(), filled: false, stroke_width: 4 };
+    pub(super) fn marker(&mut self, center: Point, radius: f64, style: SeriesStyle) -> io::Result<()> {
+        let thin = ShapeStyle { color: style.color.to_rgba(), filled: false, stroke_width: 4 };
         let white = RGBColor(0xff, 0xff, 0xff);
-        if look.marker == Marker::Circle {
-            let fill = if look.open { white } else { look.color };
+        if style.marker == Marker::Circle {
+            let fill = if style.open { white } else { style.color };
             let radius = radius.round() as u32;
             self.backend.draw_circle(pixel(center), radius, &fill, true).map_err(io::Error::other)?;
             return self.backend.draw_circle(pixel(center), radius, &thin, false).map_err(io::Error::other);
         }
-        let corners = look.marker.corners().iter();
+        let corners = style.marker.corners().iter();
         let mut corners: Vec<_> =
             corners.map(|(x, y)| pixel((center.0 + x * radius, center.1 + y * radius))).collect();
-        let fill = if look.open { white } else { look.color };
+        let fill = if style.open { white } else { style.color };
         self.backend.fill_polygon(corners.clone(), &fill).map_err(io::Error::other)?;
         corners.push(corners[0]);
         self.backend.draw_path(corners, &thin).map_err(io::Error::other)
     }
 
     /// A bar of a series: filled, or by its stroke an outline, a pale one, or one with a line through.
-    pub(super) fn bar(&mut self, corner: Point, opposite: Point, look: SeriesStyle) -> io::Result<()> {
-        match look.dash {
-            Dash::Solid => return self.rect(corner, opposite, look.color),
+    pub(super) fn bar(&mut self, corner: Point, opposite: Point, style: SeriesStyle) -> io::Result<()> {
+        match style.dash {
+            Dash::Solid => return self.rect(corner, opposite, style.color),
             Dash::Dashed => (),
             Dash::Dotted => {
                 let (low, high) = (pixel(corner), pixel(opposite));
-                self.backend.draw_rect(low, high, &look.color.mix(0.4), true).map_err(io::Error::other)?;
+                self.backend.draw_rect(low, high, &style.color.mix(0.4), true).map_err(io::Error::other)?;
             }
             Dash::Mixed => {
                 let middle = f64::midpoint(corner.0, opposite.0);
-                self.line((middle, corner.1), (middle, opposite.1), look.color, 3)?;
+                self.line((middle, corner.1), (middle, opposite.1), style.color, 3)?;
             }
         }
-        self.frame(corner, opposite, look.color)
+        self.frame(corner, opposite, style.color)
     }
 
     /// A translucent disc, or its outline.
