@@ -24,6 +24,8 @@ pub struct Cell {
     pub request: Value,
     /// Predicted seconds, for the time left.
     pub seconds: f64,
+    /// Seconds that it takes by its multiply-adds, on any machine with one thread: what shards are dealt by.
+    pub weight: f64,
     /// Predicted bytes of its worker, where a step was tried.
     pub memory: Option<u64>,
     /// Most seconds that it may take. Not part of the key: an outcome carries the limit that it ran under.
@@ -36,7 +38,17 @@ impl Default for Cell {
     fn default() -> Self {
         let (key, words, series) = Default::default();
         let row = Row::new("", "");
-        Self { key, words, row, request: Value::Null, seconds: 0.0, memory: None, timeout: None, series }
+        Self {
+            key,
+            words,
+            row,
+            request: Value::Null,
+            seconds: 0.0,
+            weight: 0.0,
+            memory: None,
+            timeout: None,
+            series,
+        }
     }
 }
 
@@ -53,11 +65,17 @@ impl Cell {
         Self { key, words: words.to_owned(), row, request, ..Self::default() }
     }
 
+    /// The same cell, predicted to take `seconds` with so many threads.
+    #[must_use]
+    pub fn with_seconds(self, threads: usize, seconds: impl Fn(usize) -> f64) -> Self {
+        Self { seconds: seconds(threads), weight: seconds(1), ..self }
+    }
+
     /// The same cell where `reason` says why it cannot be run.
     #[must_use]
     pub fn with_unsupported(mut self, reason: Option<String>) -> Self {
         if reason.is_some() {
-            (self.request, self.seconds) = (Value::Null, 0.0);
+            (self.request, self.seconds, self.weight) = (Value::Null, 0.0, 0.0);
             self.row.error = reason;
         }
         self
@@ -340,7 +358,7 @@ mod tests {
         ] {
             assert!(same(other), "{why}");
         }
-        let Cell { key, words, row, request, seconds, timeout, series, memory: _ } = cells[0].clone();
+        let Cell { key, words, row, request, seconds, weight, timeout, series, memory: _ } = cells[0].clone();
         let with = |cell: Cell| same(Plan { cells: vec![cell], ..plan.clone() });
         let cell = || cells[0].clone();
         assert!(
@@ -350,7 +368,7 @@ mod tests {
         for (why, other) in [
             ("the key begins with them", Cell { words: text(words), ..cell() }),
             ("made from the request", Cell { row: Row { params: Some(1), ..row }, ..cell() }),
-            ("a guess", Cell { seconds: seconds + 1.0, ..cell() }),
+            ("a guess", Cell { seconds: seconds + 1.0, weight: weight + 1.0, ..cell() }),
             (
                 "an outcome carries the limit that it ran under",
                 Cell { timeout: Some(timeout.unwrap_or(1.0)), ..cell() },

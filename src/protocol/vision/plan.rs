@@ -218,8 +218,8 @@ fn cell(grid: &Grid, pick: &GridEntry, task: &str, seed: u64, threads: usize) ->
     let forward = 3.0 * flops * request.spec.batch as f64 * request.steps as f64;
     let words = format!("{task} {} {} s{}", request.spec.model, request.spec.preset, request.spec.seed);
     let cell = Cell::new(&words, row, &request, &usual);
-    let seconds = forward / (RATE * threads as f64);
-    let cell = Cell { seconds, timeout: settings.timeout.map(|time| time.0), ..cell };
+    let cell = cell.with_seconds(threads, |threads| forward / (RATE * threads as f64));
+    let cell = Cell { timeout: settings.timeout.map(|time| time.0), ..cell };
     Ok(cell.with_unsupported(reason))
 }
 
