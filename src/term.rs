@@ -116,7 +116,7 @@ impl fmt::Display for Warning {
     }
 }
 
-/// The talking side of a command.
+/// Progress and messages on stderr.
 pub struct Term {
     verbosity: Verbosity,
     color: bool,

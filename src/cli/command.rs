@@ -97,7 +97,7 @@ pub struct Training {
     pub detect_anomaly: bool,
 }
 
-/// What was said to the command of a protocol.
+/// Parsed arguments of a protocol command.
 pub struct CommandArgs {
     /// The protocol that runs it.
     pub protocol: &'static dyn Protocol,

@@ -1,4 +1,4 @@
-//! Ctrl-C, SIGTERM and SIGHUP: the first one asks, the second one ends.
+//! Ctrl-C, SIGTERM and SIGHUP: the first requests a clean stop, the second exits at once.
 
 use std::io::Write;
 

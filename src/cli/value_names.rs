@@ -27,7 +27,7 @@ pub fn text(text: &str) -> Result<String, Infallible> {
     Ok(text.to_owned())
 }
 
-/// Reads a value; shells offer the names. What is no name is said by whoever looks it up: lists are values too.
+/// Reads a value; shells offer the names. Accepts any text; names are checked later, because lists are values too.
 #[derive(Clone)]
 pub struct NamedValues<R> {
     names: fn() -> Vec<&'static str>,

@@ -35,7 +35,7 @@ pub struct CellResult {
     pub rows: Vec<Row>,
     /// Raw samples.
     pub samples: Vec<Samples>,
-    /// What is said of it.
+    /// One-line summary for the log.
     pub summary: String,
     /// Predicted seconds that the progress bar was moved by already.
     pub progress_seconds: f64,

@@ -226,7 +226,7 @@ pub struct Flag {
     pub default: Option<&'static str>,
 }
 
-/// Something that a command does instead of running cells, when its first flag is given.
+/// Alternative action of a command, selected by its first flag.
 #[derive(Clone, Copy)]
 pub struct AltAction {
     /// Heading of the flags.

@@ -1,4 +1,4 @@
-//! The gate before a measurement: no speed is printed for a mechanism whose golden files are red.
+//! The gate before a measurement: mechanisms that fail their golden files are not measured.
 
 use std::collections::HashMap;
 

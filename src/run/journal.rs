@@ -60,7 +60,7 @@ impl Entry {
     }
 }
 
-/// What a cell could have had: how it ended says nothing about more.
+/// Limits a cell ran under; `oom` and `timeout` hold for these only.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Limits {
     /// Bytes.

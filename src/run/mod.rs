@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 /// What the binary is built from: sources, toolchain, flags. Two builds of one commit with changes differ in it.
 pub const BUILD: &str = env!("EFFATTN_BUILD");
 
-/// Set by Ctrl-C; everything that waits looks at it.
+/// Set by Ctrl-C and polled by every wait.
 #[derive(Clone, Debug, Default)]
 pub struct CancelToken(Arc<AtomicBool>);
 

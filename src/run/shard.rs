@@ -18,7 +18,7 @@ pub struct Shard {
     pub count: usize,
 }
 
-/// Why a shard cannot be told from what was said.
+/// Invalid `--shard` value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ShardError(String);

@@ -69,7 +69,7 @@ pub fn check(what: &str, tensor: &Tensor) -> Result<()> {
     }
 }
 
-/// [`check`] for a place of old.
+/// [`check`] with a scope recorded earlier.
 pub(super) fn check_at(place: &str, what: &str, tensor: &Tensor) -> Result<()> {
     if is_finite(tensor)? {
         return Ok(());

@@ -31,7 +31,7 @@ use effattn_record::config::settings::groups::{MACHINE, MODEL, POINTS};
 use effattn_record::config::units::{Bytes, Seconds};
 use effattn_record::{Metric, Outcome, Pass, Row};
 
-/// Fewest and most steps that are looked at: the second one finds every cache filled. With several threads it is chance
+/// Minimum and maximum number of measured steps: the second one finds every cache filled. With several threads it is chance
 /// whether they hold their working memory at the same moment, and which of them has what it keeps for the next kernel, so
 /// that more steps are made, until [`STEADY`] of them bring no new peak or [`PATIENCE`] is over.
 const STEPS: (usize, usize) = (2, 40);

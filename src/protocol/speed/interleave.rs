@@ -44,7 +44,7 @@ pub enum TurnResult {
     Ended(CellFailure),
 }
 
-/// What turns are taken with: workers, or a test's fake.
+/// The cells' workers; replaced by a fake in tests.
 pub trait CellWorkers {
     /// Starts cell `cell`, which may reach `limit` bytes, and warms it up.
     ///

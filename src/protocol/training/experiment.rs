@@ -24,7 +24,7 @@ use effattn_model::nn::params::ParamBuilder;
 use effattn_record::Outcome;
 use effattn_record::config::settings::DeviceName;
 
-/// Where a worker trains: its device, and what it held before.
+/// Training device and the bytes in use before the model was built.
 pub struct TrainingDevice {
     backend: Backend,
     /// Live bytes before, where they are counted.
@@ -112,7 +112,7 @@ pub trait Experiment {
     ) -> Result<Box<dyn Trainable + 'a>, CellFailure>;
 }
 
-/// How an experiment is watched.
+/// Runs an experiment: progress messages and checkpoints.
 pub struct ExperimentDriver<'a> {
     /// The parent.
     pub link: &'a ParentLink,

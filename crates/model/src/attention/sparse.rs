@@ -179,7 +179,7 @@ fn pattern(kinds: Kinds, cls: bool, len: usize, causal: bool) -> Pattern {
     Pattern::shared(len, len, 0, 0, groups)
 }
 
-/// Visible pairs of [`pattern`], counted without making it: lengths are counted that nobody could list.
+/// Visible pairs of [`pattern`], counted without making it: works for lengths whose pattern would not fit in memory.
 fn pairs(kinds: Kinds, cls: bool, len: usize, causal: bool) -> usize {
     let first = usize::from(cls && len > 0);
     let n = len - first;

@@ -162,7 +162,7 @@ pub struct StageCost {
     pub state_bytes: u64,
 }
 
-/// A model that a request named, not built yet.
+/// A resolved architecture: sizes and costs are known, parameters do not exist.
 pub trait Architecture: Send + Sync {
     /// The longest input.
     fn max_len(&self) -> usize;

@@ -1,4 +1,4 @@
-//! Numbers in prose: a text says which row a number comes from, and the report writes the number.
+//! Fills marked numbers in Markdown from rows.
 //!
 //! `<!-- row accuracy task=listops model=ls len=2048 .2 -->35.99<!-- /row -->`: the metric, columns with their values, digits
 //! behind the point. Columns that are not named may have any value, but exactly one value must be left. `A / B` is the
