@@ -9,10 +9,12 @@ use super::plan::{CharLmRequest, load, model};
 use super::recipe::{Phase, optimizer};
 use super::streams::Streams;
 use super::witten_bell::witten_bell;
-use crate::protocol::definition::{WorkerContext, WorkerInput};
-use crate::protocol::training::experiment::{Experiment, ExperimentDriver, TrainingDevice};
-use crate::protocol::training::worker::{candle, failed, report};
-use crate::protocol::training::{MetricValue, TrainingMessage, TrainingResult};
+use crate::protocol::definition::WorkerContext;
+use crate::protocol::training::experiment::{
+    EarlierPhases, Experiment, ExperimentDriver, StepCounts, TrainingDevice,
+};
+use crate::protocol::training::worker::{failed, tell};
+use crate::protocol::training::{EvalCost, MetricValue, TrainingResult};
 use crate::run::outcome::CellFailure;
 use crate::run::worker::ParentLink;
 use crate::train::checkpoint::Checkpoint;
@@ -27,32 +29,23 @@ use effattn_model::family::{Architecture, Loss};
 use effattn_model::nn::dropout::DropoutRng;
 use effattn_model::nn::params::ParamBuilder;
 
-/// Trains until the last step or until the parent is gone.
-///
-/// # Errors
-/// The parent is gone.
-pub fn work(link: &ParentLink, request: Json, given: &WorkerInput) -> anyhow::Result<()> {
-    let request: CharLmRequest = serde_json::from_value(request)?;
-    report(link, train(link, &request, &given.conditions))
-}
-
 /// Files of phase `index`.
 fn files(conditions: &WorkerContext, index: usize) -> CheckpointFiles {
     let name = |what: &str| conditions.folder.join(format!("phase{}-{what}.safetensors", index + 1));
     CheckpointFiles { last: name("last"), best: name("best") }
 }
 
-fn train(
+/// Trains until the last step or until the parent is gone, and tests.
+pub fn train(
     link: &ParentLink,
     request: &CharLmRequest,
     conditions: &WorkerContext,
 ) -> Result<TrainingResult, CellFailure> {
-    let corpus =
-        load(&request.corpus, &conditions.data, request.allow_partial).map_err(|error| failed(&error))?;
+    let corpus = load(&request.corpus, &conditions.data, request.allow_partial)?;
     conditions.same(&request.corpus, &corpus.hash)?;
     let spec = &request.spec;
     let config = spec.choice().and_then(|choice| model(spec, &choice, corpus.vocabulary));
-    let config = config.map_err(|error| failed(&error))?;
+    let config = config?;
     let laboratory = TrainingDevice::open(spec, conditions)?;
     let device = laboratory.device();
     let (mut curve, mut before) = (Vec::new(), 0);
@@ -60,8 +53,8 @@ fn train(
     let run =
         |index| CharLmExperiment { request, conditions, corpus: &corpus, device, config: &config, index };
     for index in 0..request.phases.len() {
-        let train = ExperimentDriver { link, conditions, before: (&curve, before) };
-        let state = train.run(&laboratory, &run(index))?;
+        let before_it = EarlierPhases { points: &curve, steps: before };
+        let state = ExperimentDriver { link, before: before_it }.run(&laboratory, &run(index))?;
         let shift = |point: &EvalPoint| EvalPoint { step: before + point.step, ..*point };
         selected = state.best_point().map(shift);
         curve.extend(state.curve.iter().map(shift));
@@ -83,6 +76,16 @@ struct CharLmExperiment<'a> {
 }
 
 impl Experiment for CharLmExperiment<'_> {
+    type Request = CharLmRequest;
+
+    fn request(&self) -> &CharLmRequest {
+        self.request
+    }
+
+    fn context(&self) -> &WorkerContext {
+        self.conditions
+    }
+
     fn files(&self) -> CheckpointFiles {
         files(self.conditions, self.index)
     }
@@ -94,19 +97,19 @@ impl Experiment for CharLmExperiment<'_> {
             vocab: self.corpus.vocabulary,
             phase: self.index,
         };
-        serde_json::to_value(description).map_err(|error| failed(&error))
+        Ok(serde_json::to_value(description)?)
     }
 
     fn optimizer_and_schedule(&self) -> Result<(OptimizerConfig, Schedule), CellFailure> {
         Ok((optimizer(&self.request.spec.preset).into(), self.about().schedule()))
     }
 
-    fn steps(&self) -> (u64, u64) {
-        (self.about().steps, self.request.every)
+    fn steps(&self) -> StepCounts {
+        StepCounts { total: self.about().steps, eval_every: self.request.every }
     }
 
     /// Symbols are predicted one stream at a time, at the end in blocks behind a longer cache or in windows.
-    fn eval_cost(&self) -> (f64, f64) {
+    fn eval_cost(&self) -> EvalCost {
         let phase = self.about();
         let cost = |block: u64, cache: u64, symbols: f64| {
             let config = self.config.at(block as usize, cache as usize);
@@ -120,7 +123,7 @@ impl Experiment for CharLmExperiment<'_> {
             Evaluation::Stream { block, cache } => cost(block, cache, count(2)),
             Evaluation::Overlap { window, step } => cost(window, 0, count(2) * window as f64 / step as f64),
         };
-        (cost(phase.len, phase.len, count(1)) / one, 2.0 * test / one)
+        EvalCost { per_eval: cost(phase.len, phase.len, count(1)) / one, final_test: 2.0 * test / one }
     }
 
     fn model(&self) -> &dyn Architecture {
@@ -134,8 +137,8 @@ impl Experiment for CharLmExperiment<'_> {
         }
         let before = files(self.conditions, self.index - 1);
         let file = if self.about().from_best { before.best } else { before.last };
-        let checkpoint = Checkpoint::load(&file).map_err(|error| failed(&error))?;
-        checkpoint.builder(device, true).map_err(candle)
+        let checkpoint = Checkpoint::load(&file)?;
+        Ok(checkpoint.builder(device, true)?)
     }
 
     fn trainable<'a>(
@@ -154,7 +157,7 @@ impl CharLmExperiment<'_> {
     }
 
     fn model(&self, builder: &ParamBuilder, (block, mem): (u64, u64)) -> Result<CharLm, CellFailure> {
-        CharLm::new(&self.config.at(block as usize, mem as usize), builder).map_err(candle)
+        Ok(CharLm::new(&self.config.at(block as usize, mem as usize), builder)?)
     }
 
     fn task(&self, net: CharLm, restored: Option<&Checkpoint>) -> Result<CharLmTrainable<'_>, CellFailure> {
@@ -181,7 +184,7 @@ impl CharLmExperiment<'_> {
                 stored.into_iter().map(|rows| rows.map(|rows| rows.to_device(self.device)).transpose());
             Ok(Cache::of(moved.collect::<Candle<_>>()?))
         });
-        let caches = caches.collect::<Candle<Vec<_>>>().map_err(candle)?;
+        let caches = caches.collect::<Candle<Vec<_>>>()?;
         let noise = DropoutRng::new(request.spec.seed.wrapping_add(self.index as u64));
         let validation = self.part(validation.clone());
         let next = caches.iter().map(|_| None).collect();
@@ -196,8 +199,8 @@ impl CharLmExperiment<'_> {
 
     /// Bits per character that the weights of `file` need for `ids`.
     fn bits(&self, link: &ParentLink, file: &std::path::Path, ids: &[u32]) -> Result<Bits, CellFailure> {
-        let weights = Checkpoint::load(file).map_err(|error| failed(&error))?;
-        let builder = weights.builder(self.device, false).map_err(candle)?;
+        let weights = Checkpoint::load(file)?;
+        let builder = weights.builder(self.device, false)?;
         let way = self.request.evaluation;
         let net = self.model(&builder, (self.about().len, way.cache()))?;
         let mut told = std::time::Instant::now();
@@ -205,10 +208,10 @@ impl CharLmExperiment<'_> {
             if told.elapsed().as_secs() >= 1 {
                 told = std::time::Instant::now();
                 let what = format!("tests {} ({done} of {} symbols)", way.words(), ids.len());
-                let _ = link.send(&TrainingMessage::Doing { what }); // a parent that is gone is noticed at the end
+                let _ = tell(link, what); // a parent that is gone is noticed at the end
             }
         };
-        way.bpc(&net, ids, progress).map_err(candle)
+        Ok(way.bpc(&net, ids, progress)?)
     }
 
     /// Evaluates the best weights of this phase on the test part, and the last ones where they are others.

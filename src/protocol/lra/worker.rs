@@ -1,18 +1,17 @@
 //! The worker's side: trains one model and tells how it goes.
 
 use candle_core::{Device, Result as Candle};
-use serde_json::Value;
 
 use super::floor;
 use super::plan::{LraRequest, model};
 use super::recipe::Recipe;
 use super::tasks;
-use crate::protocol::definition::{WorkerContext, WorkerInput};
+use crate::protocol::definition::WorkerContext;
 use crate::protocol::training::experiment::{
-    Experiment, ExperimentDriver, TrainedWeights, TrainingDevice, WeightChoice, mean, scores,
+    self as training, Experiment, StepCounts, TrainedWeights, TrainingDevice, WeightChoice,
 };
-use crate::protocol::training::worker::{candle, failed, report};
-use crate::protocol::training::{MetricValue, TrainingResult};
+use crate::protocol::training::worker::failed;
+use crate::protocol::training::{EvalCost, MetricValue, TrainingResult};
 use crate::run::outcome::CellFailure;
 use crate::run::worker::ParentLink;
 use crate::train::checkpoint::Checkpoint;
@@ -47,14 +46,12 @@ impl Reader<'_> {
         batches: impl Iterator<Item = Vec<usize>>,
     ) -> Candle<(EvalScore, u64)> {
         let mut examples = 0;
-        let all = scores(
-            net,
-            batches.map(|indices| {
-                examples += indices.len() as u64;
-                self.batch(data, split, &indices)
-            }),
-        )?;
-        Ok((EvalScore { loss: mean(&all, "loss"), value: 100.0 * mean(&all, "accuracy") }, examples))
+        let batches = batches.map(|indices| {
+            examples += indices.len() as u64;
+            self.batch(data, split, &indices)
+        });
+        let score = training::classifier_score(net, batches)?;
+        Ok((score, examples))
     }
 }
 
@@ -91,19 +88,6 @@ impl Trainable for LraTrainable<'_> {
     }
 }
 
-/// Trains until the last step or until the parent is gone, and tests.
-///
-/// # Errors
-/// The parent is gone.
-pub fn work(link: &ParentLink, request: Value, given: &WorkerInput) -> anyhow::Result<()> {
-    let request: LraRequest = serde_json::from_value(request)?;
-    let result = LraExperiment::open(&request, &given.conditions).and_then(|run| {
-        let trained = run.train(link)?;
-        run.done(trained)
-    });
-    report(link, result)
-}
-
 /// Data and device of a run: what it is trained and tested on.
 pub struct LraExperiment<'a> {
     request: &'a LraRequest,
@@ -125,12 +109,14 @@ pub struct Tested {
 }
 
 impl Experiment for LraExperiment<'_> {
-    fn files(&self) -> CheckpointFiles {
-        CheckpointFiles::in_folder(&self.conditions.folder)
+    type Request = LraRequest;
+
+    fn request(&self) -> &LraRequest {
+        self.request
     }
 
-    fn description(&self) -> Result<Value, CellFailure> {
-        serde_json::to_value(self.request).map_err(|error| failed(&error))
+    fn context(&self) -> &WorkerContext {
+        self.conditions
     }
 
     fn optimizer_and_schedule(&self) -> Result<(OptimizerConfig, Schedule), CellFailure> {
@@ -138,24 +124,21 @@ impl Experiment for LraExperiment<'_> {
         Ok((optimizer.into(), schedule))
     }
 
-    fn steps(&self) -> (u64, u64) {
-        (self.request.steps, self.recipe.every_of(self.request.steps))
+    fn steps(&self) -> StepCounts {
+        let total = self.request.steps;
+        StepCounts { total, eval_every: self.recipe.every_of(total) }
     }
 
-    fn eval_cost(&self) -> (f64, f64) {
+    fn eval_cost(&self) -> EvalCost {
         let (data, batch) = (self.limited(), self.request.spec.batch.max(1) as f64);
         let all = data.len(Split::Validation) as f64 / batch;
         let each = self.recipe.batches.map_or(all, |count| all.min(count as f64));
         let tests = if self.recipe.select { 2.0 } else { 1.0 }; // the selected weights, and the last
-        (each, tests * data.len(Split::Test) as f64 / batch)
+        EvalCost { per_eval: each, final_test: tests * data.len(Split::Test) as f64 / batch }
     }
 
     fn select(&self) -> WeightChoice {
         if self.recipe.select { WeightChoice::Best } else { WeightChoice::Last }
-    }
-
-    fn initial_weights(&self, device: &Device) -> Result<ParamBuilder, CellFailure> {
-        Ok(ParamBuilder::seeded(self.request.spec.seed, device, true))
     }
 
     fn model(&self) -> &dyn Architecture {
@@ -176,7 +159,7 @@ impl Experiment for LraExperiment<'_> {
         };
         Ok(Box::new(LraTrainable {
             recipe: self.recipe,
-            net: self.model.build(builder).map_err(candle)?,
+            net: self.model.build(builder)?,
             reader: self.reader(),
             noise: DropoutRng::new(spec.seed),
             train: order(Split::Train, spec.seed)?,
@@ -195,10 +178,9 @@ impl<'a> LraExperiment<'a> {
     /// How the cell ended instead.
     pub fn open(request: &'a LraRequest, conditions: &'a WorkerContext) -> Result<Self, CellFailure> {
         let model = request.spec.choice().and_then(|choice| model(&request.spec, &choice, &request.task));
-        let model = model.map_err(|error| failed(&error))?;
+        let model = model?;
         let recipe = request.recipe().map_err(|error| failed(&error))?;
-        let data =
-            tasks::load(&request.task, &conditions.data, request.reading).map_err(|error| failed(&error))?;
+        let data = tasks::load(&request.task, &conditions.data, request.reading)?;
         conditions.same(&request.task, data.hash())?;
         let laboratory = TrainingDevice::open(&request.spec, conditions)?;
         Ok(Self { request, conditions, data, laboratory, model, recipe })
@@ -209,10 +191,8 @@ impl<'a> LraExperiment<'a> {
     /// # Errors
     /// How the cell ended instead.
     pub fn train(&self, link: &ParentLink) -> Result<Tested, CellFailure> {
-        ExperimentDriver { link, conditions: self.conditions, before: (&[], 0) }
-            .run(&self.laboratory, self)?;
-        let peak_bytes = self.laboratory.peak();
-        Ok(Tested { peak_bytes, ..self.load(&self.files())? })
+        let (trained, peak_bytes) = training::train(link, &self.laboratory, self)?;
+        self.tested(trained, peak_bytes)
     }
 
     /// The selected weights of a finished run.
@@ -220,13 +200,16 @@ impl<'a> LraExperiment<'a> {
     /// # Errors
     /// Checkpoints that are not there, of another run, or of one that is not finished.
     pub fn load(&self, files: &CheckpointFiles) -> Result<Tested, CellFailure> {
-        let trained = TrainedWeights::read(files, self)?;
-        let net = |weights: &Checkpoint| {
-            let builder = weights.builder(self.laboratory.device(), false).map_err(candle)?;
-            self.model.build(&builder).map_err(candle)
+        self.tested(TrainedWeights::read(files, self)?, None)
+    }
+
+    fn tested(&self, trained: TrainedWeights, peak_bytes: Option<u64>) -> Result<Tested, CellFailure> {
+        let net = |weights: &Checkpoint| -> Result<Box<dyn Model>, CellFailure> {
+            let builder = weights.builder(self.laboratory.device(), false)?;
+            Ok(self.model.build(&builder)?)
         };
         let last = trained.last.as_ref().map(net).transpose()?;
-        Ok(Tested { net: net(&trained.weights)?, last, selected: trained.selected, peak_bytes: None })
+        Ok(Tested { net: net(&trained.weights)?, last, selected: trained.selected, peak_bytes })
     }
 
     fn reader(&self) -> Reader<'_> {
@@ -267,7 +250,7 @@ impl<'a> LraExperiment<'a> {
         let count = data.len(Split::Test);
         let batch = (request.spec.batch as usize).clamp(1, count.max(1));
         let batches = (0..count / batch).map(|index| (index * batch..(index + 1) * batch).collect());
-        self.reader().score((net, data, Split::Test), batches).map_err(candle)
+        Ok(self.reader().score((net, data, Split::Test), batches)?)
     }
 
     /// Share of the protocol's training examples that are there, and in words where some are missing.
@@ -282,27 +265,23 @@ impl<'a> LraExperiment<'a> {
         }
     }
 
-    fn done(&self, mut trained: Tested) -> Result<TrainingResult, CellFailure> {
+    /// The result of a run with the weights `trained`.
+    pub fn done(&self, mut trained: Tested) -> Result<TrainingResult, CellFailure> {
         let (test, tested) = self.test(&mut trained, None)?;
         let last = match &mut trained.last {
             Some(net) => self.score(net.as_mut(), None)?.0,
             None => test,
         };
-        let selected = &trained.selected;
         let limited = self.limited();
-        let measures = vec![
+        let mut measures = vec![
             MetricValue::new("accuracy", "%", test.value),
             MetricValue::new("loss", "nat", test.loss),
             MetricValue::new("accuracy_last", "%", last.value),
             MetricValue::new("loss_last", "nat", last.loss),
             MetricValue::new("largest_class", "%", floor::largest_class(&limited)),
             MetricValue::new("tested", "1", tested as f64),
-            MetricValue::new("validation_accuracy", "%", selected.score.value),
-            MetricValue::new("validation_loss", "nat", selected.score.loss),
-            MetricValue::new("selected_step", "1", selected.step as f64),
-            MetricValue::new("train_loss", "nat", selected.train_loss),
-            MetricValue::new("steps", "1", self.request.steps as f64),
         ];
+        measures.extend(training::selection(&trained.selected, self.request.steps));
         let (data_share, differs) = self.data_share();
         Ok(TrainingResult { measures, data_share, differs, peak_bytes: trained.peak_bytes })
     }

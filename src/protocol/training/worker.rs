@@ -38,6 +38,11 @@ pub fn report(link: &ParentLink, result: Result<TrainingResult, CellFailure>) ->
     Ok(link.send(&answer)?)
 }
 
+/// Tells the parent what is done when nothing is trained.
+pub fn tell(link: &ParentLink, what: impl Into<String>) -> Result<(), CellFailure> {
+    Ok(link.send(&TrainingMessage::Doing { what: what.into() })?)
+}
+
 /// An error as the end of a cell.
 pub fn failed(error: &impl ToString) -> CellFailure {
     CellFailure::new(Outcome::Failed, error.to_string())
@@ -64,8 +69,7 @@ pub fn run_training(
     (course, files, model): (&LoopConfig, &CheckpointFiles, &Json),
     before: u64,
 ) -> Result<(), CellFailure> {
-    let mut times =
-        Times::open(files, before + trainer.optimizer().updates()).map_err(|error| failed(&error))?;
+    let mut times = Times::open(files, before + trainer.optimizer().updates())?;
     let (mut last, mut steps) = (Instant::now(), 0u32);
     let mut stopped = false;
     let tell = |event: Event| {

@@ -2,26 +2,25 @@
 
 use std::path::Path;
 
-use candle_core::{Device, Result as Candle};
-use serde_json::Value;
+use candle_core::Result as Candle;
 
 use super::loader::{Ahead, Loader, Made};
 use super::plan::{VisionRequest, classes, model};
 use super::recipe::{self, Recipe};
 use super::test_only;
-use crate::protocol::definition::{WorkerContext, WorkerInput};
+use crate::protocol::definition::WorkerContext;
 use crate::protocol::training::experiment::{
-    Experiment, ExperimentDriver, TrainedWeights, TrainingDevice, mean, scores,
+    self as training, Experiment, StepCounts, TrainingDevice, mean, scores,
 };
-use crate::protocol::training::worker::{candle, failed, report};
-use crate::protocol::training::{MetricValue, TrainingMessage, TrainingResult};
+use crate::protocol::training::worker::{failed, tell};
+use crate::protocol::training::{EvalCost, MetricValue, TrainingMessage, TrainingResult};
 use crate::run::outcome::CellFailure;
 use crate::run::worker::ParentLink;
 use crate::train::checkpoint::Checkpoint;
 use crate::train::optim::OptimizerConfig;
 use crate::train::order::BatchOrder;
 use crate::train::schedule::Schedule;
-use crate::train::training_loop::{CheckpointFiles, EvalScore, Trainable};
+use crate::train::training_loop::{EvalScore, Trainable};
 use crate::train::warm_start;
 use effattn_data::images::test_only::{TestOnlySet, challenge};
 use effattn_data::{Split, images};
@@ -36,21 +35,8 @@ use effattn_record::text::plural;
 /// Images that are named where they are left out; more are only counted.
 const NAMED: usize = 20;
 
-/// Trains until the last step or until the parent is gone, and evaluates.
-///
-/// # Errors
-/// The parent is gone.
-pub fn work(link: &ParentLink, request: Value, given: &WorkerInput) -> anyhow::Result<()> {
-    let request: VisionRequest = serde_json::from_value(request)?;
-    let result = VisionExperiment::open(&request, &given.conditions).and_then(|run| match &request.weights {
-        Some(file) => run.stored(link, Path::new(file)),
-        None => run.trained(link),
-    });
-    report(link, result)
-}
-
 /// Images, model and device of a run.
-struct VisionExperiment<'a> {
+pub struct VisionExperiment<'a> {
     request: &'a VisionRequest,
     conditions: &'a WorkerContext,
     loader: Loader,
@@ -93,29 +79,27 @@ impl Trainable for VisionTrainable<'_> {
 }
 
 impl Experiment for VisionExperiment<'_> {
-    fn files(&self) -> CheckpointFiles {
-        CheckpointFiles::in_folder(&self.conditions.folder)
+    type Request = VisionRequest;
+
+    fn request(&self) -> &VisionRequest {
+        self.request
     }
 
-    fn description(&self) -> Result<Value, CellFailure> {
-        serde_json::to_value(self.request).map_err(|error| failed(&error))
+    fn context(&self) -> &WorkerContext {
+        self.conditions
     }
 
     fn optimizer_and_schedule(&self) -> Result<(OptimizerConfig, Schedule), CellFailure> {
         Ok(self.recipe.training(self.request.steps, self.request.rate))
     }
 
-    fn steps(&self) -> (u64, u64) {
-        (self.request.steps, self.request.every)
+    fn steps(&self) -> StepCounts {
+        StepCounts { total: self.request.steps, eval_every: self.request.every }
     }
 
-    fn eval_cost(&self) -> (f64, f64) {
+    fn eval_cost(&self) -> EvalCost {
         let batches = |split: Split| self.count(split) as f64 / self.request.spec.batch as f64;
-        (batches(Split::Validation), batches(Split::Test))
-    }
-
-    fn initial_weights(&self, device: &Device) -> Result<ParamBuilder, CellFailure> {
-        Ok(ParamBuilder::seeded(self.request.spec.seed, device, true))
+        EvalCost { per_eval: batches(Split::Validation), final_test: batches(Split::Test) }
     }
 
     fn model(&self) -> &dyn Architecture {
@@ -137,7 +121,7 @@ impl Experiment for VisionExperiment<'_> {
         })?;
         let from = restored.map_or(0, |checkpoint| checkpoint.updates);
         Ok(Box::new(VisionTrainable {
-            net: self.model.built(builder).map_err(candle)?,
+            net: self.model.built(builder)?,
             ahead: self.loader.training(order, from, self.parts()),
             noise: DropoutRng::new(spec.seed),
             run: self,
@@ -147,31 +131,31 @@ impl Experiment for VisionExperiment<'_> {
 }
 
 impl<'a> VisionExperiment<'a> {
-    fn open(request: &'a VisionRequest, conditions: &'a WorkerContext) -> Result<Self, CellFailure> {
-        let choice = request.spec.choice().map_err(|error| failed(&error))?;
+    /// Reads the images and opens the device.
+    pub fn open(request: &'a VisionRequest, conditions: &'a WorkerContext) -> Result<Self, CellFailure> {
+        let choice = request.spec.choice()?;
         let (set, classes) = match challenge(&request.task) {
             // its parts are opened one by one when they are tested
             Some(challenge) => {
                 let first = challenge.parts().swap_remove(0);
-                let root = challenge.root(&conditions.data).map_err(|error| failed(&error))?;
-                let set = challenge.open(&root, &first, None).map_err(|error| failed(&error))?;
+                let root = challenge.root(&conditions.data)?;
+                let set = challenge.open(&root, &first, None)?;
                 let classes = classes(&request.task).unwrap_or_else(|| set.classes().len());
                 (set, classes)
             }
             None => {
-                let source = images::source(&request.task).map_err(|error| failed(&error))?;
-                let set =
-                    (source.load)(&conditions.data, request.allow_partial).map_err(|error| failed(&error))?;
+                let source = images::source(&request.task)?;
+                let set = (source.load)(&conditions.data, request.allow_partial)?;
                 conditions.same(&request.task, set.hash())?;
                 let classes = set.classes().len();
                 (set, classes)
             }
         };
-        let model = model(&request.spec, &choice, Some(classes)).map_err(|error| failed(&error))?;
+        let model = model(&request.spec, &choice, Some(classes))?;
         let recipe = recipe::find(&request.spec.preset).map_err(|error| failed(&error))?;
         let laboratory = TrainingDevice::open(&request.spec, conditions)?;
         let what = (request.spec.len as usize, request.spec.seed);
-        let loader = Loader::new(set, recipe, what, request.allow_partial).map_err(|error| failed(&error))?;
+        let loader = Loader::new(set, recipe, what, request.allow_partial)?;
         Ok(Self { request, conditions, loader, laboratory, model, recipe })
     }
 
@@ -198,34 +182,25 @@ impl<'a> VisionExperiment<'a> {
         scores(net, filled.map(|made| made?.batch(device)))
     }
 
-    fn trained(&self, link: &ParentLink) -> Result<TrainingResult, CellFailure> {
-        ExperimentDriver { link, conditions: self.conditions, before: (&[], 0) }
-            .run(&self.laboratory, self)?;
-        let peak_bytes = self.laboratory.peak();
-        let trained = TrainedWeights::read(&self.files(), self)?;
-        let builder = trained.weights.builder(self.laboratory.device(), false).map_err(candle)?;
-        let mut net = self.model.built(&builder).map_err(candle)?;
+    /// Trains until the last step or until the parent is gone, and evaluates.
+    pub fn trained(&self, link: &ParentLink) -> Result<TrainingResult, CellFailure> {
+        let (trained, peak_bytes) = training::train(link, &self.laboratory, self)?;
+        let builder = trained.weights.builder(self.laboratory.device(), false)?;
+        let mut net = self.model.built(&builder)?;
         let mut measures = self.measures(link, &mut net)?;
-        let selected = &trained.selected;
         let (steps, batch) = (self.request.steps, self.request.spec.batch);
-        measures.extend([
-            MetricValue::new("validation_accuracy", "%", selected.score.value),
-            MetricValue::new("validation_loss", "nat", selected.score.loss),
-            MetricValue::new("selected_step", "1", selected.step as f64),
-            MetricValue::new("train_loss", "nat", selected.train_loss),
-            MetricValue::new("steps", "1", steps as f64),
-            MetricValue::new("epochs", "1", (steps * batch) as f64 / self.count(Split::Train).max(1) as f64),
-        ]);
+        let epochs = (steps * batch) as f64 / self.count(Split::Train).max(1) as f64;
+        measures.extend(training::selection(&trained.selected, steps));
+        measures.push(MetricValue::new("epochs", "1", epochs));
         Ok(self.done(measures, peak_bytes))
     }
 
     /// Weights of a file instead of trained ones.
-    fn stored(&self, link: &ParentLink, file: &Path) -> Result<TrainingResult, CellFailure> {
-        link.send(&TrainingMessage::Started { step: 0, curve: Vec::new() })
-            .map_err(|error| failed(&error))?;
+    pub fn stored(&self, link: &ParentLink, file: &Path) -> Result<TrainingResult, CellFailure> {
+        link.send(&TrainingMessage::Started { step: 0, curve: Vec::new() })?;
         let device = self.laboratory.device();
-        let mut started = warm_start::tensors(&self.model, file).map_err(|error| failed(&error))?;
-        let fitted = self.model.fit(&mut started).map_err(candle)?;
+        let mut started = warm_start::tensors(&self.model, file)?;
+        let fitted = self.model.fit(&mut started)?;
         let names: Vec<String> = started.keys().cloned().collect();
         let builder = ParamBuilder::given(started, device, false);
         let net = self.model.built(&builder).map_err(|error| {
@@ -239,7 +214,7 @@ impl<'a> VisionExperiment<'a> {
         if let Some(first) = unused.first() {
             let count = plural(unused.len() as u64, "tensor");
             let what = format!("{}: {count} not used, such as {first}", file.display());
-            link.send(&TrainingMessage::Warned { what }).map_err(|error| failed(&error))?;
+            link.send(&TrainingMessage::Warned { what })?;
         }
         let measures = self.measures(link, &mut net)?;
         let done = self.done(measures, self.laboratory.peak());
@@ -254,15 +229,13 @@ impl<'a> VisionExperiment<'a> {
         let shown = left_out.iter().take(NAMED).map(|what| format!("left out: {what}"));
         let more = (left_out.len() > NAMED).then(|| format!("left out: {} more", left_out.len() - NAMED));
         for what in shown.chain(more) {
-            link.send(&TrainingMessage::Warned { what }).map_err(|error| failed(&error))?;
+            link.send(&TrainingMessage::Warned { what })?;
         }
         Ok(measures)
     }
 
     fn measured(&self, link: &ParentLink, net: &mut ImageModel) -> Result<Vec<MetricValue>, CellFailure> {
-        let tell = |what: &str| {
-            link.send(&TrainingMessage::Doing { what: what.to_owned() }).map_err(|error| failed(&error))
-        };
+        let tell = |what: &str| tell(link, what);
         if let Some(challenge) = challenge(&self.request.task) {
             let mut measures = self.challenged(challenge, (net, None), &tell)?;
             for other in self.others() {
@@ -273,7 +246,7 @@ impl<'a> VisionExperiment<'a> {
             return Ok(measures);
         }
         tell("is evaluated")?;
-        let scores = self.scores(net, Split::Test).map_err(candle)?;
+        let scores = self.scores(net, Split::Test)?;
         let tested = scores.first().map_or(0.0, |metric| metric.count);
         if tested == 0.0 {
             return Err(failed(&format!("{}: no image could be evaluated", self.request.task)));
@@ -288,7 +261,7 @@ impl<'a> VisionExperiment<'a> {
         ];
         if self.request.similarity > 0 {
             tell("compares patches")?;
-            measures.extend(self.similarity(net).map_err(candle)?);
+            measures.extend(self.similarity(net)?);
         }
         for other in self.others() {
             measures.extend(self.challenged(other, (net, Some(accuracy)), &tell)?);
@@ -318,9 +291,9 @@ impl<'a> VisionExperiment<'a> {
                 candle_core::Error::msg("the parent is gone")
             })
         });
-        let outcome = outcome.map_err(|error| gone.unwrap_or_else(|| candle(error)))?;
+        let outcome = outcome.map_err(|error| gone.unwrap_or_else(|| error.into()))?;
         self.conditions.same(challenge.name, &outcome.hash)?;
-        outcome.measures(challenge, clean).map_err(candle)
+        Ok(outcome.measures(challenge, clean)?)
     }
 
     /// Figure 6: means over images of the patch cosine behind every block.
