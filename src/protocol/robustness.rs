@@ -6,19 +6,18 @@ use serde::{Deserialize, Serialize};
 
 use super::cell_runner::request;
 use super::curve::CurveSpec;
-use super::definition::{DataDirs, Prepared, ProtocolInfo, Tasks, WorkerContext};
+use super::definition::{DataDirs, Prepared, ProtocolInfo, Tasks};
 use super::grid::{GridDefaults, GridFlags, PlanError, published_elsewhere};
 use super::lra::worker::{LraExperiment, Tested};
 use super::lra::{self, ACCURACY, Lra};
 use super::model_spec::ModelSpec;
-use super::training::worker::tell;
+use super::training::worker::Job;
 use super::training::{
     MetricValue, PlannedRun, RunPlace, TrainingProtocol, TrainingRequest, TrainingResult, read_data,
 };
 use crate::run::manifest::Manifest;
 use crate::run::outcome::CellFailure;
 use crate::run::plan::Plan;
-use crate::run::worker::ParentLink;
 use crate::train::checkpoint::Checkpoint;
 use crate::train::training_loop::CheckpointFiles;
 use effattn_data as data;
@@ -176,19 +175,16 @@ impl TrainingProtocol for Robustness {
     }
 
     /// Trains where nothing was found, then tests clean and changed texts.
-    fn train(
-        &self,
-        link: &ParentLink,
-        request: &RobustnessRequest,
-        context: &WorkerContext,
-    ) -> Result<TrainingResult, CellFailure> {
-        let experiment = LraExperiment::open(&request.train, context)?;
+    fn train(&self, job: &Job<RobustnessRequest>) -> Result<TrainingResult, CellFailure> {
+        let Job { link, ref request, context } = *job;
+        let own = Job { link, request: request.train.clone(), context };
+        let experiment = LraExperiment::open(&own)?;
         let mut trained = match &context.trained {
             Some(folder) => experiment.load(&CheckpointFiles::in_folder(folder))?,
-            None => experiment.train(link)?,
+            None => experiment.train()?,
         };
         let (data_share, differs) = experiment.data_share();
-        let measures = measures(link, request, &experiment, &mut trained)?;
+        let measures = measures(job, &experiment, &mut trained)?;
         Ok(TrainingResult { measures, data_share, differs, peak_bytes: None })
     }
 }
@@ -251,14 +247,13 @@ impl TrainingRequest for RobustnessRequest {
 }
 
 fn measures(
-    link: &ParentLink,
-    request: &RobustnessRequest,
+    job: &Job<RobustnessRequest>,
     experiment: &LraExperiment,
     trained: &mut Tested,
 ) -> Result<Vec<MetricValue>, CellFailure> {
+    let request = &job.request;
     let Perturbation { insertions, characters, seeds } = &request.perturbation;
     let task = &request.train.task;
-    let doing = |what: String| tell(link, what);
     let mut tested = 0;
     let mut accuracy = |change: Option<Change>| -> Result<f64, CellFailure> {
         let change = change.map(|change| (change, characters.as_bytes()));
@@ -266,18 +261,18 @@ fn measures(
         tested = texts;
         Ok(score.value)
     };
-    doing("tests clean texts".to_owned())?;
+    job.tell("tests clean texts")?;
     let named = |task: String, value: f64| MetricValue {
         task: Some(task),
         ..MetricValue::new("accuracy", "%", value)
     };
     let mut measures = vec![named(task.clone(), accuracy(None)?)];
-    doing("tests texts without punctuation".to_owned())?;
+    job.tell("tests texts without punctuation")?;
     measures.push(named(format!("{task}-deletion"), accuracy(Some(Change::Deletion))?));
     for &count in insertions {
         let mut values = Vec::new();
         for seed in 0..*seeds {
-            doing(format!("tests {count} insertions, seed {seed}"))?;
+            job.tell(format!("tests {count} insertions, seed {seed}"))?;
             let change = Change::Insertion { count: count as usize, seed };
             values.push(accuracy(Some(change))?);
         }

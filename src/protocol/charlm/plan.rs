@@ -8,16 +8,16 @@ use super::eval::Evaluation;
 use super::recipe::{self, EVERY, LAST_LEN, Phase, phases};
 use super::{CharLm, worker};
 use crate::protocol::curve::CurveSpec;
-use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo, WorkerContext};
+use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo};
 use crate::protocol::grid::{GridDefaults, GridFlags, PlanError};
 use crate::protocol::model_spec::ModelSpec;
+use crate::protocol::training::worker::Job;
 use crate::protocol::training::{
     DataRead, PlannedRun, ProtocolDiff, RunPlace, TrainingProtocol, TrainingRequest, TrainingResult, flops,
     micro_batches, read_data, resolve,
 };
 use crate::run::outcome::CellFailure;
 use crate::run::plan::Plan;
-use crate::run::worker::ParentLink;
 use effattn_data as data;
 use effattn_data::corpus::CharCorpus;
 use effattn_data::{DataError, LoadOptions};
@@ -185,13 +185,8 @@ impl TrainingProtocol for CharLm {
         format!("{} · batch {batch}", phases.iter().map(phase).collect::<Vec<_>>().join(", "))
     }
 
-    fn train(
-        &self,
-        link: &ParentLink,
-        request: &CharLmRequest,
-        context: &WorkerContext,
-    ) -> Result<TrainingResult, CellFailure> {
-        worker::train(link, request, context)
+    fn train(&self, job: &Job<CharLmRequest>) -> Result<TrainingResult, CellFailure> {
+        worker::train(job)
     }
 }
 

@@ -10,13 +10,10 @@ use super::recipe::{Phase, optimizer};
 use super::streams::Streams;
 use super::witten_bell::witten_bell;
 use crate::protocol::definition::WorkerContext;
-use crate::protocol::training::experiment::{
-    EarlierPhases, Experiment, ExperimentDriver, StepCounts, TrainingDevice,
-};
-use crate::protocol::training::worker::{failed, tell};
+use crate::protocol::training::experiment::{EarlierPhases, Experiment, StepCounts, TrainingDevice};
+use crate::protocol::training::worker::{Job, failed};
 use crate::protocol::training::{EvalCost, MetricValue, TrainingResult};
 use crate::run::outcome::CellFailure;
-use crate::run::worker::ParentLink;
 use crate::train::checkpoint::Checkpoint;
 use crate::train::optim::OptimizerConfig;
 use crate::train::schedule::Schedule;
@@ -30,31 +27,27 @@ use effattn_model::nn::dropout::DropoutRng;
 use effattn_model::nn::params::ParamBuilder;
 
 /// Files of phase `index`.
-fn files(conditions: &WorkerContext, index: usize) -> CheckpointFiles {
-    let name = |what: &str| conditions.folder.join(format!("phase{}-{what}.safetensors", index + 1));
+fn files(context: &WorkerContext, index: usize) -> CheckpointFiles {
+    let name = |what: &str| context.folder.join(format!("phase{}-{what}.safetensors", index + 1));
     CheckpointFiles { last: name("last"), best: name("best") }
 }
 
 /// Trains until the last step or until the parent is gone, and tests.
-pub fn train(
-    link: &ParentLink,
-    request: &CharLmRequest,
-    conditions: &WorkerContext,
-) -> Result<TrainingResult, CellFailure> {
-    let corpus = load(&request.corpus, &conditions.data, request.allow_partial)?;
-    conditions.same(&request.corpus, &corpus.hash)?;
+pub fn train(job: &Job<CharLmRequest>) -> Result<TrainingResult, CellFailure> {
+    let Job { request, context, .. } = job;
+    let corpus = load(&request.corpus, &context.data, request.allow_partial)?;
+    context.same(&request.corpus, &corpus.hash)?;
     let spec = &request.spec;
     let config = spec.choice().and_then(|choice| model(spec, &choice, corpus.vocabulary));
     let config = config?;
-    let laboratory = TrainingDevice::open(spec, conditions)?;
+    let laboratory = TrainingDevice::open(spec, context)?;
     let device = laboratory.device();
     let (mut curve, mut before) = (Vec::new(), 0);
     let mut selected = None;
-    let run =
-        |index| CharLmExperiment { request, conditions, corpus: &corpus, device, config: &config, index };
+    let run = |index| CharLmExperiment { job, corpus: &corpus, device, config: &config, index };
     for index in 0..request.phases.len() {
-        let before_it = EarlierPhases { points: &curve, steps: before };
-        let state = ExperimentDriver { link, before: before_it }.run(&laboratory, &run(index))?;
+        let earlier = EarlierPhases { points: &curve, steps: before };
+        let state = earlier.train(&laboratory, &run(index))?;
         let shift = |point: &EvalPoint| EvalPoint { step: before + point.step, ..*point };
         selected = state.best_point().map(shift);
         curve.extend(state.curve.iter().map(shift));
@@ -62,13 +55,12 @@ pub fn train(
     }
     let peak = laboratory.peak();
     let selected = selected.ok_or_else(|| failed(&"nothing was evaluated"))?;
-    run(request.phases.len() - 1).test(link, (selected, selected.step == before), peak)
+    run(request.phases.len() - 1).test((selected, selected.step == before), peak)
 }
 
 /// One phase of a run.
 struct CharLmExperiment<'a> {
-    request: &'a CharLmRequest,
-    conditions: &'a WorkerContext,
+    job: &'a Job<'a, CharLmRequest>,
     corpus: &'a CharCorpus,
     device: &'a Device,
     config: &'a CharLmConfig,
@@ -78,21 +70,17 @@ struct CharLmExperiment<'a> {
 impl Experiment for CharLmExperiment<'_> {
     type Request = CharLmRequest;
 
-    fn request(&self) -> &CharLmRequest {
-        self.request
-    }
-
-    fn context(&self) -> &WorkerContext {
-        self.conditions
+    fn job(&self) -> &Job<'_, CharLmRequest> {
+        self.job
     }
 
     fn files(&self) -> CheckpointFiles {
-        files(self.conditions, self.index)
+        files(self.job.context, self.index)
     }
 
     fn description(&self) -> Result<Json, CellFailure> {
         let description = Description {
-            request: self.request.clone(),
+            request: self.job.request.clone(),
             alphabet: self.corpus.alphabet.clone(),
             vocab: self.corpus.vocabulary,
             phase: self.index,
@@ -101,11 +89,11 @@ impl Experiment for CharLmExperiment<'_> {
     }
 
     fn optimizer_and_schedule(&self) -> Result<(OptimizerConfig, Schedule), CellFailure> {
-        Ok((optimizer(&self.request.spec.preset).into(), self.about().schedule()))
+        Ok((optimizer(&self.job.request.spec.preset).into(), self.about().schedule()))
     }
 
     fn steps(&self) -> StepCounts {
-        StepCounts { total: self.about().steps, eval_every: self.request.every }
+        StepCounts { total: self.about().steps, eval_every: self.job.request.every }
     }
 
     /// Symbols are predicted one stream at a time, at the end in blocks behind a longer cache or in windows.
@@ -119,7 +107,7 @@ impl Experiment for CharLmExperiment<'_> {
         };
         let one = cost(phase.len, phase.len, (phase.len * phase.batch) as f64).max(1.0);
         let count = |part: usize| self.part(self.corpus.parts[part].clone()).len() as f64;
-        let test = match self.request.evaluation {
+        let test = match self.job.request.evaluation {
             Evaluation::Stream { block, cache } => cost(block, cache, count(2)),
             Evaluation::Overlap { window, step } => cost(window, 0, count(2) * window as f64 / step as f64),
         };
@@ -133,9 +121,9 @@ impl Experiment for CharLmExperiment<'_> {
     /// The weights of the phase before, or new ones.
     fn initial_weights(&self, device: &Device) -> Result<ParamBuilder, CellFailure> {
         if self.index == 0 {
-            return Ok(ParamBuilder::seeded(self.request.spec.seed, device, true));
+            return Ok(ParamBuilder::seeded(self.job.request.spec.seed, device, true));
         }
-        let before = files(self.conditions, self.index - 1);
+        let before = files(self.job.context, self.index - 1);
         let file = if self.about().from_best { before.best } else { before.last };
         let checkpoint = Checkpoint::load(&file)?;
         Ok(checkpoint.builder(device, true)?)
@@ -153,7 +141,7 @@ impl Experiment for CharLmExperiment<'_> {
 
 impl CharLmExperiment<'_> {
     fn about(&self) -> &Phase {
-        &self.request.phases[self.index]
+        &self.job.request.phases[self.index]
     }
 
     fn model(&self, builder: &ParamBuilder, (block, mem): (u64, u64)) -> Result<CharLm, CellFailure> {
@@ -161,7 +149,7 @@ impl CharLmExperiment<'_> {
     }
 
     fn task(&self, net: CharLm, restored: Option<&Checkpoint>) -> Result<CharLmTrainable<'_>, CellFailure> {
-        let (phase, request) = (self.about(), self.request);
+        let (phase, request) = (self.about(), self.job.request);
         let [train, validation, _] = &self.corpus.parts;
         let symbols = &self.corpus.symbols[train.clone()];
         let streams = Streams::new(symbols, phase.len as usize, phase.batch as usize).ok_or_else(|| {
@@ -193,22 +181,22 @@ impl CharLmExperiment<'_> {
 
     /// Ids of a part of the corpus, up to the limit.
     fn part(&self, range: std::ops::Range<usize>) -> Vec<u32> {
-        let limit = self.request.limit.map_or(usize::MAX, |limit| limit as usize);
+        let limit = self.job.request.limit.map_or(usize::MAX, |limit| limit as usize);
         self.corpus.symbols[range].iter().take(limit).map(|&symbol| u32::from(symbol)).collect()
     }
 
     /// Bits per character that the weights of `file` need for `ids`.
-    fn bits(&self, link: &ParentLink, file: &std::path::Path, ids: &[u32]) -> Result<Bits, CellFailure> {
+    fn bits(&self, file: &std::path::Path, ids: &[u32]) -> Result<Bits, CellFailure> {
         let weights = Checkpoint::load(file)?;
         let builder = weights.builder(self.device, false)?;
-        let way = self.request.evaluation;
+        let way = self.job.request.evaluation;
         let net = self.model(&builder, (self.about().len, way.cache()))?;
         let mut told = std::time::Instant::now();
         let progress = |done: usize| {
             if told.elapsed().as_secs() >= 1 {
                 told = std::time::Instant::now();
                 let what = format!("tests {} ({done} of {} symbols)", way.words(), ids.len());
-                let _ = tell(link, what); // a parent that is gone is noticed at the end
+                let _ = self.job.tell(what); // a parent that is gone is noticed at the end
             }
         };
         Ok(way.bpc(&net, ids, progress)?)
@@ -217,15 +205,14 @@ impl CharLmExperiment<'_> {
     /// Evaluates the best weights of this phase on the test part, and the last ones where they are others.
     fn test(
         &self,
-        link: &ParentLink,
         (selected, is_last): (EvalPoint, bool),
         peak_bytes: Option<u64>,
     ) -> Result<TrainingResult, CellFailure> {
-        let (request, corpus, way) = (self.request, self.corpus, self.request.evaluation);
-        let files = files(self.conditions, self.index);
+        let (request, corpus, way) = (self.job.request, self.corpus, self.job.request.evaluation);
+        let files = files(self.job.context, self.index);
         let ids = self.part(corpus.parts[2].clone());
-        let best = self.bits(link, &files.best, &ids)?;
-        let last = if is_last { best } else { self.bits(link, &files.last, &ids)? };
+        let best = self.bits(&files.best, &ids)?;
+        let last = if is_last { best } else { self.bits(&files.last, &ids)? };
         let [train, ..] = &corpus.parts;
         let bytes: Vec<u8> = ids.iter().map(|&id| id as u8).collect();
         let reference = witten_bell(&corpus.symbols[train.clone()], &bytes, corpus.vocabulary, 3);

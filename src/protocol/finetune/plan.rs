@@ -9,17 +9,17 @@ use super::Finetune;
 use super::recipe::{self, Recipe};
 use super::worker::FinetuneExperiment;
 use crate::protocol::curve::CurveSpec;
-use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo, WorkerContext};
+use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo};
 use crate::protocol::grid::{GridDefaults, GridFlags, PlanError};
 use crate::protocol::model_spec::ModelSpec;
 use crate::protocol::pretrained_start;
+use crate::protocol::training::worker::Job;
 use crate::protocol::training::{
     PlannedRun, ProtocolDiff, RunPlace, TrainingProtocol, TrainingRequest, TrainingResult, flops, incomplete,
     micro_batches, one_of_each, requests, resolve,
 };
 use crate::run::outcome::CellFailure;
 use crate::run::plan::Plan;
-use crate::run::worker::ParentLink;
 use crate::train::pretrained::Pretrained;
 use effattn_data as data;
 use effattn_data::tokenizer::Tokenizer;
@@ -224,13 +224,8 @@ impl TrainingProtocol for Finetune {
         format!("{steps} updates · batch {batch} · length {len}")
     }
 
-    fn train(
-        &self,
-        link: &ParentLink,
-        request: &FinetuneRequest,
-        context: &WorkerContext,
-    ) -> Result<TrainingResult, CellFailure> {
-        FinetuneExperiment::open(link, request, context)?.train(link)
+    fn train(&self, job: &Job<FinetuneRequest>) -> Result<TrainingResult, CellFailure> {
+        FinetuneExperiment::open(job)?.train()
     }
 }
 

@@ -4,15 +4,13 @@ use candle_core::{Device, Result as Candle, Tensor};
 
 use super::plan::{FinetuneRequest, model, tokenizer, words_name};
 use super::recipe::{self, Recipe};
-use crate::protocol::definition::WorkerContext;
 use crate::protocol::pretrained_start::unchanged;
 use crate::protocol::training::experiment::{
     self as training, Experiment, MicroBatches, StepCounts, TrainingDevice, WeightChoice,
 };
-use crate::protocol::training::worker::{failed, tell};
+use crate::protocol::training::worker::{Job, failed};
 use crate::protocol::training::{EvalCost, MetricValue, TrainingResult};
 use crate::run::outcome::CellFailure;
-use crate::run::worker::ParentLink;
 use crate::train::checkpoint::Checkpoint;
 use crate::train::optim::OptimizerConfig;
 use crate::train::order::BatchOrder;
@@ -88,8 +86,7 @@ fn score(net: &mut Roberta, side: &Side, batch: usize, device: &Device) -> Candl
 
 /// Data, model and device of a run.
 pub struct FinetuneExperiment<'a> {
-    request: &'a FinetuneRequest,
-    conditions: &'a WorkerContext,
+    job: &'a Job<'a, FinetuneRequest>,
     recipe: Recipe,
     config: RobertaConfig,
     start: Option<Pretrained>,
@@ -103,24 +100,21 @@ pub struct FinetuneExperiment<'a> {
 
 impl<'a> FinetuneExperiment<'a> {
     /// Reads data, tokenizer and description of the encoder, and opens the device.
-    pub fn open(
-        link: &ParentLink,
-        request: &'a FinetuneRequest,
-        conditions: &'a WorkerContext,
-    ) -> Result<Self, CellFailure> {
+    pub fn open(job: &'a Job<'a, FinetuneRequest>) -> Result<Self, CellFailure> {
+        let request = &job.request;
         let choice = request.spec.choice()?;
         let config = model(request, &choice)?;
         let (_, texts) = data::text_task(&request.task)?;
         let recipe = recipe::find(&request.spec.preset, &request.task, Some(request.spec.len));
         let recipe = recipe?;
-        let set = (texts.load)(&conditions.data, request.reading)?;
-        conditions.same(&request.task, set.hash())?;
+        let set = (texts.load)(&job.context.data, request.reading)?;
+        job.context.same(&request.task, set.hash())?;
         let start = request.from.as_deref().zip(request.encoder.as_deref());
         let start = start.map(|(folder, hash)| unchanged(folder, hash)).transpose();
         let start = start.map_err(|error| failed(&error))?;
-        tell(link, "cuts its texts into words")?;
+        job.tell("cuts its texts into words")?;
         let tokenizer = tokenizer(request, start.as_ref(), &set).map_err(|error| failed(&error))?;
-        conditions.same(&words_name(request), tokenizer.hash())?;
+        job.context.same(&words_name(request), tokenizer.hash())?;
         let mut encoder = tokenizer.encoder();
         let limit = request.limit.map_or(usize::MAX, |limit| limit as usize);
         let mut side = |split: Split| {
@@ -137,13 +131,13 @@ impl<'a> FinetuneExperiment<'a> {
         } else {
             (share, Some(format!("{there} training texts ({})", texts.train)))
         };
-        let laboratory = TrainingDevice::open(&request.spec, conditions)?;
-        Ok(Self { request, conditions, recipe, config, start, train, held_out, test, data_share, laboratory })
+        let laboratory = TrainingDevice::open(&request.spec, job.context)?;
+        Ok(Self { job, recipe, config, start, train, held_out, test, data_share, laboratory })
     }
 
     /// Trains until the last step or until the parent is gone, and tests.
-    pub fn train(&self, link: &ParentLink) -> Result<TrainingResult, CellFailure> {
-        let (trained, peak_bytes) = training::train(link, &self.laboratory, self)?;
+    pub fn train(&self) -> Result<TrainingResult, CellFailure> {
+        let (trained, peak_bytes) = training::train(&self.laboratory, self)?;
         let tested = |weights: &Checkpoint| -> Result<EvalScore, CellFailure> {
             let builder = weights.builder(self.laboratory.device(), false)?;
             let mut net = Roberta::new(&self.config, &builder)?;
@@ -163,17 +157,17 @@ impl<'a> FinetuneExperiment<'a> {
             MetricValue::new("tested", "1", texts as f64),
             MetricValue::new("cut", "%", 100.0 * self.test.cut as f64 / texts.max(1) as f64),
         ];
-        measures.extend(training::selection(&trained.selected, self.request.steps));
+        measures.extend(training::selection(&trained.selected, self.job.request.steps));
         let (data_share, differs) = self.data_share.clone();
         Ok(TrainingResult { measures, data_share, differs, peak_bytes })
     }
 
     fn batch(&self) -> usize {
-        self.request.spec.batch as usize
+        self.job.request.spec.batch as usize
     }
 
     fn classes(&self) -> usize {
-        data::text_task(&self.request.task).map_or(1, |(_, texts)| texts.classes.len())
+        data::text_task(&self.job.request.task).map_or(1, |(_, texts)| texts.classes.len())
     }
 
     /// Accuracy of the most frequent class among the training texts, in per cent.
@@ -186,7 +180,7 @@ impl<'a> FinetuneExperiment<'a> {
 
     /// The order of the training texts.
     fn order(&self) -> Result<BatchOrder, CellFailure> {
-        let order = BatchOrder::new(self.request.spec.seed, self.train.ids.len(), self.batch());
+        let order = BatchOrder::new(self.job.request.spec.seed, self.train.ids.len(), self.batch());
         order.ok_or_else(|| {
             let (there, batch) = (self.train.ids.len(), self.batch());
             failed(&format!(
@@ -199,25 +193,21 @@ impl<'a> FinetuneExperiment<'a> {
 impl Experiment for FinetuneExperiment<'_> {
     type Request = FinetuneRequest;
 
-    fn request(&self) -> &FinetuneRequest {
-        self.request
-    }
-
-    fn context(&self) -> &WorkerContext {
-        self.conditions
+    fn job(&self) -> &Job<'_, FinetuneRequest> {
+        self.job
     }
 
     fn optimizer_and_schedule(&self) -> Result<(OptimizerConfig, Schedule), CellFailure> {
-        Ok(self.recipe.training(self.request.steps, self.request.rate))
+        Ok(self.recipe.training(self.job.request.steps, self.job.request.rate))
     }
 
     /// An evaluation per epoch; a run that was made short has four at least.
     fn steps(&self) -> StepCounts {
-        let steps = self.request.steps;
-        let epoch = (self.train.ids.len() as u64 / self.request.spec.batch).max(1);
+        let steps = self.job.request.steps;
+        let epoch = (self.train.ids.len() as u64 / self.job.request.spec.batch).max(1);
         let short = steps < self.recipe.steps;
         let usual = if short { epoch.min(steps.div_ceil(4)) } else { epoch };
-        StepCounts { total: steps, eval_every: self.request.every.unwrap_or(usual) }
+        StepCounts { total: steps, eval_every: self.job.request.every.unwrap_or(usual) }
     }
 
     /// Tests are sorted by length, so that they have next to no padding.
@@ -243,7 +233,7 @@ impl Experiment for FinetuneExperiment<'_> {
     }
 
     fn initial_weights(&self, device: &Device) -> Result<ParamBuilder, CellFailure> {
-        let seed = self.request.spec.seed;
+        let seed = self.job.request.spec.seed;
         let Some(start) = &self.start else { return Ok(ParamBuilder::seeded(seed, device, true)) };
         let mut weights = start.weights()?;
         let order = self.order()?;
@@ -265,7 +255,7 @@ impl Experiment for FinetuneExperiment<'_> {
         _: Option<&Checkpoint>,
     ) -> Result<Box<dyn Trainable + 'a>, CellFailure> {
         let net = Roberta::new(&self.config, builder)?;
-        let FinetuneRequest { spec, accumulate, .. } = self.request;
+        let FinetuneRequest { spec, accumulate, .. } = self.job.request;
         let batches = MicroBatches::new(self.order()?, spec.seed, *accumulate);
         Ok(Box::new(FinetuneTrainable { run: self, net, batches }))
     }

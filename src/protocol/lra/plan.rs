@@ -10,9 +10,10 @@ use super::worker::LraExperiment;
 use super::{ACCURACY, Lra, documents, floor};
 use crate::protocol::cell_runner::CellRunner;
 use crate::protocol::curve::CurveSpec;
-use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo, WorkerContext};
+use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo};
 use crate::protocol::grid::{Grid, GridDefaults, GridFlags, PlanError, listed};
 use crate::protocol::model_spec::{ModelSpec, resolve_or_unsupported};
+use crate::protocol::training::worker::Job;
 use crate::protocol::training::{
     self, DataRead, PlannedRun, ProtocolDiff, RunPlace, TrainingProtocol, TrainingRequest, TrainingResult,
     flops, one_of_each, read_once, requests,
@@ -20,7 +21,6 @@ use crate::protocol::training::{
 use crate::run::RunError;
 use crate::run::outcome::CellFailure;
 use crate::run::plan::{Cell, Plan};
-use crate::run::worker::ParentLink;
 use effattn_data as data;
 use effattn_model::attention::choose::MechanismChoice;
 use effattn_model::batch::InputKind;
@@ -172,14 +172,9 @@ impl TrainingProtocol for Lra {
         }
     }
 
-    fn train(
-        &self,
-        link: &ParentLink,
-        request: &LraRequest,
-        context: &WorkerContext,
-    ) -> Result<TrainingResult, CellFailure> {
-        let run = LraExperiment::open(request, context)?;
-        let trained = run.train(link)?;
+    fn train(&self, job: &Job<LraRequest>) -> Result<TrainingResult, CellFailure> {
+        let run = LraExperiment::open(job)?;
+        let trained = run.train()?;
         run.done(trained)
     }
 }

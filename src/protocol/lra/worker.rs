@@ -6,14 +6,12 @@ use super::floor;
 use super::plan::{LraRequest, model};
 use super::recipe::Recipe;
 use super::tasks;
-use crate::protocol::definition::WorkerContext;
 use crate::protocol::training::experiment::{
     self as training, Experiment, StepCounts, TrainedWeights, TrainingDevice, WeightChoice,
 };
-use crate::protocol::training::worker::failed;
+use crate::protocol::training::worker::{Job, failed};
 use crate::protocol::training::{EvalCost, MetricValue, TrainingResult};
 use crate::run::outcome::CellFailure;
-use crate::run::worker::ParentLink;
 use crate::train::checkpoint::Checkpoint;
 use crate::train::optim::OptimizerConfig;
 use crate::train::order::BatchOrder;
@@ -90,8 +88,7 @@ impl Trainable for LraTrainable<'_> {
 
 /// Data and device of a run: what it is trained and tested on.
 pub struct LraExperiment<'a> {
-    request: &'a LraRequest,
-    conditions: &'a WorkerContext,
+    job: &'a Job<'a, LraRequest>,
     data: Box<dyn Dataset>,
     laboratory: TrainingDevice,
     model: Box<dyn Architecture>,
@@ -111,26 +108,22 @@ pub struct Tested {
 impl Experiment for LraExperiment<'_> {
     type Request = LraRequest;
 
-    fn request(&self) -> &LraRequest {
-        self.request
-    }
-
-    fn context(&self) -> &WorkerContext {
-        self.conditions
+    fn job(&self) -> &Job<'_, LraRequest> {
+        self.job
     }
 
     fn optimizer_and_schedule(&self) -> Result<(OptimizerConfig, Schedule), CellFailure> {
-        let (optimizer, schedule) = self.recipe.training(self.request.steps, self.request.rate);
+        let (optimizer, schedule) = self.recipe.training(self.job.request.steps, self.job.request.rate);
         Ok((optimizer.into(), schedule))
     }
 
     fn steps(&self) -> StepCounts {
-        let total = self.request.steps;
+        let total = self.job.request.steps;
         StepCounts { total, eval_every: self.recipe.every_of(total) }
     }
 
     fn eval_cost(&self) -> EvalCost {
-        let (data, batch) = (self.limited(), self.request.spec.batch.max(1) as f64);
+        let (data, batch) = (self.limited(), self.job.request.spec.batch.max(1) as f64);
         let all = data.len(Split::Validation) as f64 / batch;
         let each = self.recipe.batches.map_or(all, |count| all.min(count as f64));
         let tests = if self.recipe.select { 2.0 } else { 1.0 }; // the selected weights, and the last
@@ -150,11 +143,12 @@ impl Experiment for LraExperiment<'_> {
         builder: &ParamBuilder,
         _: Option<&Checkpoint>,
     ) -> Result<Box<dyn Trainable + 'a>, CellFailure> {
-        let (spec, data) = (&self.request.spec, self.limited());
+        let (spec, data) = (&self.job.request.spec, self.limited());
         let order = |split: Split, seed: u64| {
             let count = data.len(split);
             let batch = (spec.batch as usize).min(count.max(1));
-            let empty = || failed(&format!("the {} split of {} is empty", split.name(), self.request.task));
+            let empty =
+                || failed(&format!("the {} split of {} is empty", split.name(), self.job.request.task));
             BatchOrder::new(seed, count, batch).ok_or_else(empty)
         };
         Ok(Box::new(LraTrainable {
@@ -176,22 +170,23 @@ impl<'a> LraExperiment<'a> {
     ///
     /// # Errors
     /// How the cell ended instead.
-    pub fn open(request: &'a LraRequest, conditions: &'a WorkerContext) -> Result<Self, CellFailure> {
+    pub fn open(job: &'a Job<'a, LraRequest>) -> Result<Self, CellFailure> {
+        let Job { request, context, .. } = job;
         let model = request.spec.choice().and_then(|choice| model(&request.spec, &choice, &request.task));
         let model = model?;
         let recipe = request.recipe().map_err(|error| failed(&error))?;
-        let data = tasks::load(&request.task, &conditions.data, request.reading)?;
-        conditions.same(&request.task, data.hash())?;
-        let laboratory = TrainingDevice::open(&request.spec, conditions)?;
-        Ok(Self { request, conditions, data, laboratory, model, recipe })
+        let data = tasks::load(&request.task, &context.data, request.reading)?;
+        context.same(&request.task, data.hash())?;
+        let laboratory = TrainingDevice::open(&request.spec, context)?;
+        Ok(Self { job, data, laboratory, model, recipe })
     }
 
     /// Trains, or goes on training, in the folder of the cell.
     ///
     /// # Errors
     /// How the cell ended instead.
-    pub fn train(&self, link: &ParentLink) -> Result<Tested, CellFailure> {
-        let (trained, peak_bytes) = training::train(link, &self.laboratory, self)?;
+    pub fn train(&self) -> Result<Tested, CellFailure> {
+        let (trained, peak_bytes) = training::train(&self.laboratory, self)?;
         self.tested(trained, peak_bytes)
     }
 
@@ -213,13 +208,13 @@ impl<'a> LraExperiment<'a> {
     }
 
     fn reader(&self) -> Reader<'_> {
-        let LraRequest { keep, spec, .. } = self.request;
+        let LraRequest { keep, spec, .. } = self.job.request;
         Reader { keep: *keep as usize, len: spec.len as usize, device: self.laboratory.device() }
     }
 
     /// The examples of each split that are used.
     fn limited(&self) -> LimitedDataset<'_> {
-        let limit = self.request.limit.map_or(usize::MAX, |limit| limit as usize);
+        let limit = self.job.request.limit.map_or(usize::MAX, |limit| limit as usize);
         LimitedDataset::new(self.data.as_ref(), limit)
     }
 
@@ -240,7 +235,7 @@ impl<'a> LraExperiment<'a> {
         net: &mut dyn Model,
         change: Option<(Change, &[u8])>,
     ) -> Result<(EvalScore, u64), CellFailure> {
-        let request = self.request;
+        let request = &self.job.request;
         let limited = self.limited();
         let perturbed = change.map(|(change, characters)| Perturbed { data: &limited, change, characters });
         let data: &dyn Dataset = match &perturbed {
@@ -256,10 +251,10 @@ impl<'a> LraExperiment<'a> {
     /// Share of the protocol's training examples that are there, and in words where some are missing.
     pub fn data_share(&self) -> (f64, Option<String>) {
         // --strict holds some out, which is said elsewhere
-        if self.request.reading.strict && self.data.partial().is_none() {
+        if self.job.request.reading.strict && self.data.partial().is_none() {
             return (1.0, None);
         }
-        match tasks::missing(&self.request.task, self.data.len(Split::Train)) {
+        match tasks::missing(&self.job.request.task, self.data.len(Split::Train)) {
             Some((share, words)) => (share, Some(words)),
             None => (1.0, None),
         }
@@ -281,7 +276,7 @@ impl<'a> LraExperiment<'a> {
             MetricValue::new("largest_class", "%", floor::largest_class(&limited)),
             MetricValue::new("tested", "1", tested as f64),
         ];
-        measures.extend(training::selection(&trained.selected, self.request.steps));
+        measures.extend(training::selection(&trained.selected, self.job.request.steps));
         let (data_share, differs) = self.data_share();
         Ok(TrainingResult { measures, data_share, differs, peak_bytes: trained.peak_bytes })
     }

@@ -8,17 +8,17 @@ use serde::{Deserialize, Serialize};
 use super::recipe::Recipe;
 use super::{Mlm, NATS, worker};
 use crate::protocol::curve::CurveSpec;
-use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo, WorkerContext};
+use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo};
 use crate::protocol::grid::{GridDefaults, GridFlags, PlanError};
 use crate::protocol::model_spec::ModelSpec;
 use crate::protocol::pretrained_start::{self, StartEncoder, StartRequest};
+use crate::protocol::training::worker::Job;
 use crate::protocol::training::{
     PlannedRun, ProtocolDiff, RunPlace, TrainingProtocol, TrainingRequest, TrainingResult, flops, incomplete,
     micro_batches, most_steps, one_of_each, resolve,
 };
 use crate::run::outcome::CellFailure;
 use crate::run::plan::Plan;
-use crate::run::worker::ParentLink;
 use crate::train::pretrained::Pretrained;
 use effattn_data::LoadOptions;
 use effattn_data::running_text::{self, RunningText};
@@ -218,13 +218,8 @@ impl TrainingProtocol for Mlm {
         format!("{} updates of {batch} blocks of {len}", most_steps(requests))
     }
 
-    fn train(
-        &self,
-        link: &ParentLink,
-        request: &MlmRequest,
-        context: &WorkerContext,
-    ) -> Result<TrainingResult, CellFailure> {
-        worker::train(link, request, context)
+    fn train(&self, job: &Job<MlmRequest>) -> Result<TrainingResult, CellFailure> {
+        worker::train(job)
     }
 }
 

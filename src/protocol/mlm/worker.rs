@@ -6,16 +6,14 @@ use serde_json::{Value, json};
 use super::plan::{MlmData, MlmRequest, data_names, load, model};
 use super::recipe::Recipe;
 use super::{BITS, NATS, hf_export};
-use crate::protocol::definition::WorkerContext;
 use crate::protocol::pretrained_start::unchanged;
 use crate::protocol::training::experiment::{
     self as training, Experiment, MicroBatches, StepCounts, TrainedWeights, TrainingDevice, WeightChoice,
     mean, scores,
 };
-use crate::protocol::training::worker::{failed, tell};
+use crate::protocol::training::worker::{Job, failed};
 use crate::protocol::training::{EvalCost, MetricValue, TrainingResult};
 use crate::run::outcome::CellFailure;
-use crate::run::worker::ParentLink;
 use crate::train::checkpoint::Checkpoint;
 use crate::train::optim::OptimizerConfig;
 use crate::train::order::BatchOrder;
@@ -58,8 +56,7 @@ fn held_out<'a>(
 
 /// Data, model and device of a run.
 struct MlmExperiment<'a> {
-    request: &'a MlmRequest,
-    conditions: &'a WorkerContext,
+    job: &'a Job<'a, MlmRequest>,
     recipe: &'static Recipe,
     config: RobertaConfig,
     /// Checksum of the tokenizer.
@@ -71,16 +68,13 @@ struct MlmExperiment<'a> {
 }
 
 /// Trains until the last step or until the parent is gone, and tests.
-pub fn train(
-    link: &ParentLink,
-    request: &MlmRequest,
-    conditions: &WorkerContext,
-) -> Result<TrainingResult, CellFailure> {
-    tell(link, "reads its text")?;
-    let MlmData { prose, tokenizer } = load(request, &conditions.data).map_err(|error| failed(&error))?;
+pub fn train(job: &Job<MlmRequest>) -> Result<TrainingResult, CellFailure> {
+    let Job { request, context, .. } = job;
+    job.tell("reads its text")?;
+    let MlmData { prose, tokenizer } = load(request, &context.data).map_err(|error| failed(&error))?;
     let [text, words] = data_names(request);
-    conditions.same(&text, &prose.hash)?;
-    conditions.same(&words, tokenizer.hash())?;
+    context.same(&text, &prose.hash)?;
+    context.same(&words, tokenizer.hash())?;
     let recipe = Recipe::find(&request.spec.preset).map_err(|error| failed(&error))?;
     let config =
         request.spec.choice().and_then(|choice| model(&request.spec, request.start.as_ref(), &choice));
@@ -95,12 +89,12 @@ pub fn train(
     let held_out = prose.held_out.iter().map(|held| (held.name.clone(), blocks(&held.texts))).collect();
     drop(prose);
     let words = tokenizer.hash().to_owned();
-    let laboratory = TrainingDevice::open(&request.spec, conditions)?;
-    let run = MlmExperiment { request, conditions, recipe, config, words, train, held_out, laboratory };
-    let (trained, peak_bytes) = training::train(link, &run.laboratory, &run)?;
-    tell(link, "validates")?;
+    let laboratory = TrainingDevice::open(&request.spec, context)?;
+    let run = MlmExperiment { job, recipe, config, words, train, held_out, laboratory };
+    let (trained, peak_bytes) = training::train(&run.laboratory, &run)?;
+    job.tell("validates")?;
     let measures = run.measures(&trained)?;
-    hf_export::write(&conditions.folder, &trained.weights, (&run.config, &tokenizer))
+    hf_export::write(&context.folder, &trained.weights, (&run.config, &tokenizer))
         .map_err(|error| failed(&error))?;
     Ok(TrainingResult { measures, data_share: 1.0, differs: None, peak_bytes })
 }
@@ -131,8 +125,8 @@ impl MlmExperiment<'_> {
         let trained_words = self.train.ids().len() as f64;
         measures.extend([
             MetricValue::new("train_loss", "nat", trained.selected.train_loss),
-            MetricValue::new("steps", "1", self.request.steps as f64),
-            MetricValue::new("epochs", "1", self.request.steps as f64 / self.order()?.per_epoch() as f64),
+            MetricValue::new("steps", "1", self.job.request.steps as f64),
+            MetricValue::new("epochs", "1", self.job.request.steps as f64 / self.order()?.per_epoch() as f64),
             MetricValue::new("training_words", "1", trained_words),
         ]);
         Ok(measures)
@@ -140,17 +134,17 @@ impl MlmExperiment<'_> {
 
     /// Blocks of a micro-batch.
     fn micro(&self) -> usize {
-        (self.request.spec.batch / self.request.accumulate).max(1) as usize
+        (self.job.request.spec.batch / self.job.request.accumulate).max(1) as usize
     }
 
     fn order(&self) -> Result<BatchOrder, CellFailure> {
-        let (seed, batch) = (self.request.spec.seed, self.request.spec.batch as usize);
+        let (seed, batch) = (self.job.request.spec.seed, self.job.request.spec.batch as usize);
         BatchOrder::new(seed, self.train.len(), batch).ok_or_else(|| {
             failed(&format!(
                 "{} has {} blocks of {} words, too few for a batch of {batch}; take a smaller --batch or --len",
-                self.request.task,
+                self.job.request.task,
                 self.train.len(),
-                self.request.spec.len
+                self.job.request.spec.len
             ))
         })
     }
@@ -159,28 +153,24 @@ impl MlmExperiment<'_> {
 impl Experiment for MlmExperiment<'_> {
     type Request = MlmRequest;
 
-    fn request(&self) -> &MlmRequest {
-        self.request
-    }
-
-    fn context(&self) -> &WorkerContext {
-        self.conditions
+    fn job(&self) -> &Job<'_, MlmRequest> {
+        self.job
     }
 
     fn description(&self) -> Result<Value, CellFailure> {
-        Ok(json!({ "request": serde_json::to_value(self.request)?, "tokenizer": self.words }))
+        Ok(json!({ "request": serde_json::to_value(self.job.request)?, "tokenizer": self.words }))
     }
 
     fn optimizer_and_schedule(&self) -> Result<(OptimizerConfig, Schedule), CellFailure> {
-        Ok(self.recipe.training(self.request.steps, self.request.rate))
+        Ok(self.recipe.training(self.job.request.steps, self.job.request.rate))
     }
 
     fn steps(&self) -> StepCounts {
-        StepCounts { total: self.request.steps, eval_every: self.request.every }
+        StepCounts { total: self.job.request.steps, eval_every: self.job.request.every }
     }
 
     fn eval_cost(&self) -> EvalCost {
-        let batches = |blocks: &Blocks| blocks.len() as f64 / self.request.spec.batch as f64;
+        let batches = |blocks: &Blocks| blocks.len() as f64 / self.job.request.spec.batch as f64;
         let each = self.held_out.first().map_or(0.0, |(_, blocks)| batches(blocks));
         let final_test = self.held_out.iter().map(|(_, blocks)| batches(blocks)).sum();
         EvalCost { per_eval: each, final_test }
@@ -195,8 +185,10 @@ impl Experiment for MlmExperiment<'_> {
     }
 
     fn initial_weights(&self, device: &Device) -> Result<ParamBuilder, CellFailure> {
-        let seed = self.request.spec.seed;
-        let Some(begin) = &self.request.start else { return Ok(ParamBuilder::seeded(seed, device, true)) };
+        let seed = self.job.request.spec.seed;
+        let Some(begin) = &self.job.request.start else {
+            return Ok(ParamBuilder::seeded(seed, device, true));
+        };
         let start = unchanged(&begin.folder, &begin.encoder).map_err(|error| failed(&error))?;
         let mut weights = start.weights()?;
         let order = self.order()?;
@@ -214,11 +206,11 @@ impl Experiment for MlmExperiment<'_> {
         builder: &ParamBuilder,
         _: Option<&Checkpoint>,
     ) -> Result<Box<dyn Trainable + 'a>, CellFailure> {
-        let empty = || failed(&format!("nothing of {} is held out", self.request.task));
+        let empty = || failed(&format!("nothing of {} is held out", self.job.request.task));
         let (_, held_out) =
             self.held_out.first().filter(|(_, blocks)| !blocks.is_empty()).ok_or_else(empty)?;
-        let (order, seed) = (self.order()?, self.request.spec.seed);
-        let batches = MicroBatches::new(order, seed, self.request.accumulate);
+        let (order, seed) = (self.order()?, self.job.request.spec.seed);
+        let batches = MicroBatches::new(order, seed, self.job.request.accumulate);
         let per_epoch = order.per_epoch();
         Ok(Box::new(MlmTrainable {
             net: self.config.build(builder)?,

@@ -7,7 +7,7 @@ use candle_core::{Device, Result as Candle};
 use serde::Serialize;
 use serde_json::Value as Json;
 
-use super::worker::{choose_kernels, failed, run_training};
+use super::worker::{Job, choose_kernels, failed, run_training};
 use super::{EvalCost, MetricValue, TrainingMessage, TrainingRequest, TrialTiming};
 use crate::protocol::definition::WorkerContext;
 use crate::protocol::model_spec::ModelSpec;
@@ -77,25 +77,22 @@ pub struct StepCounts {
     pub eval_every: u64,
 }
 
-/// One phase of training, as a protocol defines it. Steps of a protocol that has several are counted on by [`ExperimentDriver::before`].
+/// One phase of training, as a protocol defines it. Steps of a protocol that has several are counted on by [`EarlierPhases`].
 pub trait Experiment {
     /// Request of the cell.
     type Request: TrainingRequest + Serialize;
 
-    /// The request.
-    fn request(&self) -> &Self::Request;
-
-    /// Paths and options of the run.
-    fn context(&self) -> &WorkerContext;
+    /// The cell.
+    fn job(&self) -> &Job<'_, Self::Request>;
 
     /// Files of its checkpoints.
     fn files(&self) -> CheckpointFiles {
-        CheckpointFiles::in_folder(&self.context().folder)
+        CheckpointFiles::in_folder(&self.job().context.folder)
     }
 
     /// The run as checkpoints describe it: training resumes from those with the same description only.
     fn description(&self) -> Result<Json, CellFailure> {
-        Ok(serde_json::to_value(self.request())?)
+        Ok(serde_json::to_value(&self.job().request)?)
     }
 
     /// Optimizer and schedule.
@@ -117,7 +114,7 @@ pub trait Experiment {
     /// # Errors
     /// Stored weights that cannot be used.
     fn initial_weights(&self, device: &Device) -> Result<ParamBuilder, CellFailure> {
-        Ok(ParamBuilder::seeded(self.request().spec().seed, device, true))
+        Ok(ParamBuilder::seeded(self.job().request.spec().seed, device, true))
     }
 
     /// The model that is trained: it says which parameters weight decay takes part in.
@@ -144,32 +141,23 @@ pub struct EarlierPhases<'a> {
     pub steps: u64,
 }
 
-/// Runs an experiment: progress messages and checkpoints.
-pub struct ExperimentDriver<'a> {
-    /// The parent.
-    pub link: &'a ParentLink,
-    /// Phases before this one.
-    pub before: EarlierPhases<'a>,
-}
-
 /// Trains an `experiment` of one phase to its end, or what is left of it, and reads the weights that are tested. Also gives the
 /// highest live bytes of training.
 pub fn train(
-    link: &ParentLink,
     laboratory: &TrainingDevice,
     experiment: &impl Experiment,
 ) -> Result<(TrainedWeights, Option<u64>), CellFailure> {
-    ExperimentDriver { link, before: EarlierPhases::default() }.run(laboratory, experiment)?;
+    EarlierPhases::default().train(laboratory, experiment)?;
     let peak_bytes = laboratory.peak();
     Ok((TrainedWeights::read(&experiment.files(), experiment)?, peak_bytes))
 }
 
-impl ExperimentDriver<'_> {
+impl EarlierPhases<'_> {
     /// Trains `experiment` to its end, or what is left of it.
     ///
     /// # Errors
     /// How the cell ended instead.
-    pub fn run(
+    pub fn train(
         &self,
         laboratory: &TrainingDevice,
         experiment: &impl Experiment,
@@ -179,7 +167,7 @@ impl ExperimentDriver<'_> {
         let StepCounts { total: steps, eval_every } = experiment.steps();
         let restored = if files.last.exists() { Some(load(&files, &description)?) } else { None };
         if let Some((done, state)) = restored.as_ref().filter(|(last, _)| last.updates >= steps) {
-            self.started(done.updates, &state.curve)?;
+            self.started(experiment.job().link, done.updates, &state.curve)?;
             return Ok(state.clone());
         }
         let (method, schedule) = experiment.optimizer_and_schedule()?;
@@ -195,25 +183,25 @@ impl ExperimentDriver<'_> {
             None => (Trainer::new(params, method, schedule)?, TrainingState::default()),
         };
         let mut trainer = trainer.decay_only(&|name| experiment.model().decays(name))?;
-        if experiment.context().trial {
+        if experiment.job().context.trial {
             let seen = trial_steps(laboratory, experiment, (&mut trainer, learner.as_mut()))?;
-            self.link.send(&TrainingMessage::Rehearsed(seen))?;
+            experiment.job().link.send(&TrainingMessage::Rehearsed(seen))?;
             return Err(CellFailure::new(Outcome::Interrupted, "a few steps were asked for"));
         }
-        self.started(trainer.optimizer().updates(), &state.curve)?;
-        let course = LoopConfig { steps, eval_every, save_interval: experiment.context().save() };
+        self.started(experiment.job().link, trainer.optimizer().updates(), &state.curve)?;
+        let course = LoopConfig { steps, eval_every, save_interval: experiment.job().context.save() };
         let what = (&course, &files, &description);
-        run_training(self.link, (&mut trainer, learner.as_mut(), &mut state), what, self.before.steps)?;
+        run_training(experiment.job().link, (&mut trainer, learner.as_mut(), &mut state), what, self.steps)?;
         Ok(state)
     }
 
-    /// Says where training goes on; everything is counted from the first course on.
-    fn started(&self, updates: u64, own: &[EvalPoint]) -> Result<(), CellFailure> {
-        let EarlierPhases { points: curve, steps: before } = self.before;
+    /// Says where training resumes; everything is counted from the first phase on.
+    fn started(&self, link: &ParentLink, updates: u64, own: &[EvalPoint]) -> Result<(), CellFailure> {
+        let EarlierPhases { points: curve, steps: before } = *self;
         let own = own.iter().map(|point| EvalPoint { step: before + point.step, ..*point });
         let curve = curve.iter().copied().chain(own).collect();
         let started = TrainingMessage::Started { step: before + updates, curve };
-        Ok(self.link.send(&started)?)
+        Ok(link.send(&started)?)
     }
 }
 

@@ -10,12 +10,12 @@ use serde_json::Value;
 
 use super::estimate::{RATE, estimate};
 use super::parent::compute;
-use super::worker::report;
+use super::worker::{Job, report};
 use super::{ProtocolDiff, TrainingRequest, TrainingResult};
 use crate::protocol::cell_runner::{CellRunner, request};
 use crate::protocol::curve::CurveSpec;
 use crate::protocol::definition::{
-    DataDirs, EstimateContext, Prepared, Protocol, ProtocolInfo, ResultView, WorkerContext, WorkerInput,
+    DataDirs, EstimateContext, Prepared, Protocol, ProtocolInfo, ResultView, WorkerInput,
 };
 use crate::protocol::grid::{
     Grid, GridDefaults, GridEntry, GridFlags, PlanError, listed, published_elsewhere, tasks,
@@ -85,12 +85,7 @@ pub trait TrainingProtocol: Sync {
     }
 
     /// The worker's side: trains until the last step or until the parent is gone, and tests.
-    fn train(
-        &self,
-        link: &ParentLink,
-        request: &Self::Request,
-        context: &WorkerContext,
-    ) -> Result<TrainingResult, CellFailure>;
+    fn train(&self, job: &Job<Self::Request>) -> Result<TrainingResult, CellFailure>;
 }
 
 /// Where in a grid a training run stands.
@@ -282,8 +277,8 @@ impl<T: TrainingProtocol> Protocol for T {
     }
 
     fn work(&self, link: &ParentLink, request: Value, input: &WorkerInput) -> anyhow::Result<()> {
-        let request: T::Request = serde_json::from_value(request)?;
-        report(link, self.train(link, &request, &input.conditions))
+        let job = Job { link, request: serde_json::from_value(request)?, context: &input.conditions };
+        report(link, self.train(&job))
     }
 
     fn view(&self) -> ResultView {

@@ -38,9 +38,26 @@ pub fn report(link: &ParentLink, result: Result<TrainingResult, CellFailure>) ->
     Ok(link.send(&answer)?)
 }
 
-/// Tells the parent what is done when nothing is trained.
-pub fn tell(link: &ParentLink, what: impl Into<String>) -> Result<(), CellFailure> {
-    Ok(link.send(&TrainingMessage::Doing { what: what.into() })?)
+/// A cell to be trained, in its worker.
+pub struct Job<'a, R> {
+    /// The parent.
+    pub link: &'a ParentLink,
+    /// Request of the cell.
+    pub request: R,
+    /// Paths and options of the run.
+    pub context: &'a WorkerContext,
+}
+
+impl<R> Job<'_, R> {
+    /// Tells the parent what is done when nothing is trained.
+    pub fn tell(&self, what: impl Into<String>) -> Result<(), CellFailure> {
+        Ok(self.link.send(&TrainingMessage::Doing { what: what.into() })?)
+    }
+
+    /// Tells the parent what a person should know.
+    pub fn warn(&self, what: String) -> Result<(), CellFailure> {
+        Ok(self.link.send(&TrainingMessage::Warned { what })?)
+    }
 }
 
 /// An error as the end of a cell.

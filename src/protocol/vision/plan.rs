@@ -8,16 +8,16 @@ use super::Vision;
 use super::recipe::{self, Recipe};
 use super::worker::VisionExperiment;
 use crate::protocol::curve::CurveSpec;
-use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo, WorkerContext};
+use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo};
 use crate::protocol::grid::{GridDefaults, GridFlags, PlanError, published_elsewhere};
 use crate::protocol::model_spec::ModelSpec;
+use crate::protocol::training::worker::Job;
 use crate::protocol::training::{
     PlannedRun, ProtocolDiff, RunPlace, TrainingProtocol, TrainingRequest, TrainingResult, flops, incomplete,
     requests, resolve,
 };
 use crate::run::outcome::CellFailure;
 use crate::run::plan::Plan;
-use crate::run::worker::ParentLink;
 use effattn_data::images::test_only::{challenge, challenges};
 use effattn_data::{LoadOptions, images};
 use effattn_model::attention::choose::MechanismChoice;
@@ -178,16 +178,11 @@ impl TrainingProtocol for Vision {
         Ok(Prepared { remarks, text: None })
     }
 
-    fn train(
-        &self,
-        link: &ParentLink,
-        request: &VisionRequest,
-        context: &WorkerContext,
-    ) -> Result<TrainingResult, CellFailure> {
-        let run = VisionExperiment::open(request, context)?;
-        match &request.weights {
-            Some(file) => run.stored(link, Path::new(file)),
-            None => run.trained(link),
+    fn train(&self, job: &Job<VisionRequest>) -> Result<TrainingResult, CellFailure> {
+        let run = VisionExperiment::open(job)?;
+        match &job.request.weights {
+            Some(file) => run.stored(Path::new(file)),
+            None => run.trained(),
         }
     }
 }

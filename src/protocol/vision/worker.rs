@@ -8,14 +8,12 @@ use super::loader::{Ahead, Loader, Made};
 use super::plan::{VisionRequest, classes, model};
 use super::recipe::{self, Recipe};
 use super::test_only;
-use crate::protocol::definition::WorkerContext;
 use crate::protocol::training::experiment::{
     self as training, Experiment, StepCounts, TrainingDevice, mean, scores,
 };
-use crate::protocol::training::worker::{failed, tell};
+use crate::protocol::training::worker::{Job, failed};
 use crate::protocol::training::{EvalCost, MetricValue, TrainingMessage, TrainingResult};
 use crate::run::outcome::CellFailure;
-use crate::run::worker::ParentLink;
 use crate::train::checkpoint::Checkpoint;
 use crate::train::optim::OptimizerConfig;
 use crate::train::order::BatchOrder;
@@ -37,8 +35,7 @@ const NAMED: usize = 20;
 
 /// Images, model and device of a run.
 pub struct VisionExperiment<'a> {
-    request: &'a VisionRequest,
-    conditions: &'a WorkerContext,
+    job: &'a Job<'a, VisionRequest>,
     loader: Loader,
     laboratory: TrainingDevice,
     model: ImageClassifier,
@@ -81,24 +78,20 @@ impl Trainable for VisionTrainable<'_> {
 impl Experiment for VisionExperiment<'_> {
     type Request = VisionRequest;
 
-    fn request(&self) -> &VisionRequest {
-        self.request
-    }
-
-    fn context(&self) -> &WorkerContext {
-        self.conditions
+    fn job(&self) -> &Job<'_, VisionRequest> {
+        self.job
     }
 
     fn optimizer_and_schedule(&self) -> Result<(OptimizerConfig, Schedule), CellFailure> {
-        Ok(self.recipe.training(self.request.steps, self.request.rate))
+        Ok(self.recipe.training(self.job.request.steps, self.job.request.rate))
     }
 
     fn steps(&self) -> StepCounts {
-        StepCounts { total: self.request.steps, eval_every: self.request.every }
+        StepCounts { total: self.job.request.steps, eval_every: self.job.request.every }
     }
 
     fn eval_cost(&self) -> EvalCost {
-        let batches = |split: Split| self.count(split) as f64 / self.request.spec.batch as f64;
+        let batches = |split: Split| self.count(split) as f64 / self.job.request.spec.batch as f64;
         EvalCost { per_eval: batches(Split::Validation), final_test: batches(Split::Test) }
     }
 
@@ -111,7 +104,7 @@ impl Experiment for VisionExperiment<'_> {
         builder: &ParamBuilder,
         restored: Option<&Checkpoint>,
     ) -> Result<Box<dyn Trainable + 'a>, CellFailure> {
-        let VisionRequest { spec, task, .. } = self.request;
+        let VisionRequest { spec, task, .. } = self.job.request;
         let count = self.count(Split::Train);
         let order = BatchOrder::new(spec.seed, count, spec.batch as usize).ok_or_else(|| {
             failed(&format!(
@@ -132,46 +125,47 @@ impl Experiment for VisionExperiment<'_> {
 
 impl<'a> VisionExperiment<'a> {
     /// Reads the images and opens the device.
-    pub fn open(request: &'a VisionRequest, conditions: &'a WorkerContext) -> Result<Self, CellFailure> {
+    pub fn open(job: &'a Job<'a, VisionRequest>) -> Result<Self, CellFailure> {
+        let request = &job.request;
         let choice = request.spec.choice()?;
         let (set, classes) = match challenge(&request.task) {
             // its parts are opened one by one when they are tested
             Some(challenge) => {
                 let first = challenge.parts().swap_remove(0);
-                let root = challenge.root(&conditions.data)?;
+                let root = challenge.root(&job.context.data)?;
                 let set = challenge.open(&root, &first, None)?;
                 let classes = classes(&request.task).unwrap_or_else(|| set.classes().len());
                 (set, classes)
             }
             None => {
                 let source = images::source(&request.task)?;
-                let set = (source.load)(&conditions.data, request.allow_partial)?;
-                conditions.same(&request.task, set.hash())?;
+                let set = (source.load)(&job.context.data, request.allow_partial)?;
+                job.context.same(&request.task, set.hash())?;
                 let classes = set.classes().len();
                 (set, classes)
             }
         };
         let model = model(&request.spec, &choice, Some(classes))?;
         let recipe = recipe::find(&request.spec.preset).map_err(|error| failed(&error))?;
-        let laboratory = TrainingDevice::open(&request.spec, conditions)?;
+        let laboratory = TrainingDevice::open(&request.spec, job.context)?;
         let what = (request.spec.len as usize, request.spec.seed);
         let loader = Loader::new(set, recipe, what, request.allow_partial)?;
-        Ok(Self { request, conditions, loader, laboratory, model, recipe })
+        Ok(Self { job, loader, laboratory, model, recipe })
     }
 
     fn parts(&self) -> usize {
-        self.request.accumulate as usize
+        self.job.request.accumulate as usize
     }
 
     /// Images of `split` that are used.
     fn count(&self, split: Split) -> usize {
         let all = self.loader.set.len(split);
-        self.request.limit.map_or(all, |limit| all.min(limit as usize))
+        self.job.request.limit.map_or(all, |limit| all.min(limit as usize))
     }
 
     /// Images that are computed at a time.
     fn batch(&self) -> usize {
-        (self.request.spec.batch as usize / self.parts()).clamp(1, 128)
+        (self.job.request.spec.batch as usize / self.parts()).clamp(1, 128)
     }
 
     fn scores(&self, net: &mut ImageModel, split: Split) -> Candle<Vec<effattn_model::family::Metric>> {
@@ -183,12 +177,12 @@ impl<'a> VisionExperiment<'a> {
     }
 
     /// Trains until the last step or until the parent is gone, and evaluates.
-    pub fn trained(&self, link: &ParentLink) -> Result<TrainingResult, CellFailure> {
-        let (trained, peak_bytes) = training::train(link, &self.laboratory, self)?;
+    pub fn trained(&self) -> Result<TrainingResult, CellFailure> {
+        let (trained, peak_bytes) = training::train(&self.laboratory, self)?;
         let builder = trained.weights.builder(self.laboratory.device(), false)?;
         let mut net = self.model.built(&builder)?;
-        let mut measures = self.measures(link, &mut net)?;
-        let (steps, batch) = (self.request.steps, self.request.spec.batch);
+        let mut measures = self.measures(&mut net)?;
+        let (steps, batch) = (self.job.request.steps, self.job.request.spec.batch);
         let epochs = (steps * batch) as f64 / self.count(Split::Train).max(1) as f64;
         measures.extend(training::selection(&trained.selected, steps));
         measures.push(MetricValue::new("epochs", "1", epochs));
@@ -196,8 +190,8 @@ impl<'a> VisionExperiment<'a> {
     }
 
     /// Weights of a file instead of trained ones.
-    pub fn stored(&self, link: &ParentLink, file: &Path) -> Result<TrainingResult, CellFailure> {
-        link.send(&TrainingMessage::Started { step: 0, curve: Vec::new() })?;
+    pub fn stored(&self, file: &Path) -> Result<TrainingResult, CellFailure> {
+        self.job.link.send(&TrainingMessage::Started { step: 0, curve: Vec::new() })?;
         let device = self.laboratory.device();
         let mut started = warm_start::tensors(&self.model, file)?;
         let fitted = self.model.fit(&mut started)?;
@@ -214,29 +208,29 @@ impl<'a> VisionExperiment<'a> {
         if let Some(first) = unused.first() {
             let count = plural(unused.len() as u64, "tensor");
             let what = format!("{}: {count} not used, such as {first}", file.display());
-            link.send(&TrainingMessage::Warned { what })?;
+            self.job.warn(what)?;
         }
-        let measures = self.measures(link, &mut net)?;
+        let measures = self.measures(&mut net)?;
         let done = self.done(measures, self.laboratory.peak());
         let differs: Vec<String> = fitted.into_iter().chain(done.differs).collect();
         Ok(TrainingResult { differs: (!differs.is_empty()).then(|| differs.join("; ")), ..done })
     }
 
     /// What the row says of `net`; images that were left out on the way are named.
-    fn measures(&self, link: &ParentLink, net: &mut ImageModel) -> Result<Vec<MetricValue>, CellFailure> {
-        let measures = self.measured(link, net)?;
+    fn measures(&self, net: &mut ImageModel) -> Result<Vec<MetricValue>, CellFailure> {
+        let measures = self.measured(net)?;
         let left_out = self.loader.left_out();
         let shown = left_out.iter().take(NAMED).map(|what| format!("left out: {what}"));
         let more = (left_out.len() > NAMED).then(|| format!("left out: {} more", left_out.len() - NAMED));
         for what in shown.chain(more) {
-            link.send(&TrainingMessage::Warned { what })?;
+            self.job.warn(what)?;
         }
         Ok(measures)
     }
 
-    fn measured(&self, link: &ParentLink, net: &mut ImageModel) -> Result<Vec<MetricValue>, CellFailure> {
-        let tell = |what: &str| tell(link, what);
-        if let Some(challenge) = challenge(&self.request.task) {
+    fn measured(&self, net: &mut ImageModel) -> Result<Vec<MetricValue>, CellFailure> {
+        let tell = |what: &str| self.job.tell(what);
+        if let Some(challenge) = challenge(&self.job.request.task) {
             let mut measures = self.challenged(challenge, (net, None), &tell)?;
             for other in self.others() {
                 measures.extend(self.challenged(other, (net, None), &tell)?);
@@ -249,7 +243,7 @@ impl<'a> VisionExperiment<'a> {
         let scores = self.scores(net, Split::Test)?;
         let tested = scores.first().map_or(0.0, |metric| metric.count);
         if tested == 0.0 {
-            return Err(failed(&format!("{}: no image could be evaluated", self.request.task)));
+            return Err(failed(&format!("{}: no image could be evaluated", self.job.request.task)));
         }
         let accuracy = 100.0 * mean(&scores, "accuracy");
         let mut measures = vec![
@@ -259,7 +253,7 @@ impl<'a> VisionExperiment<'a> {
             MetricValue::new("tested", "1", tested),
             MetricValue::new("left_out", "1", self.loader.left_out().len() as f64),
         ];
-        if self.request.similarity > 0 {
+        if self.job.request.similarity > 0 {
             tell("compares patches")?;
             measures.extend(self.similarity(net)?);
         }
@@ -271,7 +265,7 @@ impl<'a> VisionExperiment<'a> {
 
     /// What the weights are tested on besides.
     fn others(&self) -> impl Iterator<Item = &'static TestOnlySet> {
-        self.request.also.iter().filter_map(|name| challenge(name))
+        self.job.request.also.iter().filter_map(|name| challenge(name))
     }
 
     /// `net` on `challenge`; `clean` is its accuracy on clean images.
@@ -282,8 +276,8 @@ impl<'a> VisionExperiment<'a> {
         tell: &dyn Fn(&str) -> Result<(), CellFailure>,
     ) -> Result<Vec<MetricValue>, CellFailure> {
         let trained = clean.map(|_| self.loader.set.classes());
-        let (mut gone, limit) = (None, (self.request.limit, self.batch()));
-        let data = (self.conditions.data.as_path(), trained);
+        let (mut gone, limit) = (None, (self.job.request.limit, self.batch()));
+        let data = (self.job.context.data.as_path(), trained);
         let device = self.laboratory.device();
         let outcome = test_only::tested(challenge, net, &self.loader, data, limit, device, |what| {
             tell(what).map_err(|ending| {
@@ -292,13 +286,13 @@ impl<'a> VisionExperiment<'a> {
             })
         });
         let outcome = outcome.map_err(|error| gone.unwrap_or_else(|| error.into()))?;
-        self.conditions.same(challenge.name, &outcome.hash)?;
+        self.job.context.same(challenge.name, &outcome.hash)?;
         Ok(outcome.measures(challenge, clean)?)
     }
 
     /// Figure 6: means over images of the patch cosine behind every block.
     fn similarity(&self, net: &ImageModel) -> Candle<Vec<MetricValue>> {
-        let count = self.count(Split::Test).min(self.request.similarity as usize);
+        let count = self.count(Split::Test).min(self.job.request.similarity as usize);
         let mut sums: Vec<[f64; 2]> = Vec::new();
         let mut images = 0;
         for made in self.loader.evaluation(Split::Test, count, self.batch().min(16)) {
@@ -318,7 +312,7 @@ impl<'a> VisionExperiment<'a> {
             }
         }
         let measure = |(block, sum): (usize, &[f64; 2])| {
-            let task = Some(format!("{} block {:02}", self.request.task, block + 1));
+            let task = Some(format!("{} block {:02}", self.job.request.task, block + 1));
             let of = |metric: &str, sum: f64| {
                 let value = sum / f64::max(images as f64, 1.0);
                 MetricValue { task: task.clone(), ..MetricValue::new(metric, "1", value) }
@@ -330,7 +324,7 @@ impl<'a> VisionExperiment<'a> {
 
     fn done(&self, measures: Vec<MetricValue>, peak_bytes: Option<u64>) -> TrainingResult {
         let there = self.loader.set.len(Split::Train);
-        let published = images::source(&self.request.task).ok().and_then(|source| source.published);
+        let published = images::source(&self.job.request.task).ok().and_then(|source| source.published);
         let share = published.map_or(1.0, |published| (there as f64 / published as f64).min(1.0));
         let differs = published
             .filter(|_| share < 1.0)

@@ -7,16 +7,16 @@ use serde::{Deserialize, Serialize};
 use super::recipe::{self, Recipe};
 use super::{CONTEXT, WordLm, worker};
 use crate::protocol::curve::CurveSpec;
-use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo, WorkerContext};
+use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo};
 use crate::protocol::grid::{GridDefaults, GridFlags, PlanError};
 use crate::protocol::model_spec::ModelSpec;
+use crate::protocol::training::worker::Job;
 use crate::protocol::training::{
     DataRead, PlannedRun, ProtocolDiff, RunPlace, TrainingProtocol, TrainingRequest, TrainingResult, flops,
     micro_batches, most_steps, one_of_each, read_data, resolve,
 };
 use crate::run::outcome::CellFailure;
 use crate::run::plan::Plan;
-use crate::run::worker::ParentLink;
 use effattn_data as data;
 use effattn_data::word_corpus::WordCorpus;
 use effattn_data::{DataError, LoadOptions};
@@ -154,13 +154,8 @@ impl TrainingProtocol for WordLm {
         format!("{} updates · {batch} blocks of {len} words", most_steps(requests))
     }
 
-    fn train(
-        &self,
-        link: &ParentLink,
-        request: &WordLmRequest,
-        context: &WorkerContext,
-    ) -> Result<TrainingResult, CellFailure> {
-        worker::train(link, request, context)
+    fn train(&self, job: &Job<WordLmRequest>) -> Result<TrainingResult, CellFailure> {
+        worker::train(job)
     }
 }
 

@@ -6,14 +6,12 @@ use serde_json::{Value as Json, json};
 use super::plan::{VALIDATION, WordLmRequest, load, model};
 use super::recipe::{self, Recipe};
 use super::{BLOCK, CONTEXT};
-use crate::protocol::definition::WorkerContext;
 use crate::protocol::training::experiment::{
     self as training, Experiment, MicroBatches, StepCounts, TrainedWeights, TrainingDevice, WeightChoice,
 };
-use crate::protocol::training::worker::{failed, tell};
+use crate::protocol::training::worker::{Job, failed};
 use crate::protocol::training::{EvalCost, MetricValue, TrainingResult};
 use crate::run::outcome::CellFailure;
-use crate::run::worker::ParentLink;
 use crate::train::checkpoint::Checkpoint;
 use crate::train::optim::OptimizerConfig;
 use crate::train::order::BatchOrder;
@@ -30,29 +28,25 @@ use effattn_model::word_lm::{EvalWindows, WordLm, WordLmConfig, perplexity, stre
 const AT_A_TIME: usize = 2048;
 
 /// Trains until the last step or until the parent is gone, and tests.
-pub fn train(
-    link: &ParentLink,
-    request: &WordLmRequest,
-    conditions: &WorkerContext,
-) -> Result<TrainingResult, CellFailure> {
+pub fn train(job: &Job<WordLmRequest>) -> Result<TrainingResult, CellFailure> {
+    let Job { request, context, .. } = job;
     let (set, _) = data::words(&request.corpus)?;
     let recipe = recipe::find(set.name);
-    let corpus = load(&request.corpus, &conditions.data, request.allow_partial)?;
-    conditions.same(&request.corpus, &corpus.hash)?;
+    let corpus = load(&request.corpus, &context.data, request.allow_partial)?;
+    context.same(&request.corpus, &corpus.hash)?;
     let spec = &request.spec;
     let config = spec.choice().and_then(|choice| model(spec, &choice, corpus.vocabulary.len()));
     let config = config?;
-    let laboratory = TrainingDevice::open(spec, conditions)?;
-    let run = WordLmExperiment { request, recipe: &recipe, conditions, corpus: &corpus, config: &config };
-    let (trained, peak_bytes) = training::train(link, &laboratory, &run)?;
-    run.test(link, laboratory.device(), trained, peak_bytes)
+    let laboratory = TrainingDevice::open(spec, context)?;
+    let run = WordLmExperiment { job, recipe: &recipe, corpus: &corpus, config: &config };
+    let (trained, peak_bytes) = training::train(&laboratory, &run)?;
+    run.test(laboratory.device(), trained, peak_bytes)
 }
 
 /// A run: what is trained on what.
 struct WordLmExperiment<'a> {
-    request: &'a WordLmRequest,
+    job: &'a Job<'a, WordLmRequest>,
     recipe: &'a Recipe,
-    conditions: &'a WorkerContext,
     corpus: &'a WordCorpus,
     config: &'a WordLmConfig,
 }
@@ -60,30 +54,26 @@ struct WordLmExperiment<'a> {
 impl Experiment for WordLmExperiment<'_> {
     type Request = WordLmRequest;
 
-    fn request(&self) -> &WordLmRequest {
-        self.request
-    }
-
-    fn context(&self) -> &WorkerContext {
-        self.conditions
+    fn job(&self) -> &Job<'_, WordLmRequest> {
+        self.job
     }
 
     fn description(&self) -> Result<Json, CellFailure> {
         let vocabulary = self.corpus.vocabulary.len();
-        Ok(json!({ "request": serde_json::to_value(self.request)?, "vocabulary": vocabulary }))
+        Ok(json!({ "request": serde_json::to_value(self.job.request)?, "vocabulary": vocabulary }))
     }
 
     fn optimizer_and_schedule(&self) -> Result<(OptimizerConfig, Schedule), CellFailure> {
-        Ok(self.recipe.training(self.request.steps, self.request.rate))
+        Ok(self.recipe.training(self.job.request.steps, self.job.request.rate))
     }
 
     fn steps(&self) -> StepCounts {
-        StepCounts { total: self.request.steps, eval_every: self.request.every }
+        StepCounts { total: self.job.request.steps, eval_every: self.job.request.every }
     }
 
     /// A window behind context scores only a part of its words.
     fn eval_cost(&self) -> EvalCost {
-        let (spec, corpus) = (&self.request.spec, self.corpus);
+        let (spec, corpus) = (&self.job.request.spec, self.corpus);
         let batches = |words: &[u32]| self.part(words).len() as f64 / (spec.batch * spec.len) as f64;
         let scored = spec.len.saturating_sub(Recipe::context(spec.len)).max(1) as f64;
         let ways = 1.0 + spec.len as f64 / scored;
@@ -107,7 +97,7 @@ impl Experiment for WordLmExperiment<'_> {
         builder: &ParamBuilder,
         _: Option<&Checkpoint>,
     ) -> Result<Box<dyn Trainable + 'a>, CellFailure> {
-        let spec = &self.request.spec;
+        let spec = &self.job.request.spec;
         let blocks = Blocks { stream: &self.corpus.train, len: spec.len as usize };
         let few = || {
             failed(&format!(
@@ -121,7 +111,7 @@ impl Experiment for WordLmExperiment<'_> {
         Ok(Box::new(WordLmTrainable {
             net: WordLm::new(self.config, builder)?,
             blocks,
-            batches: MicroBatches::new(order, spec.seed, self.request.accumulate),
+            batches: MicroBatches::new(order, spec.seed, self.job.request.accumulate),
             validation: self.part(&self.corpus.validation),
         }))
     }
@@ -130,14 +120,13 @@ impl Experiment for WordLmExperiment<'_> {
 impl WordLmExperiment<'_> {
     /// A text up to the limit.
     fn part<'a>(&self, stream: &'a [u32]) -> &'a [u32] {
-        let limit = self.request.limit.map_or(usize::MAX, |limit| limit as usize);
+        let limit = self.job.request.limit.map_or(usize::MAX, |limit| limit as usize);
         &stream[..stream.len().min(limit)]
     }
 
     /// The selected weights on the test text, and on the validation text where the paper has both.
     fn test(
         &self,
-        link: &ParentLink,
         device: &Device,
         TrainedWeights { selected, weights, .. }: TrainedWeights,
         peak_bytes: Option<u64>,
@@ -145,7 +134,7 @@ impl WordLmExperiment<'_> {
         let builder = weights.builder(device, false)?;
         let net = WordLm::new(self.config, &builder)?;
         drop(weights);
-        let len = self.request.spec.len;
+        let len = self.job.request.spec.len;
         let context = Recipe::context(len) as usize;
         let mut told = std::time::Instant::now();
         let mut ppl = |name: &str, stream: &[u32], context: usize| -> Result<f64, CellFailure> {
@@ -154,7 +143,7 @@ impl WordLmExperiment<'_> {
                 if told.elapsed().as_secs() >= 1 {
                     told = std::time::Instant::now();
                     let what = format!("{name}, {context} words of context ({done} of {})", stream.len());
-                    let _ = tell(link, what); // a parent that is gone is noticed at the end
+                    let _ = self.job.tell(what); // a parent that is gone is noticed at the end
                 }
             };
             let nll = stream_nll(&net, stream, window, at_a_time(len), progress)?;
@@ -171,7 +160,7 @@ impl WordLmExperiment<'_> {
         ];
         if corpus.test.is_some() {
             let validation = self.part(&corpus.validation);
-            let name = format!("{}{VALIDATION}", self.request.corpus);
+            let name = format!("{}{VALIDATION}", self.job.request.corpus);
             for (metric, context) in [(CONTEXT.name, context), (BLOCK.name, 0)] {
                 let value = ppl("validates", validation, context)?;
                 measures.push(MetricValue { task: Some(name.clone()), ..ppl_of(metric, value) });
@@ -186,7 +175,7 @@ impl WordLmExperiment<'_> {
             MetricValue::new("validation_loss", "nat", selected.score.loss),
             MetricValue::new("train_loss", "nat", selected.train_loss),
             plain("selected_step", selected.step as f64),
-            plain("steps", self.request.steps as f64),
+            plain("steps", self.job.request.steps as f64),
         ]);
         let (data_share, differs) = self.data_share();
         Ok(TrainingResult { measures, data_share, differs, peak_bytes })
@@ -194,7 +183,7 @@ impl WordLmExperiment<'_> {
 
     /// Share of the protocol's training words that are there, and in words what is not as published.
     fn data_share(&self) -> (f64, Option<String>) {
-        let words = data::words(&self.request.corpus).ok();
+        let words = data::words(&self.job.request.corpus).ok();
         let complete = words.and_then(|(_, words)| words.complete);
         let share = complete.map_or(1.0, |complete| self.corpus.train.len() as f64 / complete as f64);
         (share.min(1.0), complete.and_then(|_| self.corpus.partial.clone()))
