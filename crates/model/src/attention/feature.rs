@@ -3,12 +3,12 @@
 
 use candle_core::{Device, Result, Tensor};
 
-use super::decode::DecodeState;
+use super::decode::{DecodeState, LinearSums};
 use super::knobs::{Knob, Knobs};
 use super::{AttentionInput, AttentionOutput, Cost, Mechanism, MechanismConfig, Shape};
 use crate::nn::params::ParamBuilder;
 use effattn_kernel::linear_attention::{
-    FeatureActivation, Features, Guard, LinearAttention, linear_attention,
+    Decay, FeatureActivation, Features, Guard, LinearAttention, linear_attention,
 };
 use effattn_record::pattern::Pattern;
 
@@ -124,13 +124,13 @@ impl Mechanism for Kernel {
         Ok(linear_attention(input.qkv, &self.call(input.mask, longest))?.into())
     }
 
-    fn init_decode(&self, _: usize, _: usize, _: &Device) -> Result<Option<DecodeState>> {
-        Ok(self.causal.then(DecodeState::sums))
+    fn init_decode(&self, batch: usize, _: usize, _: &Device) -> Result<Option<Box<dyn DecodeState>>> {
+        Ok(self.causal.then(|| LinearSums::start(batch)))
     }
 
     /// How long the sequence gets is not known on the way: without M it is the longest that the model is for.
-    fn decode_step(&self, input: &AttentionInput, state: &mut DecodeState) -> Result<AttentionOutput> {
-        Ok(state.linear(input.qkv, &self.call(None, self.max_len))?.into())
+    fn decode_step(&self, input: &AttentionInput, state: &mut dyn DecodeState) -> Result<AttentionOutput> {
+        Ok(state.downcast::<LinearSums>()?.attend(input.qkv, &self.call(None, self.max_len))?.into())
     }
 }
 
@@ -139,10 +139,10 @@ impl Kernel {
         let reweight = self.reweight.map(|m| m.unwrap_or(longest));
         LinearAttention {
             features: Features::Elementwise { activation: self.activation, reweight },
-            guard: self.guard,
+            guard: Some(self.guard),
             mask,
             causal: self.causal,
-            gate: None,
+            decay: Decay::None,
         }
     }
 }

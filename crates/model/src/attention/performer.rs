@@ -6,7 +6,7 @@
 
 use candle_core::{Device, Result, Tensor, bail};
 
-use super::decode::DecodeState;
+use super::decode::{DecodeState, LinearSums};
 use super::knobs::{Knob, KnobSpec, Knobs};
 use super::{
     AttentionInput, AttentionOutput, Cost, Exception, Growth, InModels, Mechanism, MechanismConfig,
@@ -15,7 +15,7 @@ use super::{
 use crate::nn::params::ParamBuilder;
 use effattn_kernel::device::rng::RngStream;
 use effattn_kernel::linear_attention::decode::recurrent;
-use effattn_kernel::linear_attention::{Favor, Features, Guard, LinearAttention, linear_attention};
+use effattn_kernel::linear_attention::{Decay, Favor, Features, Guard, LinearAttention, linear_attention};
 
 const M: Knob<usize> = Knob::int("m", 256, 1..=1 << 16).doc("random features").source("LRA code");
 const FEATURE_EPS: Knob<Option<f64>> = Knob::auto_float("feature_eps", 0.0..=1.0)
@@ -119,12 +119,12 @@ impl Mechanism for Performer {
         Ok(linear_attention(input.qkv, &self.call(input.mask))?.into())
     }
 
-    fn init_decode(&self, _: usize, _: usize, _: &Device) -> Result<Option<DecodeState>> {
-        Ok(recurrent(&self.call(None)).then(DecodeState::sums))
+    fn init_decode(&self, batch: usize, _: usize, _: &Device) -> Result<Option<Box<dyn DecodeState>>> {
+        Ok(recurrent(&self.call(None)).then(|| LinearSums::start(batch)))
     }
 
-    fn decode_step(&self, input: &AttentionInput, state: &mut DecodeState) -> Result<AttentionOutput> {
-        Ok(state.linear(input.qkv, &self.call(None))?.into())
+    fn decode_step(&self, input: &AttentionInput, state: &mut dyn DecodeState) -> Result<AttentionOutput> {
+        Ok(state.downcast::<LinearSums>()?.attend(input.qkv, &self.call(None))?.into())
     }
 }
 
@@ -132,10 +132,10 @@ impl Performer {
     fn call<'a>(&self, mask: Option<&'a Tensor>) -> LinearAttention<'a> {
         LinearAttention {
             features: Features::Favor(self.favor.clone()),
-            guard: Guard::NonZero,
+            guard: Some(Guard::NonZero),
             mask,
             causal: self.causal,
-            gate: None,
+            decay: Decay::None,
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use candle_core::{Device, Result, Tensor, bail};
 
-use super::decode::DecodeState;
+use super::decode::{DecodeState, LinearSums};
 use super::knobs::{Knob, KnobSpec, Knobs};
 use super::{
     AttentionInput, AttentionOutput, Cost, Growth, InModels, Mechanism, MechanismConfig, MechanismEntry,
@@ -11,7 +11,9 @@ use super::{
 };
 use crate::nn::params::{Init, ParamBuilder};
 use effattn_kernel::linear;
-use effattn_kernel::linear_attention::{Features, Guard, LinearAttention, RandomKernel, linear_attention};
+use effattn_kernel::linear_attention::{
+    Decay, Features, Guard, LinearAttention, RandomKernel, linear_attention,
+};
 
 const KERNEL: Knob<RandomKernel> =
     Knob::words("kernel", &[("gaussian", RandomKernel::Gaussian), ("arccos", RandomKernel::ArcCos)])
@@ -161,12 +163,12 @@ impl Mechanism for Rfa {
         self.with_call(input, |call| Ok(linear_attention(input.qkv, call)?.into()))
     }
 
-    fn init_decode(&self, _: usize, _: usize, _: &Device) -> Result<Option<DecodeState>> {
-        Ok(self.causal.then(DecodeState::sums))
+    fn init_decode(&self, batch: usize, _: usize, _: &Device) -> Result<Option<Box<dyn DecodeState>>> {
+        Ok(self.causal.then(|| LinearSums::start(batch)))
     }
 
-    fn decode_step(&self, input: &AttentionInput, state: &mut DecodeState) -> Result<AttentionOutput> {
-        self.with_call(input, |call| Ok(state.linear(input.qkv, call)?.into()))
+    fn decode_step(&self, input: &AttentionInput, state: &mut dyn DecodeState) -> Result<AttentionOutput> {
+        self.with_call(input, |call| Ok(state.downcast::<LinearSums>()?.attend(input.qkv, call)?.into()))
     }
 }
 
@@ -193,10 +195,10 @@ impl Rfa {
             Features::Random { weight, kernel: self.kernel, norm_eps: self.norm_eps, scale: self.scale };
         then(&LinearAttention {
             features,
-            guard: self.guard,
+            guard: Some(self.guard),
             mask: input.mask,
             causal: self.causal,
-            gate: gate.as_ref(),
+            decay: gate.as_ref().map_or(Decay::None, Decay::Gate),
         })
     }
 }
