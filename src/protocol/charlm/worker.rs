@@ -149,7 +149,7 @@ impl CharLmExperiment<'_> {
     }
 
     fn task(&self, net: CharLm, restored: Option<&Checkpoint>) -> Result<CharLmTrainable<'_>, CellFailure> {
-        let (phase, request) = (self.about(), self.job.request);
+        let (phase, request) = (self.about(), &self.job.request);
         let [train, validation, _] = &self.corpus.parts;
         let symbols = &self.corpus.symbols[train.clone()];
         let streams = Streams::new(symbols, phase.len as usize, phase.batch as usize).ok_or_else(|| {
@@ -208,7 +208,7 @@ impl CharLmExperiment<'_> {
         (selected, is_last): (EvalPoint, bool),
         peak_bytes: Option<u64>,
     ) -> Result<TrainingResult, CellFailure> {
-        let (request, corpus, way) = (self.job.request, self.corpus, self.job.request.evaluation);
+        let (request, corpus, way) = (&self.job.request, self.corpus, self.job.request.evaluation);
         let files = files(self.job.context, self.index);
         let ids = self.part(corpus.parts[2].clone());
         let best = self.bits(&files.best, &ids)?;

@@ -255,7 +255,7 @@ impl Experiment for FinetuneExperiment<'_> {
         _: Option<&Checkpoint>,
     ) -> Result<Box<dyn Trainable + 'a>, CellFailure> {
         let net = Roberta::new(&self.config, builder)?;
-        let FinetuneRequest { spec, accumulate, .. } = self.job.request;
+        let FinetuneRequest { spec, accumulate, .. } = &self.job.request;
         let batches = MicroBatches::new(self.order()?, spec.seed, *accumulate);
         Ok(Box::new(FinetuneTrainable { run: self, net, batches }))
     }

@@ -208,7 +208,7 @@ impl<'a> LraExperiment<'a> {
     }
 
     fn reader(&self) -> Reader<'_> {
-        let LraRequest { keep, spec, .. } = self.job.request;
+        let LraRequest { keep, spec, .. } = &self.job.request;
         Reader { keep: *keep as usize, len: spec.len as usize, device: self.laboratory.device() }
     }
 

@@ -158,7 +158,7 @@ impl Experiment for MlmExperiment<'_> {
     }
 
     fn description(&self) -> Result<Value, CellFailure> {
-        Ok(json!({ "request": serde_json::to_value(self.job.request)?, "tokenizer": self.words }))
+        Ok(json!({ "request": serde_json::to_value(&self.job.request)?, "tokenizer": self.words }))
     }
 
     fn optimizer_and_schedule(&self) -> Result<(OptimizerConfig, Schedule), CellFailure> {
@@ -239,7 +239,7 @@ impl Trainable for MlmTrainable<'_> {
 
     fn loss(&mut self, step: u64, part: usize) -> Candle<Loss> {
         let (indices, epoch) = (self.batches.examples(step, part), step / self.per_epoch);
-        let seed = self.run.request.spec.seed;
+        let seed = self.run.job.request.spec.seed;
         let batch = batch(&self.run.train, &indices, (seed, epoch), self.run.laboratory.device())?;
         self.net.loss(&batch, self.batches.dropout(step, part))
     }

@@ -104,7 +104,7 @@ impl Experiment for VisionExperiment<'_> {
         builder: &ParamBuilder,
         restored: Option<&Checkpoint>,
     ) -> Result<Box<dyn Trainable + 'a>, CellFailure> {
-        let VisionRequest { spec, task, .. } = self.job.request;
+        let VisionRequest { spec, task, .. } = &self.job.request;
         let count = self.count(Split::Train);
         let order = BatchOrder::new(spec.seed, count, spec.batch as usize).ok_or_else(|| {
             failed(&format!(

@@ -60,7 +60,7 @@ impl Experiment for WordLmExperiment<'_> {
 
     fn description(&self) -> Result<Json, CellFailure> {
         let vocabulary = self.corpus.vocabulary.len();
-        Ok(json!({ "request": serde_json::to_value(self.job.request)?, "vocabulary": vocabulary }))
+        Ok(json!({ "request": serde_json::to_value(&self.job.request)?, "vocabulary": vocabulary }))
     }
 
     fn optimizer_and_schedule(&self) -> Result<(OptimizerConfig, Schedule), CellFailure> {
