@@ -37,15 +37,18 @@ pub(super) const fn feature(
 pub(super) const SLOPE: Knob<f64> =
     Knob::float("negative_slope", 0.01, 0.0..=1.0).source("framework default");
 
+/// A guard of a given eps.
+pub(super) type MakeGuard = fn(f64) -> Guard;
+
 /// What keeps a denominator away from 0, given [`EPS`].
-pub(super) const GUARD: Knob<fn(f64) -> Guard> = guard(CLAMP_MIN);
+pub(super) const GUARD: Knob<MakeGuard> = guard(CLAMP_MIN);
 pub(super) const CLAMP_MIN: usize = 0;
 pub(super) const SIGNED_CLAMP: usize = 1;
 pub(super) const ADD: usize = 2;
 
 /// [`GUARD`] with another default.
-pub(super) const fn guard(default: usize) -> Knob<fn(f64) -> Guard> {
-    let words: &[(&str, fn(f64) -> Guard); 3] =
+pub(super) const fn guard(default: usize) -> Knob<MakeGuard> {
+    let words: &[(&str, MakeGuard); 3] =
         &[("clamp_min", Guard::ClampMin), ("signed_clamp", Guard::SignedClamp), ("add", Guard::Add)];
     Knob::words_from("guard", default, words)
         .doc("clamp_min: max(den, eps); signed_clamp: den with |den| raised to eps; add: den + eps")

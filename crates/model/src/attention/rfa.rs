@@ -32,7 +32,7 @@ const NORM_EPS: Knob<f64> = Knob::float("norm_eps", 1e-3, 1e-12..=1.0)
 const SCALE: Knob<Option<f64>> = Knob::auto_float("scale", 1e-6..=1e3)
     .doc("factor on every feature; auto: proj_dim^(-1/2)")
     .source("Peng et al. eq. 4");
-const GUARD: Knob<Option<fn(f64) -> Guard>> = Knob::words(
+const GUARD: Knob<Option<feature::MakeGuard>> = Knob::words(
     "guard",
     &[("auto", None), ("clamp_min", Some(Guard::ClampMin as _)), ("abs_clamp_min", Some(Guard::AbsClampMin as _))],
 )
