@@ -7,7 +7,8 @@ use super::aft_simple;
 use super::decode::{DecodeState, Recurrent};
 use super::knobs::{Knob, Knobs};
 use super::{
-    AttentionInput, AttentionOutput, Cost, Growth, InModels, Mechanism, MechanismConfig, MechanismEntry, Needs, Shape,
+    AttentionInput, AttentionOutput, Cost, Growth, InModels, Mechanism, MechanismConfig, MechanismEntry,
+    Needs, Shape,
 };
 use crate::nn::params::{Init, ParamBuilder};
 use effattn_kernel::aft::decode::{AftState, step};
@@ -20,8 +21,9 @@ const WINDOW: Knob<usize> = Knob::int("window", 32, 1..=1 << 30)
 const MAX_LEN: Knob<Option<usize>> = Knob::auto_int("max_len", 1..=1 << 20)
     .doc("positions that the bias has parameters for; auto: the longest that the model is for")
     .source("AFT sec. 3.1");
-const PER_HEAD: Knob<bool> =
-    Knob::bool("per_head", false).doc("whether every head has a bias of its own").source("AFT sec. 3.2 (one head)");
+const PER_HEAD: Knob<bool> = Knob::bool("per_head", false)
+    .doc("whether every head has a bias of its own")
+    .source("AFT sec. 3.2 (one head)");
 const FACTOR: Knob<Option<usize>> = Knob::auto_int("factor", 1..=1 << 14)
     .doc("rank r of the bias w = u v^T; auto: a parameter per pair")
     .source("AFT sec. 3.3");

@@ -5,7 +5,8 @@ use candle_core::{Device, Result};
 use super::decode::{DecodeState, Held, Recurrent, bytes};
 use super::knobs::Knobs;
 use super::{
-    AttentionInput, AttentionOutput, Cost, Growth, InModels, Mechanism, MechanismEntry, Needs, Paper, Shape, Support,
+    AttentionInput, AttentionOutput, Cost, Growth, InModels, Mechanism, MechanismEntry, Needs, Paper, Shape,
+    Support,
 };
 use effattn_kernel::aft::decode::{AftState, step};
 use effattn_kernel::aft::{Aft, aft};
@@ -32,7 +33,9 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
     time: Growth::Linear,
     memory: Growth::Linear,
     equations: "out_i = sigmoid(q_i) sum_j exp(k_j) v_j / sum_j exp(k_j) per channel, over keys j that are not padded and, when causal, j <= i.",
-    deviations: &["Sums are relative to the largest key so far (a public implementation has no maximum, so that keys near 60 overflow)."],
+    deviations: &[
+        "Sums are relative to the largest key so far (a public implementation has no maximum, so that keys near 60 overflow).",
+    ],
     exceptions: &[],
     idle: &[],
     in_models: InModels::PLAIN,
@@ -52,7 +55,10 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
 pub(super) fn validate(_: &Knobs, shape: &Shape) -> std::result::Result<(), String> {
     match shape.queries == shape.keys {
         true => Ok(()),
-        false => Err(format!("{} queries and {} keys; AFT takes one of each per position", shape.queries, shape.keys)),
+        false => Err(format!(
+            "{} queries and {} keys; AFT takes one of each per position",
+            shape.queries, shape.keys
+        )),
     }
 }
 

@@ -17,8 +17,9 @@ use effattn_kernel::heads::Heads;
 use effattn_kernel::linear::linear;
 
 const ACTIVATIONS: &[(&str, bool); 2] = &[("silu", true), ("identity", false)];
-pub(super) const QK_ACT: Knob<bool> =
-    Knob::words("qk_act", ACTIVATIONS).doc("activation of queries and keys, silu or identity").source("released code");
+pub(super) const QK_ACT: Knob<bool> = Knob::words("qk_act", ACTIVATIONS)
+    .doc("activation of queries and keys, silu or identity")
+    .source("released code");
 pub(super) const V_ACT: Knob<bool> =
     Knob::words("v_act", ACTIVATIONS).doc("activation of values, silu or identity").source("released code");
 pub(super) const L2_EPS: Knob<f64> = Knob::float("l2_eps", 1e-6, 1e-12..=1.0)
@@ -46,10 +47,15 @@ pub(super) const DEVIATIONS: &[&str] = &[
 pub(super) fn validate(_: &Knobs, shape: &Shape) -> std::result::Result<(), String> {
     let Shape { queries, keys, causal, .. } = shape;
     if !causal {
-        return Err("the delta rule is defined for causal models only; choose gla or retention for both directions".into());
+        return Err(
+            "the delta rule is defined for causal models only; choose gla or retention for both directions"
+                .into(),
+        );
     }
     if queries != keys {
-        return Err(format!("{queries} queries and {keys} keys; the delta rule takes one of each per position"));
+        return Err(format!(
+            "{queries} queries and {keys} keys; the delta rule takes one of each per position"
+        ));
     }
     Ok(())
 }
@@ -87,7 +93,8 @@ impl Decay {
             rate: builder.drawn("A_log", &[heads], |stream| {
                 (0..heads).map(|_| stream.uniform(1e-6, 16.0).ln() as f32).collect()
             })?,
-            bias: builder.drawn("dt_bias", &[heads], |stream| (0..heads).map(|_| step_bias(stream)).collect())?,
+            bias: builder
+                .drawn("dt_bias", &[heads], |stream| (0..heads).map(|_| step_bias(stream)).collect())?,
         })
     }
 
@@ -114,7 +121,11 @@ struct Delta {
 }
 
 /// Builds DeltaNet, or with `decays` Gated DeltaNet.
-pub(super) fn build(decays: bool, config: &MechanismConfig, builder: &ParamBuilder) -> Result<Box<dyn Mechanism>> {
+pub(super) fn build(
+    decays: bool,
+    config: &MechanismConfig,
+    builder: &ParamBuilder,
+) -> Result<Box<dyn Mechanism>> {
     let MechanismConfig { knobs, heads, head_dim, width, .. } = config;
     Ok(Box::new(Delta {
         normalize: NormalizeConfig {

@@ -4,8 +4,8 @@ use candle_core::Result;
 
 use super::knobs::{Knob, Knobs};
 use super::{
-    AttentionInput, AttentionOutput, Cost, Growth, InModels, Mechanism, MechanismEntry, Needs, OutputForm, Paper,
-    Projections, Shape, Support, mixer,
+    AttentionInput, AttentionOutput, Cost, Growth, InModels, Mechanism, MechanismEntry, Needs, OutputForm,
+    Paper, Projections, Shape, Support, mixer,
 };
 use effattn_kernel::fourier::{Norm, fourier_mix};
 
@@ -23,7 +23,14 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
         year: 2022,
         locator: "arXiv:2105.03824",
     },
-    support: Support { bidirectional: true, causal: false, cross: false, memory: false, cls: false, dropout: false },
+    support: Support {
+        bidirectional: true,
+        causal: false,
+        cross: false,
+        memory: false,
+        cls: false,
+        dropout: false,
+    },
     knobs: &[FFT_NORM.spec()],
     complexity: "O(n d log(n d))",
     time: Growth::Linearithmic,
@@ -37,11 +44,18 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
     idle: &[],
     in_models: InModels::PLAIN,
     validate,
-    needs: |_| Needs { projections: Projections::NONE, x: true, output: OutputForm::Plain, ..Needs::default() },
+    needs: |_| Needs {
+        projections: Projections::NONE,
+        x: true,
+        output: OutputForm::Plain,
+        ..Needs::default()
+    },
     cost: |_, shape| {
         let Shape { batch, width, queries, .. } = *shape;
         let macs = 2 * queries * width * (queries + width);
-        Cost { core_macs: (batch * macs) as u64, flops: macs as u64, state_bytes: 0 }
+        let points = (queries * width) as f64;
+        let flops = 2.5 * points * points.max(2.0).log2();
+        Cost { core_macs: (batch * macs) as u64, flops: flops as u64, state_bytes: 0 }
     },
     pattern: |_, _| None, // every position enters every other with another sign in every channel
     build: |config, _| Ok(Box::new(Fourier { norm: config.knobs.get(&FFT_NORM) })),
@@ -49,7 +63,10 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
 
 fn validate(knobs: &Knobs, shape: &Shape) -> std::result::Result<(), String> {
     if shape.causal {
-        return Err("a Fourier transform reads the whole sequence: fnet has no causal form; choose another mechanism".into());
+        return Err(
+            "a Fourier transform reads the whole sequence: fnet has no causal form; choose another mechanism"
+                .into(),
+        );
     }
     mixer::validate(knobs, shape)
 }

@@ -54,7 +54,8 @@ fn eigen(mut a: Vec<Vec<f64>>) -> (Vec<f64>, Vec<Vec<f64>>) {
         (0..n).map(|i| (0..n).map(|j| f64::from(u8::from(i == j))).collect()).collect();
     let size: f64 = a.iter().flatten().map(|x| x * x).sum();
     for _ in 0..60 {
-        let beside: f64 = (0..n).flat_map(|i| (0..i).map(move |j| (i, j))).map(|(i, j)| a[i][j].powi(2)).sum();
+        let beside: f64 =
+            (0..n).flat_map(|i| (0..i).map(move |j| (i, j))).map(|(i, j)| a[i][j].powi(2)).sum();
         if beside <= 1e-32 * size {
             break;
         }
@@ -94,7 +95,13 @@ mod tests {
             assert!(frequencies.is_sorted());
             let entry = |i: usize, j: usize| {
                 let size = ((i as f64 + 0.5) * (j as f64 + 0.5)).sqrt();
-                if i > j { -size } else if i < j { size } else { 0.0 }
+                if i > j {
+                    -size
+                } else if i < j {
+                    size
+                } else {
+                    0.0
+                }
             };
             for (frequency, vector) in frequencies.iter().zip(&vectors) {
                 for i in 0..n {

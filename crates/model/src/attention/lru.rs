@@ -5,13 +5,14 @@ use candle_core::Result;
 use super::knobs::{Knob, Knobs};
 use super::state_space::{self, Complex, Discrete, P, StateSpace};
 use super::{
-    Growth, InModels, Mechanism, MechanismConfig, MechanismEntry, Needs, OutputForm, Paper, Projections, Shape, Support,
-    mixer,
+    Growth, InModels, Mechanism, MechanismConfig, MechanismEntry, Needs, OutputForm, Paper, Projections,
+    Shape, Support, mixer,
 };
 use crate::nn::params::{Init, ParamBuilder};
 
-const R_MIN: Knob<f64> =
-    Knob::float("r_min", 0.0, 0.0..=0.9999).doc("inner radius of the ring that eigenvalues start on").source("LRU sec. 3.2");
+const R_MIN: Knob<f64> = Knob::float("r_min", 0.0, 0.0..=0.9999)
+    .doc("inner radius of the ring that eigenvalues start on")
+    .source("LRU sec. 3.2");
 const R_MAX: Knob<f64> =
     Knob::float("r_max", 1.0, 0.0001..=1.0).doc("outer radius of the ring").source("LRU sec. 3.2");
 const MAX_PHASE: Knob<f64> = Knob::float("max_phase", 6.28, 1e-4..=6.2832)
@@ -28,7 +29,14 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
         year: 2023,
         locator: "arXiv:2303.06349",
     },
-    support: Support { bidirectional: true, causal: true, cross: false, memory: false, cls: false, dropout: false },
+    support: Support {
+        bidirectional: true,
+        causal: true,
+        cross: false,
+        memory: false,
+        cls: false,
+        dropout: false,
+    },
     knobs: &[
         P.doc("complex states").source("our choice; the paper tunes it").spec(),
         R_MIN.spec(),

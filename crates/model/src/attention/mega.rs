@@ -6,8 +6,8 @@ use super::decode::{DecodeState, Held, Recurrent, bytes};
 use super::knobs::{Knob, Knobs};
 use super::mega_ema::{self, Average, NDIM, TRUNCATION};
 use super::{
-    AttentionInput, AttentionOutput, Cost, Growth, Idle, InModels, Mechanism, MechanismConfig, MechanismEntry, Needs,
-    OutputForm, Projections, Shape, Support, mixer,
+    AttentionInput, AttentionOutput, Cost, Growth, Idle, InModels, Mechanism, MechanismConfig,
+    MechanismEntry, Needs, OutputForm, Projections, Shape, Support, mixer,
 };
 use crate::nn::params::{Init, ParamBuilder};
 use effattn_kernel::activation::{relu, sigmoid};
@@ -109,9 +109,10 @@ out = res + u (silu(h + (w v * r) w_h + b_h) - res)",
 fn validate(knobs: &Knobs, shape: &Shape) -> std::result::Result<(), String> {
     let longest = knobs.get(&CHUNK).unwrap_or(shape.queries);
     match (knobs.get(&REL_POS), knobs.get(&MAX_POSITIONS)) {
-        (Position::Rotary, _) if !knobs.get(&ZDIM).is_multiple_of(2) => {
-            Err(format!("zdim={} does not form pairs to rotate; take an even zdim, or rel_pos=simple", knobs.get(&ZDIM)))
-        }
+        (Position::Rotary, _) if !knobs.get(&ZDIM).is_multiple_of(2) => Err(format!(
+            "zdim={} does not form pairs to rotate; take an even zdim, or rel_pos=simple",
+            knobs.get(&ZDIM)
+        )),
         (Position::Simple, Some(most)) if most < longest => Err(format!(
             "max_positions={most} is less than the {longest} positions of a chunk; take more, or max_positions=auto"
         )),
@@ -175,11 +176,26 @@ fn build(config: &MechanismConfig, builder: &ParamBuilder) -> Result<Box<dyn Mec
             let max = knobs.get(&MAX_POSITIONS).or(chunk).unwrap_or(*max_len);
             Bias::Simple { values: normal("rel_bias", &[2 * max - 1])?, max }
         }
-        Position::Rotary => Bias::Rotary { alpha: normal("rel_alpha", &[z])?, beta: normal("rel_beta", &[z])? },
+        Position::Rotary => {
+            Bias::Rotary { alpha: normal("rel_alpha", &[z])?, beta: normal("rel_beta", &[z])? }
+        }
     };
     let (weights, residual, causal) = (knobs.get(&ATTN), knobs.get(&RESIDUAL), *causal);
     let widths = [e, z, h, e];
-    Ok(Box::new(Mega { average, value, mixed, output, gamma, beta, bias, weights, chunk, widths, residual, causal }))
+    Ok(Box::new(Mega {
+        average,
+        value,
+        mixed,
+        output,
+        gamma,
+        beta,
+        bias,
+        weights,
+        chunk,
+        widths,
+        residual,
+        causal,
+    }))
 }
 
 fn affine(x: &Tensor, (weight, bias): &(Tensor, Tensor)) -> Result<Tensor> {
@@ -202,7 +218,8 @@ impl Mega {
         let [e, z, h, _] = self.widths;
         let part = |start: usize, width: usize| base.narrow(2, start, width)?.contiguous();
         let zz = part(e, z)?.silu()?;
-        let side = |index: usize| zz.broadcast_mul(&self.gamma.get(index)?)?.broadcast_add(&self.beta.get(index)?);
+        let side =
+            |index: usize| zz.broadcast_mul(&self.gamma.get(index)?)?.broadcast_add(&self.beta.get(index)?);
         Ok(Parts {
             u: sigmoid(&part(0, e)?)?,
             r: part(e + z, h)?.silu()?,
@@ -224,7 +241,9 @@ impl Mega {
                 let at = Tensor::from_vec(at.collect(), rows * keys, values.device())?;
                 values.index_select(&at, 0)?.reshape((rows, keys))
             }
-            Bias::Rotary { alpha, beta } => rotated(alpha, first, rows)?.matmul(&rotated(beta, 0, keys)?.t()?),
+            Bias::Rotary { alpha, beta } => {
+                rotated(alpha, first, rows)?.matmul(&rotated(beta, 0, keys)?.t()?)
+            }
         }
     }
 
@@ -238,7 +257,8 @@ impl Mega {
         let t = products.broadcast_div(count)?.broadcast_add(bias)?;
         let weights = match self.weights {
             Weights::Laplace => {
-                let scaled = t.affine(1.0 / (0.282095 * 2f64.sqrt()), -0.707107 / (0.282095 * 2f64.sqrt()))?;
+                let scaled =
+                    t.affine(1.0 / (0.282095 * 2f64.sqrt()), -0.707107 / (0.282095 * 2f64.sqrt()))?;
                 (scaled.erf()? + 1.0)?.affine(0.5, 0.0)?
             }
             _ => relu(&t)?.sqr()?,
@@ -281,7 +301,9 @@ impl Mega {
         let residual = match (self.residual, input.residual) {
             (false, _) => input.layer_input()?,
             (true, Some(residual)) => residual,
-            (true, None) => candle_core::bail!("residual=separate needs the layer's residual; take residual=x"),
+            (true, None) => {
+                candle_core::bail!("residual=separate needs the layer's residual; take residual=x")
+            }
         };
         Ok(AttentionOutput::rows((residual + (&parts.u * (new - residual)?)?)?))
     }
@@ -344,7 +366,9 @@ impl Mechanism for Mega {
 impl Mega {
     /// Attended values [b, 1, h] of the next token.
     fn attend_next(&self, parts: &Parts, state: &mut MegaState) -> Result<Tensor> {
-        let Some(chunk) = self.chunk else { candle_core::bail!("mega decodes token by token with chunk only") };
+        let Some(chunk) = self.chunk else {
+            candle_core::bail!("mega decodes token by token with chunk only")
+        };
         let [k, v] = match state.open.take() {
             Some(open) => open,
             None => {

@@ -5,16 +5,17 @@ use candle_core::{Device, Result, Tensor};
 use super::decode::{DecodeState, Held, Recurrent, bytes};
 use super::knobs::{Knob, Knobs};
 use super::{
-    AttentionInput, AttentionOutput, Cost, Growth, InModels, Mechanism, MechanismConfig, MechanismEntry, Needs, Paper,
-    Projections, Shape, Support, mixer,
+    AttentionInput, AttentionOutput, Cost, Growth, InModels, Mechanism, MechanismConfig, MechanismEntry,
+    Needs, Paper, Projections, Shape, Support, mixer,
 };
 use crate::nn::params::{Init, ParamBuilder};
 use effattn_kernel::activation::sigmoid;
 use effattn_kernel::diagonal_scan::Direction;
 use effattn_kernel::ema::{self, EmaState, ema};
 
-pub(super) const NDIM: Knob<usize> =
-    Knob::int("ndim", 16, 1..=1 << 10).doc("exponentials per channel").source("Mega sec. 3.2 and released code for LRA");
+pub(super) const NDIM: Knob<usize> = Knob::int("ndim", 16, 1..=1 << 10)
+    .doc("exponentials per channel")
+    .source("Mega sec. 3.2 and released code for LRA");
 pub(super) const TRUNCATION: Knob<Option<usize>> = Knob::auto_int("truncation", 1..=1 << 30)
     .doc("distance from which on the filter is 0; auto: none")
     .source("Mega released code");

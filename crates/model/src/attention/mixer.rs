@@ -19,7 +19,9 @@ pub(super) fn visible(input: &AttentionInput) -> Result<Tensor> {
 pub(super) fn validate(_: &Knobs, shape: &Shape) -> std::result::Result<(), String> {
     let Shape { queries, keys, .. } = shape;
     if queries != keys {
-        return Err(format!("{queries} queries and {keys} keys; this mechanism mixes the rows of one sequence"));
+        return Err(format!(
+            "{queries} queries and {keys} keys; this mechanism mixes the rows of one sequence"
+        ));
     }
     Ok(())
 }

@@ -6,8 +6,8 @@ use super::hippo::Hippo;
 use super::knobs::{Knob, Knobs};
 use super::state_space::{self, Complex, Discrete, P, StateSpace};
 use super::{
-    Growth, InModels, Mechanism, MechanismConfig, MechanismEntry, Needs, OutputForm, Paper, Projections, Shape, Support,
-    mixer,
+    Growth, InModels, Mechanism, MechanismConfig, MechanismEntry, Needs, OutputForm, Paper, Projections,
+    Shape, Support, mixer,
 };
 use crate::nn::params::{Init, ParamBuilder};
 use effattn_kernel::device::rng::RngStream;
@@ -94,7 +94,9 @@ fn blocks(knobs: &Knobs) -> usize {
 fn validate(knobs: &Knobs, shape: &Shape) -> std::result::Result<(), String> {
     let (p, blocks) = (knobs.get(&P), blocks(knobs));
     if !p.is_multiple_of(blocks) {
-        return Err(format!("P={p} states do not fall into blocks={blocks} equal blocks; take a divisor of {p}"));
+        return Err(format!(
+            "P={p} states do not fall into blocks={blocks} equal blocks; take a divisor of {p}"
+        ));
     }
     let (min, max) = (knobs.get(&DT_MIN), knobs.get(&DT_MAX));
     if min > max {
@@ -138,7 +140,8 @@ impl Start {
             for vector in &self.hippo.vectors {
                 for channel in 0..width {
                     let entry = |i: usize| x[(block * self.size + i) * width + channel];
-                    let sum = |part: usize| vector.iter().enumerate().map(|(i, v)| v[part] * entry(i)).sum::<f64>();
+                    let sum =
+                        |part: usize| vector.iter().enumerate().map(|(i, v)| v[part] * entry(i)).sum::<f64>();
                     out.extend([sum(0) as f32, -sum(1) as f32]); // the inverse of V is its conjugate transpose
                 }
             }
@@ -175,11 +178,13 @@ fn build(config: &MechanismConfig, builder: &ParamBuilder) -> Result<Box<dyn Mec
         block.repeat(start.blocks)
     })?;
     let (low, high) = (knobs.get(&DT_MIN).ln(), knobs.get(&DT_MAX).ln());
-    let log_step = builder.drawn("log_step", &[p], |stream| (0..p).map(|_| stream.uniform(low, high) as f32).collect())?;
+    let log_step = builder
+        .drawn("log_step", &[p], |stream| (0..p).map(|_| stream.uniform(low, high) as f32).collect())?;
     let b = builder.drawn("B", &[p, e, 2], |stream| start.inputs(stream, e))?;
     let mut outputs = Vec::new();
     for name in if *causal { &["C"][..] } else { &["C", "C_bwd"] } {
-        outputs.push(Complex::of_pairs(&builder.drawn(name, &[e, p, 2], |stream| start.outputs(stream, e))?)?);
+        outputs
+            .push(Complex::of_pairs(&builder.drawn(name, &[e, p, 2], |stream| start.outputs(stream, e))?)?);
     }
     let skip = builder.param("D", &[e], Init::normal(1.0))?;
     let (clip, rescale, rule) = (knobs.get(&CLIP_EIGS), knobs.get(&STEP_RESCALE), knobs.get(&DISCRETIZATION));
