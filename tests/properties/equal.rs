@@ -174,6 +174,15 @@ fn every_sparse_mechanism_is_compared_with_full_attention() {
         "linear",
         "rfa",
         "synthesizer",
+        "deltanet",
+        "gated-deltanet",
+        "s5",
+        "lru",
+        "mega",
+        "mega-ema",
+        "aft-simple",
+        "aft-local",
+        "fnet",
     ];
     for entry in attention::TABLE {
         let named = FULL.iter().any(|line| line.0 == entry.name) || others.contains(&entry.name);

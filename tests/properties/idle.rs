@@ -20,12 +20,16 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("nystrom", "n_iter", "matters with fewer landmarks than positions"),
     ("nystrom", "init", "matters with fewer landmarks than positions"),
     ("performer", "detach", "the gradient that it stops cancels but for the guard"),
+    ("deltanet", "conv", "belongs to the layer around it"),
+    ("gated-deltanet", "conv", "belongs to the layer around it"),
+    ("s5", "clip_eigs", "matters once a real part has grown beyond -1e-4"),
+    ("aft-local", "max_len", "sizes the parameters for a longer sequence"),
     ("ls", "compat", "its word stands for mem_compress=hidden, which the same case names"),
     ("ls", "mem_compress", "compat=code stands for it"),
 ];
 
 /// Guards of a division, which matter where a sum of weights is near 0.
-const GUARDS: &[&str] = &["eps", "guard"];
+const GUARDS: &[&str] = &["eps", "guard", "l2_eps", "norm_eps"];
 
 /// Other values to try.
 fn others(knob: &KnobSpec) -> Vec<Value> {
