@@ -98,7 +98,8 @@ fn grouped_projections_are_tensors_of_their_own_and_make_the_same_layer_as_equal
         &builder,
     )
     .unwrap();
-    let shape = |name: &str| builder.clone().finish().value(name).unwrap().dims().to_vec();
+    let params = builder.finish();
+    let shape = |name: &str| params.value(name).unwrap().dims().to_vec();
     assert_eq!((shape("attn.k.weight"), shape("attn.q.weight")), (vec![4, WIDTH], vec![WIDTH, WIDTH]));
     assert!(names.contains(&"attn.v.bias".to_owned()));
     assert_eq!(out.dims(), [2, 6, WIDTH]);
