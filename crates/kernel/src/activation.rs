@@ -48,11 +48,6 @@ pub fn softplus(x: &Tensor) -> Result<Tensor> {
     (((low.exp()? + 1.0)?.log()? + high)?).to_dtype(x.dtype())
 }
 
-/// 1 / (1 + exp(-x)) in plain candle operations.
-pub fn sigmoid(x: &Tensor) -> Result<Tensor> {
-    (x.neg()?.exp()? + 1.0)?.recip()
-}
-
 struct Gelu {
     tanh: bool,
 }

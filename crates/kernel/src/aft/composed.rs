@@ -45,6 +45,6 @@ pub fn composed(qkv: &Qkv, call: &Aft) -> Result<Heads> {
     // both relative to the denominator, whose square, as in the gradient of a quotient, has half the range
     let size = ((&den * &seen)? + (1.0 - &seen)?)?.detach();
     let (num, den) = (((num * &seen)? / &size)?, ((den / &size)? * &seen)?);
-    let gate = (q.neg()?.exp()? + 1.0)?.recip()?;
+    let gate = (q.maximum(-80.0)?.neg()?.exp()? + 1.0)?.recip()?; // below, its gradient would be 0 times infinity
     Ok(Heads::Split(((gate * num)? / (den + (1.0 - seen)?)?)?.to_dtype(dtype)?))
 }

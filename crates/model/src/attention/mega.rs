@@ -1,6 +1,7 @@
 //! Mega (Ma et al. 2023): gated attention with one head on a moving average of the input.
 
 use candle_core::{Device, Result, Tensor};
+use candle_nn::ops::sigmoid;
 
 use super::decode::{DecodeState, Held, Recurrent, bytes};
 use super::knobs::{Knob, Knobs};
@@ -10,7 +11,7 @@ use super::{
     MechanismEntry, Needs, OutputForm, Projections, Shape, Support, mixer,
 };
 use crate::nn::params::{Init, ParamBuilder};
-use effattn_kernel::activation::{relu, sigmoid};
+use effattn_kernel::activation::relu;
 use effattn_kernel::ema::EmaState;
 use effattn_kernel::linear::linear;
 use effattn_kernel::softmax::masked_softmax;

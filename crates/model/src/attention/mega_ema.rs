@@ -1,6 +1,7 @@
 //! The moving average of Mega (Ma et al. 2023, section 3.2) alone: every channel is filtered by a sum of damped exponentials.
 
 use candle_core::{Device, Result, Tensor};
+use candle_nn::ops::sigmoid;
 
 use super::decode::{DecodeState, Held, Recurrent, bytes};
 use super::knobs::{Knob, Knobs};
@@ -9,7 +10,6 @@ use super::{
     Needs, Paper, Projections, Shape, Support, mixer,
 };
 use crate::nn::params::{Init, ParamBuilder};
-use effattn_kernel::activation::sigmoid;
 use effattn_kernel::diagonal_scan::Direction;
 use effattn_kernel::ema::{self, EmaState, ema};
 
