@@ -97,7 +97,8 @@ impl<'a> Case<'a> {
     ) -> std::result::Result<Self, CheckError> {
         let is_knob = |key: &str| entry.knobs.iter().any(|knob| knob.name == key);
         let set = |(key, value): &(&String, &Value)| {
-            is_knob(key) || !SHAPE_KEYS.contains(&key.as_str()) && !says_nothing(key, value)
+            let whole = key.as_str() == "chunk" && value.as_i64() == Some(-1); // Mega: one chunk, the default
+            !whole && (is_knob(key) || !SHAPE_KEYS.contains(&key.as_str()) && !says_nothing(key, value))
         };
         let knobs = golden.config.iter().filter(set);
         let knobs = Knobs::from_json(entry.name, entry.knobs, knobs).map_err(|e| golden.refused(e))?;

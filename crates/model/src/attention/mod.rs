@@ -4,13 +4,20 @@
 //! reports) iterates [`entries`]. To add a mechanism: write `attention/<name>.rs` with a `pub static ENTRY`
 //! and add its line to `TABLE`.
 
+pub mod aft_local;
+pub mod aft_simple;
 pub mod bigbird;
 pub mod choose;
 pub mod cosformer;
 pub mod decode;
+mod delta;
+pub mod deltanet;
 pub mod dp;
 mod feature;
+pub mod fnet;
 pub mod full;
+pub mod gated_deltanet;
+mod hippo;
 pub mod identity_linear;
 pub mod knobs;
 pub mod leakyrelu_linear;
@@ -20,15 +27,22 @@ pub mod linformer_window;
 pub mod local;
 pub mod long_short;
 pub mod longformer;
+pub mod lru;
 pub mod ls;
 pub mod ls2d;
+pub mod mega;
+pub mod mega_ema;
+mod mixer;
 pub mod nystrom;
+mod output_stage;
 pub mod performer;
 pub mod reformer;
 pub mod relu_linear;
 pub mod rfa;
+pub mod s5;
 pub mod sinkhorn;
 pub mod sparse;
+mod state_space;
 pub mod synthesizer;
 pub mod transformer_xl;
 pub mod window;
@@ -72,6 +86,15 @@ pub static TABLE: &[&MechanismEntry] = &[
     &sinkhorn::ENTRY,
     &synthesizer::ENTRY,
     &transformer_xl::ENTRY,
+    &deltanet::ENTRY,
+    &gated_deltanet::ENTRY,
+    &s5::ENTRY,
+    &lru::ENTRY,
+    &mega::ENTRY,
+    &mega_ema::ENTRY,
+    &aft_simple::ENTRY,
+    &aft_local::ENTRY,
+    &fnet::ENTRY,
 ];
 
 static ALL: Registry<MechanismEntry> = Registry::new(TABLE);
