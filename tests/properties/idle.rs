@@ -44,6 +44,7 @@ fn others(knob: &KnobSpec) -> Vec<Value> {
         Kind::Float { .. } | Kind::AutoFloat { .. } => vec![Value::Float(0.3)],
         Kind::List { .. } => vec![Value::List(vec![1, 2])],
         Kind::AutoIntOrList => vec![Value::Int(4)],
+        Kind::AutoFloats { .. } => vec![Value::Floats(vec![0.1, 0.3])],
     }
 }
 

@@ -106,7 +106,7 @@ impl Decay {
 }
 
 /// The number whose softplus is log-uniform in (0.001, 0.1), at least 1e-4 (Mamba-2).
-fn step_bias(stream: &mut RngStream) -> f32 {
+pub(super) fn step_bias(stream: &mut RngStream) -> f32 {
     let step = stream.uniform(0.001f64.ln(), 0.1f64.ln()).exp().max(1e-4);
     (step + (-(-step).exp_m1()).ln()) as f32
 }
@@ -170,6 +170,6 @@ impl Delta {
         let beta = per_head((sigmoid(&linear(x, &self.beta, None)?)? * self.most)?)?;
         let decay = self.decay.as_ref().map(|decay| per_head(decay.log(x)?)).transpose()?;
         let call = DeltaRule { beta: &beta, log_decay: decay.as_ref(), mask: input.mask };
-        Ok(self.output.apply(rule(&rows, &call)?, x)?.into())
+        Ok(self.output.apply(rule(&rows, &call)?, Some(x))?.into())
     }
 }

@@ -190,7 +190,7 @@ impl Knobs {
         let values = self.0.values().map(|value| match value {
             Value::Int(value) => *value,
             Value::List(list) => list.iter().copied().max().unwrap_or(0),
-            Value::Auto | Value::Bool(_) | Value::Float(_) | Value::Word(_) => 0,
+            Value::Auto | Value::Bool(_) | Value::Float(_) | Value::Word(_) | Value::Floats(_) => 0,
         });
         values.max().unwrap_or(0)
     }

@@ -6,6 +6,7 @@
 
 pub mod aft_local;
 pub mod aft_simple;
+pub mod based;
 pub mod bigbird;
 pub mod choose;
 pub mod cosformer;
@@ -17,6 +18,8 @@ mod feature;
 pub mod fnet;
 pub mod full;
 pub mod gated_deltanet;
+pub mod gla;
+pub mod gqa;
 mod hippo;
 pub mod identity_linear;
 pub mod knobs;
@@ -30,6 +33,8 @@ pub mod longformer;
 pub mod lru;
 pub mod ls;
 pub mod ls2d;
+pub mod luna;
+pub mod mamba2;
 pub mod mega;
 pub mod mega_ema;
 mod mixer;
@@ -38,11 +43,15 @@ mod output_stage;
 pub mod performer;
 pub mod reformer;
 pub mod relu_linear;
+pub mod retention;
 pub mod rfa;
+pub mod rope;
+mod rotary_softmax;
 pub mod s5;
 pub mod sinkhorn;
 pub mod sparse;
 mod state_space;
+pub mod streaming;
 pub mod synthesizer;
 pub mod transformer_xl;
 pub mod window;
@@ -86,8 +95,16 @@ pub static TABLE: &[&MechanismEntry] = &[
     &sinkhorn::ENTRY,
     &synthesizer::ENTRY,
     &transformer_xl::ENTRY,
+    &rope::ENTRY,
+    &gqa::ENTRY,
+    &streaming::ENTRY,
+    &luna::ENTRY,
+    &retention::ENTRY,
+    &gla::ENTRY,
+    &mamba2::ENTRY,
     &deltanet::ENTRY,
     &gated_deltanet::ENTRY,
+    &based::ENTRY,
     &s5::ENTRY,
     &lru::ENTRY,
     &mega::ENTRY,

@@ -84,8 +84,8 @@ impl OutputStage {
         })
     }
 
-    /// Norm, weight and gate of `out` [b, h, n, d]; `x` [b, n, e].
-    pub fn apply(&self, out: Heads, x: &Tensor) -> Result<Heads> {
+    /// Norm, weight and gate of `out` [b, h, n, d]; `x` [b, n, e], which the gate reads.
+    pub fn apply(&self, out: Heads, x: Option<&Tensor>) -> Result<Heads> {
         if self.norm == Norm::None && self.weight.is_none() && self.gate.is_none() {
             return Ok(out);
         }
@@ -107,6 +107,7 @@ impl OutputStage {
             y = y.broadcast_mul(weight)?;
         }
         if let Some(gate) = &self.gate {
+            let x = x.ok_or_else(|| candle_core::Error::msg("the output gate was given no layer input x"))?;
             let rows = gate.transpose(1, 2)?.contiguous()?.flatten_to(1)?; // [h d, e]
             let bias = self.bias.as_ref().map(Tensor::flatten_all).transpose()?;
             y = (y * linear(x, &rows, bias.as_ref())?.silu()?.reshape((b, n, h, d))?)?;

@@ -15,12 +15,13 @@ fn values(knob: &KnobSpec) -> Vec<Value> {
     match knob.kind {
         Kind::Bool { .. } => values.extend([Value::Bool(true), Value::Bool(false)]),
         Kind::Word { words, .. } => values.extend(words.iter().map(Value::Word)),
-        Kind::Int { min, max, .. } | Kind::AutoInt { min, max } => values.extend(ints(min, max)),
+        Kind::Int { min, max, .. } | Kind::AutoInt { min, max, .. } => values.extend(ints(min, max)),
         Kind::Float { min, max, .. } | Kind::AutoFloat { min, max } => {
             values.extend([Value::Float(min), Value::Float(max)]);
         }
         Kind::List { .. } => values.extend([Value::List(Vec::new()), Value::List(vec![2, 4])]),
         Kind::AutoIntOrList => values.extend([Value::Int(2), Value::List(vec![2, 4])]),
+        Kind::AutoFloats { min, max } => values.push(Value::Floats(vec![min, max])),
     }
     values
 }

@@ -117,7 +117,16 @@ impl Knob<usize> {
 impl Knob<Option<usize>> {
     /// A whole number in `range`, or auto (`None`), which is the default.
     pub const fn auto_int(name: &'static str, range: RangeInclusive<usize>) -> Self {
-        let kind = Kind::AutoInt { min: *range.start(), max: *range.end() };
+        Self::int_or_auto(name, None, range)
+    }
+
+    /// A whole number in `range`, or auto (`None`).
+    pub const fn int_or_auto(
+        name: &'static str,
+        default: Option<usize>,
+        range: RangeInclusive<usize>,
+    ) -> Self {
+        let kind = Kind::AutoInt { min: *range.start(), max: *range.end(), default };
         Self::new(name, kind, |value, _| match value {
             Value::Auto => Some(None),
             value => value.int().map(Some),
@@ -162,6 +171,18 @@ impl Knob<Option<Vec<usize>>> {
             Value::Auto => Some(None),
             Value::Int(one) => Some(Some(vec![*one])),
             Value::List(list) => Some(Some(list.clone())),
+            _ => None,
+        })
+    }
+}
+
+impl Knob<Option<Vec<f64>>> {
+    /// A list of numbers in `range`, or auto (`None`), which is the default.
+    pub const fn auto_floats(name: &'static str, range: RangeInclusive<f64>) -> Self {
+        let kind = Kind::AutoFloats { min: *range.start(), max: *range.end() };
+        Self::new(name, kind, |value, _| match value {
+            Value::Auto => Some(None),
+            Value::Floats(list) => Some(Some(list.clone())),
             _ => None,
         })
     }

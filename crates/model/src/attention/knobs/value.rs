@@ -19,6 +19,8 @@ pub enum Value {
     Word(&'static str),
     /// A list of whole numbers, joined with `+` on the command line.
     List(Vec<usize>),
+    /// A list of numbers, joined with `+` on the command line.
+    Floats(Vec<f64>),
 }
 
 impl Value {
@@ -92,6 +94,8 @@ pub enum Kind {
         min: usize,
         /// Largest value.
         max: usize,
+        /// The default; `None`: auto.
+        default: Option<usize>,
     },
     /// A finite number within bounds (both in).
     Float {
@@ -123,6 +127,13 @@ pub enum Kind {
     },
     /// A whole number, a list of them, or auto.
     AutoIntOrList,
+    /// A list of numbers within bounds (both in), or auto. A null in JSON is infinity.
+    AutoFloats {
+        /// Smallest value.
+        min: f64,
+        /// Largest value.
+        max: f64,
+    },
 }
 
 /// Largest whole number that a knob takes: more than the longest sequence, and small enough that no product of sizes
@@ -139,7 +150,10 @@ impl Kind {
             Self::Float { default, .. } => Value::Float(default),
             Self::Word { default, .. } => Value::Word(default),
             Self::List { default } => Value::List(default.to_vec()),
-            Self::AutoInt { .. } | Self::AutoFloat { .. } | Self::AutoIntOrList => Value::Auto,
+            Self::AutoInt { default: Some(default), .. } => Value::Int(default),
+            Self::AutoInt { .. } | Self::AutoFloat { .. } | Self::AutoIntOrList | Self::AutoFloats { .. } => {
+                Value::Auto
+            }
         }
     }
 
@@ -165,22 +179,32 @@ impl Kind {
                 _ => None,
             },
             Self::Int { min, max, .. } => int(min, max),
-            Self::AutoInt { .. } | Self::AutoFloat { .. } | Self::AutoIntOrList if text == "auto" => {
+            Self::AutoInt { .. } | Self::AutoFloat { .. } | Self::AutoIntOrList | Self::AutoFloats { .. }
+                if text == "auto" =>
+            {
                 Some(Value::Auto)
             }
-            Self::AutoInt { min, max } => int(min, max),
+            Self::AutoInt { min, max, .. } => int(min, max),
             Self::Float { min, max, .. } | Self::AutoFloat { min, max } => float(min, max),
             Self::Word { words, .. } => words.iter().find(|word| *word == text).map(Value::Word),
             Self::List { .. } => list(),
             Self::AutoIntOrList if text.contains('+') => list(),
             Self::AutoIntOrList => int(0, usize::MAX),
+            Self::AutoFloats { min, max } => {
+                let number = |part: &str| part.parse().ok().filter(|value: &f64| (min..=max).contains(value));
+                let list = text.split('+').map(number).collect::<Option<Vec<f64>>>();
+                list.filter(|list| list.len() <= LONGEST).map(Value::Floats)
+            }
         }
     }
 
     pub(super) fn read(self, json: &Json) -> Option<Value> {
         match json {
             Json::Null => match self {
-                Self::AutoInt { .. } | Self::AutoFloat { .. } | Self::AutoIntOrList => Some(Value::Auto),
+                Self::AutoInt { .. }
+                | Self::AutoFloat { .. }
+                | Self::AutoIntOrList
+                | Self::AutoFloats { .. } => Some(Value::Auto),
                 _ => None,
             },
             Json::Bool(value) => self.parse(if *value { "true" } else { "false" }),
@@ -193,6 +217,13 @@ impl Kind {
                 match self {
                     Self::List { .. } | Self::AutoIntOrList if items.len() <= LONGEST => {
                         list.collect::<Option<Vec<_>>>().map(Value::List)
+                    }
+                    Self::AutoFloats { .. } => {
+                        let word = |item: &Json| match item {
+                            Json::Null => "inf".to_owned(),
+                            item => item.to_string(),
+                        };
+                        self.parse(&items.iter().map(word).collect::<Vec<_>>().join("+"))
                     }
                     _ => None,
                 }
@@ -211,7 +242,7 @@ impl fmt::Display for Kind {
         match self {
             Self::Bool { .. } => f.write_str("true or false"),
             Self::Int { min, max, .. } => range(f, *min, *max),
-            Self::AutoInt { min, max } => {
+            Self::AutoInt { min, max, .. } => {
                 range(f, *min, *max)?;
                 f.write_str(", or auto")
             }
@@ -220,6 +251,7 @@ impl fmt::Display for Kind {
             Self::Word { words, .. } => write!(f, "one of {}", words.iter().collect::<Vec<_>>().join(", ")),
             Self::List { .. } => f.write_str("whole numbers joined with +, or none"),
             Self::AutoIntOrList => f.write_str("a whole number, several joined with +, or auto"),
+            Self::AutoFloats { min, max } => write!(f, "numbers from {min} to {max} joined with +, or auto"),
         }
     }
 }
@@ -240,6 +272,7 @@ impl fmt::Display for Value {
             Self::Float(value) => write!(f, "{value}"),
             Self::Word(value) => f.write_str(value),
             Self::List(list) => f.write_str(&join(list)),
+            Self::Floats(list) => f.write_str(&list.iter().map(f64::to_string).collect::<Vec<_>>().join("+")),
         }
     }
 }
