@@ -283,6 +283,7 @@ pub fn prepare(plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
     for (cell, request) in plan.cells.iter_mut().filter(|cell| !cell.request.is_null()).zip(&requests) {
         let words = plan.data.get(&words_name(request));
         cell.row.words = words.map(|hash| hash.chars().take(12).collect());
+        cell.reads = vec![request.task.clone(), words_name(request)];
     }
     Ok(Prepared { remarks, text: None })
 }

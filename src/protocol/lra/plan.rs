@@ -194,6 +194,7 @@ pub fn prepare(plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
         }
         plan.data.insert(task, data.hash().to_owned());
     }
+    plan.cells.iter_mut().for_each(|cell| cell.reads = cell.row.task.iter().cloned().collect());
     Ok(Prepared { remarks, text: None })
 }
 

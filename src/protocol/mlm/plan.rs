@@ -15,7 +15,7 @@ use crate::protocol::pretrained_start::{self, StartEncoder, StartRequest};
 use crate::protocol::training::{
     ProtocolDiff, RATE, TrainingRequest, incomplete, micro_batches, one_of_each,
 };
-use crate::run::plan::{Cell, Plan};
+use crate::run::plan::{Cell, Plan, key_word};
 use crate::train::pretrained::Pretrained;
 use effattn_data::running_text::{self, RunningText};
 use effattn_data::tokenizer::Tokenizer;
@@ -170,7 +170,7 @@ fn cell(
     let steps = settings.steps.unwrap_or(recipe.steps).max(1);
     let flops = resolved.map_or(0, |model| model.flops(len as usize)) as f64;
     let seconds = 3.0 * flops * (batch * steps) as f64 / (RATE * threads as f64);
-    let words = format!("{task} {} {} s{seed}", spec.model, spec.preset);
+    let words = format!("{} {} {} s{seed}", key_word(task), spec.model, spec.preset);
     let request = MlmRequest {
         task: task.to_owned(),
         spec,
@@ -298,6 +298,7 @@ pub fn prepare(plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
             }
         };
         cell.row.words = Some(hash.chars().take(12).collect());
+        cell.reads = data_names(&request).into();
     }
     Ok(Prepared { remarks, text: None })
 }

@@ -1,5 +1,8 @@
 //! From flags and suites to training runs and evaluations of images.
 
+use std::collections::BTreeMap;
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
 
 use super::recipe::{self, Recipe};
@@ -9,6 +12,7 @@ use crate::protocol::grid::{Grid, GridDefaults, GridEntry, GridFlags, PlanError,
 use crate::protocol::model_spec::{ModelSpec, resolve_or_unsupported};
 use crate::protocol::training::{ProtocolDiff, RATE, TrainingRequest, incomplete};
 use crate::run::plan::{Cell, Plan};
+use effattn_data::content_hash::file_hash;
 use effattn_data::images;
 use effattn_data::images::test_only::{challenge, challenges};
 use effattn_model::batch::InputKind;
@@ -38,6 +42,9 @@ pub struct VisionRequest {
     pub limit: Option<u64>,
     /// File of the weights that are evaluated instead of trained ones.
     pub weights: Option<String>,
+    /// SHA-256 of that file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weights_sha256: Option<String>,
     /// Images that the weights are tested on besides, by name.
     #[serde(default)]
     pub also: Vec<String>,
@@ -100,13 +107,14 @@ pub fn classes(task: &str) -> Option<usize> {
 /// # Errors
 /// Settings that nobody can run.
 pub fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
-    let mut cells = Vec::new();
+    let (mut cells, mut hashes) = (Vec::new(), BTreeMap::new());
     for task in tasks_of(grid) {
         known(&task)?;
         for pick in grid.entries.iter().filter(|pick| pick.runs(&task)) {
+            let weights = weights_hash(&pick.settings, &mut hashes)?;
             let seeds = pick.settings.seeds.clone().unwrap_or(Seeds(vec![0]));
             for seed in seeds.0 {
-                cells.push(cell(grid, pick, &task, seed, threads)?);
+                cells.push(cell(grid, pick, (&task, weights.as_deref()), seed, threads)?);
             }
         }
     }
@@ -117,6 +125,21 @@ pub fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
         )));
     }
     Ok(cells)
+}
+
+/// SHA-256 of the file of `--weights`: another model under the same name is another cell. `hashes` has those of files that were
+/// read before.
+fn weights_hash(
+    settings: &Settings,
+    hashes: &mut BTreeMap<String, String>,
+) -> Result<Option<String>, PlanError> {
+    let Some(path) = &settings.weights else { return Ok(None) };
+    if !hashes.contains_key(path) {
+        let hash = file_hash(Path::new(path))
+            .map_err(|error| PlanError(format!("--weights {path} cannot be read ({error})")))?;
+        hashes.insert(path.clone(), hash);
+    }
+    Ok(hashes.get(path).cloned())
 }
 
 /// Images that are trained on, then those that weights are only tested on.
@@ -172,7 +195,13 @@ fn one(list: Option<&Vec<u64>>, default: u64) -> Result<u64, PlanError> {
     }
 }
 
-fn cell(grid: &Grid, pick: &GridEntry, task: &str, seed: u64, threads: usize) -> Result<Cell, PlanError> {
+fn cell(
+    grid: &Grid,
+    pick: &GridEntry,
+    (task, weights): (&str, Option<&str>),
+    seed: u64,
+    threads: usize,
+) -> Result<Cell, PlanError> {
     let settings = &pick.settings;
     let preset = settings.preset.clone().unwrap_or_else(|| PRESET.to_owned());
     let usual = family::usual(&preset).map_or(32, |usual| usual.len as u64);
@@ -199,6 +228,7 @@ fn cell(grid: &Grid, pick: &GridEntry, task: &str, seed: u64, threads: usize) ->
         accumulate: settings.accumulate.unwrap_or(1),
         limit: settings.limit,
         weights: settings.weights.clone(),
+        weights_sha256: weights.map(str::to_owned),
         also: also(settings, task)?,
         similarity: settings.similarity.unwrap_or(0),
         allow_partial: settings.allow_partial.unwrap_or(false),
@@ -237,6 +267,7 @@ fn usual_request(task: &str, spec: &ModelSpec, recipe: &Recipe) -> VisionRequest
         accumulate: 1,
         limit: None,
         weights: None,
+        weights_sha256: None,
         also: Vec::new(),
         similarity: 0,
         allow_partial: false,
@@ -262,9 +293,13 @@ fn differences(request: &VisionRequest, usual: &VisionRequest, recipe: &Recipe) 
 /// Images that are missing, damaged, or incomplete without permission.
 pub fn prepare(plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
     let mut remarks = Vec::new();
-    for cell in &plan.cells {
+    for cell in &mut plan.cells {
         let request: Option<VisionRequest> = serde_json::from_value(cell.request.clone()).ok();
         let Some(request) = request else { continue };
+        cell.reads = [&request.task].into_iter().chain(&request.also).cloned().collect();
+        if let Some((file, hash)) = request.weights.as_ref().zip(request.weights_sha256.as_ref()) {
+            plan.data.insert(format!("weights {file}"), hash.clone());
+        }
         let mut classes = None;
         for name in [&request.task].into_iter().chain(&request.also) {
             let known = plan.data.contains_key(name);
@@ -298,5 +333,36 @@ impl TrainingRequest for VisionRequest {
     fn published(&self, metric: &str, task: &str) -> Option<Published> {
         let what = (metric, task);
         Some(published_elsewhere("vision", &self.spec.model, what, &self.spec.preset)?.published)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::grid::resolve;
+    use crate::protocol::vision::PROTOCOL;
+
+    #[test]
+    fn weights_are_in_the_key_by_their_content() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("w.safetensors");
+        let planned = || {
+            let weights = Some(file.display().to_string());
+            let settings = Settings { weights, task: Some(Words(vec!["cifar10".into()])), ..Settings::NONE };
+            let flags = GridFlags { settings, ..GridFlags::default() };
+            let grid = resolve(&flags, &PROTOCOL).map_err(|error| error.to_string())?;
+            cells(&grid, 1).map_err(|error| error.to_string())
+        };
+        let keys = || planned().unwrap().into_iter().map(|cell| cell.key).collect::<Vec<_>>();
+        assert!(planned().err().unwrap().contains("w.safetensors cannot be read"));
+        std::fs::write(&file, "one").unwrap();
+        let first = keys();
+        assert_eq!(keys(), first);
+        std::fs::write(&file, "two").unwrap();
+        assert_ne!(keys(), first, "another model under the same name and of the same size");
+        let flags = GridFlags { settings: Settings::NONE, ..GridFlags::default() };
+        let trained = cells(&resolve(&flags, &PROTOCOL).unwrap(), 1).unwrap().remove(0);
+        let names = trained.request.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+        assert!(!names.contains(&"weights_sha256".to_owned()), "requests without weights stay as they were");
     }
 }

@@ -185,8 +185,9 @@ fn work(request: &WordLmRequest, flops: u64) -> f64 {
 /// Data that are missing, damaged, or incomplete without permission.
 pub fn prepare(plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
     let mut remarks = Vec::new();
-    for cell in plan.cells.iter().filter(|cell| !cell.request.is_null()) {
+    for cell in plan.cells.iter_mut().filter(|cell| !cell.request.is_null()) {
         let request: WordLmRequest = request(cell)?;
+        cell.reads = vec![request.corpus.clone()];
         if plan.data.contains_key(&request.corpus) {
             continue;
         }
