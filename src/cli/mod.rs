@@ -4,7 +4,6 @@ mod check;
 mod command;
 mod compare;
 mod curves;
-mod data_dir;
 mod dry_run;
 mod export;
 mod fetch;
