@@ -179,8 +179,9 @@ pub fn implied(choice: &MechanismChoice, probe: &ProbeConfig) -> Result<Matrix> 
     let asked = ProbedMechanism::new(choice, probe)?;
     let label = choice.label();
     if !asked.is_linear()? {
-        let has = choice.entry.knobs.iter().any(|knob| knob.name == "dual_ln");
-        let way = if has { "; set dual_ln=false, which normalises no values" } else { "" };
+        let norm = choice.entry.in_models.dual_norm;
+        let way = norm.map(|knob| format!("; set {}=false, which normalises no values", knob.name()));
+        let way = way.unwrap_or_default();
         bail!("{label} has no attention matrix: values do not enter linearly{way}");
     }
     let (n, d) = (probe.len, probe.head_dim);

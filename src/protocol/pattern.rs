@@ -105,10 +105,8 @@ pub fn at_scale(choice: &MechanismChoice, probe: &ProbeConfig) -> MechanismChoic
         .entry
         .knobs
         .iter()
-        .filter_map(|knob| match (knob.kind, &knob.default) {
-            (Kind::Int { min, .. } | Kind::AutoInt { min, .. }, Value::Int(size)) if *size > 8 => {
-                Some((knob.name, *size, min))
-            }
+        .filter_map(|knob| match knob.kind {
+            Kind::Int { min, default, .. } if default > 8 => Some((knob.name, default, min)),
             _ => None,
         })
         .collect();

@@ -10,7 +10,8 @@ use reader::{Token, crates, imports, preceded_by_path, sources, tokens, without_
 /// The crates and the crates of the workspace that each may depend on. Cargo keeps these arrows; this says that no manifest
 /// draws another.
 const CRATES: &[(&str, &str)] = &[
-    ("record", ""),
+    ("features", ""),
+    ("record", "features"),
     ("kernel", "record"),
     ("data", "kernel record"),
     ("model", "kernel record"),

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use candle_core::Tensor;
 use effattn::attention::MechanismEntry;
-use effattn::attention::knobs::{Kind, Knob, Value};
+use effattn::attention::knobs::{Kind, KnobSpec, Value};
 use effattn::kernel::KernelMode;
 
 use super::run::{Findings, Inputs, Run};
@@ -28,19 +28,19 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
 const GUARDS: &[&str] = &["eps", "guard"];
 
 /// Other values to try.
-fn others(knob: &Knob) -> Vec<Value> {
-    match (&knob.kind, &knob.default) {
-        (Kind::Bool, value) => vec![Value::Bool(*value != Value::Bool(true))],
-        (Kind::Word(words), value) => {
-            words.iter().map(|word| Value::Word(word)).filter(|word| word != value).collect()
+fn others(knob: &KnobSpec) -> Vec<Value> {
+    match knob.kind {
+        Kind::Bool { default } => vec![Value::Bool(!default)],
+        Kind::Word { words, default } => {
+            words.iter().filter(|word| *word != default).map(Value::Word).collect()
         }
-        (Kind::Int { min, max }, _) => {
-            [2, 3, 6].into_iter().filter(|x| min <= x && x <= max).map(Value::Int).collect()
+        Kind::Int { min, max, .. } => {
+            [2, 3, 6].into_iter().filter(|x| min <= *x && *x <= max).map(Value::Int).collect()
         }
-        (Kind::AutoInt { .. }, _) => vec![Value::Int(40)],
-        (Kind::Float { .. } | Kind::AutoFloat { .. }, _) => vec![Value::Float(0.3)],
-        (Kind::List, _) => vec![Value::Owned(vec![1, 2])],
-        (Kind::AutoIntOrList, _) => vec![Value::Int(4)],
+        Kind::AutoInt { .. } => vec![Value::Int(40)],
+        Kind::Float { .. } | Kind::AutoFloat { .. } => vec![Value::Float(0.3)],
+        Kind::List { .. } => vec![Value::List(vec![1, 2])],
+        Kind::AutoIntOrList => vec![Value::Int(4)],
     }
 }
 

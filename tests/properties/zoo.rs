@@ -63,7 +63,7 @@ impl fmt::Display for Case {
 
 /// The knob settings of all small variants of `entry`.
 fn variants(entry: &'static MechanismEntry) -> Vec<Knobs> {
-    let small = entry.knobs.iter().fold(Knobs::defaults(entry.knobs), |knobs, knob| match knob.default {
+    let small = entry.knobs.iter().fold(Knobs::defaults(entry.knobs), |knobs, knob| match knob.default() {
         Value::Int(value) if value > SMALL => knobs.with(knob.name, Value::Int(SMALL)),
         _ => knobs,
     });
@@ -80,14 +80,11 @@ fn variants(entry: &'static MechanismEntry) -> Vec<Knobs> {
     let mut all = vec![base.clone()];
     for knob in entry.knobs {
         match knob.kind {
-            Kind::Bool => {
-                let other = Value::Bool(knob.default != Value::Bool(true));
-                all.push(base.clone().with(knob.name, other));
-            }
-            Kind::Word(words) => {
+            Kind::Bool { default } => all.push(base.clone().with(knob.name, Value::Bool(!default))),
+            Kind::Word { words, default } => {
                 // of words that are sums of words, one order is enough
-                let sorted = |word: &&&str| word.split('+').is_sorted();
-                let others = words.iter().filter(|word| knob.default != Value::Word(word)).filter(sorted);
+                let sorted = |word: &&str| word.split('+').is_sorted();
+                let others = words.iter().filter(|word| *word != default).filter(sorted);
                 all.extend(others.map(|word| base.clone().with(knob.name, Value::Word(word))));
             }
             _ => {}

@@ -3,14 +3,18 @@
 //! out_i = scale_h mean_j v_j over visible j. Visible: not padded and, when causal, j <= i.
 
 use candle_core::{Result, Tensor, bail};
-use effattn::attention::knobs::{Kind, Knob, Knobs, Value};
+use effattn::attention::knobs::{Knob, Knobs};
 use effattn::attention::{
-    AttentionInput, AttentionOutput, Cost, Growth, Mechanism, MechanismConfig, MechanismEntry, Needs, Paper,
-    Projections, Shape, Support,
+    AttentionInput, AttentionOutput, Cost, Growth, InModels, Mechanism, MechanismConfig, MechanismEntry,
+    Needs, Paper, Projections, Shape, Support,
 };
 use effattn::kernel::heads::Heads;
 use effattn::nn::params::{Init, ParamBuilder};
 use effattn::pattern::Pattern;
+
+const LEARNED: Knob<bool> = Knob::bool("learned", true)
+    .doc("whether every head scales its means by a parameter")
+    .source("our choice");
 
 /// The table line.
 pub static ENTRY: MechanismEntry = MechanismEntry {
@@ -25,13 +29,7 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
         cls: false,
         dropout: false,
     },
-    knobs: &[Knob {
-        name: "learned",
-        kind: Kind::Bool,
-        default: Value::Bool(true),
-        doc: "whether every head scales its means by a parameter",
-        source: "our choice",
-    }],
+    knobs: &[LEARNED.spec()],
     complexity: "O(n^2 d)",
     time: Growth::Quadratic,
     memory: Growth::Quadratic,
@@ -39,6 +37,7 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
     deviations: &[],
     exceptions: &[],
     idle: &[],
+    in_models: InModels::PLAIN,
     validate: |_, shape| match shape.queries == shape.keys {
         true => Ok(()),
         false => Err(format!("{} queries and {} keys; give as many of each", shape.queries, shape.keys)),
@@ -64,7 +63,7 @@ struct Mean {
 }
 
 fn build(config: &MechanismConfig, builder: &ParamBuilder) -> Result<Box<dyn Mechanism>> {
-    let scale = match config.knobs.bool("learned") {
+    let scale = match config.knobs.get(&LEARNED) {
         true => Some(builder.param("scale", &[config.heads], Init::ONE)?),
         false => None,
     };

@@ -43,3 +43,35 @@ fn main() -> anyhow::Result<()> {
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("."))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::process::Command;
+
+    use super::*;
+
+    /// Every dependency of `chosen` with its features.
+    fn dependencies(chosen: &[&str]) -> BTreeSet<String> {
+        let arguments =
+            ["tree", "--offline", "-e", "normal,build,dev", "--format", "{p} {f}", "--prefix", "none"];
+        let output = Command::new("cargo").args(arguments).args(chosen).current_dir(root()).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let text = String::from_utf8(output.stdout).unwrap();
+        text.lines().map(|line| line.trim_end_matches(" (*)").trim_end().to_owned()).collect()
+    }
+
+    /// Otherwise `cargo test -p` compiles candle once more.
+    #[test]
+    fn one_crate_alone_compiles_the_dependencies_of_the_whole() {
+        let whole = dependencies(&["--workspace", "--exclude", "xtask"]);
+        for package in ["effattn-kernel", "effattn-record", "effattn-data", "effattn-model", "effattn"] {
+            let alone = dependencies(&["-p", package]);
+            let others: Vec<_> = alone.difference(&whole).collect();
+            assert!(
+                others.is_empty(),
+                "{package} alone needs other features; name them in crates/features: {others:#?}"
+            );
+        }
+    }
+}

@@ -11,6 +11,7 @@
 
 pub mod activation;
 pub mod adamw;
+pub mod aft;
 pub mod attend;
 pub mod batch_norm;
 pub mod block;
@@ -19,9 +20,13 @@ pub mod conv;
 pub mod cpu;
 #[cfg(any(feature = "cuda", test))]
 pub mod cuda;
+pub mod delta_rule;
 pub mod device;
+pub mod diagonal_scan;
 pub mod dropout;
+pub mod ema;
 pub mod embedding;
+pub mod fourier;
 pub mod group;
 pub mod heads;
 pub mod linear;
@@ -37,6 +42,7 @@ pub mod nystrom;
 pub mod op;
 pub mod profile;
 pub mod project_slots;
+pub mod short_conv;
 pub mod sinkhorn;
 pub mod softmax;
 pub mod tape;

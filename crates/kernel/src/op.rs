@@ -1,9 +1,9 @@
-//! What a fused operation is: one forward and one backward pass over up to three tensors.
+//! What a fused operation is: one forward and one backward pass over some tensors.
 
 #[cfg(feature = "cuda")]
 use candle_core::cuda_backend::CudaStorage;
 use candle_core::{
-    CpuStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Result, Shape, Storage, Tensor, bail,
+    CpuStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Result, Shape, Storage, Tensor, bail, op::BackpropOp,
 };
 
 use super::cpu::{compact, par};
@@ -64,7 +64,7 @@ pub trait FusedOp: Send + Sync + 'static {
     }
 }
 
-/// The one to three operands of an operation that takes exactly `N`.
+/// The operands of an operation that takes exactly `N`.
 ///
 /// # Errors
 /// Another number of operands.
@@ -142,16 +142,26 @@ impl<O: FusedOp> Node<O> {
     }
 }
 
-/// The result of `op` as a node of candle's graph.
+/// The result of `op` as a node of candle's graph. More than three operands are copied into one where a gradient is needed:
+/// candle's operations take three at most. (The tape, which training uses, has no such limit.)
 ///
 /// # Errors
-/// No or more than three operands, and whatever `op` fails with.
+/// No operands, and whatever `op` fails with.
 pub fn in_graph<O: FusedOp>(op: O, operands: &[&Tensor]) -> Result<Tensor> {
     match operands {
         [a] => a.apply_op1(Node(op)),
         [a, b] => a.apply_op2(b, Node(op)),
         [a, b, c] => a.apply_op3(b, c, Node(op)),
-        _ => bail!("{} was given {} operands", op.name(), operands.len()),
+        [] => bail!("{} was given no operands", op.name()),
+        many if many.iter().any(|x| x.track_op()) => {
+            let shapes = many.iter().map(|x| x.shape().clone()).collect();
+            let flat = many.iter().map(|x| x.flatten_all()).collect::<Result<Vec<_>>>()?;
+            Tensor::cat(&flat, 0)?.apply_op1(Joined { op, shapes })
+        }
+        many => {
+            let (storage, shape) = run(&op, many)?;
+            Ok(Tensor::from_storage(storage, shape, BackpropOp::none(), false))
+        }
     }
 }
 
@@ -250,5 +260,59 @@ impl<O: FusedOp> CustomOp3 for Node<O> {
         grad: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         self.backward([a, b, c], out, grad).map(|[a, b, c]| (a, b, c))
+    }
+}
+
+/// An operation whose operands, of these shapes, lie one after another in one tensor.
+struct Joined<O> {
+    op: O,
+    shapes: Vec<Shape>,
+}
+
+impl<O> Joined<O> {
+    /// The layouts of the operands.
+    fn layouts(&self, first: usize) -> Vec<Layout> {
+        let mut at = first;
+        let layout = |shape: &Shape| {
+            let layout = Layout::contiguous_with_offset(shape, at);
+            at += shape.elem_count();
+            layout
+        };
+        self.shapes.iter().map(layout).collect()
+    }
+}
+
+impl<O: FusedOp> CustomOp1 for Joined<O> {
+    fn name(&self) -> &'static str {
+        self.op.name()
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let layouts = self.layouts(layout.start_offset());
+        let operands: Vec<_> = layouts.iter().map(|layout| (storage, layout)).collect();
+        self.op.forward(&operands).map(|(out, shape)| (CpuStorage::F32(out), shape))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        let layouts = self.layouts(layout.start_offset());
+        let operands: Vec<_> = layouts.iter().map(|layout| (storage, layout)).collect();
+        self.op.forward_cuda(&operands)
+    }
+
+    fn bwd(&self, joined: &Tensor, out: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+        let part = |layout: &Layout| {
+            let (at, shape) = (layout.start_offset(), layout.shape());
+            joined.narrow(0, at, shape.elem_count())?.reshape(shape)
+        };
+        let operands = self.layouts(0).iter().map(part).collect::<Result<Vec<_>>>()?;
+        let operands: Vec<&Tensor> = operands.iter().collect();
+        let grads = self.op.backward_accumulate(&operands, Some(out), &grad.contiguous()?, Vec::new())?;
+        let flat = |(grad, operand): (Option<Tensor>, &&Tensor)| match grad {
+            Some(grad) => grad.flatten_all(),
+            None => operand.zeros_like()?.flatten_all(),
+        };
+        let flat = grads.into_iter().zip(&operands).map(flat).collect::<Result<Vec<_>>>()?;
+        Tensor::cat(&flat, 0).map(Some)
     }
 }

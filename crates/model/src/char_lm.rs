@@ -51,9 +51,10 @@ impl LmVariant {
     /// The released code's form: the skip path carries normalised activations, the first cache is zeros.
     pub const CODE: Self = Self { residual: Residual::Normed, start: Start::Zeros };
 
-    /// The form that belongs to a variant: the released code's for `compat=code`, which is `mem_compress=hidden`.
-    pub fn of(knobs: &Knobs) -> Self {
-        if knobs.word("mem_compress") == "hidden" { Self::CODE } else { Self::PAPER }
+    /// The form that belongs to a variant of `entry`.
+    pub fn of(entry: &MechanismEntry, knobs: &Knobs) -> Self {
+        let released = entry.in_models.released_block.is_some_and(|knob| knobs.get(&knob));
+        if released { Self::CODE } else { Self::PAPER }
     }
 }
 
@@ -76,11 +77,8 @@ pub struct CharLmConfig {
     pub form: LmVariant,
 }
 
-/// Settings of every language model; relative positions only beside a window.
-pub const FIXED: [(&str, &str); 3] = [("rel_pos", "true"), ("dp_input", "raw"), ("dual_ln", "true")];
-
-/// Settings of `entry` in a language model: relative positions and raw projected inputs where the mechanism has
-/// them, then `preset`, then `given` (text as on the command line).
+/// Settings of `entry` in a language model: its own ([`InModels::language`](crate::attention::InModels::language)), then
+/// those of `preset` that it has, then `given` (text as on the command line).
 ///
 /// # Errors
 /// A given setting that the mechanism does not take.
@@ -91,10 +89,9 @@ pub fn language_knobs<'a>(
 ) -> std::result::Result<Knobs, KnobError> {
     let takes =
         |(name, value): &(&str, &str)| Knobs::parse(entry.name, entry.knobs, [(*name, *value)]).is_ok();
-    let window = Knobs::defaults(entry.knobs).int("w") > 0; // relative positions belong to a window
-    let fixed = FIXED.map(|(name, value)| (name, if name == "rel_pos" && !window { "false" } else { value }));
     let given: Vec<_> = given.into_iter().collect();
-    let mut quiet: Vec<_> = fixed.into_iter().chain(preset.iter().copied()).filter(takes).collect();
+    let preset = preset.iter().copied().filter(takes);
+    let mut quiet: Vec<_> = entry.in_models.language.iter().copied().chain(preset).collect();
     let parse = |quiet: &[(&'a str, &'a str)]| {
         Knobs::parse(entry.name, entry.knobs, quiet.iter().chain(&given).copied())
     };

@@ -78,7 +78,7 @@ impl CharLmPreset {
         vocab: usize,
     ) -> Result<CharLmConfig, KnobError> {
         let knobs = language_knobs(entry, self.knobs, given)?;
-        let form = LmVariant::of(&knobs);
+        let form = LmVariant::of(entry, &knobs);
         let mem = if entry.support.memory { self.block } else { 0 };
         let backbone = self.backbone.clone();
         Ok(CharLmConfig { entry, knobs, backbone, vocab, block: self.block, mem, form })

@@ -177,7 +177,7 @@ fn describe(choice: &MechanismChoice, scene: &Scene) -> Value {
         .map(|knob| {
             json!({
                 "name": knob.name,
-                "default": knob.default.to_string(),
+                "default": knob.default().to_string(),
                 "values": knob.kind.to_string(),
                 "doc": knob.doc,
                 "source": knob.source,
@@ -249,9 +249,9 @@ fn explain(choice: &MechanismChoice, scene: &Scene, width: usize) -> String {
     }
     for knob in entry.knobs {
         let setting = choice.knobs.iter().find(|(name, _)| *name == knob.name);
-        let value = setting.map_or_else(|| knob.default.to_string(), |(_, value)| value.to_string());
+        let value = setting.map_or_else(|| knob.default().to_string(), |(_, value)| value.to_string());
         say(&format!("  {}={value}: {}", knob.name, knob.doc));
-        say(&format!("      {}; default {} from {}", knob.kind, knob.default, knob.source));
+        say(&format!("      {}; default {} from {}", knob.kind, knob.default(), knob.source));
     }
     let sections = [
         ("Deviations in papers and reference code:", entry.deviations.to_vec()),

@@ -332,7 +332,10 @@ mod tests {
         let cells = cells(&resolve(&flags, &crate::protocol::charlm::PROTOCOL).unwrap(), 1).unwrap();
         let window = |cell: &Cell| {
             let spec: CharLmRequest = serde_json::from_value(cell.request.clone()).unwrap();
-            model(&spec.spec, &spec.spec.choice().unwrap(), 32).unwrap().knobs.int("w")
+            model(&spec.spec, &spec.spec.choice().unwrap(), 32)
+                .unwrap()
+                .knobs
+                .get(&effattn_model::attention::ls::W)
         };
         let all: Vec<(String, usize)> = cells.iter().map(|cell| (cell.row.label(), window(cell))).collect();
         let expected = [("ls", 512), ("ls:w=8", 8), ("ls:dual_ln=false", 512)];

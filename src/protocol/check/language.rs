@@ -14,11 +14,6 @@ use effattn_model::char_lm::{
 use effattn_model::evaluate::{bits_per_symbol, nats, overlap, single, stream};
 use effattn_model::family::Loss;
 
-/// What the specification fixes for every language model of mechanisms that have these knobs.
-fn fixed() -> [(&'static str, Value); 3] {
-    [("dual_ln", true.into()), ("rel_pos", true.into()), ("dp_input", "raw".into())]
-}
-
 /// The model of a language model's file.
 pub(super) fn config(golden: &Golden) -> Checked<CharLmConfig> {
     let entry = entry(golden)?;
@@ -32,9 +27,11 @@ pub(super) fn config(golden: &Golden) -> Checked<CharLmConfig> {
         residual: [Residual::Raw, Residual::Normed][word("residual", ["raw", "normed"])?],
         start: [Start::Absent, Start::Zeros][word("start", ["absent", "zeros"])?],
     };
+    let fixed: Vec<_> =
+        entry.in_models.language.iter().map(|(name, value)| (*name, Value::from(*value))).collect();
     let config = CharLmConfig {
         entry,
-        knobs: knobs(golden, entry, &fixed())?,
+        knobs: knobs(golden, entry, &fixed)?,
         backbone: Backbone::new(size("layers")?, size("d")?, size("H")?, size("F")?),
         vocab: size("V")?,
         block: size("block")?,

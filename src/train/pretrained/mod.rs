@@ -19,6 +19,7 @@ use effattn_data::DataError;
 use effattn_data::tokenizer::Tokenizer;
 use effattn_model::Backbone;
 use effattn_model::attention::choose::{MechanismChoice, choose};
+use effattn_model::attention::{entries, full};
 use effattn_model::roberta::{RobertaConfig, Top};
 pub use weights::{CALIBRATION, Weights};
 
@@ -46,8 +47,6 @@ fn unfit(path: &Path, reason: impl Into<String>) -> PretrainedError {
 
 /// Architectures that are read, by the names of `config.json`.
 const ARCHITECTURES: [&str; 3] = ["RobertaForMaskedLM", "RobertaForSequenceClassification", "RobertaModel"];
-/// Mechanisms that full attention's weights serve.
-const FROM_FULL: [&str; 3] = ["window", "longformer", "ls"];
 /// What is read of `config.json`.
 #[derive(Deserialize)]
 struct Config {
@@ -143,7 +142,7 @@ impl Pretrained {
         let [width, layers, heads, ffn, positions] = sizes.map(|(_, size)| size);
         let (attention, tokenizer) = match config.effattn {
             Some(own) => (own.model, Some(own.tokenizer)),
-            None => ("full".to_owned(), None),
+            None => (full::ENTRY.name.to_owned(), None),
         };
         let mut backbone = Backbone::new(layers, width, heads, ffn);
         backbone.dropout = config.hidden_dropout_prob;
@@ -178,10 +177,11 @@ impl Pretrained {
         let all = all.collect::<Result<Vec<_>>>()?;
         let (mut own, mut full) = (Vec::new(), Vec::new());
         for one in all {
-            match one.attention.entry.name {
-                name if name == choice.entry.name => own.push(one),
-                "full" => full.push(one),
-                _ => {}
+            let trained = one.attention.entry.name;
+            if trained == choice.entry.name {
+                own.push(one);
+            } else if trained == full::ENTRY.name {
+                full.push(one);
             }
         }
         let same = own.iter().position(|one| one.attention.label() == choice.label());
@@ -202,12 +202,14 @@ impl Pretrained {
     /// Another mechanism's weights.
     pub fn becomes(&self, choice: &MechanismChoice) -> Result<()> {
         let (here, there) = (choice.entry.name, self.attention.entry.name);
-        if here == there || (there == "full" && FROM_FULL.contains(&here)) {
+        if here == there || (there == full::ENTRY.name && choice.entry.in_models.fits_full_weights) {
             return Ok(());
         }
+        let fit = entries().into_iter().filter(|entry| entry.in_models.fits_full_weights);
+        let fit: Vec<&str> = fit.map(|entry| entry.name).collect();
         let reason = format!(
             "was trained with {there}; only weights of full attention can be converted (to {}), and {here} needs weights trained with it",
-            FROM_FULL.join(", ")
+            fit.join(", ")
         );
         Err(unfit(&self.folder, reason))
     }

@@ -35,7 +35,7 @@ impl Weights<'_> {
         target: &RobertaConfig,
         batches: impl Iterator<Item = Candle<Tensor>>,
     ) -> Candle<()> {
-        let norm = |layer: usize, name: &str| layer_name(layer, &format!("ls.{name}"));
+        let norm = |layer: usize, name: &str| layer_name(layer, &format!("{}.{name}", target.entry.name));
         if !self.wants_calibration(target) {
             return Ok(());
         }
@@ -81,8 +81,9 @@ impl Weights<'_> {
 
     /// Whether [`Self::calibrate`] has something to do.
     pub fn wants_calibration(&self, target: &RobertaConfig) -> bool {
-        let dual = target.entry.name == "ls" && target.knobs.bool("dual_ln");
-        dual && !self.tensors.contains_key(&layer_name(0, "ls.ln_local.weight"))
+        let dual = target.entry.in_models.dual_norm.is_some_and(|knob| target.knobs.get(&knob));
+        let norm = format!("{}.ln_local.weight", target.entry.name);
+        dual && !self.tensors.contains_key(&layer_name(0, &norm))
     }
 
     /// The weights as `target` takes them: positions repeated up to its length, global projections of Longformer copied.

@@ -6,6 +6,7 @@
 //! | [`gemm`] | matrix products in the number format of the process |
 //! | [`matmul_format`] | the number format of matrix products |
 //! | [`bf16`] | matrix products of operands rounded to bf16 |
+//! | [`columns`] | column blocks of matrices, read and written by different threads |
 //! | [`compact`] | tensors that wait as bf16 |
 //! | [`simd`] | vector arithmetic for the processor at hand, and [`simd_fn!`](crate::simd_fn) |
 //! | [`math`] | exp, the normal distribution, dot, axpy, max, sum as generic vector code |
@@ -24,6 +25,8 @@
 //! bits of a result do not depend on the number of threads.
 
 pub mod bf16;
+#[allow(unsafe_code)]
+pub mod columns;
 pub mod compact;
 pub mod dense;
 pub mod gemm;

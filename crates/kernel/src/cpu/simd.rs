@@ -33,8 +33,8 @@ fn of(level: SimdLevel) -> Arch {
 /// [`math`](crate::cpu::math). References need the lifetime `'a`.
 ///
 /// ```
-/// use effattn::kernel::cpu::math;
-/// effattn::simd_fn! {
+/// use effattn_kernel::cpu::math;
+/// effattn_kernel::simd_fn! {
 ///     /// y += a x
 ///     pub fn axpy<S>(simd, a: f32, x: &'a [f32], y: &'a mut [f32]) {
 ///         math::axpy::<S>(simd, a, x, y)

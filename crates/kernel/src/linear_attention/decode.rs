@@ -2,15 +2,15 @@
 
 use candle_core::{Result, Tensor, bail};
 
-use super::composed::divide;
+use super::composed::{divide, of_heads};
 use super::features::{Mapped, favor_logits, map};
 use super::{Features, LinearAttention};
 use crate::heads::{Heads, Qkv};
 
-/// What is carried from token to token: sum_j w_j phi(k_j) [v_j, 1]^T, and for FAVOR+ the maximum that features are shifted by.
+/// What is carried from token to token: sum_j w_j phi(k_j) [v_j, 1]^T (without the 1 where nothing is divided), and for FAVOR+ the maximum that features are shifted by.
 #[derive(Clone, Debug)]
 pub struct LinearState {
-    sums: Tensor,          // [b, h, f, d + 1]
+    sums: Tensor,          // [b, h, f, d + 1] or [b, h, f, d]
     shift: Option<Tensor>, // [b, h, 1, 1]
 }
 
@@ -20,7 +20,7 @@ pub fn recurrent(call: &LinearAttention) -> bool {
 }
 
 /// [`super::linear_attention`] of the token at `position` (from 0) behind those in `carried`, to which it is added. Queries,
-/// keys and values are [b, h, 1, d].
+/// keys and values are [b, h, 1, d], and decays those of this token.
 ///
 /// # Errors
 /// Shapes that do not fit together; a call that is not [`recurrent`]; a position behind cosFormer's M.
@@ -30,25 +30,39 @@ pub fn step(
     carried: &mut Option<LinearState>,
     position: usize,
 ) -> Result<Heads> {
-    let (q, k, v) = (qkv.q()?.contiguous()?, qkv.k()?.contiguous()?, qkv.v()?.contiguous()?);
+    let v = qkv.v()?.contiguous()?;
     let (b, h, n, d) = v.dims4()?;
+    let (q, k) = (of_heads(&qkv.q()?.contiguous()?, h)?, of_heads(&qkv.k()?.contiguous()?, h)?);
+    call.check(&q, &k, &v)?;
     if n != 1 || !recurrent(call) {
         bail!("{n} tokens at once, or features without a recurrent form");
     }
     let (mapped, shift) = features(call, (&q, &k), carried.as_ref(), position)?;
     let Mapped { q, k, log_decay } = mapped;
-    let values = Tensor::cat(&[&v, &Tensor::ones((b, h, 1, 1), v.dtype(), v.device())?], 3)?;
+    let decay = match (call.decay.logs(&v, None)?, log_decay) {
+        (None, None) => None,
+        (None, Some(log)) => Some(log.reshape((b, h, 1, 1))?),
+        (Some((log, _)), None) => Some(log.reshape((b, h, (), 1))?),
+        (Some((log, _)), Some(own)) => {
+            Some(log.reshape((b, h, (), 1))?.broadcast_add(&own.reshape((b, h, 1, 1))?)?)
+        }
+    };
+    let values = match call.guard {
+        Some(_) => Tensor::cat(&[&v, &Tensor::ones((b, h, 1, 1), v.dtype(), v.device())?], 3)?,
+        None => v,
+    };
     let own = k.transpose(2, 3)?.contiguous()?.matmul(&values)?;
-    let sums = match (carried.take(), log_decay) {
+    let sums = match (carried.take(), decay) {
         (None, _) => own,
         (Some(before), None) => (before.sums + own)?,
-        (Some(before), Some(decay)) => {
-            (before.sums.broadcast_mul(&decay.reshape((b, h, 1, 1))?.exp()?)? + own)?
-        }
+        (Some(before), Some(decay)) => (before.sums.broadcast_mul(&decay.exp()?)? + own)?,
     };
     let all = q.matmul(&sums)?;
     *carried = Some(LinearState { sums, shift });
-    Ok(Heads::Split(divide(&all.narrow(3, 0, d)?, &all.narrow(3, d, 1)?, call.guard)?))
+    match call.guard {
+        Some(guard) => Ok(Heads::Split(divide(&all.narrow(3, 0, d)?, &all.narrow(3, d, 1)?, guard)?)),
+        None => Ok(Heads::Split(all)),
+    }
 }
 
 /// Features of one token, the decay of what was before, and the new shift.
@@ -80,7 +94,7 @@ fn features(
             let log_decay = before.map(|before| before - &shift).transpose()?;
             Ok((Mapped { q, k: logits.broadcast_sub(&shift)?.exp()?, log_decay }, Some(shift)))
         }
-        Features::Elementwise { .. } | Features::Random { .. } => {
+        Features::Elementwise { .. } | Features::Random { .. } | Features::Taylor => {
             Ok((map(call, q, k, None)?.gated(call, None)?, None))
         }
     }

@@ -4,7 +4,7 @@ use std::f64::consts::FRAC_PI_2;
 
 use candle_core::{D, Result, Tensor};
 
-use super::{Favor, FeatureActivation, Features, LinearAttention, RandomKernel};
+use super::{Decay, Favor, FeatureActivation, Features, LinearAttention, RandomKernel};
 
 /// A logit that no exponential survives.
 const HIDDEN: f64 = -1e30;
@@ -20,14 +20,19 @@ pub(super) struct Mapped {
 impl Mapped {
     /// Applies the gate of `call`: keys are weighted by 1 - g, states decay by g.
     pub(super) fn gated(self, call: &LinearAttention, mask: Option<&Tensor>) -> Result<Self> {
-        let Some(gate) = call.gate else { return Ok(self) };
+        let Decay::Gate(gate) = call.decay else { return Ok(self) };
         let logits = gate.to_dtype(self.k.dtype())?.contiguous()?.unsqueeze(3)?; // [b, h, n, 1]
         let mut log_gate = log_sigmoid(&logits)?;
         if let Some(mask) = mask {
             log_gate = log_gate.broadcast_mul(mask)?;
         }
         let open = log_sigmoid(&logits.neg()?)?.exp()?;
-        Ok(Self { q: self.q, k: self.k.broadcast_mul(&open)?, log_decay: Some(log_gate.squeeze(3)?) })
+        let log_gate = log_gate.squeeze(3)?;
+        let log_decay = match self.log_decay {
+            Some(own) => (own + log_gate)?,
+            None => log_gate,
+        };
+        Ok(Self { q: self.q, k: self.k.broadcast_mul(&open)?, log_decay: Some(log_decay) })
     }
 }
 
@@ -55,6 +60,7 @@ pub(super) fn map(call: &LinearAttention, q: &Tensor, k: &Tensor, mask: Option<&
         }
         Features::Favor(favor) if favor.stable() => stable_favor(favor, call.causal, q, k, mask),
         Features::Favor(favor) => plain_favor(favor, q, k, mask),
+        Features::Taylor => Ok(Mapped { q: taylor(q)?, k: hide(taylor(k)?, mask)?, log_decay: None }),
         Features::Random { weight, kernel, norm_eps, scale } => {
             let phi = |x: &Tensor| {
                 let p = unit(x, *norm_eps)?.broadcast_matmul(&weight.transpose(1, 2)?.contiguous()?)?;
@@ -67,6 +73,50 @@ pub(super) fn map(call: &LinearAttention, q: &Tensor, k: &Tensor, mask: Option<&
             Ok(Mapped { q: phi(q)?, k: hide(phi(k)?, mask)?, log_decay: None })
         }
     }
+}
+
+/// Factors of the features of [`Features::Taylor`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TaylorFactors<T = f64> {
+    /// Of x_i.
+    pub(super) linear: T,
+    /// Of x_i^2.
+    pub(super) square: T,
+    /// Of x_i x_j, j > i, which stands for both orders.
+    pub(super) product: T,
+}
+
+impl TaylorFactors {
+    pub(super) fn new(d: usize) -> Self {
+        let d = d as f64;
+        Self { linear: d.powf(-0.25), square: (2.0 * d).powf(-0.5), product: d.powf(-0.5) }
+    }
+
+    pub(super) fn map<T>(self, f: impl Fn(f64) -> T) -> TaylorFactors<T> {
+        TaylorFactors { linear: f(self.linear), square: f(self.square), product: f(self.product) }
+    }
+}
+
+/// Number of features of [`Features::Taylor`] in `d` dimensions.
+pub(super) fn taylor_width(d: usize) -> usize {
+    1 + d + d * (d + 1) / 2
+}
+
+/// [1, x_i, x_i x_j for j >= i] with the factors of [`TaylorFactors`], the products by i.
+fn taylor(x: &Tensor) -> Result<Tensor> {
+    let d = x.dim(3)?;
+    let factors = TaylorFactors::new(d);
+    let pairs = || (0..d as u32).flat_map(|i| (i..d as u32).map(move |j| (i, j)));
+    let pick = |index: fn((u32, u32)) -> u32| {
+        let indices = Tensor::from_iter(pairs().map(index), x.device())?;
+        x.contiguous()?.index_select(&indices, 3)
+    };
+    let weights = pairs().map(|(i, j)| if i == j { factors.square } else { factors.product });
+    let weights =
+        Tensor::from_iter(weights, &candle_core::Device::Cpu)?.to_dtype(x.dtype())?.to_device(x.device())?;
+    let products = (pick(|(i, _)| i)? * pick(|(_, j)| j)?)?.broadcast_mul(&weights)?;
+    let ones = x.narrow(3, 0, 1)?.ones_like()?;
+    Tensor::cat(&[ones, (x * factors.linear)?, products], 3)
 }
 
 fn hide(features: Tensor, mask: Option<&Tensor>) -> Result<Tensor> {

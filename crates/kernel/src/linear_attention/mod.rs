@@ -1,15 +1,46 @@
 //! Feature linear attention: `out_i = phi(q_i)^T S_i / guard(phi(q_i) . z_i)` with
-//! `S_i = sum_j w_ij phi(k_j) v_j^T` and `z_i = sum_j w_ij phi(k_j)`.
+//! `S_i = sum_j w_ij phi(k_j) v_j^T` and `z_i = sum_j w_ij phi(k_j)`; without a guard nothing is divided.
 //!
 //! One operation for cosFormer (eq. 8-12), linear attention (Katharopoulos et al. 2020, eq. 4-12), Performer
-//! (FAVOR+) and Random Feature Attention. Sums run over all visible keys, or when causal over j <= i by a
-//! chunked scan; memory is linear in length, no n x n matrix exists.
+//! (FAVOR+), Random Feature Attention, Based, retention, GLA and Mamba-2. Sums run over all visible keys, or when causal
+//! over j <= i by a chunked scan; memory is linear in length, no n x n matrix exists.
 //!
-//! Causal sums may decay: `S_t = g_t S_{t-1} + ...`. The gates of Random Feature Attention are such a decay,
-//! and so is the running maximum that keeps causal FAVOR+ features from under- and overflowing.
+//! Sums may decay ([`Decay`]), in both directions: `S_t = exp(log_t) S_{t-1} + ...`. So do causal FAVOR+ sums, by the
+//! running maximum that keeps their features from under- and overflowing.
+//!
+//! How recent mechanisms call it (queries and keys of several heads may be shared, [b, groups, n, d]):
+//!
+//! ```
+//! # use candle_core::{Device, Result, Tensor};
+//! # use effattn_kernel::heads::{Heads, Qkv};
+//! use effattn_kernel::linear_attention::{Decay, FeatureActivation, Features, Guard, LinearAttention, linear_attention};
+//!
+//! # fn main() -> Result<()> {
+//! # let (b, h, n, d) = (1, 2, 5, 4);
+//! # let ones = |shape: &[usize]| Tensor::ones(shape, candle_core::DType::F32, &Device::Cpu);
+//! # let (q, k, v) = (ones(&[b, h, n, d])?, ones(&[b, h, n, d])?, ones(&[b, h, n, d])?);
+//! # let (dt, log_alpha) = (ones(&[b, h, n])?, (ones(&[b, h, n, d])? * -0.1)?);
+//! let plain = || Features::Elementwise { activation: FeatureActivation::Identity, reweight: None };
+//! let call = |features, decay| LinearAttention { features, guard: None, mask: None, causal: true, decay };
+//! let qkv = |v: &Tensor| Qkv::separate(q.clone(), k.clone(), v.clone());
+//! // retention: ln gamma per head; rotation and scale are the caller's
+//! let retention = linear_attention(&qkv(&v), &call(plain(), Decay::PerHead(&[-0.03, -0.02])))?;
+//! // GLA: logsigmoid(z) / tau per channel; gates of their own for keys after the query in `backward`
+//! let gla = linear_attention(&qkv(&v), &call(plain(), Decay::PerChannel { log: &log_alpha, backward: None }))?;
+//! // Mamba-2: log a = -exp(A_log) dt, and dt weighs what is written
+//! let (log_a, written) = ((&dt * -2.0)?, v.broadcast_mul(&dt.unsqueeze(3)?)?);
+//! let mamba2 = linear_attention(&qkv(&written), &call(plain(), Decay::PerToken { log: &log_a, backward: None }))?;
+//! // Based
+//! let based = LinearAttention { guard: Some(Guard::Add(1e-12)), ..call(Features::Taylor, Decay::None) };
+//! let based: Heads = linear_attention(&qkv(&v), &based)?;
+//! # for out in [retention, gla, mamba2, based] { assert_eq!(out.split()?.dims(), [b, h, n, d]); }
+//! # Ok(())
+//! # }
+//! ```
 
 mod composed;
 mod cpu;
+mod decay;
 pub mod decode;
 mod features;
 mod scan;
@@ -19,6 +50,7 @@ use candle_core::{Result, Tensor, bail};
 use super::heads::{Heads, Qkv};
 
 pub use composed::composed;
+pub use decay::Decay;
 
 /// An elementwise feature map.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -55,6 +87,9 @@ pub enum Features {
     },
     /// Positive random features of the softmax kernel.
     Favor(Favor),
+    /// phi(q) . phi(k) = 1 + s + s^2 / 2 with s = q . k / sqrt(d): the second-order Taylor polynomial of exp (Arora et al.
+    /// 2024, Based), 1 + d + d (d + 1) / 2 features.
+    Taylor,
     /// Random features of a normalised vector.
     Random {
         /// W [h, p, d], the learned scale included.
@@ -119,23 +154,23 @@ pub const TINY: f64 = 1e-18;
 pub struct LinearAttention<'a> {
     /// Feature map.
     pub features: Features,
-    /// Guard of the division.
-    pub guard: Guard,
+    /// Guard of the division; without one nothing is divided: out_i = phi(q_i)^T S_i.
+    pub guard: Option<Guard>,
     /// [b, t]: 1 keep, 0 hidden; absent keeps all.
     pub mask: Option<&'a Tensor>,
     /// Whether query i sees keys j <= i only.
     pub causal: bool,
-    /// Logits of the gate g [b, h, t] (causal only): S_t = g S_{t-1} + (1 - g) phi(k_t) v_t^T, z likewise; a
-    /// masked step leaves both as they are.
-    pub gate: Option<&'a Tensor>,
+    /// What earlier keys lose per step.
+    pub decay: Decay<'a>,
 }
 
 impl LinearAttention<'_> {
     /// Checks shapes: batch, heads, queries, keys and head width.
     fn check(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<()> {
-        let (b, h, n, d) = q.dims4()?;
-        let (_, _, t, e) = v.dims4()?;
-        if k.dims() != [b, h, t, d] || v.dims() != [b, h, t, e] {
+        let (b, groups, n, d) = q.dims4()?;
+        let (_, h, t, e) = v.dims4()?;
+        let shared = groups > 0 && h.is_multiple_of(groups);
+        if k.dims() != [b, groups, t, d] || v.dims() != [b, h, t, e] || !shared {
             bail!(
                 "queries {:?}, keys {:?} and values {:?} do not fit together",
                 q.dims(),
@@ -149,9 +184,7 @@ impl LinearAttention<'_> {
         if self.causal && n != t {
             bail!("causal linear attention needs as many keys as queries, got {n} queries and {t} keys");
         }
-        if self.gate.is_some() && !self.causal {
-            bail!("gated linear attention is causal only");
-        }
+        self.decay.check([b, h, n, d], t, self.causal)?;
         if let Some(mask) = self.mask
             && mask.dims() != [b, t]
         {

@@ -5,15 +5,21 @@
 
 use candle_core::{DType, Device, Result, Tensor, bail};
 
-use super::knobs::{Kind, Knob, Knobs, Value};
+use super::knobs::{Knob, Knobs};
 use super::{
-    AttentionInput, AttentionOutput, Cost, Growth, Mechanism, MechanismConfig, MechanismEntry, Needs, Paper,
-    Shape, Support,
+    AttentionInput, AttentionOutput, Cost, Growth, InModels, Mechanism, MechanismConfig, MechanismEntry,
+    Needs, Paper, Shape, Support,
 };
 use crate::nn::params::ParamBuilder;
 use effattn_kernel::attend::{Attend, attend};
 use effattn_kernel::device::rng::RngStream;
 use effattn_record::pattern::{KeySpan, Pattern, QueryGroup, Rule, Span};
+
+const BLOCK: Knob<usize> =
+    Knob::int("block", 64, 1..=1 << 24).doc("block length").source("BigBird and Long Range Arena");
+const NUM_RAND: Knob<usize> = Knob::int("num_rand", 3, 0..=1 << 16)
+    .doc("random blocks per block row; all of them if fewer blocks are left")
+    .source("BigBird and Long Range Arena");
 
 /// The table line.
 pub static ENTRY: MechanismEntry = MechanismEntry {
@@ -27,20 +33,8 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
     },
     support: Support { bidirectional: true, causal: false, cross: false, memory: false, cls: false, dropout: false },
     knobs: &[
-        Knob {
-            name: "block",
-            kind: Kind::Int { min: 1, max: 1 << 24 },
-            default: Value::Int(64),
-            doc: "block length",
-            source: "BigBird and Long Range Arena",
-        },
-        Knob {
-            name: "num_rand",
-            kind: Kind::Int { min: 0, max: 1 << 16 },
-            default: Value::Int(3),
-            doc: "random blocks per block row; all of them if fewer blocks are left",
-            source: "BigBird and Long Range Arena",
-        },
+        BLOCK.spec(),
+        NUM_RAND.spec(),
     ],
     complexity: "O(n block (5 + num_rand) d)",
     time: Growth::Linear,
@@ -57,20 +51,21 @@ out_i = sum_j softmax_j(q_i . k_j / sqrt(D)) v_j over unpadded keys j of visible
     ],
     exceptions: &[],
     idle: &[],
+    in_models: InModels::PLAIN,
     validate: |_, _| Ok(()),
     needs: |_| Needs::default(),
     cost,
     pattern: |knobs, shape| {
-        let blocks = shape.queries.div_ceil(knobs.int("block"));
-        let random = draw(&mut RngStream::new(0, "rand_blocks"), shape.heads, blocks, knobs.int("num_rand"));
-        Some(pattern(shape.queries, knobs.int("block"), &random))
+        let blocks = shape.queries.div_ceil(knobs.get(&BLOCK));
+        let random = draw(&mut RngStream::new(0, "rand_blocks"), shape.heads, blocks, knobs.get(&NUM_RAND));
+        Some(pattern(shape.queries, knobs.get(&BLOCK), &random))
     },
     build,
 };
 
 /// Multiply-adds 2 B H D block^2 (2 nb + 2 (4 + r) + (nb - 4) (5 + r)); all pairs of blocks below 5 blocks.
 fn cost(knobs: &Knobs, shape: &Shape) -> Cost {
-    let (block, random) = (knobs.int("block"), knobs.int("num_rand"));
+    let (block, random) = (knobs.get(&BLOCK), knobs.get(&NUM_RAND));
     let blocks = shape.queries.div_ceil(block);
     let pairs = match blocks {
         0..5 => blocks * blocks,
@@ -146,7 +141,7 @@ struct BigBird {
 }
 
 fn build(config: &MechanismConfig, builder: &ParamBuilder) -> Result<Box<dyn Mechanism>> {
-    let (block, count) = (config.knobs.int("block"), config.knobs.int("num_rand"));
+    let (block, count) = (config.knobs.get(&BLOCK), config.knobs.get(&NUM_RAND));
     let blocks = config.max_len.div_ceil(block);
     let random = if blocks < 3 || count == 0 {
         vec![Vec::new(); config.heads]

@@ -3,9 +3,17 @@
 //! With a_i = pi (i + 1) / (2 M), cos(a_i - a_j) = cos a_i cos a_j + sin a_i sin a_j: the features
 //! [relu(x) sin a, relu(x) cos a] make the re-weighting linear in length.
 
-use super::knobs::{Kind, Knob, Knobs, Value};
-use super::{Growth, Idle, MechanismEntry, Needs, Paper, Shape, Support, feature};
+use super::feature::{self, EPS, FEATURE, GUARD, SLOPE};
+use super::knobs::{Knob, KnobSpec, Knobs};
+use super::{Cost, Growth, Idle, InModels, MechanismEntry, Needs, Paper, Shape, Support};
+use effattn_kernel::linear_attention::FeatureActivation;
 
+const REWEIGHT: Knob<bool> = Knob::words("reweight", &[("cos", true), ("none", false)])
+    .doc("cos: re-weighting by distance; none: without (Table 6)")
+    .source("cosFormer eq. 9");
+const M: Knob<Option<usize>> = Knob::auto_int("m", 1..=1 << 30)
+    .doc("M of the re-weighting, at least the length; auto: the padded length")
+    .source("released code");
 /// The table line.
 pub static ENTRY: MechanismEntry = MechanismEntry {
     name: "cosformer",
@@ -33,54 +41,45 @@ computed with features [relu(x) sin a_i, relu(x) cos a_i], a_i = pi (i + 1) / (2
     ],
     exceptions: &[],
     idle: &[
-        Idle { knob: "m", when: |knobs, _| knobs.word("reweight") == "none", why: "with reweight=none" },
+        Idle { knob: M.name(), when: |knobs, _| !knobs.get(&REWEIGHT), why: "with reweight=none" },
         Idle {
-            knob: "negative_slope",
-            when: |knobs, _| knobs.word("feature") != "leaky_relu",
+            knob: SLOPE.name(),
+            when: |knobs, _| !matches!(knobs.get(&FEATURE), FeatureActivation::LeakyRelu(_)),
             why: "without feature=leaky_relu",
         },
     ],
+    in_models: InModels { follows_length: Some(M), ..InModels::PLAIN },
     validate,
     needs: |_| Needs::default(),
-    cost: feature::cost,
+    cost,
     pattern: feature::pattern,
-    build: feature::build,
+    build: |config, _| {
+        let knobs = &config.knobs;
+        Ok(feature::build_with(config, knobs.get(&REWEIGHT).then(|| knobs.get(&M))))
+    },
 };
 
-static KNOBS: &[Knob] = &[
-    feature::feature(&["relu", "identity", "leaky_relu", "elu1"], "cosFormer eq. 8"),
-    Knob {
-        name: "reweight",
-        kind: Kind::Word(&["cos", "none"]),
-        default: Value::Word("cos"),
-        doc: "cos: re-weighting by distance; none: without (Table 6)",
-        source: "cosFormer eq. 9",
-    },
-    Knob {
-        name: "m",
-        kind: Kind::AutoInt { min: 1, max: 1 << 30 },
-        default: Value::Auto,
-        doc: "M of the re-weighting, at least the length; auto: the padded length",
-        source: "released code",
-    },
-    Knob {
-        name: "negative_slope",
-        kind: Kind::Float { min: 0.0, max: 1.0 },
-        default: Value::Float(0.01),
-        doc: "slope of feature=leaky_relu",
-        source: "framework default",
-    },
-    feature::guard("clamp_min", "released code"),
-    feature::eps("released code"),
+static KNOBS: &[KnobSpec] = &[
+    FEATURE.source("cosFormer eq. 8").spec(),
+    REWEIGHT.spec(),
+    M.spec(),
+    SLOPE.doc("slope of feature=leaky_relu").spec(),
+    GUARD.source("released code").spec(),
+    EPS.source("released code").spec(),
 ];
 
 /// M must cover the sequence, so that no weight is negative.
 fn validate(knobs: &Knobs, shape: &Shape) -> Result<(), String> {
     let longest = shape.queries.max(shape.keys);
-    match knobs.opt_int("m") {
+    match knobs.get(&M) {
         Some(m) if m < longest => Err(format!(
             "m={m} is shorter than the sequence of {longest} positions; take m={longest} or more, or m=auto"
         )),
         _ => feature::validate(knobs, shape),
     }
+}
+
+/// Re-weighting doubles the features.
+fn cost(knobs: &Knobs, shape: &Shape) -> Cost {
+    feature::linear_cost(if knobs.get(&REWEIGHT) { 2 * shape.head_dim } else { shape.head_dim }, shape)
 }

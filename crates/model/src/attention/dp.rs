@@ -3,15 +3,18 @@
 //! Transformer-LS eq. 3-4 (bidirectional) and eq. 5 (causal): P = softmax over positions of X W^P, then attention
 //! to P^T K, P^T V. `ls` without its window.
 
-use candle_core::Result;
+use super::knobs::{Knob, Knobs};
+use super::ls::{self, L, NORMED_INPUT, REL_POS, Settings};
+use super::{Exception, Growth, InModels, MechanismEntry, Needs, Property, Shape, Support};
 
-use super::knobs::{Kind, Knob, Knobs, Value};
-use super::long_short::{Extras, decoder_state};
-use super::{
-    Cost, Exception, Growth, Mechanism, MechanismConfig, MechanismEntry, Needs, Property, Shape, Support,
-    long_short, ls,
-};
-use crate::nn::params::ParamBuilder;
+const R: Knob<usize> = Knob::int("r", 128, 1..=usize::MAX)
+    .doc("slots per head (causal: per head and segment)")
+    .source("Transformer-LS Table 1, best on Text");
+const DUAL_LN: Knob<bool> = Knob::bool("dual_ln", false)
+    .doc("normalise keys and values before and after the projection; the released code always does")
+    .source("Transformer-LS eq. 3-4");
+const W: Knob<usize> =
+    Knob::int("w", 0, 0..=0).doc("no window; `ls` has one").source("Transformer-LS eq. 3-4");
 
 /// The table line.
 pub static ENTRY: MechanismEntry = MechanismEntry {
@@ -26,32 +29,7 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
         cls: true,
         dropout: true,
     },
-    knobs: &[
-        Knob {
-            name: "r",
-            kind: Kind::Int { min: 1, max: usize::MAX },
-            default: Value::Int(128),
-            doc: "slots per head (causal: per head and segment)",
-            source: "Transformer-LS Table 1, best on Text",
-        },
-        ls::L,
-        Knob {
-            name: "dual_ln",
-            kind: Kind::Bool,
-            default: Value::Bool(false),
-            doc: "normalise keys and values before and after the projection; the released code always does",
-            source: "Transformer-LS eq. 3-4",
-        },
-        ls::DP_INPUT,
-        Knob {
-            name: "w",
-            kind: Kind::Int { min: 0, max: 0 },
-            default: Value::Int(0),
-            doc: "no window; `ls` has one",
-            source: "Transformer-LS eq. 3-4",
-        },
-        ls::REL_POS,
-    ],
+    knobs: &[R.spec(), L.spec(), DUAL_LN.spec(), NORMED_INPUT.spec(), W.spec(), REL_POS.spec()],
     complexity: "O(n r d); causal O(n^2 r d / l)",
     time: Growth::Linear,
     memory: Growth::Linear,
@@ -65,35 +43,37 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
     ],
     exceptions: &[Exception {
         property: Property::HeadsIndependent,
-        applies: |knobs, causal| knobs.bool("dual_ln") || (causal && ls::hidden(knobs)),
-        reason: "SPEC-ls section 5: DualLN runs over the concatenated heads; mem_compress=hidden multiplies all heads' slots by w_k",
+        applies: |knobs, causal| settings(knobs).mixes_heads(causal),
+        reason: ls::MIXES_HEADS,
     }],
-    idle: ls::IDLE,
+    idle: &[ls::IDLE_L, ls::IDLE_INPUT],
+    in_models: InModels {
+        language: &[(NORMED_INPUT.name(), "raw"), (DUAL_LN.name(), "true")],
+        dual_norm: Some(DUAL_LN),
+        ..InModels::PLAIN
+    },
     validate,
     needs: |_| Needs { x: true, ..Needs::default() },
-    cost,
-    pattern: |knobs, shape| Some(long_short::pattern(0, ls::projection(knobs, shape.causal), shape)),
-    build,
+    cost: |knobs, shape| settings(knobs).cost(shape),
+    pattern: |knobs, shape| Some(settings(knobs).pattern(shape)),
+    build: |config, builder| settings(&config.knobs).build(config, builder),
 };
 
-fn validate(knobs: &Knobs, shape: &Shape) -> std::result::Result<(), String> {
-    if knobs.bool("rel_pos") {
+fn settings(knobs: &Knobs) -> Settings {
+    Settings {
+        window: knobs.get(&W),
+        rank: knobs.get(&R),
+        segment: knobs.get(&L),
+        dual_ln: knobs.get(&DUAL_LN),
+        normed: knobs.get(&NORMED_INPUT),
+        rel_pos: knobs.get(&REL_POS),
+        hidden: false,
+    }
+}
+
+fn validate(knobs: &Knobs, shape: &Shape) -> Result<(), String> {
+    if knobs.get(&REL_POS) {
         return Err("relative positions belong to a window; use ls with rel_pos=true".into());
     }
-    ls::validate(knobs, shape)
-}
-
-fn cost(knobs: &Knobs, shape: &Shape) -> Cost {
-    let extras = Extras {
-        window: 0,
-        dual_ln: knobs.bool("dual_ln"),
-        local_norm: knobs.word("dp_input") == "normed",
-        rel_pos: false,
-    };
-    let state_bytes = decoder_state(0, knobs.int("r"), knobs.int("l"), shape);
-    Cost { state_bytes, ..long_short::cost(ls::projection(knobs, shape.causal), extras, shape) }
-}
-
-fn build(config: &MechanismConfig, builder: &ParamBuilder) -> Result<Box<dyn Mechanism>> {
-    ls::build_with(config, builder, 0)
+    settings(knobs).validate(shape)
 }

@@ -4,48 +4,55 @@
 use candle_core::{Device, Result, Tensor};
 
 use super::decode::DecodeState;
-use super::knobs::{Kind, Knob, Knobs, Value};
+use super::knobs::{Knob, Knobs};
 use super::{AttentionInput, AttentionOutput, Cost, Mechanism, MechanismConfig, Shape};
 use crate::nn::params::ParamBuilder;
 use effattn_kernel::linear_attention::{
-    FeatureActivation, Features, Guard, LinearAttention, linear_attention,
+    Decay, FeatureActivation, Features, Guard, LinearAttention, linear_attention,
 };
 use effattn_record::pattern::Pattern;
 
-const GUARDS: &[&str] = &["clamp_min", "signed_clamp", "add"];
+const FEATURE_HELP: &str = "feature map phi: relu, identity, leaky_relu or elu1 (elu(x) + 1)";
 
-/// The knob `feature` with the words it takes; the first is the default.
-pub(super) const fn feature(words: &'static [&'static str], source: &'static str) -> Knob {
-    Knob {
-        name: "feature",
-        kind: Kind::Word(words),
-        default: Value::Word(words[0]),
-        doc: "feature map phi: relu, identity, leaky_relu or elu1 (elu(x) + 1)",
-        source,
-    }
+/// The feature map; the slope of `leaky_relu` is a knob of its own, [`SLOPE`].
+pub(super) const FEATURE: Knob<FeatureActivation> = Knob::words(
+    "feature",
+    &[
+        ("relu", FeatureActivation::Relu),
+        ("identity", FeatureActivation::Identity),
+        ("leaky_relu", FeatureActivation::LeakyRelu(0.0)),
+        ("elu1", FeatureActivation::Elu1),
+    ],
+)
+.doc(FEATURE_HELP);
+
+/// [`FEATURE`] with one word.
+pub(super) const fn feature(
+    word: &'static [(&'static str, FeatureActivation); 1],
+) -> Knob<FeatureActivation> {
+    Knob::words("feature", word).doc(FEATURE_HELP)
 }
 
-/// The knob `guard`.
-pub(super) const fn guard(default: &'static str, source: &'static str) -> Knob {
-    Knob {
-        name: "guard",
-        kind: Kind::Word(GUARDS),
-        default: Value::Word(default),
-        doc: "clamp_min: max(den, eps); signed_clamp: den with |den| raised to eps; add: den + eps",
-        source,
-    }
+/// Slope of [`FeatureActivation::LeakyRelu`].
+pub(super) const SLOPE: Knob<f64> =
+    Knob::float("negative_slope", 0.01, 0.0..=1.0).source("framework default");
+
+/// What keeps a denominator away from 0, given [`EPS`].
+pub(super) const GUARD: Knob<fn(f64) -> Guard> = guard(CLAMP_MIN);
+pub(super) const CLAMP_MIN: usize = 0;
+pub(super) const SIGNED_CLAMP: usize = 1;
+pub(super) const ADD: usize = 2;
+
+/// [`GUARD`] with another default.
+pub(super) const fn guard(default: usize) -> Knob<fn(f64) -> Guard> {
+    let words: &[(&str, fn(f64) -> Guard); 3] =
+        &[("clamp_min", Guard::ClampMin), ("signed_clamp", Guard::SignedClamp), ("add", Guard::Add)];
+    Knob::words_from("guard", default, words)
+        .doc("clamp_min: max(den, eps); signed_clamp: den with |den| raised to eps; add: den + eps")
 }
 
-/// The knob `eps`.
-pub(super) const fn eps(source: &'static str) -> Knob {
-    Knob {
-        name: "eps",
-        kind: Kind::Float { min: 1e-12, max: 1e6 },
-        default: Value::Float(1e-6),
-        doc: "eps of the guard",
-        source,
-    }
-}
+/// Eps of the guard.
+pub(super) const EPS: Knob<f64> = Knob::float("eps", 1e-6, 1e-12..=1e6).doc("eps of the guard");
 
 /// A causal call has as many keys as queries.
 pub(super) fn validate(_: &Knobs, shape: &Shape) -> std::result::Result<(), String> {
@@ -68,10 +75,9 @@ pub(super) fn linear_cost(features: usize, shape: &Shape) -> Cost {
     }
 }
 
-/// Cost of a call.
-pub(super) fn cost(knobs: &Knobs, shape: &Shape) -> Cost {
-    let turned = knobs.word("reweight") == "cos";
-    linear_cost(if turned { 2 * shape.head_dim } else { shape.head_dim }, shape)
+/// Cost of a call with as many features as a head is wide.
+pub(super) fn cost(_: &Knobs, shape: &Shape) -> Cost {
+    linear_cost(shape.head_dim, shape)
 }
 
 /// Every query sees every key, or every earlier one and its own.
@@ -79,45 +85,36 @@ pub(super) fn pattern(_: &Knobs, shape: &Shape) -> Option<Pattern> {
     Some(Pattern::full(shape.queries, shape.keys, shape.causal))
 }
 
-/// Reads the guard.
-pub(super) fn read_guard(word: &str, eps: f64) -> Guard {
-    match word {
-        "add" => Guard::Add(eps),
-        "signed_clamp" => Guard::SignedClamp(eps),
-        "abs_clamp_min" => Guard::AbsClampMin(eps),
-        _ => Guard::ClampMin(eps),
-    }
-}
-
 struct Kernel {
     activation: FeatureActivation,
-    reweight: bool,
-    m: Option<usize>,
+    reweight: Option<Option<usize>>,
     max_len: usize,
     guard: Guard,
     causal: bool,
 }
 
-/// Builds a mechanism of the family.
+/// Builds a mechanism of the family without re-weighting.
 ///
 /// # Errors
 /// None.
 pub(super) fn build(config: &MechanismConfig, _: &ParamBuilder) -> Result<Box<dyn Mechanism>> {
+    Ok(build_with(config, None))
+}
+
+/// Builds a mechanism of the family. `reweight`: cosFormer's M, itself `None` for the longest length.
+pub(super) fn build_with(config: &MechanismConfig, reweight: Option<Option<usize>>) -> Box<dyn Mechanism> {
     let knobs = &config.knobs;
-    let activation = match knobs.word("feature") {
-        "relu" => FeatureActivation::Relu,
-        "leaky_relu" => FeatureActivation::LeakyRelu(knobs.float("negative_slope")),
-        "elu1" => FeatureActivation::Elu1,
-        _ => FeatureActivation::Identity,
+    let activation = match knobs.get(&FEATURE) {
+        FeatureActivation::LeakyRelu(_) => FeatureActivation::LeakyRelu(knobs.get(&SLOPE)),
+        other => other,
     };
-    Ok(Box::new(Kernel {
+    Box::new(Kernel {
         activation,
-        reweight: knobs.word("reweight") == "cos",
-        m: knobs.opt_int("m"),
+        reweight,
         max_len: config.max_len,
-        guard: read_guard(knobs.word("guard"), knobs.float("eps")),
+        guard: knobs.get(&GUARD)(knobs.get(&EPS)),
         causal: config.causal,
-    }))
+    })
 }
 
 impl Mechanism for Kernel {
@@ -139,13 +136,13 @@ impl Mechanism for Kernel {
 
 impl Kernel {
     fn call<'a>(&self, mask: Option<&'a Tensor>, longest: usize) -> LinearAttention<'a> {
-        let reweight = self.reweight.then(|| self.m.unwrap_or(longest));
+        let reweight = self.reweight.map(|m| m.unwrap_or(longest));
         LinearAttention {
             features: Features::Elementwise { activation: self.activation, reweight },
-            guard: self.guard,
+            guard: Some(self.guard),
             mask,
             causal: self.causal,
-            gate: None,
+            decay: Decay::None,
         }
     }
 }

@@ -8,8 +8,8 @@ use candle_core::{Device, Result};
 use super::decode::DecodeState;
 use super::knobs::Knobs;
 use super::{
-    AttentionInput, AttentionOutput, Cost, Growth, Mechanism, MechanismConfig, MechanismEntry, Needs, Paper,
-    Shape, Support,
+    AttentionInput, AttentionOutput, Cost, Growth, InModels, Mechanism, MechanismConfig, MechanismEntry,
+    Needs, Paper, Shape, Support,
 };
 use crate::nn::params::ParamBuilder;
 use effattn_kernel::attend::attend;
@@ -43,6 +43,7 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
     ],
     exceptions: &[],
     idle: &[],
+    in_models: InModels::PLAIN,
     validate: |_, _| Ok(()),
     needs: |_| Needs::default(),
     cost,

@@ -1,7 +1,9 @@
 //! Linear attention without a feature map, an ablation of cosFormer (Qin et al. 2022, Table 1).
 
-use super::knobs::Knob;
-use super::{Growth, MechanismEntry, Needs, Paper, Support, feature};
+use super::feature::{self, EPS, SIGNED_CLAMP, feature, guard};
+use super::knobs::KnobSpec;
+use super::{Growth, InModels, MechanismEntry, Needs, Paper, Support};
+use effattn_kernel::linear_attention::FeatureActivation;
 
 /// The table line.
 pub static ENTRY: MechanismEntry = MechanismEntry {
@@ -34,6 +36,7 @@ out_i = sum_j a_ij v_j / max(|sum_j a_ij|, eps) with the sign of the sum (+ at 0
     ],
     exceptions: &[],
     idle: &[],
+    in_models: InModels::PLAIN,
     validate: feature::validate,
     needs: |_| Needs::default(),
     cost: feature::cost,
@@ -41,8 +44,8 @@ out_i = sum_j a_ij v_j / max(|sum_j a_ij|, eps) with the sign of the sum (+ at 0
     build: feature::build,
 };
 
-static KNOBS: &[Knob] = &[
-    feature::feature(&["identity"], "cosFormer Table 1"),
-    feature::guard("signed_clamp", "our definition"),
-    feature::eps("our definition"),
+static KNOBS: &[KnobSpec] = &[
+    feature(&[("identity", FeatureActivation::Identity)]).source("cosFormer Table 1").spec(),
+    guard(SIGNED_CLAMP).source("our definition").spec(),
+    EPS.source("our definition").spec(),
 ];

@@ -1,35 +1,25 @@
 //! Knobs: the settings that make variants of a mechanism, with defaults and sources.
 //!
+//! A mechanism declares each knob once, as a constant ([`Knob`]), lists it in its entry and reads it through the constant
+//! ([`Knobs::get`]); a test walks every variant, so that a knob that is read but not listed fails.
+//!
 //! Knob names are the golden files' `config` keys. On the command line a variant is
 //! `name:key=value,key=value`; list values join with `+`, `auto` is null. `compat=lra` and `compat=code` stand
 //! for the knobs that reproduce a reference code's quirks ([`COMPAT`]).
 
+mod knob;
 mod value;
 
 use std::collections::BTreeMap;
 
 use serde_json::Value as Json;
 
-pub use value::{Kind, Value};
+pub use knob::{Knob, KnobSpec};
+pub use value::{Kind, Value, Words};
 
 /// What `compat=WORD` stands for: word, knob, value. Every such knob that a mechanism has is set.
 pub const COMPAT: &[(&str, &str, &str)] =
     &[("lra", "lra_compat", "true"), ("lra", "layout", "released-lra"), ("code", "mem_compress", "hidden")];
-
-/// One knob of a mechanism.
-#[derive(Clone, Debug)]
-pub struct Knob {
-    /// Name, as in golden files.
-    pub name: &'static str,
-    /// Values it takes.
-    pub kind: Kind,
-    /// Value when nothing is said.
-    pub default: Value,
-    /// What it does.
-    pub doc: &'static str,
-    /// Where the default comes from.
-    pub source: &'static str,
-}
 
 /// The settings of one variant, every knob resolved.
 #[derive(Clone, Debug, PartialEq)]
@@ -75,7 +65,7 @@ impl Knobs {
     /// An unknown knob or a value out of range.
     pub fn parse<'a>(
         mechanism: &'static str,
-        knobs: &'static [Knob],
+        knobs: &'static [KnobSpec],
         given: impl IntoIterator<Item = (&'a str, &'a str)>,
     ) -> Result<Self, KnobError> {
         let mut values = Self::defaults(knobs);
@@ -97,7 +87,7 @@ impl Knobs {
     /// An unknown knob or a value out of range.
     pub fn from_json<'a>(
         mechanism: &'static str,
-        knobs: &'static [Knob],
+        knobs: &'static [KnobSpec],
         given: impl IntoIterator<Item = (&'a String, &'a Json)>,
     ) -> Result<Self, KnobError> {
         let mut values = Self::defaults(knobs);
@@ -116,7 +106,7 @@ impl Knobs {
     fn set_compat(
         &mut self,
         mechanism: &'static str,
-        knobs: &'static [Knob],
+        knobs: &'static [KnobSpec],
         word: &str,
     ) -> Result<(), KnobError> {
         let meant = |entry: &&(&str, &str, &str)| knobs.iter().any(|knob| knob.name == entry.1);
@@ -139,8 +129,8 @@ impl Knobs {
     }
 
     /// The defaults of `knobs`.
-    pub fn defaults(knobs: &'static [Knob]) -> Self {
-        Self(knobs.iter().map(|knob| (knob.name, knob.default.clone())).collect())
+    pub fn defaults(knobs: &'static [KnobSpec]) -> Self {
+        Self(knobs.iter().map(|knob| (knob.name, knob.default())).collect())
     }
 
     /// The same settings with one value replaced (the caller vouches for it).
@@ -156,12 +146,12 @@ impl Knobs {
     }
 
     /// The settings that differ from the defaults, as on the command line: `w=16,r=2`.
-    pub fn changes(&self, knobs: &'static [Knob]) -> String {
+    pub fn changes(&self, knobs: &'static [KnobSpec]) -> String {
         self.changes_and(knobs, &[])
     }
 
     /// The same with the knobs `also`, whatever their value.
-    pub fn changes_and(&self, knobs: &'static [Knob], also: &[&str]) -> String {
+    pub fn changes_and(&self, knobs: &'static [KnobSpec], also: &[&str]) -> String {
         let changed = knobs.iter().filter(|knob| also.contains(&knob.name) || self.differs(knobs, knob.name));
         let pairs = changed.map(|knob| {
             let value = self.0[knob.name].to_string();
@@ -172,22 +162,21 @@ impl Knobs {
     }
 
     /// Whether the knob called `name` is set to something else than its default.
-    pub fn differs(&self, knobs: &'static [Knob], name: &str) -> bool {
-        let default = knobs.iter().find(|knob| knob.name == name).map(|knob| knob.default.to_string());
+    pub fn differs(&self, knobs: &'static [KnobSpec], name: &str) -> bool {
+        let default = knobs.iter().find(|knob| knob.name == name).map(|knob| knob.default().to_string());
         self.0.get(name).map(ToString::to_string) != default
     }
 
-    /// A whole number. Zero if the mechanism has no such knob.
-    pub fn int(&self, name: &str) -> usize {
-        self.opt_int(name).unwrap_or(0)
-    }
-
-    /// A whole number, or none where auto.
-    pub fn opt_int(&self, name: &str) -> Option<usize> {
-        match self.0.get(name) {
-            Some(Value::Int(value)) => Some(*value),
-            _ => None,
-        }
+    /// The value of `knob`.
+    ///
+    /// # Panics
+    /// A knob that the mechanism does not declare in [`MechanismEntry::knobs`](super::MechanismEntry::knobs).
+    pub fn get<T>(&self, knob: &Knob<T>) -> T {
+        let value = self.0.get(knob.name()).and_then(|value| knob.read(value));
+        value.unwrap_or_else(|| {
+            let (name, declared) = (knob.name(), self.0.keys().copied().collect::<Vec<_>>().join(", "));
+            panic!("knob {name} is read, but the mechanism's list declares no such knob: {declared}")
+        })
     }
 
     /// The largest whole number among them.
@@ -195,55 +184,17 @@ impl Knobs {
         let values = self.0.values().map(|value| match value {
             Value::Int(value) => *value,
             Value::List(list) => list.iter().copied().max().unwrap_or(0),
-            Value::Owned(list) => list.iter().copied().max().unwrap_or(0),
             _ => 0,
         });
         values.max().unwrap_or(0)
     }
-
-    /// True or false; false if the mechanism has no such knob.
-    pub fn bool(&self, name: &str) -> bool {
-        matches!(self.0.get(name), Some(Value::Bool(true)))
-    }
-
-    /// A number; 0 if the mechanism has no such knob.
-    pub fn float(&self, name: &str) -> f64 {
-        match self.0.get(name) {
-            Some(Value::Float(value)) => *value,
-            Some(Value::Int(value)) => *value as f64,
-            _ => 0.0,
-        }
-    }
-
-    /// A number, or none where auto.
-    pub fn opt_float(&self, name: &str) -> Option<f64> {
-        match self.0.get(name) {
-            Some(Value::Float(value)) => Some(*value),
-            _ => None,
-        }
-    }
-
-    /// A word; empty where auto or absent.
-    pub fn word(&self, name: &str) -> &str {
-        match self.0.get(name) {
-            Some(Value::Word(value)) => value,
-            Some(Value::Text(value)) => value,
-            _ => "",
-        }
-    }
-
-    /// A list; one number counts as a list of one, auto as none.
-    pub fn list(&self, name: &str) -> Option<Vec<usize>> {
-        match self.0.get(name) {
-            Some(Value::List(list)) => Some(list.to_vec()),
-            Some(Value::Owned(list)) => Some(list.clone()),
-            Some(Value::Int(value)) => Some(vec![*value]),
-            _ => None,
-        }
-    }
 }
 
-fn find(mechanism: &'static str, knobs: &'static [Knob], name: &str) -> Result<&'static Knob, KnobError> {
+fn find(
+    mechanism: &'static str,
+    knobs: &'static [KnobSpec],
+    name: &str,
+) -> Result<&'static KnobSpec, KnobError> {
     knobs.iter().find(|knob| knob.name == name).ok_or_else(|| KnobError::Unknown {
         mechanism,
         name: name.to_owned(),
@@ -257,7 +208,7 @@ fn find(mechanism: &'static str, knobs: &'static [Knob], name: &str) -> Result<&
     })
 }
 
-fn bad(mechanism: &'static str, knob: &'static Knob, value: &str) -> KnobError {
+fn bad(mechanism: &'static str, knob: &'static KnobSpec, value: &str) -> KnobError {
     KnobError::Bad { mechanism, name: knob.name, value: value.to_owned(), allowed: knob.kind.to_string() }
 }
 
@@ -265,21 +216,14 @@ fn bad(mechanism: &'static str, knob: &'static Knob, value: &str) -> KnobError {
 mod tests {
     use super::*;
 
-    static KNOBS: &[Knob] = &[
-        Knob { name: "lra_compat", kind: Kind::Bool, default: Value::Bool(false), doc: "", source: "" },
-        Knob {
-            name: "eps",
-            kind: Kind::AutoFloat { min: 0.0, max: 1.0 },
-            default: Value::Float(0.5),
-            doc: "",
-            source: "",
-        },
-    ];
+    const LRA: Knob<bool> = Knob::bool("lra_compat", false).doc("a quirk").source("ours");
+    const EPS: Knob<Option<f64>> = Knob::auto_float("eps", 0.0..=1.0).doc("a guard").source("ours");
+    static KNOBS: &[KnobSpec] = &[LRA.spec(), EPS.spec()];
 
     #[test]
     fn compat_names_a_reference_code() {
         let knobs = Knobs::parse("toy", KNOBS, [("compat", "lra")]).unwrap();
-        assert!(knobs.bool("lra_compat"));
+        assert!(knobs.get(&LRA));
         assert_eq!(knobs.changes(KNOBS), "compat=lra");
         let error = Knobs::parse("toy", KNOBS, [("compat", "code")]).unwrap_err();
         assert_eq!(error.to_string(), "toy: compat=code is not allowed; compat takes one of lra");
@@ -289,8 +233,15 @@ mod tests {
 
     #[test]
     fn a_number_may_be_auto() {
-        let knobs = Knobs::parse("toy", KNOBS, [("eps", "auto")]).unwrap();
-        assert_eq!((knobs.opt_float("eps"), knobs.changes(KNOBS)), (None, "eps=auto".to_owned()));
+        let knobs = Knobs::parse("toy", KNOBS, [("eps", "0.5")]).unwrap();
+        assert_eq!((knobs.get(&EPS), knobs.changes(KNOBS)), (Some(0.5), "eps=0.5".to_owned()));
+        assert_eq!(Knobs::parse("toy", KNOBS, [("eps", "auto")]).unwrap().get(&EPS), None);
         assert!(Knobs::parse("toy", KNOBS, [("eps", "1.5")]).is_err());
+    }
+
+    #[test]
+    #[should_panic(expected = "knob eps is read, but the mechanism's list declares no such knob: lra_compat")]
+    fn a_knob_that_is_not_declared_cannot_be_read() {
+        Knobs::defaults(&KNOBS[..1]).get(&EPS);
     }
 }

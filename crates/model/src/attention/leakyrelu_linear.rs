@@ -1,7 +1,9 @@
 //! Linear attention with LeakyReLU features, an ablation of cosFormer (Qin et al. 2022, Table 1).
 
-use super::knobs::{Kind, Knob, Value};
-use super::{Growth, MechanismEntry, Needs, Paper, Support, feature};
+use super::feature::{self, EPS, SIGNED_CLAMP, SLOPE, feature, guard};
+use super::knobs::KnobSpec;
+use super::{Growth, InModels, MechanismEntry, Needs, Paper, Support};
+use effattn_kernel::linear_attention::FeatureActivation;
 
 /// The table line.
 pub static ENTRY: MechanismEntry = MechanismEntry {
@@ -27,6 +29,7 @@ out_i = sum_j a_ij v_j / max(|sum_j a_ij|, eps) with the sign of the sum (+ at 0
     ],
     exceptions: &[],
     idle: &[],
+    in_models: InModels::PLAIN,
     validate: feature::validate,
     needs: |_| Needs::default(),
     cost: feature::cost,
@@ -34,15 +37,9 @@ out_i = sum_j a_ij v_j / max(|sum_j a_ij|, eps) with the sign of the sum (+ at 0
     build: feature::build,
 };
 
-static KNOBS: &[Knob] = &[
-    feature::feature(&["leaky_relu"], "cosFormer Table 1"),
-    Knob {
-        name: "negative_slope",
-        kind: Kind::Float { min: 0.0, max: 1.0 },
-        default: Value::Float(0.01),
-        doc: "slope of phi below 0",
-        source: "framework default",
-    },
-    feature::guard("signed_clamp", "our definition"),
-    feature::eps("our definition"),
+static KNOBS: &[KnobSpec] = &[
+    feature(&[("leaky_relu", FeatureActivation::LeakyRelu(0.0))]).source("cosFormer Table 1").spec(),
+    SLOPE.doc("slope of phi below 0").spec(),
+    guard(SIGNED_CLAMP).source("our definition").spec(),
+    EPS.source("our definition").spec(),
 ];

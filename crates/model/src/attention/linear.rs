@@ -1,7 +1,9 @@
 //! Linear attention (Katharopoulos et al. 2020, eq. 4-12).
 
-use super::knobs::Knob;
-use super::{Growth, MechanismEntry, Needs, Paper, Support, feature};
+use super::feature::{self, ADD, EPS, feature, guard};
+use super::knobs::KnobSpec;
+use super::{Growth, InModels, MechanismEntry, Needs, Paper, Support};
+use effattn_kernel::linear_attention::FeatureActivation;
 
 /// The table line.
 pub static ENTRY: MechanismEntry = MechanismEntry {
@@ -34,6 +36,7 @@ out_i = sum_j a_ij v_j / (sum_j a_ij + eps)",
     ],
     exceptions: &[],
     idle: &[],
+    in_models: InModels::PLAIN,
     validate: feature::validate,
     needs: |_| Needs::default(),
     cost: feature::cost,
@@ -41,8 +44,8 @@ out_i = sum_j a_ij v_j / (sum_j a_ij + eps)",
     build: feature::build,
 };
 
-static KNOBS: &[Knob] = &[
-    feature::feature(&["elu1"], "Katharopoulos et al. eq. 7"),
-    feature::guard("add", "code of the authors"),
-    feature::eps("code of the authors"),
+static KNOBS: &[KnobSpec] = &[
+    feature(&[("elu1", FeatureActivation::Elu1)]).source("Katharopoulos et al. eq. 7").spec(),
+    guard(ADD).source("code of the authors").spec(),
+    EPS.source("code of the authors").spec(),
 ];

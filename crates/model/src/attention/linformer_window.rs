@@ -2,9 +2,17 @@
 //!
 //! Neither code nor equation was published; defined by analogy with Transformer-LS eq. 6 (and eq. 7 with `dual_ln`).
 
-use super::knobs::{Kind, Knob, Value};
+use super::knobs::Knob;
+use super::linformer::{self, K, N_MAX, PER_HEAD, PER_LAYER, SHARE_KV};
 use super::long_short::{self, SlotProjection};
-use super::{Exception, Growth, MechanismEntry, Needs, Property, Support, linformer, ls};
+use super::{Exception, Growth, InModels, MechanismEntry, Needs, Property, Support, ls};
+
+const W: Knob<usize> = Knob::int("w", 8, 1..=usize::MAX)
+    .doc("window: segment length")
+    .source("Transformer-LS Table 1 (its value in Table 2 is not stated)");
+const DUAL_LN: Knob<bool> = Knob::bool("dual_ln", false)
+    .doc("one LayerNorm for the window's keys and values, another for the slots")
+    .source("Transformer-LS eq. 6; not stated for Table 2");
 
 /// The table line.
 pub static ENTRY: MechanismEntry = MechanismEntry {
@@ -20,25 +28,13 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
         dropout: true,
     },
     knobs: &[
-        linformer::K,
-        linformer::N_MAX,
-        linformer::SHARE_KV,
-        linformer::PER_LAYER,
-        linformer::PER_HEAD,
-        Knob {
-            name: "w",
-            kind: Kind::Int { min: 1, max: usize::MAX },
-            default: Value::Int(8),
-            doc: "window: segment length",
-            source: "Transformer-LS Table 1 (its value in Table 2 is not stated)",
-        },
-        Knob {
-            name: "dual_ln",
-            kind: Kind::Bool,
-            default: Value::Bool(false),
-            doc: "one LayerNorm for the window's keys and values, another for the slots",
-            source: "Transformer-LS eq. 6; not stated for Table 2",
-        },
+        K.spec(),
+        N_MAX.spec(),
+        SHARE_KV.spec(),
+        PER_LAYER.spec(),
+        PER_HEAD.spec(),
+        W.spec(),
+        DUAL_LN.spec(),
     ],
     complexity: "O(n (k + w) d)",
     time: Growth::Linear,
@@ -48,15 +44,16 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
     deviations: &["Neither code nor equation was published; window, k and DualLN of Table 2 are not stated."],
     exceptions: &[Exception {
         property: Property::HeadsIndependent,
-        applies: |knobs, _| knobs.bool("dual_ln"),
+        applies: |knobs, _| knobs.get(&DUAL_LN),
         reason: "SPEC-ls section 5: DualLN runs over the concatenated heads",
     }],
     idle: linformer::IDLE,
+    in_models: InModels { dual_norm: Some(DUAL_LN), ..InModels::PLAIN },
     validate: linformer::validate,
     needs: |_| Needs::default(),
     cost: linformer::cost,
     pattern: |knobs, shape| {
-        Some(long_short::pattern(knobs.int("w"), SlotProjection::Learned { k: knobs.int("k") }, shape))
+        Some(long_short::pattern(knobs.get(&W), SlotProjection::Learned { k: knobs.get(&K) }, shape))
     },
-    build: |config, builder| linformer::build_with(config, builder, config.knobs.int("w")),
+    build: |config, builder| linformer::build_with(config, builder, config.knobs.get(&W)),
 };

@@ -4,10 +4,10 @@
 
 use candle_core::{D, Result, Tensor};
 
-use super::knobs::{Kind, Knob, Knobs, Value};
+use super::knobs::{Knob, Knobs};
 use super::{
-    AttentionInput, AttentionOutput, Cost, Exception, Growth, Mechanism, MechanismConfig, MechanismEntry,
-    Needs, Paper, Property, Shape, Support,
+    AttentionInput, AttentionOutput, Cost, Exception, Growth, InModels, Mechanism, MechanismConfig,
+    MechanismEntry, Needs, Paper, Property, Shape, Support,
 };
 use crate::nn::params::ParamBuilder;
 use effattn_kernel::attend::attend;
@@ -15,6 +15,13 @@ use effattn_kernel::dropout::AttentionDropout;
 use effattn_kernel::heads::Heads;
 use effattn_kernel::softmax::softmax;
 use effattn_record::pattern::{KeySpan, Pattern, QueryGroup, Rule, Span};
+
+const BLOCK: Knob<usize> = Knob::int("block", 512, 1..=1 << 24)
+    .doc("block length")
+    .source("our choice; Long Range Arena uses 50 (text, ListOps, matching) and 64 (images)");
+const RELEASED: Knob<bool> = Knob::words("layout", &[("blocks", false), ("released-lra", true)])
+    .doc("released-lra (compat=lra): what the released Long Range Arena code computes, strided groups with padding counted as valid")
+    .source("the published mechanism");
 
 /// The table line.
 pub static ENTRY: MechanismEntry = MechanismEntry {
@@ -34,22 +41,7 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
         cls: false,
         dropout: true,
     },
-    knobs: &[
-        Knob {
-            name: "block",
-            kind: Kind::Int { min: 1, max: 1 << 24 },
-            default: Value::Int(512),
-            doc: "block length",
-            source: "our choice; Long Range Arena uses 50 (text, ListOps, matching) and 64 (images)",
-        },
-        Knob {
-            name: "layout",
-            kind: Kind::Word(&["blocks", "released-lra"]),
-            default: Value::Word("blocks"),
-            doc: "released-lra (compat=lra): what the released Long Range Arena code computes, strided groups with padding counted as valid",
-            source: "the published mechanism",
-        },
-    ],
+    knobs: &[BLOCK.spec(), RELEASED.spec()],
     complexity: "O(n block d)",
     time: Growth::Linear,
     memory: Growth::Linear,
@@ -62,29 +54,26 @@ and, when causal, j <= i.",
     ],
     exceptions: &[Exception {
         property: Property::PaddingInert,
-        applies: |knobs, _| released(knobs),
+        applies: |knobs, _| knobs.get(&RELEASED),
         reason: "SPEC-cos 3.1: the released code cuts the mask into contiguous blocks and applies it to strided groups (token mismatch).",
     }],
     idle: &[],
+    in_models: InModels::PLAIN,
     validate,
     needs: |_| Needs::default(),
     cost,
     pattern: |knobs, shape| {
-        Some(if released(knobs) {
-            strided(shape.queries, knobs.int("block"))
+        Some(if knobs.get(&RELEASED) {
+            strided(shape.queries, knobs.get(&BLOCK))
         } else {
-            pattern(shape.queries, knobs.int("block"), shape.causal)
+            pattern(shape.queries, knobs.get(&BLOCK), shape.causal)
         })
     },
     build,
 };
 
-fn released(knobs: &Knobs) -> bool {
-    knobs.word("layout") == "released-lra"
-}
-
 fn validate(knobs: &Knobs, shape: &Shape) -> std::result::Result<(), String> {
-    if released(knobs) && shape.causal {
+    if knobs.get(&RELEASED) && shape.causal {
         return Err(
             "local:compat=lra has no causal form (the released one does not run); use local:layout=blocks"
                 .into(),
@@ -95,7 +84,7 @@ fn validate(knobs: &Knobs, shape: &Shape) -> std::result::Result<(), String> {
 
 /// Multiply-adds 2 B H up(N, block) block D.
 fn cost(knobs: &Knobs, shape: &Shape) -> Cost {
-    let block = knobs.int("block");
+    let block = knobs.get(&BLOCK);
     let macs = 2 * shape.heads * shape.queries.next_multiple_of(block) * block * shape.head_dim;
     let kept = if shape.causal { shape.keys.min(block) } else { 0 };
     Cost {
@@ -139,8 +128,8 @@ struct Local {
 fn build(config: &MechanismConfig, _: &ParamBuilder) -> Result<Box<dyn Mechanism>> {
     let MechanismConfig { knobs, causal, head_dim, .. } = config;
     Ok(Box::new(Local {
-        block: knobs.int("block"),
-        released: released(knobs),
+        block: knobs.get(&BLOCK),
+        released: knobs.get(&RELEASED),
         causal: *causal,
         head_dim: *head_dim,
     }))

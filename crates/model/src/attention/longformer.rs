@@ -5,15 +5,28 @@
 
 use candle_core::Result;
 
-use super::knobs::{Kind, Knob, Knobs, Value};
+use super::knobs::{Knob, Knobs};
 use super::{
-    AttentionInput, AttentionOutput, Cost, Growth, Idle, Mechanism, MechanismConfig, MechanismEntry, Needs,
-    Paper, Projections, Shape, Support,
+    AttentionInput, AttentionOutput, Cost, Growth, Idle, InModels, Mechanism, MechanismConfig,
+    MechanismEntry, Needs, Paper, Projections, Shape, Support,
 };
 use crate::nn::params::ParamBuilder;
 use effattn_kernel::attend::attend;
 use effattn_kernel::heads::Heads;
 use effattn_record::pattern::{KeySpan, Pattern, QueryGroup, Rule, Span};
+
+const LEFT: Knob<usize> = Knob::int("left", 255, 0..=1 << 24)
+    .doc("keys seen to the left")
+    .source("Long Range Arena, sliding_window_size 512");
+const RIGHT: Knob<usize> = Knob::int("right", 256, 0..=1 << 24)
+    .doc("keys seen to the right")
+    .source("Long Range Arena, sliding_window_size 512");
+const GLOBAL: Knob<Vec<usize>> = Knob::list("global", &[0])
+    .doc("global positions; those beyond the end of a sequence are ignored")
+    .source("Longformer sec. 3.1: the classification token");
+const SEPARATE_GLOBAL: Knob<bool> = Knob::bool("separate_global", true)
+    .doc("whether global queries use separate projections")
+    .source("Longformer sec. 3.1");
 
 /// The table line.
 pub static ENTRY: MechanismEntry = MechanismEntry {
@@ -33,36 +46,7 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
         cls: false,
         dropout: true,
     },
-    knobs: &[
-        Knob {
-            name: "left",
-            kind: Kind::Int { min: 0, max: 1 << 24 },
-            default: Value::Int(255),
-            doc: "keys seen to the left",
-            source: "Long Range Arena, sliding_window_size 512",
-        },
-        Knob {
-            name: "right",
-            kind: Kind::Int { min: 0, max: 1 << 24 },
-            default: Value::Int(256),
-            doc: "keys seen to the right",
-            source: "Long Range Arena, sliding_window_size 512",
-        },
-        Knob {
-            name: "global",
-            kind: Kind::List,
-            default: Value::List(&[0]),
-            doc: "global positions; those beyond the end of a sequence are ignored",
-            source: "Longformer sec. 3.1: the classification token",
-        },
-        Knob {
-            name: "separate_global",
-            kind: Kind::Bool,
-            default: Value::Bool(true),
-            doc: "whether global queries use separate projections",
-            source: "Longformer sec. 3.1",
-        },
-    ],
+    knobs: &[LEFT.spec(), RIGHT.spec(), GLOBAL.spec(), SEPARATE_GLOBAL.spec()],
     complexity: "O(n (left + right + |G|) d)",
     time: Growth::Linear,
     memory: Growth::Linear,
@@ -79,12 +63,13 @@ causal: and j <= i.",
     exceptions: &[],
     idle: &[
         Idle {
-            knob: "separate_global",
-            when: |knobs, _| knobs.list("global").is_none_or(|list| list.is_empty()),
+            knob: SEPARATE_GLOBAL.name(),
+            when: |knobs, _| knobs.get(&GLOBAL).is_empty(),
             why: "without global positions",
         },
-        Idle { knob: "right", when: |_, shape| shape.causal, why: "in the causal form" },
+        Idle { knob: RIGHT.name(), when: |_, shape| shape.causal, why: "in the causal form" },
     ],
+    in_models: InModels { fits_full_weights: true, ..InModels::PLAIN },
     validate: |_, _| Ok(()),
     needs: |knobs| Needs { projections: Projections::Qkv, x: false, global: separate(knobs) },
     cost,
@@ -99,13 +84,13 @@ causal: and j <= i.",
 
 /// Whether there are global queries with projections of their own.
 fn separate(knobs: &Knobs) -> bool {
-    knobs.bool("separate_global") && knobs.list("global").is_some_and(|global| !global.is_empty())
+    knobs.get(&SEPARATE_GLOBAL) && !knobs.get(&GLOBAL).is_empty()
 }
 
 /// Multiply-adds 2 B H D N (left + right + 1 + 2 |G|).
 fn cost(knobs: &Knobs, shape: &Shape) -> Cost {
-    let global = knobs.list("global").unwrap_or_default().len();
-    let (left, right) = (knobs.int("left"), knobs.int("right"));
+    let global = knobs.get(&GLOBAL).len();
+    let (left, right) = (knobs.get(&LEFT), knobs.get(&RIGHT));
     let seen = left + right + 1 + 2 * global;
     let macs = 2 * shape.heads * shape.head_dim * shape.queries * seen;
     let kept = if shape.causal { shape.keys.min(left + 1 + global) } else { 0 };
@@ -126,14 +111,14 @@ struct Band {
 
 impl Band {
     fn new(knobs: &Knobs, causal: bool) -> Self {
-        let right = if causal { 0 } else { knobs.int("right") };
-        Self { left: knobs.int("left"), right, causal }
+        let right = if causal { 0 } else { knobs.get(&RIGHT) };
+        Self { left: knobs.get(&LEFT), right, causal }
     }
 }
 
 /// Global positions below `len`, sorted, each once.
 fn globals(knobs: &Knobs, len: usize) -> Vec<usize> {
-    let mut global = knobs.list("global").unwrap_or_default();
+    let mut global = knobs.get(&GLOBAL);
     global.retain(|&position| position < len);
     global.sort_unstable();
     global.dedup();

@@ -6,15 +6,16 @@
 
 use candle_core::{Result, bail};
 
-use super::knobs::{Kind, Knob, Knobs, Value};
+use super::knobs::{Knob, Knobs};
 use super::long_short::{
     DualNorm, Extras, LongShort, Positions, SlotProjection, Slots, decoder_state, dynamic_group,
 };
 use super::{
-    Cost, Exception, Growth, Idle, Mechanism, MechanismConfig, MechanismEntry, Needs, Paper, Property, Shape,
-    Support, long_short,
+    Cost, Exception, Growth, Idle, InModels, Mechanism, MechanismConfig, MechanismEntry, Needs, Paper,
+    Property, Shape, Support, long_short,
 };
 use crate::nn::params::{Init, ParamBuilder};
+use effattn_record::pattern::Pattern;
 
 /// Where this family was published.
 pub(super) const PAPER: Paper = Paper {
@@ -24,41 +25,32 @@ pub(super) const PAPER: Paper = Paper {
     locator: "arXiv:2107.02192",
 };
 
-pub(super) const L: Knob = Knob {
-    name: "l",
-    kind: Kind::Int { min: 1, max: usize::MAX },
-    default: Value::Int(16),
-    doc: "positions per segment (causal only)",
-    source: "Transformer-LS section 4.2, both language models",
-};
-pub(super) const DP_INPUT: Knob = Knob {
-    name: "dp_input",
-    kind: Kind::Word(&["normed", "raw"]),
-    default: Value::Word("normed"),
-    doc: "what is projected under DualLN: normalised keys and values (the paper's text), or raw ones (causal only: the released language model)",
-    source: "Transformer-LS section 3.3",
-};
-pub(super) const REL_POS: Knob = Knob {
-    name: "rel_pos",
-    kind: Kind::Bool,
-    default: Value::Bool(false),
-    doc: "relative positions in the logits (causal only; language models)",
-    source: "released autoregressive code",
-};
-pub(super) const COMPAT: Knob = Knob {
-    name: "compat",
-    kind: Kind::Word(&["paper", "code"]),
-    default: Value::Word("paper"),
-    doc: "code: as the released language model, mem_compress=hidden",
-    source: "Transformer-LS eq. 5",
-};
-pub(super) const MEM_COMPRESS: Knob = Knob {
-    name: "mem_compress",
-    kind: Kind::Word(&["projected", "hidden"]),
-    default: Value::Word("projected"),
-    doc: "how cached segments become slots: like current ones, or (hidden) head slices of x compressed, then projected",
-    source: "Transformer-LS eq. 5",
-};
+pub(super) const L: Knob<usize> = Knob::int("l", 16, 1..=usize::MAX)
+    .doc("positions per segment (causal only)")
+    .source("Transformer-LS section 4.2, both language models");
+pub(super) const NORMED_INPUT: Knob<bool> = Knob::words("dp_input", &[("normed", true), ("raw", false)])
+    .doc("what is projected under DualLN: normalised keys and values (the paper's text), or raw ones (causal only: the released language model)")
+    .source("Transformer-LS section 3.3");
+pub(super) const REL_POS: Knob<bool> = Knob::bool("rel_pos", false)
+    .doc("relative positions in the logits (causal only; language models)")
+    .source("released autoregressive code");
+const COMPAT: Knob<bool> = Knob::words("compat", &[("paper", false), ("code", true)])
+    .doc("code: as the released language model, mem_compress=hidden")
+    .source("Transformer-LS eq. 5");
+const HIDDEN: Knob<bool> = Knob::words("mem_compress", &[("projected", false), ("hidden", true)])
+    .doc("how cached segments become slots: like current ones, or (hidden) head slices of x compressed, then projected")
+    .source("Transformer-LS eq. 5");
+
+/// Window.
+pub const W: Knob<usize> = Knob::int("w", 8, 0..=usize::MAX)
+    .doc("window: segment length, or with causal the number of visible positions; 0: no window")
+    .source("Transformer-LS Table 1");
+const R: Knob<usize> = Knob::int("r", 32, 0..=usize::MAX)
+    .doc("slots per head (causal: per head and segment); 0: none")
+    .source("Transformer-LS Table 1");
+const DUAL_LN: Knob<bool> = Knob::bool("dual_ln", true)
+    .doc("one LayerNorm for the window's keys and values, another for the slots")
+    .source("Transformer-LS eq. 7");
 
 /// The table line.
 pub static ENTRY: MechanismEntry = MechanismEntry {
@@ -74,32 +66,14 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
         dropout: true,
     },
     knobs: &[
-        Knob {
-            name: "w",
-            kind: Kind::Int { min: 0, max: usize::MAX },
-            default: Value::Int(8),
-            doc: "window: segment length, or with causal the number of visible positions; 0: no window",
-            source: "Transformer-LS Table 1",
-        },
-        Knob {
-            name: "r",
-            kind: Kind::Int { min: 0, max: usize::MAX },
-            default: Value::Int(32),
-            doc: "slots per head (causal: per head and segment); 0: none",
-            source: "Transformer-LS Table 1",
-        },
-        L,
-        Knob {
-            name: "dual_ln",
-            kind: Kind::Bool,
-            default: Value::Bool(true),
-            doc: "one LayerNorm for the window's keys and values, another for the slots",
-            source: "Transformer-LS eq. 7",
-        },
-        DP_INPUT,
-        REL_POS,
-        COMPAT,
-        MEM_COMPRESS,
+        W.spec(),
+        R.spec(),
+        L.spec(),
+        DUAL_LN.spec(),
+        NORMED_INPUT.spec(),
+        REL_POS.spec(),
+        COMPAT.spec(),
+        HIDDEN.spec(),
     ],
     complexity: "O(n (r + w) d); causal O(n (w + n r / l) d)",
     time: Growth::Linear,
@@ -119,116 +93,165 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
     ],
     exceptions: &[Exception {
         property: Property::HeadsIndependent,
-        applies: |knobs, causal| knobs.bool("dual_ln") || (causal && hidden(knobs)),
-        reason: "SPEC-ls section 5: DualLN runs over the concatenated heads; mem_compress=hidden multiplies all heads' slots by w_k",
+        applies: |knobs, causal| settings(knobs).mixes_heads(causal),
+        reason: MIXES_HEADS,
     }],
-    idle: IDLE,
-    validate,
-    needs: |knobs| Needs { x: knobs.int("r") > 0, ..Needs::default() },
-    cost,
-    pattern: |knobs, shape| Some(long_short::pattern(knobs.int("w"), projection(knobs, shape.causal), shape)),
-    build: |config, builder| build_with(config, builder, config.knobs.int("w")),
+    idle: &[
+        IDLE_L,
+        Idle { knob: L.name(), when: |knobs, _| knobs.get(&R) == 0, why: "without slots (r=0)" },
+        Idle { knob: HIDDEN.name(), when: |knobs, _| knobs.get(&R) == 0, why: "without slots (r=0)" },
+        Idle { knob: COMPAT.name(), when: |knobs, _| knobs.get(&R) == 0, why: "without slots (r=0)" },
+        Idle { knob: NORMED_INPUT.name(), when: |knobs, _| knobs.get(&R) == 0, why: "without slots (r=0)" },
+        IDLE_INPUT,
+    ],
+    in_models: InModels {
+        language: &[(REL_POS.name(), "true"), (NORMED_INPUT.name(), "raw"), (DUAL_LN.name(), "true")],
+        released_block: Some(HIDDEN),
+        fits_full_weights: true,
+        dual_norm: Some(DUAL_LN),
+        ..InModels::PLAIN
+    },
+    validate: |knobs, shape| settings(knobs).validate(shape),
+    needs: |knobs| Needs { x: knobs.get(&R) > 0, ..Needs::default() },
+    cost: |knobs, shape| settings(knobs).cost(shape),
+    pattern: |knobs, shape| Some(settings(knobs).pattern(shape)),
+    build: |config, builder| settings(&config.knobs).build(config, builder),
 };
 
-/// Knobs of `ls` and `dp` without effect.
-pub(super) const IDLE: &[Idle] = &[
-    Idle { knob: "l", when: |_, shape| !shape.causal, why: "outside the causal form" },
-    Idle { knob: "l", when: |knobs, _| knobs.int("r") == 0, why: "without slots (r=0)" },
-    Idle { knob: "mem_compress", when: |knobs, _| knobs.int("r") == 0, why: "without slots (r=0)" },
-    Idle { knob: "compat", when: |knobs, _| knobs.int("r") == 0, why: "without slots (r=0)" },
-    Idle { knob: "dp_input", when: |knobs, _| knobs.int("r") == 0, why: "without slots (r=0)" },
-    Idle { knob: "dp_input", when: |knobs, _| !knobs.bool("dual_ln"), why: "without dual_ln=true" },
-];
+/// Why heads are not independent.
+pub(super) const MIXES_HEADS: &str = "SPEC-ls section 5: DualLN runs over the concatenated heads; mem_compress=hidden multiplies all heads' slots by w_k";
+/// Where [`L`] has no effect.
+pub(super) const IDLE_L: Idle =
+    Idle { knob: L.name(), when: |_, shape| !shape.causal, why: "outside the causal form" };
+/// Where [`NORMED_INPUT`] has no effect.
+pub(super) const IDLE_INPUT: Idle =
+    Idle { knob: NORMED_INPUT.name(), when: |knobs, _| !knobs.get(&DUAL_LN), why: "without dual_ln=true" };
 
-pub(super) fn hidden(knobs: &Knobs) -> bool {
-    knobs.word("mem_compress") == "hidden" || knobs.word("compat") == "code"
-}
-
-/// Where the slots come from, for pattern and cost.
-pub(super) fn projection(knobs: &Knobs, causal: bool) -> SlotProjection {
-    let rank = knobs.int("r");
-    if causal && rank > 0 {
-        SlotProjection::Segments { rank, segment: knobs.int("l") }
-    } else {
-        SlotProjection::Whole { rank }
+fn settings(knobs: &Knobs) -> Settings {
+    Settings {
+        window: knobs.get(&W),
+        rank: knobs.get(&R),
+        segment: knobs.get(&L),
+        dual_ln: knobs.get(&DUAL_LN),
+        normed: knobs.get(&NORMED_INPUT),
+        rel_pos: knobs.get(&REL_POS),
+        hidden: knobs.get(&HIDDEN) || knobs.get(&COMPAT),
     }
 }
 
-/// Knobs against each other and the shape, for `ls` and `dp`.
-pub(super) fn validate(knobs: &Knobs, shape: &Shape) -> std::result::Result<(), String> {
-    let (raw, rel_pos, l) = (knobs.word("dp_input") == "raw", knobs.bool("rel_pos"), knobs.int("l"));
-    if knobs.int("w") == 0 && knobs.int("r") == 0 {
-        return Err("w=0,r=0 leaves nothing to attend to; set w or r".into());
+/// The settings of one variant of `ls` or `dp`.
+pub(super) struct Settings {
+    /// Window, 0: none.
+    pub window: usize,
+    /// Slots per head (causal: and segment), 0: none.
+    pub rank: usize,
+    /// Length of a segment.
+    pub segment: usize,
+    /// DualLN.
+    pub dual_ln: bool,
+    /// Whether normalised keys and values are projected.
+    pub normed: bool,
+    /// Relative positions.
+    pub rel_pos: bool,
+    /// Whether cached segments are compressed before they are projected.
+    pub hidden: bool,
+}
+
+impl Settings {
+    /// Whether a head reads another.
+    pub const fn mixes_heads(&self, causal: bool) -> bool {
+        self.dual_ln || (causal && self.hidden)
     }
-    if rel_pos && knobs.int("w") == 0 {
-        return Err("relative positions belong to a window; set w".into());
-    }
-    if !shape.causal {
-        let causal_only =
-            [(raw, "dp_input=raw"), (rel_pos, "rel_pos=true"), (hidden(knobs), "mem_compress=hidden")];
-        if let Some((_, knob)) = causal_only.iter().find(|(set, _)| *set) {
-            return Err(format!("{knob} is defined for the causal form only; leave it at its default"));
+
+    fn projection(&self, causal: bool) -> SlotProjection {
+        let Self { rank, segment, .. } = *self;
+        if causal && rank > 0 {
+            SlotProjection::Segments { rank, segment }
+        } else {
+            SlotProjection::Whole { rank }
         }
-        if shape.queries != shape.keys {
+    }
+
+    /// Who sees whom.
+    pub fn pattern(&self, shape: &Shape) -> Pattern {
+        long_short::pattern(self.window, self.projection(shape.causal), shape)
+    }
+
+    /// Settings against each other and the shape.
+    ///
+    /// # Errors
+    /// What does not fit.
+    pub fn validate(&self, shape: &Shape) -> std::result::Result<(), String> {
+        let Self { window, rank, rel_pos, hidden, segment, .. } = *self;
+        if window == 0 && rank == 0 {
+            return Err("w=0,r=0 leaves nothing to attend to; set w or r".into());
+        }
+        if rel_pos && window == 0 {
+            return Err("relative positions belong to a window; set w".into());
+        }
+        if !shape.causal {
+            let causal_only =
+                [(!self.normed, "dp_input=raw"), (rel_pos, "rel_pos=true"), (hidden, "mem_compress=hidden")];
+            if let Some((_, knob)) = causal_only.iter().find(|(set, _)| *set) {
+                return Err(format!("{knob} is defined for the causal form only; leave it at its default"));
+            }
+            if shape.queries != shape.keys {
+                return Err(format!(
+                    "the bidirectional form needs as many queries as keys, not {} and {}",
+                    shape.queries, shape.keys
+                ));
+            }
+        }
+        if shape.causal && shape.cls {
+            return Err("the class token is defined for the bidirectional form only".into());
+        }
+        let memory = shape.keys.saturating_sub(shape.queries);
+        if (rel_pos || hidden) && !memory.is_multiple_of(segment) {
             return Err(format!(
-                "the bidirectional form needs as many queries as keys, not {} and {}",
-                shape.queries, shape.keys
+                "{memory} cached positions are not a multiple of l={segment}; cache a multiple"
             ));
         }
+        Ok(())
     }
-    if shape.causal && shape.cls {
-        return Err("the class token is defined for the bidirectional form only".into());
-    }
-    let memory = shape.keys.saturating_sub(shape.queries);
-    if (rel_pos || hidden(knobs)) && !memory.is_multiple_of(l) {
-        return Err(format!("{memory} cached positions are not a multiple of l={l}; cache a multiple"));
-    }
-    Ok(())
-}
 
-fn cost(knobs: &Knobs, shape: &Shape) -> Cost {
-    let w = knobs.int("w");
-    let extras = Extras {
-        window: w,
-        dual_ln: knobs.bool("dual_ln"),
-        local_norm: w > 0 || knobs.word("dp_input") == "normed",
-        rel_pos: knobs.bool("rel_pos"),
-    };
-    let state_bytes = decoder_state(w, knobs.int("r"), knobs.int("l"), shape);
-    Cost { state_bytes, ..long_short::cost(projection(knobs, shape.causal), extras, shape) }
-}
-
-/// Builds `ls` or, with window 0, `dp`.
-pub(super) fn build_with(
-    config: &MechanismConfig,
-    builder: &ParamBuilder,
-    window: usize,
-) -> Result<Box<dyn Mechanism>> {
-    let knobs = &config.knobs;
-    let (rank, e) = (knobs.int("r"), config.heads * config.head_dim);
-    let hidden = hidden(knobs) && config.causal;
-    if hidden && config.width != e {
-        bail!("mem_compress=hidden needs a layer input as wide as all heads, {e}, not {}", config.width);
+    /// Cost of a call.
+    pub fn cost(&self, shape: &Shape) -> Cost {
+        let Self { window, rank, segment, dual_ln, rel_pos, normed, .. } = *self;
+        let extras = Extras { window, dual_ln, local_norm: window > 0 || normed, rel_pos };
+        let state_bytes = decoder_state(window, rank, segment, shape);
+        Cost { state_bytes, ..long_short::cost(self.projection(shape.causal), extras, shape) }
     }
-    let slots = if rank == 0 {
-        Slots::None
-    } else {
-        let group = dynamic_group(config, builder, rank)?;
-        let weight = |name: &str| builder.param(name, &[e, e], Init::normal(0.02));
-        let hidden = if hidden { Some((weight("w_k.weight")?, weight("w_v.weight")?)) } else { None };
-        Slots::Dynamic { group, rank, segment: config.causal.then(|| knobs.int("l")), hidden }
-    };
-    let norm = if knobs.bool("dual_ln") { Some(DualNorm::build(config, builder)?) } else { None };
-    let positions =
-        if knobs.bool("rel_pos") { Some(Positions::build(config, builder, rank > 0, false)?) } else { None };
-    Ok(Box::new(LongShort {
-        window,
-        slots,
-        norm,
-        normed: knobs.word("dp_input") == "normed",
-        positions,
-        heads: config.heads,
-        head_dim: config.head_dim,
-        causal: config.causal,
-    }))
+
+    /// The mechanism.
+    ///
+    /// # Errors
+    /// Parameters that do not fit; `hidden` with an input of another width than all heads.
+    pub fn build(&self, config: &MechanismConfig, builder: &ParamBuilder) -> Result<Box<dyn Mechanism>> {
+        let (rank, e) = (self.rank, config.heads * config.head_dim);
+        let hidden = self.hidden && config.causal;
+        if hidden && config.width != e {
+            bail!("mem_compress=hidden needs a layer input as wide as all heads, {e}, not {}", config.width);
+        }
+        let slots = if rank == 0 {
+            Slots::None
+        } else {
+            let group = dynamic_group(config, builder, rank)?;
+            let weight = |name: &str| builder.param(name, &[e, e], Init::normal(0.02));
+            let hidden = if hidden { Some((weight("w_k.weight")?, weight("w_v.weight")?)) } else { None };
+            Slots::Dynamic { group, rank, segment: config.causal.then_some(self.segment), hidden }
+        };
+        let norm = if self.dual_ln { Some(DualNorm::build(config, builder)?) } else { None };
+        let positions =
+            if self.rel_pos { Some(Positions::build(config, builder, rank > 0, false)?) } else { None };
+        Ok(Box::new(LongShort {
+            window: self.window,
+            slots,
+            norm,
+            normed: self.normed,
+            positions,
+            heads: config.heads,
+            head_dim: config.head_dim,
+            causal: config.causal,
+        }))
+    }
 }

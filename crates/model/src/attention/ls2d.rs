@@ -5,11 +5,11 @@
 
 use candle_core::{Result, Tensor, bail};
 
-use super::knobs::{Kind, Knob, Knobs, Value};
+use super::knobs::{Knob, Knobs};
 use super::ls::PAPER;
 use super::{
-    AttentionInput, AttentionOutput, Cost, Exception, Growth, Mechanism, MechanismConfig, MechanismEntry,
-    Needs, Property, Shape, Support,
+    AttentionInput, AttentionOutput, Cost, Exception, Growth, InModels, Mechanism, MechanismConfig,
+    MechanismEntry, Needs, Property, Shape, Support,
 };
 use crate::nn::norm::Norm;
 use crate::nn::params::{Init, ParamBuilder};
@@ -27,6 +27,16 @@ const WINDOW: usize = 4;
 /// Slots per head, likewise.
 const SLOTS: usize = 8;
 
+pub(crate) const W: Knob<Option<usize>> = Knob::auto_int("w", 0..=1 << 12)
+    .doc("side of a square of queries; 0: no window; auto: that of every stage of an image model (4 without one)")
+    .source("Transformer-LS section 4.3; SPEC-vision sections 4 and 5");
+pub(crate) const R: Knob<Option<usize>> = Knob::auto_int("r", 0..=1 << 12)
+    .doc("slots per head; 0: none; auto: that of every stage of an image model (8 without one)")
+    .source("Transformer-LS section 4.3; SPEC-vision sections 4 and 5");
+pub(crate) const DUAL_LN: Knob<bool> = Knob::bool("dual_ln", true)
+    .doc("one LayerNorm for keys and values at positions, another for the slots")
+    .source("Transformer-LS eq. 7");
+
 /// The table line.
 pub static ENTRY: MechanismEntry = MechanismEntry {
     name: "ls2d",
@@ -40,29 +50,7 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
         cls: false,
         dropout: false,
     },
-    knobs: &[
-        Knob {
-            name: "w",
-            kind: Kind::AutoInt { min: 0, max: 1 << 12 },
-            default: Value::Auto,
-            doc: "side of a square of queries; 0: no window; auto: that of every stage of an image model (4 without one)",
-            source: "Transformer-LS section 4.3; SPEC-vision sections 4 and 5",
-        },
-        Knob {
-            name: "r",
-            kind: Kind::AutoInt { min: 0, max: 1 << 12 },
-            default: Value::Auto,
-            doc: "slots per head; 0: none; auto: that of every stage of an image model (8 without one)",
-            source: "Transformer-LS section 4.3; SPEC-vision sections 4 and 5",
-        },
-        Knob {
-            name: "dual_ln",
-            kind: Kind::Bool,
-            default: Value::Bool(true),
-            doc: "one LayerNorm for keys and values at positions, another for the slots",
-            source: "Transformer-LS eq. 7",
-        },
-    ],
+    knobs: &[W.spec(), R.spec(), DUAL_LN.spec()],
     complexity: "O(n (r + w^2) d)",
     time: Growth::Linear,
     memory: Growth::Linear,
@@ -79,39 +67,32 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
         reason: "SPEC-vision section 2: positions stand on a grid",
     }],
     idle: &[],
+    in_models: InModels { dual_norm: Some(DUAL_LN), ..InModels::PLAIN },
     validate,
-    needs: |knobs| Needs { x: of(knobs, "r", SLOTS) > 0, ..Needs::default() },
+    needs: |knobs| Needs { x: sizes(knobs).1 > 0, ..Needs::default() },
     cost,
     pattern,
     build,
 };
 
-/// The value of a knob, or `other` where it is left to the model.
-fn of(knobs: &Knobs, name: &str, other: usize) -> usize {
-    knobs.opt_int(name).unwrap_or(other)
+/// Window and slots of a mechanism that stands alone.
+fn sizes(knobs: &Knobs) -> (usize, usize) {
+    (knobs.get(&W).unwrap_or(WINDOW), knobs.get(&R).unwrap_or(SLOTS))
 }
 
 fn validate(knobs: &Knobs, shape: &Shape) -> std::result::Result<(), String> {
     if shape.grid.is_none() {
         return Err("ls2d reads images: choose a preset of images (effattn list presets), or a square number of positions".to_owned());
     }
-    if of(knobs, "w", WINDOW) == 0 && of(knobs, "r", SLOTS) == 0 {
+    if sizes(knobs) == (0, 0) {
         return Err("w=0,r=0 leaves nothing to attend to; set w or r".to_owned());
     }
     Ok(())
 }
 
 fn alone(knobs: &Knobs, grid: Grid2d, heads: usize, width: usize) -> LongShort2dConfig {
-    LongShort2dConfig {
-        grid,
-        w: of(knobs, "w", WINDOW),
-        r: of(knobs, "r", SLOTS),
-        g: 0,
-        heads,
-        width,
-        dual_ln: knobs.bool("dual_ln"),
-        rel_pos: false,
-    }
+    let (w, r) = sizes(knobs);
+    LongShort2dConfig { grid, w, r, g: 0, heads, width, dual_ln: knobs.get(&DUAL_LN), rel_pos: false }
 }
 
 fn cost(knobs: &Knobs, shape: &Shape) -> Cost {
@@ -122,12 +103,12 @@ fn cost(knobs: &Knobs, shape: &Shape) -> Cost {
 }
 
 fn pattern(knobs: &Knobs, shape: &Shape) -> Option<Pattern> {
-    let (grid, w) = (shape.grid?, of(knobs, "w", WINDOW));
+    let (grid, (w, r)) = (shape.grid?, sizes(knobs));
     let base = match w {
         0 => Pattern::blind(grid.len(), grid.len(), false),
         w => Pattern::window_2d(grid, w),
     };
-    Some(base.with_slots(of(knobs, "r", SLOTS), Rule::All))
+    Some(base.with_slots(r, Rule::All))
 }
 
 /// The mechanism alone, on a square of positions.

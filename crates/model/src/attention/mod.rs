@@ -33,6 +33,9 @@ pub mod synthesizer;
 pub mod transformer_xl;
 pub mod window;
 
+#[cfg(test)]
+mod tests;
+
 use candle_core::{Device, Result, Tensor};
 
 use crate::nn::params::ParamBuilder;
@@ -42,7 +45,7 @@ use effattn_kernel::dropout::AttentionDropout;
 use effattn_kernel::heads::{Heads, Qkv};
 use effattn_record::config::registry::Registry;
 use effattn_record::pattern::{Grid2d, Pattern};
-use knobs::{Knob, Knobs};
+use knobs::{Knob, KnobSpec, Knobs};
 
 /// Every mechanism of the crate.
 pub static TABLE: &[&MechanismEntry] = &[
@@ -214,6 +217,32 @@ pub struct Idle {
     pub why: &'static str,
 }
 
+/// What models around a mechanism want to know; [`InModels::PLAIN`] unless a mechanism says otherwise.
+#[derive(Clone, Copy)]
+pub struct InModels {
+    /// Settings in a character language model, as on the command line; those of a preset and of the user come after them.
+    pub language: &'static [(&'static str, &'static str)],
+    /// The knob that is set where a variant belongs to a released language model, whose block differs from the paper's.
+    pub released_block: Option<Knob<bool>>,
+    /// The knob whose `auto` is the length of the sequence; models that see several lengths fix it.
+    pub follows_length: Option<Knob<Option<usize>>>,
+    /// Whether weights that were trained with full attention serve it.
+    pub fits_full_weights: bool,
+    /// The knob that is set where keys and values pass through `ln_local` and `ln_global` (DualLN).
+    pub dual_norm: Option<Knob<bool>>,
+}
+
+impl InModels {
+    /// No settings of its own, weights of its own.
+    pub const PLAIN: Self = Self {
+        language: &[],
+        released_block: None,
+        follows_length: None,
+        fits_full_weights: false,
+        dual_norm: None,
+    };
+}
+
 /// One attention mechanism, as data.
 pub struct MechanismEntry {
     /// Name in CLI, TOML and CSV.
@@ -225,7 +254,7 @@ pub struct MechanismEntry {
     /// What it can do.
     pub support: Support,
     /// Its knobs.
-    pub knobs: &'static [Knob],
+    pub knobs: &'static [KnobSpec],
     /// Complexity in words.
     pub complexity: &'static str,
     /// Growth of time with length.
@@ -240,6 +269,8 @@ pub struct MechanismEntry {
     pub exceptions: &'static [Exception],
     /// Knobs that change nothing under a condition: setting one then is refused.
     pub idle: &'static [Idle],
+    /// What models around it want to know.
+    pub in_models: InModels,
     /// Checks knobs against each other and the shape (rank above length, heads, ...).
     pub validate: fn(&Knobs, &Shape) -> std::result::Result<(), String>,
     /// What the layer must provide.

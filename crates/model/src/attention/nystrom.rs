@@ -5,10 +5,10 @@
 
 use candle_core::{Result, Tensor, bail};
 
-use super::knobs::{Kind, Knob, Knobs, Value};
+use super::knobs::{Knob, KnobSpec, Knobs};
 use super::{
-    AttentionInput, AttentionOutput, Cost, Exception, Growth, Mechanism, MechanismConfig, MechanismEntry,
-    Needs, Paper, Property, Shape, Support,
+    AttentionInput, AttentionOutput, Cost, Exception, Growth, InModels, Mechanism, MechanismConfig,
+    MechanismEntry, Needs, Paper, Property, Shape, Support,
 };
 use crate::nn::params::{Init, ParamBuilder};
 use effattn_kernel::attend::{Attend, attend};
@@ -16,6 +16,19 @@ use effattn_kernel::heads::{Heads, merge};
 use effattn_kernel::masking::zero_hidden_rows;
 use effattn_kernel::nystrom::{InverseInit, Landmarks, nystrom};
 use effattn_record::pattern::Pattern;
+
+const LANDMARKS: Knob<usize> = Knob::int("landmarks", 128, 1..=usize::MAX)
+    .doc("number of landmarks m")
+    .source("Transformer-LS Table 1 (the LRA code's README has 64)");
+const N_ITER: Knob<usize> =
+    Knob::int("n_iter", 6, 0..=64).doc("iterations of the pseudo-inverse").source("Nystromformer sec. 4.1");
+const INIT: Knob<InverseInit> =
+    Knob::words("init", &[("per-matrix", InverseInit::PerMatrix), ("original", InverseInit::Original)])
+    .doc("start of the pseudo-inverse: scaled per matrix, or by one maximum over the batch as in the released code")
+    .source("Nystromformer eq. 14");
+const CONV_KERNEL: Knob<usize> = Knob::int("conv_kernel", 0, 0..=1 << 16)
+    .doc("taps of the depthwise convolution added to the result (odd), 0 for none")
+    .source("Transformer-LS Table 1 ran without it; the LRA code's configuration has 35");
 
 /// The table line.
 pub static ENTRY: MechanismEntry = MechanismEntry {
@@ -52,16 +65,17 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
     exceptions: &[
         Exception {
             property: Property::BatchIndependent,
-            applies: |knobs, _| knobs.word("init") == "original",
+            applies: |knobs, _| knobs.get(&INIT) == InverseInit::Original,
             reason: "SPEC-ls 9.3: c is the largest column sum over all matrices of the batch and heads.",
         },
         Exception {
             property: Property::HeadsIndependent,
-            applies: |knobs, _| knobs.word("init") == "original",
+            applies: |knobs, _| knobs.get(&INIT) == InverseInit::Original,
             reason: "SPEC-ls 9.3: c is the largest column sum over all matrices of the batch and heads.",
         },
     ],
     idle: &[],
+    in_models: InModels::PLAIN,
     validate,
     needs: |_| Needs::default(),
     cost,
@@ -69,39 +83,10 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
     build,
 };
 
-const KNOBS: &[Knob] = &[
-    Knob {
-        name: "landmarks",
-        kind: Kind::Int { min: 1, max: usize::MAX },
-        default: Value::Int(128),
-        doc: "number of landmarks m",
-        source: "Transformer-LS Table 1 (the LRA code's README has 64)",
-    },
-    Knob {
-        name: "n_iter",
-        kind: Kind::Int { min: 0, max: 64 },
-        default: Value::Int(6),
-        doc: "iterations of the pseudo-inverse",
-        source: "Nystromformer sec. 4.1",
-    },
-    Knob {
-        name: "init",
-        kind: Kind::Word(&["per-matrix", "original"]),
-        default: Value::Word("per-matrix"),
-        doc: "start of the pseudo-inverse: scaled per matrix, or by one maximum over the batch as in the released code",
-        source: "Nystromformer eq. 14",
-    },
-    Knob {
-        name: "conv_kernel",
-        kind: Kind::Int { min: 0, max: 1 << 16 },
-        default: Value::Int(0),
-        doc: "taps of the depthwise convolution added to the result (odd), 0 for none",
-        source: "Transformer-LS Table 1 ran without it; the LRA code's configuration has 35",
-    },
-];
+const KNOBS: &[KnobSpec] = &[LANDMARKS.spec(), N_ITER.spec(), INIT.spec(), CONV_KERNEL.spec()];
 
 fn validate(knobs: &Knobs, _: &Shape) -> std::result::Result<(), String> {
-    match knobs.int("conv_kernel") {
+    match knobs.get(&CONV_KERNEL) {
         taps if taps > 0 && taps % 2 == 0 => Err(format!(
             "nystrom: conv_kernel={taps} must be odd (or 0 for no convolution); try {}",
             taps + 1
@@ -111,14 +96,14 @@ fn validate(knobs: &Knobs, _: &Shape) -> std::result::Result<(), String> {
 }
 
 fn cost(knobs: &Knobs, shape: &Shape) -> Cost {
-    let (n, d, m) = (shape.queries, shape.head_dim, knobs.int("landmarks"));
+    let (n, d, m) = (shape.queries, shape.head_dim, knobs.get(&LANDMARKS));
     let padded = n.next_multiple_of(m);
     let core = if n <= m {
         2 * n * n * d
     } else {
-        4 * padded * m * d + m * m * d + padded * m * m + 4 * knobs.int("n_iter") * m * m * m
+        4 * padded * m * d + m * m * d + padded * m * m + 4 * knobs.get(&N_ITER) * m * m * m
     };
-    let sample = shape.heads * (core + n * d * knobs.int("conv_kernel"));
+    let sample = shape.heads * (core + n * d * knobs.get(&CONV_KERNEL));
     Cost { core_macs: (shape.batch * sample) as u64, flops: sample as u64, state_bytes: 0 }
 }
 
@@ -132,9 +117,9 @@ fn build(config: &MechanismConfig, builder: &ParamBuilder) -> Result<Box<dyn Mec
         bail!("nystrom has no causal form");
     }
     let knobs = &config.knobs;
-    let start = if knobs.word("init") == "original" { InverseInit::Original } else { InverseInit::PerMatrix };
-    let spec = Landmarks { count: knobs.int("landmarks"), iterations: knobs.int("n_iter"), start };
-    let conv = match knobs.int("conv_kernel") {
+    let spec =
+        Landmarks { count: knobs.get(&LANDMARKS), iterations: knobs.get(&N_ITER), start: knobs.get(&INIT) };
+    let conv = match knobs.get(&CONV_KERNEL) {
         0 => None,
         taps => {
             // PyTorch's default for a convolution with `taps` inputs per output

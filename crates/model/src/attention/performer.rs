@@ -7,15 +7,29 @@
 use candle_core::{Device, Result, Tensor, bail};
 
 use super::decode::DecodeState;
-use super::knobs::{Kind, Knob, Knobs, Value};
+use super::knobs::{Knob, KnobSpec, Knobs};
 use super::{
-    AttentionInput, AttentionOutput, Cost, Exception, Growth, Mechanism, MechanismConfig, MechanismEntry,
-    Needs, Paper, Property, Shape, Support, feature,
+    AttentionInput, AttentionOutput, Cost, Exception, Growth, InModels, Mechanism, MechanismConfig,
+    MechanismEntry, Needs, Paper, Property, Shape, Support, feature,
 };
 use crate::nn::params::ParamBuilder;
 use effattn_kernel::device::rng::RngStream;
 use effattn_kernel::linear_attention::decode::recurrent;
-use effattn_kernel::linear_attention::{Favor, Features, Guard, LinearAttention, linear_attention};
+use effattn_kernel::linear_attention::{Decay, Favor, Features, Guard, LinearAttention, linear_attention};
+
+const M: Knob<usize> = Knob::int("m", 256, 1..=1 << 16).doc("random features").source("LRA code");
+const FEATURE_EPS: Knob<Option<f64>> = Knob::auto_float("feature_eps", 0.0..=1.0)
+    .doc("added to every exponential; auto: 1e-4, causal 0")
+    .source("performer-pytorch 1.1.4");
+const DEN_EPS: Knob<f64> = Knob::float("den_eps", 0.0, 0.0..=1.0)
+    .doc("weight of sum phi(q) in the denominator")
+    .source("performer-pytorch 1.1.4");
+const LRA_COMPAT: Knob<bool> = Knob::bool("lra_compat", false)
+    .doc("the LRA code's double scaling and masking (compat=lra)")
+    .source("our choice");
+const DETACH: Knob<bool> = Knob::bool("detach", true)
+    .doc("whether the maxima c are constants for the gradient")
+    .source("performer-pytorch 1.1.4");
 
 /// The table line.
 pub static ENTRY: MechanismEntry = MechanismEntry {
@@ -46,10 +60,11 @@ out_i = sum_j <phi(q_i), phi(k_j)> v_j / (sum_j <phi(q_i), phi(k_j)> + den_eps s
     ],
     exceptions: &[Exception {
         property: Property::IgnoresFuture,
-        applies: |knobs, causal| causal && (feature_eps(knobs, true) > 0.0 || knobs.float("den_eps") > 0.0),
+        applies: |knobs, causal| causal && (feature_eps(knobs, true) > 0.0 || knobs.get(&DEN_EPS) > 0.0),
         reason: "SPEC-ls 8: performer-causal-eps leaks the future, c depends on later keys while eps does not",
     }],
     idle: &[],
+    in_models: InModels::PLAIN,
     validate: feature::validate,
     needs: |_| Needs::default(),
     cost,
@@ -57,51 +72,15 @@ out_i = sum_j <phi(q_i), phi(k_j)> v_j / (sum_j <phi(q_i), phi(k_j)> + den_eps s
     build,
 };
 
-static KNOBS: &[Knob] = &[
-    Knob {
-        name: "m",
-        kind: Kind::Int { min: 1, max: 1 << 16 },
-        default: Value::Int(256),
-        doc: "random features",
-        source: "LRA code",
-    },
-    Knob {
-        name: "feature_eps",
-        kind: Kind::AutoFloat { min: 0.0, max: 1.0 },
-        default: Value::Auto,
-        doc: "added to every exponential; auto: 1e-4, causal 0",
-        source: "performer-pytorch 1.1.4",
-    },
-    Knob {
-        name: "den_eps",
-        kind: Kind::Float { min: 0.0, max: 1.0 },
-        default: Value::Float(0.0),
-        doc: "weight of sum phi(q) in the denominator",
-        source: "performer-pytorch 1.1.4",
-    },
-    Knob {
-        name: "lra_compat",
-        kind: Kind::Bool,
-        default: Value::Bool(false),
-        doc: "the LRA code's double scaling and masking (compat=lra)",
-        source: "our choice",
-    },
-    Knob {
-        name: "detach",
-        kind: Kind::Bool,
-        default: Value::Bool(true),
-        doc: "whether the maxima c are constants for the gradient",
-        source: "performer-pytorch 1.1.4",
-    },
-];
+static KNOBS: &[KnobSpec] = &[M.spec(), FEATURE_EPS.spec(), DEN_EPS.spec(), LRA_COMPAT.spec(), DETACH.spec()];
 
 fn feature_eps(knobs: &Knobs, causal: bool) -> f64 {
-    knobs.opt_float("feature_eps").unwrap_or(if causal { 0.0 } else { 1e-4 })
+    knobs.get(&FEATURE_EPS).unwrap_or(if causal { 0.0 } else { 1e-4 })
 }
 
 fn cost(knobs: &Knobs, shape: &Shape) -> Cost {
     let Shape { batch, heads, head_dim, queries, keys, .. } = *shape;
-    let m = knobs.int("m");
+    let m = knobs.get(&M);
     let macs = heads * m * (2 * head_dim * (queries + keys) + queries);
     Cost {
         core_macs: (batch * macs) as u64,
@@ -118,18 +97,18 @@ struct Performer {
 
 fn build(config: &MechanismConfig, builder: &ParamBuilder) -> Result<Box<dyn Mechanism>> {
     let (knobs, d) = (&config.knobs, config.head_dim);
-    let m = knobs.int("m");
+    let m = knobs.get(&M);
     let omega = builder.constant("omega", |stream, device| orthogonal(stream, m, d, device))?;
     if omega.dims() != [m, d] {
         bail!("omega has shape {:?}, expected [{m}, {d}]", omega.dims());
     }
-    let lra = knobs.bool("lra_compat");
+    let lra = knobs.get(&LRA_COMPAT);
     let favor = Favor {
         omega,
         scale: (d as f64).powf(if lra { -0.5 } else { -0.25 }),
         feature_eps: feature_eps(knobs, config.causal),
-        den_eps: knobs.float("den_eps"),
-        through: !knobs.bool("detach"),
+        den_eps: knobs.get(&DEN_EPS),
+        through: !knobs.get(&DETACH),
         masked_as_zero: lra,
     };
     Ok(Box::new(Performer { favor, causal: config.causal }))
@@ -153,10 +132,10 @@ impl Performer {
     fn call<'a>(&self, mask: Option<&'a Tensor>) -> LinearAttention<'a> {
         LinearAttention {
             features: Features::Favor(self.favor.clone()),
-            guard: Guard::NonZero,
+            guard: Some(Guard::NonZero),
             mask,
             causal: self.causal,
-            gate: None,
+            decay: Decay::None,
         }
     }
 }

@@ -4,13 +4,25 @@
 
 use candle_core::{Result, Tensor, bail};
 
-use super::knobs::{Kind, Knob, Knobs, Value};
+use super::knobs::{Knob, KnobSpec, Knobs};
 use super::{
-    AttentionInput, AttentionOutput, Cost, Exception, Growth, Mechanism, MechanismConfig, MechanismEntry,
-    Needs, Paper, Projections, Property, Shape, Support,
+    AttentionInput, AttentionOutput, Cost, Exception, Growth, InModels, Mechanism, MechanismConfig,
+    MechanismEntry, Needs, Paper, Projections, Property, Shape, Support,
 };
 use crate::nn::params::ParamBuilder;
 use effattn_kernel::lsh::{Lsh, lsh};
+
+const N_HASHES: Knob<usize> =
+    Knob::int("n_hashes", 2, 1..=1 << 10).doc("rounds of hashing").source("Transformer-LS Table 1");
+const CHUNK: Knob<usize> = Knob::int("chunk", 64, 1..=1 << 30)
+    .doc("length of a chunk C")
+    .source("Hugging Face Reformer (lsh_attn_chunk_length)");
+const NUM_BUCKETS: Knob<Option<Vec<usize>>> = Knob::auto_list("num_buckets")
+    .doc(
+        "buckets of a round: an even number, several even factors joined with +, or auto: about 2 n / C, \
+              in two factors where that is large",
+    )
+    .source("Hugging Face Reformer (_set_num_buckets)");
 
 /// The table line.
 pub static ENTRY: MechanismEntry = MechanismEntry {
@@ -53,6 +65,7 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
                  later positions move the borders of the chunks that earlier ones are in.",
     }],
     idle: &[],
+    in_models: InModels::PLAIN,
     validate,
     needs: |_| Needs { projections: Projections::SharedQk, ..Needs::default() },
     cost,
@@ -60,44 +73,21 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
     build,
 };
 
-const KNOBS: &[Knob] = &[
-    Knob {
-        name: "n_hashes",
-        kind: Kind::Int { min: 1, max: 1 << 10 },
-        default: Value::Int(2),
-        doc: "rounds of hashing",
-        source: "Transformer-LS Table 1",
-    },
-    Knob {
-        name: "chunk",
-        kind: Kind::Int { min: 1, max: 1 << 30 },
-        default: Value::Int(64),
-        doc: "length of a chunk C",
-        source: "Hugging Face Reformer (lsh_attn_chunk_length)",
-    },
-    Knob {
-        name: "num_buckets",
-        kind: Kind::AutoIntOrList,
-        default: Value::Auto,
-        doc: "buckets of a round: an even number, several even factors joined with +, or auto: about 2 n / C, \
-              in two factors where that is large",
-        source: "Hugging Face Reformer (_set_num_buckets)",
-    },
-];
+const KNOBS: &[KnobSpec] = &[N_HASHES.spec(), CHUNK.spec(), NUM_BUCKETS.spec()];
 
 /// The factors of the number of buckets for sequences up to `max_len`.
 fn factors(knobs: &Knobs, max_len: usize) -> Vec<usize> {
-    if let Some(list) = knobs.list("num_buckets") {
+    if let Some(list) = knobs.get(&NUM_BUCKETS) {
         return list;
     }
-    let chunk = knobs.int("chunk");
+    let chunk = knobs.get(&CHUNK);
     let power = (2 * (max_len / chunk)).max(2).ilog2();
     let limit = 2 * (max_len / chunk).isqrt().max(chunk);
     if 1 << power > limit { vec![1 << (power / 2), 1 << (power - power / 2)] } else { vec![1 << power] }
 }
 
 fn validate(knobs: &Knobs, _: &Shape) -> std::result::Result<(), String> {
-    let Some(list) = knobs.list("num_buckets") else { return Ok(()) };
+    let Some(list) = knobs.get(&NUM_BUCKETS) else { return Ok(()) };
     let product = list.iter().try_fold(1usize, |product, &factor| product.checked_mul(factor));
     let fits = product.is_some_and(|product| product < 1 << 24);
     if list.is_empty() || list.iter().any(|&factor| factor == 0 || factor % 2 == 1) || !fits {
@@ -112,7 +102,7 @@ fn validate(knobs: &Knobs, _: &Shape) -> std::result::Result<(), String> {
 }
 
 fn cost(knobs: &Knobs, shape: &Shape) -> Cost {
-    let (n, d, chunk, rounds) = (shape.queries, shape.head_dim, knobs.int("chunk"), knobs.int("n_hashes"));
+    let (n, d, chunk, rounds) = (shape.queries, shape.head_dim, knobs.get(&CHUNK), knobs.get(&N_HASHES));
     let padded = n.next_multiple_of(chunk);
     let halves: usize = factors(knobs, n).iter().map(|factor| factor / 2).sum();
     let core = if n <= chunk {
@@ -137,9 +127,9 @@ struct Reformer {
 
 fn build(config: &MechanismConfig, builder: &ParamBuilder) -> Result<Box<dyn Mechanism>> {
     let knobs = &config.knobs;
-    let (chunk, factors) = (knobs.int("chunk"), factors(knobs, config.max_len));
+    let (chunk, factors) = (knobs.get(&CHUNK), factors(knobs, config.max_len));
     let halves = factors.iter().map(|factor| factor / 2).sum();
-    let shape = (config.heads, config.head_dim, knobs.int("n_hashes"), halves);
+    let shape = (config.heads, config.head_dim, knobs.get(&N_HASHES), halves);
     let rotations = if config.max_len > chunk {
         let rotations =
             builder.constant("rotations", |stream, device| stream.normal_tensor(shape, 0.0, 1.0, device))?;

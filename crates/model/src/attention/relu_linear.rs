@@ -1,7 +1,9 @@
 //! cosFormer without re-weighting (Qin et al. 2022, eq. 8-9 and the ablation of Table 6).
 
-use super::knobs::Knob;
-use super::{Growth, MechanismEntry, Needs, Paper, Support, feature};
+use super::feature::{self, CLAMP_MIN, EPS, feature, guard};
+use super::knobs::KnobSpec;
+use super::{Growth, InModels, MechanismEntry, Needs, Paper, Support};
+use effattn_kernel::linear_attention::FeatureActivation;
 
 /// The table line.
 pub static ENTRY: MechanismEntry = MechanismEntry {
@@ -31,6 +33,7 @@ out_i = sum_j a_ij v_j / max(sum_j a_ij, eps)",
     deviations: &[],
     exceptions: &[],
     idle: &[],
+    in_models: InModels::PLAIN,
     validate: feature::validate,
     needs: |_| Needs::default(),
     cost: feature::cost,
@@ -38,8 +41,8 @@ out_i = sum_j a_ij v_j / max(sum_j a_ij, eps)",
     build: feature::build,
 };
 
-static KNOBS: &[Knob] = &[
-    feature::feature(&["relu"], "cosFormer eq. 8"),
-    feature::guard("clamp_min", "released code of cosFormer"),
-    feature::eps("released code of cosFormer"),
+static KNOBS: &[KnobSpec] = &[
+    feature(&[("relu", FeatureActivation::Relu)]).source("cosFormer eq. 8").spec(),
+    guard(CLAMP_MIN).source("released code of cosFormer").spec(),
+    EPS.source("released code of cosFormer").spec(),
 ];

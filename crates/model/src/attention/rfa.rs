@@ -4,14 +4,46 @@
 use candle_core::{Device, Result, Tensor, bail};
 
 use super::decode::DecodeState;
-use super::knobs::{Kind, Knob, Knobs, Value};
+use super::knobs::{Knob, KnobSpec, Knobs};
 use super::{
-    AttentionInput, AttentionOutput, Cost, Growth, Mechanism, MechanismConfig, MechanismEntry, Needs, Paper,
-    Shape, Support, feature,
+    AttentionInput, AttentionOutput, Cost, Growth, InModels, Mechanism, MechanismConfig, MechanismEntry,
+    Needs, Paper, Shape, Support, feature,
 };
 use crate::nn::params::{Init, ParamBuilder};
 use effattn_kernel::linear;
-use effattn_kernel::linear_attention::{Features, Guard, LinearAttention, RandomKernel, linear_attention};
+use effattn_kernel::linear_attention::{
+    Decay, Features, Guard, LinearAttention, RandomKernel, linear_attention,
+};
+
+const KERNEL: Knob<RandomKernel> =
+    Knob::words("kernel", &[("gaussian", RandomKernel::Gaussian), ("arccos", RandomKernel::ArcCos)])
+        .doc("kernel that the features estimate")
+        .source("Peng et al. sec. 3.1");
+const PROJ_DIM: Knob<usize> = Knob::int("proj_dim", 64, 1..=1 << 16)
+    .doc("random projections P; gaussian has 2 P features, arccos P")
+    .source("released code");
+const TAU: Knob<f64> = Knob::float("tau", 1.0, 1e-3..=1e3).doc("temperature").source("released code");
+const LEARNED_SIGMA: Knob<bool> = Knob::bool("learned_sigma", true)
+    .doc("whether each dimension has a learned scale, starting at 1")
+    .source("released code");
+const NORM_EPS: Knob<f64> = Knob::float("norm_eps", 1e-3, 1e-12..=1.0)
+    .doc("added to the norm of queries and keys")
+    .source("released code");
+const SCALE: Knob<Option<f64>> = Knob::auto_float("scale", 1e-6..=1e3)
+    .doc("factor on every feature; auto: proj_dim^(-1/2)")
+    .source("Peng et al. eq. 4");
+const GUARD: Knob<Option<fn(f64) -> Guard>> = Knob::words(
+    "guard",
+    &[("auto", None), ("clamp_min", Some(Guard::ClampMin as _)), ("abs_clamp_min", Some(Guard::AbsClampMin as _))],
+)
+    .doc("clamp_min: max(den, eps); abs_clamp_min: max(|den|, eps); auto: clamp_min when causal, else abs_clamp_min")
+    .source("released code");
+const EPS: Knob<f64> = Knob::float("eps", 1e-4, 1e-12..=1e6)
+    .doc("eps of the guard")
+    .source("our choice; the paper has none, the released code 1");
+const GATE: Knob<bool> = Knob::bool("gate", false)
+    .doc("whether the causal sums forget by a learned gate")
+    .source("Peng et al. sec. 3.2");
 
 /// The table line.
 pub static ENTRY: MechanismEntry = MechanismEntry {
@@ -41,81 +73,28 @@ gate (causal): g_t = sigmoid(w_gate . x_t + b_gate), S_t = g_t S_{t-1} + (1 - g_
     ],
     exceptions: &[],
     idle: &[],
+    in_models: InModels::PLAIN,
     validate,
-    needs: |knobs| Needs { x: knobs.bool("gate"), ..Needs::default() },
+    needs: |knobs| Needs { x: knobs.get(&GATE), ..Needs::default() },
     cost,
     pattern: feature::pattern,
     build,
 };
 
-static KNOBS: &[Knob] = &[
-    Knob {
-        name: "kernel",
-        kind: Kind::Word(&["gaussian", "arccos"]),
-        default: Value::Word("gaussian"),
-        doc: "kernel that the features estimate",
-        source: "Peng et al. sec. 3.1",
-    },
-    Knob {
-        name: "proj_dim",
-        kind: Kind::Int { min: 1, max: 1 << 16 },
-        default: Value::Int(64),
-        doc: "random projections P; gaussian has 2 P features, arccos P",
-        source: "released code",
-    },
-    Knob {
-        name: "tau",
-        kind: Kind::Float { min: 1e-3, max: 1e3 },
-        default: Value::Float(1.0),
-        doc: "temperature",
-        source: "released code",
-    },
-    Knob {
-        name: "learned_sigma",
-        kind: Kind::Bool,
-        default: Value::Bool(true),
-        doc: "whether each dimension has a learned scale, starting at 1",
-        source: "released code",
-    },
-    Knob {
-        name: "norm_eps",
-        kind: Kind::Float { min: 1e-12, max: 1.0 },
-        default: Value::Float(1e-3),
-        doc: "added to the norm of queries and keys",
-        source: "released code",
-    },
-    Knob {
-        name: "scale",
-        kind: Kind::AutoFloat { min: 1e-6, max: 1e3 },
-        default: Value::Auto,
-        doc: "factor on every feature; auto: proj_dim^(-1/2)",
-        source: "Peng et al. eq. 4",
-    },
-    Knob {
-        name: "guard",
-        kind: Kind::Word(&["auto", "clamp_min", "abs_clamp_min"]),
-        default: Value::Word("auto"),
-        doc: "clamp_min: max(den, eps); abs_clamp_min: max(|den|, eps); auto: clamp_min when causal, else abs_clamp_min",
-        source: "released code",
-    },
-    Knob {
-        name: "eps",
-        kind: Kind::Float { min: 1e-12, max: 1e6 },
-        default: Value::Float(1e-4),
-        doc: "eps of the guard",
-        source: "our choice; the paper has none, the released code 1",
-    },
-    Knob {
-        name: "gate",
-        kind: Kind::Bool,
-        default: Value::Bool(false),
-        doc: "whether the causal sums forget by a learned gate",
-        source: "Peng et al. sec. 3.2",
-    },
+static KNOBS: &[KnobSpec] = &[
+    KERNEL.spec(),
+    PROJ_DIM.spec(),
+    TAU.spec(),
+    LEARNED_SIGMA.spec(),
+    NORM_EPS.spec(),
+    SCALE.spec(),
+    GUARD.spec(),
+    EPS.spec(),
+    GATE.spec(),
 ];
 
 fn validate(knobs: &Knobs, shape: &Shape) -> std::result::Result<(), String> {
-    if knobs.bool("gate") && !shape.causal {
+    if knobs.get(&GATE) && !shape.causal {
         return Err("gate=true is causal only; take gate=false or a causal task".into());
     }
     feature::validate(knobs, shape)
@@ -123,9 +102,12 @@ fn validate(knobs: &Knobs, shape: &Shape) -> std::result::Result<(), String> {
 
 fn cost(knobs: &Knobs, shape: &Shape) -> Cost {
     let Shape { batch, heads, head_dim, width, queries, keys, .. } = *shape;
-    let p = knobs.int("proj_dim");
-    let features = if knobs.word("kernel") == "gaussian" { 2 * p } else { p };
-    let gate = if knobs.bool("gate") { queries * width * heads } else { 0 };
+    let p = knobs.get(&PROJ_DIM);
+    let features = match knobs.get(&KERNEL) {
+        RandomKernel::Gaussian => 2 * p,
+        RandomKernel::ArcCos => p,
+    };
+    let gate = if knobs.get(&GATE) { queries * width * heads } else { 0 };
     let extra = heads * p * head_dim * (queries + keys) + gate;
     let sums = feature::linear_cost(features, shape);
     Cost {
@@ -149,37 +131,29 @@ struct Rfa {
 
 fn build(config: &MechanismConfig, builder: &ParamBuilder) -> Result<Box<dyn Mechanism>> {
     let (knobs, h, d) = (&config.knobs, config.heads, config.head_dim);
-    let p = knobs.int("proj_dim");
+    let p = knobs.get(&PROJ_DIM);
     let proj =
         builder.constant("proj", |stream, device| stream.normal_tensor((h, p, d), 0.0, 1.0, device))?;
     if proj.dims() != [h, p, d] {
         bail!("proj has shape {:?}, expected [{h}, {p}, {d}]", proj.dims());
     }
-    let sigma =
-        knobs.bool("learned_sigma").then(|| builder.param("sigma", &[h, d], Init::ONE)).transpose()?;
-    let gate = if knobs.bool("gate") {
+    let sigma = knobs.get(&LEARNED_SIGMA).then(|| builder.param("sigma", &[h, d], Init::ONE)).transpose()?;
+    let gate = if knobs.get(&GATE) {
         let start = Init::fan_in(config.width);
         let weight = builder.param("w_gate", &[h, config.width], start)?;
         Some((weight, builder.param("b_gate", &[h], start)?))
     } else {
         None
     };
-    let guard = match knobs.word("guard") {
-        "auto" if config.causal => "clamp_min",
-        "auto" => "abs_clamp_min",
-        word => word,
-    };
+    let auto = if config.causal { Guard::ClampMin } else { Guard::AbsClampMin };
     Ok(Box::new(Rfa {
-        proj: (proj / knobs.float("tau"))?,
+        proj: (proj / knobs.get(&TAU))?,
         sigma,
         gate,
-        kernel: match knobs.word("kernel") {
-            "arccos" => RandomKernel::ArcCos,
-            _ => RandomKernel::Gaussian,
-        },
-        norm_eps: knobs.float("norm_eps"),
-        scale: knobs.opt_float("scale").unwrap_or_else(|| (p as f64).powf(-0.5)),
-        guard: feature::read_guard(guard, knobs.float("eps")),
+        kernel: knobs.get(&KERNEL),
+        norm_eps: knobs.get(&NORM_EPS),
+        scale: knobs.get(&SCALE).unwrap_or_else(|| (p as f64).powf(-0.5)),
+        guard: knobs.get(&GUARD).unwrap_or(auto)(knobs.get(&EPS)),
         causal: config.causal,
     }))
 }
@@ -221,10 +195,10 @@ impl Rfa {
             Features::Random { weight, kernel: self.kernel, norm_eps: self.norm_eps, scale: self.scale };
         then(&LinearAttention {
             features,
-            guard: self.guard,
+            guard: Some(self.guard),
             mask: input.mask,
             causal: self.causal,
-            gate: gate.as_ref(),
+            decay: gate.as_ref().map_or(Decay::None, Decay::Gate),
         })
     }
 }

@@ -5,14 +5,43 @@
 
 use candle_core::{Result, bail};
 
-use super::knobs::{Kind, Knob, Knobs, Value};
+use super::knobs::{Knob, KnobSpec, Knobs};
 use super::{
-    AttentionInput, AttentionOutput, Cost, Exception, Growth, Idle, Mechanism, MechanismConfig,
+    AttentionInput, AttentionOutput, Cost, Exception, Growth, Idle, InModels, Mechanism, MechanismConfig,
     MechanismEntry, Needs, Paper, Property, Shape, Support,
 };
 use crate::nn::params::{Init, ParamBuilder, ParamSpec};
 use effattn_kernel::group::ParamGroup;
 use effattn_kernel::sinkhorn::{Sinkhorn, SortNorm, Sorting, sinkhorn};
+
+const BLOCK: Knob<usize> = Knob::int("block", 64, 1..=1 << 30)
+    .doc("length of a block b")
+    .source("Long Range Arena (64 for images, 50 for text)");
+const MAX_BLOCKS: Knob<Option<usize>> = Knob::auto_int("max_blocks", 1..=1 << 20)
+    .doc("blocks the sorting network scores; auto: as many as the longest sequence has")
+    .source("Long Range Arena has 25");
+const SORT_NET: Knob<SortNet> =
+    Knob::words("sort_net", &[("linear", SortNet::Linear), ("mlp2", SortNet::Mlp2)])
+        .doc("sorting network: linear, or two layers with ReLU")
+        .source("Sparse Sinkhorn Attention sec. 3.1");
+const HIDDEN: Knob<Option<usize>> = Knob::auto_int("hidden", 1..=1 << 20)
+    .doc("hidden width of mlp2; auto: the width of a head")
+    .source("our choice");
+const SORT_SOFTMAX: Knob<bool> = Knob::words("sort_activation", &[("sinkhorn", false), ("softmax", true)])
+    .doc("doubly stochastic weights, or a softmax over the source blocks")
+    .source("Sparse Sinkhorn Attention sec. 3.1 (the Long Range Arena code runs softmax)");
+const TEMPERATURE: Knob<f64> = Knob::float("temperature", 0.75, 1e-3..=1e6)
+    .doc("divides the scores of the sorting network")
+    .source("Sparse Sinkhorn Attention sec. 4");
+const ITERS: Knob<usize> = Knob::int("iters", 7, 0..=1000)
+    .doc("normalisations of rows and columns")
+    .source("Sparse Sinkhorn Attention sec. 4 (5 to 10)");
+const CONCAT: Knob<bool> = Knob::words("combine", &[("sum", false), ("concat", true)])
+    .doc("two softmaxes added, or one over block and mixture")
+    .source("Long Range Arena code (the common PyTorch port concatenates)");
+const RELEASED: Knob<bool> = Knob::words("layout", &[("blocks", false), ("released-lra", true)])
+    .doc("released-lra (compat=lra): the Long Range Arena code, for replication; its sorting network has no effect")
+    .source("the published mechanism");
 
 /// The table line.
 pub static ENTRY: MechanismEntry = MechanismEntry {
@@ -47,27 +76,28 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
     ],
     exceptions: &[Exception {
         property: Property::AnyLength,
-        applies: |knobs, _| released(knobs),
+        applies: |knobs, _| knobs.get(&RELEASED),
         reason: "SPEC-cos 4: in the released code the length must divide by the block.",
     }],
     idle: &[
-        Idle { knob: "sort_activation", when: |knobs, _| released(knobs), why: RELEASED },
-        Idle { knob: "temperature", when: |knobs, _| released(knobs), why: RELEASED },
-        Idle { knob: "iters", when: |knobs, _| released(knobs), why: RELEASED },
-        Idle { knob: "sort_net", when: |knobs, _| released(knobs), why: RELEASED },
-        Idle { knob: "hidden", when: |knobs, _| released(knobs), why: RELEASED },
-        Idle { knob: "max_blocks", when: |knobs, _| released(knobs), why: RELEASED },
+        Idle { knob: SORT_SOFTMAX.name(), when: |knobs, _| knobs.get(&RELEASED), why: PLAIN_SUM },
+        Idle { knob: TEMPERATURE.name(), when: |knobs, _| knobs.get(&RELEASED), why: PLAIN_SUM },
+        Idle { knob: ITERS.name(), when: |knobs, _| knobs.get(&RELEASED), why: PLAIN_SUM },
+        Idle { knob: SORT_NET.name(), when: |knobs, _| knobs.get(&RELEASED), why: PLAIN_SUM },
+        Idle { knob: HIDDEN.name(), when: |knobs, _| knobs.get(&RELEASED), why: PLAIN_SUM },
+        Idle { knob: MAX_BLOCKS.name(), when: |knobs, _| knobs.get(&RELEASED), why: PLAIN_SUM },
         Idle {
-            knob: "iters",
-            when: |knobs, _| knobs.word("sort_activation") == "softmax",
+            knob: ITERS.name(),
+            when: |knobs, _| knobs.get(&SORT_SOFTMAX),
             why: "with sort_activation=softmax",
         },
         Idle {
-            knob: "hidden",
-            when: |knobs, _| knobs.word("sort_net") == "linear",
+            knob: HIDDEN.name(),
+            when: |knobs, _| knobs.get(&SORT_NET) == SortNet::Linear,
             why: "with sort_net=linear",
         },
     ],
+    in_models: InModels::PLAIN,
     validate,
     needs: |_| Needs::default(),
     cost,
@@ -75,88 +105,37 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
     build,
 };
 
-const KNOBS: &[Knob] = &[
-    Knob {
-        name: "block",
-        kind: Kind::Int { min: 1, max: 1 << 30 },
-        default: Value::Int(64),
-        doc: "length of a block b",
-        source: "Long Range Arena (64 for images, 50 for text)",
-    },
-    Knob {
-        name: "max_blocks",
-        kind: Kind::AutoInt { min: 1, max: 1 << 20 },
-        default: Value::Auto,
-        doc: "blocks the sorting network scores; auto: as many as the longest sequence has",
-        source: "Long Range Arena has 25",
-    },
-    Knob {
-        name: "sort_net",
-        kind: Kind::Word(&["linear", "mlp2"]),
-        default: Value::Word("linear"),
-        doc: "sorting network: linear, or two layers with ReLU",
-        source: "Sparse Sinkhorn Attention sec. 3.1",
-    },
-    Knob {
-        name: "hidden",
-        kind: Kind::AutoInt { min: 1, max: 1 << 20 },
-        default: Value::Auto,
-        doc: "hidden width of mlp2; auto: the width of a head",
-        source: "our choice",
-    },
-    Knob {
-        name: "sort_activation",
-        kind: Kind::Word(&["sinkhorn", "softmax"]),
-        default: Value::Word("sinkhorn"),
-        doc: "doubly stochastic weights, or a softmax over the source blocks",
-        source: "Sparse Sinkhorn Attention sec. 3.1 (the Long Range Arena code runs softmax)",
-    },
-    Knob {
-        name: "temperature",
-        kind: Kind::Float { min: 1e-3, max: 1e6 },
-        default: Value::Float(0.75),
-        doc: "divides the scores of the sorting network",
-        source: "Sparse Sinkhorn Attention sec. 4",
-    },
-    Knob {
-        name: "iters",
-        kind: Kind::Int { min: 0, max: 1000 },
-        default: Value::Int(7),
-        doc: "normalisations of rows and columns",
-        source: "Sparse Sinkhorn Attention sec. 4 (5 to 10)",
-    },
-    Knob {
-        name: "combine",
-        kind: Kind::Word(&["sum", "concat"]),
-        default: Value::Word("sum"),
-        doc: "two softmaxes added, or one over block and mixture",
-        source: "Long Range Arena code (the common PyTorch port concatenates)",
-    },
-    Knob {
-        name: "layout",
-        kind: Kind::Word(&["blocks", "released-lra"]),
-        default: Value::Word("blocks"),
-        doc: "released-lra (compat=lra): the Long Range Arena code, for replication; its sorting network has no effect",
-        source: "the published mechanism",
-    },
+const KNOBS: &[KnobSpec] = &[
+    BLOCK.spec(),
+    MAX_BLOCKS.spec(),
+    SORT_NET.spec(),
+    HIDDEN.spec(),
+    SORT_SOFTMAX.spec(),
+    TEMPERATURE.spec(),
+    ITERS.spec(),
+    CONCAT.spec(),
+    RELEASED.spec(),
 ];
 
-/// Why nothing that belongs to the sorting network changes what the released code computes.
-const RELEASED: &str = "with compat=lra, whose sorted block is the plain sum of all blocks";
-
-fn released(knobs: &Knobs) -> bool {
-    knobs.word("layout") == "released-lra"
+/// The network that scores source blocks.
+#[derive(Clone, Copy, PartialEq)]
+enum SortNet {
+    Linear,
+    Mlp2,
 }
 
+/// Why nothing that belongs to the sorting network changes what the released code computes.
+const PLAIN_SUM: &str = "with compat=lra, whose sorted block is the plain sum of all blocks";
+
 fn validate(knobs: &Knobs, shape: &Shape) -> std::result::Result<(), String> {
-    let (block, n) = (knobs.int("block"), shape.keys);
+    let (block, n) = (knobs.get(&BLOCK), shape.keys);
     let blocks = n.div_ceil(block);
-    if released(knobs) && n % block != 0 {
+    if knobs.get(&RELEASED) && n % block != 0 {
         return Err(format!(
             "sinkhorn: with compat=lra the length must be a multiple of block={block}, not {n}"
         ));
     }
-    match knobs.opt_int("max_blocks") {
+    match knobs.get(&MAX_BLOCKS) {
         Some(most) if most < blocks => Err(format!(
             "sinkhorn: length {n} has {blocks} blocks of {block}, above max_blocks={most}; raise it, or use auto"
         )),
@@ -165,13 +144,13 @@ fn validate(knobs: &Knobs, shape: &Shape) -> std::result::Result<(), String> {
 }
 
 fn cost(knobs: &Knobs, shape: &Shape) -> Cost {
-    let (d, block) = (shape.head_dim, knobs.int("block"));
+    let (d, block) = (shape.head_dim, knobs.get(&BLOCK));
     let blocks = shape.queries.div_ceil(block);
     let padded = blocks * block;
-    let most = knobs.opt_int("max_blocks").unwrap_or(blocks);
-    let net = match knobs.word("sort_net") {
-        "mlp2" => knobs.opt_int("hidden").unwrap_or(d) * (d + most),
-        _ => d * most,
+    let most = knobs.get(&MAX_BLOCKS).unwrap_or(blocks);
+    let net = match knobs.get(&SORT_NET) {
+        SortNet::Mlp2 => knobs.get(&HIDDEN).unwrap_or(d) * (d + most),
+        SortNet::Linear => d * most,
     };
     let sample = shape.heads * (4 * padded * block * d + 2 * blocks * padded * d + blocks * net);
     Cost { core_macs: (shape.batch * sample) as u64, flops: sample as u64, state_bytes: 0 }
@@ -191,10 +170,10 @@ fn build(config: &MechanismConfig, builder: &ParamBuilder) -> Result<Box<dyn Mec
         bail!("sinkhorn has no causal form");
     }
     let knobs = &config.knobs;
-    let (block, d) = (knobs.int("block"), config.head_dim);
-    let released = released(knobs);
+    let (block, d) = (knobs.get(&BLOCK), config.head_dim);
+    let released = knobs.get(&RELEASED);
     let heads = if released { 1 } else { config.heads };
-    let most = knobs.opt_int("max_blocks").unwrap_or(config.max_len.div_ceil(block));
+    let most = knobs.get(&MAX_BLOCKS).unwrap_or(config.max_len.div_ceil(block));
     let affine = |suffix: &str, inputs: usize, outputs: usize| {
         // lecun normal, as in the Long Range Arena code
         let init = Init::normal(1.0 / (inputs as f64).sqrt());
@@ -203,17 +182,15 @@ fn build(config: &MechanismConfig, builder: &ParamBuilder) -> Result<Box<dyn Mec
             ParamSpec::new(&format!("sort_b{suffix}"), &[heads, outputs], Init::ZERO),
         ]
     };
-    let hidden = knobs.opt_int("hidden").unwrap_or(d);
-    let specs = match knobs.word("sort_net") {
-        "mlp2" => [affine("1", d, hidden), affine("", hidden, most)].concat(),
-        _ => affine("", d, most).to_vec(),
+    let hidden = knobs.get(&HIDDEN).unwrap_or(d);
+    let specs = match knobs.get(&SORT_NET) {
+        SortNet::Mlp2 => [affine("1", d, hidden), affine("", hidden, most)].concat(),
+        SortNet::Linear => affine("", d, most).to_vec(),
     };
     let group = builder.group(&specs)?;
-    let activation = match knobs.word("sort_activation") {
-        "softmax" => SortNorm::Softmax,
-        _ => SortNorm::Sinkhorn(knobs.int("iters")),
-    };
-    let (temperature, concat) = (knobs.float("temperature"), knobs.word("combine") == "concat");
+    let activation =
+        if knobs.get(&SORT_SOFTMAX) { SortNorm::Softmax } else { SortNorm::Sinkhorn(knobs.get(&ITERS)) };
+    let (temperature, concat) = (knobs.get(&TEMPERATURE), knobs.get(&CONCAT));
     Ok(Box::new(Layer { block, temperature, activation, concat, released, group }))
 }
 

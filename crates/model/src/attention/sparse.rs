@@ -6,14 +6,33 @@
 
 use candle_core::Result;
 
-use super::knobs::{Kind, Knob, Knobs, Value};
+use super::knobs::{Knob, Knobs};
 use super::{
-    AttentionInput, AttentionOutput, Cost, Exception, Growth, Idle, Mechanism, MechanismConfig,
+    AttentionInput, AttentionOutput, Cost, Exception, Growth, Idle, InModels, Mechanism, MechanismConfig,
     MechanismEntry, Needs, Paper, Property, Shape, Support,
 };
 use crate::nn::params::ParamBuilder;
 use effattn_kernel::attend::attend;
 use effattn_record::pattern::{KeySpan, Pattern, QueryGroup, Rule, Span};
+
+const STRIDED: Knob<bool> = Knob::words("pattern", &[("fixed", false), ("strided", true)])
+    .doc("which of the paper's two patterns")
+    .source("Long Range Arena, train_utils.py");
+const BLOCK: Knob<usize> = Knob::int("block", 50, 1..=1 << 24)
+    .doc("fixed: block length l")
+    .source("Long Range Arena, train_utils.py");
+const C: Knob<usize> = Knob::int("c", 10, 0..=1 << 24)
+    .doc("fixed: summary columns at the end of every block")
+    .source("Long Range Arena, train_utils.py");
+const LOCAL: Knob<usize> = Knob::int("local", 50, 1..=1 << 24)
+    .doc("strided: distances below this are visible")
+    .source("Sparse Transformer sec. 4.2: as long as the stride");
+const STRIDE: Knob<usize> = Knob::int("stride", 50, 1..=1 << 24)
+    .doc("strided: distances that are multiples of this are visible")
+    .source("as long as the fixed pattern's blocks");
+const CLS: Knob<bool> = Knob::bool("cls", false)
+    .doc("whether position 0 is a class token that sees and is seen by all")
+    .source("Long Range Arena: set when the pooling is CLS");
 
 /// The table line.
 pub static ENTRY: MechanismEntry = MechanismEntry {
@@ -33,50 +52,7 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
         cls: false,
         dropout: true,
     },
-    knobs: &[
-        Knob {
-            name: "pattern",
-            kind: Kind::Word(&["fixed", "strided"]),
-            default: Value::Word("fixed"),
-            doc: "which of the paper's two patterns",
-            source: "Long Range Arena, train_utils.py",
-        },
-        Knob {
-            name: "block",
-            kind: Kind::Int { min: 1, max: 1 << 24 },
-            default: Value::Int(50),
-            doc: "fixed: block length l",
-            source: "Long Range Arena, train_utils.py",
-        },
-        Knob {
-            name: "c",
-            kind: Kind::Int { min: 0, max: 1 << 24 },
-            default: Value::Int(10),
-            doc: "fixed: summary columns at the end of every block",
-            source: "Long Range Arena, train_utils.py",
-        },
-        Knob {
-            name: "local",
-            kind: Kind::Int { min: 1, max: 1 << 24 },
-            default: Value::Int(50),
-            doc: "strided: distances below this are visible",
-            source: "Sparse Transformer sec. 4.2: as long as the stride",
-        },
-        Knob {
-            name: "stride",
-            kind: Kind::Int { min: 1, max: 1 << 24 },
-            default: Value::Int(50),
-            doc: "strided: distances that are multiples of this are visible",
-            source: "as long as the fixed pattern's blocks",
-        },
-        Knob {
-            name: "cls",
-            kind: Kind::Bool,
-            default: Value::Bool(false),
-            doc: "whether position 0 is a class token that sees and is seen by all",
-            source: "Long Range Arena: set when the pooling is CLS",
-        },
-    ],
+    knobs: &[STRIDED.spec(), BLOCK.spec(), C.spec(), LOCAL.spec(), STRIDE.spec(), CLS.spec()],
     complexity: "O(n^2 d / block) at a fixed block; O(n sqrt(n) d) at block ~ sqrt(n)",
     time: Growth::Quadratic,
     memory: Growth::Linear,
@@ -91,20 +67,17 @@ causal: and j <= i. With cls, position 0 sees and is seen by all and the pattern
     ],
     exceptions: &[Exception {
         property: Property::IgnoresFuture,
-        applies: |knobs, _| knobs.bool("cls"),
+        applies: |knobs, _| knobs.get(&CLS),
         reason: "SPEC-cos 3.4: with cls, position 0 sees all, even when causal",
     }],
     idle: &[
-        Idle {
-            knob: "block",
-            when: |knobs, _| knobs.word("pattern") == "strided",
-            why: "with pattern=strided",
-        },
-        Idle { knob: "c", when: |knobs, _| knobs.word("pattern") == "strided", why: "with pattern=strided" },
-        Idle { knob: "local", when: |knobs, _| knobs.word("pattern") == "fixed", why: "with pattern=fixed" },
-        Idle { knob: "stride", when: |knobs, _| knobs.word("pattern") == "fixed", why: "with pattern=fixed" },
+        Idle { knob: BLOCK.name(), when: |knobs, _| knobs.get(&STRIDED), why: "with pattern=strided" },
+        Idle { knob: C.name(), when: |knobs, _| knobs.get(&STRIDED), why: "with pattern=strided" },
+        Idle { knob: LOCAL.name(), when: |knobs, _| !knobs.get(&STRIDED), why: "with pattern=fixed" },
+        Idle { knob: STRIDE.name(), when: |knobs, _| !knobs.get(&STRIDED), why: "with pattern=fixed" },
     ],
-    validate: |knobs, _| match (knobs.int("c"), knobs.int("block")) {
+    in_models: InModels::PLAIN,
+    validate: |knobs, _| match (knobs.get(&C), knobs.get(&BLOCK)) {
         (c, block) if c > block => {
             Err(format!("sparse: c={c} summary columns do not fit a block of {block}; c is at most block"))
         }
@@ -112,13 +85,13 @@ causal: and j <= i. With cls, position 0 sees and is seen by all and the pattern
     },
     needs: |_| Needs::default(),
     cost,
-    pattern: |knobs, shape| Some(pattern(Kinds::new(knobs), knobs.bool("cls"), shape.queries, shape.causal)),
+    pattern: |knobs, shape| Some(pattern(Kinds::new(knobs), knobs.get(&CLS), shape.queries, shape.causal)),
     build,
 };
 
 /// Multiply-adds 2 B H D times the number of visible pairs.
 fn cost(knobs: &Knobs, shape: &Shape) -> Cost {
-    let pairs = pairs(Kinds::new(knobs), knobs.bool("cls"), shape.queries, shape.causal);
+    let pairs = pairs(Kinds::new(knobs), knobs.get(&CLS), shape.queries, shape.causal);
     let macs = 2 * shape.heads * shape.head_dim * pairs;
     let kept = if shape.causal { shape.keys } else { 0 };
     Cost {
@@ -141,9 +114,10 @@ const CLASS_TILE: usize = 16;
 
 impl Kinds {
     fn new(knobs: &Knobs) -> Self {
-        match knobs.word("pattern") {
-            "strided" => Self::Strided { local: knobs.int("local"), stride: knobs.int("stride") },
-            _ => Self::Fixed { block: knobs.int("block"), c: knobs.int("c") },
+        if knobs.get(&STRIDED) {
+            Self::Strided { local: knobs.get(&LOCAL), stride: knobs.get(&STRIDE) }
+        } else {
+            Self::Fixed { block: knobs.get(&BLOCK), c: knobs.get(&C) }
         }
     }
 
@@ -249,7 +223,7 @@ struct Sparse {
 fn build(config: &MechanismConfig, _: &ParamBuilder) -> Result<Box<dyn Mechanism>> {
     let MechanismConfig { knobs, causal, head_dim, .. } = config;
     let (causal, head_dim) = (*causal, *head_dim);
-    Ok(Box::new(Sparse { kinds: Kinds::new(knobs), cls: knobs.bool("cls"), causal, head_dim }))
+    Ok(Box::new(Sparse { kinds: Kinds::new(knobs), cls: knobs.get(&CLS), causal, head_dim }))
 }
 
 impl Mechanism for Sparse {

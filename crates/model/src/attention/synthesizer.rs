@@ -5,9 +5,9 @@
 
 use candle_core::{Result, Tensor, bail};
 
-use super::knobs::{Kind, Knob, Knobs, Value};
+use super::knobs::{Knob, KnobSpec, Knobs};
 use super::{
-    AttentionInput, AttentionOutput, Cost, Exception, Growth, Idle, Mechanism, MechanismConfig,
+    AttentionInput, AttentionOutput, Cost, Exception, Growth, Idle, InModels, Mechanism, MechanismConfig,
     MechanismEntry, Needs, Paper, Projections, Property, Shape, Support,
 };
 use crate::nn::params::{Init, ParamBuilder};
@@ -15,6 +15,25 @@ use effattn_kernel::attend::{Attend, attend};
 use effattn_kernel::heads::{Heads, Qkv};
 use effattn_kernel::masking::zero_hidden_rows;
 use effattn_record::pattern::Pattern;
+
+const MODE: Knob<&[Part]> = Knob::words("mode", MODES)
+    .doc("where logits come from; parts joined with + are added")
+    .source("Long Range Arena (encoder default)");
+const DOT_PRODUCT: Knob<bool> = Knob::bool("dot_product", true)
+    .doc("whether q k / sqrt(D) is added")
+    .source("Long Range Arena (encoder default)");
+const MAX_LEN: Knob<Option<usize>> = Knob::auto_int("max_len", 1..=1 << 20)
+    .doc("longest sequence the parameters are for; auto: the model's")
+    .source("the task's length");
+const K: Knob<usize> = Knob::int("k", 32, 1..=1 << 20)
+    .doc("rank of factorized_random")
+    .source("Long Range Arena text configuration");
+const HIDDEN: Knob<Option<usize>> = Knob::auto_int("hidden", 1..=1 << 20)
+    .doc("hidden width of dense; auto: the width of a head")
+    .source("Long Range Arena");
+const RELEASED: Knob<bool> = Knob::words("layout", &[("heads", false), ("released-lra", true)])
+    .doc("released-lra (compat=lra): the Long Range Arena code, whose dense form lacks a transpose")
+    .source("the published mechanism");
 
 /// The table line.
 pub static ENTRY: MechanismEntry = MechanismEntry {
@@ -65,17 +84,18 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
     ],
     idle: &[
         Idle {
-            knob: "k",
-            when: |knobs, _| !has(knobs, "factorized_random"),
+            knob: K.name(),
+            when: |knobs, _| !has(knobs, Part::Factorized),
             why: "without mode=factorized_random",
         },
-        Idle { knob: "hidden", when: |knobs, _| !dense(knobs), why: "without mode=dense" },
-        Idle { knob: "layout", when: |knobs, _| !dense(knobs), why: "without mode=dense" },
+        Idle { knob: HIDDEN.name(), when: |knobs, _| !has(knobs, Part::Dense), why: "without mode=dense" },
+        Idle { knob: RELEASED.name(), when: |knobs, _| !has(knobs, Part::Dense), why: "without mode=dense" },
     ],
+    in_models: InModels::PLAIN,
     validate,
     needs: |knobs| Needs {
-        projections: if knobs.bool("dot_product") { Projections::Qkv } else { Projections::V },
-        x: dense(knobs),
+        projections: if knobs.get(&DOT_PRODUCT) { Projections::Qkv } else { Projections::V },
+        x: has(knobs, Part::Dense),
         global: false,
     },
     cost,
@@ -83,84 +103,46 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
     build,
 };
 
-const KNOBS: &[Knob] = &[
-    Knob {
-        name: "mode",
-        kind: Kind::Word(MODES),
-        default: Value::Word("random"),
-        doc: "where logits come from; parts joined with + are added",
-        source: "Long Range Arena (encoder default)",
-    },
-    Knob {
-        name: "dot_product",
-        kind: Kind::Bool,
-        default: Value::Bool(true),
-        doc: "whether q k / sqrt(D) is added",
-        source: "Long Range Arena (encoder default)",
-    },
-    Knob {
-        name: "max_len",
-        kind: Kind::AutoInt { min: 1, max: 1 << 20 },
-        default: Value::Auto,
-        doc: "longest sequence the parameters are for; auto: the model's",
-        source: "the task's length",
-    },
-    Knob {
-        name: "k",
-        kind: Kind::Int { min: 1, max: 1 << 20 },
-        default: Value::Int(32),
-        doc: "rank of factorized_random",
-        source: "Long Range Arena text configuration",
-    },
-    Knob {
-        name: "hidden",
-        kind: Kind::AutoInt { min: 1, max: 1 << 20 },
-        default: Value::Auto,
-        doc: "hidden width of dense; auto: the width of a head",
-        source: "Long Range Arena",
-    },
-    Knob {
-        name: "layout",
-        kind: Kind::Word(&["heads", "released-lra"]),
-        default: Value::Word("heads"),
-        doc: "released-lra (compat=lra): the Long Range Arena code, whose dense form lacks a transpose",
-        source: "the published mechanism",
-    },
-];
+const KNOBS: &[KnobSpec] =
+    &[MODE.spec(), DOT_PRODUCT.spec(), MAX_LEN.spec(), K.spec(), HIDDEN.spec(), RELEASED.spec()];
 
-const MODES: &[&str] = &[
-    "random",
-    "factorized_random",
-    "dense",
-    "dense+random",
-    "dense+factorized_random",
-    "random+dense",
-    "random+factorized_random",
-    "factorized_random+dense",
-    "factorized_random+random",
-    "dense+random+factorized_random",
-    "dense+factorized_random+random",
-    "random+dense+factorized_random",
-    "random+factorized_random+dense",
-    "factorized_random+dense+random",
-    "factorized_random+random+dense",
-];
-
-fn has(knobs: &Knobs, part: &str) -> bool {
-    knobs.word("mode").split('+').any(|mode| mode == part)
+/// A part of the logits.
+#[derive(Clone, Copy, PartialEq)]
+enum Part {
+    Random,
+    Factorized,
+    Dense,
 }
 
-fn dense(knobs: &Knobs) -> bool {
-    has(knobs, "dense")
+const MODES: &[(&str, &[Part]); 15] = &[
+    ("random", &[Part::Random]),
+    ("factorized_random", &[Part::Factorized]),
+    ("dense", &[Part::Dense]),
+    ("dense+random", &[Part::Dense, Part::Random]),
+    ("dense+factorized_random", &[Part::Dense, Part::Factorized]),
+    ("random+dense", &[Part::Random, Part::Dense]),
+    ("random+factorized_random", &[Part::Random, Part::Factorized]),
+    ("factorized_random+dense", &[Part::Factorized, Part::Dense]),
+    ("factorized_random+random", &[Part::Factorized, Part::Random]),
+    ("dense+random+factorized_random", &[Part::Dense, Part::Random, Part::Factorized]),
+    ("dense+factorized_random+random", &[Part::Dense, Part::Factorized, Part::Random]),
+    ("random+dense+factorized_random", &[Part::Random, Part::Dense, Part::Factorized]),
+    ("random+factorized_random+dense", &[Part::Random, Part::Factorized, Part::Dense]),
+    ("factorized_random+dense+random", &[Part::Factorized, Part::Dense, Part::Random]),
+    ("factorized_random+random+dense", &[Part::Factorized, Part::Random, Part::Dense]),
+];
+
+fn has(knobs: &Knobs, part: Part) -> bool {
+    knobs.get(&MODE).contains(&part)
 }
 
 /// Whether the released code's missing transpose mixes heads and positions.
 fn mixes(knobs: &Knobs) -> bool {
-    dense(knobs) && knobs.word("layout") == "released-lra"
+    has(knobs, Part::Dense) && knobs.get(&RELEASED)
 }
 
 fn validate(knobs: &Knobs, shape: &Shape) -> std::result::Result<(), String> {
-    match knobs.opt_int("max_len") {
+    match knobs.get(&MAX_LEN) {
         Some(most) if most < shape.keys => {
             Err(format!("synthesizer: length {} is above max_len={most}; raise it, or use auto", shape.keys))
         }
@@ -170,12 +152,12 @@ fn validate(knobs: &Knobs, shape: &Shape) -> std::result::Result<(), String> {
 
 fn cost(knobs: &Knobs, shape: &Shape) -> Cost {
     let (n, d, h) = (shape.queries, shape.head_dim, shape.heads);
-    let most = knobs.opt_int("max_len").unwrap_or(n);
-    let hidden = knobs.opt_int("hidden").unwrap_or(d);
-    let dot = knobs.bool("dot_product");
+    let most = knobs.get(&MAX_LEN).unwrap_or(n);
+    let hidden = knobs.get(&HIDDEN).unwrap_or(d);
+    let dot = knobs.get(&DOT_PRODUCT);
     let pairs = h * n * n * d * if dot { 2 } else { 1 };
-    let shared = if has(knobs, "factorized_random") { h * n * n * knobs.int("k") } else { 0 };
-    let own = pairs + if dense(knobs) { h * n * hidden * (shape.width + most) } else { 0 };
+    let shared = if has(knobs, Part::Factorized) { h * n * n * knobs.get(&K) } else { 0 };
+    let own = pairs + if has(knobs, Part::Dense) { h * n * hidden * (shape.width + most) } else { 0 };
     Cost {
         core_macs: (shape.batch * own + shared) as u64,
         flops: (own + shared) as u64,
@@ -202,17 +184,18 @@ struct Synthesizer {
 
 fn build(config: &MechanismConfig, builder: &ParamBuilder) -> Result<Box<dyn Mechanism>> {
     let (knobs, h) = (&config.knobs, config.heads);
-    let max_len = knobs.opt_int("max_len").unwrap_or(config.max_len);
-    let (k, hidden) = (knobs.int("k"), knobs.opt_int("hidden").unwrap_or(config.head_dim));
+    let max_len = knobs.get(&MAX_LEN).unwrap_or(config.max_len);
+    let (k, hidden) = (knobs.get(&K), knobs.get(&HIDDEN).unwrap_or(config.head_dim));
     // lecun normal, which counts heads into the fan-in of a [heads, in, out] parameter
     let lecun = |fan_in: usize| Init::normal(1.0 / (fan_in as f64).sqrt());
     let param = |name: &str, shape: &[usize], init| builder.param(name, shape, init);
-    let random = has(knobs, "random").then(|| param("random", &[h, max_len, max_len], lecun(h * max_len)));
-    let factorized = has(knobs, "factorized_random").then(|| -> Result<_> {
+    let random =
+        has(knobs, Part::Random).then(|| param("random", &[h, max_len, max_len], lecun(h * max_len)));
+    let factorized = has(knobs, Part::Factorized).then(|| -> Result<_> {
         let left = param("random1", &[h, max_len, k], lecun(h * max_len))?;
         Ok((left, param("random2", &[h, k, max_len], lecun(h * k))?))
     });
-    let dense = dense(knobs).then(|| -> Result<_> {
+    let dense = has(knobs, Part::Dense).then(|| -> Result<_> {
         let e = config.width;
         Ok(Dense {
             w1: param("w1", &[h, e, hidden], Init::xavier(e, hidden))?,
@@ -225,7 +208,7 @@ fn build(config: &MechanismConfig, builder: &ParamBuilder) -> Result<Box<dyn Mec
         random: random.transpose()?,
         factorized: factorized.transpose()?,
         dense: dense.transpose()?,
-        dot_product: knobs.bool("dot_product"),
+        dot_product: knobs.get(&DOT_PRODUCT),
         causal: config.causal,
         mixes: mixes(knobs),
         max_len,

@@ -7,8 +7,8 @@ use candle_core::{Result, bail};
 use super::knobs::Knobs;
 use super::long_short::Positions;
 use super::{
-    AttentionInput, AttentionOutput, Cost, Growth, Mechanism, MechanismConfig, MechanismEntry, Needs, Paper,
-    Shape, Support,
+    AttentionInput, AttentionOutput, Cost, Growth, InModels, Mechanism, MechanismConfig, MechanismEntry,
+    Needs, Paper, Shape, Support,
 };
 use crate::nn::params::ParamBuilder;
 use effattn_kernel::attend::{Attend, attend};
@@ -44,6 +44,7 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
     ],
     exceptions: &[],
     idle: &[],
+    in_models: InModels::PLAIN,
     validate: |_, shape| match shape.causal {
         true => Ok(()),
         false => Err("Transformer-XL is defined for the causal form only".into()),

@@ -6,14 +6,18 @@
 use candle_core::{Device, Result};
 
 use super::decode::DecodeState;
-use super::knobs::{Kind, Knob, Knobs, Value};
+use super::knobs::{Knob, Knobs};
 use super::{
-    AttentionInput, AttentionOutput, Cost, Growth, Mechanism, MechanismConfig, MechanismEntry, Needs, Paper,
-    Shape, Support,
+    AttentionInput, AttentionOutput, Cost, Growth, InModels, Mechanism, MechanismConfig, MechanismEntry,
+    Needs, Paper, Shape, Support,
 };
 use crate::nn::params::ParamBuilder;
 use effattn_kernel::attend::attend;
 use effattn_record::pattern::Pattern;
+
+const W: Knob<usize> = Knob::int("w", 8, 1..=1 << 24)
+    .doc("segment length; causal: number of keys a query sees, itself included")
+    .source("Transformer-LS, Long Range Arena runs (w = 8); its language models use 512");
 
 /// The table line.
 pub static ENTRY: MechanismEntry = MechanismEntry {
@@ -33,13 +37,7 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
         cls: false,
         dropout: true,
     },
-    knobs: &[Knob {
-        name: "w",
-        kind: Kind::Int { min: 1, max: 1 << 24 },
-        default: Value::Int(8),
-        doc: "segment length; causal: number of keys a query sees, itself included",
-        source: "Transformer-LS, Long Range Arena runs (w = 8); its language models use 512",
-    }],
+    knobs: &[W.spec()],
     complexity: "O(n w d)",
     time: Growth::Linear,
     memory: Growth::Linear,
@@ -54,16 +52,17 @@ Causal: t - w < j <= t.",
     ],
     exceptions: &[],
     idle: &[],
+    in_models: InModels { fits_full_weights: true, ..InModels::PLAIN },
     validate: |_, _| Ok(()),
     needs: |_| Needs::default(),
     cost,
-    pattern: |knobs, shape| Some(Pattern::window(shape.queries, shape.keys, knobs.int("w"), shape.causal)),
+    pattern: |knobs, shape| Some(Pattern::window(shape.queries, shape.keys, knobs.get(&W), shape.causal)),
     build,
 };
 
 /// Multiply-adds 2 B H up(N, w) S D; S is the span of a segment, or 2w for causal tiles.
 fn cost(knobs: &Knobs, shape: &Shape) -> Cost {
-    let w = knobs.int("w");
+    let w = knobs.get(&W);
     let span = if shape.causal { 2 * w } else { w + 2 * (w / 2).max(1) };
     let macs = 2 * shape.heads * shape.queries.next_multiple_of(w) * span * shape.head_dim;
     let kept = if shape.causal { shape.keys.min(w) } else { 0 };
@@ -83,7 +82,7 @@ struct Window {
 
 fn build(config: &MechanismConfig, _: &ParamBuilder) -> Result<Box<dyn Mechanism>> {
     let MechanismConfig { causal, heads, head_dim, .. } = *config;
-    Ok(Box::new(Window { w: config.knobs.int("w"), causal, heads, head_dim }))
+    Ok(Box::new(Window { w: config.knobs.get(&W), causal, heads, head_dim }))
 }
 
 impl Mechanism for Window {

@@ -3,9 +3,10 @@
 use candle_core::{DType, Device, Result, Tensor};
 
 use super::{Architecture, Family, Loss, Metric, Model, ModelRequest, PresetInfo, ResolveError, StageCost};
+use crate::attention;
 use crate::attention::decode::DecodeState;
 use crate::batch::{Batch, InputKind, ModelInput, SyntheticInput, Tokens};
-use crate::char_lm::{Cache, CharLm, CharLmConfig, FIXED, next_symbol_loss, released_loss};
+use crate::char_lm::{Cache, CharLm, CharLmConfig, next_symbol_loss, released_loss};
 use crate::char_lm_preset::{CharLmPreset, TABLE};
 use crate::nn::dropout::DropoutRng;
 use crate::nn::params::ParamBuilder;
@@ -30,9 +31,11 @@ pub static FAMILY: Family = Family {
 };
 
 fn presets() -> Vec<PresetInfo> {
+    let entries = attention::entries();
     let about = |preset: &CharLmPreset| {
         let CharLmPreset { name, title, description, source, .. } = *preset;
-        let knobs = preset.knobs.iter().chain(&FIXED).map(|(knob, _)| *knob).collect();
+        let own = entries.iter().flat_map(|entry| entry.in_models.language);
+        let knobs = preset.knobs.iter().chain(own).map(|(knob, _)| *knob).collect();
         PresetInfo { name, title, description, source, tasks: CORPORA.map(|(name, _)| name).to_vec(), knobs }
     };
     TABLE.iter().map(about).collect()

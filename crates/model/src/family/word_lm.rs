@@ -6,7 +6,8 @@ use super::{
     Architecture, Family, Loss, Metric, Model, ModelRequest, PresetInfo, ResolveError, StageCost, tasks_of,
 };
 use crate::Backbone;
-use crate::attention::knobs::{Knobs, Value};
+use crate::attention;
+use crate::attention::knobs::Knobs;
 use crate::batch::{Batch, InputKind, ModelInput, SyntheticInput, Tokens};
 use crate::nn::adaptive::{AdaptiveConfig, Tie};
 use crate::nn::dropout::{Dropout, DropoutRng};
@@ -83,7 +84,10 @@ fn find(name: &str) -> Option<&'static WordLmPreset> {
 }
 
 fn presets() -> Vec<PresetInfo> {
-    PRESETS.iter().map(|preset| PresetInfo { knobs: vec!["m"], ..preset.about.clone() }).collect()
+    let entries = attention::entries();
+    let fixed = entries.iter().filter_map(|entry| entry.in_models.follows_length.map(|knob| knob.name()));
+    let knobs: Vec<_> = fixed.collect();
+    PRESETS.iter().map(|preset| PresetInfo { knobs: knobs.clone(), ..preset.about.clone() }).collect()
 }
 
 fn resolve(request: &ModelRequest) -> std::result::Result<Box<dyn Architecture>, ResolveError> {
@@ -128,9 +132,8 @@ pub fn config(request: &ModelRequest) -> std::result::Result<WordLmConfig, Resol
 pub(super) fn reaching(request: &ModelRequest, block: usize) -> std::result::Result<Knobs, ResolveError> {
     let entry = request.choice.entry;
     let given = request.choice.given();
-    let free = entry.knobs.iter().any(|knob| knob.name == "m" && knob.default == Value::Auto);
     let whole = block.to_string();
-    let fixed = free.then_some(("m", whole.as_str()));
+    let fixed = entry.in_models.follows_length.map(|knob| (knob.name(), whole.as_str()));
     let given = given.iter().map(|(name, value)| (*name, value.as_str()));
     Knobs::parse(entry.name, entry.knobs, fixed.into_iter().chain(given)).map_err(ResolveError::wrong)
 }

@@ -4,23 +4,22 @@ use super::rows::{Rows, RowsMut};
 use crate::cpu::math;
 use crate::linear_attention::{Guard, TINY};
 
-impl Guard {
-    /// 1 / guard(den), and the derivative of guard at `den`.
-    #[inline(always)]
-    pub(super) fn invert(self, den: f32) -> (f32, f32) {
-        let clamp = |size: f32, eps: f32, sign: f32| {
-            if size > eps { (1.0 / size, sign) } else { (1.0 / eps, 0.0) }
-        };
-        let sign = if den >= 0.0 { 1.0 } else { -1.0 };
-        match self {
-            Self::ClampMin(eps) => clamp(den, eps as f32, 1.0),
-            Self::AbsClampMin(eps) => clamp(den.abs(), eps as f32, sign),
-            Self::SignedClamp(eps) if den.abs() >= eps as f32 => (1.0 / den, 1.0),
-            Self::SignedClamp(eps) => (sign / eps as f32, 0.0),
-            Self::Add(eps) => (1.0 / (den + eps as f32), 1.0),
-            Self::NonZero if den.abs() >= TINY as f32 => (1.0 / den, 1.0),
-            Self::NonZero => (0.0, 0.0),
-        }
+/// 1 / guard(den), and the derivative of guard at `den`; 1 and 0 where nothing is divided.
+#[inline(always)]
+pub(super) fn invert(guard: Option<Guard>, den: f32) -> (f32, f32) {
+    let Some(guard) = guard else { return (1.0, 0.0) };
+    let clamp = |size: f32, eps: f32, sign: f32| {
+        if size > eps { (1.0 / size, sign) } else { (1.0 / eps, 0.0) }
+    };
+    let sign = if den >= 0.0 { 1.0 } else { -1.0 };
+    match guard {
+        Guard::ClampMin(eps) => clamp(den, eps as f32, 1.0),
+        Guard::AbsClampMin(eps) => clamp(den.abs(), eps as f32, sign),
+        Guard::SignedClamp(eps) if den.abs() >= eps as f32 => (1.0 / den, 1.0),
+        Guard::SignedClamp(eps) => (sign / eps as f32, 0.0),
+        Guard::Add(eps) => (1.0 / (den + eps as f32), 1.0),
+        Guard::NonZero if den.abs() >= TINY as f32 => (1.0 / den, 1.0),
+        Guard::NonZero => (0.0, 0.0),
     }
 }
 
@@ -32,7 +31,8 @@ pub(super) struct Normaliser<'a> {
     pub(super) num: &'a [f32],
     /// Added to every denominator.
     pub(super) den: f32,
-    pub(super) guard: Guard,
+    /// Absent: nothing is divided.
+    pub(super) guard: Option<Guard>,
 }
 
 crate::simd_fn! {
@@ -40,7 +40,7 @@ crate::simd_fn! {
     pub(super) fn divide<S>(simd, f: &'a [f32], norm: Normaliser<'a>, out: RowsMut<'a>) {
         let mut out = out;
         for (row, f) in f.chunks_exact(norm.z.len()).take(out.count).enumerate() {
-            let (inverse, _) = norm.guard.invert(math::dot(simd, f, norm.z) + norm.den);
+            let (inverse, _) = invert(norm.guard, math::dot(simd, f, norm.z) + norm.den);
             let out = out.row(row);
             if !norm.num.is_empty() {
                 math::add(simd, norm.num, out);
@@ -64,7 +64,7 @@ crate::simd_fn! {
     ) {
         let rows = f.chunks_exact(norm.z.len()).zip(dnum.chunks_exact_mut(out.width)).zip(dden);
         for (row, ((f, dnum), dden)) in rows.take(out.count).enumerate() {
-            let (inverse, slope) = norm.guard.invert(math::dot(simd, f, norm.z) + norm.den);
+            let (inverse, slope) = invert(norm.guard, math::dot(simd, f, norm.z) + norm.den);
             let factor = simd.splat_f32s(inverse);
             math::map(simd, dout.row(row), dnum, |g| simd.mul_f32s(g, factor));
             *dden = -math::dot(simd, dnum, out.row(row)) * slope;

@@ -47,6 +47,11 @@ impl Mask {
         self.keep.as_ref().map(|keep| &keep[at.sample * self.keys + at.first..][..count])
     }
 
+    /// Whether a key is hidden.
+    pub(super) fn hides(&self, sample: usize, key: usize) -> bool {
+        self.keep.as_ref().is_some_and(|keep| keep[sample * self.keys + key] == 0.0)
+    }
+
     /// Clears the rows of hidden keys.
     pub(super) fn clear_hidden(&self, at: At, mut rows: RowsMut) {
         if let Some(mask) = self.of(at, rows.count) {

@@ -7,7 +7,9 @@ mod guard;
 mod map;
 mod op;
 mod random;
+mod recurrence;
 mod rows;
+mod taylor;
 
 pub(super) use op::fused;
 
@@ -20,7 +22,7 @@ use rows::{Columns, Operand, Rows};
 /// One call, without its operands.
 struct Call {
     map: Box<dyn Map>,
-    guard: Guard,
+    guard: Option<Guard>,
     /// Added to every exponential feature.
     feature_eps: f32,
     /// Added to every entry of z.
@@ -32,11 +34,24 @@ struct Call {
     mask: Mask,
     /// Gates of a causal call, [samples, heads, keys].
     gates: Option<Vec<causal::Gate>>,
+    /// What gates are given by, which gets their gradient.
+    gates_by: GatesBy,
     samples: usize,
     heads: usize,
     queries: usize,
     keys: usize,
     value_width: usize,
+}
+
+/// What gates are given by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum GatesBy {
+    /// Logits of g; 1 - g weighs what is written.
+    Logit,
+    /// Logarithms of g; everything is written.
+    Log,
+    /// Constants, which get no gradient.
+    Constant,
 }
 
 impl Call {

@@ -8,21 +8,35 @@ use super::favor::FavorMap;
 use super::map::{At, Elementwise, Map, Mask, Turn};
 use super::random::RandomMap;
 use super::rows::{Columns, Operand, RowLayout};
-use super::{Call, Gradients, Inputs, Targets, bidirectional, causal};
+use super::taylor::TaylorMap;
+use super::{Call, GatesBy, Gradients, Inputs, Targets, bidirectional, causal, recurrence};
 use crate::cpu::compact::{self, Elements};
 use crate::heads::{Heads, PackedLayout, Qkv, merge};
-use crate::linear_attention::{Features, LinearAttention};
+use crate::linear_attention::{Decay, Features, LinearAttention};
 use crate::op::{self, FusedOp, SavedOutput};
 use crate::tape;
 use causal::Gate;
 
 /// Runs the fused kernel; `None` where only the twin can: other types than f32, projections that are shared or
-/// absent, causal FAVOR+ with an eps, learned features or gates over separate tensors of different lengths.
+/// absent, causal FAVOR+ with an eps, learned features or gates over separate tensors of different lengths, heads that share keys,
+/// decays of features or with a normaliser that are per channel or bidirectional.
 ///
 /// # Errors
 /// Shapes that do not fit together.
 pub(in crate::linear_attention) fn fused(qkv: &Qkv, call: &LinearAttention) -> Result<Option<Heads>> {
-    let learned = matches!(call.features, Features::Random { .. }) || call.gate.is_some();
+    let plain = call.features.is_identity() && call.guard.is_none();
+    match call.decay {
+        Decay::None | Decay::Gate(_) => {}
+        Decay::PerHead(_) | Decay::PerToken { .. } if call.causal && !plain => {}
+        Decay::PerHead(_) | Decay::PerToken { .. } | Decay::PerChannel { .. } => {
+            return recurrence::fused(qkv, call);
+        }
+    }
+    let decays = call.decay.tensors();
+    if decays.iter().any(|x| x.dtype() != DType::F32) {
+        return Ok(None);
+    }
+    let learned = matches!(call.features, Features::Random { .. }) || !decays.is_empty();
     let packed = if learned { pack(qkv)? } else { None };
     let Some(operands) = Operands::new(packed.as_ref().unwrap_or(qkv))? else { return Ok(None) };
     let Some(inner) = plan(&operands, call)? else { return Ok(None) };
@@ -30,7 +44,7 @@ pub(in crate::linear_attention) fn fused(qkv: &Qkv, call: &LinearAttention) -> R
     if let Features::Random { weight, .. } = &call.features {
         arguments.push(weight);
     }
-    arguments.extend(call.gate);
+    arguments.extend(decays);
     if arguments.len() > 3 {
         return Ok(None);
     }
@@ -86,7 +100,7 @@ impl Operands {
                 Ok(Some(Self { tensors, places, targets, samples, heads, lengths: (n, n) }))
             }
             Qkv::Separate { q: Some(q), k: Some(k), v: Some(v) } => {
-                if [q, k, v].iter().any(|x| x.dtype() != DType::F32) {
+                if [q, k, v].iter().any(|x| x.dtype() != DType::F32) || q.dim(1)? != v.dim(1)? {
                     return Ok(None);
                 }
                 let ((samples, heads, n, d), (_, _, t, e)) = (q.dims4()?, v.dims4()?);
@@ -131,6 +145,9 @@ fn plan(operands: &Operands, call: &LinearAttention) -> Result<Option<Inner>> {
             mask: mask.clone(),
         }),
         Features::Favor(favor) if call.causal && !favor.stable() => return Ok(None),
+        Features::Favor(favor) if favor.masked_as_zero && !matches!(call.decay, Decay::None) => {
+            return Ok(None);
+        }
         Features::Favor(favor) => {
             let omega = (favor.omega.to_dtype(DType::F32)? * favor.scale)?.flatten_all()?.to_vec1()?;
             feature_eps = favor.feature_eps as f32;
@@ -147,6 +164,7 @@ fn plan(operands: &Operands, call: &LinearAttention) -> Result<Option<Inner>> {
                 mask: mask.clone(),
             })
         }
+        Features::Taylor => Box::new(TaylorMap { head_dim, mask: mask.clone() }),
         Features::Random { weight, kernel, norm_eps, scale } => Box::new(RandomMap {
             projections: weight.dim(1)?,
             weight: weight.flatten_all()?.to_vec1()?,
@@ -157,9 +175,11 @@ fn plan(operands: &Operands, call: &LinearAttention) -> Result<Option<Inner>> {
             mask: mask.clone(),
         }),
     };
-    let gates = match call.gate {
-        Some(gate) => Some(read_gates(gate, &mask)?),
-        None => None,
+    let (gates, gates_by) = match call.decay {
+        Decay::Gate(logits) => (Some(read_gates(logits, &mask)?), GatesBy::Logit),
+        Decay::PerToken { log, .. } => (Some(read_logs(log, &mask)?), GatesBy::Log),
+        Decay::PerHead(logs) => (Some(repeat_logs(logs, operands.samples, &mask)), GatesBy::Constant),
+        Decay::None | Decay::PerChannel { .. } => (None, GatesBy::Constant),
     };
     let causal = call.causal;
     let call = Call {
@@ -171,6 +191,7 @@ fn plan(operands: &Operands, call: &LinearAttention) -> Result<Option<Inner>> {
         zero_values,
         mask,
         gates,
+        gates_by,
         samples: operands.samples,
         heads: operands.heads,
         queries,
@@ -193,6 +214,27 @@ fn read_gates(logits: &Tensor, mask: &Mask) -> Result<Vec<Gate>> {
         }
     });
     Ok(gates.collect())
+}
+
+/// The gates of logarithms [b, h, t]; a hidden step changes nothing.
+fn read_logs(logs: &Tensor, mask: &Mask) -> Result<Vec<Gate>> {
+    let (_, heads, keys) = logs.dims3()?;
+    let logs = logs.flatten_all()?.to_vec1::<f32>()?.into_iter().enumerate();
+    let gates = logs.map(|(index, log)| match mask.hides(index / keys / heads, index % keys) {
+        true => Gate { log_keep: 0.0, open: 0.0 },
+        false => Gate { log_keep: log, open: 1.0 },
+    });
+    Ok(gates.collect())
+}
+
+/// The gates of a logarithm per head; a hidden step is not written.
+fn repeat_logs(logs: &[f64], samples: usize, mask: &Mask) -> Vec<Gate> {
+    let (heads, keys) = (logs.len(), mask.keys);
+    let gates = (0..samples * heads * keys).map(|index| {
+        let hidden = mask.hides(index / keys / heads, index % keys);
+        Gate { log_keep: logs[index / keys % heads] as f32, open: if hidden { 0.0 } else { 1.0 } }
+    });
+    gates.collect()
 }
 
 struct Inner {

@@ -1,7 +1,9 @@
 //! The fused kernel and the twin against the definition, pair by pair.
 
+mod decay;
 mod naive;
 mod properties;
+mod taylor;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use naive::{Head, Phi};
@@ -139,10 +141,10 @@ impl Case {
         let gate = self.gated.then(|| input(self.inputs.len() - 1));
         let call = LinearAttention {
             features,
-            guard: self.guard,
+            guard: Some(self.guard),
             mask: self.mask.as_ref(),
             causal: self.causal,
-            gate: gate.as_ref(),
+            decay: gate.as_ref().map_or(Decay::None, Decay::Gate),
         };
         let out = linear_attention(&qkv, &call)?.split()?.contiguous()?;
         let grads = (&out * self.cotangent()?.to_dtype(dtype)?)?.sum_all()?.backward()?;

@@ -18,24 +18,73 @@ pub enum Value {
     /// A word.
     Word(&'static str),
     /// A list of whole numbers, joined with `+` on the command line.
-    List(&'static [usize]),
-    /// A list given by the user.
-    Owned(Vec<usize>),
-    /// A word given by the user (checked against [`Kind::Word`]).
-    Text(String),
+    List(Vec<usize>),
 }
 
-/// What values a knob takes.
-#[derive(Clone, Copy, Debug, PartialEq)]
+impl Value {
+    pub(super) const fn int(&self) -> Option<usize> {
+        match self {
+            Self::Int(value) => Some(*value),
+            _ => None,
+        }
+    }
+
+    pub(super) const fn float(&self) -> Option<f64> {
+        match self {
+            Self::Float(value) => Some(*value),
+            _ => None,
+        }
+    }
+}
+
+/// The words that a knob takes.
+#[derive(Clone, Copy)]
+pub struct Words(&'static (dyn WordList + Sync));
+
+/// Words with values of a type that only their knob knows.
+trait WordList {
+    fn word(&self, at: usize) -> Option<&'static str>;
+}
+
+impl<T, const N: usize> WordList for [(&'static str, T); N] {
+    fn word(&self, at: usize) -> Option<&'static str> {
+        self.get(at).map(|(word, _)| *word)
+    }
+}
+
+impl Words {
+    pub(super) const fn new<T: Sync, const N: usize>(words: &'static [(&'static str, T); N]) -> Self {
+        Self(words)
+    }
+
+    /// The words in order.
+    pub fn iter(self) -> impl Iterator<Item = &'static str> {
+        (0..).map_while(move |at| self.0.word(at))
+    }
+}
+
+impl fmt::Debug for Words {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+/// What values a knob takes, and the default; `auto` where that is allowed.
+#[derive(Clone, Copy, Debug)]
 pub enum Kind {
     /// True or false.
-    Bool,
+    Bool {
+        /// The default.
+        default: bool,
+    },
     /// A whole number within bounds (both in).
     Int {
         /// Smallest value.
         min: usize,
         /// Largest value.
         max: usize,
+        /// The default.
+        default: usize,
     },
     /// A whole number within bounds, or auto.
     AutoInt {
@@ -50,6 +99,8 @@ pub enum Kind {
         min: f64,
         /// Largest value.
         max: f64,
+        /// The default.
+        default: f64,
     },
     /// A finite number within bounds (both in), or auto.
     AutoFloat {
@@ -59,9 +110,17 @@ pub enum Kind {
         max: f64,
     },
     /// One of these words.
-    Word(&'static [&'static str]),
+    Word {
+        /// The words.
+        words: Words,
+        /// The default.
+        default: &'static str,
+    },
     /// A list of whole numbers; one number is a list of one.
-    List,
+    List {
+        /// The default.
+        default: &'static [usize],
+    },
     /// A whole number, a list of them, or auto.
     AutoIntOrList,
 }
@@ -73,35 +132,46 @@ const MOST: usize = 1 << 24;
 const LONGEST: usize = 1 << 12;
 
 impl Kind {
+    pub(super) fn default(self) -> Value {
+        match self {
+            Self::Bool { default } => Value::Bool(default),
+            Self::Int { default, .. } => Value::Int(default),
+            Self::Float { default, .. } => Value::Float(default),
+            Self::Word { default, .. } => Value::Word(default),
+            Self::List { default } => Value::List(default.to_vec()),
+            Self::AutoInt { .. } | Self::AutoFloat { .. } | Self::AutoIntOrList => Value::Auto,
+        }
+    }
+
     pub(super) fn parse(self, text: &str) -> Option<Value> {
         let int = |min: usize, max: usize| {
             text.parse().ok().filter(|value| (min..=max.min(MOST)).contains(value)).map(Value::Int)
         };
         let list = || {
             if text == NONE {
-                return Some(Value::Owned(Vec::new()));
+                return Some(Value::List(Vec::new()));
             }
             let parts = text.split('+').filter(|part| !part.is_empty());
             let number = |part: &str| part.parse().ok().filter(|number| *number <= MOST);
             let list = parts.map(number).collect::<Option<Vec<usize>>>();
-            list.filter(|list| list.len() <= LONGEST).map(Value::Owned)
+            list.filter(|list| list.len() <= LONGEST).map(Value::List)
         };
         let float =
             |min, max| text.parse().ok().filter(|value| (min..=max).contains(value)).map(Value::Float);
         match self {
-            Self::Bool => match text {
+            Self::Bool { .. } => match text {
                 "true" => Some(Value::Bool(true)),
                 "false" => Some(Value::Bool(false)),
                 _ => None,
             },
-            Self::Int { min, max } => int(min, max),
+            Self::Int { min, max, .. } => int(min, max),
             Self::AutoInt { .. } | Self::AutoFloat { .. } | Self::AutoIntOrList if text == "auto" => {
                 Some(Value::Auto)
             }
             Self::AutoInt { min, max } => int(min, max),
-            Self::Float { min, max } | Self::AutoFloat { min, max } => float(min, max),
-            Self::Word(words) => words.iter().find(|word| **word == text).map(|word| Value::Word(word)),
-            Self::List => list(),
+            Self::Float { min, max, .. } | Self::AutoFloat { min, max } => float(min, max),
+            Self::Word { words, .. } => words.iter().find(|word| *word == text).map(Value::Word),
+            Self::List { .. } => list(),
             Self::AutoIntOrList if text.contains('+') => list(),
             Self::AutoIntOrList => int(0, usize::MAX),
         }
@@ -121,8 +191,8 @@ impl Kind {
                     |item: &Json| item.as_u64().map(|item| item as usize).filter(|item| *item <= MOST);
                 let list = items.iter().map(number);
                 match self {
-                    Self::List | Self::AutoIntOrList if items.len() <= LONGEST => {
-                        list.collect::<Option<Vec<_>>>().map(Value::Owned)
+                    Self::List { .. } | Self::AutoIntOrList if items.len() <= LONGEST => {
+                        list.collect::<Option<Vec<_>>>().map(Value::List)
                     }
                     _ => None,
                 }
@@ -139,16 +209,16 @@ impl fmt::Display for Kind {
             max => write!(f, "a whole number from {min} to {max}"),
         };
         match self {
-            Self::Bool => f.write_str("true or false"),
-            Self::Int { min, max } => range(f, *min, *max),
+            Self::Bool { .. } => f.write_str("true or false"),
+            Self::Int { min, max, .. } => range(f, *min, *max),
             Self::AutoInt { min, max } => {
                 range(f, *min, *max)?;
                 f.write_str(", or auto")
             }
-            Self::Float { min, max } => write!(f, "a number from {min} to {max}"),
+            Self::Float { min, max, .. } => write!(f, "a number from {min} to {max}"),
             Self::AutoFloat { min, max } => write!(f, "a number from {min} to {max}, or auto"),
-            Self::Word(words) => write!(f, "one of {}", words.join(", ")),
-            Self::List => f.write_str("whole numbers joined with +, or none"),
+            Self::Word { words, .. } => write!(f, "one of {}", words.iter().collect::<Vec<_>>().join(", ")),
+            Self::List { .. } => f.write_str("whole numbers joined with +, or none"),
             Self::AutoIntOrList => f.write_str("a whole number, several joined with +, or auto"),
         }
     }
@@ -169,9 +239,7 @@ impl fmt::Display for Value {
             Self::Int(value) => write!(f, "{value}"),
             Self::Float(value) => write!(f, "{value}"),
             Self::Word(value) => f.write_str(value),
-            Self::Text(value) => f.write_str(value),
             Self::List(list) => f.write_str(&join(list)),
-            Self::Owned(list) => f.write_str(&join(list)),
         }
     }
 }

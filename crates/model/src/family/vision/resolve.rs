@@ -7,6 +7,7 @@ use candle_core::{Device, Result, Tensor};
 use super::net::{Built, ImageModel};
 use super::presets::{Form, PRESETS, find};
 use crate::attention::knobs::Knobs;
+use crate::attention::ls2d;
 use crate::batch::{Batch, ModelInput, SyntheticInput};
 use crate::family::{Architecture, Model, ModelRequest, ResolveError, StageCost};
 use crate::nn::params::ParamBuilder;
@@ -90,7 +91,7 @@ pub fn classifier(request: &ModelRequest) -> std::result::Result<ImageClassifier
     }
     let size = request.len.unwrap_or(preset.size);
     let classes = request.examples.map_or(preset.classes, |examples| examples.classes);
-    let long_short = entry.name == "ls2d";
+    let long_short = entry.name == ls2d::ENTRY.name;
     let model = match preset.form {
         Form::Vil(depth) => {
             let published = VilConfig::published(size, if size >= 384 { 8 } else { 7 }, depth);
@@ -116,8 +117,8 @@ pub fn classifier(request: &ModelRequest) -> std::result::Result<ImageClassifier
 }
 
 fn with_knobs(config: VilConfig, knobs: &Knobs) -> VilConfig {
-    let (w, r) = (knobs.opt_int("w").unwrap_or(config.w), knobs.opt_int("r").unwrap_or(config.r));
-    VilConfig { w, r, dual_ln: knobs.bool("dual_ln"), ..config }
+    let (w, r) = (knobs.get(&ls2d::W).unwrap_or(config.w), knobs.get(&ls2d::R).unwrap_or(config.r));
+    VilConfig { w, r, dual_ln: knobs.get(&ls2d::DUAL_LN), ..config }
 }
 
 fn long_short_stages(
@@ -126,9 +127,9 @@ fn long_short_stages(
     knobs: &Knobs,
 ) -> CvtConfig {
     let Some((w, r)) = windows else { return config };
-    config.dual_ln = knobs.bool("dual_ln");
+    config.dual_ln = knobs.get(&ls2d::DUAL_LN);
     for (stage, (w, r)) in config.stages.iter_mut().zip(w.into_iter().zip(r)) {
-        stage.long_short = Some((knobs.opt_int("w").unwrap_or(w), knobs.opt_int("r").unwrap_or(r)));
+        stage.long_short = Some((knobs.get(&ls2d::W).unwrap_or(w), knobs.get(&ls2d::R).unwrap_or(r)));
     }
     config
 }

@@ -10,7 +10,7 @@ mod decay;
 
 use std::ops::Range;
 
-use super::guard::plain_sum;
+use super::guard::{invert, plain_sum};
 use super::map::{At, Peak};
 use super::rows::{Columns, Operand, Rows, RowsMut};
 use super::{Call, axpy, scale};
@@ -215,7 +215,7 @@ fn chunk_out(
     gemm_add(out.mat(), Mat::new(queries, count, f), Mat::new(&state.s, f, e), 1.0, 1.0, Threads::One);
     denominators(&scratch.pairs[..count * count], queries, &state.z, dens);
     for (row, &den) in dens.iter().enumerate() {
-        scale(call.guard.invert(den).0, out.row(row));
+        scale(invert(call.guard, den).0, out.row(row));
     }
     scratch.advance(call, step, v, state);
 }
