@@ -83,6 +83,9 @@ pub struct Manifest {
     pub seeds: Vec<u64>,
     /// Hashes of data, by name.
     pub data: BTreeMap<String, String>,
+    /// SHA-256 of `rows.csv`, where every cell has its rows; absent in runs of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rows_sha256: Option<String>,
     /// Load average before the start.
     pub load_average: Option<f64>,
     /// Its place among the runs of its folder: later runs have higher numbers, whatever the clock says.
@@ -159,6 +162,7 @@ impl Manifest {
             gemm: "gemm 0.19, AVX-512 where found".to_owned(),
             seeds: plan.seeds.clone(),
             data: plan.data.clone(),
+            rows_sha256: None,
             load_average: machine::load(),
             order: 0,
             start: now(),

@@ -68,9 +68,14 @@ impl Cell {
     }
 }
 
+/// SHA-256 of `text` in hex digits.
+pub fn sha256(text: &str) -> String {
+    format!("{:x}", Sha256::digest(text))
+}
+
 /// Twelve hex digits of `text`.
 pub fn digest(text: &str) -> String {
-    Sha256::digest(text)[..6].iter().map(|byte| format!("{byte:02x}")).collect()
+    sha256(text)[..12].to_owned()
 }
 
 /// Longest name of a folder that is made of a key; longer ones end in a digest.
