@@ -10,6 +10,8 @@ use effattn::attention::knobs::Knobs;
 use effattn::attention::{self, entries};
 use effattn::cli::list;
 use effattn::config::settings::{DeviceName, DtypeName, KernelName};
+use effattn::model::char_lm::{Cache, CharLm, CharLmConfig};
+use effattn::model::char_lm_preset::CharLmPreset;
 use effattn::model::encoder::Classifier;
 use effattn::model::family;
 use effattn::model::{Backbone, ClassifierConfig, Pooling};
@@ -128,6 +130,30 @@ fn a_model_is_built_around_it() {
     let ids = Tensor::new(&[[1u32, 5, 3, 2, 7]], &Device::Cpu).expect("ids");
     let logits = model.forward(&ids, None).expect("logits").flatten_all().expect("flat").to_vec1::<f32>();
     assert!(logits.expect("numbers").iter().all(|x| x.is_finite()));
+}
+
+#[test]
+fn it_decodes_token_by_token() {
+    register();
+    let entry = attention::find("mean").expect("registered above");
+    let preset = CharLmPreset::find("charlm-small").expect("a preset");
+    let config = preset.model(entry, [("learned", "true")], 13).expect("a model");
+    let config = CharLmConfig { backbone: Backbone::new(2, 16, 2, 32), ..config };
+    let model =
+        CharLm::new(&config.at(9, 0), &ParamBuilder::seeded(1, &Device::Cpu, false)).expect("a model");
+    let ids: Vec<u32> = (0..18).map(|at| at * at % 13).collect();
+    let ids = Tensor::from_vec(ids, (2, 9), &Device::Cpu).expect("ids");
+    let (whole, _) = model.forward(&ids, &Cache::default()).expect("logits");
+    let mut states = model.start_decoding(2, 9).expect("states").expect("a form that decodes");
+    for at in 0..9 {
+        let token = ids.narrow(1, at, 1).and_then(|token| token.contiguous()).expect("a token");
+        let logits = model.decode(&token, &mut states).expect("logits");
+        let apart = logits.sub(&whole.narrow(1, at, 1).expect("a row")).and_then(|x| x.abs()?.max_all());
+        let apart = apart.and_then(|x| x.to_scalar::<f32>()).expect("a number");
+        assert!(apart < 1e-5, "{apart} apart at {at}");
+    }
+    let said = (entry.cost)(&config.knobs, &config.backbone.shape(2, 9, true)).state_bytes;
+    assert!(states.iter().all(|state| state.bytes() as u64 == 2 * said));
 }
 
 /// A golden file of the causal form with a padded position, its numbers from the definition in f64.

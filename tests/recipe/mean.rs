@@ -2,7 +2,8 @@
 //!
 //! out_i = scale_h mean_j v_j over visible j. Visible: not padded and, when causal, j <= i.
 
-use candle_core::{Result, Tensor, bail};
+use candle_core::{Device, Result, Tensor, bail};
+use effattn::attention::decode::{DecodeState, bytes};
 use effattn::attention::knobs::{Knob, Knobs};
 use effattn::attention::{
     AttentionInput, AttentionOutput, Cost, Growth, InModels, Mechanism, MechanismConfig, MechanismEntry,
@@ -53,7 +54,7 @@ fn cost(_: &Knobs, shape: &Shape) -> Cost {
     Cost {
         core_macs: (shape.batch * macs) as u64,
         flops: macs as u64,
-        state_bytes: (4 * shape.heads * (shape.head_dim + 1)) as u64, // a running sum and its count
+        state_bytes: (4 * shape.heads * shape.head_dim) as u64, // a running sum
     }
 }
 
@@ -91,5 +92,52 @@ impl Mechanism for Mean {
             out = out.broadcast_mul(&scale.reshape((1, h, 1, 1))?)?;
         }
         Ok(Heads::Split(out).into())
+    }
+
+    fn init_decode(&self, batch: usize, _: usize, _: &Device) -> Result<Option<Box<dyn DecodeState>>> {
+        Ok(self
+            .causal
+            .then(|| -> Box<dyn DecodeState> { Box::new(RunningSum { batch, position: 0, sum: None }) }))
+    }
+
+    fn decode_step(&self, input: &AttentionInput, state: &mut dyn DecodeState) -> Result<AttentionOutput> {
+        let state = state.downcast::<RunningSum>()?;
+        let v = input.qkv.v()?.contiguous()?;
+        let sum = match state.sum.take() {
+            Some(sum) => (sum + v)?,
+            None => v,
+        };
+        state.position += 1;
+        let mut out = (&sum / state.position as f64)?;
+        state.sum = Some(sum);
+        if let Some(scale) = &self.scale {
+            out = out.broadcast_mul(&scale.unsqueeze(1)?.unsqueeze(2)?)?;
+        }
+        Ok(Heads::Split(out).into())
+    }
+}
+
+/// What a decoder carries: the sum of the values so far.
+struct RunningSum {
+    batch: usize,
+    position: usize,
+    sum: Option<Tensor>, // [b, h, 1, d]
+}
+
+impl DecodeState for RunningSum {
+    fn position(&self) -> usize {
+        self.position
+    }
+
+    fn set_position(&mut self, position: usize) {
+        self.position = position;
+    }
+
+    fn batch(&self) -> usize {
+        self.batch
+    }
+
+    fn bytes(&self) -> usize {
+        self.sum.as_ref().map_or(0, bytes)
     }
 }

@@ -296,7 +296,7 @@ impl CharLm {
 
     /// What every layer carries in front of the first of up to `room` tokens of `batch` sequences; nothing where the mechanism
     /// has no form that goes on token by token.
-    pub fn start_decoding(&self, batch: usize, room: usize) -> Result<Option<Vec<DecodeState>>> {
+    pub fn start_decoding(&self, batch: usize, room: usize) -> Result<Option<Vec<Box<dyn DecodeState>>>> {
         self.layers
             .iter()
             .map(|layer| layer.init_decode(batch, room, &self.device).transpose())
@@ -309,10 +309,10 @@ impl CharLm {
     ///
     /// # Errors
     /// A symbol outside the vocabulary; states of another model.
-    pub fn decode(&self, ids: &Tensor, states: &mut [DecodeState]) -> Result<Tensor> {
+    pub fn decode(&self, ids: &Tensor, states: &mut [Box<dyn DecodeState>]) -> Result<Tensor> {
         let mut x = (embedding(ids, &self.tokens)? * (self.config.backbone.width as f64).sqrt())?;
         for (layer, state) in self.layers.iter().zip(states) {
-            x = layer.decode_step(&x, state)?;
+            x = layer.decode_step(&x, state.as_mut())?;
         }
         linear(&x, &self.tokens, Some(&self.bias))
     }

@@ -309,7 +309,12 @@ impl Block {
     }
 
     /// [`Mechanism::init_decode`] of this block.
-    pub fn init_decode(&self, batch: usize, room: usize, device: &Device) -> Result<Option<DecodeState>> {
+    pub fn init_decode(
+        &self,
+        batch: usize,
+        room: usize,
+        device: &Device,
+    ) -> Result<Option<Box<dyn DecodeState>>> {
         self.attention.mechanism.init_decode(batch, room, device)
     }
 
@@ -317,7 +322,7 @@ impl Block {
     ///
     /// # Errors
     /// As [`Mechanism::decode_step`].
-    pub fn decode_step(&self, x: &Tensor, state: &mut DecodeState) -> Result<Tensor> {
+    pub fn decode_step(&self, x: &Tensor, state: &mut dyn DecodeState) -> Result<Tensor> {
         let call = ForwardArgs { mask: None, memory: None, dropout: Dropout::NONE };
         let x = self.attention.run(x, &call, |input| self.attention.mechanism.decode_step(input, state))?;
         self.ffn.forward(&x, Dropout::NONE)

@@ -324,6 +324,13 @@ mod tests {
     }
 
     #[test]
+    fn forms_of_single_mechanisms_are_of_known_ones() {
+        for (task, mechanism, _) in TABLE.iter().flat_map(|preset| preset.own) {
+            assert!(find(mechanism).is_some(), "{task}: {mechanism}");
+        }
+    }
+
+    #[test]
     fn presets_say_which_tasks_they_have() {
         let error =
             ClassifierPreset::find("ls-lra").unwrap().form(Some("enwik8"), "full").unwrap_err().to_string();

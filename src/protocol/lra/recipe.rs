@@ -265,6 +265,11 @@ mod tests {
             |preset, mechanism| find(preset, "image", mechanism).unwrap().training(9, 1.0).0.weight_decay;
         assert_eq!([decay("lra-repo", "sinkhorn"), decay("lra-repo", "full")], [0.7, 0.0]);
         assert_eq!(decay("ls-lra", "sinkhorn"), 0.0);
+        let known = |name| effattn_model::attention::find(name).is_some();
+        assert!(
+            OWN_DECAY.iter().all(|(_, mechanism, _)| known(mechanism)),
+            "a mechanism that does not exist"
+        );
         let text = find("lra-repo", "text", "full").unwrap();
         assert!(!text.select && find("ls-lra", "text", "full").unwrap().select);
         assert!(find("lra-repo", "listops", "full").unwrap().keep_close);

@@ -14,6 +14,13 @@ pub struct LinearState {
     shift: Option<Tensor>, // [b, h, 1, 1]
 }
 
+impl LinearState {
+    /// What it holds.
+    pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        std::iter::once(&self.sums).chain(&self.shift)
+    }
+}
+
 /// Whether `call` can go on token by token: FAVOR+ with an eps shifts all keys by a maximum that later keys may raise.
 pub fn recurrent(call: &LinearAttention) -> bool {
     call.causal && !matches!(&call.features, Features::Favor(favor) if !favor.stable())

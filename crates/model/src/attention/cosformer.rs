@@ -14,16 +14,19 @@ const REWEIGHT: Knob<bool> = Knob::words("reweight", &[("cos", true), ("none", f
 const M: Knob<Option<usize>> = Knob::auto_int("m", 1..=1 << 30)
     .doc("M of the re-weighting, at least the length; auto: the padded length")
     .source("released code");
+/// Where cosFormer and its ablations were published.
+pub(super) const PAPER: Paper = Paper {
+    authors: "Qin et al.",
+    title: "cosFormer: Rethinking Softmax in Attention",
+    year: 2022,
+    locator: "arXiv:2202.08791",
+};
+
 /// The table line.
 pub static ENTRY: MechanismEntry = MechanismEntry {
     name: "cosformer",
     title: "cosFormer",
-    paper: Paper {
-        authors: "Qin et al.",
-        title: "cosFormer: Rethinking Softmax in Attention",
-        year: 2022,
-        locator: "arXiv:2202.08791",
-    },
+    paper: PAPER,
     support: Support { bidirectional: true, causal: true, cross: true, memory: false, cls: false, dropout: false },
     knobs: KNOBS,
     complexity: "O(n d^2)",

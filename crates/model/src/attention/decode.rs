@@ -1,44 +1,68 @@
 //! Attention one token after another: what a causal mechanism carries from token to token.
 
+use std::any::{Any, type_name};
+
 use candle_core::{DType, Device, Result, Tensor, bail};
 
 use effattn_kernel::heads::{Heads, Qkv};
 use effattn_kernel::linear_attention::LinearAttention;
 use effattn_kernel::linear_attention::decode::{self, LinearState};
 
-/// What one layer carries.
-#[derive(Debug)]
-pub struct DecodeState {
+/// What one layer carries from token to token: a type of the mechanism that made it, which [`Self::downcast`] finds again.
+pub trait DecodeState: Any + Send {
     /// Tokens so far.
-    pub len: usize,
-    held: Held,
+    fn position(&self) -> usize;
+
+    /// Goes on as if `position` tokens had been seen, to measure a step there.
+    fn set_position(&mut self, position: usize);
+
+    /// Sequences.
+    fn batch(&self) -> usize;
+
+    /// Bytes that it holds, all sequences together.
+    fn bytes(&self) -> usize;
 }
 
-#[derive(Debug)]
-enum Held {
-    /// Keys and values [b h, room, d]; the token at position i lies at i mod room.
-    Cache { k: Tensor, v: Tensor },
-    /// The sums of a linear mechanism; none in front of the first token.
-    Sums(Option<LinearState>),
+impl dyn DecodeState {
+    /// The state as the type that its mechanism made.
+    ///
+    /// # Errors
+    /// A state that another mechanism made.
+    pub fn downcast<T: DecodeState>(&mut self) -> Result<&mut T> {
+        let any: &mut dyn Any = self;
+        match any.downcast_mut() {
+            Some(state) => Ok(state),
+            None => {
+                bail!(
+                    "the decoding state is not a {}: take one that this model's start_decoding made",
+                    type_name::<T>()
+                )
+            }
+        }
+    }
 }
 
-impl DecodeState {
+/// Keys and values of the last tokens.
+pub struct KeyValueCache {
+    position: usize,
+    batch: usize,
+    /// [b h, room, d]; the token at position i lies at i mod room.
+    k: Tensor,
+    v: Tensor,
+}
+
+impl KeyValueCache {
     /// An empty cache for the last `room` tokens of `batch` sequences.
     ///
     /// # Errors
     /// Too little memory.
-    pub fn cache(
+    pub fn start(
         (batch, heads, head_dim): (usize, usize, usize),
         room: usize,
         device: &Device,
-    ) -> Result<Self> {
+    ) -> Result<Box<dyn DecodeState>> {
         let empty = || Tensor::zeros((batch * heads, room.max(1), head_dim), DType::F32, device);
-        Ok(Self { len: 0, held: Held::Cache { k: empty()?, v: empty()? } })
-    }
-
-    /// Empty sums.
-    pub const fn sums() -> Self {
-        Self { len: 0, held: Held::Sums(None) }
+        Ok(Box::new(Self { position: 0, batch, k: empty()?, v: empty()? }))
     }
 
     /// Softmax attention of one token, queries, keys and values [b, h, 1, d], over the cached ones and its own.
@@ -46,30 +70,84 @@ impl DecodeState {
     /// # Errors
     /// Shapes that do not fit the cache.
     pub fn attend(&mut self, qkv: &Qkv) -> Result<Heads> {
-        let Held::Cache { k, v } = &self.held else { bail!("this state has no cache") };
         let (b, h, n, d) = qkv.value_dims()?;
         if n != 1 {
             bail!("{n} tokens at once; a cache takes one after another");
         }
         let flat = |x: Tensor| x.contiguous()?.reshape((b * h, 1, d));
-        let room = k.dim(1)?;
-        k.slice_set(&flat(qkv.k()?)?, 1, self.len % room)?;
-        v.slice_set(&flat(qkv.v()?)?, 1, self.len % room)?;
-        self.len += 1;
-        let seen = self.len.min(room);
-        let scores = (flat(qkv.q()?)? / (d as f64).sqrt())?.matmul(&k.narrow(1, 0, seen)?.t()?)?;
+        let room = self.k.dim(1)?;
+        self.k.slice_set(&flat(qkv.k()?)?, 1, self.position % room)?;
+        self.v.slice_set(&flat(qkv.v()?)?, 1, self.position % room)?;
+        self.position += 1;
+        let seen = self.position.min(room);
+        let scores = (flat(qkv.q()?)? / (d as f64).sqrt())?.matmul(&self.k.narrow(1, 0, seen)?.t()?)?;
         let weights = candle_nn::ops::softmax_last_dim(&scores)?;
-        Ok(Heads::Split(weights.matmul(&v.narrow(1, 0, seen)?)?.reshape((b, h, 1, d))?))
+        Ok(Heads::Split(weights.matmul(&self.v.narrow(1, 0, seen)?)?.reshape((b, h, 1, d))?))
+    }
+}
+
+impl DecodeState for KeyValueCache {
+    fn position(&self) -> usize {
+        self.position
+    }
+
+    fn set_position(&mut self, position: usize) {
+        self.position = position;
+    }
+
+    fn batch(&self) -> usize {
+        self.batch
+    }
+
+    fn bytes(&self) -> usize {
+        bytes(&self.k) + bytes(&self.v)
+    }
+}
+
+/// The sums of a linear mechanism.
+pub struct LinearSums {
+    position: usize,
+    batch: usize,
+    /// `None` before the first token.
+    sums: Option<LinearState>,
+}
+
+impl LinearSums {
+    /// Empty sums of `batch` sequences.
+    pub fn start(batch: usize) -> Box<dyn DecodeState> {
+        Box::new(Self { position: 0, batch, sums: None })
     }
 
     /// Linear attention of one token, which is added to the sums.
     ///
     /// # Errors
     /// As [`decode::step`].
-    pub fn linear(&mut self, qkv: &Qkv, call: &LinearAttention) -> Result<Heads> {
-        let Held::Sums(sums) = &mut self.held else { bail!("this state has no sums") };
-        let out = decode::step(qkv, call, sums, self.len)?;
-        self.len += 1;
+    pub fn attend(&mut self, qkv: &Qkv, call: &LinearAttention) -> Result<Heads> {
+        let out = decode::step(qkv, call, &mut self.sums, self.position)?;
+        self.position += 1;
         Ok(out)
     }
+}
+
+impl DecodeState for LinearSums {
+    fn position(&self) -> usize {
+        self.position
+    }
+
+    fn set_position(&mut self, position: usize) {
+        self.position = position;
+    }
+
+    fn batch(&self) -> usize {
+        self.batch
+    }
+
+    fn bytes(&self) -> usize {
+        self.sums.as_ref().map_or(0, |sums| sums.tensors().map(bytes).sum())
+    }
+}
+
+/// Bytes of the elements of `x`.
+pub fn bytes(x: &Tensor) -> usize {
+    x.elem_count() * x.dtype().size_in_bytes()
 }

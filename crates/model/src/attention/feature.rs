@@ -3,7 +3,7 @@
 
 use candle_core::{Device, Result, Tensor};
 
-use super::decode::DecodeState;
+use super::decode::{DecodeState, LinearSums};
 use super::knobs::{Knob, Knobs};
 use super::{AttentionInput, AttentionOutput, Cost, Mechanism, MechanismConfig, Shape};
 use crate::nn::params::ParamBuilder;
@@ -37,15 +37,18 @@ pub(super) const fn feature(
 pub(super) const SLOPE: Knob<f64> =
     Knob::float("negative_slope", 0.01, 0.0..=1.0).source("framework default");
 
+/// A guard of a given eps.
+pub(super) type MakeGuard = fn(f64) -> Guard;
+
 /// What keeps a denominator away from 0, given [`EPS`].
-pub(super) const GUARD: Knob<fn(f64) -> Guard> = guard(CLAMP_MIN);
+pub(super) const GUARD: Knob<MakeGuard> = guard(CLAMP_MIN);
 pub(super) const CLAMP_MIN: usize = 0;
 pub(super) const SIGNED_CLAMP: usize = 1;
 pub(super) const ADD: usize = 2;
 
 /// [`GUARD`] with another default.
-pub(super) const fn guard(default: usize) -> Knob<fn(f64) -> Guard> {
-    let words: &[(&str, fn(f64) -> Guard); 3] =
+pub(super) const fn guard(default: usize) -> Knob<MakeGuard> {
+    let words: &[(&str, MakeGuard); 3] =
         &[("clamp_min", Guard::ClampMin), ("signed_clamp", Guard::SignedClamp), ("add", Guard::Add)];
     Knob::words_from("guard", default, words)
         .doc("clamp_min: max(den, eps); signed_clamp: den with |den| raised to eps; add: den + eps")
@@ -124,13 +127,13 @@ impl Mechanism for Kernel {
         Ok(linear_attention(input.qkv, &self.call(input.mask, longest))?.into())
     }
 
-    fn init_decode(&self, _: usize, _: usize, _: &Device) -> Result<Option<DecodeState>> {
-        Ok(self.causal.then(DecodeState::sums))
+    fn init_decode(&self, batch: usize, _: usize, _: &Device) -> Result<Option<Box<dyn DecodeState>>> {
+        Ok(self.causal.then(|| LinearSums::start(batch)))
     }
 
     /// How long the sequence gets is not known on the way: without M it is the longest that the model is for.
-    fn decode_step(&self, input: &AttentionInput, state: &mut DecodeState) -> Result<AttentionOutput> {
-        Ok(state.linear(input.qkv, &self.call(None, self.max_len))?.into())
+    fn decode_step(&self, input: &AttentionInput, state: &mut dyn DecodeState) -> Result<AttentionOutput> {
+        Ok(state.downcast::<LinearSums>()?.attend(input.qkv, &self.call(None, self.max_len))?.into())
     }
 }
 

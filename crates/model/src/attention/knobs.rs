@@ -153,10 +153,16 @@ impl Knobs {
         self.1.contains(name) || self.differs(knobs, name)
     }
 
-    /// The same settings with one value replaced (the caller vouches for it).
+    /// The same settings with one value replaced; the caller vouches that the knob takes it.
+    ///
+    /// # Panics
+    /// Settings without a knob called `name`.
     #[must_use]
-    pub fn with(mut self, name: &'static str, value: Value) -> Self {
-        self.0.insert(name, value);
+    pub fn with(mut self, name: &str, value: Value) -> Self {
+        match self.0.get_mut(name) {
+            Some(held) => *held = value,
+            None => panic!("there is no knob {name} among {:?}", self.0.keys()),
+        }
         self
     }
 
@@ -204,7 +210,7 @@ impl Knobs {
         let values = self.0.values().map(|value| match value {
             Value::Int(value) => *value,
             Value::List(list) => list.iter().copied().max().unwrap_or(0),
-            _ => 0,
+            Value::Auto | Value::Bool(_) | Value::Float(_) | Value::Word(_) => 0,
         });
         values.max().unwrap_or(0)
     }

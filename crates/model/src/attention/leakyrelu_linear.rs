@@ -1,25 +1,18 @@
 //! Linear attention with LeakyReLU features, an ablation of cosFormer (Qin et al. 2022, Table 1).
 
-use super::feature::{self, EPS, SIGNED_CLAMP, SLOPE, feature, guard};
+use super::MechanismEntry;
+use super::cosformer::PAPER;
+use super::feature::{EPS, SIGNED_CLAMP, SLOPE, feature, guard};
 use super::knobs::KnobSpec;
-use super::{Growth, InModels, MechanismEntry, Needs, Paper, Support};
+use super::linear::LINEAR;
 use effattn_kernel::linear_attention::FeatureActivation;
 
 /// The table line.
 pub static ENTRY: MechanismEntry = MechanismEntry {
     name: "leakyrelu-linear",
     title: "LeakyReLU linear attention",
-    paper: Paper {
-        authors: "Qin et al.",
-        title: "cosFormer: Rethinking Softmax in Attention",
-        year: 2022,
-        locator: "arXiv:2202.08791",
-    },
-    support: Support { bidirectional: true, causal: true, cross: true, memory: false, cls: false, dropout: false },
+    paper: PAPER,
     knobs: KNOBS,
-    complexity: "O(n d^2)",
-    time: Growth::Linear,
-    memory: Growth::Linear,
     equations: "\
 a_ij = <phi(q_i), phi(k_j)> with phi(x) = x if x > 0 else negative_slope x, over keys j that are not padded and, when causal, j <= i
 out_i = sum_j a_ij v_j / max(|sum_j a_ij|, eps) with the sign of the sum (+ at 0)",
@@ -27,14 +20,7 @@ out_i = sum_j a_ij v_j / max(|sum_j a_ij|, eps) with the sign of the sum (+ at 0
         "The paper gives neither code nor guard; a plain max(den, eps) would turn every negative denominator into eps, so the clamp keeps the sign.",
         "Outputs are not convex combinations and can be large where the denominator is near 0; training may need a larger eps.",
     ],
-    exceptions: &[],
-    idle: &[],
-    in_models: InModels::PLAIN,
-    validate: feature::validate,
-    needs: |_| Needs::default(),
-    cost: feature::cost,
-    pattern: feature::pattern,
-    build: feature::build,
+    ..LINEAR
 };
 
 static KNOBS: &[KnobSpec] = &[

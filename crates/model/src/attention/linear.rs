@@ -6,7 +6,10 @@ use super::{Growth, InModels, MechanismEntry, Needs, Paper, Support};
 use effattn_kernel::linear_attention::FeatureActivation;
 
 /// The table line.
-pub static ENTRY: MechanismEntry = MechanismEntry {
+pub static ENTRY: MechanismEntry = LINEAR;
+
+/// Linear attention; its relatives differ from it in name, features and guard.
+pub(super) const LINEAR: MechanismEntry = MechanismEntry {
     name: "linear",
     title: "Linear attention",
     paper: Paper {

@@ -391,7 +391,12 @@ pub trait Mechanism: Send + Sync {
 
     /// The state in front of the first of up to `room` tokens of `batch` sequences. Nothing where a mechanism is not causal or
     /// has no form here that goes on token by token.
-    fn init_decode(&self, _batch: usize, _room: usize, _device: &Device) -> Result<Option<DecodeState>> {
+    fn init_decode(
+        &self,
+        _batch: usize,
+        _room: usize,
+        _device: &Device,
+    ) -> Result<Option<Box<dyn DecodeState>>> {
         Ok(None)
     }
 
@@ -399,7 +404,7 @@ pub trait Mechanism: Send + Sync {
     ///
     /// # Errors
     /// A mechanism that [`Self::init_decode`] gives nothing for; a state of another one.
-    fn decode_step(&self, _input: &AttentionInput, _state: &mut DecodeState) -> Result<AttentionOutput> {
+    fn decode_step(&self, _input: &AttentionInput, _state: &mut dyn DecodeState) -> Result<AttentionOutput> {
         candle_core::bail!("this mechanism has no form that decodes token by token")
     }
 }

@@ -6,7 +6,7 @@
 
 use candle_core::{Device, Result, Tensor, bail};
 
-use super::decode::DecodeState;
+use super::decode::{DecodeState, LinearSums};
 use super::knobs::{Knob, KnobSpec, Knobs};
 use super::{
     AttentionInput, AttentionOutput, Cost, Exception, Growth, InModels, Mechanism, MechanismConfig,
@@ -119,12 +119,12 @@ impl Mechanism for Performer {
         Ok(linear_attention(input.qkv, &self.call(input.mask))?.into())
     }
 
-    fn init_decode(&self, _: usize, _: usize, _: &Device) -> Result<Option<DecodeState>> {
-        Ok(recurrent(&self.call(None)).then(DecodeState::sums))
+    fn init_decode(&self, batch: usize, _: usize, _: &Device) -> Result<Option<Box<dyn DecodeState>>> {
+        Ok(recurrent(&self.call(None)).then(|| LinearSums::start(batch)))
     }
 
-    fn decode_step(&self, input: &AttentionInput, state: &mut DecodeState) -> Result<AttentionOutput> {
-        Ok(state.linear(input.qkv, &self.call(None))?.into())
+    fn decode_step(&self, input: &AttentionInput, state: &mut dyn DecodeState) -> Result<AttentionOutput> {
+        Ok(state.downcast::<LinearSums>()?.attend(input.qkv, &self.call(None))?.into())
     }
 }
 

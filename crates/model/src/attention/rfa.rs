@@ -3,7 +3,7 @@
 
 use candle_core::{Device, Result, Tensor, bail};
 
-use super::decode::DecodeState;
+use super::decode::{DecodeState, LinearSums};
 use super::knobs::{Knob, KnobSpec, Knobs};
 use super::{
     AttentionInput, AttentionOutput, Cost, Growth, InModels, Mechanism, MechanismConfig, MechanismEntry,
@@ -32,7 +32,7 @@ const NORM_EPS: Knob<f64> = Knob::float("norm_eps", 1e-3, 1e-12..=1.0)
 const SCALE: Knob<Option<f64>> = Knob::auto_float("scale", 1e-6..=1e3)
     .doc("factor on every feature; auto: proj_dim^(-1/2)")
     .source("Peng et al. eq. 4");
-const GUARD: Knob<Option<fn(f64) -> Guard>> = Knob::words(
+const GUARD: Knob<Option<feature::MakeGuard>> = Knob::words(
     "guard",
     &[("auto", None), ("clamp_min", Some(Guard::ClampMin as _)), ("abs_clamp_min", Some(Guard::AbsClampMin as _))],
 )
@@ -163,12 +163,12 @@ impl Mechanism for Rfa {
         self.with_call(input, |call| Ok(linear_attention(input.qkv, call)?.into()))
     }
 
-    fn init_decode(&self, _: usize, _: usize, _: &Device) -> Result<Option<DecodeState>> {
-        Ok(self.causal.then(DecodeState::sums))
+    fn init_decode(&self, batch: usize, _: usize, _: &Device) -> Result<Option<Box<dyn DecodeState>>> {
+        Ok(self.causal.then(|| LinearSums::start(batch)))
     }
 
-    fn decode_step(&self, input: &AttentionInput, state: &mut DecodeState) -> Result<AttentionOutput> {
-        self.with_call(input, |call| Ok(state.linear(input.qkv, call)?.into()))
+    fn decode_step(&self, input: &AttentionInput, state: &mut dyn DecodeState) -> Result<AttentionOutput> {
+        self.with_call(input, |call| Ok(state.downcast::<LinearSums>()?.attend(input.qkv, call)?.into()))
     }
 }
 

@@ -5,7 +5,7 @@
 
 use candle_core::{Device, Result};
 
-use super::decode::DecodeState;
+use super::decode::{DecodeState, KeyValueCache};
 use super::knobs::{Knob, Knobs};
 use super::{
     AttentionInput, AttentionOutput, Cost, Growth, InModels, Mechanism, MechanismConfig, MechanismEntry,
@@ -92,12 +92,19 @@ impl Mechanism for Window {
         Ok(attend(input.qkv, &input.over(&pattern, self.head_dim))?.into())
     }
 
-    fn init_decode(&self, batch: usize, room: usize, device: &Device) -> Result<Option<DecodeState>> {
+    fn init_decode(
+        &self,
+        batch: usize,
+        room: usize,
+        device: &Device,
+    ) -> Result<Option<Box<dyn DecodeState>>> {
         let room = room.min(self.w);
-        self.causal.then(|| DecodeState::cache((batch, self.heads, self.head_dim), room, device)).transpose()
+        self.causal
+            .then(|| KeyValueCache::start((batch, self.heads, self.head_dim), room, device))
+            .transpose()
     }
 
-    fn decode_step(&self, input: &AttentionInput, state: &mut DecodeState) -> Result<AttentionOutput> {
-        Ok(state.attend(input.qkv)?.into())
+    fn decode_step(&self, input: &AttentionInput, state: &mut dyn DecodeState) -> Result<AttentionOutput> {
+        Ok(state.downcast::<KeyValueCache>()?.attend(input.qkv)?.into())
     }
 }

@@ -109,7 +109,7 @@ impl Architecture for CharLmConfig {
         let model = CharLm::new(&self.at(self.block, 0), builder)?;
         let Some(mut states) = model.start_decoding(batch, self.block)? else { return Ok(None) };
         let behind = self.block - 1;
-        states.iter_mut().for_each(|state| state.len = behind);
+        states.iter_mut().for_each(|state| state.set_position(behind));
         Ok(Some(Box::new(Decoder { model, states, behind })))
     }
 
@@ -127,7 +127,7 @@ impl Architecture for CharLmConfig {
 /// A model that makes the next token of sequences, always the same one: what it costs does not depend on what was before.
 struct Decoder {
     model: CharLm,
-    states: Vec<DecodeState>,
+    states: Vec<Box<dyn DecodeState>>,
     behind: usize,
 }
 
@@ -135,7 +135,7 @@ impl Model for Decoder {
     fn forward(&mut self, batch: &Batch) -> Result<Tensor> {
         let ids = batch.tokens()?.ids.narrow(1, 0, 1)?.contiguous()?;
         let logits = self.model.decode(&ids, &mut self.states)?;
-        self.states.iter_mut().for_each(|state| state.len = self.behind);
+        self.states.iter_mut().for_each(|state| state.set_position(self.behind));
         Ok(logits)
     }
 
@@ -251,8 +251,26 @@ mod tests {
                 let apart = (logits - whole.narrow(1, at, 1).unwrap()).unwrap().abs().unwrap();
                 let apart = apart.max_all().unwrap().to_scalar::<f32>().unwrap();
                 assert!(apart <= 1e-4 * largest, "{name} at {at}: {apart} of {largest}");
+                assert!(states.iter().all(|state| (state.position(), state.batch()) == (at + 1, 2)));
             }
+            let held: usize = states.iter().map(|state| state.bytes()).sum();
+            let cost = (config.entry.cost)(&config.knobs, &config.backbone.shape(1, LEN, true));
+            let (layers, said) = (config.backbone.layers as u64, cost.state_bytes);
+            assert_eq!(
+                held as u64,
+                2 * layers * said,
+                "{name}: two sequences hold something else than its cost says"
+            );
         }
+    }
+
+    #[test]
+    fn the_state_of_another_mechanism_is_refused() {
+        let model = |name| CharLm::new(&config(name).at(LEN, 0), &ParamBuilder::counting()).unwrap();
+        let mut states = model("linear").start_decoding(1, LEN).unwrap().unwrap();
+        let error = model("full").decode(&Tensor::new(&[[1u32]], &Device::Cpu).unwrap(), &mut states);
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("is not a") && error.contains("KeyValueCache"), "{error}");
     }
 
     #[test]
