@@ -83,8 +83,8 @@ pub struct Manifest {
     pub seeds: Vec<u64>,
     /// Hashes of data, by name.
     pub data: BTreeMap<String, String>,
-    /// SHA-256 of `rows.csv`, where every cell has its rows; absent in runs of earlier versions.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// SHA-256 of `rows.csv`, where every cell has its rows; none before, and in runs of earlier versions.
+    #[serde(default)]
     pub rows_sha256: Option<String>,
     /// Load average before the start.
     pub load_average: Option<f64>,

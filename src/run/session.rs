@@ -281,6 +281,9 @@ impl Session {
             self.folder.manifest.end = Some(now());
             self.folder.manifest.rows_sha256 = Some(digest);
             self.folder.manifest.write(&self.folder.path)?;
+        } else if self.folder.manifest.rows_sha256.as_ref().is_some_and(|before| *before != digest) {
+            self.folder.manifest.rows_sha256 = Some(digest); // as the journal has them
+            self.folder.manifest.write(&self.folder.path)?;
         }
         if let Err(error) = self.folder.name_latest() {
             self.term.warn(&Warning::Latest { reason: error.to_string() });

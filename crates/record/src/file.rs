@@ -247,6 +247,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_byte_order_mark_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s.toml");
+        write(&path, "\u{feff}title = 1".as_bytes()).unwrap();
+        assert!(read_to_string(&path).unwrap_err().to_string().contains("byte order mark"));
+    }
+
+    #[test]
     fn a_failed_write_leaves_the_old_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("rows.csv");
