@@ -100,7 +100,7 @@ pub struct Training {
 /// What was said to the command of a protocol.
 pub struct CommandArgs {
     /// The protocol that runs it.
-    pub protocol: &'static Protocol,
+    pub protocol: &'static dyn Protocol,
     /// What is measured.
     pub flags: GridFlags,
     /// Where things are read and kept.
@@ -118,12 +118,12 @@ pub struct CommandArgs {
 }
 
 /// The command of `protocol`.
-pub fn command(protocol: &'static Protocol) -> Command {
-    let mut command = Command::new(protocol.name);
+pub fn command(protocol: &'static dyn Protocol) -> Command {
+    let mut command = Command::new(protocol.name());
     command = Mechanisms::augment_args(command);
     command = command.args(flags(protocol).filter(|one| one.heading == "Grid").map(|one| arg(protocol, one)));
     command = SuiteArgs::augment_args(command);
-    if let Some(quick) = &protocol.quick {
+    if let Some(quick) = &protocol.info().quick {
         command = command.arg(
             Arg::new("quick")
                 .long("quick")
@@ -133,13 +133,13 @@ pub fn command(protocol: &'static Protocol) -> Command {
         );
     }
     command = command.args(flags(protocol).filter(|one| one.heading != "Grid").map(|one| arg(protocol, one)));
-    if protocol.curve.is_some() {
+    if protocol.curve().is_some() {
         command = Training::augment_args(command);
     }
-    if protocol.times_steps() {
+    if protocol.info().times_steps() {
         command = Timed::augment_args(command);
     }
-    if let Some(instead) = &protocol.alternative {
+    if let Some(instead) = &protocol.info().alternative {
         let first = instead.flags.first().map_or("", |flag| flag.name);
         for flag in instead.flags {
             let arg = Arg::new(flag.name).long(flag.name).value_name(flag.value).help(flag.help);
@@ -153,16 +153,16 @@ pub fn command(protocol: &'static Protocol) -> Command {
     }
     // the groups of flags bring descriptions of their own
     let command = Exports::augment_args(OutputArgs::augment_args(command));
-    command.about(protocol.about).long_about(None).after_help(protocol.examples)
+    command.about(protocol.info().about).long_about(None).after_help(protocol.info().examples)
 }
 
 /// The settings of `protocol` that have a flag; the others are set by `--set` and in suites.
-fn flags(protocol: &'static Protocol) -> impl Iterator<Item = &'static Setting> {
-    protocol.settings().filter(|setting| setting.flag().is_some())
+fn flags(protocol: &'static dyn Protocol) -> impl Iterator<Item = &'static Setting> {
+    protocol.info().settings().filter(|setting| setting.flag().is_some())
 }
 
 /// What `protocol` takes for `setting` where nothing is said, as on the command line.
-fn usual(protocol: &Protocol, setting: &Setting) -> Option<String> {
+fn usual(protocol: &dyn Protocol, setting: &Setting) -> Option<String> {
     fn text(value: &serde_json::Value) -> Option<String> {
         match value {
             serde_json::Value::String(text) => Some(text.clone()),
@@ -173,7 +173,7 @@ fn usual(protocol: &Protocol, setting: &Setting) -> Option<String> {
             _ => None,
         }
     }
-    let defaults = (protocol.defaults)(&GridFlags::default()).settings;
+    let defaults = protocol.defaults(&GridFlags::default()).settings;
     let device = |key: &str| match key {
         "device" => Some("cpu".to_owned()),
         "dtype" => Some("f32".to_owned()),
@@ -184,8 +184,8 @@ fn usual(protocol: &Protocol, setting: &Setting) -> Option<String> {
 }
 
 /// The flag of `setting`.
-fn arg(protocol: &Protocol, setting: &'static Setting) -> Arg {
-    let help = protocol.help(setting);
+fn arg(protocol: &dyn Protocol, setting: &'static Setting) -> Arg {
+    let help = protocol.info().help(setting);
     let default = usual(protocol, setting).filter(|_| !help.contains("[default"));
     let help = default.map_or_else(|| help.clone(), |default| format!("{help} [default: {default}]"));
     let arg = Arg::new(setting.key).help(help).help_heading(setting.heading);
@@ -196,9 +196,9 @@ fn arg(protocol: &Protocol, setting: &'static Setting) -> Arg {
     }
     let arg = arg.value_name(setting.value);
     let names: Option<fn() -> Vec<&'static str>> = match setting.key {
-        "task" => protocol.tasks.map(|tasks| tasks.names),
-        "preset" => Some(protocol.presets),
-        "mode" if protocol.times_steps() => Some(|| vec!["infer", "train", "decode"]),
+        "task" => protocol.info().tasks.map(|tasks| tasks.names),
+        "preset" => Some(protocol.info().presets),
+        "mode" if protocol.info().times_steps() => Some(|| vec!["infer", "train", "decode"]),
         "mode" => Some(|| vec!["infer", "train"]),
         "device" => Some(|| vec!["cpu", "cuda", "metal"]),
         "dtype" => Some(|| DtypeName::WORDS.to_vec()),
@@ -216,7 +216,7 @@ impl CommandArgs {
     ///
     /// # Errors
     /// A suite that cannot be read.
-    pub fn from_matches(protocol: &'static Protocol, matches: &ArgMatches) -> Result<Self> {
+    pub fn from_matches(protocol: &'static dyn Protocol, matches: &ArgMatches) -> Result<Self> {
         let mut settings = Settings::NONE;
         for setting in flags(protocol) {
             if setting.value.is_empty() {
@@ -227,20 +227,21 @@ impl CommandArgs {
                 settings = one.clone().over(settings);
             }
         }
-        let timed = if protocol.times_steps() { Timed::from_arg_matches(matches)? } else { Timed::default() };
+        let timed =
+            if protocol.info().times_steps() { Timed::from_arg_matches(matches)? } else { Timed::default() };
         if timed.kernel_only {
             settings.preset = Some(attention::PRESET.to_owned());
         }
         let mechanisms = Mechanisms::from_arg_matches(matches)?;
         let given = SuiteArgs::from_arg_matches(matches)?;
         let set = given.set.into_iter().fold(Settings::NONE, |all, one| one.over(all));
-        let quick = protocol.quick.is_some() && matches.get_flag("quick");
+        let quick = protocol.info().quick.is_some() && matches.get_flag("quick");
         let Mechanisms { model, exclude } = mechanisms;
         if let Some(suite) = given.suite.as_ref().filter(|_| quick) {
             anyhow::bail!("--quick has sizes of its own and suite {suite} has others; give only one of them");
         }
         let flags = GridFlags { settings, set, model, exclude, suite: given.suite, quick };
-        let (trains, offers) = (protocol.curve.is_some(), protocol.alternative);
+        let (trains, offers) = (protocol.curve().is_some(), protocol.info().alternative);
         let protocol = Self::runs(protocol, &flags)?;
         let training = trains.then(|| Training::from_arg_matches(matches));
         let instead = offers.filter(|instead| {
@@ -263,12 +264,12 @@ impl CommandArgs {
     }
 
     /// The protocol that runs the suite: the command's, or one that it passes suites on to.
-    fn runs(protocol: &'static Protocol, flags: &GridFlags) -> Result<&'static Protocol> {
-        let Some(name) = flags.suite.as_deref().filter(|_| !protocol.delegates_to.is_empty()) else {
+    fn runs(protocol: &'static dyn Protocol, flags: &GridFlags) -> Result<&'static dyn Protocol> {
+        let Some(name) = flags.suite.as_deref().filter(|_| !protocol.info().delegates_to.is_empty()) else {
             return Ok(protocol);
         };
         let suite = Suite::load(name)?;
-        let other = protocol.delegates_to.iter().find(|other| **other == suite.protocol);
+        let other = protocol.info().delegates_to.iter().find(|other| **other == suite.protocol);
         let Some(other) = other.and_then(|name| protocol::find(name)) else { return Ok(protocol) };
         Ok(other)
     }

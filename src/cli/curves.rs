@@ -18,15 +18,15 @@ use effattn_record::{FLOOR, Row};
 
 /// Draws the curves of the group that is being trained, and gives the chart's path. A chart that cannot be written does not end
 /// a run.
-pub fn draw(protocol: &Protocol, all: &[CellCurve], folder: Option<&Path>) -> Option<PathBuf> {
+pub fn draw(protocol: &dyn Protocol, all: &[CellCurve], folder: Option<&Path>) -> Option<PathBuf> {
     write(protocol, all, folder?).unwrap_or_else(|error| {
         log::warn!("the learning curve was not drawn: {error}");
         None
     })
 }
 
-fn write(protocol: &Protocol, all: &[CellCurve], folder: &Path) -> std::io::Result<Option<PathBuf>> {
-    let (Some(group), Some(shown)) = (all.last().map(|curve| curve.group.as_str()), &protocol.curve) else {
+fn write(protocol: &dyn Protocol, all: &[CellCurve], folder: &Path) -> std::io::Result<Option<PathBuf>> {
+    let (Some(group), Some(shown)) = (all.last().map(|curve| curve.group.as_str()), &protocol.curve()) else {
         return Ok(None);
     };
     let here = all.iter().filter(|curve| curve.group == group);
@@ -41,7 +41,8 @@ fn write(protocol: &Protocol, all: &[CellCurve], folder: &Path) -> std::io::Resu
     };
     let lines: Vec<TrainingCurve> =
         here.map(|curve| TrainingCurve { label: curve.label.clone(), points: points(curve) }).collect();
-    let (name, title) = (format!("{}-{group}-curves", protocol.name), format!("Learning curves of {group}"));
+    let (name, title) =
+        (format!("{}-{group}-curves", protocol.name()), format!("Learning curves of {group}"));
     let chart = learning(&name, &title, shown.axis, &lines, None)?;
     chart.map(|chart| chart.write(folder)).transpose()
 }
@@ -68,7 +69,7 @@ pub fn of_runs(runs: &[&StoredRun], rows: &[Row]) -> Result<Vec<CurveChart>> {
     let mut groups: BTreeMap<(String, String, &str), Labelled> = BTreeMap::new();
     let wanted: HashSet<String> = rows.iter().map(trained_key).collect();
     for run in runs {
-        let curve = protocol::find(&run.manifest.command).and_then(|protocol| protocol.curve);
+        let curve = protocol::find(&run.manifest.command).and_then(|protocol| protocol.curve());
         let Some(curve) = curve else { continue };
         let mut seen = HashSet::new();
         for row in run.rows.iter().filter(|row| wanted.contains(&trained_key(row))) {

@@ -40,7 +40,7 @@ pub fn finish(
     let (done, of) = session.progress();
     let (finished, term) = session.finish()?;
     let mut tables = tables(protocol, &finished.rows, suite);
-    if protocol.view == ResultView::Growth {
+    if protocol.view() == ResultView::Growth {
         tables.extend(ranking::rankings(&finished.rows, args.baseline.as_deref()));
         tables.extend(profile::tables(&finished.rows));
         if term.verbosity() == Verbosity::Verbose {
@@ -59,7 +59,7 @@ pub fn finish(
     let manifest = serde_json::to_value(&finished.manifest)?;
     exports.write(&manifest, &finished.rows, &tables)?;
     warn(&finished.rows, &term);
-    if !args.output.no_plot && protocol.view == ResultView::Growth {
+    if !args.output.no_plot && protocol.view() == ResultView::Growth {
         let rows = &finished.rows;
         let prefix = rows.first().map_or("run", |row| row.suite.as_deref().unwrap_or(&row.protocol));
         // its own files: another quantity than that of a step
@@ -76,7 +76,7 @@ pub fn finish(
     if stopped {
         let line = command_line(argv().into_iter());
         let begun =
-            protocol.curve.as_ref().map_or("", |_| " Training that had begun resumes from its checkpoint.");
+            protocol.curve().as_ref().map_or("", |_| " Training that had begun resumes from its checkpoint.");
         term.info(&format!(
             "stopped: {done} of {of} cells are finished and saved.{begun} Resume with: {line}"
         ));
@@ -89,10 +89,10 @@ pub fn finish(
 }
 
 /// The tables of `rows`.
-fn tables(protocol: &Protocol, rows: &[Row], suite: Option<&Suite>) -> Vec<Table> {
-    let mut tables = match (protocol.view, suite) {
-        (ResultView::Trained, _) => trained::tables(rows, protocol.metrics, |_, _| true),
-        (ResultView::Plain, _) => vec![table::plain(protocol.about, rows, protocol.metrics)],
+fn tables(protocol: &dyn Protocol, rows: &[Row], suite: Option<&Suite>) -> Vec<Table> {
+    let mut tables = match (protocol.view(), suite) {
+        (ResultView::Trained, _) => trained::tables(rows, protocol.info().metrics, |_, _| true),
+        (ResultView::Plain, _) => vec![table::plain(protocol.info().about, rows, protocol.info().metrics)],
         (ResultView::Growth, Some(suite)) => published::tables(rows, suite),
         (ResultView::Growth, None) => Quantity::TABLES
             .iter()
@@ -100,11 +100,11 @@ fn tables(protocol: &Protocol, rows: &[Row], suite: Option<&Suite>) -> Vec<Table
             .flat_map(|figure| table::growth(&figure))
             .collect(),
     };
-    if protocol.view == ResultView::Growth {
+    if protocol.view() == ResultView::Growth {
         tables.extend(published::longest(rows));
     }
     tables.extend(published::reasons(rows));
-    if protocol.view == ResultView::Growth {
+    if protocol.view() == ResultView::Growth {
         tables.extend(table::costs(rows));
     }
     tables

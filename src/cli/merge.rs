@@ -38,7 +38,7 @@ pub struct Args {
 
 /// Whether the command called `name` trains.
 fn keeps(name: &str) -> bool {
-    protocol::find(name).is_some_and(|protocol| protocol.reuses_finished)
+    protocol::find(name).is_some_and(|protocol| protocol.trains())
 }
 
 pub fn run(args: &Args, term: &Term) -> Result<u8> {

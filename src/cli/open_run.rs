@@ -9,10 +9,8 @@ use tempfile::NamedTempFile;
 
 use super::command::CommandArgs;
 use super::interrupt::stop_on_ctrl_c;
-use crate::protocol::Protocol;
 use crate::protocol::definition::{DataDirs, EstimateContext, Prepared, WorkerContext};
 use crate::protocol::grid::{self, Grid};
-use crate::protocol::speed;
 use crate::run::manifest::argv;
 use crate::run::plan::{Cell, Plan};
 use crate::run::plan_file::PlanFile;
@@ -38,9 +36,21 @@ const SHORT: f64 = 5.0;
 /// A command that is ready to go.
 pub enum RunStart {
     /// `--dry-run`: the plan with the time that it would take.
-    DryRun(Box<(Plan, Term)>),
-    /// The open run of a plan, the suite that it comes from, and what workers are given besides their requests.
-    Open(Box<(Plan, Option<Suite>, Session, WorkerContext)>),
+    DryRun(Plan, Term),
+    /// The open run of a plan.
+    Open(Box<OpenRun>),
+}
+
+/// The open run of a plan.
+pub struct OpenRun {
+    /// The plan.
+    pub plan: Plan,
+    /// The suite that it comes from.
+    pub suite: Option<Suite>,
+    /// The run.
+    pub session: Session,
+    /// Paths and options of its workers.
+    pub context: WorkerContext,
 }
 
 /// Plans what was asked, and opens its run: from there on Ctrl-C keeps what is finished.
@@ -66,7 +76,7 @@ pub fn open_run(args: &CommandArgs, references: &[Reference], term: Term) -> Res
         }
     }
     plan.groups = protocol.groups(&plan.cells);
-    let planned = planned(protocol, &grid, &plan)?;
+    let planned = PlanFile::of(&plan);
     let owners = args.output.shard.map(|shard| (shard, planned.assign_shards(shard.count)));
     if args.output.dry_run {
         args.exports.check()?;
@@ -74,9 +84,10 @@ pub fn open_run(args: &CommandArgs, references: &[Reference], term: Term) -> Res
             plan.keep_shard(*shard, owners);
         }
         let mut term = term;
-        let place = (launcher(&ready, None)?, ready.memory_limit, CancelToken::default());
-        estimate(args, &mut plan, place, (&|_| false, &mut term))?;
-        return Ok(RunStart::DryRun(Box::new((plan, term))));
+        let launcher = launcher(&ready, None)?;
+        let trial = Trial { launcher, memory_limit: ready.memory_limit, stop: CancelToken::default() };
+        estimate(args, &mut plan, trial, &|_| false, &mut term)?;
+        return Ok(RunStart::DryRun(plan, term));
     }
     writable(args)?;
     let Prepared { remarks, text } = prepare(args, &mut plan)?;
@@ -86,20 +97,24 @@ pub fn open_run(args: &CommandArgs, references: &[Reference], term: Term) -> Res
         plan.keep_shard(*shard, owners);
         term.info(&format!("shard {shard}: {} of {all} cells", plan.cells.len()));
     }
-    term.info(&header(&plan, (protocol.summary)(&plan), &ready));
+    term.info(&header(&plan, protocol.summary(&plan), &ready));
     remarks.iter().for_each(|remark| term.info(remark));
-    if let Some(quick) = protocol.quick.filter(|_| args.flags.quick) {
+    if let Some(quick) = protocol.info().quick.filter(|_| args.flags.quick) {
         term.info(&format!("--quick: {}", quick.said));
     }
     let text = text.map(temporary).transpose()?;
     let mut session = session((&plan, &planned), args, &ready, text, term)?;
     // the time of short measurements is the time that they were given
-    let given = protocol.times_steps() && plan.seconds() < SHORT;
+    let given = protocol.info().times_steps() && plan.seconds() < SHORT;
     if session.term.verbosity() > Verbosity::Quiet && !given {
         let keys = plan.cells.iter().filter(|cell| session.is_done(cell)).map(|cell| cell.key.clone());
         let done: HashSet<String> = keys.collect();
-        let place = (session.launcher.clone(), session.memory_limit, session.stop.clone());
-        match estimate(args, &mut plan, place, (&|cell| done.contains(&cell.key), &mut session.term)) {
+        let trial = Trial {
+            launcher: session.launcher.clone(),
+            memory_limit: session.memory_limit,
+            stop: session.stop.clone(),
+        };
+        match estimate(args, &mut plan, trial, &|cell| done.contains(&cell.key), &mut session.term) {
             Ok(()) | Err(RunError::Stopped) => {} // the run itself stops
             Err(error) => return Err(error.into()),
         }
@@ -109,8 +124,8 @@ pub fn open_run(args: &CommandArgs, references: &[Reference], term: Term) -> Res
         let text = reference::to_text(references)?;
         file::write(&path, text.as_bytes()).with_context(|| path.display().to_string())?;
     }
-    let conditions = worker_context(args, &plan);
-    Ok(RunStart::Open(Box::new((plan, grid.suite, session, conditions))))
+    let context = worker_context(args, &plan);
+    Ok(RunStart::Open(Box::new(OpenRun { plan, suite: grid.suite, session, context })))
 }
 
 /// The whole plan of what was asked and its cells' weights, with times and bytes as far as a step of them can be tried here:
@@ -127,13 +142,13 @@ pub fn whole(args: &CommandArgs, term: &mut Term) -> Result<(Plan, PlanFile)> {
     let mut plan = plan(args, &grid, &MachineLimits { device, ..ready })?;
     plan.remove_duplicates()?;
     plan.groups = protocol.groups(&plan.cells);
-    let planned = planned(protocol, &grid, &plan)?;
     prepare(args, &mut plan)?;
-    let planned = PlanFile { plan: plan.digest(), ..planned };
+    let planned = PlanFile::of(&plan);
     if here {
         let ready = self::open_machine(&Settings { device: Some(DeviceName::Cpu), ..grid.settings.clone() })?;
-        let place = (launcher(&ready, None)?, ready.memory_limit, CancelToken::default());
-        estimate(args, &mut plan, place, (&|_| false, term))?;
+        let launcher = launcher(&ready, None)?;
+        let trial = Trial { launcher, memory_limit: ready.memory_limit, stop: CancelToken::default() };
+        estimate(args, &mut plan, trial, &|_| false, term)?;
     } else {
         term.info(&format!(
             "this machine has no {device}: time and memory are guesses; set them with --time and --memory"
@@ -142,14 +157,21 @@ pub fn whole(args: &CommandArgs, term: &mut Term) -> Result<(Plan, PlanFile)> {
     Ok((plan, planned))
 }
 
+/// Workers that try steps before a run: how they are started, the live bytes that each may reach, and what stops them.
+struct Trial {
+    launcher: Launcher,
+    memory_limit: u64,
+    stop: CancelToken,
+}
+
 /// Predicts the seconds of the cells that are not `done` by trying some of their steps, and says so meanwhile.
 fn estimate(
     args: &CommandArgs,
     plan: &mut Plan,
-    (launcher, memory_limit, stop): (Launcher, u64, CancelToken),
-    (done, term): (&dyn Fn(&Cell) -> bool, &mut Term),
+    trial: Trial,
+    done: &dyn Fn(&Cell) -> bool,
+    term: &mut Term,
 ) -> std::result::Result<(), RunError> {
-    let Some(price) = args.protocol.estimate else { return Ok(()) };
     term.start_progress(0.0);
     let said = std::cell::Cell::new(false);
     let tell = |what: &str| {
@@ -159,19 +181,9 @@ fn estimate(
         }
     };
     let (data, results) = (self::data(args), args.output.output_path.clone());
-    let tried = price(
-        plan,
-        &EstimateContext {
-            launcher,
-            memory_limit,
-            stop,
-            data,
-            results,
-            done,
-            tell: &tell,
-            rate: speed::measure_rate,
-        },
-    );
+    let Trial { launcher, memory_limit, stop } = trial;
+    let context = EstimateContext { launcher, memory_limit, stop, data, results, done, tell: &tell };
+    let tried = args.protocol.estimate(plan, &context);
     term.finish_progress();
     tried
 }
@@ -197,7 +209,7 @@ fn prepare(args: &CommandArgs, plan: &mut Plan) -> Result<Prepared> {
     if let Some(dir) = args.output.data_dir.as_ref().filter(|dir| !dir.is_dir()) {
         anyhow::bail!("--data-dir {} is not a folder", dir.display());
     }
-    (args.protocol.prepare)(plan, &DataDirs { data: data(args), results: &args.output.output_path })
+    args.protocol.prepare(plan, &DataDirs { data: data(args), results: &args.output.output_path })
 }
 
 fn temporary(text: Vec<u8>) -> Result<NamedTempFile> {
@@ -258,28 +270,22 @@ fn plan(args: &CommandArgs, grid: &Grid, ready: &MachineLimits) -> Result<Plan> 
     }
     let suite = grid.suite.as_ref();
     Ok(Plan {
-        name: suite.map_or_else(|| protocol.name.to_owned(), |suite| suite.name.clone()),
-        command: protocol.name.to_owned(),
+        name: suite.map_or_else(|| protocol.name().to_owned(), |suite| suite.name.clone()),
+        command: protocol.name().to_owned(),
         suite: suite.map(|suite| suite.text.clone()),
         argv: argv(),
         settings: serde_json::to_value(&grid.settings).unwrap_or_default(),
-        cells: (protocol.cells)(grid, ready.threads)?,
+        cells: protocol.cells(grid, ready.threads)?,
         machine: machine::identity(),
         accelerator: ready.accelerator.clone(),
         data: BTreeMap::new(),
         threads: ready.threads,
         device: ready.device.to_string(),
         seeds: grid.settings.seeds.as_ref().map_or_else(Vec::new, |seeds| seeds.0.clone()),
-        keeps: protocol.reuses_finished,
+        keeps: protocol.trains(),
         part: PlanPart::default(),
         groups: Vec::new(),
     })
-}
-
-/// The whole plan with what its cells weigh on any machine: their multiply-adds on one thread, nothing that was tried here.
-pub fn planned(protocol: &Protocol, grid: &Grid, plan: &Plan) -> Result<PlanFile> {
-    let seconds = (protocol.cells)(grid, 1)?.into_iter().map(|cell| (cell.key, cell.seconds)).collect();
-    Ok(PlanFile::of(plan, &plan.groups, &seconds))
 }
 
 fn launcher(ready: &MachineLimits, text: Option<&Path>) -> Result<Launcher> {
@@ -298,7 +304,7 @@ fn session(
     term: Term,
 ) -> Result<Session> {
     // how busy the machine is says nothing about accuracies, and nothing about bytes
-    if args.protocol.times_steps() {
+    if args.protocol.info().times_steps() {
         let (load, cores) = machine::busy_cores();
         if load > 0.25 * cores as f64 {
             term.warn(&Warning::Busy { load, cores });

@@ -228,7 +228,7 @@ fn planned(suite: &Suite) -> Result<Vec<Vec<Row>>> {
         resolve(&GridFlags { suite: Some(suite.name.clone()), ..GridFlags::default() }, protocol)?;
     let one = |pick: GridEntry| -> Result<Vec<Row>> {
         let grid = Grid { suite: own.clone(), settings: settings.clone(), entries: vec![pick] };
-        Ok((protocol.cells)(&grid, 1)?.into_iter().map(|cell| cell.row).collect())
+        Ok(protocol.cells(&grid, 1)?.into_iter().map(|cell| cell.row).collect())
     };
     entries.into_iter().map(one).collect()
 }
@@ -241,7 +241,7 @@ fn trained(title: &str, runs: &[&StoredRun], wanted: impl Fn(&&Row) -> bool) -> 
     let rows = newest_trained(runs.iter().flat_map(|run| &run.rows).filter(|row| wanted(row)));
     let rows: Vec<Row> = rows.into_values().cloned().collect();
     let belongs = |row: &Row, metric: &Metric| {
-        protocol::find(&row.protocol).is_none_or(|protocol| protocol.metrics.contains(metric))
+        protocol::find(&row.protocol).is_none_or(|protocol| protocol.info().metrics.contains(metric))
     };
     section.tables = trained::tables(&rows, &trained_metrics(), belongs);
     section.tables.extend(robustness::table(&rows));
@@ -265,8 +265,10 @@ fn measured(run: &StoredRun, rows: &[Row], apart: bool, brief: bool) -> Result<S
     let title = suite.as_ref().map_or_else(|| run.manifest.command.clone(), |suite| suite.title.clone());
     let mut tables: Vec<Table> = Vec::new();
     let protocol = protocol::find(&run.manifest.command);
-    match (&suite, protocol.filter(|protocol| protocol.view == ResultView::Plain)) {
-        (_, Some(protocol)) => tables.push(table::plain(protocol.about, rows, protocol.metrics)),
+    match (&suite, protocol.filter(|protocol| protocol.view() == ResultView::Plain)) {
+        (_, Some(protocol)) => {
+            tables.push(table::plain(protocol.info().about, rows, protocol.info().metrics))
+        }
         (Some(suite), None) => tables.extend(published::tables(rows, suite)),
         (None, None) => {
             for quantity in Quantity::TABLES {

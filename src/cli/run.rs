@@ -7,7 +7,7 @@ use clap::ArgMatches;
 
 use super::command::CommandArgs;
 use super::curves::draw;
-use super::open_run::RunStart;
+use super::open_run::{OpenRun, RunStart};
 use super::{dry_run, finish, open_run};
 use crate::protocol::Protocol;
 use crate::protocol::runner::Runner;
@@ -16,28 +16,22 @@ use effattn_record::file;
 use effattn_record::report::reference::{self, Reference};
 
 /// Runs the command of `protocol`.
-pub fn run(protocol: &'static Protocol, matches: &ArgMatches, term: Term) -> Result<u8> {
+pub fn run(protocol: &'static dyn Protocol, matches: &ArgMatches, term: Term) -> Result<u8> {
     let asked = CommandArgs::from_matches(protocol, matches)?;
-    if let (Some(values), Some(instead)) = (&asked.alternative, &protocol.alternative) {
+    if let (Some(values), Some(instead)) = (&asked.alternative, &protocol.info().alternative) {
         (instead.run)(values, &asked.flags.settings, &mut std::io::stdout().lock())?;
         return Ok(0);
     }
     let references = references(&asked.reference)?;
-    let (plan, suite, mut session, conditions) = match open_run::open_run(&asked, &references, term)? {
-        RunStart::DryRun(priced) => return dry_run::print_plan(&priced.0, &asked.exports, &priced.1),
+    let open = match open_run::open_run(&asked, &references, term)? {
+        RunStart::DryRun(plan, term) => return dry_run::print_plan(&plan, &asked.exports, &term),
         RunStart::Open(open) => *open,
     };
+    let OpenRun { plan, suite, mut session, context } = open;
     let folder = (!asked.output.no_plot).then_some(asked.output.plots_dir.as_path());
     let mut charts = BTreeSet::new();
-    let runner = Runner {
-        protocol: asked.protocol,
-        plan: &plan,
-        conditions,
-        session: &mut session,
-        draw: &mut |curves| charts.extend(draw(asked.protocol, curves, folder)),
-        curves: Vec::new(),
-    };
-    let result = runner.run();
+    let mut draw = |curves: &[_]| charts.extend(draw(asked.protocol, curves, folder));
+    let result = Runner::new(asked.protocol, &plan, &mut session, context, &mut draw).run();
     finish::finish(session, result, suite.as_ref(), &asked, &charts)
 }
 

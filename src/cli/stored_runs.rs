@@ -190,7 +190,7 @@ impl StoredRun {
 
     /// Whether it trained models.
     pub fn trained(&self) -> bool {
-        protocol::find(&self.manifest.command).is_some_and(|protocol| protocol.reuses_finished)
+        protocol::find(&self.manifest.command).is_some_and(|protocol| protocol.trains())
     }
 
     /// What it measures, however often and however long: its settings and the mechanisms that were asked for.

@@ -144,7 +144,7 @@ pub fn run(args: &Args, mut term: Term) -> Result<u8> {
 fn asked(words: &[String]) -> Result<CommandArgs> {
     let name = words.first().map_or("", String::as_str);
     let Some(protocol) = protocol::find(name) else {
-        let names: Vec<&str> = protocol::protocols().iter().map(|protocol| protocol.name).collect();
+        let names: Vec<&str> = protocol::protocols().iter().map(|protocol| protocol.name()).collect();
         bail!("submit takes a command with cells, such as {}; found {name:?}", names.join(", "));
     };
     let said = |flag: &str| words.iter().any(|word| word == flag || word.starts_with(&format!("{flag}=")));

@@ -1,39 +1,33 @@
-//! A line of the table of protocols: a [`Protocol`] says everything that a command, a report and a worker need to know.
-//! [`Runner`] stands beside it, because each names the other; what it does is in [`super::runner`].
+//! A [`Protocol`]: everything that a command, a report and a worker need to know about a way to measure or train models.
 //!
-//! To add a protocol: write `protocol/<name>.rs` with a `pub static PROTOCOL` and add its line to [`TABLE`](super::TABLE).
+//! To add a protocol: write `protocol/<name>.rs` with a type that implements [`Protocol`] and add its line to [`TABLE`](super::TABLE).
 
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::curve::{CellCurve, CurveSpec};
+use super::cell_runner::CellRunner;
+use super::curve::CurveSpec;
 use super::grid::{Grid, GridDefaults, GridFlags, PlanError};
-use super::model_spec::ModelSpec;
+pub use super::worker_context::{WorkerContext, WorkerInput};
 use crate::run::outcome::CellFailure;
 use crate::run::plan::{Cell, Plan};
-use crate::run::session::Session;
 use crate::run::worker::{Launcher, ParentLink};
 use crate::run::{CancelToken, RunError};
 use effattn_model::family;
 use effattn_record::config::settings::{Setting, Settings};
-use effattn_record::{Metric, Outcome, Row};
+use effattn_record::{Metric, Row};
 
-/// Predicts the seconds of a plan's cells by trying something for a moment.
-pub type EstimateFn = fn(&mut Plan, &EstimateContext) -> Result<(), RunError>;
-
-/// A way to measure or train models, and its command.
+/// The command of a protocol: its name, its settings and its help.
 #[derive(Clone, Copy)]
-pub struct Protocol {
+pub struct ProtocolInfo {
     /// Name of the command, and of the protocol in suites and rows.
     pub name: &'static str,
-    /// What it is for, in one line.
+    /// Purpose, in one line.
     pub about: &'static str,
-    /// Examples, and what a reader of its numbers should know: the end of its `--help`.
+    /// Examples and notes on the numbers: the end of `--help`.
     pub examples: &'static str,
     /// Keys of the settings that it takes, in groups; every other one is refused.
     pub settings: &'static [&'static [&'static str]],
@@ -41,60 +35,154 @@ pub struct Protocol {
     pub help: &'static [(&'static str, &'static str)],
     /// Names of the presets that it takes.
     pub presets: fn() -> Vec<&'static str>,
-    /// Names of the tasks or corpora that it takes, where it takes any.
+    /// Tasks or corpora that it takes; `None` if it has none.
     pub tasks: Option<Tasks>,
-    /// Data sets that it reads besides.
+    /// Data sets that it reads besides its tasks.
     pub reads: &'static [&'static str],
-    /// `--quick`, where it has one.
+    /// `--quick`; `None` if there is no such flag.
     pub quick: Option<Quick>,
-    /// What it does where nothing is said.
-    pub defaults: fn(&GridFlags) -> GridDefaults,
-    /// The cells of a grid, in the order of the rows, on a machine with so many threads.
-    pub cells: fn(&Grid, usize) -> Result<Vec<Cell>, PlanError>,
-    /// Reads what the cells need, notes its hashes in the plan, and gives what is to be said about it.
-    pub prepare: fn(&mut Plan, &DataDirs) -> anyhow::Result<Prepared>,
-    /// What is done in a few words, for the first line: `5000 steps · batch 32`.
-    pub summary: fn(&Plan) -> String,
-    /// Predicts the seconds of the cells better than the plan does, by trying something for a moment.
-    pub estimate: Option<EstimateFn>,
-    /// Whether two neighbours are computed together.
-    pub same_group: fn(&Cell, &Cell) -> bool,
-    /// Computes cells that stand together (by index) and hands their results to [`Runner::record_result`].
-    pub compute: fn(&mut Runner, &[usize]) -> Result<(), RunError>,
-    /// The rows of a cell that ended without a result.
-    pub failure_rows: fn(&Row, &CellFailure) -> Vec<Row>,
-    /// The worker's side of a cell.
-    pub work: fn(&ParentLink, Value, &WorkerInput) -> anyhow::Result<()>,
-    /// What its results are compared by.
+    /// Metrics that results are compared by.
     pub metrics: &'static [Metric],
-    /// How its rows are shown.
-    pub view: ResultView,
-    /// What learning curves show, where it trains.
-    pub curve: Option<CurveSpec>,
-    /// Whether a finished run is kept, so that the same command does not make it again.
-    pub reuses_finished: bool,
-    /// Whether the golden files of a mechanism must be green before it is computed.
+    /// Whether mechanisms that fail their golden files are not computed.
     pub needs_golden_check: bool,
     /// Protocols whose suites its command passes on to them.
     pub delegates_to: &'static [&'static str],
-    /// Something else that its command can do, with flags of its own.
+    /// Alternative action of the command, with flags of its own.
     pub alternative: Option<AltAction>,
 }
 
-/// A run of the cells of a plan.
-pub struct Runner<'a> {
-    /// The protocol.
-    pub protocol: &'static Protocol,
-    /// The plan.
-    pub plan: &'a Plan,
-    /// The run.
-    pub session: &'a mut Session,
-    /// What workers are given.
-    pub conditions: WorkerContext,
-    /// Called with the learning curves so far whenever one has grown.
-    pub draw: &'a mut dyn FnMut(&[CellCurve]),
-    /// Learning curves of this run.
-    pub curves: Vec<CellCurve>,
+impl ProtocolInfo {
+    /// The command `name` that takes every preset and no setting.
+    pub const fn new(name: &'static str, about: &'static str) -> Self {
+        Self {
+            name,
+            about,
+            examples: "",
+            settings: &[],
+            help: &[],
+            presets: || family::names(|_| true),
+            tasks: None,
+            reads: &[],
+            quick: None,
+            metrics: &[],
+            needs_golden_check: false,
+            delegates_to: &[],
+            alternative: None,
+        }
+    }
+
+    /// The settings that it takes, in the order of its `--help`.
+    pub fn settings(&self) -> impl Iterator<Item = &'static Setting> {
+        let keys = self.settings.iter().flat_map(|group| group.iter());
+        keys.filter_map(|key| Setting::find(key))
+    }
+
+    /// Whether it takes the setting called `key`.
+    pub fn takes(&self, key: &str) -> bool {
+        self.settings.iter().any(|group| group.contains(&key))
+    }
+
+    /// Help of `setting`.
+    pub fn help(&self, setting: &'static Setting) -> String {
+        let own = self.help.iter().find(|(key, _)| *key == setting.key);
+        match (setting.key, self.tasks) {
+            ("task", Some(Tasks { called, names })) => format!("{called}: {}", names().join(", ")),
+            ("preset", _) if (self.presets)().len() < family::names(|_| true).len() => {
+                let end = own.map_or("(effattn list presets)", |(_, help)| help);
+                format!("Backbone: {} {end}", (self.presets)().join(", "))
+            }
+            _ => own.map_or(setting.help, |(_, help)| help).to_owned(),
+        }
+    }
+
+    /// Whether it reads the data set called `name`.
+    pub fn reads(&self, name: &str) -> bool {
+        self.reads.contains(&name) || self.tasks.is_some_and(|tasks| (tasks.names)().contains(&name))
+    }
+
+    /// Whether steps are timed, so that another program's times can stand next to them.
+    pub fn times_steps(&self) -> bool {
+        self.metrics.iter().any(|metric| metric.name == "step_time")
+    }
+}
+
+/// A way to measure or train models.
+pub trait Protocol: Sync {
+    /// Its command.
+    fn info(&self) -> &'static ProtocolInfo;
+
+    /// Settings and mechanisms without flags.
+    fn defaults(&self, flags: &GridFlags) -> GridDefaults;
+
+    /// The cells of a grid, in the order of the rows, on a machine with so many threads.
+    fn cells(&self, grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError>;
+
+    /// Reads the data of the cells, notes their hashes in the plan, and gives remarks about them.
+    fn prepare(&self, _plan: &mut Plan, _dirs: &DataDirs) -> anyhow::Result<Prepared> {
+        Ok(Prepared::default())
+    }
+
+    /// The plan in a few words, for the first line: `5000 steps · batch 32`.
+    fn summary(&self, plan: &Plan) -> String;
+
+    /// Estimates cell times from a few trial steps.
+    fn estimate(&self, _plan: &mut Plan, _context: &EstimateContext) -> Result<(), RunError> {
+        Ok(())
+    }
+
+    /// Whether two neighbours are computed together.
+    fn same_group(&self, _: &Cell, _: &Cell) -> bool {
+        false
+    }
+
+    /// Computes the cells `open` (by index), which belong together, and records their results.
+    fn compute(&self, runner: &mut CellRunner, open: &[usize]) -> Result<(), RunError>;
+
+    /// The rows of a cell that ended without a result.
+    fn failure_rows(&self, row: &Row, failure: &CellFailure) -> Vec<Row> {
+        vec![row.with_outcome(failure.outcome, Some(failure.reason.clone()))]
+    }
+
+    /// The worker's side of a cell.
+    fn work(&self, link: &ParentLink, request: Value, input: &WorkerInput) -> anyhow::Result<()>;
+
+    /// Layout of its tables and charts.
+    fn view(&self) -> ResultView {
+        ResultView::Plain
+    }
+
+    /// Learning curves; `None` if it does not train.
+    fn curve(&self) -> Option<CurveSpec> {
+        None
+    }
+}
+
+impl dyn Protocol + '_ {
+    /// Name of the command, and of the protocol in suites and rows.
+    pub fn name(&self) -> &'static str {
+        self.info().name
+    }
+
+    /// Whether it trains: a finished run is kept then, and the same command does not make it again.
+    pub fn trains(&self) -> bool {
+        self.curve().is_some()
+    }
+
+    /// The group of every cell, those of one group next to each other: cells that are computed together, or whose times are
+    /// compared with each other, belong to one machine.
+    pub fn groups(&self, cells: &[Cell]) -> Vec<usize> {
+        let place = |cell: &Cell| (cell.row.len, cell.row.batch, cell.row.pass);
+        let timed = self.info().times_steps();
+        let joined = |a: &Cell, b: &Cell| self.same_group(a, b) || timed && place(a) == place(b);
+        let mut group = 0;
+        let next = |index: usize| {
+            if index > 0 && !joined(&cells[index - 1], &cells[index]) {
+                group += 1;
+            }
+            group
+        };
+        (0..cells.len()).map(next).collect()
+    }
 }
 
 /// `--quick`.
@@ -182,112 +270,6 @@ pub struct EstimateContext<'a> {
     pub done: &'a dyn Fn(&Cell) -> bool,
     /// Says what is tried.
     pub tell: &'a dyn Fn(&str),
-    /// Times a step of a model on made-up input, where a cell's own data are not there.
-    pub rate: Rate,
-}
-
-/// Multiply-adds per second of a model, and the bytes of its worker where they are known; nothing if it cannot run.
-pub type Rate = fn(&ModelSpec, &EstimateContext) -> Result<Option<(f64, Option<u64>)>, RunError>;
-
-/// What a worker is given besides its request.
-pub struct WorkerInput<'a> {
-    /// The text that inputs are cut from.
-    pub text: &'a [u8],
-    /// Conditions of the run.
-    pub conditions: WorkerContext,
-}
-
-/// Where a run finds and keeps things, and how it is watched: nothing of what it computes.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct WorkerContext {
-    /// Folder of the cell: checkpoints.
-    pub folder: PathBuf,
-    /// Folder of data sets.
-    pub data: PathBuf,
-    /// What the plan was made with: the checksum of every data set, by name.
-    pub planned: BTreeMap<String, String>,
-    /// Seconds between checkpoints.
-    pub save: f64,
-    /// Whether a few steps are made to see how long they take, and nothing is kept.
-    #[serde(default)]
-    pub trial: bool,
-    /// Whether the first operation whose result is not finite is looked for in every step.
-    pub detect_anomaly: bool,
-    /// Folder of a finished training run that the cell goes on from.
-    pub trained: Option<PathBuf>,
-}
-
-impl WorkerContext {
-    /// Makes sure that the data which were read are those of the plan: the rows say that they are.
-    ///
-    /// # Errors
-    /// The cell ends: its data are others, or the plan knows nothing of them.
-    pub fn same(&self, name: &str, read: &str) -> Result<(), CellFailure> {
-        if self.trial || self.planned.get(name).is_some_and(|planned| planned == read) {
-            return Ok(());
-        }
-        let dir = self.data.display();
-        let reason =
-            format!("{name}: the data in {dir} changed since the plan was made; run the command again");
-        Err(CellFailure::new(Outcome::Failed, reason))
-    }
-
-    /// Time between checkpoints.
-    pub fn save(&self) -> Duration {
-        Duration::try_from_secs_f64(self.save).unwrap_or(Duration::MAX)
-    }
-}
-
-impl Protocol {
-    /// The settings that it takes, in the order of its `--help`.
-    pub fn settings(&self) -> impl Iterator<Item = &'static Setting> {
-        let keys = self.settings.iter().flat_map(|group| group.iter());
-        keys.filter_map(|key| Setting::find(key))
-    }
-
-    /// Whether it takes the setting called `key`.
-    pub fn takes(&self, key: &str) -> bool {
-        self.settings.iter().any(|group| group.contains(&key))
-    }
-
-    /// Help of `setting`.
-    pub fn help(&self, setting: &'static Setting) -> String {
-        let own = self.help.iter().find(|(key, _)| *key == setting.key);
-        match (setting.key, self.tasks) {
-            ("task", Some(Tasks { called, names })) => format!("{called}: {}", names().join(", ")),
-            ("preset", _) if (self.presets)().len() < family::names(|_| true).len() => {
-                let end = own.map_or("(effattn list presets)", |(_, help)| help);
-                format!("Backbone: {} {end}", (self.presets)().join(", "))
-            }
-            _ => own.map_or(setting.help, |(_, help)| help).to_owned(),
-        }
-    }
-
-    /// The group of every cell, those of one group beside each other: cells that are computed together, or whose times are
-    /// compared with each other, belong to one machine.
-    pub fn groups(&self, cells: &[Cell]) -> Vec<usize> {
-        let place = |cell: &Cell| (cell.row.len, cell.row.batch, cell.row.pass);
-        let joined =
-            |a: &Cell, b: &Cell| (self.same_group)(a, b) || self.times_steps() && place(a) == place(b);
-        let mut group = 0;
-        let next = |index: usize| {
-            if index > 0 && !joined(&cells[index - 1], &cells[index]) {
-                group += 1;
-            }
-            group
-        };
-        (0..cells.len()).map(next).collect()
-    }
-
-    /// Whether it reads the data set called `name`.
-    pub fn reads(&self, name: &str) -> bool {
-        self.reads.contains(&name) || self.tasks.is_some_and(|tasks| (tasks.names)().contains(&name))
-    }
-
-    /// Whether steps are timed, so that another program's times can stand beside.
-    pub fn times_steps(&self) -> bool {
-        self.metrics.iter().any(|metric| metric.name == "step_time")
-    }
 }
 
 #[cfg(test)]

@@ -150,11 +150,11 @@ impl Grid {
 ///
 /// # Errors
 /// An unknown name, a setting that the protocol does not take, a value a suite does not have, nothing left to run.
-pub fn resolve(flags: &GridFlags, protocol: &Protocol) -> Result<Grid, PlanError> {
-    let defaults = &(protocol.defaults)(flags);
+pub fn resolve(flags: &GridFlags, protocol: &dyn Protocol) -> Result<Grid, PlanError> {
+    let defaults = &protocol.defaults(flags);
     let suite = flags.suite.as_deref().map(Suite::load).transpose().map_err(PlanError::new)?;
     if let Some(suite) = &suite
-        && suite.protocol != protocol.name
+        && suite.protocol != protocol.name()
     {
         let (name, protocol) = (&suite.name, &suite.protocol);
         return Err(PlanError(format!("suite {name} is run by: effattn {protocol} --suite {name}")));
@@ -195,9 +195,13 @@ pub fn resolve(flags: &GridFlags, protocol: &Protocol) -> Result<Grid, PlanError
 }
 
 /// Makes sure that `protocol` takes everything that is set, with values that it can have.
-fn check_settings(flags: &GridFlags, suite: Option<&Suite>, protocol: &Protocol) -> Result<(), PlanError> {
+fn check_settings(
+    flags: &GridFlags,
+    suite: Option<&Suite>,
+    protocol: &dyn Protocol,
+) -> Result<(), PlanError> {
     let check = |settings: &Settings, place: &str, dashes: &dyn Fn(&str) -> String| {
-        if let Some(key) = settings.set_keys().into_iter().find(|key| !protocol.takes(key)) {
+        if let Some(key) = settings.set_keys().into_iter().find(|key| !protocol.info().takes(key)) {
             return Err(PlanError(format!("{place}{}", refusal(protocol, key, &dashes(key)))));
         }
         settings.check().map_err(|error| PlanError(format!("{place}{error}")))

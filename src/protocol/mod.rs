@@ -1,9 +1,10 @@
 //! The paper protocols and the conformance check.
 //!
-//! A protocol is an entry of [`TABLE`]: it makes a plan of cells, the [`runner`] takes workers through it, and what
+//! A [`Protocol`] is an entry of [`TABLE`]: it makes a plan of cells, the [`runner`] takes workers through it, and what
 //! they say becomes rows; its `work` is the other end, inside the worker.
 
 pub mod attention_matrix;
+pub mod cell_runner;
 pub mod charlm;
 pub mod check;
 pub mod curve;
@@ -26,6 +27,7 @@ pub mod speed;
 pub mod training;
 pub mod vision;
 pub mod wordlm;
+pub mod worker_context;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -38,53 +40,55 @@ use effattn_record::Metric;
 use effattn_record::config::registry::Registry;
 
 /// Every protocol of the crate.
-pub static TABLE: &[&Protocol] = &[
-    &speed::PROTOCOL,
-    &memory::PROTOCOL,
-    &lra::PROTOCOL,
-    &charlm::PROTOCOL,
-    &wordlm::PROTOCOL,
-    &mlm::PROTOCOL,
-    &finetune::PROTOCOL,
-    &robustness::PROTOCOL,
-    &vision::PROTOCOL,
+pub static TABLE: &[&dyn Protocol] = &[
+    &speed::Speed,
+    &memory::Memory,
+    &lra::Lra,
+    &charlm::CharLm,
+    &wordlm::WordLm,
+    &mlm::Mlm,
+    &finetune::Finetune,
+    &robustness::Robustness,
+    &vision::Vision,
 ];
 
-static ALL: Registry<Protocol> = Registry::new(TABLE);
+static ALL: Registry<dyn Protocol> = Registry::new(TABLE);
 
 /// Adds a protocol at run time. A tool that does so calls [`crate::cli::main`] afterwards: workers are the same program.
-pub fn register(protocol: &'static Protocol) {
-    ALL.add(protocol);
+pub fn register(protocol: &'static dyn Protocol) {
+    if find(protocol.name()).is_none() {
+        ALL.add(protocol);
+    }
 }
 
 /// Every protocol: the table, then the registered ones.
-pub fn protocols() -> Vec<&'static Protocol> {
+pub fn protocols() -> Vec<&'static dyn Protocol> {
     ALL.all()
 }
 
 /// What trained models are compared by, in the order of the protocols.
 pub fn trained_metrics() -> Vec<Metric> {
     let mut all: Vec<Metric> = Vec::new();
-    for protocol in protocols().into_iter().filter(|protocol| protocol.view == ResultView::Trained) {
-        all.extend(protocol.metrics.iter().filter(|metric| !all.contains(metric)).collect::<Vec<_>>());
+    for protocol in protocols().into_iter().filter(|protocol| protocol.view() == ResultView::Trained) {
+        all.extend(protocol.info().metrics.iter().filter(|metric| !all.contains(metric)).collect::<Vec<_>>());
     }
     all
 }
 
 /// The protocol called `name`.
-pub fn find(name: &str) -> Option<&'static Protocol> {
-    protocols().into_iter().find(|protocol| protocol.name == name)
+pub fn find(name: &str) -> Option<&'static dyn Protocol> {
+    protocols().into_iter().find(|protocol| protocol.name() == name)
 }
 
 /// `lra takes no mode; speed and memory do`.
-pub fn refusal(protocol: &Protocol, key: &str, name: &str) -> String {
+pub fn refusal(protocol: &dyn Protocol, key: &str, name: &str) -> String {
     let takers: Vec<&str> =
-        protocols().into_iter().filter(|other| other.takes(key)).map(|other| other.name).collect();
+        protocols().into_iter().filter(|other| other.info().takes(key)).map(|other| other.name()).collect();
     match takers.as_slice() {
-        [] => format!("{} does not take {name}; no command does", protocol.name),
-        [one] => format!("{} does not take {name}; {one} does", protocol.name),
+        [] => format!("{} does not take {name}; no command does", protocol.name()),
+        [one] => format!("{} does not take {name}; {one} does", protocol.name()),
         [most @ .., last] => {
-            format!("{} does not take {name}; {} and {last} do", protocol.name, most.join(", "))
+            format!("{} does not take {name}; {} and {last} do", protocol.name(), most.join(", "))
         }
     }
 }
@@ -122,7 +126,7 @@ pub fn work(link: &ParentLink, text: &[u8]) -> anyhow::Result<()> {
         Some(WorkerRequest::Cell { protocol, memory_limit, request, conditions }) => {
             let Some(protocol) = find(&protocol) else { anyhow::bail!("there is no protocol {protocol}") };
             alloc::set_limit(usize::try_from(memory_limit).unwrap_or(usize::MAX));
-            (protocol.work)(link, request, &WorkerInput { text, conditions })
+            protocol.work(link, request, &WorkerInput { text, conditions })
         }
     }
 }

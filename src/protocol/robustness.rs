@@ -5,14 +5,15 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::definition::{DataDirs, Prepared, Protocol, ResultView, Tasks, WorkerContext, WorkerInput};
+use super::cell_runner::request;
+use super::curve::CurveSpec;
+use super::definition::{DataDirs, Prepared, ProtocolInfo, Tasks, WorkerContext, WorkerInput};
 use super::grid::{Grid, GridDefaults, GridFlags, PlanError, published_elsewhere, tasks};
 use super::lra::worker::{LraExperiment, Tested};
 use super::lra::{self, ACCURACY};
 use super::model_spec::ModelSpec;
-use super::runner::request;
 use super::training::worker::{failed, report};
-use super::training::{self, MetricValue, TrainingMessage, TrainingRequest, TrainingResult};
+use super::training::{MetricValue, TrainingMessage, TrainingProtocol, TrainingRequest, TrainingResult};
 use crate::run::manifest::Manifest;
 use crate::run::outcome::CellFailure;
 use crate::run::plan::{Cell, Plan};
@@ -21,6 +22,7 @@ use crate::train::checkpoint::Checkpoint;
 use crate::train::training_loop::CheckpointFiles;
 use effattn_data as data;
 use effattn_data::subset::{Change, PUNCTUATION};
+use effattn_model::family;
 use effattn_record::config::lists::Words;
 use effattn_record::config::settings::Settings;
 use effattn_record::config::settings::groups::{MACHINE, MODEL, TRAINING};
@@ -48,10 +50,7 @@ pub struct RobustnessRequest {
     pub perturbation: Perturbation,
 }
 
-/// The table line.
-pub static PROTOCOL: Protocol = Protocol {
-    name: "robustness",
-    about: "Test trained models on changed texts (Transformer-LS, Table 2)",
+const INFO: ProtocolInfo = ProtocolInfo {
     examples: EXAMPLES,
     settings: &[
         TRAINING,
@@ -70,27 +69,41 @@ pub static PROTOCOL: Protocol = Protocol {
         ],
     ],
     help: HELP,
-    presets: lra::PROTOCOL.presets,
+    presets: || family::names(lra::documents),
     tasks: Some(Tasks { called: "Tasks", names: texts }),
-    reads: &[],
-    quick: None,
-    defaults,
-    cells,
-    prepare,
-    summary: lra::plan::amount,
-    estimate: Some(training::estimate::<RobustnessRequest>),
-    same_group: |_, _| false,
-    compute: training::compute::<RobustnessRequest>,
-    failure_rows: training::ended,
-    work,
     metrics: &[ACCURACY],
-    view: ResultView::Trained,
-    curve: Some(lra::CURVE),
-    reuses_finished: true,
-    needs_golden_check: false,
-    delegates_to: &[],
-    alternative: None,
+    ..ProtocolInfo::new("robustness", "Test trained models on changed texts (Transformer-LS, Table 2)")
 };
+
+/// `robustness`.
+pub struct Robustness;
+
+impl TrainingProtocol for Robustness {
+    type Request = RobustnessRequest;
+
+    const INFO: ProtocolInfo = INFO;
+    const CURVE: CurveSpec = lra::CURVE;
+
+    fn defaults(&self, flags: &GridFlags) -> GridDefaults {
+        defaults(flags)
+    }
+
+    fn cells(&self, grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
+        cells(grid, threads)
+    }
+
+    fn prepare(&self, plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
+        prepare(plan, dirs)
+    }
+
+    fn summary(&self, plan: &Plan) -> String {
+        lra::plan::amount(plan)
+    }
+
+    fn work(&self, link: &ParentLink, request: Value, input: &WorkerInput) -> anyhow::Result<()> {
+        work(link, request, input)
+    }
+}
 
 const HELP: &[(&str, &str)] = &[
     ("len", "Number of tokens, instead of the protocol's"),
@@ -150,9 +163,10 @@ fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
         let words = format!("{} {} {} s{}", train.task, train.spec.model, train.spec.preset, train.spec.seed);
         let request = RobustnessRequest { train, perturbation: perturbation.clone() };
         let usual = RobustnessRequest { train: by_recipe, perturbation: usual.clone() };
-        let row = Row { protocol: PROTOCOL.name.to_owned(), ..cell.row };
+        let row = Row { protocol: INFO.name.to_owned(), ..cell.row };
         let trial = Cell::new(&words, row.clone(), &request, &usual);
-        Cell { seconds: cell.seconds, timeout: cell.timeout, ..trial }.with_unsupported(row.error)
+        Cell { seconds: cell.seconds, weight: cell.weight, timeout: cell.timeout, ..trial }
+            .with_unsupported(row.error)
     });
     Ok(trials.collect())
 }
@@ -218,7 +232,7 @@ impl TrainingRequest for RobustnessRequest {
 
     fn published(&self, metric: &str, task: &str) -> Option<Published> {
         let spec = &self.train.spec;
-        Some(published_elsewhere(PROTOCOL.name, &spec.model, (metric, task), &spec.preset)?.published)
+        Some(published_elsewhere(INFO.name, &spec.model, (metric, task), &spec.preset)?.published)
     }
 }
 

@@ -25,6 +25,8 @@ pub struct Cell {
     pub request: Value,
     /// Predicted seconds, for the time left.
     pub seconds: f64,
+    /// Seconds that it takes by its multiply-adds, on any machine with one thread: what shards are dealt by.
+    pub weight: f64,
     /// Predicted bytes of its worker, where a step was tried.
     pub memory: Option<u64>,
     /// Most seconds that it may take. Not part of the key: an outcome carries the limit that it ran under.
@@ -39,8 +41,18 @@ impl Default for Cell {
     fn default() -> Self {
         let (key, words, series) = Default::default();
         let row = Row::new("", "");
-        let (request, reads) = (Value::Null, Vec::new());
-        Self { key, words, row, request, seconds: 0.0, memory: None, timeout: None, reads, series }
+        Self {
+            key,
+            words,
+            row,
+            request: Value::Null,
+            seconds: 0.0,
+            weight: 0.0,
+            memory: None,
+            timeout: None,
+            reads: Vec::new(),
+            series,
+        }
     }
 }
 
@@ -57,11 +69,17 @@ impl Cell {
         Self { key, words: words.to_owned(), row, request, ..Self::default() }
     }
 
+    /// The same cell, predicted to take `seconds` with so many threads.
+    #[must_use]
+    pub fn with_seconds(self, threads: usize, seconds: impl Fn(usize) -> f64) -> Self {
+        Self { seconds: seconds(threads), weight: seconds(1), ..self }
+    }
+
     /// The same cell where `reason` says why it cannot be run.
     #[must_use]
     pub fn with_unsupported(mut self, reason: Option<String>) -> Self {
         if reason.is_some() {
-            (self.request, self.seconds) = (Value::Null, 0.0);
+            (self.request, self.seconds, self.weight) = (Value::Null, 0.0, 0.0);
             self.row.error = reason;
         }
         self
@@ -97,7 +115,7 @@ fn separated(word: &str) -> bool {
 /// A name from outside as the first word of a key. Quoted where it has what separates words and is changed in a folder's name:
 /// `a b.txt` and `a_b.txt` are two folders.
 pub fn key_word(name: &str) -> Cow<'_, str> {
-    let split = name.contains([' ', ':', ',']) && !name.contains(odd);
+    let split = name.starts_with('"') || name.contains([' ', ':', ',']) && !name.contains(odd);
     if split { Cow::Owned(format!("{name:?}")) } else { Cow::Borrowed(name) }
 }
 
@@ -370,7 +388,8 @@ mod tests {
         ] {
             assert!(same(other), "{why}");
         }
-        let Cell { key, words, row, request, seconds, timeout, reads, series, memory: _ } = cells[0].clone();
+        let Cell { key, words, row, request, seconds, weight, timeout, reads, series, memory: _ } =
+            cells[0].clone();
         let with = |cell: Cell| same(Plan { cells: vec![cell], ..plan.clone() });
         let cell = || cells[0].clone();
         assert!(
@@ -380,7 +399,7 @@ mod tests {
         for (why, other) in [
             ("the key begins with them", Cell { words: text(words), ..cell() }),
             ("made from the request", Cell { row: Row { params: Some(1), ..row }, ..cell() }),
-            ("a guess", Cell { seconds: seconds + 1.0, ..cell() }),
+            ("a guess", Cell { seconds: seconds + 1.0, weight: weight + 1.0, ..cell() }),
             (
                 "an outcome carries the limit that it ran under",
                 Cell { timeout: Some(timeout.unwrap_or(1.0)), ..cell() },

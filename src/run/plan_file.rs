@@ -1,6 +1,5 @@
 //! `plan.json`: the cells that a run has when it is done, whoever computes them.
 
-use std::collections::HashMap;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -41,12 +40,12 @@ pub struct PlanFile {
 }
 
 impl PlanFile {
-    /// The whole `plan`: cells of `group` stay together, and cost `seconds` by their keys.
-    pub fn of(plan: &Plan, groups: &[usize], seconds: &HashMap<String, f64>) -> Self {
+    /// The whole `plan`: its groups stay together.
+    pub fn of(plan: &Plan) -> Self {
         let cells = plan.cells.iter().enumerate().map(|(index, cell)| PlannedCell {
             cell: cell.key.clone(),
-            seconds: seconds.get(&cell.key).copied().unwrap_or(cell.seconds),
-            group: groups.get(index).copied().unwrap_or(index),
+            seconds: cell.weight,
+            group: plan.groups.get(index).copied().unwrap_or(index),
         });
         let (name, argv) = (plan.name.clone(), without_shard(&plan.argv));
         Self { schema: SCHEMA, plan: plan.digest(), name, argv, cells: cells.collect() }

@@ -109,7 +109,7 @@ fn planned(suite: &Suite, preset: Option<&str>) -> Vec<Row> {
     };
     let settings = Settings { preset: preset.map(str::to_owned), ..Settings::NONE };
     let flags = GridFlags { suite: Some(suite.name.clone()), settings, ..GridFlags::default() };
-    let cells = (protocol.cells)(&resolve(&flags, protocol).expect(&suite.name), 2).expect(&suite.name);
+    let cells = protocol.cells(&resolve(&flags, protocol).expect(&suite.name), 2).expect(&suite.name);
     cells.into_iter().map(|cell| cell.row).collect()
 }
 
@@ -155,7 +155,7 @@ fn by_row(suite: &Suite) -> Vec<Vec<Row>> {
     let grid = resolve(&flags, protocol).expect(&suite.name);
     let rows = grid.entries.into_iter().map(|pick| {
         let one = Grid { suite: grid.suite.clone(), settings: grid.settings.clone(), entries: vec![pick] };
-        (protocol.cells)(&one, 2).expect(&suite.name).into_iter().map(|cell| cell.row).collect()
+        protocol.cells(&one, 2).expect(&suite.name).into_iter().map(|cell| cell.row).collect()
     });
     rows.collect()
 }

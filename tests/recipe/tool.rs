@@ -90,7 +90,7 @@ fn main() -> ExitCode {
     test_only::register(&DRAWN_SHAPES);
     running_text::register(&TALES);
     effattn::model::register(&bag::FAMILY);
-    effattn::protocol::register(&weigh::PROTOCOL);
+    effattn::protocol::register(&weigh::Weigh);
     effattn::report::figures::register(&weights::FIGURE);
     if std::env::args().nth(1).is_some_and(|first| COMMANDS.contains(&first.as_str())) {
         return effattn::cli::main();
@@ -150,11 +150,11 @@ fn a_protocol_is_a_command_that_runs_and_reports() {
     shows("docs/adding-a-protocol.md", "tests/recipe/weigh.rs");
     let folder = tempfile::tempdir().expect("a folder");
     assert!(run(folder.path(), "--help", 0).contains("weigh"));
-    assert!(run(folder.path(), "weigh --help", 0).contains("weights of positions count"));
+    assert!(run(folder.path(), "weigh --help", 0).contains("position embeddings count as parameters"));
     let said = run(folder.path(), "weigh --model full,ls --len 64", 0);
     assert!(said.contains("112514") && said.contains("121410"), "{said}");
     let report = run(folder.path(), "report", 0);
-    assert!(report.contains("Trained numbers of a model") && report.contains("121410"), "{report}");
+    assert!(report.contains("Parameters of a model") && report.contains("121410"), "{report}");
     let error = run(folder.path(), "weigh --steps 3", 2);
     assert!(error.contains("weigh does not take --steps; lra, charlm, "), "{error}");
 }

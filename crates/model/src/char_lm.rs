@@ -77,21 +77,17 @@ pub struct CharLmConfig {
     pub form: LmVariant,
 }
 
-/// Settings of `entry` in a language model: its own ([`InModels::language`](crate::attention::InModels::language)), then
-/// those of `preset` that it has, then `given` (text as on the command line).
+/// Settings of `entry` in a language model: [`InModels::language`](crate::attention::InModels::language) as far as they have
+/// an effect, then `given` (text as on the command line).
 ///
 /// # Errors
 /// A given setting that the mechanism does not take.
 pub fn language_knobs<'a>(
     entry: &'static MechanismEntry,
-    preset: &'a [(&'a str, &'a str)],
     given: impl IntoIterator<Item = (&'a str, &'a str)>,
 ) -> std::result::Result<Knobs, KnobError> {
-    let takes =
-        |(name, value): &(&str, &str)| Knobs::parse(entry.name, entry.knobs, [(*name, *value)]).is_ok();
     let given: Vec<_> = given.into_iter().collect();
-    let preset = preset.iter().copied().filter(takes);
-    let mut quiet: Vec<_> = entry.in_models.language.iter().copied().chain(preset).collect();
+    let mut quiet: Vec<_> = entry.in_models.language.to_vec();
     let parse = |quiet: &[(&'a str, &'a str)]| {
         Knobs::parse(entry.name, entry.knobs, quiet.iter().chain(&given).copied())
     };

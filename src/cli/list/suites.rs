@@ -109,5 +109,5 @@ fn is_of(row: &Row, cell: &Cell) -> bool {
 fn cells(suite: &Suite) -> Result<Option<Vec<Cell>>, PlanError> {
     let Some(protocol) = protocol::find(&suite.protocol) else { return Ok(None) };
     let flags = GridFlags { suite: Some(suite.name.clone()), ..GridFlags::default() };
-    (protocol.cells)(&resolve(&flags, protocol)?, threads::available()).map(Some)
+    protocol.cells(&resolve(&flags, protocol)?, threads::available()).map(Some)
 }

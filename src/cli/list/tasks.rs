@@ -69,8 +69,8 @@ impl Tasks {
 
 /// The commands that read the data set called `name`.
 fn commands(name: &str) -> String {
-    let reading = protocols().into_iter().filter(|protocol| protocol.reads(name));
-    reading.map(|protocol| protocol.name).collect::<Vec<_>>().join(", ")
+    let reading = protocols().into_iter().filter(|protocol| protocol.info().reads(name));
+    reading.map(|protocol| protocol.name()).collect::<Vec<_>>().join(", ")
 }
 
 /// What there is of a set that has no files.

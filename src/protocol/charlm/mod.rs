@@ -10,16 +10,17 @@ pub mod witten_bell;
 pub mod worker;
 
 use super::curve::CurveSpec;
-use super::definition::{AltAction, Flag, Protocol, Quick, ResultView, Tasks};
-use super::training;
+use super::definition::{AltAction, DataDirs, Flag, Prepared, ProtocolInfo, Quick, Tasks, WorkerInput};
+use super::grid::{Grid, GridDefaults, GridFlags, PlanError};
+use super::training::TrainingProtocol;
+use crate::run::plan::{Cell, Plan};
+use crate::run::worker::ParentLink;
 use effattn_model::family::character_lm;
 use effattn_record::Metric;
 use effattn_record::config::settings::groups::{MACHINE, MODEL, TRAINING};
+use serde_json::Value;
 
-/// The table line.
-pub static PROTOCOL: Protocol = Protocol {
-    name: "charlm",
-    about: "Train character language models and test them on enwik8 and text8 (Transformer-LS, Table 4)",
+const INFO: ProtocolInfo = ProtocolInfo {
     examples: EXAMPLES,
     settings: &[
         TRAINING,
@@ -36,21 +37,11 @@ pub static PROTOCOL: Protocol = Protocol {
     ],
     presets: || character_lm::FAMILY.names(),
     tasks: Some(Tasks { called: "Corpora", names: plan::names }),
-    reads: &[],
     quick: Some(Quick {
         help: "Train a small model on the built-in sample text (not the paper's protocol)",
         said: "ls:w=64 with 2 layers, width 128, 4 heads, FFN 512 and no dropout on the built-in sample text, 200 updates of 256 \
                symbols, batch 4, rate 3e-3, unless flags say otherwise: not the paper's protocol",
     }),
-    defaults: plan::defaults,
-    cells: plan::cells,
-    prepare: plan::prepare,
-    summary: plan::amount,
-    estimate: Some(training::estimate::<plan::CharLmRequest>),
-    same_group: |_, _| false,
-    compute: training::compute::<plan::CharLmRequest>,
-    failure_rows: training::ended,
-    work: worker::work,
     metrics: &[
         Metric {
             name: "bpc_stream",
@@ -71,19 +62,49 @@ pub static PROTOCOL: Protocol = Protocol {
             lower_is_better: true,
         },
     ],
-    view: ResultView::Trained,
-    curve: Some(CurveSpec {
+    delegates_to: &["speed"], // Figure 3 measures steps
+    alternative: Some(AltAction { heading: "Text", flags: GENERATE, run: generate::generate }),
+    ..ProtocolInfo::new(
+        "charlm",
+        "Train character language models and test them on enwik8 and text8 (Transformer-LS, Table 4)",
+    )
+};
+
+/// `charlm`.
+pub struct CharLm;
+
+impl TrainingProtocol for CharLm {
+    type Request = plan::CharLmRequest;
+
+    const INFO: ProtocolInfo = INFO;
+    const CURVE: CurveSpec = CurveSpec {
         column: "validation_bpc",
         axis: "validation, bits per character",
         unit: "bit",
         value: |score| score.loss / std::f64::consts::LN_2,
         less: true,
-    }),
-    reuses_finished: true,
-    needs_golden_check: false,
-    delegates_to: &["speed"], // Figure 3 measures steps
-    alternative: Some(AltAction { heading: "Text", flags: GENERATE, run: generate::generate }),
-};
+    };
+
+    fn defaults(&self, flags: &GridFlags) -> GridDefaults {
+        plan::defaults(flags)
+    }
+
+    fn cells(&self, grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
+        plan::cells(grid, threads)
+    }
+
+    fn prepare(&self, plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
+        plan::prepare(plan, dirs)
+    }
+
+    fn summary(&self, plan: &Plan) -> String {
+        plan::amount(plan)
+    }
+
+    fn work(&self, link: &ParentLink, request: Value, input: &WorkerInput) -> anyhow::Result<()> {
+        worker::work(link, request, input)
+    }
+}
 
 /// Drawing text instead of training.
 const GENERATE: &[Flag] = &[

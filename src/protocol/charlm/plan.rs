@@ -144,7 +144,7 @@ fn cell(
     row.task = Some(corpus.to_owned());
     row.suite = grid.suite.as_ref().map(|suite| suite.name.clone());
     let what = (evaluated.metric(), corpus);
-    let elsewhere = || published_elsewhere(super::PROTOCOL.name, &spec.model, what, &spec.preset);
+    let elsewhere = || published_elsewhere(super::INFO.name, &spec.model, what, &spec.preset);
     let beside = grid.beside(pick, what, &spec.preset).or_else(elsewhere);
     row.published = beside.as_ref().map(|beside| beside.published);
     (row.metric, row.unit) = (evaluated.metric().to_owned(), "bit".to_owned());
@@ -164,7 +164,7 @@ fn cell(
         let forward = resolved.map_or(0, |model| model.flops(phase.len as usize));
         3.0 * forward as f64 * (phase.batch * phase.steps) as f64
     };
-    let seconds = planned.iter().map(flops).sum::<f64>() / (RATE * threads as f64);
+    let work: f64 = planned.iter().map(flops).sum();
     let words = format!("{corpus} {} {} s{seed}", spec.model, spec.preset);
     let request = CharLmRequest {
         corpus: corpus.to_owned(),
@@ -182,7 +182,8 @@ fn cell(
     }
     let cell = Cell::new(&words, row, &request, &usual);
     let timeout = settings.timeout.map(|time| time.0);
-    Ok(Cell { seconds, timeout, ..cell }.with_unsupported(reason))
+    let cell = cell.with_seconds(threads, |threads| work / (RATE * threads as f64));
+    Ok(Cell { timeout, ..cell }.with_unsupported(reason))
 }
 
 /// Reads every corpus once: their hashes belong to the run.
@@ -329,7 +330,7 @@ mod tests {
     fn a_named_knob_holds_against_the_preset() {
         let flags =
             GridFlags { model: Some("ls,ls:w=8,ls:dual_ln=false".parse().unwrap()), ..GridFlags::default() };
-        let cells = cells(&resolve(&flags, &crate::protocol::charlm::PROTOCOL).unwrap(), 1).unwrap();
+        let cells = cells(&resolve(&flags, &crate::protocol::charlm::CharLm).unwrap(), 1).unwrap();
         let window = |cell: &Cell| {
             let spec: CharLmRequest = serde_json::from_value(cell.request.clone()).unwrap();
             model(&spec.spec, &spec.spec.choice().unwrap(), 32)

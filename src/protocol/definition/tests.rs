@@ -58,9 +58,9 @@ const OTHER: &[(&str, &str)] = &[
     ("tokenizer", "words.json"),
 ];
 
-fn other(protocol: &Protocol, key: &str) -> String {
-    let pick = |values: [&str; 2]| values[usize::from(protocol.name == "charlm")].to_owned();
-    match (protocol.name, key) {
+fn other(protocol: &dyn Protocol, key: &str) -> String {
+    let pick = |values: [&str; 2]| values[usize::from(protocol.name() == "charlm")].to_owned();
+    match (protocol.name(), key) {
         ("wordlm", "task") => return "sample-words".to_owned(),
         ("wordlm", "preset") => return "wikitext103-small".to_owned(),
         ("mlm", "task") => return "sample".to_owned(),
@@ -74,11 +74,11 @@ fn other(protocol: &Protocol, key: &str) -> String {
         _ => {}
     }
     match key {
-        "task" if protocol.name == "vision" => "generated".to_owned(),
-        "preset" if protocol.name == "vision" => "vil-ls-small".to_owned(),
-        "task" => pick([if protocol.name == "lra" { "text" } else { "retrieval" }, "text8"]),
+        "task" if protocol.name() == "vision" => "generated".to_owned(),
+        "preset" if protocol.name() == "vision" => "vil-ls-small".to_owned(),
+        "task" => pick([if protocol.name() == "lra" { "text" } else { "retrieval" }, "text8"]),
         "preset" => pick([
-            if matches!(protocol.view, ResultView::Growth) { "ls-lra" } else { "lra-repo" },
+            if matches!(protocol.view(), ResultView::Growth) { "ls-lra" } else { "lra-repo" },
             "charlm-large",
         ]),
         _ => OTHER.iter().find(|(known, _)| *known == key).map(|(_, value)| (*value).to_owned()).unwrap(),
@@ -96,26 +96,26 @@ fn pretrained() -> String {
     folder.path().display().to_string()
 }
 
-fn keys(protocol: &Protocol, said: &[String]) -> BTreeSet<String> {
+fn keys(protocol: &dyn Protocol, said: &[String]) -> BTreeSet<String> {
     let settings = said.iter().map(|text| Settings::set(text).unwrap());
     let settings = settings.fold(Settings::NONE, |all, one| one.over(all));
     // the encoder that another one starts from has full attention
-    let model = (protocol.takes("from")).then(|| "full".parse().unwrap());
+    let model = (protocol.info().takes("from")).then(|| "full".parse().unwrap());
     let flags = GridFlags { settings, model, ..GridFlags::default() };
     let grid =
-        resolve(&flags, protocol).unwrap_or_else(|error| panic!("{} {said:?}: {error}", protocol.name));
-    (protocol.cells)(&grid, 1).unwrap().into_iter().map(|cell| cell.key).collect()
+        resolve(&flags, protocol).unwrap_or_else(|error| panic!("{} {said:?}: {error}", protocol.name()));
+    protocol.cells(&grid, 1).unwrap().into_iter().map(|cell| cell.key).collect()
 }
 
 #[test]
 fn every_setting_changes_every_key_or_says_why_not() {
-    for protocol in TABLE {
+    for &protocol in TABLE {
         let base: Vec<String> =
-            if protocol.takes("mode") { vec!["mode=train".to_owned()] } else { Vec::new() };
+            if protocol.info().takes("mode") { vec!["mode=train".to_owned()] } else { Vec::new() };
         let usual = keys(protocol, &base);
-        for setting in protocol.settings() {
+        for setting in protocol.info().settings() {
             let key = setting.key;
-            let refused = matches!((protocol.name, key), ("charlm" | "mlm", "pooling")); // positions are predicted
+            let refused = matches!((protocol.name(), key), ("charlm" | "mlm", "pooling")); // positions are predicted
             if refused || FREE.iter().any(|(free, _)| *free == key) {
                 continue;
             }
@@ -124,7 +124,7 @@ fn every_setting_changes_every_key_or_says_why_not() {
                 if key == "mode" { vec![one] } else { base.iter().cloned().chain([one]).collect() };
             let changed = keys(protocol, &said);
             assert!(!changed.is_empty());
-            assert!(changed.is_disjoint(&usual), "{} {said:?}: {changed:?}", protocol.name);
+            assert!(changed.is_disjoint(&usual), "{} {said:?}: {changed:?}", protocol.name());
         }
     }
 }
@@ -137,13 +137,13 @@ fn varied(text: String, random: &mut RngStream) -> String {
 
 #[test]
 fn no_two_different_cells_share_a_key_whatever_is_set() {
-    for protocol in TABLE {
-        let mut random = RngStream::new(18, protocol.name);
+    for &protocol in TABLE {
+        let mut random = RngStream::new(18, protocol.name());
         let mut seen: HashMap<String, Value> = HashMap::new();
         let (mut plans, mut cells) = (0, 0);
         for _ in 0..150 {
             let mut settings = Settings::NONE;
-            for setting in protocol.settings() {
+            for setting in protocol.info().settings() {
                 if random.below(4) == 0 && setting.key != "device" {
                     let value = match FREE.iter().any(|(free, _)| *free == setting.key) {
                         true => continue,
@@ -158,15 +158,15 @@ fn no_two_different_cells_share_a_key_whatever_is_set() {
                 ["ls,full", "ls:w=16,linear", "cosformer"][random.below(3)].parse().ok();
             let flags = GridFlags { settings, model, ..GridFlags::default() };
             let Ok(grid) = resolve(&flags, protocol) else { continue };
-            let Ok(made) = (protocol.cells)(&grid, 1) else { continue };
+            let Ok(made) = protocol.cells(&grid, 1) else { continue };
             plans += 1;
             for cell in made {
                 cells += 1;
                 let request = seen.entry(cell.key.clone()).or_insert_with(|| cell.request.clone());
-                assert_eq!(*request, cell.request, "{} {}", protocol.name, cell.key);
+                assert_eq!(*request, cell.request, "{} {}", protocol.name(), cell.key);
             }
         }
-        assert!(plans >= 20 && seen.len() >= 40, "{}: {plans} plans, {cells} cells", protocol.name);
+        assert!(plans >= 20 && seen.len() >= 40, "{}: {plans} plans, {cells} cells", protocol.name());
     }
 }
 
@@ -195,19 +195,19 @@ fn changed(leaf: &Value) -> Value {
 
 #[test]
 fn every_leaf_of_a_request_is_in_the_key() {
-    for protocol in TABLE {
-        let cells = (protocol.cells)(&resolve(&GridFlags::default(), protocol).unwrap(), 1).unwrap();
+    for &protocol in TABLE {
+        let cells = protocol.cells(&resolve(&GridFlags::default(), protocol).unwrap(), 1).unwrap();
         let cell = cells.iter().find(|cell| !cell.request.is_null()).unwrap();
         let mut paths = Vec::new();
         leaves(&cell.request, "", &mut paths);
-        assert!(paths.len() >= 8, "{}: {paths:?}", protocol.name);
+        assert!(paths.len() >= 8, "{}: {paths:?}", protocol.name());
         let named = |request: &Value| Cell::new(&cell.words, cell.row.clone(), request, &cell.request).key;
         assert_eq!(named(&cell.request), cell.words);
         for path in paths {
             let mut other = cell.request.clone();
             let leaf = other.pointer_mut(&path).unwrap();
             *leaf = changed(leaf);
-            assert_ne!(named(&other), cell.words, "{} {path}", protocol.name);
+            assert_ne!(named(&other), cell.words, "{} {path}", protocol.name());
         }
     }
 }
@@ -218,7 +218,7 @@ fn no_two_different_cells_of_a_suite_share_a_key() {
         let suite = Suite::parse(&format!("{name}.toml"), text).unwrap();
         let Some(protocol) = find(&suite.protocol) else { continue };
         let flags = GridFlags { suite: Some((*name).to_owned()), ..GridFlags::default() };
-        let cells = (protocol.cells)(&resolve(&flags, protocol).unwrap(), 1).unwrap();
+        let cells = protocol.cells(&resolve(&flags, protocol).unwrap(), 1).unwrap();
         let mut plan = Plan { cells, ..Plan::default() };
         assert!(plan.remove_duplicates().is_ok(), "{name}");
         let folders: BTreeSet<PathBuf> =
@@ -231,13 +231,14 @@ fn no_two_different_cells_of_a_suite_share_a_key() {
 fn what_a_protocol_does_not_take_names_those_that_do() {
     let settings = Settings::set("mode=infer").unwrap();
     let flags = GridFlags { settings, ..GridFlags::default() };
-    let error = resolve(&flags, &lra::PROTOCOL).err().unwrap().to_string();
+    let error = resolve(&flags, &lra::Lra).err().unwrap().to_string();
     assert_eq!(error, "lra does not take --mode; speed and memory do");
-    let every = SETTINGS.iter().all(|setting| TABLE.iter().any(|protocol| protocol.takes(setting.key)));
+    let every =
+        SETTINGS.iter().all(|setting| TABLE.iter().any(|protocol| protocol.info().takes(setting.key)));
     assert!(every, "a setting that no protocol takes");
-    for protocol in TABLE {
-        for key in protocol.settings.iter().flat_map(|group| group.iter()) {
-            assert!(Setting::find(key).is_some(), "{} takes {key}, which is no setting", protocol.name);
+    for &protocol in TABLE {
+        for key in protocol.info().settings.iter().flat_map(|group| group.iter()) {
+            assert!(Setting::find(key).is_some(), "{} takes {key}, which is no setting", protocol.name());
         }
     }
 }

@@ -6,17 +6,18 @@ pub mod recipe;
 pub mod worker;
 
 use super::curve::CurveSpec;
-use super::definition::{Protocol, Quick, ResultView, Tasks};
-use super::training;
+use super::definition::{DataDirs, Prepared, ProtocolInfo, Quick, Tasks, WorkerInput};
+use super::grid::{Grid, GridDefaults, GridFlags, PlanError};
+use super::training::TrainingProtocol;
+use crate::run::plan::{Cell, Plan};
+use crate::run::worker::ParentLink;
 use effattn_data as data;
 use effattn_model::family::masked_lm;
 use effattn_record::Metric;
 use effattn_record::config::settings::groups::{MACHINE, TRAINING};
+use serde_json::Value;
 
-/// The table line.
-pub static PROTOCOL: Protocol = Protocol {
-    name: "finetune",
-    about: "Fine-tune pretrained encoders on GLUE, IMDb and Amazon (cosFormer, Tables 1 and 3; Transformer-LS, Table 3)",
+const INFO: ProtocolInfo = ProtocolInfo {
     examples: EXAMPLES,
     settings: &[
         TRAINING,
@@ -39,40 +40,58 @@ pub static PROTOCOL: Protocol = Protocol {
     ],
     presets: || masked_lm::FAMILY.names(),
     tasks: Some(Tasks { called: "Tasks", names: || data::texts().iter().map(|(set, _)| set.name).collect() }),
-    reads: &[],
     quick: Some(Quick {
         help: "Train a small encoder from scratch on generated sentences, in a minute (not the paper's protocol)",
         said: "2 layers, width 64, 2 heads, FFN 128 from scratch on generated sentences, 300 updates of 32 at a rate of 1e-3, unless \
                flags say otherwise: not the paper's protocol",
     }),
-    defaults: plan::defaults,
-    cells: plan::cells,
-    prepare: plan::prepare,
-    summary: plan::amount,
-    estimate: Some(training::estimate::<plan::FinetuneRequest>),
-    same_group: |_, _| false,
-    compute: training::compute::<plan::FinetuneRequest>,
-    failure_rows: training::ended,
-    work: worker::work,
     metrics: &[Metric {
         name: "accuracy",
         title: "Accuracy on the dev split (GLUE) or the test split",
         unit: "accuracy %",
         lower_is_better: false,
     }],
-    view: ResultView::Trained,
-    curve: Some(CurveSpec {
+    ..ProtocolInfo::new(
+        "finetune",
+        "Fine-tune pretrained encoders on GLUE, IMDb and Amazon (cosFormer, Tables 1 and 3; Transformer-LS, Table 3)",
+    )
+};
+
+/// `finetune`.
+pub struct Finetune;
+
+impl TrainingProtocol for Finetune {
+    type Request = plan::FinetuneRequest;
+
+    const INFO: ProtocolInfo = INFO;
+    const CURVE: CurveSpec = CurveSpec {
         column: "validation_accuracy",
         axis: "validation accuracy, %",
         unit: "%",
         value: |score| score.value,
         less: false,
-    }),
-    reuses_finished: true,
-    needs_golden_check: false,
-    delegates_to: &[],
-    alternative: None,
-};
+    };
+
+    fn defaults(&self, flags: &GridFlags) -> GridDefaults {
+        plan::defaults(flags)
+    }
+
+    fn cells(&self, grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
+        plan::cells(grid, threads)
+    }
+
+    fn prepare(&self, plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
+        plan::prepare(plan, dirs)
+    }
+
+    fn summary(&self, plan: &Plan) -> String {
+        plan::amount(plan)
+    }
+
+    fn work(&self, link: &ParentLink, request: Value, input: &WorkerInput) -> anyhow::Result<()> {
+        worker::work(link, request, input)
+    }
+}
 
 const EXAMPLES: &str = "\
 Examples:

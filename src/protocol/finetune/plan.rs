@@ -6,11 +6,11 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::recipe::{self, Recipe};
+use crate::protocol::cell_runner::request;
 use crate::protocol::definition::{DataDirs, Prepared};
 use crate::protocol::grid::{Grid, GridDefaults, GridEntry, GridFlags, PlanError, listed, tasks};
 use crate::protocol::model_spec::{ModelSpec, resolve_or_unsupported};
 use crate::protocol::pretrained_start::{self, StartEncoder};
-use crate::protocol::runner::request;
 use crate::protocol::training::{
     ProtocolDiff, RATE, TrainingRequest, incomplete, micro_batches, one_of_each,
 };
@@ -210,7 +210,8 @@ fn finish(
     let work = 3.0 * flops as f64 * (spec.batch * request.steps) as f64;
     let cell = Cell::new(&words, row, &request, &usual);
     let timeout = pick.settings.timeout.map(|time| time.0);
-    Ok(Cell { seconds: work / (RATE * threads as f64), timeout, ..cell }.with_unsupported(reason))
+    let cell = cell.with_seconds(threads, |threads| work / (RATE * threads as f64));
+    Ok(Cell { timeout, ..cell }.with_unsupported(reason))
 }
 
 /// What `request` does otherwise than the protocol: everything that the protocol fixes is looked at.
@@ -336,13 +337,13 @@ impl TrainingRequest for FinetuneRequest {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::finetune::PROTOCOL;
+    use crate::protocol::finetune::Finetune;
     use crate::protocol::grid::resolve;
 
     fn planned(models: &str, said: Settings) -> Result<Vec<Cell>, String> {
         let flags =
             GridFlags { settings: said, model: Some(models.parse().unwrap()), ..GridFlags::default() };
-        let grid = resolve(&flags, &PROTOCOL).map_err(|error| error.to_string())?;
+        let grid = resolve(&flags, &Finetune).map_err(|error| error.to_string())?;
         cells(&grid, 1).map_err(|error| error.to_string())
     }
 

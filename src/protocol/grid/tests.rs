@@ -1,14 +1,44 @@
 use super::*;
+use crate::protocol::cell_runner::CellRunner;
+use crate::protocol::definition::{ProtocolInfo, WorkerInput};
+use crate::protocol::speed::Speed;
+use crate::run::RunError;
+use crate::run::worker::ParentLink;
 use effattn_record::Outcome;
 use effattn_record::config::lists::Lengths;
+use serde_json::Value;
 
-fn protocol() -> Protocol {
-    let defaults = |_: &GridFlags| GridDefaults { settings: Settings::NONE, models: "full,ls:w=16" };
-    Protocol { defaults, ..crate::protocol::speed::PROTOCOL }
+/// The settings of `speed` with two mechanisms.
+struct Two;
+
+impl Protocol for Two {
+    fn info(&self) -> &'static ProtocolInfo {
+        Speed.info()
+    }
+
+    fn defaults(&self, _: &GridFlags) -> GridDefaults {
+        GridDefaults { settings: Settings::NONE, models: "full,ls:w=16" }
+    }
+
+    fn cells(&self, grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
+        Speed.cells(grid, threads)
+    }
+
+    fn summary(&self, plan: &Plan) -> String {
+        Speed.summary(plan)
+    }
+
+    fn compute(&self, runner: &mut CellRunner, open: &[usize]) -> Result<(), RunError> {
+        Speed.compute(runner, open)
+    }
+
+    fn work(&self, link: &ParentLink, request: Value, input: &WorkerInput) -> anyhow::Result<()> {
+        Speed.work(link, request, input)
+    }
 }
 
 fn labels(flags: GridFlags) -> Result<Vec<String>, String> {
-    let grid = resolve(&flags, &protocol()).map_err(|error| error.to_string())?;
+    let grid = resolve(&flags, &Two).map_err(|error| error.to_string())?;
     Ok(grid.entries.into_iter().map(|pick| pick.label).collect())
 }
 
@@ -35,7 +65,7 @@ fn defaults_flags_and_exclusions() {
 
 #[test]
 fn a_suite_brings_rows_and_published_numbers() {
-    let grid = resolve(&table5(), &protocol()).unwrap();
+    let grid = resolve(&table5(), &Two).unwrap();
     assert_eq!(grid.entries.len(), 12);
     let full = &grid.entries[0];
     assert_eq!(full.label, "Transformer");
@@ -54,19 +84,19 @@ fn flags_narrow_a_suite_and_set_overrides_it() {
         model: models("cosFormer,full"),
         ..table5()
     };
-    let grid = resolve(&flags, &protocol()).unwrap();
+    let grid = resolve(&flags, &Two).unwrap();
     assert_eq!(grid.entries.len(), 2);
     assert_eq!(grid.entries[0].settings.len, Some(Lengths(vec![2048])));
     assert_eq!((grid.entries[0].settings.runs, grid.entries[0].settings.min_runs), (Some(3), Some(50)));
     let error = labels(GridFlags { settings: settings("len = 512"), ..table5() }).unwrap_err();
     assert!(error.contains("has no len 512") && error.contains("--set len=512"), "{error}");
-    let grid = resolve(&GridFlags { set: settings("len = 512"), ..table5() }, &protocol()).unwrap();
+    let grid = resolve(&GridFlags { set: settings("len = 512"), ..table5() }, &Two).unwrap();
     assert_eq!(grid.entries[0].settings.len, Some(Lengths(vec![512])));
     assert!(labels(GridFlags { model: models("dp"), ..table5() }).unwrap_err().contains("has no row dp"));
 }
 
 #[test]
 fn a_suite_of_another_protocol_says_who_runs_it() {
-    let error = resolve(&table5(), &crate::protocol::memory::PROTOCOL).err().unwrap().to_string();
+    let error = resolve(&table5(), &crate::protocol::memory::Memory).err().unwrap().to_string();
     assert_eq!(error, "suite cos-table5 is run by: effattn speed --suite cos-table5");
 }

@@ -10,20 +10,21 @@ pub mod recipe;
 pub mod tasks;
 pub mod worker;
 
+use super::cell_runner::CellRunner;
 use super::curve::CurveSpec;
-use super::definition::{Protocol, Quick, ResultView, Tasks};
-use super::runner::Runner;
-use super::training;
+use super::definition::{DataDirs, Prepared, ProtocolInfo, Quick, Tasks, WorkerInput};
+use super::grid::{Grid, GridDefaults, GridFlags, PlanError};
+use super::training::{self, TrainingProtocol};
 use crate::run::RunError;
+use crate::run::plan::{Cell, Plan};
+use crate::run::worker::ParentLink;
 use effattn_model::batch::InputKind;
 use effattn_model::family::{self, Family};
 use effattn_record::Metric;
 use effattn_record::config::settings::groups::{MACHINE, MODEL, TRAINING};
+use serde_json::Value;
 
-/// The table line.
-pub static PROTOCOL: Protocol = Protocol {
-    name: "lra",
-    about: "Train and test on the Long Range Arena (Transformer-LS, Table 1; cosFormer, Table 4)",
+const INFO: ProtocolInfo = ProtocolInfo {
     examples: EXAMPLES,
     settings: &[
         TRAINING,
@@ -34,34 +35,60 @@ pub static PROTOCOL: Protocol = Protocol {
     help: HELP,
     presets: || family::names(documents),
     tasks: Some(Tasks { called: "Tasks", names: tasks::names }),
-    reads: &[],
     quick: Some(Quick {
         help: "Train few steps on short documents at a high learning rate, to see learning within minutes (not the paper's protocol)",
         said: "1500 steps on the first 64 tokens at a rate of 1e-3, unless flags say otherwise: not the paper's protocol",
     }),
-    defaults: plan::defaults,
-    cells: plan::cells,
-    prepare: plan::prepare,
-    summary: plan::amount,
-    estimate: Some(training::estimate::<plan::LraRequest>),
-    same_group: floor::together,
-    compute,
-    failure_rows: training::ended,
-    work: worker::work,
     metrics: &[ACCURACY],
-    view: ResultView::Trained,
-    curve: Some(CURVE),
-    reuses_finished: true,
-    needs_golden_check: false,
-    delegates_to: &[],
-    alternative: None,
+    ..ProtocolInfo::new(
+        "lra",
+        "Train and test on the Long Range Arena (Transformer-LS, Table 1; cosFormer, Table 4)",
+    )
 };
 
+/// `lra`.
+pub struct Lra;
+
+impl TrainingProtocol for Lra {
+    type Request = plan::LraRequest;
+
+    const INFO: ProtocolInfo = INFO;
+    const CURVE: CurveSpec = CURVE;
+
+    fn defaults(&self, flags: &GridFlags) -> GridDefaults {
+        plan::defaults(flags)
+    }
+
+    fn cells(&self, grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
+        plan::cells(grid, threads)
+    }
+
+    fn prepare(&self, plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
+        plan::prepare(plan, dirs)
+    }
+
+    fn summary(&self, plan: &Plan) -> String {
+        plan::amount(plan)
+    }
+
+    fn same_group(&self, a: &Cell, b: &Cell) -> bool {
+        floor::together(a, b)
+    }
+
+    fn compute(&self, runner: &mut CellRunner, open: &[usize]) -> Result<(), RunError> {
+        compute(runner, open)
+    }
+
+    fn work(&self, link: &ParentLink, request: Value, input: &WorkerInput) -> anyhow::Result<()> {
+        worker::work(link, request, input)
+    }
+}
+
 /// Rules are scored here, models are trained by workers.
-fn compute(runner: &mut Runner, open: &[usize]) -> Result<(), RunError> {
+fn compute(runner: &mut CellRunner, open: &[usize]) -> Result<(), RunError> {
     match open.first().and_then(|index| runner.plan.cells[*index].request.get("floor")) {
         Some(_) => floor::compute(runner, open),
-        None => training::compute::<plan::LraRequest>(runner, open),
+        None => training::compute::<plan::LraRequest>(runner, open, CURVE),
     }
 }
 

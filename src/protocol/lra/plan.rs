@@ -167,8 +167,8 @@ fn cell(
     let words = format!("{task} {} {} s{}", spec.model, spec.preset, spec.seed);
     let work = row.flops.map_or(0.0, |flops| work(spec, flops, recipe, request.steps));
     let cell = Cell::new(&words, row, &request, &usual);
-    let seconds = work / (RATE * threads as f64);
-    let cell = Cell { seconds, timeout: settings.timeout.map(|time| time.0), ..cell };
+    let cell = cell.with_seconds(threads, |threads| work / (RATE * threads as f64));
+    let cell = Cell { timeout: settings.timeout.map(|time| time.0), ..cell };
     Ok((cell.with_unsupported(reason), (request, usual)))
 }
 
@@ -215,7 +215,7 @@ pub fn amount(plan: &Plan) -> String {
 
 /// What the suite printed; for a plain command what a suite of these sizes has for this mechanism.
 fn beside(grid: &Grid, pick: &GridEntry, what: (&str, &str), spec: &ModelSpec) -> Option<PublishedMatch> {
-    let elsewhere = || published_elsewhere(super::PROTOCOL.name, &spec.model, what, &spec.preset);
+    let elsewhere = || published_elsewhere(super::INFO.name, &spec.model, what, &spec.preset);
     grid.beside(pick, what, &spec.preset).or_else(elsewhere)
 }
 

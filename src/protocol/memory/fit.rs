@@ -6,9 +6,9 @@
 use std::time::Instant;
 
 use super::{MemoryRequest, ask};
+use crate::protocol::cell_runner::CellRunner;
 use crate::protocol::definition::EstimateContext;
 use crate::protocol::model_spec::ModelSpec;
-use crate::protocol::runner::Runner;
 use crate::run::RunError;
 use crate::run::outcome::CellFailure;
 use crate::run::plan::Cell;
@@ -224,7 +224,7 @@ fn too_late(timeout: f64, needed: f64, law: Option<u64>) -> CellFailure {
 
 /// The longest length of cell `index`, as its row.
 pub(super) fn fit(
-    runner: &Runner,
+    runner: &CellRunner,
     index: usize,
     asked: &MemoryRequest,
     bytes: u64,

@@ -9,12 +9,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::WorkerRequest;
-use super::definition::{EstimateContext, Protocol, ResultView, WorkerContext, WorkerInput};
+use super::cell_runner::{CellResult, CellRunner, request};
+use super::definition::{
+    DataDirs, EstimateContext, Prepared, Protocol, ProtocolInfo, ResultView, WorkerContext, WorkerInput,
+};
 use super::grid::{Grid, GridDefaults, GridEntry, GridFlags, PlanError, Point, cells_by_place};
 use super::input_text;
 use super::measured_step::MeasuredStep;
 use super::model_spec::{ModelSpec, resolve_or_unsupported};
-use super::runner::{CellResult, Runner, request};
 use super::speed::plan::PRESET;
 use crate::run::outcome::CellFailure;
 use crate::run::plan::{Cell, Plan};
@@ -68,37 +70,64 @@ enum MemoryReply {
     Ended { outcome: Outcome, reason: String },
 }
 
-/// The table line.
-pub static PROTOCOL: Protocol = Protocol {
-    name: "memory",
-    about: "Measure the peak memory of a step against length, or find the longest length that fits (Transformer-LS, Figure 3)",
+const INFO: ProtocolInfo = ProtocolInfo {
     examples: EXAMPLES,
     settings: &[POINTS, MODEL, &["fit"], MACHINE, &["timeout"]],
-    help: &[],
-    presets: || family::names(|_| true),
-    tasks: None,
     reads: &[input_text::SET],
-    quick: None,
-    defaults,
-    cells,
-    prepare: input_text::prepare,
-    summary: super::grid::steps_amount,
-    estimate: Some(price),
-    same_group: |_, _| false,
-    compute,
-    failure_rows: ended,
-    work,
     metrics: &[
         Metric { name: "peak_memory", title: "Peak memory", unit: "B", lower_is_better: true },
         Metric { name: "longest_length", title: "Longest length", unit: "positions", lower_is_better: false },
     ],
-    view: ResultView::Growth,
-    curve: None,
-    reuses_finished: false,
-    needs_golden_check: false,
-    delegates_to: &[],
-    alternative: None,
+    ..ProtocolInfo::new(
+        "memory",
+        "Measure the peak memory of a step against length, or find the longest length that fits (Transformer-LS, Figure 3)",
+    )
 };
+
+/// `memory`.
+pub struct Memory;
+
+impl Protocol for Memory {
+    fn info(&self) -> &'static ProtocolInfo {
+        &INFO
+    }
+
+    fn defaults(&self, flags: &GridFlags) -> GridDefaults {
+        defaults(flags)
+    }
+
+    fn cells(&self, grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
+        cells(grid, threads)
+    }
+
+    fn prepare(&self, plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
+        input_text::prepare(plan, dirs)
+    }
+
+    fn summary(&self, plan: &Plan) -> String {
+        super::grid::steps_amount(plan)
+    }
+
+    fn estimate(&self, plan: &mut Plan, context: &EstimateContext) -> Result<(), RunError> {
+        price(plan, context)
+    }
+
+    fn compute(&self, runner: &mut CellRunner, open: &[usize]) -> Result<(), RunError> {
+        compute(runner, open)
+    }
+
+    fn failure_rows(&self, row: &Row, failure: &CellFailure) -> Vec<Row> {
+        vec![row.with("peak_memory", "B", None).with_outcome(failure.outcome, Some(failure.reason.clone()))]
+    }
+
+    fn work(&self, link: &ParentLink, request: Value, input: &WorkerInput) -> anyhow::Result<()> {
+        work(link, request, input)
+    }
+
+    fn view(&self) -> ResultView {
+        ResultView::Growth
+    }
+}
 
 const EXAMPLES: &str = "\
 Examples:
@@ -161,7 +190,7 @@ fn cell(
     let usual =
         ModelSpec { len: if fit.is_some() { MAX_LEN } else { len }, ..request.spec.default_spec(PRESET) };
     let usual = MemoryRequest { spec: usual, fit: request.fit };
-    let step = row.flops.map_or(0.0, |flops| probe.step_flops(flops) / (8e9 * threads as f64));
+    let work = row.flops.map_or(0.0, |flops| probe.step_flops(flops));
     let words = match fit {
         Some(bytes) => {
             row = Row { len: None, flops: None, flops_2x: None, core_macs: None, ..row };
@@ -170,7 +199,10 @@ fn cell(
         None => request.spec.key(),
     };
     let cell = Cell::new(&words, row, &request, &usual);
-    let seconds = if fit.is_some() { 20.0 } else { seconds(step, threads) };
+    let cell = cell.with_seconds(threads, |threads| match fit {
+        Some(_) => 20.0,
+        None => seconds(work / (8e9 * threads as f64), threads),
+    });
     let series = match fit {
         Some(_) => String::new(),
         None => {
@@ -179,7 +211,7 @@ fn cell(
         }
     };
     let timeout = pick.settings.timeout.map(|time| time.0);
-    Ok(Cell { seconds, series, timeout, ..cell }.with_unsupported(reason))
+    Ok(Cell { series, timeout, ..cell }.with_unsupported(reason))
 }
 
 /// Predicted seconds of a cell whose step takes `step`: workers are asked until their patience is over.
@@ -207,7 +239,7 @@ fn price(plan: &mut Plan, context: &EstimateContext) -> Result<(), RunError> {
 }
 
 /// Measures the cells `open`, one at a time.
-fn compute(runner: &mut Runner, open: &[usize]) -> Result<(), RunError> {
+fn compute(runner: &mut CellRunner, open: &[usize]) -> Result<(), RunError> {
     for &index in open {
         let cell = &runner.plan.cells[index];
         runner.session.term.at(runner.plan.name(index));
@@ -230,10 +262,6 @@ fn compute(runner: &mut Runner, open: &[usize]) -> Result<(), RunError> {
     Ok(())
 }
 
-fn ended(row: &Row, failure: &CellFailure) -> Vec<Row> {
-    vec![row.with("peak_memory", "B", None).with_outcome(failure.outcome, Some(failure.reason.clone()))]
-}
-
 fn rows(row: &Row, peak: Peak) -> Vec<Row> {
     let row = Row { peak_bytes: Some(peak.peak_bytes), n: Some(peak.steps), ..row.clone() };
     let row = row.with_outcome(Outcome::Ok, None);
@@ -249,7 +277,7 @@ fn rows(row: &Row, peak: Peak) -> Vec<Row> {
 /// The peak of a step. With several threads it depends on chance, in part once for a worker: several are asked where one
 /// takes no time, and the least and the highest of all their steps are kept.
 fn measure(
-    runner: &Runner,
+    runner: &CellRunner,
     index: usize,
     request: &MemoryRequest,
 ) -> Result<Result<Peak, CellFailure>, RunError> {
@@ -287,7 +315,7 @@ fn ask(
     request: &MemoryRequest,
 ) -> Result<Result<Peak, CellFailure>, RunError> {
     let order = WorkerRequest::Cell {
-        protocol: PROTOCOL.name.to_owned(),
+        protocol: INFO.name.to_owned(),
         memory_limit: limit,
         request: serde_json::to_value(request).map_err(|error| RunError::Internal(error.to_string()))?,
         conditions: WorkerContext::default(),

@@ -9,16 +9,17 @@ pub mod recipe;
 pub mod worker;
 
 use super::curve::CurveSpec;
-use super::definition::{Protocol, Quick, ResultView, Tasks};
-use super::training;
+use super::definition::{DataDirs, Prepared, ProtocolInfo, Quick, Tasks, WorkerInput};
+use super::grid::{Grid, GridDefaults, GridFlags, PlanError};
+use super::training::TrainingProtocol;
+use crate::run::plan::{Cell, Plan};
+use crate::run::worker::ParentLink;
 use effattn_data::running_text;
 use effattn_record::Metric;
 use effattn_record::config::settings::groups::{MACHINE, MODEL, TRAINING};
+use serde_json::Value;
 
-/// The table line.
-pub static PROTOCOL: Protocol = Protocol {
-    name: "mlm",
-    about: "Train masked language models on running text (cosFormer, Table 1 and Figure 4)",
+const INFO: ProtocolInfo = ProtocolInfo {
     examples: EXAMPLES,
     settings: &[
         TRAINING,
@@ -37,21 +38,11 @@ pub static PROTOCOL: Protocol = Protocol {
         called: "Corpora, or files and folders with your own text",
         names: running_text::names,
     }),
-    reads: &[],
     quick: Some(Quick {
         help: "Train a small model on the built-in sample text (not the paper's protocol)",
         said: "cosformer with 2 layers, width 64, 2 heads and FFN 128 on the built-in sample text, 300 updates of 8 blocks of 64 \
                words, rate 3e-3, unless flags say otherwise: not the paper's protocol",
     }),
-    defaults: plan::defaults,
-    cells: plan::cells,
-    prepare: plan::prepare,
-    summary: plan::amount,
-    estimate: Some(training::estimate::<plan::MlmRequest>),
-    same_group: |_, _| false,
-    compute: training::compute::<plan::MlmRequest>,
-    failure_rows: training::ended,
-    work: worker::work,
     metrics: &[
         Metric {
             name: NATS,
@@ -66,19 +57,47 @@ pub static PROTOCOL: Protocol = Protocol {
             lower_is_better: true,
         },
     ],
-    view: ResultView::Trained,
-    curve: Some(CurveSpec {
+    ..ProtocolInfo::new(
+        "mlm",
+        "Train masked language models on running text (cosFormer, Table 1 and Figure 4)",
+    )
+};
+
+/// `mlm`.
+pub struct Mlm;
+
+impl TrainingProtocol for Mlm {
+    type Request = plan::MlmRequest;
+
+    const INFO: ProtocolInfo = INFO;
+    const CURVE: CurveSpec = CurveSpec {
         column: "validation_bits",
         axis: "validation loss, bit",
         unit: "bit",
         value: |score| score.loss / std::f64::consts::LN_2,
         less: true,
-    }),
-    reuses_finished: true,
-    needs_golden_check: false,
-    delegates_to: &[],
-    alternative: None,
-};
+    };
+
+    fn defaults(&self, flags: &GridFlags) -> GridDefaults {
+        plan::defaults(flags)
+    }
+
+    fn cells(&self, grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
+        plan::cells(grid, threads)
+    }
+
+    fn prepare(&self, plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
+        plan::prepare(plan, dirs)
+    }
+
+    fn summary(&self, plan: &Plan) -> String {
+        plan::amount(plan)
+    }
+
+    fn work(&self, link: &ParentLink, request: Value, input: &WorkerInput) -> anyhow::Result<()> {
+        worker::work(link, request, input)
+    }
+}
 
 /// The loss in nats, in rows.
 pub const NATS: &str = "masked_loss";

@@ -169,7 +169,7 @@ fn cell(
     };
     let steps = settings.steps.unwrap_or(recipe.steps).max(1);
     let flops = resolved.map_or(0, |model| model.flops(len as usize)) as f64;
-    let seconds = 3.0 * flops * (batch * steps) as f64 / (RATE * threads as f64);
+    let work = 3.0 * flops * (batch * steps) as f64;
     let words = format!("{} {} {} s{seed}", key_word(task), spec.model, spec.preset);
     let request = MlmRequest {
         task: task.to_owned(),
@@ -191,7 +191,8 @@ fn cell(
     }
     let cell = Cell::new(&words, row, &request, &usual);
     let timeout = settings.timeout.map(|time| time.0);
-    Ok(Cell { seconds, timeout, ..cell }.with_unsupported(reason))
+    let cell = cell.with_seconds(threads, |threads| work / (RATE * threads as f64));
+    Ok(Cell { timeout, ..cell }.with_unsupported(reason))
 }
 
 /// What `request` does otherwise than the protocol: everything that the protocol fixes is looked at.

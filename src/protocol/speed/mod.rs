@@ -9,41 +9,34 @@ pub mod plan;
 mod rows;
 pub mod worker;
 
-use super::definition::{Protocol, Quick, ResultView};
+use super::cell_runner::CellRunner;
+use super::definition::{
+    DataDirs, EstimateContext, Prepared, Protocol, ProtocolInfo, Quick, ResultView, WorkerInput,
+};
+use super::grid::{Grid, GridDefaults, GridFlags, PlanError};
 use super::input_text;
-use crate::run::plan::Cell;
-use effattn_model::family;
+use crate::run::RunError;
+use crate::run::outcome::CellFailure;
+use crate::run::plan::{Cell, Plan};
+use crate::run::worker::ParentLink;
 use effattn_record::config::settings::groups::{MACHINE, MODEL, POINTS};
 use effattn_record::{Metric, Row};
+use serde_json::Value;
 
 pub use parent::measure_rate;
 
-/// The table line.
-pub static PROTOCOL: Protocol = Protocol {
-    name: "speed",
-    about: "Measure inference and training steps per second against length (cosFormer, Table 5)",
+const INFO: ProtocolInfo = ProtocolInfo {
     examples: EXAMPLES,
     settings: &[POINTS, MODEL, MACHINE, &["warmup", "runs", "min_runs", "max_time", "timeout", "profile"]],
     help: &[(
         "mode",
         "What a step does: infer, train, or decode (generate the next token, for language models)",
     )],
-    presets: || family::names(|_| true),
-    tasks: None,
     reads: &[input_text::SET],
     quick: Some(Quick {
         help: "Short lengths and little time per cell, for a first look",
         said: "eight mechanisms, lengths up to 1024, 0.8 s per cell, unless flags say otherwise",
     }),
-    defaults: plan::defaults,
-    cells: plan::cells,
-    prepare: input_text::prepare,
-    summary: super::grid::steps_amount,
-    estimate: Some(parent::price),
-    same_group: |a, b| place(a) == place(b),
-    compute: parent::compute,
-    failure_rows: |row, ending| rows::rows(row, &[], None, Some(ending)),
-    work: worker::work,
     metrics: &[
         Metric { name: "step_time", title: "Time of a step", unit: "s", lower_is_better: true },
         Metric { name: "steps_per_second", title: "Steps per second", unit: "1/s", lower_is_better: false },
@@ -51,13 +44,61 @@ pub static PROTOCOL: Protocol = Protocol {
         Metric { name: "images_per_second", title: "Images per second", unit: "1/s", lower_is_better: false },
         Metric { name: "peak_memory", title: "Peak memory", unit: "B", lower_is_better: true },
     ],
-    view: ResultView::Growth,
-    curve: None,
-    reuses_finished: false,
     needs_golden_check: true,
-    delegates_to: &[],
-    alternative: None,
+    ..ProtocolInfo::new(
+        "speed",
+        "Measure inference and training steps per second against length (cosFormer, Table 5)",
+    )
 };
+
+/// `speed`.
+pub struct Speed;
+
+impl Protocol for Speed {
+    fn info(&self) -> &'static ProtocolInfo {
+        &INFO
+    }
+
+    fn defaults(&self, flags: &GridFlags) -> GridDefaults {
+        plan::defaults(flags)
+    }
+
+    fn cells(&self, grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
+        plan::cells(grid, threads)
+    }
+
+    fn prepare(&self, plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
+        input_text::prepare(plan, dirs)
+    }
+
+    fn summary(&self, plan: &Plan) -> String {
+        super::grid::steps_amount(plan)
+    }
+
+    fn estimate(&self, plan: &mut Plan, context: &EstimateContext) -> Result<(), RunError> {
+        parent::price(plan, context)
+    }
+
+    fn same_group(&self, a: &Cell, b: &Cell) -> bool {
+        place(a) == place(b)
+    }
+
+    fn compute(&self, runner: &mut CellRunner, open: &[usize]) -> Result<(), RunError> {
+        parent::compute(runner, open)
+    }
+
+    fn failure_rows(&self, row: &Row, failure: &CellFailure) -> Vec<Row> {
+        rows::rows(row, &[], None, Some(failure))
+    }
+
+    fn work(&self, link: &ParentLink, request: Value, input: &WorkerInput) -> anyhow::Result<()> {
+        worker::work(link, request, input)
+    }
+
+    fn view(&self) -> ResultView {
+        ResultView::Growth
+    }
+}
 
 const EXAMPLES: &str = "\
 Examples:

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use super::interleave::{self, CellWorkers, Started, TurnResult};
 use super::plan::{PROFILE_TIME, SpeedRequest, seconds};
 use super::worker::{SpeedReply, TurnRequest};
-use super::{PROTOCOL, rows};
+use super::{INFO, rows};
 use crate::protocol::WorkerRequest;
+use crate::protocol::cell_runner::{CellResult, CellRunner, request};
 use crate::protocol::definition::{EstimateContext, WorkerContext};
 use crate::protocol::model_spec::ModelSpec;
-use crate::protocol::runner::{CellResult, Runner, request};
 use crate::run::RunError;
 use crate::run::outcome::CellFailure;
 use crate::run::plan::Plan;
@@ -24,7 +24,7 @@ use effattn_record::{Outcome, Row};
 ///
 /// # Errors
 /// Ctrl-C, a full disk: what is finished stays.
-pub fn compute(runner: &mut Runner, open: &[usize]) -> Result<(), RunError> {
+pub fn compute(runner: &mut CellRunner, open: &[usize]) -> Result<(), RunError> {
     let requests = open.iter().map(|&index| Ok((index, request(&runner.plan.cells[index])?)));
     let requests = requests.collect::<Result<HashMap<usize, SpeedRequest>, RunError>>()?;
     let limit = runner.session.memory_limit;
@@ -46,7 +46,7 @@ struct Running {
 }
 
 struct Workers<'a, 'b> {
-    runner: &'a mut Runner<'b>,
+    runner: &'a mut CellRunner<'b>,
     alive: HashMap<usize, Running>,
 }
 
@@ -268,7 +268,7 @@ fn probe(
     let Some(flops) = flops(&spec) else { return Ok(None) };
     let request = SpeedRequest { spec, warmup: 1, max_time: 0.1, profile: false, ..request.clone() };
     let order = WorkerRequest::Cell {
-        protocol: PROTOCOL.name.to_owned(),
+        protocol: INFO.name.to_owned(),
         memory_limit: context.memory_limit,
         request: serde_json::to_value(request).map_err(|error| RunError::Internal(error.to_string()))?,
         conditions: WorkerContext::default(),

@@ -148,13 +148,14 @@ fn cell(
         profile: false,
     };
     // without multiply-adds it is one token, which takes no time
-    let step = row.flops.map_or(TOKEN, |flops| request.spec.step_flops(flops) / (RATE * threads as f64));
-    let seconds = seconds(&request, step);
+    let flops = row.flops.map(|flops| request.spec.step_flops(flops));
+    let step = |threads: usize| flops.map_or(TOKEN, |flops| flops / (RATE * threads as f64));
     let cell = Cell::new(&request.spec.key(), row, &request, &usual);
+    let cell = cell.with_seconds(threads, |threads| seconds(&request, step(threads)));
     let shortest = SpeedRequest { spec: ModelSpec { len: 0, ..request.spec.clone() }, ..request.clone() };
     let series = serde_json::to_string(&shortest).map_err(PlanError::new)?;
     let timeout = settings.timeout.map(|time| time.0);
-    Ok(Cell { seconds, series, timeout, ..cell }.with_unsupported(reason))
+    Ok(Cell { series, timeout, ..cell }.with_unsupported(reason))
 }
 
 /// Whether the model of `spec` makes one token after another: asked of a short one, whose state is small.

@@ -3,8 +3,9 @@
 use std::time::{Duration, Instant};
 
 use super::{TrainingMessage, TrainingRequest, TrialTiming};
+use crate::protocol::cell_runner::request;
 use crate::protocol::definition::{EstimateContext, WorkerContext};
-use crate::protocol::runner::request;
+use crate::protocol::speed::measure_rate;
 use crate::run::RunError;
 use crate::run::plan::{Cell, Plan};
 use crate::run::worker::{Received, Worker};
@@ -50,7 +51,7 @@ pub fn estimate<J: TrainingRequest>(plan: &mut Plan, context: &EstimateContext) 
         let trains = job.trained(&context.results, plan).is_none();
         let (times, memory) = match rehearsed {
             Some(seen) => (total(&job, trains, &seen, setup) / cell.seconds, seen.peak_bytes),
-            None => match (context.rate)(job.spec(), context)? {
+            None => match measure_rate(job.spec(), context)? {
                 Some((rate, memory)) => (RATE * threads / rate, memory),
                 None => continue,
             },

@@ -5,6 +5,7 @@ mod estimate;
 pub mod experiment;
 mod parent;
 mod plan;
+mod protocol;
 pub mod worker;
 
 use serde::{Deserialize, Serialize};
@@ -12,9 +13,10 @@ use serde::{Deserialize, Serialize};
 use crate::train::training_loop::EvalPoint;
 use effattn_record::{Outcome, Published};
 
-pub use estimate::{RATE, estimate};
-pub use parent::{compute, ended};
+pub use estimate::RATE;
+pub use parent::compute;
 pub use plan::{ProtocolDiff, micro_batches, one_of_each};
+pub use protocol::TrainingProtocol;
 
 /// What is asked of a worker that trains.
 pub trait TrainingRequest: serde::de::DeserializeOwned {

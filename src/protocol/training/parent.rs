@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use super::{TrainingMessage, TrainingRequest, TrainingResult, worker};
+use crate::protocol::cell_runner::{CellResult, CellRunner, request};
 use crate::protocol::curve::{CellCurve, CurveSpec};
 use crate::protocol::definition::WorkerContext;
-use crate::protocol::runner::{CellResult, Runner, request};
 use crate::run::RunError;
 use crate::run::journal::Samples;
 use crate::run::outcome::CellFailure;
@@ -24,14 +24,18 @@ const GRACE: Duration = Duration::from_secs(20);
 ///
 /// # Errors
 /// Ctrl-C, a full disk: what is finished stays, what is half trained goes on from its checkpoint.
-pub fn compute<J: TrainingRequest>(runner: &mut Runner, open: &[usize]) -> Result<(), RunError> {
+pub fn compute<J: TrainingRequest>(
+    runner: &mut CellRunner,
+    open: &[usize],
+    shown: CurveSpec,
+) -> Result<(), RunError> {
     for &index in open {
         let job: J = request(&runner.plan.cells[index])?;
         let folder = runner.folder(index);
         std::fs::create_dir_all(&folder).map_err(RunError::file(&folder))?;
         let trained = job.trained(runner.session.results(), runner.plan);
         let conditions = WorkerContext { folder, trained, ..runner.conditions.clone() };
-        let mut run = Running::new(index, &job, conditions, runner)?;
+        let mut run = Running::new(index, job.steps(), shown, conditions, runner);
         match run.train(runner, index)? {
             Ok(done) => {
                 let rows = rows(&runner.plan.cells[index].row, &job, &done, &run.seconds);
@@ -73,38 +77,24 @@ struct Running<'a> {
 impl<'a> Running<'a> {
     fn new(
         index: usize,
-        job: &impl TrainingRequest,
+        steps: u64,
+        shown: CurveSpec,
         conditions: WorkerContext,
-        runner: &Runner<'a>,
-    ) -> Result<Self, RunError> {
-        let (protocol, cell, name) = (runner.protocol, &runner.plan.cells[index], runner.plan.name(index));
-        let shown = protocol.curve.ok_or_else(|| {
-            RunError::Internal(format!("{} trains and shows no learning curve", protocol.name))
-        })?;
+        runner: &CellRunner<'a>,
+    ) -> Self {
+        let (cell, name) = (&runner.plan.cells[index], runner.plan.name(index));
         let label = cell.row.label();
         let seed = cell.row.seed.filter(|_| runner.plan.seeds.len() > 1);
         let label = seed.map_or_else(|| label.clone(), |seed| format!("{label} s{seed}"));
         let group = cell.row.task.clone().unwrap_or_default();
         let curve = CellCurve { group, label, points: Vec::new() };
         let (now, seconds) = (Instant::now(), Vec::new());
-        let steps = job.steps();
-        Ok(Self {
-            cell,
-            name,
-            steps,
-            conditions,
-            shown,
-            curve,
-            seconds,
-            moved: 0.0,
-            started: now,
-            spoken: now,
-        })
+        Self { cell, name, steps, conditions, shown, curve, seconds, moved: 0.0, started: now, spoken: now }
     }
 
     fn train(
         &mut self,
-        runner: &mut Runner,
+        runner: &mut CellRunner,
         index: usize,
     ) -> Result<Result<TrainingResult, CellFailure>, RunError> {
         let mut worker = runner.start(index, runner.session.memory_limit, self.conditions.clone())?;
@@ -198,11 +188,6 @@ fn curve_csv(points: &[EvalPoint], shown: &CurveSpec) -> String {
         text.push_str(&format!("{step},{train_loss:.6},{:.6},{value:.4}\n", score.loss));
     }
     text
-}
-
-/// The row of a cell without a result; its metric is the cell's.
-pub fn ended(row: &Row, failure: &CellFailure) -> Vec<Row> {
-    vec![row.with_outcome(failure.outcome, Some(failure.reason.clone()))]
 }
 
 fn rows<J: TrainingRequest>(row: &Row, request: &J, done: &TrainingResult, seconds: &[f64]) -> Vec<Row> {

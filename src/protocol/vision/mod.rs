@@ -9,17 +9,19 @@ pub mod recipe;
 pub mod test_only;
 pub mod worker;
 
-use super::definition::{Protocol, Quick, ResultView, Tasks};
+use super::curve::CurveSpec;
+use super::definition::{DataDirs, Prepared, ProtocolInfo, Quick, Tasks, WorkerInput};
+use super::grid::{Grid, GridDefaults, GridFlags, PlanError};
 use super::lra;
-use super::training;
+use super::training::TrainingProtocol;
+use crate::run::plan::{Cell, Plan};
+use crate::run::worker::ParentLink;
 use effattn_model::family::vision;
 use effattn_record::Metric;
 use effattn_record::config::settings::groups::{MACHINE, TRAINING};
+use serde_json::Value;
 
-/// The table line.
-pub static PROTOCOL: Protocol = Protocol {
-    name: "vision",
-    about: "Train and evaluate image classifiers (Transformer-LS, Tables 5 and 6, Figure 6)",
+const INFO: ProtocolInfo = ProtocolInfo {
     examples: EXAMPLES,
     settings: &[
         TRAINING,
@@ -46,20 +48,10 @@ pub static PROTOCOL: Protocol = Protocol {
     ],
     presets: || vision::FAMILY.names(),
     tasks: Some(Tasks { called: "Images", names: plan::names }),
-    reads: &[],
     quick: Some(Quick {
         help: "Train a few steps on generated images, to try the command without data (not the paper's protocol)",
         said: "120 steps on generated images, unless flags say otherwise: says nothing about real images",
     }),
-    defaults: plan::defaults,
-    cells: plan::cells,
-    prepare: plan::prepare,
-    summary: lra::plan::amount,
-    estimate: Some(training::estimate::<plan::VisionRequest>),
-    same_group: |_, _| false,
-    compute: training::compute::<plan::VisionRequest>,
-    failure_rows: training::ended,
-    work: worker::work,
     metrics: &[
         Metric { name: "accuracy", title: "Top-1 accuracy", unit: "accuracy %", lower_is_better: false },
         Metric { name: "mce", title: "Mean corruption error", unit: "%, AlexNet 100", lower_is_better: true },
@@ -71,13 +63,42 @@ pub static PROTOCOL: Protocol = Protocol {
         },
         Metric { name: "top5", title: "Top-5 accuracy", unit: "accuracy %", lower_is_better: false },
     ],
-    view: ResultView::Trained,
-    curve: Some(lra::CURVE),
-    reuses_finished: true,
     needs_golden_check: true,
-    delegates_to: &[],
-    alternative: None,
+    ..ProtocolInfo::new(
+        "vision",
+        "Train and evaluate image classifiers (Transformer-LS, Tables 5 and 6, Figure 6)",
+    )
 };
+
+/// `vision`.
+pub struct Vision;
+
+impl TrainingProtocol for Vision {
+    type Request = plan::VisionRequest;
+
+    const INFO: ProtocolInfo = INFO;
+    const CURVE: CurveSpec = lra::CURVE;
+
+    fn defaults(&self, flags: &GridFlags) -> GridDefaults {
+        plan::defaults(flags)
+    }
+
+    fn cells(&self, grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
+        plan::cells(grid, threads)
+    }
+
+    fn prepare(&self, plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
+        plan::prepare(plan, dirs)
+    }
+
+    fn summary(&self, plan: &Plan) -> String {
+        lra::plan::amount(plan)
+    }
+
+    fn work(&self, link: &ParentLink, request: Value, input: &WorkerInput) -> anyhow::Result<()> {
+        worker::work(link, request, input)
+    }
+}
 
 const EXAMPLES: &str = "\
 Examples:

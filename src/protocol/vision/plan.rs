@@ -248,8 +248,8 @@ fn cell(
     let forward = 3.0 * flops * request.spec.batch as f64 * request.steps as f64;
     let words = format!("{task} {} {} s{}", request.spec.model, request.spec.preset, request.spec.seed);
     let cell = Cell::new(&words, row, &request, &usual);
-    let seconds = forward / (RATE * threads as f64);
-    let cell = Cell { seconds, timeout: settings.timeout.map(|time| time.0), ..cell };
+    let cell = cell.with_seconds(threads, |threads| forward / (RATE * threads as f64));
+    let cell = Cell { timeout: settings.timeout.map(|time| time.0), ..cell };
     Ok(cell.with_unsupported(reason))
 }
 
@@ -340,7 +340,7 @@ impl TrainingRequest for VisionRequest {
 mod tests {
     use super::*;
     use crate::protocol::grid::resolve;
-    use crate::protocol::vision::PROTOCOL;
+    use crate::protocol::vision::Vision;
 
     #[test]
     fn weights_are_in_the_key_by_their_content() {
@@ -350,7 +350,7 @@ mod tests {
             let weights = Some(file.display().to_string());
             let settings = Settings { weights, task: Some(Words(vec!["cifar10".into()])), ..Settings::NONE };
             let flags = GridFlags { settings, ..GridFlags::default() };
-            let grid = resolve(&flags, &PROTOCOL).map_err(|error| error.to_string())?;
+            let grid = resolve(&flags, &Vision).map_err(|error| error.to_string())?;
             cells(&grid, 1).map_err(|error| error.to_string())
         };
         let keys = || planned().unwrap().into_iter().map(|cell| cell.key).collect::<Vec<_>>();
@@ -361,7 +361,7 @@ mod tests {
         std::fs::write(&file, "two").unwrap();
         assert_ne!(keys(), first, "another model under the same name and of the same size");
         let flags = GridFlags { settings: Settings::NONE, ..GridFlags::default() };
-        let trained = cells(&resolve(&flags, &PROTOCOL).unwrap(), 1).unwrap().remove(0);
+        let trained = cells(&resolve(&flags, &Vision).unwrap(), 1).unwrap().remove(0);
         let names = trained.request.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
         assert!(!names.contains(&"weights_sha256".to_owned()), "requests without weights stay as they were");
     }

@@ -6,16 +6,17 @@ pub mod recipe;
 pub mod worker;
 
 use super::curve::CurveSpec;
-use super::definition::{Protocol, Quick, ResultView, Tasks};
-use super::training;
+use super::definition::{DataDirs, Prepared, ProtocolInfo, Quick, Tasks, WorkerInput};
+use super::grid::{Grid, GridDefaults, GridFlags, PlanError};
+use super::training::TrainingProtocol;
+use crate::run::plan::{Cell, Plan};
+use crate::run::worker::ParentLink;
 use effattn_model::family::word_lm;
 use effattn_record::Metric;
 use effattn_record::config::settings::groups::{MACHINE, TRAINING};
+use serde_json::Value;
 
-/// The table line.
-pub static PROTOCOL: Protocol = Protocol {
-    name: "wordlm",
-    about: "Train word language models and test them on WikiText-103 (cosFormer, Table 2)",
+const INFO: ProtocolInfo = ProtocolInfo {
     examples: EXAMPLES,
     settings: &[
         TRAINING,
@@ -32,35 +33,53 @@ pub static PROTOCOL: Protocol = Protocol {
     ],
     presets: || word_lm::FAMILY.names(),
     tasks: Some(Tasks { called: "Corpora", names: plan::names }),
-    reads: &[],
     quick: Some(Quick {
         help: "Train a small model on the built-in sample text (not the paper's protocol)",
         said: "cosformer and full with 2 layers, width 128, 4 heads, FFN 256 on the built-in sample text, 300 updates of 16 \
                blocks of 64 words, unless flags say otherwise: not the paper's protocol",
     }),
-    defaults: plan::defaults,
-    cells: plan::cells,
-    prepare: plan::prepare,
-    summary: plan::amount,
-    estimate: Some(training::estimate::<plan::WordLmRequest>),
-    same_group: |_, _| false,
-    compute: training::compute::<plan::WordLmRequest>,
-    failure_rows: training::ended,
-    work: worker::work,
     metrics: &[CONTEXT, BLOCK],
-    view: ResultView::Trained,
-    curve: Some(CurveSpec {
+    ..ProtocolInfo::new(
+        "wordlm",
+        "Train word language models and test them on WikiText-103 (cosFormer, Table 2)",
+    )
+};
+
+/// `wordlm`.
+pub struct WordLm;
+
+impl TrainingProtocol for WordLm {
+    type Request = plan::WordLmRequest;
+
+    const INFO: ProtocolInfo = INFO;
+    const CURVE: CurveSpec = CurveSpec {
         column: "validation_ppl_block",
         axis: "validation, perplexity in blocks",
         unit: "ppl",
         value: |score| score.loss.exp(),
         less: true,
-    }),
-    reuses_finished: true,
-    needs_golden_check: false,
-    delegates_to: &[],
-    alternative: None,
-};
+    };
+
+    fn defaults(&self, flags: &GridFlags) -> GridDefaults {
+        plan::defaults(flags)
+    }
+
+    fn cells(&self, grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
+        plan::cells(grid, threads)
+    }
+
+    fn prepare(&self, plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
+        plan::prepare(plan, dirs)
+    }
+
+    fn summary(&self, plan: &Plan) -> String {
+        plan::amount(plan)
+    }
+
+    fn work(&self, link: &ParentLink, request: Value, input: &WorkerInput) -> anyhow::Result<()> {
+        worker::work(link, request, input)
+    }
+}
 
 /// Perplexity behind a context: what is set against the paper.
 pub const CONTEXT: Metric = Metric {

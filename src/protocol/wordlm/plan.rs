@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 
 use super::CONTEXT;
 use super::recipe::{self, Recipe};
+use crate::protocol::cell_runner::request;
 use crate::protocol::definition::{DataDirs, Prepared};
 use crate::protocol::grid::{
     Grid, GridDefaults, GridEntry, GridFlags, PlanError, listed, published_elsewhere, tasks as tasks_of,
 };
 use crate::protocol::model_spec::{ModelSpec, resolve_or_unsupported};
-use crate::protocol::runner::request;
 use crate::protocol::training::{
     ProtocolDiff, RATE, TrainingRequest, incomplete, micro_batches, one_of_each,
 };
@@ -160,10 +160,11 @@ fn cell(
         differences.write_to(beside, &mut row);
     }
     let words = format!("{corpus} {} {} s{seed}", request.spec.model, request.spec.preset);
-    let seconds = row.flops.map_or(0.0, |flops| work(&request, flops)) / (RATE * threads as f64);
+    let work = row.flops.map_or(0.0, |flops| work(&request, flops));
     let cell = Cell::new(&words, row, &request, &usual);
     let timeout = settings.timeout.map(|time| time.0);
-    Ok(Cell { seconds, timeout, ..cell }.with_unsupported(reason))
+    let cell = cell.with_seconds(threads, |threads| work / (RATE * threads as f64));
+    Ok(Cell { timeout, ..cell }.with_unsupported(reason))
 }
 
 /// Words of the texts that are evaluated, roughly.

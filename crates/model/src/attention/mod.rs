@@ -220,7 +220,7 @@ pub struct Idle {
 /// What models around a mechanism want to know; [`InModels::PLAIN`] unless a mechanism says otherwise.
 #[derive(Clone, Copy)]
 pub struct InModels {
-    /// Settings in a character language model, as on the command line; those of a preset and of the user come after them.
+    /// Settings in the character language models of Transformer-LS, as on the command line; the user's come after them.
     pub language: &'static [(&'static str, &'static str)],
     /// The knob that is set where a variant belongs to a released language model, whose block differs from the paper's.
     pub released_block: Option<Knob<bool>>,

@@ -3,12 +3,12 @@
 use std::sync::{PoisonError, RwLock};
 
 /// The entries of a table, then those that were added.
-pub struct Registry<T: 'static> {
+pub struct Registry<T: ?Sized + 'static> {
     table: &'static [&'static T],
     added: RwLock<Vec<&'static T>>,
 }
 
-impl<T> Registry<T> {
+impl<T: ?Sized> Registry<T> {
     /// The entries of `table`.
     pub const fn new(table: &'static [&'static T]) -> Self {
         Self { table, added: RwLock::new(Vec::new()) }

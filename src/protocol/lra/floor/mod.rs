@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use super::recipe;
 use super::tasks::LoadOptions;
+use crate::protocol::cell_runner::{CellResult, CellRunner, request};
 use crate::protocol::grid::{Grid, PlanError, tasks};
-use crate::protocol::runner::{CellResult, Runner, request};
 use crate::run::RunError;
 use crate::run::outcome::CellFailure;
 use crate::run::plan::Cell;
@@ -101,7 +101,7 @@ pub fn cells(grid: &Grid) -> Result<Vec<Cell>, PlanError> {
         let usual = FloorRequest { limit: None, reading: LoadOptions::default(), ..request.clone() };
         let cell = Cell::new(&format!("{task} {FLOOR} {}", rule.name), row, &request, &usual);
         // Pathfinder's images are made first
-        Cell { seconds: if PATHFINDER.contains(&task.as_str()) { 100.0 } else { 10.0 }, ..cell }
+        cell.with_seconds(1, |_| if PATHFINDER.contains(&task.as_str()) { 100.0 } else { 10.0 })
     };
     let pairs = tasks.iter().flat_map(|task| {
         let rules = RULES.iter().filter(|rule| rule.tasks.is_empty() || rule.tasks.contains(&task.as_str()));
@@ -136,7 +136,7 @@ pub fn together(a: &Cell, b: &Cell) -> bool {
 ///
 /// # Errors
 /// Data that cannot be read any more; disk full, for example.
-pub fn compute(runner: &mut Runner, open: &[usize]) -> Result<(), RunError> {
+pub fn compute(runner: &mut CellRunner, open: &[usize]) -> Result<(), RunError> {
     let mut loaded = None;
     for &index in open {
         if runner.session.stop.is_cancelled() {
@@ -265,7 +265,7 @@ mod tests {
         let rules = |task: &str| {
             let settings = Settings { task: Some(task.parse().unwrap()), ..Settings::NONE };
             let flags = GridFlags { settings, ..GridFlags::default() };
-            cells(&resolve(&flags, &crate::protocol::lra::PROTOCOL).unwrap())
+            cells(&resolve(&flags, &crate::protocol::lra::Lra).unwrap())
         };
         for task in tasks {
             let rules = rules(task).unwrap();

@@ -1,0 +1,96 @@
+//! The cells of a plan under way: the handle by which a protocol starts their workers and records their results.
+
+use std::path::PathBuf;
+
+use super::WorkerRequest;
+use super::curve::CellCurve;
+use super::worker_context::WorkerContext;
+use crate::run::RunError;
+use crate::run::journal::Samples;
+use crate::run::outcome::CellFailure;
+use crate::run::plan::{self, Cell, Plan};
+use crate::run::session::Session;
+use crate::run::worker::Worker;
+use effattn_record::Row;
+
+/// A run of the cells of a plan.
+pub struct CellRunner<'a> {
+    /// The plan.
+    pub plan: &'a Plan,
+    /// The run.
+    pub session: &'a mut Session,
+    /// Paths and options of its workers.
+    pub conditions: WorkerContext,
+    /// Called with the learning curves so far whenever one has grown.
+    pub draw: &'a mut dyn FnMut(&[CellCurve]),
+    /// Learning curves of this run.
+    pub curves: Vec<CellCurve>,
+    /// The rows of a cell that ended without a result.
+    pub failure_rows: Box<dyn Fn(&Row, &CellFailure) -> Vec<Row> + 'a>,
+}
+
+/// The result of a cell.
+pub struct CellResult {
+    /// Its rows.
+    pub rows: Vec<Row>,
+    /// Raw samples.
+    pub samples: Vec<Samples>,
+    /// What is said of it.
+    pub summary: String,
+    /// Predicted seconds that the progress bar was moved by already.
+    pub progress_seconds: f64,
+}
+
+impl CellRunner<'_> {
+    /// Records cell `index` with its result.
+    pub fn record_result(&mut self, index: usize, finished: CellResult) -> Result<(), RunError> {
+        let CellResult { rows, samples, summary, progress_seconds } = finished;
+        let (cell, of) = (&self.plan.cells[index], self.plan.cells.len());
+        let line = format!("[{}/{of}] {}: {summary}", self.session.finished() + 1, self.plan.name(index));
+        self.session.record(cell, rows, samples)?;
+        self.session.term.advance(cell.seconds - progress_seconds, &line);
+        Ok(())
+    }
+
+    /// Records cell `index`, which ended without a result, `progress_seconds` into the progress bar.
+    pub fn record_failure(
+        &mut self,
+        index: usize,
+        failure: &CellFailure,
+        progress_seconds: f64,
+    ) -> Result<(), RunError> {
+        let rows = (self.failure_rows)(&self.plan.cells[index].row, failure);
+        let summary = format!("{}: {}", failure.outcome, failure.reason);
+        self.record_result(index, CellResult { rows, samples: Vec::new(), summary, progress_seconds })
+    }
+
+    /// Starts a worker for cell `index`, which may reach `memory_limit` live bytes.
+    ///
+    /// # Errors
+    /// The system cannot start a process.
+    pub fn start(
+        &self,
+        index: usize,
+        memory_limit: u64,
+        conditions: WorkerContext,
+    ) -> Result<Worker, RunError> {
+        let protocol = self.plan.command.clone();
+        let request = self.plan.cells[index].request.clone();
+        let order = WorkerRequest::Cell { protocol, memory_limit, request, conditions };
+        Worker::start(&self.session.launcher, &order)
+    }
+
+    /// The folder of cell `index` in the folder of the run.
+    pub fn folder(&self, index: usize) -> PathBuf {
+        plan::folder(self.session.path(), &self.plan.cells[index].key)
+    }
+}
+
+/// The request of `cell`.
+///
+/// # Errors
+/// A cell of another protocol.
+pub fn request<R: serde::de::DeserializeOwned>(cell: &Cell) -> Result<R, RunError> {
+    serde_json::from_value(cell.request.clone())
+        .map_err(|error| RunError::Internal(format!("{} has no request of its protocol: {error}", cell.key)))
+}

@@ -1,0 +1,59 @@
+//! What the worker of a cell is given besides its request.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::run::outcome::CellFailure;
+use effattn_record::Outcome;
+
+/// Inputs of a worker besides its request.
+pub struct WorkerInput<'a> {
+    /// The text that inputs are cut from.
+    pub text: &'a [u8],
+    /// Conditions of the run.
+    pub conditions: WorkerContext,
+}
+
+/// Paths and run options of a worker; none of them changes a result.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct WorkerContext {
+    /// Folder of the cell: checkpoints.
+    pub folder: PathBuf,
+    /// Folder of data sets.
+    pub data: PathBuf,
+    /// What the plan was made with: the checksum of every data set, by name.
+    pub planned: BTreeMap<String, String>,
+    /// Seconds between checkpoints.
+    pub save: f64,
+    /// Whether a few steps are made to see how long they take, and nothing is kept.
+    #[serde(default)]
+    pub trial: bool,
+    /// Whether the first operation whose result is not finite is looked for in every step.
+    pub detect_anomaly: bool,
+    /// Folder of a finished training run that the cell goes on from.
+    pub trained: Option<PathBuf>,
+}
+
+impl WorkerContext {
+    /// Makes sure that the data which were read are those of the plan: the rows say that they are.
+    ///
+    /// # Errors
+    /// The cell ends: its data are others, or the plan knows nothing of them.
+    pub fn same(&self, name: &str, read: &str) -> Result<(), CellFailure> {
+        if self.trial || self.planned.get(name).is_some_and(|planned| planned == read) {
+            return Ok(());
+        }
+        let dir = self.data.display();
+        let reason =
+            format!("{name}: the data in {dir} changed since the plan was made; run the command again");
+        Err(CellFailure::new(Outcome::Failed, reason))
+    }
+
+    /// Time between checkpoints.
+    pub fn save(&self) -> Duration {
+        Duration::try_from_secs_f64(self.save).unwrap_or(Duration::MAX)
+    }
+}
