@@ -18,6 +18,15 @@ pub struct CurveSpec {
 }
 
 impl CurveSpec {
+    /// Accuracy on the validation split.
+    pub const ACCURACY: Self = Self {
+        column: "validation_accuracy",
+        axis: "validation accuracy, %",
+        unit: "%",
+        value: |score| score.value,
+        less: false,
+    };
+
     /// The best of `points`.
     pub fn best(&self, points: &[EvalPoint]) -> Option<f64> {
         let values = points.iter().map(|point| (self.value)(&point.score));

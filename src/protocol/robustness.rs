@@ -3,30 +3,31 @@
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use super::cell_runner::request;
 use super::curve::CurveSpec;
-use super::definition::{DataDirs, Prepared, ProtocolInfo, Tasks, WorkerContext, WorkerInput};
-use super::grid::{Grid, GridDefaults, GridFlags, PlanError, published_elsewhere, tasks};
+use super::definition::{DataDirs, Prepared, ProtocolInfo, Tasks};
+use super::grid::{GridDefaults, GridFlags, PlanError, published_elsewhere};
 use super::lra::worker::{LraExperiment, Tested};
-use super::lra::{self, ACCURACY};
+use super::lra::{self, ACCURACY, Lra};
 use super::model_spec::ModelSpec;
-use super::training::worker::{failed, report};
-use super::training::{MetricValue, TrainingMessage, TrainingProtocol, TrainingRequest, TrainingResult};
+use super::training::worker::Job;
+use super::training::{
+    MetricValue, PlannedRun, RunPlace, TrainingProtocol, TrainingRequest, TrainingResult, read_data,
+};
 use crate::run::manifest::Manifest;
 use crate::run::outcome::CellFailure;
-use crate::run::plan::{Cell, Plan};
-use crate::run::worker::ParentLink;
+use crate::run::plan::Plan;
 use crate::train::checkpoint::Checkpoint;
 use crate::train::training_loop::CheckpointFiles;
 use effattn_data as data;
+use effattn_data::LoadOptions;
 use effattn_data::subset::{Change, PUNCTUATION};
 use effattn_model::family;
+use effattn_record::Published;
 use effattn_record::config::lists::Words;
 use effattn_record::config::settings::Settings;
 use effattn_record::config::settings::groups::{MACHINE, MODEL, TRAINING};
-use effattn_record::{Published, Row};
 /// Insertions per text in the paper.
 const PAPER: u64 = 10;
 
@@ -78,33 +79,6 @@ const INFO: ProtocolInfo = ProtocolInfo {
 /// `robustness`.
 pub struct Robustness;
 
-impl TrainingProtocol for Robustness {
-    type Request = RobustnessRequest;
-
-    const INFO: ProtocolInfo = INFO;
-    const CURVE: CurveSpec = lra::CURVE;
-
-    fn defaults(&self, flags: &GridFlags) -> GridDefaults {
-        defaults(flags)
-    }
-
-    fn cells(&self, grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
-        cells(grid, threads)
-    }
-
-    fn prepare(&self, plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
-        prepare(plan, dirs)
-    }
-
-    fn summary(&self, plan: &Plan) -> String {
-        lra::plan::amount(plan)
-    }
-
-    fn work(&self, link: &ParentLink, request: Value, input: &WorkerInput) -> anyhow::Result<()> {
-        work(link, request, input)
-    }
-}
-
 const HELP: &[(&str, &str)] = &[
     ("len", "Number of tokens, instead of the protocol's"),
     ("batch", "Samples per step, instead of the protocol's"),
@@ -125,29 +99,14 @@ Examples:
 
 Models are trained on clean texts (lra's task text or retrieval; a finished run of effattn lra under --output-path is reused if it has the same settings, data, threads and build) and tested on clean and on changed texts, which are the same for every model.";
 
-/// What `robustness` does where nothing is said.
-fn defaults(_: &GridFlags) -> GridDefaults {
-    let settings = Settings {
-        task: Some(Words(vec!["text".to_owned()])),
-        preset: Some("ls-lra".to_owned()),
-        ..Settings::NONE
-    };
-    GridDefaults { settings, models: "linformer,dp:r=128,linformer-window,ls:w=1,r=1" }
-}
-
 /// Names of the tasks whose examples are texts.
 fn texts() -> Vec<&'static str> {
     data::tasks().iter().filter(|(_, examples)| examples.text).map(|(set, _)| set.name).collect()
 }
 
-/// The trials of `grid`: lra's training runs, and what is done to their test texts.
-fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
-    if let Some(task) = tasks(grid).iter().find(|task| !texts().contains(&task.as_str())) {
-        let known = texts().join(", ");
-        return Err(PlanError(format!("robustness changes texts; {task} has none (tasks: {known})")));
-    }
-    let said = &grid.settings;
-    let characters = said.characters.clone().unwrap_or_else(|| PUNCTUATION.to_owned());
+/// What `grid` says to do to test texts, and what is done without any setting.
+fn perturbations(settings: &Settings) -> Result<[Perturbation; 2], PlanError> {
+    let characters = settings.characters.clone().unwrap_or_else(|| PUNCTUATION.to_owned());
     if characters.is_empty() || !characters.is_ascii() {
         return Err(PlanError(
             "--characters takes at least one ASCII character; without the flag, all 32 punctuation characters are used".to_owned(),
@@ -156,35 +115,78 @@ fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
     let usual =
         Perturbation { insertions: vec![10, 20, 40, 80], characters: PUNCTUATION.to_owned(), seeds: 3 };
     let insertions =
-        said.insertions.as_ref().map_or_else(|| usual.insertions.clone(), |counts| counts.0.clone());
-    let seeds = said.perturbation_seeds.unwrap_or(usual.seeds);
-    let perturbation = Perturbation { insertions, characters, seeds };
-    let trials = lra::plan::planned(grid, threads)?.into_iter().map(|(cell, (train, by_recipe))| {
-        let words = format!("{} {} {} s{}", train.task, train.spec.model, train.spec.preset, train.spec.seed);
-        let request = RobustnessRequest { train, perturbation: perturbation.clone() };
-        let usual = RobustnessRequest { train: by_recipe, perturbation: usual.clone() };
-        let row = Row { protocol: INFO.name.to_owned(), ..cell.row };
-        let trial = Cell::new(&words, row.clone(), &request, &usual);
-        Cell { seconds: cell.seconds, weight: cell.weight, timeout: cell.timeout, ..trial }
-            .with_unsupported(row.error)
-    });
-    Ok(trials.collect())
+        settings.insertions.as_ref().map_or_else(|| usual.insertions.clone(), |counts| counts.0.clone());
+    let seeds = settings.perturbation_seeds.unwrap_or(usual.seeds);
+    Ok([Perturbation { insertions, characters, seeds }, usual])
 }
 
-/// Reads the data, and says which models are trained already.
-fn prepare(plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
-    let mut prepared = lra::plan::prepare(plan, dirs)?;
-    let cells = std::mem::take(&mut plan.cells);
-    for cell in cells.iter().filter(|cell| !cell.request.is_null()) {
-        let name = &cell.words;
-        let wanted: RobustnessRequest = request(cell)?;
-        prepared.remarks.push(match find(dirs.results, &wanted.train, plan) {
-            Some(folder) => format!("{name}: trained before, in {}", folder.display()),
-            None => format!("{name}: will be trained first"),
-        });
+impl TrainingProtocol for Robustness {
+    type Request = RobustnessRequest;
+
+    const INFO: ProtocolInfo = INFO;
+    const CURVE: CurveSpec = CurveSpec::ACCURACY;
+    const PUBLISHED_BY: Option<&'static str> = Lra::PUBLISHED_BY;
+
+    fn defaults(&self, _: &GridFlags) -> GridDefaults {
+        let settings = Settings {
+            task: Some(Words(vec!["text".to_owned()])),
+            preset: Some("ls-lra".to_owned()),
+            ..Settings::NONE
+        };
+        GridDefaults { settings, models: "linformer,dp:r=128,linformer-window,ls:w=1,r=1" }
     }
-    plan.cells = cells;
-    Ok(prepared)
+
+    fn check_task(&self, task: &str) -> Result<(), PlanError> {
+        let known = texts();
+        if known.contains(&task) {
+            return Ok(());
+        }
+        Err(PlanError(format!("robustness changes texts; {task} has none (tasks: {})", known.join(", "))))
+    }
+
+    fn seed(&self, place: &RunPlace) -> Result<u64, PlanError> {
+        Lra.seed(place)
+    }
+
+    /// A training run of `lra`, and what is done to its test texts.
+    fn run(&self, place: &RunPlace, seed: u64) -> Result<PlannedRun<RobustnessRequest>, PlanError> {
+        let [perturbation, usual] = perturbations(&place.grid.settings)?;
+        let PlannedRun { metric, unit, request, usual: by_recipe, model, differs, work } =
+            Lra.run(place, seed)?;
+        let request = RobustnessRequest { train: request, perturbation };
+        let usual = RobustnessRequest { train: by_recipe, perturbation: usual };
+        Ok(PlannedRun { metric, unit, request, usual, model, differs, work })
+    }
+
+    /// Reads the data, and says which models are trained already.
+    fn prepare(&self, plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
+        let read =
+            |request: &RobustnessRequest| lra::plan::read(request.task(), &dirs.data, request.reading());
+        let mut prepared = read_data(plan, read)?;
+        for cell in plan.cells.iter().filter(|cell| !cell.request.is_null()) {
+            let name = &cell.words;
+            let wanted: RobustnessRequest = request(cell)?;
+            prepared.remarks.push(match find(dirs.results, &wanted.train, plan) {
+                Some(folder) => format!("{name}: trained before, in {}", folder.display()),
+                None => format!("{name}: will be trained first"),
+            });
+        }
+        Ok(prepared)
+    }
+
+    /// Trains where nothing was found, then tests clean and changed texts.
+    fn train(&self, job: &Job<RobustnessRequest>) -> Result<TrainingResult, CellFailure> {
+        let Job { link, ref request, context } = *job;
+        let own = Job { link, request: request.train.clone(), context };
+        let experiment = LraExperiment::open(&own)?;
+        let mut trained = match &context.trained {
+            Some(folder) => experiment.load(&CheckpointFiles::in_folder(folder))?,
+            None => experiment.train()?,
+        };
+        let (data_share, differs) = experiment.data_share();
+        let measures = measures(job, &experiment, &mut trained)?;
+        Ok(TrainingResult { measures, data_share, differs, peak_bytes: None })
+    }
 }
 
 /// The folder of a finished training run of exactly `request`, in any run under `results` that was made by this build with
@@ -212,6 +214,14 @@ fn find(results: &Path, request: &lra::plan::LraRequest, plan: &Plan) -> Option<
 }
 
 impl TrainingRequest for RobustnessRequest {
+    fn task(&self) -> &str {
+        &self.train.task
+    }
+
+    fn reading(&self) -> LoadOptions {
+        self.train.reading
+    }
+
     fn steps(&self) -> u64 {
         self.train.steps
     }
@@ -236,36 +246,14 @@ impl TrainingRequest for RobustnessRequest {
     }
 }
 
-/// Trains where nothing was found, then tests clean and changed texts.
-fn work(link: &ParentLink, request: Value, given: &WorkerInput) -> anyhow::Result<()> {
-    let request: RobustnessRequest = serde_json::from_value(request)?;
-    report(link, trial(link, &request, &given.conditions))
-}
-
-fn trial(
-    link: &ParentLink,
-    request: &RobustnessRequest,
-    conditions: &WorkerContext,
-) -> Result<TrainingResult, CellFailure> {
-    let experiment = LraExperiment::open(&request.train, conditions)?;
-    let mut trained = match &conditions.trained {
-        Some(folder) => experiment.load(&CheckpointFiles::in_folder(folder))?,
-        None => experiment.train(link)?,
-    };
-    let (data_share, differs) = experiment.data_share();
-    let measures = measures(link, request, &experiment, &mut trained)?;
-    Ok(TrainingResult { measures, data_share, differs, peak_bytes: None })
-}
-
 fn measures(
-    link: &ParentLink,
-    request: &RobustnessRequest,
+    job: &Job<RobustnessRequest>,
     experiment: &LraExperiment,
     trained: &mut Tested,
 ) -> Result<Vec<MetricValue>, CellFailure> {
+    let request = &job.request;
     let Perturbation { insertions, characters, seeds } = &request.perturbation;
     let task = &request.train.task;
-    let doing = |what: String| link.send(&TrainingMessage::Doing { what }).map_err(|error| failed(&error));
     let mut tested = 0;
     let mut accuracy = |change: Option<Change>| -> Result<f64, CellFailure> {
         let change = change.map(|change| (change, characters.as_bytes()));
@@ -273,18 +261,18 @@ fn measures(
         tested = texts;
         Ok(score.value)
     };
-    doing("tests clean texts".to_owned())?;
+    job.tell("tests clean texts")?;
     let named = |task: String, value: f64| MetricValue {
         task: Some(task),
         ..MetricValue::new("accuracy", "%", value)
     };
     let mut measures = vec![named(task.clone(), accuracy(None)?)];
-    doing("tests texts without punctuation".to_owned())?;
+    job.tell("tests texts without punctuation")?;
     measures.push(named(format!("{task}-deletion"), accuracy(Some(Change::Deletion))?));
     for &count in insertions {
         let mut values = Vec::new();
         for seed in 0..*seeds {
-            doing(format!("tests {count} insertions, seed {seed}"))?;
+            job.tell(format!("tests {count} insertions, seed {seed}"))?;
             let change = Change::Insertion { count: count as usize, seed };
             values.push(accuracy(Some(change))?);
         }

@@ -22,6 +22,17 @@ impl CellFailure {
     }
 }
 
+/// Every error ends a cell: those of candle by [`of_error`], the others as `failed`.
+impl<E: std::error::Error + 'static> From<E> for CellFailure {
+    fn from(error: E) -> Self {
+        let any: &(dyn std::error::Error + 'static) = &error;
+        match any.downcast_ref() {
+            Some(error) => of_error(error),
+            None => Self::new(Outcome::Failed, error.to_string()),
+        }
+    }
+}
+
 fn one_line(text: &str) -> String {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
     match line.char_indices().nth(400) {

@@ -5,7 +5,7 @@ use effattn::attention::{self, Property};
 use effattn::kernel::KernelMode;
 
 use super::run::{Findings, Inputs, MODES, Results, Run, differs, masks, row_counts};
-use super::zoo::{Case, cases};
+use super::zoo::{Case, HEAD_DIM, HEADS, cases};
 
 fn rows_that_count<'a>(case: &'a Case, mask: Option<&'a [f32]>) -> impl Fn(usize, usize, usize) -> f32 + 'a {
     move |sample, _, query| f32::from(u8::from(row_counts(case, mask, sample, query)))
@@ -70,7 +70,11 @@ fn fused_and_composed_agree() {
 fn packed_rows_and_separate_tensors_agree() {
     let mut findings = Findings::default();
     for n in [2, 9, 21] {
-        for case in cases(n).iter().filter(|case| case.keys == case.queries) {
+        let packable = |case: &&Case| {
+            let projections = (case.entry.needs)(&case.knobs).projections;
+            case.keys == case.queries && projections.packable(HEADS, HEAD_DIM)
+        };
+        for case in cases(n).iter().filter(packable) {
             let params = case.params().expect("parameters");
             let inputs = Inputs::random(case, 9);
             for mask in masks(case) {
@@ -174,6 +178,15 @@ fn every_sparse_mechanism_is_compared_with_full_attention() {
         "linear",
         "rfa",
         "synthesizer",
+        "deltanet",
+        "gated-deltanet",
+        "s5",
+        "lru",
+        "mega",
+        "mega-ema",
+        "aft-simple",
+        "aft-local",
+        "fnet",
     ];
     for entry in attention::TABLE {
         let named = FULL.iter().any(|line| line.0 == entry.name) || others.contains(&entry.name);

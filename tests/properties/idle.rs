@@ -20,12 +20,15 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("nystrom", "n_iter", "matters with fewer landmarks than positions"),
     ("nystrom", "init", "matters with fewer landmarks than positions"),
     ("performer", "detach", "the gradient that it stops cancels but for the guard"),
+    ("deltanet", "conv", "belongs to the layer around it"),
+    ("gated-deltanet", "conv", "belongs to the layer around it"),
+    ("s5", "clip_eigs", "matters once a real part has grown beyond -1e-4"),
     ("ls", "compat", "its word stands for mem_compress=hidden, which the same case names"),
     ("ls", "mem_compress", "compat=code stands for it"),
 ];
 
 /// Guards of a division, which matter where a sum of weights is near 0.
-const GUARDS: &[&str] = &["eps", "guard"];
+const GUARDS: &[&str] = &["eps", "guard", "l2_eps", "norm_eps"];
 
 /// Other values to try.
 fn others(knob: &KnobSpec) -> Vec<Value> {
@@ -37,7 +40,7 @@ fn others(knob: &KnobSpec) -> Vec<Value> {
         Kind::Int { min, max, .. } => {
             [2, 3, 6].into_iter().filter(|x| min <= *x && *x <= max).map(Value::Int).collect()
         }
-        Kind::AutoInt { .. } => vec![Value::Int(40)],
+        Kind::AutoInt { .. } => vec![Value::Int(40), Value::Int(3)],
         Kind::Float { .. } | Kind::AutoFloat { .. } => vec![Value::Float(0.3)],
         Kind::List { .. } => vec![Value::List(vec![1, 2])],
         Kind::AutoIntOrList => vec![Value::Int(4)],

@@ -20,11 +20,17 @@ const SMALL: usize = 4;
 
 /// Settings that the general rule does not find: for every variant of a mechanism, or as one more variant.
 const EXTRA: &[(&str, &str)] = &[
+    ("aft-local", "window=1,factor=2"),
+    ("aft-local", "window=100,per_head=true,factor=2"),
     ("dp", "dual_ln=true,r=2"),
     ("ls", "w=3,r=2,l=2"),
     ("ls", "w=1,r=1,l=1"),
     ("linformer-window", "w=1,k=2"),
     ("local", "block=5"),
+    ("mega", "chunk=5,attn=laplace"),
+    ("mega", "chunk=4,rel_pos=rotary,residual=x"),
+    ("mega", "chunk=3,attn=relu2,truncation=2"),
+    ("mega-ema", "truncation=3,ndim=2"),
     ("longformer", "left=2,right=1,global=0+2"),
     ("longformer", "left=1,right=1,global="),
     ("nystrom", "conv_kernel=3"),

@@ -41,6 +41,13 @@ pub fn relu(x: &Tensor) -> Result<Tensor> {
     x * x.gt(0f32)?.to_dtype(x.dtype())?
 }
 
+/// ln(1 + exp(x)), computed in f64: small results keep their digits. For the few numbers per position that steer a recurrence.
+pub fn softplus(x: &Tensor) -> Result<Tensor> {
+    let wide = x.to_dtype(DType::F64)?;
+    let (low, high) = (wide.minimum(30.0)?, relu(&(wide - 30.0)?)?);
+    (((low.exp()? + 1.0)?.log()? + high)?).to_dtype(x.dtype())
+}
+
 struct Gelu {
     tanh: bool,
 }
@@ -102,6 +109,20 @@ mod tests {
             let x = [(randn("x", &dims) * 2.0).unwrap()];
             check(&format!("{dims:?}"), &x, 1e-6, |x| gelu(&x[0]));
             check(&format!("tanh {dims:?}"), &x, 2e-6, |x| gelu_tanh(&x[0]));
+        }
+    }
+
+    #[test]
+    fn softplus_keeps_its_digits_and_its_slope() {
+        let x = candle_core::Var::new(&[-1e5f32, -20.0, 0.0, 3.0, 1e5], &candle_core::Device::Cpu).unwrap();
+        let y = softplus(&x).unwrap();
+        let want = [0.0, (-20f64).exp().ln_1p() as f32, 2f32.ln(), 3f64.exp().ln_1p() as f32, 1e5];
+        let grads = y.sum_all().unwrap().backward().unwrap();
+        let slopes = grads.get(&x).unwrap().to_vec1::<f32>().unwrap();
+        let pairs = y.to_vec1::<f32>().unwrap().into_iter().zip(want);
+        let pairs = pairs.chain(slopes.into_iter().zip([0.0, (-20f32).exp(), 0.5, 0.95257413, 1.0]));
+        for (got, want) in pairs {
+            assert!((got - want).abs() <= 1e-6 * want.abs(), "{got} is not {want}");
         }
     }
 

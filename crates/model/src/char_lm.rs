@@ -112,6 +112,10 @@ impl CharLmConfig {
         if self.mem > 0 && !self.entry.support.memory {
             return unsupported("form with cached positions", "set the cache to 0");
         }
+        let needs = (self.entry.needs)(&self.knobs);
+        if self.mem > 0 && needs.beyond_plain(self.backbone.heads, self.backbone.head_dim()).is_some() {
+            return unsupported("form with cached positions", "set the cache to 0");
+        }
         let mut shape = self.backbone.shape(1, self.block, true);
         shape.keys += self.mem;
         self.entry.admits(&self.knobs, &shape).map_err(|reason| ConfigError::Knobs { mechanism, reason })
@@ -255,10 +259,7 @@ impl CharLm {
         let (_, _, inputs) = self.trace(ids, cache)?;
         let layer = |(number, (block, x)): (usize, (&Block, &Tensor))| {
             block
-                .softmax_inputs(
-                    x,
-                    &ForwardArgs { mask: None, memory: cache.layer(number), dropout: Dropout::NONE },
-                )
+                .softmax_inputs(x, &ForwardArgs { memory: cache.layer(number), ..ForwardArgs::default() })
                 .transpose()
         };
         self.layers.iter().zip(&inputs).enumerate().map(layer).collect::<Option<Result<_>>>().transpose()
@@ -283,7 +284,7 @@ impl CharLm {
             let memory = cache.layer(number);
             next.push(self.keep(memory, &x)?);
             let dropout = dropout.branch(2 + number as u64);
-            x = layer.forward(&x, &ForwardArgs { mask: None, memory, dropout })?;
+            x = layer.forward(&x, &ForwardArgs { memory, dropout, ..ForwardArgs::default() })?;
         }
         see(&x);
         x = dropout.apply(&x, 1)?;

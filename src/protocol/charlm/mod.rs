@@ -9,16 +9,10 @@ pub mod streams;
 pub mod witten_bell;
 pub mod worker;
 
-use super::curve::CurveSpec;
-use super::definition::{AltAction, DataDirs, Flag, Prepared, ProtocolInfo, Quick, Tasks, WorkerInput};
-use super::grid::{Grid, GridDefaults, GridFlags, PlanError};
-use super::training::TrainingProtocol;
-use crate::run::plan::{Cell, Plan};
-use crate::run::worker::ParentLink;
+use super::definition::{AltAction, Flag, ProtocolInfo, Quick, Tasks};
 use effattn_model::family::character_lm;
 use effattn_record::Metric;
 use effattn_record::config::settings::groups::{MACHINE, MODEL, TRAINING};
-use serde_json::Value;
 
 const INFO: ProtocolInfo = ProtocolInfo {
     examples: EXAMPLES,
@@ -72,39 +66,6 @@ const INFO: ProtocolInfo = ProtocolInfo {
 
 /// `charlm`.
 pub struct CharLm;
-
-impl TrainingProtocol for CharLm {
-    type Request = plan::CharLmRequest;
-
-    const INFO: ProtocolInfo = INFO;
-    const CURVE: CurveSpec = CurveSpec {
-        column: "validation_bpc",
-        axis: "validation, bits per character",
-        unit: "bit",
-        value: |score| score.loss / std::f64::consts::LN_2,
-        less: true,
-    };
-
-    fn defaults(&self, flags: &GridFlags) -> GridDefaults {
-        plan::defaults(flags)
-    }
-
-    fn cells(&self, grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
-        plan::cells(grid, threads)
-    }
-
-    fn prepare(&self, plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
-        plan::prepare(plan, dirs)
-    }
-
-    fn summary(&self, plan: &Plan) -> String {
-        plan::amount(plan)
-    }
-
-    fn work(&self, link: &ParentLink, request: Value, input: &WorkerInput) -> anyhow::Result<()> {
-        worker::work(link, request, input)
-    }
-}
 
 /// Drawing text instead of training.
 const GENERATE: &[Flag] = &[

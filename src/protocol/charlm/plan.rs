@@ -6,22 +6,27 @@ use serde::{Deserialize, Serialize};
 
 use super::eval::Evaluation;
 use super::recipe::{self, EVERY, LAST_LEN, Phase, phases};
-use crate::protocol::definition::{DataDirs, Prepared};
-use crate::protocol::grid::{
-    Grid, GridDefaults, GridEntry, GridFlags, PlanError, listed, published_elsewhere, tasks,
+use super::{CharLm, worker};
+use crate::protocol::curve::CurveSpec;
+use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo};
+use crate::protocol::grid::{GridDefaults, GridFlags, PlanError};
+use crate::protocol::model_spec::ModelSpec;
+use crate::protocol::training::worker::Job;
+use crate::protocol::training::{
+    DataRead, PlannedRun, ProtocolDiff, RunPlace, TrainingProtocol, TrainingRequest, TrainingResult, flops,
+    micro_batches, read_data, resolve,
 };
-use crate::protocol::model_spec::{ModelSpec, resolve_or_unsupported};
-use crate::protocol::training::{ProtocolDiff, RATE, TrainingRequest, incomplete};
-use crate::run::plan::{Cell, Plan};
+use crate::run::outcome::CellFailure;
+use crate::run::plan::Plan;
 use effattn_data as data;
 use effattn_data::corpus::CharCorpus;
-use effattn_data::{CharTask, DataError, LoadOptions};
+use effattn_data::{DataError, LoadOptions};
 use effattn_model::attention::choose::MechanismChoice;
 use effattn_model::char_lm::CharLmConfig;
-use effattn_model::family::{Architecture, ModelRequest, ResolveError, character_lm};
+use effattn_model::family::{ModelRequest, ResolveError, character_lm};
 use effattn_record::Pass;
-use effattn_record::config::lists::{Batches, Lengths, Seeds, Words};
-use effattn_record::config::settings::{DtypeName, Settings};
+use effattn_record::config::lists::{Batches, Lengths, Words};
+use effattn_record::config::settings::Settings;
 
 /// What the worker of a cell is asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -50,29 +55,6 @@ pub const QUICK: (&str, f64) = ("ls:w=64", 3e-3);
 /// Preset where nothing is said.
 const PRESET: &str = "charlm-small";
 
-/// What `charlm` does where nothing is said.
-pub fn defaults(flags: &GridFlags) -> GridDefaults {
-    let preset = Some(PRESET.to_owned());
-    let task = |name: &str| Some(Words(vec![name.to_owned()]));
-    let whole = Settings { preset: preset.clone(), task: task("enwik8"), ..Settings::NONE };
-    let small = Settings {
-        preset,
-        task: task("sample"),
-        layers: Some(2),
-        width: Some(128),
-        heads: Some(4),
-        ffn: Some(512),
-        len: Some(Lengths(vec![256])),
-        batch: Some(Batches(vec![4])),
-        steps: Some(200),
-        dropout: Some(0.0),
-        rate: Some(QUICK.1),
-        ..Settings::NONE
-    };
-    let (settings, models) = if flags.quick { (small, QUICK.0) } else { (whole, "ls") };
-    GridDefaults { settings, models }
-}
-
 /// The corpus called `name` in `dir`.
 ///
 /// # Errors
@@ -97,127 +79,115 @@ pub fn model(spec: &ModelSpec, choice: &MechanismChoice, vocab: usize) -> Result
     Ok(config)
 }
 
-/// The training runs of `grid`, by corpus, mechanism and seed.
-///
-/// # Errors
-/// Settings that nobody can run.
-pub fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
-    let mut cells = Vec::new();
-    for corpus in tasks(grid) {
-        let (_, symbols) = data::corpus(&corpus).map_err(PlanError::new)?;
-        for pick in grid.entries.iter().filter(|pick| pick.runs(&corpus)) {
-            let seeds = pick.settings.seeds.clone().unwrap_or(Seeds(vec![recipe::SEED]));
-            for seed in seeds.0 {
-                cells.push(cell(grid, pick, (&corpus, symbols), (seed, threads))?);
-            }
-        }
-    }
-    Ok(cells)
-}
+impl TrainingProtocol for CharLm {
+    type Request = CharLmRequest;
 
-fn cell(
-    grid: &Grid,
-    pick: &GridEntry,
-    (corpus, symbols): (&str, &CharTask),
-    (seed, threads): (u64, usize),
-) -> Result<Cell, PlanError> {
-    let settings = &pick.settings;
-    let planned = planned(settings, corpus)?;
-    let first = planned[0];
-    let spec = ModelSpec::new(pick, first.len, first.batch, Pass::Train, seed)?;
-    let (config, reason) = resolve_or_unsupported(pick, |choice| model(&spec, choice, symbols.vocabulary))?;
-    let accumulate = settings.accumulate.unwrap_or(1);
-    if let Some(phase) = planned.iter().find(|phase| !phase.batch.is_multiple_of(accumulate)) {
-        return Err(PlanError(format!(
-            "--accumulate {accumulate} does not divide the batch of {}; choose a divisor",
-            phase.batch
-        )));
-    }
-    let cached = config.as_ref().is_some_and(|config| config.mem > 0);
-    let test = |phases: &[Phase], overlap: bool| {
-        let last = phases.last().map_or(first.len, |phase| phase.len);
-        evaluation(last, overlap || !cached, cached)
+    const INFO: ProtocolInfo = super::INFO;
+    const CURVE: CurveSpec = CurveSpec {
+        column: "validation_bpc",
+        axis: "validation, bits per character",
+        unit: "bit",
+        value: |score| score.loss / std::f64::consts::LN_2,
+        less: true,
     };
-    let evaluated = test(&planned, settings.overlap.unwrap_or(false));
-    let resolved = config.as_ref().map(|config| config as &dyn Architecture);
-    let mut row = spec.row("charlm", threads, resolved);
-    row.task = Some(corpus.to_owned());
-    row.suite = grid.suite.as_ref().map(|suite| suite.name.clone());
-    let what = (evaluated.metric(), corpus);
-    let elsewhere = || published_elsewhere(super::INFO.name, &spec.model, what, &spec.preset);
-    let beside = grid.beside(pick, what, &spec.preset).or_else(elsewhere);
-    row.published = beside.as_ref().map(|beside| beside.published);
-    (row.metric, row.unit) = (evaluated.metric().to_owned(), "bit".to_owned());
-    let every = |phases: &[Phase]| EVERY.min(phases[0].steps.div_ceil(10)).max(1);
-    let whole = phases(&spec.preset, corpus).to_vec();
-    let usual = CharLmRequest {
-        corpus: corpus.to_owned(),
-        spec: ModelSpec { len: whole[0].len, batch: whole[0].batch, ..spec.default_spec(&spec.preset) },
-        accumulate: 1,
-        every: every(&whole),
-        limit: None,
-        evaluation: test(&whole, false),
-        allow_partial: false,
-        phases: whole,
-    };
-    let flops = |phase: &Phase| {
-        let forward = resolved.map_or(0, |model| model.flops(phase.len as usize));
-        3.0 * forward as f64 * (phase.batch * phase.steps) as f64
-    };
-    let work: f64 = planned.iter().map(flops).sum();
-    let words = format!("{corpus} {} {} s{seed}", spec.model, spec.preset);
-    let request = CharLmRequest {
-        corpus: corpus.to_owned(),
-        spec,
-        accumulate,
-        every: settings.every.unwrap_or_else(|| every(&planned)),
-        limit: settings.limit,
-        evaluation: evaluated,
-        allow_partial: settings.allow_partial.unwrap_or(false),
-        phases: planned,
-    };
-    if reason.is_none() {
-        let differences = differences(&request);
-        differences.write_to(beside, &mut row);
-    }
-    let cell = Cell::new(&words, row, &request, &usual);
-    let timeout = settings.timeout.map(|time| time.0);
-    let cell = cell.with_seconds(threads, |threads| work / (RATE * threads as f64));
-    Ok(Cell { timeout, ..cell }.with_unsupported(reason))
-}
+    const PUBLISHED_BY: Option<&'static str> = Some(super::INFO.name);
 
-/// Reads every corpus once: their hashes belong to the run.
-///
-/// # Errors
-/// Data that are missing, damaged, or incomplete without permission.
-pub fn prepare(plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
-    let mut wanted: Vec<(String, bool)> = Vec::new();
-    for cell in &plan.cells {
-        let partial = cell.request["allow_partial"].as_bool();
-        let Some(one) = cell.row.task.clone().zip(partial) else { continue };
-        if !wanted.contains(&one) {
-            wanted.push(one);
-        }
+    fn defaults(&self, flags: &GridFlags) -> GridDefaults {
+        let preset = Some(PRESET.to_owned());
+        let task = |name: &str| Some(Words(vec![name.to_owned()]));
+        let whole = Settings { preset: preset.clone(), task: task("enwik8"), ..Settings::NONE };
+        let small = Settings {
+            preset,
+            task: task("sample"),
+            layers: Some(2),
+            width: Some(128),
+            heads: Some(4),
+            ffn: Some(512),
+            len: Some(Lengths(vec![256])),
+            batch: Some(Batches(vec![4])),
+            steps: Some(200),
+            dropout: Some(0.0),
+            rate: Some(QUICK.1),
+            ..Settings::NONE
+        };
+        let (settings, models) = if flags.quick { (small, QUICK.0) } else { (whole, "ls") };
+        GridDefaults { settings, models }
     }
-    let mut remarks = Vec::new();
-    for (name, allow_partial) in wanted {
-        let corpus = load(&name, &dirs.data, allow_partial)?;
-        if let Some(partial) = corpus.partial {
-            remarks.push(incomplete(&name, &partial));
-        }
-        plan.data.insert(name, corpus.hash);
-    }
-    plan.cells.iter_mut().for_each(|cell| cell.reads = cell.row.task.iter().cloned().collect());
-    Ok(Prepared { remarks, text: None })
-}
 
-/// `enwik8 · charlm-small · 400 updates of 512 · batch 4`.
-pub fn amount(plan: &Plan) -> String {
-    let phases = plan.cells.iter().find_map(|cell| cell.request["phases"].as_array());
-    let phase = |phase: &serde_json::Value| format!("{} updates of {}", phase["steps"], phase["len"]);
-    let phases: Vec<String> = phases.into_iter().flatten().map(phase).collect();
-    let (task, preset) = (listed(plan, |row| row.task.clone()), listed(plan, |row| row.preset.clone()));
-    format!("{task} · {preset} · {} · batch {}", phases.join(", "), listed(plan, |row| row.batch))
+    fn check_task(&self, task: &str) -> Result<(), PlanError> {
+        data::corpus(task).map(|_| ()).map_err(PlanError::new)
+    }
+
+    fn seed(&self, _: &RunPlace) -> Result<u64, PlanError> {
+        Ok(recipe::SEED)
+    }
+
+    fn run(&self, place: &RunPlace, seed: u64) -> Result<PlannedRun<CharLmRequest>, PlanError> {
+        let RunPlace { entry, task: corpus, .. } = *place;
+        let (settings, (_, symbols)) = (&entry.settings, data::corpus(corpus).map_err(PlanError::new)?);
+        let planned = planned(settings, corpus)?;
+        let first = planned[0];
+        let spec = ModelSpec::new(entry, first.len, first.batch, Pass::Train, seed)?;
+        let mut cached = false;
+        let model = resolve(entry, |choice| {
+            let config = model(&spec, choice, symbols.vocabulary)?;
+            cached = config.mem > 0;
+            Ok(config)
+        })?;
+        for phase in &planned {
+            micro_batches(settings, phase.batch, 1)?;
+        }
+        let test = |phases: &[Phase], overlap: bool| {
+            let last = phases.last().map_or(first.len, |phase| phase.len);
+            evaluation(last, overlap || !cached, cached)
+        };
+        let every = |phases: &[Phase]| EVERY.min(phases[0].steps.div_ceil(10)).max(1);
+        let whole = phases(&spec.preset, corpus).to_vec();
+        let usual = CharLmRequest {
+            corpus: corpus.to_owned(),
+            spec: ModelSpec { len: whole[0].len, batch: whole[0].batch, ..spec.default_spec(&spec.preset) },
+            accumulate: 1,
+            every: every(&whole),
+            limit: None,
+            evaluation: test(&whole, false),
+            allow_partial: false,
+            phases: whole,
+        };
+        let work =
+            planned.iter().map(|phase| 3.0 * flops(&model, phase.len) * (phase.batch * phase.steps) as f64);
+        let work = work.sum();
+        let request = CharLmRequest {
+            corpus: corpus.to_owned(),
+            spec,
+            accumulate: settings.accumulate.unwrap_or(1),
+            every: settings.every.unwrap_or_else(|| every(&planned)),
+            limit: settings.limit,
+            evaluation: test(&planned, settings.overlap.unwrap_or(false)),
+            allow_partial: settings.allow_partial.unwrap_or(false),
+            phases: planned,
+        };
+        let (metric, unit) = (request.evaluation.metric(), "bit");
+        let differs = Some(differences(&request));
+        Ok(PlannedRun { metric, unit, request, usual, model, differs, work })
+    }
+
+    fn prepare(&self, plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
+        read_data(plan, |request: &CharLmRequest| {
+            let corpus = load(&request.corpus, &dirs.data, request.allow_partial)?;
+            Ok(DataRead { hash: corpus.hash, partial: corpus.partial })
+        })
+    }
+
+    /// `400 updates of 512 · batch 4`.
+    fn amount(&self, requests: &[CharLmRequest], batch: &str, _: &str) -> String {
+        let phase = |phase: &Phase| format!("{} updates of {}", phase.steps, phase.len);
+        let phases = requests.first().map_or(&[][..], |request| &request.phases);
+        format!("{} · batch {batch}", phases.iter().map(phase).collect::<Vec<_>>().join(", "))
+    }
+
+    fn train(&self, job: &Job<CharLmRequest>) -> Result<TrainingResult, CellFailure> {
+        worker::train(job)
+    }
 }
 
 /// The phases with what was said in the place of the protocol's values. Where lengths or steps are given, only as many
@@ -285,13 +255,8 @@ fn differences(request: &CharLmRequest) -> ProtocolDiff {
         all.note(name, list(of, &request.phases), list(of, first));
     }
     let rate = |phases: &[Phase]| phases.first().map_or(0.0, |phase| phase.rate);
-    if rate(&request.phases) != rate(&whole) {
-        all.settings.push(format!("rate {:e} ({:e})", rate(&request.phases), rate(&whole)));
-    }
-    all.settings.extend(request.spec.sizes.words());
-    if request.spec.dtype != DtypeName::F32 {
-        all.settings.push(format!("{} products", request.spec.dtype));
-    }
+    all.rate(rate(&request.phases), rate(&whole));
+    all.model(&request.spec);
     all.settings.extend(request.limit.map(|limit| format!("first {limit} symbols of validation and test")));
     if data::corpus(&request.corpus).is_ok_and(|(_, symbols)| symbols.complete.is_none()) {
         all.settings.push("a corpus that no source trains on".to_owned());
@@ -305,6 +270,14 @@ fn differences(request: &CharLmRequest) -> ProtocolDiff {
 }
 
 impl TrainingRequest for CharLmRequest {
+    fn task(&self) -> &str {
+        &self.corpus
+    }
+
+    fn reading(&self) -> LoadOptions {
+        LoadOptions { allow_partial: self.allow_partial, ..LoadOptions::default() }
+    }
+
     fn steps(&self) -> u64 {
         self.phases.iter().map(|phase| phase.steps).sum()
     }
@@ -324,13 +297,15 @@ impl TrainingRequest for CharLmRequest {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::grid::resolve;
+    use crate::protocol::definition::Protocol;
+    use crate::protocol::grid;
+    use crate::run::plan::Cell;
 
     #[test]
     fn a_named_knob_holds_against_the_preset() {
         let flags =
             GridFlags { model: Some("ls,ls:w=8,ls:dual_ln=false".parse().unwrap()), ..GridFlags::default() };
-        let cells = cells(&resolve(&flags, &crate::protocol::charlm::CharLm).unwrap(), 1).unwrap();
+        let cells = Protocol::cells(&CharLm, &grid::resolve(&flags, &CharLm).unwrap(), 1).unwrap();
         let window = |cell: &Cell| {
             let spec: CharLmRequest = serde_json::from_value(cell.request.clone()).unwrap();
             model(&spec.spec, &spec.spec.choice().unwrap(), 32)

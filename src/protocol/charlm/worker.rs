@@ -9,12 +9,11 @@ use super::plan::{CharLmRequest, load, model};
 use super::recipe::{Phase, optimizer};
 use super::streams::Streams;
 use super::witten_bell::witten_bell;
-use crate::protocol::definition::{WorkerContext, WorkerInput};
-use crate::protocol::training::experiment::{Experiment, ExperimentDriver, TrainingDevice};
-use crate::protocol::training::worker::{candle, failed, report};
-use crate::protocol::training::{MetricValue, TrainingMessage, TrainingResult};
+use crate::protocol::definition::WorkerContext;
+use crate::protocol::training::experiment::{EarlierPhases, Experiment, StepCounts, TrainingDevice};
+use crate::protocol::training::worker::{Job, failed};
+use crate::protocol::training::{EvalCost, MetricValue, TrainingResult};
 use crate::run::outcome::CellFailure;
-use crate::run::worker::ParentLink;
 use crate::train::checkpoint::Checkpoint;
 use crate::train::optim::OptimizerConfig;
 use crate::train::schedule::Schedule;
@@ -27,41 +26,28 @@ use effattn_model::family::{Architecture, Loss};
 use effattn_model::nn::dropout::DropoutRng;
 use effattn_model::nn::params::ParamBuilder;
 
-/// Trains until the last step or until the parent is gone.
-///
-/// # Errors
-/// The parent is gone.
-pub fn work(link: &ParentLink, request: Json, given: &WorkerInput) -> anyhow::Result<()> {
-    let request: CharLmRequest = serde_json::from_value(request)?;
-    report(link, train(link, &request, &given.conditions))
-}
-
 /// Files of phase `index`.
-fn files(conditions: &WorkerContext, index: usize) -> CheckpointFiles {
-    let name = |what: &str| conditions.folder.join(format!("phase{}-{what}.safetensors", index + 1));
+fn files(context: &WorkerContext, index: usize) -> CheckpointFiles {
+    let name = |what: &str| context.folder.join(format!("phase{}-{what}.safetensors", index + 1));
     CheckpointFiles { last: name("last"), best: name("best") }
 }
 
-fn train(
-    link: &ParentLink,
-    request: &CharLmRequest,
-    conditions: &WorkerContext,
-) -> Result<TrainingResult, CellFailure> {
-    let corpus =
-        load(&request.corpus, &conditions.data, request.allow_partial).map_err(|error| failed(&error))?;
-    conditions.same(&request.corpus, &corpus.hash)?;
+/// Trains until the last step or until the parent is gone, and tests.
+pub fn train(job: &Job<CharLmRequest>) -> Result<TrainingResult, CellFailure> {
+    let Job { request, context, .. } = job;
+    let corpus = load(&request.corpus, &context.data, request.allow_partial)?;
+    context.same(&request.corpus, &corpus.hash)?;
     let spec = &request.spec;
     let config = spec.choice().and_then(|choice| model(spec, &choice, corpus.vocabulary));
-    let config = config.map_err(|error| failed(&error))?;
-    let laboratory = TrainingDevice::open(spec, conditions)?;
+    let config = config?;
+    let laboratory = TrainingDevice::open(spec, context)?;
     let device = laboratory.device();
     let (mut curve, mut before) = (Vec::new(), 0);
     let mut selected = None;
-    let run =
-        |index| CharLmExperiment { request, conditions, corpus: &corpus, device, config: &config, index };
+    let run = |index| CharLmExperiment { job, corpus: &corpus, device, config: &config, index };
     for index in 0..request.phases.len() {
-        let train = ExperimentDriver { link, conditions, before: (&curve, before) };
-        let state = train.run(&laboratory, &run(index))?;
+        let earlier = EarlierPhases { points: &curve, steps: before };
+        let state = earlier.train(&laboratory, &run(index))?;
         let shift = |point: &EvalPoint| EvalPoint { step: before + point.step, ..*point };
         selected = state.best_point().map(shift);
         curve.extend(state.curve.iter().map(shift));
@@ -69,13 +55,12 @@ fn train(
     }
     let peak = laboratory.peak();
     let selected = selected.ok_or_else(|| failed(&"nothing was evaluated"))?;
-    run(request.phases.len() - 1).test(link, (selected, selected.step == before), peak)
+    run(request.phases.len() - 1).test((selected, selected.step == before), peak)
 }
 
 /// One phase of a run.
 struct CharLmExperiment<'a> {
-    request: &'a CharLmRequest,
-    conditions: &'a WorkerContext,
+    job: &'a Job<'a, CharLmRequest>,
     corpus: &'a CharCorpus,
     device: &'a Device,
     config: &'a CharLmConfig,
@@ -83,30 +68,36 @@ struct CharLmExperiment<'a> {
 }
 
 impl Experiment for CharLmExperiment<'_> {
+    type Request = CharLmRequest;
+
+    fn job(&self) -> &Job<'_, CharLmRequest> {
+        self.job
+    }
+
     fn files(&self) -> CheckpointFiles {
-        files(self.conditions, self.index)
+        files(self.job.context, self.index)
     }
 
     fn description(&self) -> Result<Json, CellFailure> {
         let description = Description {
-            request: self.request.clone(),
+            request: self.job.request.clone(),
             alphabet: self.corpus.alphabet.clone(),
             vocab: self.corpus.vocabulary,
             phase: self.index,
         };
-        serde_json::to_value(description).map_err(|error| failed(&error))
+        Ok(serde_json::to_value(description)?)
     }
 
     fn optimizer_and_schedule(&self) -> Result<(OptimizerConfig, Schedule), CellFailure> {
-        Ok((optimizer(&self.request.spec.preset).into(), self.about().schedule()))
+        Ok((optimizer(&self.job.request.spec.preset).into(), self.about().schedule()))
     }
 
-    fn steps(&self) -> (u64, u64) {
-        (self.about().steps, self.request.every)
+    fn steps(&self) -> StepCounts {
+        StepCounts { total: self.about().steps, eval_every: self.job.request.every }
     }
 
     /// Symbols are predicted one stream at a time, at the end in blocks behind a longer cache or in windows.
-    fn eval_cost(&self) -> (f64, f64) {
+    fn eval_cost(&self) -> EvalCost {
         let phase = self.about();
         let cost = |block: u64, cache: u64, symbols: f64| {
             let config = self.config.at(block as usize, cache as usize);
@@ -116,11 +107,11 @@ impl Experiment for CharLmExperiment<'_> {
         };
         let one = cost(phase.len, phase.len, (phase.len * phase.batch) as f64).max(1.0);
         let count = |part: usize| self.part(self.corpus.parts[part].clone()).len() as f64;
-        let test = match self.request.evaluation {
+        let test = match self.job.request.evaluation {
             Evaluation::Stream { block, cache } => cost(block, cache, count(2)),
             Evaluation::Overlap { window, step } => cost(window, 0, count(2) * window as f64 / step as f64),
         };
-        (cost(phase.len, phase.len, count(1)) / one, 2.0 * test / one)
+        EvalCost { per_eval: cost(phase.len, phase.len, count(1)) / one, final_test: 2.0 * test / one }
     }
 
     fn model(&self) -> &dyn Architecture {
@@ -130,12 +121,12 @@ impl Experiment for CharLmExperiment<'_> {
     /// The weights of the phase before, or new ones.
     fn initial_weights(&self, device: &Device) -> Result<ParamBuilder, CellFailure> {
         if self.index == 0 {
-            return Ok(ParamBuilder::seeded(self.request.spec.seed, device, true));
+            return Ok(ParamBuilder::seeded(self.job.request.spec.seed, device, true));
         }
-        let before = files(self.conditions, self.index - 1);
+        let before = files(self.job.context, self.index - 1);
         let file = if self.about().from_best { before.best } else { before.last };
-        let checkpoint = Checkpoint::load(&file).map_err(|error| failed(&error))?;
-        checkpoint.builder(device, true).map_err(candle)
+        let checkpoint = Checkpoint::load(&file)?;
+        Ok(checkpoint.builder(device, true)?)
     }
 
     fn trainable<'a>(
@@ -150,15 +141,15 @@ impl Experiment for CharLmExperiment<'_> {
 
 impl CharLmExperiment<'_> {
     fn about(&self) -> &Phase {
-        &self.request.phases[self.index]
+        &self.job.request.phases[self.index]
     }
 
     fn model(&self, builder: &ParamBuilder, (block, mem): (u64, u64)) -> Result<CharLm, CellFailure> {
-        CharLm::new(&self.config.at(block as usize, mem as usize), builder).map_err(candle)
+        Ok(CharLm::new(&self.config.at(block as usize, mem as usize), builder)?)
     }
 
     fn task(&self, net: CharLm, restored: Option<&Checkpoint>) -> Result<CharLmTrainable<'_>, CellFailure> {
-        let (phase, request) = (self.about(), self.request);
+        let (phase, request) = (self.about(), &self.job.request);
         let [train, validation, _] = &self.corpus.parts;
         let symbols = &self.corpus.symbols[train.clone()];
         let streams = Streams::new(symbols, phase.len as usize, phase.batch as usize).ok_or_else(|| {
@@ -181,7 +172,7 @@ impl CharLmExperiment<'_> {
                 stored.into_iter().map(|rows| rows.map(|rows| rows.to_device(self.device)).transpose());
             Ok(Cache::of(moved.collect::<Candle<_>>()?))
         });
-        let caches = caches.collect::<Candle<Vec<_>>>().map_err(candle)?;
+        let caches = caches.collect::<Candle<Vec<_>>>()?;
         let noise = DropoutRng::new(request.spec.seed.wrapping_add(self.index as u64));
         let validation = self.part(validation.clone());
         let next = caches.iter().map(|_| None).collect();
@@ -190,39 +181,38 @@ impl CharLmExperiment<'_> {
 
     /// Ids of a part of the corpus, up to the limit.
     fn part(&self, range: std::ops::Range<usize>) -> Vec<u32> {
-        let limit = self.request.limit.map_or(usize::MAX, |limit| limit as usize);
+        let limit = self.job.request.limit.map_or(usize::MAX, |limit| limit as usize);
         self.corpus.symbols[range].iter().take(limit).map(|&symbol| u32::from(symbol)).collect()
     }
 
     /// Bits per character that the weights of `file` need for `ids`.
-    fn bits(&self, link: &ParentLink, file: &std::path::Path, ids: &[u32]) -> Result<Bits, CellFailure> {
-        let weights = Checkpoint::load(file).map_err(|error| failed(&error))?;
-        let builder = weights.builder(self.device, false).map_err(candle)?;
-        let way = self.request.evaluation;
+    fn bits(&self, file: &std::path::Path, ids: &[u32]) -> Result<Bits, CellFailure> {
+        let weights = Checkpoint::load(file)?;
+        let builder = weights.builder(self.device, false)?;
+        let way = self.job.request.evaluation;
         let net = self.model(&builder, (self.about().len, way.cache()))?;
         let mut told = std::time::Instant::now();
         let progress = |done: usize| {
             if told.elapsed().as_secs() >= 1 {
                 told = std::time::Instant::now();
                 let what = format!("tests {} ({done} of {} symbols)", way.words(), ids.len());
-                let _ = link.send(&TrainingMessage::Doing { what }); // a parent that is gone is noticed at the end
+                let _ = self.job.tell(what); // a parent that is gone is noticed at the end
             }
         };
-        way.bpc(&net, ids, progress).map_err(candle)
+        Ok(way.bpc(&net, ids, progress)?)
     }
 
     /// Evaluates the best weights of this phase on the test part, and the last ones where they are others.
     fn test(
         &self,
-        link: &ParentLink,
         (selected, is_last): (EvalPoint, bool),
         peak_bytes: Option<u64>,
     ) -> Result<TrainingResult, CellFailure> {
-        let (request, corpus, way) = (self.request, self.corpus, self.request.evaluation);
-        let files = files(self.conditions, self.index);
+        let (request, corpus, way) = (&self.job.request, self.corpus, self.job.request.evaluation);
+        let files = files(self.job.context, self.index);
         let ids = self.part(corpus.parts[2].clone());
-        let best = self.bits(link, &files.best, &ids)?;
-        let last = if is_last { best } else { self.bits(link, &files.last, &ids)? };
+        let best = self.bits(&files.best, &ids)?;
+        let last = if is_last { best } else { self.bits(&files.last, &ids)? };
         let [train, ..] = &corpus.parts;
         let bytes: Vec<u8> = ids.iter().map(|&id| id as u8).collect();
         let reference = witten_bell(&corpus.symbols[train.clone()], &bytes, corpus.vocabulary, 3);

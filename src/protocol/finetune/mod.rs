@@ -5,17 +5,11 @@ pub mod plan;
 pub mod recipe;
 pub mod worker;
 
-use super::curve::CurveSpec;
-use super::definition::{DataDirs, Prepared, ProtocolInfo, Quick, Tasks, WorkerInput};
-use super::grid::{Grid, GridDefaults, GridFlags, PlanError};
-use super::training::TrainingProtocol;
-use crate::run::plan::{Cell, Plan};
-use crate::run::worker::ParentLink;
+use super::definition::{ProtocolInfo, Quick, Tasks};
 use effattn_data as data;
 use effattn_model::family::masked_lm;
 use effattn_record::Metric;
 use effattn_record::config::settings::groups::{MACHINE, TRAINING};
-use serde_json::Value;
 
 const INFO: ProtocolInfo = ProtocolInfo {
     examples: EXAMPLES,
@@ -59,39 +53,6 @@ const INFO: ProtocolInfo = ProtocolInfo {
 
 /// `finetune`.
 pub struct Finetune;
-
-impl TrainingProtocol for Finetune {
-    type Request = plan::FinetuneRequest;
-
-    const INFO: ProtocolInfo = INFO;
-    const CURVE: CurveSpec = CurveSpec {
-        column: "validation_accuracy",
-        axis: "validation accuracy, %",
-        unit: "%",
-        value: |score| score.value,
-        less: false,
-    };
-
-    fn defaults(&self, flags: &GridFlags) -> GridDefaults {
-        plan::defaults(flags)
-    }
-
-    fn cells(&self, grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
-        plan::cells(grid, threads)
-    }
-
-    fn prepare(&self, plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
-        plan::prepare(plan, dirs)
-    }
-
-    fn summary(&self, plan: &Plan) -> String {
-        plan::amount(plan)
-    }
-
-    fn work(&self, link: &ParentLink, request: Value, input: &WorkerInput) -> anyhow::Result<()> {
-        worker::work(link, request, input)
-    }
-}
 
 const EXAMPLES: &str = "\
 Examples:

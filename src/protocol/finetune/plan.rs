@@ -1,29 +1,34 @@
 //! From flags and suites to fine-tuning runs.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::Finetune;
 use super::recipe::{self, Recipe};
-use crate::protocol::cell_runner::request;
-use crate::protocol::definition::{DataDirs, Prepared};
-use crate::protocol::grid::{Grid, GridDefaults, GridEntry, GridFlags, PlanError, listed, tasks};
-use crate::protocol::model_spec::{ModelSpec, resolve_or_unsupported};
-use crate::protocol::pretrained_start::{self, StartEncoder};
+use super::worker::FinetuneExperiment;
+use crate::protocol::curve::CurveSpec;
+use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo};
+use crate::protocol::grid::{GridDefaults, GridFlags, PlanError};
+use crate::protocol::model_spec::ModelSpec;
+use crate::protocol::pretrained_start;
+use crate::protocol::training::worker::Job;
 use crate::protocol::training::{
-    ProtocolDiff, RATE, TrainingRequest, incomplete, micro_batches, one_of_each,
+    PlannedRun, ProtocolDiff, RunPlace, TrainingProtocol, TrainingRequest, TrainingResult, flops, incomplete,
+    micro_batches, one_of_each, requests, resolve,
 };
-use crate::run::plan::{Cell, Plan};
+use crate::run::outcome::CellFailure;
+use crate::run::plan::Plan;
 use crate::train::pretrained::Pretrained;
 use effattn_data as data;
 use effattn_data::tokenizer::Tokenizer;
 use effattn_data::{LabelledTexts, LoadOptions, Split};
 use effattn_model::attention::choose::MechanismChoice;
-use effattn_model::family::{Architecture, ModelRequest, ResolveError, masked_lm};
+use effattn_model::family::{ModelRequest, ResolveError, masked_lm};
 use effattn_model::roberta::{RobertaConfig, Top};
 use effattn_record::Pass;
-use effattn_record::config::lists::{Lengths, Seeds, Words};
+use effattn_record::config::lists::{Lengths, Words};
 use effattn_record::config::settings::Settings;
 
 /// What the worker of a cell is asked.
@@ -59,38 +64,10 @@ pub struct FinetuneRequest {
 
 /// Preset where nothing is said and nothing is started from.
 const PRESET: &str = "roberta-base";
-/// Seed where nothing is said.
-const SEED: u64 = 1;
 
 /// Ids of the longest of 32 texts, to which they are padded; other texts are about as long as is allowed. Guesses where the data
 /// are not there are made of them.
 const PADDED: &[(&str, u64)] = &[("sst-2", 40), ("qqp", 75), ("mnli", 113)];
-
-/// What `finetune` does where nothing is said.
-pub fn defaults(flags: &GridFlags) -> GridDefaults {
-    let task = |name: &str| Some(Words(vec![name.to_owned()]));
-    let whole = Settings { task: task("sst-2"), ..Settings::NONE };
-    let quick = Settings {
-        task: task("sentences"),
-        preset: Some("roberta-small".to_owned()),
-        layers: Some(2),
-        width: Some(64),
-        heads: Some(2),
-        ffn: Some(128),
-        len: Some(Lengths(vec![32])),
-        steps: Some(300),
-        rate: Some(1e-3),
-        ..Settings::NONE
-    };
-    // an encoder brings its sizes
-    let sized = flags.quick && flags.user_settings().from.is_none();
-    let quick = if sized {
-        quick
-    } else {
-        Settings { preset: None, layers: None, width: None, heads: None, ffn: None, ..quick }
-    };
-    GridDefaults { settings: if flags.quick { quick } else { whole }, models: "full" }
-}
 
 /// The model of `request`.
 ///
@@ -109,109 +86,147 @@ pub fn model(request: &FinetuneRequest, choice: &MechanismChoice) -> Result<Robe
     Ok(config)
 }
 
-/// The fine-tuning runs of `grid`, by task, mechanism and seed.
-///
-/// # Errors
-/// Settings that nobody can run, an encoder that cannot be read.
-pub fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
-    let (mut cells, mut hashes) = (Vec::new(), BTreeMap::new());
-    for task in tasks(grid) {
-        data::text_task(&task).map_err(PlanError::new)?;
-        for pick in grid.entries.iter().filter(|pick| pick.runs(&task)) {
-            let start = pretrained_start::of(pick, &mut hashes)?;
-            for seed in pick.settings.seeds.clone().unwrap_or(Seeds(vec![SEED])).0 {
-                cells.push(cell(grid, pick, (&task, start.as_ref()), (seed, threads))?);
+impl TrainingProtocol for Finetune {
+    type Request = FinetuneRequest;
+
+    const INFO: ProtocolInfo = super::INFO;
+    const CURVE: CurveSpec = CurveSpec::ACCURACY;
+
+    fn defaults(&self, flags: &GridFlags) -> GridDefaults {
+        let task = |name: &str| Some(Words(vec![name.to_owned()]));
+        let whole = Settings { task: task("sst-2"), ..Settings::NONE };
+        let quick = Settings {
+            task: task("sentences"),
+            preset: Some("roberta-small".to_owned()),
+            layers: Some(2),
+            width: Some(64),
+            heads: Some(2),
+            ffn: Some(128),
+            len: Some(Lengths(vec![32])),
+            steps: Some(300),
+            rate: Some(1e-3),
+            ..Settings::NONE
+        };
+        // an encoder brings its sizes
+        let sized = flags.quick && flags.user_settings().from.is_none();
+        let quick = if sized {
+            quick
+        } else {
+            Settings { preset: None, layers: None, width: None, heads: None, ffn: None, ..quick }
+        };
+        GridDefaults { settings: if flags.quick { quick } else { whole }, models: "full" }
+    }
+
+    fn check_task(&self, task: &str) -> Result<(), PlanError> {
+        data::text_task(task).map(|_| ()).map_err(PlanError::new)
+    }
+
+    fn run(&self, place: &RunPlace, seed: u64) -> Result<PlannedRun<FinetuneRequest>, PlanError> {
+        let RunPlace { entry, task, hashes, .. } = *place;
+        let start = pretrained_start::of(entry, &mut hashes.borrow_mut())?;
+        let encoder = start.as_ref().map(|start| start.hash.clone());
+        let start = start.as_ref().map(|start| &start.encoder);
+        let settings = &entry.settings;
+        let (len, batch) = one_of_each(settings, "finetune")?;
+        let (preset, sizes) = pretrained_start::sizes(entry, start, PRESET)?;
+        let recipe = recipe::find(&preset, task, len).map_err(PlanError::new)?;
+        let (len, batch) = (len.unwrap_or(recipe.len), batch.unwrap_or(recipe.batch));
+        let accumulate = micro_batches(settings, batch, 1)?;
+        let (vocab, positions) = match (start, masked_lm::preset(&preset)) {
+            (Some(start), _) => (start.vocab, start.positions),
+            (None, Some((_, vocab, positions))) => (vocab, positions),
+            (None, None) => (0, 0), // the model says that there is no such preset
+        };
+        let spec = ModelSpec { preset, sizes, ..ModelSpec::new(entry, len, batch, Pass::Train, seed)? };
+        let request = FinetuneRequest {
+            task: task.to_owned(),
+            from: start.map(|start| start.folder.display().to_string()),
+            encoder,
+            vocab: vocab as u64,
+            positions: len.max(positions as u64),
+            eps: start.map_or(1e-5, |start| start.eps),
+            steps: settings.steps.unwrap_or(recipe.steps),
+            rate: settings.rate.unwrap_or(recipe.rate),
+            accumulate,
+            every: settings.every,
+            limit: settings.limit,
+            reading: LoadOptions {
+                strict: settings.strict.unwrap_or(false),
+                allow_partial: settings.allow_partial.unwrap_or(false),
+                keep_close: false,
+            },
+            spec,
+        };
+        let spec = &request.spec;
+        let model = resolve(entry, |choice| model(&request, choice))?;
+        let usual = FinetuneRequest {
+            spec: ModelSpec { len: recipe.len, batch: recipe.batch, ..spec.default_spec(&spec.preset) },
+            from: request.from.clone(), // where the encoder lies does not matter
+            encoder: None,
+            steps: recipe.steps,
+            rate: recipe.rate,
+            accumulate: 1,
+            every: None,
+            limit: None,
+            reading: LoadOptions::default(),
+            ..request.clone()
+        };
+        let padded = PADDED.iter().find(|(padded, _)| *padded == task).map_or(len, |(_, len)| *len);
+        let work = 3.0 * flops(&model, padded.min(len)) * (batch * request.steps) as f64;
+        let differs = Some(differences(&request, &recipe, start));
+        Ok(PlannedRun { metric: "accuracy", unit: "%", request, usual, model, differs, work })
+    }
+
+    /// Hashes of the tasks' data belong to the run; every encoder must fit its models.
+    fn prepare(&self, plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
+        let requests = requests::<FinetuneRequest>(plan);
+        let mut remarks = Vec::new();
+        let mut sets: Vec<(&str, LoadOptions)> = Vec::new();
+        let mut fitted: Vec<(&str, &str, u64)> = Vec::new();
+        for request in &requests {
+            let start =
+                request.from.as_deref().map(|folder| Pretrained::open(Path::new(folder))).transpose()?;
+            let (name, reading) = (request.task.as_str(), request.reading);
+            if !sets.contains(&(name, reading)) || !plan.data.contains_key(&words_name(request)) {
+                let set = (data::text_task(name)?.1.load)(&dirs.data, reading)?;
+                plan.data
+                    .insert(words_name(request), tokenizer(request, start.as_ref(), &set)?.hash().to_owned());
+                if !sets.contains(&(name, reading)) {
+                    remarks.extend(set.partial().map(|partial| incomplete(name, partial)));
+                    remarks.extend(set.remarks().iter().cloned());
+                }
+                plan.data.insert(name.to_owned(), set.hash().to_owned());
+                sets.push((name, reading));
+            }
+            let Some((start, folder)) = start.zip(request.from.as_deref()) else { continue };
+            let key = (folder, request.spec.model.as_str(), request.positions);
+            if !fitted.contains(&key) {
+                start.weights()?.fit(&model(request, &request.spec.choice()?)?)?;
+                remarks.push(format!(
+                    "{} starts from {folder} ({})",
+                    request.spec.model,
+                    start.attention.label()
+                ));
+                fitted.push(key);
             }
         }
+        for (cell, request) in plan.cells.iter_mut().filter(|cell| !cell.request.is_null()).zip(&requests) {
+            let words = plan.data.get(&words_name(request));
+            cell.row.words = words.map(|hash| hash.chars().take(12).collect());
+        }
+        Ok(Prepared { remarks, text: None })
     }
-    if cells.is_empty() {
-        let tasks = tasks(grid).join(", ");
-        return Err(PlanError(format!("no row of the suite has {tasks}; see --dry-run")));
-    }
-    Ok(cells)
-}
 
-fn cell(
-    grid: &Grid,
-    pick: &GridEntry,
-    (task, start): (&str, Option<&StartEncoder>),
-    (seed, threads): (u64, usize),
-) -> Result<Cell, PlanError> {
-    let encoder = start.map(|start| start.hash.clone());
-    let start = start.map(|start| &start.encoder);
-    let settings = &pick.settings;
-    let (len, batch) = one_of_each(settings, "finetune")?;
-    let (preset, sizes) = pretrained_start::sizes(pick, start, PRESET)?;
-    let recipe = recipe::find(&preset, task, len).map_err(PlanError::new)?;
-    let (len, batch) = (len.unwrap_or(recipe.len), batch.unwrap_or(recipe.batch));
-    let accumulate = micro_batches(settings, batch, 1)?;
-    let (vocab, positions) = match (start, masked_lm::preset(&preset)) {
-        (Some(start), _) => (start.vocab, start.positions),
-        (None, Some((_, vocab, positions))) => (vocab, positions),
-        (None, None) => (0, 0), // the model says that there is no such preset
-    };
-    let spec = ModelSpec { preset, sizes, ..ModelSpec::new(pick, len, batch, Pass::Train, seed)? };
-    let request = FinetuneRequest {
-        task: task.to_owned(),
-        from: start.map(|start| start.folder.display().to_string()),
-        encoder,
-        vocab: vocab as u64,
-        positions: len.max(positions as u64),
-        eps: start.map_or(1e-5, |start| start.eps),
-        steps: settings.steps.unwrap_or(recipe.steps),
-        rate: settings.rate.unwrap_or(recipe.rate),
-        accumulate,
-        every: settings.every,
-        limit: settings.limit,
-        reading: LoadOptions {
-            strict: settings.strict.unwrap_or(false),
-            allow_partial: settings.allow_partial.unwrap_or(false),
-            keep_close: false,
-        },
-        spec,
-    };
-    finish(grid, pick, (request, &recipe), (start, threads))
-}
-
-/// The cell of `request`: its row, and what is printed beside it.
-fn finish(
-    grid: &Grid,
-    pick: &GridEntry,
-    (request, recipe): (FinetuneRequest, &Recipe),
-    (start, threads): (Option<&Pretrained>, usize),
-) -> Result<Cell, PlanError> {
-    let spec = &request.spec;
-    let (config, reason) = resolve_or_unsupported(pick, |choice| model(&request, choice))?;
-    let mut row = spec.row("finetune", threads, config.as_ref().map(|config| config as _));
-    (row.metric, row.unit) = ("accuracy".to_owned(), "%".to_owned());
-    row.task = Some(request.task.clone());
-    row.suite = grid.suite.as_ref().map(|suite| suite.name.clone());
-    let beside = grid.beside(pick, ("accuracy", &request.task), &spec.preset);
-    row.published = beside.as_ref().map(|beside| beside.published);
-    if reason.is_none() {
-        let differences = differences(&request, recipe, start);
-        differences.write_to(beside, &mut row);
+    /// `20935 updates · batch 32 · length 512`.
+    fn amount(&self, requests: &[FinetuneRequest], batch: &str, len: &str) -> String {
+        let steps: BTreeSet<u64> = requests.iter().map(|request| request.steps).collect();
+        let steps = steps.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
+        format!("{steps} updates · batch {batch} · length {len}")
     }
-    let usual = FinetuneRequest {
-        spec: ModelSpec { len: recipe.len, batch: recipe.batch, ..spec.default_spec(&spec.preset) },
-        from: request.from.clone(), // where the encoder lies does not matter
-        encoder: None,
-        steps: recipe.steps,
-        rate: recipe.rate,
-        accumulate: 1,
-        every: None,
-        limit: None,
-        reading: LoadOptions::default(),
-        ..request.clone()
-    };
-    let words = format!("{} {} {} s{}", request.task, spec.model, spec.preset, spec.seed);
-    let padded = PADDED.iter().find(|(task, _)| *task == request.task).map_or(spec.len, |(_, len)| *len);
-    let flops = config.as_ref().map_or(0, |config| config.flops(padded.min(spec.len) as usize));
-    let work = 3.0 * flops as f64 * (spec.batch * request.steps) as f64;
-    let cell = Cell::new(&words, row, &request, &usual);
-    let timeout = pick.settings.timeout.map(|time| time.0);
-    let cell = cell.with_seconds(threads, |threads| work / (RATE * threads as f64));
-    Ok(Cell { timeout, ..cell }.with_unsupported(reason))
+
+    fn train(&self, job: &Job<FinetuneRequest>) -> Result<TrainingResult, CellFailure> {
+        FinetuneExperiment::open(job)?.train()
+    }
 }
 
 /// What `request` does otherwise than the protocol: everything that the protocol fixes is looked at.
@@ -243,52 +258,6 @@ fn differences(request: &FinetuneRequest, recipe: &Recipe, start: Option<&Pretra
     all
 }
 
-/// Reads every task's data, whose hashes belong to the run, and makes sure that every encoder fits its models.
-///
-/// # Errors
-/// Data that are missing, damaged, or incomplete without permission; an encoder or tokenizer that does not fit.
-pub fn prepare(plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
-    let mut requests = Vec::new();
-    for cell in plan.cells.iter().filter(|cell| !cell.request.is_null()) {
-        requests.push(request::<FinetuneRequest>(cell)?);
-    }
-    let mut remarks = Vec::new();
-    let mut sets: Vec<(&str, LoadOptions)> = Vec::new();
-    let mut fitted: Vec<(&str, &str, u64)> = Vec::new();
-    for request in &requests {
-        let start = request.from.as_deref().map(|folder| Pretrained::open(Path::new(folder))).transpose()?;
-        let (name, reading) = (request.task.as_str(), request.reading);
-        if !sets.contains(&(name, reading)) || !plan.data.contains_key(&words_name(request)) {
-            let set = (data::text_task(name)?.1.load)(&dirs.data, reading)?;
-            plan.data
-                .insert(words_name(request), tokenizer(request, start.as_ref(), &set)?.hash().to_owned());
-            if !sets.contains(&(name, reading)) {
-                remarks.extend(set.partial().map(|partial| incomplete(name, partial)));
-                remarks.extend(set.remarks().iter().cloned());
-            }
-            plan.data.insert(name.to_owned(), set.hash().to_owned());
-            sets.push((name, reading));
-        }
-        let Some((start, folder)) = start.zip(request.from.as_deref()) else { continue };
-        let key = (folder, request.spec.model.as_str(), request.positions);
-        if !fitted.contains(&key) {
-            start.weights()?.fit(&model(request, &request.spec.choice()?)?)?;
-            remarks.push(format!(
-                "{} starts from {folder} ({})",
-                request.spec.model,
-                start.attention.label()
-            ));
-            fitted.push(key);
-        }
-    }
-    for (cell, request) in plan.cells.iter_mut().filter(|cell| !cell.request.is_null()).zip(&requests) {
-        let words = plan.data.get(&words_name(request));
-        cell.row.words = words.map(|hash| hash.chars().take(12).collect());
-        cell.reads = vec![request.task.clone(), words_name(request)];
-    }
-    Ok(Prepared { remarks, text: None })
-}
-
 /// The tokenizer of `request`: that of its encoder, or one of the training texts.
 ///
 /// # Errors
@@ -314,17 +283,19 @@ pub fn words_name(request: &FinetuneRequest) -> String {
     }
 }
 
-/// `sst-2 · roberta-base · 20935 updates · batch 32 · length 512`.
-pub fn amount(plan: &Plan) -> String {
-    let steps = plan.cells.iter().filter_map(|cell| cell.request["steps"].as_u64());
-    let steps: std::collections::BTreeSet<u64> = steps.collect();
-    let steps = steps.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
-    let (task, preset) = (listed(plan, |row| row.task.clone()), listed(plan, |row| row.preset.clone()));
-    let (batch, len) = (listed(plan, |row| row.batch), listed(plan, |row| row.len));
-    format!("{task} · {preset} · {steps} updates · batch {batch} · length {len}")
-}
-
 impl TrainingRequest for FinetuneRequest {
+    fn task(&self) -> &str {
+        &self.task
+    }
+
+    fn reads(&self) -> Vec<String> {
+        vec![self.task.clone(), words_name(self)]
+    }
+
+    fn reading(&self) -> LoadOptions {
+        self.reading
+    }
+
     fn steps(&self) -> u64 {
         self.steps
     }
@@ -337,14 +308,15 @@ impl TrainingRequest for FinetuneRequest {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::finetune::Finetune;
-    use crate::protocol::grid::resolve;
+    use crate::protocol::cell_runner::request;
+    use crate::protocol::grid;
+    use crate::run::plan::Cell;
 
     fn planned(models: &str, said: Settings) -> Result<Vec<Cell>, String> {
         let flags =
             GridFlags { settings: said, model: Some(models.parse().unwrap()), ..GridFlags::default() };
-        let grid = resolve(&flags, &Finetune).map_err(|error| error.to_string())?;
-        cells(&grid, 1).map_err(|error| error.to_string())
+        let grid = grid::resolve(&flags, &Finetune).map_err(|error| error.to_string())?;
+        Finetune.cells(&grid, 1).map_err(|error| error.to_string())
     }
 
     #[test]

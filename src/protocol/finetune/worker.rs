@@ -1,25 +1,22 @@
 //! The worker's side: fine-tunes one encoder and tests it.
 
 use candle_core::{Device, Result as Candle, Tensor};
-use serde_json::Value as Json;
 
 use super::plan::{FinetuneRequest, model, tokenizer, words_name};
 use super::recipe::{self, Recipe};
-use crate::protocol::definition::{WorkerContext, WorkerInput};
 use crate::protocol::pretrained_start::unchanged;
 use crate::protocol::training::experiment::{
-    Experiment, ExperimentDriver, TrainedWeights, TrainingDevice, WeightChoice, mean, scores,
+    self as training, Experiment, MicroBatches, StepCounts, TrainingDevice, WeightChoice,
 };
-use crate::protocol::training::worker::{candle, failed, report};
-use crate::protocol::training::{MetricValue, TrainingMessage, TrainingResult};
+use crate::protocol::training::worker::{Job, failed};
+use crate::protocol::training::{EvalCost, MetricValue, TrainingResult};
 use crate::run::outcome::CellFailure;
-use crate::run::worker::ParentLink;
 use crate::train::checkpoint::Checkpoint;
 use crate::train::optim::OptimizerConfig;
 use crate::train::order::BatchOrder;
 use crate::train::pretrained::{CALIBRATION, Pretrained};
 use crate::train::schedule::Schedule;
-use crate::train::training_loop::{CheckpointFiles, EvalScore, Trainable};
+use crate::train::training_loop::{EvalScore, Trainable};
 use effattn_data as data;
 use effattn_data::tokenizer::TokenEncoder;
 use effattn_data::{Split, Text};
@@ -27,19 +24,8 @@ use effattn_kernel::device::rng::RngStream;
 use effattn_kernel::embedding::PADDING;
 use effattn_model::batch::{Batch, ModelInput, Tokens};
 use effattn_model::family::{Architecture, Loss, Model};
-use effattn_model::nn::dropout::DropoutRng;
 use effattn_model::nn::params::ParamBuilder;
 use effattn_model::roberta::{Roberta, RobertaConfig};
-
-/// Fine-tunes until the last update or until the parent is gone, and tests.
-///
-/// # Errors
-/// The parent is gone.
-pub fn work(link: &ParentLink, request: Json, given: &WorkerInput) -> anyhow::Result<()> {
-    let request: FinetuneRequest = serde_json::from_value(request)?;
-    let result = FinetuneExperiment::open(link, &request, &given.conditions).and_then(|run| run.train(link));
-    report(link, result)
-}
 
 /// The inputs of one split: ids of every text, not padded, and its class.
 struct Side {
@@ -95,14 +81,12 @@ impl Side {
 /// Loss and accuracy in per cent of `net` on everything of `side`.
 fn score(net: &mut Roberta, side: &Side, batch: usize, device: &Device) -> Candle<EvalScore> {
     let batches = side.sorted(batch);
-    let all = scores(net, batches.iter().map(|chosen| side.batch(chosen, device)))?;
-    Ok(EvalScore { loss: mean(&all, "loss"), value: 100.0 * mean(&all, "accuracy") })
+    training::classifier_score(net, batches.iter().map(|chosen| side.batch(chosen, device)))
 }
 
 /// Data, model and device of a run.
-struct FinetuneExperiment<'a> {
-    request: &'a FinetuneRequest,
-    conditions: &'a WorkerContext,
+pub struct FinetuneExperiment<'a> {
+    job: &'a Job<'a, FinetuneRequest>,
     recipe: Recipe,
     config: RobertaConfig,
     start: Option<Pretrained>,
@@ -116,25 +100,21 @@ struct FinetuneExperiment<'a> {
 
 impl<'a> FinetuneExperiment<'a> {
     /// Reads data, tokenizer and description of the encoder, and opens the device.
-    fn open(
-        link: &ParentLink,
-        request: &'a FinetuneRequest,
-        conditions: &'a WorkerContext,
-    ) -> Result<Self, CellFailure> {
-        let choice = request.spec.choice().map_err(|error| failed(&error))?;
-        let config = model(request, &choice).map_err(|error| failed(&error))?;
-        let (_, texts) = data::text_task(&request.task).map_err(|error| failed(&error))?;
+    pub fn open(job: &'a Job<'a, FinetuneRequest>) -> Result<Self, CellFailure> {
+        let request = &job.request;
+        let choice = request.spec.choice()?;
+        let config = model(request, &choice)?;
+        let (_, texts) = data::text_task(&request.task)?;
         let recipe = recipe::find(&request.spec.preset, &request.task, Some(request.spec.len));
-        let recipe = recipe.map_err(|error| failed(&error))?;
-        let set = (texts.load)(&conditions.data, request.reading).map_err(|error| failed(&error))?;
-        conditions.same(&request.task, set.hash())?;
+        let recipe = recipe?;
+        let set = (texts.load)(&job.context.data, request.reading)?;
+        job.context.same(&request.task, set.hash())?;
         let start = request.from.as_deref().zip(request.encoder.as_deref());
         let start = start.map(|(folder, hash)| unchanged(folder, hash)).transpose();
         let start = start.map_err(|error| failed(&error))?;
-        let doing = |what: &str| link.send(&TrainingMessage::Doing { what: what.to_owned() });
-        doing("cuts its texts into words").map_err(|error| failed(&error))?;
+        job.tell("cuts its texts into words")?;
         let tokenizer = tokenizer(request, start.as_ref(), &set).map_err(|error| failed(&error))?;
-        conditions.same(&words_name(request), tokenizer.hash())?;
+        job.context.same(&words_name(request), tokenizer.hash())?;
         let mut encoder = tokenizer.encoder();
         let limit = request.limit.map_or(usize::MAX, |limit| limit as usize);
         let mut side = |split: Split| {
@@ -151,25 +131,23 @@ impl<'a> FinetuneExperiment<'a> {
         } else {
             (share, Some(format!("{there} training texts ({})", texts.train)))
         };
-        let laboratory = TrainingDevice::open(&request.spec, conditions)?;
-        Ok(Self { request, conditions, recipe, config, start, train, held_out, test, data_share, laboratory })
+        let laboratory = TrainingDevice::open(&request.spec, job.context)?;
+        Ok(Self { job, recipe, config, start, train, held_out, test, data_share, laboratory })
     }
 
-    fn train(&self, link: &ParentLink) -> Result<TrainingResult, CellFailure> {
-        let train = ExperimentDriver { link, conditions: self.conditions, before: (&[], 0) };
-        train.run(&self.laboratory, self)?;
-        let peak_bytes = self.laboratory.peak();
-        let trained = TrainedWeights::read(&self.files(), self)?;
-        let tested = |weights: &Checkpoint| {
-            let builder = weights.builder(self.laboratory.device(), false).map_err(candle)?;
-            let mut net = Roberta::new(&self.config, &builder).map_err(candle)?;
-            score(&mut net, &self.test, self.batch(), self.laboratory.device()).map_err(candle)
+    /// Trains until the last step or until the parent is gone, and tests.
+    pub fn train(&self) -> Result<TrainingResult, CellFailure> {
+        let (trained, peak_bytes) = training::train(&self.laboratory, self)?;
+        let tested = |weights: &Checkpoint| -> Result<EvalScore, CellFailure> {
+            let builder = weights.builder(self.laboratory.device(), false)?;
+            let mut net = Roberta::new(&self.config, &builder)?;
+            Ok(score(&mut net, &self.test, self.batch(), self.laboratory.device())?)
         };
         let test = tested(&trained.weights)?;
         let last = trained.last.as_ref().map_or(Ok(test), tested)?;
         let classes = self.classes();
-        let (texts, selected) = (self.test.labels.len(), &trained.selected);
-        let measures = vec![
+        let texts = self.test.labels.len();
+        let mut measures = vec![
             MetricValue::new("accuracy", "%", test.value),
             MetricValue::new("loss", "nat", test.loss),
             MetricValue::new("accuracy_last", "%", last.value),
@@ -178,22 +156,18 @@ impl<'a> FinetuneExperiment<'a> {
             MetricValue::new("chance", "%", 100.0 / classes as f64),
             MetricValue::new("tested", "1", texts as f64),
             MetricValue::new("cut", "%", 100.0 * self.test.cut as f64 / texts.max(1) as f64),
-            MetricValue::new("validation_accuracy", "%", selected.score.value),
-            MetricValue::new("validation_loss", "nat", selected.score.loss),
-            MetricValue::new("selected_step", "1", selected.step as f64),
-            MetricValue::new("train_loss", "nat", selected.train_loss),
-            MetricValue::new("steps", "1", self.request.steps as f64),
         ];
+        measures.extend(training::selection(&trained.selected, self.job.request.steps));
         let (data_share, differs) = self.data_share.clone();
         Ok(TrainingResult { measures, data_share, differs, peak_bytes })
     }
 
     fn batch(&self) -> usize {
-        self.request.spec.batch as usize
+        self.job.request.spec.batch as usize
     }
 
     fn classes(&self) -> usize {
-        data::text_task(&self.request.task).map_or(1, |(_, texts)| texts.classes.len())
+        data::text_task(&self.job.request.task).map_or(1, |(_, texts)| texts.classes.len())
     }
 
     /// Accuracy of the most frequent class among the training texts, in per cent.
@@ -206,7 +180,7 @@ impl<'a> FinetuneExperiment<'a> {
 
     /// The order of the training texts.
     fn order(&self) -> Result<BatchOrder, CellFailure> {
-        let order = BatchOrder::new(self.request.spec.seed, self.train.ids.len(), self.batch());
+        let order = BatchOrder::new(self.job.request.spec.seed, self.train.ids.len(), self.batch());
         order.ok_or_else(|| {
             let (there, batch) = (self.train.ids.len(), self.batch());
             failed(&format!(
@@ -217,29 +191,27 @@ impl<'a> FinetuneExperiment<'a> {
 }
 
 impl Experiment for FinetuneExperiment<'_> {
-    fn files(&self) -> CheckpointFiles {
-        CheckpointFiles::in_folder(&self.conditions.folder)
-    }
+    type Request = FinetuneRequest;
 
-    fn description(&self) -> Result<Json, CellFailure> {
-        serde_json::to_value(self.request).map_err(|error| failed(&error))
+    fn job(&self) -> &Job<'_, FinetuneRequest> {
+        self.job
     }
 
     fn optimizer_and_schedule(&self) -> Result<(OptimizerConfig, Schedule), CellFailure> {
-        Ok(self.recipe.training(self.request.steps, self.request.rate))
+        Ok(self.recipe.training(self.job.request.steps, self.job.request.rate))
     }
 
     /// An evaluation per epoch; a run that was made short has four at least.
-    fn steps(&self) -> (u64, u64) {
-        let steps = self.request.steps;
-        let epoch = (self.train.ids.len() as u64 / self.request.spec.batch).max(1);
+    fn steps(&self) -> StepCounts {
+        let steps = self.job.request.steps;
+        let epoch = (self.train.ids.len() as u64 / self.job.request.spec.batch).max(1);
         let short = steps < self.recipe.steps;
         let usual = if short { epoch.min(steps.div_ceil(4)) } else { epoch };
-        (steps, self.request.every.unwrap_or(usual))
+        StepCounts { total: steps, eval_every: self.job.request.every.unwrap_or(usual) }
     }
 
     /// Tests are sorted by length, so that they have next to no padding.
-    fn eval_cost(&self) -> (f64, f64) {
+    fn eval_cost(&self) -> EvalCost {
         let ids = |side: &Side| side.ids.iter().map(Vec::len).sum::<usize>() as f64;
         let longest = |chosen: &[usize]| chosen.iter().map(|&at| self.train.ids[at].len()).max().unwrap_or(1);
         let padded = self.order().map_or(1.0, |order| {
@@ -249,7 +221,7 @@ impl Experiment for FinetuneExperiment<'_> {
         });
         let tests = if self.recipe.select == WeightChoice::Best { 2.0 } else { 1.0 };
         let each = ids(self.held_out.as_ref().unwrap_or(&self.test));
-        (each / padded, tests * ids(&self.test) / padded)
+        EvalCost { per_eval: each / padded, final_test: tests * ids(&self.test) / padded }
     }
 
     fn select(&self) -> WeightChoice {
@@ -261,9 +233,9 @@ impl Experiment for FinetuneExperiment<'_> {
     }
 
     fn initial_weights(&self, device: &Device) -> Result<ParamBuilder, CellFailure> {
-        let seed = self.request.spec.seed;
+        let seed = self.job.request.spec.seed;
         let Some(start) = &self.start else { return Ok(ParamBuilder::seeded(seed, device, true)) };
-        let mut weights = start.weights().map_err(|error| failed(&error))?;
+        let mut weights = start.weights()?;
         let order = self.order()?;
         let batches =
             (0..CALIBRATION.min(usize::try_from(order.per_epoch()).unwrap_or(CALIBRATION))).map(|step| {
@@ -272,8 +244,8 @@ impl Experiment for FinetuneExperiment<'_> {
                 let known = ids.dim(1)?.min(start.positions);
                 ids.narrow(1, 0, known)?.contiguous()
             });
-        weights.calibrate(&self.config, batches).map_err(candle)?;
-        let tensors = weights.fit(&self.config).map_err(|error| failed(&error))?;
+        weights.calibrate(&self.config, batches)?;
+        let tensors = weights.fit(&self.config)?;
         Ok(ParamBuilder::given_or_seeded(seed, tensors, device, true))
     }
 
@@ -282,9 +254,10 @@ impl Experiment for FinetuneExperiment<'_> {
         builder: &ParamBuilder,
         _: Option<&Checkpoint>,
     ) -> Result<Box<dyn Trainable + 'a>, CellFailure> {
-        let net = Roberta::new(&self.config, builder).map_err(candle)?;
-        let noise = DropoutRng::new(self.request.spec.seed);
-        Ok(Box::new(FinetuneTrainable { run: self, net, noise, order: self.order()?, memo: None }))
+        let net = Roberta::new(&self.config, builder)?;
+        let FinetuneRequest { spec, accumulate, .. } = &self.job.request;
+        let batches = MicroBatches::new(self.order()?, spec.seed, *accumulate);
+        Ok(Box::new(FinetuneTrainable { run: self, net, batches }))
     }
 }
 
@@ -292,22 +265,18 @@ impl Experiment for FinetuneExperiment<'_> {
 struct FinetuneTrainable<'a> {
     run: &'a FinetuneExperiment<'a>,
     net: Roberta,
-    noise: DropoutRng,
-    order: BatchOrder,
-    memo: Option<(u64, Vec<usize>)>,
+    batches: MicroBatches,
 }
 
 impl Trainable for FinetuneTrainable<'_> {
     fn micro_batches(&self) -> usize {
-        self.run.request.accumulate as usize
+        self.batches.count
     }
 
     fn loss(&mut self, step: u64, part: usize) -> Candle<Loss> {
-        let chosen = self.order.batch(step, &mut self.memo);
-        let size = chosen.len() / self.micro_batches();
-        let batch =
-            self.run.train.batch(&chosen[part * size..(part + 1) * size], self.run.laboratory.device())?;
-        self.net.loss(&batch, self.noise.branch(step).branch(part as u64))
+        let chosen = self.batches.examples(step, part);
+        let batch = self.run.train.batch(&chosen, self.run.laboratory.device())?;
+        self.net.loss(&batch, self.batches.dropout(step, part))
     }
 
     fn evaluate(&mut self, _: u64) -> Candle<EvalScore> {

@@ -10,19 +10,11 @@ pub mod recipe;
 pub mod tasks;
 pub mod worker;
 
-use super::cell_runner::CellRunner;
-use super::curve::CurveSpec;
-use super::definition::{DataDirs, Prepared, ProtocolInfo, Quick, Tasks, WorkerInput};
-use super::grid::{Grid, GridDefaults, GridFlags, PlanError};
-use super::training::{self, TrainingProtocol};
-use crate::run::RunError;
-use crate::run::plan::{Cell, Plan};
-use crate::run::worker::ParentLink;
+use super::definition::{ProtocolInfo, Quick, Tasks};
 use effattn_model::batch::InputKind;
 use effattn_model::family::{self, Family};
 use effattn_record::Metric;
 use effattn_record::config::settings::groups::{MACHINE, MODEL, TRAINING};
-use serde_json::Value;
 
 const INFO: ProtocolInfo = ProtocolInfo {
     examples: EXAMPLES,
@@ -49,49 +41,6 @@ const INFO: ProtocolInfo = ProtocolInfo {
 /// `lra`.
 pub struct Lra;
 
-impl TrainingProtocol for Lra {
-    type Request = plan::LraRequest;
-
-    const INFO: ProtocolInfo = INFO;
-    const CURVE: CurveSpec = CURVE;
-
-    fn defaults(&self, flags: &GridFlags) -> GridDefaults {
-        plan::defaults(flags)
-    }
-
-    fn cells(&self, grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
-        plan::cells(grid, threads)
-    }
-
-    fn prepare(&self, plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
-        plan::prepare(plan, dirs)
-    }
-
-    fn summary(&self, plan: &Plan) -> String {
-        plan::amount(plan)
-    }
-
-    fn same_group(&self, a: &Cell, b: &Cell) -> bool {
-        floor::together(a, b)
-    }
-
-    fn compute(&self, runner: &mut CellRunner, open: &[usize]) -> Result<(), RunError> {
-        compute(runner, open)
-    }
-
-    fn work(&self, link: &ParentLink, request: Value, input: &WorkerInput) -> anyhow::Result<()> {
-        worker::work(link, request, input)
-    }
-}
-
-/// Rules are scored here, models are trained by workers.
-fn compute(runner: &mut CellRunner, open: &[usize]) -> Result<(), RunError> {
-    match open.first().and_then(|index| runner.plan.cells[*index].request.get("floor")) {
-        Some(_) => floor::compute(runner, open),
-        None => training::compute::<plan::LraRequest>(runner, open, CURVE),
-    }
-}
-
 /// Whether a family learns classes of documents or of pairs.
 pub fn documents(family: &Family) -> bool {
     family.classifies && family.input != InputKind::Pixels
@@ -110,15 +59,6 @@ pub const HELP: &[(&str, &str)] = &[
     ("len", "Number of tokens, instead of the protocol's"),
     ("batch", "Samples per step, instead of the protocol's"),
 ];
-
-/// What curves show of an evaluation.
-pub const CURVE: CurveSpec = CurveSpec {
-    column: "validation_accuracy",
-    axis: "validation accuracy, %",
-    unit: "%",
-    value: |score| score.value,
-    less: false,
-};
 
 const EXAMPLES: &str = "\
 Examples:

@@ -1,24 +1,32 @@
 //! From flags and suites to training runs.
 
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
 
-use super::documents;
 use super::recipe::{self, Recipe};
 use super::tasks::{self, LoadOptions};
-use crate::protocol::definition::{DataDirs, Prepared};
-use crate::protocol::grid::tasks as tasks_of;
-use crate::protocol::grid::{
-    Grid, GridDefaults, GridEntry, GridFlags, PlanError, PublishedMatch, listed, published_elsewhere,
-};
+use super::worker::LraExperiment;
+use super::{ACCURACY, Lra, documents, floor};
+use crate::protocol::cell_runner::CellRunner;
+use crate::protocol::curve::CurveSpec;
+use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo};
+use crate::protocol::grid::{Grid, GridDefaults, GridFlags, PlanError, listed};
 use crate::protocol::model_spec::{ModelSpec, resolve_or_unsupported};
-use crate::protocol::training::{ProtocolDiff, RATE, TrainingRequest, incomplete, one_of_each};
+use crate::protocol::training::worker::Job;
+use crate::protocol::training::{
+    self, DataRead, PlannedRun, ProtocolDiff, RunPlace, TrainingProtocol, TrainingRequest, TrainingResult,
+    flops, one_of_each, read_once, requests,
+};
+use crate::run::RunError;
+use crate::run::outcome::CellFailure;
 use crate::run::plan::{Cell, Plan};
 use effattn_data as data;
 use effattn_model::attention::choose::MechanismChoice;
 use effattn_model::batch::InputKind;
 use effattn_model::family::{self, Architecture, DataShape, ModelRequest, ResolveError};
 use effattn_record::Pass;
-use effattn_record::config::lists::{Lengths, Seeds, Words};
+use effattn_record::config::lists::{Lengths, Words};
 use effattn_record::config::settings::Settings;
 
 /// What the worker of a cell is asked.
@@ -47,20 +55,6 @@ pub const QUICK: (u64, u64, f64) = (1500, 64, 1e-3);
 /// Preset where nothing is said.
 const PRESET: &str = "ls-lra";
 
-/// What `lra` does where nothing is said.
-pub fn defaults(flags: &GridFlags) -> GridDefaults {
-    let quick = flags.quick;
-    let settings = Settings {
-        task: Some(Words(vec!["listops".to_owned()])),
-        preset: Some(PRESET.to_owned()),
-        steps: quick.then_some(QUICK.0),
-        len: quick.then(|| Lengths(vec![QUICK.1])),
-        rate: quick.then_some(QUICK.2),
-        ..Settings::NONE
-    };
-    GridDefaults { settings, models: "ls" }
-}
-
 /// The model of `spec` for `task`.
 ///
 /// # Errors
@@ -80,148 +74,126 @@ pub fn model(
     family::resolve(&families, &ModelRequest { task: Some(task), examples, ..spec.model_request(choice) })
 }
 
-/// The training runs of `grid`, by task, mechanism and seed.
-///
-/// # Errors
-/// Settings that nobody can run.
-pub fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
-    if grid.settings.floor == Some(true) {
-        return super::floor::cells(grid);
+impl TrainingProtocol for Lra {
+    type Request = LraRequest;
+
+    const INFO: ProtocolInfo = super::INFO;
+    const CURVE: CurveSpec = CurveSpec::ACCURACY;
+    const PUBLISHED_BY: Option<&'static str> = Some(super::INFO.name);
+
+    fn defaults(&self, flags: &GridFlags) -> GridDefaults {
+        let quick = flags.quick;
+        let settings = Settings {
+            task: Some(Words(vec!["listops".to_owned()])),
+            preset: Some(PRESET.to_owned()),
+            steps: quick.then_some(QUICK.0),
+            len: quick.then(|| Lengths(vec![QUICK.1])),
+            rate: quick.then_some(QUICK.2),
+            ..Settings::NONE
+        };
+        GridDefaults { settings, models: "ls" }
     }
-    let planned = planned(grid, threads)?;
-    Ok(planned.into_iter().map(|(cell, _)| cell).collect())
-}
 
-/// A training run with what it is asked, and what it would usually be asked under the same words.
-type Planned = (Cell, (LraRequest, LraRequest));
+    fn check_task(&self, task: &str) -> Result<(), PlanError> {
+        data::task(task).map(|_| ()).map_err(PlanError::new)
+    }
 
-/// The training runs of `grid`, each with what it is asked, and what it would usually be asked under the same words.
-///
-/// # Errors
-/// Settings that nobody can run.
-pub fn planned(grid: &Grid, threads: usize) -> Result<Vec<Planned>, PlanError> {
-    let mut cells = Vec::new();
-    for task in tasks_of(grid) {
-        data::task(&task).map_err(PlanError::new)?;
-        for pick in grid.entries.iter().filter(|pick| pick.runs(&task)) {
-            let preset = pick.settings.preset.as_deref().unwrap_or(PRESET);
-            let recipe = recipe::find(preset, &task, &pick.model).map_err(PlanError)?;
-            let (len, batch) = one_of_each(&pick.settings, "lra")?;
-            let (len, batch) = (len.unwrap_or(recipe.len), batch.unwrap_or(recipe.batch));
-            let seeds = pick.settings.seeds.clone().unwrap_or(Seeds(vec![recipe.seed]));
-            for seed in seeds.0 {
-                let spec = ModelSpec::new(pick, len, batch, Pass::Train, seed)?;
-                cells.push(cell(grid, pick, (&task, &recipe), spec, threads)?);
-            }
+    fn seed(&self, place: &RunPlace) -> Result<u64, PlanError> {
+        Ok(recipe_of(place)?.seed)
+    }
+
+    fn run(&self, place: &RunPlace, seed: u64) -> Result<PlannedRun<LraRequest>, PlanError> {
+        let RunPlace { entry, task, .. } = *place;
+        let (settings, recipe) = (&entry.settings, recipe_of(place)?);
+        let (len, batch) = one_of_each(settings, "lra")?;
+        let (len, batch) = (len.unwrap_or(recipe.len), batch.unwrap_or(recipe.batch));
+        let spec = ModelSpec::new(entry, len, batch, Pass::Train, seed)?;
+        let (model, unsupported) = resolve_or_unsupported(entry, |choice| model(&spec, choice, task))?;
+        let model = model.ok_or_else(|| unsupported.unwrap_or_default());
+        let usual = LraRequest {
+            task: task.to_owned(),
+            spec: ModelSpec { len: recipe.len, batch: recipe.batch, ..spec.default_spec(&spec.preset) },
+            keep: recipe.keep.min(recipe.len),
+            steps: recipe.steps,
+            rate: recipe.rate,
+            limit: None,
+            reading: LoadOptions { keep_close: recipe.keep_close, ..LoadOptions::default() },
+        };
+        let request = LraRequest {
+            keep: recipe.keep.min(len),
+            steps: settings.steps.unwrap_or(recipe.steps).max(1),
+            rate: settings.rate.unwrap_or(recipe.rate),
+            limit: settings.limit,
+            reading: LoadOptions {
+                strict: settings.strict.unwrap_or(false),
+                allow_partial: settings.allow_partial.unwrap_or(false),
+                keep_close: settings.keep_close.unwrap_or(false) || recipe.keep_close,
+            },
+            spec,
+            ..usual.clone()
+        };
+        let work = work(&request.spec, flops(&model, len), &recipe, request.steps);
+        let differs = Some(differences(&request, &recipe));
+        Ok(PlannedRun { metric: ACCURACY.name, unit: "%", request, usual, model, differs, work })
+    }
+
+    /// Training runs, or with `--floor` the rules for the tasks.
+    fn cells(&self, grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
+        match grid.settings.floor {
+            Some(true) => floor::cells(grid),
+            _ => training::cells(self, grid, threads),
         }
     }
-    if cells.is_empty() {
-        let tasks = tasks_of(grid).join(", ");
-        return Err(PlanError(format!("no row of the suite has {tasks}; see --dry-run")));
-    }
-    Ok(cells)
-}
 
-fn cell(
-    grid: &Grid,
-    pick: &GridEntry,
-    (task, recipe): (&str, &Recipe),
-    spec: ModelSpec,
-    threads: usize,
-) -> Result<(Cell, (LraRequest, LraRequest)), PlanError> {
-    let (resolved, reason) = resolve_or_unsupported(pick, |choice| model(&spec, choice, task))?;
-    let settings = &pick.settings;
-    let mut row = spec.row("lra", threads, resolved.as_deref());
-    (row.metric, row.unit) = ("accuracy".to_owned(), "%".to_owned());
-    row.task = Some(task.to_owned());
-    row.suite = grid.suite.as_ref().map(|suite| suite.name.clone());
-    let beside = beside(grid, pick, ("accuracy", task), &spec);
-    row.published = beside.as_ref().map(|beside| beside.published);
-    let usual = LraRequest {
-        task: task.to_owned(),
-        spec: ModelSpec { len: recipe.len, batch: recipe.batch, ..spec.default_spec(&spec.preset) },
-        keep: recipe.keep.min(recipe.len),
-        steps: recipe.steps,
-        rate: recipe.rate,
-        limit: None,
-        reading: LoadOptions { keep_close: recipe.keep_close, ..LoadOptions::default() },
-    };
-    let request = LraRequest {
-        keep: recipe.keep.min(spec.len),
-        steps: settings.steps.unwrap_or(recipe.steps).max(1),
-        rate: settings.rate.unwrap_or(recipe.rate),
-        limit: settings.limit,
-        reading: LoadOptions {
-            strict: settings.strict.unwrap_or(false),
-            allow_partial: settings.allow_partial.unwrap_or(false),
-            keep_close: settings.keep_close.unwrap_or(false) || recipe.keep_close,
-        },
-        spec,
-        ..usual.clone()
-    };
-    if reason.is_none() {
-        let differences = differences(&request, recipe);
-        differences.write_to(beside, &mut row);
+    fn prepare(&self, plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
+        let runs = requests::<LraRequest>(plan).into_iter().map(|run| (run.task, run.reading));
+        let rules = floor::requests(plan).into_iter().map(|rule| (rule.task, rule.reading));
+        let wanted: Vec<(String, LoadOptions)> = runs.chain(rules).collect();
+        let wanted = wanted.iter().map(|(task, reading)| (task.as_str(), *reading, (task, *reading)));
+        read_once(plan, wanted, |(task, reading)| read(task, &dirs.data, reading))
     }
-    let spec = &request.spec;
-    let words = format!("{task} {} {} s{}", spec.model, spec.preset, spec.seed);
-    let work = row.flops.map_or(0.0, |flops| work(spec, flops, recipe, request.steps));
-    let cell = Cell::new(&words, row, &request, &usual);
-    let cell = cell.with_seconds(threads, |threads| work / (RATE * threads as f64));
-    let cell = Cell { timeout: settings.timeout.map(|time| time.0), ..cell };
-    Ok((cell.with_unsupported(reason), (request, usual)))
-}
 
-/// Reads every task's data once: their hashes belong to the run.
-///
-/// # Errors
-/// Data that are missing, damaged, or incomplete without permission.
-pub fn prepare(plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
-    let mut wanted: Vec<(String, LoadOptions)> = Vec::new();
-    for cell in &plan.cells {
-        let reading = cell.request.pointer("/reading").or_else(|| cell.request.pointer("/train/reading"));
-        let reading = reading.and_then(|reading| serde_json::from_value(reading.clone()).ok());
-        let Some((task, reading)) = cell.row.task.clone().zip(reading) else { continue };
-        if !wanted.contains(&(task.clone(), reading)) {
-            wanted.push((task, reading));
+    fn summary(&self, plan: &Plan) -> String {
+        match floor::requests(plan).is_empty() {
+            true => training::summary(self, plan),
+            false => format!("{} · simple rules", listed(plan, |row| row.task.clone())),
         }
     }
-    let mut remarks = Vec::new();
-    for (task, reading) in wanted {
-        let data = tasks::load(&task, &dirs.data, reading)?;
-        if let Some(partial) = data.partial() {
-            remarks.push(incomplete(&task, partial));
-        }
-        plan.data.insert(task, data.hash().to_owned());
+
+    fn same_group(&self, a: &Cell, b: &Cell) -> bool {
+        floor::together(a, b)
     }
-    plan.cells.iter_mut().for_each(|cell| cell.reads = cell.row.task.iter().cloned().collect());
-    Ok(Prepared { remarks, text: None })
+
+    /// Rules are scored here, models are trained by workers.
+    fn compute(&self, runner: &mut CellRunner, open: &[usize]) -> Result<(), RunError> {
+        match floor::requests(runner.plan).is_empty() {
+            true => training::compute::<LraRequest>(runner, open, Self::CURVE),
+            false => floor::compute(runner, open),
+        }
+    }
+
+    fn train(&self, job: &Job<LraRequest>) -> Result<TrainingResult, CellFailure> {
+        let run = LraExperiment::open(job)?;
+        let trained = run.train()?;
+        run.done(trained)
+    }
 }
 
-/// `listops · ls-lra · 5000 steps · batch 32 · length 2048`.
-pub fn amount(plan: &Plan) -> String {
-    let steps = |cell: &Cell| {
-        let steps = cell.request.get("steps").or_else(|| cell.request.pointer("/train/steps"));
-        steps.and_then(serde_json::Value::as_u64)
-    };
-    let task = listed(plan, |row| row.task.clone());
-    let Some(steps) = plan.cells.iter().filter_map(steps).max() else {
-        return format!("{task} · simple rules"); // nothing is trained
-    };
-    let preset = listed(plan, |row| row.preset.clone());
-    let (batch, len) = (listed(plan, |row| row.batch), listed(plan, |row| row.len));
-    format!("{task} · {preset} · {steps} steps · batch {batch} · length {len}")
+/// The protocol of the task and preset of `place`.
+fn recipe_of(place: &RunPlace) -> Result<Recipe, PlanError> {
+    let preset = place.entry.settings.preset.as_deref().unwrap_or(PRESET);
+    recipe::find(preset, place.task, &place.entry.model).map_err(PlanError)
 }
 
-/// What the suite printed; for a plain command what a suite of these sizes has for this mechanism.
-fn beside(grid: &Grid, pick: &GridEntry, what: (&str, &str), spec: &ModelSpec) -> Option<PublishedMatch> {
-    let elsewhere = || published_elsewhere(super::INFO.name, &spec.model, what, &spec.preset);
-    grid.beside(pick, what, &spec.preset).or_else(elsewhere)
+/// Reads the data of `task` in the folder `data`.
+pub fn read(task: &str, data: &Path, reading: LoadOptions) -> anyhow::Result<DataRead> {
+    let data = tasks::load(task, data, reading)?;
+    Ok(DataRead { hash: data.hash().to_owned(), partial: data.partial().map(str::to_owned) })
 }
 
 /// Multiply-adds of the whole run, `flops` per example: steps of three forwards, and one forward per evaluated example.
-fn work(spec: &ModelSpec, flops: u64, recipe: &Recipe, steps: u64) -> f64 {
-    let forward = flops as f64 * spec.batch as f64;
+fn work(spec: &ModelSpec, flops: f64, recipe: &Recipe, steps: u64) -> f64 {
+    let forward = flops * spec.batch as f64;
     let evaluations = steps.div_ceil(recipe.every_of(steps)) as f64 * recipe.batches.unwrap_or(62) as f64;
     steps as f64 * 3.0 * forward + evaluations * forward
 }
@@ -261,6 +233,14 @@ impl LraRequest {
 }
 
 impl TrainingRequest for LraRequest {
+    fn task(&self) -> &str {
+        &self.task
+    }
+
+    fn reading(&self) -> LoadOptions {
+        self.reading
+    }
+
     fn steps(&self) -> u64 {
         self.steps
     }

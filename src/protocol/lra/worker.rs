@@ -1,20 +1,17 @@
 //! The worker's side: trains one model and tells how it goes.
 
 use candle_core::{Device, Result as Candle};
-use serde_json::Value;
 
 use super::floor;
 use super::plan::{LraRequest, model};
 use super::recipe::Recipe;
 use super::tasks;
-use crate::protocol::definition::{WorkerContext, WorkerInput};
 use crate::protocol::training::experiment::{
-    Experiment, ExperimentDriver, TrainedWeights, TrainingDevice, WeightChoice, mean, scores,
+    self as training, Experiment, StepCounts, TrainedWeights, TrainingDevice, WeightChoice,
 };
-use crate::protocol::training::worker::{candle, failed, report};
-use crate::protocol::training::{MetricValue, TrainingResult};
+use crate::protocol::training::worker::{Job, failed};
+use crate::protocol::training::{EvalCost, MetricValue, TrainingResult};
 use crate::run::outcome::CellFailure;
-use crate::run::worker::ParentLink;
 use crate::train::checkpoint::Checkpoint;
 use crate::train::optim::OptimizerConfig;
 use crate::train::order::BatchOrder;
@@ -47,14 +44,12 @@ impl Reader<'_> {
         batches: impl Iterator<Item = Vec<usize>>,
     ) -> Candle<(EvalScore, u64)> {
         let mut examples = 0;
-        let all = scores(
-            net,
-            batches.map(|indices| {
-                examples += indices.len() as u64;
-                self.batch(data, split, &indices)
-            }),
-        )?;
-        Ok((EvalScore { loss: mean(&all, "loss"), value: 100.0 * mean(&all, "accuracy") }, examples))
+        let batches = batches.map(|indices| {
+            examples += indices.len() as u64;
+            self.batch(data, split, &indices)
+        });
+        let score = training::classifier_score(net, batches)?;
+        Ok((score, examples))
     }
 }
 
@@ -91,23 +86,9 @@ impl Trainable for LraTrainable<'_> {
     }
 }
 
-/// Trains until the last step or until the parent is gone, and tests.
-///
-/// # Errors
-/// The parent is gone.
-pub fn work(link: &ParentLink, request: Value, given: &WorkerInput) -> anyhow::Result<()> {
-    let request: LraRequest = serde_json::from_value(request)?;
-    let result = LraExperiment::open(&request, &given.conditions).and_then(|run| {
-        let trained = run.train(link)?;
-        run.done(trained)
-    });
-    report(link, result)
-}
-
 /// Data and device of a run: what it is trained and tested on.
 pub struct LraExperiment<'a> {
-    request: &'a LraRequest,
-    conditions: &'a WorkerContext,
+    job: &'a Job<'a, LraRequest>,
     data: Box<dyn Dataset>,
     laboratory: TrainingDevice,
     model: Box<dyn Architecture>,
@@ -125,37 +106,32 @@ pub struct Tested {
 }
 
 impl Experiment for LraExperiment<'_> {
-    fn files(&self) -> CheckpointFiles {
-        CheckpointFiles::in_folder(&self.conditions.folder)
-    }
+    type Request = LraRequest;
 
-    fn description(&self) -> Result<Value, CellFailure> {
-        serde_json::to_value(self.request).map_err(|error| failed(&error))
+    fn job(&self) -> &Job<'_, LraRequest> {
+        self.job
     }
 
     fn optimizer_and_schedule(&self) -> Result<(OptimizerConfig, Schedule), CellFailure> {
-        let (optimizer, schedule) = self.recipe.training(self.request.steps, self.request.rate);
+        let (optimizer, schedule) = self.recipe.training(self.job.request.steps, self.job.request.rate);
         Ok((optimizer.into(), schedule))
     }
 
-    fn steps(&self) -> (u64, u64) {
-        (self.request.steps, self.recipe.every_of(self.request.steps))
+    fn steps(&self) -> StepCounts {
+        let total = self.job.request.steps;
+        StepCounts { total, eval_every: self.recipe.every_of(total) }
     }
 
-    fn eval_cost(&self) -> (f64, f64) {
-        let (data, batch) = (self.limited(), self.request.spec.batch.max(1) as f64);
+    fn eval_cost(&self) -> EvalCost {
+        let (data, batch) = (self.limited(), self.job.request.spec.batch.max(1) as f64);
         let all = data.len(Split::Validation) as f64 / batch;
         let each = self.recipe.batches.map_or(all, |count| all.min(count as f64));
         let tests = if self.recipe.select { 2.0 } else { 1.0 }; // the selected weights, and the last
-        (each, tests * data.len(Split::Test) as f64 / batch)
+        EvalCost { per_eval: each, final_test: tests * data.len(Split::Test) as f64 / batch }
     }
 
     fn select(&self) -> WeightChoice {
         if self.recipe.select { WeightChoice::Best } else { WeightChoice::Last }
-    }
-
-    fn initial_weights(&self, device: &Device) -> Result<ParamBuilder, CellFailure> {
-        Ok(ParamBuilder::seeded(self.request.spec.seed, device, true))
     }
 
     fn model(&self) -> &dyn Architecture {
@@ -167,16 +143,17 @@ impl Experiment for LraExperiment<'_> {
         builder: &ParamBuilder,
         _: Option<&Checkpoint>,
     ) -> Result<Box<dyn Trainable + 'a>, CellFailure> {
-        let (spec, data) = (&self.request.spec, self.limited());
+        let (spec, data) = (&self.job.request.spec, self.limited());
         let order = |split: Split, seed: u64| {
             let count = data.len(split);
             let batch = (spec.batch as usize).min(count.max(1));
-            let empty = || failed(&format!("the {} split of {} is empty", split.name(), self.request.task));
+            let empty =
+                || failed(&format!("the {} split of {} is empty", split.name(), self.job.request.task));
             BatchOrder::new(seed, count, batch).ok_or_else(empty)
         };
         Ok(Box::new(LraTrainable {
             recipe: self.recipe,
-            net: self.model.build(builder).map_err(candle)?,
+            net: self.model.build(builder)?,
             reader: self.reader(),
             noise: DropoutRng::new(spec.seed),
             train: order(Split::Train, spec.seed)?,
@@ -193,26 +170,24 @@ impl<'a> LraExperiment<'a> {
     ///
     /// # Errors
     /// How the cell ended instead.
-    pub fn open(request: &'a LraRequest, conditions: &'a WorkerContext) -> Result<Self, CellFailure> {
+    pub fn open(job: &'a Job<'a, LraRequest>) -> Result<Self, CellFailure> {
+        let Job { request, context, .. } = job;
         let model = request.spec.choice().and_then(|choice| model(&request.spec, &choice, &request.task));
-        let model = model.map_err(|error| failed(&error))?;
+        let model = model?;
         let recipe = request.recipe().map_err(|error| failed(&error))?;
-        let data =
-            tasks::load(&request.task, &conditions.data, request.reading).map_err(|error| failed(&error))?;
-        conditions.same(&request.task, data.hash())?;
-        let laboratory = TrainingDevice::open(&request.spec, conditions)?;
-        Ok(Self { request, conditions, data, laboratory, model, recipe })
+        let data = tasks::load(&request.task, &context.data, request.reading)?;
+        context.same(&request.task, data.hash())?;
+        let laboratory = TrainingDevice::open(&request.spec, context)?;
+        Ok(Self { job, data, laboratory, model, recipe })
     }
 
     /// Trains, or goes on training, in the folder of the cell.
     ///
     /// # Errors
     /// How the cell ended instead.
-    pub fn train(&self, link: &ParentLink) -> Result<Tested, CellFailure> {
-        ExperimentDriver { link, conditions: self.conditions, before: (&[], 0) }
-            .run(&self.laboratory, self)?;
-        let peak_bytes = self.laboratory.peak();
-        Ok(Tested { peak_bytes, ..self.load(&self.files())? })
+    pub fn train(&self) -> Result<Tested, CellFailure> {
+        let (trained, peak_bytes) = training::train(&self.laboratory, self)?;
+        self.tested(trained, peak_bytes)
     }
 
     /// The selected weights of a finished run.
@@ -220,23 +195,26 @@ impl<'a> LraExperiment<'a> {
     /// # Errors
     /// Checkpoints that are not there, of another run, or of one that is not finished.
     pub fn load(&self, files: &CheckpointFiles) -> Result<Tested, CellFailure> {
-        let trained = TrainedWeights::read(files, self)?;
-        let net = |weights: &Checkpoint| {
-            let builder = weights.builder(self.laboratory.device(), false).map_err(candle)?;
-            self.model.build(&builder).map_err(candle)
+        self.tested(TrainedWeights::read(files, self)?, None)
+    }
+
+    fn tested(&self, trained: TrainedWeights, peak_bytes: Option<u64>) -> Result<Tested, CellFailure> {
+        let net = |weights: &Checkpoint| -> Result<Box<dyn Model>, CellFailure> {
+            let builder = weights.builder(self.laboratory.device(), false)?;
+            Ok(self.model.build(&builder)?)
         };
         let last = trained.last.as_ref().map(net).transpose()?;
-        Ok(Tested { net: net(&trained.weights)?, last, selected: trained.selected, peak_bytes: None })
+        Ok(Tested { net: net(&trained.weights)?, last, selected: trained.selected, peak_bytes })
     }
 
     fn reader(&self) -> Reader<'_> {
-        let LraRequest { keep, spec, .. } = self.request;
+        let LraRequest { keep, spec, .. } = &self.job.request;
         Reader { keep: *keep as usize, len: spec.len as usize, device: self.laboratory.device() }
     }
 
     /// The examples of each split that are used.
     fn limited(&self) -> LimitedDataset<'_> {
-        let limit = self.request.limit.map_or(usize::MAX, |limit| limit as usize);
+        let limit = self.job.request.limit.map_or(usize::MAX, |limit| limit as usize);
         LimitedDataset::new(self.data.as_ref(), limit)
     }
 
@@ -257,7 +235,7 @@ impl<'a> LraExperiment<'a> {
         net: &mut dyn Model,
         change: Option<(Change, &[u8])>,
     ) -> Result<(EvalScore, u64), CellFailure> {
-        let request = self.request;
+        let request = &self.job.request;
         let limited = self.limited();
         let perturbed = change.map(|(change, characters)| Perturbed { data: &limited, change, characters });
         let data: &dyn Dataset = match &perturbed {
@@ -267,42 +245,38 @@ impl<'a> LraExperiment<'a> {
         let count = data.len(Split::Test);
         let batch = (request.spec.batch as usize).clamp(1, count.max(1));
         let batches = (0..count / batch).map(|index| (index * batch..(index + 1) * batch).collect());
-        self.reader().score((net, data, Split::Test), batches).map_err(candle)
+        Ok(self.reader().score((net, data, Split::Test), batches)?)
     }
 
     /// Share of the protocol's training examples that are there, and in words where some are missing.
     pub fn data_share(&self) -> (f64, Option<String>) {
         // --strict holds some out, which is said elsewhere
-        if self.request.reading.strict && self.data.partial().is_none() {
+        if self.job.request.reading.strict && self.data.partial().is_none() {
             return (1.0, None);
         }
-        match tasks::missing(&self.request.task, self.data.len(Split::Train)) {
+        match tasks::missing(&self.job.request.task, self.data.len(Split::Train)) {
             Some((share, words)) => (share, Some(words)),
             None => (1.0, None),
         }
     }
 
-    fn done(&self, mut trained: Tested) -> Result<TrainingResult, CellFailure> {
+    /// The result of a run with the weights `trained`.
+    pub fn done(&self, mut trained: Tested) -> Result<TrainingResult, CellFailure> {
         let (test, tested) = self.test(&mut trained, None)?;
         let last = match &mut trained.last {
             Some(net) => self.score(net.as_mut(), None)?.0,
             None => test,
         };
-        let selected = &trained.selected;
         let limited = self.limited();
-        let measures = vec![
+        let mut measures = vec![
             MetricValue::new("accuracy", "%", test.value),
             MetricValue::new("loss", "nat", test.loss),
             MetricValue::new("accuracy_last", "%", last.value),
             MetricValue::new("loss_last", "nat", last.loss),
             MetricValue::new("largest_class", "%", floor::largest_class(&limited)),
             MetricValue::new("tested", "1", tested as f64),
-            MetricValue::new("validation_accuracy", "%", selected.score.value),
-            MetricValue::new("validation_loss", "nat", selected.score.loss),
-            MetricValue::new("selected_step", "1", selected.step as f64),
-            MetricValue::new("train_loss", "nat", selected.train_loss),
-            MetricValue::new("steps", "1", self.request.steps as f64),
         ];
+        measures.extend(training::selection(&trained.selected, self.job.request.steps));
         let (data_share, differs) = self.data_share();
         Ok(TrainingResult { measures, data_share, differs, peak_bytes: trained.peak_bytes })
     }

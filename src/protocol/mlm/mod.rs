@@ -8,16 +8,10 @@ pub mod plan;
 pub mod recipe;
 pub mod worker;
 
-use super::curve::CurveSpec;
-use super::definition::{DataDirs, Prepared, ProtocolInfo, Quick, Tasks, WorkerInput};
-use super::grid::{Grid, GridDefaults, GridFlags, PlanError};
-use super::training::TrainingProtocol;
-use crate::run::plan::{Cell, Plan};
-use crate::run::worker::ParentLink;
+use super::definition::{ProtocolInfo, Quick, Tasks};
 use effattn_data::running_text;
 use effattn_record::Metric;
 use effattn_record::config::settings::groups::{MACHINE, MODEL, TRAINING};
-use serde_json::Value;
 
 const INFO: ProtocolInfo = ProtocolInfo {
     examples: EXAMPLES,
@@ -65,39 +59,6 @@ const INFO: ProtocolInfo = ProtocolInfo {
 
 /// `mlm`.
 pub struct Mlm;
-
-impl TrainingProtocol for Mlm {
-    type Request = plan::MlmRequest;
-
-    const INFO: ProtocolInfo = INFO;
-    const CURVE: CurveSpec = CurveSpec {
-        column: "validation_bits",
-        axis: "validation loss, bit",
-        unit: "bit",
-        value: |score| score.loss / std::f64::consts::LN_2,
-        less: true,
-    };
-
-    fn defaults(&self, flags: &GridFlags) -> GridDefaults {
-        plan::defaults(flags)
-    }
-
-    fn cells(&self, grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
-        plan::cells(grid, threads)
-    }
-
-    fn prepare(&self, plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
-        plan::prepare(plan, dirs)
-    }
-
-    fn summary(&self, plan: &Plan) -> String {
-        plan::amount(plan)
-    }
-
-    fn work(&self, link: &ParentLink, request: Value, input: &WorkerInput) -> anyhow::Result<()> {
-        worker::work(link, request, input)
-    }
-}
 
 /// The loss in nats, in rows.
 pub const NATS: &str = "masked_loss";

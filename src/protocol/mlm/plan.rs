@@ -1,29 +1,33 @@
 //! From flags and suites to masked language models that are trained.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::bail;
 use serde::{Deserialize, Serialize};
 
-use super::NATS;
-use super::recipe::{Recipe, SEED};
-use crate::protocol::definition::{DataDirs, Prepared};
-use crate::protocol::grid::{Grid, GridDefaults, GridEntry, GridFlags, PlanError, listed, tasks};
-use crate::protocol::model_spec::{ModelSpec, resolve_or_unsupported};
+use super::recipe::Recipe;
+use super::{Mlm, NATS, worker};
+use crate::protocol::curve::CurveSpec;
+use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo};
+use crate::protocol::grid::{GridDefaults, GridFlags, PlanError};
+use crate::protocol::model_spec::ModelSpec;
 use crate::protocol::pretrained_start::{self, StartEncoder, StartRequest};
+use crate::protocol::training::worker::Job;
 use crate::protocol::training::{
-    ProtocolDiff, RATE, TrainingRequest, incomplete, micro_batches, one_of_each,
+    PlannedRun, ProtocolDiff, RunPlace, TrainingProtocol, TrainingRequest, TrainingResult, flops, incomplete,
+    micro_batches, most_steps, one_of_each, resolve,
 };
-use crate::run::plan::{Cell, Plan, key_word};
+use crate::run::outcome::CellFailure;
+use crate::run::plan::Plan;
 use crate::train::pretrained::Pretrained;
+use effattn_data::LoadOptions;
 use effattn_data::running_text::{self, RunningText};
 use effattn_data::tokenizer::Tokenizer;
 use effattn_model::attention::choose::MechanismChoice;
 use effattn_model::family::{Architecture, ModelRequest, ResolveError, masked_lm};
 use effattn_model::roberta::RobertaConfig;
 use effattn_record::Pass;
-use effattn_record::config::lists::{Batches, Lengths, Seeds, Words};
+use effattn_record::config::lists::{Batches, Lengths, Words};
 use effattn_record::config::settings::Settings;
 
 /// What the worker of a cell is asked.
@@ -54,40 +58,6 @@ pub struct MlmRequest {
 /// Preset where nothing is said.
 const PRESET: &str = "roberta-small";
 
-/// What `mlm` does where nothing is said.
-pub fn defaults(flags: &GridFlags) -> GridDefaults {
-    let said = flags.user_settings().preset;
-    let recipe = Recipe::find(said.as_deref().unwrap_or(PRESET)).ok();
-    let task = |name: &str| Some(Words(vec![name.to_owned()]));
-    let preset = Some(PRESET.to_owned());
-    let whole = Settings {
-        preset: preset.clone(),
-        task: task(recipe.map_or("imdb", |recipe| recipe.task)),
-        ..Settings::NONE
-    };
-    let small = Settings {
-        preset,
-        task: task("sample"),
-        layers: Some(2),
-        width: Some(64),
-        heads: Some(2),
-        ffn: Some(128),
-        len: Some(Lengths(vec![64])),
-        batch: Some(Batches(vec![8])),
-        steps: Some(300),
-        rate: Some(3e-3),
-        ..Settings::NONE
-    };
-    // an encoder brings its sizes
-    let small = match flags.user_settings().from {
-        Some(_) => Settings { layers: None, width: None, heads: None, ffn: None, ..small },
-        None => small,
-    };
-    let (settings, models) =
-        if flags.quick { (small, "cosformer") } else { (whole, "full,cosformer,relu-linear") };
-    GridDefaults { settings, models }
-}
-
 /// The model of `spec`, for inputs as long as those of the encoder that it goes on from, or longer.
 ///
 /// # Errors
@@ -109,90 +79,148 @@ pub fn model(
     Ok(config)
 }
 
-/// The training runs of `grid`, by text, mechanism and seed.
-///
-/// # Errors
-/// Settings that nobody can run.
-pub fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
-    let (mut cells, mut hashes) = (Vec::new(), BTreeMap::new());
-    for task in tasks(grid) {
-        running_text::known(&task).map_err(PlanError::new)?;
-        for pick in grid.entries.iter().filter(|pick| pick.runs(&task)) {
-            let start = pretrained_start::of(pick, &mut hashes)?;
-            let seeds = pick.settings.seeds.clone().unwrap_or(Seeds(vec![SEED]));
-            for seed in seeds.0 {
-                cells.push(cell(grid, pick, (&task, start.as_ref()), (seed, threads))?);
-            }
-        }
-    }
-    Ok(cells)
-}
+impl TrainingProtocol for Mlm {
+    type Request = MlmRequest;
 
-fn cell(
-    grid: &Grid,
-    pick: &GridEntry,
-    (task, start): (&str, Option<&StartEncoder>),
-    (seed, threads): (u64, usize),
-) -> Result<Cell, PlanError> {
-    let settings = &pick.settings;
-    let (preset, sizes) = pretrained_start::sizes(pick, start.map(|start| &start.encoder), PRESET)?;
-    let recipe = Recipe::find(&preset).map_err(PlanError)?;
-    let (len, batch) = one_of_each(settings, "mlm")?;
-    let (len, batch) = (len.unwrap_or(recipe.len), batch.unwrap_or(recipe.batch));
-    let accumulate = micro_batches(settings, batch, recipe.accumulate.min(batch))?;
-    if let (Some(_), Some(tokenizer)) = (start, &settings.tokenizer) {
-        return Err(PlanError(format!(
-            "--from brings the encoder's tokenizer; leave --tokenizer {tokenizer} out"
-        )));
-    }
-    let spec = ModelSpec { preset, sizes, ..ModelSpec::new(pick, len, batch, Pass::Train, seed)? };
-    let begin = start.map(StartRequest::from);
-    let (config, reason) = resolve_or_unsupported(pick, |choice| model(&spec, begin.as_ref(), choice))?;
-    let resolved = config.as_ref().map(|config| config as &dyn Architecture);
-    let mut row = spec.row("mlm", threads, resolved);
-    row.task = Some(task.to_owned());
-    row.suite = grid.suite.as_ref().map(|suite| suite.name.clone());
-    let beside = grid.beside(pick, (NATS, task), &spec.preset);
-    row.published = beside.as_ref().map(|beside| beside.published);
-    (row.metric, row.unit) = (NATS.to_owned(), "nat".to_owned());
-    let usual = MlmRequest {
-        task: task.to_owned(),
-        spec: ModelSpec { len: recipe.len, batch: recipe.batch, ..spec.default_spec(&spec.preset) },
-        start: begin.as_ref().map(StartRequest::elsewhere),
-        tokenizer: None,
-        steps: recipe.steps,
-        rate: recipe.rate,
-        every: recipe.every_of(recipe.steps),
-        accumulate: recipe.accumulate,
-        limit: None,
-        allow_partial: false,
+    const INFO: ProtocolInfo = super::INFO;
+    const CURVE: CurveSpec = CurveSpec {
+        column: "validation_bits",
+        axis: "validation loss, bit",
+        unit: "bit",
+        value: |score| score.loss / std::f64::consts::LN_2,
+        less: true,
     };
-    let steps = settings.steps.unwrap_or(recipe.steps).max(1);
-    let flops = resolved.map_or(0, |model| model.flops(len as usize)) as f64;
-    let work = 3.0 * flops * (batch * steps) as f64;
-    let words = format!("{} {} {} s{seed}", key_word(task), spec.model, spec.preset);
-    let request = MlmRequest {
-        task: task.to_owned(),
-        spec,
-        start: begin,
-        tokenizer: settings.tokenizer.clone(),
-        steps,
-        rate: settings.rate.unwrap_or(recipe.rate),
-        every: settings.every.unwrap_or_else(|| recipe.every_of(steps)),
-        accumulate,
-        limit: settings.limit,
-        allow_partial: settings.allow_partial.unwrap_or(false),
-    };
-    if reason.is_none() {
-        let mut differences = differences(&request, recipe);
-        let goes_on = |start: &StartEncoder| format!("goes on from {}", start.encoder.attention.label());
-        differences.settings.extend(start.map(goes_on));
-        differences.write_to(beside, &mut row);
+
+    fn defaults(&self, flags: &GridFlags) -> GridDefaults {
+        let said = flags.user_settings().preset;
+        let recipe = Recipe::find(said.as_deref().unwrap_or(PRESET)).ok();
+        let task = |name: &str| Some(Words(vec![name.to_owned()]));
+        let preset = Some(PRESET.to_owned());
+        let whole = Settings {
+            preset: preset.clone(),
+            task: task(recipe.map_or("imdb", |recipe| recipe.task)),
+            ..Settings::NONE
+        };
+        let small = Settings {
+            preset,
+            task: task("sample"),
+            layers: Some(2),
+            width: Some(64),
+            heads: Some(2),
+            ffn: Some(128),
+            len: Some(Lengths(vec![64])),
+            batch: Some(Batches(vec![8])),
+            steps: Some(300),
+            rate: Some(3e-3),
+            ..Settings::NONE
+        };
+        // an encoder brings its sizes
+        let small = match flags.user_settings().from {
+            Some(_) => Settings { layers: None, width: None, heads: None, ffn: None, ..small },
+            None => small,
+        };
+        let (settings, models) =
+            if flags.quick { (small, "cosformer") } else { (whole, "full,cosformer,relu-linear") };
+        GridDefaults { settings, models }
     }
-    let cell = Cell::new(&words, row, &request, &usual);
-    let timeout = settings.timeout.map(|time| time.0);
-    let cell = cell.with_seconds(threads, |threads| work / (RATE * threads as f64));
-    Ok(Cell { timeout, ..cell }.with_unsupported(reason))
+
+    fn check_task(&self, task: &str) -> Result<(), PlanError> {
+        running_text::known(task).map(|_| ()).map_err(PlanError::new)
+    }
+
+    fn run(&self, place: &RunPlace, seed: u64) -> Result<PlannedRun<MlmRequest>, PlanError> {
+        let RunPlace { entry, task, hashes, .. } = *place;
+        let start = pretrained_start::of(entry, &mut hashes.borrow_mut())?;
+        let settings = &entry.settings;
+        let (preset, sizes) =
+            pretrained_start::sizes(entry, start.as_ref().map(|start| &start.encoder), PRESET)?;
+        let recipe = Recipe::find(&preset).map_err(PlanError)?;
+        let (len, batch) = one_of_each(settings, "mlm")?;
+        let (len, batch) = (len.unwrap_or(recipe.len), batch.unwrap_or(recipe.batch));
+        let accumulate = micro_batches(settings, batch, recipe.accumulate.min(batch))?;
+        if let (Some(_), Some(tokenizer)) = (&start, &settings.tokenizer) {
+            return Err(PlanError(format!(
+                "--from brings the encoder's tokenizer; leave --tokenizer {tokenizer} out"
+            )));
+        }
+        let spec = ModelSpec { preset, sizes, ..ModelSpec::new(entry, len, batch, Pass::Train, seed)? };
+        let begin = start.as_ref().map(StartRequest::from);
+        let model = resolve(entry, |choice| model(&spec, begin.as_ref(), choice))?;
+        let usual = MlmRequest {
+            task: task.to_owned(),
+            spec: ModelSpec { len: recipe.len, batch: recipe.batch, ..spec.default_spec(&spec.preset) },
+            start: begin.as_ref().map(StartRequest::elsewhere),
+            tokenizer: None,
+            steps: recipe.steps,
+            rate: recipe.rate,
+            every: recipe.every_of(recipe.steps),
+            accumulate: recipe.accumulate,
+            limit: None,
+            allow_partial: false,
+        };
+        let steps = settings.steps.unwrap_or(recipe.steps).max(1);
+        let work = 3.0 * flops(&model, len) * (batch * steps) as f64;
+        let request = MlmRequest {
+            task: task.to_owned(),
+            spec,
+            start: begin,
+            tokenizer: settings.tokenizer.clone(),
+            steps,
+            rate: settings.rate.unwrap_or(recipe.rate),
+            every: settings.every.unwrap_or_else(|| recipe.every_of(steps)),
+            accumulate,
+            limit: settings.limit,
+            allow_partial: settings.allow_partial.unwrap_or(false),
+        };
+        let mut differs = differences(&request, recipe);
+        let goes_on = |start: StartEncoder| format!("goes on from {}", start.encoder.attention.label());
+        differs.settings.extend(start.map(goes_on));
+        Ok(PlannedRun { metric: NATS, unit: "nat", request, usual, model, differs: Some(differs), work })
+    }
+
+    /// Checksums of texts and tokenizers belong to the run, and those of tokenizers to its rows.
+    fn prepare(&self, plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
+        type Wanted = (String, Option<String>, Option<String>, bool);
+        let mut seen: Vec<(Wanted, String)> = Vec::new();
+        let mut remarks = Vec::new();
+        for cell in &mut plan.cells {
+            let Ok(request) = serde_json::from_value::<MlmRequest>(cell.request.clone()) else { continue };
+            if let Some(start) = &request.start {
+                let encoder = Pretrained::open(Path::new(&start.folder))?;
+                encoder.weights()?.fit(&model(&request.spec, Some(start), &request.spec.choice()?)?)?;
+                let (model, folder, label) = (&request.spec.model, &start.folder, encoder.attention.label());
+                remarks.push(format!("{model} continues from {folder} ({label})"));
+            }
+            let from = request.start.as_ref().map(|start| start.folder.clone());
+            let wanted = (request.task.clone(), from, request.tokenizer.clone(), request.allow_partial);
+            let known = seen.iter().find(|(known, _)| *known == wanted).map(|(_, hash)| hash.clone());
+            let hash = match known {
+                Some(hash) => hash,
+                None => {
+                    let MlmData { prose, tokenizer } = load(&request, &dirs.data)?;
+                    if let Some(partial) = &prose.partial {
+                        remarks.push(incomplete(&request.task, partial));
+                    }
+                    let [text, words] = data_names(&request);
+                    plan.data.insert(text, prose.hash);
+                    plan.data.insert(words, tokenizer.hash().to_owned());
+                    seen.push((wanted, tokenizer.hash().to_owned()));
+                    tokenizer.hash().to_owned()
+                }
+            };
+            cell.row.words = Some(hash.chars().take(12).collect());
+        }
+        Ok(Prepared { remarks, text: None })
+    }
+
+    /// `25000 updates of 8 blocks of 128`.
+    fn amount(&self, requests: &[MlmRequest], batch: &str, len: &str) -> String {
+        format!("{} updates of {batch} blocks of {len}", most_steps(requests))
+    }
+
+    fn train(&self, job: &Job<MlmRequest>) -> Result<TrainingResult, CellFailure> {
+        worker::train(job)
+    }
 }
 
 /// What `request` does otherwise than the protocol: everything that the protocol fixes is looked at.
@@ -265,54 +293,19 @@ pub fn load(request: &MlmRequest, data: &Path) -> anyhow::Result<MlmData> {
     Ok(MlmData { prose, tokenizer })
 }
 
-/// Reads every text once: checksums of texts and tokenizers belong to the run, and those of tokenizers to its rows.
-///
-/// # Errors
-/// As [`load`].
-pub fn prepare(plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
-    type Wanted = (String, Option<String>, Option<String>, bool);
-    let mut seen: Vec<(Wanted, String)> = Vec::new();
-    let mut remarks = Vec::new();
-    for cell in &mut plan.cells {
-        let Ok(request) = serde_json::from_value::<MlmRequest>(cell.request.clone()) else { continue };
-        if let Some(start) = &request.start {
-            let encoder = Pretrained::open(Path::new(&start.folder))?;
-            encoder.weights()?.fit(&model(&request.spec, Some(start), &request.spec.choice()?)?)?;
-            let (model, folder, label) = (&request.spec.model, &start.folder, encoder.attention.label());
-            remarks.push(format!("{model} continues from {folder} ({label})"));
-        }
-        let from = request.start.as_ref().map(|start| start.folder.clone());
-        let wanted = (request.task.clone(), from, request.tokenizer.clone(), request.allow_partial);
-        let known = seen.iter().find(|(known, _)| *known == wanted).map(|(_, hash)| hash.clone());
-        let hash = match known {
-            Some(hash) => hash,
-            None => {
-                let MlmData { prose, tokenizer } = load(&request, &dirs.data)?;
-                if let Some(partial) = &prose.partial {
-                    remarks.push(incomplete(&request.task, partial));
-                }
-                let [text, words] = data_names(&request);
-                plan.data.insert(text, prose.hash);
-                plan.data.insert(words, tokenizer.hash().to_owned());
-                seen.push((wanted, tokenizer.hash().to_owned()));
-                tokenizer.hash().to_owned()
-            }
-        };
-        cell.row.words = Some(hash.chars().take(12).collect());
-        cell.reads = data_names(&request).into();
-    }
-    Ok(Prepared { remarks, text: None })
-}
-
-/// `imdb · roberta-small · 25000 updates of 8 blocks of 128`.
-pub fn amount(plan: &Plan) -> String {
-    let steps = plan.cells.iter().filter_map(|cell| cell.request["steps"].as_u64()).max().unwrap_or(0);
-    let (task, preset) = (listed(plan, |row| row.task.clone()), listed(plan, |row| row.preset.clone()));
-    let (batch, len) = (listed(plan, |row| row.batch), listed(plan, |row| row.len));
-    format!("{task} · {preset} · {steps} updates of {batch} blocks of {len}")
-}
-
 impl TrainingRequest for MlmRequest {
+    fn task(&self) -> &str {
+        &self.task
+    }
+
+    fn reads(&self) -> Vec<String> {
+        data_names(self).into()
+    }
+
+    fn reading(&self) -> LoadOptions {
+        LoadOptions { allow_partial: self.allow_partial, ..LoadOptions::default() }
+    }
+
     fn steps(&self) -> u64 {
         self.steps
     }

@@ -5,8 +5,6 @@ use crate::train::schedule::Schedule;
 use effattn_data::masked::BlockMode;
 use effattn_data::tokenizer::VOCABULARY;
 
-/// Seed where nothing is said.
-pub const SEED: u64 = 1;
 /// Evaluations of a run.
 const EVALUATIONS: u64 = 20;
 

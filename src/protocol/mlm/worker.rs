@@ -6,37 +6,26 @@ use serde_json::{Value, json};
 use super::plan::{MlmData, MlmRequest, data_names, load, model};
 use super::recipe::Recipe;
 use super::{BITS, NATS, hf_export};
-use crate::protocol::definition::{WorkerContext, WorkerInput};
 use crate::protocol::pretrained_start::unchanged;
 use crate::protocol::training::experiment::{
-    Experiment, ExperimentDriver, TrainedWeights, TrainingDevice, WeightChoice, mean, scores,
+    self as training, Experiment, MicroBatches, StepCounts, TrainedWeights, TrainingDevice, WeightChoice,
+    mean, scores,
 };
-use crate::protocol::training::worker::{candle, failed, report};
-use crate::protocol::training::{MetricValue, TrainingMessage, TrainingResult};
+use crate::protocol::training::worker::{Job, failed};
+use crate::protocol::training::{EvalCost, MetricValue, TrainingResult};
 use crate::run::outcome::CellFailure;
-use crate::run::worker::ParentLink;
 use crate::train::checkpoint::Checkpoint;
 use crate::train::optim::OptimizerConfig;
 use crate::train::order::BatchOrder;
 use crate::train::pretrained::CALIBRATION;
 use crate::train::schedule::Schedule;
-use crate::train::training_loop::{CheckpointFiles, EvalScore, Trainable};
+use crate::train::training_loop::{EvalScore, Trainable};
 use effattn_data::masked::{Blocks, VALIDATION_SEED};
 use effattn_kernel::embedding::PADDING;
 use effattn_model::batch::{Batch, IGNORED, ModelInput, Tokens};
 use effattn_model::family::{Architecture, Loss, Model};
-use effattn_model::nn::dropout::DropoutRng;
 use effattn_model::nn::params::ParamBuilder;
 use effattn_model::roberta::RobertaConfig;
-
-/// Trains until the last step or until the parent is gone, and validates.
-///
-/// # Errors
-/// The parent is gone.
-pub fn work(link: &ParentLink, request: Value, given: &WorkerInput) -> anyhow::Result<()> {
-    let request: MlmRequest = serde_json::from_value(request)?;
-    report(link, train(link, &request, &given.conditions))
-}
 
 /// Blocks `indices` as they are hidden under `seed` in `epoch`, padded to the longest.
 fn batch(blocks: &Blocks, indices: &[usize], (seed, epoch): (u64, u64), device: &Device) -> Candle<Batch> {
@@ -67,8 +56,7 @@ fn held_out<'a>(
 
 /// Data, model and device of a run.
 struct MlmExperiment<'a> {
-    request: &'a MlmRequest,
-    conditions: &'a WorkerContext,
+    job: &'a Job<'a, MlmRequest>,
     recipe: &'static Recipe,
     config: RobertaConfig,
     /// Checksum of the tokenizer.
@@ -79,23 +67,18 @@ struct MlmExperiment<'a> {
     laboratory: TrainingDevice,
 }
 
-fn train(
-    link: &ParentLink,
-    request: &MlmRequest,
-    conditions: &WorkerContext,
-) -> Result<TrainingResult, CellFailure> {
-    let doing = |what: &str| {
-        link.send(&TrainingMessage::Doing { what: what.to_owned() }).map_err(|error| failed(&error))
-    };
-    doing("reads its text")?;
-    let MlmData { prose, tokenizer } = load(request, &conditions.data).map_err(|error| failed(&error))?;
+/// Trains until the last step or until the parent is gone, and tests.
+pub fn train(job: &Job<MlmRequest>) -> Result<TrainingResult, CellFailure> {
+    let Job { request, context, .. } = job;
+    job.tell("reads its text")?;
+    let MlmData { prose, tokenizer } = load(request, &context.data).map_err(|error| failed(&error))?;
     let [text, words] = data_names(request);
-    conditions.same(&text, &prose.hash)?;
-    conditions.same(&words, tokenizer.hash())?;
+    context.same(&text, &prose.hash)?;
+    context.same(&words, tokenizer.hash())?;
     let recipe = Recipe::find(&request.spec.preset).map_err(|error| failed(&error))?;
     let config =
         request.spec.choice().and_then(|choice| model(&request.spec, request.start.as_ref(), &choice));
-    let config = config.map_err(|error| failed(&error))?;
+    let config = config?;
     let blocks = |texts: &[String]| {
         let texts = texts.iter().map(String::as_str);
         let mut blocks = Blocks::new(&tokenizer, texts, request.spec.len as usize, recipe.cut);
@@ -106,14 +89,12 @@ fn train(
     let held_out = prose.held_out.iter().map(|held| (held.name.clone(), blocks(&held.texts))).collect();
     drop(prose);
     let words = tokenizer.hash().to_owned();
-    let laboratory = TrainingDevice::open(&request.spec, conditions)?;
-    let run = MlmExperiment { request, conditions, recipe, config, words, train, held_out, laboratory };
-    ExperimentDriver { link, conditions, before: (&[], 0) }.run(&run.laboratory, &run)?;
-    let peak_bytes = run.laboratory.peak();
-    let trained = TrainedWeights::read(&run.files(), &run)?;
-    doing("validates")?;
+    let laboratory = TrainingDevice::open(&request.spec, context)?;
+    let run = MlmExperiment { job, recipe, config, words, train, held_out, laboratory };
+    let (trained, peak_bytes) = training::train(&run.laboratory, &run)?;
+    job.tell("validates")?;
     let measures = run.measures(&trained)?;
-    hf_export::write(&conditions.folder, &trained.weights, (&run.config, &tokenizer))
+    hf_export::write(&context.folder, &trained.weights, (&run.config, &tokenizer))
         .map_err(|error| failed(&error))?;
     Ok(TrainingResult { measures, data_share: 1.0, differs: None, peak_bytes })
 }
@@ -121,11 +102,11 @@ fn train(
 impl MlmExperiment<'_> {
     fn measures(&self, trained: &TrainedWeights) -> Result<Vec<MetricValue>, CellFailure> {
         let device = self.laboratory.device();
-        let builder = trained.weights.builder(device, false).map_err(candle)?;
-        let mut net = self.config.build(&builder).map_err(candle)?;
+        let builder = trained.weights.builder(device, false)?;
+        let mut net = self.config.build(&builder)?;
         let mut measures = Vec::new();
         for (number, (name, blocks)) in self.held_out.iter().enumerate() {
-            let all = scores(net.as_mut(), held_out(blocks, self.micro(), device)).map_err(candle)?;
+            let all = scores(net.as_mut(), held_out(blocks, self.micro(), device))?;
             let nats = mean(&all, "loss");
             let hidden = all.iter().find(|metric| metric.name == "loss").map_or(0.0, |metric| metric.count);
             let task = (number > 0).then(|| name.clone());
@@ -144,8 +125,8 @@ impl MlmExperiment<'_> {
         let trained_words = self.train.ids().len() as f64;
         measures.extend([
             MetricValue::new("train_loss", "nat", trained.selected.train_loss),
-            MetricValue::new("steps", "1", self.request.steps as f64),
-            MetricValue::new("epochs", "1", self.request.steps as f64 / self.order()?.per_epoch() as f64),
+            MetricValue::new("steps", "1", self.job.request.steps as f64),
+            MetricValue::new("epochs", "1", self.job.request.steps as f64 / self.order()?.per_epoch() as f64),
             MetricValue::new("training_words", "1", trained_words),
         ]);
         Ok(measures)
@@ -153,44 +134,46 @@ impl MlmExperiment<'_> {
 
     /// Blocks of a micro-batch.
     fn micro(&self) -> usize {
-        (self.request.spec.batch / self.request.accumulate).max(1) as usize
+        (self.job.request.spec.batch / self.job.request.accumulate).max(1) as usize
     }
 
     fn order(&self) -> Result<BatchOrder, CellFailure> {
-        let (seed, batch) = (self.request.spec.seed, self.request.spec.batch as usize);
+        let (seed, batch) = (self.job.request.spec.seed, self.job.request.spec.batch as usize);
         BatchOrder::new(seed, self.train.len(), batch).ok_or_else(|| {
             failed(&format!(
                 "{} has {} blocks of {} words, too few for a batch of {batch}; take a smaller --batch or --len",
-                self.request.task,
+                self.job.request.task,
                 self.train.len(),
-                self.request.spec.len
+                self.job.request.spec.len
             ))
         })
     }
 }
 
 impl Experiment for MlmExperiment<'_> {
-    fn files(&self) -> CheckpointFiles {
-        CheckpointFiles::in_folder(&self.conditions.folder)
+    type Request = MlmRequest;
+
+    fn job(&self) -> &Job<'_, MlmRequest> {
+        self.job
     }
 
     fn description(&self) -> Result<Value, CellFailure> {
-        let request = serde_json::to_value(self.request).map_err(|error| failed(&error))?;
-        Ok(json!({ "request": request, "tokenizer": self.words }))
+        Ok(json!({ "request": serde_json::to_value(&self.job.request)?, "tokenizer": self.words }))
     }
 
     fn optimizer_and_schedule(&self) -> Result<(OptimizerConfig, Schedule), CellFailure> {
-        Ok(self.recipe.training(self.request.steps, self.request.rate))
+        Ok(self.recipe.training(self.job.request.steps, self.job.request.rate))
     }
 
-    fn steps(&self) -> (u64, u64) {
-        (self.request.steps, self.request.every)
+    fn steps(&self) -> StepCounts {
+        StepCounts { total: self.job.request.steps, eval_every: self.job.request.every }
     }
 
-    fn eval_cost(&self) -> (f64, f64) {
-        let batches = |blocks: &Blocks| blocks.len() as f64 / self.request.spec.batch as f64;
+    fn eval_cost(&self) -> EvalCost {
+        let batches = |blocks: &Blocks| blocks.len() as f64 / self.job.request.spec.batch as f64;
         let each = self.held_out.first().map_or(0.0, |(_, blocks)| batches(blocks));
-        (each, self.held_out.iter().map(|(_, blocks)| batches(blocks)).sum())
+        let final_test = self.held_out.iter().map(|(_, blocks)| batches(blocks)).sum();
+        EvalCost { per_eval: each, final_test }
     }
 
     fn select(&self) -> WeightChoice {
@@ -202,17 +185,19 @@ impl Experiment for MlmExperiment<'_> {
     }
 
     fn initial_weights(&self, device: &Device) -> Result<ParamBuilder, CellFailure> {
-        let seed = self.request.spec.seed;
-        let Some(begin) = &self.request.start else { return Ok(ParamBuilder::seeded(seed, device, true)) };
+        let seed = self.job.request.spec.seed;
+        let Some(begin) = &self.job.request.start else {
+            return Ok(ParamBuilder::seeded(seed, device, true));
+        };
         let start = unchanged(&begin.folder, &begin.encoder).map_err(|error| failed(&error))?;
-        let mut weights = start.weights().map_err(|error| failed(&error))?;
+        let mut weights = start.weights()?;
         let order = self.order()?;
         let batches = (0..order.per_epoch().min(CALIBRATION as u64)).map(|step| {
             let batch = batch(&self.train, &order.batch(step, &mut None), (seed, 0), &Device::Cpu)?;
             start.known(&batch.tokens()?.ids)
         });
-        weights.calibrate(&self.config, batches).map_err(candle)?;
-        let tensors = weights.fit(&self.config).map_err(|error| failed(&error))?;
+        weights.calibrate(&self.config, batches)?;
+        let tensors = weights.fit(&self.config)?;
         Ok(ParamBuilder::given_or_seeded(seed, tensors, device, true))
     }
 
@@ -221,16 +206,18 @@ impl Experiment for MlmExperiment<'_> {
         builder: &ParamBuilder,
         _: Option<&Checkpoint>,
     ) -> Result<Box<dyn Trainable + 'a>, CellFailure> {
-        let empty = || failed(&format!("nothing of {} is held out", self.request.task));
+        let empty = || failed(&format!("nothing of {} is held out", self.job.request.task));
         let (_, held_out) =
             self.held_out.first().filter(|(_, blocks)| !blocks.is_empty()).ok_or_else(empty)?;
+        let (order, seed) = (self.order()?, self.job.request.spec.seed);
+        let batches = MicroBatches::new(order, seed, self.job.request.accumulate);
+        let per_epoch = order.per_epoch();
         Ok(Box::new(MlmTrainable {
-            net: self.config.build(builder).map_err(candle)?,
+            net: self.config.build(builder)?,
             run: self,
-            order: self.order()?,
-            memo: None,
+            batches,
+            per_epoch,
             held_out,
-            noise: DropoutRng::new(self.request.spec.seed),
         }))
     }
 }
@@ -239,24 +226,22 @@ impl Experiment for MlmExperiment<'_> {
 struct MlmTrainable<'a> {
     net: Box<dyn Model>,
     run: &'a MlmExperiment<'a>,
-    order: BatchOrder,
-    memo: Option<(u64, Vec<usize>)>,
+    batches: MicroBatches,
+    /// Steps per epoch.
+    per_epoch: u64,
     held_out: &'a Blocks,
-    noise: DropoutRng,
 }
 
 impl Trainable for MlmTrainable<'_> {
     fn micro_batches(&self) -> usize {
-        self.run.request.accumulate as usize
+        self.batches.count
     }
 
     fn loss(&mut self, step: u64, part: usize) -> Candle<Loss> {
-        let indices = self.order.batch(step, &mut self.memo);
-        let (micro, epoch) = (self.run.micro(), step / self.order.per_epoch());
-        let indices = &indices[part * micro..(part + 1) * micro];
-        let seed = self.run.request.spec.seed;
-        let batch = batch(&self.run.train, indices, (seed, epoch), self.run.laboratory.device())?;
-        self.net.loss(&batch, self.noise.branch(step).branch(part as u64))
+        let (indices, epoch) = (self.batches.examples(step, part), step / self.per_epoch);
+        let seed = self.run.job.request.spec.seed;
+        let batch = batch(&self.run.train, &indices, (seed, epoch), self.run.laboratory.device())?;
+        self.net.loss(&batch, self.batches.dropout(step, part))
     }
 
     fn evaluate(&mut self, _: u64) -> Candle<EvalScore> {

@@ -70,25 +70,19 @@ pub fn estimate<J: TrainingRequest>(plan: &mut Plan, context: &EstimateContext) 
     Ok(())
 }
 
-/// What `cell` is, whatever its seed.
+/// The key of `cell` without its seed.
 fn key(cell: &Cell) -> String {
-    let mut request = cell.request.clone();
-    for spec in ["/spec/seed", "/train/spec/seed"] {
-        if let Some(seed) = request.pointer_mut(spec) {
-            *seed = serde_json::Value::Null;
-        }
-    }
-    request.to_string()
+    cell.row.seed.map_or_else(|| cell.key.clone(), |seed| cell.key.replacen(&format!(" s{seed}"), "", 1))
 }
 
 /// Seconds of the whole run.
 fn total(job: &impl TrainingRequest, trains: bool, seen: &TrialTiming, setup: f64) -> f64 {
-    let tests = setup + seen.step * FORWARD * job.tests() * seen.forwards.1;
+    let tests = setup + seen.step * FORWARD * job.tests() * seen.forwards.final_test;
     if !trains {
         return tests;
     }
     let evaluations = job.steps().div_ceil(seen.every.max(1)) as f64;
-    tests + seen.step * (job.first_step_equivalents() + FORWARD * evaluations * seen.forwards.0)
+    tests + seen.step * (job.first_step_equivalents() + FORWARD * evaluations * seen.forwards.per_eval)
 }
 
 /// What a few steps of `cell` say, and the seconds that it took to begin; nothing where they cannot be made.
@@ -128,6 +122,7 @@ fn rehearse(
 
 #[cfg(test)]
 mod tests {
+    use super::super::EvalCost;
     use super::*;
     use crate::protocol::model_spec::ModelSpec;
 
@@ -135,6 +130,14 @@ mod tests {
     struct Fake;
 
     impl TrainingRequest for Fake {
+        fn task(&self) -> &str {
+            unreachable!("not asked")
+        }
+
+        fn reading(&self) -> effattn_data::LoadOptions {
+            unreachable!("not asked")
+        }
+
         fn steps(&self) -> u64 {
             100
         }
@@ -150,7 +153,13 @@ mod tests {
 
     #[test]
     fn evaluations_and_tests_are_priced() {
-        let seen = TrialTiming { step: 0.5, made: 1.0, every: 30, forwards: (10.0, 20.0), peak_bytes: None };
+        let seen = TrialTiming {
+            step: 0.5,
+            made: 1.0,
+            every: 30,
+            forwards: EvalCost { per_eval: 10.0, final_test: 20.0 },
+            peak_bytes: None,
+        };
         let expected = 3.0 + 0.5 * (100.0 + FORWARD * (4.0 * 10.0 + 2.0 * 20.0));
         assert!((total(&Fake, true, &seen, 3.0) - expected).abs() < 1e-9);
         let tested = 3.0 + 0.5 * FORWARD * 40.0;

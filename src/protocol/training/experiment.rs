@@ -4,22 +4,27 @@
 use std::time::{Duration, Instant};
 
 use candle_core::{Device, Result as Candle};
+use serde::Serialize;
 use serde_json::Value as Json;
 
-use super::worker::{candle, choose_kernels, failed, run_training};
-use super::{TrainingMessage, TrialTiming};
+use super::worker::{Job, choose_kernels, failed, run_training};
+use super::{EvalCost, MetricValue, TrainingMessage, TrainingRequest, TrialTiming};
 use crate::protocol::definition::WorkerContext;
 use crate::protocol::model_spec::ModelSpec;
 use crate::run::outcome::CellFailure;
 use crate::run::worker::ParentLink;
 use crate::train::checkpoint::Checkpoint;
 use crate::train::optim::OptimizerConfig;
+use crate::train::order::BatchOrder;
 use crate::train::schedule::Schedule;
 use crate::train::step::Trainer;
-use crate::train::training_loop::{CheckpointFiles, EvalPoint, LoopConfig, Trainable, TrainingState};
+use crate::train::training_loop::{
+    CheckpointFiles, EvalPoint, EvalScore, LoopConfig, Trainable, TrainingState,
+};
 use effattn_kernel::device::{Backend, alloc};
 use effattn_model::batch::Batch;
 use effattn_model::family::{Architecture, Metric, Model};
+use effattn_model::nn::dropout::DropoutRng;
 use effattn_model::nn::params::ParamBuilder;
 use effattn_record::Outcome;
 use effattn_record::config::settings::DeviceName;
@@ -38,7 +43,7 @@ impl TrainingDevice {
     /// A device that is not there.
     pub fn open(spec: &ModelSpec, conditions: &WorkerContext) -> Result<Self, CellFailure> {
         choose_kernels(spec, conditions);
-        let backend = Backend::open(spec.device).map_err(|error| failed(&error))?;
+        let backend = Backend::open(spec.device)?;
         let before = (spec.device == DeviceName::Cpu).then(alloc::live);
         Ok(Self { backend, before })
     }
@@ -63,28 +68,41 @@ pub enum WeightChoice {
     Last,
 }
 
-/// One course of training, as a protocol defines it. Steps of a protocol that has several are counted on by [`ExperimentDriver::before`].
-pub trait Experiment {
-    /// Where it keeps its checkpoints.
-    fn files(&self) -> CheckpointFiles;
+/// Number of steps in all and between evaluations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepCounts {
+    /// Steps in all.
+    pub total: u64,
+    /// Steps between evaluations.
+    pub eval_every: u64,
+}
 
-    /// What is trained, as checkpoints describe it: training goes on from those with the same description only.
-    ///
-    /// # Errors
-    /// None that a user could make.
-    fn description(&self) -> Result<Json, CellFailure>;
+/// One phase of training, as a protocol defines it. Steps of a protocol that has several are counted on by [`EarlierPhases`].
+pub trait Experiment {
+    /// Request of the cell.
+    type Request: TrainingRequest + Serialize;
+
+    /// The cell.
+    fn job(&self) -> &Job<'_, Self::Request>;
+
+    /// Files of its checkpoints.
+    fn files(&self) -> CheckpointFiles {
+        CheckpointFiles::in_folder(&self.job().context.folder)
+    }
+
+    /// The run as checkpoints describe it: training resumes from those with the same description only.
+    fn description(&self) -> Result<Json, CellFailure> {
+        Ok(serde_json::to_value(&self.job().request)?)
+    }
 
     /// Optimizer and schedule.
-    ///
-    /// # Errors
-    /// A protocol that has none for this task.
     fn optimizer_and_schedule(&self) -> Result<(OptimizerConfig, Schedule), CellFailure>;
 
-    /// Steps in all, and steps between evaluations.
-    fn steps(&self) -> (u64, u64);
+    /// Number of steps.
+    fn steps(&self) -> StepCounts;
 
-    /// Forward passes of a step's batch in an evaluation, and in the test at the end: what a price is made of.
-    fn eval_cost(&self) -> (f64, f64);
+    /// Cost of evaluations, for estimates.
+    fn eval_cost(&self) -> EvalCost;
 
     /// Which weights are tested.
     fn select(&self) -> WeightChoice {
@@ -95,7 +113,9 @@ pub trait Experiment {
     ///
     /// # Errors
     /// Stored weights that cannot be used.
-    fn initial_weights(&self, device: &Device) -> Result<ParamBuilder, CellFailure>;
+    fn initial_weights(&self, device: &Device) -> Result<ParamBuilder, CellFailure> {
+        Ok(ParamBuilder::seeded(self.job().request.spec().seed, device, true))
+    }
 
     /// The model that is trained: it says which parameters weight decay takes part in.
     fn model(&self) -> &dyn Architecture;
@@ -112,73 +132,82 @@ pub trait Experiment {
     ) -> Result<Box<dyn Trainable + 'a>, CellFailure>;
 }
 
-/// How an experiment is watched.
-pub struct ExperimentDriver<'a> {
-    /// The parent.
-    pub link: &'a ParentLink,
-    /// Rhythm of checkpoints.
-    pub conditions: &'a WorkerContext,
-    /// Evaluations and steps of courses before this one.
-    pub before: (&'a [EvalPoint], u64),
+/// Evaluations and steps of the phases before one.
+#[derive(Clone, Copy, Default)]
+pub struct EarlierPhases<'a> {
+    /// Evaluations.
+    pub points: &'a [EvalPoint],
+    /// Steps.
+    pub steps: u64,
 }
 
-impl ExperimentDriver<'_> {
+/// Trains an `experiment` of one phase to its end, or what is left of it, and reads the weights that are tested. Also gives the
+/// highest live bytes of training.
+pub fn train(
+    laboratory: &TrainingDevice,
+    experiment: &impl Experiment,
+) -> Result<(TrainedWeights, Option<u64>), CellFailure> {
+    EarlierPhases::default().train(laboratory, experiment)?;
+    let peak_bytes = laboratory.peak();
+    Ok((TrainedWeights::read(&experiment.files(), experiment)?, peak_bytes))
+}
+
+impl EarlierPhases<'_> {
     /// Trains `experiment` to its end, or what is left of it.
     ///
     /// # Errors
     /// How the cell ended instead.
-    pub fn run(
+    pub fn train(
         &self,
         laboratory: &TrainingDevice,
         experiment: &impl Experiment,
     ) -> Result<TrainingState, CellFailure> {
         let (files, description, device) =
             (experiment.files(), experiment.description()?, laboratory.device());
-        let (steps, eval_every) = experiment.steps();
+        let StepCounts { total: steps, eval_every } = experiment.steps();
         let restored = if files.last.exists() { Some(load(&files, &description)?) } else { None };
         if let Some((done, state)) = restored.as_ref().filter(|(last, _)| last.updates >= steps) {
-            self.started(done.updates, &state.curve)?;
+            self.started(experiment.job().link, done.updates, &state.curve)?;
             return Ok(state.clone());
         }
         let (method, schedule) = experiment.optimizer_and_schedule()?;
         let checkpoint = restored.as_ref().map(|(checkpoint, _)| checkpoint);
         let builder = match checkpoint {
-            Some(checkpoint) => checkpoint.builder(device, true).map_err(candle)?,
+            Some(checkpoint) => checkpoint.builder(device, true)?,
             None => experiment.initial_weights(device)?,
         };
         let mut learner = experiment.trainable(&builder, checkpoint)?;
         let params = builder.finish();
         let (trainer, mut state) = match restored {
-            Some((checkpoint, state)) => {
-                (checkpoint.trainer(params, method, schedule).map_err(|error| failed(&error))?, state)
-            }
-            None => (Trainer::new(params, method, schedule).map_err(candle)?, TrainingState::default()),
+            Some((checkpoint, state)) => (checkpoint.trainer(params, method, schedule)?, state),
+            None => (Trainer::new(params, method, schedule)?, TrainingState::default()),
         };
-        let mut trainer = trainer.decay_only(&|name| experiment.model().decays(name)).map_err(candle)?;
-        if self.conditions.trial {
+        let mut trainer = trainer.decay_only(&|name| experiment.model().decays(name))?;
+        if experiment.job().context.trial {
             let seen = trial_steps(laboratory, experiment, (&mut trainer, learner.as_mut()))?;
-            self.link.send(&TrainingMessage::Rehearsed(seen)).map_err(|error| failed(&error))?;
+            experiment.job().link.send(&TrainingMessage::Rehearsed(seen))?;
             return Err(CellFailure::new(Outcome::Interrupted, "a few steps were asked for"));
         }
-        self.started(trainer.optimizer().updates(), &state.curve)?;
-        let course = LoopConfig { steps, eval_every, save_interval: self.conditions.save() };
+        self.started(experiment.job().link, trainer.optimizer().updates(), &state.curve)?;
+        let course = LoopConfig { steps, eval_every, save_interval: experiment.job().context.save() };
         let what = (&course, &files, &description);
-        run_training(self.link, (&mut trainer, learner.as_mut(), &mut state), what, self.before.1)?;
+        run_training(experiment.job().link, (&mut trainer, learner.as_mut(), &mut state), what, self.steps)?;
         Ok(state)
     }
 
-    /// Says where training goes on; everything is counted from the first course on.
-    fn started(&self, updates: u64, own: &[EvalPoint]) -> Result<(), CellFailure> {
-        let (curve, before) = self.before;
+    /// Says where training resumes; everything is counted from the first phase on.
+    fn started(&self, link: &ParentLink, updates: u64, own: &[EvalPoint]) -> Result<(), CellFailure> {
+        let EarlierPhases { points: curve, steps: before } = *self;
         let own = own.iter().map(|point| EvalPoint { step: before + point.step, ..*point });
         let curve = curve.iter().copied().chain(own).collect();
         let started = TrainingMessage::Started { step: before + updates, curve };
-        self.link.send(&started).map_err(|error| failed(&error))
+        Ok(link.send(&started)?)
     }
 }
 
-/// Most steps of a rehearsal behind the first, and the time that they may take together.
-const FEW: (usize, Duration) = (12, Duration::from_millis(1200));
+/// Most trial steps after the first, and the time that they may take together.
+const TRIAL_STEPS: usize = 12;
+const TRIAL_TIME: Duration = Duration::from_millis(1200);
 
 /// Makes a few steps. The first one warms up, and counts only where it took so long that it is the only one.
 fn trial_steps(
@@ -188,17 +217,17 @@ fn trial_steps(
 ) -> Result<TrialTiming, CellFailure> {
     let start = Instant::now();
     let mut times = Vec::new();
-    while times.is_empty() || times.len() <= FEW.0 && start.elapsed() < FEW.1 {
+    while times.is_empty() || times.len() <= TRIAL_STEPS && start.elapsed() < TRIAL_TIME {
         let (number, began) = (trainer.optimizer().updates(), Instant::now());
         let made = trainer.accumulate(learner.micro_batches(), |part| learner.loss(number, part));
-        made.map_err(|error| failed(&error))?;
+        made?;
         times.push(began.elapsed().as_secs_f64());
     }
     let warm = if times.len() > 1 { &times[1..] } else { &times[..] };
     Ok(TrialTiming {
         step: warm.iter().sum::<f64>() / warm.len() as f64,
         made: start.elapsed().as_secs_f64(),
-        every: experiment.steps().1,
+        every: experiment.steps().eval_every,
         forwards: experiment.eval_cost(),
         peak_bytes: laboratory.peak(),
     })
@@ -221,7 +250,7 @@ impl TrainedWeights {
     /// Checkpoints that are not there, of another run, or of one that is not finished.
     pub fn read(files: &CheckpointFiles, experiment: &impl Experiment) -> Result<Self, CellFailure> {
         let (last, state) = load(files, &experiment.description()?)?;
-        if last.updates < experiment.steps().0 {
+        if last.updates < experiment.steps().total {
             return Err(failed(&format!("{} is not trained to its end", files.last.display())));
         }
         let best = experiment.select() == WeightChoice::Best;
@@ -230,16 +259,64 @@ impl TrainedWeights {
         if !best {
             return Ok(Self { selected, weights: last, last: None });
         }
-        let weights = Checkpoint::load(&files.best).map_err(|error| failed(&error))?;
+        let weights = Checkpoint::load(&files.best)?;
         Ok(Self { selected, weights, last: Some(last) })
+    }
+}
+
+/// What rows of classifiers have of the evaluation that weights were selected by.
+pub fn selection(selected: &EvalPoint, steps: u64) -> [MetricValue; 5] {
+    [
+        MetricValue::new("validation_accuracy", "%", selected.score.value),
+        MetricValue::new("validation_loss", "nat", selected.score.loss),
+        MetricValue::new("selected_step", "1", selected.step as f64),
+        MetricValue::new("train_loss", "nat", selected.train_loss),
+        MetricValue::new("steps", "1", steps as f64),
+    ]
+}
+
+/// Loss and accuracy in percent of `net` on `batches`.
+pub fn classifier_score(
+    net: &mut dyn Model,
+    batches: impl Iterator<Item = Candle<Batch>>,
+) -> Candle<EvalScore> {
+    let all = scores(net, batches)?;
+    Ok(EvalScore { loss: mean(&all, "loss"), value: 100.0 * mean(&all, "accuracy") })
+}
+
+/// Micro-batches of training examples: their order, and the dropout of each.
+pub struct MicroBatches {
+    order: BatchOrder,
+    epoch: Option<(u64, Vec<usize>)>,
+    rng: DropoutRng,
+    /// Number of micro-batches of a step.
+    pub count: usize,
+}
+
+impl MicroBatches {
+    /// `count` micro-batches of every batch of `order`; `seed` is that of dropout.
+    pub fn new(order: BatchOrder, seed: u64, count: u64) -> Self {
+        Self { order, epoch: None, rng: DropoutRng::new(seed), count: count as usize }
+    }
+
+    /// The examples of micro-batch `part` of `step`.
+    pub fn examples(&mut self, step: u64, part: usize) -> Vec<usize> {
+        let batch = self.order.batch(step, &mut self.epoch);
+        let size = batch.len() / self.count;
+        batch[part * size..(part + 1) * size].to_vec()
+    }
+
+    /// The dropout of micro-batch `part` of `step`.
+    pub fn dropout(&self, step: u64, part: usize) -> DropoutRng {
+        self.rng.branch(step).branch(part as u64)
     }
 }
 
 /// The last checkpoint and where it stands; it must be one of `description`.
 fn load(files: &CheckpointFiles, description: &Json) -> Result<(Checkpoint, TrainingState), CellFailure> {
-    let checkpoint = Checkpoint::load(&files.last).map_err(|error| failed(&error))?;
-    checkpoint.expect_model(description).map_err(|error| failed(&error))?;
-    let state = TrainingState::read(&checkpoint, &files.last).map_err(|error| failed(&error))?;
+    let checkpoint = Checkpoint::load(&files.last)?;
+    checkpoint.expect_model(description)?;
+    let state = TrainingState::read(&checkpoint, &files.last)?;
     Ok((checkpoint, state))
 }
 

@@ -11,15 +11,27 @@ pub mod worker;
 use serde::{Deserialize, Serialize};
 
 use crate::train::training_loop::EvalPoint;
+use effattn_data::LoadOptions;
 use effattn_record::{Outcome, Published};
 
-pub use estimate::RATE;
 pub use parent::compute;
 pub use plan::{ProtocolDiff, micro_batches, one_of_each};
-pub use protocol::TrainingProtocol;
+pub use protocol::{
+    DataRead, PlannedRun, RunPlace, TrainingProtocol, cells, flops, incomplete, most_steps, read_data,
+    read_once, requests, resolve, summary,
+};
 
 /// What is asked of a worker that trains.
 pub trait TrainingRequest: serde::de::DeserializeOwned {
+    /// The task.
+    fn task(&self) -> &str;
+    /// Names in [`Plan::data`](crate::run::plan::Plan::data) of everything that it reads: a finished cell is carried over only
+    /// where all of it is the same.
+    fn reads(&self) -> Vec<String> {
+        vec![self.task().to_owned()]
+    }
+    /// How its data are read.
+    fn reading(&self) -> LoadOptions;
     /// Optimizer steps in all; none where nothing is trained.
     fn steps(&self) -> u64;
     /// The model, its batch and its length.
@@ -103,10 +115,19 @@ pub struct TrialTiming {
     pub made: f64,
     /// Steps between evaluations.
     pub every: u64,
-    /// Forward passes of a step's batch in an evaluation, and in the test at the end.
-    pub forwards: (f64, f64),
+    /// Cost of evaluations.
+    pub forwards: EvalCost,
     /// Highest live bytes.
     pub peak_bytes: Option<u64>,
+}
+
+/// Cost of evaluations, in forward passes of a step's batch.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EvalCost {
+    /// Of an evaluation while training.
+    pub per_eval: f64,
+    /// Of the test at the end.
+    pub final_test: f64,
 }
 
 /// The result of a run.
@@ -142,9 +163,4 @@ impl MetricValue {
     pub fn new(metric: &str, unit: &str, value: f64) -> Self {
         Self { metric: metric.to_owned(), unit: unit.to_owned(), value, task: None, spread: None }
     }
-}
-
-/// What is said of data that are not whole.
-pub fn incomplete(task: &str, remark: &str) -> String {
-    format!("{task}: incomplete data ({remark}); rows say which share of the protocol it is")
 }

@@ -38,6 +38,28 @@ pub fn report(link: &ParentLink, result: Result<TrainingResult, CellFailure>) ->
     Ok(link.send(&answer)?)
 }
 
+/// A cell to be trained, in its worker.
+pub struct Job<'a, R> {
+    /// The parent.
+    pub link: &'a ParentLink,
+    /// Request of the cell.
+    pub request: R,
+    /// Paths and options of the run.
+    pub context: &'a WorkerContext,
+}
+
+impl<R> Job<'_, R> {
+    /// Tells the parent what is done when nothing is trained.
+    pub fn tell(&self, what: impl Into<String>) -> Result<(), CellFailure> {
+        Ok(self.link.send(&TrainingMessage::Doing { what: what.into() })?)
+    }
+
+    /// Tells the parent what a person should know.
+    pub fn warn(&self, what: String) -> Result<(), CellFailure> {
+        Ok(self.link.send(&TrainingMessage::Warned { what })?)
+    }
+}
+
 /// An error as the end of a cell.
 pub fn failed(error: &impl ToString) -> CellFailure {
     CellFailure::new(Outcome::Failed, error.to_string())
@@ -64,8 +86,7 @@ pub fn run_training(
     (course, files, model): (&LoopConfig, &CheckpointFiles, &Json),
     before: u64,
 ) -> Result<(), CellFailure> {
-    let mut times =
-        Times::open(files, before + trainer.optimizer().updates()).map_err(|error| failed(&error))?;
+    let mut times = Times::open(files, before + trainer.optimizer().updates())?;
     let (mut last, mut steps) = (Instant::now(), 0u32);
     let mut stopped = false;
     let tell = |event: Event| {

@@ -9,17 +9,10 @@ pub mod recipe;
 pub mod test_only;
 pub mod worker;
 
-use super::curve::CurveSpec;
-use super::definition::{DataDirs, Prepared, ProtocolInfo, Quick, Tasks, WorkerInput};
-use super::grid::{Grid, GridDefaults, GridFlags, PlanError};
-use super::lra;
-use super::training::TrainingProtocol;
-use crate::run::plan::{Cell, Plan};
-use crate::run::worker::ParentLink;
+use super::definition::{ProtocolInfo, Quick, Tasks};
 use effattn_model::family::vision;
 use effattn_record::Metric;
 use effattn_record::config::settings::groups::{MACHINE, TRAINING};
-use serde_json::Value;
 
 const INFO: ProtocolInfo = ProtocolInfo {
     examples: EXAMPLES,
@@ -72,33 +65,6 @@ const INFO: ProtocolInfo = ProtocolInfo {
 
 /// `vision`.
 pub struct Vision;
-
-impl TrainingProtocol for Vision {
-    type Request = plan::VisionRequest;
-
-    const INFO: ProtocolInfo = INFO;
-    const CURVE: CurveSpec = lra::CURVE;
-
-    fn defaults(&self, flags: &GridFlags) -> GridDefaults {
-        plan::defaults(flags)
-    }
-
-    fn cells(&self, grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
-        plan::cells(grid, threads)
-    }
-
-    fn prepare(&self, plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
-        plan::prepare(plan, dirs)
-    }
-
-    fn summary(&self, plan: &Plan) -> String {
-        lra::plan::amount(plan)
-    }
-
-    fn work(&self, link: &ParentLink, request: Value, input: &WorkerInput) -> anyhow::Result<()> {
-        worker::work(link, request, input)
-    }
-}
 
 const EXAMPLES: &str = "\
 Examples:

@@ -1,24 +1,31 @@
 //! From flags and suites to training runs and evaluations of images.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::Vision;
 use super::recipe::{self, Recipe};
-use crate::protocol::definition::{DataDirs, Prepared};
-use crate::protocol::grid::tasks as tasks_of;
-use crate::protocol::grid::{Grid, GridDefaults, GridEntry, GridFlags, PlanError, published_elsewhere};
-use crate::protocol::model_spec::{ModelSpec, resolve_or_unsupported};
-use crate::protocol::training::{ProtocolDiff, RATE, TrainingRequest, incomplete};
-use crate::run::plan::{Cell, Plan};
+use super::worker::VisionExperiment;
+use crate::protocol::curve::CurveSpec;
+use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo};
+use crate::protocol::grid::{GridDefaults, GridFlags, PlanError, published_elsewhere};
+use crate::protocol::model_spec::ModelSpec;
+use crate::protocol::training::worker::Job;
+use crate::protocol::training::{
+    PlannedRun, ProtocolDiff, RunPlace, TrainingProtocol, TrainingRequest, TrainingResult, flops, incomplete,
+    requests, resolve,
+};
+use crate::run::outcome::CellFailure;
+use crate::run::plan::Plan;
 use effattn_data::content_hash::file_hash;
-use effattn_data::images;
 use effattn_data::images::test_only::{challenge, challenges};
+use effattn_data::{LoadOptions, images};
+use effattn_model::attention::choose::MechanismChoice;
 use effattn_model::batch::InputKind;
 use effattn_model::family::vision::{ImageClassifier, classifier};
 use effattn_model::family::{self, Architecture, DataShape, ModelRequest, ResolveError};
-use effattn_record::config::lists::{Batches, Lengths, Seeds, Words};
+use effattn_record::config::lists::{Batches, Lengths, Words};
 use effattn_record::config::settings::Settings;
 use effattn_record::config::unknown;
 use effattn_record::{Pass, Published};
@@ -60,22 +67,6 @@ const QUICK: (u64, u64) = (120, 32);
 /// Updates where nobody says how many images there are.
 const STEPS: u64 = 10_000;
 
-/// What `vision` does where nothing is said.
-pub fn defaults(flags: &GridFlags) -> GridDefaults {
-    let quick = flags.quick;
-    let said = flags.user_settings().preset;
-    let preset = said.as_deref().unwrap_or(PRESET);
-    let task = if quick { "generated" } else { "cifar10" };
-    let settings = Settings {
-        task: Some(Words(vec![task.to_owned()])),
-        preset: Some(preset.to_owned()),
-        steps: quick.then_some(QUICK.0),
-        batch: quick.then(|| Batches(vec![QUICK.1])),
-        ..Settings::NONE
-    };
-    GridDefaults { settings, models: family::usual(preset).map_or("full", |usual| usual.models) }
-}
-
 /// Classes of the images called `task`, where they are known before they are read.
 fn examples(classes: usize, len: usize) -> DataShape {
     DataShape { input: InputKind::Pixels, vocab: 0, classes, len }
@@ -87,7 +78,7 @@ fn examples(classes: usize, len: usize) -> DataShape {
 /// Unknown names, sizes that no model has.
 pub fn model(
     spec: &ModelSpec,
-    choice: &effattn_model::attention::choose::MechanismChoice,
+    choice: &MechanismChoice,
     classes: Option<usize>,
 ) -> Result<ImageClassifier, ResolveError> {
     let examples = classes.map(|classes| examples(classes, spec.len as usize));
@@ -102,44 +93,112 @@ pub fn classes(task: &str) -> Option<usize> {
     images::source(trained_on).ok()?.classes
 }
 
-/// The runs of `grid`, by images, mechanism and seed.
-///
-/// # Errors
-/// Settings that nobody can run.
-pub fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
-    let (mut cells, mut hashes) = (Vec::new(), BTreeMap::new());
-    for task in tasks_of(grid) {
-        known(&task)?;
-        for pick in grid.entries.iter().filter(|pick| pick.runs(&task)) {
-            let weights = weights_hash(&pick.settings, &mut hashes)?;
-            let seeds = pick.settings.seeds.clone().unwrap_or(Seeds(vec![0]));
-            for seed in seeds.0 {
-                cells.push(cell(grid, pick, (&task, weights.as_deref()), seed, threads)?);
+impl TrainingProtocol for Vision {
+    type Request = VisionRequest;
+
+    const INFO: ProtocolInfo = super::INFO;
+    const CURVE: CurveSpec = CurveSpec::ACCURACY;
+
+    fn defaults(&self, flags: &GridFlags) -> GridDefaults {
+        let quick = flags.quick;
+        let said = flags.user_settings().preset;
+        let preset = said.as_deref().unwrap_or(PRESET);
+        let task = if quick { "generated" } else { "cifar10" };
+        let settings = Settings {
+            task: Some(Words(vec![task.to_owned()])),
+            preset: Some(preset.to_owned()),
+            steps: quick.then_some(QUICK.0),
+            batch: quick.then(|| Batches(vec![QUICK.1])),
+            ..Settings::NONE
+        };
+        GridDefaults { settings, models: family::usual(preset).map_or("full", |usual| usual.models) }
+    }
+
+    fn check_task(&self, task: &str) -> Result<(), PlanError> {
+        known(task)
+    }
+
+    fn seed(&self, _: &RunPlace) -> Result<u64, PlanError> {
+        Ok(0)
+    }
+
+    fn run(&self, place: &RunPlace, seed: u64) -> Result<PlannedRun<VisionRequest>, PlanError> {
+        let RunPlace { entry, task, .. } = *place;
+        let settings = &entry.settings;
+        let preset = settings.preset.clone().unwrap_or_else(|| PRESET.to_owned());
+        let usual = family::usual(&preset).map_or(32, |usual| usual.len as u64);
+        let recipe = recipe::find(&preset).map_err(PlanError)?;
+        let len = one(settings.len.as_ref().map(|Lengths(list)| list), usual)?;
+        let batch = one(settings.batch.as_ref().map(|Batches(list)| list), recipe.batch)?;
+        let spec = ModelSpec::new(entry, len, batch, Pass::Train, seed)?;
+        let model = resolve(entry, |choice| model(&spec, choice, classes(task)))?;
+        let usual = usual_request(task, &spec, &recipe);
+        let steps = settings.steps.unwrap_or(usual.steps).max(1);
+        let evaluates = settings.weights.is_some();
+        let request = VisionRequest {
+            steps: if evaluates { 0 } else { steps },
+            rate: settings.rate.unwrap_or(recipe.rate),
+            every: settings.every.unwrap_or((steps / recipe.epochs).max(steps / 50)).max(1),
+            accumulate: settings.accumulate.unwrap_or(1),
+            limit: settings.limit,
+            weights: settings.weights.clone(),
+            weights_sha256: settings.weights.as_deref().map(weights_hash).transpose()?,
+            also: also(settings, task)?,
+            similarity: settings.similarity.unwrap_or(0),
+            allow_partial: settings.allow_partial.unwrap_or(false),
+            spec,
+            ..usual.clone()
+        };
+        if !batch.is_multiple_of(request.accumulate) {
+            let parts = request.accumulate;
+            return Err(PlanError(format!("--accumulate {parts} does not divide the batch of {batch}")));
+        }
+        let differs = (!evaluates).then(|| differences(&request, &usual, &recipe));
+        let work = 3.0 * flops(&model, len) * batch as f64 * request.steps as f64;
+        Ok(PlannedRun { metric: "accuracy", unit: "%", request, usual, model, differs, work })
+    }
+
+    /// Every set of images is read once: their checksums belong to the run.
+    fn prepare(&self, plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
+        let mut remarks = Vec::new();
+        for request in requests::<VisionRequest>(plan) {
+            if let Some((file, hash)) = request.weights.as_ref().zip(request.weights_sha256.as_ref()) {
+                plan.data.insert(format!("weights {file}"), hash.clone());
+            }
+            let mut classes = None;
+            for name in [&request.task].into_iter().chain(&request.also) {
+                let known = plan.data.contains_key(name);
+                let partial = if let Some(challenge) = challenge(name).filter(|_| !known) {
+                    let found = challenge.scan(&dirs.data, classes.as_deref(), request.allow_partial)?;
+                    plan.data.insert(name.clone(), found.hash);
+                    found.partial
+                } else if !known || !request.also.is_empty() && challenge(name).is_none() {
+                    let set = (images::source(name)?.load)(&dirs.data, request.allow_partial)?;
+                    plan.data.insert(name.clone(), set.hash().to_owned());
+                    classes = Some(set.classes().to_vec());
+                    set.partial().map(str::to_owned).filter(|_| !known)
+                } else {
+                    None
+                };
+                remarks.extend(partial.map(|partial| incomplete(name, &partial)));
             }
         }
+        Ok(Prepared { remarks, text: None })
     }
-    if cells.is_empty() {
-        return Err(PlanError(format!(
-            "no row of the suite has {}; see --dry-run",
-            tasks_of(grid).join(", ")
-        )));
+
+    fn train(&self, job: &Job<VisionRequest>) -> Result<TrainingResult, CellFailure> {
+        let run = VisionExperiment::open(job)?;
+        match &job.request.weights {
+            Some(file) => run.stored(Path::new(file)),
+            None => run.trained(),
+        }
     }
-    Ok(cells)
 }
 
-/// SHA-256 of the file of `--weights`: another model under the same name is another cell. `hashes` has those of files that were
-/// read before.
-fn weights_hash(
-    settings: &Settings,
-    hashes: &mut BTreeMap<String, String>,
-) -> Result<Option<String>, PlanError> {
-    let Some(path) = &settings.weights else { return Ok(None) };
-    if !hashes.contains_key(path) {
-        let hash = file_hash(Path::new(path))
-            .map_err(|error| PlanError(format!("--weights {path} cannot be read ({error})")))?;
-        hashes.insert(path.clone(), hash);
-    }
-    Ok(hashes.get(path).cloned())
+/// SHA-256 of the file of `--weights`: another model under the same name is another cell.
+fn weights_hash(path: &str) -> Result<String, PlanError> {
+    let hash = file_hash(Path::new(path));
+    hash.map_err(|error| PlanError(format!("--weights {path} cannot be read ({error})")))
 }
 
 /// Images that are trained on, then those that weights are only tested on.
@@ -195,64 +254,6 @@ fn one(list: Option<&Vec<u64>>, default: u64) -> Result<u64, PlanError> {
     }
 }
 
-fn cell(
-    grid: &Grid,
-    pick: &GridEntry,
-    (task, weights): (&str, Option<&str>),
-    seed: u64,
-    threads: usize,
-) -> Result<Cell, PlanError> {
-    let settings = &pick.settings;
-    let preset = settings.preset.clone().unwrap_or_else(|| PRESET.to_owned());
-    let usual = family::usual(&preset).map_or(32, |usual| usual.len as u64);
-    let recipe = recipe::find(&preset).map_err(PlanError)?;
-    let len = one(settings.len.as_ref().map(|Lengths(list)| list), usual)?;
-    let batch = one(settings.batch.as_ref().map(|Batches(list)| list), recipe.batch)?;
-    let spec = ModelSpec::new(pick, len, batch, Pass::Train, seed)?;
-    let (resolved, reason) = resolve_or_unsupported(pick, |choice| model(&spec, choice, classes(task)))?;
-    let resolved: Option<Box<dyn Architecture>> =
-        resolved.map(|model| Box::new(model) as Box<dyn Architecture>);
-    let mut row = spec.row("vision", threads, resolved.as_deref());
-    (row.metric, row.unit) = ("accuracy".to_owned(), "%".to_owned());
-    row.task = Some(task.to_owned());
-    row.suite = grid.suite.as_ref().map(|suite| suite.name.clone());
-    let beside = grid.beside(pick, ("accuracy", task), &spec.preset);
-    row.published = beside.as_ref().map(|beside| beside.published);
-    let usual = usual_request(task, &spec, &recipe);
-    let steps = settings.steps.unwrap_or(usual.steps).max(1);
-    let evaluates = settings.weights.is_some();
-    let request = VisionRequest {
-        steps: if evaluates { 0 } else { steps },
-        rate: settings.rate.unwrap_or(recipe.rate),
-        every: settings.every.unwrap_or((steps / recipe.epochs).max(steps / 50)).max(1),
-        accumulate: settings.accumulate.unwrap_or(1),
-        limit: settings.limit,
-        weights: settings.weights.clone(),
-        weights_sha256: weights.map(str::to_owned),
-        also: also(settings, task)?,
-        similarity: settings.similarity.unwrap_or(0),
-        allow_partial: settings.allow_partial.unwrap_or(false),
-        spec,
-        ..usual.clone()
-    };
-    if !request.spec.batch.is_multiple_of(request.accumulate) {
-        let (batch, parts) = (request.spec.batch, request.accumulate);
-        return Err(PlanError(format!("--accumulate {parts} does not divide the batch of {batch}")));
-    }
-    if reason.is_none() && !evaluates {
-        let mut differences = differences(&request, &usual, &recipe);
-        differences.settings.extend(beside.into_iter().flat_map(|beside| beside.foreign));
-        (row.fraction, row.differs) = (differences.fraction(), differences.words());
-    }
-    let flops = row.flops.unwrap_or(0) as f64;
-    let forward = 3.0 * flops * request.spec.batch as f64 * request.steps as f64;
-    let words = format!("{task} {} {} s{}", request.spec.model, request.spec.preset, request.spec.seed);
-    let cell = Cell::new(&words, row, &request, &usual);
-    let cell = cell.with_seconds(threads, |threads| forward / (RATE * threads as f64));
-    let cell = Cell { timeout: settings.timeout.map(|time| time.0), ..cell };
-    Ok(cell.with_unsupported(reason))
-}
-
 /// What is asked where nothing is said.
 fn usual_request(task: &str, spec: &ModelSpec, recipe: &Recipe) -> VisionRequest {
     let usual = family::usual(&spec.preset).map_or(spec.len, |usual| usual.len as u64);
@@ -287,41 +288,19 @@ fn differences(request: &VisionRequest, usual: &VisionRequest, recipe: &Recipe) 
     all
 }
 
-/// Reads every set of images once: their checksums belong to the run.
-///
-/// # Errors
-/// Images that are missing, damaged, or incomplete without permission.
-pub fn prepare(plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
-    let mut remarks = Vec::new();
-    for cell in &mut plan.cells {
-        let request: Option<VisionRequest> = serde_json::from_value(cell.request.clone()).ok();
-        let Some(request) = request else { continue };
-        cell.reads = [&request.task].into_iter().chain(&request.also).cloned().collect();
-        if let Some((file, hash)) = request.weights.as_ref().zip(request.weights_sha256.as_ref()) {
-            plan.data.insert(format!("weights {file}"), hash.clone());
-        }
-        let mut classes = None;
-        for name in [&request.task].into_iter().chain(&request.also) {
-            let known = plan.data.contains_key(name);
-            let partial = if let Some(challenge) = challenge(name).filter(|_| !known) {
-                let found = challenge.scan(&dirs.data, classes.as_deref(), request.allow_partial)?;
-                plan.data.insert(name.clone(), found.hash);
-                found.partial
-            } else if !known || !request.also.is_empty() && challenge(name).is_none() {
-                let set = (images::source(name)?.load)(&dirs.data, request.allow_partial)?;
-                plan.data.insert(name.clone(), set.hash().to_owned());
-                classes = Some(set.classes().to_vec());
-                set.partial().map(str::to_owned).filter(|_| !known)
-            } else {
-                None
-            };
-            remarks.extend(partial.map(|partial| incomplete(name, &partial)));
-        }
-    }
-    Ok(Prepared { remarks, text: None })
-}
-
 impl TrainingRequest for VisionRequest {
+    fn task(&self) -> &str {
+        &self.task
+    }
+
+    fn reads(&self) -> Vec<String> {
+        [&self.task].into_iter().chain(&self.also).cloned().collect()
+    }
+
+    fn reading(&self) -> LoadOptions {
+        LoadOptions { allow_partial: self.allow_partial, ..LoadOptions::default() }
+    }
+
     fn steps(&self) -> u64 {
         self.steps
     }
@@ -339,8 +318,8 @@ impl TrainingRequest for VisionRequest {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::Protocol;
     use crate::protocol::grid::resolve;
-    use crate::protocol::vision::Vision;
 
     #[test]
     fn weights_are_in_the_key_by_their_content() {
@@ -351,7 +330,7 @@ mod tests {
             let settings = Settings { weights, task: Some(Words(vec!["cifar10".into()])), ..Settings::NONE };
             let flags = GridFlags { settings, ..GridFlags::default() };
             let grid = resolve(&flags, &Vision).map_err(|error| error.to_string())?;
-            cells(&grid, 1).map_err(|error| error.to_string())
+            Protocol::cells(&Vision, &grid, 1).map_err(|error| error.to_string())
         };
         let keys = || planned().unwrap().into_iter().map(|cell| cell.key).collect::<Vec<_>>();
         assert!(planned().err().unwrap().contains("w.safetensors cannot be read"));
@@ -361,7 +340,7 @@ mod tests {
         std::fs::write(&file, "two").unwrap();
         assert_ne!(keys(), first, "another model under the same name and of the same size");
         let flags = GridFlags { settings: Settings::NONE, ..GridFlags::default() };
-        let trained = cells(&resolve(&flags, &Vision).unwrap(), 1).unwrap().remove(0);
+        let trained = Protocol::cells(&Vision, &resolve(&flags, &Vision).unwrap(), 1).unwrap().remove(0);
         let names = trained.request.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
         assert!(!names.contains(&"weights_sha256".to_owned()), "requests without weights stay as they were");
     }

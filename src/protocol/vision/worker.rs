@@ -2,26 +2,23 @@
 
 use std::path::Path;
 
-use candle_core::{Device, Result as Candle};
-use serde_json::Value;
+use candle_core::Result as Candle;
 
 use super::loader::{Ahead, Loader, Made};
 use super::plan::{VisionRequest, classes, model};
 use super::recipe::{self, Recipe};
 use super::test_only;
-use crate::protocol::definition::{WorkerContext, WorkerInput};
 use crate::protocol::training::experiment::{
-    Experiment, ExperimentDriver, TrainedWeights, TrainingDevice, mean, scores,
+    self as training, Experiment, StepCounts, TrainingDevice, mean, scores,
 };
-use crate::protocol::training::worker::{candle, failed, report};
-use crate::protocol::training::{MetricValue, TrainingMessage, TrainingResult};
+use crate::protocol::training::worker::{Job, failed};
+use crate::protocol::training::{EvalCost, MetricValue, TrainingMessage, TrainingResult};
 use crate::run::outcome::CellFailure;
-use crate::run::worker::ParentLink;
 use crate::train::checkpoint::Checkpoint;
 use crate::train::optim::OptimizerConfig;
 use crate::train::order::BatchOrder;
 use crate::train::schedule::Schedule;
-use crate::train::training_loop::{CheckpointFiles, EvalScore, Trainable};
+use crate::train::training_loop::{EvalScore, Trainable};
 use crate::train::warm_start;
 use effattn_data::content_hash::file_hash;
 use effattn_data::images::test_only::{TestOnlySet, challenge};
@@ -37,23 +34,9 @@ use effattn_record::text::plural;
 /// Images that are named where they are left out; more are only counted.
 const NAMED: usize = 20;
 
-/// Trains until the last step or until the parent is gone, and evaluates.
-///
-/// # Errors
-/// The parent is gone.
-pub fn work(link: &ParentLink, request: Value, given: &WorkerInput) -> anyhow::Result<()> {
-    let request: VisionRequest = serde_json::from_value(request)?;
-    let result = VisionExperiment::open(&request, &given.conditions).and_then(|run| match &request.weights {
-        Some(file) => run.stored(link, Path::new(file)),
-        None => run.trained(link),
-    });
-    report(link, result)
-}
-
 /// Images, model and device of a run.
-struct VisionExperiment<'a> {
-    request: &'a VisionRequest,
-    conditions: &'a WorkerContext,
+pub struct VisionExperiment<'a> {
+    job: &'a Job<'a, VisionRequest>,
     loader: Loader,
     laboratory: TrainingDevice,
     model: ImageClassifier,
@@ -94,29 +77,23 @@ impl Trainable for VisionTrainable<'_> {
 }
 
 impl Experiment for VisionExperiment<'_> {
-    fn files(&self) -> CheckpointFiles {
-        CheckpointFiles::in_folder(&self.conditions.folder)
-    }
+    type Request = VisionRequest;
 
-    fn description(&self) -> Result<Value, CellFailure> {
-        serde_json::to_value(self.request).map_err(|error| failed(&error))
+    fn job(&self) -> &Job<'_, VisionRequest> {
+        self.job
     }
 
     fn optimizer_and_schedule(&self) -> Result<(OptimizerConfig, Schedule), CellFailure> {
-        Ok(self.recipe.training(self.request.steps, self.request.rate))
+        Ok(self.recipe.training(self.job.request.steps, self.job.request.rate))
     }
 
-    fn steps(&self) -> (u64, u64) {
-        (self.request.steps, self.request.every)
+    fn steps(&self) -> StepCounts {
+        StepCounts { total: self.job.request.steps, eval_every: self.job.request.every }
     }
 
-    fn eval_cost(&self) -> (f64, f64) {
-        let batches = |split: Split| self.count(split) as f64 / self.request.spec.batch as f64;
-        (batches(Split::Validation), batches(Split::Test))
-    }
-
-    fn initial_weights(&self, device: &Device) -> Result<ParamBuilder, CellFailure> {
-        Ok(ParamBuilder::seeded(self.request.spec.seed, device, true))
+    fn eval_cost(&self) -> EvalCost {
+        let batches = |split: Split| self.count(split) as f64 / self.job.request.spec.batch as f64;
+        EvalCost { per_eval: batches(Split::Validation), final_test: batches(Split::Test) }
     }
 
     fn model(&self) -> &dyn Architecture {
@@ -128,7 +105,7 @@ impl Experiment for VisionExperiment<'_> {
         builder: &ParamBuilder,
         restored: Option<&Checkpoint>,
     ) -> Result<Box<dyn Trainable + 'a>, CellFailure> {
-        let VisionRequest { spec, task, .. } = self.request;
+        let VisionRequest { spec, task, .. } = &self.job.request;
         let count = self.count(Split::Train);
         let order = BatchOrder::new(spec.seed, count, spec.batch as usize).ok_or_else(|| {
             failed(&format!(
@@ -138,7 +115,7 @@ impl Experiment for VisionExperiment<'_> {
         })?;
         let from = restored.map_or(0, |checkpoint| checkpoint.updates);
         Ok(Box::new(VisionTrainable {
-            net: self.model.built(builder).map_err(candle)?,
+            net: self.model.built(builder)?,
             ahead: self.loader.training(order, from, self.parts()),
             noise: DropoutRng::new(spec.seed),
             run: self,
@@ -148,47 +125,48 @@ impl Experiment for VisionExperiment<'_> {
 }
 
 impl<'a> VisionExperiment<'a> {
-    fn open(request: &'a VisionRequest, conditions: &'a WorkerContext) -> Result<Self, CellFailure> {
-        let choice = request.spec.choice().map_err(|error| failed(&error))?;
+    /// Reads the images and opens the device.
+    pub fn open(job: &'a Job<'a, VisionRequest>) -> Result<Self, CellFailure> {
+        let request = &job.request;
+        let choice = request.spec.choice()?;
         let (set, classes) = match challenge(&request.task) {
             // its parts are opened one by one when they are tested
             Some(challenge) => {
                 let first = challenge.parts().swap_remove(0);
-                let root = challenge.root(&conditions.data).map_err(|error| failed(&error))?;
-                let set = challenge.open(&root, &first, None).map_err(|error| failed(&error))?;
+                let root = challenge.root(&job.context.data)?;
+                let set = challenge.open(&root, &first, None)?;
                 let classes = classes(&request.task).unwrap_or_else(|| set.classes().len());
                 (set, classes)
             }
             None => {
-                let source = images::source(&request.task).map_err(|error| failed(&error))?;
-                let set =
-                    (source.load)(&conditions.data, request.allow_partial).map_err(|error| failed(&error))?;
-                conditions.same(&request.task, set.hash())?;
+                let source = images::source(&request.task)?;
+                let set = (source.load)(&job.context.data, request.allow_partial)?;
+                job.context.same(&request.task, set.hash())?;
                 let classes = set.classes().len();
                 (set, classes)
             }
         };
-        let model = model(&request.spec, &choice, Some(classes)).map_err(|error| failed(&error))?;
+        let model = model(&request.spec, &choice, Some(classes))?;
         let recipe = recipe::find(&request.spec.preset).map_err(|error| failed(&error))?;
-        let laboratory = TrainingDevice::open(&request.spec, conditions)?;
+        let laboratory = TrainingDevice::open(&request.spec, job.context)?;
         let what = (request.spec.len as usize, request.spec.seed);
-        let loader = Loader::new(set, recipe, what, request.allow_partial).map_err(|error| failed(&error))?;
-        Ok(Self { request, conditions, loader, laboratory, model, recipe })
+        let loader = Loader::new(set, recipe, what, request.allow_partial)?;
+        Ok(Self { job, loader, laboratory, model, recipe })
     }
 
     fn parts(&self) -> usize {
-        self.request.accumulate as usize
+        self.job.request.accumulate as usize
     }
 
     /// Images of `split` that are used.
     fn count(&self, split: Split) -> usize {
         let all = self.loader.set.len(split);
-        self.request.limit.map_or(all, |limit| all.min(limit as usize))
+        self.job.request.limit.map_or(all, |limit| all.min(limit as usize))
     }
 
     /// Images that are computed at a time.
     fn batch(&self) -> usize {
-        (self.request.spec.batch as usize / self.parts()).clamp(1, 128)
+        (self.job.request.spec.batch as usize / self.parts()).clamp(1, 128)
     }
 
     fn scores(&self, net: &mut ImageModel, split: Split) -> Candle<Vec<effattn_model::family::Metric>> {
@@ -199,39 +177,30 @@ impl<'a> VisionExperiment<'a> {
         scores(net, filled.map(|made| made?.batch(device)))
     }
 
-    fn trained(&self, link: &ParentLink) -> Result<TrainingResult, CellFailure> {
-        ExperimentDriver { link, conditions: self.conditions, before: (&[], 0) }
-            .run(&self.laboratory, self)?;
-        let peak_bytes = self.laboratory.peak();
-        let trained = TrainedWeights::read(&self.files(), self)?;
-        let builder = trained.weights.builder(self.laboratory.device(), false).map_err(candle)?;
-        let mut net = self.model.built(&builder).map_err(candle)?;
-        let mut measures = self.measures(link, &mut net)?;
-        let selected = &trained.selected;
-        let (steps, batch) = (self.request.steps, self.request.spec.batch);
-        measures.extend([
-            MetricValue::new("validation_accuracy", "%", selected.score.value),
-            MetricValue::new("validation_loss", "nat", selected.score.loss),
-            MetricValue::new("selected_step", "1", selected.step as f64),
-            MetricValue::new("train_loss", "nat", selected.train_loss),
-            MetricValue::new("steps", "1", steps as f64),
-            MetricValue::new("epochs", "1", (steps * batch) as f64 / self.count(Split::Train).max(1) as f64),
-        ]);
+    /// Trains until the last step or until the parent is gone, and evaluates.
+    pub fn trained(&self) -> Result<TrainingResult, CellFailure> {
+        let (trained, peak_bytes) = training::train(&self.laboratory, self)?;
+        let builder = trained.weights.builder(self.laboratory.device(), false)?;
+        let mut net = self.model.built(&builder)?;
+        let mut measures = self.measures(&mut net)?;
+        let (steps, batch) = (self.job.request.steps, self.job.request.spec.batch);
+        let epochs = (steps * batch) as f64 / self.count(Split::Train).max(1) as f64;
+        measures.extend(training::selection(&trained.selected, steps));
+        measures.push(MetricValue::new("epochs", "1", epochs));
         Ok(self.done(measures, peak_bytes))
     }
 
     /// Weights of a file instead of trained ones.
-    fn stored(&self, link: &ParentLink, file: &Path) -> Result<TrainingResult, CellFailure> {
-        link.send(&TrainingMessage::Started { step: 0, curve: Vec::new() })
-            .map_err(|error| failed(&error))?;
+    pub fn stored(&self, file: &Path) -> Result<TrainingResult, CellFailure> {
+        self.job.link.send(&TrainingMessage::Started { step: 0, curve: Vec::new() })?;
         let device = self.laboratory.device();
-        let mut started = warm_start::tensors(&self.model, file).map_err(|error| failed(&error))?;
+        let mut started = warm_start::tensors(&self.model, file)?;
         let read = file_hash(file).map_err(|error| failed(&format!("{}: {error}", file.display())))?;
-        if self.request.weights_sha256.as_ref() != Some(&read) {
+        if self.job.request.weights_sha256.as_ref() != Some(&read) {
             let what = "changed since the plan was made; run the command again";
             return Err(failed(&format!("{} {what}", file.display())));
         }
-        let fitted = self.model.fit(&mut started).map_err(candle)?;
+        let fitted = self.model.fit(&mut started)?;
         let names: Vec<String> = started.keys().cloned().collect();
         let builder = ParamBuilder::given(started, device, false);
         let net = self.model.built(&builder).map_err(|error| {
@@ -245,31 +214,29 @@ impl<'a> VisionExperiment<'a> {
         if let Some(first) = unused.first() {
             let count = plural(unused.len() as u64, "tensor");
             let what = format!("{}: {count} not used, such as {first}", file.display());
-            link.send(&TrainingMessage::Warned { what }).map_err(|error| failed(&error))?;
+            self.job.warn(what)?;
         }
-        let measures = self.measures(link, &mut net)?;
+        let measures = self.measures(&mut net)?;
         let done = self.done(measures, self.laboratory.peak());
         let differs: Vec<String> = fitted.into_iter().chain(done.differs).collect();
         Ok(TrainingResult { differs: (!differs.is_empty()).then(|| differs.join("; ")), ..done })
     }
 
     /// What the row says of `net`; images that were left out on the way are named.
-    fn measures(&self, link: &ParentLink, net: &mut ImageModel) -> Result<Vec<MetricValue>, CellFailure> {
-        let measures = self.measured(link, net)?;
+    fn measures(&self, net: &mut ImageModel) -> Result<Vec<MetricValue>, CellFailure> {
+        let measures = self.measured(net)?;
         let left_out = self.loader.left_out();
         let shown = left_out.iter().take(NAMED).map(|what| format!("left out: {what}"));
         let more = (left_out.len() > NAMED).then(|| format!("left out: {} more", left_out.len() - NAMED));
         for what in shown.chain(more) {
-            link.send(&TrainingMessage::Warned { what }).map_err(|error| failed(&error))?;
+            self.job.warn(what)?;
         }
         Ok(measures)
     }
 
-    fn measured(&self, link: &ParentLink, net: &mut ImageModel) -> Result<Vec<MetricValue>, CellFailure> {
-        let tell = |what: &str| {
-            link.send(&TrainingMessage::Doing { what: what.to_owned() }).map_err(|error| failed(&error))
-        };
-        if let Some(challenge) = challenge(&self.request.task) {
+    fn measured(&self, net: &mut ImageModel) -> Result<Vec<MetricValue>, CellFailure> {
+        let tell = |what: &str| self.job.tell(what);
+        if let Some(challenge) = challenge(&self.job.request.task) {
             let mut measures = self.challenged(challenge, (net, None), &tell)?;
             for other in self.others() {
                 measures.extend(self.challenged(other, (net, None), &tell)?);
@@ -279,10 +246,10 @@ impl<'a> VisionExperiment<'a> {
             return Ok(measures);
         }
         tell("is evaluated")?;
-        let scores = self.scores(net, Split::Test).map_err(candle)?;
+        let scores = self.scores(net, Split::Test)?;
         let tested = scores.first().map_or(0.0, |metric| metric.count);
         if tested == 0.0 {
-            return Err(failed(&format!("{}: no image could be evaluated", self.request.task)));
+            return Err(failed(&format!("{}: no image could be evaluated", self.job.request.task)));
         }
         let accuracy = 100.0 * mean(&scores, "accuracy");
         let mut measures = vec![
@@ -292,9 +259,9 @@ impl<'a> VisionExperiment<'a> {
             MetricValue::new("tested", "1", tested),
             MetricValue::new("left_out", "1", self.loader.left_out().len() as f64),
         ];
-        if self.request.similarity > 0 {
+        if self.job.request.similarity > 0 {
             tell("compares patches")?;
-            measures.extend(self.similarity(net).map_err(candle)?);
+            measures.extend(self.similarity(net)?);
         }
         for other in self.others() {
             measures.extend(self.challenged(other, (net, Some(accuracy)), &tell)?);
@@ -304,7 +271,7 @@ impl<'a> VisionExperiment<'a> {
 
     /// What the weights are tested on besides.
     fn others(&self) -> impl Iterator<Item = &'static TestOnlySet> {
-        self.request.also.iter().filter_map(|name| challenge(name))
+        self.job.request.also.iter().filter_map(|name| challenge(name))
     }
 
     /// `net` on `challenge`; `clean` is its accuracy on clean images.
@@ -315,8 +282,8 @@ impl<'a> VisionExperiment<'a> {
         tell: &dyn Fn(&str) -> Result<(), CellFailure>,
     ) -> Result<Vec<MetricValue>, CellFailure> {
         let trained = clean.map(|_| self.loader.set.classes());
-        let (mut gone, limit) = (None, (self.request.limit, self.batch()));
-        let data = (self.conditions.data.as_path(), trained);
+        let (mut gone, limit) = (None, (self.job.request.limit, self.batch()));
+        let data = (self.job.context.data.as_path(), trained);
         let device = self.laboratory.device();
         let outcome = test_only::tested(challenge, net, &self.loader, data, limit, device, |what| {
             tell(what).map_err(|ending| {
@@ -324,14 +291,14 @@ impl<'a> VisionExperiment<'a> {
                 candle_core::Error::msg("the parent is gone")
             })
         });
-        let outcome = outcome.map_err(|error| gone.unwrap_or_else(|| candle(error)))?;
-        self.conditions.same(challenge.name, &outcome.hash)?;
-        outcome.measures(challenge, clean).map_err(candle)
+        let outcome = outcome.map_err(|error| gone.unwrap_or_else(|| error.into()))?;
+        self.job.context.same(challenge.name, &outcome.hash)?;
+        Ok(outcome.measures(challenge, clean)?)
     }
 
     /// Figure 6: means over images of the patch cosine behind every block.
     fn similarity(&self, net: &ImageModel) -> Candle<Vec<MetricValue>> {
-        let count = self.count(Split::Test).min(self.request.similarity as usize);
+        let count = self.count(Split::Test).min(self.job.request.similarity as usize);
         let mut sums: Vec<[f64; 2]> = Vec::new();
         let mut images = 0;
         for made in self.loader.evaluation(Split::Test, count, self.batch().min(16)) {
@@ -351,7 +318,7 @@ impl<'a> VisionExperiment<'a> {
             }
         }
         let measure = |(block, sum): (usize, &[f64; 2])| {
-            let task = Some(format!("{} block {:02}", self.request.task, block + 1));
+            let task = Some(format!("{} block {:02}", self.job.request.task, block + 1));
             let of = |metric: &str, sum: f64| {
                 let value = sum / f64::max(images as f64, 1.0);
                 MetricValue { task: task.clone(), ..MetricValue::new(metric, "1", value) }
@@ -363,7 +330,7 @@ impl<'a> VisionExperiment<'a> {
 
     fn done(&self, measures: Vec<MetricValue>, peak_bytes: Option<u64>) -> TrainingResult {
         let there = self.loader.set.len(Split::Train);
-        let published = images::source(&self.request.task).ok().and_then(|source| source.published);
+        let published = images::source(&self.job.request.task).ok().and_then(|source| source.published);
         let share = published.map_or(1.0, |published| (there as f64 / published as f64).min(1.0));
         let differs = published
             .filter(|_| share < 1.0)

@@ -5,16 +5,10 @@ pub mod plan;
 pub mod recipe;
 pub mod worker;
 
-use super::curve::CurveSpec;
-use super::definition::{DataDirs, Prepared, ProtocolInfo, Quick, Tasks, WorkerInput};
-use super::grid::{Grid, GridDefaults, GridFlags, PlanError};
-use super::training::TrainingProtocol;
-use crate::run::plan::{Cell, Plan};
-use crate::run::worker::ParentLink;
+use super::definition::{ProtocolInfo, Quick, Tasks};
 use effattn_model::family::word_lm;
 use effattn_record::Metric;
 use effattn_record::config::settings::groups::{MACHINE, TRAINING};
-use serde_json::Value;
 
 const INFO: ProtocolInfo = ProtocolInfo {
     examples: EXAMPLES,
@@ -47,39 +41,6 @@ const INFO: ProtocolInfo = ProtocolInfo {
 
 /// `wordlm`.
 pub struct WordLm;
-
-impl TrainingProtocol for WordLm {
-    type Request = plan::WordLmRequest;
-
-    const INFO: ProtocolInfo = INFO;
-    const CURVE: CurveSpec = CurveSpec {
-        column: "validation_ppl_block",
-        axis: "validation, perplexity in blocks",
-        unit: "ppl",
-        value: |score| score.loss.exp(),
-        less: true,
-    };
-
-    fn defaults(&self, flags: &GridFlags) -> GridDefaults {
-        plan::defaults(flags)
-    }
-
-    fn cells(&self, grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
-        plan::cells(grid, threads)
-    }
-
-    fn prepare(&self, plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
-        plan::prepare(plan, dirs)
-    }
-
-    fn summary(&self, plan: &Plan) -> String {
-        plan::amount(plan)
-    }
-
-    fn work(&self, link: &ParentLink, request: Value, input: &WorkerInput) -> anyhow::Result<()> {
-        worker::work(link, request, input)
-    }
-}
 
 /// Perplexity behind a context: what is set against the paper.
 pub const CONTEXT: Metric = Metric {

@@ -1,101 +1,87 @@
 //! The worker's side: trains one word language model and tests it in blocks and behind a context.
 
 use candle_core::{Device, Result as Candle, Tensor};
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 
 use super::plan::{VALIDATION, WordLmRequest, load, model};
 use super::recipe::{self, Recipe};
 use super::{BLOCK, CONTEXT};
-use crate::protocol::definition::{WorkerContext, WorkerInput};
 use crate::protocol::training::experiment::{
-    Experiment, ExperimentDriver, TrainedWeights, TrainingDevice, WeightChoice,
+    self as training, Experiment, MicroBatches, StepCounts, TrainedWeights, TrainingDevice, WeightChoice,
 };
-use crate::protocol::training::worker::{candle, failed, report};
-use crate::protocol::training::{MetricValue, TrainingMessage, TrainingResult};
+use crate::protocol::training::worker::{Job, failed};
+use crate::protocol::training::{EvalCost, MetricValue, TrainingResult};
 use crate::run::outcome::CellFailure;
-use crate::run::worker::ParentLink;
 use crate::train::checkpoint::Checkpoint;
 use crate::train::optim::OptimizerConfig;
 use crate::train::order::BatchOrder;
 use crate::train::schedule::Schedule;
-use crate::train::training_loop::{CheckpointFiles, EvalScore, Trainable};
+use crate::train::training_loop::{EvalScore, Trainable};
 use effattn_data as data;
 use effattn_data::word_corpus::{END, UNKNOWN, WordCorpus, unigram};
 use effattn_kernel::embedding::PADDING;
 use effattn_model::family::{Architecture, Loss};
-use effattn_model::nn::dropout::DropoutRng;
 use effattn_model::nn::params::ParamBuilder;
 use effattn_model::word_lm::{EvalWindows, WordLm, WordLmConfig, perplexity, stream_nll};
 
 /// Words that are evaluated at a time.
 const AT_A_TIME: usize = 2048;
 
-/// Trains until the last step or until the parent is gone.
-///
-/// # Errors
-/// The parent is gone.
-pub fn work(link: &ParentLink, request: Json, given: &WorkerInput) -> anyhow::Result<()> {
-    let request: WordLmRequest = serde_json::from_value(request)?;
-    report(link, train(link, &request, &given.conditions))
-}
-
-fn train(
-    link: &ParentLink,
-    request: &WordLmRequest,
-    conditions: &WorkerContext,
-) -> Result<TrainingResult, CellFailure> {
-    let (set, _) = data::words(&request.corpus).map_err(|error| failed(&error))?;
+/// Trains until the last step or until the parent is gone, and tests.
+pub fn train(job: &Job<WordLmRequest>) -> Result<TrainingResult, CellFailure> {
+    let Job { request, context, .. } = job;
+    let (set, _) = data::words(&request.corpus)?;
     let recipe = recipe::find(set.name);
-    let corpus =
-        load(&request.corpus, &conditions.data, request.allow_partial).map_err(|error| failed(&error))?;
-    conditions.same(&request.corpus, &corpus.hash)?;
+    let corpus = load(&request.corpus, &context.data, request.allow_partial)?;
+    context.same(&request.corpus, &corpus.hash)?;
     let spec = &request.spec;
     let config = spec.choice().and_then(|choice| model(spec, &choice, corpus.vocabulary.len()));
-    let config = config.map_err(|error| failed(&error))?;
-    let laboratory = TrainingDevice::open(spec, conditions)?;
-    let run = WordLmExperiment { request, recipe: &recipe, conditions, corpus: &corpus, config: &config };
-    ExperimentDriver { link, conditions, before: (&[], 0) }.run(&laboratory, &run)?;
-    let peak = laboratory.peak();
-    run.test(link, &laboratory, peak)
+    let config = config?;
+    let laboratory = TrainingDevice::open(spec, context)?;
+    let run = WordLmExperiment { job, recipe: &recipe, corpus: &corpus, config: &config };
+    let (trained, peak_bytes) = training::train(&laboratory, &run)?;
+    run.test(laboratory.device(), trained, peak_bytes)
 }
 
 /// A run: what is trained on what.
 struct WordLmExperiment<'a> {
-    request: &'a WordLmRequest,
+    job: &'a Job<'a, WordLmRequest>,
     recipe: &'a Recipe,
-    conditions: &'a WorkerContext,
     corpus: &'a WordCorpus,
     config: &'a WordLmConfig,
 }
 
 impl Experiment for WordLmExperiment<'_> {
-    fn files(&self) -> CheckpointFiles {
-        CheckpointFiles::in_folder(&self.conditions.folder)
+    type Request = WordLmRequest;
+
+    fn job(&self) -> &Job<'_, WordLmRequest> {
+        self.job
     }
 
     fn description(&self) -> Result<Json, CellFailure> {
         let vocabulary = self.corpus.vocabulary.len();
-        serde_json::to_value(self.request)
-            .map(|request| serde_json::json!({ "request": request, "vocabulary": vocabulary }))
-            .map_err(|error| failed(&error))
+        Ok(json!({ "request": serde_json::to_value(&self.job.request)?, "vocabulary": vocabulary }))
     }
 
     fn optimizer_and_schedule(&self) -> Result<(OptimizerConfig, Schedule), CellFailure> {
-        Ok(self.recipe.training(self.request.steps, self.request.rate))
+        Ok(self.recipe.training(self.job.request.steps, self.job.request.rate))
     }
 
-    fn steps(&self) -> (u64, u64) {
-        (self.request.steps, self.request.every)
+    fn steps(&self) -> StepCounts {
+        StepCounts { total: self.job.request.steps, eval_every: self.job.request.every }
     }
 
     /// A window behind context scores only a part of its words.
-    fn eval_cost(&self) -> (f64, f64) {
-        let (spec, corpus) = (&self.request.spec, self.corpus);
+    fn eval_cost(&self) -> EvalCost {
+        let (spec, corpus) = (&self.job.request.spec, self.corpus);
         let batches = |words: &[u32]| self.part(words).len() as f64 / (spec.batch * spec.len) as f64;
         let scored = spec.len.saturating_sub(Recipe::context(spec.len)).max(1) as f64;
         let ways = 1.0 + spec.len as f64 / scored;
         let validated = if corpus.test.is_some() { batches(&corpus.validation) } else { 0.0 };
-        (batches(&corpus.validation), ways * (batches(corpus.tested()) + validated))
+        EvalCost {
+            per_eval: batches(&corpus.validation),
+            final_test: ways * (batches(corpus.tested()) + validated),
+        }
     }
 
     fn select(&self) -> WeightChoice {
@@ -106,16 +92,12 @@ impl Experiment for WordLmExperiment<'_> {
         self.config
     }
 
-    fn initial_weights(&self, device: &Device) -> Result<ParamBuilder, CellFailure> {
-        Ok(ParamBuilder::seeded(self.request.spec.seed, device, true))
-    }
-
     fn trainable<'a>(
         &'a self,
         builder: &ParamBuilder,
         _: Option<&Checkpoint>,
     ) -> Result<Box<dyn Trainable + 'a>, CellFailure> {
-        let spec = &self.request.spec;
+        let spec = &self.job.request.spec;
         let blocks = Blocks { stream: &self.corpus.train, len: spec.len as usize };
         let few = || {
             failed(&format!(
@@ -125,13 +107,11 @@ impl Experiment for WordLmExperiment<'_> {
                 spec.len
             ))
         };
+        let order = BatchOrder::new(spec.seed, blocks.count(), spec.batch as usize).ok_or_else(few)?;
         Ok(Box::new(WordLmTrainable {
-            net: WordLm::new(self.config, builder).map_err(candle)?,
-            order: BatchOrder::new(spec.seed, blocks.count(), spec.batch as usize).ok_or_else(few)?,
-            memo: None,
+            net: WordLm::new(self.config, builder)?,
             blocks,
-            parts: self.request.accumulate as usize,
-            noise: DropoutRng::new(spec.seed),
+            batches: MicroBatches::new(order, spec.seed, self.job.request.accumulate),
             validation: self.part(&self.corpus.validation),
         }))
     }
@@ -140,22 +120,21 @@ impl Experiment for WordLmExperiment<'_> {
 impl WordLmExperiment<'_> {
     /// A text up to the limit.
     fn part<'a>(&self, stream: &'a [u32]) -> &'a [u32] {
-        let limit = self.request.limit.map_or(usize::MAX, |limit| limit as usize);
+        let limit = self.job.request.limit.map_or(usize::MAX, |limit| limit as usize);
         &stream[..stream.len().min(limit)]
     }
 
     /// The selected weights on the test text, and on the validation text where the paper has both.
     fn test(
         &self,
-        link: &ParentLink,
-        laboratory: &TrainingDevice,
+        device: &Device,
+        TrainedWeights { selected, weights, .. }: TrainedWeights,
         peak_bytes: Option<u64>,
     ) -> Result<TrainingResult, CellFailure> {
-        let TrainedWeights { selected, weights, .. } = TrainedWeights::read(&self.files(), self)?;
-        let builder = weights.builder(laboratory.device(), false).map_err(candle)?;
-        let net = WordLm::new(self.config, &builder).map_err(candle)?;
+        let builder = weights.builder(device, false)?;
+        let net = WordLm::new(self.config, &builder)?;
         drop(weights);
-        let len = self.request.spec.len;
+        let len = self.job.request.spec.len;
         let context = Recipe::context(len) as usize;
         let mut told = std::time::Instant::now();
         let mut ppl = |name: &str, stream: &[u32], context: usize| -> Result<f64, CellFailure> {
@@ -164,10 +143,10 @@ impl WordLmExperiment<'_> {
                 if told.elapsed().as_secs() >= 1 {
                     told = std::time::Instant::now();
                     let what = format!("{name}, {context} words of context ({done} of {})", stream.len());
-                    let _ = link.send(&TrainingMessage::Doing { what }); // a parent that is gone is noticed at the end
+                    let _ = self.job.tell(what); // a parent that is gone is noticed at the end
                 }
             };
-            let nll = stream_nll(&net, stream, window, at_a_time(len), progress).map_err(candle)?;
+            let nll = stream_nll(&net, stream, window, at_a_time(len), progress)?;
             Ok(perplexity(&nll))
         };
         let (corpus, train) = (self.corpus, &self.corpus.train);
@@ -181,7 +160,7 @@ impl WordLmExperiment<'_> {
         ];
         if corpus.test.is_some() {
             let validation = self.part(&corpus.validation);
-            let name = format!("{}{VALIDATION}", self.request.corpus);
+            let name = format!("{}{VALIDATION}", self.job.request.corpus);
             for (metric, context) in [(CONTEXT.name, context), (BLOCK.name, 0)] {
                 let value = ppl("validates", validation, context)?;
                 measures.push(MetricValue { task: Some(name.clone()), ..ppl_of(metric, value) });
@@ -196,7 +175,7 @@ impl WordLmExperiment<'_> {
             MetricValue::new("validation_loss", "nat", selected.score.loss),
             MetricValue::new("train_loss", "nat", selected.train_loss),
             plain("selected_step", selected.step as f64),
-            plain("steps", self.request.steps as f64),
+            plain("steps", self.job.request.steps as f64),
         ]);
         let (data_share, differs) = self.data_share();
         Ok(TrainingResult { measures, data_share, differs, peak_bytes })
@@ -204,7 +183,7 @@ impl WordLmExperiment<'_> {
 
     /// Share of the protocol's training words that are there, and in words what is not as published.
     fn data_share(&self) -> (f64, Option<String>) {
-        let words = data::words(&self.request.corpus).ok();
+        let words = data::words(&self.job.request.corpus).ok();
         let complete = words.and_then(|(_, words)| words.complete);
         let share = complete.map_or(1.0, |complete| self.corpus.train.len() as f64 / complete as f64);
         (share.min(1.0), complete.and_then(|_| self.corpus.partial.clone()))
@@ -249,25 +228,21 @@ impl Blocks<'_> {
 struct WordLmTrainable<'a> {
     net: WordLm,
     blocks: Blocks<'a>,
-    order: BatchOrder,
-    memo: Option<(u64, Vec<usize>)>,
-    parts: usize,
-    noise: DropoutRng,
+    batches: MicroBatches,
     validation: &'a [u32],
 }
 
 impl Trainable for WordLmTrainable<'_> {
     fn micro_batches(&self) -> usize {
-        self.parts
+        self.batches.count
     }
 
     fn loss(&mut self, step: u64, part: usize) -> Candle<Loss> {
-        let chosen = self.order.batch(step, &mut self.memo);
-        let rows = chosen.len() / self.parts;
-        let (words, count) = self.blocks.at(&chosen[part * rows..(part + 1) * rows]);
+        let chosen = self.batches.examples(step, part);
+        let (words, count) = self.blocks.at(&chosen);
         let [ids, targets] =
-            words.map(|words| Tensor::from_vec(words, (rows, self.blocks.len), self.net.device()));
-        let dropout = self.net.config().backbone.drops(self.noise.branch(step).branch(part as u64));
+            words.map(|words| Tensor::from_vec(words, (chosen.len(), self.blocks.len), self.net.device()));
+        let dropout = self.net.config().backbone.drops(self.batches.dropout(step, part));
         let nll = self.net.nll(&ids?, &targets?, dropout)?;
         Ok(Loss { sum: nll.sum_all()?, count: count as f64 })
     }

@@ -5,16 +5,18 @@ use candle_core::{DType, Result, Tensor};
 use super::Aft;
 use crate::heads::{Heads, Qkv};
 
-/// [`super::aft`] in plain candle operations, with memory quadratic in the length. Half precision is widened to f32.
+/// [`super::aft`] in plain candle operations, with memory quadratic in the length. Half precision is widened to f32, and the
+/// causal form to f64.
 ///
-/// Keys are exponentiated relative to the largest of all positions, so in f32 a causal query whose keys are all more than 87
-/// below a later one gives 0.
+/// Keys are exponentiated relative to the largest of all positions, so a causal query whose keys are all more than 690 below a
+/// later one gives 0.
 pub fn composed(qkv: &Qkv, call: &Aft) -> Result<Heads> {
     let (q, k, v) = (qkv.q()?, qkv.k()?, qkv.v()?);
     let (b, h, n, d) = v.dims4()?;
     call.check((b, h, n, d))?;
     let (dtype, device) = (v.dtype(), v.device());
     let wide = match dtype {
+        _ if call.causal => DType::F64,
         DType::BF16 | DType::F16 => DType::F32,
         other => other,
     };
@@ -38,7 +40,11 @@ pub fn composed(qkv: &Qkv, call: &Aft) -> Result<Heads> {
     }
     let sums = |x: &Tensor| weights.broadcast_matmul(&x.contiguous()?);
     let (num, den) = (sums(&(&keys * v)?)?, sums(&keys)?);
-    let empty = den.eq(0.0)?.to_dtype(wide)?;
-    let gate = (q.neg()?.exp()? + 1.0)?.recip()?;
-    Ok(Heads::Split(((gate * num)? / (den + empty)?)?.to_dtype(dtype)?))
+    let seen =
+        den.ge(if wide == DType::F64 { 1e-300 } else { f64::from(f32::MIN_POSITIVE) })?.to_dtype(wide)?;
+    // both relative to the denominator, whose square, as in the gradient of a quotient, has half the range
+    let size = ((&den * &seen)? + (1.0 - &seen)?)?.detach();
+    let (num, den) = (((num * &seen)? / &size)?, ((den / &size)? * &seen)?);
+    let gate = (q.maximum(-80.0)?.neg()?.exp()? + 1.0)?.recip()?; // below, its gradient would be 0 times infinity
+    Ok(Heads::Split(((gate * num)? / (den + (1.0 - seen)?)?)?.to_dtype(dtype)?))
 }

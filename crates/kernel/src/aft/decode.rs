@@ -1,5 +1,5 @@
-//! One token after another. AFT-simple carries a maximum and two sums per channel; AFT-local the last window - 1 keys and
-//! values too, which enter the sums when they leave the window.
+//! One token after another. AFT-simple carries the mean value and the logarithm of the sum of weights per channel; AFT-local the
+//! last window - 1 keys and values too, which enter the mean when they leave the window.
 
 use candle_core::{Result, Tensor, bail};
 
@@ -9,40 +9,46 @@ use crate::heads::{Heads, Qkv};
 #[derive(Clone, Debug, Default)]
 pub struct AftState {
     /// Of all keys outside the window.
-    sums: Option<Sums>,
-    /// Keys and values inside the window, and which of them count, [b, 1, _, 1].
-    recent: Option<[Tensor; 3]>,
+    mean: Option<Mean>,
+    /// Keys and values inside the window of the next token.
+    recent: Option<[Tensor; 2]>,
 }
 
-/// Sums relative to the largest key, one row each.
+impl AftState {
+    /// What it holds.
+    pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        let mean = self.mean.iter().flat_map(|mean| [&mean.log_sum, &mean.value]);
+        mean.chain(self.recent.iter().flatten())
+    }
+}
+
+/// A weighted mean of values and ln of the sum of its weights, one row each.
 #[derive(Clone, Debug)]
-struct Sums {
-    top: Tensor,
-    num: Tensor,
-    den: Tensor,
+struct Mean {
+    log_sum: Tensor,
+    value: Tensor,
 }
 
 /// A key that no exponential survives, small enough to be added to another.
 const HIDDEN: f64 = -1e30;
 
-impl Sums {
-    /// Of keys and values with biases (0 without) that broadcast.
-    fn of([k, v, keep]: &[Tensor; 3], bias: Option<&Tensor>) -> Result<Self> {
-        let logits = match bias {
-            Some(bias) => k.broadcast_add(bias)?,
-            None => k.clone(),
-        };
-        let logits = logits.broadcast_mul(keep)?.broadcast_add(&keep.affine(-HIDDEN, HIDDEN)?)?;
+impl Mean {
+    /// Over the rows of `values` with weights exp(`logits`).
+    fn of(logits: &Tensor, values: &Tensor) -> Result<Self> {
         let top = logits.max_keepdim(2)?;
-        let weights = logits.broadcast_sub(&top)?.exp()?.broadcast_mul(keep)?;
-        Ok(Self { num: (&weights * v)?.sum_keepdim(2)?, den: weights.sum_keepdim(2)?, top })
+        let weights = logits.broadcast_sub(&top)?.exp()?;
+        let sum = weights.sum_keepdim(2)?;
+        let value = ((&weights * values)?.sum_keepdim(2)? / &sum)?;
+        Ok(Self { log_sum: (top + sum.log()?)?, value })
     }
 
-    fn add(&self, other: &Self) -> Result<Self> {
-        let top = self.top.maximum(&other.top)?;
-        let (mine, others) = ((&self.top - &top)?.exp()?, (&other.top - &top)?.exp()?);
-        let sum = |a: &Tensor, b: &Tensor| (a * &mine)? + (b * &others)?;
-        Ok(Self { num: sum(&self.num, &other.num)?, den: sum(&self.den, &other.den)?, top })
+    /// Of both together.
+    fn join(before: Option<&Self>, new: Self) -> Result<Self> {
+        let Some(before) = before else { return Ok(new) };
+        Self::of(
+            &Tensor::cat(&[&before.log_sum, &new.log_sum], 2)?,
+            &Tensor::cat(&[&before.value, &new.value], 2)?,
+        )
     }
 }
 
@@ -50,57 +56,48 @@ impl Sums {
 /// `bias` is the row [1 or h, window] of this position in the band of a bias ([`super::WindowBias::band`]; a band of a length
 /// below the window has fewer columns and serves positions below that length only), `keep` [b, 1] is 0 for a hidden token.
 pub fn step(qkv: &Qkv, bias: Option<&Tensor>, keep: Option<&Tensor>, state: &mut AftState) -> Result<Heads> {
-    let (q, k, v) = (qkv.q()?.contiguous()?, qkv.k()?.contiguous()?, qkv.v()?.contiguous()?);
+    let (q, mut k, v) = (qkv.q()?.contiguous()?, qkv.k()?.contiguous()?, qkv.v()?.contiguous()?);
     let (b, h, n, _) = v.dims4()?;
     if n != 1 {
         bail!("a decoding step takes one token, got {n}");
     }
-    let keep = match keep {
-        Some(keep) => keep.to_dtype(v.dtype())?.reshape((b, 1, 1, 1))?,
-        None => Tensor::ones((b, 1, 1, 1), v.dtype(), v.device())?,
-    };
-    let own = [k, v, keep];
+    if let Some(keep) = keep {
+        let keep = keep.ne(0f32)?.reshape((b, 1, 1, 1))?.broadcast_as(k.shape())?;
+        k = keep.where_cond(&k, &k.zeros_like()?.affine(0.0, HIDDEN)?)?;
+    }
     let all = match bias {
         None => {
-            let own = Sums::of(&own, None)?;
-            let all = state.sums.as_ref().map_or_else(|| Ok(own.clone()), |sums| sums.add(&own))?;
-            state.sums = Some(all.clone());
+            let all = Mean::join(state.mean.as_ref(), Mean::of(&k, &v)?)?;
+            state.mean = Some(all.clone());
             all
         }
-        Some(bias) => {
-            let (groups, window) = bias.dims2()?;
-            if groups != 1 && groups != h {
-                bail!("a bias of {groups} heads for {h} heads");
-            }
-            let mut recent = match state.recent.take() {
-                Some(before) => pairwise(&before, &own)?,
-                None => own,
-            };
-            let count = recent[0].dim(2)?;
-            if count > window {
-                let first = Sums::of(&part(&recent, 0, count - window)?, None)?;
-                state.sums =
-                    Some(state.sums.as_ref().map_or_else(|| Ok(first.clone()), |sums| sums.add(&first))?);
-                recent = part(&recent, count - window, window)?;
-            }
-            let count = count.min(window);
-            let bias = bias.narrow(1, window - count, count)?.reshape((1, groups, count, 1))?;
-            let inside = Sums::of(&recent, Some(&bias))?;
-            state.recent = Some(recent);
-            state.sums.as_ref().map_or_else(|| Ok(inside.clone()), |sums| sums.add(&inside))?
-        }
+        Some(bias) => in_window([k, v], bias, h, state)?,
     };
-    let empty = all.den.eq(0.0)?.to_dtype(all.den.dtype())?;
+    let empty = all.log_sum.lt(HIDDEN / 2.0)?;
+    let value = empty.where_cond(&all.value.zeros_like()?, &all.value)?;
     let gate = (q.neg()?.exp()? + 1.0)?.recip()?;
-    Ok(Heads::Split(((gate * all.num)? / (all.den + empty)?)?))
+    Ok(Heads::Split((gate * value)?))
 }
 
-fn part(all: &[Tensor; 3], start: usize, len: usize) -> Result<[Tensor; 3]> {
-    let [k, v, keep] = all;
-    let narrow = |x: &Tensor| x.narrow(2, start, len)?.contiguous();
-    Ok([narrow(k)?, narrow(v)?, narrow(keep)?])
-}
-
-fn pairwise([a, b, c]: &[Tensor; 3], [x, y, z]: &[Tensor; 3]) -> Result<[Tensor; 3]> {
-    Ok([Tensor::cat(&[a, x], 2)?, Tensor::cat(&[b, y], 2)?, Tensor::cat(&[c, z], 2)?])
+/// The mean over the window with its biases and everything before it.
+fn in_window([k, v]: [Tensor; 2], bias: &Tensor, h: usize, state: &mut AftState) -> Result<Mean> {
+    let (groups, window) = bias.dims2()?;
+    if groups != 1 && groups != h {
+        bail!("a bias of {groups} heads for {h} heads");
+    }
+    let [k, v] = match &state.recent {
+        Some([keys, values]) => [Tensor::cat(&[keys, &k], 2)?, Tensor::cat(&[values, &v], 2)?],
+        None => [k, v],
+    };
+    let count = k.dim(2)?;
+    let bias = bias.narrow(1, window - count, count)?.reshape((1, groups, count, 1))?;
+    let all = Mean::join(state.mean.as_ref(), Mean::of(&k.broadcast_add(&bias)?, &v)?)?;
+    let leaves = usize::from(count == window);
+    if leaves == 1 {
+        let oldest = Mean::of(&k.narrow(2, 0, 1)?, &v.narrow(2, 0, 1)?)?;
+        state.mean = Some(Mean::join(state.mean.as_ref(), oldest)?);
+    }
+    let stays = |x: &Tensor| x.narrow(2, leaves, count - leaves)?.contiguous();
+    state.recent = if count > leaves { Some([stays(&k)?, stays(&v)?]) } else { None };
+    Ok(all)
 }

@@ -42,7 +42,7 @@ fn composed(rows: &DeltaRows, config: &NormalizeConfig) -> Result<Tensor> {
     let (h, dk, d) = (rows.heads, rows.key_width, rows.value_width);
     let part = |start: usize, width: usize, silu: bool| -> Result<Tensor> {
         let x = rows.rows.narrow(2, start, h * width)?.reshape((b, n, h, width))?;
-        if silu { &x / (x.neg()?.exp()? + 1.0)? } else { Ok(x) }
+        if silu { x.silu() } else { Ok(x) }
     };
     let unit = |x: Tensor, scale: f64| -> Result<Tensor> {
         let length = (x.sqr()?.sum_keepdim(D::Minus1)? + config.eps)?.sqrt()?;

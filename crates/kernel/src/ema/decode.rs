@@ -15,6 +15,13 @@ pub struct EmaState {
     recent: VecDeque<Tensor>,
 }
 
+impl EmaState {
+    /// What it holds.
+    pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        self.states.iter().chain(&self.recent)
+    }
+}
+
 /// [`super::ema`] in [`Direction::Forward`] of the next token, `x` [b, 1, e], which is added to `state`. The `truncation` is the
 /// same in all steps.
 ///

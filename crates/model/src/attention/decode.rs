@@ -151,3 +151,57 @@ impl DecodeState for LinearSums {
 pub fn bytes(x: &Tensor) -> usize {
     x.elem_count() * x.dtype().size_in_bytes()
 }
+
+/// What a recurrence holds between two tokens.
+pub trait Held: Default + Send + 'static {
+    /// Bytes of its tensors.
+    fn bytes(&self) -> usize;
+}
+
+impl Held for Option<Tensor> {
+    fn bytes(&self) -> usize {
+        self.as_ref().map_or(0, bytes)
+    }
+}
+
+/// The state of a recurrence, empty before the first token.
+pub struct Recurrent<S> {
+    position: usize,
+    batch: usize,
+    held: S,
+}
+
+impl<S: Held> Recurrent<S> {
+    /// The state of `batch` sequences before their first token.
+    pub fn start(batch: usize) -> Box<dyn DecodeState> {
+        Box::new(Self { position: 0, batch, held: S::default() })
+    }
+
+    /// Takes one token: `step` moves what is held on.
+    ///
+    /// # Errors
+    /// Those of `step`.
+    pub fn advance<T>(&mut self, step: impl FnOnce(&mut S) -> Result<T>) -> Result<T> {
+        let out = step(&mut self.held)?;
+        self.position += 1;
+        Ok(out)
+    }
+}
+
+impl<S: Held> DecodeState for Recurrent<S> {
+    fn position(&self) -> usize {
+        self.position
+    }
+
+    fn set_position(&mut self, position: usize) {
+        self.position = position;
+    }
+
+    fn batch(&self) -> usize {
+        self.batch
+    }
+
+    fn bytes(&self) -> usize {
+        self.held.bytes()
+    }
+}

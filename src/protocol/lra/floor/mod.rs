@@ -15,7 +15,7 @@ use crate::protocol::cell_runner::{CellResult, CellRunner, request};
 use crate::protocol::grid::{Grid, PlanError, tasks};
 use crate::run::RunError;
 use crate::run::outcome::CellFailure;
-use crate::run::plan::Cell;
+use crate::run::plan::{Cell, Plan};
 use effattn_data as data;
 use effattn_data::subset::LimitedDataset;
 use effattn_data::{Dataset, Split};
@@ -116,17 +116,22 @@ pub struct FloorRequest {
     /// The rule.
     floor: String,
     /// The task.
-    task: String,
+    pub task: String,
     /// So many examples of each split; absent: all.
     limit: Option<u64>,
     /// How data are read.
-    reading: LoadOptions,
+    pub reading: LoadOptions,
+}
+
+/// The requests of `plan` that are rules; none if models are trained.
+pub fn requests(plan: &Plan) -> Vec<FloorRequest> {
+    plan.cells.iter().filter_map(|cell| request(cell).ok()).collect()
 }
 
 /// Whether two cells are rules on the same data, which are read (or made) once for both.
 pub fn together(a: &Cell, b: &Cell) -> bool {
     let data = |cell: &Cell| {
-        let asked: Option<FloorRequest> = serde_json::from_value(cell.request.clone()).ok();
+        let asked: Option<FloorRequest> = request(cell).ok();
         asked.map(|asked| (asked.task, asked.reading))
     };
     data(a).is_some_and(|a| data(b) == Some(a))

@@ -146,6 +146,31 @@ impl ParamBuilder {
         if matches!(self.lock().source, Source::Count) { zeros(shape) } else { group.flat.reshape(shape) }
     }
 
+    /// One parameter whose start is what `draw` makes of the stream of its name, where [`Init`] has no such start.
+    ///
+    /// # Errors
+    /// As [`Self::param`]; another number of elements than `shape` has.
+    pub fn drawn(
+        &self,
+        name: &str,
+        shape: &[usize],
+        draw: impl FnOnce(&mut RngStream) -> Vec<f32>,
+    ) -> Result<Tensor> {
+        let full = format!("{}{name}", self.prefix);
+        {
+            let mut shared = self.lock();
+            let Shared { source, params, device, .. } = &mut *shared;
+            if let Source::Seed(seed, tensors) = source
+                && !tensors.contains_key(&full)
+                && !params.index.contains_key(&full)
+            {
+                let values = draw(&mut RngStream::new(*seed, &full));
+                tensors.insert(full, Tensor::from_vec(values, shape, device)?);
+            }
+        }
+        self.param(name, shape, Init::ZERO)
+    }
+
     /// Several parameters in one flat variable. A group whose first name exists already is returned as it
     /// is (layers that share a parameter build it under the same name).
     pub fn group(&self, specs: &[ParamSpec]) -> Result<ParamGroup> {
