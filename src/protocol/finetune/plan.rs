@@ -288,6 +288,10 @@ impl TrainingRequest for FinetuneRequest {
         &self.task
     }
 
+    fn reads(&self) -> Vec<String> {
+        vec![self.task.clone(), words_name(self)]
+    }
+
     fn reading(&self) -> LoadOptions {
         self.reading
     }

@@ -298,6 +298,10 @@ impl TrainingRequest for MlmRequest {
         &self.task
     }
 
+    fn reads(&self) -> Vec<String> {
+        data_names(self).into()
+    }
+
     fn reading(&self) -> LoadOptions {
         LoadOptions { allow_partial: self.allow_partial, ..LoadOptions::default() }
     }

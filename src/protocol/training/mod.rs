@@ -25,6 +25,11 @@ pub use protocol::{
 pub trait TrainingRequest: serde::de::DeserializeOwned {
     /// The task.
     fn task(&self) -> &str;
+    /// Names in [`Plan::data`](crate::run::plan::Plan::data) of everything that it reads: a finished cell is carried over only
+    /// where all of it is the same.
+    fn reads(&self) -> Vec<String> {
+        vec![self.task().to_owned()]
+    }
     /// How its data are read.
     fn reading(&self) -> LoadOptions;
     /// Optimizer steps in all; none where nothing is trained.
