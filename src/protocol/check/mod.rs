@@ -8,6 +8,7 @@ mod classifier;
 mod golden;
 mod language;
 mod mechanism;
+mod short_conv;
 mod train;
 mod vision;
 mod whole;
@@ -91,6 +92,7 @@ pub fn check_bytes(file: &str, bytes: &[u8], device: &Device) -> Result<FileVerd
     let golden = Golden::read(file, bytes)?;
     match golden.meta("level") {
         "" if golden.meta("family") == "vision" => vision::check(&golden, device),
+        "" if golden.meta("mechanism") == "shortconv" => short_conv::check(&golden, device),
         "" => mechanism::check(&golden, device),
         "classifier" => classifier::compute(&golden, device)?.verdict(&golden),
         "lm" => language::compute(&golden, device)?.verdict(&golden),

@@ -10,6 +10,7 @@ use candle_core::{Result, Tensor};
 
 use super::params::{Init, ParamBuilder, ParamGroup, ParamSpec};
 use crate::attention::ConvForm;
+use effattn_kernel::short_conv::{self as kernel, short_conv};
 
 /// Convolutions of several projections, with their parameters side by side.
 pub struct ShortConv {
@@ -53,27 +54,6 @@ impl ShortConv {
             Some(mask) => x.broadcast_mul(&mask.to_dtype(x.dtype())?.unsqueeze(2)?)?,
             None => x.clone(),
         };
-        let y = convolve(&x, &weight, bias.as_ref())?;
-        if self.form.silu { y.silu() } else { Ok(y) }
-    }
-}
-
-/// One shifted product per tap.
-fn convolve(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-    let (n, taps) = (x.dim(1)?, weight.dim(1)?);
-    let padded = x.pad_with_zeros(1, taps - 1, 0)?;
-    let mut sum = None;
-    for tap in 0..taps {
-        let weight = weight.narrow(1, tap, 1)?.flatten_all()?;
-        let product = padded.narrow(1, tap, n)?.broadcast_mul(&weight)?;
-        sum = Some(match sum {
-            None => product,
-            Some(sum) => (sum + product)?,
-        });
-    }
-    let Some(sum) = sum else { candle_core::bail!("a convolution without taps") };
-    match bias {
-        Some(bias) => sum.broadcast_add(bias),
-        None => Ok(sum),
+        short_conv(&x, kernel::ShortConv { weight: &weight, bias: bias.as_ref(), silu: self.form.silu })
     }
 }
