@@ -114,7 +114,7 @@ pub trait Experiment {
     /// # Errors
     /// Stored weights that cannot be used.
     fn initial_weights(&self, device: &Device) -> Result<ParamBuilder, CellFailure> {
-        Ok(ParamBuilder::seeded(self.job().request.spec().seed, device, true))
+        Ok(ParamBuilder::seeded(self.job().request.info().spec.seed, device, true))
     }
 
     /// The model that is trained: it says which parameters weight decay takes part in.

@@ -35,7 +35,7 @@ pub fn compute<J: TrainingRequest>(
         std::fs::create_dir_all(&folder).map_err(RunError::file(&folder))?;
         let trained = job.trained(runner.session.results(), runner.plan);
         let conditions = WorkerContext { folder, trained, ..runner.conditions.clone() };
-        let mut run = Running::new(index, job.steps(), shown, conditions, runner);
+        let mut run = Running::new(index, job.info().steps, shown, conditions, runner);
         match run.train(runner, index)? {
             Ok(done) => {
                 let rows = rows(&runner.plan.cells[index].row, &job, &done, &run.seconds);
