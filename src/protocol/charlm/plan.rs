@@ -56,9 +56,6 @@ pub const QUICK: (&str, f64) = ("ls:w=64", 3e-3);
 const PRESET: &str = "charlm-small";
 
 /// The corpus called `name` in `dir`.
-///
-/// # Errors
-/// A name that no corpus has; data that are missing, damaged, or incomplete without permission.
 pub fn load(name: &str, dir: &Path, allow_partial: bool) -> Result<CharCorpus, DataError> {
     let (_, symbols) = data::corpus(name)?;
     (symbols.load)(dir, LoadOptions::partial(allow_partial))
@@ -70,9 +67,6 @@ pub fn names() -> Vec<&'static str> {
 }
 
 /// The model of `spec` over `vocab` symbols, for segments behind as many cached positions.
-///
-/// # Errors
-/// Unknown names, impossible sizes, a mechanism that cannot do this.
 pub fn model(spec: &ModelSpec, choice: &MechanismChoice, vocab: usize) -> Result<CharLmConfig, ResolveError> {
     let config = character_lm::config(&ModelRequest { vocab: Some(vocab), ..spec.model_request(choice) })?;
     config.validate()?;

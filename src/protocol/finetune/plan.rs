@@ -70,9 +70,6 @@ const PRESET: &str = "roberta-base";
 const PADDED: &[(&str, u64)] = &[("sst-2", 40), ("qqp", 75), ("mnli", 113)];
 
 /// The model of `request`.
-///
-/// # Errors
-/// Unknown names, impossible sizes, a mechanism that cannot do this.
 pub fn model(request: &FinetuneRequest, choice: &MechanismChoice) -> Result<RobertaConfig, ResolveError> {
     let classes = data::text_task(&request.task).map_err(ResolveError::wrong)?.1.classes.len();
     let asked = ModelRequest {
@@ -249,9 +246,6 @@ fn differences(request: &FinetuneRequest, recipe: &Recipe, start: Option<&Pretra
 }
 
 /// The tokenizer of `request`: that of its encoder, or one of the training texts.
-///
-/// # Errors
-/// A tokenizer that cannot be read or is not the encoder's.
 pub fn tokenizer(
     request: &FinetuneRequest,
     start: Option<&Pretrained>,

@@ -56,9 +56,6 @@ pub const QUICK: (u64, u64, f64) = (1500, 64, 1e-3);
 const PRESET: &str = "ls-lra";
 
 /// The model of `spec` for `task`.
-///
-/// # Errors
-/// Unknown names, impossible sizes, a mechanism that cannot do this, a preset without this task.
 pub fn model(
     spec: &ModelSpec,
     choice: &MechanismChoice,
@@ -217,9 +214,6 @@ impl LraRequest {
     }
 
     /// How its task is trained.
-    ///
-    /// # Errors
-    /// A preset without this task.
     pub fn recipe(&self) -> Result<Recipe, String> {
         recipe::find(&self.spec.preset, &self.task, self.mechanism())
     }

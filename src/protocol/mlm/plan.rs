@@ -59,9 +59,6 @@ pub struct MlmRequest {
 const PRESET: &str = "roberta-small";
 
 /// The model of `spec`, for inputs as long as those of the encoder that it goes on from, or longer.
-///
-/// # Errors
-/// Unknown names, impossible sizes, a mechanism that cannot do this.
 pub fn model(
     spec: &ModelSpec,
     start: Option<&StartRequest>,
@@ -249,10 +246,6 @@ pub fn data_names(request: &MlmRequest) -> [String; 2] {
 }
 
 /// Reads what `request` is trained on; the tokenizer is read, or trained on the text.
-///
-/// # Errors
-/// Data that are missing, damaged, no text, or incomplete without permission; a tokenizer that cannot be read or does not
-/// fit the model.
 pub fn load(request: &MlmRequest, data: &Path) -> anyhow::Result<MlmData> {
     let preset = &request.spec.preset;
     let recipe = Recipe::find(preset).map_err(anyhow::Error::msg)?;

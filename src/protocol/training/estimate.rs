@@ -30,9 +30,6 @@ struct Seen {
 
 /// Prices the cells of `plan` that are not done. Where a cell's data are not there, or there is no time left to try it, it is
 /// taken to be as much slower or faster than its guess as those that were tried.
-///
-/// # Errors
-/// A worker that cannot be started; Ctrl-C.
 pub fn estimate<J: TrainingRequest>(plan: &mut Plan, context: &EstimateContext) -> Result<(), RunError> {
     let start = Instant::now();
     let mut seen: Vec<Seen> = Vec::new();

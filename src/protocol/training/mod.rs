@@ -35,9 +35,6 @@ pub trait TrainingRequest: serde::de::DeserializeOwned {
         1.0
     }
     /// Folder of a finished training run that is used, where there is one.
-    ///
-    /// # Errors
-    /// A folder that cannot be read.
     fn trained(
         &self,
         _results: &std::path::Path,

@@ -21,9 +21,6 @@ use effattn_record::{Outcome, Row, file};
 const GRACE: Duration = Duration::from_secs(20);
 
 /// Trains the cells `open`, each in a folder of its own in the folder of the run.
-///
-/// # Errors
-/// Ctrl-C, a full disk: what is finished stays, what is half trained goes on from its checkpoint.
 pub fn compute<J: TrainingRequest>(
     runner: &mut CellRunner,
     open: &[usize],

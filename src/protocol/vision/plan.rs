@@ -69,9 +69,6 @@ fn examples(classes: usize, len: usize) -> DataShape {
 }
 
 /// The model of `spec` for images of `classes`.
-///
-/// # Errors
-/// Unknown names, sizes that no model has.
 pub fn model(
     spec: &ModelSpec,
     choice: &MechanismChoice,

@@ -52,9 +52,6 @@ pub struct WordLmRequest {
 pub const VALIDATION: &str = "-valid";
 
 /// The texts called `name` in `dir`.
-///
-/// # Errors
-/// A name that no texts have; data that are missing, damaged, or incomplete without permission.
 pub fn load(name: &str, dir: &Path, allow_partial: bool) -> Result<WordCorpus, DataError> {
     let (_, words) = data::words(name)?;
     (words.load)(dir, LoadOptions::partial(allow_partial))
@@ -66,9 +63,6 @@ pub fn names() -> Vec<&'static str> {
 }
 
 /// The model of `spec` over `vocab` words.
-///
-/// # Errors
-/// Unknown names, impossible sizes, a mechanism that cannot do this.
 pub fn model(spec: &ModelSpec, choice: &MechanismChoice, vocab: usize) -> Result<WordLmConfig, ResolveError> {
     let config = word_lm::config(&ModelRequest { vocab: Some(vocab), ..spec.model_request(choice) })?;
     Architecture::validate(&config)?;
