@@ -10,9 +10,7 @@ use std::time::Duration;
 use candle_core::{Device, Result, Tensor, Var};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use effattn::attention::knobs::Knobs;
-use effattn::attention::{
-    AttentionInput, Mechanism, MechanismConfig, MechanismEntry, Projections, Shape, TABLE,
-};
+use effattn::attention::{AttentionInput, Mechanism, MechanismConfig, MechanismEntry, Shape, TABLE};
 use effattn::device::rng::RngStream;
 use effattn::device::{alloc, threads};
 use effattn::kernel::heads::{PackedLayout, Qkv};
@@ -55,11 +53,10 @@ impl Subject {
             return Ok(None);
         }
         let needs = (entry.needs)(&knobs);
-        let parts = match needs.projections {
-            Projections::Qkv => PackedLayout::QKV,
-            Projections::SharedQk => PackedLayout::QV,
-            Projections::V => PackedLayout::V,
-        };
+        if needs.beyond_plain(heads, head_dim).is_some() {
+            return Ok(None); // `speed --kernel-only` measures these
+        }
+        let parts = needs.projections.layout();
         let config = MechanismConfig { knobs, heads, head_dim, width, max_len: len, causal, layer: 0 };
         let mechanism = (entry.build)(&config, &ParamBuilder::seeded(0, &Device::Cpu, true))?;
         let draw = |name: &str, width: usize| {

@@ -6,7 +6,6 @@ use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::{Linear, Module, VarBuilder, VarMap, linear};
 use effattn::attention::{self, knobs::Knobs};
 use effattn::model::layer::{AttentionLayer, BlockConfig, ForwardArgs};
-use effattn::nn::dropout::Dropout;
 use effattn::nn::ffn::FfnConfig;
 use effattn::nn::params::ParamBuilder;
 
@@ -45,8 +44,7 @@ impl Model {
 
     fn forward(&self, points: &Tensor) -> Result<Tensor> {
         let x = self.embed.forward(points)?; // [b, n, width]
-        let x =
-            self.attention.forward(&x, &ForwardArgs { mask: None, memory: None, dropout: Dropout::NONE })?;
+        let x = self.attention.forward(&x, &ForwardArgs::default())?;
         self.head.forward(&x.mean(1)?) // [b, classes]
     }
 }

@@ -11,7 +11,7 @@ use candle_core::{DType, Device, Tensor};
 use effattn_kernel::device::rng::RngStream;
 use effattn_kernel::heads::Qkv;
 use effattn_model::attention::choose::MechanismChoice;
-use effattn_model::attention::{AttentionInput, Mechanism, MechanismConfig, Needs, Projections, Shape};
+use effattn_model::attention::{AttentionInput, Mechanism, MechanismConfig, Needs, Shape};
 use effattn_model::nn::params::ParamBuilder;
 use effattn_record::matrix::Matrix;
 use effattn_record::pattern::Grid2d;
@@ -72,6 +72,10 @@ impl ProbeConfig {
             false => (support.bidirectional, "bidirectional", "add --causal"),
         };
         ensure!(has, "{name} has no {form} form; {other} or leave {name} out");
+        let needs = (choice.entry.needs)(&choice.knobs);
+        if needs.projections.v.is_none() || needs.beyond_plain(self.heads, self.head_dim).is_some() {
+            bail!("{name} is not a weighted sum of values that every head has; leave {name} out");
+        }
         if let Err(reason) = choice.entry.admits(&choice.knobs, &self.shape()) {
             bail!("{}: {reason}", choice.label());
         }
@@ -124,8 +128,8 @@ impl<'a> ProbedMechanism<'a> {
             probe,
             mechanism,
             needs,
-            q: optional(needs.projections != Projections::V, "q", &per_head)?,
-            k: optional(needs.projections == Projections::Qkv, "k", &per_head)?,
+            q: optional(needs.projections.q.is_some(), "q", &per_head)?,
+            k: optional(needs.projections.k.is_some(), "k", &per_head)?,
             x: optional(needs.x, "x", &[1, probe.len, shape.width])?,
         })
     }

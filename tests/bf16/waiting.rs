@@ -7,7 +7,6 @@ use effattn::kernel::activation::gelu;
 use effattn::kernel::cpu::matmul_format::{MatmulFormat, set_products};
 use effattn::kernel::tape;
 use effattn::model::layer::{Block, BlockConfig, ForwardArgs};
-use effattn::nn::dropout::Dropout;
 use effattn::nn::ffn::FfnConfig;
 use effattn::nn::params::{ParamBuilder, Params};
 
@@ -43,7 +42,7 @@ fn blocks(case: &Case) -> Result<([Block; 2], Params)> {
 fn gradients(case: &Case, waits: bool) -> Result<(f32, Vec<f32>)> {
     let ([first, second], params) = blocks(case)?;
     let x = Var::from_tensor(&numbers(&[BATCH, case.queries, WIDTH], 1))?;
-    let call = ForwardArgs { mask: None, memory: None, dropout: Dropout::NONE };
+    let call = ForwardArgs::default();
     let loss = || {
         let y = tape::with_bf16_activations(&[], || first.forward(x.as_tensor(), &call))?;
         let y = tape::with_bf16_activations(&[&y], || second.forward(&y, &call))?;

@@ -206,7 +206,7 @@ const LAYERS: &[&str] = &[
 
 /// The layer of the top-level `module` of `krate`.
 pub(super) fn layer(krate: &str, module: &str) -> String {
-    if module == "*" || LAYERS.contains(&module) { module } else { krate }.to_owned()
+    if LAYERS.contains(&module) { module } else { krate }.to_owned()
 }
 
 /// The crates of the workspace and their sources: the root package and everything in `crates/`.
@@ -290,7 +290,7 @@ fn the_reader_sees_every_form_of_import() {
     assert_eq!(found("use super::cli;", 2), "");
     assert_eq!(found("mod tests { use super::super::cli::X; } use super::run;", 1), "cli run");
     assert_eq!(found("mod tests { use super::cli; }", 1), "");
-    assert_eq!(found("use crate::*; use effattn_record::report::x;", 1), "* report");
+    assert_eq!(found("use crate::*; use effattn_record::report::x;", 1), "model report");
 }
 
 #[test]

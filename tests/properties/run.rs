@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use candle_core::{Device, Result, Tensor, Var};
-use effattn::attention::{AttentionInput, Projections};
+use effattn::attention::AttentionInput;
 use effattn::device::rng::RngStream;
 use effattn::kernel::dropout::AttentionDropout;
 use effattn::kernel::heads::{PackedLayout, Qkv, merge, split};
@@ -23,13 +23,9 @@ impl Inputs {
     pub fn random(case: &Case, seed: u64) -> Self {
         let needs = (case.entry.needs)(&case.knobs);
         let (n, t) = (case.queries, case.keys);
-        let mut wanted = vec![("v", t)];
-        if needs.projections != Projections::V {
-            wanted.push(("q", n));
-        }
-        if needs.projections == Projections::Qkv {
-            wanted.push(("k", t));
-        }
+        let read = needs.projections.read();
+        let read = read.map(|(name, shape)| (name, if name == "q" { n } else { t }, shape));
+        let mut wanted = Vec::new();
         if needs.global {
             wanted.extend([("q_global", n), ("k_global", t), ("v_global", t)]);
         }
@@ -41,8 +37,18 @@ impl Inputs {
         };
         let mut all: HashMap<_, _> =
             wanted.iter().map(|&(name, len)| (name, draw(name, &[BATCH, HEADS, len, HEAD_DIM]))).collect();
+        all.extend(read.map(|(name, len, shape)| {
+            let (heads, dim) = shape.of(HEADS, HEAD_DIM);
+            (name, draw(name, &[BATCH, heads, len, dim]))
+        }));
         if needs.x {
             all.insert("x", draw("x", &[BATCH, t, WIDTH]));
+        }
+        if needs.residual {
+            all.insert("residual", draw("residual", &[BATCH, n, WIDTH]));
+        }
+        if let Some(rows) = needs.stream {
+            all.insert("stream", draw("stream", &[BATCH, rows, WIDTH]));
         }
         Self(all)
     }
@@ -145,7 +151,8 @@ impl<'a> Run<'a> {
             }
             None => triple(""),
         };
-        let (mask, x) = (self.mask()?, get("x"));
+        let mask = self.mask()?;
+        let [x, residual, stream] = ["x", "residual", "stream"].map(&get);
         let (cls, global) = (triple("_cls"), triple("_global"));
         let output = mechanism.forward(&AttentionInput {
             qkv: &qkv,
@@ -153,10 +160,12 @@ impl<'a> Run<'a> {
             mask: mask.as_ref(),
             cls: cls.q().is_ok().then_some(&cls),
             global: global.q().is_ok().then_some(&global),
+            residual: residual.as_ref(),
+            stream: stream.as_ref(),
             memory: case.memory(),
             dropout: self.dropout,
         })?;
-        let out = output.out.split()?;
+        let out = split(&output.out.merged()?, HEADS)?; // of a mixer too, which has no heads
         let mut loss = (&out * self.weights(case.queries)?)?.sum_all()?;
         let mut cls_out = Vec::new();
         if let Some(cls) = output.cls {

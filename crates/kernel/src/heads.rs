@@ -59,6 +59,9 @@ impl Qkv {
         Self::Separate { q: Some(q), k: Some(k), v: Some(v) }
     }
 
+    /// Nothing, for a mixer that reads the layer input alone.
+    pub const NONE: Self = Self::Separate { q: None, k: None, v: None };
+
     /// Keys and values without queries.
     pub fn keys_values(k: Tensor, v: Tensor) -> Self {
         Self::Separate { q: None, k: Some(k), v: Some(v) }
@@ -162,6 +165,11 @@ pub enum Heads {
 }
 
 impl Heads {
+    /// Rows [b, n, e] that have no heads.
+    pub const fn rows(rows: Tensor) -> Self {
+        Self::Merged { rows, heads: 1 }
+    }
+
     /// As rows [b, n, heads * d].
     pub fn merged(&self) -> Result<Tensor> {
         match self {

@@ -42,6 +42,7 @@ pub mod nystrom;
 pub mod op;
 pub mod profile;
 pub mod project_slots;
+pub mod rotary;
 pub mod short_conv;
 pub mod sinkhorn;
 pub mod softmax;

@@ -77,21 +77,17 @@ pub struct CharLmConfig {
     pub form: LmVariant,
 }
 
-/// Settings of `entry` in a language model: its own ([`InModels::language`](crate::attention::InModels::language)), then
-/// those of `preset` that it has, then `given` (text as on the command line).
+/// Settings of `entry` in a language model: [`InModels::language`](crate::attention::InModels::language) as far as they have
+/// an effect, then `given` (text as on the command line).
 ///
 /// # Errors
 /// A given setting that the mechanism does not take.
 pub fn language_knobs<'a>(
     entry: &'static MechanismEntry,
-    preset: &'a [(&'a str, &'a str)],
     given: impl IntoIterator<Item = (&'a str, &'a str)>,
 ) -> std::result::Result<Knobs, KnobError> {
-    let takes =
-        |(name, value): &(&str, &str)| Knobs::parse(entry.name, entry.knobs, [(*name, *value)]).is_ok();
     let given: Vec<_> = given.into_iter().collect();
-    let preset = preset.iter().copied().filter(takes);
-    let mut quiet: Vec<_> = entry.in_models.language.iter().copied().chain(preset).collect();
+    let mut quiet: Vec<_> = entry.in_models.language.to_vec();
     let parse = |quiet: &[(&'a str, &'a str)]| {
         Knobs::parse(entry.name, entry.knobs, quiet.iter().chain(&given).copied())
     };
@@ -114,6 +110,10 @@ impl CharLmConfig {
             return unsupported("causal form", "choose a causal mechanism for a language model");
         }
         if self.mem > 0 && !self.entry.support.memory {
+            return unsupported("form with cached positions", "set the cache to 0");
+        }
+        let needs = (self.entry.needs)(&self.knobs);
+        if self.mem > 0 && needs.beyond_plain(self.backbone.heads, self.backbone.head_dim()).is_some() {
             return unsupported("form with cached positions", "set the cache to 0");
         }
         let mut shape = self.backbone.shape(1, self.block, true);
@@ -259,10 +259,7 @@ impl CharLm {
         let (_, _, inputs) = self.trace(ids, cache)?;
         let layer = |(number, (block, x)): (usize, (&Block, &Tensor))| {
             block
-                .softmax_inputs(
-                    x,
-                    &ForwardArgs { mask: None, memory: cache.layer(number), dropout: Dropout::NONE },
-                )
+                .softmax_inputs(x, &ForwardArgs { memory: cache.layer(number), ..ForwardArgs::default() })
                 .transpose()
         };
         self.layers.iter().zip(&inputs).enumerate().map(layer).collect::<Option<Result<_>>>().transpose()
@@ -287,7 +284,7 @@ impl CharLm {
             let memory = cache.layer(number);
             next.push(self.keep(memory, &x)?);
             let dropout = dropout.branch(2 + number as u64);
-            x = layer.forward(&x, &ForwardArgs { mask: None, memory, dropout })?;
+            x = layer.forward(&x, &ForwardArgs { memory, dropout, ..ForwardArgs::default() })?;
         }
         see(&x);
         x = dropout.apply(&x, 1)?;

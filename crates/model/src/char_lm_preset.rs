@@ -18,13 +18,9 @@ pub struct CharLmPreset {
     pub source: &'static str,
     /// Sizes and options.
     pub backbone: Backbone,
-    /// Settings of mechanisms that have these knobs.
-    pub knobs: &'static [(&'static str, &'static str)],
     /// Inputs per segment and cached positions in the first training phase.
     pub block: usize,
 }
-
-const KNOBS: &[(&str, &str)] = &[("w", "512"), ("l", "16"), ("r", "1")];
 
 const fn backbone(layers: usize, dropout: f64) -> Backbone {
     let mut backbone = Backbone::new(layers, 512, 8, 2048);
@@ -46,7 +42,6 @@ pub static TABLE: &[CharLmPreset] = &[
         description: DESCRIPTION,
         source: "Transformer-LS, Table 4; its released code, folder autoregressive",
         backbone: backbone(12, 0.2),
-        knobs: KNOBS,
         block: 2048,
     },
     CharLmPreset {
@@ -55,7 +50,6 @@ pub static TABLE: &[CharLmPreset] = &[
         description: DESCRIPTION,
         source: "Transformer-LS, Table 4; its released code, folder autoregressive",
         backbone: backbone(30, 0.4),
-        knobs: KNOBS,
         block: 2048,
     },
 ];
@@ -77,7 +71,7 @@ impl CharLmPreset {
         given: impl IntoIterator<Item = (&'a str, &'a str)>,
         vocab: usize,
     ) -> Result<CharLmConfig, KnobError> {
-        let knobs = language_knobs(entry, self.knobs, given)?;
+        let knobs = language_knobs(entry, given)?;
         let form = LmVariant::of(entry, &knobs);
         let mem = if entry.support.memory { self.block } else { 0 };
         let backbone = self.backbone.clone();

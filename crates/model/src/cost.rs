@@ -8,23 +8,29 @@ use super::char_lm::CharLmConfig;
 use super::family::StageCost;
 use super::{Backbone, ClassifierConfig, Pooling};
 use crate::attention::knobs::Knobs;
-use crate::attention::{Cost, MechanismEntry, Needs, Projections};
+use crate::attention::{Cost, MechanismEntry, Needs, OutputForm};
 
-/// Number of projections of the layer input.
-fn projections(needs: Needs) -> usize {
-    let own = match needs.projections {
-        Projections::Qkv => 3,
-        Projections::SharedQk => 2,
-        Projections::V => 1,
+/// Multiply-adds per row and channel of the layer's width: projections of the layer input and of the mechanism's result.
+fn linear_width(backbone: &Backbone, needs: Needs) -> usize {
+    let (heads, head_dim) = (backbone.heads, backbone.head_dim());
+    let result = needs.result_width(backbone.width, heads, head_dim);
+    let outputs = match needs.output {
+        OutputForm::Linear | OutputForm::HalfGlu => result,
+        OutputForm::Glu => 2 * result,
+        OutputForm::Plain | OutputForm::Whole => 0,
     };
-    if needs.global { own + 3 } else { own }
+    let global = if needs.global { 3 * backbone.inner } else { 0 };
+    needs.projections.width(heads, head_dim) + global + outputs
 }
 
 /// FLOPs of a block besides the mechanism: `normed` rows pass the first LayerNorm, `rows` everything else.
 fn block_flops(backbone: &Backbone, needs: Needs, normed: usize, rows: usize) -> u64 {
-    let Backbone { width, inner, ffn, .. } = *backbone;
-    let linear = rows * width * ((projections(needs) + 1) * inner + 2 * ffn);
-    (linear + 5 * width * (normed + rows)) as u64
+    let Backbone { width, ffn, heads, .. } = *backbone;
+    let linear = rows * width * (linear_width(backbone, needs) + 2 * ffn);
+    let taps = needs.conv.map_or(0, |conv| conv.taps);
+    let convolved = rows * taps * needs.projections.width(heads, backbone.head_dim());
+    let stream = 5 * width * needs.stream.unwrap_or(0);
+    (linear + convolved + stream + 5 * width * (normed + rows)) as u64
 }
 
 impl Backbone {

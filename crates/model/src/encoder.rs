@@ -22,14 +22,16 @@ use effattn_kernel::tape;
 pub struct Encoder {
     embedding: Embedding,
     layers: Vec<Block>,
-    norm: ParamGroup,    // [norm.weight, norm.bias]
-    cls: Option<Tensor>, // [width]
+    norm: ParamGroup,       // [norm.weight, norm.bias]
+    cls: Option<Tensor>,    // [width]
+    stream: Option<Tensor>, // [rows, width]: the second stream in front of the first layer
     pooling: Pooling,
     class_id: u32,
 }
 
 impl Encoder {
-    /// Parameters `token_embedding`, `position_embedding`, `cls`, `layers.<i>.*`, `norm`.
+    /// Parameters `token_embedding`, `position_embedding`, `cls`, `stream` (of mechanisms with a second stream), `layers.<i>.*`,
+    /// `norm`.
     ///
     /// # Errors
     /// A configuration that cannot be built ([`super::ConfigError`]), given parameters that do not fit.
@@ -45,6 +47,10 @@ impl Encoder {
             }
             Pooling::Mean | Pooling::ClsFront | Pooling::First => None,
         };
+        let stream = (config.entry.needs)(&config.knobs).stream.map(|rows| {
+            let std = (backbone.width as f64).powf(-0.5);
+            builder.param("stream", &[rows, backbone.width], Init::normal(std))
+        });
         let layers = (0..backbone.layers)
             .map(|layer| Block::new(&config.block(layer), &builder.pp(format!("layers.{layer}"))))
             .collect::<Result<_>>()?;
@@ -53,7 +59,8 @@ impl Encoder {
             ParamSpec::new("norm.bias", &[backbone.width], Init::ZERO),
         ])?;
         let class_id = (config.vocab - 1) as u32;
-        Ok(Self { embedding, layers, norm, cls, pooling: config.pooling, class_id })
+        let (stream, pooling) = (stream.transpose()?, config.pooling);
+        Ok(Self { embedding, layers, norm, cls, stream, pooling, class_id })
     }
 
     /// `ids` [b, n] (u32) and `mask` [b, n] (1 keep, 0 padding; absent keeps all) to pooled vectors [b, width].
@@ -99,11 +106,13 @@ impl Encoder {
         }
         let (x, mask) = self.embed(ids, mask)?;
         let (mut x, mask) = (dropout.apply(&x, 0)?, mask.as_ref());
-        let call = |layer| ForwardArgs { mask, memory: None, dropout: dropout.branch(1 + layer as u64) };
+        let call =
+            |layer| ForwardArgs { mask, dropout: dropout.branch(1 + layer as u64), ..ForwardArgs::default() };
+        let mut stream = self.stream.as_ref().map(|rows| rows.unsqueeze(0)?.repeat((b, 1, 1))).transpose()?;
         let Some((last, layers)) = self.layers.split_last() else { bail!("a model without layers") };
         for (number, layer) in layers.iter().enumerate() {
             see(&x);
-            x = tape::with_bf16_activations(&[&x], || layer.forward(&x, &call(number)))?;
+            x = advance(layer, &x, &mut stream, &call(number))?;
         }
         see(&x);
         let call = &call(layers.len());
@@ -118,7 +127,7 @@ impl Encoder {
                 self.normalise(&last.forward_cls(&x, &cls, call)?)?.squeeze(1)
             }
             None => {
-                let x = tape::with_bf16_activations(&[&x], || last.forward(&x, call))?;
+                let x = advance(last, &x, &mut stream, call)?;
                 if whole { self.normalise(&x) } else { self.pool(&x, mask) }
             }
         }
@@ -162,6 +171,18 @@ impl Encoder {
 
     fn normalise(&self, x: &Tensor) -> Result<Tensor> {
         norm::layer_norm(x, &self.norm.part(0)?, &self.norm.part(1)?, norm::EPS)
+    }
+}
+
+/// One layer, on the second stream too where there is one.
+fn advance(layer: &Block, x: &Tensor, stream: &mut Option<Tensor>, call: &ForwardArgs) -> Result<Tensor> {
+    match stream {
+        Some(rows) => {
+            let (x, next) = layer.forward_with_stream(x, rows, call)?;
+            *rows = next;
+            Ok(x)
+        }
+        None => tape::with_bf16_activations(&[x], || layer.forward(x, call)),
     }
 }
 

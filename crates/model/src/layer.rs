@@ -1,15 +1,21 @@
 //! One block of a transformer: the multi-head layer around a mechanism, then the feed-forward half.
 
+use std::ops::Range;
+
 use candle_core::{Device, Result, Tensor, bail};
+use candle_nn::ops::sigmoid;
 
 use crate::attention::decode::DecodeState;
 use crate::attention::knobs::Knobs;
 use crate::attention::{
-    AttentionInput, AttentionOutput, Mechanism, MechanismConfig, MechanismEntry, Needs, Projections,
+    AttentionInput, AttentionOutput, HeadShape, Mechanism, MechanismConfig, MechanismEntry, Needs,
+    OutputForm, Projections,
 };
 use crate::nn::dropout::Dropout;
 use crate::nn::ffn::{Ffn, FfnConfig};
 use crate::nn::params::{Init, ParamBuilder, ParamGroup, ParamSpec};
+use crate::nn::short_conv::ShortConv;
+use effattn_kernel::activation::gelu;
 use effattn_kernel::block::{self, Projection, Residual};
 use effattn_kernel::heads::{self, Heads, PackedLayout, Qkv};
 use effattn_kernel::linear::linear;
@@ -45,12 +51,14 @@ pub struct BlockConfig {
 }
 
 /// What one forward of a block needs besides its input.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub struct ForwardArgs<'a> {
     /// [b, n]: 1 keep, 0 padding; absent keeps all.
     pub mask: Option<&'a Tensor>,
     /// Cached inputs of this layer [b, m, width] that stand in front; they are normalised like its input.
     pub memory: Option<&'a Tensor>,
+    /// The second stream [b, rows, width], for mechanisms with [`Needs::stream`].
+    pub stream: Option<&'a Tensor>,
     /// What is dropped.
     pub dropout: Dropout,
 }
@@ -65,26 +73,15 @@ impl ForwardArgs<'_> {
 pub struct AttentionLayer {
     mechanism: Box<dyn Mechanism>,
     needs: Needs,
-    heads: usize,
+    /// Heads and head width of the layer.
+    heads: (usize, usize),
     residual: Residual,
     spec: Projection,
     projection: ParamGroup,     // [norm1.weight, norm1.bias, q.weight, q.bias, ...]
     global: Option<ParamGroup>, // [q_global.weight, ...]
-    output: ParamGroup,         // [o.weight, o.bias]
-}
-
-/// Names of the projections a mechanism reads, and how their outputs lie in a row.
-pub(super) fn layout(projections: Projections) -> (&'static [&'static str], PackedLayout) {
-    match projections {
-        Projections::Qkv => (&["attn.q", "attn.k", "attn.v"], PackedLayout::QKV),
-        Projections::SharedQk => (&["attn.q", "attn.v"], PackedLayout::QV),
-        Projections::V => (&["attn.v"], PackedLayout::V),
-    }
-}
-
-/// Which part of a packed row is which under `projections`.
-pub fn parts(projections: Projections) -> PackedLayout {
-    layout(projections).1
+    conv: Option<ShortConv>,    // of the projections side by side
+    output: Option<ParamGroup>, // [o.weight, o.bias, o_gate.weight, ...]
+    stream: Option<ParamGroup>, // [norm_p.weight, norm_p.bias]
 }
 
 pub(super) fn linear_specs(names: &[&str], out: usize, width: usize, bias: bool) -> Vec<ParamSpec> {
@@ -105,13 +102,18 @@ impl AttentionLayer {
     /// Given parameters that are missing or have another shape; a configuration the mechanism refuses.
     pub fn new(config: &BlockConfig, builder: &ParamBuilder) -> Result<Self> {
         let needs = (config.entry.needs)(&config.knobs);
+        let heads = (config.heads, config.head_dim);
         let (width, inner) = (config.width, config.heads * config.head_dim);
-        let (names, _) = layout(needs.projections);
-        let mut specs = vec![
-            ParamSpec::new("norm1.weight", &[width], Init::ONE),
-            ParamSpec::new("norm1.bias", &[width], Init::ZERO),
-        ];
-        specs.extend(linear_specs(names, inner, width, config.bias));
+        let norm = |name: &str| {
+            let part = |part: &str, init| ParamSpec::new(&format!("{name}.{part}"), &[width], init);
+            vec![part("weight", Init::ONE), part("bias", Init::ZERO)]
+        };
+        let read: Vec<_> = needs.projections.read().collect();
+        let mut specs = norm("norm1");
+        for (name, shape) in &read {
+            let (heads, dim) = shape.of(heads.0, heads.1);
+            specs.extend(linear_specs(&[&format!("attn.{name}")], heads * dim, width, config.bias));
+        }
         let projection = builder.group(&specs)?;
         let global = if needs.global {
             let names = ["attn.q_global", "attn.k_global", "attn.v_global"];
@@ -119,11 +121,18 @@ impl AttentionLayer {
         } else {
             None
         };
-        if needs.projections == Projections::Qkv {
+        if needs.projections == Projections::QKV {
             // the released language model compresses cached inputs with the layer's own projections
             builder.alias("attn.w_k.weight", "attn.k.weight")?;
             builder.alias("attn.w_v.weight", "attn.v.weight")?;
         }
+        let conv = needs.conv.map(|form| {
+            let channels = read.iter().map(|(name, shape)| {
+                let (heads, dim) = shape.of(heads.0, heads.1);
+                (format!("attn.conv_{name}"), heads * dim)
+            });
+            ShortConv::new(&channels.collect::<Vec<_>>(), form, builder)
+        });
         let mechanism = (config.entry.build)(
             &MechanismConfig {
                 knobs: config.knobs.clone(),
@@ -136,10 +145,20 @@ impl AttentionLayer {
             },
             &builder.pp("attn"),
         )?;
-        let output = builder.group(&linear_specs(&["attn.o"], width, inner, config.bias))?;
-        let spec = Projection { norm: true, outputs: names.len(), bias: config.bias };
-        let (heads, residual) = (config.heads, config.form.residual);
-        Ok(Self { mechanism, needs, heads, residual, spec, projection, global, output })
+        let result = needs.result_width(width, config.heads, config.head_dim);
+        if result != width && (needs.output != OutputForm::Linear || needs.stream.is_some()) {
+            bail!("{} gives rows of width {result}; its layer needs {width}", config.entry.name);
+        }
+        let outputs = |names: &[&str]| builder.group(&linear_specs(names, width, result, config.bias));
+        let output = match needs.output {
+            OutputForm::Linear | OutputForm::HalfGlu => Some(outputs(&["attn.o"])?),
+            OutputForm::Glu => Some(outputs(&["attn.o", "attn.o_gate"])?),
+            OutputForm::Plain | OutputForm::Whole => None,
+        };
+        let stream = needs.stream.map(|_| builder.group(&norm("norm_p"))).transpose()?;
+        let spec = Projection { norm: true, outputs: read.len(), bias: config.bias };
+        let (residual, conv) = (config.form.residual, conv.transpose()?);
+        Ok(Self { mechanism, needs, heads, residual, spec, projection, global, conv, output, stream })
     }
 
     /// x + Attn(LN(x)) for `x` [b, n, width]; with the normed residual LN(x) + Attn(LN(x)).
@@ -147,27 +166,30 @@ impl AttentionLayer {
     /// # Errors
     /// Shapes that do not fit the configuration.
     pub fn forward(&self, x: &Tensor, call: &ForwardArgs) -> Result<Tensor> {
-        self.run(x, call, |input| self.mechanism.forward(input))
+        Ok(self.run(x, call, |input| self.mechanism.forward(input))?.0)
     }
 
-    /// [`Self::forward`] with what `attend` makes of the mechanism's input.
+    /// [`Self::forward`] with what `attend` makes of the mechanism's input; also the next layer's second stream.
     fn run(
         &self,
         x: &Tensor,
         call: &ForwardArgs,
         attend: impl FnOnce(&AttentionInput) -> Result<AttentionOutput>,
-    ) -> Result<Tensor> {
-        let (out, residual) = self.with_input(x, call, |input, normal| {
-            let out = attend(input)?.out;
+    ) -> Result<(Tensor, Option<Tensor>)> {
+        let (attended, residual) = self.with_input(x, call, |input, normal| {
             let residual = match (self.residual, normal) {
                 (Residual::Normed, Some(normal)) => {
                     normal.narrow(1, input.memory, x.dim(1)?)?.contiguous()?
                 }
                 _ => x.clone(),
             };
-            Ok((out, residual))
+            Ok((attend(input)?, residual))
         })?;
-        self.finish(&out, &residual, call.dropout)
+        let stream = match (call.stream, &attended.stream) {
+            (Some(stream), Some(change)) => Some((stream + change)?),
+            _ => None,
+        };
+        Ok((self.finish(&attended.out, &residual, call.dropout)?, stream))
     }
 
     /// Calls `then` with what the mechanism reads and the normalised input, where something reads it.
@@ -177,7 +199,7 @@ impl AttentionLayer {
         call: &ForwardArgs,
         then: impl FnOnce(&AttentionInput, Option<&Tensor>) -> Result<T>,
     ) -> Result<T> {
-        let ForwardArgs { mask, memory, dropout } = *call;
+        let ForwardArgs { mask, memory, stream, dropout } = *call;
         let held = memory.map_or(Ok(0), |memory| memory.dim(1))?;
         let normal = match memory {
             Some(memory) => Some(self.normalise(&Tensor::cat(&[memory, x], 1)?)?),
@@ -185,31 +207,57 @@ impl AttentionLayer {
             None => None,
         };
         let qkv = match &normal {
-            None => self.pack(x, true)?,
-            Some(normal) if held == 0 => self.pack(normal, false)?,
+            None => self.project(x, true, mask)?,
+            Some(normal) if held == 0 => self.project(normal, false, mask)?,
             Some(normal) => self.separate(normal, held)?,
         };
         let global = self.global(normal.as_ref())?;
+        let residual = match (self.residual, &normal) {
+            (Residual::Normed, Some(normal)) => normal,
+            _ => x,
+        };
+        let stream = self.stream(stream)?;
         let input = AttentionInput {
-            qkv: &qkv,
             x: normal.as_ref(),
             mask,
-            cls: None,
             global: global.as_ref(),
+            residual: self.needs.residual.then_some(residual),
+            stream: stream.as_ref(),
             memory: held,
             dropout: dropout.weights(1)?,
+            ..AttentionInput::new(&qkv)
         };
         then(&input, normal.as_ref())
     }
 
-    /// residual + Linear_o(out), with dropout of what is added.
+    /// The layer's output from the mechanism's result, with dropout of what is added.
     fn finish(&self, out: &Heads, residual: &Tensor, dropout: Dropout) -> Result<Tensor> {
         let out = out.merged()?;
-        if dropout.is_none() {
-            return block::output(&out, residual, &self.output, None);
-        }
-        let bias = if self.spec.bias { Some(self.output.part(1)?) } else { None };
-        residual + dropout.apply(&linear(&out, &self.output.part(0)?, bias.as_ref())?, 0)?
+        let change = match (self.needs.output, &self.output) {
+            (OutputForm::Whole, _) => return Ok(out),
+            (OutputForm::Linear, Some(group)) if dropout.is_none() => {
+                return block::output(&out, residual, group, None);
+            }
+            (OutputForm::Linear, Some(_)) => self.linear_out(&out, 0)?,
+            (OutputForm::HalfGlu, Some(_)) => {
+                let out = gelu(&out)?;
+                (&out * sigmoid(&self.linear_out(&out, 0)?)?)?
+            }
+            (OutputForm::Glu, Some(_)) => {
+                let out = gelu(&out)?;
+                (self.linear_out(&out, 0)? * sigmoid(&self.linear_out(&out, 1)?)?)?
+            }
+            (_, None) | (OutputForm::Plain, _) => out,
+        };
+        residual + dropout.apply(&change, 0)?
+    }
+
+    /// Output projection number `index` of `y`.
+    fn linear_out(&self, y: &Tensor, index: usize) -> Result<Tensor> {
+        let Some(group) = &self.output else { bail!("this layer has no output projection") };
+        let at = if self.spec.bias { 2 * index } else { index };
+        let bias = if self.spec.bias { Some(group.part(at + 1)?) } else { None };
+        linear(y, &group.part(at)?, bias.as_ref())
     }
 
     /// The class token's row: cls + Linear_o(attention of cls), `cls` [b, 1, width] un-normalised. The rows
@@ -220,19 +268,18 @@ impl AttentionLayer {
     pub fn forward_cls(&self, x: &Tensor, cls: &Tensor, call: &ForwardArgs) -> Result<Tensor> {
         let normal = if self.reads_normal() { Some(self.normalise(x)?) } else { None };
         let qkv = match &normal {
-            None => self.pack(x, true)?,
-            Some(normal) => self.pack(normal, false)?,
+            None => self.project(x, true, call.mask)?,
+            Some(normal) => self.project(normal, false, call.mask)?,
         };
-        let cls_qkv = self.pack(cls, false)?;
+        let cls_qkv = self.project(cls, false, None)?;
         let global = self.global(normal.as_ref())?;
         let input = AttentionInput {
-            qkv: &qkv,
             x: normal.as_ref(),
             mask: call.mask,
             cls: Some(&cls_qkv),
             global: global.as_ref(),
-            memory: 0,
             dropout: call.dropout.weights(1)?,
+            ..AttentionInput::new(&qkv)
         };
         let Some(out) = self.mechanism.forward(&input)?.cls else {
             bail!("this mechanism has no class token; choose another pooling");
@@ -241,33 +288,65 @@ impl AttentionLayer {
     }
 
     fn reads_normal(&self) -> bool {
-        self.needs.x || self.needs.global
+        let packable = self.needs.projections.packable(self.heads.0, self.heads.1);
+        self.needs.x || self.needs.global || !packable
     }
 
     fn normalise(&self, x: &Tensor) -> Result<Tensor> {
         norm::layer_norm(x, &self.projection.part(0)?, &self.projection.part(1)?, norm::EPS)
     }
 
-    /// Projections of `x`, side by side.
-    fn pack(&self, x: &Tensor, normalise: bool) -> Result<Qkv> {
-        let rows = block::project(x, &self.projection, self.spec, normalise)?;
-        let (_, parts) = layout(self.needs.projections);
-        Ok(Qkv::Packed { rows, heads: self.heads, parts })
+    /// The second stream as the mechanism reads it.
+    fn stream(&self, stream: Option<&Tensor>) -> Result<Option<Tensor>> {
+        match (&self.stream, stream) {
+            (Some(group), Some(stream)) => {
+                norm::layer_norm(stream, &group.part(0)?, &group.part(1)?, norm::EPS).map(Some)
+            }
+            (Some(_), None) => bail!("this model carries no second stream; choose a classifier's preset"),
+            (None, _) => Ok(None),
+        }
+    }
+
+    /// Projections of `x`: side by side where all have the layer's heads, else tensors of their own.
+    fn project(&self, x: &Tensor, normalise: bool, mask: Option<&Tensor>) -> Result<Qkv> {
+        let projections = self.needs.projections;
+        let (heads, head_dim) = self.heads;
+        let convolve = |rows: Tensor, which: Range<usize>| match &self.conv {
+            Some(conv) => conv.forward(&rows, which, mask),
+            None => Ok(rows),
+        };
+        if projections.packable(heads, head_dim) {
+            let rows = block::project(x, &self.projection, self.spec, normalise)?;
+            let rows = convolve(rows, 0..self.spec.outputs)?;
+            return Ok(Qkv::Packed { rows, heads, parts: projections.layout() });
+        }
+        let mut number = 0;
+        let mut part = |shape: Option<HeadShape>| {
+            let Some(shape) = shape else { return Ok(None) };
+            let rows = convolve(self.outputs(x, number..number + 1)?, number..number + 1)?;
+            number += 1;
+            heads::split(&rows, shape.of(heads, head_dim).0).map(Some)
+        };
+        Ok(Qkv::Separate { q: part(projections.q)?, k: part(projections.k)?, v: part(projections.v)? })
+    }
+
+    /// Some of the projections of the normalised `normal`, side by side.
+    fn outputs(&self, normal: &Tensor, which: Range<usize>) -> Result<Tensor> {
+        let stride = if self.spec.bias { 2 } else { 1 };
+        let outputs = which.len();
+        let group = self.projection.slice(2 + which.start * stride..2 + which.end * stride)?;
+        block::project(normal, &group, Projection { norm: false, outputs, ..self.spec }, false)
     }
 
     /// Queries of the positions from `held` on, keys and values of all.
     fn separate(&self, normal: &Tensor, held: usize) -> Result<Qkv> {
-        if self.needs.projections != Projections::Qkv {
-            bail!("a mechanism without separate queries and keys cannot read a cache");
+        if self.needs.projections != Projections::QKV || self.conv.is_some() {
+            bail!("a mechanism without plain queries, keys and values cannot read a cache");
         }
-        let stride = if self.spec.bias { 2 } else { 1 };
-        let project = |x: &Tensor, from: usize, outputs: usize| {
-            let group = self.projection.slice(2 + from * stride..2 + (from + outputs) * stride)?;
-            block::project(x, &group, Projection { norm: false, outputs, ..self.spec }, false)
-        };
         let own = normal.narrow(1, held, normal.dim(1)? - held)?.contiguous()?;
-        let q = heads::split(&project(&own, 0, 1)?, self.heads)?;
-        let keys = Qkv::Packed { rows: project(normal, 1, 2)?, heads: self.heads, parts: PackedLayout::KV };
+        let q = heads::split(&self.outputs(&own, 0..1)?, self.heads.0)?;
+        let (rows, parts) = (self.outputs(normal, 1..3)?, PackedLayout::KV);
+        let keys = Qkv::Packed { rows, heads: self.heads.0, parts };
         Ok(Qkv::separate(q, keys.k()?, keys.v()?))
     }
 
@@ -275,7 +354,7 @@ impl AttentionLayer {
         let (Some(group), Some(normal)) = (&self.global, normal) else { return Ok(None) };
         let spec = Projection { norm: false, outputs: 3, ..self.spec };
         let rows = block::project(normal, group, spec, false)?;
-        Ok(Some(Qkv::Packed { rows, heads: self.heads, parts: PackedLayout::QKV }))
+        Ok(Some(Qkv::Packed { rows, heads: self.heads.0, parts: PackedLayout::QKV }))
     }
 }
 
@@ -308,6 +387,32 @@ impl Block {
         self.half("feed-forward half", &[&x], || self.ffn.forward(&x, call.dropout.branch(1)))
     }
 
+    /// [`Self::forward`] of a mechanism with a second stream [b, rows, width], and the stream of the next block.
+    ///
+    /// # Errors
+    /// A mechanism without a second stream; shapes that do not fit the configuration.
+    pub fn forward_with_stream(
+        &self,
+        x: &Tensor,
+        stream: &Tensor,
+        call: &ForwardArgs,
+    ) -> Result<(Tensor, Tensor)> {
+        let mut next = None;
+        let attention = &self.attention;
+        let call = ForwardArgs { stream: Some(stream), ..*call };
+        // not as bf16 activations: the stream is read by the blocks behind this one
+        let run = || -> Result<Tensor> {
+            let (x, stream) =
+                attention.run(x, &call.branch(0), |input| attention.mechanism.forward(input))?;
+            next = stream;
+            Ok(x)
+        };
+        let x = nan_trace::in_scope(|| format!("{}, attention", self.name), run)?;
+        let Some(next) = next else { bail!("{} has no second stream", self.name) };
+        let half = || self.ffn.forward(&x, call.dropout.branch(1));
+        Ok((self.half("feed-forward half", &[&x], half)?, next))
+    }
+
     /// [`Mechanism::init_decode`] of this block.
     pub fn init_decode(
         &self,
@@ -315,6 +420,9 @@ impl Block {
         room: usize,
         device: &Device,
     ) -> Result<Option<Box<dyn DecodeState>>> {
+        if self.attention.conv.is_some() {
+            return Ok(None);
+        }
         self.attention.mechanism.init_decode(batch, room, device)
     }
 
@@ -323,8 +431,9 @@ impl Block {
     /// # Errors
     /// As [`Mechanism::decode_step`].
     pub fn decode_step(&self, x: &Tensor, state: &mut dyn DecodeState) -> Result<Tensor> {
-        let call = ForwardArgs { mask: None, memory: None, dropout: Dropout::NONE };
-        let x = self.attention.run(x, &call, |input| self.attention.mechanism.decode_step(input, state))?;
+        let call = ForwardArgs::default();
+        let (x, _) =
+            self.attention.run(x, &call, |input| self.attention.mechanism.decode_step(input, state))?;
         self.ffn.forward(&x, Dropout::NONE)
     }
 
@@ -357,3 +466,6 @@ impl Block {
         )
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,7 +10,7 @@
 
 use candle_core::{Error, Result, Tensor, bail};
 
-use super::layer::{layout, linear_specs};
+use super::layer::linear_specs;
 use super::{Backbone, ConfigError, positive};
 use crate::attention::knobs::Knobs;
 use crate::attention::{self, AttentionInput, Mechanism, MechanismEntry, Needs};
@@ -72,6 +72,14 @@ impl RobertaConfig {
         if !self.entry.support.bidirectional {
             let (what, instead) = ("bidirectional form", "it only serves language models");
             return Err(ConfigError::Unsupported { mechanism, what, instead });
+        }
+        let needs = (self.entry.needs)(&self.knobs);
+        if let Some(what) = needs.beyond_plain(self.backbone.heads, self.backbone.head_dim()) {
+            return Err(ConfigError::Unsupported {
+                mechanism,
+                what,
+                instead: "choose a classifier's preset",
+            });
         }
         let shape = self.backbone.shape(1, self.positions, false);
         (self.entry.validate)(&self.knobs, &shape).map_err(|reason| ConfigError::Knobs { mechanism, reason })
@@ -167,7 +175,8 @@ impl Layer {
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
             builder.group(&linear_specs(&names, inner, width, true))
         };
-        let projection = projections(layout(needs.projections).0)?;
+        let read: Vec<String> = needs.projections.read().map(|(name, _)| format!("attn.{name}")).collect();
+        let projection = projections(&read.iter().map(String::as_str).collect::<Vec<_>>())?;
         let global = needs
             .global
             .then(|| projections(&["attn.q_global", "attn.k_global", "attn.v_global"]))
@@ -204,7 +213,7 @@ impl Layer {
     }
 
     fn forward(&self, x: &Tensor, mask: Option<&Tensor>, dropout: Dropout) -> Result<Tensor> {
-        let qkv = self.pack(x, &self.projection, layout(self.needs.projections).1)?;
+        let qkv = self.pack(x, &self.projection, self.needs.projections.layout())?;
         let global = self.global.as_ref().map(|group| self.pack(x, group, PackedLayout::QKV)).transpose()?;
         let weights = dropout.branch(0).weights(1)?;
         let input = AttentionInput {

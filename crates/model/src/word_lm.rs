@@ -188,7 +188,7 @@ impl WordLm {
         for (number, layer) in self.layers.iter().enumerate() {
             see(&x);
             let dropout = dropout.branch(2 + number as u64);
-            x = layer.forward(&x, &ForwardArgs { mask: None, memory: None, dropout })?;
+            x = layer.forward(&x, &ForwardArgs { dropout, ..ForwardArgs::default() })?;
         }
         match &self.norm {
             Some((weight, bias)) => layer_norm(&x, weight, bias, EPS),

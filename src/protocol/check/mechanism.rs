@@ -1,17 +1,32 @@
-//! Golden files of single mechanisms (`SPEC-ls.md`, `SPEC-cos.md`).
+//! Golden files of single mechanisms (`SPEC-ls.md`, `SPEC-cos.md`, `SPEC-modern.md`).
 
 use std::collections::HashMap;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
+use serde_json::Value;
 
 use super::{CheckError, FileVerdict, Golden};
 use effattn_kernel::heads::{PackedLayout, Qkv, merge, split};
 use effattn_model::attention::knobs::Knobs;
-use effattn_model::attention::{self, AttentionInput, Mechanism, MechanismConfig, MechanismEntry, Shape};
+use effattn_model::attention::{
+    self, AttentionInput, HeadShape, Mechanism, MechanismConfig, MechanismEntry, Projections, Shape,
+};
 use effattn_model::nn::params::{ParamBuilder, Params};
 
 /// Keys of `config` that are shapes, not knobs.
-const SHAPE_KEYS: &[&str] = &["B", "H", "N", "Nk", "D", "mem", "min_hash_margin", "cls"];
+const SHAPE_KEYS: &[&str] = &["B", "H", "N", "Nk", "D", "E", "mem", "min_hash_margin", "cls"];
+
+/// Settings that files share with related mechanisms, and the value of each that says nothing: a mechanism need not have them.
+fn says_nothing(key: &str, value: &Value) -> bool {
+    match key {
+        "groups" | "window" | "rotary_dim" => value.is_null(),
+        "sinks" | "offset" => value.as_u64() == Some(0),
+        "sink_logit" => value == &Value::Bool(false),
+        "positions" => value == "absolute",
+        "kind" => true, // s5 or lru, as the file's mechanism
+        _ => false,
+    }
+}
 
 /// Checks one file with separate tensors and, where the shapes allow it, with packed rows too.
 pub(super) fn check(golden: &Golden, device: &Device) -> std::result::Result<FileVerdict, CheckError> {
@@ -43,13 +58,18 @@ struct Case<'a> {
 }
 
 /// Refuses a shape that the file's tensors do not have: everything is computed by it.
-fn fits(golden: &Golden, shape: &Shape) -> std::result::Result<(), CheckError> {
+fn fits(golden: &Golden, shape: &Shape, projections: &Projections) -> std::result::Result<(), CheckError> {
     let Shape { batch, heads, head_dim, width, queries, keys, .. } = *shape;
+    let part = |part: Option<HeadShape>, len| {
+        let (heads, dim) = part.unwrap_or_default().of(heads, head_dim);
+        vec![batch, heads, len, dim]
+    };
     let wanted = [
-        ("q", vec![batch, heads, queries, head_dim]),
-        ("k", vec![batch, heads, keys, head_dim]),
-        ("v", vec![batch, heads, keys, head_dim]),
+        ("q", part(projections.q, queries)),
+        ("k", part(projections.k, keys)),
+        ("v", part(projections.v, keys)),
         ("x", vec![batch, keys, width]),
+        ("res", vec![batch, queries, width]),
     ];
     if wanted.iter().any(|(_, dims)| dims.contains(&0)) {
         return Err(golden.wrong("a size in its config is 0".into()));
@@ -66,7 +86,8 @@ fn fits(golden: &Golden, shape: &Shape) -> std::result::Result<(), CheckError> {
     if known { Ok(()) } else { Err(golden.wrong("it has none of the tensors q, k, v and x".into())) }
 }
 
-const INPUTS: &[&str] = &["q", "k", "v", "x", "q_cls", "k_cls", "v_cls", "q_global", "k_global", "v_global"];
+const INPUTS: &[&str] =
+    &["q", "k", "v", "x", "p", "res", "q_cls", "k_cls", "v_cls", "q_global", "k_global", "v_global"];
 
 impl<'a> Case<'a> {
     fn new(
@@ -75,22 +96,29 @@ impl<'a> Case<'a> {
         device: &Device,
     ) -> std::result::Result<Self, CheckError> {
         let is_knob = |key: &str| entry.knobs.iter().any(|knob| knob.name == key);
-        let knobs =
-            golden.config.iter().filter(|(key, _)| !SHAPE_KEYS.contains(&key.as_str()) || is_knob(key));
+        let set = |(key, value): &(&String, &Value)| {
+            is_knob(key) || !SHAPE_KEYS.contains(&key.as_str()) && !says_nothing(key, value)
+        };
+        let knobs = golden.config.iter().filter(set);
         let knobs = Knobs::from_json(entry.name, entry.knobs, knobs).map_err(|e| golden.refused(e))?;
         let dim =
             |key: &str| golden.int(key).ok_or_else(|| golden.refused(format!("its config has no {key}")));
-        let (batch, heads, head_dim, queries) = (dim("B")?, dim("H")?, dim("D")?, dim("N")?);
+        let (batch, queries) = (dim("B")?, dim("N")?);
+        let projections = (entry.needs)(&knobs).projections;
+        let (heads, head_dim) = match projections {
+            Projections::NONE => (1, dim("E")?),
+            _ => (dim("H")?, dim("D")?),
+        };
         let memory = golden.int("mem").unwrap_or(0);
         let keys = golden.int("Nk").unwrap_or(queries + memory);
-        let width = match golden.tensors.get("x") {
+        let width = match golden.tensors.get("x").or_else(|| golden.tensors.get("p")) {
             Some(x) => x.dim(2).map_err(|error| golden.refused(error))?,
             None => heads * head_dim,
         };
         let causal = golden.meta("causal") == "true";
         let cls = golden.tensors.contains_key("q_cls");
         let shape = Shape { batch, heads, head_dim, width, queries, keys, causal, cls, grid: None };
-        fits(golden, &shape)?;
+        fits(golden, &shape, &projections)?;
         (entry.validate)(&knobs, &shape).map_err(|error| golden.refused(error))?;
         golden.affordable((entry.cost)(&knobs, &shape).core_macs)?;
         let config =
@@ -110,10 +138,14 @@ impl<'a> Case<'a> {
     /// Whether queries, keys and values can lie in the same rows.
     fn packable(&self) -> bool {
         let given = |name: &str| self.inputs.contains_key(name);
-        self.shape.queries == self.shape.keys && given("v") && (given("q") || !given("k"))
+        let projections = (self.entry.needs)(&self.config.knobs).projections;
+        self.shape.queries == self.shape.keys
+            && projections.packable(self.shape.heads, self.shape.head_dim)
+            && given("v")
+            && (given("q") || !given("k"))
     }
 
-    /// Compares the multiply-adds.
+    /// Compares the multiply-adds and, where the file says it, what a decoder keeps.
     fn count(&self, verdict: &mut FileVerdict) -> std::result::Result<(), CheckError> {
         let want: u64 = self.golden.meta("macs").parse().map_err(|_| CheckError::NotGolden {
             file: self.golden.file.clone(),
@@ -122,6 +154,11 @@ impl<'a> Case<'a> {
         let got = (self.entry.cost)(&self.config.knobs, &self.shape).core_macs;
         if got != want {
             verdict.complain(format!("core_macs is {got}, expected {want}"));
+        }
+        let floats: u64 = self.golden.meta("state_floats").parse().unwrap_or(0); // 0: of no constant size
+        let got = (self.entry.cost)(&self.config.knobs, &self.shape).state_bytes;
+        if floats > 0 && got != 4 * floats {
+            verdict.complain(format!("state_bytes is {got}, expected {}", 4 * floats));
         }
         Ok(())
     }
@@ -133,6 +170,11 @@ impl<'a> Case<'a> {
         golden.compare(verdict, "out", &results.out, keep.as_deref())?;
         if let Some(cls) = &results.cls {
             golden.compare(verdict, "out_cls", cls, None)?;
+        }
+        match (&results.stream, golden.tensors.contains_key("out_p")) {
+            (Some(stream), true) => golden.compare(verdict, "out_p", stream, None)?,
+            (None, true) => verdict.complain("out_p is expected, but there is no second output".into()),
+            (_, false) => {}
         }
         for leaf in &golden.leaves {
             let grad = match results.input_grads.get(leaf) {
@@ -152,9 +194,17 @@ impl<'a> Case<'a> {
         if self.golden.config.contains_key("layout") || keys != queries + self.memory {
             return Ok(None);
         }
+        if self.mixes_rows() {
+            return Ok(Some(mask.flatten_all()?.to_vec1()?)); // out is [b, n, e]
+        }
         let mask = mask.narrow(1, self.memory, queries)?.unsqueeze(1)?;
         let rows = mask.broadcast_as((self.shape.batch, heads, queries))?;
         Ok(Some(rows.flatten_all()?.to_vec1()?))
+    }
+
+    /// Whether the mechanism reads x alone and gives rows without heads.
+    fn mixes_rows(&self) -> bool {
+        (self.entry.needs)(&self.config.knobs).projections == Projections::NONE
     }
 
     fn evaluate(&self, packed: bool) -> Result<(Results, Params)> {
@@ -175,17 +225,20 @@ impl<'a> Case<'a> {
             let get = |part: &str| self.input(&format!("{part}_{suffix}"));
             get("q").is_some().then(|| Qkv::Separate { q: get("q"), k: get("k"), v: get("v") })
         };
-        let (cls, global, x) = (triple("cls"), triple("global"), self.input("x"));
+        let (cls, global) = (triple("cls"), triple("global"));
+        let [x, residual, stream] = ["x", "res", "p"].map(|name| self.input(name));
         let output = mechanism.forward(&AttentionInput {
             qkv: &qkv,
             x: x.as_ref(),
             mask: self.mask.as_ref(),
             cls: cls.as_ref(),
             global: global.as_ref(),
+            residual: residual.as_ref(),
+            stream: stream.as_ref(),
             memory: self.memory,
             dropout: None,
         })?;
-        let out = output.out.split()?;
+        let out = if self.mixes_rows() { output.out.merged()? } else { output.out.split()? };
         let weigh = |out: &Tensor, name: &str| match self.golden.tensors.get(name) {
             Some(weight) => (out * weight.to_device(&self.device)?)?.sum_all(),
             None => Tensor::zeros((), DType::F32, &self.device),
@@ -194,6 +247,9 @@ impl<'a> Case<'a> {
         let cls = output.cls.map(|cls| cls.split()).transpose()?;
         if let Some(cls) = &cls {
             loss = (loss + weigh(cls, "grad_out_cls")?)?;
+        }
+        if let Some(stream) = &output.stream {
+            loss = (loss + weigh(stream, "grad_out_p")?)?;
         }
         let grads = loss.backward()?;
         let mut input_grads = HashMap::new();
@@ -212,7 +268,7 @@ impl<'a> Case<'a> {
                 input_grads.insert(name.into(), split(&grad, self.shape.heads)?.contiguous()?);
             }
         }
-        Ok((Results { out, cls, input_grads, grads }, params))
+        Ok((Results { out, cls, stream: output.stream, input_grads, grads }, params))
     }
 
     fn input(&self, name: &str) -> Option<Tensor> {
@@ -237,6 +293,7 @@ impl<'a> Case<'a> {
 struct Results {
     out: Tensor,
     cls: Option<Tensor>,
+    stream: Option<Tensor>,
     input_grads: HashMap<String, Tensor>,
     grads: candle_core::backprop::GradStore,
 }

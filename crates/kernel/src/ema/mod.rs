@@ -28,7 +28,6 @@
 mod composed;
 mod cpu;
 mod decode;
-mod direct;
 #[cfg(test)]
 mod tests;
 

@@ -48,7 +48,12 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
     }],
     idle: &[ls::IDLE_L, ls::IDLE_INPUT],
     in_models: InModels {
-        language: &[(NORMED_INPUT.name(), "raw"), (DUAL_LN.name(), "true")],
+        language: &[
+            (L.name(), "16"),
+            (R.name(), "1"),
+            (NORMED_INPUT.name(), "raw"),
+            (DUAL_LN.name(), "true"),
+        ],
         dual_norm: Some(DUAL_LN),
         ..InModels::PLAIN
     },

@@ -8,7 +8,7 @@ use candle_core::Result;
 use super::knobs::{Knob, Knobs};
 use super::{
     AttentionInput, AttentionOutput, Cost, Growth, Idle, InModels, Mechanism, MechanismConfig,
-    MechanismEntry, Needs, Paper, Projections, Shape, Support,
+    MechanismEntry, Needs, Paper, Shape, Support,
 };
 use crate::nn::params::ParamBuilder;
 use effattn_kernel::attend::attend;
@@ -71,7 +71,7 @@ causal: and j <= i.",
     ],
     in_models: InModels { fits_full_weights: true, ..InModels::PLAIN },
     validate: |_, _| Ok(()),
-    needs: |knobs| Needs { projections: Projections::Qkv, x: false, global: separate(knobs) },
+    needs: |knobs| Needs { global: separate(knobs), ..Needs::default() },
     cost,
     pattern: |knobs, shape| {
         let globals = globals(knobs, shape.queries);

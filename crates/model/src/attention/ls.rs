@@ -105,7 +105,14 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
         IDLE_INPUT,
     ],
     in_models: InModels {
-        language: &[(REL_POS.name(), "true"), (NORMED_INPUT.name(), "raw"), (DUAL_LN.name(), "true")],
+        language: &[
+            (W.name(), "512"),
+            (L.name(), "16"),
+            (R.name(), "1"),
+            (REL_POS.name(), "true"),
+            (NORMED_INPUT.name(), "raw"),
+            (DUAL_LN.name(), "true"),
+        ],
         released_block: Some(HIDDEN),
         fits_full_weights: true,
         dual_norm: Some(DUAL_LN),

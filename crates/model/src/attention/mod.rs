@@ -42,7 +42,7 @@ use crate::nn::params::ParamBuilder;
 use decode::DecodeState;
 use effattn_kernel::attend::Attend;
 use effattn_kernel::dropout::AttentionDropout;
-use effattn_kernel::heads::{Heads, Qkv};
+use effattn_kernel::heads::{Heads, PackedLayout, Qkv};
 use effattn_record::config::registry::Registry;
 use effattn_record::pattern::{Grid2d, Pattern};
 use knobs::{Knob, KnobSpec, Knobs};
@@ -106,16 +106,121 @@ pub struct Support {
     pub dropout: bool,
 }
 
-/// Which projections a mechanism reads.
+/// Heads and head width of one projection; `None`: those of the layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Projections {
+pub struct HeadShape {
+    /// Number of heads, a divisor of the layer's where heads share it.
+    pub heads: Option<usize>,
+    /// Width of a head.
+    pub dim: Option<usize>,
+}
+
+impl HeadShape {
+    /// The layer's own heads.
+    pub const LAYER: Self = Self { heads: None, dim: None };
+
+    /// Heads and head width in a layer of `heads` heads of width `head_dim`.
+    pub fn of(self, heads: usize, head_dim: usize) -> (usize, usize) {
+        (self.heads.unwrap_or(heads), self.dim.unwrap_or(head_dim))
+    }
+}
+
+/// The projections of the layer input that a mechanism reads; absent ones are not computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Projections {
+    /// Queries.
+    pub q: Option<HeadShape>,
+    /// Keys.
+    pub k: Option<HeadShape>,
+    /// Values.
+    pub v: Option<HeadShape>,
+}
+
+impl Default for Projections {
+    fn default() -> Self {
+        Self::QKV
+    }
+}
+
+impl Projections {
     /// Queries, keys and values.
-    #[default]
-    Qkv,
+    pub const QKV: Self =
+        Self { q: Some(HeadShape::LAYER), k: Some(HeadShape::LAYER), v: Some(HeadShape::LAYER) };
     /// One projection serves as queries and keys (Reformer).
-    SharedQk,
+    pub const SHARED_QK: Self = Self { k: None, ..Self::QKV };
+    /// Keys serve as values (Luna, tied).
+    pub const SHARED_KV: Self = Self { v: None, ..Self::QKV };
     /// Values only (Synthesizer without dot product).
-    V,
+    pub const V: Self = Self { q: None, ..Self::SHARED_QK };
+    /// None: a mixer that reads the layer input x and gives rows of its width.
+    pub const NONE: Self = Self { v: None, ..Self::V };
+
+    /// Queries, keys and values where `groups` heads of keys and values are shared by the layer's query heads.
+    pub const fn grouped(groups: Option<usize>) -> Self {
+        let shared = Some(HeadShape { heads: groups, dim: None });
+        Self { q: Some(HeadShape::LAYER), k: shared, v: shared }
+    }
+
+    /// Names and shapes of those that are read, in the order q, k, v.
+    pub fn read(&self) -> impl Iterator<Item = (&'static str, HeadShape)> {
+        [("q", self.q), ("k", self.k), ("v", self.v)]
+            .into_iter()
+            .filter_map(|(name, shape)| shape.map(|shape| (name, shape)))
+    }
+
+    /// Whether all have the heads of a layer of `heads` heads of width `head_dim`, so that they can lie in packed rows.
+    pub fn packable(&self, heads: usize, head_dim: usize) -> bool {
+        *self != Self::NONE && self.read().all(|(_, shape)| shape.of(heads, head_dim) == (heads, head_dim))
+    }
+
+    /// Which part of a packed row is which, of as many as are read.
+    pub fn layout(&self) -> PackedLayout {
+        let mut count = 0;
+        let mut next = |shape: Option<HeadShape>| {
+            shape.map(|_| {
+                count += 1;
+                count - 1
+            })
+        };
+        let (q, k, v) = (next(self.q), next(self.k), next(self.v));
+        PackedLayout { q, k, v, count }
+    }
+
+    /// Width of all heads of all of them in a layer of `heads` heads of width `head_dim`.
+    pub fn width(&self, heads: usize, head_dim: usize) -> usize {
+        let width = |shape: HeadShape| {
+            let (heads, dim) = shape.of(heads, head_dim);
+            heads * dim
+        };
+        self.read().map(|(_, shape)| width(shape)).sum()
+    }
+}
+
+/// How the layer makes its output of a mechanism's result y and its residual r.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OutputForm {
+    /// r + Linear_o(y).
+    #[default]
+    Linear,
+    /// r + y (FNet).
+    Plain,
+    /// y: the mechanism has added the residual itself (Mega).
+    Whole,
+    /// r + g * sigmoid(Linear_o(g)) with g = GELU(y) (S5's half GLU).
+    HalfGlu,
+    /// r + Linear_o(g) * sigmoid(Linear_o_gate(g)) with g = GELU(y) (LRU).
+    Glu,
+}
+
+/// A causal depthwise convolution of the projected q, k and v, in front of the mechanism.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConvForm {
+    /// Taps; the last one is the current position.
+    pub taps: usize,
+    /// Whether every channel has a bias.
+    pub bias: bool,
+    /// Whether SiLU follows.
+    pub silu: bool,
 }
 
 /// What the layer around a mechanism has to provide for one variant.
@@ -127,6 +232,39 @@ pub struct Needs {
     pub x: bool,
     /// Separate projections for global positions (Longformer).
     pub global: bool,
+    /// The layer's residual, for a mechanism that adds it itself.
+    pub residual: bool,
+    /// Rows of a second stream that goes from layer to layer (Luna); `None`: there is none.
+    pub stream: Option<usize>,
+    /// Convolution of the projections; `None`: there is none.
+    pub conv: Option<ConvForm>,
+    /// What is done with the result.
+    pub output: OutputForm,
+}
+
+impl Needs {
+    /// Width of the mechanism's result in a layer of this width and these heads.
+    pub fn result_width(&self, width: usize, heads: usize, head_dim: usize) -> usize {
+        match self.projections {
+            Projections::NONE => width,
+            Projections { v, k, .. } => heads * v.or(k).unwrap_or_default().of(heads, head_dim).1,
+        }
+    }
+
+    /// The first need that a layer with plain projections q, k, v and an output projection does not meet.
+    pub fn beyond_plain(&self, heads: usize, head_dim: usize) -> Option<&'static str> {
+        match self {
+            Self { projections, .. } if *projections == Projections::NONE => Some("form with projections"),
+            Self { projections, .. } if !projections.packable(heads, head_dim) => {
+                Some("form whose queries, keys and values all have the layer's heads")
+            }
+            Self { residual: true, .. } => Some("form that leaves the residual to the layer"),
+            Self { stream: Some(_), .. } => Some("form without a second stream"),
+            Self { conv: Some(_), .. } => Some("form without a convolution"),
+            Self { output, .. } if *output != OutputForm::Linear => Some("form with an output projection"),
+            _ => None,
+        }
+    }
 }
 
 /// Shape of one attention call.
@@ -220,7 +358,7 @@ pub struct Idle {
 /// What models around a mechanism want to know; [`InModels::PLAIN`] unless a mechanism says otherwise.
 #[derive(Clone, Copy)]
 pub struct InModels {
-    /// Settings in a character language model, as on the command line; those of a preset and of the user come after them.
+    /// Settings in the character language models of Transformer-LS, as on the command line; the user's come after them.
     pub language: &'static [(&'static str, &'static str)],
     /// The knob that is set where a variant belongs to a released language model, whose block differs from the paper's.
     pub released_block: Option<Knob<bool>>,
@@ -332,6 +470,10 @@ pub struct AttentionInput<'a> {
     pub cls: Option<&'a Qkv>,
     /// Projections for global positions, where [`Needs::global`].
     pub global: Option<&'a Qkv>,
+    /// What the layer's skip path carries [b, n, e], where [`Needs::residual`].
+    pub residual: Option<&'a Tensor>,
+    /// The second stream [b, rows, e], after any pre-norm, where [`Needs::stream`].
+    pub stream: Option<&'a Tensor>,
     /// Cached positions in front of keys, values and x.
     pub memory: usize,
     /// Dropout of the attention weights, for mechanisms with [`Support::dropout`].
@@ -341,7 +483,25 @@ pub struct AttentionInput<'a> {
 impl<'a> AttentionInput<'a> {
     /// Inputs without mask, class token or memory.
     pub fn new(qkv: &'a Qkv) -> Self {
-        Self { qkv, x: None, mask: None, cls: None, global: None, memory: 0, dropout: None }
+        Self {
+            qkv,
+            x: None,
+            mask: None,
+            cls: None,
+            global: None,
+            residual: None,
+            stream: None,
+            memory: 0,
+            dropout: None,
+        }
+    }
+
+    /// The layer input [b, t, e].
+    ///
+    /// # Errors
+    /// A layer that does not give it, because [`Needs::x`] is not set.
+    pub fn layer_input(&self) -> Result<&'a Tensor> {
+        self.x.ok_or_else(|| candle_core::Error::msg("this mechanism was given no layer input x"))
     }
 
     /// Softmax attention over the pairs of `pattern` with this mask and dropout, logits q.k / sqrt(`head_dim`).
@@ -364,11 +524,20 @@ pub struct AttentionOutput {
     pub out: Heads,
     /// The class token's, where [`AttentionInput::cls`] was given.
     pub cls: Option<Heads>,
+    /// What is added to the second stream [b, rows, e], where [`Needs::stream`].
+    pub stream: Option<Tensor>,
+}
+
+impl AttentionOutput {
+    /// The result [b, n, e] of a mixer, which has no heads.
+    pub const fn rows(rows: Tensor) -> Self {
+        Self { out: Heads::rows(rows), cls: None, stream: None }
+    }
 }
 
 impl From<Heads> for AttentionOutput {
     fn from(out: Heads) -> Self {
-        Self { out, cls: None }
+        Self { out, cls: None, stream: None }
     }
 }
 

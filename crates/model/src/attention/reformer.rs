@@ -67,7 +67,7 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
     idle: &[],
     in_models: InModels::PLAIN,
     validate,
-    needs: |_| Needs { projections: Projections::SharedQk, ..Needs::default() },
+    needs: |_| Needs { projections: Projections::SHARED_QK, ..Needs::default() },
     cost,
     pattern: |_, _| None,
     build,

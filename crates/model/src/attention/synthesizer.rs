@@ -94,9 +94,9 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
     in_models: InModels::PLAIN,
     validate,
     needs: |knobs| Needs {
-        projections: if knobs.get(&DOT_PRODUCT) { Projections::Qkv } else { Projections::V },
+        projections: if knobs.get(&DOT_PRODUCT) { Projections::QKV } else { Projections::V },
         x: has(knobs, Part::Dense),
-        global: false,
+        ..Needs::default()
     },
     cost,
     pattern: |_, shape| Some(Pattern::full(shape.queries, shape.keys, shape.causal)),

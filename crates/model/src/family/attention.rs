@@ -10,9 +10,10 @@ use super::{
     SizeOverrides, StageCost,
 };
 use crate::attention::knobs::Knobs;
-use crate::attention::{AttentionInput as Call, Mechanism, MechanismConfig, MechanismEntry, Shape};
+use crate::attention::{
+    AttentionInput as Call, HeadShape, Mechanism, MechanismConfig, MechanismEntry, Projections, Shape,
+};
 use crate::batch::{Batch, InputKind, ModelInput, SyntheticInput, Tokens};
-use crate::layer::parts;
 use crate::nn::dropout::DropoutRng;
 use crate::nn::params::ParamBuilder;
 use effattn_kernel::device::rng::RngStream;
@@ -126,13 +127,34 @@ impl Alone {
             let rows = stream.normal_tensor((batch, self.len, count * width), 0.0, 1.0, &device)?;
             Var::from_tensor(&rows)
         };
-        let parts = parts(needs.projections);
+        let head_dim = self.width / self.heads.max(1);
+        let packable = needs.projections.packable(self.heads, head_dim);
+        let part = |name: &str, shape: Option<HeadShape>| -> Result<Option<Var>> {
+            let Some((heads, dim)) = shape.map(|shape| shape.of(self.heads, head_dim)) else {
+                return Ok(None);
+            };
+            let mut stream = RngStream::new(0, name);
+            let x = stream.normal_tensor((batch, heads, self.len, dim), 0.0, 1.0, &device)?;
+            Var::from_tensor(&x).map(Some)
+        };
+        let main = if packable {
+            let parts = needs.projections.layout();
+            MainInputs::Packed { rows: random("rows", parts.count)?, parts }
+        } else {
+            let Projections { q, k, v } = needs.projections;
+            MainInputs::Separate { q: part("q", q)?, k: part("k", k)?, v: part("v", v)? }
+        };
+        let stream = needs.stream.map(|rows| {
+            let mut stream = RngStream::new(0, "stream");
+            Var::from_tensor(&stream.normal_tensor((batch, rows, width), 0.0, 1.0, &device)?)
+        });
         Ok(Box::new(Rows {
             mechanism: self.mechanism(builder)?,
             heads: self.heads,
-            rows: random("rows", parts.count)?,
-            parts,
+            main,
             x: needs.x.then(|| random("x", 1)).transpose()?,
+            residual: needs.residual.then(|| random("residual", 1)).transpose()?,
+            stream: stream.transpose()?,
             global: needs.global.then(|| random("global", 3)).transpose()?,
         }))
     }
@@ -193,22 +215,43 @@ impl Architecture for Alone {
 struct Rows {
     mechanism: Box<dyn Mechanism>,
     heads: usize,
-    parts: PackedLayout,
-    rows: Var,
+    main: MainInputs,
     x: Option<Var>,
+    residual: Option<Var>,
+    stream: Option<Var>,
     global: Option<Var>,
+}
+
+/// Queries, keys and values: in packed rows where all have the same heads.
+enum MainInputs {
+    Packed { rows: Var, parts: PackedLayout },
+    Separate { q: Option<Var>, k: Option<Var>, v: Option<Var> },
 }
 
 impl Rows {
     fn attend(&self, of: fn(&Var) -> Tensor) -> Result<Tensor> {
-        let qkv = Qkv::Packed { rows: of(&self.rows), heads: self.heads, parts: self.parts };
-        let x = self.x.as_ref().map(of);
+        let optional = |var: &Option<Var>| var.as_ref().map(of);
+        let qkv = match &self.main {
+            MainInputs::Packed { rows, parts } => {
+                Qkv::Packed { rows: of(rows), heads: self.heads, parts: *parts }
+            }
+            MainInputs::Separate { q, k, v } => {
+                Qkv::Separate { q: optional(q), k: optional(k), v: optional(v) }
+            }
+        };
+        let (x, residual, stream) = (optional(&self.x), optional(&self.residual), optional(&self.stream));
         let global = self.global.as_ref().map(|rows| Qkv::Packed {
             rows: of(rows),
             heads: self.heads,
             parts: PackedLayout::QKV,
         });
-        let call = Call { x: x.as_ref(), global: global.as_ref(), ..Call::new(&qkv) };
+        let call = Call {
+            x: x.as_ref(),
+            global: global.as_ref(),
+            residual: residual.as_ref(),
+            stream: stream.as_ref(),
+            ..Call::new(&qkv)
+        };
         self.mechanism.forward(&call)?.out.merged()
     }
 }

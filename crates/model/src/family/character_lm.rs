@@ -32,11 +32,12 @@ pub static FAMILY: Family = Family {
 
 fn presets() -> Vec<PresetInfo> {
     let entries = attention::entries();
+    let set = entries.iter().flat_map(|entry| entry.in_models.language).map(|(knob, _)| *knob);
+    let knobs: Vec<&str> = set.collect();
     let about = |preset: &CharLmPreset| {
         let CharLmPreset { name, title, description, source, .. } = *preset;
-        let own = entries.iter().flat_map(|entry| entry.in_models.language);
-        let knobs = preset.knobs.iter().chain(own).map(|(knob, _)| *knob).collect();
-        PresetInfo { name, title, description, source, tasks: CORPORA.map(|(name, _)| name).to_vec(), knobs }
+        let tasks = CORPORA.map(|(name, _)| name).to_vec();
+        PresetInfo { name, title, description, source, tasks, knobs: knobs.clone() }
     };
     TABLE.iter().map(about).collect()
 }

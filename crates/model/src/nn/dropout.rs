@@ -36,6 +36,12 @@ pub struct Dropout {
     seed: u64,
 }
 
+impl Default for Dropout {
+    fn default() -> Self {
+        Self::NONE
+    }
+}
+
 impl Dropout {
     /// Nothing is dropped.
     pub const NONE: Self = Self::new(0.0, 0);

@@ -8,3 +8,4 @@ pub mod ffn;
 pub mod head;
 pub mod norm;
 pub mod params;
+pub mod short_conv;

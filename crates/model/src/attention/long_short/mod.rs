@@ -303,7 +303,7 @@ impl Mechanism for LongShort {
         };
         let out = attend(&local.qkv(self.heads)?, &call)?;
         let cls = input.cls.map(|cls| class_token(&out, cls, input.mask, self.scale())).transpose()?;
-        Ok(AttentionOutput { out, cls })
+        Ok(AttentionOutput { out, cls, stream: None })
     }
 
     fn softmax_inputs(&self, input: &AttentionInput) -> Result<Option<(Tensor, Tensor)>> {

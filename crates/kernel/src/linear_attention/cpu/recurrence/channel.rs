@@ -6,8 +6,8 @@
 
 use std::ops::Range;
 
-use super::backward::LogTerms;
 use super::factors::{multiply, products, weigh};
+use super::log_terms::LogTerms;
 use super::{CHUNK, ChunkFactors, Factors, Inputs, Logs, Place, Plan};
 use crate::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
 use crate::cpu::simd::Simd;
@@ -108,8 +108,8 @@ impl Scratch {
             self.blocks.back((k, q), &factors.both[1], turned, (dx, dy));
             terms((&k[..used], dx), (&q[..used], dy), &mut backward.readers);
             backward.writers[..used].fill(0.0);
-            super::forward::add(dx, dk);
-            super::forward::add(dy, dq);
+            super::factors::add(dx, dk);
+            super::factors::add(dy, dq);
         }
         own(grads, &q[..used], dk);
         own(grads, &k[..used], dq);

@@ -6,7 +6,7 @@ use super::factors::{weigh, weigh_pairs};
 use super::states::{Side, States, states};
 use super::{CHUNK, ChunkFactors, Inputs, Logs, Place, Plan, channel};
 use crate::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
-use crate::cpu::{math, sample_rows};
+use crate::cpu::sample_rows;
 use crate::linear_attention::cpu::rows::{Columns, Rows, RowsMut};
 
 /// Working space of one thread.
@@ -85,13 +85,6 @@ crate::simd_fn! {
     pub(super) fn product<S>(simd, x: &'a [f32], y: &'a [f32], z: &'a mut [f32]) {
         z.copy_from_slice(x);
         super::factors::multiply(simd, y, z);
-    }
-}
-
-crate::simd_fn! {
-    /// y += x, element by element.
-    pub(super) fn add<S>(simd, x: &'a [f32], y: &'a mut [f32]) {
-        math::add(simd, x, y);
     }
 }
 

@@ -14,6 +14,7 @@ mod backward;
 mod channel;
 mod factors;
 mod forward;
+mod log_terms;
 mod op;
 mod states;
 

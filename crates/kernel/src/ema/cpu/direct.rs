@@ -1,7 +1,7 @@
 //! Kernels of few lags as plain convolutions: the recurrence of a truncated kernel takes off what leaves the window, and for decays
 //! close to 1 what remains would be a small difference of long sums.
 
-use super::cpu::{BLOCK, Filter, SPAN, TILE, rows};
+use super::{BLOCK, Filter, SPAN, TILE, rows};
 use crate::cpu::columns::{Columns, ColumnsMut};
 use crate::cpu::math::{load, store};
 use crate::cpu::simd::Simd;

@@ -5,11 +5,13 @@
 //! derivative of h_t by c; both recurrences run along with the sums, so no states are stored. A truncated kernel of T lags
 //! takes c^T x_{t-T} off each step, or is convolved if T is small ([`direct`]).
 
+mod direct;
+
 use std::ops::Range;
 
 use candle_core::{CpuStorage, Layout, Result, Shape, Tensor};
 
-use super::{Direction, direct};
+use super::Direction;
 use crate::cpu::columns::{Columns, ColumnsMut, cut};
 use crate::cpu::math::{load, store};
 use crate::cpu::par::{self, Chunks};
