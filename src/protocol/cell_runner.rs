@@ -65,9 +65,6 @@ impl CellRunner<'_> {
     }
 
     /// Starts a worker for cell `index`, which may reach `memory_limit` live bytes.
-    ///
-    /// # Errors
-    /// The system cannot start a process.
     pub fn start(
         &self,
         index: usize,
@@ -87,9 +84,6 @@ impl CellRunner<'_> {
 }
 
 /// The request of `cell`.
-///
-/// # Errors
-/// A cell of another protocol.
 pub fn request<R: serde::de::DeserializeOwned>(cell: &Cell) -> Result<R, RunError> {
     serde_json::from_value(cell.request.clone())
         .map_err(|error| RunError::Internal(format!("{} has no request of its protocol: {error}", cell.key)))
