@@ -15,7 +15,8 @@ const R_MIN: Knob<f64> = Knob::float("r_min", 0.0, 0.0..=0.9999)
     .source("LRU sec. 3.2");
 const R_MAX: Knob<f64> =
     Knob::float("r_max", 1.0, 0.0001..=1.0).doc("outer radius of the ring").source("LRU sec. 3.2");
-const MAX_PHASE: Knob<f64> = Knob::float("max_phase", 6.28, 1e-4..=6.2832)
+#[expect(clippy::approx_constant, reason = "three digits of a full turn, as in the paper")]
+const MAX_PHASE: Knob<f64> = Knob::float("max_phase", 6.28, 1e-4..=std::f64::consts::TAU)
     .doc("largest phase of an eigenvalue at the start, in radians")
     .source("LRU appendix A");
 

@@ -24,6 +24,11 @@ enum Weights {
     SquaredRelu,
 }
 
+/// Mean and deviation of the laplace function, as in the released code.
+#[expect(clippy::approx_constant, reason = "six digits, not the root of 1/2")]
+const LAPLACE_MEAN: f64 = 0.707107;
+const LAPLACE_STD: f64 = 0.282095;
+
 /// Bias of the logits.
 #[derive(Clone, Copy, PartialEq)]
 enum Position {
@@ -259,7 +264,7 @@ impl Mega {
         let weights = match self.weights {
             Weights::Laplace => {
                 let scaled =
-                    t.affine(1.0 / (0.282095 * 2f64.sqrt()), -0.707107 / (0.282095 * 2f64.sqrt()))?;
+                    t.affine(1.0 / (LAPLACE_STD * 2f64.sqrt()), -LAPLACE_MEAN / (LAPLACE_STD * 2f64.sqrt()))?;
                 (scaled.erf()? + 1.0)?.affine(0.5, 0.0)?
             }
             _ => relu(&t)?.sqr()?,

@@ -88,7 +88,7 @@ impl Average {
         let param = |name: &str, std: f64| builder.param(name, &shape, Init::normal(std));
         let (delta, alpha) = (param("ema_delta", 0.2)?, param("ema_alpha", 0.2)?);
         let beta = builder.drawn("ema_beta", &shape, |stream| {
-            let alternating = |at: usize| if at % ndim % 2 == 0 { 1.0 } else { -1.0 };
+            let alternating = |at: usize| if (at % ndim).is_multiple_of(2) { 1.0 } else { -1.0 };
             (0..shape[0] * ndim).map(|at| (alternating(at) + 0.02 * stream.normal()) as f32).collect()
         })?;
         let gamma = param("ema_gamma", 1.0)?;
