@@ -13,6 +13,9 @@ use crate::run::session::Session;
 use crate::run::worker::Worker;
 use effattn_record::Row;
 
+/// The rows of a cell that ended without a result.
+pub type FailureRows<'a> = Box<dyn Fn(&Row, &CellFailure) -> Vec<Row> + 'a>;
+
 /// A run of the cells of a plan.
 pub struct CellRunner<'a> {
     /// The plan.
@@ -26,7 +29,7 @@ pub struct CellRunner<'a> {
     /// Learning curves of this run.
     pub curves: Vec<CellCurve>,
     /// The rows of a cell that ended without a result.
-    pub failure_rows: Box<dyn Fn(&Row, &CellFailure) -> Vec<Row> + 'a>,
+    pub failure_rows: FailureRows<'a>,
 }
 
 /// The result of a cell.

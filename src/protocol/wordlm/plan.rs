@@ -110,7 +110,7 @@ impl TrainingProtocol for WordLm {
         let spec = ModelSpec::new(&entry, len, batch, Pass::Train, seed)?;
         let model = resolve(&entry, |choice| model(&spec, choice, words.vocabulary))?;
         let request = |spec: ModelSpec, settings: &Settings| -> Result<WordLmRequest, PlanError> {
-            let usual = if spec.batch % recipe.accumulate == 0 { recipe.accumulate } else { 1 };
+            let usual = if spec.batch.is_multiple_of(recipe.accumulate) { recipe.accumulate } else { 1 };
             let steps = settings.steps.unwrap_or(recipe.steps);
             Ok(WordLmRequest {
                 corpus: recipe.corpus.to_owned(),
