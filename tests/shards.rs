@@ -164,6 +164,52 @@ fn shards_that_were_killed_and_joined_are_one_undisturbed_run() {
 }
 
 #[test]
+fn a_merge_that_was_killed_leaves_nothing_behind_that_the_next_one_does_not_mend() {
+    let folder = with_data();
+    let folder = folder.path();
+    (1..=2).for_each(|index| drop(done(folder, &format!("{LRA} --shard {index}/2"))));
+    done(folder, "merge results -o expected");
+    let expected =
+        result(&fs::read_dir(folder.join("expected/lra")).unwrap().next().unwrap().unwrap().path());
+    let merged = whole(folder, "lra");
+    let mut killed = 0;
+    for pause in 0..12 {
+        let mut child = spawn(folder, "merge results");
+        std::thread::sleep(Duration::from_millis(3 * pause));
+        child.kill().unwrap();
+        killed += usize::from(!child.wait().unwrap().success());
+    }
+    // as it is left by a kill between two steps
+    fs::write(merged.join(".effattn-1.part"), "half").unwrap();
+    done(folder, "merge results");
+    assert_eq!(result(&merged), expected);
+    let parts = |path: &Path| {
+        let names = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name());
+        names.filter(|name| name.to_string_lossy().ends_with(".part")).count()
+    };
+    let cells = fs::read_dir(merged.join("cells")).unwrap().map(|cell| parts(&cell.unwrap().path()));
+    assert_eq!((parts(&merged), cells.sum::<usize>()), (0, 0));
+    println!("merge: killed {killed} times, the same rows, curves and weights");
+}
+
+#[test]
+fn an_option_of_a_scheduler_is_a_name_and_a_value() {
+    let folder = tempfile::tempdir().unwrap();
+    for (option, why) in
+        [("--foo=1", "without dashes: foo=1"), ("a b=c", "a key is letters"), ("=c", "KEY=VALUE")]
+    {
+        let mut command = effattn(folder.path(), "submit --option");
+        command.args([option, "speed", "--len", "32"]);
+        let output = command.output().unwrap();
+        assert!(
+            output.status.code() == Some(2) && stderr(&output).contains(why),
+            "{option}: {}",
+            stderr(&output)
+        );
+    }
+}
+
+#[test]
 fn two_starts_of_one_shard_do_not_mix() {
     let folder = with_data();
     let folder = folder.path();

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use super::stored_runs::{StoredRun, trained_key};
 use crate::protocol::curve::CellCurve;
 use crate::protocol::{self, Protocol};
-use crate::run::plan::folder;
+use crate::run::plan::{folder, key_word};
 use crate::train::training_loop::EvalPoint;
 use effattn_record::report::chart::{Chart, Evaluation, TrainingCurve, learning};
 use effattn_record::report::labels;
@@ -76,7 +76,7 @@ pub fn of_runs(runs: &[&StoredRun], rows: &[Row]) -> Result<Vec<CurveChart>> {
             let (Some(task), Some(preset), Some(seed)) = (&row.task, &row.preset, row.seed) else { continue };
             let variant = row.variant.as_ref().map_or_else(String::new, |variant| format!(":{variant}"));
             let settings = row.settings.as_ref().map_or_else(String::new, |settings| format!(" {settings}"));
-            let key = format!("{task} {}{variant} {preset} s{seed}{settings}", row.model);
+            let key = format!("{} {}{variant} {preset} s{seed}{settings}", key_word(task), row.model);
             let path = folder(&run.folder, &key).join("curve.csv");
             if seen.contains(&key) || !path.is_file() {
                 continue;

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::data_dir;
 use super::value_names::NamedValues;
 use crate::term::{Term, Verbosity};
+use effattn_data::data_dir;
 use effattn_data::fetch::{DownloadSource, Fetched, fetch};
 use effattn_data::images::test_only::{TestOnlySet, TestSetOrigin as Tested, challenge, challenges};
 use effattn_data::images::{folder, write_corrupted};

@@ -4,7 +4,6 @@ mod check;
 mod command;
 mod compare;
 mod curves;
-mod data_dir;
 mod dry_run;
 mod export;
 mod fetch;
@@ -53,7 +52,7 @@ Examples:
   # What a paper's table would take on this machine
   effattn speed --suite cos-table5 --dry-run
 
-Exit codes: 0 success; 1 a cell or a check failed; 2 wrong usage, configuration or data; 130 interrupted.";
+Exit codes: 0 success (running out of memory or time is a result); 1 a cell or a check failed; 2 wrong usage, configuration or data; 130 interrupted.";
 
 /// Benchmarks and reproduces efficient-attention transformers.
 #[derive(Parser)]
@@ -139,6 +138,7 @@ fn tree() -> Command {
 
 /// Parses the command line, runs the command, and returns its exit code.
 pub fn main() -> ExitCode {
+    effattn_kernel::device::signals::ignore_file_size_limit();
     effattn_kernel::device::alloc::keep_pages();
     effattn_record::set_build_commit(option_env!("EFFATTN_COMMIT"));
     let matches = match tree().try_get_matches() {

@@ -8,7 +8,6 @@ use anyhow::{Context, Result};
 use tempfile::NamedTempFile;
 
 use super::command::CommandArgs;
-use super::data_dir;
 use super::interrupt::stop_on_ctrl_c;
 use crate::protocol::definition::{DataDirs, EstimateContext, Prepared, WorkerContext};
 use crate::protocol::grid::{self, Grid};
@@ -20,6 +19,7 @@ use crate::run::shard::PlanPart;
 use crate::run::worker::Launcher;
 use crate::run::{CancelToken, RunError};
 use crate::term::{Term, Verbosity, Warning};
+use effattn_data::data_dir;
 use effattn_kernel::cpu::bf16;
 use effattn_kernel::device::machine::{self, Machine};
 use effattn_kernel::device::{Backend, threads};

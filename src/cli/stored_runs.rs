@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use crate::protocol;
 use crate::run::manifest::{Manifest, State};
+use crate::run::plan::sha256;
 use crate::run::plan_file::PLAN;
 use crate::run::shard::shards;
 use effattn_record::text::plural;
@@ -45,8 +46,32 @@ impl StoredRun {
     fn with_rows(self) -> Result<Self> {
         let path = self.folder.join("rows.csv");
         let text = file::read_to_string(&path).with_context(|| path.display().to_string())?;
+        if self.manifest.rows_sha256.as_ref().is_some_and(|written| *written != sha256(&text)) {
+            bail!(
+                "{} is not what its run wrote (it was edited, cut off or replaced); the run's own command writes it again from the journal",
+                path.display()
+            );
+        }
         let rows = csv::from_str(&text).with_context(|| path.display().to_string())?;
         Ok(Self { rows, ..self })
+    }
+
+    /// Makes sure that every cell that is ok has a number: an earlier version wrote no digest of its rows.
+    fn finite(self) -> Result<Self> {
+        let wrong =
+            |row: &Row| row.outcome == Outcome::Ok && row.value.is_some_and(|value| !value.is_finite());
+        match self.rows.iter().position(wrong) {
+            Some(at) => {
+                let (path, row) = (self.folder.join("rows.csv"), &self.rows[at]);
+                let (label, metric) = (row.label(), &row.metric);
+                bail!(
+                    "{}: row {} ({label}) is ok, but its {metric} is no finite number",
+                    path.display(),
+                    at + 1
+                )
+            }
+            None => Ok(self),
+        }
     }
 
     /// Every run below `root` (or `root` itself) that counts, the oldest first: what was given up is left out, and
@@ -98,7 +123,7 @@ impl StoredRun {
         let alone = runs.len() == 1;
         let read = |run: Self| {
             let folder = run.folder.clone();
-            match run.with_rows() {
+            match run.with_rows().and_then(Self::finite) {
                 Err(error) if !alone => {
                     log::warn!("{} is left out: {error:#}", folder.display());
                     None

@@ -82,11 +82,17 @@ pub struct Args {
 }
 
 fn option(text: &str) -> Result<(String, String), String> {
+    let plain = |key: &str| {
+        let mut letters = key.chars();
+        letters.next().is_some_and(|first| first.is_ascii_alphanumeric())
+            && letters.all(|letter| letter.is_ascii_alphanumeric() || "-_".contains(letter))
+    };
     match text.split_once('=') {
-        Some((key, value)) if !key.is_empty() && !text.contains('\n') => {
-            Ok((key.to_owned(), value.to_owned()))
+        Some((key, value)) if plain(key) && !text.contains('\n') => Ok((key.to_owned(), value.to_owned())),
+        Some((key, _)) if plain(key.trim_start_matches('-')) => {
+            Err(format!("the name of an option without dashes: {}", text.trim_start_matches('-')))
         }
-        _ => Err("expected KEY=VALUE such as partition=gpu".to_owned()),
+        _ => Err("expected KEY=VALUE such as partition=gpu; a key is letters, digits, - and _".to_owned()),
     }
 }
 

@@ -204,7 +204,7 @@ fn find(results: &Path, request: &lra::plan::LraRequest, plan: &Plan) -> Option<
     let now = Manifest::new(plan, "");
     let same = |run: &PathBuf| {
         let manifest = Manifest::read(run).ok().flatten();
-        manifest.is_some_and(|manifest| manifest.computes_as(&now, &request.task))
+        manifest.is_some_and(|manifest| manifest.computes_as(&now, std::slice::from_ref(&request.task)))
     };
     runs.filter(same).flat_map(|run| folders(&run.join("cells"))).find(|cell| {
         let files = CheckpointFiles::in_folder(cell);

@@ -83,6 +83,9 @@ pub struct Manifest {
     pub seeds: Vec<u64>,
     /// Hashes of data, by name.
     pub data: BTreeMap<String, String>,
+    /// SHA-256 of `rows.csv`, where every cell has its rows; none before, and in runs of earlier versions.
+    #[serde(default)]
+    pub rows_sha256: Option<String>,
     /// Load average before the start.
     pub load_average: Option<f64>,
     /// Its place among the runs of its folder: later runs have higher numbers, whatever the clock says.
@@ -159,6 +162,7 @@ impl Manifest {
             gemm: "gemm 0.19, AVX-512 where found".to_owned(),
             seeds: plan.seeds.clone(),
             data: plan.data.clone(),
+            rows_sha256: None,
             load_average: machine::load(),
             order: 0,
             start: now(),
@@ -167,13 +171,14 @@ impl Manifest {
         }
     }
 
-    /// Whether its run computes as that of `now` does: the same build, machine, accelerator, data of `task`, device and
-    /// threads.
-    pub fn computes_as(&self, now: &Self, task: &str) -> bool {
+    /// Whether its run computes as that of `now` does: the same build, machine, accelerator, device, threads, and the same
+    /// data under every name of `reads` (empty: under every name that `now` has).
+    pub fn computes_as(&self, now: &Self, reads: &[String]) -> bool {
+        let same = |name: &String| now.data.contains_key(name) && self.data.get(name) == now.data.get(name);
         (&self.build, &self.features, &self.device, self.threads)
             == (&now.build, &now.features, &now.device, now.threads)
             && ["cpu", "simd", "accelerator"].iter().all(|key| self.machine[key] == now.machine[key])
-            && self.data.get(task) == now.data.get(task)
+            && if reads.is_empty() { now.data.keys().all(same) } else { reads.iter().all(same) }
     }
 
     /// Reads the manifest of `folder`; none if there is none.
@@ -214,7 +219,8 @@ mod tests {
     fn another_build_machine_device_or_data_computes_otherwise() {
         let data = [("imdb".to_owned(), "1".to_owned()), ("enwik8".to_owned(), "2".to_owned())].into();
         let now = Manifest::new(&Plan { data, ..Plan::default() }, "id");
-        assert!(now.computes_as(&now, "imdb"));
+        let imdb = ["imdb".to_owned()];
+        assert!(now.computes_as(&now, &imdb) && now.computes_as(&now, &[]));
         type Change = (&'static str, fn(&mut Manifest));
         let changes: [Change; 8] = [
             ("build", |other| other.build.push('x')),
@@ -229,10 +235,14 @@ mod tests {
         for (what, change) in changes {
             let mut other = now.clone();
             change(&mut other);
-            assert!(!other.computes_as(&now, "imdb"), "{what}");
+            assert!(!other.computes_as(&now, &imdb), "{what}");
         }
         let mut other = now.clone();
         other.data.insert("enwik8".into(), "3".into());
-        assert!(other.computes_as(&now, "imdb"), "data of another task");
+        assert!(other.computes_as(&now, &imdb), "data of another task");
+        let both = ["imdb", "enwik8"].map(str::to_owned);
+        assert!(!other.computes_as(&now, &both), "one of two sets that are read");
+        assert!(!other.computes_as(&now, &[]), "where nothing says what is read, all of it is");
+        assert!(!now.computes_as(&now, &["text8".to_owned()]), "data that nothing is known of");
     }
 }

@@ -1,5 +1,6 @@
 //! What is to be run: cells, and the identity by which an unfinished run is found again.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
@@ -30,6 +31,8 @@ pub struct Cell {
     pub memory: Option<u64>,
     /// Most seconds that it may take. Not part of the key: an outcome carries the limit that it ran under.
     pub timeout: Option<f64>,
+    /// Names in [`Plan::data`] of what it reads, set when the data are; empty: all of them.
+    pub reads: Vec<String>,
     /// The same for cells that differ in their length only; empty where running out of memory says nothing about others.
     pub series: String,
 }
@@ -47,6 +50,7 @@ impl Default for Cell {
             weight: 0.0,
             memory: None,
             timeout: None,
+            reads: Vec::new(),
             series,
         }
     }
@@ -82,20 +86,44 @@ impl Cell {
     }
 }
 
+/// SHA-256 of `text` in hex digits.
+pub fn sha256(text: &str) -> String {
+    format!("{:x}", Sha256::digest(text))
+}
+
 /// Twelve hex digits of `text`.
 pub fn digest(text: &str) -> String {
-    Sha256::digest(text)[..6].iter().map(|byte| format!("{byte:02x}")).collect()
+    sha256(text)[..12].to_owned()
 }
 
 /// Longest name of a folder that is made of a key; longer ones end in a digest.
 const LONGEST: usize = 120;
 
+/// Whether a name with `c` ends in a digest of its key: the others are what keys are made of, and are the same in every key
+/// with that name.
+fn odd(c: char) -> bool {
+    !c.is_ascii_alphanumeric() && !"-.=+_ :,".contains(c)
+}
+
+/// Whether `word` of a key is a setting whose value has what separates a mechanism and its knobs: `characters=:` and
+/// `characters=_` would be one folder. (A device is no underscore.)
+fn separated(word: &str) -> bool {
+    let value = word.split_once('=').filter(|(name, _)| !name.contains([':', ',']) && *name != "device");
+    value.is_some_and(|(_, value)| value.contains([':', ',']))
+}
+
+/// A name from outside as the first word of a key. Quoted where it has what separates words and is changed in a folder's name:
+/// `a b.txt` and `a_b.txt` are two folders.
+pub fn key_word(name: &str) -> Cow<'_, str> {
+    let split = name.starts_with('"') || name.contains([' ', ':', ',']) && !name.contains(odd);
+    if split { Cow::Owned(format!("{name:?}")) } else { Cow::Borrowed(name) }
+}
+
 /// The folder of the cell called `key` in the folder of its run.
 pub fn folder(run: &Path, key: &str) -> PathBuf {
     let plain = |c: char| if c.is_ascii_alphanumeric() || "-.=+".contains(c) { c } else { '_' };
     let mut name: String = key.chars().map(plain).collect();
-    let odd = |c: char| !c.is_ascii_alphanumeric() && !"-.=+_ :,".contains(c);
-    if name.len() > LONGEST || key.contains(odd) {
+    if name.len() > LONGEST || key.contains(odd) || key.split(' ').any(separated) {
         name.truncate(LONGEST);
         name = format!("{name}-{}", digest(key));
     }
@@ -278,6 +306,8 @@ impl Plan {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
@@ -358,7 +388,8 @@ mod tests {
         ] {
             assert!(same(other), "{why}");
         }
-        let Cell { key, words, row, request, seconds, weight, timeout, series, memory: _ } = cells[0].clone();
+        let Cell { key, words, row, request, seconds, weight, timeout, reads, series, memory: _ } =
+            cells[0].clone();
         let with = |cell: Cell| same(Plan { cells: vec![cell], ..plan.clone() });
         let cell = || cells[0].clone();
         assert!(
@@ -374,6 +405,7 @@ mod tests {
                 Cell { timeout: Some(timeout.unwrap_or(1.0)), ..cell() },
             ),
             ("made from the request", Cell { series: text(series), ..cell() }),
+            ("the plan has the checksums", Cell { reads: [reads, vec!["imdb".into()]].concat(), ..cell() }),
         ] {
             assert!(with(other), "{why}");
         }
@@ -408,6 +440,13 @@ mod tests {
         let folder = |key: &str| folder(Path::new(""), key);
         assert_eq!(folder("listops ls:w=4 s0"), Path::new("cells/listops_ls_w=4_s0"));
         assert_ne!(folder("a characters=\"!\""), folder("a characters=\"?\""));
+        assert_eq!(folder("ls:w=4,r=2 s0 device=cuda:1"), Path::new("cells/ls_w=4_r=2_s0_device=cuda_1"));
+        let names = ["a b.txt", "a_b.txt", "a:b.txt", "a,b.txt", "a b_txt", "\"a b.txt\""];
+        let folders: BTreeSet<_> = names.map(|name| folder(&format!("{} full s1", key_word(name)))).into();
+        assert_eq!(folders.len(), names.len(), "texts of a person's own: {folders:?}");
+        let values = ["_", ":", ",", "__", "::", "_:"];
+        let folders: BTreeSet<_> = values.map(|value| folder(&format!("text s0 characters={value}"))).into();
+        assert_eq!(folders.len(), values.len(), "{folders:?}");
         let long = "x".repeat(300);
         assert_ne!(folder(&long), folder(&format!("{long}y")));
         assert!(folder(&long).file_name().unwrap().len() < 200);

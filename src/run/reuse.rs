@@ -24,8 +24,8 @@ fn others(folder: &Path) -> Vec<(PathBuf, Manifest)> {
     found
 }
 
-/// Takes finished cells of `plan` from earlier runs that computed the same on the same data, with their files: a training
-/// run is not made twice. Gives what is to be said.
+/// Takes finished cells of `plan` from earlier runs that computed the same and read the same data ([`Cell::reads`], all of
+/// them), with their files: a training run is not made twice. Gives what is to be said.
 pub fn reuse_finished_cells(
     plan: &Plan,
     folder: &Path,
@@ -36,9 +36,8 @@ pub fn reuse_finished_cells(
     let mut missing: Vec<_> = plan.cells.iter().filter(|cell| !done.contains_key(&cell.key)).collect();
     for (run, manifest) in if missing.is_empty() { Vec::new() } else { others(folder) } {
         let now = Manifest::new(plan, "");
-        let task = |cell: &Cell| cell.row.task.clone().unwrap_or_default();
         let wanted: HashSet<&str> = (missing.iter())
-            .filter(|cell| manifest.computes_as(&now, &task(cell)))
+            .filter(|cell| manifest.computes_as(&now, &cell.reads))
             .map(|cell| cell.key.as_str())
             .collect();
         if wanted.is_empty() {

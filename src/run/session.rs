@@ -8,7 +8,7 @@ use super::claim::Claim;
 use super::folder::RunFolder;
 use super::journal::{Entry, Journal, Limits, Samples};
 use super::manifest::{Manifest, State, now};
-use super::plan::{Cell, Plan};
+use super::plan::{Cell, Plan, sha256};
 use super::plan_file::PlanFile;
 use super::reuse::{self, entry_matches_cell};
 use super::worker::Launcher;
@@ -140,6 +140,7 @@ impl Session {
         if folder.manifest.state == State::Done && done.len() < plan.cells.len() {
             folder.manifest.continued.push(now());
             folder.manifest.end = None;
+            folder.manifest.rows_sha256 = None;
             folder.manifest.write(&folder.path)?;
         }
         let order: Vec<String> = plan.cells.iter().map(|cell| cell.key.clone()).collect();
@@ -245,7 +246,7 @@ impl Session {
         let path = self.folder.path.join("journal.jsonl");
         self.journal.append(&entry).map_err(RunError::file(path))?;
         self.done.insert(entry.cell.clone(), entry);
-        if self.renewed.elapsed() >= RENEW { self.flush_rows() } else { Ok(()) }
+        if self.renewed.elapsed() >= RENEW { self.flush_rows().map(drop) } else { Ok(()) }
     }
 
     /// Rows of a cell that is not finished and will run again (`interrupted`).
@@ -262,22 +263,26 @@ impl Session {
         rows.flatten().cloned().collect()
     }
 
-    /// Writes `rows.csv` and `samples.jsonl` anew.
-    pub fn flush_rows(&mut self) -> Result<(), RunError> {
+    /// Writes `rows.csv` and `samples.jsonl` anew, and gives the SHA-256 of the first.
+    pub fn flush_rows(&mut self) -> Result<String, RunError> {
         let done = self.order.iter().filter_map(|key| self.done.get(key));
-        write(&self.folder.path, &self.rows(), done)?;
+        let digest = write(&self.folder.path, &self.rows(), done)?;
         self.renewed = Instant::now();
-        Ok(())
+        Ok(digest)
     }
 
     /// Ends the run: files renewed, manifest closed if every cell is done, `latest` set.
     pub fn finish(mut self) -> Result<(FinishedRun, Term), RunError> {
         self.term.finish_progress();
         self.own()?;
-        self.flush_rows()?;
+        let digest = self.flush_rows()?;
         if self.folder.manifest.end.is_none() && self.finished() == self.order.len() {
             self.folder.manifest.state = State::Done;
             self.folder.manifest.end = Some(now());
+            self.folder.manifest.rows_sha256 = Some(digest);
+            self.folder.manifest.write(&self.folder.path)?;
+        } else if self.folder.manifest.rows_sha256.as_ref().is_some_and(|before| *before != digest) {
+            self.folder.manifest.rows_sha256 = Some(digest); // as the journal has them
             self.folder.manifest.write(&self.folder.path)?;
         }
         if let Err(error) = self.folder.name_latest() {
@@ -288,12 +293,12 @@ impl Session {
     }
 }
 
-/// Writes `rows.csv` with `rows` and `samples.jsonl` with those of `entries` into `folder`.
+/// Writes `rows.csv` with `rows` and `samples.jsonl` with those of `entries` into `folder`; the SHA-256 of the first.
 pub fn write<'a>(
     folder: &Path,
     rows: impl IntoIterator<Item = &'a Row>,
     entries: impl Iterator<Item = &'a Entry>,
-) -> Result<(), RunError> {
+) -> Result<String, RunError> {
     #[derive(serde::Serialize)]
     struct Line<'a> {
         cell: &'a str,
@@ -312,7 +317,8 @@ pub fn write<'a>(
         }
     }
     let path = folder.join("samples.jsonl");
-    file::write(&path, lines.as_bytes()).map_err(RunError::file(path))
+    file::write(&path, lines.as_bytes()).map_err(RunError::file(path))?;
+    Ok(sha256(&rows))
 }
 
 /// The finished cells of `plan` that were measured elsewhere, where others of their group are still to be measured: those

@@ -4,7 +4,8 @@
 //! stands under its name. Training goes on from it bit for bit (same threads, same build).
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
@@ -180,9 +181,30 @@ fn write(
         safetensors::SafeTensorError::IoError(source) => io(source),
         other => io(std::io::Error::other(other)),
     })?;
-    std::fs::File::open(file.path()).and_then(|file| file.sync_all()).map_err(io)?;
+    let written = std::fs::File::options().read(true).write(true).open(file.path());
+    written.and_then(|mut file| sort_metadata(&mut file).and_then(|()| file.sync_all())).map_err(io)?;
     file.persist(path).map_err(|error| io(error.error))?;
     Ok(())
+}
+
+/// Sorts the entries that stand in front of the tensors, which a hash map gave in any order: equal checkpoints are equal files.
+fn sort_metadata(file: &mut std::fs::File) -> std::io::Result<()> {
+    let mut length = [0; 8];
+    file.read_exact(&mut length)?;
+    let mut header = vec![0; u64::from_le_bytes(length) as usize];
+    file.read_exact(&mut header)?;
+    let mut json: Json = serde_json::from_slice(&header)?;
+    if let Some(entries) = json["__metadata__"].as_object_mut() {
+        let sorted: BTreeMap<String, Json> = std::mem::take(entries).into_iter().collect();
+        entries.extend(sorted);
+    }
+    let mut sorted = serde_json::to_vec(&json)?;
+    if sorted.len() > header.len() {
+        return Err(std::io::Error::other("its header grew by being sorted"));
+    }
+    sorted.resize(header.len(), b' ');
+    file.seek(SeekFrom::Start(length.len() as u64))?;
+    file.write_all(&sorted)
 }
 
 fn collect(trainer: &Trainer, extra: &[(String, Tensor)]) -> candle_core::Result<Vec<(String, Stored)>> {

@@ -10,7 +10,7 @@ use effattn::run::journal::Entry;
 
 use super::{
     LRA, SPEED, TWO_MODELS, VICTIMS, WAIT, children, effattn, fresh, latest, le, rows, run, runs, said,
-    signal, soon, spawn, stderr, suite, unfinished,
+    signal, soon, spawn, stderr, suite, unfinished, unsealed,
 };
 
 #[test]
@@ -28,7 +28,7 @@ fn rows_of_a_suite_that_differ_in_their_settings_are_cells_of_their_own() {
 }
 
 /// Reviews of which the good ones are labelled as such, or the other way round.
-fn reviews(folder: &Path, swapped: bool) {
+pub fn reviews(folder: &Path, swapped: bool) {
     for (split, label) in [("train", "pos"), ("train", "neg"), ("test", "pos"), ("test", "neg")] {
         let reviews = folder.join("aclImdb").join(split).join(label);
         fs::create_dir_all(&reviews).unwrap();
@@ -138,6 +138,8 @@ fn the_gate_fails_where_values_are_gone_and_passes_one_build_beside_itself() {
     assert_eq!(gate("a", "b"), Some(0), "one build beside itself");
     assert_eq!(gate("a", "c"), Some(1), "every cell of the second run is oom");
     let file = folder.path().join("c/memory/latest/rows.csv");
+    let manifest = file.with_file_name("manifest.json");
+    fs::write(&manifest, unsealed(&manifest)).unwrap();
     for value in [Some(f64::NAN), None] {
         let text = fs::read_to_string(folder.path().join("a/memory/latest/rows.csv")).unwrap();
         let rows: Vec<Row> = csv::from_str(&text).unwrap();
@@ -280,6 +282,8 @@ fn an_interval_that_is_no_number_is_not_printed() {
     let folder = fresh("speed");
     said(folder.path(), SPEED);
     let file = latest(folder.path(), "speed").join("rows.csv");
+    let manifest = file.with_file_name("manifest.json");
+    fs::write(&manifest, unsealed(&manifest)).unwrap();
     let nan = Some(f64::NAN);
     let rows: Vec<Row> = (rows(folder.path(), "speed").into_iter())
         .map(|row| Row { std: nan, ci_low: nan, ci_high: nan, ..row })

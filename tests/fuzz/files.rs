@@ -25,7 +25,7 @@ fn load(name: &str, folder: &Path, options: LoadOptions) {
 }
 
 /// Writes `bytes` as `name` below `folder`.
-fn put(folder: &Path, name: &str, bytes: &[u8]) {
+pub fn put(folder: &Path, name: &str, bytes: &[u8]) {
     let path = folder.join(name);
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
     std::fs::write(path, bytes).unwrap();

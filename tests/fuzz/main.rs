@@ -6,6 +6,7 @@
 
 mod configs;
 mod files;
+mod images;
 mod mutate;
 mod texts;
 
@@ -110,7 +111,7 @@ fn no_input_breaks_a_reader() {
     std::panic::set_hook(Box::new(|info| eprintln!("{info}")));
     a_panic_and_a_hoard_are_noticed();
     let only = std::env::var("EFFATTN_FUZZ_TARGET").ok();
-    for target in texts::TARGETS.iter().chain(files::TARGETS).chain(configs::TARGETS) {
+    for target in texts::TARGETS.iter().chain(files::TARGETS).chain(images::TARGETS).chain(configs::TARGETS) {
         if only.as_deref().is_none_or(|only| only == target.name) {
             fuzz(target);
         }

@@ -1,6 +1,33 @@
 //! The identity of data: a checksum over everything that was read.
 
+use std::io;
+use std::path::Path;
+
+use effattn_record::file;
 use sha2::{Digest, Sha256};
+
+/// SHA-256 of the content of the file `path`.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn file_digest(path: &Path) -> io::Result<[u8; 32]> {
+    let mut hash = Sha256::new();
+    io::copy(&mut file::open(path)?, &mut hash)?;
+    Ok(hash.finalize().into())
+}
+
+/// [`file_digest`] in hexadecimal digits.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn file_hash(path: &Path) -> io::Result<String> {
+    Ok(hex(&file_digest(path)?))
+}
+
+/// `bytes` in hexadecimal digits.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
 
 /// SHA-256 over fields. Each has its length in front, so that nothing moves from one field, example or split to the
 /// next unseen.

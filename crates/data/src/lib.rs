@@ -10,6 +10,7 @@
 pub mod amazon;
 pub mod content_hash;
 pub mod corpus;
+pub mod data_dir;
 pub mod entry;
 pub mod enwik8;
 pub mod fetch;

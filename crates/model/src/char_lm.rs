@@ -94,7 +94,7 @@ pub fn language_knobs<'a>(
     // what is given may leave a setting of ours without effect
     let (all, shape) = (parse(&quiet)?, Shape { causal: true, ..Shape::default() });
     quiet.retain(|(name, _)| !entry.idle.iter().any(|idle| idle.knob == *name && (idle.when)(&all, &shape)));
-    parse(&quiet)
+    Ok(parse(&quiet)?.naming(given.iter().map(|(name, _)| *name)))
 }
 
 impl CharLmConfig {

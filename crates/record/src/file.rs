@@ -172,10 +172,14 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
 /// The text of a regular file.
 ///
 /// # Errors
-/// As [`open`], and text that is not UTF-8.
+/// As [`open`], and text that is not UTF-8 or begins with a byte order mark, of which no reader knows anything.
 pub fn read_to_string(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     open(path)?.read_to_string(&mut text)?;
+    if text.starts_with('\u{feff}') {
+        let reason = "it begins with a byte order mark (BOM); save it as UTF-8 without one";
+        return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
+    }
     Ok(text)
 }
 
@@ -187,6 +191,17 @@ pub fn plain_name(name: &str) -> String {
     match name.trim_start_matches('.') {
         "" => "_".to_owned(),
         name => name.to_owned(),
+    }
+}
+
+/// [`sweep`] of `folder` alone, not of what is below.
+pub fn sweep_here(folder: &Path) {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    for entry in entries {
+        let file = entry.file_type().is_ok_and(|kind| kind.is_file());
+        if file && is_part(&entry.file_name().to_string_lossy()) {
+            let _ = std::fs::remove_file(entry.path());
+        }
     }
 }
 
@@ -230,6 +245,14 @@ pub fn ensure_writable(folder: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_byte_order_mark_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s.toml");
+        write(&path, "\u{feff}title = 1".as_bytes()).unwrap();
+        assert!(read_to_string(&path).unwrap_err().to_string().contains("byte order mark"));
+    }
 
     #[test]
     fn a_failed_write_leaves_the_old_file() {

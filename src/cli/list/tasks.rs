@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use serde_json::json;
 
 use super::List;
-use crate::cli::data_dir;
 use crate::protocol::protocols;
+use effattn_data::data_dir;
 use effattn_data::{DataSetEntry, Origin, data_sets};
 use effattn_record::report::table::Table;
 

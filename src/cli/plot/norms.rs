@@ -6,11 +6,11 @@ use anyhow::{Context, Result, bail};
 use serde_json::json;
 
 use super::{Plots, kept_run, say};
-use crate::cli::data_dir;
 use crate::cli::value_names::NamedValues;
 use crate::protocol::charlm::plan::{load, names};
 use crate::protocol::norms::{Probe, norms};
 use crate::term::Term;
+use effattn_data::data_dir;
 use effattn_model::attention::choose::choose;
 use effattn_model::family::knobs_of;
 use effattn_record::config::lists::Models;

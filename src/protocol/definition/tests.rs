@@ -44,7 +44,6 @@ const OTHER: &[(&str, &str)] = &[
     ("limit", "99"),
     ("every", "7"),
     ("accumulate", "2"),
-    ("weights", "other.safetensors"),
     ("similarity", "7"),
     ("also", "cifar10-c"),
     ("overlap", "true"),
@@ -71,6 +70,7 @@ fn other(protocol: &dyn Protocol, key: &str) -> String {
         ("finetune", "len") => return "256".to_owned(),
         ("finetune", "width") => return "144".to_owned(), // 12 heads
         (_, "from") => return pretrained(),
+        (_, "weights") => return format!("{}/model.safetensors", pretrained()),
         _ => {}
     }
     match key {

@@ -268,6 +268,10 @@ pub fn words_name(request: &FinetuneRequest) -> String {
 }
 
 impl TrainingRequest for FinetuneRequest {
+    fn reads(&self) -> Vec<String> {
+        vec![self.task.clone(), words_name(self)]
+    }
+
     fn info(&self) -> RequestInfo<'_> {
         RequestInfo { task: &self.task, reading: self.reading, steps: self.steps, spec: &self.spec }
     }

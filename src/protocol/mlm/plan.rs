@@ -279,6 +279,10 @@ pub fn load(request: &MlmRequest, data: &Path) -> anyhow::Result<MlmData> {
 }
 
 impl TrainingRequest for MlmRequest {
+    fn reads(&self) -> Vec<String> {
+        data_names(self).into()
+    }
+
     fn info(&self) -> RequestInfo<'_> {
         let reading = LoadOptions::partial(self.allow_partial);
         RequestInfo { task: &self.task, reading, steps: self.steps, spec: &self.spec }

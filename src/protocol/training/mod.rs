@@ -26,6 +26,11 @@ pub use protocol::{
 pub trait TrainingRequest: serde::de::DeserializeOwned {
     /// Its common fields.
     fn info(&self) -> RequestInfo<'_>;
+    /// Names in [`Plan::data`](crate::run::plan::Plan::data) of everything that it reads: a finished cell is carried over only
+    /// where all of it is the same.
+    fn reads(&self) -> Vec<String> {
+        vec![self.info().task.to_owned()]
+    }
     /// Steps in all, each counted as so many of the first one as it costs.
     fn first_step_equivalents(&self) -> f64 {
         self.info().steps as f64

@@ -23,7 +23,7 @@ use crate::protocol::grid::{
 use crate::protocol::model_spec::resolve_or_unsupported;
 use crate::run::RunError;
 use crate::run::outcome::CellFailure;
-use crate::run::plan::{Cell, Plan};
+use crate::run::plan::{Cell, Plan, key_word};
 use crate::run::worker::ParentLink;
 use effattn_data::LoadOptions;
 use effattn_model::attention::choose::MechanismChoice;
@@ -184,7 +184,7 @@ fn cell<T: TrainingProtocol + ?Sized>(place: &RunPlace, run: PlannedRun<T::Reque
     if let (Some(differs), None) = (differs, &unsupported) {
         differs.write_to(beside, &mut row);
     }
-    let words = format!("{task} {} {} s{}", spec.model, spec.preset, spec.seed);
+    let words = format!("{} {} {} s{}", key_word(task), spec.model, spec.preset, spec.seed);
     let cell = Cell::new(&words, row, &request, &usual);
     let cell = cell.with_seconds(threads, |threads| work / (RATE * threads as f64));
     let timeout = entry.settings.timeout.map(|time| time.0);
@@ -257,7 +257,13 @@ impl<T: TrainingProtocol> Protocol for T {
     }
 
     fn prepare(&self, plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
-        TrainingProtocol::prepare(self, plan, dirs)
+        let prepared = TrainingProtocol::prepare(self, plan, dirs)?;
+        for cell in &mut plan.cells {
+            if let Ok(request) = serde_json::from_value::<T::Request>(cell.request.clone()) {
+                cell.reads = request.reads();
+            }
+        }
+        Ok(prepared)
     }
 
     fn summary(&self, plan: &Plan) -> String {

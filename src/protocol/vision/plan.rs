@@ -18,6 +18,7 @@ use crate::protocol::training::{
 };
 use crate::run::outcome::CellFailure;
 use crate::run::plan::Plan;
+use effattn_data::content_hash::file_hash;
 use effattn_data::images::test_only::{challenge, challenges};
 use effattn_data::{LoadOptions, images};
 use effattn_model::attention::choose::MechanismChoice;
@@ -48,6 +49,9 @@ pub struct VisionRequest {
     pub limit: Option<u64>,
     /// File of the weights that are evaluated instead of trained ones.
     pub weights: Option<String>,
+    /// SHA-256 of that file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weights_sha256: Option<String>,
     /// Images that the weights are tested on besides, by name.
     #[serde(default)]
     pub also: Vec<String>,
@@ -138,6 +142,7 @@ impl TrainingProtocol for Vision {
                 accumulate: micro_batches(settings, spec.batch, 1)?,
                 limit: settings.limit,
                 weights: settings.weights.clone(),
+                weights_sha256: settings.weights.as_deref().map(weights_hash).transpose()?,
                 also: settings.also.clone().map_or_else(Vec::new, |Words(names)| names),
                 similarity: settings.similarity.unwrap_or(0),
                 allow_partial: settings.allow_partial.unwrap_or(false),
@@ -156,6 +161,9 @@ impl TrainingProtocol for Vision {
     fn prepare(&self, plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
         let mut remarks = Vec::new();
         for request in requests::<VisionRequest>(plan) {
+            if let Some((file, hash)) = request.weights.as_ref().zip(request.weights_sha256.as_ref()) {
+                plan.data.insert(format!("weights {file}"), hash.clone());
+            }
             let mut classes = None;
             for name in [&request.task].into_iter().chain(&request.also) {
                 let known = plan.data.contains_key(name);
@@ -184,6 +192,12 @@ impl TrainingProtocol for Vision {
             None => run.trained(),
         }
     }
+}
+
+/// SHA-256 of the file of `--weights`: another model under the same name is another cell.
+fn weights_hash(path: &str) -> Result<String, PlanError> {
+    let hash = file_hash(Path::new(path));
+    hash.map_err(|error| PlanError(format!("--weights {path} cannot be read ({error})")))
 }
 
 /// Images that are trained on, then those that weights are only tested on.
@@ -253,6 +267,10 @@ fn differences(request: &VisionRequest, usual: &VisionRequest, recipe: &Recipe) 
 }
 
 impl TrainingRequest for VisionRequest {
+    fn reads(&self) -> Vec<String> {
+        [&self.task].into_iter().chain(&self.also).cloned().collect()
+    }
+
     fn info(&self) -> RequestInfo<'_> {
         let reading = LoadOptions::partial(self.allow_partial);
         RequestInfo { task: &self.task, reading, steps: self.steps, spec: &self.spec }
@@ -261,5 +279,36 @@ impl TrainingRequest for VisionRequest {
     fn published(&self, metric: &str, task: &str) -> Option<Published> {
         let what = (metric, task);
         Some(published_elsewhere("vision", &self.spec.model, what, &self.spec.preset)?.published)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::Protocol;
+    use crate::protocol::grid::resolve;
+
+    #[test]
+    fn weights_are_in_the_key_by_their_content() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("w.safetensors");
+        let planned = || {
+            let weights = Some(file.display().to_string());
+            let settings = Settings { weights, task: Some(Words(vec!["cifar10".into()])), ..Settings::NONE };
+            let flags = GridFlags { settings, ..GridFlags::default() };
+            let grid = resolve(&flags, &Vision).map_err(|error| error.to_string())?;
+            Protocol::cells(&Vision, &grid, 1).map_err(|error| error.to_string())
+        };
+        let keys = || planned().unwrap().into_iter().map(|cell| cell.key).collect::<Vec<_>>();
+        assert!(planned().err().unwrap().contains("w.safetensors cannot be read"));
+        std::fs::write(&file, "one").unwrap();
+        let first = keys();
+        assert_eq!(keys(), first);
+        std::fs::write(&file, "two").unwrap();
+        assert_ne!(keys(), first, "another model under the same name and of the same size");
+        let flags = GridFlags { settings: Settings::NONE, ..GridFlags::default() };
+        let trained = Protocol::cells(&Vision, &resolve(&flags, &Vision).unwrap(), 1).unwrap().remove(0);
+        let names = trained.request.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+        assert!(!names.contains(&"weights_sha256".to_owned()), "requests without weights stay as they were");
     }
 }

@@ -20,6 +20,7 @@ use crate::train::order::BatchOrder;
 use crate::train::schedule::Schedule;
 use crate::train::training_loop::{EvalScore, Trainable};
 use crate::train::warm_start;
+use effattn_data::content_hash::file_hash;
 use effattn_data::images::test_only::{TestOnlySet, challenge};
 use effattn_data::{Split, images};
 use effattn_model::family::vision::{ImageClassifier, ImageModel};
@@ -194,6 +195,11 @@ impl<'a> VisionExperiment<'a> {
         self.job.link.send(&TrainingMessage::Started { step: 0, curve: Vec::new() })?;
         let device = self.laboratory.device();
         let mut started = warm_start::tensors(&self.model, file)?;
+        let read = file_hash(file).map_err(|error| failed(&format!("{}: {error}", file.display())))?;
+        if self.job.request.weights_sha256.as_ref() != Some(&read) {
+            let what = "changed since the plan was made; run the command again";
+            return Err(failed(&format!("{} {what}", file.display())));
+        }
         let fitted = self.model.fit(&mut started)?;
         let names: Vec<String> = started.keys().cloned().collect();
         let builder = ParamBuilder::given(started, device, false);

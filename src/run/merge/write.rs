@@ -47,6 +47,8 @@ pub(super) fn write(
 ) -> Result<Merged, MergeError> {
     std::fs::create_dir_all(target).map_err(RunError::file(target))?;
     let _lock = lock_run(target, stop)?;
+    // what a merge that was killed left: the shards below may be at work
+    file::sweep_here(target);
     for cell in order {
         let Some((_, source)) = chosen.entries.get(cell) else { continue };
         let from = cell_folder(&sources[*source].folder, cell);
@@ -56,7 +58,7 @@ pub(super) fn write(
         }
     }
     let entries: Vec<&Entry> = order.iter().filter_map(|cell| Some(&*chosen.entries.get(cell)?.0)).collect();
-    session::write(target, entries.iter().flat_map(|entry| &entry.rows), entries.iter().copied())?;
+    let rows = session::write(target, entries.iter().flat_map(|entry| &entry.rows), entries.iter().copied())?;
     let path = target.join("journal.jsonl");
     if sources.iter().any(|source| source.folder == target && source.damaged.is_some()) {
         drop(Journal::open(&path, drop)?); // what cannot be read is put aside
@@ -75,6 +77,8 @@ pub(super) fn write(
     }
     let done = entries.len();
     let manifest = manifest(target, sources, done == order.len())?;
+    let rows_sha256 = (manifest.state == State::Done).then_some(rows);
+    let manifest = Manifest { rows_sha256, ..manifest };
     manifest.write(target)?;
     folder::name_latest(target, &manifest.id).map_err(RunError::file(target))?;
     let open = |cell: &String| chosen.entries.get(cell).is_none_or(|(entry, _)| is_failed(entry));
@@ -180,6 +184,7 @@ fn link(from: &Path, to: &Path) -> std::io::Result<()> {
         return Ok(());
     }
     std::fs::create_dir_all(to)?;
+    file::sweep_here(to);
     for entry in std::fs::read_dir(from)? {
         let entry = entry?;
         let (source, target) = (entry.path(), to.join(entry.file_name()));

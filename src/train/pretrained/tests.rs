@@ -222,6 +222,10 @@ fn what_does_not_fit_is_named() {
     let query = layer_name(1, "query.weight");
     assert!(misfit(&query, None, classes).unwrap().contains(&format!("no tensor {query}")));
     assert!(misfit(&query, some(), classes).unwrap().contains("has shape [3, 3], expected [16, 16]"));
+    let whole = Some(Tensor::zeros((16, 16), DType::U32, &Device::Cpu).unwrap());
+    assert!(
+        misfit(&query, whole, classes).unwrap().contains(&format!("{query:?} is U32; weights are floats"))
+    );
     let other = "roberta.encoder.layer.2.output.dense.weight";
     assert!(misfit(other, some(), classes).unwrap().contains(&format!("the tensor {other} has no place")));
     assert_eq!(misfit("roberta.pooler.dense.weight", some(), classes), None);

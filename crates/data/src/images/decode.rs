@@ -1,14 +1,23 @@
-//! One image from a file: JPEG or PNG, its dimensions looked at before anything is decoded.
+//! One image from a file: JPEG or PNG, its dimensions looked at before anything is decoded. The decoder of JPEG is strict: what it
+//! would guess of a damaged file is an error.
 
+use std::borrow::Cow;
 use std::io::Cursor;
 use std::path::Path;
 
 use image::{ImageFormat, ImageReader, Limits, RgbImage};
+use zune_jpeg::JpegDecoder;
+use zune_jpeg::errors::DecodeErrors;
+use zune_jpeg::zune_core::bytestream::ZCursor;
+use zune_jpeg::zune_core::colorspace::ColorSpace;
+use zune_jpeg::zune_core::options::DecoderOptions;
 
 use crate::{DataError, store};
 
 /// Most pixels of an image: what Pillow takes without a warning. The largest of ImageNet has 61 million.
 const PIXELS: u64 = 89_478_485;
+/// Most bytes that are unpacked of a colour profile and the like, besides twice the size of the pixels.
+const BESIDES: u64 = 4 << 20;
 /// Most bytes of a file.
 const BYTES: u64 = 256 << 20;
 
@@ -45,12 +54,69 @@ pub fn image(bytes: &[u8]) -> Result<RgbImage, String> {
     if jpeg && !ends(bytes) {
         return Err("the image is cut off: its end is missing".to_owned());
     }
+    if jpeg {
+        return strict_jpeg(bytes);
+    }
     let mut reader = reader()?;
     let mut limits = Limits::default();
-    limits.max_alloc = Some(16 * PIXELS);
+    // what stands in the file besides its pixels (of at most 8 bytes) is bounded by them
+    limits.max_alloc = Some(16 * pixels + BESIDES);
     reader.limits(limits);
     let image = reader.decode().map_err(|error| error.to_string())?;
     Ok(image.into_rgb8())
+}
+
+/// The JPEG in `bytes`, which must be what it says to the last block.
+fn strict_jpeg(bytes: &[u8]) -> Result<RgbImage, String> {
+    let options =
+        DecoderOptions::default().set_strict_mode(true).set_max_width(usize::MAX).set_max_height(usize::MAX);
+    let fenced = fenced(bytes);
+    let mut decoder = JpegDecoder::new_with_options(ZCursor::new(&*fenced), options);
+    let damaged = |error: DecodeErrors| format!("the image is damaged: {error:?}");
+    decoder.decode_headers().map_err(damaged)?;
+    let gray = decoder.input_colorspace() == Some(ColorSpace::Luma);
+    let space = if gray { ColorSpace::Luma } else { ColorSpace::RGB };
+    decoder.set_options(decoder.options().jpeg_set_out_colorspace(space));
+    let values = decoder.decode().map_err(damaged)?;
+    let (width, height) = decoder.dimensions().ok_or("the image has no size")?;
+    let values = if gray { values.iter().flat_map(|value| [*value; 3]).collect() } else { values };
+    let image = RgbImage::from_raw(width as u32, height as u32, values);
+    image.ok_or_else(|| "the image is damaged: it has not the values of its size".to_owned())
+}
+
+/// A baseline JPEG of one scan with ones behind the scan's data: the decoder reads zeros where blocks are missing in front of a
+/// marker, but no code is made of ones only. What is whole never reads them. A progressive JPEG stays as it is: its decoder
+/// expects a marker right behind every scan.
+fn fenced(bytes: &[u8]) -> Cow<'_, [u8]> {
+    let Some(scan) = baseline_scan(bytes) else { return Cow::Borrowed(bytes) };
+    let inside = |pair: &[u8]| pair[0] == 0xff && !matches!(pair[1], 0x00 | 0xd0..=0xd7 | 0xff);
+    let end = bytes[scan..].windows(2).position(inside).map(|at| scan + at);
+    match end {
+        Some(end) => Cow::Owned([&bytes[..end], &[0xff, 0x00].repeat(16), &bytes[end..]].concat()),
+        None => Cow::Borrowed(bytes), // the decoder says so
+    }
+}
+
+/// Where the entropy-coded data of a baseline JPEG begin; none where it has several scans.
+fn baseline_scan(bytes: &[u8]) -> Option<usize> {
+    let (mut at, mut components) = (2, None);
+    while let [0xff, kind, high, low] = bytes.get(at..at + 4)? {
+        let length = 2 + usize::from(u16::from_be_bytes([*high, *low]));
+        match kind {
+            0xff => at += 1, // fill
+            0xda => {
+                let all = components.is_some() && components == bytes.get(at + 4).copied();
+                return all.then_some(at + length).filter(|scan| *scan < bytes.len());
+            }
+            _ => {
+                if let 0xc0 | 0xc1 = kind {
+                    components = bytes.get(at + 9).copied();
+                }
+                at += length;
+            }
+        }
+    }
+    None
 }
 
 /// Whether a JPEG has its end marker behind its first scan.
@@ -106,6 +172,57 @@ mod tests {
         let mut trailing = bytes.clone();
         trailing.extend(*b"something behind the end");
         assert!(image(&trailing).is_ok());
+    }
+
+    fn jpeg(image: &RgbImage, quality: u8) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        JpegEncoder::new_with_quality(&mut bytes, quality).encode_image(image).unwrap();
+        bytes
+    }
+
+    /// The first byte of the entropy-coded data.
+    fn scan(bytes: &[u8]) -> usize {
+        let at = bytes.windows(2).position(|pair| pair == [0xff, 0xda]).unwrap();
+        at + 2 + usize::from(u16::from_be_bytes([bytes[at + 2], bytes[at + 3]]))
+    }
+
+    #[test]
+    fn a_jpeg_that_is_whole_is_read_as_the_lenient_decoder_does() {
+        let noise = |x: u32, y: u32| (x.wrapping_mul(2_654_435_761) ^ y.wrapping_mul(40_503)) as u8;
+        for (width, height) in [(1, 1), (7, 9), (8, 8), (16, 17), (64, 48), (233, 3), (3, 400), (250, 251)] {
+            for quality in [1, 30, 75, 100] {
+                let flat = RgbImage::from_pixel(width, height, Rgb([9, 200, 77]));
+                let noisy = RgbImage::from_fn(width, height, |x, y| Rgb([noise(x, y), noise(y, x), 3]));
+                for own in [flat, noisy, picture(width, height)] {
+                    let bytes = jpeg(&own, quality);
+                    let lenient = image::load_from_memory(&bytes).unwrap().into_rgb8();
+                    assert_eq!(super::image(&bytes).unwrap(), lenient, "{width} x {height}, {quality}");
+                    let gray = image::DynamicImage::from(own).into_luma8();
+                    let mut bytes = Vec::new();
+                    JpegEncoder::new_with_quality(&mut bytes, quality).encode_image(&gray).unwrap();
+                    let lenient = image::load_from_memory(&bytes).unwrap().into_rgb8();
+                    assert_eq!(super::image(&bytes).unwrap(), lenient, "{width} x {height}, {quality}, gray");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_damaged_jpeg_is_refused_though_it_has_an_end() {
+        let bytes = jpeg(&picture(64, 48), 90);
+        let start = scan(&bytes);
+        let middle = start + (bytes.len() - start) / 2;
+        let mut cut = bytes.clone();
+        cut.drain(middle..bytes.len() - 2);
+        let mut marker = bytes.clone();
+        marker[middle..middle + 4].copy_from_slice(&[0xff, 0xc4, 0x00, 0x02]);
+        let mut ones = bytes.clone();
+        ones[start + 8..start + 40].copy_from_slice(&[0xff, 0x00].repeat(16));
+        for (what, damaged) in [("the second half is gone", cut), ("a marker", marker), ("ones", ones)] {
+            assert!(image::load_from_memory(&damaged).is_ok(), "{what}: the lenient decoder says nothing");
+            let error = image(&damaged).map(|_| ()).expect_err(what);
+            assert!(error.contains("damaged"), "{what}: {error}");
+        }
     }
 
     #[test]

@@ -4,13 +4,15 @@ use std::path::{Path, PathBuf};
 
 use image::RgbImage;
 
-use super::{ImageSet, decode};
+use super::{ImageSet, decode, file_hashes};
 use crate::content_hash::ContentHash;
 use crate::{DataError, Split, store};
 
 /// Names that the folder of the evaluated images goes by.
 const EVALUATED: [&str; 3] = ["val", "validation", "test"];
 const ENDINGS: [&str; 3] = ["jpg", "jpeg", "png"];
+/// Endings of images that are not read.
+const FOREIGN: [&str; 11] = ["avif", "bmp", "gif", "heic", "jp2", "jxl", "ppm", "svg", "tif", "tiff", "webp"];
 
 /// A tree. The same images select weights and are reported, as the sources do.
 pub struct ImageFolder {
@@ -121,15 +123,34 @@ pub fn evaluated(root: &Path) -> Option<PathBuf> {
     EVALUATED.iter().map(|name| root.join(name)).find(|folder| folder.is_dir())
 }
 
-/// Names of the folders in `folder`, sorted: the numbers of classes follow this order, as in torchvision.
+/// Names of the folders in `folder`, sorted: the numbers of classes follow this order, as in torchvision. What would be left out
+/// without a word is refused.
 fn classes(folder: &Path) -> Result<Vec<String>, DataError> {
     let mut names = Vec::new();
+    let mut stray = None;
     for entry in listed(folder)? {
-        if entry.is_dir() {
-            names.push(entry.file_name().unwrap_or_default().to_string_lossy().into_owned());
+        let refuse = |reason: &str| Err(store::bad_file(&entry, reason));
+        if !entry.is_dir() {
+            stray = stray.or_else(|| ENDINGS.contains(&ending(&entry).as_str()).then(|| entry.clone()));
+            continue;
+        }
+        match entry.file_name().unwrap_or_default().to_str() {
+            None => return refuse("the name of a class folder is not UTF-8; rename it"),
+            Some(name) if name.starts_with('.') => {
+                return refuse("the name of a class folder begins with a dot; rename it, or move it away");
+            }
+            Some(name) => names.push(name.to_owned()),
         }
     }
-    Ok(names)
+    match stray.filter(|_| !names.is_empty()) {
+        Some(image) => Err(store::bad_file(&image, "an image in no class folder; move it into one, or away")),
+        None => Ok(names),
+    }
+}
+
+/// The ending of a name, in small letters.
+fn ending(path: &Path) -> String {
+    path.extension().unwrap_or_default().to_string_lossy().to_lowercase()
 }
 
 fn listed(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
@@ -137,13 +158,11 @@ fn listed(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
     let entries = std::fs::read_dir(folder).map_err(refuse)?;
     let paths: std::io::Result<Vec<PathBuf>> = entries.map(|entry| Ok(entry?.path())).collect();
     let mut paths = paths.map_err(refuse)?;
-    paths.retain(|path| !path.file_name().unwrap_or_default().to_string_lossy().starts_with('.'));
     paths.sort();
     Ok(paths)
 }
 
-/// Images of every class in `folder` with their classes. Their names and sizes go into `content`: reading a million
-/// files before every run would take longer than what follows.
+/// Images of every class in `folder` with their classes. Their names and contents go into `content`.
 fn images(
     folder: &Path,
     classes: &[String],
@@ -157,22 +176,32 @@ fn images(
         }
         let before = all.len();
         for path in listed(&below)? {
-            let ending = path.extension().unwrap_or_default().to_string_lossy().to_lowercase();
-            if !ENDINGS.contains(&ending.as_str()) {
-                continue;
+            let ending = ending(&path);
+            if FOREIGN.contains(&ending.as_str()) {
+                let reason = format!("{ending} images are not read; convert it to PNG, or move it away");
+                return Err(store::bad_file(&path, reason));
             }
-            let size = std::fs::metadata(&path).map_err(|error| store::bad_file(&path, error.to_string()))?;
-            content.field(class.as_bytes());
-            content.field(path.file_name().unwrap_or_default().as_encoded_bytes());
-            content.number(size.len());
-            all.push((path, label as u32));
+            if path.is_dir() {
+                let reason =
+                    "a folder in a class folder, whose images would be left out; move them up, or it away";
+                return Err(store::bad_file(&path, reason));
+            }
+            if ENDINGS.contains(&ending.as_str()) {
+                all.push((path, label as u32));
+            }
         }
         if all.len() == before {
             return Err(store::bad_file(&below, "no JPEG or PNG images in it; delete the folder or fill it"));
         }
     }
-    content.number(all.len() as u64);
-    Ok(all)
+    let (files, labels): (Vec<PathBuf>, Vec<u32>) = all.into_iter().unzip();
+    for ((path, label), digest) in files.iter().zip(&labels).zip(file_hashes::digests(folder, &files)?) {
+        content.field(classes[*label as usize].as_bytes());
+        content.field(path.file_name().unwrap_or_default().as_encoded_bytes());
+        content.field(&digest);
+    }
+    content.number(files.len() as u64);
+    Ok(files.into_iter().zip(labels).collect())
 }
 
 impl ImageSet for ImageFolder {
@@ -242,5 +271,52 @@ mod tests {
         put(dir.path(), "train/b/1.png", 1);
         put(dir.path(), "val/c/1.png", 1);
         assert!(says(dir.path()).contains("the class c is not in"));
+        std::fs::remove_dir_all(dir.path().join("val/c")).unwrap();
+        ImageFolder::open(dir.path()).unwrap();
+        // nothing is left out without a word
+        for (name, why) in [
+            ("train/.c/1.png", ".c: the name of a class folder begins with a dot"),
+            ("train/a/deep/1.png", "deep: a folder in a class folder"),
+            ("val/1.png", "1.png: an image in no class folder"),
+        ] {
+            put(dir.path(), name, 1);
+            assert!(says(dir.path()).contains(why), "{}", says(dir.path()));
+            let path = dir.path().join(name);
+            std::fs::remove_file(&path).unwrap();
+            let _ = std::fs::remove_dir(path.parent().unwrap());
+        }
+        std::fs::write(dir.path().join("train/a/1.webp"), "an image").unwrap();
+        assert!(says(dir.path()).contains("1.webp: webp images are not read"));
+        std::fs::remove_file(dir.path().join("train/a/1.webp")).unwrap();
+        put(dir.path(), "train/a/.1.png", 1);
+        assert_eq!(
+            ImageFolder::open(dir.path()).unwrap().len(Split::Train),
+            3,
+            "a name with a dot is a name"
+        );
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_class_folder_that_is_not_utf8_is_refused_by_name() {
+        use std::os::unix::ffi::OsStrExt;
+        let dir = tempfile::tempdir().unwrap();
+        ["train/a/1.png", "train/b/1.png", "val/a/1.png"].iter().for_each(|name| put(dir.path(), name, 1));
+        let name = dir.path().join("train").join(std::ffi::OsStr::from_bytes(b"caf\xe9"));
+        std::fs::create_dir(name).unwrap();
+        assert!(says(dir.path()).contains("the name of a class folder is not UTF-8"), "{}", says(dir.path()));
+    }
+
+    #[test]
+    fn pixels_are_in_the_checksum_not_only_names_and_sizes() {
+        let dir = tempfile::tempdir().unwrap();
+        ["train/a/1.png", "train/b/1.png", "val/a/1.png"].iter().for_each(|name| put(dir.path(), name, 1));
+        let hash = || ImageFolder::open(dir.path()).unwrap().hash().to_owned();
+        let (first, file) = (hash(), dir.path().join("val/a/1.png"));
+        assert_eq!(hash(), first);
+        let mut bytes = std::fs::read(&file).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        std::fs::write(&file, bytes).unwrap();
+        assert_ne!(hash(), first, "the same name and size");
     }
 }

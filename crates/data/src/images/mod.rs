@@ -5,6 +5,7 @@
 //! | [`decode`] | one bounded image from a file |
 //! | [`cifar`] | CIFAR-10 in colour, from the binary archive or its folder |
 //! | [`corrupt`] | the corruptions of ImageNet-C and CIFAR-10-C |
+//! | [`file_hashes`] | contents of many files, remembered between starts |
 //! | [`folder`] | a tree `train/<class>/<image>`, `val/<class>/<image>` |
 //! | [`npy`] | CIFAR-10-C in its published arrays |
 //! | [`test_only`] | sets that models are only tested on: ImageNet-C, -A, -R, -9 and others |
@@ -20,6 +21,7 @@ pub mod augment;
 pub mod cifar;
 pub mod corrupt;
 pub mod decode;
+pub mod file_hashes;
 pub mod folder;
 pub mod npy;
 pub mod rand_augment;
@@ -54,7 +56,7 @@ pub trait ImageSet: Send + Sync {
     /// A file that cannot be read or is no image.
     fn image(&self, split: Split, index: usize) -> Result<RgbImage, DataError>;
 
-    /// SHA-256 of what was read: bytes of records, or names and sizes of files.
+    /// SHA-256 of what was read: bytes of records, or names and contents of files.
     fn hash(&self) -> &str;
 
     /// What is missing of a published set, in words.

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 use serde::de::{Error as _, MapAccess, Visitor};
+use serde_json::Value as Json;
 use tokenizers::models::ModelWrapper;
 use tokenizers::models::bpe::BPE;
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
@@ -60,8 +61,6 @@ impl<'de> Deserialize<'de> for Words {
 #[derive(Deserialize)]
 struct Outline {
     model: Inner,
-    #[serde(default)]
-    normalizer: serde_json::Value,
 }
 
 #[derive(Deserialize)]
@@ -70,6 +69,76 @@ struct Inner {
     kind: Option<String>,
     #[expect(dead_code, reason = "it is read to find words that stand twice")]
     vocab: Words,
+}
+
+/// The settings of a `tokenizer.json` by their place, and the values with which they change nothing of what is read here. None:
+/// any value, because the setting is read, or says nothing about the ids of a text.
+type Harmless = Option<fn(&Json) -> bool>;
+const IDLE: Harmless = Some(|value| value.is_null() || value == false || value == "");
+const SETTINGS: &[(&str, &str, Harmless)] = &[
+    ("", "version", None),
+    ("", "truncation", IDLE),
+    ("", "padding", IDLE),
+    ("", "added_tokens", None), // each is looked at by `added`
+    ("", "normalizer", IDLE),
+    ("", "pre_tokenizer", None),
+    ("", "post_processor", None), // by its type: pairs are joined here
+    ("", "decoder", None),
+    ("", "model", None),
+    ("/model", "type", Some(|value| value.is_null() || value == "BPE")),
+    ("/model", "dropout", Some(|value| value.is_null() || value.as_f64() == Some(0.0))),
+    ("/model", "unk_token", None), // no text has an unknown word: every byte is one
+    ("/model", "continuing_subword_prefix", IDLE),
+    ("/model", "end_of_word_suffix", IDLE),
+    ("/model", "fuse_unk", None),
+    ("/model", "byte_fallback", IDLE),
+    ("/model", "ignore_merges", IDLE),
+    ("/model", "vocab", None),
+    ("/model", "merges", None),
+    ("/pre_tokenizer", "type", Some(|value| value == "ByteLevel")),
+    ("/pre_tokenizer", "add_prefix_space", None),
+    ("/pre_tokenizer", "trim_offsets", None),
+    ("/pre_tokenizer", "use_regex", Some(|value| value.is_null() || value == true)),
+    ("/post_processor", "type", Some(|value| value == "RobertaProcessing" || value == "ByteLevel")),
+    ("/post_processor", "sep", None),
+    ("/post_processor", "cls", None),
+    ("/post_processor", "add_prefix_space", None),
+    ("/post_processor", "trim_offsets", None),
+    ("/post_processor", "use_regex", None),
+    ("/decoder", "type", Some(|value| value == "ByteLevel")),
+    ("/decoder", "add_prefix_space", None),
+    ("/decoder", "trim_offsets", None),
+    ("/decoder", "use_regex", None),
+];
+
+/// A setting of `json` that would change how texts are cut and is not read: its name and value.
+fn unread(json: &Json) -> Option<String> {
+    let short = |value: &Json| {
+        let text = value.to_string();
+        if text.chars().count() > 40 { text.chars().take(40).chain("...".chars()).collect() } else { text }
+    };
+    for place in ["", "/model", "/pre_tokenizer", "/post_processor", "/decoder"] {
+        let found = json.pointer(place).and_then(Json::as_object);
+        for (name, value) in found.into_iter().flatten() {
+            let known = SETTINGS.iter().find(|(at, known, _)| *at == place && known == name);
+            let fits = known.is_some_and(|(.., harmless)| harmless.is_none_or(|harmless| harmless(value)));
+            if !fits {
+                let path = format!("{place}/{name}").trim_start_matches('/').replace('/', ".");
+                return Some(format!("{path}={}", short(value)));
+            }
+        }
+    }
+    let added = json["added_tokens"].as_array().into_iter().flatten();
+    let plain = added.clone().find(|token| token["special"] != true);
+    plain.map(|token| format!("added_tokens {} that is not special", short(&token["content"])))
+}
+
+/// What the crate made of a file of a user; where it panics instead, that is said.
+fn guarded<T>(read: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
+    match std::panic::catch_unwind(std::panic::AssertUnwindSafe(read)) {
+        Ok(read) => read.map_err(|error| error.to_string()),
+        Err(_) => Err("the tokenizers crate cannot read it".to_owned()),
+    }
 }
 
 /// Reads a file, or the files in a folder.
@@ -106,30 +175,24 @@ fn whole(file: &Path) -> Result<Tokenizer, DataError> {
     let json = text(file)?;
     let wrong =
         |reason: &str| store::bad_file(file, format!("{reason}; a byte-level BPE as RoBERTa's is needed"));
-    let outline: serde_json::Value = serde_json::from_str(&json).map_err(|error| at(file, &error))?;
+    let outline: Json = serde_json::from_str(&json).map_err(|error| at(file, &error))?;
     let kind = outline["model"]["type"].as_str().map(str::to_owned);
     if kind.as_deref().is_some_and(|kind| kind != "BPE") || !outline["model"]["merges"].is_array() {
         return Err(wrong("its model is not a BPE"));
     }
+    if let Some(setting) = unread(&outline) {
+        return Err(wrong(&format!(
+            "its setting {setting} is not read, and texts would be cut otherwise than it says"
+        )));
+    }
     let outline: Outline = serde_json::from_str(&json).map_err(|error| at(file, &error))?;
     debug_assert!(outline.model.kind.is_none_or(|kind| kind == "BPE"));
-    if !outline.normalizer.is_null() {
-        return Err(wrong("it changes texts before it cuts them (a normalizer)"));
-    }
-    let read = tokenizers::Tokenizer::from_bytes(&json).map_err(|error| wrong(&error.to_string()))?;
+    let read = guarded(|| tokenizers::Tokenizer::from_bytes(&json)).map_err(|error| wrong(&error))?;
     let (ModelWrapper::BPE(bpe), Some(PreTokenizerWrapper::ByteLevel(bytes))) =
         (read.get_model(), read.get_pre_tokenizer())
     else {
         return Err(wrong("its texts are not cut by ByteLevel alone"));
     };
-    if !bytes.use_regex
-        || bpe.dropout.is_some_and(|share| share > 0.0)
-        || bpe.unk_token.is_some() && bpe.byte_fallback
-    {
-        return Err(wrong(
-            "it has settings that GPT-2's has not (use_regex false, dropout or byte_fallback)",
-        ));
-    }
     let (bpe, bytes) = (bpe.clone(), *bytes);
     finish(bpe, bytes, Some((json, read))).map_err(|reason| store::bad_file(file, reason))
 }
@@ -161,7 +224,7 @@ fn parts(vocab: &Path, merges: &Path) -> Result<Tokenizer, DataError> {
     }
     let built =
         BPE::builder().vocab_and_merges(words.into_iter().collect::<tokenizers::models::bpe::Vocab>(), pairs);
-    let bpe = built.build().map_err(|error| store::bad_file(merges, error.to_string()))?;
+    let bpe = guarded(|| built.build()).map_err(|error| store::bad_file(merges, error))?;
     finish(bpe, ByteLevel::new(false, true, true), None).map_err(|reason| store::bad_file(vocab, reason))
 }
 

@@ -24,6 +24,9 @@ use effattn_kernel::embedding::PADDING;
 
 /// Number of ids of a tokenizer that is trained here, where nothing else is said.
 pub const VOCABULARY: usize = 8192;
+/// Most bytes of a piece of a text that a tokenizer is trained on: the time for one grows with its square (80,000 letters take ten
+/// seconds). Words of a language have fewer than 200.
+const LONGEST: usize = 1 << 14;
 /// Fewest occurrences of a pair that becomes a word.
 const LEAST: u64 = 2;
 /// Special words by their public names, in the order of their ids; `<mask>` is the last of all ids.
@@ -66,7 +69,7 @@ impl Tokenizer {
     /// The tokenizer of `vocabulary` ids (fewer for a small text) trained on `texts`.
     ///
     /// # Errors
-    /// A vocabulary without room for the bytes and the special words.
+    /// A vocabulary without room for the bytes and the special words, a word of more than 16,384 bytes.
     pub fn train<'a>(texts: impl Iterator<Item = &'a str>, vocabulary: usize) -> Result<Self, String> {
         let alphabet = ByteLevel::alphabet();
         let least = SPECIALS.len() + alphabet.len() + 1;
@@ -245,6 +248,13 @@ fn count<'a>(
     let mut counts = BTreeMap::new();
     for (part, times) in seen {
         for piece in pieces(bytes, part)? {
+            let len = piece.chars().count(); // a character for each byte
+            if len > LONGEST {
+                let start: String = part.trim_start().chars().take(24).collect();
+                return Err(format!(
+                    "a word of {len} bytes in the text that begins with {start:?}; a tokenizer is trained on words of at most {LONGEST}"
+                ));
+            }
             *counts.entry(piece).or_default() += times;
         }
     }

@@ -114,6 +114,18 @@ fn public(tokenizer: &Tokenizer, folder: &Path) {
 }
 
 #[test]
+fn a_word_has_a_bound_and_text_without_blanks_has_none() {
+    let start = std::time::Instant::now();
+    let long = "x".repeat(3_000_000);
+    let error = Tokenizer::train([long.as_str()].into_iter(), 300).err().expect("refused");
+    assert!(error.contains("a word of 3000000 bytes") && error.contains("begins with \"xxx"), "{error}");
+    assert!(Tokenizer::train([&long[..LONGEST]].into_iter(), 300).is_ok());
+    let chinese = "\u{4e2d}\u{6587}\u{3002}".repeat(20_000);
+    assert!(Tokenizer::train([chinese.as_str()].into_iter(), 300).is_ok());
+    assert!(start.elapsed().as_secs() < 30, "{:?}", start.elapsed());
+}
+
+#[test]
 fn bad_files_are_refused_with_their_line() {
     let (folder, tokenizer) = (tempfile::tempdir().expect("a folder"), trained());
     let says = || Tokenizer::load(folder.path()).err().expect("refused").to_string();
@@ -150,6 +162,31 @@ fn bad_files_are_refused_with_their_line() {
         (
             &|text| text.replace("\"normalizer\":null", "\"normalizer\":{\"type\":\"Lowercase\"}"),
             "normalizer",
+        ),
+        // whatever is not read is refused by name; the prefix once was a panic of the crate, the suffix other words
+        (
+            &|text| {
+                text.replace(
+                    "\"continuing_subword_prefix\":null",
+                    "\"continuing_subword_prefix\":\"\u{120}\u{120}\"",
+                )
+            },
+            "its setting model.continuing_subword_prefix=",
+        ),
+        (
+            &|text| text.replace("\"end_of_word_suffix\":null", "\"end_of_word_suffix\":\"</w>\""),
+            "its setting model.end_of_word_suffix=\"</w>\" is not read",
+        ),
+        (&|text| text.replace("\"dropout\":null", "\"dropout\":0.1"), "model.dropout=0.1"),
+        (
+            &|text| text.replace("\"ignore_merges\":false", "\"ignore_merges\":true"),
+            "model.ignore_merges=true",
+        ),
+        (&|text| text.replace("\"truncation\":null", "\"truncation\":{\"max_length\":9}"), "truncation={"),
+        (&|text| text.replacen('{', "{\"cased\":true,", 1), "cased=true"),
+        (
+            &|text| text.replacen("\"special\":true", "\"special\":false", 1),
+            "added_tokens \"<s>\" that is not special",
         ),
         (&|_| "[]".to_owned(), "not a BPE"),
         (&|_| "{".to_owned(), "tokenizer.json:1"),

@@ -7,6 +7,9 @@ pub mod machine;
 #[allow(unsafe_code)]
 mod pool;
 pub mod rng;
+#[allow(unsafe_code)]
+#[allow(unsafe_code)]
+pub mod signals;
 pub mod simd;
 #[allow(unsafe_code)]
 pub mod threads;

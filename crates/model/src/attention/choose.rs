@@ -99,7 +99,8 @@ fn choose_one(variant: &MechanismSpec) -> Result<Vec<MechanismChoice>, ChooseErr
     // compat stands for other knobs, which are set and differ
     let said = |name: &str| name != "compat" && variant.knobs.iter().any(|(said, _)| said == name);
     let named = entry.knobs.iter().map(|knob| knob.name);
-    let named = named.filter(|name| said(name) && !knobs.differs(entry.knobs, name)).collect();
+    let named: Vec<_> = named.filter(|name| said(name) && !knobs.differs(entry.knobs, name)).collect();
+    let knobs = knobs.naming(named.iter().copied());
     Ok(vec![MechanismChoice { entry, knobs, variant: (!changes.is_empty()).then_some(changes), named }])
 }
 
@@ -122,6 +123,24 @@ mod tests {
         assert_eq!(named.label_under(&["w", "l"]), "ls:w=8,r=2", "a preset that sets w does not win");
         assert_eq!(labels("full,fu*,full"), Ok("full".into()));
         assert_eq!(labels("all").unwrap().split(' ').count(), TABLE.len());
+    }
+
+    #[test]
+    fn a_knob_that_is_named_without_effect_is_refused_though_its_value_is_the_default() {
+        let shape = crate::attention::Shape { queries: 64, keys: 64, ..Default::default() };
+        let admits = |text: &str| {
+            let choice = choose(&text.parse().unwrap()).unwrap().remove(0);
+            choice.entry.admits(&choice.knobs, &shape)
+        };
+        let default = MechanismChoice::default_of(choose(&"sinkhorn".parse().unwrap()).unwrap()[0].entry);
+        let knob = |name: &str| default.knobs.iter().find(|(own, _)| *own == name).unwrap().1.to_string();
+        for name in ["sort_activation", "temperature", "iters"] {
+            let set = format!("{name}={}", knob(name));
+            assert_eq!(admits(&format!("sinkhorn:{set}")), Ok(()), "{set} alone is what it says");
+            let error = admits(&format!("sinkhorn:compat=lra,{set}")).unwrap_err();
+            assert!(error.contains(&set) && error.contains(&format!("{name} has no effect")), "{error}");
+        }
+        assert_eq!(admits("sinkhorn:compat=lra"), Ok(()));
     }
 
     #[test]

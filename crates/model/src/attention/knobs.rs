@@ -10,7 +10,7 @@
 mod knob;
 mod value;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value as Json;
 
@@ -21,9 +21,16 @@ pub use value::{Kind, Value, Words};
 pub const COMPAT: &[(&str, &str, &str)] =
     &[("lra", "lra_compat", "true"), ("lra", "layout", "released-lra"), ("code", "mem_compress", "hidden")];
 
-/// The settings of one variant, every knob resolved.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Knobs(BTreeMap<&'static str, Value>);
+/// The settings of one variant, every knob resolved, and the names that a user gave, also where the value is the default: two
+/// that have the same values are equal.
+#[derive(Clone, Debug)]
+pub struct Knobs(BTreeMap<&'static str, Value>, BTreeSet<&'static str>);
+
+impl PartialEq for Knobs {
+    fn eq(&self, other: &Self) -> bool {
+        self.0 == other.0
+    }
+}
 
 /// A setting that a mechanism does not take.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -130,7 +137,20 @@ impl Knobs {
 
     /// The defaults of `knobs`.
     pub fn defaults(knobs: &'static [KnobSpec]) -> Self {
-        Self(knobs.iter().map(|knob| (knob.name, knob.default())).collect())
+        Self(knobs.iter().map(|knob| (knob.name, knob.default())).collect(), BTreeSet::new())
+    }
+
+    /// The same settings, of which a user named `names`.
+    #[must_use]
+    pub fn naming<'a>(mut self, names: impl IntoIterator<Item = &'a str>) -> Self {
+        let own = |name: &str| self.0.get_key_value(name).map(|(name, _)| *name);
+        self.1 = names.into_iter().filter_map(own).collect();
+        self
+    }
+
+    /// Whether the knob called `name` was named, or is set to something else than its default.
+    pub fn is_set(&self, knobs: &'static [KnobSpec], name: &str) -> bool {
+        self.1.contains(name) || self.differs(knobs, name)
     }
 
     /// The same settings with one value replaced; the caller vouches that the knob takes it.

@@ -451,10 +451,10 @@ impl MechanismEntry {
     /// That, and what to do instead.
     pub fn admits(&self, knobs: &Knobs, shape: &Shape) -> std::result::Result<(), String> {
         (self.validate)(knobs, shape)?;
-        let changed = knobs.changes(self.knobs);
-        let set = |idle: &&Idle| knobs.differs(self.knobs, idle.knob) && (idle.when)(knobs, shape);
+        let set = |idle: &&Idle| knobs.is_set(self.knobs, idle.knob) && (idle.when)(knobs, shape);
         match self.idle.iter().find(set) {
             Some(Idle { knob, why, .. }) => {
+                let changed = knobs.changes_and(self.knobs, &[knob]);
                 Err(format!("{}:{changed}: {knob} has no effect {why}; leave it out", self.name))
             }
             None => Ok(()),

@@ -135,7 +135,8 @@ pub(super) fn reaching(request: &ModelRequest, block: usize) -> std::result::Res
     let whole = block.to_string();
     let fixed = entry.in_models.follows_length.map(|knob| (knob.name(), whole.as_str()));
     let given = given.iter().map(|(name, value)| (*name, value.as_str()));
-    Knobs::parse(entry.name, entry.knobs, fixed.into_iter().chain(given)).map_err(ResolveError::wrong)
+    let knobs = Knobs::parse(entry.name, entry.knobs, fixed.into_iter().chain(given.clone()));
+    Ok(knobs.map_err(ResolveError::wrong)?.naming(given.map(|(name, _)| name)))
 }
 
 impl Architecture for WordLmConfig {

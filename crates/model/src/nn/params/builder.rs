@@ -248,7 +248,10 @@ impl ParamBuilder {
         let tensor = match &shared.source {
             Source::Count => return Var::from_tensor(&filled()?),
             Source::Seed(_, tensors) | Source::Given(tensors) => match tensors.get(&full) {
-                Some(given) if given.dims() == shape => given.to_device(&shared.device)?.copy()?,
+                Some(given) if given.dims() == shape => {
+                    float(&full, given)?;
+                    given.to_device(&shared.device)?.copy()?
+                }
                 Some(given) => bail!("{full:?} has shape {:?}, expected {shape:?}", given.dims()),
                 None if matches!(shared.source, Source::Given(_)) => bail!("{full:?} is missing"),
                 None => filled()?,
@@ -276,6 +279,14 @@ impl ParamBuilder {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Shared> {
         self.shared.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+/// Refuses whole numbers where a model computes with floats.
+fn float(name: &str, given: &Tensor) -> Result<()> {
+    match given.dtype() {
+        dtype if dtype.is_float() => Ok(()),
+        dtype => bail!("{name:?} is {dtype:?}; weights are floats (F32, F16, BF16)"),
     }
 }
 
@@ -327,6 +338,7 @@ impl Shared {
                 if tensor.dims() != shape {
                     bail!("parameter {name:?} has shape {:?}, expected {shape:?}", tensor.dims());
                 }
+                float(name, tensor)?;
                 tensor.to_device(&self.device)
             }
             Source::Given(_) => bail!("parameter {name:?} of shape {shape:?} is missing"),

@@ -60,7 +60,10 @@ struct WirePrinted {
 
 /// One table, or a list of them.
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "expected a table such as { metric = \"accuracy\", text = 65.4 }, or a list of such tables"
+)]
 enum WireTables {
     One(WirePublished),
     Many(Vec<WirePublished>),

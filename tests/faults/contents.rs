@@ -1,0 +1,265 @@
+//! A row is what was read: every file of a run is known by its content, and what is not a run's own is not shown as its.
+
+use std::fs;
+use std::path::Path;
+
+use effattn::record::{Row, csv};
+
+use super::identity::reviews;
+use super::{LRA, SPEED, effattn, fresh, latest, rows, run, runs, said, stderr, suite, unsealed};
+
+/// What is changed in a file: one byte that every reader takes for data.
+enum Change {
+    /// The lowest bit of the last byte that is no blank.
+    Last,
+    /// One text for another.
+    Text(&'static str, &'static str),
+}
+
+fn change(file: &Path, how: &Change) -> Vec<u8> {
+    let before = fs::read(file).unwrap();
+    let after = match how {
+        Change::Last => {
+            let mut bytes = before.clone();
+            let last = bytes.iter().rposition(|byte| !byte.is_ascii_whitespace()).unwrap();
+            bytes[last] ^= 1;
+            bytes
+        }
+        Change::Text(from, to) => {
+            let text = String::from_utf8(before.clone()).unwrap();
+            assert!(text.contains(from), "{}: no {from}", file.display());
+            text.replacen(from, to, 1).into_bytes()
+        }
+    };
+    assert_ne!(before, after);
+    fs::write(file, after).unwrap();
+    before
+}
+
+/// The files that commands read, as docs/reliability.md lists them.
+const READ: &[(&str, &[(&str, Change)])] = &[
+    ("speed --preset ls-lra --model full --len 32", &[("aclImdb/train/neg/0_1.txt", Change::Last)]),
+    ("memory --preset ls-lra --model full --len 32", &[("aclImdb/train/pos/0_9.txt", Change::Last)]),
+    ("speed --suite s.toml", &[("s.toml", Change::Text("title = \"t\"", "title = \"u\""))]),
+    (
+        "lra --task listops --model full --len 16 --steps 2",
+        &[
+            ("basic_train.tsv", Change::Text("[MAX 9 ) 7 )", "[MAX 9 ) 6 )")),
+            ("basic_val.tsv", Change::Text("[MAX 9 ) 8 )", "[MAX 9 ) 7 )")),
+            ("basic_test.tsv", Change::Text("[MAX 8 ) 9 )", "[MAX 7 ) 9 )")),
+        ],
+    ),
+    (
+        "lra --task text --model full --len 16 --steps 2 --allow-partial",
+        &[("aclImdb/train/neg/3_1.txt", Change::Last), ("aclImdb/test/pos/7_9.txt", Change::Last)],
+    ),
+    (
+        "robustness --task text --model ls --len 16 --steps 2 --allow-partial",
+        &[("aclImdb/train/neg/3_1.txt", Change::Last), ("aclImdb/test/pos/7_9.txt", Change::Last)],
+    ),
+    ("mlm --task words.txt --model full --steps 2", &[("words.txt", Change::Last)]),
+    (
+        "mlm --task words.txt --tokenizer own --model full --steps 2",
+        &[
+            ("words.txt", Change::Last),
+            ("own/tokenizer.json", Change::Text("\"add_prefix_space\":false", "\"add_prefix_space\":true")),
+        ],
+    ),
+    (
+        "mlm --task words.txt --from own --model full --steps 2",
+        &[
+            ("own/config.json", Change::Text("\"layer_norm_eps\": 0.00001", "\"layer_norm_eps\": 0.00002")),
+            ("own/tokenizer.json", Change::Text("\"version\":\"1.0\"", "\"version\":\"1.1\"")),
+            ("own/model.safetensors", Change::Last),
+        ],
+    ),
+    (
+        "finetune --task imdb --from own --model full --len 16 --steps 2 --allow-partial",
+        &[
+            ("aclImdb/train/neg/3_1.txt", Change::Last),
+            ("aclImdb/test/pos/7_9.txt", Change::Last),
+            ("own/config.json", Change::Text("\"layer_norm_eps\": 0.00001", "\"layer_norm_eps\": 0.00002")),
+            ("own/tokenizer.json", Change::Text("\"version\":\"1.0\"", "\"version\":\"1.1\"")),
+            ("own/model.safetensors", Change::Last),
+        ],
+    ),
+    (
+        "vision --task folder --preset cvt-small --model full --steps 2 --also folder-c",
+        &[
+            ("train/a/0.png", Change::Last),
+            ("val/b/0.png", Change::Last),
+            ("folder-c/fog/3/a/0.png.jpg", Change::Last),
+        ],
+    ),
+    (
+        "vision --task folder-c --preset cvt-small --model full --weights w.safetensors",
+        &[("w.safetensors", Change::Last), ("folder-c/snow/5/b/0.png.jpg", Change::Last)],
+    ),
+];
+
+/// A folder with every file of [`READ`].
+fn files() -> tempfile::TempDir {
+    let folder = fresh("lra");
+    let at = |name: &str| folder.path().join(name);
+    reviews(folder.path(), false);
+    fs::write(at("s.toml"), suite("\"t\"", &["layers = 1"])).unwrap();
+    let line = |index: usize| format!("the {} saw the {}\n", index % 7, index % 11);
+    fs::write(at("words.txt"), (0..60).map(line).collect::<String>()).unwrap();
+    let quick = "mlm --quick --model full --steps 2 --every 2 --set layers=1 --set width=32 --set ffn=32";
+    said(folder.path(), &format!("{quick} --no-plot --threads 1 -o encoder"));
+    let cells = folder.path().join("encoder/mlm/latest/cells");
+    let cell = fs::read_dir(cells).unwrap().next().unwrap().unwrap().path();
+    fs::create_dir(at("own")).unwrap();
+    for name in ["config.json", "tokenizer.json", "model.safetensors"] {
+        fs::copy(cell.join(name), at("own").join(name)).unwrap();
+    }
+    fs::copy(at("own/model.safetensors"), at("w.safetensors")).unwrap();
+    for (name, shade) in [("train/a/0", 1), ("train/b/0", 2), ("val/a/0", 3), ("val/b/0", 4)] {
+        let path = at(&format!("{name}.png"));
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        image::RgbImage::from_pixel(8, 8, image::Rgb([shade; 3])).save(path).unwrap();
+    }
+    said(folder.path(), "fetch folder-c --data-dir .");
+    folder
+}
+
+#[test]
+fn a_byte_of_any_file_that_is_read_is_another_plan() {
+    let folder = files();
+    let plans = std::cell::Cell::new(0);
+    // the last of a thousand shards has no cell: nothing is computed
+    let plan = |line: &str| {
+        plans.set(plans.get() + 1);
+        let output = format!("plans/{}", plans.get());
+        said(
+            folder.path(),
+            &format!("{line} --shard 1000/1000 --no-plot --threads 1 --data-dir . -o {output}"),
+        );
+        let base = fs::read_dir(folder.path().join(output)).unwrap().next().unwrap().unwrap().path();
+        fs::read_dir(base).unwrap().next().unwrap().unwrap().file_name().into_string().unwrap()
+    };
+    for (line, files) in READ {
+        let before = plan(line);
+        assert!(before.starts_with("plan-"), "{before}");
+        for (name, how) in *files {
+            let file = folder.path().join(name);
+            let bytes = change(&file, how);
+            assert_ne!(plan(line), before, "{line}: a byte of {name}");
+            fs::write(&file, bytes).unwrap();
+            assert_eq!(plan(line), before, "{line}: {name} is back");
+        }
+    }
+    println!(
+        "{} files of {} commands: each is in the plan",
+        READ.iter().map(|(_, f)| f.len()).sum::<usize>(),
+        READ.len()
+    );
+}
+
+#[test]
+fn weights_that_were_overwritten_are_evaluated_again() {
+    let folder = fresh("vision");
+    let vision = "vision --quick --preset cvt-small --model full --batch 4 --limit 8 --no-plot --threads 1";
+    said(folder.path(), &format!("{vision} --steps 2 --every 2 --seeds 1..2"));
+    let cells = latest(folder.path(), "vision").canonicalize().unwrap().join("cells");
+    let mut best: Vec<_> =
+        fs::read_dir(cells).unwrap().map(|cell| cell.unwrap().path().join("best.safetensors")).collect();
+    best.sort();
+    let loss = || {
+        let rows = rows(folder.path(), "vision").into_iter();
+        rows.filter(|row| row.metric == "loss").map(|row| row.value.unwrap()).next().unwrap()
+    };
+    let losses = best.iter().map(|file| {
+        fs::copy(file, folder.path().join("w.safetensors")).unwrap();
+        said(folder.path(), &format!("{vision} --weights w.safetensors"));
+        loss()
+    });
+    let losses: Vec<f64> = losses.collect();
+    assert_ne!(losses[0], losses[1], "two models under one name");
+    let told = said(folder.path(), &format!("{vision} --weights w.safetensors"));
+    assert_eq!((runs(folder.path(), "vision"), loss()), (3, losses[1]), "{told}");
+}
+
+#[test]
+fn results_of_another_tokenizer_are_not_carried_over() {
+    let folder = files();
+    let line = "mlm --task words.txt --tokenizer own --model full --steps 2 --every 2 --len 16 --batch 2 --set layers=1 \
+                --set width=32 --set ffn=32 --set heads=2 --no-plot --threads 1";
+    said(folder.path(), &format!("{line} --seeds 1"));
+    let first = rows(folder.path(), "mlm");
+    let told = said(folder.path(), &format!("{line} --seeds 1,2"));
+    assert!(told.contains("1 run was finished before"), "{told}");
+    change(
+        &folder.path().join("own/tokenizer.json"),
+        &Change::Text("\"add_prefix_space\":false", "\"add_prefix_space\":true"),
+    );
+    let told = said(folder.path(), &format!("{line} --seeds 1,2"));
+    assert!(!told.contains("finished before"), "{told}");
+    let second = rows(folder.path(), "mlm");
+    assert_ne!(first[0].words, second[0].words);
+}
+
+#[test]
+fn texts_whose_names_are_alike_are_cells_of_their_own() {
+    let folder = fresh("mlm");
+    let text: String = (0..60).map(|index| format!("the {} saw the {}\n", index % 7, index % 11)).collect();
+    ["a b.txt", "a_b.txt"].iter().for_each(|name| fs::write(folder.path().join(name), &text).unwrap());
+    let mut command = effattn(
+        folder.path(),
+        "mlm --model full --steps 2 --every 2 --len 16 --batch 2 --set layers=1 --set width=32 --set ffn=32 --set heads=2 \
+         --no-plot --threads 1",
+    );
+    let output = command.args(["--task", "a b.txt,a_b.txt"]).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let cells = fs::read_dir(latest(folder.path(), "mlm").join("cells")).unwrap();
+    assert_eq!(cells.count(), 2);
+}
+
+#[test]
+fn equal_trainings_leave_equal_files() {
+    let bytes = || {
+        let folder = fresh("lra");
+        said(folder.path(), LRA);
+        let cells = fs::read_dir(latest(folder.path(), "lra").join("cells")).unwrap();
+        fs::read(cells.flatten().next().unwrap().path().join("best.safetensors")).unwrap()
+    };
+    assert!(bytes() == bytes());
+}
+
+#[test]
+fn rows_that_their_run_did_not_write_are_named_and_left_out() {
+    let folder = fresh("speed");
+    said(folder.path(), SPEED);
+    said(folder.path(), &format!("{SPEED} -o other"));
+    let file = latest(folder.path(), "speed").join("rows.csv");
+    let good = fs::read_to_string(&file).unwrap();
+    let last = good.trim_end().rfind('\n').unwrap();
+    let rows: Vec<Row> = csv::from_str(&good).unwrap();
+    let edited = |value: f64| {
+        let edit = |row: &Row| Row { value: row.value.map(|_| value), ..row.clone() };
+        csv::to_string(&rows.iter().map(edit).collect::<Vec<_>>()).unwrap()
+    };
+    for text in
+        [edited(77.7), edited(f64::NAN), edited(1e300).replace("1e300", "1e999"), good[..=last].to_owned()]
+    {
+        fs::write(&file, &text).unwrap();
+        let output = run(folder.path(), "report results");
+        assert!(
+            !output.status.success() && stderr(&output).contains("is not what its run wrote"),
+            "{}",
+            stderr(&output)
+        );
+        let output = run(folder.path(), "report .");
+        assert!(output.status.success() && stderr(&output).contains("is left out"), "{}", stderr(&output));
+    }
+    // what an earlier version wrote has no digest
+    let manifest = file.with_file_name("manifest.json");
+    let sealed = fs::read_to_string(&manifest).unwrap();
+    fs::write(&manifest, unsealed(&manifest)).unwrap();
+    fs::write(&file, edited(f64::NAN)).unwrap();
+    let output = run(folder.path(), "report results");
+    assert!(stderr(&output).contains("no finite number"), "{}", stderr(&output));
+    fs::write(&file, good).unwrap();
+    fs::write(&manifest, sealed).unwrap();
+    assert!(run(folder.path(), "report results").status.success());
+}
