@@ -36,9 +36,17 @@ const SHORT: f64 = 5.0;
 /// A command that is ready to go.
 pub enum RunStart {
     /// `--dry-run`: the plan with the time that it would take.
-    DryRun(Plan, Term),
+    DryRun(Box<DryRun>),
     /// The open run of a plan.
     Open(Box<OpenRun>),
+}
+
+/// A plan that is only printed.
+pub struct DryRun {
+    /// The plan.
+    pub plan: Plan,
+    /// Where it is printed.
+    pub term: Term,
 }
 
 /// The open run of a plan.
@@ -87,7 +95,7 @@ pub fn open_run(args: &CommandArgs, references: &[Reference], term: Term) -> Res
         let launcher = launcher(&ready, None)?;
         let trial = Trial { launcher, memory_limit: ready.memory_limit, stop: CancelToken::default() };
         estimate(args, &mut plan, trial, &|_| false, &mut term)?;
-        return Ok(RunStart::DryRun(plan, term));
+        return Ok(RunStart::DryRun(Box::new(DryRun { plan, term })));
     }
     writable(args)?;
     let Prepared { remarks, text } = prepare(args, &mut plan)?;

@@ -24,7 +24,7 @@ pub fn run(protocol: &'static dyn Protocol, matches: &ArgMatches, term: Term) ->
     }
     let references = references(&asked.reference)?;
     let open = match open_run::open_run(&asked, &references, term)? {
-        RunStart::DryRun(plan, term) => return dry_run::print_plan(&plan, &asked.exports, &term),
+        RunStart::DryRun(dry) => return dry_run::print_plan(&dry.plan, &asked.exports, &dry.term),
         RunStart::Open(open) => *open,
     };
     let OpenRun { plan, suite, mut session, context } = open;

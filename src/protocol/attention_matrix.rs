@@ -59,18 +59,12 @@ impl ProbeConfig {
     }
 
     /// Checks the probe itself.
-    ///
-    /// # Errors
-    /// No such head.
     pub fn check(&self) -> Result<()> {
         ensure!(self.head < self.heads, "--head {} is not one of the {} heads", self.head, self.heads);
         Ok(())
     }
 
     /// Checks that `choice` can be asked.
-    ///
-    /// # Errors
-    /// No such form, settings that do not fit the length.
     pub fn admits(&self, choice: &MechanismChoice) -> Result<()> {
         let (name, support) = (choice.entry.name, choice.entry.support);
         let (has, form, other) = match self.causal {
@@ -173,10 +167,6 @@ impl<'a> ProbedMechanism<'a> {
 }
 
 /// The matrix that `choice` implies in the situation of `probe`.
-///
-/// # Errors
-/// Settings or given tensors that do not fit; a mechanism in which values do not enter linearly, so that it
-/// has no such matrix (DualLN normalises values).
 pub fn implied(choice: &MechanismChoice, probe: &ProbeConfig) -> Result<Matrix> {
     probe.check()?;
     probe.admits(choice)?;
@@ -227,9 +217,6 @@ pub fn counted(matrix: &Matrix, threshold: f32) -> Matrix {
 }
 
 /// The matrices of `choices`, each the mean over `samples` inputs, with `threshold` after Algorithm 2.
-///
-/// # Errors
-/// As [`implied`].
 pub fn matrices(
     choices: &[MechanismChoice],
     probe: &ProbeConfig,

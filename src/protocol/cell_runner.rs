@@ -13,6 +13,9 @@ use crate::run::session::Session;
 use crate::run::worker::Worker;
 use effattn_record::Row;
 
+/// The rows of a cell that ended without a result.
+pub type FailureRows<'a> = Box<dyn Fn(&Row, &CellFailure) -> Vec<Row> + 'a>;
+
 /// A run of the cells of a plan.
 pub struct CellRunner<'a> {
     /// The plan.
@@ -26,7 +29,7 @@ pub struct CellRunner<'a> {
     /// Learning curves of this run.
     pub curves: Vec<CellCurve>,
     /// The rows of a cell that ended without a result.
-    pub failure_rows: Box<dyn Fn(&Row, &CellFailure) -> Vec<Row> + 'a>,
+    pub failure_rows: FailureRows<'a>,
 }
 
 /// The result of a cell.
@@ -65,9 +68,6 @@ impl CellRunner<'_> {
     }
 
     /// Starts a worker for cell `index`, which may reach `memory_limit` live bytes.
-    ///
-    /// # Errors
-    /// The system cannot start a process.
     pub fn start(
         &self,
         index: usize,
@@ -87,9 +87,6 @@ impl CellRunner<'_> {
 }
 
 /// The request of `cell`.
-///
-/// # Errors
-/// A cell of another protocol.
 pub fn request<R: serde::de::DeserializeOwned>(cell: &Cell) -> Result<R, RunError> {
     serde_json::from_value(cell.request.clone())
         .map_err(|error| RunError::Internal(format!("{} has no request of its protocol: {error}", cell.key)))

@@ -69,9 +69,6 @@ impl GateKey {
 }
 
 /// Checks every mechanism where it is computed, in workers of their own: those that are red, with the reason.
-///
-/// # Errors
-/// Ctrl-C; a worker that cannot be started.
 pub fn check(places: &[GateKey], session: &Session) -> Result<HashMap<GateKey, String>, RunError> {
     let mut groups: Vec<(&str, &str, Vec<String>)> = Vec::new();
     for GateKey { model, kernel, device } in places {
@@ -116,9 +113,6 @@ fn ask(request: GateRequest, session: &Session) -> Result<GateResult, RunError> 
 }
 
 /// The worker's side.
-///
-/// # Errors
-/// The parent is gone.
 pub fn work(link: &ParentLink, request: &GateRequest) -> anyhow::Result<()> {
     let mode = match request.kernel {
         KernelName::Fused => KernelMode::Fused,

@@ -312,9 +312,6 @@ pub type Point = (u64, u64, Pass, u64);
 
 /// The cells that `cell` makes at every place of the lines of `grid`: by length, batch size and pass, so that those that take
 /// turns stand together; mechanisms keep their order.
-///
-/// # Errors
-/// Those of `cell`.
 pub fn cells_by_place(
     grid: &Grid,
     cell: impl Fn(&GridEntry, Point) -> Result<Option<Cell>, PlanError>,

@@ -36,9 +36,6 @@ pub fn embedded() -> InputText {
 }
 
 /// Reviews from `dir` one after another, or [`embedded`] if there are none.
-///
-/// # Errors
-/// Reviews that are there but cannot be read.
 pub fn load(dir: &Path) -> Result<InputText, DataError> {
     if store::find(dir, NAMES).is_none() {
         return Ok(embedded());
@@ -58,9 +55,6 @@ pub fn load(dir: &Path) -> Result<InputText, DataError> {
 }
 
 /// Notes the text in `plan`, and gives it where it is not the built-in one.
-///
-/// # Errors
-/// A folder that is not there, reviews that cannot be read.
 pub fn prepare(plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
     let text = load(&dirs.data)?;
     plan.data.insert(text.name.to_owned(), text.hash());

@@ -39,9 +39,6 @@ pub struct MeasuredStep {
 
 impl MeasuredStep {
     /// Builds the model of `spec` with inputs cut from `text`.
-    ///
-    /// # Errors
-    /// How the cell ended instead.
     pub fn open(spec: &ModelSpec, text: &[u8]) -> Result<Self, CellFailure> {
         let refuse = |error: ResolveError| match error {
             ResolveError::Invalid(reason) => CellFailure::new(Outcome::Failed, reason),
@@ -84,9 +81,6 @@ impl MeasuredStep {
     }
 
     /// One step; seconds from the synchronised start to the synchronised end.
-    ///
-    /// # Errors
-    /// How the cell ended instead.
     pub fn step(&mut self) -> Result<f64, CellFailure> {
         compute_as(self.kernel, self.dtype);
         let batch = &self.batches[self.next % self.batches.len()];

@@ -116,9 +116,6 @@ pub enum WorkerRequest {
 }
 
 /// Does what the first message asks, until the parent closes the pipe. `text` is the input of the models.
-///
-/// # Errors
-/// The parent is gone, or speaks another language.
 pub fn work(link: &ParentLink, text: &[u8]) -> anyhow::Result<()> {
     match link.next::<WorkerRequest>()? {
         None => Ok(()),

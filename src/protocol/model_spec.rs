@@ -70,9 +70,6 @@ pub fn compute_as(kernel: KernelName, dtype: DtypeName) {
 }
 
 /// The model that `resolve` finds for the mechanism of `pick`, or why its row says `unsupported`.
-///
-/// # Errors
-/// The user's mistake.
 pub fn resolve_or_unsupported<T>(
     pick: &GridEntry,
     resolve: impl FnOnce(&MechanismChoice) -> Result<T, ResolveError>,
@@ -90,9 +87,6 @@ pub fn resolve_or_unsupported<T>(
 
 impl ModelSpec {
     /// The specification of one cell.
-    ///
-    /// # Errors
-    /// Settings that name nothing.
     pub fn new(pick: &GridEntry, len: u64, batch: u64, pass: Pass, seed: u64) -> Result<Self, PlanError> {
         let settings = &pick.settings;
         let preset = settings.preset.clone().unwrap_or_else(|| "lra-repo".to_owned());
@@ -118,9 +112,6 @@ impl ModelSpec {
     }
 
     /// The mechanism that it names.
-    ///
-    /// # Errors
-    /// Unknown names.
     pub fn choice(&self) -> Result<MechanismChoice, ResolveError> {
         let models = self.model.parse().map_err(ResolveError::wrong)?;
         let mut choices = choose(&models).map_err(ResolveError::wrong)?;
@@ -145,9 +136,6 @@ impl ModelSpec {
     }
 
     /// The model that is measured.
-    ///
-    /// # Errors
-    /// Unknown names, impossible sizes, a mechanism that cannot do this.
     pub fn resolve_measured(&self, choice: &MechanismChoice) -> Result<Box<dyn Architecture>, ResolveError> {
         let resolved = family::resolve(&family::families(), &self.model_request(choice))?;
         let all = u128::from(resolved.flops(self.len as usize)) * u128::from(self.batch);

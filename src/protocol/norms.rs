@@ -30,9 +30,6 @@ pub struct Probe<'a> {
 
 /// Norms in every layer of `model` (as on the command line) for the second segment of the validation text, behind a
 /// cache of the first: positions and slots of the segment itself, heads side by side and one by one.
-///
-/// # Errors
-/// A mechanism without window and slots, sizes that cannot be built, a text that is too short.
 pub fn norms(model: &str, probe: &Probe) -> Result<Vec<Norm>> {
     let spec = ModelSpec {
         model: model.to_owned(),

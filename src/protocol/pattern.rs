@@ -16,9 +16,6 @@ use effattn_record::pattern::{Grid2d, Pattern};
 const ROUNDING: f32 = 1e-6;
 
 /// The pattern of `choice` in the situation of `probe`.
-///
-/// # Errors
-/// Settings that do not fit the length, a form the mechanism does not have.
 pub fn matrix(choice: &MechanismChoice, probe: &ProbeConfig) -> Result<Matrix> {
     let shape = probe.shape();
     probe.admits(choice)?;

@@ -74,9 +74,6 @@ pub fn unchanged(folder: &str, hash: &str) -> Result<Pretrained, String> {
 
 /// The encoder that the line of `pick` starts from: the first one with the sizes of its preset and trained with its mechanism,
 /// as far as there is one. Hashes of files that were read before are in `hashes`.
-///
-/// # Errors
-/// No such encoder, one that cannot be read, or whose weights mean nothing to the mechanism.
 pub fn of(
     pick: &GridEntry,
     hashes: &mut BTreeMap<PathBuf, String>,
@@ -112,9 +109,6 @@ pub fn of(
 }
 
 /// Preset and sizes of the line of `pick`: those of the encoder, where there is one; `usual` where nothing says the preset.
-///
-/// # Errors
-/// Sizes beside an encoder.
 pub fn sizes(
     pick: &GridEntry,
     start: Option<&Pretrained>,

@@ -10,10 +10,10 @@ use super::definition::{DataDirs, Prepared, ProtocolInfo, Tasks};
 use super::grid::{GridDefaults, GridFlags, PlanError, published_elsewhere};
 use super::lra::worker::{LraExperiment, Tested};
 use super::lra::{self, ACCURACY, Lra};
-use super::model_spec::ModelSpec;
 use super::training::worker::Job;
 use super::training::{
-    MetricValue, PlannedRun, RunPlace, TrainingProtocol, TrainingRequest, TrainingResult, read_data,
+    MetricValue, PlannedRun, RequestInfo, RunPlace, TrainingProtocol, TrainingRequest, TrainingResult,
+    read_data,
 };
 use crate::run::manifest::Manifest;
 use crate::run::outcome::CellFailure;
@@ -21,7 +21,6 @@ use crate::run::plan::Plan;
 use crate::train::checkpoint::Checkpoint;
 use crate::train::training_loop::CheckpointFiles;
 use effattn_data as data;
-use effattn_data::LoadOptions;
 use effattn_data::subset::{Change, PUNCTUATION};
 use effattn_model::family;
 use effattn_record::Published;
@@ -160,8 +159,9 @@ impl TrainingProtocol for Robustness {
 
     /// Reads the data, and says which models are trained already.
     fn prepare(&self, plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
-        let read =
-            |request: &RobustnessRequest| lra::plan::read(request.task(), &dirs.data, request.reading());
+        let read = |request: &RobustnessRequest| {
+            lra::plan::read(&request.train.task, &dirs.data, request.train.reading)
+        };
         let mut prepared = read_data(plan, read)?;
         for cell in plan.cells.iter().filter(|cell| !cell.request.is_null()) {
             let name = &cell.words;
@@ -214,20 +214,8 @@ fn find(results: &Path, request: &lra::plan::LraRequest, plan: &Plan) -> Option<
 }
 
 impl TrainingRequest for RobustnessRequest {
-    fn task(&self) -> &str {
-        &self.train.task
-    }
-
-    fn reading(&self) -> LoadOptions {
-        self.train.reading
-    }
-
-    fn steps(&self) -> u64 {
-        self.train.steps
-    }
-
-    fn spec(&self) -> &ModelSpec {
-        &self.train.spec
+    fn info(&self) -> RequestInfo<'_> {
+        self.train.info()
     }
 
     /// Clean texts, texts without punctuation, and every insertion with every seed; training counts two tests.

@@ -37,9 +37,6 @@ impl<'a> Runner<'a> {
     }
 
     /// Runs every cell that has no rows yet.
-    ///
-    /// # Errors
-    /// Ctrl-C, a full disk: what is finished stays.
     pub fn run(mut self) -> Result<(), RunError> {
         self.announce();
         let red = if self.protocol.info().needs_golden_check { self.check()? } else { HashMap::new() };

@@ -39,9 +39,6 @@ pub struct WorkerContext {
 
 impl WorkerContext {
     /// Makes sure that the data which were read are those of the plan: the rows say that they are.
-    ///
-    /// # Errors
-    /// The cell ends: its data are others, or the plan knows nothing of them.
     pub fn same(&self, name: &str, read: &str) -> Result<(), CellFailure> {
         if self.trial || self.planned.get(name).is_some_and(|planned| planned == read) {
             return Ok(());

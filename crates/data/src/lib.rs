@@ -159,6 +159,13 @@ pub struct LoadOptions {
     pub keep_close: bool,
 }
 
+impl LoadOptions {
+    /// Complete data only, or incomplete ones too.
+    pub const fn partial(allow_partial: bool) -> Self {
+        Self { strict: false, allow_partial, keep_close: false }
+    }
+}
+
 /// Which part of a data set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {

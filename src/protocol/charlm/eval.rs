@@ -52,9 +52,6 @@ impl Evaluation {
     }
 
     /// Bits per character of `ids` over every symbol but the first; `progress` hears how many symbols are predicted.
-    ///
-    /// # Errors
-    /// Lengths that the mechanism cannot take, failures of the device.
     pub fn bpc(&self, model: &CharLm, ids: &[u32], mut progress: impl FnMut(usize)) -> Result<Bits> {
         let nll = match *self {
             Self::Stream { block, .. } => stream(model, ids, block as usize, &mut progress)?,

@@ -41,9 +41,6 @@ pub struct Draw {
 }
 
 /// What `--generate` does: draws text from its checkpoint.
-///
-/// # Errors
-/// A flag without a number, and those of [`sample`].
 pub fn generate(flags: &BTreeMap<&'static str, String>, said: &Settings, out: &mut dyn Write) -> Result<()> {
     let value = |name: &str| flags.get(name).map_or("", String::as_str);
     let number = |name: &str| format!("--{name} {:?} is not a number", value(name));
@@ -86,9 +83,6 @@ fn checkpoint(path: &Path) -> Result<PathBuf> {
 
 /// Draws symbol after symbol from the model in `checkpoint`, with its cache; `write` gets bytes as they come, the
 /// prompt first.
-///
-/// # Errors
-/// No checkpoint of a language model, a prompt with symbols that it does not know.
 pub fn sample(
     checkpoint: &Path,
     draw: &Draw,

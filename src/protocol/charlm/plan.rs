@@ -13,8 +13,8 @@ use crate::protocol::grid::{GridDefaults, GridFlags, PlanError};
 use crate::protocol::model_spec::ModelSpec;
 use crate::protocol::training::worker::Job;
 use crate::protocol::training::{
-    DataRead, PlannedRun, ProtocolDiff, RunPlace, TrainingProtocol, TrainingRequest, TrainingResult, flops,
-    micro_batches, read_data, resolve,
+    DataRead, PlannedRun, ProtocolDiff, RequestInfo, RunPlace, TrainingProtocol, TrainingRequest,
+    TrainingResult, flops, micro_batches, read_data, resolve,
 };
 use crate::run::outcome::CellFailure;
 use crate::run::plan::Plan;
@@ -56,12 +56,9 @@ pub const QUICK: (&str, f64) = ("ls:w=64", 3e-3);
 const PRESET: &str = "charlm-small";
 
 /// The corpus called `name` in `dir`.
-///
-/// # Errors
-/// A name that no corpus has; data that are missing, damaged, or incomplete without permission.
 pub fn load(name: &str, dir: &Path, allow_partial: bool) -> Result<CharCorpus, DataError> {
     let (_, symbols) = data::corpus(name)?;
-    (symbols.load)(dir, LoadOptions { allow_partial, ..LoadOptions::default() })
+    (symbols.load)(dir, LoadOptions::partial(allow_partial))
 }
 
 /// Names of the corpora, for help.
@@ -70,9 +67,6 @@ pub fn names() -> Vec<&'static str> {
 }
 
 /// The model of `spec` over `vocab` symbols, for segments behind as many cached positions.
-///
-/// # Errors
-/// Unknown names, impossible sizes, a mechanism that cannot do this.
 pub fn model(spec: &ModelSpec, choice: &MechanismChoice, vocab: usize) -> Result<CharLmConfig, ResolveError> {
     let config = character_lm::config(&ModelRequest { vocab: Some(vocab), ..spec.model_request(choice) })?;
     config.validate()?;
@@ -141,31 +135,22 @@ impl TrainingProtocol for CharLm {
             let last = phases.last().map_or(first.len, |phase| phase.len);
             evaluation(last, overlap || !cached, cached)
         };
-        let every = |phases: &[Phase]| EVERY.min(phases[0].steps.div_ceil(10)).max(1);
         let whole = phases(&spec.preset, corpus).to_vec();
-        let usual = CharLmRequest {
-            corpus: corpus.to_owned(),
-            spec: ModelSpec { len: whole[0].len, batch: whole[0].batch, ..spec.default_spec(&spec.preset) },
-            accumulate: 1,
-            every: every(&whole),
-            limit: None,
-            evaluation: test(&whole, false),
-            allow_partial: false,
-            phases: whole,
-        };
-        let work =
-            planned.iter().map(|phase| 3.0 * flops(&model, phase.len) * (phase.batch * phase.steps) as f64);
-        let work = work.sum();
-        let request = CharLmRequest {
+        let request = |spec: ModelSpec, phases: Vec<Phase>, settings: &Settings| CharLmRequest {
             corpus: corpus.to_owned(),
             spec,
             accumulate: settings.accumulate.unwrap_or(1),
-            every: settings.every.unwrap_or_else(|| every(&planned)),
+            every: settings.every.unwrap_or_else(|| EVERY.min(phases[0].steps.div_ceil(10)).max(1)),
             limit: settings.limit,
-            evaluation: test(&planned, settings.overlap.unwrap_or(false)),
+            evaluation: test(&phases, settings.overlap.unwrap_or(false)),
             allow_partial: settings.allow_partial.unwrap_or(false),
-            phases: planned,
+            phases,
         };
+        let work = |phase: &Phase| 3.0 * flops(&model, phase.len) * (phase.batch * phase.steps) as f64;
+        let work = planned.iter().map(work).sum();
+        let usual = ModelSpec { len: whole[0].len, batch: whole[0].batch, ..spec.default_spec(&spec.preset) };
+        let usual = request(usual, whole, &Settings::NONE);
+        let request = request(spec, planned, settings);
         let (metric, unit) = (request.evaluation.metric(), "bit");
         let differs = Some(differences(&request));
         Ok(PlannedRun { metric, unit, request, usual, model, differs, work })
@@ -270,20 +255,14 @@ fn differences(request: &CharLmRequest) -> ProtocolDiff {
 }
 
 impl TrainingRequest for CharLmRequest {
-    fn task(&self) -> &str {
-        &self.corpus
-    }
-
-    fn reading(&self) -> LoadOptions {
-        LoadOptions { allow_partial: self.allow_partial, ..LoadOptions::default() }
-    }
-
-    fn steps(&self) -> u64 {
-        self.phases.iter().map(|phase| phase.steps).sum()
-    }
-
-    fn spec(&self) -> &ModelSpec {
-        &self.spec
+    fn info(&self) -> RequestInfo<'_> {
+        let reading = LoadOptions::partial(self.allow_partial);
+        RequestInfo {
+            task: &self.corpus,
+            reading,
+            steps: self.phases.iter().map(|phase| phase.steps).sum(),
+            spec: &self.spec,
+        }
     }
 
     /// Later phases have more symbols in a step.

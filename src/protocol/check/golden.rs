@@ -33,9 +33,6 @@ pub struct Golden {
 
 impl Golden {
     /// Reads `bytes`.
-    ///
-    /// # Errors
-    /// Anything that is not a complete golden file.
     pub fn read(file: &str, bytes: &[u8]) -> std::result::Result<Self, CheckError> {
         let wrong = |reason: String| CheckError::NotGolden { file: file.to_owned(), reason };
         let (_, header) = SafeTensors::read_metadata(bytes)

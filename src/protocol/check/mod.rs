@@ -85,9 +85,6 @@ impl FileVerdict {
 }
 
 /// Checks one golden file given as bytes; `file` is what messages call it.
-///
-/// # Errors
-/// A file that is no golden file, or that the mechanism refuses.
 pub fn check_bytes(file: &str, bytes: &[u8], device: &Device) -> Result<FileVerdict, CheckError> {
     let golden = Golden::read(file, bytes)?;
     match golden.meta("level") {

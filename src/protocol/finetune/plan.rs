@@ -15,8 +15,8 @@ use crate::protocol::model_spec::ModelSpec;
 use crate::protocol::pretrained_start;
 use crate::protocol::training::worker::Job;
 use crate::protocol::training::{
-    PlannedRun, ProtocolDiff, RunPlace, TrainingProtocol, TrainingRequest, TrainingResult, flops, incomplete,
-    micro_batches, one_of_each, requests, resolve,
+    PlannedRun, ProtocolDiff, RequestInfo, RunPlace, TrainingProtocol, TrainingRequest, TrainingResult,
+    flops, incomplete, micro_batches, one_of_each, requests, resolve,
 };
 use crate::run::outcome::CellFailure;
 use crate::run::plan::Plan;
@@ -70,9 +70,6 @@ const PRESET: &str = "roberta-base";
 const PADDED: &[(&str, u64)] = &[("sst-2", 40), ("qqp", 75), ("mnli", 113)];
 
 /// The model of `request`.
-///
-/// # Errors
-/// Unknown names, impossible sizes, a mechanism that cannot do this.
 pub fn model(request: &FinetuneRequest, choice: &MechanismChoice) -> Result<RobertaConfig, ResolveError> {
     let classes = data::text_task(&request.task).map_err(ResolveError::wrong)?.1.classes.len();
     let asked = ModelRequest {
@@ -131,46 +128,36 @@ impl TrainingProtocol for Finetune {
         let (preset, sizes) = pretrained_start::sizes(entry, start, PRESET)?;
         let recipe = recipe::find(&preset, task, len).map_err(PlanError::new)?;
         let (len, batch) = (len.unwrap_or(recipe.len), batch.unwrap_or(recipe.batch));
-        let accumulate = micro_batches(settings, batch, 1)?;
         let (vocab, positions) = match (start, masked_lm::preset(&preset)) {
             (Some(start), _) => (start.vocab, start.positions),
             (None, Some((_, vocab, positions))) => (vocab, positions),
             (None, None) => (0, 0), // the model says that there is no such preset
         };
         let spec = ModelSpec { preset, sizes, ..ModelSpec::new(entry, len, batch, Pass::Train, seed)? };
-        let request = FinetuneRequest {
-            task: task.to_owned(),
-            from: start.map(|start| start.folder.display().to_string()),
-            encoder,
-            vocab: vocab as u64,
-            positions: len.max(positions as u64),
-            eps: start.map_or(1e-5, |start| start.eps),
-            steps: settings.steps.unwrap_or(recipe.steps),
-            rate: settings.rate.unwrap_or(recipe.rate),
-            accumulate,
-            every: settings.every,
-            limit: settings.limit,
-            reading: LoadOptions {
-                strict: settings.strict.unwrap_or(false),
-                allow_partial: settings.allow_partial.unwrap_or(false),
-                keep_close: false,
-            },
-            spec,
+        let request = |spec: ModelSpec, encoder: Option<String>, settings: &Settings| {
+            Ok(FinetuneRequest {
+                task: task.to_owned(),
+                from: start.map(|start| start.folder.display().to_string()),
+                encoder,
+                vocab: vocab as u64,
+                positions: len.max(positions as u64),
+                eps: start.map_or(1e-5, |start| start.eps),
+                steps: settings.steps.unwrap_or(recipe.steps),
+                rate: settings.rate.unwrap_or(recipe.rate),
+                accumulate: micro_batches(settings, spec.batch, 1)?,
+                every: settings.every,
+                limit: settings.limit,
+                reading: LoadOptions {
+                    strict: settings.strict.unwrap_or(false),
+                    ..LoadOptions::partial(settings.allow_partial.unwrap_or(false))
+                },
+                spec,
+            })
         };
-        let spec = &request.spec;
+        let usual = ModelSpec { len: recipe.len, batch: recipe.batch, ..spec.default_spec(&spec.preset) };
+        let usual = request(usual, None, &Settings::NONE)?; // where the encoder lies does not matter
+        let request = request(spec, encoder, settings)?;
         let model = resolve(entry, |choice| model(&request, choice))?;
-        let usual = FinetuneRequest {
-            spec: ModelSpec { len: recipe.len, batch: recipe.batch, ..spec.default_spec(&spec.preset) },
-            from: request.from.clone(), // where the encoder lies does not matter
-            encoder: None,
-            steps: recipe.steps,
-            rate: recipe.rate,
-            accumulate: 1,
-            every: None,
-            limit: None,
-            reading: LoadOptions::default(),
-            ..request.clone()
-        };
         let padded = PADDED.iter().find(|(padded, _)| *padded == task).map_or(len, |(_, len)| *len);
         let work = 3.0 * flops(&model, padded.min(len)) * (batch * request.steps) as f64;
         let differs = Some(differences(&request, &recipe, start));
@@ -259,9 +246,6 @@ fn differences(request: &FinetuneRequest, recipe: &Recipe, start: Option<&Pretra
 }
 
 /// The tokenizer of `request`: that of its encoder, or one of the training texts.
-///
-/// # Errors
-/// A tokenizer that cannot be read or is not the encoder's.
 pub fn tokenizer(
     request: &FinetuneRequest,
     start: Option<&Pretrained>,
@@ -284,24 +268,12 @@ pub fn words_name(request: &FinetuneRequest) -> String {
 }
 
 impl TrainingRequest for FinetuneRequest {
-    fn task(&self) -> &str {
-        &self.task
-    }
-
     fn reads(&self) -> Vec<String> {
         vec![self.task.clone(), words_name(self)]
     }
 
-    fn reading(&self) -> LoadOptions {
-        self.reading
-    }
-
-    fn steps(&self) -> u64 {
-        self.steps
-    }
-
-    fn spec(&self) -> &ModelSpec {
-        &self.spec
+    fn info(&self) -> RequestInfo<'_> {
+        RequestInfo { task: &self.task, reading: self.reading, steps: self.steps, spec: &self.spec }
     }
 }
 

@@ -48,9 +48,6 @@ const fn warmup(steps: u64) -> u64 {
 }
 
 /// The recipe of `preset` for `task`, with inputs of `len` ids where something is said.
-///
-/// # Errors
-/// A task that no set of texts has.
 pub fn find(preset: &str, task: &str, len: Option<u64>) -> Result<Recipe, DataError> {
     let epoch = (data::text_task(task)?.1.train as u64 / BATCH).max(1);
     let base = Recipe {

@@ -15,8 +15,8 @@ use crate::protocol::grid::{Grid, GridDefaults, GridFlags, PlanError, listed};
 use crate::protocol::model_spec::{ModelSpec, resolve_or_unsupported};
 use crate::protocol::training::worker::Job;
 use crate::protocol::training::{
-    self, DataRead, PlannedRun, ProtocolDiff, RunPlace, TrainingProtocol, TrainingRequest, TrainingResult,
-    flops, one_of_each, read_once, requests,
+    self, DataRead, PlannedRun, ProtocolDiff, RequestInfo, RunPlace, TrainingProtocol, TrainingRequest,
+    TrainingResult, flops, one_of_each, read_once, requests,
 };
 use crate::run::RunError;
 use crate::run::outcome::CellFailure;
@@ -56,9 +56,6 @@ pub const QUICK: (u64, u64, f64) = (1500, 64, 1e-3);
 const PRESET: &str = "ls-lra";
 
 /// The model of `spec` for `task`.
-///
-/// # Errors
-/// Unknown names, impossible sizes, a mechanism that cannot do this, a preset without this task.
 pub fn model(
     spec: &ModelSpec,
     choice: &MechanismChoice,
@@ -110,17 +107,9 @@ impl TrainingProtocol for Lra {
         let spec = ModelSpec::new(entry, len, batch, Pass::Train, seed)?;
         let (model, unsupported) = resolve_or_unsupported(entry, |choice| model(&spec, choice, task))?;
         let model = model.ok_or_else(|| unsupported.unwrap_or_default());
-        let usual = LraRequest {
+        let request = |spec: ModelSpec, settings: &Settings| LraRequest {
             task: task.to_owned(),
-            spec: ModelSpec { len: recipe.len, batch: recipe.batch, ..spec.default_spec(&spec.preset) },
-            keep: recipe.keep.min(recipe.len),
-            steps: recipe.steps,
-            rate: recipe.rate,
-            limit: None,
-            reading: LoadOptions { keep_close: recipe.keep_close, ..LoadOptions::default() },
-        };
-        let request = LraRequest {
-            keep: recipe.keep.min(len),
+            keep: recipe.keep.min(spec.len),
             steps: settings.steps.unwrap_or(recipe.steps).max(1),
             rate: settings.rate.unwrap_or(recipe.rate),
             limit: settings.limit,
@@ -130,8 +119,9 @@ impl TrainingProtocol for Lra {
                 keep_close: settings.keep_close.unwrap_or(false) || recipe.keep_close,
             },
             spec,
-            ..usual.clone()
         };
+        let usual = ModelSpec { len: recipe.len, batch: recipe.batch, ..spec.default_spec(&spec.preset) };
+        let (request, usual) = (request(spec, settings), request(usual, &Settings::NONE));
         let work = work(&request.spec, flops(&model, len), &recipe, request.steps);
         let differs = Some(differences(&request, &recipe));
         Ok(PlannedRun { metric: ACCURACY.name, unit: "%", request, usual, model, differs, work })
@@ -224,28 +214,13 @@ impl LraRequest {
     }
 
     /// How its task is trained.
-    ///
-    /// # Errors
-    /// A preset without this task.
     pub fn recipe(&self) -> Result<Recipe, String> {
         recipe::find(&self.spec.preset, &self.task, self.mechanism())
     }
 }
 
 impl TrainingRequest for LraRequest {
-    fn task(&self) -> &str {
-        &self.task
-    }
-
-    fn reading(&self) -> LoadOptions {
-        self.reading
-    }
-
-    fn steps(&self) -> u64 {
-        self.steps
-    }
-
-    fn spec(&self) -> &ModelSpec {
-        &self.spec
+    fn info(&self) -> RequestInfo<'_> {
+        RequestInfo { task: &self.task, reading: self.reading, steps: self.steps, spec: &self.spec }
     }
 }

@@ -171,9 +171,6 @@ const OWN_DECAY: &[(&str, &str, f64)] = &[("image", "sinkhorn", 0.7)];
 
 /// The recipe of `preset` for `task`, with what the source has for `mechanism` only; in the manner of Transformer-LS where
 /// no source trains on the task, or trains this preset.
-///
-/// # Errors
-/// What the preset has instead.
 pub fn find(preset: &str, task: &str, mechanism: &str) -> Result<Recipe, String> {
     let of = |table: &[Recipe]| table.iter().find(|recipe| recipe.task == task).copied();
     let table = PRESETS.iter().find(|(name, _)| *name == preset).map(|(_, table)| *table);

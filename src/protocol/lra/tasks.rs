@@ -12,9 +12,6 @@ use effattn_model::batch::{Batch, ModelInput, Tokens};
 pub use effattn_data::LoadOptions;
 
 /// The data of `task` in `dir`, or generated where they are made by this program and lie nowhere.
-///
-/// # Errors
-/// A task that no data set has; data that are missing, damaged, or incomplete without permission.
 pub fn load(
     task: &str,
     dir: &Path,

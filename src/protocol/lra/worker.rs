@@ -167,9 +167,6 @@ impl Experiment for LraExperiment<'_> {
 
 impl<'a> LraExperiment<'a> {
     /// Reads the data and opens the device.
-    ///
-    /// # Errors
-    /// How the cell ended instead.
     pub fn open(job: &'a Job<'a, LraRequest>) -> Result<Self, CellFailure> {
         let Job { request, context, .. } = job;
         let model = request.spec.choice().and_then(|choice| model(&request.spec, &choice, &request.task));
@@ -182,9 +179,6 @@ impl<'a> LraExperiment<'a> {
     }
 
     /// Trains, or goes on training, in the folder of the cell.
-    ///
-    /// # Errors
-    /// How the cell ended instead.
     pub fn train(&self) -> Result<Tested, CellFailure> {
         let (trained, peak_bytes) = training::train(&self.laboratory, self)?;
         self.tested(trained, peak_bytes)
@@ -219,9 +213,6 @@ impl<'a> LraExperiment<'a> {
     }
 
     /// Full batches of the test split in order, or the only one, changed by `change` where something is said.
-    ///
-    /// # Errors
-    /// How the cell ended instead.
     pub fn test(
         &self,
         trained: &mut Tested,

@@ -93,11 +93,32 @@ impl Protocol for Memory {
     }
 
     fn defaults(&self, flags: &GridFlags) -> GridDefaults {
-        defaults(flags)
+        let fit = flags.user_settings().fit.is_some();
+        let usual = flags.user_settings().preset.as_deref().and_then(family::usual);
+        let len = usual.filter(|_| !fit).map(|usual| vec![usual.len as u64]);
+        let settings = Settings {
+            len: Some(Lengths(len.unwrap_or_else(|| match fit {
+                true => vec![MAX_LEN],
+                false => vec![1024, 2048, 4096, 8192],
+            }))),
+            batch: Some(Batches(vec![1])),
+            seeds: Some(Seeds(vec![0])),
+            mode: Some(Modes(vec![Pass::Infer, Pass::Train])),
+            preset: Some(PRESET.to_owned()),
+            timeout: Some(Seconds(600.0)),
+            ..Settings::NONE
+        };
+        GridDefaults { settings, models: usual.map_or("full,linear,cosformer,ls", |usual| usual.models) }
     }
 
+    /// The cells of `grid`. With `fit`, lengths are bounds of the search.
     fn cells(&self, grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
-        cells(grid, threads)
+        cells_by_place(grid, |pick, place| {
+            let longest = pick.settings.len.iter().flat_map(|list| &list.0).max();
+            // with a budget, the longest length only bounds the search
+            let wanted = pick.settings.fit.is_none() || Some(&place.0) == longest;
+            wanted.then(|| cell(grid, pick, place, threads)).transpose()
+        })
     }
 
     fn prepare(&self, plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
@@ -108,20 +129,68 @@ impl Protocol for Memory {
         super::grid::steps_amount(plan)
     }
 
+    /// Prices searches: what takes long in them is known only when short lengths were tried.
     fn estimate(&self, plan: &mut Plan, context: &EstimateContext) -> Result<(), RunError> {
-        price(plan, context)
+        for index in 0..plan.cells.len() {
+            let cell = &plan.cells[index];
+            if cell.request.is_null() || (context.done)(cell) {
+                continue;
+            }
+            let asked: MemoryRequest = request(cell)?;
+            if let Some(bytes) = asked.fit {
+                (context.tell)(&format!("{}: short lengths", plan.name(index)));
+                plan.cells[index].seconds = fit::price(&plan.cells[index], &asked, bytes, context)?;
+            }
+        }
+        Ok(())
     }
 
+    /// Measures the cells `open`, one at a time.
     fn compute(&self, runner: &mut CellRunner, open: &[usize]) -> Result<(), RunError> {
-        compute(runner, open)
+        for &index in open {
+            let cell = &runner.plan.cells[index];
+            runner.session.term.at(runner.plan.name(index));
+            let asked: MemoryRequest = request(cell)?;
+            let measured = match asked.fit {
+                Some(bytes) => Ok(fit::fit(runner, index, &asked, bytes)?),
+                None => measure(runner, index, &asked)?.map(|peak| rows(&cell.row, peak)),
+            };
+            match measured {
+                Ok(rows) => {
+                    let summary = result_line(&rows);
+                    runner.record_result(
+                        index,
+                        CellResult { rows, samples: Vec::new(), summary, progress_seconds: 0.0 },
+                    )?;
+                }
+                Err(ending) => runner.record_failure(index, &ending, 0.0)?,
+            }
+        }
+        Ok(())
     }
 
     fn failure_rows(&self, row: &Row, failure: &CellFailure) -> Vec<Row> {
         vec![row.with("peak_memory", "B", None).with_outcome(failure.outcome, Some(failure.reason.clone()))]
     }
 
+    /// The worker's side: builds, steps, tells the peak.
     fn work(&self, link: &ParentLink, request: Value, input: &WorkerInput) -> anyhow::Result<()> {
-        work(link, request, input)
+        let request: MemoryRequest = serde_json::from_value(request)?;
+        alloc::return_pages();
+        let mut resident = Resident::default();
+        let before = resident.own();
+        let most = if request.fit.is_some() || rayon::current_num_threads() == 1 { STEPS.0 } else { STEPS.1 };
+        let answer = match peaks(&request.spec, input.text, most) {
+            Ok((peaks, seconds)) => MemoryReply::Peak(Peak {
+                seconds,
+                peak_bytes: peaks.iter().copied().max().unwrap_or(0),
+                least_bytes: peaks.iter().skip(1).copied().min().unwrap_or(0),
+                steps: peaks.len() as u64,
+                resident_bytes: resident.own_peak().saturating_sub(before),
+            }),
+            Err(ending) => MemoryReply::Ended { outcome: ending.outcome, reason: ending.reason },
+        };
+        Ok(link.send(&answer)?)
     }
 
     fn view(&self) -> ResultView {
@@ -139,36 +208,6 @@ Examples:
   effattn memory --kernel composed --model full
 
 Memory is counted by the allocator as live bytes: parameters, optimizer moments, activations and inputs. One worker process runs at a time.";
-
-/// What `memory` does where nothing is said.
-fn defaults(flags: &GridFlags) -> GridDefaults {
-    let fit = flags.user_settings().fit.is_some();
-    let usual = flags.user_settings().preset.as_deref().and_then(family::usual);
-    let len = usual.filter(|_| !fit).map(|usual| vec![usual.len as u64]);
-    let settings = Settings {
-        len: Some(Lengths(len.unwrap_or_else(|| match fit {
-            true => vec![MAX_LEN],
-            false => vec![1024, 2048, 4096, 8192],
-        }))),
-        batch: Some(Batches(vec![1])),
-        seeds: Some(Seeds(vec![0])),
-        mode: Some(Modes(vec![Pass::Infer, Pass::Train])),
-        preset: Some(PRESET.to_owned()),
-        timeout: Some(Seconds(600.0)),
-        ..Settings::NONE
-    };
-    GridDefaults { settings, models: usual.map_or("full,linear,cosformer,ls", |usual| usual.models) }
-}
-
-/// The cells of `grid`. With `fit`, lengths are bounds of the search.
-fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
-    cells_by_place(grid, |pick, place| {
-        let longest = pick.settings.len.iter().flat_map(|list| &list.0).max();
-        // with a budget, the longest length only bounds the search
-        let wanted = pick.settings.fit.is_none() || Some(&place.0) == longest;
-        wanted.then(|| cell(grid, pick, place, threads)).transpose()
-    })
-}
 
 fn cell(
     grid: &Grid,
@@ -220,46 +259,6 @@ fn seconds(step: f64, threads: usize) -> f64 {
     let worker = 0.3 + steps(if threads > 1 { STEADY + 4 } else { STEPS.0 });
     let workers = (4.0 * PATIENCE.as_secs_f64() / worker).ceil().min(WORKERS as f64);
     if threads > 1 { worker * workers } else { worker }
-}
-
-/// Prices searches: what takes long in them is known only when short lengths were tried.
-fn price(plan: &mut Plan, context: &EstimateContext) -> Result<(), RunError> {
-    for index in 0..plan.cells.len() {
-        let cell = &plan.cells[index];
-        if cell.request.is_null() || (context.done)(cell) {
-            continue;
-        }
-        let asked: MemoryRequest = request(cell)?;
-        if let Some(bytes) = asked.fit {
-            (context.tell)(&format!("{}: short lengths", plan.name(index)));
-            plan.cells[index].seconds = fit::price(&plan.cells[index], &asked, bytes, context)?;
-        }
-    }
-    Ok(())
-}
-
-/// Measures the cells `open`, one at a time.
-fn compute(runner: &mut CellRunner, open: &[usize]) -> Result<(), RunError> {
-    for &index in open {
-        let cell = &runner.plan.cells[index];
-        runner.session.term.at(runner.plan.name(index));
-        let asked: MemoryRequest = request(cell)?;
-        let measured = match asked.fit {
-            Some(bytes) => Ok(fit::fit(runner, index, &asked, bytes)?),
-            None => measure(runner, index, &asked)?.map(|peak| rows(&cell.row, peak)),
-        };
-        match measured {
-            Ok(rows) => {
-                let summary = result_line(&rows);
-                runner.record_result(
-                    index,
-                    CellResult { rows, samples: Vec::new(), summary, progress_seconds: 0.0 },
-                )?;
-            }
-            Err(ending) => runner.record_failure(index, &ending, 0.0)?,
-        }
-    }
-    Ok(())
 }
 
 fn rows(row: &Row, peak: Peak) -> Vec<Row> {
@@ -331,26 +330,6 @@ fn ask(
         Received::Message(MemoryReply::Ended { outcome, reason }) => Err(CellFailure { outcome, reason }),
         Received::Ended(ending) => Err(ending),
     })
-}
-
-/// The worker's side: builds, steps, tells the peak.
-fn work(link: &ParentLink, request: Value, given: &WorkerInput) -> anyhow::Result<()> {
-    let request: MemoryRequest = serde_json::from_value(request)?;
-    alloc::return_pages();
-    let mut resident = Resident::default();
-    let before = resident.own();
-    let most = if request.fit.is_some() || rayon::current_num_threads() == 1 { STEPS.0 } else { STEPS.1 };
-    let answer = match peaks(&request.spec, given.text, most) {
-        Ok((peaks, seconds)) => MemoryReply::Peak(Peak {
-            seconds,
-            peak_bytes: peaks.iter().copied().max().unwrap_or(0),
-            least_bytes: peaks.iter().skip(1).copied().min().unwrap_or(0),
-            steps: peaks.len() as u64,
-            resident_bytes: resident.own_peak().saturating_sub(before),
-        }),
-        Err(ending) => MemoryReply::Ended { outcome: ending.outcome, reason: ending.reason },
-    };
-    Ok(link.send(&answer)?)
 }
 
 /// The peak of every step, `most` of them at most, and the seconds that they took.

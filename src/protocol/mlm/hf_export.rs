@@ -20,9 +20,6 @@ pub const CONFIG: &str = "config.json";
 pub const TOKENIZER: &str = "tokenizer.json";
 
 /// Writes the three files into `folder`. Its weights come last: a folder that has them has everything.
-///
-/// # Errors
-/// A folder that cannot be written, a full disk.
 pub fn write(
     folder: &Path,
     weights: &Checkpoint,

@@ -14,8 +14,8 @@ use crate::protocol::model_spec::ModelSpec;
 use crate::protocol::pretrained_start::{self, StartEncoder, StartRequest};
 use crate::protocol::training::worker::Job;
 use crate::protocol::training::{
-    PlannedRun, ProtocolDiff, RunPlace, TrainingProtocol, TrainingRequest, TrainingResult, flops, incomplete,
-    micro_batches, most_steps, one_of_each, resolve,
+    PlannedRun, ProtocolDiff, RequestInfo, RunPlace, TrainingProtocol, TrainingRequest, TrainingResult,
+    flops, incomplete, micro_batches, most_steps, one_of_each, resolve,
 };
 use crate::run::outcome::CellFailure;
 use crate::run::plan::Plan;
@@ -59,9 +59,6 @@ pub struct MlmRequest {
 const PRESET: &str = "roberta-small";
 
 /// The model of `spec`, for inputs as long as those of the encoder that it goes on from, or longer.
-///
-/// # Errors
-/// Unknown names, impossible sizes, a mechanism that cannot do this.
 pub fn model(
     spec: &ModelSpec,
     start: Option<&StartRequest>,
@@ -137,7 +134,6 @@ impl TrainingProtocol for Mlm {
         let recipe = Recipe::find(&preset).map_err(PlanError)?;
         let (len, batch) = one_of_each(settings, "mlm")?;
         let (len, batch) = (len.unwrap_or(recipe.len), batch.unwrap_or(recipe.batch));
-        let accumulate = micro_batches(settings, batch, recipe.accumulate.min(batch))?;
         if let (Some(_), Some(tokenizer)) = (&start, &settings.tokenizer) {
             return Err(PlanError(format!(
                 "--from brings the encoder's tokenizer; leave --tokenizer {tokenizer} out"
@@ -146,32 +142,25 @@ impl TrainingProtocol for Mlm {
         let spec = ModelSpec { preset, sizes, ..ModelSpec::new(entry, len, batch, Pass::Train, seed)? };
         let begin = start.as_ref().map(StartRequest::from);
         let model = resolve(entry, |choice| model(&spec, begin.as_ref(), choice))?;
-        let usual = MlmRequest {
-            task: task.to_owned(),
-            spec: ModelSpec { len: recipe.len, batch: recipe.batch, ..spec.default_spec(&spec.preset) },
-            start: begin.as_ref().map(StartRequest::elsewhere),
-            tokenizer: None,
-            steps: recipe.steps,
-            rate: recipe.rate,
-            every: recipe.every_of(recipe.steps),
-            accumulate: recipe.accumulate,
-            limit: None,
-            allow_partial: false,
+        let request = |spec: ModelSpec, start: Option<StartRequest>, settings: &Settings| {
+            let steps = settings.steps.unwrap_or(recipe.steps).max(1);
+            Ok(MlmRequest {
+                task: task.to_owned(),
+                start,
+                tokenizer: settings.tokenizer.clone(),
+                steps,
+                rate: settings.rate.unwrap_or(recipe.rate),
+                every: settings.every.unwrap_or_else(|| recipe.every_of(steps)),
+                accumulate: micro_batches(settings, spec.batch, recipe.accumulate.min(spec.batch))?,
+                limit: settings.limit,
+                allow_partial: settings.allow_partial.unwrap_or(false),
+                spec,
+            })
         };
-        let steps = settings.steps.unwrap_or(recipe.steps).max(1);
-        let work = 3.0 * flops(&model, len) * (batch * steps) as f64;
-        let request = MlmRequest {
-            task: task.to_owned(),
-            spec,
-            start: begin,
-            tokenizer: settings.tokenizer.clone(),
-            steps,
-            rate: settings.rate.unwrap_or(recipe.rate),
-            every: settings.every.unwrap_or_else(|| recipe.every_of(steps)),
-            accumulate,
-            limit: settings.limit,
-            allow_partial: settings.allow_partial.unwrap_or(false),
-        };
+        let usual = ModelSpec { len: recipe.len, batch: recipe.batch, ..spec.default_spec(&spec.preset) };
+        let usual = request(usual, begin.as_ref().map(StartRequest::elsewhere), &Settings::NONE)?;
+        let request = request(spec, begin, settings)?;
+        let work = 3.0 * flops(&model, len) * (batch * request.steps) as f64;
         let mut differs = differences(&request, recipe);
         let goes_on = |start: StartEncoder| format!("goes on from {}", start.encoder.attention.label());
         differs.settings.extend(start.map(goes_on));
@@ -257,10 +246,6 @@ pub fn data_names(request: &MlmRequest) -> [String; 2] {
 }
 
 /// Reads what `request` is trained on; the tokenizer is read, or trained on the text.
-///
-/// # Errors
-/// Data that are missing, damaged, no text, or incomplete without permission; a tokenizer that cannot be read or does not
-/// fit the model.
 pub fn load(request: &MlmRequest, data: &Path) -> anyhow::Result<MlmData> {
     let preset = &request.spec.preset;
     let recipe = Recipe::find(preset).map_err(anyhow::Error::msg)?;
@@ -294,23 +279,12 @@ pub fn load(request: &MlmRequest, data: &Path) -> anyhow::Result<MlmData> {
 }
 
 impl TrainingRequest for MlmRequest {
-    fn task(&self) -> &str {
-        &self.task
-    }
-
     fn reads(&self) -> Vec<String> {
         data_names(self).into()
     }
 
-    fn reading(&self) -> LoadOptions {
-        LoadOptions { allow_partial: self.allow_partial, ..LoadOptions::default() }
-    }
-
-    fn steps(&self) -> u64 {
-        self.steps
-    }
-
-    fn spec(&self) -> &ModelSpec {
-        &self.spec
+    fn info(&self) -> RequestInfo<'_> {
+        let reading = LoadOptions::partial(self.allow_partial);
+        RequestInfo { task: &self.task, reading, steps: self.steps, spec: &self.spec }
     }
 }

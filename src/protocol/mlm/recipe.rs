@@ -67,9 +67,6 @@ pub static RECIPES: &[Recipe] = &[
 
 impl Recipe {
     /// The protocol of `preset`.
-    ///
-    /// # Errors
-    /// A preset of another family.
     pub fn find(preset: &str) -> Result<&'static Self, String> {
         let known = || RECIPES.iter().map(|recipe| recipe.preset);
         let found = RECIPES.iter().find(|recipe| recipe.preset == preset);

@@ -47,19 +47,10 @@ pub enum TurnResult {
 /// The cells' workers; replaced by a fake in tests.
 pub trait CellWorkers {
     /// Starts cell `cell`, which may reach `limit` bytes, and warms it up.
-    ///
-    /// # Errors
-    /// The run cannot go on.
     fn start(&mut self, cell: usize, limit: u64) -> Result<Started, RunError>;
     /// Lets `cell` step for `seconds`, at least once and at most `runs` times. Its limit stays.
-    ///
-    /// # Errors
-    /// The run cannot go on.
     fn turn(&mut self, cell: usize, seconds: f64, runs: usize) -> Result<TurnResult, RunError>;
     /// Ends `cell`, whose samples are complete or which ended by itself.
-    ///
-    /// # Errors
-    /// The run cannot go on.
     fn done(&mut self, cell: usize, samples: Vec<f64>, ending: Option<CellFailure>) -> Result<(), RunError>;
     /// Takes `cell` back without a result: it will be started again.
     fn requeue(&mut self, cell: usize);
@@ -72,9 +63,6 @@ struct ActiveCell {
 }
 
 /// Runs `cells` within `limit` bytes.
-///
-/// # Errors
-/// Whatever the bench fails with.
 pub fn run(
     cells: &[usize],
     budget: impl Fn(usize) -> Budget,

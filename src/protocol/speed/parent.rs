@@ -21,9 +21,6 @@ use effattn_record::stats::median;
 use effattn_record::{Outcome, Row};
 
 /// Lets the cells `open` take turns.
-///
-/// # Errors
-/// Ctrl-C, a full disk: what is finished stays.
 pub fn compute(runner: &mut CellRunner, open: &[usize]) -> Result<(), RunError> {
     let requests = open.iter().map(|&index| Ok((index, request(&runner.plan.cells[index])?)));
     let requests = requests.collect::<Result<HashMap<usize, SpeedRequest>, RunError>>()?;
@@ -170,9 +167,6 @@ fn result_line(steps: &Row, ending: Option<&CellFailure>) -> String {
 const TRIED: f64 = 2e9;
 
 /// Prices the cells of `plan` by a few steps of every mechanism and pass, at the longest length that takes no time.
-///
-/// # Errors
-/// A worker that cannot be started; Ctrl-C.
 pub fn price(plan: &mut Plan, context: &EstimateContext) -> Result<(), RunError> {
     let most = TRIED * plan.threads as f64;
     let mut probes: HashMap<_, Option<StepProbe>> = HashMap::new();
@@ -209,9 +203,6 @@ pub fn price(plan: &mut Plan, context: &EstimateContext) -> Result<(), RunError>
 
 /// Multiply-adds per second of a model, and the bytes that a step of its whole batch takes, by a step that may be smaller;
 /// nothing if it cannot run.
-///
-/// # Errors
-/// A worker that cannot be started; Ctrl-C.
 pub fn measure_rate(
     spec: &ModelSpec,
     context: &EstimateContext,

@@ -100,9 +100,6 @@ pub fn defaults(flags: &GridFlags) -> GridDefaults {
 }
 
 /// The cells of `grid`: by length, batch size, pass, so that those that take turns stand together.
-///
-/// # Errors
-/// Settings that nobody can run.
 pub fn cells(grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
     cells_by_place(grid, |pick, place| cell(grid, pick, place, threads).map(Some))
 }

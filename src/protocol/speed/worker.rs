@@ -64,9 +64,6 @@ impl From<CellFailure> for SpeedReply {
 }
 
 /// Builds, warms up, and steps whenever it is its turn, until the parent closes the pipe.
-///
-/// # Errors
-/// The parent is gone, or speaks another language.
 pub fn work(link: &ParentLink, request: Value, given: &WorkerInput) -> anyhow::Result<()> {
     let request: SpeedRequest = serde_json::from_value(request)?;
     let mut step = match warm(&request, given.text) {

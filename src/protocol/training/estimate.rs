@@ -29,10 +29,7 @@ struct Seen {
 }
 
 /// Prices the cells of `plan` that are not done. Where a cell's data are not there, or there is no time left to try it, it is
-/// multiplied by the median ratio of measured to guessed time of the tried cells.
-///
-/// # Errors
-/// A worker that cannot be started; Ctrl-C.
+/// taken to be as much slower or faster than its guess as those that were tried.
 pub fn estimate<J: TrainingRequest>(plan: &mut Plan, context: &EstimateContext) -> Result<(), RunError> {
     let start = Instant::now();
     let mut seen: Vec<Seen> = Vec::new();
@@ -42,16 +39,16 @@ pub fn estimate<J: TrainingRequest>(plan: &mut Plan, context: &EstimateContext) 
         let cell = &plan.cells[index];
         let Ok(job) = request::<J>(cell) else { continue };
         let key = key(cell);
-        let short = job.steps() < SHORT.0 && cell.seconds < SHORT.1;
+        let short = job.info().steps < SHORT.0 && cell.seconds < SHORT.1;
         if short || start.elapsed() > ALL || seen.iter().any(|seen| seen.key == key) {
             continue;
         }
         (context.tell)(plan.name(index));
         let (rehearsed, setup) = rehearse(cell, &command, context)?;
-        let trains = job.trained(&context.results, plan).is_none();
+        let steps = job.trained(&context.results, plan).is_none().then_some(job.info().steps);
         let (times, memory) = match rehearsed {
-            Some(seen) => (total(&job, trains, &seen, setup) / cell.seconds, seen.peak_bytes),
-            None => match measure_rate(job.spec(), context)? {
+            Some(seen) => (total(&job, steps, &seen, setup) / cell.seconds, seen.peak_bytes),
+            None => match measure_rate(job.info().spec, context)? {
                 Some((rate, memory)) => (RATE * threads / rate, memory),
                 None => continue,
             },
@@ -75,13 +72,11 @@ fn key(cell: &Cell) -> String {
     cell.row.seed.map_or_else(|| cell.key.clone(), |seed| cell.key.replacen(&format!(" s{seed}"), "", 1))
 }
 
-/// Seconds of the whole run.
-fn total(job: &impl TrainingRequest, trains: bool, seen: &TrialTiming, setup: f64) -> f64 {
+/// Seconds of the whole run with so many steps of training; `None` if the model is trained already.
+fn total(job: &impl TrainingRequest, steps: Option<u64>, seen: &TrialTiming, setup: f64) -> f64 {
     let tests = setup + seen.step * FORWARD * job.tests() * seen.forwards.final_test;
-    if !trains {
-        return tests;
-    }
-    let evaluations = job.steps().div_ceil(seen.every.max(1)) as f64;
+    let Some(steps) = steps else { return tests };
+    let evaluations = steps.div_ceil(seen.every.max(1)) as f64;
     tests + seen.step * (job.first_step_equivalents() + FORWARD * evaluations * seen.forwards.per_eval)
 }
 
@@ -124,26 +119,18 @@ fn rehearse(
 mod tests {
     use super::super::EvalCost;
     use super::*;
-    use crate::protocol::model_spec::ModelSpec;
+    use crate::protocol::training::RequestInfo;
 
     #[derive(serde::Deserialize)]
     struct Fake;
 
     impl TrainingRequest for Fake {
-        fn task(&self) -> &str {
+        fn info(&self) -> RequestInfo<'_> {
             unreachable!("not asked")
         }
 
-        fn reading(&self) -> effattn_data::LoadOptions {
-            unreachable!("not asked")
-        }
-
-        fn steps(&self) -> u64 {
-            100
-        }
-
-        fn spec(&self) -> &ModelSpec {
-            unreachable!("not asked")
+        fn first_step_equivalents(&self) -> f64 {
+            100.0
         }
 
         fn tests(&self) -> f64 {
@@ -161,8 +148,8 @@ mod tests {
             peak_bytes: None,
         };
         let expected = 3.0 + 0.5 * (100.0 + FORWARD * (4.0 * 10.0 + 2.0 * 20.0));
-        assert!((total(&Fake, true, &seen, 3.0) - expected).abs() < 1e-9);
+        assert!((total(&Fake, Some(100), &seen, 3.0) - expected).abs() < 1e-9);
         let tested = 3.0 + 0.5 * FORWARD * 40.0;
-        assert!((total(&Fake, false, &seen, 3.0) - tested).abs() < 1e-9, "trained before");
+        assert!((total(&Fake, None, &seen, 3.0) - tested).abs() < 1e-9, "trained before");
     }
 }

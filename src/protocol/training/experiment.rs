@@ -38,9 +38,6 @@ pub struct TrainingDevice {
 
 impl TrainingDevice {
     /// Chooses kernels and opens the device. Memory is counted from here: data that are read before are not in it.
-    ///
-    /// # Errors
-    /// A device that is not there.
     pub fn open(spec: &ModelSpec, conditions: &WorkerContext) -> Result<Self, CellFailure> {
         choose_kernels(spec, conditions);
         let backend = Backend::open(spec.device)?;
@@ -110,11 +107,8 @@ pub trait Experiment {
     }
 
     /// Weights to begin with: drawn from the seed, or stored ones.
-    ///
-    /// # Errors
-    /// Stored weights that cannot be used.
     fn initial_weights(&self, device: &Device) -> Result<ParamBuilder, CellFailure> {
-        Ok(ParamBuilder::seeded(self.job().request.spec().seed, device, true))
+        Ok(ParamBuilder::seeded(self.job().request.info().spec.seed, device, true))
     }
 
     /// The model that is trained: it says which parameters weight decay takes part in.
@@ -122,9 +116,6 @@ pub trait Experiment {
 
     /// The model with the weights of `builder`, and its data: how a part of a step's batch is made, how it is evaluated.
     /// What a [`Trainable`] carries from step to step besides the weights is in `restored`, where training goes on.
-    ///
-    /// # Errors
-    /// Data that are too few, a model that cannot be built.
     fn trainable<'a>(
         &'a self,
         builder: &ParamBuilder,
@@ -154,9 +145,6 @@ pub fn train(
 
 impl EarlierPhases<'_> {
     /// Trains `experiment` to its end, or what is left of it.
-    ///
-    /// # Errors
-    /// How the cell ended instead.
     pub fn train(
         &self,
         laboratory: &TrainingDevice,
@@ -321,9 +309,6 @@ fn load(files: &CheckpointFiles, description: &Json) -> Result<(Checkpoint, Trai
 }
 
 /// Scores of `net` on `batches` added up, by name.
-///
-/// # Errors
-/// As [`Model::metrics`], and those of the batches.
 pub fn scores(net: &mut dyn Model, batches: impl Iterator<Item = Candle<Batch>>) -> Candle<Vec<Metric>> {
     let mut sums: Vec<Metric> = Vec::new();
     for batch in batches {

@@ -10,6 +10,7 @@ pub mod worker;
 
 use serde::{Deserialize, Serialize};
 
+use crate::protocol::model_spec::ModelSpec;
 use crate::train::training_loop::EvalPoint;
 use effattn_data::LoadOptions;
 use effattn_record::{Outcome, Published};
@@ -23,31 +24,22 @@ pub use protocol::{
 
 /// What is asked of a worker that trains.
 pub trait TrainingRequest: serde::de::DeserializeOwned {
-    /// The task.
-    fn task(&self) -> &str;
+    /// Its common fields.
+    fn info(&self) -> RequestInfo<'_>;
     /// Names in [`Plan::data`](crate::run::plan::Plan::data) of everything that it reads: a finished cell is carried over only
     /// where all of it is the same.
     fn reads(&self) -> Vec<String> {
-        vec![self.task().to_owned()]
+        vec![self.info().task.to_owned()]
     }
-    /// How its data are read.
-    fn reading(&self) -> LoadOptions;
-    /// Optimizer steps in all; none where nothing is trained.
-    fn steps(&self) -> u64;
-    /// The model, its batch and its length.
-    fn spec(&self) -> &crate::protocol::model_spec::ModelSpec;
     /// Steps in all, each counted as so many of the first one as it costs.
     fn first_step_equivalents(&self) -> f64 {
-        self.steps() as f64
+        self.info().steps as f64
     }
     /// How many times the test of a training run is made.
     fn tests(&self) -> f64 {
         1.0
     }
     /// Folder of a finished training run that is used, where there is one.
-    ///
-    /// # Errors
-    /// A folder that cannot be read.
     fn trained(
         &self,
         _results: &std::path::Path,
@@ -59,6 +51,19 @@ pub trait TrainingRequest: serde::de::DeserializeOwned {
     fn published(&self, _metric: &str, _task: &str) -> Option<Published> {
         None
     }
+}
+
+/// What every request of a training run has.
+#[derive(Clone, Copy)]
+pub struct RequestInfo<'a> {
+    /// The task.
+    pub task: &'a str,
+    /// How its data are read.
+    pub reading: LoadOptions,
+    /// Optimizer steps in all; 0 if nothing is trained.
+    pub steps: u64,
+    /// The model, its batch and its length.
+    pub spec: &'a ModelSpec,
 }
 
 /// What the worker says.

@@ -21,9 +21,6 @@ use effattn_record::{Outcome, Row, file};
 const GRACE: Duration = Duration::from_secs(20);
 
 /// Trains the cells `open`, each in a folder of its own in the folder of the run.
-///
-/// # Errors
-/// Ctrl-C, a full disk: what is finished stays, what is half trained goes on from its checkpoint.
 pub fn compute<J: TrainingRequest>(
     runner: &mut CellRunner,
     open: &[usize],
@@ -35,7 +32,7 @@ pub fn compute<J: TrainingRequest>(
         std::fs::create_dir_all(&folder).map_err(RunError::file(&folder))?;
         let trained = job.trained(runner.session.results(), runner.plan);
         let conditions = WorkerContext { folder, trained, ..runner.conditions.clone() };
-        let mut run = Running::new(index, job.steps(), shown, conditions, runner);
+        let mut run = Running::new(index, job.info().steps, shown, conditions, runner);
         match run.train(runner, index)? {
             Ok(done) => {
                 let rows = rows(&runner.plan.cells[index].row, &job, &done, &run.seconds);

@@ -7,9 +7,6 @@ use effattn_record::config::lists::{Batches, Lengths};
 use effattn_record::config::settings::{DtypeName, Settings};
 
 /// Length and batch size of `settings`, where they are said: `protocol` trains with one of each.
-///
-/// # Errors
-/// Several of them.
 pub fn one_of_each(settings: &Settings, protocol: &str) -> Result<(Option<u64>, Option<u64>), PlanError> {
     let one = |list: Option<&Vec<u64>>| match list.map(Vec::as_slice) {
         None => Ok(None),

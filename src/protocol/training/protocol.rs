@@ -172,7 +172,7 @@ pub fn summary<T: TrainingProtocol + ?Sized>(protocol: &T, plan: &Plan) -> Strin
 fn cell<T: TrainingProtocol + ?Sized>(place: &RunPlace, run: PlannedRun<T::Request>, threads: usize) -> Cell {
     let RunPlace { grid, entry, task, .. } = *place;
     let PlannedRun { metric, unit, request, usual, model, differs, work } = run;
-    let (spec, unsupported) = (request.spec(), model.as_ref().err().cloned());
+    let (spec, unsupported) = (request.info().spec, model.as_ref().err().cloned());
     let mut row = spec.row(T::INFO.name, threads, model.as_deref().ok());
     row.task = Some(task.to_owned());
     row.suite = grid.suite.as_ref().map(|suite| suite.name.clone());
@@ -198,7 +198,7 @@ pub fn requests<R: TrainingRequest>(plan: &Plan) -> Vec<R> {
 
 /// The most steps of one of `requests`.
 pub fn most_steps<R: TrainingRequest>(requests: &[R]) -> u64 {
-    requests.iter().map(TrainingRequest::steps).max().unwrap_or(0)
+    requests.iter().map(|request| request.info().steps).max().unwrap_or(0)
 }
 
 /// Data that were read before a run.
@@ -234,7 +234,7 @@ pub fn read_data<R: TrainingRequest>(
     read: impl Fn(&R) -> anyhow::Result<DataRead>,
 ) -> anyhow::Result<Prepared> {
     let requests = requests::<R>(plan);
-    let wanted = requests.iter().map(|request| (request.task(), request.reading(), request));
+    let wanted = requests.iter().map(|request| (request.info().task, request.info().reading, request));
     read_once(plan, wanted, read)
 }
 

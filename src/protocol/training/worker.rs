@@ -27,9 +27,6 @@ const TIMES: &str = "times.csv";
 const TELL: Duration = Duration::from_millis(500);
 
 /// Tells the parent how `result` came out.
-///
-/// # Errors
-/// The parent is gone.
 pub fn report(link: &ParentLink, result: Result<TrainingResult, CellFailure>) -> anyhow::Result<()> {
     let answer = match result {
         Ok(done) => TrainingMessage::Done(done),
@@ -77,9 +74,6 @@ pub fn choose_kernels(spec: &ModelSpec, conditions: &WorkerContext) {
 }
 
 /// Trains to the end of `course`, telling the parent how it goes. Steps made before this course are `before`.
-///
-/// # Errors
-/// How the cell ended instead.
 pub fn run_training(
     link: &ParentLink,
     (trainer, learner, state): (&mut Trainer, &mut dyn Trainable, &mut TrainingState),

@@ -42,9 +42,6 @@ impl Made {
     }
 
     /// On `device`.
-    ///
-    /// # Errors
-    /// Failures of the device.
     pub fn batch(self, device: &Device) -> Candle<Batch> {
         let count = self.len();
         let labels = match self.labels {
@@ -77,9 +74,6 @@ pub struct Loader {
 
 impl Loader {
     /// A loader with as many threads as there are for computing.
-    ///
-    /// # Errors
-    /// Threads that cannot be started.
     pub fn new(
         set: Arc<dyn ImageSet>,
         recipe: Recipe,
@@ -130,9 +124,6 @@ impl Loader {
     }
 
     /// The images `indices` as they are trained on in part `part` of step `step`.
-    ///
-    /// # Errors
-    /// A broken image that may not be left out.
     pub fn train(&self, (step, part): (u64, usize), indices: &[usize]) -> Result<Made, DataError> {
         let augment = &self.recipe.augment;
         let (mut pixels, labels) = self.gather(Split::Train, indices, |index, image, planes| {
@@ -146,9 +137,6 @@ impl Loader {
     }
 
     /// The images `indices` of `split` as they are evaluated.
-    ///
-    /// # Errors
-    /// As [`Self::train`].
     pub fn evaluate(&self, split: Split, indices: &[usize]) -> Result<Made, DataError> {
         let (pixels, labels) = self.gather(split, indices, |_, image, planes| {
             normalised(&evaluated(image, self.size as u32, self.recipe.evaluated), &IMAGENET, planes);
@@ -172,9 +160,6 @@ impl Loader {
     }
 
     /// Part `part` of `parts` of step `step`.
-    ///
-    /// # Errors
-    /// As [`Self::train`].
     pub fn part(
         &self,
         order: BatchOrder,
@@ -206,9 +191,6 @@ impl<K: Send + PartialEq + 'static, T: Send + 'static> Ahead<K, T> {
     }
 
     /// The one at `key`, if it is the next.
-    ///
-    /// # Errors
-    /// As it was made.
     pub fn at(&self, key: &K) -> Option<Candle<T>> {
         let (made, thing) = self.0.recv().ok()?;
         (made == *key).then(|| thing.map_err(Error::wrap))

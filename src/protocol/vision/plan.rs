@@ -13,8 +13,8 @@ use crate::protocol::grid::{GridDefaults, GridFlags, PlanError, published_elsewh
 use crate::protocol::model_spec::ModelSpec;
 use crate::protocol::training::worker::Job;
 use crate::protocol::training::{
-    PlannedRun, ProtocolDiff, RunPlace, TrainingProtocol, TrainingRequest, TrainingResult, flops, incomplete,
-    requests, resolve,
+    PlannedRun, ProtocolDiff, RequestInfo, RunPlace, TrainingProtocol, TrainingRequest, TrainingResult,
+    flops, incomplete, micro_batches, requests, resolve,
 };
 use crate::run::outcome::CellFailure;
 use crate::run::plan::Plan;
@@ -73,9 +73,6 @@ fn examples(classes: usize, len: usize) -> DataShape {
 }
 
 /// The model of `spec` for images of `classes`.
-///
-/// # Errors
-/// Unknown names, sizes that no model has.
 pub fn model(
     spec: &ModelSpec,
     choice: &MechanismChoice,
@@ -132,27 +129,29 @@ impl TrainingProtocol for Vision {
         let batch = one(settings.batch.as_ref().map(|Batches(list)| list), recipe.batch)?;
         let spec = ModelSpec::new(entry, len, batch, Pass::Train, seed)?;
         let model = resolve(entry, |choice| model(&spec, choice, classes(task)))?;
-        let usual = usual_request(task, &spec, &recipe);
-        let steps = settings.steps.unwrap_or(usual.steps).max(1);
         let evaluates = settings.weights.is_some();
-        let request = VisionRequest {
-            steps: if evaluates { 0 } else { steps },
-            rate: settings.rate.unwrap_or(recipe.rate),
-            every: settings.every.unwrap_or((steps / recipe.epochs).max(steps / 50)).max(1),
-            accumulate: settings.accumulate.unwrap_or(1),
-            limit: settings.limit,
-            weights: settings.weights.clone(),
-            weights_sha256: settings.weights.as_deref().map(weights_hash).transpose()?,
-            also: also(settings, task)?,
-            similarity: settings.similarity.unwrap_or(0),
-            allow_partial: settings.allow_partial.unwrap_or(false),
-            spec,
-            ..usual.clone()
+        let images = images::source(task).ok().and_then(|source| source.published);
+        let steps = images.map_or(STEPS, |images| recipe.steps(images as u64, recipe.batch));
+        let request = |spec: ModelSpec, settings: &Settings| -> Result<VisionRequest, PlanError> {
+            let steps = settings.steps.unwrap_or(steps).max(1);
+            Ok(VisionRequest {
+                task: task.to_owned(),
+                steps: if settings.weights.is_some() { 0 } else { steps },
+                rate: settings.rate.unwrap_or(recipe.rate),
+                every: settings.every.unwrap_or((steps / recipe.epochs).max(steps / 50)).max(1),
+                accumulate: micro_batches(settings, spec.batch, 1)?,
+                limit: settings.limit,
+                weights: settings.weights.clone(),
+                weights_sha256: settings.weights.as_deref().map(weights_hash).transpose()?,
+                also: settings.also.clone().map_or_else(Vec::new, |Words(names)| names),
+                similarity: settings.similarity.unwrap_or(0),
+                allow_partial: settings.allow_partial.unwrap_or(false),
+                spec,
+            })
         };
-        if !batch.is_multiple_of(request.accumulate) {
-            let parts = request.accumulate;
-            return Err(PlanError(format!("--accumulate {parts} does not divide the batch of {batch}")));
-        }
+        let usual = ModelSpec { len: usual, batch: recipe.batch, ..spec.default_spec(&spec.preset) };
+        let (usual, request) = (request(usual, &Settings::NONE)?, request(spec, settings)?);
+        check_also(&request)?;
         let differs = (!evaluates).then(|| differences(&request, &usual, &recipe));
         let work = 3.0 * flops(&model, len) * batch as f64 * request.steps as f64;
         Ok(PlannedRun { metric: "accuracy", unit: "%", request, usual, model, differs, work })
@@ -216,17 +215,17 @@ fn known(task: &str) -> Result<(), PlanError> {
     }
 }
 
-/// The sets that `pick` is tested on besides `task`.
-fn also(settings: &Settings, task: &str) -> Result<Vec<String>, PlanError> {
-    let names = settings.also.clone().map_or_else(Vec::new, |Words(names)| names);
-    if challenge(task).is_some() && settings.weights.is_none() {
-        let of = challenge(task).map_or(task, |challenge| challenge.of);
+/// Makes sure that the weights of `request` can be tested on its images.
+fn check_also(request: &VisionRequest) -> Result<(), PlanError> {
+    let VisionRequest { task, also, .. } = request;
+    if challenge(task).is_some() && request.weights.is_none() {
+        let of = challenge(task).map_or(task.as_str(), |challenge| challenge.of);
         return Err(PlanError(format!(
             "{task} is only tested on: give --weights FILE, or train with --task {of} --also {task}"
         )));
     }
-    let trained = challenge(task).map_or(task, |challenge| challenge.of);
-    for name in &names {
+    let trained = challenge(task).map_or(task.as_str(), |challenge| challenge.of);
+    for name in also {
         let all = challenges();
         let Some(challenge) = challenge(name) else {
             return Err(PlanError(unknown("set of --also", name, all.iter().map(|known| known.name))));
@@ -241,7 +240,7 @@ fn also(settings: &Settings, task: &str) -> Result<Vec<String>, PlanError> {
             )));
         }
     }
-    Ok(names)
+    Ok(())
 }
 
 fn one(list: Option<&Vec<u64>>, default: u64) -> Result<u64, PlanError> {
@@ -251,27 +250,6 @@ fn one(list: Option<&Vec<u64>>, default: u64) -> Result<u64, PlanError> {
         Some(_) => {
             Err(PlanError("vision trains at one image size and one batch size; give one of each".to_owned()))
         }
-    }
-}
-
-/// What is asked where nothing is said.
-fn usual_request(task: &str, spec: &ModelSpec, recipe: &Recipe) -> VisionRequest {
-    let usual = family::usual(&spec.preset).map_or(spec.len, |usual| usual.len as u64);
-    let images = images::source(task).ok().and_then(|source| source.published);
-    let steps = images.map_or(STEPS, |images| recipe.steps(images as u64, recipe.batch));
-    VisionRequest {
-        task: task.to_owned(),
-        spec: ModelSpec { len: usual, batch: recipe.batch, ..spec.default_spec(&spec.preset) },
-        steps,
-        rate: recipe.rate,
-        every: (steps / recipe.epochs).max(steps / 50).max(1),
-        accumulate: 1,
-        limit: None,
-        weights: None,
-        weights_sha256: None,
-        also: Vec::new(),
-        similarity: 0,
-        allow_partial: false,
     }
 }
 
@@ -289,24 +267,13 @@ fn differences(request: &VisionRequest, usual: &VisionRequest, recipe: &Recipe) 
 }
 
 impl TrainingRequest for VisionRequest {
-    fn task(&self) -> &str {
-        &self.task
-    }
-
     fn reads(&self) -> Vec<String> {
         [&self.task].into_iter().chain(&self.also).cloned().collect()
     }
 
-    fn reading(&self) -> LoadOptions {
-        LoadOptions { allow_partial: self.allow_partial, ..LoadOptions::default() }
-    }
-
-    fn steps(&self) -> u64 {
-        self.steps
-    }
-
-    fn spec(&self) -> &ModelSpec {
-        &self.spec
+    fn info(&self) -> RequestInfo<'_> {
+        let reading = LoadOptions::partial(self.allow_partial);
+        RequestInfo { task: &self.task, reading, steps: self.steps, spec: &self.spec }
     }
 
     fn published(&self, metric: &str, task: &str) -> Option<Published> {

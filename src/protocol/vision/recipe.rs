@@ -88,9 +88,6 @@ const PRESETS: &[(&str, Recipe)] = &[
 ];
 
 /// The recipe of `preset`.
-///
-/// # Errors
-/// A preset without one; the error lists those that have one.
 pub fn find(preset: &str) -> Result<Recipe, String> {
     let found = PRESETS.iter().find(|(name, _)| *name == preset).map(|(_, recipe)| *recipe);
     found.ok_or_else(|| unknown("preset", preset, PRESETS.iter().map(|(name, _)| *name)))

@@ -27,9 +27,6 @@ pub struct TestSetResult {
 
 /// Tests `net` on the first `limit` images of every part of `challenge`, read by `loader` in batches of `batch`. `trained`
 /// are the classes where they are known; `tell` hears what is done.
-///
-/// # Errors
-/// Images that cannot be read, parts of which no image can.
 pub fn tested(
     challenge: &TestOnlySet,
     net: &mut ImageModel,
@@ -85,9 +82,6 @@ fn corruption_errors(errors: Vec<f64>, clean: Option<f64>) -> Candle<(f64, Optio
 impl TestSetResult {
     /// What `challenge` is reported by, its own accuracy first; `clean` is the accuracy on clean images in percent, where it
     /// was measured.
-    ///
-    /// # Errors
-    /// Accuracies of another number of parts.
     pub fn measures(&self, challenge: &TestOnlySet, clean: Option<f64>) -> Candle<Vec<MetricValue>> {
         let name = challenge.name;
         let of = |task: String, metric: &str, unit: &str, value: f64| MetricValue {

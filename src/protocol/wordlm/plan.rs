@@ -12,8 +12,8 @@ use crate::protocol::grid::{GridDefaults, GridFlags, PlanError};
 use crate::protocol::model_spec::ModelSpec;
 use crate::protocol::training::worker::Job;
 use crate::protocol::training::{
-    DataRead, PlannedRun, ProtocolDiff, RunPlace, TrainingProtocol, TrainingRequest, TrainingResult, flops,
-    micro_batches, most_steps, one_of_each, read_data, resolve,
+    DataRead, PlannedRun, ProtocolDiff, RequestInfo, RunPlace, TrainingProtocol, TrainingRequest,
+    TrainingResult, flops, micro_batches, most_steps, one_of_each, read_data, resolve,
 };
 use crate::run::outcome::CellFailure;
 use crate::run::plan::Plan;
@@ -52,12 +52,9 @@ pub struct WordLmRequest {
 pub const VALIDATION: &str = "-valid";
 
 /// The texts called `name` in `dir`.
-///
-/// # Errors
-/// A name that no texts have; data that are missing, damaged, or incomplete without permission.
 pub fn load(name: &str, dir: &Path, allow_partial: bool) -> Result<WordCorpus, DataError> {
     let (_, words) = data::words(name)?;
-    (words.load)(dir, LoadOptions { allow_partial, ..LoadOptions::default() })
+    (words.load)(dir, LoadOptions::partial(allow_partial))
 }
 
 /// Names of the corpora, for help.
@@ -66,9 +63,6 @@ pub fn names() -> Vec<&'static str> {
 }
 
 /// The model of `spec` over `vocab` words.
-///
-/// # Errors
-/// Unknown names, impossible sizes, a mechanism that cannot do this.
 pub fn model(spec: &ModelSpec, choice: &MechanismChoice, vocab: usize) -> Result<WordLmConfig, ResolveError> {
     let config = word_lm::config(&ModelRequest { vocab: Some(vocab), ..spec.model_request(choice) })?;
     Architecture::validate(&config)?;
@@ -115,29 +109,22 @@ impl TrainingProtocol for WordLm {
         let (len, batch) = (len.unwrap_or(recipe.len), batch.unwrap_or(recipe.batch));
         let spec = ModelSpec::new(&entry, len, batch, Pass::Train, seed)?;
         let model = resolve(&entry, |choice| model(&spec, choice, words.vocabulary))?;
-        let usual = if batch % recipe.accumulate == 0 { recipe.accumulate } else { 1 };
-        let accumulate = micro_batches(settings, batch, usual)?;
-        let usual = WordLmRequest {
-            corpus: recipe.corpus.to_owned(),
-            spec: ModelSpec { len: recipe.len, batch: recipe.batch, ..spec.default_spec(recipe.preset) },
-            steps: recipe.steps,
-            rate: recipe.rate,
-            accumulate: recipe.accumulate,
-            every: recipe.every,
-            limit: None,
-            allow_partial: false,
+        let request = |spec: ModelSpec, settings: &Settings| -> Result<WordLmRequest, PlanError> {
+            let usual = if spec.batch.is_multiple_of(recipe.accumulate) { recipe.accumulate } else { 1 };
+            let steps = settings.steps.unwrap_or(recipe.steps);
+            Ok(WordLmRequest {
+                corpus: recipe.corpus.to_owned(),
+                steps,
+                rate: settings.rate.unwrap_or(recipe.rate),
+                accumulate: micro_batches(settings, spec.batch, usual)?,
+                every: settings.every.unwrap_or_else(|| recipe.every_of(steps)),
+                limit: settings.limit,
+                allow_partial: settings.allow_partial.unwrap_or(false),
+                spec,
+            })
         };
-        let steps = settings.steps.unwrap_or(recipe.steps);
-        let request = WordLmRequest {
-            steps,
-            rate: settings.rate.unwrap_or(recipe.rate),
-            accumulate,
-            every: settings.every.unwrap_or_else(|| recipe.every_of(steps)),
-            limit: settings.limit,
-            allow_partial: settings.allow_partial.unwrap_or(false),
-            spec,
-            ..usual.clone()
-        };
+        let usual = ModelSpec { len: recipe.len, batch: recipe.batch, ..spec.default_spec(recipe.preset) };
+        let (request, usual) = (request(spec, settings)?, request(usual, &Settings::NONE)?);
         let (differs, work) = (Some(differences(&request, recipe)), work(&request, flops(&model, len)));
         Ok(PlannedRun { metric: CONTEXT.name, unit: CONTEXT.unit, request, usual, model, differs, work })
     }
@@ -191,20 +178,9 @@ fn differences(request: &WordLmRequest, recipe: &Recipe) -> ProtocolDiff {
 }
 
 impl TrainingRequest for WordLmRequest {
-    fn task(&self) -> &str {
-        &self.corpus
-    }
-
-    fn reading(&self) -> LoadOptions {
-        LoadOptions { allow_partial: self.allow_partial, ..LoadOptions::default() }
-    }
-
-    fn steps(&self) -> u64 {
-        self.steps
-    }
-
-    fn spec(&self) -> &ModelSpec {
-        &self.spec
+    fn info(&self) -> RequestInfo<'_> {
+        let reading = LoadOptions::partial(self.allow_partial);
+        RequestInfo { task: &self.corpus, reading, steps: self.steps, spec: &self.spec }
     }
 }
 

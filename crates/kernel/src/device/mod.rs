@@ -8,7 +8,6 @@ pub mod machine;
 mod pool;
 pub mod rng;
 #[allow(unsafe_code)]
-#[allow(unsafe_code)]
 pub mod signals;
 pub mod simd;
 #[allow(unsafe_code)]

@@ -77,9 +77,6 @@ pub static RULES: &[Rule] = &[
 ];
 
 /// The cells of `grid`: a row for each rule and task, with what the rule is.
-///
-/// # Errors
-/// A task that no data set has.
 pub fn cells(grid: &Grid) -> Result<Vec<Cell>, PlanError> {
     let (tasks, settings) = (tasks(grid), &grid.settings);
     for task in &tasks {
@@ -138,9 +135,6 @@ pub fn together(a: &Cell, b: &Cell) -> bool {
 }
 
 /// Fits and scores the rules of the cells `open`, which are on the same data.
-///
-/// # Errors
-/// Data that cannot be read any more; disk full, for example.
 pub fn compute(runner: &mut CellRunner, open: &[usize]) -> Result<(), RunError> {
     let mut loaded = None;
     for &index in open {
