@@ -23,6 +23,13 @@ fn linear_width(backbone: &Backbone, needs: Needs) -> usize {
     needs.projections.width(heads, head_dim) + global + outputs
 }
 
+/// Bytes of the positions that the convolution of the projections keeps for one sequence; none for a mechanism without a state.
+fn conv_state(backbone: &Backbone, needs: Needs, state_bytes: u64) -> u64 {
+    let before = needs.conv.map_or(0, |conv| conv.taps - 1);
+    let channels = needs.projections.width(backbone.heads, backbone.head_dim());
+    if state_bytes == 0 { 0 } else { (4 * before * channels) as u64 }
+}
+
 /// FLOPs of a block besides the mechanism: `normed` rows pass the first LayerNorm, `rows` everything else.
 fn block_flops(backbone: &Backbone, needs: Needs, normed: usize, rows: usize) -> u64 {
     let Backbone { width, ffn, heads, .. } = *backbone;
@@ -78,7 +85,7 @@ impl ClassifierConfig {
                 name: format!("layer {layer}"),
                 flops: towers * (block_flops(backbone, needs, len, rows) + attention.flops),
                 core_macs: towers * attention.core_macs,
-                state_bytes: attention.state_bytes,
+                state_bytes: attention.state_bytes + conv_state(backbone, needs, attention.state_bytes),
             }
         });
         let normed = if self.pooling == Pooling::ClsLastLayer { 1 } else { len };
@@ -110,6 +117,7 @@ impl CharLmConfig {
         let block = block_flops(backbone, (self.entry.needs)(&self.knobs), len, len) + cached as u64;
         let attention = self.attention_cost(batch, len, held);
         let state_bytes = self.attention_cost(1, len, 0).state_bytes;
+        let state_bytes = state_bytes + conv_state(backbone, (self.entry.needs)(&self.knobs), state_bytes);
         let layers = (0..backbone.layers).map(|layer| StageCost {
             name: format!("layer {layer}"),
             flops: block + attention.flops,

@@ -1,5 +1,6 @@
 //! One block of a transformer: the multi-head layer around a mechanism, then the feed-forward half.
 
+use std::cell::RefCell;
 use std::ops::Range;
 
 use candle_core::{Device, Result, Tensor, bail};
@@ -14,7 +15,7 @@ use crate::attention::{
 use crate::nn::dropout::Dropout;
 use crate::nn::ffn::{Ffn, FfnConfig};
 use crate::nn::params::{Init, ParamBuilder, ParamGroup, ParamSpec};
-use crate::nn::short_conv::ShortConv;
+use crate::nn::short_conv::{ConvPast, ShortConv};
 use effattn_kernel::activation::gelu;
 use effattn_kernel::block::{self, Projection, Residual};
 use effattn_kernel::heads::{self, Heads, PackedLayout, Qkv};
@@ -59,6 +60,8 @@ pub struct ForwardArgs<'a> {
     pub memory: Option<&'a Tensor>,
     /// The second stream [b, rows, width], for mechanisms with [`Needs::stream`].
     pub stream: Option<&'a Tensor>,
+    /// What the convolution of the projections saw before, where one token comes after another.
+    pub past: Option<&'a RefCell<ConvPast>>,
     /// What is dropped.
     pub dropout: Dropout,
 }
@@ -199,7 +202,7 @@ impl AttentionLayer {
         call: &ForwardArgs,
         then: impl FnOnce(&AttentionInput, Option<&Tensor>) -> Result<T>,
     ) -> Result<T> {
-        let ForwardArgs { mask, memory, stream, dropout } = *call;
+        let ForwardArgs { mask, memory, stream, dropout, past } = *call;
         let held = memory.map_or(Ok(0), |memory| memory.dim(1))?;
         let normal = match memory {
             Some(memory) => Some(self.normalise(&Tensor::cat(&[memory, x], 1)?)?),
@@ -207,8 +210,8 @@ impl AttentionLayer {
             None => None,
         };
         let qkv = match &normal {
-            None => self.project(x, true, mask)?,
-            Some(normal) if held == 0 => self.project(normal, false, mask)?,
+            None => self.project(x, true, mask, past)?,
+            Some(normal) if held == 0 => self.project(normal, false, mask, past)?,
             Some(normal) => self.separate(normal, held)?,
         };
         let global = self.global(normal.as_ref())?;
@@ -268,10 +271,10 @@ impl AttentionLayer {
     pub fn forward_cls(&self, x: &Tensor, cls: &Tensor, call: &ForwardArgs) -> Result<Tensor> {
         let normal = if self.reads_normal() { Some(self.normalise(x)?) } else { None };
         let qkv = match &normal {
-            None => self.project(x, true, call.mask)?,
-            Some(normal) => self.project(normal, false, call.mask)?,
+            None => self.project(x, true, call.mask, None)?,
+            Some(normal) => self.project(normal, false, call.mask, None)?,
         };
-        let cls_qkv = self.project(cls, false, None)?;
+        let cls_qkv = self.project(cls, false, None, None)?;
         let global = self.global(normal.as_ref())?;
         let input = AttentionInput {
             x: normal.as_ref(),
@@ -308,12 +311,19 @@ impl AttentionLayer {
     }
 
     /// Projections of `x`: side by side where all have the layer's heads, else tensors of their own.
-    fn project(&self, x: &Tensor, normalise: bool, mask: Option<&Tensor>) -> Result<Qkv> {
+    fn project(
+        &self,
+        x: &Tensor,
+        normalise: bool,
+        mask: Option<&Tensor>,
+        past: Option<&RefCell<ConvPast>>,
+    ) -> Result<Qkv> {
         let projections = self.needs.projections;
         let (heads, head_dim) = self.heads;
-        let convolve = |rows: Tensor, which: Range<usize>| match &self.conv {
-            Some(conv) => conv.forward(&rows, which, mask),
-            None => Ok(rows),
+        let convolve = |rows: Tensor, which: Range<usize>| match (&self.conv, past) {
+            (Some(conv), Some(past)) => conv.step(&rows, which, &mut past.borrow_mut()),
+            (Some(conv), None) => conv.forward(&rows, which, mask),
+            (None, _) => Ok(rows),
         };
         if projections.packable(heads, head_dim) {
             let rows = block::project(x, &self.projection, self.spec, normalise)?;
@@ -355,6 +365,30 @@ impl AttentionLayer {
         let spec = Projection { norm: false, outputs: 3, ..self.spec };
         let rows = block::project(normal, group, spec, false)?;
         Ok(Some(Qkv::Packed { rows, heads: self.heads.0, parts: PackedLayout::QKV }))
+    }
+}
+
+/// The state of a mechanism behind a convolution.
+struct ConvolvedState {
+    inner: Box<dyn DecodeState>,
+    past: RefCell<ConvPast>,
+}
+
+impl DecodeState for ConvolvedState {
+    fn position(&self) -> usize {
+        self.inner.position()
+    }
+
+    fn set_position(&mut self, position: usize) {
+        self.inner.set_position(position);
+    }
+
+    fn batch(&self) -> usize {
+        self.inner.batch()
+    }
+
+    fn bytes(&self) -> usize {
+        self.inner.bytes() + self.past.borrow().bytes()
     }
 }
 
@@ -420,10 +454,14 @@ impl Block {
         room: usize,
         device: &Device,
     ) -> Result<Option<Box<dyn DecodeState>>> {
-        if self.attention.conv.is_some() {
-            return Ok(None);
-        }
-        self.attention.mechanism.init_decode(batch, room, device)
+        let state = self.attention.mechanism.init_decode(batch, room, device)?;
+        Ok(match (state, &self.attention.conv) {
+            (Some(inner), Some(conv)) => {
+                let past = RefCell::new(conv.start(batch, device)?);
+                Some(Box::new(ConvolvedState { inner, past }))
+            }
+            (state, _) => state,
+        })
     }
 
     /// The next token [b, 1, width] of sequences behind `state`: [`Self::forward`] at its position.
@@ -431,9 +469,14 @@ impl Block {
     /// # Errors
     /// As [`Mechanism::decode_step`].
     pub fn decode_step(&self, x: &Tensor, state: &mut dyn DecodeState) -> Result<Tensor> {
-        let call = ForwardArgs::default();
-        let (x, _) =
-            self.attention.run(x, &call, |input| self.attention.mechanism.decode_step(input, state))?;
+        let mechanism = &self.attention.mechanism;
+        let (x, _) = if self.attention.conv.is_some() {
+            let ConvolvedState { inner, past } = state.downcast::<ConvolvedState>()?;
+            let call = ForwardArgs { past: Some(past), ..ForwardArgs::default() };
+            self.attention.run(x, &call, |input| mechanism.decode_step(input, inner.as_mut()))?
+        } else {
+            self.attention.run(x, &ForwardArgs::default(), |input| mechanism.decode_step(input, state))?
+        };
         self.ffn.forward(&x, Dropout::NONE)
     }
 

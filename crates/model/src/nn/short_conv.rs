@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Device, Result, Tensor};
 
 use super::params::{Init, ParamBuilder, ParamGroup, ParamSpec};
 use crate::attention::ConvForm;
@@ -44,16 +44,70 @@ impl ShortConv {
     /// # Errors
     /// Shapes that do not fit.
     pub fn forward(&self, x: &Tensor, which: Range<usize>, mask: Option<&Tensor>) -> Result<Tensor> {
+        let (weight, bias) = self.parameters(which)?;
+        let x = match mask {
+            Some(mask) => x.broadcast_mul(&mask.to_dtype(x.dtype())?.unsqueeze(2)?)?,
+            None => x.clone(),
+        };
+        short_conv(&x, kernel::ShortConv { weight: &weight, bias: bias.as_ref(), silu: self.form.silu })
+    }
+
+    /// What stands before the first of the tokens of `batch` sequences.
+    ///
+    /// # Errors
+    /// Too little memory.
+    pub fn start(&self, batch: usize, device: &Device) -> Result<ConvPast> {
+        let parts = 0..self.parts();
+        let rows = |part: usize| {
+            let channels = self.weights.slice(part..part + 1)?.flat.elem_count() / self.form.taps;
+            Tensor::zeros((batch, self.form.taps - 1, channels), DType::F32, device)
+        };
+        Ok(ConvPast(parts.map(rows).collect::<Result<_>>()?))
+    }
+
+    fn parts(&self) -> usize {
+        self.weights.parts.len()
+    }
+
+    /// [`Self::forward`] of the next token `x` [b, 1, c], which becomes part of the past.
+    ///
+    /// # Errors
+    /// Shapes that do not fit.
+    pub fn step(&self, x: &Tensor, which: Range<usize>, past: &mut ConvPast) -> Result<Tensor> {
+        let (weight, bias) = self.parameters(which.clone())?;
+        let before: Vec<&Tensor> = past.0[which.clone()].iter().collect();
+        let mut state = Some(Tensor::cat(&before, 2)?);
+        let conv = kernel::ShortConv { weight: &weight, bias: bias.as_ref(), silu: self.form.silu };
+        let y = kernel::step(x, conv, &mut state)?;
+        if let Some(state) = state {
+            let mut from = 0;
+            for rows in &mut past.0[which] {
+                let channels = rows.dim(2)?;
+                *rows = state.narrow(2, from, channels)?.contiguous()?;
+                from += channels;
+            }
+        }
+        Ok(y)
+    }
+
+    /// Weight [c, taps] and bias `[c]` of the parts numbered `which`.
+    fn parameters(&self, which: Range<usize>) -> Result<(Tensor, Option<Tensor>)> {
         let weight = self.weights.slice(which.clone())?.flat;
         let weight = weight.reshape((weight.elem_count() / self.form.taps, self.form.taps))?;
         let bias = match &self.biases {
             Some(biases) => Some(biases.slice(which)?.flat.flatten_all()?),
             None => None,
         };
-        let x = match mask {
-            Some(mask) => x.broadcast_mul(&mask.to_dtype(x.dtype())?.unsqueeze(2)?)?,
-            None => x.clone(),
-        };
-        short_conv(&x, kernel::ShortConv { weight: &weight, bias: bias.as_ref(), silu: self.form.silu })
+        Ok((weight, bias))
+    }
+}
+
+/// The last inputs of a convolution, one tensor [b, taps - 1, c] for each projection.
+pub struct ConvPast(Vec<Tensor>);
+
+impl ConvPast {
+    /// Bytes of all rows.
+    pub fn bytes(&self) -> usize {
+        self.0.iter().map(crate::attention::decode::bytes).sum()
     }
 }
