@@ -1,7 +1,7 @@
 //! The golden files inside the binary: what `check` proves without `--golden`.
 //!
 //! A selection over every mechanism, variant, discrete knob value and level of the public golden set, under
-//! 6 MB. `build.rs` finds the files of `tests/golden`; `cargo xtask golden` adds some.
+//! 7 MB. `build.rs` finds the files of `tests/golden`; `cargo xtask golden` adds some.
 
 /// A golden file: its path below `tests/golden` and its bytes.
 pub type BuiltinFile = (&'static str, &'static [u8]);
@@ -24,8 +24,8 @@ mod tests {
     }
 
     #[test]
-    fn the_files_stay_under_six_megabytes() {
+    fn the_files_stay_under_seven_megabytes() {
         let total: usize = BUILTIN_FILES.iter().map(|(_, bytes)| bytes.len()).sum();
-        assert!(total < 6_000_000, "{total} bytes");
+        assert!(total < 7_000_000, "{total} bytes");
     }
 }

@@ -42,6 +42,9 @@ pub const BUILTIN_SUITES: &[(&str, &str)] = &[
     ("ls-table5", include_str!("../../../../suites/ls-table5.toml")),
     ("ls-table5-small", include_str!("../../../../suites/ls-table5-small.toml")),
     ("ls-table6", include_str!("../../../../suites/ls-table6.toml")),
+    ("mixers-charlm-small", include_str!("../../../../suites/mixers-charlm-small.toml")),
+    ("mixers-lra-listops-small", include_str!("../../../../suites/mixers-lra-listops-small.toml")),
+    ("mixers-speed", include_str!("../../../../suites/mixers-speed.toml")),
 ];
 
 /// A suite that cannot be used: where and why.
