@@ -280,9 +280,6 @@ pub fn width() -> usize {
 }
 
 /// Writes data to stdout, complete and flushed.
-///
-/// # Errors
-/// A closed pipe, among others; see [`is_closed`].
 pub fn data(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;

@@ -213,9 +213,6 @@ fn arg(protocol: &dyn Protocol, setting: &'static Setting) -> Arg {
 
 impl CommandArgs {
     /// What `matches` say to the command of `protocol`.
-    ///
-    /// # Errors
-    /// A suite that cannot be read.
     pub fn from_matches(protocol: &'static dyn Protocol, matches: &ArgMatches) -> Result<Self> {
         let mut settings = Settings::NONE;
         for setting in flags(protocol) {

@@ -62,9 +62,6 @@ pub struct CurveChart {
 type Labelled<'a> = Vec<(&'a Row, Vec<String>, Vec<Evaluation>)>;
 
 /// Learning curves of the models of `rows`, by command and task.
-///
-/// # Errors
-/// A curve that cannot be read.
 pub fn of_runs(runs: &[&StoredRun], rows: &[Row]) -> Result<Vec<CurveChart>> {
     let mut groups: BTreeMap<(String, String, &str), Labelled> = BTreeMap::new();
     let wanted: HashSet<String> = rows.iter().map(trained_key).collect();
@@ -140,9 +137,6 @@ fn read(path: &Path) -> Result<Vec<Evaluation>> {
 }
 
 /// A chart per command and task.
-///
-/// # Errors
-/// Drawing fails.
 pub fn charts(all: &[CurveChart]) -> Result<Vec<Chart>> {
     let charts = all.iter().map(|CurveChart { command, task, axis, lines, floor }| {
         let name = format!("{command}-{task}-curves");

@@ -67,9 +67,6 @@ impl Exports {
     }
 
     /// Writes what was asked for.
-    ///
-    /// # Errors
-    /// Disk full, for example; a closed stdout.
     pub fn write(&self, manifest: &serde_json::Value, rows: &[Row], tables: &[Table]) -> Result<()> {
         if let Some(path) = &self.export_json {
             let export = json::Export { manifest: manifest.clone(), rows: rows.to_vec() };

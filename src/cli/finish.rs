@@ -22,9 +22,6 @@ use effattn_record::text::plural;
 use effattn_record::{Outcome, Pass, Row};
 
 /// Ends `session` after `result`, prints and writes everything, and gives the exit code. `charts` are drawn already.
-///
-/// # Errors
-/// Disk full, for example; what stopped the run.
 pub fn finish(
     session: Session,
     result: std::result::Result<(), crate::run::RunError>,
@@ -111,9 +108,6 @@ fn tables(protocol: &dyn Protocol, rows: &[Row], suite: Option<&Suite>) -> Vec<T
 }
 
 /// Prints tables: on stdout, or on stderr where stdout is taken by an export.
-///
-/// # Errors
-/// A closed stdout.
 pub fn print_tables(tables: &[Table], exports: &Exports, term: &Term) -> Result<()> {
     let text: Vec<String> = tables.iter().map(|table| table.terminal(term::width())).collect();
     let text = text.join("\n");

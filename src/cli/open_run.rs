@@ -62,9 +62,6 @@ pub struct OpenRun {
 }
 
 /// Plans what was asked, and opens its run: from there on Ctrl-C keeps what is finished.
-///
-/// # Errors
-/// A wrong request; data that are missing; folders that cannot be written; results that cannot be used.
 pub fn open_run(args: &CommandArgs, references: &[Reference], term: Term) -> Result<RunStart> {
     let protocol = args.protocol;
     let grid = grid::resolve(&args.flags, protocol)?;
@@ -138,9 +135,6 @@ pub fn open_run(args: &CommandArgs, references: &[Reference], term: Term) -> Res
 
 /// The whole plan of what was asked and its cells' weights, with times and bytes as far as a step of them can be tried here:
 /// for jobs that run it elsewhere.
-///
-/// # Errors
-/// A wrong request; data that are missing.
 pub fn whole(args: &CommandArgs, term: &mut Term) -> Result<(Plan, PlanFile)> {
     let protocol = args.protocol;
     let grid = grid::resolve(&args.flags, protocol)?;

@@ -28,9 +28,6 @@ const DEEPEST: usize = 8;
 
 impl StoredRun {
     /// Reads `folder`; nothing if it is no run folder.
-    ///
-    /// # Errors
-    /// Rows or a manifest that are damaged, or of a newer version.
     pub fn read(folder: &Path) -> Result<Option<Self>> {
         let run = Self::without_rows(folder)?;
         run.map(Self::with_rows).transpose()
@@ -76,9 +73,6 @@ impl StoredRun {
 
     /// Every run below `root` (or `root` itself) that counts, the oldest first: what was given up is left out, and
     /// measurements that a newer run of their folder replaces are not read.
-    ///
-    /// # Errors
-    /// A folder that cannot be read. Of several runs those whose files are damaged are named and left out.
     pub fn find_all(root: &Path) -> Result<Vec<Self>> {
         let mut runs = Vec::new();
         let mut folders = vec![(root.to_owned(), 0)];
@@ -296,9 +290,6 @@ pub fn latest_rows(runs: &[StoredRun]) -> Vec<Row> {
 }
 
 /// The seconds of every measured step of a run, by cell; none where the run kept no samples.
-///
-/// # Errors
-/// A file that is damaged.
 pub fn step_samples(folder: &Path) -> Result<Vec<(String, Vec<f64>)>> {
     #[derive(serde::Deserialize)]
     struct Line {

@@ -20,9 +20,6 @@ pub fn suites() -> Vec<&'static str> {
 }
 
 /// A value that is taken as it is.
-///
-/// # Errors
-/// None.
 pub fn text(text: &str) -> Result<String, Infallible> {
     Ok(text.to_owned())
 }

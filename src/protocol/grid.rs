@@ -147,9 +147,6 @@ impl Grid {
 }
 
 /// Resolves `flags` for `protocol`.
-///
-/// # Errors
-/// An unknown name, a setting that the protocol does not take, a value a suite does not have, nothing left to run.
 pub fn resolve(flags: &GridFlags, protocol: &dyn Protocol) -> Result<Grid, PlanError> {
     let defaults = &protocol.defaults(flags);
     let suite = flags.suite.as_deref().map(Suite::load).transpose().map_err(PlanError::new)?;

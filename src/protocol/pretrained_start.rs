@@ -60,9 +60,6 @@ pub fn tokenizer_name(hash: &str) -> String {
 }
 
 /// The encoder in `folder`, which must still be the one with the checksum `hash`.
-///
-/// # Errors
-/// Files that changed or cannot be read.
 pub fn unchanged(folder: &str, hash: &str) -> Result<Pretrained, String> {
     let start = Pretrained::open(Path::new(folder)).map_err(|error| error.to_string())?;
     match start.hash() {

@@ -92,9 +92,6 @@ pub struct Claim {
 
 impl Claim {
     /// Claims `folder`, which is made where it is missing. `stop` is set when another start takes it over.
-    ///
-    /// # Errors
-    /// Another start is at it; a folder that cannot be written.
     pub fn acquire(folder: &Path, stop: &CancelToken) -> Result<Self, RunError> {
         std::fs::create_dir_all(folder).map_err(RunError::file(folder))?;
         let own = Holder::this();

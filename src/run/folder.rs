@@ -30,9 +30,6 @@ pub struct RunFolder {
 impl RunFolder {
     /// The newest unfinished run of `plan` below `root/<name>` (or finished one, if the plan keeps those), or a new one;
     /// with `fresh` always a new one.
-    ///
-    /// # Errors
-    /// A folder that cannot be written, results of a newer version, a run that another process holds.
     pub fn open(root: &Path, plan: &Plan, fresh: bool, stop: &CancelToken) -> Result<Self, RunError> {
         let base = plan.base(root);
         std::fs::create_dir_all(&base).map_err(RunError::file(&base))?;
@@ -83,18 +80,12 @@ impl RunFolder {
     }
 
     /// Lets `latest` beside the run folders name this one: a link, or a file where links are impossible.
-    ///
-    /// # Errors
-    /// Neither can be made.
     pub fn name_latest(&self) -> std::io::Result<()> {
         name_latest(&self.path, &self.manifest.id)
     }
 }
 
 /// Lets `latest` beside the run folder `path` name it by its `id`: a link, or a file where links are impossible.
-///
-/// # Errors
-/// Neither can be made.
 pub fn name_latest(path: &Path, id: &str) -> std::io::Result<()> {
     let Some(base) = path.parent() else { return Ok(()) };
     let latest = base.join("latest");
@@ -108,9 +99,6 @@ pub fn name_latest(path: &Path, id: &str) -> std::io::Result<()> {
 }
 
 /// Locks the run folder at `path` while the value lives, as far as its file system can.
-///
-/// # Errors
-/// Another process holds it.
 pub fn lock_run(path: &Path, stop: &CancelToken) -> Result<Vec<File>, RunError> {
     lock(path, true, stop)
 }
@@ -168,9 +156,6 @@ pub fn is_locked(path: &Path) -> bool {
 }
 
 /// The highest order of a run below `base`. Clocks go backwards, this does not.
-///
-/// # Errors
-/// A folder that cannot be read.
 pub fn newest(base: &Path) -> Result<u64, RunError> {
     let entries = std::fs::read_dir(base).map_err(RunError::file(base))?;
     let folders = entries.flatten().map(|entry| entry.path()).filter(|path| !path.is_symlink());

@@ -81,17 +81,11 @@ impl Limits {
 }
 
 /// Gives the entries of the journal at `path`, which is left as it is, to `keep`, one after the other.
-///
-/// # Errors
-/// A file that cannot be read.
 pub fn entries(path: &Path, keep: impl FnMut(Entry)) -> std::io::Result<()> {
     read(BufReader::new(file::open(path)?), keep).map(drop)
 }
 
 /// The entries of the journal at `path`, and the line from which on it cannot be read, where there is one.
-///
-/// # Errors
-/// A file that cannot be read.
 pub fn entries_and_damage(path: &Path) -> std::io::Result<(Vec<Entry>, Option<usize>)> {
     let file = file::open(path)?;
     let length = file.metadata()?.len();
@@ -107,9 +101,6 @@ pub struct Journal(File);
 impl Journal {
     /// Opens or creates the journal at `path` and gives what is in it to `keep`, one entry after the other: a journal may
     /// be far larger than what is wanted of it. A last line that was cut off is removed; its cell runs again. From a damaged line on everything is put aside as `journal.damaged`.
-    ///
-    /// # Errors
-    /// A file that cannot be read or written.
     pub fn open(path: &Path, keep: impl FnMut(Entry)) -> Result<Self, RunError> {
         if path.exists() {
             file::open(path).map_err(RunError::file(path))?; // what is no regular file might never end

@@ -182,9 +182,6 @@ impl Manifest {
     }
 
     /// Reads the manifest of `folder`; none if there is none.
-    ///
-    /// # Errors
-    /// Written by a newer version, or damaged.
     pub fn read(folder: &Path) -> Result<Option<Self>, RunError> {
         let path = folder.join("manifest.json");
         let text = match file::read_to_string(&path) {

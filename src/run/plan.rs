@@ -273,9 +273,6 @@ impl Plan {
     }
 
     /// Runs once what is asked for more than once, such as by two rows of a suite; gives how many were left out.
-    ///
-    /// # Errors
-    /// Different cells under one key: a mistake in the program.
     pub fn remove_duplicates(&mut self) -> Result<usize, RunError> {
         let mut seen: HashMap<String, Value> = HashMap::new();
         let before = self.cells.len();

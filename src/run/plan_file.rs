@@ -63,9 +63,6 @@ impl PlanFile {
     }
 
     /// Reads the plan in `folder`; none if there is none.
-    ///
-    /// # Errors
-    /// A file that is damaged, or of a newer version.
     pub fn read(folder: &Path) -> Result<Option<Self>, RunError> {
         let path = folder.join(PLAN);
         let text = match file::read_to_string(&path) {

@@ -99,9 +99,6 @@ fn cells_to_rerun(plan: &Plan, done: &HashMap<String, Entry>, memory: u64) -> Ha
 impl Session {
     /// Continues the unfinished run of `plan`, or starts one. Cells that failed (a full disk, a worker that was killed) run
     /// again; those that ran out of memory or time do if there is more of it now; those that diverged would do so again.
-    ///
-    /// # Errors
-    /// A results folder that cannot be used, is held by another process, or is of a newer version.
     pub fn open(plan: &Plan, around: SessionOptions) -> Result<Self, RunError> {
         let base = plan.base(around.output);
         let claim = plan.part.shard.map(|_| Claim::acquire(&base, &around.stop)).transpose()?;
@@ -232,9 +229,6 @@ impl Session {
     }
 
     /// Keeps the rows of a finished cell.
-    ///
-    /// # Errors
-    /// Disk full, for example; what was kept before stays.
     pub fn record(&mut self, cell: &Cell, mut rows: Vec<Row>, samples: Vec<Samples>) -> Result<(), RunError> {
         self.own()?;
         let memory = self.memory_limit.min(self.resident_limit);

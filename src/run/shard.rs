@@ -51,17 +51,11 @@ impl FromStr for Shard {
 
 impl Shard {
     /// The shard that `text` names; `auto`: the one that a scheduler's variables name.
-    ///
-    /// # Errors
-    /// No shard; or no scheduler that says which.
     pub fn parse_or_auto(text: &str) -> Result<Self, ShardError> {
         if text == "auto" { Self::auto(|name| std::env::var(name).ok()) } else { text.parse() }
     }
 
     /// The shard that the variables of a scheduler name: Slurm's array task, Kubernetes' indexed job, AWS Batch's array job.
-    ///
-    /// # Errors
-    /// No such variables, or ones that leave open how many shards there are.
     pub fn auto(variable: impl Fn(&str) -> Option<String>) -> Result<Self, ShardError> {
         let number = |name: &str| -> Result<Option<usize>, ShardError> {
             let Some(text) = variable(name).filter(|text| !text.is_empty()) else { return Ok(None) };

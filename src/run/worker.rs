@@ -44,9 +44,6 @@ pub struct Launcher {
 impl Launcher {
     /// Workers that are this program. On Linux they are what runs here, even where its file was replaced since; elsewhere
     /// a worker of another build refuses.
-    ///
-    /// # Errors
-    /// A program that does not know its own path.
     pub fn own(threads: usize) -> Result<Self, RunError> {
         let running = Path::new("/proc/self/exe"); // of the child, until it is another program
         let program = match cfg!(target_os = "linux") && running.exists() {
@@ -82,9 +79,6 @@ pub struct Worker {
 
 impl Worker {
     /// Starts a worker and gives it `request`.
-    ///
-    /// # Errors
-    /// The system cannot start a process.
     pub fn start(launcher: &Launcher, request: &impl Serialize) -> Result<Self, RunError> {
         let mut command = Command::new(&launcher.program);
         command.args(&launcher.arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -291,9 +285,6 @@ impl ParentLink {
     }
 
     /// The next message; none when the parent is gone.
-    ///
-    /// # Errors
-    /// A message of another form.
     pub fn next<M: DeserializeOwned>(&self) -> Result<Option<M>, serde_json::Error> {
         match self.lines.recv() {
             Ok(value) => serde_json::from_value(value).map(Some),
@@ -307,9 +298,6 @@ impl ParentLink {
     }
 
     /// Sends a message to the parent.
-    ///
-    /// # Errors
-    /// The parent is gone.
     pub fn send(&self, message: &impl Serialize) -> io::Result<()> {
         let mut line = serde_json::to_vec(message).map_err(io::Error::other)?;
         line.push(b'\n');

@@ -231,18 +231,12 @@ fn collect(trainer: &Trainer, extra: &[(String, Tensor)]) -> candle_core::Result
 
 impl Checkpoint {
     /// Reads the checkpoint at `path`.
-    ///
-    /// # Errors
-    /// A file that cannot be read, is cut off or damaged, is something else, or is of a newer schema.
     pub fn load(path: &Path) -> Result<Self, CheckpointError> {
         let bytes = file::read(path).map_err(|source| CheckpointError::Io { path: path.into(), source })?;
         Self::read(path, &bytes)
     }
 
     /// Reads `bytes`; `path` is what messages call them.
-    ///
-    /// # Errors
-    /// As [`Self::load`].
     pub fn read(path: &Path, bytes: &[u8]) -> Result<Self, CheckpointError> {
         let damaged = |reason: String| CheckpointError::Damaged { path: path.into(), reason };
         let (_, header) = SafeTensors::read_metadata(bytes)
@@ -274,9 +268,6 @@ impl Checkpoint {
     }
 
     /// Makes sure that it belongs to the model that `wanted` describes.
-    ///
-    /// # Errors
-    /// The first setting that differs.
     pub fn expect_model(&self, wanted: &Json) -> Result<(), CheckpointError> {
         match difference("", &self.model, wanted) {
             None => Ok(()),
@@ -304,9 +295,6 @@ impl Checkpoint {
     }
 
     /// The trainer as it was. `params` come from a model built with [`Self::builder`].
-    ///
-    /// # Errors
-    /// Parameters that the checkpoint has no moments for.
     pub fn trainer(
         &self,
         params: Params,

@@ -125,9 +125,6 @@ impl Gradients {
     }
 
     /// Adds those of another micro-batch.
-    ///
-    /// # Errors
-    /// Gradients of another model.
     pub fn add(&mut self, other: Self) -> Result<()> {
         if self.0.is_empty() {
             *self = other;
@@ -228,9 +225,6 @@ impl Optimizer {
     }
 
     /// Updates every parameter with `scale` times `gradients`.
-    ///
-    /// # Errors
-    /// Gradients of another model.
     pub fn update(
         &mut self,
         params: &Params,
@@ -276,9 +270,6 @@ impl Optimizer {
     }
 
     /// The optimizer as it was after `updates` updates.
-    ///
-    /// # Errors
-    /// Moments that do not belong to `params`.
     pub fn restore(
         method: impl Into<OptimizerConfig>,
         params: &Params,

@@ -75,9 +75,6 @@ impl Trainer {
 
     /// One step on the losses of `parts` micro-batches, computed one after another: the memory of one, the update of all.
     /// Sums and counts are added, so that the update is the mean over everything however it is cut.
-    ///
-    /// # Errors
-    /// As [`Self::step`].
     pub fn accumulate(
         &mut self,
         parts: usize,

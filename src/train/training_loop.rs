@@ -98,9 +98,6 @@ pub struct TrainingState {
 
 impl TrainingState {
     /// The state in `checkpoint`.
-    ///
-    /// # Errors
-    /// A checkpoint that was written by something else.
     pub fn read(checkpoint: &Checkpoint, path: &Path) -> std::result::Result<Self, CheckpointError> {
         serde_json::from_value(checkpoint.state.clone()).map_err(|error| CheckpointError::Damaged {
             path: path.to_owned(),
@@ -186,9 +183,6 @@ pub enum LoopControl {
 }
 
 /// Trains from where `trainer` and `state` stand to the end of `course`. `model` describes the model in checkpoints.
-///
-/// # Errors
-/// See [`TrainingError`]; the last checkpoint stays.
 pub fn run_loop(
     trainer: &mut Trainer,
     learner: &mut dyn Trainable,

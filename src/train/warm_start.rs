@@ -36,9 +36,6 @@ pub enum WarmStartError {
 }
 
 /// The tensors of `path` under the names of `model`, without those that it never has a use for.
-///
-/// # Errors
-/// A file that cannot be read, two tensors for one parameter.
 pub fn tensors(model: &dyn Architecture, path: &Path) -> Result<HashMap<String, Tensor>, WarmStartError> {
     let (stored, own) = read(path)?;
     let mut given = HashMap::new();
@@ -64,9 +61,6 @@ pub fn unused<'a>(given: impl Iterator<Item = &'a String>, params: &Params) -> V
 
 /// Every tensor of a checkpoint of ours (its weights and constants) or of any other safetensors file, and whether it is
 /// ours.
-///
-/// # Errors
-/// A file that cannot be read.
 pub fn read(path: &Path) -> Result<(HashMap<String, Tensor>, bool), WarmStartError> {
     let bytes = file::read(path).map_err(|source| WarmStartError::Io { path: path.to_owned(), source })?;
     let unfit = |reason: String| WarmStartError::Unfit { path: path.to_owned(), reason };

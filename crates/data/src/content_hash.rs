@@ -7,9 +7,6 @@ use effattn_record::file;
 use sha2::{Digest, Sha256};
 
 /// SHA-256 of the content of the file `path`.
-///
-/// # Errors
-/// A file that cannot be read.
 pub fn file_digest(path: &Path) -> io::Result<[u8; 32]> {
     let mut hash = Sha256::new();
     io::copy(&mut file::open(path)?, &mut hash)?;
@@ -17,9 +14,6 @@ pub fn file_digest(path: &Path) -> io::Result<[u8; 32]> {
 }
 
 /// [`file_digest`] in hexadecimal digits.
-///
-/// # Errors
-/// A file that cannot be read.
 pub fn file_hash(path: &Path) -> io::Result<String> {
     Ok(hex(&file_digest(path)?))
 }

@@ -49,9 +49,6 @@ pub struct CharCorpus {
 
 impl CharCorpus {
     /// Loads what is `published` from `dir`: raw, gzip or zip. A prefix is split 90/5/5.
-    ///
-    /// # Errors
-    /// Nothing there, a file that is no such corpus, an incomplete one without `allow_partial`.
     pub fn load(published: &Published, dir: &Path, allow_partial: bool) -> Result<Self, DataError> {
         let what = published.name;
         let file = store::find_file(dir, published.files).ok_or_else(|| DataError::Missing {

@@ -35,9 +35,6 @@ pub struct DataSetEntry {
     /// Where it comes from.
     pub origin: Origin,
     /// The file or folder that loading would read in a folder; nothing where there is none.
-    ///
-    /// # Errors
-    /// Files that are there but cannot be the set, such as one split of three.
     pub locate: fn(&Path) -> Result<Option<PathBuf>, DataError>,
 }
 

@@ -97,9 +97,6 @@ const PACE: Pace = Pace { stall: Duration::from_secs(60), least: 60 << 10 };
 pub type Progress<'a> = &'a mut dyn FnMut(u64, Option<u64>);
 
 /// Brings `source` into `dir`, from the file `from` where one is given. A part of an earlier download is continued.
-///
-/// # Errors
-/// See [`FetchError`]; a file with another content is never left under the name.
 pub fn fetch(
     source: &DownloadSource,
     dir: &Path,
@@ -146,9 +143,6 @@ impl DownloadSource {
     }
 
     /// Makes sure that the file at `path` is the published one.
-    ///
-    /// # Errors
-    /// Another size or checksum.
     pub fn check(&self, path: &Path) -> Result<(), FetchError> {
         let io = |source| FetchError::Io { path: path.to_owned(), source };
         let other = |reason| FetchError::Other { name: self.name, path: path.to_owned(), reason };

@@ -107,33 +107,21 @@ pub fn word_corpora() -> Vec<(&'static DataSetEntry, &'static WordTask)> {
 }
 
 /// The texts of words called `name`.
-///
-/// # Errors
-/// No texts of words have this name; the error lists those there are.
 pub fn words(name: &str) -> Result<(&'static DataSetEntry, &'static WordTask), DataError> {
     find_or_error("corpus of words", name, &word_corpora())
 }
 
 /// The set of examples called `name`.
-///
-/// # Errors
-/// No set of examples has this name; the error lists those there are.
 pub fn task(name: &str) -> Result<(&'static DataSetEntry, &'static ExampleTask), DataError> {
     find_or_error("task", name, &tasks())
 }
 
 /// The set of texts called `name`.
-///
-/// # Errors
-/// No set of texts has this name; the error lists those there are.
 pub fn text_task(name: &str) -> Result<(&'static DataSetEntry, &'static TextTask), DataError> {
     find_or_error("task", name, &texts())
 }
 
 /// The corpus called `name`.
-///
-/// # Errors
-/// No corpus has this name; the error lists those there are.
 pub fn corpus(name: &str) -> Result<(&'static DataSetEntry, &'static CharTask), DataError> {
     find_or_error("corpus", name, &corpora())
 }

@@ -64,9 +64,6 @@ const STORED: usize = 1 + PIXELS;
 
 impl Cifar10 {
     /// Loads the images from `dir`.
-    ///
-    /// # Errors
-    /// No images there, records that cannot be read, fewer than published without `allow_partial`.
     pub fn load(dir: &Path, allow_partial: bool) -> Result<Self, DataError> {
         let (batches, hash) = read_batches(dir, gray)?;
         let [a, b, c, d, e, test] = batches;
@@ -113,9 +110,6 @@ impl Dataset for Cifar10 {
 }
 
 /// What `read` makes of the records of every batch in `dir`, training batches first, and the checksum of all records.
-///
-/// # Errors
-/// No images there, records that cannot be read.
 pub(super) fn read_batches(
     dir: &Path,
     read: fn(&[u8]) -> Vec<u8>,

@@ -67,9 +67,6 @@ pub struct Reviews {
 
 impl Reviews {
     /// Reads the reviews in `dir`.
-    ///
-    /// # Errors
-    /// No reviews there, files that cannot be read, fewer reviews than published without `allow_partial`.
     pub fn read(dir: &Path, allow_partial: bool) -> Result<Self, DataError> {
         let source = store::find(dir, NAMES).ok_or_else(|| DataError::Missing {
             what: "IMDb",
@@ -114,9 +111,6 @@ impl Reviews {
 
 impl LraText {
     /// Loads the reviews from `dir`. With `strict` every tenth training review is held out for validation.
-    ///
-    /// # Errors
-    /// No reviews there, files that cannot be read, fewer reviews than published without `allow_partial`.
     pub fn load(dir: &Path, strict: bool, allow_partial: bool) -> Result<Self, DataError> {
         let Reviews { mut train, test, hash, partial } = Reviews::read(dir, allow_partial)?;
         let mut held_out = Vec::new();

@@ -61,10 +61,6 @@ struct Pair {
 
 impl Aan {
     /// Loads the pairs from `dir`.
-    ///
-    /// # Errors
-    /// No pairs there, lines that cannot be read (with file and line), fewer than published without
-    /// `allow_partial`.
     pub fn load(dir: &Path, allow_partial: bool) -> Result<Self, DataError> {
         let mut content = ContentHash::default();
         let mut splits = Vec::new();

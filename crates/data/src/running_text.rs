@@ -65,9 +65,6 @@ pub fn names() -> Vec<&'static str> {
 }
 
 /// Makes sure that `name` is a source, or looks like a path.
-///
-/// # Errors
-/// A name that no source has; the error lists those there are.
 pub fn known(name: &str) -> Result<(), DataError> {
     let path = Path::new(name);
     if names().contains(&name) || path.components().count() > 1 || path.exists() {
@@ -78,9 +75,6 @@ pub fn known(name: &str) -> Result<(), DataError> {
 }
 
 /// The texts of the source called `name` in `dir`, or of the file or folder `name`.
-///
-/// # Errors
-/// A name that no source has; data that are missing, damaged, no text, or incomplete without permission.
 pub fn load(name: &str, dir: &Path, allow_partial: bool) -> Result<RunningText, DataError> {
     known(name)?;
     match ALL.all().iter().find(|source| source.name == name) {

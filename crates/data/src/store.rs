@@ -44,9 +44,6 @@ pub fn bad_file(file: &Path, reason: impl Into<String>) -> DataError {
 }
 
 /// Opens a file; a name that ends in `.gz` is unpacked on the way.
-///
-/// # Errors
-/// A file that cannot be opened.
 pub fn open(file: &Path) -> Result<Box<dyn Read>, DataError> {
     let raw = file::open(file).map_err(|error| bad_file(file, format!("cannot be opened ({error})")))?;
     let buffered = BufReader::with_capacity(1 << 20, raw);
@@ -55,9 +52,6 @@ pub fn open(file: &Path) -> Result<Box<dyn Read>, DataError> {
 }
 
 /// Reads at most `limit` bytes and fails on more: a compressed file cannot fill the memory.
-///
-/// # Errors
-/// Failures of the reader, more than `limit` bytes.
 pub fn read_limited(reader: impl Read, limit: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     reader.take(limit + 1).read_to_end(&mut bytes)?;
@@ -68,9 +62,6 @@ pub fn read_limited(reader: impl Read, limit: u64) -> io::Result<Vec<u8>> {
 }
 
 /// Calls `visit` with the number (from 1) and the bytes of every line of `file`, its end included.
-///
-/// # Errors
-/// A file that cannot be read, a line above `longest` bytes, what `visit` says of a line.
 pub fn each_line(
     file: &Path,
     longest: usize,
@@ -80,9 +71,6 @@ pub fn each_line(
 }
 
 /// [`each_line`] of what `from` reads; messages call it `file`.
-///
-/// # Errors
-/// As [`each_line`].
 pub fn lines(
     from: impl Read,
     file: &Path,
@@ -109,9 +97,6 @@ pub fn lines(
 
 /// Calls `visit` with path and content of every regular file that `wanted` accepts, in a folder or a tar
 /// archive (plain or gzip). Links and other special members are passed over.
-///
-/// # Errors
-/// An archive that cannot be read to its end, a member above `limit`, more than 256 MiB in all, what `visit` says.
 pub fn each_file(
     source: &Path,
     limit: u64,

@@ -42,9 +42,6 @@ impl Vocabulary {
 
     /// Reads a vocabulary file: a line per word with its count behind a blank, in the order of ids; the special words are
     /// not written. It goes into `content`.
-    ///
-    /// # Errors
-    /// A file that cannot be read, a line that is no word with its count, a word that stands twice.
     pub fn read(file: &Path, content: &mut ContentHash) -> Result<Self, DataError> {
         let mut all = Self::new([], 1, 1);
         store::each_line(file, LONGEST, |number, line| {
@@ -142,9 +139,6 @@ impl CorpusText {
     }
 
     /// Its words in order as `id` numbers them, an end behind every line, also behind empty ones; and its checksum.
-    ///
-    /// # Errors
-    /// A text that cannot be read, is empty, or is not UTF-8.
     pub fn stream(
         &self,
         content: &mut ContentHash,
@@ -198,9 +192,6 @@ pub enum VocabSource<'a> {
 
 impl WordCorpus {
     /// Reads training, validation and test texts.
-    ///
-    /// # Errors
-    /// As [`CorpusText::stream`] and [`Vocabulary::read`].
     pub fn read(texts: [Option<&CorpusText>; 3], source: &VocabSource) -> Result<Self, DataError> {
         let [Some(train), Some(validation), test] = texts else {
             return Err(DataError::Unknown(

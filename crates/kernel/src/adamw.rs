@@ -56,9 +56,6 @@ impl Moments {
     }
 
     /// Moments as stored by [`Moments::tensors`].
-    ///
-    /// # Errors
-    /// Different lengths.
     pub fn from_tensors(m: &Tensor, v: &Tensor) -> Result<Self> {
         if m.elem_count() != v.elem_count() {
             bail!("moments of {} and {} elements belong to no parameter", m.elem_count(), v.elem_count());
@@ -117,9 +114,6 @@ fn host_tensor(data: Vec<f32>) -> Result<Tensor> {
 }
 
 /// Updates `var` and `moments` in place with the gradient `grad` of the same number of elements.
-///
-/// # Errors
-/// A gradient or moments of another length; step 0.
 pub fn update(var: &Var, grad: &Tensor, moments: &mut Moments, hyper: &Hyper) -> Result<()> {
     check(var, grad, hyper)?;
     if super::fused_cpu(var.device()) && var.dtype() == DType::F32 && grad.dtype() == DType::F32 {
@@ -152,9 +146,6 @@ fn check(var: &Var, grad: &Tensor, hyper: &Hyper) -> Result<()> {
 }
 
 /// The definition in plain candle operations.
-///
-/// # Errors
-/// A gradient or moments of another length; step 0.
 pub fn composed(var: &Var, grad: &Tensor, moments: &mut Moments, hyper: &Hyper) -> Result<()> {
     check(var, grad, hyper)?;
     let (m, v) = moments.tensors()?;

@@ -28,9 +28,6 @@ pub enum By<'a> {
 }
 
 /// (x - mean) / sqrt(variance + eps) * weight + bias for `x` [.., c], and what it was normalised by.
-///
-/// # Errors
-/// Shapes that do not fit.
 pub fn batch_norm(
     x: &Tensor,
     [weight, bias]: [&Tensor; 2],
@@ -64,9 +61,6 @@ pub fn batch_norm(
 }
 
 /// The definition in plain candle operations.
-///
-/// # Errors
-/// Shapes that do not fit.
 pub fn composed(x: &Tensor, [weight, bias]: [&Tensor; 2], by: By, eps: f64) -> Result<(Tensor, Statistics)> {
     let flat = x.reshape(cpu::matrix_dims(x.dims())?)?;
     let (mean, variance) = match by {

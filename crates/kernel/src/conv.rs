@@ -36,9 +36,6 @@ impl ConvGeometry {
 }
 
 /// The patch under every output, [b, outputs, size^2 * c] with taps row by row and channels innermost, of `x` [b, n, c].
-///
-/// # Errors
-/// A grid that is not that of `x`.
 pub fn unfold(x: &Tensor, grid: Grid2d, window: ConvGeometry) -> Result<Tensor> {
     let (_, n, c) = x.dims3()?;
     if n != grid.len() {
@@ -137,9 +134,6 @@ impl FusedOp for Unfold {
 }
 
 /// Each channel with its own 3 x 3 kernel, stride 1, zeros around: `x` [b, n, c], `weight` [c, 1, 3, 3], `bias` `[c]`.
-///
-/// # Errors
-/// A grid that is not that of `x`, weights of another shape.
 pub fn depthwise_2d(x: &Tensor, weight: &Tensor, bias: &Tensor, grid: Grid2d) -> Result<Tensor> {
     let (_, n, c) = x.dims3()?;
     if n != grid.len() || weight.dims() != [c, 1, 3, 3] || bias.dims() != [c] {

@@ -14,9 +14,6 @@ use super::tape;
 const CHUNK: usize = 1 << 15;
 
 /// `x` with elements dropped at `rate`, chosen by `seed`; at rate 0 `x` itself.
-///
-/// # Errors
-/// A rate outside [0, 1).
 pub fn dropout(x: &Tensor, rate: f64, seed: u64) -> Result<Tensor> {
     check(rate)?;
     if rate == 0.0 {
@@ -99,9 +96,6 @@ pub struct AttentionDropout {
 
 impl AttentionDropout {
     /// Dropout at `rate`; nothing at rate 0.
-    ///
-    /// # Errors
-    /// A rate outside [0, 1).
     pub fn new(rate: f64, seed: u64) -> Result<Option<Self>> {
         check(rate)?;
         let (threshold, scale) = terms(rate);
@@ -131,9 +125,6 @@ impl AttentionDropout {
     }
 
     /// `weights` [..., keys] with some of them dropped, in plain candle operations; rows and keys are counted from 0.
-    ///
-    /// # Errors
-    /// Of the device.
     pub fn composed(dropout: Option<Self>, weights: Tensor) -> Result<Tensor> {
         let Some(dropout) = dropout else { return Ok(weights) };
         let keys = weights.dim(D::Minus1)?;
@@ -149,9 +140,6 @@ impl AttentionDropout {
     }
 
     /// `weights` times factors in the same order.
-    ///
-    /// # Errors
-    /// Another number of factors than of weights.
     pub fn scaled(self, weights: &Tensor, factors: Vec<f32>) -> Result<Tensor> {
         weights * Tensor::from_vec(factors, weights.shape(), weights.device())?.to_dtype(weights.dtype())?
     }

@@ -16,9 +16,6 @@ use super::tape;
 pub const PADDING: u32 = 1;
 
 /// `table` [rows, d] at `ids` (any shape, u32): ids' shape + `[d]`.
-///
-/// # Errors
-/// An index outside the table.
 pub fn embedding(ids: &Tensor, table: &Tensor) -> Result<Tensor> {
     if super::fused(table) {
         return tape::apply(&[&table.contiguous()?], Embedding::new(ids, table)?);
@@ -27,17 +24,11 @@ pub fn embedding(ids: &Tensor, table: &Tensor) -> Result<Tensor> {
 }
 
 /// The definition in plain candle operations.
-///
-/// # Errors
-/// An index outside the table.
 pub fn composed(ids: &Tensor, table: &Tensor) -> Result<Tensor> {
     table.index_select(&ids.flatten_all()?, 0)?.reshape(output_dims(ids, table)?)
 }
 
 /// `table[ids] + positions[0..n]` for `ids` [b, n]: [b, n, d]. `positions` [n_max, d] with n_max >= n.
-///
-/// # Errors
-/// An index outside the table, too few positions, different widths.
 pub fn with_positions(ids: &Tensor, table: &Tensor, positions: &Tensor) -> Result<Tensor> {
     let (_, n) = ids.dims2()?;
     if positions.dim(0)? < n || positions.dim(1)? != table.dim(1)? {
@@ -50,9 +41,6 @@ pub fn with_positions(ids: &Tensor, table: &Tensor, positions: &Tensor) -> Resul
 }
 
 /// [`with_positions`] as [`embedding`] and an addition.
-///
-/// # Errors
-/// An index outside the table, too few positions, different widths.
 pub fn with_positions_composed(ids: &Tensor, table: &Tensor, positions: &Tensor) -> Result<Tensor> {
     embedding(ids, table)?.broadcast_add(&positions.narrow(0, 0, ids.dim(1)?)?)
 }

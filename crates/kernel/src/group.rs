@@ -36,9 +36,6 @@ pub struct ParamGroup {
 
 impl ParamGroup {
     /// Neighbouring parts as a group of their own (a view).
-    ///
-    /// # Errors
-    /// A range outside the group.
     pub fn slice(&self, range: std::ops::Range<usize>) -> Result<Self> {
         let Some(parts) = self.parts.get(range).filter(|parts| !parts.is_empty()) else {
             bail!("a group of {} parts has no such slice", self.parts.len());

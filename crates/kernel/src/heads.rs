@@ -103,9 +103,6 @@ impl Qkv {
     }
 
     /// The device of the values.
-    ///
-    /// # Errors
-    /// No values.
     pub fn device(&self) -> Result<Device> {
         match self {
             Self::Packed { rows, .. } => Ok(rows.device().clone()),
@@ -116,9 +113,6 @@ impl Qkv {
 
     /// Contiguous packed rows [b, n, parts * heads * d], the number of heads, and which part is which; tensors
     /// of their own are copied side by side.
-    ///
-    /// # Errors
-    /// Queries, keys and values of different lengths.
     pub fn packed(&self) -> Result<(Tensor, usize, PackedLayout)> {
         match self {
             Self::Packed { rows, heads, parts } => Ok((rows.contiguous()?, *heads, *parts)),

@@ -12,9 +12,6 @@ use super::op::{FusedOp, SavedOutput};
 use super::tape;
 
 /// x W^T + b over the last dimension of `x` (any number of leading dimensions).
-///
-/// # Errors
-/// Shapes that do not fit.
 pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
     if super::fused_cpu(x.device()) && x.dtype() == DType::F32 {
         let (x, weight) = (x.contiguous()?, weight.contiguous()?);
@@ -27,9 +24,6 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tens
 }
 
 /// The definition in plain candle operations.
-///
-/// # Errors
-/// Shapes that do not fit.
 pub fn composed(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
     let (out, width) = weight.dims2()?;
     let mut dims = x.dims().to_vec();

@@ -20,9 +20,6 @@ const FEWEST: usize = 48;
 
 /// Cross entropy of every row of `x` [rows, inp] under the classes `weight` [classes, inp] and `bias` `[classes]`, with
 /// `labels` `[rows]` (u32): `[rows]`, in nats.
-///
-/// # Errors
-/// Shapes that do not fit, labels out of range.
 pub fn linear_cross_entropy(
     x: &Tensor,
     weight: &Tensor,
@@ -43,9 +40,6 @@ fn chunk(rows: usize, classes: usize) -> Option<usize> {
 }
 
 /// The definition: the logits, then their cross entropy.
-///
-/// # Errors
-/// Shapes that do not fit.
 pub fn composed(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, labels: &Tensor) -> Result<Tensor> {
     cross_entropy(&linear(x, weight, bias)?, labels)
 }

@@ -13,9 +13,6 @@ use super::op::{self, FusedOp, SavedOutput};
 use super::tape;
 
 /// Cross entropy of every row of `logits` [rows, classes] with `labels` `[rows]` (u32): `[rows]`.
-///
-/// # Errors
-/// Shapes that do not fit, labels out of range.
 pub fn cross_entropy(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
     if super::fused(logits) {
         let (rows, classes) = logits.dims2()?;
@@ -32,9 +29,6 @@ pub fn cross_entropy(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
 }
 
 /// The definition in plain candle operations.
-///
-/// # Errors
-/// Shapes that do not fit.
 pub fn composed(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
     let max = logits.max_keepdim(D::Minus1)?.detach();
     let shifted = logits.broadcast_sub(&max)?;

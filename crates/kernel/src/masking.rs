@@ -3,9 +3,6 @@
 use candle_core::{Result, Tensor};
 
 /// `x` [b, h, n, d] with the rows that `mask` [b, n] hides set to 0; they receive no gradient.
-///
-/// # Errors
-/// Shapes that do not fit.
 pub fn zero_hidden_rows(x: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
     let Some(mask) = mask else { return Ok(x.clone()) };
     let (b, n) = mask.dims2()?;

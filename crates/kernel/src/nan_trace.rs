@@ -59,9 +59,6 @@ pub(super) fn place() -> Option<String> {
 }
 
 /// Fails if this thread is traced and `tensor`, the result of `what`, is not finite.
-///
-/// # Errors
-/// The place, the operation and what was found.
 pub fn check(what: &str, tensor: &Tensor) -> Result<()> {
     match place() {
         Some(place) => check_at(&place, what, tensor),

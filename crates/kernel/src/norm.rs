@@ -15,9 +15,6 @@ use super::tape;
 pub const EPS: f64 = 1e-5;
 
 /// (x - mean) / sqrt(var + eps) * weight + bias over the last dimension; `weight` and `bias` `[d]`.
-///
-/// # Errors
-/// Shapes that do not fit.
 pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f64) -> Result<Tensor> {
     if super::fused(x) {
         return tape::apply(
@@ -29,9 +26,6 @@ pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f64) -> Resul
 }
 
 /// The definition in plain candle operations.
-///
-/// # Errors
-/// Shapes that do not fit.
 pub fn composed(x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f64) -> Result<Tensor> {
     let centred = x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?;
     let variance = centred.sqr()?.mean_keepdim(D::Minus1)?;

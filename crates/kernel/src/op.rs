@@ -17,15 +17,9 @@ pub trait FusedOp: Send + Sync + 'static {
     fn name(&self) -> &'static str;
 
     /// The result for operands on the CPU.
-    ///
-    /// # Errors
-    /// Operands that do not fit.
     fn forward(&self, operands: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)>;
 
     /// The result for operands on a CUDA device.
-    ///
-    /// # Errors
-    /// No kernel for it, operands that do not fit, failures of the device.
     #[cfg(feature = "cuda")]
     fn forward_cuda(&self, _operands: &[(&CudaStorage, &Layout)]) -> Result<(CudaStorage, Shape)> {
         bail!("there is no CUDA kernel for {}", self.name())
@@ -39,9 +33,6 @@ pub trait FusedOp: Send + Sync + 'static {
     /// Gradients of the operands, where there are any, from the contiguous gradient of the result `out`, which is there if
     /// [`Self::needs_output`]. An operation has this or, where it adds to gradients, [`Self::backward_accumulate`]; the latter is what
     /// is called.
-    ///
-    /// # Errors
-    /// Operands that do not fit.
     fn backward(&self, _: &[&Tensor], _: SavedOutput, _: &Tensor) -> Result<Vec<Option<Tensor>>> {
         bail!("{} has no backward pass", self.name())
     }
@@ -65,9 +56,6 @@ pub trait FusedOp: Send + Sync + 'static {
 }
 
 /// The operands of an operation that takes exactly `N`.
-///
-/// # Errors
-/// Another number of operands.
 pub fn operands<'a, const N: usize>(all: &[&'a Tensor]) -> Result<[&'a Tensor; N]> {
     match all.try_into() {
         Ok(all) => Ok(all),
@@ -76,9 +64,6 @@ pub fn operands<'a, const N: usize>(all: &[&'a Tensor]) -> Result<[&'a Tensor; N
 }
 
 /// The result of an operation that reads it in its backward pass.
-///
-/// # Errors
-/// There is none.
 pub fn result(out: Option<&Tensor>) -> Result<&Tensor> {
     out.ok_or_else(|| candle_core::Error::msg("the result of an operation is gone before its backward pass"))
 }
@@ -95,9 +80,6 @@ pub fn begun(held: Vec<f32>, operand: &Tensor) -> Vec<f32> {
 }
 
 /// Runs `op` outside of candle's graph.
-///
-/// # Errors
-/// Operands on different devices or on one without kernels, and whatever `op` fails with.
 pub fn run(op: &dyn FusedOp, operands: &[&Tensor]) -> Result<(Storage, Shape)> {
     operands.iter().try_for_each(|x| compact::expand(x))?;
     let guards: Vec<_> = operands.iter().map(|x| x.storage_and_layout()).collect();
@@ -144,9 +126,6 @@ impl<O: FusedOp> Node<O> {
 
 /// The result of `op` as a node of candle's graph. More than three operands are copied into one where a gradient is needed:
 /// candle's operations take three at most. (The tape, which training uses, has no such limit.)
-///
-/// # Errors
-/// No operands, and whatever `op` fails with.
 pub fn in_graph<O: FusedOp>(op: O, operands: &[&Tensor]) -> Result<Tensor> {
     match operands {
         [a] => a.apply_op1(Node(op)),

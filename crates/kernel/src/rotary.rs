@@ -37,9 +37,6 @@ pub struct Rotary {
 
 impl Rotary {
     /// The rotation of `width` channels, pair m with frequency base^(-2m / width).
-    ///
-    /// # Errors
-    /// An odd width.
     pub fn new(pairing: Pairing, width: usize, base: f64) -> Result<Self> {
         if !width.is_multiple_of(2) {
             bail!("{width} channels do not form pairs; rotate an even number");
@@ -59,18 +56,12 @@ impl Rotary {
     }
 
     /// Turns `x` [.., n, d], row i of which stands at position `start` + i.
-    ///
-    /// # Errors
-    /// Rows narrower than the channels that turn.
     pub fn rotate(&self, x: &Tensor, start: usize) -> Result<Tensor> {
         let n = x.dim(D::Minus2)?;
         self.turn(x, &self.table(start + n)?.map(|table| table.narrow(0, start, n)))
     }
 
     /// [`Self::rotate`] at one position per row.
-    ///
-    /// # Errors
-    /// Another number of positions than rows; rows narrower than the channels that turn.
     pub fn rotate_at(&self, x: &Tensor, positions: &[usize]) -> Result<Tensor> {
         if positions.len() != x.dim(D::Minus2)? {
             bail!("{} positions for rows of shape {:?}", positions.len(), x.dims());
@@ -83,9 +74,6 @@ impl Rotary {
 
     /// Queries and keys turned, values as they are. The first key stands at position `start`, the last query beside the last
     /// key.
-    ///
-    /// # Errors
-    /// No queries or keys; heads narrower than the channels that turn.
     pub fn rotate_qk(&self, qkv: &Qkv, start: usize) -> Result<Qkv> {
         if let Qkv::Packed { rows, heads, parts } = qkv {
             let (Some(q), Some(k)) = (parts.q, parts.k) else { bail!("no queries and keys to rotate") };

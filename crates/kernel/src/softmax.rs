@@ -11,9 +11,6 @@ pub fn softmax(x: &Tensor) -> Result<Tensor> {
 
 /// Softmax over the last dimension of the entries whose `visible` (broadcast to `logits`) is not 0; a row
 /// without any is zero.
-///
-/// # Errors
-/// Shapes that do not fit.
 pub fn masked_softmax(logits: &Tensor, visible: &Tensor) -> Result<Tensor> {
     let visible = visible.broadcast_as(logits.shape())?;
     let lowest = if logits.dtype() == DType::F16 { -6e4 } else { -1e30 };

@@ -45,9 +45,6 @@ struct Entry {
 
 /// Runs `forward` on this thread while a tape records. The gradients of what it returns are to be had from
 /// [`Tape::backward`] only: candle's `backward` ends at the outputs of fused operations.
-///
-/// # Errors
-/// Whatever `forward` fails with.
 pub fn record<T, E>(
     forward: impl FnOnce() -> std::result::Result<T, E>,
 ) -> std::result::Result<(T, Tape), E> {
@@ -67,9 +64,6 @@ pub fn record<T, E>(
 
 impl Tape {
     /// Gradients of the scalar `loss`, which was computed while this tape recorded.
-    ///
-    /// # Errors
-    /// Failures of an operation.
     pub fn backward(mut self, loss: &Tensor) -> Result<GradStore> {
         let mut grads = Grads { store: loss.backward()?, own: HashSet::new() };
         while let Some(Entry { out, operands, op, place }) = self.0.pop() {
@@ -254,9 +248,6 @@ fn records(tensors: &[&Tensor]) -> bool {
 }
 
 /// The result of `op`, noted on the tape if one records.
-///
-/// # Errors
-/// Whatever the operation fails with.
 pub fn apply<O: FusedOp>(operands: &[&Tensor], op: O) -> Result<Tensor> {
     let name = op.name();
     let moved = |out: &Result<Tensor>| profile::bytes(operands.iter().copied().chain(out));

@@ -80,9 +80,6 @@ impl Batch {
     }
 
     /// The sequences.
-    ///
-    /// # Errors
-    /// A batch of another kind.
     pub fn tokens(&self) -> Result<&Tokens> {
         match &self.input {
             ModelInput::Tokens(tokens) => Ok(tokens),
@@ -91,9 +88,6 @@ impl Batch {
     }
 
     /// The first and the second sequences.
-    ///
-    /// # Errors
-    /// A batch of another kind.
     pub fn pairs(&self) -> Result<(&Tokens, &Tokens)> {
         match &self.input {
             ModelInput::Pairs(first, second) => Ok((first, second)),
@@ -102,9 +96,6 @@ impl Batch {
     }
 
     /// The images.
-    ///
-    /// # Errors
-    /// A batch of another kind.
     pub fn pixels(&self) -> Result<&Tensor> {
         match &self.input {
             ModelInput::Pixels(pixels) => Ok(pixels),

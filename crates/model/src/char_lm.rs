@@ -79,9 +79,6 @@ pub struct CharLmConfig {
 
 /// Settings of `entry` in a language model: [`InModels::language`](crate::attention::InModels::language) as far as they have
 /// an effect, then `given` (text as on the command line).
-///
-/// # Errors
-/// A given setting that the mechanism does not take.
 pub fn language_knobs<'a>(
     entry: &'static MechanismEntry,
     given: impl IntoIterator<Item = (&'a str, &'a str)>,
@@ -197,9 +194,6 @@ pub struct CharLm {
 
 impl CharLm {
     /// Parameters `token_embedding.weight`, `layers.<i>.*`, `out.bias`.
-    ///
-    /// # Errors
-    /// A configuration that cannot be built ([`ConfigError`]), given parameters that do not fit.
     pub fn new(config: &CharLmConfig, builder: &ParamBuilder) -> Result<Self> {
         config.validate().map_err(Error::wrap)?;
         let builder = builder.with_init(released_init);
@@ -223,27 +217,17 @@ impl CharLm {
     }
 
     /// One segment: `ids` [b, n] (u32) behind `cache` to logits [b, n, vocab] and the next segment's cache.
-    ///
-    /// # Errors
-    /// A symbol outside the vocabulary; lengths that the mechanism cannot take (a cache that is not a multiple
-    /// of its segments).
     pub fn forward(&self, ids: &Tensor, cache: &Cache) -> Result<(Tensor, Cache)> {
         self.run(ids, cache, Dropout::NONE, |_| ())
     }
 
     /// [`Self::forward`] with dropout of the embeddings, of what attention adds, in the feed-forward halves and
     /// in front of the logits. The sinusoids of the relative positions are not dropped.
-    ///
-    /// # Errors
-    /// As [`Self::forward`].
     pub fn forward_train(&self, ids: &Tensor, cache: &Cache, dropout: Dropout) -> Result<(Tensor, Cache)> {
         self.run(ids, cache, dropout, |_| ())
     }
 
     /// [`Self::forward`], and the input of every layer and the last layer's output [b, n, width].
-    ///
-    /// # Errors
-    /// As [`Self::forward`].
     pub fn trace(&self, ids: &Tensor, cache: &Cache) -> Result<(Tensor, Cache, Vec<Tensor>)> {
         let mut hidden = Vec::new();
         let (logits, cache) = self.run(ids, cache, Dropout::NONE, |x| hidden.push(x.clone()))?;
@@ -252,9 +236,6 @@ impl CharLm {
 
     /// Keys and values of positions and of slots in every layer ([`crate::attention::Mechanism::softmax_inputs`]), or
     /// nothing for a mechanism that does not mix them.
-    ///
-    /// # Errors
-    /// As [`Self::forward`].
     pub fn softmax_inputs(&self, ids: &Tensor, cache: &Cache) -> Result<Option<Vec<(Tensor, Tensor)>>> {
         let (_, _, inputs) = self.trace(ids, cache)?;
         let layer = |(number, (block, x)): (usize, (&Block, &Tensor))| {
@@ -303,9 +284,6 @@ impl CharLm {
 
     /// The next token `ids` [b, 1] (u32) of sequences behind `states` to logits [b, 1, vocab]: [`Self::forward`] without a
     /// cache, at its position.
-    ///
-    /// # Errors
-    /// A symbol outside the vocabulary; states of another model.
     pub fn decode(&self, ids: &Tensor, states: &mut [Box<dyn DecodeState>]) -> Result<Tensor> {
         let mut x = (embedding(ids, &self.tokens)? * (self.config.backbone.width as f64).sqrt())?;
         for (layer, state) in self.layers.iter().zip(states) {
@@ -339,9 +317,6 @@ impl CharLm {
 }
 
 /// Cross entropy of every position: `logits` [b, n, vocab], `targets` [b, n] (u32) to [b, n].
-///
-/// # Errors
-/// Shapes that do not fit, a target outside the vocabulary.
 pub fn next_symbol_loss(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     let (b, n, vocab) = logits.dims3()?;
     cross_entropy(&logits.reshape((b * n, vocab))?, &targets.flatten_all()?)?.reshape((b, n))
@@ -349,9 +324,6 @@ pub fn next_symbol_loss(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
 
 /// The released code's training loss of `nll` [b, n]: the last position of a segment has no target but is
 /// counted, sum over the other n - 1 positions / (b n).
-///
-/// # Errors
-/// A segment of no positions.
 pub fn released_loss(nll: &Tensor) -> Result<Tensor> {
     let (b, n) = nll.dims2()?;
     nll.narrow(1, 0, n - 1)?.sum_all()? / (b * n) as f64

@@ -62,9 +62,6 @@ impl CharLmPreset {
 
     /// The model of `entry` over `vocab` symbols, with `given` settings as on the command line. Block and cache
     /// are those of the first training phase.
-    ///
-    /// # Errors
-    /// A setting that the mechanism does not take.
     pub fn model<'a>(
         &self,
         entry: &'static MechanismEntry,

@@ -32,9 +32,6 @@ pub struct Encoder {
 impl Encoder {
     /// Parameters `token_embedding`, `position_embedding`, `cls`, `stream` (of mechanisms with a second stream), `layers.<i>.*`,
     /// `norm`.
-    ///
-    /// # Errors
-    /// A configuration that cannot be built ([`super::ConfigError`]), given parameters that do not fit.
     pub fn new(config: &ClassifierConfig, builder: &ParamBuilder) -> Result<Self> {
         config.validate().map_err(Error::wrap)?;
         let backbone = &config.backbone;
@@ -65,25 +62,16 @@ impl Encoder {
 
     /// `ids` [b, n] (u32) and `mask` [b, n] (1 keep, 0 padding; absent keeps all) to pooled vectors [b, width].
     /// Dropout applies to the embeddings, to what attention adds, and in the feed-forward halves.
-    ///
-    /// # Errors
-    /// A document longer than the position table, an id outside the vocabulary.
     pub fn forward(&self, ids: &Tensor, mask: Option<&Tensor>, dropout: Dropout) -> Result<Tensor> {
         self.run(ids, mask, dropout, false, |_| ())
     }
 
     /// The whole sequence [b, n, width] behind the last norm, of which [`Self::forward`] gives the pooled vector.
-    ///
-    /// # Errors
-    /// As [`Self::forward`]; pooling at a class token that stands beside the sequence.
     pub fn sequence(&self, ids: &Tensor, mask: Option<&Tensor>, dropout: Dropout) -> Result<Tensor> {
         self.run(ids, mask, dropout, true, |_| ())
     }
 
     /// [`Self::forward`] without dropout, and the input of every layer [b, n, width].
-    ///
-    /// # Errors
-    /// As [`Self::forward`].
     pub fn trace(&self, ids: &Tensor, mask: Option<&Tensor>) -> Result<(Tensor, Vec<Tensor>)> {
         let mut hidden = Vec::new();
         let pooled = self.run(ids, mask, Dropout::NONE, false, |x| hidden.push(x.clone()))?;
@@ -253,9 +241,6 @@ pub struct Trace {
 
 impl Classifier {
     /// Parameters of the encoder and `head.*`.
-    ///
-    /// # Errors
-    /// As [`Encoder::new`]; a configuration of two towers ([`super::pair::Pair`] takes those).
     pub fn new(config: &ClassifierConfig, builder: &ParamBuilder) -> Result<Self> {
         if config.towers != 1 {
             bail!("a classifier reads one document per example, not {}", config.towers);
@@ -268,25 +253,16 @@ impl Classifier {
     }
 
     /// `ids` [b, n] (u32) and `mask` [b, n] (1 keep, 0 padding; absent keeps all) to logits [b, classes].
-    ///
-    /// # Errors
-    /// A document longer than the position table, an id outside the vocabulary.
     pub fn forward(&self, ids: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
         self.forward_train(ids, mask, Dropout::NONE)
     }
 
     /// [`Self::forward`] with dropout.
-    ///
-    /// # Errors
-    /// As [`Self::forward`].
     pub fn forward_train(&self, ids: &Tensor, mask: Option<&Tensor>, dropout: Dropout) -> Result<Tensor> {
         self.head.forward(&self.encoder.forward(ids, mask, dropout)?)
     }
 
     /// [`Self::forward`], with what stands between.
-    ///
-    /// # Errors
-    /// As [`Self::forward`].
     pub fn trace(&self, ids: &Tensor, mask: Option<&Tensor>) -> Result<Trace> {
         let (pooled, hidden) = self.encoder.trace(ids, mask)?;
         Ok(Trace { logits: self.head.forward(&pooled)?, pooled, hidden })

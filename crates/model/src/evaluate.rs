@@ -12,9 +12,6 @@ pub type Progress<'a> = &'a mut dyn FnMut(usize);
 
 /// Blocks of `block` inputs with the model's cache carried along; input t predicts symbol t + 1, the last one of
 /// a block the first symbol of the next.
-///
-/// # Errors
-/// A block of 0, a sequence of fewer than two symbols, a symbol outside the vocabulary.
 pub fn stream(model: &CharLm, ids: &[u32], block: usize, progress: Progress) -> Result<Vec<f32>> {
     check(ids, block)?;
     let mut nll = vec![0.0; ids.len()];
@@ -32,9 +29,6 @@ pub fn stream(model: &CharLm, ids: &[u32], block: usize, progress: Progress) -> 
 
 /// Windows of `window` inputs, each encoded alone without any cache, moved by `step`: scored are the `step`
 /// targets at each window's end. What stands in the first full window sees everything before it.
-///
-/// # Errors
-/// A step of 0 or above the window, a sequence of fewer than two symbols, a symbol outside the vocabulary.
 pub fn overlap(
     model: &CharLm,
     ids: &[u32],
@@ -65,9 +59,6 @@ pub fn overlap(
 }
 
 /// One forward over all inputs without cache.
-///
-/// # Errors
-/// A sequence of fewer than two symbols, a symbol outside the vocabulary.
 pub fn single(model: &CharLm, ids: &[u32]) -> Result<Vec<f32>> {
     overlap(model, ids, ids.len(), ids.len(), &mut |_| ())
 }

@@ -100,9 +100,6 @@ pub(super) fn linear_specs(names: &[&str], out: usize, width: usize, bias: bool)
 
 impl AttentionLayer {
     /// Parameters `norm1.*`, `attn.q.*`, ... and the mechanism's own below `attn`.
-    ///
-    /// # Errors
-    /// Given parameters that are missing or have another shape; a configuration the mechanism refuses.
     pub fn new(config: &BlockConfig, builder: &ParamBuilder) -> Result<Self> {
         let needs = (config.entry.needs)(&config.knobs);
         let heads = (config.heads, config.head_dim);
@@ -165,9 +162,6 @@ impl AttentionLayer {
     }
 
     /// x + Attn(LN(x)) for `x` [b, n, width]; with the normed residual LN(x) + Attn(LN(x)).
-    ///
-    /// # Errors
-    /// Shapes that do not fit the configuration.
     pub fn forward(&self, x: &Tensor, call: &ForwardArgs) -> Result<Tensor> {
         Ok(self.run(x, call, |input| self.mechanism.forward(input))?.0)
     }
@@ -265,9 +259,6 @@ impl AttentionLayer {
 
     /// The class token's row: cls + Linear_o(attention of cls), `cls` [b, 1, width] un-normalised. The rows
     /// of `x` are not needed behind the last layer and are not computed.
-    ///
-    /// # Errors
-    /// A mechanism without a class token.
     pub fn forward_cls(&self, x: &Tensor, cls: &Tensor, call: &ForwardArgs) -> Result<Tensor> {
         let normal = if self.reads_normal() { Some(self.normalise(x)?) } else { None };
         let qkv = match &normal {
@@ -402,9 +393,6 @@ pub struct Block {
 
 impl Block {
     /// Parameters below `builder` (prefix `layers.<i>`).
-    ///
-    /// # Errors
-    /// As [`AttentionLayer::new`].
     pub fn new(config: &BlockConfig, builder: &ParamBuilder) -> Result<Self> {
         let attention = AttentionLayer::new(config, builder)?;
         let ffn = Ffn::new(builder, config.width, config.ffn, config.form)?;
@@ -413,18 +401,12 @@ impl Block {
     }
 
     /// [b, n, width] to [b, n, width].
-    ///
-    /// # Errors
-    /// Shapes that do not fit the configuration.
     pub fn forward(&self, x: &Tensor, call: &ForwardArgs) -> Result<Tensor> {
         let x = self.half("attention", &[], || self.attention.forward(x, &call.branch(0)))?;
         self.half("feed-forward half", &[&x], || self.ffn.forward(&x, call.dropout.branch(1)))
     }
 
     /// [`Self::forward`] of a mechanism with a second stream [b, rows, width], and the stream of the next block.
-    ///
-    /// # Errors
-    /// A mechanism without a second stream; shapes that do not fit the configuration.
     pub fn forward_with_stream(
         &self,
         x: &Tensor,
@@ -465,9 +447,6 @@ impl Block {
     }
 
     /// The next token [b, 1, width] of sequences behind `state`: [`Self::forward`] at its position.
-    ///
-    /// # Errors
-    /// As [`Mechanism::decode_step`].
     pub fn decode_step(&self, x: &Tensor, state: &mut dyn DecodeState) -> Result<Tensor> {
         let mechanism = &self.attention.mechanism;
         let (x, _) = if self.attention.conv.is_some() {
@@ -481,17 +460,11 @@ impl Block {
     }
 
     /// [`Mechanism::softmax_inputs`] for this block's input.
-    ///
-    /// # Errors
-    /// As [`Self::forward`].
     pub fn softmax_inputs(&self, x: &Tensor, call: &ForwardArgs) -> Result<Option<(Tensor, Tensor)>> {
         self.attention.with_input(x, call, |input, _| self.attention.mechanism.softmax_inputs(input))
     }
 
     /// The class token's row behind this block, [b, 1, width].
-    ///
-    /// # Errors
-    /// A mechanism without a class token.
     pub fn forward_cls(&self, x: &Tensor, cls: &Tensor, call: &ForwardArgs) -> Result<Tensor> {
         let cls = self.half("attention", &[], || self.attention.forward_cls(x, cls, &call.branch(0)))?;
         self.half("feed-forward half", &[&cls], || self.ffn.forward(&cls, call.dropout.branch(1)))

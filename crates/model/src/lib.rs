@@ -241,9 +241,6 @@ impl Backbone {
 
     /// Refuses what cannot be counted at length `len` with these `knobs`: the bound is the largest product that a cost
     /// takes, with room for its factors.
-    ///
-    /// # Errors
-    /// Sizes of which a cost could wrap around.
     pub fn countable(&self, len: usize, knobs: &Knobs) -> Result<(), ConfigError> {
         let knob = knobs.largest();
         let beside = [len, knob, 4 * self.inner, 2 * self.ffn].iter().map(|size| *size as f64).sum::<f64>();

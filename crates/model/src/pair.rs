@@ -37,9 +37,6 @@ pub struct PairTrace {
 
 impl Pair {
     /// Parameters of the encoder and `head.*`.
-    ///
-    /// # Errors
-    /// As [`Encoder::new`]; a configuration of one tower.
     pub fn new(config: &ClassifierConfig, builder: &ParamBuilder) -> Result<Self> {
         if config.towers != 2 {
             bail!("a pair model reads two documents per example, not {}", config.towers);
@@ -51,17 +48,11 @@ impl Pair {
     }
 
     /// Both documents to logits [b, classes].
-    ///
-    /// # Errors
-    /// As [`Encoder::forward`].
     pub fn forward(&self, first: Document, second: Document) -> Result<Tensor> {
         self.forward_train(first, second, Dropout::NONE)
     }
 
     /// [`Self::forward`] with dropout, another one in each tower.
-    ///
-    /// # Errors
-    /// As [`Encoder::forward`].
     pub fn forward_train(&self, first: Document, second: Document, dropout: Dropout) -> Result<Tensor> {
         let u = self.encoder.forward(first.ids, first.mask, dropout.branch(0))?;
         let v = self.encoder.forward(second.ids, second.mask, dropout.branch(1))?;
@@ -69,9 +60,6 @@ impl Pair {
     }
 
     /// [`Self::forward`] with what stands between.
-    ///
-    /// # Errors
-    /// As [`Encoder::forward`].
     pub fn trace(&self, first: Document, second: Document) -> Result<PairTrace> {
         let (u, hidden_u) = self.encoder.trace(first.ids, first.mask)?;
         let (v, hidden_v) = self.encoder.trace(second.ids, second.mask)?;

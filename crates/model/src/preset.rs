@@ -114,9 +114,6 @@ pub struct NoForm {
 impl ClassifierPreset {
     /// The backbone for `task`, or the one to measure where there is none. Some sources give single
     /// mechanisms a backbone of their own.
-    ///
-    /// # Errors
-    /// A task that the source does not have.
     pub fn form(&self, task: Option<&str>, mechanism: &str) -> Result<TaskForm, NoForm> {
         let Some(task) = task else { return Ok(self.bare.clone()) };
         let own = self.own.iter().find(|(of, only, _)| *of == task && *only == mechanism);

@@ -249,9 +249,6 @@ pub struct Roberta {
 
 impl Roberta {
     /// Parameters under the names of the public checkpoints.
-    ///
-    /// # Errors
-    /// A configuration that cannot be built ([`ConfigError`]), given parameters that do not fit.
     pub fn new(config: &RobertaConfig, builder: &ParamBuilder) -> Result<Self> {
         config.validate().map_err(Error::wrap)?;
         let builder = builder.with_init(init);
@@ -285,17 +282,11 @@ impl Roberta {
     }
 
     /// `ids` [b, n] (u32) to the last layer's output [b, n, width]; padding is not seen.
-    ///
-    /// # Errors
-    /// More words than there are positions, an id outside the vocabulary.
     pub fn encode(&self, ids: &Tensor, dropout: Dropout) -> Result<Tensor> {
         self.run(ids, dropout, |_| ())
     }
 
     /// [`Self::encode`] without dropout: the input of every layer, then the output of the last.
-    ///
-    /// # Errors
-    /// As [`Self::encode`].
     pub fn trace(&self, ids: &Tensor) -> Result<Vec<Tensor>> {
         super::traced(|see| self.run(ids, Dropout::NONE, see))
     }
@@ -328,9 +319,6 @@ impl Roberta {
     }
 
     /// Logits of the words at `chosen` places of `hidden` [b, n, width], counted row by row: [chosen, vocab].
-    ///
-    /// # Errors
-    /// A classifier, a place outside the batch.
     pub fn masked_logits(&self, hidden: &Tensor, chosen: &[u32]) -> Result<Tensor> {
         let Head::Masked { dense, norm, bias } = &self.head else {
             bail!("this model has the head of a classifier, not of a masked language model");
@@ -342,9 +330,6 @@ impl Roberta {
     }
 
     /// Logits of the classes [b, classes] from `hidden` [b, n, width].
-    ///
-    /// # Errors
-    /// A masked language model.
     pub fn class_logits(&self, hidden: &Tensor, dropout: Dropout) -> Result<Tensor> {
         let Head::Classes { dense, out } = &self.head else {
             bail!("this model has the head of a masked language model, not of a classifier");

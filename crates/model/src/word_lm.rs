@@ -125,9 +125,6 @@ pub struct WordLm {
 
 impl WordLm {
     /// Parameters `embed.*`, `softmax.*`, `layers.<i>.*`, and `norm.*` with a final norm.
-    ///
-    /// # Errors
-    /// A configuration that cannot be built ([`ConfigError`]), given parameters that do not fit.
     pub fn new(config: &WordLmConfig, builder: &ParamBuilder) -> Result<Self> {
         config.validate().map_err(Error::wrap)?;
         let builder = builder.with_init(fairseq_init);
@@ -162,17 +159,11 @@ impl WordLm {
     }
 
     /// `ids` [b, n] (u32) to the last layer's output [b, n, width]. Padding stands on the right: no earlier word sees it.
-    ///
-    /// # Errors
-    /// More words than a block has, a word outside the vocabulary.
     pub fn hidden(&self, ids: &Tensor, dropout: Dropout) -> Result<Tensor> {
         self.run(ids, dropout, |_| ())
     }
 
     /// [`Self::hidden`] without dropout: the input of every layer, then the final output.
-    ///
-    /// # Errors
-    /// As [`Self::hidden`].
     pub fn trace(&self, ids: &Tensor) -> Result<Vec<Tensor>> {
         super::traced(|see| self.run(ids, Dropout::NONE, see))
     }
@@ -197,18 +188,12 @@ impl WordLm {
     }
 
     /// -log p of every target [b, n] (u32): [b, n], in nats; 0 where the target is padding.
-    ///
-    /// # Errors
-    /// As [`Self::hidden`]; a target outside the vocabulary.
     pub fn nll(&self, ids: &Tensor, targets: &Tensor, dropout: Dropout) -> Result<Tensor> {
         let hidden = self.hidden(ids, dropout)?;
         self.nll_of(&hidden, targets, dropout)
     }
 
     /// [`Self::nll`] of hidden rows that are there already.
-    ///
-    /// # Errors
-    /// A target outside the vocabulary, shapes that do not fit.
     pub fn nll_of(&self, hidden: &Tensor, targets: &Tensor, dropout: Dropout) -> Result<Tensor> {
         let (b, n, width) = hidden.dims3()?;
         let flat = targets.flatten_all()?.to_vec1::<u32>()?;
@@ -244,9 +229,6 @@ impl EvalWindows {
 
 /// -log p of every word of `stream` in nats; windows of equal shape are computed `batch` at a time. `progress` hears how
 /// many words are scored.
-///
-/// # Errors
-/// Windows longer than the model's block, a word outside the vocabulary.
 pub fn stream_nll(
     model: &WordLm,
     stream: &[u32],

@@ -4,9 +4,6 @@ use super::row::FIRST_COLUMNS;
 use super::{COLUMNS, ReadError, Row};
 
 /// The rows as CSV with a header, also when there are none.
-///
-/// # Errors
-/// None in practice; the writer works in memory.
 pub fn to_string<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Result<String, ::csv::Error> {
     let mut writer = ::csv::WriterBuilder::new().has_headers(false).from_writer(Vec::new());
     writer.write_record(COLUMNS)?;
@@ -18,9 +15,6 @@ pub fn to_string<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Result<String, 
 }
 
 /// Reads what [`to_string`] wrote.
-///
-/// # Errors
-/// Columns of another version, or a line that is not a row (with its number).
 pub fn from_str(text: &str) -> Result<Vec<Row>, ReadError> {
     let mut reader = ::csv::Reader::from_reader(text.as_bytes());
     let header = reader.headers().map_err(|error| line_error(&error))?.clone();

@@ -13,17 +13,11 @@ const STALE: Duration = Duration::from_secs(3600);
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Replaces `path` by `bytes`: written beside it, synced, renamed.
-///
-/// # Errors
-/// Folder missing or not writable, disk full; `path` is then unchanged.
 pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     write_with(path, |file| file.write_all(bytes))
 }
 
 /// Replaces `path` by what `fill` writes.
-///
-/// # Errors
-/// As [`write()`], and what `fill` says; `path` is then unchanged.
 pub fn write_with(path: &Path, fill: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
     let mut file = beside(path)?;
     fill(file.as_file_mut())?;
@@ -33,9 +27,6 @@ pub fn write_with(path: &Path, fill: impl FnOnce(&mut File) -> io::Result<()>) -
 }
 
 /// A temporary file that can be renamed to `path`. [`sweep`] knows its name, should this process be killed.
-///
-/// # Errors
-/// Folder missing or not writable.
 pub fn beside(path: &Path) -> io::Result<tempfile::NamedTempFile> {
     part().tempfile_in(folder_of(path))
 }
@@ -57,9 +48,6 @@ fn folder_of(path: &Path) -> &Path {
 
 /// Writes `bytes` to a file that a person named and that may be there already. A link is followed; mode, owner and
 /// hard links of what is there stay, and what is no regular file (a device, a FIFO) is written through.
-///
-/// # Errors
-/// A folder that is missing or cannot be written, a file that is read-only, a FIFO that nobody reads.
 pub fn write_user_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let Ok(there) = std::fs::metadata(path) else {
         return write(&target(path), bytes); // nothing there, or a link to nothing
@@ -149,9 +137,6 @@ fn is_unread(error: &io::Error) -> bool {
 }
 
 /// Opens a regular file; a FIFO or a device, which might never end, is refused.
-///
-/// # Errors
-/// No such file, no permission, or no regular file.
 pub fn open(path: &Path) -> io::Result<File> {
     if !std::fs::metadata(path)?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
@@ -160,9 +145,6 @@ pub fn open(path: &Path) -> io::Result<File> {
 }
 
 /// The bytes of a regular file.
-///
-/// # Errors
-/// As [`open`].
 pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     open(path)?.read_to_end(&mut bytes)?;
@@ -170,9 +152,6 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
 }
 
 /// The text of a regular file.
-///
-/// # Errors
-/// As [`open`], and text that is not UTF-8 or begins with a byte order mark, of which no reader knows anything.
 pub fn read_to_string(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     open(path)?.read_to_string(&mut text)?;
@@ -225,9 +204,6 @@ fn is_part(name: &str) -> bool {
 
 /// Whether files can be made in `folder` (which is created if missing): tries it. Temporary files that killed
 /// processes left there an hour ago or earlier are removed.
-///
-/// # Errors
-/// Why not.
 pub fn ensure_writable(folder: &Path) -> io::Result<()> {
     std::fs::create_dir_all(folder)?;
     let stale = |entry: &std::fs::DirEntry| {

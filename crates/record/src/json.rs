@@ -15,17 +15,11 @@ pub struct Export {
 }
 
 /// The export as text, ending in a line feed.
-///
-/// # Errors
-/// None in practice; every field can be written.
 pub fn to_string(export: &Export) -> Result<String, serde_json::Error> {
     serde_json::to_string_pretty(export).map(|text| text + "\n")
 }
 
 /// Reads what [`to_string`] wrote.
-///
-/// # Errors
-/// Text that is not such an export.
 pub fn from_str(text: &str) -> Result<Export, ReadError> {
     Ok(serde_json::from_str(text)?)
 }

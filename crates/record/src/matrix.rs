@@ -84,9 +84,6 @@ impl Matrix {
 }
 
 /// Writes `matrices` into `folder`.
-///
-/// # Errors
-/// The folder cannot be written.
 pub fn write(folder: &Path, matrices: &[Matrix]) -> io::Result<()> {
     let mut items = Vec::new();
     for (index, matrix) in matrices.iter().enumerate() {
@@ -101,9 +98,6 @@ pub fn write(folder: &Path, matrices: &[Matrix]) -> io::Result<()> {
 }
 
 /// Reads what [`write()`] wrote.
-///
-/// # Errors
-/// No matrices in `folder`, or files that are not what they should be (named).
 pub fn read(folder: &Path) -> io::Result<Vec<Matrix>> {
     let text = |name: &str| {
         let path = folder.join(name);

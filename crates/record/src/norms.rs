@@ -30,9 +30,6 @@ pub struct Norm {
 pub const FILE: &str = "norms.csv";
 
 /// Writes `norms` into `folder`.
-///
-/// # Errors
-/// The folder cannot be written.
 pub fn write(folder: &Path, norms: &[Norm]) -> io::Result<()> {
     let mut writer = ::csv::Writer::from_writer(Vec::new());
     norms.iter().try_for_each(|norm| writer.serialize(norm))?;
@@ -41,9 +38,6 @@ pub fn write(folder: &Path, norms: &[Norm]) -> io::Result<()> {
 }
 
 /// Reads what [`write()`] wrote.
-///
-/// # Errors
-/// No such file in `folder`, or one that is damaged.
 pub fn read(folder: &Path) -> io::Result<Vec<Norm>> {
     let text = file::read(&folder.join(FILE))?;
     let norms: Result<_, ::csv::Error> = ::csv::Reader::from_reader(text.as_slice()).deserialize().collect();

@@ -80,9 +80,6 @@ impl Scene {
 }
 
 /// The text to print.
-///
-/// # Errors
-/// An unknown mechanism, knob, preset or task.
 pub fn run(args: &Mechanisms, width: usize) -> Result<String> {
     let choices = match &args.model {
         Some(models) => choose(models)?,

@@ -40,9 +40,6 @@ pub struct Format {
 }
 
 /// The text that `list` prints in a terminal of `width` columns.
-///
-/// # Errors
-/// An unknown name; a shipped suite that cannot be read.
 pub fn run(what: &ListCommand, width: usize) -> Result<String> {
     match what {
         ListCommand::Mechanisms(args) => mechanisms::run(args, width),

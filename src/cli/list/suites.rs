@@ -29,9 +29,6 @@ pub struct Suites {
 
 impl Suites {
     /// Every suite with its cells, how many are done under the results, and the time that the rest is expected to take.
-    ///
-    /// # Errors
-    /// A shipped suite that cannot be read, results that are damaged.
     pub(super) fn list(&self) -> Result<List> {
         let runs = if self.results.is_dir() { StoredRun::find_all(&self.results)? } else { Vec::new() };
         let mut list = List { table: Table::default(), json: Vec::new() };

@@ -142,9 +142,6 @@ fn share(text: &str) -> Result<f32, String> {
 }
 
 /// Draws and says where; gives the exit code.
-///
-/// # Errors
-/// Mechanisms or settings that cannot be drawn, folders that cannot be written, files that cannot be read.
 pub fn run(what: &PlotCommand, term: &Term) -> Result<u8> {
     match what {
         PlotCommand::Pattern(args) => draw_pattern(args, term)?,

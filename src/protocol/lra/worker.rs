@@ -185,9 +185,6 @@ impl<'a> LraExperiment<'a> {
     }
 
     /// The selected weights of a finished run.
-    ///
-    /// # Errors
-    /// Checkpoints that are not there, of another run, or of one that is not finished.
     pub fn load(&self, files: &CheckpointFiles) -> Result<Tested, CellFailure> {
         self.tested(TrainedWeights::read(files, self)?, None)
     }

@@ -233,9 +233,6 @@ pub struct TrainedWeights {
 
 impl TrainedWeights {
     /// Reads what `experiment` left.
-    ///
-    /// # Errors
-    /// Checkpoints that are not there, of another run, or of one that is not finished.
     pub fn read(files: &CheckpointFiles, experiment: &impl Experiment) -> Result<Self, CellFailure> {
         let (last, state) = load(files, &experiment.description()?)?;
         if last.updates < experiment.steps().total {

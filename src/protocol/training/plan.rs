@@ -20,9 +20,6 @@ pub fn one_of_each(settings: &Settings, protocol: &str) -> Result<(Option<u64>, 
 }
 
 /// Parts that an update of `batch` examples is cut into; `usual` where nothing is said.
-///
-/// # Errors
-/// A number that does not divide the batch.
 pub fn micro_batches(settings: &Settings, batch: u64, usual: u64) -> Result<u64, PlanError> {
     let parts = settings.accumulate.unwrap_or(usual);
     if batch.is_multiple_of(parts) {

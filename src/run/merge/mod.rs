@@ -20,9 +20,6 @@ use write::write;
 
 /// Joins the runs in `folders`. The shards of one run are joined in their own folder, others in a folder below `output`.
 /// `keeps` says whether a command trains, so that the same cell twice is one result.
-///
-/// # Errors
-/// See [`MergeError`]; nothing was written then, except where a disk is full.
 pub fn merge(
     folders: &[PathBuf],
     output: Option<&Path>,

@@ -59,9 +59,6 @@ pub struct ShardedRun {
 
 impl ShardedRun {
     /// Every whole run in `folder` or below it.
-    ///
-    /// # Errors
-    /// Folders that cannot be read, and files that are damaged.
     pub fn below(folder: &Path) -> Result<Vec<Self>, RunError> {
         let mut found = Vec::new();
         let mut folders = vec![(folder.to_owned(), 0)];

@@ -101,9 +101,6 @@ pub struct Pretrained {
 
 impl Pretrained {
     /// Reads the description of the encoder in `folder`.
-    ///
-    /// # Errors
-    /// No `config.json`, another architecture, sizes that are missing.
     pub fn open(folder: &Path) -> Result<Self> {
         let path = folder.join("config.json");
         let text = effattn_record::file::read_to_string(&path).map_err(|error| {
@@ -162,9 +159,6 @@ impl Pretrained {
 
     /// The encoder in `folder`, or where that is a run folder the one of its cells that `choice` can start from: of the same
     /// mechanism if there is one, else of full attention.
-    ///
-    /// # Errors
-    /// As [`Self::open`]; no such encoder, or several.
     pub fn find(folder: &Path, choice: &MechanismChoice) -> Result<Option<Self>> {
         if !folder.join("cells").is_dir() {
             return Self::open(folder).map(Some);
@@ -197,9 +191,6 @@ impl Pretrained {
     }
 
     /// Makes sure that its weights mean something to `choice`.
-    ///
-    /// # Errors
-    /// Another mechanism's weights.
     pub fn becomes(&self, choice: &MechanismChoice) -> Result<()> {
         let (here, there) = (choice.entry.name, self.attention.entry.name);
         if here == there || (there == full::ENTRY.name && choice.entry.in_models.fits_full_weights) {
@@ -215,9 +206,6 @@ impl Pretrained {
     }
 
     /// Its tokenizer.
-    ///
-    /// # Errors
-    /// A tokenizer that cannot be read, or that the encoder was not trained with.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
         let tokenizer = Tokenizer::load(&self.folder)?;
         let config = self.folder.join("config.json");
@@ -237,9 +225,6 @@ impl Pretrained {
     }
 
     /// `ids` [b, n] as far as the encoder has positions for them.
-    ///
-    /// # Errors
-    /// Failures of the device.
     pub fn known(&self, ids: &Tensor) -> Candle<Tensor> {
         ids.narrow(1, 0, ids.dim(1)?.min(self.positions))?.contiguous()
     }
@@ -267,9 +252,6 @@ impl Pretrained {
     }
 
     /// SHA-256 of description, tokenizer and weights.
-    ///
-    /// # Errors
-    /// Files that cannot be read.
     pub fn hash(&self) -> Result<String> {
         let mut hash = Sha256::new();
         let own = ["config.json", "tokenizer.json", "vocab.json", "merges.txt"];
@@ -285,9 +267,6 @@ impl Pretrained {
     }
 
     /// Its weights under the names of `RobertaForMaskedLM`.
-    ///
-    /// # Errors
-    /// Files that cannot be read, a tensor that two files have.
     pub fn weights(&self) -> Result<Weights<'_>> {
         let mut tensors = HashMap::new();
         for path in self.files()? {

@@ -27,9 +27,6 @@ impl Weights<'_> {
     /// Starts DualLN of `target` where the weights have none, so that keys and values keep their usual size: weight, the
     /// mean over positions of the deviation across channels; bias, the mean of the mean; over keys and values together, in
     /// the model that the weights come from, on `batches` of ids [b, n]. Does nothing for other models.
-    ///
-    /// # Errors
-    /// Failures of the device, ids that the encoder does not have.
     pub fn calibrate(
         &mut self,
         target: &RobertaConfig,
@@ -88,9 +85,6 @@ impl Weights<'_> {
 
     /// The weights as `target` takes them: positions repeated up to its length, global projections of Longformer copied.
     /// What they lack (the head of a classifier, the projection of `ls`) the model draws.
-    ///
-    /// # Errors
-    /// A tensor that is missing, has another shape, or that the model has no place for.
     pub fn fit(mut self, target: &RobertaConfig) -> Result<HashMap<String, Tensor>> {
         let folder = &self.of.folder;
         let device = |error: candle_core::Error| unfit(folder, error.to_string());

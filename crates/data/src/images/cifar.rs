@@ -32,9 +32,6 @@ pub struct Cifar {
 
 impl Cifar {
     /// Loads the images from `dir`.
-    ///
-    /// # Errors
-    /// No images there, records that cannot be read, fewer than published without `allow_partial`.
     pub fn load(dir: &Path, allow_partial: bool) -> Result<Self, DataError> {
         let (batches, hash) = crate::lra_image::read_batches(dir, <[u8]>::to_vec)?;
         let [a, b, c, d, e, test] = batches;

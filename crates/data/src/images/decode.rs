@@ -22,9 +22,6 @@ const BESIDES: u64 = 4 << 20;
 const BYTES: u64 = 256 << 20;
 
 /// The image in `file` as 8-bit red, green and blue; transparency is dropped, gray is repeated.
-///
-/// # Errors
-/// A file that cannot be read, is neither JPEG nor PNG, is too large, cut off or damaged.
 pub fn read(file: &Path) -> Result<RgbImage, DataError> {
     let refuse = |error: std::io::Error| store::bad_file(file, error.to_string());
     let bytes =
@@ -33,9 +30,6 @@ pub fn read(file: &Path) -> Result<RgbImage, DataError> {
 }
 
 /// The image in `bytes`.
-///
-/// # Errors
-/// As [`read`], in words.
 pub fn image(bytes: &[u8]) -> Result<RgbImage, String> {
     let reader =
         || ImageReader::new(Cursor::new(bytes)).with_guessed_format().map_err(|error| error.to_string());

@@ -25,9 +25,6 @@ type State = [u8; STATE];
 type Content = [u8; 32];
 
 /// The digests of `files`, which lie below `folder`, in their order.
-///
-/// # Errors
-/// A file that cannot be read.
 pub fn digests(folder: &Path, files: &[PathBuf]) -> Result<Vec<Content>, DataError> {
     let place = place(folder);
     let known = read(&place);

@@ -25,9 +25,6 @@ pub struct ImageFolder {
 
 impl ImageFolder {
     /// Lists the images below `root`.
-    ///
-    /// # Errors
-    /// No such tree, folders without images, one class only, evaluated classes that are not trained on.
     pub fn open(root: &Path) -> Result<Self, DataError> {
         let missing =
             |next: String| DataError::Missing { what: "a tree of images", dir: root.to_owned(), next };
@@ -77,9 +74,6 @@ pub struct Tree {
 
 impl Tree {
     /// Lists the images below `folder`.
-    ///
-    /// # Errors
-    /// No such folder, no class folders in it, one of them without images.
     pub fn open(folder: &Path) -> Result<Self, DataError> {
         let classes = classes(folder)?;
         if classes.is_empty() {

@@ -51,9 +51,6 @@ pub trait ImageSet: Send + Sync {
     fn label(&self, split: Split, index: usize) -> u32;
 
     /// An image.
-    ///
-    /// # Errors
-    /// A file that cannot be read or is no image.
     fn image(&self, split: Split, index: usize) -> Result<RgbImage, DataError>;
 
     /// SHA-256 of what was read: bytes of records, or names and contents of files.
@@ -132,9 +129,6 @@ pub fn sources() -> Vec<&'static ImageSource> {
 }
 
 /// The set of images called `name`.
-///
-/// # Errors
-/// None of this name; the error lists those there are.
 pub fn source(name: &str) -> Result<&'static ImageSource, DataError> {
     let all = sources();
     let found = all.iter().find(|source| source.name == name).copied();

@@ -30,9 +30,6 @@ pub struct Records {
 
 impl Records {
     /// Severity `severity` (from 1) of `<corruption>.npy` in `root`.
-    ///
-    /// # Errors
-    /// Files that are missing, no arrays of bytes, of other shapes, of other counts than the labels.
     pub fn open(root: &Path, corruption: &str, severity: usize) -> Result<Self, DataError> {
         let file = root.join(format!("{corruption}.npy"));
         let (mut from, shape) = array(&file)?;
@@ -105,9 +102,6 @@ fn part(from: &mut File, skip: usize, count: usize) -> io::Result<Vec<u8>> {
 }
 
 /// The front of an array of bytes of `shape`.
-///
-/// # Errors
-/// As the writer's.
 pub fn front(to: &mut impl Write, shape: &[usize]) -> io::Result<()> {
     let sides: Vec<String> = shape.iter().map(usize::to_string).collect();
     let comma = if shape.len() == 1 { "," } else { "" };

@@ -192,9 +192,6 @@ impl TestOnlySet {
     }
 
     /// Where it lies in the data folder `dir`.
-    ///
-    /// # Errors
-    /// It is not there.
     pub fn root(&self, dir: &Path) -> Result<PathBuf, DataError> {
         let found = self.folders.iter().map(|name| dir.join(name)).find(|folder| folder.is_dir());
         found.ok_or_else(|| DataError::Missing {
@@ -228,9 +225,6 @@ impl TestOnlySet {
     }
 
     /// The part `name` below `root`; `trained` are the classes of the model where they are known.
-    ///
-    /// # Errors
-    /// A part that is missing or of another layout, other classes than expected.
     pub fn open(
         &self,
         root: &Path,
@@ -307,10 +301,6 @@ impl TestOnlySet {
     }
 
     /// Looks through all of it.
-    ///
-    /// # Errors
-    /// It is not there, a part is missing or other than expected; parts with unequal numbers of images without
-    /// `allow_partial`.
     pub fn scan(
         &self,
         dir: &Path,

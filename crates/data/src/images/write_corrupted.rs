@@ -40,10 +40,6 @@ pub type Heard<'a> = &'a (dyn Fn(u64, u64) + Sync);
 
 /// Corrupts the images of the class folders in `from` into `<corruption>/<severity>/<class>/<image>` below `to`; the number
 /// of files that were made.
-///
-/// # Errors
-/// Folders without images, two images whose files would have one name, an image that cannot be read, a folder that cannot be
-/// written or has images that were not made here.
 pub fn tree(from: &Path, to: &Path, heard: Heard) -> Result<u64, DataError> {
     let tree = Tree::open(from)?;
     let mut folders = Vec::new();
@@ -189,9 +185,6 @@ fn write(path: &Path, image: &RgbImage) -> io::Result<()> {
 
 /// Corrupts CIFAR-10's test images in `dir` into `<corruption>.npy` and `labels.npy` below `to`; the number of arrays of
 /// images that were made, and what is missing of CIFAR-10.
-///
-/// # Errors
-/// No CIFAR-10 in `dir`, a folder that cannot be written.
 pub fn cifar(dir: &Path, to: &Path, heard: Heard) -> Result<(u64, Option<String>), DataError> {
     let set = Cifar::load(dir, true)?;
     let count = set.len(Split::Test);

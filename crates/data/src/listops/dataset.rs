@@ -192,9 +192,6 @@ pub struct ListOps {
 
 impl ListOps {
     /// The Long Range Arena's files in `dir` where they are, else the compact file, else the generated set.
-    ///
-    /// # Errors
-    /// Files that are incomplete, lines that are no expressions (with file and line).
     pub fn load(dir: &Path, tokenizer: Tokenizer) -> Result<Self, DataError> {
         let splits = match files(dir)? {
             Some(Files::Arena([train, validation, test])) => {

@@ -210,9 +210,6 @@ pub enum ExpressionError {
 
 /// Reads the text form; round brackets, which only make the tree binary, are skipped. An operator may also
 /// stand alone with its bracket before it (`[MIN`), `X` may stand for `]`.
-///
-/// # Errors
-/// Text that is no expression.
 pub fn parse(text: &str) -> Result<(Vec<u8>, u8), ExpressionError> {
     let mut tokens = Vec::new();
     for word in text.split_ascii_whitespace() {

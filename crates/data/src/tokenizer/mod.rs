@@ -67,9 +67,6 @@ pub struct Tokenizer {
 
 impl Tokenizer {
     /// The tokenizer of `vocabulary` ids (fewer for a small text) trained on `texts`.
-    ///
-    /// # Errors
-    /// A vocabulary without room for the bytes and the special words, a word of more than 16,384 bytes.
     pub fn train<'a>(texts: impl Iterator<Item = &'a str>, vocabulary: usize) -> Result<Self, String> {
         let alphabet = ByteLevel::alphabet();
         let least = SPECIALS.len() + alphabet.len() + 1;
@@ -99,10 +96,6 @@ impl Tokenizer {
     }
 
     /// Reads `path`: a `tokenizer.json`, or a folder with one or with `vocab.json` and `merges.txt`.
-    ///
-    /// # Errors
-    /// Files that are missing or cannot be read, no byte-level BPE, a word or an id that stands twice, a merge of words
-    /// that are not there, special words that are missing.
     pub fn load(path: &Path) -> Result<Self, DataError> {
         files::load(path)
     }
@@ -129,9 +122,6 @@ impl Tokenizer {
     }
 
     /// Makes sure that it is the tokenizer that `file` was made with.
-    ///
-    /// # Errors
-    /// It is another one.
     pub fn expect(&self, hash: &str, file: &Path) -> Result<(), DataError> {
         if hash == self.hash {
             return Ok(());

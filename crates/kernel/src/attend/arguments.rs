@@ -7,9 +7,6 @@ use super::{Attend, Relative};
 use crate::heads::Qkv;
 
 /// Sizes of a call, all shapes checked against each other.
-///
-/// # Errors
-/// Shapes that do not fit.
 pub fn dims(qkv: &Qkv, call: &Attend) -> Result<Dims> {
     let (batch, heads, queries, width) = qkv.q()?.dims4()?;
     let (keys, values) = (qkv.k()?, qkv.v()?);
@@ -80,9 +77,6 @@ pub fn dims(qkv: &Qkv, call: &Attend) -> Result<Dims> {
 }
 
 /// Hidden keys and slots of every sample; empty if none is hidden.
-///
-/// # Errors
-/// A mask of another shape.
 pub fn hidden(call: &Attend, dims: &Dims) -> Result<Vec<bool>> {
     let Some(mask) = call.mask else { return Ok(Vec::new()) };
     let (batch, given) = mask.dims2()?;
@@ -136,9 +130,6 @@ impl Operand {
     }
 
     /// Where its rows lie in an argument of this layout.
-    ///
-    /// # Errors
-    /// A layout that does not fit the form.
     pub fn place(&self, layout: &Layout) -> Result<RowLayout> {
         let (stride, offset) = (layout.stride(), layout.start_offset());
         Ok(match (self.form, stride) {
@@ -171,9 +162,6 @@ pub struct Operands {
 
 impl Operands {
     /// The tensors that go into the operation (at most three), and the operands in them.
-    ///
-    /// # Errors
-    /// Missing operands.
     pub fn gather(qkv: &Qkv, call: &Attend) -> Result<(Vec<Tensor>, Self)> {
         let mut arguments = Arguments(Vec::new());
         let others = call.slots.is_some() || call.relative.is_some() || call.bias.is_some();

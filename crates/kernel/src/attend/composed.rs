@@ -9,9 +9,6 @@ use crate::softmax::{masked_softmax, softmax};
 use effattn_record::pattern::{QueryGroup, Rule};
 
 /// The definition in plain candle operations: groups of similar size are gathered and masked together.
-///
-/// # Errors
-/// Shapes that do not fit the pattern.
 pub fn composed(qkv: &Qkv, call: &Attend) -> Result<Heads> {
     let operands = Operands::new(qkv, call)?;
     let heads = call.pattern.heads.len();

@@ -79,9 +79,6 @@ pub struct SlotTable {
 }
 
 /// Softmax attention over the visible pairs. A query that sees no key gives 0 and passes no gradient.
-///
-/// # Errors
-/// Shapes that do not fit the pattern.
 pub fn attend(qkv: &Qkv, call: &Attend) -> Result<Heads> {
     let q = qkv.q()?;
     if super::fused_cpu(q.device()) && q.dtype() == DType::F32 {

@@ -30,9 +30,6 @@ use crate::op::{self, FusedOp, SavedOutput};
 use crate::tape;
 
 /// Softmax attention over the visible pairs in f32, by the kernel of the tensors' device.
-///
-/// # Errors
-/// Shapes that do not fit the pattern.
 pub fn attend(qkv: &Qkv, call: &Attend) -> Result<Heads> {
     let dims = dims(qkv, call)?;
     let (arguments, operands) = Operands::gather(qkv, call)?;

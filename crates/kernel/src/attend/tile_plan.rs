@@ -43,9 +43,6 @@ pub struct TilePlan {
 
 impl TilePlan {
     /// Checks `pattern` and cuts it into tiles.
-    ///
-    /// # Errors
-    /// Positions outside of the pattern's size, a query in two groups of a head, another number of heads.
     pub fn new(pattern: &Pattern, heads: usize) -> Result<Self> {
         if pattern.heads.len() != 1 && pattern.heads.len() != heads {
             bail!("a pattern of {} heads does not fit {heads} heads", pattern.heads.len());

@@ -50,9 +50,6 @@ impl Projection {
 
 /// The linear outputs side by side, [b, n, sum of widths]. `normalise` applies the group's LayerNorm to `x`
 /// first (the class token of Transformer-LS goes in raw).
-///
-/// # Errors
-/// A group that does not fit `spec`.
 pub fn project(x: &Tensor, group: &ParamGroup, spec: Projection, normalise: bool) -> Result<Tensor> {
     if fused(x, group) {
         let op = project::Project::new(x, group, spec, normalise)?;
@@ -62,9 +59,6 @@ pub fn project(x: &Tensor, group: &ParamGroup, spec: Projection, normalise: bool
 }
 
 /// [`project`] of its parts, each by its own kernel or twin.
-///
-/// # Errors
-/// A group that does not fit `spec`.
 pub fn project_composed(x: &Tensor, group: &ParamGroup, spec: Projection, normalise: bool) -> Result<Tensor> {
     spec.check(group, normalise)?;
     let x = if normalise { &norm::layer_norm(x, &group.part(0)?, &group.part(1)?, EPS)? } else { x };
@@ -80,9 +74,6 @@ pub fn project_composed(x: &Tensor, group: &ParamGroup, spec: Projection, normal
 pub type Scales<'a> = Option<&'a [f32]>;
 
 /// `residual + scale Linear(x)`, group `[weight]` or `[weight, bias]`.
-///
-/// # Errors
-/// Shapes that do not fit.
 pub fn output(x: &Tensor, residual: &Tensor, group: &ParamGroup, scales: Scales) -> Result<Tensor> {
     if fused(x, group) && (scales.is_none() || x.device().is_cpu()) {
         let op = output::Output::new(x, residual, group, scales)?;
@@ -92,18 +83,12 @@ pub fn output(x: &Tensor, residual: &Tensor, group: &ParamGroup, scales: Scales)
 }
 
 /// [`output`] of its parts.
-///
-/// # Errors
-/// Shapes that do not fit.
 pub fn output_composed(x: &Tensor, residual: &Tensor, group: &ParamGroup, scales: Scales) -> Result<Tensor> {
     let bias = if group.parts.len() > 1 { Some(group.part(1)?) } else { None };
     residual + scaled(linear::composed(x, &group.part(0)?, bias.as_ref())?, scales)?
 }
 
 /// `branch` [b, ..] with every sample multiplied by its scale.
-///
-/// # Errors
-/// Another number of scales.
 pub fn scaled(branch: Tensor, scales: Scales) -> Result<Tensor> {
     let Some(scales) = scales else { return Ok(branch) };
     check_scales(scales, branch.dims()[0])?;
@@ -163,9 +148,6 @@ impl FfnCall<'_> {
 
 /// The feed-forward half with its LayerNorm and residual. FFN(x) = fc2(GELU(fc1(x))); group
 /// `[norm.weight, norm.bias, fc1.weight, fc1.bias, fc2.weight, fc2.bias]`.
-///
-/// # Errors
-/// Shapes that do not fit.
 pub fn ffn(x: &Tensor, group: &ParamGroup, call: FfnCall) -> Result<Tensor> {
     if fused(x, group) && (call.scales.is_none() || x.device().is_cpu()) {
         return tape::apply(&[&x.contiguous()?, &group.flat], ffn::Ffn::new(x, group, call)?);
@@ -174,9 +156,6 @@ pub fn ffn(x: &Tensor, group: &ParamGroup, call: FfnCall) -> Result<Tensor> {
 }
 
 /// [`ffn`] of its parts, each by its own kernel or twin.
-///
-/// # Errors
-/// Shapes that do not fit.
 pub fn ffn_composed(x: &Tensor, group: &ParamGroup, call: FfnCall) -> Result<Tensor> {
     let normal = norm::layer_norm(x, &group.part(0)?, &group.part(1)?, call.eps)?;
     let hidden = linear::composed(&normal, &group.part(2)?, Some(&group.part(3)?))?;

@@ -17,9 +17,6 @@ use effattn_record::pattern::{Pattern, Rule};
 
 /// softmax(scale [q . k ; q . out_j, j with `mask` 1]) applied to [v ; out_j], per head; q, k, v are the class
 /// token's (`cls`, one position), `out` [b, n, e] serves as keys and as values.
-///
-/// # Errors
-/// Shapes that do not fit.
 pub fn class_token(out: &Heads, cls: &Qkv, mask: Option<&Tensor>, scale: f64) -> Result<Heads> {
     let (b, heads, one, d) = cls.value_dims()?;
     let rows = match out {
@@ -58,9 +55,6 @@ fn packed(cls: &Qkv) -> Result<(Tensor, PackedLayout)> {
 }
 
 /// [`class_token`] as a pattern softmax: the class token is a slot, the outputs are keys and values.
-///
-/// # Errors
-/// Shapes that do not fit.
 pub fn composed(out: &Heads, cls: &Qkv, mask: Option<&Tensor>, scale: f64) -> Result<Heads> {
     let out = out.split()?;
     let n = out.dim(2)?;

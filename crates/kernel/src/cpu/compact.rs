@@ -17,17 +17,11 @@ use super::{bf16, par, rows, with_slices};
 const CHUNK: usize = 1 << 15;
 
 /// Rounds the elements of an f32 tensor on the CPU to bf16, until [`expand`].
-///
-/// # Errors
-/// Another device.
 pub fn compress(tensor: &Tensor) -> Result<()> {
     tensor.inplace_op1(&Compress)
 }
 
 /// Makes `tensor` f32 again, if it waits.
-///
-/// # Errors
-/// Failures of candle.
 pub fn expand(tensor: &Tensor) -> Result<()> {
     let waits = tensor.dtype() == DType::F32
         && matches!(&*tensor.storage_and_layout().0, Storage::Cpu(CpuStorage::BF16(_)));
@@ -53,9 +47,6 @@ impl<'a> Elements<'a> {
     }
 
     /// The elements, which do not wait.
-    ///
-    /// # Errors
-    /// They do.
     pub fn f32(self) -> Result<&'a [f32]> {
         match self {
             Self::F32(data) => Ok(data),
@@ -105,9 +96,6 @@ impl<'a> Elements<'a> {
 }
 
 /// Runs `f` on the elements of contiguous f32 tensors on the CPU, of which the first may wait; the `plain` ones are made f32.
-///
-/// # Errors
-/// Another device, another type, a layout with gaps, or what `f` returns.
 pub fn with_elements<T, const M: usize, const N: usize>(
     first: [&Tensor; M],
     plain: [&Tensor; N],
@@ -127,9 +115,6 @@ pub fn with_elements<T, const M: usize, const N: usize>(
 }
 
 /// What stands behind an f32 tensor on the CPU.
-///
-/// # Errors
-/// Another device or another type.
 pub fn elements(storage: &Storage) -> Result<Elements<'_>> {
     match storage {
         Storage::Cpu(CpuStorage::F32(data)) => Ok(Elements::F32(data)),

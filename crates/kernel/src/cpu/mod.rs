@@ -62,9 +62,6 @@ pub fn slice<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> 
 }
 
 /// The elements of the contiguous f32 operands of an operation that takes `N`.
-///
-/// # Errors
-/// Another number of operands, and what [`slice()`] refuses.
 pub fn slices<'a, const N: usize>(operands: &[(&'a CpuStorage, &Layout)]) -> Result<[&'a [f32]; N]> {
     if operands.len() != N {
         bail!("{} operands were given, not {N}", operands.len());
@@ -77,17 +74,11 @@ pub fn slices<'a, const N: usize>(operands: &[(&'a CpuStorage, &Layout)]) -> Res
 }
 
 /// A gradient of `like`, in its shape.
-///
-/// # Errors
-/// Another number of elements.
 pub fn gradient(like: &Tensor, data: Vec<f32>) -> Result<Option<Tensor>> {
     Tensor::from_vec(data, like.shape(), like.device()).map(Some)
 }
 
 /// Runs `f` on the elements of contiguous f32 CPU tensors without copying them.
-///
-/// # Errors
-/// Another device, another type, a layout with gaps, or what `f` returns.
 pub fn with_slices<T, const N: usize>(
     tensors: [&Tensor; N],
     f: impl FnOnce([&[f32]; N]) -> Result<T>,
@@ -105,9 +96,6 @@ pub fn with_slices<T, const N: usize>(
 }
 
 /// Number of rows and their width of a tensor seen as a matrix whose columns are its last dimension.
-///
-/// # Errors
-/// A scalar.
 pub fn matrix_dims(dims: &[usize]) -> Result<(usize, usize)> {
     match dims.split_last() {
         Some((&width, rest)) => Ok((rest.iter().product(), width)),

@@ -160,14 +160,8 @@ pub trait KernelDevice: Sized {
     fn longs(&self, words: &[i64]) -> Result<Self::Longs>;
 
     /// The product of two matrices, in f32. With an inner dimension of 0 nothing is written.
-    ///
-    /// # Errors
-    /// Shapes that do not fit, matrices outside their buffers.
     fn multiply(&self, a: Matrix<Self>, b: Matrix<Self>, to: MatmulTarget<Self>) -> Result<()>;
 
     /// Starts a kernel; a grid without blocks is nothing to do.
-    ///
-    /// # Errors
-    /// No compiler, a source that it refuses, a device without that much shared memory.
     fn launch(&self, launch: &Launch, arguments: Vec<Arg<Self>>) -> Result<()>;
 }

@@ -19,9 +19,6 @@ pub fn view<'a>(storage: &'a CudaStorage, layout: &Layout) -> Result<BufferView<
 }
 
 /// What [`crate::op::Op::forward_cuda`] returns: the floats that `f` makes of contiguous f32 operands.
-///
-/// # Errors
-/// Another type, a layout with gaps, or what `f` returns.
 pub fn forward<const N: usize>(
     operands: &[(&CudaStorage, &Layout)],
     shape: impl Into<Shape>,
@@ -37,9 +34,6 @@ pub fn forward<const N: usize>(
 }
 
 /// Runs `f` on the floats of contiguous f32 tensors of a device.
-///
-/// # Errors
-/// Another device, another type, a layout with gaps, or what `f` returns.
 pub fn with_views<T, const N: usize>(
     tensors: [&Tensor; N],
     f: impl FnOnce(&CudaDevice, [BufferView<CudaDevice>; N]) -> Result<T>,
@@ -57,9 +51,6 @@ pub fn with_views<T, const N: usize>(
 }
 
 /// What a backward pass returns: gradients of the first two of contiguous f32 tensors of a device.
-///
-/// # Errors
-/// Another device, another type, a layout with gaps, or what `f` returns.
 pub fn gradients(
     operands: [&Tensor; 3],
     f: impl FnOnce(&CudaDevice, [BufferView<CudaDevice>; 3]) -> Result<[CudaSlice<f32>; 2]>,

@@ -49,9 +49,6 @@ pub struct Backend {
 
 impl Backend {
     /// Opens `name`.
-    ///
-    /// # Errors
-    /// A device this build lacks (names the build command) or that does not answer.
     pub fn open(name: DeviceName) -> Result<Self, OpenError> {
         let opened = match name {
             DeviceName::Cpu => Ok(Device::Cpu),
@@ -137,9 +134,6 @@ impl Backend {
     }
 
     /// Waits until everything that was asked of the device is done; call before reading a clock.
-    ///
-    /// # Errors
-    /// What a queued operation failed with.
     pub fn sync(&self) -> candle_core::Result<()> {
         self.device.synchronize()
     }

@@ -16,9 +16,6 @@ pub struct Pool(CUmemoryPool);
 
 impl Pool {
     /// The pool of `device`, all of whose work is done.
-    ///
-    /// # Errors
-    /// A driver without pools.
     pub fn of(device: &CudaDevice) -> Result<Self> {
         let stream = device.cuda_stream();
         stream.context().bind_to_thread().w()?;
@@ -42,33 +39,21 @@ impl Pool {
     }
 
     /// Bytes in use.
-    ///
-    /// # Errors
-    /// What the driver says.
     pub fn live(&self) -> Result<u64> {
         self.get(LIVE)
     }
 
     /// Most bytes in use since [`Self::reset_peak`].
-    ///
-    /// # Errors
-    /// What the driver says.
     pub fn peak(&self) -> Result<u64> {
         self.get(PEAK)
     }
 
     /// Forgets the peak so far.
-    ///
-    /// # Errors
-    /// What the driver says.
     pub fn reset_peak(&self) -> Result<()> {
         self.set(PEAK, 0)
     }
 
     /// Keeps freed memory for the next step instead of giving it back whenever the device is waited for.
-    ///
-    /// # Errors
-    /// What the driver says.
     pub fn keep(&self) -> Result<()> {
         self.set(KEEP, u64::MAX)
     }

@@ -36,9 +36,6 @@ impl SimdLevel {
 pub const VARIABLE: &str = "EFFATTN_SIMD";
 
 /// The limit that `value` of [`VARIABLE`] sets.
-///
-/// # Errors
-/// Another word than `none`, `avx2` or `avx512`.
 pub fn limit(value: Option<&str>) -> Result<Option<SimdLevel>, String> {
     match value {
         None | Some("") => Ok(None),

@@ -5,9 +5,6 @@ use candle_core::{Result, Tensor};
 use super::Direction;
 
 /// [`super::diagonal_scan`] in log2(n) rounds: after round k, h_t is the sum of a^j u_{t-j} over j < 2^k.
-///
-/// # Errors
-/// Shapes that do not fit.
 pub fn composed(u: &Tensor, a: &Tensor, direction: Direction) -> Result<Tensor> {
     let p = a.dim(1)?;
     let (u_re, u_im) = (u.narrow(2, 0, p)?, u.narrow(2, p, p)?);

@@ -70,9 +70,6 @@ impl Direction {
 /// `u` [b, n, 2 p] (real parts, then imaginary parts), `a` [2, p] (row 0 real, row 1 imaginary). The result is [b, n, 2 p] or, for
 /// [`Direction::Both`], [b, n, 4 p]: the states of the forward recurrence, then those of the reverse one. Only the result is kept for
 /// the backward pass.
-///
-/// # Errors
-/// Shapes that do not fit.
 pub fn diagonal_scan(u: &Tensor, a: &Tensor, direction: Direction) -> Result<Tensor> {
     check(u, a)?;
     if super::fused_cpu(u.device()) && u.dtype() == DType::F32 {
@@ -83,9 +80,6 @@ pub fn diagonal_scan(u: &Tensor, a: &Tensor, direction: Direction) -> Result<Ten
 
 /// One position of [`diagonal_scan`] in [`Direction::Forward`]: the new state [b, 1, 2 p], which also replaces `state` (`None`
 /// before the first position), for `u` [b, 1, 2 p].
-///
-/// # Errors
-/// Shapes that do not fit.
 pub fn step(u: &Tensor, a: &Tensor, state: &mut Option<Tensor>) -> Result<Tensor> {
     let p = check(u, a)?;
     if u.dim(1)? != 1 {

@@ -11,9 +11,6 @@ const CHUNK: usize = 32;
 
 /// [`super::ema`] of any type on any device. A truncated kernel is the kernel less its tail, which is the kernel again, shifted:
 /// `truncation` lags later with the coefficients coefficient * decay^truncation.
-///
-/// # Errors
-/// Shapes that do not fit.
 pub fn composed(
     x: &Tensor,
     coefficient: &Tensor,

@@ -24,9 +24,6 @@ impl EmaState {
 
 /// [`super::ema`] in [`Direction::Forward`] of the next token, `x` [b, 1, e], which is added to `state`. The `truncation` is the
 /// same in all steps.
-///
-/// # Errors
-/// Shapes that do not fit, more than one position.
 pub fn step(
     x: &Tensor,
     coefficient: &Tensor,

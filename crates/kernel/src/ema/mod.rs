@@ -45,9 +45,6 @@ use super::tape;
 /// recurrence, then those of the reverse one, and y is the sum of both (the current position counts in each). `truncation`
 /// sets the kernel to 0 from that distance on; `None` keeps all of it. The result is [b, n, e]. States are computed again in the
 /// backward pass: memory beyond operands and result does not depend on `ndim` times n.
-///
-/// # Errors
-/// Shapes that do not fit, a truncation of 0.
 pub fn ema(
     x: &Tensor,
     coefficient: &Tensor,

@@ -7,9 +7,6 @@ use candle_core::{Device, Result, Tensor};
 use super::Norm;
 
 /// [`super::fourier_mix`] of any type on any device.
-///
-/// # Errors
-/// Another number of dimensions than three.
 pub fn composed(x: &Tensor, norm: Norm) -> Result<Tensor> {
     let (_, n, e) = x.dims3()?;
     let table = |size: usize, f: fn(f64) -> f64| waves(size, f)?.to_dtype(x.dtype())?.to_device(x.device());

@@ -43,9 +43,6 @@ impl Norm {
 /// y[n, e] = scale * sum over m, f of cos(2 pi (n m / N + e f / E)) x[m, f], for `x` [b, N, E] of any sizes.
 ///
 /// The operator is symmetric, so the gradient of x is the operator applied to that of y.
-///
-/// # Errors
-/// Another number of dimensions than three.
 pub fn fourier_mix(x: &Tensor, norm: Norm) -> Result<Tensor> {
     x.dims3()?;
     if super::fused_cpu(x.device()) && x.dtype() == DType::F32 {

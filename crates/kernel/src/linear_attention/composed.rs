@@ -8,9 +8,6 @@ use super::{Features, Guard, LinearAttention, TINY};
 use crate::heads::{Heads, Qkv};
 
 /// [`super::linear_attention`] in plain candle operations. Half precision is widened to f32.
-///
-/// # Errors
-/// Shapes that do not fit together.
 pub fn composed(qkv: &Qkv, call: &LinearAttention) -> Result<Heads> {
     let (q, k, v) = (qkv.q()?, qkv.k()?, qkv.v()?);
     call.check(&q, &k, &v)?;

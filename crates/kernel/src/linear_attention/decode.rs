@@ -28,9 +28,6 @@ pub fn recurrent(call: &LinearAttention) -> bool {
 
 /// [`super::linear_attention`] of the token at `position` (from 0) behind those in `carried`, to which it is added. Queries,
 /// keys and values are [b, h, 1, d], and decays those of this token.
-///
-/// # Errors
-/// Shapes that do not fit together; a call that is not [`recurrent`]; a position behind cosFormer's M.
 pub fn step(
     qkv: &Qkv,
     call: &LinearAttention,

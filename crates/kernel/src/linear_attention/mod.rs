@@ -200,9 +200,6 @@ impl LinearAttention<'_> {
 }
 
 /// Linear attention; a query that sees no key gives 0.
-///
-/// # Errors
-/// Shapes that do not fit together, a causal call with more keys than queries or the reverse.
 pub fn linear_attention(qkv: &Qkv, call: &LinearAttention) -> Result<Heads> {
     let q = qkv.q()?;
     call.check(&q, &qkv.k()?, &qkv.v()?)?;

@@ -8,9 +8,6 @@ use crate::heads::{Heads, Qkv};
 use crate::masking::zero_hidden_rows;
 
 /// The definition in plain candle operations (hashes and sorting on the host: they have no gradient).
-///
-/// # Errors
-/// Shapes that do not fit.
 pub fn composed(qkv: &Qkv, mask: Option<&Tensor>, call: &Lsh) -> Result<Heads> {
     let q = zero_hidden_rows(&qkv.q()?.contiguous()?, mask)?;
     let v = zero_hidden_rows(&qkv.v()?.contiguous()?, mask)?;
@@ -32,9 +29,6 @@ fn kept(mask: Option<&Tensor>, b: usize, n: usize) -> Result<Vec<bool>> {
 
 /// The bucket of every position and round, [b, h, rounds, n] in row-major order; positions that `mask` hides
 /// are in one extra, last bucket. `q` [b, h, n, d].
-///
-/// # Errors
-/// Rotations that do not fit.
 pub fn buckets(q: &Tensor, mask: Option<&Tensor>, call: &Lsh) -> Result<Vec<u32>> {
     let (b, h, n, d) = q.dims4()?;
     let (rotations, rounds, columns) = call.rotation_dims(h, d, n)?;

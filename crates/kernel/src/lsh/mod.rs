@@ -36,9 +36,6 @@ pub struct Lsh<'a> {
 }
 
 /// LSH attention. The queries of `qkv` are its keys too; `mask` [b, n].
-///
-/// # Errors
-/// Shapes that do not fit.
 pub fn lsh(qkv: &Qkv, mask: Option<&Tensor>, call: &Lsh) -> Result<Heads> {
     if qkv.value_dims()?.2 > 0 && super::fused_cpu(&qkv.device()?) {
         return cpu::lsh(qkv, mask, call);
@@ -48,9 +45,6 @@ pub fn lsh(qkv: &Qkv, mask: Option<&Tensor>, call: &Lsh) -> Result<Heads> {
 
 impl Lsh<'_> {
     /// Rounds and, per round, columns of the rotations.
-    ///
-    /// # Errors
-    /// Rotations that are missing or do not fit.
     fn rotation_dims(&self, heads: usize, width: usize, n: usize) -> Result<(&Tensor, usize, usize)> {
         let Some(rotations) = self.rotations else {
             bail!(

@@ -17,9 +17,6 @@ use super::{fused_cpu, tape};
 /// `rows` [b, n, count * e] with every part in `parts` normalised by `group` = `[weight, bias]`, each `[e]`.
 /// Without a group nothing is normalised. Rows whose `mask` [b, n] is 0 come out as zeros and pass no
 /// gradient, whatever stands in them.
-///
-/// # Errors
-/// Shapes that do not fit.
 pub fn norm_parts(
     rows: &Tensor,
     group: Option<&ParamGroup>,
@@ -60,9 +57,6 @@ pub(super) fn flags(mask: &Tensor, rows: &Tensor) -> Result<Vec<f32>> {
 }
 
 /// The definition of its parts, the LayerNorm by its own kernel or twin.
-///
-/// # Errors
-/// Shapes that do not fit.
 pub fn composed(
     rows: &Tensor,
     group: Option<&ParamGroup>,
@@ -82,9 +76,6 @@ pub fn composed(
 }
 
 /// `rows` [b, n, width] with zeros in place of the rows whose `mask` [b, n] is 0.
-///
-/// # Errors
-/// Shapes that do not fit.
 pub fn hide(rows: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
     let Some(mask) = mask else { return Ok(rows.clone()) };
     if !fused_cpu(rows.device()) || rows.dtype() != DType::F32 {
@@ -95,9 +86,6 @@ pub fn hide(rows: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
 }
 
 /// [`hide`] in plain candle operations.
-///
-/// # Errors
-/// Shapes that do not fit.
 pub fn hide_composed(rows: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
     let Some(mask) = mask else { return Ok(rows.clone()) };
     let keep = mask.ne(0f32)?.unsqueeze(2)?.broadcast_as(rows.shape())?;

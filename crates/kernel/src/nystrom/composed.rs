@@ -8,9 +8,6 @@ use crate::masking::zero_hidden_rows;
 use crate::softmax::{masked_softmax, softmax};
 
 /// The definition in plain candle operations.
-///
-/// # Errors
-/// Shapes that do not fit.
 pub fn composed(qkv: &Qkv, mask: Option<&Tensor>, spec: Landmarks) -> Result<Heads> {
     let q = zero_hidden_rows(&qkv.q()?.contiguous()?, mask)?;
     let k = zero_hidden_rows(&qkv.k()?.contiguous()?, mask)?;

@@ -8,9 +8,6 @@ use crate::tape;
 
 /// Rows `[Ql | Kl]` [b, m, 2 e] of packed `rows` [b, n, count * e], in which queries and keys start at `starts` (in
 /// elements): landmark s is the mean of the rows s ceil(n / m) .. (s + 1) ceil(n / m), of which those from n on count as zeros.
-///
-/// # Errors
-/// Failures of candle.
 pub fn segment_means(rows: &Tensor, m: usize, starts: [usize; 2], e: usize) -> Result<Tensor> {
     let (b, n, row) = rows.dims3()?;
     tape::apply(&[&rows.contiguous()?], Means { b, n, row, e, starts, m, segment: n.div_ceil(m) })

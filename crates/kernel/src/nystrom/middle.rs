@@ -13,9 +13,6 @@ use crate::tape;
 
 /// Rows `[Kl | Z y]` [b, m, 2 e] from `landmarks`, rows `[Ql | Kl]` [b, m, 2 e], and `y` = B v [b, m, e], all with the heads
 /// side by side: Z is the pseudo-inverse of A = softmax(Ql Kl^T D^(-1/2)) by iteration.
-///
-/// # Errors
-/// Failures of candle.
 pub fn middle(landmarks: &Tensor, y: &Tensor, heads: usize, spec: Landmarks) -> Result<Tensor> {
     let (b, m, e) = y.dims3()?;
     let train = landmarks.track_op() || y.track_op();

@@ -45,9 +45,6 @@ pub struct Landmarks {
 }
 
 /// Attention through landmarks; `mask` [b, n]. Hidden queries give 0.
-///
-/// # Errors
-/// Shapes that do not fit.
 pub fn nystrom(qkv: &Qkv, mask: Option<&Tensor>, spec: Landmarks) -> Result<Heads> {
     let v = qkv.v()?;
     if v.dim(2)? > 0 && v.dtype() == DType::F32 && super::fused_cpu(v.device()) {

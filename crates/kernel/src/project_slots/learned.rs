@@ -47,9 +47,6 @@ struct Block {
 
 impl Learned {
     /// For `rows` [b, n, count * e] and a matrix [heads, k, n_max] or [k, n_max].
-    ///
-    /// # Errors
-    /// Shapes that do not fit.
     pub fn new(rows: &Tensor, matrix: &[usize], parts: &[usize], count: usize) -> Result<Self> {
         let (batch, len, row) = rows.dims3()?;
         let width = row / count;

@@ -41,9 +41,6 @@ pub struct Dynamic<'a> {
 /// With `group` = `[weight [heads * rank, width], bias [heads * rank]]`, a = x weight^T + bias and P = softmax of a
 /// over the valid positions of a segment; a slot of head h is sum_j P_jhm row_j (channels of head h). A segment without valid
 /// position gives zeros. Hidden positions pass no gradient, whatever stands in them.
-///
-/// # Errors
-/// Shapes that do not fit.
 pub fn dynamic(rows: &Tensor, x: &Tensor, group: &ParamGroup, spec: &Dynamic) -> Result<Tensor> {
     if !fused_cpu(rows.device()) || rows.dtype() != DType::F32 {
         return dynamic_composed(rows, x, group, spec);
@@ -86,9 +83,6 @@ fn check(rows: &Tensor, x: &Tensor, group: &ParamGroup, spec: &Dynamic) -> Resul
 }
 
 /// [`dynamic`] in plain candle operations.
-///
-/// # Errors
-/// Shapes that do not fit.
 pub fn dynamic_composed(rows: &Tensor, x: &Tensor, group: &ParamGroup, spec: &Dynamic) -> Result<Tensor> {
     let (b, t, width) = rows.dims3()?;
     let segment = spec.segment.unwrap_or(t).max(1);
@@ -136,9 +130,6 @@ pub fn dynamic_composed(rows: &Tensor, x: &Tensor, group: &ParamGroup, spec: &Dy
 }
 
 /// Which slots of a [`dynamic`] projection exist: [b, slots], 1 where the slot's segment has a valid position.
-///
-/// # Errors
-/// A mask that is not [b, t].
 pub fn dynamic_mask(mask: &Tensor, rank: usize, segment: Option<usize>) -> Result<Tensor> {
     let (b, t) = mask.dims2()?;
     let segment = segment.unwrap_or(t).max(1);
@@ -151,9 +142,6 @@ pub fn dynamic_mask(mask: &Tensor, rank: usize, segment: Option<usize>) -> Resul
 /// Projection of packed `rows` [b, n, count * e] by parameters: `[b, k, parts * e]`; the part at `parts[i]` is
 /// multiplied by the first n columns of the only part of `matrices[i]`, [heads, k, n_max] or [k, n_max]. Rows that must not count
 /// have to be zeros.
-///
-/// # Errors
-/// More positions than columns, or shapes that do not fit.
 pub fn learned(rows: &Tensor, matrices: &[&ParamGroup], parts: &[usize], count: usize) -> Result<Tensor> {
     check_learned(rows, matrices, parts, count)?;
     if !fused_cpu(rows.device()) || rows.dtype() != DType::F32 {

@@ -50,9 +50,6 @@ impl ShortConv<'_> {
 /// y_t = sum over i < taps of weight_i x_{t - taps + 1 + i} + bias for `x` [b, n, e], zeros before the start; SiLU of it if so set.
 ///
 /// Padding is the caller's: set `x` to 0 there.
-///
-/// # Errors
-/// Shapes that do not fit.
 pub fn short_conv(x: &Tensor, conv: ShortConv) -> Result<Tensor> {
     conv.check(x)?;
     if !super::fused_cpu(x.device()) || x.dtype() != DType::F32 {
@@ -67,9 +64,6 @@ pub fn short_conv(x: &Tensor, conv: ShortConv) -> Result<Tensor> {
 }
 
 /// The definition in plain candle operations: one shifted product per tap.
-///
-/// # Errors
-/// Shapes that do not fit.
 pub fn composed(x: &Tensor, conv: ShortConv) -> Result<Tensor> {
     let (taps, n) = (conv.check(x)?, x.dim(1)?);
     valid(&x.pad_with_zeros(1, taps - 1, 0)?, n, conv)
@@ -91,9 +85,6 @@ fn valid(x: &Tensor, n: usize, conv: ShortConv) -> Result<Tensor> {
 
 /// [`short_conv`] of the next position `x` [b, 1, e]; `state` holds the taps - 1 positions before it, [b, taps - 1, e] (`None`
 /// before the first).
-///
-/// # Errors
-/// Shapes that do not fit, more than one position.
 pub fn step(x: &Tensor, conv: ShortConv, state: &mut Option<Tensor>) -> Result<Tensor> {
     let taps = conv.check(x)?;
     let (b, n, e) = x.dims3()?;

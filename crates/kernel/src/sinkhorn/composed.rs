@@ -13,9 +13,6 @@ use crate::softmax::masked_softmax;
 const HIDDEN: f32 = -1e30;
 
 /// The definition in plain candle operations.
-///
-/// # Errors
-/// Shapes that do not fit; more blocks than the network scores.
 pub fn composed(qkv: &Qkv, mask: Option<&Tensor>, call: &Sinkhorn) -> Result<Heads> {
     let q = zero_hidden_rows(&qkv.q()?.contiguous()?, mask)?;
     let k = zero_hidden_rows(&qkv.k()?.contiguous()?, mask)?;

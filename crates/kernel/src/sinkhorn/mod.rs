@@ -54,9 +54,6 @@ pub struct Sinkhorn<'a> {
 }
 
 /// Sinkhorn attention; `mask` [b, n]. Hidden queries give 0.
-///
-/// # Errors
-/// Shapes that do not fit; more blocks than the network scores.
 pub fn sinkhorn(qkv: &Qkv, mask: Option<&Tensor>, call: &Sinkhorn) -> Result<Heads> {
     if let Sorting::Net { group, temperature, activation } = call.sorting
         && qkv.value_dims()?.2 > 0

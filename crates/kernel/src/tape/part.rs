@@ -8,9 +8,6 @@ use crate::cpu::matmul_format::{MatmulFormat, matmul_format};
 
 /// Runs a part of a model whose inner results nothing reads but its backward pass, and which is the last to read those
 /// `inputs` that fused operations gave: if products are of bf16, all of them wait for the backward pass as bf16.
-///
-/// # Errors
-/// Whatever `run` fails with.
 pub fn with_bf16_activations(inputs: &[&Tensor], run: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
     let recorded = || RECORDING.with_borrow(|entries| entries.as_ref().map_or(0, Vec::len));
     let first = recorded();
@@ -36,9 +33,6 @@ pub fn with_bf16_activations(inputs: &[&Tensor], run: impl FnOnce() -> Result<Te
 }
 
 /// Makes readable what the backward pass of the plain operations behind `tensor` may read.
-///
-/// # Errors
-/// Failures of candle.
 pub(super) fn expand(tensor: &Tensor) -> Result<()> {
     tensor.sorted_nodes().into_iter().try_for_each(compact::expand)
 }

@@ -5,9 +5,6 @@ use candle_core::{D, Result, Tensor};
 use super::{HIDDEN, Keys, Squares, Window2d, bias_rows_of, everywhere, key_side, softmax};
 
 /// [`super::window_2d`]: keys and logits of every square, by index.
-///
-/// # Errors
-/// As [`super::window_2d`].
 pub fn window_2d(q: &Tensor, own: Keys, call: &Window2d) -> Result<Tensor> {
     let (b, h, n, d) = q.dims4()?;
     if call.w == 0 {

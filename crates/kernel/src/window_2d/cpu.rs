@@ -16,9 +16,6 @@ use crate::tape;
 use effattn_record::pattern::Grid2d;
 
 /// [`super::window_2d`] with a window.
-///
-/// # Errors
-/// As [`super::window_2d`].
 pub fn window_2d(q: &Tensor, own: Keys, call: &Window2d) -> Result<Tensor> {
     let (b, h, n, d) = q.dims4()?;
     if own.k.dims() != q.dims() || own.v.dims() != q.dims() {

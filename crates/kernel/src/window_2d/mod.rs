@@ -94,9 +94,6 @@ impl Squares {
 }
 
 /// Results [b, h, n, d] for scaled queries `q` [b, h, n, d] and keys and values of the n image tokens.
-///
-/// # Errors
-/// Shapes that do not fit the grid; neither a window nor anything that is seen everywhere.
 pub fn window_2d(q: &Tensor, own: Keys, call: &Window2d) -> Result<Tensor> {
     let (_, _, n, _) = q.dims4()?;
     if n != call.grid.len() {
@@ -131,18 +128,12 @@ fn bias_rows_of(w: usize) -> Vec<u32> {
 
 /// Softmax attention over all tokens with a bias [h, n, n]: results [b, h, n, d] for scaled queries (`SPEC-vision.md`
 /// section 3).
-///
-/// # Errors
-/// Shapes that do not fit.
 pub fn biased(q: &Tensor, keys: Keys, bias: &Tensor) -> Result<Tensor> {
     let logits = q.contiguous()?.matmul(&keys.k.t()?.contiguous()?)?.broadcast_add(bias)?;
     softmax(&logits)?.matmul(&keys.v.contiguous()?)
 }
 
 /// The bias of image tokens for one another [h, n, n] from a table [(2 rows - 1)(2 cols - 1), h].
-///
-/// # Errors
-/// A table of another grid.
 pub fn grid_bias(table: &Tensor, grid: Grid2d) -> Result<Tensor> {
     let n = grid.len();
     let row = |query: usize, key: usize| {

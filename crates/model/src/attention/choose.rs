@@ -60,9 +60,6 @@ impl MechanismChoice {
 }
 
 /// The choices of `models`, patterns in the order of the table, repetitions dropped.
-///
-/// # Errors
-/// An unknown mechanism, knob or value; a pattern that matches nothing.
 pub fn choose(models: &Models) -> Result<Vec<MechanismChoice>, ChooseError> {
     let mut choices: Vec<MechanismChoice> = Vec::new();
     for variant in &models.0 {

@@ -25,9 +25,6 @@ pub trait DecodeState: Any + Send {
 
 impl dyn DecodeState {
     /// The state as the type that its mechanism made.
-    ///
-    /// # Errors
-    /// A state that another mechanism made.
     pub fn downcast<T: DecodeState>(&mut self) -> Result<&mut T> {
         let any: &mut dyn Any = self;
         match any.downcast_mut() {
@@ -53,9 +50,6 @@ pub struct KeyValueCache {
 
 impl KeyValueCache {
     /// An empty cache for the last `room` tokens of `batch` sequences.
-    ///
-    /// # Errors
-    /// Too little memory.
     pub fn start(
         (batch, heads, head_dim): (usize, usize, usize),
         room: usize,
@@ -66,9 +60,6 @@ impl KeyValueCache {
     }
 
     /// Softmax attention of one token, queries, keys and values [b, h, 1, d], over the cached ones and its own.
-    ///
-    /// # Errors
-    /// Shapes that do not fit the cache.
     pub fn attend(&mut self, qkv: &Qkv) -> Result<Heads> {
         let (b, h, n, d) = qkv.value_dims()?;
         if n != 1 {
@@ -119,9 +110,6 @@ impl LinearSums {
     }
 
     /// Linear attention of one token, which is added to the sums.
-    ///
-    /// # Errors
-    /// As [`decode::step`].
     pub fn attend(&mut self, qkv: &Qkv, call: &LinearAttention) -> Result<Heads> {
         let out = decode::step(qkv, call, &mut self.sums, self.position)?;
         self.position += 1;
@@ -178,9 +166,6 @@ impl<S: Held> Recurrent<S> {
     }
 
     /// Takes one token: `step` moves what is held on.
-    ///
-    /// # Errors
-    /// Those of `step`.
     pub fn advance<T>(&mut self, step: impl FnOnce(&mut S) -> Result<T>) -> Result<T> {
         let out = step(&mut self.held)?;
         self.position += 1;

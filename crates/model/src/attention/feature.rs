@@ -97,9 +97,6 @@ struct Kernel {
 }
 
 /// Builds a mechanism of the family without re-weighting.
-///
-/// # Errors
-/// None.
 pub(super) fn build(config: &MechanismConfig, _: &ParamBuilder) -> Result<Box<dyn Mechanism>> {
     Ok(build_with(config, None))
 }

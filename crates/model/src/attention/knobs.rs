@@ -67,9 +67,6 @@ fn nearest(near: &Option<&'static str>) -> String {
 
 impl Knobs {
     /// The defaults of `knobs`, overridden by `given` (text as on the command line).
-    ///
-    /// # Errors
-    /// An unknown knob or a value out of range.
     pub fn parse<'a>(
         mechanism: &'static str,
         knobs: &'static [KnobSpec],
@@ -89,9 +86,6 @@ impl Knobs {
     }
 
     /// The defaults of `knobs`, overridden by JSON or TOML values (golden files, suites).
-    ///
-    /// # Errors
-    /// An unknown knob or a value out of range.
     pub fn from_json<'a>(
         mechanism: &'static str,
         knobs: &'static [KnobSpec],

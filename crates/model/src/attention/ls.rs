@@ -185,9 +185,6 @@ impl Settings {
     }
 
     /// Settings against each other and the shape.
-    ///
-    /// # Errors
-    /// What does not fit.
     pub fn validate(&self, shape: &Shape) -> std::result::Result<(), String> {
         let Self { window, rank, rel_pos, hidden, segment, .. } = *self;
         if window == 0 && rank == 0 {
@@ -230,9 +227,6 @@ impl Settings {
     }
 
     /// The mechanism.
-    ///
-    /// # Errors
-    /// Parameters that do not fit; `hidden` with an input of another width than all heads.
     pub fn build(&self, config: &MechanismConfig, builder: &ParamBuilder) -> Result<Box<dyn Mechanism>> {
         let (rank, e) = (self.rank, config.heads * config.head_dim);
         let hidden = self.hidden && config.causal;

@@ -229,9 +229,6 @@ pub struct LongShort2d {
 
 impl LongShort2d {
     /// Parameters below `builder` as `names` says.
-    ///
-    /// # Errors
-    /// A configuration that cannot be built, given parameters that do not fit.
     pub fn new(config: LongShort2dConfig, names: Names, builder: &ParamBuilder) -> Result<Self> {
         config.validate().map_err(candle_core::Error::msg)?;
         let norm = |name: &str, wanted: bool| {
@@ -245,9 +242,6 @@ impl LongShort2d {
 
     /// Results [b, g + n, width] of unscaled queries, keys and values [b, h, g + n, d], global tokens in front. `scores`
     /// [b, n, heads * slots] are what the dynamic projection says of the image tokens.
-    ///
-    /// # Errors
-    /// Shapes that do not fit; slots without scores.
     pub fn forward(&self, [q, k, v]: [&Tensor; 3], scores: Option<&Tensor>) -> Result<Tensor> {
         let LongShort2dConfig { grid, w, r, g, heads, .. } = self.config;
         let (b, _, total, d) = q.dims4()?;

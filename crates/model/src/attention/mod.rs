@@ -463,9 +463,6 @@ pub struct MechanismEntry {
 
 impl MechanismEntry {
     /// What speaks against `knobs` at `shape`: values that do not fit, and ones that are set without effect.
-    ///
-    /// # Errors
-    /// That, and what to do instead.
     pub fn admits(&self, knobs: &Knobs, shape: &Shape) -> std::result::Result<(), String> {
         (self.validate)(knobs, shape)?;
         let set = |idle: &&Idle| knobs.is_set(self.knobs, idle.knob) && (idle.when)(knobs, shape);
@@ -537,9 +534,6 @@ impl<'a> AttentionInput<'a> {
     }
 
     /// The layer input [b, t, e].
-    ///
-    /// # Errors
-    /// A layer that does not give it, because [`Needs::x`] is not set.
     pub fn layer_input(&self) -> Result<&'a Tensor> {
         self.x.ok_or_else(|| candle_core::Error::msg("this mechanism was given no layer input x"))
     }
@@ -550,9 +544,6 @@ impl<'a> AttentionInput<'a> {
     }
 
     /// Number of queries and of keys.
-    ///
-    /// # Errors
-    /// Inputs without queries or values.
     pub fn lengths(&self) -> Result<(usize, usize)> {
         Ok((self.qkv.q()?.dim(2)?, self.qkv.value_dims()?.2))
     }
@@ -584,16 +575,10 @@ impl From<Heads> for AttentionOutput {
 /// A built mechanism.
 pub trait Mechanism: Send + Sync {
     /// Attends.
-    ///
-    /// # Errors
-    /// Inputs that do not fit the configuration.
     fn forward(&self, input: &AttentionInput) -> Result<AttentionOutput>;
 
     /// Keys and values side by side as the softmax meets them: those of positions [b, t, 2 e] and those of slots
     /// [b, s, 2 e]. Nothing where a mechanism does not mix the two.
-    ///
-    /// # Errors
-    /// As [`Self::forward`].
     fn softmax_inputs(&self, _input: &AttentionInput) -> Result<Option<(Tensor, Tensor)>> {
         Ok(None)
     }
@@ -610,9 +595,6 @@ pub trait Mechanism: Send + Sync {
     }
 
     /// Attends the next token of a sequence, which [`AttentionInput`] has alone: [`Self::forward`] at its position.
-    ///
-    /// # Errors
-    /// A mechanism that [`Self::init_decode`] gives nothing for; a state of another one.
     fn decode_step(&self, _input: &AttentionInput, _state: &mut dyn DecodeState) -> Result<AttentionOutput> {
         candle_core::bail!("this mechanism has no form that decodes token by token")
     }

@@ -47,9 +47,6 @@ fn resolve(request: &ModelRequest) -> std::result::Result<Box<dyn Architecture>,
 }
 
 /// The model that is asked for, not validated.
-///
-/// # Errors
-/// Unknown names, settings that the mechanism or this family does not take.
 pub fn config(request: &ModelRequest) -> std::result::Result<CharLmConfig, ResolveError> {
     let names = TABLE.iter().map(|preset| preset.name);
     let preset = CharLmPreset::find(request.preset);

@@ -122,17 +122,11 @@ impl Model for Classifier {
 
 /// Mean cross entropy of `logits` [b, classes] with `labels` `[b]` (u32); batches of a run have one size, and each counts
 /// once.
-///
-/// # Errors
-/// Labels out of range.
 pub fn classification_loss(logits: &Tensor, labels: &Tensor) -> Result<Loss> {
     Ok(Loss::mean(cross_entropy(logits, labels)?.mean_all()?))
 }
 
 /// Loss and share of right decisions of a batch, which counts once.
-///
-/// # Errors
-/// Labels out of range.
 pub fn classification_scores(logits: &Tensor, labels: &Tensor) -> Result<Vec<Metric>> {
     let logits = logits.detach();
     let right = logits.argmax(D::Minus1)?.eq(labels)?.to_dtype(DType::F32)?.mean_all()?;

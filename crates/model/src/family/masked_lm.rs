@@ -100,9 +100,6 @@ fn presets() -> Vec<PresetInfo> {
 }
 
 /// The model that is asked for.
-///
-/// # Errors
-/// An unknown preset, settings that the mechanism does not take.
 pub fn config(request: &ModelRequest) -> std::result::Result<RobertaConfig, ResolveError> {
     let names = PRESETS.iter().map(|preset| preset.about.name);
     let preset = find(request.preset)

@@ -175,24 +175,15 @@ pub trait Architecture: Send + Sync {
     fn stages(&self, batch: usize, len: usize) -> Vec<StageCost>;
 
     /// The model with its parameters.
-    ///
-    /// # Errors
-    /// A configuration that cannot be built, given parameters that do not fit.
     fn build(&self, builder: &ParamBuilder) -> Result<Box<dyn Model>>;
 
     /// The model as it is measured, on batches of `batch` samples: every step costs the same.
-    ///
-    /// # Errors
-    /// As [`Self::build`].
     fn build_measured(&self, builder: &ParamBuilder, _batch: usize) -> Result<Box<dyn Model>> {
         self.build(builder)
     }
 
     /// The model as it makes one token after another, behind as many tokens as its longest input has: every forward pass is
     /// the next token of `batch` sequences. Nothing where it has no form that does so.
-    ///
-    /// # Errors
-    /// As [`Self::build`].
     fn build_decoder(&self, _builder: &ParamBuilder, _batch: usize) -> Result<Option<Box<dyn Model>>> {
         Ok(None)
     }
@@ -226,9 +217,6 @@ pub trait Architecture: Send + Sync {
     }
 
     /// Number of trained numbers.
-    ///
-    /// # Errors
-    /// A configuration that cannot be built.
     fn parameters(&self) -> Result<usize> {
         let builder = ParamBuilder::counting();
         self.build(&builder)?;
@@ -239,21 +227,12 @@ pub trait Architecture: Send + Sync {
 /// A built model, and whatever it carries from batch to batch.
 pub trait Model {
     /// Its outputs, without dropout.
-    ///
-    /// # Errors
-    /// A batch that does not fit the model.
     fn forward(&mut self, batch: &Batch) -> Result<Tensor>;
 
     /// What training makes small, differentiable; `rng` says what is dropped.
-    ///
-    /// # Errors
-    /// As [`Self::forward`].
     fn loss(&mut self, batch: &Batch, rng: DropoutRng) -> Result<Loss>;
 
     /// Its scores on a batch, `loss` first, without dropout.
-    ///
-    /// # Errors
-    /// As [`Self::forward`].
     fn metrics(&mut self, batch: &Batch) -> Result<Vec<Metric>>;
 }
 
@@ -344,9 +323,6 @@ pub fn knobs_of(name: &str) -> Vec<&'static str> {
 
 /// The family of `families` that has the model of `preset` for `task`; where none has it, one that has the preset and
 /// can say what it lacks.
-///
-/// # Errors
-/// A preset that none of them has.
 pub fn serving(
     families: &[&'static Family],
     preset: &str,
@@ -361,9 +337,6 @@ pub fn serving(
 }
 
 /// The model that is asked for, of one of `families` that reads the examples.
-///
-/// # Errors
-/// Unknown names, impossible sizes, examples that no family with the preset reads, a mechanism that cannot do this.
 pub fn resolve(
     families: &[&'static Family],
     request: &ModelRequest,

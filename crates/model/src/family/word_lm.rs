@@ -95,9 +95,6 @@ fn resolve(request: &ModelRequest) -> std::result::Result<Box<dyn Architecture>,
 }
 
 /// The model that is asked for, not validated. Cutoffs that a smaller vocabulary does not reach keep their share of it.
-///
-/// # Errors
-/// Unknown names, settings that the mechanism or this family does not take.
 pub fn config(request: &ModelRequest) -> std::result::Result<WordLmConfig, ResolveError> {
     let names = PRESETS.iter().map(|preset| preset.about.name);
     let preset = find(request.preset)

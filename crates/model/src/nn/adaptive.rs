@@ -127,9 +127,6 @@ pub struct AdaptiveSoftmax {
 impl AdaptiveSoftmax {
     /// Parameters `embed.<b>.weight`, `embed.<b>.proj.weight`, `softmax.cluster.weight`, and what is not tied:
     /// `softmax.<b>.weight`, `softmax.<b>.proj.weight`.
-    ///
-    /// # Errors
-    /// Bands that do not fit the width, given parameters that are missing or have another shape.
     pub fn new(config: &AdaptiveConfig, builder: &ParamBuilder) -> Result<Self> {
         config.validate().map_err(candle_core::Error::msg)?;
         let d = config.width;
@@ -157,9 +154,6 @@ impl AdaptiveSoftmax {
     }
 
     /// Vectors of `ids` [b, n] (u32): [b, n, d].
-    ///
-    /// # Errors
-    /// A word outside the vocabulary.
     pub fn embed(&self, ids: &Tensor) -> Result<Tensor> {
         let mut dims = ids.dims().to_vec();
         dims.push(self.width);
@@ -189,9 +183,6 @@ impl AdaptiveSoftmax {
 
     /// -log p of `targets` (one per row) given `hidden` [rows, d]: `[rows]`. Dropout applies to `hidden` and again to
     /// what the tails' projections give.
-    ///
-    /// # Errors
-    /// A target outside the vocabulary, another number of rows.
     pub fn nll(&self, hidden: &Tensor, targets: &[u32], dropout: Dropout) -> Result<Tensor> {
         let rows = hidden.dim(0)?;
         if rows != targets.len() {
@@ -227,9 +218,6 @@ impl AdaptiveSoftmax {
     }
 
     /// log p of every word given `hidden` [rows, d]: [rows, vocab]. Memory grows with the vocabulary.
-    ///
-    /// # Errors
-    /// Another width.
     pub fn log_probabilities(&self, hidden: &Tensor) -> Result<Tensor> {
         let head = log_softmax(&linear(hidden, &self.head()?, None)?)?;
         let first = self.bands[0].words.end;

@@ -17,9 +17,6 @@ pub struct Conv {
 
 impl Conv {
     /// Parameters `<name>.weight` and, with `bias`, `<name>.bias`; PyTorch's start.
-    ///
-    /// # Errors
-    /// Given parameters that are missing or have another shape.
     pub fn new(
         builder: &ParamBuilder,
         name: &str,
@@ -37,9 +34,6 @@ impl Conv {
     }
 
     /// `x` [b, n, in] on `grid` to [b, m, out] and its grid.
-    ///
-    /// # Errors
-    /// Another grid or number of channels; an image smaller than the kernel.
     pub fn forward(&self, x: &Tensor, grid: Grid2d) -> Result<(Tensor, Grid2d)> {
         let out = self.window.over(grid);
         if out.is_empty() {
@@ -67,9 +61,6 @@ pub struct Depthwise {
 
 impl Depthwise {
     /// Parameters `<name>.weight` [c, 1, 3, 3] and `<name>.bias`.
-    ///
-    /// # Errors
-    /// Given parameters that are missing or have another shape.
     pub fn new(builder: &ParamBuilder, name: &str, channels: usize) -> Result<Self> {
         let weight = builder.param(&format!("{name}.weight"), &[channels, 1, 3, 3], Init::fan_in(9))?;
         let bias = builder.param(&format!("{name}.bias"), &[channels], Init::fan_in(9))?;
@@ -77,9 +68,6 @@ impl Depthwise {
     }
 
     /// `x` [b, n, c] on `grid` to the same shape.
-    ///
-    /// # Errors
-    /// Another grid or number of channels.
     pub fn forward(&self, x: &Tensor, grid: Grid2d) -> Result<Tensor> {
         conv::depthwise_2d(x, &self.weight, &self.bias, grid)
     }
@@ -100,9 +88,6 @@ const MOMENTUM: f64 = 0.1;
 
 impl BatchNorm {
     /// Parameters `weight` and `bias` below `builder`; statistics `running_mean` and `running_var`, which start at 0 and 1.
-    ///
-    /// # Errors
-    /// Given parameters or statistics of another shape.
     pub fn new(builder: &ParamBuilder, channels: usize) -> Result<Self> {
         Ok(Self {
             weight: builder.param("weight", &[channels], Init::ONE)?,
@@ -113,9 +98,6 @@ impl BatchNorm {
     }
 
     /// `x` [b, n, c] to the same shape. With `train` the batch's statistics are used, and move the running ones.
-    ///
-    /// # Errors
-    /// Another number of channels.
     pub fn forward(&self, x: &Tensor, train: bool) -> Result<Tensor> {
         let running =
             Statistics { mean: self.mean.as_detached_tensor(), variance: self.variance.as_detached_tensor() };
@@ -135,18 +117,12 @@ impl BatchNorm {
 }
 
 /// Images [b, c, rows, cols] as rows of tokens [b, rows * cols, c], and their grid.
-///
-/// # Errors
-/// Not four dimensions.
 pub fn tokens(images: &Tensor) -> Result<(Tensor, Grid2d)> {
     let (_, _, rows, cols) = images.dims4()?;
     Ok((images.flatten_from(2)?.transpose(1, 2)?.contiguous()?, Grid2d { rows, cols }))
 }
 
 /// Largest of every 3 x 3 window, stride 2, of `x` [b, n, c], which must not be negative: what is outside counts as 0.
-///
-/// # Errors
-/// Another grid.
 pub fn max_pool(x: &Tensor, grid: Grid2d) -> Result<(Tensor, Grid2d)> {
     let window = ConvGeometry { size: 3, stride: 2, pad: 1 };
     let (b, _, c) = x.dims3()?;

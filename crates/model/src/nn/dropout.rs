@@ -71,9 +71,6 @@ impl Dropout {
     }
 
     /// Dropout of attention weights, as place `number` of this stream says.
-    ///
-    /// # Errors
-    /// A rate outside [0, 1).
     pub fn weights(&self, number: u64) -> Result<Option<AttentionDropout>> {
         AttentionDropout::new(self.attention, self.branch(number).seed)
     }
@@ -84,9 +81,6 @@ impl Dropout {
     }
 
     /// `x` with elements dropped, as place `number` of this stream says.
-    ///
-    /// # Errors
-    /// A rate outside [0, 1).
     pub fn apply(&self, x: &Tensor, number: u64) -> Result<Tensor> {
         dropout(x, self.rate, self.branch(number).seed)
     }

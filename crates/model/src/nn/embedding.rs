@@ -24,9 +24,6 @@ pub struct Embedding {
 impl Embedding {
     /// Parameters `token_embedding.weight` [vocab, width] and, if learned, `position_embedding.weight`
     /// [max_len, width], both from N(0, 0.02^2).
-    ///
-    /// # Errors
-    /// Given parameters that are missing or have another shape.
     pub fn new(
         builder: &ParamBuilder,
         (vocab, max_len, width): (usize, usize, usize),
@@ -43,18 +40,12 @@ impl Embedding {
     }
 
     /// `ids` [b, n] (u32) to [b, n, width].
-    ///
-    /// # Errors
-    /// More positions than the table has, or an id outside the vocabulary.
     pub fn forward(&self, ids: &Tensor) -> Result<Tensor> {
         self.fits(ids.dim(1)?)?;
         with_positions(ids, &self.tokens, &self.positions)
     }
 
     /// The vector `front`, `width` long, at position 0 and `ids` [b, n] behind it, [b, n + 1, width].
-    ///
-    /// # Errors
-    /// As [`Self::forward`].
     pub fn behind(&self, front: &Tensor, ids: &Tensor) -> Result<Tensor> {
         let (b, n) = ids.dims2()?;
         self.fits(n + 1)?;

@@ -40,9 +40,6 @@ pub struct Ffn {
 
 impl Ffn {
     /// Parameters `norm2.*`, `ffn.fc1.*` [hidden, width] and `ffn.fc2.*` [width, hidden] below `builder`.
-    ///
-    /// # Errors
-    /// Given parameters that are missing or have another shape.
     pub fn new(builder: &ParamBuilder, width: usize, hidden: usize, form: FfnConfig) -> Result<Self> {
         let group = builder.group(&[
             ParamSpec::new("norm2.weight", &[width], Init::ONE),
@@ -57,9 +54,6 @@ impl Ffn {
 
     /// x + FFN(LN(x)), or with the normed residual y + FFN(y), y = LN(x); `x` [b, n, width]. Dropout applies to
     /// the hidden activations and to the output of FFN.
-    ///
-    /// # Errors
-    /// Shapes that do not fit.
     pub fn forward(&self, x: &Tensor, dropout: Dropout) -> Result<Tensor> {
         let FfnConfig { residual, activation, hidden_dropout } = self.form;
         if dropout.is_none() && activation == FfnActivation::Gelu {

@@ -13,9 +13,6 @@ pub struct Head {
 
 impl Head {
     /// Parameters `fc1.*` [hidden, width] and `fc2.*` [classes, hidden] below `builder`.
-    ///
-    /// # Errors
-    /// Given parameters that are missing or have another shape.
     pub fn new(builder: &ParamBuilder, width: usize, hidden: usize, classes: usize) -> Result<Self> {
         let group = builder.group(&[
             ParamSpec::new("fc1.weight", &[hidden, width], Init::fan_in(width)),
@@ -27,9 +24,6 @@ impl Head {
     }
 
     /// `features` [b, width] to logits [b, classes].
-    ///
-    /// # Errors
-    /// Shapes that do not fit.
     pub fn forward(&self, features: &Tensor) -> Result<Tensor> {
         let part = |index| self.group.part(index);
         let hidden = linear(features, &part(0)?, Some(&part(1)?))?;

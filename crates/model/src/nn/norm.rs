@@ -14,18 +14,12 @@ pub struct Norm {
 
 impl Norm {
     /// `<name>.weight` and `<name>.bias` of `width`, which start at 1 and 0.
-    ///
-    /// # Errors
-    /// Given parameters of another shape.
     pub fn new(builder: &ParamBuilder, name: &str, width: usize, eps: f64) -> Result<Self> {
         let param = |part: &str, init| builder.param(&format!("{name}.{part}"), &[width], init);
         Ok(Self { weight: param("weight", Init::ONE)?, bias: param("bias", Init::ZERO)?, eps })
     }
 
     /// `x` [..., width] to the same shape.
-    ///
-    /// # Errors
-    /// Another width.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         layer_norm(x, &self.weight, &self.bias, self.eps)
     }

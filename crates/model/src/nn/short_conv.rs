@@ -22,9 +22,6 @@ pub struct ShortConv {
 impl ShortConv {
     /// Parameters `<name>.weight` [c, taps] and, if so set, `<name>.bias` `[c]` for every name and number of channels, uniform
     /// within 1 / sqrt(taps).
-    ///
-    /// # Errors
-    /// Given parameters that are missing or have another shape.
     pub fn new(parts: &[(String, usize)], form: ConvForm, builder: &ParamBuilder) -> Result<Self> {
         let init = Init::fan_in(form.taps);
         let weight =
@@ -40,9 +37,6 @@ impl ShortConv {
 
     /// Convolves `x` [b, n, c], the channels of the parts numbered `which` side by side, with zeros in front of the start and
     /// at positions that `mask` [b, n] hides.
-    ///
-    /// # Errors
-    /// Shapes that do not fit.
     pub fn forward(&self, x: &Tensor, which: Range<usize>, mask: Option<&Tensor>) -> Result<Tensor> {
         let (weight, bias) = self.parameters(which)?;
         let x = match mask {
@@ -53,9 +47,6 @@ impl ShortConv {
     }
 
     /// What stands before the first of the tokens of `batch` sequences.
-    ///
-    /// # Errors
-    /// Too little memory.
     pub fn start(&self, batch: usize, device: &Device) -> Result<ConvPast> {
         let parts = 0..self.parts();
         let rows = |part: usize| {
@@ -70,9 +61,6 @@ impl ShortConv {
     }
 
     /// [`Self::forward`] of the next token `x` [b, 1, c], which becomes part of the past.
-    ///
-    /// # Errors
-    /// Shapes that do not fit.
     pub fn step(&self, x: &Tensor, which: Range<usize>, past: &mut ConvPast) -> Result<Tensor> {
         let (weight, bias) = self.parameters(which.clone())?;
         let before: Vec<&Tensor> = past.0[which.clone()].iter().collect();

@@ -247,9 +247,6 @@ pub struct Cvt {
 
 impl Cvt {
     /// Parameters and running statistics under the backbone's public names.
-    ///
-    /// # Errors
-    /// A configuration that cannot be built, given parameters that do not fit.
     pub fn new(config: &CvtConfig, builder: &ParamBuilder) -> Result<Self> {
         let (mut stages, mut inputs, mut before) = (Vec::new(), 3, 0);
         let last = config.stages.len().saturating_sub(1);
@@ -277,9 +274,6 @@ impl Cvt {
     }
 
     /// `images` [b, 3, s, s] to logits and block outputs.
-    ///
-    /// # Errors
-    /// Images of another size.
     pub fn forward(&self, images: &Tensor, run: &ForwardOptions) -> Result<ClassifierOutput> {
         let (mut x, mut grid) = tokens(images)?;
         let mut blocks = Vec::new();

@@ -151,9 +151,6 @@ pub struct ResNet {
 
 impl ResNet {
     /// Parameters and running statistics under torchvision's names.
-    ///
-    /// # Errors
-    /// Given parameters that do not fit.
     pub fn new(config: &ResNetConfig, builder: &ParamBuilder) -> Result<Self> {
         let first = Step::new(builder, ["conv1", "bn1"], (3, config.base), FIRST)?;
         let bottleneck = |(stage, number, shape): (usize, usize, Shape)| {
@@ -165,9 +162,6 @@ impl ResNet {
     }
 
     /// `images` [b, 3, s, s] to logits and the outputs of all bottlenecks.
-    ///
-    /// # Errors
-    /// Images that are too small.
     pub fn forward(&self, images: &Tensor, run: &ForwardOptions) -> Result<ClassifierOutput> {
         let train = run.train;
         let (pixels, grid) = tokens(images)?;

@@ -7,9 +7,6 @@ const ROWS: usize = 256;
 
 /// Mean over ordered pairs i != j of |cos(x_i, x_j)|, and of cos(x_i, x_j), for every image of `x` [b, n, e], without the
 /// first `skip` tokens: two tensors `[b]`.
-///
-/// # Errors
-/// Fewer than two patches.
 pub fn patch_cosine(x: &Tensor, skip: usize) -> Result<(Tensor, Tensor)> {
     let (_, n, _) = x.dims3()?;
     let n = n.saturating_sub(skip);
@@ -51,9 +48,6 @@ pub struct CorruptionError {
 
 /// Errors of ImageNet-C: `errors` [corruptions, severities] and `clean` `[1]` of a model, `alexnet` `[corruptions]`
 /// (means over severities) and `alexnet_clean` `[1]`; all as fractions.
-///
-/// # Errors
-/// Shapes that do not fit.
 pub fn corruption_error(
     errors: &Tensor,
     alexnet: &Tensor,

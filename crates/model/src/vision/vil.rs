@@ -214,9 +214,6 @@ impl Block {
 
 /// Full attention with a relative bias (`SPEC-vision.md` section 3): [b, h, g + n, d] of unscaled queries, keys and
 /// values, `table` [(2 rows - 1)(2 cols - 1), h]; `global` [2, h, g] (global query, global key) and [h, g, g].
-///
-/// # Errors
-/// Shapes that do not fit.
 pub fn full_2d(
     [q, k, v]: [&Tensor; 3],
     table: &Tensor,
@@ -254,9 +251,6 @@ pub struct Vil {
 
 impl Vil {
     /// Parameters under the released names.
-    ///
-    /// # Errors
-    /// A configuration that cannot be built, given parameters that do not fit.
     pub fn new(config: &VilConfig, builder: &ParamBuilder) -> Result<Self> {
         let count = config.stages.iter().map(|stage| stage.depth).sum();
         let (mut stages, mut inputs, mut blocks_before) = (Vec::new(), 3, 0);
@@ -284,9 +278,6 @@ impl Vil {
     }
 
     /// `images` [b, 3, s, s] to logits and block outputs.
-    ///
-    /// # Errors
-    /// Images of another size.
     pub fn forward(&self, images: &Tensor, run: &ForwardOptions) -> Result<ClassifierOutput> {
         let (mut x, mut grid) = tokens(images)?;
         let (mut blocks, mut last) = (Vec::new(), 0);

@@ -71,9 +71,6 @@ fn cubic(from: usize, to: usize) -> Vec<f32> {
 
 /// The position embedding `stored` [1, 1 + m m, e] for a grid of `side` x `side` patches: the class token's as it is, the
 /// others resized bicubically (`SPEC-vision.md` section 6). None where it fits already, or is that of no square.
-///
-/// # Errors
-/// Failures of the device.
 pub fn resized_positions(stored: &Tensor, side: usize) -> Result<Option<Tensor>> {
     let Ok((1, tokens, width)) = stored.dims3() else { return Ok(None) };
     let old = tokens.saturating_sub(1).isqrt();
@@ -123,9 +120,6 @@ pub struct Vit {
 
 impl Vit {
     /// Parameters under timm's names.
-    ///
-    /// # Errors
-    /// Given parameters that do not fit.
     pub fn new(config: &VitConfig, builder: &ParamBuilder) -> Result<Self> {
         let VitConfig { patch, width, heads, .. } = *config;
         let block = |index: usize| {
@@ -152,9 +146,6 @@ impl Vit {
     }
 
     /// `images` [b, 3, s, s] to logits and block outputs.
-    ///
-    /// # Errors
-    /// Images of another size.
     pub fn forward(&self, images: &Tensor, run: &ForwardOptions) -> Result<ClassifierOutput> {
         let (pixels, grid) = tokens(images)?;
         let (x, _) = self.patches.forward(&pixels, grid)?;

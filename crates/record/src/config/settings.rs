@@ -361,9 +361,6 @@ fn number(text: &str, allowed: fn(f64) -> bool, expected: &str) -> Result<f64, P
 
 impl Settings {
     /// One `--set key=value`: the value is TOML, or text if it is not.
-    ///
-    /// # Errors
-    /// An unknown key (with the nearest) or a value the key does not take.
     pub fn set(text: &str) -> Result<Self, ParseError> {
         let (key, value) = text
             .split_once('=')
@@ -382,9 +379,6 @@ impl Settings {
     }
 
     /// Makes sure that every number is one that its flag would take: TOML knows no bounds.
-    ///
-    /// # Errors
-    /// The first one that is not.
     pub fn check(&self) -> Result<(), ParseError> {
         let values = serde_json::to_value(self).unwrap_or_default();
         for (key, value) in values.as_object().into_iter().flatten() {

@@ -211,9 +211,6 @@ impl Suite {
     }
 
     /// The shipped suite called `name`, or the file at that path.
-    ///
-    /// # Errors
-    /// No such suite, or one that is wrong at a line.
     pub fn load(name: &str) -> Result<Self, SuiteError> {
         if let Some((name, text)) = BUILTIN_SUITES.iter().find(|(known, _)| *known == name) {
             return Self::parse(&format!("{name}.toml"), text);

@@ -11,9 +11,6 @@ const MIDDLE: &str = "-->";
 const END: &str = "<!-- /row -->";
 
 /// `text` with every marked number renewed from `rows`.
-///
-/// # Errors
-/// A marker that is not closed, a question with no or several answers.
 pub fn fill(text: &str, rows: &[Row]) -> Result<String, String> {
     let (mut out, mut rest) = (String::new(), text);
     while let Some(at) = rest.find(BEGIN) {

@@ -81,9 +81,6 @@ pub struct ReferenceError {
 }
 
 /// Measurements, one JSON object per line, CSV with a header, or the `rows.csv` of a run of `speed`.
-///
-/// # Errors
-/// A line that is none of these.
 pub fn parse(text: &str) -> Result<Vec<Reference>, ReferenceError> {
     let bad = |line: usize, reason: String| ReferenceError { line, reason };
     let mut all = Vec::new();
@@ -107,9 +104,6 @@ pub fn parse(text: &str) -> Result<Vec<Reference>, ReferenceError> {
 }
 
 /// The measurements in a run folder; none if there is no such file.
-///
-/// # Errors
-/// A file that cannot be read.
 pub fn read(folder: &Path) -> io::Result<Vec<Reference>> {
     match file::read_to_string(&folder.join(FILE)) {
         Ok(text) => parse(&text).map_err(io::Error::other),
@@ -119,9 +113,6 @@ pub fn read(folder: &Path) -> io::Result<Vec<Reference>> {
 }
 
 /// As it is kept in a run folder.
-///
-/// # Errors
-/// None in practice.
 pub fn to_text(references: &[Reference]) -> serde_json::Result<String> {
     let lines: Result<Vec<String>, _> = references.iter().map(serde_json::to_string).collect();
     Ok(lines?.join("\n") + "\n")

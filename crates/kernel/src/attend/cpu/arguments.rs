@@ -15,9 +15,6 @@ pub type Argument<'a> = (Elements<'a>, &'a Layout);
 
 impl Operand {
     /// Its rows.
-    ///
-    /// # Errors
-    /// As for [`Self::place`].
     pub fn rows<'a>(&self, arguments: &[Argument<'a>]) -> Result<Rows<'a>> {
         let (data, layout) = arguments[self.argument];
         Ok(Rows { data, place: self.place(layout)? })

@@ -16,9 +16,6 @@ pub fn source(relative: bool) -> (&'static str, &'static str) {
 }
 
 /// Whether there are kernels for this call; wider heads and dropout of the weights run composed.
-///
-/// # Errors
-/// Queries that are not [b, h, n, d].
 #[cfg(feature = "cuda")]
 pub fn takes(q: &candle_core::Tensor, call: &super::Attend) -> candle_core::Result<bool> {
     let widest = if call.relative.is_some() { tables::WIDEST_RELATIVE } else { tables::WIDEST };

@@ -159,9 +159,6 @@ impl Head<'_> {
 
 impl Tables {
     /// The words of `plan`.
-    ///
-    /// # Errors
-    /// Positions that do not fit 32 bits.
     pub fn new(plan: &TilePlan, dims: &Dims, relative: Option<Distances>) -> Result<Self> {
         let all = [dims.keys, dims.slots, dims.queries, plan.offset];
         // half of what 32 bits hold: sums of two positions fit as well

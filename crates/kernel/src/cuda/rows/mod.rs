@@ -33,9 +33,6 @@ fn launch<M: KernelDevice>(
 }
 
 /// LayerNorm of every row.
-///
-/// # Errors
-/// Failures of the machine, as for all functions here.
 pub fn layer_norm<M: KernelDevice>(
     machine: &M,
     x: BufferView<M>,
@@ -212,9 +209,6 @@ pub fn add<M: KernelDevice>(
 }
 
 /// Indices of rows as the kernels take them.
-///
-/// # Errors
-/// Indices beyond 31 bits.
 fn signed(ids: impl IntoIterator<Item = usize>) -> Result<Vec<i32>> {
     let ids = ids.into_iter().map(|id| i32::try_from(id).map_err(candle_core::Error::wrap));
     ids.collect()

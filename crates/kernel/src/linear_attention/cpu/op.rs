@@ -20,9 +20,6 @@ use causal::Gate;
 /// Runs the fused kernel; `None` where only the twin can: other types than f32, projections that are shared or
 /// absent, causal FAVOR+ with an eps, learned features or gates over separate tensors of different lengths, heads that share keys,
 /// decays of features or with a normaliser that are per channel or bidirectional.
-///
-/// # Errors
-/// Shapes that do not fit together.
 pub(in crate::linear_attention) fn fused(qkv: &Qkv, call: &LinearAttention) -> Result<Option<Heads>> {
     let plain = call.features.is_identity() && call.guard.is_none();
     match call.decay {

@@ -17,9 +17,6 @@ pub struct Rows {
 
 impl Rows {
     /// Rows of an attention call.
-    ///
-    /// # Errors
-    /// Missing keys or values.
     pub fn new(qkv: &Qkv) -> Result<Self> {
         match qkv {
             Qkv::Packed { rows, parts, .. } => {

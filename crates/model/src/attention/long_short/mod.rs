@@ -57,9 +57,6 @@ pub struct DualNorm {
 
 impl DualNorm {
     /// Builds `ln_local.*` and `ln_global.*`, each over the concatenated heads.
-    ///
-    /// # Errors
-    /// Parameters that are missing or of another shape.
     pub fn build(config: &MechanismConfig, builder: &ParamBuilder) -> Result<Self> {
         let e = config.heads * config.head_dim;
         // The language models draw every gain from N(1, 0.02^2).
@@ -94,9 +91,6 @@ pub struct LongShort {
 }
 
 /// The parameters of a dynamic projection.
-///
-/// # Errors
-/// Parameters that are missing or of another shape.
 pub fn dynamic_group(config: &MechanismConfig, builder: &ParamBuilder, rank: usize) -> Result<ParamGroup> {
     let slots = config.heads * rank;
     let (weight, bias) = if config.causal {

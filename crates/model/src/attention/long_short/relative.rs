@@ -28,9 +28,6 @@ pub struct Positions {
 impl Positions {
     /// Builds `r_net.weight`, `r_w_bias`, `r_r_bias` and, with `chunks`, `r_net_chunk.*`. `scaled_biases`: the
     /// biases are divided by sqrt(D) like the rest of the logit (Transformer-XL).
-    ///
-    /// # Errors
-    /// Parameters that are missing or of another shape.
     pub fn build(
         config: &MechanismConfig,
         builder: &ParamBuilder,

@@ -28,9 +28,6 @@ pub struct ImageModel {
 
 impl ImageModel {
     /// Logits, and block outputs where `run` keeps them, of `images` [b, 3, s, s].
-    ///
-    /// # Errors
-    /// Images of another size.
     pub fn classify(&self, images: &Tensor, run: &ForwardOptions) -> Result<ClassifierOutput> {
         match &self.model {
             Built::Vil(model) => model.forward(images, run),

@@ -69,9 +69,6 @@ pub struct ImageClassifier {
 }
 
 /// What a request for an image classifier means.
-///
-/// # Errors
-/// An unknown preset, a mechanism that it is not built with, images that are too small.
 pub fn classifier(request: &ModelRequest) -> std::result::Result<ImageClassifier, ResolveError> {
     let names = PRESETS.iter().map(|preset| preset.about.name);
     let preset = find(request.preset)
@@ -146,9 +143,6 @@ impl ImageClassifier {
 
     /// Makes `stored` weights of images of another size fit, where that is usual: the learned positions of ViT are resized.
     /// What was done, in words.
-    ///
-    /// # Errors
-    /// Failures of the device.
     pub fn fit(&self, stored: &mut HashMap<String, Tensor>) -> Result<Option<String>> {
         let (VisionConfig::Vit(config), Some(positions)) = (&self.model, stored.get_mut("pos_embed")) else {
             return Ok(None);
@@ -163,9 +157,6 @@ impl ImageClassifier {
     }
 
     /// The model with its parameters, and what else it can be asked.
-    ///
-    /// # Errors
-    /// A configuration that cannot be built, given parameters that do not fit.
     pub fn built(&self, builder: &ParamBuilder) -> Result<ImageModel> {
         let model = match &self.model {
             VisionConfig::Vil(config) => Built::Vil(Vil::new(config, builder)?),

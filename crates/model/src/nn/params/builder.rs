@@ -105,9 +105,6 @@ impl ParamBuilder {
 
     /// Lets `name` stand for the parameter `target` that exists already (both below this prefix):
     /// [`Self::param`] then returns that one.
-    ///
-    /// # Errors
-    /// A target that was not built.
     pub fn alias(&self, name: &str, target: &str) -> Result<()> {
         let (name, target) = (format!("{}{name}", self.prefix), format!("{}{target}", self.prefix));
         let mut shared = self.lock();
@@ -124,9 +121,6 @@ impl ParamBuilder {
     }
 
     /// One parameter in its own shape. A name that is an alias gives the parameter it stands for.
-    ///
-    /// # Errors
-    /// A parameter that was given or stands behind the alias in another shape.
     pub fn param(&self, name: &str, shape: &[usize], init: Init) -> Result<Tensor> {
         {
             let shared = self.lock();
@@ -147,9 +141,6 @@ impl ParamBuilder {
     }
 
     /// One parameter whose start is what `draw` makes of the stream of its name, where [`Init`] has no such start.
-    ///
-    /// # Errors
-    /// As [`Self::param`]; another number of elements than `shape` has.
     pub fn drawn(
         &self,
         name: &str,
@@ -235,9 +226,6 @@ impl ParamBuilder {
 
     /// A tensor that belongs to the model and is not trained, such as a running mean: given by name, or filled with `start`.
     /// What a forward pass writes into it stands in [`Params::constants`], and so in checkpoints.
-    ///
-    /// # Errors
-    /// One that was given in another shape.
     pub fn buffer(&self, name: &str, shape: &[usize], start: f64) -> Result<Var> {
         let full = format!("{}{name}", self.prefix);
         let mut shared = self.lock();

@@ -113,9 +113,6 @@ impl<'de> Deserialize<'de> for WireValues {
 
 impl Suite {
     /// Reads the text of `file`.
-    ///
-    /// # Errors
-    /// What is wrong, with its line.
     pub fn parse(file: &str, text: &str) -> Result<Self, SuiteError> {
         let at = |offset: usize, problem: String| SuiteError::At {
             file: file.to_owned(),

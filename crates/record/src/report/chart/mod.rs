@@ -56,9 +56,6 @@ pub struct Chart {
 
 impl Chart {
     /// Writes `<name>.svg` and `<name>.csv` into `folder` and returns the path of the picture.
-    ///
-    /// # Errors
-    /// The folder cannot be made or written.
     pub fn write(&self, folder: &Path) -> io::Result<PathBuf> {
         std::fs::create_dir_all(folder)?;
         let name = file::plain_name(&self.name); // it may stand in rows that somebody else wrote

@@ -3,9 +3,6 @@
 use std::io;
 
 /// A build without the feature draws no pixels.
-///
-/// # Errors
-/// Always: how to get a build that does.
 #[cfg(not(feature = "png"))]
 pub fn png(_svg: &str) -> io::Result<Vec<u8>> {
     Err(io::Error::other(
@@ -14,9 +11,6 @@ pub fn png(_svg: &str) -> io::Result<Vec<u8>> {
 }
 
 /// `svg` as PNG, pixel by pixel, in a sans-serif font of this machine.
-///
-/// # Errors
-/// A machine without fonts; text that is no SVG.
 #[cfg(feature = "png")]
 pub fn png(svg: &str) -> io::Result<Vec<u8>> {
     use resvg::tiny_skia::{Pixmap, Transform};

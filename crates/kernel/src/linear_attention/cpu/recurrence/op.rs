@@ -15,9 +15,6 @@ use crate::tape;
 
 /// Runs the fused kernel; `None` where only the twin can: features, a normaliser, other types than f32, projections that
 /// are absent or, in packed rows, shared.
-///
-/// # Errors
-/// Shapes that do not fit together.
 pub(in crate::linear_attention::cpu) fn fused(qkv: &Qkv, call: &LinearAttention) -> Result<Option<Heads>> {
     let plain = call.features.is_identity() && call.guard.is_none();
     let decays = call.decay.tensors();
