@@ -15,6 +15,7 @@ const CONSTANTS: &[(&str, &str, &str)] = &[
     ("CHANGELOG.md", "exits 2", "an exit code"),
     ("CONTRIBUTING.md", "near 400", "a rule for files"),
     ("CONTRIBUTING.md", "near 60.", "a rule for functions"),
+    ("CHANGELOG.md", "than 16,384", "a limit of the program, in bytes"),
     ("docs/adding-a-data-set.md", "Id 0", "an id"),
     ("docs/adding-a-data-set.md", "from 1", "an id"),
     ("docs/adding-a-mechanism.md", "mask 0)", "the value of a mask"),

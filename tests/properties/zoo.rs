@@ -23,6 +23,8 @@ const EXTRA: &[(&str, &str)] = &[
     ("aft-local", "window=1,factor=2"),
     ("aft-local", "window=100,per_head=true,factor=2"),
     ("dp", "dual_ln=true,r=2"),
+    ("mamba2", "groups=auto,Dk=5"),
+    ("streaming", "window=2,sinks=1,sink_logit=true"),
     ("ls", "w=3,r=2,l=2"),
     ("ls", "w=1,r=1,l=1"),
     ("linformer-window", "w=1,k=2"),
@@ -46,7 +48,7 @@ const EXTRA: &[(&str, &str)] = &[
 ];
 
 /// Knob values that the small variants start from, where the general rule gives something invalid.
-const BASE: &[(&str, &str)] = &[("sparse", "block=5,c=2,stride=3")];
+const BASE: &[(&str, &str)] = &[("gqa", "groups=1"), ("sparse", "block=5,c=2,stride=3")];
 
 /// One variant of a mechanism in one form.
 #[derive(Clone)]

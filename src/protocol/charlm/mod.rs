@@ -13,6 +13,7 @@ use super::definition::{AltAction, Flag, ProtocolInfo, Quick, Tasks};
 use effattn_model::family::character_lm;
 use effattn_record::Metric;
 use effattn_record::config::settings::groups::{MACHINE, MODEL, TRAINING};
+use worker::train;
 
 const INFO: ProtocolInfo = ProtocolInfo {
     examples: EXAMPLES,

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::eval::Evaluation;
 use super::recipe::{self, EVERY, LAST_LEN, Phase, phases};
-use super::{CharLm, worker};
+use super::{CharLm, train};
 use crate::protocol::curve::CurveSpec;
 use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo};
 use crate::protocol::grid::{GridDefaults, GridFlags, PlanError};
@@ -171,7 +171,7 @@ impl TrainingProtocol for CharLm {
     }
 
     fn train(&self, job: &Job<CharLmRequest>) -> Result<TrainingResult, CellFailure> {
-        worker::train(job)
+        train(job)
     }
 }
 

@@ -10,6 +10,7 @@ use effattn_data as data;
 use effattn_model::family::masked_lm;
 use effattn_record::Metric;
 use effattn_record::config::settings::groups::{MACHINE, TRAINING};
+use worker::FinetuneExperiment;
 
 const INFO: ProtocolInfo = ProtocolInfo {
     examples: EXAMPLES,

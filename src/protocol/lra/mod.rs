@@ -15,6 +15,7 @@ use effattn_model::batch::InputKind;
 use effattn_model::family::{self, Family};
 use effattn_record::Metric;
 use effattn_record::config::settings::groups::{MACHINE, MODEL, TRAINING};
+use worker::LraExperiment;
 
 const INFO: ProtocolInfo = ProtocolInfo {
     examples: EXAMPLES,

@@ -4,9 +4,9 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::LraExperiment;
 use super::recipe::{self, Recipe};
 use super::tasks::{self, LoadOptions};
-use super::worker::LraExperiment;
 use super::{ACCURACY, Lra, documents, floor};
 use crate::protocol::cell_runner::CellRunner;
 use crate::protocol::curve::CurveSpec;

@@ -12,6 +12,7 @@ use super::definition::{ProtocolInfo, Quick, Tasks};
 use effattn_data::running_text;
 use effattn_record::Metric;
 use effattn_record::config::settings::groups::{MACHINE, MODEL, TRAINING};
+use worker::train;
 
 const INFO: ProtocolInfo = ProtocolInfo {
     examples: EXAMPLES,

@@ -6,7 +6,7 @@ use anyhow::bail;
 use serde::{Deserialize, Serialize};
 
 use super::recipe::Recipe;
-use super::{Mlm, NATS, worker};
+use super::{Mlm, NATS, train};
 use crate::protocol::curve::CurveSpec;
 use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo};
 use crate::protocol::grid::{GridDefaults, GridFlags, PlanError};
@@ -208,7 +208,7 @@ impl TrainingProtocol for Mlm {
     }
 
     fn train(&self, job: &Job<MlmRequest>) -> Result<TrainingResult, CellFailure> {
-        worker::train(job)
+        train(job)
     }
 }
 

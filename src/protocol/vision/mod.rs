@@ -13,6 +13,7 @@ use super::definition::{ProtocolInfo, Quick, Tasks};
 use effattn_model::family::vision;
 use effattn_record::Metric;
 use effattn_record::config::settings::groups::{MACHINE, TRAINING};
+use worker::VisionExperiment;
 
 const INFO: ProtocolInfo = ProtocolInfo {
     examples: EXAMPLES,

@@ -5,8 +5,8 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::Vision;
+use super::VisionExperiment;
 use super::recipe::{self, Recipe};
-use super::worker::VisionExperiment;
 use crate::protocol::curve::CurveSpec;
 use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo};
 use crate::protocol::grid::{GridDefaults, GridFlags, PlanError, published_elsewhere};

@@ -9,6 +9,7 @@ use super::definition::{ProtocolInfo, Quick, Tasks};
 use effattn_model::family::word_lm;
 use effattn_record::Metric;
 use effattn_record::config::settings::groups::{MACHINE, TRAINING};
+use worker::train;
 
 const INFO: ProtocolInfo = ProtocolInfo {
     examples: EXAMPLES,

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::recipe::{self, Recipe};
-use super::{CONTEXT, WordLm, worker};
+use super::{CONTEXT, WordLm, train};
 use crate::protocol::curve::CurveSpec;
 use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo};
 use crate::protocol::grid::{GridDefaults, GridFlags, PlanError};
@@ -142,7 +142,7 @@ impl TrainingProtocol for WordLm {
     }
 
     fn train(&self, job: &Job<WordLmRequest>) -> Result<TrainingResult, CellFailure> {
-        worker::train(job)
+        train(job)
     }
 }
 

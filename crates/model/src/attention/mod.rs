@@ -62,6 +62,7 @@ mod tests;
 use candle_core::{Device, Result, Tensor};
 
 use crate::nn::params::ParamBuilder;
+pub use crate::nn::short_conv::ConvForm;
 use decode::DecodeState;
 use effattn_kernel::attend::Attend;
 use effattn_kernel::dropout::AttentionDropout;
@@ -250,17 +251,6 @@ pub enum OutputForm {
     HalfGlu,
     /// r + Linear_o(g) * sigmoid(Linear_o_gate(g)) with g = GELU(y) (LRU).
     Glu,
-}
-
-/// A causal depthwise convolution of the projected q, k and v, in front of the mechanism.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ConvForm {
-    /// Taps; the last one is the current position.
-    pub taps: usize,
-    /// Whether every channel has a bias.
-    pub bias: bool,
-    /// Whether SiLU follows.
-    pub silu: bool,
 }
 
 /// What the layer around a mechanism has to provide for one variant.

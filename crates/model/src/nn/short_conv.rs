@@ -9,8 +9,18 @@ use std::ops::Range;
 use candle_core::{DType, Device, Result, Tensor};
 
 use super::params::{Init, ParamBuilder, ParamGroup, ParamSpec};
-use crate::attention::ConvForm;
 use effattn_kernel::short_conv::{self as kernel, short_conv};
+
+/// A causal depthwise convolution of the projected q, k and v, in front of the mechanism.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConvForm {
+    /// Taps; the last one is the current position.
+    pub taps: usize,
+    /// Whether every channel has a bias.
+    pub bias: bool,
+    /// Whether SiLU follows.
+    pub silu: bool,
+}
 
 /// Convolutions of several projections, with their parameters side by side.
 pub struct ShortConv {
@@ -96,6 +106,6 @@ pub struct ConvPast(Vec<Tensor>);
 impl ConvPast {
     /// Bytes of all rows.
     pub fn bytes(&self) -> usize {
-        self.0.iter().map(crate::attention::decode::bytes).sum()
+        self.0.iter().map(|rows| rows.elem_count() * rows.dtype().size_in_bytes()).sum()
     }
 }
