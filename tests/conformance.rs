@@ -13,7 +13,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 /// SHA-256 over the names and the hashes of all shipped files, tolerances included. It changes only with the definition.
-const SET: &str = "64556e3c17c44f523c0fad8266a4183a01494ffef43ec9c351149a89a7a0f817";
+const SET: &str = "16990599df946e3e23ef6d10cdbbb225fc4c6736a3059a4b9df838c4184aac8c";
 
 /// How far results are moved, in tolerances.
 const MOVED: f64 = 3.0;

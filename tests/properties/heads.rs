@@ -17,12 +17,15 @@ fn turn_dim(x: &Tensor, dim: usize) -> Result<Tensor> {
 /// dimension is a multiple of their number: the small variants are built so.
 pub fn turn(inputs: &Inputs, params: &HashMap<String, Tensor>) -> Result<(Inputs, HashMap<String, Tensor>)> {
     let turned = inputs.0.iter().map(|(&name, x)| {
-        let x = if name == "x" { x.clone() } else { turn_dim(x, 1)?.contiguous()? };
+        // rows without heads, and heads that all queries share, stay as they are
+        let shared = ["x", "stream"].contains(&name) || !x.dim(1)?.is_multiple_of(HEADS);
+        let x = if shared { x.clone() } else { turn_dim(x, 1)?.contiguous()? };
         Ok((name, x))
     });
     let inputs = Inputs(turned.collect::<Result<_>>()?);
     let params = params.iter().map(|(name, value)| {
-        let of_heads = value.dim(0)?.is_multiple_of(HEADS);
+        // the first map of GLA's gates starts at the layer input
+        let of_heads = value.dim(0)?.is_multiple_of(HEADS) && !name.contains("w_gk1");
         Ok((name.clone(), if of_heads { turn_dim(value, 0)?.contiguous()? } else { value.clone() }))
     });
     Ok((inputs, params.collect::<Result<_>>()?))

@@ -22,6 +22,8 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("performer", "detach", "the gradient that it stops cancels but for the guard"),
     ("deltanet", "conv", "belongs to the layer around it"),
     ("gated-deltanet", "conv", "belongs to the layer around it"),
+    ("mamba2", "conv", "belongs to the layer around it"),
+    ("luna", "dynamic_p", "matters where a sample has fewer tokens than there are packed rows"),
     ("s5", "clip_eigs", "matters once a real part has grown beyond -1e-4"),
     ("ls", "compat", "its word stands for mem_compress=hidden, which the same case names"),
     ("ls", "mem_compress", "compat=code stands for it"),
@@ -40,7 +42,7 @@ fn others(knob: &KnobSpec) -> Vec<Value> {
         Kind::Int { min, max, .. } => {
             [2, 3, 6].into_iter().filter(|x| min <= *x && *x <= max).map(Value::Int).collect()
         }
-        Kind::AutoInt { .. } => vec![Value::Int(40), Value::Int(3)],
+        Kind::AutoInt { .. } => vec![Value::Int(40), Value::Int(3), Value::Int(1)],
         Kind::Float { .. } | Kind::AutoFloat { .. } => vec![Value::Float(0.3)],
         Kind::List { .. } => vec![Value::List(vec![1, 2])],
         Kind::AutoIntOrList => vec![Value::Int(4)],

@@ -5,8 +5,8 @@ use candle_core::{Result, Tensor, bail};
 
 use super::knobs::{Knob, Knobs};
 use super::{
-    AttentionInput, AttentionOutput, Cost, Growth, InModels, Mechanism, MechanismConfig, MechanismEntry,
-    Needs, Paper, Projections, Shape, Support,
+    AttentionInput, AttentionOutput, Cost, Exception, Growth, InModels, Mechanism, MechanismConfig,
+    MechanismEntry, Needs, Paper, Projections, Property, Shape, Support,
 };
 use crate::nn::params::{Init, ParamBuilder};
 use effattn_kernel::attend::{Attend, attend};
@@ -46,7 +46,11 @@ out = softmax(q (y w_k + b_k)^T / sqrt(D)) (y w_v + b_v) over the packed rows",
         "The causal variant of the released code replaces the first softmax and takes running means; it is not here.",
         "Packed rows have a residual and a LayerNorm from layer to layer, the feed-forward half sees the sequence only, as in the code.",
     ],
-    exceptions: &[],
+    exceptions: &[Exception {
+        property: Property::HeadsIndependent,
+        applies: |_, _| true,
+        reason: "SPEC-modern 6: what is packed is mapped across all heads before it is read",
+    }],
     idle: &[],
     in_models: InModels::PLAIN,
     validate: |_, shape| match (shape.causal, shape.queries == shape.keys) {

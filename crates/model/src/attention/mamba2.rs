@@ -7,8 +7,8 @@ use super::decode::{DecodeState, LinearSums};
 use super::knobs::{Knob, Knobs};
 use super::retention::PLAIN;
 use super::{
-    AttentionInput, AttentionOutput, ConvForm, Cost, Growth, HeadShape, Idle, InModels, Mechanism,
-    MechanismConfig, MechanismEntry, Needs, Paper, Projections, Shape, Support,
+    AttentionInput, AttentionOutput, ConvForm, Cost, Exception, Growth, HeadShape, Idle, InModels, Mechanism,
+    MechanismConfig, MechanismEntry, Needs, Paper, Projections, Property, Shape, Support,
 };
 use crate::nn::params::{Init, ParamBuilder};
 use effattn_kernel::activation::softplus;
@@ -65,7 +65,11 @@ S_t = a_t S_{t-1} + dt_t k_t v_t^T, y_t = S_t^T q_t + D_skip v_t; gated-rms: rms
         "The released block doubles the model's width and takes q, k and v from one projection; here they are projections of the layer.",
         "A masked position leaves the state as it is: no write and no decay.",
     ],
-    exceptions: &[],
+    exceptions: &[Exception {
+        property: Property::HeadsIndependent,
+        applies: |knobs, _| knobs.get(&GATED),
+        reason: "SPEC-modern 3: one norm over the channels of all heads",
+    }],
     idle: &[Idle { knob: NORM_EPS.name(), when: |knobs, _| !knobs.get(&GATED), why: "with out_norm=none" }],
     in_models: InModels::PLAIN,
     validate,

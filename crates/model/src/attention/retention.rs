@@ -7,8 +7,8 @@ use super::decode::{DecodeState, LinearSums};
 use super::knobs::{Knob, Knobs};
 use super::output_stage::{self, GATE_BIAS, NORM, OutputStage};
 use super::{
-    AttentionInput, AttentionOutput, Cost, Growth, InModels, Mechanism, MechanismConfig, MechanismEntry,
-    Needs, Paper, Shape, Support,
+    AttentionInput, AttentionOutput, Cost, Exception, Growth, InModels, Mechanism, MechanismConfig,
+    MechanismEntry, Needs, Paper, Property, Shape, Support,
 };
 use crate::nn::params::{Init, ParamBuilder};
 use effattn_kernel::heads::{Heads, Qkv};
@@ -86,7 +86,11 @@ out = norm per head and position, then o * silu(x w_g)",
         "torchscale's default scales rows of scores first; up to norm_eps that is the same, and score_norm=torchscale is its code exactly.",
         "The decay counts positions, masked ones too. The paper's values are twice as wide as its keys; here both have the width of a head.",
     ],
-    exceptions: &[],
+    exceptions: &[Exception {
+        property: Property::HeadsIndependent,
+        applies: |_, _| true,
+        reason: "SPEC-modern 1: every head has a decay of its own, which is no parameter and stays where it is",
+    }],
     idle: &output_stage::IDLE,
     in_models: InModels::PLAIN,
     validate,
