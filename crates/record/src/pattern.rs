@@ -1,6 +1,6 @@
 //! Who sees whom, as pure data.
 //!
-//! Computation ([`effattn_kernel::attend`]) and pictures (`effattn plot pattern`) read the same value.
+//! Computation (`effattn_kernel::attend`) and pictures (`effattn plot pattern`) read the same value.
 
 pub mod grid2d;
 

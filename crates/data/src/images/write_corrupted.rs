@@ -1,6 +1,6 @@
 //! Makes corrupted sets of images that a person has, in the layouts of the published ones (`SPEC-vision.md` section 12).
 //! What is there already is not made again: a set that was interrupted is made to its end by the same command. A tree has a
-//! list of its sources with their checksums ([`SOURCES`]): what was made of other images is made again.
+//! list of its sources with their checksums (`SOURCES`): what was made of other images is made again.
 
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -8,7 +8,7 @@ use effattn_kernel::heads::{Heads, Qkv};
 use effattn_kernel::linear_attention::LinearAttention;
 use effattn_kernel::linear_attention::decode::{self, LinearState};
 
-/// What one layer carries from token to token: a type of the mechanism that made it, which [`Self::downcast`] finds again.
+/// What one layer carries from token to token: a type of the mechanism that made it, which `downcast` finds again.
 pub trait DecodeState: Any + Send {
     /// Tokens so far.
     fn position(&self) -> usize;
