@@ -25,11 +25,12 @@ use zoo::{Case, cases};
 /// Distance from f32 in shares of the Euclidean norm: one rounding is up to 2^-9, and logits amplify it.
 const NEAR: f64 = 0.02;
 
-/// Mechanisms that divide by a sum of features of both signs, which may come near to zero.
-const CANCELS: &[&str] = &["identity-linear", "leakyrelu-linear", "rfa"];
+/// Mechanisms that divide by a sum of features of both signs, which may come near to zero, norm such a sum (retention), or sum
+/// products of complex states that cancel (lru).
+const CANCELS: &[&str] = &["identity-linear", "leakyrelu-linear", "rfa", "retention", "lru"];
 
-/// Mechanisms without a fused kernel: their products stay in f32.
-const COMPOSED: &[&str] = &["mean"];
+/// Mechanisms without a fused kernel, or without matrix products: theirs stay in f32.
+const COMPOSED: &[&str] = &["mean", "aft-simple", "aft-local", "fnet", "mega-ema"];
 
 fn norm(x: impl Iterator<Item = f32>) -> f64 {
     x.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt()

@@ -273,7 +273,13 @@ fn admitted(models: &Models, probe: &ProbeConfig, term: &Term) -> Result<Vec<Mec
             if admitted.iter().any(|known| known.label() == choice.label()) {
                 continue;
             }
-            match probe.admits(&choice) {
+            let drawable = probe.admits(&choice).and_then(|()| {
+                match (choice.entry.pattern)(&choice.knobs, &probe.shape()) {
+                    Some(_) => Ok(()),
+                    None => attention_matrix::implied(&choice, probe).map(drop),
+                }
+            });
+            match drawable {
                 Ok(()) => admitted.push(choice),
                 Err(error) if variant.is_pattern() => left_out.push(error.to_string()),
                 Err(error) => return Err(error),

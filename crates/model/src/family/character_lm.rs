@@ -217,7 +217,8 @@ mod tests {
     }
 
     /// Variants of mechanisms that go on token by token.
-    const VARIANTS: [&str; 18] = [
+    const VARIANTS: [&str; 19] = [
+        "streaming:window=3,sinks=2,rotary_dim=2,offset=9",
         "retention:rotary=rope-half,gamma=0.5+0.9",
         "gla:clamp_min=-0.05,gate=none",
         "mamba2:groups=auto,Dk=5,conv=0,out_norm=gated-rms",
