@@ -70,7 +70,10 @@ pub fn check() {
     set_products(MatmulFormat::Bf16);
     inner_results_wait();
     let mut worst: BTreeMap<&str, (f64, String)> = BTreeMap::new();
-    for case in cases(33).into_iter().filter(|case| !case.cls && case.keys == case.queries) {
+    // a second stream is carried by classifiers only
+    let alone = |case: &Case| (case.entry.needs)(&case.knobs).stream.is_none();
+    let plain = |case: &Case| !case.cls && case.keys == case.queries && alone(case);
+    for case in cases(33).into_iter().filter(plain) {
         let [(want_loss, want), (loss, got)] = [false, true]
             .map(|waits| gradients(&case, waits).unwrap_or_else(|error| panic!("{case} {waits}: {error}")));
         assert_eq!(loss.to_bits(), want_loss.to_bits(), "{case}: the forward pass changed");

@@ -146,11 +146,13 @@ impl RotarySoftmax {
 
     /// `x` [b, g, n, d] for every query head, [b, h, n, d].
     fn repeated(&self, x: &Tensor) -> Result<Tensor> {
-        let (b, g, n, d) = x.dims4()?;
+        let g = x.dim(1)?;
         if g == self.heads {
             return Ok(x.clone());
         }
-        x.unsqueeze(2)?.broadcast_as((b, g, self.heads / g, n, d))?.reshape((b, self.heads, n, d))
+        let group = |head: usize| (head / (self.heads / g)) as u32;
+        let groups: Vec<u32> = (0..self.heads).map(group).collect();
+        x.contiguous()?.index_select(&Tensor::from_vec(groups, self.heads, x.device())?, 1)
     }
 
     /// Queries, keys and values that make first keys in a cache and the sink's logit part of plain attention: channels are added,
