@@ -25,7 +25,6 @@ const EXTRA: &[(&str, &str)] = &[
     ("dp", "dual_ln=true,r=2"),
     ("mamba2", "groups=auto,Dk=5"),
     ("streaming", "window=2,sinks=1,sink_logit=true"),
-    ("streaming", "window=2,sinks=1,rotary_dim=2,offset=7"),
     ("ls", "w=3,r=2,l=2"),
     ("ls", "w=1,r=1,l=1"),
     ("linformer-window", "w=1,k=2"),
