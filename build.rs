@@ -1,11 +1,16 @@
 //! Names what the binary is built from: the commit (absent outside a checkout), and a hash over sources, toolchain and
-//! flags, by which two builds of one commit differ. Lists the golden files that are built in.
+//! flags, by which two builds of one commit differ, and
+//! one over the kernels alone. Lists the golden files that are built in.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Everything that is compiled in.
-const SOURCES: &[&str] = &["src", "crates", "suites", "tests/golden", "build.rs", "Cargo.toml", "Cargo.lock"];
+const SOURCES: &[&str] =
+    &["src", "crates", "suites", "programs", "tests/golden", "build.rs", "Cargo.toml", "Cargo.lock"];
+
+/// What every measured time and every rounding comes from.
+const KERNELS: &str = "crates/kernel/src";
 
 fn said(program: &str, arguments: &[&str]) -> Option<String> {
     let output =
@@ -84,6 +89,9 @@ fn main() {
     }
     let build = format!("{:016x}", build());
     println!("cargo::rustc-env=EFFATTN_BUILD={build}");
+    let mut kernels = Hash(0xcbf2_9ce4_8422_2325);
+    kernels.file(Path::new(KERNELS));
+    println!("cargo::rustc-env=EFFATTN_KERNELS={:016x}", kernels.0);
     let git = |arguments: &[&str]| said("git", arguments);
     let Some(commit) = git(&["rev-parse", "--short=12", "HEAD"]) else { return };
     if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]) {

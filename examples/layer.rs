@@ -5,7 +5,7 @@
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::{Linear, Module, VarBuilder, VarMap, linear};
 use effattn::attention::{self, knobs::Knobs};
-use effattn::model::layer::{AttentionLayer, BlockConfig, ForwardArgs};
+use effattn::model::layer::{AttentionLayer, BlockConfig, BlockStyle, ForwardArgs};
 use effattn::nn::ffn::FfnConfig;
 use effattn::nn::params::ParamBuilder;
 
@@ -34,6 +34,7 @@ impl Model {
             causal: false,
             layer: 0,
             form: FfnConfig::default(),
+            style: BlockStyle::default(),
         };
         Ok(Self {
             embed: linear(3, WIDTH, candle.pp("embed"))?,

@@ -12,6 +12,7 @@
 //! | [`record`], [`report`], [`config`], [`pattern`], [`stats`] | `effattn-record` | rows, tables and charts, settings and suites, attention patterns as data, statistics |
 
 pub mod cli;
+pub mod program;
 pub mod protocol;
 pub mod run;
 pub mod term;
@@ -20,4 +21,4 @@ pub mod train;
 pub use effattn_data as data;
 pub use effattn_kernel::{self as kernel, device};
 pub use effattn_model::{self as model, attention, nn};
-pub use effattn_record::{self as record, config, pattern, report, stats};
+pub use effattn_record::{self as record, config, own_setting, pattern, report, stats};

@@ -141,6 +141,20 @@ impl Work {
     }
 }
 
+/// Seconds of work from which a line of a log says how far it is.
+const LONG: f64 = 10.0;
+
+impl Work {
+    /// How long it has taken and what is left, behind a line of a log; nothing of short work.
+    fn note(&self) -> String {
+        let elapsed = self.started.elapsed().as_secs_f64();
+        match elapsed + self.left() >= LONG {
+            true => format!(" ({} so far, about {} left)", clock(elapsed), clock(self.left())),
+            false => String::new(),
+        }
+    }
+}
+
 /// `12 s`, `1:05 min`, `2.5 h`, `3.1 days`, `11.8 years`.
 pub fn clock(seconds: f64) -> String {
     const HOUR: u64 = 3600;
@@ -255,7 +269,7 @@ impl Term {
                 }
             }
             None if line.is_empty() => {}
-            None => self.info(line),
+            None => self.info(&format!("{line}{}", self.work.note())),
         }
     }
 
@@ -300,6 +314,13 @@ mod tests {
         let started = Instant::now() - Duration::from_secs(20);
         let work = Work { total: 40.0, done: 10.0, started };
         assert!((work.left() - 60.0).abs() < 1.0, "{}", work.left());
+    }
+
+    #[test]
+    fn lines_of_long_work_say_what_is_left() {
+        let started = Instant::now().checked_sub(Duration::from_secs(30)).unwrap();
+        assert_eq!(Work { total: 60.0, done: 20.0, started }.note(), " (30 s so far, about 1:00 min left)");
+        assert_eq!(Work { total: 3.0, done: 1.0, started: Instant::now() }.note(), "");
     }
 
     #[test]

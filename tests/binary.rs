@@ -7,6 +7,7 @@ mod faults;
 #[path = "identity/main.rs"]
 mod identity;
 mod images;
+mod programs;
 mod run;
 mod shards;
 mod training;

@@ -13,7 +13,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 /// SHA-256 over the names and the hashes of all shipped files, tolerances included. It changes only with the definition.
-const SET: &str = "16990599df946e3e23ef6d10cdbbb225fc4c6736a3059a4b9df838c4184aac8c";
+const SET: &str = "eb7c369998c0d08168918d92209c71d7a656906badfc980ed9c48d23428a098a";
 
 /// How far results are moved, in tolerances.
 const MOVED: f64 = 3.0;
@@ -50,6 +50,21 @@ fn every_file_is_green_fused_and_composed_on_one_and_two_threads() {
                 rows.iter().all(|row| row.kernel == kernel && row.value.is_some_and(|ratio| ratio <= 1.0))
             );
         }
+    }
+}
+
+/// Logits of checkpoints in the files of Hugging Face: tied and in one file, with a head of its own in bf16 and two files.
+#[test]
+fn checkpoints_beside_golden_files_are_read() {
+    for kernel in ["fused", "composed"] {
+        let output = Command::new(env!("CARGO_BIN_EXE_effattn"))
+            .args(["check", "--quiet", "--kernel", kernel, "--export-json", "-", "--golden"])
+            .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/checkpoints"))
+            .output()
+            .unwrap();
+        let rows = json::from_str(&String::from_utf8(output.stdout).unwrap()).unwrap().rows;
+        assert_eq!(rows.len(), 2, "{kernel}");
+        assert!(rows.iter().all(|row| row.outcome == Outcome::Ok) && output.status.success(), "{rows:?}");
     }
 }
 
@@ -152,4 +167,59 @@ fn wrong_counts_are_red_and_the_limit_is_one_tolerance() {
         FileVerdict { error_over_tolerance, ..base }.passed()
     };
     assert!(at(1.0) && !at(1.0 + f64::EPSILON) && !at(f64::NAN));
+}
+
+/// The file `name` whose config has other entries.
+fn configured(name: &str, entries: &[(&str, Value)], which: impl Fn(&str) -> bool) -> Vec<u8> {
+    let bytes = shipped(name);
+    let (_, header) = SafeTensors::read_metadata(bytes).unwrap();
+    let mut config: Value = serde_json::from_str(&header.metadata().as_ref().unwrap()["config"]).unwrap();
+    entries.iter().for_each(|(key, value)| config[key] = value.clone());
+    changed(bytes, which, &[("config", &config.to_string())])
+}
+
+#[test]
+fn a_knob_without_effect_is_named_and_neither_passes_nor_fails_in_silence() {
+    let folder = tempfile::tempdir().unwrap();
+    let quirk = "sinkhorn-lraquirk-01.safetensors";
+    let other = [("sort_activation", Value::from("sinkhorn"))];
+    let layer = "models/lra-ls-00.safetensors";
+    for (name, bytes) in [
+        ("effectless", configured(quirk, &other, |_| false)),
+        // as from a reference in which the knob did have an effect
+        ("expected", configured(quirk, &other, |name| name == "out")),
+        ("model", configured(layer, &[("l", Value::from(8))], |_| false)),
+        ("plain", shipped("full-02.safetensors").to_vec()),
+    ] {
+        std::fs::write(folder.path().join(format!("{name}.safetensors")), bytes).unwrap();
+    }
+    let output = Command::new(env!("CARGO_BIN_EXE_effattn"))
+        .args(["check", "-v", "--golden", ".", "--export-json", "out.json"])
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    let told = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    let told = told.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(told.contains("knobs that files set without effect: sinkhorn (iters"), "{told}");
+    assert!(told.contains("sort_activation=sinkhorn has no effect with compat=lra"), "{told}");
+    let json: Value =
+        serde_json::from_slice(&std::fs::read(folder.path().join("out.json")).unwrap()).unwrap();
+    let rows = json["rows"].as_array().unwrap().iter();
+    let found: Vec<_> = rows.map(|row| (row["variant"].as_str().unwrap(), &row["outcome"])).collect();
+    let [ok, failed] = [Value::from("ok"), Value::from("failed")];
+    assert_eq!(found, [("effectless", &ok), ("expected", &failed), ("model", &failed), ("plain", &ok)]);
+    let error = |at: usize| json["rows"][at]["error"].as_str().unwrap();
+    assert!(error(1).contains("sort_activation=sinkhorn has no effect"), "{}", error(1));
+    assert!(
+        error(2).ends_with("ls: l=8 has no effect outside the causal form; leave it out"),
+        "{}",
+        error(2)
+    );
+    let remarks = json["manifest"]["knobs_without_effect"].as_array().unwrap();
+    let files: Vec<_> = remarks.iter().map(|remark| &remark["file"]).collect();
+    assert_eq!(files, ["effectless", "expected"]);
+    let knobs = remarks[0]["knobs"].as_array().unwrap();
+    let knob = knobs.iter().find(|idle| idle["knob"] == "sort_activation").unwrap();
+    assert_eq!(knob["value"], "sinkhorn");
 }

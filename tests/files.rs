@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use effattn::config::settings::Settings;
+use effattn::config::settings::Setting;
 use effattn::config::suite::Suite;
 use effattn::record::COLUMNS;
 use effattn::run::manifest::Manifest;
@@ -54,7 +54,7 @@ fn every_key_of_the_samples_is_explained() {
         fs::read_dir(results).unwrap().map(|item| item.unwrap().path()).find(|path| path.is_dir()).unwrap();
     let text = fs::read_to_string(run.join("samples.jsonl")).unwrap();
     let first: serde_json::Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
-    let keys = first.as_object().unwrap().keys().map(String::as_str).chain(["machine"]); // of merged runs
+    let keys = first.as_object().unwrap().keys().map(String::as_str).chain(["machine", "turns"]); // of merged runs; of calibrated ones
     assert_eq!(explained("## samples.jsonl"), set(keys));
 }
 
@@ -65,7 +65,8 @@ fn every_key_of_a_suite_is_explained() {
     let row = "title = 'a'\nprotocol = 'speed'\nsource = 'b'\n[[row]]\nlabel = 'c'\nmodel = 'full'\n";
     keys.extend(allowed(&format!("{row}[[printed]]\nunknown = 1")));
     assert!(keys.contains("not_comparable") && keys.contains("base"), "{keys:?}");
-    keys.extend(set(Settings::KEYS.iter().copied()));
+    effattn::protocol::declare_settings();
+    keys.extend(set(Setting::all().into_iter().map(|setting| setting.key)));
     assert_eq!(explained("## Suites"), keys);
 }
 
@@ -88,4 +89,21 @@ fn every_path_in_the_documents_exists() {
         }
     }
     assert!(count > 30, "only {count} paths were found");
+}
+
+#[test]
+fn committed_manifests_name_no_folder_of_a_machine() {
+    let (mut left, mut seen) = (vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("reproduction/results")], 0);
+    while let Some(folder) = left.pop() {
+        for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            if path.is_dir() && !path.is_symlink() {
+                left.push(path);
+            } else if path.ends_with("manifest.json") {
+                let text = fs::read_to_string(&path).unwrap();
+                assert!(!text.contains("\"/"), "{} has an absolute path", path.display());
+                seen += 1;
+            }
+        }
+    }
+    assert!(seen > 50, "only {seen} manifests");
 }

@@ -2,6 +2,8 @@
 //!
 //! `tests/bf16` (a number format of the whole process) and `tests/fuzz` (an allocator that counts) are programs of their own.
 
+#[path = "audit/main.rs"]
+mod audit;
 #[path = "recipe/bag.rs"]
 mod bag;
 mod citations;

@@ -342,3 +342,69 @@ fn results_of_a_newer_version_and_damaged_journals() {
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("written by a newer effattn (schema 99"), "{}", stderr(&output));
 }
+
+#[test]
+fn every_turn_has_its_calibrations_and_every_cell_its_share_of_the_limit() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = run(folder.path(), &speed(&["--len", "64", "--max-time", "40ms"]));
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && said.contains("Share of the limit"), "{said}{}", stderr(&output));
+    let rows = rows(folder.path(), "speed");
+    let shares: Vec<f64> =
+        rows.iter().filter(|row| row.metric == "share_of_limit").filter_map(|row| row.value).collect();
+    assert!(shares.len() == 4 && shares.iter().all(|share| (0.001..1.5).contains(share)), "{shares:?}");
+    let samples = fs::read_to_string(latest(folder.path(), "speed").join("samples.jsonl")).unwrap();
+    for line in samples.lines() {
+        let cell: serde_json::Value = serde_json::from_str(line).unwrap();
+        let turns = cell["turns"].as_array().unwrap();
+        assert!(turns.iter().all(|turn| turn["before"].as_f64() > Some(0.0)), "{line}");
+        let steps: u64 = turns.iter().filter_map(|turn| turn["steps"].as_u64()).sum();
+        let back: usize = turns.iter().filter_map(|turn| turn["put_back"].as_array()).map(Vec::len).sum();
+        assert_eq!(steps as usize, cell["values"].as_array().unwrap().len() + back);
+        assert!(turns.iter().all(|turn| turn["put_back"].is_null() || turn["disturbed"].is_string()));
+    }
+}
+
+#[test]
+fn compare_refuses_times_of_a_machine_in_another_state() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    assert!(run(folder, &speed(&["--len", "32", "--max-time", "20ms", "-o", "a"])).status.success());
+    let a = folder.join("a/speed/latest").canonicalize().unwrap();
+    let read = || -> serde_json::Value {
+        serde_json::from_str(&fs::read_to_string(a.join("manifest.json")).unwrap()).unwrap()
+    };
+    let b = folder.join("b");
+    fs::create_dir(&b).unwrap();
+    fs::copy(a.join("rows.csv"), b.join("rows.csv")).unwrap();
+    let compared = |change: &dyn Fn(&mut serde_json::Value), more: &[&str]| {
+        let mut manifest = read();
+        change(&mut manifest);
+        fs::write(b.join("manifest.json"), manifest.to_string()).unwrap();
+        let sides = format!("{0},{0}", a.display());
+        let output = run(folder, &[&["compare", &sides, "b,b"], more].concat());
+        (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned() + &stderr(&output))
+    };
+    // the run itself may have been disturbed
+    let calm = |manifest: &mut serde_json::Value| manifest["steadiness"]["disturbed"] = 0.into();
+    let mut manifest = read();
+    calm(&mut manifest);
+    fs::write(a.join("manifest.json"), manifest.to_string()).unwrap();
+    let (code, text) = compared(&calm, &["--export-csv", "-", "--fail-if-regression", "5%"]);
+    assert!(code == Some(0) && text.contains("cell,metric,verdict,before,now,ratio,low,high,p\n"), "{text}");
+    assert!(text.contains(",step_time,no difference,"), "{text}");
+    let slower = |manifest: &mut serde_json::Value| {
+        let seconds = manifest["steadiness"]["seconds"].as_f64().unwrap();
+        manifest["steadiness"]["seconds"] = (2.0 * seconds).into();
+    };
+    let (code, text) = compared(&slower, &[]);
+    assert!(code == Some(0) && text.contains("calibrations took 2.00 times as long now"), "{text}");
+    assert_eq!(compared(&slower, &["--fail-if-regression", "5%"]).0, Some(2));
+    let loaded = |manifest: &mut serde_json::Value| {
+        manifest["steadiness"] = serde_json::Value::Null;
+        manifest["load_average"] = 3.65.into();
+        manifest["machine"]["cores"] = 2.into();
+    };
+    let (_, text) = compared(&loaded, &["--export-json", "-"]);
+    assert!(text.contains("not comparable: load 3.65 on 2 processors now"), "{text}");
+}

@@ -1,14 +1,16 @@
 //! `effattn check`: golden files against this build.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
 
 use super::export::Exports;
 use super::{FAILED, USAGE, finish};
-use crate::protocol::check::{CheckError, FileVerdict, Golden, builtin, check_bytes};
+use crate::protocol::check::{CheckError, FileVerdict, Golden, IdleKnob, builtin, check_bytes_in, own_case};
 use crate::run::manifest::Manifest;
 use crate::run::plan::Plan;
 use crate::term::Term;
@@ -16,7 +18,7 @@ use effattn_kernel::device::{Backend, threads};
 use effattn_kernel::{KernelMode, with_mode};
 use effattn_model::attention::choose::choose;
 use effattn_record::config::lists::Models;
-use effattn_record::config::settings::{DeviceName, KernelName};
+use effattn_record::config::settings::{DeviceName, DtypeName, KernelName};
 use effattn_record::report::table::Table;
 use effattn_record::{Outcome, Row, file};
 
@@ -30,31 +32,59 @@ Examples:
   # A folder and its subfolders
   effattn check --golden golden --model ls,full
   # The plain operations, with a line per file
-  effattn check --kernel composed -v";
+  effattn check --kernel composed -v
+  # Another program: a shipped one (effattn list programs), or your own file
+  effattn check --program torch --model ls,cosformer
+  effattn check --program ./mine.py --model full";
 
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     /// Folder of golden files [default: the built-in set]
     #[arg(long, value_name = "DIR")]
-    golden: Option<PathBuf>,
+    pub(super) golden: Option<PathBuf>,
     /// Mechanisms whose files are checked: full,ls or 'ls*'
     #[arg(long, value_name = "LIST")]
-    model: Option<Models>,
+    pub(super) model: Option<Models>,
     /// Mechanisms to leave out
     #[arg(long, value_name = "LIST")]
     exclude: Option<Models>,
     /// cpu, cuda, cuda:1 or metal
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
-    device: DeviceName,
+    pub(super) device: DeviceName,
     /// fused or composed
     #[arg(long, value_name = "KIND", default_value = "fused")]
     kernel: KernelName,
+    /// Check programs in the place of effattn: names (effattn list programs), TOML files or Python files
+    #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with = "kernel")]
+    pub(super) program: Vec<String>,
+    /// Number format of a program: f32, bf16 or tf32; the coarse ones have a tolerance of 1/16 of a tensor's largest number
+    #[arg(long, value_name = "TYPE", default_value = "f32", requires = "program")]
+    pub(super) dtype: DtypeName,
     /// CPU threads [default: all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
     threads: Option<u64>,
     #[command(flatten)]
-    exports: Exports,
+    pub(super) exports: Exports,
+}
+
+impl Args {
+    /// Tries what can be wrong, and sets the number of CPU threads, which it gives.
+    pub(super) fn begin(&self) -> Result<usize> {
+        self.exports.check()?;
+        for models in [&self.model, &self.exclude].into_iter().flatten() {
+            choose(models)?;
+        }
+        let count = self.threads.map_or_else(threads::available, |count| count as usize);
+        threads::set(count);
+        Ok(count)
+    }
+
+    /// Whether files about `mechanism` are asked for.
+    pub(super) fn includes(&self, mechanism: &str) -> bool {
+        let among = |models: &Models| models.0.iter().any(|variant| variant.matches(mechanism));
+        self.model.as_ref().is_none_or(among) && !self.exclude.as_ref().is_some_and(among)
+    }
 }
 
 /// What came of one file.
@@ -62,15 +92,14 @@ struct FileResult {
     row: Row,
     /// Not a golden file at all.
     foreign: bool,
+    /// Written by `effattn golden`.
+    own: bool,
+    /// Knobs that the file sets without effect.
+    idle: Vec<IdleKnob>,
 }
 
 pub fn run(args: &Args, mut term: Term) -> Result<u8> {
-    args.exports.check()?;
-    for models in [&args.model, &args.exclude].into_iter().flatten() {
-        choose(models)?;
-    }
-    let count = args.threads.map_or_else(threads::available, |count| count as usize);
-    threads::set(count);
+    let count = args.begin()?;
     let backend = Backend::open(args.device)?;
     let mode = match args.kernel {
         KernelName::Fused => KernelMode::Fused,
@@ -84,19 +113,20 @@ pub fn run(args: &Args, mut term: Term) -> Result<u8> {
         let bytes = source.bytes();
         let checked = match bytes {
             Err(error) => Some(not_golden(&name, format!("{name} cannot be read: {error}"))),
-            Ok(bytes) => with_mode(mode, || one(&name, &bytes, args, backend.device())),
+            Ok(bytes) => with_mode(mode, || one((source.folder(), &name), &bytes, args, backend.device())),
         };
-        let Some(FileResult { row, foreign }) = checked else { continue };
+        let Some(result) = checked else { continue };
         let row = Row {
             device: args.device.to_string(),
             kernel: args.kernel.to_string(),
             threads: Some(count as u64),
-            ..row
+            ..result.row
         };
+        let result = FileResult { row, ..result };
         term.at(&name);
         term.advance(1.0, "");
-        term.detail(&line(&row));
-        done.push(FileResult { row, foreign });
+        term.detail(&line(&result.row, &result.idle));
+        done.push(result);
     }
     term.finish_progress();
     if done.is_empty() {
@@ -110,8 +140,30 @@ fn report(done: &[FileResult], args: &Args, threads: usize, term: &Term) -> Resu
     for checked in done.iter().filter(|checked| checked.foreign) {
         term.error(checked.row.error.as_deref().unwrap_or("not a golden file"));
     }
-    let tables: Vec<Table> = std::iter::once(table(&rows)).chain(red(&rows)).collect();
-    finish::print_tables(&tables, &args.exports, term)?;
+    let mut summary = table(&rows);
+    summary.notes.extend(note_idle(done));
+    summary.notes.extend(own_case::note(done.iter().filter(|checked| checked.own).count()));
+    let tables: Vec<Table> = std::iter::once(summary).chain(red(&rows)).collect();
+    let idle = done.iter().filter(|checked| !checked.idle.is_empty());
+    let idle = idle.map(|checked| json!({ "file": checked.row.variant, "knobs": checked.idle }));
+    write_out(&rows, &tables, idle.collect(), args, threads, term)?;
+    if done.iter().any(|checked| checked.foreign) {
+        return Ok(USAGE);
+    }
+    // a file that this version cannot check proves nothing
+    Ok(if rows.iter().all(|row| row.outcome == Outcome::Ok) { 0 } else { FAILED })
+}
+
+/// Prints and exports what was found; `idle` are the knobs without effect, by file.
+pub(super) fn write_out(
+    rows: &[Row],
+    tables: &[Table],
+    idle: Value,
+    args: &Args,
+    threads: usize,
+    term: &Term,
+) -> Result<()> {
+    finish::print_tables(tables, &args.exports, term)?;
     let plan = Plan {
         name: "check".to_owned(),
         command: "check".to_owned(),
@@ -120,30 +172,33 @@ fn report(done: &[FileResult], args: &Args, threads: usize, term: &Term) -> Resu
         device: args.device.to_string(),
         ..Plan::default()
     };
-    let manifest = serde_json::to_value(Manifest::new(&plan, "check"))?;
-    args.exports.write(&manifest, &rows, &tables)?;
-    if done.iter().any(|checked| checked.foreign) {
-        return Ok(USAGE);
-    }
-    // a file that this version cannot check proves nothing
-    Ok(if rows.iter().all(|row| row.outcome == Outcome::Ok) { 0 } else { FAILED })
+    let mut manifest = serde_json::to_value(Manifest::new(&plan, "check"))?;
+    manifest["knobs_without_effect"] = idle;
+    args.exports.write(&manifest, rows, tables)
 }
 
 /// Where a golden file comes from.
-enum GoldenSource {
+pub(super) enum GoldenSource {
     Shipped(&'static str, &'static [u8]),
     File { path: PathBuf, name: String },
 }
 
 impl GoldenSource {
-    fn name(&self) -> String {
+    pub(super) fn name(&self) -> String {
         match self {
             Self::Shipped(name, _) => (*name).to_owned(),
             Self::File { name, .. } => name.clone(),
         }
     }
 
-    fn bytes(&self) -> io::Result<Vec<u8>> {
+    fn folder(&self) -> Option<&Path> {
+        match self {
+            Self::Shipped(..) => None,
+            Self::File { path, .. } => path.parent(),
+        }
+    }
+
+    pub(super) fn bytes(&self) -> io::Result<Vec<u8>> {
         match self {
             Self::Shipped(_, bytes) => Ok(bytes.to_vec()),
             Self::File { path, .. } => {
@@ -157,7 +212,7 @@ impl GoldenSource {
 }
 
 /// The shipped files, or every safetensors file below `golden` in alphabetical order.
-fn sources(golden: Option<&Path>) -> Result<Vec<GoldenSource>> {
+pub(super) fn sources(golden: Option<&Path>) -> Result<Vec<GoldenSource>> {
     let Some(folder) = golden else {
         return Ok(builtin::BUILTIN_FILES
             .iter()
@@ -182,6 +237,9 @@ fn walk(root: &Path, folder: &Path, files: &mut Vec<(String, PathBuf)>) -> Resul
         let item = item.with_context(unreadable)?;
         let (path, kind) = (item.path(), item.file_type().with_context(unreadable)?);
         if kind.is_dir() {
+            if path.join("config.json").is_file() {
+                continue; // a checkpoint that golden files are about
+            }
             walk(root, &path, files)?;
         } else if path.extension().is_some_and(|extension| extension == "safetensors") {
             let name = path.strip_prefix(root).unwrap_or(&path).to_string_lossy().into_owned();
@@ -192,21 +250,28 @@ fn walk(root: &Path, folder: &Path, files: &mut Vec<(String, PathBuf)>) -> Resul
 }
 
 /// The row of one file; none if it is about another mechanism than asked.
-fn one(name: &str, bytes: &[u8], args: &Args, device: &candle_core::Device) -> Option<FileResult> {
+fn one(
+    (folder, name): (Option<&Path>, &str),
+    bytes: &[u8],
+    args: &Args,
+    device: &candle_core::Device,
+) -> Option<FileResult> {
     let golden = match Golden::read(name, bytes) {
         Ok(golden) => golden,
         Err(error) => return Some(not_golden(name, error.to_string())),
     };
     let mechanism = golden.meta("mechanism").to_owned();
-    let among = |models: &Models| models.0.iter().any(|variant| variant.matches(&mechanism));
-    if args.model.as_ref().is_some_and(|models| !among(models)) || args.exclude.as_ref().is_some_and(among) {
+    if !args.includes(&mechanism) {
         return None;
     }
+    let own = golden.is_own();
     drop(golden);
     let row = Row { variant: Some(stem(name)), ..Row::new("check", &mechanism) };
-    let checked = |row: Row| Some(FileResult { row, foreign: false });
-    match check_bytes(name, bytes, device) {
-        Ok(verdict) => checked(of_verdict(&row, &verdict)),
+    let checked = |row: Row| Some(FileResult { row, foreign: false, own, idle: Vec::new() });
+    match check_bytes_in(folder, name, bytes, device) {
+        Ok(verdict) => {
+            Some(FileResult { row: of_verdict(&row, &verdict), foreign: false, own, idle: verdict.idle })
+        }
         Err(error @ CheckError::NotGolden { .. }) => Some(not_golden(name, error.to_string())),
         Err(error @ CheckError::UnknownMechanism { .. }) => {
             checked(ratio(&row, None).with_outcome(Outcome::Unsupported, Some(error.to_string())))
@@ -215,36 +280,53 @@ fn one(name: &str, bytes: &[u8], args: &Args, device: &candle_core::Device) -> O
     }
 }
 
-fn stem(name: &str) -> String {
+pub(super) fn stem(name: &str) -> String {
     name.strip_suffix(".safetensors").unwrap_or(name).to_owned()
 }
 
-fn ratio(row: &Row, value: Option<f64>) -> Row {
+pub(super) fn ratio(row: &Row, value: Option<f64>) -> Row {
     row.with("error_over_tolerance", "1", value)
 }
 
-fn of_verdict(row: &Row, verdict: &FileVerdict) -> Row {
+pub(super) fn of_verdict(row: &Row, verdict: &FileVerdict) -> Row {
     let row = ratio(row, Some(verdict.error_over_tolerance));
     if verdict.passed() {
         return row.with_outcome(Outcome::Ok, None);
     }
-    let reason = verdict.problem.clone().unwrap_or_else(|| {
-        format!("{} is off by {:.3} times its tolerance", verdict.worst, verdict.error_over_tolerance)
-    });
-    row.with_outcome(Outcome::Failed, Some(reason))
+    // what was computed with an effect of these knobs cannot be reproduced
+    let reasons: Vec<_> =
+        std::iter::once(verdict.fault()).chain(verdict.idle.iter().map(IdleKnob::to_string)).collect();
+    row.with_outcome(Outcome::Failed, Some(reasons.join("; ")))
 }
 
 fn not_golden(name: &str, reason: String) -> FileResult {
     let row = Row { variant: Some(stem(name)), ..Row::new("check", "") };
-    FileResult { row: ratio(&row, None).with_outcome(Outcome::Failed, Some(reason)), foreign: true }
+    let row = ratio(&row, None).with_outcome(Outcome::Failed, Some(reason));
+    FileResult { row, foreign: true, own: false, idle: Vec::new() }
 }
 
-fn line(row: &Row) -> String {
+pub(super) fn line(row: &Row, idle: &[IdleKnob]) -> String {
     let name = row.variant.as_deref().unwrap_or_default();
-    match (&row.error, row.value) {
-        (Some(error), _) => format!("{name}: {}: {error}", row.outcome),
+    let passed = match (&row.error, row.value) {
+        (Some(error), _) => return format!("{name}: {}: {error}", row.outcome),
         (None, value) => format!("{name}: {} ({:.3} of the tolerance)", row.outcome, value.unwrap_or(0.0)),
+    };
+    std::iter::once(passed).chain(idle.iter().map(IdleKnob::to_string)).collect::<Vec<_>>().join("; ")
+}
+
+/// The knobs that files set without effect, by mechanism.
+fn note_idle(done: &[FileResult]) -> Option<String> {
+    let mut knobs: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for checked in done.iter().filter(|checked| !checked.idle.is_empty()) {
+        let names = checked.idle.iter().map(|idle| idle.knob);
+        knobs.entry(&checked.row.model).or_default().extend(names);
     }
+    let lines = knobs
+        .iter()
+        .map(|(model, names)| format!("{model} ({})", names.iter().copied().collect::<Vec<_>>().join(", ")));
+    let lines = lines.collect::<Vec<_>>().join(", ");
+    (!knobs.is_empty())
+        .then(|| format!("knobs that files set without effect: {lines}; -v gives files, values and reasons"))
 }
 
 /// One line per mechanism.

@@ -72,7 +72,7 @@ pub struct OutputArgs {
 /// Flags of commands that time steps.
 #[derive(clap::Args, Default)]
 struct Timed {
-    /// Compare with other programs' measurements: JSON lines from benches/peer/torch_speed.py, CSV with the same columns,
+    /// Compare with other programs' measurements: JSON lines or CSV with model, len, mode (infer or train) and ms,
     /// or the rows.csv of another run; several files are separated by commas, and what names no program
     /// is named by its file
     #[arg(long, value_name = "FILES", value_delimiter = ',', help_heading = "Output")]
@@ -83,6 +83,14 @@ struct Timed {
     /// Measure attention alone, without a model around it (--preset attention)
     #[arg(long, help_heading = "Grid", conflicts_with_all = ["preset", "suite"])]
     kernel_only: bool,
+}
+
+/// Flags of commands that measure other programs too.
+#[derive(clap::Args, Default)]
+struct Programs {
+    /// Programs that are measured beside effattn: names (effattn list programs), TOML files or Python files
+    #[arg(long, value_name = "LIST", value_delimiter = ',', help_heading = "Grid")]
+    program: Vec<String>,
 }
 
 /// Flags of commands that train.
@@ -111,6 +119,8 @@ pub struct CommandArgs {
     pub training: Option<Training>,
     /// Other programs' numbers.
     pub reference: Vec<PathBuf>,
+    /// Programs whose cells are measured beside ours.
+    pub programs: Vec<String>,
     /// The mechanism that others are compared with.
     pub baseline: Option<String>,
     /// The protocol's flags for something else, where its first one was given.
@@ -138,6 +148,9 @@ pub fn command(protocol: &'static dyn Protocol) -> Command {
     }
     if protocol.info().times_steps() {
         command = Timed::augment_args(command);
+    }
+    if protocol.info().takes_programs {
+        command = Programs::augment_args(command);
     }
     if let Some(instead) = &protocol.info().alternative {
         let first = instead.flags.first().map_or("", |flag| flag.name);
@@ -190,7 +203,12 @@ fn arg(protocol: &dyn Protocol, setting: &'static Setting) -> Arg {
     let help = default.map_or_else(|| help.clone(), |default| format!("{help} [default: {default}]"));
     let arg = Arg::new(setting.key).help(help).help_heading(setting.heading);
     let arg = arg.long(setting.flag().unwrap_or_default());
-    let arg = if setting.key == "seeds" { arg.visible_alias("seed") } else { arg };
+    let arg = match setting.key {
+        "seeds" => arg.visible_alias("seed"),
+        "rate" => arg.alias("learning-rate"),
+        "rates" => arg.alias("learning-rates"),
+        _ => arg,
+    };
     if setting.value.is_empty() {
         return arg.action(ArgAction::SetTrue);
     }
@@ -226,6 +244,10 @@ impl CommandArgs {
         }
         let timed =
             if protocol.info().times_steps() { Timed::from_arg_matches(matches)? } else { Timed::default() };
+        let programs = match protocol.info().takes_programs {
+            true => Programs::from_arg_matches(matches)?.program,
+            false => Vec::new(),
+        };
         if timed.kernel_only {
             settings.preset = Some(attention::PRESET.to_owned());
         }
@@ -255,6 +277,7 @@ impl CommandArgs {
             exports: Exports::from_arg_matches(matches)?,
             training: training.transpose()?,
             reference: timed.reference,
+            programs,
             baseline: timed.baseline,
             alternative: values,
         })

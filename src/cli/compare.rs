@@ -4,9 +4,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use super::export::Exports;
+use super::finish::print_tables;
 use super::stored_runs::StoredRun;
-use crate::term::{self, Term};
-use effattn_record::report::compare::{compare, differences};
+use crate::run::manifest::Manifest;
+use crate::term::Term;
+use effattn_record::report::compare::{ComparedRun, RunCalibration, RunMachine, compare_runs, differences};
 use effattn_record::{Row, csv, file, json};
 
 const EXAMPLES: &str = "\
@@ -16,15 +19,19 @@ Examples:
   # Save these rows under a name, and compare with them later
   effattn compare results/speed/latest --save-baseline main
   effattn compare results/speed/latest --baseline main
+  # Several runs a side, whose scatter then counts
+  effattn compare results/speed/A1,results/speed/A2 results/speed/B1,results/speed/B2
   # For scripts: exit code 1 if a cell became more than 5 % worse
-  effattn compare before.csv results/speed/latest --fail-if-regression 5%
+  effattn compare results/speed/A results/speed/latest --fail-if-regression 5%
+  # The comparison as data
+  effattn compare results/speed/A results/speed/B --export-json -
 
-Cells are matched by everything that defines them; results with different devices, number formats, kernels or thread counts are never compared. With --fail-if-regression the exit code is 1 if a cell is worse by more than the limit, beyond its 95 % interval, or no longer has a value; it is 2 if nothing can be compared.";
+Cells are matched by everything that defines them; results with different devices, number formats, kernels or thread counts are never compared. Times are not compared where the machine was busy or in another state, as the runs' calibrations or loads tell (then a gate ends with 2); where it differed a little, intervals are wider by that. Verdicts are corrected for the number of comparisons (Holm). With --fail-if-regression the exit code is 1 if a cell is worse by more than the limit, beyond its 95 % interval, or no longer has a value; it is 2 if nothing can be compared.";
 
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Run folders, or rows exported as CSV or JSON: before and now; only now with --baseline
+    /// Run folders, or rows exported as CSV or JSON: before and now, several of a side joined by commas; only now with --baseline
     #[arg(required = true, num_args = 1..=2, value_name = "ROWS")]
     rows: Vec<PathBuf>,
     /// Compare with the rows that --save-baseline saved under this name
@@ -39,6 +46,8 @@ pub struct Args {
     /// Exit with code 1 if a cell is worse by more than this
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     fail_if_regression: Option<f64>,
+    #[command(flatten)]
+    exports: Exports,
 }
 
 fn percent(text: &str) -> Result<f64, String> {
@@ -56,11 +65,12 @@ fn name(text: &str) -> Result<String, String> {
 }
 
 pub fn run(args: &Args, term: &Term) -> Result<u8> {
+    args.exports.check()?;
     let kept = |name: &str| args.baselines_dir.join(format!("{name}.csv"));
     let (before, now) = match (&args.rows[..], &args.baseline) {
-        ([now], Some(name)) => (Some(baseline(&kept(name), &args.baselines_dir, name)?), rows(now)?),
-        ([before, now], None) => (Some(rows(before)?), rows(now)?),
-        ([now], None) => (None, rows(now)?),
+        ([now], Some(name)) => (Some(baseline(&kept(name), &args.baselines_dir, name)?), side(now)?),
+        ([before, now], None) => (Some(side(before)?), side(now)?),
+        ([now], None) => (None, side(now)?),
         _ => bail!("--baseline replaces the first of two ROWS; give only one"),
     };
     ensure!(
@@ -72,25 +82,36 @@ pub fn run(args: &Args, term: &Term) -> Result<u8> {
         None => 0,
     };
     if let Some(name) = &args.save_baseline {
+        let [ComparedRun { rows: now, .. }] = &now[..] else {
+            bail!("--save-baseline keeps the rows of one run; give one, or merge them: effattn merge")
+        };
         let path = kept(name);
         std::fs::create_dir_all(&args.baselines_dir)
             .with_context(|| format!("--baselines-dir {}", args.baselines_dir.display()))?;
-        file::write(&path, csv::to_string(&now)?.as_bytes()).with_context(|| path.display().to_string())?;
+        file::write(&path, csv::to_string(now)?.as_bytes()).with_context(|| path.display().to_string())?;
         term.info(&format!("baseline {name}: {} rows in {}", now.len(), path.display()));
     }
     Ok(code)
 }
 
 /// Prints `now` beside `before` and gives the exit code.
-fn beside(before: &[Row], now: &[Row], args: &Args, term: &Term) -> Result<u8> {
-    let comparison = compare(before, now);
+fn beside(before: &[ComparedRun], now: &[ComparedRun], args: &Args, term: &Term) -> Result<u8> {
+    let comparison = compare_runs(before, now);
     if comparison.pairs.is_empty() && comparison.lost.is_empty() {
-        let why = differences(before, now);
+        let all =
+            |runs: &[ComparedRun]| -> Vec<Row> { runs.iter().flat_map(|run| &run.rows).cloned().collect() };
+        let why = differences(&all(before), &all(now));
         let why = if why.is_empty() { comparison.lonely.iter().take(4).cloned().collect() } else { why };
         let why = if why.is_empty() { vec!["neither run has a value to compare".to_owned()] } else { why };
         bail!("no cell has a value in both runs\n  {}", why.join("\n  "));
     }
-    term::data(&comparison.table().terminal(term::width()))?;
+    let table = comparison.table();
+    print_tables(std::slice::from_ref(&table), &args.exports, term)?;
+    let json = || Ok(serde_json::to_string_pretty(&comparison.json())? + "\n");
+    args.exports.write_texts(json, || Ok(comparison.csv()?), &[table])?;
+    if let (Some(_), Some(why)) = (args.fail_if_regression, &comparison.refused) {
+        bail!("the gate cannot tell: {why}");
+    }
     let Some(share) = args.fail_if_regression else { return Ok(0) };
     let worse = comparison.regressions(share);
     let share = 100.0 * share;
@@ -120,9 +141,9 @@ fn beside(before: &[Row], now: &[Row], args: &Args, term: &Term) -> Result<u8> {
 }
 
 /// The rows kept as `name`.
-fn baseline(path: &Path, folder: &Path, name: &str) -> Result<Vec<Row>> {
+fn baseline(path: &Path, folder: &Path, name: &str) -> Result<Vec<ComparedRun>> {
     if path.is_file() {
-        return rows(path);
+        return Ok(vec![measured(path)?]);
     }
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let stem = |path: PathBuf| path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
@@ -136,21 +157,48 @@ fn baseline(path: &Path, folder: &Path, name: &str) -> Result<Vec<Row>> {
     bail!("no baseline {name:?} in {} ({known}); --save-baseline {name} creates one", folder.display())
 }
 
-/// The rows of a run folder or an exported file.
-fn rows(path: &Path) -> Result<Vec<Row>> {
+/// The runs of one side: a path, or several joined by commas.
+fn side(path: &Path) -> Result<Vec<ComparedRun>> {
+    match path.to_str().filter(|text| text.contains(',') && !path.exists()) {
+        Some(list) => {
+            list.split(',').filter(|part| !part.is_empty()).map(|part| measured(Path::new(part))).collect()
+        }
+        None => Ok(vec![measured(path)?]),
+    }
+}
+
+/// What a run says of its machine.
+fn machine(manifest: &Manifest) -> RunMachine {
+    let calibration = manifest.steadiness.as_ref().map(|known| RunCalibration {
+        seconds: known.seconds,
+        spread: known.spread,
+        disturbed: known.disturbed as f64 / (known.turns - known.repeated).max(1) as f64,
+    });
+    RunMachine { calibration, load: manifest.load_average, cores: manifest.machine["cores"].as_f64() }
+}
+
+/// The rows of a run folder or an exported file; of a run with what it says of its machine.
+fn measured(path: &Path) -> Result<ComparedRun> {
     if path.is_dir() {
         let run = StoredRun::read(path)?;
-        return run.map(|run| run.rows).with_context(|| {
+        let run = run.map(|run| ComparedRun { machine: machine(&run.manifest), rows: run.rows });
+        return run.with_context(|| {
             format!("{} is not a run folder; give one with manifest.json and rows.csv", path.display())
         });
     }
-    let text = file::read_to_string(path).with_context(|| path.display().to_string())?;
-    let rows = if path.extension().is_some_and(|extension| extension == "json") {
-        json::from_str(&text).map(|export| export.rows)
-    } else {
-        csv::from_str(&text)
-    };
-    rows.with_context(|| path.display().to_string())
+    let text = file::read_to_string(path).with_context(|| {
+        format!("{} cannot be read; give a run folder, its rows.csv or an exported file (effattn status lists runs)", path.display())
+    })?;
+    let place = || path.display().to_string();
+    if path.extension().is_some_and(|extension| extension == "json") {
+        let export = json::from_str(&text).with_context(place)?;
+        // of a run: an export of other programs has no such manifest
+        let machine =
+            serde_json::from_value(export.manifest).map_or_else(|_| RunMachine::default(), |it| machine(&it));
+        return Ok(ComparedRun { rows: export.rows, machine });
+    }
+    let rows = csv::from_str(&text).with_context(place)?;
+    Ok(ComparedRun { rows, machine: RunMachine::default() })
 }
 
 #[cfg(test)]
@@ -191,6 +239,7 @@ mod tests {
             ("DIR/a.csv --save-baseline main", 0),
             ("DIR/b.csv --baseline main", 0),
             ("DIR/b.csv --baseline main --fail-if-regression 5%", super::super::FAILED),
+            ("DIR/a.csv,DIR/a.csv DIR/b.csv,DIR/b.csv --fail-if-regression 5%", super::super::FAILED),
         ] {
             assert_eq!(said(line, folder.path()), Ok(code), "{line}");
         }
@@ -206,6 +255,8 @@ mod tests {
             ("DIR/a.csv DIR/b.csv --baseline a", "replaces the first"),
             ("DIR/a.csv --save-baseline ../x", "letters, digits"),
             ("DIR DIR", "is not a run folder"),
+            ("DIR/a.csv,DIR/c.csv DIR/b.csv", "c.csv cannot be read"),
+            ("DIR/a.csv,DIR/b.csv --save-baseline x", "keeps the rows of one run"),
         ] {
             let error = said(line, folder.path()).unwrap_err();
             assert!(error.contains(says), "{line}: {error}");

@@ -30,21 +30,34 @@ fn write(protocol: &dyn Protocol, all: &[CellCurve], folder: &Path) -> std::io::
         return Ok(None);
     };
     let here = all.iter().filter(|curve| curve.group == group);
-    let points = |curve: &CellCurve| {
-        let point = |point: &EvalPoint| Evaluation {
+    let point = |point: &EvalPoint| {
+        let evaluation = Evaluation {
             step: point.step as f64,
             train_loss: point.train_loss,
             loss: point.score.loss,
             value: (shown.value)(&point.score),
         };
-        curve.points.iter().map(point).collect()
+        (point.rate, evaluation)
     };
     let lines: Vec<TrainingCurve> =
-        here.map(|curve| TrainingCurve { label: curve.label.clone(), points: points(curve) }).collect();
+        here.flat_map(|curve| lines(&curve.label, curve.points.iter().map(point))).collect();
     let (name, title) =
         (format!("{}-{group}-curves", protocol.name()), format!("Learning curves of {group}"));
     let chart = learning(&name, &title, shown.axis, &lines, None)?;
     chart.map(|chart| chart.write(folder)).transpose()
+}
+
+/// A line per learning rate of a model called `label`, or one where its points have none.
+fn lines(label: &str, points: impl IntoIterator<Item = (Option<f64>, Evaluation)>) -> Vec<TrainingCurve> {
+    let mut lines: Vec<TrainingCurve> = Vec::new();
+    for (rate, point) in points {
+        let label = rate.map_or_else(|| label.to_owned(), |rate| format!("{label}, rate {rate:e}"));
+        match lines.last_mut().filter(|line| line.label == label) {
+            Some(line) => line.points.push(point),
+            None => lines.push(TrainingCurve { label, points: vec![point] }),
+        }
+    }
+    lines
 }
 
 /// The learning curves of one command and task.
@@ -59,7 +72,7 @@ pub struct CurveChart {
 }
 
 /// Rows, labels and evaluations of the curves of one chart.
-type Labelled<'a> = Vec<(&'a Row, Vec<String>, Vec<Evaluation>)>;
+type Labelled<'a> = Vec<(&'a Row, Vec<String>, Vec<(Option<f64>, Evaluation)>)>;
 
 /// Learning curves of the models of `rows`, by command and task.
 pub fn of_runs(runs: &[&StoredRun], rows: &[Row]) -> Result<Vec<CurveChart>> {
@@ -82,6 +95,14 @@ pub fn of_runs(runs: &[&StoredRun], rows: &[Row]) -> Result<Vec<CurveChart>> {
             if points.is_empty() {
                 continue; // weights of another run were tested
             }
+            if curve.by_rate && points.iter().any(|(rate, _)| rate.is_none()) {
+                log::warn!(
+                    "{}: its steps are counted over all learning rates, as an earlier version wrote them, and no line says which rate; \
+                     this curve is not drawn. Train the cell again to have it",
+                    path.display()
+                );
+                continue;
+            }
             let group = (run.manifest.command.clone(), task.clone(), curve.axis);
             groups.entry(group).or_default().push((row, traits(run, row, &points), points));
             seen.insert(key);
@@ -91,8 +112,8 @@ pub fn of_runs(runs: &[&StoredRun], rows: &[Row]) -> Result<Vec<CurveChart>> {
         let rows: Vec<&Row> = curves.iter().map(|curve| curve.0).collect();
         let (traits, points): (Vec<_>, Vec<_>) =
             curves.into_iter().map(|(_, traits, points)| (traits, points)).unzip();
-        let lines = labels::distinct(&traits).into_iter().zip(points);
-        let lines = lines.map(|(label, points)| TrainingCurve { label, points }).collect();
+        let named = labels::distinct(&traits).into_iter().zip(points);
+        let lines = named.flat_map(|(label, points)| self::lines(&label, points)).collect();
         let floor = floor(runs, &rows);
         CurveChart { command, task, axis, lines, floor }
     });
@@ -110,7 +131,7 @@ fn floor(runs: &[&StoredRun], rows: &[&Row]) -> Option<(String, f64)> {
 }
 
 /// What tells one trained model from another, the mechanism first and what is always different last.
-fn traits(run: &StoredRun, row: &Row, points: &[Evaluation]) -> Vec<String> {
+fn traits(run: &StoredRun, row: &Row, points: &[(Option<f64>, Evaluation)]) -> Vec<String> {
     let number =
         |name: &str, value: Option<u64>| value.map_or_else(String::new, |value| format!("{name} {value}"));
     vec![
@@ -122,16 +143,26 @@ fn traits(run: &StoredRun, row: &Row, points: &[Evaluation]) -> Vec<String> {
         row.dtype.clone(),
         row.kernel.clone(),
         row.fraction.map_or_else(String::new, |part| format!("{} %", 100.0 * part)),
-        points.last().map_or_else(String::new, |last| format!("{} steps", last.step)),
+        points.last().map_or_else(String::new, |(_, last)| format!("{} steps", last.step)),
         run.manifest.id.clone(),
     ]
 }
 
-fn read(path: &Path) -> Result<Vec<Evaluation>> {
+/// Evaluations and the learning rates of their lines, where the file has a column of them.
+fn read(path: &Path) -> Result<Vec<(Option<f64>, Evaluation)>> {
     let mut points = Vec::new();
-    for record in ::csv::Reader::from_path(path)?.deserialize::<(f64, f64, f64, f64)>() {
-        let (step, train_loss, loss, value) = record?;
-        points.push(Evaluation { step, train_loss, loss, value });
+    let mut reader = ::csv::Reader::from_path(path)?;
+    let rates = reader.headers()?.iter().any(|column| column == "rate");
+    for record in reader.records() {
+        let record = record?;
+        let (rate, (step, train_loss, loss, value)) = match rates {
+            true => {
+                let (step, train_loss, loss, value, rate) = record.deserialize(None)?;
+                (Some(rate), (step, train_loss, loss, value))
+            }
+            false => (None, record.deserialize(None)?),
+        };
+        points.push((rate, Evaluation { step, train_loss, loss, value }));
     }
     Ok(points)
 }
@@ -177,12 +208,28 @@ pub fn fell(all: &[CurveChart]) -> Option<Table> {
                 .to_owned(),
         ],
         spare: vec![5, 6],
+        ..Table::default()
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_learning_rate_has_a_line_from_its_own_first_step() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("curve.csv");
+        let text = "step,train_loss,validation_loss,validation_accuracy,rate\n188,5,4.9,1,1e-3\n376,3,2.9,30,1e-3\n188,5,4,2,1e-2\n";
+        std::fs::write(&path, text).unwrap();
+        let all = lines("full", read(&path).unwrap());
+        let steps = |line: &TrainingCurve| line.points.iter().map(|point| point.step).collect::<Vec<_>>();
+        let told: Vec<_> = all.iter().map(|line| (line.label.as_str(), steps(line))).collect();
+        assert_eq!(told, [("full, rate 1e-3", vec![188.0, 376.0]), ("full, rate 1e-2", vec![188.0])]);
+        std::fs::write(&path, text.replace(",rate", "").replace(",1e-3", "").replace(",1e-2", "")).unwrap();
+        let all = lines("full", read(&path).unwrap());
+        assert_eq!((all.len(), all[0].points.len(), all[0].label.as_str()), (1, 3, "full"));
+    }
 
     #[test]
     fn a_plateau_has_its_half_way_where_it_ends() {

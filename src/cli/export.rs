@@ -12,10 +12,10 @@ use effattn_record::{Row, csv, file, json};
 /// Where rows go besides the run folder.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Exports {
-    /// Write manifest and rows as JSON; - is stdout
+    /// Write the results as JSON, with the manifest of a run; - is stdout
     #[arg(long, value_name = "FILE|-", help_heading = "Output")]
     export_json: Option<PathBuf>,
-    /// Write rows as CSV; - is stdout
+    /// Write the results as CSV; - is stdout
     #[arg(long, value_name = "FILE|-", help_heading = "Output")]
     export_csv: Option<PathBuf>,
     /// Write the tables as Markdown; - is stdout
@@ -68,12 +68,22 @@ impl Exports {
 
     /// Writes what was asked for.
     pub fn write(&self, manifest: &serde_json::Value, rows: &[Row], tables: &[Table]) -> Result<()> {
+        let export = || json::Export { manifest: manifest.clone(), rows: rows.to_vec() };
+        self.write_texts(|| Ok(json::to_string(&export())?), || Ok(csv::to_string(rows)?), tables)
+    }
+
+    /// Writes what was asked for of results that are no rows of a run.
+    pub fn write_texts(
+        &self,
+        json: impl FnOnce() -> Result<String>,
+        csv: impl FnOnce() -> Result<String>,
+        tables: &[Table],
+    ) -> Result<()> {
         if let Some(path) = &self.export_json {
-            let export = json::Export { manifest: manifest.clone(), rows: rows.to_vec() };
-            put(path, &json::to_string(&export)?)?;
+            put(path, &json()?)?;
         }
         if let Some(path) = &self.export_csv {
-            put(path, &csv::to_string(rows)?)?;
+            put(path, &csv()?)?;
         }
         if let Some(path) = &self.export_markdown {
             let text: Vec<String> = tables.iter().map(markdown::table).collect();

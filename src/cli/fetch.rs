@@ -109,9 +109,11 @@ pub fn run(args: &Args, term: &Term) -> Result<u8> {
         Origin::Generated { formats, instead } => {
             if args.from.is_some() {
                 let (name, dir) = (set.collection, dir.display());
-                bail!("{name} is generated; leave --from out, or place {instead} in {dir}");
+                let instead =
+                    instead.map(|instead| format!(", or place {instead} in {dir}")).unwrap_or_default();
+                bail!("{name} is generated; leave --from out{instead}");
             }
-            generate(set, (formats, instead), &dir, args, term)?;
+            generate(set, (formats, *instead), &dir, args, term)?;
         }
         Origin::UserProvided(how) => bail!("{how} in {}", dir.display()),
         Origin::BuiltIn => term.info(&format!("{} is built in: nothing to fetch", set.title)),
@@ -191,7 +193,7 @@ fn corrupt(challenge: &TestOnlySet, dir: &Path, args: &Args, term: &Term) -> Res
 
 fn generate(
     set: &DataSetEntry,
-    (formats, instead): (&[WriteFormat], &str),
+    (formats, instead): (&[WriteFormat], Option<&str>),
     dir: &Path,
     args: &Args,
     term: &Term,
@@ -205,12 +207,14 @@ fn generate(
     };
     let Some(format) = format else {
         term.info(&format!("{} is generated during training: nothing to fetch", set.title));
-        term.info(&format!("if {instead} is in {}, it is read instead", dir.display()));
+        if let Some(instead) = instead {
+            term.info(&format!("if {instead} is in {}, it is read instead", dir.display()));
+        }
         return Ok(());
     };
     let place = || format!("--data-dir {} cannot be written", dir.display());
     file::ensure_writable(dir).with_context(place)?;
-    for path in (format.write)(dir).with_context(place)? {
+    for path in (format.write)(set, dir).with_context(place)? {
         term.info(&format!("{}: generated", path.display()));
     }
     Ok(())

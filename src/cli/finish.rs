@@ -6,18 +6,21 @@ use std::path::PathBuf;
 use anyhow::Result;
 
 use super::command::CommandArgs;
+use super::command_line::command_line;
 use super::export::Exports;
 use super::stored_runs::step_samples;
 use crate::protocol::Protocol;
 use crate::protocol::definition::ResultView;
 use crate::run::manifest::argv;
 use crate::run::session::Session;
+use crate::run::turn::Steadiness;
 use crate::term::{self, Term, Verbosity, Warning};
 use effattn_record::config::suite::Suite;
 use effattn_record::report::chart::{Quantity, figure};
-use effattn_record::report::reference;
 use effattn_record::report::table::{self, Table};
-use effattn_record::report::{measured, profile, published, ranking, trained};
+use effattn_record::report::{
+    crossing, measured, profile, published, ranking, reference, resident, spread, trained,
+};
 use effattn_record::text::plural;
 use effattn_record::{Outcome, Pass, Row};
 
@@ -36,22 +39,34 @@ pub fn finish(
     }
     let (done, of) = session.progress();
     let (finished, term) = session.finish()?;
-    let mut tables = tables(protocol, &finished.rows, suite);
+    // ratios lead: they compare, whatever the machine
+    let mut tables = match protocol.view() {
+        ResultView::Growth => ranking::rankings(&finished.rows, args.baseline.as_deref()),
+        ResultView::Trained | ResultView::Plain => Vec::new(),
+    };
+    tables.extend(tables_of(protocol, &finished.rows, suite));
     if protocol.view() == ResultView::Growth {
-        tables.extend(ranking::rankings(&finished.rows, args.baseline.as_deref()));
+        tables.extend(crossing::table(&finished.rows));
         tables.extend(profile::tables(&finished.rows));
         if term.verbosity() == Verbosity::Verbose {
-            tables.extend(ranking::percentiles(&step_samples(&finished.folder)?));
+            tables.extend(spread::percentiles(&step_samples(&finished.folder)?));
         }
     }
     let references = reference::read(&finished.folder)?;
+    let given = !references.is_empty();
+    let references = reference::with_programs(&finished.rows, &references);
     let beside = reference::tables(&finished.rows, &references);
-    if beside.is_empty() && !references.is_empty() {
+    if beside.is_empty() && given {
         term.warn(&Warning::Other(
             "--reference has no cell with the model, length, batch and mode of one that was measured".into(),
         ));
     }
     tables.extend(beside);
+    tables.extend(resident::table(&finished.rows));
+    let note = finished.manifest.steadiness.as_ref().and_then(Steadiness::note);
+    if let Some((first, note)) = tables.first_mut().zip(note) {
+        first.notes.push(note);
+    }
     print_tables(&tables, exports, &term)?;
     let manifest = serde_json::to_value(&finished.manifest)?;
     exports.write(&manifest, &finished.rows, &tables)?;
@@ -86,7 +101,7 @@ pub fn finish(
 }
 
 /// The tables of `rows`.
-fn tables(protocol: &dyn Protocol, rows: &[Row], suite: Option<&Suite>) -> Vec<Table> {
+fn tables_of(protocol: &dyn Protocol, rows: &[Row], suite: Option<&Suite>) -> Vec<Table> {
     let mut tables = match (protocol.view(), suite) {
         (ResultView::Trained, _) => trained::tables(rows, protocol.info().metrics, |_, _| true),
         (ResultView::Plain, _) => vec![table::plain(protocol.info().about, rows, protocol.info().metrics)],
@@ -141,29 +156,5 @@ fn warn(rows: &[Row], term: &Term) {
         let have = if more == 1 { "has a wide interval" } else { "have wide intervals" };
         let cells = plural(more as u64, "more cell");
         term.warn(&Warning::Other(format!("{cells} {have}; see ci_low and ci_high")));
-    }
-}
-
-/// The command that continues a run: what was typed, without `--fresh`, quoted for a shell.
-pub fn command_line(args: impl Iterator<Item = String>) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./,:=+@%".contains(c);
-    let words = args.filter(|word| word != "--fresh").map(|word| {
-        if !word.is_empty() && word.chars().all(plain) {
-            word
-        } else {
-            format!("'{}'", word.replace('\'', "'\\''"))
-        }
-    });
-    std::iter::once("effattn".to_owned()).chain(words).collect::<Vec<_>>().join(" ")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_line_to_continue_with_can_be_pasted() {
-        let words = ["speed", "--model", "ls*,full", "--fresh", "-o", "it's", ""].map(str::to_owned);
-        assert_eq!(command_line(words.into_iter()), "effattn speed --model 'ls*,full' -o 'it'\\''s' ''");
     }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
-use super::finish::command_line;
+use super::command_line::command_line;
 use super::interrupt::stop_on_ctrl_c;
 use crate::protocol;
 use crate::run::merge::{Merged, merge};

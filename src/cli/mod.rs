@@ -1,13 +1,17 @@
 //! The command line: arguments to plans, outcomes to exit codes.
 
 mod check;
+mod check_program;
 mod command;
+mod command_line;
 mod compare;
 mod curves;
+mod doctor;
 mod dry_run;
 mod export;
 mod fetch;
 mod finish;
+mod golden;
 mod interrupt;
 pub mod list;
 mod merge;
@@ -15,6 +19,7 @@ mod open_run;
 mod pages;
 pub mod plot;
 mod report;
+mod report_overview;
 mod run;
 mod status;
 mod stored_runs;
@@ -28,11 +33,12 @@ use std::process::ExitCode;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 
+use crate::program::{candle_flash, description};
 use crate::protocol;
 use crate::run::RunError;
 use crate::term::{Color, Term, Verbosity, is_closed};
 use effattn_kernel::device::simd;
-use effattn_record::config::settings::SETTINGS;
+use effattn_record::config::settings::Setting;
 
 /// Exit code: a cell failed, a check is red, a regression.
 const FAILED: u8 = 1;
@@ -102,6 +108,8 @@ enum Tool {
     Report(report::Args),
     /// Compare two runs: ratios with confidence intervals
     Compare(compare::Args),
+    /// Look at this machine: processor, devices, data, programs, steadiness of times
+    Doctor(doctor::Args),
     /// Join the shards of a run, or runs of several machines, into one run
     Merge(merge::Args),
     /// Write or submit the jobs that run a command's cells on a cluster
@@ -115,10 +123,17 @@ enum Tool {
     },
     /// Download a data set into the data folder, or generate it there
     Fetch(fetch::Args),
-    /// List mechanisms, tasks, suites, devices and presets
+    /// Write a golden file of effattn's own definition, for code that is no program
+    Golden(golden::Args),
+    /// List mechanisms, tasks, suites, devices, presets and programs
     List {
         #[command(subcommand)]
         what: list::ListCommand,
+    },
+    /// Print what a program for --program is written with
+    Programs {
+        #[command(subcommand)]
+        what: ProgramFile,
     },
     /// Print shell completions
     Completions(pages::Completions),
@@ -126,6 +141,16 @@ enum Tool {
     Man(pages::Man),
     #[command(hide = true)]
     Worker(worker::Args),
+    /// The program candle-flash
+    #[command(hide = true)]
+    CandleFlash,
+}
+
+/// Files for who writes a program.
+#[derive(Clone, Copy, Subcommand)]
+enum ProgramFile {
+    /// Print effattn_program.py: a function becomes a program (needs torch)
+    Python,
 }
 
 /// The whole command line: one command per protocol, and the tools.
@@ -141,6 +166,7 @@ pub fn main() -> ExitCode {
     effattn_kernel::device::signals::ignore_file_size_limit();
     effattn_kernel::device::alloc::keep_pages();
     effattn_record::set_build_commit(option_env!("EFFATTN_COMMIT"));
+    protocol::declare_settings();
     let matches = match tree().try_get_matches() {
         Ok(matches) => matches,
         Err(error) => return ExitCode::from(usage(&error)),
@@ -152,6 +178,7 @@ pub fn main() -> ExitCode {
     init_log(global.verbose);
     let term = global.term();
     let result = dispatch(&matches, &global);
+    description::remove_files();
     ExitCode::from(result.unwrap_or_else(|error| code_of(&error, &term)))
 }
 
@@ -164,20 +191,27 @@ fn dispatch(matches: &ArgMatches, global: &GlobalArgs) -> anyhow::Result<u8> {
         return run::run(protocol, matches, term);
     }
     match Tool::from_arg_matches(matches)? {
+        Tool::Check(args) if !args.program.is_empty() => check_program::run(&args, term),
         Tool::Check(args) => check::run(&args, term),
         Tool::Fetch(args) => fetch::run(&args, &term),
+        Tool::Golden(args) => golden::run(&args, &term),
         Tool::List { what } => {
             list::run(&what, crate::term::width()).and_then(|text| Ok(crate::term::data(&text).map(|()| 0)?))
         }
         Tool::Report(args) => report::run(&args, &term),
         Tool::Compare(args) => compare::run(&args, &term),
+        Tool::Doctor(args) => doctor::run(&args, &term),
         Tool::Merge(args) => merge::run(&args, &term),
         Tool::Submit(args) => submit::run(&args, term),
         Tool::Status(args) => status::run(&args, &term),
         Tool::Plot { what } => plot::run(&what, &term),
+        Tool::Programs { what: ProgramFile::Python } => {
+            Ok(crate::term::data(description::PYTHON_HELPER).map(|()| 0)?)
+        }
         Tool::Completions(args) => pages::completions(&args),
         Tool::Man(args) => pages::man(&args),
         Tool::Worker(args) => worker::run(&args),
+        Tool::CandleFlash => candle_flash::serve().map(|()| 0),
     }
 }
 
@@ -218,8 +252,9 @@ fn init_log(verbose: bool) {
 /// What to say of a flag that other protocols take.
 fn refused(error: &clap::Error) -> Option<String> {
     let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return None };
-    let setting =
-        SETTINGS.iter().find(|setting| setting.flag().is_some_and(|name| format!("--{name}") == *flag))?;
+    let setting = Setting::all()
+        .into_iter()
+        .find(|setting| setting.flag().is_some_and(|name| format!("--{name}") == *flag))?;
     let name = std::env::args_os().find_map(|word| protocol::find(word.to_str()?))?;
     Some(protocol::refusal(name, setting.key, flag))
 }

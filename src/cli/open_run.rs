@@ -9,8 +9,10 @@ use tempfile::NamedTempFile;
 
 use super::command::CommandArgs;
 use super::interrupt::stop_on_ctrl_c;
+use crate::program::description::Description;
 use crate::protocol::definition::{DataDirs, EstimateContext, Prepared, WorkerContext};
 use crate::protocol::grid::{self, Grid};
+use crate::protocol::speed;
 use crate::run::manifest::argv;
 use crate::run::plan::{Cell, Plan};
 use crate::run::plan_file::PlanFile;
@@ -22,7 +24,7 @@ use crate::term::{Term, Verbosity, Warning};
 use effattn_data::data_dir;
 use effattn_kernel::cpu::bf16;
 use effattn_kernel::device::machine::{self, Machine};
-use effattn_kernel::device::{Backend, threads};
+use effattn_kernel::device::{Backend, alloc, threads};
 use effattn_record::config::settings::{DeviceName, DtypeName, Settings};
 use effattn_record::config::suite::Suite;
 use effattn_record::config::units::Bytes;
@@ -102,7 +104,18 @@ pub fn open_run(args: &CommandArgs, references: &[Reference], term: Term) -> Res
         plan.keep_shard(*shard, owners);
         term.info(&format!("shard {shard}: {} of {all} cells", plan.cells.len()));
     }
-    term.info(&header(&plan, protocol.summary(&plan), &ready));
+    if !plan.cells.is_empty() {
+        term.info(&header(&plan, protocol.summary(&plan), &ready));
+    }
+    let cores = threads::available();
+    if ready.threads > cores {
+        let text = format!(
+            "{} threads on {}: they take turns, and steps take longer than they need",
+            ready.threads,
+            plural(cores as u64, "core")
+        );
+        term.warn(&Warning::Other(text));
+    }
     remarks.iter().for_each(|remark| term.info(remark));
     if let Some(quick) = protocol.info().quick.filter(|_| args.flags.quick) {
         term.info(&format!("--quick: {}", quick.said));
@@ -239,12 +252,28 @@ struct MachineLimits {
 /// Opens the device and counts threads and memory; call before any other thread exists.
 fn open_machine(settings: &Settings) -> Result<MachineLimits> {
     let count = settings.threads.map_or_else(threads::available, |count| count as usize);
+    addressable(count)?;
     threads::set(count);
     let device = settings.device.unwrap_or_default();
     let accelerator = Backend::open(device)?.accelerator();
     let free = machine::free_memory();
     let memory_limit = settings.memory_limit.map_or(free / 10 * 9, |bytes| bytes.0);
     Ok(MachineLimits { threads: count, memory_limit, resident_limit: free / 100 * 95, device, accelerator })
+}
+
+/// Refuses a limit of the address space in which no worker could start.
+fn addressable(threads: usize) -> Result<()> {
+    let needed = threads::address_space(threads);
+    match alloc::address_space().filter(|limit| *limit < needed) {
+        Some(limit) => anyhow::bail!(
+            "a process may map {} here (ulimit -v), but {} {} before the model's own bytes; raise the limit \
+             (ulimit -v unlimited), or take fewer --threads",
+            Bytes(limit),
+            if threads == 1 { "1 thread needs".to_owned() } else { format!("{threads} threads need") },
+            Bytes(needed)
+        ),
+        None => Ok(()),
+    }
 }
 
 /// Output, plots and export folders, tried before anything is measured.
@@ -271,13 +300,20 @@ fn plan(args: &CommandArgs, grid: &Grid, ready: &MachineLimits) -> Result<Plan> 
         );
     }
     let suite = grid.suite.as_ref();
+    let cells = protocol.cells(grid, ready.threads)?;
+    let programs = args.programs.iter().map(|word| Ok((word.clone(), Description::find(word)?)));
+    let programs = programs.collect::<Result<Vec<_>>>()?;
+    if let Some(fit) = grid.settings.fit.filter(|_| !programs.is_empty()) {
+        anyhow::bail!("--fit {fit} is looked for in effattn only; leave out --fit or --program");
+    }
+    let cells = if programs.is_empty() { cells } else { speed::program::with_programs(cells, &programs) };
     Ok(Plan {
         name: suite.map_or_else(|| protocol.name().to_owned(), |suite| suite.name.clone()),
         command: protocol.name().to_owned(),
         suite: suite.map(|suite| suite.text.clone()),
         argv: argv(),
         settings: serde_json::to_value(&grid.settings).unwrap_or_default(),
-        cells: protocol.cells(grid, ready.threads)?,
+        cells,
         machine: machine::identity(),
         accelerator: ready.accelerator.clone(),
         data: BTreeMap::new(),

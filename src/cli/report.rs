@@ -6,7 +6,10 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::ValueEnum;
 
 use super::curves;
-use super::stored_runs::{StoredRun, latest_measured, latest_rows, newest_trained, step_samples};
+use super::report_overview;
+use super::stored_runs::{
+    StoredRun, latest_measured, latest_rows, mixed_builds, newest_trained, step_samples,
+};
 use crate::protocol;
 use crate::protocol::definition::ResultView;
 use crate::protocol::grid::{Grid, GridEntry, GridFlags, resolve};
@@ -14,12 +17,14 @@ use crate::protocol::trained_metrics;
 use crate::term::{self, Term};
 use effattn_record::config::suite::{BUILTIN_SUITES, Suite};
 use effattn_record::report::chart::{Quantity, figure};
-use effattn_record::report::document::{BEGIN, Document, END, Section, splice};
+use effattn_record::report::claims;
+use effattn_record::report::document::{BEGIN, Document, END, HEADLINES, Headline, Part, Section};
 use effattn_record::report::marked_numbers::fill;
 use effattn_record::report::paper::{Paper, PaperSource, paper};
-use effattn_record::report::table::{self, Table};
+use effattn_record::report::table::{self, Link, Table};
 use effattn_record::report::{
-    self, crossing, figures, published, ranking, reference, robustness, trained, training_time,
+    self, crossing, figures, published, ranking, reference, resident, robustness, spread, trained,
+    training_time,
 };
 use effattn_record::{Metric, Outcome, Row, file};
 
@@ -35,8 +40,9 @@ Examples:
 /// What stands in the cells of the papers' tables.
 const SIGNS: &str = "Each cell is measured / published; n is the number of seeds. = within the spread of the seeds (counts: the same \
                      printed digits), ▲ better, ▼ worse, ○ no conclusion: one seed, or settings that differ from the protocol's, \
-                     which the letter names, with the protocol's value in parentheses. ↓ marks a number that is not better than \
-                     the floor, the best rule without a transformer. - was not run; the last column has the command that runs it.";
+                     which the letter names, with the protocol's value in parentheses. ↓ marks a number that is worse than \
+                     the floor, the best rule without a transformer on the same examples, ≈ one that is the same within the error of \
+                     both. - was not run; the last column has the command that runs it.";
 
 /// Form of the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -77,7 +83,7 @@ pub struct Args {
     /// Leave out measurements that belong to no paper's table
     #[arg(long)]
     brief: bool,
-    /// Renew this file: the Markdown between its markers, and every number marked with the row it comes from
+    /// Renew this file: the Markdown between its markers (which may name a part), and every number marked with its row
     #[arg(long, value_name = "FILE", conflicts_with_all = ["output", "format"])]
     splice: Option<PathBuf>,
 }
@@ -85,7 +91,7 @@ pub struct Args {
 pub fn run(args: &Args, term: &Term) -> Result<u8> {
     let suite = args.suite.as_deref().map(Suite::load).transpose()?;
     let runs = StoredRun::find_all(&args.results)?;
-    let document = document(&runs, args.suite.as_deref(), args.brief)?;
+    let document = document(&Stored { runs: &runs, root: &args.results }, args.suite.as_deref(), args.brief)?;
     if document.sections.is_empty() {
         let (what, command) = match &suite {
             Some(suite) => {
@@ -99,7 +105,7 @@ pub fn run(args: &Args, term: &Term) -> Result<u8> {
         let text = file::read_to_string(path).with_context(|| path.display().to_string())?;
         let filled =
             fill(&text, &latest_rows(&runs)).map_err(|error| anyhow!("{}: {error}", path.display()))?;
-        let spliced = splice(&filled, &document.markdown());
+        let spliced = document.splice(&filled).map_err(|error| anyhow!("{}: {error}", path.display()))?;
         let new = spliced.or_else(|| (filled.contains("<!-- row ")).then_some(filled)).with_context(|| {
             format!(
                 "{} has no markers; put {BEGIN} and {END} on lines of their own, or <!-- row METRIC COLUMN=VALUE .2 --><!-- /row -->",
@@ -111,7 +117,7 @@ pub fn run(args: &Args, term: &Term) -> Result<u8> {
         return Ok(0);
     }
     let text = match args.format.unwrap_or_else(|| Format::of(args.output.as_deref())) {
-        Format::Markdown => document.markdown(),
+        Format::Markdown => document.markdown(None),
         Format::Html => document.html(),
     };
     match &args.output {
@@ -124,39 +130,57 @@ pub fn run(args: &Args, term: &Term) -> Result<u8> {
     Ok(0)
 }
 
+/// Runs and the folder that they were found in.
+#[derive(Clone, Copy)]
+struct Stored<'a> {
+    runs: &'a [StoredRun],
+    root: &'a Path,
+}
+
 /// Rows of trained models are put together over runs; measurements are shown run by run, the latest of each folder.
-fn document(runs: &[StoredRun], suite: Option<&str>, brief: bool) -> Result<Document> {
+fn document(stored: &Stored, suite: Option<&str>, brief: bool) -> Result<Document> {
+    let runs = stored.runs;
     let wanted = |row: &&Row| suite.is_none_or(|suite| row.suite.as_deref() == Some(suite));
-    let mut document = Document { title: "Measured by effattn".to_owned(), sections: Vec::new() };
+    let mut document = Document { title: "Measured by effattn".to_owned(), ..Document::default() };
     if !runs.iter().any(|run| run.rows.iter().any(|row| wanted(&row))) {
         return Ok(document);
     }
-    let (filled, empty) = papers(runs, suite)?;
-    document.sections = filled;
+    let rows: Vec<Row> = latest_rows(runs).into_iter().filter(|row| wanted(&row)).collect();
+    document.overview = report_overview::overview(runs);
+    let judged = claims::judged(&rows);
+    if suite.is_none() && judged.iter().any(|claim| claim.finding.is_some()) {
+        document.sections.push(Section {
+            title: "Claims of both papers".to_owned(),
+            part: Part::Findings,
+            tables: vec![claims::table(&rows)],
+            ..Section::default()
+        });
+    }
+    let (filled, empty) = papers(stored, suite)?;
+    document.sections.extend(filled);
     for (title, quick) in [("Trained models", false), ("Trained in quick runs", true)] {
         let chosen: Vec<&StoredRun> =
             runs.iter().filter(|run| run.trained() && run.quick() == quick).collect();
-        let section = trained(title, &chosen, wanted)?;
-        if !section.tables.is_empty() {
-            document.sections.push(section);
-        }
+        document.sections.extend(trained(title, (&chosen, stored.root), wanted)?);
     }
     for run in latest_measured(runs) {
         let rows: Vec<Row> = run.rows.iter().filter(wanted).cloned().collect();
-        let shown = !(brief && run.manifest.suite.is_none());
+        // how far a mechanism reaches in a memory is a claim of a paper's figure
+        let reach = rows.iter().any(|row| row.metric == "longest_length");
+        let shown = !brief || run.manifest.suite.is_some() || reach;
         if shown && !rows.is_empty() {
             let parts = run.by_machine(rows);
             for rows in &parts {
-                document.sections.push(measured(run, rows, parts.len() > 1, brief)?);
+                document.sections.push(measured((run, stored.root), rows, parts.len() > 1, brief)?);
             }
         }
     }
-    let rows: Vec<Row> = latest_rows(runs).into_iter().filter(|row| wanted(&row)).collect();
     let composite = Section {
         title: "Figures of the papers".to_owned(),
-        tables: Vec::new(),
+        part: Part::Findings,
         charts: figures::draw(&rows)?,
-        provenance: latest_measured(runs).into_iter().map(StoredRun::provenance).collect(),
+        sources: latest_measured(runs).into_iter().map(|run| run.source(stored.root)).collect(),
+        ..Section::default()
     };
     if !composite.charts.is_empty() {
         document.sections.push(composite);
@@ -168,12 +192,44 @@ fn document(runs: &[StoredRun], suite: Option<&str>, brief: bool) -> Result<Docu
     if !document.sections.is_empty() && suite.is_none() {
         document.sections.push(missing(runs)?);
     }
+    document.headlines = headlines(&judged, &document.sections);
     Ok(document)
 }
 
+/// What was found: claims that rows decide, of both papers by turns; where there are fewer, what the sections' summaries say.
+fn headlines(judged: &[claims::JudgedClaim], sections: &[Section]) -> Vec<Headline> {
+    let decided = |paper: &'static str| {
+        judged
+            .iter()
+            .filter(move |claim| claim.paper == paper && claim.verdict() != claims::ClaimVerdict::Undecided)
+    };
+    let (mut first, mut second) = (decided("cosFormer"), decided("Transformer-LS"));
+    let mut found = Vec::new();
+    loop {
+        let pair = [first.next(), second.next()];
+        let texts = pair.into_iter().flatten().filter_map(claims::JudgedClaim::sentence);
+        let before = found.len();
+        found.extend(texts.map(|text| Headline { text, section: Some(0) }));
+        if found.len() == before || found.len() >= HEADLINES {
+            break;
+        }
+    }
+    let summaries =
+        sections.iter().enumerate().filter(|(_, section)| section.tables.iter().any(|table| table.ranks));
+    found
+        .extend(summaries.filter_map(|(index, section)| {
+            Some(Headline { text: section.summary()?, section: Some(index) })
+        }));
+    found.truncate(HEADLINES);
+    found
+}
+
 /// Every table of the papers in its own form: those of which something was run, and those of which nothing was.
-fn papers(runs: &[StoredRun], only: Option<&str>) -> Result<(Vec<Section>, Vec<Section>)> {
-    let (rows, metrics) = (latest_rows(runs), trained_metrics());
+fn papers(stored: &Stored, only: Option<&str>) -> Result<(Vec<Section>, Vec<Section>)> {
+    let Stored { runs, root } = *stored;
+    // a look at whether something runs stands beside no published number
+    let rows: Vec<Row> = latest_rows(runs).into_iter().filter(|row| !is_first_look(row)).collect();
+    let metrics = trained_metrics();
     let (mut filled, mut empty) = (Vec::new(), Vec::new());
     let suites: Vec<Suite> =
         BUILTIN_SUITES.iter().map(|(name, _)| Suite::load(name)).collect::<std::result::Result<_, _>>()?;
@@ -198,15 +254,20 @@ fn papers(runs: &[StoredRun], only: Option<&str>) -> Result<(Vec<Section>, Vec<S
             .collect();
         let own = sources.remove(0);
         let source = PaperSource { others: &sources, ..own };
-        let Some(Paper { table, used }) = paper(&source) else { continue };
+        let Some(Paper { ratios, mut table, used }) = paper(&source) else { continue };
         let of = |run: &&StoredRun| run.rows.iter().any(|row| used.contains(row));
-        let provenance = runs.iter().filter(of).map(StoredRun::provenance).collect();
+        let behind: Vec<&StoredRun> = runs.iter().filter(of).collect();
+        table.notes.extend(mixed_builds(&behind));
+        let sources = behind.iter().map(|run| run.source(root)).collect();
         let title = capital(suite.source.split(':').next().unwrap_or(&suite.name));
-        let section = Section { title, tables: vec![table], provenance, ..Section::default() };
+        let tables = ratios.into_iter().chain([table]).collect();
+        let mut section =
+            Section { title, part: Part::of_suite(&suite.name), tables, sources, ..Section::default() };
+        section.link(|row| stored_at(&behind, row));
         if used.is_empty() { empty.push(section) } else { filled.push(section) }
     }
     if let Some(first) = filled.iter_mut().chain(&mut empty).next() {
-        first.tables[0].notes.insert(0, SIGNS.to_owned());
+        first.tables.last_mut().into_iter().for_each(|table| table.notes.insert(0, SIGNS.to_owned()));
     }
     Ok((filled, empty))
 }
@@ -233,37 +294,95 @@ fn planned(suite: &Suite) -> Result<Vec<Vec<Row>>> {
     entries.into_iter().map(one).collect()
 }
 
-/// Trained models of `runs`: of rows alike the newest.
-fn trained(title: &str, runs: &[&StoredRun], wanted: impl Fn(&&Row) -> bool) -> Result<Section> {
-    let mut section = Section { title: title.to_owned(), ..Section::default() };
-    let of_run = |run: &&&StoredRun| run.rows.iter().any(|row| wanted(&row));
-    section.provenance = runs.iter().filter(of_run).map(|run| run.provenance()).collect();
+/// Where `row` stands in one of `runs`.
+fn stored_at(runs: &[&StoredRun], row: &Row) -> Option<Link> {
+    let mut places = runs.iter().enumerate().filter_map(|(source, run)| {
+        let index = run.rows.iter().position(|known| known == row)?;
+        Some(Link { source, line: index + 2 })
+    });
+    places.next_back() // the newest
+}
+
+/// Fewest training steps of a row that stands beside published numbers.
+const FEWEST_STEPS: u64 = 100;
+
+/// Whether so few steps were made that the row only shows that training runs.
+fn is_first_look(row: &Row) -> bool {
+    let words = row.differs.as_deref().unwrap_or_default().split("; ");
+    let steps = words.filter_map(|word| word.strip_prefix("steps ")?.split(' ').next()?.parse::<u64>().ok());
+    steps.into_iter().any(|steps| steps < FEWEST_STEPS)
+}
+
+/// Trained models of `runs`: of rows alike the newest; those of few steps in a section of their own.
+fn trained(
+    title: &str,
+    (runs, root): (&[&StoredRun], &Path),
+    wanted: impl Fn(&&Row) -> bool,
+) -> Result<Vec<Section>> {
     let rows = newest_trained(runs.iter().flat_map(|run| &run.rows).filter(|row| wanted(row)));
-    let rows: Vec<Row> = rows.into_values().cloned().collect();
+    let (looks, rows): (Vec<Row>, Vec<Row>) = rows.into_values().cloned().partition(is_first_look);
+    let few =
+        format!("{title}: fewer than {FEWEST_STEPS} steps, which show that training runs and no accuracy");
+    let mut sections = Vec::new();
+    for (title, rows) in [(title.to_owned(), rows), (few, looks)] {
+        let section = trained_section(title, (runs, root), &rows)?;
+        if !section.tables.is_empty() {
+            sections.push(section);
+        }
+    }
+    Ok(sections)
+}
+
+fn trained_section(title: String, (runs, root): (&[&StoredRun], &Path), rows: &[Row]) -> Result<Section> {
+    let behind: Vec<&StoredRun> =
+        runs.iter().filter(|run| run.rows.iter().any(|row| rows.contains(row))).copied().collect();
+    let mut section = Section { title, part: Part::Trained, ..Section::default() };
+    section.sources = behind.iter().map(|run| run.source(root)).collect();
     let belongs = |row: &Row, metric: &Metric| {
         protocol::find(&row.protocol).is_none_or(|protocol| protocol.info().metrics.contains(metric))
     };
-    section.tables = trained::tables(&rows, &trained_metrics(), belongs);
-    section.tables.extend(robustness::table(&rows));
-    section.tables.extend(published::reasons(&rows));
-    let curves = curves::of_runs(runs, &rows)?;
+    section.tables = trained::tables(rows, &trained_metrics(), belongs);
+    if let Some(table) = section.tables.first_mut() {
+        table.notes.extend(mixed_builds(&behind));
+    }
+    section.link(|row| stored_at(&behind, row));
+    section.tables.extend(robustness::table(rows));
+    section.tables.extend(published::reasons(rows));
+    let curves = curves::of_runs(&behind, rows)?;
     section.tables.extend(curves::fell(&curves));
-    section.tables.extend(training_time::table(&rows));
+    section.tables.extend(training_time::table(rows));
     section.charts = curves::charts(&curves)?;
     Ok(section)
 }
 
 /// Tables and charts of one run of `speed` or `memory`; of one of its machines, where they stand `apart`.
-fn measured(run: &StoredRun, rows: &[Row], apart: bool, brief: bool) -> Result<Section> {
+fn measured((run, root): (&StoredRun, &Path), rows: &[Row], apart: bool, brief: bool) -> Result<Section> {
     let rows = &begun(rows);
     let suite = run.manifest.suite.as_deref();
     let name = rows.first().and_then(|row| row.suite.clone());
     let suite = match (name, suite) {
+        // what a shipped suite says of its table is as true of older runs
+        (Some(name), Some(_)) if !run.quick() && BUILTIN_SUITES.iter().any(|(known, _)| *known == name) => {
+            Some(Suite::load(&name)?)
+        }
         (Some(name), Some(text)) if !run.quick() => Some(Suite::parse(&format!("{name}.toml"), text)?),
         _ => None,
     };
-    let title = suite.as_ref().map_or_else(|| run.manifest.command.clone(), |suite| suite.title.clone());
-    let mut tables: Vec<Table> = Vec::new();
+    let reach = rows.iter().any(|row| row.metric == "longest_length");
+    let part = match &suite {
+        Some(suite) => Part::of_suite(&suite.name),
+        None if reach => Part::TransformerLs, // a claim of its Figure 3
+        None => Part::Other,
+    };
+    let title = match &suite {
+        Some(suite) => {
+            let typed = run.typed(&["--suite"]);
+            if typed.is_empty() { suite.title.clone() } else { format!("{}: {typed}", suite.title) }
+        }
+        None => format!("{} {}", run.manifest.command, run.typed(&[])).trim_end().to_owned(),
+    };
+    // ratios lead: they compare, whatever the machine
+    let mut tables: Vec<Table> = ranking::rankings(rows, None);
     let protocol = protocol::find(&run.manifest.command);
     match (&suite, protocol.filter(|protocol| protocol.view() == ResultView::Plain)) {
         (_, Some(protocol)) => {
@@ -276,19 +395,19 @@ fn measured(run: &StoredRun, rows: &[Row], apart: bool, brief: bool) -> Result<S
             }
         }
     }
-    tables.extend(ranking::rankings(rows, None));
     tables.extend(published::longest(rows));
     tables.extend(crossing::table(rows).filter(|_| !brief));
-    let references = reference::read(&run.folder)?;
+    let references = reference::with_programs(rows, &reference::read(&run.folder)?);
     tables.extend(reference::tables(rows, &references));
+    tables.extend(resident::table(rows));
     tables.extend(published::reasons(rows));
-    tables.extend(ranking::percentiles(&step_samples(&run.folder)?).filter(|_| !brief));
+    tables.extend(spread::percentiles(&step_samples(&run.folder)?).filter(|_| !brief));
     let charts = report::measured(rows, &references, &run.manifest.id)?;
     let quick = if run.quick() { " (a quick run)" } else { "" };
     let machine = rows.first().and_then(|row| row.machine.as_deref()).filter(|_| apart);
     let machine = machine.map_or_else(String::new, |machine| format!(" on {machine}"));
-    let title = format!("{title}{quick}{machine}: {}", run.folder.display());
-    Ok(Section { title, tables, charts, provenance: vec![run.provenance()] })
+    let title = format!("{title}{quick}{machine}");
+    Ok(Section { title, part, tables, charts, sources: vec![run.source(root)] })
 }
 
 /// Rows without the lengths that a stopped run has not come to: all of them where it came to none.
@@ -323,12 +442,24 @@ fn missing(runs: &[StoredRun]) -> Result<Section> {
         let why = format!("{why}: effattn {} --suite {name}", suite.protocol);
         table.rows.push(vec![suite.source.split(':').next().unwrap_or(name).to_owned(), why]);
     }
-    Ok(Section { title: "Not in this report".to_owned(), tables: vec![table], ..Section::default() })
+    Ok(Section {
+        title: "Not in this report".to_owned(),
+        part: Part::Findings,
+        tables: vec![table],
+        ..Section::default()
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn few_steps_are_a_first_look() {
+        let row = |words: Option<&str>| Row { differs: words.map(str::to_owned), ..Row::new("lra", "ls") };
+        assert!(is_first_look(&row(Some("steps 40 (62400); rate 1e-3 (1e-4)"))));
+        assert!(!is_first_look(&row(Some("steps 800 (20000)"))) && !is_first_look(&row(None)));
+    }
 
     #[test]
     fn the_name_of_the_file_says_the_form() {

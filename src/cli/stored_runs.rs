@@ -5,13 +5,15 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
+use super::command_line::command_line;
 use crate::protocol;
 use crate::run::manifest::{Manifest, State};
 use crate::run::plan::sha256;
 use crate::run::plan_file::PLAN;
 use crate::run::shard::shards;
+use effattn_record::report::document::Source;
 use effattn_record::text::plural;
-use effattn_record::{Outcome, Row, csv, file};
+use effattn_record::{Outcome, Row, csv, departures, file};
 
 /// A run folder that was read.
 pub struct StoredRun {
@@ -49,7 +51,8 @@ impl StoredRun {
                 path.display()
             );
         }
-        let rows = csv::from_str(&text).with_context(|| path.display().to_string())?;
+        let mut rows = csv::from_str(&text).with_context(|| path.display().to_string())?;
+        departures::complete(&mut rows, &self.manifest.data);
         Ok(Self { rows, ..self })
     }
 
@@ -126,6 +129,49 @@ impl StoredRun {
             }
         };
         runs.into_iter().filter_map(read).collect()
+    }
+
+    /// Where the rows of this run come from and stand, below the folder of results `root`.
+    pub fn source(&self, root: &Path) -> Source {
+        let folder = self.folder.strip_prefix(root).unwrap_or(&self.folder);
+        let command = command_line(self.manifest.argv.iter().cloned());
+        Source { line: self.provenance(), command, rows: folder.join("rows.csv").display().to_string() }
+    }
+
+    /// The words that were typed, without the command, the flags in `without`, and those that say how often, how long, where and into
+    /// which folder, and nothing of what is measured.
+    pub fn typed(&self, without: &[&str]) -> String {
+        const WITH_VALUE: [&str; 14] = [
+            "-o",
+            "--output-path",
+            "--plots-dir",
+            "--data-dir",
+            "--max-time",
+            "--min-runs",
+            "--runs",
+            "--warmup",
+            "--timeout",
+            "--threads",
+            "--save-every",
+            "--reference",
+            "--program",
+            "--device",
+        ];
+        const ALONE: [&str; 6] = ["--no-plot", "-q", "-v", "--quiet", "--allow-partial", "--fresh"];
+        let command = self.manifest.command.split(' ').count();
+        let mut words = self.manifest.argv.iter().skip(command);
+        let mut kept: Vec<&str> = Vec::new();
+        while let Some(word) = words.next() {
+            let name = word.split('=').next().unwrap_or(word);
+            if WITH_VALUE.contains(&name) || without.contains(&name) {
+                if !word.contains('=') {
+                    words.next();
+                }
+            } else if !ALONE.contains(&name) && !name.starts_with("--export") {
+                kept.push(word);
+            }
+        }
+        kept.join(" ")
     }
 
     /// `measured with effattn 0.1.0 (e0b18a0) on AMD EPYC, 2 threads, cpu, 2026-11-21; data imdb 0123abcd`.
@@ -209,6 +255,20 @@ impl StoredRun {
     pub fn quick(&self) -> bool {
         self.manifest.argv.iter().any(|word| word == "--quick")
     }
+}
+
+/// In words, that rows of `runs` in one table are of builds whose kernels differ, or may: earlier versions did not note them.
+pub fn mixed_builds(runs: &[&StoredRun]) -> Option<String> {
+    let commit = |run: &&StoredRun| run.manifest.commit.clone().unwrap_or_else(|| "no commit".to_owned());
+    let commits: BTreeSet<String> = runs.iter().map(commit).collect();
+    let kernels: BTreeSet<&str> = runs.iter().map(|run| run.manifest.kernels.as_str()).collect();
+    let same = kernels.len() == 1 && !kernels.contains("");
+    if commits.len() < 2 || same {
+        return None;
+    }
+    let noted = if kernels.contains("") { "are not all noted" } else { "differ" };
+    let list: Vec<String> = commits.into_iter().collect();
+    Some(format!("The rows are of {} commits ({}), whose kernels {noted}.", list.len(), list.join(", ")))
 }
 
 /// What a row of a trained model is about: of two alike the newer one counts.
@@ -341,6 +401,28 @@ mod tests {
         run.folder = Path::new("results/speed").join(name);
         run.manifest.argv = words.iter().map(|word| String::from(*word)).collect();
         run
+    }
+
+    #[test]
+    fn a_run_is_called_by_what_it_measures() {
+        let words = [
+            "speed",
+            "--model",
+            "full,ls",
+            "-o",
+            "results",
+            "--max-time=2s",
+            "-q",
+            "--len",
+            "1024",
+            "--no-plot",
+        ];
+        let run = typed("1", &words);
+        assert_eq!(run.typed(&[]), "--model full,ls --len 1024");
+        assert_eq!(run.typed(&["--model"]), "--len 1024");
+        let source = run.source(Path::new("results"));
+        assert_eq!(source.rows, "speed/1/rows.csv");
+        assert!(source.command.starts_with("effattn speed --model full,ls"), "{}", source.command);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use clap::ValueEnum;
 use serde_json::{Value, json};
 
 use super::command::CommandArgs;
-use super::finish::command_line;
+use super::command_line::command_line;
 use super::open_run;
 use crate::protocol;
 use crate::run::plan::Plan;
@@ -18,6 +18,7 @@ use crate::run::shard::parent;
 use crate::term::{Term, clock};
 use effattn_record::config::units::{Bytes, Seconds};
 use effattn_record::file;
+use effattn_record::text::plural;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -116,6 +117,13 @@ struct Job<'a> {
 pub fn run(args: &Args, mut term: Term) -> Result<u8> {
     let asked = asked(&args.command)?;
     let (plan, planned) = open_run::whole(&asked, &mut term)?;
+    let cells = plan.cells.len() as u64;
+    ensure!(
+        args.shards <= cells,
+        "{} are no work for {}; choose --shards {cells} or fewer",
+        plural(cells, "cell"),
+        plural(args.shards, "task")
+    );
     let job = Job::new(args, &asked, &plan, &planned)?;
     for (name, text) in job.files()? {
         let path = job.folder.join(name);

@@ -1,7 +1,10 @@
 //! Attention matrices: what weight each query gives to each key (cosFormer Figure 3).
 //!
-//! A mechanism never stores such a matrix. As its result is linear in the values, one-hot values bring out
-//! the columns: with v_j = e_c, channel c of out_i is the weight of key j for query i.
+//! A mechanism never stores such a matrix. Where its result is linear in the values, one-hot values bring out
+//! the columns: with v_j = e_c, channel c of out_i is the weight of key j for query i. That holds for softmax as for a recurrence
+//! (decay, delta rule), whose norm, gate and activation of values are left out ([`InModels::linear_form`]).
+//!
+//! [`InModels::linear_form`]: effattn_model::attention::InModels::linear_form
 
 use std::collections::HashMap;
 
@@ -11,7 +14,10 @@ use candle_core::{DType, Device, Tensor};
 use effattn_kernel::device::rng::RngStream;
 use effattn_kernel::heads::Qkv;
 use effattn_model::attention::choose::MechanismChoice;
-use effattn_model::attention::{AttentionInput, Mechanism, MechanismConfig, Needs, Shape};
+use effattn_model::attention::knobs::Knobs;
+use effattn_model::attention::{
+    AttentionInput, HeadShape, Mechanism, MechanismConfig, Needs, Projections, Shape,
+};
 use effattn_model::nn::params::ParamBuilder;
 use effattn_record::matrix::Matrix;
 use effattn_record::pattern::Grid2d;
@@ -45,11 +51,12 @@ impl Default for ProbeConfig {
 impl ProbeConfig {
     /// The shape of the call.
     pub fn shape(&self) -> Shape {
+        let width = self.given.get("x").and_then(|x| x.dims().last().copied());
         Shape {
             batch: 1,
             heads: self.heads,
             head_dim: self.head_dim,
-            width: self.heads * self.head_dim,
+            width: width.unwrap_or(self.heads * self.head_dim),
             queries: self.len,
             keys: self.len,
             causal: self.causal,
@@ -72,10 +79,6 @@ impl ProbeConfig {
             false => (support.bidirectional, "bidirectional", "add --causal"),
         };
         ensure!(has, "{name} has no {form} form; {other} or leave {name} out");
-        let needs = (choice.entry.needs)(&choice.knobs);
-        if needs.projections.v.is_none() || needs.beyond_plain(self.heads, self.head_dim).is_some() {
-            bail!("{name} is not a weighted sum of values that every head has; leave {name} out");
-        }
         if let Err(reason) = choice.entry.admits(&choice.knobs, &self.shape()) {
             bail!("{}: {reason}", choice.label());
         }
@@ -100,14 +103,23 @@ struct ProbedMechanism<'a> {
     q: Option<Tensor>,
     k: Option<Tensor>,
     x: Option<Tensor>,
+    /// Heads of the values, which the layer's heads share, and their width.
+    values: (usize, usize),
+}
+
+/// Whether two results are equal but for rounding.
+fn close(a: &Tensor, b: &Tensor) -> Result<bool> {
+    let largest = |x: &Tensor| -> Result<f32> { Ok(x.abs()?.flatten_all()?.max(0)?.to_scalar()?) };
+    Ok(largest(&(a - b)?)? <= 1e-3 * largest(a)?.max(1e-3))
 }
 
 impl<'a> ProbedMechanism<'a> {
-    fn new(choice: &MechanismChoice, probe: &'a ProbeConfig) -> Result<Self> {
+    /// The mechanism of `choice` with `knobs` in the place of its own.
+    fn new(choice: &MechanismChoice, knobs: Knobs, probe: &'a ProbeConfig) -> Result<Self> {
         let shape = probe.shape();
-        let needs = (choice.entry.needs)(&choice.knobs);
+        let needs = (choice.entry.needs)(&knobs);
         let config = MechanismConfig {
-            knobs: choice.knobs.clone(),
+            knobs,
             heads: shape.heads,
             head_dim: shape.head_dim,
             width: shape.width,
@@ -121,23 +133,30 @@ impl<'a> ProbedMechanism<'a> {
             ParamBuilder::given(probe.given.clone(), &Device::Cpu, false)
         };
         let mechanism = (choice.entry.build)(&config, &builder).with_context(|| choice.label())?;
-        let per_head = [1, shape.heads, probe.len, shape.head_dim];
-        let optional =
-            |wanted: bool, name: &str, shape: &[usize]| wanted.then(|| probe.tensor(name, shape)).transpose();
+        let projected = |name: &str, read: Option<HeadShape>| {
+            let tensor = |read: HeadShape| {
+                let (heads, dim) = read.of(shape.heads, shape.head_dim);
+                probe.tensor(name, &[1, heads, probe.len, dim])
+            };
+            read.map(tensor).transpose()
+        };
+        let Projections { q, k, v } = needs.projections;
         Ok(Self {
             probe,
             mechanism,
             needs,
-            q: optional(needs.projections.q.is_some(), "q", &per_head)?,
-            k: optional(needs.projections.k.is_some(), "k", &per_head)?,
-            x: optional(needs.x, "x", &[1, probe.len, shape.width])?,
+            q: projected("q", q)?,
+            k: projected("k", k)?,
+            x: needs.x.then(|| probe.tensor("x", &[1, probe.len, shape.width])).transpose()?,
+            values: v.unwrap_or_default().of(shape.heads, shape.head_dim),
         })
     }
 
-    /// The result for values `v` [1, h, n, d].
+    /// The result [n, d] of the head that is looked at, where every head has the values `v` [n, d].
     fn out(&self, v: &Tensor) -> Result<Tensor> {
+        let (heads, dim) = self.values;
+        let v = v.broadcast_as((1, heads, self.probe.len, dim))?.contiguous()?;
         let shape = [1, self.probe.heads, self.probe.len, self.probe.head_dim];
-        let qkv = Qkv::Separate { q: self.q.clone(), k: self.k.clone(), v: Some(v.clone()) };
         let global = match self.needs.global {
             true => Some(Qkv::Separate {
                 q: Some(self.probe.tensor("q_global", &shape)?),
@@ -146,23 +165,77 @@ impl<'a> ProbedMechanism<'a> {
             }),
             false => None,
         };
+        let qkv = Qkv::Separate { q: self.q.clone(), k: self.k.clone(), v: Some(v) };
         let input =
             AttentionInput { x: self.x.as_ref(), global: global.as_ref(), ..AttentionInput::new(&qkv) };
-        Ok(self.mechanism.forward(&input)?.out.split()?.to_dtype(DType::F32)?)
+        let out = self.mechanism.forward(&input)?.out.split()?;
+        Ok(out.get(0)?.get(self.probe.head)?.to_dtype(DType::F32)?.contiguous()?)
+    }
+
+    /// Standard normal values [n, d].
+    fn drawn_values(&self, name: &str) -> Result<Tensor> {
+        let shape = [self.probe.len, self.values.1];
+        Ok(RngStream::new(self.probe.seed, name).normal_tensor(&shape[..], 0.0, 1.0, &Device::Cpu)?)
     }
 
     /// Whether the result is additive in the values.
     fn is_linear(&self) -> Result<bool> {
-        let shape = [1, self.probe.heads, self.probe.len, self.probe.head_dim];
-        let draw = |name: &str| {
-            RngStream::new(self.probe.seed, name).normal_tensor(&shape[..], 0.0, 1.0, &Device::Cpu)
-        };
-        let (a, b) = (draw("values a")?, draw("values b")?);
-        let apart = (self.out(&a)? + self.out(&b)?)?;
-        let together = self.out(&(a + b)?)?;
-        let largest = |x: &Tensor| -> Result<f32> { Ok(x.abs()?.flatten_all()?.max(0)?.to_scalar()?) };
-        let scale = largest(&apart)?.max(1e-3);
-        Ok(largest(&(together - apart)?)? <= 1e-3 * scale)
+        let (a, b) = (self.drawn_values("values a")?, self.drawn_values("values b")?);
+        close(&(self.out(&a)? + self.out(&b)?)?, &self.out(&(a + b)?)?)
+    }
+
+    /// The weights [n, n] of a matrix that all channels share: as many columns per pass as there are channels.
+    fn shared_weights(&self) -> Result<Tensor> {
+        let (n, d) = (self.probe.len, self.values.1);
+        let mut blocks = Vec::new();
+        for first in (0..n).step_by(d) {
+            let columns = d.min(n - first);
+            let mut one_hot = vec![0f32; n * d];
+            (0..columns).for_each(|channel| one_hot[(first + channel) * d + channel] = 1.0);
+            let v = Tensor::from_vec(one_hot, (n, d), &Device::Cpu)?;
+            blocks.push(self.out(&v)?.narrow(1, 0, columns)?);
+        }
+        Ok(Tensor::cat(&blocks, 1)?.contiguous()?)
+    }
+
+    /// The weights [n, n] of channel 0 where every channel has a matrix of its own, one column per pass, and the result [n, d] that
+    /// the matrices of all channels give for `values`.
+    fn channel_weights(&self, values: &Tensor) -> Result<(Tensor, Tensor)> {
+        let n = self.probe.len;
+        let (mut columns, mut sum) = (Vec::with_capacity(n), values.zeros_like()?);
+        for key in 0..n {
+            let one_hot: Vec<f32> = (0..n).map(|place| f32::from(place == key)).collect();
+            let v = Tensor::from_vec(one_hot, (n, 1), &Device::Cpu)?.broadcast_as(values.shape())?;
+            let weights = self.out(&v)?;
+            sum = (sum + weights.broadcast_mul(&values.narrow(0, key, 1)?)?)?;
+            columns.push(weights.narrow(1, 0, 1)?);
+        }
+        Ok((Tensor::cat(&columns, 1)?.contiguous()?, sum))
+    }
+}
+
+/// The knobs of `choice` in the form that is linear in its values, and those settings that had to change for it, in words.
+fn linear_form(choice: &MechanismChoice) -> Result<(Knobs, String)> {
+    let (entry, form) = (choice.entry, choice.entry.in_models.linear_form);
+    let given = choice.given();
+    let given = given.iter().map(|(name, value)| (*name, value.as_str()));
+    let knobs = Knobs::parse(entry.name, entry.knobs, given.chain(form.iter().copied()))?;
+    let before = |name: &str| choice.knobs.iter().find(|(known, _)| *known == name).map(|(_, value)| value);
+    let changed = form.iter().filter(|(name, text)| before(name).is_some_and(|now| now.to_string() != *text));
+    let changed: Vec<String> = changed.map(|(name, text)| format!("{name}={text}")).collect();
+    Ok((knobs, if changed.is_empty() { String::new() } else { format!("with {}", changed.join(", ")) }))
+}
+
+/// Why a mechanism with these needs has no matrix, where that needs no computation.
+fn without_matrix(needs: &Needs) -> Option<&'static str> {
+    match needs {
+        Needs { projections, .. } if *projections == Projections::NONE => {
+            Some("it mixes the layer input itself and has no values of heads")
+        }
+        Needs { projections: Projections { v: None, .. }, .. } | Needs { stream: Some(_), .. } => {
+            Some("its values are keys of a second attention, so that they enter the weights")
+        }
+        _ => None,
     }
 }
 
@@ -170,29 +243,31 @@ impl<'a> ProbedMechanism<'a> {
 pub fn implied(choice: &MechanismChoice, probe: &ProbeConfig) -> Result<Matrix> {
     probe.check()?;
     probe.admits(choice)?;
-    let asked = ProbedMechanism::new(choice, probe)?;
-    let label = choice.label();
+    let (name, label) = (choice.entry.name, choice.label());
+    if let Some(reason) = without_matrix(&(choice.entry.needs)(&choice.knobs)) {
+        bail!("{name} has no attention matrix: {reason}; leave {name} out");
+    }
+    let (knobs, mut note) = linear_form(choice)?;
+    let asked = ProbedMechanism::new(choice, knobs, probe)?;
     if !asked.is_linear()? {
         let norm = choice.entry.in_models.dual_norm;
         let way = norm.map(|knob| format!("; set {}=false, which normalises no values", knob.name()));
         let way = way.unwrap_or_default();
         bail!("{label} has no attention matrix: values do not enter linearly{way}");
     }
-    let (n, d) = (probe.len, probe.head_dim);
-    let mut values = vec![0f32; n * n];
-    for first in (0..n).step_by(d) {
-        let mut one_hot = vec![0f32; n * d];
-        (first..n.min(first + d)).for_each(|key| one_hot[key * d + key - first] = 1.0);
-        let v = Tensor::from_vec(one_hot, (1, 1, n, d), &Device::Cpu)?;
-        let v = v.broadcast_as((1, probe.heads, n, d))?.contiguous()?;
-        let out = asked.out(&v)?.narrow(1, probe.head, 1)?.flatten_all()?.to_vec1::<f32>()?;
-        for (query, channels) in out.chunks(d).enumerate() {
-            let columns = n.min(first + d) - first;
-            values[query * n + first..][..columns].copy_from_slice(&channels[..columns]);
-        }
+    let values = asked.drawn_values("values")?;
+    let out = asked.out(&values)?;
+    let mut weights = asked.shared_weights()?;
+    if !close(&out, &weights.matmul(&values)?)? {
+        let (channel, product) = asked.channel_weights(&values)?;
+        ensure!(close(&out, &product)?, "{label} has no attention matrix: values of different channels mix");
+        let own = format!("channel 0 of {}, each has a matrix of its own", asked.values.1);
+        note = if note.is_empty() { own } else { format!("{note}; {own}") };
+        weights = channel;
     }
+    let values = weights.flatten_all()?.to_vec1::<f32>()?;
     ensure!(values.iter().all(|value| value.is_finite()), "{label}: a weight is not finite");
-    Ok(Matrix { label, note: String::new(), queries: n, keys: n, slots: 0, values })
+    Ok(Matrix { label, note, queries: probe.len, keys: probe.len, slots: 0, values })
 }
 
 /// cosFormer's Algorithm 2 on one matrix: in every row the largest entries are counted, in falling order, up
@@ -286,6 +361,106 @@ mod tests {
                 let sum: f32 = matrix.row(query).iter().sum();
                 assert!((sum - 1.0).abs() < 1e-2, "{model}: row {query} sums to {sum}");
             }
+        }
+    }
+
+    #[test]
+    fn a_matrix_times_the_values_is_the_result() {
+        for model in [
+            "full",
+            "gqa:groups=1",
+            "linear",
+            "cosformer",
+            "based:Dk=4",
+            "retention",
+            "retention:score_norm=torchscale",
+            "gla",
+            "mamba2",
+            "mamba2:Dk=4,out_norm=gated-rms",
+            "deltanet",
+            "deltanet:neg_eigval=true,gate=swish",
+            "gated-deltanet",
+        ] {
+            for causal in [false, true] {
+                let (probe, choice) = (ProbeConfig { head: 1, ..probe(21, causal) }, one(model));
+                if probe.admits(&choice).is_err() {
+                    continue;
+                }
+                let matrix = implied(&choice, &probe).unwrap();
+                assert!(!matrix.note.contains("channel"), "{model}: {}", matrix.note);
+                let asked = ProbedMechanism::new(&choice, linear_form(&choice).unwrap().0, &probe).unwrap();
+                let values = asked.drawn_values("others").unwrap();
+                let out = asked.out(&values).unwrap().to_vec2::<f32>().unwrap();
+                let values = values.to_vec2::<f32>().unwrap();
+                for (query, out) in out.iter().enumerate() {
+                    let row = matrix.row(query);
+                    let future: f32 = row[query + 1..].iter().map(|weight| weight.abs()).sum();
+                    assert!(!causal || future == 0.0, "{model}: {query} sees its future");
+                    for (channel, out) in out.iter().enumerate() {
+                        let sum: f32 = row.iter().zip(&values).map(|(weight, v)| weight * v[channel]).sum();
+                        assert!((sum - out).abs() < 1e-4, "{model} {causal} {query} {channel}: {sum} {out}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn retention_is_scores_that_decay_with_the_distance() {
+        let probe = ProbeConfig { head: 1, ..probe(12, true) };
+        let matrix = implied(&one("retention:rotary=none,gamma=0.9+0.5"), &probe).unwrap();
+        assert_eq!(matrix.note, "with norm=none, gate=none");
+        let of = |name: &str| {
+            let rows = probe.tensor(name, &[1, 2, 12, 8]).unwrap().get(0).unwrap().get(1).unwrap();
+            rows.to_vec2::<f32>().unwrap()
+        };
+        let (q, k) = (of("q"), of("k"));
+        for query in 0..12 {
+            for key in 0..=query {
+                let score: f32 = q[query].iter().zip(&k[key]).map(|(q, k)| q * k).sum();
+                let expected = score / 8f32.sqrt() * 0.5f32.powi((query - key) as i32);
+                let weight = matrix.row(query)[key];
+                assert!((weight - expected).abs() < 1e-5, "{query} {key}: {weight} {expected}");
+            }
+        }
+    }
+
+    #[test]
+    fn channels_with_weights_of_their_own_are_drawn_one_by_one() {
+        for model in ["aft-simple", "aft-local:window=3"] {
+            let matrix = implied(&one(model), &probe(9, true)).unwrap();
+            assert_eq!(matrix.note, "channel 0 of 8, each has a matrix of its own");
+        }
+        let probe = probe(9, false);
+        let matrix = implied(&one("aft-simple"), &probe).unwrap();
+        let first = |name: &str| -> Vec<f32> {
+            let rows = probe.tensor(name, &[1, 2, 9, 8]).unwrap().get(0).unwrap().get(0).unwrap();
+            rows.narrow(1, 0, 1).unwrap().flatten_all().unwrap().to_vec1().unwrap()
+        };
+        let (q, k) = (first("q"), first("k"));
+        let sum: f32 = k.iter().map(|k| k.exp()).sum();
+        for (row, q) in q.iter().enumerate() {
+            for (key, (found, k)) in matrix.row(row).iter().zip(&k).enumerate() {
+                let expected = k.exp() / sum / (1.0 + (-q).exp());
+                assert!((found - expected).abs() < 1e-5, "{row} {key}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_has_no_matrix_says_why() {
+        for (model, reason) in [
+            ("s5", "it mixes the layer input itself and has no values of heads; leave s5 out"),
+            ("fnet", "it mixes the layer input itself"),
+            ("mega", "it mixes the layer input itself"),
+            (
+                "luna",
+                "its values are keys of a second attention, so that they enter the weights; leave luna out",
+            ),
+            ("luna:tie_kv=false", "its values are keys of a second attention"),
+        ] {
+            let error = implied(&one(model), &probe(16, false)).unwrap_err().to_string();
+            assert!(error.contains("has no attention matrix: ") && error.contains(reason), "{error}");
         }
     }
 

@@ -15,6 +15,8 @@ pub struct CurveSpec {
     pub value: fn(&EvalScore) -> f64,
     /// Whether less is better.
     pub less: bool,
+    /// Whether a cell trains at several learning rates, each with a line of its own.
+    pub by_rate: bool,
 }
 
 impl CurveSpec {
@@ -25,6 +27,7 @@ impl CurveSpec {
         unit: "%",
         value: |score| score.value,
         less: false,
+        by_rate: false,
     };
 
     /// The best of `points`.

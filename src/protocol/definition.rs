@@ -31,6 +31,8 @@ pub struct ProtocolInfo {
     pub examples: &'static str,
     /// Keys of the settings that it takes, in groups; every other one is refused.
     pub settings: &'static [&'static [&'static str]],
+    /// Those of them that it declares itself.
+    pub own: &'static [&'static Setting],
     /// Help of settings that mean something special here; of the preset what follows the names.
     pub help: &'static [(&'static str, &'static str)],
     /// Names of the presets that it takes.
@@ -45,6 +47,8 @@ pub struct ProtocolInfo {
     pub metrics: &'static [Metric],
     /// Whether mechanisms that fail their golden files are not computed.
     pub needs_golden_check: bool,
+    /// Whether cells of other programs stand beside its own (`--program`).
+    pub takes_programs: bool,
     /// Protocols whose suites its command passes on to them.
     pub delegates_to: &'static [&'static str],
     /// Alternative action of the command, with flags of its own.
@@ -59,6 +63,7 @@ impl ProtocolInfo {
             about,
             examples: "",
             settings: &[],
+            own: &[],
             help: &[],
             presets: || family::names(|_| true),
             tasks: None,
@@ -66,6 +71,7 @@ impl ProtocolInfo {
             quick: None,
             metrics: &[],
             needs_golden_check: false,
+            takes_programs: false,
             delegates_to: &[],
             alternative: None,
         }
@@ -74,7 +80,8 @@ impl ProtocolInfo {
     /// The settings that it takes, in the order of its `--help`.
     pub fn settings(&self) -> impl Iterator<Item = &'static Setting> {
         let keys = self.settings.iter().flat_map(|group| group.iter());
-        keys.filter_map(|key| Setting::find(key))
+        let own = |key: &str| self.own.iter().copied().find(|setting| setting.key == key);
+        keys.filter_map(move |key| own(key).or_else(|| Setting::find(key)))
     }
 
     /// Whether it takes the setting called `key`.

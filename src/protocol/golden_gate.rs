@@ -4,16 +4,19 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::check::program::{self, ProgramCheck, ProgramSettings};
 use super::check::{CheckError, Golden, builtin, check_bytes};
+use crate::program::description::Description;
 use crate::protocol::WorkerRequest;
 use crate::run::RunError;
+use crate::run::outcome::CellFailure;
 use crate::run::session::Session;
 use crate::run::worker::{ParentLink, Received, Worker};
 use effattn_kernel::device::Backend;
 use effattn_kernel::{KernelMode, with_mode};
-use effattn_record::Row;
 use effattn_record::config::ParseError;
 use effattn_record::config::settings::{DeviceName, KernelName};
+use effattn_record::{Outcome, Row};
 
 /// What to check.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -59,19 +62,27 @@ pub struct GateKey {
     model: String,
     kernel: String,
     device: String,
+    /// Program and its number format, where it is not effattn.
+    program: Option<(String, String)>,
 }
 
 impl GateKey {
     /// Where the mechanism of `row` is computed.
     pub fn of(row: &Row) -> Self {
-        Self { model: row.model.clone(), kernel: row.kernel.clone(), device: row.device.clone() }
+        let program = row.other_program().map(|program| (program.to_owned(), row.dtype.clone()));
+        Self { model: row.model.clone(), kernel: row.kernel.clone(), device: row.device.clone(), program }
     }
 }
 
+/// A mechanism whose check is red.
+fn red_check(reason: &str) -> CellFailure {
+    CellFailure::new(Outcome::Failed, format!("its check is red: {reason}"))
+}
+
 /// Checks every mechanism where it is computed, in workers of their own: those that are red, with the reason.
-pub fn check(places: &[GateKey], session: &Session) -> Result<HashMap<GateKey, String>, RunError> {
+pub fn check(places: &[GateKey], session: &Session) -> Result<HashMap<GateKey, CellFailure>, RunError> {
     let mut groups: Vec<(&str, &str, Vec<String>)> = Vec::new();
-    for GateKey { model, kernel, device } in places {
+    for GateKey { model, kernel, device, .. } in places {
         match groups.iter_mut().find(|(known, on, _)| known == kernel && on == device) {
             Some((_, _, models)) if models.contains(model) => {}
             Some((_, _, models)) => models.push(model.clone()),
@@ -90,7 +101,8 @@ pub fn check(places: &[GateKey], session: &Session) -> Result<HashMap<GateKey, S
         all.uncovered.extend(answer.uncovered);
         for (model, reason) in answer.failed {
             all.failed.insert(model.clone(), reason.clone());
-            red.insert(GateKey { model, kernel: (*kernel).to_owned(), device: (*device).to_owned() }, reason);
+            let (kernel, device) = ((*kernel).to_owned(), (*device).to_owned());
+            red.insert(GateKey { model, kernel, device, program: None }, red_check(&reason));
         }
     }
     let count: usize = groups.iter().map(|(_, _, models)| models.len()).sum();
@@ -98,6 +110,84 @@ pub fn check(places: &[GateKey], session: &Session) -> Result<HashMap<GateKey, S
         session.term.info(&all.summary(count));
     }
     Ok(red)
+}
+
+/// Puts the shipped files to programs, given as on the command line: the mechanisms that may not be measured, with the reason.
+pub fn check_programs(
+    places: &[(GateKey, &str)],
+    session: &Session,
+) -> Result<HashMap<GateKey, CellFailure>, RunError> {
+    let mut refused = HashMap::new();
+    let mut programs: Vec<(&str, &str, &str)> = Vec::new();
+    for (key, word) in places {
+        let program = (*word, key.device.as_str(), key.program.as_ref().map_or("f32", |(_, dtype)| dtype));
+        if !programs.contains(&program) {
+            programs.push(program);
+        }
+    }
+    for (word, device, dtype) in programs {
+        let wrong = |error: ParseError| RunError::Internal(error.to_string());
+        let description =
+            Description::find(word).map_err(|error| RunError::Internal(format!("{error:#}")))?;
+        let settings = ProgramSettings {
+            threads: session.launcher.threads,
+            dtype: dtype.parse().map_err(wrong)?,
+            device: device.parse().map_err(wrong)?,
+            resident_limit: session.resident_limit,
+            stop: session.stop.clone(),
+        };
+        let here = |key: &GateKey| {
+            let format = key.program.as_ref().map_or("f32", |(_, dtype)| dtype.as_str());
+            (key.device.as_str(), format) == (device, dtype)
+        };
+        let mut keys: Vec<&GateKey> =
+            places.iter().filter(|(key, of)| *of == word && here(key)).map(|(key, _)| key).collect();
+        keys.sort_by(|a, b| a.model.cmp(&b.model));
+        keys.dedup();
+        let mut check = match ProgramCheck::start(&description, &settings)? {
+            Ok(check) => check,
+            Err(failure) => {
+                let failure = CellFailure::new(failure.outcome, description.cannot_run(&failure.reason));
+                refused.extend(keys.into_iter().map(|key| (key.clone(), failure.clone())));
+                continue;
+            }
+        };
+        check.prefer_f32();
+        let mut green = 0;
+        for key in &keys {
+            match answers(&mut check, &key.model)? {
+                Ok(()) => green += 1,
+                Err(failure) => drop(refused.insert((*key).clone(), failure)),
+            }
+        }
+        let (name, version, all) = (&description.name, &check.version, keys.len());
+        session.term.info(&format!(
+            "check: {name} ({version}) reproduces the golden files of {green} of {all} mechanisms"
+        ));
+        check.finish();
+    }
+    Ok(refused)
+}
+
+/// Puts the shipped files of `model` to a program. At least one has to be answered.
+fn answers(check: &mut ProgramCheck, model: &str) -> Result<Result<(), CellFailure>, RunError> {
+    let mut silent = CellFailure::new(Outcome::Unsupported, format!("no golden file covers {model}"));
+    let mut proven = false;
+    for (file, bytes) in builtin::BUILTIN_FILES {
+        let Ok(golden) = Golden::read(file, bytes) else { continue };
+        if golden.meta("mechanism") != model || !program::is_asked(&golden) {
+            continue;
+        }
+        match check.check(&golden)? {
+            Ok(verdict) if verdict.passed() => proven = true,
+            Ok(verdict) => return Ok(Err(red_check(&format!("{file}: {}", verdict.fault())))),
+            Err(CheckError::NotAnswered { reason, .. }) => {
+                silent = CellFailure::new(Outcome::Unsupported, reason);
+            }
+            Err(error) => return Ok(Err(red_check(&error.to_string()))),
+        }
+    }
+    Ok(if proven { Ok(()) } else { Err(silent) })
 }
 
 fn ask(request: GateRequest, session: &Session) -> Result<GateResult, RunError> {
@@ -143,12 +233,7 @@ fn verdicts(models: &[String], device: &candle_core::Device) -> GateResult {
         }
         let reason = match check_bytes(file, bytes, device) {
             Ok(verdict) if verdict.passed() => continue,
-            Ok(verdict) => {
-                let ratio = verdict.error_over_tolerance;
-                verdict.problem.unwrap_or_else(|| {
-                    format!("{file}: {} is off by {ratio:.3} times its tolerance", verdict.worst)
-                })
-            }
+            Ok(verdict) => format!("{file}: {}", verdict.fault()),
             Err(error @ (CheckError::NotGolden { .. } | CheckError::UnknownMechanism { .. })) => {
                 log::debug!("{error}");
                 continue;

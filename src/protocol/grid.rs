@@ -65,12 +65,19 @@ pub struct GridEntry {
     pub choice: Result<MechanismChoice, String>,
     /// Settings, all resolved.
     pub settings: Settings,
+    /// The suite's own, without what the user said; none without a suite.
+    suite_settings: Option<Settings>,
     /// The suite's row.
     row: Option<SuiteRow>,
     published_lens: Vec<u64>,
 }
 
 impl GridEntry {
+    /// The line as its suite has it, with nothing that the user said; none without a suite.
+    pub fn of_suite(&self) -> Option<Self> {
+        Some(Self { settings: self.suite_settings.clone()?, ..self.clone() })
+    }
+
     /// What the paper printed for `metric` of `pass` at `len`.
     pub fn published(&self, metric: &str, pass: Pass, len: u64) -> Option<Published> {
         let table = self.row.as_ref()?.table(metric)?;
@@ -220,6 +227,7 @@ fn pick(choice: MechanismChoice, settings: Settings) -> GridEntry {
         model: choice.entry.name.to_owned(),
         choice: Ok(choice),
         settings,
+        suite_settings: None,
         row: None,
         published_lens: Vec::new(),
     }
@@ -252,12 +260,14 @@ fn suite_picks(
             Err(error) if shipped => Err(format!("this version cannot run it: {error}")),
             Err(error) => return Err(PlanError(format!("suite {}:{}: {error}", suite.file, row.line))),
         };
-        let settings = over(row.set.clone().over(base.clone()).over(defaults.settings.clone()))?;
+        let own = row.set.clone().over(base.clone()).over(defaults.settings.clone());
+        let settings = over(own.clone())?;
         entries.push(GridEntry {
             label: row.label.clone(),
             model: row.model.name.clone(),
             choice,
             settings,
+            suite_settings: Some(own),
             row: Some(row.clone()),
             published_lens: suite.base.len.as_ref().map_or_else(Vec::new, |len| len.0.clone()),
         });

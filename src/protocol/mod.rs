@@ -9,6 +9,7 @@ pub mod charlm;
 pub mod check;
 pub mod curve;
 pub mod definition;
+mod differing;
 pub mod finetune;
 pub mod golden_gate;
 pub mod grid;
@@ -21,6 +22,7 @@ pub mod model_spec;
 pub mod norms;
 pub mod pattern;
 pub mod pretrained_start;
+pub mod recall;
 pub mod robustness;
 pub mod runner;
 pub mod speed;
@@ -50,6 +52,7 @@ pub static TABLE: &[&dyn Protocol] = &[
     &finetune::Finetune,
     &robustness::Robustness,
     &vision::Vision,
+    &recall::Recall,
 ];
 
 static ALL: Registry<dyn Protocol> = Registry::new(TABLE);
@@ -59,6 +62,11 @@ pub fn register(protocol: &'static dyn Protocol) {
     if find(protocol.name()).is_none() {
         ALL.add(protocol);
     }
+}
+
+/// Makes the settings that protocols declare known to `--set` and suites.
+pub fn declare_settings() {
+    protocols().into_iter().flat_map(|protocol| protocol.info().own).for_each(|setting| setting.declare());
 }
 
 /// Every protocol: the table, then the registered ones.

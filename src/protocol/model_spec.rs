@@ -10,6 +10,7 @@ use effattn_kernel::device::set_tf32;
 use effattn_model::Family;
 use effattn_model::attention::choose::{MechanismChoice, choose};
 use effattn_model::family::{self, Architecture, ModelRequest, ResolveError, SizeOverrides};
+use effattn_record::config::lists::Layers;
 use effattn_record::config::settings::{DeviceName, DtypeName, KernelName};
 use effattn_record::{Pass, Row};
 
@@ -89,6 +90,11 @@ impl ModelSpec {
     /// The specification of one cell.
     pub fn new(pick: &GridEntry, len: u64, batch: u64, pass: Pass, seed: u64) -> Result<Self, PlanError> {
         let settings = &pick.settings;
+        if let Some(layers @ Layers::Each(_)) = &settings.layers {
+            return Err(PlanError(format!(
+                "--layers {layers}: only recall takes a list of layers; give their number"
+            )));
+        }
         let preset = settings.preset.clone().unwrap_or_else(|| "lra-repo".to_owned());
         let label = |choice: &MechanismChoice| choice.label_under(&family::knobs_of(&preset));
         let label = pick.choice.as_ref().map_or_else(|_| pick.model.clone(), label);

@@ -4,13 +4,14 @@
 use anyhow::{Context, Result, ensure};
 use candle_core::{D, Device, Tensor};
 
-use super::charlm::plan::model as resolve;
 use super::model_spec::ModelSpec;
 use effattn_data::corpus::CharCorpus;
 use effattn_model::char_lm::CharLm;
-use effattn_model::family::SizeOverrides;
+use effattn_model::family::{ModelRequest, SizeOverrides, character_lm};
 use effattn_model::nn::params::ParamBuilder;
 use effattn_record::Pass;
+#[cfg(test)]
+use effattn_record::config::lists::Layers;
 use effattn_record::config::settings::{DeviceName, DtypeName, KernelName, Settings};
 use effattn_record::norms::Norm;
 
@@ -43,7 +44,10 @@ pub fn norms(model: &str, probe: &Probe) -> Result<Vec<Norm>> {
         dtype: DtypeName::F32,
         kernel: KernelName::Fused,
     };
-    let config = resolve(&spec, &spec.choice()?, probe.corpus.vocabulary)?;
+    let choice = spec.choice()?;
+    let vocab = Some(probe.corpus.vocabulary);
+    let config = character_lm::config(&ModelRequest { vocab, ..spec.model_request(&choice) })?;
+    config.validate()?;
     let heads = config.backbone.heads;
     let net = CharLm::new(&config, &ParamBuilder::seeded(probe.seed, &Device::Cpu, false))?;
     let len = probe.len as usize;
@@ -106,8 +110,13 @@ mod tests {
     fn probe(model: &str, len: u64) -> Result<Vec<Norm>> {
         let text: Vec<u8> = (0..4000u32).map(|i| b'a' + (i * i / 7 % 23) as u8).collect();
         let corpus = CharCorpus::new(text, 0);
-        let settings =
-            Settings { layers: Some(2), width: Some(64), heads: Some(4), ffn: Some(64), ..Settings::NONE };
+        let settings = Settings {
+            layers: Some(Layers::Count(2)),
+            width: Some(64),
+            heads: Some(4),
+            ffn: Some(64),
+            ..Settings::NONE
+        };
         norms(model, &Probe { corpus: &corpus, preset: "charlm-small", settings: &settings, len, seed: 1 })
     }
 

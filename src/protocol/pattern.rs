@@ -1,7 +1,8 @@
 //! Who sees whom: the pattern of each mechanism as a matrix of zeros and ones (Transformer-LS Figure 1, left).
 //!
 //! Mechanisms that are a pattern give the very value they compute with. Those whose pairs depend on the data
-//! are asked with one random input.
+//! are asked with one random input, and of those that weigh every pair without a softmax the weights of one are drawn: their
+//! pattern would be a solid square.
 
 use anyhow::Result;
 
@@ -20,18 +21,41 @@ pub fn matrix(choice: &MechanismChoice, probe: &ProbeConfig) -> Result<Matrix> {
     let shape = probe.shape();
     probe.admits(choice)?;
     match (choice.entry.pattern)(&choice.knobs, &shape) {
-        Some(pattern) => Ok(drawn(choice, &pattern, probe)),
+        Some(pattern) => match implied(choice, probe) {
+            Ok(weights) if is_dense(&pattern, probe) && choice.entry.time == Growth::Linear => {
+                Ok(Matrix { note: noted("every pair, through kernel features", &weights), ..weights })
+            }
+            _ => Ok(drawn(choice, &pattern, probe)),
+        },
         None => {
             let mut matrix = implied(choice, probe)?;
             let largest = matrix.values.iter().fold(0f32, |largest, value| largest.max(value.abs()));
-            let seen = |value: &mut f32| *value = f32::from(value.abs() > ROUNDING * largest);
-            matrix.values.iter_mut().for_each(seen);
-            let all = matrix.values.iter().all(|value| *value == 1.0);
-            matrix.note =
-                if all { "every pair" } else { "depends on the input: one random input" }.to_owned();
+            let is_seen = |value: f32| value.abs() > ROUNDING * largest;
+            let (keys, causal) = (matrix.keys, probe.causal);
+            let mut pairs = matrix.values.iter().enumerate();
+            if pairs.all(|(pair, value)| is_seen(*value) || causal && pair % keys > pair / keys) {
+                matrix.note = noted("every pair", &matrix);
+            } else {
+                matrix.values.iter_mut().for_each(|value| *value = f32::from(is_seen(*value)));
+                matrix.note = "depends on the input: one random input".to_owned();
+            }
             Ok(matrix)
         }
     }
+}
+
+/// What a panel of weights says: that every pair has one, and of what these are.
+fn noted(what: &str, weights: &Matrix) -> String {
+    let own = if weights.note.is_empty() { String::new() } else { format!("; {}", weights.note) };
+    format!("{what}: its weights for one random input{own}")
+}
+
+/// Whether every query sees every key that it may, without slots.
+fn is_dense(pattern: &Pattern, probe: &ProbeConfig) -> bool {
+    let all = |query: usize| pattern.visible(probe.head, query).len() == pattern.keys;
+    pattern.slots == 0
+        && (*pattern == Pattern::full(pattern.queries, pattern.keys, probe.causal)
+            || !probe.causal && (0..pattern.queries).all(all))
 }
 
 /// What the position in the middle of an image sees, as an image.
@@ -71,14 +95,12 @@ fn drawn(choice: &MechanismChoice, pattern: &Pattern, probe: &ProbeConfig) -> Ma
             values[query * columns + key] = 1.0;
         }
     }
-    let dense = values.iter().all(|value| *value == 1.0)
-        || probe.causal && *pattern == Pattern::full(pattern.queries, pattern.keys, true);
     let mut notes = Vec::new();
     if pattern.slots > 0 {
         notes.push(format!("{} slots", pattern.slots));
-    } else if dense && choice.entry.time == Growth::Linear {
+    } else if is_dense(pattern, probe) && choice.entry.time == Growth::Linear {
         notes.push("every pair, through kernel features".to_owned());
-    } else if dense {
+    } else if is_dense(pattern, probe) {
         notes.push("every pair".to_owned());
     }
     if pattern.heads.windows(2).any(|pair| pair[0] != pair[1]) {
@@ -169,7 +191,7 @@ mod tests {
                     let through_slots = drawn.row(query)[drawn.keys..].contains(&1.0);
                     for key in 0..22 {
                         let seen = computed.row(query)[key] != 0.0;
-                        let expected = drawn.row(query)[key] == 1.0 || through_slots && !causal;
+                        let expected = drawn.row(query)[key] != 0.0 || through_slots && !causal;
                         let open = causal && through_slots && key <= query;
                         assert!(
                             seen == expected || open,
@@ -203,7 +225,26 @@ mod tests {
         assert_eq!(reformer.note, "depends on the input: one random input");
         let seen = reformer.values.iter().filter(|value| **value == 1.0).count();
         assert!((32..32 * 24).contains(&seen), "{seen}");
-        assert_eq!(of("nystrom", &probe).unwrap().note, "every pair");
+        let is_square = |matrix: &Matrix| matrix.values.iter().all(|value| [0.0, 1.0].contains(value));
+        for model in ["nystrom", "linear", "cosformer"] {
+            let weights = of(model, &probe).unwrap();
+            assert!(
+                weights.note.starts_with("every pair") && !is_square(&weights),
+                "{model}: {}",
+                weights.note
+            );
+        }
+        let causal = ProbeConfig { causal: true, ..probe };
+        for model in ["retention", "gla", "deltanet", "linear"] {
+            let weights = of(model, &causal).unwrap();
+            assert!(
+                weights.note.starts_with("every pair") && !is_square(&weights),
+                "{model}: {}",
+                weights.note
+            );
+            let future = (0..32 * 32).filter(|pair| pair % 32 > pair / 32);
+            assert!(future.into_iter().all(|pair| weights.values[pair].abs() < 1e-6), "{model}");
+        }
     }
 
     #[test]

@@ -24,9 +24,10 @@ use effattn_data as data;
 use effattn_data::subset::{Change, PUNCTUATION};
 use effattn_model::family;
 use effattn_record::Published;
-use effattn_record::config::lists::Words;
-use effattn_record::config::settings::Settings;
+use effattn_record::config::lists::{Counts, Words};
 use effattn_record::config::settings::groups::{MACHINE, MODEL, TRAINING};
+use effattn_record::config::settings::{Settings, within, word};
+use effattn_record::own_setting;
 /// Insertions per text in the paper.
 const PAPER: u64 = 10;
 
@@ -50,8 +51,24 @@ pub struct RobustnessRequest {
     pub perturbation: Perturbation,
 }
 
+own_setting! {
+    /// Numbers of characters inserted per document; 10 is compared with the paper, all are plotted [default: 10,20,40,80]
+    INSERTIONS: Counts = "insertions", "Texts", "LIST", str::parse;
+}
+
+own_setting! {
+    /// The characters that are inserted and deleted [default: the 32 punctuation characters of ASCII]
+    CHARACTERS: String = "characters", "Texts", "TEXT", word;
+}
+
+own_setting! {
+    /// Number of random seeds for the insertions [default: 3]
+    PERTURBATION_SEEDS: u64 = "perturbation_seeds", "Texts", "N", |text| within(text, 1, 1000);
+}
+
 const INFO: ProtocolInfo = ProtocolInfo {
     examples: EXAMPLES,
+    own: &[&INSERTIONS.setting, &CHARACTERS.setting, &PERTURBATION_SEEDS.setting],
     settings: &[
         TRAINING,
         MODEL,
@@ -81,11 +98,6 @@ pub struct Robustness;
 const HELP: &[(&str, &str)] = &[
     ("len", "Number of tokens, instead of the protocol's"),
     ("batch", "Samples per step, instead of the protocol's"),
-    (
-        "insertions",
-        "Numbers of characters inserted per document; 10 is compared with the paper, all are plotted [default: 10,20,40,80]",
-    ),
-    ("perturbation_seeds", "Number of random seeds for the insertions [default: 3]"),
 ];
 
 const EXAMPLES: &str = "\
@@ -105,7 +117,7 @@ fn texts() -> Vec<&'static str> {
 
 /// What `grid` says to do to test texts, and what is done without any setting.
 fn perturbations(settings: &Settings) -> Result<[Perturbation; 2], PlanError> {
-    let characters = settings.characters.clone().unwrap_or_else(|| PUNCTUATION.to_owned());
+    let characters = CHARACTERS.of(settings).unwrap_or_else(|| PUNCTUATION.to_owned());
     if characters.is_empty() || !characters.is_ascii() {
         return Err(PlanError(
             "--characters takes at least one ASCII character; without the flag, all 32 punctuation characters are used".to_owned(),
@@ -113,9 +125,8 @@ fn perturbations(settings: &Settings) -> Result<[Perturbation; 2], PlanError> {
     }
     let usual =
         Perturbation { insertions: vec![10, 20, 40, 80], characters: PUNCTUATION.to_owned(), seeds: 3 };
-    let insertions =
-        settings.insertions.as_ref().map_or_else(|| usual.insertions.clone(), |counts| counts.0.clone());
-    let seeds = settings.perturbation_seeds.unwrap_or(usual.seeds);
+    let insertions = INSERTIONS.of(settings).map_or_else(|| usual.insertions.clone(), |counts| counts.0);
+    let seeds = PERTURBATION_SEEDS.of(settings).unwrap_or(usual.seeds);
     Ok([Perturbation { insertions, characters, seeds }, usual])
 }
 
@@ -123,6 +134,20 @@ impl TrainingProtocol for Robustness {
     type Request = RobustnessRequest;
 
     const INFO: ProtocolInfo = INFO;
+    const COMPARED: &'static [&'static str] = &[
+        "steps",
+        "batch",
+        "len",
+        "keep",
+        "rate",
+        "sizes",
+        "dtype",
+        "limit",
+        "strict",
+        "keep_close",
+        "characters",
+        "seeds",
+    ];
     const CURVE: CurveSpec = CurveSpec::ACCURACY;
     const PUBLISHED_BY: Option<&'static str> = Lra::PUBLISHED_BY;
 
@@ -152,6 +177,16 @@ impl TrainingProtocol for Robustness {
         let [perturbation, usual] = perturbations(&place.grid.settings)?;
         let PlannedRun { metric, unit, request, usual: by_recipe, model, differs, work } =
             Lra.run(place, seed)?;
+        let differs = differs.map(|mut differs| {
+            if perturbation.characters != usual.characters {
+                let (here, there) = (perturbation.characters.len(), usual.characters.len());
+                differs
+                    .settings
+                    .push(format!("{here} characters inserted and deleted (the {there} of punctuation)"));
+            }
+            differs.note("seeds of insertions", perturbation.seeds, usual.seeds);
+            differs
+        });
         let request = RobustnessRequest { train: request, perturbation };
         let usual = RobustnessRequest { train: by_recipe, perturbation: usual };
         Ok(PlannedRun { metric, unit, request, usual, model, differs, work })

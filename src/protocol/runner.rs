@@ -39,7 +39,7 @@ impl<'a> Runner<'a> {
     /// Runs every cell that has no rows yet.
     pub fn run(mut self) -> Result<(), RunError> {
         self.announce();
-        let red = if self.protocol.info().needs_golden_check { self.check()? } else { HashMap::new() };
+        let red = self.check()?;
         self.cells.session.term.start_progress(self.cells.plan.seconds());
         let (cells, mut at) = (&self.cells.plan.cells, 0);
         let mut scattered = Scattered::default();
@@ -47,7 +47,9 @@ impl<'a> Runner<'a> {
             let group = cells[at..].iter().take_while(|cell| {
                 std::ptr::eq(*cell, &raw const cells[at]) || self.protocol.same_group(&cells[at], cell)
             });
-            let group = at..at + group.count();
+            // trained at the same time: whatever comes next may begin
+            let count = if self.at_once() { cells.len() - at } else { group.count() };
+            let group = at..at + count;
             at = group.end;
             let mut open = Vec::new();
             for index in group.clone() {
@@ -69,6 +71,11 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
+    /// Whether several cells are computed at the same time.
+    fn at_once(&self) -> bool {
+        self.cells.plan.settings["jobs"].as_u64().is_some_and(|jobs| jobs > 1)
+    }
+
     /// `12 cells, about 3:20; results in results/speed/...`.
     fn announce(&self) {
         let waiting = self.cells.plan.cells.iter().filter(|cell| !self.cells.session.is_done(cell));
@@ -86,24 +93,33 @@ impl<'a> Runner<'a> {
         });
     }
 
-    /// Mechanisms whose golden files are red, with the reason.
-    fn check(&self) -> Result<HashMap<golden_gate::GateKey, String>, RunError> {
+    /// Mechanisms whose golden files are red, with the reason: ours where the protocol wants it, those of programs always.
+    fn check(&self) -> Result<HashMap<golden_gate::GateKey, CellFailure>, RunError> {
         let waiting = self
             .cells
             .plan
             .cells
             .iter()
             .filter(|cell| !self.cells.session.is_done(cell) && !cell.request.is_null());
-        let places: Vec<golden_gate::GateKey> =
-            waiting.map(|cell| golden_gate::GateKey::of(&cell.row)).collect();
-        golden_gate::check(&places, self.cells.session)
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        for cell in waiting {
+            let place = golden_gate::GateKey::of(&cell.row);
+            match cell.request.get("program").and_then(serde_json::Value::as_str) {
+                Some(word) => theirs.push((place, word)),
+                None if self.protocol.info().needs_golden_check => ours.push(place),
+                None => {}
+            }
+        }
+        let mut red = golden_gate::check(&ours, self.cells.session)?;
+        red.extend(golden_gate::check_programs(&theirs, self.cells.session)?);
+        Ok(red)
     }
 
     /// Whether `cell` has to be computed. Writes its rows if not: it cannot, may not, or need not.
     fn needs_compute(
         &mut self,
         index: usize,
-        red: &HashMap<golden_gate::GateKey, String>,
+        red: &HashMap<golden_gate::GateKey, CellFailure>,
     ) -> Result<bool, RunError> {
         let cell = &self.cells.plan.cells[index];
         if self.cells.session.is_done(cell) {
@@ -115,8 +131,8 @@ impl<'a> Runner<'a> {
         }
         let ending = if cell.request.is_null() {
             Some(CellFailure::new(Outcome::Unsupported, cell.row.error.clone().unwrap_or_default()))
-        } else if let Some(reason) = red.get(&golden_gate::GateKey::of(&cell.row)) {
-            Some(CellFailure::new(Outcome::Failed, format!("its check is red: {reason}")))
+        } else if let Some(failure) = red.get(&golden_gate::GateKey::of(&cell.row)) {
+            Some(failure.clone())
         } else {
             self.implied_by_shorter(cell)
         };
@@ -142,7 +158,8 @@ impl<'a> Runner<'a> {
     fn interrupt(&mut self, cells: &[usize]) {
         for &index in cells {
             let cell = &self.cells.plan.cells[index];
-            if !self.cells.session.is_done(cell) {
+            let begun = !self.at_once() || self.cells.folder(index).is_dir();
+            if begun && !self.cells.session.is_done(cell) {
                 let ending = CellFailure::new(Outcome::Interrupted, "stopped before it was finished");
                 self.cells.session.add_interrupted(cell, self.protocol.failure_rows(&cell.row, &ending));
             }

@@ -7,6 +7,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::RunError;
+use super::turn::TurnRecord;
 use effattn_record::{Outcome, Row, file};
 
 /// Raw samples of one metric.
@@ -16,17 +17,20 @@ pub struct Samples {
     pub metric: String,
     /// Unit.
     pub unit: String,
-    /// Values in the order they were taken.
+    /// Values in the order they were taken, without those that were put back.
     pub values: Vec<f64>,
     /// The machine, where the cell was measured on several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<String>,
+    /// The turns in which they were taken, with those that were put back.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub turns: Vec<TurnRecord>,
 }
 
 impl Samples {
     /// Measurements of one machine.
     pub fn new(metric: &str, unit: &str, values: Vec<f64>) -> Self {
-        Self { metric: metric.to_owned(), unit: unit.to_owned(), values, machine: None }
+        Self { metric: metric.to_owned(), unit: unit.to_owned(), values, machine: None, turns: Vec::new() }
     }
 }
 

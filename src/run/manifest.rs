@@ -9,6 +9,7 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use super::plan::Plan;
+use super::turn::Steadiness;
 use super::{BUILD, RunError};
 use effattn_kernel::device::alloc;
 use effattn_kernel::device::machine::{self, Machine};
@@ -67,6 +68,9 @@ pub struct Manifest {
     /// The build; see [`BUILD`].
     #[serde(default)]
     pub build: String,
+    /// Hash of the sources of the kernels; empty in runs of earlier versions.
+    #[serde(default)]
+    pub kernels: String,
     /// Cargo features.
     pub features: Vec<String>,
     /// Device of the rows.
@@ -88,6 +92,9 @@ pub struct Manifest {
     pub rows_sha256: Option<String>,
     /// Load average before the start.
     pub load_average: Option<f64>,
+    /// How steady the machine was, by the calibrations between the turns of a measurement; none where there were none.
+    #[serde(default)]
+    pub steadiness: Option<Steadiness>,
     /// Its place among the runs of its folder: later runs have higher numbers, whatever the clock says.
     #[serde(default)]
     pub order: u64,
@@ -147,6 +154,7 @@ impl Manifest {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             commit: option_env!("EFFATTN_COMMIT").map(str::to_owned),
             build: BUILD.to_owned(),
+            kernels: env!("EFFATTN_KERNELS").to_owned(),
             features: effattn_kernel::device::features().into_iter().map(str::to_owned).collect(),
             device: plan.device.clone(),
             machine: serde_json::to_value(Machine {
@@ -164,6 +172,7 @@ impl Manifest {
             data: plan.data.clone(),
             rows_sha256: None,
             load_average: machine::load(),
+            steadiness: None,
             order: 0,
             start: now(),
             continued: Vec::new(),

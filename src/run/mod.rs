@@ -13,6 +13,7 @@ pub mod plan_file;
 mod reuse;
 pub mod session;
 pub mod shard;
+pub mod turn;
 pub mod worker;
 
 use std::path::PathBuf;

@@ -52,39 +52,40 @@ pub fn of_error(error: &candle_core::Error) -> CellFailure {
     CellFailure::new(outcome, text)
 }
 
-/// What the death of a worker means for its cell. `stderr`: its last lines.
-pub fn of_exit(status: ExitStatus, stderr: &[String]) -> CellFailure {
+/// What the death of `process` (`the worker`) means for its cell. `stderr`: its last lines.
+pub fn of_exit(process: &str, status: ExitStatus, stderr: &[String]) -> CellFailure {
+    if let Some(line) = stderr.iter().rev().find(|line| line.starts_with("memory allocation of ")) {
+        let what = line.trim_end_matches(" failed");
+        return CellFailure::new(Outcome::Oom, format!("the system refused a {what}"));
+    }
     if status.code() == Some(OOM_EXIT) {
         return CellFailure::new(Outcome::Oom, over_limit(stderr));
-    }
-    if let Some(line) = stderr.iter().rev().find(|line| line.starts_with("memory allocation of ")) {
-        return CellFailure::new(Outcome::Oom, format!("the system refused a {line}"));
     }
     let panic = stderr.iter().position(|line| line.contains("panicked at"));
     let last = match panic {
         Some(at) => stderr[at..].iter().take(2).cloned().collect::<Vec<_>>().join(" "),
         None => stderr.last().cloned().unwrap_or_default(),
     };
-    let how = describe(status);
+    let how = describe(process, status);
     let reason = if last.is_empty() { how } else { format!("{how}: {last}") };
     CellFailure::new(Outcome::Failed, reason)
 }
 
-fn describe(status: ExitStatus) -> String {
+fn describe(process: &str, status: ExitStatus) -> String {
     #[cfg(unix)]
     {
         use std::os::unix::process::ExitStatusExt;
         match status.signal() {
             Some(9) => {
-                return "the worker was killed (signal 9: by a user or the system, for memory)".to_owned();
+                return format!("{process} was killed (signal 9: by a user or the system, for memory)");
             }
-            Some(signal) => return format!("the worker died of signal {signal}"),
+            Some(signal) => return format!("{process} died of signal {signal}"),
             None => {}
         }
     }
     match status.code() {
-        Some(code) => format!("the worker ended with code {code}"),
-        None => "the worker ended without a code".to_owned(),
+        Some(code) => format!("{process} ended with code {code}"),
+        None => format!("{process} ended without a code"),
     }
 }
 
@@ -115,7 +116,7 @@ mod tests {
     #[test]
     fn a_reserved_code_is_out_of_memory_with_the_bytes_asked() {
         let words = "effattn-oom asked=4096 live=3221225472 limit=2147483648".to_owned();
-        let ending = of_exit(ExitStatus::from_raw(OOM_EXIT << 8), &[words]);
+        let ending = of_exit("the worker", ExitStatus::from_raw(OOM_EXIT << 8), &[words]);
         assert_eq!(ending.outcome, Outcome::Oom);
         assert_eq!(ending.reason, "asked for 4096 bytes more, 3.00 GiB in all; the limit is 2.00 GiB");
     }
@@ -123,13 +124,13 @@ mod tests {
     #[test]
     fn panics_and_signals_are_failures_that_say_why() {
         let panic = ["thread 'main' panicked at src/x.rs:1:2:".to_owned(), "boom".to_owned()];
-        let ending = of_exit(ExitStatus::from_raw(101 << 8), &panic);
+        let ending = of_exit("the worker", ExitStatus::from_raw(101 << 8), &panic);
         assert!(
             ending.outcome == Outcome::Failed && ending.reason.ends_with("panicked at src/x.rs:1:2: boom")
         );
-        assert!(of_exit(ExitStatus::from_raw(9), &[]).reason.contains("signal 9"));
+        assert!(of_exit("the worker", ExitStatus::from_raw(9), &[]).reason.contains("signal 9"));
         let refused = ["memory allocation of 999 bytes failed".to_owned()];
-        assert_eq!(of_exit(ExitStatus::from_raw(6), &refused).outcome, Outcome::Oom);
+        assert_eq!(of_exit("the worker", ExitStatus::from_raw(6), &refused).outcome, Outcome::Oom);
     }
 
     #[test]

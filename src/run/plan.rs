@@ -63,7 +63,7 @@ impl Cell {
         let json = |value: &dyn Fn() -> serde_json::Result<Value>| value().unwrap_or_default();
         let request = json(&|| serde_json::to_value(request));
         let usual = json(&|| serde_json::to_value(usual));
-        let settings = unusual(&request, &usual);
+        let settings = setting_words(&unusual(&request, &usual));
         let key = if settings.is_empty() { words.to_owned() } else { format!("{words} {settings}") };
         let row = Row { settings: Some(settings).filter(|settings| !settings.is_empty()), ..row };
         Self { key, words: words.to_owned(), row, request, ..Self::default() }
@@ -130,24 +130,49 @@ pub fn folder(run: &Path, key: &str) -> PathBuf {
     run.join("cells").join(name)
 }
 
-/// `layers=8 kernel=composed`: the values of `request` that are not those of `usual`, by the shortest name that is unique.
-fn unusual(request: &Value, usual: &Value) -> String {
+/// A value of a request that is not the usual one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnusualValue {
+    /// Where it stands: `spec.sizes.layers`.
+    pub path: String,
+    /// The shortest name that is unique in the request.
+    pub name: String,
+    /// What is asked; none where only the usual request has a value.
+    pub here: Option<String>,
+    /// The usual value, where there is one.
+    pub usual: Option<String>,
+}
+
+/// Every value of `request` that is not that of `usual`.
+pub fn unusual_values(request: &impl Serialize, usual: &impl Serialize) -> Vec<UnusualValue> {
+    let json = |value: serde_json::Result<Value>| value.unwrap_or_default();
+    unusual(&json(serde_json::to_value(request)), &json(serde_json::to_value(usual)))
+}
+
+fn unusual(request: &Value, usual: &Value) -> Vec<UnusualValue> {
     let (request, usual) = (leaves(request), leaves(usual));
     let mut paths: Vec<&String> = request.keys().chain(usual.keys()).collect();
     paths.sort_unstable();
     paths.dedup();
     let last = |path: &str| path.rsplit('.').next().unwrap_or_default().to_owned();
     let differ = paths.iter().filter(|path| request.get(**path) != usual.get(**path));
-    let said = differ.filter_map(|path| {
+    let value = differ.map(|path| {
         let own = last(path);
         let unique = paths.iter().filter(|other| last(other) == own).count() == 1;
-        let name = if unique { &own } else { *path };
-        match request.get(*path) {
-            Some(value) => Some(format!("{name}={value}")),
-            // items that a shorter list lacks: its length is said
-            None if path.split('.').any(|part| part.parse::<usize>().is_ok()) => None,
-            None => Some(format!("{name}=-")),
-        }
+        let name = if unique { own } else { (*path).clone() };
+        let (here, usual) = (request.get(*path).cloned(), usual.get(*path).cloned());
+        UnusualValue { path: (*path).clone(), name, here, usual }
+    });
+    value.collect()
+}
+
+/// `layers=8 kernel=composed`: `values` as words of a key.
+fn setting_words(values: &[UnusualValue]) -> String {
+    let said = values.iter().filter_map(|UnusualValue { path, name, here, .. }| match here {
+        Some(value) => Some(format!("{name}={value}")),
+        // items that a shorter list lacks: its length is said
+        None if path.split('.').any(|part| part.parse::<usize>().is_ok()) => None,
+        None => Some(format!("{name}=-")),
     });
     said.collect::<Vec<_>>().join(" ")
 }

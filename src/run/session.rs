@@ -11,11 +11,12 @@ use super::manifest::{Manifest, State, now};
 use super::plan::{Cell, Plan, sha256};
 use super::plan_file::PlanFile;
 use super::reuse::{self, entry_matches_cell};
+use super::turn::Steadiness;
 use super::worker::Launcher;
 use super::{CancelToken, RunError};
 use crate::term::{Term, Warning};
 use effattn_kernel::device::machine;
-use effattn_record::{Outcome, Row, csv, file};
+use effattn_record::{Outcome, Row, csv, departures, file};
 
 /// How often `rows.csv` and `samples.jsonl` are renewed while cells finish; the journal is written always.
 const RENEW: Duration = Duration::from_secs(2);
@@ -53,7 +54,7 @@ pub struct Session {
     pub resident_limit: u64,
     /// What is said while it runs.
     pub term: Term,
-    _text: Option<tempfile::NamedTempFile>,
+    text: Option<tempfile::NamedTempFile>,
 }
 
 /// What a session needs besides the plan.
@@ -157,7 +158,7 @@ impl Session {
             memory_limit: around.memory_limit,
             resident_limit: around.resident_limit,
             term: around.term,
-            _text: around.text,
+            text: around.text,
         };
         if strange > 0 {
             let reason = format!(
@@ -183,6 +184,11 @@ impl Session {
     /// The folder of results that the run folder lies in.
     pub fn results(&self) -> &Path {
         &self.results
+    }
+
+    /// The text that inputs are cut from, where it is not the built-in one.
+    pub fn text(&self) -> Option<&Path> {
+        self.text.as_ref().map(tempfile::NamedTempFile::path)
     }
 
     /// The run folder.
@@ -234,6 +240,7 @@ impl Session {
         let memory = self.memory_limit.min(self.resident_limit);
         let limits = Some(Limits { memory, seconds: cell.timeout });
         rows.iter_mut().for_each(|row| row.machine = Some(self.host.clone()));
+        departures::complete(&mut rows, &self.folder.manifest.data);
         let seconds = Some(self.recorded.elapsed().as_secs_f64());
         self.recorded = Instant::now();
         let entry = Entry { cell: cell.key.clone(), rows, samples, limits, seconds };
@@ -265,11 +272,18 @@ impl Session {
         Ok(digest)
     }
 
+    /// How steady the machine was while the finished cells were measured; none where nothing was calibrated.
+    pub fn steadiness(&self) -> Option<Steadiness> {
+        let entries = self.order.iter().filter_map(|key| self.done.get(key));
+        Steadiness::of(entries.flat_map(|entry| &entry.samples).flat_map(|samples| &samples.turns))
+    }
+
     /// Ends the run: files renewed, manifest closed if every cell is done, `latest` set.
     pub fn finish(mut self) -> Result<(FinishedRun, Term), RunError> {
         self.term.finish_progress();
         self.own()?;
         let digest = self.flush_rows()?;
+        self.folder.manifest.steadiness = self.steadiness();
         if self.folder.manifest.end.is_none() && self.finished() == self.order.len() {
             self.folder.manifest.state = State::Done;
             self.folder.manifest.end = Some(now());
@@ -277,6 +291,8 @@ impl Session {
             self.folder.manifest.write(&self.folder.path)?;
         } else if self.folder.manifest.rows_sha256.as_ref().is_some_and(|before| *before != digest) {
             self.folder.manifest.rows_sha256 = Some(digest); // as the journal has them
+            self.folder.manifest.write(&self.folder.path)?;
+        } else if self.folder.manifest.end.is_none() && self.folder.manifest.steadiness.is_some() {
             self.folder.manifest.write(&self.folder.path)?;
         }
         if let Err(error) = self.folder.name_latest() {

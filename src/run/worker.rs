@@ -24,7 +24,7 @@ use effattn_record::Outcome;
 use effattn_record::config::units::Bytes;
 
 /// How often a waiting parent looks at Ctrl-C and deadlines.
-const TICK: Duration = Duration::from_millis(25);
+pub(crate) const TICK: Duration = Duration::from_millis(25);
 /// How often it looks at resident sizes, which takes longer.
 const LOOK: Duration = Duration::from_millis(100);
 /// Lines of a worker's stderr that are kept.
@@ -139,6 +139,11 @@ impl Worker {
         Ok(())
     }
 
+    /// Its process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Waits for a message. The worker is killed when `deadline` passes (`timeout`), when its resident size
     /// passes `resident_limit` (`oom`), or on Ctrl-C.
     ///
@@ -151,47 +156,60 @@ impl Worker {
         stop: &CancelToken,
     ) -> Result<Received<M>, RunError> {
         loop {
-            match self.lines.recv_timeout(TICK) {
-                Ok(line) => {
-                    return Ok(match serde_json::from_str(&line) {
-                        Ok(message) => Received::Message(message),
-                        Err(_) => {
-                            self.kill();
-                            let reason = format!("the worker said something unexpected: {line}");
-                            Received::Ended(CellFailure::new(Outcome::Failed, reason))
-                        }
-                    });
-                }
-                Err(RecvTimeoutError::Disconnected) => return Ok(Received::Ended(self.ended()?)),
-                Err(RecvTimeoutError::Timeout) => {}
-            }
-            if stop.is_cancelled() {
-                self.stop();
-                return Err(RunError::Stopped);
-            }
-            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                self.kill();
-                return Ok(Received::Ended(CellFailure::new(
-                    Outcome::Timeout,
-                    "ran past its time limit (--timeout)",
-                )));
-            }
-            if self.looked.elapsed() < LOOK {
-                continue;
-            }
-            self.looked = Instant::now();
-            let resident = self.resident.of(self.child.id()).unwrap_or(0);
-            self.resident_peak = self.resident_peak.max(resident);
-            if resident > resident_limit {
-                self.kill();
-                let reason = format!(
-                    "resident size {} passed the limit of {}",
-                    Bytes(resident),
-                    Bytes(resident_limit)
-                );
-                return Ok(Received::Ended(CellFailure::new(Outcome::Oom, reason)));
+            if let Some(heard) = self.poll(TICK, deadline, resident_limit, stop)? {
+                return Ok(heard);
             }
         }
+    }
+
+    /// As [`Self::receive`], for at most `wait`. `None`: nothing was said.
+    ///
+    /// # Errors
+    /// [`RunError::Stopped`] on Ctrl-C.
+    pub fn poll<M: DeserializeOwned>(
+        &mut self,
+        wait: Duration,
+        deadline: Option<Instant>,
+        resident_limit: u64,
+        stop: &CancelToken,
+    ) -> Result<Option<Received<M>>, RunError> {
+        let ended = |outcome, reason: String| Some(Received::Ended(CellFailure::new(outcome, reason)));
+        match self.lines.recv_timeout(wait) {
+            Ok(line) => {
+                return Ok(match serde_json::from_str(&line) {
+                    Ok(message) => Some(Received::Message(message)),
+                    Err(_) => {
+                        self.kill();
+                        ended(Outcome::Failed, format!("the worker said something unexpected: {line}"))
+                    }
+                });
+            }
+            Err(RecvTimeoutError::Disconnected) => return Ok(Some(Received::Ended(self.ended()?))),
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        if stop.is_cancelled() {
+            self.stop();
+            return Err(RunError::Stopped);
+        }
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            self.kill();
+            return Ok(ended(Outcome::Timeout, "ran past its time limit (--timeout)".to_owned()));
+        }
+        if self.looked.elapsed() < LOOK {
+            return Ok(None);
+        }
+        self.looked = Instant::now();
+        let resident = self.resident.of(self.child.id()).unwrap_or(0);
+        self.resident_peak = self.resident_peak.max(resident);
+        if resident > resident_limit {
+            self.kill();
+            let sizes = [resident, resident_limit].map(Bytes);
+            return Ok(ended(
+                Outcome::Oom,
+                format!("resident size {} passed the limit of {}", sizes[0], sizes[1]),
+            ));
+        }
+        Ok(None)
     }
 
     /// What the worker said that was not heard yet; after [`RunError::Stopped`] its last words.
@@ -231,7 +249,7 @@ impl Worker {
         // stderr may arrive a moment after stdout is closed
         std::thread::sleep(Duration::from_millis(20));
         let tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(outcome::of_exit(status, &tail.iter().cloned().collect::<Vec<_>>()))
+        Ok(outcome::of_exit("the worker", status, &tail.iter().cloned().collect::<Vec<_>>()))
     }
 }
 
@@ -242,7 +260,7 @@ impl Drop for Worker {
 }
 
 /// Keeps the last lines of `stream`; reads on so that the writer never blocks, and bounds every line.
-fn keep_tail(stream: impl Read, tail: &Mutex<VecDeque<String>>) {
+pub(crate) fn keep_tail(stream: impl Read, tail: &Mutex<VecDeque<String>>) {
     let mut reader = BufReader::new(stream);
     let mut line = Vec::new();
     loop {

@@ -71,6 +71,15 @@ pub enum Schedule {
         /// Last rate.
         end_lr: f64,
     },
+    /// base (1 + cos(pi e/`epochs`))/2 in epoch e = floor(s/`epoch`), from 0: set once per epoch (Zoology).
+    EpochCosine {
+        /// Highest rate.
+        base_lr: f64,
+        /// Steps per epoch.
+        epoch: u64,
+        /// Epochs until the rate is 0.
+        epochs: u64,
+    },
     /// `start_lr` + s (peak - start_lr)/W, then cosines from peak to `min_lr` over cycles of length `cycle` times
     /// `growth`^i, cycle i scaled by `shrink`^i (fairseq; language models of Baevski & Auli).
     CosineRestarts {
@@ -122,6 +131,10 @@ impl Schedule {
                 let turns = s.saturating_sub(warmup) as f64 / cycle.max(1) as f64;
                 let wave = 0.5 * (1.0 + (std::f64::consts::PI * turns.fract()).cos());
                 plain(base_lr * ramp(s, warmup) * wave.max(0.0))
+            }
+            Self::EpochCosine { base_lr, epoch, epochs } => {
+                let done = (s / epoch.max(1)) as f64 / epochs.max(1) as f64;
+                plain(base_lr * 0.5 * (1.0 + (std::f64::consts::PI * done.min(1.0)).cos()))
             }
             Self::WarmupCosine { peak_lr, start_lr, warmup, .. } if s < warmup => {
                 plain(start_lr + (peak_lr - start_lr) * s as f64 / warmup as f64)

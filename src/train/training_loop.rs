@@ -53,6 +53,9 @@ pub struct EvalPoint {
     pub train_loss: f64,
     /// The evaluation.
     pub score: EvalScore,
+    /// Learning rate of its run, where a cell trains at several; steps are those of that run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate: Option<f64>,
 }
 
 /// Length and rhythm of a run.
@@ -64,6 +67,8 @@ pub struct LoopConfig {
     pub eval_every: u64,
     /// Time between checkpoints.
     pub save_interval: Duration,
+    /// An evaluation whose value is above this is the last: training ends with it. `None`: all steps are made.
+    pub enough: Option<f64>,
 }
 
 /// Where a run keeps its files.
@@ -110,6 +115,12 @@ impl TrainingState {
         self.curve.get(self.best?)
     }
 
+    /// Whether the last evaluation is one that training ends with.
+    pub fn reached(&self, enough: Option<f64>) -> bool {
+        let value = |enough| self.curve.last().is_some_and(|point| point.score.value > enough);
+        enough.is_some_and(value)
+    }
+
     fn add(&mut self, loss: f64) {
         self.sum += loss;
         self.summed += 1;
@@ -123,7 +134,7 @@ impl TrainingState {
         if better {
             self.best = Some(self.curve.len());
         }
-        self.curve.push(EvalPoint { step, train_loss, score });
+        self.curve.push(EvalPoint { step, train_loss, score, rate: None });
         better
     }
 }
@@ -191,7 +202,7 @@ pub fn run_loop(
     mut tell: impl FnMut(Event) -> std::io::Result<LoopControl>,
 ) -> std::result::Result<(), TrainingError> {
     let mut saved = Instant::now();
-    while trainer.optimizer().updates() < course.steps {
+    while trainer.optimizer().updates() < course.steps && !state.reached(course.enough) {
         let number = trainer.optimizer().updates();
         let made = trainer.accumulate(learner.micro_batches(), |part| learner.loss(number, part))?;
         state.add(made.loss);
@@ -210,8 +221,9 @@ pub fn run_loop(
                 next = tell(Event::Evaluated(point))?;
             }
         }
-        let stop = next == LoopControl::Stop && done < course.steps;
-        if saved.elapsed() >= course.save_interval || done == course.steps || stop {
+        let last = done == course.steps || state.reached(course.enough);
+        let stop = next == LoopControl::Stop && !last;
+        if saved.elapsed() >= course.save_interval || last || stop {
             save(&files.last, trainer, state, model, &learner.extra())?;
             saved = Instant::now();
         }
@@ -284,7 +296,7 @@ mod tests {
         stop: Option<u64>,
     ) -> std::result::Result<TrainingState, TrainingError> {
         let (mut trainer, mut fit, mut state) = start(files);
-        let course = LoopConfig { steps: 23, eval_every: 5, save_interval: Duration::ZERO };
+        let course = LoopConfig { steps: 23, eval_every: 5, save_interval: Duration::ZERO, enough: None };
         let tell = |event: Event| match event {
             Event::Step { step, .. } if Some(step) == stop => Err(std::io::Error::other("killed")),
             _ => Ok(LoopControl::GoOn),
@@ -319,6 +331,33 @@ mod tests {
     }
 
     #[test]
+    fn an_evaluation_that_is_good_enough_is_the_last() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = CheckpointFiles::in_folder(folder.path());
+        let (mut trainer, mut fit, mut state) = start(&files);
+        let course = LoopConfig {
+            steps: 1000,
+            eval_every: 5,
+            save_interval: Duration::from_secs(3600),
+            enough: Some(-0.2),
+        };
+        let go_on = |_: Event| Ok(LoopControl::GoOn);
+        run_loop(&mut trainer, &mut fit, &mut state, (&course, &files, &json!({})), go_on).unwrap();
+        let steps = trainer.optimizer().updates();
+        assert!(steps < 1000 && steps.is_multiple_of(5), "{steps}");
+        let above: Vec<bool> = state.curve.iter().map(|point| point.score.value > -0.2).collect();
+        assert_eq!(above.iter().position(|above| *above), Some(above.len() - 1));
+        let (mut trainer, mut fit, mut again) = start(&files);
+        assert_eq!(
+            (trainer.optimizer().updates(), &again),
+            (steps, &state),
+            "its checkpoint is that of the end"
+        );
+        run_loop(&mut trainer, &mut fit, &mut again, (&course, &files, &json!({})), go_on).unwrap();
+        assert_eq!((trainer.optimizer().updates(), again), (steps, state), "and nothing is added to it");
+    }
+
+    #[test]
     fn a_loss_that_is_not_finite_ends_the_run_with_its_step() {
         struct Bad;
         impl Trainable for Bad {
@@ -332,7 +371,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let files = CheckpointFiles::in_folder(folder.path());
         let (mut trainer, _, mut state) = start(&files);
-        let course = LoopConfig { steps: 3, eval_every: 1, save_interval: Duration::ZERO };
+        let course = LoopConfig { steps: 3, eval_every: 1, save_interval: Duration::ZERO, enough: None };
         let result = run_loop(&mut trainer, &mut Bad, &mut state, (&course, &files, &json!({})), |_| {
             Ok(LoopControl::GoOn)
         });

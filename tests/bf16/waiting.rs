@@ -6,7 +6,7 @@ use candle_core::{Device, Result, Tensor, Var};
 use effattn::kernel::activation::gelu;
 use effattn::kernel::cpu::matmul_format::{MatmulFormat, set_products};
 use effattn::kernel::tape;
-use effattn::model::layer::{Block, BlockConfig, ForwardArgs};
+use effattn::model::layer::{Block, BlockConfig, BlockStyle, ForwardArgs};
 use effattn::nn::ffn::FfnConfig;
 use effattn::nn::params::{ParamBuilder, Params};
 
@@ -31,6 +31,7 @@ fn blocks(case: &Case) -> Result<([Block; 2], Params)> {
             causal: case.causal,
             layer,
             form: FfnConfig::default(),
+            style: BlockStyle::default(),
         };
         Block::new(&config, &builder.pp(format!("layers.{layer}")))
     };

@@ -1,5 +1,6 @@
 //! Kills at random moments.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -11,6 +12,9 @@ use super::{VICTIMS, fresh, result, rows, run, spawn, stderr};
 
 /// Kills in all where nothing else is said.
 const KILLS: usize = 15;
+
+/// Kills of a command that fetches.
+const FETCHES: usize = 20;
 
 /// Kills before a run is let to its end.
 const TOGETHER: usize = 4;
@@ -36,7 +40,7 @@ fn kills_at_random_moments_change_nothing() {
                 tried += 1;
                 let mut child = spawn(folder.path(), victim.line);
                 std::thread::sleep(Duration::from_secs_f64(random.uniform(0.0, 0.8 * whole)));
-                let name = if tried % 2 == 0 { "-KILL" } else { "-TERM" };
+                let name = ["-KILL", "-TERM", "-HUP"][tried % 3];
                 let _ =
                     Command::new("kill").args([name, &child.id().to_string()]).stderr(Stdio::null()).status();
                 let ended = child.wait().unwrap();
@@ -60,6 +64,60 @@ fn kills_at_random_moments_change_nothing() {
         println!("{:<7} {survived} kills survived of {survived}, results identical", victim.name);
         assert!(survived >= wanted, "{}: only {survived} of {wanted} kills hit", victim.name);
     }
+}
+
+#[test]
+fn a_fetch_that_is_killed_is_completed_by_the_next_one() {
+    let images = || {
+        let folder = fresh("vision");
+        for (index, class) in ["a", "b", "a", "b"].iter().enumerate() {
+            let path = folder.path().join(format!("val/{class}/{index}.png"));
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            let pixel = |x: u32, y: u32| image::Rgb([(7 * x) as u8, (5 * y) as u8, 40 * index as u8]);
+            image::RgbImage::from_fn(40, 40, pixel).save(path).unwrap();
+        }
+        folder
+    };
+    let line = "fetch folder-c --data-dir .";
+    let undisturbed = images();
+    let start = Instant::now();
+    let output = run(undisturbed.path(), line);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let whole = start.elapsed().as_secs_f64();
+    let expected = tree(&undisturbed.path().join("folder-c"));
+    let mut random = RngStream::new(0, "kills of fetch");
+    let (mut hits, mut folders) = (0, 0);
+    while hits < FETCHES {
+        let folder = images();
+        folders += 1;
+        for _ in 0..TOGETHER {
+            let mut child = spawn(folder.path(), line);
+            std::thread::sleep(Duration::from_secs_f64(random.uniform(0.0, 0.8 * whole)));
+            child.kill().unwrap();
+            hits += usize::from(!child.wait().unwrap().success());
+        }
+        let output = run(folder.path(), line);
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert!(tree(&folder.path().join("folder-c")) == expected, "{hits} kills changed what is fetched");
+        assert!(folders < 10 * FETCHES, "only {hits} kills hit");
+    }
+    println!("fetch   {hits} kills survived of {hits}, {} files identical", expected.len());
+}
+
+/// Every file below `folder` with its bytes.
+fn tree(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let (mut files, mut left) = (BTreeMap::new(), vec![folder.to_owned()]);
+    while let Some(next) = left.pop() {
+        for path in fs::read_dir(next).unwrap().map(|entry| entry.unwrap().path()) {
+            match path.is_dir() {
+                true => left.push(path),
+                false => {
+                    drop(files.insert(path.strip_prefix(folder).unwrap().to_owned(), fs::read(path).unwrap()))
+                }
+            }
+        }
+    }
+    files
 }
 
 /// Temporary files below `folder`.

@@ -28,7 +28,7 @@ struct Victim {
     line: &'static str,
 }
 
-const VICTIMS: [Victim; 5] = [
+const VICTIMS: [Victim; 7] = [
     Victim {
         name: "speed",
         line: "speed --preset ls-lra --model full,linear --len 32,64,128 --max-time 40ms --no-plot --threads 1",
@@ -49,9 +49,19 @@ const VICTIMS: [Victim; 5] = [
                --set layers=1 --set width=64 --no-plot --threads 1 --save-every 1ms",
     },
     Victim {
+        name: "recall",
+        line: "recall --model linear --segments 16:2 --test-segments 16:2,32:4 --batch 8 --rates 1e-3,1e-2 --steps 60 --every 10 --limit 40 \
+               --set dropout=0.1 --no-plot --threads 1 --save-every 1ms",
+    },
+    Victim {
         name: "vision",
         line: "vision --quick --preset cvt-small --model full --steps 24 --every 6 --batch 4 --accumulate 2 --limit 24 \
                --no-plot --threads 1 --save-every 1ms",
+    },
+    Victim {
+        name: "lra",
+        line: "lra --task listops --model ls:w=4,r=2 --len 16 --batch 8 --rate 1e-3 --steps 60 --dtype bf16 --data-dir . --no-plot \
+               --threads 1 --save-every 1ms",
     },
 ];
 
@@ -99,7 +109,7 @@ fn expressions(folder: &Path) {
 
 /// Everything that kills must not change: rows without times and memory, curves, weights.
 fn result(folder: &Path, command: &str) -> (Vec<String>, Vec<(String, Vec<u8>)>) {
-    let timed = ["s", "1/s", "B"];
+    let timed = ["s", "1/s", "B", "share"];
     let told = rows(folder, command).into_iter().map(|row| {
         let value = row.value.filter(|_| !timed.contains(&row.unit.as_str()));
         let place = (row.label(), row.task.clone(), row.len, row.batch, row.pass, row.seed);

@@ -109,6 +109,48 @@ fn a_full_disk_ends_a_run_with_its_file_named_and_it_can_be_continued() {
 }
 
 #[test]
+fn a_limit_of_the_address_space_is_refused_with_what_is_needed_or_held() {
+    let folder = fresh("speed");
+    let line = "speed --preset ls-lra --model full --len 32 --max-time 30ms --no-plot";
+    let limited = |kilobytes: u64, line: &str| {
+        // a process that hangs is killed, and has no code
+        let script = format!("ulimit -v {kilobytes}; exec timeout -s KILL 60 \"$0\" \"$@\"");
+        let mut command = Command::new("sh");
+        command.args(["-c", &script, env!("CARGO_BIN_EXE_effattn")]).args(words(line));
+        let output = command.current_dir(folder.path()).env("RUST_BACKTRACE", "1").output().unwrap();
+        (output.status.code(), stderr(&output))
+    };
+    for threads in [1, 4] {
+        let line = format!("{line} --threads {threads}");
+        for kilobytes in [60_000, 100_000, 120_000, 200_000] {
+            let (code, told) = limited(kilobytes, &line);
+            assert_eq!(code, Some(2), "{kilobytes}: {told}");
+            let needed = format!(
+                "{threads} {} {} MiB",
+                if threads == 1 { "thread needs" } else { "threads need" },
+                192 + 64 * threads
+            );
+            assert!(told.contains("ulimit -v") && told.contains(&needed), "{told}");
+        }
+        let (code, told) = limited(1024 * (192 + 64 * threads), &line);
+        assert_eq!(code, Some(0), "{threads} threads: {told}");
+    }
+    // commands without workers end, too, with words
+    for kilobytes in [40_000, 60_000, 80_000] {
+        let (code, told) = limited(kilobytes, "report .");
+        assert!(code.is_some(), "{kilobytes}: {told}");
+        assert!(code == Some(0) || !told.is_empty());
+    }
+    // a cell that needs more than there is has a row that says so
+    let large = "speed --preset ls-lra --model full --len 4k --batch 16 --mode train --max-time 30ms --no-plot --threads 1";
+    let (code, told) = limited(1024 * (192 + 64), large);
+    assert!(
+        code == Some(0) && told.contains("oom: the system refused a memory allocation"),
+        "{code:?}: {told}"
+    );
+}
+
+#[test]
 fn a_clock_that_goes_backwards_changes_nothing() {
     let folder = fresh("speed");
     let line = VICTIMS[0].line;

@@ -6,11 +6,11 @@ use std::sync::OnceLock;
 use candle_core::Device;
 use effattn::attention::choose::choose;
 use effattn::config::lists::Models;
-use effattn::config::settings::Settings;
+use effattn::config::settings::{Setting, Settings};
 use effattn::config::suite::Suite;
 use effattn::protocol::check::check_bytes;
 use effattn::record::text::visible;
-use effattn::report::document::{BEGIN, Document, END, Section, splice};
+use effattn::report::document::{BEGIN, Document, END, Headline, Section, Source};
 use effattn::report::table::Table;
 use serde_json::Value;
 
@@ -123,7 +123,8 @@ pub const TARGETS: &[Target] = &[
         words: &[],
         read: |bytes, _| {
             let size = SIZES[number(bytes, 0) % SIZES.len()];
-            let key = Settings::KEYS[number(bytes, 2) % Settings::KEYS.len()];
+            let keys = Setting::all();
+            let key = keys[number(bytes, 2) % keys.len()].key;
             if let Ok(settings) = Settings::set(&format!("{key}={size}")) {
                 assert!(settings.check().is_ok());
             }
@@ -182,17 +183,18 @@ pub const TARGETS: &[Target] = &[
             let section = Section {
                 title: suite.title,
                 tables: vec![table],
-                provenance: vec![cell],
+                sources: vec![Source { line: cell.clone(), command: cell.clone(), rows: cell.clone() }],
                 ..Section::default()
             };
-            let document = Document { title: suite.source, sections: vec![section] };
+            let document = Document {
+                title: suite.source,
+                overview: vec![(cell.clone(), cell.clone())],
+                headlines: vec![Headline { text: cell, section: Some(0) }],
+                sections: vec![section],
+            };
             let page = format!("a\n{BEGIN}\n{END}\nb\n");
-            let once = splice(&page, &document.markdown()).unwrap();
-            assert_eq!(
-                splice(&once, &document.markdown()).unwrap(),
-                once,
-                "a second splice changes the page"
-            );
+            let once = document.splice(&page).unwrap().unwrap();
+            assert_eq!(document.splice(&once), Ok(Some(once.clone())), "a second splice changes the page");
             let (html, empty) = (document.html(), Document::default().html());
             let scripts = |page: &str| page.to_lowercase().matches("<script").count();
             assert!(

@@ -37,18 +37,24 @@ fn array(shape: &[usize]) -> Vec<u8> {
     bytes
 }
 
+/// `images`, each of which must be decoded: what is broken of them then reaches the decoder.
+fn readable(images: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
+    images.iter().for_each(|image| drop(decode::image(image).unwrap()));
+    images
+}
+
 pub const TARGETS: &[Target] = &[
     Target {
         name: "jpeg",
         weight: 1.0,
-        seeds: || vec![jpeg(&picture(24, 17)), jpeg(&picture(8, 8)), jpeg(&RgbImage::new(1, 1))],
+        seeds: || readable(vec![jpeg(&picture(24, 17)), jpeg(&picture(8, 8)), jpeg(&RgbImage::new(1, 1))]),
         words: &["\u{0}\u{8}", "Exif\u{0}\u{0}", "ICC_PROFILE\u{0}", "Adobe", "JFIF\u{0}"],
         read: |bytes, _| drop(decode::image(bytes)),
     },
     Target {
         name: "png",
         weight: 1.0,
-        seeds: || vec![png(&picture(24, 17)), png(&RgbImage::new(1, 1))],
+        seeds: || readable(vec![png(&picture(24, 17)), png(&RgbImage::new(1, 1))]),
         words: &["IHDR", "IDAT", "iCCP", "acTL", "fcTL", "tRNS", "eXIf", "zTXt", "IEND"],
         read: |bytes, _| drop(decode::image(bytes)),
     },

@@ -12,6 +12,7 @@ mod texts;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use effattn::device::alloc;
@@ -29,6 +30,9 @@ const MEMORY: usize = 512 << 20;
 const LEFT: usize = 64 << 20;
 /// Longest time of one execution.
 const TIME: Duration = Duration::from_secs(20);
+
+/// Most live bytes that an execution of the present target has needed.
+static NEEDED: AtomicUsize = AtomicUsize::new(0);
 
 /// One reader.
 pub struct Target {
@@ -64,6 +68,7 @@ fn problem(target: &Target, input: &[u8], folder: &Path) -> Option<String> {
     let start = Instant::now();
     let read = catch_unwind(AssertUnwindSafe(|| (target.read)(input, folder)));
     let (peak, time) = (alloc::peak().saturating_sub(before), start.elapsed());
+    NEEDED.fetch_max(peak, Relaxed);
     match read {
         Err(_) => Some("a panic".to_owned()),
         Ok(()) if peak > MEMORY => Some(format!("{peak} bytes")),
@@ -88,6 +93,7 @@ fn fuzz(target: &Target) {
     let seed = std::env::var("EFFATTN_FUZZ_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(0);
     let mut random = RngStream::new(seed, target.name);
     let (count, before) = (executions(target), alloc::live());
+    NEEDED.store(0, Relaxed);
     for _ in 0..count {
         let input = mutated(&seeds, target.words, &mut random);
         if let Some(why) = problem(target, &input, folder.path()) {
@@ -96,7 +102,12 @@ fn fuzz(target: &Target) {
     }
     let left = alloc::live().saturating_sub(before);
     assert!(left <= LEFT, "{}: {count} inputs left {left} bytes behind", target.name);
-    println!("{:<14} {count:>8} inputs, {} known, no panic, {left} bytes left", target.name, known.len());
+    let needed = NEEDED.load(Relaxed);
+    println!(
+        "{:<14} {count:>8} inputs, {} known, no panic, at most {needed} bytes at once, {left} left",
+        target.name,
+        known.len()
+    );
 }
 
 /// A folder in memory where there is one.

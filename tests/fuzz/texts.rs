@@ -273,7 +273,7 @@ pub const TARGETS: &[Target] = &[
         words: &[document::BEGIN, document::END],
         read: |bytes, _| {
             if let Ok(text) = std::str::from_utf8(bytes) {
-                let _ = document::splice(text, "new");
+                let _ = document::Document::default().splice(text);
             }
         },
     },

@@ -50,7 +50,7 @@ pub fn alike(what: &str, then: &str, now: &str) {
 }
 
 /// Units of what is measured and not computed.
-const MEASURED: [&str; 6] = ["s", "1/s", "B", "FLOP/s", "B/s", "GFLOP/s"];
+const MEASURED: [&str; 7] = ["s", "1/s", "B", "FLOP/s", "B/s", "GFLOP/s", "share"];
 
 /// The rows of a file, and of those that were computed the digits by themselves.
 ///

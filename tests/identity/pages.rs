@@ -49,10 +49,11 @@ fn every_chart_is_made_of_the_committed_rows() {
 
 /// `text` without what the report writes into it: the tables between the markers, and the marked numbers.
 fn emptied(text: &str) -> String {
-    let (begin, end) = ("<!-- effattn report: begin -->\n", "<!-- effattn report: end -->");
+    let (begin, end) = ("<!-- effattn report: begin", "<!-- effattn report: end -->");
     let mut text = text.to_owned();
     if let (Some(from), Some(to)) = (text.find(begin), text.find(end)) {
-        text.replace_range(from + begin.len()..to, "");
+        let line = text[from..].find('\n').unwrap() + 1;
+        text.replace_range(from + line..to, "");
     }
     let mut pieces = text.split("<!-- row ");
     let mut out = pieces.next().unwrap().to_owned();
@@ -67,7 +68,14 @@ fn emptied(text: &str) -> String {
 #[test]
 fn the_pages_are_those_that_the_report_writes() {
     let folder = tempfile::tempdir().unwrap();
-    for page in ["docs/results.md", "README.md"] {
+    let pages = fs::read_dir(root().join("docs"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut results: Vec<String> =
+        pages.filter(|name| name.starts_with("results")).map(|name| format!("docs/{name}")).collect();
+    results.sort();
+    assert!(results.len() > 4, "{results:?}");
+    for page in results.iter().map(String::as_str).chain(["docs/recall.md", "docs/mixers.md", "README.md"]) {
         let then = fs::read_to_string(root().join(page)).unwrap();
         let empty = emptied(&then);
         assert!(empty.len() < then.len(), "{page} has nothing that the report writes");

@@ -66,6 +66,17 @@ const PLANS: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "recall",
+        &[
+            "recall --quick",
+            "recall --task parity,modular-arithmetic --model deltanet:neg_eigval=true,full --seeds 1..2",
+            "recall --preset recall-based --model based --rates 1e-3,3e-3 --steps 9 --every 3 --limit 10 --noise 0.5 --vocabulary 1024",
+            "recall --layers shortconv,window,mixer --model ls:w=4 --segments 32:4,64:8 --test-segments 128:8 --batch 8 --dtype bf16",
+            "recall --layers 4 --set width=32 --set dropout=0.1 --model linear --kernel composed --timeout 1m",
+            "recall --floor --task mqar,selective-copying --limit 10",
+        ],
+    ),
+    (
         "mlm",
         &[
             "mlm --quick",
@@ -178,7 +189,7 @@ fn cells_of_classifiers_are_the_same() {
 
 #[test]
 fn cells_of_language_models_are_the_same() {
-    ["charlm", "wordlm", "mlm"].into_iter().for_each(hold);
+    ["charlm", "wordlm", "mlm", "recall"].into_iter().for_each(hold);
 }
 
 #[test]
@@ -193,7 +204,7 @@ fn rows_of_the_papers_long_range_tables_are_the_same() {
 
 #[test]
 fn rows_of_the_papers_language_tables_are_the_same() {
-    hold_suites(&["charlm", "wordlm", "mlm", "finetune"]);
+    hold_suites(&["charlm", "wordlm", "mlm", "finetune", "recall"]);
 }
 
 #[test]

@@ -196,6 +196,7 @@ const LAYERS: &[&str] = &[
     "device",
     "nn",
     "attention",
+    "program",
     "run",
     "train",
     "protocol",

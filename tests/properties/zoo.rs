@@ -21,6 +21,7 @@ const SMALL: usize = 4;
 /// Settings that the general rule does not find: for every variant of a mechanism, or as one more variant.
 const EXTRA: &[(&str, &str)] = &[
     ("aft-local", "window=1,factor=2"),
+    ("aft-local", "window=3,factor=auto"),
     ("aft-local", "window=100,per_head=true,factor=2"),
     ("dp", "dual_ln=true,r=2"),
     ("mamba2", "groups=auto,Dk=5"),

@@ -6,7 +6,7 @@ use effattn::kernel::linear::linear;
 use effattn::model::batch::{Batch, InputKind, ModelInput, SyntheticInput, Tokens};
 use effattn::model::family::classifier::{classification_loss, classification_scores};
 use effattn::model::family::{
-    Architecture, Family, Loss, Metric, Model, ModelRequest, PresetInfo, ResolveError, StageCost,
+    Architecture, Family, Loss, Metric, Model, ModelRequest, Objective, PresetInfo, ResolveError, StageCost,
 };
 use effattn::nn::dropout::DropoutRng;
 use effattn::nn::params::{Init, ParamBuilder};
@@ -16,7 +16,7 @@ pub static FAMILY: Family = Family {
     name: "bag",
     title: "bags of bytes to classes",
     input: InputKind::Tokens,
-    classifies: true,
+    objective: Objective::Class,
     sample: "text",
     presets,
     serves: |preset, _| preset == "bag",

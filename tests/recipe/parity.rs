@@ -12,8 +12,8 @@ use effattn::data::{
 
 /// The table line.
 pub static SET: DataSetEntry = DataSetEntry {
-    name: "parity",
-    collection: "parity",
+    name: "odd-ones",
+    collection: "odd-ones",
     title: "Parity",
     about: "whether a row of binary digits has an odd number of ones",
     records: "512 / 128 / 128 rows of digits",
@@ -27,7 +27,7 @@ pub static SET: DataSetEntry = DataSetEntry {
     }),
     origin: Origin::Generated {
         formats: &[WriteFormat { name: "text", about: "one example a line", write }],
-        instead: "parity.txt",
+        instead: Some("parity.txt"),
     },
     locate: |dir| Ok(store::find_file(dir, &["parity.txt"])),
 };
@@ -43,7 +43,7 @@ fn generated() -> impl Iterator<Item = String> {
     numbers.map(|number| format!("{number:010b} {}\n", number.count_ones() % 2))
 }
 
-fn write(dir: &Path) -> io::Result<Vec<PathBuf>> {
+fn write(_: &DataSetEntry, dir: &Path) -> io::Result<Vec<PathBuf>> {
     let path = dir.join("parity.txt");
     std::fs::write(&path, generated().collect::<String>())?;
     Ok(vec![path])

@@ -153,6 +153,15 @@ fn a_protocol_is_a_command_that_runs_and_reports() {
     assert!(run(folder.path(), "weigh --help", 0).contains("position embeddings count as parameters"));
     let said = run(folder.path(), "weigh --model full,ls --len 64", 0);
     assert!(said.contains("112514") && said.contains("121410"), "{said}");
+    let both = run(folder.path(), "weigh --model full --len 64 --copies 2", 0);
+    assert!(both.contains("225028"), "{both}");
+    let suite = "title = 'Two'\nprotocol = 'weigh'\nsource = 'here'\n[base]\nlen = 64\ncopies = 3\n[[row]]\nlabel = 'F'\nmodel = 'full'\n";
+    std::fs::write(folder.path().join("three.toml"), suite).expect("a suite");
+    assert!(run(folder.path(), "weigh --suite three.toml", 0).contains("337542"));
+    let error = run(folder.path(), "weigh --copies 0", 2);
+    assert!(error.contains("0 is out of range; allowed: 1 to 1000"), "{error}");
+    let error = run(folder.path(), "lra --copies 2", 2);
+    assert!(error.contains("lra does not take --copies; weigh does"), "{error}");
     let report = run(folder.path(), "report", 0);
     assert!(report.contains("Parameters of a model") && report.contains("121410"), "{report}");
     let error = run(folder.path(), "weigh --steps 3", 2);
@@ -166,40 +175,40 @@ fn it_is_listed_named_and_generated() {
         let list: serde_json::Value =
             serde_json::from_str(&run(folder.path(), "list tasks --json --data-dir .", 0)).expect("JSON");
         let mut sets = list.as_array().expect("a list").iter();
-        sets.find(|set| set["name"] == "parity").cloned().expect("the set")
+        sets.find(|set| set["name"] == "odd-ones").cloned().expect("the set")
     };
     assert_eq!((&listed()["generated"], &listed()["path"]), (&true.into(), &serde_json::Value::Null));
-    assert!(words("lra --help").contains("pathfinder128, parity"));
-    assert!(words("fetch --help").contains("pathfinder, parity (generated)"));
-    assert!(words("completions bash").contains("pathfinder128 parity"));
-    assert!(words("fetch parity --data-dir .").contains("parity.txt: generated"));
+    assert!(words("lra --help").contains("pathfinder128, odd-ones"));
+    assert!(words("fetch --help").contains("odd-ones (generated)"));
+    assert!(words("completions bash").contains("pathfinder128 odd-ones"));
+    assert!(words("fetch odd-ones --data-dir .").contains("parity.txt: generated"));
     assert!(listed()["path"].as_str().is_some_and(|path| path.ends_with("parity.txt")), "{}", listed());
-    let error = run(folder.path(), "lra --task paritty --dry-run", 2);
-    assert!(error.contains("did you mean parity") && error.contains("pathfinder128"), "{error}");
-    let error = run(folder.path(), "fetch parity --from x --data-dir .", 2);
-    assert!(error.contains("parity is generated"), "{error}");
+    let error = run(folder.path(), "lra --task odd-one --dry-run", 2);
+    assert!(error.contains("did you mean odd-ones") && error.contains("pathfinder128"), "{error}");
+    let error = run(folder.path(), "fetch odd-ones --from x --data-dir .", 2);
+    assert!(error.contains("odd-ones is generated"), "{error}");
 }
 
-const TRAIN: &str = "lra --task parity --model full --batch 8 --data-dir . --no-plot --threads 1";
+const TRAIN: &str = "lra --task odd-ones --model full --batch 8 --data-dir . --no-plot --threads 1";
 
 fn it_is_trained_on_and_reported() {
     let folder = tempfile::tempdir().expect("a folder");
     let text = run(folder.path(), &format!("{TRAIN} --steps 8 --export-csv rows.csv"), 0);
-    assert!(text.contains("parity"), "{text}");
+    assert!(text.contains("odd-ones"), "{text}");
     let rows = std::fs::read_to_string(folder.path().join("rows.csv")).expect("rows");
     let mut lines = rows.lines();
     let columns: Vec<&str> = lines.next().expect("a header").split(',').collect();
     let accuracy: Vec<&str> =
         lines.find(|line| line.contains(",accuracy,")).expect("a row").split(',').collect();
     let cell = |name: &str| accuracy[columns.iter().position(|column| *column == name).expect(name)];
-    assert_eq!((cell("task"), cell("outcome"), cell("len")), ("parity", "ok", "12"));
+    assert_eq!((cell("task"), cell("outcome"), cell("len")), ("odd-ones", "ok", "12"));
     assert_eq!(
         (cell("fraction"), cell("published")),
         ("", ""),
         "no source trains on it: no share of a protocol"
     );
     assert!((0.0..=100.0).contains(&cell("value").parse::<f64>().expect("a number")));
-    assert!(run(folder.path(), "report results", 0).contains("parity"));
+    assert!(run(folder.path(), "report results", 0).contains("odd-ones"));
 }
 
 fn a_family_is_listed_measured_trained_and_reported() {
@@ -211,10 +220,10 @@ fn a_family_is_listed_measured_trained_and_reported() {
     assert!(!words(&tool("wordlm --help", 0)).contains("bag"), "it predicts no words");
     tool("speed --preset bag --model full --len 32 --mode infer --runs 2 --threads 1 --no-plot", 0);
     let short = "--batch 8 --steps 8 --no-plot --threads 1 --data-dir .";
-    let trained = tool(&format!("lra --task parity --preset bag --model full {short}"), 0);
-    assert!(trained.contains("parity"), "{trained}");
+    let trained = tool(&format!("lra --task odd-ones --preset bag --model full {short}"), 0);
+    assert!(trained.contains("odd-ones"), "{trained}");
     let text = tool("report results", 0);
-    assert!(text.contains("bag") && text.contains("parity"), "{text}");
+    assert!(text.contains("bag") && text.contains("odd-ones"), "{text}");
     let rows = std::fs::read_to_string(folder.path().join("results/lra/latest/rows.csv")).expect("rows");
     let accuracy = rows.lines().find(|line| line.contains(",accuracy,")).expect("a row");
     assert!(accuracy.contains(",bag,") && accuracy.contains(",ok,"), "{rows}");
@@ -269,7 +278,7 @@ fn a_corpus_of_words_is_trained_on() {
 /// The worker that starts after the plan was made reads another file than the plan did.
 fn data_that_change_during_a_run_are_noticed() {
     let folder = tempfile::tempdir().expect("a folder");
-    run(folder.path(), "fetch parity --data-dir .", 0);
+    run(folder.path(), "fetch odd-ones --data-dir .", 0);
     let file = folder.path().join("parity.txt");
     let before = std::fs::read_to_string(&file).expect("rows of digits");
     let mut first = tool(folder.path(), &format!("{TRAIN} --steps 3000 --seeds 0..1"));

@@ -1,8 +1,9 @@
 //! `weigh`: the parameters of a model, counted by a worker.
 
 use effattn::config::lists::Lengths;
-use effattn::config::settings::Settings;
 use effattn::config::settings::groups::MODEL;
+use effattn::config::settings::{Settings, within};
+use effattn::own_setting;
 use effattn::protocol::cell_runner::{CellResult, CellRunner};
 use effattn::protocol::definition::{Protocol, ProtocolInfo, WorkerContext, WorkerInput};
 use effattn::protocol::grid::{Grid, GridDefaults, GridFlags, PlanError, listed};
@@ -11,11 +12,25 @@ use effattn::record::{Metric, Outcome, Pass, Row};
 use effattn::run::RunError;
 use effattn::run::plan::{Cell, Plan};
 use effattn::run::worker::{ParentLink, Received};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, from_value};
+
+own_setting! {
+    /// Models side by side, whose parameters are counted together [default: 1]
+    COPIES: u64 = "copies", "Grid", "N", |text| within(text, 1, 1000);
+}
+
+/// What the worker of a cell is asked.
+#[derive(Serialize, Deserialize)]
+struct WeighRequest {
+    model: ModelSpec,
+    copies: u64,
+}
 
 const INFO: ProtocolInfo = ProtocolInfo {
     examples: "Examples:\n  effattn weigh --model full,ls",
-    settings: &[&["len"], MODEL],
+    settings: &[&["len", "copies"], MODEL],
+    own: &[&COPIES.setting],
     help: &[("len", "Lengths: position embeddings count as parameters")],
     metrics: &[Metric { name: "parameters", title: "Parameters", unit: "1", lower_is_better: true }],
     ..ProtocolInfo::new("weigh", "Parameters of a model")
@@ -45,7 +60,9 @@ impl Protocol for Weigh {
                     resolve_or_unsupported(pick, |choice| spec.resolve_measured(choice))?;
                 let row = spec.row(INFO.name, threads, resolved.as_deref());
                 let words = format!("{} n{len}", spec.model);
-                let cell = Cell::new(&words, row, &spec, &spec.default_spec("ls-lra"));
+                let copies = COPIES.of(&pick.settings).unwrap_or(1);
+                let usual = WeighRequest { model: spec.default_spec("ls-lra"), copies: 1 };
+                let cell = Cell::new(&words, row, &WeighRequest { model: spec, copies }, &usual);
                 cells.push(cell.with_unsupported(reason));
             }
         }
@@ -76,9 +93,9 @@ impl Protocol for Weigh {
     }
 
     fn work(&self, link: &ParentLink, request: Value, _: &WorkerInput) -> anyhow::Result<()> {
-        let spec: ModelSpec = from_value(request)?;
+        let WeighRequest { model: spec, copies } = from_value(request)?;
         let model = spec.choice().and_then(|choice| spec.resolve_measured(&choice))?;
-        Ok(link.send(&model.parameters()?)?)
+        Ok(link.send(&(copies * model.parameters()? as u64))?)
     }
 }
 

@@ -75,7 +75,7 @@ impl Kind {
             },
             Self::Task => Recipe {
                 template: "tests/recipe/parity.rs",
-                called: "\"parity\"",
+                called: "\"odd-ones\"",
                 folder: "crates/data/src",
                 registry: "crates/data/src/lib.rs",
                 table: "pub static TABLE: &[&DataSetEntry] = &[\n",
@@ -114,6 +114,7 @@ pub fn add(root: &Path, kind: Kind, name: &str) -> Result<()> {
     for (from, to) in recipe.paths {
         code = code.replace(from, to);
     }
+    ensure!(code.contains(recipe.called), "{} names no entry {}", recipe.template, recipe.called);
     code = code.replace(recipe.called, &format!("{name:?}"));
     let registry = with_entry(&read(recipe.registry)?, &recipe, &module)?;
     fs::write(&file, code).with_context(|| format!("writing {}", file.display()))?;

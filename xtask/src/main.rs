@@ -23,6 +23,8 @@ enum Task {
         /// A .safetensors file, or a folder of them
         from: PathBuf,
     },
+    /// Hold what is published and printed against suites and rows, and the check itself against seeded faults
+    Audit,
     /// Check format, lints and tests of the crates that differ from a commit
     Quick {
         /// The commit
@@ -35,8 +37,17 @@ fn main() -> anyhow::Result<()> {
     match Task::parse() {
         Task::New { kind, name } => add::add(root(), kind, &name),
         Task::Golden { from } => golden::install(&from, &root().join("tests/golden")),
+        Task::Audit => audit(),
         Task::Quick { since } => quick::run(root(), &since),
     }
+}
+
+/// The tests of `tests/audit`.
+fn audit() -> anyhow::Result<()> {
+    let arguments = ["test", "--release", "--test", "library", "--", "audit"];
+    let status = std::process::Command::new("cargo").args(arguments).current_dir(root()).status()?;
+    anyhow::ensure!(status.success(), "the audit found something; it stands above");
+    Ok(())
 }
 
 /// The root of the workspace.

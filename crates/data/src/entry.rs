@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use super::corpus::CharCorpus;
 use super::fetch::DownloadSource;
 use super::labelled::LabelledTexts;
+use super::position_labels::PositionTask;
 use super::word_corpus::WordCorpus;
 use super::{DataError, Dataset, LoadOptions};
 
@@ -53,6 +54,8 @@ pub enum DataKind {
     Symbols(CharTask),
     /// Texts of words.
     Words(WordTask),
+    /// Sequences of token ids with labels at some positions, drawn from a seed.
+    Positions(PositionTask),
 }
 
 /// Texts with classes.
@@ -113,8 +116,8 @@ pub enum Origin {
     Generated {
         /// Forms in which `fetch` writes it; none for a set that is made example by example.
         formats: &'static [WriteFormat],
-        /// What is read instead where it lies in the data folder.
-        instead: &'static str,
+        /// What is read instead where it lies in the data folder; `None`: it is always generated.
+        instead: Option<&'static str>,
     },
     /// A person places it in the data folder; the words end with the names of its files.
     UserProvided(&'static str),
@@ -128,8 +131,8 @@ pub struct WriteFormat {
     pub name: &'static str,
     /// What it is.
     pub about: &'static str,
-    /// Writes it into a folder and gives its files.
-    pub write: fn(&Path) -> io::Result<Vec<PathBuf>>,
+    /// Writes a set into a folder and gives its files.
+    pub write: fn(&DataSetEntry, &Path) -> io::Result<Vec<PathBuf>>,
 }
 
 impl DataKind {
@@ -142,13 +145,14 @@ impl DataKind {
             Self::Texts(_) => "texts",
             Self::Symbols(_) => "symbols",
             Self::Words(_) => "words",
+            Self::Positions(_) => "positions",
         }
     }
 
     /// Documents of token ids per example; texts that wait for a tokenizer, corpora and words have none.
     pub fn documents(&self) -> usize {
         match self {
-            Self::Sequences(_) | Self::Images(_) => 1,
+            Self::Sequences(_) | Self::Images(_) | Self::Positions(_) => 1,
             Self::Pairs(_) => 2,
             Self::Texts(_) | Self::Symbols(_) | Self::Words(_) => 0,
         }
@@ -162,7 +166,15 @@ impl DataSetEntry {
             DataKind::Sequences(examples) | DataKind::Pairs(examples) | DataKind::Images(examples) => {
                 Some(examples)
             }
-            DataKind::Texts(_) | DataKind::Symbols(_) | DataKind::Words(_) => None,
+            DataKind::Texts(_) | DataKind::Symbols(_) | DataKind::Words(_) | DataKind::Positions(_) => None,
+        }
+    }
+
+    /// Its examples with labels at positions, where it has any.
+    pub fn positions(&self) -> Option<&PositionTask> {
+        match &self.kind {
+            DataKind::Positions(task) => Some(task),
+            _ => None,
         }
     }
 

@@ -8,6 +8,7 @@
 //! limit.
 
 pub mod amazon;
+pub mod bracket_arithmetic;
 pub mod content_hash;
 pub mod corpus;
 pub mod data_dir;
@@ -17,12 +18,19 @@ pub mod fetch;
 pub mod glue;
 pub mod images;
 pub mod imdb;
+pub mod induction;
 pub mod labelled;
 pub mod listops;
 pub mod lra_image;
 pub mod lra_text;
+pub mod mad;
 pub mod masked;
+pub mod modular_arithmetic;
+pub mod mqar;
+pub mod parity;
 pub mod pathfinder;
+pub mod position_files;
+pub mod position_labels;
 pub mod retrieval;
 pub mod running_text;
 pub mod sample;
@@ -67,6 +75,17 @@ pub static TABLE: &[&DataSetEntry] = &[
     &sample::WORDS,
     &wikitext::WIKITEXT103,
     &wikitext::SMALL,
+    &mqar::SET,
+    &parity::SET,
+    &modular_arithmetic::SET,
+    &bracket_arithmetic::SET,
+    &induction::SET,
+    &mad::in_context_recall::SET,
+    &mad::noisy_recall::SET,
+    &mad::fuzzy_recall::SET,
+    &mad::selective_copying::SET,
+    &mad::compression::SET,
+    &mad::memorization::SET,
 ];
 
 static ALL: Registry<DataSetEntry> = Registry::new(TABLE);
@@ -317,7 +336,8 @@ mod tests {
                     let texts = set.texts().is_some_and(|texts| texts.classes.len() > 1 && texts.train > 0);
                     let symbols = set.symbols().is_some_and(|symbols| symbols.vocabulary > 1);
                     let words = set.words().is_some_and(|words| words.vocabulary > 1);
-                    assert!(texts || symbols || words, "{}", set.name);
+                    let positions = set.positions().is_some_and(|task| task.alphabet.vocabulary > 1);
+                    assert!(texts || symbols || words || positions, "{}", set.name);
                 }
             }
         }

@@ -26,6 +26,19 @@ impl<'a> LimitedDataset<'a> {
         Self { data, chosen }
     }
 
+    /// The same without what does not fill a batch of `batch` at the end of the test split, as models are tested; a split
+    /// that fills none stays.
+    #[must_use]
+    pub fn in_whole_batches(mut self, batch: usize) -> Self {
+        for (split, chosen) in Split::ALL.iter().zip(&mut self.chosen) {
+            let whole = chosen.len() / batch.max(1) * batch.max(1);
+            if *split == Split::Test && whole > 0 {
+                chosen.truncate(whole);
+            }
+        }
+        self
+    }
+
     fn side(&self, split: Split) -> &[usize] {
         &self.chosen[Split::ALL.iter().position(|one| *one == split).unwrap_or(0)]
     }

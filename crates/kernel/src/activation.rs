@@ -1,6 +1,6 @@
-//! GELU in its exact form, x/2 (1 + erf(x / sqrt 2)), and with tanh in the place of erf; ReLU.
+//! GELU in its exact form, x/2 (1 + erf(x / sqrt 2)), and with tanh in the place of erf; ReLU; SwiGLU.
 
-use candle_core::{CpuStorage, DType, Layout, Result, Shape, Tensor};
+use candle_core::{CpuStorage, DType, Layout, Result, Shape, Tensor, bail};
 
 #[cfg(feature = "cuda")]
 use candle_core::cuda_backend::CudaStorage;
@@ -41,11 +41,118 @@ pub fn relu(x: &Tensor) -> Result<Tensor> {
     x * x.gt(0f32)?.to_dtype(x.dtype())?
 }
 
-/// ln(1 + exp(x)), computed in f64: small results keep their digits. For the few numbers per position that steer a recurrence.
+/// ln(1 + exp(x)); small results keep their digits.
 pub fn softplus(x: &Tensor) -> Result<Tensor> {
+    if super::fused_cpu(x.device()) && x.dtype() == DType::F32 {
+        return tape::apply(&[&x.contiguous()?], Softplus);
+    }
+    composed_softplus(x)
+}
+
+/// The definition in plain candle operations, in f64.
+fn composed_softplus(x: &Tensor) -> Result<Tensor> {
     let wide = x.to_dtype(DType::F64)?;
     let (low, high) = (wide.minimum(30.0)?, relu(&(wide - 30.0)?)?);
     (((low.exp()? + 1.0)?.log()? + high)?).to_dtype(x.dtype())
+}
+
+/// SiLU(gate) * up, element by element (Shazeer 2020).
+pub fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
+    Gate::Silu.apply(gate, up)
+}
+
+/// sigmoid(gate) * up, element by element (Dauphin et al. 2017).
+pub fn glu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
+    Gate::Sigmoid.apply(gate, up)
+}
+
+/// What a gate is passed through before it opens something.
+#[derive(Clone, Copy)]
+enum Gate {
+    Silu,
+    Sigmoid,
+}
+
+impl Gate {
+    fn apply(self, gate: &Tensor, up: &Tensor) -> Result<Tensor> {
+        if gate.dims() != up.dims() {
+            bail!("a gate {:?} and what it opens, {:?}, have different shapes", gate.dims(), up.dims());
+        }
+        if super::fused_cpu(gate.device()) && gate.dtype() == DType::F32 {
+            return tape::apply(&[&gate.contiguous()?, &up.contiguous()?], self);
+        }
+        match self {
+            Self::Silu => gate.silu()? * up,
+            Self::Sigmoid => (gate.neg()?.exp()? + 1.0)?.recip()? * up,
+        }
+    }
+}
+
+impl FusedOp for Gate {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Silu => "swiglu",
+            Self::Sigmoid => "glu",
+        }
+    }
+
+    fn forward(&self, operands: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)> {
+        let [gate, up] = cpu::slices(operands)?;
+        let y = par::build(gate.len(), CHUNK, |index, y| {
+            let here = index * CHUNK..index * CHUNK + y.len();
+            match self {
+                Self::Silu => rows::swiglu(&gate[here.clone()], &up[here], y),
+                Self::Sigmoid => rows::glu(&gate[here.clone()], &up[here], y),
+            }
+        });
+        Ok((y, operands[0].1.shape().clone()))
+    }
+
+    fn backward(&self, operands: &[&Tensor], _: SavedOutput, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+        let [gate, up] = op::operands(operands)?;
+        let (dgate, dup) = cpu::with_slices([gate, up, grad], |[gate, up, dy]| {
+            let lens = (dy.len(), CHUNK);
+            Ok(par::build_two(
+                lens,
+                lens,
+                || (),
+                |(), index, dgate, dup| {
+                    let here = index * CHUNK..index * CHUNK + dgate.len();
+                    let back = match self {
+                        Self::Silu => rows::swiglu_backward,
+                        Self::Sigmoid => rows::glu_backward,
+                    };
+                    back(&gate[here.clone()], &up[here.clone()], &dy[here], dgate, dup);
+                },
+            ))
+        })?;
+        Ok(vec![cpu::gradient(gate, dgate)?, cpu::gradient(up, dup)?])
+    }
+}
+
+struct Softplus;
+
+impl FusedOp for Softplus {
+    fn name(&self) -> &'static str {
+        "softplus"
+    }
+
+    fn forward(&self, operands: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)> {
+        let [x] = cpu::slices(operands)?;
+        let y = par::build(x.len(), CHUNK, |index, y| rows::softplus(&x[index * CHUNK..][..y.len()], y));
+        Ok((y, operands[0].1.shape().clone()))
+    }
+
+    fn backward(&self, operands: &[&Tensor], _: SavedOutput, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+        let [x] = op::operands(operands)?;
+        let dx = cpu::with_slices([x, grad], |[x, dy]| {
+            Ok(par::build(x.len(), CHUNK, |index, dx| {
+                let here = index * CHUNK..index * CHUNK + dx.len();
+                rows::softplus_backward(&x[here.clone()], &dy[here], dx);
+            }))
+        })?;
+        Ok(vec![cpu::gradient(x, dx)?])
+    }
 }
 
 struct Gelu {
@@ -108,6 +215,11 @@ mod tests {
         for dims in [vec![1], vec![3, 17], vec![2, 20_011]] {
             let x = [(randn("x", &dims) * 2.0).unwrap()];
             check(&format!("{dims:?}"), &x, 1e-6, |x| gelu(&x[0]));
+            let pair = [(randn("gate", &dims) * 2.0).unwrap(), randn("up", &dims)];
+            check(&format!("swiglu {dims:?}"), &pair, 1e-6, |x| swiglu(&x[0], &x[1]));
+            check(&format!("glu {dims:?}"), &pair, 1e-6, |x| glu(&x[0], &x[1]));
+            let wide = [(randn("x", &dims) * 8.0).unwrap()];
+            check(&format!("softplus {dims:?}"), &wide, 1e-6, |x| softplus(&x[0]));
             check(&format!("tanh {dims:?}"), &x, 2e-6, |x| gelu_tanh(&x[0]));
         }
     }

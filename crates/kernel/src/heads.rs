@@ -181,6 +181,16 @@ impl Heads {
     }
 }
 
+/// [b, g, n, d] -> [b, g * times, n, d]: every head `times` times, copies beside each other.
+pub fn repeat(x: &Tensor, times: usize) -> Result<Tensor> {
+    if times == 1 {
+        return Ok(x.clone());
+    }
+    let heads: Vec<u32> = (0..x.dim(1)? * times).map(|head| (head / times) as u32).collect();
+    // selected and not broadcast: what waits as bf16 is read row by row
+    x.contiguous()?.index_select(&Tensor::new(heads.as_slice(), x.device())?, 1)
+}
+
 /// [b, h, n, d] -> [b, n, h * d].
 pub fn merge(x: &Tensor) -> Result<Tensor> {
     x.transpose(1, 2)?.contiguous()?.flatten_from(2)

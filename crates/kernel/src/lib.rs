@@ -20,6 +20,7 @@ pub mod conv;
 pub mod cpu;
 #[cfg(any(feature = "cuda", test))]
 pub mod cuda;
+pub mod cuda_coverage;
 pub mod delta_rule;
 pub mod device;
 pub mod diagonal_scan;
@@ -40,8 +41,10 @@ pub mod norm;
 pub mod norm_parts;
 pub mod nystrom;
 pub mod op;
+pub mod product_time;
 pub mod profile;
 pub mod project_slots;
+pub mod relative_softmax;
 pub mod rotary;
 pub mod short_conv;
 pub mod sinkhorn;
@@ -88,14 +91,24 @@ pub fn with_mode<T>(mode: KernelMode, f: impl FnOnce() -> T) -> T {
 }
 
 /// Whether the fused CPU kernel should run for tensors on `device`.
+#[track_caller]
 pub(crate) fn fused_cpu(device: &Device) -> bool {
-    mode() == KernelMode::Fused && device.is_cpu()
+    let fused = mode() == KernelMode::Fused && device.is_cpu();
+    if fused {
+        cuda_coverage::note(false);
+    }
+    fused
 }
 
 /// Whether a fused kernel should run for `x`, where there is one for the CPU and one for CUDA.
+#[track_caller]
 pub(crate) fn fused(x: &Tensor) -> bool {
     let device = x.device();
-    mode() == KernelMode::Fused
+    let fused = mode() == KernelMode::Fused
         && x.dtype() == DType::F32
-        && (device.is_cpu() || cfg!(feature = "cuda") && device.is_cuda())
+        && (device.is_cpu() || cfg!(feature = "cuda") && device.is_cuda());
+    if fused {
+        cuda_coverage::note(true);
+    }
+    fused
 }

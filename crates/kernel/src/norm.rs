@@ -1,6 +1,6 @@
-//! Layer normalisation over the last dimension: biased variance, affine.
+//! Normalisation over the last dimension: LayerNorm (biased variance, affine) and RMSNorm (Zhang & Sennrich 2019).
 
-use candle_core::{CpuStorage, D, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, D, DType, Layout, Result, Shape, Tensor, bail};
 
 #[cfg(feature = "cuda")]
 use candle_core::cuda_backend::CudaStorage;
@@ -98,6 +98,71 @@ impl FusedOp for LayerNorm {
     }
 }
 
+/// x / sqrt(mean(x^2) + eps) * weight over the last dimension; `weight` `[d]`.
+///
+/// # Errors
+/// Shapes that do not fit.
+pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
+    if super::fused_cpu(x.device()) && x.dtype() == DType::F32 {
+        return tape::apply(&[&x.contiguous()?, &weight.contiguous()?], RmsNorm { eps });
+    }
+    let mean = x.sqr()?.mean_keepdim(D::Minus1)?;
+    x.broadcast_div(&(mean + eps)?.sqrt()?)?.broadcast_mul(weight)
+}
+
+struct RmsNorm {
+    eps: f64,
+}
+
+impl RmsNorm {
+    /// Number of rows and their width.
+    fn dims(x: &[usize], weight: &[usize]) -> Result<[usize; 2]> {
+        let (count, width) = cpu::matrix_dims(x)?;
+        if weight != [width] {
+            bail!("weight {weight:?} for rows of {width}");
+        }
+        Ok([count, width])
+    }
+}
+
+impl FusedOp for RmsNorm {
+    fn name(&self) -> &'static str {
+        "rms-norm"
+    }
+
+    fn forward(&self, operands: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)> {
+        let [x, weight] = cpu::slices(operands)?;
+        let shape = operands[0].1.shape();
+        let [count, width] = Self::dims(shape.dims(), operands[1].1.dims())?;
+        let chunk = Chunks::rows(count, width).size * width;
+        let y = par::build(x.len(), chunk, |index, y| {
+            rows::rms_norm(&x[index * chunk..][..y.len()], weight, self.eps as f32, y);
+        });
+        Ok((y, shape.clone()))
+    }
+
+    fn backward(&self, operands: &[&Tensor], _: SavedOutput, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+        let [x, weight] = op::operands(operands)?;
+        let [count, width] = Self::dims(x.dims(), weight.dims())?;
+        let chunks = Chunks::rows(count, width);
+        let chunk = chunks.size * width;
+        let (dx, dweight) = cpu::with_slices([x, weight, grad], |[x, weight, dy]| {
+            let lens = [(x.len(), chunk), (chunks.count() * width, width)];
+            let (dx, parts) = par::build_two(
+                lens[0],
+                lens[1],
+                || (),
+                |(), index, dx, part| {
+                    let here = index * chunk..index * chunk + dx.len();
+                    rows::rms_norm_backward(&x[here.clone()], weight, self.eps as f32, &dy[here], dx, part);
+                },
+            );
+            Ok((dx, par::sum_parts(&parts, width)))
+        })?;
+        Ok(vec![cpu::gradient(x, dx)?, cpu::gradient(weight, dweight)?])
+    }
+}
+
 /// Gradients of x and of `[weight | bias]`.
 fn backward(x: &[f32], weight: &[f32], eps: f32, dy: &[f32]) -> (Vec<f32>, Vec<f32>) {
     let width = weight.len();
@@ -118,7 +183,7 @@ fn backward(x: &[f32], weight: &[f32], eps: f32, dy: &[f32]) -> (Vec<f32>, Vec<f
 
 #[cfg(test)]
 mod tests {
-    use candle_core::{DType, Device};
+    use candle_core::Device;
 
     use super::*;
     use crate::testing::{check, randn};
@@ -136,6 +201,7 @@ mod tests {
             let x = (randn("x", &dims) + shift).unwrap();
             let inputs = [x, randn("weight", &[d]), randn("bias", &[d])];
             check(&format!("{dims:?}"), &inputs, 1e-5, |x| layer_norm(&x[0], &x[1], &x[2], EPS));
+            check(&format!("rms {dims:?}"), &inputs[..2], 1e-5, |x| rms_norm(&x[0], &x[1], 1e-6));
         }
     }
 
@@ -145,5 +211,6 @@ mod tests {
         let empty = layer_norm(&ones(&[0, 4]), &ones(&[4]), &ones(&[4]), EPS).unwrap();
         assert_eq!(empty.dims(), [0, 4]);
         assert!(layer_norm(&ones(&[2, 4]), &ones(&[3]), &ones(&[4]), EPS).is_err());
+        assert!(rms_norm(&ones(&[2, 4]), &ones(&[3]), EPS).is_err());
     }
 }

@@ -1,19 +1,24 @@
 //! Where the time of a step goes: seconds, multiply-adds and bytes of every fused operation.
 //!
 //! While [`record`] runs, [`time()`] adds up what an operation took without what ran inside it, and products count their
-//! multiply-adds with [`count`]. Otherwise an operation costs one look at a thread's flag, a product one at a flag of the
-//! process.
+//! multiply-adds with [`count`]; while [`products`] runs, they are counted by their shapes. Otherwise an operation costs one look
+//! at a thread's flag, a product one at a flag of the process.
 
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use candle_core::Tensor;
 use serde::{Deserialize, Serialize};
 
-/// Whether products count: they run on the threads of the pool.
-static COUNTS: AtomicBool = AtomicBool::new(false);
+/// What products count, as bits: their multiply-adds, their shapes. They run on the threads of the pool.
+static COUNTS: AtomicU8 = AtomicU8::new(0);
+const MULTIPLY_ADDS: u8 = 1;
+const SHAPES: u8 = 2;
 static MACS: AtomicU64 = AtomicU64::new(0);
+static CALLS: Mutex<Option<HashMap<Product, u64>>> = Mutex::new(None);
 
 thread_local! {
     static RECORDING: RefCell<Option<Recording>> = const { RefCell::new(None) };
@@ -71,11 +76,11 @@ pub fn record<T>(f: impl FnOnce() -> T) -> (T, Vec<Spent>) {
     impl Drop for Restore {
         fn drop(&mut self) {
             RECORDING.set(self.0.take());
-            COUNTS.store(false, Relaxed);
+            COUNTS.fetch_and(!MULTIPLY_ADDS, Relaxed);
         }
     }
     let _restore = Restore(RECORDING.replace(Some(Recording::default())));
-    COUNTS.store(true, Relaxed);
+    COUNTS.fetch_or(MULTIPLY_ADDS, Relaxed);
     let result = f();
     (result, RECORDING.take().unwrap_or_default().spent)
 }
@@ -128,11 +133,84 @@ pub fn none<T>(_: &T) -> u64 {
 /// What a part of a step does between its operations: views, copies, plain operations of candle.
 pub const OTHER: &str = "other";
 
-/// Counts a product [m, k] x [k, n], wherever it runs.
+/// The kernel that computes a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ProductKernel {
+    /// Any matrices, in f32.
+    Gemm,
+    /// Tiles of softmax attention, in f32.
+    Tile,
+    /// Packed pairs of bf16.
+    Pairs,
+}
+
+/// A product [m, k] x [k, n] that one thread computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Product {
+    /// Its kernel.
+    pub kernel: ProductKernel,
+    /// Rows of the result.
+    pub m: usize,
+    /// Summed elements.
+    pub k: usize,
+    /// Columns of the result.
+    pub n: usize,
+}
+
+impl Product {
+    /// Its multiply-adds.
+    pub const fn macs(&self) -> u64 {
+        (self.m * self.k * self.n) as u64
+    }
+}
+
+/// Room for the shapes of a step, kept so that counting needs no memory of the step that is measured.
+const ROOM: usize = 2048;
+
+/// Makes room for what [`products`] counts: call it before bytes are counted.
+pub fn reserve_products() {
+    CALLS.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| HashMap::with_capacity(ROOM));
+}
+
+/// Runs `f` and says which products it made, and how often, the most work first. One thread of a process at a time.
+pub fn products<T>(f: impl FnOnce() -> T) -> (T, Vec<(Product, u64)>) {
+    /// Stops counting, also when `f` panics.
+    struct Stop;
+    impl Drop for Stop {
+        fn drop(&mut self) {
+            COUNTS.fetch_and(!SHAPES, Relaxed);
+        }
+    }
+    reserve_products();
+    let stop = Stop;
+    COUNTS.fetch_or(SHAPES, Relaxed);
+    let result = f();
+    drop(stop);
+    let mut calls = CALLS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut counted: Vec<(Product, u64)> = calls.iter_mut().flat_map(HashMap::drain).collect();
+    counted.sort_by_key(|(product, calls)| (std::cmp::Reverse(product.macs() * calls), *product));
+    (result, counted)
+}
+
+/// Counts a product [m, k] x [k, n] by `kernel`, wherever it runs.
 #[inline]
-pub fn count(m: usize, k: usize, n: usize) {
-    if COUNTS.load(Relaxed) {
-        MACS.fetch_add((m * k * n) as u64, Relaxed);
+pub fn count(kernel: ProductKernel, m: usize, k: usize, n: usize) {
+    let counts = COUNTS.load(Relaxed);
+    if counts != 0 {
+        add(counts, Product { kernel, m, k, n });
+    }
+}
+
+#[cold]
+fn add(counts: u8, product: Product) {
+    if counts & MULTIPLY_ADDS != 0 {
+        MACS.fetch_add(product.macs(), Relaxed);
+    }
+    if counts & SHAPES != 0
+        && let Some(calls) = CALLS.lock().unwrap_or_else(PoisonError::into_inner).as_mut()
+    {
+        *calls.entry(product).or_insert(0) += 1;
     }
 }
 
@@ -180,6 +258,22 @@ mod tests {
         assert!(!is_on());
         assert_eq!(time("alone", StepPart::Forward, |_| unreachable!(), || 3), 3);
         assert!(record(|| ()).1.is_empty() && !is_on());
+    }
+
+    #[test]
+    fn products_are_counted_by_their_shapes() {
+        use crate::cpu::gemm::{Mat, MatMut, Threads, gemm_exact};
+        let numbers = vec![1.0; 64];
+        let (_, counted) = products(|| {
+            for _ in 0..3 {
+                let (a, b) = (Mat::new(&numbers, 5, 11), Mat::new(&numbers, 11, 3));
+                gemm_exact(MatMut::new(&mut [0.0; 15], 5, 3), a, b, 1.0, None, Threads::One);
+            }
+        });
+        // other tests of this process may count theirs
+        let product = Product { kernel: ProductKernel::Gemm, m: 5, k: 11, n: 3 };
+        let calls = counted.iter().find(|(counted, _)| *counted == product);
+        assert_eq!((calls.map(|(_, calls)| *calls), product.macs()), (Some(3), 165), "{counted:?}");
     }
 
     #[test]

@@ -58,7 +58,7 @@ impl Rotary {
     /// Turns `x` [.., n, d], row i of which stands at position `start` + i.
     pub fn rotate(&self, x: &Tensor, start: usize) -> Result<Tensor> {
         let n = x.dim(D::Minus2)?;
-        self.turn(x, &self.table(start + n)?.map(|table| table.narrow(0, start, n)))
+        self.turn(x, &self.rows(start, n)?)
     }
 
     /// [`Self::rotate`] at one position per row.
@@ -79,7 +79,7 @@ impl Rotary {
             let (Some(q), Some(k)) = (parts.q, parts.k) else { bail!("no queries and keys to rotate") };
             let (_, n, width) = rows.dims3()?;
             let turned = (0..parts.count).flat_map(|part| vec![part == q || part == k; *heads]).collect();
-            let tables = self.table(start + n)?.map(|table| table.narrow(0, start, n));
+            let tables = self.rows(start, n)?;
             if super::fused_cpu(rows.device()) && rows.dtype() == DType::F32 {
                 let head = width / parts.count / heads;
                 let rows = self.fused(rows, &tables, head, turned)?;
@@ -98,12 +98,25 @@ impl Rotary {
         if let Some(table) = table.as_ref().filter(|table| table[0].dims()[0] >= len) {
             return Ok(table.clone());
         }
-        let (rows, pairs) = (len.next_power_of_two(), self.frequencies.len());
-        let angles = (0..rows)
+        Ok(table.insert(self.waves(0, len.next_power_of_two())?).clone())
+    }
+
+    /// Cosines and sines [n, pairs] of `n` positions from `start` on. One position behind others, as decoding asks for it, is
+    /// computed alone: no table grows with the context.
+    fn rows(&self, start: usize, n: usize) -> Result<[Result<Tensor>; 2]> {
+        match n {
+            1 if start > 0 => Ok(self.waves(start, 1)?.map(Ok)),
+            _ => Ok(self.table(start + n)?.map(|table| table.narrow(0, start, n))),
+        }
+    }
+
+    /// Cosines and sines [n, pairs] of `n` positions from `start` on.
+    fn waves(&self, start: usize, n: usize) -> Result<[Tensor; 2]> {
+        let angles = (start..start + n)
             .flat_map(|position| self.frequencies.iter().map(move |frequency| position as f64 * frequency));
         let (sin, cos): (Vec<f64>, Vec<f64>) = angles.map(f64::sin_cos).unzip();
-        let tensor = |values| Tensor::from_vec(values, (rows, pairs), &Device::Cpu);
-        Ok(table.insert([tensor(cos)?, tensor(sin)?]).clone())
+        let tensor = |values| Tensor::from_vec(values, (n, self.frequencies.len()), &Device::Cpu);
+        Ok([tensor(cos)?, tensor(sin)?])
     }
 
     /// `x` [.., n, d] by `tables`, cosines and sines [n, pairs] (f64).

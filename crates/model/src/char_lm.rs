@@ -13,7 +13,7 @@
 
 use candle_core::{Device, Error, Result, Tensor, bail};
 
-use super::layer::{Block, BlockConfig, ForwardArgs};
+use super::layer::{Block, BlockConfig, BlockStyle, ForwardArgs};
 use super::{Backbone, ConfigError, positive};
 use crate::attention::decode::DecodeState;
 use crate::attention::knobs::{KnobError, Knobs};
@@ -138,6 +138,7 @@ impl CharLmConfig {
             causal: true,
             layer,
             form: FfnConfig { residual: self.form.residual, ..FfnConfig::default() },
+            style: BlockStyle::default(),
         }
     }
 }

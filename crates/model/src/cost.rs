@@ -8,20 +8,7 @@ use super::char_lm::CharLmConfig;
 use super::family::StageCost;
 use super::{Backbone, ClassifierConfig, Pooling};
 use crate::attention::knobs::Knobs;
-use crate::attention::{Cost, MechanismEntry, Needs, OutputForm};
-
-/// Multiply-adds per row and channel of the layer's width: projections of the layer input and of the mechanism's result.
-fn linear_width(backbone: &Backbone, needs: Needs) -> usize {
-    let (heads, head_dim) = (backbone.heads, backbone.head_dim());
-    let result = needs.result_width(backbone.width, heads, head_dim);
-    let outputs = match needs.output {
-        OutputForm::Linear | OutputForm::HalfGlu => result,
-        OutputForm::Glu => 2 * result,
-        OutputForm::Plain | OutputForm::Whole => 0,
-    };
-    let global = if needs.global { 3 * backbone.inner } else { 0 };
-    needs.projections.width(heads, head_dim) + global + outputs
-}
+use crate::attention::{Cost, MechanismEntry, Needs};
 
 /// Bytes of the positions that the convolution of the projections keeps for one sequence; none for a mechanism without a state.
 fn conv_state(backbone: &Backbone, needs: Needs, state_bytes: u64) -> u64 {
@@ -33,7 +20,7 @@ fn conv_state(backbone: &Backbone, needs: Needs, state_bytes: u64) -> u64 {
 /// FLOPs of a block besides the mechanism: `normed` rows pass the first LayerNorm, `rows` everything else.
 fn block_flops(backbone: &Backbone, needs: Needs, normed: usize, rows: usize) -> u64 {
     let Backbone { width, ffn, heads, .. } = *backbone;
-    let linear = rows * width * (linear_width(backbone, needs) + 2 * ffn);
+    let linear = rows * width * (needs.linear_width(width, heads, backbone.head_dim()) + 2 * ffn);
     let taps = needs.conv.map_or(0, |conv| conv.taps);
     let convolved = rows * taps * needs.projections.width(heads, backbone.head_dim());
     let stream = 5 * width * needs.stream.unwrap_or(0);
@@ -41,6 +28,11 @@ fn block_flops(backbone: &Backbone, needs: Needs, normed: usize, rows: usize) ->
 }
 
 impl Backbone {
+    /// Bytes that the convolution of the projections adds to the `state_bytes` of a mechanism.
+    pub(crate) fn convolved_bytes(&self, needs: Needs, state_bytes: u64) -> u64 {
+        conv_state(self, needs, state_bytes)
+    }
+
     /// Costs of the layers of a plain model around the mechanism with these knobs.
     pub fn plain_layers(
         &self,

@@ -8,7 +8,7 @@
 
 use candle_core::{DType, Error, Result, Tensor, bail};
 
-use super::layer::{Block, BlockConfig, ForwardArgs};
+use super::layer::{Block, BlockConfig, BlockStyle, ForwardArgs};
 use super::{Backbone, ClassifierConfig, InitScheme, Pooling};
 use crate::nn::dropout::{Dropout, DropoutRng};
 use crate::nn::embedding::Embedding;
@@ -189,6 +189,7 @@ impl ClassifierConfig {
             causal: false,
             layer,
             form: FfnConfig { activation: self.backbone.activation, ..FfnConfig::default() },
+            style: BlockStyle::default(),
         }
     }
 }

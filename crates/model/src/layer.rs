@@ -1,28 +1,31 @@
 //! One block of a transformer: the multi-head layer around a mechanism, then the feed-forward half.
 
+mod decode;
+mod whole;
+
 use std::cell::RefCell;
 use std::ops::Range;
 
-use candle_core::{Device, Result, Tensor, bail};
-use candle_nn::ops::sigmoid;
+use candle_core::{DType, Result, Tensor, bail};
 
-use crate::attention::decode::DecodeState;
 use crate::attention::knobs::Knobs;
 use crate::attention::{
     AttentionInput, AttentionOutput, HeadShape, Mechanism, MechanismConfig, MechanismEntry, Needs,
     OutputForm, Projections,
 };
 use crate::nn::dropout::Dropout;
-use crate::nn::ffn::{Ffn, FfnConfig};
+use crate::nn::ffn::FfnConfig;
+use crate::nn::norm::{NormForm, RmsNorm};
 use crate::nn::params::{Init, ParamBuilder, ParamGroup, ParamSpec};
 use crate::nn::short_conv::{ConvPast, ShortConv};
-use effattn_kernel::activation::gelu;
+use effattn_kernel::activation::{gelu, glu};
 use effattn_kernel::block::{self, Projection, Residual};
 use effattn_kernel::heads::{self, Heads, PackedLayout, Qkv};
 use effattn_kernel::linear::linear;
-use effattn_kernel::nan_trace;
 use effattn_kernel::norm;
-use effattn_kernel::tape;
+use effattn_kernel::rotary::{Pairing, Rotary};
+
+pub use whole::Block;
 
 /// What a block is built for.
 #[derive(Clone)]
@@ -37,7 +40,7 @@ pub struct BlockConfig {
     pub heads: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// Hidden width of the feed-forward half.
+    /// Hidden width of the feed-forward half; 0: there is none.
     pub ffn: usize,
     /// Whether the projections have biases.
     pub bias: bool,
@@ -49,6 +52,38 @@ pub struct BlockConfig {
     pub layer: usize,
     /// What the skip path carries, and the form of the feed-forward half.
     pub form: FfnConfig,
+    /// Norms, positions and shared heads.
+    pub style: BlockStyle,
+}
+
+/// In what a block differs from the LayerNorm block of Transformer-LS.
+#[derive(Clone, Copy)]
+pub struct BlockStyle {
+    /// Norm in front of both halves.
+    pub norm: NormForm,
+    /// Rotation of queries and keys by their positions, for mechanisms that leave it to the block ([`rotary`](crate::attention::InModels::rotary)).
+    pub rotary: Option<RotaryForm>,
+    /// Heads of keys and values, a divisor of the heads; `None`: as many.
+    pub kv_heads: Option<usize>,
+    /// Whether the output projection has a bias; `None`: as the other projections.
+    pub output_bias: Option<bool>,
+    /// What a parameter is called whose name here is given: `norm1`, `attn.q`, `attn`, `ffn.up`, ...
+    pub name: fn(&str) -> String,
+}
+
+/// A rotation of queries and keys.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RotaryForm {
+    /// Which channels turn together.
+    pub pairing: Pairing,
+    /// Base of the angles.
+    pub base: f64,
+}
+
+impl Default for BlockStyle {
+    fn default() -> Self {
+        Self { norm: NormForm::Layer, rotary: None, kv_heads: None, output_bias: None, name: str::to_owned }
+    }
 }
 
 /// What one forward of a block needs besides its input.
@@ -62,6 +97,8 @@ pub struct ForwardArgs<'a> {
     pub stream: Option<&'a Tensor>,
     /// What the convolution of the projections saw before, where one token comes after another.
     pub past: Option<&'a RefCell<ConvPast>>,
+    /// Position of the first row, cached ones included, where queries and keys are rotated.
+    pub position: usize,
     /// What is dropped.
     pub dropout: Dropout,
 }
@@ -78,8 +115,13 @@ pub struct AttentionLayer {
     needs: Needs,
     /// Heads and head width of the layer.
     heads: (usize, usize),
+    /// Those of `needs`, with the layer's shared heads.
+    projections: Projections,
+    rotary: Option<Rotary>,
     residual: Residual,
     spec: Projection,
+    output_bias: bool,
+    rms: Option<RmsNorm>,       // in the place of norm1
     projection: ParamGroup,     // [norm1.weight, norm1.bias, q.weight, q.bias, ...]
     global: Option<ParamGroup>, // [q_global.weight, ...]
     conv: Option<ShortConv>,    // of the projections side by side
@@ -104,32 +146,44 @@ impl AttentionLayer {
         let needs = (config.entry.needs)(&config.knobs);
         let heads = (config.heads, config.head_dim);
         let (width, inner) = (config.width, config.heads * config.head_dim);
-        let norm = |name: &str| {
+        let BlockStyle { norm, rotary, kv_heads, output_bias, name } = config.style;
+        let layer_norm = |name: String| {
             let part = |part: &str, init| ParamSpec::new(&format!("{name}.{part}"), &[width], init);
             vec![part("weight", Init::ONE), part("bias", Init::ZERO)]
         };
-        let read: Vec<_> = needs.projections.read().collect();
-        let mut specs = norm("norm1");
-        for (name, shape) in &read {
+        let shared = kv_heads.filter(|heads| *heads != config.heads);
+        let projections = shared.map_or(needs.projections, |heads| needs.projections.sharing(heads));
+        let read: Vec<_> = projections.read().collect();
+        let (mut specs, rms) = match norm {
+            NormForm::Layer => (layer_norm(name("norm1")), None),
+            NormForm::Rms { eps } => (Vec::new(), Some(RmsNorm::new(builder, &name("norm1"), width, eps)?)),
+        };
+        for (part, shape) in &read {
             let (heads, dim) = shape.of(heads.0, heads.1);
-            specs.extend(linear_specs(&[&format!("attn.{name}")], heads * dim, width, config.bias));
+            specs.extend(linear_specs(&[&name(&format!("attn.{part}"))], heads * dim, width, config.bias));
         }
-        let projection = builder.group(&specs)?;
+        let projection = match specs.is_empty() {
+            true => ParamGroup { flat: Tensor::zeros(1, DType::F32, &builder.device())?, parts: Vec::new() },
+            false => builder.group(&specs)?,
+        };
         let global = if needs.global {
-            let names = ["attn.q_global", "attn.k_global", "attn.v_global"];
+            let names = ["attn.q_global", "attn.k_global", "attn.v_global"].map(name);
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
             Some(builder.group(&linear_specs(&names, inner, width, config.bias))?)
         } else {
             None
         };
         if needs.projections == Projections::QKV {
             // the released language model compresses cached inputs with the layer's own projections
-            builder.alias("attn.w_k.weight", "attn.k.weight")?;
-            builder.alias("attn.w_v.weight", "attn.v.weight")?;
+            for part in ["k", "v"] {
+                let target = format!("{}.weight", name(&format!("attn.{part}")));
+                builder.alias(&format!("{}.w_{part}.weight", name("attn")), &target)?;
+            }
         }
         let conv = needs.conv.map(|form| {
-            let channels = read.iter().map(|(name, shape)| {
+            let channels = read.iter().map(|(part, shape)| {
                 let (heads, dim) = shape.of(heads.0, heads.1);
-                (format!("attn.conv_{name}"), heads * dim)
+                (name(&format!("attn.conv_{part}")), heads * dim)
             });
             ShortConv::new(&channels.collect::<Vec<_>>(), form, builder)
         });
@@ -143,27 +197,47 @@ impl AttentionLayer {
                 causal: config.causal,
                 layer: config.layer,
             },
-            &builder.pp("attn"),
+            &builder.pp(name("attn")),
         )?;
         let result = needs.result_width(width, config.heads, config.head_dim);
         if result != width && (needs.output != OutputForm::Linear || needs.stream.is_some()) {
             bail!("{} gives rows of width {result}; its layer needs {width}", config.entry.name);
         }
-        let outputs = |names: &[&str]| builder.group(&linear_specs(names, width, result, config.bias));
+        let output_bias = output_bias.unwrap_or(config.bias);
+        let outputs = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(|part| name(part)).collect();
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            builder.group(&linear_specs(&names, width, result, output_bias))
+        };
         let output = match needs.output {
             OutputForm::Linear | OutputForm::HalfGlu => Some(outputs(&["attn.o"])?),
             OutputForm::Glu => Some(outputs(&["attn.o", "attn.o_gate"])?),
             OutputForm::Plain | OutputForm::Whole => None,
         };
-        let stream = needs.stream.map(|_| builder.group(&norm("norm_p"))).transpose()?;
-        let spec = Projection { norm: true, outputs: read.len(), bias: config.bias };
-        let (residual, conv) = (config.form.residual, conv.transpose()?);
-        Ok(Self { mechanism, needs, heads, residual, spec, projection, global, conv, output, stream })
+        let stream = needs.stream.map(|_| builder.group(&layer_norm(name("norm_p")))).transpose()?;
+        let rotary = rotary.filter(|_| config.entry.in_models.rotary);
+        let rotary = rotary.map(|form| Rotary::new(form.pairing, config.head_dim, form.base)).transpose()?;
+        Ok(Self {
+            mechanism,
+            needs,
+            heads,
+            projections,
+            rotary,
+            residual: config.form.residual,
+            spec: Projection { norm: rms.is_none(), outputs: read.len(), bias: config.bias },
+            output_bias,
+            rms,
+            projection,
+            global,
+            conv: conv.transpose()?,
+            output,
+            stream,
+        })
     }
 
     /// x + Attn(LN(x)) for `x` [b, n, width]; with the normed residual LN(x) + Attn(LN(x)).
     pub fn forward(&self, x: &Tensor, call: &ForwardArgs) -> Result<Tensor> {
-        Ok(self.run(x, call, |input| self.mechanism.forward(input))?.0)
+        Ok(self.run(x, call, false, |input| self.mechanism.forward(input))?.0)
     }
 
     /// [`Self::forward`] with what `attend` makes of the mechanism's input; also the next layer's second stream.
@@ -171,9 +245,10 @@ impl AttentionLayer {
         &self,
         x: &Tensor,
         call: &ForwardArgs,
+        decoding: bool,
         attend: impl FnOnce(&AttentionInput) -> Result<AttentionOutput>,
     ) -> Result<(Tensor, Option<Tensor>)> {
-        let (attended, residual) = self.with_input(x, call, |input, normal| {
+        let (attended, residual) = self.with_input(x, call, decoding, |input, normal| {
             let residual = match (self.residual, normal) {
                 (Residual::Normed, Some(normal)) => {
                     normal.narrow(1, input.memory, x.dim(1)?)?.contiguous()?
@@ -194,9 +269,10 @@ impl AttentionLayer {
         &self,
         x: &Tensor,
         call: &ForwardArgs,
+        decoding: bool,
         then: impl FnOnce(&AttentionInput, Option<&Tensor>) -> Result<T>,
     ) -> Result<T> {
-        let ForwardArgs { mask, memory, stream, dropout, past } = *call;
+        let ForwardArgs { mask, memory, stream, position, dropout, past } = *call;
         let held = memory.map_or(Ok(0), |memory| memory.dim(1))?;
         let normal = match memory {
             Some(memory) => Some(self.normalise(&Tensor::cat(&[memory, x], 1)?)?),
@@ -208,6 +284,11 @@ impl AttentionLayer {
             Some(normal) if held == 0 => self.project(normal, false, mask, past)?,
             Some(normal) => self.separate(normal, held)?,
         };
+        let qkv = match &self.rotary {
+            Some(rotary) => rotary.rotate_qk(&qkv, position)?,
+            None => qkv,
+        };
+        let qkv = self.spread(qkv, decoding)?;
         let global = self.global(normal.as_ref())?;
         let residual = match (self.residual, &normal) {
             (Residual::Normed, Some(normal)) => normal,
@@ -238,11 +319,11 @@ impl AttentionLayer {
             (OutputForm::Linear, Some(_)) => self.linear_out(&out, 0)?,
             (OutputForm::HalfGlu, Some(_)) => {
                 let out = gelu(&out)?;
-                (&out * sigmoid(&self.linear_out(&out, 0)?)?)?
+                glu(&self.linear_out(&out, 0)?, &out)?
             }
             (OutputForm::Glu, Some(_)) => {
                 let out = gelu(&out)?;
-                (self.linear_out(&out, 0)? * sigmoid(&self.linear_out(&out, 1)?)?)?
+                glu(&self.linear_out(&out, 1)?, &self.linear_out(&out, 0)?)?
             }
             (_, None) | (OutputForm::Plain, _) => out,
         };
@@ -252,8 +333,8 @@ impl AttentionLayer {
     /// Output projection number `index` of `y`.
     fn linear_out(&self, y: &Tensor, index: usize) -> Result<Tensor> {
         let Some(group) = &self.output else { bail!("this layer has no output projection") };
-        let at = if self.spec.bias { 2 * index } else { index };
-        let bias = if self.spec.bias { Some(group.part(at + 1)?) } else { None };
+        let at = if self.output_bias { 2 * index } else { index };
+        let bias = if self.output_bias { Some(group.part(at + 1)?) } else { None };
         linear(y, &group.part(at)?, bias.as_ref())
     }
 
@@ -282,12 +363,25 @@ impl AttentionLayer {
     }
 
     fn reads_normal(&self) -> bool {
-        let packable = self.needs.projections.packable(self.heads.0, self.heads.1);
-        self.needs.x || self.needs.global || !packable
+        let packable = self.projections.packable(self.heads.0, self.heads.1);
+        self.rms.is_some() || self.needs.x || self.needs.global || !packable
     }
 
     fn normalise(&self, x: &Tensor) -> Result<Tensor> {
-        norm::layer_norm(x, &self.projection.part(0)?, &self.projection.part(1)?, norm::EPS)
+        match &self.rms {
+            Some(norm) => norm.forward(x),
+            None => norm::layer_norm(x, &self.projection.part(0)?, &self.projection.part(1)?, norm::EPS),
+        }
+    }
+
+    /// Keys and values that heads share, repeated for every head of the queries, where the mechanism does not read them as they are.
+    fn spread(&self, qkv: Qkv, decoding: bool) -> Result<Qkv> {
+        if self.projections == self.needs.projections || decoding && self.needs.decodes_groups {
+            return Ok(qkv);
+        }
+        let (q, k, v) = (qkv.q()?, qkv.k()?, qkv.v()?);
+        let times = q.dim(1)? / k.dim(1)?.max(1);
+        Ok(Qkv::separate(q, heads::repeat(&k, times)?, heads::repeat(&v, times)?))
     }
 
     /// The second stream as the mechanism reads it.
@@ -309,7 +403,7 @@ impl AttentionLayer {
         mask: Option<&Tensor>,
         past: Option<&RefCell<ConvPast>>,
     ) -> Result<Qkv> {
-        let projections = self.needs.projections;
+        let projections = self.projections;
         let (heads, head_dim) = self.heads;
         let convolve = |rows: Tensor, which: Range<usize>| match (&self.conv, past) {
             (Some(conv), Some(past)) => conv.step(&rows, which, &mut past.borrow_mut()),
@@ -333,9 +427,9 @@ impl AttentionLayer {
 
     /// Some of the projections of the normalised `normal`, side by side.
     fn outputs(&self, normal: &Tensor, which: Range<usize>) -> Result<Tensor> {
-        let stride = if self.spec.bias { 2 } else { 1 };
+        let (first, stride) = (if self.spec.norm { 2 } else { 0 }, if self.spec.bias { 2 } else { 1 });
         let outputs = which.len();
-        let group = self.projection.slice(2 + which.start * stride..2 + which.end * stride)?;
+        let group = self.projection.slice(first + which.start * stride..first + which.end * stride)?;
         block::project(normal, &group, Projection { norm: false, outputs, ..self.spec }, false)
     }
 
@@ -344,10 +438,11 @@ impl AttentionLayer {
         if self.needs.projections != Projections::QKV || self.conv.is_some() {
             bail!("a mechanism without plain queries, keys and values cannot read a cache");
         }
+        let shared = self.projections.k.unwrap_or_default().of(self.heads.0, self.heads.1).0;
         let own = normal.narrow(1, held, normal.dim(1)? - held)?.contiguous()?;
         let q = heads::split(&self.outputs(&own, 0..1)?, self.heads.0)?;
         let (rows, parts) = (self.outputs(normal, 1..3)?, PackedLayout::KV);
-        let keys = Qkv::Packed { rows, heads: self.heads.0, parts };
+        let keys = Qkv::Packed { rows, heads: shared, parts };
         Ok(Qkv::separate(q, keys.k()?, keys.v()?))
     }
 
@@ -356,130 +451,6 @@ impl AttentionLayer {
         let spec = Projection { norm: false, outputs: 3, ..self.spec };
         let rows = block::project(normal, group, spec, false)?;
         Ok(Some(Qkv::Packed { rows, heads: self.heads.0, parts: PackedLayout::QKV }))
-    }
-}
-
-/// The state of a mechanism behind a convolution.
-struct ConvolvedState {
-    inner: Box<dyn DecodeState>,
-    past: RefCell<ConvPast>,
-}
-
-impl DecodeState for ConvolvedState {
-    fn position(&self) -> usize {
-        self.inner.position()
-    }
-
-    fn set_position(&mut self, position: usize) {
-        self.inner.set_position(position);
-    }
-
-    fn batch(&self) -> usize {
-        self.inner.batch()
-    }
-
-    fn bytes(&self) -> usize {
-        self.inner.bytes() + self.past.borrow().bytes()
-    }
-}
-
-/// Attention and feed-forward half.
-pub struct Block {
-    attention: AttentionLayer,
-    ffn: Ffn,
-    /// `layer 3 (ls)`.
-    name: String,
-}
-
-impl Block {
-    /// Parameters below `builder` (prefix `layers.<i>`).
-    pub fn new(config: &BlockConfig, builder: &ParamBuilder) -> Result<Self> {
-        let attention = AttentionLayer::new(config, builder)?;
-        let ffn = Ffn::new(builder, config.width, config.ffn, config.form)?;
-        let name = format!("layer {} ({})", config.layer + 1, config.entry.name);
-        Ok(Self { attention, ffn, name })
-    }
-
-    /// [b, n, width] to [b, n, width].
-    pub fn forward(&self, x: &Tensor, call: &ForwardArgs) -> Result<Tensor> {
-        let x = self.half("attention", &[], || self.attention.forward(x, &call.branch(0)))?;
-        self.half("feed-forward half", &[&x], || self.ffn.forward(&x, call.dropout.branch(1)))
-    }
-
-    /// [`Self::forward`] of a mechanism with a second stream [b, rows, width], and the stream of the next block.
-    pub fn forward_with_stream(
-        &self,
-        x: &Tensor,
-        stream: &Tensor,
-        call: &ForwardArgs,
-    ) -> Result<(Tensor, Tensor)> {
-        let mut next = None;
-        let attention = &self.attention;
-        let call = ForwardArgs { stream: Some(stream), ..*call };
-        // not as bf16 activations: the stream is read by the blocks behind this one
-        let run = || -> Result<Tensor> {
-            let (x, stream) =
-                attention.run(x, &call.branch(0), |input| attention.mechanism.forward(input))?;
-            next = stream;
-            Ok(x)
-        };
-        let x = nan_trace::in_scope(|| format!("{}, attention", self.name), run)?;
-        let Some(next) = next else { bail!("{} has no second stream", self.name) };
-        let half = || self.ffn.forward(&x, call.dropout.branch(1));
-        Ok((self.half("feed-forward half", &[&x], half)?, next))
-    }
-
-    /// [`Mechanism::init_decode`] of this block.
-    pub fn init_decode(
-        &self,
-        batch: usize,
-        room: usize,
-        device: &Device,
-    ) -> Result<Option<Box<dyn DecodeState>>> {
-        let state = self.attention.mechanism.init_decode(batch, room, device)?;
-        Ok(match (state, &self.attention.conv) {
-            (Some(inner), Some(conv)) => {
-                let past = RefCell::new(conv.start(batch, device)?);
-                Some(Box::new(ConvolvedState { inner, past }))
-            }
-            (state, _) => state,
-        })
-    }
-
-    /// The next token [b, 1, width] of sequences behind `state`: [`Self::forward`] at its position.
-    pub fn decode_step(&self, x: &Tensor, state: &mut dyn DecodeState) -> Result<Tensor> {
-        let mechanism = &self.attention.mechanism;
-        let (x, _) = if self.attention.conv.is_some() {
-            let ConvolvedState { inner, past } = state.downcast::<ConvolvedState>()?;
-            let call = ForwardArgs { past: Some(past), ..ForwardArgs::default() };
-            self.attention.run(x, &call, |input| mechanism.decode_step(input, inner.as_mut()))?
-        } else {
-            self.attention.run(x, &ForwardArgs::default(), |input| mechanism.decode_step(input, state))?
-        };
-        self.ffn.forward(&x, Dropout::NONE)
-    }
-
-    /// [`Mechanism::softmax_inputs`] for this block's input.
-    pub fn softmax_inputs(&self, x: &Tensor, call: &ForwardArgs) -> Result<Option<(Tensor, Tensor)>> {
-        self.attention.with_input(x, call, |input, _| self.attention.mechanism.softmax_inputs(input))
-    }
-
-    /// The class token's row behind this block, [b, 1, width].
-    pub fn forward_cls(&self, x: &Tensor, cls: &Tensor, call: &ForwardArgs) -> Result<Tensor> {
-        let cls = self.half("attention", &[], || self.attention.forward_cls(x, cls, &call.branch(0)))?;
-        self.half("feed-forward half", &[&cls], || self.ffn.forward(&cls, call.dropout.branch(1)))
-    }
-
-    /// Runs one half of the block, the last to read `inputs`; names it where something is not finite.
-    fn half(&self, half: &str, inputs: &[&Tensor], run: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
-        nan_trace::in_scope(
-            || format!("{}, {half}", self.name),
-            || {
-                let out = tape::with_bf16_activations(inputs, run)?;
-                nan_trace::check("sum with its input", &out)?;
-                Ok(out)
-            },
-        )
     }
 }
 

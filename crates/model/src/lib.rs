@@ -12,6 +12,7 @@ pub mod cost;
 pub mod encoder;
 pub mod evaluate;
 pub mod family;
+pub mod labeler;
 pub mod layer;
 pub mod nn;
 pub mod pair;
@@ -147,6 +148,19 @@ pub enum ConfigError {
         heads: usize,
         /// Width of all heads together.
         inner: usize,
+    },
+    /// Heads that cannot share those of keys, or cannot be rotated.
+    #[error(
+        "{heads} heads of width {head_dim} cannot share {kv_heads} heads of keys and values; choose a multiple of {kv_heads} heads, \
+         and an even width of a head"
+    )]
+    SharedHeads {
+        /// Heads of queries.
+        heads: usize,
+        /// Heads of keys and values.
+        kv_heads: usize,
+        /// Width of a head.
+        head_dim: usize,
     },
     /// A size that must be positive is 0.
     #[error("{what} is 0; it must be at least 1")]

@@ -9,9 +9,10 @@
 
 use candle_core::{Device, Error, Result, Tensor};
 
-use super::layer::{Block, BlockConfig, ForwardArgs};
+use super::layer::{Block, BlockConfig, BlockStyle, ForwardArgs};
 use super::{Backbone, ConfigError};
 use crate::attention::MechanismEntry;
+use crate::attention::decode::DecodeState;
 use crate::attention::knobs::Knobs;
 use crate::nn::adaptive::{AdaptiveConfig, AdaptiveSoftmax};
 use crate::nn::dropout::Dropout;
@@ -19,9 +20,6 @@ use crate::nn::ffn::{FfnActivation, FfnConfig};
 use crate::nn::params::{Init, ParamBuilder, ParamSpec};
 use effattn_kernel::embedding::PADDING;
 use effattn_kernel::norm::{EPS, layer_norm};
-
-/// The word in front of a stream's first one: the end of the line before.
-pub const END_OF_LINE: u32 = 2;
 
 /// A word language model around one variant of a causal mechanism.
 #[derive(Clone)]
@@ -80,6 +78,7 @@ impl WordLmConfig {
                 hidden_dropout: Some(self.activation_dropout),
                 ..FfnConfig::default()
             },
+            style: BlockStyle::default(),
         }
     }
 }
@@ -168,23 +167,54 @@ impl WordLm {
         super::traced(|see| self.run(ids, Dropout::NONE, see))
     }
 
-    fn run(&self, ids: &Tensor, dropout: Dropout, mut see: impl FnMut(&Tensor)) -> Result<Tensor> {
+    /// Embedded words [b, n, width], the first at position `first`.
+    fn embed(&self, ids: &Tensor, first: usize) -> Result<Tensor> {
         let (n, rows) = (ids.dim(1)?, self.positions.dim(0)?);
-        if n > rows {
-            candle_core::bail!("{n} words do not fit a block of {rows}; build the model for that length");
+        if first + n > rows {
+            let words = first + n;
+            candle_core::bail!("{words} words do not fit a block of {rows}; build the model for that length");
         }
         let scale = (self.config.backbone.width as f64).sqrt();
-        let x = (self.adaptive.embed(ids)? * scale)?.broadcast_add(&self.positions.narrow(0, 0, n)?)?;
-        let mut x = dropout.apply(&x, 0)?;
+        (self.adaptive.embed(ids)? * scale)?.broadcast_add(&self.positions.narrow(0, first, n)?)
+    }
+
+    fn run(&self, ids: &Tensor, dropout: Dropout, mut see: impl FnMut(&Tensor)) -> Result<Tensor> {
+        let mut x = dropout.apply(&self.embed(ids, 0)?, 0)?;
         for (number, layer) in self.layers.iter().enumerate() {
             see(&x);
             let dropout = dropout.branch(2 + number as u64);
             x = layer.forward(&x, &ForwardArgs { dropout, ..ForwardArgs::default() })?;
         }
+        self.normed(x)
+    }
+
+    fn normed(&self, x: Tensor) -> Result<Tensor> {
         match &self.norm {
             Some((weight, bias)) => layer_norm(&x, weight, bias, EPS),
             None => Ok(x),
         }
+    }
+
+    /// Log-probabilities of all words [b, n, vocab] behind hidden rows [b, n, width].
+    pub fn log_probabilities(&self, hidden: &Tensor) -> Result<Tensor> {
+        let (b, n, width) = hidden.dims3()?;
+        self.adaptive.log_probabilities(&hidden.reshape((b * n, width))?)?.reshape((b, n, ()))
+    }
+
+    /// What every layer carries in front of the first of up to `room` words of `batch` sequences; nothing where the mechanism has
+    /// no form that goes on word by word.
+    pub fn start_decoding(&self, batch: usize, room: usize) -> Result<Option<Vec<Box<dyn DecodeState>>>> {
+        let start = |layer: &Block| layer.init_decode(batch, room, self.device()).transpose();
+        self.layers.iter().map(start).collect::<Option<_>>().transpose()
+    }
+
+    /// The next word `ids` [b, 1] (u32) of sequences behind `states` to log-probabilities [b, 1, vocab].
+    pub fn decode(&self, ids: &Tensor, states: &mut [Box<dyn DecodeState>]) -> Result<Tensor> {
+        let mut x = self.embed(ids, states.first().map_or(0, |state| state.position()))?;
+        for (layer, state) in self.layers.iter().zip(states) {
+            x = layer.decode_step(&x, state.as_mut())?;
+        }
+        self.log_probabilities(&self.normed(x)?)
     }
 
     /// -log p of every target [b, n] (u32): [b, n], in nats; 0 where the target is padding.
@@ -209,78 +239,9 @@ impl WordLm {
     }
 }
 
-/// How a stream is cut for evaluation (`SPEC-text.md` section 4).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EvalWindows {
-    /// Words per window.
-    pub window: usize,
-    /// Words of each window that are only read.
-    pub context: usize,
-}
-
-impl EvalWindows {
-    /// First input and first scored word of every window, and the end of the scored ones, over a stream of `len` words.
-    fn cut(self, len: usize) -> Vec<(usize, usize, usize)> {
-        let step = (self.window - self.context.min(self.window - 1)).max(1);
-        let starts = (0..len).step_by(step);
-        starts.map(|at| (at - at.min(self.context), at, len.min(at + step))).collect()
-    }
-}
-
-/// -log p of every word of `stream` in nats; windows of equal shape are computed `batch` at a time. `progress` hears how
-/// many words are scored.
-pub fn stream_nll(
-    model: &WordLm,
-    stream: &[u32],
-    windows: EvalWindows,
-    batch: usize,
-    mut progress: impl FnMut(usize),
-) -> Result<Vec<f32>> {
-    let cuts = windows.cut(stream.len());
-    let mut nll = vec![0.0; stream.len()];
-    let mut done = 0;
-    let same = |a: &(usize, usize, usize), b: &(usize, usize, usize)| {
-        (a.1 - a.0, a.2 - a.1) == (b.1 - b.0, b.2 - b.1)
-    };
-    for run in cuts.chunk_by(same) {
-        for part in run.chunks(batch.max(1)) {
-            let (first, _, end) = part[0];
-            let n = end - first;
-            let word = |at: usize| if at == 0 { END_OF_LINE } else { stream[at - 1] };
-            let ids: Vec<u32> = part.iter().flat_map(|cut| (cut.0..cut.2).map(word)).collect();
-            let targets: Vec<u32> =
-                part.iter().flat_map(|cut| stream[cut.0..cut.2].iter().copied()).collect();
-            let tensor = |data: Vec<u32>| Tensor::from_vec(data, (part.len(), n), model.device());
-            let rows = model.nll(&tensor(ids)?, &tensor(targets)?, Dropout::NONE)?.to_vec2::<f32>()?;
-            for (&(first, scored, end), row) in part.iter().zip(rows) {
-                nll[scored..end].copy_from_slice(&row[scored - first..]);
-                done += end - scored;
-            }
-            progress(done);
-        }
-    }
-    Ok(nll)
-}
-
-/// Perplexity: e to the mean of `nll`.
-pub fn perplexity(nll: &[f32]) -> f64 {
-    (nll.iter().map(|&x| f64::from(x)).sum::<f64>() / nll.len() as f64).exp()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn every_word_is_scored_once() {
-        for (window, context, len) in [(16, 0, 53), (16, 10, 53), (16, 12, 47), (512, 400, 1), (8, 0, 8)] {
-            let cuts = EvalWindows { window, context }.cut(len);
-            let scored: Vec<usize> = cuts.iter().flat_map(|cut| cut.1..cut.2).collect();
-            assert_eq!(scored, (0..len).collect::<Vec<_>>());
-            assert!(cuts.iter().all(|cut| cut.2 - cut.0 <= window && cut.1 - cut.0 <= context));
-        }
-        assert_eq!(EvalWindows { window: 512, context: 400 }.cut(300)[2], (0, 224, 300));
-    }
 
     #[test]
     fn sinusoids_start_at_position_two_with_all_sines_first() {

@@ -7,6 +7,7 @@
 
 pub mod config;
 pub mod csv;
+pub mod departures;
 pub mod file;
 pub mod json;
 pub mod matrix;

@@ -210,10 +210,13 @@ pub struct Row {
     /// Operation and part of the step that the row is about, `ffn backward`; none for the whole cell.
     #[serde(default)]
     pub operation: Option<String>,
+    /// Program that computed it, in runs with `--program`: `effattn` or a program's name; none: effattn.
+    #[serde(default)]
+    pub program: Option<String>,
 }
 
 /// The columns in order.
-pub const COLUMNS: [&str; 40] = [
+pub const COLUMNS: [&str; 41] = [
     "suite",
     "protocol",
     "task",
@@ -254,6 +257,7 @@ pub const COLUMNS: [&str; 40] = [
     "words",
     "machine",
     "operation",
+    "program",
 ];
 
 /// So many columns have always been there; the ones behind them may be absent in older files.
@@ -317,6 +321,7 @@ impl Row {
             words: None,
             machine: None,
             operation: None,
+            program: None,
         }
     }
 
@@ -333,8 +338,21 @@ impl Row {
         Self { outcome, error, ..self.clone() }
     }
 
-    /// Mechanism and knobs as on the command line: `ls:w=16,r=2`.
+    /// Mechanism and knobs, and the program where it is not effattn: `ls:w=16,r=2`, `linear (torch)`.
     pub fn label(&self) -> String {
+        match self.other_program() {
+            Some(program) => format!("{} ({program})", self.choice()),
+            None => self.choice(),
+        }
+    }
+
+    /// The program that computed it, where it is not effattn.
+    pub fn other_program(&self) -> Option<&str> {
+        self.program.as_deref().filter(|program| !matches!(*program, "" | "effattn"))
+    }
+
+    /// Mechanism and knobs as on the command line: `ls:w=16,r=2`.
+    pub fn choice(&self) -> String {
         match self.variant.as_deref() {
             None | Some("") => self.model.clone(),
             Some(variant) => format!("{}:{variant}", self.model),

@@ -21,6 +21,13 @@ pub fn plural(count: u64, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
+/// a to z, then aa, ab, ...
+pub fn letter(index: usize) -> String {
+    let last = char::from(b'a' + (index % 26) as u8);
+    let before = if index >= 26 { letter(index / 26 - 1) } else { String::new() };
+    format!("{before}{last}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,6 +6,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
 use super::costs::{Costs, costs};
+use super::cuda;
 use effattn_model::attention::choose::{MechanismChoice, choose};
 use effattn_model::attention::{Growth, MechanismEntry, Property};
 use effattn_model::family::{self, PresetInfo};
@@ -116,6 +117,7 @@ fn overview(choices: &[MechanismChoice], scene: &Scene) -> Table {
             mark(support.causal),
             mark(support.cross),
             mark(any_length(choice)),
+            cuda::mark(choice).to_owned(),
             costs.parameters.map_or_else(|| "-".to_owned(), |count| format!("{:.3} M", count as f64 / 1e6)),
             costs.flops.map_or_else(|| "-".to_owned(), |flops| format!("{:.3}", flops as f64 / 1e9)),
             costs.state_bytes.map_or_else(
@@ -132,6 +134,7 @@ fn overview(choices: &[MechanismChoice], scene: &Scene) -> Table {
         "causal",
         "cross",
         "any len",
+        "CUDA",
         "params",
         "GFLOPs",
         "state",
@@ -150,9 +153,11 @@ fn overview(choices: &[MechanismChoice], scene: &Scene) -> Table {
         rows: rows.collect(),
         notes: vec![
             "GFLOPs: one forward pass of one example; a multiply-add counts as 1, LayerNorm as 5 per element. state: memory of the past that a causal decoder keeps per sequence.".to_owned(),
+            "CUDA: kernels of this program, candle's operations (composed), or both; --model NAME says which for what.".to_owned(),
             "Equations, knobs and sources of a mechanism: effattn list mechanisms --model NAME".to_owned(),
         ],
-        spare: vec![1, 5, 6],
+        spare: vec![1, 5, 6, 7],
+        ..Table::default()
     }
 }
 
@@ -206,6 +211,7 @@ fn describe(choice: &MechanismChoice, scene: &Scene) -> Value {
         "complexity": entry.complexity,
         "time_grows_with": growth(entry.time),
         "memory_grows_with": growth(entry.memory),
+        "cuda": cuda::describe(choice),
         "equations": entry.equations,
         "deviations": entry.deviations,
         "knobs": knobs,
@@ -239,6 +245,7 @@ fn explain(choice: &MechanismChoice, scene: &Scene, width: usize) -> String {
         growth(entry.time),
         growth(entry.memory)
     ));
+    say(&format!("On CUDA: {}", cuda::explain(choice)));
     say(&format!("Preset {}: {}", scene.preset.name, in_words(&scene.costs(choice))));
     if !entry.knobs.is_empty() {
         say("");

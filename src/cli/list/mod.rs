@@ -1,7 +1,9 @@
 //! `effattn list`: what there is.
 
 mod costs;
+mod cuda;
 mod mechanisms;
+pub(super) mod programs;
 mod suites;
 mod tasks;
 
@@ -29,6 +31,8 @@ pub enum ListCommand {
     Devices(Format),
     /// Presets: named backbones
     Presets(Format),
+    /// Programs: other code that is checked and timed beside effattn, and what it needs
+    Programs(Format),
 }
 
 /// How to print.
@@ -47,13 +51,14 @@ pub fn run(what: &ListCommand, width: usize) -> Result<String> {
         ListCommand::Suites(args) => args.format.print(args.list()?, width),
         ListCommand::Devices(format) => format.print(devices(), width),
         ListCommand::Presets(format) => format.print(presets(), width),
+        ListCommand::Programs(format) => programs::run(*format, width),
     }
 }
 
 /// The same list for people and for programs.
-struct List {
+pub(super) struct List {
     table: Table,
-    json: Vec<Value>,
+    pub(super) json: Vec<Value>,
 }
 
 impl Format {
@@ -68,7 +73,13 @@ impl Format {
 /// How many accelerators of a kind are asked for at most.
 const MOST_DEVICES: usize = 16;
 
-fn devices() -> List {
+/// The data sets with what is in `dir`, by default the user's folder.
+pub(super) fn data_sets(dir: Option<std::path::PathBuf>) -> Vec<Value> {
+    tasks::Tasks { data_dir: dir, format: Format { json: true } }.list().json
+}
+
+/// The devices that this build knows.
+pub(super) fn devices() -> List {
     let mut list = List { table: Table::default(), json: Vec::new() };
     list.table.columns = ["device", "usable", "what"].map(str::to_owned).to_vec();
     let machine = Machine::this();

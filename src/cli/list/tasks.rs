@@ -15,7 +15,7 @@ use effattn_record::report::table::Table;
 pub struct Tasks {
     /// Folder with data sets [default: effattn's folder in the user's cache]
     #[arg(long, value_name = "DIR")]
-    data_dir: Option<PathBuf>,
+    pub(super) data_dir: Option<PathBuf>,
     #[command(flatten)]
     pub format: super::Format,
 }

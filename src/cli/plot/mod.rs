@@ -161,8 +161,7 @@ fn draw_pattern(args: &PatternArgs, term: &Term) -> Result<()> {
         choices.iter().map(|choice| pattern::matrix(choice, &probe)).collect::<Result<_>>()?;
     let form = if probe.causal { "causal" } else { "bidirectional" };
     let title = format!("Attention patterns: {} positions, {form}", args.len);
-    let subtitle =
-        "rows: queries, from the top; columns: keys (blue; green: global positions) and slots (orange)";
+    let subtitle = "rows: queries, from the top; columns: keys (blue; green: global positions) and slots (orange); shades: weights";
     let settings = json!({ "len": args.len, "causal": probe.causal, "head": probe.head });
     let matrices = keep("pattern", settings, &args.scene, &matrices)?;
     let chart = chart::matrices("pattern", (&title, subtitle), &matrices, Shade::Visible)?;
@@ -229,6 +228,7 @@ fn draw_rows(args: &RowsArgs, term: &Term) -> Result<()> {
     let name = rows.first().map_or("run", |row| row.suite.as_deref().unwrap_or(&row.protocol)).to_owned();
     let references =
         reference::read(&folder).with_context(|| folder.join(reference::FILE).display().to_string())?;
+    let references = reference::with_programs(&rows, &references);
     let charts = measured(&rows, &references, &name)?;
     ensure!(!charts.is_empty(), "{}: no row has a time or a peak", path.display());
     charts.iter().try_for_each(|chart| say(chart, &args.plots, term))

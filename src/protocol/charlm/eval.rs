@@ -3,8 +3,8 @@
 use candle_core::Result;
 use serde::{Deserialize, Serialize};
 
-use effattn_model::char_lm::CharLm;
 use effattn_model::evaluate::{bits_per_symbol, nats, overlap, stream};
+use effattn_model::family::causal::CausalModel;
 
 /// How a model is evaluated.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -52,7 +52,7 @@ impl Evaluation {
     }
 
     /// Bits per character of `ids` over every symbol but the first; `progress` hears how many symbols are predicted.
-    pub fn bpc(&self, model: &CharLm, ids: &[u32], mut progress: impl FnMut(usize)) -> Result<Bits> {
+    pub fn bpc(&self, model: &dyn CausalModel, ids: &[u32], mut progress: impl FnMut(usize)) -> Result<Bits> {
         let nll = match *self {
             Self::Stream { block, .. } => stream(model, ids, block as usize, &mut progress)?,
             Self::Overlap { window, step } => {

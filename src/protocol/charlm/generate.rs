@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::plan::{CharLmRequest, model};
 use crate::train::checkpoint::Checkpoint;
 use effattn_kernel::device::rng::RngStream;
-use effattn_model::char_lm::{Cache, CharLm};
+use effattn_model::family::causal::{Cache, CausalArchitecture, CausalModel};
 use effattn_record::config::settings::Settings;
 
 /// What a checkpoint says about its model.
@@ -97,8 +97,9 @@ pub fn sample(
     }
     let phase = description.request.phases.get(description.phase).context("the checkpoint has no phase")?;
     let spec = &description.request.spec;
-    let config = model(spec, &spec.choice()?, description.vocab)?.at(phase.len as usize, phase.len as usize);
-    let net = CharLm::new(&config, &stored.builder(&Device::Cpu, false)?)?;
+    let config =
+        model(spec, &spec.choice()?, description.vocab)?.resized(phase.len as usize, phase.len as usize);
+    let net = config.build_causal(&stored.builder(&Device::Cpu, false)?)?;
     drop(stored);
     let known = |byte: u8| description.alphabet.iter().position(|&known| known == byte);
     let prompt: Option<Vec<u32>> = draw.prompt.bytes().map(|byte| known(byte).map(|id| id as u32)).collect();
@@ -113,7 +114,7 @@ pub fn sample(
     }
     write(draw.prompt.as_bytes())?;
     ensure!(draw.temperature >= 0.0, "the temperature must not be negative; choose 0 or more");
-    let mut state = Decoder::start(&net, &config)?;
+    let mut state = Decoder::start(net.as_ref(), config.as_ref())?;
     let mut stream = RngStream::new(draw.seed, "sample");
     let mut logits = state.feed(&ids)?;
     for _ in 0..draw.symbols {
@@ -128,7 +129,7 @@ pub fn sample(
 /// Feeds symbols with the cache carried along. A mechanism that compresses whole segments may only be handed over
 /// where a segment ends, so what stands behind the last full block is kept and encoded again.
 struct Decoder<'a> {
-    model: &'a CharLm,
+    model: &'a dyn CausalModel,
     cache: Cache,
     pending: Vec<u32>,
     block: usize,
@@ -136,10 +137,10 @@ struct Decoder<'a> {
 }
 
 impl<'a> Decoder<'a> {
-    fn start(model: &'a CharLm, config: &effattn_model::char_lm::CharLmConfig) -> Result<Self> {
-        let cached = config.mem > 0;
+    fn start(model: &'a dyn CausalModel, config: &dyn CausalArchitecture) -> Result<Self> {
+        let cached = config.cached() > 0;
         // short blocks make every symbol cheap; segments of the mechanisms divide 64
-        let block = if cached { config.block.min(64) } else { config.block };
+        let block = if cached { config.max_len().min(64) } else { config.max_len() };
         Ok(Self { model, cache: model.start(1)?, pending: Vec::new(), block, cached })
     }
 
@@ -161,7 +162,7 @@ impl<'a> Decoder<'a> {
 
     fn run(&self) -> Result<(Tensor, Cache)> {
         let ids = Tensor::new(self.pending.as_slice(), self.model.device())?.unsqueeze(0)?;
-        let (logits, next) = self.model.forward(&ids, &self.cache)?;
+        let (logits, next) = self.model.segment(&ids, &self.cache, None)?;
         let last = logits.dim(1)? - 1;
         Ok((logits.narrow(1, last, 1)?.flatten_all()?.detach(), next))
     }

@@ -10,13 +10,21 @@ pub mod witten_bell;
 pub mod worker;
 
 use super::definition::{AltAction, Flag, ProtocolInfo, Quick, Tasks};
-use effattn_model::family::character_lm;
+use effattn_model::family::causal;
 use effattn_record::Metric;
 use effattn_record::config::settings::groups::{MACHINE, MODEL, TRAINING};
+use effattn_record::config::settings::within;
+use effattn_record::own_setting;
 use worker::train;
+
+own_setting! {
+    /// Number of training phases of growing length, 1 to 3
+    pub PHASES: u64 = "phases", "Budget", "N", |text| within(text, 1, 3);
+}
 
 const INFO: ProtocolInfo = ProtocolInfo {
     examples: EXAMPLES,
+    own: &[&PHASES.setting],
     settings: &[
         TRAINING,
         MODEL,
@@ -30,7 +38,7 @@ const INFO: ProtocolInfo = ProtocolInfo {
         ("rate", "Learning rate of the first phase, instead of the protocol's; halved with each phase"),
         ("limit", "Evaluate on at most the first N symbols of the validation and test parts"),
     ],
-    presets: || character_lm::FAMILY.names(),
+    presets: causal::presets,
     tasks: Some(Tasks { called: "Corpora", names: plan::names }),
     quick: Some(Quick {
         help: "Train a small model on the built-in sample text (not the paper's protocol)",
@@ -53,6 +61,12 @@ const INFO: ProtocolInfo = ProtocolInfo {
         Metric {
             name: "bpc_overlap",
             title: "Bits per character of the test part, overlapping windows",
+            unit: "bpc",
+            lower_is_better: true,
+        },
+        Metric {
+            name: "dev_bpc",
+            title: "Bits per character of the validation part, as the test part is evaluated",
             unit: "bpc",
             lower_is_better: true,
         },

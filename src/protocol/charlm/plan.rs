@@ -6,15 +6,15 @@ use serde::{Deserialize, Serialize};
 
 use super::eval::Evaluation;
 use super::recipe::{self, EVERY, LAST_LEN, Phase, phases};
-use super::{CharLm, train};
+use super::{CharLm, PHASES, train};
 use crate::protocol::curve::CurveSpec;
 use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo};
 use crate::protocol::grid::{GridDefaults, GridFlags, PlanError};
-use crate::protocol::model_spec::ModelSpec;
+use crate::protocol::model_spec::{ModelSpec, resolve_or_unsupported};
 use crate::protocol::training::worker::Job;
 use crate::protocol::training::{
     DataRead, PlannedRun, ProtocolDiff, RequestInfo, RunPlace, TrainingProtocol, TrainingRequest,
-    TrainingResult, flops, micro_batches, read_data, resolve,
+    TrainingResult, flops, micro_batches, read_data,
 };
 use crate::run::outcome::CellFailure;
 use crate::run::plan::Plan;
@@ -22,10 +22,10 @@ use effattn_data as data;
 use effattn_data::corpus::CharCorpus;
 use effattn_data::{DataError, LoadOptions};
 use effattn_model::attention::choose::MechanismChoice;
-use effattn_model::char_lm::CharLmConfig;
+use effattn_model::family::causal::{self, CausalArchitecture};
 use effattn_model::family::{ModelRequest, ResolveError, character_lm};
 use effattn_record::Pass;
-use effattn_record::config::lists::{Batches, Lengths, Words};
+use effattn_record::config::lists::{Batches, Layers, Lengths, Words};
 use effattn_record::config::settings::Settings;
 
 /// What the worker of a cell is asked.
@@ -67,22 +67,26 @@ pub fn names() -> Vec<&'static str> {
 }
 
 /// The model of `spec` over `vocab` symbols, for segments behind as many cached positions.
-pub fn model(spec: &ModelSpec, choice: &MechanismChoice, vocab: usize) -> Result<CharLmConfig, ResolveError> {
-    let config = character_lm::config(&ModelRequest { vocab: Some(vocab), ..spec.model_request(choice) })?;
-    config.validate()?;
-    Ok(config)
+pub fn model(
+    spec: &ModelSpec,
+    choice: &MechanismChoice,
+    vocab: usize,
+) -> Result<Box<dyn CausalArchitecture>, ResolveError> {
+    causal::resolve(&ModelRequest { vocab: Some(vocab), ..spec.model_request(choice) })
 }
 
 impl TrainingProtocol for CharLm {
     type Request = CharLmRequest;
 
     const INFO: ProtocolInfo = super::INFO;
+    const COMPARED: &'static [&'static str] = &["phases", "batch", "len", "sizes", "dtype", "limit", "every"];
     const CURVE: CurveSpec = CurveSpec {
         column: "validation_bpc",
         axis: "validation, bits per character",
         unit: "bit",
         value: |score| score.loss / std::f64::consts::LN_2,
         less: true,
+        by_rate: false,
     };
     const PUBLISHED_BY: Option<&'static str> = Some(super::INFO.name);
 
@@ -93,7 +97,7 @@ impl TrainingProtocol for CharLm {
         let small = Settings {
             preset,
             task: task("sample"),
-            layers: Some(2),
+            layers: Some(Layers::Count(2)),
             width: Some(128),
             heads: Some(4),
             ffn: Some(512),
@@ -122,12 +126,10 @@ impl TrainingProtocol for CharLm {
         let planned = planned(settings, corpus)?;
         let first = planned[0];
         let spec = ModelSpec::new(entry, first.len, first.batch, Pass::Train, seed)?;
-        let mut cached = false;
-        let model = resolve(entry, |choice| {
-            let config = model(&spec, choice, symbols.vocabulary)?;
-            cached = config.mem > 0;
-            Ok(config)
-        })?;
+        let (model, unsupported) =
+            resolve_or_unsupported(entry, |choice| model(&spec, choice, symbols.vocabulary))?;
+        let cached = model.as_ref().is_some_and(|model| model.cached() > 0);
+        let model = model.map(|model| model as _).ok_or_else(|| unsupported.unwrap_or_default());
         for phase in &planned {
             micro_batches(settings, phase.batch, 1)?;
         }
@@ -186,7 +188,7 @@ fn planned(settings: &Settings, corpus: &str) -> Result<Vec<Phase>, PlanError> {
         None if settings.steps.is_some() => 1,
         None => 3,
     };
-    let count = settings.phases.unwrap_or(default);
+    let count = PHASES.of(settings).unwrap_or(default);
     if count == 0 || count > 3 || lens.as_ref().is_some_and(|list| list.len() as u64 != count) {
         return Err(PlanError(
             "a run has one to three phases, each with one length (--len 512,1024)".to_owned(),
@@ -232,6 +234,12 @@ fn differences(request: &CharLmRequest) -> ProtocolDiff {
     let whole = phases(&request.spec.preset, &request.corpus);
     let steps = |phases: &[Phase]| phases.iter().map(|phase| phase.steps).sum::<u64>();
     let mut all = ProtocolDiff { settings: Vec::new(), steps: (steps(&request.phases), steps(&whole)) };
+    if all.steps.0 == all.steps.1 {
+        let by_phase = |phases: &[Phase]| {
+            phases.iter().map(|phase| phase.steps.to_string()).collect::<Vec<_>>().join(", ")
+        };
+        all.note("steps by phase", by_phase(&request.phases), by_phase(&whole));
+    }
     let list = |of: fn(&Phase) -> u64, phases: &[Phase]| {
         phases.iter().map(|phase| of(phase).to_string()).collect::<Vec<_>>().join(", ")
     };
@@ -242,6 +250,10 @@ fn differences(request: &CharLmRequest) -> ProtocolDiff {
     let rate = |phases: &[Phase]| phases.first().map_or(0.0, |phase| phase.rate);
     all.rate(rate(&request.phases), rate(&whole));
     all.model(&request.spec);
+    let preset = request.spec.preset.as_str();
+    if !character_lm::FAMILY.names().contains(&preset) {
+        all.settings.push(format!("preset {preset}, trained as {PRESET} is"));
+    }
     all.settings.extend(request.limit.map(|limit| format!("first {limit} symbols of validation and test")));
     if data::corpus(&request.corpus).is_ok_and(|(_, symbols)| symbols.complete.is_none()) {
         all.settings.push("a corpus that no source trains on".to_owned());
@@ -286,11 +298,10 @@ mod tests {
             GridFlags { model: Some("ls,ls:w=8,ls:dual_ln=false".parse().unwrap()), ..GridFlags::default() };
         let cells = Protocol::cells(&CharLm, &grid::resolve(&flags, &CharLm).unwrap(), 1).unwrap();
         let window = |cell: &Cell| {
-            let spec: CharLmRequest = serde_json::from_value(cell.request.clone()).unwrap();
-            model(&spec.spec, &spec.spec.choice().unwrap(), 32)
-                .unwrap()
-                .knobs
-                .get(&effattn_model::attention::ls::W)
+            let CharLmRequest { spec, .. } = serde_json::from_value(cell.request.clone()).unwrap();
+            let choice = spec.choice().unwrap();
+            let config = character_lm::config(&spec.model_request(&choice)).unwrap();
+            config.knobs.get(&effattn_model::attention::ls::W)
         };
         let all: Vec<(String, usize)> = cells.iter().map(|cell| (cell.row.label(), window(cell))).collect();
         let expected = [("ls", 512), ("ls:w=8", 8), ("ls:dual_ln=false", 512)];

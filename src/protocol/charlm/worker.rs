@@ -20,8 +20,9 @@ use crate::train::schedule::Schedule;
 use crate::train::training_loop::{CheckpointFiles, EvalPoint, EvalScore, Trainable};
 use effattn_data as data;
 use effattn_data::corpus::CharCorpus;
-use effattn_model::char_lm::{Cache, CharLm, CharLmConfig, next_symbol_loss, released_loss};
+use effattn_model::char_lm::next_symbol_loss;
 use effattn_model::evaluate;
+use effattn_model::family::causal::{Cache, CausalArchitecture, CausalModel};
 use effattn_model::family::{Architecture, Loss};
 use effattn_model::nn::dropout::DropoutRng;
 use effattn_model::nn::params::ParamBuilder;
@@ -44,9 +45,9 @@ pub fn train(job: &Job<CharLmRequest>) -> Result<TrainingResult, CellFailure> {
     let device = laboratory.device();
     let (mut curve, mut before) = (Vec::new(), 0);
     let mut selected = None;
-    let run = |index| CharLmExperiment { job, corpus: &corpus, device, config: &config, index };
+    let run = |index| CharLmExperiment { job, corpus: &corpus, device, config: config.as_ref(), index };
     for index in 0..request.phases.len() {
-        let earlier = EarlierPhases { points: &curve, steps: before };
+        let earlier = EarlierPhases { points: &curve, steps: before, rate: None };
         let state = earlier.train(&laboratory, &run(index))?;
         let shift = |point: &EvalPoint| EvalPoint { step: before + point.step, ..*point };
         selected = state.best_point().map(shift);
@@ -63,7 +64,7 @@ struct CharLmExperiment<'a> {
     job: &'a Job<'a, CharLmRequest>,
     corpus: &'a CharCorpus,
     device: &'a Device,
-    config: &'a CharLmConfig,
+    config: &'a dyn CausalArchitecture,
     index: usize,
 }
 
@@ -100,10 +101,8 @@ impl Experiment for CharLmExperiment<'_> {
     fn eval_cost(&self) -> EvalCost {
         let phase = self.about();
         let cost = |block: u64, cache: u64, symbols: f64| {
-            let config = self.config.at(block as usize, cache as usize);
-            let flops: u64 =
-                config.layer_costs(1, block as usize, cache as usize).iter().map(|of| of.flops).sum();
-            flops as f64 / block as f64 * symbols
+            let config = self.config.resized(block as usize, cache as usize);
+            config.segment_flops() as f64 / block as f64 * symbols
         };
         let one = cost(phase.len, phase.len, (phase.len * phase.batch) as f64).max(1.0);
         let count = |part: usize| self.part(self.corpus.parts[part].clone()).len() as f64;
@@ -134,7 +133,7 @@ impl Experiment for CharLmExperiment<'_> {
         builder: &ParamBuilder,
         restored: Option<&Checkpoint>,
     ) -> Result<Box<dyn Trainable + 'a>, CellFailure> {
-        let net = self.model(builder, (self.about().len, self.about().len))?;
+        let net = self.model(builder, self.about().len)?;
         Ok(Box::new(self.task(net, restored)?))
     }
 }
@@ -144,11 +143,16 @@ impl CharLmExperiment<'_> {
         &self.job.request.phases[self.index]
     }
 
-    fn model(&self, builder: &ParamBuilder, (block, mem): (u64, u64)) -> Result<CharLm, CellFailure> {
-        Ok(CharLm::new(&self.config.at(block as usize, mem as usize), builder)?)
+    fn model(&self, builder: &ParamBuilder, cached: u64) -> Result<Box<dyn CausalModel>, CellFailure> {
+        let block = self.about().len as usize;
+        Ok(self.config.resized(block, cached as usize).build_causal(builder)?)
     }
 
-    fn task(&self, net: CharLm, restored: Option<&Checkpoint>) -> Result<CharLmTrainable<'_>, CellFailure> {
+    fn task(
+        &self,
+        net: Box<dyn CausalModel>,
+        restored: Option<&Checkpoint>,
+    ) -> Result<CharLmTrainable<'_>, CellFailure> {
         let (phase, request) = (self.about(), &self.job.request);
         let [train, validation, _] = &self.corpus.parts;
         let symbols = &self.corpus.symbols[train.clone()];
@@ -161,7 +165,7 @@ impl CharLmExperiment<'_> {
             ))
         })?;
         let parts = request.accumulate as usize;
-        let layers = net.config().backbone.layers;
+        let layers = net.layers();
         let caches = (0..parts).map(|part| {
             let rows = |layer: usize| restored?.extra(&cache_name(part, layer)).cloned();
             let stored: Vec<Option<Tensor>> = (0..layers).map(rows).collect();
@@ -190,7 +194,7 @@ impl CharLmExperiment<'_> {
         let weights = Checkpoint::load(file)?;
         let builder = weights.builder(self.device, false)?;
         let way = self.job.request.evaluation;
-        let net = self.model(&builder, (self.about().len, way.cache()))?;
+        let net = self.model(&builder, way.cache())?;
         let mut told = std::time::Instant::now();
         let progress = |done: usize| {
             if told.elapsed().as_secs() >= 1 {
@@ -199,7 +203,7 @@ impl CharLmExperiment<'_> {
                 let _ = self.job.tell(what); // a parent that is gone is noticed at the end
             }
         };
-        Ok(way.bpc(&net, ids, progress)?)
+        Ok(way.bpc(net.as_ref(), ids, progress)?)
     }
 
     /// Evaluates the best weights of this phase on the test part, and the last ones where they are others.
@@ -213,6 +217,7 @@ impl CharLmExperiment<'_> {
         let ids = self.part(corpus.parts[2].clone());
         let best = self.bits(&files.best, &ids)?;
         let last = if is_last { best } else { self.bits(&files.last, &ids)? };
+        let dev = self.bits(&files.best, &self.part(corpus.parts[1].clone()))?;
         let [train, ..] = &corpus.parts;
         let bytes: Vec<u8> = ids.iter().map(|&id| id as u8).collect();
         let reference = witten_bell(&corpus.symbols[train.clone()], &bytes, corpus.vocabulary, 3);
@@ -226,6 +231,7 @@ impl CharLmExperiment<'_> {
         let mut measures = vec![
             MetricValue::new(way.metric(), "bit", best.every),
             MetricValue::new(&format!("{}_last", way.metric()), "bit", last.every),
+            MetricValue::new("dev_bpc", "bit", dev.every),
             MetricValue::new("predicted", "1", ids.len().saturating_sub(1) as f64),
             MetricValue::new("validation_bpc", "bit", bits(selected.score.loss)),
             MetricValue::new("train_loss", "nat", selected.train_loss),
@@ -245,7 +251,7 @@ fn cache_name(part: usize, layer: usize) -> String {
 
 /// A model under training.
 struct CharLmTrainable<'a> {
-    net: CharLm,
+    net: Box<dyn CausalModel>,
     streams: Streams<'a>,
     /// One per micro-batch, in front of the last step.
     caches: Vec<Cache>,
@@ -261,23 +267,22 @@ impl Trainable for CharLmTrainable<'_> {
         self.caches.len()
     }
 
-    /// The last symbol of a segment has no target but is counted, as in the released code.
     fn loss(&mut self, step: u64, part: usize) -> Candle<Loss> {
         let rows = self.streams.count() / self.caches.len();
         let ids = self.streams.at(step, part * rows..(part + 1) * rows, self.net.device())?;
-        let dropout = self.net.config().backbone.drops(self.noise.branch(step).branch(part as u64));
+        let noise = self.noise.branch(step).branch(part as u64);
         if let Some((_, cache)) = self.next[part].take_if(|(made, _)| *made != step) {
             self.caches[part] = cache;
         }
-        let (logits, next) = self.net.forward_train(&ids, &self.caches[part], dropout)?;
+        let (logits, next) = self.net.segment(&ids, &self.caches[part], Some(noise))?;
         self.next[part] = Some((step, next));
         let n = ids.dim(1)?;
         let targets = Tensor::cat(&[ids.narrow(1, 1, n - 1)?, ids.narrow(1, 0, 1)?], 1)?.contiguous()?;
-        Ok(Loss::mean(released_loss(&next_symbol_loss(&logits, &targets)?)?))
+        self.net.segment_loss(&next_symbol_loss(&logits, &targets)?)
     }
 
     fn evaluate(&mut self, _: u64) -> Candle<EvalScore> {
-        let nll = evaluate::stream(&self.net, &self.validation, self.block, &mut |_| ())?;
+        let nll = evaluate::stream(self.net.as_ref(), &self.validation, self.block, &mut |_| ())?;
         let loss = evaluate::nats(&nll) / (nll.len() - 1) as f64;
         Ok(EvalScore { loss, value: -loss })
     }

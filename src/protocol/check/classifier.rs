@@ -21,7 +21,7 @@ pub(super) fn config(golden: &Golden) -> Checked<ClassifierConfig> {
         .ok_or_else(|| golden.wrong(format!("its pooling {pooling:?} is not known")))?;
     let config = ClassifierConfig {
         entry,
-        knobs: knobs(golden, entry, FIXED)?,
+        knobs: knobs(golden, entry, FIXED, false)?,
         backbone: Backbone::new(size("layers")?, size("d")?, size("H")?, size("F")?),
         vocab: size("V")?,
         max_len: size("n_max")?,

@@ -31,7 +31,7 @@ pub(super) fn config(golden: &Golden) -> Checked<CharLmConfig> {
         entry.in_models.language.iter().map(|(name, value)| (*name, Value::from(*value))).collect();
     let config = CharLmConfig {
         entry,
-        knobs: knobs(golden, entry, &fixed)?,
+        knobs: knobs(golden, entry, &fixed, true)?,
         backbone: Backbone::new(size("layers")?, size("d")?, size("H")?, size("F")?),
         vocab: size("V")?,
         block: size("block")?,

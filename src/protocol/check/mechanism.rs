@@ -1,11 +1,11 @@
 //! Golden files of single mechanisms (`SPEC-ls.md`, `SPEC-cos.md`, `SPEC-modern.md`).
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use serde_json::Value;
 
-use super::{CheckError, FileVerdict, Golden};
+use super::{CheckError, FileVerdict, Golden, IdleKnob};
 use effattn_kernel::heads::{PackedLayout, Qkv, merge, split};
 use effattn_model::attention::knobs::Knobs;
 use effattn_model::attention::{
@@ -15,6 +15,9 @@ use effattn_model::nn::params::{ParamBuilder, Params};
 
 /// Keys of `config` that are shapes, not knobs.
 const SHAPE_KEYS: &[&str] = &["B", "H", "N", "Nk", "D", "E", "mem", "min_hash_margin", "cls"];
+
+/// Results by name: `out`, `out_cls`, `out_p`, and `grad_<leaf>` of every leaf.
+pub(super) type NamedResults = BTreeMap<String, Tensor>;
 
 /// Settings that files share with related mechanisms, and the value of each that says nothing: a mechanism need not have them.
 fn says_nothing(key: &str, value: &Value) -> bool {
@@ -28,15 +31,26 @@ fn says_nothing(key: &str, value: &Value) -> bool {
     }
 }
 
+fn entry(golden: &Golden) -> std::result::Result<&'static MechanismEntry, CheckError> {
+    let name = golden.meta("mechanism");
+    attention::find(name)
+        .ok_or_else(|| CheckError::UnknownMechanism { file: golden.file.clone(), mechanism: name.to_owned() })
+}
+
+/// Rows of `out` that are compared: those whose number is not 0; none: all.
+pub(super) fn kept_rows(
+    golden: &Golden,
+    device: &Device,
+) -> std::result::Result<Option<Vec<f32>>, CheckError> {
+    let case = Case::new(golden, entry(golden)?, device)?;
+    case.kept_rows().map_err(|error| golden.refused(error))
+}
+
 /// Checks one file with separate tensors and, where the shapes allow it, with packed rows too.
 pub(super) fn check(golden: &Golden, device: &Device) -> std::result::Result<FileVerdict, CheckError> {
-    let name = golden.meta("mechanism");
-    let entry = attention::find(name).ok_or_else(|| CheckError::UnknownMechanism {
-        file: golden.file.clone(),
-        mechanism: name.to_owned(),
-    })?;
-    let case = Case::new(golden, entry, device)?;
+    let case = Case::new(golden, entry(golden)?, device)?;
     let mut verdict = golden.verdict();
+    verdict.idle = IdleKnob::of(golden, case.entry, &case.config.knobs, &case.shape);
     case.count(&mut verdict)?;
     case.run(&mut verdict, false)?;
     if case.packable() {
@@ -46,15 +60,17 @@ pub(super) fn check(golden: &Golden, device: &Device) -> std::result::Result<Fil
 }
 
 /// One file made ready to run.
-struct Case<'a> {
+pub(super) struct Case<'a> {
     golden: &'a Golden,
     entry: &'static MechanismEntry,
-    config: MechanismConfig,
-    shape: Shape,
+    pub(super) config: MechanismConfig,
+    pub(super) shape: Shape,
     memory: usize,
     inputs: HashMap<String, Var>,
     mask: Option<Tensor>,
     device: Device,
+    /// Number format that it is computed in.
+    dtype: DType,
 }
 
 /// Refuses a shape that the file's tensors do not have: everything is computed by it.
@@ -86,7 +102,7 @@ fn fits(golden: &Golden, shape: &Shape, projections: &Projections) -> std::resul
     if known { Ok(()) } else { Err(golden.wrong("it has none of the tensors q, k, v and x".into())) }
 }
 
-const INPUTS: &[&str] =
+pub(super) const INPUTS: &[&str] =
     &["q", "k", "v", "x", "p", "res", "q_cls", "k_cls", "v_cls", "q_global", "k_global", "v_global"];
 
 impl<'a> Case<'a> {
@@ -94,6 +110,15 @@ impl<'a> Case<'a> {
         golden: &'a Golden,
         entry: &'static MechanismEntry,
         device: &Device,
+    ) -> std::result::Result<Self, CheckError> {
+        Self::in_format(golden, entry, device, DType::F32)
+    }
+
+    pub(super) fn in_format(
+        golden: &'a Golden,
+        entry: &'static MechanismEntry,
+        device: &Device,
+        dtype: DType,
     ) -> std::result::Result<Self, CheckError> {
         let is_knob = |key: &str| entry.knobs.iter().any(|knob| knob.name == key);
         let set = |(key, value): &(&String, &Value)| {
@@ -124,16 +149,17 @@ impl<'a> Case<'a> {
         golden.affordable((entry.cost)(&knobs, &shape).core_macs)?;
         let config =
             MechanismConfig { knobs, heads, head_dim, width, max_len: queries.max(keys), causal, layer: 0 };
+        let here = |tensor: &Tensor| in_format(tensor, device, dtype);
         let vars = INPUTS.iter().filter_map(|name| {
             golden
                 .tensors
                 .get(*name)
-                .map(|tensor| Ok((String::from(*name), Var::from_tensor(&tensor.to_device(device)?)?)))
+                .map(|tensor| Ok((String::from(*name), Var::from_tensor(&here(tensor)?)?)))
         });
         let inputs = vars.collect::<Result<_>>().map_err(|error| golden.refused(error))?;
-        let mask = golden.tensors.get("mask").map(|mask| mask.to_device(device)).transpose();
+        let mask = golden.tensors.get("mask").map(here).transpose();
         let mask = mask.map_err(|error| golden.refused(error))?;
-        Ok(Self { golden, entry, config, shape, memory, inputs, mask, device: device.clone() })
+        Ok(Self { golden, entry, config, shape, memory, inputs, mask, device: device.clone(), dtype })
     }
 
     /// Whether queries, keys and values can lie in the same rows.
@@ -166,41 +192,49 @@ impl<'a> Case<'a> {
 
     fn run(&self, verdict: &mut FileVerdict, packed: bool) -> std::result::Result<(), CheckError> {
         let golden = self.golden;
-        let (results, params) = self.evaluate(packed).map_err(|error| golden.refused(error))?;
+        let results = self.results(packed).map_err(|error| golden.refused(error))?;
         let keep = self.kept_rows().map_err(|error| golden.refused(error))?;
-        golden.compare(verdict, "out", &results.out, keep.as_deref())?;
-        if let Some(cls) = &results.cls {
-            golden.compare(verdict, "out_cls", cls, None)?;
+        if !results.contains_key("out_p") && golden.tensors.contains_key("out_p") {
+            verdict.complain("out_p is expected, but there is no second output".into());
         }
-        match (&results.stream, golden.tensors.contains_key("out_p")) {
-            (Some(stream), true) => golden.compare(verdict, "out_p", stream, None)?,
-            (None, true) => verdict.complain("out_p is expected, but there is no second output".into()),
-            (_, false) => {}
-        }
-        for leaf in &golden.leaves {
-            let grad = match results.input_grads.get(leaf) {
-                Some(grad) => Ok(grad.clone()),
-                None => params.grad(&results.grads, leaf),
-            };
-            let grad = grad.map_err(|error| golden.refused(error))?;
-            golden.compare(verdict, &format!("grad_{leaf}"), &grad, None)?;
+        for (name, tensor) in &results {
+            let keep = keep.as_deref().filter(|_| name == "out");
+            if name != "out_p" || golden.tensors.contains_key(name) {
+                golden.compare(verdict, name, tensor, keep)?;
+            }
         }
         Ok(())
     }
 
+    /// What it gives, as a golden file has it.
+    pub(super) fn results(&self, packed: bool) -> Result<NamedResults> {
+        let (results, params) = self.evaluate(packed)?;
+        let mut named = NamedResults::from([("out".to_owned(), results.out)]);
+        named.extend(results.cls.map(|cls| ("out_cls".to_owned(), cls)));
+        named.extend(results.stream.map(|stream| ("out_p".to_owned(), stream)));
+        for leaf in &self.golden.leaves {
+            let grad = match results.input_grads.get(leaf) {
+                Some(grad) => grad.clone(),
+                None => params.grad(&results.grads, leaf)?,
+            };
+            named.insert(format!("grad_{leaf}"), grad);
+        }
+        Ok(named)
+    }
+
     /// Rows of `out` that are compared: all but padded queries (the quirk files compare all rows).
-    fn kept_rows(&self) -> Result<Option<Vec<f32>>> {
+    pub(super) fn kept_rows(&self) -> Result<Option<Vec<f32>>> {
         let Shape { heads, queries, keys, .. } = self.shape;
         let Some(mask) = &self.mask else { return Ok(None) };
         if self.golden.config.contains_key("layout") || keys != queries + self.memory {
             return Ok(None);
         }
         if self.mixes_rows() {
-            return Ok(Some(mask.flatten_all()?.to_vec1()?)); // out is [b, n, e]
+            return Ok(Some(numbers(mask)?)); // out is [b, n, e]
         }
         let mask = mask.narrow(1, self.memory, queries)?.unsqueeze(1)?;
         let rows = mask.broadcast_as((self.shape.batch, heads, queries))?;
-        Ok(Some(rows.flatten_all()?.to_vec1()?))
+        Ok(Some(numbers(&rows)?))
     }
 
     /// Whether the mechanism reads x alone and gives rows without heads.
@@ -211,7 +245,7 @@ impl<'a> Case<'a> {
     fn evaluate(&self, packed: bool) -> Result<(Results, Params)> {
         let given = self.golden.tensors.iter();
         let given = given.filter(|(name, _)| !INPUTS.contains(&name.as_str()));
-        let given = given.map(|(name, tensor)| Ok((name.clone(), tensor.to_device(&self.device)?)));
+        let given = given.map(|(name, tensor)| Ok((name.clone(), self.here(tensor)?)));
         let builder = ParamBuilder::given(given.collect::<Result<_>>()?, &self.device, true);
         let mechanism: Box<dyn Mechanism> = (self.entry.build)(&self.config, &builder)?;
         let params = builder.finish();
@@ -241,8 +275,8 @@ impl<'a> Case<'a> {
         })?;
         let out = if self.mixes_rows() { output.out.merged()? } else { output.out.split()? };
         let weigh = |out: &Tensor, name: &str| match self.golden.tensors.get(name) {
-            Some(weight) => (out * weight.to_device(&self.device)?)?.sum_all(),
-            None => Tensor::zeros((), DType::F32, &self.device),
+            Some(weight) => (out * self.here(weight)?)?.sum_all(),
+            None => Tensor::zeros((), self.dtype, &self.device),
         };
         let mut loss = weigh(&out, "grad_out")?;
         let cls = output.cls.map(|cls| cls.split()).transpose()?;
@@ -255,12 +289,12 @@ impl<'a> Case<'a> {
         let grads = loss.backward()?;
         let mut input_grads = HashMap::new();
         for (name, var) in &self.inputs {
-            let zeros = || Tensor::zeros(var.shape(), DType::F32, &self.device);
+            let zeros = || Tensor::zeros(var.shape(), self.dtype, &self.device);
             let grad = grads.get(var).cloned().map_or_else(zeros, Ok)?;
             input_grads.insert(name.clone(), grad);
         }
         if let Some((rows, parts)) = &rows {
-            let zeros = || Tensor::zeros(rows.shape(), DType::F32, &self.device);
+            let zeros = || Tensor::zeros(rows.shape(), self.dtype, &self.device);
             let grad = grads.get(rows).cloned().map_or_else(zeros, Ok)?;
             for (name, part) in [("q", parts.q), ("k", parts.k), ("v", parts.v)] {
                 let Some(part) = part else { continue };
@@ -270,6 +304,10 @@ impl<'a> Case<'a> {
             }
         }
         Ok((Results { out, cls, stream: output.stream, input_grads, grads }, params))
+    }
+
+    fn here(&self, tensor: &Tensor) -> Result<Tensor> {
+        in_format(tensor, &self.device, self.dtype)
     }
 
     fn input(&self, name: &str) -> Option<Tensor> {
@@ -289,6 +327,16 @@ impl<'a> Case<'a> {
         let parts = PackedLayout { q, k, v, count: pieces.len() };
         Ok((Var::from_tensor(&Tensor::cat(&pieces, 2)?)?, parts))
     }
+}
+
+/// `tensor` on `device`; floats as `dtype`, whole numbers as they are.
+fn in_format(tensor: &Tensor, device: &Device, dtype: DType) -> Result<Tensor> {
+    let here = tensor.to_device(device)?;
+    if here.dtype().is_float() { here.to_dtype(dtype) } else { Ok(here) }
+}
+
+fn numbers(tensor: &Tensor) -> Result<Vec<f32>> {
+    tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1()
 }
 
 struct Results {

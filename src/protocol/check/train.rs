@@ -14,6 +14,9 @@ use effattn_model::Classifier;
 use effattn_model::char_lm::CharLm;
 use effattn_model::family::Loss;
 use effattn_model::family::classifier::classification_loss;
+use effattn_model::family::llama::Llama;
+use effattn_model::nn::dropout::Dropout;
+use effattn_model::nn::params::ParamBuilder;
 use effattn_model::roberta::Roberta;
 use effattn_model::word_lm::WordLm;
 
@@ -77,8 +80,10 @@ impl TrajectoryConfig {
 /// What this build computes for the file.
 pub(super) fn compute(golden: &Golden, device: &Device) -> Checked<Computed> {
     let plan = TrajectoryConfig::read(golden)?;
-    if golden.meta("family") == "text" {
-        return text(golden, &plan, device);
+    match golden.meta("family") {
+        "text" => return text(golden, &plan, device),
+        "llama" => return llama(golden, &plan, device),
+        _ => {}
     }
     if golden.int("block").is_some() { stream(golden, &plan, device) } else { batches(golden, &plan, device) }
 }
@@ -139,12 +144,37 @@ fn text(golden: &Golden, plan: &TrajectoryConfig, device: &Device) -> Checked<Co
             Ok(Loss::mean(words::word_lm_loss(&model, &batch(step)?, &targets)?))
         })
     };
+    follow_norms(golden, plan, &builder, &*loss)
+}
+
+/// A model of Llama's form: batch s is used in step s, and the norm of its gradient is a result.
+fn llama(golden: &Golden, plan: &TrajectoryConfig, device: &Device) -> Checked<Computed> {
+    let builder = weights(golden, device)?;
+    let model =
+        Llama::new(&super::llama::config(golden)?, &builder).map_err(|error| golden.refused(error))?;
+    let [ids, labels] = [golden.tensor("ids")?, golden.tensor("labels")?];
+    let loss = |step: usize| {
+        let ids = ids.get(step)?.to_dtype(DType::U32)?.to_device(device)?;
+        let nll = super::llama::nll(&model.forward(&ids, Dropout::NONE)?, &labels.get(step)?)?;
+        Ok(Loss { sum: nll.values.sum_all()?, count: nll.count })
+    };
+    follow_norms(golden, plan, &builder, &loss)
+}
+
+/// Makes the file's steps; the norm of the gradient of every step is a result.
+fn follow_norms(
+    golden: &Golden,
+    plan: &TrajectoryConfig,
+    builder: &ParamBuilder,
+    loss: &dyn Fn(usize) -> Result<Loss>,
+) -> Checked<Computed> {
     let run = || {
         let params = builder.finish();
         let mut trainer = Trainer::new(params.clone(), plan.optimizer, plan.schedule)?;
         let mut norms = Vec::new();
-        let mut computed = follow_with(golden, plan, &mut trainer, &loss, |step| {
-            let grads = loss(step)?.sum.backward()?;
+        let mut computed = follow_with(golden, plan, &mut trainer, loss, |step| {
+            let Loss { sum, count } = loss(step)?;
+            let grads = (sum / count)?.backward()?;
             let squares = golden.leaves.iter().map(|leaf| {
                 let square = params.grad(&grads, leaf)?.sqr()?.sum_all()?;
                 Ok(f64::from(square.to_scalar::<f32>()?))

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use candle_core::{Device, Result, Tensor};
 use serde_json::{Map, Value};
 
-use super::{CheckError, FileVerdict, Golden};
+use super::{CheckError, FileVerdict, Golden, IdleKnob};
 use effattn_model::attention::knobs::Knobs;
-use effattn_model::attention::{self, MechanismEntry};
+use effattn_model::attention::{self, MechanismEntry, Shape};
 use effattn_model::family::Architecture;
 use effattn_model::nn::params::{ParamBuilder, Params};
 
@@ -20,14 +20,28 @@ pub(super) fn entry(golden: &Golden) -> Checked<&'static MechanismEntry> {
         .ok_or_else(|| CheckError::UnknownMechanism { file: golden.file.clone(), mechanism: name.to_owned() })
 }
 
-/// The settings of `entry` in the file's config, over those that the specification fixes.
-pub(super) fn knobs(golden: &Golden, entry: &MechanismEntry, fixed: &[(&str, Value)]) -> Checked<Knobs> {
+/// The settings of `entry` in the file's config, over those that the specification fixes. The config names only what the model
+/// sets, so that a knob without effect is refused as on the command line.
+pub(super) fn knobs(
+    golden: &Golden,
+    entry: &MechanismEntry,
+    fixed: &[(&str, Value)],
+    causal: bool,
+) -> Checked<Knobs> {
     // compat stands for three other keys, which are in the config too
     let known = |name: &str| name != "compat" && entry.knobs.iter().any(|knob| knob.name == name);
     let fixed = fixed.iter().map(|(name, value)| (String::from(*name), value.clone()));
     let given = golden.config.iter().map(|(name, value)| (name.clone(), value.clone()));
     let settings: Map<String, Value> = fixed.chain(given).filter(|(name, _)| known(name)).collect();
-    Knobs::from_json(entry.name, entry.knobs, &settings).map_err(|error| golden.refused(error))
+    let knobs =
+        Knobs::from_json(entry.name, entry.knobs, &settings).map_err(|error| golden.refused(error))?;
+    let (heads, width) = (size(golden, "H")?.max(1), size(golden, "d")?);
+    let (batch, queries, keys, cls, grid) = (1, 1, 1, false, None);
+    let shape = Shape { batch, heads, head_dim: width / heads, width, queries, keys, causal, cls, grid };
+    match IdleKnob::of(golden, entry, &knobs, &shape).first() {
+        Some(idle) => Err(golden.refused(format!("{}: {idle}; leave it out", entry.name))),
+        None => Ok(knobs),
+    }
 }
 
 /// A whole number that the config must have.
@@ -99,6 +113,25 @@ impl Computed {
         self.tensors.insert(name.to_owned(), (tensor, Some(keep)));
     }
 
+    /// The tolerance that the file's `extra` results have, for those that are compared although `results` does not list them.
+    pub fn extras(&self, golden: &Golden, verdict: &mut FileVerdict) -> Checked<()> {
+        let extra = golden.meta("extra");
+        if extra.is_empty() {
+            return Ok(());
+        }
+        let extra: BTreeMap<String, f64> = serde_json::from_str(extra)
+            .map_err(|error| golden.wrong(format!("its extra is not a tolerance per tensor ({error})")))?;
+        for (name, atol) in extra {
+            match self.tensors.get(&name) {
+                Some((tensor, keep)) => {
+                    golden.compare_within(verdict, &name, (tensor, atol), keep.as_deref())?;
+                }
+                None => verdict.complain(format!("{name} is not a result of this level")),
+            }
+        }
+        Ok(())
+    }
+
     /// Adds the number of trained numbers.
     pub fn count(&mut self, params: &Params) {
         self.parameters = params.count();
@@ -130,6 +163,7 @@ impl Computed {
         let results: Vec<String> = serde_json::from_str(golden.meta("results"))
             .map_err(|error| golden.wrong(format!("its results are not a list of names ({error})")))?;
         self.compare(golden, &mut verdict, &results)?;
+        self.extras(golden, &mut verdict)?;
         Ok(verdict)
     }
 

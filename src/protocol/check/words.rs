@@ -8,10 +8,11 @@ use super::whole::{Checked, Computed, bounded, entry, knobs, size, weights};
 use effattn_kernel::embedding::PADDING;
 use effattn_kernel::loss::cross_entropy;
 use effattn_model::Backbone;
+use effattn_model::evaluate::{EvalWindows, perplexity, stream_nll};
 use effattn_model::nn::adaptive::{AdaptiveConfig, AdaptiveSoftmax, Tie};
 use effattn_model::nn::dropout::Dropout;
 use effattn_model::roberta::{Roberta, RobertaConfig, Top};
-use effattn_model::word_lm::{EvalWindows, WordLm, WordLmConfig, perplexity, stream_nll};
+use effattn_model::word_lm::{WordLm, WordLmConfig};
 
 /// A tensor of ids on `device`.
 fn ids(golden: &Golden, name: &str, device: &Device) -> Checked<Tensor> {
@@ -81,7 +82,7 @@ pub(super) fn word_lm_config(golden: &Golden) -> Checked<WordLmConfig> {
     let size = |key| size(golden, key);
     let config = WordLmConfig {
         entry,
-        knobs: knobs(golden, entry, &[])?,
+        knobs: knobs(golden, entry, &[], true)?,
         backbone: Backbone::new(size("layers")?, size("d")?, size("H")?, size("F")?),
         adaptive: adaptive_config(golden)?,
         block: size("n")?,
@@ -155,7 +156,7 @@ pub(super) fn roberta_config(golden: &Golden) -> Checked<RobertaConfig> {
     let size = |key| size(golden, key);
     let config = RobertaConfig {
         entry,
-        knobs: knobs(golden, entry, &fixed())?,
+        knobs: knobs(golden, entry, &fixed(), false)?,
         backbone: Backbone::new(size("layers")?, size("d")?, size("H")?, size("F")?),
         vocab: size("V")?,
         positions: size("n_max")?,

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use super::*;
 use crate::protocol::grid::resolve;
-use crate::protocol::{TABLE, find, lra};
+use crate::protocol::{TABLE, declare_settings, find, lra};
 use effattn_kernel::device::rng::RngStream;
 use effattn_record::config::lists::Models;
 use effattn_record::config::settings::SETTINGS;
@@ -15,6 +15,7 @@ const FREE: &[(&str, &str)] = &[
     ("timeout", "an outcome carries the limit that it ran under"),
     ("memory_limit", "an outcome carries the limit that it ran under"),
     ("threads", "the identity of the whole run has them"),
+    ("jobs", "every cell is computed as it would be alone"),
 ];
 
 /// Another value than the usual one of every setting that a key holds.
@@ -56,6 +57,11 @@ const OTHER: &[(&str, &str)] = &[
     ("floor", "true"),
     ("allow_partial", "true"),
     ("tokenizer", "words.json"),
+    ("rates", "1e-3,1e-2"),
+    ("segments", "32:4"),
+    ("test_segments", "32:4"),
+    ("vocabulary", "512"),
+    ("noise", "0.5"),
 ];
 
 fn other(protocol: &dyn Protocol, key: &str) -> String {
@@ -65,6 +71,9 @@ fn other(protocol: &dyn Protocol, key: &str) -> String {
         ("wordlm", "preset") => return "wikitext103-small".to_owned(),
         ("mlm", "task") => return "sample".to_owned(),
         ("mlm", "preset") => return "roberta-base".to_owned(),
+        ("recall", "task") => return "parity".to_owned(),
+        ("recall", "preset") => return "recall-based".to_owned(),
+        ("recall", "batch") => return "32".to_owned(),
         ("finetune", "task") => return "qqp".to_owned(),
         ("finetune", "preset") => return "roberta-small".to_owned(),
         ("finetune", "len") => return "256".to_owned(),
@@ -97,6 +106,7 @@ fn pretrained() -> String {
 }
 
 fn keys(protocol: &dyn Protocol, said: &[String]) -> BTreeSet<String> {
+    declare_settings();
     let settings = said.iter().map(|text| Settings::set(text).unwrap());
     let settings = settings.fold(Settings::NONE, |all, one| one.over(all));
     // the encoder that another one starts from has full attention
@@ -137,6 +147,7 @@ fn varied(text: String, random: &mut RngStream) -> String {
 
 #[test]
 fn no_two_different_cells_share_a_key_whatever_is_set() {
+    declare_settings();
     for &protocol in TABLE {
         let mut random = RngStream::new(18, protocol.name());
         let mut seen: HashMap<String, Value> = HashMap::new();
@@ -238,7 +249,8 @@ fn what_a_protocol_does_not_take_names_those_that_do() {
     assert!(every, "a setting that no protocol takes");
     for &protocol in TABLE {
         for key in protocol.info().settings.iter().flat_map(|group| group.iter()) {
-            assert!(Setting::find(key).is_some(), "{} takes {key}, which is no setting", protocol.name());
+            let known = protocol.info().settings().any(|setting| setting.key == *key);
+            assert!(known, "{} takes {key}, which is no setting", protocol.name());
         }
     }
 }

@@ -28,7 +28,7 @@ use effattn_model::attention::choose::MechanismChoice;
 use effattn_model::family::{ModelRequest, ResolveError, masked_lm};
 use effattn_model::roberta::{RobertaConfig, Top};
 use effattn_record::Pass;
-use effattn_record::config::lists::{Lengths, Words};
+use effattn_record::config::lists::{Layers, Lengths, Words};
 use effattn_record::config::settings::Settings;
 
 /// What the worker of a cell is asked.
@@ -87,6 +87,8 @@ impl TrainingProtocol for Finetune {
     type Request = FinetuneRequest;
 
     const INFO: ProtocolInfo = super::INFO;
+    const COMPARED: &'static [&'static str] =
+        &["steps", "batch", "len", "rate", "sizes", "dtype", "limit", "every", "strict"];
     const CURVE: CurveSpec = CurveSpec::ACCURACY;
 
     fn defaults(&self, flags: &GridFlags) -> GridDefaults {
@@ -95,7 +97,7 @@ impl TrainingProtocol for Finetune {
         let quick = Settings {
             task: task("sentences"),
             preset: Some("roberta-small".to_owned()),
-            layers: Some(2),
+            layers: Some(Layers::Count(2)),
             width: Some(64),
             heads: Some(2),
             ffn: Some(128),
@@ -242,6 +244,7 @@ fn differences(request: &FinetuneRequest, recipe: &Recipe, start: Option<&Pretra
     if request.reading.strict {
         all.settings.push("selected on held-out training examples".to_owned());
     }
+    all.settings.extend(request.every.map(|every| format!("updates between evaluations {every} (an epoch)")));
     all
 }
 
@@ -313,7 +316,7 @@ mod tests {
         assert_eq!([converted(&cells[0]), converted(&cells[1])], [false, true]);
         let error = planned("cosformer", Settings { from: from(), ..Settings::NONE }).err().unwrap();
         assert!(error.contains("needs weights trained with it"), "{error}");
-        let sized = Settings { from: from(), layers: Some(3), ..Settings::NONE };
+        let sized = Settings { from: from(), layers: Some(Layers::Count(3)), ..Settings::NONE };
         let error = planned("full", sized).err().unwrap();
         assert_eq!(error, "--from brings the encoder's sizes; leave layers 3 out");
     }

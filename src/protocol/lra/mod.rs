@@ -12,13 +12,21 @@ pub mod worker;
 
 use super::definition::{ProtocolInfo, Quick, Tasks};
 use effattn_model::batch::InputKind;
-use effattn_model::family::{self, Family};
+use effattn_model::family::{self, Family, Objective};
 use effattn_record::Metric;
 use effattn_record::config::settings::groups::{MACHINE, MODEL, TRAINING};
+use effattn_record::config::settings::switch;
+use effattn_record::own_setting;
 use worker::LraExperiment;
+
+own_setting! {
+    /// ListOps: keep closing brackets as tokens, as LRA does today and Table 1 did not
+    pub KEEP_CLOSE: bool = "keep_close", "Data", "", switch;
+}
 
 const INFO: ProtocolInfo = ProtocolInfo {
     examples: EXAMPLES,
+    own: &[&KEEP_CLOSE.setting],
     settings: &[
         TRAINING,
         MODEL,
@@ -44,7 +52,7 @@ pub struct Lra;
 
 /// Whether a family learns classes of documents or of pairs.
 pub fn documents(family: &Family) -> bool {
-    family.classifies && family.input != InputKind::Pixels
+    family.objective == Objective::Class && family.input != InputKind::Pixels
 }
 
 /// Accuracy on the test split.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::LraExperiment;
 use super::recipe::{self, Recipe};
 use super::tasks::{self, LoadOptions};
-use super::{ACCURACY, Lra, documents, floor};
+use super::{ACCURACY, KEEP_CLOSE, Lra, documents, floor};
 use crate::protocol::cell_runner::CellRunner;
 use crate::protocol::curve::CurveSpec;
 use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo};
@@ -75,6 +75,8 @@ impl TrainingProtocol for Lra {
     type Request = LraRequest;
 
     const INFO: ProtocolInfo = super::INFO;
+    const COMPARED: &'static [&'static str] =
+        &["steps", "batch", "len", "keep", "rate", "sizes", "dtype", "limit", "strict", "keep_close"];
     const CURVE: CurveSpec = CurveSpec::ACCURACY;
     const PUBLISHED_BY: Option<&'static str> = Some(super::INFO.name);
 
@@ -116,7 +118,7 @@ impl TrainingProtocol for Lra {
             reading: LoadOptions {
                 strict: settings.strict.unwrap_or(false),
                 allow_partial: settings.allow_partial.unwrap_or(false),
-                keep_close: settings.keep_close.unwrap_or(false) || recipe.keep_close,
+                keep_close: KEEP_CLOSE.of(settings).unwrap_or(false) || recipe.keep_close,
             },
             spec,
         };

@@ -255,7 +255,7 @@ impl<'a> LraExperiment<'a> {
             Some(net) => self.score(net.as_mut(), None)?.0,
             None => test,
         };
-        let limited = self.limited();
+        let limited = self.limited().in_whole_batches(self.job.request.spec.batch as usize);
         let mut measures = vec![
             MetricValue::new("accuracy", "%", test.value),
             MetricValue::new("loss", "nat", test.loss),

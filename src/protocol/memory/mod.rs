@@ -13,13 +13,15 @@ use super::cell_runner::{CellResult, CellRunner, request};
 use super::definition::{
     DataDirs, EstimateContext, Prepared, Protocol, ProtocolInfo, ResultView, WorkerContext, WorkerInput,
 };
+use super::differing::differing_words;
 use super::grid::{Grid, GridDefaults, GridEntry, GridFlags, PlanError, Point, cells_by_place};
 use super::input_text;
 use super::measured_step::MeasuredStep;
 use super::model_spec::{ModelSpec, resolve_or_unsupported};
-use super::speed::plan::PRESET;
+use super::speed::plan::{PRESET, SpeedRequest};
+use super::speed::program::{Finished, ProgramCell};
 use crate::run::outcome::CellFailure;
-use crate::run::plan::{Cell, Plan};
+use crate::run::plan::{Cell, Plan, unusual_values};
 use crate::run::worker::{Launcher, ParentLink, Received, Worker};
 use crate::run::{CancelToken, RunError};
 use effattn_kernel::device::alloc;
@@ -46,6 +48,9 @@ pub struct MemoryRequest {
     pub spec: ModelSpec,
     /// Bytes that a step may reach, where the longest length is looked for.
     pub fit: Option<u64>,
+    /// The program whose cell it is, as on the command line; none: effattn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<String>,
 }
 
 /// What the worker answers.
@@ -76,8 +81,15 @@ const INFO: ProtocolInfo = ProtocolInfo {
     reads: &[input_text::SET],
     metrics: &[
         Metric { name: "peak_memory", title: "Peak memory", unit: "B", lower_is_better: true },
+        Metric {
+            name: "resident_growth",
+            title: "Growth of the resident size",
+            unit: "B",
+            lower_is_better: true,
+        },
         Metric { name: "longest_length", title: "Longest length", unit: "positions", lower_is_better: false },
     ],
+    takes_programs: true,
     ..ProtocolInfo::new(
         "memory",
         "Measure the peak memory of a step against length, or find the longest length that fits (Transformer-LS, Figure 3)",
@@ -151,9 +163,10 @@ impl Protocol for Memory {
             let cell = &runner.plan.cells[index];
             runner.session.term.at(runner.plan.name(index));
             let asked: MemoryRequest = request(cell)?;
-            let measured = match asked.fit {
-                Some(bytes) => Ok(fit::fit(runner, index, &asked, bytes)?),
-                None => measure(runner, index, &asked)?.map(|peak| rows(&cell.row, peak)),
+            let measured = match (asked.fit, &asked.program) {
+                (_, Some(word)) => measure_program(runner, index, word, &asked.spec)?,
+                (Some(bytes), None) => Ok(fit::fit(runner, index, &asked, bytes)?),
+                (None, None) => measure(runner, index, &asked)?.map(|peak| rows(&cell.row, peak)),
             };
             match measured {
                 Ok(rows) => {
@@ -170,7 +183,8 @@ impl Protocol for Memory {
     }
 
     fn failure_rows(&self, row: &Row, failure: &CellFailure) -> Vec<Row> {
-        vec![row.with("peak_memory", "B", None).with_outcome(failure.outcome, Some(failure.reason.clone()))]
+        let metric = if row.other_program().is_some() { "resident_growth" } else { "peak_memory" };
+        vec![row.with(metric, "B", None).with_outcome(failure.outcome, Some(failure.reason.clone()))]
     }
 
     /// The worker's side: builds, steps, tells the peak.
@@ -206,6 +220,8 @@ Examples:
   effattn memory --model all --mode train --fit 2GiB
   # What the papers' own operations need
   effattn memory --kernel composed --model full
+  # PyTorch's resident growth beside ours, on the same weights and inputs
+  effattn memory --program torch --model full,linear --len 1024..4096
 
 Memory is counted by the allocator as live bytes: parameters, optimizer moments, activations and inputs. One worker process runs at a time.";
 
@@ -225,10 +241,21 @@ fn cell(
     let mut row = probe.row("memory", threads, resolved.as_deref());
     row.suite = grid.suite.as_ref().map(|suite| suite.name.clone());
     row.published = pick.published("peak_memory", pass, len);
-    let request = MemoryRequest { spec, fit: fit.map(|bytes| bytes.0) };
+    let request = MemoryRequest { spec, fit: fit.map(|bytes| bytes.0), program: None };
+    if let Some(own) = pick.of_suite() {
+        let batches = own.settings.batch.as_ref().map_or(&[][..], |list| &list.0);
+        let usual = if batches.contains(&batch) { batch } else { batches.first().copied().unwrap_or(batch) };
+        let spec = ModelSpec::new(&own, len, usual, pass, seed)?;
+        let usual = MemoryRequest { spec, fit: own.settings.fit.map(|bytes| bytes.0), program: None };
+        let mut words = differing_words(&unusual_values(&request, &usual), &[]);
+        if fit.is_none() && own.settings.len.as_ref().is_some_and(|list| !list.0.contains(&len)) {
+            words.push(format!("length {len} (none of the suite's)"));
+        }
+        row.differs = (!words.is_empty()).then(|| words.join("; "));
+    }
     let usual =
         ModelSpec { len: if fit.is_some() { MAX_LEN } else { len }, ..request.spec.default_spec(PRESET) };
-    let usual = MemoryRequest { spec: usual, fit: request.fit };
+    let usual = MemoryRequest { spec: usual, ..request.clone() };
     let work = row.flops.map_or(0.0, |flops| probe.step_flops(flops));
     let words = match fit {
         Some(bytes) => {
@@ -304,6 +331,36 @@ fn measure(
     all.map(Ok).ok_or_else(|| RunError::Internal("no worker was asked".to_owned()))
 }
 
+/// The rows of a program: how much its resident size grew, by its own account, over steps of the same model on the same inputs.
+fn measure_program(
+    runner: &CellRunner,
+    index: usize,
+    word: &str,
+    spec: &ModelSpec,
+) -> Result<Result<Vec<Row>, CellFailure>, RunError> {
+    let session = &runner.session;
+    let request = SpeedRequest {
+        spec: spec.clone(),
+        warmup: STEPS.0 as u64,
+        min_runs: 1,
+        runs: 1,
+        max_time: PATIENCE.as_secs_f64(),
+        profile: false,
+        program: Some(word.to_owned()),
+    };
+    let Cell { timeout, row, .. } = &runner.plan.cells[index];
+    let cell = match ProgramCell::start(word, &request, *timeout, session.resident_limit, session)? {
+        Ok(cell) => cell,
+        Err(failure) => return Ok(Err(failure)),
+    };
+    let Finished { peak_bytes, version, .. } = cell.finish(session)?;
+    let Some(bytes) = peak_bytes else {
+        return Ok(Err(CellFailure::new(Outcome::Unsupported, "it does not say how much memory it took")));
+    };
+    let row = Row { version, n: Some(request.warmup), ..row.clone() }.with_outcome(Outcome::Ok, None);
+    Ok(Ok(vec![row.with("resident_growth", "B", Some(bytes as f64))]))
+}
+
 /// How a worker is started, the live and resident bytes that it may reach, and what stops it.
 type Start<'a> = (&'a Launcher, (u64, u64), &'a CancelToken);
 
@@ -359,6 +416,7 @@ fn result_line(rows: &[Row]) -> String {
             let peak = row.peak_bytes.map_or_else(String::new, |peak| format!(" (peak {})", Bytes(peak)));
             format!("{len:.0} positions{peak}")
         }
+        ("resident_growth", Some(bytes)) => format!("resident growth {}", Bytes(bytes as u64)),
         (_, Some(bytes)) => format!("peak {}", Bytes(bytes as u64)),
         _ => format!("{}: {}", row.outcome, row.error.clone().unwrap_or_default()),
     })

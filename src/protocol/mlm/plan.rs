@@ -6,7 +6,7 @@ use anyhow::bail;
 use serde::{Deserialize, Serialize};
 
 use super::recipe::Recipe;
-use super::{Mlm, NATS, train};
+use super::{Mlm, NATS, TOKENIZER, train};
 use crate::protocol::curve::CurveSpec;
 use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo};
 use crate::protocol::grid::{GridDefaults, GridFlags, PlanError};
@@ -27,7 +27,7 @@ use effattn_model::attention::choose::MechanismChoice;
 use effattn_model::family::{Architecture, ModelRequest, ResolveError, masked_lm};
 use effattn_model::roberta::RobertaConfig;
 use effattn_record::Pass;
-use effattn_record::config::lists::{Batches, Lengths, Words};
+use effattn_record::config::lists::{Batches, Layers, Lengths, Words};
 use effattn_record::config::settings::Settings;
 
 /// What the worker of a cell is asked.
@@ -80,12 +80,15 @@ impl TrainingProtocol for Mlm {
     type Request = MlmRequest;
 
     const INFO: ProtocolInfo = super::INFO;
+    const COMPARED: &'static [&'static str] =
+        &["steps", "batch", "len", "rate", "sizes", "dtype", "limit", "every", "tokenizer"];
     const CURVE: CurveSpec = CurveSpec {
         column: "validation_bits",
         axis: "validation loss, bit",
         unit: "bit",
         value: |score| score.loss / std::f64::consts::LN_2,
         less: true,
+        by_rate: false,
     };
 
     fn defaults(&self, flags: &GridFlags) -> GridDefaults {
@@ -101,7 +104,7 @@ impl TrainingProtocol for Mlm {
         let small = Settings {
             preset,
             task: task("sample"),
-            layers: Some(2),
+            layers: Some(Layers::Count(2)),
             width: Some(64),
             heads: Some(2),
             ffn: Some(128),
@@ -134,7 +137,7 @@ impl TrainingProtocol for Mlm {
         let recipe = Recipe::find(&preset).map_err(PlanError)?;
         let (len, batch) = one_of_each(settings, "mlm")?;
         let (len, batch) = (len.unwrap_or(recipe.len), batch.unwrap_or(recipe.batch));
-        if let (Some(_), Some(tokenizer)) = (&start, &settings.tokenizer) {
+        if let (Some(_), Some(tokenizer)) = (&start, TOKENIZER.of(settings)) {
             return Err(PlanError(format!(
                 "--from brings the encoder's tokenizer; leave --tokenizer {tokenizer} out"
             )));
@@ -147,7 +150,7 @@ impl TrainingProtocol for Mlm {
             Ok(MlmRequest {
                 task: task.to_owned(),
                 start,
-                tokenizer: settings.tokenizer.clone(),
+                tokenizer: TOKENIZER.of(settings),
                 steps,
                 rate: settings.rate.unwrap_or(recipe.rate),
                 every: settings.every.unwrap_or_else(|| recipe.every_of(steps)),
@@ -225,6 +228,10 @@ fn differences(request: &MlmRequest, recipe: &Recipe) -> ProtocolDiff {
     all.rate(request.rate, recipe.rate);
     all.model(spec);
     all.settings.extend(request.limit.map(|limit| format!("first {limit} blocks of every part")));
+    all.note("updates between evaluations", request.every, recipe.every_of(request.steps));
+    if request.tokenizer.is_some() && !recipe.given_tokenizer {
+        all.settings.push("a given tokenizer (one trained on the text)".to_owned());
+    }
     all
 }
 

@@ -3,12 +3,17 @@
 //!
 //! As many cells are alive at once as fit the memory limit together. A cell that finds too little room
 //! beside others is tried again in a later wave, alone at first; only then its `oom` counts.
+//!
+//! A turn that others disturbed ([`Judge`]) is put back and repeated, for as much time again as the cell may spend.
 
 use crate::run::RunError;
 use crate::run::outcome::CellFailure;
+use crate::run::turn::{Judge, Turn};
 
 /// Turns in which a cell spends its time budget.
 const TURNS: f64 = 4.0;
+/// Share of a turn's length once one of a cell was disturbed: shorter ones fit into the pauses of others.
+const SHORTER: f64 = 0.25;
 /// Most workers alive at once.
 const ALIVE: usize = 16;
 
@@ -21,6 +26,8 @@ pub struct Budget {
     pub min_runs: usize,
     /// Most samples.
     pub runs: usize,
+    /// Most seconds of turns that are put back and repeated, where that is less than what the others may take.
+    pub repeats: f64,
 }
 
 /// How a start went.
@@ -38,8 +45,8 @@ pub enum Started {
 /// How a turn went.
 #[derive(Debug)]
 pub enum TurnResult {
-    /// Seconds of its steps, and the bytes it holds now.
-    Samples(Vec<f64>, u64),
+    /// Its steps, and the bytes the cell holds now.
+    Steps(Turn, u64),
     /// Ended.
     Ended(CellFailure),
 }
@@ -50,16 +57,64 @@ pub trait CellWorkers {
     fn start(&mut self, cell: usize, limit: u64) -> Result<Started, RunError>;
     /// Lets `cell` step for `seconds`, at least once and at most `runs` times. Its limit stays.
     fn turn(&mut self, cell: usize, seconds: f64, runs: usize) -> Result<TurnResult, RunError>;
+    /// What decides about turns now; none where nothing is calibrated.
+    fn judge(&self) -> Option<Judge>;
     /// Ends `cell`, whose samples are complete or which ended by itself.
-    fn done(&mut self, cell: usize, samples: Vec<f64>, ending: Option<CellFailure>) -> Result<(), RunError>;
+    fn done(
+        &mut self,
+        cell: usize,
+        samples: CellSamples,
+        ending: Option<CellFailure>,
+    ) -> Result<(), RunError>;
     /// Takes `cell` back without a result: it will be started again.
     fn requeue(&mut self, cell: usize);
+}
+
+/// The turns of a cell, and which of them count.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct CellSamples {
+    /// All turns in order.
+    pub turns: Vec<Turn>,
+    /// Whether each counts.
+    pub kept: Vec<bool>,
+}
+
+impl CellSamples {
+    fn of(turns: Vec<Turn>, judge: Option<Judge>, least: usize) -> Self {
+        let kept = judge.map_or_else(|| vec![true; turns.len()], |judge| judge.kept(&turns, least));
+        Self { turns, kept }
+    }
+
+    /// Seconds of the steps that count.
+    pub fn values(&self) -> Vec<f64> {
+        let kept = self.turns.iter().zip(&self.kept).filter(|(_, kept)| **kept);
+        kept.flat_map(|(turn, _)| &turn.seconds).copied().collect()
+    }
 }
 
 struct ActiveCell {
     cell: usize,
     reserved_bytes: u64,
-    samples: Vec<f64>,
+    turns: Vec<Turn>,
+}
+
+impl ActiveCell {
+    /// Whether the cell has what `budget` asks for, or has repeated for as long as it may.
+    fn is_complete(&self, budget: &Budget, judge: Option<Judge>) -> bool {
+        let calm = |turn: &&Turn| judge.is_none_or(|judge| judge.reason(turn).is_none());
+        let sum = |turns: &[&Turn]| {
+            let times = turns.iter().flat_map(|turn| &turn.seconds);
+            times.fold((0, 0.0), |(count, sum), time| (count + 1, sum + time))
+        };
+        let all: Vec<&Turn> = self.turns.iter().collect();
+        let ((n, spent), (calm, calmly)) =
+            (sum(&all), sum(&all.into_iter().filter(calm).collect::<Vec<_>>()));
+        let enough =
+            |n: usize, spent: f64| n >= budget.runs || (n >= budget.min_runs && spent >= budget.seconds);
+        let step = spent / n.max(1) as f64;
+        let usual = budget.seconds.max(budget.min_runs as f64 * step).min(budget.runs as f64 * step);
+        enough(calm, calmly) || (enough(n, spent) && spent - calmly >= usual.min(budget.repeats))
+    }
 }
 
 /// Runs `cells` within `limit` bytes.
@@ -104,13 +159,13 @@ fn admit(
         }
         match bench.start(cell, free)? {
             Started::Ready { held } => {
-                alive.push(ActiveCell { cell, reserved_bytes: held, samples: Vec::new() })
+                alive.push(ActiveCell { cell, reserved_bytes: held, turns: Vec::new() })
             }
             Started::Ended(ending) if is_oom(&ending) && !alive.is_empty() => {
                 bench.requeue(cell);
                 later.push(cell);
             }
-            Started::Ended(ending) => bench.done(cell, Vec::new(), Some(ending))?,
+            Started::Ended(ending) => bench.done(cell, CellSamples::default(), Some(ending))?,
         }
     }
     Ok((alive, later))
@@ -126,17 +181,22 @@ fn step(
 ) -> Result<(), RunError> {
     let others: u64 = alive.iter().filter(|alive| alive.cell != cell).map(|alive| alive.reserved_bytes).sum();
     let Some(at) = alive.iter().position(|alive| alive.cell == cell) else { return Ok(()) };
-    let Budget { seconds, min_runs, runs } = budget(cell);
-    let left = runs.saturating_sub(alive[at].samples.len()).max(1);
-    match bench.turn(cell, seconds / TURNS, left)? {
-        TurnResult::Samples(samples, held) => {
+    let budget = budget(cell);
+    let judge = bench.judge();
+    let calm = |turn: &&Turn| judge.is_none_or(|judge| judge.reason(turn).is_none());
+    let taken: usize = alive[at].turns.iter().filter(calm).map(|turn| turn.seconds.len()).sum();
+    let left = budget.runs.saturating_sub(taken).max(1);
+    let disturbed = alive[at].turns.iter().any(|turn| !calm(&turn));
+    let length = if disturbed { SHORTER } else { 1.0 } * budget.seconds / TURNS;
+    match bench.turn(cell, length, left)? {
+        TurnResult::Steps(turn, held) => {
             let alive_cell = &mut alive[at];
-            alive_cell.samples.extend(samples);
+            alive_cell.turns.push(turn);
             alive_cell.reserved_bytes = held;
-            let (n, spent) = (alive_cell.samples.len(), alive_cell.samples.iter().sum::<f64>());
-            if n >= runs || (n >= min_runs && spent >= seconds) {
-                let samples = alive.remove(at).samples;
-                bench.done(cell, samples, None)?;
+            let judge = bench.judge();
+            if alive_cell.is_complete(&budget, judge) {
+                let turns = alive.remove(at).turns;
+                bench.done(cell, CellSamples::of(turns, judge, budget.min_runs), None)?;
             }
         }
         TurnResult::Ended(ending) if is_oom(&ending) && others > 0 => {
@@ -145,8 +205,8 @@ fn step(
             waiting.push(cell);
         }
         TurnResult::Ended(ending) => {
-            let samples = alive.remove(at).samples;
-            bench.done(cell, samples, Some(ending))?;
+            let turns = alive.remove(at).turns;
+            bench.done(cell, CellSamples::of(turns, bench.judge(), budget.min_runs), Some(ending))?;
         }
     }
     Ok(())
@@ -159,13 +219,17 @@ fn is_oom(failure: &CellFailure) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::run::turn::Bracket;
     use effattn_record::Outcome;
 
-    /// Cells that need `needs` bytes and whose steps take one second.
+    /// Cells that need `needs` bytes and whose steps take one second; some turns of the run are disturbed.
+    #[derive(Default)]
     struct Fake {
         needs: Vec<u64>,
         log: Vec<String>,
         breaks_at: Option<(usize, usize)>,
+        disturbed: Vec<usize>,
+        turns: usize,
     }
 
     fn name(cell: usize) -> char {
@@ -194,15 +258,23 @@ mod tests {
                 *left -= 1;
             }
             let count = (seconds.ceil() as usize).clamp(1, runs);
-            Ok(TurnResult::Samples(vec![1.0; count], self.needs[cell]))
+            self.turns += 1;
+            let taken = if self.disturbed.contains(&self.turns) { 0.5 } else { 0.0 };
+            let bracket = Some(Bracket { before: 1.0, after: 1.0, interference: None, taken });
+            Ok(TurnResult::Steps(Turn { seconds: vec![1.0; count], bracket }, self.needs[cell]))
+        }
+
+        fn judge(&self) -> Option<Judge> {
+            Some(Judge { best: 1.0, threads: 1 })
         }
 
         fn done(
             &mut self,
             cell: usize,
-            samples: Vec<f64>,
+            samples: CellSamples,
             ending: Option<CellFailure>,
         ) -> Result<(), RunError> {
+            let samples = samples.values();
             let how = ending.map_or("ok", |ending| ending.outcome.word());
             self.log.push(format!("{}:{how}:{}", name(cell), samples.len()));
             Ok(())
@@ -214,13 +286,13 @@ mod tests {
     }
 
     fn log(needs: &[u64], budget: Budget, breaks_at: Option<(usize, usize)>) -> String {
-        let mut fake = Fake { needs: needs.to_vec(), log: Vec::new(), breaks_at };
+        let mut fake = Fake { needs: needs.to_vec(), breaks_at, ..Fake::default() };
         let cells: Vec<usize> = (0..needs.len()).collect();
         run(&cells, |_| budget, 100, &mut fake).unwrap();
         fake.log.join(" ")
     }
 
-    const FOUR: Budget = Budget { seconds: 4.0, min_runs: 3, runs: 100 };
+    const FOUR: Budget = Budget { seconds: 4.0, min_runs: 3, runs: 100, repeats: 4.0 };
 
     #[test]
     fn turns_go_forth_and_back() {
@@ -229,7 +301,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_beside_others_waits_for_its_own_wave() {
-        let short = Budget { seconds: 1.0, min_runs: 1, runs: 1 };
+        let short = Budget { seconds: 1.0, min_runs: 1, runs: 1, repeats: 0.0 };
         assert_eq!(log(&[60, 60, 20], short, None), "+A +B -B +C A A:ok:1 C C:ok:1 +B B B:ok:1");
         assert_eq!(log(&[101, 10], short, None), "+A A:oom:0 +B B B:ok:1");
         assert_eq!(log(&[10, 101], short, None), "+A +B -B A A:ok:1 +B B:oom:0");
@@ -238,9 +310,9 @@ mod tests {
 
     #[test]
     fn the_minimum_of_runs_outlasts_the_time_and_the_maximum_ends_it() {
-        let slow = Budget { seconds: 0.5, min_runs: 3, runs: 100 };
+        let slow = Budget { seconds: 0.5, min_runs: 3, runs: 100, repeats: 0.0 };
         assert_eq!(log(&[1], slow, None), "+A A A A A:ok:3");
-        let few = Budget { seconds: 100.0, min_runs: 1, runs: 5 };
+        let few = Budget { seconds: 100.0, min_runs: 1, runs: 5, repeats: 0.0 };
         assert_eq!(log(&[1], few, None), "+A A A:ok:5");
     }
 
@@ -248,5 +320,21 @@ mod tests {
     fn a_cell_that_breaks_leaves_the_others_alone() {
         let broken = log(&[1, 1], FOUR, Some((0, 1)));
         assert_eq!(broken, "+A +B A B B A A:failed:1 B B B:ok:4");
+    }
+
+    fn disturbed(turns: &[usize], budget: Budget) -> String {
+        let mut fake = Fake { needs: vec![1], disturbed: turns.to_vec(), ..Fake::default() };
+        run(&[0], |_| budget, 100, &mut fake).unwrap();
+        fake.log.join(" ")
+    }
+
+    #[test]
+    fn a_disturbed_turn_is_repeated_within_the_budget() {
+        assert_eq!(disturbed(&[2], FOUR), "+A A A A A A A:ok:4");
+        let all: Vec<usize> = (1..100).collect();
+        assert_eq!(disturbed(&all, FOUR), "+A A A A A A:ok:3", "nothing better is to be had");
+        assert_eq!(disturbed(&[1, 2, 3], FOUR), "+A A A A A A A A A:ok:4");
+        let none = Budget { repeats: 0.0, ..FOUR };
+        assert_eq!(disturbed(&[2], none), "+A A A A A A:ok:3", "no repeats");
     }
 }

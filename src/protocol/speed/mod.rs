@@ -1,12 +1,17 @@
 //! `speed`: inference and training steps per second against length (cosFormer Table 5's protocol).
 //!
-//! Every cell has a worker process of its own. Cells of one (length, batch, pass) take turns ([`interleave`]); the value
-//! of a row is the median over all steps of the cell.
+//! Every cell has a worker process of its own. Cells of one (length, batch, pass) take turns ([`interleave`]) between
+//! calibrations; the value of a row is the median over all steps of the turns that nobody disturbed.
 
+mod bracket;
 pub mod interleave;
+mod limit;
 mod parent;
 pub mod plan;
+pub mod program;
 mod rows;
+#[cfg(test)]
+mod simulation;
 pub mod worker;
 
 use super::cell_runner::CellRunner;
@@ -25,7 +30,8 @@ use serde_json::Value;
 
 pub use parent::measure_rate;
 
-const INFO: ProtocolInfo = ProtocolInfo {
+/// Its entry.
+pub const INFO: ProtocolInfo = ProtocolInfo {
     examples: EXAMPLES,
     settings: &[POINTS, MODEL, MACHINE, &["warmup", "runs", "min_runs", "max_time", "timeout", "profile"]],
     help: &[(
@@ -43,8 +49,10 @@ const INFO: ProtocolInfo = ProtocolInfo {
         Metric { name: "tokens_per_second", title: "Tokens per second", unit: "1/s", lower_is_better: false },
         Metric { name: "images_per_second", title: "Images per second", unit: "1/s", lower_is_better: false },
         Metric { name: "peak_memory", title: "Peak memory", unit: "B", lower_is_better: true },
+        Metric { name: "share_of_limit", title: "Share of the limit", unit: "share", lower_is_better: false },
     ],
     needs_golden_check: true,
+    takes_programs: true,
     ..ProtocolInfo::new(
         "speed",
         "Measure inference and training steps per second against length (cosFormer, Table 5)",
@@ -118,10 +126,12 @@ Examples:
   effattn speed --kernel-only --model full,ls --len 4096 --kernel composed
   # Where the time of a training step goes, operation by operation
   effattn speed --model ls,full --len 4096 --mode train --profile
+  # PyTorch's steps in turn with ours, on the same weights and inputs
+  effattn speed --program torch --model full,linear --len 1024..4096
   # Rows for another program
   effattn speed --mode infer --export-json - | jq '.rows[0]'
 
-A value is the median over the steps of a cell; its 95 % interval is given by order statistics (Student's t below six steps). Cells of one length, batch and pass take turns in processes of their own.";
+A value is the median over the steps of a cell; its 95 % interval is given by order statistics (Student's t below six steps). Cells of one length, batch and pass take turns in processes of their own. A turn that other programs disturb (a calibration beside it takes 10 % longer than the run's best, or they take 5 % of its processor time) is put back and repeated, for as much time again as a cell has.";
 
 /// Cells of one place take turns.
 fn place(cell: &Cell) -> (Option<u64>, Option<u64>, Option<effattn_record::Pass>, Option<u64>) {

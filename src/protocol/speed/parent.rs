@@ -3,8 +3,11 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use super::interleave::{self, CellWorkers, Started, TurnResult};
+use super::bracket::Brackets;
+use super::interleave::{self, Budget, CellSamples, CellWorkers, Started, TurnResult};
+use super::limit::limit_seconds;
 use super::plan::{PROFILE_TIME, SpeedRequest, seconds};
+use super::program::{Finished, ProgramCell};
 use super::worker::{SpeedReply, TurnRequest};
 use super::{INFO, rows};
 use crate::protocol::WorkerRequest;
@@ -14,8 +17,11 @@ use crate::protocol::model_spec::ModelSpec;
 use crate::run::RunError;
 use crate::run::outcome::CellFailure;
 use crate::run::plan::Plan;
+use crate::run::turn::{Judge, Turn};
 use crate::run::worker::{Received, Worker};
 use crate::term::Warning;
+use effattn_kernel::profile::Product;
+use effattn_record::config::settings::DeviceName;
 use effattn_record::config::units::Bytes;
 use effattn_record::stats::median;
 use effattn_record::{Outcome, Row};
@@ -25,11 +31,23 @@ pub fn compute(runner: &mut CellRunner, open: &[usize]) -> Result<(), RunError> 
     let requests = open.iter().map(|&index| Ok((index, request(&runner.plan.cells[index])?)));
     let requests = requests.collect::<Result<HashMap<usize, SpeedRequest>, RunError>>()?;
     let limit = runner.session.memory_limit;
-    let budget = |cell: usize| requests.get(&cell).map_or(NO_BUDGET, SpeedRequest::budget);
-    interleave::run(open, budget, limit, &mut Workers { runner, alive: HashMap::new() })
+    let timeouts: HashMap<usize, f64> =
+        open.iter().filter_map(|&index| Some((index, runner.plan.cells[index].timeout?))).collect();
+    let budget = |cell: usize| {
+        // repeats leave most of the time limit to what was asked for
+        let repeats = timeouts.get(&cell).map_or(f64::INFINITY, |timeout| timeout / 4.0);
+        let budget = requests.get(&cell).map_or(NO_BUDGET, SpeedRequest::budget);
+        Budget { repeats, ..budget }
+    };
+    let (alive, programs) = Default::default();
+    let brackets = (runner.plan.device == DeviceName::Cpu.to_string() && !open.is_empty()).then(|| {
+        let best = runner.session.steadiness().map(|known| known.best);
+        Brackets::new(runner.session.launcher.threads, best)
+    });
+    interleave::run(open, budget, limit, &mut Workers { runner, alive, programs, brackets })
 }
 
-const NO_BUDGET: interleave::Budget = interleave::Budget { seconds: 0.0, min_runs: 1, runs: 1 };
+const NO_BUDGET: Budget = Budget { seconds: 0.0, min_runs: 1, runs: 1, repeats: 0.0 };
 
 /// A worker and what is known of it.
 struct Running {
@@ -40,17 +58,73 @@ struct Running {
     held: u64,
     /// Seconds of the progress bar that it has moved.
     moved: f64,
+    /// The products of a step.
+    products: Vec<(Product, u64)>,
 }
 
 struct Workers<'a, 'b> {
     runner: &'a mut CellRunner<'b>,
     alive: HashMap<usize, Running>,
+    programs: HashMap<usize, ProgramCell>,
+    /// None on devices other than the processor, whose rate they would not tell.
+    brackets: Option<Brackets>,
 }
 
 impl Workers<'_, '_> {
+    /// Resident bytes that cell `index` may reach beside the others.
+    fn resident_limit(&self, index: usize) -> u64 {
+        let workers = self.alive.iter().map(|(other, running)| (*other, running.held));
+        let programs = self.programs.iter().map(|(other, cell)| (*other, cell.held));
+        let others: u64 =
+            workers.chain(programs).filter(|(other, _)| *other != index).map(|(_, held)| held).sum();
+        self.runner.session.resident_limit.saturating_sub(others)
+    }
+
+    /// Starts the cell of the program `word`.
+    fn start_program(
+        &mut self,
+        index: usize,
+        word: &str,
+        request: &SpeedRequest,
+    ) -> Result<Started, RunError> {
+        let limit = self.resident_limit(index);
+        let timeout = self.runner.plan.cells[index].timeout;
+        Ok(match ProgramCell::start(word, request, timeout, limit, self.runner.session)? {
+            Ok(cell) => {
+                let held = cell.held;
+                self.programs.insert(index, cell);
+                Started::Ready { held }
+            }
+            Err(failure) => Started::Ended(failure),
+        })
+    }
+
+    /// Ends a program's cell and records it.
+    fn program_done(
+        &mut self,
+        index: usize,
+        cell: ProgramCell,
+        samples: &CellSamples,
+        ending: Option<&CellFailure>,
+    ) -> Result<(), RunError> {
+        let Finished { peak_bytes: peak, clocks, version } = cell.finish(self.runner.session)?;
+        if ending.is_none() {
+            let (term, said) =
+                (&self.runner.session.term, format!("{}: {clocks}", self.runner.plan.name(index)));
+            match clocks.disagree() {
+                true => term.warn(&Warning::Other(said)),
+                false => term.detail(&said),
+            }
+        }
+        let row = Row { version, ..self.runner.plan.cells[index].row.clone() };
+        let rows = rows::program_rows(&row, &samples.values(), peak, ending);
+        let summary = result_line(&rows[1], ending);
+        let samples = rows::samples(samples, self.judge());
+        self.runner.record_result(index, CellResult { rows, samples, summary, progress_seconds: 0.0 })
+    }
+
     fn hear(&mut self, index: usize) -> Result<SpeedReply, RunError> {
-        let others: u64 = self.alive.iter().filter(|(other, _)| **other != index).map(|(_, r)| r.held).sum();
-        let limit = self.runner.session.resident_limit.saturating_sub(others);
+        let limit = self.resident_limit(index);
         let Some(running) = self.alive.get_mut(&index) else {
             return Err(RunError::Internal("a worker that was never started had its turn".to_owned()));
         };
@@ -66,12 +140,42 @@ impl Workers<'_, '_> {
             Received::Message(answer) => answer,
             Received::Ended(ending) => SpeedReply::from(ending),
         };
-        if let SpeedReply::Samples { peak_bytes, held_bytes, .. } = &answer {
+        if let SpeedReply::Samples { peak_bytes, held_bytes, products, .. } = &answer {
             (running.peak, running.held) = (*peak_bytes, *held_bytes);
+            if !products.is_empty() {
+                running.products.clone_from(products);
+            }
         }
         Ok(answer)
     }
+
+    /// Lets cell `index` step for `seconds`, at most `runs` times: the steps' seconds and the bytes that it holds.
+    fn steps(&mut self, index: usize, seconds: f64, runs: usize) -> Result<Stepped, RunError> {
+        let limit = self.resident_limit(index);
+        if let Some(cell) = self.programs.get_mut(&index) {
+            let steps = cell.turn(seconds, runs as u64, limit, self.runner.session)?;
+            return Ok(steps.map(|steps| (steps, cell.held)));
+        }
+        if let Some(running) = self.alive.get_mut(&index) {
+            running.worker.send(&TurnRequest { seconds, runs: runs as u64, profile: false });
+        }
+        match self.hear(index)? {
+            SpeedReply::Samples { seconds, held_bytes, .. } => Ok(Ok((seconds, held_bytes))),
+            SpeedReply::Ended { outcome, reason } => Ok(Err(CellFailure { outcome, reason })),
+            SpeedReply::Profile { .. } => Err(unasked()),
+        }
+    }
+
+    /// The row that says how near the steps of cell `index` are to the limit, where their products are known.
+    fn share_of_limit(&self, index: usize, samples: &[f64]) -> Option<Row> {
+        let products = &self.alive.get(&index)?.products;
+        let limit = limit_seconds(products, self.runner.session.launcher.threads)?;
+        Some(rows::share_of_limit(&self.runner.plan.cells[index].row, samples, limit))
+    }
 }
+
+/// Seconds of steps and the bytes that are held, or how it ended.
+type Stepped = Result<(Vec<f64>, u64), CellFailure>;
 
 impl Workers<'_, '_> {
     /// The rows about the operations of cell `index`, if they are asked for.
@@ -104,10 +208,15 @@ impl CellWorkers for Workers<'_, '_> {
     fn start(&mut self, index: usize, limit: u64) -> Result<Started, RunError> {
         let cell = &self.runner.plan.cells[index];
         self.runner.session.term.at(self.runner.plan.name(index));
+        let asked: SpeedRequest = request(cell)?;
+        if let Some(word) = &asked.program {
+            return self.start_program(index, word, &asked);
+        }
         let worker = self.runner.start(index, limit, WorkerContext::default())?;
         let left = cell.timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         let left = left.unwrap_or(Duration::MAX);
-        self.alive.insert(index, Running { worker, left, peak: None, held: 0, moved: 0.0 });
+        self.alive
+            .insert(index, Running { worker, left, peak: None, held: 0, moved: 0.0, products: Vec::new() });
         match self.hear(index)? {
             SpeedReply::Samples { held_bytes, .. } => Ok(Started::Ready { held: held_bytes }),
             SpeedReply::Ended { outcome, reason } => Ok(Started::Ended(CellFailure { outcome, reason })),
@@ -117,18 +226,43 @@ impl CellWorkers for Workers<'_, '_> {
 
     fn turn(&mut self, index: usize, seconds: f64, runs: usize) -> Result<TurnResult, RunError> {
         self.runner.session.term.at(self.runner.plan.name(index));
-        if let Some(running) = self.alive.get_mut(&index) {
-            running.worker.send(&TurnRequest { seconds, runs: runs as u64, profile: false });
-        }
-        match self.hear(index)? {
-            SpeedReply::Samples { seconds, held_bytes, .. } => Ok(TurnResult::Samples(seconds, held_bytes)),
-            SpeedReply::Ended { outcome, reason } => Ok(TurnResult::Ended(CellFailure { outcome, reason })),
-            SpeedReply::Profile { .. } => Err(unasked()),
-        }
+        let own = self.alive.get(&index).map(|running| running.worker.id());
+        let process = own.or_else(|| self.programs.get(&index).map(ProgramCell::id));
+        let (steps, bracket) = match (self.brackets.take(), process) {
+            (Some(mut brackets), Some(process)) => {
+                let (steps, bracket) = brackets.around(&[process], || self.steps(index, seconds, runs));
+                self.brackets = Some(brackets);
+                (steps, Some(bracket))
+            }
+            (brackets, _) => {
+                self.brackets = brackets;
+                (self.steps(index, seconds, runs), None)
+            }
+        };
+        Ok(match steps? {
+            Ok((seconds, held)) => TurnResult::Steps(Turn { seconds, bracket }, held),
+            Err(failure) => TurnResult::Ended(failure),
+        })
     }
 
-    fn done(&mut self, index: usize, samples: Vec<f64>, ending: Option<CellFailure>) -> Result<(), RunError> {
-        let profile = if ending.is_none() { self.profile(index)? } else { Vec::new() };
+    fn judge(&self) -> Option<Judge> {
+        self.brackets.as_ref().map(Brackets::judge)
+    }
+
+    fn done(
+        &mut self,
+        index: usize,
+        samples: CellSamples,
+        ending: Option<CellFailure>,
+    ) -> Result<(), RunError> {
+        if let Some(cell) = self.programs.remove(&index) {
+            return self.program_done(index, cell, &samples, ending.as_ref());
+        }
+        let values = samples.values();
+        let (profile, share) = match ending {
+            None => (self.profile(index)?, self.share_of_limit(index, &values)),
+            Some(_) => (Vec::new(), None),
+        };
         let (peak, progress_seconds) = match self.alive.remove(&index) {
             Some(running) => {
                 running.worker.finish();
@@ -136,16 +270,17 @@ impl CellWorkers for Workers<'_, '_> {
             }
             None => (None, 0.0),
         };
-        let mut rows = rows::rows(&self.runner.plan.cells[index].row, &samples, peak, ending.as_ref());
+        let mut rows = rows::rows(&self.runner.plan.cells[index].row, &values, peak, ending.as_ref());
         let summary = result_line(&rows[1], ending.as_ref());
+        // the bytes stand in a column of every row
+        rows.extend(share.map(|share| Row { peak_bytes: rows[0].peak_bytes, ..share }));
         rows.extend(profile);
-        self.runner.record_result(
-            index,
-            CellResult { rows, samples: rows::samples(&samples), summary, progress_seconds },
-        )
+        let samples = rows::samples(&samples, self.judge());
+        self.runner.record_result(index, CellResult { rows, samples, summary, progress_seconds })
     }
 
     fn requeue(&mut self, index: usize) {
+        self.programs.remove(&index);
         let moved = self.alive.remove(&index).map_or(0.0, |running| running.moved);
         self.runner.session.term.advance(-moved, "");
     }
@@ -172,7 +307,10 @@ pub fn price(plan: &mut Plan, context: &EstimateContext) -> Result<(), RunError>
     let mut probes: HashMap<_, Option<StepProbe>> = HashMap::new();
     let mut requests = Vec::new();
     for cell in plan.cells.iter().filter(|cell| !cell.request.is_null() && !(context.done)(cell)) {
-        requests.push((cell.key.clone(), request::<SpeedRequest>(cell)?, cell.row.flops));
+        let request = request::<SpeedRequest>(cell)?;
+        if request.program.is_none() {
+            requests.push((cell.key.clone(), request, cell.row.flops));
+        }
     }
     for (name, request, flops) in &requests {
         let Some(flops) = *flops else { continue };
@@ -207,8 +345,15 @@ pub fn measure_rate(
     spec: &ModelSpec,
     context: &EstimateContext,
 ) -> Result<Option<(f64, Option<u64>)>, RunError> {
-    let request =
-        SpeedRequest { spec: spec.clone(), warmup: 1, min_runs: 1, runs: 3, max_time: 0.5, profile: false };
+    let request = SpeedRequest {
+        spec: spec.clone(),
+        warmup: 1,
+        min_runs: 1,
+        runs: 3,
+        max_time: 0.5,
+        profile: false,
+        program: None,
+    };
     let most = 5.0 * TRIED * context.launcher.threads as f64;
     Ok(probe(&request, most, context)?.map(|probed| (probed.rate, None)))
 }

@@ -2,10 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::super::differing::differing_words;
 use super::super::grid::{Grid, GridDefaults, GridEntry, GridFlags, PlanError, Point, cells_by_place};
 use super::super::model_spec::{ModelSpec, resolve_or_unsupported};
 use super::interleave::Budget;
-use crate::run::plan::Cell;
+use crate::run::plan::{Cell, unusual_values};
 use effattn_model::attention::choose::MechanismChoice;
 use effattn_model::attention::entries;
 use effattn_model::family::{self, Architecture};
@@ -57,6 +58,9 @@ pub struct SpeedRequest {
     /// Whether some steps are timed operation by operation, after the others.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub profile: bool,
+    /// The program whose cell it is, as on the command line; none: effattn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<String>,
 }
 
 impl SpeedRequest {
@@ -66,6 +70,7 @@ impl SpeedRequest {
             seconds: self.max_time,
             min_runs: self.min_runs as usize,
             runs: self.runs.max(self.min_runs) as usize,
+            repeats: f64::INFINITY,
         }
     }
 }
@@ -112,29 +117,36 @@ fn cell(
 ) -> Result<Cell, PlanError> {
     let settings = &pick.settings;
     let spec = ModelSpec::new(pick, len, batch, pass, seed)?;
-    let (resolved, reason) = resolve_or_unsupported(pick, |choice| spec.resolve_measured(choice))?;
+    let (mut resolved, mut reason) = resolve_or_unsupported(pick, |choice| spec.resolve_measured(choice))?;
     if let (Pass::Decode, Some(_), Ok(choice)) = (pass, &resolved, &pick.choice)
         && !decodes(&spec, choice)
     {
-        return Err(no_decoder(&spec));
+        let mut others = grid.entries.iter().filter_map(|other| other.choice.as_ref().ok());
+        if !others.any(|other| decodes(&spec, other)) {
+            return Err(no_decoder(&spec));
+        }
+        (resolved, reason) = (None, Some("cannot generate one token at a time".to_owned()));
     }
     let published =
         ["step_time", "steps_per_second"].map(|metric| (metric, pick.published(metric, pass, len)));
     let (metric, published) = published.into_iter().find(|(_, number)| number.is_some()).unwrap_or_default();
-    let row = Row {
+    let mut row = Row {
         suite: grid.suite.as_ref().map(|suite| suite.name.clone()),
         metric: metric.to_owned(),
         published,
         ..spec.row("speed", threads, resolved.as_deref())
     };
-    let request = SpeedRequest {
-        warmup: settings.warmup.unwrap_or(USUAL.0),
-        min_runs: settings.min_runs.unwrap_or(USUAL.1).max(1),
-        runs: settings.runs.unwrap_or(USUAL.2).max(1),
-        max_time: settings.max_time.map_or(USUAL.3, |time| time.0),
-        profile: settings.profile == Some(true),
-        spec,
-    };
+    let request = asked(settings, spec);
+    if let Some(own) = pick.of_suite() {
+        let batches = own.settings.batch.as_ref().map_or(&[][..], |list| &list.0);
+        let usual = if batches.contains(&batch) { batch } else { batches.first().copied().unwrap_or(batch) };
+        let usual = asked(&own.settings, ModelSpec::new(&own, len, usual, pass, seed)?);
+        let mut words = differing_words(&unusual_values(&request, &usual), &[]);
+        if own.settings.len.as_ref().is_some_and(|list| !list.0.contains(&len)) {
+            words.push(format!("length {len} (none of the suite's)"));
+        }
+        row.differs = (!words.is_empty()).then(|| words.join("; "));
+    }
     let (warmup, min_runs, runs, max_time) = USUAL;
     let usual = SpeedRequest {
         spec: request.spec.default_spec(PRESET),
@@ -143,6 +155,7 @@ fn cell(
         runs,
         max_time,
         profile: false,
+        program: None,
     };
     // without multiply-adds it is one token, which takes no time
     let flops = row.flops.map(|flops| request.spec.step_flops(flops));
@@ -153,6 +166,19 @@ fn cell(
     let series = serde_json::to_string(&shortest).map_err(PlanError::new)?;
     let timeout = settings.timeout.map(|time| time.0);
     Ok(Cell { series, timeout, ..cell }.with_unsupported(reason))
+}
+
+/// What `settings` ask of the worker that measures `spec`.
+fn asked(settings: &Settings, spec: ModelSpec) -> SpeedRequest {
+    SpeedRequest {
+        warmup: settings.warmup.unwrap_or(USUAL.0),
+        min_runs: settings.min_runs.unwrap_or(USUAL.1).max(1),
+        runs: settings.runs.unwrap_or(USUAL.2).max(1),
+        max_time: settings.max_time.map_or(USUAL.3, |time| time.0),
+        profile: settings.profile == Some(true),
+        program: None,
+        spec,
+    }
 }
 
 /// Whether the model of `spec` makes one token after another: asked of a short one, whose state is small.
@@ -177,7 +203,7 @@ fn no_decoder(spec: &ModelSpec) -> PlanError {
         return PlanError(format!(
             "the model of preset {} cannot generate one token at a time; --mode decode takes --preset {}",
             spec.preset,
-            presets.join(" or ")
+            presets.join(", ")
         ));
     }
     PlanError(format!(

@@ -1,7 +1,9 @@
 //! From samples to rows.
 
+use super::interleave::CellSamples;
 use crate::run::journal::Samples;
 use crate::run::outcome::CellFailure;
+use crate::run::turn::{Judge, Turn, TurnRecord};
 use effattn_kernel::cpu::rates::Rates;
 use effattn_kernel::profile::Spent;
 use effattn_model::batch::InputKind;
@@ -34,6 +36,16 @@ pub fn rows(row: &Row, samples: &[f64], peak: Option<u64>, ending: Option<&CellF
     let rate = timed(&row, counted, "1/s", summary.as_ref(), |s| each / s);
     let memory = row.with("peak_memory", "B", peak.filter(|_| summary.is_some()).map(|bytes| bytes as f64));
     vec![time, Row { published: published.filter(|_| !latency), ..steps }, rate, memory]
+}
+
+/// [`rows`] of a program: `peak` is by its own account, mostly growth of its resident size, and no peak of live bytes.
+pub fn program_rows(row: &Row, samples: &[f64], peak: Option<u64>, ending: Option<&CellFailure>) -> Vec<Row> {
+    let mut all = rows(row, samples, None, ending);
+    for row in all.iter_mut().filter(|row| row.metric == "peak_memory") {
+        let measured = peak.filter(|_| row.outcome == Outcome::Ok).map(|bytes| bytes as f64);
+        *row = row.with("resident_growth", "B", measured);
+    }
+    all
 }
 
 /// The rows about the operations of a step: seconds, floating point operations of products and bytes per second, and what
@@ -81,17 +93,34 @@ fn timed(row: &Row, metric: &str, unit: &str, summary: Option<&Summary>, of: imp
     }
 }
 
-/// The raw samples of a cell.
-pub fn samples(seconds: &[f64]) -> Vec<Samples> {
-    if seconds.is_empty() {
+/// The share of the limit: `limit` seconds, which the products of a step alone would take, over the time of a step.
+pub fn share_of_limit(row: &Row, samples: &[f64], limit: f64) -> Row {
+    let row = Row { published: None, ..row.with_outcome(Outcome::Ok, None) };
+    let summary = Summary::of(samples).filter(|summary| summary.median > 0.0);
+    timed(&row, "share_of_limit", "share", summary.as_ref(), |seconds| limit / seconds)
+}
+
+/// The raw samples of a cell, with its turns where they were calibrated.
+pub fn samples(samples: &CellSamples, judge: Option<Judge>) -> Vec<Samples> {
+    if samples.turns.is_empty() {
         return Vec::new();
     }
-    vec![Samples::new("step_time", "s", seconds.to_vec())]
+    let record = |(turn, kept): (&Turn, &bool)| {
+        Some(TurnRecord {
+            steps: turn.seconds.len(),
+            bracket: turn.bracket?,
+            disturbed: judge.and_then(|judge| judge.reason(turn)),
+            put_back: if *kept { Vec::new() } else { turn.seconds.clone() },
+        })
+    };
+    let turns = samples.turns.iter().zip(&samples.kept).filter_map(record).collect();
+    vec![Samples { turns, ..Samples::new("step_time", "s", samples.values()) }]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::run::turn::Bracket;
     use effattn_record::Published;
 
     #[test]
@@ -117,6 +146,26 @@ mod tests {
         let (low, high) = (steps.ci_low.unwrap(), steps.ci_high.unwrap());
         assert!(low < 2.0 && 2.0 < high, "{low} {high}");
         assert_eq!(time.n, Some(3));
+    }
+
+    #[test]
+    fn the_share_of_the_limit_is_that_of_the_median_step() {
+        let share = share_of_limit(&Row::new("speed", "ls"), &[0.5, 0.25, 1.0], 0.2);
+        assert_eq!((share.value, share.unit.as_str(), share.outcome), (Some(0.4), "share", Outcome::Ok));
+    }
+
+    #[test]
+    fn turns_that_were_put_back_are_kept_beside_the_samples() {
+        let turn = |seconds: f64, taken: f64| {
+            let bracket = Bracket { before: 1.0, after: 1.0, interference: None, taken };
+            Turn { seconds: vec![seconds; 2], bracket: Some(bracket) }
+        };
+        let cell = CellSamples { turns: vec![turn(0.5, 0.0), turn(0.9, 0.7)], kept: vec![true, false] };
+        let all = samples(&cell, Some(Judge { best: 1.0, threads: 1 }));
+        assert_eq!((&all[0].values[..], &all[0].turns[1].put_back[..]), (&[0.5; 2][..], &[0.9; 2][..]));
+        let told: Vec<_> = all[0].turns.iter().map(|turn| (turn.steps, turn.disturbed.as_deref())).collect();
+        assert_eq!(told, [(2, None), (2, Some("other programs took 0.70 processors"))]);
+        assert!(samples(&CellSamples::default(), None).is_empty());
     }
 
     #[test]

@@ -12,7 +12,8 @@ use crate::run::outcome::CellFailure;
 use crate::run::worker::ParentLink;
 use effattn_kernel::cpu::rates::{Rates, rates};
 use effattn_kernel::device::machine::Resident;
-use effattn_kernel::profile::{self, Spent};
+use effattn_kernel::profile::{self, Product, Spent};
+use effattn_record::config::settings::{DeviceName, KernelName};
 
 /// What the parent asks.
 #[derive(Debug, Serialize, Deserialize)]
@@ -38,6 +39,9 @@ pub enum SpeedReply {
         peak_bytes: Option<u64>,
         /// Bytes that the process holds and may reach again.
         held_bytes: u64,
+        /// The products of a step and how often it makes each; when warm.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        products: Vec<(Product, u64)>,
     },
     /// Where the time of steps went.
     Profile {
@@ -66,20 +70,21 @@ impl From<CellFailure> for SpeedReply {
 /// Builds, warms up, and steps whenever it is its turn, until the parent closes the pipe.
 pub fn work(link: &ParentLink, request: Value, given: &WorkerInput) -> anyhow::Result<()> {
     let request: SpeedRequest = serde_json::from_value(request)?;
-    let mut step = match warm(&request, given.text) {
-        Ok(step) => step,
+    let (mut step, products) = match warm(&request, given.text) {
+        Ok(warm) => warm,
         Err(ending) => return Ok(link.send(&SpeedReply::from(ending))?),
     };
     let mut resident = Resident::default();
-    let mut answer = |step: &MeasuredStep, seconds: Vec<f64>| {
+    let mut answer = |step: &MeasuredStep, seconds: Vec<f64>, products: Vec<(Product, u64)>| {
         let peak_bytes = step.peak_bytes();
-        SpeedReply::Samples { seconds, peak_bytes, held_bytes: peak_bytes.unwrap_or(0).max(resident.own()) }
+        let held_bytes = peak_bytes.unwrap_or(0).max(resident.own());
+        SpeedReply::Samples { seconds, peak_bytes, held_bytes, products }
     };
-    link.send(&answer(&step, Vec::new()))?;
+    link.send(&answer(&step, Vec::new(), products))?;
     while let Some(turn) = link.next::<TurnRequest>()? {
         let answer = match turn.profile {
             true => profile(&mut step, &turn),
-            false => steps(&mut step, &turn).map(|seconds| answer(&step, seconds)),
+            false => steps(&mut step, &turn).map(|seconds| answer(&step, seconds, Vec::new())),
         };
         match answer {
             Ok(answer) => link.send(&answer)?,
@@ -89,17 +94,23 @@ pub fn work(link: &ParentLink, request: Value, given: &WorkerInput) -> anyhow::R
     Ok(())
 }
 
-fn warm(request: &SpeedRequest, text: &[u8]) -> Result<MeasuredStep, CellFailure> {
+/// The model after its warm-up, and the products of a step: counted in the first one, where the kernels of this crate compute
+/// them on the processor.
+fn warm(request: &SpeedRequest, text: &[u8]) -> Result<(MeasuredStep, Vec<(Product, u64)>), CellFailure> {
+    profile::reserve_products();
     let mut step = MeasuredStep::open(&request.spec, text)?;
     step.reset_peak();
     let start = Instant::now();
-    for _ in 0..request.warmup.max(1) {
-        step.step()?;
+    let (first, products) = profile::products(|| step.step());
+    first?;
+    for _ in 1..request.warmup {
         if start.elapsed().as_secs_f64() >= request.max_time {
             break;
         }
+        step.step()?;
     }
-    Ok(step)
+    let counted = (request.spec.device, request.spec.kernel) == (DeviceName::Cpu, KernelName::Fused);
+    Ok((step, if counted { products } else { Vec::new() }))
 }
 
 /// Steps as [`steps`], each operation timed.

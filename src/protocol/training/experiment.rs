@@ -98,6 +98,11 @@ pub trait Experiment {
     /// Number of steps.
     fn steps(&self) -> StepCounts;
 
+    /// An evaluation whose value is above this is the last one; `None`: all steps are made.
+    fn enough(&self) -> Option<f64> {
+        None
+    }
+
     /// Cost of evaluations, for estimates.
     fn eval_cost(&self) -> EvalCost;
 
@@ -130,6 +135,8 @@ pub struct EarlierPhases<'a> {
     pub points: &'a [EvalPoint],
     /// Steps.
     pub steps: u64,
+    /// Learning rate of the phase that follows, where a phase is a run of its own at one rate of several.
+    pub rate: Option<f64>,
 }
 
 /// Trains an `experiment` of one phase to its end, or what is left of it, and reads the weights that are tested. Also gives the
@@ -154,7 +161,10 @@ impl EarlierPhases<'_> {
             (experiment.files(), experiment.description()?, laboratory.device());
         let StepCounts { total: steps, eval_every } = experiment.steps();
         let restored = if files.last.exists() { Some(load(&files, &description)?) } else { None };
-        if let Some((done, state)) = restored.as_ref().filter(|(last, _)| last.updates >= steps) {
+        let enough = experiment.enough();
+        let ended =
+            |(last, state): &&(Checkpoint, TrainingState)| last.updates >= steps || state.reached(enough);
+        if let Some((done, state)) = restored.as_ref().filter(ended) {
             self.started(experiment.job().link, done.updates, &state.curve)?;
             return Ok(state.clone());
         }
@@ -177,18 +187,25 @@ impl EarlierPhases<'_> {
             return Err(CellFailure::new(Outcome::Interrupted, "a few steps were asked for"));
         }
         self.started(experiment.job().link, trainer.optimizer().updates(), &state.curve)?;
-        let course = LoopConfig { steps, eval_every, save_interval: experiment.job().context.save() };
+        let course = LoopConfig { steps, eval_every, save_interval: experiment.job().context.save(), enough };
         let what = (&course, &files, &description);
-        run_training(experiment.job().link, (&mut trainer, learner.as_mut(), &mut state), what, self.steps)?;
+        let place: (u64, &dyn Fn(&EvalPoint) -> EvalPoint) = (self.steps, &|point| self.placed(point));
+        run_training(experiment.job().link, (&mut trainer, learner.as_mut(), &mut state), what, place)?;
         Ok(state)
     }
 
-    /// Says where training resumes; everything is counted from the first phase on.
+    /// An evaluation of the phase that follows on the curve of the cell: its steps are counted on, unless every rate has its own curve.
+    pub fn placed(&self, point: &EvalPoint) -> EvalPoint {
+        match self.rate {
+            Some(rate) => EvalPoint { rate: Some(rate), ..*point },
+            None => EvalPoint { step: self.steps + point.step, ..*point },
+        }
+    }
+
+    /// Says where training resumes; steps are counted from the first phase on.
     fn started(&self, link: &ParentLink, updates: u64, own: &[EvalPoint]) -> Result<(), CellFailure> {
-        let EarlierPhases { points: curve, steps: before } = *self;
-        let own = own.iter().map(|point| EvalPoint { step: before + point.step, ..*point });
-        let curve = curve.iter().copied().chain(own).collect();
-        let started = TrainingMessage::Started { step: before + updates, curve };
+        let curve = self.points.iter().copied().chain(own.iter().map(|point| self.placed(point))).collect();
+        let started = TrainingMessage::Started { step: self.steps + updates, curve };
         Ok(link.send(&started)?)
     }
 }

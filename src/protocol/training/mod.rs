@@ -159,6 +159,9 @@ pub struct MetricValue {
     pub value: f64,
     /// Task, where it is not the cell's.
     pub task: Option<String>,
+    /// Length, where it is not the cell's.
+    #[serde(default)]
+    pub len: Option<u64>,
     /// Deviation and number of repetitions behind the value.
     pub spread: Option<(f64, u64)>,
 }
@@ -166,6 +169,6 @@ pub struct MetricValue {
 impl MetricValue {
     /// `value` of `metric`.
     pub fn new(metric: &str, unit: &str, value: f64) -> Self {
-        Self { metric: metric.to_owned(), unit: unit.to_owned(), value, task: None, spread: None }
+        Self { metric: metric.to_owned(), unit: unit.to_owned(), value, task: None, len: None, spread: None }
     }
 }

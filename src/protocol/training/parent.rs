@@ -20,43 +20,60 @@ use effattn_record::{Outcome, Row, file};
 /// Time that a worker has on Ctrl-C to finish its step and write a checkpoint.
 const GRACE: Duration = Duration::from_secs(20);
 
-/// Trains the cells `open`, each in a folder of its own in the folder of the run.
+/// Longest wait for a message where several workers are listened to.
+const WAIT: Duration = Duration::from_millis(25);
+
+/// Trains the cells `open`, each in a folder of its own in the folder of the run, `jobs` of the settings at once.
 pub fn compute<J: TrainingRequest>(
     runner: &mut CellRunner,
     open: &[usize],
     shown: CurveSpec,
 ) -> Result<(), RunError> {
-    for &index in open {
-        let job: J = request(&runner.plan.cells[index])?;
-        let folder = runner.folder(index);
-        std::fs::create_dir_all(&folder).map_err(RunError::file(&folder))?;
-        let trained = job.trained(runner.session.results(), runner.plan);
-        let conditions = WorkerContext { folder, trained, ..runner.conditions.clone() };
-        let mut run = Running::new(index, job.info().steps, shown, conditions, runner);
-        match run.train(runner, index)? {
-            Ok(done) => {
-                let rows = rows(&runner.plan.cells[index].row, &job, &done, &run.seconds);
-                let samples = samples(&run.seconds);
-                let summary = rows.first().map_or_else(String::new, |row| match row.value {
-                    Some(value) => format!("{value:.2} {}", row.unit),
-                    None => row.outcome.to_string(),
-                });
-                let progress_seconds = run.moved;
-                runner.curves.push(run.curve);
-                runner.record_result(index, CellResult { rows, samples, summary, progress_seconds })?;
-            }
-            Err(ending) => {
-                let moved = run.moved;
-                runner.curves.push(run.curve);
-                runner.record_failure(index, &ending, moved)?;
+    let jobs = runner.plan.settings["jobs"].as_u64().unwrap_or(1).max(1);
+    let (mut open, mut running) = (open.iter(), Vec::<Running>::new());
+    loop {
+        while (running.len() as u64) < jobs
+            && let Some(&index) = open.next()
+        {
+            running.push(Running::start::<J>(index, jobs, shown, runner)?);
+        }
+        if running.is_empty() {
+            return Ok(());
+        }
+        let wait = WAIT / running.len() as u32;
+        let mut ended = None;
+        for place in 0..running.len() {
+            match running[place].listen(wait, runner) {
+                Ok(None) => {}
+                Ok(Some(end)) => {
+                    ended = Some((place, end));
+                    break;
+                }
+                Err(error) => {
+                    running.remove(place);
+                    // those beside it keep what they have, too
+                    for other in &mut running {
+                        while matches!(error, RunError::Stopped) && other.listen(wait, runner).is_ok() {}
+                    }
+                    return Err(error);
+                }
             }
         }
+        if let Some((place, end)) = ended {
+            running.remove(place).record::<J>(end, runner)?;
+        }
     }
-    Ok(())
 }
+
+/// How a worker ended.
+type End = Result<TrainingResult, CellFailure>;
 
 /// One cell under training.
 struct Running<'a> {
+    index: usize,
+    worker: Option<Worker>,
+    deadline: Option<Instant>,
+    resident_limit: u64,
     cell: &'a Cell,
     name: &'a str,
     steps: u64,
@@ -72,80 +89,117 @@ struct Running<'a> {
 }
 
 impl<'a> Running<'a> {
-    fn new(
+    /// Starts the worker of cell `index`, which has a `jobs`-th of the memory.
+    fn start<J: TrainingRequest>(
         index: usize,
-        steps: u64,
+        jobs: u64,
         shown: CurveSpec,
-        conditions: WorkerContext,
-        runner: &CellRunner<'a>,
-    ) -> Self {
+        runner: &mut CellRunner<'a>,
+    ) -> Result<Self, RunError> {
+        let job: J = request(&runner.plan.cells[index])?;
+        let folder = runner.folder(index);
+        std::fs::create_dir_all(&folder).map_err(RunError::file(&folder))?;
+        let trained = job.trained(runner.session.results(), runner.plan);
+        let conditions = WorkerContext { folder, trained, ..runner.conditions.clone() };
         let (cell, name) = (&runner.plan.cells[index], runner.plan.name(index));
+        let mut worker = runner.start(index, runner.session.memory_limit / jobs, conditions.clone())?;
+        worker.grace = GRACE;
+        let deadline = cell.timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         let label = cell.row.label();
         let seed = cell.row.seed.filter(|_| runner.plan.seeds.len() > 1);
         let label = seed.map_or_else(|| label.clone(), |seed| format!("{label} s{seed}"));
         let group = cell.row.task.clone().unwrap_or_default();
-        let curve = CellCurve { group, label, points: Vec::new() };
-        let (now, seconds) = (Instant::now(), Vec::new());
-        Self { cell, name, steps, conditions, shown, curve, seconds, moved: 0.0, started: now, spoken: now }
+        runner.session.term.at(&format!("{name}: reads its data"));
+        Ok(Self {
+            index,
+            worker: Some(worker),
+            deadline: deadline.and_then(|time| Instant::now().checked_add(time)),
+            resident_limit: runner.session.resident_limit / jobs,
+            cell,
+            name,
+            steps: job.info().steps,
+            conditions,
+            shown,
+            curve: CellCurve { group, label, points: Vec::new() },
+            seconds: Vec::new(),
+            moved: 0.0,
+            started: Instant::now(),
+            spoken: Instant::now(),
+        })
     }
 
-    fn train(
-        &mut self,
-        runner: &mut CellRunner,
-        index: usize,
-    ) -> Result<Result<TrainingResult, CellFailure>, RunError> {
-        let mut worker = runner.start(index, runner.session.memory_limit, self.conditions.clone())?;
-        worker.grace = GRACE;
-        let deadline = self.cell.timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-        let deadline = deadline.and_then(|time| Instant::now().checked_add(time));
+    /// Hears what the worker says within `wait`; its end where that is it.
+    fn listen(&mut self, wait: Duration, runner: &mut CellRunner) -> Result<Option<End>, RunError> {
         let session = &mut *runner.session;
-        session.term.at(&format!("{}: reads its data", self.name));
-        loop {
-            let heard = worker.receive::<TrainingMessage>(deadline, session.resident_limit, &session.stop);
-            if matches!(heard, Err(RunError::Stopped)) {
-                self.print_stopped_at(&worker, session);
-            }
-            match heard? {
-                Received::Message(TrainingMessage::Done(done)) => {
-                    self.write()?;
-                    self.seconds = worker::times(&self.conditions.folder);
+        let Some(worker) = &mut self.worker else { return Ok(None) };
+        let heard = worker.poll::<TrainingMessage>(wait, self.deadline, self.resident_limit, &session.stop);
+        if matches!(heard, Err(RunError::Stopped)) {
+            self.print_stopped_at(session);
+        }
+        match heard? {
+            None => {}
+            Some(Received::Message(TrainingMessage::Done(done))) => {
+                self.write()?;
+                self.seconds = worker::times(&self.conditions.folder);
+                if let Some(worker) = self.worker.take() {
                     worker.finish();
-                    return Ok(Ok(done));
                 }
-                Received::Message(TrainingMessage::Ended { outcome, reason }) => {
-                    return Ok(Err(CellFailure { outcome, reason }));
-                }
-                Received::Ended(ending) => return Ok(Err(ending)),
-                Received::Message(TrainingMessage::Started { step, curve }) => {
-                    if step > 0 {
-                        session.term.info(&format!("{}: resuming after step {step}", self.name));
-                    }
-                    self.curve.points = curve;
-                    (self.started, self.spoken) = (Instant::now(), Instant::now());
-                    self.show_progress(step, None, session);
-                }
-                Received::Message(TrainingMessage::Step { step, loss, .. }) => {
-                    self.show_progress(step, Some(loss), session);
-                }
-                Received::Message(TrainingMessage::Rehearsed(_)) => {} // asked for before a run only
-                Received::Message(TrainingMessage::Doing { what }) => {
-                    session.term.at(&format!("{}: {what}", self.name));
-                }
-                Received::Message(TrainingMessage::Warned { what }) => {
-                    session.term.warn(&Warning::Other(format!("{}: {what}", self.name)));
-                }
-                Received::Message(TrainingMessage::Evaluated(point)) => {
-                    self.curve.points.push(point);
-                    self.write()?;
-                    let curves = runner.curves.iter().cloned().chain([self.curve.clone()]);
-                    (runner.draw)(&curves.collect::<Vec<_>>());
-                }
+                return Ok(Some(Ok(done)));
             }
+            Some(Received::Message(TrainingMessage::Ended { outcome, reason })) => {
+                return Ok(Some(Err(CellFailure { outcome, reason })));
+            }
+            Some(Received::Ended(ending)) => return Ok(Some(Err(ending))),
+            Some(Received::Message(TrainingMessage::Started { step, curve })) => {
+                if step > 0 {
+                    session.term.info(&format!("{}: resuming after step {step}", self.name));
+                }
+                self.curve.points = curve;
+                (self.started, self.spoken) = (Instant::now(), Instant::now());
+                self.show_progress(step, None, session);
+            }
+            Some(Received::Message(TrainingMessage::Step { step, loss, .. })) => {
+                self.show_progress(step, Some(loss), session);
+            }
+            Some(Received::Message(TrainingMessage::Rehearsed(_))) => {} // asked for before a run only
+            Some(Received::Message(TrainingMessage::Doing { what })) => {
+                session.term.at(&format!("{}: {what}", self.name));
+            }
+            Some(Received::Message(TrainingMessage::Warned { what })) => {
+                session.term.warn(&Warning::Other(format!("{}: {what}", self.name)));
+            }
+            Some(Received::Message(TrainingMessage::Evaluated(point))) => {
+                self.curve.points.push(point);
+                self.write()?;
+                let curves = runner.curves.iter().cloned().chain([self.curve.clone()]);
+                (runner.draw)(&curves.collect::<Vec<_>>());
+            }
+        }
+        Ok(None)
+    }
+
+    /// Records the cell.
+    fn record<J: TrainingRequest>(self, end: End, runner: &mut CellRunner) -> Result<(), RunError> {
+        runner.curves.push(self.curve);
+        match end {
+            Ok(done) => {
+                let job: J = request(self.cell)?;
+                let rows = rows(&self.cell.row, &job, &done, &self.seconds);
+                let samples = samples(&self.seconds);
+                let summary = rows.first().map_or_else(String::new, |row| match row.value {
+                    Some(value) => format!("{value:.2} {}", row.unit),
+                    None => row.outcome.to_string(),
+                });
+                let progress_seconds = self.moved;
+                runner.record_result(self.index, CellResult { rows, samples, summary, progress_seconds })
+            }
+            Err(ending) => runner.record_failure(self.index, &ending, self.moved),
         }
     }
 
     /// `listops ls: stopped after step 836 of 1500; its checkpoint is saved`: what the worker said at last.
-    fn print_stopped_at(&self, worker: &Worker, session: &Session) {
+    fn print_stopped_at(&self, session: &Session) {
+        let Some(worker) = &self.worker else { return };
         for answer in worker.drain_messages() {
             if let TrainingMessage::Ended { outcome: Outcome::Interrupted, reason } = answer {
                 let (name, steps) = (self.name, self.steps);
@@ -179,10 +233,15 @@ impl<'a> Running<'a> {
 }
 
 fn curve_csv(points: &[EvalPoint], shown: &CurveSpec) -> String {
-    let mut text = format!("step,train_loss,validation_loss,{}\n", shown.column);
-    for EvalPoint { step, train_loss, score } in points {
+    let mut text = format!("step,train_loss,validation_loss,{}", shown.column);
+    text.push_str(if shown.by_rate { ",rate\n" } else { "\n" });
+    for EvalPoint { step, train_loss, score, rate } in points {
         let value = (shown.value)(score);
-        text.push_str(&format!("{step},{train_loss:.6},{:.6},{value:.4}\n", score.loss));
+        text.push_str(&format!("{step},{train_loss:.6},{:.6},{value:.4}", score.loss));
+        if let Some(rate) = rate.filter(|_| shown.by_rate) {
+            text.push_str(&format!(",{rate:e}"));
+        }
+        text.push('\n');
     }
     text
 }
@@ -203,6 +262,7 @@ fn rows<J: TrainingRequest>(row: &Row, request: &J, done: &TrainingResult, secon
             row.published = request.published(&measure.metric, task);
             row.task = Some(task.clone());
         }
+        row.len = measure.len.or(row.len);
         if let Some((std, n)) = measure.spread {
             (row.std, row.n) = (Some(std), Some(n));
         }

@@ -2,9 +2,10 @@
 
 use crate::protocol::grid::{PlanError, PublishedMatch};
 use crate::protocol::model_spec::ModelSpec;
-use effattn_record::Row;
 use effattn_record::config::lists::{Batches, Lengths};
 use effattn_record::config::settings::{DtypeName, Settings};
+use effattn_record::departures::leaves_share;
+use effattn_record::{Row, departures};
 
 /// Length and batch size of `settings`, where they are said: `protocol` trains with one of each.
 pub fn one_of_each(settings: &Settings, protocol: &str) -> Result<(Option<u64>, Option<u64>), PlanError> {
@@ -64,12 +65,14 @@ impl ProtocolDiff {
     pub fn write_to(mut self, beside: Option<PublishedMatch>, row: &mut Row) {
         self.settings.extend(beside.into_iter().flat_map(|beside| beside.foreign));
         (row.fraction, row.differs) = (self.fraction(), self.words());
+        departures::complete(std::slice::from_mut(row), &Default::default());
     }
 
     /// The share of the protocol.
     pub fn fraction(&self) -> Option<f64> {
         let (steps, whole) = self.steps;
-        self.settings.is_empty().then(|| (steps as f64 / whole as f64).min(1.0))
+        let whole_protocol = self.settings.iter().all(|words| leaves_share(words));
+        whole_protocol.then(|| (steps as f64 / whole as f64).min(1.0))
     }
 
     /// Everything in words: what is here, and in parentheses what the protocol has.

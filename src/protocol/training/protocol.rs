@@ -17,13 +17,14 @@ use crate::protocol::curve::CurveSpec;
 use crate::protocol::definition::{
     DataDirs, EstimateContext, Prepared, Protocol, ProtocolInfo, ResultView, WorkerInput,
 };
+use crate::protocol::differing::differing_words;
 use crate::protocol::grid::{
     Grid, GridDefaults, GridEntry, GridFlags, PlanError, listed, published_elsewhere, tasks,
 };
 use crate::protocol::model_spec::resolve_or_unsupported;
 use crate::run::RunError;
 use crate::run::outcome::CellFailure;
-use crate::run::plan::{Cell, Plan, key_word};
+use crate::run::plan::{Cell, Plan, key_word, unusual_values};
 use crate::run::worker::ParentLink;
 use effattn_data::LoadOptions;
 use effattn_model::attention::choose::MechanismChoice;
@@ -39,6 +40,9 @@ pub trait TrainingProtocol: Sync {
     const INFO: ProtocolInfo;
     /// Learning curves.
     const CURVE: CurveSpec;
+    /// Values of the request that `differs` compares in words of its own; every other one that is not the usual request's is
+    /// said by its name.
+    const COMPARED: &'static [&'static str];
     /// Protocol in whose suites a number is looked up if the run's own suite has none.
     const PUBLISHED_BY: Option<&'static str> = None;
 
@@ -181,7 +185,8 @@ fn cell<T: TrainingProtocol + ?Sized>(place: &RunPlace, run: PlannedRun<T::Reque
     let elsewhere = || published_elsewhere(T::PUBLISHED_BY?, &spec.model, what, &spec.preset);
     let beside = grid.beside(entry, what, &spec.preset).or_else(elsewhere);
     row.published = beside.as_ref().map(|beside| beside.published);
-    if let (Some(differs), None) = (differs, &unsupported) {
+    if let (Some(mut differs), None) = (differs, &unsupported) {
+        differs.settings.extend(differing_words(&unusual_values(&request, &usual), T::COMPARED));
         differs.write_to(beside, &mut row);
     }
     let words = format!("{} {} {} s{}", key_word(task), spec.model, spec.preset, spec.seed);

@@ -73,12 +73,13 @@ pub fn choose_kernels(spec: &ModelSpec, conditions: &WorkerContext) {
     compute_as(spec.kernel, spec.dtype);
 }
 
-/// Trains to the end of `course`, telling the parent how it goes. Steps made before this course are `before`.
+/// Trains to the end of `course`, telling the parent how it goes. Steps made before this course are `before`; `placed` says
+/// where an evaluation stands on the curve of the cell.
 pub fn run_training(
     link: &ParentLink,
     (trainer, learner, state): (&mut Trainer, &mut dyn Trainable, &mut TrainingState),
     (course, files, model): (&LoopConfig, &CheckpointFiles, &Json),
-    before: u64,
+    (before, placed): (u64, &dyn Fn(&EvalPoint) -> EvalPoint),
 ) -> Result<(), CellFailure> {
     let mut times = Times::open(files, before + trainer.optimizer().updates())?;
     let (mut last, mut steps) = (Instant::now(), 0u32);
@@ -95,7 +96,7 @@ pub fn run_training(
                 }
             }
             Event::Evaluated(point) => {
-                link.send(&TrainingMessage::Evaluated(EvalPoint { step: before + point.step, ..*point }))?;
+                link.send(&TrainingMessage::Evaluated(placed(point)))?;
                 (last, steps) = (Instant::now(), 0); // its time is not a step's
             }
         }

@@ -13,10 +13,18 @@ use super::definition::{ProtocolInfo, Quick, Tasks};
 use effattn_model::family::vision;
 use effattn_record::Metric;
 use effattn_record::config::settings::groups::{MACHINE, TRAINING};
+use effattn_record::config::settings::word;
+use effattn_record::own_setting;
 use worker::VisionExperiment;
+
+own_setting! {
+    /// Evaluate these weights instead of training: a checkpoint, or safetensors with public tensor names
+    pub WEIGHTS: String = "weights", "Evaluation", "FILE", word;
+}
 
 const INFO: ProtocolInfo = ProtocolInfo {
     examples: EXAMPLES,
+    own: &[&WEIGHTS.setting],
     settings: &[
         TRAINING,
         MACHINE,

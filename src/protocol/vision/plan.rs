@@ -4,9 +4,9 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::Vision;
 use super::VisionExperiment;
 use super::recipe::{self, Recipe};
+use super::{Vision, WEIGHTS};
 use crate::protocol::curve::CurveSpec;
 use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo};
 use crate::protocol::grid::{GridDefaults, GridFlags, PlanError, published_elsewhere};
@@ -94,6 +94,8 @@ impl TrainingProtocol for Vision {
     type Request = VisionRequest;
 
     const INFO: ProtocolInfo = super::INFO;
+    const COMPARED: &'static [&'static str] =
+        &["steps", "batch", "len", "rate", "sizes", "dtype", "limit", "every"];
     const CURVE: CurveSpec = CurveSpec::ACCURACY;
 
     fn defaults(&self, flags: &GridFlags) -> GridDefaults {
@@ -129,20 +131,20 @@ impl TrainingProtocol for Vision {
         let batch = one(settings.batch.as_ref().map(|Batches(list)| list), recipe.batch)?;
         let spec = ModelSpec::new(entry, len, batch, Pass::Train, seed)?;
         let model = resolve(entry, |choice| model(&spec, choice, classes(task)))?;
-        let evaluates = settings.weights.is_some();
+        let evaluates = WEIGHTS.of(settings).is_some();
         let images = images::source(task).ok().and_then(|source| source.published);
         let steps = images.map_or(STEPS, |images| recipe.steps(images as u64, recipe.batch));
         let request = |spec: ModelSpec, settings: &Settings| -> Result<VisionRequest, PlanError> {
             let steps = settings.steps.unwrap_or(steps).max(1);
             Ok(VisionRequest {
                 task: task.to_owned(),
-                steps: if settings.weights.is_some() { 0 } else { steps },
+                steps: if evaluates { 0 } else { steps },
                 rate: settings.rate.unwrap_or(recipe.rate),
-                every: settings.every.unwrap_or((steps / recipe.epochs).max(steps / 50)).max(1),
+                every: settings.every.unwrap_or_else(|| recipe.every_of(steps)),
                 accumulate: micro_batches(settings, spec.batch, 1)?,
                 limit: settings.limit,
-                weights: settings.weights.clone(),
-                weights_sha256: settings.weights.as_deref().map(weights_hash).transpose()?,
+                weights: WEIGHTS.of(settings),
+                weights_sha256: WEIGHTS.of(settings).as_deref().map(weights_hash).transpose()?,
                 also: settings.also.clone().map_or_else(Vec::new, |Words(names)| names),
                 similarity: settings.similarity.unwrap_or(0),
                 allow_partial: settings.allow_partial.unwrap_or(false),
@@ -260,9 +262,11 @@ fn differences(request: &VisionRequest, usual: &VisionRequest, recipe: &Recipe) 
     all.note("image size", request.spec.len, usual.spec.len);
     all.note("batch", request.spec.batch, usual.spec.batch);
     all.note("rate", request.rate, usual.rate);
+    all.model(&request.spec);
     if let Some(limit) = request.limit {
         all.settings.push(format!("{limit} images of each split"));
     }
+    all.note("updates between evaluations", request.every, recipe.every_of(request.steps));
     all
 }
 
@@ -293,8 +297,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("w.safetensors");
         let planned = || {
-            let weights = Some(file.display().to_string());
-            let settings = Settings { weights, task: Some(Words(vec!["cifar10".into()])), ..Settings::NONE };
+            let task = Some(Words(vec!["cifar10".into()]));
+            let weights = WEIGHTS.settings(&file.display().to_string());
+            let settings = Settings { task, ..weights };
             let flags = GridFlags { settings, ..GridFlags::default() };
             let grid = resolve(&flags, &Vision).map_err(|error| error.to_string())?;
             Protocol::cells(&Vision, &grid, 1).map_err(|error| error.to_string())

@@ -99,6 +99,11 @@ impl Recipe {
         (images / batch.max(1)).max(1) * self.epochs
     }
 
+    /// Updates between evaluations of a run of `steps`.
+    pub fn every_of(&self, steps: u64) -> u64 {
+        (steps / self.epochs).max(steps / 50).max(1)
+    }
+
     /// Optimizer and schedule over `steps` updates with rate `rate`: the warm-up keeps its share of the run.
     pub fn training(&self, steps: u64, rate: f64) -> (OptimizerConfig, Schedule) {
         let warmup = (steps * self.warmup / self.epochs).max(1);

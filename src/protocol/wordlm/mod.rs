@@ -6,7 +6,7 @@ pub mod recipe;
 pub mod worker;
 
 use super::definition::{ProtocolInfo, Quick, Tasks};
-use effattn_model::family::word_lm;
+use effattn_model::family::causal;
 use effattn_record::Metric;
 use effattn_record::config::settings::groups::{MACHINE, TRAINING};
 use worker::train;
@@ -26,7 +26,7 @@ const INFO: ProtocolInfo = ProtocolInfo {
         ("steps", "Updates, instead of the protocol's; warm-up and cycle are scaled with them"),
         ("limit", "Evaluate on at most the first N words of the validation and test texts"),
     ],
-    presets: || word_lm::FAMILY.names(),
+    presets: causal::presets,
     tasks: Some(Tasks { called: "Corpora", names: plan::names }),
     quick: Some(Quick {
         help: "Train a small model on the built-in sample text (not the paper's protocol)",

@@ -9,11 +9,11 @@ use super::{CONTEXT, WordLm, train};
 use crate::protocol::curve::CurveSpec;
 use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo};
 use crate::protocol::grid::{GridDefaults, GridFlags, PlanError};
-use crate::protocol::model_spec::ModelSpec;
+use crate::protocol::model_spec::{ModelSpec, resolve_or_unsupported};
 use crate::protocol::training::worker::Job;
 use crate::protocol::training::{
     DataRead, PlannedRun, ProtocolDiff, RequestInfo, RunPlace, TrainingProtocol, TrainingRequest,
-    TrainingResult, flops, micro_batches, most_steps, one_of_each, read_data, resolve,
+    TrainingResult, flops, micro_batches, most_steps, one_of_each, read_data,
 };
 use crate::run::outcome::CellFailure;
 use crate::run::plan::Plan;
@@ -21,9 +21,10 @@ use effattn_data as data;
 use effattn_data::word_corpus::WordCorpus;
 use effattn_data::{DataError, LoadOptions};
 use effattn_model::attention::choose::MechanismChoice;
-use effattn_model::family::{Architecture, ModelRequest, ResolveError, word_lm};
-use effattn_model::word_lm::WordLmConfig;
+use effattn_model::family::causal::{self, CausalArchitecture};
+use effattn_model::family::{ModelRequest, ResolveError};
 use effattn_record::Pass;
+use effattn_record::config::lists::Layers;
 use effattn_record::config::lists::Words;
 use effattn_record::config::settings::Settings;
 
@@ -63,29 +64,34 @@ pub fn names() -> Vec<&'static str> {
 }
 
 /// The model of `spec` over `vocab` words.
-pub fn model(spec: &ModelSpec, choice: &MechanismChoice, vocab: usize) -> Result<WordLmConfig, ResolveError> {
-    let config = word_lm::config(&ModelRequest { vocab: Some(vocab), ..spec.model_request(choice) })?;
-    Architecture::validate(&config)?;
-    Ok(config)
+pub fn model(
+    spec: &ModelSpec,
+    choice: &MechanismChoice,
+    vocab: usize,
+) -> Result<Box<dyn CausalArchitecture>, ResolveError> {
+    causal::resolve(&ModelRequest { vocab: Some(vocab), ..spec.model_request(choice) })
 }
 
 impl TrainingProtocol for WordLm {
     type Request = WordLmRequest;
 
     const INFO: ProtocolInfo = super::INFO;
+    const COMPARED: &'static [&'static str] =
+        &["steps", "batch", "len", "rate", "preset", "sizes", "dtype", "limit", "every"];
     const CURVE: CurveSpec = CurveSpec {
         column: "validation_ppl_block",
         axis: "validation, perplexity in blocks",
         unit: "ppl",
         value: |score| score.loss.exp(),
         less: true,
+        by_rate: false,
     };
 
     fn defaults(&self, flags: &GridFlags) -> GridDefaults {
         let task = |name: &str| Some(Words(vec![name.to_owned()]));
         let small = Settings {
             task: task("sample-words"),
-            layers: Some(2),
+            layers: Some(Layers::Count(2)),
             width: Some(128),
             heads: Some(4),
             ffn: Some(256),
@@ -108,7 +114,9 @@ impl TrainingProtocol for WordLm {
         let (len, batch) = one_of_each(settings, "wordlm")?;
         let (len, batch) = (len.unwrap_or(recipe.len), batch.unwrap_or(recipe.batch));
         let spec = ModelSpec::new(&entry, len, batch, Pass::Train, seed)?;
-        let model = resolve(&entry, |choice| model(&spec, choice, words.vocabulary))?;
+        let (model, unsupported) =
+            resolve_or_unsupported(&entry, |choice| model(&spec, choice, words.vocabulary))?;
+        let model = model.map(|model| model as _).ok_or_else(|| unsupported.unwrap_or_default());
         let request = |spec: ModelSpec, settings: &Settings| -> Result<WordLmRequest, PlanError> {
             let usual = if spec.batch.is_multiple_of(recipe.accumulate) { recipe.accumulate } else { 1 };
             let steps = settings.steps.unwrap_or(recipe.steps);
@@ -174,6 +182,7 @@ fn differences(request: &WordLmRequest, recipe: &Recipe) -> ProtocolDiff {
     }
     all.model(spec);
     all.settings.extend(request.limit.map(|limit| format!("first {limit} words of validation and test")));
+    all.note("updates between evaluations", request.every, recipe.every_of(request.steps));
     all
 }
 
@@ -188,7 +197,7 @@ impl TrainingRequest for WordLmRequest {
 mod tests {
     use super::*;
     use effattn_model::attention::choose::choose;
-    use effattn_model::family::character_lm;
+    use effattn_model::family::{character_lm, word_lm};
 
     /// Models stand below data sets in the layers, so both state the sizes of published vocabularies.
     #[test]
@@ -229,10 +238,15 @@ mod tests {
             dtype: Default::default(),
             kernel: Default::default(),
         };
-        let of = |name: &str, vocab| model(&spec(name), &spec(name).choice().unwrap(), vocab);
+        let of = |name: &str, vocab| {
+            let (spec, choice) = (spec(name), spec(name).choice().unwrap());
+            model(&spec, &choice, vocab)?;
+            word_lm::config(&ModelRequest { vocab: Some(vocab), ..spec.model_request(&choice) })
+        };
         assert_eq!(of("full", 8125).unwrap().adaptive.cutoffs, [2000, 5000]);
         assert_eq!(of("full", 440).unwrap().adaptive.cutoffs, [108, 270]);
-        assert!(matches!(of("full", 3), Err(ResolveError::Unsupported(_))), "too few words for three bands");
+        assert_eq!(of("full", 3).unwrap().adaptive.cutoffs, [1, 2], "two words and the end of a line");
+        assert!(matches!(of("full", 2), Err(ResolveError::Unsupported(_))), "too few words for three bands");
         assert!(matches!(of("bigbird", 8125), Err(ResolveError::Unsupported(_))), "it has no causal form");
     }
 }

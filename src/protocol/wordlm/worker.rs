@@ -20,9 +20,10 @@ use crate::train::training_loop::{EvalScore, Trainable};
 use effattn_data as data;
 use effattn_data::word_corpus::{END, UNKNOWN, WordCorpus, unigram};
 use effattn_kernel::embedding::PADDING;
+use effattn_model::evaluate::{EvalWindows, perplexity, stream_nll};
+use effattn_model::family::causal::{CausalArchitecture, CausalModel};
 use effattn_model::family::{Architecture, Loss};
 use effattn_model::nn::params::ParamBuilder;
-use effattn_model::word_lm::{EvalWindows, WordLm, WordLmConfig, perplexity, stream_nll};
 
 /// Words that are evaluated at a time.
 const AT_A_TIME: usize = 2048;
@@ -38,7 +39,7 @@ pub fn train(job: &Job<WordLmRequest>) -> Result<TrainingResult, CellFailure> {
     let config = spec.choice().and_then(|choice| model(spec, &choice, corpus.vocabulary.len()));
     let config = config?;
     let laboratory = TrainingDevice::open(spec, context)?;
-    let run = WordLmExperiment { job, recipe: &recipe, corpus: &corpus, config: &config };
+    let run = WordLmExperiment { job, recipe: &recipe, corpus: &corpus, config: config.as_ref() };
     let (trained, peak_bytes) = training::train(&laboratory, &run)?;
     run.test(laboratory.device(), trained, peak_bytes)
 }
@@ -48,7 +49,7 @@ struct WordLmExperiment<'a> {
     job: &'a Job<'a, WordLmRequest>,
     recipe: &'a Recipe,
     corpus: &'a WordCorpus,
-    config: &'a WordLmConfig,
+    config: &'a dyn CausalArchitecture,
 }
 
 impl Experiment for WordLmExperiment<'_> {
@@ -109,7 +110,7 @@ impl Experiment for WordLmExperiment<'_> {
         };
         let order = BatchOrder::new(spec.seed, blocks.count(), spec.batch as usize).ok_or_else(few)?;
         Ok(Box::new(WordLmTrainable {
-            net: WordLm::new(self.config, builder)?,
+            net: self.config.build_causal(builder)?,
             blocks,
             batches: MicroBatches::new(order, spec.seed, self.job.request.accumulate),
             validation: self.part(&self.corpus.validation),
@@ -132,7 +133,7 @@ impl WordLmExperiment<'_> {
         peak_bytes: Option<u64>,
     ) -> Result<TrainingResult, CellFailure> {
         let builder = weights.builder(device, false)?;
-        let net = WordLm::new(self.config, &builder)?;
+        let net = self.config.build_causal(&builder)?;
         drop(weights);
         let len = self.job.request.spec.len;
         let context = Recipe::context(len) as usize;
@@ -146,7 +147,7 @@ impl WordLmExperiment<'_> {
                     let _ = self.job.tell(what); // a parent that is gone is noticed at the end
                 }
             };
-            let nll = stream_nll(&net, stream, window, at_a_time(len), progress)?;
+            let nll = stream_nll(net.as_ref(), stream, window, at_a_time(len), progress)?;
             Ok(perplexity(&nll))
         };
         let (corpus, train) = (self.corpus, &self.corpus.train);
@@ -226,7 +227,7 @@ impl Blocks<'_> {
 
 /// A model under training.
 struct WordLmTrainable<'a> {
-    net: WordLm,
+    net: Box<dyn CausalModel>,
     blocks: Blocks<'a>,
     batches: MicroBatches,
     validation: &'a [u32],
@@ -242,15 +243,14 @@ impl Trainable for WordLmTrainable<'_> {
         let (words, count) = self.blocks.at(&chosen);
         let [ids, targets] =
             words.map(|words| Tensor::from_vec(words, (chosen.len(), self.blocks.len), self.net.device()));
-        let dropout = self.net.config().backbone.drops(self.batches.dropout(step, part));
-        let nll = self.net.nll(&ids?, &targets?, dropout)?;
+        let nll = self.net.nll(&ids?, &targets?, Some(self.batches.dropout(step, part)))?;
         Ok(Loss { sum: nll.sum_all()?, count: count as f64 })
     }
 
     fn evaluate(&mut self, _: u64) -> Candle<EvalScore> {
         let window = EvalWindows { window: self.blocks.len, context: 0 };
         let batch = at_a_time(self.blocks.len as u64);
-        let nll = stream_nll(&self.net, self.validation, window, batch, |_| ())?;
+        let nll = stream_nll(self.net.as_ref(), self.validation, window, batch, |_| ())?;
         let loss = nll.iter().map(|&nll| f64::from(nll)).sum::<f64>() / nll.len().max(1) as f64;
         Ok(EvalScore { loss, value: -loss })
     }

@@ -1,6 +1,8 @@
 //! A pretrained encoder in the files of Hugging Face's RoBERTa: `config.json`, a tokenizer, `model.safetensors` or its parts
 //! (`docs/spec/SPEC-text.md` section 5).
 
+pub mod llama;
+mod sizes;
 #[cfg(test)]
 pub(crate) mod tests;
 mod weights;
@@ -56,6 +58,8 @@ struct Config {
     intermediate_size: usize,
     vocab_size: usize,
     max_position_embeddings: usize,
+    /// Absent: as many as the weights have.
+    type_vocab_size: Option<usize>,
     /// Hugging Face's own default.
     #[serde(default = "bare_eps")]
     layer_norm_eps: f64,
@@ -91,6 +95,8 @@ pub struct Pretrained {
     pub vocab: usize,
     /// Words of the longest input.
     pub positions: usize,
+    /// Token types that `config.json` states.
+    types: Option<usize>,
     /// Epsilon of LayerNorm.
     pub eps: f64,
     /// The mechanism that it was trained with.
@@ -137,6 +143,10 @@ impl Pretrained {
             return Err(unfit(&path, format!("{key} is not a valid model size")));
         }
         let [width, layers, heads, ffn, positions] = sizes.map(|(_, size)| size);
+        if !width.is_multiple_of(heads) {
+            let reason = format!("hidden_size {width} does not divide among num_attention_heads {heads}");
+            return Err(unfit(&path, reason));
+        }
         let (attention, tokenizer) = match config.effattn {
             Some(own) => (own.model, Some(own.tokenizer)),
             None => (full::ENTRY.name.to_owned(), None),
@@ -151,6 +161,7 @@ impl Pretrained {
             backbone,
             vocab: config.vocab_size,
             positions,
+            types: config.type_vocab_size,
             eps: config.layer_norm_eps,
             attention,
             tokenizer,
@@ -231,24 +242,7 @@ impl Pretrained {
 
     /// The files with weights.
     fn files(&self) -> Result<Vec<PathBuf>> {
-        let whole = self.folder.join("model.safetensors");
-        let index = self.folder.join("model.safetensors.index.json");
-        if whole.is_file() || !index.is_file() {
-            return Ok(vec![whole]);
-        }
-        #[derive(Deserialize)]
-        struct Index {
-            weight_map: BTreeMap<String, String>,
-        }
-        let text =
-            effattn_record::file::read_to_string(&index).map_err(|error| unfit(&index, error.to_string()))?;
-        let Index { weight_map } =
-            serde_json::from_str(&text).map_err(|error| unfit(&index, error.to_string()))?;
-        let names: BTreeSet<String> = weight_map.into_values().collect();
-        if let Some(name) = names.iter().find(|name| name.contains(['/', '\\'])) {
-            return Err(unfit(&index, format!("{name:?} is not a file next to it")));
-        }
-        Ok(names.into_iter().map(|name| self.folder.join(name)).collect())
+        weight_files(&self.folder)
     }
 
     /// SHA-256 of description, tokenizer and weights.
@@ -281,6 +275,7 @@ impl Pretrained {
                 }
             }
         }
+        self.compare_sizes(&tensors)?;
         Ok(Weights { of: self, tensors })
     }
 
@@ -296,6 +291,28 @@ impl Pretrained {
             top: Top::Classes(1),
         }
     }
+}
+
+/// The files with weights in `folder`: `model.safetensors`, or those of its index.
+fn weight_files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let whole = folder.join("model.safetensors");
+    let index = folder.join("model.safetensors.index.json");
+    if whole.is_file() || !index.is_file() {
+        return Ok(vec![whole]);
+    }
+    #[derive(Deserialize)]
+    struct Index {
+        weight_map: BTreeMap<String, String>,
+    }
+    let text =
+        effattn_record::file::read_to_string(&index).map_err(|error| unfit(&index, error.to_string()))?;
+    let Index { weight_map } =
+        serde_json::from_str(&text).map_err(|error| unfit(&index, error.to_string()))?;
+    let names: BTreeSet<String> = weight_map.into_values().collect();
+    if let Some(name) = names.iter().find(|name| name.contains(['/', '\\'])) {
+        return Err(unfit(&index, format!("{name:?} is not a file next to it")));
+    }
+    Ok(names.into_iter().map(|name| folder.join(name)).collect())
 }
 
 /// The one mechanism that `text` names.

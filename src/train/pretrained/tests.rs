@@ -200,7 +200,10 @@ fn what_does_not_fit_is_named() {
     assert!(says("\"roberta\"", "\"bert\"").contains("model_type is \"bert\""));
     assert!(says("\"gelu\"", "\"relu\"").contains("hidden_act is \"relu\""));
     assert!(says("\"hidden_size\"", "\"size\"").contains("missing field `hidden_size`"));
-    assert!(says("\"num_attention_heads\": 2", "\"num_attention_heads\": 3").contains("config.json"));
+    assert!(
+        says("\"num_attention_heads\": 2", "\"num_attention_heads\": 3")
+            .contains("config.json: hidden_size 16 does not divide among num_attention_heads 3")
+    );
     assert!(
         says("\"vocab_size\": 270", "\"vocab_size\": 269")
             .contains("vocab_size is 269 and the tokenizer next to it has")
@@ -215,7 +218,7 @@ fn what_does_not_fit_is_named() {
         candle_core::safetensors::save(&changed, folder.path().join("model.safetensors")).unwrap();
         let start = Pretrained::open(folder.path()).unwrap();
         let target = RobertaConfig { top, ..model.clone() };
-        start.weights().unwrap().fit(&target).err().map(|error| error.to_string())
+        start.weights().and_then(|weights| weights.fit(&target)).err().map(|error| error.to_string())
     };
     let some = || Some(Tensor::zeros((3, 3), DType::F32, &Device::Cpu).unwrap());
     let classes = Top::Classes(2);
@@ -227,6 +230,8 @@ fn what_does_not_fit_is_named() {
         misfit(&query, whole, classes).unwrap().contains(&format!("{query:?} is U32; weights are floats"))
     );
     let other = "roberta.encoder.layer.2.output.dense.weight";
+    assert!(misfit(other, some(), classes).unwrap().contains(&format!("the weights have 3: {other}")));
+    let other = "roberta.encoder.layer.1.output.gate.weight";
     assert!(misfit(other, some(), classes).unwrap().contains(&format!("the tensor {other} has no place")));
     assert_eq!(misfit("roberta.pooler.dense.weight", some(), classes), None);
     assert_eq!(misfit("lm_head.bias", None, classes), None);
@@ -241,6 +246,52 @@ fn what_does_not_fit_is_named() {
         error.contains("was trained with full") && error.contains("needs weights trained with it"),
         "{error}"
     );
+}
+
+#[test]
+fn a_size_of_the_config_that_the_weights_do_not_have_is_named_with_its_tensor() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_, mut weights) = small(folder.path());
+    let path = folder.path().join("config.json");
+    let good = std::fs::read_to_string(&path).unwrap();
+    let says = |from: &str, to: &str| {
+        assert!(good.contains(from));
+        std::fs::write(&path, good.replace(from, to)).unwrap();
+        Pretrained::open(folder.path()).unwrap().weights().err().unwrap().to_string()
+    };
+    let tables = ["word", "position", "token_type"]
+        .map(|table| format!("roberta.embeddings.{table}_embeddings.weight"));
+    for (from, to, tensor) in [
+        ("\"vocab_size\": 270", "\"vocab_size\": 300", tables[0].as_str()),
+        ("\"hidden_size\": 16", "\"hidden_size\": 32", &tables[0]),
+        ("\"max_position_embeddings\": 18", "\"max_position_embeddings\": 34", &tables[1]),
+        ("\"model_type\"", "\"type_vocab_size\": 2, \"model_type\"", &tables[2]),
+        (
+            "\"intermediate_size\": 24",
+            "\"intermediate_size\": 48",
+            "roberta.encoder.layer.0.intermediate.dense.weight",
+        ),
+    ] {
+        let key = to.split('"').nth(1).unwrap();
+        let told = says(from, to);
+        assert!(told.contains("config.json: ") && told.contains(key) && told.contains(tensor), "{told}");
+    }
+    for layers in [1, 3] {
+        let told = says("\"num_hidden_layers\": 2", &format!("\"num_hidden_layers\": {layers}"));
+        assert!(
+            told.contains(&format!(
+                "num_hidden_layers is {layers}, and the weights have 2: roberta.encoder.layer.1."
+            )),
+            "{told}"
+        );
+    }
+    // more token types than one, on which both agree
+    std::fs::write(&path, good.replace("\"model_type\"", "\"type_vocab_size\": 2, \"model_type\"")).unwrap();
+    weights.insert(TYPES.to_owned(), Tensor::zeros((2, 16), DType::F32, &Device::Cpu).unwrap());
+    candle_core::safetensors::save(&weights, folder.path().join("model.safetensors")).unwrap();
+    let start = Pretrained::open(folder.path()).unwrap();
+    let told = start.weights().unwrap().fit(&start.source()).err().unwrap().to_string();
+    assert!(told.contains(TYPES) && told.contains("[2, 16], expected [1, 16]"), "{told}");
 }
 
 #[test]

@@ -63,6 +63,7 @@ pub fn tree(from: &Path, to: &Path, heard: Heard) -> Result<u64, DataError> {
         }
         nothing_foreign(folder, &sources, &before)?;
     }
+    file::sweep_here(to);
     // before the first image: whatever is there from now on is made of these sources
     let list = to.join(SOURCES);
     let text = serde_json::to_string_pretty(&sources).unwrap_or_default() + "\n";
@@ -265,6 +266,9 @@ mod tests {
         // half of it is gone: the rest is made again as it was
         for path in whole.keys().filter(|path| !path.ends_with(SOURCES)).step_by(2) {
             std::fs::remove_file(to.join(path)).unwrap();
+        }
+        for part in [".effattn-x.part", "fog/4/a/.effattn-y.part"] {
+            std::fs::write(to.join(part), b"of a killed process").unwrap();
         }
         assert_eq!(tree(&from, &to, &|_, _| ()).unwrap(), 75);
         assert!(files(&to) == whole);

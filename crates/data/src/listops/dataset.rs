@@ -37,15 +37,15 @@ pub static SET: DataSetEntry = DataSetEntry {
             WriteFormat {
                 name: "compact",
                 about: "one file of token codes",
-                write: |dir| Ok(vec![write_cache(dir)?]),
+                write: |_, dir| Ok(vec![write_cache(dir)?]),
             },
             WriteFormat {
                 name: "tsv",
                 about: "LRA's own basic_train.tsv, basic_val.tsv and basic_test.tsv, 0.6 GB",
-                write: write_splits,
+                write: |_, dir| write_splits(dir),
             },
         ],
-        instead: "LRA's basic_train.tsv, basic_val.tsv and basic_test.tsv",
+        instead: Some("LRA's basic_train.tsv, basic_val.tsv and basic_test.tsv"),
     },
     locate: |dir| {
         Ok(files(dir)?.map(|files| match files {

@@ -64,7 +64,7 @@ const fn kind(side: usize, load: LoadExamples) -> DataKind {
 }
 
 const fn origin(instead: &'static str) -> Origin {
-    Origin::Generated { formats: &[], instead }
+    Origin::Generated { formats: &[], instead: Some(instead) }
 }
 
 /// The hard setting's folder of the arena.

@@ -18,6 +18,7 @@ mod tile_plan;
 use candle_core::{DType, Result, Tensor};
 
 pub use composed::composed;
+pub(crate) use cpu::product::plain as tile_product;
 
 use super::dropout::AttentionDropout;
 use super::heads::{Heads, Qkv};
@@ -81,12 +82,21 @@ pub struct SlotTable {
 /// Softmax attention over the visible pairs. A query that sees no key gives 0 and passes no gradient.
 pub fn attend(qkv: &Qkv, call: &Attend) -> Result<Heads> {
     let q = qkv.q()?;
-    if super::fused_cpu(q.device()) && q.dtype() == DType::F32 {
-        return op::attend(qkv, call);
-    }
-    #[cfg(feature = "cuda")]
-    if q.device().is_cuda() && super::fused(&q) && cuda::takes(&q, call)? {
-        return op::attend(qkv, call);
-    }
-    composed(qkv, call)
+    let fused = match cuda_takes(&q, call)? {
+        true => super::fused(&q),
+        false => super::fused_cpu(q.device()) && q.dtype() == DType::F32,
+    };
+    if fused { op::attend(qkv, call) } else { composed(qkv, call) }
+}
+
+/// Widest head that the CUDA kernels take: more does not fit the shared memory of a block.
+const CUDA_WIDEST: usize = 128;
+
+/// The same if logits depend on distances.
+const CUDA_WIDEST_RELATIVE: usize = 64;
+
+/// Whether there are CUDA kernels for this call; wider heads and dropout of the weights run composed.
+fn cuda_takes(q: &Tensor, call: &Attend) -> Result<bool> {
+    let widest = if call.relative.is_some() { CUDA_WIDEST_RELATIVE } else { CUDA_WIDEST };
+    Ok(call.dropout.is_none() && call.bias.is_none() && q.dim(3)? <= widest)
 }

@@ -112,6 +112,21 @@ pub fn gelu_tanh_grad<S: Simd>(simd: S, x: S::f32s) -> (S::f32s, S::f32s) {
     (simd.mul_f32s(x, share), simd.add_f32s(share, simd.select_f32s(flat, simd.splat_f32s(0.0), bend)))
 }
 
+/// ln(1 + e^x) = max(x, 0) + ln(1 + u), u = e^-|x|, relative to its own size within a few units in the last place.
+#[inline(always)]
+pub fn softplus<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+    let u = exp(simd, simd.neg_f32s(simd.abs_f32s(x)));
+    // ln(1 + u) = 2 artanh(s) with s = u / (2 + u) <= 1/3, by its series in s^2
+    let s = simd.div_f32s(u, simd.add_f32s(u, simd.splat_f32s(2.0)));
+    let square = simd.mul_f32s(s, s);
+    let mut series = simd.splat_f32s(1.0 / 15.0);
+    for c in [1.0 / 13.0, 1.0 / 11.0, 1.0 / 9.0, 1.0 / 7.0, 1.0 / 5.0, 1.0 / 3.0, 1.0] {
+        series = simd.mul_add_e_f32s(series, square, simd.splat_f32s(c));
+    }
+    let log = simd.mul_f32s(simd.add_f32s(s, s), series);
+    simd.add_f32s(simd.max_f32s(x, simd.splat_f32s(0.0)), log)
+}
+
 /// y_i = f(x_i).
 #[inline(always)]
 pub fn map<S: Simd>(simd: S, x: &[f32], y: &mut [f32], f: impl Fn(S::f32s) -> S::f32s) {

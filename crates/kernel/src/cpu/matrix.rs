@@ -2,7 +2,7 @@
 
 use gemm::Parallelism;
 
-use crate::profile;
+use crate::profile::{self, ProductKernel};
 
 /// A matrix in a slice: element (i, j) is `data[i * row_stride + j * col_stride]`.
 #[derive(Clone, Copy)]
@@ -117,7 +117,7 @@ pub fn gemm_exact(c: MatMut, a: Mat, b: Mat, alpha: f32, beta: Option<f32>, thre
         b.rows,
         b.cols
     );
-    profile::count(m, k, n);
+    profile::count(ProductKernel::Gemm, m, k, n);
     let parallelism = match threads {
         Threads::One => Parallelism::None,
         Threads::All => Parallelism::Rayon(0),

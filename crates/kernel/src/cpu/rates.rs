@@ -1,11 +1,12 @@
-//! What this machine reaches: the rates that a profile is read against.
+//! What this machine reaches: the rates that a profile is read against, and a calibration that
+//! tells whether the machine is as fast as it was before.
 
 use std::time::Instant;
 
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use super::gemm::{Mat, MatMut, Threads, gemm};
+use super::gemm::{Mat, MatMut, Threads, gemm, gemm_exact};
 
 /// What this machine reaches at most, on all threads.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -22,7 +23,7 @@ pub fn rates() -> Rates {
     const ROUNDS: usize = 4;
     const WORDS: usize = 1 << 24;
     let threads = rayon::current_num_threads();
-    let numbers: Vec<f32> = (0..SIDE * SIDE).map(|i| (i % 19) as f32 - 9.0).collect();
+    let numbers = whole_numbers(SIDE * SIDE);
     let factor = Mat::new(&numbers, SIDE, SIDE);
     let mut results = vec![vec![0.0; SIDE * SIDE]; threads];
     // as the kernels do: every thread its own products
@@ -32,21 +33,122 @@ pub fn rates() -> Rates {
     });
     drop(results);
     let (from, mut to) = (vec![1.0f32; WORDS], vec![0.0f32; WORDS]);
-    let copies = fastest(ROUNDS, || {
-        let chunk = WORDS / (4 * threads);
-        to.par_chunks_mut(chunk).zip(from.par_chunks(chunk)).for_each(|(to, from)| to.copy_from_slice(from));
-    });
+    let copies = fastest(ROUNDS, || copy(&from, &mut to));
     let work = 2.0 * (SIDE * SIDE * SIDE * threads) as f64;
     Rates { products: work / products, copies: (2 * WORDS * size_of::<f32>()) as f64 / copies }
+}
+
+/// Copies on all threads.
+fn copy(from: &[f32], to: &mut [f32]) {
+    let chunk = from.len() / (4 * rayon::current_num_threads());
+    to.par_chunks_mut(chunk).zip(from.par_chunks(chunk)).for_each(|(to, from)| to.copy_from_slice(from));
+}
+
+pub(crate) fn whole_numbers(count: usize) -> Vec<f32> {
+    (0..count).map(|i| (i % 19) as f32 - 9.0).collect()
 }
 
 /// Seconds of the fastest of some rounds, behind one that warms up.
 fn fastest(rounds: usize, mut f: impl FnMut()) -> f64 {
     f();
-    let times = (0..rounds).map(|_| {
-        let start = Instant::now();
-        f();
-        start.elapsed().as_secs_f64()
-    });
+    let times = (0..rounds).map(|_| timed(&mut f));
     times.fold(f64::INFINITY, f64::min).max(1e-9)
+}
+
+pub(crate) fn timed(mut f: impl FnMut()) -> f64 {
+    let start = Instant::now();
+    f();
+    start.elapsed().as_secs_f64()
+}
+
+/// Side of the products of a calibration, in which every thread makes one.
+const SIDE: usize = 256;
+/// Elements that a calibration copies.
+const WORDS: usize = 1 << 20;
+/// Seconds that one takes about.
+const LENGTH: f64 = 3e-3;
+/// Most rounds in it.
+const MOST: usize = 12;
+
+/// A product and a copy of fixed size on all threads, timed again and again to see whether the machine is as fast as before.
+/// It takes about three milliseconds.
+pub struct Calibration {
+    factor: Vec<f32>,
+    results: Vec<Vec<f32>>,
+    from: Vec<f32>,
+    to: Vec<f32>,
+    rounds: usize,
+}
+
+/// Seconds of the two parts of a calibration; what they compute is always the same.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CalibrationTime {
+    /// A product of 256 x 256 matrices in f32 on every thread.
+    pub products: f64,
+    /// A copy of 4 MiB.
+    pub copies: f64,
+}
+
+impl CalibrationTime {
+    /// Both.
+    pub fn seconds(&self) -> f64 {
+        self.products + self.copies
+    }
+
+    /// The rates that `threads` threads reached.
+    pub fn rates(&self, threads: usize) -> Rates {
+        let work = 2.0 * (SIDE * SIDE * SIDE * threads) as f64;
+        Rates { products: work / self.products, copies: (2 * WORDS * size_of::<f32>()) as f64 / self.copies }
+    }
+}
+
+impl Calibration {
+    /// One on the threads of the pool.
+    pub fn new() -> Self {
+        let results = vec![vec![0.0; SIDE * SIDE]; rayon::current_num_threads()];
+        let (from, to) = (vec![1.0; WORDS], vec![0.0; WORDS]);
+        let mut new = Self { factor: whole_numbers(SIDE * SIDE), results, from, to, rounds: 1 };
+        let rounds = |new: &mut Self| (LENGTH / new.take().seconds()) as usize;
+        // the first one touches the memory
+        let most = (0..4).map(|_| rounds(&mut new)).max().unwrap_or(1);
+        new.rounds = most.clamp(1, MOST);
+        new
+    }
+
+    /// Seconds of a round now, mean of a few behind one that warms up.
+    pub fn take(&mut self) -> CalibrationTime {
+        let Self { factor, results, from, to, rounds } = self;
+        let factor = Mat::new(factor, SIDE, SIDE);
+        let mut multiply = || {
+            let each = |c: &mut Vec<f32>| {
+                gemm_exact(MatMut::new(c, SIDE, SIDE), factor, factor, 1.0, None, Threads::One);
+            };
+            results.par_iter_mut().for_each(each);
+        };
+        let mean = |f: &mut dyn FnMut()| {
+            f();
+            timed(|| (0..*rounds).for_each(|_| f())) / *rounds as f64
+        };
+        CalibrationTime { products: mean(&mut multiply), copies: mean(&mut || copy(from, to)) }
+    }
+}
+
+impl Default for Calibration {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_calibration_is_short_and_says_what_was_reached() {
+        let mut calibration = Calibration::new();
+        let time = calibration.take();
+        assert!(time.products > 0.0 && time.copies > 0.0, "{time:?}");
+        let rates = time.rates(1);
+        assert!(rates.products > 1e8 && rates.copies > 1e7, "{rates:?}");
+    }
 }

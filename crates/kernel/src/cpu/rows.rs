@@ -73,6 +73,145 @@ simd_fn! {
 }
 
 simd_fn! {
+    /// y = x / sqrt(mean(x^2) + eps) * weight, row by row.
+    pub fn rms_norm<S>(simd, x: &'a [f32], weight: &'a [f32], eps: f32, y: &'a mut [f32]) {
+        let width = weight.len().max(1);
+        for (x, y) in x.chunks_exact(width).zip(y.chunks_exact_mut(width)) {
+            let inverse = simd.splat_f32s(inverse_rms(simd, x, eps));
+            for at in (0..width).step_by(S::F32_LANES) {
+                let normal = simd.mul_f32s(load(simd, x, at), inverse);
+                store(simd, y, at, simd.mul_f32s(normal, load(simd, weight, at)));
+            }
+        }
+    }
+}
+
+/// 1 / sqrt(mean(x^2) + eps) of a row.
+#[inline(always)]
+fn inverse_rms<S: pulp::Simd>(simd: S, x: &[f32], eps: f32) -> f32 {
+    1.0 / (math::sum_squares_around(simd, x, 0.0) / x.len() as f32 + eps).sqrt()
+}
+
+simd_fn! {
+    /// Backward of [`rms_norm`]: `dx` becomes the gradient of x, that of the weight is added to `dweight`.
+    pub fn rms_norm_backward<S>(
+        simd,
+        x: &'a [f32],
+        weight: &'a [f32],
+        eps: f32,
+        dy: &'a [f32],
+        dx: &'a mut [f32],
+        dweight: &'a mut [f32],
+    ) {
+        let width = weight.len().max(1);
+        let rows = x.chunks_exact(width).zip(dy.chunks_exact(width)).zip(dx.chunks_exact_mut(width));
+        for ((x, dy), dx) in rows {
+            let inverse = simd.splat_f32s(inverse_rms(simd, x, eps));
+            let mut product = simd.splat_f32s(0.0);
+            for at in (0..width).step_by(S::F32_LANES) {
+                let normal = simd.mul_f32s(load(simd, x, at), inverse);
+                let grad = load(simd, dy, at);
+                store(simd, dweight, at, simd.mul_add_e_f32s(grad, normal, load(simd, dweight, at)));
+                product = simd.mul_add_e_f32s(simd.mul_f32s(grad, load(simd, weight, at)), normal, product);
+            }
+            let product = simd.splat_f32s(-simd.reduce_sum_f32s(product) / width as f32);
+            for at in (0..width).step_by(S::F32_LANES) {
+                let normal = simd.mul_f32s(load(simd, x, at), inverse);
+                let grad = simd.mul_f32s(load(simd, dy, at), load(simd, weight, at));
+                store(simd, dx, at, simd.mul_f32s(simd.mul_add_e_f32s(normal, product, grad), inverse));
+            }
+        }
+    }
+}
+
+/// sigmoid(x).
+#[inline(always)]
+fn sigmoid<S: pulp::Simd>(simd: S, x: S::f32s) -> S::f32s {
+    let one = simd.splat_f32s(1.0);
+    simd.div_f32s(one, simd.add_f32s(one, math::exp(simd, simd.neg_f32s(x))))
+}
+
+simd_fn! {
+    /// y = SiLU(gate) * up.
+    pub fn swiglu<S>(simd, gate: &'a [f32], up: &'a [f32], y: &'a mut [f32]) {
+        for at in (0..y.len()).step_by(S::F32_LANES) {
+            let gate = load(simd, gate, at);
+            let silu = simd.mul_f32s(gate, sigmoid(simd, gate));
+            store(simd, y, at, simd.mul_f32s(silu, load(simd, up, at)));
+        }
+    }
+}
+
+simd_fn! {
+    /// Backward of [`swiglu`].
+    pub fn swiglu_backward<S>(
+        simd,
+        gate: &'a [f32],
+        up: &'a [f32],
+        dy: &'a [f32],
+        dgate: &'a mut [f32],
+        dup: &'a mut [f32],
+    ) {
+        for at in (0..dy.len()).step_by(S::F32_LANES) {
+            let (gate, grad) = (load(simd, gate, at), load(simd, dy, at));
+            let open = sigmoid(simd, gate);
+            let silu = simd.mul_f32s(gate, open);
+            store(simd, dup, at, simd.mul_f32s(grad, silu));
+            // silu' = s + silu (1 - s)
+            let slope = simd.mul_add_e_f32s(silu, simd.sub_f32s(simd.splat_f32s(1.0), open), open);
+            store(simd, dgate, at, simd.mul_f32s(simd.mul_f32s(grad, load(simd, up, at)), slope));
+        }
+    }
+}
+
+simd_fn! {
+    /// y = sigmoid(gate) * up.
+    pub fn glu<S>(simd, gate: &'a [f32], up: &'a [f32], y: &'a mut [f32]) {
+        for at in (0..y.len()).step_by(S::F32_LANES) {
+            let open = sigmoid(simd, load(simd, gate, at));
+            store(simd, y, at, simd.mul_f32s(open, load(simd, up, at)));
+        }
+    }
+}
+
+simd_fn! {
+    /// Backward of [`glu`].
+    pub fn glu_backward<S>(
+        simd,
+        gate: &'a [f32],
+        up: &'a [f32],
+        dy: &'a [f32],
+        dgate: &'a mut [f32],
+        dup: &'a mut [f32],
+    ) {
+        for at in (0..dy.len()).step_by(S::F32_LANES) {
+            let (open, grad) = (sigmoid(simd, load(simd, gate, at)), load(simd, dy, at));
+            let through = simd.mul_f32s(grad, open);
+            store(simd, dup, at, through);
+            let closed = simd.sub_f32s(simd.splat_f32s(1.0), open);
+            store(simd, dgate, at, simd.mul_f32s(simd.mul_f32s(through, load(simd, up, at)), closed));
+        }
+    }
+}
+
+simd_fn! {
+    /// y = ln(1 + exp(x)).
+    pub fn softplus<S>(simd, x: &'a [f32], y: &'a mut [f32]) {
+        math::map(simd, x, y, #[inline(always)] |x| math::softplus(simd, x));
+    }
+}
+
+simd_fn! {
+    /// dx = dy sigmoid(x).
+    pub fn softplus_backward<S>(simd, x: &'a [f32], dy: &'a [f32], dx: &'a mut [f32]) {
+        for at in (0..x.len()).step_by(S::F32_LANES) {
+            let slope = sigmoid(simd, load(simd, x, at));
+            store(simd, dx, at, simd.mul_f32s(load(simd, dy, at), slope));
+        }
+    }
+}
+
+simd_fn! {
     /// y = x + row, for every row.
     pub fn add_row<S>(simd, x: &'a [f32], row: &'a [f32], y: &'a mut [f32]) {
         let width = row.len().max(1);

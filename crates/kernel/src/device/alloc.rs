@@ -61,11 +61,39 @@ fn refuse(bytes: usize, live: usize, limit: usize) -> ! {
     unsafe { libc::_exit(OOM_EXIT) }
 }
 
+/// `memory`, unless the system had none of `bytes`: then the process says so and ends, with [`OOM_EXIT`] where it has a limit.
+/// std's handler would print a backtrace, which allocates under a lock that the handler takes again: a process that is out of
+/// address space hangs there.
+fn given(memory: *mut u8, bytes: usize) -> *mut u8 {
+    if memory.is_null() {
+        fail(bytes);
+    }
+    memory
+}
+
+/// Runs inside the allocator and may hold any of std's locks, so it uses neither.
+#[cold]
+fn fail(bytes: usize) -> ! {
+    let (mut digits, mut start, mut rest) = ([0; 20], 20, bytes);
+    while start == 20 || rest > 0 {
+        start -= 1;
+        digits[start] = b'0' + (rest % 10) as u8;
+        rest /= 10;
+    }
+    let code = if LIMIT.load(Relaxed) == usize::MAX { 1 } else { OOM_EXIT };
+    for part in [b"memory allocation of ", &digits[start..], b" bytes failed\n"] {
+        // SAFETY: write reads as many bytes as the slice has; what it returns changes nothing here.
+        let _ = unsafe { libc::write(2, part.as_ptr().cast(), part.len() as _) };
+    }
+    // SAFETY: as in `refuse`.
+    unsafe { libc::_exit(code) }
+}
+
 // SAFETY: every call is forwarded unchanged to `System`; only counters are touched besides.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         grow(layout.size());
-        unsafe { System.alloc(layout) }
+        given(unsafe { System.alloc(layout) }, layout.size())
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
@@ -75,13 +103,13 @@ unsafe impl GlobalAlloc for CountingAllocator {
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         grow(layout.size());
-        unsafe { System.alloc_zeroed(layout) }
+        given(unsafe { System.alloc_zeroed(layout) }, layout.size())
     }
 
     unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
         grow(new_size);
         LIVE.fetch_sub(layout.size(), Relaxed);
-        unsafe { System.realloc(ptr, layout, new_size) }
+        given(unsafe { System.realloc(ptr, layout, new_size) }, new_size)
     }
 }
 
@@ -119,8 +147,15 @@ pub fn return_pages() {
 ///
 /// `EFFATTN_KEEP_PAGES=0` leaves the allocator as it is (to compare with resident sizes).
 pub fn keep_pages() -> bool {
+    let limited = address_space().is_some();
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    if limited {
+        // a heap for every thread reserves 64 MiB of addresses each
+        // SAFETY: as below.
+        unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
+    }
     // Where the address space is limited, a heap that grows in large pieces fails and every allocation tries again.
-    if std::env::var_os("EFFATTN_KEEP_PAGES").is_some_and(|value| value == "0") || address_space().is_some() {
+    if std::env::var_os("EFFATTN_KEEP_PAGES").is_some_and(|value| value == "0") || limited {
         return false;
     }
     #[cfg(all(target_os = "linux", target_env = "gnu"))]

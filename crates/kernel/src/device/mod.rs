@@ -2,6 +2,7 @@
 
 #[allow(unsafe_code)]
 pub mod alloc;
+pub mod counters;
 pub mod machine;
 #[cfg(feature = "cuda")]
 #[allow(unsafe_code)]

@@ -25,9 +25,23 @@ pub fn set(count: usize) {
 /// Stack of a thread of the pool: candle walks the graph of a composed model by recursion.
 const STACK: usize = 64 << 20;
 
+/// Bytes of address space that a process with `count` threads needs for itself: a limit (`ulimit -v`) below it leaves no room
+/// for a model.
+pub const fn address_space(count: usize) -> u64 {
+    (192 << 20) + (count * STACK) as u64
+}
+
 /// Runs `f` on a thread of the pool, so that kernels start without waiting for one to wake up. The pool must not exist yet,
 /// or its threads have the usual stack.
+///
+/// # Panics
+/// If the system gives no thread.
 pub fn inside<T: Send>(f: impl FnOnce() -> T + Send) -> T {
-    let _ = rayon::ThreadPoolBuilder::new().stack_size(STACK).build_global();
+    let built = rayon::ThreadPoolBuilder::new().stack_size(STACK).build_global();
+    if let Some(error) = built.as_ref().err().and_then(std::error::Error::source) {
+        panic!(
+            "no thread with a stack of {STACK} bytes can be started ({error}); see ulimit -v and ulimit -u"
+        );
+    }
     rayon::scope(|_| f())
 }

@@ -1,6 +1,6 @@
 //! The composed twin of LSH attention.
 
-use candle_core::{D, Result, Tensor};
+use candle_core::{D, DType, Result, Tensor};
 
 use super::hash::{bucket_of, sort};
 use super::{HIDDEN, Lsh, OWN};
@@ -22,7 +22,10 @@ pub fn composed(qkv: &Qkv, mask: Option<&Tensor>, call: &Lsh) -> Result<Heads> {
 /// Which positions are kept, [b * n].
 fn kept(mask: Option<&Tensor>, b: usize, n: usize) -> Result<Vec<bool>> {
     match mask {
-        Some(mask) => Ok(mask.flatten_all()?.to_vec1::<f32>()?.iter().map(|&keep| keep != 0.0).collect()),
+        Some(mask) => {
+            let mask = mask.flatten_all()?.to_dtype(DType::F32)?.to_vec1::<f32>()?;
+            Ok(mask.iter().map(|&keep| keep != 0.0).collect())
+        }
         None => Ok(vec![true; b * n]),
     }
 }
@@ -38,7 +41,7 @@ pub fn buckets(q: &Tensor, mask: Option<&Tensor>, call: &Lsh) -> Result<Vec<u32>
     let mut buckets = vec![0; b * h * rounds * n];
     for (sample, buckets) in buckets.chunks_mut(h * rounds * n).enumerate() {
         let turned = q.get(sample)?.detach().matmul(&flat)?; // [h, n, rounds * columns]
-        let turned = turned.flatten_all()?.to_vec1::<f32>()?;
+        let turned = turned.flatten_all()?.to_dtype(DType::F32)?.to_vec1::<f32>()?;
         for (head, buckets) in buckets.chunks_mut(rounds * n).enumerate() {
             for (round, buckets) in buckets.chunks_mut(n).enumerate() {
                 for (position, bucket) in buckets.iter_mut().enumerate() {
@@ -115,7 +118,8 @@ fn attend(q: &Tensor, k: &Tensor, v: &Tensor, chain: &Chain, rules: &Rules) -> R
     let logits = queries.matmul(&keys.t()?)?; // [b * h, chunks, chunk, span]
     let (free, fixed) = rules.tables(chain, h, n);
     let free = Tensor::from_vec(free, logits.shape(), device)?;
-    let logits = free.where_cond(&logits, &Tensor::from_vec(fixed, logits.shape(), device)?)?;
+    let fixed = Tensor::from_vec(fixed, logits.shape(), device)?.to_dtype(logits.dtype())?;
+    let logits = free.where_cond(&logits, &fixed)?;
     let max = logits.max_keepdim(D::Minus1)?.detach();
     let weights = logits.broadcast_sub(&max)?.exp()?;
     let sum = weights.sum_keepdim(D::Minus1)?;

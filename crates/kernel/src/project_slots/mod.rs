@@ -101,7 +101,7 @@ pub fn dynamic_composed(rows: &Tensor, x: &Tensor, group: &ParamGroup, spec: &Dy
         None => Tensor::ones((b, t), rows.dtype(), rows.device())?,
     };
     let valid = pad(&valid)?.reshape((b, segments, segment, 1))?.broadcast_as(logits.shape())?;
-    let hidden = Tensor::full(-1e30f32, logits.shape(), logits.device())?;
+    let hidden = Tensor::full(-1e30f32, logits.shape(), logits.device())?.to_dtype(logits.dtype())?;
     let logits = valid.ne(0f32)?.where_cond(&logits, &hidden)?;
     let max = logits.max_keepdim(2)?.detach();
     let weights = (logits.broadcast_sub(&max)?.exp()? * &valid)?;

@@ -105,7 +105,7 @@ fn mixture(
     let pairs = valid.unsqueeze(3)?.broadcast_mul(&valid.unsqueeze(2)?)?;
     let SortNorm::Sinkhorn(iterations) = activation else { return masked_softmax(&scores, &pairs) };
     let free = pairs.ne(0f32)?;
-    let hidden = Tensor::full(HIDDEN, scores.shape(), scores.device())?;
+    let hidden = Tensor::full(HIDDEN, scores.shape(), scores.device())?.to_dtype(scores.dtype())?;
     let mut scores = free.where_cond(&scores, &hidden)?;
     for dim in [3, 2].repeat(iterations) {
         let max = scores.max_keepdim(dim)?.detach();

@@ -4,7 +4,7 @@
 use candle_core::{Device, Result, Tensor};
 
 use super::aft_simple;
-use super::decode::{DecodeState, Recurrent};
+use super::decode::{Carried, DecodeState};
 use super::knobs::{Knob, Knobs};
 use super::{
     AttentionInput, AttentionOutput, Cost, Growth, InModels, Mechanism, MechanismConfig, MechanismEntry,
@@ -24,9 +24,9 @@ const MAX_LEN: Knob<Option<usize>> = Knob::auto_int("max_len", 1..=1 << 20)
 const PER_HEAD: Knob<bool> = Knob::bool("per_head", false)
     .doc("whether every head has a bias of its own")
     .source("AFT sec. 3.2 (one head)");
-const FACTOR: Knob<Option<usize>> = Knob::auto_int("factor", 1..=1 << 14)
-    .doc("rank r of the bias w = u v^T; auto: a parameter per pair")
-    .source("AFT sec. 3.3");
+const FACTOR: Knob<Option<usize>> = Knob::int_or_auto("factor", Some(64), 1..=1 << 14)
+    .doc("rank r of the bias w = u v^T; auto: a parameter per pair, which grow with the square of the longest sequence")
+    .source("AFT sec. 3.3; the rank is our choice");
 
 /// The table line.
 pub static ENTRY: MechanismEntry = MechanismEntry {
@@ -106,7 +106,7 @@ fn build(config: &MechanismConfig, builder: &ParamBuilder) -> Result<Box<dyn Mec
     Ok(Box::new(Local { bias, window: knobs.get(&WINDOW), causal: config.causal }))
 }
 
-type State = Recurrent<AftState>;
+type State = Carried<AftState>;
 
 impl Mechanism for Local {
     fn forward(&self, input: &AttentionInput) -> Result<AttentionOutput> {
@@ -125,7 +125,7 @@ impl Mechanism for Local {
     fn decode_step(&self, input: &AttentionInput, state: &mut dyn DecodeState) -> Result<AttentionOutput> {
         let row = self.row(state.position())?;
         let state = state.downcast::<State>()?;
-        Ok(state.advance(|held| step(input.qkv, Some(&row), input.mask, held))?.into())
+        Ok(state.advance(|held, _| step(input.qkv, Some(&row), input.mask, held))?.into())
     }
 }
 

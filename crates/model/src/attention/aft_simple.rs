@@ -2,7 +2,7 @@
 
 use candle_core::{Device, Result};
 
-use super::decode::{DecodeState, Held, Recurrent, bytes};
+use super::decode::{Carried, DecodeState, Held, bytes};
 use super::knobs::Knobs;
 use super::{
     AttentionInput, AttentionOutput, Cost, Growth, InModels, Mechanism, MechanismEntry, Needs, Paper, Shape,
@@ -72,7 +72,7 @@ struct Simple {
     causal: bool,
 }
 
-type State = Recurrent<AftState>;
+type State = Carried<AftState>;
 
 impl Mechanism for Simple {
     fn forward(&self, input: &AttentionInput) -> Result<AttentionOutput> {
@@ -85,6 +85,6 @@ impl Mechanism for Simple {
 
     fn decode_step(&self, input: &AttentionInput, state: &mut dyn DecodeState) -> Result<AttentionOutput> {
         let state = state.downcast::<State>()?;
-        Ok(state.advance(|held| step(input.qkv, None, input.mask, held))?.into())
+        Ok(state.advance(|held, _| step(input.qkv, None, input.mask, held))?.into())
     }
 }

@@ -7,7 +7,7 @@ use super::decode::{DecodeState, LinearSums};
 use super::knobs::{Knob, Knobs};
 use super::{
     AttentionInput, AttentionOutput, Cost, Growth, HeadShape, Idle, InModels, Mechanism, MechanismEntry,
-    Needs, Paper, Projections, Shape, Support,
+    Needs, Paper, Projections, Shape, Support, mixer,
 };
 use crate::nn::params::ParamBuilder;
 use effattn_kernel::linear_attention::{Decay, Features, Guard, LinearAttention, linear_attention};
@@ -52,13 +52,7 @@ out_i = sum_j a_ij v_j / (sum_j a_ij + eps); computed with 1 + Dk + Dk (Dk + 1) 
     exceptions: &[],
     idle: &[Idle { knob: EPS.name(), when: |knobs, _| !knobs.get(&NORMALISE), why: "with normalise=false" }],
     in_models: InModels::PLAIN,
-    validate: |_, shape| match shape.queries == shape.keys {
-        true => Ok(()),
-        false => Err(format!(
-            "{} queries and {} keys; based takes one of each per position",
-            shape.queries, shape.keys
-        )),
-    },
+    validate: mixer::validate,
     needs: |knobs| {
         let narrow = Some(HeadShape { heads: None, dim: knobs.get(&KEY_DIM) });
         Needs {

@@ -2,7 +2,7 @@
 
 use std::any::{Any, type_name};
 
-use candle_core::{DType, Device, Result, Tensor, bail};
+use candle_core::{DType, Result, Tensor, bail};
 
 use effattn_kernel::heads::{Heads, Qkv};
 use effattn_kernel::linear_attention::LinearAttention;
@@ -39,109 +39,8 @@ impl dyn DecodeState {
     }
 }
 
-/// Keys and values of the last tokens.
-pub struct KeyValueCache {
-    position: usize,
-    batch: usize,
-    /// [b h, room, d]; the token at position i lies at i mod room.
-    k: Tensor,
-    v: Tensor,
-}
-
-impl KeyValueCache {
-    /// An empty cache for the last `room` tokens of `batch` sequences.
-    pub fn start(
-        (batch, heads, head_dim): (usize, usize, usize),
-        room: usize,
-        device: &Device,
-    ) -> Result<Box<dyn DecodeState>> {
-        let empty = || Tensor::zeros((batch * heads, room.max(1), head_dim), DType::F32, device);
-        Ok(Box::new(Self { position: 0, batch, k: empty()?, v: empty()? }))
-    }
-
-    /// Softmax attention of one token, queries, keys and values [b, h, 1, d], over the cached ones and its own.
-    pub fn attend(&mut self, qkv: &Qkv) -> Result<Heads> {
-        let (b, h, n, d) = qkv.value_dims()?;
-        if n != 1 {
-            bail!("{n} tokens at once; a cache takes one after another");
-        }
-        let flat = |x: Tensor| x.contiguous()?.reshape((b * h, 1, d));
-        let room = self.k.dim(1)?;
-        self.k.slice_set(&flat(qkv.k()?)?, 1, self.position % room)?;
-        self.v.slice_set(&flat(qkv.v()?)?, 1, self.position % room)?;
-        self.position += 1;
-        let seen = self.position.min(room);
-        let scores = (flat(qkv.q()?)? / (d as f64).sqrt())?.matmul(&self.k.narrow(1, 0, seen)?.t()?)?;
-        let weights = candle_nn::ops::softmax_last_dim(&scores)?;
-        Ok(Heads::Split(weights.matmul(&self.v.narrow(1, 0, seen)?)?.reshape((b, h, 1, d))?))
-    }
-}
-
-impl DecodeState for KeyValueCache {
-    fn position(&self) -> usize {
-        self.position
-    }
-
-    fn set_position(&mut self, position: usize) {
-        self.position = position;
-    }
-
-    fn batch(&self) -> usize {
-        self.batch
-    }
-
-    fn bytes(&self) -> usize {
-        bytes(&self.k) + bytes(&self.v)
-    }
-}
-
-/// The sums of a linear mechanism.
-pub struct LinearSums {
-    position: usize,
-    batch: usize,
-    /// `None` before the first token.
-    sums: Option<LinearState>,
-}
-
-impl LinearSums {
-    /// Empty sums of `batch` sequences.
-    pub fn start(batch: usize) -> Box<dyn DecodeState> {
-        Box::new(Self { position: 0, batch, sums: None })
-    }
-
-    /// Linear attention of one token, which is added to the sums.
-    pub fn attend(&mut self, qkv: &Qkv, call: &LinearAttention) -> Result<Heads> {
-        let out = decode::step(qkv, call, &mut self.sums, self.position)?;
-        self.position += 1;
-        Ok(out)
-    }
-}
-
-impl DecodeState for LinearSums {
-    fn position(&self) -> usize {
-        self.position
-    }
-
-    fn set_position(&mut self, position: usize) {
-        self.position = position;
-    }
-
-    fn batch(&self) -> usize {
-        self.batch
-    }
-
-    fn bytes(&self) -> usize {
-        self.sums.as_ref().map_or(0, |sums| sums.tensors().map(bytes).sum())
-    }
-}
-
-/// Bytes of the elements of `x`.
-pub fn bytes(x: &Tensor) -> usize {
-    x.elem_count() * x.dtype().size_in_bytes()
-}
-
-/// What a recurrence holds between two tokens.
-pub trait Held: Default + Send + 'static {
+/// What a mechanism holds between two tokens.
+pub trait Held: Send + 'static {
     /// Bytes of its tensors.
     fn bytes(&self) -> usize;
 }
@@ -152,28 +51,47 @@ impl Held for Option<Tensor> {
     }
 }
 
-/// The state of a recurrence, empty before the first token.
-pub struct Recurrent<S> {
+impl Held for Option<LinearState> {
+    fn bytes(&self) -> usize {
+        self.as_ref().map_or(0, |sums| sums.tensors().map(bytes).sum())
+    }
+}
+
+/// Bytes of the elements of `x`.
+pub fn bytes(x: &Tensor) -> usize {
+    x.elem_count() * x.dtype().size_in_bytes()
+}
+
+/// What a mechanism holds, and how many tokens it has seen.
+pub struct Carried<S> {
     position: usize,
     batch: usize,
     held: S,
 }
 
-impl<S: Held> Recurrent<S> {
-    /// The state of `batch` sequences before their first token.
-    pub fn start(batch: usize) -> Box<dyn DecodeState> {
-        Box::new(Self { position: 0, batch, held: S::default() })
+impl<S: Held> Carried<S> {
+    /// `held` of `batch` sequences, before their first token.
+    pub fn holding(batch: usize, held: S) -> Box<dyn DecodeState> {
+        Box::new(Self { position: 0, batch, held })
     }
 
-    /// Takes one token: `step` moves what is held on.
-    pub fn advance<T>(&mut self, step: impl FnOnce(&mut S) -> Result<T>) -> Result<T> {
-        let out = step(&mut self.held)?;
+    /// [`Self::holding`] nothing.
+    pub fn start(batch: usize) -> Box<dyn DecodeState>
+    where
+        S: Default,
+    {
+        Self::holding(batch, S::default())
+    }
+
+    /// Takes one token: `step` moves what is held on, given the token's position.
+    pub fn advance<T>(&mut self, step: impl FnOnce(&mut S, usize) -> Result<T>) -> Result<T> {
+        let out = step(&mut self.held, self.position)?;
         self.position += 1;
         Ok(out)
     }
 }
 
-impl<S: Held> DecodeState for Recurrent<S> {
+impl<S: Held> DecodeState for Carried<S> {
     fn position(&self) -> usize {
         self.position
     }
@@ -188,5 +106,87 @@ impl<S: Held> DecodeState for Recurrent<S> {
 
     fn bytes(&self) -> usize {
         self.held.bytes()
+    }
+}
+
+/// The sums of a linear mechanism.
+pub type LinearSums = Carried<Option<LinearState>>;
+
+impl LinearSums {
+    /// Linear attention of one token, which is added to the sums.
+    pub fn attend(&mut self, qkv: &Qkv, call: &LinearAttention) -> Result<Heads> {
+        self.advance(|sums, position| decode::step(qkv, call, sums, position))
+    }
+}
+
+/// Keys and values of tokens, [b g, rows, d] each for g heads, which the query heads may share. Memory is taken at the first token.
+pub struct KeyValueCache {
+    rows: usize,
+    held: Option<[Tensor; 2]>,
+}
+
+impl KeyValueCache {
+    /// An empty cache of `rows` tokens.
+    pub fn new(rows: usize) -> Self {
+        Self { rows: rows.max(1), held: None }
+    }
+
+    /// Tokens that it has room for.
+    pub const fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Writes the key and value [b, g, 1, d] of one token into the row `at`.
+    pub fn set(&mut self, k: &Tensor, v: &Tensor, at: usize) -> Result<()> {
+        let (b, g, n, d) = k.dims4()?;
+        if n != 1 {
+            bail!("{n} tokens at once; a cache takes one after another");
+        }
+        let [keys, values] = match &self.held {
+            Some(held) => held,
+            None => {
+                let empty = || Tensor::zeros((b * g, self.rows, d), DType::F32, k.device());
+                self.held.insert([empty()?, empty()?])
+            }
+        };
+        let flat = |x: &Tensor| x.contiguous()?.reshape((b * g, 1, d));
+        keys.slice_set(&flat(k)?, 1, at)?;
+        values.slice_set(&flat(v)?, 1, at)
+    }
+
+    /// Keys and values of `len` rows from the row `from` on, [b g, len, d] each.
+    pub fn read(&self, from: usize, len: usize) -> Result<[Tensor; 2]> {
+        let Some([k, v]) = &self.held else { bail!("the cache is empty") };
+        Ok([k.narrow(1, from, len)?, v.narrow(1, from, len)?])
+    }
+}
+
+impl Held for KeyValueCache {
+    fn bytes(&self) -> usize {
+        self.held.iter().flatten().map(bytes).sum()
+    }
+}
+
+impl Carried<KeyValueCache> {
+    /// Softmax attention of one token over its own key and value and those of the last tokens; the token at position i lies in row
+    /// i mod rows. Queries [b, h, 1, d]; keys and values [b, g, 1, d], each shared by h/g neighbouring query heads.
+    pub fn attend(&mut self, qkv: &Qkv) -> Result<Heads> {
+        self.advance(|cache, position| {
+            let (q, k) = (qkv.q()?, qkv.k()?);
+            let ((b, h, n, d), g) = (q.dims4()?, k.dim(1)?);
+            if g == 0 || !h.is_multiple_of(g) {
+                bail!("{h} heads of queries cannot share {g} heads of keys");
+            }
+            cache.set(&k, &qkv.v()?, position % cache.rows)?;
+            let [k, v] = cache.read(0, (position + 1).min(cache.rows))?;
+            let q = (q.contiguous()?.reshape((b * g, h / g, d))? / (d as f64).sqrt())?;
+            let weights = candle_nn::ops::softmax_last_dim(&q.matmul(&k.t()?)?)?;
+            Ok(Heads::Split(weights.matmul(&v)?.reshape((b, h, n, d))?))
+        })
+    }
+
+    /// Keys and values [b g, tokens, d] so far, where there is room for all.
+    pub fn held(&self) -> Result<[Tensor; 2]> {
+        self.held.read(0, self.position.min(self.held.rows))
     }
 }

@@ -3,11 +3,11 @@
 use candle_core::{Device, Result, Tensor};
 use candle_nn::ops::sigmoid;
 
-use super::decode::{DecodeState, Recurrent};
+use super::decode::{Carried, DecodeState};
 use super::knobs::{Knob, Knobs};
 use super::output_stage::{self, OutputStage};
 use super::{
-    AttentionInput, AttentionOutput, ConvForm, Cost, Mechanism, MechanismConfig, Needs, Shape, Support,
+    AttentionInput, AttentionOutput, ConvForm, Cost, Mechanism, MechanismConfig, Needs, Shape, Support, mixer,
 };
 use crate::nn::params::{Init, ParamBuilder};
 use effattn_kernel::activation::softplus;
@@ -43,21 +43,19 @@ pub(super) const DEVIATIONS: &[&str] = &[
     "A masked position leaves the state as it is: no write and no decay.",
 ];
 
+/// [`InModels::linear_form`](super::InModels::linear_form): that of the output stage, and values as they are.
+pub(super) const LINEAR_FORM: &[(&str, &str)] =
+    &[("v_act", "identity"), ("norm", "none"), ("norm_affine", "false"), ("gate", "none")];
+
 /// As many keys as queries, in the causal form.
-pub(super) fn validate(_: &Knobs, shape: &Shape) -> std::result::Result<(), String> {
-    let Shape { queries, keys, causal, .. } = shape;
-    if !causal {
+pub(super) fn validate(knobs: &Knobs, shape: &Shape) -> std::result::Result<(), String> {
+    if !shape.causal {
         return Err(
             "the delta rule is defined for causal models only; choose gla or retention for both directions"
                 .into(),
         );
     }
-    if queries != keys {
-        return Err(format!(
-            "{queries} queries and {keys} keys; the delta rule takes one of each per position"
-        ));
-    }
-    Ok(())
+    mixer::validate(knobs, shape)
 }
 
 /// Projections, x and the convolution.
@@ -141,7 +139,7 @@ pub(super) fn build(
     }))
 }
 
-type State = Recurrent<Option<Tensor>>;
+type State = Carried<Option<Tensor>>;
 
 impl Mechanism for Delta {
     fn forward(&self, input: &AttentionInput) -> Result<AttentionOutput> {
@@ -154,7 +152,7 @@ impl Mechanism for Delta {
 
     fn decode_step(&self, input: &AttentionInput, state: &mut dyn DecodeState) -> Result<AttentionOutput> {
         let state = state.downcast::<State>()?;
-        state.advance(|held| self.run(input, |rows, call| decode::step(rows, call, held)))
+        state.advance(|held, _| self.run(input, |rows, call| decode::step(rows, call, held)))
     }
 }
 

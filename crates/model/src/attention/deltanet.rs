@@ -36,10 +36,10 @@ S <- S + k_t (beta_t (v_t - S^T k_t))^T, o_t = S^T q_t; then norm, weight and ga
     deviations: delta::DEVIATIONS,
     exceptions: &[],
     idle: &output_stage::IDLE,
-    in_models: InModels::PLAIN,
+    in_models: InModels { linear_form: delta::LINEAR_FORM, ..InModels::PLAIN },
     validate: delta::validate,
     needs: delta::needs,
     cost: |knobs, shape| delta::cost(1, knobs, shape),
-    pattern: |_, _| None, // what is stored is overwritten, so that a weight per pair of positions means nothing
+    pattern: |_, _| None, // every pair, but what is stored is overwritten: how much is left depends on the input
     build: |config, builder| delta::build(false, config, builder),
 };

@@ -5,7 +5,7 @@
 
 use candle_core::{Device, Result};
 
-use super::decode::{DecodeState, KeyValueCache};
+use super::decode::{Carried, DecodeState, KeyValueCache};
 use super::knobs::Knobs;
 use super::{
     AttentionInput, AttentionOutput, Cost, Growth, InModels, Mechanism, MechanismConfig, MechanismEntry,
@@ -43,9 +43,9 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
     ],
     exceptions: &[],
     idle: &[],
-    in_models: InModels::PLAIN,
+    in_models: InModels { rotary: true, ..InModels::PLAIN },
     validate: |_, _| Ok(()),
-    needs: |_| Needs::default(),
+    needs: |_| Needs { decodes_groups: true, ..Needs::default() },
     cost,
     pattern: |_, shape| Some(Pattern::full(shape.queries, shape.keys, shape.causal)),
     build,
@@ -62,12 +62,11 @@ fn cost(_: &Knobs, shape: &Shape) -> Cost {
 
 struct Full {
     causal: bool,
-    heads: usize,
     head_dim: usize,
 }
 
 fn build(config: &MechanismConfig, _: &ParamBuilder) -> Result<Box<dyn Mechanism>> {
-    Ok(Box::new(Full { causal: config.causal, heads: config.heads, head_dim: config.head_dim }))
+    Ok(Box::new(Full { causal: config.causal, head_dim: config.head_dim }))
 }
 
 impl Mechanism for Full {
@@ -81,14 +80,12 @@ impl Mechanism for Full {
         &self,
         batch: usize,
         room: usize,
-        device: &Device,
+        _device: &Device,
     ) -> Result<Option<Box<dyn DecodeState>>> {
-        self.causal
-            .then(|| KeyValueCache::start((batch, self.heads, self.head_dim), room, device))
-            .transpose()
+        Ok(self.causal.then(|| Carried::holding(batch, KeyValueCache::new(room))))
     }
 
     fn decode_step(&self, input: &AttentionInput, state: &mut dyn DecodeState) -> Result<AttentionOutput> {
-        Ok(state.downcast::<KeyValueCache>()?.attend(input.qkv)?.into())
+        Ok(state.downcast::<Carried<KeyValueCache>>()?.attend(input.qkv)?.into())
     }
 }

@@ -36,7 +36,11 @@ S <- alpha_t S; S <- S + k_t (beta_t (v_t - S^T k_t))^T, o_t = S^T q_t; then nor
     deviations: delta::DEVIATIONS,
     exceptions: &[],
     idle: &output_stage::IDLE,
-    in_models: InModels::PLAIN,
+    in_models: InModels {
+        without_decay: &["A_log", "dt_bias"],
+        linear_form: delta::LINEAR_FORM,
+        ..InModels::PLAIN
+    },
     validate: delta::validate,
     needs: delta::needs,
     cost: |knobs, shape| delta::cost(2, knobs, shape),

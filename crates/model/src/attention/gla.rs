@@ -9,7 +9,7 @@ use super::output_stage::{self, GATE_BIAS, NORM, NORM_AFFINE, NORM_EPS, OutputSt
 use super::retention::{PLAIN, scaled};
 use super::{
     AttentionInput, AttentionOutput, Cost, Growth, Idle, InModels, Mechanism, MechanismConfig,
-    MechanismEntry, Needs, Paper, Shape, Support,
+    MechanismEntry, Needs, Paper, Shape, Support, mixer,
 };
 use crate::nn::params::{Init, ParamBuilder};
 use effattn_kernel::activation::softplus;
@@ -73,14 +73,8 @@ S_t = diag(alpha_t) S_{t-1} + k_t v_t^T, o_t = S_t^T q_t / sqrt(D); then norm, w
         Idle { knob: GATE_BIAS.name(), when: output_stage::IDLE[1].when, why: output_stage::IDLE[1].why },
         Idle { knob: SEPARATE.name(), when: |_, shape| shape.causal, why: "in the causal form" },
     ],
-    in_models: InModels::PLAIN,
-    validate: |_, shape| match shape.queries == shape.keys {
-        true => Ok(()),
-        false => Err(format!(
-            "{} queries and {} keys; gated linear attention takes one of each per position",
-            shape.queries, shape.keys
-        )),
-    },
+    in_models: InModels { linear_form: output_stage::LINEAR_FORM, ..InModels::PLAIN },
+    validate: mixer::validate,
     needs: |_| Needs { x: true, ..Needs::default() },
     cost,
     pattern: |_, _| None,

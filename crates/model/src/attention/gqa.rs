@@ -2,9 +2,9 @@
 
 use super::knobs::Knob;
 use super::rotary_softmax::{
-    BASE, OFFSET, ROTARY, ROTARY_DIM, RotarySoftmax, check_rotation, check_shape, cost,
+    BASE, IDLE, OFFSET, ROTARY, ROTARY_DIM, RotarySoftmax, check_rotation, check_shape, cost,
 };
-use super::{Growth, Idle, InModels, MechanismEntry, Needs, Paper, Projections, Support};
+use super::{Growth, InModels, MechanismEntry, Needs, Paper, Projections, Support};
 use crate::nn::params::ParamBuilder;
 use effattn_record::pattern::Pattern;
 
@@ -32,15 +32,11 @@ out_i = sum_j softmax_j(rot(q_i) . rot(k_j) / sqrt(D)) v_j over keys j that are 
 query head h reads key and value head floor(h groups / H)",
     deviations: &["Keys and values are repeated for the query heads before they are attended to; a decoder keeps them once."],
     exceptions: &[],
-    idle: &[
-        Idle { knob: BASE.name(), when: |knobs, _| knobs.get(&ROTARY).is_none(), why: "with rotary=none" },
-        Idle { knob: ROTARY_DIM.name(), when: |knobs, _| knobs.get(&ROTARY).is_none(), why: "with rotary=none" },
-        Idle { knob: OFFSET.name(), when: |knobs, _| knobs.get(&ROTARY).is_none(), why: "with rotary=none" },
-    ],
+    idle: &IDLE,
     in_models: InModels::PLAIN,
     validate: |knobs, shape| {
         check_rotation(knobs.get(&ROTARY), knobs.get(&ROTARY_DIM), shape.head_dim)?;
-        check_shape(Some(knobs.get(&GROUPS)), shape)
+        check_shape(Some(knobs.get(&GROUPS)), knobs, shape)
     },
     needs: |knobs| Needs { projections: Projections::grouped(Some(knobs.get(&GROUPS))), ..Needs::default() },
     cost: |knobs, shape| cost(shape, Some(knobs.get(&GROUPS)), shape.queries * shape.keys, shape.keys),

@@ -129,6 +129,11 @@ impl Knobs {
         Ok(())
     }
 
+    /// As JSON, as golden files have them: null for auto.
+    pub fn to_json(&self) -> serde_json::Map<String, Json> {
+        self.0.iter().map(|(name, value)| ((*name).to_owned(), value.to_json())).collect()
+    }
+
     /// The defaults of `knobs`.
     pub fn defaults(knobs: &'static [KnobSpec]) -> Self {
         Self(knobs.iter().map(|knob| (knob.name, knob.default())).collect(), BTreeSet::new())

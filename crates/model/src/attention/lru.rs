@@ -1,6 +1,6 @@
 //! LRU (Orvieto et al. 2023): a linear recurrence over a complex diagonal state whose eigenvalues start on a ring.
 
-use candle_core::Result;
+use candle_core::{DType, Result};
 
 use super::knobs::{Knob, Knobs};
 use super::state_space::{self, Complex, Discrete, P, StateSpace};
@@ -85,7 +85,7 @@ fn build(config: &MechanismConfig, builder: &ParamBuilder) -> Result<Box<dyn Mec
     let theta = builder.drawn("theta_log", &[p], |stream| {
         (0..p).map(|_| (phase * (1.0 - stream.uniform(0.0, 1.0))).ln() as f32).collect()
     })?;
-    let radii = nu.detach().contiguous()?.to_vec1::<f32>()?;
+    let radii = nu.detach().contiguous()?.to_dtype(DType::F32)?.to_vec1::<f32>()?;
     let gamma = builder.drawn("gamma_log", &[p], |_| {
         let log = |nu: &f32| 0.5 * (-(-2.0 * f64::from(*nu).exp()).exp_m1()).ln(); // ln sqrt(1 - |a|^2)
         radii.iter().map(|nu| log(nu) as f32).collect()

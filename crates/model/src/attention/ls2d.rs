@@ -82,7 +82,10 @@ fn sizes(knobs: &Knobs) -> (usize, usize) {
 
 fn validate(knobs: &Knobs, shape: &Shape) -> std::result::Result<(), String> {
     if shape.grid.is_none() {
-        return Err("ls2d reads images: choose a preset of images (effattn list presets), or a square number of positions".to_owned());
+        return Err(
+            "reads images: choose a preset of images (effattn list presets), or a square number of positions"
+                .to_owned(),
+        );
     }
     if sizes(knobs) == (0, 0) {
         return Err("w=0,r=0 leaves nothing to attend to; set w or r".to_owned());

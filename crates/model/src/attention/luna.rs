@@ -6,7 +6,7 @@ use candle_core::{Result, Tensor, bail};
 use super::knobs::{Knob, Knobs};
 use super::{
     AttentionInput, AttentionOutput, Cost, Exception, Growth, InModels, Mechanism, MechanismConfig,
-    MechanismEntry, Needs, Paper, Projections, Property, Shape, Support,
+    MechanismEntry, Needs, Paper, Projections, Property, Shape, Support, mixer,
 };
 use crate::nn::params::{Init, ParamBuilder};
 use effattn_kernel::attend::{Attend, attend};
@@ -53,12 +53,9 @@ out = softmax(q (y w_k + b_k)^T / sqrt(D)) (y w_v + b_v) over the packed rows",
     }],
     idle: &[],
     in_models: InModels::PLAIN,
-    validate: |_, shape| match (shape.causal, shape.queries == shape.keys) {
-        (true, _) => Err("luna has no causal form here; choose linear or window".into()),
-        (false, false) => {
-            Err(format!("{} queries and {} keys; luna takes one of each per position", shape.queries, shape.keys))
-        }
-        (false, true) => Ok(()),
+    validate: |knobs, shape| match shape.causal {
+        true => Err("luna has no causal form here; choose linear or window".into()),
+        false => mixer::validate(knobs, shape),
     },
     needs: |knobs| Needs {
         projections: if knobs.get(&TIED) { Projections::SHARED_KV } else { Projections::QKV },

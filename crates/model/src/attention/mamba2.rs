@@ -1,20 +1,22 @@
 //! Mamba-2's state space duality (Dao and Gu 2024): a recurrence whose decay and write weight come from one time step per head and
 //! position (SPEC-modern section 3). Queries, keys and values are the paper's C, B and x.
 
-use candle_core::{D, Device, Result, Tensor};
+use candle_core::{Device, Result, Tensor};
 
 use super::decode::{DecodeState, LinearSums};
 use super::knobs::{Knob, Knobs};
 use super::retention::PLAIN;
 use super::{
     AttentionInput, AttentionOutput, ConvForm, Cost, Exception, Growth, HeadShape, Idle, InModels, Mechanism,
-    MechanismConfig, MechanismEntry, Needs, Paper, Projections, Property, Shape, Support,
+    MechanismConfig, MechanismEntry, Needs, Paper, Projections, Property, Shape, Support, delta,
+    rotary_softmax,
 };
 use crate::nn::params::{Init, ParamBuilder};
-use effattn_kernel::activation::softplus;
+use effattn_kernel::activation::{softplus, swiglu};
 use effattn_kernel::heads::{Heads, Qkv};
 use effattn_kernel::linear::linear;
 use effattn_kernel::linear_attention::{Decay, LinearAttention, linear_attention};
+use effattn_kernel::norm::rms_norm;
 
 const GROUPS: Knob<Option<usize>> = Knob::int_or_auto("groups", Some(1), 1..=1 << 12)
     .doc("heads of queries and keys, each shared by neighbouring heads; auto: one per head")
@@ -30,7 +32,7 @@ const GATED: Knob<bool> = Knob::words("out_norm", &[("none", false), ("gated-rms
     .source("the bare core; the released block has gated-rms");
 const NORM_EPS: Knob<f64> =
     Knob::float("norm_eps", 1e-5, 1e-12..=1.0).doc("eps of the norm").source("released code");
-const CONV: Knob<usize> = Knob::int("conv", 4, 0..=64)
+const CONV: Knob<usize> = delta::CONV
     .doc("taps of the causal convolution and SiLU of q, k and v in front; 0: without")
     .source("Mamba-2 sec. 7 and released code");
 
@@ -71,7 +73,11 @@ S_t = a_t S_{t-1} + dt_t k_t v_t^T, y_t = S_t^T q_t + D_skip v_t; gated-rms: rms
         reason: "SPEC-modern 3: one norm over the channels of all heads",
     }],
     idle: &[Idle { knob: NORM_EPS.name(), when: |knobs, _| !knobs.get(&GATED), why: "with out_norm=none" }],
-    in_models: InModels::PLAIN,
+    in_models: InModels {
+        without_decay: &["A_log", "dt_bias", "D_skip"],
+        linear_form: &[("out_norm", "none")],
+        ..InModels::PLAIN
+    },
     validate,
     needs,
     cost,
@@ -80,15 +86,7 @@ S_t = a_t S_{t-1} + dt_t k_t v_t^T, y_t = S_t^T q_t + D_skip v_t; gated-rms: rms
 };
 
 fn validate(knobs: &Knobs, shape: &Shape) -> std::result::Result<(), String> {
-    let Shape { heads, queries, keys, .. } = *shape;
-    if queries != keys {
-        return Err(format!("{queries} queries and {keys} keys; mamba2 takes one of each per position"));
-    }
-    if let Some(groups) = knobs.get(&GROUPS)
-        && !heads.is_multiple_of(groups)
-    {
-        return Err(format!("groups={groups} does not divide the {heads} heads; choose a divisor"));
-    }
+    rotary_softmax::check_shape(knobs.get(&GROUPS), knobs, shape)?;
     match knobs.get(&DT_LIMIT).as_deref() {
         None => Ok(()),
         Some([least, most]) if least <= most => Ok(()),
@@ -142,9 +140,8 @@ fn build(config: &MechanismConfig, builder: &ParamBuilder) -> Result<Box<dyn Mec
     });
     Ok(Box::new(Mamba2 {
         step: builder.param("w_dt", &[*heads, *width], Init::fan_in(*width))?,
-        step_bias: builder.drawn("dt_bias", &[*heads], |stream| {
-            (0..*heads).map(|_| super::delta::step_bias(stream)).collect()
-        })?,
+        step_bias: builder
+            .drawn("dt_bias", &[*heads], |stream| (0..*heads).map(|_| delta::step_bias(stream)).collect())?,
         rate: builder.drawn("A_log", &[*heads], |stream| {
             (0..*heads).map(|_| stream.uniform(1.0, 16.0).ln() as f32).collect()
         })?,
@@ -198,9 +195,8 @@ impl Mamba2 {
         let Some([weight, scale]) = &self.gated else { return Ok(Heads::Split(y).into()) };
         let y = Heads::Split(y).merged()?; // [b, n, h d]
         let rows = weight.transpose(1, 2)?.contiguous()?.flatten_to(1)?;
-        let y = (y * linear(x, &rows, None)?.silu()?)?;
-        let root = (y.sqr()?.mean_keepdim(D::Minus1)? + self.eps)?.sqrt()?;
-        let y = y.broadcast_div(&root)?.broadcast_mul(&scale.flatten_all()?)?;
+        let y = swiglu(&linear(x, &rows, None)?, &y)?;
+        let y = rms_norm(&y, &scale.flatten_all()?, self.eps)?;
         Ok(Heads::Merged { rows: y, heads: scale.dim(0)? }.into())
     }
 }

@@ -3,7 +3,7 @@
 use candle_core::{Device, Result, Tensor};
 use candle_nn::ops::sigmoid;
 
-use super::decode::{DecodeState, Held, Recurrent, bytes};
+use super::decode::{Carried, DecodeState, Held, bytes};
 use super::knobs::{Knob, Knobs};
 use super::mega_ema::{self, Average, NDIM, TRUNCATION};
 use super::{
@@ -14,6 +14,7 @@ use crate::nn::params::{Init, ParamBuilder};
 use effattn_kernel::activation::relu;
 use effattn_kernel::ema::EmaState;
 use effattn_kernel::linear::linear;
+use effattn_kernel::relative_softmax::{RelativeSoftmax, relative_softmax};
 use effattn_kernel::softmax::masked_softmax;
 
 /// Weights of the values from logits.
@@ -240,9 +241,7 @@ impl Mega {
     fn bias(&self, first: usize, rows: usize, keys: usize) -> Result<Tensor> {
         match &self.bias {
             Bias::Simple { values, max } => {
-                if first + rows > *max || keys > *max {
-                    candle_core::bail!("{keys} positions and biases for {max}; raise max_positions");
-                }
+                check_positions(keys.max(first + rows), *max)?;
                 let at = (first..first + rows).flat_map(|i| (0..keys).map(move |j| (max - 1 + j - i) as u32));
                 let at = Tensor::from_vec(at.collect(), rows * keys, values.device())?;
                 values.index_select(&at, 0)?.reshape((rows, keys))
@@ -253,11 +252,16 @@ impl Mega {
         }
     }
 
+    /// Factor on products in front of a softmax.
+    fn scale(&self) -> f64 {
+        (self.widths[1] as f64).powf(-0.5)
+    }
+
     /// Weights from products of queries and keys [b, chunks, rows, keys], the bias [rows, keys], `visible` of the same shape up
     /// to broadcasting, and the number of keys to divide by.
     fn weigh(&self, products: &Tensor, bias: &Tensor, visible: &Tensor, count: &Tensor) -> Result<Tensor> {
         if self.weights == Weights::Softmax {
-            let logits = (products * (self.widths[1] as f64).powf(-0.5))?.broadcast_add(bias)?;
+            let logits = (products * self.scale())?.broadcast_add(bias)?;
             return masked_softmax(&logits, visible);
         }
         let t = products.broadcast_div(count)?.broadcast_add(bias)?;
@@ -283,12 +287,25 @@ impl Mega {
             let x = if padded > n { x.pad_with_zeros(1, 0, padded - n)? } else { x.clone() };
             x.reshape((b, chunks, len, x.dim(2)?))
         };
+        let merged = |x: &Tensor| x.reshape((b, padded, ()))?.narrow(1, 0, n)?.contiguous();
         let device = parts.q.device();
         let keep = match mask {
             Some(mask) => mask.ne(0f32)?.to_dtype(parts.q.dtype())?,
             None => Tensor::ones((b, n), parts.q.dtype(), device)?,
         };
         let keep = cut(&keep.unsqueeze(2)?)?.transpose(2, 3)?; // [b, chunks, 1, len]
+        let products = cut(&parts.q)?.matmul(&cut(&parts.k)?.t()?)?;
+        if let (Weights::Softmax, Bias::Simple { values, max }) = (self.weights, &self.bias) {
+            check_positions(len, *max)?;
+            let call = RelativeSoftmax {
+                scale: self.scale(),
+                bias: values,
+                keep: &keep.reshape((b * chunks, len))?,
+                causal: self.causal,
+            };
+            let weights = relative_softmax(&products.flatten_to(1)?, &call)?;
+            return merged(&weights.reshape((b, chunks, len, len))?.matmul(&cut(&parts.v)?)?);
+        }
         let (visible, count) = if self.causal {
             let past = Tensor::tril2(len, keep.dtype(), device)?;
             let count = Tensor::arange(1u32, len as u32 + 1, device)?.to_dtype(keep.dtype())?;
@@ -297,9 +314,8 @@ impl Mega {
             let count = keep.sum_keepdim(3)?.maximum(1.0)?;
             (keep, count)
         };
-        let products = cut(&parts.q)?.matmul(&cut(&parts.k)?.t()?)?;
         let weights = self.weigh(&products, &self.bias(0, len, len)?, &visible, &count)?;
-        weights.matmul(&cut(&parts.v)?)?.reshape((b, padded, ()))?.narrow(1, 0, n)?.contiguous()
+        merged(&weights.matmul(&cut(&parts.v)?)?)
     }
 
     fn finish(&self, parts: &Parts, attended: &Tensor, input: &AttentionInput) -> Result<AttentionOutput> {
@@ -313,6 +329,13 @@ impl Mega {
         };
         Ok(AttentionOutput::rows((residual + (&parts.u * (new - residual)?)?)?))
     }
+}
+
+fn check_positions(len: usize, max: usize) -> Result<()> {
+    if len > max {
+        candle_core::bail!("{len} positions and biases for {max}; raise max_positions");
+    }
+    Ok(())
 }
 
 /// `x` [z] rotated for `rows` positions from `first` on: [rows, z].
@@ -348,7 +371,7 @@ impl Held for MegaState {
     }
 }
 
-type State = Recurrent<MegaState>;
+type State = Carried<MegaState>;
 
 impl Mechanism for Mega {
     fn forward(&self, input: &AttentionInput) -> Result<AttentionOutput> {
@@ -361,7 +384,7 @@ impl Mechanism for Mega {
     }
 
     fn decode_step(&self, input: &AttentionInput, state: &mut dyn DecodeState) -> Result<AttentionOutput> {
-        state.downcast::<State>()?.advance(|state| {
+        state.downcast::<State>()?.advance(|state, _| {
             let parts = self.parts(input.layer_input()?, &self.average.step(input, &mut state.average)?)?;
             let attended = self.attend_next(&parts, state)?;
             self.finish(&parts, &attended, input)

@@ -3,7 +3,7 @@
 use candle_core::{Device, Result, Tensor};
 use candle_nn::ops::sigmoid;
 
-use super::decode::{DecodeState, Held, Recurrent, bytes};
+use super::decode::{Carried, DecodeState, Held, bytes};
 use super::knobs::{Knob, Knobs};
 use super::{
     AttentionInput, AttentionOutput, Cost, Growth, InModels, Mechanism, MechanismConfig, MechanismEntry,
@@ -134,7 +134,7 @@ impl Held for EmaState {
     }
 }
 
-type State = Recurrent<EmaState>;
+type State = Carried<EmaState>;
 
 impl Mechanism for Average {
     fn forward(&self, input: &AttentionInput) -> Result<AttentionOutput> {
@@ -147,6 +147,6 @@ impl Mechanism for Average {
 
     fn decode_step(&self, input: &AttentionInput, state: &mut dyn DecodeState) -> Result<AttentionOutput> {
         let state = state.downcast::<State>()?;
-        state.advance(|held| self.step(input, held)).map(AttentionOutput::rows)
+        state.advance(|held, _| self.step(input, held)).map(AttentionOutput::rows)
     }
 }

@@ -6,8 +6,10 @@ use candle_core::{D, Result, Tensor};
 use super::knobs::{Knob, Knobs};
 use super::{Idle, MechanismConfig, Shape};
 use crate::nn::params::{Init, ParamBuilder};
+use effattn_kernel::activation::swiglu;
 use effattn_kernel::heads::Heads;
 use effattn_kernel::linear::linear;
+use effattn_kernel::norm::rms_norm;
 
 /// Norm of a head's result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,9 +25,17 @@ pub(super) enum Norm {
 pub(super) const NORM: Knob<Norm> =
     Knob::words("norm", &[("rms", Norm::Rms), ("ln", Norm::Layer), ("none", Norm::None)])
         .doc("norm of every head's result: rms, ln (LayerNorm) or none");
-pub(super) const NORM_EPS: Knob<f64> = Knob::float("norm_eps", 1e-5, 1e-12..=1.0).doc("eps of the norm");
-pub(super) const NORM_AFFINE: Knob<bool> =
-    Knob::bool("norm_affine", true).doc("whether a weight, one for all heads, follows the norm");
+/// The norm's eps, `default` where nothing is said.
+pub(super) const fn norm_eps(default: f64) -> Knob<f64> {
+    Knob::float("norm_eps", default, 1e-12..=1.0).doc("eps of the norm")
+}
+pub(super) const NORM_EPS: Knob<f64> = norm_eps(1e-5);
+
+/// Whether a weight follows the norm, `default` where nothing is said.
+pub(super) const fn norm_affine(default: bool) -> Knob<bool> {
+    Knob::bool("norm_affine", default).doc("whether a weight, one for all heads, follows the norm")
+}
+pub(super) const NORM_AFFINE: Knob<bool> = norm_affine(true);
 pub(super) const GATE_BIAS: Knob<bool> = Knob::bool("gate_bias", false).doc("whether the gate has a bias");
 
 const GATES: &[(&str, bool); 2] = &[("none", false), ("swish", true)];
@@ -41,6 +51,10 @@ pub(super) const IDLE: [Idle; 2] = [
     Idle { knob: NORM_EPS.name(), when: |knobs, _| knobs.get(&NORM) == Norm::None, why: "with norm=none" },
     Idle { knob: GATE_BIAS.name(), when: |knobs, _| !knobs.get(&GATE), why: "with gate=none" },
 ];
+
+/// [`InModels::linear_form`](super::InModels::linear_form): no norm, no gate.
+pub(super) const LINEAR_FORM: &[(&str, &str)] =
+    &[("norm", "none"), ("norm_affine", "false"), ("gate", "none")];
 
 /// Multiply-adds of the gate for one sample.
 pub(super) fn macs(knobs: &Knobs, shape: &Shape) -> usize {
@@ -98,19 +112,21 @@ impl OutputStage {
         };
         let mut y = out.merged()?.reshape((b, n, h, d))?;
         if self.norm == Norm::Layer {
-            y = y.broadcast_sub(&y.mean_keepdim(D::Minus1)?)?;
+            y = y.broadcast_sub(&y.mean_keepdim(D::Minus1)?)?; // what is left is normed as by RMS
         }
-        if self.norm != Norm::None {
-            y = y.broadcast_div(&(y.sqr()?.mean_keepdim(D::Minus1)? + self.eps)?.sqrt()?)?;
-        }
-        if let Some(weight) = &self.weight {
-            y = y.broadcast_mul(weight)?;
-        }
+        y = match (self.norm, &self.weight) {
+            (Norm::None, None) => y,
+            (Norm::None, Some(weight)) => y.broadcast_mul(weight)?,
+            (Norm::Rms | Norm::Layer, Some(weight)) => rms_norm(&y, weight, self.eps)?,
+            (Norm::Rms | Norm::Layer, None) => {
+                rms_norm(&y, &Tensor::ones(d, y.dtype(), y.device())?, self.eps)?
+            }
+        };
         if let Some(gate) = &self.gate {
             let x = x.ok_or_else(|| candle_core::Error::msg("the output gate was given no layer input x"))?;
             let rows = gate.transpose(1, 2)?.contiguous()?.flatten_to(1)?; // [h d, e]
             let bias = self.bias.as_ref().map(Tensor::flatten_all).transpose()?;
-            y = (y * linear(x, &rows, bias.as_ref())?.silu()?.reshape((b, n, h, d))?)?;
+            y = swiglu(&linear(x, &rows, bias.as_ref())?.reshape((b, n, h, d))?, &y)?;
         }
         Ok(Heads::Merged { rows: y.flatten_from(2)?, heads: h })
     }

@@ -8,7 +8,7 @@ use super::knobs::{Knob, Knobs};
 use super::output_stage::{self, GATE_BIAS, NORM, OutputStage};
 use super::{
     AttentionInput, AttentionOutput, Cost, Exception, Growth, InModels, Mechanism, MechanismConfig,
-    MechanismEntry, Needs, Paper, Property, Shape, Support,
+    MechanismEntry, Needs, Paper, Property, Shape, Support, mixer,
 };
 use crate::nn::params::{Init, ParamBuilder};
 use effattn_kernel::heads::{Heads, Qkv};
@@ -52,7 +52,6 @@ const SCORE_NORM: Knob<ScoreNorm> =
     Knob::words("score_norm", &[("none", ScoreNorm::None), ("torchscale", ScoreNorm::TorchScale)])
         .doc("torchscale: rows of scores are divided by their sums, computed densely")
         .source("RetNet sec. 2.1: the group norm makes it superfluous");
-const EPS: Knob<f64> = Knob::float("norm_eps", 1e-6, 1e-12..=1.0).doc("eps of the norm").source("torchscale");
 
 /// The table line.
 pub static ENTRY: MechanismEntry = MechanismEntry {
@@ -70,8 +69,8 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
         ROTARY.spec(),
         SCORE_NORM.spec(),
         NORM.source("torchscale").spec(),
-        EPS.spec(),
-        AFFINE.spec(),
+        output_stage::norm_eps(1e-6).source("torchscale").spec(),
+        output_stage::norm_affine(false).source("torchscale").spec(),
         output_stage::gate(1).source("RetNet eq. 8").spec(),
         GATE_BIAS.source("torchscale").spec(),
     ],
@@ -84,6 +83,7 @@ out = norm per head and position, then o * silu(x w_g)",
     deviations: &[
         "The paper defines the causal form; in both directions the decay is gamma^|i - j| and the own position counts once.",
         "torchscale's default scales rows of scores first; up to norm_eps that is the same, and score_norm=torchscale is its code exactly.",
+        "score_norm=torchscale stores rows of n scores, so that time and memory grow with the square of the length, and has no form that decodes.",
         "The decay counts positions, masked ones too. The paper's values are twice as wide as its keys; here both have the width of a head.",
     ],
     exceptions: &[Exception {
@@ -92,7 +92,7 @@ out = norm per head and position, then o * silu(x w_g)",
         reason: "SPEC-modern 1: every head has a decay of its own, which is no parameter and stays where it is",
     }],
     idle: &output_stage::IDLE,
-    in_models: InModels::PLAIN,
+    in_models: InModels { linear_form: output_stage::LINEAR_FORM, ..InModels::PLAIN },
     validate,
     needs: |knobs| Needs { x: knobs.get(&output_stage::GATE), ..Needs::default() },
     cost,
@@ -100,15 +100,9 @@ out = norm per head and position, then o * silu(x w_g)",
     build,
 };
 
-const AFFINE: Knob<bool> = Knob::bool("norm_affine", false)
-    .doc("whether a weight, one for all heads, follows the norm")
-    .source("torchscale");
-
 fn validate(knobs: &Knobs, shape: &Shape) -> std::result::Result<(), String> {
-    let Shape { heads, head_dim, queries, keys, .. } = *shape;
-    if queries != keys {
-        return Err(format!("{queries} queries and {keys} keys; retention takes one of each per position"));
-    }
+    mixer::validate(knobs, shape)?;
+    let Shape { heads, head_dim, .. } = *shape;
     if knobs.get(&ROTARY) != Rotation::None && !head_dim.is_multiple_of(2) {
         return Err(format!(
             "heads of width {head_dim} do not form pairs; choose an even width or rotary=none"

@@ -1,9 +1,9 @@
 //! Softmax attention with rotary position embedding (Su et al. 2021, RoFormer), as in Llama (SPEC-modern section 11).
 
 use super::rotary_softmax::{
-    BASE, OFFSET, ROTARY, ROTARY_DIM, RotarySoftmax, check_rotation, check_shape, cost,
+    BASE, IDLE, OFFSET, ROTARY, ROTARY_DIM, RotarySoftmax, check_rotation, check_shape, cost,
 };
-use super::{Growth, Idle, InModels, MechanismEntry, Needs, Paper, Support};
+use super::{Growth, InModels, MechanismEntry, Needs, Paper, Support};
 use crate::nn::params::ParamBuilder;
 use effattn_record::pattern::Pattern;
 
@@ -27,15 +27,11 @@ out_i = sum_j softmax_j(rot(q_i) . rot(k_j) / sqrt(D)) v_j over keys j that are 
 rot turns pair m of the first rotary_dim channels by (i + offset) base^(-2m / rotary_dim)",
     deviations: &["Angles are computed in f64; libraries compute them in f32, which differs at far positions."],
     exceptions: &[],
-    idle: &[
-        Idle { knob: BASE.name(), when: |knobs, _| knobs.get(&ROTARY).is_none(), why: "with rotary=none" },
-        Idle { knob: ROTARY_DIM.name(), when: |knobs, _| knobs.get(&ROTARY).is_none(), why: "with rotary=none" },
-        Idle { knob: OFFSET.name(), when: |knobs, _| knobs.get(&ROTARY).is_none(), why: "with rotary=none" },
-    ],
+    idle: &IDLE,
     in_models: InModels { fits_full_weights: false, ..InModels::PLAIN },
     validate: |knobs, shape| {
         check_rotation(knobs.get(&ROTARY), knobs.get(&ROTARY_DIM), shape.head_dim)?;
-        check_shape(None, shape)
+        check_shape(None, knobs, shape)
     },
     needs: |_| Needs::default(),
     cost: |_, shape| cost(shape, None, shape.queries * shape.keys, shape.keys),

@@ -1,14 +1,14 @@
 //! Softmax attention with today's options, which RoPE, grouped-query and streaming attention share (SPEC-modern section 11): rotary
 //! positions, keys and values shared by neighbouring heads, a sliding window beside the first keys.
 
-use candle_core::{D, DType, Device, Result, Tensor, bail};
+use candle_core::{D, Device, Result, Tensor};
 use candle_nn::ops::softmax_last_dim;
 
-use super::decode::{self, DecodeState};
+use super::decode::{Carried, DecodeState, KeyValueCache};
 use super::knobs::{Knob, Knobs};
-use super::{AttentionInput, AttentionOutput, Cost, Mechanism, MechanismConfig, Shape};
+use super::{AttentionInput, AttentionOutput, Cost, Idle, Mechanism, MechanismConfig, Shape, mixer};
 use effattn_kernel::attend::{Attend, attend};
-use effattn_kernel::heads::{Heads, Qkv};
+use effattn_kernel::heads::{self, Heads, Qkv};
 use effattn_kernel::rotary::{Pairing, Rotary};
 use effattn_record::pattern::{KeySpan, Pattern, QueryGroup, Rule, Span};
 
@@ -28,6 +28,13 @@ pub(super) const OFFSET: Knob<usize> = Knob::int("offset", 0, 0..=1 << 20)
     .doc("position of the first row; changes nothing but rounding")
     .source("our choice");
 
+const fn idle(knob: &'static str) -> Idle {
+    Idle { knob, when: |knobs, _| knobs.get(&ROTARY).is_none(), why: "with rotary=none" }
+}
+
+/// Settings of a rotation that there is not.
+pub(super) const IDLE: [Idle; 3] = [idle(BASE.name()), idle(ROTARY_DIM.name()), idle(OFFSET.name())];
+
 /// What is wrong with the rotation of heads of width `head_dim`.
 pub(super) fn check_rotation(
     rotary: Option<Pairing>,
@@ -45,16 +52,15 @@ pub(super) fn check_rotation(
 }
 
 /// What is wrong with `groups` of `heads`, and with other keys than queries.
-pub(super) fn check_shape(groups: Option<usize>, shape: &Shape) -> std::result::Result<(), String> {
-    let Shape { heads, queries, keys, .. } = *shape;
-    if queries != keys {
-        return Err(format!(
-            "{queries} queries and {keys} keys; rotary attention takes one of each per position"
-        ));
-    }
+pub(super) fn check_shape(
+    groups: Option<usize>,
+    knobs: &Knobs,
+    shape: &Shape,
+) -> std::result::Result<(), String> {
+    mixer::validate(knobs, shape)?;
     match groups {
-        Some(groups) if !heads.is_multiple_of(groups) => {
-            Err(format!("groups={groups} does not divide the {heads} heads; choose a divisor"))
+        Some(groups) if !shape.heads.is_multiple_of(groups) => {
+            Err(format!("groups={groups} does not divide the {} heads; choose a divisor", shape.heads))
         }
         _ => Ok(()),
     }
@@ -146,13 +152,7 @@ impl RotarySoftmax {
 
     /// `x` [b, g, n, d] for every query head, [b, h, n, d].
     fn repeated(&self, x: &Tensor) -> Result<Tensor> {
-        let g = x.dim(1)?;
-        if g == self.heads {
-            return Ok(x.clone());
-        }
-        let group = |head: usize| (head / (self.heads / g)) as u32;
-        let groups: Vec<u32> = (0..self.heads).map(group).collect();
-        x.contiguous()?.index_select(&Tensor::from_vec(groups, self.heads, x.device())?, 1)
+        heads::repeat(x, self.heads / self.groups)
     }
 
     /// Queries, keys and values that make first keys in a cache and the sink's logit part of plain attention: channels are added,
@@ -237,7 +237,7 @@ impl Mechanism for RotarySoftmax {
         &self,
         batch: usize,
         room: usize,
-        device: &Device,
+        _device: &Device,
     ) -> Result<Option<Box<dyn DecodeState>>> {
         if !self.causal {
             return Ok(None);
@@ -246,71 +246,49 @@ impl Mechanism for RotarySoftmax {
             View::Full => room.max(1),
             View::Streaming { sinks, window, .. } => sinks + window,
         };
-        let empty = || Tensor::zeros((batch, self.groups, rows, self.head_dim), DType::F32, device);
-        Ok(Some(Box::new(RotatedCache { position: 0, batch, k: empty()?, v: empty()? })))
+        Ok(Some(Carried::holding(batch, KeyValueCache::new(rows))))
     }
 
+    /// The cache has the first keys in front, the last ones behind them in a ring.
     fn decode_step(&self, input: &AttentionInput, state: &mut dyn DecodeState) -> Result<AttentionOutput> {
-        let state = state.downcast::<RotatedCache>()?;
-        let (t, rows) = (state.position, state.k.dim(2)?);
-        let sinks = match self.view {
-            View::Full => 0,
-            View::Streaming { sinks, .. } => sinks,
-        };
-        let room = rows - sinks;
-        let at = if t < sinks { t } else { sinks + (t - sinks) % room };
-        let (q, k, v) = (input.qkv.q()?.contiguous()?, input.qkv.k()?, input.qkv.v()?);
-        if q.dim(2)? != 1 {
-            bail!("{} tokens at once; a cache takes one after another", q.dim(2)?);
-        }
-        state.k.slice_set(&self.turned(&k, t)?.contiguous()?, 2, at)?;
-        state.v.slice_set(&v.contiguous()?, 2, at)?;
-        state.position += 1;
-        let (first, recent) = ((t + 1).min(sinks), (t + 1).saturating_sub(sinks).min(room));
-        let mut scores = Vec::with_capacity(3);
-        let logits = |position: usize, from: usize, len: usize| -> Result<Tensor> {
-            let keys = self.repeated(&state.k.narrow(2, from, len)?)?.contiguous()?;
-            self.turned(&q, position)?.matmul(&keys.t()?.contiguous()?)? * self.scale()
-        };
-        if first > 0 {
-            scores.push(logits(self.capped(t), 0, first)?);
-        }
-        if recent > 0 {
-            scores.push(logits(t, sinks, recent)?);
-        }
-        if let Some(logit) = &self.sink_logit {
-            let logit = logit.reshape((1, self.heads, 1, 1))?;
-            scores.push(logit.broadcast_as((q.dim(0)?, self.heads, 1, 1))?.contiguous()?);
-        }
-        let weights = softmax_last_dim(&Tensor::cat(&scores, 3)?)?.narrow(3, 0, first + recent)?;
-        let values = Tensor::cat(&[&state.v.narrow(2, 0, first)?, &state.v.narrow(2, sinks, recent)?], 2)?;
-        let out = weights.contiguous()?.matmul(&self.repeated(&values)?.contiguous()?)?;
+        let out = state.downcast::<Carried<KeyValueCache>>()?.advance(|cache, position| {
+            let sinks = match self.view {
+                View::Full => 0,
+                View::Streaming { sinks, .. } => sinks,
+            };
+            let rows = cache.rows();
+            let row = if position < sinks { position } else { sinks + (position - sinks) % (rows - sinks) };
+            cache.set(&self.turned(&input.qkv.k()?, position)?, &input.qkv.v()?, row)?;
+            self.read(&input.qkv.q()?, cache, position, sinks)
+        })?;
         Ok(Heads::Split(out).into())
     }
 }
 
-/// Turned keys, and values, of the first tokens and behind them of the last ones, in a ring, [b, g, rows, d].
-struct RotatedCache {
-    position: usize,
-    batch: usize,
-    k: Tensor,
-    v: Tensor,
-}
-
-impl DecodeState for RotatedCache {
-    fn position(&self) -> usize {
-        self.position
-    }
-
-    fn set_position(&mut self, position: usize) {
-        self.position = position;
-    }
-
-    fn batch(&self) -> usize {
-        self.batch
-    }
-
-    fn bytes(&self) -> usize {
-        decode::bytes(&self.k) + decode::bytes(&self.v)
+impl RotarySoftmax {
+    /// Attention of the query `q` [b, h, 1, d] at `position` over what the cache holds; the query heads of a group lie side by
+    /// side, so that keys and values need no copies.
+    fn read(&self, q: &Tensor, cache: &KeyValueCache, position: usize, sinks: usize) -> Result<Tensor> {
+        let (b, h, _, d) = q.dims4()?;
+        let shape = (b * self.groups, h / self.groups, d);
+        let seen = (position + 1).min(cache.rows());
+        let q = q.contiguous()?;
+        let logits = |position: usize, from: usize, len: usize| -> Result<Tensor> {
+            let q = (self.turned(&q, position)?.reshape(shape)? * self.scale())?;
+            q.matmul(&cache.read(from, len)?[0].t()?)
+        };
+        let first = self.capped(position);
+        let mut scores = if first == position {
+            vec![logits(position, 0, seen)?]
+        } else {
+            vec![logits(first, 0, sinks)?, logits(position, sinks, seen - sinks)?]
+        };
+        if let Some(logit) = &self.sink_logit {
+            let logit = logit.reshape((1, self.groups, h / self.groups, 1))?;
+            let logit = logit.broadcast_as((b, self.groups, h / self.groups, 1))?.contiguous()?;
+            scores.push(logit.reshape((b * self.groups, h / self.groups, 1))?);
+        }
+        let weights = softmax_last_dim(&Tensor::cat(&scores, 2)?)?.narrow(2, 0, seen)?.contiguous()?;
+        weights.matmul(&cache.read(0, seen)?[1])?.reshape((b, h, 1, d))
     }
 }

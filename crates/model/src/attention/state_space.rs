@@ -8,7 +8,7 @@
 
 use candle_core::{Device, Result, Tensor};
 
-use super::decode::{DecodeState, Recurrent};
+use super::decode::{Carried, DecodeState};
 use super::knobs::Knob;
 use super::{AttentionInput, AttentionOutput, Cost, Mechanism, Shape, mixer};
 use effattn_kernel::diagonal_scan::{Direction, diagonal_scan, step};
@@ -84,7 +84,7 @@ pub(super) fn cost(p: usize, shape: &Shape) -> Cost {
     }
 }
 
-type State = Recurrent<Option<Tensor>>;
+type State = Carried<Option<Tensor>>;
 
 impl<F: Fn() -> Result<Discrete> + Send + Sync> Mechanism for StateSpace<F> {
     fn forward(&self, input: &AttentionInput) -> Result<AttentionOutput> {
@@ -98,7 +98,7 @@ impl<F: Fn() -> Result<Discrete> + Send + Sync> Mechanism for StateSpace<F> {
 
     fn decode_step(&self, input: &AttentionInput, state: &mut dyn DecodeState) -> Result<AttentionOutput> {
         let state = state.downcast::<State>()?;
-        state.advance(|held| self.run(input, |u, a| step(u, a, held)))
+        state.advance(|held, _| self.run(input, |u, a| step(u, a, held)))
     }
 }
 

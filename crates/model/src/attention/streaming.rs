@@ -5,7 +5,7 @@ use candle_core::Result;
 
 use super::knobs::Knob;
 use super::rotary_softmax::{
-    BASE, OFFSET, ROTARY, ROTARY_DIM, RotarySoftmax, View, check_rotation, check_shape, cost, rotary,
+    BASE, IDLE, OFFSET, ROTARY, ROTARY_DIM, RotarySoftmax, View, check_rotation, check_shape, cost, rotary,
     streaming_pattern,
 };
 use super::{
@@ -63,9 +63,9 @@ positions=cache: a first key j has distance min(i, sinks + window - 1) - j; sink
     ],
     exceptions: &[],
     idle: &[
-        Idle { knob: BASE.name(), when: |knobs, _| knobs.get(&ROTARY).is_none(), why: "with rotary=none" },
-        Idle { knob: ROTARY_DIM.name(), when: |knobs, _| knobs.get(&ROTARY).is_none(), why: "with rotary=none" },
-        Idle { knob: OFFSET.name(), when: |knobs, _| knobs.get(&ROTARY).is_none(), why: "with rotary=none" },
+        IDLE[0],
+        IDLE[1],
+        IDLE[2],
         Idle { knob: IN_CACHE.name(), when: |knobs, _| knobs.get(&ROTARY).is_none(), why: "with rotary=none" },
         Idle { knob: IN_CACHE.name(), when: |knobs, _| knobs.get(&SINKS) == 0, why: "with sinks=0" },
     ],
@@ -75,7 +75,7 @@ positions=cache: a first key j has distance min(i, sinks + window - 1) - j; sink
             return Err("streaming attention is causal; choose longformer or bigbird for both directions".into());
         }
         check_rotation(knobs.get(&ROTARY), knobs.get(&ROTARY_DIM), shape.head_dim)?;
-        check_shape(knobs.get(&GROUPS), shape)
+        check_shape(knobs.get(&GROUPS), knobs, shape)
     },
     needs: |knobs| Needs { projections: Projections::grouped(knobs.get(&GROUPS)), ..Needs::default() },
     cost: |knobs, shape| {

@@ -89,16 +89,32 @@ fn what_names_a_knob_names_one_of_the_entry() {
         let names: Vec<&str> = entry.knobs.iter().map(|knob| knob.name).collect();
         let facts = entry.in_models;
         let named = entry.idle.iter().map(|idle| idle.knob);
-        let named = named.chain(facts.language.iter().map(|(name, _)| *name));
+        let named = named.chain(facts.language.iter().chain(facts.linear_form).map(|(name, _)| *name));
         let named = named
             .chain([facts.released_block, facts.dual_norm].into_iter().flatten().map(|knob| knob.name()));
         for name in named.chain(facts.follows_length.map(|knob| knob.name())) {
             assert!(names.contains(&name), "{} has no knob {name}", entry.name);
         }
-        assert!(
-            Knobs::parse(entry.name, entry.knobs, facts.language.iter().copied()).is_ok(),
-            "{}",
-            entry.name
-        );
+        for settings in [facts.language, facts.linear_form] {
+            let parsed = Knobs::parse(entry.name, entry.knobs, settings.iter().copied());
+            assert!(parsed.is_ok(), "{}: {settings:?}", entry.name);
+        }
+    }
+}
+
+#[test]
+fn parameters_without_decay_are_parameters() {
+    let (heads, head_dim, width) = (2, 4, 8);
+    for entry in TABLE.iter().filter(|entry| !entry.in_models.without_decay.is_empty()) {
+        let knobs = Knobs::defaults(entry.knobs);
+        let config = MechanismConfig { knobs, heads, head_dim, width, max_len: 16, causal: true, layer: 0 };
+        let builder = ParamBuilder::seeded(1, &Device::Cpu, false);
+        (entry.build)(&config, &builder.pp("layers.0.attn")).unwrap();
+        let params = builder.finish();
+        let kept: Vec<&str> = params.names().filter(|name| !super::decays(name)).collect();
+        let found = |name: &&str| kept.contains(&&*format!("layers.0.attn.{name}"));
+        let named = entry.in_models.without_decay;
+        assert!(named.iter().all(found), "{}: {named:?}, {kept:?}", entry.name);
+        assert!(kept.len() < params.names().count(), "{}: some parameters decay", entry.name);
     }
 }

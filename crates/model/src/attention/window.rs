@@ -5,7 +5,7 @@
 
 use candle_core::{Device, Result};
 
-use super::decode::{DecodeState, KeyValueCache};
+use super::decode::{Carried, DecodeState, KeyValueCache};
 use super::knobs::{Knob, Knobs};
 use super::{
     AttentionInput, AttentionOutput, Cost, Growth, InModels, Mechanism, MechanismConfig, MechanismEntry,
@@ -52,9 +52,14 @@ Causal: t - w < j <= t.",
     ],
     exceptions: &[],
     idle: &[],
-    in_models: InModels { language: &[(W.name(), "512")], fits_full_weights: true, ..InModels::PLAIN },
+    in_models: InModels {
+        language: &[(W.name(), "512")],
+        fits_full_weights: true,
+        rotary: true,
+        ..InModels::PLAIN
+    },
     validate: |_, _| Ok(()),
-    needs: |_| Needs::default(),
+    needs: |_| Needs { decodes_groups: true, ..Needs::default() },
     cost,
     pattern: |knobs, shape| Some(Pattern::window(shape.queries, shape.keys, knobs.get(&W), shape.causal)),
     build,
@@ -76,13 +81,12 @@ fn cost(knobs: &Knobs, shape: &Shape) -> Cost {
 struct Window {
     w: usize,
     causal: bool,
-    heads: usize,
     head_dim: usize,
 }
 
 fn build(config: &MechanismConfig, _: &ParamBuilder) -> Result<Box<dyn Mechanism>> {
-    let MechanismConfig { causal, heads, head_dim, .. } = *config;
-    Ok(Box::new(Window { w: config.knobs.get(&W), causal, heads, head_dim }))
+    let MechanismConfig { causal, head_dim, .. } = *config;
+    Ok(Box::new(Window { w: config.knobs.get(&W), causal, head_dim }))
 }
 
 impl Mechanism for Window {
@@ -96,15 +100,12 @@ impl Mechanism for Window {
         &self,
         batch: usize,
         room: usize,
-        device: &Device,
+        _device: &Device,
     ) -> Result<Option<Box<dyn DecodeState>>> {
-        let room = room.min(self.w);
-        self.causal
-            .then(|| KeyValueCache::start((batch, self.heads, self.head_dim), room, device))
-            .transpose()
+        Ok(self.causal.then(|| Carried::holding(batch, KeyValueCache::new(room.min(self.w)))))
     }
 
     fn decode_step(&self, input: &AttentionInput, state: &mut dyn DecodeState) -> Result<AttentionOutput> {
-        Ok(state.downcast::<KeyValueCache>()?.attend(input.qkv)?.into())
+        Ok(state.downcast::<Carried<KeyValueCache>>()?.attend(input.qkv)?.into())
     }
 }

@@ -6,8 +6,8 @@
 use candle_core::{DType, Device, Result, Tensor, Var, bail};
 
 use super::{
-    Architecture, Family, Loss, Metric, Model, ModelRequest, PresetDefaults, PresetInfo, ResolveError,
-    SizeOverrides, StageCost,
+    Architecture, Family, Loss, Metric, Model, ModelRequest, Objective, PresetDefaults, PresetInfo,
+    ResolveError, SizeOverrides, StageCost,
 };
 use crate::attention::knobs::Knobs;
 use crate::attention::{
@@ -24,7 +24,7 @@ pub static FAMILY: Family = Family {
     name: "attention",
     title: "one attention call, without a model",
     input: InputKind::Tokens,
-    classifies: false,
+    objective: Objective::Other,
     sample: "random numbers",
     presets,
     serves: |preset, task| task.is_none() && causal(preset).is_some(),

@@ -2,7 +2,10 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 
-use super::{Architecture, Family, Loss, Metric, Model, ModelRequest, PresetInfo, ResolveError, StageCost};
+use super::causal::{CausalArchitecture, CausalModel};
+use super::{
+    Architecture, Family, Loss, Metric, Model, ModelRequest, Objective, PresetInfo, ResolveError, StageCost,
+};
 use crate::attention;
 use crate::attention::decode::DecodeState;
 use crate::batch::{Batch, InputKind, ModelInput, SyntheticInput, Tokens};
@@ -21,7 +24,7 @@ pub static FAMILY: Family = Family {
     name: "character-lm",
     title: "characters to next characters, behind a cache",
     input: InputKind::Tokens,
-    classifies: false,
+    objective: Objective::NextToken,
     sample: "charlm",
     presets,
     serves: |preset, _| CharLmPreset::find(preset).is_some(),
@@ -103,12 +106,8 @@ impl Architecture for CharLmConfig {
         Ok(Box::new(Segments { model, cache: Some(cache) }))
     }
 
-    fn build_decoder(&self, builder: &ParamBuilder, batch: usize) -> Result<Option<Box<dyn Model>>> {
-        let model = CharLm::new(&self.at(self.block, 0), builder)?;
-        let Some(mut states) = model.start_decoding(batch, self.block)? else { return Ok(None) };
-        let behind = self.block - 1;
-        states.iter_mut().for_each(|state| state.set_position(behind));
-        Ok(Some(Box::new(Decoder { model, states, behind })))
+    fn causal(&self) -> Option<Box<dyn CausalArchitecture>> {
+        Some(Box::new(self.clone()))
     }
 
     fn synthetic_batches(&self, wanted: &SyntheticInput, device: &Device) -> Result<Vec<Batch>> {
@@ -122,27 +121,55 @@ impl Architecture for CharLmConfig {
     }
 }
 
-/// A model that makes the next token of sequences, always the same one: what it costs does not depend on what was before.
-struct Decoder {
-    model: CharLm,
-    states: Vec<Box<dyn DecodeState>>,
-    behind: usize,
+impl CausalArchitecture for CharLmConfig {
+    fn cached(&self) -> usize {
+        self.mem
+    }
+
+    fn resized(&self, block: usize, cached: usize) -> Box<dyn CausalArchitecture> {
+        Box::new(self.at(block, cached))
+    }
+
+    fn segment_flops(&self) -> u64 {
+        self.layer_costs(1, self.block, self.mem).iter().map(|stage| stage.flops).sum()
+    }
+
+    fn build_causal(&self, builder: &ParamBuilder) -> Result<Box<dyn CausalModel>> {
+        Ok(Box::new(CharLm::new(self, builder)?))
+    }
 }
 
-impl Model for Decoder {
-    fn forward(&mut self, batch: &Batch) -> Result<Tensor> {
-        let ids = batch.tokens()?.ids.narrow(1, 0, 1)?.contiguous()?;
-        let logits = self.model.decode(&ids, &mut self.states)?;
-        self.states.iter_mut().for_each(|state| state.set_position(self.behind));
-        Ok(logits)
+impl CausalModel for CharLm {
+    fn start(&self, batch: usize) -> Result<Cache> {
+        Self::start(self, batch)
     }
 
-    fn loss(&mut self, _: &Batch, _: DropoutRng) -> Result<Loss> {
-        candle_core::bail!("tokens that are made one after another are not trained on")
+    fn segment(&self, ids: &Tensor, cache: &Cache, rng: Option<DropoutRng>) -> Result<(Tensor, Cache)> {
+        match rng {
+            Some(rng) => self.forward_train(ids, cache, self.config().backbone.drops(rng)),
+            None => self.forward(ids, cache),
+        }
     }
 
-    fn metrics(&mut self, _: &Batch) -> Result<Vec<Metric>> {
-        candle_core::bail!("tokens that are made one after another have no score")
+    /// The released code's: the last symbol of a segment has no target but is counted.
+    fn segment_loss(&self, nll: &Tensor) -> Result<Loss> {
+        Ok(Loss::mean(released_loss(nll)?))
+    }
+
+    fn start_decoding(&self, batch: usize, room: usize) -> Result<Option<Vec<Box<dyn DecodeState>>>> {
+        Self::start_decoding(self, batch, room)
+    }
+
+    fn decode(&self, ids: &Tensor, states: &mut [Box<dyn DecodeState>]) -> Result<Tensor> {
+        Self::decode(self, ids, states)
+    }
+
+    fn layers(&self) -> usize {
+        self.config().backbone.layers
+    }
+
+    fn device(&self) -> &Device {
+        Self::device(self)
     }
 }
 
@@ -234,7 +261,7 @@ mod tests {
         "mega:chunk=5",
         "mega:chunk=4,attn=laplace,rel_pos=rotary,residual=x",
         "s5:discretization=bilinear,conj_sym=false",
-        "aft-local:window=1",
+        "aft-local:window=1,factor=auto",
         "aft-local:window=4,per_head=true",
         "aft-local:window=4,factor=2",
     ];

@@ -2,7 +2,9 @@
 
 use candle_core::{D, DType, Device, Result, Tensor};
 
-use super::{Architecture, Family, Loss, Metric, Model, ModelRequest, PresetInfo, ResolveError, StageCost};
+use super::{
+    Architecture, Family, Loss, Metric, Model, ModelRequest, Objective, PresetInfo, ResolveError, StageCost,
+};
 use crate::batch::{Batch, InputKind, ModelInput, SyntheticInput, Tokens};
 use crate::nn::dropout::DropoutRng;
 use crate::nn::params::ParamBuilder;
@@ -17,7 +19,7 @@ pub static FAMILY: Family = Family {
     name: "classifier",
     title: "documents to classes",
     input: InputKind::Tokens,
-    classifies: true,
+    objective: Objective::Class,
     sample: "text",
     presets,
     serves: |preset, task| towers(preset, task) == Some(1),

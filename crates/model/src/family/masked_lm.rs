@@ -4,7 +4,8 @@ use candle_core::{D, DType, Device, Result, Tensor};
 
 use super::word_lm::reaching;
 use super::{
-    Architecture, Family, Loss, Metric, Model, ModelRequest, PresetInfo, ResolveError, StageCost, tasks_of,
+    Architecture, Family, Loss, Metric, Model, ModelRequest, Objective, PresetInfo, ResolveError, StageCost,
+    tasks_of,
 };
 use crate::Backbone;
 use crate::batch::{Batch, IGNORED, InputKind, ModelInput, SyntheticInput, Tokens};
@@ -19,7 +20,7 @@ pub static FAMILY: Family = Family {
     name: "masked-lm",
     title: "masked words to words, post-norm",
     input: InputKind::Tokens,
-    classifies: false,
+    objective: Objective::Other,
     sample: "masked-words",
     presets,
     serves: |preset, task| find(preset).is_some() && task.is_none(),

@@ -5,8 +5,11 @@
 //! trains models knows these traits only.
 
 pub mod attention;
+pub mod causal;
 pub mod character_lm;
 pub mod classifier;
+pub mod labeler;
+pub mod llama;
 pub mod masked_lm;
 pub mod pair;
 mod sizes;
@@ -15,6 +18,7 @@ pub mod word_lm;
 
 use candle_core::{Device, Result, Tensor};
 
+use self::causal::CausalArchitecture;
 use super::ConfigError;
 pub use super::batch::DataShape;
 use super::batch::{Batch, InputKind, SyntheticInput};
@@ -31,7 +35,9 @@ pub static TABLE: &[&Family] = &[
     &pair::FAMILY,
     &character_lm::FAMILY,
     &word_lm::FAMILY,
+    &llama::FAMILY,
     &masked_lm::FAMILY,
+    &labeler::FAMILY,
     &vision::FAMILY,
     &attention::FAMILY,
 ];
@@ -46,9 +52,8 @@ pub struct Family {
     pub title: &'static str,
     /// What it reads.
     pub input: InputKind,
-    /// Whether it learns a class for every sample: [`Model::metrics`] gives `loss` and `accuracy`. Protocols that train
-    /// classifiers train any family that does.
-    pub classifies: bool,
+    /// What it learns: protocols train any family whose objective is theirs.
+    pub objective: Objective,
     /// What rows call the made-up samples that it is measured on.
     pub sample: &'static str,
     /// Its presets. Families may share one, each with tasks of its own.
@@ -68,6 +73,17 @@ impl Family {
     pub fn names(&self) -> Vec<&'static str> {
         (self.presets)().iter().map(|preset| preset.name).collect()
     }
+}
+
+/// What a family of models learns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Objective {
+    /// A class for every sample: [`Model::metrics`] gives `loss` and `accuracy`.
+    Class,
+    /// The next token at every position of a stream: [`Architecture::causal`] gives the model.
+    NextToken,
+    /// Something that only protocols of its own train.
+    Other,
 }
 
 /// What a preset is measured with where nothing else is said.
@@ -142,6 +158,7 @@ impl From<ConfigError> for ResolveError {
                 Self::Unsupported(error.to_string())
             }
             ConfigError::Heads { .. }
+            | ConfigError::SharedHeads { .. }
             | ConfigError::Zero { .. }
             | ConfigError::Towers(_)
             | ConfigError::Dropout(_) => Self::Invalid(error.to_string()),
@@ -184,13 +201,18 @@ pub trait Architecture: Send + Sync {
 
     /// The model as it makes one token after another, behind as many tokens as its longest input has: every forward pass is
     /// the next token of `batch` sequences. Nothing where it has no form that does so.
-    fn build_decoder(&self, _builder: &ParamBuilder, _batch: usize) -> Result<Option<Box<dyn Model>>> {
-        Ok(None)
+    fn build_decoder(&self, builder: &ParamBuilder, batch: usize) -> Result<Option<Box<dyn Model>>> {
+        self.causal().map_or(Ok(None), |causal| causal::decoder(causal.as_ref(), builder, batch))
+    }
+
+    /// The model as protocols of running text train it; nothing where it is no causal language model.
+    fn causal(&self) -> Option<Box<dyn CausalArchitecture>> {
+        None
     }
 
     /// Whether weight decay takes part in the update of the parameter called `name`.
-    fn decays(&self, _name: &str) -> bool {
-        true
+    fn decays(&self, name: &str) -> bool {
+        crate::attention::decays(name)
     }
 
     /// What the tensor `name` of a file in the public format is called here; nothing where the model has no use for it.

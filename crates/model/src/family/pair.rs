@@ -3,7 +3,7 @@
 use candle_core::{Result, Tensor};
 
 use super::classifier::{classification_loss, classification_scores, presets, resolve, towers};
-use super::{Family, Loss, Metric, Model};
+use super::{Family, Loss, Metric, Model, Objective};
 use crate::batch::{Batch, InputKind, Tokens};
 use crate::nn::dropout::DropoutRng;
 use crate::pair::{Document, Pair};
@@ -13,7 +13,7 @@ pub static FAMILY: Family = Family {
     name: "pair",
     title: "pairs of documents to classes",
     input: InputKind::Pairs,
-    classifies: true,
+    objective: Objective::Class,
     sample: "text",
     presets,
     serves: |preset, task| towers(preset, task) == Some(2),

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::Backbone;
+use effattn_record::config::lists::Layers;
 use effattn_record::config::settings::Settings;
 
 /// Sizes that replace the preset's.
@@ -30,7 +31,7 @@ impl SizeOverrides {
     /// Those that `settings` name.
     pub fn of(settings: &Settings) -> Self {
         Self {
-            layers: settings.layers,
+            layers: settings.layers.as_ref().map(Layers::count),
             width: settings.width,
             heads: settings.heads,
             ffn: settings.ffn,

@@ -2,11 +2,14 @@
 
 use candle_core::{Device, Result, Tensor};
 
+use super::causal::{Cache, CausalArchitecture, CausalModel};
 use super::{
-    Architecture, Family, Loss, Metric, Model, ModelRequest, PresetInfo, ResolveError, StageCost, tasks_of,
+    Architecture, Family, Loss, Metric, Model, ModelRequest, Objective, PresetInfo, ResolveError, StageCost,
+    tasks_of,
 };
 use crate::Backbone;
 use crate::attention;
+use crate::attention::decode::DecodeState;
 use crate::attention::knobs::Knobs;
 use crate::batch::{Batch, InputKind, ModelInput, SyntheticInput, Tokens};
 use crate::nn::adaptive::{AdaptiveConfig, Tie};
@@ -21,7 +24,7 @@ pub static FAMILY: Family = Family {
     name: "word-lm",
     title: "words to next words, adaptive input and softmax",
     input: InputKind::Tokens,
-    classifies: false,
+    objective: Objective::NextToken,
     sample: "words",
     presets,
     serves: |preset, task| find(preset).is_some() && task.is_none(),
@@ -105,17 +108,14 @@ pub fn config(request: &ModelRequest) -> std::result::Result<WordLmConfig, Resol
     let block = request.len.unwrap_or(preset.block);
     let vocab = request.vocab.unwrap_or(preset.vocab);
     let reached = preset.cutoffs.iter().all(|cutoff| *cutoff < vocab);
-    let share = |cutoff: usize| if reached { cutoff } else { cutoff * vocab / preset.vocab };
+    let [first, second] =
+        preset.cutoffs.map(|cutoff| if reached { cutoff } else { cutoff * vocab / preset.vocab });
+    let first = first.max(1); // no band is empty, however few words there are
+    let cutoffs = vec![first, second.max(first + 1)];
     Ok(WordLmConfig {
         entry: request.choice.entry,
         knobs: reaching(request, block)?,
-        adaptive: AdaptiveConfig {
-            vocab,
-            cutoffs: preset.cutoffs.map(share).to_vec(),
-            width: backbone.width,
-            factor: 4,
-            tie: Tie::All,
-        },
+        adaptive: AdaptiveConfig { vocab, cutoffs, width: backbone.width, factor: 4, tie: Tie::All },
         backbone,
         block,
         final_norm: false,
@@ -130,8 +130,13 @@ pub(super) fn reaching(request: &ModelRequest, block: usize) -> std::result::Res
     let entry = request.choice.entry;
     let given = request.choice.given();
     let whole = block.to_string();
-    let fixed = entry.in_models.follows_length.map(|knob| (knob.name(), whole.as_str()));
     let given = given.iter().map(|(name, value)| (*name, value.as_str()));
+    let asked = Knobs::parse(entry.name, entry.knobs, given.clone()).map_err(ResolveError::wrong)?;
+    // any shape of this length: where a setting of its own changes nothing, setting it would be refused
+    let shape = Backbone::new(1, 64, 1, 64).shape(1, block, true);
+    let idle = |name: &str| entry.without_effect(&asked, &shape).any(|idle| idle.knob == name);
+    let follows = entry.in_models.follows_length.map(|knob| knob.name()).filter(|name| !idle(name));
+    let fixed = follows.map(|name| (name, whole.as_str()));
     let knobs = Knobs::parse(entry.name, entry.knobs, fixed.into_iter().chain(given.clone()));
     Ok(knobs.map_err(ResolveError::wrong)?.naming(given.map(|(name, _)| name)))
 }
@@ -159,6 +164,10 @@ impl Architecture for WordLmConfig {
         Ok(Box::new(WordLm::new(self, builder)?))
     }
 
+    fn causal(&self) -> Option<Box<dyn CausalArchitecture>> {
+        Some(Box::new(self.clone()))
+    }
+
     /// Every band of words is met, the first one most.
     fn synthetic_batches(&self, wanted: &SyntheticInput, device: &Device) -> Result<Vec<Batch>> {
         let bytes = &mut wanted.bytes();
@@ -176,6 +185,65 @@ impl Architecture for WordLmConfig {
     }
 }
 
+/// Blocks are read on their own: positions start again, nothing is cached.
+impl CausalArchitecture for WordLmConfig {
+    fn cached(&self) -> usize {
+        0
+    }
+
+    fn resized(&self, block: usize, _cached: usize) -> Box<dyn CausalArchitecture> {
+        Box::new(Self { block, ..self.clone() })
+    }
+
+    fn build_causal(&self, builder: &ParamBuilder) -> Result<Box<dyn CausalModel>> {
+        Ok(Box::new(WordLm::new(self, builder)?))
+    }
+}
+
+impl WordLm {
+    fn drops(&self, rng: Option<DropoutRng>) -> Dropout {
+        rng.map_or(Dropout::NONE, |rng| self.config().backbone.drops(rng))
+    }
+}
+
+impl CausalModel for WordLm {
+    fn start(&self, _batch: usize) -> Result<Cache> {
+        Ok(Cache::default())
+    }
+
+    /// Log-probabilities of all words, which are logits, too.
+    fn segment(&self, ids: &Tensor, _cache: &Cache, rng: Option<DropoutRng>) -> Result<(Tensor, Cache)> {
+        Ok((self.log_probabilities(&self.hidden(ids, self.drops(rng))?)?, Cache::default()))
+    }
+
+    fn segment_loss(&self, nll: &Tensor) -> Result<Loss> {
+        let (b, n) = nll.dims2()?;
+        // a segment of one word scores none: its loss is 0
+        Ok(Loss { sum: nll.narrow(1, 0, n - 1)?.sum_all()?, count: (b * (n - 1)).max(1) as f64 })
+    }
+
+    fn start_decoding(&self, batch: usize, room: usize) -> Result<Option<Vec<Box<dyn DecodeState>>>> {
+        Self::start_decoding(self, batch, room)
+    }
+
+    fn decode(&self, ids: &Tensor, states: &mut [Box<dyn DecodeState>]) -> Result<Tensor> {
+        Self::decode(self, ids, states)
+    }
+
+    /// A distribution over all words is never made.
+    fn nll(&self, ids: &Tensor, targets: &Tensor, rng: Option<DropoutRng>) -> Result<Tensor> {
+        Self::nll(self, ids, targets, self.drops(rng))
+    }
+
+    fn layers(&self) -> usize {
+        0
+    }
+
+    fn device(&self) -> &Device {
+        Self::device(self)
+    }
+}
+
 /// Number of targets that are not padding.
 fn count(labels: &Tensor) -> Result<f64> {
     let labels = labels.flatten_all()?.to_vec1::<u32>()?;
@@ -190,12 +258,12 @@ impl Model for WordLm {
 
     fn loss(&mut self, batch: &Batch, rng: DropoutRng) -> Result<Loss> {
         let dropout = self.config().backbone.drops(rng);
-        let nll = self.nll(&batch.tokens()?.ids, &batch.labels, dropout)?;
+        let nll = Self::nll(self, &batch.tokens()?.ids, &batch.labels, dropout)?;
         Ok(Loss { sum: nll.sum_all()?, count: count(&batch.labels)? })
     }
 
     fn metrics(&mut self, batch: &Batch) -> Result<Vec<Metric>> {
-        let nll = self.nll(&batch.tokens()?.ids, &batch.labels, Dropout::NONE)?.detach();
+        let nll = Self::nll(self, &batch.tokens()?.ids, &batch.labels, Dropout::NONE)?.detach();
         let sum = f64::from(nll.sum_all()?.to_scalar::<f32>()?);
         Ok(vec![Metric { name: "loss", sum, count: count(&batch.labels)? }])
     }
@@ -226,5 +294,72 @@ mod tests {
             assert_eq!(resolved.parameters().unwrap(), parameters);
             assert_eq!(resolved.max_len(), 512);
         }
+    }
+
+    #[test]
+    fn a_word_after_another_is_the_forward_pass_at_every_position() {
+        const LEN: usize = 21;
+        for name in ["full", "cosformer", "linear"] {
+            let choice = choose(&name.parse().unwrap()).unwrap().remove(0);
+            let sizes = SizeOverrides {
+                layers: Some(2),
+                width: Some(16),
+                heads: Some(2),
+                ffn: Some(24),
+                ..SizeOverrides::default()
+            };
+            let asked = ModelRequest {
+                preset: "wikitext103-small",
+                task: None,
+                choice: &choice,
+                sizes: &sizes,
+                len: Some(LEN),
+                cached: None,
+                vocab: Some(37),
+                examples: None,
+            };
+            let builder = ParamBuilder::seeded(3, &Device::Cpu, false);
+            let model = WordLm::new(&config(&asked).unwrap(), &builder).unwrap();
+            let ids: Vec<u32> = (0..2 * LEN as u32).map(|at| at * at % 37).collect();
+            let ids = Tensor::from_vec(ids, (2, LEN), &Device::Cpu).unwrap();
+            let (whole, _) = model.segment(&ids, &Cache::default(), None).unwrap();
+            let mut states = model.start_decoding(2, LEN).unwrap().unwrap();
+            for at in 0..LEN {
+                let word = ids.narrow(1, at, 1).unwrap().contiguous().unwrap();
+                let logits = model.decode(&word, &mut states).unwrap();
+                let apart = (logits - whole.narrow(1, at, 1).unwrap()).unwrap().abs().unwrap();
+                let apart = apart.max_all().unwrap().to_scalar::<f32>().unwrap();
+                assert!(apart <= 1e-4, "{name} at {at}: {apart}");
+            }
+        }
+    }
+
+    /// The losses of words are those of their log-probabilities; padding counts nothing.
+    #[test]
+    fn both_ways_to_a_loss_agree() {
+        let choice = choose(&"full".parse().unwrap()).unwrap().remove(0);
+        let sizes =
+            SizeOverrides { layers: Some(1), width: Some(16), heads: Some(2), ..SizeOverrides::default() };
+        let asked = ModelRequest {
+            preset: "wikitext103-small",
+            task: None,
+            choice: &choice,
+            sizes: &sizes,
+            len: Some(6),
+            cached: None,
+            vocab: Some(37),
+            examples: None,
+        };
+        let model =
+            WordLm::new(&config(&asked).unwrap(), &ParamBuilder::seeded(3, &Device::Cpu, false)).unwrap();
+        let ids = Tensor::new(&[[2u32, 9, 30, 4, 4, 36]], &Device::Cpu).unwrap();
+        let targets = Tensor::new(&[[9u32, 30, 4, 4, 36, PADDING]], &Device::Cpu).unwrap();
+        let own = CausalModel::nll(&model, &ids, &targets, None).unwrap().to_vec2::<f32>().unwrap();
+        let (logits, _) = model.segment(&ids, &Cache::default(), None).unwrap();
+        let other = crate::char_lm::next_symbol_loss(&logits, &targets).unwrap().to_vec2::<f32>().unwrap();
+        for at in 0..5 {
+            assert!((own[0][at] - other[0][at]).abs() < 1e-5, "{own:?} {other:?}");
+        }
+        assert_eq!(own[0][5], 0.0);
     }
 }

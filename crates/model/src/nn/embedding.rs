@@ -66,7 +66,7 @@ impl Embedding {
 }
 
 /// sin(t f) and cos(t f) by turns, [n, width].
-fn interleaved(n: usize, width: usize, device: &Device) -> Result<Tensor> {
+pub(super) fn interleaved(n: usize, width: usize, device: &Device) -> Result<Tensor> {
     let wave = |t: usize, channel: usize| {
         let angle = t as f64 / 10000f64.powf((channel / 2 * 2) as f64 / width as f64);
         (if channel.is_multiple_of(2) { angle.sin() } else { angle.cos() }) as f32

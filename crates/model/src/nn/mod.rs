@@ -8,4 +8,5 @@ pub mod ffn;
 pub mod head;
 pub mod norm;
 pub mod params;
+pub mod position_reader;
 pub mod short_conv;

@@ -11,6 +11,7 @@ use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
 use super::ParseError;
+use super::segments::Segment;
 use crate::Pass;
 
 /// Longest sequence that can be asked for.
@@ -66,6 +67,14 @@ const COUNTS: Grammar = Grammar {
     max: 1 << 20,
     rise: Rise::Double,
     examples: "10 or 10..80 (10, 20, 40, 80) or 5,50",
+};
+
+const LAYERS: Grammar = Grammar {
+    what: "number of layers",
+    min: 1,
+    max: 1 << 12,
+    rise: Rise::One,
+    examples: "2, or what each layer is: shortconv,mixer",
 };
 
 impl Grammar {
@@ -163,6 +172,10 @@ impl<'de, T: ParseList> Visitor<'de> for ListVisitor<T> {
         T::parse_list(&value.to_string()).map_err(E::custom)
     }
 
+    fn visit_f64<E: de::Error>(self, value: f64) -> Result<T, E> {
+        T::parse_list(&value.to_string()).map_err(E::custom)
+    }
+
     fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
         T::parse_list(text).map_err(E::custom)
     }
@@ -193,6 +206,9 @@ impl<'de> Deserialize<'de> for Part {
             fn visit_u64<E: de::Error>(self, value: u64) -> Result<Part, E> {
                 Ok(Part(value.to_string()))
             }
+            fn visit_f64<E: de::Error>(self, value: f64) -> Result<Part, E> {
+                Ok(Part(value.to_string()))
+            }
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Part, E> {
                 Ok(Part(text.to_owned()))
             }
@@ -204,7 +220,7 @@ impl<'de> Deserialize<'de> for Part {
 macro_rules! list {
     ($(#[$doc:meta])* $name:ident, $item:ty, $expecting:literal, $parse:expr) => {
         $(#[$doc])*
-        #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+        #[derive(Clone, Debug, PartialEq, Serialize)]
         #[serde(transparent)]
         pub struct $name(pub Vec<$item>);
 
@@ -265,6 +281,108 @@ list! {
 list! {
     /// Mechanisms with their knobs.
     Models, MechanismSpec, "mechanisms such as \"ls:w=16,r=2,full\"", models
+}
+
+list! {
+    /// Parts of a split.
+    Segments, Segment, "segments such as \"64:8\" or [\"3..40\", \"64\"]", |text| Segment::list(text.split(','))
+}
+list! {
+    /// Learning rates to choose from.
+    Rates, f64, "rates such as \"3e-4..3e-2\" or [1e-3, 1e-2]", rates
+}
+
+/// How many blocks, or what each of them is.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Layers {
+    /// As many of one kind.
+    Count(u64),
+    /// The kind of every block, from the first.
+    Each(Vec<String>),
+}
+
+impl Layers {
+    /// Number of blocks.
+    pub fn count(&self) -> u64 {
+        match self {
+            Self::Count(count) => *count,
+            Self::Each(kinds) => kinds.len() as u64,
+        }
+    }
+}
+
+impl From<u64> for Layers {
+    fn from(count: u64) -> Self {
+        Self::Count(count)
+    }
+}
+
+impl ParseList for Layers {
+    const EXPECTING: &'static str = "a number of layers, or a list such as \"shortconv,mixer\"";
+
+    fn parse_list(text: &str) -> Result<Self, ParseError> {
+        if text.bytes().next().is_none_or(|first| !first.is_ascii_alphabetic()) {
+            return LAYERS.number(text).map(Self::Count);
+        }
+        let kinds = words(text)?;
+        LAYERS.bounded(kinds.len() as u64, &kinds.len().to_string())?;
+        Ok(Self::Each(kinds))
+    }
+}
+
+impl FromStr for Layers {
+    type Err = ParseError;
+
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        Self::parse_list(text)
+    }
+}
+
+impl<'de> Deserialize<'de> for Layers {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ListVisitor(PhantomData))
+    }
+}
+
+impl fmt::Display for Layers {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Self::Count(count) => write!(f, "{count}"),
+            Self::Each(kinds) => f.write_str(&kinds.join(",")),
+        }
+    }
+}
+
+/// Rates of a range without a number.
+const RATES: u32 = 8;
+
+/// `1e-3,3e-3`, or `3e-4..3e-2`: rates of equal ratio, eight or as many as `3e-4..3e-2/6` says; rounded to three digits.
+fn rates(text: &str) -> Result<Vec<f64>, ParseError> {
+    let wrong = |part: &str| {
+        let forms = "1e-3,3e-3,1e-2 or 3e-4..3e-2 (eight of equal ratio) or 3e-4..3e-2/6 (six)";
+        ParseError(format!("{part:?} is no learning rate above 0 and up to 10; write {forms}"))
+    };
+    let number = |text: &str| {
+        text.trim().parse::<f64>().ok().filter(|rate| *rate > 0.0 && *rate <= 10.0).ok_or_else(|| wrong(text))
+    };
+    let rounded = |rate: f64| format!("{rate:.2e}").parse::<f64>().unwrap_or(rate);
+    let mut all: Vec<f64> = Vec::new();
+    for part in text.split(',') {
+        let Some((low, high)) = part.split_once("..") else {
+            all.push(number(part)?);
+            continue;
+        };
+        let (high, count) =
+            high.split_once('/').map_or((high, Ok(RATES)), |(high, count)| (high, count.parse()));
+        let count = count.ok().filter(|count| (2..=64).contains(count)).ok_or_else(|| wrong(part))?;
+        let (low, high) = (number(low)?, number(high)?);
+        let ratio = (high / low).powf(1.0 / f64::from(count - 1));
+        all.extend((0..count).map(|index| rounded(low * ratio.powi(index as i32))));
+    }
+    all.sort_by(f64::total_cmp);
+    all.dedup();
+    Ok(all)
 }
 
 fn modes(text: &str) -> Result<Vec<Pass>, ParseError> {

@@ -2,6 +2,7 @@
 
 pub mod lists;
 pub mod registry;
+pub mod segments;
 pub mod settings;
 pub mod suite;
 pub mod units;

@@ -1,12 +1,21 @@
 //! What can be set by flag, by suite or by `--set`: the same words everywhere, all optional.
 
+mod own;
+
+use std::collections::BTreeMap;
+use std::fmt;
 use std::str::FromStr;
 
+use serde::de::{MapAccess, Visitor};
+use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::lists::{Batches, Counts, Lengths, Modes, Seeds, Words};
+use super::lists::{Batches, Layers, Lengths, Modes, Rates, Seeds, Segments, Words};
+use super::registry::Registry;
 use super::units::{Bytes, Seconds};
 use super::{ParseError, nearest};
+use own::{Key, OwnText};
+pub use own::{OwnSetting, OwnValues};
 
 /// Writes and reads a type through its text form.
 macro_rules! by_text {
@@ -167,10 +176,23 @@ pub struct Setting {
     pub read: fn(&str) -> Result<Settings, ParseError>,
 }
 
+/// Settings that protocols declare.
+static DECLARED: Registry<Setting> = Registry::new(&[]);
+
 impl Setting {
-    /// The setting called `key`.
+    /// The setting called `key`: a shared one, or one that a protocol declares.
     pub fn find(key: &str) -> Option<&'static Self> {
-        SETTINGS.iter().find(|setting| setting.key == key)
+        Self::all().into_iter().find(|setting| setting.key == key)
+    }
+
+    /// The shared settings, then those that protocols declare.
+    pub fn all() -> Vec<&'static Self> {
+        SETTINGS.iter().chain(DECLARED.all()).collect()
+    }
+
+    /// Makes the setting of a protocol known to `--set` and suites.
+    pub fn declare(&'static self) {
+        DECLARED.add(self);
     }
 
     /// Its flag without dashes in front; none where it has no flag.
@@ -182,14 +204,15 @@ impl Setting {
 macro_rules! settings {
     ($($(#[doc = $doc:literal])+ $field:ident: $type:ty, $heading:literal, $value:literal, $read:expr;)+) => {
         /// Everything that can be set; `None` where nothing was said.
-        #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-        #[serde(deny_unknown_fields)]
+        #[derive(Clone, Debug, Default, PartialEq)]
         pub struct Settings {
-            $($(#[doc = $doc])+ #[serde(default, skip_serializing_if = "Option::is_none")] pub $field: Option<$type>,)+
+            $($(#[doc = $doc])+ pub $field: Option<$type>,)+
+            /// What was said for settings that protocols declare.
+            pub own: OwnValues,
         }
 
-        /// Every setting; which protocol takes which is said in the protocol's entry.
-        pub const SETTINGS: &[Setting] = &[$(Setting {
+        /// The shared settings; which protocol takes which is said in the protocol's entry.
+        pub static SETTINGS: &[Setting] = &[$(Setting {
             key: stringify!($field),
             help: concat!($($doc),+).trim_ascii_start(),
             heading: $heading,
@@ -202,25 +225,62 @@ macro_rules! settings {
 
         impl Settings {
             /// Nothing said.
-            pub const NONE: Self = Self { $($field: None),+ };
-
-            /// The keys in TOML and of `--set`.
-            pub const KEYS: &'static [&'static str] = &[$(stringify!($field)),+];
+            pub const NONE: Self = Self { $($field: None,)+ own: OwnValues(BTreeMap::new()) };
 
             /// These settings where something was said, else those of `lower`.
             #[must_use]
-            pub fn over(self, lower: Self) -> Self {
-                Self { $($field: self.$field.or(lower.$field)),+ }
+            pub fn over(mut self, lower: Self) -> Self {
+                let mut own = lower.own;
+                own.0.append(&mut self.own.0);
+                Self { $($field: self.$field.or(lower.$field),)+ own }
             }
 
             /// The keys that something was said for.
             pub fn set_keys(&self) -> Vec<&'static str> {
                 let mut keys = Vec::new();
                 $(if self.$field.is_some() { keys.push(stringify!($field)); })+
+                keys.extend(self.own.0.keys());
                 keys
             }
         }
+
+        impl Serialize for Settings {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                let mut map = serializer.serialize_map(None)?;
+                $(if let Some(value) = &self.$field { map.serialize_entry(stringify!($field), value)?; })+
+                self.own.0.iter().try_for_each(|(key, value)| map.serialize_entry(key, value))?;
+                map.end()
+            }
+        }
+
+        impl<'de> Visitor<'de> for SettingsVisitor {
+            type Value = Settings;
+
+            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                f.write_str("a table of settings")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Settings, A::Error> {
+                let mut settings = Settings::NONE;
+                while let Some(Key(setting)) = map.next_key()? {
+                    match setting.key {
+                        $(stringify!($field) => settings.$field = Some(map.next_value()?),)+
+                        _ => settings.own.0.extend(map.next_value_seed(OwnText(setting))?.own.0),
+                    }
+                }
+                Ok(settings)
+            }
+        }
     };
+}
+
+/// Reads a table of settings.
+struct SettingsVisitor;
+
+impl<'de> Deserialize<'de> for Settings {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(SettingsVisitor)
+    }
 }
 
 settings! {
@@ -236,8 +296,8 @@ settings! {
     mode: Modes, "Grid", "LIST", str::parse;
     /// Backbone (effattn list presets)
     preset: String, "Grid", "NAME", word;
-    /// Blocks, instead of the preset's
-    layers: u64, "", "N", |text| within(text, 1, 1 << 12);
+    /// Number of blocks, instead of the preset's
+    layers: Layers, "Grid", "N", str::parse;
     /// Width of the residual stream, instead of the preset's
     width: u64, "", "N", |text| within(text, 1, 1 << 16);
     /// Heads, instead of the preset's
@@ -280,38 +340,32 @@ settings! {
     rate: f64, "Budget", "RATE", |text| number(text, |rate| rate > 0.0 && rate <= 10.0, "a number above 0 and up to 10, such as 1e-4");
     /// Start from a pretrained encoder: folders with config.json, a tokenizer and model.safetensors, or runs of mlm; the first that fits is used
     from: Words, "Start", "LIST", str::parse;
-    /// Number of training phases of growing length, 1 to 3
-    phases: u64, "Budget", "N", |text| within(text, 1, 3);
     /// Use at most N examples per split
     limit: u64, "Budget", "N", positive;
     /// Updates between evaluations
     every: u64, "Budget", "N", positive;
     /// Split each batch into N micro-batches that are computed one after another, to save memory
     accumulate: u64, "Budget", "N", positive;
-    /// Evaluate these weights instead of training: a checkpoint, or safetensors with public tensor names
-    weights: String, "Evaluation", "FILE", word;
     /// Also test the weights on these images: imagenet-c, imagenet-a, imagenet-r, imagenet-9, cifar10-c, folder-c
     also: Words, "Evaluation", "LIST", str::parse;
     /// Compare the patches of N images after every block (Figure 6)
     similarity: u64, "Evaluation", "N", |text| within(text, 0, 1 << 20);
     /// Evaluate in overlapping windows, as the paper says, instead of blocks with a cache, as its code does
     overlap: bool, "Evaluation", "", switch;
-    /// Numbers of characters inserted per document; 10 is compared with the paper, all are plotted
-    insertions: Counts, "Texts", "LIST", str::parse;
-    /// The characters that are inserted and deleted [default: the 32 punctuation characters of ASCII]
-    characters: String, "Texts", "TEXT", word;
-    /// Number of random seeds for the insertions
-    perturbation_seeds: u64, "Texts", "N", |text| within(text, 1, 1000);
-    /// Tokenizer: tokenizer.json, or a folder with it or with vocab.json and merges.txt [default: trained on the text]
-    tokenizer: String, "Data", "PATH", word;
     /// Select weights on a tenth of the training reviews, not on the test split as the sources do
     strict: bool, "Data", "", switch;
-    /// ListOps: keep closing brackets as tokens, as LRA does today and Table 1 did not
-    keep_close: bool, "Data", "", switch;
     /// Instead of training, test simple rules on the same split: the largest class, the root operator, byte n-grams
     floor: bool, "Data", "", switch;
     /// Accept incomplete data; the rows are marked as such
     allow_partial: bool, "Data", "", switch;
+    /// Learning rates to choose from: 1e-3,1e-2 or 3e-4..3e-2 (eight of equal ratio) or 3e-4..3e-2/6 (six)
+    rates: Rates, "Budget", "LIST", str::parse;
+    /// Segments to train on: length (64), lengths (3..40), or length and pairs (64:8)
+    segments: Segments, "Data", "LIST", str::parse;
+    /// Segments to validate and test on; longer ones than the model was trained on show how far it goes
+    test_segments: Segments, "Data", "LIST", str::parse;
+    /// Cells that are trained at the same time, each with --threads threads and its part of the memory
+    jobs: u64, "Machine", "N", |text| within(text, 1, 64);
 }
 
 /// Keys that protocols take together.
@@ -331,11 +385,13 @@ fn probability(text: &str) -> Result<f64, ParseError> {
     number(text, |p| (0.0..1.0).contains(&p), "a number from 0 to below 1, such as 0.1")
 }
 
-fn word(text: &str) -> Result<String, ParseError> {
+/// Any text.
+pub fn word(text: &str) -> Result<String, ParseError> {
     Ok(text.to_owned())
 }
 
-fn switch(text: &str) -> Result<bool, ParseError> {
+/// `true` or `false`.
+pub fn switch(text: &str) -> Result<bool, ParseError> {
     text.parse().map_err(|_| ParseError::new(format!("{text:?} is neither true nor false")))
 }
 
@@ -346,7 +402,8 @@ fn positive(text: &str) -> Result<u64, ParseError> {
     within(text, 1, MOST)
 }
 
-fn within(text: &str, least: u64, most: u64) -> Result<u64, ParseError> {
+/// A whole number from `least` to `most`.
+pub fn within(text: &str, least: u64, most: u64) -> Result<u64, ParseError> {
     let number = text.parse().map_err(|_| ParseError::new(format!("{text:?} is not a whole number")))?;
     let open = most == MOST && number < least;
     let allowed = if open { format!("{least} or more") } else { format!("{least} to {most}") };
@@ -354,7 +411,8 @@ fn within(text: &str, least: u64, most: u64) -> Result<u64, ParseError> {
     (least..=most).contains(&number).then_some(number).ok_or_else(wrong)
 }
 
-fn number(text: &str, allowed: fn(f64) -> bool, expected: &str) -> Result<f64, ParseError> {
+/// A number that is `allowed`; `expected` says which are.
+pub fn number(text: &str, allowed: fn(f64) -> bool, expected: &str) -> Result<f64, ParseError> {
     let number = text.parse().ok().filter(|number| allowed(*number));
     number.ok_or_else(|| ParseError::new(format!("{text:?} is not {expected}")))
 }
@@ -366,9 +424,10 @@ impl Settings {
             .split_once('=')
             .ok_or_else(|| ParseError::new(format!("{text:?} is not key=value; write --set batch=8")))?;
         let Some(setting) = Setting::find(key) else {
-            let hint = nearest(key, Self::KEYS.iter().copied());
+            let known: Vec<&str> = Setting::all().iter().map(|setting| setting.key).collect();
+            let hint = nearest(key, known.iter().copied());
             let hint = hint.map_or_else(String::new, |near| format!(" (did you mean {near}?)"));
-            let keys = Self::KEYS.join(", ");
+            let keys = known.join(", ");
             return Err(ParseError::new(format!("unknown key {key:?}{hint}; keys: {keys}")));
         };
         (setting.read)(value).or_else(|error| {

@@ -45,6 +45,13 @@ pub const BUILTIN_SUITES: &[(&str, &str)] = &[
     ("mixers-charlm-small", include_str!("../../../../suites/mixers-charlm-small.toml")),
     ("mixers-lra-listops-small", include_str!("../../../../suites/mixers-lra-listops-small.toml")),
     ("mixers-speed", include_str!("../../../../suites/mixers-speed.toml")),
+    ("mqar-based", include_str!("../../../../suites/mqar-based.toml")),
+    ("mqar-small", include_str!("../../../../suites/mqar-small.toml")),
+    ("mqar-zoology", include_str!("../../../../suites/mqar-zoology.toml")),
+    ("mad", include_str!("../../../../suites/mad.toml")),
+    ("mad-small", include_str!("../../../../suites/mad-small.toml")),
+    ("state-tracking", include_str!("../../../../suites/state-tracking.toml")),
+    ("state-tracking-small", include_str!("../../../../suites/state-tracking-small.toml")),
 ];
 
 /// A suite that cannot be used: where and why.
@@ -100,6 +107,8 @@ pub struct Suite {
     pub printed: Vec<PublishedOnlyRow>,
     /// The columns of the source's table, in its order; none where it is a figure.
     pub columns: Vec<Column>,
+    /// Ratios of rows that the source compares.
+    pub ratios: Vec<SuiteRatio>,
     /// Whether that table has a line for every length.
     pub by_len: bool,
     /// What the command needs besides the suite and a model, as in `--from RUNS`.
@@ -171,6 +180,27 @@ pub struct Column {
     pub suite: Option<String>,
 }
 
+/// A ratio of two rows of the source's table: times or speeds of different machines compare in nothing else.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SuiteRatio {
+    /// Label of the row above the line.
+    pub over: String,
+    /// Label of the row below it.
+    pub under: String,
+    /// Metric.
+    pub metric: String,
+    /// Pass or task.
+    pub key: String,
+    /// Length.
+    pub len: u64,
+    /// What follows from the printed numbers.
+    pub published: f64,
+    /// Why the measured ratio is another one, where it is known to be.
+    #[serde(default)]
+    pub why: String,
+}
+
 /// Published numbers of one row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PublishedTable {
@@ -178,12 +208,19 @@ pub struct PublishedTable {
     pub metric: String,
     /// By pass or task; several values go along the base's lengths, from the first one on.
     pub values: BTreeMap<String, Vec<Published>>,
+    /// Digits behind the point that each value has in the suite's text, without zeros at its end; `None` of an outcome.
+    pub digits: BTreeMap<String, Vec<Option<usize>>>,
 }
 
 impl PublishedTable {
     /// The value under `key` at position `index`.
     pub fn at(&self, key: &str, index: usize) -> Option<Published> {
         self.values.get(key)?.get(index).copied()
+    }
+
+    /// Digits behind the point of the value under `key` at position `index`; 0 where it is a whole number there.
+    pub fn digits_at(&self, key: &str, index: usize) -> Option<usize> {
+        *self.digits.get(key)?.get(index)?
     }
 }
 

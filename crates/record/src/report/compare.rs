@@ -1,12 +1,19 @@
 //! Two sets of rows side by side: ratios with intervals, and what got worse.
+//!
+//! [`estimate`] says how exactly a value is known, with what two runs differ by even where nothing changed; [`machine`] whether
+//! the machine was in the same state, as far as the runs tell. Verdicts hold together: Holm's correction over all values.
 
-use std::collections::HashMap;
+mod estimate;
+mod machine;
+mod table;
 
-use super::chart::Unit;
-use super::table::Table;
-use super::wrap::TIED;
+use std::collections::{HashMap, HashSet};
+
 use crate::Row;
-use crate::stats::{Interval, SampleStats, ratio_interval};
+use crate::stats::{Interval, holm};
+use estimate::{Estimate, is_time, scatter};
+use machine::Machines;
+pub use machine::{ComparedRun, RunCalibration, RunMachine};
 
 /// Metrics of which less is better; of all others more is, and those without a direction are left out.
 /// (What is resident is the system's doing: it differs by a tenth from run to run of one program.)
@@ -24,8 +31,12 @@ pub struct Pair {
     pub before: f64,
     /// Second value.
     pub after: f64,
-    /// Interval of second / first, where both say how much they spread.
+    /// 95 % interval of second / first, of this comparison alone, where both say how much they spread.
     pub interval: Option<Interval>,
+    /// Chance of such a ratio where nothing changed, adjusted for the number of comparisons; none where no spread is known.
+    pub p: Option<f64>,
+    /// Whether the value is a time of runs whose machines were not in the same state.
+    pub refused: bool,
     /// How much worse the second is, as a share: 0.1 is 10 %; below 0 it is better.
     pub worse: f64,
 }
@@ -41,68 +52,112 @@ pub struct Comparison {
     pub absent: Vec<String>,
     /// Cells that are only there now, and those that have a value now and had none before.
     pub lonely: Vec<String>,
+    /// Why times are not compared: the machine was not in the same state.
+    pub refused: Option<String>,
+    /// What is to be said about the machine where times are compared.
+    pub remarks: Vec<String>,
 }
 
 /// Matches rows by everything that defines a cell: rows of another device, number format or kernel are never compared.
+/// Nothing is known of the machine.
 pub fn compare(before: &[Row], after: &[Row]) -> Comparison {
+    let run = |rows: &[Row]| [ComparedRun { rows: rows.to_vec(), machine: RunMachine::default() }];
+    compare_runs(&run(before), &run(after))
+}
+
+/// The same for several runs a side: a value is the mean of its runs, of times the geometric one.
+pub fn compare_runs(before: &[ComparedRun], after: &[ComparedRun]) -> Comparison {
+    let machines = Machines::of(before, after);
     let mut comparison = Comparison::default();
     let apart = on_several_machines(before) || on_several_machines(after);
     let (known, wanted) = (by_key(before, apart), by_key(after, apart));
     // a step's time and its inverse are one finding
-    let timed = before.iter().any(|row| row.metric == "step_time");
-    let counts = |row: &&Row| direction(row).is_some() && !(timed && row.metric == "steps_per_second");
-    for row in before.iter().filter(counts) {
+    let timed = before.iter().flat_map(|run| &run.rows).any(|row| row.metric == "step_time");
+    let counts = |row: &Row| direction(row).is_some() && !(timed && row.metric == "steps_per_second");
+    let scatter = scatter(known.cells().chain(wanted.cells()).filter(|cell| counts(cell[0].0)));
+    let mut pairs = Vec::new();
+    for cell in known.cells().filter(|cell| counts(cell[0].0)) {
+        let row = cell[0].0;
+        let before = Estimate::of(cell, scatter);
         let Some(other) = wanted.get(&place(row, apart)) else {
-            let list = if finite(row).is_some() { &mut comparison.absent } else { &mut comparison.lonely };
+            let list = if before.is_some() { &mut comparison.absent } else { &mut comparison.lonely };
             list.push(format!("only before: {}", name(row)));
             continue;
         };
-        match (finite(row), finite(other)) {
-            (Some(a), Some(b)) => comparison.pairs.push(pair(row, other, a, b)),
+        let (then, now) = (row.outcome, other[0].0.outcome);
+        match (before, Estimate::of(other, scatter)) {
+            (Some(a), Some(b)) => pairs.push(pair(row, a, b, &machines)),
             (Some(a), None) => {
-                comparison.lost.push(format!(
-                    "{}: {} before, {} now",
-                    name(row),
-                    text(row, a),
-                    other.outcome
-                ));
+                comparison.lost.push(format!("{}: {} before, {now} now", name(row), text(row, a.value)));
             }
             (None, Some(b)) => {
-                comparison.lonely.push(format!(
-                    "{}: {} before, {} now",
-                    name(row),
-                    row.outcome,
-                    text(other, b)
-                ));
+                comparison.lonely.push(format!("{}: {then} before, {} now", name(row), text(row, b.value)));
             }
-            (None, None) => {
-                comparison.lonely.push(format!(
-                    "{}: {} before, {} now",
-                    name(row),
-                    row.outcome,
-                    other.outcome
-                ));
-            }
+            (None, None) => comparison.lonely.push(format!("{}: {then} before, {now} now", name(row))),
         }
     }
-    for row in after.iter().filter(counts) {
-        if !known.contains_key(&place(row, apart)) {
-            comparison.lonely.push(format!("only now: {}", name(row)));
+    for cell in wanted.cells().filter(|cell| counts(cell[0].0)) {
+        if !known.has(&place(cell[0].0, apart)) {
+            comparison.lonely.push(format!("only now: {}", name(cell[0].0)));
         }
     }
+    if pairs.iter().any(Pair::is_timed) {
+        comparison.refused = machines.refusal();
+        comparison.remarks = machines.remarks();
+    }
+    comparison.pairs = adjusted(pairs);
     comparison
 }
 
-/// The row's value, if it is one: files that others wrote may say NaN.
-fn finite(row: &Row) -> Option<f64> {
-    row.value.filter(|value| value.is_finite())
+/// The pairs with p-values adjusted for their number.
+fn adjusted(mut pairs: Vec<Pair>) -> Vec<Pair> {
+    let known: Vec<f64> = pairs.iter().filter_map(|pair| pair.p).collect();
+    let mut adjusted = holm(&known).into_iter();
+    for pair in pairs.iter_mut().filter(|pair| pair.p.is_some()) {
+        pair.p = adjusted.next();
+    }
+    pairs
 }
 
-/// The first row of every cell.
-fn by_key(rows: &[Row], apart: bool) -> HashMap<Compared<'_>, &Row> {
-    let mut found = HashMap::new();
-    for row in rows {
-        found.entry(place(row, apart)).or_insert(row);
+/// The rows of a cell, one of every run that has it, with the machines of these runs.
+type CellRows<'a> = Vec<(&'a Row, &'a RunMachine)>;
+
+/// The cells of some runs in the order of their first rows.
+struct Cells<'a> {
+    cells: Vec<CellRows<'a>>,
+    places: HashMap<Compared<'a>, usize>,
+}
+
+impl<'a> Cells<'a> {
+    fn cells(&self) -> impl Iterator<Item = &CellRows<'a>> {
+        self.cells.iter()
+    }
+
+    fn get(&self, place: &Compared) -> Option<&CellRows<'a>> {
+        self.places.get(place).map(|&index| &self.cells[index])
+    }
+
+    fn has(&self, place: &Compared) -> bool {
+        self.places.contains_key(place)
+    }
+}
+
+/// The first row of every cell of every run.
+fn by_key(runs: &[ComparedRun], apart: bool) -> Cells<'_> {
+    let mut found = Cells { cells: Vec::new(), places: HashMap::new() };
+    for run in runs {
+        let mut seen = HashSet::new();
+        for row in &run.rows {
+            let place = place(row, apart);
+            if !seen.insert(place) {
+                continue;
+            }
+            let index = *found.places.entry(place).or_insert_with(|| {
+                found.cells.push(Vec::new());
+                found.cells.len() - 1
+            });
+            found.cells[index].push((row, &run.machine));
+        }
     }
     found
 }
@@ -115,9 +170,11 @@ fn place(row: &Row, apart: bool) -> Compared<'_> {
 }
 
 /// Whether a cell was measured on several machines: then a machine is compared with itself only.
-fn on_several_machines(rows: &[Row]) -> bool {
+fn on_several_machines(runs: &[ComparedRun]) -> bool {
     let mut first: HashMap<Key<'_>, Option<&str>> = HashMap::new();
-    rows.iter().any(|row| *first.entry(key(row)).or_insert(row.machine.as_deref()) != row.machine.as_deref())
+    runs.iter()
+        .flat_map(|run| &run.rows)
+        .any(|row| *first.entry(key(row)).or_insert(row.machine.as_deref()) != row.machine.as_deref())
 }
 
 /// Why two sets of rows may have no cell in common: conditions of which they share no value.
@@ -144,127 +201,33 @@ pub fn differences(before: &[Row], after: &[Row]) -> Vec<String> {
     differs.collect()
 }
 
-impl Pair {
-    /// Whether the intervals leave no doubt that something changed; certain where no interval is known.
-    fn sure(&self) -> bool {
-        self.interval.is_none_or(|interval| !interval.contains(1.0))
-    }
-
-    /// `faster`, `slower`, `more memory`, ... or `no difference`.
-    pub fn verdict(&self) -> &'static str {
-        let [better, worse] = match self.metric.as_str() {
-            "step_time" | "steps_per_second" => ["faster", "slower"],
-            "peak_memory" => ["less memory", "more memory"],
-            "longest_length" => ["longer", "shorter"],
-            _ => ["better", "worse"],
-        };
-        match self.worse {
-            // what is printed as 0.0 % is none: a peak may differ by the length of a name
-            change if !self.sure() || change.abs() < 5e-4 => "no difference",
-            change if change > 0.0 => worse,
-            _ => better,
-        }
-    }
-}
-
-impl Comparison {
-    /// The pairs that are worse by more than `share`, certainly so where intervals are known.
-    pub fn regressions(&self, share: f64) -> Vec<&Pair> {
-        self.pairs.iter().filter(|pair| pair.worse > share && pair.sure()).collect()
-    }
-
-    /// `12 cells: 3 faster, 9 no difference; steps 1.04 times as fast in geometric mean`.
-    pub fn summary(&self) -> String {
-        let mut verdicts: Vec<(&str, usize)> = Vec::new();
-        for pair in &self.pairs {
-            super::place(&mut verdicts, |known| known.0 == pair.verdict(), || (pair.verdict(), 0)).1 += 1;
-        }
-        let verdicts: Vec<String> =
-            verdicts.iter().map(|(verdict, count)| format!("{count} {verdict}")).collect();
-        let cells =
-            if self.pairs.len() == 1 { "1 value".to_owned() } else { format!("{} values", self.pairs.len()) };
-        let logs: Vec<f64> = (self.pairs.iter().filter(|pair| pair.metric == "step_time"))
-            .map(|pair| (pair.before / pair.after).ln())
-            .collect();
-        let mean = crate::stats::mean(&logs).map_or_else(String::new, |log| {
-            format!("; steps are {:.2} times as fast as before in geometric mean", log.exp())
-        });
-        format!("{cells} compared: {}{mean}.", verdicts.join(", "))
-    }
-
-    /// As a table.
-    pub fn table(&self) -> Table {
-        let columns = ["cell", "what", "verdict", "before", "now", "change", "95 % interval"];
-        let percent = |ratio: f64| format!("{:+.1}{TIED}%", 100.0 * (ratio - 1.0));
-        let rows = self.pairs.iter().map(|pair| {
-            let ends = |i: Interval| format!("{} to {}", percent(i.low), percent(i.high));
-            let value = |value| unit_text(&pair.metric, value).replace(' ', &TIED.to_string());
-            vec![
-                pair.cell.clone(),
-                pair.metric.replace('_', " "),
-                pair.verdict().to_owned(),
-                value(pair.before),
-                value(pair.after),
-                percent(pair.after / pair.before),
-                pair.interval.map_or_else(String::new, ends),
-            ]
-        });
-        let notes = std::iter::once(self.summary())
-            .chain(self.lost.iter().chain(&self.absent).chain(&self.lonely).cloned());
-        Table {
-            title: "Now compared with before".to_owned(),
-            columns: columns.map(str::to_owned).to_vec(),
-            numbers: 4,
-            rows: rows.collect(),
-            notes: notes.collect(),
-            ..Table::default()
-        }
-    }
-}
-
-/// The row's value with its unit.
-fn text(row: &Row, value: f64) -> String {
-    unit_text(&row.metric, value)
-}
-
-fn unit_text(metric: &str, value: f64) -> String {
-    match metric {
-        "step_time" => Unit::Seconds.text(value),
-        "peak_memory" => Unit::Bytes.text(value),
-        "steps_per_second" => format!("{value:.3} /s"),
-        "accuracy" => format!("{value:.2} %"),
-        "longest_length" => format!("{value:.0}"),
-        "loss" => format!("{value:.4} nat"),
-        _ => format!("{value:.4}"),
-    }
-}
-
 /// Whether less is better.
 fn direction(row: &Row) -> Option<bool> {
     let known = |list: &[&str]| list.contains(&row.metric.as_str());
     if known(LESS) { Some(true) } else { known(MORE).then_some(false) }
 }
 
-fn pair(row: &Row, other: &Row, before: f64, after: f64) -> Pair {
-    let side = |row: &Row, mean: f64| Some(SampleStats { mean, std: row.std?, n: row.n? as usize });
-    let sides = side(other, after).zip(side(row, before));
-    // without a standard deviation the ends are the least and the most that was seen
-    let seen = |row: &Row| row.interval().filter(|(low, _)| row.std.is_none() && *low > 0.0);
-    let ends = || {
-        let ((low, high), (before_low, before_high)) = seen(other).zip(seen(row))?;
-        Some(Interval { low: low / before_high, high: high / before_low })
-    };
-    let interval = sides.and_then(|(after, before)| ratio_interval(before, after)).or_else(ends);
+fn pair(row: &Row, before: Estimate, after: Estimate, machines: &Machines) -> Pair {
+    let timed = is_time(&row.metric);
+    let apart = if timed { machines.apart() } else { 0.0 };
+    let (interval, p) = after.over(&before, apart);
     let less = direction(row) == Some(true);
+    let (before, after) = (before.value, after.value);
     let worse = if less { after / before - 1.0 } else { before / after - 1.0 };
     let worse = if worse.is_nan() { 0.0 } else { worse }; // 0 beside 0
-    Pair { cell: name(row), metric: row.metric.clone(), before, after, interval, worse }
+    let refused = timed && machines.refuse();
+    Pair { cell: name(row), metric: row.metric.clone(), before, after, interval, p, refused, worse }
+}
+
+/// The row's value with its unit.
+fn text(row: &Row, value: f64) -> String {
+    table::unit_text(&row.metric, value)
 }
 
 type Key<'a> = (
     (&'a str, Option<&'a str>, &'a str, Option<&'a str>, Option<&'a str>, &'a str),
     (&'a str, &'a str, &'a str, Option<u64>, Option<u64>, Option<u64>),
-    (Option<&'a str>, Option<u64>, Option<&'a str>),
+    (Option<&'a str>, Option<u64>, Option<&'a str>, Option<&'a str>),
 );
 
 fn key(row: &Row) -> Key<'_> {
@@ -278,7 +241,7 @@ fn key(row: &Row) -> Key<'_> {
             &row.metric,
         ),
         (&row.device, &row.dtype, &row.kernel, row.threads, row.batch, row.len),
-        (row.pass.map(|pass| pass.word()), row.seed, row.differs.as_deref()),
+        (row.pass.map(|pass| pass.word()), row.seed, row.differs.as_deref(), row.other_program()),
     )
 }
 
@@ -304,106 +267,4 @@ fn name(row: &Row) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::Outcome;
-
-    fn row(metric: &str, value: f64) -> Row {
-        Row { std: Some(0.01), n: Some(20), ..Row::new("speed", "ls").with(metric, "x", Some(value)) }
-    }
-
-    #[test]
-    fn worse_depends_on_the_metric() {
-        let of = |metric: &str, a, b| compare(&[row(metric, a)], &[row(metric, b)]);
-        let slower = of("step_time", 1.0, 1.2);
-        assert!((slower.pairs[0].worse - 0.2).abs() < 1e-12);
-        assert_eq!(slower.regressions(0.05).len(), 1);
-        assert!(slower.regressions(0.3).is_empty() && of("step_time", 1.2, 1.0).regressions(0.0).is_empty());
-        assert_eq!(of("accuracy", 60.0, 50.0).regressions(0.05).len(), 1);
-        assert!(of("params", 1.0, 2.0).pairs.is_empty());
-    }
-
-    #[test]
-    fn a_change_that_is_not_printed_is_none_and_a_step_counts_once() {
-        let exact = |value: f64| Row { std: None, ..row("peak_memory", value) };
-        let one = compare(&[exact(20e6)], &[exact(20e6 + 32.0)]);
-        assert_eq!(one.pairs[0].verdict(), "no difference");
-        assert_eq!(compare(&[exact(20e6)], &[exact(21e6)]).pairs[0].verdict(), "more memory");
-        let both = [row("step_time", 1.0), row("steps_per_second", 1.0)];
-        assert_eq!(compare(&both, &both).pairs.len(), 1);
-        assert_eq!(compare(&both[1..], &both[1..]).pairs.len(), 1);
-    }
-
-    #[test]
-    fn noise_is_no_regression() {
-        let noisy = |value| Row { std: Some(1.0), n: Some(4), ..row("step_time", value) };
-        assert!(compare(&[noisy(1.0)], &[noisy(1.2)]).regressions(0.05).is_empty());
-    }
-
-    #[test]
-    fn peaks_that_were_seen_in_both_are_no_regression() {
-        let seen = |low, high| {
-            let row = row("peak_memory", high);
-            Row { std: None, ci_low: Some(low), ci_high: Some(high), ..row }
-        };
-        assert!(compare(&[seen(1.0, 1.2)], &[seen(1.1, 1.4)]).regressions(0.05).is_empty());
-        assert_eq!(compare(&[seen(1.0, 1.2)], &[seen(1.3, 1.4)]).regressions(0.05).len(), 1);
-        assert_eq!(compare(&[seen(1.0, 1.0)], &[seen(1.4, 1.4)]).regressions(0.05).len(), 1);
-    }
-
-    #[test]
-    fn what_cannot_be_compared_is_named() {
-        let metal = Row { device: "metal".to_owned(), ..row("step_time", 1.0) };
-        let both = compare(&[row("step_time", 1.0)], &[metal]);
-        assert!(both.pairs.is_empty() && (both.absent.len(), both.lonely.len()) == (1, 1), "{both:?}");
-        let gone = row("step_time", 1.0).with("step_time", "s", None).with_outcome(Outcome::Oom, None);
-        let lost = compare(&[row("step_time", 1.0)], &[gone]);
-        assert!(lost.lost[0].ends_with("1 s before, oom now"), "{lost:?}");
-        let nan = Row { value: Some(f64::NAN), ..row("step_time", 1.0).with_outcome(Outcome::Ok, None) };
-        assert_eq!(compare(&[row("step_time", 1.0)], &[nan]).lost.len(), 1, "NaN is no value");
-    }
-
-    #[test]
-    fn many_rows_and_many_samples_take_no_time() {
-        let many: Vec<Row> = (0..50_000)
-            .map(|len| Row { len: Some(len), n: Some(10_000_000), ..row("step_time", 1.0) })
-            .collect();
-        let start = std::time::Instant::now();
-        assert_eq!(compare(&many, &many).pairs.len(), many.len());
-        assert!(start.elapsed().as_secs() < 5, "{:?}", start.elapsed());
-    }
-
-    #[test]
-    fn verdicts_carry_units_and_words() {
-        let of = |metric: &str, a, b| compare(&[row(metric, a)], &[row(metric, b)]);
-        for (metric, a, b, verdict) in [
-            ("step_time", 1.0, 1.2, "slower"),
-            ("step_time", 1.2, 1.0, "faster"),
-            ("steps_per_second", 1.0, 1.2, "faster"),
-            ("peak_memory", 1.0, 1.2, "more memory"),
-            ("accuracy", 60.0, 50.0, "worse"),
-            ("step_time", 1.0, 1.0, "no difference"),
-        ] {
-            assert_eq!(of(metric, a, b).pairs[0].verdict(), verdict, "{metric} {a} {b}");
-        }
-        let slower = of("step_time", 0.020, 0.024);
-        let cells = &slower.table().rows[0];
-        assert_eq!(cells[3..6], ["20\u{a0}ms", "24\u{a0}ms", "+20.0\u{a0}%"]);
-        assert_eq!(
-            of("step_time", 1.0, 1.25).summary(),
-            "1 value compared: 1 slower; steps are 0.80 times as fast as before in geometric mean."
-        );
-    }
-
-    #[test]
-    fn sets_without_a_common_condition_say_which() {
-        let metal = Row { device: "metal".to_owned(), threads: Some(8), ..row("step_time", 1.0) };
-        let said = differences(&[row("step_time", 1.0)], &[metal]);
-        assert!(
-            said.iter().any(|line| line.starts_with("device: ") && line.ends_with("metal now")),
-            "{said:?}"
-        );
-        assert!(said.iter().any(|line| line == "threads: none before, 8 now"), "{said:?}");
-        assert!(differences(&[row("loss", 1.0)], &[row("loss", 2.0)]).is_empty());
-    }
-}
+mod tests;

@@ -1,10 +1,12 @@
 //! Tables and charts from rows. Reads only the leaves, so that a report needs no device.
 
 pub mod chart;
+pub mod claims;
 pub mod compare;
 pub mod crossing;
 pub mod document;
 pub mod figures;
+mod floor;
 pub mod html;
 pub mod labels;
 pub mod markdown;
@@ -13,8 +15,12 @@ pub mod paper;
 pub mod profile;
 pub mod published;
 pub mod ranking;
+pub mod ratio;
 pub mod reference;
+pub mod relative;
+pub mod resident;
 pub mod robustness;
+pub mod spread;
 pub mod table;
 pub mod trained;
 pub mod training_time;
@@ -26,13 +32,13 @@ use crate::Row;
 use chart::{Chart, Quantity, growth};
 use reference::Reference;
 
-/// The charts of one run of `speed` or `memory`: time and memory against length, where mechanisms become cheaper than
-/// full attention, how many times as fast as `references` they are, and where the time of a step goes.
+/// The charts of one run of `speed` or `memory`: speed relative to full attention, time against length, memory relative to full
+/// attention, where mechanisms become cheaper than it, how many times as fast as `references` they are, and where the time of a step goes.
 pub fn measured(rows: &[Row], references: &[Reference], prefix: &str) -> io::Result<Vec<Chart>> {
     let mut charts = Vec::new();
-    for quantity in Quantity::CHARTS {
-        charts.extend(growth(rows, quantity, prefix)?);
-    }
+    charts.extend(relative::speed(rows, prefix)?);
+    charts.extend(growth(rows, Quantity::Time, prefix)?);
+    charts.extend(relative::memory(rows, prefix)?);
     charts.extend(crossing::chart(rows, prefix)?);
     charts.extend(reference::chart(rows, references, prefix)?);
     charts.extend(profile::chart(rows, prefix)?);

@@ -13,6 +13,8 @@ const TITLE: &str = "Where the time of a step goes";
 /// Operations of their own colour in the chart; the rest is one.
 const SHOWN: usize = 6;
 const REST: &str = "rest";
+/// Metrics of a whole cell that stand below its table.
+const ABOUT: [&str; 3] = ["product_rate", "copy_rate", "share_of_limit"];
 const UPDATE: &str = "update";
 
 /// An operation in a part of the step.
@@ -32,8 +34,7 @@ impl<'a> Cell<'a> {
     /// Every cell that has such rows, in their order.
     fn all(rows: &'a [Row]) -> Vec<Self> {
         let mut cells: Vec<Self> = Vec::new();
-        let about =
-            |row: &&Row| row.operation.is_some() || ["product_rate", "copy_rate"].contains(&&*row.metric);
+        let about = |row: &&Row| row.operation.is_some() || ABOUT.contains(&&*row.metric);
         for row in rows.iter().filter(about) {
             let key = |row: &Row| {
                 let Row { len, batch, pass, seed, .. } = row;
@@ -42,6 +43,7 @@ impl<'a> Cell<'a> {
             let same = |cell: &Self| key(cell.first) == key(row) && cell.first.settings == row.settings;
             place(&mut cells, same, || Cell { first: row, rows: Vec::new() }).rows.push(row);
         }
+        cells.retain(|cell| cell.rows.iter().any(|row| row.operation.is_some()));
         cells
     }
 
@@ -99,6 +101,14 @@ impl<'a> Cell<'a> {
              once. other: between the operations."
                 .to_owned(),
         ];
+        let share = self.value(None, "share_of_limit");
+        let share = share.map(|share| {
+            format!(
+                "The products alone would take {:.0} % of a step (share of the limit), at the rates of their shapes here.",
+                100.0 * share
+            )
+        });
+        let notes = notes.into_iter().chain(share).collect();
         Table {
             title,
             columns: ["operation", "part", "ms", "%", "GFLOP/s", "GB/s"].map(str::to_owned).to_vec(),
@@ -106,6 +116,7 @@ impl<'a> Cell<'a> {
             rows: lines.iter().map(row).collect(),
             notes,
             spare: vec![5],
+            ..Table::default()
         }
     }
 }
@@ -182,6 +193,7 @@ mod tests {
         rows.push(cell.with("product_rate", "1/s", Some(4e11)));
         rows.push(cell.with("copy_rate", "B/s", Some(2e10)));
         rows.push(cell.with("step_time", "s", Some(0.04)));
+        rows.push(cell.with("share_of_limit", "share", Some(0.7)));
         rows
     }
 
@@ -199,8 +211,11 @@ mod tests {
         GB/s in copies (bytes read and written).
         GFLOP/s: matrix products, a multiply-add is two. GB/s: the least that moves,
         every operand and result once. other: between the operations.
+        The products alone would take 70 % of a step (share of the limit), at the rates
+        of their shapes here.
         ");
         assert!(tables(&[Row::new("speed", "ls").with("step_time", "s", Some(1.0))]).is_empty());
+        assert!(tables(&[Row::new("speed", "ls").with("share_of_limit", "share", Some(0.5))]).is_empty());
     }
 
     #[test]

@@ -65,7 +65,40 @@ fn one(rows: &[&Row], suite: &Suite, metric: &str, pass: Option<Pass>, batch: Op
             table.notes.push(format!("{}: {why}.", entry.label));
         }
     }
+    table.notes.extend(other_sizes(rows));
+    let wanted = suite.base.min_runs;
+    let repetitions = rows.iter().filter(|row| row.value.is_some()).filter_map(|row| row.n.zip(wanted));
+    table.notes.extend(few_repetitions(&repetitions.collect::<Vec<_>>()));
     table
+}
+
+/// Sizes of models in the settings of rows.
+const SIZES: [&str; 6] = ["layers", "width", "heads", "ffn", "dropout", "attention_dropout"];
+
+/// In words, which sizes of `rows` are not their preset's.
+fn other_sizes(rows: &[&Row]) -> Option<String> {
+    let mut said: Vec<&str> = Vec::new();
+    for word in rows.iter().flat_map(|row| row.settings.as_deref().unwrap_or_default().split(' ')) {
+        let size = word.split_once('=').is_some_and(|(key, _)| SIZES.contains(&key));
+        if size && !said.contains(&word) {
+            said.push(word);
+        }
+    }
+    let preset = rows.first().and_then(|row| row.preset.as_deref()).unwrap_or_default();
+    (!said.is_empty()).then(|| format!("Measured with {}, not with the sizes of {preset}.", said.join(", ")))
+}
+
+/// In words, how many cells have fewer repetitions than asked for; of each its repetitions and the fewest that were asked for.
+pub(super) fn few_repetitions(cells: &[(u64, u64)]) -> Option<String> {
+    let few: Vec<u64> = cells.iter().filter(|(n, wanted)| n < wanted).map(|(n, _)| *n).collect();
+    let (least, most) = (few.iter().min()?, few.iter().max()?);
+    let range = if least == most { least.to_string() } else { format!("{least} to {most}") };
+    let wanted = cells.iter().map(|(_, wanted)| wanted).max()?;
+    Some(format!(
+        "{} of {} measured cells have fewer repetitions than the suite asks for: medians of {range} steps, not of {wanted} or more.",
+        few.len(),
+        cells.len()
+    ))
 }
 
 /// Whether the row was made with the settings of the suite's entry: of those that tell the suite's rows apart, every unusual
@@ -136,8 +169,13 @@ pub fn longest(rows: &[Row]) -> Option<Table> {
         ]);
     }
     table.notes = reach(&rows);
+    table.notes.extend(other_sizes(&rows));
     Some(table)
 }
+
+/// How far Transformer-LS says that its language model reaches beside Transformer-XL in the memory of one device.
+const REACH: (&str, &str, &str) =
+    ("charlm-small", "ls", "the text of Transformer-LS (Figure 3) says about 3");
 
 /// How far each mechanism reaches beside full attention in the same memory. A length that something else ended than the
 /// memory is none.
@@ -150,8 +188,12 @@ fn reach(rows: &[&Row]) -> Vec<String> {
     let beside = |row: &&Row| {
         let full = rows.iter().filter(full).find(|full| same(full, row) && full.model != row.model)?;
         let (len, of) = (row.value?, full.value.filter(|len| *len > 0.0)?);
+        let (preset, model, words) = REACH;
+        let published =
+            row.preset.as_deref() == Some(preset) && row.model == model && row.pass == Some(Pass::Train);
+        let published = if published { format!("; {words}") } else { String::new() };
         Some(format!(
-            "{}{} reaches {:.1} times the length of {} ({} kernels).",
+            "{}{} reaches {:.2} times the length of {} ({} kernels){published}.",
             match row.pass {
                 Some(Pass::Infer) => "Inference: ",
                 Some(Pass::Train) => "Training: ",
@@ -276,7 +318,7 @@ mod tests {
             row("ls", Pass::Train, Some(900.0), Outcome::Ok, None),
         ];
         let table = longest(&rows).unwrap();
-        assert_eq!(table.notes, ["Inference: ls reaches 4.0 times the length of full (fused kernels)."]);
+        assert_eq!(table.notes, ["Inference: ls reaches 4.00 times the length of full (fused kernels)."]);
         assert_eq!(table.rows[3][4], "timeout");
         assert!(reasons(&rows).is_none(), "why there is none stands beside it");
     }

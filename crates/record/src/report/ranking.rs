@@ -1,174 +1,313 @@
-//! Who is how many times as fast as a baseline, in words and as a ranking; how steps spread; how sure an accuracy is.
+//! How many times as fast as a baseline every mechanism is, and in how much of its memory: in words and as rankings.
 
-use super::chart::{Unit, alike};
+use super::chart::{Quantity, RatioPanel, alike};
+use super::compare::same_cell;
+use super::place;
+use super::ratio::{Ratio, Standing, UNRESOLVED};
 use super::table::Table;
 use super::wrap::TIED;
-use super::{compare, place};
-use crate::Row;
-use crate::stats::{Interval, SampleStats, mean, quantile, ratio_interval};
+use crate::stats::{Interval, mean};
+use crate::{Published, Row};
 
 /// What a ratio is against where nothing is asked: full attention in classifiers and in language models.
-const USUAL: [&str; 2] = ["full", "transformer-xl"];
+pub(super) const USUAL: [&str; 2] = ["full", "transformer-xl"];
 
 /// Lines about single mechanisms below a ranking.
 const LINES: usize = 3;
 
-/// One mechanism's speed relative to the baseline at one length.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Ratio {
-    len: u64,
-    times: f64,
-    interval: Option<Interval>,
+/// What the source prints for one cell as a multiple of the baseline's.
+#[derive(Clone, Debug, PartialEq)]
+enum PrintedRatio {
+    Times(f64),
+    /// What happened instead of a number, in words.
+    None(String),
 }
 
-/// An interval that reaches so many times the ratio from it says nothing in digits.
-const WIDE: f64 = 10.0;
+/// One mechanism relative to the baseline at one length.
+#[derive(Clone, Debug, PartialEq)]
+struct Place {
+    len: u64,
+    ratio: Ratio,
+    printed: Option<PrintedRatio>,
+}
 
-impl Ratio {
-    /// `1.82 ±0.1`.
-    fn text(self) -> String {
-        match self.interval {
-            Some(Interval { low, high }) => {
-                let half = (high - self.times).max(self.times - low);
-                if half > WIDE * self.times {
-                    return format!("{:.2} ±wide", self.times);
-                }
-                let digits = match half {
-                    _ if half < 0.0095 => 3,
-                    _ if half < 0.095 => 2,
-                    _ if half < 0.95 => 1,
-                    _ => 0,
-                };
-                format!("{:.digits$} ±{half:.digits$}", self.times)
-            }
-            None => format!("{:.2}", self.times),
+impl Place {
+    /// Measured, and published where the source has it: `1.50 ±0.05 / 2.28`.
+    fn text(&self) -> String {
+        match &self.printed {
+            None => self.ratio.text(),
+            Some(PrintedRatio::Times(times)) => format!("{} / {times:.2}", self.ratio.text()),
+            Some(PrintedRatio::None(words)) => format!("{} / {words}", self.ratio.text()),
         }
+        .replace(' ', &TIED.to_string())
     }
 
     /// `linear is 1.8 ±0.1 times as fast as full at 4096 (training)`.
-    fn line(self, label: &str, baseline: &str, title: &str) -> String {
-        let place = if title.is_empty() { String::new() } else { format!(" ({})", title.to_lowercase()) };
-        let sure = self.interval.is_none_or(|interval| !interval.contains(1.0));
-        let (text, len) = (self.text(), self.len);
-        match sure {
-            true => format!("{label} is {text} times as fast as {baseline} at {len}{place}."),
-            false => {
-                format!("{label} and {baseline} cannot be told apart at {len}: {text} times as fast{place}.")
+    fn line(&self, quantity: Quantity, (label, baseline): (&str, &str), title: &str) -> String {
+        let at = if title.is_empty() { String::new() } else { format!(" ({})", title.to_lowercase()) };
+        let at = format!("at {}{at}", self.len);
+        let text = self.ratio.text();
+        let apart = self.ratio.standing() != Standing::Same;
+        match (quantity, self.ratio.interval.filter(|_| !self.ratio.is_resolved())) {
+            (Quantity::Memory, _) if !apart => {
+                format!("{label} and {baseline} need the same memory {at}: {text}.")
             }
+            (Quantity::Memory, _) => format!("{label} needs {text} times the memory of {baseline} {at}."),
+            (_, None) if !apart => format!("{label} and {baseline} are as fast {at}: {text}."),
+            (_, None) => format!("{label} is {text} times as fast as {baseline} {at}."),
+            (_, Some(Interval { low, high })) => format!(
+                "{label} and {baseline} cannot be told apart {at}: {:.2} times as fast, {low:.2} to {high:.2}.",
+                self.ratio.value
+            ),
         }
     }
 }
 
-/// A table per pass, batch and whatever else differs: how many times as fast as `baseline` (full attention where none
-/// is named) every mechanism is, the fastest first, and what follows in words. Nothing without the baseline.
+/// The command that measures what is `unresolved` again, with as many steps as the widest interval needs; `rows` are those of
+/// the ranking.
+fn resolving_command(rows: &[&Row], baseline: &str, unresolved: &[(String, Place)]) -> Option<String> {
+    let row = rows.first()?;
+    let mut labels: Vec<&str> = vec![baseline];
+    let mut lens: Vec<u64> = Vec::new();
+    for (label, place) in unresolved {
+        if !labels.contains(&label.as_str()) {
+            labels.push(label);
+        }
+        if !lens.contains(&place.len) {
+            lens.push(place.len);
+        }
+    }
+    lens.sort_unstable();
+    // the interval shrinks with the root of the number: to a tenth of the ratio, or to half of its distance from 1
+    let factor = unresolved.iter().filter_map(|(_, Place { ratio, .. })| {
+        let half = ratio.interval.map(|interval| (interval.high - interval.low) / 2.0)?;
+        let wanted = (0.1 * ratio.value).min((ratio.value - 1.0).abs() / 2.0).max(0.02 * ratio.value);
+        Some((half / wanted).powi(2))
+    });
+    let steps =
+        rows.iter().filter(|row| labels.contains(&row.label().as_str())).filter_map(|row| row.n).min()?;
+    let runs = (steps as f64 * factor.fold(1.0, f64::max)).ceil().clamp(10.0, 1000.0) as u64;
+    let preset = row.preset.as_ref().map_or_else(String::new, |preset| format!(" --preset {preset}"));
+    let batch = row.batch.map_or_else(String::new, |batch| format!(" --batch {batch}"));
+    let mode = row.pass.map_or_else(String::new, |pass| format!(" --mode {pass}"));
+    let kernel = if row.kernel == "fused" { String::new() } else { format!(" --kernel {}", row.kernel) };
+    let layers =
+        row.settings.as_deref().unwrap_or_default().split(' ').find_map(|word| word.strip_prefix("layers="));
+    let layers = layers.map_or_else(String::new, |layers| format!(" --layers {layers}"));
+    let lens = lens.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
+    Some(format!(
+        "effattn {} --model {}{preset}{layers} --len {lens}{batch}{mode}{kernel} --min-runs {runs} --runs {runs}",
+        row.protocol,
+        labels.join(",")
+    ))
+}
+
+/// Tables per pass, batch and whatever else differs: how many times as fast as `baseline` (full attention where none is named) every
+/// mechanism is, the fastest first, then in how much of its memory, and what follows in words. Nothing without the baseline.
 pub fn rankings(rows: &[Row], baseline: Option<&str>) -> Vec<Table> {
-    let times: Vec<&Row> = rows.iter().filter(|row| row.metric == "step_time" && row.len.is_some()).collect();
-    let groups = alike(&times).into_iter().filter_map(|(title, group)| {
+    let tables = [Quantity::Time, Quantity::Memory].into_iter().flat_map(|quantity| {
+        let groups = alike(&quantity.rows(rows)).into_iter().filter_map(move |(title, group)| {
+            let has = |name: &&str| group.iter().any(|row| row.label() == **name);
+            let baseline = baseline.or_else(|| USUAL.into_iter().find(has))?;
+            Ranking { quantity, all: rows, rows: &group, baseline, title: &title }.table()
+        });
+        groups.collect::<Vec<_>>()
+    });
+    tables.collect()
+}
+
+/// The same as panels of a chart; the baseline's own values stand in the titles.
+pub(super) fn panels(rows: &[Row], quantity: Quantity) -> Vec<RatioPanel> {
+    let groups = alike(&quantity.rows(rows)).into_iter().filter_map(|(title, group)| {
         let has = |name: &&str| group.iter().any(|row| row.label() == **name);
-        ranking(&group, baseline.or_else(|| USUAL.into_iter().find(has))?, &title)
+        let baseline = USUAL.into_iter().find(has)?;
+        let ranked = Ranking { quantity, all: rows, rows: &group, baseline, title: &title }.sorted();
+        let own = group.iter().filter(|row| row.label() == baseline).filter_map(|row| quantity.value(row));
+        let (low, high) = own.fold((f64::MAX, 0.0), |(low, high), value| (value.min(low), value.max(high)));
+        let (low, high) = (quantity.unit().text(low), quantity.unit().text(high));
+        let own = if low == high { low } else { format!("{low} to {high}") };
+        let title = if title.is_empty() { String::new() } else { format!("{title} · ") };
+        let points = |places: Vec<Place>| places.iter().map(|place| (place.len, place.ratio.value)).collect();
+        (!ranked.is_empty()).then(|| RatioPanel {
+            title: format!("{title}{baseline}: {own}"),
+            rows: ranked.into_iter().map(|(label, places)| (label, points(places))).collect(),
+        })
     });
     groups.collect()
 }
 
-fn ranking(rows: &[&Row], baseline: &str, title: &str) -> Option<Table> {
-    let of = |label: &str, len: u64| rows.iter().find(|row| row.label() == label && row.len == Some(len));
-    let mut lens: Vec<u64> =
-        rows.iter().filter(|row| row.label() == baseline).filter_map(|row| row.len).collect();
-    lens.sort_unstable();
-    lens.dedup();
-    let mut ranked: Vec<(String, Vec<Ratio>)> = Vec::new();
-    for row in rows {
-        let (label, Some(len)) = (row.label(), row.len) else { continue };
-        let Some(base) = of(baseline, len).filter(|_| label != baseline) else { continue };
-        let (Some(own), Some(reference)) = (row.value.filter(|own| *own > 0.0), base.value) else { continue };
-        let side = |row: &Row, mean: f64| Some(SampleStats { mean, std: row.std?, n: row.n? as usize });
-        let interval =
-            side(row, own).zip(side(base, reference)).and_then(|(own, base)| ratio_interval(own, base));
-        let entry = place(&mut ranked, |known| known.0 == label, || (label.clone(), Vec::new()));
-        entry.1.push(Ratio { len, times: reference / own, interval });
+/// One table before it is text.
+struct Ranking<'a> {
+    quantity: Quantity,
+    /// Every row of the run: published numbers stand in rows of other metrics.
+    all: &'a [Row],
+    /// The rows that are ranked.
+    rows: &'a [&'a Row],
+    baseline: &'a str,
+    title: &'a str,
+}
+
+impl Ranking<'_> {
+    fn lens(&self) -> Vec<u64> {
+        let own = self.rows.iter().filter(|row| row.label() == self.baseline);
+        let mut lens: Vec<u64> = own.filter_map(|row| row.len).collect();
+        lens.sort_unstable();
+        lens.dedup();
+        lens
     }
-    if ranked.is_empty() {
-        return None;
+
+    /// The ratio of `own` to the baseline: above 1 is faster, or more memory.
+    fn ratio(&self, own: &Row, base: &Row) -> Option<Ratio> {
+        match self.quantity {
+            Quantity::Memory | Quantity::Limit => self.quantity.ratio(own, base),
+            Quantity::Time | Quantity::Tokens => self.quantity.ratio(base, own),
+        }
     }
-    // a mean over different lengths would compare nothing
-    let common: Vec<u64> = (lens.iter().copied())
-        .filter(|len| ranked.iter().all(|(_, ratios)| ratios.iter().any(|ratio| ratio.len == *len)))
-        .collect();
-    let geometric = |ratios: &[Ratio]| {
-        let here = ratios.iter().filter(|ratio| common.contains(&ratio.len));
-        mean(&here.map(|ratio| ratio.times.ln()).collect::<Vec<_>>()).map(f64::exp)
-    };
-    let last = |ratios: &[Ratio]| ratios.iter().map(|ratio| ratio.times).next_back();
-    let rank = |ratios: &[Ratio]| geometric(ratios).or(last(ratios)).unwrap_or(0.0);
-    ranked.sort_by(|a, b| rank(&b.1).total_cmp(&rank(&a.1)));
-    let simulated = |label: &str| rows.iter().any(|row| row.label() == label && row.simulated == Some(true));
-    let line = |(index, (label, ratios)): (usize, &(String, Vec<Ratio>))| {
-        let at =
-            |len: &u64| ratios.iter().find(|ratio| ratio.len == *len).map_or("-".to_owned(), |r| r.text());
-        let star = if simulated(label) { "*" } else { "" };
-        let mut cells = vec![format!("{}. {label}{star}", index + 1).replace(' ', &TIED.to_string())];
-        cells.extend(lens.iter().map(at));
-        cells.push(geometric(ratios).map_or("-".to_owned(), |times| format!("{times:.2}")));
-        cells
-    };
-    let mut notes: Vec<String> = (ranked.iter().filter(|(label, _)| !simulated(label)))
-        .filter_map(|(label, ratios)| {
-            Some(ratios.iter().max_by_key(|ratio| ratio.len)?.line(label, baseline, title))
+
+    /// What the source prints for both, where it prints both.
+    fn printed(&self, own: &Row, base: &Row) -> Option<PrintedRatio> {
+        if self.quantity == Quantity::Memory {
+            return None;
+        }
+        let printed = |row: &Row| -> Vec<&Row> {
+            self.all.iter().filter(|other| other.published.is_some() && same_cell(row, other)).collect()
+        };
+        let bases = printed(base);
+        let pairs = printed(own)
+            .into_iter()
+            .filter_map(|own| Some((own, *bases.iter().find(|base| base.metric == own.metric)?)));
+        let mut ratios = pairs.filter_map(|(own, base)| printed_ratio(own, base, self.baseline));
+        ratios.next()
+    }
+
+    /// Every mechanism beside the baseline with its ratios by length, the best first.
+    fn ranked(&self) -> Vec<(String, Vec<Place>)> {
+        let of = |len: u64| self.rows.iter().find(|row| row.label() == self.baseline && row.len == Some(len));
+        let mut ranked: Vec<(String, Vec<Place>)> = Vec::new();
+        for row in self.rows {
+            let (label, Some(len)) = (row.label(), row.len) else { continue };
+            let Some(base) = of(len).filter(|_| label != self.baseline) else { continue };
+            let Some(ratio) = self.ratio(row, base) else { continue };
+            let printed = self.printed(row, base);
+            let entry = place(&mut ranked, |known| known.0 == label, || (label.clone(), Vec::new()));
+            entry.1.push(Place { len, ratio, printed });
+        }
+        ranked
+    }
+
+    /// The lengths that every mechanism ran: a mean over different ones would compare nothing.
+    fn common(&self, ranked: &[(String, Vec<Place>)]) -> Vec<u64> {
+        let ran = |len: &u64| ranked.iter().all(|(_, places)| places.iter().any(|place| place.len == *len));
+        self.lens().into_iter().filter(ran).collect()
+    }
+
+    /// [`Self::ranked`], the best first by the mean over the lengths that all ran, or else by the last one.
+    fn sorted(&self) -> Vec<(String, Vec<Place>)> {
+        let mut ranked = self.ranked();
+        let common = self.common(&ranked);
+        let last = |places: &[Place]| places.iter().map(|place| place.ratio.value).next_back();
+        let rank = |places: &[Place]| geometric_mean(places, &common).or(last(places)).unwrap_or(0.0);
+        ranked.sort_by(|a, b| rank(&b.1).total_cmp(&rank(&a.1)));
+        if self.quantity == Quantity::Memory {
+            ranked.reverse();
+        }
+        ranked
+    }
+
+    fn is_simulated(&self, label: &str) -> bool {
+        self.rows.iter().any(|row| row.label() == label && row.simulated == Some(true))
+    }
+
+    fn table(&self) -> Option<Table> {
+        let (lens, ranked) = (self.lens(), self.sorted());
+        if ranked.is_empty() {
+            return None;
+        }
+        let common = self.common(&ranked);
+        let line = |(index, (label, places)): (usize, &(String, Vec<Place>))| {
+            let at =
+                |len: &u64| places.iter().find(|place| place.len == *len).map_or("-".to_owned(), Place::text);
+            let star = if self.is_simulated(label) { "*" } else { "" };
+            let mut cells = vec![format!("{}. {label}{star}", index + 1).replace(' ', &TIED.to_string())];
+            cells.extend(lens.iter().map(at));
+            cells.push(geometric_mean(places, &common).map_or("-".to_owned(), |times| format!("{times:.2}")));
+            cells
+        };
+        let mut columns = vec!["model".to_owned()];
+        columns.extend(lens.iter().map(u64::to_string));
+        columns.push("mean".to_owned());
+        let beside = ranked.iter().any(|(_, places)| places.iter().any(|place| place.printed.is_some()));
+        Some(Table {
+            title: self.heading(beside),
+            numbers: columns.len() - 1,
+            columns,
+            rows: ranked.iter().enumerate().map(line).collect(),
+            notes: self.notes(&ranked, &lens, &common),
+            ranks: true,
+            ..Table::default()
         })
-        .take(LINES)
-        .collect();
-    if common.len() < lens.len() {
-        let list: Vec<String> = common.iter().map(u64::to_string).collect();
-        let list = if list.is_empty() { "there is none".to_owned() } else { list.join(", ") };
-        notes.push(format!("The geometric mean is over the lengths that all of them ran: {list}."));
     }
-    if ranked.iter().any(|(label, _)| simulated(label)) {
-        notes.push(
-            "*: computes a dense matrix and masks it, so its time is not representative of the method."
-                .to_owned(),
-        );
+
+    fn heading(&self, beside: bool) -> String {
+        let what = match self.quantity {
+            Quantity::Memory => format!("Peak memory as a multiple of that of {}", self.baseline),
+            _ if beside => format!("Times as fast as {}, measured / published", self.baseline),
+            _ => format!("Times as fast as {}", self.baseline),
+        };
+        let how =
+            if self.quantity == Quantity::Memory { "" } else { ", with 95 % intervals and geometric mean" };
+        let place = if self.title.is_empty() { String::new() } else { format!(" · {}", self.title) };
+        format!("{what}{how}{place}")
     }
-    let mut columns = vec!["model".to_owned()];
-    columns.extend(lens.iter().map(u64::to_string));
-    columns.push("mean".to_owned());
-    let place = if title.is_empty() { String::new() } else { format!(" · {title}") };
-    Some(Table {
-        title: format!("Times as fast as {baseline}, with 95 % intervals and geometric mean{place}"),
-        numbers: columns.len() - 1,
-        columns,
-        rows: ranked.iter().enumerate().map(line).collect(),
-        notes,
-        ..Table::default()
-    })
+
+    fn notes(&self, ranked: &[(String, Vec<Place>)], lens: &[u64], common: &[u64]) -> Vec<String> {
+        let genuine = ranked.iter().filter(|(label, _)| !self.is_simulated(label));
+        let lines = genuine.filter_map(|(label, places)| {
+            let last = places.iter().max_by_key(|place| place.len)?;
+            Some(last.line(self.quantity, (label, self.baseline), self.title))
+        });
+        let mut notes: Vec<String> = lines.take(LINES).collect();
+        let all = ranked
+            .iter()
+            .flat_map(|(label, places)| places.iter().map(move |place| (label.clone(), place.clone())));
+        let unresolved: Vec<(String, Place)> = all.filter(|(_, place)| !place.ratio.is_resolved()).collect();
+        let command =
+            resolving_command(self.rows, self.baseline, &unresolved).filter(|_| !unresolved.is_empty());
+        notes.extend(command.map(|command| {
+            format!("{UNRESOLVED}: the 95 % interval contains 1, or is wider than the ratio. More steps resolve it: {command}")
+        }));
+        if common.len() < lens.len() {
+            let list: Vec<String> = common.iter().map(u64::to_string).collect();
+            let list = if list.is_empty() { "there is none".to_owned() } else { list.join(", ") };
+            notes.push(format!("The geometric mean is over the lengths that all of them ran: {list}."));
+        }
+        if ranked.iter().any(|(label, _)| self.is_simulated(label)) {
+            let what = if self.quantity == Quantity::Memory { "memory" } else { "time" };
+            notes.push(format!(
+                "*: computes a dense matrix and masks it, so its {what} is not representative of the method."
+            ));
+        }
+        notes
+    }
 }
 
-/// How the steps of each cell spread: (cell, seconds of its steps) to a line of percentiles.
-pub fn percentiles(cells: &[(String, Vec<f64>)]) -> Option<Table> {
-    const PARTS: [(&str, f64); 6] =
-        [("5 %", 0.05), ("25 %", 0.25), ("median", 0.5), ("75 %", 0.75), ("95 %", 0.95), ("99 %", 0.99)];
-    let text = |seconds: f64| Unit::Seconds.text(seconds).replace(' ', &TIED.to_string());
-    let line = |(cell, values): &(String, Vec<f64>)| {
-        let parts = PARTS.map(|(_, part)| quantile(values, part).map_or("-".to_owned(), text));
-        [cell.clone(), values.len().to_string()].into_iter().chain(parts).collect()
-    };
-    let columns = ["cell", "steps"].into_iter().chain(PARTS.map(|(name, _)| name));
-    (!cells.is_empty()).then(|| Table {
-        title: "Percentiles of the time per step".to_owned(),
-        columns: columns.map(str::to_owned).collect(),
-        numbers: 1 + PARTS.len(),
-        rows: cells.iter().map(line).collect(),
-        ..Table::default()
-    })
+/// Geometric mean of the ratios at the lengths of `common`.
+fn geometric_mean(places: &[Place], common: &[u64]) -> Option<f64> {
+    let here = places.iter().filter(|place| common.contains(&place.len));
+    mean(&here.map(|place| place.ratio.value.ln()).collect::<Vec<_>>()).map(f64::exp)
 }
 
-/// Standard error of an accuracy in percent that comes from the size of the split it was tested on, where the rows of
-/// the same cell say how many examples that were: sqrt(p (1 - p) / n).
-pub fn split_error<'a>(row: &Row, rows: impl IntoIterator<Item = &'a Row>) -> Option<f64> {
-    let tested =
-        rows.into_iter().find(|other| other.metric == "tested" && compare::same_cell(row, other))?.value?;
-    let part = row.value? / 100.0;
-    (matches!(row.metric.as_str(), "accuracy" | "top5") && tested >= 1.0 && (0.0..=1.0).contains(&part))
-        .then(|| 100.0 * (part * (1.0 - part) / tested).sqrt())
+/// What a source prints of `own` as a multiple of the speed of `base`, called `baseline`.
+fn printed_ratio(own: &Row, base: &Row, baseline: &str) -> Option<PrintedRatio> {
+    Some(match (own.published?, base.published?) {
+        (Published::Outcome(outcome), _) => PrintedRatio::None(outcome.to_string()),
+        (_, Published::Outcome(outcome)) => PrintedRatio::None(format!("{baseline} {outcome}")),
+        (Published::Value(own_value), Published::Value(base_value)) => {
+            let (over, under) =
+                if own.metric.ends_with("_time") { (base_value, own_value) } else { (own_value, base_value) };
+            PrintedRatio::Times(Ratio::exact(over, under)?.value)
+        }
+    })
 }
 
 #[cfg(test)]
@@ -225,23 +364,47 @@ mod tests {
     }
 
     #[test]
-    fn percentiles_are_those_of_the_samples() {
-        let values: Vec<f64> = (1..=101).map(f64::from).collect();
-        let table = percentiles(&[("full n1024".to_owned(), values)]).unwrap();
-        assert_eq!(table.rows[0][1..5], ["101", "6\u{a0}s", "26\u{a0}s", "51\u{a0}s"]);
-        assert!(percentiles(&[]).is_none());
+    fn what_is_not_resolved_has_a_command() {
+        let noisy = |model, seconds, std| Row { std: Some(std), n: Some(3), ..row(model, 2048, seconds) };
+        let table = &rankings(&[noisy("full", 5.0, 4.0), noisy("ls", 1.0, 0.01)], None)[0];
+        assert_eq!(table.rows[0][1], "not\u{a0}resolved", "5 ±11 is no finding");
+        let note = table.notes.iter().find(|note| note.starts_with("not resolved")).unwrap();
+        assert!(note.contains("effattn speed --model full,ls --len 2048 --mode train --min-runs "), "{note}");
+        let same = &rankings(&[row("full", 8, 1.0), row("ls", 8, 1.0)], None)[0];
+        assert!(same.notes[0].starts_with("ls and full are as fast at 8"), "{same:?}");
     }
 
     #[test]
-    fn one_seed_is_as_sure_as_its_split() {
-        let done = |row: Row| row.with_outcome(Outcome::Ok, None);
-        let row = |metric: &str, value| {
-            done(Row { seed: Some(1), ..Row::new("lra", "ls") }.with(metric, "%", Some(value)))
+    fn the_published_ratio_stands_beside_the_measured_one() {
+        let cell = |model: &str, len: u64, seconds: f64, published| {
+            let time = row(model, len, seconds);
+            let rate = Row {
+                published: Some(published),
+                ..time.clone().with("steps_per_second", "1/s", Some(1.0 / seconds))
+            };
+            [time, rate]
         };
-        let accuracy = row("accuracy", 36.0);
-        let error = split_error(&accuracy, &[row("tested", 2000.0)]).unwrap();
-        assert!((error - 100.0 * (0.36f64 * 0.64 / 2000.0).sqrt()).abs() < 1e-12, "{error}");
-        assert_eq!(split_error(&accuracy, &[Row { seed: Some(2), ..row("tested", 2000.0) }]), None);
-        assert_eq!(split_error(&row("loss", 1.0), &[row("tested", 2000.0)]), None);
+        let rows = [
+            cell("full", 1024, 1.0, Published::Value(10.0)),
+            cell("full", 2048, 4.0, Published::Outcome(Outcome::Oom)),
+            cell("ls", 1024, 0.5, Published::Value(23.0)),
+            cell("ls", 2048, 1.0, Published::Value(11.0)),
+        ]
+        .concat();
+        let table = &rankings(&rows, None)[0];
+        assert!(table.title.starts_with("Times as fast as full, measured / published"), "{table:?}");
+        let cells: Vec<String> = table.rows[0][1..3].iter().map(|cell| cell.replace(TIED, " ")).collect();
+        assert_eq!(cells, ["2.00 ±0.03 / 2.30", "4.00 ±0.05 / full oom"]);
+    }
+
+    #[test]
+    fn memory_is_a_multiple_and_two_percent_are_none() {
+        let peak = |model: &str, bytes: u64| Row { peak_bytes: Some(bytes), ..row(model, 1024, 1.0) };
+        let rows = [peak("full", 1_000_000), peak("ls", 1_200_000), peak("local", 999_456)];
+        let table = rankings(&rows, None).pop().unwrap();
+        assert_eq!(table.title, "Peak memory as a multiple of that of full");
+        assert_eq!(table.rows[0][1], "1.00");
+        assert_eq!(table.notes[0], "local and full need the same memory at 1024: 1.00.");
+        assert_eq!(table.notes[1], "ls needs 1.20 times the memory of full at 1024.");
     }
 }

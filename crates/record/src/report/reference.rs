@@ -7,15 +7,15 @@ use serde::{Deserialize, Serialize};
 
 use super::chart::{Chart, RatioPanel, ratios};
 use super::place;
+use super::ratio::ratio_text;
 use super::table::Table;
-use crate::stats::median;
+use crate::stats::{Interval, SampleStats, median, ratio_interval};
 use crate::{Pass, Row, csv, file};
 
 /// Name of the file in a run folder.
 pub const FILE: &str = "reference.json";
 
-/// One measured cell of another program: a line of JSON as `benches/peer/torch_speed.py` prints it, a line of CSV with
-/// these columns, or a row of another run of `speed`.
+/// One measured cell of another program: a line of JSON or CSV with these names, or a row of another run of `speed`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Reference {
     /// Name of the program, where a file holds several.
@@ -32,6 +32,12 @@ pub struct Reference {
     pub mode: Pass,
     /// Median milliseconds per step; absent where it failed.
     pub ms: Option<f64>,
+    /// Sample standard deviation of the milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub std_ms: Option<f64>,
+    /// Steps that were measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub runs: Option<u64>,
     /// Resident memory before the step.
     pub base_rss_mib: Option<f64>,
     /// Highest resident memory.
@@ -51,20 +57,40 @@ impl Reference {
     fn of(row: &Row) -> Option<Self> {
         let whole = row.metric == "step_time" && row.operation.is_none();
         let program = match row.kernel.as_str() {
+            _ if row.other_program().is_some() => {
+                format!("{} {}", row.program.as_deref().unwrap_or_default(), row.dtype)
+            }
             "composed" => format!("candle's operations {}", row.dtype),
             kernel => format!("effattn {kernel} {}", row.dtype),
         };
         whole.then_some(Self {
             program: Some(program),
-            model: row.label(),
+            model: row.choice(),
             len: row.len?,
             batch: row.batch?,
             mode: row.pass?,
             ms: row.value.map(|seconds| seconds * 1e3),
+            std_ms: row.std.map(|seconds| seconds * 1e3),
+            runs: row.n,
             base_rss_mib: None,
             peak_rss_mib: None,
         })
     }
+}
+
+/// What the programs of a run measured, beside what is known from elsewhere.
+pub fn with_programs(rows: &[Row], known: &[Reference]) -> Vec<Reference> {
+    let theirs = rows.iter().filter(|row| row.other_program().is_some());
+    let grown = |of: &Row| {
+        let cell = |row: &&Row| (row.program.clone(), row.choice(), row.len, row.batch, row.pass, row.seed);
+        let same = rows.iter().filter(|row| row.metric == "resident_growth" && cell(row) == cell(&of));
+        same.filter_map(|row| row.value).next().map(|bytes| bytes / f64::from(1 << 20))
+    };
+    let theirs = theirs.filter_map(|row| {
+        let peak_rss_mib = grown(row);
+        Some(Reference { base_rss_mib: peak_rss_mib.map(|_| 0.0), peak_rss_mib, ..Reference::of(row)? })
+    });
+    theirs.chain(known.iter().cloned()).collect()
 }
 
 /// Why another program's numbers cannot be read.
@@ -126,6 +152,8 @@ struct Pair {
     len: u64,
     /// Seconds per step, ours and the reference's.
     seconds: [f64; 2],
+    /// Interval of the reference's over ours, where each was measured once and says how its steps spread.
+    interval: Option<Interval>,
     /// Bytes of a step, ours and the reference's.
     bytes: [Option<f64>; 2],
 }
@@ -140,11 +168,30 @@ impl Pair {
     fn ratio(&self) -> f64 {
         self.seconds[1] / self.seconds[0]
     }
+
+    /// `1.82 ±0.1`, and whether the interval leaves open who is faster.
+    fn text(&self) -> String {
+        let text = ratio_text(self.ratio(), self.interval);
+        match self.interval {
+            Some(interval) if interval.contains(1.0) => format!("{text}, {OPEN}"),
+            _ => text,
+        }
+    }
+}
+
+/// What is said of a ratio whose interval contains 1.
+const OPEN: &str = "not resolved";
+
+/// What an interval says, for the note of a table whose ratios have one.
+fn interval_note<'a>(pairs: impl IntoIterator<Item = &'a Pair>) -> Option<String> {
+    let with = pairs.into_iter().any(|pair| pair.interval.is_some());
+    with.then(|| format!("±: 95 % interval of the ratio (Welch); {OPEN}: it contains 1."))
 }
 
 /// The cells of `rows` that the reference has too: its medians where it measured a cell several times.
 fn pairs(rows: &[Row], references: &[Reference]) -> Vec<Pair> {
-    let whole = |row: &&Row| row.metric == "step_time" && row.operation.is_none();
+    let whole =
+        |row: &&Row| row.metric == "step_time" && row.operation.is_none() && row.other_program().is_none();
     let cell = |row: &Row| (row.label(), row.pass, row.batch, row.len);
     let mut seen = Vec::new();
     let pair = |row: &Row| {
@@ -153,8 +200,8 @@ fn pairs(rows: &[Row], references: &[Reference]) -> Vec<Pair> {
             return None; // another seed, whose time is in the median
         }
         seen.push(cell(row));
-        let alike = rows.iter().filter(whole).filter(|other| cell(other) == cell(row));
-        let ours = median(&alike.filter_map(|row| row.value).collect::<Vec<_>>());
+        let alike: Vec<&Row> = rows.iter().filter(whole).filter(|other| cell(other) == cell(row)).collect();
+        let ours = median(&alike.iter().filter_map(|row| row.value).collect::<Vec<_>>());
         let ours = ours.filter(|ours| *ours > 0.0)?;
         let same = |one: &&Reference| {
             let name = if one.model == "ls-own" { "ls" } else { &one.model };
@@ -163,6 +210,10 @@ fn pairs(rows: &[Row], references: &[Reference]) -> Vec<Pair> {
         let here: Vec<&Reference> = references.iter().filter(same).collect();
         let times: Vec<f64> = here.iter().filter_map(|one| one.ms).collect();
         let theirs = median(&times).filter(|ms| *ms > 0.0 && ms.is_finite())? / 1e3;
+        let interval = match (alike.as_slice(), here.as_slice()) {
+            ([own], [there]) => interval(own, there),
+            _ => None, // medians of several
+        };
         let grown =
             here.iter().filter_map(|one| Some((one.peak_rss_mib? - one.base_rss_mib?) * (1 << 20) as f64));
         let grown = median(&grown.collect::<Vec<_>>());
@@ -172,10 +223,18 @@ fn pairs(rows: &[Row], references: &[Reference]) -> Vec<Pair> {
             batch: row.batch.unwrap_or(1),
             len,
             seconds: [ours, theirs],
+            interval,
             bytes: [row.peak_bytes.map(|bytes| bytes as f64), grown],
         })
     };
     rows.iter().filter(whole).filter_map(pair).collect()
+}
+
+/// Interval of the time of `there` over that of `own`.
+fn interval(own: &Row, there: &Reference) -> Option<Interval> {
+    let ours = SampleStats { mean: own.value?, std: own.std?, n: own.n? as usize };
+    let theirs = SampleStats { mean: there.ms? / 1e3, std: there.std_ms? / 1e3, n: there.runs? as usize };
+    ratio_interval(ours, theirs)
 }
 
 /// Geometric mean of the ratios and the least.
@@ -202,7 +261,7 @@ pub fn tables(rows: &[Row], references: &[Reference]) -> Vec<Table> {
     let programs: Vec<_> = programs.filter(|(_, pairs)| !pairs.is_empty()).collect();
     match programs.as_slice() {
         [] => Vec::new(),
-        [(_, pairs)] => vec![beside(pairs)],
+        [(name, pairs)] => vec![beside(name, pairs)],
         several => vec![sums(several), cells(several)],
     }
 }
@@ -227,19 +286,18 @@ fn sums(programs: &[(&str, Vec<Pair>)]) -> Table {
 
 /// How many times as fast ours is as each program, cell by cell.
 fn cells(programs: &[(&str, Vec<Pair>)]) -> Table {
-    let mut lines: Vec<(&Pair, Vec<Option<f64>>)> = Vec::new();
+    let mut lines: Vec<(&Pair, Vec<Option<String>>)> = Vec::new();
     for (at, (_, pairs)) in programs.iter().enumerate() {
         for pair in pairs {
             let fresh = || (pair, vec![None; programs.len()]);
-            place(&mut lines, |(other, _)| other.cell() == pair.cell(), fresh).1[at] = Some(pair.ratio());
+            place(&mut lines, |(other, _)| other.cell() == pair.cell(), fresh).1[at] = Some(pair.text());
         }
     }
     let columns = ["model", "pass", "batch", "length", "ours"].map(str::to_owned);
-    let line = |(pair, ratios): &(&Pair, Vec<Option<f64>>)| {
+    let line = |(pair, ratios): &(&Pair, Vec<Option<String>>)| {
         let (label, pass, batch, len) = pair.cell();
         let cell = [label.to_owned(), pass.word().to_owned(), batch.to_string(), len.to_string()];
-        let ratios =
-            ratios.iter().map(|ratio| ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}")));
+        let ratios = ratios.iter().map(|ratio| ratio.clone().unwrap_or_else(|| "-".to_owned()));
         cell.into_iter().chain([format!("{:.1} ms", pair.seconds[0] * 1e3)]).chain(ratios).collect()
     };
     Table {
@@ -247,23 +305,25 @@ fn cells(programs: &[(&str, Vec<Pair>)]) -> Table {
         columns: columns.into_iter().chain(programs.iter().map(|(name, _)| (*name).to_owned())).collect(),
         numbers: 3 + programs.len(),
         rows: lines.iter().map(line).collect(),
-        notes: vec!["Under a program: how many times as fast effattn is.".to_owned()],
+        notes: std::iter::once("Under a program: how many times as fast effattn is.".to_owned())
+            .chain(interval_note(programs.iter().flat_map(|(_, pairs)| pairs)))
+            .collect(),
         ..Table::default()
     }
 }
 
-/// Our steps beside those of one program.
-fn beside(pairs: &[Pair]) -> Table {
+/// Our steps beside those of the program called `name`.
+fn beside(name: &str, pairs: &[Pair]) -> Table {
     let columns = [
         "model",
         "pass",
         "batch",
         "length",
         "ours",
-        "reference",
+        name,
         "times as fast",
         "our memory",
-        "reference's",
+        &format!("{name}'s"),
     ];
     let mebi = |bytes: Option<f64>| {
         bytes.map_or_else(|| "-".to_owned(), |bytes| format!("{:.0} MiB", bytes / (1 << 20) as f64))
@@ -276,18 +336,18 @@ fn beside(pairs: &[Pair]) -> Table {
             pair.len.to_string(),
             format!("{:.1} ms", pair.seconds[0] * 1e3),
             format!("{:.1} ms", pair.seconds[1] * 1e3),
-            format!("{:.2}", pair.ratio()),
+            pair.text(),
             mebi(pair.bytes[0]),
             mebi(pair.bytes[1]),
         ]
     };
     let shares: Vec<f64> = pairs.iter().filter_map(|pair| Some(pair.bytes[0]? / pair.bytes[1]?)).collect();
-    let memory = median(&shares)
-        .map_or_else(String::new, |share| format!("; memory {share:.2} of the reference's (median)"));
+    let memory =
+        median(&shares).map_or_else(String::new, |share| format!("; memory {share:.2} of {name}'s (median)"));
     let (mean, least) = summary(pairs);
     let note = format!(
-        "{} cells: {mean:.2} times as fast in geometric mean, at least {least:.2} times{memory}. Our memory is live bytes, the \
-         reference's is resident growth.",
+        "{} cells: {mean:.2} times as fast in geometric mean, at least {least:.2} times{memory}. Our memory is live bytes, \
+         {name}'s is resident growth.",
         pairs.len()
     );
     Table {
@@ -295,7 +355,7 @@ fn beside(pairs: &[Pair]) -> Table {
         columns: columns.map(str::to_owned).to_vec(),
         numbers: 7,
         rows: pairs.iter().map(line).collect(),
-        notes: vec![note],
+        notes: std::iter::once(note).chain(interval_note(pairs)).collect(),
         ..Table::default()
     }
 }

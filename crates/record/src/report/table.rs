@@ -2,11 +2,20 @@
 
 use super::chart::{Figure, Panel, Series, Unit};
 use super::wrap::{self, TIED, columns, wrap};
-use crate::text::visible;
+use crate::text::{letter, visible};
 use crate::{Metric, Outcome, Row};
 
+/// Where a cell's number stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Index of the section's source.
+    pub source: usize,
+    /// Line in its rows, from 1; the header is the first.
+    pub line: usize,
+}
+
 /// A table: columns of text, then columns of numbers with their units.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Table {
     /// What it shows and under which conditions.
     pub title: String,
@@ -20,6 +29,12 @@ pub struct Table {
     pub notes: Vec<String>,
     /// Columns that a narrow terminal may leave out, the first first.
     pub spare: Vec<usize>,
+    /// Whether it ranks mechanisms, and its first note says who is first.
+    pub ranks: bool,
+    /// By line, the rows behind each cell, where they are known: a line with a single entry has the same rows behind all cells.
+    pub behind: Vec<Vec<Vec<Row>>>,
+    /// Where they stand, in the same order.
+    pub links: Vec<Vec<Option<Link>>>,
 }
 
 impl Table {
@@ -56,6 +71,9 @@ impl Table {
         if !said.is_empty() {
             remarks.push(format!("In every row: {}.", said.join(", ")));
         }
+        if self.columns.len() >= MANY && shown.natural() > width {
+            remarks.extend(shown.lettered());
+        }
         let mut left_out: Vec<&str> = Vec::new();
         for spare in &self.spare {
             let name = &self.columns[*spare];
@@ -70,6 +88,31 @@ impl Table {
             remarks.push(format!("Left out in a terminal of {width} columns: {}.", left_out.join(", ")));
         }
         (shown, remarks)
+    }
+
+    /// Puts letters in the place of sentences, which would be folded at a few columns a line, and gives the lines that say what they
+    /// stand for: one per different sentence.
+    fn lettered(&mut self) -> Vec<String> {
+        let mut remarks = Vec::new();
+        for index in 1..self.columns.len() {
+            if self.is_number(index) || self.rows.iter().all(|row| columns(&row[index]) <= SENTENCE) {
+                continue;
+            }
+            let mut known: Vec<String> = Vec::new();
+            for row in self.rows.iter_mut().filter(|row| !row[index].is_empty()) {
+                let text = std::mem::take(&mut row[index]);
+                let place = known.iter().position(|other| *other == text).unwrap_or_else(|| {
+                    known.push(text);
+                    known.len() - 1
+                });
+                row[index] = format!("({})", letter(place));
+            }
+            let name = &self.columns[index];
+            let lines =
+                known.iter().enumerate().map(|(place, text)| format!("{name}: ({}) {text}", letter(place)));
+            remarks.extend(lines);
+        }
+        remarks
     }
 
     fn remove(&mut self, index: usize) {
@@ -186,6 +229,9 @@ impl Table {
     }
 }
 
+/// Columns from which a table has no room for sentences, and the longest text that is none.
+const MANY: usize = 6;
+const SENTENCE: usize = 32;
 /// Columns between two columns of a table, and of one that is short of room.
 const GAP: usize = 3;
 const NARROW: usize = 2;
@@ -198,8 +244,15 @@ pub fn growth(figure: &Figure) -> Vec<Table> {
     if let Some(table) = tables.iter_mut().find(sloped) {
         table.notes.push(SLOPE.to_owned());
     }
+    if let Some(table) = tables.last_mut().filter(|_| figure.unit == Unit::Share) {
+        table.notes.push(LIMIT.to_owned());
+    }
     tables
 }
+
+/// What a share of the limit is, below the last table of shares.
+const LIMIT: &str = "Share of the limit: the time that the matrix products of a step would take alone, each at the rate of its \
+                     shape on this machine, over the time of the step.";
 
 /// What the column `slope` is, below the first table that has it.
 const SLOPE: &str = "slope: exponent of the growth; twice the length takes 2^slope times as much.";
@@ -218,7 +271,8 @@ fn panel_table(figure: &Figure, panel: &Panel) -> Table {
         .collect();
     let mut columns = vec!["model".to_owned()];
     columns.extend(lens.iter().map(|len| Unit::Length.text(*len)));
-    let slopes = figure.unit != Unit::Rate && panel.series.iter().any(|series| series.law().is_some());
+    let grows = !matches!(figure.unit, Unit::Rate | Unit::Share);
+    let slopes = grows && panel.series.iter().any(|series| series.law().is_some());
     if slopes {
         columns.push("slope".to_owned());
     }
@@ -276,7 +330,7 @@ pub fn costs(rows: &[Row]) -> Option<Table> {
         ],
         ..Table::default()
     };
-    for row in rows.iter().filter(|row| row.len == Some(len)) {
+    for row in rows.iter().filter(|row| row.len == Some(len) && row.other_program().is_none()) {
         let Some(flops) = row.flops else { continue };
         let label = row.label();
         if table.rows.iter().any(|cells| cells[0] == label) {

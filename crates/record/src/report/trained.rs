@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use super::floor::{AgainstFloor, Floor, subset};
 use super::table::Table;
 use crate::config::suite::Suite;
 use crate::stats::{Interval, Summary, prediction_interval};
@@ -11,8 +12,12 @@ use crate::{FLOOR, Metric, Outcome, Published, Row};
 pub(super) const UNIGRAM: &str = "unigram_loss";
 /// The rules of language models, and what the floor calls them.
 pub(super) const COUNTS: &[(&str, &str)] = &[("witten_bell_3_bpc", "order 3"), ("unigram_ppl", "unigram")];
+/// What language models reach on the validation part.
+const DEV: &str = "dev_bpc";
 /// The rule that every classifier has to beat to have learned anything.
 pub(super) const LARGEST: &str = "largest_class";
+/// Why there is no verdict where every seed stayed there.
+const AT_LARGEST_ONLY: &str = "no seed above the largest class";
 
 /// A table per metric, with one line per task, mechanism and setting: the value over its seeds, what the paper has,
 /// what a simple rule reaches, and what to make of it. Metrics of one name may belong to several commands: a row stands in
@@ -31,8 +36,10 @@ pub fn tables(rows: &[Row], metrics: &[Metric], belongs: impl Fn(&Row, &Metric) 
 const NOTE: &str = "differs: how the run departs from the protocol, with the protocol's value in parentheses. share: the part of \
                     the protocol's steps and data that was run, given only where nothing else differs. Several seeds: mean \
                     ±standard deviation [95 % interval of the mean]; one seed: ± is the standard error due to the size of the \
-                    test split. Failed seeds (not better than the largest class) are counted separately. last update: the same \
-                    with the weights of the last update. floor: the best simple rule on the same split.";
+                    test split. Seeds that failed, or whose accuracy is not above that of the largest class by two standard errors of the split, are \
+                    counted separately. last update: the same \
+                    with the weights of the last update. floor: the best simple rule on the same examples; within its error is within 1.96 standard errors of the \
+                    difference, and of losses, which have none here, within rounding.";
 
 /// The rows that `wanted` takes of `metric`, as seeds of models that were trained and tested alike.
 pub(super) fn groups<'a>(
@@ -99,7 +106,9 @@ fn table<'a>(
             line.remove(3);
         });
     }
-    Some(Table { title: metric.title.to_owned(), columns, numbers: 8, rows: lines, ..Table::default() })
+    let behind = groups.iter().map(|group| vec![group.rows.iter().map(|row| (*row).clone()).collect()]);
+    let (title, behind) = (metric.title.to_owned(), behind.collect());
+    Some(Table { title, columns, numbers: 8, rows: lines, behind, ..Table::default() })
 }
 
 /// Whether two rows are of the same model, trained and tested in the same way.
@@ -133,7 +142,7 @@ impl<'a> Index<'a> {
 
 /// What a measured value says of a published one.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum PublishedVerdict {
+pub(in crate::report) enum PublishedVerdict {
     /// There is none.
     Unpublished,
     /// Nothing, and why.
@@ -159,9 +168,9 @@ impl PublishedVerdict {
     }
 
     /// Of `values`, one per seed, against a mean of `runs` runs.
-    pub(super) fn of(values: &[f64], (published, runs): (f64, u64), less_is_better: bool) -> Self {
+    pub(in crate::report) fn of(values: &[f64], (published, runs): (f64, u64), less_is_better: bool) -> Self {
         let Some(Summary { mean, .. }) = Summary::of(values) else {
-            return Self::Open("no seed learned".to_owned());
+            return Self::Open(AT_LARGEST_ONLY.to_owned());
         };
         let gap = mean - published;
         match prediction_interval(values, runs) {
@@ -170,6 +179,36 @@ impl PublishedVerdict {
             Some(_) if (gap > 0.0) != less_is_better => Self::Better(gap.abs()),
             Some(_) => Self::Worse(gap.abs()),
         }
+    }
+}
+
+/// Seeds that a mean leaves out, by reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct LeftOut {
+    /// Not above the largest class.
+    at_largest: usize,
+    failed: usize,
+    /// Not finished.
+    open: usize,
+}
+
+impl LeftOut {
+    /// How many for which reason, the reasons that apply: `(1, "failed")`.
+    fn reasons(self) -> impl Iterator<Item = (usize, &'static str)> {
+        let all =
+            [(self.at_largest, "at the largest class"), (self.failed, "failed"), (self.open, "not finished")];
+        all.into_iter().filter(|(count, _)| *count > 0)
+    }
+
+    /// `1 failed, 2 not finished`; nothing where none is left out.
+    pub(super) fn words(self) -> Option<String> {
+        let parts: Vec<String> = self.reasons().map(|(count, why)| format!("{count} {why}")).collect();
+        (!parts.is_empty()).then(|| parts.join(", "))
+    }
+
+    /// `, 1 of 3 seeds failed`.
+    fn behind_verdict(self, seeds: usize) -> String {
+        self.reasons().map(|(count, why)| format!(", {count} of {seeds} seeds {why}")).collect()
     }
 }
 
@@ -206,6 +245,20 @@ impl<'a> SeedGroup<'a> {
         (values, failed)
     }
 
+    /// The seeds that are not among [`Self::values`].
+    pub(super) fn left_out(&self) -> LeftOut {
+        let mut left = LeftOut::default();
+        for row in &self.rows {
+            match row.outcome {
+                Outcome::Interrupted | Outcome::Planned => left.open += 1,
+                Outcome::Ok if self.is_at_largest_class(row) => left.at_largest += 1,
+                Outcome::Ok if row.value.is_some() => (),
+                _ => left.failed += 1,
+            }
+        }
+        left
+    }
+
     /// Whether the accuracy is not above that of the largest class by two standard errors of the split.
     fn is_at_largest_class(&self, row: &Row) -> bool {
         let (Some(value), Some(largest)) = (row.value, self.also(row, LARGEST)) else { return false };
@@ -214,38 +267,45 @@ impl<'a> SeedGroup<'a> {
         value <= largest + 2.0 * error
     }
 
-    /// The best simple rule for the same split: its name and value.
-    pub(super) fn floor(&self) -> Option<(String, f64)> {
+    /// The best simple rule for the same examples.
+    pub(super) fn floor(&self) -> Option<Floor> {
         let row = self.rows[0];
+        let floor = |(rule, value): (String, f64), tested: Option<f64>| Floor {
+            rule,
+            value,
+            tested,
+            data: subset(row),
+        };
         let counted =
             COUNTS.iter().find_map(|(rule, name)| Some(((*name).to_owned(), self.also(row, rule)?)));
-        if counted.is_some() {
-            return counted;
+        // the rules are counted for the test part
+        if self.metric.name == DEV {
+            return None;
+        }
+        if let Some(counted) = counted {
+            return Some(floor(counted, None));
         }
         if let Some(nats) = self.also(row, UNIGRAM) {
             let scale = if self.metric.unit == "bit" { std::f64::consts::LN_2 } else { 1.0 };
-            return Some(("counts".to_owned(), nats / scale));
+            return Some(floor(("counts".to_owned(), nats / scale), None));
         }
         let best = best_rule(self.floors.iter().copied(), row);
         let largest = || Some(("largest class".to_owned(), self.also(row, LARGEST)?));
-        best.or_else(|| largest().filter(|_| self.metric.name == "accuracy"))
+        let best = best.or_else(|| largest().filter(|_| self.metric.name == "accuracy"))?;
+        Some(floor(best, self.also(row, "tested")))
     }
 
     fn line(&self) -> Vec<String> {
         let row = self.rows[0];
-        let (values, failed) = self.values();
+        let (values, _) = self.values();
         let text = |value: Option<&str>| value.unwrap_or("").to_owned();
         let number = |value: Option<u64>| value.map_or_else(String::new, |value| value.to_string());
         let last = format!("{}_last", self.metric.name);
         let last: Vec<f64> = self.rows.iter().filter_map(|row| self.also(row, &last)).collect();
         let last = Summary::of(&last).map_or_else(String::new, |last| format!("{:.2}", last.mean));
-        let open = |row: &&&Row| matches!(row.outcome, Outcome::Interrupted | Outcome::Planned);
-        let open = self.rows.iter().filter(open).count();
-        let seeds = match (failed - open, open) {
-            (0, 0) => values.len().to_string(),
-            (failed, 0) => format!("{} ({failed} failed)", values.len()),
-            (0, open) => format!("{} ({open} not finished)", values.len()),
-            (failed, open) => format!("{} ({failed} failed, {open} not finished)", values.len()),
+        let seeds = match self.left_out().words() {
+            None => values.len().to_string(),
+            Some(words) => format!("{} ({words})", values.len()),
         };
         let floor = self.floor().filter(|_| row.model != FLOOR);
         vec![
@@ -253,7 +313,7 @@ impl<'a> SeedGroup<'a> {
             row.label(),
             preset(row),
             if row.dtype == "f32" { row.kernel.clone() } else { format!("{}, {}", row.kernel, row.dtype) },
-            self.verdict(&values, failed),
+            self.verdict(&values),
             text(row.differs.as_deref()),
             number(row.batch),
             number(row.len),
@@ -262,7 +322,7 @@ impl<'a> SeedGroup<'a> {
             self.measured(&values),
             last,
             self.published().map_or_else(|| "-".to_owned(), |value| format!("{value:.2}")),
-            floor.map_or_else(String::new, |(rule, value)| format!("{value:.2} ({rule})")),
+            floor.map_or_else(String::new, |Floor { rule, value, .. }| format!("{value:.2} ({rule})")),
         ]
     }
 
@@ -279,46 +339,53 @@ impl<'a> SeedGroup<'a> {
                 let mut errors = self
                     .rows
                     .iter()
-                    .filter_map(|row| super::ranking::split_error(row, self.all.beside(row).iter().copied()));
+                    .filter_map(|row| super::spread::split_error(row, self.all.beside(row).iter().copied()));
                 let error = errors.next().map_or_else(String::new, |error| format!(" ±{error:.2} (split)"));
                 format!("{:.2}{error}", summary.mean)
             }
             None => {
-                let failed: Vec<f64> = self.rows.iter().filter_map(|row| row.value).collect();
+                let rest: Vec<f64> = self.rows.iter().filter_map(|row| row.value).collect();
                 let none = || self.rows[0].outcome.to_string();
-                Summary::of(&failed).map_or_else(none, |failed| format!("{:.2} (failed)", failed.mean))
+                Summary::of(&rest).map_or_else(none, |rest| format!("{:.2}", rest.mean))
             }
         }
     }
 
-    fn verdict(&self, values: &[f64], failed: usize) -> String {
+    fn verdict(&self, values: &[f64]) -> String {
         if self.rows[0].model == FLOOR {
             return "a simple rule".to_owned();
         }
-        let mut verdict = self.compared(values, failed);
-        let Some((_, floor)) = self.floor() else { return verdict };
-        let above = |value: f64| if self.metric.lower_is_better { value < floor } else { value > floor };
-        let measured = Summary::of(values).is_some_and(|summary| !above(summary.mean));
-        let published = self.published().is_some_and(|value| !above(value));
-        verdict.push_str(match (measured, published) {
-            (true, true) => "; neither is better than the floor",
-            (true, false) => "; measured is not better than the floor",
-            (false, true) => "; published is not better than the floor",
-            (false, false) => "",
-        });
+        let mut verdict = self.compared(values);
+        let Some(floor) = self.floor() else { return verdict };
+        let against = |value: f64| floor.against(value, self.metric.lower_is_better);
+        let measured = Summary::of(values).map(|summary| against(summary.mean));
+        let published = self.published().map(against);
+        let words = |standing: AgainstFloor| match standing {
+            AgainstFloor::Better => None,
+            AgainstFloor::Same => Some("the same as the floor within its error"),
+            AgainstFloor::Worse => Some("worse than the floor"),
+        };
+        match (measured.and_then(words), published.and_then(words)) {
+            (Some(measured), Some(published)) if measured == published => {
+                verdict.push_str(&format!("; measured and published are {measured}"));
+            }
+            (measured, published) => {
+                for (name, words) in [("measured", measured), ("published", published)] {
+                    verdict.push_str(&words.map_or_else(String::new, |words| format!("; {name} is {words}")));
+                }
+            }
+        }
         verdict
     }
 
-    fn compared(&self, values: &[f64], failed: usize) -> String {
+    fn compared(&self, values: &[f64]) -> String {
         let standing = self.standing(values);
-        match (&standing, failed) {
-            (PublishedVerdict::Unpublished, _) | (_, 0) => standing.words(),
-            (PublishedVerdict::Open(_), _)
-                if self.part().is_none_or(|part| part < 1.0) || values.is_empty() =>
-            {
+        match &standing {
+            PublishedVerdict::Unpublished => standing.words(),
+            PublishedVerdict::Open(_) if self.part().is_none_or(|part| part < 1.0) || values.is_empty() => {
                 standing.words()
             }
-            _ => format!("{}, {failed} of {} seeds failed", standing.words(), self.rows.len()),
+            _ => format!("{}{}", standing.words(), self.left_out().behind_verdict(self.rows.len())),
         }
     }
 
@@ -339,9 +406,7 @@ impl<'a> SeedGroup<'a> {
         }
         if values.is_empty() {
             let bad = self.rows.iter().find(|row| row.outcome != Outcome::Ok);
-            return PublishedVerdict::Open(
-                bad.map_or("no seed learned", |row| row.outcome.word()).to_owned(),
-            );
+            return PublishedVerdict::Open(bad.map_or(AT_LARGEST_ONLY, |row| row.outcome.word()).to_owned());
         }
         PublishedVerdict::of(values, (published, source_seeds(row)), self.metric.lower_is_better)
     }
@@ -357,15 +422,9 @@ fn preset(row: &Row) -> String {
 
 /// The best of `rules`, rows of one metric, for the split that `row` was tested on: its name and value.
 pub fn best_rule<'a>(rules: impl Iterator<Item = &'a Row>, row: &Row) -> Option<(String, f64)> {
-    let rules = rules.filter(|rule| rule.task == row.task && data(rule) == data(row));
+    let rules = rules.filter(|rule| rule.task == row.task && subset(rule) == subset(row));
     let best = rules.filter_map(|rule| Some((rule.variant.clone()?, rule.value?)));
     best.max_by(|a, b| a.1.total_cmp(&b.1))
-}
-
-/// What differs in the data: floors stand beside rows of the same split only.
-pub(super) fn data(row: &Row) -> Vec<&str> {
-    let words = row.differs.as_deref().unwrap_or_default().split("; ");
-    words.filter(|word| word.contains(" examples")).collect()
 }
 
 /// A share in percent with two digits at least.

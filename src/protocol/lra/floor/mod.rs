@@ -1,6 +1,7 @@
 //! What a simple rule reaches on the same split: the floor under every trained row (`lra --floor`).
 //!
-//! A rule is fitted on the training split and scored on every example of the test split, in percent. It has no layers and
+//! A rule is fitted on the training split and scored on the examples of the test split that models are tested on (whole batches
+//! of the protocol), in percent. It has no layers and
 //! no attention; what a transformer has learned beyond it is what lies above it.
 
 mod linear;
@@ -9,6 +10,7 @@ mod ngrams;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
+use super::KEEP_CLOSE;
 use super::recipe;
 use super::tasks::LoadOptions;
 use crate::protocol::cell_runner::{CellResult, CellRunner, request};
@@ -91,7 +93,7 @@ pub fn cells(grid: &Grid) -> Result<Vec<Cell>, PlanError> {
         let reading = LoadOptions {
             strict: settings.strict.unwrap_or(false),
             allow_partial: settings.allow_partial.unwrap_or(false),
-            keep_close: settings.keep_close.unwrap_or(false),
+            keep_close: KEEP_CLOSE.of(settings).unwrap_or(false),
         };
         let request =
             FloorRequest { floor: rule.name.to_owned(), task: task.clone(), limit: settings.limit, reading };
@@ -165,8 +167,9 @@ pub fn compute(runner: &mut CellRunner, open: &[usize]) -> Result<(), RunError> 
 
 /// The rows of `cell`: `rule` fitted and scored on `data`, of which so many examples of each split are used.
 fn rows(cell: &Cell, rule: &Rule, data: &dyn Dataset, limit: Option<u64>) -> Vec<Row> {
-    let limited = LimitedDataset::new(data, limit.map_or(usize::MAX, |limit| limit as usize));
     let task = cell.row.task.as_deref().unwrap_or_default();
+    let limited = LimitedDataset::new(data, limit.map_or(usize::MAX, |limit| limit as usize));
+    let limited = limited.in_whole_batches(test_batch(task));
     let mut row = cell.row.clone();
     let missing = super::tasks::missing(task, data.len(Split::Train));
     let words: Vec<String> = missing.into_iter().map(|(_, words)| words).chain(row.differs.take()).collect();
@@ -182,6 +185,12 @@ fn rows(cell: &Cell, rule: &Rule, data: &dyn Dataset, limit: Option<u64>) -> Vec
 pub fn kept(task: &str) -> usize {
     let recipe = ["ls-lra", "lra-repo"].iter().find_map(|preset| recipe::find(preset, task, "").ok());
     recipe.map_or(usize::MAX, |recipe| recipe.keep as usize)
+}
+
+/// Examples of a batch of the protocol: what does not fill one at the end of the test split is not tested.
+fn test_batch(task: &str) -> usize {
+    let recipe = ["ls-lra", "lra-repo"].iter().find_map(|preset| recipe::find(preset, task, "").ok());
+    recipe.map_or(1, |recipe| recipe.batch as usize)
 }
 
 /// Accuracy of the most frequent class of the training split.

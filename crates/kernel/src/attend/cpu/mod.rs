@@ -17,5 +17,5 @@ mod lanes;
 pub(super) mod operands;
 pub(super) mod problem;
 #[allow(unsafe_code)]
-mod product;
+pub(super) mod product;
 pub(super) mod relative;

@@ -11,7 +11,7 @@ use crate::cpu::bf16;
 use crate::cpu::gemm::{Mat, MatMut};
 use crate::cpu::matmul_format::{MatmulFormat, matmul_format};
 use crate::cpu::simd::arch;
-use crate::profile;
+use crate::profile::{self, ProductKernel};
 
 /// The left factor: element (i, k) is `data[i * row + k * step]`.
 #[derive(Clone, Copy)]
@@ -64,11 +64,18 @@ pub fn product(c: ProductOut, a: Scalars, b: Vectors, rows: usize, depth: usize,
     }
     match matmul_format() {
         MatmulFormat::F32 => {
-            profile::count(rows, depth, width);
+            profile::count(ProductKernel::Tile, rows, depth, width);
             arch().dispatch(Product { c, a, b, rows, depth, width });
         }
         MatmulFormat::Bf16 => rounded(c, a, b, rows, depth, width),
     }
+}
+
+/// c = a b of contiguous matrices [rows, depth] and [depth, width]: to measure how long a product of this shape takes.
+pub(crate) fn plain(c: &mut [f32], a: &[f32], b: &[f32], rows: usize, depth: usize, width: usize) {
+    let c = ProductOut { data: c, row: width, add: false };
+    let a = Scalars { data: a, row: depth, step: 1, pairs: &[] };
+    product(c, a, Vectors { data: b, row: width, pairs: &[] }, rows, depth, width);
 }
 
 /// The product of factors rounded to bf16.

@@ -14,10 +14,3 @@ pub fn source(relative: bool) -> (&'static str, &'static str) {
         concat!(include_str!("common.cu"), include_str!("attend.cu"), include_str!("relative.cu"));
     if relative { ("attend-relative", RELATIVE) } else { ("attend", PLAIN) }
 }
-
-/// Whether there are kernels for this call; wider heads and dropout of the weights run composed.
-#[cfg(feature = "cuda")]
-pub fn takes(q: &candle_core::Tensor, call: &super::Attend) -> candle_core::Result<bool> {
-    let widest = if call.relative.is_some() { tables::WIDEST_RELATIVE } else { tables::WIDEST };
-    Ok(call.dropout.is_none() && call.bias.is_none() && q.dim(3)? <= widest)
-}

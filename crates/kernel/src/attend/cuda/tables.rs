@@ -6,12 +6,6 @@ use crate::attend::dims::{Dims, RowLayout};
 use crate::attend::tile::TileView;
 use crate::attend::tile_plan::{TILE, TilePlan};
 
-/// Widest head that the kernels take: more does not fit the shared memory of a block.
-pub const WIDEST: usize = 128;
-
-/// Widest head if logits depend on distances.
-pub const WIDEST_RELATIVE: usize = 64;
-
 /// Keys at a time for heads of this width.
 pub fn block(width: usize) -> usize {
     if width <= 64 { 32 } else { 16 }

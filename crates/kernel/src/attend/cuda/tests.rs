@@ -5,12 +5,13 @@ use candle_core::{Device, Tensor};
 
 use super::launch::{Call, Outputs, defines};
 use super::source;
-use super::tables::{Distances, Places, WIDEST, WIDEST_RELATIVE, memory_bytes};
+use super::tables::{Distances, Places, memory_bytes};
 use crate::KernelMode;
 use crate::attend::dims::{Dims, RowLayout};
 use crate::attend::tests::cases;
 use crate::attend::tests::naive::{Case, Form, Operands, evaluate, operands};
 use crate::attend::tile_plan::TilePlan;
+use crate::attend::{CUDA_WIDEST as WIDEST, CUDA_WIDEST_RELATIVE as WIDEST_RELATIVE};
 use crate::cuda::emulated::{Emulated, nvrtc};
 use crate::cuda::{BufferView, Module};
 use crate::heads::{merge, split};

@@ -9,7 +9,7 @@ use std::arch::x86_64::{
     _mm512_setzero_ps,
 };
 
-use crate::profile;
+use crate::profile::{self, ProductKernel};
 
 /// Elements of a vector; rows of the right factor are padded to multiples of it.
 pub const LANES: usize = 16;
@@ -44,7 +44,7 @@ pub fn multiply(mut c: BlockOut, a: Left, b: Right, rows: usize, depth: usize, w
     if rows == 0 || width == 0 {
         return;
     }
-    profile::count(rows, 2 * depth, width);
+    profile::count(ProductKernel::Pairs, rows, 2 * depth, width);
     assert!(super::is_native(), "this processor has no bf16 dot product");
     assert!(c.row >= width || rows == 1, "rows of the result overlap");
     assert!((rows - 1) * c.row + width <= c.data.len(), "result");

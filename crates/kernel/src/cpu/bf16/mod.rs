@@ -26,6 +26,16 @@ pub use native::{Factor, PANEL, Panels, pack_lines, pack_rows, product};
 pub use packed::{Lines, add_lines, lines_len, lines_room, pack_left, pairs};
 pub use stored::{load, load_rows, round, store};
 
+/// c = a b of contiguous packed pairs, a [rows, depth] and b [depth, width] with rows padded to multiples of 16:
+/// to measure how long a product of this shape takes.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn pairs_product(c: &mut [f32], a: &[u32], b: &[u32], [rows, depth, width]: [usize; 3]) {
+    let row = width.next_multiple_of(block::LANES);
+    let to = block::BlockOut { data: c, row: width, alpha: 1.0, beta: None };
+    let left = block::Left { data: a, row: depth, step: 1 };
+    block::multiply(to, left, block::Right { data: b, row }, rows, depth, width);
+}
+
 /// Whether this processor multiplies bf16 itself.
 pub fn is_native() -> bool {
     level() == SimdLevel::Avx512Bf16

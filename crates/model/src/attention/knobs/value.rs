@@ -24,6 +24,19 @@ pub enum Value {
 }
 
 impl Value {
+    /// As golden files and suites have it.
+    pub fn to_json(&self) -> Json {
+        match self {
+            Self::Auto => Json::Null,
+            Self::Bool(value) => (*value).into(),
+            Self::Int(value) => (*value).into(),
+            Self::Float(value) => (*value).into(),
+            Self::Word(value) => (*value).into(),
+            Self::List(values) => values.clone().into(),
+            Self::Floats(values) => values.clone().into(),
+        }
+    }
+
     pub(super) const fn int(&self) -> Option<usize> {
         match self {
             Self::Int(value) => Some(*value),

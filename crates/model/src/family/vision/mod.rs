@@ -9,7 +9,7 @@ mod resolve;
 #[cfg(test)]
 mod tests;
 
-use super::{Family, PresetDefaults};
+use super::{Family, Objective, PresetDefaults};
 use crate::batch::InputKind;
 pub use net::{ImageModel, rank};
 use presets::{PRESETS, find};
@@ -20,7 +20,7 @@ pub static FAMILY: Family = Family {
     name: "vision",
     title: "images to classes",
     input: InputKind::Pixels,
-    classifies: true,
+    objective: Objective::Class,
     sample: "images",
     presets: || PRESETS.iter().map(|preset| preset.about.clone()).collect(),
     serves: |preset, _| find(preset).is_some(),

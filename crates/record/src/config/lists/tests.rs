@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::config::settings::Settings;
 
 fn lengths(text: &str) -> Result<Vec<u64>, String> {
     text.parse::<Lengths>().map(|list| list.0).map_err(|error| error.0)
@@ -67,5 +68,31 @@ proptest! {
         if let Ok(models) = text.parse::<Models>() {
             prop_assert_eq!(models.to_string().parse::<Models>().unwrap(), models);
         }
+    }
+}
+
+#[test]
+fn rates_are_lists_or_ranges_of_equal_ratio() {
+    let rates = |text: &str| text.parse::<Rates>().map(|rates| rates.0).map_err(|error| error.0);
+    assert_eq!(rates("1e-2,1e-3"), Ok(vec![1e-3, 1e-2]));
+    let eight = rates("3e-4..3e-2").unwrap();
+    assert_eq!((eight.len(), eight[0], eight[7]), (8, 3e-4, 3e-2));
+    assert!(eight.windows(2).all(|pair| (pair[1] / pair[0] - 1.931).abs() < 0.01), "{eight:?}");
+    assert_eq!(rates("1e-4..1e-2/3"), Ok(vec![1e-4, 1e-3, 1e-2]));
+    for wrong in ["", "0", "-1", "11", "1e-3..", "1e-3..1e-2/1", "a"] {
+        assert!(rates(wrong).unwrap_err().contains("3e-4..3e-2"), "{wrong}");
+    }
+    let settings: Settings =
+        toml::from_str("rates = [1e-3, 1e-2]\nlayers = [\"shortconv\", \"mixer\"]").unwrap();
+    assert_eq!(settings.rates.as_ref().map(ToString::to_string).as_deref(), Some("0.001,0.01"));
+    assert_eq!(settings.layers.as_ref().map(Layers::count), Some(2));
+}
+
+#[test]
+fn layers_are_a_number_or_a_list() {
+    assert_eq!("2".parse(), Ok(Layers::Count(2)));
+    assert_eq!("shortconv,ls".parse(), Ok(Layers::Each(vec!["shortconv".to_owned(), "ls".to_owned()])));
+    for wrong in ["0", "-3", "4097", "", "shortconv,"] {
+        assert!(wrong.parse::<Layers>().is_err(), "{wrong:?}");
     }
 }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::own_setting;
 
 #[test]
 fn set_takes_toml_or_text() {
@@ -33,4 +34,32 @@ fn settings_survive_json() {
     let settings: Settings = toml::from_str(text).unwrap();
     let json = serde_json::to_string(&settings).unwrap();
     assert_eq!(serde_json::from_str::<Settings>(&json).unwrap(), settings);
+}
+
+own_setting! {
+    /// Numbers to try
+    TRIES: Seeds = "tries", "Grid", "LIST", str::parse;
+}
+
+#[test]
+fn a_protocol_declares_a_setting_of_its_own() {
+    let before = toml::from_str::<Settings>("len = 8\ntries = 3").unwrap_err();
+    assert!(before.message().starts_with("unknown field `tries`, expected one of `task`"), "{before}");
+    assert_eq!(before.span(), Some(8..13), "where it stands");
+    TRIES.setting.declare();
+    let said = Settings::set("tries=1,2").unwrap();
+    assert_eq!(TRIES.of(&said), Some(Seeds(vec![1, 2])));
+    assert_eq!((said.set_keys(), TRIES.of(&Settings::NONE)), (vec!["tries"], None));
+    let suite: Settings = toml::from_str("len = 8\ntries = [4, 5]").unwrap();
+    assert_eq!((TRIES.of(&suite), suite.set_keys()), (Some(Seeds(vec![4, 5])), vec!["len", "tries"]));
+    assert_eq!(
+        TRIES.of(&said.clone().over(suite.clone())),
+        Some(Seeds(vec![1, 2])),
+        "what is said above wins"
+    );
+    assert_eq!(TRIES.of(&Settings::NONE.over(suite.clone())), Some(Seeds(vec![4, 5])));
+    let json = serde_json::to_string(&suite).unwrap();
+    assert_eq!(serde_json::from_str::<Settings>(&json).unwrap(), suite);
+    assert!(toml::from_str::<Settings>("tries = ['a']").unwrap_err().message().contains("\"a\""));
+    assert!(Settings::set("tries=x").unwrap_err().0.starts_with("--set tries: "));
 }

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use toml::Spanned;
 
-use super::{Column, PublishedOnlyRow, PublishedTable, Suite, SuiteError, SuiteRow};
+use super::{Column, PublishedOnlyRow, PublishedTable, Suite, SuiteError, SuiteRatio, SuiteRow};
 use crate::config::lists::{MechanismSpec, Models};
 use crate::config::settings::Settings;
 use crate::config::{ParseError, nearest};
@@ -31,6 +31,8 @@ struct WireSuite {
     printed: Vec<WirePrinted>,
     #[serde(default)]
     columns: Vec<Column>,
+    #[serde(default)]
+    ratio: Vec<SuiteRatio>,
     #[serde(default)]
     by_len: bool,
     also: Option<String>,
@@ -77,27 +79,28 @@ struct WirePublished {
 }
 
 /// A number, a mark such as "oom", or a list of them.
-struct WireValues(Vec<Published>);
+struct WireValues(Vec<(Published, Option<usize>)>);
 
 impl<'de> Deserialize<'de> for WireValues {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Values;
         impl<'de> Visitor<'de> for Values {
-            type Value = Vec<Published>;
+            type Value = Vec<(Published, Option<usize>)>;
             fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
                 f.write_str("a number, \"oom\", or a list of them")
             }
             fn visit_f64<E: de::Error>(self, value: f64) -> Result<Self::Value, E> {
-                Ok(vec![Published::Value(value)])
+                let digits = value.to_string().split_once('.').map_or(1, |(_, digits)| digits.len());
+                Ok(vec![(Published::Value(value), Some(digits))])
             }
             fn visit_i64<E: de::Error>(self, value: i64) -> Result<Self::Value, E> {
-                Ok(vec![Published::Value(value as f64)])
+                Ok(vec![(Published::Value(value as f64), Some(0))])
             }
             fn visit_str<E: de::Error>(self, word: &str) -> Result<Self::Value, E> {
                 let allowed = [Outcome::Oom, Outcome::Diverged, Outcome::Timeout, Outcome::Failed];
                 let outcome = allowed.into_iter().find(|outcome| outcome.word() == word);
                 let wrong = || E::invalid_value(de::Unexpected::Str(word), &self);
-                outcome.map(|outcome| vec![Published::Outcome(outcome)]).ok_or_else(wrong)
+                outcome.map(|outcome| vec![(Published::Outcome(outcome), None)]).ok_or_else(wrong)
             }
             fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
                 let mut values = Vec::new();
@@ -160,6 +163,7 @@ impl Suite {
             rows,
             printed,
             columns: wire.columns,
+            ratios: wire.ratio,
             by_len: wire.by_len,
             also: wire.also,
             text: text.to_owned(),
@@ -179,13 +183,19 @@ fn tables(
         WireTables::Many(tables) => tables,
     };
     let read = |WirePublished { metric, values }: WirePublished| {
-        let values: BTreeMap<_, _> = values.into_iter().map(|(key, values)| (key, values.0)).collect();
+        let (mut digits, mut numbers) = (BTreeMap::new(), BTreeMap::new());
+        for (key, WireValues(values)) in values {
+            let (own, places): (Vec<Published>, Vec<Option<usize>>) = values.into_iter().unzip();
+            digits.insert(key.clone(), places);
+            numbers.insert(key, own);
+        }
+        let values: BTreeMap<String, Vec<Published>> = numbers;
         match values.iter().find(|(_, values)| values.len() > lengths.max(1)) {
             Some((key, values)) => {
                 let count = values.len();
                 Err((start, format!("{label}: {key} has {count} published values for {lengths} lengths")))
             }
-            None => Ok(PublishedTable { metric, values }),
+            None => Ok(PublishedTable { metric, values, digits }),
         }
     };
     tables.into_iter().map(read).collect()

@@ -15,6 +15,9 @@ const MARK: f64 = 56.0;
 const NUMBER: f64 = 150.0;
 const HEIGHT: f64 = 620.0;
 const LINE: f64 = FONT * 1.16;
+/// Heights around a plane: its title above, and all together.
+const ABOVE: f64 = 1.6 * LINE;
+const FRAME: f64 = ABOVE + 2.6 * LINE;
 /// Radius of the largest bubble.
 const LARGEST: f64 = 46.0;
 const SMALLEST: f64 = 7.0;
@@ -34,7 +37,8 @@ pub struct Bubble {
     pub ghost: bool,
 }
 
-/// A chart of `bubbles` over `axes` (along, up). Nothing without bubbles.
+/// A chart of `bubbles` over `axes` (along, up): those that were measured above those that were published. Nothing without
+/// bubbles.
 pub fn bubbles(
     name: &str,
     (title, subtitles): (&str, &[String]),
@@ -55,35 +59,32 @@ pub fn bubbles(
     let area = (WIDTH - LEFT - column).max(480.0);
     let width = LEFT + area + column;
     let looks = looks(&names);
-    let top = HEADER + 38.0 * subtitles.len() as f64 + 1.2 * LINE;
-    let height = top + HEIGHT.max((names.len() + 1) as f64 * LINE) + 2.6 * LINE;
-    let plane = Plane::new(bubbles, (LEFT, area), (top, height - 2.6 * LINE));
+    let header = HEADER + 38.0 * subtitles.len() as f64;
+    // other models and other machines: a plane of its own for what is published
+    let parts: Vec<(&str, Vec<&Bubble>)> = [("Measured", false), ("Published", true)]
+        .map(|(kind, ghost)| {
+            (kind, bubbles.iter().filter(|bubble| bubble.ghost == ghost).collect::<Vec<_>>())
+        })
+        .into_iter()
+        .filter(|(_, own)| !own.is_empty())
+        .collect();
+    let tall = |own: &[&Bubble]| HEIGHT.max((own.len() + 1) as f64 * LINE);
+    let height = header + parts.iter().map(|(_, own)| tall(own) + FRAME).sum::<f64>();
     let svg = canvas::document((width.ceil() as u32, height.ceil() as u32), |canvas| {
         canvas.bold(title, (24.0, 36.0), Align::Left, FONT * 1.1)?;
         for (row, subtitle) in subtitles.iter().enumerate() {
             let y = 80.0 + 38.0 * row as f64;
             canvas.colored(subtitle, (24.0, y), Align::Left, (FONT * 0.8, SOFT))?;
         }
-        plane.axes(canvas, axes)?;
-        let mut sorted: Vec<&Bubble> = bubbles.iter().collect();
-        sorted.sort_by(|a, b| b.ghost.cmp(&a.ghost).then(b.area.total_cmp(&a.area)));
-        for bubble in sorted {
-            let index = names.iter().position(|name| *name == bubble.label).unwrap_or(0);
-            let radius = (LARGEST * bubble.area.max(0.0).sqrt()).max(SMALLEST);
-            let at = plane.at(bubble);
-            canvas.bubble(at, radius, looks[index].color, bubble.ghost)?;
-            canvas.marker(
-                at,
-                if bubble.ghost { 5.0 } else { 7.0 },
-                SeriesStyle { open: bubble.ghost, ..looks[index] },
-            )?;
-            let kind = if bubble.ghost { "published" } else { "measured" };
-            canvas.tip(
-                at,
-                &format!("{}, {kind}: {} {:.2}, {} {:.2}", bubble.label, axes.0, bubble.x, axes.1, bubble.y),
-            );
+        let mut top = header + ABOVE;
+        for (kind, own) in &parts {
+            let plane = Plane::new(own, (LEFT, area), (top, top + tall(own)));
+            plane.axes(canvas, (axes.0, &format!("{kind}: {}", axes.1)))?;
+            plane.draw(canvas, (&names, &looks), (axes, own))?;
+            plane.list(canvas, (&names, &looks), own)?;
+            top += tall(own) + FRAME;
         }
-        plane.list(canvas, (&names, &looks), bubbles)
+        Ok(())
     })?;
     let records = bubbles.iter().map(|bubble| {
         let kind = if bubble.ghost { "published" } else { "measured" };
@@ -104,9 +105,9 @@ struct Plane {
 }
 
 impl Plane {
-    fn new(bubbles: &[Bubble], (left, area): (f64, f64), (top, bottom): (f64, f64)) -> Self {
+    fn new(bubbles: &[&Bubble], (left, area): (f64, f64), (top, bottom): (f64, f64)) -> Self {
         let range = |of: fn(&Bubble) -> f64| {
-            let values = || bubbles.iter().map(of);
+            let values = || bubbles.iter().map(|bubble| of(bubble));
             let (low, high) = (values().fold(f64::MAX, f64::min), values().fold(f64::MIN, f64::max));
             let margin = 0.08 * (high - low).max(1e-9);
             (low - margin, high + margin)
@@ -147,21 +148,47 @@ impl Plane {
         canvas.text(along, (middle, self.bottom + 1.75 * LINE), Align::Center, FONT)
     }
 
-    /// A line per model beside the area, the best first: marker, name, and its measured place, or the published one
-    /// in grey.
+    /// The bubbles, the largest behind.
+    fn draw(
+        &self,
+        canvas: &mut Canvas,
+        (names, looks): (&[&str], &[SeriesStyle]),
+        (axes, bubbles): ((&str, &str), &[&Bubble]),
+    ) -> io::Result<()> {
+        let mut sorted = bubbles.to_vec();
+        sorted.sort_by(|a, b| b.area.total_cmp(&a.area));
+        for bubble in sorted {
+            let index = names.iter().position(|name| *name == bubble.label).unwrap_or(0);
+            let radius = (LARGEST * bubble.area.max(0.0).sqrt()).max(SMALLEST);
+            let at = self.at(bubble);
+            canvas.bubble(at, radius, looks[index].color, bubble.ghost)?;
+            let look = SeriesStyle { open: bubble.ghost, ..looks[index] };
+            canvas.marker(at, if bubble.ghost { 5.0 } else { 7.0 }, look)?;
+            let kind = if bubble.ghost { "published" } else { "measured" };
+            canvas.tip(
+                at,
+                &format!("{}, {kind}: {} {:.2}, {} {:.2}", bubble.label, axes.0, bubble.x, axes.1, bubble.y),
+            );
+        }
+        Ok(())
+    }
+
+    /// A line per model beside the area, the best first: marker, name, and its place.
     fn list(
         &self,
         canvas: &mut Canvas,
         (names, looks): (&[&str], &[SeriesStyle]),
-        bubbles: &[Bubble],
+        bubbles: &[&Bubble],
     ) -> io::Result<()> {
-        let mut lines: Vec<(SeriesStyle, &Bubble)> = (names.iter().zip(looks))
-            .filter_map(|(name, look)| {
-                let own = || bubbles.iter().filter(|bubble| bubble.label == *name);
-                Some((*look, own().find(|bubble| !bubble.ghost).or_else(|| own().next())?))
-            })
-            .collect();
-        lines.sort_by(|a, b| a.1.ghost.cmp(&b.1.ghost).then(b.1.y.total_cmp(&a.1.y)));
+        let look = |bubble: &Bubble| {
+            names
+                .iter()
+                .position(|name| *name == bubble.label)
+                .map_or_else(SeriesStyle::default, |at| looks[at])
+        };
+        let mut lines: Vec<(SeriesStyle, &Bubble)> =
+            bubbles.iter().map(|bubble| (look(bubble), *bubble)).collect();
+        lines.sort_by(|a, b| b.1.y.total_cmp(&a.1.y));
         let left = self.left + self.area + MARK;
         let right = left + names.iter().map(|name| canvas::text_width(name, FONT)).fold(0.0, f64::max);
         let columns = [right + NUMBER, right + 2.0 * NUMBER];
@@ -171,12 +198,11 @@ impl Plane {
         }
         for (look, bubble) in lines {
             y += LINE;
-            let ink = if bubble.ghost { SOFT } else { INK };
             canvas.marker((left - 22.0, y), 9.0, SeriesStyle { open: bubble.ghost, ..look })?;
-            canvas.colored(&bubble.label, (left, y), Align::Left, (FONT, ink))?;
+            canvas.text(&bubble.label, (left, y), Align::Left, FONT)?;
             let texts = [format!("{:.2}", bubble.x), format!("{:.1}", bubble.y)];
             for (text, x) in texts.iter().zip(columns) {
-                canvas.colored(text, (x, y), Align::Right, (FONT, ink))?;
+                canvas.text(text, (x, y), Align::Right, FONT)?;
             }
         }
         Ok(())
@@ -188,13 +214,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn published_models_are_outlines_and_share_the_name() {
+    fn published_models_are_outlines_in_a_plane_of_their_own() {
         let bubble =
             |label: &str, x, ghost| Bubble { label: label.to_owned(), x, y: 50.0 + x, area: 1.0, ghost };
         let all = [bubble("full", 1.0, true), bubble("full", 1.0, false), bubble("ls", 2.0, false)];
         let chart = bubbles("b", ("T", &[]), ("speed", "accuracy, %"), &all).unwrap().unwrap();
         assert!(chart.csv.contains("full,published,1,51,1\n"), "{}", chart.csv);
-        assert_eq!(chart.svg.matches(">\nfull").count(), 1);
+        assert_eq!(chart.svg.matches(">\nfull").count(), 2, "once in each plane");
+        assert!(chart.svg.contains("Measured: accuracy") && chart.svg.contains("Published: accuracy"));
         assert!(bubbles("b", ("T", &[]), ("x", "y"), &[]).unwrap().is_none());
     }
 }

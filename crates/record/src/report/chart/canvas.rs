@@ -6,6 +6,7 @@ use plotters::prelude::{Color, DrawingBackend, IntoFont, RGBColor, SVGBackend, S
 use plotters::style::FontStyle;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
+use super::compact::compact;
 use super::style::{Dash, Marker, SeriesStyle};
 use crate::text::visible;
 
@@ -54,6 +55,7 @@ pub(super) fn document(
     canvas.backend.present().map_err(io::Error::other)?;
     let tips = std::mem::take(&mut canvas.tips);
     drop(canvas);
+    let mut text = compact(&text);
     if let (Some(end), false) = (text.rfind("</svg>"), tips.is_empty()) {
         text.insert_str(end, &format!("<g class=\"tips\" fill-opacity=\"0\">\n{tips}</g>\n"));
     }

@@ -18,6 +18,10 @@ pub enum Crossing {
     Always(f64),
     /// From here on, between measured lengths.
     From(f64),
+    /// The same at every length, of which the longest is this.
+    Same(f64),
+    /// At shorter lengths, but not at the longest, which is this.
+    Partly(f64),
     /// Not up to the longest measured length, which is this.
     Never(f64),
 }
@@ -28,13 +32,17 @@ impl Crossing {
         match self {
             Self::Always(len) => format!("≤ {len}"),
             Self::From(len) => format!("{len:.0}"),
-            Self::Never(len) => format!("> {len}"),
+            Self::Same(len) => format!("the same up to {len}"),
+            Self::Partly(len) => format!("below {len} only"),
+            Self::Never(len) => format!("no crossing up to {len}"),
         }
     }
 
     fn len(self) -> f64 {
         match self {
-            Self::Always(len) | Self::From(len) | Self::Never(len) => len,
+            Self::Always(len) | Self::From(len) | Self::Same(len) | Self::Partly(len) | Self::Never(len) => {
+                len
+            }
         }
     }
 }
@@ -70,7 +78,7 @@ pub fn dots(name: &str, (title, subtitle): (&str, &str), panels: &[DotPanel]) ->
             x += canvas::text_width(text, FONT) + 66.0;
         }
         canvas.colored(
-            "◂ at every length, ▸ at none that was measured",
+            "◂ at every length, ▸ not up to the longest, = the same",
             (x, 124.0),
             Align::Left,
             (FONT * 0.85, SOFT),
@@ -121,8 +129,12 @@ fn draw(canvas: &mut Canvas, strip: &Strip, panel: &DotPanel) -> io::Result<()> 
 fn dot(canvas: &mut Canvas, crossing: Crossing, (look, at): (SeriesStyle, Point)) -> io::Result<()> {
     let arrow = match crossing {
         Crossing::From(_) => return canvas.marker(at, MARKER, look),
+        Crossing::Same(_) => {
+            canvas.line((at.0 - 10.0, at.1 - 4.0), (at.0 + 10.0, at.1 - 4.0), look.color, 4)?;
+            return canvas.line((at.0 - 10.0, at.1 + 4.0), (at.0 + 10.0, at.1 + 4.0), look.color, 4);
+        }
         Crossing::Always(_) => -1.0,
-        Crossing::Never(_) => 1.0,
+        Crossing::Partly(_) | Crossing::Never(_) => 1.0,
     };
     let tip = (at.0 + arrow * 18.0, at.1);
     canvas.line(at, tip, look.color, 4)?;

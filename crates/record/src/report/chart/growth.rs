@@ -5,6 +5,7 @@ use std::io;
 use super::style::looks;
 use super::{Chart, Figure, Measured, Missing, Panel, Series, Unit};
 use crate::report::place;
+use crate::report::ratio::Ratio;
 use crate::text::plural;
 use crate::{Outcome, Pass, Row};
 
@@ -17,19 +18,22 @@ pub enum Quantity {
     Memory,
     /// Tokens per second of decoding.
     Tokens,
+    /// Time that the matrix products of a step alone would take, over the time of the step.
+    Limit,
 }
 
 impl Quantity {
     /// Those with a chart.
     pub const CHARTS: [Self; 2] = [Self::Time, Self::Memory];
     /// Those with a table.
-    pub const TABLES: [Self; 3] = [Self::Time, Self::Tokens, Self::Memory];
+    pub const TABLES: [Self; 4] = [Self::Time, Self::Tokens, Self::Limit, Self::Memory];
 
     const fn title(self) -> &'static str {
         match self {
             Self::Time => "Time per step against length",
             Self::Memory => "Peak memory of a step against length",
             Self::Tokens => "Tokens per second against length of the context",
+            Self::Limit => "Share of the limit against length",
         }
     }
 
@@ -38,14 +42,17 @@ impl Quantity {
             Self::Time => "time",
             Self::Memory => "memory",
             Self::Tokens => "tokens",
+            Self::Limit => "limit",
         }
     }
 
-    const fn unit(self) -> Unit {
+    /// The unit of its values.
+    pub(in crate::report) const fn unit(self) -> Unit {
         match self {
             Self::Time => Unit::Seconds,
             Self::Memory => Unit::Bytes,
             Self::Tokens => Unit::Rate,
+            Self::Limit => Unit::Share,
         }
     }
 
@@ -54,16 +61,33 @@ impl Quantity {
     fn picks(self, row: &Row, peaks: bool) -> bool {
         match self {
             Self::Time => row.metric == "step_time",
+            Self::Memory if row.other_program().is_some() => false, // no peak of live bytes
             Self::Memory if peaks => row.metric == "peak_memory",
             Self::Memory => row.metric == "step_time",
             Self::Tokens => row.metric == "tokens_per_second" && row.pass == Some(Pass::Decode),
+            Self::Limit => row.metric == "share_of_limit",
         }
     }
 
-    fn value(self, row: &Row) -> Option<f64> {
+    /// The rows that are about it and have a length.
+    pub(in crate::report) fn rows(self, rows: &[Row]) -> Vec<&Row> {
+        let peaks = rows.iter().any(|row| row.metric == "peak_memory");
+        rows.iter().filter(|row| self.picks(row, peaks) && row.len.is_some()).collect()
+    }
+
+    /// `over` divided by `under` in it; bytes are exact.
+    pub(in crate::report) fn ratio(self, over: &Row, under: &Row) -> Option<Ratio> {
+        match self {
+            Self::Memory => Ratio::exact(self.value(over)?, self.value(under)?),
+            Self::Time | Self::Tokens | Self::Limit => Ratio::of(over, under),
+        }
+    }
+
+    /// Its value in `row`.
+    pub(in crate::report) fn value(self, row: &Row) -> Option<f64> {
         let value = match self {
             Self::Memory if row.metric != "peak_memory" => row.peak_bytes.map(|bytes| bytes as f64),
-            Self::Time | Self::Memory | Self::Tokens => row.value,
+            Self::Time | Self::Memory | Self::Tokens | Self::Limit => row.value,
         };
         value.filter(|value| *value > 0.0 && value.is_finite())
     }
@@ -100,11 +124,11 @@ fn conditions(row: &Row) -> Vec<String> {
 
 /// Rows measured under the same conditions, each group with what tells it from the others.
 pub fn alike<'a>(rows: &[&'a Row]) -> Vec<(String, Vec<&'a Row>)> {
-    groups(rows).1
+    grouped(rows).1
 }
 
 /// What all `rows` have in common, and those that are alike in everything with what tells them from the others.
-fn groups<'a>(rows: &[&'a Row]) -> (String, Vec<(String, Vec<&'a Row>)>) {
+pub(in crate::report) fn grouped<'a>(rows: &[&'a Row]) -> (String, Vec<(String, Vec<&'a Row>)>) {
     let keys: Vec<Vec<String>> = rows.iter().map(|row| conditions(row)).collect();
     let Some(first) = keys.first() else { return Default::default() };
     let differs: Vec<bool> = (0..first.len()).map(|i| keys.iter().any(|key| key[i] != first[i])).collect();
@@ -123,11 +147,9 @@ fn groups<'a>(rows: &[&'a Row]) -> (String, Vec<(String, Vec<&'a Row>)>) {
 
 /// What [`growth`] draws; [`crate::report::table::growth`] makes tables of it.
 pub fn figure(rows: &[Row], quantity: Quantity) -> Option<Figure> {
-    let peaks = rows.iter().any(|row| row.metric == "peak_memory");
-    let picked: Vec<&Row> =
-        rows.iter().filter(|row| quantity.picks(row, peaks) && row.len.is_some()).collect();
+    let picked = quantity.rows(rows);
     picked.iter().find(|row| quantity.value(row).is_some())?;
-    let (subtitle, groups) = groups(&picked);
+    let (subtitle, groups) = grouped(&picked);
     let mut labels: Vec<String> = Vec::new();
     for row in &picked {
         if !labels.contains(&row.label()) {

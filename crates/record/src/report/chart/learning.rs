@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
 use super::linear::{Line, Panel, Plane, Ticks};
-use super::style::{Dash, SeriesStyle, looks, mechanism, shown};
+use super::style::{Dash, SeriesStyle, apart, looks, mechanism};
 use super::{Chart, table};
 
 /// One model under training.
@@ -29,7 +29,10 @@ pub struct Evaluation {
     pub value: f64,
 }
 
-/// The seeds of one model, which look alike.
+/// Parts of labels that tell runs of one model apart, and what several of them are called.
+const RUNS: [(&str, &str); 2] = [("seed ", "seeds"), ("rate ", "learning rates")];
+
+/// The runs of one model, which look alike.
 struct Series<'a> {
     label: String,
     look: SeriesStyle,
@@ -37,14 +40,14 @@ struct Series<'a> {
 }
 
 impl<'a> Series<'a> {
-    /// The models of `lines`. Of more mechanisms than can be told apart the less known are grey, and the second variant of
-    /// a mechanism is paler than the first.
+    /// The models of `lines`: a colour per mechanism while there are enough, the less known of more in grey, and the second variant of
+    /// a mechanism paler than the first.
     fn of(lines: &'a [TrainingCurve]) -> Vec<Self> {
         let mut names: Vec<String> = Vec::new();
         let mut seeds: Vec<Vec<&TrainingCurve>> = Vec::new();
         for line in lines {
-            let parts = line.label.split(", ").filter(|part| !part.starts_with("seed "));
-            let name = parts.collect::<Vec<_>>().join(", ");
+            let own = |part: &&str| !RUNS.iter().any(|(word, _)| part.starts_with(word));
+            let name = line.label.split(", ").filter(own).collect::<Vec<_>>().join(", ");
             match names.iter().position(|known| *known == name) {
                 Some(index) => seeds[index].push(line),
                 None => {
@@ -56,23 +59,31 @@ impl<'a> Series<'a> {
         let labels: Vec<&str> = names.iter().map(String::as_str).collect();
         let mechanisms = labels.iter().map(|label| mechanism(label)).collect::<BTreeSet<_>>();
         let mechanisms: Vec<&str> = mechanisms.into_iter().collect();
-        let shown: BTreeMap<&str, bool> = mechanisms.iter().copied().zip(shown(&mechanisms)).collect();
+        let colors: BTreeMap<&str, Option<SeriesStyle>> =
+            mechanisms.iter().copied().zip(apart(&mechanisms)).collect();
         let mut variants: BTreeMap<&str, usize> = BTreeMap::new();
         let looks = looks(&labels).into_iter().zip(&labels).map(|(look, label)| {
             let variant = variants.entry(mechanism(label)).or_default();
             *variant += 1;
-            match (shown[mechanism(label)], *variant) {
-                (false, _) => look.faint(),
-                (true, 2) => look.paler(),
-                (true, _) => look,
+            match (colors[mechanism(label)], *variant) {
+                (None, _) => look.faint(),
+                (Some(own), 2) => SeriesStyle { color: own.color, ..look }.paler(),
+                (Some(own), _) => SeriesStyle { color: own.color, ..look },
             }
         });
         let looks: Vec<SeriesStyle> = looks.collect();
         let all = names.into_iter().zip(looks).zip(seeds);
         let series = all.map(|((name, look), seeds)| {
+            let count = |(word, plural): (&str, &str)| {
+                let parts = seeds.iter().flat_map(|line| line.label.split(", "));
+                let count = parts.filter(|part| part.starts_with(word)).collect::<BTreeSet<_>>().len();
+                (count > 1).then(|| format!("{count} {plural}"))
+            };
             let label = match seeds.len() {
                 1 => seeds[0].label.clone(),
-                count => format!("{name} ({count} seeds)"),
+                _ => {
+                    format!("{name} ({})", RUNS.into_iter().filter_map(count).collect::<Vec<_>>().join(", "))
+                }
             };
             Series { label, look, seeds }
         });
@@ -174,6 +185,12 @@ mod tests {
         let chart = learning("x", "T", "%", &lines, None).unwrap().unwrap();
         assert_eq!(chart.svg.matches(">\nls (2 seeds)\n<").count(), 2, "once in each of two panels");
         assert!(chart.csv.contains("\"ls, seed 2\",2,"), "{}", chart.csv);
+        let lines = ["ls, seed 1, rate 1e-3", "ls, seed 1, rate 1e-2", "ls, seed 2, rate 1e-3"].map(line);
+        let series = Series::of(&lines);
+        assert_eq!(
+            series.iter().map(|series| &series.label[..]).collect::<Vec<_>>(),
+            ["ls (2 seeds, 2 learning rates)"]
+        );
     }
 
     #[test]
@@ -187,8 +204,8 @@ mod tests {
             let lines: Vec<TrainingCurve> = names.iter().map(line).collect();
             learning("x", "T", "%", &lines, None).unwrap().unwrap().svg.matches("#A8A8A8").count()
         };
-        let all = ["full", "ls", "cosformer", "linear", "linformer", "rfa", "reformer"];
-        assert_eq!(drawn(&all[..6]), 0);
+        let all = ["full", "ls", "cosformer", "linear", "linformer", "rfa", "local", "reformer"];
+        assert_eq!(drawn(&all[..7]), 0);
         assert!(drawn(&all) > 0);
     }
 

@@ -17,6 +17,8 @@ const TICK: f64 = 70.0;
 const MARKER: f64 = 9.0;
 /// Points up to which each has a marker; a single one would not be seen without.
 const FEW: usize = 12;
+/// Most points of a line with a text under the pointer.
+const TIPS: usize = 24;
 /// Lines of a panel up to which it grows so that every name has its place. More are a
 /// cloud without dashes and markers, named where one points at it.
 const NAMED: usize = 60;
@@ -143,7 +145,10 @@ impl Frame<'_> {
             for &(x, y, half) in points.filter(|point| point.2 > 0.0) {
                 canvas.line(self.at(x, y - half, &ys), self.at(x, y + half, &ys), line.look.color, 3)?;
             }
-            for (point, at) in line.points.iter().filter(|point| point.1.is_finite()).zip(&drawn) {
+            // a pointer cannot tell more of them apart
+            let every = drawn.len().div_ceil(TIPS).max(1);
+            let told = line.points.iter().filter(|point| point.1.is_finite()).zip(&drawn);
+            for (point, at) in told.step_by(every) {
                 let Some(label) = line.label else { break };
                 let half = if point.2 > 0.0 { format!(" ±{:.3}", point.2) } else { String::new() };
                 canvas.tip(

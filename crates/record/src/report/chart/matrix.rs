@@ -11,7 +11,7 @@ use crate::matrix::Matrix;
 /// How values become colours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shade {
-    /// Visible or not; slots have a colour of their own.
+    /// Visible or not; slots have a colour of their own. A matrix that has other values than 0 and 1 is drawn as [`Shade::Weight`].
     Visible,
     /// From white at 0 to dark at the panel's largest value; negative values in a second colour.
     Weight,
@@ -215,6 +215,8 @@ impl Global {
 
 impl Panel {
     fn new(matrix: &Matrix, shade: Shade, (size, font): (f64, f64)) -> Self {
+        let binary = matrix.values.iter().all(|value| [0.0, 1.0].contains(value));
+        let shade = if binary { shade } else { Shade::Weight };
         let block = matrix.queries.max(matrix.keys).div_ceil(MOST).max(1);
         // Slots take at most half the room of the keys.
         let room = matrix.keys.div_ceil(block).max(2) / 2;

@@ -7,6 +7,7 @@ mod bars;
 mod blocks;
 mod bubbles;
 mod canvas;
+mod compact;
 mod dots;
 mod growth;
 mod labels;
@@ -22,6 +23,7 @@ mod slopes;
 mod stacks;
 mod strip;
 mod style;
+mod tradeoff;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -32,6 +34,7 @@ pub use bars::{Bar, BarPanel, bars};
 pub use blocks::{Blocks, blocks};
 pub use bubbles::{Bubble, bubbles};
 pub use dots::{Crossing, DotPanel, dots};
+pub(super) use growth::grouped;
 pub use growth::{Quantity, alike, figure, growth};
 pub use learning::{Evaluation, TrainingCurve, learning};
 pub use matrix::{Shade, matrices};
@@ -42,6 +45,7 @@ pub use scale::Unit;
 pub use slopes::{Slope, slopes};
 pub use stacks::{Stack, StackPanel, stacks};
 pub use style::SeriesStyle;
+pub use tradeoff::{Tradeoff, tradeoffs};
 
 /// A finished chart.
 #[derive(Clone, Debug)]
@@ -142,13 +146,15 @@ impl Figure {
         Ok(Chart { name: name.to_owned(), svg: lines::draw(self)?, csv: self.csv()? })
     }
 
-    fn csv(&self) -> io::Result<String> {
+    /// Its data.
+    pub(super) fn csv(&self) -> io::Result<String> {
         let unit = match self.unit {
             Unit::Length => "positions",
             Unit::Seconds => "s",
             Unit::Bytes => "B",
             Unit::Times => "times",
             Unit::Rate => "/s",
+            Unit::Number | Unit::Share => "1",
         };
         let number = |value: Option<f64>| value.map_or_else(String::new, |value| value.to_string());
         let mut records = Vec::new();

@@ -121,8 +121,10 @@ mod tests {
             RatioPanel { title: "Training".into(), rows: vec![slow, ("ls".into(), vec![(512, 1.75)])] };
         let chart = ratios("x", ("T", "S"), "times", &[panel]).unwrap();
         assert!(chart.csv.ends_with("Training,full,32768,0.5\nTraining,ls,512,1.75\n"), "{}", chart.csv);
-        let thick = |line: &&str| line.starts_with("<line") && line.contains("stroke-width=\"4\"");
-        assert_eq!(chart.svg.lines().filter(thick).count(), 9 + 1, "a stem each, and what they start from");
+        let thick =
+            |line: &&str| line.starts_with("<path fill=\"none\"") && line.contains("stroke-width=\"4\"");
+        let stems: usize = chart.svg.lines().filter(thick).map(|line| line.matches('M').count()).sum();
+        assert_eq!(stems, 9 + 1, "a stem each, and what they start from");
         assert!(chart.svg.contains("0.5×") && !chart.svg.contains("NaN"), "{}", chart.svg);
     }
 

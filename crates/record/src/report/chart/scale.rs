@@ -13,6 +13,10 @@ pub enum Unit {
     Times,
     /// So many per second.
     Rate,
+    /// A small number without a unit, such as a learning rate.
+    Number,
+    /// A share of a whole.
+    Share,
 }
 
 impl Unit {
@@ -22,6 +26,8 @@ impl Unit {
             Self::Length => format!("{value}"),
             Self::Times => format!("{}×", short(value)),
             Self::Rate => format!("{} /s", short(value)),
+            Self::Number => format!("{value:.1e}").replace(".0e", "e"),
+            Self::Share => format!("{} %", short(100.0 * value)),
             Self::Seconds if value < 0.999e-3 => format!("{} µs", short(value * 1e6)),
             Self::Seconds if value < 0.999 => format!("{} ms", short(value * 1e3)),
             Self::Seconds => format!("{} s", short(value)),
@@ -61,7 +67,9 @@ impl Scale {
         let (low, high) = if low.is_finite() && high > 0.0 { (low, high) } else { (1.0, 2.0) };
         match unit {
             Unit::Length => Self::at(values, low, high),
-            Unit::Seconds | Unit::Rate => Self::snapped(&ONE_TWO_FIVE, low, high),
+            Unit::Seconds | Unit::Rate | Unit::Number | Unit::Share => {
+                Self::snapped(&ONE_TWO_FIVE, low, high)
+            }
             Unit::Bytes => Self::snapped(&POWERS_OF_TWO, low, high),
             Unit::Times => Self::snapped(&RATIOS, low, high),
         }
@@ -133,13 +141,14 @@ mod tests {
             .iter()
             .map(|v| Unit::Bytes.text(*v))
             .collect();
+        assert_eq!([1e-3, 2e-3, 2.5e-2].map(|v| Unit::Number.text(v)), ["1e-3", "2e-3", "2.5e-2"]);
         assert_eq!(texts, ["512 B", "1 KiB", "1 MiB", "3.5 MiB", "1 GiB"]);
     }
 
     #[test]
     fn every_scale_covers_its_values_with_few_ticks() {
         for (low, high) in [(0.003, 0.0031), (0.01, 0.09), (1e-5, 3.0), (1e-6, 1e6), (5.0, 5.0), (0.1, 0.1)] {
-            for unit in [Unit::Seconds, Unit::Bytes, Unit::Times] {
+            for unit in [Unit::Seconds, Unit::Bytes, Unit::Times, Unit::Number] {
                 let scale = Scale::covering(unit, &[low, high]);
                 assert!(scale.low <= low * 1.001 && scale.high >= high * 0.999, "{unit:?} {scale:?}");
                 assert!((2..=MOST).contains(&scale.ticks.len()), "{unit:?} {scale:?}");

@@ -1,12 +1,13 @@
 //! Accuracy by kind of text and by number of insertions (Transformer-LS, Table 2).
 
+use std::collections::BTreeSet;
 use std::io;
 
 use super::linear::{Line, Panel, Plane, Ticks};
 use super::style::looks;
 use super::{Chart, table};
 
-/// One model: (place or number, accuracy, deviation).
+/// One model: (place or number, accuracy, standard error).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Slope {
     /// Name.
@@ -24,10 +25,15 @@ pub fn slopes(
     (title, subtitle): (&str, &str),
     (by_kind, by_count): (&[Slope], &[Slope]),
 ) -> io::Result<Chart> {
+    let counts: BTreeSet<u64> =
+        by_count.iter().flat_map(|slope| &slope.points).map(|point| point.0 as u64).collect();
+    let counts: Vec<(f64, String)> =
+        counts.into_iter().map(|count| (count as f64, count.to_string())).collect();
+    let counts = counts.iter().map(|(count, text)| (*count, text.as_str())).collect();
     let kinds = KINDS.iter().zip(0..).map(|(kind, x)| (f64::from(x), *kind)).collect();
     let panels = vec![
         Panel { title: "accuracy, %", axis: "kind of text", ticks: Ticks::At(kinds), lines: lines(by_kind) },
-        Panel { title: "accuracy, %", axis: "insertions", ticks: Ticks::FromZero, lines: lines(by_count) },
+        Panel { title: "accuracy, %", axis: "insertions", ticks: Ticks::At(counts), lines: lines(by_count) },
     ];
     let records =
         [("kind of text", by_kind), ("insertions", by_count)].into_iter().flat_map(|(panel, slopes)| {
@@ -39,7 +45,7 @@ pub fn slopes(
                 })
             })
         });
-    let csv = table(&["panel", "model", "at", "accuracy", "std"], records)?;
+    let csv = table(&["panel", "model", "at", "accuracy", "error"], records)?;
     Ok(Chart { name: name.to_owned(), svg: Plane { title, subtitle, panels }.draw()?, csv })
 }
 

@@ -21,7 +21,7 @@ const MARKERS: [Marker; 7] =
 const DASHES: [Dash; 4] = [Dash::Solid, Dash::Dashed, Dash::Dotted, Dash::Mixed];
 
 /// The look of every mechanism: kin share a colour, the best-known of them is solid. A line is only ever added.
-const MECHANISMS: [(&str, RGBColor, Marker, Dash); 23] = [
+const MECHANISMS: [(&str, RGBColor, Marker, Dash); 40] = [
     ("full", BLACK, Marker::Circle, Dash::Solid),
     ("transformer-xl", BLACK, Marker::Circle, Dash::Dashed),
     ("synthesizer", BLACK, Marker::Down, Dash::Dotted),
@@ -45,10 +45,28 @@ const MECHANISMS: [(&str, RGBColor, Marker, Dash); 23] = [
     ("longformer", SKY, Marker::Circle, Dash::Dashed),
     ("bigbird", SKY, Marker::Hexagon, Dash::Dotted),
     ("ls2d", BLUE, Marker::Bow, Dash::Mixed),
+    ("rope", BLACK, Marker::Square, Dash::Solid),
+    ("gqa", BLACK, Marker::Diamond, Dash::Solid),
+    ("streaming", BLUE, Marker::Circle, Dash::Solid),
+    ("mamba2", VERMILION, Marker::Diamond, Dash::Solid),
+    ("retention", VERMILION, Marker::Circle, Dash::Solid),
+    ("gla", VERMILION, Marker::Bow, Dash::Solid),
+    ("gated-deltanet", PINK, Marker::Square, Dash::Solid),
+    ("deltanet", PINK, Marker::Up, Dash::Solid),
+    ("based", GREEN, Marker::Up, Dash::Solid),
+    ("aft-simple", GREEN, Marker::Circle, Dash::Solid),
+    ("aft-local", GREEN, Marker::Hexagon, Dash::Solid),
+    ("luna", ORANGE, Marker::Diamond, Dash::Solid),
+    ("fnet", ORANGE, Marker::Square, Dash::Solid),
+    ("mega", SKY, Marker::Square, Dash::Solid),
+    ("mega-ema", SKY, Marker::Down, Dash::Solid),
+    ("s5", SKY, Marker::Up, Dash::Solid),
+    ("lru", SKY, Marker::Diamond, Dash::Solid),
 ];
 
 /// Mechanisms that stay in colour where a chart has more lines than can be told apart.
-const FIRST: [&str; 6] = ["full", "transformer-xl", "ls", "cosformer", "linear", "linformer"];
+const FIRST: [&str; 8] =
+    ["full", "transformer-xl", "ls", "cosformer", "mamba2", "gated-deltanet", "linear", "linformer"];
 
 /// Most lines of a chart that are in colour.
 pub(super) const MOST: usize = 6;
@@ -223,13 +241,45 @@ pub(super) fn looks(labels: &[&str]) -> Vec<SeriesStyle> {
 /// Which of `labels` a crowded chart shows in colour: all of at most [`MOST`]; else the best-known mechanisms, then the
 /// first ones.
 pub(super) fn shown(labels: &[&str]) -> Vec<bool> {
-    if labels.len() <= MOST {
+    shown_of(labels, MOST)
+}
+
+/// A colour per mechanism, none twice while there are enough: the best-known ones keep theirs. For charts whose lines are too
+/// dense for strokes and markers. Mechanisms beyond the last colour have none.
+pub(super) fn apart(mechanisms: &[&str]) -> Vec<Option<SeriesStyle>> {
+    let shown = shown_of(mechanisms, COLORS.len());
+    let own = looks(mechanisms);
+    let mut order: Vec<usize> = (0..mechanisms.len()).filter(|index| shown[*index]).collect();
+    order.sort_by_key(|index| rank(mechanisms[*index]));
+    let mut chosen: Vec<Option<SeriesStyle>> = vec![None; mechanisms.len()];
+    for index in &order {
+        let taken = |color: RGBColor| chosen.iter().flatten().any(|look| look.color == color);
+        if !taken(own[*index].color) {
+            chosen[*index] = Some(own[*index]);
+        }
+    }
+    for index in order {
+        let taken = |color: &RGBColor| chosen.iter().flatten().any(|look| look.color == *color);
+        if let (None, Some(color)) = (chosen[index], COLORS.into_iter().find(|color| !taken(color))) {
+            chosen[index] = Some(SeriesStyle { color, ..own[index] });
+        }
+    }
+    chosen
+}
+
+/// Place of a mechanism among the best-known ones.
+fn rank(mechanism: &str) -> usize {
+    FIRST.iter().position(|name| *name == mechanism).unwrap_or(FIRST.len())
+}
+
+fn shown_of(labels: &[&str], most: usize) -> Vec<bool> {
+    if labels.len() <= most {
         return vec![true; labels.len()];
     }
     let mut order: Vec<usize> = (0..labels.len()).collect();
-    order.sort_by_key(|index| FIRST.iter().position(|name| *name == labels[*index]).unwrap_or(FIRST.len()));
+    order.sort_by_key(|index| rank(labels[*index]));
     let mut shown = vec![false; labels.len()];
-    order.into_iter().take(MOST).for_each(|index| shown[index] = true);
+    order.into_iter().take(most).for_each(|index| shown[index] = true);
     shown
 }
 
@@ -274,6 +324,18 @@ mod tests {
         for (i, a) in markers.iter().enumerate() {
             assert!(!markers[..i].contains(a), "{} has the marker of another line", labels[i]);
         }
+    }
+
+    #[test]
+    fn dense_lines_share_no_colour() {
+        let names = ["dp", "full", "linformer", "ls", "nystrom", "performer", "reformer"];
+        let colors: Vec<RGBColor> = apart(&names).into_iter().map(|look| look.unwrap().color).collect();
+        for (index, color) in colors.iter().enumerate() {
+            assert!(!colors[..index].contains(color), "{}", names[index]);
+        }
+        assert_eq!((colors[1], colors[2], colors[3]), (BLACK, VERMILION, BLUE), "the best-known keep theirs");
+        let crowd = ["bigbird", "rfa", "full", "dp", "window", "sparse", "local", "ls"];
+        assert_eq!(apart(&crowd).iter().filter(|look| look.is_none()).count(), 1);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::io;
 use super::conditions;
 use crate::config::suite::Suite;
 use crate::report::chart::{Chart, Figure, Measured, Missing, Panel, Series, SeriesStyle, Unit};
+use crate::report::ratio::Ratio;
 use crate::{Outcome, Row};
 
 /// The suite.
@@ -20,7 +21,8 @@ pub fn draw(all: &[&Row]) -> io::Result<Vec<Chart>> {
     let Some(first) = rows.first() else { return Ok(Vec::new()) };
     let subtitle =
         format!("{}; dashed: full attention", conditions(&Row { batch: None, ..(*first).clone() }));
-    let beside = subtitle.clone() + &reach(all).map_or_else(String::new, |words| format!("; {words}"));
+    let said = [reach(all), stored(&rows)].into_iter().flatten().map(|words| format!("; {words}"));
+    let beside = subtitle.clone() + &said.collect::<String>();
     let chart = |name: &str, (title, subtitle): (&str, &str), unit: Unit, value: fn(&Row) -> Option<f64>| {
         let panels = ["composed", "fused"].into_iter().map(|kernel| panel(&rows, kernel, value));
         let panels = panels.filter(|panel| !panel.series.is_empty()).collect();
@@ -48,12 +50,30 @@ fn reach(rows: &[&Row]) -> Option<String> {
     Some(format!("here {times:.1} times as long (composed kernels), published: {published}"))
 }
 
+/// What `ls` needs of the memory of full attention where that stores no scores, at the longest length of both.
+fn stored(rows: &[&Row]) -> Option<String> {
+    let fused = || rows.iter().filter(|row| row.kernel == "fused" && row.outcome == Outcome::Ok);
+    let of = |model: &'static str| fused().filter(move |row| row.model == model);
+    let pairs = of("ls").filter_map(|ls| {
+        let full = of("transformer-xl").find(|full| (full.len, full.batch) == (ls.len, ls.batch))?;
+        Some((ls.len?, Ratio::exact(ls.peak_bytes? as f64, full.peak_bytes? as f64)?))
+    });
+    let (len, ratio) = pairs.max_by_key(|(len, _)| *len)?;
+    let text = ratio.text();
+    Some(format!("fused kernels: full attention stores no scores, ls needs {text} times its memory at {len}"))
+}
+
 fn panel(rows: &[&Row], kernel: &str, value: fn(&Row) -> Option<f64>) -> Panel {
     let rows: Vec<&&Row> = rows.iter().filter(|row| row.kernel == kernel).collect();
     let mut batches: Vec<u64> = rows.iter().filter_map(|row| row.batch).collect();
     batches.sort_unstable();
     batches.dedup();
-    let mut panel = Panel { title: format!("Kernels: {kernel}"), series: Vec::new() };
+    let stores = if kernel == "fused" {
+        "fused, no scores are stored"
+    } else {
+        "composed, full attention stores its scores"
+    };
+    let mut panel = Panel { title: format!("Kernels: {stores}"), series: Vec::new() };
     for (index, batch) in batches.iter().enumerate() {
         for model in ["ls", "transformer-xl"] {
             let look = SeriesStyle::of_batch(model, index);
@@ -110,8 +130,9 @@ mod tests {
         assert_eq!(looks, [of("ls", 0), of("transformer-xl", 0), of("ls", 1), of("transformer-xl", 1)]);
         let charts = draw(&rows).unwrap();
         assert_eq!(charts.len(), 2);
-        let crossed = "Kernels: fused,\"ls, batch 2\",2048,,s,,,oom,";
+        let crossed = "\"Kernels: fused, no scores are stored\",\"ls, batch 2\",2048,,s,,,oom,";
         assert!(charts[0].csv.contains(crossed), "{}", charts[0].csv);
+        assert!(charts[1].svg.contains("ls needs 1.00 times its memory at 2048"), "{}", charts[1].svg);
         assert!(draw(&[]).unwrap().is_empty());
         let fit = |model: &str, len: f64| {
             let row = Row { kernel: "composed".to_owned(), ..Row::new("memory", model) };

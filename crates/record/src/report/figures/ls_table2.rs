@@ -5,6 +5,7 @@ use std::io;
 
 use super::{conditions, in_order};
 use crate::report::chart::{Chart, Slope, slopes};
+use crate::report::floor::subset;
 use crate::{Outcome, Row};
 
 pub fn draw(rows: &[&Row]) -> io::Result<Vec<Chart>> {
@@ -14,19 +15,21 @@ pub fn draw(rows: &[&Row]) -> io::Result<Vec<Chart>> {
             && row.outcome == Outcome::Ok
             && row.value.is_some()
     };
-    let rows: Vec<&Row> = rows.iter().filter(tested).copied().collect();
+    let all = rows;
+    let rows: Vec<&Row> = all.iter().filter(tested).copied().collect();
     let base =
         |row: &Row| row.task.as_deref().and_then(|task| task.split('-').next()).unwrap_or("").to_owned();
     let tasks: Vec<String> = rows.iter().map(|row| base(row)).collect();
     let mut charts = Vec::new();
     for task in in_order(tasks.iter().map(String::as_str)) {
         let here: Vec<&Row> = rows.iter().filter(|row| base(row) == task).copied().collect();
-        charts.extend(chart(&task, &here)?);
+        charts.extend(chart(&task, &here, all)?);
     }
     Ok(charts)
 }
 
-fn chart(task: &str, rows: &[&Row]) -> io::Result<Option<Chart>> {
+/// The chart of `task` from its `rows`; `all` say how many texts a part of the test split has.
+fn chart(task: &str, rows: &[&Row], all: &[&Row]) -> io::Result<Option<Chart>> {
     let labels: Vec<String> = rows.iter().map(|row| label(row, rows)).collect();
     let kinds =
         [String::new(), "-insertion".to_owned(), "-deletion".to_owned()].map(|end| format!("{task}{end}"));
@@ -34,16 +37,18 @@ fn chart(task: &str, rows: &[&Row]) -> io::Result<Option<Chart>> {
     let mut by_count = Vec::new();
     for name in in_order(labels.iter().map(String::as_str)) {
         let own: Vec<&&Row> = rows.iter().filter(|row| label(row, rows) == name).collect();
+        let base = task;
         let of = |task: &str| {
             let row = own.iter().rev().find(|row| row.task.as_deref() == Some(task))?;
-            Some((row.value?, row.std.unwrap_or(0.0)))
+            Some((row.value?, error(row, base, all)))
         };
         let points =
             kinds.iter().zip(0..).filter_map(|(kind, x)| of(kind).map(|(y, std)| (f64::from(x), y, std)));
         by_kind.push(Slope { label: name.clone(), points: points.collect() });
         let counts: BTreeMap<u64, (f64, f64)> = (own.iter())
             .filter_map(|row| {
-                Some((insertions(row.task.as_deref()?, task)?, (row.value?, row.std.unwrap_or(0.0))))
+                let count = insertions(row.task.as_deref()?, task)?;
+                Some((count, (row.value?, error(row, task, all))))
             })
             .collect();
         let points = counts.into_iter().map(|(count, (y, std))| (count as f64, y, std)).collect();
@@ -53,9 +58,25 @@ fn chart(task: &str, rows: &[&Row]) -> io::Result<Option<Chart>> {
     let same = rows.iter().all(|row| row.differs == first.differs);
     let share =
         first.differs.as_ref().filter(|_| same).map_or_else(String::new, |words| format!("; {words}"));
-    let subtitle = format!("{}, {}{share}", task, conditions(first));
+    let subtitle = format!("bars: standard error; {}, {}{share}", task, conditions(first));
     let title = "Accuracy on changed texts (Transformer-LS, Table 2)";
     slopes(&format!("ls-table2-{task}"), (title, &subtitle), (&by_kind, &by_count)).map(Some)
+}
+
+/// Standard error of an accuracy in percent: that of the draws of insertions, and that of the test split of `task`, of which
+/// a row of the same part and batch size says how many texts it has.
+fn error(row: &Row, task: &str, all: &[&Row]) -> f64 {
+    let draws = row.std.unwrap_or(0.0) / (row.n.unwrap_or(1).max(1) as f64).sqrt();
+    let same = |other: &&&Row| {
+        other.metric == "tested"
+            && other.task.as_deref() == Some(task)
+            && other.batch == row.batch
+            && subset(other) == subset(row)
+    };
+    let tested = all.iter().find(same).and_then(|tested| tested.value).filter(|tested| *tested >= 1.0);
+    let part = row.value.unwrap_or(0.0).clamp(0.0, 100.0) / 100.0;
+    let split = tested.map_or(0.0, |tested| 100.0 * (part * (1.0 - part) / tested).sqrt());
+    draws.hypot(split)
 }
 
 /// The mechanism; where different runs stand in one chart, with the first thing that differs from the protocol.
@@ -96,10 +117,20 @@ mod tests {
             row("text-insertion-40", 58.0),
             row("text-deletion", 55.0),
         ];
-        let rows: Vec<&Row> = rows.iter().collect();
+        let tested = Row {
+            task: Some("text".to_owned()),
+            ..Row::new("lra", "ls").with("tested", "1", Some(2500.0)).with_outcome(Outcome::Ok, None)
+        };
+        let mut rows: Vec<&Row> = rows.iter().collect();
         let charts = draw(&rows).unwrap();
         assert_eq!(charts[0].name, "ls-table2-text");
         assert!(charts[0].csv.contains("kind of text,dp,deletion,55,0\n"), "{}", charts[0].csv);
         assert!(charts[0].csv.contains("insertions,dp,40,58,0\n"), "{}", charts[0].csv);
+        rows.push(&tested);
+        let charts = draw(&rows).unwrap();
+        let line = charts[0].csv.lines().find(|line| line.starts_with("insertions,dp,40,58,")).unwrap();
+        let error: f64 = line.rsplit(',').next().unwrap().parse().unwrap();
+        assert!((error - 100.0 * (0.58f64 * 0.42 / 2500.0).sqrt()).abs() < 1e-9, "{line}");
+        assert!(charts[0].svg.contains(">\n40\n<"), "a tick at every number of insertions");
     }
 }

@@ -2,9 +2,11 @@
 
 mod cos_figure1;
 mod cos_table5;
+mod language_state;
 mod ls_figure3;
 mod ls_figure6;
 mod ls_table2;
+mod recall;
 
 use std::io;
 
@@ -49,6 +51,16 @@ pub static FIGURES: &[&PaperFigure] = &[
         name: "ls-table2",
         about: "accuracy on changed texts (Transformer-LS, Table 2)",
         draw: ls_table2::draw,
+    },
+    &PaperFigure {
+        name: "state",
+        about: "validation loss of language models against the bytes that decoding keeps",
+        draw: language_state::draw,
+    },
+    &PaperFigure {
+        name: "recall",
+        about: "recall and state tracking: accuracy against state, time of a token, length and learning rate",
+        draw: recall::draw,
     },
 ];
 

@@ -1,11 +1,16 @@
-//! A report as one HTML file that can be explored: contents, filter, sorting, values under the pointer, light and dark,
-//! any width, print. It refers to no other file and asks no network; without scripts it is still readable.
+//! A report as one HTML file that can be explored: one screen of what was run and found, contents, filter, sorting, links from every
+//! number to its row and command, values under the pointer, light and dark, any width, print. It refers to no other file and
+//! asks no network; without scripts it is still readable.
+
+mod cells;
+
+use std::fmt::Write;
 
 use super::chart::Chart;
-use super::document::{Document, Section};
-use super::paper;
+use super::document::{Document, Section, Source};
 use super::table::Table;
 use crate::text::visible;
+use cells::Cell;
 
 /// How it looks.
 const STYLE: &str = include_str!("style.css");
@@ -24,14 +29,18 @@ fn page(document: &Document) -> String {
     let mut contents = String::new();
     let mut body = String::new();
     for (index, section) in document.sections.iter().enumerate() {
-        let id = format!("s{}", index + 1);
+        let id = section_id(index);
         let name = escape(&section.title);
         contents.push_str(&format!("<li><a href=\"#{id}\">{name}</a></li>\n"));
+        let summary = section.summary();
+        let summary =
+            summary.map_or_else(String::new, |text| format!("<p class=\"summary\">{}</p>\n", escape(&text)));
         body.push_str(&format!(
-            "<section id=\"{id}\">\n<h2>{name}</h2>\n{}</section>\n",
+            "<section id=\"{id}\">\n<h2>{name}</h2>\n{summary}{}</section>\n",
             content(section, &id)
         ));
     }
+    let overview = overview(document);
     format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
@@ -39,89 +48,166 @@ fn page(document: &Document) -> String {
          <body>\n<header>\n<h1>{title}</h1>\n<div class=\"tools\">\n\
          <input id=\"filter\" type=\"search\" placeholder=\"Filter rows, such as: ls train\" aria-label=\"Filter rows\">\n\
          <output id=\"found\"></output>\n<button id=\"theme\" type=\"button\">Light or dark</button>\n</div>\n</header>\n\
-         <nav id=\"contents\" aria-label=\"Contents\">\n<ol>\n{contents}</ol>\n</nav>\n<main>\n{body}</main>\n\
+         <nav aria-label=\"Contents\">\n<details id=\"contents\">\n<summary>Contents</summary>\n<ol>\n{contents}</ol>\n</details>\n</nav>\n\
+         <main>\n{overview}{body}</main>\n\
          <div id=\"tip\" role=\"status\" hidden></div>\n<script>\n{SCRIPT}</script>\n</body>\n</html>\n"
     )
 }
 
+fn section_id(index: usize) -> String {
+    format!("s{}", index + 1)
+}
+
+/// The first screen: what was run, on what, and what was found.
+fn overview(document: &Document) -> String {
+    if document.overview.is_empty() && document.headlines.is_empty() {
+        return String::new();
+    }
+    let facts = document.overview.iter();
+    let facts = facts.map(|(word, text)| format!("<dt>{}</dt><dd>{}</dd>\n", escape(word), escape(text)));
+    let found = document.headlines.iter().map(|headline| {
+        let text = escape(&headline.text);
+        match headline.section {
+            Some(index) => format!("<li>{text} <a href=\"#{}\">rows</a></li>\n", section_id(index)),
+            None => format!("<li>{text}</li>\n"),
+        }
+    });
+    let found: String = found.collect();
+    let list = if found.is_empty() { String::new() } else { format!("<ol class=\"found\">\n{found}</ol>\n") };
+    format!("<div class=\"overview\">\n<dl>\n{}</dl>\n{list}</div>\n", facts.collect::<String>())
+}
+
 fn content(section: &Section, id: &str) -> String {
-    let from = section.provenance.join("\n");
     let mut text = String::new();
     for (index, one) in section.tables.iter().enumerate() {
-        text.push_str(&table(one, &format!("{id}-t{}", index + 1), &from));
+        text.push_str(&table(one, &format!("{id}-t{}", index + 1), (id, &section.sources)));
     }
-    section.charts.iter().for_each(|one| text.push_str(&figure(one, &from)));
-    if !section.provenance.is_empty() {
-        let lines = section.provenance.iter().map(|line| format!("<li>{}</li>\n", escape(line)));
+    section.charts.iter().for_each(|one| text.push_str(&figure(one)));
+    if !section.sources.is_empty() {
+        let lines = section.sources.iter().enumerate().map(|(index, source)| {
+            let Source { line, command, rows } = source;
+            let parts = [(command, "code"), (rows, "code")].into_iter().filter(|(text, _)| !text.is_empty());
+            let parts = parts.map(|(text, tag)| format!("<br><{tag}>{}</{tag}>", escape(text)));
+            format!(
+                "<li id=\"{}\">{}{}</li>\n",
+                source_id(id, index),
+                escape(line),
+                parts.collect::<String>()
+            )
+        });
+        let word = if section.sources.len() == 1 { "The run behind it" } else { "The runs behind it" };
         text.push_str(&format!(
-            "<details class=\"from\" open>\n<summary>Where the numbers come from</summary>\n<ul>\n{}</ul>\n</details>\n",
+            "<details class=\"from\" id=\"{id}-from\">\n<summary>{word}</summary>\n<ul>\n{}</ul>\n</details>\n",
             lines.collect::<String>()
         ));
     }
     text
 }
 
+fn source_id(section: &str, index: usize) -> String {
+    format!("{section}-r{}", index + 1)
+}
+
 /// Characters of a cell that needs some width.
 const LONG: usize = 40;
+/// The column whose texts are commands: they stand below the table, where no cell is cut off.
+const COMMANDS: &str = "to run";
 
-/// A table whose columns sort and whose rows say where they come from.
-fn table(table: &Table, id: &str, from: &str) -> String {
+/// A table whose columns sort and whose cells lead to the run that they come from, or to the command that would fill them.
+fn table(table: &Table, id: &str, (section, sources): (&str, &[Source])) -> String {
+    let commands = table.columns.iter().position(|name| name == COMMANDS);
     let class = |index| if table.is_number(index) { " class=\"number\"" } else { "" };
-    let head = table.columns.iter().enumerate().map(|(index, name)| {
-        format!("<th scope=\"col\"{}><button type=\"button\">{}</button></th>", class(index), escape(name))
+    let shown = || (0..table.columns.len()).filter(|index| Some(*index) != commands);
+    let head = shown().map(|index| {
+        let name = escape(&table.columns[index]);
+        format!("<th scope=\"col\"{}><button type=\"button\">{name}</button></th>", class(index))
     });
     let mut text = format!(
-        "<div class=\"scroll\" tabindex=\"0\">\n<table id=\"{id}\" data-from=\"{}\">\n<caption>{}</caption>\n<thead>\n<tr>{}</tr>\n\
-         </thead>\n<tbody>\n",
-        escape(from),
+        "<div class=\"scroll\" tabindex=\"0\">\n<table id=\"{id}\">\n<caption>{}</caption>\n<thead>\n<tr>{}</tr>\n</thead>\n<tbody>\n",
         escape(&table.title),
         head.collect::<String>()
     );
-    for row in &table.rows {
-        let cells = row.iter().enumerate().map(|(index, cell)| {
-            let mark = verdict(cell).map_or_else(String::new, |word| format!(" data-verdict=\"{word}\""));
-            // a column of sentences would be squeezed to its longest word
-            let class = if cell.chars().count() > LONG { " class=\"words\"" } else { class(index) };
-            format!("<td{class}{mark}>{}</td>", escape(cell))
+    let paired = table.title.contains("measured / published");
+    for (line, row) in table.rows.iter().enumerate() {
+        let command = commands.and_then(|index| row.get(index)).filter(|command| !command.is_empty());
+        let links = table.links.get(line);
+        let cells = shown().map(|index| {
+            let cell = Cell::of(&row[index], paired && index > 0);
+            let class =
+                if row[index].chars().count() > LONG && !paired { " class=\"words\"" } else { class(index) };
+            // of a line whose cells have the same rows only the numbers lead there
+            let whole = links.is_some_and(|links| links.len() == 1);
+            let link = match links.map(Vec::as_slice) {
+                Some([whole]) => *whole,
+                Some(links) => links.get(index).copied().flatten(),
+                None => None,
+            };
+            let target = match link.and_then(|link| Some((link, sources.get(link.source)?))) {
+                _ if index == 0 || row[index].is_empty() || whole && !table.is_number(index) => None,
+                Some((link, _)) => Some((source_id(section, link.source), format!("line {}", link.line))),
+                None if command.is_some() && cell.is_open() => {
+                    Some((format!("{id}-c{}", line + 1), "command".to_owned()))
+                }
+                None => match sources {
+                    [_] if table.is_number(index) => Some((source_id(section, 0), String::new())),
+                    _ => None,
+                },
+            };
+            format!("<td{class}{}>{}</td>", cell.verdict(), cell.html(target))
         });
         text.push_str(&format!("<tr>{}</tr>\n", cells.collect::<String>()));
     }
     text.push_str("</tbody>\n</table>\n</div>\n");
+    text.push_str(&command_list(table, id, commands));
     table.notes.iter().for_each(|note| text.push_str(&format!("<p class=\"note\">{}</p>\n", escape(note))));
     text
 }
 
-/// Verdicts have a colour and a sign.
-fn verdict(cell: &str) -> Option<&'static str> {
-    let starts = |words: &[&str]| words.iter().any(|word| cell.starts_with(word));
-    match cell {
-        _ if ends(cell, paper::SAME) => Some("same"),
-        _ if ends(cell, paper::BETTER) => Some("better"),
-        _ if ends(cell, paper::WORSE) => Some("worse"),
-        _ if ends(cell, paper::OPEN) => Some("open"),
-        _ if starts(&["within spread", "no difference"]) => Some("same"),
-        _ if starts(&["better", "faster", "less memory"]) => Some("better"),
-        _ if starts(&["worse", "slower", "more memory"]) => Some("worse"),
-        _ if starts(&["not comparable", "nothing published"]) => Some("open"),
-        _ => None,
+/// The commands that would fill a table's empty cells, line by line.
+fn command_list(table: &Table, id: &str, column: Option<usize>) -> String {
+    let Some(column) = column else { return String::new() };
+    let mut lines = String::new();
+    for (line, row) in table.rows.iter().enumerate().filter(|(_, row)| !row[column].is_empty()) {
+        let (name, command) = (escape(&row[0]), escape(&row[column]));
+        let _ = writeln!(lines, "<li id=\"{id}-c{}\">{name}: <code>{command}</code></li>", line + 1);
     }
+    if lines.is_empty() {
+        return lines;
+    }
+    format!(
+        "<details class=\"from\">\n<summary>Commands for what was not run</summary>\n<ul>\n{lines}</ul>\n</details>\n"
+    )
 }
 
-/// Whether `cell` of a paper's table has this sign.
-fn ends(cell: &str, sign: &str) -> bool {
-    cell.contains(" / ") && cell.split(' ').any(|word| word == sign)
-}
-
-/// A chart, its data as a file that the page itself holds.
-fn figure(chart: &Chart, from: &str) -> String {
+/// A chart in the colours of the page, its data as a file that the page itself holds.
+fn figure(chart: &Chart) -> String {
     let svg = chart.svg.find("<svg").map_or(chart.svg.as_str(), |at| &chart.svg[at..]);
     let name = escape(&chart.name);
     format!(
-        "<figure data-from=\"{}\">\n{svg}<figcaption>{name} · <a download=\"{name}.csv\" href=\"data:text/csv;charset=utf-8,{}\">\
+        "<figure>\n{}<figcaption>{name} · <a download=\"{name}.csv\" href=\"data:text/csv;charset=utf-8,{}\">\
          data as CSV</a></figcaption>\n</figure>\n",
-        escape(from),
+        themed(svg),
         percent(&chart.csv)
     )
+}
+
+/// What paper, ink and greys of a chart are on a page that may be dark.
+const THEME: [(&str, &str); 5] = [
+    ("#FFFFFF", "var(--paper)"),
+    ("#1A1A1A", "currentColor"),
+    ("#000000", "currentColor"),
+    ("#555555", "var(--soft)"),
+    ("#DDDDDD", "var(--line)"),
+];
+
+fn themed(svg: &str) -> String {
+    let mut text = svg.to_owned();
+    for (color, variable) in THEME {
+        for attribute in ["fill", "stroke"] {
+            text = text.replace(&format!("{attribute}=\"{color}\""), &format!("{attribute}=\"{variable}\""));
+        }
+    }
+    text
 }
 
 /// Text in a URL.
@@ -145,10 +231,12 @@ fn escape(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::document::Headline;
+    use crate::report::table::Link;
 
     fn document() -> Document {
         let texts = |cells: &[&str]| cells.iter().map(|cell| (*cell).to_owned()).collect::<Vec<_>>();
-        let table = Table {
+        let plain = Table {
             title: "a < b".into(),
             columns: texts(&["model", "verdict", "bpc"]),
             numbers: 1,
@@ -156,15 +244,33 @@ mod tests {
             notes: vec!["n & m".into()],
             ..Table::default()
         };
-        let chart =
-            Chart { name: "c".into(), svg: "<?xml?><svg></svg>\n".into(), csv: "a,b\n1 %,\"2\"\n".into() };
+        let paper = Table {
+            title: "T: measured / published (P)".into(),
+            columns: texts(&["model", "ListOps", "Text", "to run"]),
+            rows: vec![texts(&["ls", "36.29≈ / 37.50≈ ▼ n=4 (a)", "- / 66.01", "effattn lra"])],
+            links: vec![vec![None, Some(Link { source: 1, line: 7 }), None]],
+            ..Table::default()
+        };
+        let svg = "<?xml?><svg><rect fill=\"#FFFFFF\"/><text fill=\"#1A1A1A\"/></svg>\n".into();
+        let chart = Chart { name: "c".into(), svg, csv: "a,b\n1 %,\"2\"\n".into() };
+        let source = |name: &str| Source {
+            line: format!("run <{name}>"),
+            command: format!("effattn {name}"),
+            rows: format!("{name}/rows.csv"),
+        };
         let section = Section {
             title: "T\"".into(),
-            tables: vec![table],
+            tables: vec![plain, paper],
             charts: vec![chart],
-            provenance: vec!["run <1>".into()],
+            sources: vec![source("1"), source("2")],
+            ..Section::default()
         };
-        Document { title: "All".into(), sections: vec![section] }
+        Document {
+            title: "All".into(),
+            overview: vec![("on what".into(), "a <cpu>".into())],
+            headlines: vec![Headline { text: "ls & full".into(), section: Some(0) }],
+            sections: vec![section],
+        }
     }
 
     #[test]
@@ -172,8 +278,53 @@ mod tests {
         let text = page(&document());
         let row = "<tr><td>&lt;x&gt;</td><td data-verdict=\"worse\">worse by 1</td><td class=\"number\">1.0</td></tr>";
         assert!(text.contains(row), "{text}");
-        assert!(text.contains("n &amp; m") && text.contains("data-from=\"run &lt;1&gt;\""), "{text}");
+        assert!(
+            text.contains("n &amp; m") && text.contains("run &lt;1&gt;") && text.contains("a &lt;cpu&gt;"),
+            "{text}"
+        );
         assert!(!text.contains("<x>") && !text.contains("run <1>") && !text.contains("<?xml"));
+    }
+
+    #[test]
+    fn a_cell_has_two_lines_one_mark_and_leads_to_its_row() {
+        let text = page(&document());
+        let cell = "<td data-verdict=\"worse\"><a href=\"#s1-r2\" title=\"line 7\"><span class=\"m\">36.29≈ ▼ n=4 (a)</span>\
+                    <span class=\"p\">37.50≈</span></a></td>";
+        assert!(text.contains(cell), "{text}");
+        assert!(
+            text.contains(
+                "<li id=\"s1-r2\">run &lt;2&gt;<br><code>effattn 2</code><br><code>2/rows.csv</code></li>"
+            ),
+            "{text}"
+        );
+        assert!(!STYLE.contains("data-verdict=\"better\"]::before"), "the sign is part of the text");
+    }
+
+    #[test]
+    fn what_was_not_run_leads_to_its_command_and_takes_no_column() {
+        let text = page(&document());
+        assert!(!text.contains("to run</button>"), "{text}");
+        assert!(text.contains("<a href=\"#s1-t2-c1\" title=\"command\"><span class=\"m\">-</span><span class=\"p\">66.01</span></a>"), "{text}");
+        assert!(text.contains("<li id=\"s1-t2-c1\">ls: <code>effattn lra</code></li>"), "{text}");
+    }
+
+    #[test]
+    fn the_first_screen_says_what_was_run_and_found() {
+        let text = page(&document());
+        let (first, section) = (text.find("<ol class=\"found\">").unwrap(), text.find("<section").unwrap());
+        assert!(
+            first < section && text.contains("<li>ls &amp; full <a href=\"#s1\">rows</a></li>"),
+            "{text}"
+        );
+        assert!(text.contains("<p class=\"summary\">Cells: 1 worse, 1 not run.</p>"), "{text}");
+    }
+
+    #[test]
+    fn a_chart_stands_there_once_in_the_colours_of_the_page() {
+        let text = page(&document());
+        assert!(text.contains("<rect fill=\"var(--paper)\"/><text fill=\"currentColor\"/>"), "{text}");
+        assert_eq!(text.matches("<svg").count(), 1);
+        assert!(!STYLE.contains("invert("), "colours keep their meaning");
     }
 
     #[test]
@@ -187,12 +338,12 @@ mod tests {
     }
 
     #[test]
-    fn contents_lead_to_sections_and_what_scripts_use_is_there() {
+    fn links_lead_to_places_that_are_there_and_what_scripts_use_is_there() {
         let text = page(&document());
-        assert!(
-            text.contains("<a href=\"#s1\">T&quot;</a>") && text.contains("<section id=\"s1\">"),
-            "{text}"
-        );
+        for link in text.split("href=\"#").skip(1) {
+            let name = link.split('"').next().unwrap();
+            assert_eq!(text.matches(&format!("id=\"{name}\"")).count(), 1, "{name}");
+        }
         let mut rest = SCRIPT;
         let mut asked = 0;
         while let Some(at) = rest.find("byId('") {
@@ -204,7 +355,9 @@ mod tests {
         let tags = |tag: &str| {
             (text.matches(&format!("<{tag}")).count(), text.matches(&format!("</{tag}>")).count())
         };
-        for tag in ["section", "table", "figure", "nav", "main", "details", "div", "button", "ul", "ol"] {
+        for tag in [
+            "section", "table", "figure", "nav", "main", "details", "div", "button", "ul", "ol", "span", "dl",
+        ] {
             assert_eq!(tags(tag).0, tags(tag).1, "{tag}");
         }
     }

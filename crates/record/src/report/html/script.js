@@ -50,7 +50,7 @@ for (const table of document.querySelectorAll('table')) {
   }));
 }
 
-// Under the pointer: value and interval of a point, and where it comes from.
+// Under the pointer: value and interval of a point.
 const tip = byId('tip');
 for (const title of document.querySelectorAll('.tips title')) {
   title.parentNode.dataset.tip = title.textContent;
@@ -58,11 +58,8 @@ for (const title of document.querySelectorAll('.tips title')) {
 }
 const show = event => {
   const point = event.target.closest('[data-tip]');
-  const row = event.target.closest('td') && event.target.closest('table[data-from]');
-  const from = event.target.closest('[data-from]');
-  if (!point && !(row && event.type === 'click')) { tip.hidden = true; return; }
-  const source = from && from.dataset.from ? '\n' + from.dataset.from : '';
-  tip.textContent = (point ? point.dataset.tip : event.target.closest('td').textContent) + source;
+  if (!point) { tip.hidden = true; return; }
+  tip.textContent = point.dataset.tip;
   tip.hidden = false;
   const box = tip.getBoundingClientRect();
   tip.style.left = Math.max(4, Math.min(event.clientX + 12, innerWidth - box.width - 4)) + 'px';
@@ -71,6 +68,19 @@ const show = event => {
 document.addEventListener('pointermove', event => { if (event.pointerType === 'mouse') show(event); });
 document.addEventListener('click', show);
 document.addEventListener('scroll', () => { tip.hidden = true; }, { passive: true });
+
+// What a link leads to is opened; the contents are open where there is room beside the text.
+const open = () => {
+  const place = location.hash && document.getElementById(location.hash.slice(1));
+  const closed = place && place.closest('details');
+  if (closed && !closed.open) { closed.open = true; place.scrollIntoView({ block: 'center' }); }
+};
+addEventListener('hashchange', open);
+open();
+byId('contents').open = matchMedia('(min-width: 75rem)').matches;
+byId('contents').addEventListener('click', event => {
+  if (event.target.closest('a') && !matchMedia('(min-width: 75rem)').matches) byId('contents').open = false;
+});
 
 // Light or dark: the system's choice until the button is pressed.
 byId('theme').addEventListener('click', () => {

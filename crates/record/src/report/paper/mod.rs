@@ -1,12 +1,15 @@
 //! A table of a paper in its own layout: rows and columns as printed, each cell measured / published.
 
 mod cell;
+mod ratio;
 
 use std::collections::BTreeMap;
 
+use super::floor::Floor;
 use super::table::Table;
 use super::trained::Index;
 use crate::config::suite::{Column, Suite, SuiteRow};
+use crate::text::letter;
 use crate::{Metric, Published, Row};
 
 /// Signs of a verdict.
@@ -14,8 +17,51 @@ pub(super) const SAME: &str = "=";
 pub(super) const BETTER: &str = "▲";
 pub(super) const WORSE: &str = "▼";
 pub(super) const OPEN: &str = "○";
-/// Behind a number that does not exceed its floor.
-const UNDER: &str = "↓";
+
+/// How many cells of tables have which sign.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct VerdictCounts {
+    same: usize,
+    better: usize,
+    worse: usize,
+    open: usize,
+    /// Published, and not run.
+    missing: usize,
+}
+
+/// The signs in the cells of `tables`.
+pub(super) fn verdicts(tables: &[Table]) -> VerdictCounts {
+    let mut counts = VerdictCounts::default();
+    for cell in tables.iter().flat_map(|table| &table.rows).flatten().filter(|cell| cell.contains(" / ")) {
+        let has = |sign: &str| cell.split(' ').any(|word| word == sign);
+        counts.same += usize::from(has(SAME));
+        counts.better += usize::from(has(BETTER));
+        counts.worse += usize::from(has(WORSE));
+        counts.open += usize::from(has(OPEN));
+        counts.missing += usize::from(cell.starts_with("- / "));
+    }
+    counts
+}
+
+impl VerdictCounts {
+    /// In words; nothing where no cell has a sign.
+    pub(super) fn words(self) -> Option<String> {
+        let Self { same, better, worse, open, missing } = self;
+        let all = [
+            (same, "the same as published"),
+            (better, "better"),
+            (worse, "worse"),
+            (open, "without a conclusion"),
+            (missing, "not run"),
+        ];
+        let parts: Vec<String> = all
+            .into_iter()
+            .filter(|(count, _)| *count > 0)
+            .map(|(count, what)| format!("{count} {what}"))
+            .collect();
+        (same + better + worse + open > 0).then(|| format!("Cells: {}.", parts.join(", ")))
+    }
+}
 
 /// What a suite's table is made from.
 pub struct PaperSource<'a> {
@@ -40,6 +86,8 @@ struct Line {
 
 /// A table, and what it holds of the rows.
 pub struct Paper {
+    /// Speeds as multiples of the table's baseline, where it has speeds and one.
+    pub ratios: Option<Table>,
     /// The table.
     pub table: Table,
     /// The rows behind its cells.
@@ -50,15 +98,23 @@ pub struct Paper {
 #[derive(Default)]
 struct Cell {
     measured: Option<String>,
-    published: Option<Published>,
+    published: Option<PrintedNumber>,
     sign: Option<&'static str>,
     seeds: Option<String>,
     /// Words whose letters stand behind the cell.
     notes: Vec<String>,
     /// Whether a run would fill it.
     open: bool,
-    /// Whether the published number does not exceed the floor.
-    under: bool,
+    /// How the published number stands to the floor, as a mark.
+    under: &'static str,
+}
+
+/// What a paper printed, and how.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct PrintedNumber {
+    number: Published,
+    /// Digits behind the point.
+    digits: usize,
 }
 
 /// `source` in the form that the paper has; nothing for a figure.
@@ -72,11 +128,22 @@ struct Writer<'a> {
     index: &'a Index<'a>,
     letters: BTreeMap<String, usize>,
     used: Vec<Row>,
+    /// The rows behind each cell, line by line.
+    behind: Vec<Vec<Vec<Row>>>,
+    /// Measured steps of every cell that is a speed, and the fewest that the suite asks for there.
+    repetitions: Vec<(u64, u64)>,
 }
 
 impl<'a> Writer<'a> {
     fn new(source: &'a PaperSource<'a>, index: &'a Index<'a>) -> Self {
-        Self { source, index, letters: BTreeMap::new(), used: Vec::new() }
+        Self {
+            source,
+            index,
+            letters: BTreeMap::new(),
+            used: Vec::new(),
+            behind: Vec::new(),
+            repetitions: Vec::new(),
+        }
     }
 
     fn paper(mut self) -> Paper {
@@ -100,6 +167,7 @@ impl<'a> Writer<'a> {
             ),
             columns,
             rows: lines,
+            behind: std::mem::take(&mut self.behind),
             ..Table::default()
         };
         // the last column is filled where something is missing only
@@ -112,8 +180,11 @@ impl<'a> Writer<'a> {
         let marks: Vec<String> =
             letters.into_iter().map(|(words, index)| format!("{}: {words}.", letter(*index))).collect();
         table.notes.extend(marks);
+        table.notes.extend(self.few_repetitions());
+        table.notes.extend(self.ratios());
         table.notes.extend(suite.analysis.as_ref().map(|analysis| analysis.trim().to_owned()));
-        Paper { table, used: self.used }
+        let ratios = self.relative().and_then(|relative| self.ratio_table(&relative));
+        Paper { ratios, table, used: self.used }
     }
 
     /// Whether the paper has a number in the line.
@@ -182,9 +253,11 @@ impl<'a> Writer<'a> {
         let mut label = line.name.clone();
         label.push_str(&line.len.map_or_else(String::new, |len| format!(", {len}")));
         label.push_str(&why.map_or_else(String::new, |why| format!(" {}", self.mark(why))));
-        let (mut texts, mut commands) = (vec![label], Vec::new());
+        let (mut texts, mut commands, mut behind) = (vec![label], Vec::new(), vec![Vec::new()]);
         for column in &self.source.suite.columns {
+            let before = self.used.len();
             let cell = self.cell(line, column);
+            behind.push(self.used[before..].to_vec());
             if cell.open {
                 let command = self.command(line, column);
                 if !commands.contains(&command) {
@@ -194,6 +267,7 @@ impl<'a> Writer<'a> {
             texts.push(self.text(cell));
         }
         texts.push(commands.join("; "));
+        self.behind.push(behind);
         texts
     }
 
@@ -217,16 +291,20 @@ impl<'a> Writer<'a> {
         )
     }
 
-    /// What simple rules reach, by column.
+    /// What simple rules reach, by column: on the whole data set where a number is published, and on the parts of it that
+    /// measured cells are about.
     fn floors(&mut self) -> Vec<String> {
         let columns = &self.source.suite.columns;
         let mut line = vec!["floor: the best simple rule".to_owned()];
         for column in columns {
-            let text = self.floor(column).map_or_else(String::new, |(value, rule, words)| {
-                let marks = words.map_or_else(String::new, |words| format!(" {}", self.mark(words)));
-                format!("{value:.2} {rule}{marks}")
-            });
-            line.push(text);
+            let floors: Vec<String> = (self.floors_of(column).into_iter())
+                .map(|Floor { value, rule, data, .. }| {
+                    let words = data.join("; ");
+                    let mark = if data.is_empty() { String::new() } else { format!(" {}", self.mark(words)) };
+                    format!("{value:.2} {rule}{mark}")
+                })
+                .collect();
+            line.push(floors.join("; "));
         }
         line.push(String::new());
         line
@@ -235,8 +313,10 @@ impl<'a> Writer<'a> {
     fn text(&mut self, cell: Cell) -> String {
         let published = match cell.published {
             None => None,
-            Some(Published::Outcome(outcome)) => Some(outcome.to_string()),
-            Some(Published::Value(value)) => Some(printed(value)),
+            Some(PrintedNumber { number: Published::Outcome(outcome), .. }) => Some(outcome.to_string()),
+            Some(PrintedNumber { number: Published::Value(value), digits }) => {
+                Some(format!("{value:.digits$}"))
+            }
         };
         let mut text = match (&cell.measured, &published) {
             (None, None) if cell.open => "-".to_owned(),
@@ -245,9 +325,7 @@ impl<'a> Writer<'a> {
             (Some(measured), None) => measured.clone(),
             (Some(measured), Some(published)) => format!("{measured} / {published}"),
         };
-        if cell.under {
-            text.push_str(UNDER);
-        }
+        text.push_str(cell.under);
         for part in [cell.sign.map(str::to_owned), cell.seeds].into_iter().flatten() {
             text.push_str(&format!(" {part}"));
         }
@@ -263,23 +341,6 @@ impl<'a> Writer<'a> {
         let next = self.letters.len();
         format!("({})", letter(*self.letters.entry(words).or_insert(next)))
     }
-}
-
-/// A published number with all its digits, and two behind the point at least.
-fn printed(value: f64) -> String {
-    format!("{value:.0$}", digits(value).max(2))
-}
-
-/// Digits behind the point.
-fn digits(value: f64) -> usize {
-    value.to_string().split_once('.').map_or(0, |(_, digits)| digits.len())
-}
-
-/// a to z, then aa, ab, ...
-fn letter(index: usize) -> String {
-    let last = char::from(b'a' + (index % 26) as u8);
-    let before = if index >= 26 { letter(index / 26 - 1) } else { String::new() };
-    format!("{before}{last}")
 }
 
 #[cfg(test)]

@@ -67,7 +67,16 @@ fn made(rows: &[Row]) -> Paper {
 
 #[test]
 fn published_numbers_keep_their_digits() {
-    assert_eq!([1.915, 82.3, 44.0].map(printed), ["1.915", "82.30", "44.00"]);
+    let text =
+        SUITE.replace("listops = 37.0 }", "listops = 37 }").replace("listops = 40.0", "listops = 95.3");
+    let suite = Suite::parse("x.toml", &text.replace("text = 66.0", "text = 1.125")).unwrap();
+    let planned =
+        [planned("linformer", &["listops", "text"]), planned("dp", &["listops"]), planned("ls", &["text"])];
+    let source =
+        PaperSource { suite: &suite, planned: &planned, rows: &[], metrics: &[ACCURACY], others: &[] };
+    let table = paper(&source).unwrap().table;
+    assert_eq!(table.rows[0][1..5], ["- / 37", "0.15 / 0.15 =", "- / 1.125", "- / 51.5"]);
+    assert_eq!(table.rows[1][1], "- / 95.3");
 }
 
 #[test]
@@ -75,8 +84,8 @@ fn without_runs_every_cell_has_what_is_printed_and_the_line_says_what_runs_it() 
     let table = made(&[]).table;
     assert_eq!(table.columns, ["model", "ListOps", "FLOPs", "Text", "Average", "to run"]);
     let command = "effattn lra --suite x --model dp,ls";
-    assert_eq!(table.rows[0], ["DP", "- / 37.00", "0.15 / 0.15 =", "- / 66.00", "- / 51.50", command]);
-    assert_eq!(table.rows[1], ["Other", "- / 40.00", "", "", "", ""]);
+    assert_eq!(table.rows[0], ["DP", "- / 37.0", "0.15 / 0.15 =", "- / 66.0", "- / 51.5", command]);
+    assert_eq!(table.rows[1], ["Other", "- / 40.0", "", "", "", ""]);
     let own = ["DP by definition", "-", "0.15", "-", "-", "effattn lra --suite x --model linformer"];
     assert_eq!(table.rows[2], own, "what the paper has no number for stands below");
 }
@@ -91,14 +100,14 @@ fn cells_have_value_seeds_and_sign_and_the_mean_those_of_all_tasks() {
     ];
     let made = made(&rows);
     let line = &made.table.rows[0];
-    assert_eq!(line[1], "37.05 / 37.00 = n=2");
-    assert_eq!(line[3], "60.05 / 66.00 ▼ n=2");
-    assert_eq!(line[4], "48.55 / 51.50 ▼ n=2");
+    assert_eq!(line[1], "37.05 / 37.0 = n=2");
+    assert_eq!(line[3], "60.05 / 66.0 ▼ n=2");
+    assert_eq!(line[4], "48.55 / 51.5 ▼ n=2");
     assert_eq!(line[5], "", "nothing is missing");
     assert_eq!(made.used.len(), 4);
     let one = self::made(&rows[..1]);
-    assert_eq!(one.table.rows[0][1], "37.20 / 37.00 ○ n=1", "one seed says nothing");
-    assert_eq!(one.table.rows[0][4], "- / 51.50", "a mean of one task is none");
+    assert_eq!(one.table.rows[0][1], "37.20 / 37.0 ○ n=1", "one seed says nothing");
+    assert_eq!(one.table.rows[0][4], "- / 51.5", "a mean of one task is none");
 }
 
 #[test]
@@ -106,12 +115,12 @@ fn other_settings_are_marked_and_never_shown_before_the_protocol() {
     let differs = Some("steps 40 (5000)".to_owned());
     let short = Row { fraction: None, differs, ..run("dp", "listops", 1, 39.0) };
     let table = made(std::slice::from_ref(&short)).table;
-    assert_eq!(table.rows[0][1], "39.00 / 37.00 ○ n=1 (a)");
+    assert_eq!(table.rows[0][1], "39.00 / 37.0 ○ n=1 (a)");
     assert!(table.notes.iter().any(|note| note == "a: steps 40 (5000)."), "{:?}", table.notes);
     let table = made(&[run("dp", "listops", 1, 37.2), short]).table;
-    assert_eq!(table.rows[0][1], "37.20 / 37.00 ○ n=1", "the protocol's run stands there");
+    assert_eq!(table.rows[0][1], "37.20 / 37.0 ○ n=1", "the protocol's run stands there");
     let other = Row { preset: Some("lra-repo".to_owned()), ..run("dp", "listops", 1, 37.2) };
-    assert_eq!(made(&[other]).table.rows[0][1], "- / 37.00", "another model");
+    assert_eq!(made(&[other]).table.rows[0][1], "- / 37.0", "another model");
 }
 
 #[test]
@@ -124,8 +133,8 @@ fn what_does_not_exceed_the_floor_is_marked() {
         ..run(FLOOR, "listops", 0, 37.1)
     };
     let table = made(&[rule.clone(), run("dp", "listops", 1, 36.0)]).table;
-    assert_eq!(table.rows[0][1], "36.00↓ / 37.00↓ ○ n=1");
-    assert_eq!(table.rows[1][1], "- / 40.00");
+    assert_eq!(table.rows[0][1], "36.00↓ / 37.0↓ ○ n=1");
+    assert_eq!(table.rows[1][1], "- / 40.0");
     let last = table.rows.last().unwrap();
     assert_eq!((last[0].as_str(), last[1].as_str()), ("floor: the best simple rule", "37.10 root-operator"));
     let trained = run("ls", "text", 1, 60.0);
@@ -134,9 +143,14 @@ fn what_does_not_exceed_the_floor_is_marked() {
     let table = made(&[rule.clone(), trained, largest, listops]).table;
     let last = &table.rows.last().unwrap()[1..];
     assert_eq!(last[..3], ["37.10 root-operator", "", "50.00 largest class"], "where no rule was scored");
-    let part = Row { differs: Some("40 examples of each split".to_owned()), ..rule };
-    let table = made(&[part]).table;
-    assert_eq!(table.rows[0][1], "- / 37.00", "a floor of other data says nothing of the published number");
+    let differs = Some("40 examples of each split".to_owned());
+    let part = Row { differs: differs.clone(), ..rule };
+    let table = made(std::slice::from_ref(&part)).table;
+    assert_eq!(table.rows[0][1], "- / 37.0", "a floor of other data says nothing of the published number");
+    assert!(!table.rows.last().unwrap()[0].starts_with("floor"), "nothing was measured on those examples");
+    let measured = Row { differs, ..run("dp", "listops", 1, 30.0) };
+    let table = made(&[part, measured]).table;
+    assert_eq!(table.rows[0][1], "30.00↓ / 37.0 ○ n=1 (a)");
     assert_eq!(table.rows.last().unwrap()[1], "37.10 root-operator (a)");
 }
 
@@ -201,6 +215,54 @@ fn tested(len: u64, seed: u64, value: f64) -> Row {
     row.with("accuracy", "%", Some(value)).with_outcome(Outcome::Ok, None)
 }
 
+const SPEEDS: &str = r#"
+title = "T"
+protocol = "speed"
+source = "Paper"
+columns = [
+    { title = "1K", metrics = ["steps_per_second"], key = "train", len = 1024 },
+    { title = "2K", metrics = ["steps_per_second"], key = "train", len = 2048 },
+]
+[base]
+len = [1024, 2048]
+mode = ["train"]
+[[row]]
+label = "Transformer"
+model = "full"
+published = { metric = "steps_per_second", train = [10.0, "oom"] }
+[[row]]
+label = "LS"
+model = "ls"
+published = { metric = "steps_per_second", train = [23.0, 8.0] }
+"#;
+
+#[test]
+fn speeds_lead_with_the_ratio_to_full_attention() {
+    let suite = Suite::parse("x.toml", SPEEDS).unwrap();
+    let row = |model: &str, len: u64, rate: f64| {
+        let row = Row {
+            len: Some(len),
+            pass: Some(crate::Pass::Train),
+            batch: Some(1),
+            ..Row::new("speed", model)
+        };
+        row.with("steps_per_second", "1/s", Some(rate)).with_outcome(Outcome::Ok, None)
+    };
+    let planned = ["full", "ls"].map(|model| vec![row(model, 1024, 0.0), row(model, 2048, 0.0)]);
+    let table = |rows: &[Row]| {
+        paper(&PaperSource { suite: &suite, planned: &planned, rows, metrics: &[], others: &[] })
+            .unwrap()
+            .ratios
+    };
+    let rows = [row("full", 1024, 2.0), row("full", 2048, 0.5), row("ls", 1024, 3.0), row("ls", 2048, 2.0)];
+    let ratios = table(&rows).unwrap();
+    assert!(ratios.title.contains("times as fast as Transformer, measured / published"), "{ratios:?}");
+    assert_eq!(ratios.rows, [["LS", "1.50 / 2.30", "4.00 / Transformer oom"]]);
+    let other = Row { batch: Some(2), ..row("ls", 1024, 3.0) };
+    assert!(table(&[row("full", 1024, 2.0), other]).is_none(), "of another batch");
+    assert!(table(&[]).is_none());
+}
+
 fn by_size(rows: &[Row]) -> Table {
     let suites = [SIZES, TOP1].map(|text| Suite::parse("accuracy.toml", text).unwrap());
     let speed = [vec![measured("ls2d", 224), measured("ls2d", 384)], vec![measured("full", 384)]];
@@ -216,19 +278,19 @@ fn a_table_may_have_a_line_for_every_length_and_columns_that_another_suite_runs(
     let names: Vec<&str> = table.rows.iter().map(|line| line[0].as_str()).collect();
     assert_eq!(names, ["A, 224", "C, 224", "A, 384", "B, 384"], "grouped by length");
     let runs = "effattn vision --suite accuracy --model ls2d --data-dir images; effattn speed --suite accuracy --model ls2d";
-    let first = ["A, 224", "307.10", "8.66 / 8.70 =", "- / 83.80", "- / 0.075", runs];
+    let first = ["A, 224", "307.10", "8.66 / 8.7 =", "- / 83.8", "- / 0.075", runs];
     assert_eq!(table.rows[0], first, "FLOPs have as many digits as are printed");
-    assert_eq!(table.rows[1][3], "- / 83.50");
-    assert_eq!(table.rows[2][1..5], ["307.10", "28.70 / 28.00 ≠", "- / 84.40", "- / 0.271"]);
-    assert_eq!(table.rows[3][1..5], ["307.10 / 307.00 =", "28.70", "", "-"]);
+    assert_eq!(table.rows[1][3], "- / 83.5");
+    assert_eq!(table.rows[2][1..5], ["307.10", "28.70 / 28.0 ≠", "- / 84.4", "- / 0.271"]);
+    assert_eq!(table.rows[3][1..5], ["307.10 / 307 =", "28.70", "", "-"]);
 }
 
 #[test]
 fn a_run_of_another_length_fills_no_cell() {
     let time = measured("ls2d", 384).with("step_time", "s", Some(2.5)).with_outcome(Outcome::Ok, None);
     let table = by_size(&[tested(224, 1, 83.7), tested(224, 2, 83.9), time]);
-    assert_eq!(table.rows[0][3..5], ["83.80 / 83.80 = n=2", "- / 0.075"]);
-    assert_eq!(table.rows[2][3..5], ["- / 84.40", "2.500 / 0.271"]);
+    assert_eq!(table.rows[0][3..5], ["83.80 / 83.8 = n=2", "- / 0.075"]);
+    assert_eq!(table.rows[2][3..5], ["- / 84.4", "2.500 / 0.271"]);
 }
 
 #[test]
@@ -257,5 +319,5 @@ set = { len = 128 }
     assert_eq!(cell(&[row(256)]), "-");
     assert_eq!(cell(&[row(256), row(128)]), "80.00 n=1");
     let largest = Row { metric: "largest_class".to_owned(), value: Some(81.0), ..row(128) };
-    assert_eq!(cell(&[row(128), largest]), "80.00 failed n=0, 1 failed", "not better than the largest class");
+    assert_eq!(cell(&[row(128), largest]), "80.00↓ n=0, 1 at the largest class");
 }

@@ -38,6 +38,29 @@ fn ratios_are_reference_over_ours() {
 }
 
 #[test]
+fn ratios_have_the_interval_of_both_sides_and_say_what_it_leaves_open() {
+    let row = |program: &str, seconds: f64| Row {
+        pass: Some(Pass::Infer),
+        len: Some(1024),
+        batch: Some(1),
+        program: Some(program.to_owned()),
+        std: Some(0.004),
+        n: Some(16),
+        dtype: "f32".to_owned(),
+        ..Row::new("speed", "full").with("step_time", "s", Some(seconds))
+    };
+    let rows = [row("effattn", 0.04), row("torch", 0.08), row("jax", 0.041)];
+    let references = with_programs(&rows, &[]);
+    assert_eq!(parse(&to_text(&references).unwrap()).unwrap(), references);
+    let [_, cells] = &tables(&rows, &references)[..] else { panic!("two tables") };
+    assert_eq!(
+        cells.rows,
+        [["full", "infer", "1", "1024", "40.0 ms", "2.0 ±0.1", "1.02 ±0.08, not resolved"]]
+    );
+    assert!(cells.notes[1].contains("not resolved: it contains 1"), "{:?}", cells.notes);
+}
+
+#[test]
 fn several_programs_stand_side_by_side() {
     let ours = |len, seconds| Row {
         pass: Some(Pass::Train),

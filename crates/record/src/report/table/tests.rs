@@ -152,3 +152,21 @@ fn costs_are_listed_once_at_the_longest_length() {
     assert_eq!(table.rows, [["ls", "203850", "0.1988", "-"]]);
     assert_eq!(costs(&[Row::new("speed", "ls")]), None);
 }
+
+#[test]
+fn sentences_of_a_wide_table_stand_below_it() {
+    let why = "steps 800 (20000); length 1024 (4096); rate 1e-3 (1e-4)";
+    let row = |model: &str, why: &str| [model, "text", why, "1024", "1", "62.33"].map(str::to_owned).to_vec();
+    let table = Table {
+        title: "accuracy".into(),
+        columns: ["model", "task", "differs", "length", "seeds", "%"].map(str::to_owned).to_vec(),
+        numbers: 3,
+        rows: vec![row("ls", why), row("dp", why), row("full", "")],
+        ..Table::default()
+    };
+    let text = table.terminal(60);
+    assert_eq!(text.matches("(a)").count(), 3, "{text}");
+    assert!(text.contains("differs: (a) steps 800 (20000); length 1024 (4096);"), "{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 60), "{text}");
+    assert!(table.terminal(200).contains(why), "where there is room it stands in its column");
+}

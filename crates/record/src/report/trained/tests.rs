@@ -68,7 +68,11 @@ fn a_failed_seed_is_counted_apart_and_widens_nothing() {
     let chance = row(0, 17.2, 1.0);
     let about = |row: &Row, metric, value| row.with(metric, "%", Some(value));
     let rows = [about(&chance, LARGEST, 17.0), about(&chance, "tested", 1984.0), row(1, 36.0, 1.0), chance];
-    assert_eq!(said(&rows)[0], "not comparable: one seed (gap -1.50), 1 of 2 seeds failed", "not {verdict}");
+    assert_eq!(
+        said(&rows)[0],
+        "not comparable: one seed (gap -1.50), 1 of 2 seeds at the largest class",
+        "not {verdict}"
+    );
 }
 
 #[test]
@@ -76,7 +80,15 @@ fn what_is_not_better_than_a_simple_rule_says_so() {
     let rule = Row { variant: Some("root-operator".to_owned()), published: None, ..row(0, 37.55, 1.0) };
     let rule = Row { model: FLOOR.to_owned(), seed: None, fraction: None, ..rule };
     let table = &tables(&[row(0, 36.5, 1.0), rule.clone()], METRICS)[0];
-    assert!(table.rows[0][3].ends_with("; neither is better than the floor"), "{:?}", table.rows);
+    assert!(
+        table.rows[0][3].ends_with("; measured and published are worse than the floor"),
+        "{:?}",
+        table.rows
+    );
+    let tested = row(0, 36.5, 1.0).with("tested", "1", Some(1984.0));
+    let within = &tables(&[row(0, 36.5, 1.0), tested, rule.clone()], METRICS)[0];
+    let same = "; measured and published are the same as the floor within its error";
+    assert!(within.rows[0][3].ends_with(same), "{:?}", within.rows);
     assert_eq!(table.rows[0].last().map(String::as_str), Some("37.55 (root-operator)"));
     assert_eq!(table.rows[1][3], "a simple rule");
     let part = Row { differs: Some("40 examples of each split".to_owned()), ..rule };

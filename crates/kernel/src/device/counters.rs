@@ -1,0 +1,153 @@
+//! Counters of the system around a stretch of time: what other programs and the host took of the processors meanwhile.
+//!
+//! Linux only: elsewhere nothing is known, and [`Counters::read`] gives nothing.
+
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+
+/// Seconds of a tick in `/proc`: the kernel tells user programs hundredths on every architecture.
+const TICK: f64 = 0.01;
+
+/// The counters at one moment.
+#[derive(Clone, Copy, Debug)]
+pub struct Counters {
+    at: Instant,
+    /// Processor seconds of all programs and of the kernel.
+    busy: f64,
+    /// Processor seconds that the host gave to others.
+    steal: f64,
+    /// Processor seconds of the processes that measure.
+    own: f64,
+    switches: u64,
+}
+
+/// What others took between two moments.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Interference {
+    /// Seconds between them.
+    pub seconds: f64,
+    /// Processors that other programs kept busy.
+    pub others: f64,
+    /// Processors that the host of a virtual machine gave to others.
+    pub steal: f64,
+    /// How often the system took a processor from a thread that measures.
+    pub switches: u64,
+    /// Mean frequency of the processors at the end, where it can be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub megahertz: Option<f64>,
+}
+
+impl Counters {
+    /// Reads them; `processes` measure, and so does this one. None where the system has no such counters.
+    pub fn read(processes: &[u32]) -> Option<Self> {
+        let at = Instant::now();
+        let (busy, steal) = processors(&std::fs::read_to_string("/proc/stat").ok()?)?;
+        let ids = processes.iter().map(u32::to_string).chain(["self".to_owned()]);
+        let (mut own, mut switches) = (0.0, 0);
+        for id in ids {
+            own += spent(&std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?)?;
+            switches += taken_from(&id);
+        }
+        Some(Self { at, busy, steal, own, switches })
+    }
+
+    /// What others took since `before`, whose processes were the same.
+    pub fn since(&self, before: &Self) -> Interference {
+        let seconds = (self.at - before.at).as_secs_f64().max(1e-9);
+        let others = (self.busy - before.busy) - (self.own - before.own);
+        Interference {
+            seconds,
+            others: (others / seconds).max(0.0),
+            steal: ((self.steal - before.steal) / seconds).max(0.0),
+            switches: self.switches.saturating_sub(before.switches),
+            megahertz: megahertz(),
+        }
+    }
+}
+
+impl Interference {
+    /// Processors that were taken from `threads` threads on a machine with `cores`: what others used beyond the processors that
+    /// the threads leave free, and what the host took. Less than three ticks are none: the counters cannot tell.
+    pub fn taken(&self, threads: usize, cores: usize) -> f64 {
+        let beyond = (self.others + threads as f64 - cores as f64).clamp(0.0, self.others);
+        let taken = beyond + self.steal;
+        if taken * self.seconds < 3.0 * TICK { 0.0 } else { taken }
+    }
+}
+
+/// Busy and stolen seconds of all processors in the text of `/proc/stat`.
+fn processors(text: &str) -> Option<(f64, f64)> {
+    let line = text.lines().next()?.strip_prefix("cpu ")?;
+    let ticks: Vec<f64> = line.split_whitespace().map_while(|word| word.parse().ok()).collect();
+    let [user, nice, system, _idle, _wait, irq, softirq, steal, ..] = ticks[..] else { return None };
+    Some((TICK * (user + nice + system + irq + softirq), TICK * steal))
+}
+
+/// Seconds that a process computed, in the text of `/proc/PID/stat`. Its name, in parentheses, may hold anything.
+fn spent(text: &str) -> Option<f64> {
+    let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
+    let ticks = |index: usize| fields.get(index)?.parse::<f64>().ok();
+    Some(TICK * (ticks(11)? + ticks(12)?))
+}
+
+/// Involuntary switches of all threads of process `id`.
+fn taken_from(id: &str) -> u64 {
+    let threads = std::fs::read_dir(format!("/proc/{id}/task")).into_iter().flatten().flatten();
+    let of = |folder: std::path::PathBuf| {
+        let text = std::fs::read_to_string(folder.join("status")).ok()?;
+        let line = text.lines().find_map(|line| line.strip_prefix("nonvoluntary_ctxt_switches:"))?;
+        line.trim().parse::<u64>().ok()
+    };
+    threads.filter_map(|thread| of(thread.path())).sum()
+}
+
+/// Mean frequency of the processors just now.
+fn megahertz() -> Option<f64> {
+    let mut all = Vec::new();
+    for index in 0.. {
+        let path = format!("/sys/devices/system/cpu/cpu{index}/cpufreq/scaling_cur_freq");
+        let Ok(text) = std::fs::read_to_string(path) else { break };
+        all.extend(text.trim().parse::<f64>().ok());
+    }
+    (!all.is_empty()).then(|| all.iter().sum::<f64>() / all.len() as f64 / 1e3)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_files_of_the_system_are_read_by_their_fields() {
+        let stat = "cpu  100 50 25 1000 7 0 5 20 0 0\ncpu0 1 2 3 4 5 6 7 8 0 0\n";
+        assert_eq!(processors(stat), Some((1.8, 0.2)));
+        assert_eq!(processors("intr 5"), None);
+        let process = "77 (a) b (c)) R 1 2 3 0 -1 4194304 97 0 0 0 250 50 0 0 20 0 1 0 39 31 34";
+        assert_eq!(spent(process), Some(3.0));
+    }
+
+    #[test]
+    fn only_what_the_threads_miss_is_taken() {
+        let of = |others, steal, seconds| Interference { seconds, others, steal, ..Interference::default() };
+        assert_eq!(of(1.0, 0.0, 0.5).taken(2, 2), 1.0);
+        assert_eq!(of(1.0, 0.0, 0.5).taken(2, 8), 0.0, "six processors are free");
+        assert_eq!(of(1.5, 0.25, 0.5).taken(2, 3), 0.75);
+        assert_eq!(of(0.05, 0.0, 0.2).taken(2, 2), 0.0, "one tick is none");
+        assert_eq!(of(0.5, 0.0, 0.5).taken(4, 2), 0.5, "more threads than processors take from themselves");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn what_this_process_computes_is_its_own() {
+        let before = Counters::read(&[]).unwrap();
+        // others may use the processors, too
+        let computed = |after: &Counters| after.own - before.own >= 0.1;
+        let mut after = before;
+        while !computed(&after) && before.at.elapsed().as_secs() < 20 {
+            (0..1_000_000).for_each(|_| std::hint::spin_loop());
+            after = Counters::read(&[]).unwrap();
+        }
+        assert!(computed(&after), "{before:?} {after:?}");
+        assert!(after.since(&before).seconds > 0.0);
+    }
+}

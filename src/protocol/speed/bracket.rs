@@ -1,0 +1,63 @@
+//! Calibrations and counters around the turns of a measurement.
+//!
+//! The parent takes them between turns, while every worker waits: what it needs is in no cell's memory, and cells of other
+//! programs have the same ones.
+
+use std::time::{Duration, Instant};
+
+use crate::run::turn::{Bracket, Judge};
+use effattn_kernel::cpu::rates::Calibration;
+use effattn_kernel::device::counters::Counters;
+use effattn_kernel::device::threads;
+
+/// Calibrations before the first turn: the best of a run is known from its beginning.
+const FIRST: usize = 5;
+/// So long after a turn its calibration is that of the next turn, too.
+const RECENT: Duration = Duration::from_millis(5);
+
+/// What takes calibrations.
+pub struct Brackets {
+    calibration: Calibration,
+    threads: usize,
+    cores: usize,
+    best: f64,
+    last: Option<(Instant, f64)>,
+}
+
+impl Brackets {
+    /// For steps on `threads` threads; `best` is the best calibration of the run so far.
+    pub fn new(threads: usize, best: Option<f64>) -> Self {
+        let cores = threads::available();
+        let (calibration, best) = (Calibration::new(), best.unwrap_or(f64::INFINITY));
+        let mut new = Self { calibration, threads, cores, best, last: None };
+        for _ in 0..FIRST {
+            new.take();
+        }
+        new
+    }
+
+    /// Seconds of a calibration now.
+    fn take(&mut self) -> f64 {
+        let seconds = self.calibration.take().seconds();
+        self.best = self.best.min(seconds);
+        self.last = Some((Instant::now(), seconds));
+        seconds
+    }
+
+    /// Runs a turn of the processes `processes` with a calibration on either side.
+    pub fn around<T>(&mut self, processes: &[u32], turn: impl FnOnce() -> T) -> (T, Bracket) {
+        let recent = self.last.filter(|(at, _)| at.elapsed() < RECENT).map(|(_, seconds)| seconds);
+        let before = recent.unwrap_or_else(|| self.take());
+        let counters = Counters::read(processes);
+        let result = turn();
+        let interference =
+            counters.and_then(|before| Counters::read(processes).map(|after| after.since(&before)));
+        let taken = interference.map_or(0.0, |it| it.taken(self.threads, self.cores));
+        (result, Bracket { before, after: self.take(), interference, taken })
+    }
+
+    /// What decides about turns now.
+    pub fn judge(&self) -> Judge {
+        Judge { best: self.best, threads: self.threads }
+    }
+}

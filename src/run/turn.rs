@@ -1,0 +1,200 @@
+//! What stood around a turn of measuring, and which turns are put back because others disturbed them.
+//!
+//! A turn is judged by what is measured around it, never by its own times: leaving out turns then narrows no interval.
+
+use serde::{Deserialize, Serialize};
+
+use effattn_kernel::device::counters::Interference;
+use effattn_record::stats::{median, quantile};
+
+/// A turn is disturbed where a calibration beside it took longer than the run's best by more than this share.
+pub const SLOWER: f64 = 0.10;
+/// A turn is disturbed where others took more than this share of its threads' time.
+pub const TAKEN: f64 = 0.05;
+
+/// What was measured around a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Bracket {
+    /// Seconds of the calibration before it.
+    pub before: f64,
+    /// Seconds of the calibration behind it.
+    pub after: f64,
+    /// What others took during it; none where the system has no such counters.
+    #[serde(flatten)]
+    pub interference: Option<Interference>,
+    /// Processors that others took from its threads.
+    #[serde(default)]
+    pub taken: f64,
+}
+
+impl Bracket {
+    /// How many times as long as `best` the slower calibration took.
+    fn slower(&self, best: f64) -> f64 {
+        self.before.max(self.after) / best
+    }
+
+    /// The larger of both disturbances over what is allowed: above 1 the turn is put back.
+    fn disturbance(&self, best: f64, threads: usize) -> f64 {
+        ((self.slower(best) - 1.0) / SLOWER).max(self.taken / (TAKEN * threads as f64))
+    }
+
+    /// Why the turn is put back, if it is.
+    pub fn reason(&self, best: f64, threads: usize) -> Option<String> {
+        if self.taken > TAKEN * threads as f64 {
+            let host = self.interference.is_some_and(|it| it.steal > it.others);
+            let who = if host { "the host" } else { "other programs" };
+            return Some(format!("{who} took {:.2} processors", self.taken));
+        }
+        let slower = self.slower(best);
+        (slower > 1.0 + SLOWER).then(|| format!("calibration {slower:.2} times the run's best"))
+    }
+}
+
+/// A turn of a cell.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Turn {
+    /// Seconds of its steps.
+    pub seconds: Vec<f64>,
+    /// What was measured around it; none on devices other than the processor.
+    pub bracket: Option<Bracket>,
+}
+
+/// What decides about turns: the best calibration of the run so far, and the threads of a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Judge {
+    /// Seconds of the best calibration.
+    pub best: f64,
+    /// Threads of a step.
+    pub threads: usize,
+}
+
+impl Judge {
+    /// Why `turn` is put back, if it is.
+    pub fn reason(&self, turn: &Turn) -> Option<String> {
+        turn.bracket?.reason(self.best, self.threads)
+    }
+
+    /// Which of `turns` count: those that nobody disturbed; where these have fewer than `least` steps, the least disturbed of
+    /// the others, too, until there are as many, and half of all.
+    pub fn kept(&self, turns: &[Turn], least: usize) -> Vec<bool> {
+        let disturbance =
+            |turn: &Turn| turn.bracket.map_or(0.0, |it| it.disturbance(self.best, self.threads));
+        let mut kept: Vec<bool> = turns.iter().map(|turn| self.reason(turn).is_none()).collect();
+        let steps = |kept: &[bool]| -> usize {
+            turns.iter().zip(kept).filter(|(_, kept)| **kept).map(|(turn, _)| turn.seconds.len()).sum()
+        };
+        let mut others: Vec<usize> = (0..turns.len()).filter(|&index| !kept[index]).collect();
+        let all: usize = turns.iter().map(|turn| turn.seconds.len()).sum();
+        let least = if steps(&kept) < least { least.max(all / 2) } else { 0 };
+        others.sort_by(|a, b| disturbance(&turns[*a]).total_cmp(&disturbance(&turns[*b])));
+        for index in others {
+            if steps(&kept) >= least {
+                break;
+            }
+            kept[index] = true;
+        }
+        kept
+    }
+}
+
+/// A turn in `samples.jsonl`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TurnRecord {
+    /// Number of its steps.
+    pub steps: usize,
+    /// What was measured around it.
+    #[serde(flatten)]
+    pub bracket: Bracket,
+    /// Why it is disturbed, where it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disturbed: Option<String>,
+    /// The measurements that were put back; empty where they stand among the values.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub put_back: Vec<f64>,
+}
+
+/// How steady the machine was during a run, by its calibrations.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Steadiness {
+    /// Seconds of a calibration beside the turns that count, in the median.
+    pub seconds: f64,
+    /// Seconds of the best one.
+    pub best: f64,
+    /// Half of the range of the middle 68 % of those beside the turns that count, as a share of the median.
+    pub spread: f64,
+    /// Processors that other programs kept busy on average, where the system tells.
+    pub others: Option<f64>,
+    /// Number of turns.
+    pub turns: u64,
+    /// Those that were put back and repeated.
+    pub repeated: u64,
+    /// Those that count although they were disturbed, because nothing better was to be had.
+    pub disturbed: u64,
+}
+
+impl Steadiness {
+    /// What `turns` say; none where there are none.
+    pub fn of<'a>(turns: impl Iterator<Item = &'a TurnRecord>) -> Option<Self> {
+        let turns: Vec<&TurnRecord> = turns.collect();
+        let beside = |turn: &&TurnRecord| [turn.bracket.before, turn.bracket.after];
+        let counts = |turn: &&&TurnRecord| turn.put_back.is_empty();
+        let kept: Vec<f64> = turns.iter().filter(counts).flat_map(beside).collect();
+        let best = turns.iter().flat_map(beside).fold(f64::INFINITY, f64::min);
+        let seconds = median(&kept)?;
+        let [low, high] = [0.16, 0.84].map(|part| quantile(&kept, part).unwrap_or(seconds));
+        let others: Vec<f64> =
+            turns.iter().filter_map(|turn| Some(turn.bracket.interference?.others)).collect();
+        let repeated = turns.iter().filter(|turn| !turn.put_back.is_empty()).count();
+        let disturbed = turns.iter().filter(|turn| turn.disturbed.is_some()).count();
+        Some(Self {
+            seconds,
+            best,
+            spread: (high - low) / 2.0 / seconds,
+            others: effattn_record::stats::mean(&others),
+            turns: turns.len() as u64,
+            repeated: repeated as u64,
+            disturbed: (disturbed - repeated) as u64,
+        })
+    }
+
+    /// `disturbed: 14 of 40 turns repeated, 2 more counted as they were`; none where none was.
+    pub fn note(&self) -> Option<String> {
+        let Self { turns, repeated, disturbed, .. } = self;
+        let more = match disturbed {
+            0 => String::new(),
+            count => format!("; {count} more could not be repeated within the budget and count"),
+        };
+        (repeated + disturbed > 0).then(|| format!("disturbed: {repeated} of {turns} turns repeated{more}."))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn turn(seconds: &[f64], before: f64, after: f64, taken: f64) -> Turn {
+        Turn {
+            seconds: seconds.to_vec(),
+            bracket: Some(Bracket { before, after, interference: None, taken }),
+        }
+    }
+
+    #[test]
+    fn a_turn_is_judged_by_what_stands_around_it() {
+        let judge = Judge { best: 0.003, threads: 2 };
+        let reason = |before, after, taken| judge.reason(&turn(&[9.0], before, after, taken));
+        assert_eq!(reason(0.003, 0.0032, 0.05), None);
+        assert_eq!(reason(0.003, 0.0045, 0.0).unwrap(), "calibration 1.50 times the run's best");
+        assert_eq!(reason(0.003, 0.003, 0.4).unwrap(), "other programs took 0.40 processors");
+        assert_eq!(judge.reason(&Turn { seconds: vec![1.0], bracket: None }), None);
+    }
+
+    #[test]
+    fn the_least_disturbed_turns_count_where_nothing_better_is_to_be_had() {
+        let judge = Judge { best: 1.0, threads: 1 };
+        let turns = [turn(&[1.0], 1.0, 1.9, 0.0), turn(&[1.0], 1.0, 1.0, 0.0), turn(&[1.0], 1.0, 1.3, 0.0)];
+        assert_eq!(judge.kept(&turns, 1), [false, true, false]);
+        assert_eq!(judge.kept(&turns, 2), [false, true, true]);
+        assert_eq!(judge.kept(&turns, 9), [true, true, true]);
+    }
+}
