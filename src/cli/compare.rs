@@ -20,7 +20,7 @@ Examples:
   effattn compare results/speed/latest --save-baseline main
   effattn compare results/speed/latest --baseline main
   # Several runs a side, whose scatter then counts
-  effattn compare results/speed/A1,results/speed/A2 results/speed/B1,results/speed/B2
+  effattn compare results/speed/A1,results/speed/A2 results/speed/B1
   # For scripts: exit code 1 if a cell became more than 5 % worse
   effattn compare results/speed/A results/speed/latest --fail-if-regression 5%
   # The comparison as data
