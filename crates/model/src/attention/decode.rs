@@ -136,11 +136,11 @@ impl KeyValueCache {
         self.rows
     }
 
-    /// Writes the key and value [b, g, 1, d] of one token into the row `at`.
+    /// Writes keys and values [b, g, n, d] into the rows from `at` on.
     pub fn set(&mut self, k: &Tensor, v: &Tensor, at: usize) -> Result<()> {
         let (b, g, n, d) = k.dims4()?;
-        if n != 1 {
-            bail!("{n} tokens at once; a cache takes one after another");
+        if at + n > self.rows {
+            bail!("{n} rows from row {at} on do not fit a cache of {}", self.rows);
         }
         let [keys, values] = match &self.held {
             Some(held) => held,
@@ -149,7 +149,7 @@ impl KeyValueCache {
                 self.held.insert([empty()?, empty()?])
             }
         };
-        let flat = |x: &Tensor| x.contiguous()?.reshape((b * g, 1, d));
+        let flat = |x: &Tensor| x.contiguous()?.reshape((b * g, n, d));
         keys.slice_set(&flat(k)?, 1, at)?;
         values.slice_set(&flat(v)?, 1, at)
     }

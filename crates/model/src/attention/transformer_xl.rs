@@ -2,10 +2,11 @@
 //!
 //! Dai et al. 2019 sec. 3.3: logit(t, j) = ((q_t + u) . k_j + (q_t + v) . R(t - j)) / sqrt(D), j <= t.
 
-use candle_core::{Result, bail};
+use candle_core::{Device, Result, bail};
 
+use super::decode::{Carried, DecodeState};
 use super::knobs::Knobs;
-use super::long_short::Positions;
+use super::long_short::{LongShortCache, LongShortState, Positions};
 use super::{
     AttentionInput, AttentionOutput, Cost, Growth, InModels, Mechanism, MechanismConfig, MechanismEntry,
     Needs, Paper, Shape, Support,
@@ -94,5 +95,21 @@ impl Mechanism for TransformerXl {
             ..Attend::scaled(&pattern, input.mask, self.scale)
         };
         Ok(attend(input.qkv, &call)?.into())
+    }
+
+    fn init_decode(
+        &self,
+        batch: usize,
+        room: usize,
+        device: &Device,
+    ) -> Result<Option<Box<dyn DecodeState>>> {
+        let relative = self.positions.relative(room.max(1), None, device)?;
+        Ok(Some(Carried::holding(batch, LongShortCache::new(room, room.max(1), None, Some(relative)))))
+    }
+
+    fn decode_step(&self, input: &AttentionInput, state: &mut dyn DecodeState) -> Result<AttentionOutput> {
+        let (q, key_value) = (input.qkv.q()?, [input.qkv.k()?, input.qkv.v()?]);
+        let state = state.downcast::<LongShortState>()?;
+        Ok(state.advance(|cache, position| cache.attend(&q, &key_value, position, self.scale))?.into())
     }
 }

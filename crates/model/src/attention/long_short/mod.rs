@@ -4,23 +4,28 @@
 //! Transformer-LS (Zhu et al. 2021) eq. 3-7; the equations stand with each mechanism.
 
 mod cost;
+mod decode;
 mod inputs;
 mod relative;
 #[cfg(test)]
 mod tests;
 
-use candle_core::{Result, Tensor, bail};
+use candle_core::{Device, Result, Tensor, bail};
 
 pub use cost::{Extras, SlotProjection, cost, decoder_state};
+pub use decode::{LongShortCache, LongShortState};
 pub use relative::Positions;
 
+use super::decode::{Carried, DecodeState};
 use super::{AttentionInput, AttentionOutput, Mechanism, MechanismConfig, Shape};
 use crate::nn::params::{Init, ParamBuilder, ParamSpec};
+use decode::OpenProjection;
 use effattn_kernel::attend::{Attend, Relative, attend};
 use effattn_kernel::class_token::class_token;
 use effattn_kernel::group::ParamGroup;
 use effattn_kernel::norm_parts::norm_parts;
 use effattn_kernel::project_slots::{Dynamic, dynamic, dynamic_mask, learned, slots};
+use effattn_kernel::tape::recompute_in_backward;
 use effattn_record::pattern::{Pattern, Rule};
 use inputs::Rows;
 
@@ -192,7 +197,7 @@ impl LongShort {
         Ok(Some((slots, exist)))
     }
 
-    fn relative(&self, keys: usize, device: &candle_core::Device) -> Result<Option<Relative>> {
+    fn relative(&self, keys: usize, device: &Device) -> Result<Option<Relative>> {
         let Some(positions) = &self.positions else { return Ok(None) };
         let distances = if self.window > 0 { self.window.min(keys) } else { 1 };
         positions.relative(distances, self.projection().segments(keys), device).map(Some)
@@ -258,11 +263,15 @@ struct Prepared {
 }
 
 impl LongShort {
+    /// LN_local, where keys and values go through it.
+    fn local_norm(&self) -> Option<&ParamGroup> {
+        self.norm.as_ref().filter(|_| self.window > 0 || self.normed).map(|norm| &norm.local)
+    }
+
     fn prepare(&self, input: &AttentionInput) -> Result<Prepared> {
         let raw = Rows::new(input.qkv)?;
         self.check(input, raw.queries()?, raw.rows.dim(1)?)?;
-        let norm = self.norm.as_ref().filter(|_| self.window > 0 || self.normed);
-        let local = raw.normed(norm.map(|norm| &norm.local), input.mask, input.memory)?;
+        let local = raw.normed(self.local_norm(), input.mask, input.memory)?;
         let slots = self.project(if self.normed { &local } else { &raw }, input)?;
         let cls = input.cls.map(|cls| Rows::new(cls)?.only_keys_values()).transpose()?;
         let slots = self.finish_slots(slots, cls.as_ref(), input)?;
@@ -289,6 +298,7 @@ impl Mechanism for LongShort {
             (mask, _) => mask.cloned(),
         };
         let slots = slots.map(|(rows, _)| Rows::slots(rows, self.heads));
+        let rows = local.rows.clone();
         let call = Attend {
             slots: slots.as_ref(),
             relative: relative.as_ref(),
@@ -297,7 +307,44 @@ impl Mechanism for LongShort {
         };
         let out = attend(&local.qkv(self.heads)?, &call)?;
         let cls = input.cls.map(|cls| class_token(&out, cls, input.mask, self.scale())).transpose()?;
+        if self.local_norm().is_some() {
+            recompute_in_backward(&rows)?; // normalised copies of the projections
+        }
         Ok(AttentionOutput { out, cls, stream: None })
+    }
+
+    fn init_decode(
+        &self,
+        batch: usize,
+        room: usize,
+        device: &Device,
+    ) -> Result<Option<Box<dyn DecodeState>>> {
+        let slots = match &self.slots {
+            _ if !self.causal => return Ok(None),
+            Slots::None => None,
+            Slots::Dynamic { rank, segment: Some(segment), .. } => Some((*rank, *segment)),
+            Slots::Dynamic { segment: None, .. } | Slots::Learned { .. } => return Ok(None),
+        };
+        let relative = self.relative(room.max(1), device)?;
+        Ok(Some(Carried::holding(batch, LongShortCache::new(room, self.window, slots, relative))))
+    }
+
+    fn decode_step(&self, input: &AttentionInput, state: &mut dyn DecodeState) -> Result<AttentionOutput> {
+        let raw = Rows::new(input.qkv)?;
+        let local = raw.normed(self.local_norm(), None, 0)?.qkv(self.heads)?;
+        let (q, key_value) = (local.q()?, [local.k()?, local.v()?]);
+        let raw = [input.qkv.k()?, input.qkv.v()?];
+        let out = state.downcast::<LongShortState>()?.advance(|cache, position| {
+            let out = cache.attend(&q, &key_value, position, self.scale())?;
+            if let Slots::Dynamic { group, .. } = &self.slots {
+                let source = if self.normed { &key_value } else { &raw };
+                let open = OpenProjection { group, x: input.layer_input()?, key_value: source };
+                let global = self.norm.as_ref().map(|norm| &norm.global);
+                cache.project(&open, position, |rows| norm_parts(rows, global, &[0, 1], 2, None))?;
+            }
+            Ok(out)
+        })?;
+        Ok(out.into())
     }
 
     fn softmax_inputs(&self, input: &AttentionInput) -> Result<Option<(Tensor, Tensor)>> {

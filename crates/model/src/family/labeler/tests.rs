@@ -50,6 +50,7 @@ fn a_token_after_another_is_the_forward_pass_and_holds_the_bytes_that_are_said()
     for name in [
         "full",
         "window:w=5",
+        "ls:w=5,l=4,r=2",
         "linear",
         "cosformer",
         "retention",
@@ -82,8 +83,8 @@ fn a_token_after_another_is_the_forward_pass_and_holds_the_bytes_that_are_said()
         let held: usize = states.iter().map(LayerState::bytes).sum();
         assert_eq!(held as u64, 2 * config.state_bytes(37), "{name}");
     }
-    let ls = resolve("ls", None, None).unwrap();
-    assert!(ls.build_decoder(&ParamBuilder::counting(), 1).unwrap().is_none());
+    let whole = resolve("mega", None, None).unwrap();
+    assert!(whole.build_decoder(&ParamBuilder::counting(), 1).unwrap().is_none());
 }
 
 #[test]
