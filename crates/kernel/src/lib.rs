@@ -30,6 +30,7 @@ pub mod embedding;
 pub mod fourier;
 pub mod group;
 pub mod heads;
+pub mod kept_rows;
 pub mod linear;
 pub mod linear_attention;
 pub mod linear_loss;

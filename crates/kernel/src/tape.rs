@@ -25,8 +25,10 @@ use super::op::{self, FusedOp};
 use super::profile::{self, StepPart};
 
 mod part;
+mod recompute;
 
 pub use part::with_bf16_activations;
+pub use recompute::recompute_in_backward;
 
 thread_local! {
     static RECORDING: RefCell<Option<Vec<Entry>>> = const { RefCell::new(None) };
@@ -41,6 +43,8 @@ struct Entry {
     op: Box<dyn FusedOp>,
     /// Where in the model, while the thread is traced.
     place: Option<String>,
+    /// Whether the result was given up after the forward pass and is made again when something reads it.
+    given_up: bool,
 }
 
 /// Runs `forward` on this thread while a tape records. The gradients of what it returns are to be had from
@@ -65,9 +69,11 @@ pub fn record<T, E>(
 impl Tape {
     /// Gradients of the scalar `loss`, which was computed while this tape recorded.
     pub fn backward(mut self, loss: &Tensor) -> Result<GradStore> {
+        self.make_again([loss])?;
         let mut grads = Grads { store: loss.backward()?, own: HashSet::new() };
-        while let Some(Entry { out, operands, op, place }) = self.0.pop() {
+        while let Some(Entry { out, operands, op, place, .. }) = self.0.pop() {
             let Some(grad) = grads.store.remove(&out) else { continue };
+            self.make_again(&operands)?;
             let all: Vec<&Tensor> = operands.iter().collect();
             let grad = grad.detach().contiguous()?;
             let held = grads.hold(op.accumulates_into(), &all)?;
@@ -265,7 +271,7 @@ pub fn apply<O: FusedOp>(operands: &[&Tensor], op: O) -> Result<Tensor> {
         if let Some(entries) = entries {
             let operands = operands.iter().map(|&x| x.clone()).collect();
             let (out, place) = (out.clone(), nan_trace::place());
-            entries.push(Entry { out, operands, op: Box::new(op), place });
+            entries.push(Entry { out, operands, op: Box::new(op), place, given_up: false });
         }
     });
     Ok(out)

@@ -15,6 +15,7 @@ use crate::nn::embedding::Embedding;
 use crate::nn::ffn::FfnConfig;
 use crate::nn::head::Head;
 use crate::nn::params::{Init, ParamBuilder, ParamGroup, ParamSpec};
+use effattn_kernel::kept_rows::KeptRows;
 use effattn_kernel::norm;
 use effattn_kernel::tape;
 
@@ -63,18 +64,18 @@ impl Encoder {
     /// `ids` [b, n] (u32) and `mask` [b, n] (1 keep, 0 padding; absent keeps all) to pooled vectors [b, width].
     /// Dropout applies to the embeddings, to what attention adds, and in the feed-forward halves.
     pub fn forward(&self, ids: &Tensor, mask: Option<&Tensor>, dropout: Dropout) -> Result<Tensor> {
-        self.run(ids, mask, dropout, false, |_| ())
+        self.run(ids, mask, dropout, Want::Pooled, |_| ())
     }
 
     /// The whole sequence [b, n, width] behind the last norm, of which [`Self::forward`] gives the pooled vector.
     pub fn sequence(&self, ids: &Tensor, mask: Option<&Tensor>, dropout: Dropout) -> Result<Tensor> {
-        self.run(ids, mask, dropout, true, |_| ())
+        self.run(ids, mask, dropout, Want::Sequence, |_| ())
     }
 
     /// [`Self::forward`] without dropout, and the input of every layer [b, n, width].
     pub fn trace(&self, ids: &Tensor, mask: Option<&Tensor>) -> Result<(Tensor, Vec<Tensor>)> {
         let mut hidden = Vec::new();
-        let pooled = self.run(ids, mask, Dropout::NONE, false, |x| hidden.push(x.clone()))?;
+        let pooled = self.run(ids, mask, Dropout::NONE, Want::PooledAndHidden, |x| hidden.push(x.clone()))?;
         Ok((pooled, hidden))
     }
 
@@ -83,7 +84,7 @@ impl Encoder {
         ids: &Tensor,
         mask: Option<&Tensor>,
         dropout: Dropout,
-        whole: bool,
+        want: Want,
         mut see: impl FnMut(&Tensor),
     ) -> Result<Tensor> {
         let (b, n) = ids.dims2()?;
@@ -94,8 +95,20 @@ impl Encoder {
         }
         let (x, mask) = self.embed(ids, mask)?;
         let (mut x, mask) = (dropout.apply(&x, 0)?, mask.as_ref());
-        let call =
-            |layer| ForwardArgs { mask, dropout: dropout.branch(1 + layer as u64), ..ForwardArgs::default() };
+        // what is dropped depends on where an element lies
+        let kept = match mask {
+            Some(mask) if want == Want::Pooled && dropout.is_none() => KeptRows::of(mask)?,
+            _ => None,
+        };
+        let kept = kept.filter(|kept| self.pooling != Pooling::First || kept.has_first_rows());
+        let kept = kept.as_ref();
+        if let Some(kept) = kept {
+            x = kept.pack(&x)?;
+        }
+        let call = |layer| {
+            let dropout = dropout.branch(1 + layer as u64);
+            ForwardArgs { mask, kept, dropout, ..ForwardArgs::default() }
+        };
         let mut stream = self.stream.as_ref().map(|rows| rows.unsqueeze(0)?.repeat((b, 1, 1))).transpose()?;
         let Some((last, layers)) = self.layers.split_last() else { bail!("a model without layers") };
         for (number, layer) in layers.iter().enumerate() {
@@ -106,7 +119,7 @@ impl Encoder {
         let call = &call(layers.len());
         let cls = self.cls.as_ref().filter(|_| self.pooling == Pooling::ClsLastLayer);
         match cls {
-            Some(_) if whole => bail!(
+            Some(_) if want == Want::Sequence => bail!(
                 "pooling {} computes no sequence in the last layer; choose mean, first, cls-front or cls-vector",
                 self.pooling.name()
             ),
@@ -116,7 +129,7 @@ impl Encoder {
             }
             None => {
                 let x = advance(last, &x, &mut stream, call)?;
-                if whole { self.normalise(&x) } else { self.pool(&x, mask) }
+                if want == Want::Sequence { self.normalise(&x) } else { self.pool(x, mask, kept) }
             }
         }
     }
@@ -142,24 +155,35 @@ impl Encoder {
         }
     }
 
-    fn pool(&self, x: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
-        let (b, n, _) = x.dims3()?;
+    fn pool(&self, x: Tensor, mask: Option<&Tensor>, kept: Option<&KeptRows>) -> Result<Tensor> {
+        let unpack = |x: Tensor| kept.map_or(Ok(x.clone()), |kept| kept.unpack(&x));
         if self.pooling != Pooling::Mean {
+            let x = unpack(x)?;
             // the gradient of a selection takes half of the memory that the one of a narrowed tensor takes in candle
             let first = Tensor::zeros(1, DType::U32, x.device())?;
             return self.normalise(&x.index_select(&first, 1)?)?.squeeze(1);
         }
+        let x = unpack(self.normalise(&x)?)?;
+        let (b, n, _) = x.dims3()?;
         // a product, because candle's sum over an inner dimension runs on one thread
         let weights = match mask {
             Some(mask) => (mask.to_dtype(DType::F32)? / n as f64)?.unsqueeze(1)?,
             None => Tensor::full(1.0 / n as f32, (b, 1, n), x.device())?,
         };
-        weights.matmul(&self.normalise(x)?)?.squeeze(1)
+        weights.matmul(&x)?.squeeze(1)
     }
 
     fn normalise(&self, x: &Tensor) -> Result<Tensor> {
         norm::layer_norm(x, &self.norm.part(0)?, &self.norm.part(1)?, norm::EPS)
     }
+}
+
+/// What a forward pass is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Want {
+    Pooled,
+    PooledAndHidden,
+    Sequence,
 }
 
 /// One layer, on the second stream too where there is one.

@@ -20,10 +20,12 @@ use crate::nn::params::{Init, ParamBuilder, ParamGroup, ParamSpec};
 use crate::nn::short_conv::{ConvPast, ShortConv};
 use effattn_kernel::activation::{gelu, glu};
 use effattn_kernel::block::{self, Projection, Residual};
-use effattn_kernel::heads::{self, Heads, PackedLayout, Qkv};
+use effattn_kernel::heads::{self, PackedLayout, Qkv};
+use effattn_kernel::kept_rows::KeptRows;
 use effattn_kernel::linear::linear;
 use effattn_kernel::norm;
 use effattn_kernel::rotary::{Pairing, Rotary};
+use effattn_kernel::tape::recompute_in_backward;
 
 pub use whole::Block;
 
@@ -91,6 +93,8 @@ impl Default for BlockStyle {
 pub struct ForwardArgs<'a> {
     /// [b, n]: 1 keep, 0 padding; absent keeps all.
     pub mask: Option<&'a Tensor>,
+    /// The rows that `mask` keeps, where the input has only those: [1, kept, width].
+    pub kept: Option<&'a KeptRows>,
     /// Cached inputs of this layer [b, m, width] that stand in front; they are normalised like its input.
     pub memory: Option<&'a Tensor>,
     /// The second stream [b, rows, width], for mechanisms with [`Needs::stream`].
@@ -106,6 +110,16 @@ pub struct ForwardArgs<'a> {
 impl ForwardArgs<'_> {
     fn branch(&self, number: u64) -> Self {
         Self { dropout: self.dropout.branch(number), ..*self }
+    }
+
+    /// `rows` of the kept positions, or of all, as [b, n, width].
+    fn unpack(&self, rows: Tensor) -> Result<Tensor> {
+        self.kept.map_or(Ok(rows.clone()), |kept| kept.unpack(&rows))
+    }
+
+    /// `rows` [b, n, width] as the input has them.
+    fn pack(&self, rows: Tensor) -> Result<Tensor> {
+        self.kept.map_or(Ok(rows.clone()), |kept| kept.pack(&rows))
     }
 }
 
@@ -248,20 +262,26 @@ impl AttentionLayer {
         decoding: bool,
         attend: impl FnOnce(&AttentionInput) -> Result<AttentionOutput>,
     ) -> Result<(Tensor, Option<Tensor>)> {
-        let (attended, residual) = self.with_input(x, call, decoding, |input, normal| {
+        let (attended, residual, read) = self.with_input(x, call, decoding, |input, normal| {
             let residual = match (self.residual, normal) {
                 (Residual::Normed, Some(normal)) => {
                     normal.narrow(1, input.memory, x.dim(1)?)?.contiguous()?
                 }
                 _ => x.clone(),
             };
-            Ok((attend(input)?, residual))
+            let read = [normal, input.x].map(Option::<&Tensor>::cloned);
+            Ok((attend(input)?, residual, read))
         })?;
         let stream = match (call.stream, &attended.stream) {
             (Some(stream), Some(change)) => Some((stream + change)?),
             _ => None,
         };
-        Ok((self.finish(&attended.out, &residual, call.dropout)?, stream))
+        let out = call.pack(attended.out.merged()?)?;
+        let out = self.finish(out, &residual, call.dropout)?;
+        if self.residual != Residual::Normed && self.needs.output != OutputForm::Whole {
+            read.iter().flatten().try_for_each(recompute_in_backward)?;
+        }
+        Ok((out, stream))
     }
 
     /// Calls `then` with what the mechanism reads and the normalised input, where something reads it.
@@ -272,7 +292,7 @@ impl AttentionLayer {
         decoding: bool,
         then: impl FnOnce(&AttentionInput, Option<&Tensor>) -> Result<T>,
     ) -> Result<T> {
-        let ForwardArgs { mask, memory, stream, position, dropout, past } = *call;
+        let ForwardArgs { mask, memory, stream, position, dropout, .. } = *call;
         let held = memory.map_or(Ok(0), |memory| memory.dim(1))?;
         let normal = match memory {
             Some(memory) => Some(self.normalise(&Tensor::cat(&[memory, x], 1)?)?),
@@ -280,8 +300,8 @@ impl AttentionLayer {
             None => None,
         };
         let qkv = match &normal {
-            None => self.project(x, true, mask, past)?,
-            Some(normal) if held == 0 => self.project(normal, false, mask, past)?,
+            None => self.project(x, true, call)?,
+            Some(normal) if held == 0 => self.project(normal, false, call)?,
             Some(normal) => self.separate(normal, held)?,
         };
         let qkv = match &self.rotary {
@@ -289,17 +309,20 @@ impl AttentionLayer {
             None => qkv,
         };
         let qkv = self.spread(qkv, decoding)?;
-        let global = self.global(normal.as_ref())?;
+        let wide = normal.clone().filter(|_| self.reads_normal() || held > 0);
+        let wide = wide.map(|normal| call.unpack(normal)).transpose()?;
+        let global = self.global(wide.as_ref())?;
         let residual = match (self.residual, &normal) {
-            (Residual::Normed, Some(normal)) => normal,
-            _ => x,
+            _ if !self.needs.residual => None,
+            (Residual::Normed, Some(normal)) => Some(call.unpack(normal.clone())?),
+            _ => Some(call.unpack(x.clone())?),
         };
         let stream = self.stream(stream)?;
         let input = AttentionInput {
-            x: normal.as_ref(),
+            x: wide.as_ref(),
             mask,
             global: global.as_ref(),
-            residual: self.needs.residual.then_some(residual),
+            residual: residual.as_ref(),
             stream: stream.as_ref(),
             memory: held,
             dropout: dropout.weights(1)?,
@@ -308,9 +331,8 @@ impl AttentionLayer {
         then(&input, normal.as_ref())
     }
 
-    /// The layer's output from the mechanism's result, with dropout of what is added.
-    fn finish(&self, out: &Heads, residual: &Tensor, dropout: Dropout) -> Result<Tensor> {
-        let out = out.merged()?;
+    /// The layer's output from the mechanism's result [b, n, e], with dropout of what is added.
+    fn finish(&self, out: Tensor, residual: &Tensor, dropout: Dropout) -> Result<Tensor> {
         let change = match (self.needs.output, &self.output) {
             (OutputForm::Whole, _) => return Ok(out),
             (OutputForm::Linear, Some(group)) if dropout.is_none() => {
@@ -343,10 +365,11 @@ impl AttentionLayer {
     pub fn forward_cls(&self, x: &Tensor, cls: &Tensor, call: &ForwardArgs) -> Result<Tensor> {
         let normal = if self.reads_normal() { Some(self.normalise(x)?) } else { None };
         let qkv = match &normal {
-            None => self.project(x, true, call.mask, None)?,
-            Some(normal) => self.project(normal, false, call.mask, None)?,
+            None => self.project(x, true, call)?,
+            Some(normal) => self.project(normal, false, call)?,
         };
-        let cls_qkv = self.project(cls, false, None, None)?;
+        let normal = normal.map(|normal| call.unpack(normal)).transpose()?;
+        let cls_qkv = self.project(cls, false, &ForwardArgs::default())?;
         let global = self.global(normal.as_ref())?;
         let input = AttentionInput {
             x: normal.as_ref(),
@@ -359,7 +382,9 @@ impl AttentionLayer {
         let Some(out) = self.mechanism.forward(&input)?.cls else {
             bail!("this mechanism has no class token; choose another pooling");
         };
-        self.finish(&out, cls, call.dropout)
+        let out = self.finish(out.merged()?, cls, call.dropout)?;
+        normal.iter().try_for_each(recompute_in_backward)?;
+        Ok(out)
     }
 
     fn reads_normal(&self) -> bool {
@@ -395,20 +420,14 @@ impl AttentionLayer {
         }
     }
 
-    /// Projections of `x`: side by side where all have the layer's heads, else tensors of their own.
-    fn project(
-        &self,
-        x: &Tensor,
-        normalise: bool,
-        mask: Option<&Tensor>,
-        past: Option<&RefCell<ConvPast>>,
-    ) -> Result<Qkv> {
+    /// Projections [b, n, ..] of `x`: side by side where all have the layer's heads, else tensors of their own.
+    fn project(&self, x: &Tensor, normalise: bool, call: &ForwardArgs) -> Result<Qkv> {
         let projections = self.projections;
         let (heads, head_dim) = self.heads;
-        let convolve = |rows: Tensor, which: Range<usize>| match (&self.conv, past) {
+        let convolve = |rows: Tensor, which: Range<usize>| match (&self.conv, call.past) {
             (Some(conv), Some(past)) => conv.step(&rows, which, &mut past.borrow_mut()),
-            (Some(conv), None) => conv.forward(&rows, which, mask),
-            (None, _) => Ok(rows),
+            (Some(conv), None) => conv.forward(&call.unpack(rows)?, which, call.mask),
+            (None, _) => call.unpack(rows),
         };
         if projections.packable(heads, head_dim) {
             let rows = block::project(x, &self.projection, self.spec, normalise)?;

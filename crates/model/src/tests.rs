@@ -63,6 +63,51 @@ fn what_stands_at_padded_positions_changes_nothing() {
 }
 
 #[test]
+fn packed_rows_give_the_values_and_gradients_of_all_rows() {
+    let (n, lens) = (11, [4, 11, 1]);
+    let mask: Vec<f32> =
+        lens.iter().flat_map(|len| (0..n).map(move |at| f32::from(u8::from(at < *len)))).collect();
+    let mask = Tensor::from_vec(mask, (3, n), &Device::Cpu).unwrap();
+    let ids = ids(3, n);
+    let cases = crate::attention::entries();
+    let takes =
+        |entry: &&&MechanismEntry, cls: bool| entry.support.bidirectional && (!cls || entry.support.cls);
+    let mut tried = 0;
+    for pooling in
+        [Pooling::Mean, Pooling::First, Pooling::ClsFront, Pooling::ClsVector, Pooling::ClsLastLayer]
+    {
+        let cls = pooling == Pooling::ClsLastLayer;
+        for entry in cases.iter().filter(|entry| takes(entry, cls)) {
+            let config = config(entry.name, pooling, n);
+            if config.validate().is_err() {
+                continue;
+            }
+            tried += 1;
+            let builder = builder();
+            let model = Classifier::new(&config, &builder).unwrap();
+            let params = builder.finish();
+            let packed = model.forward(&ids, Some(&mask)).unwrap();
+            let whole = model.trace(&ids, Some(&mask)).unwrap().logits;
+            let close = |a: &Tensor, b: &Tensor, what: &str| {
+                let largest = numbers(b).iter().fold(1e-3f32, |largest, x| largest.max(x.abs()));
+                let apart = numbers(a).iter().zip(numbers(b)).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                assert!(apart <= 2e-5 * largest, "{} {pooling:?} {what}: {apart} of {largest}", entry.name);
+            };
+            close(&packed, &whole, "logits");
+            let [packed, whole] =
+                [packed, whole].map(|x| x.sqr().unwrap().sum_all().unwrap().backward().unwrap());
+            for name in params.names() {
+                let grad = |grads| params.grad(grads, name);
+                if let (Ok(packed), Ok(whole)) = (grad(&packed), grad(&whole)) {
+                    close(&packed, &whole, name);
+                }
+            }
+        }
+    }
+    assert!(tried > 60, "{tried}");
+}
+
+#[test]
 fn a_class_vector_is_a_class_id_in_front_of_all_tokens() {
     let (front, vector) = (builder(), config("linformer", Pooling::ClsVector, 7));
     let longer = ClassifierConfig { vocab: 13, max_len: 8, pooling: Pooling::ClsFront, ..vector.clone() };

@@ -42,6 +42,37 @@ fn the_tape_gives_candles_gradients() {
 }
 
 #[test]
+fn what_is_given_up_is_made_again_for_whoever_reads_it() {
+    let vars = vars();
+    let run = |gives_up: bool| {
+        record(|| {
+            let norm = crate::norm::layer_norm(&vars[0], &vars[2].narrow(0, 0, 3)?, &vars[2].narrow(0, 1, 3)?, 1e-5)?;
+            let again = crate::norm::layer_norm(&norm, &vars[2].narrow(0, 0, 3)?, &vars[2].narrow(0, 2, 3)?, 1e-5)?;
+            let hidden = linear(&again, &vars[1], None)?;
+            let plain = (again.narrow(0, 2, 4)?.sqr()? * norm.narrow(0, 1, 4)?)?; // reads both in its backward pass
+            let loss = (hidden.sum_all()? + linear(&plain, &vars[1], None)?.sum_all()?)?;
+            let weighed = (loss + again.sqr()?.sum_all()?)?;
+            if gives_up {
+                recompute_in_backward(&again)?;
+                recompute_in_backward(&norm)?;
+                recompute_in_backward(&vars[0])?; // no operation gave it
+                let is_empty = |x: &Tensor| {
+                    matches!(&*x.storage_and_layout().0, Storage::Cpu(CpuStorage::F32(data)) if data.is_empty())
+                };
+                assert!(is_empty(&again) && is_empty(&norm) && !is_empty(&vars[0]));
+            }
+            Ok::<_, candle_core::Error>(weighed)
+        })
+        .unwrap()
+    };
+    let [kept, given_up] = [false, true].map(|gives_up| {
+        let (loss, tape) = run(gives_up);
+        flat(&tape.backward(&loss).unwrap(), &vars)
+    });
+    assert_eq!(kept, given_up);
+}
+
+#[test]
 fn a_loss_that_is_a_fused_result_has_gradients() {
     let var = Var::from_tensor(&randn("x", &[1])).unwrap();
     let (loss, tape) = record(|| gelu(var.as_tensor())?.squeeze(0)).unwrap();

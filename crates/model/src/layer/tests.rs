@@ -4,6 +4,7 @@ use super::*;
 use crate::attention::{ConvForm, full};
 use crate::{Backbone, Classifier, ClassifierConfig, Pooling};
 use effattn_kernel::device::rng::RngStream;
+use effattn_kernel::heads::Heads;
 
 const WIDTH: usize = 8;
 const GROUPED: Projections = Projections::grouped(Some(1));
