@@ -207,7 +207,7 @@ def mamba2(T, cfg, causal, C):
     B, H, n, D = v.shape
     R = H // q.shape[1]
     dt = F.softplus(T["x"] @ T["w_dt"].t() + T["dt_bias"]).transpose(1, 2).float()
-    lo, hi = cfg["dt_limit"]
+    lo, hi = cfg.get("dt_limit") or (0.0, None)
     dt = dt.clamp(lo if lo > 0 else None, hi) if lo > 0 or hi is not None else dt
     dt = keep3(dt, T)
     dt = split(dt, C)                                           # [B,H,m,C]

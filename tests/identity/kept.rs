@@ -62,7 +62,11 @@ pub fn rows(text: &str) -> (String, String) {
     let mut writer = csv::Writer::from_writer(Vec::new());
     writer.write_record(&header).unwrap();
     let (mut digits, mut above) = (String::new(), csv::StringRecord::new());
-    for row in reader.records().map(Result::unwrap) {
+    let mut records: Vec<csv::StringRecord> = reader.records().map(Result::unwrap).collect();
+    if let Some(operation) = header.iter().position(|column| column == "operation") {
+        records.sort_by(|a, b| a[operation].cmp(&b[operation])); // those of a profile stand by their time
+    }
+    for row in records {
         let measured = MEASURED.contains(&&row[at("unit")]);
         let field = |(column, text): (&str, &str)| match column {
             "n" | "std" | "ci_low" | "ci_high" if measured => "*".to_owned(), // also where few were taken

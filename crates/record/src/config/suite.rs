@@ -44,6 +44,7 @@ pub const BUILTIN_SUITES: &[(&str, &str)] = &[
     ("ls-table6", include_str!("../../../../suites/ls-table6.toml")),
     ("mixers-charlm-small", include_str!("../../../../suites/mixers-charlm-small.toml")),
     ("mixers-lra-listops-small", include_str!("../../../../suites/mixers-lra-listops-small.toml")),
+    ("memory-kernels", include_str!("../../../../suites/memory-kernels.toml")),
     ("mixers-speed", include_str!("../../../../suites/mixers-speed.toml")),
     ("mqar-based", include_str!("../../../../suites/mqar-based.toml")),
     ("mqar-small", include_str!("../../../../suites/mqar-small.toml")),

@@ -1,5 +1,6 @@
 //! Measured beside published, and what did not run, as tables.
 
+use super::ranking::fused_full_attention;
 use super::table::Table;
 use crate::config::suite::{Suite, SuiteRow};
 use crate::config::units::Bytes;
@@ -169,6 +170,7 @@ pub fn longest(rows: &[Row]) -> Option<Table> {
         ]);
     }
     table.notes = reach(&rows);
+    table.notes.extend(fused_full_attention(&rows));
     table.notes.extend(other_sizes(&rows));
     Some(table)
 }

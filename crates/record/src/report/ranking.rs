@@ -7,7 +7,7 @@ use super::ratio::{Ratio, Standing, UNRESOLVED};
 use super::table::Table;
 use super::wrap::TIED;
 use crate::stats::{Interval, mean};
-use crate::{Published, Row};
+use crate::{Pass, Published, Row};
 
 /// What a ratio is against where nothing is asked: full attention in classifiers and in language models.
 pub(super) const USUAL: [&str; 2] = ["full", "transformer-xl"];
@@ -281,6 +281,9 @@ impl Ranking<'_> {
             let list = if list.is_empty() { "there is none".to_owned() } else { list.join(", ") };
             notes.push(format!("The geometric mean is over the lengths that all of them ran: {list}."));
         }
+        if self.quantity == Quantity::Memory {
+            notes.extend(fused_full_attention(self.rows));
+        }
         if ranked.iter().any(|(label, _)| self.is_simulated(label)) {
             let what = if self.quantity == Quantity::Memory { "memory" } else { "time" };
             notes.push(format!(
@@ -289,6 +292,17 @@ impl Ranking<'_> {
         }
         notes
     }
+}
+
+/// What a comparison of memory with fused full attention has to say, where `rows` make one.
+pub(super) fn fused_full_attention(rows: &[&Row]) -> Option<String> {
+    let fused = |row: &&&Row| row.kernel == "fused" && row.pass != Some(Pass::Decode);
+    let models = |full: bool| rows.iter().filter(fused).any(|row| (row.model == "full") == full);
+    (models(true) && models(false)).then(|| {
+        "Fused full attention stores no scores, so that its memory grows with the length, as that of the others. The papers' grows with \
+         its square: --kernel composed measures that form."
+            .to_owned()
+    })
 }
 
 /// Geometric mean of the ratios at the lengths of `common`.
