@@ -1,6 +1,6 @@
 //! Two sets of rows side by side: ratios with intervals, and what got worse.
 //!
-//! [`estimate`] says how exactly a value is known, with what two runs differ by even where nothing changed; [`machine`] whether
+//! `estimate` says how exactly a value is known, with what two runs differ by even where nothing changed; `machine` whether
 //! the machine was in the same state, as far as the runs tell. Verdicts hold together: Holm's correction over all values.
 
 mod estimate;
