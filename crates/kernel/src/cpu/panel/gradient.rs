@@ -1,8 +1,10 @@
 //! Gradients of weights: products over many rows, whose right factor is packed by all threads before parts of the result are
 //! computed from it.
 
+use std::ops::Range;
+
 use super::tile::{Block, Right, TileOut};
-use super::{LINE, SCRATCH, Scratch, aligned, blocks, left_factor, pack, shape};
+use super::{COLUMNS, LINE, SCRATCH, Scratch, aligned, blocks, left_factor, pack, shape};
 use crate::cpu::matrix::Mat;
 use crate::cpu::par::{self, Chunks};
 use crate::cpu::simd::arch;
@@ -15,9 +17,13 @@ const GROUP: usize = 64;
 /// cache.
 const ELEMENTS: usize = 1 << 16;
 
-/// Rows of the result that one thread computes at a time.
+/// Rows of the result that one thread computes at a time: enough to pay for loading panels, few enough that all threads have some.
 fn band(out: usize) -> usize {
-    if out < 512 { 24 } else { 96 }
+    match out {
+        0..192 => 24,
+        192..512 => 48,
+        _ => 96,
+    }
 }
 
 /// c += a^T b (or =, without `add`) of a [rows, out] and b [rows, inp] with contiguous rows, c [out, inp]; factors are rounded
@@ -36,7 +42,8 @@ pub fn add_outer(c: &mut [f32], a: Mat, b: Mat, add: bool, round: bool) {
     if rows == 0 && !add {
         c.fill(0.0);
     }
-    let (chunks, width) = (blocks(rows), inp.next_multiple_of(shape()[1]));
+    let (chunks, columns) = (blocks(rows), Chunks::of(inp, COLUMNS));
+    let width = inp.min(COLUMNS).next_multiple_of(shape()[1]);
     let most = (ELEMENTS / width).max(chunks.size) / chunks.size * chunks.size;
     let steps = Chunks::of(rows, most);
     // once into the pool, not for each of the steps
@@ -44,12 +51,24 @@ pub fn add_outer(c: &mut [f32], a: Mat, b: Mat, add: bool, round: bool) {
         let mut memory = par::scratch(most.min(rows) * width + LINE);
         let start = aligned(&memory);
         for lines in (0..steps.count()).map(|index| steps.range(index)) {
-            let right = &mut memory[start..start + lines.len() * width];
-            let here = Chunks::of(lines.len(), chunks.size);
-            pack_blocks(b.lines(lines.clone()), here, round, right);
-            add_blocks(c, a.lines(lines.clone()), (right, width), here, (add || lines.start > 0, round));
+            for span in (0..columns.count()).map(|index| columns.range(index)) {
+                let here = Chunks::of(lines.len(), chunks.size);
+                let right = &mut memory[start..][..lines.len() * span.len().next_multiple_of(shape()[1])];
+                pack_blocks(b.lines(lines.clone()).columns(span.clone()), here, round, right);
+                let to = Part { c: &mut *c, inp, span, add: add || lines.start > 0 };
+                add_blocks(to, a.lines(lines.clone()), right, here, round);
+            }
         }
     });
+}
+
+/// Some columns of the result.
+struct Part<'a> {
+    c: &'a mut [f32],
+    inp: usize,
+    span: Range<usize>,
+    /// Whether to add to what is there.
+    add: bool,
 }
 
 /// Packs blocks of lines to panels, on all threads.
@@ -67,27 +86,23 @@ fn pack_blocks(b: Mat, chunks: Chunks, round: bool, to: &mut [f32]) {
     });
 }
 
-/// Adds the product of `a` and of packed blocks of lines, `width` elements a line, on all threads.
-fn add_blocks(
-    c: &mut [f32],
-    a: Mat,
-    (right, width): (&[f32], usize),
-    chunks: Chunks,
-    (add, round): (bool, bool),
-) {
-    let (inp, band, columns) = (c.len() / a.cols, band(a.cols), shape()[1]);
+/// Adds the product of `a` and of packed blocks of lines, on all threads.
+fn add_blocks(to: Part, a: Mat, right: &[f32], chunks: Chunks, round: bool) {
+    let Part { c, inp, span, add } = to;
+    let (band, columns) = (band(a.cols), shape()[1]);
+    let padded = span.len().next_multiple_of(columns);
     par::each_piece(c.chunks_mut(band * inp), |index, c| {
         let rows = c.len() / inp;
         let a = a.columns(index * band..index * band + rows);
         for lines in (0..chunks.count()).map(|index| chunks.range(index)) {
             let depth = lines.len();
-            profile::count(ProductKernel::Panel, rows, depth, inp);
+            profile::count(ProductKernel::Panel, rows, depth, span.len());
             let beta = (add || lines.start > 0).then_some(1.0);
-            let b = Right { data: &right[lines.start * width..], panel: depth * columns, step: columns };
-            let c = TileOut { data: &mut *c, row: inp, alpha: 1.0, beta };
+            let b = Right { data: &right[lines.start * padded..], panel: depth * columns, step: columns };
+            let c = TileOut { data: &mut c[span.start..], row: inp, alpha: 1.0, beta };
             SCRATCH.with_borrow_mut(|Scratch { left, .. }| {
                 let a = left_factor(a.lines(lines).t(), round, left);
-                arch().dispatch(Block { c, a, b, rows, depth, width: inp });
+                arch().dispatch(Block { c, a, b, rows, depth, width: span.len() });
             });
         }
     });

@@ -104,9 +104,16 @@ fn panels_are_the_same_products() {
 #[test]
 fn gradients_of_weights_are_those_in_f64_on_any_number_of_threads() {
     let pools = [1, 3].map(|count| rayon::ThreadPoolBuilder::new().num_threads(count).build().unwrap());
-    for (rows, out, inp) in
-        [(1, 1, 1), (0, 3, 4), (7, 5, 3), (300, 33, 64), (513, 70, 65), (1500, 130, 100), (2100, 20, 40)]
-    {
+    for (rows, out, inp) in [
+        (1, 1, 1),
+        (0, 3, 4),
+        (7, 5, 3),
+        (300, 33, 64),
+        (513, 70, 65),
+        (1500, 130, 100),
+        (2100, 20, 40),
+        (270, 200, 530),
+    ] {
         let (dy, x) = (numbers(rows * (out + 1), 1), numbers(rows * inp, 2));
         let (dy, x) = (Mat::strided(&dy, rows, out, out + 1), Mat::new(&x, rows, inp));
         for round in [false, true] {
