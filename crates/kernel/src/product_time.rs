@@ -7,6 +7,7 @@ use rayon::prelude::*;
 
 use crate::attend::tile_product;
 use crate::cpu::gemm::{Mat, MatMut, Threads, gemm_exact};
+use crate::cpu::panel::Panels;
 use crate::cpu::rates::{timed, whole_numbers};
 use crate::profile::{Product, ProductKernel};
 
@@ -48,6 +49,7 @@ struct Operands {
     b: Vec<f32>,
     c: Vec<f32>,
     pairs: [Vec<u32>; 2],
+    panels: Option<Panels>,
 }
 
 impl Operands {
@@ -59,14 +61,17 @@ impl Operands {
                 let one = 0x3f80_3f80; // two times 1 as bf16
                 pairs = [m * depth, depth * n.next_multiple_of(16)].map(|count| vec![one; count]);
             }
-            ProductKernel::Gemm | ProductKernel::Tile => factors = [m * k, k * n].map(whole_numbers),
+            ProductKernel::Gemm | ProductKernel::Panel | ProductKernel::Tile => {
+                factors = [m * k, k * n].map(whole_numbers)
+            }
         }
         let [a, b] = factors;
-        Self { kernel, a, b, c: vec![0.0; m * n], pairs }
+        let panels = (kernel == ProductKernel::Panel).then(|| Panels::new(Mat::new(&b, k, n), false));
+        Self { kernel, a, b, c: vec![0.0; m * n], pairs, panels }
     }
 
     fn multiply(&mut self, m: usize, k: usize, n: usize) {
-        let Self { kernel, a, b, c, pairs } = self;
+        let Self { kernel, a, b, c, pairs, panels } = self;
         match kernel {
             ProductKernel::Gemm => {
                 gemm_exact(
@@ -77,6 +82,10 @@ impl Operands {
                     None,
                     Threads::One,
                 );
+            }
+            ProductKernel::Panel => {
+                let product = |panels: &Panels| panels.multiply(Mat::new(a, m, k), c, n, false);
+                panels.iter().for_each(product);
             }
             ProductKernel::Tile => tile_product(c, a, b, m, k, n),
             #[cfg(target_arch = "x86_64")]
@@ -96,6 +105,7 @@ mod tests {
     #[test]
     fn every_kernel_of_products_has_a_time_by_shape() {
         let mut kernels = vec![ProductKernel::Gemm, ProductKernel::Tile];
+        kernels.extend(crate::cpu::panel::has_vectors().then_some(ProductKernel::Panel));
         kernels.extend(crate::cpu::bf16::is_native().then_some(ProductKernel::Pairs));
         for kernel in kernels {
             let seconds = |m| product_seconds(Product { kernel, m, k: 64, n: 64 });

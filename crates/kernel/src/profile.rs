@@ -139,6 +139,8 @@ pub const OTHER: &str = "other";
 pub enum ProductKernel {
     /// Any matrices, in f32.
     Gemm,
+    /// Matrices whose right factor is packed, in f32.
+    Panel,
     /// Tiles of softmax attention, in f32.
     Tile,
     /// Packed pairs of bf16.

@@ -3,7 +3,7 @@
 use super::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
 use super::matmul_format::{MatmulFormat, matmul_format};
 use super::transpose::transpose;
-use super::{bf16, par};
+use super::{bf16, panel, par};
 
 /// Columns of a panel. The widest micro-kernel of `gemm` (AVX-512) takes as many at a time.
 const PANEL: usize = 64;
@@ -22,6 +22,8 @@ pub struct Panels {
 enum Packed {
     /// Panel after panel, each [depth, up to PANEL columns].
     F32(Vec<f32>),
+    /// For our kernel.
+    Own(panel::Panels),
     /// Pairs of bf16.
     #[cfg(target_arch = "x86_64")]
     Bf16(bf16::Panels),
@@ -33,6 +35,10 @@ impl Panels {
         #[cfg(target_arch = "x86_64")]
         if is_packed() {
             let packed = Packed::Bf16(bf16::Panels::new(Mat::new(weight, out, inp)));
+            return Self { packed, depth: out, columns: inp };
+        }
+        if let Some(round) = own() {
+            let packed = Packed::Own(panel::Panels::new(Mat::new(weight, out, inp), round));
             return Self { packed, depth: out, columns: inp };
         }
         let data = par::build(weight.len(), (PANEL * out).max(1), |index, panel| {
@@ -49,6 +55,10 @@ impl Panels {
         #[cfg(target_arch = "x86_64")]
         if is_packed() {
             let packed = Packed::Bf16(bf16::Panels::new(Mat::new(weight, out, inp).t()));
+            return Self { packed, depth: inp, columns: out };
+        }
+        if let Some(round) = own() {
+            let packed = Packed::Own(panel::Panels::new(Mat::new(weight, out, inp).t(), round));
             return Self { packed, depth: inp, columns: out };
         }
         let data = par::build(weight.len(), (PANEL * inp).max(1), |index, panel| {
@@ -73,6 +83,7 @@ impl Panels {
         let Self { ref packed, depth, columns } = *self;
         let data = match packed {
             Packed::F32(data) => data,
+            Packed::Own(panels) => return panels.multiply(x, y, stride, add),
             #[cfg(target_arch = "x86_64")]
             Packed::Bf16(panels) => return panels.multiply(x, y, stride, add),
         };
@@ -90,6 +101,14 @@ impl Panels {
                 }
             }
         }
+    }
+}
+
+/// Whether products in the format that is set are made by our kernel for f32, and then whether it rounds their factors to bf16.
+fn own() -> Option<bool> {
+    match matmul_format() {
+        MatmulFormat::F32 => panel::is_used().then_some(false),
+        MatmulFormat::Bf16 => (!bf16::is_native() && panel::has_vectors()).then_some(true),
     }
 }
 
@@ -128,19 +147,27 @@ pub struct WeightGradient {
     size: usize,
     turned: bool,
     empty: bool,
+    /// Whether our kernel adds to it, in the layout of the weight, and then whether it rounds factors.
+    own: Option<bool>,
 }
 
 impl WeightGradient {
     /// Zero, for a weight [out, inp].
     pub fn new(out: usize, inp: usize) -> Self {
-        let turned = (inp > 64 && out > 64) || is_packed();
+        let own = own();
+        let turned = own.is_none() && ((inp > 64 && out > 64) || is_packed());
         let size = if turned { 64 } else { 32 };
-        Self { tiles: vec![0.0; out * inp], out, inp, size, turned, empty: true }
+        Self { tiles: vec![0.0; out * inp], out, inp, size, turned, empty: true, own }
     }
 
     /// Adds dy^T x over the rows of `dy` [rows, out] and `x` [rows, inp].
     pub fn add(&mut self, dy: Mat, x: Mat) {
         let Self { inp, size, turned, empty, .. } = *self;
+        if let Some(round) = self.own {
+            panel::add_outer(&mut self.tiles, dy, x, !empty, round);
+            self.empty = false;
+            return;
+        }
         par::each_piece(self.tiles.chunks_mut((size * inp).max(1)), |index, tile| {
             let outputs = tile.len() / inp;
             let dy = dy.columns(index * size..index * size + outputs);

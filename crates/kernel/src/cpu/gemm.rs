@@ -2,7 +2,7 @@
 
 use super::bf16;
 use super::matmul_format::{MatmulFormat, matmul_format};
-pub use super::matrix::{Mat, MatMut, Threads, gemm_exact};
+pub use super::matrix::{Mat, MatMut, Threads, by_crate, gemm_exact};
 
 /// Lets every thread of the pool make a product. The first one of a thread allocates working memory that it keeps (about
 /// a megabyte): without this it is chance when, and whether, a thread does.

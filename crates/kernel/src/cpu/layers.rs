@@ -36,6 +36,7 @@ impl Layers<'_> {
         let blocks = match (&self.norm, packed) {
             (_, true) => chunks.blocks(inp + width),
             (Some(_), false) => chunks.blocks(inp),
+            (None, false) if x.room(inp) > 0 => chunks.blocks(inp),
             (None, false) => Chunks::of(count, count),
         };
         let needs_x = self.needs_x || self.norm.is_some();

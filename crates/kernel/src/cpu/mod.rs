@@ -5,6 +5,7 @@
 //! | [`matrix`] | checked views of matrices and their product in f32, one thread or all |
 //! | [`gemm`] | matrix products in the number format of the process |
 //! | [`matmul_format`] | the number format of matrix products |
+//! | [`panel`] | our products in f32, packed |
 //! | [`bf16`] | matrix products of operands rounded to bf16 |
 //! | [`columns`] | column blocks of matrices, read and written by different threads |
 //! | [`compact`] | tensors that wait as bf16 |
@@ -37,6 +38,7 @@ pub mod math;
 pub mod matmul_format;
 #[allow(unsafe_code)]
 pub mod matrix;
+pub mod panel;
 #[allow(unsafe_code)]
 pub mod par;
 pub mod pieces;

@@ -13,7 +13,18 @@ type Tile = [[f32; TILE]; TILE];
 /// Tile by tile, each read and written in whole lines: lines of a matrix whose width is a power of two push each other out
 /// of the first cache when they are visited element by element. Panics like indexing if a slice is too short.
 pub fn transpose(x: &[f32], rows: usize, width: usize, y: &mut [f32]) {
-    let matrix = Matrix { x, rows, width, y };
+    transpose_apart((x, width), rows, width, (y, rows));
+}
+
+/// [`transpose`] of rows that are as far apart as stands beside `x` to rows that are as far apart as stands beside `y`; what lies
+/// between those is left as it is.
+pub fn transpose_apart(
+    (x, stride): (&[f32], usize),
+    rows: usize,
+    width: usize,
+    (y, apart): (&mut [f32], usize),
+) {
+    let matrix = Matrix { x, stride, rows, width, y, apart };
     #[cfg(target_arch = "x86_64")]
     if let Some(simd) = pulp::x86::V4::try_new().filter(|_| level() >= SimdLevel::Avx512) {
         pulp::Simd::vectorize(simd, wide::Wide(matrix, simd));
@@ -24,28 +35,30 @@ pub fn transpose(x: &[f32], rows: usize, width: usize, y: &mut [f32]) {
 
 struct Matrix<'a> {
     x: &'a [f32],
+    stride: usize,
     rows: usize,
     width: usize,
     y: &'a mut [f32],
+    apart: usize,
 }
 
 impl Matrix<'_> {
     #[inline(always)]
     fn tiles(self, turn: impl Fn(&Tile) -> Tile) {
-        let Self { x, rows, width, y } = self;
+        let Self { x, stride, rows, width, y, apart } = self;
         for top in (0..rows).step_by(TILE) {
             for left in (0..width).step_by(TILE) {
                 let (height, across) = (TILE.min(rows - top), TILE.min(width - left));
                 if (height, across) == (TILE, TILE) {
-                    let tile = std::array::from_fn(|row| line(&x[(top + row) * width + left..]));
+                    let tile = std::array::from_fn(|row| line(&x[(top + row) * stride + left..]));
                     for (column, line) in turn(&tile).iter().enumerate() {
-                        y[(left + column) * rows + top..][..TILE].copy_from_slice(line);
+                        y[(left + column) * apart + top..][..TILE].copy_from_slice(line);
                     }
                     continue;
                 }
                 for column in left..left + across {
                     for row in top..top + height {
-                        y[column * rows + row] = x[row * width + column];
+                        y[column * apart + row] = x[row * stride + column];
                     }
                 }
             }
@@ -134,8 +147,20 @@ mod tests {
             };
             let (mut y, mut plainly) = (vec![-1.0; x.len()], vec![-1.0; x.len()]);
             transpose(&x, rows, width, &mut y);
-            Matrix { x: &x, rows, width, y: &mut plainly }.tiles(plain);
+            Matrix { x: &x, stride: width, rows, width, y: &mut plainly, apart: rows }.tiles(plain);
             assert!(turned(&y) && turned(&plainly), "[{rows}, {width}]");
+        }
+    }
+
+    #[test]
+    fn rows_with_gaps_are_transposed_to_rows_with_gaps() {
+        let (rows, width, stride, apart) = (19, 33, 40, 21);
+        let x: Vec<f32> = (0..rows * stride).map(|i| i as f32).collect();
+        let mut y = vec![-1.0; width * apart];
+        transpose_apart((&x, stride), rows, width, (&mut y, apart));
+        for (index, y) in y.iter().enumerate() {
+            let (column, row) = (index / apart, index % apart);
+            assert_eq!(*y, if row < rows { x[row * stride + column] } else { -1.0 });
         }
     }
 }

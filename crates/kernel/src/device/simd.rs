@@ -1,5 +1,5 @@
-//! The widest vector instructions that our kernels use. Products in f32 of the `gemm` crate and candle's own operations choose
-//! for themselves.
+//! The widest vector instructions that our kernels use. With AVX2 all of their products in f32 are ours; those of the `gemm` crate,
+//! at other levels, and candle's own operations choose for themselves.
 
 use std::sync::OnceLock;
 

@@ -13,7 +13,7 @@ use super::forward::{Packed, logits, next_tile};
 use super::lanes;
 use super::operands::{Rows, Target};
 use super::problem::{Problem, SIDE, load_lanes, padded};
-use super::product::{ProductOut, Scalars, Vectors, from, pack_lines, product};
+use super::product::{ProductOut, Scalars, Vectors, from, from_line, pack_lines, product};
 use super::relative::{TableGrads, Term, Terms};
 use crate::attend::tile::{CHUNK, Chunk, KeyStream, ROW, TileView};
 use crate::attend::tile_plan::{TILE, Tile};
@@ -115,7 +115,7 @@ impl Padded {
 
     /// Rows from `first` on, to be weighed; rows are packed in twos from the first.
     fn vectors(&self, first: usize, row: usize) -> Vectors<'_> {
-        let pairs = if first.is_multiple_of(2) { from(&self.1, first / 2 * row) } else { &[] };
+        let pairs = if first.is_multiple_of(2) { from_line(&self.1, (first, first / 2), row) } else { &[] };
         Vectors { data: &self.0[first * row..], row, pairs }
     }
 

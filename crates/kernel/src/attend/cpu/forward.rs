@@ -3,7 +3,7 @@
 use super::lanes;
 use super::operands::Shared;
 use super::problem::{Problem, SIDE, padded};
-use super::product::{ProductOut, Scalars, Vectors, from, pack_lines, pack_rows, product};
+use super::product::{ProductOut, Scalars, Vectors, from_line, from_row, pack_lines, pack_rows, product};
 use super::relative::{Term, Terms};
 use crate::attend::dims::RowLayout;
 use crate::attend::tile::{Chunk, ROW, TileView};
@@ -102,7 +102,7 @@ impl Packed {
     /// Keys from number `key` on, to be multiplied with lanes.
     pub fn key_scalars(&self, key: usize) -> Scalars<'_> {
         let start = key * self.row;
-        Scalars { data: &self.keys[start..], row: self.row, step: 1, pairs: from(&self.key_rows, start / 2) }
+        Scalars { data: &self.keys[start..], row: self.row, step: 1, pairs: from_row(&self.key_rows, start) }
     }
 
     /// Values from number `key` on, to be multiplied with lanes.
@@ -112,14 +112,18 @@ impl Packed {
             data: &self.values[start..],
             row: self.row,
             step: 1,
-            pairs: from(&self.value_rows, start / 2),
+            pairs: from_row(&self.value_rows, start),
         }
     }
 
     /// Values of the chunk that starts with number `key` and line `line`, to be weighed.
     fn value_vectors(&self, key: usize, line: usize) -> Vectors<'_> {
         let row = self.row;
-        Vectors { data: &self.values[key * row..], row, pairs: from(&self.value_lines, line * row) }
+        Vectors {
+            data: &self.values[key * row..],
+            row,
+            pairs: from_line(&self.value_lines, (key, line), row),
+        }
     }
 
     /// Keys of the only chunk, to be weighed.

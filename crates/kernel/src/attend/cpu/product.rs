@@ -4,12 +4,15 @@
 //! first-level cache. Every element of the result is one chain of multiply-adds over k in order, however the
 //! result is cut into blocks, so its bits do not depend on the blocking.
 
+use std::cell::RefCell;
+
 use pulp::{Simd, WithSimd};
 
 use crate::attend::tile::WIDTH;
 use crate::cpu::bf16;
 use crate::cpu::gemm::{Mat, MatMut};
 use crate::cpu::matmul_format::{MatmulFormat, matmul_format};
+use crate::cpu::panel;
 use crate::cpu::simd::arch;
 use crate::profile::{self, ProductKernel};
 
@@ -54,20 +57,14 @@ pub fn product(c: ProductOut, a: Scalars, b: Vectors, rows: usize, depth: usize,
     if rows == 0 || width == 0 {
         return;
     }
-    let reach = |rows: usize, row: usize, last: usize| (rows - 1) * row + last;
-    assert!(width.is_multiple_of(WIDTH), "width {width} is not a multiple of {WIDTH}");
-    assert!(c.row >= width || rows == 1, "rows of the result overlap");
-    assert!(reach(rows, c.row, width) <= c.data.len(), "result");
-    if depth > 0 {
-        assert!(reach(rows, a.row, 0) + reach(depth, a.step, 0) < a.data.len(), "left factor");
-        assert!(reach(depth, b.row, width) <= b.data.len(), "right factor");
-    }
+    let whole = Product { c, a, b, rows, depth, width };
+    whole.check();
     match matmul_format() {
         MatmulFormat::F32 => {
             profile::count(ProductKernel::Tile, rows, depth, width);
-            arch().dispatch(Product { c, a, b, rows, depth, width });
+            arch().dispatch(whole);
         }
-        MatmulFormat::Bf16 => rounded(c, a, b, rows, depth, width),
+        MatmulFormat::Bf16 => rounded(whole.c, a, b, rows, depth, width),
     }
 }
 
@@ -87,36 +84,126 @@ fn rounded(c: ProductOut, a: Scalars, b: Vectors, rows: usize, depth: usize, wid
         let (left, right) = (bf16::Factor::new(left, a.pairs), bf16::Factor::new(right, b.pairs));
         return bf16::product((c.data, c.row, c.add), (left, a.row / 2), (right, b.row));
     }
-    bf16::gemm(MatMut::strided(c.data, rows, width, c.row), left, right, 1.0, c.add.then_some(1.0));
+    if !panel::has_vectors() {
+        return bf16::gemm(
+            MatMut::strided(c.data, rows, width, c.row),
+            left,
+            right,
+            1.0,
+            c.add.then_some(1.0),
+        );
+    }
+    profile::count(ProductKernel::Tile, rows, depth, width);
+    ROUNDED.with_borrow_mut(|[x, y]| {
+        let a = if a.pairs.is_empty() {
+            // what of the left factor is contiguous
+            let (data, apart) = rounded_lines(if a.step == 1 { left } else { left.t() }, x);
+            let (row, step) = if a.step == 1 { (apart, 1) } else { (1, apart) };
+            Scalars { data, row, step, pairs: &[] }
+        } else {
+            Scalars { data: bytemuck::cast_slice(a.pairs), ..a }
+        };
+        let b = if b.pairs.is_empty() {
+            let (data, row) = rounded_lines(right, y);
+            Vectors { data, row, pairs: &[] }
+        } else {
+            Vectors { data: bytemuck::cast_slice(b.pairs), ..b }
+        };
+        let product = Product { c, a, b, rows, depth, width };
+        product.check();
+        arch().dispatch(product);
+    });
 }
 
-/// Packs rows of a left factor, `row` (an even number) elements apart, if products read pairs; else makes `to` empty.
-/// What starts at element `i` of `data` starts at pair `i / 2`.
+thread_local! {
+    static ROUNDED: RefCell<[Vec<f32>; 2]> = const { RefCell::new([Vec::new(), Vec::new()]) };
+}
+
+/// Contiguous rows rounded to bf16, and their distance.
+fn rounded_lines<'a>(x: Mat, to: &'a mut Vec<f32>) -> (&'a [f32], usize) {
+    let (len, apart) = (x.rows() * x.cols(), x.cols());
+    if to.len() < len {
+        to.resize(len, 0.0);
+    }
+    panel::copy_rows(x, true, (&mut to[..len], apart));
+    (&to[..len], apart)
+}
+
+/// How products take the factors that were packed for them.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Packing {
+    /// Products are of f32, or round each time: nothing is packed.
+    None,
+    /// Pairs of bf16.
+    Pairs,
+    /// Rounded elements in f32, as bits.
+    Rounded,
+}
+
+fn packing() -> Packing {
+    match matmul_format() {
+        MatmulFormat::F32 => Packing::None,
+        MatmulFormat::Bf16 if bf16::is_native() => Packing::Pairs,
+        MatmulFormat::Bf16 if panel::has_vectors() => Packing::Rounded,
+        MatmulFormat::Bf16 => Packing::None,
+    }
+}
+
+/// Packs rows of a left factor, `row` (an even number) elements apart, if products read packed ones; else makes `to` empty.
 pub fn pack_rows(data: &[f32], row: usize, to: &mut Vec<u32>) {
     to.clear();
-    #[cfg(target_arch = "x86_64")]
-    if matmul_format() == MatmulFormat::Bf16 && bf16::is_native() {
-        to.resize(data.len() / 2, 0);
-        bf16::pack_rows(Mat::new(data, data.len() / row, row), to);
+    match packing() {
+        Packing::None => (),
+        Packing::Rounded => round_behind(data, to),
+        Packing::Pairs => {
+            #[cfg(target_arch = "x86_64")]
+            {
+                to.resize(data.len() / 2, 0);
+                bf16::pack_rows(Mat::new(data, data.len() / row, row), to);
+            }
+        }
     }
-    let _ = (data, row);
+    let _ = row;
 }
 
-/// Packs the rows of a right factor, `row` elements apart, behind what is in `to`, if products read pairs. Rows 2 k and
+/// Packs the rows of a right factor, `row` elements apart, behind what is in `to`, if products read packed ones. Rows 2 k and
 /// 2 k + 1 become row k of pairs.
 pub fn pack_lines(data: &[f32], row: usize, to: &mut Vec<u32>) {
-    #[cfg(target_arch = "x86_64")]
-    if matmul_format() == MatmulFormat::Bf16 && bf16::is_native() {
-        let (start, rows) = (to.len(), data.len() / row);
-        to.resize(start + rows.div_ceil(2) * row, 0);
-        bf16::pack_lines(Mat::new(data, rows, row), &mut to[start..]);
+    match packing() {
+        Packing::None => (),
+        Packing::Rounded => round_behind(data, to),
+        Packing::Pairs => {
+            #[cfg(target_arch = "x86_64")]
+            {
+                let (start, rows) = (to.len(), data.len() / row);
+                to.resize(start + rows.div_ceil(2) * row, 0);
+                bf16::pack_lines(Mat::new(data, rows, row), &mut to[start..]);
+            }
+        }
     }
-    let _ = (data, row);
+    let _ = row;
+}
+
+/// Appends rounded elements.
+fn round_behind(data: &[f32], to: &mut Vec<u32>) {
+    let start = to.len();
+    to.extend_from_slice(bytemuck::cast_slice(data));
+    panel::round_in_place(bytemuck::cast_slice_mut(&mut to[start..]));
 }
 
 /// The part of `pairs` from `start` on, or nothing where nothing was packed.
 pub fn from(pairs: &[u32], start: usize) -> &[u32] {
     pairs.get(start..).unwrap_or_default()
+}
+
+/// The part of what [`pack_rows`] packed that starts with element `start` (an even number).
+pub fn from_row(packed: &[u32], start: usize) -> &[u32] {
+    from(packed, if packing() == Packing::Rounded { start } else { start / 2 })
+}
+
+/// The part of what [`pack_lines`] packed that starts with row `first` of `row` elements, which is in line `line` of pairs.
+pub fn from_line(packed: &[u32], (first, line): (usize, usize), row: usize) -> &[u32] {
+    from(packed, row * if packing() == Packing::Rounded { first } else { line })
 }
 
 impl<'a> Scalars<'a> {
@@ -138,6 +225,21 @@ struct Product<'a> {
     rows: usize,
     depth: usize,
     width: usize,
+}
+
+impl Product<'_> {
+    /// Panics if a slice is too short.
+    fn check(&self) {
+        let Self { ref c, a, b, rows, depth, width } = *self;
+        let reach = |rows: usize, row: usize, last: usize| (rows - 1) * row + last;
+        assert!(width.is_multiple_of(WIDTH), "width {width} is not a multiple of {WIDTH}");
+        assert!(c.row >= width || rows == 1, "rows of the result overlap");
+        assert!(reach(rows, c.row, width) <= c.data.len(), "result");
+        if depth > 0 {
+            assert!(reach(rows, a.row, 0) + reach(depth, a.step, 0) < a.data.len(), "left factor");
+            assert!(reach(depth, b.row, width) <= b.data.len(), "right factor");
+        }
+    }
 }
 
 impl WithSimd for Product<'_> {
@@ -190,7 +292,7 @@ impl Product<'_> {
         let lanes = S::F32_LANES;
         let (c_row, a_row) = (self.c.row, self.a.row);
         let mut sums = [[simd.splat_f32s(0.0); V]; R];
-        // SAFETY: `product` checked that `rows` x `width` elements of c, `rows` x `depth` of a and `depth` x
+        // SAFETY: `check` held that `rows` x `width` elements of c, `rows` x `depth` of a and `depth` x
         // `width` of b lie inside their slices; `with_simd` and `column` stay below `rows` and `width`, which is
         // a multiple of the lanes. f32s is plain data of that many f32, read and written unaligned. c is
         // borrowed exclusively.

@@ -1,7 +1,7 @@
 //! The feed-forward half with its LayerNorm and residual as one operation.
 //!
 //! Forward runs over chunks of rows, so that the hidden layer of a chunk stays in the cache. For the backward
-//! pass only the input of the GELU is saved; LayerNorm and GELU are computed again.
+//! pass only the input of the GELU is saved, as bf16 where products are; LayerNorm and GELU are computed again.
 
 #[cfg(target_arch = "x86_64")]
 mod packed;
@@ -14,10 +14,11 @@ use candle_core::cuda_backend::{CudaStorage, cudarc::driver::CudaSlice};
 use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 
 use super::{FfnCall, Residual, Weight, add_scaled, check_scales, scale_rows, vector, weight};
-#[cfg(target_arch = "x86_64")]
-use crate::cpu::compact;
+use crate::cpu::bf16;
+use crate::cpu::compact::{self, Elements};
 use crate::cpu::dense::{Panels, WeightGradient, is_packed};
 use crate::cpu::gemm::Mat;
+use crate::cpu::matmul_format::{MatmulFormat, matmul_format};
 use crate::cpu::par::{self, Chunks};
 use crate::cpu::{self, rows};
 #[cfg(feature = "cuda")]
@@ -40,7 +41,9 @@ pub(super) struct Ffn {
     train: bool,
     /// Whether products are of packed bf16.
     packed: bool,
-    /// The input of the GELU, from forward to backward; if `packed`, as bf16, two in the place of one.
+    /// Whether products are of bf16, packed or not.
+    halves: bool,
+    /// The input of the GELU, from forward to backward; if `halves`, as bf16, two in the place of one.
     saved: Mutex<Option<Vec<f32>>>,
     /// The same on a device.
     #[cfg(feature = "cuda")]
@@ -80,6 +83,7 @@ impl Ffn {
             scales: call.scales.map(<[f32]>::to_vec),
             train: x.track_op() || group.flat.track_op(),
             packed: is_packed(),
+            halves: matmul_format() == MatmulFormat::Bf16,
             saved: Mutex::new(None),
             #[cfg(feature = "cuda")]
             on_device: Mutex::new(None),
@@ -108,7 +112,7 @@ impl Ffn {
         let (w1, w2) = (Panels::turned(p.w1, f, d), Panels::turned(p.w2, d, f));
         let count = x.len() / d.max(1);
         let size = Chunks::dense(count, f).size;
-        let saved = if keep { (count * f, size * f) } else { (0, 0) };
+        let saved = if keep { (self.held(count, size), self.held(size, size)) } else { (0, 0) };
         let scratch = || (par::scratch(size * d), par::scratch(size * f));
         par::build_two((x.len(), size * d), saved, scratch, |scratch, index, y, saved| {
             let rows = y.len() / d;
@@ -116,16 +120,26 @@ impl Ffn {
             let (normal, hidden) = (&mut scratch.0[..y.len()], &mut scratch.1[..rows * f]);
             rows::layer_norm(x, p.norm.0, p.norm.1, self.eps, normal);
             let input = Mat::new(normal, rows, d);
-            if keep {
+            if keep && !self.halves {
                 w1.multiply(input, saved, f, false);
                 rows::bias_gelu(saved, p.b1, hidden);
             } else {
                 w1.multiply(input, hidden, f, false);
+                if keep {
+                    bf16::store(hidden, p.b1, &mut bytemuck::cast_slice_mut(saved)[..rows * f]);
+                }
                 rows::bias_gelu_in_place(hidden, p.b1);
             }
             let fc2 = |y: &mut [f32]| w2.multiply(Mat::new(hidden, rows, f), y, d, true);
             self.join((x, normal), p.b2, y, (index * size, count), fc2);
         })
+    }
+
+    /// Floats that hold the input of the GELU of `rows` in chunks of `size`.
+    fn held(&self, rows: usize, size: usize) -> usize {
+        let of =
+            |rows: usize| if self.halves { (rows * self.hidden).div_ceil(2) } else { rows * self.hidden };
+        rows / size * of(size) + of(rows % size)
     }
 
     /// `y`, zeros before, becomes the residual (one of `inputs`: x and LN(x)) and, scaled, `bias` with what `fc2` adds to it;
@@ -153,29 +167,31 @@ impl Ffn {
     }
 
     /// Gradients of x and of the group; `hidden` is what [`Self::rows`] kept.
-    fn gradients(&self, x: &[f32], flat: &[f32], dy: &[f32], mut hidden: Vec<f32>) -> (Vec<f32>, Vec<f32>) {
+    fn gradients(&self, x: Elements, flat: &[f32], dy: &[f32], mut hidden: Vec<f32>) -> (Vec<f32>, Vec<f32>) {
         let (d, f) = (self.width, self.hidden);
-        let count = x.len() / d.max(1);
+        let count = x.count() / d.max(1);
         let chunks = Chunks::dense(count, f);
         let blocks = chunks.blocks(f);
         let parts = 3 * d + f;
         let mut sums = vec![0.0; chunks.count() * parts];
-        let mut dx = Vec::with_capacity(x.len());
+        let mut dx = Vec::with_capacity(x.count());
         let (mut normal, mut active) = (par::scratch(blocks.size * d), par::scratch(blocks.size * f));
         let mut scaled = par::scratch(if self.scales.is_some() { blocks.size * d } else { 0 });
+        let mut wide = par::scratch(if self.halves { blocks.size * f } else { 0 });
         let p = self.parameters(flat);
         let (w1, w2) = (Panels::new(p.w1, f, d), Panels::new(p.w2, d, f));
         let (mut dw1, mut dw2) = (WeightGradient::new(f, d), WeightGradient::new(d, f));
         for block in (0..blocks.count()).map(|index| blocks.range(index)) {
             let (first, rows) = (block.start, block.len());
-            let (x, dy) = (&x[first * d..][..rows * d], &dy[first * d..][..rows * d]);
-            let hidden = &mut hidden[first * f..][..rows * f];
+            let (x, dy) = (x.slice(first * d..(first + rows) * d), &dy[first * d..][..rows * d]);
+            let held = &mut hidden[self.held(first, chunks.size)..][..self.held(rows, chunks.size)];
+            let (held, hidden) = if self.halves { (&*held, &mut wide[..rows * f]) } else { (&[][..], held) };
             let (normal, active) = (&mut normal[..rows * d], &mut active[..rows * f]);
             let here = Chunks::of(rows, chunks.size);
             let sums = &mut sums[first / chunks.size * parts..][..here.count() * parts];
             let whole = dy; // what flows to the residual
             let dy = self.scaled(dy, (first, count), &mut scaled);
-            let step = Step { op: self, norm: p.norm, w1: &w1, w2: &w2, x, dy, whole, chunks: here };
+            let step = Step { op: self, norm: p.norm, w1: &w1, w2: &w2, x, dy, whole, held, chunks: here };
             step.run(&mut dx, hidden, normal, active, sums);
             let dy = Mat::new(dy, rows, d);
             rayon::join(
@@ -183,7 +199,7 @@ impl Ffn {
                 || dw2.add(dy, Mat::new(active, rows, f)),
             );
         }
-        drop((normal, active, hidden));
+        drop((normal, active, hidden, wide));
         (dx, self.assemble(flat.len(), &par::sum_parts(&sums, parts), &dw1, &dw2))
     }
 
@@ -234,11 +250,13 @@ struct Step<'a> {
     norm: (&'a [f32], &'a [f32]),
     w1: &'a Panels,
     w2: &'a Panels,
-    x: &'a [f32],
+    x: Elements<'a>,
     /// Gradient of the branch.
     dy: &'a [f32],
     /// Gradient of the result.
     whole: &'a [f32],
+    /// The input of the GELU as bf16, or nothing where it is what becomes its gradient.
+    held: &'a [f32],
     chunks: Chunks,
 }
 
@@ -258,13 +276,17 @@ impl Step<'_> {
         let outputs = [(hidden, size * f), (normal, size * d), (active, size * f), (sums, 3 * d + f)];
         par::extend_beside(
             dx,
-            (self.x.len(), size * d),
+            (self.x.count(), size * d),
             outputs,
-            || (par::scratch(size * f), par::scratch(size * d)),
-            |(dactive, dnormal), index, dx, [hidden, normal, active, sums]| {
+            || (par::scratch(size * f), par::scratch(size * d), par::scratch(self.x.room(size * d))),
+            |(dactive, dnormal, room), index, dx, [hidden, normal, active, sums]| {
                 let rows = self.chunks.range(index);
                 let here = rows.start * d..rows.end * d;
-                let (x, dy) = (&self.x[here.clone()], &self.dy[here.clone()]);
+                let (x, dy) = (self.x.read(here.clone(), room), &self.dy[here.clone()]);
+                if !self.held.is_empty() {
+                    let held: &[u16] = bytemuck::cast_slice(&self.held[index * self.op.held(size, size)..]);
+                    bf16::load(&held[..hidden.len()], hidden);
+                }
                 let (dactive, dnormal) = (&mut dactive[..hidden.len()], &mut dnormal[..x.len()]);
                 let rows = rows.len();
                 rows::layer_norm(x, self.norm.0, self.norm.1, self.op.eps, normal);
@@ -329,13 +351,13 @@ impl FusedOp for Ffn {
             Some(hidden) => hidden,
             None => cpu::with_slices([x, flat], |[x, flat]| Ok(self.rows(x, flat, true).1))?,
         };
-        let (dx, dflat) = match self.packed {
-            #[cfg(target_arch = "x86_64")]
-            true => compact::with_elements([x], [flat, grad], |[x], [flat, dy]| {
-                Ok(self.gradients_packed(x, flat, dy, hidden))
-            })?,
-            _ => cpu::with_slices([x, flat, grad], |[x, flat, dy]| Ok(self.gradients(x, flat, dy, hidden)))?,
-        };
+        let (dx, dflat) = compact::with_elements([x], [flat, grad], |[x], [flat, dy]| {
+            Ok(match self.packed {
+                #[cfg(target_arch = "x86_64")]
+                true => self.gradients_packed(x, flat, dy, hidden),
+                _ => self.gradients(x, flat, dy, hidden),
+            })
+        })?;
         Ok(vec![cpu::gradient(x, dx)?, cpu::gradient(flat, dflat)?])
     }
 }

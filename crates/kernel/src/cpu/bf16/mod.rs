@@ -1,8 +1,8 @@
 //! Matrix products of operands rounded to bf16, summed in f32.
 //!
 //! On processors with AVX512-BF16 operands are packed to pairs of bf16 and multiplied by the processor's dot product,
-//! twice as many at a time as in f32. Elsewhere they are rounded and multiplied in f32: the same numbers up to the order
-//! of additions, at a cost above that of f32.
+//! twice as many at a time as in f32. Elsewhere they are rounded where they are packed and multiplied in f32: the same numbers
+//! up to the order of additions.
 
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
@@ -19,7 +19,9 @@ mod stored;
 use std::cell::RefCell;
 
 use super::matrix::{Mat, MatMut, Threads, gemm_exact};
+use super::panel;
 use crate::device::simd::{SimdLevel, level};
+use crate::profile::{self, ProductKernel};
 #[cfg(target_arch = "x86_64")]
 pub use native::{Factor, PANEL, Panels, pack_lines, pack_rows, product};
 #[cfg(target_arch = "x86_64")]
@@ -56,6 +58,10 @@ thread_local! {
 
 /// The same by products in f32.
 pub fn gemm_emulated(c: MatMut, a: Mat, b: Mat, alpha: f32, beta: Option<f32>) {
+    if panel::has_vectors() {
+        profile::count(ProductKernel::Gemm, a.rows, a.cols, b.cols);
+        return panel::multiply(c, a, b, alpha, beta, true);
+    }
     ROUNDED.with_borrow_mut(|[left, right]| {
         let (a, b) = (rounded(a, left), rounded(b, right));
         gemm_exact(c, a, b, alpha, beta, Threads::One);
