@@ -7,6 +7,7 @@ mod faults;
 #[path = "identity/main.rs"]
 mod identity;
 mod images;
+mod own_data;
 mod programs;
 mod run;
 mod shards;

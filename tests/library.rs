@@ -19,3 +19,5 @@ mod prose;
 mod published;
 #[path = "recipe/main.rs"]
 mod recipe;
+#[path = "../examples/start.rs"]
+mod start;

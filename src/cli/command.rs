@@ -1,7 +1,7 @@
 //! The command of a protocol, made from its entry in the table: flags, help, and what was said.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
@@ -9,6 +9,7 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use super::export::Exports;
 use super::value_names::{self, NamedValues};
 use crate::protocol::grid::GridFlags;
+use crate::protocol::lra::EVAL;
 use crate::protocol::{self, Protocol};
 use crate::run::shard::Shard;
 use effattn_model::family::attention;
@@ -229,6 +230,22 @@ fn arg(protocol: &dyn Protocol, setting: &'static Setting) -> Arg {
     }
 }
 
+/// The run called `run`: a folder, or below `results` the name of a run of `command` or of a suite; `latest` is the last one of
+/// `command`. What is not found stays as it is, and is refused by who opens it.
+fn run_folder(results: &Path, command: &str, run: String) -> String {
+    let is_run = |folder: &Path| folder.join("cells").is_dir();
+    if is_run(Path::new(&run)) {
+        return run;
+    }
+    let suites = std::fs::read_dir(results).into_iter().flatten().flatten().map(|entry| entry.path());
+    let suites = suites.filter(|_| run != "latest");
+    let places = [results.join(command)].into_iter().chain(suites).map(|place| place.join(&run));
+    places
+        .into_iter()
+        .find(|folder| is_run(folder))
+        .map_or(run.clone(), |folder| folder.display().to_string())
+}
+
 impl CommandArgs {
     /// What `matches` say to the command of `protocol`.
     pub fn from_matches(protocol: &'static dyn Protocol, matches: &ArgMatches) -> Result<Self> {
@@ -259,6 +276,10 @@ impl CommandArgs {
         if let Some(suite) = given.suite.as_ref().filter(|_| quick) {
             anyhow::bail!("--quick has sizes of its own and suite {suite} has others; give only one of them");
         }
+        let output = OutputArgs::from_arg_matches(matches)?;
+        if let Some(run) = EVAL.of(&settings) {
+            settings = EVAL.settings(&run_folder(&output.output_path, protocol.name(), run)).over(settings);
+        }
         let flags = GridFlags { settings, set, model, exclude, suite: given.suite, quick };
         let (trains, offers) = (protocol.curve().is_some(), protocol.info().alternative);
         let protocol = Self::runs(protocol, &flags)?;
@@ -273,7 +294,7 @@ impl CommandArgs {
         Ok(Self {
             protocol,
             flags,
-            output: OutputArgs::from_arg_matches(matches)?,
+            output,
             exports: Exports::from_arg_matches(matches)?,
             training: training.transpose()?,
             reference: timed.reference,

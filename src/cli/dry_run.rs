@@ -57,14 +57,18 @@ fn table(plan: &Plan) -> Table {
         "GFLOPs: one forward pass of the batch; a multiply-add counts as one. held: memory of weights and optimizer moments."
             .to_owned(),
     );
-    let reasons = plan
-        .cells
-        .iter()
-        .filter_map(|cell| Some(format!("{}: {}", cell.row.label(), cell.row.error.as_ref()?)));
+    let reasons =
+        plan.cells.iter().filter_map(|cell| Some(named(&cell.row.label(), cell.row.error.as_ref()?)));
     for reason in reasons {
         if !table.notes.contains(&reason) {
             table.notes.push(reason);
         }
     }
     table
+}
+
+/// `reason` with `name` in front, which it may have already.
+fn named(name: &str, reason: &str) -> String {
+    let begins = reason.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', ':']));
+    if begins { reason.to_owned() } else { format!("{name}: {reason}") }
 }

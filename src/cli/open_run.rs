@@ -63,8 +63,22 @@ pub struct OpenRun {
     pub context: WorkerContext,
 }
 
-/// Plans what was asked, and opens its run: from there on Ctrl-C keeps what is finished.
+/// Plans what was asked, and opens its run: from there on Ctrl-C keeps what is finished. A command that is refused leaves no
+/// empty folder behind.
 pub fn open_run(args: &CommandArgs, references: &[Reference], term: Term) -> Result<RunStart> {
+    let output = &args.output;
+    let base = output.output_path.join(args.protocol.name());
+    let folders = [base.as_path(), &output.output_path, &output.plots_dir];
+    let new: Vec<&Path> = folders.into_iter().filter(|folder| !folder.exists()).collect();
+    let opened = open(args, references, term);
+    if opened.is_err() {
+        // only what is empty can be removed so
+        new.iter().for_each(|folder| drop(std::fs::remove_dir(folder)));
+    }
+    opened
+}
+
+fn open(args: &CommandArgs, references: &[Reference], term: Term) -> Result<RunStart> {
     let protocol = args.protocol;
     let grid = grid::resolve(&args.flags, protocol)?;
     let ready = open_machine(&grid.settings)?;

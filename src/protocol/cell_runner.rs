@@ -30,7 +30,12 @@ pub struct CellRunner<'a> {
     pub curves: Vec<CellCurve>,
     /// The rows of a cell that ended without a result.
     pub failure_rows: FailureRows<'a>,
+    /// Mechanisms that were to be checked and that no golden file covers: their rows say so.
+    pub unverified: Vec<String>,
 }
+
+/// What rows of a mechanism say that no golden file covers.
+const UNVERIFIED: &str = "unverified: no golden file covers it";
 
 /// The result of a cell.
 pub struct CellResult {
@@ -47,7 +52,8 @@ pub struct CellResult {
 impl CellRunner<'_> {
     /// Records cell `index` with its result.
     pub fn record_result(&mut self, index: usize, finished: CellResult) -> Result<(), RunError> {
-        let CellResult { rows, samples, summary, progress_seconds } = finished;
+        let CellResult { mut rows, samples, summary, progress_seconds } = finished;
+        mark(&mut rows, &self.unverified);
         let (cell, of) = (&self.plan.cells[index], self.plan.cells.len());
         let line = format!("[{}/{of}] {}: {summary}", self.session.finished() + 1, self.plan.name(index));
         self.session.record(cell, rows, samples)?;
@@ -86,8 +92,32 @@ impl CellRunner<'_> {
     }
 }
 
+/// Says in the rows of our own mechanisms among `unverified` that nothing proves them.
+fn mark(rows: &mut [Row], unverified: &[String]) {
+    let ours = |row: &&mut Row| row.other_program().is_none() && unverified.contains(&row.model);
+    for row in rows.iter_mut().filter(ours) {
+        let said = row.differs.take().into_iter().chain([UNVERIFIED.to_owned()]);
+        row.differs = Some(said.collect::<Vec<_>>().join("; "));
+    }
+}
+
 /// The request of `cell`.
 pub fn request<R: serde::de::DeserializeOwned>(cell: &Cell) -> Result<R, RunError> {
     serde_json::from_value(cell.request.clone())
         .map_err(|error| RunError::Internal(format!("{} has no request of its protocol: {error}", cell.key)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_mechanisms_that_nothing_proves_say_so() {
+        let mut rows = ["mine", "full", "mine"].map(|model| Row::new("speed", model));
+        rows[0].differs = Some("batch 1 (2)".to_owned());
+        mark(&mut rows, &["mine".to_owned()]);
+        let differs = rows.map(|row| row.differs);
+        let said = |text: &str| Some(text.to_owned());
+        assert_eq!(differs, [said(&format!("batch 1 (2); {UNVERIFIED}")), None, said(UNVERIFIED)]);
+    }
 }

@@ -121,6 +121,11 @@ pub trait Protocol: Sync {
     /// Settings and mechanisms without flags.
     fn defaults(&self, flags: &GridFlags) -> GridDefaults;
 
+    /// Refuses flags that contradict each other.
+    fn check_flags(&self, _flags: &GridFlags) -> Result<(), PlanError> {
+        Ok(())
+    }
+
     /// The cells of a grid, in the order of the rows, on a machine with so many threads.
     fn cells(&self, grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError>;
 

@@ -44,7 +44,7 @@ impl GateResult {
         let (proven, red) = (count - self.uncovered.len(), self.failed.len());
         let mut text = format!("check: {} of {proven} mechanisms reproduce their golden files", proven - red);
         if !self.uncovered.is_empty() {
-            text += &format!("; no golden file covers {}", self.uncovered.join(", "));
+            text += &format!("; unverified, because no golden file covers it: {}", self.uncovered.join(", "));
         }
         text
     }
@@ -79,8 +79,12 @@ fn red_check(reason: &str) -> CellFailure {
     CellFailure::new(Outcome::Failed, format!("its check is red: {reason}"))
 }
 
-/// Checks every mechanism where it is computed, in workers of their own: those that are red, with the reason.
-pub fn check(places: &[GateKey], session: &Session) -> Result<HashMap<GateKey, CellFailure>, RunError> {
+/// Mechanisms that are red, with the reason.
+pub type RedChecks = HashMap<GateKey, CellFailure>;
+
+/// Checks every mechanism where it is computed, in workers of their own: those that are red, with the reason, and those that no
+/// golden file covers.
+pub fn check(places: &[GateKey], session: &Session) -> Result<(RedChecks, Vec<String>), RunError> {
     let mut groups: Vec<(&str, &str, Vec<String>)> = Vec::new();
     for GateKey { model, kernel, device, .. } in places {
         match groups.iter_mut().find(|(known, on, _)| known == kernel && on == device) {
@@ -109,7 +113,7 @@ pub fn check(places: &[GateKey], session: &Session) -> Result<HashMap<GateKey, C
     if count > 0 {
         session.term.info(&all.summary(count));
     }
-    Ok(red)
+    Ok((red, all.uncovered))
 }
 
 /// Puts the shipped files to programs, given as on the command line: the mechanisms that may not be measured, with the reason.
@@ -262,7 +266,7 @@ mod tests {
         assert!(answer.failed.is_empty());
         assert_eq!(
             answer.summary(2),
-            "check: 1 of 1 mechanisms reproduce their golden files; no golden file covers mine"
+            "check: 1 of 1 mechanisms reproduce their golden files; unverified, because no golden file covers it: mine"
         );
     }
 }

@@ -3,6 +3,7 @@
 //! Flag > suite row > suite > default. With a suite, the lists of the grid (`--model`, `--len`, `--batch`,
 //! `--mode`, `--seeds`) choose among its own; `--set` overrides.
 
+use super::own_data::own_task;
 use super::{Protocol, refusal};
 use crate::run::plan::{Cell, Plan};
 use effattn_model::attention::choose::{MechanismChoice, choose};
@@ -164,12 +165,16 @@ pub fn resolve(flags: &GridFlags, protocol: &dyn Protocol) -> Result<Grid, PlanE
         return Err(PlanError(format!("suite {name} is run by: effattn {protocol} --suite {name}")));
     }
     check_settings(flags, suite.as_ref(), protocol)?;
+    protocol.check_flags(flags)?;
+    let suite_name = suite.as_ref().map(|suite| suite.name.as_str());
+    let own = own_task(&flags.user_settings(), suite_name).map_err(PlanError)?;
     let over = |lower: Settings| -> Result<Settings, PlanError> {
         let set = flags.set.clone().over(lower);
-        match &suite {
-            Some(suite) => narrowed(&flags.settings, set, &suite.name),
-            None => Ok(flags.settings.clone().over(set)),
-        }
+        let all = match &suite {
+            Some(suite) => narrowed(&flags.settings, set, &suite.name)?,
+            None => flags.settings.clone().over(set),
+        };
+        Ok(Settings { task: own.clone().or(all.task.clone()), ..all })
     };
     let base = suite.as_ref().map_or_else(Settings::default, |suite| suite.base.clone());
     let settings = over(base.clone().over(defaults.settings.clone()))?;

@@ -1,10 +1,14 @@
 //! Norms of the window's keys and values against those of the slots, at initialisation (Transformer-LS, Figure 2
 //! and section 3.4): DualLN is there because they differ without it.
 
+use std::path::Path;
+
 use anyhow::{Context, Result, ensure};
 use candle_core::{D, Device, Tensor};
 
+use super::charlm::generate::Description;
 use super::model_spec::ModelSpec;
+use crate::train::checkpoint::Checkpoint;
 use effattn_data::corpus::CharCorpus;
 use effattn_model::char_lm::CharLm;
 use effattn_model::family::{ModelRequest, SizeOverrides, character_lm};
@@ -48,10 +52,45 @@ pub fn norms(model: &str, probe: &Probe) -> Result<Vec<Norm>> {
     let vocab = Some(probe.corpus.vocabulary);
     let config = character_lm::config(&ModelRequest { vocab, ..spec.model_request(&choice) })?;
     config.validate()?;
-    let heads = config.backbone.heads;
     let net = CharLm::new(&config, &ParamBuilder::seeded(probe.seed, &Device::Cpu, false))?;
-    let len = probe.len as usize;
-    let text = &probe.corpus.symbols[probe.corpus.parts[1].clone()];
+    of_net(model, (&net, config.backbone.heads), probe.corpus, probe.len)
+}
+
+/// The corpus that the checkpoint `file` of `charlm` was trained on, and the segment length of its phase.
+pub fn trained_on(file: &Path) -> Result<(String, u64)> {
+    let description = description(&Checkpoint::load(file)?, file)?;
+    let phase = description.request.phases.get(description.phase).context("the checkpoint has no phase")?;
+    Ok((description.request.corpus, phase.len))
+}
+
+/// [`norms`] of the model in the checkpoint `file` of `charlm`, in segments of `len`.
+pub fn trained_norms(file: &Path, corpus: &CharCorpus, len: u64) -> Result<Vec<Norm>> {
+    let stored = Checkpoint::load(file)?;
+    let description = description(&stored, file)?;
+    ensure!(
+        corpus.alphabet == description.alphabet,
+        "{} was trained on {}, which has other symbols than this text",
+        file.display(),
+        description.request.corpus
+    );
+    let spec = ModelSpec { len, batch: 1, ..description.request.spec.clone() };
+    let choice = spec.choice()?;
+    let asked = ModelRequest { vocab: Some(description.vocab), ..spec.model_request(&choice) };
+    let config = character_lm::config(&asked)?;
+    let net = CharLm::new(&config, &stored.builder(&Device::Cpu, false)?)?;
+    of_net(&spec.model, (&net, config.backbone.heads), corpus, len)
+}
+
+fn description(stored: &Checkpoint, file: &Path) -> Result<Description> {
+    serde_json::from_value(stored.model.clone()).with_context(|| {
+        format!("{} contains no language model; name a run of effattn charlm", file.display())
+    })
+}
+
+/// Norms in every layer of `net`, which is called `model` and has so many heads.
+fn of_net(model: &str, (net, heads): (&CharLm, usize), corpus: &CharCorpus, len: u64) -> Result<Vec<Norm>> {
+    let len = len as usize;
+    let text = &corpus.symbols[corpus.parts[1].clone()];
     ensure!(
         text.len() >= 2 * len,
         "the validation text has {} symbols; two segments of {len} are read: take --len {} or shorter",

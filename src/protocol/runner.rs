@@ -32,7 +32,8 @@ impl<'a> Runner<'a> {
         draw: &'a mut dyn FnMut(&[CellCurve]),
     ) -> Self {
         let failure_rows = Box::new(|row: &_, failure: &_| protocol.failure_rows(row, failure));
-        let cells = CellRunner { plan, session, conditions, draw, curves: Vec::new(), failure_rows };
+        let (curves, unverified) = (Vec::new(), Vec::new());
+        let cells = CellRunner { plan, session, conditions, draw, curves, failure_rows, unverified };
         Self { protocol, cells }
     }
 
@@ -94,7 +95,7 @@ impl<'a> Runner<'a> {
     }
 
     /// Mechanisms whose golden files are red, with the reason: ours where the protocol wants it, those of programs always.
-    fn check(&self) -> Result<HashMap<golden_gate::GateKey, CellFailure>, RunError> {
+    fn check(&mut self) -> Result<HashMap<golden_gate::GateKey, CellFailure>, RunError> {
         let waiting = self
             .cells
             .plan
@@ -110,7 +111,8 @@ impl<'a> Runner<'a> {
                 None => {}
             }
         }
-        let mut red = golden_gate::check(&ours, self.cells.session)?;
+        let (mut red, unverified) = golden_gate::check(&ours, self.cells.session)?;
+        self.cells.unverified = unverified;
         red.extend(golden_gate::check_programs(&theirs, self.cells.session)?);
         Ok(red)
     }

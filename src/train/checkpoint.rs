@@ -345,7 +345,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// A folder that cannot be written, a full disk: what stood under `path` before is untouched.
-    pub fn export(&self, path: &Path) -> Result<(), CheckpointError> {
+    pub fn export(&self, path: &Path, about: HashMap<String, String>) -> Result<(), CheckpointError> {
         let own =
             |name: &str| name.strip_prefix(WEIGHT).or_else(|| name.strip_prefix(CONSTANT)).map(str::to_owned);
         let mut tensors = Vec::new();
@@ -357,7 +357,8 @@ impl Checkpoint {
             };
             tensors.push((name, stored.map_err(unfit)?));
         }
-        write(path, tensors, HashMap::from([("format".to_owned(), "pt".to_owned())]))
+        let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+        write(path, tensors, metadata.into_iter().chain(about).collect())
     }
 
     /// A tensor of the state.

@@ -71,6 +71,31 @@ const READ: &[(&str, &[(&str, Change)])] = &[
         &[("aclImdb/train/neg/3_1.txt", Change::Last), ("aclImdb/test/pos/7_9.txt", Change::Last)],
     ),
     (
+        "lra --data own.csv,own-val.csv,own-test.csv --tokenizer own --model full --len 16 --steps 2",
+        &[
+            ("own.csv", Change::Text("fox,1", "fox,2")),
+            ("own-val.csv", Change::Text("the hen 3", "the hen 4")),
+            ("own-test.csv", Change::Text("the hen 3", "the hen 4")),
+            ("own/tokenizer.json", Change::Text("\"add_prefix_space\":false", "\"add_prefix_space\":true")),
+        ],
+    ),
+    (
+        "finetune --quick --data own.csv,own-val.csv,own-test.csv --steps 2",
+        &[
+            ("own.csv", Change::Text("fox,1", "fox,2")),
+            ("own-val.csv", Change::Text("the hen 3", "the hen 4")),
+            ("own-test.csv", Change::Text("the hen 3", "the hen 4")),
+        ],
+    ),
+    (
+        "charlm --data words.txt --model full --steps 2 --every 2 --len 16 --batch 2 --set layers=1",
+        &[("words.txt", Change::Last)],
+    ),
+    (
+        "wordlm --quick --data words.txt --model full --steps 2 --every 2 --len 16 --batch 2 --set layers=1",
+        &[("words.txt", Change::Text("the 1", "the 2"))],
+    ),
+    (
         "charlm --task enwik8 --allow-partial --model full --steps 2 --every 2 --len 16 --batch 2 --set layers=1",
         &[("enwik8", Change::Last)],
     ),
@@ -137,6 +162,13 @@ fn files() -> tempfile::TempDir {
     fs::write(at("s.toml"), suite("\"t\"", &["layers = 1"])).unwrap();
     let line = |index: usize| format!("the {} saw the {}\n", index % 7, index % 11);
     fs::write(at("words.txt"), (0..60).map(line).collect::<String>()).unwrap();
+    let own = |rows: usize| -> String {
+        let row = |at: usize| format!("the hen {at} and the fox,{}\n", 1 + at % 2);
+        "text,label\n".to_owned() + &(0..rows).map(row).collect::<String>()
+    };
+    [("own.csv", 40), ("own-val.csv", 8), ("own-test.csv", 8)].iter().for_each(|(name, rows)| {
+        fs::write(at(name), own(*rows)).unwrap();
+    });
     fs::write(at("enwik8"), (0..1000).map(line).collect::<String>()).unwrap();
     for (part, lines) in [("train", 400), ("valid", 60), ("test", 60)] {
         fs::write(at(&format!("wiki.{part}.tokens")), (0..lines).map(line).collect::<String>()).unwrap();

@@ -22,7 +22,7 @@ use effattn::protocol::model_spec::ModelSpec;
 use effattn::record::Pass;
 use safetensors::tensor::TensorView;
 
-use crate::{bag, mean};
+use crate::{bag, mean, start};
 
 fn register() {
     attention::register(&mean::ENTRY);
@@ -37,6 +37,40 @@ fn the_document_shows_this_very_mechanism() {
         text.contains(&format!("```rust\n{code}```")),
         "docs/adding-a-mechanism.md differs from tests/recipe/mean.rs"
     );
+}
+
+/// The start page of the library: the program that it shows is the one that is compiled here, and it measures.
+#[test]
+fn the_start_page_shows_a_program_that_measures() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).expect(path);
+    let (text, code) = (read("docs/library.md"), read("examples/start.rs"));
+    assert!(text.contains(&format!("```rust\n{code}```")), "docs/library.md differs from examples/start.rs");
+    let manifest: toml::Table = read("Cargo.toml").parse().expect("a manifest");
+    let candle = &manifest["workspace"]["dependencies"]["candle-core"];
+    let candle = candle.as_str().or_else(|| candle["version"].as_str()).expect("a version");
+    assert!(
+        text.contains(&format!("candle-core = \"{candle}\"")),
+        "the page names another candle than {candle}"
+    );
+    let _: fn() -> std::process::ExitCode = start::main;
+    attention::register(&start::ENTRY);
+    for pass in [Pass::Infer, Pass::Train] {
+        let spec = ModelSpec {
+            model: "average".to_owned(),
+            preset: "ls-lra".to_owned(),
+            sizes: family::SizeOverrides::default(),
+            batch: 2,
+            len: 16,
+            pass,
+            seed: 1,
+            device: DeviceName::Cpu,
+            dtype: DtypeName::F32,
+            kernel: KernelName::Fused,
+        };
+        let mut step = MeasuredStep::open(&spec, b"a text").expect("a step");
+        assert!(step.step().expect("seconds") > 0.0);
+    }
 }
 
 #[test]

@@ -30,7 +30,7 @@ static STORIES: DataSetEntry = DataSetEntry {
     kind: DataKind::Words(WordTask {
         vocabulary: 440,
         complete: None,
-        load: |dir, reading| (effattn::data::words("sample-words")?.1.load)(dir, reading),
+        load: &|dir, reading| (effattn::data::words("sample-words")?.1.load)(dir, reading),
     }),
     origin: entry::Origin::BuiltIn,
     locate: |_| Ok(None),
@@ -61,7 +61,7 @@ static DRAWN_SHAPES: TestOnlySet = TestOnlySet {
 /// A running text for masked models.
 static TALES: running_text::TextSource = running_text::TextSource {
     name: "tales",
-    load: |_, _| {
+    load: &|_, _| {
         let line = |number: usize| format!("the fox number {number} saw the hen number {}", number % 7);
         Ok(RunningText::of("tales", (0..200).map(line).collect()))
     },

@@ -20,7 +20,11 @@ pub static SET: DataSetEntry = DataSetEntry {
     title: "Amazon electronics",
     about: "how many stars a review gives, from its words",
     records: "half of 6,739,590 reviews, 90 / 5 / 5",
-    kind: DataKind::Texts(TextTask { classes: &["1", "2", "3", "4", "5"], train: WHOLE * 18 / 40, load }),
+    kind: DataKind::Texts(TextTask {
+        classes: &["1", "2", "3", "4", "5"],
+        train: WHOLE * 18 / 40,
+        load: &load,
+    }),
     origin: Origin::UserProvided(
         "place Electronics_5.json.gz of Amazon's reviews of 2018 (https://nijianmo.github.io/amazon) under that name",
     ),

@@ -87,6 +87,12 @@ impl CharCorpus {
             COMPLETE => (TRAIN, TRAIN + 5_000_000),
             _ => (len * 90 / 100, len * 95 / 100),
         };
+        Self::with_parts(bytes, [train, validation, len], vocabulary)
+    }
+
+    /// A corpus from the bytes of its training, validation and test parts, one behind another, which end at `ends`.
+    pub fn with_parts(bytes: Vec<u8>, ends: [usize; 3], vocabulary: usize) -> Self {
+        let [train, validation, len] = ends;
         let mut used = [false; 256];
         bytes[..train].iter().for_each(|&byte| used[usize::from(byte)] = true);
         let alphabet: Vec<u8> = (0..=255).filter(|&byte| used[usize::from(byte)]).collect();

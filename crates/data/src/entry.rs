@@ -11,13 +11,13 @@ use super::word_corpus::WordCorpus;
 use super::{DataError, Dataset, LoadOptions};
 
 /// Loads examples from a folder.
-pub type LoadExamples = fn(&Path, LoadOptions) -> Result<Box<dyn Dataset>, DataError>;
+pub type LoadExamples = &'static (dyn Fn(&Path, LoadOptions) -> Result<Box<dyn Dataset>, DataError> + Sync);
 /// Loads texts with classes from a folder.
-pub type LoadTexts = fn(&Path, LoadOptions) -> Result<LabelledTexts, DataError>;
+pub type LoadTexts = &'static (dyn Fn(&Path, LoadOptions) -> Result<LabelledTexts, DataError> + Sync);
 /// Loads texts of words from a folder.
-pub type LoadWords = fn(&Path, LoadOptions) -> Result<WordCorpus, DataError>;
+pub type LoadWords = &'static (dyn Fn(&Path, LoadOptions) -> Result<WordCorpus, DataError> + Sync);
 /// Loads a corpus from a folder.
-pub type LoadSymbols = fn(&Path, LoadOptions) -> Result<CharCorpus, DataError>;
+pub type LoadSymbols = &'static (dyn Fn(&Path, LoadOptions) -> Result<CharCorpus, DataError> + Sync);
 
 /// One data set, as data.
 pub struct DataSetEntry {

@@ -17,7 +17,7 @@ pub static SST_2: DataSetEntry = DataSetEntry {
     title: "SST-2",
     about: "whether a piece of a film review is positive",
     records: "67,349 / 872 pieces",
-    kind: kind(SST_2_FORM, |dir, reading| read(&SST_2_FORM, dir, reading)),
+    kind: kind(SST_2_FORM, &|dir, reading| read(&SST_2_FORM, dir, reading)),
     origin: Origin::UserProvided(
         "place GLUE's folder SST-2 (https://dl.fbaipublicfiles.com/glue/data/SST-2.zip) with train.tsv and dev.tsv",
     ),
@@ -31,7 +31,7 @@ pub static QQP: DataSetEntry = DataSetEntry {
     title: "QQP",
     about: "whether two questions ask the same",
     records: "363,846 / 40,430 pairs",
-    kind: kind(QQP_FORM, |dir, reading| read(&QQP_FORM, dir, reading)),
+    kind: kind(QQP_FORM, &|dir, reading| read(&QQP_FORM, dir, reading)),
     origin: Origin::UserProvided(
         "place GLUE's folder QQP (https://dl.fbaipublicfiles.com/glue/data/QQP-clean.zip) with train.tsv and dev.tsv",
     ),
@@ -45,7 +45,7 @@ pub static MNLI: DataSetEntry = DataSetEntry {
     title: "MNLI",
     about: "whether a sentence contradicts another, leaves it open or follows from it",
     records: "392,702 / 9,815 pairs",
-    kind: kind(MNLI_FORM, |dir, reading| read(&MNLI_FORM, dir, reading)),
+    kind: kind(MNLI_FORM, &|dir, reading| read(&MNLI_FORM, dir, reading)),
     origin: Origin::UserProvided(
         "place GLUE's folder MNLI (https://dl.fbaipublicfiles.com/glue/data/MNLI.zip) with train.tsv and dev_matched.tsv",
     ),
@@ -58,7 +58,7 @@ pub static QQP_SAMPLE: DataSetEntry = DataSetEntry {
     collection: "qqp-sample",
     title: "a sample of QQP",
     records: "8,999 / 1,000 pairs",
-    kind: kind(QQP_PAIRS, |dir, reading| read(&QQP_PAIRS, dir, reading)),
+    kind: kind(QQP_PAIRS, &|dir, reading| read(&QQP_PAIRS, dir, reading)),
     origin: Origin::UserProvided(
         "place the sample of QQP in the folder QQP (data/glue_pretrain of github.com/ZhengxiangShi/PowerfulPromptFT) as \
          pairs-train.json and pairs-dev.json",
@@ -73,7 +73,7 @@ pub static MNLI_SAMPLE: DataSetEntry = DataSetEntry {
     collection: "mnli-sample",
     title: "a sample of MNLI",
     records: "8,999 / 1,000 pairs",
-    kind: kind(MNLI_PAIRS, |dir, reading| read(&MNLI_PAIRS, dir, reading)),
+    kind: kind(MNLI_PAIRS, &|dir, reading| read(&MNLI_PAIRS, dir, reading)),
     origin: Origin::UserProvided(
         "place the sample of MNLI in the folder MNLI (data/glue_pretrain of github.com/ZhengxiangShi/PowerfulPromptFT) as \
          pairs-train.json and pairs-dev.json",

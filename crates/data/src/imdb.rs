@@ -14,7 +14,7 @@ pub static SET: DataSetEntry = DataSetEntry {
     title: "IMDb",
     about: "whether a film review is positive, from its words",
     records: "25,000 / 25,000 reviews",
-    kind: DataKind::Texts(TextTask { classes: &["negative", "positive"], train: 2 * PER_CLASS, load }),
+    kind: DataKind::Texts(TextTask { classes: &["negative", "positive"], train: 2 * PER_CLASS, load: &load }),
     origin: Origin::Download(SOURCE),
     locate: |dir| Ok(store::find(dir, NAMES)),
 };

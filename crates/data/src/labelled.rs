@@ -50,6 +50,12 @@ impl LabelledTexts {
         Self { held_out: held.train, hash: content.finish(), ..self }
     }
 
+    /// The same set under another checksum, which covers more.
+    #[must_use]
+    pub(crate) fn with_hash(self, hash: String) -> Self {
+        Self { hash, ..self }
+    }
+
     /// The same set with what is missing of it, and what is to be said about it.
     #[must_use]
     pub fn said(self, partial: Option<String>, remarks: Vec<String>) -> Self {

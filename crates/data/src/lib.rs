@@ -27,6 +27,7 @@ pub mod mad;
 pub mod masked;
 pub mod modular_arithmetic;
 pub mod mqar;
+pub mod own;
 pub mod parity;
 pub mod pathfinder;
 pub mod position_files;
@@ -125,24 +126,36 @@ pub fn word_corpora() -> Vec<(&'static DataSetEntry, &'static WordTask)> {
     data_sets().into_iter().filter_map(|set| Some((set, set.words()?))).collect()
 }
 
-/// The texts of words called `name`.
+/// The texts of words called `name`, or in the files that it lists.
 pub fn words(name: &str) -> Result<(&'static DataSetEntry, &'static WordTask), DataError> {
-    find_or_error("corpus of words", name, &word_corpora())
+    match own::words(name)? {
+        Some(found) => Ok(found),
+        None => find_or_error("corpus of words", name, &word_corpora()),
+    }
 }
 
-/// The set of examples called `name`.
+/// The set of examples called `name`, or in the files that it lists.
 pub fn task(name: &str) -> Result<(&'static DataSetEntry, &'static ExampleTask), DataError> {
-    find_or_error("task", name, &tasks())
+    match own::examples(name)? {
+        Some(found) => Ok(found),
+        None => find_or_error("task", name, &tasks()),
+    }
 }
 
-/// The set of texts called `name`.
+/// The set of texts called `name`, or in the files that it lists.
 pub fn text_task(name: &str) -> Result<(&'static DataSetEntry, &'static TextTask), DataError> {
-    find_or_error("task", name, &texts())
+    match own::labelled(name)? {
+        Some(found) => Ok(found),
+        None => find_or_error("task", name, &texts()),
+    }
 }
 
-/// The corpus called `name`.
+/// The corpus called `name`, or in the files that it lists.
 pub fn corpus(name: &str) -> Result<(&'static DataSetEntry, &'static CharTask), DataError> {
-    find_or_error("corpus", name, &corpora())
+    match own::symbols(name)? {
+        Some(found) => Ok(found),
+        None => find_or_error("corpus", name, &corpora()),
+    }
 }
 
 fn find_or_error<T>(
@@ -222,6 +235,11 @@ pub trait Dataset: Send + Sync {
 
     /// What is missing of the full data set, in words; `None` when it is complete.
     fn partial(&self) -> Option<&str>;
+
+    /// How its texts became ids, where they are a person's own.
+    fn reading(&self) -> Option<&own::Reading> {
+        None
+    }
 
     /// Whether there is nothing in a split.
     fn is_empty(&self, split: Split) -> bool {

@@ -20,7 +20,7 @@ pub static SET: DataSetEntry = DataSetEntry {
         len: PIXELS,
         train: TRAIN - TRAIN / 10,
         text: false,
-        load: |dir, reading| Ok(Box::new(Cifar10::load(dir, reading.allow_partial)?)),
+        load: &|dir, reading| Ok(Box::new(Cifar10::load(dir, reading.allow_partial)?)),
     }),
     origin: Origin::Download(DownloadSource {
         name: "cifar10",

@@ -20,7 +20,7 @@ pub static SET: DataSetEntry = DataSetEntry {
         len: 4000,
         train: 2 * PER_CLASS,
         text: true,
-        load: |dir, reading| Ok(Box::new(LraText::load(dir, reading.strict, reading.allow_partial)?)),
+        load: &|dir, reading| Ok(Box::new(LraText::load(dir, reading.strict, reading.allow_partial)?)),
     }),
     origin: Origin::Download(SOURCE),
     locate: |dir| Ok(store::find(dir, NAMES)),

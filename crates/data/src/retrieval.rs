@@ -20,7 +20,7 @@ pub static SET: DataSetEntry = DataSetEntry {
         len: 4000,
         train: PUBLISHED[0],
         text: true,
-        load: |dir, reading| Ok(Box::new(Aan::load(dir, reading.allow_partial)?)),
+        load: &|dir, reading| Ok(Box::new(Aan::load(dir, reading.allow_partial)?)),
     }),
     origin: Origin::UserProvided(
         "LRA's pairs are inside https://storage.googleapis.com/long-range-arena/lra_release.gz (7.7 GB, no published \

@@ -15,7 +15,7 @@ pub static SET: DataSetEntry = DataSetEntry {
     kind: DataKind::Symbols(CharTask {
         vocabulary: 256,
         complete: None,
-        load: |_, _| {
+        load: &|_, _| {
             let partial = Some("the little text that ships with the program".to_owned());
             Ok(CharCorpus { partial, ..CharCorpus::new(story::text(), 0) })
         },
@@ -34,7 +34,7 @@ pub static WORDS: DataSetEntry = DataSetEntry {
     kind: DataKind::Words(WordTask {
         vocabulary: VOCABULARY,
         complete: None,
-        load: |_, _| {
+        load: &|_, _| {
             let mut text = String::new();
             for letter in String::from_utf8_lossy(&story::text()).chars() {
                 // punctuation stands alone, as in published texts of words

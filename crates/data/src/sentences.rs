@@ -17,7 +17,7 @@ pub static SET: DataSetEntry = DataSetEntry {
     title: "Generated sentences",
     about: "whether a generated sentence praises",
     records: "4,000 / 500 sentences",
-    kind: DataKind::Texts(TextTask { classes: &["negative", "positive"], train: SIZES[0], load }),
+    kind: DataKind::Texts(TextTask { classes: &["negative", "positive"], train: SIZES[0], load: &load }),
     origin: Origin::BuiltIn,
     locate: |_| Ok(None),
 };

@@ -15,7 +15,7 @@ pub static SET: DataSetEntry = DataSetEntry {
     kind: DataKind::Symbols(CharTask {
         vocabulary: PUBLISHED.vocabulary,
         complete: Some(COMPLETE),
-        load: |dir, reading| CharCorpus::load(&PUBLISHED, dir, reading.allow_partial),
+        load: &|dir, reading| CharCorpus::load(&PUBLISHED, dir, reading.allow_partial),
     }),
     origin: Origin::Download(DownloadSource {
         name: "text8",

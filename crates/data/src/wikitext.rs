@@ -14,7 +14,7 @@ pub static WIKITEXT103: DataSetEntry = DataSetEntry {
     title: "WikiText-103",
     about: "the next word of Wikipedia articles",
     records: "103,227,021 / 217,646 / 245,569 words",
-    kind: DataKind::Words(WordTask { vocabulary: 267_744, complete: Some(TRAIN), load }),
+    kind: DataKind::Words(WordTask { vocabulary: 267_744, complete: Some(TRAIN), load: &load }),
     origin: Origin::Download(SOURCE),
     locate: |dir| locate(dir, &Part::ALL),
 };
@@ -26,7 +26,7 @@ pub static SMALL: DataSetEntry = DataSetEntry {
     title: "WikiText-103, small",
     about: "the next word; trained on the published test text, evaluated on the validation text",
     records: "245,569 / 217,646 words",
-    kind: DataKind::Words(WordTask { vocabulary: 8125, complete: None, load: load_small }),
+    kind: DataKind::Words(WordTask { vocabulary: 8125, complete: None, load: &load_small }),
     origin: Origin::Download(SOURCE),
     locate: |dir| locate(dir, &[Part::Test, Part::Valid]),
 };

@@ -108,6 +108,8 @@ pub enum CorpusText {
     File(PathBuf),
     /// A member of a zip archive.
     Member(PathBuf, &'static str),
+    /// Lines of a file.
+    Part(PathBuf, Vec<u8>),
     /// Part of the program.
     Embedded(Vec<u8>),
 }
@@ -116,7 +118,7 @@ impl CorpusText {
     /// What messages call it.
     fn path(&self) -> PathBuf {
         match self {
-            Self::File(path) => path.clone(),
+            Self::File(path) | Self::Part(path, _) => path.clone(),
             Self::Member(path, name) => path.join(name),
             Self::Embedded(_) => PathBuf::from("the built-in text"),
         }
@@ -134,7 +136,9 @@ impl CorpusText {
                 let member = archive.by_name(name).map_err(|error| wrong(error.to_string()))?;
                 store::lines(member, &self.path(), LONGEST, visit)
             }
-            Self::Embedded(bytes) => store::lines(bytes.as_slice(), &self.path(), LONGEST, visit),
+            Self::Part(_, bytes) | Self::Embedded(bytes) => {
+                store::lines(bytes.as_slice(), &self.path(), LONGEST, visit)
+            }
         }
     }
 

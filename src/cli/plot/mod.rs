@@ -12,11 +12,13 @@ use serde_json::json;
 
 use crate::protocol::attention_matrix::{self, ProbeConfig};
 use crate::protocol::pattern;
+use crate::protocol::trained_attention::{self, Input, TrainedMatrices};
 use crate::run::CancelToken;
 use crate::run::folder::{RunFolder, latest};
 use crate::run::manifest::{State, now};
 use crate::run::plan::Plan;
 use crate::term::Term;
+use effattn_data::data_dir;
 use effattn_model::attention::choose::{MechanismChoice, choose};
 use effattn_record::config::lists::Models;
 use effattn_record::config::suite::Suite;
@@ -80,10 +82,20 @@ pub struct AttentionArgs {
     /// Average over this many inputs
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
     samples: u64,
-    /// Queries q and keys k [b, h, n, d], layer input x and the mechanism's parameters from a safetensors
-    /// file, such as a golden file; drawn at random without
-    #[arg(long, value_name = "FILE", conflicts_with = "samples")]
+    /// A run of lra, by folder or name: every head of every layer of its first model, for --text or --example. Or a
+    /// safetensors file, such as a golden file, with queries q and keys k [b, h, n, d], layer input x and the mechanism's
+    /// parameters; drawn at random without
+    #[arg(long, value_name = "RUN|FILE", conflicts_with = "samples")]
     weights: Option<PathBuf>,
+    /// Text that the trained model reads
+    #[arg(long, value_name = "TEXT", requires = "weights", conflicts_with = "example")]
+    text: Option<String>,
+    /// Example of the test split that the trained model reads, from 0 [default: 0]
+    #[arg(long, value_name = "I", requires = "weights")]
+    example: Option<usize>,
+    /// Folder with data sets, for --example [default: effattn's folder in the user's cache]
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
     #[command(flatten)]
     scene: MechanismPlotArgs,
 }
@@ -177,7 +189,46 @@ fn of_suite(name: &str) -> Result<(Models, Option<usize>)> {
     Ok((Models(suite.rows.into_iter().map(|row| row.model).collect()), len))
 }
 
+/// The folder of the run that `--weights` names; nothing where it is a file.
+fn trained_run(args: &AttentionArgs) -> Option<PathBuf> {
+    let named = args.weights.as_ref()?;
+    let below = args.scene.output_path.join("lra").join(named);
+    [named.clone(), below].into_iter().find(|folder| folder.is_dir())
+}
+
+fn draw_trained(run: &Path, args: &AttentionArgs, term: &Term) -> Result<()> {
+    let dir = args.data_dir.clone().unwrap_or_else(data_dir::default_dir);
+    let input = match &args.text {
+        Some(text) => Input::Text(text),
+        None => Input::Example(args.example.unwrap_or(0), &dir),
+    };
+    let TrainedMatrices { matrices, heads, source } =
+        trained_attention::matrices(run, &input, args.len.unwrap_or(64))?;
+    let matrices: Vec<Matrix> = match args.threshold {
+        Some(threshold) => matrices.iter().map(|one| attention_matrix::counted(one, threshold)).collect(),
+        None => matrices,
+    };
+    args.scene.check()?;
+    let read = match &args.text {
+        Some(text) => format!("{:?}", text.chars().take(24).collect::<String>()),
+        None => format!("example {} of the test split", args.example.unwrap_or(0)),
+    };
+    let title = "Attention of a trained model";
+    let subtitle = format!("rows: queries from top; columns: keys; {source}; {heads} heads a layer; {read}");
+    let settings =
+        json!({ "weights": run, "text": args.text, "example": args.example, "threshold": args.threshold });
+    let matrices = keep("attention", settings, &args.scene, &matrices)?;
+    let chart = chart::matrices("attention", (title, &subtitle), &matrices, Shade::Weight)?;
+    say(&chart, &args.scene.plots, term)
+}
+
 fn draw_attention(args: &AttentionArgs, term: &Term) -> Result<()> {
+    if let Some(run) = trained_run(args) {
+        return draw_trained(&run, args, term);
+    }
+    if let Some(what) = args.text.as_ref().map(|_| "--text").or(args.example.map(|_| "--example")) {
+        bail!("{what} is read by a trained model; give a run of effattn lra with --weights");
+    }
     let (models, len) = match &args.suite {
         Some(name) => of_suite(name)?,
         None => (args.model.clone(), None),

@@ -1,14 +1,15 @@
 //! `effattn plot norms`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use serde_json::json;
 
 use super::{Plots, kept_run, say};
 use crate::cli::value_names::NamedValues;
+use crate::protocol::charlm::generate::checkpoint;
 use crate::protocol::charlm::plan::{load, names};
-use crate::protocol::norms::{Probe, norms};
+use crate::protocol::norms::{Probe, norms, trained_norms, trained_on};
 use crate::term::Term;
 use effattn_data::data_dir;
 use effattn_model::attention::choose::choose;
@@ -28,6 +29,9 @@ pub struct Args {
     #[arg(long, value_name = "NAME", default_value = "enwik8", help = format!("Corpus: {}", names().join(", ")),
         value_parser = NamedValues::new(names, str::parse::<String>), hide_possible_values = true)]
     task: String,
+    /// Norms of a trained model instead: a run of charlm, by folder or name, or a checkpoint of one; text and length are its own
+    #[arg(long, value_name = "RUN|FILE", conflicts_with_all = ["model", "task", "preset", "set", "len", "seed"])]
+    weights: Option<PathBuf>,
     /// Backbone
     #[arg(long, value_name = "NAME", default_value = "charlm-small")]
     preset: String,
@@ -53,7 +57,35 @@ pub struct Args {
     plots: Plots,
 }
 
+/// [`draw`] of the weights in `path`.
+fn draw_trained(path: &Path, args: &Args, term: &Term) -> Result<()> {
+    let below = args.output_path.join("charlm").join(path);
+    let path = if !path.exists() && below.is_dir() { &below } else { path };
+    let file = checkpoint(path)?;
+    let (task, len) = trained_on(&file)?;
+    let dir = args.data_dir.clone().unwrap_or_else(data_dir::default_dir);
+    let corpus = load(&task, &dir, args.allow_partial)?;
+    file::ensure_writable(&args.output_path)
+        .with_context(|| format!("--output-path {} cannot be written", args.output_path.display()))?;
+    args.plots.check()?;
+    let all = trained_norms(&file, &corpus, len)?;
+    let mut run =
+        kept_run("norms", json!({ "weights": file, "task": task, "len": len }), &args.output_path, 0)?;
+    run.manifest.data.insert(task.clone(), corpus.hash.clone());
+    write(&run.path, &all).with_context(|| run.path.display().to_string())?;
+    let all = read(&run.path)?;
+    super::done(run)?;
+    say(
+        &chart::norms(&format!("{task}, {len} positions, trained: {}", path.display()), &all)?,
+        &args.plots,
+        term,
+    )
+}
+
 pub fn draw(args: &Args, term: &Term) -> Result<()> {
+    if let Some(path) = &args.weights {
+        return draw_trained(path, args, term);
+    }
     let settings = args.set.iter().cloned().fold(Settings::NONE, |all, one| one.over(all));
     let dir = args.data_dir.clone().unwrap_or_else(data_dir::default_dir);
     let corpus = load(&args.task, &dir, args.allow_partial)?;

@@ -58,7 +58,7 @@ pub fn generate(flags: &BTreeMap<&'static str, String>, said: &Settings, out: &m
 }
 
 /// The checkpoint that `path` is or has: of a run folder the best one of the last phase of its first cell.
-fn checkpoint(path: &Path) -> Result<PathBuf> {
+pub fn checkpoint(path: &Path) -> Result<PathBuf> {
     if !path.is_dir() {
         return Ok(path.to_owned());
     }

@@ -10,6 +10,7 @@ pub mod witten_bell;
 pub mod worker;
 
 use super::definition::{AltAction, Flag, ProtocolInfo, Quick, Tasks};
+use super::own_data::DATA;
 use effattn_model::family::causal;
 use effattn_record::Metric;
 use effattn_record::config::settings::groups::{MACHINE, MODEL, TRAINING};
@@ -24,12 +25,23 @@ own_setting! {
 
 const INFO: ProtocolInfo = ProtocolInfo {
     examples: EXAMPLES,
-    own: &[&PHASES.setting],
+    own: &[&PHASES.setting, &DATA.setting],
     settings: &[
         TRAINING,
         MODEL,
         MACHINE,
-        &["timeout", "steps", "rate", "phases", "limit", "every", "accumulate", "overlap", "allow_partial"],
+        &[
+            "timeout",
+            "steps",
+            "rate",
+            "phases",
+            "limit",
+            "every",
+            "accumulate",
+            "overlap",
+            "allow_partial",
+            "data",
+        ],
     ],
     help: &[
         ("len", "Symbols per segment, one value per phase: 512,1024"),
@@ -37,6 +49,10 @@ const INFO: ProtocolInfo = ProtocolInfo {
         ("steps", "Updates per phase, instead of the protocol's"),
         ("rate", "Learning rate of the first phase, instead of the protocol's; halved with each phase"),
         ("limit", "Evaluate on at most the first N symbols of the validation and test parts"),
+        (
+            "data",
+            "A text of your own instead of a corpus, read as bytes: book.txt, divided 90/5/5 in its order, or train.txt,val.txt,test.txt",
+        ),
     ],
     presets: causal::presets,
     tasks: Some(Tasks { called: "Corpora", names: plan::names }),
@@ -110,6 +126,8 @@ Examples:
   effattn charlm --task enwik8 --allow-partial --limit 50000 \\
       --model ls:w=128,transformer-xl --steps 400 --len 512 --batch 4 \\
       --set layers=4 --set width=256 --set heads=4 --set ffn=1024 --rate 1e-3
+  # A text of your own
+  effattn charlm --quick --data book.txt --steps 1000
   # Time and memory against length, measured as effattn speed does
   effattn charlm --suite ls-figure3 --set layers=1 --dry-run
   # Text from a trained model

@@ -161,7 +161,8 @@ impl TrainingProtocol for CharLm {
     fn prepare(&self, plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
         read_data(plan, |request: &CharLmRequest| {
             let corpus = load(&request.corpus, &dirs.data, request.allow_partial)?;
-            Ok(DataRead { hash: corpus.hash, partial: corpus.partial })
+            let remark = data::own::order(&request.corpus);
+            Ok(DataRead { hash: corpus.hash, partial: corpus.partial, remark })
         })
     }
 

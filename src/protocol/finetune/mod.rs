@@ -6,6 +6,7 @@ pub mod recipe;
 pub mod worker;
 
 use super::definition::{ProtocolInfo, Quick, Tasks};
+use super::own_data::{DATA, TABLES};
 use effattn_data as data;
 use effattn_model::family::masked_lm;
 use effattn_record::Metric;
@@ -14,11 +15,23 @@ use worker::FinetuneExperiment;
 
 const INFO: ProtocolInfo = ProtocolInfo {
     examples: EXAMPLES,
+    own: &[&DATA.setting],
     settings: &[
         TRAINING,
         &["preset", "layers", "width", "heads", "ffn", "dropout", "attention_dropout"],
         MACHINE,
-        &["timeout", "steps", "rate", "limit", "every", "accumulate", "from", "strict", "allow_partial"],
+        &[
+            "timeout",
+            "steps",
+            "rate",
+            "limit",
+            "every",
+            "accumulate",
+            "from",
+            "strict",
+            "allow_partial",
+            "data",
+        ],
     ],
     help: &[
         ("preset", "[default: that of --from, else roberta-base]"),
@@ -28,6 +41,7 @@ const INFO: ProtocolInfo = ProtocolInfo {
         ),
         ("batch", "Texts per update, instead of the protocol's"),
         ("every", "Updates between evaluations [default: an epoch]"),
+        ("data", TABLES),
         (
             "strict",
             "IMDb: select weights on the last tenth of the training reviews, not on the test split as RoBERTa's recipe does",
@@ -61,6 +75,8 @@ Examples:
   effattn finetune --quick
   # Public weights: a folder with config.json, a tokenizer, model.safetensors
   effattn finetune --from ~/roberta-base --task sst-2
+  # Texts of your own, with the columns text and label
+  effattn finetune --from ~/roberta-base --data train.csv,val.csv,test.csv
   # Encoders that effattn mlm trained
   effattn finetune --from results/mlm/latest --task sst-2,imdb \\
       --model full,cosformer

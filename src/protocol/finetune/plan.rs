@@ -178,8 +178,10 @@ impl TrainingProtocol for Finetune {
             let (name, reading) = (request.task.as_str(), request.reading);
             if !sets.contains(&(name, reading)) || !plan.data.contains_key(&words_name(request)) {
                 let set = (data::text_task(name)?.1.load)(&dirs.data, reading)?;
-                plan.data
-                    .insert(words_name(request), tokenizer(request, start.as_ref(), &set)?.hash().to_owned());
+                let words = tokenizer(request, start.as_ref(), &set)?;
+                let padding = start.as_ref().and_then(|start| start.padding(&words));
+                remarks.extend(padding.filter(|padding| !remarks.contains(padding)));
+                plan.data.insert(words_name(request), words.hash().to_owned());
                 if !sets.contains(&(name, reading)) {
                     remarks.extend(set.partial().map(|partial| incomplete(name, partial)));
                     remarks.extend(set.remarks().iter().cloned());

@@ -7,15 +7,17 @@
 pub mod floor;
 pub mod plan;
 pub mod recipe;
+pub mod stored;
 pub mod tasks;
 pub mod worker;
 
 use super::definition::{ProtocolInfo, Quick, Tasks};
+use super::own_data::{DATA, TABLES, TOKENIZER};
 use effattn_model::batch::InputKind;
 use effattn_model::family::{self, Family, Objective};
 use effattn_record::Metric;
 use effattn_record::config::settings::groups::{MACHINE, MODEL, TRAINING};
-use effattn_record::config::settings::switch;
+use effattn_record::config::settings::{switch, word};
 use effattn_record::own_setting;
 use worker::LraExperiment;
 
@@ -24,14 +26,20 @@ own_setting! {
     pub KEEP_CLOSE: bool = "keep_close", "Data", "", switch;
 }
 
+own_setting! {
+    /// Instead of training, test the weights of this finished run on the rows of --data: a run folder, its name, or latest
+    pub EVAL: String = "eval", "Evaluation", "RUN", word;
+}
+
 const INFO: ProtocolInfo = ProtocolInfo {
     examples: EXAMPLES,
-    own: &[&KEEP_CLOSE.setting],
+    own: &[&KEEP_CLOSE.setting, &DATA.setting, &TOKENIZER.setting, &EVAL.setting],
     settings: &[
         TRAINING,
         MODEL,
         MACHINE,
         &["timeout", "steps", "rate", "limit", "strict", "keep_close", "allow_partial", "floor"],
+        &["data", "tokenizer", "eval"],
     ],
     help: HELP,
     presets: || family::names(documents),
@@ -67,6 +75,11 @@ pub const ACCURACY: Metric = Metric {
 pub const HELP: &[(&str, &str)] = &[
     ("len", "Number of tokens, instead of the protocol's"),
     ("batch", "Samples per step, instead of the protocol's"),
+    ("data", TABLES),
+    (
+        "tokenizer",
+        "What --data is cut into: bytes, words, or a tokenizer (tokenizer.json or its folder) [default: bytes]",
+    ),
 ];
 
 const EXAMPLES: &str = "\
@@ -77,6 +90,10 @@ Examples:
   effattn lra --task listops --model ls
   # Fewer steps on your own copy of the data
   effattn lra --task text --model ls,full --steps 2000 --data-dir ~/data
+  # Texts of your own, with the columns text and label
+  effattn lra --data train.csv,val.csv,test.csv --model ls,full
+  # The same weights on other texts
+  effattn lra --eval latest --data new.csv
   # What four seeds of the paper's row would take
   effattn lra --suite ls-table1 --task listops --seeds 1234..1237 --dry-run
   # What simple rules reach on the same test splits

@@ -6,13 +6,15 @@ use serde::{Deserialize, Serialize};
 
 use super::LraExperiment;
 use super::recipe::{self, Recipe};
+use super::stored::{self, StoredWeights};
 use super::tasks::{self, LoadOptions};
-use super::{ACCURACY, KEEP_CLOSE, Lra, documents, floor};
+use super::{ACCURACY, EVAL, KEEP_CLOSE, Lra, documents, floor};
 use crate::protocol::cell_runner::CellRunner;
 use crate::protocol::curve::CurveSpec;
 use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo};
 use crate::protocol::grid::{Grid, GridDefaults, GridFlags, PlanError, listed};
 use crate::protocol::model_spec::{ModelSpec, resolve_or_unsupported};
+use crate::protocol::own_data::TOKENIZER;
 use crate::protocol::training::worker::Job;
 use crate::protocol::training::{
     self, DataRead, PlannedRun, ProtocolDiff, RequestInfo, RunPlace, TrainingProtocol, TrainingRequest,
@@ -46,6 +48,9 @@ pub struct LraRequest {
     pub limit: Option<u64>,
     /// How data are read.
     pub reading: LoadOptions,
+    /// The weights that are tested; absent: they are trained.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stored: Option<StoredWeights>,
 }
 
 /// Steps, length and rate of `--quick`: the operator that decides most is an expression's first token, and among few
@@ -61,13 +66,23 @@ pub fn model(
     choice: &MechanismChoice,
     task: &str,
 ) -> Result<Box<dyn Architecture>, ResolveError> {
-    let families: Vec<_> = family::families().into_iter().filter(|family| documents(family)).collect();
     let examples = data::task(task).ok().map(|(set, examples)| DataShape {
         input: if set.kind.documents() == 2 { InputKind::Pairs } else { InputKind::Tokens },
         vocab: examples.vocabulary,
         classes: examples.classes,
         len: examples.len,
     });
+    model_for(spec, choice, task, examples)
+}
+
+/// The model of `spec` for `examples` of `task`.
+pub fn model_for(
+    spec: &ModelSpec,
+    choice: &MechanismChoice,
+    task: &str,
+    examples: Option<DataShape>,
+) -> Result<Box<dyn Architecture>, ResolveError> {
+    let families: Vec<_> = family::families().into_iter().filter(|family| documents(family)).collect();
     family::resolve(&families, &ModelRequest { task: Some(task), examples, ..spec.model_request(choice) })
 }
 
@@ -93,6 +108,10 @@ impl TrainingProtocol for Lra {
         GridDefaults { settings, models: "ls" }
     }
 
+    fn check_flags(&self, flags: &GridFlags) -> Result<(), PlanError> {
+        stored::check_flags(flags)
+    }
+
     fn check_task(&self, task: &str) -> Result<(), PlanError> {
         data::task(task).map(|_| ()).map_err(PlanError::new)
     }
@@ -103,6 +122,11 @@ impl TrainingProtocol for Lra {
 
     fn run(&self, place: &RunPlace, seed: u64) -> Result<PlannedRun<LraRequest>, PlanError> {
         let RunPlace { entry, task, .. } = *place;
+        if let Some(tokenizer) = TOKENIZER.of(&entry.settings).filter(|_| !data::own::is_own(task)) {
+            return Err(PlanError(format!(
+                "--tokenizer {tokenizer} says how --data is read, and {task} is read in its own way; leave it out"
+            )));
+        }
         let (settings, recipe) = (&entry.settings, recipe_of(place)?);
         let (len, batch) = one_of_each(settings, "lra")?;
         let (len, batch) = (len.unwrap_or(recipe.len), batch.unwrap_or(recipe.batch));
@@ -120,6 +144,7 @@ impl TrainingProtocol for Lra {
                 allow_partial: settings.allow_partial.unwrap_or(false),
                 keep_close: KEEP_CLOSE.of(settings).unwrap_or(false) || recipe.keep_close,
             },
+            stored: None,
             spec,
         };
         let usual = ModelSpec { len: recipe.len, batch: recipe.batch, ..spec.default_spec(&spec.preset) };
@@ -131,13 +156,17 @@ impl TrainingProtocol for Lra {
 
     /// Training runs, or with `--floor` the rules for the tasks.
     fn cells(&self, grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
-        match grid.settings.floor {
-            Some(true) => floor::cells(grid),
-            _ => training::cells(self, grid, threads),
+        match (grid.settings.floor, EVAL.of(&grid.settings)) {
+            (_, Some(run)) => stored::cells(grid, &run, threads),
+            (Some(true), None) => floor::cells(grid),
+            (_, None) => training::cells(self, grid, threads),
         }
     }
 
     fn prepare(&self, plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
+        if requests::<LraRequest>(plan).iter().any(|request| request.stored.is_some()) {
+            return stored::prepare(plan);
+        }
         let runs = requests::<LraRequest>(plan).into_iter().map(|run| (run.task, run.reading));
         let rules = floor::requests(plan).into_iter().map(|rule| (rule.task, rule.reading));
         let wanted: Vec<(String, LoadOptions)> = runs.chain(rules).collect();
@@ -165,6 +194,9 @@ impl TrainingProtocol for Lra {
     }
 
     fn train(&self, job: &Job<LraRequest>) -> Result<TrainingResult, CellFailure> {
+        if let Some(stored) = &job.request.stored {
+            return stored::test(job, stored);
+        }
         let run = LraExperiment::open(job)?;
         let trained = run.train()?;
         run.done(trained)
@@ -177,10 +209,11 @@ fn recipe_of(place: &RunPlace) -> Result<Recipe, PlanError> {
     recipe::find(preset, place.task, &place.entry.model).map_err(PlanError)
 }
 
-/// Reads the data of `task` in the folder `data`.
-pub fn read(task: &str, data: &Path, reading: LoadOptions) -> anyhow::Result<DataRead> {
-    let data = tasks::load(task, data, reading)?;
-    Ok(DataRead { hash: data.hash().to_owned(), partial: data.partial().map(str::to_owned) })
+/// Reads the data of `task` in the folder `dir`.
+pub fn read(task: &str, dir: &Path, reading: LoadOptions) -> anyhow::Result<DataRead> {
+    let set = tasks::load(task, dir, reading)?;
+    let (hash, partial) = (set.hash().to_owned(), set.partial().map(str::to_owned));
+    Ok(DataRead { hash, partial, remark: data::own::division(task) })
 }
 
 /// Multiply-adds of the whole run, `flops` per example: steps of three forwards, and one forward per evaluated example.
@@ -222,7 +255,13 @@ impl LraRequest {
 }
 
 impl TrainingRequest for LraRequest {
+    fn reads(&self) -> Vec<String> {
+        let weights = self.stored.as_ref().map(StoredWeights::data_name);
+        [self.task.clone()].into_iter().chain(weights).collect()
+    }
+
     fn info(&self) -> RequestInfo<'_> {
-        RequestInfo { task: &self.task, reading: self.reading, steps: self.steps, spec: &self.spec }
+        let steps = if self.stored.is_some() { 0 } else { self.steps };
+        RequestInfo { task: &self.task, reading: self.reading, steps, spec: &self.spec }
     }
 }

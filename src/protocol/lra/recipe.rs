@@ -198,11 +198,19 @@ pub fn find(preset: &str, task: &str, mechanism: &str) -> Result<Recipe, String>
     Ok(recipe)
 }
 
+/// Epochs that files of a person's own are trained for, within 100 and 5,000 steps.
+const OWN_EPOCHS: u64 = 10;
+
 /// A recipe in the manner of Transformer-LS for what no source trains: the task, or the preset where the task is `published`.
 fn ours(task: &str, published: bool) -> Result<Recipe, String> {
     let (set, examples) = data::task(task).map_err(|error| error.to_string())?;
     let like = LS.iter().find(|recipe| recipe.task == task).copied();
     let len = examples.len as u64;
+    if data::own::is_own(task) {
+        let steps = (OWN_EPOCHS * examples.train as u64).div_ceil(32).clamp(100, 5000);
+        let own = table_1(set.name, steps, len, len, 0.0);
+        return Ok(Recipe { rate: 1e-3, warmup: steps / 5, ours: Some("files of one's own"), ..own });
+    }
     let why =
         if published { "a preset that no source trains" } else { "a data set that no source trains on" };
     Ok(Recipe { ours: Some(why), ..like.unwrap_or(table_1(set.name, 5000, len, len, 0.0)) })

@@ -5,6 +5,7 @@ use candle_core::{Device, Result as Candle};
 use super::floor;
 use super::plan::{LraRequest, model};
 use super::recipe::Recipe;
+use super::stored;
 use super::tasks;
 use crate::protocol::training::experiment::{
     self as training, Experiment, StepCounts, TrainedWeights, TrainingDevice, WeightChoice,
@@ -26,10 +27,13 @@ use effattn_model::nn::params::ParamBuilder;
 
 /// How documents become a batch, and where it is computed.
 #[derive(Clone, Copy)]
-struct Reader<'a> {
-    keep: usize,
-    len: usize,
-    device: &'a Device,
+pub struct Reader<'a> {
+    /// Tokens of a document that are kept.
+    pub keep: usize,
+    /// Positions of the model.
+    pub len: usize,
+    /// The device.
+    pub device: &'a Device,
 }
 
 impl Reader<'_> {
@@ -38,7 +42,7 @@ impl Reader<'_> {
     }
 
     /// Mean over the batches of loss and of accuracy, and how many examples that was.
-    fn score(
+    pub fn score(
         &self,
         (net, data, split): (&mut dyn Model, &dyn Dataset, Split),
         batches: impl Iterator<Item = Vec<usize>>,
@@ -180,6 +184,7 @@ impl<'a> LraExperiment<'a> {
 
     /// Trains, or goes on training, in the folder of the cell.
     pub fn train(&self) -> Result<Tested, CellFailure> {
+        stored::keep_reading(self.job, self.data.as_ref())?;
         let (trained, peak_bytes) = training::train(&self.laboratory, self)?;
         self.tested(trained, peak_bytes)
     }

@@ -321,10 +321,10 @@ pub(super) fn price(
 }
 
 /// Predicted seconds up to which a length is tried before the run.
-const AT_ONCE: f64 = 3.0;
+const AT_ONCE: f64 = 0.2;
 
 /// Most seconds of a try before the run.
-const PRICED: f64 = 20.0;
+const PRICED: f64 = 3.0;
 
 #[cfg(test)]
 mod tests {

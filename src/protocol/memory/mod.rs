@@ -99,6 +99,9 @@ const INFO: ProtocolInfo = ProtocolInfo {
 /// `memory`.
 pub struct Memory;
 
+/// Time that all searches together are priced in.
+const PRICING: Duration = Duration::from_secs(3);
+
 impl Protocol for Memory {
     fn info(&self) -> &'static ProtocolInfo {
         &INFO
@@ -141,19 +144,29 @@ impl Protocol for Memory {
         super::grid::steps_amount(plan)
     }
 
-    /// Prices searches: what takes long in them is known only when short lengths were tried.
+    /// Prices searches: what takes long in them is known only when short lengths were tried. Cells for which there is no time
+    /// left are taken to need as long as the others.
     fn estimate(&self, plan: &mut Plan, context: &EstimateContext) -> Result<(), RunError> {
+        let start = Instant::now();
+        let (mut priced, mut left) = (Vec::new(), Vec::new());
         for index in 0..plan.cells.len() {
             let cell = &plan.cells[index];
             if cell.request.is_null() || (context.done)(cell) {
                 continue;
             }
             let asked: MemoryRequest = request(cell)?;
-            if let Some(bytes) = asked.fit {
-                (context.tell)(&format!("{}: short lengths", plan.name(index)));
-                plan.cells[index].seconds = fit::price(&plan.cells[index], &asked, bytes, context)?;
+            let Some(bytes) = asked.fit else { continue };
+            if start.elapsed() > PRICING {
+                left.push(index);
+                continue;
             }
+            (context.tell)(&format!("{}: short lengths", plan.name(index)));
+            let seconds = fit::price(cell, &asked, bytes, context)?;
+            plan.cells[index].seconds = seconds;
+            priced.push(seconds);
         }
+        let usual = priced.iter().sum::<f64>() / priced.len().max(1) as f64;
+        left.into_iter().for_each(|index| plan.cells[index].seconds = usual);
         Ok(())
     }
 

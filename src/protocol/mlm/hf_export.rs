@@ -6,6 +6,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use crate::train::checkpoint::Checkpoint;
+use crate::train::pretrained::{MODEL_KEY, TOKENIZER_KEY};
 use effattn_data::tokenizer::Tokenizer;
 use effattn_kernel::embedding::PADDING;
 use effattn_model::attention::choose::MechanismChoice;
@@ -28,7 +29,10 @@ pub fn write(
     file::write(&folder.join(TOKENIZER), tokenizer.json().as_bytes())?;
     let text = serde_json::to_string_pretty(&describe(config, tokenizer))?;
     file::write(&folder.join(CONFIG), format!("{text}\n").as_bytes())?;
-    weights.export(&folder.join(WEIGHTS))?;
+    // also beside the tensors: other programs keep only the keys of config.json that they know
+    let about = [(MODEL_KEY, mechanism(config)), (TOKENIZER_KEY, tokenizer.hash().to_owned())];
+    let about = about.map(|(key, value)| (key.to_owned(), value));
+    weights.export(&folder.join(WEIGHTS), about.into_iter().collect())?;
     Ok(())
 }
 

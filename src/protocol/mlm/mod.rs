@@ -9,17 +9,11 @@ pub mod recipe;
 pub mod worker;
 
 use super::definition::{ProtocolInfo, Quick, Tasks};
+use super::own_data::TOKENIZER;
 use effattn_data::running_text;
 use effattn_record::Metric;
 use effattn_record::config::settings::groups::{MACHINE, MODEL, TRAINING};
-use effattn_record::config::settings::word;
-use effattn_record::own_setting;
 use worker::train;
-
-own_setting! {
-    /// Tokenizer: tokenizer.json, or a folder with it or with vocab.json and merges.txt [default: trained on the text]
-    pub TOKENIZER: String = "tokenizer", "Data", "PATH", word;
-}
 
 const INFO: ProtocolInfo = ProtocolInfo {
     examples: EXAMPLES,

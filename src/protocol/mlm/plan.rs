@@ -6,11 +6,12 @@ use anyhow::bail;
 use serde::{Deserialize, Serialize};
 
 use super::recipe::Recipe;
-use super::{Mlm, NATS, TOKENIZER, train};
+use super::{Mlm, NATS, train};
 use crate::protocol::curve::CurveSpec;
 use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo};
 use crate::protocol::grid::{GridDefaults, GridFlags, PlanError};
 use crate::protocol::model_spec::ModelSpec;
+use crate::protocol::own_data::TOKENIZER;
 use crate::protocol::pretrained_start::{self, StartEncoder, StartRequest};
 use crate::protocol::training::worker::Job;
 use crate::protocol::training::{
@@ -190,6 +191,10 @@ impl TrainingProtocol for Mlm {
                 Some(hash) => hash,
                 None => {
                     let MlmData { prose, tokenizer } = load(&request, &dirs.data)?;
+                    if let Some(start) = &request.start {
+                        let padding = Pretrained::open(Path::new(&start.folder))?.padding(&tokenizer);
+                        remarks.extend(padding.filter(|padding| !remarks.contains(padding)));
+                    }
                     if let Some(partial) = &prose.partial {
                         remarks.push(incomplete(&request.task, partial));
                     }

@@ -182,7 +182,7 @@ impl TrainingProtocol for Recall {
         let wanted = tasks.iter().map(|task| (task.as_str(), LoadOptions::default(), task));
         read_once(plan, wanted, |task| {
             let (_, set) = position_labels::task(task)?;
-            Ok(DataRead { hash: set.fingerprint()?, partial: None })
+            Ok(DataRead { hash: set.fingerprint()?, partial: None, remark: None })
         })
     }
 

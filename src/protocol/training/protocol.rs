@@ -26,7 +26,7 @@ use crate::run::RunError;
 use crate::run::outcome::CellFailure;
 use crate::run::plan::{Cell, Plan, key_word, unusual_values};
 use crate::run::worker::ParentLink;
-use effattn_data::LoadOptions;
+use effattn_data::{LoadOptions, own};
 use effattn_model::attention::choose::MechanismChoice;
 use effattn_model::family::{Architecture, ResolveError};
 use effattn_record::config::lists::Seeds;
@@ -48,6 +48,11 @@ pub trait TrainingProtocol: Sync {
 
     /// Settings and mechanisms without flags.
     fn defaults(&self, flags: &GridFlags) -> GridDefaults;
+
+    /// Refuses flags that contradict each other.
+    fn check_flags(&self, _flags: &GridFlags) -> Result<(), PlanError> {
+        Ok(())
+    }
 
     /// Refuses a `task` that it does not have.
     fn check_task(&self, task: &str) -> Result<(), PlanError>;
@@ -212,6 +217,8 @@ pub struct DataRead {
     pub hash: String,
     /// What is missing, in words; `None` if they are complete.
     pub partial: Option<String>,
+    /// What else is to be said about them.
+    pub remark: Option<String>,
 }
 
 /// Reads once what several cells want: the name of the data, how they are read, and what `read` needs.
@@ -226,8 +233,8 @@ pub fn read_once<'a, R>(
             continue;
         }
         seen.push((name, options));
-        let DataRead { hash, partial } = read(request)?;
-        remarks.extend(partial.map(|partial| incomplete(name, &partial)));
+        let DataRead { hash, partial, remark } = read(request)?;
+        remarks.extend(partial.map(|partial| incomplete(name, &partial)).into_iter().chain(remark));
         plan.data.insert(name.to_owned(), hash);
     }
     Ok(Prepared { remarks, text: None })
@@ -257,6 +264,10 @@ impl<T: TrainingProtocol> Protocol for T {
         TrainingProtocol::defaults(self, flags)
     }
 
+    fn check_flags(&self, flags: &GridFlags) -> Result<(), PlanError> {
+        TrainingProtocol::check_flags(self, flags)
+    }
+
     fn cells(&self, grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
         TrainingProtocol::cells(self, grid, threads)
     }
@@ -266,6 +277,13 @@ impl<T: TrainingProtocol> Protocol for T {
         for cell in &mut plan.cells {
             if let Ok(request) = serde_json::from_value::<T::Request>(cell.request.clone()) {
                 cell.reads = request.reads();
+                let task = request.info().task;
+                if let (Some(records), Some(hash)) = (own::records(task), plan.data.get(task)) {
+                    let content: String = hash.chars().take(12).collect();
+                    let words = format!("own files: {records}, content {content}");
+                    let all = cell.row.differs.take().into_iter().chain([words]).collect::<Vec<_>>();
+                    cell.row.differs = Some(all.join("; "));
+                }
             }
         }
         Ok(prepared)

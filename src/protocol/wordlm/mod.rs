@@ -6,6 +6,7 @@ pub mod recipe;
 pub mod worker;
 
 use super::definition::{ProtocolInfo, Quick, Tasks};
+use super::own_data::DATA;
 use effattn_model::family::causal;
 use effattn_record::Metric;
 use effattn_record::config::settings::groups::{MACHINE, TRAINING};
@@ -13,11 +14,12 @@ use worker::train;
 
 const INFO: ProtocolInfo = ProtocolInfo {
     examples: EXAMPLES,
+    own: &[&DATA.setting],
     settings: &[
         TRAINING,
         &["preset", "layers", "width", "heads", "ffn", "dropout", "attention_dropout"],
         MACHINE,
-        &["timeout", "steps", "rate", "limit", "every", "accumulate", "allow_partial"],
+        &["timeout", "steps", "rate", "limit", "every", "accumulate", "allow_partial", "data"],
     ],
     help: &[
         ("preset", "[default: that of the corpus]"),
@@ -25,6 +27,10 @@ const INFO: ProtocolInfo = ProtocolInfo {
         ("batch", "Blocks per update, instead of the protocol's"),
         ("steps", "Updates, instead of the protocol's; warm-up and cycle are scaled with them"),
         ("limit", "Evaluate on at most the first N words of the validation and test texts"),
+        (
+            "data",
+            "A text of your own instead of a corpus, words separated by blanks: book.txt, divided 90/5/5 in its order, or train.txt,val.txt,test.txt",
+        ),
     ],
     presets: causal::presets,
     tasks: Some(Tasks { called: "Corpora", names: plan::names }),
@@ -64,5 +70,7 @@ Examples:
   effattn wordlm --suite cos-table2-small
   # Two mechanisms, 100 updates
   effattn wordlm --task wikitext103-small --model full,ls --steps 100
+  # A text of your own
+  effattn wordlm --quick --data book.txt
 
 The result is the perplexity of the test text with </s> and <unk> counted, in two ways. ppl_block: every block alone. ppl_context: windows in which most words (400 of 512) serve as context and are not scored; this is the one compared with the paper's numbers. wikitext103-small trains on the published test text and is tested on the validation text, so its perplexities are comparable only with one another. A run that was stopped or killed resumes from its last checkpoint when the same command is given again.";

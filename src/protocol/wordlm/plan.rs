@@ -140,7 +140,8 @@ impl TrainingProtocol for WordLm {
     fn prepare(&self, plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
         read_data(plan, |request: &WordLmRequest| {
             let corpus = load(&request.corpus, &dirs.data, request.allow_partial)?;
-            Ok(DataRead { hash: corpus.hash, partial: corpus.partial })
+            let remark = data::own::order(&request.corpus);
+            Ok(DataRead { hash: corpus.hash, partial: corpus.partial, remark })
         })
     }
 

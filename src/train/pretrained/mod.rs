@@ -118,7 +118,10 @@ impl Pretrained {
         if let Some(other) = named.clone().find(|name| !ARCHITECTURES.contains(name)) {
             return Err(unfit(
                 &path,
-                format!("architecture {other:?} is not known; known are {}", ARCHITECTURES.join(", ")),
+                format!(
+                    "architecture {other:?} is not known; known are {}: only encoders of RoBERTa's form are read",
+                    ARCHITECTURES.join(", ")
+                ),
             ));
         }
         for (key, usual, wanted) in [
@@ -147,7 +150,7 @@ impl Pretrained {
             let reason = format!("hidden_size {width} does not divide among num_attention_heads {heads}");
             return Err(unfit(&path, reason));
         }
-        let (attention, tokenizer) = match config.effattn {
+        let (attention, tokenizer) = match config.effattn.or_else(|| beside_tensors(folder)) {
             Some(own) => (own.model, Some(own.tokenizer)),
             None => (full::ENTRY.name.to_owned(), None),
         };
@@ -220,10 +223,11 @@ impl Pretrained {
     pub fn tokenizer(&self) -> Result<Tokenizer> {
         let tokenizer = Tokenizer::load(&self.folder)?;
         let config = self.folder.join("config.json");
-        // where the checksum is known, a small text may have given fewer words than there is room for
-        if tokenizer.len() > self.vocab || (tokenizer.len() < self.vocab && self.tokenizer.is_none()) {
+        // fewer words than rows are common: tables are padded to a round number, a small text gives few words
+        if tokenizer.len() > self.vocab {
             let reason = format!(
-                "vocab_size is {} and the tokenizer next to it has {} words; give the tokenizer that it was trained with",
+                "vocab_size is {}, and the tokenizer next to it has {} words: the last of them have no row in the embedding; give \
+                 the tokenizer that the weights were trained with",
                 self.vocab,
                 tokenizer.len()
             );
@@ -233,6 +237,17 @@ impl Pretrained {
             tokenizer.expect(hash, &config)?;
         }
         Ok(tokenizer)
+    }
+
+    /// What is to be said where the embedding has rows that no word of `tokenizer` has.
+    pub fn padding(&self, tokenizer: &Tokenizer) -> Option<String> {
+        let (rows, words) = (self.vocab, tokenizer.len());
+        (words < rows).then(|| {
+            format!(
+                "{}: the embedding has {rows} rows and the tokenizer {words} words; the rest stays unused",
+                self.folder.display()
+            )
+        })
     }
 
     /// `ids` [b, n] as far as the encoder has positions for them.
@@ -293,12 +308,42 @@ impl Pretrained {
     }
 }
 
+/// Keys of the metadata of our own weights: what `config.json` says in `effattn`, which other programs may drop.
+pub const MODEL_KEY: &str = "effattn.model";
+/// The same for the checksum of the tokenizer.
+pub const TOKENIZER_KEY: &str = "effattn.tokenizer";
+/// Longest description of tensors that is looked at.
+const LONGEST_HEADER: u64 = 16 << 20;
+
+/// What this program adds, from the metadata of `model.safetensors` in `folder`.
+fn beside_tensors(folder: &Path) -> Option<Own> {
+    let mut file = effattn_record::file::open(&folder.join("model.safetensors")).ok()?;
+    let mut len = [0; 8];
+    io::Read::read_exact(&mut file, &mut len).ok()?;
+    let len = u64::from_le_bytes(len);
+    let mut header = Vec::new();
+    io::Read::read_to_end(&mut io::Read::take(file, len.min(LONGEST_HEADER)), &mut header).ok()?;
+    let header: Json = serde_json::from_slice(&header).ok()?;
+    let word = |key: &str| header["__metadata__"][key].as_str().map(str::to_owned);
+    Some(Own { model: word(MODEL_KEY)?, tokenizer: word(TOKENIZER_KEY)? })
+}
+
 /// The files with weights in `folder`: `model.safetensors`, or those of its index.
 fn weight_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let whole = folder.join("model.safetensors");
     let index = folder.join("model.safetensors.index.json");
-    if whole.is_file() || !index.is_file() {
+    if whole.is_file() {
         return Ok(vec![whole]);
+    }
+    if !index.is_file() {
+        let other =
+            ["pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack"];
+        let there = other.into_iter().find(|name| folder.join(name).is_file());
+        let next = there.map_or_else(
+            || "expected model.safetensors, or its parts with model.safetensors.index.json".to_owned(),
+            |name| format!("there is {name}, which is not read; save the model with safe_serialization=True"),
+        );
+        return Err(unfit(folder, format!("has no weights: {next}")));
     }
     #[derive(Deserialize)]
     struct Index {
@@ -309,10 +354,26 @@ fn weight_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let Index { weight_map } =
         serde_json::from_str(&text).map_err(|error| unfit(&index, error.to_string()))?;
     let names: BTreeSet<String> = weight_map.into_values().collect();
+    if names.is_empty() {
+        return Err(unfit(&index, "weight_map is empty; it names the file of every tensor"));
+    }
     if let Some(name) = names.iter().find(|name| name.contains(['/', '\\'])) {
         return Err(unfit(&index, format!("{name:?} is not a file next to it")));
     }
-    Ok(names.into_iter().map(|name| folder.join(name)).collect())
+    let count = names.len();
+    let parts: Vec<PathBuf> = names.into_iter().map(|name| folder.join(name)).collect();
+    let missing: Vec<&Path> = parts.iter().map(PathBuf::as_path).filter(|part| !part.is_file()).collect();
+    if let Some(first) = missing.first() {
+        let missing = missing.len();
+        return Err(unfit(
+            first,
+            format!(
+                "is missing: {} names {count} parts, and {missing} of them are not there",
+                index.display()
+            ),
+        ));
+    }
+    Ok(parts)
 }
 
 /// The one mechanism that `text` names.

@@ -178,7 +178,61 @@ fn parts_of_a_checkpoint_are_read_by_their_index() {
     assert_eq!(logits(&model, read, &ids), logits(&model, whole, &ids));
     assert_eq!(parts.hash().unwrap().len(), 64);
     std::fs::remove_file(folder.path().join("part-1.safetensors")).unwrap();
-    assert!(parts.weights().err().unwrap().to_string().contains("part-1.safetensors"));
+    let error = parts.weights().err().unwrap().to_string();
+    assert!(
+        error.contains("part-1.safetensors: is missing") && error.contains("names 2 parts, and 1"),
+        "{error}"
+    );
+    std::fs::remove_file(folder.path().join("model.safetensors.index.json")).unwrap();
+    std::fs::write(folder.path().join("pytorch_model.bin"), "x").unwrap();
+    let error = parts.weights().err().unwrap().to_string();
+    assert!(error.contains("has no weights: there is pytorch_model.bin, which is not read"), "{error}");
+}
+
+#[test]
+fn an_embedding_may_be_padded_beyond_the_tokenizer() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_, mut weights) = small(folder.path());
+    let path = folder.path().join("config.json");
+    let mut config: Json = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    config["vocab_size"] = json!(320);
+    config.as_object_mut().unwrap().remove("effattn");
+    std::fs::write(&path, config.to_string()).unwrap();
+    for name in ["roberta.embeddings.word_embeddings.weight", "lm_head.bias"] {
+        let rows = weights[name].dim(0).unwrap();
+        let padded = weights[name].pad_with_zeros(0, 0, 320 - rows).unwrap();
+        weights.insert(name.to_owned(), padded);
+    }
+    candle_core::safetensors::save(&weights, folder.path().join("model.safetensors")).unwrap();
+    let start = Pretrained::open(folder.path()).unwrap();
+    let tokenizer = start.tokenizer().unwrap();
+    let said = start.padding(&tokenizer).unwrap();
+    assert!(said.contains("320 rows") && said.contains(&format!("{} words", tokenizer.len())), "{said}");
+    start.weights().unwrap().fit(&RobertaConfig { vocab: 320, ..start.source() }).unwrap();
+}
+
+#[test]
+fn what_other_programs_drop_of_the_config_stands_beside_the_tensors() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, _) = small(folder.path());
+    let path = folder.path().join("config.json");
+    let mut config: Json = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    let own = config.as_object_mut().unwrap().remove("effattn").unwrap();
+    std::fs::write(&path, config.to_string()).unwrap();
+    let file = folder.path().join("model.safetensors");
+    let hash = own["tokenizer"].as_str().unwrap().to_owned();
+    let bytes = std::fs::read(&file).unwrap();
+    let len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let mut header: Json = serde_json::from_slice(&bytes[8..8 + len]).unwrap();
+    header["__metadata__"] = json!({ "format": "pt", MODEL_KEY: "cosformer:m=16", TOKENIZER_KEY: hash });
+    let mut header = header.to_string();
+    header.extend(std::iter::repeat_n(' ', header.len().next_multiple_of(8) - header.len()));
+    let length = (header.len() as u64).to_le_bytes();
+    std::fs::write(&file, [&length[..], header.as_bytes(), &bytes[8 + len..]].concat()).unwrap();
+    let start = Pretrained::open(folder.path()).unwrap();
+    assert_eq!(start.attention.label(), "cosformer:m=16");
+    start.tokenizer().unwrap();
+    start.weights().unwrap().fit(&around(&model, "cosformer:m=16")).unwrap();
 }
 
 #[test]
@@ -206,7 +260,7 @@ fn what_does_not_fit_is_named() {
     );
     assert!(
         says("\"vocab_size\": 270", "\"vocab_size\": 269")
-            .contains("vocab_size is 269 and the tokenizer next to it has")
+            .contains("vocab_size is 269, and the tokenizer next to it has")
     );
     assert!(says("\"tokenizer\": \"", "\"tokenizer\": \"0").contains("was made with tokenizer"));
     let misfit = |name: &str, tensor: Option<Tensor>, top: Top| {

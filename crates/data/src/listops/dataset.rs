@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use super::{Expressions, MAX_LENGTH, Tokenizer, generate, parse, to_text, token};
 use crate::content_hash::ContentHash;
 use crate::entry::{DataKind, DataSetEntry, ExampleTask, Origin, WriteFormat};
-use crate::{DataError, Dataset, Example, Split, store};
+use crate::{DataError, Dataset, Example, Split, data_dir, store};
 use effattn_record::file;
 
 /// The table line.
@@ -27,7 +27,7 @@ pub static SET: DataSetEntry = DataSetEntry {
         len: MAX_LENGTH,
         train: SPLITS[0],
         text: false,
-        load: |dir, reading| {
+        load: &|dir, reading| {
             let tokenizer = if reading.keep_close { Tokenizer::KeepClose } else { Tokenizer::DropBrackets };
             Ok(Box::new(ListOps::load(dir, tokenizer)?))
         },
@@ -106,9 +106,36 @@ fn write_splits(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(written)
 }
 
+/// What the generated set is kept as in the user's cache folder, so that only the first command makes it.
+const KEPT: &str = "listops-generated.safetensors";
+
+/// The generated set. In the user's own cache folder it is kept; a folder that a person names is left as it is.
+fn generated(dir: &Path) -> Result<[Expressions; 3], DataError> {
+    let kept = dir.join(KEPT);
+    let own = dir == data_dir::default_dir();
+    if own
+        && kept.is_file()
+        && let Ok(splits) = read_cache(&kept)
+    {
+        return Ok(splits);
+    }
+    let all = generate(SEED, SPLITS.iter().sum());
+    // where it cannot be kept it is made again
+    if own && std::fs::create_dir_all(dir).is_ok() && write_compact(&all, &kept).is_err() {
+        log::debug!("{} cannot be written", kept.display());
+    }
+    Ok(split(&all))
+}
+
 /// Writes the generated set in compact form into `dir`.
 fn write_cache(dir: &Path) -> io::Result<PathBuf> {
-    let all = generate(SEED, SPLITS.iter().sum());
+    let path = dir.join(CACHE);
+    write_compact(&generate(SEED, SPLITS.iter().sum()), &path)?;
+    Ok(path)
+}
+
+/// Writes `all` in compact form.
+fn write_compact(all: &Expressions, path: &Path) -> io::Result<()> {
     let ends: Vec<u8> = all.ends.iter().flat_map(|&end| (end as u64).to_le_bytes()).collect();
     let view =
         |dtype, count: usize, bytes| TensorView::new(dtype, vec![count], bytes).map_err(io::Error::other);
@@ -117,13 +144,11 @@ fn write_cache(dir: &Path) -> io::Result<PathBuf> {
         ("labels", view(Dtype::U8, all.labels.len(), &all.labels)?),
         ("tokens", view(Dtype::U8, all.tokens.len(), &all.tokens)?),
     ];
-    let hash = checksum(&all);
+    let hash = checksum(all);
     let metadata = [("format", "effattn listops".to_owned()), ("sha256", hash)];
     let metadata = metadata.map(|(key, value)| (key.to_owned(), value)).into_iter().collect();
     let bytes = safetensors::serialize(tensors, Some(metadata)).map_err(io::Error::other)?;
-    let path = dir.join(CACHE);
-    file::write(&path, &bytes)?;
-    Ok(path)
+    file::write(path, &bytes)
 }
 
 /// Reads the compact file; its checksum must fit.
@@ -198,7 +223,7 @@ impl ListOps {
                 [read_tsv(&train)?, read_tsv(&validation)?, read_tsv(&test)?]
             }
             Some(Files::Compact(file)) => read_cache(&file)?,
-            None => split(&generate(SEED, SPLITS.iter().sum())),
+            None => generated(dir)?,
         };
         let counts = splits.each_ref().map(Expressions::len);
         let partial = (counts != SPLITS).then(|| format!("{counts:?} of {SPLITS:?} expressions"));

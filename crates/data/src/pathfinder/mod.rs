@@ -20,7 +20,7 @@ use settings::Settings;
 /// The table line of images of 32 x 32 pixels.
 pub static PATHFINDER32: DataSetEntry = DataSetEntry {
     name: "pathfinder32",
-    kind: kind(32, |dir, reading| load("pathfinder32", settings::PATHFINDER32, dir, reading.allow_partial)),
+    kind: kind(32, &|dir, reading| load("pathfinder32", settings::PATHFINDER32, dir, reading.allow_partial)),
     origin: origin("LRA's folder pathfinder32/curv_contour_length_14"),
     locate: |dir| Ok(locate("pathfinder32", dir)),
     ..COMMON
@@ -29,7 +29,7 @@ pub static PATHFINDER32: DataSetEntry = DataSetEntry {
 /// The table line of images of 64 x 64 pixels.
 pub static PATHFINDER64: DataSetEntry = DataSetEntry {
     name: "pathfinder64",
-    kind: kind(64, |dir, reading| load("pathfinder64", settings::PATHFINDER64, dir, reading.allow_partial)),
+    kind: kind(64, &|dir, reading| load("pathfinder64", settings::PATHFINDER64, dir, reading.allow_partial)),
     origin: origin("LRA's folder pathfinder64/curv_contour_length_14"),
     locate: |dir| Ok(locate("pathfinder64", dir)),
     ..COMMON
@@ -38,7 +38,7 @@ pub static PATHFINDER64: DataSetEntry = DataSetEntry {
 /// The table line of images of 128 x 128 pixels (Path-X).
 pub static PATHFINDER128: DataSetEntry = DataSetEntry {
     name: "pathfinder128",
-    kind: kind(128, |dir, reading| {
+    kind: kind(128, &|dir, reading| {
         load("pathfinder128", settings::PATHFINDER128, dir, reading.allow_partial)
     }),
     origin: origin("LRA's folder pathfinder128/curv_contour_length_14"),
@@ -53,7 +53,7 @@ const COMMON: DataSetEntry = DataSetEntry {
     title: "Pathfinder",
     about: "whether the two marked dots are ends of the same dashed curve",
     records: "160,000 / 20,000 / 20,000 images",
-    kind: kind(32, |dir, reading| load("pathfinder32", settings::PATHFINDER32, dir, reading.allow_partial)),
+    kind: kind(32, &|dir, reading| load("pathfinder32", settings::PATHFINDER32, dir, reading.allow_partial)),
     origin: origin(""),
     locate: |_| Ok(None),
 };

@@ -1,0 +1,180 @@
+//! Files of a person's own: every command of docs/own-data.md works, and what is wrong with a file is said with its line.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use effattn::record::{Row, csv};
+
+fn effattn(folder: &Path, words: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_effattn"));
+    command
+        .args(words)
+        .current_dir(folder)
+        .env("XDG_CACHE_HOME", folder.join("cache"))
+        .env_remove("EFFATTN_LOG");
+    command.output().unwrap()
+}
+
+fn run(folder: &Path, line: &str) -> Output {
+    effattn(folder, &line.split_whitespace().collect::<Vec<_>>())
+}
+
+fn works(folder: &Path, line: &str) -> String {
+    let output = run(folder, line);
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{line}: {told}");
+    told
+}
+
+/// What is said of a wrong command, which ends with exit code 2.
+fn refused(folder: &Path, line: &str) -> String {
+    let output = run(folder, line);
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{line}: {told}");
+    told
+}
+
+/// Rows of a table whose label is the word in its text.
+fn table(rows: std::ops::Range<usize>, separator: char) -> String {
+    let row = |at: usize| {
+        let word = ["good", "bad"][at % 2];
+        format!("{word} number {at}{separator}{word}\n")
+    };
+    format!("text{separator}label\n{}", rows.map(row).collect::<String>())
+}
+
+fn files() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+    write("train.csv", &table(0..200, ','));
+    write("val.csv", &table(200..240, ','));
+    write("test.csv", &table(240..280, ','));
+    write("new.csv", &table(280..301, ','));
+    let line = |at: usize| format!("The {} fox saw the {} hen .\n", at % 7, at % 11);
+    write("book.txt", &(0..600).map(line).collect::<String>());
+    fs::create_dir(folder.path().join("my-texts")).unwrap();
+    write("my-texts/a.txt", &(0..60).map(line).collect::<String>());
+    folder
+}
+
+fn rows(folder: &Path, command: &str) -> Vec<Row> {
+    let text = fs::read_to_string(folder.join("results").join(command).join("latest/rows.csv")).unwrap();
+    csv::from_str(&text).unwrap()
+}
+
+/// The encoder of the one cell of the last run of `mlm`.
+fn encoder(folder: &Path) -> PathBuf {
+    let cells = folder.join("results/mlm/latest/cells");
+    fs::read_dir(cells).unwrap().next().unwrap().unwrap().path()
+}
+
+#[test]
+fn the_commands_of_the_page_work() {
+    let folder = files();
+    let folder = folder.path();
+    works(folder, "mlm --quick --steps 2 --set layers=1 --set width=32 --set ffn=32 --no-plot --model full");
+    fs::rename(encoder(folder), folder.join("roberta-base")).unwrap();
+    fs::remove_dir_all(folder.join("results")).unwrap();
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/own-data.md");
+    let page = fs::read_to_string(page).unwrap();
+    let mut fenced = false;
+    let mut commands = Vec::new();
+    for line in page.lines() {
+        fenced ^= line.starts_with("```");
+        commands.extend(line.strip_prefix("effattn ").filter(|_| fenced));
+    }
+    assert!(commands.len() > 5, "{commands:?}");
+    for line in commands {
+        // as written, but short
+        let short = line.replace("--steps 200", "--steps 8").replace("--steps 400", "--steps 4");
+        let trains = line.contains("--quick") && !line.contains("--steps");
+        let short = short.replace("'The '", "The") + if trains { " --steps 4" } else { "" };
+        let plots = if line.contains("--generate") { " --symbols 5" } else { " --no-plot" };
+        works(folder, &format!("{short}{plots}"));
+    }
+    works(folder, "plot norms --weights latest");
+    assert!(folder.join("plots/norms.svg").is_file());
+    let differs = |command: &str| rows(folder, command)[0].differs.clone().unwrap();
+    assert!(differs("finetune").contains("own files: 200 / 40 / 40 texts, 2 classes, content "));
+    assert!(differs("charlm").contains(" bytes, content ") && differs("wordlm").contains(" words, content "));
+}
+
+#[test]
+fn a_classifier_learns_a_persons_own_texts_and_is_tested_on_others() {
+    let folder = files();
+    let folder = folder.path();
+    let quick =
+        "--model full --steps 60 --len 16 --batch 16 --set width=32 --set ffn=32 --no-plot --threads 1";
+    works(folder, &format!("lra --data train.csv,val.csv,test.csv --tokenizer words {quick}"));
+    let trained = rows(folder, "lra");
+    let accuracy = |rows: &[Row]| rows.iter().find(|row| row.metric == "accuracy").unwrap().clone();
+    let row = accuracy(&trained);
+    assert_eq!(row.task.as_deref(), Some("train.csv+val.csv+test.csv:tokenizer=words"));
+    assert!(row.value.unwrap() > 90.0, "{row:?}");
+    let manifest = fs::read_to_string(folder.join("results/lra/latest/manifest.json")).unwrap();
+    let content = row.differs.unwrap().split("content ").last().unwrap().to_owned();
+    assert!(manifest.contains(&content), "{content}");
+    let run = fs::canonicalize(folder.join("results/lra/latest")).unwrap();
+    let run = run.file_name().unwrap().to_str().unwrap().to_owned();
+    works(folder, "plot attention --weights latest --example 3 --len 8");
+    let drawn = fs::read_to_string(folder.join("plots/attention.csv")).unwrap();
+    assert!(drawn.contains("\"layer 2, head 2\",2,key,2,"), "{drawn}");
+    // the run's own texts are not needed
+    ["train.csv", "val.csv", "test.csv"].iter().for_each(|name| fs::remove_file(folder.join(name)).unwrap());
+    let told = works(folder, "lra --eval latest --data new.csv --no-plot --threads 1");
+    assert!(told.contains(&format!("weights of run {run} on 21 rows")), "{told}");
+    let tested = accuracy(&rows(folder, "lra"));
+    assert_eq!((tested.task.as_deref(), tested.model.as_str()), (Some("new.csv"), "full"));
+    assert!(tested.value.unwrap() > 90.0, "{tested:?}");
+    let differs = tested.differs.unwrap();
+    assert!(differs.contains(&format!("not trained: weights of run {run}, content ")), "{differs}");
+    assert!(differs.contains("content ") && rows(folder, "lra").iter().any(|row| row.value == Some(21.0)));
+    fs::write(folder.join("other.csv"), "text,label\nx,good\ny,fine\n").unwrap();
+    let eval = |rest: &str| refused(folder, &format!("lra --eval {run} {rest} --no-plot"));
+    assert!(eval("--data other.csv").contains("other.csv:3: the label \"fine\" is none of those in"));
+    let output = effattn(folder, &["plot", "attention", "--weights", &run, "--text", "good number 7"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(eval("").contains("needs the texts to test on"));
+    assert!(eval("--data new.csv --model ls").contains("leave --model out"));
+    assert!(eval("--data new.csv,other.csv").contains("one file"));
+    assert!(
+        refused(folder, "lra --eval nowhere --data new.csv").contains("is no folder of a run that trained")
+    );
+}
+
+#[test]
+fn what_is_wrong_with_a_file_is_said_with_its_line() {
+    let folder = files();
+    let folder = folder.path();
+    let says = |text: &[u8], name: &str| {
+        fs::write(folder.join(name), text).unwrap();
+        let lra = refused(folder, &format!("lra --data {name},val.csv,test.csv --no-plot"));
+        let finetune = refused(folder, &format!("finetune --data {name},val.csv,test.csv --no-plot"));
+        assert_eq!(lra, finetune);
+        lra
+    };
+    for (name, text, expected) in [
+        ("a.csv", &b"text,class\nx,1\n"[..], "a.csv:1: has no column \"label\""),
+        ("a.csv", b"text,label\nx,1\n,2\n", "a.csv:3: the text is empty"),
+        ("a.csv", b"text,label\nx,1\ny\xff,2\n", "a.csv:3: is not UTF-8"),
+        ("a.csv", b"text,label\nx,1\ny,1\n", "a.csv: every label is \"1\""),
+        ("a.jsonl", b"{\"text\": \"x\", \"label\": 1}\n{\"text\":\n", "a.jsonl:2: is not JSON"),
+        ("a.csv", b"text,label\nx,1\ny,2\n", "val.csv:2: the label \"good\" is none of those in a.csv: 1, 2"),
+    ] {
+        let told = says(text, name);
+        assert!(told.contains(expected), "{told}");
+        assert!(told.lines().count() <= 2, "{told}");
+    }
+    assert!(
+        !folder.join("results").exists() && !folder.join("plots").exists(),
+        "a refused command leaves nothing"
+    );
+    assert!(refused(folder, "charlm --data none.txt").contains("none.txt: cannot be opened"));
+    assert!(refused(folder, "lra --data listops").contains("--data listops names no file"));
+    assert!(refused(folder, "lra --data a.csv --task text").contains("takes the place of --task text"));
+    assert!(
+        refused(folder, "lra --suite ls-table1 --data a.csv").contains("suite ls-table1 has data of its own")
+    );
+    assert!(refused(folder, "lra --task listops --tokenizer words").contains("says how --data is read"));
+}
