@@ -123,6 +123,9 @@ fn a_part_that_fails_is_a_line_and_the_others_are_kept() {
     // one part alone, and a report of everything
     let only = run(at, "--only check");
     assert_eq!(only.status.code(), Some(0), "{}", texts(&only).1);
+    let fresh = run(at, "--only check --fresh");
+    assert_eq!(fresh.status.code(), Some(0), "{}", texts(&fresh).1);
+    assert_eq!(states(at), want, "the other parts are as they were");
     let report = effattn(at, "report out").output().unwrap();
     assert!(report.status.success() && texts(&report).0.contains("linear"), "{}", texts(&report).1);
 }

@@ -8,6 +8,8 @@ use serde::Deserialize;
 
 use crate::cli::command::CommandArgs;
 use crate::protocol;
+use crate::protocol::grid::resolve;
+use effattn_kernel::device::threads;
 use effattn_record::config::settings::DeviceName;
 use effattn_record::config::unknown;
 use effattn_record::file;
@@ -184,9 +186,7 @@ impl Part {
         match (found, matches.subcommand()) {
             (Some(protocol), Some((_, matches))) => {
                 let args = CommandArgs::from_matches(protocol, matches)?;
-                if let Some(suite) = &args.flags.suite {
-                    effattn_record::config::suite::Suite::load(suite)?;
-                }
+                args.protocol.cells(&resolve(&args.flags, args.protocol)?, threads::available())?;
                 Ok(Some(args))
             }
             _ => Ok(None),

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use self::child::{Ended, Ending, LOG_FILE, OUTPUT};
 use self::description::{BUILTIN_CAMPAIGNS, Campaign, Part, is_time};
-use self::record::{FILE, PartState, Record};
+use self::record::{FILE, PartRecord, PartState, Record};
 use super::command_line::command_line;
 use super::interrupt::stop_on_ctrl_c;
 use super::value_names::{NamedValues, text};
@@ -68,7 +68,7 @@ pub struct Args {
     /// Print the parts with their estimated times; run nothing
     #[arg(long)]
     dry_run: bool,
-    /// Start over, finished parts included
+    /// Start over, finished parts included; with --only, these parts
     #[arg(long)]
     fresh: bool,
     /// Folder for everything that the campaign writes [default: results/campaign-NAME]
@@ -100,7 +100,7 @@ pub fn run(args: &Args, mut term: Term) -> Result<u8> {
         anyhow!("--output-path {} cannot be written ({error}); choose another folder", folder.display())
     })?;
     let _lock = lock_run(&folder, &stop)?;
-    let record = continued(whole, &folder, args.fresh)?;
+    let record = continued(whole, &folder, args.fresh, &campaign)?;
     let mut open = OpenCampaign { campaign, folder, record, fresh: args.fresh, stop };
     let result = open.run_parts(&mut term);
     term.finish_progress();
@@ -140,20 +140,26 @@ fn usable(device: DeviceName, stop: &CancelToken) -> Result<()> {
     }
 }
 
-/// The record in `folder` that `whole` continues, or `whole`.
-fn continued(whole: Record, folder: &Path, fresh: bool) -> Result<Record> {
+/// The record in `folder` that `whole` continues, or `whole`. With `fresh` another campaign's record gives way, and of its own the parts
+/// of `campaign` are begun anew.
+fn continued(whole: Record, folder: &Path, fresh: bool, campaign: &Campaign) -> Result<Record> {
     let found = match Record::read(folder) {
-        Ok(found) if !fresh => found,
-        Ok(_) => None,
         Err(RunError::Damaged { .. }) if fresh => None,
-        Err(error) => return Err(error.into()),
+        found => found?,
     };
-    let Some(found) = found else { return Ok(whole) };
-    if let Some(other) = found.differs(&whole) {
-        bail!(
+    let Some(mut found) = found else { return Ok(whole) };
+    match found.differs(&whole) {
+        Some(_) if fresh => return Ok(whole),
+        Some(other) => bail!(
             "{} holds {other}; choose another folder with --output-path, or start over with --fresh",
             folder.join(FILE).display()
-        );
+        ),
+        None => {}
+    }
+    for part in campaign.parts.iter().filter(|_| fresh) {
+        if let Some(record) = found.part(&part.name) {
+            *record = PartRecord { name: part.name.clone(), ..PartRecord::default() };
+        }
     }
     Ok(found)
 }
@@ -204,12 +210,16 @@ impl OpenCampaign {
             record.build = BUILD.to_owned();
         })?;
         let start = Instant::now();
-        let heard = &mut |line: &str| term.at(&format!("{name}: {line}"));
+        let mut failed = None;
+        let heard = &mut |line: &str| {
+            term.at(&format!("{name}: {line}"));
+            failed = line.split_once(": failed: ").map(|(_, why)| why.to_owned()).or(failed.take());
+        };
         let Ended { ending, last } = child::run(&words, &folder, limit, &self.stop, heard)?;
         let took = start.elapsed().as_secs_f64();
         let (state, exit, said) = match &ending {
             Ending::Exited(0) => (PartState::Done, Some(0), None),
-            Ending::Exited(1) => (PartState::Failed, Some(1), Some(failure(part, last))),
+            Ending::Exited(1) => (PartState::Failed, Some(1), Some(failure(part, last, failed))),
             Ending::Exited(code) => (PartState::Refused, Some(*code), last),
             Ending::Died(how) => {
                 let last = last.map_or_else(String::new, |line| format!(": {line}"));
@@ -234,7 +244,7 @@ impl OpenCampaign {
         if ending == Ending::Stopped { Err(RunError::Stopped) } else { Ok(()) }
     }
 
-    fn update(&mut self, name: &str, change: impl FnOnce(&mut record::PartRecord)) -> Result<(), RunError> {
+    fn update(&mut self, name: &str, change: impl FnOnce(&mut PartRecord)) -> Result<(), RunError> {
         if let Some(part) = self.record.part(name) {
             change(part);
         }
@@ -264,7 +274,7 @@ impl OpenCampaign {
         table.notes.push(format!(
             "What each part printed: {folder}/PART/{OUTPUT}; what it said meanwhile: {LOG_FILE}."
         ));
-        if count < record.parts.len() {
+        if record.parts.iter().any(|part| self.is_asked(part) && !part.state.is_final()) {
             let line = command_line(argv().into_iter());
             table.notes.push(format!("The same command continues what is not finished: {line}"));
         }
@@ -285,11 +295,15 @@ impl OpenCampaign {
         Ok(())
     }
 
+    /// Whether `--only` names the part, or nothing.
+    fn is_asked(&self, part: &PartRecord) -> bool {
+        self.campaign.parts.iter().any(|one| one.name == part.name)
+    }
+
     /// The exit code: of the parts that were asked for.
     fn code(&self) -> u8 {
-        let asked = |part: &&record::PartRecord| self.campaign.parts.iter().any(|one| one.name == part.name);
-        let bad = |part: &record::PartRecord| matches!(part.state, PartState::Failed | PartState::Refused);
-        if self.record.parts.iter().filter(asked).any(bad) { super::FAILED } else { 0 }
+        let bad = |part: &PartRecord| matches!(part.state, PartState::Failed | PartState::Refused);
+        if self.record.parts.iter().filter(|part| self.is_asked(part)).any(bad) { super::FAILED } else { 0 }
     }
 }
 
@@ -309,13 +323,17 @@ fn words(part: &Part, device: DeviceName, folder: &Path, fresh: bool) -> Vec<Str
     words
 }
 
-/// What a part says whose exit code is 1.
-fn failure(part: &Part, last: Option<String>) -> String {
-    let what = if part.checks() { "a golden file is red" } else { "a cell failed" };
-    match last.filter(|line| line.starts_with("error: ")) {
-        Some(line) => line,
-        None => format!("{what}; see {}/{OUTPUT}", part.name),
+/// What a part says whose exit code is 1; `failed`: why the last cell of those that failed did.
+fn failure(part: &Part, last: Option<String>, failed: Option<String>) -> String {
+    if let Some(line) = last.filter(|line| line.starts_with("error: ")) {
+        return line;
     }
+    let what = match failed {
+        _ if part.checks() => "a golden file is red".to_owned(),
+        Some(why) => format!("a cell failed: {why}"),
+        None => "a cell failed".to_owned(),
+    };
+    format!("{what}; see {}/{OUTPUT}", part.name)
 }
 
 /// The line that says how many cells are done, where there is one.

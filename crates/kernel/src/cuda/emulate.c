@@ -25,12 +25,12 @@ static Index threadIdx, blockIdx, gridDim;
 
 // ---------------------------------------------------------------------------------------------------------- faults
 
-// What was found, one line each; the first few only.
-static char faults[1 << 14];
-static int fault_count;
+// What was found, one line each: of accesses, which repeat themselves, the first few only.
+static char faults[1 << 15];
+static int fault_count, accesses;
 
 static void fault(const char *format, ...) {
-    if (fault_count++ >= 20) return;
+    if (fault_count++ >= 100) return;
     size_t used = strlen(faults);
     va_list rest;
     va_start(rest, format);
@@ -266,7 +266,9 @@ static void wait_here(void) { pass_turn((int)threadIdx.x, BLOCK_THREADS); }
 unsigned traced_thread(void) { return threadIdx.x; }
 unsigned traced_barrier(void) { return passed; }
 unsigned traced_block(void) { return blocks_begun; }
-void traced_fault(const char *text) { fault("block [%u, %u, %u]: %s", blockIdx.x, blockIdx.y, blockIdx.z, text); }
+void traced_fault(const char *text) {
+    if (accesses++ < 10) fault("block [%u, %u, %u]: %s", blockIdx.x, blockIdx.y, blockIdx.z, text);
+}
 
 #ifdef TRACED
 void trace_launch(void *dynamic, long bytes, long asked, void *fixed, long fixed_bytes, const long *buffers, int count);
@@ -290,7 +292,7 @@ long fixed_shared(void) {
 void launch(int kernel, unsigned x, unsigned y, unsigned z, void **arguments, long shared, const long *buffers, int count) {
     work.kernel = kernel, work.arguments = arguments;
     gridDim.x = x, gridDim.y = y, gridDim.z = z;
-    fault_count = 0, faults[0] = 0;
+    fault_count = accesses = 0, faults[0] = 0;
 #ifdef TRACED
     trace_launch(dynamic_memory, sizeof dynamic_memory, shared, __start_shared_memory, fixed_shared(), buffers, count);
 #else

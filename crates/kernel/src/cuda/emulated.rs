@@ -155,7 +155,9 @@ fn compile(folder: &Path, module: &Module, stem: &str) {
     let mut objects = vec![file("o")];
     if TRACED {
         objects.push(file("trace.o"));
-        run(&|compiler| drop(compiler.arg("-c").arg(sources.join("trace.c")).arg("-o").arg(file("trace.o"))));
+        run(&|compiler| {
+            compiler.arg("-c").arg(sources.join("trace.c")).arg("-o").arg(file("trace.o"));
+        });
     }
     run(&|compiler| {
         compiler.arg("-shared").args(&objects).args(["-lm", "-lpthread", "-o"]).arg(file("so"));

@@ -211,7 +211,7 @@ fn seeded_faults_are_found() {
 #[test]
 #[ignore = "needs an NVRTC library, named by EFFATTN_NVRTC"]
 fn nvrtc_compiles_the_row_wise_kernels() {
-    for architecture in [80, 90] {
+    for architecture in [80, 86, 89, 90, 100, 120] {
         let result = nvrtc(&MODULE, architecture);
         assert!(result.is_ok(), "compute_{architecture}: {}", result.unwrap_err());
     }
