@@ -6,8 +6,17 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Everything that is compiled in.
-const SOURCES: &[&str] =
-    &["src", "crates", "suites", "programs", "tests/golden", "build.rs", "Cargo.toml", "Cargo.lock"];
+const SOURCES: &[&str] = &[
+    "src",
+    "crates",
+    "suites",
+    "campaigns",
+    "programs",
+    "tests/golden",
+    "build.rs",
+    "Cargo.toml",
+    "Cargo.lock",
+];
 
 /// What every measured time and every rounding comes from.
 const KERNELS: &str = "crates/kernel/src";

@@ -195,4 +195,4 @@ for name, core in torch_mixers.CORE.items():
 
 if __name__ == "__main__":
     dtypes = ["f32", "bf16"] if "--autocast" in sys.argv else ["f32"]
-    run(dtypes, compiled="--compile" in sys.argv, devices=["cpu"])
+    run(dtypes, compiled="--compile" in sys.argv)

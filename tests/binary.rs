@@ -1,5 +1,6 @@
 //! The tests that run the real program.
 
+mod campaign;
 mod cli;
 mod conformance;
 #[path = "faults/main.rs"]

@@ -1,5 +1,6 @@
 //! The command line: arguments to plans, outcomes to exit codes.
 
+mod campaign;
 mod check;
 mod check_program;
 mod command;
@@ -104,6 +105,8 @@ impl GlobalArgs {
 enum Tool {
     /// Verify mechanisms and models against golden files
     Check(check::Args),
+    /// Check and measure one device in ten minutes: parts, each with its share of the time
+    Campaign(campaign::Args),
     /// Show measured next to published numbers for all runs, as Markdown or HTML
     Report(report::Args),
     /// Compare two runs: ratios with confidence intervals
@@ -193,6 +196,7 @@ fn dispatch(matches: &ArgMatches, global: &GlobalArgs) -> anyhow::Result<u8> {
     match Tool::from_arg_matches(matches)? {
         Tool::Check(args) if !args.program.is_empty() => check_program::run(&args, term),
         Tool::Check(args) => check::run(&args, term),
+        Tool::Campaign(args) => campaign::run(&args, term),
         Tool::Fetch(args) => fetch::run(&args, &term),
         Tool::Golden(args) => golden::run(&args, &term),
         Tool::List { what } => {

@@ -1,6 +1,7 @@
 //! What developers of effattn type: `cargo xtask --help`.
 
 mod add;
+mod cuda;
 mod golden;
 mod quick;
 
@@ -25,6 +26,8 @@ enum Task {
     },
     /// Hold what is published and printed against suites and rows, and the check itself against seeded faults
     Audit,
+    /// Build the program with CUDA, without a GPU: one binary that starts on any Linux machine
+    Cuda(cuda::Args),
     /// Check format, lints and tests of the crates that differ from a commit
     Quick {
         /// The commit
@@ -38,6 +41,7 @@ fn main() -> anyhow::Result<()> {
         Task::New { kind, name } => add::add(root(), kind, &name),
         Task::Golden { from } => golden::install(&from, &root().join("tests/golden")),
         Task::Audit => audit(),
+        Task::Cuda(args) => cuda::run(root(), &args),
         Task::Quick { since } => quick::run(root(), &since),
     }
 }

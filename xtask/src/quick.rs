@@ -32,7 +32,9 @@ fn packages<'a>(files: impl Iterator<Item = &'a str>) -> Vec<String> {
         ["crates", name, _, ..] => Some(format!("effattn-{name}")),
         ["xtask", _, ..] => Some("xtask".to_owned()),
         ["suites", ..] => Some("effattn-record".to_owned()),
-        ["src" | "tests" | "benches" | "examples", _, ..] | ["build.rs"] => Some("effattn".to_owned()),
+        ["src" | "tests" | "campaigns" | "programs" | "benches" | "examples", _, ..] | ["build.rs"] => {
+            Some("effattn".to_owned())
+        }
         _ => None,
     };
     let mut found: Vec<String> = files.filter_map(package).collect();

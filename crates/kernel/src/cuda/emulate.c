@@ -1,62 +1,307 @@
-// Runs kernels on the CPU, block after block, with a thread of the system for every thread of a block. SOURCE is the file
-// of the kernels and CALLS one that defines `call`, which hands the arguments to kernel number so-and-so.
+// Runs kernels on the CPU, block after block, every thread of a block a coroutine that runs until it waits. SOURCE is the file of
+// the kernels and CALLS one that defines `call`, which hands the arguments to kernel number so-and-so.
+//
+// What CUDA leaves undefined is reported as a fault: barriers and shuffles that not all threads reach, and, where TRACED is
+// set and the compiler tells every access (its thread sanitizer, whose library is replaced by trace.c), races between threads, reads
+// of shared memory that nobody wrote, and accesses beyond shared memory and buffers.
 
 #include <math.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#ifdef __linux__
+#include <ucontext.h>
+#else
 #include <pthread.h>
+#endif
 
-#define WARP_THREADS 128
+#define BLOCK_THREADS 128
+#define WARP_LANES 32
 
 typedef struct { unsigned x, y, z; } Index;
-static __thread Index threadIdx, blockIdx;
-static Index gridDim;
-static pthread_barrier_t barrier;
-static float exchanged[WARP_THREADS];
+static Index threadIdx, blockIdx, gridDim;
+
+// ---------------------------------------------------------------------------------------------------------- faults
+
+// What was found, one line each: of accesses, which repeat themselves, the first few only.
+static char faults[1 << 15];
+static int fault_count, accesses;
+
+static void fault(const char *format, ...) {
+    if (fault_count++ >= 100) return;
+    size_t used = strlen(faults);
+    va_list rest;
+    va_start(rest, format);
+    vsnprintf(faults + used, sizeof faults - used - 1, format, rest);
+    va_end(rest);
+    strcat(faults, "\n");
+}
+
+const char *found_faults(int *count) {
+    *count = fault_count;
+    return faults;
+}
+
+// ---------------------------------------------------------------------------------------------------------- threads
+
+// What a thread waits for: nothing, a barrier of the block, a shuffle of its warp; or it has returned.
+typedef enum { RUNS, BARRIER, SHUFFLE, RETURNED } State;
+
+typedef struct {
+    State state;
+    int line, distance;
+    unsigned mask;
+    float given, taken;
+} Thread;
+
+static Thread threads[BLOCK_THREADS];
+// Barriers of the block that were passed, and blocks that were begun.
+static unsigned passed, blocks_begun;
+
+static void start_threads(void);
+static void resume(int thread);
+static void wait_here(void);
+
+static void barrier_here(int line) {
+    Thread *me = &threads[threadIdx.x];
+    me->state = BARRIER, me->line = line;
+    wait_here();
+}
+
+static float shuffle_here(unsigned mask, float value, int distance, int line) {
+    Thread *me = &threads[threadIdx.x];
+    unsigned lane = threadIdx.x % WARP_LANES;
+    if (!(mask >> lane & 1)) fault("line %d: lane %u calls a shuffle with mask %08x, in which it is not", line, lane, mask);
+    me->state = SHUFFLE, me->line = line, me->mask = mask, me->distance = distance, me->given = value;
+    wait_here();
+    return me->taken;
+}
 
 #define KERNEL static
 #define __device__
 #define __global__
+#ifdef TRACED
+#define __shared__ static __attribute__((section("shared_memory")))
+#else
 #define __shared__ static
-#define SHARED_MEMORY static float memory[MEMORY / sizeof(float)]
-#define __syncthreads() pthread_barrier_wait(&barrier)
+#endif
+#define SHARED_MEMORY float *memory = dynamic_memory
+#define __syncthreads() barrier_here(__LINE__)
+#define __shfl_xor_sync(mask, value, distance) shuffle_here(mask, value, distance, __LINE__)
 
-// All threads of a block take part, which CUDA asks of a warp only.
-static inline float __shfl_xor_sync(unsigned all, float value, int distance) {
-    (void)all;
-    exchanged[threadIdx.x] = value;
-    __syncthreads();
-    float other = exchanged[threadIdx.x ^ distance];
-    __syncthreads();
-    return other;
-}
+// What a launch asks for: more than any device has, and the kernel may use as much as was asked for.
+static float dynamic_memory[(256 << 10) / sizeof(float)];
 
 #include SOURCE
 #include CALLS
 
-_Static_assert(THREADS == WARP_THREADS, "blocks of another size");
+_Static_assert(THREADS == BLOCK_THREADS, "blocks of another size");
 
-typedef struct { int kernel; unsigned thread; void **arguments; } Work;
+typedef struct { int kernel; void **arguments; } Work;
+static Work work;
 
-static void *work(void *given) {
-    Work *w = given;
-    threadIdx.x = w->thread;
-    for (blockIdx.z = 0; blockIdx.z < gridDim.z; blockIdx.z++)
-        for (blockIdx.y = 0; blockIdx.y < gridDim.y; blockIdx.y++)
-            for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x++) {
-                call(w->kernel, w->arguments);
-                __syncthreads();
-            }
+static void body(void) {
+    call(work.kernel, work.arguments);
+    threads[threadIdx.x].state = RETURNED;
+}
+
+// Lets all lanes of a warp go on that wait for the same shuffle, if they are those of its mask.
+static int shuffled(int warp) {
+    Thread *lanes = threads + warp * WARP_LANES;
+    int first = 0;
+    while (first < WARP_LANES && lanes[first].state != SHUFFLE) first++;
+    if (first == WARP_LANES) return 0;
+    unsigned mask = lanes[first].mask, here = 0;
+    for (int lane = 0; lane < WARP_LANES; lane++) {
+        const Thread *one = &lanes[lane];
+        if (one->state == SHUFFLE && one->line == lanes[first].line && one->mask == mask) here |= 1u << lane;
+    }
+    if (here != mask) return 0;
+    for (int lane = 0; lane < WARP_LANES; lane++) {
+        if (!(here >> lane & 1)) continue;
+        int from = lane ^ lanes[lane].distance;
+        if (from >= WARP_LANES || !(mask >> from & 1)) {
+            fault("line %d: lane %d takes a value of lane %d, which is not in the mask %08x", lanes[lane].line, lane, from, mask);
+            from = lane;
+        }
+        lanes[lane].taken = lanes[from].given;
+    }
+    for (int lane = 0; lane < WARP_LANES; lane++) if (here >> lane & 1) lanes[lane].state = RUNS;
+    return 1;
+}
+
+static int count_of(State state, int from, int to) {
+    int count = 0;
+    for (int i = from; i < to; i++) count += threads[i].state == state;
+    return count;
+}
+
+// Nobody can go on: says which barrier or shuffle was not reached by whom.
+static void stuck(void) {
+    for (int i = 0; i < BLOCK_THREADS; i++) {
+        const Thread *one = &threads[i];
+        int warp = i / WARP_LANES * WARP_LANES;
+        if (one->state == SHUFFLE) {
+            int here = 0;
+            for (int lane = warp; lane < warp + WARP_LANES; lane++)
+                here += threads[lane].state == SHUFFLE && threads[lane].line == one->line;
+            fault("line %d: a shuffle with mask %08x is reached by %d lanes of warp %d only", one->line, one->mask, here, i / WARP_LANES);
+            return;
+        }
+    }
+    int line = 0, here = 0;
+    for (int i = 0; i < BLOCK_THREADS; i++) if (threads[i].state == BARRIER && !line) line = threads[i].line;
+    for (int i = 0; i < BLOCK_THREADS; i++) here += threads[i].state == BARRIER && threads[i].line == line;
+    fault("line %d: a barrier is reached by %d of %d threads only (%d have returned)", line, here, BLOCK_THREADS,
+          count_of(RETURNED, 0, BLOCK_THREADS));
+}
+
+// Lets all threads go on that wait for the same barrier.
+static int met(void) {
+    for (int i = 0; i < BLOCK_THREADS; i++)
+        if (threads[i].state != BARRIER || threads[i].line != threads[0].line) return 0;
+    for (int i = 0; i < BLOCK_THREADS; i++) threads[i].state = RUNS;
+    passed++;
+    return 1;
+}
+
+static void begin_block(void);
+
+static void run_block(void) {
+    blocks_begun++, passed++;
+    begin_block();
+    for (int i = 0; i < BLOCK_THREADS; i++) threads[i].state = RUNS;
+    start_threads();
+    for (;;) {
+        for (int i = 0; i < BLOCK_THREADS; i++) if (threads[i].state == RUNS) {
+            threadIdx.x = i;
+            resume(i);
+        }
+        if (count_of(RETURNED, 0, BLOCK_THREADS) == BLOCK_THREADS) return;
+        int goes = met();
+        for (int warp = 0; warp < BLOCK_THREADS / WARP_LANES; warp++) goes |= shuffled(warp);
+        if (!goes) {
+            stuck();
+            return;
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------- coroutines
+
+#define STACK (256 << 10)
+
+#ifdef __linux__
+static ucontext_t contexts[BLOCK_THREADS], scheduler;
+static char *stacks;
+
+static void entry(void) {
+    body();
+    swapcontext(&contexts[threadIdx.x], &scheduler);
+}
+
+static void start_threads(void) {
+    if (!stacks) stacks = malloc((size_t)STACK * BLOCK_THREADS);
+    for (int i = 0; i < BLOCK_THREADS; i++) {
+        getcontext(&contexts[i]);
+        contexts[i].uc_stack.ss_sp = stacks + (size_t)STACK * i;
+        contexts[i].uc_stack.ss_size = STACK;
+        contexts[i].uc_link = &scheduler;
+        makecontext(&contexts[i], entry, 0);
+    }
+}
+
+static void resume(int thread) { swapcontext(&scheduler, &contexts[thread]); }
+static void wait_here(void) { swapcontext(&contexts[threadIdx.x], &scheduler); }
+#else
+// A thread of the system each, of which one runs at a time.
+static pthread_mutex_t turn_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t turns[BLOCK_THREADS + 1];
+static int turn = BLOCK_THREADS;
+
+static void pass_turn(int from, int to) {
+    pthread_mutex_lock(&turn_lock);
+    turn = to;
+    pthread_cond_signal(&turns[to]);
+    while (turn != from) pthread_cond_wait(&turns[from], &turn_lock);
+    pthread_mutex_unlock(&turn_lock);
+}
+
+static void *entry(void *given) {
+    int thread = (int)(intptr_t)given;
+    pthread_mutex_lock(&turn_lock);
+    while (turn != thread) pthread_cond_wait(&turns[thread], &turn_lock);
+    pthread_mutex_unlock(&turn_lock);
+    body();
+    pthread_mutex_lock(&turn_lock);
+    turn = BLOCK_THREADS;
+    pthread_cond_signal(&turns[BLOCK_THREADS]);
+    pthread_mutex_unlock(&turn_lock);
     return 0;
 }
 
-void launch(int kernel, unsigned x, unsigned y, unsigned z, void **arguments) {
-    static Work works[THREADS];
-    pthread_t threads[THREADS];
-    gridDim.x = x, gridDim.y = y, gridDim.z = z;
-    pthread_barrier_init(&barrier, 0, THREADS);
-    for (int i = 0; i < THREADS; i++) {
-        works[i].kernel = kernel, works[i].thread = i, works[i].arguments = arguments;
-        pthread_create(&threads[i], 0, work, &works[i]);
+static void start_threads(void) {
+    static int ready;
+    for (int i = 0; !ready && i <= BLOCK_THREADS; i++) pthread_cond_init(&turns[i], 0);
+    ready = 1;
+    for (int i = 0; i < BLOCK_THREADS; i++) {
+        pthread_t thread;
+        pthread_attr_t attributes;
+        pthread_attr_init(&attributes);
+        pthread_attr_setstacksize(&attributes, STACK);
+        pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+        pthread_create(&thread, &attributes, entry, (void *)(intptr_t)i);
+        pthread_attr_destroy(&attributes);
     }
-    for (int i = 0; i < THREADS; i++) pthread_join(threads[i], 0);
-    pthread_barrier_destroy(&barrier);
+}
+
+static void resume(int thread) { pass_turn(BLOCK_THREADS, thread); }
+static void wait_here(void) { pass_turn((int)threadIdx.x, BLOCK_THREADS); }
+#endif
+
+// ---------------------------------------------------------------------------------------------------------- what trace.c asks
+
+unsigned traced_thread(void) { return threadIdx.x; }
+unsigned traced_barrier(void) { return passed; }
+unsigned traced_block(void) { return blocks_begun; }
+void traced_fault(const char *text) {
+    if (accesses++ < 10) fault("block [%u, %u, %u]: %s", blockIdx.x, blockIdx.y, blockIdx.z, text);
+}
+
+#ifdef TRACED
+void trace_launch(void *dynamic, long bytes, long asked, void *fixed, long fixed_bytes, const long *buffers, int count);
+void trace_block(void);
+extern char __start_shared_memory[] __attribute__((weak)), __stop_shared_memory[] __attribute__((weak));
+static void begin_block(void) { trace_block(); }
+#else
+static void begin_block(void) {}
+#endif
+
+// Bytes of shared memory that the kernels of the source declare with a size.
+long fixed_shared(void) {
+#ifdef TRACED
+    return __stop_shared_memory - __start_shared_memory;
+#else
+    return 0;
+#endif
+}
+
+// `buffers`: address, bytes, a margin on both sides, and the number of the argument.
+void launch(int kernel, unsigned x, unsigned y, unsigned z, void **arguments, long shared, const long *buffers, int count) {
+    work.kernel = kernel, work.arguments = arguments;
+    gridDim.x = x, gridDim.y = y, gridDim.z = z;
+    fault_count = accesses = 0, faults[0] = 0;
+#ifdef TRACED
+    trace_launch(dynamic_memory, sizeof dynamic_memory, shared, __start_shared_memory, fixed_shared(), buffers, count);
+#else
+    (void)shared, (void)buffers, (void)count;
+#endif
+    for (blockIdx.z = 0; blockIdx.z < z; blockIdx.z++)
+        for (blockIdx.y = 0; blockIdx.y < y; blockIdx.y++)
+            for (blockIdx.x = 0; blockIdx.x < x; blockIdx.x++) {
+                run_block();
+                if (fault_count) return;
+            }
 }

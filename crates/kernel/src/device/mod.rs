@@ -3,6 +3,10 @@
 #[allow(unsafe_code)]
 pub mod alloc;
 pub mod counters;
+#[cfg(all(unix, any(feature = "cuda", test)))]
+#[allow(unsafe_code)]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+mod cuda_libraries;
 pub mod machine;
 #[cfg(feature = "cuda")]
 #[allow(unsafe_code)]
@@ -59,6 +63,9 @@ impl Backend {
             DeviceName::Metal if !cfg!(feature = "metal") => {
                 return Err(OpenError::NotBuilt { device: name, feature: "metal" });
             }
+            #[cfg(all(unix, feature = "cuda"))]
+            DeviceName::Cuda(index) => Self::open_cuda(name, index)?,
+            #[cfg(not(all(unix, feature = "cuda")))]
             DeviceName::Cuda(index) => Device::new_cuda(index),
             DeviceName::Metal => Device::new_metal(0),
         };
@@ -75,6 +82,28 @@ impl Backend {
             kept.unwrap_or_else(|error| log::debug!("{error}"));
         }
         Ok(Self { name, device })
+    }
+
+    /// CUDA's bindings panic where a library or a function is missing: what is missing is said, and a panic is an error in words.
+    #[cfg(all(unix, feature = "cuda"))]
+    fn open_cuda(name: DeviceName, index: usize) -> Result<candle_core::Result<Device>, OpenError> {
+        use std::panic::{catch_unwind, set_hook, take_hook};
+        if let Some(reason) = cuda_libraries::missing() {
+            return Err(OpenError::Unavailable { device: name, reason });
+        }
+        let hook = take_hook();
+        set_hook(Box::new(|_| {})); // it is told below
+        let opened = catch_unwind(|| Device::new_cuda(index));
+        set_hook(hook);
+        opened.map_err(|panic| {
+            let said = panic.downcast_ref::<String>().cloned();
+            let said = said.or_else(|| panic.downcast_ref::<&str>().map(|&text| text.to_owned()));
+            let reason = said.unwrap_or_else(|| "CUDA's libraries cannot be called".to_owned());
+            OpenError::Unavailable {
+                device: name,
+                reason: reason.lines().next().unwrap_or_default().to_owned(),
+            }
+        })
     }
 
     /// Its name in rows.

@@ -12,7 +12,7 @@ use crate::attend::tests::cases;
 use crate::attend::tests::naive::{Case, Form, Operands, evaluate, operands};
 use crate::attend::tile_plan::TilePlan;
 use crate::attend::{CUDA_WIDEST as WIDEST, CUDA_WIDEST_RELATIVE as WIDEST_RELATIVE};
-use crate::cuda::emulated::{Emulated, nvrtc};
+use crate::cuda::emulated::{Emulated, TRACED, nvrtc};
 use crate::cuda::{BufferView, Module};
 use crate::heads::{merge, split};
 
@@ -120,10 +120,58 @@ fn the_kernels_run_thread_by_thread_give_the_results_of_the_cpu() {
     }
 }
 
+/// A fault: the first place of a text, what it becomes, and what is to be found.
+const SEEDS: &[(&str, &str, &str)] = &[
+    // keys and values are read before all of them are there
+    (
+        "slot_v, m);\n            __syncthreads();\n            float logits[4][KEYS];",
+        "slot_v, m);\n            float logits[4][KEYS];",
+        "of shared memory",
+    ),
+    // the largest logit of a query is looked for before all of its logits are there
+    (
+        "            __syncthreads();\n            if (me < TILE) {\n                float old",
+        "            if (me < TILE) {\n                float old",
+        "of shared memory",
+    ),
+    ("a[(query + i) * PITCH + x]", "a[(query + i + 1) * PITCH + x]", "reads what nobody wrote"),
+    (
+        "if (threadIdx.x < BLOCK) {\n        int number",
+        "if (threadIdx.x <= BLOCK) {\n        int number",
+        "writes beyond the end",
+    ),
+    ("if (column == 0 && stats)", "if (stats)", "without a barrier"),
+    (
+        "head_tiles[2 * head + 1]) return;",
+        "head_tiles[2 * head + 1] || threadIdx.x == 5) return;",
+        "reached by 127 of 128",
+    ),
+    (
+        "batch = blockIdx.z, me = threadIdx.x;",
+        "batch = 0 * blockIdx.z, me = threadIdx.x;",
+        "another block writes",
+    ),
+    ("if (query >= h->queries) return;", "if (query > h->queries) return;", "beyond the end"),
+];
+
+#[test]
+fn seeded_faults_are_found() {
+    if !TRACED {
+        return;
+    }
+    let pattern = || effattn_record::pattern::Pattern::full(70, 70, false);
+    for (seed, (text, instead, says)) in SEEDS.iter().enumerate() {
+        let machine = Emulated::seeded(text, instead);
+        emulate(&machine, &Case::new(pattern(), 2, 1, 8), seed as u64);
+        let found = machine.found();
+        assert!(found.iter().any(|fault| fault.contains(says)), "{text} -> {instead}: {found:#?}");
+    }
+}
+
 #[test]
 #[ignore = "needs an NVRTC library, named by EFFATTN_NVRTC"]
 fn nvrtc_compiles_the_kernels_for_all_architectures() {
-    for architecture in [80, 90] {
+    for architecture in [80, 86, 89, 90, 100, 120] {
         for (width, relative) in
             [(8, false), (33, false), (64, false), (WIDEST, false), (8, true), (33, true), (64, true)]
         {

@@ -3,7 +3,7 @@
 use candle_core::{Device, Result, Tensor, Var};
 
 use super::*;
-use crate::cuda::emulated::{Emulated, nvrtc};
+use crate::cuda::emulated::{Emulated, TRACED, nvrtc};
 use crate::testing::{evaluate, normal, randn};
 use crate::{KernelMode, activation, adamw as optimiser, embedding, loss, norm};
 
@@ -137,10 +137,81 @@ fn updates_of_a_part_of_a_buffer() {
     assert_close("v", &v, &flat(&want_v));
 }
 
+/// A fault: the first place of a text, what it becomes, what runs it, and what is to be found.
+type Seed = (&'static str, &'static str, fn(&Emulated), &'static str);
+
+fn run_layer_norm(machine: &Emulated) {
+    let (x, ones) = (vec![0.5; 70 * 40], vec![1.0; 40]);
+    layer_norm_backward(machine, [view(&x), view(&ones), view(&x)], [70, 40], 1e-5).unwrap();
+}
+
+fn run_column_sums(machine: &Emulated) {
+    column_sums(machine, view(&vec![1.0; 300 * 7]), [300, 7]).unwrap();
+}
+
+fn run_gelu(machine: &Emulated) {
+    gelu(machine, view(&vec![1.0; 51]), 51).unwrap();
+}
+
+fn run_cross_entropy(machine: &Emulated) {
+    cross_entropy(machine, view(&vec![1.0; 21 * 20]), &[3; 21], 20).unwrap();
+}
+
+const BARRIER: &str = "__syncthreads();";
+
+const SEEDS: &[Seed] = &[
+    // the barrier before what the others have written is read
+    (BARRIER, ";", run_column_sums, "reads what nobody wrote"),
+    // the barrier before it is written again
+    ("    __syncthreads();\n    return total;", "    return total;", run_layer_norm, "without a barrier"),
+    (
+        "    __syncthreads();\n    float",
+        "    if (threadIdx.x < WARP) __syncthreads();\n    float",
+        run_column_sums,
+        "reached by 32 of 128",
+    ),
+    ("0xffffffffu", "0x0000ffffu", run_layer_norm, "in which it is not"),
+    ("distance = WARP / 2;", "distance = WARP;", run_layer_norm, "takes a value of lane"),
+    (
+        "    sum = warp_sum(sum);\n    if (live &&",
+        "    if (threadIdx.x % WARP < live) sum = warp_sum(sum);\n    if (live &&",
+        run_cross_entropy,
+        "is reached by 20 lanes",
+    ),
+    ("if (at < count) y[at] = 0.5f", "if (at <= count) y[at] = 0.5f", run_gelu, "beyond the end"),
+    (
+        "parts[(long long)width * blockIdx.x + column] = sum;",
+        "parts[column] = sum;",
+        run_column_sums,
+        "another block writes",
+    ),
+    (
+        "sums[LINES][WARP];",
+        "sums[100 * LINES][WARP];",
+        run_column_sums,
+        "bytes of shared memory are declared",
+    ),
+];
+
+#[test]
+fn seeded_faults_are_found() {
+    let by_access = |says: &str| {
+        ["nobody wrote", "without", "beyond", "another block", "declared"]
+            .iter()
+            .any(|one| says.contains(one))
+    };
+    for (text, instead, run, says) in SEEDS.iter().filter(|(.., says)| TRACED || !by_access(says)) {
+        let machine = Emulated::seeded(text, instead);
+        run(&machine);
+        let found = machine.found();
+        assert!(found.iter().any(|fault| fault.contains(says)), "{text} -> {instead}: {found:#?}");
+    }
+}
+
 #[test]
 #[ignore = "needs an NVRTC library, named by EFFATTN_NVRTC"]
 fn nvrtc_compiles_the_row_wise_kernels() {
-    for architecture in [80, 90] {
+    for architecture in [80, 86, 89, 90, 100, 120] {
         let result = nvrtc(&MODULE, architecture);
         assert!(result.is_ok(), "compute_{architecture}: {}", result.unwrap_err());
     }
