@@ -9,8 +9,8 @@ struct CudaLibrary {
     remedy: &'static str,
 }
 
-const TOOLKIT: &str = "install CUDA 13, or: pip install nvidia-cublas nvidia-curand nvidia-cuda-nvrtc, and name the folders of \
-                       their lib in EFFATTN_CUDA_LIBS";
+const TOOLKIT: &str = "install CUDA 13, or: pip install 'cuda-toolkit[cublas,curand,nvrtc]==13.0.*', and name the folder of the \
+                       libraries (nvidia/cu13/lib) in EFFATTN_CUDA_LIBS";
 
 const LIBRARIES: &[CudaLibrary] = &[
     CudaLibrary { file: "libcuda.so.1", remedy: "install the driver" },
