@@ -1,6 +1,6 @@
 //! Linear layers y = x W^T + b with W [out, inp] on row-major slices.
 
-use super::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
+use super::gemm::{Mat, MatMut, Threads, gemm, gemm_add, own};
 use super::matmul_format::{MatmulFormat, matmul_format};
 use super::transpose::transpose;
 use super::{bf16, panel, par};
@@ -101,14 +101,6 @@ impl Panels {
                 }
             }
         }
-    }
-}
-
-/// Whether products in the format that is set are made by our kernel for f32, and then whether it rounds their factors to bf16.
-fn own() -> Option<bool> {
-    match matmul_format() {
-        MatmulFormat::F32 => panel::is_used().then_some(false),
-        MatmulFormat::Bf16 => (!bf16::is_native() && panel::has_vectors()).then_some(true),
     }
 }
 

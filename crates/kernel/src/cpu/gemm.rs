@@ -1,18 +1,31 @@
 //! Matrix products in the number format of the process: in f32, or of operands rounded to bf16.
 
-use super::bf16;
+pub use super::exact::{by_crate, gemm_exact};
 use super::matmul_format::{MatmulFormat, matmul_format};
-pub use super::matrix::{Mat, MatMut, Threads, by_crate, gemm_exact};
+pub use super::matrix::{Mat, MatMut, Threads};
+use super::{bf16, panel};
 
 /// Lets every thread of the pool make a product. The first one of a thread allocates working memory that it keeps (about
 /// a megabyte): without this it is chance when, and whether, a thread does.
 pub fn warm() {
     const SIDE: usize = 192;
+    let own = own().is_some();
     rayon::broadcast(|_| {
+        if own {
+            panel::reserve();
+        }
         let (a, mut c) = (vec![1.0; SIDE * SIDE], vec![0.0; SIDE * SIDE]);
         let a = Mat::new(&a, SIDE, SIDE);
         gemm_exact(MatMut::new(&mut c, SIDE, SIDE), a, a, 1.0, None, Threads::One);
     });
+}
+
+/// Whether products in the format that is set are made by our kernel for f32, and then whether it rounds their factors to bf16.
+pub fn own() -> Option<bool> {
+    match matmul_format() {
+        MatmulFormat::F32 => panel::is_used().then_some(false),
+        MatmulFormat::Bf16 => (!bf16::is_native() && panel::has_vectors()).then_some(true),
+    }
 }
 
 /// c = alpha a b, in the format of [`matmul_format`].

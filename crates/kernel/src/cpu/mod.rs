@@ -2,7 +2,8 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`matrix`] | checked views of matrices and their product in f32, one thread or all |
+//! | [`matrix`] | checked views of matrices |
+//! | [`exact`] | their product in f32, one thread or all |
 //! | [`gemm`] | matrix products in the number format of the process |
 //! | [`matmul_format`] | the number format of matrix products |
 //! | [`panel`] | our products in f32, packed |
@@ -30,13 +31,14 @@ pub mod bf16;
 pub mod columns;
 pub mod compact;
 pub mod dense;
+#[allow(unsafe_code)]
+pub mod exact;
 pub mod gemm;
 #[allow(unsafe_code)]
 pub mod jobs;
 pub mod layers;
 pub mod math;
 pub mod matmul_format;
-#[allow(unsafe_code)]
 pub mod matrix;
 pub mod panel;
 #[allow(unsafe_code)]

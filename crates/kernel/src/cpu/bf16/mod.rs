@@ -18,7 +18,8 @@ mod stored;
 
 use std::cell::RefCell;
 
-use super::matrix::{Mat, MatMut, Threads, gemm_exact};
+use super::exact::gemm_exact;
+use super::matrix::{Mat, MatMut, Threads};
 use super::panel;
 use crate::device::simd::{SimdLevel, level};
 use crate::profile::{self, ProductKernel};

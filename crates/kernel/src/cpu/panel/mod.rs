@@ -78,6 +78,14 @@ fn space(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
     &mut buffer[start..start + len]
 }
 
+/// Makes the working memory of this thread as large as any product needs.
+pub fn reserve() {
+    SCRATCH.with_borrow_mut(|Scratch { left, right }| {
+        space(left, (ROWS * apart(DEPTH)).max(DEPTH * apart(ROWS)));
+        space(right, DEPTH * COLUMNS);
+    });
+}
+
 /// Elements of a line of the cache.
 const LINE: usize = 16;
 
