@@ -129,7 +129,10 @@ fn a_classifier_learns_a_persons_own_texts_and_is_tested_on_others() {
     assert!(tested.value.unwrap() > 90.0, "{tested:?}");
     let differs = tested.differs.unwrap();
     assert!(differs.contains(&format!("not trained: weights of run {run}, content ")), "{differs}");
-    assert!(differs.contains("content ") && rows(folder, "lra").iter().any(|row| row.value == Some(21.0)));
+    assert!(differs.contains("own file: 21 rows, content "), "{differs}");
+    assert!(rows(folder, "lra").iter().any(|row| row.metric == "tested" && row.value == Some(21.0)));
+    // the run without weights that was made just now is passed over
+    works(folder, "lra --eval latest --data new.csv --limit 5 --no-plot --threads 1");
     fs::write(folder.join("other.csv"), "text,label\nx,good\ny,fine\n").unwrap();
     let eval = |rest: &str| refused(folder, &format!("lra --eval {run} {rest} --no-plot"));
     assert!(eval("--data other.csv").contains("other.csv:3: the label \"fine\" is none of those in"));

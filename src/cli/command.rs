@@ -231,19 +231,28 @@ fn arg(protocol: &dyn Protocol, setting: &'static Setting) -> Arg {
 }
 
 /// The run called `run`: a folder, or below `results` the name of a run of `command` or of a suite; `latest` is the last one of
-/// `command`. What is not found stays as it is, and is refused by who opens it.
-fn run_folder(results: &Path, command: &str, run: String) -> String {
-    let is_run = |folder: &Path| folder.join("cells").is_dir();
-    if is_run(Path::new(&run)) {
+/// `command` that has weights. What is not found stays as it is, and is refused by who opens it.
+pub fn run_folder(results: &Path, command: &str, run: String) -> String {
+    let below = |folder: &Path| -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        let mut all: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+        all.sort();
+        all
+    };
+    let is_weights = |file: &PathBuf| file.extension().is_some_and(|end| end == "safetensors");
+    let has_weights =
+        |folder: &PathBuf| below(&folder.join("cells")).iter().any(|cell| below(cell).iter().any(is_weights));
+    let named = PathBuf::from(&run);
+    if named.join("cells").is_dir() {
         return run;
     }
-    let suites = std::fs::read_dir(results).into_iter().flatten().flatten().map(|entry| entry.path());
-    let suites = suites.filter(|_| run != "latest");
-    let places = [results.join(command)].into_iter().chain(suites).map(|place| place.join(&run));
-    places
-        .into_iter()
-        .find(|folder| is_run(folder))
-        .map_or(run.clone(), |folder| folder.display().to_string())
+    let own = results.join(command);
+    let found = match run.as_str() {
+        // runs are named by the time of their start
+        "latest" => below(&own).into_iter().filter(|folder| !folder.is_symlink()).rfind(has_weights),
+        _ => [own].into_iter().chain(below(results)).map(|place| place.join(&run)).find(has_weights),
+    };
+    found.map_or(run, |folder| folder.display().to_string())
 }
 
 impl CommandArgs {

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use candle_core::{Device, Tensor};
 use serde_json::json;
 
+use super::command::run_folder;
 use crate::protocol::attention_matrix::{self, ProbeConfig};
 use crate::protocol::pattern;
 use crate::protocol::trained_attention::{self, Input, TrainedMatrices};
@@ -191,9 +192,8 @@ fn of_suite(name: &str) -> Result<(Models, Option<usize>)> {
 
 /// The folder of the run that `--weights` names; nothing where it is a file.
 fn trained_run(args: &AttentionArgs) -> Option<PathBuf> {
-    let named = args.weights.as_ref()?;
-    let below = args.scene.output_path.join("lra").join(named);
-    [named.clone(), below].into_iter().find(|folder| folder.is_dir())
+    let named = args.weights.as_ref()?.display().to_string();
+    Some(PathBuf::from(run_folder(&args.scene.output_path, "lra", named))).filter(|folder| folder.is_dir())
 }
 
 fn draw_trained(run: &Path, args: &AttentionArgs, term: &Term) -> Result<()> {

@@ -6,6 +6,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::json;
 
 use super::{Plots, kept_run, say};
+use crate::cli::command::run_folder;
 use crate::cli::value_names::NamedValues;
 use crate::protocol::charlm::generate::checkpoint;
 use crate::protocol::charlm::plan::{load, names};
@@ -59,8 +60,8 @@ pub struct Args {
 
 /// [`draw`] of the weights in `path`.
 fn draw_trained(path: &Path, args: &Args, term: &Term) -> Result<()> {
-    let below = args.output_path.join("charlm").join(path);
-    let path = if !path.exists() && below.is_dir() { &below } else { path };
+    let named = run_folder(&args.output_path, "charlm", path.display().to_string());
+    let path = Path::new(&named);
     let file = checkpoint(path)?;
     let (task, len) = trained_on(&file)?;
     let dir = args.data_dir.clone().unwrap_or_else(data_dir::default_dir);

@@ -9,6 +9,7 @@ pub mod plan;
 pub mod recipe;
 pub mod stored;
 pub mod tasks;
+pub mod weights;
 pub mod worker;
 
 use super::definition::{ProtocolInfo, Quick, Tasks};
@@ -19,6 +20,7 @@ use effattn_record::Metric;
 use effattn_record::config::settings::groups::{MACHINE, MODEL, TRAINING};
 use effattn_record::config::settings::{switch, word};
 use effattn_record::own_setting;
+use stored::StoredRuns;
 use worker::LraExperiment;
 
 own_setting! {

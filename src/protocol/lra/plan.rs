@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use super::LraExperiment;
 use super::recipe::{self, Recipe};
-use super::stored::{self, StoredWeights};
 use super::tasks::{self, LoadOptions};
-use super::{ACCURACY, EVAL, KEEP_CLOSE, Lra, documents, floor};
+use super::weights::StoredWeights;
+use super::{ACCURACY, EVAL, KEEP_CLOSE, Lra, StoredRuns, documents, floor};
 use crate::protocol::cell_runner::CellRunner;
 use crate::protocol::curve::CurveSpec;
 use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo};
@@ -109,7 +109,7 @@ impl TrainingProtocol for Lra {
     }
 
     fn check_flags(&self, flags: &GridFlags) -> Result<(), PlanError> {
-        stored::check_flags(flags)
+        StoredRuns::check_flags(flags)
     }
 
     fn check_task(&self, task: &str) -> Result<(), PlanError> {
@@ -157,7 +157,7 @@ impl TrainingProtocol for Lra {
     /// Training runs, or with `--floor` the rules for the tasks.
     fn cells(&self, grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
         match (grid.settings.floor, EVAL.of(&grid.settings)) {
-            (_, Some(run)) => stored::cells(grid, &run, threads),
+            (_, Some(run)) => StoredRuns::cells(grid, &run, threads),
             (Some(true), None) => floor::cells(grid),
             (_, None) => training::cells(self, grid, threads),
         }
@@ -165,7 +165,7 @@ impl TrainingProtocol for Lra {
 
     fn prepare(&self, plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
         if requests::<LraRequest>(plan).iter().any(|request| request.stored.is_some()) {
-            return stored::prepare(plan);
+            return StoredRuns::prepare(plan);
         }
         let runs = requests::<LraRequest>(plan).into_iter().map(|run| (run.task, run.reading));
         let rules = floor::requests(plan).into_iter().map(|rule| (rule.task, rule.reading));
@@ -195,7 +195,7 @@ impl TrainingProtocol for Lra {
 
     fn train(&self, job: &Job<LraRequest>) -> Result<TrainingResult, CellFailure> {
         if let Some(stored) = &job.request.stored {
-            return stored::test(job, stored);
+            return StoredRuns::test(job, stored);
         }
         let run = LraExperiment::open(job)?;
         let trained = run.train()?;

@@ -3,16 +3,16 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
-use serde::{Deserialize, Serialize};
 
 use super::plan::{LraRequest, model_for};
+use super::weights::{READING, StoredWeights};
 use super::worker::Reader;
 use super::{ACCURACY, EVAL};
 use crate::protocol::definition::Prepared;
 use crate::protocol::grid::{Grid, GridFlags, PlanError, tasks};
 use crate::protocol::training::experiment::TrainingDevice;
 use crate::protocol::training::worker::{Job, failed};
-use crate::protocol::training::{MetricValue, RATE, TrainingMessage, TrainingResult, requests};
+use crate::protocol::training::{MetricValue, RATE, TrainingMessage, TrainingResult};
 use crate::run::outcome::CellFailure;
 use crate::run::plan::{Cell, Plan, key_word};
 use crate::train::checkpoint::Checkpoint;
@@ -27,96 +27,131 @@ use effattn_model::family::{Architecture, DataShape};
 use effattn_record::config::settings::Settings;
 use effattn_record::{Outcome, file};
 
-/// File in the folder of a cell that says how its texts became ids.
-const READING: &str = "reading.json";
+/// `--eval`: the cells, the data and the worker of a test of stored weights.
+pub struct StoredRuns;
 
-/// Stored weights that are tested.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct StoredWeights {
-    /// The checkpoint.
-    pub file: String,
-    /// SHA-256 of it.
-    pub sha256: String,
-    /// Name of the run that trained them.
-    pub run: String,
-    /// What they were trained on.
-    pub trained_on: String,
-    /// How its texts became ids.
-    pub texts: Reading,
-}
-
-impl StoredWeights {
-    /// Name under which their checksum stands in a plan.
-    pub fn data_name(&self) -> String {
-        format!("weights {}", self.file)
+impl StoredRuns {
+    /// Refuses what `--eval` does not take: the model is that of the run.
+    pub fn check_flags(flags: &GridFlags) -> Result<(), PlanError> {
+        let said = flags.user_settings();
+        let Some(run) = EVAL.of(&said) else { return Ok(()) };
+        let allowed =
+            ["eval", "data", "limit", "device", "dtype", "threads", "kernel", "memory_limit", "timeout"];
+        let mut other: Vec<String> = said
+            .set_keys()
+            .into_iter()
+            .filter(|key| !allowed.contains(key))
+            .map(|key| key.replace('_', "-"))
+            .collect();
+        other.extend(flags.model.is_some().then(|| "model".to_owned()));
+        other.extend(flags.exclude.is_some().then(|| "exclude".to_owned()));
+        other.extend(flags.quick.then(|| "quick".to_owned()));
+        if let Some(other) = other.first() {
+            return Err(PlanError(format!(
+                "--eval {run} tests the weights of that run as they were trained; leave --{other} out"
+            )));
+        }
+        Ok(())
     }
 
-    fn model(&self, request: &LraRequest) -> Result<Box<dyn Architecture>, CellFailure> {
-        let pairs = self.texts.pairs;
-        let shape = DataShape {
-            input: if pairs { InputKind::Pairs } else { InputKind::Tokens },
-            vocab: self.texts.vocabulary()?,
-            classes: self.texts.classes.len(),
-            len: request.spec.len as usize,
+    /// A cell for every finished cell of `run`: its weights on the one file of `--data`.
+    pub fn cells(grid: &Grid, run: &str, threads: usize) -> Result<Vec<Cell>, PlanError> {
+        let task = tasks(grid).pop().unwrap_or_default();
+        let files = OwnFiles::of(&task).map_err(PlanError::new)?;
+        let Some(OwnFiles { files, .. }) = files else {
+            return Err(PlanError(format!("--eval {run} needs the texts to test on: --data new.csv")));
         };
-        Ok(model_for(&request.spec, &request.spec.choice()?, &self.trained_on, Some(shape))?)
+        let [file] = &files[..] else {
+            return Err(PlanError(format!(
+                "--eval tests every row of one file, and --data names {}; give one",
+                files.len()
+            )));
+        };
+        let folder = Path::new(run);
+        let wrong = |reason: String| PlanError(format!("--eval {run}: {reason}"));
+        let name = name_of(folder);
+        let mut cells = Vec::new();
+        for stored in finished(folder).map_err(wrong)? {
+            let weights = stored.weights(&name).map_err(wrong)?;
+            let documents = weights.texts.test(file).map_err(PlanError::new)?;
+            cells.push(cell(&task, &grid.settings, stored.request, weights, (&documents, threads))?);
+        }
+        Ok(cells)
+    }
+
+    /// Notes the checksums of texts and weights.
+    pub fn prepare(plan: &mut Plan) -> anyhow::Result<Prepared> {
+        let mut remarks = Vec::new();
+        for cell in &mut plan.cells {
+            let Ok(request) = serde_json::from_value::<LraRequest>(cell.request.clone()) else { continue };
+            let Some(weights) = &request.stored else { continue };
+            let file = only_file(&request.task).map_err(|error| anyhow!(error.reason))?;
+            let documents = weights.texts.test(&file)?;
+            plan.data.insert(request.task.clone(), documents.hash().to_owned());
+            plan.data.insert(weights.data_name(), weights.sha256.clone());
+            let (rows, content) = (documents.len(Split::Test), &documents.hash()[..12]);
+            let words = format!("own file: {rows} rows, content {content}");
+            cell.row.differs = Some(match cell.row.differs.take() {
+                Some(differs) => format!("{differs}; {words}"),
+                None => words,
+            });
+            remarks.push(format!("{}: weights of run {} on {rows} rows", request.spec.model, weights.run));
+        }
+        Ok(Prepared { remarks, text: None })
+    }
+
+    /// Tests `stored` on every row.
+    pub fn test(job: &Job<LraRequest>, stored: &StoredWeights) -> Result<TrainingResult, CellFailure> {
+        let Job { request, context, .. } = job;
+        if context.trial {
+            return Err(CellFailure::new(Outcome::Interrupted, "there is nothing to try"));
+        }
+        job.link.send(&TrainingMessage::Started { step: 0, curve: Vec::new() })?;
+        let path = Path::new(&stored.file);
+        let read = file_hash(path).map_err(|error| failed(&format!("{}: {error}", path.display())))?;
+        context.same(&stored.data_name(), &read)?;
+        let documents = stored.texts.test(&only_file(&request.task)?)?;
+        context.same(&request.task, documents.hash())?;
+        let laboratory = TrainingDevice::open(&request.spec, context)?;
+        let weights = Checkpoint::load(path)?;
+        let mut net = model(stored, request)?.build(&weights.builder(laboratory.device(), false)?)?;
+        drop(weights);
+        let limited =
+            LimitedDataset::new(&documents, request.limit.map_or(usize::MAX, |limit| limit as usize));
+        let count = limited.len(Split::Test);
+        let batch = (request.spec.batch as usize).clamp(1, count.max(1));
+        let batches = (0..count).step_by(batch).map(|from| (from..count.min(from + batch)).collect());
+        let reader = Reader {
+            keep: request.keep as usize,
+            len: request.spec.len as usize,
+            device: laboratory.device(),
+        };
+        job.tell("tests its weights")?;
+        let (score, tested) = reader.score((net.as_mut(), &limited, Split::Test), batches)?;
+        let mut classes = vec![0u64; stored.texts.classes.len()];
+        (0..count).for_each(|index| classes[limited.example(Split::Test, index, 1).label as usize] += 1);
+        let most = classes.into_iter().max().unwrap_or(0);
+        let measures = vec![
+            MetricValue::new(ACCURACY.name, "%", score.value),
+            MetricValue::new("loss", "nat", score.loss),
+            MetricValue::new("largest_class", "%", 100.0 * most as f64 / count.max(1) as f64),
+            MetricValue::new("tested", "1", tested as f64),
+        ];
+        let peak_bytes = laboratory.peak();
+        Ok(TrainingResult { measures, data_share: 1.0, differs: None, peak_bytes })
     }
 }
 
-/// Keeps beside the checkpoints how the texts of `data` became ids, where they are a person's own.
-pub fn keep_reading(job: &Job<LraRequest>, data: &dyn Dataset) -> Result<(), CellFailure> {
-    let Some(reading) = data.reading().filter(|_| !job.context.trial) else { return Ok(()) };
-    let path = job.context.folder.join(READING);
-    let text = serde_json::to_string(reading)? + "\n";
-    file::write(&path, text.as_bytes()).map_err(|error| failed(&format!("{}: {error}", path.display())))
-}
-
-/// Refuses what `--eval` does not take: the model is that of the run.
-pub fn check_flags(flags: &GridFlags) -> Result<(), PlanError> {
-    let said = flags.user_settings();
-    let Some(run) = EVAL.of(&said) else { return Ok(()) };
-    let allowed =
-        ["eval", "data", "limit", "device", "dtype", "threads", "kernel", "memory_limit", "timeout"];
-    let mut other: Vec<String> = said
-        .set_keys()
-        .into_iter()
-        .filter(|key| !allowed.contains(key))
-        .map(|key| key.replace('_', "-"))
-        .collect();
-    other.extend(flags.model.is_some().then(|| "model".to_owned()));
-    other.extend(flags.exclude.is_some().then(|| "exclude".to_owned()));
-    other.extend(flags.quick.then(|| "quick".to_owned()));
-    if let Some(other) = other.first() {
-        return Err(PlanError(format!(
-            "--eval {run} tests the weights of that run as they were trained; leave --{other} out"
-        )));
-    }
-    Ok(())
-}
-
-/// A cell for every finished cell of `run`: its weights on the one file of `--data`.
-pub fn cells(grid: &Grid, run: &str, threads: usize) -> Result<Vec<Cell>, PlanError> {
-    let task = tasks(grid).pop().unwrap_or_default();
-    let files = OwnFiles::of(&task).map_err(PlanError::new)?;
-    let Some(OwnFiles { files, .. }) = files else {
-        return Err(PlanError(format!("--eval {run} needs the texts to test on: --data new.csv")));
+/// The model of `weights` as `request` runs it.
+fn model(weights: &StoredWeights, request: &LraRequest) -> Result<Box<dyn Architecture>, CellFailure> {
+    let pairs = weights.texts.pairs;
+    let shape = DataShape {
+        input: if pairs { InputKind::Pairs } else { InputKind::Tokens },
+        vocab: weights.texts.vocabulary()?,
+        classes: weights.texts.classes.len(),
+        len: request.spec.len as usize,
     };
-    let [file] = &files[..] else {
-        return Err(PlanError(format!(
-            "--eval tests every row of one file, and --data names {}; give one",
-            files.len()
-        )));
-    };
-    let folder = Path::new(run);
-    let wrong = |reason: String| PlanError(format!("--eval {run}: {reason}"));
-    let name = name_of(folder);
-    let mut cells = Vec::new();
-    for stored in finished(folder).map_err(wrong)? {
-        let weights = stored.weights(&name).map_err(wrong)?;
-        let documents = weights.texts.test(file).map_err(PlanError::new)?;
-        cells.push(cell(&task, &grid.settings, stored.request, weights, (&documents, threads))?);
-    }
-    Ok(cells)
+    Ok(model_for(&request.spec, &request.spec.choice()?, &weights.trained_on, Some(shape))?)
 }
 
 fn cell(
@@ -138,7 +173,7 @@ fn cell(
         stored: Some(weights.clone()),
         ..trained
     };
-    let model = weights.model(&request).map_err(|error| PlanError(error.reason))?;
+    let model = model(&weights, &request).map_err(|error| PlanError(error.reason))?;
     let spec = &request.spec;
     let mut row = spec.row("lra", threads, Some(model.as_ref()));
     row.task = Some(task.to_owned());
@@ -240,60 +275,8 @@ fn name_of(folder: &Path) -> String {
     name.map_or_else(String::new, |name| name.to_string_lossy().into_owned())
 }
 
-/// Notes the checksums of texts and weights.
-pub fn prepare(plan: &mut Plan) -> anyhow::Result<Prepared> {
-    let mut remarks = Vec::new();
-    for request in requests::<LraRequest>(plan) {
-        let Some(weights) = &request.stored else { continue };
-        let file = only_file(&request.task).map_err(|error| anyhow!(error.reason))?;
-        let documents = weights.texts.test(&file)?;
-        plan.data.insert(request.task.clone(), documents.hash().to_owned());
-        plan.data.insert(weights.data_name(), weights.sha256.clone());
-        let rows = documents.len(Split::Test);
-        remarks.push(format!("{}: weights of run {} on {rows} rows", request.spec.model, weights.run));
-    }
-    Ok(Prepared { remarks, text: None })
-}
-
 fn only_file(task: &str) -> Result<PathBuf, CellFailure> {
     let files = OwnFiles::of(task)?;
     let file = files.and_then(|files| files.files.into_iter().next());
     file.ok_or_else(|| failed(&format!("{task} is no file")))
-}
-
-/// Tests `stored` on every row.
-pub fn test(job: &Job<LraRequest>, stored: &StoredWeights) -> Result<TrainingResult, CellFailure> {
-    let Job { request, context, .. } = job;
-    if context.trial {
-        return Err(CellFailure::new(Outcome::Interrupted, "there is nothing to try"));
-    }
-    job.link.send(&TrainingMessage::Started { step: 0, curve: Vec::new() })?;
-    let path = Path::new(&stored.file);
-    let read = file_hash(path).map_err(|error| failed(&format!("{}: {error}", path.display())))?;
-    context.same(&stored.data_name(), &read)?;
-    let documents = stored.texts.test(&only_file(&request.task)?)?;
-    context.same(&request.task, documents.hash())?;
-    let laboratory = TrainingDevice::open(&request.spec, context)?;
-    let weights = Checkpoint::load(path)?;
-    let mut net = stored.model(request)?.build(&weights.builder(laboratory.device(), false)?)?;
-    drop(weights);
-    let limited = LimitedDataset::new(&documents, request.limit.map_or(usize::MAX, |limit| limit as usize));
-    let count = limited.len(Split::Test);
-    let batch = (request.spec.batch as usize).clamp(1, count.max(1));
-    let batches = (0..count).step_by(batch).map(|from| (from..count.min(from + batch)).collect());
-    let reader =
-        Reader { keep: request.keep as usize, len: request.spec.len as usize, device: laboratory.device() };
-    job.tell("tests its weights")?;
-    let (score, tested) = reader.score((net.as_mut(), &limited, Split::Test), batches)?;
-    let mut classes = vec![0u64; stored.texts.classes.len()];
-    (0..count).for_each(|index| classes[limited.example(Split::Test, index, 1).label as usize] += 1);
-    let most = classes.into_iter().max().unwrap_or(0);
-    let measures = vec![
-        MetricValue::new(ACCURACY.name, "%", score.value),
-        MetricValue::new("loss", "nat", score.loss),
-        MetricValue::new("largest_class", "%", 100.0 * most as f64 / count.max(1) as f64),
-        MetricValue::new("tested", "1", tested as f64),
-    ];
-    let peak_bytes = laboratory.peak();
-    Ok(TrainingResult { measures, data_share: 1.0, differs: None, peak_bytes })
 }

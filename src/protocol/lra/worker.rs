@@ -5,8 +5,8 @@ use candle_core::{Device, Result as Candle};
 use super::floor;
 use super::plan::{LraRequest, model};
 use super::recipe::Recipe;
-use super::stored;
 use super::tasks;
+use super::weights::keep_reading;
 use crate::protocol::training::experiment::{
     self as training, Experiment, StepCounts, TrainedWeights, TrainingDevice, WeightChoice,
 };
@@ -184,7 +184,7 @@ impl<'a> LraExperiment<'a> {
 
     /// Trains, or goes on training, in the folder of the cell.
     pub fn train(&self) -> Result<Tested, CellFailure> {
-        stored::keep_reading(self.job, self.data.as_ref())?;
+        keep_reading(self.job.context, self.data.as_ref())?;
         let (trained, peak_bytes) = training::train(&self.laboratory, self)?;
         self.tested(trained, peak_bytes)
     }
