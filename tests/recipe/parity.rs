@@ -23,7 +23,7 @@ pub static SET: DataSetEntry = DataSetEntry {
         len: 12,
         train: SIZES[0],
         text: false,
-        load,
+        load: &load,
     }),
     origin: Origin::Generated {
         formats: &[WriteFormat { name: "text", about: "one example a line", write }],

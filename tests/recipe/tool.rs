@@ -61,7 +61,7 @@ static DRAWN_SHAPES: TestOnlySet = TestOnlySet {
 /// A running text for masked models.
 static TALES: running_text::TextSource = running_text::TextSource {
     name: "tales",
-    load: &|_, _| {
+    load: |_, _| {
         let line = |number: usize| format!("the fox number {number} saw the hen number {}", number % 7);
         Ok(RunningText::of("tales", (0..200).map(line).collect()))
     },

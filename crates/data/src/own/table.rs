@@ -87,7 +87,10 @@ pub(super) fn read(file: &Path) -> Result<Vec<TableRow>, DataError> {
     Ok(rows)
 }
 
-type Rows = Result<Vec<TableRow>, (usize, String)>;
+/// A line, and what is wrong in it.
+type LineError = (usize, String);
+
+type Rows = Result<Vec<TableRow>, LineError>;
 
 /// Rows below a line with the names of columns. Fields of comma-separated tables may be quoted; those of tab-separated ones
 /// stand as they are.
@@ -119,7 +122,7 @@ fn separated(text: &str, separator: u8) -> Rows {
 }
 
 /// Where the text, or where both texts stand.
-fn text_columns(names: &[String], line: usize) -> Result<[Option<usize>; 2], (usize, String)> {
+fn text_columns(names: &[String], line: usize) -> Result<[Option<usize>; 2], LineError> {
     let has = |wanted: &str| names.iter().any(|name| name.trim() == wanted);
     if has("text") || !(has("text1") || has("text2")) {
         return Ok([Some(column(names, "text", line)?), None]);
@@ -127,7 +130,7 @@ fn text_columns(names: &[String], line: usize) -> Result<[Option<usize>; 2], (us
     Ok([Some(column(names, "text1", line)?), Some(column(names, "text2", line)?)])
 }
 
-fn column(names: &[String], wanted: &str, line: usize) -> Result<usize, (usize, String)> {
+fn column(names: &[String], wanted: &str, line: usize) -> Result<usize, LineError> {
     names.iter().position(|name| name.trim() == wanted).ok_or_else(|| {
         let names: Vec<String> = names.iter().take(8).map(|name| name.chars().take(24).collect()).collect();
         let there = names.join(", ");
@@ -145,7 +148,7 @@ struct Fields<'a> {
 
 impl Fields<'_> {
     /// The next row that is not blank, with the line that it begins in.
-    fn next_row(&mut self) -> Result<Option<(usize, Vec<String>)>, (usize, String)> {
+    fn next_row(&mut self) -> Result<Option<(usize, Vec<String>)>, LineError> {
         while self.at < self.bytes.len() {
             let (line, mut fields) = (self.line, Vec::new());
             loop {
@@ -165,7 +168,7 @@ impl Fields<'_> {
     }
 
     /// The field that begins here; what stands behind it is a separator, the end of the line, or the end of the text.
-    fn field(&mut self, line: usize) -> Result<String, (usize, String)> {
+    fn field(&mut self, line: usize) -> Result<String, LineError> {
         let mut field = Vec::new();
         if self.separator == b',' && self.bytes.get(self.at) == Some(&b'"') {
             self.at += 1;

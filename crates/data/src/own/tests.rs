@@ -11,7 +11,7 @@ fn write(folder: &Path, name: &str, content: &str) -> String {
 
 /// A table of `rows` texts; two of three are of class `a`.
 fn table(rows: usize) -> String {
-    let row = |at: usize| format!("text number {at},{}\n", if at % 3 == 0 { "b" } else { "a" });
+    let row = |at: usize| format!("text number {at},{}\n", if at.is_multiple_of(3) { "b" } else { "a" });
     "text,label\n".to_owned() + &(0..rows).map(row).collect::<String>()
 }
 
