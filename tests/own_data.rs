@@ -89,7 +89,7 @@ fn the_commands_of_the_page_work() {
         // as written, but short
         let short = line.replace("--steps 200", "--steps 8").replace("--steps 400", "--steps 4");
         let trains = line.contains("--quick") && !line.contains("--steps");
-        let short = short.replace("'The '", "The") + if trains { " --steps 4" } else { "" };
+        let short = short + if trains { " --steps 4" } else { "" };
         let plots = if line.contains("--generate") { " --symbols 5" } else { " --no-plot" };
         works(folder, &format!("{short}{plots}"));
     }

@@ -88,8 +88,8 @@ const READ: &[(&str, &[(&str, Change)])] = &[
         ],
     ),
     (
-        "charlm --data words.txt --model full --steps 2 --every 2 --len 16 --batch 2 --set layers=1",
-        &[("words.txt", Change::Last)],
+        "charlm --data ./enwik8 --model full --steps 2 --every 2 --len 16 --batch 2 --set layers=1",
+        &[("enwik8", Change::Last)],
     ),
     (
         "wordlm --quick --data words.txt --model full --steps 2 --every 2 --len 16 --batch 2 --set layers=1",

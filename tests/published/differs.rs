@@ -42,6 +42,8 @@ const OTHERS: &[(&str, &str)] = &[
 /// Where a protocol takes none of the settings or another one says it: of `overlap` and `insertions` the metric or the task.
 const SAID_ELSEWHERE: &[&str] = &[
     "task",
+    "data",
+    "eval",
     "seeds",
     "mode",
     "preset",

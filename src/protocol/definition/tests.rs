@@ -16,6 +16,8 @@ const FREE: &[(&str, &str)] = &[
     ("memory_limit", "an outcome carries the limit that it ran under"),
     ("threads", "the identity of the whole run has them"),
     ("jobs", "every cell is computed as it would be alone"),
+    ("data", "it is the task of its cells; tests of contents hold its files"),
+    ("eval", "its cells are those of stored weights, whose checksum they have"),
 ];
 
 /// Another value than the usual one of every setting that a key holds.
@@ -125,7 +127,8 @@ fn every_setting_changes_every_key_or_says_why_not() {
         let usual = keys(protocol, &base);
         for setting in protocol.info().settings() {
             let key = setting.key;
-            let refused = matches!((protocol.name(), key), ("charlm" | "mlm", "pooling")); // positions are predicted
+            let refused =
+                matches!((protocol.name(), key), ("charlm" | "mlm", "pooling") | ("lra", "tokenizer")); // positions are predicted; of --data
             if refused || FREE.iter().any(|(free, _)| *free == key) {
                 continue;
             }
