@@ -181,7 +181,7 @@ fn right_factor<'a>(
     // whole panels that are read in place
     let whole = if in_rows && !round && m <= FEW { b.cols / columns * columns } else { 0 };
     let in_place =
-        (whole > 0).then(|| (0, whole, Right { data: b.data, panel: columns, step: b.row_stride }));
+        (whole > 0).then_some((0, whole, Right { data: b.data, panel: columns, step: b.row_stride }));
     let rest = whole..b.cols;
     let packed = (!rest.is_empty()).then(|| {
         let to = space(to, b.rows * rest.len().next_multiple_of(columns));
