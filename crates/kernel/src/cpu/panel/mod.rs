@@ -1,7 +1,7 @@
 //! Our products in f32, of factors as they are or rounded to bf16: tiles that are summed in registers.
 //!
 //! The right factor is packed to *panels* of as many columns as a tile has, the left one is read in place or copied. At most
-//! [`DEPTH`] elements are summed before the result is written, so that a panel stays in the first cache; what several such
+//! `DEPTH` elements are summed before the result is written, so that a panel stays in the first cache; what several such
 //! blocks give is added in order. Which elements are summed in which order depends on the shape only.
 
 mod gradient;
