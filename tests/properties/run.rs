@@ -164,6 +164,7 @@ impl<'a> Run<'a> {
             stream: stream.as_ref(),
             memory: case.memory(),
             dropout: self.dropout,
+            first_row: false,
         })?;
         let out = split(&output.out.merged()?, HEADS)?; // of a mixer too, which has no heads
         let mut loss = (&out * self.weights(case.queries)?)?.sum_all()?;

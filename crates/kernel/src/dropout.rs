@@ -7,22 +7,30 @@
 use candle_core::{CpuStorage, D, DType, Layout, Result, Shape, Tensor, bail};
 
 use super::cpu::{self, par};
+use super::kept_rows::KeptRows;
 use super::op::{FusedOp, SavedOutput};
 use super::tape;
 
-/// Elements that one thread handles at a time (even: one draw decides two elements).
+/// Elements that one thread handles at a time, about.
 const CHUNK: usize = 1 << 15;
 
-/// `x` with elements dropped at `rate`, chosen by `seed`; at rate 0 `x` itself.
-pub fn dropout(x: &Tensor, rate: f64, seed: u64) -> Result<Tensor> {
+/// `x` with elements dropped at `rate`, chosen by `seed`; at rate 0 `x` itself. Elements are numbered as they lie in `x`; where
+/// `x` [1, kept, width] has only rows `of` a batch, as they lie in the batch.
+pub fn dropout(x: &Tensor, rate: f64, seed: u64, of: Option<&KeptRows>) -> Result<Tensor> {
     check(rate)?;
     if rate == 0.0 {
         return Ok(x.clone());
     }
-    if super::fused_cpu(x.device()) && x.dtype() == DType::F32 {
-        return tape::apply(&[&x.contiguous()?], Dropout::new(rate, seed));
+    let drop = Dropout { of: of.cloned(), width: x.dim(D::Minus1)?, ..Dropout::new(rate, seed) };
+    if let Some(of) = of
+        && of.rows().len() * drop.width != x.elem_count()
+    {
+        bail!("{:?} are not {} packed rows", x.dims(), of.rows().len());
     }
-    composed(x, rate, seed)
+    if super::fused_cpu(x.device()) && x.dtype() == DType::F32 {
+        return tape::apply(&[&x.contiguous()?], drop);
+    }
+    drop.composed(x)
 }
 
 fn check(rate: f64) -> Result<()> {
@@ -37,41 +45,61 @@ fn terms(rate: f64) -> (u32, f32) {
     ((rate * (f64::from(u32::MAX) + 1.0)) as u32, (1.0 / (1.0 - rate)) as f32)
 }
 
-/// The definition in plain candle operations: a product with a mask made on the host.
-pub fn composed(x: &Tensor, rate: f64, seed: u64) -> Result<Tensor> {
-    let mut mask = vec![1.0; x.elem_count()];
-    Dropout::new(rate, seed).apply(0, &mut mask);
-    x * Tensor::from_vec(mask, x.shape(), x.device())?.to_dtype(x.dtype())?
-}
-
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Dropout {
     /// Draws below this drop.
     threshold: u32,
     scale: f32,
     seed: u64,
+    /// The rows that there are; absent: all.
+    of: Option<KeptRows>,
+    width: usize,
 }
 
 impl Dropout {
     fn new(rate: f64, seed: u64) -> Self {
         let (threshold, scale) = terms(rate);
-        Self { threshold, scale, seed }
+        Self { threshold, scale, seed, of: None, width: 1 }
     }
 
-    /// Drops and scales `values`, which start at the even element number `first`.
-    fn apply(self, first: usize, values: &mut [f32]) {
-        for (pair, values) in values.chunks_mut(2).enumerate() {
-            let draw = mix(self.seed.wrapping_add((first / 2 + pair) as u64));
+    /// The definition in plain candle operations: a product with a mask made on the host.
+    fn composed(&self, x: &Tensor) -> Result<Tensor> {
+        let mask = Tensor::from_vec(self.map(&vec![1.0; x.elem_count()]), x.shape(), x.device())?;
+        x * mask.to_dtype(x.dtype())?
+    }
+
+    /// Drops and scales `values`, which start at element number `first`; one draw decides two elements.
+    fn apply(&self, first: usize, values: &mut [f32]) {
+        let (odd, even) = values.split_at_mut((first % 2).min(values.len()));
+        if let [value] = odd {
+            self.decide(value, (self.draw(first) >> 32) as u32);
+        }
+        for (pair, values) in even.chunks_mut(2).enumerate() {
+            let draw = self.draw(first + odd.len() + 2 * pair);
             for (value, draw) in values.iter_mut().zip([draw as u32, (draw >> 32) as u32]) {
-                *value = if draw < self.threshold { 0.0 } else { *value * self.scale };
+                self.decide(value, draw);
             }
         }
     }
 
-    fn map(self, x: &[f32]) -> Vec<f32> {
-        par::build(x.len(), CHUNK, |index, y| {
-            y.copy_from_slice(&x[index * CHUNK..][..y.len()]);
-            self.apply(index * CHUNK, y);
+    fn draw(&self, element: usize) -> u64 {
+        mix(self.seed.wrapping_add((element / 2) as u64))
+    }
+
+    fn decide(&self, value: &mut f32, draw: u32) {
+        *value = if draw < self.threshold { 0.0 } else { *value * self.scale };
+    }
+
+    fn map(&self, x: &[f32]) -> Vec<f32> {
+        let width = self.width.max(1);
+        let at_once = (CHUNK / width).max(1);
+        par::build(x.len(), at_once * width, |index, y| {
+            let first = index * at_once;
+            y.copy_from_slice(&x[first * width..][..y.len()]);
+            let Some(of) = &self.of else { return self.apply(first * width, y) };
+            for (values, row) in y.chunks_mut(width).zip(&of.rows()[first..]) {
+                self.apply(*row as usize * width, values);
+            }
         })
     }
 }
@@ -168,7 +196,22 @@ mod tests {
     #[test]
     fn fused_is_the_twin() {
         for dims in [vec![1], vec![3, 17], vec![2, 40_001]] {
-            check(&format!("{dims:?}"), &[randn("x", &dims)], 1e-7, |x| dropout(&x[0], 0.3, 99));
+            check(&format!("{dims:?}"), &[randn("x", &dims)], 1e-7, |x| dropout(&x[0], 0.3, 99, None));
+        }
+    }
+
+    #[test]
+    fn packed_rows_drop_what_they_drop_in_their_batch() {
+        for width in [4, 5] {
+            let mask = Tensor::new(&[[1u8, 1, 0, 0], [0, 1, 0, 1]], &candle_core::Device::Cpu).unwrap();
+            let kept = KeptRows::of(&mask).unwrap().unwrap();
+            let x = randn("x", &[2, 4, width]);
+            let packed = kept.pack(&x).unwrap();
+            let want = kept.pack(&dropout(&x, 0.4, 3, None).unwrap()).unwrap();
+            let got = dropout(&packed, 0.4, 3, Some(&kept)).unwrap();
+            assert_eq!(got.to_vec3::<f32>().unwrap(), want.to_vec3::<f32>().unwrap());
+            check("packed", &[packed], 1e-7, |x| dropout(&x[0], 0.3, 99, Some(&kept)));
+            assert!(dropout(&x, 0.4, 3, Some(&kept)).is_err());
         }
     }
 
@@ -176,7 +219,7 @@ mod tests {
     fn the_kept_share_is_the_rate_and_the_mean_stays() {
         let x = Tensor::ones(400_001, DType::F32, &candle_core::Device::Cpu).unwrap();
         for rate in [0.1, 0.5, 0.9] {
-            let y = dropout(&x, rate, 7).unwrap().to_vec1::<f32>().unwrap();
+            let y = dropout(&x, rate, 7, None).unwrap().to_vec1::<f32>().unwrap();
             let kept = y.iter().filter(|y| **y != 0.0).count() as f64 / y.len() as f64;
             assert!((kept - (1.0 - rate)).abs() < 4e-3, "{rate}: {kept}");
             let scale = (1.0 / (1.0 - rate)) as f32;
@@ -213,7 +256,7 @@ mod tests {
     #[test]
     fn seeds_choose_different_elements_and_the_same_again() {
         let x = randn("x", &[1000]);
-        let draw = |seed| dropout(&x, 0.5, seed).unwrap().to_vec1::<f32>().unwrap();
+        let draw = |seed| dropout(&x, 0.5, seed, None).unwrap().to_vec1::<f32>().unwrap();
         assert_eq!(draw(1), draw(1));
         let (a, b) = (draw(1), draw(2));
         let agree = a.iter().zip(&b).filter(|(a, b)| (**a == 0.0) == (**b == 0.0)).count();
@@ -223,9 +266,9 @@ mod tests {
     #[test]
     fn a_rate_of_zero_is_free_and_rates_of_one_are_refused() {
         let x = randn("x", &[3]);
-        assert_eq!(dropout(&x, 0.0, 1).unwrap().id(), x.id());
+        assert_eq!(dropout(&x, 0.0, 1, None).unwrap().id(), x.id());
         for rate in [1.0, -0.1, f64::NAN] {
-            assert!(dropout(&x, rate, 1).is_err());
+            assert!(dropout(&x, rate, 1, None).is_err());
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Rows of a batch that are no padding, packed one after another, so that what works row by row computes no others.
+//! Some rows of a batch (those that are no padding, or those that something reads) packed one after another, so that what works row
+//! by row computes no others.
 
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ const CHUNK: usize = 1 << 15;
 /// Least share of padding for which packing pays: rows are copied at every attention.
 const LEAST_PADDING: f64 = 1.0 / 16.0;
 
-/// Which rows of [b, n] a mask keeps.
+/// Which rows of [b, n] there are.
 #[derive(Clone, Debug)]
 pub struct KeptRows(Arc<Places>);
 
@@ -39,19 +40,35 @@ impl KeptRows {
             return Ok(None);
         }
         let keeps = mask.to_dtype(DType::U8)?.flatten_all()?.to_vec1::<u8>()?;
-        let (mut rows, mut at) = (Vec::new(), vec![PADDING; keeps.len()]);
-        for (row, _) in keeps.iter().enumerate().filter(|(_, keep)| **keep != 0) {
-            at[row] = rows.len() as u32;
-            rows.push(row as u32);
-        }
+        let rows: Vec<u32> =
+            (0u32..).zip(&keeps).filter(|(_, keep)| **keep != 0).map(|(row, _)| row).collect();
         let padding = keeps.len() - rows.len();
         let pays = !rows.is_empty() && padding as f64 >= LEAST_PADDING * keeps.len() as f64;
-        Ok(pays.then(|| Self(Arc::new(Places { batch, len, rows, at }))))
+        Ok(pays.then(|| Self::at(batch, len, rows)))
     }
 
-    /// Whether it keeps the first row of every sample.
-    pub fn has_first_rows(&self) -> bool {
-        self.0.at.chunks(self.0.len.max(1)).all(|sample| sample[0] != PADDING)
+    /// The first row of every sample of [batch, len].
+    pub fn first(batch: usize, len: usize) -> Self {
+        Self::at(batch, len, (0..batch).map(|sample| (sample * len) as u32).collect())
+    }
+
+    /// `rows` of [batch, len], counted row by row, in ascending order.
+    pub fn at(batch: usize, len: usize, rows: Vec<u32>) -> Self {
+        let mut at = vec![PADDING; batch * len];
+        for (place, row) in rows.iter().enumerate() {
+            at[*row as usize] = place as u32;
+        }
+        Self(Arc::new(Places { batch, len, rows, at }))
+    }
+
+    /// Which they are, of all rows of the batch, in ascending order.
+    pub fn rows(&self) -> &[u32] {
+        &self.0.rows
+    }
+
+    /// Whether all rows of `other`, of the same batch, are among them.
+    pub fn holds(&self, other: &Self) -> bool {
+        other.rows().iter().all(|row| self.0.at[*row as usize] != PADDING)
     }
 
     /// The kept rows [1, kept, width] of `x` [b, n, width].

@@ -27,6 +27,8 @@ pub struct Encoder {
     cls: Option<Tensor>,    // [width]
     stream: Option<Tensor>, // [rows, width]: the second stream in front of the first layer
     pooling: Pooling,
+    /// Whether the last layer computes rows that pooling does not read.
+    whole: bool,
     class_id: u32,
 }
 
@@ -57,8 +59,8 @@ impl Encoder {
             ParamSpec::new("norm.bias", &[backbone.width], Init::ZERO),
         ])?;
         let class_id = (config.vocab - 1) as u32;
-        let (stream, pooling) = (stream.transpose()?, config.pooling);
-        Ok(Self { embedding, layers, norm, cls, stream, pooling, class_id })
+        let (stream, pooling, whole) = (stream.transpose()?, config.pooling, backbone.whole_last_layer);
+        Ok(Self { embedding, layers, norm, cls, stream, pooling, whole, class_id })
     }
 
     /// `ids` [b, n] (u32) and `mask` [b, n] (1 keep, 0 padding; absent keeps all) to pooled vectors [b, width].
@@ -93,18 +95,19 @@ impl Encoder {
         {
             bail!("a mask of shape {:?} does not fit ids of shape {:?}", mask.dims(), ids.dims());
         }
-        let (x, mask) = self.embed(ids, mask)?;
-        let (mut x, mask) = (dropout.apply(&x, 0)?, mask.as_ref());
-        // what is dropped depends on where an element lies
+        let (mut x, mask) = self.embed(ids, mask)?;
+        let (mask, first) = (mask.as_ref(), KeptRows::first(b, x.dim(1)?));
         let kept = match mask {
-            Some(mask) if want == Want::Pooled && dropout.is_none() => KeptRows::of(mask)?,
+            Some(mask) if want == Want::Pooled => KeptRows::of(mask)?,
             _ => None,
         };
-        let kept = kept.filter(|kept| self.pooling != Pooling::First || kept.has_first_rows());
+        let kept = kept.filter(|kept| self.pooling != Pooling::First || kept.holds(&first));
         let kept = kept.as_ref();
+        let only = want == Want::Pooled && !self.whole && self.pooling.reads_first_row();
         if let Some(kept) = kept {
             x = kept.pack(&x)?;
         }
+        x = dropout.of_rows(kept).apply(&x, 0)?;
         let call = |layer| {
             let dropout = dropout.branch(1 + layer as u64);
             ForwardArgs { mask, kept, dropout, ..ForwardArgs::default() }
@@ -128,8 +131,13 @@ impl Encoder {
                 self.normalise(&last.forward_cls(&x, &cls, call)?)?.squeeze(1)
             }
             None => {
-                let x = advance(last, &x, &mut stream, call)?;
-                if want == Want::Sequence { self.normalise(&x) } else { self.pool(x, mask, kept) }
+                let x =
+                    advance(last, &x, &mut stream, &ForwardArgs { only: only.then_some(&first), ..*call })?;
+                match want {
+                    Want::Sequence => self.normalise(&x),
+                    _ if only => self.normalise(&x)?.squeeze(0),
+                    _ => self.pool(x, mask, kept),
+                }
             }
         }
     }
@@ -287,6 +295,17 @@ impl Classifier {
         self.head.forward(&self.encoder.forward(ids, mask, dropout)?)
     }
 
+    /// [`Self::forward_train`] of all rows in all layers.
+    #[cfg(test)]
+    pub(super) fn forward_whole(
+        &self,
+        ids: &Tensor,
+        mask: Option<&Tensor>,
+        dropout: Dropout,
+    ) -> Result<Tensor> {
+        self.head.forward(&self.encoder.run(ids, mask, dropout, Want::PooledAndHidden, |_| ())?)
+    }
+
     /// [`Self::forward`], with what stands between.
     pub fn trace(&self, ids: &Tensor, mask: Option<&Tensor>) -> Result<Trace> {
         let (pooled, hidden) = self.encoder.trace(ids, mask)?;
@@ -299,7 +318,7 @@ impl Classifier {
     }
 
     /// What a forward pass of training drops, drawn from `rng`.
-    pub const fn drops(&self, rng: DropoutRng) -> Dropout {
+    pub const fn drops(&self, rng: DropoutRng) -> Dropout<'static> {
         self.backbone.drops(rng)
     }
 }

@@ -95,6 +95,8 @@ pub struct ForwardArgs<'a> {
     pub mask: Option<&'a Tensor>,
     /// The rows that `mask` keeps, where the input has only those: [1, kept, width].
     pub kept: Option<&'a KeptRows>,
+    /// The rows that are read behind the block: it gives only those, [1, rows, width]. What is not row by row sees all.
+    pub only: Option<&'a KeptRows>,
     /// Cached inputs of this layer [b, m, width] that stand in front; they are normalised like its input.
     pub memory: Option<&'a Tensor>,
     /// The second stream [b, rows, width], for mechanisms with [`Needs::stream`].
@@ -104,16 +106,36 @@ pub struct ForwardArgs<'a> {
     /// Position of the first row, cached ones included, where queries and keys are rotated.
     pub position: usize,
     /// What is dropped.
-    pub dropout: Dropout,
+    pub dropout: Dropout<'a>,
 }
 
-impl ForwardArgs<'_> {
+impl<'a> ForwardArgs<'a> {
     fn branch(&self, number: u64) -> Self {
         Self { dropout: self.dropout.branch(number), ..*self }
     }
 
+    /// What is dropped of rows behind the mechanism.
+    pub(super) fn dropout_behind(&self) -> Dropout<'a> {
+        self.dropout.of_rows(self.only.or(self.kept))
+    }
+
+    /// What goes on behind the mechanism of its `rows` [b, n, e].
+    pub(super) fn behind(&self, rows: Tensor) -> Result<Tensor> {
+        match self.only {
+            // a mechanism that computed no others
+            Some(_) if rows.dim(1)? == 1 => rows.transpose(0, 1)?.contiguous(),
+            Some(only) => only.pack(&rows),
+            None => self.pack(rows),
+        }
+    }
+
+    /// What goes on behind the mechanism of the rows in front of it, as the input has them.
+    pub(super) fn residual_behind(&self, rows: Tensor) -> Result<Tensor> {
+        self.only.map_or(Ok(rows.clone()), |only| only.pack(&self.unpack(rows)?))
+    }
+
     /// `rows` of the kept positions, or of all, as [b, n, width].
-    fn unpack(&self, rows: Tensor) -> Result<Tensor> {
+    pub(super) fn unpack(&self, rows: Tensor) -> Result<Tensor> {
         self.kept.map_or(Ok(rows.clone()), |kept| kept.unpack(&rows))
     }
 
@@ -276,8 +298,8 @@ impl AttentionLayer {
             (Some(stream), Some(change)) => Some((stream + change)?),
             _ => None,
         };
-        let out = call.pack(attended.out.merged()?)?;
-        let out = self.finish(out, &residual, call.dropout)?;
+        let (out, residual) = (call.behind(attended.out.merged()?)?, call.residual_behind(residual)?);
+        let out = self.finish(out, &residual, call.dropout_behind())?;
         if self.residual != Residual::Normed && self.needs.output != OutputForm::Whole {
             read.iter().flatten().try_for_each(recompute_in_backward)?;
         }
@@ -326,6 +348,7 @@ impl AttentionLayer {
             stream: stream.as_ref(),
             memory: held,
             dropout: dropout.weights(1)?,
+            first_row: call.only.is_some(),
             ..AttentionInput::new(&qkv)
         };
         then(&input, normal.as_ref())

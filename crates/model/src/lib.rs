@@ -74,6 +74,11 @@ impl Pooling {
         }
     }
 
+    /// Whether the last layer's output is read at the first position alone.
+    pub const fn reads_first_row(self) -> bool {
+        matches!(self, Self::ClsFront | Self::ClsVector | Self::First)
+    }
+
     /// The pooling called `name`.
     pub fn find(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|pooling| pooling.name() == name)
@@ -115,6 +120,8 @@ pub struct Backbone {
     pub dropout: f64,
     /// Dropout of attention weights while training, where a mechanism has such.
     pub attention_dropout: f64,
+    /// Whether the last layer computes rows that nothing reads, too, as other programs do; results are the same.
+    pub whole_last_layer: bool,
 }
 
 /// A classifier around one variant of a mechanism.
@@ -221,6 +228,7 @@ impl Backbone {
             activation: FfnActivation::Gelu,
             dropout: 0.0,
             attention_dropout: 0.0,
+            whole_last_layer: false,
         }
     }
 
@@ -249,7 +257,7 @@ impl Backbone {
     }
 
     /// What a forward pass of training drops, drawn from `rng`.
-    pub const fn drops(&self, rng: DropoutRng) -> Dropout {
+    pub const fn drops(&self, rng: DropoutRng) -> Dropout<'static> {
         rng.at(self.dropout).with_attention(self.attention_dropout)
     }
 

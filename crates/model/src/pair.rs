@@ -67,7 +67,7 @@ impl Pair {
     }
 
     /// What a forward pass of training drops, drawn from `rng`.
-    pub const fn drops(&self, rng: DropoutRng) -> Dropout {
+    pub const fn drops(&self, rng: DropoutRng) -> Dropout<'static> {
         self.backbone.drops(rng)
     }
 

@@ -10,6 +10,7 @@
 
 use candle_core::{Error, Result, Tensor, bail};
 
+use super::layer::ForwardArgs;
 use super::layer::linear_specs;
 use super::{Backbone, ConfigError, positive};
 use crate::attention::knobs::Knobs;
@@ -21,6 +22,7 @@ use effattn_kernel::block::{self, Projection};
 use effattn_kernel::embedding::PADDING;
 use effattn_kernel::embedding::embedding;
 use effattn_kernel::heads::{PackedLayout, Qkv};
+use effattn_kernel::kept_rows::KeptRows;
 use effattn_kernel::linear::linear;
 use effattn_kernel::norm::layer_norm;
 
@@ -207,24 +209,33 @@ impl Layer {
         })
     }
 
-    fn pack(&self, x: &Tensor, group: &ParamGroup, parts: PackedLayout) -> Result<Qkv> {
+    fn project(
+        &self,
+        x: &Tensor,
+        group: &ParamGroup,
+        parts: PackedLayout,
+        call: &ForwardArgs,
+    ) -> Result<Qkv> {
         let spec = Projection { norm: false, outputs: parts.count, bias: true };
-        Ok(Qkv::Packed { rows: block::project(x, group, spec, false)?, heads: self.heads, parts })
+        let rows = call.unpack(block::project(x, group, spec, false)?)?;
+        Ok(Qkv::Packed { rows, heads: self.heads, parts })
     }
 
-    fn forward(&self, x: &Tensor, mask: Option<&Tensor>, dropout: Dropout) -> Result<Tensor> {
-        let qkv = self.pack(x, &self.projection, self.needs.projections.layout())?;
-        let global = self.global.as_ref().map(|group| self.pack(x, group, PackedLayout::QKV)).transpose()?;
-        let weights = dropout.branch(0).weights(1)?;
+    fn forward(&self, x: &Tensor, call: &ForwardArgs) -> Result<Tensor> {
+        let qkv = self.project(x, &self.projection, self.needs.projections.layout(), call)?;
+        let global = self.global.as_ref().map(|group| self.project(x, group, PackedLayout::QKV, call));
+        let global = global.transpose()?;
+        let wide = if self.needs.x { Some(call.unpack(x.clone())?) } else { None };
         let input = AttentionInput {
-            x: Some(x),
-            mask,
+            x: wide.as_ref(),
+            mask: call.mask,
             global: global.as_ref(),
-            dropout: weights,
+            dropout: call.dropout.branch(0).weights(1)?,
             ..AttentionInput::new(&qkv)
         };
-        let attended = self.mechanism.forward(&input)?.out.merged()?;
-        let x = self.attention_norm.forward(&self.attention.onto(&attended, x, dropout.branch(0))?)?;
+        let attended = call.behind(self.mechanism.forward(&input)?.out.merged()?)?;
+        let (x, dropout) = (call.residual_behind(x.clone())?, call.dropout_behind());
+        let x = self.attention_norm.forward(&self.attention.onto(&attended, &x, dropout.branch(0))?)?;
         let hidden = gelu(&self.inner.forward(&x)?)?;
         self.norm.forward(&self.outer.onto(&hidden, &x, dropout.branch(1))?)
     }
@@ -283,15 +294,33 @@ impl Roberta {
 
     /// `ids` [b, n] (u32) to the last layer's output [b, n, width]; padding is not seen.
     pub fn encode(&self, ids: &Tensor, dropout: Dropout) -> Result<Tensor> {
-        self.run(ids, dropout, |_| ())
+        self.run(ids, dropout, None, |_| ())
+    }
+
+    /// The rows of [`Self::encode`] at `places`, counted row by row in ascending order: [places, width]. Others are not computed
+    /// behind the last attention, nor is padding.
+    pub fn encode_at(&self, ids: &Tensor, places: &[u32], dropout: Dropout) -> Result<Tensor> {
+        let (b, n) = ids.dims2()?;
+        if places.is_empty() || self.config.backbone.whole_last_layer {
+            let hidden = self.encode(ids, dropout)?.flatten_to(1)?;
+            return embedding(&Tensor::new(places, ids.device())?, &hidden);
+        }
+        self.run(ids, dropout, Some(&KeptRows::at(b, n, places.to_vec())), |_| ())?.squeeze(0)
     }
 
     /// [`Self::encode`] without dropout: the input of every layer, then the output of the last.
     pub fn trace(&self, ids: &Tensor) -> Result<Vec<Tensor>> {
-        super::traced(|see| self.run(ids, Dropout::NONE, see))
+        super::traced(|see| self.run(ids, Dropout::NONE, None, see))
     }
 
-    fn run(&self, ids: &Tensor, dropout: Dropout, mut see: impl FnMut(&Tensor)) -> Result<Tensor> {
+    /// All rows [b, n, width], or of `only` [1, rows, width].
+    fn run(
+        &self,
+        ids: &Tensor,
+        dropout: Dropout,
+        only: Option<&KeptRows>,
+        mut see: impl FnMut(&Tensor),
+    ) -> Result<Tensor> {
         let (b, n) = ids.dims2()?;
         if n > self.config.positions {
             bail!(
@@ -310,32 +339,40 @@ impl Roberta {
             Some(Tensor::from_vec(mask, (b, n), ids.device())?)
         };
         let sum = (embedding(ids, &self.words)? + embedding(&places, &self.positions)?)?;
-        let mut x = dropout.apply(&self.norm.forward(&sum.broadcast_add(&self.kind)?)?, 0)?;
+        let kept = match (&mask, only) {
+            (Some(mask), Some(only)) => KeptRows::of(mask)?.filter(|kept| kept.holds(only)),
+            _ => None,
+        };
+        let kept = kept.as_ref();
+        let sum = kept.map_or(Ok(sum.clone()), |kept| kept.pack(&sum))?;
+        let x = self.norm.forward(&sum.broadcast_add(&self.kind)?)?;
+        let mut x = dropout.of_rows(kept).apply(&x, 0)?;
         for (number, layer) in self.layers.iter().enumerate() {
             see(&x);
-            x = layer.forward(&x, mask.as_ref(), dropout.branch(2 + number as u64))?;
+            let only = only.filter(|_| number + 1 == self.layers.len());
+            let dropout = dropout.branch(2 + number as u64);
+            x = layer.forward(
+                &x,
+                &ForwardArgs { mask: mask.as_ref(), kept, only, dropout, ..ForwardArgs::default() },
+            )?;
         }
         Ok(x)
     }
 
-    /// Logits of the words at `chosen` places of `hidden` [b, n, width], counted row by row: [chosen, vocab].
-    pub fn masked_logits(&self, hidden: &Tensor, chosen: &[u32]) -> Result<Tensor> {
+    /// Logits of the words at some places from the encoder's `rows` there, [places, width] to [places, vocab].
+    pub fn masked_logits(&self, rows: &Tensor) -> Result<Tensor> {
         let Head::Masked { dense, norm, bias } = &self.head else {
             bail!("this model has the head of a classifier, not of a masked language model");
         };
-        let (b, n, width) = hidden.dims3()?;
-        let at = Tensor::new(chosen, hidden.device())?;
-        let rows = embedding(&at, &hidden.reshape((b * n, width))?)?;
-        linear(&norm.forward(&gelu(&dense.forward(&rows)?)?)?, &self.words, Some(bias))
+        linear(&norm.forward(&gelu(&dense.forward(rows)?)?)?, &self.words, Some(bias))
     }
 
-    /// Logits of the classes [b, classes] from `hidden` [b, n, width].
-    pub fn class_logits(&self, hidden: &Tensor, dropout: Dropout) -> Result<Tensor> {
+    /// Logits of the classes [b, classes] from the encoder's first rows [b, width].
+    pub fn class_logits(&self, first: &Tensor, dropout: Dropout) -> Result<Tensor> {
         let Head::Classes { dense, out } = &self.head else {
             bail!("this model has the head of a masked language model, not of a classifier");
         };
-        let first = hidden.narrow(1, 0, 1)?.squeeze(1)?.contiguous()?;
-        let pooled = dense.forward(&dropout.apply(&first, 0)?)?.tanh()?;
+        let pooled = dense.forward(&dropout.apply(first, 0)?)?.tanh()?;
         out.forward(&dropout.apply(&pooled, 1)?)
     }
 }
@@ -362,6 +399,53 @@ mod tests {
     fn public_names() {
         assert_eq!(public_name("attn.q"), "attention.self.query");
         assert_eq!(public_name("attn.v_global"), "attention.self.value_global");
+    }
+
+    #[test]
+    fn rows_that_are_read_have_the_values_and_gradients_of_all_rows() {
+        let rows = [[0, 5, 6, 7, 8, 2, 1, 1, 1], [0, 9, 2, 1, 1, 1, 1, 1, 1]];
+        let ids =
+            Tensor::new(&rows, &candle_core::Device::Cpu).unwrap().to_dtype(candle_core::DType::U32).unwrap();
+        for name in ["full", "cosformer", "ls", "longformer", "local"] {
+            let entry = attention::find(name).unwrap();
+            let config = RobertaConfig {
+                entry,
+                knobs: Knobs::defaults(entry.knobs),
+                backbone: Backbone::new(2, 16, 2, 32),
+                vocab: 12,
+                positions: 9,
+                eps: 1e-5,
+                top: Top::Masked,
+            };
+            let builder = ParamBuilder::seeded(4, &candle_core::Device::Cpu, true);
+            let model = Roberta::new(&config, &builder).unwrap();
+            let params = builder.finish();
+            for (dropout, places) in [(Dropout::NONE, &[1, 4, 10][..]), (Dropout::new(0.3, 2), &[0, 9])] {
+                let some = model.encode_at(&ids, places, dropout).unwrap();
+                let whole = model.encode(&ids, dropout).unwrap().flatten_to(1).unwrap();
+                let whole =
+                    embedding(&Tensor::new(places, &candle_core::Device::Cpu).unwrap(), &whole).unwrap();
+                let numbers = |x: &Tensor| x.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+                let close = |a: &Tensor, b: &Tensor, what: &str| {
+                    for (a, b) in numbers(a).iter().zip(numbers(b)) {
+                        assert!((a - b).abs() < 1e-4 * b.abs().max(1.0), "{name} {what}: {a} {b}");
+                    }
+                };
+                close(&some, &whole, "rows");
+                let grads =
+                    [&some, &whole].map(|x| x.powf(3.0).unwrap().sum_all().unwrap().backward().unwrap());
+                let mut compared = 0;
+                for name in params.names() {
+                    if let [Ok(some), Ok(whole)] =
+                        [&grads[0], &grads[1]].map(|grads| params.grad(grads, name))
+                    {
+                        close(&some, &whole, name);
+                        compared += 1;
+                    }
+                }
+                assert!(compared > 20, "{compared}");
+            }
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Text drawn from a checkpoint, so that a person sees what was learned.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -60,6 +60,13 @@ pub fn generate(flags: &BTreeMap<&'static str, String>, said: &Settings, out: &m
 /// The checkpoint that `path` is or has: of a run folder the best one of the last phase of its first cell.
 pub fn checkpoint(path: &Path) -> Result<PathBuf> {
     if !path.is_dir() {
+        let missing = || {
+            format!(
+                "{}: cannot be read; name a run of effattn charlm (effattn status lists them) or a checkpoint",
+                path.display()
+            )
+        };
+        path.metadata().with_context(missing)?;
         return Ok(path.to_owned());
     }
     let below = |folder: &Path| -> Vec<PathBuf> {
@@ -102,13 +109,16 @@ pub fn sample(
     let net = config.build_causal(&stored.builder(&Device::Cpu, false)?)?;
     drop(stored);
     let known = |byte: u8| description.alphabet.iter().position(|&known| known == byte);
-    let prompt: Option<Vec<u32>> = draw.prompt.bytes().map(|byte| known(byte).map(|id| id as u32)).collect();
-    let Some(mut ids) = prompt else {
-        bail!(
-            "the prompt has symbols that the model has never seen; its corpus is {}",
-            description.request.corpus
-        )
-    };
+    let new = |letter: &char| !letter.to_string().bytes().all(|byte| known(byte).is_some());
+    let new: BTreeSet<char> = draw.prompt.chars().filter(new).collect();
+    ensure!(
+        new.is_empty(),
+        "the prompt has {:?}, which the model has never seen; its corpus is {}",
+        new.into_iter().collect::<String>(),
+        description.request.corpus
+    );
+    let ids = draw.prompt.bytes().filter_map(|byte| known(byte).map(|id| id as u32));
+    let mut ids: Vec<u32> = ids.collect();
     if ids.is_empty() {
         ids.push(known(b'\n').or_else(|| known(b' ')).unwrap_or(0) as u32);
     }

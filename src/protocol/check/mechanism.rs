@@ -272,6 +272,7 @@ impl<'a> Case<'a> {
             stream: stream.as_ref(),
             memory: self.memory,
             dropout: None,
+            first_row: false,
         })?;
         let out = if self.mixes_rows() { output.out.merged()? } else { output.out.split()? };
         let weigh = |out: &Tensor, name: &str| match self.golden.tensors.get(name) {

@@ -6,6 +6,7 @@ use serde_json::Value;
 use super::Golden;
 use super::whole::{Checked, Computed, bounded, entry, knobs, size, weights};
 use effattn_kernel::embedding::PADDING;
+use effattn_kernel::kept_rows::KeptRows;
 use effattn_kernel::loss::cross_entropy;
 use effattn_model::Backbone;
 use effattn_model::evaluate::{EvalWindows, perplexity, stream_nll};
@@ -167,23 +168,26 @@ pub(super) fn roberta_config(golden: &Golden) -> Checked<RobertaConfig> {
 }
 
 /// Logits and labels of a batch: at the masked places, or of every input.
-fn roberta_logits(model: &Roberta, hidden: &Tensor, labels: &Tensor) -> Result<(Tensor, Tensor)> {
+fn roberta_logits(model: &Roberta, ids: &Tensor, labels: &Tensor) -> Result<(Tensor, Tensor)> {
     let labels: Vec<i64> = labels.flatten_all()?.to_vec1()?;
+    let rows = |places: &[u32]| model.encode_at(ids, places, Dropout::NONE);
     let logits = match model.config().top {
-        Top::Classes(_) => model.class_logits(hidden, Dropout::NONE)?,
+        Top::Classes(_) => {
+            let (b, n) = ids.dims2()?;
+            model.class_logits(&rows(KeptRows::first(b, n).rows())?, Dropout::NONE)?
+        }
         Top::Masked => {
             let chosen = labels.iter().enumerate().filter(|(_, label)| **label >= 0);
-            let chosen: Vec<u32> = chosen.map(|(at, _)| at as u32).collect();
-            model.masked_logits(hidden, &chosen)?
+            model.masked_logits(&rows(&chosen.map(|(at, _)| at as u32).collect::<Vec<_>>())?)?
         }
     };
     let wanted: Vec<u32> = labels.iter().filter(|label| **label >= 0).map(|label| *label as u32).collect();
-    Ok((logits, Tensor::new(wanted.as_slice(), hidden.device())?))
+    Ok((logits, Tensor::new(wanted.as_slice(), ids.device())?))
 }
 
 /// The loss of a batch of an encoder: mean over what is predicted.
 pub(super) fn roberta_loss(model: &Roberta, ids: &Tensor, labels: &Tensor) -> Result<Tensor> {
-    let (logits, wanted) = roberta_logits(model, &model.encode(ids, Dropout::NONE)?, labels)?;
+    let (logits, wanted) = roberta_logits(model, ids, labels)?;
     cross_entropy(&logits, &wanted)?.mean_all()
 }
 
@@ -196,7 +200,7 @@ pub(super) fn roberta(golden: &Golden, device: &Device) -> Checked<Computed> {
     let run = || {
         let model = Roberta::new(&config, &builder)?;
         let hidden = model.trace(&inputs)?;
-        let (logits, wanted) = roberta_logits(&model, &hidden[hidden.len() - 1], labels)?;
+        let (logits, wanted) = roberta_logits(&model, &inputs, labels)?;
         let loss = cross_entropy(&logits, &wanted)?.mean_all()?;
         let mut computed = Computed::default();
         computed.gradients(golden, &builder, &loss)?;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::run::turn::{Bracket, Judge};
 use effattn_kernel::cpu::rates::Calibration;
-use effattn_kernel::device::counters::Counters;
+use effattn_kernel::device::counters::{Counters, settle};
 use effattn_kernel::device::threads;
 
 /// Calibrations before the first turn: the best of a run is known from its beginning.
@@ -53,6 +53,7 @@ impl Brackets {
         let interference =
             counters.and_then(|before| Counters::read(processes).map(|after| after.since(&before)));
         let taken = interference.map_or(0.0, |it| it.taken(self.threads, self.cores));
+        settle(processes);
         (result, Bracket { before, after: self.take(), interference, taken })
     }
 

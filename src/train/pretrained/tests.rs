@@ -53,10 +53,14 @@ pub(crate) fn small(folder: &Path) -> (RobertaConfig, HashMap<String, Tensor>) {
 
 fn logits(model: &RobertaConfig, weights: HashMap<String, Tensor>, ids: &Tensor) -> Vec<f32> {
     let net = Roberta::new(model, &ParamBuilder::given(weights, &Device::Cpu, false)).unwrap();
-    let hidden = net.encode(ids, Dropout::NONE).unwrap();
     let (b, n) = ids.dims2().unwrap();
     let all: Vec<u32> = (0..(b * n) as u32).collect();
-    net.masked_logits(&hidden, &all).unwrap().flatten_all().unwrap().to_vec1().unwrap()
+    net.masked_logits(&net.encode_at(ids, &all, Dropout::NONE).unwrap())
+        .unwrap()
+        .flatten_all()
+        .unwrap()
+        .to_vec1()
+        .unwrap()
 }
 
 fn ids(b: usize, n: usize) -> Tensor {

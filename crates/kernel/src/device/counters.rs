@@ -2,7 +2,7 @@
 //!
 //! Linux only: elsewhere nothing is known, and [`Counters::read`] gives nothing.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -20,6 +20,29 @@ pub struct Counters {
     /// Processor seconds of the processes that measure.
     own: f64,
     switches: u64,
+}
+
+/// How often one looks whether processes are at rest, and for how long at most.
+const LOOK: Duration = Duration::from_millis(2);
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// Waits until no thread of `processes` computes, half a second at most: the threads of many programs spin for a while before they
+/// sleep (OpenMP's for up to 200 ms), which whatever is measured next would feel. Returns at once where the system does not tell.
+pub fn settle(processes: &[u32]) {
+    let start = Instant::now();
+    while processes.iter().any(|id| computes(*id)) && start.elapsed() < PATIENCE {
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// Whether a thread of process `id` runs, or would if there were a processor for it.
+fn computes(id: u32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{id}/task")).into_iter().flatten().flatten();
+    let state = |folder: std::path::PathBuf| {
+        let text = std::fs::read_to_string(folder.join("stat")).ok()?;
+        text.rsplit_once(')')?.1.trim_start().chars().next()
+    };
+    threads.into_iter().any(|thread| state(thread.path()) == Some('R'))
 }
 
 /// What others took between two moments.
@@ -134,6 +157,28 @@ mod tests {
         assert_eq!(of(1.5, 0.25, 0.5).taken(2, 3), 0.75);
         assert_eq!(of(0.05, 0.0, 0.2).taken(2, 2), 0.0, "one tick is none");
         assert_eq!(of(0.5, 0.0, 0.5).taken(4, 2), 0.5, "more threads than processors take from themselves");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_process_that_spins_is_waited_for() {
+        let program = "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done; read end";
+        let mut spinning = std::process::Command::new("sh")
+            .args(["-c", program])
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let start = Instant::now();
+        // a machine at its limit may give it no processor for longer than one waits
+        while computes(spinning.id()) && start.elapsed().as_secs() < 20 {
+            settle(&[spinning.id()]);
+        }
+        let spent = spent(&std::fs::read_to_string(format!("/proc/{}/stat", spinning.id())).unwrap());
+        let rests = !computes(spinning.id());
+        spinning.kill().unwrap();
+        spinning.wait().unwrap();
+        assert!(rests && spent.unwrap() > 0.0, "its loop takes some ticks: {spent:?}");
+        settle(&[u32::MAX]);
     }
 
     #[cfg(target_os = "linux")]

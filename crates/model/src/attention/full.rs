@@ -13,6 +13,7 @@ use super::{
 };
 use crate::nn::params::ParamBuilder;
 use effattn_kernel::attend::attend;
+use effattn_kernel::heads::Qkv;
 use effattn_record::pattern::Pattern;
 
 /// The table line.
@@ -72,6 +73,12 @@ fn build(config: &MechanismConfig, _: &ParamBuilder) -> Result<Box<dyn Mechanism
 impl Mechanism for Full {
     fn forward(&self, input: &AttentionInput) -> Result<AttentionOutput> {
         let (queries, keys) = input.lengths()?;
+        if input.first_row && !self.causal && input.dropout.is_none() {
+            let q = input.qkv.q()?.narrow(2, 0, 1)?;
+            let first = Qkv::separate(q, input.qkv.k()?, input.qkv.v()?);
+            let pattern = Pattern::full(1, keys, false);
+            return Ok(attend(&first, &input.over(&pattern, self.head_dim))?.into());
+        }
         let pattern = Pattern::full(queries, keys, self.causal);
         Ok(attend(input.qkv, &input.over(&pattern, self.head_dim))?.into())
     }

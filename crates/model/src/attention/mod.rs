@@ -372,6 +372,8 @@ pub struct AttentionInput<'a> {
     pub memory: usize,
     /// Dropout of the attention weights, for mechanisms with [`Support::dropout`].
     pub dropout: Option<AttentionDropout>,
+    /// Whether only the first position of the result is read, so that it may be all that there is of it.
+    pub first_row: bool,
 }
 
 impl<'a> AttentionInput<'a> {
@@ -387,6 +389,7 @@ impl<'a> AttentionInput<'a> {
             stream: None,
             memory: 0,
             dropout: None,
+            first_row: false,
         }
     }
 

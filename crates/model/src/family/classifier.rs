@@ -61,6 +61,8 @@ pub(super) fn resolve(request: &ModelRequest) -> std::result::Result<Box<dyn Arc
         form.pooling = Some(pooling.ok_or_else(|| ResolveError::Invalid(unknown("pooling", name, names)))?);
     }
     let len = request.len.unwrap_or(form.max_len);
+    // what is measured is all of every layer, as others measure it
+    form.backbone.whole_last_layer = request.task.is_none();
     Ok(Box::new(form.model(entry, request.choice.knobs.clone(), len)))
 }
 

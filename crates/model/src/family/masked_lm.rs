@@ -12,6 +12,7 @@ use crate::batch::{Batch, IGNORED, InputKind, ModelInput, SyntheticInput, Tokens
 use crate::nn::dropout::{Dropout, DropoutRng};
 use crate::nn::params::ParamBuilder;
 use crate::roberta::{Roberta, RobertaConfig, Top};
+use effattn_kernel::kept_rows::KeptRows;
 use effattn_kernel::loss::cross_entropy;
 use effattn_record::config::unknown;
 
@@ -121,7 +122,10 @@ pub fn config(request: &ModelRequest) -> std::result::Result<RobertaConfig, Reso
 }
 
 fn resolve(request: &ModelRequest) -> std::result::Result<Box<dyn Architecture>, ResolveError> {
-    Ok(Box::new(config(request)?))
+    let mut config = config(request)?;
+    // what is measured is all of every layer, as others measure it
+    config.backbone.whole_last_layer = true;
+    Ok(Box::new(config))
 }
 
 /// Sizes, number of ids and of positions of the preset called `name`.
@@ -180,14 +184,17 @@ impl Architecture for RobertaConfig {
 
 /// Logits and labels of what is predicted: chosen positions, or whole inputs.
 fn predicted(model: &Roberta, batch: &Batch, dropout: Dropout) -> Result<(Tensor, Tensor)> {
-    let hidden = model.encode(&batch.tokens()?.ids, dropout)?;
+    let ids = &batch.tokens()?.ids;
     if let Top::Classes(_) = model.config().top {
-        return Ok((model.class_logits(&hidden, dropout.branch(1))?, batch.labels.clone()));
+        let (b, n) = ids.dims2()?;
+        let first = model.encode_at(ids, KeptRows::first(b, n).rows(), dropout)?;
+        return Ok((model.class_logits(&first, dropout.branch(1))?, batch.labels.clone()));
     }
     let labels = batch.labels.flatten_all()?.to_vec1::<u32>()?;
     let chosen = labels.iter().enumerate().filter(|(_, label)| **label != IGNORED);
     let (places, labels): (Vec<u32>, Vec<u32>) = chosen.map(|(at, label)| (at as u32, *label)).unzip();
-    Ok((model.masked_logits(&hidden, &places)?, Tensor::new(labels.as_slice(), hidden.device())?))
+    let rows = model.encode_at(ids, &places, dropout)?;
+    Ok((model.masked_logits(&rows)?, Tensor::new(labels.as_slice(), ids.device())?))
 }
 
 impl Model for Roberta {

@@ -201,7 +201,7 @@ impl CausalArchitecture for WordLmConfig {
 }
 
 impl WordLm {
-    fn drops(&self, rng: Option<DropoutRng>) -> Dropout {
+    fn drops(&self, rng: Option<DropoutRng>) -> Dropout<'static> {
         rng.map_or(Dropout::NONE, |rng| self.config().backbone.drops(rng))
     }
 }

@@ -31,10 +31,10 @@ impl Block {
         Ok(Self { attention, ffn, name: scope })
     }
 
-    /// [b, n, width] to [b, n, width].
+    /// [b, n, width] to [b, n, width], or the rows of it that `call` says.
     pub fn forward(&self, x: &Tensor, call: &ForwardArgs) -> Result<Tensor> {
         let x = self.half("attention", &[], || self.attention.forward(x, &call.branch(0)))?;
-        self.feed_forward(x, call.dropout)
+        self.feed_forward(x, call.dropout_behind())
     }
 
     fn feed_forward(&self, x: Tensor, dropout: Dropout) -> Result<Tensor> {
@@ -61,7 +61,7 @@ impl Block {
         };
         let x = nan_trace::in_scope(|| format!("{}, attention", self.name), run)?;
         let Some(next) = next else { bail!("{} has no second stream", self.name) };
-        Ok((self.feed_forward(x, call.dropout)?, next))
+        Ok((self.feed_forward(x, call.dropout_behind())?, next))
     }
 
     /// What this block carries in front of the first of up to `room` tokens of `batch` sequences; nothing where the mechanism has
