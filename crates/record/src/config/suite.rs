@@ -207,6 +207,8 @@ pub struct SuiteRatio {
 pub struct PublishedTable {
     /// Metric they are given in.
     pub metric: String,
+    /// Where they were read, if not in the suite's source.
+    pub source: Option<String>,
     /// By pass or task; several values go along the base's lengths, from the first one on.
     pub values: BTreeMap<String, Vec<Published>>,
     /// Digits behind the point that each value has in the suite's text, without zeros at its end; `None` of an outcome.
