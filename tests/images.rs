@@ -240,3 +240,64 @@ fn weights_are_tested_on_corrupted_images() {
         "{missing}"
     );
 }
+
+/// ImageNet's layout with an image for each of 1000 classes, and ImageNet V2's, whose folders are numbers.
+fn imagenet(root: &Path) {
+    for number in 0..1000u32 {
+        let shade = (number % 251) as u8;
+        put(root, &format!("imagenet/train/n{number:08}/1.png"), shade);
+        put(root, &format!("imagenet/val/n{number:08}/ILSVRC2012_val_{:08}.png", number + 1), shade);
+        put(root, &format!("imagenet-v2/{number}/1.png"), shade);
+    }
+}
+
+#[test]
+fn weights_are_tested_on_other_labels_and_on_new_images() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    imagenet(root);
+    let model = "--data-dir . --preset cvt-small --model full --threads 1 --no-plot --limit 8";
+    let train =
+        format!("vision --task imagenet {model} --batch 4 --steps 1 --also imagenet-real,imagenet-v2");
+    assert!(
+        refused(root, &train).contains("place real.json (github.com/google-research/reassessed-imagenet)")
+    );
+    let labels = root.join("imagenet-real/real.json");
+    fs::create_dir(root.join("imagenet-real")).unwrap();
+    for (text, why) in
+        [("[[1], [2]]", "image 3, but"), ("[[1], 2]", "expected a list with a list of classes")]
+    {
+        fs::write(&labels, text).unwrap();
+        let said = refused(root, &train);
+        assert!(said.contains(why) && !said.contains("panicked"), "{said}");
+    }
+    // every class is right for the last three images of the eight that have labels, and one that no image has for the others
+    let every = format!("[{}]", (0..1000).map(|class| class.to_string()).collect::<Vec<_>>().join(","));
+    let lists = (0..1000).map(|image| match image {
+        0 | 1 => "[]".to_owned(),
+        2..=6 => "[999]".to_owned(),
+        _ => every.clone(),
+    });
+    fs::write(&labels, format!("[{}]", lists.collect::<Vec<_>>().join(","))).unwrap();
+    let output = run(root, &train);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let trained = rows(root);
+    assert_eq!(value(&trained, "imagenet-real", "tested"), 8.0);
+    assert!(value(&trained, "imagenet-real", "accuracy") >= 37.5);
+    assert_eq!(value(&trained, "imagenet-v2", "tested"), 8.0);
+    let cells = fs::read_dir(root.join("results/vision/latest/cells")).unwrap();
+    let best = cells.flatten().next().unwrap().path().join("best.safetensors");
+    fs::copy(best, root.join("weights.safetensors")).unwrap();
+    let stored = format!("vision --task imagenet-real,imagenet-v2 {model} --weights weights.safetensors");
+    let output = run(root, &stored);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let again = rows(root);
+    for task in ["imagenet-real", "imagenet-v2"] {
+        assert_eq!(value(&again, task, "accuracy"), value(&trained, task, "accuracy"), "{task}");
+    }
+    // all images have all classes: every answer is right
+    fs::write(&labels, format!("[{}]", vec![every; 1000].join(","))).unwrap();
+    let output = run(root, &stored.replace("imagenet-real,imagenet-v2", "imagenet-real"));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(value(&rows(root), "imagenet-real", "accuracy"), 100.0);
+}

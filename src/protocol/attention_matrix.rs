@@ -270,6 +270,25 @@ pub fn implied(choice: &MechanismChoice, probe: &ProbeConfig) -> Result<Matrix> 
     Ok(Matrix { label, note, queries: probe.len, keys: probe.len, slots: 0, values })
 }
 
+/// The re-weighting that cosFormer multiplies its scores by, alone: cos(pi/2 (i - j) / n) of query i and key j (its Figure 3, last
+/// panel).
+pub fn cos_distances(probe: &ProbeConfig) -> Matrix {
+    let n = probe.len;
+    let weight = |place: usize| {
+        let (query, key) = (place / n, place % n);
+        let angle = std::f64::consts::FRAC_PI_2 * query.abs_diff(key) as f64 / n as f64;
+        if probe.causal && key > query { 0.0 } else { angle.cos() as f32 }
+    };
+    Matrix {
+        label: "cos distance".to_owned(),
+        note: "no inputs, no threshold".to_owned(),
+        queries: n,
+        keys: n,
+        slots: 0,
+        values: (0..n * n).map(weight).collect(),
+    }
+}
+
 /// cosFormer's Algorithm 2 on one matrix: in every row the largest entries are counted, in falling order, up
 /// to and with the one that makes their sum exceed `threshold`. Counted entries become 1, others 0.
 pub fn counted(matrix: &Matrix, threshold: f32) -> Matrix {
@@ -348,6 +367,24 @@ mod tests {
                 for (key, weight) in matrix.row(query).iter().enumerate() {
                     let expected = weights.get(key).map_or(0.0, |weight| weight / sum);
                     assert!((weight - expected).abs() < 1e-5, "{query} {key}: {weight} {expected}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_cos_distances_are_what_divides_cosformer_from_relu() {
+        for causal in [false, true] {
+            let probe = probe(13, causal);
+            let [with, without] =
+                ["cosformer", "relu-linear"].map(|name| implied(&one(name), &probe).unwrap());
+            let cos = cos_distances(&probe);
+            for query in 0..13 {
+                let product: Vec<f32> =
+                    without.row(query).iter().zip(cos.row(query)).map(|(weight, cos)| weight * cos).collect();
+                let sum: f32 = product.iter().sum();
+                for (key, (product, with)) in product.iter().zip(with.row(query)).enumerate() {
+                    assert!((product / sum - with).abs() < 1e-5, "{causal} {query} {key}");
                 }
             }
         }

@@ -177,11 +177,15 @@ fn ten_seeded_faults_are_found() {
     let rows = std::fs::read_to_string(sealed.join("rows.csv")).unwrap();
     let old =
         serde_json::json!({ "id": "new", "command": "speed", "kernels": "0", "commit": "e0b18a09e5b9" });
-    let faults: [(&str, bool); 13] = [
+    let faults: [(&str, bool); 14] = [
         ("a wrong digit of a paper", !numbers(&with(csv, ",37.13", ",37.31")).is_empty()),
         (
             "a published number that no suite has",
-            !numbers(&format!("{csv}ls-table1,Other,full,ls-lra,accuracy,text,99.9\n")).is_empty(),
+            !numbers(&format!("{csv}ls-table1,Other,full,ls-lra,accuracy,text,99.9,\n")).is_empty(),
+        ),
+        (
+            "a number under the name of another paper",
+            !numbers(&with(csv, "\"DeiT (Touvron et al., ICML 2021), Table 5\"", "")).is_empty(),
         ),
         ("a wrong digit of a row", !page(&with(&results, "| 35.94", "| 35.49")).is_empty()),
         ("a turned mark", !page(&with(&results, "▼ n=4", "▲ n=4")).is_empty()),

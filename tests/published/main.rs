@@ -1,5 +1,6 @@
 //! Every published number of the suites against a table that was entered from the papers (`numbers.csv`): row, model
-//! with its knobs, preset, metric and task. And every cell of every suite can be built.
+//! with its knobs, preset, metric, task, and where it was read, if not in the table's own paper. And every cell of every
+//! suite can be built.
 
 mod differs;
 
@@ -14,8 +15,8 @@ use effattn::protocol::trained_metrics;
 use effattn::record::{Published, Row};
 use effattn::report::paper::{PaperSource, paper};
 
-/// A number: suite, model, preset, metric, key, value.
-pub type Number = [String; 6];
+/// A number: suite, model, preset, metric, key, value, and where it was read, if not in the suite's source.
+pub type Number = [String; 7];
 
 /// Mechanism and knobs in the order of the table, defaults left out.
 fn model(text: &str) -> String {
@@ -39,7 +40,7 @@ fn numbers(suite: &Suite, table: &PublishedTable, model: &str, preset: &str) -> 
             Published::Outcome(outcome) => outcome.to_string(),
         };
         let [suite, model, preset, metric] = [&suite.name, model, preset, &table.metric].map(str::to_owned);
-        [suite, model, preset, metric, key, value]
+        [suite, model, preset, metric, key, value, table.source.clone().unwrap_or_default()]
     };
     let values = table.values.iter();
     values
@@ -81,11 +82,11 @@ const PAGE: &str = "docs/mixers.md";
 fn entered(numbers: &str) -> Vec<Number> {
     let mut reader = csv::Reader::from_reader(numbers.as_bytes());
     let read = |line: Result<csv::StringRecord, csv::Error>| {
-        let line = line.expect("a line of seven fields");
+        let line = line.expect("a line of eight fields");
         let text = |index: usize| line[index].to_owned();
         let model = if &line[2] == "-" { text(2) } else { model(&line[2]) };
         let value = line[6].parse::<f64>().map_or_else(|_| text(6), |value| value.to_string());
-        [text(0), model, text(3), text(4), text(5), value]
+        [text(0), model, text(3), text(4), text(5), value, text(7)]
     };
     reader.records().map(read).collect()
 }
@@ -94,7 +95,7 @@ fn entered(numbers: &str) -> Vec<Number> {
 fn as_printed(suites: &[&str]) -> BTreeMap<(String, String), BTreeSet<String>> {
     let mut reader = csv::Reader::from_reader(include_str!("numbers.csv").as_bytes());
     let mut texts: BTreeMap<(String, String), BTreeSet<String>> = BTreeMap::new();
-    for line in reader.records().map(|line| line.expect("a line of seven fields")) {
+    for line in reader.records().map(|line| line.expect("a line of eight fields")) {
         if let Some(value) = line[6].parse::<f64>().ok().filter(|_| suites.contains(&&line[0])) {
             texts.entry((line[4].to_owned(), value.to_string())).or_default().insert(line[6].to_owned());
         }
@@ -137,7 +138,8 @@ fn the_published_table_of_the_page_is_what_was_entered() {
         for (task, cell) in tasks.iter().zip(&cells[2..8]).filter(|(_, cell)| **cell != "-") {
             let value = cell.parse::<f64>().map_or_else(|_| (*cell).to_owned(), |value| value.to_string());
             let model = model(cells[1].trim_matches('`'));
-            printed.push([PAGE, model.as_str(), "-", "accuracy", *task, value.as_str()].map(str::to_owned));
+            printed
+                .push([PAGE, model.as_str(), "-", "accuracy", *task, value.as_str(), ""].map(str::to_owned));
         }
     }
     let entered: Vec<Number> =

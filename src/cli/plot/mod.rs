@@ -241,7 +241,11 @@ fn draw_attention(args: &AttentionArgs, term: &Term) -> Result<()> {
     };
     let choices = admitted(&models, &probe, term)?;
     args.scene.check()?;
-    let matrices = attention_matrix::matrices(&choices, &probe, args.samples, args.threshold)?;
+    let mut matrices = attention_matrix::matrices(&choices, &probe, args.samples, args.threshold)?;
+    // the paper's figure has the re-weighting alone as its last panel
+    if args.suite.is_some() && choices.iter().any(|choice| choice.label() == "cosformer") {
+        matrices.push(attention_matrix::cos_distances(&probe));
+    }
     let source = match &args.weights {
         Some(path) => path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned()),
         None => "random weights".to_owned(),

@@ -90,7 +90,7 @@ fn norms_and_a_suite_are_drawn() {
     let kept = matrix::read(&folder.path().join("results/attention/latest")).unwrap();
     assert_eq!(
         kept.iter().map(|matrix| matrix.label.as_str()).collect::<Vec<_>>(),
-        ["full", "cosformer", "relu-linear"]
+        ["full", "cosformer", "relu-linear", "cos distance"]
     );
 }
 

@@ -90,8 +90,11 @@ Examples:
   effattn vision --task imagenet-c,imagenet-a --preset resnet-50 \\
       --weights resnet50.safetensors --data-dir ~/data
   effattn vision --task cifar10 --also cifar10-c --data-dir ~/data
+  # ImageNet's validation images by other labels, and new images of its classes
+  effattn vision --task imagenet-real,imagenet-v2 --preset resnet-50 \\
+      --weights resnet50.safetensors --data-dir ~/data
   # Image folders, one per class, with the memory of an eighth of a batch
   effattn vision --task folder --preset cvt-13 --batch 64 --accumulate 8 \\
       --data-dir ~/photos
 
-imagenet-c, imagenet-a, imagenet-r, imagenet-9, cifar10-c and folder-c are for testing only: with --weights, or after training with --also. Weights are checkpoints of this program, or safetensors with the tensor names of timm, torchvision or the paper's release. A run that was stopped or killed resumes from its last checkpoint when the same command is given again, with bit-identical results. Accuracy is that of the evaluated images (val, or CIFAR-10's test batch) with the weights of the best evaluation, in percent.";
+imagenet-c, imagenet-a, imagenet-r, imagenet-9, imagenet-real, imagenet-v2, cifar10-c and folder-c are for testing only: with --weights, or after training with --also. Weights are checkpoints of this program, or safetensors with the tensor names of timm, torchvision or the paper's release. A run that was stopped or killed resumes from its last checkpoint when the same command is given again, with bit-identical results. Accuracy is that of the evaluated images (val, or CIFAR-10's test batch) with the weights of the best evaluation, in percent.";

@@ -52,6 +52,8 @@ pub enum Answer {
     Among(Vec<usize>),
     /// The group of the class with the largest logit; a class without a group is wrong.
     Groups(Vec<Option<u32>>),
+    /// The class with the largest logit, of which several are right; labels count their lists.
+    OneOf(Vec<Vec<u32>>),
 }
 
 /// The numbers in `text`: `6 11 22-23`.
@@ -95,8 +97,13 @@ impl Answer {
 
     /// Whether `logits` answer `label`.
     pub fn right(&self, logits: &[f32], label: u32) -> bool {
+        let first = || largest(logits.iter().copied()).map(|class| class as u32);
         let found = match self {
-            Self::All => largest(logits.iter().copied()).map(|class| class as u32),
+            Self::All => first(),
+            Self::OneOf(lists) => {
+                let list = lists.get(label as usize);
+                return first().zip(list).is_some_and(|(class, list)| list.contains(&class));
+            }
             Self::Among(classes) => {
                 let logit = |class: &usize| logits.get(*class).copied().unwrap_or(f32::NEG_INFINITY);
                 largest(classes.iter().map(logit)).map(|class| class as u32)
@@ -145,6 +152,8 @@ mod tests {
         assert!(nine.right(&logits, 1), "7 is a bird");
         logits[398] = 10.0;
         assert!((0..9).all(|label| !nine.right(&logits, label)), "398 has no group");
+        let several = Answer::OneOf(vec![vec![398, 7], vec![]]);
+        assert!(several.right(&logits, 0) && !several.right(&logits, 1) && !several.right(&logits, 2));
         assert!(Answer::All.right(&[1.0, 1.0], 0), "the first among equals");
         assert!(!Answer::All.right(&[f32::NAN, 1.0], 0));
     }

@@ -1,5 +1,6 @@
 //! Trees of folders, as ImageNet lies on disks: `train/<class>/<image>` and `val/<class>/<image>`.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use image::RgbImage;
@@ -82,6 +83,22 @@ impl Tree {
         let mut content = ContentHash::default();
         let images = images(folder, &classes, &mut content)?;
         Ok(Self { classes, images, hash: content.finish() })
+    }
+
+    /// The same images where the folders are called by the numbers of their classes, 0 to `count` - 1; what is wrong otherwise.
+    pub fn by_number(mut self, count: usize) -> Result<Self, String> {
+        let number = |name: &String| name.parse::<u32>().ok().filter(|number| number.to_string() == *name);
+        let numbers: Vec<u32> = self.classes.iter().filter_map(number).collect();
+        let all: BTreeSet<u32> = numbers.iter().copied().collect();
+        if numbers.len() != self.classes.len()
+            || all.len() != count
+            || all.last() != Some(&(count as u32 - 1))
+        {
+            return Err(format!("{} class folders, expected 0 to {}", self.classes.len(), count - 1));
+        }
+        self.images.iter_mut().for_each(|(_, label)| *label = numbers[*label as usize]);
+        self.classes = (0..count).map(|number| number.to_string()).collect();
+        Ok(self)
     }
 
     /// Files of the images with the numbers of their classes.

@@ -8,6 +8,7 @@
 //! | [`file_hashes`] | contents of many files, remembered between starts |
 //! | [`folder`] | a tree `train/<class>/<image>`, `val/<class>/<image>` |
 //! | [`npy`] | CIFAR-10-C in its published arrays |
+//! | [`relabelled`] | ImageNet's validation images with the labels of ImageNet Real |
 //! | [`test_only`] | sets that models are only tested on: ImageNet-C, -A, -R, -9 and others |
 //! | [`answer`] | their classes, and which answers are right |
 //! | [`write_corrupted`] | makes corrupted sets of images that a person has |
@@ -25,6 +26,7 @@ pub mod file_hashes;
 pub mod folder;
 pub mod npy;
 pub mod rand_augment;
+pub mod relabelled;
 pub mod synthetic;
 pub mod test_only;
 pub mod transform;
@@ -35,6 +37,7 @@ use std::sync::Arc;
 
 use image::RgbImage;
 
+use self::answer::Answer;
 use super::{DataError, Split};
 use effattn_record::config::registry::Registry;
 use effattn_record::config::unknown;
@@ -58,6 +61,11 @@ pub trait ImageSet: Send + Sync {
 
     /// What is missing of a published set, in words.
     fn partial(&self) -> Option<&str> {
+        None
+    }
+
+    /// How answers are judged, where its labels are no classes.
+    fn answer(&self) -> Option<Answer> {
         None
     }
 

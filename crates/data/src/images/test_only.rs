@@ -9,6 +9,7 @@ use std::sync::Arc;
 use super::answer::{Answer, IMAGENET, NINE};
 use super::corrupt::{CORRUPTIONS, SEVERITIES};
 use super::folder::Tree;
+use super::relabelled::{self, Relabelled};
 use super::transform::Interpolation;
 use super::{ImageSet, npy};
 use crate::content_hash::ContentHash;
@@ -67,6 +68,10 @@ pub enum TestSetOrigin {
 pub enum Form {
     /// Folders of so many of ImageNet's classes.
     ImageNet(usize),
+    /// Folders of all of ImageNet's classes, by name or by number (0 to 999, in the order of the names).
+    ImageNetOrNumbers,
+    /// A file with labels for ImageNet's validation images, which lie in `imagenet` beside it.
+    Relabelled,
     /// Folders of the nine groups of ImageNet-9.
     Nine,
     /// Folders of the classes that the model was trained on.
@@ -126,6 +131,32 @@ pub static TEST_ONLY_SETS: &[&TestOnlySet] = &[
             "unpack mixed_same and mixed_rand (github.com/MadryLab/backgrounds_challenge) as imagenet-9/<variant>/val/<group>/<image>",
         ),
         form: Form::Nine,
+    },
+    &TestOnlySet {
+        name: "imagenet-real",
+        about: "ImageNet's validation images with labels assessed anew, several or none per image",
+        of: "imagenet",
+        folders: &["imagenet-real"],
+        parts: Parts::One,
+        evaluated: (0.875, Interpolation::Bicubic),
+        answer: || Answer::All,
+        origin: TestSetOrigin::Placed(
+            "place real.json (github.com/google-research/reassessed-imagenet) as imagenet-real/real.json, beside imagenet/val/<class>/<image>,",
+        ),
+        form: Form::Relabelled,
+    },
+    &TestOnlySet {
+        name: "imagenet-v2",
+        about: "10,000 new images of ImageNet's classes, of matched frequency",
+        of: "imagenet",
+        folders: &["imagenet-v2", "imagenetv2-matched-frequency-format-val"],
+        parts: Parts::One,
+        evaluated: (0.875, Interpolation::Bicubic),
+        answer: || Answer::All,
+        origin: TestSetOrigin::Placed(
+            "unpack imagenetv2-matched-frequency.tar.gz (github.com/modestyachts/ImageNetV2) as imagenet-v2/<class>/<image>",
+        ),
+        form: Form::ImageNetOrNumbers,
     },
     &TestOnlySet {
         name: "cifar10-c",
@@ -210,6 +241,14 @@ impl TestOnlySet {
         })
     }
 
+    /// What a person does who has it not.
+    fn placed(&self) -> &'static str {
+        match self.origin {
+            TestSetOrigin::Placed(how) => how,
+            TestSetOrigin::Cifar | TestSetOrigin::Folder(_) => "",
+        }
+    }
+
     fn fetch(&self) -> String {
         format!("effattn fetch {}", self.name)
     }
@@ -217,6 +256,7 @@ impl TestOnlySet {
     fn layout(&self) -> String {
         let below = match (self.parts, self.form) {
             (_, Form::Arrays) => "<corruption>.npy and labels.npy",
+            (_, Form::Relabelled) => relabelled::LABELS,
             (Parts::Corruptions { .. }, _) => "<corruption>/<severity>/<class>/<image>",
             (Parts::Backgrounds, _) => "<variant>/val/<group>/<image>",
             (Parts::One, _) => "<class>/<image>",
@@ -236,6 +276,14 @@ impl TestOnlySet {
             let severity = severity.parse().unwrap_or(1);
             return Ok(Arc::new(npy::Records::open(root, corruption, severity)?));
         }
+        if let Form::Relabelled = self.form {
+            let file = root.join(relabelled::LABELS);
+            if !file.is_file() {
+                return Err(store::bad_file(&file, format!("no such file; {} there", self.placed())));
+            }
+            let imagenet = root.parent().unwrap_or(root).join(self.of);
+            return Ok(Arc::new(Relabelled::open(&file, &imagenet)?));
+        }
         let folder = root.join(name);
         if !folder.is_dir() {
             let next = match self.origin {
@@ -249,8 +297,13 @@ impl TestOnlySet {
                 format!("no such folder; expected {}: {next}", self.layout()),
             ));
         }
-        let tree = Tree::open(&folder)?;
-        self.classes(tree.classes(), trained).map_err(|reason| store::bad_file(&folder, reason))?;
+        let mut tree = Tree::open(&folder)?;
+        let refuse = |reason: String| store::bad_file(&folder, reason);
+        let numbers = tree.classes().iter().all(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
+        match (self.form, numbers) {
+            (Form::ImageNetOrNumbers, true) => tree = tree.by_number(IMAGENET).map_err(refuse)?,
+            _ => self.classes(tree.classes(), trained).map_err(refuse)?,
+        }
         Ok(Arc::new(tree))
     }
 
@@ -271,8 +324,11 @@ impl TestOnlySet {
             }
         };
         match (self.form, trained) {
-            (Form::ImageNet(IMAGENET) | Form::Trained, Some(trained)) => as_trained(trained),
-            (Form::ImageNet(count), _) => {
+            (Form::ImageNet(IMAGENET) | Form::ImageNetOrNumbers | Form::Trained, Some(trained)) => {
+                as_trained(trained)
+            }
+            (Form::ImageNet(_) | Form::ImageNetOrNumbers, _) => {
+                let count = if let Form::ImageNet(count) = self.form { count } else { IMAGENET };
                 let wordnet = |name: &str| {
                     let number = name.strip_prefix('n').unwrap_or_default();
                     number.len() == 8 && number.bytes().all(|digit| digit.is_ascii_digit())
@@ -296,7 +352,7 @@ impl TestOnlySet {
                     format!("the folders {}; expected the nine groups {}", found.join(", "), expected())
                 })
             }
-            (Form::Trained | Form::Arrays, _) => Ok(()),
+            (Form::Trained | Form::Arrays | Form::Relabelled, _) => Ok(()),
         }
     }
 
@@ -308,7 +364,8 @@ impl TestOnlySet {
         allow_partial: bool,
     ) -> Result<Found, DataError> {
         let root = self.root(dir)?;
-        if let (Form::ImageNet(200) | Form::Nine, Some(trained)) = (self.form, trained)
+        if let (Form::ImageNet(200) | Form::Nine | Form::ImageNetOrNumbers | Form::Relabelled, Some(trained)) =
+            (self.form, trained)
             && trained.len() != IMAGENET
         {
             let reason =
@@ -323,8 +380,9 @@ impl TestOnlySet {
             let count = part.len(Split::Test);
             let (whole, expected) = first.get_or_insert((name.clone(), count));
             let same = !matches!(self.parts, Parts::Corruptions { .. }) || count == *expected;
-            if !same && partial.is_none() {
-                let missing = format!("{name} has {count} images, {whole} has {expected}");
+            let uneven = (!same).then(|| format!("{name} has {count} images, {whole} has {expected}"));
+            let missing = part.partial().map(str::to_owned).or(uneven);
+            if let (Some(missing), None) = (missing, &partial) {
                 if !allow_partial {
                     return Err(DataError::Partial { what: self.name, dir: root, missing });
                 }
@@ -336,76 +394,4 @@ impl TestOnlySet {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn put(root: &Path, name: &str) {
-        let path = root.join(name);
-        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        image::RgbImage::from_pixel(3, 2, image::Rgb([9; 3])).save(path).unwrap();
-    }
-
-    fn says(name: &str, dir: &Path, trained: Option<&[String]>) -> String {
-        challenge(name).unwrap().scan(dir, trained, false).err().unwrap().to_string()
-    }
-
-    #[test]
-    fn names_and_parts_are_the_published_ones() {
-        let parts = challenge("imagenet-c").unwrap().parts();
-        assert_eq!(
-            (parts.len(), parts[0].as_str(), parts[74].as_str()),
-            (75, "gaussian_noise/1", "jpeg_compression/5")
-        );
-        for challenge in TEST_ONLY_SETS {
-            assert!(super::super::source(challenge.of).is_ok(), "{}", challenge.name);
-            assert!(super::super::source(challenge.name).is_err(), "{}", challenge.name);
-        }
-    }
-
-    #[test]
-    fn what_is_missing_or_wrong_is_named() {
-        let dir = tempfile::tempdir().unwrap();
-        let root = dir.path();
-        let error = says("folder-c", root, None);
-        assert!(error.contains("effattn fetch folder-c") && error.contains("<severity>/<class>"), "{error}");
-        assert!(says("imagenet-a", root, None).contains("imagenet-a.tar"));
-        put(root, "folder-c/gaussian_noise/1/a/1.png");
-        put(root, "folder-c/gaussian_noise/1/b/1.png");
-        let error = says("folder-c", root, None);
-        assert!(error.contains("gaussian_noise/2: no such folder"), "{error}");
-        let classes = ["a", "c"].map(str::to_owned);
-        assert!(says("folder-c", root, Some(&classes)).contains("class folder b where"));
-        for part in challenge("folder-c").unwrap().parts() {
-            put(root, &format!("folder-c/{part}/a/1.png"));
-            put(root, &format!("folder-c/{part}/b/1.png"));
-        }
-        let found = challenge("folder-c").unwrap().scan(root, None, false).unwrap();
-        assert_eq!((found.classes, found.partial), (2, None));
-        put(root, "folder-c/fog/3/a/2.png");
-        assert!(says("folder-c", root, None).contains("fog/3 has 3 images, gaussian_noise/1 has 2"));
-        let partial = challenge("folder-c").unwrap().scan(root, None, true).unwrap();
-        assert!(partial.partial.is_some() && partial.hash != found.hash);
-    }
-
-    #[test]
-    fn classes_of_imagenet_are_counted_and_named() {
-        let dir = tempfile::tempdir().unwrap();
-        put(dir.path(), "imagenet-r/cat/1.png");
-        assert!(
-            says("imagenet-r", dir.path(), None).contains("the class folder cat; expected WordNet names")
-        );
-        std::fs::rename(dir.path().join("imagenet-r/cat"), dir.path().join("imagenet-r/n00000001")).unwrap();
-        assert!(says("imagenet-r", dir.path(), None).contains("1 class folders, expected 200"));
-        for number in 2..=200 {
-            put(dir.path(), &format!("imagenet-r/n{number:08}/1.png"));
-        }
-        assert!(challenge("imagenet-r").unwrap().scan(dir.path(), None, false).is_ok());
-        let few = ["a".to_owned()];
-        assert!(says("imagenet-r", dir.path(), Some(&few)).contains("models of ImageNet's 1000 classes"));
-        put(dir.path(), "bg_challenge/mixed_same/val/00_cat/1.png");
-        assert!(
-            says("imagenet-9", dir.path(), None)
-                .contains("the folders 00_cat; expected the nine groups 00_dog")
-        );
-    }
-}
+mod tests;

@@ -346,7 +346,7 @@ settings! {
     every: u64, "Budget", "N", positive;
     /// Split each batch into N micro-batches that are computed one after another, to save memory
     accumulate: u64, "Budget", "N", positive;
-    /// Also test the weights on these images: imagenet-c, imagenet-a, imagenet-r, imagenet-9, cifar10-c, folder-c
+    /// Also test the weights on these images: imagenet-c, imagenet-a, imagenet-r, imagenet-9, imagenet-real, imagenet-v2, cifar10-c, folder-c
     also: Words, "Evaluation", "LIST", str::parse;
     /// Compare the patches of N images after every block (Figure 6)
     similarity: u64, "Evaluation", "N", |text| within(text, 0, 1 << 20);

@@ -26,6 +26,8 @@ pub const BUILTIN_SUITES: &[(&str, &str)] = &[
     ("cos-table2", include_str!("../../../../suites/cos-table2.toml")),
     ("cos-table2-small", include_str!("../../../../suites/cos-table2-small.toml")),
     ("cos-table3", include_str!("../../../../suites/cos-table3.toml")),
+    ("cos-table3-pretraining", include_str!("../../../../suites/cos-table3-pretraining.toml")),
+    ("cos-table3-pretraining-small", include_str!("../../../../suites/cos-table3-pretraining-small.toml")),
     ("cos-table3-small", include_str!("../../../../suites/cos-table3-small.toml")),
     ("cos-table4", include_str!("../../../../suites/cos-table4.toml")),
     ("cos-table5", include_str!("../../../../suites/cos-table5.toml")),
@@ -207,6 +209,8 @@ pub struct SuiteRatio {
 pub struct PublishedTable {
     /// Metric they are given in.
     pub metric: String,
+    /// Where they were read, if not in the suite's source.
+    pub source: Option<String>,
     /// By pass or task; several values go along the base's lengths, from the first one on.
     pub values: BTreeMap<String, Vec<Published>>,
     /// Digits behind the point that each value has in the suite's text, without zeros at its end; `None` of an outcome.

@@ -74,6 +74,7 @@ enum WireTables {
 #[derive(Deserialize)]
 struct WirePublished {
     metric: String,
+    source: Option<String>,
     #[serde(flatten)]
     values: BTreeMap<String, WireValues>,
 }
@@ -182,7 +183,7 @@ fn tables(
         WireTables::One(table) => vec![table],
         WireTables::Many(tables) => tables,
     };
-    let read = |WirePublished { metric, values }: WirePublished| {
+    let read = |WirePublished { metric, source, values }: WirePublished| {
         let (mut digits, mut numbers) = (BTreeMap::new(), BTreeMap::new());
         for (key, WireValues(values)) in values {
             let (own, places): (Vec<Published>, Vec<Option<usize>>) = values.into_iter().unzip();
@@ -195,7 +196,7 @@ fn tables(
                 let count = values.len();
                 Err((start, format!("{label}: {key} has {count} published values for {lengths} lengths")))
             }
-            None => Ok(PublishedTable { metric, values, digits }),
+            None => Ok(PublishedTable { metric, source, values, digits }),
         }
     };
     tables.into_iter().map(read).collect()
@@ -272,7 +273,12 @@ mod tests {
         let table = suite.rows[0].table("m").unwrap();
         assert_eq!(table.at("infer", 0), Some(Published::Value(1.5)));
         assert_eq!(table.at("infer", 1), Some(Published::Outcome(Outcome::Oom)));
-        assert_eq!(table.at("train", 0), None);
+        assert_eq!((table.at("train", 0), &table.source), (None, &None));
+        let read = row.replace("\"m\",", "\"m\", source = \"another paper\",");
+        let suite = Suite::parse("x.toml", &format!("{HEAD}{read}")).unwrap();
+        let table = suite.rows[0].table("m").unwrap();
+        assert_eq!(table.source.as_deref(), Some("another paper"));
+        assert_eq!(table.values.keys().collect::<Vec<_>>(), ["infer"], "a source is no number");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! cosFormer (Qin et al., ICLR 2022).
 
-use super::{Claim, ClaimVerdict, Finding, of_suite, printed, printed_number, said};
+use super::{Claim, ClaimVerdict, Finding, decided, of_suite, printed, printed_number, said};
 use crate::config::suite::Suite;
 use crate::config::units::Bytes;
 use crate::report::chart::alike;
@@ -130,12 +130,10 @@ fn faster(rows: &[Row], pass: Pass) -> Option<Finding> {
         .collect();
     ratios.sort_by_key(|(len, _)| *len);
     let ((_, first), (_, last)) = (ratios.first()?, ratios.last()?);
-    let all = |standing: Standing| ratios.iter().all(|(_, ratio)| ratio.standing() == standing);
+    let all = |standing: Standing| ratios.iter().all(|(_, ratio)| decided(*ratio) == standing);
     let verdict = match () {
         () if ratios.len() > 1 && all(Standing::More) && last.value > first.value => ClaimVerdict::Reproduced,
-        () if ratios.iter().any(|(_, ratio)| ratio.standing() == Standing::Less) => {
-            ClaimVerdict::Contradicted
-        }
+        () if ratios.iter().any(|(_, ratio)| decided(*ratio) == Standing::Less) => ClaimVerdict::Contradicted,
         () => ClaimVerdict::Undecided,
     };
     let texts: Vec<String> =

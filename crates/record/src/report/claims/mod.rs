@@ -4,7 +4,7 @@
 mod cosformer;
 mod transformer_ls;
 
-use super::ratio::Ratio;
+use super::ratio::{Ratio, Standing, UNRESOLVED};
 use super::table::Table;
 use crate::config::suite::Suite;
 use crate::stats::{Interval, SampleStats, Summary, welch};
@@ -121,7 +121,11 @@ pub fn table(rows: &[Row]) -> Table {
             judged.finding.as_ref().map_or_else(String::new, |finding| of(finding).clone())
         };
         let rows = match &judged.finding {
-            Some(finding) if finding.verdict != ClaimVerdict::Undecided => finding.rows.clone(),
+            Some(finding) if finding.verdict != ClaimVerdict::Undecided => {
+                let open = finding.measured.contains(UNRESOLVED);
+                let to_resolve = open.then(|| format!("; to resolve: {}", judged.claim.command));
+                finding.rows.clone() + &to_resolve.unwrap_or_default()
+            }
             Some(finding) => format!("{}; to decide: {}", finding.rows, judged.claim.command),
             None => format!("to decide: {}", judged.claim.command),
         };
@@ -158,14 +162,19 @@ fn printed_number(suite: &str, label: &str, metric: &str, key: &str, index: usiz
     printed(suite, label, metric, key, index)?.value()
 }
 
-/// A ratio in digits: with its half interval where that is narrow, else with its ends.
+/// A ratio in digits with its half interval, or that it is not resolved, with the ends of the interval.
 fn said(ratio: Ratio) -> String {
     match ratio.interval {
         Some(Interval { low, high }) if !ratio.is_resolved() => {
-            format!("{:.2} [{low:.2}, {high:.2}]", ratio.value)
+            format!("{UNRESOLVED}: from {low:.2} to {high:.2}")
         }
         _ => ratio.text(),
     }
+}
+
+/// How a ratio stands to 1 where it is resolved: one that is not decides nothing.
+fn decided(ratio: Ratio) -> Standing {
+    if ratio.is_resolved() { ratio.standing() } else { Standing::Same }
 }
 
 /// Finished rows of a metric in a suite.

@@ -108,3 +108,30 @@ fn other_settings_decide_nothing() {
         "{found:?}"
     );
 }
+
+#[test]
+fn a_ratio_that_is_wider_than_itself_decides_nothing() {
+    let row = |model: &str, kernel: &str, (seconds, std): (f64, f64)| {
+        let row = Row {
+            suite: Some("ls-figure3".to_owned()),
+            kernel: kernel.to_owned(),
+            len: Some(2048),
+            batch: Some(1),
+            ..Row::new("speed", model)
+        };
+        let row = row.with("step_time", "s", Some(seconds)).with_outcome(Outcome::Ok, None);
+        Row { std: Some(std), n: Some(5), ..row }
+    };
+    let pair =
+        |kernel: &str, std: f64| [row("ls", kernel, (1.0, 0.01)), row("transformer-xl", kernel, (4.0, std))];
+    let claim = "a training step takes less time";
+    let (wide, narrow) = (pair("fused", 3.0), pair("composed", 0.1));
+    let open = finding(&wide, claim).unwrap();
+    assert_eq!(open.verdict, ClaimVerdict::Undecided);
+    assert!(open.measured.starts_with("not resolved: from "), "{}", open.measured);
+    let rows = [wide, narrow].concat();
+    assert_eq!(finding(&rows, claim).unwrap().verdict, ClaimVerdict::Reproduced, "by the other kernels");
+    let table = table(&rows);
+    let line = table.rows.iter().find(|line| line[1].starts_with(claim)).unwrap();
+    assert!(line[5].ends_with("; to resolve: effattn speed --suite ls-figure3"), "{line:?}");
+}

@@ -1,6 +1,6 @@
 //! Transformer-LS (Zhu et al., NeurIPS 2021).
 
-use super::{Claim, ClaimVerdict, Finding, indication, of_suite, printed_number, said};
+use super::{Claim, ClaimVerdict, Finding, decided, indication, of_suite, printed_number, said};
 use crate::config::suite::{Suite, SuiteRatio};
 use crate::report::ratio::{Ratio, Standing};
 use crate::report::trained::PublishedVerdict;
@@ -239,12 +239,17 @@ fn faster(rows: &[Row]) -> Option<Finding> {
             found.push((kernel.to_owned(), len, ratio));
         }
     }
-    let all = |standing: Standing| found.iter().all(|(.., ratio)| ratio.standing() == standing);
-    let verdict = match found.is_empty() {
-        true => return None,
-        false if all(Standing::More) => ClaimVerdict::Reproduced,
-        false if all(Standing::Less) => ClaimVerdict::Contradicted,
-        false => ClaimVerdict::Undecided,
+    if found.is_empty() {
+        return None;
+    }
+    // those that are not resolved decide nothing
+    let standings =
+        || found.iter().filter(|(.., ratio)| ratio.is_resolved()).map(|(.., ratio)| decided(*ratio));
+    let all = |standing: Standing| standings().count() > 0 && standings().all(|one| one == standing);
+    let verdict = match () {
+        () if all(Standing::More) => ClaimVerdict::Reproduced,
+        () if all(Standing::Less) => ClaimVerdict::Contradicted,
+        () => ClaimVerdict::Undecided,
     };
     let texts: Vec<String> = found
         .iter()

@@ -20,6 +20,11 @@ const COUNTED: [Counted; 2] =
 impl<'a> Writer<'a> {
     /// What the paper has in `column` of `line`.
     pub(super) fn published(&self, line: &Line, column: &Column) -> Option<PrintedNumber> {
+        self.printed(line, column).map(|(number, _)| number)
+    }
+
+    /// What the paper has in `column` of `line`, and the table of the suite that has it.
+    fn printed(&self, line: &Line, column: &Column) -> Option<(PrintedNumber, &'a PublishedTable)> {
         let other = self.source_of(column);
         let here = || self.number(line, column);
         if std::ptr::eq(other, self.source) {
@@ -29,7 +34,7 @@ impl<'a> Writer<'a> {
     }
 
     /// What this suite has in `column` of `line`.
-    fn number(&self, line: &Line, column: &Column) -> Option<PrintedNumber> {
+    fn number(&self, line: &Line, column: &Column) -> Option<(PrintedNumber, &'a PublishedTable)> {
         let suite = self.source.suite;
         let index = match (line.len.or(column.len), &suite.base.len) {
             (Some(len), Some(lens)) => lens.0.iter().position(|known| *known == len)?,
@@ -38,19 +43,19 @@ impl<'a> Writer<'a> {
         let entries = self.entries(line);
         let own = entries.iter().flat_map(|(_, row)| &row.published);
         let printed = suite.printed.iter().filter(|printed| printed.label == line.name);
-        let tables: Vec<&PublishedTable> = own.chain(printed.flat_map(|line| &line.published)).collect();
+        let tables: Vec<&'a PublishedTable> = own.chain(printed.flat_map(|line| &line.published)).collect();
         let of = |metric: &String| {
             let tables = || tables.iter().copied().filter(|table| table.metric == *metric);
             let at =
-                |table: &PublishedTable, key: &str, index: usize| {
+                |table: &'a PublishedTable, key: &str, index: usize| {
                     let (number, own) = (table.at(key, index)?, table.digits_at(key, index));
                     // zeros at the end are no digits of a TOML number: the column has as many as its longest number
                     let digits = own.map_or(0, |own| {
                         if own == 0 { 0 } else { own.max(self.most_digits(metric, &column.key)) }
                     });
-                    Some(PrintedNumber { number, digits })
+                    Some((PrintedNumber { number, digits }, table))
                 };
-            let of_len = |table: &PublishedTable| at(table, &format!("{}-{}", column.key, line.len?), 0);
+            let of_len = |table: &'a PublishedTable| at(table, &format!("{}-{}", column.key, line.len?), 0);
             tables().find_map(|table| at(table, &column.key, index)).or_else(|| tables().find_map(of_len))
         };
         column.metrics.iter().find_map(of)
@@ -69,7 +74,9 @@ impl<'a> Writer<'a> {
     }
 
     pub(super) fn cell(&mut self, line: &Line, column: &Column) -> Cell {
-        let published = self.published(line, column);
+        let printed = self.printed(line, column);
+        let (published, read) =
+            (printed.map(|(number, _)| number), printed.and_then(|(_, table)| table.source.as_ref()));
         let own = self.source;
         self.source = self.source_of(column);
         let mut cell = self.measured(line, column, published);
@@ -81,6 +88,7 @@ impl<'a> Writer<'a> {
         let less = self.lower_is_better(column);
         let under = value.zip(floor).map_or("", |(value, floor)| floor.against(value, less).mark());
         self.source = own;
+        cell.notes.extend(read.map(|source| format!("the published number was read in {source}")));
         Cell { published, under, ..cell }
     }
 

@@ -250,6 +250,7 @@ impl<'a> Writer<'a> {
 
     fn line(&mut self, line: &Line) -> Vec<String> {
         let why = self.entries(line).into_iter().find_map(|(_, row)| row.not_comparable.clone());
+        let why = why.or_else(|| self.why_not_run(line));
         let mut label = line.name.clone();
         label.push_str(&line.len.map_or_else(String::new, |len| format!(", {len}")));
         label.push_str(&why.map_or_else(String::new, |why| format!(" {}", self.mark(why))));
@@ -269,6 +270,13 @@ impl<'a> Writer<'a> {
         texts.push(commands.join("; "));
         self.behind.push(behind);
         texts
+    }
+
+    /// Why a line that only the paper has is not run.
+    fn why_not_run(&self, line: &Line) -> Option<String> {
+        let is_run = self.source.suite.rows.iter().any(|row| row.printed_as() == line.name);
+        let printed = self.source.suite.printed.iter().find(|printed| printed.label == line.name);
+        printed.filter(|_| !is_run).map(|printed| printed.why.clone())
     }
 
     /// The command that fills `column` of `line`.

@@ -85,7 +85,8 @@ fn without_runs_every_cell_has_what_is_printed_and_the_line_says_what_runs_it() 
     assert_eq!(table.columns, ["model", "ListOps", "FLOPs", "Text", "Average", "to run"]);
     let command = "effattn lra --suite x --model dp,ls";
     assert_eq!(table.rows[0], ["DP", "- / 37.0", "0.15 / 0.15 =", "- / 66.0", "- / 51.5", command]);
-    assert_eq!(table.rows[1], ["Other", "- / 40.0", "", "", "", ""]);
+    assert_eq!(table.rows[1], ["Other (a)", "- / 40.0", "", "", "", ""]);
+    assert_eq!(table.notes[0], "a: another paper's.", "why it is not run");
     let own = ["DP by definition", "-", "0.15", "-", "-", "effattn lra --suite x --model linformer"];
     assert_eq!(table.rows[2], own, "what the paper has no number for stands below");
 }
@@ -179,7 +180,7 @@ published = { metric = "parameters_millions", infer-384 = 307 }
 [[printed]]
 label = "C"
 why = "not built"
-published = { metric = "accuracy", imagenet = 83.5 }
+published = { metric = "accuracy", source = "Paper C, Table 1", imagenet = 83.5 }
 "#;
 
 const TOP1: &str = r#"
@@ -276,11 +277,12 @@ fn by_size(rows: &[Row]) -> Table {
 fn a_table_may_have_a_line_for_every_length_and_columns_that_another_suite_runs() {
     let table = by_size(&[]);
     let names: Vec<&str> = table.rows.iter().map(|line| line[0].as_str()).collect();
-    assert_eq!(names, ["A, 224", "C, 224", "A, 384", "B, 384"], "grouped by length");
+    assert_eq!(names, ["A, 224", "C, 224 (a)", "A, 384", "B, 384"], "grouped by length");
     let runs = "effattn vision --suite accuracy --model ls2d --data-dir images; effattn speed --suite accuracy --model ls2d";
     let first = ["A, 224", "307.10", "8.66 / 8.7 =", "- / 83.8", "- / 0.075", runs];
     assert_eq!(table.rows[0], first, "FLOPs have as many digits as are printed");
-    assert_eq!(table.rows[1][3], "- / 83.5");
+    assert_eq!(table.rows[1][3], "- / 83.5 (b)");
+    assert_eq!(table.notes[..2], ["a: not built.", "b: the published number was read in Paper C, Table 1."]);
     assert_eq!(table.rows[2][1..5], ["307.10", "28.70 / 28.0 ≠", "- / 84.4", "- / 0.271"]);
     assert_eq!(table.rows[3][1..5], ["307.10 / 307 =", "28.70", "", "-"]);
 }
