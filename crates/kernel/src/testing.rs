@@ -66,7 +66,7 @@ pub fn assert_matches_composed(
 }
 
 /// Output and gradients of sum(f(inputs) * w) for a fixed random w.
-fn value_and_grads(
+pub fn value_and_grads(
     inputs: &[Tensor],
     dtype: DType,
     f: &(dyn Fn(&[Tensor]) -> Result<Tensor> + Sync),
@@ -87,7 +87,7 @@ fn value_and_grads(
 }
 
 /// Largest difference of `got` to `exact`, relative to the largest element of `exact` (at least 1).
-fn difference(got: &[f64], exact: &[f64]) -> f64 {
+pub fn difference(got: &[f64], exact: &[f64]) -> f64 {
     assert_eq!(got.len(), exact.len());
     let scale = exact.iter().fold(1.0, |scale: f64, x| scale.max(x.abs()));
     let difference = got.iter().zip(exact).fold(0.0, |max: f64, (got, exact)| {

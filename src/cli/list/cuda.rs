@@ -98,7 +98,8 @@ mod tests {
             let seen = coverage(&choice).unwrap_or_else(|error| panic!("{}: {error}", entry.name));
             let expected: Option<(&[&str], &[&str])> = match entry.name {
                 "full" | "window" | "streaming" => None,
-                "linear" => Some((&[], &["linear_attention"])),
+                "linear" => Some((&["linear_attention"], &[])),
+                "fnet" => Some((&[], &["fourier"])),
                 _ => continue,
             };
             match expected {
@@ -109,8 +110,8 @@ mod tests {
                 }
             }
         }
-        let recurrent = MechanismChoice::default_of(effattn_model::attention::find("deltanet").unwrap());
-        assert_eq!(mark(&recurrent), "composed");
-        assert!(explain(&recurrent).contains("delta rule"), "{}", explain(&recurrent));
+        let composed = MechanismChoice::default_of(effattn_model::attention::find("fnet").unwrap());
+        assert_eq!(mark(&composed), "composed");
+        assert!(explain(&composed).contains("fourier"), "{}", explain(&composed));
     }
 }

@@ -296,7 +296,7 @@ void launch(int kernel, unsigned x, unsigned y, unsigned z, void **arguments, lo
 #ifdef TRACED
     trace_launch(dynamic_memory, sizeof dynamic_memory, shared, __start_shared_memory, fixed_shared(), buffers, count);
 #else
-    (void)shared, (void)buffers, (void)count;
+    (void)shared, (void)buffers, (void)count, (void)dynamic_memory;
 #endif
     for (blockIdx.z = 0; blockIdx.z < z; blockIdx.z++)
         for (blockIdx.y = 0; blockIdx.y < y; blockIdx.y++)

@@ -10,6 +10,7 @@ pub mod device;
 #[allow(unsafe_code)]
 pub mod emulated;
 pub mod rows;
+pub mod tensor_device;
 #[cfg(feature = "cuda")]
 pub mod tensors;
 

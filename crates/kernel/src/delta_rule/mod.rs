@@ -33,6 +33,8 @@
 
 mod composed;
 mod cpu;
+#[cfg(any(feature = "cuda", test))]
+mod cuda;
 pub mod decode;
 mod normalize;
 
@@ -146,14 +148,24 @@ impl DeltaRule<'_> {
     }
 }
 
+/// Widest key that the CUDA kernels take: more does not fit the shared memory of a block.
+const CUDA_WIDEST: usize = 128;
+
 /// Results of the delta rule; queries and keys are taken as they are (see [`normalize()`]).
 pub fn delta_rule(rows: &DeltaRows, call: &DeltaRule) -> Result<Heads> {
     call.check(rows)?;
     let tensors = [Some(&rows.rows), Some(call.beta), call.log_decay];
-    if super::fused_cpu(rows.rows.device()) && tensors.iter().flatten().all(|x| x.dtype() == DType::F32) {
-        return cpu::fused(rows, call);
+    let is_f32 = tensors.iter().flatten().all(|x| x.dtype() == DType::F32);
+    let has_kernel = match rows.key_width <= CUDA_WIDEST {
+        true => super::fused(&rows.rows),
+        false => super::fused_cpu(rows.rows.device()),
+    };
+    match rows.rows.device() {
+        _ if !has_kernel || !is_f32 => composed(rows, call),
+        #[cfg(feature = "cuda")]
+        candle_core::Device::Cuda(_) => cuda::fused(rows, call),
+        _ => cpu::fused(rows, call),
     }
-    composed(rows, call)
 }
 
 #[cfg(test)]

@@ -2,13 +2,19 @@
 
 use std::ops::Range;
 
-use candle_core::{CpuStorage, D, DType, Layout, Result, Shape, Tensor};
+#[cfg(feature = "cuda")]
+use candle_core::cuda_backend::CudaStorage;
+use candle_core::{CpuStorage, D, Layout, Result, Shape, Tensor};
 use pulp::Simd;
 
 use super::DeltaRows;
+#[cfg(feature = "cuda")]
+use super::cuda::normalize::Sizes;
 use crate::cpu::{self, math, par, par::Chunks};
 use crate::op::{self, FusedOp, SavedOutput};
-use crate::{fused_cpu, tape};
+#[cfg(feature = "cuda")]
+use crate::cuda::tensors;
+use crate::{fused, tape};
 
 /// Settings of [`normalize()`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,7 +32,7 @@ pub struct NormalizeConfig {
 /// Queries and keys x / sqrt(sum x^2 + eps) per head, after the activations; queries times `query_scale`.
 pub fn normalize(rows: &DeltaRows, config: &NormalizeConfig) -> Result<DeltaRows> {
     rows.check()?;
-    let out = if fused_cpu(rows.rows.device()) && rows.rows.dtype() == DType::F32 {
+    let out = if fused(&rows.rows) {
         let DeltaRows { heads, key_width, value_width, .. } = *rows;
         let op = Normalize { heads, key_width, value_width, config: *config };
         tape::apply(&[&rows.rows.contiguous()?], op)?
@@ -65,6 +71,12 @@ impl Normalize {
         self.heads * (2 * self.key_width + self.value_width)
     }
 
+    #[cfg(feature = "cuda")]
+    fn sizes(&self, shape: &Shape) -> Sizes {
+        let Self { heads, key_width, value_width, .. } = *self;
+        Sizes { rows: shape.elem_count() / self.width(), heads, key_width, value_width }
+    }
+
     /// The vectors of a row with the factor on queries and keys; `None` for the values.
     fn parts(&self) -> Vec<(Range<usize>, Option<f32>)> {
         let (h, dk) = (self.heads, self.key_width);
@@ -99,8 +111,23 @@ impl FusedOp for Normalize {
         Ok((y, operands[0].1.shape().clone()))
     }
 
+    #[cfg(feature = "cuda")]
+    fn forward_cuda(&self, operands: &[(&CudaStorage, &Layout)]) -> Result<(CudaStorage, Shape)> {
+        let shape = operands[0].1.shape().clone();
+        let sizes = self.sizes(&shape);
+        tensors::forward(operands, shape, |device, [x]| sizes.forward(device, x, &self.config))
+    }
+
     fn backward(&self, operands: &[&Tensor], _: SavedOutput, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let [x] = op::operands(operands)?;
+        #[cfg(feature = "cuda")]
+        if x.device().is_cuda() {
+            let sizes = self.sizes(x.shape());
+            return tensors::with_views([x, grad], |device, views| {
+                let dx = sizes.backward(device, views, &self.config)?;
+                Ok(vec![Some(tensors::tensor(device, dx, x.shape()))])
+            });
+        }
         let NormalizeConfig { silu_qk, silu_v, eps, .. } = self.config;
         let (width, parts) = (self.width(), self.parts());
         let dx = cpu::with_slices([x, grad], |[x, dy]| {

@@ -7,11 +7,11 @@ use crate::testing::{check, randn};
 use crate::{KernelMode, with_mode};
 
 /// Shape of a call: samples, heads, positions, key width, value width.
-type Shape = [usize; 5];
+pub(super) type Shape = [usize; 5];
 
 /// How strong the decays are.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Strength {
+pub(super) enum Strength {
     None,
     Slow,
     Strong,
@@ -22,7 +22,7 @@ fn sigmoid(x: &Tensor) -> Tensor {
 }
 
 /// Unit queries and keys, values, beta and log decay.
-fn inputs(name: &str, shape: Shape, strength: Strength) -> Vec<Tensor> {
+pub(super) fn inputs(name: &str, shape: Shape, strength: Strength) -> Vec<Tensor> {
     let [b, h, n, dk, d] = shape;
     let draw = |part: &str, shape: &[usize]| randn(&format!("{name} {part}"), shape);
     let unit = |x: Tensor| {
@@ -50,7 +50,7 @@ fn inputs(name: &str, shape: Shape, strength: Strength) -> Vec<Tensor> {
     all
 }
 
-fn rows(tensors: &[Tensor]) -> Result<DeltaRows> {
+pub(super) fn rows(tensors: &[Tensor]) -> Result<DeltaRows> {
     DeltaRows::new(&Qkv::separate(tensors[0].clone(), tensors[1].clone(), tensors[2].clone()))
 }
 
@@ -61,7 +61,7 @@ fn run(tensors: &[Tensor], mask: Option<&Tensor>) -> Result<Tensor> {
 }
 
 /// Every third position of the first sample and the end of the others is hidden.
-fn holes(samples: usize, len: usize) -> Tensor {
+pub(super) fn holes(samples: usize, len: usize) -> Tensor {
     let keep = |at: usize| {
         let (sample, position) = (at / len, at % len);
         f32::from(if sample == 0 { position % 3 != 1 } else { position < len.div_ceil(2) })

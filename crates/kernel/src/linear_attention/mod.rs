@@ -40,6 +40,8 @@
 
 mod composed;
 mod cpu;
+#[cfg(any(feature = "cuda", test))]
+mod cuda;
 mod decay;
 pub mod decode;
 mod features;
@@ -203,12 +205,13 @@ impl LinearAttention<'_> {
 pub fn linear_attention(qkv: &Qkv, call: &LinearAttention) -> Result<Heads> {
     let q = qkv.q()?;
     call.check(&q, &qkv.k()?, &qkv.v()?)?;
-    if super::fused_cpu(q.device())
-        && let Some(heads) = cpu::fused(qkv, call)?
-    {
-        return Ok(heads);
-    }
-    composed(qkv, call)
+    let heads = match q.device() {
+        _ if !super::fused(&q) => None,
+        #[cfg(feature = "cuda")]
+        candle_core::Device::Cuda(_) => cuda::fused(qkv, call)?,
+        _ => cpu::fused(qkv, call)?,
+    };
+    heads.map_or_else(|| composed(qkv, call), Ok)
 }
 
 #[cfg(test)]
