@@ -156,9 +156,9 @@ fn numbers_in_prose_come_from_rows() {
     assert!(found.is_empty(), "numbers that no row carries: {found:#?}");
 }
 
-/// Of the newest committed run of `dtype` beside other programs: how they sum up, and how they stand cell by cell.
-fn beside_programs(dtype: &str) -> [Table; 2] {
-    let run = root().join("reproduction/results/peer").join(dtype).join("speed/latest");
+/// Of the newest committed run of `dtype` beside other programs in `folder`: how they sum up, and how they stand cell by cell.
+fn beside_programs(folder: &str, dtype: &str) -> [Table; 2] {
+    let run = root().join("reproduction/results").join(folder).join(dtype).join("speed/latest");
     let rows = csv::from_str(&std::fs::read_to_string(run.join("rows.csv")).unwrap()).unwrap();
     let references = reference::with_programs(&rows, &reference::read(&run).unwrap());
     let tables = reference::tables(&rows, &references);
@@ -211,29 +211,36 @@ fn with_lines(text: &str, ours: impl Fn(&str) -> bool, lines: &[String]) -> Stri
     new.chain(old[from + count..].iter().copied()).map(|line| format!("{line}\n")).collect()
 }
 
+/// The runs of both formats in `folder`, and `line` of every program there.
+fn summed(folder: &str, line: impl Fn(&str, &[String]) -> String) -> ([Table; 2], Vec<String>) {
+    let [f32, bf16] = ["f32", "bf16"].map(|dtype| (dtype, beside_programs(folder, dtype)));
+    let of = |(dtype, [sums, _]): &(&str, [Table; 2])| {
+        sums.rows.iter().map(|row| line(dtype, row)).collect::<Vec<_>>()
+    };
+    let lines = [&f32, &bf16].into_iter().flat_map(of).collect();
+    let ((_, [_, f32]), (_, [_, bf16])) = (f32, bf16);
+    ([f32, bf16], lines)
+}
+
 /// Tables of pages about other programs are made of the newest committed runs; EFFATTN_BLESS=1 writes them.
 #[test]
 fn the_programs_side_by_side_are_those_of_the_committed_runs() {
-    let runs = ["f32", "bf16"].map(|dtype| (dtype, beside_programs(dtype)));
-    let sums = |line: fn(&str, &[String]) -> String| -> Vec<String> {
-        let of = |(dtype, [sums, _]): &(&str, [Table; 2])| {
-            sums.rows.iter().map(|row| line(dtype, row)).collect::<Vec<_>>()
-        };
-        runs.iter().flat_map(of).collect()
-    };
-    let all = sums(|dtype, row| format!("| effattn {dtype} | {} |", row.join(" | ")));
-    let short = sums(|dtype, row| {
+    let ([f32, bf16], all) =
+        summed("peer", |dtype, row| format!("| effattn {dtype} | {} |", row.join(" | ")));
+    let (_, short) = summed("peer", |dtype, row| {
         format!("| encoder, {dtype}, vs {} | {} | {} | {} |", row[0], row[2], row[3], row[4])
     });
-    assert!(all.len() >= 4, "several programs in both formats: {all:?}");
-    let [(_, [_, f32]), (_, [_, bf16])] = &runs;
-    let eager = eager_table(f32, bf16);
+    let (_, full_width) = summed("peer/full-width", |dtype, row| {
+        format!("| full width, effattn {dtype} | {} |", row.join(" | "))
+    });
+    assert!(all.len() >= 4 && full_width.len() >= 4, "several programs in both formats: {all:?}");
+    let eager = eager_table(&f32, &bf16);
     let read = |page: &str| std::fs::read_to_string(root().join(page)).unwrap();
-    let performance = with_lines(
-        &read("docs/performance.md"),
-        |line| ["| effattn f32 |", "| effattn bf16 |"].iter().any(|start| line.starts_with(start)),
-        &all,
-    );
+    let mut performance = read("docs/performance.md");
+    for (start, lines) in [("| effattn", &all), ("| full width, effattn", &full_width)] {
+        let ours = |line: &str| ["f32", "bf16"].iter().any(|it| line.starts_with(&format!("{start} {it} |")));
+        performance = with_lines(&performance, ours, lines);
+    }
     let (begin, end) = performance.split_once("\n| | infer ").expect("the page has a table of eager PyTorch");
     let end = with_lines(&format!("| | infer {end}"), |line| line.starts_with('|'), &eager);
     let readme = with_lines(&read("README.md"), |line| line.starts_with("| encoder, "), &short);

@@ -26,7 +26,8 @@ pub(super) struct Strip<'a> {
 impl Strip<'_> {
     /// Left edge of an area that has room for `labels`.
     pub(super) fn left<'a>(labels: impl Iterator<Item = &'a str>) -> f64 {
-        labels.map(|label| canvas::text_width(label, FONT)).fold(0.0, f64::max) + 48.0
+        // names may have more wide letters than a text has on average
+        labels.map(|label| 1.2 * canvas::text_width(label, FONT)).fold(0.0, f64::max) + 40.0
     }
 
     /// Height of a panel of `rows` lines with its title and its axis.
