@@ -11,9 +11,9 @@ use super::DeltaRows;
 #[cfg(feature = "cuda")]
 use super::cuda::normalize::Sizes;
 use crate::cpu::{self, math, par, par::Chunks};
-use crate::op::{self, FusedOp, SavedOutput};
 #[cfg(feature = "cuda")]
 use crate::cuda::tensors;
+use crate::op::{self, FusedOp, SavedOutput};
 use crate::{fused, tape};
 
 /// Settings of [`normalize()`].

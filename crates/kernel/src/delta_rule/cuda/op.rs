@@ -59,14 +59,20 @@ impl Delta {
         };
         let keep = self.keep.as_ref().map(Tensor::storage_and_layout);
         let keep = match &keep {
-            Some((storage, layout)) => BufferView { floats: M::floats(storage)?, start: layout.start_offset() },
+            Some((storage, layout)) => {
+                BufferView { floats: M::floats(storage)?, start: layout.start_offset() }
+            }
             None => view(0),
         };
         let log_decay = view(if self.call.decays { 2 } else { 0 });
         f(&Inputs { rows: view(0), beta: view(1), log_decay, keep })
     }
 
-    fn forward_on<M: TensorDevice>(&self, machine: &M, operands: &[(&M::Floats, &Layout)]) -> Result<M::Floats> {
+    fn forward_on<M: TensorDevice>(
+        &self,
+        machine: &M,
+        operands: &[(&M::Floats, &Layout)],
+    ) -> Result<M::Floats> {
         let run = |inputs: &Inputs<M>| self.call.forward(machine, inputs, self.trains);
         let (out, states) = self.with_inputs(operands, run)?;
         if self.trains {
@@ -92,7 +98,8 @@ impl Delta {
         let ((states, _), (grad, layout)) = (states.storage_and_layout(), grad.storage_and_layout());
         let states = BufferView::all(M::floats(&states)?);
         let grad = BufferView { floats: M::floats(&grad)?, start: layout.start_offset() };
-        let grads = self.with_inputs(&all, |inputs: &Inputs<M>| self.call.backward(machine, inputs, states, grad))?;
+        let grads =
+            self.with_inputs(&all, |inputs: &Inputs<M>| self.call.backward(machine, inputs, states, grad))?;
         let like = operands.iter().zip(grads);
         like.map(|(like, floats)| machine.tensor(floats, like.shape().clone()).map(Some)).collect()
     }

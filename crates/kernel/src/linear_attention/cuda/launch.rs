@@ -217,7 +217,8 @@ impl Call {
         let [q, k, v] = inputs.operands.each_ref().map(|(_, place)| *place);
         let [d_q, d_k, d_v] = to;
         let places = [q, k, v, self.merged(), grad, d_q, d_k, d_v];
-        let places = places.iter().flat_map(|place| [place.start, place.batch, place.head, place.row, place.heads]);
+        let places =
+            places.iter().flat_map(|place| [place.start, place.batch, place.head, place.row, place.heads]);
         let words: Vec<i64> = sizes.into_iter().chain(places).map(|word| word as i64).collect();
         machine.longs(&words)
     }
@@ -227,11 +228,19 @@ impl Call {
         Place::merged(self.heads, self.queries, self.values)
     }
 
-    fn launch<M: KernelDevice>(&self, machine: &M, kernel: &str, blocks: usize, arguments: Vec<Arg<M>>) -> Result<()> {
+    fn launch<M: KernelDevice>(
+        &self,
+        machine: &M,
+        kernel: &str,
+        blocks: usize,
+        arguments: Vec<Arg<M>>,
+    ) -> Result<()> {
         let defines = defines(self.activation, self.turned, self.decay);
         let module = Module { name: super::NAME, source: super::SOURCE, defines: &defines };
-        let shared = if matches!(kernel, "linear_out" | "linear_slopes") { memory_bytes(self.decay) } else { 0 };
-        machine.launch(&Launch { module, kernel, grid: [blocks, self.heads, self.samples], shared }, arguments)
+        let shared =
+            if matches!(kernel, "linear_out" | "linear_slopes") { memory_bytes(self.decay) } else { 0 };
+        machine
+            .launch(&Launch { module, kernel, grid: [blocks, self.heads, self.samples], shared }, arguments)
     }
 
     /// What most kernels read first.
@@ -279,7 +288,11 @@ impl Call {
     }
 
     /// The output [samples, queries, heads * values] and the denominators [samples, heads, queries].
-    pub fn forward<M: KernelDevice>(&self, machine: &M, inputs: &Inputs<M>) -> Result<(M::Floats, M::Floats)> {
+    pub fn forward<M: KernelDevice>(
+        &self,
+        machine: &M,
+        inputs: &Inputs<M>,
+    ) -> Result<(M::Floats, M::Floats)> {
         let rows = self.samples * self.heads * self.queries;
         let header = &self.header(machine, inputs, Place::default(), [Place::default(); 3])?;
         let mut out = machine.fresh(rows * self.values)?;
@@ -291,7 +304,11 @@ impl Call {
             let mut after = machine.fresh(if self.guard.is_some() { rows } else { 1 })?;
             let mut arguments = self.arguments(&pass);
             arguments.extend(self.sight(false, direction));
-            arguments.extend([Arg::Int(divide.into()), Arg::Float(self.extra(direction)), Arg::Float(self.guard().1)]);
+            arguments.extend([
+                Arg::Int(divide.into()),
+                Arg::Float(self.extra(direction)),
+                Arg::Float(self.guard().1),
+            ]);
             arguments.extend([&states, &dens].map(|floats| Arg::In(BufferView::all(floats))));
             arguments.extend([Arg::Out(&mut after), Arg::Out(&mut out)]);
             let tiles = self.values.div_ceil(COLUMNS);

@@ -80,9 +80,9 @@ impl Given {
         let (q, k, v) = (qkv.q()?, qkv.k()?, qkv.v()?);
         let ((_, groups, n, width), (b, h, t, e)) = (q.dims4()?, v.dims4()?);
         let (tensors, packed) = match qkv {
-            Qkv::Packed { rows, parts: PackedLayout { q: Some(q), k: Some(k), v: Some(v), count }, .. }
-                if q != k && k != v && v != q =>
-            {
+            Qkv::Packed {
+                rows, parts: PackedLayout { q: Some(q), k: Some(k), v: Some(v), count }, ..
+            } if q != k && k != v && v != q => {
                 (vec![rows.contiguous()?], Some(Packed { parts: [*q, *k, *v], count: *count }))
             }
             _ => ([q, k, v].iter().map(rows_of).collect::<Result<_>>()?, None),
@@ -107,7 +107,12 @@ fn rows_of(x: &Tensor) -> Result<Tensor> {
 }
 
 /// Features that the kernels make.
-fn raw(qkv: &Qkv, activation: FeatureActivation, reweight: Option<usize>, keep: Option<Tensor>) -> Result<Given> {
+fn raw(
+    qkv: &Qkv,
+    activation: FeatureActivation,
+    reweight: Option<usize>,
+    keep: Option<Tensor>,
+) -> Result<Given> {
     let activation = match activation {
         FeatureActivation::Identity => Activation::Identity,
         FeatureActivation::Relu => Activation::Leaky(0.0),
@@ -197,7 +202,9 @@ fn constant<'a, M: TensorDevice>(
     other: BufferView<'a, M>,
 ) -> Result<BufferView<'a, M>> {
     match given {
-        Some((storage, layout)) => Ok(BufferView { floats: M::floats(storage)?, start: layout.start_offset() }),
+        Some((storage, layout)) => {
+            Ok(BufferView { floats: M::floats(storage)?, start: layout.start_offset() })
+        }
         None => Ok(other),
     }
 }
@@ -249,12 +256,17 @@ impl Sums {
         })
     }
 
-    fn forward_on<M: TensorDevice>(&self, machine: &M, operands: &[(&M::Floats, &Layout)]) -> Result<M::Floats> {
+    fn forward_on<M: TensorDevice>(
+        &self,
+        machine: &M,
+        operands: &[(&M::Floats, &Layout)],
+    ) -> Result<M::Floats> {
         let constants = [&self.keep, &self.angles].map(|x| x.as_ref().map(Tensor::storage_and_layout));
         let inputs = self.inputs(operands, constants.each_ref())?;
         let Call { samples, heads, queries, guard, .. } = self.call;
         let (out, dens) = self.call.forward(machine, &inputs)?;
-        if guard.is_some() && self.dens.set(machine.tensor(dens, (samples, heads, queries).into())?).is_err() {
+        if guard.is_some() && self.dens.set(machine.tensor(dens, (samples, heads, queries).into())?).is_err()
+        {
             bail!("a linear attention operation ran twice");
         }
         Ok(out)

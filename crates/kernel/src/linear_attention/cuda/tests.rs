@@ -50,11 +50,21 @@ impl Case {
     fn new([b, h, n, d, e]: [usize; 5], features: Map, causal: bool) -> Self {
         // denominators of features of both signs may be anywhere
         let guard = match features {
-            Map::Elementwise(FeatureActivation::Identity | FeatureActivation::LeakyRelu(_), _) => Guard::SignedClamp(3.0),
+            Map::Elementwise(FeatureActivation::Identity | FeatureActivation::LeakyRelu(_), _) => {
+                Guard::SignedClamp(3.0)
+            }
             _ => Guard::ClampMin(0.2),
         };
         let guard = Some(guard);
-        Self { shape: [b, h, h, n, n, d, e], features, guard, causal, decay: Sums::Whole, holes: false, packed: false }
+        Self {
+            shape: [b, h, h, n, n, d, e],
+            features,
+            guard,
+            causal,
+            decay: Sums::Whole,
+            holes: false,
+            packed: false,
+        }
     }
 
     fn guarded(self, guard: Option<Guard>) -> Self {
@@ -86,8 +96,10 @@ impl Case {
     /// q, k, v, then decays, then learned weights.
     fn inputs(&self) -> Vec<Tensor> {
         let [b, h, g, n, t, d, e] = self.shape;
-        let mut inputs = vec![randn("q", &[b, g, n, d]), randn("k", &[b, g, t, d]), randn("v", &[b, h, t, e])];
-        let log = |name: &str, shape: &[usize]| randn(name, shape).abs().unwrap().affine(-0.1, -1e-3).unwrap();
+        let mut inputs =
+            vec![randn("q", &[b, g, n, d]), randn("k", &[b, g, t, d]), randn("v", &[b, h, t, e])];
+        let log =
+            |name: &str, shape: &[usize]| randn(name, shape).abs().unwrap().affine(-0.1, -1e-3).unwrap();
         match self.decay {
             Sums::Whole | Sums::PerHead => {}
             Sums::Gate => inputs.push(randn("gate", &[b, h, n])),
@@ -147,7 +159,9 @@ impl Case {
             Sums::Whole => Decay::None,
             Sums::PerHead => Decay::PerHead(&logs),
             Sums::PerToken { separate } => Decay::PerToken { log: &x[3], backward: separate.then(|| &x[4]) },
-            Sums::PerChannel { separate } => Decay::PerChannel { log: &x[3], backward: separate.then(|| &x[4]) },
+            Sums::PerChannel { separate } => {
+                Decay::PerChannel { log: &x[3], backward: separate.then(|| &x[4]) }
+            }
             Sums::Gate => Decay::Gate(&x[3]),
         };
         let mask = self.mask();
@@ -286,11 +300,19 @@ const SEEDS: &[(&str, &str, &str)] = &[
         "shared memory",
     ),
     // the last row's products are formed while the next columns are loaded
-    ("products(m->side.in.x, m->side.in.y, sums);\n#endif\n        __syncthreads();", "products(m->side.in.x, m->side.in.y, sums);\n#endif", "without a barrier"),
+    (
+        "products(m->side.in.x, m->side.in.y, sums);\n#endif\n        __syncthreads();",
+        "products(m->side.in.x, m->side.in.y, sums);\n#endif",
+        "without a barrier",
+    ),
     ("if (x < width && z < columns) to", "if (x <= width && z < columns) to", "another block"),
     ("if (i >= r->left || x", "if (i > r->left || x", "beyond the end"),
     ("if (z0 == 0) dens[place]", "dens[place]", "another block"),
-    ("if (at >= size) return;\n    long long first", "if (at > size) return;\n    long long first", "another block"),
+    (
+        "if (at >= size) return;\n    long long first",
+        "if (at > size) return;\n    long long first",
+        "another block",
+    ),
     ("if (first + row + a >= count) continue;", "if (first + row + a > count) continue;", "beyond the end"),
     ("float *to = states + (home(g)", "float *to = states + 0 * (home(g)", "another block"),
 ];
@@ -330,7 +352,11 @@ fn nvrtc_compiles_the_kernels_for_all_architectures() {
         for (activation, turned, decay) in forms {
             let module = Module { name: NAME, source: SOURCE, defines: &defines(activation, turned, decay) };
             let result = nvrtc(&module, architecture);
-            assert!(result.is_ok(), "compute_{architecture}, {activation:?}, {decay:?}: {}", result.unwrap_err());
+            assert!(
+                result.is_ok(),
+                "compute_{architecture}, {activation:?}, {decay:?}: {}",
+                result.unwrap_err()
+            );
         }
     }
 }
