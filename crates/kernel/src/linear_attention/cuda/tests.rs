@@ -219,7 +219,9 @@ fn every_feature_map_gives_the_results_of_the_cpu() {
 fn every_shape_gives_the_results_of_the_cpu() {
     for &shape in SHAPES {
         for causal in [false, true] {
-            Case::new(shape, Map::Elementwise(FeatureActivation::Relu, true), causal).prove();
+            // far from the bend of a clamp, where narrow features would be
+            let case = Case::new(shape, Map::Elementwise(FeatureActivation::Relu, true), causal);
+            case.guarded(Some(Guard::Add(1.0))).prove();
             Case::new(shape, IDENTITY, causal).guarded(None).prove();
         }
     }
