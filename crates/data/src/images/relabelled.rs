@@ -183,7 +183,7 @@ mod tests {
             ("[[1], [1000]]", "real.json: image 2 has class 1000, expected 0 to 999"),
             ("[[1], [-1]]", "expected a list with a list of classes"),
             ("[1, 2]", "expected a list with a list of classes"),
-            ("{", "at line 1 column 1; expected a list"),
+            ("{", "; expected a list with a list of classes"),
             ("[[1]]", "image 2, but"),
             ("[[1], []]", "no image has a label"),
         ] {
