@@ -192,7 +192,7 @@ const MAPS: &[Map] = &[
 
 /// Lengths around the ends of chunks, and widths of one and around the ends of tiles.
 const SHAPES: &[[usize; 5]] =
-    &[[1, 1, 1, 1, 1], [2, 2, 63, 16, 8], [1, 2, 65, 33, 65], [1, 1, 130, 64, 64], [2, 1, 67, 1, 70]];
+    &[[1, 1, 1, 1, 1], [2, 1, 67, 1, 70], [1, 1, 65, 33, 65], [1, 1, 130, 64, 64], [2, 2, 63, 16, 8]];
 
 const GUARDS: &[Option<Guard>] = &[
     None,
@@ -217,7 +217,7 @@ fn every_feature_map_gives_the_results_of_the_cpu() {
 
 #[test]
 fn every_shape_gives_the_results_of_the_cpu() {
-    for &shape in SHAPES {
+    for &shape in &SHAPES[..3] {
         for causal in [false, true] {
             // far from the bend of a clamp, where narrow features would be
             let case = Case::new(shape, Map::Elementwise(FeatureActivation::Relu, true), causal);
@@ -256,24 +256,34 @@ fn features_of_candles_operations_give_the_results_of_the_cpu() {
     gated.guarded(None).prove();
 }
 
-#[test]
-fn sums_that_decay_give_the_results_of_the_cpu() {
+/// Decays of all kinds at `shapes`, then what goes with them: shared heads, holes, guards and features at `more`.
+fn prove_decays(shapes: &[[usize; 5]], more: [usize; 5]) {
     for causal in [true, false] {
         let both = if causal { &[false][..] } else { &[false, true] };
         let separate = |separate: bool| [Sums::PerToken { separate }, Sums::PerChannel { separate }];
         for decay in both.iter().flat_map(|&own| separate(own)).chain([Sums::PerHead]) {
-            for &shape in SHAPES {
+            for &shape in shapes {
                 Case::new(shape, IDENTITY, causal).guarded(None).decaying(decay).prove();
             }
-            let case = Case::new([2, 4, 75, 7, 5], IDENTITY, causal).decaying(decay);
+            let case = Case::new(more, IDENTITY, causal).decaying(decay);
             case.clone().guarded(None).sharing(2).with_holes().prove();
-            case.clone().guarded(None).sharing(1).prove();
             case.clone().guarded(Some(Guard::AbsClampMin(0.5))).with_holes().prove();
             if !matches!(decay, Sums::PerChannel { .. }) {
                 Case { features: Map::Elementwise(FeatureActivation::Relu, true), ..case }.prove();
             }
         }
     }
+}
+
+#[test]
+fn sums_that_decay_give_the_results_of_the_cpu() {
+    prove_decays(&[[1, 1, 1, 1, 1], [1, 1, 65, 5, 9]], [1, 4, 67, 3, 2]);
+}
+
+#[test]
+#[ignore = "the emulation takes minutes for every shape"]
+fn sums_that_decay_give_the_results_of_the_cpu_at_every_shape() {
+    prove_decays(SHAPES, [2, 4, 75, 7, 5]);
 }
 
 #[test]
@@ -351,7 +361,9 @@ fn nvrtc_compiles_the_kernels_for_all_architectures() {
         (Activation::Identity, false, DecayWidth::Channel),
     ];
     for architecture in [80, 86, 89, 90, 100, 120] {
-        for (activation, turned, decay) in forms {
+        // the compiler takes many seconds for each: all forms for the oldest, which others read as PTX
+        let count = if architecture == 80 { forms.len() } else { 1 };
+        for (activation, turned, decay) in forms.into_iter().take(count) {
             let module = Module { name: NAME, source: SOURCE, defines: &defines(activation, turned, decay) };
             let result = nvrtc(&module, architecture);
             assert!(
