@@ -96,14 +96,15 @@ impl Encoder {
             bail!("a mask of shape {:?} does not fit ids of shape {:?}", mask.dims(), ids.dims());
         }
         let (mut x, mask) = self.embed(ids, mask)?;
-        let (mask, first) = (mask.as_ref(), KeptRows::first(b, x.dim(1)?));
+        let mask = mask.as_ref();
+        let first = if self.pooling.reads_first_row() { Some(KeptRows::first(b, x.dim(1)?)) } else { None };
         let kept = match mask {
             Some(mask) if want == Want::Pooled => KeptRows::of(mask)?,
             _ => None,
         };
-        let kept = kept.filter(|kept| self.pooling != Pooling::First || kept.holds(&first));
+        let kept = kept.filter(|kept| first.as_ref().is_none_or(|first| kept.holds(first)));
         let kept = kept.as_ref();
-        let only = want == Want::Pooled && !self.whole && self.pooling.reads_first_row();
+        let only = first.as_ref().filter(|_| want == Want::Pooled && !self.whole);
         if let Some(kept) = kept {
             x = kept.pack(&x)?;
         }
@@ -131,11 +132,10 @@ impl Encoder {
                 self.normalise(&last.forward_cls(&x, &cls, call)?)?.squeeze(1)
             }
             None => {
-                let x =
-                    advance(last, &x, &mut stream, &ForwardArgs { only: only.then_some(&first), ..*call })?;
+                let x = advance(last, &x, &mut stream, &ForwardArgs { only, ..*call })?;
                 match want {
                     Want::Sequence => self.normalise(&x),
-                    _ if only => self.normalise(&x)?.squeeze(0),
+                    _ if only.is_some() => self.normalise(&x)?.squeeze(0),
                     _ => self.pool(x, mask, kept),
                 }
             }

@@ -297,15 +297,13 @@ impl Roberta {
         self.run(ids, dropout, None, |_| ())
     }
 
-    /// The rows of [`Self::encode`] at `places`, counted row by row in ascending order: [places, width]. Others are not computed
-    /// behind the last attention, nor is padding.
-    pub fn encode_at(&self, ids: &Tensor, places: &[u32], dropout: Dropout) -> Result<Tensor> {
-        let (b, n) = ids.dims2()?;
-        if places.is_empty() || self.config.backbone.whole_last_layer {
+    /// Some `rows` of [`Self::encode`]: [rows, width]. Others are not computed behind the last attention, nor is padding.
+    pub fn encode_at(&self, ids: &Tensor, rows: &KeptRows, dropout: Dropout) -> Result<Tensor> {
+        if rows.rows().is_empty() || self.config.backbone.whole_last_layer {
             let hidden = self.encode(ids, dropout)?.flatten_to(1)?;
-            return embedding(&Tensor::new(places, ids.device())?, &hidden);
+            return embedding(&Tensor::new(rows.rows(), ids.device())?, &hidden);
         }
-        self.run(ids, dropout, Some(&KeptRows::at(b, n, places.to_vec())), |_| ())?.squeeze(0)
+        self.run(ids, dropout, Some(rows), |_| ())?.squeeze(0)
     }
 
     /// [`Self::encode`] without dropout: the input of every layer, then the output of the last.
@@ -421,7 +419,7 @@ mod tests {
             let model = Roberta::new(&config, &builder).unwrap();
             let params = builder.finish();
             for (dropout, places) in [(Dropout::NONE, &[1, 4, 10][..]), (Dropout::new(0.3, 2), &[0, 9])] {
-                let some = model.encode_at(&ids, places, dropout).unwrap();
+                let some = model.encode_at(&ids, &KeptRows::at(2, 9, places.to_vec()), dropout).unwrap();
                 let whole = model.encode(&ids, dropout).unwrap().flatten_to(1).unwrap();
                 let whole =
                     embedding(&Tensor::new(places, &candle_core::Device::Cpu).unwrap(), &whole).unwrap();

@@ -170,15 +170,13 @@ pub(super) fn roberta_config(golden: &Golden) -> Checked<RobertaConfig> {
 /// Logits and labels of a batch: at the masked places, or of every input.
 fn roberta_logits(model: &Roberta, ids: &Tensor, labels: &Tensor) -> Result<(Tensor, Tensor)> {
     let labels: Vec<i64> = labels.flatten_all()?.to_vec1()?;
-    let rows = |places: &[u32]| model.encode_at(ids, places, Dropout::NONE);
+    let (b, n) = ids.dims2()?;
+    let at = |rows: KeptRows| model.encode_at(ids, &rows, Dropout::NONE);
     let logits = match model.config().top {
-        Top::Classes(_) => {
-            let (b, n) = ids.dims2()?;
-            model.class_logits(&rows(KeptRows::first(b, n).rows())?, Dropout::NONE)?
-        }
+        Top::Classes(_) => model.class_logits(&at(KeptRows::first(b, n))?, Dropout::NONE)?,
         Top::Masked => {
             let chosen = labels.iter().enumerate().filter(|(_, label)| **label >= 0);
-            model.masked_logits(&rows(&chosen.map(|(at, _)| at as u32).collect::<Vec<_>>())?)?
+            model.masked_logits(&at(KeptRows::at(b, n, chosen.map(|(place, _)| place as u32).collect()))?)?
         }
     };
     let wanted: Vec<u32> = labels.iter().filter(|label| **label >= 0).map(|label| *label as u32).collect();

@@ -4,6 +4,7 @@ use serde_json::json;
 use super::weights::{POSITIONS, TYPES, layer_name};
 use super::*;
 use effattn_kernel::embedding::PADDING;
+use effattn_kernel::kept_rows::KeptRows;
 use effattn_model::nn::dropout::Dropout;
 use effattn_model::nn::params::ParamBuilder;
 use effattn_model::roberta::Roberta;
@@ -54,13 +55,9 @@ pub(crate) fn small(folder: &Path) -> (RobertaConfig, HashMap<String, Tensor>) {
 fn logits(model: &RobertaConfig, weights: HashMap<String, Tensor>, ids: &Tensor) -> Vec<f32> {
     let net = Roberta::new(model, &ParamBuilder::given(weights, &Device::Cpu, false)).unwrap();
     let (b, n) = ids.dims2().unwrap();
-    let all: Vec<u32> = (0..(b * n) as u32).collect();
-    net.masked_logits(&net.encode_at(ids, &all, Dropout::NONE).unwrap())
-        .unwrap()
-        .flatten_all()
-        .unwrap()
-        .to_vec1()
-        .unwrap()
+    let all = KeptRows::at(b, n, (0..(b * n) as u32).collect());
+    let logits = net.masked_logits(&net.encode_at(ids, &all, Dropout::NONE).unwrap()).unwrap();
+    logits.flatten_all().unwrap().to_vec1().unwrap()
 }
 
 fn ids(b: usize, n: usize) -> Tensor {

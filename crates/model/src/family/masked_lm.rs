@@ -185,15 +185,15 @@ impl Architecture for RobertaConfig {
 /// Logits and labels of what is predicted: chosen positions, or whole inputs.
 fn predicted(model: &Roberta, batch: &Batch, dropout: Dropout) -> Result<(Tensor, Tensor)> {
     let ids = &batch.tokens()?.ids;
+    let (b, n) = ids.dims2()?;
     if let Top::Classes(_) = model.config().top {
-        let (b, n) = ids.dims2()?;
-        let first = model.encode_at(ids, KeptRows::first(b, n).rows(), dropout)?;
+        let first = model.encode_at(ids, &KeptRows::first(b, n), dropout)?;
         return Ok((model.class_logits(&first, dropout.branch(1))?, batch.labels.clone()));
     }
     let labels = batch.labels.flatten_all()?.to_vec1::<u32>()?;
     let chosen = labels.iter().enumerate().filter(|(_, label)| **label != IGNORED);
     let (places, labels): (Vec<u32>, Vec<u32>) = chosen.map(|(at, label)| (at as u32, *label)).unzip();
-    let rows = model.encode_at(ids, &places, dropout)?;
+    let rows = model.encode_at(ids, &KeptRows::at(b, n, places), dropout)?;
     Ok((model.masked_logits(&rows)?, Tensor::new(labels.as_slice(), ids.device())?))
 }
 

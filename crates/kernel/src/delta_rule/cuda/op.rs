@@ -1,17 +1,15 @@
-//! The kernels as an operation on candle's tensors. In tests, tensors on the CPU run by emulation.
+//! The kernels as an operation on candle's tensors.
 
 use std::sync::OnceLock;
 
-#[cfg(feature = "cuda")]
-use candle_core::cuda_backend::{CudaDevice, CudaStorage};
-use candle_core::{CpuStorage, DType, Device, Layout, Result, Shape, Tensor, bail};
+use candle_core::{DType, Layout, Result, Shape, Tensor, bail};
 
 use super::launch::{Call, Inputs};
 use crate::cuda::BufferView;
-use crate::cuda::tensor_device::TensorDevice;
+use crate::cuda::tensor_device::{DeviceOp, OnDevice, TensorDevice};
 use crate::delta_rule::{DeltaRows, DeltaRule};
 use crate::heads::Heads;
-use crate::op::{FusedOp, SavedOutput};
+use crate::op::SavedOutput;
 use crate::tape;
 
 /// Runs the kernels on f32 tensors; keys must not be wider than [`crate::delta_rule::CUDA_WIDEST`].
@@ -33,7 +31,7 @@ pub(in crate::delta_rule) fn fused(rows: &DeltaRows, call: &DeltaRule) -> Result
         trains: operands.iter().any(Tensor::track_op),
         states: OnceLock::new(),
     };
-    let rows = tape::apply(&operands.iter().collect::<Vec<_>>(), op)?;
+    let rows = tape::apply(&operands.iter().collect::<Vec<_>>(), OnDevice(op))?;
     Ok(Heads::Merged { rows, heads })
 }
 
@@ -67,6 +65,12 @@ impl Delta {
         let log_decay = view(if self.call.decays { 2 } else { 0 });
         f(&Inputs { rows: view(0), beta: view(1), log_decay, keep })
     }
+}
+
+impl DeviceOp for Delta {
+    fn name(&self) -> &'static str {
+        "delta-rule"
+    }
 
     fn forward_on<M: TensorDevice>(
         &self,
@@ -89,6 +93,7 @@ impl Delta {
         &self,
         machine: &M,
         operands: &[&Tensor],
+        _: SavedOutput,
         grad: &Tensor,
     ) -> Result<Vec<Option<Tensor>>> {
         let Some(states) = self.states.get() else { bail!("the delta rule runs backward before forward") };
@@ -106,41 +111,5 @@ impl Delta {
 
     fn shape(&self) -> Shape {
         (self.call.samples, self.call.len, self.call.heads * self.call.value_width).into()
-    }
-}
-
-impl FusedOp for Delta {
-    fn name(&self) -> &'static str {
-        "delta-rule"
-    }
-
-    #[cfg(not(test))]
-    fn forward(&self, _: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)> {
-        bail!("the CUDA kernels of the delta rule were given tensors on the CPU")
-    }
-
-    #[cfg(test)]
-    fn forward(&self, operands: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)> {
-        crate::cuda::emulated::forward(operands, |machine, floats| {
-            Ok((self.forward_on(machine, floats)?, self.shape()))
-        })
-    }
-
-    #[cfg(feature = "cuda")]
-    fn forward_cuda(&self, operands: &[(&CudaStorage, &Layout)]) -> Result<(CudaStorage, Shape)> {
-        let device = operands[0].0.device.clone();
-        let floats = operands.iter().map(|(storage, layout)| Ok((storage.as_cuda_slice::<f32>()?, *layout)));
-        let out = self.forward_on(&device, &floats.collect::<Result<Vec<_>>>()?)?;
-        Ok((CudaStorage::wrap_cuda_slice(out, device), self.shape()))
-    }
-
-    fn backward(&self, operands: &[&Tensor], _: SavedOutput, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
-        match grad.device() {
-            #[cfg(feature = "cuda")]
-            Device::Cuda(device) => self.backward_on::<CudaDevice>(device, operands, grad),
-            #[cfg(test)]
-            Device::Cpu => crate::cuda::emulated::here(|machine| self.backward_on(machine, operands, grad)),
-            other => bail!("the delta rule has no kernels for {other:?}"),
-        }
     }
 }

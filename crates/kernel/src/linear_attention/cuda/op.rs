@@ -1,20 +1,18 @@
-//! The kernels as an operation on candle's tensors. In tests, tensors on the CPU run by emulation.
+//! The kernels as an operation on candle's tensors.
 
 use std::ops::Deref;
 use std::sync::OnceLock;
 
-#[cfg(feature = "cuda")]
-use candle_core::cuda_backend::{CudaDevice, CudaStorage};
-use candle_core::{CpuStorage, DType, Device, Layout, Result, Shape, Storage, Tensor, bail};
+use candle_core::{DType, Layout, Result, Shape, Storage, Tensor, bail};
 
 use super::launch::{Activation, Call, DecayWidth, Inputs, Outputs, Place, Targets};
 use crate::cuda::BufferView;
-use crate::cuda::tensor_device::TensorDevice;
+use crate::cuda::tensor_device::{DeviceOp, OnDevice, TensorDevice};
 use crate::heads::{Heads, PackedLayout, Qkv};
 use crate::linear_attention::composed::of_heads;
 use crate::linear_attention::features::{angles, map};
 use crate::linear_attention::{Decay, FeatureActivation, Features, LinearAttention};
-use crate::op::{self, FusedOp, SavedOutput};
+use crate::op::{self, SavedOutput};
 use crate::tape;
 
 /// Runs the kernels on f32 tensors. Elementwise features, with or without cosFormer's weights, are made within them; others, and
@@ -55,7 +53,7 @@ pub(in crate::linear_attention) fn fused(qkv: &Qkv, call: &LinearAttention) -> R
     let operands: Vec<&Tensor> = given.tensors.iter().chain(&logs).collect();
     let Given { packed, keep, angles, .. } = given;
     let op = Sums { call: inner, packed, keep, angles, dens: OnceLock::new() };
-    let rows = tape::apply(&operands, op)?;
+    let rows = tape::apply(&operands, OnDevice(op))?;
     Ok(Some(Heads::Merged { rows, heads: inner.heads }))
 }
 
@@ -256,6 +254,30 @@ impl Sums {
         })
     }
 
+    /// Where gradients go: buffers in the order of the operands.
+    fn targets(&self) -> Targets {
+        let Call { samples, heads, queries, keys, width, values, .. } = self.call;
+        if let Some(packed) = self.packed {
+            let length = samples * queries * packed.count * heads * values;
+            let operands = self.in_rows(packed, 0).map(|place| (0, place));
+            return Targets { lengths: vec![length], operands, gaps: packed.count > 3 };
+        }
+        let sizes = [(queries, width), (keys, width), (keys, values)];
+        let lengths = sizes.map(|(rows, width)| samples * heads * rows * width).to_vec();
+        let [q, k, v] = sizes.map(|(rows, width)| Place::split(heads, rows, width));
+        Targets { lengths, operands: [(0, q), (1, k), (2, v)], gaps: false }
+    }
+}
+
+impl DeviceOp for Sums {
+    fn name(&self) -> &'static str {
+        "linear-attention"
+    }
+
+    fn needs_output(&self) -> bool {
+        self.call.guard.is_some()
+    }
+
     fn forward_on<M: TensorDevice>(
         &self,
         machine: &M,
@@ -272,33 +294,21 @@ impl Sums {
         Ok(out)
     }
 
-    /// Where gradients go: buffers in the order of the operands.
-    fn targets(&self) -> Targets {
-        let Call { samples, heads, queries, keys, width, values, .. } = self.call;
-        if let Some(packed) = self.packed {
-            let length = samples * queries * packed.count * heads * values;
-            let operands = self.in_rows(packed, 0).map(|place| (0, place));
-            return Targets { lengths: vec![length], operands, gaps: packed.count > 3 };
-        }
-        let sizes = [(queries, width), (keys, width), (keys, values)];
-        let lengths = sizes.map(|(rows, width)| samples * heads * rows * width).to_vec();
-        let [q, k, v] = sizes.map(|(rows, width)| Place::split(heads, rows, width));
-        Targets { lengths, operands: [(0, q), (1, k), (2, v)], gaps: false }
-    }
-
     fn backward_on<M: TensorDevice>(
         &self,
         machine: &M,
         operands: &[&Tensor],
-        saved: Option<&Tensor>,
+        out: SavedOutput,
         grad: &Tensor,
     ) -> Result<Vec<Option<Tensor>>> {
+        let saved = if self.needs_output() { Some(op::result(out)?.contiguous()?) } else { None };
         let guards: Vec<_> = operands.iter().map(|x| x.storage_and_layout()).collect();
         let all = guards.iter().map(|(storage, layout)| Ok((M::floats(storage)?, *layout)));
         let all = all.collect::<Result<Vec<_>>>()?;
         let constants = [&self.keep, &self.angles].map(|x| x.as_ref().map(Tensor::storage_and_layout));
         let inputs = self.inputs(&all, constants.each_ref())?;
-        let outputs = [saved, Some(grad), self.dens.get()].map(|x| x.map(Tensor::storage_and_layout));
+        let outputs =
+            [saved.as_ref(), Some(grad), self.dens.get()].map(|x| x.map(Tensor::storage_and_layout));
         let grad = constant(&outputs[1], inputs.keep)?;
         let outputs = Outputs { out: constant(&outputs[0], grad)?, grad, dens: constant(&outputs[2], grad)? };
         let targets = self.targets();
@@ -322,48 +332,5 @@ impl Sums {
     fn shape(&self) -> Shape {
         let Call { samples, heads, queries, values, .. } = self.call;
         (samples, queries, heads * values).into()
-    }
-}
-
-impl FusedOp for Sums {
-    fn name(&self) -> &'static str {
-        "linear-attention"
-    }
-
-    #[cfg(not(test))]
-    fn forward(&self, _: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)> {
-        bail!("the CUDA kernels of linear attention were given tensors on the CPU")
-    }
-
-    #[cfg(test)]
-    fn forward(&self, operands: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)> {
-        crate::cuda::emulated::forward(operands, |machine, floats| {
-            Ok((self.forward_on(machine, floats)?, self.shape()))
-        })
-    }
-
-    #[cfg(feature = "cuda")]
-    fn forward_cuda(&self, operands: &[(&CudaStorage, &Layout)]) -> Result<(CudaStorage, Shape)> {
-        let device = operands[0].0.device.clone();
-        let floats = operands.iter().map(|(storage, layout)| Ok((storage.as_cuda_slice::<f32>()?, *layout)));
-        let out = self.forward_on(&device, &floats.collect::<Result<Vec<_>>>()?)?;
-        Ok((CudaStorage::wrap_cuda_slice(out, device), self.shape()))
-    }
-
-    fn needs_output(&self) -> bool {
-        self.call.guard.is_some()
-    }
-
-    fn backward(&self, operands: &[&Tensor], out: SavedOutput, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
-        let out = if self.call.guard.is_some() { Some(op::result(out)?.contiguous()?) } else { None };
-        match grad.device() {
-            #[cfg(feature = "cuda")]
-            Device::Cuda(device) => self.backward_on::<CudaDevice>(device, operands, out.as_ref(), grad),
-            #[cfg(test)]
-            Device::Cpu => {
-                crate::cuda::emulated::here(|machine| self.backward_on(machine, operands, out.as_ref(), grad))
-            }
-            other => bail!("linear attention has no kernels for {other:?}"),
-        }
     }
 }
