@@ -169,7 +169,8 @@ impl Workers<'_, '_> {
     /// The row that says how near the steps of cell `index` are to the limit, where their products are known.
     fn share_of_limit(&self, index: usize, samples: &[f64]) -> Option<Row> {
         let products = &self.alive.get(&index)?.products;
-        let limit = limit_seconds(products, self.runner.session.launcher.threads)?;
+        let fastest = samples.iter().copied().fold(f64::INFINITY, f64::min);
+        let limit = limit_seconds(products, self.runner.session.launcher.threads, fastest)?;
         Some(rows::share_of_limit(&self.runner.plan.cells[index].row, samples, limit))
     }
 }
