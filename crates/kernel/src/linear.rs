@@ -4,6 +4,7 @@ use candle_core::{CpuStorage, DType, Layout, Result, Shape, Tensor, bail};
 
 use super::cpu::compact;
 use super::cpu::dense::{Panels, WeightGradient};
+use super::cpu::few::{self, FewRows, Layer};
 use super::cpu::gemm::Mat;
 use super::cpu::layers::Layers;
 use super::cpu::par::{self, Chunks};
@@ -40,6 +41,15 @@ struct Linear;
 
 /// x W^T + bias (none if empty), [count, out].
 pub(super) fn forward(x: &[f32], count: usize, w: &[f32], out: usize, inp: usize, bias: &[f32]) -> Vec<f32> {
+    if few::are(x.len() / inp.max(1)) {
+        return FewRows::new(x, inp).multiply(
+            &[Layer { weight: w, columns: 0..out }],
+            out,
+            |columns, _, y| {
+                rows::add_row_in_place(y, bias.get(columns).unwrap_or_default());
+            },
+        );
+    }
     let panels = Panels::turned(w, out, inp);
     let size = Chunks::dense(count, inp + out).size;
     par::build(count * out, size * out, |index, y| {

@@ -4,6 +4,7 @@
 //! groups and masks them.
 
 mod arguments;
+mod cached;
 mod composed;
 mod cpu;
 #[cfg(any(feature = "cuda", test))]
@@ -17,6 +18,7 @@ mod tile_plan;
 
 use candle_core::{DType, Result, Tensor};
 
+pub use cached::attend_cached;
 pub use composed::composed;
 pub(crate) use cpu::product::plain as tile_product;
 

@@ -9,6 +9,7 @@ use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 use super::{Scales, Weight, add_scaled, check_scales, scale_rows, vector, weight};
 use crate::cpu::compact;
 use crate::cpu::dense::{Panels, WeightGradient};
+use crate::cpu::few::{self, FewRows, Layer};
 use crate::cpu::gemm::Mat;
 use crate::cpu::layers::Layers;
 use crate::cpu::par::{self, Chunks};
@@ -37,6 +38,24 @@ impl Output {
         scales.map_or(Ok(()), |scales| check_scales(scales, residual.dims()[0]))?;
         Ok(Self { inp, weight, bias, scales: scales.map(<[f32]>::to_vec) })
     }
+
+    /// The result for few rows.
+    fn forward_few(&self, x: &[f32], residual: &[f32], flat: &[f32]) -> Vec<f32> {
+        let out = self.weight.out;
+        let bias = self.bias.as_ref().map_or(&[][..], |bias| &flat[bias.clone()]);
+        let layer = Layer { weight: &flat[self.weight.at.clone()], columns: 0..out };
+        FewRows::new(x, self.inp).multiply(&[layer], out, |columns, row, y| {
+            let residual = &residual[row * out..][columns.clone()];
+            rows::add_row_in_place(y, bias.get(columns).unwrap_or_default());
+            match &self.scales {
+                None => rows::add(residual, y),
+                Some(scales) => {
+                    let each = x.len() / self.inp / scales.len();
+                    add_scaled(residual, scales, (row, each), y.len(), y);
+                }
+            }
+        })
+    }
 }
 
 impl FusedOp for Output {
@@ -48,6 +67,9 @@ impl FusedOp for Output {
         let [x, residual, flat] = cpu::slices(operands)?;
         let (inp, out) = (self.inp, self.weight.out);
         let count = residual.len() / out.max(1);
+        if few::are(x.len() / inp.max(1)) {
+            return Ok((self.forward_few(x, residual, flat), operands[1].1.shape().clone()));
+        }
         let panels = Panels::turned(&flat[self.weight.at.clone()], out, inp);
         let size = Chunks::dense(count, inp + out).size;
         let y = par::build(residual.len(), size * out, |index, y| {

@@ -9,6 +9,7 @@ use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 use super::{Projection, Weight, vector, weight};
 use crate::cpu::compact::{self, Elements};
 use crate::cpu::dense::{Panels, WeightGradient};
+use crate::cpu::few::{self, FewRows, Layer};
 use crate::cpu::gemm::Mat;
 use crate::cpu::layers::Layers;
 use crate::cpu::par::{self, Chunks};
@@ -79,9 +80,24 @@ impl Project {
         }
     }
 
+    /// The result for few rows.
+    fn project_few(&self, x: &[f32], flat: &[f32]) -> Vec<f32> {
+        let mut normal = par::scratch(if self.norm.is_some() { x.len() } else { 0 });
+        self.normalise(x, flat, &mut normal);
+        let x = if self.norm.is_some() { &normal } else { x };
+        let layer = |x: &Linear| Layer { weight: &flat[x.weight.at.clone()], columns: x.columns.clone() };
+        let (layers, biases): (Vec<_>, _) = (self.linears.iter().map(layer).collect(), self.biases(flat));
+        FewRows::new(x, self.inp).multiply(&layers, self.width, |columns, _, y| {
+            rows::add_row_in_place(y, biases.get(columns).unwrap_or_default());
+        })
+    }
+
     fn project(&self, x: &[f32], flat: &[f32]) -> Vec<f32> {
         let (inp, width) = (self.inp, self.width);
         let count = x.len() / inp.max(1);
+        if few::are(count) {
+            return self.project_few(x, flat);
+        }
         let turned = |x: &Linear| Panels::turned(&flat[x.weight.at.clone()], x.weight.out, inp);
         let (panels, biases): (Vec<_>, _) = (self.linears.iter().map(turned).collect(), self.biases(flat));
         let size = Chunks::dense(count, inp + width).size;

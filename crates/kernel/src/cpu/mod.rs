@@ -7,6 +7,7 @@
 //! | [`gemm`] | matrix products in the number format of the process |
 //! | [`matmul_format`] | the number format of matrix products |
 //! | [`panel`] | our products in f32, packed |
+//! | [`few`] | products of few rows with weights where they lie |
 //! | [`bf16`] | matrix products of operands rounded to bf16 |
 //! | [`columns`] | column blocks of matrices, read and written by different threads |
 //! | [`compact`] | tensors that wait as bf16 |
@@ -20,6 +21,7 @@
 //! | [`layers`] | gradients of several linear layers and the LayerNorm in front of them |
 //! | [`rates`] | products and copies per second that this machine reaches |
 //! | [`rows`] | row-wise pieces: LayerNorm, bias, column sums, GELU |
+//! | [`token`] | rows of one token, states that are written where they lie |
 //! | [`transpose`] | transposes |
 //!
 //! A kernel cuts its work into chunks whose number depends on the shape only ([`par::Chunks`]), computes
@@ -33,6 +35,7 @@ pub mod compact;
 pub mod dense;
 #[allow(unsafe_code)]
 pub mod exact;
+pub mod few;
 pub mod gemm;
 #[allow(unsafe_code)]
 pub mod jobs;
@@ -49,6 +52,7 @@ pub mod rows;
 #[allow(unsafe_code)]
 pub mod sample_rows;
 pub mod simd;
+pub mod token;
 pub mod transpose;
 
 use candle_core::{CpuStorage, Layout, Result, Tensor, bail};

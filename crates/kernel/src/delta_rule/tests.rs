@@ -158,17 +158,21 @@ fn steps_equal_the_whole() {
         let inputs = inputs("steps", [b, h, n, 8, 5], strength);
         let mask = holes(b, n);
         let whole = run(&inputs, Some(&mask)).unwrap();
-        let mut state = None;
-        for t in 0..n {
-            let now: Vec<Tensor> =
-                inputs.iter().map(|x| x.narrow(2, t, 1).unwrap().contiguous().unwrap()).collect();
-            let mask = mask.narrow(1, t, 1).unwrap();
-            let call = DeltaRule { beta: &now[3], log_decay: now.get(4), mask: Some(&mask) };
-            let out = decode::step(&rows(&now).unwrap(), &call, &mut state).unwrap().split().unwrap();
-            let error = (out - whole.narrow(2, t, 1).unwrap()).unwrap().abs().unwrap().max_all().unwrap();
-            assert!(error.to_scalar::<f32>().unwrap() < 1e-5, "{strength:?} at {t}");
+        for mode in [KernelMode::Fused, KernelMode::Composed] {
+            let mut state = None;
+            for t in 0..n {
+                let now: Vec<Tensor> =
+                    inputs.iter().map(|x| x.narrow(2, t, 1).unwrap().contiguous().unwrap()).collect();
+                let mask = mask.narrow(1, t, 1).unwrap();
+                let call = DeltaRule { beta: &now[3], log_decay: now.get(4), mask: Some(&mask) };
+                let out = with_mode(mode, || decode::step(&rows(&now).unwrap(), &call, &mut state)).unwrap();
+                assert_eq!(matches!(out, Heads::Merged { .. }), mode == KernelMode::Fused);
+                let error = out.split().unwrap() - whole.narrow(2, t, 1).unwrap();
+                let error = error.unwrap().abs().unwrap().max_all().unwrap().to_scalar::<f32>().unwrap();
+                assert!(error < 1e-5, "{strength:?} at {t}");
+            }
+            assert_eq!(state.unwrap().dims(), [b, h, 8, 5]);
         }
-        assert_eq!(state.unwrap().dims(), [b, h, 8, 5]);
     }
 }
 

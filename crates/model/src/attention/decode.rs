@@ -4,6 +4,7 @@ use std::any::{Any, type_name};
 
 use candle_core::{DType, Result, Tensor, bail};
 
+use effattn_kernel::attend::attend_cached;
 use effattn_kernel::heads::{Heads, Qkv};
 use effattn_kernel::linear_attention::LinearAttention;
 use effattn_kernel::linear_attention::decode::{self, LinearState};
@@ -159,6 +160,12 @@ impl KeyValueCache {
         let Some([k, v]) = &self.held else { bail!("the cache is empty") };
         Ok([k.narrow(1, from, len)?, v.narrow(1, from, len)?])
     }
+
+    /// Softmax attention of queries [b, h, 1, d] over the rows that `tokens` have written; logits are scaled by `scale`.
+    pub fn attend(&self, q: &Tensor, tokens: usize, scale: f64) -> Result<Heads> {
+        let Some([k, v]) = &self.held else { bail!("the cache is empty") };
+        attend_cached(q, k, v, tokens.min(self.rows), scale)
+    }
 }
 
 impl Held for KeyValueCache {
@@ -173,15 +180,8 @@ impl Carried<KeyValueCache> {
     pub fn attend(&mut self, qkv: &Qkv) -> Result<Heads> {
         self.advance(|cache, position| {
             let (q, k) = (qkv.q()?, qkv.k()?);
-            let ((b, h, n, d), g) = (q.dims4()?, k.dim(1)?);
-            if g == 0 || !h.is_multiple_of(g) {
-                bail!("{h} heads of queries cannot share {g} heads of keys");
-            }
             cache.set(&k, &qkv.v()?, position % cache.rows)?;
-            let [k, v] = cache.read(0, (position + 1).min(cache.rows))?;
-            let q = (q.contiguous()?.reshape((b * g, h / g, d))? / (d as f64).sqrt())?;
-            let weights = candle_nn::ops::softmax_last_dim(&q.matmul(&k.t()?)?)?;
-            Ok(Heads::Split(weights.matmul(&v)?.reshape((b, h, n, d))?))
+            cache.attend(&q, position + 1, 1.0 / (q.dim(3)? as f64).sqrt())
         })
     }
 

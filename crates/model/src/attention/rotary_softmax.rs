@@ -261,15 +261,19 @@ impl Mechanism for RotarySoftmax {
             cache.set(&self.turned(&input.qkv.k()?, position)?, &input.qkv.v()?, row)?;
             self.read(&input.qkv.q()?, cache, position, sinks)
         })?;
-        Ok(Heads::Split(out).into())
+        Ok(out.into())
     }
 }
 
 impl RotarySoftmax {
     /// Attention of the query `q` [b, h, 1, d] at `position` over what the cache holds; the query heads of a group lie side by
     /// side, so that keys and values need no copies.
-    fn read(&self, q: &Tensor, cache: &KeyValueCache, position: usize, sinks: usize) -> Result<Tensor> {
+    fn read(&self, q: &Tensor, cache: &KeyValueCache, position: usize, sinks: usize) -> Result<Heads> {
         let (b, h, _, d) = q.dims4()?;
+        let first = self.capped(position);
+        if first == position && self.sink_logit.is_none() {
+            return cache.attend(&self.turned(q, position)?, position + 1, self.scale());
+        }
         let shape = (b * self.groups, h / self.groups, d);
         let seen = (position + 1).min(cache.rows());
         let q = q.contiguous()?;
@@ -277,7 +281,6 @@ impl RotarySoftmax {
             let q = (self.turned(&q, position)?.reshape(shape)? * self.scale())?;
             q.matmul(&cache.read(from, len)?[0].t()?)
         };
-        let first = self.capped(position);
         let mut scores = if first == position {
             vec![logits(position, 0, seen)?]
         } else {
@@ -289,6 +292,6 @@ impl RotarySoftmax {
             scores.push(logit.reshape((b * self.groups, h / self.groups, 1))?);
         }
         let weights = softmax_last_dim(&Tensor::cat(&scores, 2)?)?.narrow(2, 0, seen)?.contiguous()?;
-        weights.matmul(&cache.read(0, seen)?[1])?.reshape((b, h, 1, d))
+        Ok(Heads::Split(weights.matmul(&cache.read(0, seen)?[1])?.reshape((b, h, 1, d))?))
     }
 }

@@ -17,6 +17,7 @@ use super::{FfnCall, Residual, Weight, add_scaled, check_scales, scale_rows, vec
 use crate::cpu::bf16;
 use crate::cpu::compact::{self, Elements};
 use crate::cpu::dense::{Panels, WeightGradient, is_packed};
+use crate::cpu::few::{self, FewRows, Layer};
 use crate::cpu::gemm::Mat;
 use crate::cpu::matmul_format::{MatmulFormat, matmul_format};
 use crate::cpu::par::{self, Chunks};
@@ -101,8 +102,36 @@ impl Ffn {
         }
     }
 
+    /// The result for few rows, of which no gradient is asked for.
+    fn few_rows(&self, x: &[f32], flat: &[f32]) -> Vec<f32> {
+        let (d, f, p) = (self.width, self.hidden, self.parameters(flat));
+        let count = x.len() / d;
+        let mut normal = par::scratch(x.len());
+        rows::layer_norm(x, p.norm.0, p.norm.1, self.eps, &mut normal);
+        let fc1 = Layer { weight: p.w1, columns: 0..f };
+        let hidden = FewRows::new(&normal, d).multiply(&[fc1], f, |columns, _, hidden| {
+            rows::bias_gelu_in_place(hidden, &p.b1[columns]);
+        });
+        let residual = match self.residual {
+            Residual::Raw => x,
+            Residual::Normed => &normal,
+        };
+        let fc2 = Layer { weight: p.w2, columns: 0..d };
+        FewRows::new(&hidden, f).multiply(&[fc2], d, |columns, row, y| {
+            let residual = &residual[row * d..][columns.clone()];
+            rows::add_row_in_place(y, &p.b2[columns]);
+            match &self.scales {
+                None => rows::add(residual, y),
+                Some(scales) => add_scaled(residual, scales, (row, count / scales.len()), y.len(), y),
+            }
+        })
+    }
+
     /// The result, and with `keep` the input of the GELU (else nothing).
     fn rows(&self, x: &[f32], flat: &[f32], keep: bool) -> (Vec<f32>, Vec<f32>) {
+        if !keep && self.hidden > 0 && few::are(x.len() / self.width.max(1)) {
+            return (self.few_rows(x, flat), Vec::new());
+        }
         #[cfg(target_arch = "x86_64")]
         if self.packed {
             return self.rows_packed(x, flat, keep);

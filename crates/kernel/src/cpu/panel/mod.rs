@@ -15,6 +15,7 @@ use std::sync::OnceLock;
 
 pub use gradient::add_outer;
 pub use pack::{copy_rows, round_in_place};
+pub(in crate::cpu) use tile::add_line;
 use tile::{Block, Left, Right, ShapeOf, TileOut};
 
 use super::matrix::{Mat, MatMut};

@@ -265,7 +265,7 @@ impl Tile {
 /// # Safety
 /// `R` such elements and `V` vectors can be read.
 #[inline(always)]
-unsafe fn add_line<S: Simd, const R: usize, const V: usize>(
+pub unsafe fn add_line<S: Simd, const R: usize, const V: usize>(
     simd: S,
     a: *const f32,
     stride: usize,

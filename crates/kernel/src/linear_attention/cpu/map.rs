@@ -243,6 +243,13 @@ impl<S: Simd> Phi<S> for Elu1 {
     }
 }
 
+/// Features of one row: phi(x), or with sine and cosine of an angle [phi(x) sin, phi(x) cos].
+pub(super) fn features_of(activation: FeatureActivation, turn: Option<(f64, f64)>, x: &[f32], f: &mut [f32]) {
+    let turn = turn.map(|(sin, cos)| ([sin as f32], [cos as f32]));
+    let turn = turn.as_ref().map(|(sin, cos)| (&sin[..], &cos[..]));
+    activate(activation, Rows::packed(x, x.len()), Weights { turn, mask: None }, f);
+}
+
 crate::simd_fn! {
     /// f = [phi(x) sin, phi(x) cos] or phi(x), row by row.
     fn activate<S>(simd, activation: FeatureActivation, x: Rows<'a>, weights: Weights<'a>, f: &'a mut [f32]) {

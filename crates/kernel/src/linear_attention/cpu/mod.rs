@@ -10,8 +10,10 @@ mod random;
 mod recurrence;
 mod rows;
 mod taylor;
+mod token;
 
 pub(super) use op::fused;
+pub(super) use token::Token;
 
 use super::Guard;
 use crate::cpu::math;

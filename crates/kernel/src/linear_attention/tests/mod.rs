@@ -4,6 +4,7 @@ mod decay;
 mod naive;
 mod properties;
 mod taylor;
+mod token;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use naive::{Head, Phi};

@@ -74,41 +74,41 @@ impl LongShortCache {
         if n != 1 {
             bail!("{n} queries at once; decoding takes one token after another");
         }
-        let q = (q.contiguous()?.reshape((b, h, 1, d))? * scale)?;
+        let q = (q.contiguous()?.reshape((b * h, 1, d))? * scale)?;
         let (mut logits, mut values) = (Vec::new(), Vec::new());
-        let split = |x: Tensor| x.reshape((b, h, (), d));
         if let Some(window) = &mut self.window {
             window.set(&key_value[0], &key_value[1], position % window.rows())?;
-            let seen = (position + 1).min(window.rows());
-            let [k, v] = window.read(0, seen)?;
-            logits.push(window_logits(
-                &q,
-                &split(k)?,
-                self.relative.as_ref(),
-                position,
-                window.rows(),
-                scale,
-            )?);
-            values.push(split(v)?);
+            let [k, v] = window.read(0, (position + 1).min(window.rows()))?;
+            logits.push(match &self.relative {
+                Some(relative) => window_logits(&q, &k, relative, (b, h), (position, window.rows()), scale)?,
+                None => q.matmul(&k.t()?)?,
+            });
+            values.push(v);
         }
         if let Some(slots) = &self.slots {
             let seen = position / slots.segment * slots.rank;
             if seen > 0 {
                 let [k, v] = slots.finished.read(0, seen)?;
+                let own = q.matmul(&k.t()?)?;
                 let table = self.relative.as_ref().and_then(|relative| relative.slots.as_ref());
-                let k = match table {
-                    Some(table) => split(k)?.broadcast_add(&reversed(&table.table, seen)?)?,
-                    None => split(k)?,
-                };
-                logits.push(q.matmul(&k.transpose(2, 3)?.contiguous()?)?);
-                values.push(split(v)?);
+                logits.push(match table {
+                    Some(table) => (own + by_table(&q, &reversed(&table.table, seen)?, (b, h))?)?,
+                    None => own,
+                });
+                values.push(v);
             }
         }
         if logits.is_empty() {
-            return Ok(Heads::Split(q.zeros_like()?)); // no window, and no segment is finished
+            return Ok(Heads::Split(q.zeros_like()?.reshape((b, h, 1, d))?)); // no window, and no segment is finished
         }
-        let weights = candle_nn::ops::softmax_last_dim(&Tensor::cat(&logits, D::Minus1)?.contiguous()?)?;
-        Ok(Heads::Split(weights.matmul(&Tensor::cat(&values, 2)?.contiguous()?)?))
+        let weights = candle_nn::ops::softmax_last_dim(&Tensor::cat(&logits, D::Minus1)?)?;
+        let (mut first, mut out) = (0, q.zeros_like()?);
+        for v in &values {
+            let seen = v.dim(1)?;
+            out = (out + weights.narrow(2, first, seen)?.matmul(v)?)?;
+            first += seen;
+        }
+        Ok(Heads::Split(out.reshape((b, h, 1, d))?))
     }
 
     /// Adds the token at `position` to the open segment; a segment that ends with it becomes slots, through `norm`: rows
@@ -133,33 +133,40 @@ impl LongShortCache {
     }
 }
 
-/// Logits [b, h, 1, rows] of a scaled query over the rows of a ring: the token at i lies in row i mod `ring`.
+/// Logits [b h, 1, rows] of scaled queries [b h, 1, d] over the rows of a ring [b h, rows, d] of `ring` rows: the token at i lies in
+/// row i mod `ring`.
 fn window_logits(
     q: &Tensor,
     k: &Tensor,
-    relative: Option<&Relative>,
-    position: usize,
-    ring: usize,
+    relative: &Relative,
+    (b, h): (usize, usize),
+    (position, ring): (usize, usize),
     scale: f64,
 ) -> Result<Tensor> {
-    let k = k.transpose(2, 3)?.contiguous()?;
-    let Some(Relative { table, content_bias, position_bias, .. }) = relative else { return q.matmul(&k) };
-    let (h, seen, d) = (q.dim(1)?, k.dim(3)?, q.dim(3)?);
-    let plus = |bias: &Tensor| q.broadcast_add(&(bias.reshape((1, h, 1, d))? * scale)?);
+    let Relative { table, content_bias, position_bias, .. } = relative;
+    let (seen, d) = (k.dim(1)?, k.dim(2)?);
+    let plus = |bias: &Tensor| {
+        let q = q.reshape((b, h, d))?.broadcast_add(&(bias.reshape((1, h, d))? * scale)?)?;
+        q.reshape((b * h, 1, d))
+    };
     let distance = |row: usize| ((position + ring - row) % ring) as u32;
     let distances: Vec<u32> = (0..seen).map(distance).collect();
     let distances = Tensor::from_vec(distances, seen, q.device())?;
-    let table = table.narrow(1, 0, seen)?.transpose(1, 2)?.unsqueeze(0)?; // [1, h, d, distances]
-    let b = q.dim(0)?;
-    let table = table.broadcast_as((b, h, d, seen))?.contiguous()?;
-    let by_distance = plus(position_bias)?.matmul(&table)?;
-    plus(content_bias)?.matmul(&k)? + by_distance.index_select(&distances, 3)?
+    let by_distance = by_table(&plus(position_bias)?, &table.narrow(1, 0, seen)?, (b, h))?;
+    plus(content_bias)?.matmul(&k.t()?)? + by_distance.index_select(&distances, 2)?
 }
 
-/// The first `count` rows of a table [h, rows, d], the last one first: [1, h, count, d].
+/// Products [b h, 1, rows] of queries [b h, 1, d] with the rows of a table [h, rows, d], the same of all samples.
+fn by_table(q: &Tensor, table: &Tensor, (b, h): (usize, usize)) -> Result<Tensor> {
+    let (_, rows, d) = table.dims3()?;
+    let q = q.reshape((b, h, d))?.transpose(0, 1)?.contiguous()?;
+    q.matmul(&table.transpose(1, 2)?)?.transpose(0, 1)?.contiguous()?.reshape((b * h, 1, rows))
+}
+
+/// The first `count` rows of a table [h, rows, d], the last one first: [h, count, d].
 fn reversed(table: &Tensor, count: usize) -> Result<Tensor> {
     let rows: Vec<u32> = (0..count as u32).rev().collect();
-    table.index_select(&Tensor::from_vec(rows, count, table.device())?, 1)?.unsqueeze(0)
+    table.index_select(&Tensor::from_vec(rows, count, table.device())?, 1)
 }
 
 impl OpenSegment {
