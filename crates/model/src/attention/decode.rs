@@ -146,8 +146,10 @@ impl KeyValueCache {
         let [keys, values] = match &self.held {
             Some(held) => held,
             None => {
-                let empty = || Tensor::zeros((b * g, self.rows, d), DType::F32, k.device());
-                self.held.insert([empty()?, empty()?])
+                // ones and not zeros, whose memory the system only promises: a step that is measured behind tokens that were
+                // never there would read one page of zeros in the place of a cache
+                let unwritten = || Tensor::ones((b * g, self.rows, d), DType::F32, k.device());
+                self.held.insert([unwritten()?, unwritten()?])
             }
         };
         let flat = |x: &Tensor| x.contiguous()?.reshape((b * g, n, d));
