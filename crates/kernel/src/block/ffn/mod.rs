@@ -138,7 +138,9 @@ impl Ffn {
     /// What is kept of `hidden`, the products of fc1 of all rows, chunk after chunk.
     fn saved_of(&self, hidden: &[f32], bias: &[f32]) -> Vec<f32> {
         if !self.halves {
-            return hidden.to_vec();
+            let mut saved = hidden.to_vec();
+            rows::add_row_in_place(&mut saved, bias);
+            return saved;
         }
         let count = hidden.len() / self.hidden;
         let size = Chunks::dense(count, self.hidden).size;
