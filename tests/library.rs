@@ -19,5 +19,6 @@ mod prose;
 mod published;
 #[path = "recipe/main.rs"]
 mod recipe;
+mod release;
 #[path = "../examples/start.rs"]
 mod start;
