@@ -23,6 +23,7 @@ mod report;
 mod report_overview;
 mod run;
 mod status;
+mod stored_drawings;
 mod stored_runs;
 mod submit;
 mod value_names;

@@ -7,6 +7,7 @@ use clap::ValueEnum;
 
 use super::curves;
 use super::report_overview;
+use super::stored_drawings;
 use super::stored_runs::{
     StoredRun, latest_measured, latest_rows, mixed_builds, newest_trained, step_samples,
 };
@@ -101,6 +102,13 @@ pub fn run(args: &Args, term: &Term) -> Result<u8> {
         };
         bail!("no rows{what} under {}; measure first: effattn {command}", args.results.display());
     }
+    let format = args.format.unwrap_or_else(|| Format::of(args.output.as_deref()));
+    let results = args.results.display();
+    if format == Format::Markdown && document.sections.iter().all(|section| section.tables.is_empty()) {
+        bail!(
+            "{results} has matrices and no rows, and Markdown shows no charts: effattn report {results} -o report.html"
+        );
+    }
     if let Some(path) = &args.splice {
         let text = file::read_to_string(path).with_context(|| path.display().to_string())?;
         let filled =
@@ -116,7 +124,7 @@ pub fn run(args: &Args, term: &Term) -> Result<u8> {
         term.info(&format!("{}: renewed", path.display()));
         return Ok(0);
     }
-    let text = match args.format.unwrap_or_else(|| Format::of(args.output.as_deref())) {
+    let text = match format {
         Format::Markdown => document.markdown(None),
         Format::Html => document.html(),
     };
@@ -142,7 +150,9 @@ fn document(stored: &Stored, suite: Option<&str>, brief: bool) -> Result<Documen
     let runs = stored.runs;
     let wanted = |row: &&Row| suite.is_none_or(|suite| row.suite.as_deref() == Some(suite));
     let mut document = Document { title: "Measured by effattn".to_owned(), ..Document::default() };
+    let drawn = if suite.is_none() && !brief { stored_drawings::sections(stored.root)? } else { Vec::new() };
     if !runs.iter().any(|run| run.rows.iter().any(|row| wanted(&row))) {
+        document.sections = drawn;
         return Ok(document);
     }
     let rows: Vec<Row> = latest_rows(runs).into_iter().filter(|row| wanted(&row)).collect();
@@ -185,6 +195,7 @@ fn document(stored: &Stored, suite: Option<&str>, brief: bool) -> Result<Documen
     if !composite.charts.is_empty() {
         document.sections.push(composite);
     }
+    document.sections.extend(drawn);
     // a report of one run is about that run; what else there is to run stands in its last table
     if runs.len() > 1 || suite.is_some() {
         document.sections.extend(empty);

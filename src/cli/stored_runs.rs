@@ -26,7 +26,7 @@ pub struct StoredRun {
 }
 
 /// Folders below the results at which runs are looked for no more.
-const DEEPEST: usize = 8;
+pub const DEEPEST: usize = 8;
 
 impl StoredRun {
     /// Reads `folder`; nothing if it is no run folder.

@@ -267,7 +267,7 @@ pub fn implied(choice: &MechanismChoice, probe: &ProbeConfig) -> Result<Matrix> 
     }
     let values = weights.flatten_all()?.to_vec1::<f32>()?;
     ensure!(values.iter().all(|value| value.is_finite()), "{label}: a weight is not finite");
-    Ok(Matrix { label, note, queries: probe.len, keys: probe.len, slots: 0, values })
+    Ok(Matrix { label, note, queries: probe.len, keys: probe.len, values, ..Matrix::default() })
 }
 
 /// The re-weighting that cosFormer multiplies its scores by, alone: cos(pi/2 (i - j) / n) of query i and key j (its Figure 3, last
@@ -284,8 +284,8 @@ pub fn cos_distances(probe: &ProbeConfig) -> Matrix {
         note: "no inputs, no threshold".to_owned(),
         queries: n,
         keys: n,
-        slots: 0,
         values: (0..n * n).map(weight).collect(),
+        ..Matrix::default()
     }
 }
 
@@ -511,12 +511,10 @@ mod tests {
     #[test]
     fn algorithm_2_counts_up_to_the_entry_that_exceeds_the_threshold() {
         let matrix = Matrix {
-            label: String::new(),
-            note: String::new(),
             queries: 2,
             keys: 4,
-            slots: 0,
             values: vec![0.1, 0.5, 0.3, 0.1, 0.25, 0.25, 0.25, 0.25],
+            ..Matrix::default()
         };
         assert_eq!(counted(&matrix, 0.6).values, [0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 0.0]);
         assert_eq!(counted(&matrix, 0.0).values, [0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]);

@@ -79,8 +79,8 @@ fn drawn_image(
         note: format!("an image: what row {y}, column {x} sees{slots}"),
         queries: grid.rows,
         keys: grid.cols,
-        slots: 0,
         values,
+        ..Matrix::default()
     }
 }
 
@@ -113,6 +113,7 @@ fn drawn(choice: &MechanismChoice, pattern: &Pattern, probe: &ProbeConfig) -> Ma
         keys: pattern.keys,
         slots: pattern.slots,
         values,
+        ..Matrix::default()
     }
 }
 

@@ -50,6 +50,7 @@ pub fn matrices(run: &Path, input: &Input, most: usize) -> Result<TrainedMatrice
     let weights = Checkpoint::load(&cell.file)?;
     let mut ids = ids(&cell, input)?;
     ids.truncate(most.min(request.keep.min(request.spec.len) as usize));
+    let tokens = tokens(&cell, &ids);
     ensure!(!ids.is_empty(), "the input is empty; give --text with at least one character");
     let config = config(&cell)?;
     let (heads, head_dim) = (config.backbone.heads, config.backbone.head_dim());
@@ -66,8 +67,12 @@ pub fn matrices(run: &Path, input: &Input, most: usize) -> Result<TrainedMatrice
             let given = given.clone();
             let probe =
                 ProbeConfig { len: x.dim(1)?, heads, head_dim, head, given, ..ProbeConfig::default() };
-            let matrix = implied(&choice, &probe)?;
-            matrices.push(Matrix { label: format!("layer {}, head {}", layer + 1, head + 1), ..matrix });
+            let matrix = implied(&choice, &probe).context(
+                "the weights of this model cannot be drawn; train one of another mechanism, as in effattn lra --quick --model full, and name its run",
+            )?;
+            let place = (layer + 1, head + 1);
+            let label = format!("layer {}, head {}", place.0, place.1);
+            matrices.push(Matrix { label, head: Some(place), tokens: tokens.clone(), ..matrix });
         }
     }
     let source = format!("{} of {}, trained on {}", choice.label(), request.spec.preset, request.task);
@@ -94,6 +99,14 @@ fn ids(cell: &StoredCell, input: &Input) -> Result<Vec<u32>> {
             Ok(example.tokens)
         }
     }
+}
+
+/// What `ids` stand for; nothing where they are no text.
+fn tokens(cell: &StoredCell, ids: &[u32]) -> Vec<String> {
+    if cell.request.task == data::listops::SET.name {
+        return ids.iter().map(|id| data::listops::token_text(*id)).collect();
+    }
+    cell.reading().map_or_else(|_| Vec::new(), |reading| reading.tokens(ids))
 }
 
 /// The model of `cell`, as its weights have it.

@@ -11,12 +11,16 @@ use serde::{Deserialize, Serialize};
 use super::file;
 
 /// Weights or visibility of every pair of query and key.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Matrix {
     /// Mechanism and settings.
     pub label: String,
     /// What a reader should know about it; may be empty.
     pub note: String,
+    /// Layer and head, from 1, where it is one of a model.
+    pub head: Option<(usize, usize)>,
+    /// What stands at each position; empty where the input is no text.
+    pub tokens: Vec<String>,
     /// Number of queries.
     pub queries: usize,
     /// Number of keys.
@@ -33,9 +37,14 @@ struct Item {
     file: String,
     label: String,
     note: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    head: Option<(usize, usize)>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    tokens: Vec<String>,
 }
 
-const INDEX: &str = "matrices.json";
+/// The file that names the others.
+pub const INDEX: &str = "matrices.json";
 
 impl Matrix {
     /// Number of columns.
@@ -79,7 +88,8 @@ impl Matrix {
             }
             queries += 1;
         }
-        Ok(Self { label: item.label, note: item.note, queries, keys, slots, values })
+        let Item { label, note, head, tokens, .. } = item;
+        Ok(Self { label, note, head, tokens, queries, keys, slots, values })
     }
 }
 
@@ -91,7 +101,8 @@ pub fn write(folder: &Path, matrices: &[Matrix]) -> io::Result<()> {
         let label: String = matrix.label.chars().map(plain).take(60).collect();
         let file = format!("{:02}-{label}.csv", index + 1);
         file::write(&folder.join(&file), matrix.to_csv().as_bytes())?;
-        items.push(Item { file, label: matrix.label.clone(), note: matrix.note.clone() });
+        let Matrix { label, note, head, tokens, .. } = matrix.clone();
+        items.push(Item { file, label, note, head, tokens });
     }
     let index = serde_json::to_string_pretty(&items).map_err(io::Error::other)?;
     file::write(&folder.join(INDEX), index.as_bytes())
@@ -128,6 +139,8 @@ mod tests {
         Matrix {
             label: "ls:w=2,r=1".into(),
             note: "1 slot".into(),
+            head: Some((1, 2)),
+            tokens: vec!["a,\"".into(), "\n".into()],
             queries: 2,
             keys: 2,
             slots: 1,

@@ -175,7 +175,7 @@ fn draw_pattern(args: &PatternArgs, term: &Term) -> Result<()> {
     let form = if probe.causal { "causal" } else { "bidirectional" };
     let title = format!("Attention patterns: {} positions, {form}", args.len);
     let subtitle = "rows: queries, from the top; columns: keys (blue; green: global positions) and slots (orange); shades: weights";
-    let settings = json!({ "len": args.len, "causal": probe.causal, "head": probe.head });
+    let settings = json!({ "len": args.len, "causal": probe.causal, "head": probe.head, "title": title, "subtitle": subtitle });
     let matrices = keep("pattern", settings, &args.scene, &matrices)?;
     let chart = chart::matrices("pattern", (&title, subtitle), &matrices, Shade::Visible)?;
     say(&chart, &args.scene.plots, term)
@@ -215,8 +215,7 @@ fn draw_trained(run: &Path, args: &AttentionArgs, term: &Term) -> Result<()> {
     };
     let title = "Attention of a trained model";
     let subtitle = format!("rows: queries from top; columns: keys; {source}; {heads} heads a layer; {read}");
-    let settings =
-        json!({ "weights": run, "text": args.text, "example": args.example, "threshold": args.threshold });
+    let settings = json!({ "weights": run, "text": args.text, "example": args.example, "threshold": args.threshold, "title": title, "subtitle": subtitle });
     let matrices = keep("attention", settings, &args.scene, &matrices)?;
     let chart = chart::matrices("attention", (title, &subtitle), &matrices, Shade::Weight)?;
     say(&chart, &args.scene.plots, term)
@@ -266,6 +265,8 @@ fn draw_attention(args: &AttentionArgs, term: &Term) -> Result<()> {
         "threshold": args.threshold,
         "samples": args.samples,
         "weights": args.weights,
+        "title": title,
+        "subtitle": subtitle,
     });
     let matrices = keep("attention", settings, &args.scene, &matrices)?;
     let chart = chart::matrices("attention", (title, &subtitle), &matrices, Shade::Weight)?;

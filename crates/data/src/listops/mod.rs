@@ -306,6 +306,16 @@ pub fn to_text(tokens: &[u8]) -> String {
     text
 }
 
+/// The token of `id`, as in the text form.
+pub fn token_text(id: u32) -> String {
+    match u8::try_from(id).unwrap_or_default() {
+        0 => "padding".to_owned(),
+        digit @ 1..=10 => (digit - 1).to_string(),
+        close if close == token::CLOSE + 1 => "]".to_owned(),
+        operator => name(operator - 1).to_owned(),
+    }
+}
+
 fn name(operator: u8) -> &'static str {
     match operator {
         token::MIN => "[MIN",

@@ -109,3 +109,11 @@ fn tokenizers_number_tokens_from_one() {
     assert_eq!(Tokenizer::DropBrackets.ids(&tokens).collect::<Vec<_>>(), [14, 1, 10]);
     assert_eq!(Tokenizer::KeepClose.ids(&tokens).collect::<Vec<_>>(), [14, 1, 10, 15]);
 }
+
+#[test]
+fn ids_are_told_as_tokens_of_the_text() {
+    let codes: Vec<u8> = [3, token::MAX, 9, 0, token::SM, token::CLOSE].into();
+    let told: Vec<String> = Tokenizer::KeepClose.ids(&codes).map(token_text).collect();
+    assert_eq!(told, ["3", "[MAX", "9", "0", "[SM", "]"]);
+    assert_eq!(token_text(0), "padding");
+}

@@ -78,6 +78,23 @@ impl Reading {
         })
     }
 
+    /// What `ids` stand for: bytes, words, or where a tokenizer cut them their numbers there.
+    pub fn tokens(&self, ids: &[u32]) -> Vec<String> {
+        let token = |id: &u32| match &self.units {
+            _ if *id == 0 => "padding".to_owned(),
+            TextUnits::Bytes => u8::try_from(id - 1).map_or_else(
+                |_| id.to_string(),
+                |byte| if byte.is_ascii() { char::from(byte).to_string() } else { format!("byte {byte}") },
+            ),
+            TextUnits::Words(words) => {
+                let word = (*id as usize).checked_sub(UNKNOWN as usize + 1).and_then(|at| words.get(at));
+                word.map_or_else(|| "unknown word".to_owned(), String::clone)
+            }
+            TextUnits::Tokenizer { .. } => (id - 1).to_string(),
+        };
+        ids.iter().map(token).collect()
+    }
+
     /// The ids of one document.
     pub fn document(&self, text: &str) -> Result<Vec<u32>, DataError> {
         Ok(self.ids(std::iter::once(text))?.pop().unwrap_or_default().into_vec())

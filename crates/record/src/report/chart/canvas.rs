@@ -39,8 +39,12 @@ pub(super) type Point = (f64, f64);
 /// An SVG document under construction.
 pub(super) struct Canvas<'a> {
     backend: SVGBackend<'a>,
-    /// Invisible discs with what a pointer over them is told.
+    /// Invisible marks with what a pointer over them is told.
     tips: String,
+    /// Marks below all others.
+    ground: String,
+    /// What is told where the pointer is within a mark.
+    script: Option<&'static str>,
 }
 
 /// Draws a document of `size` pixels with `draw` and returns its text.
@@ -49,22 +53,28 @@ pub(super) fn document(
     draw: impl FnOnce(&mut Canvas) -> io::Result<()>,
 ) -> io::Result<String> {
     let mut text = String::new();
-    let mut canvas = Canvas { backend: SVGBackend::with_string(&mut text, size), tips: String::new() };
+    let backend = SVGBackend::with_string(&mut text, size);
+    let mut canvas = Canvas { backend, tips: String::new(), ground: String::new(), script: None };
     canvas.rect((0.0, 0.0), (f64::from(size.0), f64::from(size.1)), RGBColor(0xff, 0xff, 0xff))?;
     draw(&mut canvas)?;
     canvas.backend.present().map_err(io::Error::other)?;
-    let tips = std::mem::take(&mut canvas.tips);
+    let (tips, ground) = (std::mem::take(&mut canvas.tips), std::mem::take(&mut canvas.ground));
+    let script = canvas.script;
     drop(canvas);
     let mut text = compact(&text);
     if let (Some(end), false) = (text.rfind("</svg>"), tips.is_empty()) {
-        text.insert_str(end, &format!("<g class=\"tips\" fill-opacity=\"0\">\n{tips}</g>\n"));
+        let script = script.map_or_else(String::new, |script| format!("<script>\n{script}</script>\n"));
+        text.insert_str(end, &format!("<g class=\"tips\" fill-opacity=\"0\">\n{tips}</g>\n{script}"));
+    }
+    if let Some(paper) = text.find("/>\n").filter(|_| !ground.is_empty()) {
+        text.insert_str(paper + 3, &ground);
     }
     Ok(text)
 }
 
-/// Text that cannot start markup.
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+/// Text that cannot start markup, nor end an attribute.
+pub(super) fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 fn pixel(point: Point) -> (i32, i32) {
@@ -183,6 +193,35 @@ impl Canvas<'_> {
         self.tips.push_str(&format!(
             "<circle cx=\"{x:.0}\" cy=\"{y:.0}\" r=\"16\"><title>{text}</title></circle>\n"
         ));
+    }
+
+    /// Rectangles of one colour, with one corner and its opposite each, below all other marks: as many as cells of a matrix, in one element.
+    pub(super) fn rects(&mut self, rects: &[(Point, Point)], color: RGBColor) {
+        let RGBColor(red, green, blue) = color;
+        self.ground.push_str(&format!("<path fill=\"#{red:02X}{green:02X}{blue:02X}\" d=\""));
+        for (corner, opposite) in rects {
+            let ((left, top), (right, bottom)) = (pixel(*corner), pixel(*opposite));
+            let width = right - left;
+            self.ground.push_str(&format!("M{left} {top}h{width}v{}h-{width}z", bottom - top));
+        }
+        self.ground.push_str("\"/>\n");
+    }
+
+    /// An area with `attributes`, and what a pointer over it is told where no script runs; `script` tells more.
+    pub(super) fn told_area(
+        &mut self,
+        (corner, opposite): (Point, Point),
+        (attributes, text): (&str, &str),
+        script: &'static str,
+    ) {
+        let ((left, top), (right, bottom)) = (pixel(corner), pixel(opposite));
+        self.tips.push_str(&format!(
+            "<rect x=\"{left}\" y=\"{top}\" width=\"{}\" height=\"{}\" {attributes}><title>{}</title></rect>\n",
+            right - left,
+            bottom - top,
+            escape(text)
+        ));
+        self.script = Some(script);
     }
 
     /// A cross: something ran out here.

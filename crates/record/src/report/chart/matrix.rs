@@ -1,66 +1,109 @@
 //! Attention matrices side by side: who sees whom, or how much.
 
+use std::collections::BTreeMap;
 use std::io;
 
 use plotters::style::RGBColor;
 
 use super::Chart;
 use super::canvas::{self, Align, Canvas, FONT, INK, Point, SOFT};
+use super::matrix_cells::{CellGrid, LEVELS, Shade, WHOLE};
+use super::weight_tips;
 use crate::matrix::Matrix;
-
-/// How values become colours.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shade {
-    /// Visible or not; slots have a colour of their own. A matrix that has other values than 0 and 1 is drawn as [`Shade::Weight`].
-    Visible,
-    /// From white at 0 to dark at the panel's largest value; negative values in a second colour.
-    Weight,
-}
 
 const WIDTH: f64 = 1200.0;
 const MARGIN: f64 = 24.0;
 const GAP: f64 = 36.0;
 const LINE: f64 = FONT * 1.16;
-/// Most cells along an edge; longer matrices are drawn in blocks.
-const MOST: usize = 96;
+/// Most and fewest cells along an edge; longer matrices are drawn in blocks.
+const EDGE: (usize, usize) = (96, 16);
+/// Most bytes that all cells of a chart and what is told of them may take.
+const BYTES: usize = 400_000;
 /// How much wider bold letters are.
 const BOLD: f64 = 1.12;
-/// Steps between white and full colour.
-const LEVELS: i32 = 24;
-/// The level of cells that are [`GLOBAL`].
-const WHOLE: i32 = LEVELS + 1;
 /// Height of the letters where more than three panels stand side by side.
 const SMALL: f64 = 25.0;
+/// Width of the names of layers.
+const LAYERS: f64 = 120.0;
 
 const KEY: RGBColor = RGBColor(0x00, 0x72, 0xb2);
 const SLOT: RGBColor = RGBColor(0xd5, 0x5e, 0x00);
 /// Keys that every query sees, and queries that see every key.
 const GLOBAL: RGBColor = RGBColor(0x00, 0x9e, 0x73);
 const DARK: RGBColor = RGBColor(0x08, 0x1d, 0x58);
+/// Where no weight is: not the paper, which is dark on a dark page.
+const ZERO: RGBColor = RGBColor(0xfe, 0xfe, 0xfe);
 
-/// Draws `matrices` as a chart called `name`.
+/// Where panels stand.
+struct Layout {
+    columns: usize,
+    /// Pixels left of the first panel, and between panels.
+    left: f64,
+    gap: f64,
+    /// Pixels of a panel.
+    size: f64,
+    font: f64,
+    /// Whether rows are layers and columns are heads.
+    heads: bool,
+}
+
+impl Layout {
+    fn new(matrices: &[Matrix]) -> Self {
+        let heads = matrices.iter().filter_map(|matrix| Some(matrix.head?.1)).max().unwrap_or(0);
+        let place = |(index, matrix): (usize, &Matrix)| {
+            matrix.head.is_some_and(|(_, head)| head == index % heads.max(1) + 1)
+        };
+        let heads = Some(heads).filter(|heads| *heads > 0 && matrices.iter().enumerate().all(place));
+        // a page holds every mechanism: five columns of five
+        let columns = heads.unwrap_or(match matrices.len() {
+            few @ 0..=3 => few.max(1),
+            4..=8 => 4,
+            _ => 5,
+        });
+        let (left, gap) = if heads.is_some() { (MARGIN + LAYERS, 0.5 * GAP) } else { (MARGIN, GAP) };
+        let most = if heads.is_some() { 440.0 } else { 640.0 };
+        let size = ((WIDTH - MARGIN - left + gap) / columns as f64 - gap).min(most);
+        let font = if columns > 3 { SMALL } else { FONT };
+        Self { columns, left, gap, size, font, heads: heads.is_some() }
+    }
+
+    /// Left edge of panels in `column`.
+    fn x(&self, column: usize) -> f64 {
+        self.left + column as f64 * (self.size + self.gap)
+    }
+
+    /// The panels of `matrices`; where all of their cells are too many for one file, those that take most are drawn in larger blocks.
+    fn panels<'a>(&self, matrices: &'a [Matrix], shade: Shade) -> Vec<Panel<'a>> {
+        let panel = |matrix, edge| Panel::new(matrix, shade, (self, edge));
+        let mut panels: Vec<Panel> = matrices.iter().map(|matrix| panel(matrix, EDGE.0)).collect();
+        let mut sizes: Vec<(usize, usize)> = panels.iter().map(|panel| (panel.bytes(), EDGE.0)).collect();
+        while sizes.iter().map(|(bytes, _)| bytes).sum::<usize>() > BYTES {
+            let open = (0..sizes.len()).filter(|index| sizes[*index].1 > EDGE.1);
+            let Some(index) = open.max_by_key(|index| sizes[*index].0) else { break };
+            let edge = (sizes[index].1 * 3 / 4).max(EDGE.1);
+            panels[index] = panel(&matrices[index], edge);
+            sizes[index] = (panels[index].bytes(), edge);
+        }
+        panels
+    }
+}
+
+/// Draws `matrices` as a chart called `name`: side by side, those of the heads of a model as a row per layer.
 pub fn matrices(
     name: &str,
     (title, subtitle): (&str, &str),
     matrices: &[Matrix],
     shade: Shade,
 ) -> io::Result<Chart> {
-    // a page holds every mechanism: five columns of five
-    let columns = match matrices.len() {
-        few @ 0..=3 => few.max(1),
-        4..=8 => 4,
-        _ => 5,
-    };
-    let size = ((WIDTH - 2.0 * MARGIN + GAP) / columns as f64 - GAP).min(640.0);
-    let font = if columns > 3 { SMALL } else { FONT };
-    let panels: Vec<Panel> = matrices.iter().map(|matrix| Panel::new(matrix, shade, (size, font))).collect();
-    let rows: Vec<&[Panel]> = panels.chunks(columns).collect();
-    let most = |row: &[Panel], of: fn(&Panel) -> f64| row.iter().map(of).fold(0.0, f64::max);
-    let texts: Vec<f64> = rows.iter().map(|row| most(row, Panel::text_height)).collect();
-    let heights: Vec<f64> =
-        rows.iter().zip(&texts).map(|(row, text)| text + most(row, Panel::box_height)).collect();
+    let layout = Layout::new(matrices);
+    let panels = layout.panels(matrices, shade);
+    let rows: Vec<&[Panel]> = panels.chunks(layout.columns).collect();
+    let texts: Vec<f64> = rows.iter().map(|row| most(row.iter().map(Panel::text_height))).collect();
+    let boxes = rows.iter().map(|row| most(row.iter().map(Panel::box_height)));
+    let heights: Vec<f64> = boxes.zip(&texts).map(|(height, text)| height + text).collect();
     let subtitles = wrap(subtitle, WIDTH - 2.0 * MARGIN, FONT);
-    let header = 76.0 + subtitles.len() as f64 * LINE;
+    let named = 76.0 + subtitles.len() as f64 * LINE;
+    let header = named + if layout.heads { LINE } else { 0.0 };
     let height = header + heights.iter().map(|height| height + GAP).sum::<f64>();
     let svg = canvas::document((WIDTH as u32, height.ceil() as u32), |canvas| {
         canvas.bold(title, (MARGIN, 36.0), Align::Left, FONT * 1.1)?;
@@ -68,10 +111,18 @@ pub fn matrices(
             let y = 80.0 + index as f64 * LINE;
             canvas.colored(line, (MARGIN, y), Align::Left, (FONT, SOFT))?;
         }
+        for column in (0..layout.columns).filter(|_| layout.heads) {
+            let head = format!("head {}", column + 1);
+            canvas.bold(&head, (layout.x(column), named + 0.5 * LINE), Align::Left, layout.font)?;
+        }
         let mut top = header;
-        for ((row, text), height) in rows.iter().zip(&texts).zip(&heights) {
+        for (index, ((row, text), height)) in rows.iter().zip(&texts).zip(&heights).enumerate() {
+            if let Some((layer, _)) = matrices[index * layout.columns].head.filter(|_| layout.heads) {
+                let y = top + 0.5 * (text + height);
+                canvas.bold(&format!("layer {layer}"), (MARGIN, y), Align::Left, SMALL)?;
+            }
             for (column, panel) in row.iter().enumerate() {
-                panel.draw(canvas, (MARGIN + column as f64 * (size + GAP), top), *text)?;
+                panel.draw(canvas, (layout.x(column), top), *text)?;
             }
             top += height + GAP;
         }
@@ -80,6 +131,10 @@ pub fn matrices(
     // without it renderers blend the edges of neighbouring cells with the white below
     let svg = svg.replacen("<svg ", "<svg shape-rendering=\"crispEdges\" ", 1);
     Ok(Chart { name: name.to_owned(), svg, csv: csv(matrices)? })
+}
+
+fn most(all: impl Iterator<Item = f64>) -> f64 {
+    all.fold(0.0, f64::max)
 }
 
 /// Every entry that is not zero.
@@ -100,12 +155,18 @@ fn csv(matrices: &[Matrix]) -> io::Result<String> {
 }
 
 /// One matrix, ready to draw.
-struct Panel {
+struct Panel<'a> {
+    matrix: &'a Matrix,
     label: Vec<String>,
     note: Vec<String>,
-    /// Levels of the drawn cells, row-major; keys and slots.
+    /// The drawn cells: keys and slots.
     keys: CellGrid,
     slots: CellGrid,
+    /// Positions per cell along an edge, and slots per column.
+    block: usize,
+    wide: usize,
+    /// The value that is darkest.
+    full: f32,
     /// Pixels per cell.
     cell: f64,
     shade: Shade,
@@ -113,111 +174,12 @@ struct Panel {
     font: f64,
 }
 
-/// Drawn cells of one part of a matrix.
-struct CellGrid {
-    rows: usize,
-    columns: usize,
-    levels: Vec<i32>,
-}
-
-impl CellGrid {
-    /// `rows` x `columns` of `value`, in blocks of `height` x `width` whose mean (or largest value) becomes
-    /// a level; `full` is the deepest.
-    fn new(
-        matrix: &Matrix,
-        columns: std::ops::Range<usize>,
-        block: (usize, usize),
-        shade: Shade,
-        full: f32,
-    ) -> Self {
-        let global = Global::of(matrix, if columns.start < matrix.keys { shade } else { Shade::Weight });
-        let (high, wide) = block;
-        let grid = (matrix.queries.div_ceil(high), columns.len().div_ceil(wide));
-        let mut levels = Vec::with_capacity(grid.0 * grid.1);
-        for row in 0..grid.0 {
-            let queries = row * high..((row + 1) * high).min(matrix.queries);
-            for column in 0..grid.1 {
-                let first = columns.start + column * wide;
-                let last = (first + wide).min(columns.end);
-                let block = queries.clone().flat_map(|query| &matrix.row(query)[first..last]);
-                levels.push(match shade {
-                    Shade::Visible if !block.clone().any(|value| *value != 0.0) => 0,
-                    Shade::Visible if global.touches(queries.clone(), first..last) => WHOLE,
-                    Shade::Visible => LEVELS,
-                    Shade::Weight => {
-                        let mean = block.sum::<f32>() / (queries.len() * (last - first)) as f32;
-                        (mean / full * LEVELS as f32).round().clamp(-(LEVELS as f32), LEVELS as f32) as i32
-                    }
-                });
-            }
-        }
-        Self { rows: grid.0, columns: grid.1, levels }
-    }
-
-    /// Rectangles of equal level other than 0: (first row, end row, first column, end column, level).
-    fn rectangles(&self) -> Vec<(usize, usize, usize, usize, i32)> {
-        let mut done = Vec::new();
-        let mut open: Vec<(usize, usize, usize, usize, i32)> = Vec::new();
-        for row in 0..self.rows {
-            let levels = &self.levels[row * self.columns..(row + 1) * self.columns];
-            let mut still = Vec::new();
-            let mut start = 0;
-            for run in levels.chunk_by(|a, b| a == b) {
-                let end = start + run.len();
-                if run[0] != 0 {
-                    let above = open.iter().position(|open| (open.2, open.3, open.4) == (start, end, run[0]));
-                    let first = above.map_or(row, |index| open.swap_remove(index).0);
-                    still.push((first, row + 1, start, end, run[0]));
-                }
-                start = end;
-            }
-            done.append(&mut open);
-            open = still;
-        }
-        done.append(&mut open);
-        done
-    }
-}
-
-/// Which keys every query sees and which queries see every key, in a matrix where most do not.
-struct Global {
-    queries: Vec<bool>,
-    keys: Vec<bool>,
-}
-
-impl Global {
-    fn of(matrix: &Matrix, shade: Shade) -> Self {
-        let (queries, keys) = (matrix.queries, matrix.keys);
-        let sees = |query: usize, key: usize| matrix.row(query)[key] != 0.0;
-        let causal = (0..queries).all(|query| (query + 1..keys).all(|key| !sees(query, key)));
-        let whole = |(seen, of): (usize, usize)| seen == of && 4 * of >= queries.max(4);
-        let of_key = |key: usize| {
-            let may = (if causal { key } else { 0 })..queries;
-            whole((may.clone().filter(|query| sees(*query, key)).count(), may.len()))
-        };
-        let of_query = |query: usize| !causal && (0..keys).all(|key| sees(query, key));
-        let mut all =
-            Self { queries: (0..queries).map(of_query).collect(), keys: (0..keys).map(of_key).collect() };
-        let most = |flags: &[bool]| 2 * flags.iter().filter(|flag| **flag).count() > flags.len();
-        if shade == Shade::Weight || most(&all.keys) || most(&all.queries) {
-            all = Self { queries: vec![false; queries], keys: vec![false; keys] };
-        }
-        all
-    }
-
-    fn touches(&self, queries: std::ops::Range<usize>, keys: std::ops::Range<usize>) -> bool {
-        let any = |flags: &[bool], range: std::ops::Range<usize>| {
-            flags.get(range).is_some_and(|part| part.contains(&true))
-        };
-        any(&self.queries, queries) || any(&self.keys, keys)
-    }
-}
-
-impl Panel {
-    fn new(matrix: &Matrix, shade: Shade, (size, font): (f64, f64)) -> Self {
+impl<'a> Panel<'a> {
+    fn new(matrix: &'a Matrix, shade: Shade, (layout, edge): (&Layout, usize)) -> Self {
+        let Layout { size, font, .. } = *layout;
         let binary = matrix.values.iter().all(|value| [0.0, 1.0].contains(value));
         let shade = if binary { shade } else { Shade::Weight };
-        let block = matrix.queries.max(matrix.keys).div_ceil(MOST).max(1);
+        let block = matrix.queries.max(matrix.keys).div_ceil(edge).max(1);
         // Slots take at most half the room of the keys.
         let room = matrix.keys.div_ceil(block).max(2) / 2;
         let wide = matrix.slots.div_ceil(room).max(1);
@@ -238,11 +200,16 @@ impl Panel {
             notes.push(format!("darkest: {largest:.2}"));
         }
         notes.retain(|note| !note.is_empty());
+        let label = if layout.heads { "" } else { &matrix.label };
         Self {
-            label: wrap(&matrix.label, size / BOLD, font),
+            matrix,
+            label: wrap(label, size / BOLD, font),
             note: wrap(&notes.join("; "), size, font),
             keys,
             slots,
+            block,
+            wide,
+            full,
             cell: size / cells as f64,
             shade,
             font,
@@ -251,6 +218,12 @@ impl Panel {
 
     fn text_height(&self) -> f64 {
         (self.label.len() + self.note.len()) as f64 * 1.16 * self.font + 10.0
+    }
+
+    /// About the bytes that its cells take in the file.
+    fn bytes(&self) -> usize {
+        let of = |grid: &CellGrid| 16 * grid.rectangles().len() + weight_tips::BYTES * grid.values.len();
+        of(&self.keys) + of(&self.slots)
     }
 
     fn box_height(&self) -> f64 {
@@ -275,31 +248,41 @@ impl Panel {
             Shade::Visible => (KEY, SLOT),
             Shade::Weight => (DARK, DARK),
         };
-        self.grid(canvas, &self.keys, (left, top), key)?;
+        self.grid(canvas, &self.keys, (left, top), (key, "key", self.block))?;
         let beside = left + (self.keys.columns + 2) as f64 * self.cell;
-        self.grid(canvas, &self.slots, (beside, top), slot)
+        self.grid(canvas, &self.slots, (beside, top), (slot, "slot", self.wide))
     }
 
+    /// Draws `grid`, whose columns are so many keys or slots each, and says what is told of them.
     fn grid(
         &self,
         canvas: &mut Canvas,
         grid: &CellGrid,
         (left, top): Point,
-        color: RGBColor,
+        (color, kind, wide): (RGBColor, &str, usize),
     ) -> io::Result<()> {
         if grid.columns == 0 || grid.rows == 0 {
             return Ok(());
         }
         let at = |column: usize, row: usize| (left + column as f64 * self.cell, top + row as f64 * self.cell);
+        let corners = (at(0, 0), at(grid.columns, grid.rows));
+        canvas.rects(&[corners], ZERO);
+        let mut by_level: BTreeMap<i32, Vec<(Point, Point)>> = BTreeMap::new();
         for (row, end_row, column, end_column, level) in grid.rectangles() {
+            by_level.entry(level).or_default().push((at(column, row), at(end_column, end_row)));
+        }
+        for (level, rects) in by_level {
             let color = match level {
                 WHOLE => GLOBAL,
                 1.. => color,
                 _ => SLOT,
             };
-            canvas.rect(at(column, row), at(end_column, end_row), tint(color, level.abs().min(LEVELS)))?;
+            canvas.rects(&rects, tint(color, level.abs().min(LEVELS)));
         }
-        canvas.frame(at(0, 0), at(grid.columns, grid.rows), INK)
+        let full = Some(self.full).filter(|_| self.shade == Shade::Weight);
+        let tips = weight_tips::attributes(self.matrix, grid, (kind, (self.block, wide)), full);
+        canvas.told_area(corners, (&tips, &self.matrix.label), weight_tips::SCRIPT);
+        canvas.frame(corners.0, corners.1, INK)
     }
 }
 
@@ -333,24 +316,17 @@ mod tests {
 
     fn matrix(values: &[f32], keys: usize, slots: usize) -> Matrix {
         let queries = values.len() / (keys + slots).max(1);
-        Matrix { label: "ls".into(), note: String::new(), queries, keys, slots, values: values.to_vec() }
-    }
-
-    #[test]
-    fn rectangles_cover_equal_cells_once() {
-        let m = matrix(&[1.0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0], 3, 0);
-        let grid = CellGrid::new(&m, 0..3, (1, 1), Shade::Visible, 1.0);
-        let mut found = grid.rectangles();
-        found.sort();
-        assert_eq!(found, [(0, 2, 0, 2, LEVELS), (2, 3, 2, 3, LEVELS)]);
+        Matrix { label: "ls".into(), queries, keys, slots, values: values.to_vec(), ..Matrix::default() }
     }
 
     #[test]
     fn long_matrices_are_drawn_in_blocks() {
-        let n = 2 * MOST + 1;
+        let n = 2 * EDGE.0 + 1;
         let mut values = vec![0.0; n * n];
         (0..n).for_each(|i| values[i * n + i] = 1.0);
-        let panel = Panel::new(&matrix(&values, n, 0), Shade::Visible, (300.0, FONT));
+        let long = [matrix(&values, n, 0)];
+        let layout = Layout::new(&long);
+        let panel = &layout.panels(&long, Shade::Visible)[0];
         assert_eq!((panel.keys.rows, panel.keys.columns), (65, 65));
         assert!(panel.note.join("").contains("3 x 3 positions per cell"));
         assert_eq!(panel.keys.rectangles().len(), 65);
@@ -365,6 +341,48 @@ mod tests {
         assert!(chart.svg.contains("#D55E00") && chart.csv.contains("ls,0,key,1,-1.0"), "{}", chart.csv);
     }
 
+    /// The matrix [n, n] of `head` whose values are all different.
+    fn drawn(n: usize, head: (usize, usize)) -> Matrix {
+        let values: Vec<f32> = (0..n * n).map(|at| (at * 7919 % 4093) as f32 / 4093.0).collect();
+        Matrix {
+            head: Some(head),
+            label: format!("layer {}, head {}", head.0, head.1),
+            ..matrix(&values, n, 0)
+        }
+    }
+
+    #[test]
+    fn layers_are_rows_and_heads_are_columns() {
+        let all: Vec<Matrix> = [(1, 1), (1, 2), (3, 1), (3, 2)].map(|head| drawn(8, head)).into();
+        let svg = matrices("attention", ("t", "s"), &all, Shade::Weight).unwrap().svg;
+        for text in ["layer 1", "layer 3", "head 1", "head 2"] {
+            assert_eq!(svg.matches(&format!(">\n{text}\n<")).count(), 1, "{text}: {svg}");
+        }
+        let at = |name: &str, edge: &str| -> i32 {
+            let mark = svg.split("<rect ").find(|mark| mark.contains(name)).unwrap();
+            mark.split(&format!("{edge}=\"")).nth(1).unwrap().split('"').next().unwrap().parse().unwrap()
+        };
+        assert_eq!(at("layer 1, head 2", "y"), at("layer 1, head 1", "y"));
+        assert_eq!(at("layer 3, head 1", "x"), at("layer 1, head 1", "x"));
+        assert!(at("layer 3, head 1", "y") > at("layer 1, head 1", "y"));
+    }
+
+    #[test]
+    fn a_chart_of_many_cells_is_a_small_file_of_few_elements() {
+        for (n, layers, heads) in [(256, 1, 1), (64, 2, 2), (128, 6, 8)] {
+            let heads = (0..layers * heads).map(|at| (at / heads + 1, at % heads + 1));
+            let all: Vec<Matrix> = heads.map(|head| drawn(n, head)).collect();
+            let svg = matrices("attention", ("t", "s"), &all, Shade::Weight).unwrap().svg;
+            let elements = svg.matches("\n<").count();
+            assert!(
+                svg.len() < 500_000 && elements < 40 * all.len() + 20,
+                "{n}: {} bytes, {elements}",
+                svg.len()
+            );
+            assert_eq!(svg.matches("data-weights").count(), all.len() + 1, "areas, and the script");
+        }
+    }
+
     #[test]
     fn empty_matrices_and_slots_can_be_drawn() {
         let many =
@@ -372,22 +390,6 @@ mod tests {
         let chart = matrices("pattern", ("t", "s"), &many, Shade::Visible).unwrap();
         assert!(!chart.svg.contains("NaN") && chart.csv.contains("ls,0,slot,5,1.0"), "{}", chart.csv);
         assert!(matrices("pattern", ("t", "s"), &[], Shade::Visible).is_ok());
-    }
-
-    #[test]
-    fn what_everyone_sees_has_a_colour_of_its_own() {
-        let n = 8;
-        let near = |i: usize, j: usize| i.abs_diff(j) < 2;
-        let values = |global: bool| -> Vec<f32> {
-            let seen = |i, j| near(i, j) || global && (i == 0 || j == 0);
-            (0..n * n).map(|at| f32::from(seen(at / n, at % n))).collect()
-        };
-        let levels =
-            |values: &[f32]| CellGrid::new(&matrix(values, n, 0), 0..n, (1, 1), Shade::Visible, 1.0).levels;
-        assert!(!levels(&values(false)).contains(&WHOLE), "a band has no global position");
-        let of = levels(&values(true));
-        assert_eq!((of[7], of[7 * n], of[3 * n + 3], of[n + 7]), (WHOLE, WHOLE, LEVELS, 0));
-        assert!(!levels(&[1.0; 64]).contains(&WHOLE), "where everyone sees everything nobody is special");
     }
 
     #[test]

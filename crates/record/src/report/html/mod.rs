@@ -179,16 +179,23 @@ fn command_list(table: &Table, id: &str, column: Option<usize>) -> String {
     )
 }
 
+/// Most bytes of data that the page holds for a chart.
+const LONGEST_CSV: usize = 256 << 10;
+
 /// A chart in the colours of the page, its data as a file that the page itself holds.
 fn figure(chart: &Chart) -> String {
     let svg = chart.svg.find("<svg").map_or(chart.svg.as_str(), |at| &chart.svg[at..]);
     let name = escape(&chart.name);
-    format!(
-        "<figure>\n{}<figcaption>{name} · <a download=\"{name}.csv\" href=\"data:text/csv;charset=utf-8,{}\">\
-         data as CSV</a></figcaption>\n</figure>\n",
-        themed(svg),
-        percent(&chart.csv)
-    )
+    let data = match chart.csv.len() {
+        0..=LONGEST_CSV => {
+            let csv = percent(&chart.csv);
+            format!(
+                " · <a download=\"{name}.csv\" href=\"data:text/csv;charset=utf-8,{csv}\">data as CSV</a>"
+            )
+        }
+        _ => String::new(), // a file beside the rows has them
+    };
+    format!("<figure>\n{}<figcaption>{name}{data}</figcaption>\n</figure>\n", themed(svg))
 }
 
 /// What paper, ink and greys of a chart are on a page that may be dark.
