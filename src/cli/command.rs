@@ -10,6 +10,7 @@ use super::export::Exports;
 use super::value_names::{self, NamedValues};
 use crate::protocol::grid::GridFlags;
 use crate::protocol::lra::EVAL;
+use crate::protocol::training::QUICK_SECONDS;
 use crate::protocol::{self, Protocol};
 use crate::run::shard::Shard;
 use effattn_model::family::attention;
@@ -135,10 +136,12 @@ pub fn command(protocol: &'static dyn Protocol) -> Command {
     command = command.args(flags(protocol).filter(|one| one.heading == "Grid").map(|one| arg(protocol, one)));
     command = SuiteArgs::augment_args(command);
     if let Some(quick) = &protocol.info().quick {
+        let limit = format!("; fewer steps where all of them take longer than {QUICK_SECONDS} s");
+        let limit = if protocol.trains() { limit } else { String::new() };
         command = command.arg(
             Arg::new("quick")
                 .long("quick")
-                .help(quick.help)
+                .help(format!("{}{limit}", quick.help))
                 .help_heading("Budget")
                 .action(ArgAction::SetTrue),
         );

@@ -19,6 +19,7 @@ mod merge;
 mod open_run;
 mod pages;
 pub mod plot;
+mod quick;
 mod report;
 mod report_overview;
 mod run;

@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use tempfile::NamedTempFile;
 
-use super::command::CommandArgs;
+use super::command::{CommandArgs, OutputArgs};
 use super::interrupt::stop_on_ctrl_c;
+use super::quick;
 use crate::program::description::Description;
 use crate::protocol::definition::{DataDirs, EstimateContext, Prepared, WorkerContext};
 use crate::protocol::grid::{self, Grid};
@@ -80,10 +81,9 @@ pub fn open_run(args: &CommandArgs, references: &[Reference], term: Term) -> Res
 
 fn open(args: &CommandArgs, references: &[Reference], term: Term) -> Result<RunStart> {
     let protocol = args.protocol;
-    let grid = grid::resolve(&args.flags, protocol)?;
+    let mut grid = grid::resolve(&args.flags, protocol)?;
     let ready = open_machine(&grid.settings)?;
-    let mut plan = plan(args, &grid, &ready)?;
-    let merged = plan.remove_duplicates()?;
+    let (mut plan, merged) = distinct_plan(args, &grid, &ready)?;
     if merged > 0 {
         term.info(&format!("{merged} cells were requested more than once; each runs once"));
     }
@@ -96,23 +96,24 @@ fn open(args: &CommandArgs, references: &[Reference], term: Term) -> Result<RunS
             anyhow::bail!("--baseline {baseline} is not measured here; choose one of {}", labels.join(", "));
         }
     }
-    plan.groups = protocol.groups(&plan.cells);
-    let planned = PlanFile::of(&plan);
-    let owners = args.output.shard.map(|shard| (shard, planned.assign_shards(shard.count)));
+    let mut term = term;
     if args.output.dry_run {
         args.exports.check()?;
-        if let Some((shard, owners)) = &owners {
-            plan.keep_shard(*shard, owners);
+        let tried = fit_quick(args, (&mut grid, &mut plan), &ready, &mut term)?;
+        if let Some(shard) = args.output.shard {
+            let owners = PlanFile::of(&plan).assign_shards(shard.count);
+            plan.keep_shard(shard, &owners);
         }
-        let mut term = term;
-        let launcher = launcher(&ready, None)?;
-        let trial = Trial { launcher, memory_limit: ready.memory_limit, stop: CancelToken::default() };
-        estimate(args, &mut plan, trial, &|_| false, &mut term)?;
+        if !tried {
+            try_cells(args, &mut plan, &ready, &mut term)?;
+        }
         return Ok(RunStart::DryRun(Box::new(DryRun { plan, term })));
     }
     writable(args)?;
     let Prepared { remarks, text } = prepare(args, &mut plan)?;
-    let planned = PlanFile { plan: plan.digest(), ..planned }; // the data are known by now
+    let tried = fit_quick(args, (&mut grid, &mut plan), &ready, &mut term)?;
+    let planned = PlanFile::of(&plan); // the data are known by now
+    let owners = args.output.shard.map(|shard| (shard, planned.assign_shards(shard.count)));
     if let Some((shard, owners)) = &owners {
         let all = plan.cells.len();
         plan.keep_shard(*shard, owners);
@@ -138,7 +139,7 @@ fn open(args: &CommandArgs, references: &[Reference], term: Term) -> Result<RunS
     let mut session = session((&plan, &planned), args, &ready, text, term)?;
     // the time of short measurements is the time that they were given
     let given = protocol.info().times_steps() && plan.seconds() < SHORT;
-    if session.term.verbosity() > Verbosity::Quiet && !given {
+    if session.term.verbosity() > Verbosity::Quiet && !given && !tried {
         let keys = plan.cells.iter().filter(|cell| session.is_done(cell)).map(|cell| cell.key.clone());
         let done: HashSet<String> = keys.collect();
         let trial = Trial {
@@ -160,24 +161,27 @@ fn open(args: &CommandArgs, references: &[Reference], term: Term) -> Result<RunS
     Ok(RunStart::Open(Box::new(OpenRun { plan, suite: grid.suite, session, context })))
 }
 
+/// The plan of `grid` with every cell once and its groups, and how many cells were left out.
+fn distinct_plan(args: &CommandArgs, grid: &Grid, ready: &MachineLimits) -> Result<(Plan, usize)> {
+    let mut plan = plan(args, grid, ready)?;
+    let merged = plan.remove_duplicates()?;
+    plan.groups = args.protocol.groups(&plan.cells);
+    Ok((plan, merged))
+}
+
 /// The whole plan of what was asked and its cells' weights, with times and bytes as far as a step of them can be tried here:
 /// for jobs that run it elsewhere.
 pub fn whole(args: &CommandArgs, term: &mut Term) -> Result<(Plan, PlanFile)> {
-    let protocol = args.protocol;
-    let grid = grid::resolve(&args.flags, protocol)?;
+    let grid = grid::resolve(&args.flags, args.protocol)?;
     let device = grid.settings.device.unwrap_or_default();
     let here = Backend::open(device).is_ok(); // a login node has no accelerator
     let ready = open_machine(&Settings { device: Some(DeviceName::Cpu), ..grid.settings.clone() })?;
-    let mut plan = plan(args, &grid, &MachineLimits { device, ..ready })?;
-    plan.remove_duplicates()?;
-    plan.groups = protocol.groups(&plan.cells);
+    let (mut plan, _) = distinct_plan(args, &grid, &MachineLimits { device, ..ready })?;
     prepare(args, &mut plan)?;
     let planned = PlanFile::of(&plan);
     if here {
-        let ready = self::open_machine(&Settings { device: Some(DeviceName::Cpu), ..grid.settings.clone() })?;
-        let launcher = launcher(&ready, None)?;
-        let trial = Trial { launcher, memory_limit: ready.memory_limit, stop: CancelToken::default() };
-        estimate(args, &mut plan, trial, &|_| false, term)?;
+        let ready = open_machine(&Settings { device: Some(DeviceName::Cpu), ..grid.settings.clone() })?;
+        try_cells(args, &mut plan, &ready, term)?;
     } else {
         term.info(&format!(
             "this machine has no {device}: time and memory are guesses; set them with --time and --memory"
@@ -215,6 +219,38 @@ fn estimate(
     let tried = args.protocol.estimate(plan, &context);
     term.finish_progress();
     tried
+}
+
+/// [`estimate`] of every cell of `plan`, before there is a run.
+fn try_cells(args: &CommandArgs, plan: &mut Plan, ready: &MachineLimits, term: &mut Term) -> Result<()> {
+    let launcher = launcher(ready, None)?;
+    let trial = Trial { launcher, memory_limit: ready.memory_limit, stop: CancelToken::default() };
+    Ok(estimate(args, plan, trial, &|_| false, term)?)
+}
+
+/// Lowers the steps of a quick training to as many as this machine makes in its time. Gives whether the cells have been tried.
+fn fit_quick(
+    args: &CommandArgs,
+    (grid, plan): (&mut Grid, &mut Plan),
+    ready: &MachineLimits,
+    term: &mut Term,
+) -> Result<bool> {
+    let Some(whole) = quick::whole_steps(args, grid) else { return Ok(false) };
+    let OutputArgs { fresh, dry_run, output_path, .. } = &args.output;
+    let earlier = if *fresh { None } else { quick::earlier_steps(&plan.base(output_path), plan) };
+    let replan = |grid: &Grid| {
+        let (mut plan, _) = distinct_plan(args, grid, ready)?;
+        if !dry_run {
+            prepare(args, &mut plan)?;
+        }
+        Ok(plan)
+    };
+    let tried =
+        quick::fit((grid, plan), (whole, earlier), |plan| try_cells(args, plan, ready, term), replan)?;
+    if let Some(steps) = grid.settings.steps.filter(|steps| *steps < whole) {
+        term.info(&quick::remark(steps, whole));
+    }
+    Ok(tried)
 }
 
 /// What workers are given besides their requests.

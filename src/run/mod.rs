@@ -10,7 +10,7 @@ pub mod merge;
 pub mod outcome;
 pub mod plan;
 pub mod plan_file;
-mod reuse;
+pub mod reuse;
 pub mod session;
 pub mod shard;
 pub mod turn;

@@ -25,6 +25,8 @@ pub struct Cell {
     pub request: Value,
     /// Predicted seconds, for the time left.
     pub seconds: f64,
+    /// Seconds of these that its training steps take, where it trains and some were tried: fewer steps take as much less.
+    pub training: Option<f64>,
     /// Seconds that it takes by its multiply-adds, on any machine with one thread: what shards are dealt by.
     pub weight: f64,
     /// Predicted bytes of its worker, where a step was tried.
@@ -47,6 +49,7 @@ impl Default for Cell {
             row,
             request: Value::Null,
             seconds: 0.0,
+            training: None,
             weight: 0.0,
             memory: None,
             timeout: None,
@@ -410,8 +413,19 @@ mod tests {
         ] {
             assert!(same(other), "{why}");
         }
-        let Cell { key, words, row, request, seconds, weight, timeout, reads, series, memory: _ } =
-            cells[0].clone();
+        let Cell {
+            key,
+            words,
+            row,
+            request,
+            seconds,
+            weight,
+            timeout,
+            reads,
+            series,
+            memory: _,
+            training: _,
+        } = cells[0].clone();
         let with = |cell: Cell| same(Plan { cells: vec![cell], ..plan.clone() });
         let cell = || cells[0].clone();
         assert!(

@@ -11,11 +11,17 @@ use super::manifest::{Manifest, State};
 use super::plan::{Cell, Plan};
 use effattn_record::{Outcome, Row};
 
-/// The other runs beside `folder`, the newest first. Folders that are no runs are passed over.
+/// The other runs beside `folder`, the newest first.
 fn others(folder: &Path) -> Vec<(PathBuf, Manifest)> {
-    let entries = folder.parent().and_then(|base| std::fs::read_dir(base).ok());
-    let paths = entries.into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
-    let paths = paths.filter(|path| !path.is_symlink() && path.is_dir() && path != folder);
+    let mut found = folder.parent().map(runs).unwrap_or_default();
+    found.retain(|(path, _)| path != folder);
+    found
+}
+
+/// The runs in `base` that were not given up, the newest first. Folders that are no runs are passed over.
+pub fn runs(base: &Path) -> Vec<(PathBuf, Manifest)> {
+    let paths = std::fs::read_dir(base).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+    let paths = paths.filter(|path| !path.is_symlink() && path.is_dir());
     let mut found: Vec<(PathBuf, Manifest)> = paths
         .filter_map(|path| Manifest::read(&path).ok().flatten().map(|manifest| (path, manifest)))
         .filter(|(_, manifest)| manifest.state != State::Abandoned)

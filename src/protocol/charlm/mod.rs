@@ -58,7 +58,7 @@ const INFO: ProtocolInfo = ProtocolInfo {
     tasks: Some(Tasks { called: "Corpora", names: plan::names }),
     quick: Some(Quick {
         help: "Train a small model on the built-in sample text (not the paper's protocol)",
-        said: "ls:w=64 with 2 layers, width 128, 4 heads, FFN 512 and no dropout on the built-in sample text, 200 updates of 256 \
+        said: "ls:w=64 with 2 layers, width 128, 4 heads, FFN 512 and no dropout on the built-in sample text, at most 200 updates of 256 \
                symbols, batch 4, rate 3e-3, unless flags say otherwise: not the paper's protocol",
     }),
     metrics: &[
@@ -118,7 +118,7 @@ const GENERATE: &[Flag] = &[
 
 const EXAMPLES: &str = "\
 Examples:
-  # A small model on the built-in sample text: about a minute
+  # A small model on the built-in sample text: less than a minute
   effattn charlm --quick
   # What Transformer-LS Table 4 would take here
   effattn charlm --task enwik8 --model ls --dry-run

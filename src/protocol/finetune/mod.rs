@@ -50,8 +50,8 @@ const INFO: ProtocolInfo = ProtocolInfo {
     presets: || masked_lm::FAMILY.names(),
     tasks: Some(Tasks { called: "Tasks", names: || data::texts().iter().map(|(set, _)| set.name).collect() }),
     quick: Some(Quick {
-        help: "Train a small encoder from scratch on generated sentences, in a minute (not the paper's protocol)",
-        said: "2 layers, width 64, 2 heads, FFN 128 from scratch on generated sentences, 300 updates of 32 at a rate of 1e-3, unless \
+        help: "Train a small encoder from scratch on generated sentences (not the paper's protocol)",
+        said: "2 layers, width 64, 2 heads, FFN 128 from scratch on generated sentences, at most 300 updates of 32 at a rate of 1e-3, unless \
                flags say otherwise: not the paper's protocol",
     }),
     metrics: &[Metric {
@@ -71,7 +71,7 @@ pub struct Finetune;
 
 const EXAMPLES: &str = "\
 Examples:
-  # Generated sentences: about a minute, no data needed
+  # Generated sentences: less than a minute, no data needed
   effattn finetune --quick
   # Public weights: a folder with config.json, a tokenizer, model.safetensors
   effattn finetune --from ~/roberta-base --task sst-2

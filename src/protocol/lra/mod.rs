@@ -47,8 +47,8 @@ const INFO: ProtocolInfo = ProtocolInfo {
     presets: || family::names(documents),
     tasks: Some(Tasks { called: "Tasks", names: tasks::names }),
     quick: Some(Quick {
-        help: "Train few steps on short documents at a high learning rate, to see learning within minutes (not the paper's protocol)",
-        said: "1500 steps on the first 64 tokens at a rate of 1e-3, unless flags say otherwise: not the paper's protocol",
+        help: "Train few steps on short documents at a high learning rate, to see learning soon (not the paper's protocol)",
+        said: "at most 1500 steps on the first 64 tokens at a rate of 1e-3, unless flags say otherwise: not the paper's protocol",
     }),
     metrics: &[ACCURACY],
     ..ProtocolInfo::new(
@@ -86,7 +86,7 @@ pub const HELP: &[(&str, &str)] = &[
 
 const EXAMPLES: &str = "\
 Examples:
-  # Learn ListOps visibly in about a minute
+  # Learn ListOps visibly in less than a minute
   effattn lra --quick
   # Transformer-LS Table 1: 5,000 steps, about an hour
   effattn lra --task listops --model ls

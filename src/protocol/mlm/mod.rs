@@ -37,7 +37,7 @@ const INFO: ProtocolInfo = ProtocolInfo {
     }),
     quick: Some(Quick {
         help: "Train a small model on the built-in sample text (not the paper's protocol)",
-        said: "cosformer with 2 layers, width 64, 2 heads and FFN 128 on the built-in sample text, 300 updates of 8 blocks of 64 \
+        said: "cosformer with 2 layers, width 64, 2 heads and FFN 128 on the built-in sample text, at most 300 updates of 8 blocks of 64 \
                words, rate 3e-3, unless flags say otherwise: not the paper's protocol",
     }),
     metrics: &[
@@ -70,7 +70,7 @@ pub const BITS: &str = "masked_loss_bits";
 
 const EXAMPLES: &str = "\
 Examples:
-  # A small model on the built-in sample text: about a minute
+  # A small model on the built-in sample text: less than a minute
   effattn mlm --quick
   # cosFormer Figure 4 on IMDb, small enough for two cores
   effattn mlm --suite cos-figure4-small --dry-run

@@ -112,7 +112,7 @@ pub const RATE_ACCURACY: &str = "rate_validation_accuracy";
 
 const EXAMPLES: &str = "\
 Examples:
-  # Who can look up: about a minute
+  # Who can look up: less than a minute
   effattn recall --quick
   # Associative recall at a size for two CPU cores: what it would take
   effattn recall --suite mqar-small --dry-run

@@ -12,6 +12,8 @@ use crate::run::worker::{Received, Worker};
 
 /// Multiply-adds per second and thread that predictions start from.
 pub const RATE: f64 = 1e10;
+/// Seconds that all cells of a `--quick` training may take together.
+pub const QUICK_SECONDS: f64 = 45.0;
 /// Most seconds that one cell is tried, and that are spent on all of them.
 const ONE: Duration = Duration::from_secs(10);
 const ALL: Duration = Duration::from_secs(12);
@@ -25,6 +27,8 @@ struct Seen {
     key: String,
     /// Seconds, as a multiple of what was guessed.
     times: f64,
+    /// The share of them that steps of training take.
+    training: f64,
     memory: Option<u64>,
 }
 
@@ -46,22 +50,29 @@ pub fn estimate<J: TrainingRequest>(plan: &mut Plan, context: &EstimateContext) 
         (context.tell)(plan.name(index));
         let (rehearsed, setup) = rehearse(cell, &command, context)?;
         let steps = job.trained(&context.results, plan).is_none().then_some(job.info().steps);
-        let (times, memory) = match rehearsed {
-            Some(seen) => (total(&job, steps, &seen, setup) / cell.seconds, seen.peak_bytes),
+        let (times, training, memory) = match rehearsed {
+            Some(seen) => {
+                let (rest, training) = costs(&job, steps, &seen, setup);
+                let all = rest + training;
+                (all / cell.seconds, training / all, seen.peak_bytes)
+            }
             None => match measure_rate(job.info().spec, context)? {
-                Some((rate, memory)) => (RATE * threads / rate, memory),
+                Some((rate, memory)) => (RATE * threads / rate, 1.0, memory),
                 None => continue,
             },
         };
-        seen.push(Seen { key, times, memory });
+        seen.push(Seen { key, times, training, memory });
     }
-    let mut all: Vec<f64> = seen.iter().map(|seen| seen.times).collect();
-    all.sort_by(f64::total_cmp);
-    let usual = all.get(all.len() / 2).copied().unwrap_or(1.0);
+    let mut all: Vec<(f64, f64)> = seen.iter().map(|seen| (seen.times, seen.training)).collect();
+    all.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let usual = all.get(all.len() / 2).copied();
     for cell in plan.cells.iter_mut().filter(|cell| open(cell)) {
-        let (own, key) = (usual, key(cell));
+        let key = key(cell);
         let found = seen.iter().find(|seen| seen.key == key);
-        cell.seconds *= found.map_or(own, |seen| seen.times);
+        if let Some((times, training)) = found.map(|seen| (seen.times, seen.training)).or(usual) {
+            cell.seconds *= times;
+            cell.training = Some(cell.seconds * training);
+        }
         cell.memory = found.and_then(|seen| seen.memory);
     }
     Ok(())
@@ -72,12 +83,14 @@ fn key(cell: &Cell) -> String {
     cell.row.seed.map_or_else(|| cell.key.clone(), |seed| cell.key.replacen(&format!(" s{seed}"), "", 1))
 }
 
-/// Seconds of the whole run with so many steps of training; `None` if the model is trained already.
-fn total(job: &impl TrainingRequest, steps: Option<u64>, seen: &TrialTiming, setup: f64) -> f64 {
+/// Seconds of a run with so many steps of training, `None` if the model is trained already: those of its start, its evaluations
+/// and its tests, and those of its steps.
+fn costs(job: &impl TrainingRequest, steps: Option<u64>, seen: &TrialTiming, setup: f64) -> (f64, f64) {
     let tests = setup + seen.step * FORWARD * job.tests() * seen.forwards.final_test;
-    let Some(steps) = steps else { return tests };
+    let Some(steps) = steps else { return (tests, 0.0) };
     let evaluations = steps.div_ceil(seen.every.max(1)) as f64;
-    tests + seen.step * (job.first_step_equivalents() + FORWARD * evaluations * seen.forwards.per_eval)
+    let evaluated = seen.step * FORWARD * evaluations * seen.forwards.per_eval;
+    (tests + evaluated, seen.step * job.first_step_equivalents())
 }
 
 /// What a few steps of `cell` say, and the seconds that it took to begin; nothing where they cannot be made.
@@ -147,9 +160,11 @@ mod tests {
             forwards: EvalCost { per_eval: 10.0, final_test: 20.0 },
             peak_bytes: None,
         };
-        let expected = 3.0 + 0.5 * (100.0 + FORWARD * (4.0 * 10.0 + 2.0 * 20.0));
-        assert!((total(&Fake, Some(100), &seen, 3.0) - expected).abs() < 1e-9);
+        let rest = 3.0 + 0.5 * FORWARD * (4.0 * 10.0 + 2.0 * 20.0);
+        let (found, training) = costs(&Fake, Some(100), &seen, 3.0);
+        assert!((found - rest).abs() < 1e-9 && (training - 50.0).abs() < 1e-9);
         let tested = 3.0 + 0.5 * FORWARD * 40.0;
-        assert!((total(&Fake, None, &seen, 3.0) - tested).abs() < 1e-9, "trained before");
+        let (found, training) = costs(&Fake, None, &seen, 3.0);
+        assert!((found - tested).abs() < 1e-9 && training == 0.0, "trained before");
     }
 }

@@ -228,10 +228,12 @@ fn trial_steps(
         made?;
         times.push(began.elapsed().as_secs_f64());
     }
-    let warm = if times.len() > 1 { &times[1..] } else { &times[..] };
+    let made = start.elapsed().as_secs_f64();
+    let mut warm = if times.len() > 1 { times.split_off(1) } else { times };
+    warm.sort_by(f64::total_cmp);
     Ok(TrialTiming {
-        step: warm.iter().sum::<f64>() / warm.len() as f64,
-        made: start.elapsed().as_secs_f64(),
+        step: warm[warm.len() / 2], // the median: other programs disturb single steps
+        made,
         every: experiment.steps().eval_every,
         forwards: experiment.eval_cost(),
         peak_bytes: laboratory.peak(),

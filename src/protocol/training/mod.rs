@@ -15,7 +15,7 @@ use crate::train::training_loop::EvalPoint;
 use effattn_data::LoadOptions;
 use effattn_record::{Outcome, Published};
 
-pub use estimate::RATE;
+pub use estimate::{QUICK_SECONDS, RATE};
 pub use parent::compute;
 pub use plan::{ProtocolDiff, micro_batches, one_of_each};
 pub use protocol::{

@@ -52,7 +52,7 @@ const INFO: ProtocolInfo = ProtocolInfo {
     tasks: Some(Tasks { called: "Images", names: plan::names }),
     quick: Some(Quick {
         help: "Train a few steps on generated images, to try the command without data (not the paper's protocol)",
-        said: "120 steps on generated images, unless flags say otherwise: says nothing about real images",
+        said: "at most 120 steps on generated images, unless flags say otherwise: says nothing about real images",
     }),
     metrics: &[
         Metric { name: "accuracy", title: "Top-1 accuracy", unit: "accuracy %", lower_is_better: false },
@@ -77,7 +77,7 @@ pub struct Vision;
 
 const EXAMPLES: &str = "\
 Examples:
-  # Generated images: about a minute, no data needed
+  # Generated images: less than a minute, no data needed
   effattn vision --quick
   # CIFAR-10, two mechanisms
   effattn vision --task cifar10 --model full,ls2d --data-dir ~/data

@@ -36,7 +36,7 @@ const INFO: ProtocolInfo = ProtocolInfo {
     tasks: Some(Tasks { called: "Corpora", names: plan::names }),
     quick: Some(Quick {
         help: "Train a small model on the built-in sample text (not the paper's protocol)",
-        said: "cosformer and full with 2 layers, width 128, 4 heads, FFN 256 on the built-in sample text, 300 updates of 16 \
+        said: "cosformer and full with 2 layers, width 128, 4 heads, FFN 256 on the built-in sample text, at most 300 updates of 16 \
                blocks of 64 words, unless flags say otherwise: not the paper's protocol",
     }),
     metrics: &[CONTEXT, BLOCK],
@@ -62,7 +62,7 @@ pub const BLOCK: Metric =
 
 const EXAMPLES: &str = "\
 Examples:
-  # A small model on the built-in sample text: a few minutes
+  # A small model on the built-in sample text: less than a minute
   effattn wordlm --quick
   # What cosFormer Table 2 would take on this machine
   effattn wordlm --suite cos-table2 --dry-run

@@ -95,6 +95,7 @@ impl TrainingProtocol for WordLm {
             width: Some(128),
             heads: Some(4),
             ffn: Some(256),
+            steps: Some(300),
             ..Settings::NONE
         };
         let whole = Settings { task: task("wikitext103"), ..Settings::NONE };
