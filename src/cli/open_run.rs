@@ -398,7 +398,8 @@ fn session(
             term.warn(&Warning::Busy { load, cores });
         }
     }
-    if plan.settings["dtype"] == DtypeName::Bf16.to_string() && !bf16::is_native() {
+    let on_cuda = plan.settings["device"].as_str().is_some_and(|device| device.starts_with("cuda"));
+    if plan.settings["dtype"] == DtypeName::Bf16.to_string() && !on_cuda && !bf16::is_native() {
         term.warn(&Warning::EmulatedBf16);
     }
     let around = SessionOptions {

@@ -41,7 +41,7 @@ pub struct ModelSpec {
 
 /// Why a number format cannot be had, with what to do instead.
 fn unsupported_dtype(dtype: DtypeName, kernel: KernelName, device: DeviceName) -> Option<String> {
-    let bf16 = "bf16 means products of bf16 operands in the fused kernels of the CPU";
+    let bf16 = "bf16 means products of bf16 operands in the fused kernels of the CPU and of CUDA";
     match dtype {
         DtypeName::F32 => None,
         DtypeName::Tf32 if !matches!(device, DeviceName::Cuda(_)) => {
@@ -50,7 +50,7 @@ fn unsupported_dtype(dtype: DtypeName, kernel: KernelName, device: DeviceName) -
         DtypeName::Bf16 if kernel != KernelName::Fused => {
             Some(format!("--dtype bf16: {bf16}; leave --kernel {kernel} out, or the number format"))
         }
-        DtypeName::Bf16 if device != DeviceName::Cpu => {
+        DtypeName::Bf16 if device == DeviceName::Metal => {
             Some(format!("--dtype bf16: {bf16}; leave --device {device} out, or the number format"))
         }
         DtypeName::Bf16 | DtypeName::Tf32 => None,

@@ -8,7 +8,7 @@ mod cached;
 mod composed;
 mod cpu;
 #[cfg(any(feature = "cuda", test))]
-mod cuda;
+pub(crate) mod cuda;
 mod dims;
 mod op;
 #[cfg(test)]

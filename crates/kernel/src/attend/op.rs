@@ -23,6 +23,8 @@ use super::cuda::{
 use super::dims::Dims;
 use super::tile_plan::TilePlan;
 use crate::cpu::compact::{self, Elements};
+#[cfg(feature = "cuda")]
+use crate::cpu::matmul_format::matmul_format;
 use crate::cpu::{gradient, par, rows};
 use crate::dropout::AttentionDropout;
 use crate::heads::{Heads, Qkv};
@@ -102,7 +104,7 @@ impl Attention {
     fn call(&self) -> Call<'_> {
         let Self { plan, dims, scale, hidden, .. } = self;
         let relative = self.operands.relative.map(tensors::distances);
-        Call { plan, dims: *dims, scale: *scale, hidden, relative }
+        Call { plan, dims: *dims, scale: *scale, hidden, relative, format: matmul_format() }
     }
 }
 

@@ -17,6 +17,7 @@ use candle_core::cuda_backend::{CudaDevice, gemm_reduced_precision_f32};
 use candle_core::{Error, Result, bail};
 
 use super::{Arg, KernelDevice, Launch, MatmulTarget, Matrix, Module, THREADS};
+use crate::cpu::matmul_format::{MatmulFormat, matmul_format};
 
 /// Compiled modules by name, defines and architecture.
 static COMPILED: Mutex<Option<HashMap<String, String>>> = Mutex::new(None);
@@ -84,10 +85,12 @@ impl KernelDevice for CudaDevice {
         let size = |count: usize| i32::try_from(count).map_err(Error::wrap);
         let turn =
             |turned| if turned { cublasOperation_t::CUBLAS_OP_T } else { cublasOperation_t::CUBLAS_OP_N };
-        let compute = if gemm_reduced_precision_f32() {
-            cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32
-        } else {
-            cublasComputeType_t::CUBLAS_COMPUTE_32F
+        let compute = match matmul_format() {
+            MatmulFormat::Bf16 => cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_16BF,
+            MatmulFormat::F32 if gemm_reduced_precision_f32() => {
+                cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32
+            }
+            MatmulFormat::F32 => cublasComputeType_t::CUBLAS_COMPUTE_32F,
         };
         let (float, any) = (cudaDataType::CUDA_R_32F, cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT_TENSOR_OP);
         let (alpha, beta) = (1f32, if to.add { 1f32 } else { 0.0 });

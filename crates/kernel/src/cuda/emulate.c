@@ -1,9 +1,9 @@
 // Runs kernels on the CPU, block after block, every thread of a block a coroutine that runs until it waits. SOURCE is the file of
 // the kernels and CALLS one that defines `call`, which hands the arguments to kernel number so-and-so.
 //
-// What CUDA leaves undefined is reported as a fault: barriers and shuffles that not all threads reach, and, where TRACED is
-// set and the compiler tells every access (its thread sanitizer, whose library is replaced by trace.c), races between threads, reads
-// of shared memory that nobody wrote, and accesses beyond shared memory and buffers.
+// What CUDA leaves undefined is reported as a fault: barriers, shuffles and products of a warp that not all threads reach, and,
+// where TRACED is set and the compiler tells every access (its thread sanitizer, whose library is replaced by trace.c), races
+// between threads, reads of shared memory that nobody wrote, and accesses beyond shared memory and buffers.
 
 #include <math.h>
 #include <stdarg.h>
@@ -46,14 +46,17 @@ const char *found_faults(int *count) {
 
 // ---------------------------------------------------------------------------------------------------------- threads
 
-// What a thread waits for: nothing, a barrier of the block, a shuffle of its warp; or it has returned.
-typedef enum { RUNS, BARRIER, SHUFFLE, RETURNED } State;
+// What a thread waits for: nothing, a barrier of the block, a shuffle or a product of its warp; or it has returned.
+typedef enum { RUNS, BARRIER, SHUFFLE, PRODUCT, RETURNED } State;
 
 typedef struct {
     State state;
     int line, distance;
     unsigned mask;
     float given, taken;
+    // fragments of this lane
+    float *c;
+    const unsigned *a, *b;
 } Thread;
 
 static Thread threads[BLOCK_THREADS];
@@ -79,6 +82,30 @@ static float shuffle_here(unsigned mask, float value, int distance, int line) {
     return me->taken;
 }
 
+static void product_here(float *c, const unsigned *a, const unsigned *b, int line) {
+    Thread *me = &threads[threadIdx.x];
+    me->state = PRODUCT, me->line = line, me->c = c, me->a = a, me->b = b;
+    wait_here();
+}
+
+// To nearest, ties to even, as cvt.rn.bf16x2.f32 does.
+static unsigned to_bf16(float x) {
+    unsigned bits;
+    memcpy(&bits, &x, sizeof bits);
+    if (x != x) return 0x7fff;
+    return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+
+static unsigned bf16_pair(float low, float high) { return to_bf16(low) | to_bf16(high) << 16; }
+
+// What the emulation does itself is no kernel's.
+#define UNWATCHED __attribute__((no_sanitize("thread")))
+
+// Products by all threads: of f32, where the source calls `count_product` behind each, and of fragments.
+static long products_of_f32, products_of_fragments;
+UNWATCHED static void count_product(void) { products_of_f32++; }
+
+#define EMULATED
 #define KERNEL static
 #define __device__
 #define __global__
@@ -89,6 +116,7 @@ static float shuffle_here(unsigned mask, float value, int distance, int line) {
 #endif
 #define SHARED_MEMORY float *memory = dynamic_memory
 #define __syncthreads() barrier_here(__LINE__)
+#define multiply_add(c, a, b) product_here(c, a, b, __LINE__)
 #define __shfl_xor_sync(mask, value, distance) shuffle_here(mask, value, distance, __LINE__)
 
 // What a launch asks for: more than any device has, and the kernel may use as much as was asked for.
@@ -132,6 +160,42 @@ static int shuffled(int warp) {
     return 1;
 }
 
+// Half a word as a number.
+UNWATCHED static float from_bf16(unsigned word, int half) {
+    unsigned bits = (half ? word >> 16 : word & 0xffff) << 16;
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+// Lets the lanes of a warp go on if all wait for the same product, mma.m16n8k16 with fragments of bf16 and sums in f32: number i
+// of a lane stands where the tables of the PTX ISA ("Matrix Fragments for mma.m16n8k16 with floating point type") say.
+UNWATCHED static int multiplied(int warp) {
+    Thread *lanes = threads + warp * WARP_LANES;
+    float a[16][16] = { 0 }, b[16][8] = { 0 };
+    for (int lane = 0; lane < WARP_LANES; lane++)
+        if (lanes[lane].state != PRODUCT || lanes[lane].line != lanes[0].line) return 0;
+    for (int lane = 0; lane < WARP_LANES; lane++) {
+        int group = lane >> 2, within = lane % 4;
+        for (int i = 0; i < 8; i++) {
+            int row = i < 2 || (i >= 4 && i < 6) ? group : group + 8, column = within * 2 + (i & 1) + (i >= 4 ? 8 : 0);
+            a[row][column] = from_bf16(lanes[lane].a[i / 2], i % 2);
+        }
+        for (int i = 0; i < 4; i++) b[within * 2 + (i & 1) + (i >= 2 ? 8 : 0)][group] = from_bf16(lanes[lane].b[i / 2], i % 2);
+    }
+    for (int lane = 0; lane < WARP_LANES; lane++) {
+        for (int i = 0; i < 4; i++) {
+            int row = i < 2 ? lane >> 2 : (lane >> 2) + 8, column = lane % 4 * 2 + (i & 1);
+            float sum = lanes[lane].c[i];
+            for (int k = 0; k < 16; k++) sum += a[row][k] * b[k][column];
+            lanes[lane].c[i] = sum;
+        }
+        lanes[lane].state = RUNS;
+    }
+    products_of_fragments += 16 * 8 * 16;
+    return 1;
+}
+
 static int count_of(State state, int from, int to) {
     int count = 0;
     for (int i = from; i < to; i++) count += threads[i].state == state;
@@ -143,11 +207,13 @@ static void stuck(void) {
     for (int i = 0; i < BLOCK_THREADS; i++) {
         const Thread *one = &threads[i];
         int warp = i / WARP_LANES * WARP_LANES;
-        if (one->state == SHUFFLE) {
+        if (one->state == SHUFFLE || one->state == PRODUCT) {
             int here = 0;
             for (int lane = warp; lane < warp + WARP_LANES; lane++)
-                here += threads[lane].state == SHUFFLE && threads[lane].line == one->line;
-            fault("line %d: a shuffle with mask %08x is reached by %d lanes of warp %d only", one->line, one->mask, here, i / WARP_LANES);
+                here += threads[lane].state == one->state && threads[lane].line == one->line;
+            int number = i / WARP_LANES;
+            if (one->state == PRODUCT) fault("line %d: a product is reached by %d lanes of warp %d only", one->line, here, number);
+            else fault("line %d: a shuffle with mask %08x is reached by %d lanes of warp %d only", one->line, one->mask, here, number);
             return;
         }
     }
@@ -181,7 +247,7 @@ static void run_block(void) {
         }
         if (count_of(RETURNED, 0, BLOCK_THREADS) == BLOCK_THREADS) return;
         int goes = met();
-        for (int warp = 0; warp < BLOCK_THREADS / WARP_LANES; warp++) goes |= shuffled(warp);
+        for (int warp = 0; warp < BLOCK_THREADS / WARP_LANES; warp++) goes |= shuffled(warp) | multiplied(warp);
         if (!goes) {
             stuck();
             return;
@@ -273,6 +339,7 @@ void traced_fault(const char *text) {
 #ifdef TRACED
 void trace_launch(void *dynamic, long bytes, long asked, void *fixed, long fixed_bytes, const long *buffers, int count);
 void trace_block(void);
+void trace_counts(long *counts);
 extern char __start_shared_memory[] __attribute__((weak)), __stop_shared_memory[] __attribute__((weak));
 static void begin_block(void) { trace_block(); }
 #else
@@ -288,11 +355,21 @@ long fixed_shared(void) {
 #endif
 }
 
+// Of the last launch: what `trace_counts` tells, products of f32, and those of fragments.
+void counts(long *to) {
+#ifdef TRACED
+    trace_counts(to);
+#else
+    for (int i = 0; i < 7; i++) to[i] = 0;
+#endif
+    to[7] = products_of_f32, to[8] = products_of_fragments;
+}
+
 // `buffers`: address, bytes, a margin on both sides, and the number of the argument.
 void launch(int kernel, unsigned x, unsigned y, unsigned z, void **arguments, long shared, const long *buffers, int count) {
     work.kernel = kernel, work.arguments = arguments;
     gridDim.x = x, gridDim.y = y, gridDim.z = z;
-    fault_count = accesses = 0, faults[0] = 0;
+    fault_count = accesses = 0, faults[0] = 0, products_of_f32 = products_of_fragments = 0;
 #ifdef TRACED
     trace_launch(dynamic_memory, sizeof dynamic_memory, shared, __start_shared_memory, fixed_shared(), buffers, count);
 #else

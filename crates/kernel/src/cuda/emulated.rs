@@ -1,9 +1,9 @@
 //! The CPU as a [`KernelDevice`]: sources compiled by the C compiler, every CUDA thread a coroutine. What CUDA leaves undefined is
 //! found: see `emulate.c` and `trace.c`.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
-use std::ffi::{CStr, CString, c_char, c_int, c_long, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_long, c_uint};
 use std::path::Path;
 use std::process::Command;
 use std::rc::Rc;
@@ -12,6 +12,7 @@ use candle_core::{CpuStorage, Layout, Result, bail};
 use libloading::Library;
 use tempfile::TempDir;
 
+use super::model::counts::{Counted, counting};
 use super::{Arg, KernelDevice, Launch, MatmulTarget, Matrix, Module};
 
 /// Shared memory that a block may have, by architecture: "Maximum amount of shared memory per thread block" of the CUDA C++
@@ -33,18 +34,22 @@ pub struct Emulated {
     folder: TempDir,
     built: RefCell<HashMap<String, Built>>,
     seeded: Option<SeededFault>,
+    /// What launches did, where they are counted.
+    counted: Option<RefCell<Vec<Counted>>>,
 }
 
-/// A fault that is put into a source: the first place of `text` becomes `instead`. What is found then is kept in place of a panic.
+/// A fault that is put into the sources that have its `text`: the first place becomes `instead`. What is found then is kept in
+/// place of a panic.
 struct SeededFault {
     text: &'static str,
     instead: &'static str,
+    is_put: Cell<bool>,
     found: RefCell<Vec<String>>,
 }
 
 impl SeededFault {
     fn put(&self, source: &str) -> String {
-        assert!(source.contains(self.text), "no {:?} in the source", self.text);
+        self.is_put.set(self.is_put.get() || source.contains(self.text));
         source.replacen(self.text, self.instead, 1)
     }
 }
@@ -52,13 +57,25 @@ impl SeededFault {
 impl Emulated {
     /// With a fault in the sources: the first place of `text` becomes `instead`.
     pub fn seeded(text: &'static str, instead: &'static str) -> Self {
-        let seeded = SeededFault { text, instead, found: RefCell::default() };
+        let seeded = SeededFault { text, instead, is_put: Cell::new(false), found: RefCell::default() };
         Self { seeded: Some(seeded), ..Self::default() }
+    }
+
+    /// That counts what launches do.
+    pub fn counting() -> Self {
+        Self { counted: Some(RefCell::default()), ..Self::default() }
+    }
+
+    /// What was launched since this was called last.
+    pub fn counted(&self) -> Vec<Counted> {
+        self.counted.as_ref().map(RefCell::take).unwrap_or_default()
     }
 
     /// What was found of the seeded fault.
     pub fn found(self) -> Vec<String> {
-        self.seeded.map(|seeded| seeded.found.into_inner()).unwrap_or_default()
+        let Some(SeededFault { text, is_put, found, .. }) = self.seeded else { return Vec::new() };
+        assert!(is_put.get(), "no {text:?} in the sources");
+        found.into_inner()
     }
 
     /// Faults of a kernel: a panic, unless one was seeded.
@@ -93,13 +110,18 @@ pub fn forward<T>(
     here(|machine| f(machine, &floats))
 }
 
-/// Runs `f` while another machine, with a fault, is that of this thread; what was found.
-pub fn with_seeded(text: &'static str, instead: &'static str, f: impl FnOnce()) -> Vec<String> {
-    let seeded = Rc::new(Emulated::seeded(text, instead));
-    let before = HERE.replace(Rc::clone(&seeded));
+/// Runs `f` while another machine is that of this thread; gives it back.
+pub fn with_machine(machine: Emulated, f: impl FnOnce()) -> Emulated {
+    let machine = Rc::new(machine);
+    let before = HERE.replace(Rc::clone(&machine));
     f();
     HERE.set(before);
-    Rc::into_inner(seeded).expect("the only owner").found()
+    Rc::into_inner(machine).expect("the only owner")
+}
+
+/// Runs `f` while a machine with a fault is that of this thread; what was found.
+pub fn with_seeded(text: &'static str, instead: &'static str, f: impl FnOnce()) -> Vec<String> {
+    with_machine(Emulated::seeded(text, instead), f).found()
 }
 
 struct Built {
@@ -115,7 +137,8 @@ struct Function {
 
 impl Default for Emulated {
     fn default() -> Self {
-        Self { folder: tempfile::tempdir().expect("a folder"), built: RefCell::default(), seeded: None }
+        let folder = tempfile::tempdir().expect("a folder");
+        Self { folder, built: RefCell::default(), seeded: None, counted: None }
     }
 }
 
@@ -276,7 +299,8 @@ impl KernelDevice for Emulated {
         let mut built = self.built.borrow_mut();
         let number = built.len();
         let Built { library, functions } = built.entry(key).or_insert_with(|| {
-            let source = self.seeded.as_ref().map(|seeded| seeded.put(module.source));
+            let seeded = self.seeded.as_ref().map(|seeded| seeded.put(module.source));
+            let source = self.counted.as_ref().map(|_| counting(module.source)).or(seeded);
             let module = Module { source: source.as_deref().unwrap_or(module.source), ..*module };
             build(self.folder.path(), &module, &format!("{}{number}", module.name))
         });
@@ -310,6 +334,9 @@ impl KernelDevice for Emulated {
         let faults = run(library, (number, *grid, launch.shared), &values, &buffers);
         if let Some(faults) = faults {
             self.tell(kernel, &faults);
+        }
+        if let Some(counted) = &self.counted {
+            counted.borrow_mut().push(Counted::last_of(library, launch));
         }
         for (number, argument) in arguments.iter_mut().enumerate() {
             if let (Arg::Out(floats), Some(&[start, words, _])) = (argument, arena.place(number)) {
@@ -365,40 +392,4 @@ fn a_wrong_argument_is_found() {
     let launch = Launch { module: super::rows::MODULE, kernel: "gelu", grid: [1, 1, 1], shared: 0 };
     let arguments = vec![Arg::In(super::BufferView::all(&x)), Arg::Int(1), Arg::Out(&mut y)];
     Emulated::default().launch(&launch, arguments).unwrap();
-}
-
-/// Compiles `module` by the NVRTC library that EFFATTN_NVRTC names; its complaints, if it has any.
-pub fn nvrtc(module: &Module, architecture: u32) -> std::result::Result<(), String> {
-    type Create = unsafe extern "C" fn(
-        *mut *mut c_void,
-        *const c_char,
-        *const c_char,
-        c_int,
-        *const c_void,
-        *const c_void,
-    ) -> c_int;
-    type Compile = unsafe extern "C" fn(*mut c_void, c_int, *const *const c_char) -> c_int;
-    type Log = unsafe extern "C" fn(*mut c_void, *mut c_char) -> c_int;
-    type LogSize = unsafe extern "C" fn(*mut c_void, *mut usize) -> c_int;
-    let path = std::env::var("EFFATTN_NVRTC").expect("EFFATTN_NVRTC names an NVRTC library");
-    let mut options: Vec<String> =
-        module.defines.iter().map(|(name, value)| format!("-D{name}={value}")).collect();
-    options.push(format!("--gpu-architecture=compute_{architecture}"));
-    let options: Vec<CString> = options.iter().map(|text| CString::new(text.as_str()).unwrap()).collect();
-    let options: Vec<*const c_char> = options.iter().map(|text| text.as_ptr()).collect();
-    let (source, name) = (CString::new(module.source).unwrap(), CString::new(module.name).unwrap());
-    // SAFETY: the symbols have these types (nvrtc.h), and what is passed outlives the calls.
-    unsafe {
-        let library = Library::new(path).map_err(|error| error.to_string())?;
-        let (mut program, none) = (std::ptr::null_mut(), std::ptr::null());
-        let create = library.get::<Create>(b"nvrtcCreateProgram").unwrap();
-        assert_eq!(create(&raw mut program, source.as_ptr(), name.as_ptr(), 0, none, none), 0);
-        let compile = library.get::<Compile>(b"nvrtcCompileProgram").unwrap();
-        let status = compile(program, options.len() as c_int, options.as_ptr());
-        let mut size = 0;
-        library.get::<LogSize>(b"nvrtcGetProgramLogSize").unwrap()(program, &raw mut size);
-        let mut log = vec![0u8; size];
-        library.get::<Log>(b"nvrtcGetProgramLog").unwrap()(program, log.as_mut_ptr().cast());
-        if status == 0 { Ok(()) } else { Err(String::from_utf8_lossy(&log).into_owned()) }
-    }
 }

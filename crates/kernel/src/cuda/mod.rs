@@ -9,6 +9,11 @@ pub mod device;
 #[cfg(test)]
 #[allow(unsafe_code)]
 pub mod emulated;
+#[cfg(test)]
+mod model;
+#[cfg(test)]
+#[allow(unsafe_code)]
+pub mod nvrtc;
 pub mod rows;
 pub mod tensor_device;
 #[cfg(feature = "cuda")]
@@ -160,7 +165,7 @@ pub trait KernelDevice: Sized {
     /// A copy of `words`.
     fn longs(&self, words: &[i64]) -> Result<Self::Longs>;
 
-    /// The product of two matrices, in f32. With an inner dimension of 0 nothing is written.
+    /// The product of two matrices, summed in f32; a device rounds its factors as [`crate::cpu::matmul_format`] says. With an inner dimension of 0 nothing is written.
     fn multiply(&self, a: Matrix<Self>, b: Matrix<Self>, to: MatmulTarget<Self>) -> Result<()>;
 
     /// Starts a kernel; a grid without blocks is nothing to do.

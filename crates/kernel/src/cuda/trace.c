@@ -17,7 +17,15 @@ void traced_fault(const char *text);
 #define SHARED (-1)
 
 // Who wrote and who read a word last. Blocks are counted from 1; SEVERAL: different ones.
-typedef struct { unsigned write_block, write_barrier, write_thread, read_block, read_barrier, read_thread; } Shadow;
+typedef struct {
+    unsigned write_block, write_barrier, write_thread, read_block, read_barrier, read_thread;
+    unsigned last_reader; // a block, also where several have read
+} Shadow;
+
+// Words that a kernel moves: of buffers, read and written, each once; the same once per block; of shared memory, what a thread reads
+// again before the next barrier not counted, as it may keep it in a register.
+enum { ONCE = 0, PER_BLOCK = 2, OF_SHARED = 4 };
+static long moved[6];
 
 // Memory that is watched: `bytes` from `start` on may be used; what lies `before` and `behind` them may not.
 typedef struct {
@@ -44,8 +52,17 @@ static void watch(uintptr_t start, long bytes, long before, long behind, int arg
     watched[count++] = (Watched){ start, bytes, before, behind, argument, words };
 }
 
+// Bytes that were moved, and how many of those that the kernels declare with a size were written by the last block.
+void trace_counts(long *counts) {
+    for (int i = 0; i < 6; i++) counts[i] = WORD * moved[i];
+    counts[6] = 0;
+    for (int i = 1; i < count; i++) if (watched[i].argument == SHARED)
+        for (long word = 0; word < watched[i].bytes / WORD; word++) counts[6] += watched[i].words[word].write_block ? WORD : 0;
+}
+
 void trace_launch(void *dynamic, long bytes, long asked, void *fixed, long fixed_bytes, const long *buffers, int buffer_count) {
     forget();
+    memset(moved, 0, sizeof moved);
     if (asked > bytes) asked = bytes;
     watch((uintptr_t)dynamic, asked, 0, bytes - asked, SHARED);
     if (fixed_bytes) watch((uintptr_t)fixed, fixed_bytes, 0, 0, SHARED);
@@ -75,9 +92,21 @@ static void with(const Watched *memory, long offset, const char *what, unsigned 
     tell(memory, offset, text);
 }
 
+static void count_move(const Watched *memory, Shadow *word, unsigned block, unsigned barrier, unsigned me, int writes) {
+    if (memory->argument == SHARED) {
+        int is_kept = word->read_block == block && word->read_barrier == barrier && word->read_thread == me;
+        moved[OF_SHARED + writes] += writes || !is_kept;
+        return;
+    }
+    moved[ONCE + writes] += writes ? !word->write_block : !word->read_block;
+    moved[PER_BLOCK + writes] += writes ? word->write_block != block : word->last_reader != block;
+    if (!writes) word->last_reader = block;
+}
+
 static void touch(const Watched *memory, long offset, int writes) {
     Shadow *word = &memory->words[offset / WORD];
     unsigned block = traced_block(), barrier = traced_barrier(), me = traced_thread();
+    count_move(memory, word, block, barrier, me, writes);
     int written = word->write_block != 0, elsewhere = written && word->write_block != block;
     if (!writes && memory->argument == SHARED && !written) {
         tell(memory, offset, "reads what nobody wrote:");

@@ -34,7 +34,7 @@
 mod composed;
 mod cpu;
 #[cfg(any(feature = "cuda", test))]
-mod cuda;
+pub(crate) mod cuda;
 pub mod decode;
 mod normalize;
 

@@ -41,7 +41,7 @@
 mod composed;
 mod cpu;
 #[cfg(any(feature = "cuda", test))]
-mod cuda;
+pub(crate) mod cuda;
 mod decay;
 pub mod decode;
 mod features;

@@ -1,5 +1,18 @@
 
-// Behind common.cu: output and gradients of queries, keys and values.
+// Behind tiles.cu: output and gradients of queries, keys and values.
+
+// Adds to this thread's elements of a tile, 4 queries and every eighth column, the products of weights and rows.
+__device__ static void add_products(const float *weights, const float *rows, float result[4][COLUMNS]) {
+    int row = threadIdx.x / 8 * 4, column = threadIdx.x % 8;
+    for (int key = 0; key < BLOCK; key++) {
+        float right[COLUMNS];
+        for (int x = 0; x < COLUMNS; x++) right[x] = column + 8 * x < WIDTH ? rows[key * PITCH + column + 8 * x] : 0.0f;
+        for (int i = 0; i < 4; i++) {
+            float weight = weights[(row + i) * (BLOCK + 1) + key];
+            for (int x = 0; x < COLUMNS; x++) result[i][x] += weight * right[x];
+        }
+    }
+}
 
 KERNEL void attend_forward(
     const Header *header, const Tile *tiles, const int *head_tiles, const Stream *streams, const int *bounds,
@@ -68,13 +81,7 @@ KERNEL void attend_forward(
                 float scale = correction[row + i];
                 for (int x = 0; x < COLUMNS; x++) result[i][x] *= scale;
             }
-            for (int key = 0; key < BLOCK; key++) for (int i = 0; i < 4; i++) {
-                float weight = weights[(row + i) * (BLOCK + 1) + key];
-                for (int x = 0; x < COLUMNS; x++) {
-                    int element = column + 8 * x;
-                    if (element < WIDTH) result[i][x] += weight * values[key * PITCH + element];
-                }
-            }
+            add_products(weights, values, result);
             __syncthreads();
         }
     }
@@ -95,45 +102,13 @@ KERNEL void attend_forward(
     }
 }
 
-// Per query: the product of the output and its gradient.
-KERNEL void attend_means(const Header *header, const float *out, const float *grad, float *means) {
-    const Header *h = header;
-    int head = blockIdx.y, batch = blockIdx.z;
-    long long query = (long long)blockIdx.x * THREADS + threadIdx.x;
-    if (query >= h->queries) return;
-    long long place = row_of(h->out, batch, head, query);
-    float sum = 0.0f;
-    for (int x = 0; x < WIDTH; x++) sum += out[place + x] * grad[place + x];
-    means[((long long)batch * h->heads + head) * h->queries + query] = sum;
-}
-
-// Probabilities of this thread's 4 x KEYS pairs, and the gradients of their logits.
-__device__ static void differentiate(Stream s, const int *low, const int *high, const int *lanes, const int *at, int first,
-                                     long long offset, const float *most, const float *share, const float *mean,
-                                     float factor, float scale, float logits[4][KEYS], float slopes[4][KEYS]) {
+// differentiate for this thread's 4 x KEYS pairs.
+__device__ static void differentiate_all(Stream s, const int *low, const int *high, const Memory *m, int first, long long offset,
+                                         float factor, float scale, float logits[4][KEYS], float slopes[4][KEYS]) {
     int row = threadIdx.x / 8 * 4, column = threadIdx.x % 8 * KEYS;
-    for (int i = 0; i < 4; i++) for (int j = 0; j < KEYS; j++) {
-        int lane = row + i, key = column + j;
-        int number = s.step > 0 && at[key] >= 0 ? (at[key] - s.start) / s.step : first + key;
-        float p = 0.0f;
-        if (sees(s, low, high, lane, offset + lanes[lane], number, at[key]))
-            p = exp2f(factor * logits[i][j] - most[lane]) * share[lane];
-        logits[i][j] = p;
-        slopes[i][j] = scale * p * (slopes[i][j] - mean[lane]);
-    }
-}
-
-// Saved numbers of the lanes of a tile.
-__device__ static void recall(const Header *h, int batch, int head, int number, Tile tile, const int *queries,
-                              const float *stats, const float *means, int *lanes, float *most, float *share, float *mean) {
-    int me = threadIdx.x;
-    if (me >= TILE) return;
-    int query = me < tile.queries ? queries[number * TILE + me] : -1;
-    long long place = ((long long)batch * h->heads + head) * h->queries + query;
-    lanes[me] = query;
-    most[me] = query < 0 || stats[2 * place] == -INFINITY ? 0.0f : stats[2 * place];
-    share[me] = query < 0 ? 0.0f : stats[2 * place + 1];
-    mean[me] = query < 0 ? 0.0f : means[place];
+    UNROLL for (int i = 0; i < 4; i++) UNROLL for (int j = 0; j < KEYS; j++)
+        differentiate(s, low, high, m->lanes, m->at, first, offset, m->most, m->share, m->mean, factor, scale, row + i,
+                      column + j, &logits[i][j], &slopes[i][j]);
 }
 
 KERNEL void attend_back_queries(
@@ -176,17 +151,11 @@ KERNEL void attend_back_queries(
             int loaded, from = s.start + first * s.step, to = from + (BLOCK - 1) * s.step;
             relate(h, s.slots, head, slab, from, to, at, &loaded, m, logits);
 #endif
-            differentiate(s, low, high, lanes, at, first, h->offset, most, share, mean, factor, scale, logits, slopes);
+            differentiate_all(s, low, high, m, first, h->offset, factor, scale, logits, slopes);
             for (int i = 0; i < 4; i++) for (int j = 0; j < KEYS; j++)
                 weights[(row + i) * (BLOCK + 1) + column * KEYS + j] = slopes[i][j];
             __syncthreads();
-            for (int key = 0; key < BLOCK; key++) for (int i = 0; i < 4; i++) {
-                float weight = weights[(row + i) * (BLOCK + 1) + key];
-                for (int x = 0; x < COLUMNS; x++) {
-                    int element = column + 8 * x;
-                    if (element < WIDTH) result[i][x] += weight * keys[key * PITCH + element];
-                }
-            }
+            add_products(weights, keys, result);
 #if RELATIVE
             Range range = reach(m, from, to, s.slots ? h->slot_distances : h->distances);
             for (int band = range.first; band < range.end; band += BAND) {
@@ -277,7 +246,7 @@ KERNEL void attend_back_keys(
         int loaded;
         relate(h, is_slots, head, slab, start, start + BLOCK - 1, at, &loaded, m, logits);
 #endif
-        differentiate(s, low, high, lanes, at, 0, h->offset, most, share, mean, factor, scale, logits, slopes);
+        differentiate_all(s, low, high, m, 0, h->offset, factor, scale, logits, slopes);
         for (int i = 0; i < 4; i++) for (int j = 0; j < KEYS; j++) {
             int place = (row + i) * (BLOCK + 1) + column * KEYS + j;
             weights[place] = logits[i][j];

@@ -2,10 +2,11 @@
 
 use candle_core::Result;
 
-use super::source;
+use super::Kernels;
 use super::tables::{Distances, Places, Tables, Visits, block, header, memory_bytes};
 use crate::attend::dims::{Dims, RowLayout};
 use crate::attend::tile_plan::TilePlan;
+use crate::cpu::matmul_format::MatmulFormat;
 use crate::cuda::{Arg, BufferView, KernelDevice, Launch, Module, THREADS};
 
 /// A call, whatever its operands.
@@ -15,8 +16,10 @@ pub struct Call<'a> {
     pub scale: f32,
     /// Hidden keys and slots of every sample; empty if none is.
     pub hidden: &'a [bool],
-    /// Tables of distances, if logits depend on them.
+    /// Tables of distances, if logits depend on them: then products are f32.
     pub relative: Option<Distances>,
+    /// Number format of the factors of products.
+    pub format: MatmulFormat,
 }
 
 /// What a forward pass leaves for the backward pass.
@@ -56,7 +59,8 @@ impl<M: KernelDevice> Visited<M> {
 
 impl<M: KernelDevice> DeviceTables<M> {
     fn new(machine: &M, call: &Call) -> Result<Self> {
-        let tables = Tables::new(call.plan, &call.dims, call.relative)?;
+        let tables =
+            Tables::new(call.plan, &call.dims, call.relative, block(call.dims.width, call.kernels()))?;
         let hidden: Vec<i32> = call.hidden.iter().map(|&hidden| hidden.into()).collect();
         Ok(Self {
             tiles: machine.ints(&tables.tiles)?,
@@ -92,6 +96,14 @@ pub struct Outputs<'a, M: KernelDevice> {
 }
 
 impl Call<'_> {
+    fn kernels(&self) -> Kernels {
+        match (self.relative, self.format) {
+            (Some(_), _) => Kernels::Relative,
+            (None, MatmulFormat::F32) => Kernels::Plain,
+            (None, MatmulFormat::Bf16) => Kernels::TensorCores,
+        }
+    }
+
     fn launch<M: KernelDevice>(
         &self,
         machine: &M,
@@ -100,12 +112,12 @@ impl Call<'_> {
         arguments: Vec<Arg<M>>,
     ) -> Result<()> {
         let Dims { batch, heads, width, .. } = self.dims;
-        let relative = self.relative.is_some();
-        let defines = defines(width, relative);
-        let (name, source) = source(relative);
+        let kernels = self.kernels();
+        let defines = defines(width, kernels);
+        let (name, source) = kernels.source();
         let module = Module { name, source, defines: &defines };
         let is_small = matches!(kernel, "attend_means" | "attend_back_biases");
-        let shared = if is_small { 0 } else { memory_bytes(width, relative) };
+        let shared = if is_small { 0 } else { memory_bytes(width, kernels) };
         let samples = if is_summing(kernel) { 1 } else { batch };
         machine.launch(&Launch { module, kernel, grid: [blocks, heads, samples], shared }, arguments)
     }
@@ -230,8 +242,9 @@ fn is_summing(kernel: &str) -> bool {
     matches!(kernel, "attend_back_distances" | "attend_back_biases")
 }
 
-/// What [`source`] is compiled with for heads of this width.
-pub fn defines(width: usize, relative: bool) -> [(&'static str, usize); 4] {
-    let memory = memory_bytes(width, relative);
-    [("WIDTH", width), ("BLOCK", block(width)), ("RELATIVE", relative.into()), ("MEMORY", memory)]
+/// What the source is compiled with for heads of this width.
+pub fn defines(width: usize, kernels: Kernels) -> [(&'static str, usize); 4] {
+    let (keys, memory) = (block(width, kernels), memory_bytes(width, kernels));
+    let relative = usize::from(kernels == Kernels::Relative);
+    [("WIDTH", width), ("BLOCK", keys), ("RELATIVE", relative), ("MEMORY", memory)]
 }

@@ -1,16 +1,39 @@
-//! The CUDA kernels ([`source`], compiled at run time) and what they read.
+//! The CUDA kernels ([`Kernels::source`], compiled at run time) and what they read.
 
 pub mod launch;
 pub mod tables;
 #[cfg(feature = "cuda")]
 pub mod tensors;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
-/// Name and text of the kernels in CUDA C, compiled with [`launch::defines`].
-pub fn source(relative: bool) -> (&'static str, &'static str) {
-    const PLAIN: &str = concat!(include_str!("common.cu"), include_str!("attend.cu"));
-    const RELATIVE: &str =
-        concat!(include_str!("common.cu"), include_str!("attend.cu"), include_str!("relative.cu"));
-    if relative { ("attend-relative", RELATIVE) } else { ("attend", PLAIN) }
+/// Which kernels a call runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kernels {
+    /// Products in f32.
+    Plain,
+    /// Products in f32, and logits that depend on distances.
+    Relative,
+    /// Products of bf16 by tensor cores, which devices have from compute capability 8.0 on.
+    TensorCores,
+}
+
+impl Kernels {
+    /// Name and text in CUDA C, compiled with [`launch::defines`].
+    pub fn source(self) -> (&'static str, &'static str) {
+        const PLAIN: &str =
+            concat!(include_str!("common.cu"), include_str!("tiles.cu"), include_str!("attend.cu"));
+        const RELATIVE: &str = concat!(
+            include_str!("common.cu"),
+            include_str!("tiles.cu"),
+            include_str!("attend.cu"),
+            include_str!("relative.cu")
+        );
+        const TENSOR_CORES: &str = concat!(include_str!("common.cu"), include_str!("tensor_cores.cu"));
+        match self {
+            Self::Plain => ("attend", PLAIN),
+            Self::Relative => ("attend-relative", RELATIVE),
+            Self::TensorCores => ("attend-tensor-cores", TENSOR_CORES),
+        }
+    }
 }

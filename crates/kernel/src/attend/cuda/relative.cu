@@ -61,7 +61,7 @@ KERNEL void attend_back_distances(
             load_band(all_v, place_v.row, first, keys.end, 0, m);
             skewed(m, m->slope, m->at, first, slopes);
         }
-        for (int i = 0; i < 4; i++) for (int j = 0; j < KEYS; j++) {
+        UNROLL for (int i = 0; i < 4; i++) UNROLL for (int j = 0; j < KEYS; j++) {
             int lane = row + i, position = m->base[lane] - m->at[key + j], shift = position - s.start;
             int seen = m->at[key + j] >= 0 && position >= keys.first && position < keys.end && shift % s.step == 0;
             float steep = 0.0f;

@@ -2,20 +2,32 @@
 
 use candle_core::Result;
 
+use super::Kernels;
 use crate::attend::dims::{Dims, RowLayout};
 use crate::attend::tile::TileView;
 use crate::attend::tile_plan::{TILE, TilePlan};
 
 /// Keys at a time for heads of this width.
-pub fn block(width: usize) -> usize {
-    if width <= 64 { 32 } else { 16 }
+pub fn block(width: usize, kernels: Kernels) -> usize {
+    match kernels {
+        Kernels::TensorCores => TILE,
+        Kernels::Plain | Kernels::Relative if width <= 64 => 32,
+        Kernels::Plain | Kernels::Relative => 16,
+    }
 }
 
 /// Bytes of a block's working memory: `Memory` of the source.
-pub fn memory_bytes(width: usize, relative: bool) -> usize {
-    let (row, keys) = (width + 1, block(width));
-    let band = if relative { (TILE + keys + 1) * (row + 1) + keys + TILE } else { 0 };
-    4 * (2 * TILE * row + 2 * keys * row + 2 * TILE * (keys + 1) + 3 * TILE + TILE + 2 * keys + band)
+pub fn memory_bytes(width: usize, kernels: Kernels) -> usize {
+    let (row, keys) = (width + 1, block(width, kernels));
+    let tiles = match kernels {
+        Kernels::TensorCores => {
+            let wide = width.next_multiple_of(16);
+            2 * (TILE * (wide / 2 + 4) + wide * (TILE / 2 + 4))
+        }
+        Kernels::Plain | Kernels::Relative => 2 * TILE * row + 2 * keys * row + 2 * TILE * (keys + 1),
+    };
+    let band = if kernels == Kernels::Relative { (TILE + keys + 1) * (row + 1) + keys + TILE } else { 0 };
+    4 * (tiles + 4 * TILE + 2 * keys + band)
 }
 
 /// Tables of distances.
@@ -120,6 +132,8 @@ struct Head<'a> {
     plan: &'a TilePlan,
     dims: &'a Dims,
     relative: Option<Distances>,
+    /// Keys, or distances, of a block.
+    size: usize,
     keys: Vec<Vec<[i32; 2]>>,
     distances: Vec<Vec<[i32; 2]>>,
 }
@@ -127,7 +141,7 @@ struct Head<'a> {
 impl Head<'_> {
     /// Stream `number` of all streams, of tile `tile`, which is number `here` of `view`.
     fn visit(&mut self, view: &TileView, here: usize, [tile, number]: [i32; 2]) {
-        let (stream, seen, size) = (&view.streams[here], view.seen(here), block(self.dims.width));
+        let (stream, seen, size) = (&view.streams[here], view.seen(here), self.size);
         let Some(last) = seen.end.checked_sub(1).filter(|&last| last >= seen.start) else { return };
         let [low, high] = [seen.start, last].map(|number| stream.start + number * stream.step);
         let base = if stream.slots { self.dims.keys.div_ceil(size) } else { 0 };
@@ -152,17 +166,14 @@ impl Head<'_> {
 }
 
 impl Tables {
-    /// The words of `plan`.
-    pub fn new(plan: &TilePlan, dims: &Dims, relative: Option<Distances>) -> Result<Self> {
+    /// The words of `plan`, for blocks of `size` keys.
+    pub fn new(plan: &TilePlan, dims: &Dims, relative: Option<Distances>, size: usize) -> Result<Self> {
         let all = [dims.keys, dims.slots, dims.queries, plan.offset];
         // half of what 32 bits hold: sums of two positions fit as well
         if all.iter().any(|&count| count >= 1 << 30) {
             candle_core::bail!("{all:?} keys, slots, queries and older keys do not fit the CUDA kernel");
         }
-        let blocks = |keys: usize, slots: usize| {
-            let size = block(dims.width);
-            keys.div_ceil(size) + slots.div_ceil(size)
-        };
+        let blocks = |keys: usize, slots: usize| keys.div_ceil(size) + slots.div_ceil(size);
         let mut tables = Self { shared: plan.is_shared(), ..Self::default() };
         tables.keys.count = blocks(dims.keys, dims.slots);
         tables.distances.count = relative.map_or(0, |relative| blocks(relative.keys, relative.slots));
@@ -175,7 +186,7 @@ impl Tables {
             let first = tables.tiles.len() / 3;
             let keys = vec![Vec::new(); tables.keys.count];
             let distances = vec![Vec::new(); tables.distances.count];
-            let mut visits = Head { plan, dims, relative, keys, distances };
+            let mut visits = Head { plan, dims, relative, size, keys, distances };
             for tile in &plan.head(head).tiles {
                 view.read(plan, head, tile);
                 tables.push(&view, &mut visits);

@@ -3,8 +3,8 @@
 
 use candle_core::{Device, Tensor};
 
+use super::Kernels;
 use super::launch::{Call, Outputs, defines};
-use super::source;
 use super::tables::{Distances, Places, memory_bytes};
 use crate::KernelMode;
 use crate::attend::dims::{Dims, RowLayout};
@@ -12,9 +12,12 @@ use crate::attend::tests::cases;
 use crate::attend::tests::naive::{Case, Form, Operands, evaluate, operands};
 use crate::attend::tile_plan::TilePlan;
 use crate::attend::{CUDA_WIDEST as WIDEST, CUDA_WIDEST_RELATIVE as WIDEST_RELATIVE};
-use crate::cuda::emulated::{Emulated, TRACED, nvrtc};
+use crate::cpu::matmul_format::{MatmulFormat, set_products};
+use crate::cuda::emulated::{Emulated, TRACED, here};
+use crate::cuda::nvrtc::nvrtc;
 use crate::cuda::{BufferView, Module};
 use crate::heads::{merge, split};
+use effattn_record::pattern::Pattern;
 
 /// Operands [b, h, n, d] of a call and its gradients, all in one buffer.
 struct Buffer {
@@ -53,7 +56,7 @@ impl Buffer {
 }
 
 /// Output and gradients, as `evaluate` gives them.
-fn emulate(machine: &Emulated, case: &Case, seed: u64) -> Vec<Vec<f32>> {
+fn emulate(machine: &Emulated, case: &Case, seed: u64, format: MatmulFormat) -> Vec<Vec<f32>> {
     let operands = operands(case, seed).unwrap();
     let Case { pattern, batch, heads, d, .. } = case;
     let (keys, slots, queries) = (pattern.keys, pattern.slots, pattern.queries);
@@ -66,7 +69,7 @@ fn emulate(machine: &Emulated, case: &Case, seed: u64) -> Vec<Vec<f32>> {
         let (segment, rank) = segments.unwrap_or((1, 0));
         Distances { keys: rows("table").unwrap(), slots: rows("slot_table").unwrap_or(0), segment, rank }
     });
-    let call = Call { plan: &plan, dims, scale: case.scale as f32, hidden: &hidden, relative };
+    let call = Call { plan: &plan, dims, scale: case.scale as f32, hidden: &hidden, relative, format };
     let x = Buffer::new(case, &operands);
     let [q, k, v, slot_k, slot_v] = [0, 1, 2, 3, 4].map(|index| x.places[index]);
     let (d_q, d_k, d_v, d_slot_k, d_slot_v) = (q, k, v, slot_k, slot_v);
@@ -93,30 +96,157 @@ fn emulate(machine: &Emulated, case: &Case, seed: u64) -> Vec<Vec<f32>> {
     results
 }
 
+/// Asserts that the kernels give the results of the fused CPU kernel within `tolerance` of the largest number of each.
+fn assert_close(case: &Case, seed: u64, format: MatmulFormat, tolerance: f32) {
+    let want = evaluate(case, seed, Form::Separate, KernelMode::Fused).unwrap();
+    let got = emulate(&Emulated::default(), case, seed, format);
+    assert_eq!(got.len(), want.len());
+    for (number, (got, want)) in got.iter().zip(&want).enumerate() {
+        let want = want.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        let largest = want.iter().fold(1f32, |a, b| a.max(b.abs()));
+        let gap = got.iter().zip(&want).map(|(got, want)| (got - want).abs()).fold(0.0, f32::max);
+        let finite = got.iter().all(|x| x.is_finite());
+        assert!(
+            finite && got.len() == want.len() && gap <= tolerance * largest,
+            "{format:?}: result {number} is off by {gap} of {largest} (d {}, {:?})",
+            case.d,
+            case.pattern
+        );
+    }
+}
+
+/// A pass forward and backward over `len` positions of one head of 64 columns.
+pub(crate) fn pass(len: usize, format: MatmulFormat, relative: bool) {
+    let case = Case::new(Pattern::full(len, len, relative), 1, 1, 64);
+    let case = if relative { case.relative(None) } else { case };
+    here(|machine| emulate(machine, &case, 1, format));
+}
+
 #[test]
 fn the_kernels_run_thread_by_thread_give_the_results_of_the_cpu() {
-    for memory in [memory_bytes(WIDEST, false), memory_bytes(WIDEST_RELATIVE, true)] {
+    for (kernels, width) in
+        [(Kernels::Plain, WIDEST), (Kernels::TensorCores, WIDEST), (Kernels::Relative, WIDEST_RELATIVE)]
+    {
+        let memory = memory_bytes(width, kernels);
         assert!(memory <= 99 << 10, "no block of an RTX card has so much shared memory");
     }
-    let machine = Emulated::default();
-    let wide = Case::new(effattn_record::pattern::Pattern::full(30, 40, false), 1, 1, 128);
+    let wide = Case::new(Pattern::full(30, 40, false), 1, 1, 128);
     let cases = cases().into_iter().filter(|case| !case.bias).chain([wide]);
     for (seed, case) in cases.enumerate() {
-        let want = evaluate(&case, seed as u64, Form::Separate, KernelMode::Fused).unwrap();
-        let got = emulate(&machine, &case, seed as u64);
-        assert_eq!(got.len(), want.len());
-        for (number, (got, want)) in got.iter().zip(&want).enumerate() {
-            let want = want.flatten_all().unwrap().to_vec1::<f32>().unwrap();
-            let largest = want.iter().fold(1f32, |a, b| a.max(b.abs()));
-            let gap = got.iter().zip(&want).map(|(got, want)| (got - want).abs()).fold(0.0, f32::max);
-            let finite = got.iter().all(|x| x.is_finite());
-            assert!(
-                finite && got.len() == want.len() && gap <= 1e-5 * largest,
-                "result {number} is off by {gap} (d {}, {:?})",
-                case.d,
-                case.pattern
-            );
-        }
+        assert_close(&case, seed as u64, MatmulFormat::F32, 1e-5);
+    }
+}
+
+/// Cases for products of bf16: without relative positions, whose products are f32.
+fn bf16_cases() -> impl Iterator<Item = Case> {
+    let wide = Case::new(Pattern::full(30, 70, false), 1, 1, 128);
+    [wide].into_iter().chain(cases().into_iter().filter(|case| !case.bias && case.relative.is_none()))
+}
+
+/// Asks a process of its own to run every so many of [`bf16_cases`].
+const IN_BF16: &str = "EFFATTN_TEST_IN_BF16";
+
+fn run_in_bf16(step: &str) {
+    let mut tests = std::process::Command::new(std::env::current_exe().unwrap());
+    tests.args(["--ignored", "--exact", "attend::cuda::tests::in_bf16"]);
+    let output = tests.env(IN_BF16, step).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+}
+
+#[test]
+fn tensor_cores_give_the_results_of_the_cpu_in_bf16() {
+    run_in_bf16("5");
+}
+
+#[test]
+#[ignore = "the emulation takes half a minute"]
+fn tensor_cores_give_the_results_of_the_cpu_in_every_case() {
+    run_in_bf16("1");
+}
+
+#[test]
+#[ignore = "the number format belongs to the process: another test runs this one in a process of its own"]
+fn in_bf16() {
+    let Ok(step) = std::env::var(IN_BF16) else { return };
+    set_products(MatmulFormat::Bf16);
+    for (seed, case) in bf16_cases().enumerate().step_by(step.parse().unwrap()) {
+        // weights are rounded relative to the largest logit so far, which another number of keys at a time finds elsewhere
+        assert_close(&case, seed as u64, MatmulFormat::Bf16, 1.0 / 64.0);
+    }
+}
+
+/// A fault of products by tensor cores, what it becomes, and what is to be found; nothing where only results tell.
+const TENSOR_SEEDS: &[(&str, &str, &str)] = &[
+    // rows g and g + 8 of a left factor the other way round
+    (
+        "word[i % 2 * 8 * ROW_PITCH + i / 2 * 4 + 8 * k]",
+        "word[(1 - i % 2) * 8 * ROW_PITCH + i / 2 * 4 + 8 * k]",
+        "",
+    ),
+    // columns before rows in the words of a left factor
+    (
+        "word[i % 2 * 8 * ROW_PITCH + i / 2 * 4 + 8 * k]",
+        "word[i / 2 * 8 * ROW_PITCH + i % 2 * 4 + 8 * k]",
+        "",
+    ),
+    // the words of a right factor the other way round
+    ("b[0] = word[0];\n    b[1] = word[4];", "b[1] = word[0];\n    b[0] = word[4];", ""),
+    // a lane takes the column of its neighbour
+    ("(first + lane / 4) * pitch + lane % 4", "(first + lane / 4) * pitch + (lane + 1) % 4", ""),
+    // halves of a word the other way round, and the halves of weights
+    (
+        "weights[i / 2][i % 2 * 2], weights[i / 2][i % 2 * 2 + 1]",
+        "weights[i / 2][i % 2 * 2 + 1], weights[i / 2][i % 2 * 2]",
+        "",
+    ),
+    (
+        "weights[i / 2][i % 2 * 2], weights[i / 2][i % 2 * 2 + 1]",
+        "weights[i % 2][i / 2 * 2], weights[i % 2][i / 2 * 2 + 1]",
+        "",
+    ),
+    ("bf16_pair(element[0][c], element[1][c])", "bf16_pair(element[1][c], element[0][c])", ""),
+    ("threadIdx.x % WARP / 4 + (i) / 2 * 8", "threadIdx.x % WARP / 4 * 2 + (i) / 2", ""),
+    ("threadIdx.x % 4 * 2 + (i) % 2", "threadIdx.x % 4 + (i) % 2 * 4", ""),
+    // the largest of two lanes of four
+    ("return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 2));", "return value;", ""),
+    // keys and values are multiplied before all of them are there
+    (
+        "m->second.columns);\n            __syncthreads();\n            float logits",
+        "m->second.columns);\n            float logits",
+        "of shared memory",
+    ),
+    // the next keys come while the last ones are multiplied
+    (
+        "m->second.columns, part, result);\n            __syncthreads();",
+        "m->second.columns, part, result);",
+        "without a barrier",
+    ),
+    (
+        "        multiply_add(sums, a[k], b);",
+        "        if (threadIdx.x % WARP != 7) multiply_add(sums, a[k], b);",
+        "reached by 31 lanes",
+    ),
+    ("if (me % 4 == 0) {", "{", "without a barrier"),
+    ("numbers[i + r] >= 0 && x + c < WIDTH", "numbers[i + r] >= 0", "beyond the end"),
+];
+
+#[test]
+fn seeded_faults_of_tensor_cores_are_found() {
+    let case = || Case::new(Pattern::full(70, 75, true), 1, 1, 20);
+    let want = emulate(&Emulated::default(), &case(), 1, MatmulFormat::Bf16);
+    for (text, instead, says) in TENSOR_SEEDS.iter().filter(|(.., says)| TRACED || says.is_empty()) {
+        let machine = Emulated::seeded(text, instead);
+        let got = emulate(&machine, &case(), 1, MatmulFormat::Bf16);
+        let found = machine.found();
+        let gap = |(got, want): (&Vec<f32>, &Vec<f32>)| {
+            let gaps = got.iter().zip(want).map(|(got, want)| (got - want).abs());
+            gaps.fold(0.0, |a: f32, b| if b.is_nan() { f32::INFINITY } else { a.max(b) })
+        };
+        let gap = got.iter().zip(&want).map(gap).fold(0.0, f32::max);
+        let is_found =
+            if says.is_empty() { gap > 0.1 } else { found.iter().any(|fault| fault.contains(says)) };
+        assert!(is_found, "{text} -> {instead}: off by {gap}, {found:#?}");
     }
 }
 
@@ -159,10 +289,10 @@ fn seeded_faults_are_found() {
     if !TRACED {
         return;
     }
-    let pattern = || effattn_record::pattern::Pattern::full(70, 70, false);
+    let pattern = || Pattern::full(70, 70, false);
     for (seed, (text, instead, says)) in SEEDS.iter().enumerate() {
         let machine = Emulated::seeded(text, instead);
-        emulate(&machine, &Case::new(pattern(), 2, 1, 8), seed as u64);
+        emulate(&machine, &Case::new(pattern(), 2, 1, 8), seed as u64, MatmulFormat::F32);
         let found = machine.found();
         assert!(found.iter().any(|fault| fault.contains(says)), "{text} -> {instead}: {found:#?}");
     }
@@ -172,16 +302,19 @@ fn seeded_faults_are_found() {
 #[ignore = "needs an NVRTC library, named by EFFATTN_NVRTC"]
 fn nvrtc_compiles_the_kernels_for_all_architectures() {
     for architecture in [80, 86, 89, 90, 100, 120] {
-        for (width, relative) in
-            [(8, false), (33, false), (64, false), (WIDEST, false), (8, true), (33, true), (64, true)]
+        for (width, kernels) in [8, 33, 64, WIDEST]
+            .map(|width| (width, Kernels::Plain))
+            .into_iter()
+            .chain([8, 33, 64].map(|width| (width, Kernels::Relative)))
+            .chain([8, 33, 64, WIDEST].map(|width| (width, Kernels::TensorCores)))
         {
-            let (name, source) = source(relative);
-            let module = Module { name, source, defines: &defines(width, relative) };
+            let (name, source) = kernels.source();
+            let module = Module { name, source, defines: &defines(width, kernels) };
             let result = nvrtc(&module, architecture);
-            assert!(result.is_ok(), "compute_{architecture}, width {width}: {}", result.unwrap_err());
+            assert!(result.is_ok(), "compute_{architecture}, {kernels:?}, {width}: {}", result.unwrap_err());
         }
     }
     let wrong = [("WIDTH", 8), ("BLOCK", 32), ("RELATIVE", 0), ("MEMORY", 1)];
-    let (name, source) = source(false);
+    let (name, source) = Kernels::Plain.source();
     assert!(nvrtc(&Module { name, source, defines: &wrong }, 80).is_err());
 }

@@ -1,7 +1,7 @@
 //! Launching the row-wise kernels of `rows.cu`. Matrices are contiguous, `[rows, width]`.
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use candle_core::{Result, bail};
 

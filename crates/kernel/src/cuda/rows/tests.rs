@@ -3,7 +3,8 @@
 use candle_core::{Device, Result, Tensor, Var};
 
 use super::*;
-use crate::cuda::emulated::{Emulated, TRACED, nvrtc};
+use crate::cuda::emulated::{Emulated, TRACED, here};
+use crate::cuda::nvrtc::nvrtc;
 use crate::testing::{evaluate, normal, randn};
 use crate::{KernelMode, activation, adamw as optimiser, embedding, loss, norm};
 
@@ -27,6 +28,33 @@ fn assert_close(label: &str, got: &[f32], want: &[f32]) {
 
 fn view(floats: &Vec<f32>) -> BufferView<'_, Emulated> {
     BufferView::all(floats)
+}
+
+/// Row-wise kernels on `len` rows of 512 elements, and an update of as many parameters.
+pub(crate) fn pass(len: usize) {
+    let (count, dims) = (512 * len, [len, 512]);
+    let (x, row) = (vec![0.5; count], vec![1.0; 512]);
+    let labels = vec![3; len];
+    here(|machine| {
+        layer_norm(machine, view(&x), [view(&row), view(&row)], dims, 1e-5)?;
+        layer_norm_backward(machine, [view(&x), view(&row), view(&x)], dims, 1e-5)?;
+        bias_gelu(machine, [view(&x), view(&row)], dims)?;
+        cross_entropy(machine, view(&x), &labels, 512)?;
+        cross_entropy_backward(machine, [view(&x), view(&x)], &labels, 512)?;
+        let hyper = optimiser::Hyper {
+            lr: 1e-2,
+            beta1: 0.9,
+            beta2: 0.98,
+            eps: 1e-9,
+            weight_decay: 0.1,
+            grad_scale: 0.5,
+            step: 1,
+        };
+        let update = Update { grad: view(&x), count, factors: optimiser::factors(&hyper) };
+        let [mut p, mut m, mut v] = [(); 3].map(|()| vec![0.0; count]);
+        adamw(machine, update, &mut p, 0, [&mut m, &mut v])
+    })
+    .unwrap();
 }
 
 #[test]

@@ -4,7 +4,7 @@ mod launch;
 pub(super) mod normalize;
 mod op;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub(super) use op::fused;
 

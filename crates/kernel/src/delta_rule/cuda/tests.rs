@@ -7,7 +7,8 @@ use super::launch::{defines, memory_bytes};
 use super::normalize::{MODULE, Sizes};
 use super::{NAME, SOURCE, fused};
 use crate::KernelMode;
-use crate::cuda::emulated::{Emulated, TRACED, nvrtc, with_seeded};
+use crate::cuda::emulated::{Emulated, TRACED, with_seeded};
+use crate::cuda::nvrtc::nvrtc;
 use crate::cuda::{BufferView, Module};
 use crate::delta_rule::tests::{Strength, holes, inputs, rows};
 use crate::delta_rule::{CUDA_WIDEST, DeltaRows, DeltaRule, NormalizeConfig, composed, normalize};
@@ -18,6 +19,12 @@ fn run(tensors: &[Tensor], mask: Option<&Tensor>, by_kernels: bool) -> Result<Te
     let rows = rows(tensors)?;
     let heads = if by_kernels { fused(&rows, &call)? } else { composed(&rows, &call)? };
     heads.split()?.contiguous()
+}
+
+/// A pass forward and backward over `len` positions of one head of 64 columns.
+pub(crate) fn pass(len: usize) {
+    let inputs = inputs("pass", [1, 1, len, 64, 64], Strength::Slow);
+    value_and_grads(&inputs, DType::F32, &|x| run(x, None, true)).unwrap();
 }
 
 #[test]

@@ -3,7 +3,7 @@
 mod launch;
 mod op;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub(super) use op::fused;
 

@@ -6,7 +6,8 @@ use candle_core::{DType, Device, Result, Tensor};
 use super::launch::{Activation, DecayWidth, defines, memory_bytes};
 use super::{NAME, SOURCE, fused};
 use crate::cuda::Module;
-use crate::cuda::emulated::{TRACED, nvrtc, with_seeded};
+use crate::cuda::emulated::{TRACED, with_seeded};
+use crate::cuda::nvrtc::nvrtc;
 use crate::heads::{PackedLayout, Qkv, merge};
 use crate::linear_attention::{
     Decay, Favor, FeatureActivation, Features, Guard, LinearAttention, RandomKernel, composed,
@@ -35,7 +36,7 @@ enum Map {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Sums {
+pub(crate) enum Sums {
     Whole,
     PerHead,
     PerToken { separate: bool },
@@ -180,6 +181,14 @@ impl Case {
             assert!(found <= 2e-5, "{self:?}: result {index} differs by {found:e}");
         }
     }
+}
+
+/// A pass forward and backward over `len` positions of one head of 64 columns; decays have gradients if they are tensors.
+pub(crate) fn pass(len: usize, decay: Sums, causal: bool) {
+    let map = if decay == Sums::Whole { Map::Elementwise(FeatureActivation::Elu1, false) } else { IDENTITY };
+    let case = Case::new([1, 1, len, 64, 64], map, causal).decaying(decay);
+    let case = if decay == Sums::Whole { case } else { case.guarded(None) };
+    value_and_grads(&case.inputs(), DType::F32, &|x| case.run(x, true)).unwrap();
 }
 
 const MAPS: &[Map] = &[
