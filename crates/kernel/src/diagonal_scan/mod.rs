@@ -28,6 +28,8 @@
 
 mod composed;
 mod cpu;
+#[cfg(any(feature = "cuda", test))]
+pub(crate) mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -72,10 +74,12 @@ impl Direction {
 /// the backward pass.
 pub fn diagonal_scan(u: &Tensor, a: &Tensor, direction: Direction) -> Result<Tensor> {
     check(u, a)?;
-    if super::fused_cpu(u.device()) && u.dtype() == DType::F32 {
-        return tape::apply(&[&u.contiguous()?, &a.contiguous()?], cpu::Scan { direction });
+    match u.device() {
+        _ if !super::fused(u) || a.dtype() != DType::F32 => composed(u, a, direction),
+        #[cfg(feature = "cuda")]
+        candle_core::Device::Cuda(_) => cuda::fused(u, a, direction),
+        _ => tape::apply(&[&u.contiguous()?, &a.contiguous()?], cpu::Scan { direction }),
     }
-    composed(u, a, direction)
 }
 
 /// One position of [`diagonal_scan`] in [`Direction::Forward`]: the new state [b, 1, 2 p], which also replaces `state` (`None`

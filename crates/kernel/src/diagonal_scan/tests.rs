@@ -14,11 +14,11 @@ fn decays_up_to(largest: f32, p: usize) -> Tensor {
     Tensor::from_iter(parts, &candle_core::Device::Cpu).unwrap().reshape((2, p)).unwrap()
 }
 
-fn decays(p: usize) -> Tensor {
+pub(super) fn decays(p: usize) -> Tensor {
     decays_up_to(0.97, p)
 }
 
-const DIRECTIONS: [Direction; 3] = [Direction::Forward, Direction::Reverse, Direction::Both];
+pub(super) const DIRECTIONS: [Direction; 3] = [Direction::Forward, Direction::Reverse, Direction::Both];
 
 #[test]
 fn fused_matches_composed() {

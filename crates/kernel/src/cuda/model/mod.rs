@@ -14,6 +14,7 @@ use super::rows::tests as rows;
 use crate::attend::cuda::tests as attention;
 use crate::cpu::matmul_format::MatmulFormat;
 use crate::delta_rule::cuda::tests as delta;
+use crate::diagonal_scan::cuda::tests as scan;
 use crate::linear_attention::cuda::tests as linear;
 
 /// An H100 (SXM): NVIDIA's data sheet, and for the cache what others measured.
@@ -64,6 +65,7 @@ const CALLS: &[Call] = &[
         linear::pass(len, linear::Sums::PerChannel { separate: false }, true);
     }),
     call("delta rule with decays", 32, delta::pass),
+    Call { heads: 4.0, ..call("diagonal scan, 512 states", 64, scan::pass) },
     Call { heads: 1.0, ..call("rows of 512", 64, rows::pass) },
 ];
 
