@@ -144,103 +144,33 @@ pub fn in_graph<O: FusedOp>(op: O, operands: &[&Tensor]) -> Result<Tensor> {
     }
 }
 
-impl<O: FusedOp> CustomOp1 for Node<O> {
-    fn name(&self) -> &'static str {
-        self.0.name()
-    }
+/// A node with these operands as one of candle's operations.
+macro_rules! node {
+    ($operation:ident: $($x:ident $layout:ident),+ => $grads:ty) => {
+        impl<O: FusedOp> $operation for Node<O> {
+            fn name(&self) -> &'static str {
+                self.0.name()
+            }
 
-    fn cpu_fwd(&self, a: &CpuStorage, la: &Layout) -> Result<(CpuStorage, Shape)> {
-        self.forward(&[(a, la)])
-    }
+            fn cpu_fwd(&self, $($x: &CpuStorage, $layout: &Layout),+) -> Result<(CpuStorage, Shape)> {
+                self.forward(&[$(($x, $layout)),+])
+            }
 
-    #[cfg(feature = "cuda")]
-    fn cuda_fwd(&self, a: &CudaStorage, la: &Layout) -> Result<(CudaStorage, Shape)> {
-        self.0.forward_cuda(&[(a, la)])
-    }
+            #[cfg(feature = "cuda")]
+            fn cuda_fwd(&self, $($x: &CudaStorage, $layout: &Layout),+) -> Result<(CudaStorage, Shape)> {
+                self.0.forward_cuda(&[$(($x, $layout)),+])
+            }
 
-    fn bwd(&self, a: &Tensor, out: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
-        self.backward([a], out, grad).map(|[a]| a)
-    }
+            fn bwd(&self, $($x: &Tensor,)+ out: &Tensor, grad: &Tensor) -> Result<$grads> {
+                self.backward([$($x),+], out, grad).map(|[$($x),+]| ($($x),+))
+            }
+        }
+    };
 }
 
-impl<O: FusedOp> CustomOp2 for Node<O> {
-    fn name(&self) -> &'static str {
-        self.0.name()
-    }
-
-    fn cpu_fwd(
-        &self,
-        a: &CpuStorage,
-        la: &Layout,
-        b: &CpuStorage,
-        lb: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        self.forward(&[(a, la), (b, lb)])
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda_fwd(
-        &self,
-        a: &CudaStorage,
-        la: &Layout,
-        b: &CudaStorage,
-        lb: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
-        self.0.forward_cuda(&[(a, la), (b, lb)])
-    }
-
-    fn bwd(
-        &self,
-        a: &Tensor,
-        b: &Tensor,
-        out: &Tensor,
-        grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        self.backward([a, b], out, grad).map(|[a, b]| (a, b))
-    }
-}
-
-impl<O: FusedOp> CustomOp3 for Node<O> {
-    fn name(&self) -> &'static str {
-        self.0.name()
-    }
-
-    fn cpu_fwd(
-        &self,
-        a: &CpuStorage,
-        la: &Layout,
-        b: &CpuStorage,
-        lb: &Layout,
-        c: &CpuStorage,
-        lc: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        self.forward(&[(a, la), (b, lb), (c, lc)])
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda_fwd(
-        &self,
-        a: &CudaStorage,
-        la: &Layout,
-        b: &CudaStorage,
-        lb: &Layout,
-        c: &CudaStorage,
-        lc: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
-        self.0.forward_cuda(&[(a, la), (b, lb), (c, lc)])
-    }
-
-    fn bwd(
-        &self,
-        a: &Tensor,
-        b: &Tensor,
-        c: &Tensor,
-        out: &Tensor,
-        grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        self.backward([a, b, c], out, grad).map(|[a, b, c]| (a, b, c))
-    }
-}
+node!(CustomOp1: a la => Option<Tensor>);
+node!(CustomOp2: a la, b lb => (Option<Tensor>, Option<Tensor>));
+node!(CustomOp3: a la, b lb, c lc => (Option<Tensor>, Option<Tensor>, Option<Tensor>));
 
 /// An operation whose operands, of these shapes, lie one after another in one tensor.
 struct Joined<O> {
