@@ -4,17 +4,15 @@
 use crate::position_labels::{
     Alphabet, Draw, PositionExample, PositionRule, PositionTask, Reading, Segment, draw_len,
 };
-use crate::{DataKind, DataSetEntry, Origin, position_files};
+use crate::{DataSetEntry, position_files};
 use effattn_kernel::device::rng::RngStream;
 
 /// Nested sums and differences.
-pub static SET: DataSetEntry = DataSetEntry {
-    name: "bracket-arithmetic",
-    collection: "bracket-arithmetic",
-    title: "Modular arithmetic with brackets",
-    about: "the value, modulo 5, of nested brackets with + and - between digits",
-    records: "any number, drawn from a seed",
-    kind: DataKind::Positions(PositionTask {
+pub static SET: DataSetEntry = position_files::set(
+    "bracket-arithmetic",
+    "Modular arithmetic with brackets",
+    "the value, modulo 5, of nested brackets with + and - between digits",
+    PositionTask {
         reading: Reading::There,
         alphabet: Alphabet { vocabulary: 12, noise: 0.0 },
         train: &["3..40"],
@@ -22,23 +20,15 @@ pub static SET: DataSetEntry = DataSetEntry {
         check,
         draw,
         rules: &[
-            PositionRule {
-                name: "calculate",
-                about: "the value of the expression",
-                solves: true,
-                answer: |question| value(&question.tokens[..question.position()]),
-            },
-            PositionRule {
-                name: "last-digit",
-                about: "the last digit, with the sign in front of it",
-                solves: false,
-                answer: |question| last_digit(&question.tokens[..question.position()]),
-            },
+            PositionRule::definition("calculate", "the value of the expression", |question| {
+                value(&question.tokens[..question.position()])
+            }),
+            PositionRule::floor("last-digit", "the last digit, with the sign in front of it", |question| {
+                last_digit(&question.tokens[..question.position()])
+            }),
         ],
-    }),
-    origin: Origin::Generated { formats: position_files::FORMATS, instead: None },
-    locate: |_| Ok(None),
-};
+    },
+);
 
 /// Token ids: the digits 0 to 4, then 5 +, 6 -, 7 * (never drawn), 8 (, 9 ), 10 =; 11 pads in the original.
 const MODULUS: u32 = 5;

@@ -4,16 +4,14 @@
 use crate::position_labels::{
     Alphabet, Draw, PositionExample, PositionRule, PositionTask, Question, Reading, draw_len,
 };
-use crate::{DataKind, DataSetEntry, Origin, position_files};
+use crate::{DataSetEntry, position_files};
 
 /// The table line.
-pub static SET: DataSetEntry = DataSetEntry {
-    name: "induction",
-    collection: "induction",
-    title: "Induction heads",
-    about: "the token that came behind the trigger the first time",
-    records: "any number, drawn from a seed",
-    kind: DataKind::Positions(PositionTask {
+pub static SET: DataSetEntry = position_files::set(
+    "induction",
+    "Induction heads",
+    "the token that came behind the trigger the first time",
+    PositionTask {
         reading: Reading::There,
         alphabet: Alphabet { vocabulary: 16, noise: 0.0 },
         train: &["64"],
@@ -34,23 +32,13 @@ pub static SET: DataSetEntry = DataSetEntry {
         },
         draw,
         rules: &[
-            PositionRule {
-                name: "look-up",
-                about: "the token behind the trigger",
-                solves: true,
-                answer: look_up,
-            },
-            PositionRule {
-                name: "first-token",
-                about: "the first token of the sequence",
-                solves: false,
-                answer: |question| question.tokens.first().copied(),
-            },
+            PositionRule::definition("look-up", "the token behind the trigger", look_up),
+            PositionRule::floor("first-token", "the first token of the sequence", |question| {
+                question.tokens.first().copied()
+            }),
         ],
-    }),
-    origin: Origin::Generated { formats: position_files::FORMATS, instead: None },
-    locate: |_| Ok(None),
-};
+    },
+);
 
 /// Ordinary tokens are 1..V-1, the trigger is V-1. It stands at a place whose next token is an ordinary one, and at the end.
 fn draw(Draw { segment, alphabet: Alphabet { vocabulary, .. }, rng, .. }: Draw) -> PositionExample {

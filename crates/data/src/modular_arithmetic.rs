@@ -1,16 +1,14 @@
 //! Arithmetic modulo 5 with + - * and the usual precedence, without brackets (Grazzi et al. 2024): one label, at `=`.
 
 use crate::position_labels::{Alphabet, Draw, PositionExample, PositionRule, PositionTask, Reading, Segment};
-use crate::{DataKind, DataSetEntry, Origin, position_files};
+use crate::{DataSetEntry, position_files};
 
 /// The table line.
-pub static SET: DataSetEntry = DataSetEntry {
-    name: "modular-arithmetic",
-    collection: "modular-arithmetic",
-    title: "Modular arithmetic",
-    about: "the value, modulo 5, of a row of digits with + - * between them",
-    records: "any number, drawn from a seed",
-    kind: DataKind::Positions(PositionTask {
+pub static SET: DataSetEntry = position_files::set(
+    "modular-arithmetic",
+    "Modular arithmetic",
+    "the value, modulo 5, of a row of digits with + - * between them",
+    PositionTask {
         reading: Reading::There,
         alphabet: Alphabet { vocabulary: 10, noise: 0.0 },
         train: &["3..39"],
@@ -18,23 +16,17 @@ pub static SET: DataSetEntry = DataSetEntry {
         check,
         draw,
         rules: &[
-            PositionRule {
-                name: "calculate",
-                about: "the value of the expression",
-                solves: true,
-                answer: |question| Some(DIGIT + value(&question.tokens[..question.position()])),
-            },
-            PositionRule {
-                name: "last-term",
-                about: "the value of the last term of the sum, with its sign",
-                solves: false,
-                answer: |question| Some(DIGIT + last_term(&question.tokens[..question.position()])),
-            },
+            PositionRule::definition("calculate", "the value of the expression", |question| {
+                Some(DIGIT + value(&question.tokens[..question.position()]))
+            }),
+            PositionRule::floor(
+                "last-term",
+                "the value of the last term of the sum, with its sign",
+                |question| Some(DIGIT + last_term(&question.tokens[..question.position()])),
+            ),
         ],
-    }),
-    origin: Origin::Generated { formats: position_files::FORMATS, instead: None },
-    locate: |_| Ok(None),
-};
+    },
+);
 
 /// Token ids: 1 +, 2 -, 3 *, 4 =, then the digits 0 to 4.
 const PLUS: u32 = 1;

@@ -3,16 +3,14 @@
 use crate::position_labels::{
     Alphabet, Draw, PositionExample, PositionRule, PositionTask, Question, Reading, Segment,
 };
-use crate::{DataKind, DataSetEntry, Origin, position_files};
+use crate::{DataSetEntry, position_files};
 
 /// The table line.
-pub static SET: DataSetEntry = DataSetEntry {
-    name: "mqar",
-    collection: "mqar",
-    title: "MQAR",
-    about: "the values of keys that came with them earlier in the sequence",
-    records: "any number, drawn from a seed",
-    kind: DataKind::Positions(PositionTask {
+pub static SET: DataSetEntry = position_files::set(
+    "mqar",
+    "MQAR",
+    "the values of keys that came with them earlier in the sequence",
+    PositionTask {
         reading: Reading::There,
         alphabet: Alphabet { vocabulary: 256, noise: 1.0 },
         train: &["64:4", "64:8", "64:16"],
@@ -20,41 +18,26 @@ pub static SET: DataSetEntry = DataSetEntry {
         check,
         draw,
         rules: &[
-            PositionRule {
-                name: "look-up",
-                about: "the value behind the key",
-                solves: true,
-                answer: look_up,
-            },
-            PositionRule {
-                name: "context-value",
-                about: "the first value of the sequence",
-                solves: false,
-                answer: |question| question.tokens.get(1).copied(),
-            },
-            PositionRule {
-                name: "same-order",
-                about: "value t for query t",
-                solves: false,
-                answer: |question| question.tokens.get(2 * question.number + 1).copied(),
-            },
-            PositionRule {
-                name: "window-16",
-                about: "the value behind the key, at most 16 positions back",
-                solves: false,
-                answer: within::<16>,
-            },
-            PositionRule {
-                name: "window-32",
-                about: "the value behind the key, at most 32 positions back",
-                solves: false,
-                answer: within::<32>,
-            },
+            PositionRule::definition("look-up", "the value behind the key", look_up),
+            PositionRule::floor("context-value", "the first value of the sequence", |question| {
+                question.tokens.get(1).copied()
+            }),
+            PositionRule::floor("same-order", "value t for query t", |question| {
+                question.tokens.get(2 * question.number + 1).copied()
+            }),
+            PositionRule::floor(
+                "window-16",
+                "the value behind the key, at most 16 positions back",
+                within::<16>,
+            ),
+            PositionRule::floor(
+                "window-32",
+                "the value behind the key, at most 32 positions back",
+                within::<32>,
+            ),
         ],
-    }),
-    origin: Origin::Generated { formats: position_files::FORMATS, instead: None },
-    locate: |_| Ok(None),
-};
+    },
+);
 
 /// Power of the law of gaps: weights (s + 1)^(POWER - 1).
 const POWER: f64 = 0.01;

@@ -3,16 +3,14 @@
 use crate::position_labels::{
     Alphabet, Draw, PositionExample, PositionRule, PositionTask, Reading, draw_len,
 };
-use crate::{DataKind, DataSetEntry, Origin, position_files};
+use crate::{DataSetEntry, position_files};
 
 /// The table line.
-pub static SET: DataSetEntry = DataSetEntry {
-    name: "parity",
-    collection: "parity",
-    title: "Parity",
-    about: "whether a row of bits has an odd number of ones",
-    records: "any number, drawn from a seed",
-    kind: DataKind::Positions(PositionTask {
+pub static SET: DataSetEntry = position_files::set(
+    "parity",
+    "Parity",
+    "whether a row of bits has an odd number of ones",
+    PositionTask {
         reading: Reading::There,
         alphabet: Alphabet { vocabulary: 3, noise: 0.0 },
         train: &["3..40"],
@@ -30,23 +28,13 @@ pub static SET: DataSetEntry = DataSetEntry {
         },
         draw,
         rules: &[
-            PositionRule {
-                name: "count",
-                about: "the number of ones, modulo 2",
-                solves: true,
-                answer: |question| Some(answer(question.tokens)),
-            },
-            PositionRule {
-                name: "last-bit",
-                about: "the last bit",
-                solves: false,
-                answer: |question| question.tokens.last().copied(),
-            },
+            PositionRule::definition("count", "the number of ones, modulo 2", |question| {
+                Some(answer(question.tokens))
+            }),
+            PositionRule::floor("last-bit", "the last bit", |question| question.tokens.last().copied()),
         ],
-    }),
-    origin: Origin::Generated { formats: position_files::FORMATS, instead: None },
-    locate: |_| Ok(None),
-};
+    },
+);
 
 /// Tokens 1 and 2 are bits 0 and 1; so are the answers.
 fn answer(tokens: &[u32]) -> u32 {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use zip::write::{SimpleFileOptions, ZipWriter};
 
 use crate::position_labels::{PositionExample, PositionTask, Segment};
-use crate::{DataSetEntry, Split, WriteFormat};
+use crate::{DataKind, DataSetEntry, Origin, Split, WriteFormat};
 use effattn_record::file;
 
 /// The formats in which `fetch` writes such a set.
@@ -23,6 +23,25 @@ pub const FORMATS: &[WriteFormat] = &[
         write: write_npz,
     },
 ];
+
+/// The entry of a task whose examples are drawn from a seed.
+pub const fn set(
+    name: &'static str,
+    title: &'static str,
+    about: &'static str,
+    task: PositionTask,
+) -> DataSetEntry {
+    DataSetEntry {
+        name,
+        collection: name,
+        title,
+        about,
+        records: "any number, drawn from a seed",
+        kind: DataKind::Positions(task),
+        origin: Origin::Generated { formats: FORMATS, instead: None },
+        locate: |_| Ok(None),
+    }
+}
 
 /// Seed of the written examples.
 const SEED: u64 = 0;

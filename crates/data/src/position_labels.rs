@@ -70,6 +70,26 @@ pub struct PositionRule {
     pub answer: fn(&Question) -> Option<u32>,
 }
 
+impl PositionRule {
+    /// The task's definition, right everywhere.
+    pub const fn definition(
+        name: &'static str,
+        about: &'static str,
+        answer: fn(&Question) -> Option<u32>,
+    ) -> Self {
+        Self { name, about, solves: true, answer }
+    }
+
+    /// A rule that is right by chance or in part.
+    pub const fn floor(
+        name: &'static str,
+        about: &'static str,
+        answer: fn(&Question) -> Option<u32>,
+    ) -> Self {
+        Self { name, about, solves: false, answer }
+    }
+}
+
 /// What a rule sees of an example.
 pub struct Question<'a> {
     /// Token ids.

@@ -1,16 +1,14 @@
 //! MAD's compression: a row of tokens must be in the vector of its last one, from which a small decoder reads all of them.
 
 use crate::position_labels::{Alphabet, Draw, PositionExample, PositionRule, PositionTask, Reading, Segment};
-use crate::{DataKind, DataSetEntry, Origin, position_files};
+use crate::{DataSetEntry, position_files};
 
 /// Tokens to be decoded from the last vector.
-pub static SET: DataSetEntry = DataSetEntry {
-    name: "compression",
-    collection: "compression",
-    title: "MAD: compression",
-    about: "all tokens of a row, from the vector of the last one",
-    records: "any number, drawn from a seed",
-    kind: DataKind::Positions(PositionTask {
+pub static SET: DataSetEntry = position_files::set(
+    "compression",
+    "MAD: compression",
+    "all tokens of a row, from the vector of the last one",
+    PositionTask {
         reading: Reading::AtTheEnd,
         alphabet: Alphabet { vocabulary: 16, noise: 0.0 },
         train: &["32"],
@@ -18,26 +16,16 @@ pub static SET: DataSetEntry = DataSetEntry {
         check,
         draw,
         rules: &[
-            PositionRule {
-                name: "copy",
-                about: "the token at the position",
-                solves: true,
-                answer: |question| question.tokens.get(question.position()).copied(),
-            },
-            PositionRule {
-                name: "constant",
-                about: "always the same token, and the last one",
-                solves: false,
-                answer: |question| {
-                    let last = question.tokens.len() - 1;
-                    Some(if question.position() == last { question.tokens[last] } else { 0 })
-                },
-            },
+            PositionRule::definition("copy", "the token at the position", |question| {
+                question.tokens.get(question.position()).copied()
+            }),
+            PositionRule::floor("constant", "always the same token, and the last one", |question| {
+                let last = question.tokens.len() - 1;
+                Some(if question.position() == last { question.tokens[last] } else { 0 })
+            }),
         ],
-    }),
-    origin: Origin::Generated { formats: position_files::FORMATS, instead: None },
-    locate: |_| Ok(None),
-};
+    },
+);
 
 fn check(segment: &Segment, Alphabet { vocabulary, noise }: Alphabet) -> Result<(), String> {
     segment.without_items()?;

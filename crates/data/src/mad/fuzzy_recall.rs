@@ -4,17 +4,15 @@ use super::recall_example;
 use crate::position_labels::{
     Alphabet, Draw, PositionExample, PositionRule, PositionTask, Question, Reading,
 };
-use crate::{DataKind, DataSetEntry, Origin, Split, position_files};
+use crate::{DataSetEntry, Split, position_files};
 use effattn_kernel::device::rng::RngStream;
 
 /// The table line.
-pub static SET: DataSetEntry = DataSetEntry {
-    name: "fuzzy-recall",
-    collection: "fuzzy-recall",
-    title: "MAD: fuzzy in-context recall",
-    about: "the tokens of the value that a key of several tokens had before",
-    records: "any number, drawn from a seed",
-    kind: DataKind::Positions(PositionTask {
+pub static SET: DataSetEntry = position_files::set(
+    "fuzzy-recall",
+    "MAD: fuzzy in-context recall",
+    "the tokens of the value that a key of several tokens had before",
+    PositionTask {
         reading: Reading::There,
         alphabet: Alphabet { vocabulary: 16, noise: 0.0 },
         train: &["128"],
@@ -34,26 +32,14 @@ pub static SET: DataSetEntry = DataSetEntry {
         },
         draw,
         rules: &[
-            PositionRule {
-                name: "look-up",
-                about: "the value behind the key before",
-                solves: true,
-                answer: look_up,
-            },
-            PositionRule {
-                name: "last-value",
-                about: "the last token of a value",
-                solves: false,
-                answer: |question| {
-                    let mut before = question.tokens[..question.position()].iter().rev();
-                    before.find(|token| !is_key(**token, question.alphabet)).copied()
-                },
-            },
+            PositionRule::definition("look-up", "the value behind the key before", look_up),
+            PositionRule::floor("last-value", "the last token of a value", |question| {
+                let mut before = question.tokens[..question.position()].iter().rev();
+                before.find(|token| !is_key(**token, question.alphabet)).copied()
+            }),
         ],
-    }),
-    origin: Origin::Generated { formats: position_files::FORMATS, instead: None },
-    locate: |_| Ok(None),
-};
+    },
+);
 
 /// Most tokens of a key or value.
 const LONGEST: usize = 3;

@@ -4,17 +4,15 @@ use super::{check_recall, look_up, most_frequent, recall_example, values_before}
 use crate::position_labels::{
     Alphabet, Draw, PositionExample, PositionRule, PositionTask, Question, Reading, Segment,
 };
-use crate::{DataKind, DataSetEntry, Origin, position_files};
+use crate::{DataSetEntry, position_files};
 use effattn_kernel::device::rng::RngStream;
 
 /// The table line.
-pub static SET: DataSetEntry = DataSetEntry {
-    name: "in-context-recall",
-    collection: "in-context-recall",
-    title: "MAD: in-context recall",
-    about: "the value that a repeated key had before",
-    records: "any number, drawn from a seed",
-    kind: DataKind::Positions(PositionTask {
+pub static SET: DataSetEntry = position_files::set(
+    "in-context-recall",
+    "MAD: in-context recall",
+    "the value that a repeated key had before",
+    PositionTask {
         reading: Reading::There,
         alphabet: Alphabet { vocabulary: 16, noise: 0.0 },
         train: &["128"],
@@ -22,35 +20,21 @@ pub static SET: DataSetEntry = DataSetEntry {
         check,
         draw,
         rules: &[
-            PositionRule {
-                name: "look-up",
-                about: "the value behind the key before",
-                solves: true,
-                answer: |question| look_up(question, usize::MAX),
-            },
-            PositionRule {
-                name: "last-value",
-                about: "the last value",
-                solves: false,
-                answer: |question| values(question).next(),
-            },
-            PositionRule {
-                name: "most-frequent",
-                about: "the most frequent value so far",
-                solves: false,
-                answer: |question| most_frequent(values(question)),
-            },
-            PositionRule {
-                name: "within-32",
-                about: "the value behind the key before, at most 32 positions back",
-                solves: false,
-                answer: |question| look_up(question, 32),
-            },
+            PositionRule::definition("look-up", "the value behind the key before", |question| {
+                look_up(question, usize::MAX)
+            }),
+            PositionRule::floor("last-value", "the last value", |question| values(question).next()),
+            PositionRule::floor("most-frequent", "the most frequent value so far", |question| {
+                most_frequent(values(question))
+            }),
+            PositionRule::floor(
+                "within-32",
+                "the value behind the key before, at most 32 positions back",
+                |question| look_up(question, 32),
+            ),
         ],
-    }),
-    origin: Origin::Generated { formats: position_files::FORMATS, instead: None },
-    locate: |_| Ok(None),
-};
+    },
+);
 
 fn check(segment: &Segment, alphabet: Alphabet) -> Result<(), String> {
     check_recall(segment, 4)?;

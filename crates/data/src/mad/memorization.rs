@@ -1,54 +1,45 @@
 //! MAD's memorization: a fixed map from keys to values, which only training shows.
 
 use crate::position_labels::{Alphabet, Draw, PositionExample, PositionRule, PositionTask, Reading};
-use crate::{DataKind, DataSetEntry, Origin, position_files};
+use crate::{DataSetEntry, position_files};
 use effattn_kernel::device::rng::RngStream;
 
 /// The table line.
 pub static SET: DataSetEntry = DataSetEntry {
-    name: "memorization",
-    collection: "memorization",
-    title: "MAD: memorization",
-    about: "the value of a key by a map that is the same in all examples",
     records: "any number, drawn from a seed; MAD trains on 256",
-    kind: DataKind::Positions(PositionTask {
-        reading: Reading::There,
-        alphabet: Alphabet { vocabulary: 256, noise: 0.0 },
-        train: &["32"],
-        test: &["32"],
-        check: |segment, Alphabet { vocabulary, noise }| {
-            super::check_recall(segment, 2)?;
-            if noise > 0.0 {
-                return Err("this task has no noise; leave --noise out".to_owned());
-            }
-            match vocabulary {
-                0..=5 => Err(format!(
-                    "a vocabulary of {vocabulary} has no keys to tell apart; take --vocabulary 6 or more"
-                )),
-                _ => Ok(()),
-            }
-        },
-        draw,
-        rules: &[
-            PositionRule {
-                name: "map",
-                about: "the map",
-                solves: true,
-                answer: |question| {
+    ..position_files::set(
+        "memorization",
+        "MAD: memorization",
+        "the value of a key by a map that is the same in all examples",
+        PositionTask {
+            reading: Reading::There,
+            alphabet: Alphabet { vocabulary: 256, noise: 0.0 },
+            train: &["32"],
+            test: &["32"],
+            check: |segment, Alphabet { vocabulary, noise }| {
+                super::check_recall(segment, 2)?;
+                if noise > 0.0 {
+                    return Err("this task has no noise; leave --noise out".to_owned());
+                }
+                match vocabulary {
+                    0..=5 => Err(format!(
+                        "a vocabulary of {vocabulary} has no keys to tell apart; take --vocabulary 6 or more"
+                    )),
+                    _ => Ok(()),
+                }
+            },
+            draw,
+            rules: &[
+                PositionRule::definition("map", "the map", |question| {
                     let key = *question.tokens.get(question.position().checked_sub(1)?)?;
                     value(key, question.alphabet.vocabulary)
-                },
-            },
-            PositionRule {
-                name: "one-value",
-                about: "always the same value",
-                solves: false,
-                answer: |question| value(0, question.alphabet.vocabulary),
-            },
-        ],
-    }),
-    origin: Origin::Generated { formats: position_files::FORMATS, instead: None },
-    locate: |_| Ok(None),
+                }),
+                PositionRule::floor("one-value", "always the same value", |question| {
+                    value(0, question.alphabet.vocabulary)
+                }),
+            ],
+        },
+    )
 };
 
 /// Seed of the map.

@@ -5,16 +5,14 @@ use super::{check_recall, look_up, most_frequent, recall_example, values_before}
 use crate::position_labels::{
     Alphabet, Draw, PositionExample, PositionRule, PositionTask, Question, Reading,
 };
-use crate::{DataKind, DataSetEntry, Origin, position_files};
+use crate::{DataSetEntry, position_files};
 
 /// The table line.
-pub static SET: DataSetEntry = DataSetEntry {
-    name: "noisy-recall",
-    collection: "noisy-recall",
-    title: "MAD: noisy in-context recall",
-    about: "the value that a repeated key had before, with noise between the pairs",
-    records: "any number, drawn from a seed",
-    kind: DataKind::Positions(PositionTask {
+pub static SET: DataSetEntry = position_files::set(
+    "noisy-recall",
+    "MAD: noisy in-context recall",
+    "the value that a repeated key had before, with noise between the pairs",
+    PositionTask {
         reading: Reading::There,
         alphabet: Alphabet { vocabulary: 32, noise: 0.2 },
         train: &["128"],
@@ -34,35 +32,21 @@ pub static SET: DataSetEntry = DataSetEntry {
         },
         draw,
         rules: &[
-            PositionRule {
-                name: "look-up",
-                about: "the value behind the key before",
-                solves: true,
-                answer: |question| look_up(question, usize::MAX),
-            },
-            PositionRule {
-                name: "last-value",
-                about: "the last value",
-                solves: false,
-                answer: |question| values(question).next(),
-            },
-            PositionRule {
-                name: "most-frequent",
-                about: "the most frequent value so far",
-                solves: false,
-                answer: |question| most_frequent(values(question)),
-            },
-            PositionRule {
-                name: "within-32",
-                about: "the value behind the key before, at most 32 positions back",
-                solves: false,
-                answer: |question| look_up(question, 32),
-            },
+            PositionRule::definition("look-up", "the value behind the key before", |question| {
+                look_up(question, usize::MAX)
+            }),
+            PositionRule::floor("last-value", "the last value", |question| values(question).next()),
+            PositionRule::floor("most-frequent", "the most frequent value so far", |question| {
+                most_frequent(values(question))
+            }),
+            PositionRule::floor(
+                "within-32",
+                "the value behind the key before, at most 32 positions back",
+                |question| look_up(question, 32),
+            ),
         ],
-    }),
-    origin: Origin::Generated { formats: position_files::FORMATS, instead: None },
-    locate: |_| Ok(None),
-};
+    },
+);
 
 /// The last ids are noise.
 const NOISE: usize = 16;

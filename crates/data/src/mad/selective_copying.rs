@@ -3,16 +3,14 @@
 use crate::position_labels::{
     Alphabet, Draw, PositionExample, PositionRule, PositionTask, Question, Reading, Segment,
 };
-use crate::{DataKind, DataSetEntry, Origin, position_files};
+use crate::{DataSetEntry, position_files};
 
 /// The table line.
-pub static SET: DataSetEntry = DataSetEntry {
-    name: "selective-copying",
-    collection: "selective-copying",
-    title: "MAD: selective copying",
-    about: "the tokens among blanks, in their order",
-    records: "any number, drawn from a seed",
-    kind: DataKind::Positions(PositionTask {
+pub static SET: DataSetEntry = position_files::set(
+    "selective-copying",
+    "MAD: selective copying",
+    "the tokens among blanks, in their order",
+    PositionTask {
         reading: Reading::There,
         alphabet: Alphabet { vocabulary: 16, noise: 0.0 },
         train: &["256:16"],
@@ -20,18 +18,13 @@ pub static SET: DataSetEntry = DataSetEntry {
         check,
         draw,
         rules: &[
-            PositionRule { name: "copy", about: "the tokens that are no blanks", solves: true, answer: copy },
-            PositionRule {
-                name: "first-token",
-                about: "the first token that is no blank",
-                solves: false,
-                answer: |question| data(question).next(),
-            },
+            PositionRule::definition("copy", "the tokens that are no blanks", copy),
+            PositionRule::floor("first-token", "the first token that is no blank", |question| {
+                data(question).next()
+            }),
         ],
-    }),
-    origin: Origin::Generated { formats: position_files::FORMATS, instead: None },
-    locate: |_| Ok(None),
-};
+    },
+);
 
 fn check(segment: &Segment, Alphabet { vocabulary, noise }: Alphabet) -> Result<(), String> {
     segment.one_length()?;
