@@ -13,7 +13,7 @@
 
 use candle_core::{Device, Error, Result, Tensor, bail};
 
-use super::layer::{Block, BlockConfig, BlockStyle, ForwardArgs};
+use super::layer::{Block, BlockConfig, ForwardArgs};
 use super::{Backbone, ConfigError, positive};
 use crate::attention::decode::DecodeState;
 use crate::attention::knobs::{KnobError, Knobs};
@@ -127,18 +127,9 @@ impl CharLmConfig {
     /// What block `layer` is built for.
     pub fn layer(&self, layer: usize) -> BlockConfig {
         BlockConfig {
-            entry: self.entry,
-            knobs: self.knobs.clone(),
-            width: self.backbone.width,
-            heads: self.backbone.heads,
-            head_dim: self.backbone.head_dim(),
-            ffn: self.backbone.ffn,
             bias: false,
-            max_len: self.block + self.mem,
-            causal: true,
-            layer,
             form: FfnConfig { residual: self.form.residual, ..FfnConfig::default() },
-            style: BlockStyle::default(),
+            ..self.backbone.block(self.entry, &self.knobs, layer, self.block + self.mem)
         }
     }
 }

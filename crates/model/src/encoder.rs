@@ -8,11 +8,10 @@
 
 use candle_core::{DType, Error, Result, Tensor, bail};
 
-use super::layer::{Block, BlockConfig, BlockStyle, ForwardArgs};
+use super::layer::{Block, BlockConfig, ForwardArgs};
 use super::{Backbone, ClassifierConfig, InitScheme, Pooling};
 use crate::nn::dropout::{Dropout, DropoutRng};
 use crate::nn::embedding::Embedding;
-use crate::nn::ffn::FfnConfig;
 use crate::nn::head::Head;
 use crate::nn::params::{Init, ParamBuilder, ParamGroup, ParamSpec};
 use effattn_kernel::kept_rows::KeptRows;
@@ -210,18 +209,8 @@ impl ClassifierConfig {
     /// What block `layer` is built for.
     pub fn block(&self, layer: usize) -> BlockConfig {
         BlockConfig {
-            entry: self.entry,
-            knobs: self.knobs.clone(),
-            width: self.backbone.width,
-            heads: self.backbone.heads,
-            head_dim: self.backbone.head_dim(),
-            ffn: self.backbone.ffn,
-            bias: self.backbone.bias,
-            max_len: self.positions(self.max_len),
             causal: false,
-            layer,
-            form: FfnConfig { activation: self.backbone.activation, ..FfnConfig::default() },
-            style: BlockStyle::default(),
+            ..self.backbone.block(self.entry, &self.knobs, layer, self.positions(self.max_len))
         }
     }
 }

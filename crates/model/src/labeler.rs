@@ -19,7 +19,6 @@ use crate::attention::decode::DecodeState;
 use crate::attention::knobs::Knobs;
 use crate::layer::{Block, BlockConfig, BlockStyle, ForwardArgs, RotaryForm};
 use crate::nn::dropout::Dropout;
-use crate::nn::ffn::FfnConfig;
 use crate::nn::norm::{Norm, NormForm, RmsNorm};
 use crate::nn::params::{Init, ParamBuilder, ParamSpec};
 use crate::nn::position_reader::PositionReader;
@@ -89,18 +88,8 @@ impl LabelerConfig {
     pub fn block(&self, number: usize) -> Option<BlockConfig> {
         let LayerForm::Mixer(entry, knobs) = &self.layers[number] else { return None };
         Some(BlockConfig {
-            entry,
-            knobs: knobs.clone(),
-            width: self.backbone.width,
-            heads: self.backbone.heads,
-            head_dim: self.backbone.head_dim(),
-            ffn: self.backbone.ffn,
-            bias: self.backbone.bias,
-            max_len: self.max_len,
-            causal: true,
-            layer: number,
-            form: FfnConfig { activation: self.backbone.activation, ..FfnConfig::default() },
             style: BlockStyle { norm: self.norm, rotary: self.rotary, ..BlockStyle::default() },
+            ..self.backbone.block(entry, knobs, number, self.max_len)
         })
     }
 

@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use candle_core::{DType, Result, Tensor, bail};
 
+use crate::Backbone;
 use crate::attention::knobs::Knobs;
 use crate::attention::{
     AttentionInput, AttentionOutput, HeadShape, Mechanism, MechanismConfig, MechanismEntry, Needs,
@@ -56,6 +57,32 @@ pub struct BlockConfig {
     pub form: FfnConfig,
     /// Norms, positions and shared heads.
     pub style: BlockStyle,
+}
+
+impl Backbone {
+    /// What block `layer` of a causal model around `entry` is built for, sequences of up to `max_len` positions.
+    pub fn block(
+        &self,
+        entry: &'static MechanismEntry,
+        knobs: &Knobs,
+        layer: usize,
+        max_len: usize,
+    ) -> BlockConfig {
+        BlockConfig {
+            entry,
+            knobs: knobs.clone(),
+            width: self.width,
+            heads: self.heads,
+            head_dim: self.head_dim(),
+            ffn: self.ffn,
+            bias: self.bias,
+            max_len,
+            causal: true,
+            layer,
+            form: FfnConfig { activation: self.activation, ..FfnConfig::default() },
+            style: BlockStyle::default(),
+        }
+    }
 }
 
 /// In what a block differs from the LayerNorm block of Transformer-LS.

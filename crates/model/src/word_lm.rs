@@ -9,7 +9,7 @@
 
 use candle_core::{Device, Error, Result, Tensor};
 
-use super::layer::{Block, BlockConfig, BlockStyle, ForwardArgs};
+use super::layer::{Block, BlockConfig, ForwardArgs};
 use super::{Backbone, ConfigError};
 use crate::attention::MechanismEntry;
 use crate::attention::decode::DecodeState;
@@ -63,22 +63,13 @@ impl WordLmConfig {
 
     fn layer(&self, layer: usize) -> BlockConfig {
         BlockConfig {
-            entry: self.entry,
-            knobs: self.knobs.clone(),
-            width: self.backbone.width,
-            heads: self.backbone.heads,
-            head_dim: self.backbone.head_dim(),
-            ffn: self.backbone.ffn,
             bias: true,
-            max_len: self.block,
-            causal: true,
-            layer,
             form: FfnConfig {
                 activation: FfnActivation::Relu,
                 hidden_dropout: Some(self.activation_dropout),
                 ..FfnConfig::default()
             },
-            style: BlockStyle::default(),
+            ..self.backbone.block(self.entry, &self.knobs, layer, self.block)
         }
     }
 }

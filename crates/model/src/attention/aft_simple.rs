@@ -19,8 +19,7 @@ pub(super) const PAPER: Paper = Paper {
     locator: "arXiv:2105.14103",
 };
 
-pub(super) const SUPPORT: Support =
-    Support { bidirectional: true, causal: true, cross: false, memory: false, cls: false, dropout: false };
+pub(super) const SUPPORT: Support = Support { bidirectional: true, causal: true, ..Support::NONE };
 
 /// The table line.
 pub static ENTRY: MechanismEntry = MechanismEntry {

@@ -31,7 +31,7 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
         year: 2020,
         locator: "arXiv:2007.14062",
     },
-    support: Support { bidirectional: true, causal: false, cross: false, memory: false, cls: false, dropout: false },
+    support: Support { bidirectional: true, ..Support::NONE },
     knobs: &[
         BLOCK.spec(),
         NUM_RAND.spec(),

@@ -27,7 +27,7 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
     name: "cosformer",
     title: "cosFormer",
     paper: PAPER,
-    support: Support { bidirectional: true, causal: true, cross: true, memory: false, cls: false, dropout: false },
+    support: Support { bidirectional: true, causal: true, cross: true, ..Support::NONE },
     knobs: KNOBS,
     complexity: "O(n d^2)",
     time: Growth::Linear,

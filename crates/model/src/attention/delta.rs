@@ -1,13 +1,15 @@
-//! What DeltaNet and Gated DeltaNet share: they differ in the decay of the state.
+//! DeltaNet (Schlag et al. 2021; Yang et al. 2024), linear attention that replaces what is stored under a key, and Gated DeltaNet
+//! (Yang et al. 2025), whose state decays per token and head.
 
 use candle_core::{Device, Result, Tensor};
 use candle_nn::ops::sigmoid;
 
 use super::decode::{Carried, DecodeState};
-use super::knobs::{Knob, Knobs};
-use super::output_stage::{self, OutputStage};
+use super::knobs::{Knob, KnobSpec, Knobs};
+use super::output_stage::{self, GATE_BIAS, NORM, NORM_AFFINE, NORM_EPS, OutputStage};
 use super::{
-    AttentionInput, AttentionOutput, ConvForm, Cost, Mechanism, MechanismConfig, Needs, Shape, Support, mixer,
+    AttentionInput, AttentionOutput, ConvForm, Cost, Growth, InModels, Mechanism, MechanismConfig,
+    MechanismEntry, Needs, Paper, Shape, Support, mixer,
 };
 use crate::nn::params::{Init, ParamBuilder};
 use effattn_kernel::activation::softplus;
@@ -16,16 +18,87 @@ use effattn_kernel::device::rng::RngStream;
 use effattn_kernel::heads::Heads;
 use effattn_kernel::linear::linear;
 
+/// `deltanet`.
+pub static DELTANET: MechanismEntry = PLAIN;
+
+const PLAIN: MechanismEntry = MechanismEntry {
+    name: "deltanet",
+    title: "DeltaNet",
+    paper: Paper {
+        authors: "Yang et al.",
+        title: "Parallelizing Linear Transformers with the Delta Rule over Sequence Length",
+        year: 2024,
+        locator: "arXiv:2406.06484",
+    },
+    support: SUPPORT,
+    knobs: &knobs(0),
+    complexity: "O(n d^2)",
+    time: Growth::Linear,
+    memory: Growth::Linear,
+    equations: "\
+k <- act(k) / |act(k)|, q <- act(q) / |act(q)| / sqrt(D), v <- act(v), beta_t = sigmoid(x_t w_beta), times 2 with neg_eigval
+S <- S + k_t (beta_t (v_t - S^T k_t))^T, o_t = S^T q_t; then norm, weight and gate per head",
+    deviations: DEVIATIONS,
+    exceptions: &[],
+    idle: &output_stage::IDLE,
+    in_models: InModels { linear_form: LINEAR_FORM, ..InModels::PLAIN },
+    validate,
+    needs,
+    cost: |knobs, shape| cost(1, knobs, shape),
+    pattern: |_, _| None, // every pair, but what is stored is overwritten: how much is left depends on the input
+    build: |config, builder| build(false, config, builder),
+};
+
+/// `gated-deltanet`.
+pub static GATED_DELTANET: MechanismEntry = MechanismEntry {
+    name: "gated-deltanet",
+    title: "Gated DeltaNet",
+    paper: Paper {
+        authors: "Yang et al.",
+        title: "Gated Delta Networks: Improving Mamba2 with Delta Rule",
+        year: 2025,
+        locator: "arXiv:2412.06464",
+    },
+    knobs: &knobs(1),
+    equations: "\
+As deltanet with a decay before the old value is read: alpha_t = exp(-exp(A_log) softplus(x_t w_a + dt_bias)) per head
+S <- alpha_t S; S <- S + k_t (beta_t (v_t - S^T k_t))^T, o_t = S^T q_t; then norm, weight and gate per head",
+    in_models: InModels {
+        without_decay: &["A_log", "dt_bias"],
+        linear_form: LINEAR_FORM,
+        ..InModels::PLAIN
+    },
+    cost: |knobs, shape| cost(2, knobs, shape),
+    build: |config, builder| build(true, config, builder),
+    ..PLAIN
+};
+
+/// The knobs, with word `gate` of the output gate as the default.
+const fn knobs(gate: usize) -> [KnobSpec; 10] {
+    [
+        QK_ACT.spec(),
+        V_ACT.spec(),
+        L2_EPS.spec(),
+        NEG_EIGVAL.spec(),
+        CONV.spec(),
+        NORM.source("released code").spec(),
+        NORM_EPS.source("released code").spec(),
+        NORM_AFFINE.source("released code").spec(),
+        output_stage::gate(gate).source("released code").spec(),
+        GATE_BIAS.source("released code").spec(),
+    ]
+}
+
 const ACTIVATIONS: &[(&str, bool); 2] = &[("silu", true), ("identity", false)];
-pub(super) const QK_ACT: Knob<bool> = Knob::words("qk_act", ACTIVATIONS)
+const QK_ACT: Knob<bool> = Knob::words("qk_act", ACTIVATIONS)
     .doc("activation of queries and keys, silu or identity")
     .source("released code");
-pub(super) const V_ACT: Knob<bool> =
+const V_ACT: Knob<bool> =
     Knob::words("v_act", ACTIVATIONS).doc("activation of values, silu or identity").source("released code");
-pub(super) const L2_EPS: Knob<f64> = Knob::float("l2_eps", 1e-6, 1e-12..=1.0)
+const L2_EPS: Knob<f64> = Knob::float("l2_eps", 1e-6, 1e-12..=1.0)
     .doc("added to the squared length that queries and keys are divided by")
     .source("released code");
-pub(super) const NEG_EIGVAL: Knob<bool> = Knob::bool("neg_eigval", false)
+const NEG_EIGVAL: Knob<bool> = Knob::bool("neg_eigval", false)
     .doc("beta in (0, 2), so that a step may turn the sign of what is stored")
     .source("released code");
 pub(super) const CONV: Knob<usize> = Knob::int("conv", 4, 0..=64)
@@ -33,10 +106,9 @@ pub(super) const CONV: Knob<usize> = Knob::int("conv", 4, 0..=64)
     .source("DeltaNet sec. 4.2 and released code");
 
 /// The forms: defined from the first position to the last only.
-pub(super) const SUPPORT: Support =
-    Support { bidirectional: false, causal: true, cross: false, memory: false, cls: false, dropout: false };
+const SUPPORT: Support = Support { causal: true, ..Support::NONE };
 
-pub(super) const DEVIATIONS: &[&str] = &[
+const DEVIATIONS: &[&str] = &[
     "The paper has no factor 1/sqrt(D) on queries; the released code has, and behind the norm it matters through norm_eps: the code's is taken.",
     "Where conv is set, the released code's activation belongs to the convolution; here it follows it: the same function.",
     "No bidirectional form is defined by the papers, so there is none here.",
@@ -44,11 +116,11 @@ pub(super) const DEVIATIONS: &[&str] = &[
 ];
 
 /// [`InModels::linear_form`](super::InModels::linear_form): that of the output stage, and values as they are.
-pub(super) const LINEAR_FORM: &[(&str, &str)] =
+const LINEAR_FORM: &[(&str, &str)] =
     &[("v_act", "identity"), ("norm", "none"), ("norm_affine", "false"), ("gate", "none")];
 
 /// As many keys as queries, in the causal form.
-pub(super) fn validate(knobs: &Knobs, shape: &Shape) -> std::result::Result<(), String> {
+fn validate(knobs: &Knobs, shape: &Shape) -> std::result::Result<(), String> {
     if !shape.causal {
         return Err(
             "the delta rule is defined for causal models only; choose gla or retention for both directions"
@@ -59,14 +131,14 @@ pub(super) fn validate(knobs: &Knobs, shape: &Shape) -> std::result::Result<(), 
 }
 
 /// Projections, x and the convolution.
-pub(super) fn needs(knobs: &Knobs) -> Needs {
+fn needs(knobs: &Knobs) -> Needs {
     let taps = knobs.get(&CONV);
     let conv = (taps > 0).then_some(ConvForm { taps, bias: false, silu: false });
     Needs { x: true, conv, ..Needs::default() }
 }
 
 /// Multiply-adds of the recurrence, of `gates` projections to one number per head and of the output gate.
-pub(super) fn cost(gates: usize, knobs: &Knobs, shape: &Shape) -> Cost {
+fn cost(gates: usize, knobs: &Knobs, shape: &Shape) -> Cost {
     let Shape { batch, heads, head_dim, width, queries, .. } = *shape;
     let macs = queries * heads * (3 * head_dim * head_dim + gates * width);
     Cost {
@@ -119,11 +191,7 @@ struct Delta {
 }
 
 /// Builds DeltaNet, or with `decays` Gated DeltaNet.
-pub(super) fn build(
-    decays: bool,
-    config: &MechanismConfig,
-    builder: &ParamBuilder,
-) -> Result<Box<dyn Mechanism>> {
+fn build(decays: bool, config: &MechanismConfig, builder: &ParamBuilder) -> Result<Box<dyn Mechanism>> {
     let MechanismConfig { knobs, heads, head_dim, width, .. } = config;
     Ok(Box::new(Delta {
         normalize: NormalizeConfig {

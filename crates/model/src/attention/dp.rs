@@ -24,10 +24,10 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
     support: Support {
         bidirectional: true,
         causal: true,
-        cross: false,
         memory: true,
         cls: true,
         dropout: true,
+        ..Support::NONE
     },
     knobs: &[R.spec(), L.spec(), DUAL_LN.spec(), NORMED_INPUT.spec(), W.spec(), REL_POS.spec()],
     complexity: "O(n r d); causal O(n^2 r d / l)",

@@ -31,8 +31,8 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
         causal: true,
         cross: true,
         memory: true,
-        cls: false,
         dropout: true,
+        ..Support::NONE
     },
     knobs: &[],
     complexity: "O(n^2 d)",

@@ -36,14 +36,7 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
         year: 2023,
         locator: "arXiv:2312.06635",
     },
-    support: Support {
-        bidirectional: true,
-        causal: true,
-        cross: false,
-        memory: false,
-        cls: false,
-        dropout: false,
-    },
+    support: Support { bidirectional: true, causal: true, ..Support::NONE },
     knobs: &[
         RANK.spec(),
         TAU.spec(),

@@ -22,7 +22,7 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
         year: 2023,
         locator: "arXiv:2305.13245",
     },
-    support: Support { bidirectional: true, causal: true, cross: false, memory: false, cls: false, dropout: true },
+    support: Support { bidirectional: true, causal: true, dropout: true, ..Support::NONE },
     knobs: &[GROUPS.spec(), ROTARY.spec(), BASE.spec(), ROTARY_DIM.spec(), OFFSET.spec()],
     complexity: "O(n^2 d)",
     time: Growth::Quadratic,

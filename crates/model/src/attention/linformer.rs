@@ -45,14 +45,7 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
     name: "linformer",
     title: "Linformer",
     paper: PAPER,
-    support: Support {
-        bidirectional: true,
-        causal: false,
-        cross: false,
-        memory: false,
-        cls: false,
-        dropout: true,
-    },
+    support: Support { bidirectional: true, dropout: true, ..Support::NONE },
     knobs: &[
         K.spec(),
         N_MAX.spec(),

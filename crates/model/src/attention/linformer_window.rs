@@ -19,14 +19,7 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
     name: "linformer-window",
     title: "Linformer + window",
     paper: ls::PAPER,
-    support: Support {
-        bidirectional: true,
-        causal: false,
-        cross: false,
-        memory: false,
-        cls: true,
-        dropout: true,
-    },
+    support: Support { bidirectional: true, cls: true, dropout: true, ..Support::NONE },
     knobs: &[
         K.spec(),
         N_MAX.spec(),

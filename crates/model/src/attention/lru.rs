@@ -30,14 +30,7 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
         year: 2023,
         locator: "arXiv:2303.06349",
     },
-    support: Support {
-        bidirectional: true,
-        causal: true,
-        cross: false,
-        memory: false,
-        cls: false,
-        dropout: false,
-    },
+    support: Support { bidirectional: true, causal: true, ..Support::NONE },
     knobs: &[
         P.doc("complex states").source("our choice; the paper tunes it").spec(),
         R_MIN.spec(),

@@ -60,10 +60,10 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
     support: Support {
         bidirectional: true,
         causal: true,
-        cross: false,
         memory: true,
         cls: true,
         dropout: true,
+        ..Support::NONE
     },
     knobs: &[
         W.spec(),

@@ -34,7 +34,7 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
         year: 2021,
         locator: "arXiv:2106.01540",
     },
-    support: Support { bidirectional: true, causal: false, cross: false, memory: false, cls: false, dropout: false },
+    support: Support { bidirectional: true, ..Support::NONE },
     knobs: &[ROWS.spec(), TIED.spec(), DYNAMIC.spec()],
     complexity: "O(n l d)",
     time: Growth::Linear,

@@ -66,7 +66,7 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
     name: "mega",
     title: "Mega",
     paper: mega_ema::PAPER,
-    support: Support { bidirectional: true, causal: true, cross: false, memory: false, cls: false, dropout: false },
+    support: Support { bidirectional: true, causal: true, ..Support::NONE },
     knobs: &[
         ZDIM.spec(),
         HDIM.spec(),

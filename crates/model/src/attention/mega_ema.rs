@@ -32,7 +32,7 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
     name: "mega-ema",
     title: "Mega's moving average",
     paper: PAPER,
-    support: Support { bidirectional: true, causal: true, cross: false, memory: false, cls: false, dropout: false },
+    support: Support { bidirectional: true, causal: true, ..Support::NONE },
     knobs: &[NDIM.spec(), TRUNCATION.spec()],
     complexity: "O(n d ndim)",
     time: Growth::Linear,

@@ -41,7 +41,7 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
         year: 2021,
         locator: "arXiv:2009.14794",
     },
-    support: Support { bidirectional: true, causal: true, cross: true, memory: false, cls: false, dropout: false },
+    support: Support { bidirectional: true, causal: true, cross: true, ..Support::NONE },
     knobs: KNOBS,
     complexity: "O(n m d)",
     time: Growth::Linear,

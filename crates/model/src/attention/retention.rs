@@ -63,7 +63,7 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
         year: 2023,
         locator: "arXiv:2307.08621",
     },
-    support: Support { bidirectional: true, causal: true, cross: false, memory: false, cls: false, dropout: false },
+    support: Support { bidirectional: true, causal: true, ..Support::NONE },
     knobs: &[
         GAMMA.spec(),
         ROTARY.spec(),

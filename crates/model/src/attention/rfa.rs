@@ -55,7 +55,7 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
         year: 2021,
         locator: "arXiv:2103.02143",
     },
-    support: Support { bidirectional: true, causal: true, cross: true, memory: false, cls: false, dropout: false },
+    support: Support { bidirectional: true, causal: true, cross: true, ..Support::NONE },
     knobs: KNOBS,
     complexity: "O(n p d)",
     time: Growth::Linear,

@@ -17,7 +17,7 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
         year: 2021,
         locator: "arXiv:2104.09864",
     },
-    support: Support { bidirectional: true, causal: true, cross: false, memory: false, cls: false, dropout: true },
+    support: Support { bidirectional: true, causal: true, dropout: true, ..Support::NONE },
     knobs: &[ROTARY.spec(), BASE.spec(), ROTARY_DIM.spec(), OFFSET.spec()],
     complexity: "O(n^2 d)",
     time: Growth::Quadratic,

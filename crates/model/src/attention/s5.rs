@@ -52,7 +52,7 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
         year: 2023,
         locator: "arXiv:2208.04933",
     },
-    support: Support { bidirectional: true, causal: true, cross: false, memory: false, cls: false, dropout: false },
+    support: Support { bidirectional: true, causal: true, ..Support::NONE },
     knobs: &[
         P.doc("complex states: half the state size with conj_sym").source("released code (ssm_size_base 256)").spec(),
         DISCRETIZATION.spec(),

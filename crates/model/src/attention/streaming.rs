@@ -39,7 +39,7 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
         year: 2023,
         locator: "arXiv:2309.17453",
     },
-    support: Support { bidirectional: false, causal: true, cross: false, memory: false, cls: false, dropout: true },
+    support: Support { causal: true, dropout: true, ..Support::NONE },
     knobs: &[
         WINDOW.spec(),
         SINKS.spec(),

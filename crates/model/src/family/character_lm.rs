@@ -231,14 +231,10 @@ mod tests {
             ..Default::default()
         };
         let asked = ModelRequest {
-            preset: "charlm-small",
-            task: None,
-            choice: &choice,
-            sizes: &sizes,
             len: Some(LEN),
             cached: Some(0),
             vocab: Some(13),
-            examples: None,
+            ..ModelRequest::new("charlm-small", &choice, &sizes)
         };
         super::config(&asked).unwrap()
     }
@@ -327,16 +323,7 @@ mod tests {
         }
         let choice = choose(&"full".parse().unwrap()).unwrap().remove(0);
         let sizes = Default::default();
-        let asked = ModelRequest {
-            preset: "lra-repo",
-            task: None,
-            choice: &choice,
-            sizes: &sizes,
-            len: Some(8),
-            cached: None,
-            vocab: None,
-            examples: None,
-        };
+        let asked = ModelRequest { len: Some(8), ..ModelRequest::new("lra-repo", &choice, &sizes) };
         let classifier = resolve(&super::super::families(), &asked).unwrap();
         assert!(classifier.build_decoder(&ParamBuilder::counting(), 1).unwrap().is_none());
     }

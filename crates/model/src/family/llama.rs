@@ -22,7 +22,7 @@ use crate::attention::{MechanismEntry, Needs};
 use crate::batch::{Batch, IGNORED, InputKind, ModelInput, SyntheticInput, Tokens};
 use crate::layer::{Block, BlockConfig, BlockStyle, ForwardArgs, RotaryForm};
 use crate::nn::dropout::{Dropout, DropoutRng};
-use crate::nn::ffn::{FfnActivation, FfnConfig};
+use crate::nn::ffn::FfnActivation;
 use crate::nn::norm::{NormForm, RmsNorm};
 use crate::nn::params::{Init, ParamBuilder, ParamSpec};
 use crate::{Backbone, ConfigError, positive, traced};
@@ -192,17 +192,6 @@ impl LlamaConfig {
     /// What block `layer` is built for.
     pub fn block(&self, layer: usize) -> BlockConfig {
         BlockConfig {
-            entry: self.entry,
-            knobs: self.knobs.clone(),
-            width: self.backbone.width,
-            heads: self.backbone.heads,
-            head_dim: self.backbone.head_dim(),
-            ffn: self.backbone.ffn,
-            bias: self.backbone.bias,
-            max_len: self.block,
-            causal: true,
-            layer,
-            form: FfnConfig { activation: self.backbone.activation, ..FfnConfig::default() },
             style: BlockStyle {
                 norm: NormForm::Rms { eps: self.eps },
                 rotary: Some(RotaryForm { pairing: Pairing::Half, base: self.theta }),
@@ -210,6 +199,7 @@ impl LlamaConfig {
                 output_bias: Some(false),
                 name: public_name,
             },
+            ..self.backbone.block(self.entry, &self.knobs, layer, self.block)
         }
     }
 }

@@ -280,16 +280,7 @@ mod tests {
         for (model, parameters) in [("full", 246_933_504), ("cosformer", 246_933_504)] {
             let choice = choose(&model.parse().unwrap()).unwrap().remove(0);
             let (preset, sizes) = ("wikitext103", &SizeOverrides::default());
-            let asked = ModelRequest {
-                preset,
-                task: None,
-                choice: &choice,
-                sizes,
-                len: None,
-                cached: None,
-                vocab: None,
-                examples: None,
-            };
+            let asked = ModelRequest::new(preset, &choice, sizes);
             let resolved = resolve(&families(), &asked).unwrap();
             assert_eq!(resolved.parameters().unwrap(), parameters);
             assert_eq!(resolved.max_len(), 512);
@@ -309,14 +300,9 @@ mod tests {
                 ..SizeOverrides::default()
             };
             let asked = ModelRequest {
-                preset: "wikitext103-small",
-                task: None,
-                choice: &choice,
-                sizes: &sizes,
                 len: Some(LEN),
-                cached: None,
                 vocab: Some(37),
-                examples: None,
+                ..ModelRequest::new("wikitext103-small", &choice, &sizes)
             };
             let builder = ParamBuilder::seeded(3, &Device::Cpu, false);
             let model = WordLm::new(&config(&asked).unwrap(), &builder).unwrap();
@@ -341,14 +327,9 @@ mod tests {
         let sizes =
             SizeOverrides { layers: Some(1), width: Some(16), heads: Some(2), ..SizeOverrides::default() };
         let asked = ModelRequest {
-            preset: "wikitext103-small",
-            task: None,
-            choice: &choice,
-            sizes: &sizes,
             len: Some(6),
-            cached: None,
             vocab: Some(37),
-            examples: None,
+            ..ModelRequest::new("wikitext103-small", &choice, &sizes)
         };
         let model =
             WordLm::new(&config(&asked).unwrap(), &ParamBuilder::seeded(3, &Device::Cpu, false)).unwrap();

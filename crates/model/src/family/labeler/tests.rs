@@ -11,14 +11,10 @@ fn resolve(
     let sizes = super::super::SizeOverrides { layers, width: Some(16), ..Default::default() };
     let examples: Option<DataShape> = None;
     let request = ModelRequest {
-        preset: "recall-small",
-        task: None,
-        choice: &choice,
-        sizes: &sizes,
         len: Some(37),
-        cached: None,
         vocab: Some(11),
         examples,
+        ..ModelRequest::new("recall-small", &choice, &sizes)
     };
     let kinds: Option<Vec<String>> = kinds.map(|kinds| kinds.split(',').map(str::to_owned).collect());
     config(&request, kinds.as_deref())

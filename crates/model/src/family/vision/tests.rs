@@ -17,16 +17,7 @@ fn resolved(
 ) -> std::result::Result<ImageClassifier, ResolveError> {
     let choice = choose(&model.parse().unwrap()).unwrap().remove(0);
     let sizes = SizeOverrides::default();
-    let asked = ModelRequest {
-        preset,
-        task: None,
-        choice: &choice,
-        sizes: &sizes,
-        len,
-        cached: None,
-        vocab: None,
-        examples: None,
-    };
+    let asked = ModelRequest { len, ..ModelRequest::new(preset, &choice, &sizes) };
     let resolved = classifier(&asked)?;
     resolved.validate()?;
     Ok(resolved)
