@@ -9,6 +9,13 @@ use std::time::{Duration, Instant};
 use effattn_record::text::{plural, visible};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+/// Exit code: a cell failed, a check is red, a regression.
+pub const FAILED: u8 = 1;
+/// Exit code: usage, configuration or data.
+pub const USAGE: u8 = 2;
+/// Exit code: stopped by Ctrl-C.
+pub const STOPPED: u8 = 130;
+
 /// How much is said.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verbosity {
@@ -177,6 +184,13 @@ impl Term {
         let color = color.on(io::stderr().is_terminal());
         Self { verbosity, color, bar: None, work: Work { total: 0.0, done: 0.0, started: Instant::now() } }
     }
+
+    /// Exit code: a cell failed, a check is red, a regression.
+    pub const FAILED: u8 = 1;
+    /// Exit code: usage, configuration or data.
+    pub const USAGE: u8 = 2;
+    /// Exit code: stopped by Ctrl-C.
+    pub const STOPPED: u8 = 130;
 
     /// How much is said.
     pub fn verbosity(&self) -> Verbosity {

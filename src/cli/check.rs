@@ -9,11 +9,11 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
 use super::export::Exports;
-use super::{FAILED, USAGE, finish};
+use super::finish;
 use crate::protocol::check::{CheckError, FileVerdict, Golden, IdleKnob, builtin, check_bytes_in, own_case};
 use crate::run::manifest::Manifest;
 use crate::run::plan::Plan;
-use crate::term::Term;
+use crate::term::{FAILED, Term, USAGE};
 use effattn_kernel::device::{Backend, threads};
 use effattn_kernel::{KernelMode, with_mode};
 use effattn_model::attention::choose::choose;

@@ -3,13 +3,12 @@
 use anyhow::{Result, bail};
 use serde_json::json;
 
-use super::FAILED;
 use super::check::{self, Args};
 use super::interrupt::stop_on_ctrl_c;
 use crate::program::description::Description;
 use crate::protocol::check::program::{ProgramCheck, ProgramSettings, is_asked};
 use crate::protocol::check::{CheckError, FileVerdict, Golden, own_case};
-use crate::term::Term;
+use crate::term::{FAILED, Term};
 use effattn_kernel::device::machine;
 use effattn_record::report::table::Table;
 use effattn_record::{Outcome, Row};

@@ -8,7 +8,7 @@ use super::export::Exports;
 use super::finish::print_tables;
 use super::stored_runs::StoredRun;
 use crate::run::manifest::Manifest;
-use crate::term::Term;
+use crate::term::{self, Term};
 use effattn_record::report::compare::{ComparedRun, RunCalibration, RunMachine, compare_runs, differences};
 use effattn_record::{Row, csv, file, json};
 
@@ -137,7 +137,7 @@ fn beside(before: &[ComparedRun], now: &[ComparedRun], args: &Args, term: &Term)
         worse.len() + gone.len(),
         comparison.pairs.len() + gone.len()
     ));
-    Ok(super::FAILED)
+    Ok(term::FAILED)
 }
 
 /// The rows kept as `name`.
@@ -234,12 +234,12 @@ mod tests {
         for (line, code) in [
             ("DIR/a.csv DIR/b.csv", 0),
             ("DIR/a.csv DIR/b.csv --fail-if-regression 60%", 0),
-            ("DIR/a.csv DIR/b.csv --fail-if-regression 5%", super::super::FAILED),
+            ("DIR/a.csv DIR/b.csv --fail-if-regression 5%", term::FAILED),
             ("DIR/b.csv DIR/a.csv --fail-if-regression 5%", 0),
             ("DIR/a.csv --save-baseline main", 0),
             ("DIR/b.csv --baseline main", 0),
-            ("DIR/b.csv --baseline main --fail-if-regression 5%", super::super::FAILED),
-            ("DIR/a.csv,DIR/a.csv DIR/b.csv,DIR/b.csv --fail-if-regression 5%", super::super::FAILED),
+            ("DIR/b.csv --baseline main --fail-if-regression 5%", term::FAILED),
+            ("DIR/a.csv,DIR/a.csv DIR/b.csv,DIR/b.csv --fail-if-regression 5%", term::FAILED),
         ] {
             assert_eq!(said(line, folder.path()), Ok(code), "{line}");
         }

@@ -92,12 +92,12 @@ pub fn finish(
         term.info(&format!(
             "stopped: {done} of {of} cells are finished and saved.{begun} Resume with: {line}"
         ));
-        return Ok(super::STOPPED);
+        return Ok(term::STOPPED);
     }
     let none =
         !finished.rows.is_empty() && finished.rows.iter().all(|row| row.outcome == Outcome::Unsupported);
     let failed = none || finished.rows.iter().any(|row| row.outcome.is_failure());
-    Ok(if failed { super::FAILED } else { 0 })
+    Ok(if failed { term::FAILED } else { 0 })
 }
 
 /// The tables of `rows`.

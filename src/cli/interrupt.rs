@@ -14,7 +14,7 @@ pub fn stop_on_ctrl_c() -> CancelToken {
             let said =
                 "stopped at once; finished cells and checkpoints are kept, and the same command resumes";
             let _ = writeln!(std::io::stderr(), "{said}");
-            std::process::exit(i32::from(super::STOPPED));
+            std::process::exit(i32::from(crate::term::STOPPED));
         }
         flag.cancel();
     });

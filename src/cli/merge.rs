@@ -9,7 +9,7 @@ use super::interrupt::stop_on_ctrl_c;
 use crate::protocol;
 use crate::run::merge::{Merged, merge};
 use crate::run::shard::{Shard, without_shard};
-use crate::term::{Term, Warning};
+use crate::term::{self, Term, Warning};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -50,7 +50,7 @@ pub fn run(args: &Args, term: &Term) -> Result<u8> {
         return Ok(0);
     }
     tell_missing(&merged, term);
-    Ok(super::FAILED)
+    Ok(term::FAILED)
 }
 
 /// What is missing, and the commands that run it.

@@ -39,16 +39,9 @@ use clap::{ArgMatches, Command, CommandFactory, FromArgMatches, Parser, Subcomma
 use crate::program::{candle_flash, description};
 use crate::protocol;
 use crate::run::RunError;
-use crate::term::{Color, Term, Verbosity, is_closed};
+use crate::term::{Color, STOPPED, Term, USAGE, Verbosity, is_closed};
 use effattn_kernel::device::simd;
 use effattn_record::config::settings::Setting;
-
-/// Exit code: a cell failed, a check is red, a regression.
-const FAILED: u8 = 1;
-/// Exit code: usage, configuration or data.
-const USAGE: u8 = 2;
-/// Exit code: stopped by Ctrl-C.
-const STOPPED: u8 = 130;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -12,8 +12,8 @@ use super::interrupt::stop_on_ctrl_c;
 use super::quick;
 use crate::program::description::Description;
 use crate::protocol::definition::{DataDirs, EstimateContext, Prepared, WorkerContext};
-use crate::protocol::grid::{self, Grid};
-use crate::protocol::speed;
+use crate::protocol::grid::{Grid, listed};
+use crate::protocol::{resolve, speed};
 use crate::run::manifest::argv;
 use crate::run::plan::{Cell, Plan};
 use crate::run::plan_file::PlanFile;
@@ -81,7 +81,7 @@ pub fn open_run(args: &CommandArgs, references: &[Reference], term: Term) -> Res
 
 fn open(args: &CommandArgs, references: &[Reference], term: Term) -> Result<RunStart> {
     let protocol = args.protocol;
-    let mut grid = grid::resolve(&args.flags, protocol)?;
+    let mut grid = resolve(&args.flags, protocol)?;
     let ready = open_machine(&grid.settings)?;
     let (mut plan, merged) = distinct_plan(args, &grid, &ready)?;
     if merged > 0 {
@@ -172,7 +172,7 @@ fn distinct_plan(args: &CommandArgs, grid: &Grid, ready: &MachineLimits) -> Resu
 /// The whole plan of what was asked and its cells' weights, with times and bytes as far as a step of them can be tried here:
 /// for jobs that run it elsewhere.
 pub fn whole(args: &CommandArgs, term: &mut Term) -> Result<(Plan, PlanFile)> {
-    let grid = grid::resolve(&args.flags, args.protocol)?;
+    let grid = resolve(&args.flags, args.protocol)?;
     let device = grid.settings.device.unwrap_or_default();
     let here = Backend::open(device).is_ok(); // a login node has no accelerator
     let ready = open_machine(&Settings { device: Some(DeviceName::Cpu), ..grid.settings.clone() })?;
@@ -427,8 +427,8 @@ fn header(plan: &Plan, amount: String, ready: &MachineLimits) -> String {
             format!("{device} {}", ready.accelerator.as_deref().unwrap_or_default()).trim_end().to_owned()
         }
     };
-    let dtype = grid::listed(plan, |row| Some(row.dtype.clone()));
-    let kernel = grid::listed(plan, |row| Some(row.kernel.clone()));
+    let dtype = listed(plan, |row| Some(row.dtype.clone()));
+    let kernel = listed(plan, |row| Some(row.kernel.clone()));
     let (limit, command) = (Bytes(ready.memory_limit), &plan.command);
     format!("effattn {command} · {amount} · {place} · {dtype}, {kernel} kernels · limit {limit}")
 }

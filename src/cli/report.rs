@@ -13,7 +13,8 @@ use super::stored_runs::{
 };
 use crate::protocol;
 use crate::protocol::definition::ResultView;
-use crate::protocol::grid::{Grid, GridEntry, GridFlags, resolve};
+use crate::protocol::grid::{Grid, GridEntry, GridFlags};
+use crate::protocol::resolve;
 use crate::protocol::trained_metrics;
 use crate::term::{self, Term};
 use effattn_record::config::suite::{BUILTIN_SUITES, Suite};

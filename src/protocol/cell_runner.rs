@@ -2,9 +2,8 @@
 
 use std::path::PathBuf;
 
-use super::WorkerRequest;
 use super::curve::CellCurve;
-use super::worker_context::WorkerContext;
+use super::worker_context::{WorkerContext, WorkerRequest};
 use crate::run::RunError;
 use crate::run::journal::Samples;
 use crate::run::outcome::CellFailure;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::check::program::{self, ProgramCheck, ProgramSettings};
 use super::check::{CheckError, Golden, builtin, check_bytes};
 use crate::program::description::Description;
-use crate::protocol::WorkerRequest;
+use crate::protocol::worker_context::{GateRequest, WorkerRequest};
 use crate::run::RunError;
 use crate::run::outcome::CellFailure;
 use crate::run::session::Session;
@@ -15,19 +15,8 @@ use crate::run::worker::{ParentLink, Received, Worker};
 use effattn_kernel::device::Backend;
 use effattn_kernel::{KernelMode, with_mode};
 use effattn_record::config::ParseError;
-use effattn_record::config::settings::{DeviceName, KernelName};
+use effattn_record::config::settings::KernelName;
 use effattn_record::{Outcome, Row};
-
-/// What to check.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct GateRequest {
-    /// Mechanisms.
-    pub models: Vec<String>,
-    /// Fused kernels or plain operations.
-    pub kernel: KernelName,
-    /// Where.
-    pub device: DeviceName,
-}
 
 /// What the check found out.
 #[derive(Debug, Default, Serialize, Deserialize)]

@@ -4,7 +4,6 @@
 //! `--mode`, `--seeds`) choose among its own; `--set` overrides.
 
 use super::own_data::own_task;
-use super::{Protocol, refusal};
 use crate::run::plan::{Cell, Plan};
 use effattn_model::attention::choose::{MechanismChoice, choose};
 use effattn_record::config::lists::{Models, Words};
@@ -154,18 +153,12 @@ impl Grid {
     }
 }
 
-/// Resolves `flags` for `protocol`.
-pub fn resolve(flags: &GridFlags, protocol: &dyn Protocol) -> Result<Grid, PlanError> {
-    let defaults = &protocol.defaults(flags);
-    let suite = flags.suite.as_deref().map(Suite::load).transpose().map_err(PlanError::new)?;
-    if let Some(suite) = &suite
-        && suite.protocol != protocol.name()
-    {
-        let (name, protocol) = (&suite.name, &suite.protocol);
-        return Err(PlanError(format!("suite {name} is run by: effattn {protocol} --suite {name}")));
-    }
-    check_settings(flags, suite.as_ref(), protocol)?;
-    protocol.check_flags(flags)?;
+/// Puts `flags`, `suite` and the `defaults` of a protocol together.
+pub(super) fn combine(
+    flags: &GridFlags,
+    suite: Option<Suite>,
+    defaults: &GridDefaults,
+) -> Result<Grid, PlanError> {
     let suite_name = suite.as_ref().map(|suite| suite.name.as_str());
     let own = own_task(&flags.user_settings(), suite_name).map_err(PlanError)?;
     let over = |lower: Settings| -> Result<Settings, PlanError> {
@@ -201,29 +194,6 @@ pub fn resolve(flags: &GridFlags, protocol: &dyn Protocol) -> Result<Grid, PlanE
         return Err(PlanError("nothing is left to run; choose other --model or --exclude".to_owned()));
     }
     Ok(Grid { suite, settings, entries })
-}
-
-/// Makes sure that `protocol` takes everything that is set, with values that it can have.
-fn check_settings(
-    flags: &GridFlags,
-    suite: Option<&Suite>,
-    protocol: &dyn Protocol,
-) -> Result<(), PlanError> {
-    let check = |settings: &Settings, place: &str, dashes: &dyn Fn(&str) -> String| {
-        if let Some(key) = settings.set_keys().into_iter().find(|key| !protocol.info().takes(key)) {
-            return Err(PlanError(format!("{place}{}", refusal(protocol, key, &dashes(key)))));
-        }
-        settings.check().map_err(|error| PlanError(format!("{place}{error}")))
-    };
-    check(&flags.settings, "", &|key| format!("--{}", key.replace('_', "-")))?;
-    check(&flags.set, "--set: ", &str::to_owned)?;
-    if let Some(suite) = suite {
-        check(&suite.base, &format!("suite {}: [base]: ", suite.file), &str::to_owned)?;
-        for row in &suite.rows {
-            check(&row.set, &format!("suite {}:{}: ", suite.file, row.line), &str::to_owned)?;
-        }
-    }
-    Ok(())
 }
 
 fn pick(choice: MechanismChoice, settings: Settings) -> GridEntry {

@@ -33,15 +33,16 @@ pub mod vision;
 pub mod wordlm;
 pub mod worker_context;
 
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
-
 use crate::run::worker::ParentLink;
 pub use definition::Protocol;
-use definition::{ResultView, WorkerContext, WorkerInput};
+use definition::ResultView;
 use effattn_kernel::device::alloc;
 use effattn_record::Metric;
 use effattn_record::config::registry::Registry;
+use effattn_record::config::settings::Settings;
+use effattn_record::config::suite::Suite;
+use grid::{Grid, GridFlags, PlanError, combine};
+use worker_context::{WorkerInput, WorkerRequest};
 
 /// Every protocol of the crate.
 pub static TABLE: &[&dyn Protocol] = &[
@@ -90,6 +91,43 @@ pub fn find(name: &str) -> Option<&'static dyn Protocol> {
     protocols().into_iter().find(|protocol| protocol.name() == name)
 }
 
+/// Resolves `flags` for `protocol`.
+pub fn resolve(flags: &GridFlags, protocol: &dyn Protocol) -> Result<Grid, PlanError> {
+    let suite = flags.suite.as_deref().map(Suite::load).transpose().map_err(PlanError::new)?;
+    if let Some(suite) = &suite
+        && suite.protocol != protocol.name()
+    {
+        let (name, protocol) = (&suite.name, &suite.protocol);
+        return Err(PlanError(format!("suite {name} is run by: effattn {protocol} --suite {name}")));
+    }
+    check_settings(flags, suite.as_ref(), protocol)?;
+    protocol.check_flags(flags)?;
+    combine(flags, suite, &protocol.defaults(flags))
+}
+
+/// Makes sure that `protocol` takes everything that is set, with values that it can have.
+fn check_settings(
+    flags: &GridFlags,
+    suite: Option<&Suite>,
+    protocol: &dyn Protocol,
+) -> Result<(), PlanError> {
+    let check = |settings: &Settings, place: &str, dashes: &dyn Fn(&str) -> String| {
+        if let Some(key) = settings.set_keys().into_iter().find(|key| !protocol.info().takes(key)) {
+            return Err(PlanError(format!("{place}{}", refusal(protocol, key, &dashes(key)))));
+        }
+        settings.check().map_err(|error| PlanError(format!("{place}{error}")))
+    };
+    check(&flags.settings, "", &|key| format!("--{}", key.replace('_', "-")))?;
+    check(&flags.set, "--set: ", &str::to_owned)?;
+    if let Some(suite) = suite {
+        check(&suite.base, &format!("suite {}: [base]: ", suite.file), &str::to_owned)?;
+        for row in &suite.rows {
+            check(&row.set, &format!("suite {}:{}: ", suite.file, row.line), &str::to_owned)?;
+        }
+    }
+    Ok(())
+}
+
 /// `lra takes no mode; speed and memory do`.
 pub fn refusal(protocol: &dyn Protocol, key: &str, name: &str) -> String {
     let takers: Vec<&str> =
@@ -101,28 +139,6 @@ pub fn refusal(protocol: &dyn Protocol, key: &str, name: &str) -> String {
             format!("{} does not take {name}; {} and {last} do", protocol.name(), most.join(", "))
         }
     }
-}
-
-/// What a worker is asked to do: the first line on its stdin.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(tag = "order", rename_all = "snake_case")]
-pub enum WorkerRequest {
-    /// A cell of a protocol.
-    Cell {
-        /// The protocol.
-        protocol: String,
-        /// Live bytes it may reach.
-        memory_limit: u64,
-        /// The cell's request.
-        request: Value,
-        /// Where it finds and keeps things.
-        conditions: WorkerContext,
-    },
-    /// The shipped golden files of some mechanisms.
-    Gate {
-        /// What to check.
-        request: golden_gate::GateRequest,
-    },
 }
 
 /// Does what the first message asks, until the parent closes the pipe. `text` is the input of the models.

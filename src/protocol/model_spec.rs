@@ -9,6 +9,7 @@ use effattn_kernel::cpu::matmul_format::{MatmulFormat, set_products};
 use effattn_kernel::device::set_tf32;
 use effattn_model::Family;
 use effattn_model::attention::choose::{MechanismChoice, choose};
+use effattn_model::family::causal::{self, CausalArchitecture};
 use effattn_model::family::{self, Architecture, ModelRequest, ResolveError, SizeOverrides};
 use effattn_record::config::lists::Layers;
 use effattn_record::config::settings::{DeviceName, DtypeName, KernelName};
@@ -130,14 +131,9 @@ impl ModelSpec {
     /// Its request for a model around `choice`, to be completed with what a protocol knows besides.
     pub fn model_request<'a>(&'a self, choice: &'a MechanismChoice) -> ModelRequest<'a> {
         ModelRequest {
-            preset: &self.preset,
-            task: None,
-            choice,
-            sizes: &self.sizes,
             len: Some(self.len as usize),
             cached: Some(self.len as usize),
-            vocab: None,
-            examples: None,
+            ..ModelRequest::new(&self.preset, choice, &self.sizes)
         }
     }
 
@@ -153,6 +149,15 @@ impl ModelSpec {
             )));
         }
         Ok(resolved)
+    }
+
+    /// The model that predicts the next of `vocab` ids, for segments behind as many cached positions.
+    pub fn resolve_causal(
+        &self,
+        choice: &MechanismChoice,
+        vocab: usize,
+    ) -> Result<Box<dyn CausalArchitecture>, ResolveError> {
+        causal::resolve(&ModelRequest { vocab: Some(vocab), ..self.model_request(choice) })
     }
 
     /// The row of this cell with everything that is known without running it.

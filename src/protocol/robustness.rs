@@ -46,7 +46,7 @@ pub struct Perturbation {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RobustnessRequest {
     /// The model and how it is trained.
-    pub train: lra::plan::LraRequest,
+    pub train: lra::request::LraRequest,
     /// What is done to its test texts.
     pub perturbation: Perturbation,
 }
@@ -226,7 +226,7 @@ impl TrainingProtocol for Robustness {
 
 /// The folder of a finished training run of exactly `request`, in any run under `results` that was made by this build with
 /// the same data, device and number of threads.
-fn find(results: &Path, request: &lra::plan::LraRequest, plan: &Plan) -> Option<PathBuf> {
+fn find(results: &Path, request: &lra::request::LraRequest, plan: &Plan) -> Option<PathBuf> {
     let model = serde_json::to_value(request).ok()?;
     let folders = |path: &Path| -> Vec<PathBuf> {
         let entries = std::fs::read_dir(path).ok().into_iter().flatten();

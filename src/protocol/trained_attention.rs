@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use candle_core::{Device, Tensor};
 
 use super::attention_matrix::{ProbeConfig, implied};
-use super::lra::plan::LraRequest;
+use super::lra::request::LraRequest;
 use super::lra::stored::{StoredCell, finished};
 use super::lra::tasks;
 use crate::train::checkpoint::Checkpoint;

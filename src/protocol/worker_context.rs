@@ -1,13 +1,48 @@
-//! What the worker of a cell is given besides its request.
+//! What a worker is asked, and what the worker of a cell is given besides its request.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::run::outcome::CellFailure;
 use effattn_record::Outcome;
+use effattn_record::config::settings::{DeviceName, KernelName};
+
+/// What a worker is asked to do: the first line on its stdin.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "order", rename_all = "snake_case")]
+pub enum WorkerRequest {
+    /// A cell of a protocol.
+    Cell {
+        /// The protocol.
+        protocol: String,
+        /// Live bytes it may reach.
+        memory_limit: u64,
+        /// The cell's request.
+        request: Value,
+        /// Where it finds and keeps things.
+        conditions: WorkerContext,
+    },
+    /// The shipped golden files of some mechanisms.
+    Gate {
+        /// What to check.
+        request: GateRequest,
+    },
+}
+
+/// Mechanisms to compare with their golden files.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct GateRequest {
+    /// Mechanisms.
+    pub models: Vec<String>,
+    /// Fused kernels or plain operations.
+    pub kernel: KernelName,
+    /// Where.
+    pub device: DeviceName,
+}
 
 /// Inputs of a worker besides its request.
 pub struct WorkerInput<'a> {

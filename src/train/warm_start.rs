@@ -92,16 +92,7 @@ mod tests {
     fn model() -> Box<dyn Architecture> {
         let choice = MechanismChoice::default_of(effattn_model::attention::find("full").unwrap());
         let sizes = SizeOverrides { width: Some(16), ffn: Some(16), ..SizeOverrides::default() };
-        let asked = ModelRequest {
-            preset: "ls-lra",
-            task: None,
-            choice: &choice,
-            sizes: &sizes,
-            len: Some(8),
-            cached: None,
-            vocab: None,
-            examples: None,
-        };
+        let asked = ModelRequest { len: Some(8), ..ModelRequest::new("ls-lra", &choice, &sizes) };
         family::resolve(&family::families(), &asked).unwrap()
     }
 

@@ -5,8 +5,8 @@ use std::fs;
 
 use super::reader::{Token, is_path, preceded_by_path, sources, tokens, without_tests};
 
-/// Paths that `tokens` of `module` name, by `crate::` or `super::`; all begin with the crate.
-fn paths(tokens: &[Token], module: &[String]) -> Vec<Vec<String>> {
+/// Paths that `tokens` of `module` name, by `crate::`, `super::` or a crate of the workspace; all begin with the crate.
+pub(super) fn paths(tokens: &[Token], module: &[String]) -> Vec<Vec<String>> {
     let mut found = Vec::new();
     for (at, token) in tokens.iter().enumerate() {
         let Token::Word(word) = token else { continue };
@@ -18,7 +18,11 @@ fn paths(tokens: &[Token], module: &[String]) -> Vec<Vec<String>> {
             "super" if !module.is_empty() => {
                 branches(&tokens[at + 1..], module[..module.len() - 1].to_vec(), &mut found);
             }
-            _ => {}
+            name => {
+                if let Some(krate) = name.strip_prefix("effattn_").or((name == "effattn").then_some(name)) {
+                    branches(&tokens[at + 1..], vec![krate.to_owned()], &mut found);
+                }
+            }
         }
     }
     found
@@ -59,7 +63,41 @@ fn branches(tokens: &[Token], prefix: Vec<String>, found: &mut Vec<Vec<String>>)
     }
 }
 
-/// For every folder, which of its modules imports from which other.
+/// Paths that `tokens` of `module` name by a child of it.
+pub(super) fn below(tokens: &[Token], module: &[String], modules: &BTreeSet<&[String]>) -> Vec<Vec<String>> {
+    let mut found = Vec::new();
+    for (at, token) in tokens.iter().enumerate() {
+        let Token::Word(child) = token else { continue };
+        let path: Vec<String> = module.iter().chain([child]).cloned().collect();
+        if modules.contains(path.as_slice()) && is_path(&tokens[at + 1..]) && !preceded_by_path(tokens, at) {
+            branches(&tokens[at + 1..], path, &mut found);
+        }
+    }
+    found
+}
+
+/// What a module hands on from those below it: the child that each name comes from.
+pub(super) fn handed_on(
+    tokens: &[Token],
+    module: &[String],
+    modules: &BTreeSet<&[String]>,
+) -> BTreeMap<String, String> {
+    let mut found = BTreeMap::new();
+    for (at, token) in tokens.iter().enumerate() {
+        let (Token::Word(word), Some(Token::Word(child))) = (token, tokens.get(at + 1)) else { continue };
+        let below: Vec<String> = module.iter().chain([child]).cloned().collect();
+        if word == "use" && modules.contains(below.as_slice()) {
+            let mut paths = Vec::new();
+            branches(&tokens[at + 2..], below.clone(), &mut paths);
+            let names =
+                paths.into_iter().filter(|path| path.len() > below.len()).filter_map(|mut path| path.pop());
+            found.extend(names.map(|name| (name, child.clone())));
+        }
+    }
+    found
+}
+
+/// For every folder, which of its modules imports from which other, also by a name that the folder hands on.
 fn siblings() -> BTreeMap<Vec<String>, BTreeMap<String, BTreeSet<String>>> {
     let files: Vec<_> = sources()
         .into_iter()
@@ -70,14 +108,31 @@ fn siblings() -> BTreeMap<Vec<String>, BTreeMap<String, BTreeSet<String>>> {
         .collect();
     let modules: BTreeSet<&[String]> =
         files.iter().flat_map(|(_, module)| (1..=module.len()).map(|len| &module[..len])).collect();
+    let read: Vec<(Vec<Token>, &Vec<String>)> = files
+        .iter()
+        .filter(|(_, module)| !module.contains(&"tests".to_owned()))
+        .map(|(path, module)| (without_tests(&tokens(&fs::read_to_string(path).unwrap())), module))
+        .collect();
+    let handed: BTreeMap<&[String], BTreeMap<String, String>> = read
+        .iter()
+        .map(|(source, module)| (module.as_slice(), handed_on(source, module, &modules)))
+        .collect();
     let mut edges: BTreeMap<Vec<String>, BTreeMap<String, BTreeSet<String>>> = BTreeMap::new();
-    for (path, module) in files.iter().filter(|(_, module)| !module.contains(&"tests".to_owned())) {
-        let source = without_tests(&tokens(&fs::read_to_string(path).unwrap()));
-        for target in paths(&source, module) {
+    for (source, module) in &read {
+        for target in paths(source, module) {
             let shared = module.iter().zip(&target).take_while(|(a, b)| a == b).count();
-            if shared < module.len() && shared < target.len() && modules.contains(&target[..=shared]) {
-                let from = edges.entry(module[..shared].to_vec()).or_default();
-                from.entry(module[shared].clone()).or_default().insert(target[shared].clone());
+            if shared == module.len() || shared == target.len() {
+                continue;
+            }
+            let (folder, name) = (&module[..shared], &target[shared]);
+            let need = if modules.contains(&target[..=shared]) {
+                Some(name)
+            } else {
+                handed.get(folder).and_then(|names| names.get(name))
+            };
+            if let Some(need) = need.filter(|need| **need != module[shared]) {
+                let from = edges.entry(folder.to_vec()).or_default();
+                from.entry(module[shared].clone()).or_default().insert(need.clone());
             }
         }
     }

@@ -1,7 +1,9 @@
 //! Imports go down only and never in a circle, and only `main`, `cli` and `term` talk to the terminal.
 
 mod circles;
+mod house;
 mod reader;
+mod walk;
 
 use std::fs;
 

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use effattn::config::settings::{Setting, Settings};
-use effattn::protocol::grid::{GridFlags, resolve};
+use effattn::protocol::grid::GridFlags;
+use effattn::protocol::resolve;
 use effattn::protocol::{self, Protocol};
 use serde_json::Value;
 

@@ -17,6 +17,8 @@ pub enum Kind {
     Family,
     /// A figure drawn from rows
     Chart,
+    /// A command that measures or trains
+    Protocol,
 }
 
 /// How an entry of one kind comes into being.
@@ -94,6 +96,17 @@ impl Kind {
                 module: "mod ",
                 paths: &[("effattn::record", "crate"), ("effattn::report", "crate::report")],
                 next: "effattn plot figures draws it from rows",
+            },
+            Self::Protocol => Recipe {
+                template: "tests/recipe/weigh.rs",
+                called: "\"weigh\"",
+                folder: "src/protocol",
+                registry: "src/protocol/mod.rs",
+                table: "pub static TABLE: &[&dyn Protocol] = &[\n",
+                constant: "Weigh",
+                module: "pub mod ",
+                paths: &[("effattn::", "crate::")],
+                next: "effattn NAME runs it",
             },
         }
     }

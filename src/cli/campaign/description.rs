@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use crate::cli::command::CommandArgs;
 use crate::protocol;
-use crate::protocol::grid::resolve;
+use crate::protocol::resolve;
 use effattn_kernel::device::threads;
 use effattn_record::config::settings::DeviceName;
 use effattn_record::config::unknown;

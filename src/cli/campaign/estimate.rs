@@ -11,7 +11,7 @@ use super::record::Record;
 use super::words;
 use crate::cli::command_line::command_line;
 use crate::protocol::check::builtin;
-use crate::protocol::grid::resolve;
+use crate::protocol::resolve;
 use crate::run::CancelToken;
 use crate::term::clock;
 use effattn_kernel::device::threads;

@@ -115,7 +115,7 @@ pub fn run(args: &Args, mut term: Term) -> Result<u8> {
         true => {
             let line = command_line(argv().into_iter());
             term.info(&format!("stopped: finished parts are kept. Resume with: {line}"));
-            Ok(super::STOPPED)
+            Ok(term::STOPPED)
         }
         false => Ok(open.code()),
     }
@@ -303,7 +303,7 @@ impl OpenCampaign {
     /// The exit code: of the parts that were asked for.
     fn code(&self) -> u8 {
         let bad = |part: &PartRecord| matches!(part.state, PartState::Failed | PartState::Refused);
-        if self.record.parts.iter().filter(|part| self.is_asked(part)).any(bad) { super::FAILED } else { 0 }
+        if self.record.parts.iter().filter(|part| self.is_asked(part)).any(bad) { term::FAILED } else { 0 }
     }
 }
 

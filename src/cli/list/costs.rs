@@ -46,16 +46,7 @@ fn count(
 ) -> Result<(), ResolveError> {
     let sizes = SizeOverrides::default();
     let task = costs.task;
-    let asked = ModelRequest {
-        preset,
-        task,
-        choice,
-        sizes: &sizes,
-        len: None,
-        cached: None,
-        vocab: None,
-        examples: None,
-    };
+    let asked = ModelRequest { task, ..ModelRequest::new(preset, choice, &sizes) };
     let resolve = family::serving(&family::families(), preset, costs.task)?.resolve;
     let mut model: Box<dyn Architecture> = resolve(&asked)?;
     costs.len = len.unwrap_or(model.max_len());

@@ -9,7 +9,7 @@ use super::{Plots, kept_run, say};
 use crate::cli::command::run_folder;
 use crate::cli::value_names::NamedValues;
 use crate::protocol::charlm::generate::checkpoint;
-use crate::protocol::charlm::plan::{load, names};
+use crate::protocol::charlm::request::{load, names};
 use crate::protocol::norms::{Probe, norms, trained_norms, trained_on};
 use crate::term::Term;
 use effattn_data::data_dir;

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use candle_core::{Device, Tensor};
 use serde::{Deserialize, Serialize};
 
-use super::plan::{CharLmRequest, model};
+use super::request::CharLmRequest;
 use crate::train::checkpoint::Checkpoint;
 use effattn_kernel::device::rng::RngStream;
 use effattn_model::family::causal::{Cache, CausalArchitecture, CausalModel};
@@ -104,8 +104,8 @@ pub fn sample(
     }
     let phase = description.request.phases.get(description.phase).context("the checkpoint has no phase")?;
     let spec = &description.request.spec;
-    let config =
-        model(spec, &spec.choice()?, description.vocab)?.resized(phase.len as usize, phase.len as usize);
+    let config = spec.resolve_causal(&spec.choice()?, description.vocab)?;
+    let config = config.resized(phase.len as usize, phase.len as usize);
     let net = config.build_causal(&stored.builder(&Device::Cpu, false)?)?;
     drop(stored);
     let known = |byte: u8| description.alphabet.iter().position(|&known| known == byte);

@@ -5,6 +5,7 @@ pub mod eval;
 pub mod generate;
 pub mod plan;
 pub mod recipe;
+pub mod request;
 pub mod streams;
 pub mod witten_bell;
 pub mod worker;
@@ -16,7 +17,6 @@ use effattn_record::Metric;
 use effattn_record::config::settings::groups::{MACHINE, MODEL, TRAINING};
 use effattn_record::config::settings::within;
 use effattn_record::own_setting;
-use worker::train;
 
 own_setting! {
     /// Number of training phases of growing length, 1 to 3
@@ -55,7 +55,7 @@ const INFO: ProtocolInfo = ProtocolInfo {
         ),
     ],
     presets: causal::presets,
-    tasks: Some(Tasks { called: "Corpora", names: plan::names }),
+    tasks: Some(Tasks { called: "Corpora", names: request::names }),
     quick: Some(Quick {
         help: "Train a small model on the built-in sample text (not the paper's protocol)",
         said: "ls:w=64 with 2 layers, width 128, 4 heads, FFN 512 and no dropout on the built-in sample text, at most 200 updates of 256 \

@@ -1,79 +1,32 @@
 //! From flags and suites to language models that are trained.
 
-use std::path::Path;
-
-use serde::{Deserialize, Serialize};
-
 use super::eval::Evaluation;
 use super::recipe::{self, EVERY, LAST_LEN, Phase, phases};
-use super::{CharLm, PHASES, train};
+use super::request::{CharLmRequest, load};
+use super::worker::train;
+use super::{CharLm, PHASES};
 use crate::protocol::curve::CurveSpec;
 use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo};
 use crate::protocol::grid::{GridDefaults, GridFlags, PlanError};
 use crate::protocol::model_spec::{ModelSpec, resolve_or_unsupported};
 use crate::protocol::training::worker::Job;
 use crate::protocol::training::{
-    DataRead, PlannedRun, ProtocolDiff, RequestInfo, RunPlace, TrainingProtocol, TrainingRequest,
-    TrainingResult, flops, micro_batches, read_data,
+    DataRead, PlannedRun, ProtocolDiff, RunPlace, TrainingProtocol, TrainingResult, flops, micro_batches,
+    read_data,
 };
 use crate::run::outcome::CellFailure;
 use crate::run::plan::Plan;
 use effattn_data as data;
-use effattn_data::corpus::CharCorpus;
-use effattn_data::{DataError, LoadOptions};
-use effattn_model::attention::choose::MechanismChoice;
-use effattn_model::family::causal::{self, CausalArchitecture};
-use effattn_model::family::{ModelRequest, ResolveError, character_lm};
+use effattn_model::family::character_lm;
 use effattn_record::Pass;
 use effattn_record::config::lists::{Batches, Layers, Lengths, Words};
 use effattn_record::config::settings::Settings;
-
-/// What the worker of a cell is asked.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct CharLmRequest {
-    /// Corpus.
-    pub corpus: String,
-    /// The model; length and batch are those of the first phase.
-    pub spec: ModelSpec,
-    /// The phases, one after another.
-    pub phases: Vec<Phase>,
-    /// Micro-batches per update.
-    pub accumulate: u64,
-    /// Updates between evaluations.
-    pub every: u64,
-    /// First symbols of the validation and the test part that are predicted; absent: all.
-    pub limit: Option<u64>,
-    /// How the test part is evaluated.
-    pub evaluation: Evaluation,
-    /// Whether an incomplete corpus may be used.
-    pub allow_partial: bool,
-}
 
 /// Mechanism and rate of `--quick`.
 pub const QUICK: (&str, f64) = ("ls:w=64", 3e-3);
 
 /// Preset where nothing is said.
 const PRESET: &str = "charlm-small";
-
-/// The corpus called `name` in `dir`.
-pub fn load(name: &str, dir: &Path, allow_partial: bool) -> Result<CharCorpus, DataError> {
-    let (_, symbols) = data::corpus(name)?;
-    (symbols.load)(dir, LoadOptions::partial(allow_partial))
-}
-
-/// Names of the corpora, for help.
-pub fn names() -> Vec<&'static str> {
-    data::corpora().iter().map(|(set, _)| set.name).collect()
-}
-
-/// The model of `spec` over `vocab` symbols, for segments behind as many cached positions.
-pub fn model(
-    spec: &ModelSpec,
-    choice: &MechanismChoice,
-    vocab: usize,
-) -> Result<Box<dyn CausalArchitecture>, ResolveError> {
-    causal::resolve(&ModelRequest { vocab: Some(vocab), ..spec.model_request(choice) })
-}
 
 impl TrainingProtocol for CharLm {
     type Request = CharLmRequest;
@@ -127,7 +80,7 @@ impl TrainingProtocol for CharLm {
         let first = planned[0];
         let spec = ModelSpec::new(entry, first.len, first.batch, Pass::Train, seed)?;
         let (model, unsupported) =
-            resolve_or_unsupported(entry, |choice| model(&spec, choice, symbols.vocabulary))?;
+            resolve_or_unsupported(entry, |choice| spec.resolve_causal(choice, symbols.vocabulary))?;
         let cached = model.as_ref().is_some_and(|model| model.cached() > 0);
         let model = model.map(|model| model as _).ok_or_else(|| unsupported.unwrap_or_default());
         for phase in &planned {
@@ -267,37 +220,17 @@ fn differences(request: &CharLmRequest) -> ProtocolDiff {
     all
 }
 
-impl TrainingRequest for CharLmRequest {
-    fn info(&self) -> RequestInfo<'_> {
-        let reading = LoadOptions::partial(self.allow_partial);
-        RequestInfo {
-            task: &self.corpus,
-            reading,
-            steps: self.phases.iter().map(|phase| phase.steps).sum(),
-            spec: &self.spec,
-        }
-    }
-
-    /// Later phases have more symbols in a step.
-    fn first_step_equivalents(&self) -> f64 {
-        let symbols = |phase: &Phase| (phase.len * phase.batch) as f64;
-        let first = self.phases.first().map_or(1.0, symbols);
-        self.phases.iter().map(|phase| phase.steps as f64 * symbols(phase) / first).sum()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::protocol::definition::Protocol;
-    use crate::protocol::grid;
     use crate::run::plan::Cell;
 
     #[test]
     fn a_named_knob_holds_against_the_preset() {
         let flags =
             GridFlags { model: Some("ls,ls:w=8,ls:dual_ln=false".parse().unwrap()), ..GridFlags::default() };
-        let cells = Protocol::cells(&CharLm, &grid::resolve(&flags, &CharLm).unwrap(), 1).unwrap();
+        let cells = Protocol::cells(&CharLm, &crate::protocol::resolve(&flags, &CharLm).unwrap(), 1).unwrap();
         let window = |cell: &Cell| {
             let CharLmRequest { spec, .. } = serde_json::from_value(cell.request.clone()).unwrap();
             let choice = spec.choice().unwrap();

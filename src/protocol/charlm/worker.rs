@@ -5,8 +5,8 @@ use serde_json::Value as Json;
 
 use super::eval::{Bits, Evaluation};
 use super::generate::Description;
-use super::plan::{CharLmRequest, load, model};
 use super::recipe::{Phase, optimizer};
+use super::request::{CharLmRequest, load};
 use super::streams::Streams;
 use super::witten_bell::witten_bell;
 use crate::protocol::definition::WorkerContext;
@@ -39,8 +39,7 @@ pub fn train(job: &Job<CharLmRequest>) -> Result<TrainingResult, CellFailure> {
     let corpus = load(&request.corpus, &context.data, request.allow_partial)?;
     context.same(&request.corpus, &corpus.hash)?;
     let spec = &request.spec;
-    let config = spec.choice().and_then(|choice| model(spec, &choice, corpus.vocabulary));
-    let config = config?;
+    let config = spec.resolve_causal(&spec.choice()?, corpus.vocabulary)?;
     let laboratory = TrainingDevice::open(spec, context)?;
     let device = laboratory.device();
     let (mut curve, mut before) = (Vec::new(), 0);

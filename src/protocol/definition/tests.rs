@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use super::*;
-use crate::protocol::grid::resolve;
+use crate::protocol::resolve;
 use crate::protocol::{TABLE, declare_settings, find, lra};
 use effattn_kernel::device::rng::RngStream;
 use effattn_record::config::lists::Models;

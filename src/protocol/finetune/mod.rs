@@ -3,6 +3,7 @@
 
 pub mod plan;
 pub mod recipe;
+pub mod request;
 pub mod worker;
 
 use super::definition::{ProtocolInfo, Quick, Tasks};
@@ -11,7 +12,6 @@ use effattn_data as data;
 use effattn_model::family::masked_lm;
 use effattn_record::Metric;
 use effattn_record::config::settings::groups::{MACHINE, TRAINING};
-use worker::FinetuneExperiment;
 
 const INFO: ProtocolInfo = ProtocolInfo {
     examples: EXAMPLES,

@@ -3,11 +3,10 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use serde::{Deserialize, Serialize};
-
 use super::Finetune;
-use super::FinetuneExperiment;
 use super::recipe::{self, Recipe};
+use super::request::{FinetuneRequest, model, tokenizer, words_name};
+use super::worker::FinetuneExperiment;
 use crate::protocol::curve::CurveSpec;
 use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo};
 use crate::protocol::grid::{GridDefaults, GridFlags, PlanError};
@@ -15,52 +14,18 @@ use crate::protocol::model_spec::ModelSpec;
 use crate::protocol::pretrained_start;
 use crate::protocol::training::worker::Job;
 use crate::protocol::training::{
-    PlannedRun, ProtocolDiff, RequestInfo, RunPlace, TrainingProtocol, TrainingRequest, TrainingResult,
-    flops, incomplete, micro_batches, one_of_each, requests, resolve,
+    PlannedRun, ProtocolDiff, RunPlace, TrainingProtocol, TrainingResult, flops, incomplete, micro_batches,
+    one_of_each, requests, resolve,
 };
 use crate::run::outcome::CellFailure;
 use crate::run::plan::Plan;
 use crate::train::pretrained::Pretrained;
 use effattn_data as data;
-use effattn_data::tokenizer::Tokenizer;
-use effattn_data::{LabelledTexts, LoadOptions, Split};
-use effattn_model::attention::choose::MechanismChoice;
-use effattn_model::family::{ModelRequest, ResolveError, masked_lm};
-use effattn_model::roberta::{RobertaConfig, Top};
+use effattn_data::LoadOptions;
+use effattn_model::family::masked_lm;
 use effattn_record::Pass;
 use effattn_record::config::lists::{Layers, Lengths, Words};
 use effattn_record::config::settings::Settings;
-
-/// What the worker of a cell is asked.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct FinetuneRequest {
-    /// Task.
-    pub task: String,
-    /// The model; its length is the most ids of an input.
-    pub spec: ModelSpec,
-    /// Folder of the pretrained encoder; absent: from nothing.
-    pub from: Option<String>,
-    /// SHA-256 of its files.
-    pub encoder: Option<String>,
-    /// Number of ids.
-    pub vocab: u64,
-    /// Positions of the model.
-    pub positions: u64,
-    /// Epsilon of LayerNorm.
-    pub eps: f64,
-    /// Updates.
-    pub steps: u64,
-    /// Highest rate.
-    pub rate: f64,
-    /// Parts of an update that are computed one after another.
-    pub accumulate: u64,
-    /// Updates between evaluations; absent: an epoch.
-    pub every: Option<u64>,
-    /// So many examples of each split; absent: all.
-    pub limit: Option<u64>,
-    /// How data are read.
-    pub reading: LoadOptions,
-}
 
 /// Preset where nothing is said and nothing is started from.
 const PRESET: &str = "roberta-base";
@@ -68,20 +33,6 @@ const PRESET: &str = "roberta-base";
 /// Ids of the longest of 32 texts, to which they are padded; other texts are about as long as is allowed. Guesses where the data
 /// are not there are made of them.
 const PADDED: &[(&str, u64)] = &[("sst-2", 40), ("qqp", 75), ("mnli", 113)];
-
-/// The model of `request`.
-pub fn model(request: &FinetuneRequest, choice: &MechanismChoice) -> Result<RobertaConfig, ResolveError> {
-    let classes = data::text_task(&request.task).map_err(ResolveError::wrong)?.1.classes.len();
-    let asked = ModelRequest {
-        len: Some(request.positions as usize),
-        vocab: Some(request.vocab as usize),
-        ..request.spec.model_request(choice)
-    };
-    let config = masked_lm::config(&asked)?;
-    let config = RobertaConfig { eps: request.eps, top: Top::Classes(classes), ..config };
-    config.validate()?;
-    Ok(config)
-}
 
 impl TrainingProtocol for Finetune {
     type Request = FinetuneRequest;
@@ -250,49 +201,17 @@ fn differences(request: &FinetuneRequest, recipe: &Recipe, start: Option<&Pretra
     all
 }
 
-/// The tokenizer of `request`: that of its encoder, or one of the training texts.
-pub fn tokenizer(
-    request: &FinetuneRequest,
-    start: Option<&Pretrained>,
-    set: &LabelledTexts,
-) -> anyhow::Result<Tokenizer> {
-    if let Some(start) = start {
-        return Ok(start.tokenizer()?);
-    }
-    let texts = set.side(Split::Train).iter();
-    let texts = texts.flat_map(|text| [Some(text.first.as_str()), text.second.as_deref()]).flatten();
-    Tokenizer::train(texts, request.vocab as usize).map_err(anyhow::Error::msg)
-}
-
-/// Name under which the checksum of the tokenizer stands in a plan.
-pub fn words_name(request: &FinetuneRequest) -> String {
-    match &request.encoder {
-        Some(hash) => pretrained_start::tokenizer_name(hash),
-        None => format!("tokenizer of {}, {} words", request.task, request.vocab),
-    }
-}
-
-impl TrainingRequest for FinetuneRequest {
-    fn reads(&self) -> Vec<String> {
-        vec![self.task.clone(), words_name(self)]
-    }
-
-    fn info(&self) -> RequestInfo<'_> {
-        RequestInfo { task: &self.task, reading: self.reading, steps: self.steps, spec: &self.spec }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::protocol::cell_runner::request;
-    use crate::protocol::grid;
     use crate::run::plan::Cell;
+    use effattn_model::roberta::Top;
 
     fn planned(models: &str, said: Settings) -> Result<Vec<Cell>, String> {
         let flags =
             GridFlags { settings: said, model: Some(models.parse().unwrap()), ..GridFlags::default() };
-        let grid = grid::resolve(&flags, &Finetune).map_err(|error| error.to_string())?;
+        let grid = crate::protocol::resolve(&flags, &Finetune).map_err(|error| error.to_string())?;
         Finetune.cells(&grid, 1).map_err(|error| error.to_string())
     }
 

@@ -2,8 +2,8 @@
 
 use candle_core::{Device, Result as Candle, Tensor};
 
-use super::plan::{FinetuneRequest, model, tokenizer, words_name};
 use super::recipe::{self, Recipe};
+use super::request::{FinetuneRequest, model, tokenizer, words_name};
 use crate::protocol::pretrained_start::unchanged;
 use crate::protocol::training::experiment::{
     self as training, Experiment, MicroBatches, StepCounts, TrainingDevice, WeightChoice,

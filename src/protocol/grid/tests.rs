@@ -2,6 +2,7 @@ use super::*;
 use crate::protocol::cell_runner::CellRunner;
 use crate::protocol::definition::{ProtocolInfo, WorkerInput};
 use crate::protocol::speed::Speed;
+use crate::protocol::{Protocol, resolve};
 use crate::run::RunError;
 use crate::run::worker::ParentLink;
 use effattn_record::Outcome;

@@ -7,6 +7,7 @@
 pub mod floor;
 pub mod plan;
 pub mod recipe;
+pub mod request;
 pub mod stored;
 pub mod tasks;
 pub mod weights;
@@ -20,8 +21,6 @@ use effattn_record::Metric;
 use effattn_record::config::settings::groups::{MACHINE, MODEL, TRAINING};
 use effattn_record::config::settings::{switch, word};
 use effattn_record::own_setting;
-use stored::StoredRuns;
-use worker::LraExperiment;
 
 own_setting! {
     /// ListOps: keep closing brackets as tokens, as LRA does today and Table 1 did not

@@ -2,13 +2,12 @@
 
 use std::path::Path;
 
-use serde::{Deserialize, Serialize};
-
-use super::LraExperiment;
 use super::recipe::{self, Recipe};
+use super::request::{LraRequest, model};
+use super::stored::StoredRuns;
 use super::tasks::{self, LoadOptions};
-use super::weights::StoredWeights;
-use super::{ACCURACY, EVAL, KEEP_CLOSE, Lra, StoredRuns, documents, floor};
+use super::worker::LraExperiment;
+use super::{ACCURACY, EVAL, KEEP_CLOSE, Lra, floor};
 use crate::protocol::cell_runner::CellRunner;
 use crate::protocol::curve::CurveSpec;
 use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo};
@@ -17,41 +16,16 @@ use crate::protocol::model_spec::{ModelSpec, resolve_or_unsupported};
 use crate::protocol::own_data::TOKENIZER;
 use crate::protocol::training::worker::Job;
 use crate::protocol::training::{
-    self, DataRead, PlannedRun, ProtocolDiff, RequestInfo, RunPlace, TrainingProtocol, TrainingRequest,
-    TrainingResult, flops, one_of_each, read_once, requests,
+    self, DataRead, PlannedRun, ProtocolDiff, RunPlace, TrainingProtocol, TrainingResult, flops, one_of_each,
+    read_once, requests,
 };
 use crate::run::RunError;
 use crate::run::outcome::CellFailure;
 use crate::run::plan::{Cell, Plan};
 use effattn_data as data;
-use effattn_model::attention::choose::MechanismChoice;
-use effattn_model::batch::InputKind;
-use effattn_model::family::{self, Architecture, DataShape, ModelRequest, ResolveError};
 use effattn_record::Pass;
 use effattn_record::config::lists::{Lengths, Words};
 use effattn_record::config::settings::Settings;
-
-/// What the worker of a cell is asked.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct LraRequest {
-    /// Task.
-    pub task: String,
-    /// The model; its length is the number of positions.
-    pub spec: ModelSpec,
-    /// Tokens of a document that are kept.
-    pub keep: u64,
-    /// Optimizer steps.
-    pub steps: u64,
-    /// Peak or base rate.
-    pub rate: f64,
-    /// So many examples of each split; absent: all.
-    pub limit: Option<u64>,
-    /// How data are read.
-    pub reading: LoadOptions,
-    /// The weights that are tested; absent: they are trained.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub stored: Option<StoredWeights>,
-}
 
 /// Steps, length and rate of `--quick`: the operator that decides most is an expression's first token, and among few
 /// tokens it is found soon.
@@ -59,32 +33,6 @@ pub const QUICK: (u64, u64, f64) = (1500, 64, 1e-3);
 
 /// Preset where nothing is said.
 const PRESET: &str = "ls-lra";
-
-/// The model of `spec` for `task`.
-pub fn model(
-    spec: &ModelSpec,
-    choice: &MechanismChoice,
-    task: &str,
-) -> Result<Box<dyn Architecture>, ResolveError> {
-    let examples = data::task(task).ok().map(|(set, examples)| DataShape {
-        input: if set.kind.documents() == 2 { InputKind::Pairs } else { InputKind::Tokens },
-        vocab: examples.vocabulary,
-        classes: examples.classes,
-        len: examples.len,
-    });
-    model_for(spec, choice, task, examples)
-}
-
-/// The model of `spec` for `examples` of `task`.
-pub fn model_for(
-    spec: &ModelSpec,
-    choice: &MechanismChoice,
-    task: &str,
-    examples: Option<DataShape>,
-) -> Result<Box<dyn Architecture>, ResolveError> {
-    let families: Vec<_> = family::families().into_iter().filter(|family| documents(family)).collect();
-    family::resolve(&families, &ModelRequest { task: Some(task), examples, ..spec.model_request(choice) })
-}
 
 impl TrainingProtocol for Lra {
     type Request = LraRequest;
@@ -241,27 +189,4 @@ fn differences(request: &LraRequest, recipe: &Recipe) -> ProtocolDiff {
     }
     all.settings.extend(recipe.gaps.iter().map(|gap| (*gap).to_owned()));
     all
-}
-
-impl LraRequest {
-    fn mechanism(&self) -> &str {
-        self.spec.model.split(':').next().unwrap_or_default()
-    }
-
-    /// How its task is trained.
-    pub fn recipe(&self) -> Result<Recipe, String> {
-        recipe::find(&self.spec.preset, &self.task, self.mechanism())
-    }
-}
-
-impl TrainingRequest for LraRequest {
-    fn reads(&self) -> Vec<String> {
-        let weights = self.stored.as_ref().map(StoredWeights::data_name);
-        [self.task.clone()].into_iter().chain(weights).collect()
-    }
-
-    fn info(&self) -> RequestInfo<'_> {
-        let steps = if self.stored.is_some() { 0 } else { self.steps };
-        RequestInfo { task: &self.task, reading: self.reading, steps, spec: &self.spec }
-    }
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
 
-use super::plan::{LraRequest, model_for};
+use super::request::{LraRequest, model_for};
 use super::weights::{READING, StoredWeights};
 use super::worker::Reader;
 use super::{ACCURACY, EVAL};

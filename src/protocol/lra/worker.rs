@@ -3,8 +3,8 @@
 use candle_core::{Device, Result as Candle};
 
 use super::floor;
-use super::plan::{LraRequest, model};
 use super::recipe::Recipe;
+use super::request::{LraRequest, model};
 use super::tasks;
 use super::weights::keep_reading;
 use crate::protocol::training::experiment::{

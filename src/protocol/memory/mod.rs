@@ -8,11 +8,8 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::WorkerRequest;
 use super::cell_runner::{CellResult, CellRunner, request};
-use super::definition::{
-    DataDirs, EstimateContext, Prepared, Protocol, ProtocolInfo, ResultView, WorkerContext, WorkerInput,
-};
+use super::definition::{DataDirs, EstimateContext, Prepared, Protocol, ProtocolInfo, ResultView};
 use super::differing::differing_words;
 use super::grid::{Grid, GridDefaults, GridEntry, GridFlags, PlanError, Point, cells_by_place};
 use super::input_text;
@@ -20,6 +17,7 @@ use super::measured_step::MeasuredStep;
 use super::model_spec::{ModelSpec, resolve_or_unsupported};
 use super::speed::plan::{PRESET, SpeedRequest};
 use super::speed::program::{Finished, ProgramCell};
+use super::worker_context::{WorkerContext, WorkerInput, WorkerRequest};
 use crate::run::outcome::CellFailure;
 use crate::run::plan::{Cell, Plan, unusual_values};
 use crate::run::worker::{Launcher, ParentLink, Received, Worker};

@@ -88,16 +88,8 @@ mod tests {
     fn the_mechanism_is_named_with_what_the_block_length_gave() {
         let named = |model: &str| {
             let choice = choose(&model.parse().unwrap()).unwrap().remove(0);
-            let asked = ModelRequest {
-                preset: "roberta-small",
-                task: None,
-                choice: &choice,
-                sizes: &SizeOverrides::default(),
-                len: Some(64),
-                cached: None,
-                vocab: None,
-                examples: None,
-            };
+            let sizes = SizeOverrides::default();
+            let asked = ModelRequest { len: Some(64), ..ModelRequest::new("roberta-small", &choice, &sizes) };
             mechanism(&masked_lm::config(&asked).unwrap())
         };
         assert_eq!((named("full"), named("cosformer")), ("full".to_owned(), "cosformer:m=64".to_owned()));

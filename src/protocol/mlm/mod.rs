@@ -6,6 +6,7 @@
 pub mod hf_export;
 pub mod plan;
 pub mod recipe;
+pub mod request;
 pub mod worker;
 
 use super::definition::{ProtocolInfo, Quick, Tasks};
@@ -13,7 +14,6 @@ use super::own_data::TOKENIZER;
 use effattn_data::running_text;
 use effattn_record::Metric;
 use effattn_record::config::settings::groups::{MACHINE, MODEL, TRAINING};
-use worker::train;
 
 const INFO: ProtocolInfo = ProtocolInfo {
     examples: EXAMPLES,

@@ -3,8 +3,8 @@
 use candle_core::{Device, Result as Candle, Tensor};
 use serde_json::{Value, json};
 
-use super::plan::{MlmData, MlmRequest, data_names, load, model};
 use super::recipe::Recipe;
+use super::request::{MlmData, MlmRequest, data_names, load, model};
 use super::{BITS, NATS, hf_export};
 use crate::protocol::pretrained_start::unchanged;
 use crate::protocol::training::experiment::{

@@ -7,6 +7,7 @@
 pub mod floor;
 pub mod plan;
 pub mod recipe;
+pub mod request;
 pub mod worker;
 
 use super::definition::{ProtocolInfo, Quick, Tasks};
@@ -16,7 +17,6 @@ use effattn_record::Metric;
 use effattn_record::config::settings::groups::MACHINE;
 use effattn_record::config::settings::{number, within};
 use effattn_record::own_setting;
-use worker::train;
 
 own_setting! {
     /// Number of token ids

@@ -1,9 +1,9 @@
 //! From flags and suites to grids of small training runs.
 
-use serde::{Deserialize, Serialize};
-
 use super::recipe::{self, Recipe, TrainPart, examples, recipe_of};
-use super::{ACCURACY, MACRO_ACCURACY, Recall, VOCABULARY, floor, train};
+use super::request::{RecallRequest, model};
+use super::worker::train;
+use super::{ACCURACY, MACRO_ACCURACY, Recall, VOCABULARY, floor};
 use crate::protocol::cell_runner::CellRunner;
 use crate::protocol::curve::CurveSpec;
 use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo};
@@ -11,62 +11,21 @@ use crate::protocol::grid::{Grid, GridDefaults, GridFlags, PlanError, listed};
 use crate::protocol::model_spec::ModelSpec;
 use crate::protocol::training::worker::Job;
 use crate::protocol::training::{
-    self, DataRead, PlannedRun, ProtocolDiff, RequestInfo, RunPlace, TrainingProtocol, TrainingRequest,
-    TrainingResult, flops, most_steps, one_of_each, read_once, requests, resolve,
+    self, DataRead, PlannedRun, ProtocolDiff, RunPlace, TrainingProtocol, TrainingResult, flops, most_steps,
+    one_of_each, read_once, requests, resolve,
 };
 use crate::run::RunError;
 use crate::run::outcome::CellFailure;
 use crate::run::plan::{Cell, Plan};
 use effattn_data::LoadOptions;
-use effattn_data::position_labels::{self, Alphabet, PositionTask, Reading, Segment};
-use effattn_model::attention::choose::MechanismChoice;
-use effattn_model::family::labeler;
-use effattn_model::family::{ModelRequest, ResolveError};
-use effattn_model::labeler::{LabelerConfig, LayerForm};
+use effattn_data::position_labels::{self, Segment};
+use effattn_model::labeler::LayerForm;
 use effattn_record::Pass;
 use effattn_record::config::lists::{Batches, Layers, Rates, Segments, Words};
 use effattn_record::config::settings::Settings;
 
-/// What the worker of a cell is asked.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RecallRequest {
-    /// The task.
-    pub task: String,
-    /// The model; its length is the longest that is trained or tested on.
-    pub spec: ModelSpec,
-    /// What its layers are; absent: the preset's.
-    pub layers: Option<Vec<String>>,
-    /// Number of ids, noise.
-    pub alphabet: Alphabet,
-    /// What is trained on.
-    pub train: Vec<TrainPart>,
-    /// What is validated and tested on.
-    pub test: Vec<Segment>,
-    /// Most updates at each rate.
-    pub steps: u64,
-    /// Updates between evaluations.
-    pub every: u64,
-    /// Rates to choose from.
-    pub rates: Vec<f64>,
-    /// Most examples per segment that are validated or tested on; absent: the protocol's numbers.
-    pub limit: Option<u64>,
-}
-
 /// Mechanisms where nothing is said.
 const MODELS: &str = "full,window,ls,cosformer,linear,based,retention,gla,mamba2,deltanet,gated-deltanet";
-
-/// The model of `spec`.
-pub fn model(
-    spec: &ModelSpec,
-    choice: &MechanismChoice,
-    (layers, alphabet, task): (Option<&[String]>, Alphabet, &PositionTask),
-) -> Result<LabelerConfig, ResolveError> {
-    let vocab = Some(alphabet.vocabulary);
-    let config = labeler::config(&ModelRequest { vocab, ..spec.model_request(choice) }, layers)?;
-    let config = LabelerConfig { read_at_end: task.reading == Reading::AtTheEnd, ..config };
-    config.validate()?;
-    Ok(config)
-}
 
 /// The mechanism that a list of layers names, where it names one and no `mixer`.
 fn named_in(layers: &Layers) -> Option<String> {
@@ -248,11 +207,4 @@ fn differences(request: &RecallRequest, usual: &RecallRequest, recipe: &Recipe) 
     all.settings.extend(request.limit.map(|limit| format!("at most {limit} examples of a segment")));
     all.note("every", request.every, usual.every.min(request.steps.div_ceil(4)).max(1));
     all
-}
-
-impl TrainingRequest for RecallRequest {
-    fn info(&self) -> RequestInfo<'_> {
-        let steps = self.steps * self.rates.len() as u64;
-        RequestInfo { task: &self.task, reading: LoadOptions::default(), steps, spec: &self.spec }
-    }
 }

@@ -7,8 +7,8 @@ use candle_core::{D, Device, Result as Candle, Tensor};
 use rayon::prelude::*;
 use serde_json::{Value, json};
 
-use super::plan::{RecallRequest, model};
 use super::recipe::{Recipe, numbers};
+use super::request::{RecallRequest, model};
 use super::{ACCURACY, HELD_OUT_SEED, MACRO_ACCURACY, RATE_ACCURACY, SEGMENT_ACCURACY};
 use crate::protocol::training::experiment::{
     EarlierPhases, Experiment, StepCounts, TrainingDevice, classifier_score,

@@ -54,7 +54,7 @@ pub const INFO: ProtocolInfo = ProtocolInfo {
     needs_golden_check: true,
     takes_programs: true,
     ..ProtocolInfo::new(
-        "speed",
+        plan::NAME,
         "Measure inference and training steps per second against length (cosFormer, Table 5)",
     )
 };

@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 use super::bracket::Brackets;
 use super::interleave::{self, Budget, CellSamples, CellWorkers, Started, TurnResult};
 use super::limit::limit_seconds;
-use super::plan::{PROFILE_TIME, SpeedRequest, seconds};
+use super::plan::{NAME, PROFILE_TIME, SpeedRequest, seconds};
 use super::program::{Finished, ProgramCell};
+use super::rows;
 use super::worker::{SpeedReply, TurnRequest};
-use super::{INFO, rows};
-use crate::protocol::WorkerRequest;
 use crate::protocol::cell_runner::{CellResult, CellRunner, request};
-use crate::protocol::definition::{EstimateContext, WorkerContext};
+use crate::protocol::definition::EstimateContext;
 use crate::protocol::model_spec::ModelSpec;
+use crate::protocol::worker_context::{WorkerContext, WorkerRequest};
 use crate::run::RunError;
 use crate::run::outcome::CellFailure;
 use crate::run::plan::Plan;
@@ -405,7 +405,7 @@ fn probe(
     let Some(flops) = flops(&spec) else { return Ok(None) };
     let request = SpeedRequest { spec, warmup: 1, max_time: 0.1, profile: false, ..request.clone() };
     let order = WorkerRequest::Cell {
-        protocol: INFO.name.to_owned(),
+        protocol: NAME.to_owned(),
         memory_limit: context.memory_limit,
         request: serde_json::to_value(request).map_err(|error| RunError::Internal(error.to_string()))?,
         conditions: WorkerContext::default(),

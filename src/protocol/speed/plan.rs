@@ -24,6 +24,8 @@ const QUICK: &str = "full,local,linformer,reformer,linear,performer,cosformer,ls
 /// Its measuring time, and its fewest steps: order statistics have an interval from six on.
 const QUICK_TIME: f64 = 0.8;
 const QUICK_RUNS: u64 = 6;
+/// The command.
+pub const NAME: &str = "speed";
 /// Preset where nothing is said.
 pub const PRESET: &str = "lra-repo";
 /// Preset and mechanisms where tokens are made one after another and nothing else is said.
@@ -134,7 +136,7 @@ fn cell(
         suite: grid.suite.as_ref().map(|suite| suite.name.clone()),
         metric: metric.to_owned(),
         published,
-        ..spec.row("speed", threads, resolved.as_deref())
+        ..spec.row(NAME, threads, resolved.as_deref())
     };
     let request = asked(settings, spec);
     if let Some(own) = pick.of_suite() {

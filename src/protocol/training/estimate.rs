@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 
 use super::{TrainingMessage, TrainingRequest, TrialTiming};
 use crate::protocol::cell_runner::request;
-use crate::protocol::definition::{EstimateContext, WorkerContext};
+use crate::protocol::definition::EstimateContext;
 use crate::protocol::speed::measure_rate;
+use crate::protocol::worker_context::{WorkerContext, WorkerRequest};
 use crate::run::RunError;
 use crate::run::plan::{Cell, Plan};
 use crate::run::worker::{Received, Worker};
@@ -106,7 +107,7 @@ fn rehearse(
         trial: true,
         ..WorkerContext::default()
     };
-    let order = crate::protocol::WorkerRequest::Cell {
+    let order = WorkerRequest::Cell {
         protocol: command.to_owned(),
         memory_limit: context.memory_limit,
         request: cell.request.clone(),

@@ -6,6 +6,7 @@
 pub mod loader;
 pub mod plan;
 pub mod recipe;
+pub mod request;
 pub mod test_only;
 pub mod worker;
 
@@ -15,7 +16,6 @@ use effattn_record::Metric;
 use effattn_record::config::settings::groups::{MACHINE, TRAINING};
 use effattn_record::config::settings::word;
 use effattn_record::own_setting;
-use worker::VisionExperiment;
 
 own_setting! {
     /// Evaluate these weights instead of training: a checkpoint, or safetensors with public tensor names

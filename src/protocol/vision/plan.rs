@@ -2,93 +2,35 @@
 
 use std::path::Path;
 
-use serde::{Deserialize, Serialize};
-
-use super::VisionExperiment;
 use super::recipe::{self, Recipe};
+use super::request::{VisionRequest, classes, model};
+use super::worker::VisionExperiment;
 use super::{Vision, WEIGHTS};
 use crate::protocol::curve::CurveSpec;
 use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo};
-use crate::protocol::grid::{GridDefaults, GridFlags, PlanError, published_elsewhere};
+use crate::protocol::grid::{GridDefaults, GridFlags, PlanError};
 use crate::protocol::model_spec::ModelSpec;
 use crate::protocol::training::worker::Job;
 use crate::protocol::training::{
-    PlannedRun, ProtocolDiff, RequestInfo, RunPlace, TrainingProtocol, TrainingRequest, TrainingResult,
-    flops, incomplete, micro_batches, requests, resolve,
+    PlannedRun, ProtocolDiff, RunPlace, TrainingProtocol, TrainingResult, flops, incomplete, micro_batches,
+    requests, resolve,
 };
 use crate::run::outcome::CellFailure;
 use crate::run::plan::Plan;
 use effattn_data::content_hash::file_hash;
+use effattn_data::images;
 use effattn_data::images::test_only::{challenge, challenges};
-use effattn_data::{LoadOptions, images};
-use effattn_model::attention::choose::MechanismChoice;
-use effattn_model::batch::InputKind;
-use effattn_model::family::vision::{ImageClassifier, classifier};
-use effattn_model::family::{self, Architecture, DataShape, ModelRequest, ResolveError};
+use effattn_model::family;
+use effattn_record::Pass;
 use effattn_record::config::lists::{Batches, Lengths, Words};
 use effattn_record::config::settings::Settings;
 use effattn_record::config::unknown;
-use effattn_record::{Pass, Published};
-
-/// What the worker of a cell is asked.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct VisionRequest {
-    /// The images.
-    pub task: String,
-    /// The model; its length is the side of the images, its batch the images of an update.
-    pub spec: ModelSpec,
-    /// Updates; none where stored weights are evaluated.
-    pub steps: u64,
-    /// Highest rate.
-    pub rate: f64,
-    /// Updates between evaluations.
-    pub every: u64,
-    /// Parts that an update's batch is cut into.
-    pub accumulate: u64,
-    /// So many images of each split; absent: all.
-    pub limit: Option<u64>,
-    /// File of the weights that are evaluated instead of trained ones.
-    pub weights: Option<String>,
-    /// SHA-256 of that file.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub weights_sha256: Option<String>,
-    /// Images that the weights are tested on besides, by name.
-    #[serde(default)]
-    pub also: Vec<String>,
-    /// Images whose patches are compared (Figure 6).
-    pub similarity: u64,
-    /// Whether incomplete data and broken images are taken as they are.
-    pub allow_partial: bool,
-}
 
 const PRESET: &str = "cvt-small";
 /// Updates of `--quick`, and their images.
 const QUICK: (u64, u64) = (120, 32);
 /// Updates where nobody says how many images there are.
 const STEPS: u64 = 10_000;
-
-/// Classes of the images called `task`, where they are known before they are read.
-fn examples(classes: usize, len: usize) -> DataShape {
-    DataShape { input: InputKind::Pixels, vocab: 0, classes, len }
-}
-
-/// The model of `spec` for images of `classes`.
-pub fn model(
-    spec: &ModelSpec,
-    choice: &MechanismChoice,
-    classes: Option<usize>,
-) -> Result<ImageClassifier, ResolveError> {
-    let examples = classes.map(|classes| examples(classes, spec.len as usize));
-    let resolved = classifier(&ModelRequest { examples, ..spec.model_request(choice) })?;
-    resolved.validate()?;
-    Ok(resolved)
-}
-
-/// Classes of the models for `task`, where that is known before its images are read.
-pub fn classes(task: &str) -> Option<usize> {
-    let trained_on = challenge(task).map_or(task, |challenge| challenge.of);
-    images::source(trained_on).ok()?.classes
-}
 
 impl TrainingProtocol for Vision {
     type Request = VisionRequest;
@@ -270,27 +212,11 @@ fn differences(request: &VisionRequest, usual: &VisionRequest, recipe: &Recipe) 
     all
 }
 
-impl TrainingRequest for VisionRequest {
-    fn reads(&self) -> Vec<String> {
-        [&self.task].into_iter().chain(&self.also).cloned().collect()
-    }
-
-    fn info(&self) -> RequestInfo<'_> {
-        let reading = LoadOptions::partial(self.allow_partial);
-        RequestInfo { task: &self.task, reading, steps: self.steps, spec: &self.spec }
-    }
-
-    fn published(&self, metric: &str, task: &str) -> Option<Published> {
-        let what = (metric, task);
-        Some(published_elsewhere("vision", &self.spec.model, what, &self.spec.preset)?.published)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::protocol::Protocol;
-    use crate::protocol::grid::resolve;
+    use crate::protocol::resolve;
 
     #[test]
     fn weights_are_in_the_key_by_their_content() {

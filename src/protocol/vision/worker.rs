@@ -5,8 +5,8 @@ use std::path::Path;
 use candle_core::Result as Candle;
 
 use super::loader::{Ahead, Loader, Made};
-use super::plan::{VisionRequest, classes, model};
 use super::recipe::{self, Recipe};
+use super::request::{VisionRequest, classes, model};
 use super::test_only;
 use crate::protocol::training::experiment::{
     self as training, Experiment, StepCounts, TrainingDevice, mean, scores,

@@ -3,6 +3,7 @@
 
 pub mod plan;
 pub mod recipe;
+pub mod request;
 pub mod worker;
 
 use super::definition::{ProtocolInfo, Quick, Tasks};
@@ -10,7 +11,6 @@ use super::own_data::DATA;
 use effattn_model::family::causal;
 use effattn_record::Metric;
 use effattn_record::config::settings::groups::{MACHINE, TRAINING};
-use worker::train;
 
 const INFO: ProtocolInfo = ProtocolInfo {
     examples: EXAMPLES,
@@ -33,7 +33,7 @@ const INFO: ProtocolInfo = ProtocolInfo {
         ),
     ],
     presets: causal::presets,
-    tasks: Some(Tasks { called: "Corpora", names: plan::names }),
+    tasks: Some(Tasks { called: "Corpora", names: request::names }),
     quick: Some(Quick {
         help: "Train a small model on the built-in sample text (not the paper's protocol)",
         said: "cosformer and full with 2 layers, width 128, 4 heads, FFN 256 on the built-in sample text, at most 300 updates of 16 \

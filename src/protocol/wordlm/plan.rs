@@ -1,76 +1,24 @@
 //! From flags and suites to word language models that are trained.
 
-use std::path::Path;
-
-use serde::{Deserialize, Serialize};
-
 use super::recipe::{self, Recipe};
-use super::{CONTEXT, WordLm, train};
+use super::request::{WordLmRequest, load};
+use super::worker::train;
+use super::{CONTEXT, WordLm};
 use crate::protocol::curve::CurveSpec;
 use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo};
 use crate::protocol::grid::{GridDefaults, GridFlags, PlanError};
 use crate::protocol::model_spec::{ModelSpec, resolve_or_unsupported};
 use crate::protocol::training::worker::Job;
 use crate::protocol::training::{
-    DataRead, PlannedRun, ProtocolDiff, RequestInfo, RunPlace, TrainingProtocol, TrainingRequest,
-    TrainingResult, flops, micro_batches, most_steps, one_of_each, read_data,
+    DataRead, PlannedRun, ProtocolDiff, RunPlace, TrainingProtocol, TrainingResult, flops, micro_batches,
+    most_steps, one_of_each, read_data,
 };
 use crate::run::outcome::CellFailure;
 use crate::run::plan::Plan;
 use effattn_data as data;
-use effattn_data::word_corpus::WordCorpus;
-use effattn_data::{DataError, LoadOptions};
-use effattn_model::attention::choose::MechanismChoice;
-use effattn_model::family::causal::{self, CausalArchitecture};
-use effattn_model::family::{ModelRequest, ResolveError};
 use effattn_record::Pass;
-use effattn_record::config::lists::Layers;
-use effattn_record::config::lists::Words;
+use effattn_record::config::lists::{Layers, Words};
 use effattn_record::config::settings::Settings;
-
-/// What the worker of a cell is asked.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct WordLmRequest {
-    /// Corpus.
-    pub corpus: String,
-    /// The model; its length is that of a block, its batch the blocks of an update.
-    pub spec: ModelSpec,
-    /// Updates.
-    pub steps: u64,
-    /// Highest rate.
-    pub rate: f64,
-    /// Parts that an update is computed in.
-    pub accumulate: u64,
-    /// Updates between evaluations.
-    pub every: u64,
-    /// First words of the validation and the test text that are predicted; absent: all.
-    pub limit: Option<u64>,
-    /// Whether incomplete data may be used.
-    pub allow_partial: bool,
-}
-
-/// What is added to a corpus's name for its validation text, where the paper has numbers of both.
-pub const VALIDATION: &str = "-valid";
-
-/// The texts called `name` in `dir`.
-pub fn load(name: &str, dir: &Path, allow_partial: bool) -> Result<WordCorpus, DataError> {
-    let (_, words) = data::words(name)?;
-    (words.load)(dir, LoadOptions::partial(allow_partial))
-}
-
-/// Names of the corpora, for help.
-pub fn names() -> Vec<&'static str> {
-    data::word_corpora().iter().map(|(set, _)| set.name).collect()
-}
-
-/// The model of `spec` over `vocab` words.
-pub fn model(
-    spec: &ModelSpec,
-    choice: &MechanismChoice,
-    vocab: usize,
-) -> Result<Box<dyn CausalArchitecture>, ResolveError> {
-    causal::resolve(&ModelRequest { vocab: Some(vocab), ..spec.model_request(choice) })
-}
 
 impl TrainingProtocol for WordLm {
     type Request = WordLmRequest;
@@ -116,7 +64,7 @@ impl TrainingProtocol for WordLm {
         let (len, batch) = (len.unwrap_or(recipe.len), batch.unwrap_or(recipe.batch));
         let spec = ModelSpec::new(&entry, len, batch, Pass::Train, seed)?;
         let (model, unsupported) =
-            resolve_or_unsupported(&entry, |choice| model(&spec, choice, words.vocabulary))?;
+            resolve_or_unsupported(&entry, |choice| spec.resolve_causal(choice, words.vocabulary))?;
         let model = model.map(|model| model as _).ok_or_else(|| unsupported.unwrap_or_default());
         let request = |spec: ModelSpec, settings: &Settings| -> Result<WordLmRequest, PlanError> {
             let usual = if spec.batch.is_multiple_of(recipe.accumulate) { recipe.accumulate } else { 1 };
@@ -188,34 +136,18 @@ fn differences(request: &WordLmRequest, recipe: &Recipe) -> ProtocolDiff {
     all
 }
 
-impl TrainingRequest for WordLmRequest {
-    fn info(&self) -> RequestInfo<'_> {
-        let reading = LoadOptions::partial(self.allow_partial);
-        RequestInfo { task: &self.corpus, reading, steps: self.steps, spec: &self.spec }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use effattn_model::attention::choose::choose;
-    use effattn_model::family::{character_lm, word_lm};
+    use effattn_model::family::{ModelRequest, ResolveError, character_lm, word_lm};
 
     /// Models stand below data sets in the layers, so both state the sizes of published vocabularies.
     #[test]
     fn models_and_data_sets_count_the_same_symbols() {
         let choice = choose(&"cosformer".parse().unwrap()).unwrap().remove(0);
         let (sizes, len) = (Default::default(), Some(64));
-        let asked = |preset, task| ModelRequest {
-            preset,
-            task,
-            choice: &choice,
-            sizes: &sizes,
-            len,
-            cached: None,
-            vocab: None,
-            examples: None,
-        };
+        let asked = |preset, task| ModelRequest { task, len, ..ModelRequest::new(preset, &choice, &sizes) };
         for corpus in ["wikitext103", "wikitext103-small"] {
             let words = data::words(corpus).unwrap().1.vocabulary;
             assert_eq!(word_lm::config(&asked(corpus, None)).unwrap().adaptive.vocab, words);
@@ -242,7 +174,7 @@ mod tests {
         };
         let of = |name: &str, vocab| {
             let (spec, choice) = (spec(name), spec(name).choice().unwrap());
-            model(&spec, &choice, vocab)?;
+            spec.resolve_causal(&choice, vocab)?;
             word_lm::config(&ModelRequest { vocab: Some(vocab), ..spec.model_request(&choice) })
         };
         assert_eq!(of("full", 8125).unwrap().adaptive.cutoffs, [2000, 5000]);

@@ -3,8 +3,8 @@
 use candle_core::{Device, Result as Candle, Tensor};
 use serde_json::{Value as Json, json};
 
-use super::plan::{VALIDATION, WordLmRequest, load, model};
 use super::recipe::{self, Recipe};
+use super::request::{VALIDATION, WordLmRequest, load};
 use super::{BLOCK, CONTEXT};
 use crate::protocol::training::experiment::{
     self as training, Experiment, MicroBatches, StepCounts, TrainedWeights, TrainingDevice, WeightChoice,
@@ -36,8 +36,7 @@ pub fn train(job: &Job<WordLmRequest>) -> Result<TrainingResult, CellFailure> {
     let corpus = load(&request.corpus, &context.data, request.allow_partial)?;
     context.same(&request.corpus, &corpus.hash)?;
     let spec = &request.spec;
-    let config = spec.choice().and_then(|choice| model(spec, &choice, corpus.vocabulary.len()));
-    let config = config?;
+    let config = spec.resolve_causal(&spec.choice()?, corpus.vocabulary.len())?;
     let laboratory = TrainingDevice::open(spec, context)?;
     let run = WordLmExperiment { job, recipe: &recipe, corpus: &corpus, config: config.as_ref() };
     let (trained, peak_bytes) = training::train(&laboratory, &run)?;

@@ -1,7 +1,9 @@
 //! Texts of a person's own as examples of token ids.
 
-use super::texts::OwnTexts;
-use super::{OwnFiles, Reading, TextUnits};
+use std::path::Path;
+
+use super::texts::{OwnTexts, unknown_label};
+use super::{OwnFiles, Reading, TextUnits, table};
 use crate::content_hash::ContentHash;
 use crate::labelled::Text;
 use crate::{DataError, Dataset, Example, Split};
@@ -78,6 +80,26 @@ impl OwnDocuments {
             Split::Validation => &self.splits[1],
             Split::Test => &self.splits[2],
         }
+    }
+}
+
+impl Reading {
+    /// The documents of `file`, all of them as the test split: its labels must be among the classes.
+    pub fn test(&self, file: &Path) -> Result<OwnDocuments, DataError> {
+        let rows = table::read(file)?;
+        let mut texts = Vec::with_capacity(rows.len());
+        for row in rows {
+            let wrong = |reason: String| DataError::Line { file: file.to_owned(), line: row.line, reason };
+            if row.second.is_some() != self.pairs {
+                let [here, there] = if self.pairs { ["one text", "two"] } else { ["two texts", "one"] };
+                return Err(wrong(format!("has {here}, and the model was trained on {there}")));
+            }
+            let label = self.classes.iter().position(|class| *class == row.label);
+            let label = label
+                .ok_or_else(|| wrong(unknown_label(&row.label, &self.classes, "the run's training data")))?;
+            texts.push(Text { first: row.first, second: row.second, label: label as u32 });
+        }
+        OwnDocuments::new(self.clone(), [Vec::new(), Vec::new(), texts])
     }
 }
 

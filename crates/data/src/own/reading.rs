@@ -5,8 +5,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::texts::unknown_label;
-use super::{OwnDocuments, OwnFiles, table};
+use super::OwnFiles;
 use crate::labelled::Text;
 use crate::tokenizer::Tokenizer;
 use crate::{DataError, byte_ids};
@@ -121,24 +120,6 @@ impl Reading {
                 Ok(texts.map(|text| encoder.ids(text).into_iter().map(|id| id + 1).collect()).collect())
             }
         }
-    }
-
-    /// The documents of `file`, all of them as the test split: its labels must be among the classes.
-    pub fn test(&self, file: &Path) -> Result<OwnDocuments, DataError> {
-        let rows = table::read(file)?;
-        let mut texts = Vec::with_capacity(rows.len());
-        for row in rows {
-            let wrong = |reason: String| DataError::Line { file: file.to_owned(), line: row.line, reason };
-            if row.second.is_some() != self.pairs {
-                let [here, there] = if self.pairs { ["one text", "two"] } else { ["two texts", "one"] };
-                return Err(wrong(format!("has {here}, and the model was trained on {there}")));
-            }
-            let label = self.classes.iter().position(|class| *class == row.label);
-            let label = label
-                .ok_or_else(|| wrong(unknown_label(&row.label, &self.classes, "the run's training data")))?;
-            texts.push(Text { first: row.first, second: row.second, label: label as u32 });
-        }
-        OwnDocuments::new(self.clone(), [Vec::new(), Vec::new(), texts])
     }
 }
 

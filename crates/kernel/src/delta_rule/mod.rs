@@ -43,7 +43,7 @@ use candle_core::{DType, Result, Tensor, bail};
 use super::heads::{Heads, PackedLayout, Qkv, merge};
 
 pub use composed::composed;
-pub use normalize::{NormalizeConfig, normalize};
+pub use normalize::normalize;
 
 /// Queries, keys and values of all heads side by side, in rows `[q heads | k heads | v heads]`.
 #[derive(Clone, Debug)]
@@ -150,6 +150,19 @@ impl DeltaRule<'_> {
 
 /// Widest key that the CUDA kernels take: more does not fit the shared memory of a block.
 const CUDA_WIDEST: usize = 128;
+
+/// Settings of [`normalize()`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NormalizeConfig {
+    /// Whether queries and keys go through x sigmoid(x).
+    pub silu_qk: bool,
+    /// Whether values do.
+    pub silu_v: bool,
+    /// Added to the squared length.
+    pub eps: f64,
+    /// Factor on queries, usually 1 / sqrt(key_width).
+    pub query_scale: f64,
+}
 
 /// Results of the delta rule; queries and keys are taken as they are (see [`normalize()`]).
 pub fn delta_rule(rows: &DeltaRows, call: &DeltaRule) -> Result<Heads> {

@@ -7,27 +7,14 @@ use candle_core::cuda_backend::CudaStorage;
 use candle_core::{CpuStorage, D, Layout, Result, Shape, Tensor};
 use pulp::Simd;
 
-use super::DeltaRows;
 #[cfg(feature = "cuda")]
 use super::cuda::normalize::Sizes;
+use super::{DeltaRows, NormalizeConfig};
 use crate::cpu::{self, math, par, par::Chunks};
 #[cfg(feature = "cuda")]
 use crate::cuda::tensors;
 use crate::op::{self, FusedOp, SavedOutput};
 use crate::{fused, tape};
-
-/// Settings of [`normalize()`].
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct NormalizeConfig {
-    /// Whether queries and keys go through x sigmoid(x).
-    pub silu_qk: bool,
-    /// Whether values do.
-    pub silu_v: bool,
-    /// Added to the squared length.
-    pub eps: f64,
-    /// Factor on queries, usually 1 / sqrt(key_width).
-    pub query_scale: f64,
-}
 
 /// Queries and keys x / sqrt(sum x^2 + eps) per head, after the activations; queries times `query_scale`.
 pub fn normalize(rows: &DeltaRows, config: &NormalizeConfig) -> Result<DeltaRows> {

@@ -229,8 +229,9 @@ fn percent(data: &dyn Dataset, right: impl Fn(usize) -> bool + Sync) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::grid::{GridFlags, resolve};
+    use crate::protocol::grid::GridFlags;
     use crate::protocol::lra::tasks::{LoadOptions, load};
+    use crate::protocol::resolve;
     use effattn_data::Example;
     use effattn_record::config::settings::Settings;
 
