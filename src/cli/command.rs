@@ -22,7 +22,7 @@ use effattn_record::config::units::Seconds;
 /// Which mechanisms.
 #[derive(clap::Args)]
 struct Mechanisms {
-    /// Mechanisms, with settings after a colon: full,ls:w=16,r=2 or all or 'ls*'
+    /// Mechanisms, with knobs after a colon: full,ls:w=16,r=2 or all or 'ls*'
     #[arg(long, value_name = "LIST", help_heading = "Grid", hide_possible_values = true)]
     #[arg(value_parser = NamedValues::new(value_names::mechanisms, str::parse::<Models>))]
     model: Option<Models>,
@@ -35,7 +35,7 @@ struct Mechanisms {
 /// Settings of a paper, and single ones.
 #[derive(clap::Args)]
 struct SuiteArgs {
-    /// Run a paper's table: a name (effattn list suites) or a TOML file. Other flags choose among its values
+    /// Run a paper's table: a name (effattn list suites) or a TOML file. Grid flags select a subset of it
     #[arg(long, value_name = "NAME|FILE", help_heading = "Grid", hide_possible_values = true)]
     #[arg(value_parser = NamedValues::new(value_names::suites, value_names::text))]
     suite: Option<String>,
@@ -75,11 +75,11 @@ pub struct OutputArgs {
 #[derive(clap::Args, Default)]
 struct Timed {
     /// Compare with other programs' measurements: JSON lines or CSV with model, len, mode (infer or train) and ms,
-    /// or the rows.csv of another run; several files are separated by commas, and what names no program
-    /// is named by its file
+    /// or the rows.csv of another run; several files are separated by commas, and entries without a program
+    /// get the file name
     #[arg(long, value_name = "FILES", value_delimiter = ',', help_heading = "Output")]
     reference: Vec<PathBuf>,
-    /// Mechanism that the others are ranked against [default: full, or transformer-xl without it]
+    /// Mechanism that the others are ranked against [default: full; transformer-xl if full is not measured]
     #[arg(long, value_name = "MODEL", help_heading = "Output", value_parser = NamedValues::new(value_names::mechanisms, value_names::text), hide_possible_values = true)]
     baseline: Option<String>,
     /// Measure attention alone, without a model around it (--preset attention)

@@ -85,7 +85,7 @@ pub struct Args {
     /// Leave out measurements that belong to no paper's table
     #[arg(long)]
     brief: bool,
-    /// Renew this file: the Markdown between its markers (which may name a part), and every number marked with its row
+    /// Update this file in place: the Markdown between its markers (which may name a part), and every number marked with its row
     #[arg(long, value_name = "FILE", conflicts_with_all = ["output", "format"])]
     splice: Option<PathBuf>,
 }

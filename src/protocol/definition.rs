@@ -96,7 +96,7 @@ impl ProtocolInfo {
             ("task", Some(Tasks { called, names })) => format!("{called}: {}", names().join(", ")),
             ("preset", _) if (self.presets)().len() < family::names(|_| true).len() => {
                 let end = own.map_or("(effattn list presets)", |(_, help)| help);
-                format!("Backbone: {} {end}", (self.presets)().join(", "))
+                format!("Model preset: {} {end}", (self.presets)().join(", "))
             }
             _ => own.map_or(setting.help, |(_, help)| help).to_owned(),
         }

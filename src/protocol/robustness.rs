@@ -97,7 +97,7 @@ pub struct Robustness;
 
 const HELP: &[(&str, &str)] = &[
     ("len", "Number of tokens, instead of the protocol's"),
-    ("batch", "Samples per step, instead of the protocol's"),
+    ("batch", "Batch size: examples per step, instead of the protocol's"),
 ];
 
 const EXAMPLES: &str = "\

@@ -46,7 +46,7 @@ const INFO: ProtocolInfo = ProtocolInfo {
     help: &[
         ("len", "Symbols per segment, one value per phase: 512,1024"),
         ("batch", "Parallel streams, instead of the protocol's"),
-        ("steps", "Updates per phase, instead of the protocol's"),
+        ("steps", "Training steps per phase, instead of the protocol's"),
         ("rate", "Learning rate of the first phase, instead of the protocol's; halved with each phase"),
         ("limit", "Evaluate on at most the first N symbols of the validation and test parts"),
         (

@@ -39,8 +39,8 @@ const INFO: ProtocolInfo = ProtocolInfo {
             "len",
             "Maximum tokens per input, instead of the protocol's; positions are repeated if the encoder has fewer",
         ),
-        ("batch", "Texts per update, instead of the protocol's"),
-        ("every", "Updates between evaluations [default: an epoch]"),
+        ("batch", "Batch size: texts per step, instead of the protocol's"),
+        ("every", "Steps between evaluations [default: an epoch]"),
         ("data", TABLES),
         (
             "strict",

@@ -75,7 +75,7 @@ pub const ACCURACY: Metric = Metric {
 /// Help of what means something special for the arena's tasks.
 pub const HELP: &[(&str, &str)] = &[
     ("len", "Number of tokens, instead of the protocol's"),
-    ("batch", "Samples per step, instead of the protocol's"),
+    ("batch", "Batch size: examples per step, instead of the protocol's"),
     ("data", TABLES),
     (
         "tokenizer",

@@ -26,7 +26,7 @@ const INFO: ProtocolInfo = ProtocolInfo {
     ],
     help: &[
         ("len", "Tokens per block, instead of the protocol's"),
-        ("batch", "Blocks per update, instead of the protocol's"),
+        ("batch", "Batch size: blocks per step, instead of the protocol's"),
         ("rate", "Peak learning rate, instead of the protocol's"),
         ("limit", "Use the first N blocks of the training text and of each held-out text"),
     ],

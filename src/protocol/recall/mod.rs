@@ -67,7 +67,7 @@ const INFO: ProtocolInfo = ProtocolInfo {
         ),
         ("steps", "Most updates at each learning rate, instead of the protocol's"),
         ("limit", "Validate and test on at most N examples per segment"),
-        ("floor", "Instead of training, test simple rules on the same examples"),
+        ("floor", "Evaluate simple rules on the same examples instead of training"),
     ],
     presets: || labeler::FAMILY.names(),
     tasks: Some(Tasks {

@@ -44,7 +44,7 @@ const INFO: ProtocolInfo = ProtocolInfo {
     ],
     help: &[
         ("len", "Side length of the images in pixels, instead of the preset's"),
-        ("batch", "Images per update, instead of the recipe's"),
+        ("batch", "Batch size: images per step, instead of the recipe's"),
         ("limit", "Use at most N images per split"),
         ("allow_partial", "Accept incomplete data and skip damaged images; the rows are marked as such"),
     ],

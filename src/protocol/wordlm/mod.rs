@@ -24,8 +24,8 @@ const INFO: ProtocolInfo = ProtocolInfo {
     help: &[
         ("preset", "[default: that of the corpus]"),
         ("len", "Words per block and evaluation window, instead of the protocol's"),
-        ("batch", "Blocks per update, instead of the protocol's"),
-        ("steps", "Updates, instead of the protocol's; warm-up and cycle are scaled with them"),
+        ("batch", "Batch size: blocks per step, instead of the protocol's"),
+        ("steps", "Training steps, instead of the protocol's; warm-up and cycle are scaled with them"),
         ("limit", "Evaluate on at most the first N words of the validation and test texts"),
         (
             "data",

@@ -288,13 +288,13 @@ settings! {
     task: Words, "Grid", "LIST", str::parse;
     /// Sequence lengths: 1024,2048 or 1024..8192 (doubling) or 1024..4096+1024 (steps)
     len: Lengths, "Grid", "LIST", str::parse;
-    /// Sequences per step: 1,4 or 1..32 (doubling)
+    /// Batch size, sequences per step: 1,4 or 1..32 (doubling)
     batch: Batches, "Grid", "LIST", str::parse;
     /// Seeds: 3 or 0..3
     seeds: Seeds, "Grid", "LIST", str::parse;
     /// What a step does: infer, train or infer,train
     mode: Modes, "Grid", "LIST", str::parse;
-    /// Backbone (effattn list presets)
+    /// Model preset (effattn list presets)
     preset: String, "Grid", "NAME", word;
     /// Number of blocks, instead of the preset's
     layers: Layers, "Grid", "N", str::parse;
@@ -328,15 +328,15 @@ settings! {
     runs: u64, "Budget", "N", positive;
     /// Minimum number of measured steps per cell, however long they take
     min_runs: u64, "Budget", "N", positive;
-    /// Time to measure each cell for, such as 2s
+    /// Measuring time per cell, such as 2s
     max_time: Seconds, "Budget", "TIME", str::parse;
-    /// Stop a cell that computes for longer than this, such as 10m; its outcome is timeout
+    /// Time limit per cell, such as 10m; the outcome of one that takes longer is timeout
     timeout: Seconds, "Budget", "TIME", str::parse;
-    /// Show where the time goes: after measuring, some steps are timed operation by operation
+    /// Profile: time a few extra steps per operation
     profile: bool, "Output", "", switch;
     /// Training steps, instead of the protocol's
     steps: u64, "Budget", "N", positive;
-    /// Peak, base or first learning rate, instead of the protocol's
+    /// Learning rate (peak of the schedule), instead of the protocol's
     rate: f64, "Budget", "RATE", |text| number(text, |rate| rate > 0.0 && rate <= 10.0, "a number above 0 and up to 10, such as 1e-4");
     /// Start from a pretrained encoder: folders with config.json, a tokenizer and model.safetensors, or runs of mlm; the first that fits is used
     from: Words, "Start", "LIST", str::parse;
@@ -348,13 +348,13 @@ settings! {
     accumulate: u64, "Budget", "N", positive;
     /// Also test the weights on these images: imagenet-c, imagenet-a, imagenet-r, imagenet-9, imagenet-real, imagenet-v2, cifar10-c, folder-c
     also: Words, "Evaluation", "LIST", str::parse;
-    /// Compare the patches of N images after every block (Figure 6)
+    /// Mean cosine similarity of patches per block over N images (Figure 6)
     similarity: u64, "Evaluation", "N", |text| within(text, 0, 1 << 20);
     /// Evaluate in overlapping windows, as the paper says, instead of blocks with a cache, as its code does
     overlap: bool, "Evaluation", "", switch;
-    /// Select weights on a tenth of the training reviews, not on the test split as the sources do
+    /// Select weights on a tenth of the training reviews, not on the test split (the papers select on it)
     strict: bool, "Data", "", switch;
-    /// Instead of training, test simple rules on the same split: the largest class, the root operator, byte n-grams
+    /// Evaluate simple rules on the same split instead of training: the largest class, the root operator, byte n-grams
     floor: bool, "Data", "", switch;
     /// Accept incomplete data; the rows are marked as such
     allow_partial: bool, "Data", "", switch;
