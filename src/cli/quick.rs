@@ -115,7 +115,8 @@ pub fn remark(steps: u64, whole: u64) -> String {
 mod tests {
     use super::*;
     use crate::protocol;
-    use crate::protocol::grid::{GridFlags, resolve};
+    use crate::protocol::grid::GridFlags;
+    use crate::protocol::resolve;
     use effattn_record::csv;
 
     /// The plan of `command --quick` where its cells together take `rest` seconds and a step of all of them `step`.
