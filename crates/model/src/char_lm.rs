@@ -22,6 +22,7 @@ use crate::nn::dropout::Dropout;
 use crate::nn::ffn::FfnConfig;
 use crate::nn::params::{Init, ParamBuilder, ParamSpec};
 use effattn_kernel::block::Residual;
+use effattn_kernel::cpu::few;
 use effattn_kernel::embedding::embedding;
 use effattn_kernel::linear::linear;
 use effattn_kernel::loss::cross_entropy;
@@ -281,7 +282,7 @@ impl CharLm {
         for (layer, state) in self.layers.iter().zip(states) {
             x = layer.decode_step(&x, state.as_mut())?;
         }
-        linear(&x, &self.tokens, Some(&self.bias))
+        few::of_tokens(|| linear(&x, &self.tokens, Some(&self.bias)))
     }
 
     /// The last `mem` rows of [memory ; x], without their history.

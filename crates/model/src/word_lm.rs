@@ -18,6 +18,7 @@ use crate::nn::adaptive::{AdaptiveConfig, AdaptiveSoftmax};
 use crate::nn::dropout::Dropout;
 use crate::nn::ffn::{FfnActivation, FfnConfig};
 use crate::nn::params::{Init, ParamBuilder, ParamSpec};
+use effattn_kernel::cpu::few;
 use effattn_kernel::embedding::PADDING;
 use effattn_kernel::norm::{EPS, layer_norm};
 
@@ -205,7 +206,7 @@ impl WordLm {
         for (layer, state) in self.layers.iter().zip(states) {
             x = layer.decode_step(&x, state.as_mut())?;
         }
-        self.log_probabilities(&self.normed(x)?)
+        few::of_tokens(|| self.log_probabilities(&self.normed(x)?))
     }
 
     /// -log p of every target [b, n] (u32): [b, n], in nats; 0 where the target is padding.

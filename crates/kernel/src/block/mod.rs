@@ -202,6 +202,7 @@ mod tests {
     use candle_core::{DType, Device};
 
     use super::*;
+    use crate::cpu::few;
     use crate::group::ParamPart;
     use crate::testing::{check, randn};
 
@@ -290,6 +291,51 @@ mod tests {
                     });
                 }
             }
+        }
+    }
+
+    #[test]
+    fn halves_of_few_rows_are_the_twins() {
+        let apart = |what: &str, fused: Tensor, twin: Tensor| {
+            let flat = |x: Tensor| x.flatten_all().unwrap().to_dtype(DType::F64).unwrap().to_vec1().unwrap();
+            let apart = crate::testing::difference(&flat(fused), &flat(twin));
+            assert!(apart < 2e-5, "{what}: {apart}");
+        };
+        let rows = [[1, 1, 1], [1, 1, 37], [3, 1, 130], [16, 1, 64], [2, 16, 19]];
+        for (dims, out) in rows.into_iter().flat_map(|dims| [1, 33, 600].map(|out| (dims, out))) {
+            let (what, d, x) = (format!("{dims:?} {out}"), dims[2], randn("x", &dims));
+            let scales: Vec<f32> = (0..dims[0]).map(|sample| sample as f32 * 0.5).collect();
+            for scales in [None, Some(&scales[..])] {
+                let shapes = [vec![d], vec![d], vec![out, d], vec![out], vec![d, out], vec![d]];
+                let group = group(&flat(&shapes), &shapes);
+                for residual in [Residual::Raw, Residual::Normed] {
+                    let call = FfnCall { residual, eps: EPS, scales };
+                    let fused = few::of_tokens(|| ffn(&x, &group, call)).unwrap();
+                    apart(&format!("ffn {what}"), fused, ffn_composed(&x, &group, call).unwrap());
+                }
+                let (group, residual) =
+                    (group.slice(2..4).unwrap(), randn("residual", &[dims[0], dims[1], out]));
+                let fused = few::of_tokens(|| output(&x, &residual, &group, scales)).unwrap();
+                apart(
+                    &format!("output {what}"),
+                    fused,
+                    output_composed(&x, &residual, &group, scales).unwrap(),
+                );
+            }
+            for (norm, bias) in [(true, true), (true, false), (false, true)] {
+                let spec = Projection { norm, outputs: 2, bias };
+                let mut shapes = if norm { vec![vec![d], vec![d]] } else { vec![] };
+                for out in [out, 5] {
+                    shapes.push(vec![out, d]);
+                    shapes.extend(bias.then(|| vec![out]));
+                }
+                let group = group(&flat(&shapes), &shapes);
+                let fused = few::of_tokens(|| project(&x, &group, spec, norm)).unwrap();
+                apart(&format!("project {what}"), fused, project_composed(&x, &group, spec, norm).unwrap());
+            }
+            let (w, b) = (randn("w", &[out, d]), randn("b", &[out]));
+            let fused = few::of_tokens(|| linear::linear(&x, &w, Some(&b))).unwrap();
+            apart(&format!("linear {what}"), fused, linear::composed(&x, &w, Some(&b)).unwrap());
         }
     }
 

@@ -7,6 +7,7 @@ use crate::attention::decode::DecodeState;
 use crate::nn::dropout::Dropout;
 use crate::nn::ffn::Ffn;
 use crate::nn::params::ParamBuilder;
+use effattn_kernel::cpu::few;
 use effattn_kernel::{nan_trace, tape};
 
 /// Attention and feed-forward half.
@@ -77,11 +78,13 @@ impl Block {
 
     /// The next token [b, 1, width] of sequences behind `state`: [`Self::forward`] at its position.
     pub fn decode_step(&self, x: &Tensor, state: &mut dyn DecodeState) -> Result<Tensor> {
-        let x = self.attention.decode_step(x, state)?;
-        match &self.ffn {
-            Some(ffn) => ffn.forward(&x, Dropout::NONE),
-            None => Ok(x),
-        }
+        few::of_tokens(|| {
+            let x = self.attention.decode_step(x, state)?;
+            match &self.ffn {
+                Some(ffn) => ffn.forward(&x, Dropout::NONE),
+                None => Ok(x),
+            }
+        })
     }
 
     /// What [`softmax_inputs`](crate::attention::Mechanism::softmax_inputs) gives for this block's input.

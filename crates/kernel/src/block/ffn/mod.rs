@@ -102,64 +102,39 @@ impl Ffn {
         }
     }
 
-    /// [`Self::rows`] of few rows in f32, or of factors rounded one by one.
-    fn few_rows(&self, x: &[f32], flat: &[f32], keep: bool) -> (Vec<f32>, Vec<f32>) {
+    /// The result for few rows, of which no gradient is asked for.
+    fn few_rows(&self, x: &[f32], flat: &[f32]) -> Vec<f32> {
         let (d, f, p) = (self.width, self.hidden, self.parameters(flat));
         let count = x.len() / d;
         let mut normal = par::scratch(x.len());
         rows::layer_norm(x, p.norm.0, p.norm.1, self.eps, &mut normal);
         let fc1 = Layer { weight: p.w1, columns: 0..f };
-        let mut hidden = FewRows::new(&normal, d).multiply(&[fc1], f, |columns, _, hidden| {
-            if !keep {
-                rows::bias_gelu_in_place(hidden, &p.b1[columns]);
-            }
+        let hidden = FewRows::new(&normal, d).multiply(&[fc1], f, |columns, _, hidden| {
+            rows::bias_gelu_in_place(hidden, &p.b1[columns]);
         });
-        let mut saved = Vec::new();
-        if keep {
-            saved = self.saved_of(&hidden, p.b1);
-            rows::bias_gelu_in_place(&mut hidden, p.b1);
-        }
         let residual = match self.residual {
             Residual::Raw => x,
             Residual::Normed => &normal,
         };
         let fc2 = Layer { weight: p.w2, columns: 0..d };
-        let y = FewRows::new(&hidden, f).multiply(&[fc2], d, |columns, row, y| {
+        FewRows::new(&hidden, f).multiply(&[fc2], d, |columns, row, y| {
             let residual = &residual[row * d..][columns.clone()];
             rows::add_row_in_place(y, &p.b2[columns]);
             match &self.scales {
                 None => rows::add(residual, y),
                 Some(scales) => add_scaled(residual, scales, (row, count / scales.len()), y.len(), y),
             }
-        });
-        (y, saved)
-    }
-
-    /// What is kept of `hidden`, the products of fc1 of all rows, chunk after chunk.
-    fn saved_of(&self, hidden: &[f32], bias: &[f32]) -> Vec<f32> {
-        if !self.halves {
-            let mut saved = hidden.to_vec();
-            rows::add_row_in_place(&mut saved, bias);
-            return saved;
-        }
-        let count = hidden.len() / self.hidden;
-        let size = Chunks::dense(count, self.hidden).size;
-        let mut saved = vec![0.0; self.held(count, size)];
-        let chunks = hidden.chunks(size * self.hidden).zip(saved.chunks_mut(self.held(size, size)));
-        chunks.for_each(|(hidden, saved)| {
-            bf16::store(hidden, bias, &mut bytemuck::cast_slice_mut(saved)[..hidden.len()]);
-        });
-        saved
+        })
     }
 
     /// The result, and with `keep` the input of the GELU (else nothing).
     fn rows(&self, x: &[f32], flat: &[f32], keep: bool) -> (Vec<f32>, Vec<f32>) {
+        if !keep && self.hidden > 0 && few::are(x.len() / self.width.max(1)) {
+            return (self.few_rows(x, flat), Vec::new());
+        }
         #[cfg(target_arch = "x86_64")]
         if self.packed {
             return self.rows_packed(x, flat, keep);
-        }
-        if self.hidden > 0 && few::are(x.len() / self.width.max(1)) {
-            return self.few_rows(x, flat, keep);
         }
         let (d, f) = (self.width, self.hidden);
         let p = self.parameters(flat);

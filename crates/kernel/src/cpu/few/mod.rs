@@ -6,6 +6,7 @@
 #[allow(unsafe_code)]
 mod tile;
 
+use std::cell::Cell;
 use std::ops::Range;
 
 use super::columns::{self, ColumnsMut};
@@ -27,8 +28,30 @@ const TURNED: usize = 8;
 /// Elements of a weight that a thread takes at a time: they stay in the second cache.
 const CHUNK: usize = 1 << 15;
 
-/// Whether a product of `count` rows is one of few.
+thread_local! {
+    static TOKENS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `f`, which computes one token of some sequences: its products of few rows are made here. Elsewhere all rows are summed in
+/// the same order, however many they are.
+pub fn of_tokens<T>(f: impl FnOnce() -> T) -> T {
+    /// Puts back what was there before, also when `f` panics.
+    struct Restore(bool);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            TOKENS.set(self.0);
+        }
+    }
+    let _restore = Restore(TOKENS.replace(true));
+    f()
+}
+
+/// Whether a product of `count` rows is one of few, in [`of_tokens`].
 pub fn are(count: usize) -> bool {
+    TOKENS.get() && fit(count)
+}
+
+fn fit(count: usize) -> bool {
     (1..=ROWS).contains(&count) && has_vectors()
 }
 
@@ -51,7 +74,7 @@ pub struct FewRows {
 }
 
 impl FewRows {
-    /// The rows of `x`, [count, inp]. Panics if they are none or not [few](are).
+    /// The rows of `x`, [count, inp]. Panics if they are none or more than [few](are).
     pub fn new(x: &[f32], inp: usize) -> Self {
         Self::rounded(x, inp, matmul_format() == MatmulFormat::Bf16)
     }
@@ -59,7 +82,7 @@ impl FewRows {
     /// [`Self::new`] for products of factors as they are or rounded to bf16.
     fn rounded(x: &[f32], inp: usize, round: bool) -> Self {
         let count = x.len() / inp.max(1);
-        assert!(are(count) && x.len() == count * inp, "{} elements are not few rows of {inp}", x.len());
+        assert!(fit(count) && x.len() == count * inp, "{} elements are not few rows of {inp}", x.len());
         if count <= TURNED {
             let mut data = par::scratch(x.len());
             copy_rows(Mat::new(x, count, inp), round, (&mut data, inp));
@@ -149,7 +172,7 @@ mod tests {
         for (inp, outs) in
             [(1, [1, 0, 1]), (3, [5, 7, 1]), (40, [13, 2, 30]), (130, [3, 300, 5]), (517, [11, 70, 1])]
         {
-            for count in (1..=ROWS).filter(|&count| are(count)) {
+            for count in (1..=ROWS).filter(|&count| fit(count)) {
                 let number = |i: usize, seed: usize| ((i * 31 + seed * 17) % 19) as f32 - 9.0;
                 let x: Vec<f32> = (0..count * inp).map(|i| number(i, 1)).collect();
                 let weights: Vec<Vec<f32>> =
@@ -187,7 +210,7 @@ mod tests {
     #[test]
     fn factors_are_rounded_where_products_are_of_bf16() {
         let (inp, out) = (37, 9);
-        for count in [1, 5, 16, 32].into_iter().filter(|&count| are(count)) {
+        for count in [1, 5, 16, 32].into_iter().filter(|&count| fit(count)) {
             let number = |i: usize| ((i * 31) % 19) as f32 * 0.37 - i as f32 * 1e-3;
             let (x, w): (Vec<f32>, Vec<f32>) =
                 ((0..count * inp).map(number).collect(), (0..out * inp).map(|i| number(i + 7)).collect());
@@ -203,7 +226,9 @@ mod tests {
     }
 
     #[test]
-    fn many_rows_are_not_few() {
-        assert!(!are(0) && !are(ROWS + 1));
+    fn rows_are_few_in_tokens_only() {
+        assert!(!are(1));
+        of_tokens(|| assert!(are(1) == has_vectors() && !are(0) && !are(ROWS + 1)));
+        assert!(!are(1));
     }
 }
