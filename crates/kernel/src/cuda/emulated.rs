@@ -12,7 +12,7 @@ use candle_core::{CpuStorage, Layout, Result, bail};
 use libloading::Library;
 use tempfile::TempDir;
 
-use super::model::counts::{Counted, counting};
+use super::counts::{Counted, counting};
 use super::{Arg, KernelDevice, Launch, MatmulTarget, Matrix, Module};
 
 /// Shared memory that a block may have, by architecture: "Maximum amount of shared memory per thread block" of the CUDA C++

@@ -3,6 +3,9 @@
 //! Launching code is written once, over a [`KernelDevice`]: a CUDA device, or in the tests the CPU, which compiles the same
 //! sources with the C compiler, runs them thread by thread and holds every argument against the function's signature.
 
+#[cfg(test)]
+#[allow(unsafe_code)]
+mod counts;
 #[cfg(feature = "cuda")]
 #[allow(unsafe_code)]
 pub mod device;
@@ -10,14 +13,14 @@ pub mod device;
 #[allow(unsafe_code)]
 pub mod emulated;
 #[cfg(test)]
-mod model;
-#[cfg(test)]
 #[allow(unsafe_code)]
 pub mod nvrtc;
 pub mod rows;
 pub mod tensor_device;
 #[cfg(feature = "cuda")]
 pub mod tensors;
+#[cfg(test)]
+mod tests;
 
 use candle_core::Result;
 

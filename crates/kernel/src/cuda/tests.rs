@@ -1,14 +1,10 @@
 //! How long kernels should take on a device: what the emulation counts at short lengths, at a long one, over what a device can do.
 //! Writes the table of docs/building-for-gpus.md.
 
-#[allow(unsafe_code)]
-pub mod counts;
-
 use std::fmt::Write;
 use std::path::Path;
 
-use counts::{Counted, by_kernel};
-
+use super::counts::{Counted, by_kernel};
 use super::emulated::{Emulated, with_machine};
 use super::rows::tests as rows;
 use crate::attend::cuda::tests as attention;
