@@ -143,18 +143,24 @@ impl KeyValueCache {
         if at + n > self.rows {
             bail!("{n} rows from row {at} on do not fit a cache of {}", self.rows);
         }
-        let [keys, values] = match &self.held {
-            Some(held) => held,
-            None => {
-                // ones and not zeros, whose memory the system only promises: a step that is measured behind tokens that were
-                // never there would read one page of zeros in the place of a cache
-                let unwritten = || Tensor::ones((b * g, self.rows, d), DType::F32, k.device());
-                self.held.insert([unwritten()?, unwritten()?])
-            }
-        };
+        let [keys, values] = self.memory(k)?;
         let flat = |x: &Tensor| x.contiguous()?.reshape((b * g, n, d));
         keys.slice_set(&flat(k)?, 1, at)?;
         values.slice_set(&flat(v)?, 1, at)
+    }
+
+    /// The memory of all rows, of keys and values like `k`, [b, g, _, d]; where there is none yet, it is taken.
+    pub fn memory(&mut self, k: &Tensor) -> Result<&[Tensor; 2]> {
+        let (b, g, _, d) = k.dims4()?;
+        match &mut self.held {
+            Some(held) => Ok(held),
+            none => {
+                // ones and not zeros, whose memory the system only promises: a step that is measured behind tokens that were
+                // never there would read one page of zeros in the place of a cache
+                let unwritten = || Tensor::ones((b * g, self.rows, d), DType::F32, k.device());
+                Ok(none.insert([unwritten()?, unwritten()?]))
+            }
+        }
     }
 
     /// Keys and values of `len` rows from the row `from` on, [b g, len, d] each.

@@ -1,6 +1,6 @@
 //! Products x W^T of few rows, in which every weight is read once, where it lies: packing it would take longer than the product.
 //!
-//! Up to [`TURNED`] rows are multiplied by scalar products; more are turned, so that a vector holds an element of each of them and
+//! Up to eight rows are multiplied by scalar products; more are turned, so that a vector holds an element of each of them and
 //! a weight is multiplied by all at once. Threads share the outputs.
 
 #[allow(unsafe_code)]

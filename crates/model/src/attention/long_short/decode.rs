@@ -85,9 +85,10 @@ impl LongShortCache {
             });
             values.push(v);
         }
-        if let Some(slots) = &self.slots {
+        if let Some(slots) = &mut self.slots {
             let seen = position / slots.segment * slots.rank;
             if seen > 0 {
+                slots.finished.memory(&key_value[0])?; // no segment was finished where a step is measured behind tokens never seen
                 let [k, v] = slots.finished.read(0, seen)?;
                 let own = q.matmul(&k.t()?)?;
                 let table = self.relative.as_ref().and_then(|relative| relative.slots.as_ref());

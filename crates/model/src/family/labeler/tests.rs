@@ -78,6 +78,12 @@ fn a_token_after_another_is_the_forward_pass_and_holds_the_bytes_that_are_said()
         }
         let held: usize = states.iter().map(LayerState::bytes).sum();
         assert_eq!(held as u64, 2 * config.state_bytes(37), "{name}");
+        // as a step is measured: behind tokens that were never there
+        let mut unseen = model.start_decoding(2, 37).unwrap().unwrap();
+        unseen.iter_mut().for_each(|state| state.set_position(36));
+        let logits = model.decode(&ids.narrow(1, 36, 1).unwrap().contiguous().unwrap(), &mut unseen).unwrap();
+        let sum = logits.abs().unwrap().sum_all().unwrap().to_scalar::<f32>().unwrap();
+        assert!(sum.is_finite(), "{name}: {sum}");
     }
     let whole = resolve("mega", None, None).unwrap();
     assert!(whole.build_decoder(&ParamBuilder::counting(), 1).unwrap().is_none());
