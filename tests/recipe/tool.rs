@@ -216,7 +216,9 @@ fn a_family_is_listed_measured_trained_and_reported() {
     let tool = |line: &str, code: i32| run(folder.path(), line, code);
     let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(tool("list presets", 0).contains("a bag of bytes"));
-    assert!(words(&tool("lra --help", 0)).contains("Backbone: ls-lra, lra-repo, lra-paper, bag (effattn"));
+    assert!(
+        words(&tool("lra --help", 0)).contains("Model preset: ls-lra, lra-repo, lra-paper, bag (effattn")
+    );
     assert!(!words(&tool("wordlm --help", 0)).contains("bag"), "it predicts no words");
     tool("speed --preset bag --model full --len 32 --mode infer --runs 2 --threads 1 --no-plot", 0);
     let short = "--batch 8 --steps 8 --no-plot --threads 1 --data-dir .";
