@@ -1,5 +1,6 @@
 //! Files of a person's own: every command of docs/own-data.md works, and what is wrong with a file is said with its line.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -33,6 +34,62 @@ fn refused(folder: &Path, line: &str) -> String {
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2), "{line}: {told}");
     told
+}
+
+/// The matrices of `plots/attention.csv` by name: query, key and weight.
+fn drawn(folder: &Path) -> BTreeMap<String, Vec<(usize, usize, f64)>> {
+    let mut all: BTreeMap<String, Vec<(usize, usize, f64)>> = BTreeMap::new();
+    let mut reader = ::csv::Reader::from_path(folder.join("plots/attention.csv")).unwrap();
+    for row in reader.records() {
+        let row = row.unwrap();
+        let place = (row[1].parse().unwrap(), row[3].parse().unwrap(), row[4].parse().unwrap());
+        all.entry(row[0].to_owned()).or_default().push(place);
+    }
+    all
+}
+
+#[test]
+fn a_trained_language_model_is_drawn_for_a_text_and_an_example() {
+    let folder = files();
+    let folder = folder.path();
+    let small = "--steps 4 --len 16 --batch 2 --set layers=2 --set heads=2 --set width=16 --set ffn=16";
+    let machine = "--no-plot --threads 1";
+    works(folder, &format!("charlm --quick --data book.txt --model full --limit 300 {small} {machine}"));
+    let told = refused(folder, "plot attention --weights latest --text the-fox");
+    assert!(told.contains("--text has \"-\", which the model has never seen"), "{told}");
+    for (input, positions) in [("--text thefox.", 7), ("--example 2", 16), ("--example 2 --len 9", 9)] {
+        works(folder, &format!("plot attention --weights latest {input}"));
+        let matrices = drawn(folder);
+        assert_eq!(matrices.len(), 4, "layers and heads");
+        for (name, cells) in matrices {
+            assert_eq!(cells.iter().map(|cell| cell.0 + 1).max(), Some(positions), "{name}");
+            for query in 0..positions {
+                let row: Vec<_> = cells.iter().filter(|cell| cell.0 == query).collect();
+                let sum: f64 = row.iter().map(|cell| cell.2).sum();
+                assert!((sum - 1.0).abs() < 1e-4, "{name} {query}: {sum}");
+                assert!(row.iter().all(|cell| cell.1 <= query || cell.2 == 0.0), "{name} {query}");
+            }
+        }
+    }
+    let told = refused(folder, "plot attention --weights latest --example 99999");
+    assert!(told.contains("segments of 16 symbols in the test part of book.txt, from 0"), "{told}");
+    works(folder, &format!("charlm --quick --data book.txt --limit 300 {small} {machine}"));
+    let told = refused(folder, "plot attention --weights latest");
+    assert!(
+        told.contains("set dual_ln=false") && told.contains("effattn charlm --quick --model full"),
+        "{told}"
+    );
+    works(folder, "plot norms --weights latest");
+    // what is no trained model
+    works(folder, &format!("speed --model full --preset ls-lra --len 64 --max-time 10ms {machine}"));
+    let told = refused(folder, "plot attention --weights results/speed/latest");
+    assert!(
+        told.contains("is a run of effattn speed, which trains nothing; name a run of lra, charlm"),
+        "{told}"
+    );
+    fs::remove_dir_all(folder.join("results/charlm/latest/cells")).unwrap();
+    let told = refused(folder, "plot attention --weights results/charlm/latest");
+    assert!(told.contains("has no cell with a checkpoint; train a model with effattn charlm"), "{told}");
 }
 
 /// Rows of a table whose label is the word in its text.
@@ -90,10 +147,15 @@ fn the_commands_of_the_page_work() {
         let short = line.replace("--steps 200", "--steps 8").replace("--steps 400", "--steps 4");
         let trains = line.contains("--quick") && !line.contains("--steps");
         let short = short + if trains { " --steps 4" } else { "" };
-        let plots = if line.contains("--generate") { " --symbols 5" } else { " --no-plot" };
+        let plots = match line {
+            line if line.contains("--generate") => " --symbols 5",
+            line if line.starts_with("plot") => "",
+            _ => " --no-plot",
+        };
         works(folder, &format!("{short}{plots}"));
     }
-    works(folder, "plot norms --weights latest");
+    let drawn = fs::read_to_string(folder.join("plots/attention.csv")).unwrap();
+    assert!(drawn.contains("\"layer 1, head 2\",3,key,2,"), "{drawn}");
     assert!(folder.join("plots/norms.svg").is_file());
     let differs = |command: &str| rows(folder, command)[0].differs.clone().unwrap();
     assert!(differs("finetune").contains("own files: 200 / 40 / 40 texts, 2 classes, content "));

@@ -15,8 +15,9 @@ use effattn_kernel::device::rng::RngStream;
 use effattn_kernel::heads::Qkv;
 use effattn_model::attention::choose::MechanismChoice;
 use effattn_model::attention::knobs::Knobs;
+use effattn_model::attention::observe::MechanismCall;
 use effattn_model::attention::{
-    AttentionInput, HeadShape, Mechanism, MechanismConfig, Needs, Projections, Shape,
+    AttentionInput, HeadShape, Mechanism, MechanismConfig, MechanismEntry, Needs, Projections, Shape,
 };
 use effattn_model::nn::params::ParamBuilder;
 use effattn_record::matrix::Matrix;
@@ -39,12 +40,15 @@ pub struct ProbeConfig {
     pub seed: u64,
     /// Queries, keys, layer input and parameters by name; drawn where absent.
     pub given: HashMap<String, Tensor>,
+    /// What the mechanism of a model was built for; absent: `len` positions of layer 0.
+    pub built_for: Option<MechanismConfig>,
 }
 
 impl Default for ProbeConfig {
     /// 64 positions, four heads of 64.
     fn default() -> Self {
-        Self { len: 64, causal: false, heads: 4, head_dim: 64, head: 0, seed: 0, given: HashMap::new() }
+        let given = HashMap::new();
+        Self { len: 64, causal: false, heads: 4, head_dim: 64, head: 0, seed: 0, given, built_for: None }
     }
 }
 
@@ -62,6 +66,15 @@ impl ProbeConfig {
             causal: self.causal,
             cls: false,
             grid: Grid2d::square(self.len),
+        }
+    }
+
+    /// What a mechanism of these settings is built for.
+    fn config(&self, knobs: Knobs) -> MechanismConfig {
+        let Shape { heads, head_dim, width, causal, .. } = self.shape();
+        match &self.built_for {
+            Some(config) => MechanismConfig { knobs, ..config.clone() },
+            None => MechanismConfig { knobs, heads, head_dim, width, max_len: self.len, causal, layer: 0 },
         }
     }
 
@@ -114,25 +127,17 @@ fn close(a: &Tensor, b: &Tensor) -> Result<bool> {
 }
 
 impl<'a> ProbedMechanism<'a> {
-    /// The mechanism of `choice` with `knobs` in the place of its own.
-    fn new(choice: &MechanismChoice, knobs: Knobs, probe: &'a ProbeConfig) -> Result<Self> {
+    /// The mechanism of `entry` with `knobs`.
+    fn new(entry: &'static MechanismEntry, knobs: Knobs, probe: &'a ProbeConfig) -> Result<Self> {
         let shape = probe.shape();
-        let needs = (choice.entry.needs)(&knobs);
-        let config = MechanismConfig {
-            knobs,
-            heads: shape.heads,
-            head_dim: shape.head_dim,
-            width: shape.width,
-            max_len: probe.len,
-            causal: probe.causal,
-            layer: 0,
-        };
+        let needs = (entry.needs)(&knobs);
+        let config = probe.config(knobs);
         let builder = if probe.given.is_empty() {
             ParamBuilder::seeded(probe.seed, &Device::Cpu, false)
         } else {
             ParamBuilder::given(probe.given.clone(), &Device::Cpu, false)
         };
-        let mechanism = (choice.entry.build)(&config, &builder).with_context(|| choice.label())?;
+        let mechanism = (entry.build)(&config, &builder).with_context(|| entry.name)?;
         let projected = |name: &str, read: Option<HeadShape>| {
             let tensor = |read: HeadShape| {
                 let (heads, dim) = read.of(shape.heads, shape.head_dim);
@@ -214,13 +219,14 @@ impl<'a> ProbedMechanism<'a> {
     }
 }
 
-/// The knobs of `choice` in the form that is linear in its values, and those settings that had to change for it, in words.
-fn linear_form(choice: &MechanismChoice) -> Result<(Knobs, String)> {
-    let (entry, form) = (choice.entry, choice.entry.in_models.linear_form);
-    let given = choice.given();
-    let given = given.iter().map(|(name, value)| (*name, value.as_str()));
-    let knobs = Knobs::parse(entry.name, entry.knobs, given.chain(form.iter().copied()))?;
-    let before = |name: &str| choice.knobs.iter().find(|(known, _)| *known == name).map(|(_, value)| value);
+/// `own` knobs in the form that is linear in the values, and those settings that had to change for it, in words.
+fn linear_form(entry: &'static MechanismEntry, own: &Knobs) -> Result<(Knobs, String)> {
+    let form = entry.in_models.linear_form;
+    let set = own.iter().filter(|(name, _)| own.differs(entry.knobs, name));
+    let set: Vec<_> = set.map(|(name, value)| (name, value.to_string())).collect();
+    let set = set.iter().map(|(name, value)| (*name, value.as_str()));
+    let knobs = Knobs::parse(entry.name, entry.knobs, set.chain(form.iter().copied()))?;
+    let before = |name: &str| own.iter().find(|(known, _)| *known == name).map(|(_, value)| value);
     let changed = form.iter().filter(|(name, text)| before(name).is_some_and(|now| now.to_string() != *text));
     let changed: Vec<String> = changed.map(|(name, text)| format!("{name}={text}")).collect();
     Ok((knobs, if changed.is_empty() { String::new() } else { format!("with {}", changed.join(", ")) }))
@@ -243,14 +249,38 @@ fn without_matrix(needs: &Needs) -> Option<&'static str> {
 pub fn implied(choice: &MechanismChoice, probe: &ProbeConfig) -> Result<Matrix> {
     probe.check()?;
     probe.admits(choice)?;
-    let (name, label) = (choice.entry.name, choice.label());
-    if let Some(reason) = without_matrix(&(choice.entry.needs)(&choice.knobs)) {
+    matrix_of((choice.entry, &choice.knobs), choice.label(), probe)
+}
+
+/// The matrix of head `head` that a call of a model's mechanism implies.
+pub fn of_call(call: &MechanismCall, head: usize) -> Result<Matrix> {
+    let MechanismCall { entry, config, tensors, positions, .. } = call;
+    let probe = ProbeConfig {
+        len: *positions,
+        causal: config.causal,
+        heads: config.heads,
+        head_dim: config.head_dim,
+        head,
+        seed: 0,
+        given: tensors.clone(),
+        built_for: Some(config.clone()),
+    };
+    matrix_of((entry, &config.knobs), entry.name.to_owned(), &probe)
+}
+
+fn matrix_of(
+    (entry, knobs): (&'static MechanismEntry, &Knobs),
+    label: String,
+    probe: &ProbeConfig,
+) -> Result<Matrix> {
+    let name = entry.name;
+    if let Some(reason) = without_matrix(&(entry.needs)(knobs)) {
         bail!("{name} has no attention matrix: {reason}; leave {name} out");
     }
-    let (knobs, mut note) = linear_form(choice)?;
-    let asked = ProbedMechanism::new(choice, knobs, probe)?;
+    let (knobs, mut note) = linear_form(entry, knobs)?;
+    let asked = ProbedMechanism::new(entry, knobs, probe)?;
     if !asked.is_linear()? {
-        let norm = choice.entry.in_models.dual_norm;
+        let norm = entry.in_models.dual_norm;
         let way = norm.map(|knob| format!("; set {}=false, which normalises no values", knob.name()));
         let way = way.unwrap_or_default();
         bail!("{label} has no attention matrix: values do not enter linearly{way}");
@@ -343,6 +373,10 @@ pub fn matrices(
 mod tests {
     use super::*;
     use effattn_model::attention::choose::choose;
+    use effattn_model::attention::observe::observed;
+    use effattn_model::char_lm::{Cache, CharLm};
+    use effattn_model::family::{ModelRequest, SizeOverrides, character_lm};
+    use effattn_model::nn::params::Init;
 
     fn one(model: &str) -> MechanismChoice {
         choose(&model.parse().unwrap()).unwrap().remove(0)
@@ -425,7 +459,8 @@ mod tests {
                 }
                 let matrix = implied(&choice, &probe).unwrap();
                 assert!(!matrix.note.contains("channel"), "{model}: {}", matrix.note);
-                let asked = ProbedMechanism::new(&choice, linear_form(&choice).unwrap().0, &probe).unwrap();
+                let knobs = linear_form(choice.entry, &choice.knobs).unwrap().0;
+                let asked = ProbedMechanism::new(choice.entry, knobs, &probe).unwrap();
                 let values = asked.drawn_values("others").unwrap();
                 let out = asked.out(&values).unwrap().to_vec2::<f32>().unwrap();
                 let values = values.to_vec2::<f32>().unwrap();
@@ -531,5 +566,79 @@ mod tests {
             HashMap::from([("q".to_owned(), Tensor::zeros((1, 2, 4, 8), DType::F32, &Device::Cpu).unwrap())]);
         let error = implied(&one("full"), &ProbeConfig { given, ..probe(5, false) }).unwrap_err().to_string();
         assert!(error.contains("q has shape [1, 2, 4, 8], expected [1, 2, 5, 8]"), "{error}");
+    }
+
+    /// Queries and keys of head `head` in layer `layer` of `model` by their definition: the projections of LN(x).
+    fn projected(
+        net: (&CharLm, &HashMap<String, Tensor>),
+        ids: &Tensor,
+        (layer, head): (usize, usize),
+    ) -> [Tensor; 2] {
+        let (model, weights) = net;
+        let of = |name: &str| &weights[&format!("layers.{layer}.{name}")];
+        let x = &model.trace(ids, &Cache::default()).unwrap().2[layer];
+        let mean = x.mean_keepdim(2).unwrap();
+        let centred = x.broadcast_sub(&mean).unwrap();
+        let deviation = (centred.sqr().unwrap().mean_keepdim(2).unwrap() + 1e-5).unwrap().sqrt().unwrap();
+        let normal = centred.broadcast_div(&deviation).unwrap();
+        let normal = normal.broadcast_mul(of("norm1.weight")).unwrap();
+        let normal = normal.broadcast_add(of("norm1.bias")).unwrap().squeeze(0).unwrap();
+        ["q", "k"].map(|part| {
+            let rows = normal.matmul(&of(&format!("attn.{part}.weight")).t().unwrap()).unwrap();
+            rows.narrow(1, head * 8, 8).unwrap().contiguous().unwrap()
+        })
+    }
+
+    #[test]
+    fn the_matrix_of_a_causal_model_is_the_masked_softmax_of_its_scores() {
+        let choice = one("full");
+        let sizes = SizeOverrides {
+            layers: Some(2),
+            width: Some(16),
+            heads: Some(2),
+            ffn: Some(24),
+            ..SizeOverrides::default()
+        };
+        let asked = ModelRequest {
+            len: Some(32),
+            cached: Some(0),
+            vocab: Some(13),
+            ..ModelRequest::new("charlm-small", &choice, &sizes)
+        };
+        let config = character_lm::config(&asked).unwrap();
+        let drawn = ParamBuilder::seeded(3, &Device::Cpu, false)
+            .with_init(|spec| if spec.shape.len() == 2 { Init::Uniform { bound: 0.7 } } else { spec.init });
+        let ids: Vec<u32> = (0..19u32).map(|at| at * at % 13).collect();
+        let ids = Tensor::from_vec(ids, (1, 19), &Device::Cpu).unwrap();
+        let run = || {
+            let model = CharLm::new(&config, &drawn)?;
+            model.forward(&ids, &Cache::default())?;
+            Ok(model)
+        };
+        let (model, calls) = observed(run).unwrap();
+        let params = drawn.finish();
+        let weights = params.names().map(|name| (name.to_owned(), params.value(name).unwrap())).collect();
+        assert_eq!(calls.len(), 2, "a call a layer");
+        for (layer, call) in calls.iter().enumerate() {
+            for head in 0..2 {
+                let matrix = of_call(call, head).unwrap();
+                let [q, k] = projected((&model, &weights), &ids, (layer, head));
+                let scores = q.matmul(&k.t().unwrap()).unwrap().to_vec2::<f32>().unwrap();
+                assert_eq!(matrix.queries, 19);
+                for (query, scores) in scores.iter().enumerate() {
+                    let exps: Vec<f32> =
+                        scores[..=query].iter().map(|score| (score / 8f32.sqrt()).exp()).collect();
+                    let sum: f32 = exps.iter().sum();
+                    assert!((matrix.row(query).iter().sum::<f32>() - 1.0).abs() < 1e-5);
+                    for (key, weight) in matrix.row(query).iter().enumerate() {
+                        let expected = exps.get(key).map_or(0.0, |exp| exp / sum);
+                        let seen = (layer, head, query, key);
+                        assert!(key <= query || *weight == 0.0, "{seen:?} sees its future");
+                        assert!((weight - expected).abs() < 1e-4, "{seen:?}: {weight} {expected}");
+                    }
+                }
+            }
+        }
+        assert!(observed(|| Ok(())).unwrap().1.is_empty());
     }
 }

@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::cell_runner::CellRunner;
 use super::curve::CurveSpec;
 use super::grid::{Grid, GridDefaults, GridFlags, PlanError};
+use super::stored_input::{InputRequest, StoredInput};
 pub use super::worker_context::{WorkerContext, WorkerInput};
 use crate::run::outcome::CellFailure;
 use crate::run::plan::{Cell, Plan};
@@ -157,6 +158,11 @@ pub trait Protocol: Sync {
 
     /// The worker's side of a cell.
     fn work(&self, link: &ParentLink, request: Value, input: &WorkerInput) -> anyhow::Result<()>;
+
+    /// The model that a cell left in the folder `cell`, and an input that it reads: `plot attention --weights`.
+    fn stored_input(&self, _cell: &Path, _input: &InputRequest) -> anyhow::Result<StoredInput> {
+        anyhow::bail!("effattn {} keeps no model to look at", self.info().name)
+    }
 
     /// Layout of its tables and charts.
     fn view(&self) -> ResultView {

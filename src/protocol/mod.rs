@@ -27,6 +27,7 @@ pub mod recall;
 pub mod robustness;
 pub mod runner;
 pub mod speed;
+pub mod stored_input;
 pub mod trained_attention;
 pub mod training;
 pub mod vision;

@@ -8,8 +8,10 @@ use candle_core::{D, Device, Tensor};
 
 use super::charlm::generate::Description;
 use super::model_spec::ModelSpec;
+use super::stored_input::StoredInput;
 use crate::train::checkpoint::Checkpoint;
 use effattn_data::corpus::CharCorpus;
+use effattn_model::attention::observe::MechanismCall;
 use effattn_model::char_lm::CharLm;
 use effattn_model::family::{ModelRequest, SizeOverrides, character_lm};
 use effattn_model::nn::params::ParamBuilder;
@@ -58,33 +60,22 @@ pub fn norms(model: &str, probe: &Probe) -> Result<Vec<Norm>> {
 
 /// The corpus that the checkpoint `file` of `charlm` was trained on, and the segment length of its phase.
 pub fn trained_on(file: &Path) -> Result<(String, u64)> {
-    let description = description(&Checkpoint::load(file)?, file)?;
-    let phase = description.request.phases.get(description.phase).context("the checkpoint has no phase")?;
-    Ok((description.request.corpus, phase.len))
+    let description = Description::read(&Checkpoint::load(file)?, file)?;
+    let len = description.phase()?.len;
+    Ok((description.request.corpus, len))
 }
 
 /// [`norms`] of the model in the checkpoint `file` of `charlm`, in segments of `len`.
 pub fn trained_norms(file: &Path, corpus: &CharCorpus, len: u64) -> Result<Vec<Norm>> {
     let stored = Checkpoint::load(file)?;
-    let description = description(&stored, file)?;
-    ensure!(
-        corpus.alphabet == description.alphabet,
-        "{} was trained on {}, which has other symbols than this text",
-        file.display(),
-        description.request.corpus
-    );
+    let description = Description::read(&stored, file)?;
+    description.check_corpus(corpus)?;
     let spec = ModelSpec { len, batch: 1, ..description.request.spec.clone() };
     let choice = spec.choice()?;
     let asked = ModelRequest { vocab: Some(description.vocab), ..spec.model_request(&choice) };
     let config = character_lm::config(&asked)?;
     let net = CharLm::new(&config, &stored.builder(&Device::Cpu, false)?)?;
     of_net(&spec.model, (&net, config.backbone.heads), corpus, len)
-}
-
-fn description(stored: &Checkpoint, file: &Path) -> Result<Description> {
-    serde_json::from_value(stored.model.clone()).with_context(|| {
-        format!("{} contains no language model; name a run of effattn charlm", file.display())
-    })
 }
 
 /// Norms in every layer of `net`, which is called `model` and has so many heads.
@@ -103,35 +94,61 @@ fn of_net(model: &str, (net, heads): (&CharLm, usize), corpus: &CharCorpus, len:
     };
     let (_, cache) = net.forward(&ids(0)?, &net.start(1)?)?;
     let layers = net.softmax_inputs(&ids(len)?, &cache)?;
-    let layers = layers.with_context(|| format!("{model} has no window beside slots; ls has"))?;
+    let layers = layers.with_context(|| without_slots(model))?;
     let mut norms = Vec::new();
     for (layer, (positions, slots)) in layers.iter().enumerate() {
-        for (index, kind) in ["key", "value"].into_iter().enumerate() {
-            let (window, slots) = (means(positions, index, heads, len)?, means(slots, index, heads, len)?);
-            for (head, (window, slots)) in window.into_iter().zip(slots).enumerate() {
-                let (layer, head) = (layer as u64 + 1, head as u64);
-                let ratio = window / slots;
-                norms.push(Norm {
-                    model: model.to_owned(),
-                    layer,
-                    kind: kind.to_owned(),
-                    head,
-                    window,
-                    slots,
-                    ratio,
-                });
-            }
+        let rows = (second_half(positions, len)?, second_half(slots, len)?);
+        norms.extend(of_layer(model, layer, heads, &rows)?);
+    }
+    Ok(norms)
+}
+
+/// Norms in every layer of `stored` on its input, which has no cache before it.
+pub fn of_input(stored: &StoredInput) -> Result<Vec<Norm>> {
+    let mut norms = Vec::new();
+    for MechanismCall { entry, config, softmax_inputs, .. } in stored.calls()? {
+        let rows = softmax_inputs.with_context(|| without_slots(entry.name))?;
+        norms.extend(of_layer(entry.name, config.layer, config.heads, &rows)?);
+    }
+    ensure!(!norms.is_empty(), "{}", without_slots(&stored.source));
+    Ok(norms)
+}
+
+fn without_slots(model: &str) -> String {
+    format!("{model} has no window beside slots; ls has")
+}
+
+/// Norms of keys and of values, of all heads and of each: `rows` [1, t, 2 e] of positions and [1, s, 2 e] of slots.
+fn of_layer(model: &str, layer: usize, heads: usize, rows: &(Tensor, Tensor)) -> Result<Vec<Norm>> {
+    let mut norms = Vec::new();
+    for (index, kind) in ["key", "value"].into_iter().enumerate() {
+        let (window, slots) = (means(&rows.0, index, heads)?, means(&rows.1, index, heads)?);
+        for (head, (window, slots)) in window.into_iter().zip(slots).enumerate() {
+            norms.push(Norm {
+                model: model.to_owned(),
+                layer: layer as u64 + 1,
+                kind: kind.to_owned(),
+                head: head as u64,
+                window,
+                slots,
+                ratio: window / slots,
+            });
         }
     }
     Ok(norms)
 }
 
-/// Mean norms of part `index` of `rows` [1, t, 2 e], of all heads and of each, in the rows of the last `len` of the
-/// `2 len` positions: the second half.
-fn means(rows: &Tensor, index: usize, heads: usize, len: usize) -> Result<Vec<f64>> {
-    let (_, count, twice) = rows.dims3()?;
+/// The half of `rows` [1, t, 2 e] of two segments of `len` that belongs to the second.
+fn second_half(rows: &Tensor, len: usize) -> Result<Tensor> {
+    let count = rows.dim(1)?;
     ensure!(count.is_multiple_of(2), "{count} rows do not belong to two segments of {len}");
-    let rows = rows.narrow(1, count / 2, count / 2)?.narrow(2, index * twice / 2, twice / 2)?.squeeze(0)?;
+    Ok(rows.narrow(1, count / 2, count / 2)?)
+}
+
+/// Mean norms of part `index` of `rows` [1, t, 2 e], of all heads and of each.
+fn means(rows: &Tensor, index: usize, heads: usize) -> Result<Vec<f64>> {
+    let twice = rows.dim(2)?;
+    let rows = rows.narrow(2, index * twice / 2, twice / 2)?.squeeze(0)?;
     let mean = |rows: &Tensor| -> Result<f64> {
         Ok(f64::from(rows.sqr()?.sum(D::Minus1)?.sqrt()?.mean_all()?.to_scalar::<f32>()?))
     };

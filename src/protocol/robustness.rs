@@ -10,6 +10,7 @@ use super::definition::{DataDirs, Prepared, ProtocolInfo, Tasks};
 use super::grid::{GridDefaults, GridFlags, PlanError, published_elsewhere};
 use super::lra::worker::{LraExperiment, Tested};
 use super::lra::{self, ACCURACY, Lra};
+use super::stored_input::{InputRequest, StoredInput};
 use super::training::worker::Job;
 use super::training::{
     MetricValue, PlannedRun, RequestInfo, RunPlace, TrainingProtocol, TrainingRequest, TrainingResult,
@@ -210,6 +211,11 @@ impl TrainingProtocol for Robustness {
     }
 
     /// Trains where nothing was found, then tests clean and changed texts.
+    /// It is one of `lra`.
+    fn stored_input(&self, cell: &Path, input: &InputRequest) -> anyhow::Result<StoredInput> {
+        Lra.stored_input(cell, input)
+    }
+
     fn train(&self, job: &Job<RobustnessRequest>) -> Result<TrainingResult, CellFailure> {
         let Job { link, ref request, context } = *job;
         let own = Job { link, request: request.train.clone(), context };

@@ -71,7 +71,7 @@ const RUNS: &[Run] = &[
     },
     Run {
         name: "vision",
-        line: "vision --quick --preset cvt-small --model full --steps 4 --every 2 --batch 4 --accumulate 2 --limit 8",
+        line: "vision --quick --len 32 --preset cvt-small --model full --steps 4 --every 2 --batch 4 --accumulate 2 --limit 8",
         kept: None,
     },
     Run {

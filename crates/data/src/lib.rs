@@ -298,6 +298,15 @@ pub fn byte_ids(text: &[u8], max_len: usize) -> Vec<u32> {
     text.iter().take(max_len).map(|&byte| u32::from(byte) + 1).collect()
 }
 
+/// A byte as a person reads it.
+pub fn byte_name(byte: u8) -> String {
+    match byte {
+        b'\n' => "end of line".to_owned(),
+        b' '..=b'~' => char::from(byte).to_string(),
+        _ => format!("byte {byte}"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -12,7 +12,7 @@ use crate::Backbone;
 use crate::attention::knobs::Knobs;
 use crate::attention::{
     AttentionInput, AttentionOutput, HeadShape, Mechanism, MechanismConfig, MechanismEntry, Needs,
-    OutputForm, Projections,
+    OutputForm, Projections, observe,
 };
 use crate::nn::dropout::Dropout;
 use crate::nn::ffn::FfnConfig;
@@ -250,7 +250,8 @@ impl AttentionLayer {
             });
             ShortConv::new(&channels.collect::<Vec<_>>(), form, builder)
         });
-        let mechanism = (config.entry.build)(
+        let mechanism = observe::build(
+            config.entry,
             &MechanismConfig {
                 knobs: config.knobs.clone(),
                 heads: config.heads,

@@ -183,7 +183,8 @@ impl Layer {
             .global
             .then(|| projections(&["attn.q_global", "attn.k_global", "attn.v_global"]))
             .transpose()?;
-        let mechanism = (config.entry.build)(
+        let mechanism = attention::observe::build(
+            config.entry,
             &attention::MechanismConfig {
                 knobs: config.knobs.clone(),
                 heads,

@@ -13,7 +13,8 @@ use serde_json::json;
 use super::command::run_folder;
 use crate::protocol::attention_matrix::{self, ProbeConfig};
 use crate::protocol::pattern;
-use crate::protocol::trained_attention::{self, Input, TrainedMatrices};
+use crate::protocol::stored_input::{self, Input, InputRequest};
+use crate::protocol::trained_attention::{self, TrainedMatrices};
 use crate::run::CancelToken;
 use crate::run::folder::{RunFolder, latest};
 use crate::run::manifest::{State, now};
@@ -83,15 +84,16 @@ pub struct AttentionArgs {
     /// Average over this many inputs
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
     samples: u64,
-    /// A run of lra, by folder or name: every head of every layer of its first model, for --text or --example. Or a
-    /// safetensors file, such as a golden file, with queries q and keys k [b, h, n, d], layer input x and the mechanism's
-    /// parameters; drawn at random without
+    /// A run of any command that trains, by folder or name, or latest: every head of every layer of its first model, for --text or
+    /// --example. Or a safetensors file, such as a golden file, with queries q and keys k [b, h, n, d], layer input x and the
+    /// mechanism's parameters; drawn at random without
     #[arg(long, value_name = "RUN|FILE", conflicts_with = "samples")]
     weights: Option<PathBuf>,
-    /// Text that the trained model reads
+    /// Text that the trained model reads; of recall token numbers, divided by blanks
     #[arg(long, value_name = "TEXT", requires = "weights", conflicts_with = "example")]
     text: Option<String>,
-    /// Example of the test split that the trained model reads, from 0 [default: 0]
+    /// Example that the trained model reads: of the test split, of language models a segment or block of the tested text, from 0
+    /// [default: 0]
     #[arg(long, value_name = "I", requires = "weights")]
     example: Option<usize>,
     /// Folder with data sets, for --example [default: effattn's folder in the user's cache]
@@ -190,20 +192,23 @@ fn of_suite(name: &str) -> Result<(Models, Option<usize>)> {
     Ok((Models(suite.rows.into_iter().map(|row| row.model).collect()), len))
 }
 
-/// The folder of the run that `--weights` names; nothing where it is a file.
-fn trained_run(args: &AttentionArgs) -> Option<PathBuf> {
-    let named = args.weights.as_ref()?.display().to_string();
-    Some(PathBuf::from(run_folder(&args.scene.output_path, "lra", named))).filter(|folder| folder.is_dir())
+/// The folder of the run or cell that `named` is, of any command that trains; nothing where it is a file. `latest` is the newest run.
+fn trained_run(results: &Path, named: &Path) -> Option<PathBuf> {
+    let of = |command| PathBuf::from(run_folder(results, command, named.display().to_string()));
+    let found = stored_input::commands().into_iter().map(of).filter(|folder| folder.is_dir());
+    // runs are named by the time of their start
+    found.max_by_key(|folder| folder.file_name().map(ToOwned::to_owned))
 }
 
 fn draw_trained(run: &Path, args: &AttentionArgs, term: &Term) -> Result<()> {
     let dir = args.data_dir.clone().unwrap_or_else(data_dir::default_dir);
     let input = match &args.text {
         Some(text) => Input::Text(text),
-        None => Input::Example(args.example.unwrap_or(0), &dir),
+        None => Input::Example(args.example.unwrap_or(0)),
     };
-    let TrainedMatrices { matrices, heads, source } =
-        trained_attention::matrices(run, &input, args.len.unwrap_or(64))?;
+    let asked = InputRequest { input, data: &dir, most: args.len.unwrap_or(64) };
+    let TrainedMatrices { matrices, source } =
+        trained_attention::matrices(run, &asked).with_context(|| format!("--weights {}", run.display()))?;
     let matrices: Vec<Matrix> = match args.threshold {
         Some(threshold) => matrices.iter().map(|one| attention_matrix::counted(one, threshold)).collect(),
         None => matrices,
@@ -211,10 +216,10 @@ fn draw_trained(run: &Path, args: &AttentionArgs, term: &Term) -> Result<()> {
     args.scene.check()?;
     let read = match &args.text {
         Some(text) => format!("{:?}", text.chars().take(24).collect::<String>()),
-        None => format!("example {} of the test split", args.example.unwrap_or(0)),
+        None => format!("test example {}", args.example.unwrap_or(0)),
     };
     let title = "Attention of a trained model";
-    let subtitle = format!("rows: queries from top; columns: keys; {source}; {heads} heads a layer; {read}");
+    let subtitle = format!("rows: queries from top; columns: keys; {source}; {read}");
     let settings = json!({ "weights": run, "text": args.text, "example": args.example, "threshold": args.threshold, "title": title, "subtitle": subtitle });
     let matrices = keep("attention", settings, &args.scene, &matrices)?;
     let chart = chart::matrices("attention", (title, &subtitle), &matrices, Shade::Weight)?;
@@ -222,11 +227,16 @@ fn draw_trained(run: &Path, args: &AttentionArgs, term: &Term) -> Result<()> {
 }
 
 fn draw_attention(args: &AttentionArgs, term: &Term) -> Result<()> {
-    if let Some(run) = trained_run(args) {
+    let named = args.weights.as_deref();
+    if let Some(run) = named.and_then(|named| trained_run(&args.scene.output_path, named)) {
         return draw_trained(&run, args, term);
     }
+    if let Some(named) = named.filter(|named| !named.exists()) {
+        let known = stored_input::commands().join(", ");
+        bail!("--weights {}: no file, and no run of {known}; effattn status lists runs", named.display());
+    }
     if let Some(what) = args.text.as_ref().map(|_| "--text").or(args.example.map(|_| "--example")) {
-        bail!("{what} is read by a trained model; give a run of effattn lra with --weights");
+        bail!("{what} is read by a trained model; give a run of a command that trains with --weights");
     }
     let (models, len) = match &args.suite {
         Some(name) => of_suite(name)?,

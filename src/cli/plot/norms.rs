@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use serde_json::json;
 
-use super::{Plots, kept_run, say};
-use crate::cli::command::run_folder;
+use super::{Plots, kept_run, say, trained_run};
 use crate::cli::value_names::NamedValues;
 use crate::protocol::charlm::generate::checkpoint;
 use crate::protocol::charlm::request::{load, names};
-use crate::protocol::norms::{Probe, norms, trained_norms, trained_on};
+use crate::protocol::norms::{Probe, norms, of_input, trained_norms, trained_on};
+use crate::protocol::stored_input::{Input, InputRequest, find_cell};
+use crate::protocol::{Protocol, charlm};
 use crate::term::Term;
 use effattn_data::data_dir;
 use effattn_model::attention::choose::choose;
@@ -30,9 +31,13 @@ pub struct Args {
     #[arg(long, value_name = "NAME", default_value = "enwik8", help = format!("Corpus: {}", names().join(", ")),
         value_parser = NamedValues::new(names, str::parse::<String>), hide_possible_values = true)]
     task: String,
-    /// Norms of a trained model instead: a run of charlm, by folder or name, or a checkpoint of one; text and length are its own
+    /// Norms of a trained model instead: a run of any command that trains, by folder or name, or latest, or a checkpoint of charlm; of
+    /// charlm's models the second segment of the validation text is read behind the first, of others --example
     #[arg(long, value_name = "RUN|FILE", conflicts_with_all = ["model", "task", "preset", "set", "len", "seed"])]
     weights: Option<PathBuf>,
+    /// Example of the test split that the trained model reads, from 0
+    #[arg(long, value_name = "I", requires = "weights", default_value_t = 0)]
+    example: usize,
     /// Backbone
     #[arg(long, value_name = "NAME", default_value = "charlm-small")]
     preset: String,
@@ -58,29 +63,50 @@ pub struct Args {
     plots: Plots,
 }
 
+impl Args {
+    fn check(&self) -> Result<()> {
+        file::ensure_writable(&self.output_path)
+            .with_context(|| format!("--output-path {} cannot be written", self.output_path.display()))?;
+        self.plots.check()
+    }
+}
+
 /// [`draw`] of the weights in `path`.
 fn draw_trained(path: &Path, args: &Args, term: &Term) -> Result<()> {
-    let named = run_folder(&args.output_path, "charlm", path.display().to_string());
-    let path = Path::new(&named);
-    let file = checkpoint(path)?;
-    let (task, len) = trained_on(&file)?;
+    let run = trained_run(&args.output_path, path);
+    let path = run.as_deref().unwrap_or(path);
     let dir = args.data_dir.clone().unwrap_or_else(data_dir::default_dir);
-    let corpus = load(&task, &dir, args.allow_partial)?;
-    file::ensure_writable(&args.output_path)
-        .with_context(|| format!("--output-path {} cannot be written", args.output_path.display()))?;
-    args.plots.check()?;
-    let all = trained_norms(&file, &corpus, len)?;
-    let mut run =
-        kept_run("norms", json!({ "weights": file, "task": task, "len": len }), &args.output_path, 0)?;
-    run.manifest.data.insert(task.clone(), corpus.hash.clone());
+    let cell = run.as_deref().map(find_cell).transpose();
+    let cell = cell.with_context(|| format!("--weights {}", path.display()))?;
+    let other = cell.filter(|(protocol, _)| protocol.name() != charlm::CharLm.info().name);
+    let (all, what, weights, data) = match other {
+        Some((protocol, cell)) => {
+            let input = Input::Example(args.example);
+            let stored =
+                protocol.stored_input(&cell, &InputRequest { input, data: &dir, most: usize::MAX })?;
+            (of_input(&stored)?, format!("{}, test example {}", stored.source, args.example), cell, None)
+        }
+        None => {
+            let file = checkpoint(path)?;
+            let (task, len) = trained_on(&file)?;
+            let corpus = load(&task, &dir, args.allow_partial)?;
+            let norms = trained_norms(&file, &corpus, len)?;
+            (
+                norms,
+                format!("{task}, {len} positions, trained: {}", path.display()),
+                file,
+                Some((task, corpus.hash)),
+            )
+        }
+    };
+    args.check()?;
+    let told = json!({ "weights": weights, "example": args.example, "what": what });
+    let mut run = kept_run("norms", told, &args.output_path, 0)?;
+    run.manifest.data.extend(data);
     write(&run.path, &all).with_context(|| run.path.display().to_string())?;
     let all = read(&run.path)?;
     super::done(run)?;
-    say(
-        &chart::norms(&format!("{task}, {len} positions, trained: {}", path.display()), &all)?,
-        &args.plots,
-        term,
-    )
+    say(&chart::norms(&what, &all)?, &args.plots, term)
 }
 
 pub fn draw(args: &Args, term: &Term) -> Result<()> {
@@ -90,9 +116,7 @@ pub fn draw(args: &Args, term: &Term) -> Result<()> {
     let settings = args.set.iter().cloned().fold(Settings::NONE, |all, one| one.over(all));
     let dir = args.data_dir.clone().unwrap_or_else(data_dir::default_dir);
     let corpus = load(&args.task, &dir, args.allow_partial)?;
-    file::ensure_writable(&args.output_path)
-        .with_context(|| format!("--output-path {} cannot be written", args.output_path.display()))?;
-    args.plots.check()?;
+    args.check()?;
     let probe =
         Probe { corpus: &corpus, preset: &args.preset, settings: &settings, len: args.len, seed: args.seed };
     let mut all = Vec::new();

@@ -8,8 +8,10 @@ use anyhow::{Context, Result, bail, ensure};
 use candle_core::{Device, Tensor};
 use serde::{Deserialize, Serialize};
 
+use super::recipe::Phase;
 use super::request::CharLmRequest;
 use crate::train::checkpoint::Checkpoint;
+use effattn_data::corpus::CharCorpus;
 use effattn_kernel::device::rng::RngStream;
 use effattn_model::family::causal::{Cache, CausalArchitecture, CausalModel};
 use effattn_record::config::settings::Settings;
@@ -25,6 +27,56 @@ pub struct Description {
     pub vocab: usize,
     /// Number of the phase, from 0.
     pub phase: usize,
+}
+
+impl Description {
+    /// The description in `stored`, which was read from `file`.
+    pub fn read(stored: &Checkpoint, file: &Path) -> Result<Self> {
+        serde_json::from_value(stored.model.clone()).with_context(|| {
+            format!(
+                "{} contains no language model; name a run or a checkpoint of effattn charlm",
+                file.display()
+            )
+        })
+    }
+
+    /// Its phase.
+    pub fn phase(&self) -> Result<&Phase> {
+        self.request.phases.get(self.phase).context("the checkpoint has no phase")
+    }
+
+    /// The model, for segments and a cache as long as those of its phase.
+    pub fn model(&self) -> Result<Box<dyn CausalArchitecture>> {
+        let (spec, len) = (&self.request.spec, self.phase()?.len as usize);
+        Ok(spec.resolve_causal(&spec.choice()?, self.vocab)?.resized(len, len))
+    }
+
+    /// Makes sure that `corpus` has the symbols that the model was trained on.
+    pub fn check_corpus(&self, corpus: &CharCorpus) -> Result<()> {
+        ensure!(
+            corpus.alphabet == self.alphabet,
+            "the model was trained on {}, which has other symbols than this text",
+            self.request.corpus
+        );
+        Ok(())
+    }
+
+    fn id(&self, byte: u8) -> Option<u32> {
+        self.alphabet.iter().position(|&known| known == byte).map(|id| id as u32)
+    }
+
+    /// The symbols of `text`, which messages call `what`.
+    pub fn ids(&self, what: &str, text: &str) -> Result<Vec<u32>> {
+        let new = |letter: &char| !letter.to_string().bytes().all(|byte| self.id(byte).is_some());
+        let new: BTreeSet<char> = text.chars().filter(new).collect();
+        ensure!(
+            new.is_empty(),
+            "{what} has {:?}, which the model has never seen; its corpus is {}",
+            new.into_iter().collect::<String>(),
+            self.request.corpus
+        );
+        Ok(text.bytes().filter_map(|byte| self.id(byte)).collect())
+    }
 }
 
 /// What is drawn.
@@ -96,31 +148,16 @@ pub fn sample(
     mut write: impl FnMut(&[u8]) -> std::io::Result<()>,
 ) -> Result<()> {
     let stored = Checkpoint::load(checkpoint)?;
-    let description: Description = serde_json::from_value(stored.model.clone()).with_context(|| {
-        format!("{} contains no language model; name a checkpoint of effattn charlm", checkpoint.display())
-    })?;
+    let description = Description::read(&stored, checkpoint)?;
     if let Some(name) = stored.not_finite() {
         bail!("{} cannot generate text: {name} has values that are not finite", checkpoint.display());
     }
-    let phase = description.request.phases.get(description.phase).context("the checkpoint has no phase")?;
-    let spec = &description.request.spec;
-    let config = spec.resolve_causal(&spec.choice()?, description.vocab)?;
-    let config = config.resized(phase.len as usize, phase.len as usize);
+    let config = description.model()?;
     let net = config.build_causal(&stored.builder(&Device::Cpu, false)?)?;
     drop(stored);
-    let known = |byte: u8| description.alphabet.iter().position(|&known| known == byte);
-    let new = |letter: &char| !letter.to_string().bytes().all(|byte| known(byte).is_some());
-    let new: BTreeSet<char> = draw.prompt.chars().filter(new).collect();
-    ensure!(
-        new.is_empty(),
-        "the prompt has {:?}, which the model has never seen; its corpus is {}",
-        new.into_iter().collect::<String>(),
-        description.request.corpus
-    );
-    let ids = draw.prompt.bytes().filter_map(|byte| known(byte).map(|id| id as u32));
-    let mut ids: Vec<u32> = ids.collect();
+    let mut ids = description.ids("the prompt", &draw.prompt)?;
     if ids.is_empty() {
-        ids.push(known(b'\n').or_else(|| known(b' ')).unwrap_or(0) as u32);
+        ids.push(description.id(b'\n').or_else(|| description.id(b' ')).unwrap_or(0));
     }
     write(draw.prompt.as_bytes())?;
     ensure!(draw.temperature >= 0.0, "the temperature must not be negative; choose 0 or more");

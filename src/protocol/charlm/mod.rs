@@ -6,6 +6,7 @@ pub mod generate;
 pub mod plan;
 pub mod recipe;
 pub mod request;
+mod stored_input;
 pub mod streams;
 pub mod witten_bell;
 pub mod worker;

@@ -1,14 +1,18 @@
 //! From flags and suites to language models that are trained.
 
+use std::path::Path;
+
 use super::eval::Evaluation;
 use super::recipe::{self, EVERY, LAST_LEN, Phase, phases};
 use super::request::{CharLmRequest, load};
+use super::stored_input::stored_input;
 use super::worker::train;
 use super::{CharLm, PHASES};
 use crate::protocol::curve::CurveSpec;
 use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo};
 use crate::protocol::grid::{GridDefaults, GridFlags, PlanError};
 use crate::protocol::model_spec::{ModelSpec, resolve_or_unsupported};
+use crate::protocol::stored_input::{InputRequest, StoredInput};
 use crate::protocol::training::worker::Job;
 use crate::protocol::training::{
     DataRead, PlannedRun, ProtocolDiff, RunPlace, TrainingProtocol, TrainingResult, flops, micro_batches,
@@ -124,6 +128,10 @@ impl TrainingProtocol for CharLm {
         let phase = |phase: &Phase| format!("{} updates of {}", phase.steps, phase.len);
         let phases = requests.first().map_or(&[][..], |request| &request.phases);
         format!("{} · batch {batch}", phases.iter().map(phase).collect::<Vec<_>>().join(", "))
+    }
+
+    fn stored_input(&self, cell: &Path, input: &InputRequest) -> anyhow::Result<StoredInput> {
+        stored_input(cell, input)
     }
 
     fn train(&self, job: &Job<CharLmRequest>) -> Result<TrainingResult, CellFailure> {

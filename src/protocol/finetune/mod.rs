@@ -4,6 +4,7 @@
 pub mod plan;
 pub mod recipe;
 pub mod request;
+mod stored_input;
 pub mod worker;
 
 use super::definition::{ProtocolInfo, Quick, Tasks};

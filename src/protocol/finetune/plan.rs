@@ -6,12 +6,14 @@ use std::path::Path;
 use super::Finetune;
 use super::recipe::{self, Recipe};
 use super::request::{FinetuneRequest, model, tokenizer, words_name};
+use super::stored_input::stored_input;
 use super::worker::FinetuneExperiment;
 use crate::protocol::curve::CurveSpec;
 use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo};
 use crate::protocol::grid::{GridDefaults, GridFlags, PlanError};
 use crate::protocol::model_spec::ModelSpec;
 use crate::protocol::pretrained_start;
+use crate::protocol::stored_input::{InputRequest, StoredInput};
 use crate::protocol::training::worker::Job;
 use crate::protocol::training::{
     PlannedRun, ProtocolDiff, RunPlace, TrainingProtocol, TrainingResult, flops, incomplete, micro_batches,
@@ -164,6 +166,10 @@ impl TrainingProtocol for Finetune {
         let steps: BTreeSet<u64> = requests.iter().map(|request| request.steps).collect();
         let steps = steps.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
         format!("{steps} updates · batch {batch} · length {len}")
+    }
+
+    fn stored_input(&self, cell: &Path, input: &InputRequest) -> anyhow::Result<StoredInput> {
+        stored_input(cell, input)
     }
 
     fn train(&self, job: &Job<FinetuneRequest>) -> Result<TrainingResult, CellFailure> {

@@ -9,6 +9,7 @@ pub mod plan;
 pub mod recipe;
 pub mod request;
 pub mod stored;
+mod stored_input;
 pub mod tasks;
 pub mod weights;
 pub mod worker;

@@ -5,6 +5,7 @@ use std::path::Path;
 use super::recipe::{self, Recipe};
 use super::request::{LraRequest, model};
 use super::stored::StoredRuns;
+use super::stored_input::stored_input;
 use super::tasks::{self, LoadOptions};
 use super::worker::LraExperiment;
 use super::{ACCURACY, EVAL, KEEP_CLOSE, Lra, floor};
@@ -14,6 +15,7 @@ use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo};
 use crate::protocol::grid::{Grid, GridDefaults, GridFlags, PlanError, listed};
 use crate::protocol::model_spec::{ModelSpec, resolve_or_unsupported};
 use crate::protocol::own_data::TOKENIZER;
+use crate::protocol::stored_input::{InputRequest, StoredInput};
 use crate::protocol::training::worker::Job;
 use crate::protocol::training::{
     self, DataRead, PlannedRun, ProtocolDiff, RunPlace, TrainingProtocol, TrainingResult, flops, one_of_each,
@@ -139,6 +141,10 @@ impl TrainingProtocol for Lra {
             true => training::compute::<LraRequest>(runner, open, Self::CURVE),
             false => floor::compute(runner, open),
         }
+    }
+
+    fn stored_input(&self, cell: &Path, input: &InputRequest) -> anyhow::Result<StoredInput> {
+        stored_input(cell, input)
     }
 
     fn train(&self, job: &Job<LraRequest>) -> Result<TrainingResult, CellFailure> {

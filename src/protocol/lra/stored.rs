@@ -144,14 +144,22 @@ impl StoredRuns {
 
 /// The model of `weights` as `request` runs it.
 fn model(weights: &StoredWeights, request: &LraRequest) -> Result<Box<dyn Architecture>, CellFailure> {
-    let pairs = weights.texts.pairs;
+    model_of_texts(&weights.texts, &weights.trained_on, request)
+}
+
+/// The model that `request` trained on `task`, whose texts are read as `texts` says.
+pub(super) fn model_of_texts(
+    texts: &Reading,
+    task: &str,
+    request: &LraRequest,
+) -> Result<Box<dyn Architecture>, CellFailure> {
     let shape = DataShape {
-        input: if pairs { InputKind::Pairs } else { InputKind::Tokens },
-        vocab: weights.texts.vocabulary()?,
-        classes: weights.texts.classes.len(),
+        input: if texts.pairs { InputKind::Pairs } else { InputKind::Tokens },
+        vocab: texts.vocabulary()?,
+        classes: texts.classes.len(),
         len: request.spec.len as usize,
     };
-    Ok(model_for(&request.spec, &request.spec.choice()?, &weights.trained_on, Some(shape))?)
+    Ok(model_for(&request.spec, &request.spec.choice()?, task, Some(shape))?)
 }
 
 fn cell(
@@ -216,23 +224,7 @@ pub fn finished(folder: &Path) -> Result<Vec<StoredCell>, String> {
     folders.sort();
     let mut found = Vec::new();
     for cell in folders {
-        let files = CheckpointFiles::in_folder(&cell);
-        if !files.last.is_file() {
-            continue;
-        }
-        let last = Checkpoint::load(&files.last).map_err(|error| error.to_string())?;
-        let request: LraRequest = serde_json::from_value(last.model.clone())
-            .map_err(|_| format!("{} is no checkpoint of effattn lra", files.last.display()))?;
-        if last.updates < request.steps {
-            return Err(format!(
-                "{} has made {} of {} steps; give the command of that run again to finish it",
-                cell.display(),
-                last.updates,
-                request.steps
-            ));
-        }
-        let best = data::own::is_own(&request.task) || request.recipe()?.select;
-        found.push(StoredCell { folder: cell, request, file: if best { files.best } else { files.last } });
+        found.extend(StoredCell::open(cell)?);
     }
     if found.is_empty() {
         return Err("has no finished cell with a checkpoint; train one with effattn lra".to_owned());
@@ -241,6 +233,27 @@ pub fn finished(folder: &Path) -> Result<Vec<StoredCell>, String> {
 }
 
 impl StoredCell {
+    /// The cell in `folder`; nothing where it has no checkpoint.
+    pub fn open(folder: PathBuf) -> Result<Option<Self>, String> {
+        let files = CheckpointFiles::in_folder(&folder);
+        if !files.last.is_file() {
+            return Ok(None);
+        }
+        let last = Checkpoint::load(&files.last).map_err(|error| error.to_string())?;
+        let request: LraRequest = serde_json::from_value(last.model.clone())
+            .map_err(|_| format!("{} is no checkpoint of effattn lra", files.last.display()))?;
+        if last.updates < request.steps {
+            return Err(format!(
+                "{} has made {} of {} steps; give the command of that run again to finish it",
+                folder.display(),
+                last.updates,
+                request.steps
+            ));
+        }
+        let best = data::own::is_own(&request.task) || request.recipe()?.select;
+        Ok(Some(Self { folder, request, file: if best { files.best } else { files.last } }))
+    }
+
     /// How its texts became ids.
     pub fn reading(&self) -> Result<Reading, String> {
         let task = &self.request.task;

@@ -7,6 +7,7 @@ pub mod hf_export;
 pub mod plan;
 pub mod recipe;
 pub mod request;
+mod stored_input;
 pub mod worker;
 
 use super::definition::{ProtocolInfo, Quick, Tasks};

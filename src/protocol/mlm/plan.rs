@@ -4,6 +4,7 @@ use std::path::Path;
 
 use super::recipe::Recipe;
 use super::request::{MlmData, MlmRequest, data_names, load, model};
+use super::stored_input::stored_input;
 use super::worker::train;
 use super::{Mlm, NATS};
 use crate::protocol::curve::CurveSpec;
@@ -12,6 +13,7 @@ use crate::protocol::grid::{GridDefaults, GridFlags, PlanError};
 use crate::protocol::model_spec::ModelSpec;
 use crate::protocol::own_data::TOKENIZER;
 use crate::protocol::pretrained_start::{self, StartEncoder, StartRequest};
+use crate::protocol::stored_input::{InputRequest, StoredInput};
 use crate::protocol::training::worker::Job;
 use crate::protocol::training::{
     PlannedRun, ProtocolDiff, RunPlace, TrainingProtocol, TrainingResult, flops, incomplete, micro_batches,
@@ -164,6 +166,10 @@ impl TrainingProtocol for Mlm {
     /// `25000 updates of 8 blocks of 128`.
     fn amount(&self, requests: &[MlmRequest], batch: &str, len: &str) -> String {
         format!("{} updates of {batch} blocks of {len}", most_steps(requests))
+    }
+
+    fn stored_input(&self, cell: &Path, input: &InputRequest) -> anyhow::Result<StoredInput> {
+        stored_input(cell, input)
     }
 
     fn train(&self, job: &Job<MlmRequest>) -> Result<TrainingResult, CellFailure> {

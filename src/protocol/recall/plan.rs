@@ -1,7 +1,10 @@
 //! From flags and suites to grids of small training runs.
 
+use std::path::Path;
+
 use super::recipe::{self, Recipe, TrainPart, examples, recipe_of};
 use super::request::{RecallRequest, model};
+use super::stored_input::stored_input;
 use super::worker::train;
 use super::{ACCURACY, MACRO_ACCURACY, Recall, VOCABULARY, floor};
 use crate::protocol::cell_runner::CellRunner;
@@ -9,6 +12,7 @@ use crate::protocol::curve::CurveSpec;
 use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo};
 use crate::protocol::grid::{Grid, GridDefaults, GridFlags, PlanError, listed};
 use crate::protocol::model_spec::ModelSpec;
+use crate::protocol::stored_input::{InputRequest, StoredInput};
 use crate::protocol::training::worker::Job;
 use crate::protocol::training::{
     self, DataRead, PlannedRun, ProtocolDiff, RunPlace, TrainingProtocol, TrainingResult, flops, most_steps,
@@ -165,6 +169,10 @@ impl TrainingProtocol for Recall {
             true => training::compute::<RecallRequest>(runner, open, Self::CURVE),
             false => floor::compute(runner, open),
         }
+    }
+
+    fn stored_input(&self, cell: &Path, input: &InputRequest) -> anyhow::Result<StoredInput> {
+        stored_input(cell, input)
     }
 
     fn train(&self, job: &Job<RecallRequest>) -> Result<TrainingResult, CellFailure> {

@@ -3,7 +3,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use serde_json::Value;
@@ -22,6 +22,7 @@ use crate::protocol::grid::{
     Grid, GridDefaults, GridEntry, GridFlags, PlanError, listed, published_elsewhere, tasks,
 };
 use crate::protocol::model_spec::resolve_or_unsupported;
+use crate::protocol::stored_input::{InputRequest, StoredInput};
 use crate::run::RunError;
 use crate::run::outcome::CellFailure;
 use crate::run::plan::{Cell, Plan, key_word, unusual_values};
@@ -92,6 +93,9 @@ pub trait TrainingProtocol: Sync {
     fn compute(&self, runner: &mut CellRunner, open: &[usize]) -> Result<(), RunError> {
         compute::<Self::Request>(runner, open, Self::CURVE)
     }
+
+    /// See [`Protocol::stored_input`].
+    fn stored_input(&self, cell: &Path, input: &InputRequest) -> anyhow::Result<StoredInput>;
 
     /// The worker's side: trains until the last step or until the parent is gone, and tests.
     fn train(&self, job: &Job<Self::Request>) -> Result<TrainingResult, CellFailure>;
@@ -308,6 +312,10 @@ impl<T: TrainingProtocol> Protocol for T {
     fn work(&self, link: &ParentLink, request: Value, input: &WorkerInput) -> anyhow::Result<()> {
         let job = Job { link, request: serde_json::from_value(request)?, context: &input.conditions };
         report(link, self.train(&job))
+    }
+
+    fn stored_input(&self, cell: &Path, input: &InputRequest) -> anyhow::Result<StoredInput> {
+        TrainingProtocol::stored_input(self, cell, input)
     }
 
     fn view(&self) -> ResultView {

@@ -7,6 +7,7 @@ pub mod loader;
 pub mod plan;
 pub mod recipe;
 pub mod request;
+mod stored_input;
 pub mod test_only;
 pub mod worker;
 
@@ -52,7 +53,7 @@ const INFO: ProtocolInfo = ProtocolInfo {
     tasks: Some(Tasks { called: "Images", names: plan::names }),
     quick: Some(Quick {
         help: "Train a few steps on generated images, to try the command without data (not the paper's protocol)",
-        said: "at most 120 steps on generated images, unless flags say otherwise: says nothing about real images",
+        said: "at most 160 steps on generated images of 16 x 16, unless flags say otherwise: says nothing about real images",
     }),
     metrics: &[
         Metric { name: "accuracy", title: "Top-1 accuracy", unit: "accuracy %", lower_is_better: false },

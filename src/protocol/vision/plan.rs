@@ -4,12 +4,14 @@ use std::path::Path;
 
 use super::recipe::{self, Recipe};
 use super::request::{VisionRequest, classes, model};
+use super::stored_input::stored_input;
 use super::worker::VisionExperiment;
 use super::{Vision, WEIGHTS};
 use crate::protocol::curve::CurveSpec;
 use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo};
 use crate::protocol::grid::{GridDefaults, GridFlags, PlanError};
 use crate::protocol::model_spec::ModelSpec;
+use crate::protocol::stored_input::{InputRequest, StoredInput};
 use crate::protocol::training::worker::Job;
 use crate::protocol::training::{
     PlannedRun, ProtocolDiff, RunPlace, TrainingProtocol, TrainingResult, flops, incomplete, micro_batches,
@@ -27,8 +29,10 @@ use effattn_record::config::settings::Settings;
 use effattn_record::config::unknown;
 
 const PRESET: &str = "cvt-small";
-/// Updates of `--quick`, and their images.
-const QUICK: (u64, u64) = (120, 32);
+/// `--quick`: updates, and their images; updates between evaluations, each of which costs as much as some updates.
+const QUICK: (u64, u64, u64) = (160, 32, 40);
+/// Side of the images of `--quick`, where the preset has small ones: a quarter of the patches.
+const QUICK_LEN: u64 = 16;
 /// Updates where nobody says how many images there are.
 const STEPS: u64 = 10_000;
 
@@ -45,11 +49,14 @@ impl TrainingProtocol for Vision {
         let said = flags.user_settings().preset;
         let preset = said.as_deref().unwrap_or(PRESET);
         let task = if quick { "generated" } else { "cifar10" };
+        let small = family::usual(preset).is_some_and(|usual| usual.len as u64 == 2 * QUICK_LEN);
         let settings = Settings {
             task: Some(Words(vec![task.to_owned()])),
             preset: Some(preset.to_owned()),
             steps: quick.then_some(QUICK.0),
             batch: quick.then(|| Batches(vec![QUICK.1])),
+            every: quick.then_some(QUICK.2),
+            len: (quick && small).then(|| Lengths(vec![QUICK_LEN])),
             ..Settings::NONE
         };
         GridDefaults { settings, models: family::usual(preset).map_or("full", |usual| usual.models) }
@@ -127,6 +134,10 @@ impl TrainingProtocol for Vision {
             }
         }
         Ok(Prepared { remarks, text: None })
+    }
+
+    fn stored_input(&self, cell: &Path, input: &InputRequest) -> anyhow::Result<StoredInput> {
+        stored_input(cell, input)
     }
 
     fn train(&self, job: &Job<VisionRequest>) -> Result<TrainingResult, CellFailure> {

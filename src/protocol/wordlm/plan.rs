@@ -1,13 +1,17 @@
 //! From flags and suites to word language models that are trained.
 
+use std::path::Path;
+
 use super::recipe::{self, Recipe};
 use super::request::{WordLmRequest, load};
+use super::stored_input::stored_input;
 use super::worker::train;
 use super::{CONTEXT, WordLm};
 use crate::protocol::curve::CurveSpec;
 use crate::protocol::definition::{DataDirs, Prepared, ProtocolInfo};
 use crate::protocol::grid::{GridDefaults, GridFlags, PlanError};
 use crate::protocol::model_spec::{ModelSpec, resolve_or_unsupported};
+use crate::protocol::stored_input::{InputRequest, StoredInput};
 use crate::protocol::training::worker::Job;
 use crate::protocol::training::{
     DataRead, PlannedRun, ProtocolDiff, RunPlace, TrainingProtocol, TrainingResult, flops, micro_batches,
@@ -97,6 +101,10 @@ impl TrainingProtocol for WordLm {
     /// `150000 updates · 144 blocks of 512 words`.
     fn amount(&self, requests: &[WordLmRequest], batch: &str, len: &str) -> String {
         format!("{} updates · {batch} blocks of {len} words", most_steps(requests))
+    }
+
+    fn stored_input(&self, cell: &Path, input: &InputRequest) -> anyhow::Result<StoredInput> {
+        stored_input(cell, input)
     }
 
     fn train(&self, job: &Job<WordLmRequest>) -> Result<TrainingResult, CellFailure> {

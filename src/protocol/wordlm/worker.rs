@@ -197,19 +197,19 @@ fn at_a_time(len: u64) -> usize {
 
 /// Consecutive blocks of a stream: every word is a target once, the last block may be short.
 #[derive(Clone, Copy)]
-struct Blocks<'a> {
-    stream: &'a [u32],
-    len: usize,
+pub(super) struct Blocks<'a> {
+    pub(super) stream: &'a [u32],
+    pub(super) len: usize,
 }
 
 impl Blocks<'_> {
-    fn count(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         self.stream.len().div_ceil(self.len)
     }
 
     /// Words that are read and words that are predicted of the blocks `chosen`, each [blocks, len], padded on the right, and
     /// how many are predicted.
-    fn at(&self, chosen: &[usize]) -> ([Vec<u32>; 2], usize) {
+    pub(super) fn at(&self, chosen: &[usize]) -> ([Vec<u32>; 2], usize) {
         let size = chosen.len() * self.len;
         let (mut ids, mut targets, mut count) = (Vec::with_capacity(size), Vec::with_capacity(size), 0);
         for &block in chosen {

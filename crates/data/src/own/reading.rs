@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::OwnFiles;
 use crate::labelled::Text;
 use crate::tokenizer::Tokenizer;
-use crate::{DataError, byte_ids};
+use crate::{DataError, byte_ids, byte_name};
 
 /// Words of a vocabulary at most; the less frequent ones are unknown.
 const MOST_WORDS: usize = 30_000;
@@ -81,10 +81,7 @@ impl Reading {
     pub fn tokens(&self, ids: &[u32]) -> Vec<String> {
         let token = |id: &u32| match &self.units {
             _ if *id == 0 => "padding".to_owned(),
-            TextUnits::Bytes => u8::try_from(id - 1).map_or_else(
-                |_| id.to_string(),
-                |byte| if byte.is_ascii() { char::from(byte).to_string() } else { format!("byte {byte}") },
-            ),
+            TextUnits::Bytes => u8::try_from(id - 1).map_or_else(|_| id.to_string(), byte_name),
             TextUnits::Words(words) => {
                 let word = (*id as usize).checked_sub(UNKNOWN as usize + 1).and_then(|at| words.get(at));
                 word.map_or_else(|| "unknown word".to_owned(), String::clone)

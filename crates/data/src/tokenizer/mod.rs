@@ -143,6 +143,16 @@ impl Tokenizer {
         tokenizers::Decoder::decode(&self.bytes, words).unwrap_or_default()
     }
 
+    /// What `ids` stand for one by one: pieces of text, special words by their names.
+    pub fn tokens(&self, ids: &[u32]) -> Vec<String> {
+        let special = |id: u32| self.specials.reserved(id) || id == self.specials.mask;
+        let token = |id: &u32| match special(*id) {
+            true => self.bpe.id_to_token(*id).unwrap_or_default(),
+            false => self.decode(&[*id]),
+        };
+        ids.iter().map(token).collect()
+    }
+
     /// Turns texts into ids.
     pub fn encoder(&self) -> TokenEncoder<'_> {
         TokenEncoder { tokenizer: self, known: HashMap::new() }

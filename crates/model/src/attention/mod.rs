@@ -38,6 +38,7 @@ pub mod mega_ema;
 mod mixer;
 mod needs;
 pub mod nystrom;
+pub mod observe;
 mod output_stage;
 pub mod performer;
 pub mod reformer;

@@ -79,6 +79,10 @@ impl Architecture for ClassifierConfig {
         self.layer_costs(batch, len)
     }
 
+    fn class_in_front(&self) -> bool {
+        matches!(self.pooling, Pooling::ClsFront | Pooling::ClsVector)
+    }
+
     fn state_bytes(&self, len: usize) -> u64 {
         let layer = (self.entry.cost)(&self.knobs, &self.backbone.shape(1, len, true));
         layer.state_bytes * self.backbone.layers as u64

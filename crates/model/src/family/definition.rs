@@ -190,6 +190,11 @@ pub trait Architecture: Send + Sync {
         crate::attention::decays(name)
     }
 
+    /// Whether its first position is a class token, which it puts in front of the input.
+    fn class_in_front(&self) -> bool {
+        false
+    }
+
     /// What the tensor `name` of a file in the public format is called here; nothing where the model has no use for it.
     fn map_tensor_name(&self, name: &str) -> Option<String> {
         Some(name.to_owned())

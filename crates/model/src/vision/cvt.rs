@@ -5,6 +5,7 @@ use candle_core::{Result, Tensor};
 
 use super::{ClassifierOutput, Dense, Depth, Flops, ForwardOptions, Mlp, output_layer};
 use crate::attention::ls2d::{LongShort2d, LongShort2dConfig, Names};
+use crate::attention::observe::note_full;
 use crate::nn::conv::{BatchNorm, Conv, Depthwise, tokens};
 use crate::nn::norm::Norm;
 use crate::nn::params::{Init, ParamBuilder, ParamGroup};
@@ -225,7 +226,9 @@ impl Block {
             None => {
                 let (_, _, tokens, head_dim) = q.dims4()?;
                 let pattern = Pattern::full(tokens, tokens, false);
-                attend(&Qkv::separate(q, k, v), &Attend::plain(&pattern, None, head_dim))?.merged()
+                let qkv = Qkv::separate(q, k, v);
+                note_full(&qkv, (self.heads, head_dim))?;
+                attend(&qkv, &Attend::plain(&pattern, None, head_dim))?.merged()
             }
         }
     }

@@ -3,6 +3,7 @@
 use candle_core::{Result, Tensor};
 
 use super::{ClassifierOutput, Dense, Depth, Flops, ForwardOptions, Mlp, output_layer};
+use crate::attention::observe::note_full;
 use crate::nn::conv::{Conv, tokens};
 use crate::nn::norm::Norm;
 use crate::nn::params::{Init, ParamBuilder, ParamGroup};
@@ -104,6 +105,7 @@ impl Block {
         let (_, tokens, width) = x.dims3()?;
         let pattern = Pattern::full(tokens, tokens, false);
         let qkv = Qkv::Packed { rows, heads: self.heads, parts: PackedLayout::QKV };
+        note_full(&qkv, (self.heads, width / self.heads))?;
         attend(&qkv, &Attend::plain(&pattern, None, width / self.heads))?.merged()
     }
 }

@@ -250,6 +250,27 @@ impl ParamBuilder {
         Ok(state)
     }
 
+    /// Parameters, detached, and constants so far: those below this prefix by their names there, aliases too, and those without any prefix.
+    pub fn tensors(&self) -> Result<HashMap<String, Tensor>> {
+        let shared = self.lock();
+        let own = |full: &str| match full.strip_prefix(&self.prefix) {
+            Some(own) => Some(own.to_owned()),
+            None => (!full.contains('.')).then(|| full.to_owned()),
+        };
+        let mut tensors = HashMap::new();
+        let names = shared.params.index.keys().map(|name| (name, name));
+        let aliases =
+            shared.aliases.iter().map(|(name, (group, part))| (name, &shared.parts(*group)[*part].name));
+        for (name, target) in names.chain(aliases) {
+            if let Some(name) = own(name) {
+                tensors.insert(name, shared.params.value(target)?);
+            }
+        }
+        let constants = shared.params.constants.iter();
+        tensors.extend(constants.filter_map(|(name, tensor)| Some((own(name)?, tensor.clone()))));
+        Ok(tensors)
+    }
+
     /// The constants and states so far, by full name.
     pub fn constants(&self) -> BTreeMap<String, Tensor> {
         self.lock().params.constants.clone()
