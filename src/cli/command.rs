@@ -12,6 +12,7 @@ use crate::protocol::grid::GridFlags;
 use crate::protocol::lra::EVAL;
 use crate::protocol::training::QUICK_SECONDS;
 use crate::protocol::{self, Protocol};
+use crate::run::manifest::Manifest;
 use crate::run::shard::Shard;
 use effattn_model::family::attention;
 use effattn_record::config::lists::Models;
@@ -251,11 +252,19 @@ pub fn run_folder(results: &Path, command: &str, run: String) -> String {
     }
     let own = results.join(command);
     let found = match run.as_str() {
-        // runs are named by the time of their start
-        "latest" => below(&own).into_iter().filter(|folder| !folder.is_symlink()).rfind(has_weights),
+        "latest" => {
+            let runs = below(&own).into_iter().filter(|folder| !folder.is_symlink());
+            runs.filter(has_weights).max_by_key(|folder| started(folder))
+        }
         _ => [own].into_iter().chain(below(results)).map(|place| place.join(&run)).find(has_weights),
     };
     found.map_or(run, |folder| folder.display().to_string())
+}
+
+/// When the run in `folder` started, and its place among the runs of its command that started in the same second.
+pub fn started(folder: &Path) -> (String, u64) {
+    let manifest = Manifest::read(folder).ok().flatten();
+    manifest.map_or_else(Default::default, |manifest| (manifest.start, manifest.order))
 }
 
 impl CommandArgs {

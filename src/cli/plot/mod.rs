@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use candle_core::{Device, Tensor};
 use serde_json::json;
 
-use super::command::run_folder;
+use super::command::{run_folder, started};
 use crate::protocol::attention_matrix::{self, ProbeConfig};
 use crate::protocol::pattern;
 use crate::protocol::stored_input::{self, Input, InputRequest};
@@ -196,8 +196,7 @@ fn of_suite(name: &str) -> Result<(Models, Option<usize>)> {
 fn trained_run(results: &Path, named: &Path) -> Option<PathBuf> {
     let of = |command| PathBuf::from(run_folder(results, command, named.display().to_string()));
     let found = stored_input::commands().into_iter().map(of).filter(|folder| folder.is_dir());
-    // runs are named by the time of their start
-    found.max_by_key(|folder| folder.file_name().map(ToOwned::to_owned))
+    found.max_by_key(|folder| started(folder))
 }
 
 fn draw_trained(run: &Path, args: &AttentionArgs, term: &Term) -> Result<()> {
