@@ -82,9 +82,7 @@ impl Worker {
     pub fn start(launcher: &Launcher, request: &impl Serialize) -> Result<Self, RunError> {
         let mut command = Command::new(&launcher.program);
         command.args(&launcher.arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        for name in threads::VARIABLES {
-            command.env(name, launcher.threads.to_string());
-        }
+        command.envs(threads::variables(launcher.threads));
         #[cfg(unix)]
         {
             use std::os::unix::process::CommandExt;

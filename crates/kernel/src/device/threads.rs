@@ -3,8 +3,18 @@
 //! candle and gemm read it from the environment; unset, every matrix product counts the processors anew
 //! (28 us each).
 
+const RAYON: &str = "RAYON_NUM_THREADS";
+const CANDLE: &str = "CANDLE_NUM_THREADS";
+
 /// The variables that candle, gemm and rayon read.
-pub const VARIABLES: [&str; 2] = ["RAYON_NUM_THREADS", "CANDLE_NUM_THREADS"];
+pub const VARIABLES: [&str; 2] = [RAYON, CANDLE];
+
+/// The variables of a process of ours with `count` threads. candle's own operations on elements run on the thread that calls
+/// them: with a pool of its own for them the caller waits in a loop for threads that our kernels keep from the processors,
+/// which took a tenth of a training step, and more on a busy machine.
+pub fn variables(count: usize) -> [(&'static str, String); 2] {
+    [(RAYON, count.to_string()), (CANDLE, "1".to_owned())]
+}
 
 /// Processors this process may use.
 pub fn available() -> usize {
@@ -14,9 +24,9 @@ pub fn available() -> usize {
 /// Lets every pool of this process have `count` threads. Call before the first operation and before any
 /// other thread is started.
 pub fn set(count: usize) {
-    for name in VARIABLES {
+    for (name, value) in variables(count) {
         // SAFETY: the caller promises that no other thread runs that could read the environment.
-        unsafe { std::env::set_var(name, count.to_string()) };
+        unsafe { std::env::set_var(name, value) };
     }
     // A pool that exists already keeps its size; the variables were set in time for it in workers.
     let _ = rayon::ThreadPoolBuilder::new().num_threads(count).build_global();
