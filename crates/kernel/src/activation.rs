@@ -1,4 +1,4 @@
-//! GELU in its exact form, x/2 (1 + erf(x / sqrt 2)), and with tanh in the place of erf; ReLU; SwiGLU.
+//! GELU in its exact form, x/2 (1 + erf(x / sqrt 2)), and with tanh in the place of erf; ReLU; SiLU; SwiGLU; softplus.
 
 use candle_core::{CpuStorage, DType, Layout, Result, Shape, Tensor, bail};
 
@@ -43,10 +43,24 @@ pub fn relu(x: &Tensor) -> Result<Tensor> {
 
 /// ln(1 + exp(x)); small results keep their digits.
 pub fn softplus(x: &Tensor) -> Result<Tensor> {
+    scaled_softplus(x, 1.0, 1.0)
+}
+
+/// `outer` ln(1 + exp(`inner` x)); with -1 twice it is the logarithm of the sigmoid.
+pub fn scaled_softplus(x: &Tensor, inner: f64, outer: f64) -> Result<Tensor> {
     if super::fused_cpu(x.device()) && x.dtype() == DType::F32 {
-        return tape::apply(&[&x.contiguous()?], Softplus);
+        let [inner, outer] = [inner, outer].map(|factor| factor as f32);
+        return tape::apply(&[&tape::contiguous(x)?], Softplus { inner, outer });
     }
-    composed_softplus(x)
+    composed_softplus(&(x * inner)?)? * outer
+}
+
+/// x sigmoid(x).
+pub fn silu(x: &Tensor) -> Result<Tensor> {
+    if super::fused_cpu(x.device()) && x.dtype() == DType::F32 {
+        return tape::apply(&[&tape::contiguous(x)?], Silu);
+    }
+    x.silu()
 }
 
 /// The definition in plain candle operations, in f64.
@@ -79,7 +93,7 @@ impl Gate {
             bail!("a gate {:?} and what it opens, {:?}, have different shapes", gate.dims(), up.dims());
         }
         if super::fused_cpu(gate.device()) && gate.dtype() == DType::F32 {
-            return tape::apply(&[&gate.contiguous()?, &up.contiguous()?], self);
+            return tape::apply(&[&tape::contiguous(gate)?, &tape::contiguous(up)?], self);
         }
         match self {
             Self::Silu => gate.silu()? * up,
@@ -130,16 +144,16 @@ impl FusedOp for Gate {
     }
 }
 
-struct Softplus;
+struct Silu;
 
-impl FusedOp for Softplus {
+impl FusedOp for Silu {
     fn name(&self) -> &'static str {
-        "softplus"
+        "silu"
     }
 
     fn forward(&self, operands: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)> {
         let [x] = cpu::slices(operands)?;
-        let y = par::build(x.len(), CHUNK, |index, y| rows::softplus(&x[index * CHUNK..][..y.len()], y));
+        let y = par::build(x.len(), CHUNK, |index, y| rows::silu(&x[index * CHUNK..][..y.len()], y));
         Ok((y, operands[0].1.shape().clone()))
     }
 
@@ -148,7 +162,37 @@ impl FusedOp for Softplus {
         let dx = cpu::with_slices([x, grad], |[x, dy]| {
             Ok(par::build(x.len(), CHUNK, |index, dx| {
                 let here = index * CHUNK..index * CHUNK + dx.len();
-                rows::softplus_backward(&x[here.clone()], &dy[here], dx);
+                rows::silu_backward(&x[here.clone()], &dy[here], dx);
+            }))
+        })?;
+        Ok(vec![cpu::gradient(x, dx)?])
+    }
+}
+
+struct Softplus {
+    inner: f32,
+    outer: f32,
+}
+
+impl FusedOp for Softplus {
+    fn name(&self) -> &'static str {
+        "softplus"
+    }
+
+    fn forward(&self, operands: &[(&CpuStorage, &Layout)]) -> Result<(Vec<f32>, Shape)> {
+        let [x] = cpu::slices(operands)?;
+        let y = par::build(x.len(), CHUNK, |index, y| {
+            rows::softplus(&x[index * CHUNK..][..y.len()], self.inner, self.outer, y);
+        });
+        Ok((y, operands[0].1.shape().clone()))
+    }
+
+    fn backward(&self, operands: &[&Tensor], _: SavedOutput, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+        let [x] = op::operands(operands)?;
+        let dx = cpu::with_slices([x, grad], |[x, dy]| {
+            Ok(par::build(x.len(), CHUNK, |index, dx| {
+                let here = index * CHUNK..index * CHUNK + dx.len();
+                rows::softplus_backward(&x[here.clone()], &dy[here], self.inner, self.outer, dx);
             }))
         })?;
         Ok(vec![cpu::gradient(x, dx)?])
@@ -220,6 +264,8 @@ mod tests {
             check(&format!("glu {dims:?}"), &pair, 1e-6, |x| glu(&x[0], &x[1]));
             let wide = [(randn("x", &dims) * 8.0).unwrap()];
             check(&format!("softplus {dims:?}"), &wide, 1e-6, |x| softplus(&x[0]));
+            check(&format!("log sigmoid {dims:?}"), &wide, 1e-6, |x| scaled_softplus(&x[0], -1.0, -0.3));
+            check(&format!("silu {dims:?}"), &wide, 1e-6, |x| silu(&x[0]));
             check(&format!("tanh {dims:?}"), &x, 2e-6, |x| gelu_tanh(&x[0]));
         }
     }

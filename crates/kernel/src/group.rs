@@ -2,6 +2,8 @@
 
 use candle_core::{Result, Tensor, bail};
 
+use super::tape;
+
 /// One named part of a group.
 #[derive(Clone, Debug)]
 pub struct ParamPart {
@@ -44,12 +46,12 @@ impl ParamGroup {
         let len = parts.iter().map(ParamPart::len).sum();
         let parts =
             parts.iter().map(|part| ParamPart { offset: part.offset - start, ..part.clone() }).collect();
-        Ok(Self { flat: self.flat.narrow(0, start, len)?, parts })
+        Ok(Self { flat: tape::columns(&self.flat, start, len)?, parts })
     }
 
     /// Part number `index` in its own shape: a view, for composed code.
     pub fn part(&self, index: usize) -> Result<Tensor> {
         let part = &self.parts[index];
-        self.flat.narrow(0, part.offset, part.len())?.reshape(part.shape.as_slice())
+        tape::reshape(&tape::columns(&self.flat, part.offset, part.len())?, part.shape.as_slice())
     }
 }

@@ -2,6 +2,8 @@
 
 use candle_core::{D, Device, Result, Tensor, bail};
 
+use super::tape;
+
 /// Queries, keys and values, split into heads or as one packed projection.
 ///
 /// A projection writes one row `[part 0 | part 1 | ...]` per position, each part `heads * d` wide. Fused
@@ -80,6 +82,16 @@ impl Qkv {
     /// Values [b, h, t, d], as a view where packed.
     pub fn v(&self) -> Result<Tensor> {
         self.part("values", |parts| parts.v, |_, _, v| v)
+    }
+
+    /// Queries, keys and values as tensors of their own, views of packed rows whose gradients the tape adds to those of
+    /// the rows in place; the others are absent.
+    pub fn apart(&self) -> Result<Self> {
+        let Self::Packed { rows, heads, parts } = self else { return Ok(self.clone()) };
+        let part = |index: Option<usize>| {
+            index.map(|index| tape::split_heads(rows, *heads, (index, parts.count))).transpose()
+        };
+        Ok(Self::Separate { q: part(parts.q)?, k: part(parts.k)?, v: part(parts.v)? })
     }
 
     fn part<'a>(

@@ -26,9 +26,11 @@ use super::profile::{self, StepPart};
 
 mod part;
 mod recompute;
+mod view;
 
 pub use part::with_bf16_activations;
 pub use recompute::recompute_in_backward;
+pub use view::{columns, contiguous, merge_heads, reshape, split_heads, transpose};
 
 thread_local! {
     static RECORDING: RefCell<Option<Vec<Entry>>> = const { RefCell::new(None) };
@@ -45,6 +47,13 @@ struct Entry {
     place: Option<String>,
     /// Whether the result was given up after the forward pass and is made again when something reads it.
     given_up: bool,
+}
+
+impl Entry {
+    /// Whether the result is a view of its operand, with a place in candle's graph of its own.
+    fn is_view(&self) -> bool {
+        !self.out.is_variable()
+    }
 }
 
 /// Runs `forward` on this thread while a tape records. The gradients of what it returns are to be had from
@@ -70,12 +79,14 @@ impl Tape {
     /// Gradients of the scalar `loss`, which was computed while this tape recorded.
     pub fn backward(mut self, loss: &Tensor) -> Result<GradStore> {
         self.make_again([loss])?;
-        let mut grads = Grads { store: loss.backward()?, own: HashSet::new() };
+        let views = self.0.iter().filter(|entry| entry.is_view()).map(|entry| entry.out.id()).collect();
+        let mut grads = Grads { store: loss.backward()?, own: HashSet::new(), views };
         while let Some(Entry { out, operands, op, place, .. }) = self.0.pop() {
             let Some(grad) = grads.store.remove(&out) else { continue };
             self.make_again(&operands)?;
             let all: Vec<&Tensor> = operands.iter().collect();
-            let grad = grad.detach().contiguous()?;
+            let grad = grad.detach();
+            let grad = if grads.views.contains(&out.id()) { grad } else { grad.contiguous()? };
             let held = grads.hold(op.accumulates_into(), &all)?;
             let moved = |found: &Result<Vec<Option<Tensor>>>| {
                 profile::bytes(all.iter().copied().chain([&grad]).chain(found.iter().flatten().flatten()))
@@ -101,6 +112,8 @@ struct Grads {
     store: GradStore,
     /// Those whose memory nobody else has: they may be added to in place.
     own: HashSet<TensorId>,
+    /// Views that the tape sends gradients on from.
+    views: HashSet<TensorId>,
 }
 
 impl Grads {
@@ -108,7 +121,7 @@ impl Grads {
     /// added to. Nothing at all where there is no other.
     fn hold(&mut self, wanted: &[usize], operands: &[&Tensor]) -> Result<Vec<Vec<f32>>> {
         let held = |&index: &usize| {
-            let Some(&operand) = operands.get(index).filter(|operand| operand.is_variable()) else {
+            let Some(&operand) = operands.get(index).filter(|operand| self.is_on_tape(operand)) else {
                 return Ok(Vec::new());
             };
             match self.store.get_id(operand.id()).map(|grad| self.own.contains(&grad.id())) {
@@ -126,17 +139,24 @@ impl Grads {
         let given: Vec<_> = given.filter_map(memory).map(|(at, _)| at).collect();
         let all: Vec<_> = found.iter().flatten().filter_map(|grad| Some((grad, memory(grad)?))).collect();
         for (grad, (at, whole)) in &all {
-            let alone = !given.contains(at) && all.iter().filter(|(_, (other, _))| other == at).count() == 1;
-            if alone && *whole {
+            let alone = all.iter().filter(|(_, (other, _))| other == at).count() == 1;
+            if !alone {
+                self.own.remove(&grad.id()); // what was given goes to several operands
+            } else if *whole && !given.contains(at) {
                 self.own.insert(grad.id());
             }
         }
     }
 
-    /// Adds a gradient to a leaf, or sends it through candle's operations down to the leaves.
+    /// Whether gradients of a tensor are collected here: it is a leaf of candle's graph or a view on the tape.
+    fn is_on_tape(&self, tensor: &Tensor) -> bool {
+        tensor.is_variable() || self.views.contains(&tensor.id())
+    }
+
+    /// Adds a gradient to a leaf or a view, or sends it through candle's operations down to the leaves.
     fn add(&mut self, tensor: &Tensor, grad: Option<Tensor>) -> Result<()> {
         let Some(grad) = grad else { return Ok(()) };
-        if tensor.is_variable() {
+        if self.is_on_tape(tensor) {
             let sum = match self.store.remove(tensor) {
                 Some(before) => {
                     let sum = || self.sum(before, grad);

@@ -21,12 +21,13 @@ use crate::nn::params::{Init, ParamBuilder, ParamGroup, ParamSpec};
 use crate::nn::short_conv::{ConvPast, ShortConv};
 use effattn_kernel::activation::{gelu, glu};
 use effattn_kernel::block::{self, Projection, Residual};
+use effattn_kernel::gating::add;
 use effattn_kernel::heads::{self, PackedLayout, Qkv};
 use effattn_kernel::kept_rows::KeptRows;
 use effattn_kernel::linear::linear;
 use effattn_kernel::norm;
 use effattn_kernel::rotary::{Pairing, Rotary};
-use effattn_kernel::tape::recompute_in_backward;
+use effattn_kernel::tape::{recompute_in_backward, split_heads};
 
 pub use whole::Block;
 
@@ -323,7 +324,7 @@ impl AttentionLayer {
             Ok((attend(input)?, residual, read))
         })?;
         let stream = match (call.stream, &attended.stream) {
-            (Some(stream), Some(change)) => Some((stream + change)?),
+            (Some(stream), Some(change)) => Some(add(stream, change)?),
             _ => None,
         };
         let (out, residual) = (call.behind(attended.out.merged()?)?, call.residual_behind(residual)?);
@@ -490,7 +491,7 @@ impl AttentionLayer {
             let Some(shape) = shape else { return Ok(None) };
             let rows = convolve(self.outputs(x, number..number + 1)?, number..number + 1)?;
             number += 1;
-            heads::split(&rows, shape.of(heads, head_dim).0).map(Some)
+            split_heads(&rows, shape.of(heads, head_dim).0, (0, 1)).map(Some)
         };
         Ok(Qkv::Separate { q: part(projections.q)?, k: part(projections.k)?, v: part(projections.v)? })
     }

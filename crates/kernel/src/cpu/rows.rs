@@ -126,7 +126,7 @@ simd_fn! {
 
 /// sigmoid(x).
 #[inline(always)]
-fn sigmoid<S: pulp::Simd>(simd: S, x: S::f32s) -> S::f32s {
+pub fn sigmoid<S: pulp::Simd>(simd: S, x: S::f32s) -> S::f32s {
     let one = simd.splat_f32s(1.0);
     simd.div_f32s(one, simd.add_f32s(one, math::exp(simd, simd.neg_f32s(x))))
 }
@@ -154,11 +154,8 @@ simd_fn! {
     ) {
         for at in (0..dy.len()).step_by(S::F32_LANES) {
             let (gate, grad) = (load(simd, gate, at), load(simd, dy, at));
-            let open = sigmoid(simd, gate);
-            let silu = simd.mul_f32s(gate, open);
+            let (silu, slope) = silu_and_slope(simd, gate);
             store(simd, dup, at, simd.mul_f32s(grad, silu));
-            // silu' = s + silu (1 - s)
-            let slope = simd.mul_add_e_f32s(silu, simd.sub_f32s(simd.splat_f32s(1.0), open), open);
             store(simd, dgate, at, simd.mul_f32s(simd.mul_f32s(grad, load(simd, up, at)), slope));
         }
     }
@@ -195,20 +192,56 @@ simd_fn! {
 }
 
 simd_fn! {
-    /// y = ln(1 + exp(x)).
-    pub fn softplus<S>(simd, x: &'a [f32], y: &'a mut [f32]) {
-        math::map(simd, x, y, #[inline(always)] |x| math::softplus(simd, x));
+    /// y = outer ln(1 + exp(inner x)).
+    pub fn softplus<S>(simd, x: &'a [f32], inner: f32, outer: f32, y: &'a mut [f32]) {
+        let (inner, outer) = (simd.splat_f32s(inner), simd.splat_f32s(outer));
+        math::map(
+            simd,
+            x,
+            y,
+            #[inline(always)]
+            |x| simd.mul_f32s(outer, math::softplus(simd, simd.mul_f32s(inner, x))),
+        );
     }
 }
 
 simd_fn! {
-    /// dx = dy sigmoid(x).
-    pub fn softplus_backward<S>(simd, x: &'a [f32], dy: &'a [f32], dx: &'a mut [f32]) {
+    /// dx = dy outer inner sigmoid(inner x).
+    pub fn softplus_backward<S>(
+        simd, x: &'a [f32], dy: &'a [f32], inner: f32, outer: f32, dx: &'a mut [f32],
+    ) {
+        let (product, inner) = (simd.splat_f32s(inner * outer), simd.splat_f32s(inner));
         for at in (0..x.len()).step_by(S::F32_LANES) {
-            let slope = sigmoid(simd, load(simd, x, at));
+            let slope = sigmoid(simd, simd.mul_f32s(inner, load(simd, x, at)));
+            let grad = simd.mul_f32s(load(simd, dy, at), product);
+            store(simd, dx, at, simd.mul_f32s(grad, slope));
+        }
+    }
+}
+
+simd_fn! {
+    /// y = SiLU(x).
+    pub fn silu<S>(simd, x: &'a [f32], y: &'a mut [f32]) {
+        math::map(simd, x, y, #[inline(always)] |x| simd.mul_f32s(x, sigmoid(simd, x)));
+    }
+}
+
+simd_fn! {
+    /// dx = dy SiLU'(x).
+    pub fn silu_backward<S>(simd, x: &'a [f32], dy: &'a [f32], dx: &'a mut [f32]) {
+        for at in (0..x.len()).step_by(S::F32_LANES) {
+            let (_, slope) = silu_and_slope(simd, load(simd, x, at));
             store(simd, dx, at, simd.mul_f32s(load(simd, dy, at), slope));
         }
     }
+}
+
+/// SiLU(x) and its derivative s + SiLU(x) (1 - s) with s = sigmoid(x).
+#[inline(always)]
+pub fn silu_and_slope<S: pulp::Simd>(simd: S, x: S::f32s) -> (S::f32s, S::f32s) {
+    let open = sigmoid(simd, x);
+    let silu = simd.mul_f32s(x, open);
+    (silu, simd.mul_add_e_f32s(silu, simd.sub_f32s(simd.splat_f32s(1.0), open), open))
 }
 
 simd_fn! {

@@ -24,7 +24,7 @@ pub fn with_bf16_activations(inputs: &[&Tensor], run: impl FnOnce() -> Result<Te
                 true => inputs.iter().any(|input| input.id() == entry.out.id()),
                 false => place(&entry.out) != result,
             };
-            if ends && !entry.given_up {
+            if ends && !entry.given_up && !entry.is_view() {
                 compact::compress(&entry.out)?;
             }
         }

@@ -23,7 +23,11 @@ pub fn recompute_in_backward(result: &Tensor) -> Result<()> {
 impl Entry {
     fn can_be_given_up(&self) -> bool {
         let on_cpu = || matches!(&*self.out.storage_and_layout().0, Storage::Cpu(CpuStorage::F32(_)));
-        !self.given_up && !self.op.needs_output() && self.out.dtype() == DType::F32 && on_cpu()
+        !self.given_up
+            && !self.is_view()
+            && !self.op.needs_output()
+            && self.out.dtype() == DType::F32
+            && on_cpu()
     }
 }
 

@@ -189,3 +189,40 @@ fn saved_tensors_are_freed_on_the_way() {
     let (loss, tape) = record(forward).unwrap();
     assert_eq!(flat(&tape.backward(&loss).unwrap(), &[var]), [[1.0, 1.0, 1.0]]);
 }
+
+#[test]
+fn gradients_of_views_are_those_of_candle() {
+    let vars = [randn("x", &[2, 5, 3]), randn("w", &[12, 3])].map(|x| Var::from_tensor(&x).unwrap());
+    let run = || {
+        let rows = linear(&vars[0], &vars[1], None)?; // [2, 5, 12]
+        let (first, last) = (split_heads(&rows, 2, (0, 3))?, split_heads(&rows, 2, (2, 3))?);
+        let middle = contiguous(&columns(&rows, 3, 4)?)?;
+        let product = crate::activation::swiglu(&merge_heads(&first)?, &middle)?;
+        let again = gelu(&reshape(&product, (10, 4))?)?.sum_all()?;
+        let plain = (&last * &last)?.sum_all()?; // an operation of candle's that reads a view
+        (again + plain)? + gelu(&merge_heads(&last)?)?.sum_all()?
+    };
+    let expected = flat(&run().unwrap().backward().unwrap(), &vars);
+    let (loss, tape) = record(run).unwrap();
+    assert!(tape.0.iter().filter(|entry| entry.is_view()).count() >= 7);
+    let found = flat(&tape.backward(&loss).unwrap(), &vars);
+    for (found, expected) in found.iter().flatten().zip(expected.iter().flatten()) {
+        assert!((found - expected).abs() <= 1e-5 * (1.0 + expected.abs()), "{found} instead of {expected}");
+    }
+}
+
+#[test]
+fn a_gradient_that_several_operands_get_is_not_added_to_in_place() {
+    let vars = vars();
+    let run = || {
+        let (a, b) = (gelu(&vars[0])?, gelu(&linear(&vars[0], &vars[1].narrow(0, 0, 3)?, None)?)?);
+        let before = (gelu(&a)?.sum_all()? + gelu(&b)?.sum_all()?)?; // adds to what the sum gave to a and b
+        gelu(&crate::gating::add(&a, &b)?)?.sum_all()? + before
+    };
+    let expected = flat(&run().unwrap().backward().unwrap(), &vars[..2]);
+    let (loss, tape) = record(run).unwrap();
+    let found = flat(&tape.backward(&loss).unwrap(), &vars[..2]);
+    for (found, expected) in found.iter().flatten().zip(expected.iter().flatten()) {
+        assert!((found - expected).abs() <= 1e-5 * (1.0 + expected.abs()), "{found} instead of {expected}");
+    }
+}

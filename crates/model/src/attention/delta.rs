@@ -236,6 +236,6 @@ impl Delta {
         let beta = per_head((sigmoid(&linear(x, &self.beta, None)?)? * self.most)?)?;
         let decay = self.decay.as_ref().map(|decay| per_head(decay.log(x)?)).transpose()?;
         let call = DeltaRule { beta: &beta, log_decay: decay.as_ref(), mask: input.mask };
-        Ok(self.output.apply(rule(&rows, &call)?, Some(x))?.into())
+        Ok(self.output.apply(rule(&rows, &call)?, 1.0, Some(x))?.into())
     }
 }

@@ -6,15 +6,16 @@ use candle_core::{Device, Result, Tensor};
 use super::decode::{DecodeState, LinearSums};
 use super::knobs::{Knob, Knobs};
 use super::output_stage::{self, GATE_BIAS, NORM, NORM_AFFINE, NORM_EPS, OutputStage};
-use super::retention::{PLAIN, scaled};
+use super::retention::PLAIN;
 use super::{
     AttentionInput, AttentionOutput, Cost, Growth, Idle, InModels, Mechanism, MechanismConfig,
     MechanismEntry, Needs, Paper, Shape, Support, mixer,
 };
 use crate::nn::params::{Init, ParamBuilder};
-use effattn_kernel::activation::softplus;
-use effattn_kernel::linear::linear;
+use effattn_kernel::activation::scaled_softplus;
+use effattn_kernel::linear::{linear, linear_in_out};
 use effattn_kernel::linear_attention::{Decay, LinearAttention, linear_attention};
+use effattn_kernel::tape::split_heads;
 
 const RANK: Knob<usize> =
     Knob::int("rank", 16, 1..=1 << 12).doc("rank of the projection to gates").source("GLA sec. 4.4");
@@ -159,20 +160,18 @@ impl Gla {
         let decay = Decay::PerChannel { log: &log, backward: backward.as_ref() };
         let call =
             LinearAttention { features: PLAIN, guard: None, mask: input.mask, causal: self.causal, decay };
-        Ok(self.output.apply(scaled(attend(&call)?, self.scale)?, Some(x))?.into())
+        Ok(self.output.apply(attend(&call)?, self.scale, Some(x))?.into())
     }
 
     /// Log gates [b, h, n, d] of `x` [b, n, e].
     fn log(&self, gates: &Gates, x: &Tensor) -> Result<Tensor> {
-        let (h, _, d) = gates.up.dims3()?;
-        let (b, n, _) = x.dims3()?;
-        let low = linear(x, &gates.down.t()?.contiguous()?, None)?;
+        let low = linear_in_out(x, &gates.down, None)?;
         let up = gates.up.transpose(1, 2)?.contiguous()?.flatten_to(1)?; // [h d, r]
         let logits = linear(&low, &up, Some(&gates.bias.flatten_all()?))?;
-        let mut log = (softplus(&logits.neg()?)? * (-1.0 / self.tau))?;
+        let mut log = scaled_softplus(&logits, -1.0, -1.0 / self.tau)?;
         if let Some(least) = self.clamp_min {
             log = log.maximum(least)?;
         }
-        log.reshape((b, n, h, d))?.transpose(1, 2)?.contiguous()
+        split_heads(&log, gates.up.dim(0)?, (0, 1))
     }
 }

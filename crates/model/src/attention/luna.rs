@@ -10,8 +10,9 @@ use super::{
 };
 use crate::nn::params::{Init, ParamBuilder};
 use effattn_kernel::attend::{Attend, attend};
-use effattn_kernel::heads::{Heads, Qkv, split};
-use effattn_kernel::linear::linear;
+use effattn_kernel::heads::{Heads, Qkv};
+use effattn_kernel::linear::linear_in_out;
+use effattn_kernel::tape::split_heads;
 use effattn_record::pattern::Pattern;
 
 const ROWS: Knob<usize> = Knob::int("l", 256, 1..=1 << 16)
@@ -91,7 +92,7 @@ impl Map {
     }
 
     fn apply(&self, x: &Tensor) -> Result<Tensor> {
-        linear(x, &self.weight.t()?.contiguous()?, Some(&self.bias))
+        linear_in_out(x, &self.weight, Some(&self.bias))
     }
 }
 
@@ -121,10 +122,11 @@ fn build(config: &MechanismConfig, builder: &ParamBuilder) -> Result<Box<dyn Mec
 impl Mechanism for Luna {
     fn forward(&self, input: &AttentionInput) -> Result<AttentionOutput> {
         let Some(p) = input.stream else { bail!("luna was given no packed rows") };
-        let (q, k) = (input.qkv.q()?, input.qkv.k()?);
-        let v = if self.value.is_some() { input.qkv.v()? } else { k.clone() };
+        let qkv = input.qkv.apart()?;
+        let (q, k) = (qkv.q()?, qkv.k()?);
+        let v = if self.value.is_some() { qkv.v()? } else { k.clone() };
         let (n, rows) = (k.dim(2)?, p.dim(1)?);
-        let heads = |x: &Tensor| split(x, self.heads);
+        let heads = |x: &Tensor| split_heads(x, self.heads, (0, 1));
         let pack = Pattern::full(rows, n, false);
         let packed = Qkv::separate(heads(&self.query.apply(p)?)?, k, v);
         let packed = attend(&packed, &Attend::plain(&pack, input.mask, self.head_dim))?.merged()?; // [b, l, h d]

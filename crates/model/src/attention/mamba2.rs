@@ -13,10 +13,12 @@ use super::{
 };
 use crate::nn::params::{Init, ParamBuilder};
 use effattn_kernel::activation::{softplus, swiglu};
+use effattn_kernel::gating::{skip, weigh_heads};
 use effattn_kernel::heads::{Heads, Qkv};
 use effattn_kernel::linear::linear;
 use effattn_kernel::linear_attention::{Decay, LinearAttention, linear_attention};
 use effattn_kernel::norm::rms_norm;
+use effattn_kernel::tape::{merge_heads, split_heads};
 
 const GROUPS: Knob<Option<usize>> = Knob::int_or_auto("groups", Some(1), 1..=1 << 12)
     .doc("heads of queries and keys, each shared by neighbouring heads; auto: one per head")
@@ -175,18 +177,20 @@ impl Mamba2 {
                 step = step.minimum(most)?;
             }
         }
-        let step = step.transpose(1, 2)?.contiguous()?; // [b, h, n]
-        let log = step.broadcast_mul(&self.rate.exp()?.neg()?.reshape((1, (), 1))?)?;
-        let v = input.qkv.v()?;
-        let written = v.broadcast_mul(&step.unsqueeze(3)?)?;
-        let qkv = Qkv::separate(input.qkv.q()?, input.qkv.k()?, written);
+        let log = step.broadcast_mul(&self.rate.exp()?.neg()?)?.transpose(1, 2)?.contiguous()?; // [b, h, n]
+        let qkv = input.qkv.apart()?;
+        let v = qkv.v()?;
+        let (heads, width) = (v.dim(1)?, v.dim(3)?);
+        let v = merge_heads(&v)?; // [b, n, h d]
+        let written = split_heads(&weigh_heads(&v, &step)?, heads, (0, 1))?;
+        let qkv = Qkv::separate(qkv.q()?, qkv.k()?, written);
         let decay = Decay::PerToken { log: &log, backward: None };
         let call =
             LinearAttention { features: PLAIN, guard: None, mask: input.mask, causal: self.causal, decay };
-        let read = attend(&qkv, &call)?.split()?;
-        let y = (read + v.broadcast_mul(&self.skip.reshape((1, (), 1, 1))?)?)?;
-        let Some([weight, scale]) = &self.gated else { return Ok(Heads::Split(y).into()) };
-        let y = Heads::Split(y).merged()?; // [b, n, h d]
+        let read = attend(&qkv, &call)?.merged()?;
+        let channels = self.skip.unsqueeze(1)?.broadcast_as((heads, width))?.flatten_all()?;
+        let y = skip(&read, &v, &channels, false)?;
+        let Some([weight, scale]) = &self.gated else { return Ok(Heads::Merged { rows: y, heads }.into()) };
         let rows = weight.transpose(1, 2)?.contiguous()?.flatten_to(1)?;
         let y = swiglu(&linear(x, &rows, None)?, &y)?;
         let y = rms_norm(&y, &scale.flatten_all()?, self.eps)?;

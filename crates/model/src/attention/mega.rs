@@ -1,7 +1,6 @@
 //! Mega (Ma et al. 2023): gated attention with one head on a moving average of the input.
 
 use candle_core::{Device, Result, Tensor};
-use candle_nn::ops::sigmoid;
 
 use super::decode::{Carried, DecodeState, Held, bytes};
 use super::knobs::{Knob, Knobs};
@@ -11,11 +10,13 @@ use super::{
     MechanismEntry, Needs, OutputForm, Projections, Shape, Support, mixer,
 };
 use crate::nn::params::{Init, ParamBuilder};
-use effattn_kernel::activation::relu;
+use effattn_kernel::activation::{relu, silu, swiglu};
+use effattn_kernel::distance_attention::{DistanceAttention, distance_attention};
 use effattn_kernel::ema::EmaState;
-use effattn_kernel::linear::linear;
-use effattn_kernel::relative_softmax::{RelativeSoftmax, relative_softmax};
+use effattn_kernel::gating::{gated_residual, silu_affine};
+use effattn_kernel::linear::linear_in_out;
 use effattn_kernel::softmax::masked_softmax;
+use effattn_kernel::tape;
 
 /// Weights of the values from logits.
 #[derive(Clone, Copy, PartialEq)]
@@ -206,10 +207,10 @@ fn build(config: &MechanismConfig, builder: &ParamBuilder) -> Result<Box<dyn Mec
 }
 
 fn affine(x: &Tensor, (weight, bias): &(Tensor, Tensor)) -> Result<Tensor> {
-    linear(x, &weight.t()?, Some(bias))
+    linear_in_out(x, weight, Some(bias))
 }
 
-/// What attention and the output read: gates u and r, the part h, and q, k, v; all [b, n, _].
+/// What attention and the output read: u and r before they become gates, the part h, and q, k, v; all [b, n, _].
 struct Parts {
     u: Tensor,
     r: Tensor,
@@ -223,17 +224,16 @@ impl Mega {
     fn parts(&self, x: &Tensor, averaged: &Tensor) -> Result<Parts> {
         let base = affine(averaged, &self.mixed)?;
         let [e, z, h, _] = self.widths;
-        let part = |start: usize, width: usize| base.narrow(2, start, width)?.contiguous();
-        let zz = part(e, z)?.silu()?;
-        let side =
-            |index: usize| zz.broadcast_mul(&self.gamma.get(index)?)?.broadcast_add(&self.beta.get(index)?);
+        let part = |start: usize, width: usize| tape::contiguous(&tape::columns(&base, start, width)?);
+        let zz = part(e, z)?;
+        let side = |index: usize| silu_affine(&zz, &self.gamma.get(index)?, &self.beta.get(index)?);
         Ok(Parts {
-            u: sigmoid(&part(0, e)?)?,
-            r: part(e + z, h)?.silu()?,
+            u: part(0, e)?,
+            r: part(e + z, h)?,
             h: part(e + z + h, e)?,
             q: side(0)?,
             k: side(1)?,
-            v: affine(x, &self.value)?.silu()?,
+            v: silu(&affine(x, &self.value)?)?,
         })
     }
 
@@ -257,7 +257,7 @@ impl Mega {
         (self.widths[1] as f64).powf(-0.5)
     }
 
-    /// Weights from products of queries and keys [b, chunks, rows, keys], the bias [rows, keys], `visible` of the same shape up
+    /// Weights from products of queries and keys [.., rows, keys], the bias [rows, keys], `visible` of the same shape up
     /// to broadcasting, and the number of keys to divide by.
     fn weigh(&self, products: &Tensor, bias: &Tensor, visible: &Tensor, count: &Tensor) -> Result<Tensor> {
         if self.weights == Weights::Softmax {
@@ -285,41 +285,41 @@ impl Mega {
         let chunks = padded / len;
         let cut = |x: &Tensor| {
             let x = if padded > n { x.pad_with_zeros(1, 0, padded - n)? } else { x.clone() };
-            x.reshape((b, chunks, len, x.dim(2)?))
+            tape::reshape(&x, (b * chunks, len, x.dim(2)?))
         };
-        let merged = |x: &Tensor| x.reshape((b, padded, ()))?.narrow(1, 0, n)?.contiguous();
+        let merged = |x: &Tensor| {
+            let x = tape::reshape(x, (b, padded, x.elem_count() / (b * padded)))?;
+            if padded > n { x.narrow(1, 0, n)?.contiguous() } else { Ok(x) }
+        };
         let device = parts.q.device();
         let keep = match mask {
             Some(mask) => mask.ne(0f32)?.to_dtype(parts.q.dtype())?,
             None => Tensor::ones((b, n), parts.q.dtype(), device)?,
         };
-        let keep = cut(&keep.unsqueeze(2)?)?.transpose(2, 3)?; // [b, chunks, 1, len]
-        let products = cut(&parts.q)?.matmul(&cut(&parts.k)?.t()?)?;
+        let keep = cut(&keep.unsqueeze(2)?)?.squeeze(2)?; // [b chunks, len]
+        let (q, k, v) = (cut(&parts.q)?, cut(&parts.k)?, cut(&parts.v)?);
         if let (Weights::Softmax, Bias::Simple { values, max }) = (self.weights, &self.bias) {
             check_positions(len, *max)?;
-            let call = RelativeSoftmax {
-                scale: self.scale(),
-                bias: values,
-                keep: &keep.reshape((b * chunks, len))?,
-                causal: self.causal,
-            };
-            let weights = relative_softmax(&products.flatten_to(1)?, &call)?;
-            return merged(&weights.reshape((b, chunks, len, len))?.matmul(&cut(&parts.v)?)?);
+            let call =
+                DistanceAttention { scale: self.scale(), bias: values, keep: &keep, causal: self.causal };
+            return merged(&distance_attention([&q, &k, &v], &call)?);
         }
+        let keep = keep.unsqueeze(1)?;
         let (visible, count) = if self.causal {
             let past = Tensor::tril2(len, keep.dtype(), device)?;
             let count = Tensor::arange(1u32, len as u32 + 1, device)?.to_dtype(keep.dtype())?;
             (keep.broadcast_mul(&past)?, count.reshape((len, 1))?)
         } else {
-            let count = keep.sum_keepdim(3)?.maximum(1.0)?;
+            let count = keep.sum_keepdim(2)?.maximum(1.0)?;
             (keep, count)
         };
+        let products = q.matmul(&k.t()?)?;
         let weights = self.weigh(&products, &self.bias(0, len, len)?, &visible, &count)?;
-        merged(&weights.matmul(&cut(&parts.v)?)?)
+        merged(&weights.matmul(&v)?)
     }
 
     fn finish(&self, parts: &Parts, attended: &Tensor, input: &AttentionInput) -> Result<AttentionOutput> {
-        let new = (&parts.h + affine(&(attended * &parts.r)?, &self.output)?)?.silu()?;
+        let new = affine(&swiglu(&parts.r, attended)?, &self.output)?;
         let residual = match (self.residual, input.residual) {
             (false, _) => input.layer_input()?,
             (true, Some(residual)) => residual,
@@ -327,7 +327,7 @@ impl Mega {
                 candle_core::bail!("residual=separate needs the layer's residual; take residual=x")
             }
         };
-        Ok(AttentionOutput::rows((residual + (&parts.u * (new - residual)?)?)?))
+        Ok(AttentionOutput::rows(gated_residual(residual, &parts.u, &parts.h, &new)?))
     }
 }
 

@@ -12,6 +12,7 @@ use super::{
 use crate::nn::params::{Init, ParamBuilder};
 use effattn_kernel::diagonal_scan::Direction;
 use effattn_kernel::ema::{self, EmaState, ema};
+use effattn_kernel::gating::skip;
 
 pub(super) const NDIM: Knob<usize> = Knob::int("ndim", 16, 1..=1 << 10)
     .doc("exponentials per channel")
@@ -124,7 +125,7 @@ impl Average {
     }
 
     fn finish(&self, y: Tensor, input: &AttentionInput) -> Result<Tensor> {
-        (y + input.layer_input()?.broadcast_mul(&self.omega)?)?.silu()
+        skip(&y, input.layer_input()?, &self.omega, true)
     }
 }
 

@@ -10,6 +10,7 @@ use effattn_kernel::activation::swiglu;
 use effattn_kernel::heads::Heads;
 use effattn_kernel::linear::linear;
 use effattn_kernel::norm::rms_norm;
+use effattn_kernel::tape;
 
 /// Norm of a head's result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,9 +99,10 @@ impl OutputStage {
         })
     }
 
-    /// Norm, weight and gate of `out` [b, h, n, d]; `x` [b, n, e], which the gate reads.
-    pub fn apply(&self, out: Heads, x: Option<&Tensor>) -> Result<Heads> {
-        if self.norm == Norm::None && self.weight.is_none() && self.gate.is_none() {
+    /// Norm, weight and gate of `scale` times `out` [b, h, n, d]; `x` [b, n, e], which the gate reads.
+    pub fn apply(&self, out: Heads, scale: f64, x: Option<&Tensor>) -> Result<Heads> {
+        let plain = self.norm == Norm::None && scale == 1.0;
+        if plain && self.weight.is_none() && self.gate.is_none() {
             return Ok(out);
         }
         let (b, h, n, d) = match &out {
@@ -110,24 +112,25 @@ impl OutputStage {
             }
             Heads::Split(out) => out.dims4()?,
         };
-        let mut y = out.merged()?.reshape((b, n, h, d))?;
+        let mut y = tape::reshape(&out.merged()?, (b, n, h, d))?;
+        let eps = self.eps / (scale * scale); // a norm takes every factor out of its rows but for eps
         if self.norm == Norm::Layer {
             y = y.broadcast_sub(&y.mean_keepdim(D::Minus1)?)?; // what is left is normed as by RMS
         }
         y = match (self.norm, &self.weight) {
-            (Norm::None, None) => y,
-            (Norm::None, Some(weight)) => y.broadcast_mul(weight)?,
-            (Norm::Rms | Norm::Layer, Some(weight)) => rms_norm(&y, weight, self.eps)?,
-            (Norm::Rms | Norm::Layer, None) => {
-                rms_norm(&y, &Tensor::ones(d, y.dtype(), y.device())?, self.eps)?
-            }
+            (Norm::None, None) if plain => y,
+            (Norm::None, None) => (y * scale)?,
+            (Norm::None, Some(weight)) => y.broadcast_mul(&(weight * scale)?)?,
+            (Norm::Rms | Norm::Layer, Some(weight)) => rms_norm(&y, weight, eps)?,
+            (Norm::Rms | Norm::Layer, None) => rms_norm(&y, &Tensor::ones(d, y.dtype(), y.device())?, eps)?,
         };
         if let Some(gate) = &self.gate {
             let x = x.ok_or_else(|| candle_core::Error::msg("the output gate was given no layer input x"))?;
-            let rows = gate.transpose(1, 2)?.contiguous()?.flatten_to(1)?; // [h d, e]
+            let rows = tape::contiguous(&tape::transpose(gate, 1, 2)?)?;
+            let rows = tape::reshape(&rows, (h * d, rows.dim(2)?))?; // [h d, e]
             let bias = self.bias.as_ref().map(Tensor::flatten_all).transpose()?;
-            y = swiglu(&linear(x, &rows, bias.as_ref())?.reshape((b, n, h, d))?, &y)?;
+            y = swiglu(&tape::reshape(&linear(x, &rows, bias.as_ref())?, (b, n, h, d))?, &y)?;
         }
-        Ok(Heads::Merged { rows: y.flatten_from(2)?, heads: h })
+        Ok(Heads::Merged { rows: tape::reshape(&y, (b, n, h * d))?, heads: h })
     }
 }

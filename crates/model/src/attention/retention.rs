@@ -171,8 +171,8 @@ impl Mechanism for Retention {
     fn forward(&self, input: &AttentionInput) -> Result<AttentionOutput> {
         let qkv = self.rotated(input.qkv, 0)?;
         let out = match self.score_norm {
-            ScoreNorm::None => scaled(linear_attention(&qkv, &self.call(input))?, self.scale)?,
-            ScoreNorm::TorchScale => self.dense(&qkv, input.mask)?,
+            ScoreNorm::None => (linear_attention(&qkv, &self.call(input))?, self.scale),
+            ScoreNorm::TorchScale => (self.dense(&qkv, input.mask)?, 1.0),
         };
         self.finish(out, input)
     }
@@ -184,17 +184,8 @@ impl Mechanism for Retention {
     fn decode_step(&self, input: &AttentionInput, state: &mut dyn DecodeState) -> Result<AttentionOutput> {
         let state = state.downcast::<LinearSums>()?;
         let qkv = self.rotated(input.qkv, state.position())?;
-        let out = scaled(state.attend(&qkv, &self.call(input))?, self.scale)?;
-        self.finish(out, input)
+        self.finish((state.attend(&qkv, &self.call(input))?, self.scale), input)
     }
-}
-
-/// `factor` times the results.
-pub(super) fn scaled(out: Heads, factor: f64) -> Result<Heads> {
-    Ok(match out {
-        Heads::Merged { rows, heads } => Heads::Merged { rows: (rows * factor)?, heads },
-        Heads::Split(out) => Heads::Split((out * factor)?),
-    })
 }
 
 /// Features and normaliser of a recurrence without either.
@@ -234,7 +225,7 @@ impl Retention {
         Ok(Heads::Split(scores.broadcast_div(&sums)?.matmul(&v)?))
     }
 
-    fn finish(&self, out: Heads, input: &AttentionInput) -> Result<AttentionOutput> {
-        Ok(self.output.apply(out, input.x)?.into())
+    fn finish(&self, (out, scale): (Heads, f64), input: &AttentionInput) -> Result<AttentionOutput> {
+        Ok(self.output.apply(out, scale, input.x)?.into())
     }
 }

@@ -12,6 +12,7 @@ use super::decode::{Carried, DecodeState};
 use super::knobs::Knob;
 use super::{AttentionInput, AttentionOutput, Cost, Mechanism, Shape, mixer};
 use effattn_kernel::diagonal_scan::{Direction, diagonal_scan, step};
+use effattn_kernel::gating::skip;
 use effattn_kernel::linear::linear;
 
 /// Number of complex states.
@@ -118,6 +119,6 @@ impl<F: Fn() -> Result<Discrete>> StateSpace<F> {
             columns.extend([c.re.affine(self.scale, 0.0)?, c.im.affine(-self.scale, 0.0)?]);
         }
         let y = linear(&states, &Tensor::cat(&columns, 1)?, None)?;
-        Ok(AttentionOutput::rows((y + u.broadcast_mul(&self.skip)?)?))
+        Ok(AttentionOutput::rows(skip(&y, &u, &self.skip, false)?))
     }
 }
