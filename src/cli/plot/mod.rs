@@ -125,7 +125,7 @@ struct MechanismPlotArgs {
     /// Seed of random blocks, weights and inputs
     #[arg(long, default_value_t = 0, value_name = "N")]
     seed: u32,
-    /// Folder of the matrices
+    /// Folder of the matrices, and of the runs that --weights names
     #[arg(short, long, default_value = "results", value_name = "DIR")]
     output_path: PathBuf,
     #[command(flatten)]
@@ -232,7 +232,11 @@ fn draw_attention(args: &AttentionArgs, term: &Term) -> Result<()> {
     }
     if let Some(named) = named.filter(|named| !named.exists()) {
         let known = stored_input::commands().join(", ");
-        bail!("--weights {}: no file, and no run of {known}; effattn status lists runs", named.display());
+        bail!(
+            "--weights {}: no file, and no run of {known} in {}; effattn status lists runs",
+            named.display(),
+            args.scene.output_path.display()
+        );
     }
     if let Some(what) = args.text.as_ref().map(|_| "--text").or(args.example.map(|_| "--example")) {
         bail!("{what} is read by a trained model; give a run of a command that trains with --weights");
