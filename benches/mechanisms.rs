@@ -90,7 +90,7 @@ impl Subject {
 
 fn mechanisms(criterion: &mut Criterion) {
     alloc::keep_pages();
-    threads::set(threads::available());
+    threads::set(threads::available(), threads::PlainOperations::InPool);
     for (pass, train) in [("infer", false), ("train", true)] {
         for entry in TABLE {
             let mut group = criterion.benchmark_group(format!("{pass}/{}", entry.name));

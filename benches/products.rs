@@ -31,7 +31,7 @@ fn numbers(count: usize) -> Vec<f32> {
 }
 
 fn products(criterion: &mut Criterion) {
-    threads::set(threads::available());
+    threads::set(threads::available(), threads::PlainOperations::OnCaller);
     let all = threads::available();
     let numbers = numbers(SIZE * SIZE);
     let factor = Mat::new(&numbers, SIZE, SIZE);

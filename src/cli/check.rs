@@ -76,7 +76,7 @@ impl Args {
             choose(models)?;
         }
         let count = self.threads.map_or_else(threads::available, |count| count as usize);
-        threads::set(count);
+        threads::set(count, threads::PlainOperations::OnCaller);
         Ok(count)
     }
 

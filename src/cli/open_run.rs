@@ -303,7 +303,7 @@ struct MachineLimits {
 fn open_machine(settings: &Settings) -> Result<MachineLimits> {
     let count = settings.threads.map_or_else(threads::available, |count| count as usize);
     addressable(count)?;
-    threads::set(count);
+    threads::set(count, threads::PlainOperations::OnCaller);
     let device = settings.device.unwrap_or_default();
     let accelerator = Backend::open(device)?.accelerator();
     let free = machine::free_memory();

@@ -80,9 +80,9 @@ impl CellRunner<'_> {
         conditions: WorkerContext,
     ) -> Result<Worker, RunError> {
         let protocol = self.plan.command.clone();
-        let request = self.plan.cells[index].request.clone();
-        let order = WorkerRequest::Cell { protocol, memory_limit, request, conditions };
-        Worker::start(&self.session.launcher, &order)
+        let Cell { request, row, .. } = &self.plan.cells[index];
+        let order = WorkerRequest::Cell { protocol, memory_limit, request: request.clone(), conditions };
+        Worker::start(&self.session.launcher.of_kernel(&row.kernel), &order)
     }
 
     /// The folder of cell `index` in the folder of the run.

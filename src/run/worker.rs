@@ -19,8 +19,9 @@ use serde_json::Value;
 use super::outcome::{self, CellFailure};
 use super::{BUILD, CancelToken, RunError};
 use effattn_kernel::device::machine::Resident;
-use effattn_kernel::device::threads;
+use effattn_kernel::device::threads::{self, PlainOperations};
 use effattn_record::Outcome;
+use effattn_record::config::settings::KernelName;
 use effattn_record::config::units::Bytes;
 
 /// How often a waiting parent looks at Ctrl-C and deadlines.
@@ -39,6 +40,8 @@ pub struct Launcher {
     pub arguments: Vec<OsString>,
     /// CPU threads.
     pub threads: usize,
+    /// Where candle's own operations run.
+    pub plain: PlainOperations,
 }
 
 impl Launcher {
@@ -50,7 +53,15 @@ impl Launcher {
             true => running.to_owned(),
             false => std::env::current_exe().map_err(RunError::Worker)?,
         };
-        Ok(Self { program, arguments: vec!["worker".into(), "--build".into(), BUILD.into()], threads })
+        let arguments = vec!["worker".into(), "--build".into(), BUILD.into()];
+        Ok(Self { program, arguments, threads, plain: PlainOperations::OnCaller })
+    }
+
+    /// These workers for cells of `kernel`, as rows call it: the operations of composed mechanisms run as in candle's own programs.
+    pub fn of_kernel(&self, kernel: &str) -> Self {
+        let composed = kernel == KernelName::Composed.to_string();
+        let plain = if composed { PlainOperations::InPool } else { PlainOperations::OnCaller };
+        Self { plain, ..self.clone() }
     }
 }
 
@@ -82,7 +93,7 @@ impl Worker {
     pub fn start(launcher: &Launcher, request: &impl Serialize) -> Result<Self, RunError> {
         let mut command = Command::new(&launcher.program);
         command.args(&launcher.arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        command.envs(threads::variables(launcher.threads));
+        command.envs(threads::variables(launcher.threads, launcher.plain));
         #[cfg(unix)]
         {
             use std::os::unix::process::CommandExt;
@@ -329,7 +340,8 @@ mod tests {
 
     fn shell(script: &str) -> Worker {
         let arguments = vec!["-c".into(), script.into()];
-        let launcher = Launcher { program: "/bin/sh".into(), arguments, threads: 1 };
+        let launcher =
+            Launcher { program: "/bin/sh".into(), arguments, threads: 1, plain: PlainOperations::OnCaller };
         Worker::start(&launcher, &"request").unwrap()
     }
 

@@ -128,7 +128,7 @@ impl Attention {
         [dq, dk, dv, dbias]: [&mut [f32]; 4],
         threads: Threads,
     ) {
-        let Sizes { n, z, h } = Sizes { n: keys.columns(), z: keys.depth(), h: values.depth() };
+        let (n, z, h) = (keys.columns(), keys.depth(), values.depth());
         let (stride, biases) = (n + GAP, group.bias.len());
         let room = BLOCK.min(n);
         let (mut weights, mut slopes) = (par::scratch(room * stride), par::scratch(room * stride));

@@ -4,8 +4,8 @@
 //! costs two more passes over memory than needed, and it keeps every tensor of the graph until the pass is over.
 //! While a tape records, [`apply`] hands out its results as new leaves of candle's graph and notes the operation on
 //! the tape. [`Tape::backward`] walks the tape from its end: the first gradient of a
-//! tensor is moved, not added, and what an operation saved is freed as soon as it has been used. Between the
-//! leaves candle's own operations and gradients work as ever.
+//! tensor is moved, not added, and what an operation saved is freed as soon as it has been used. Views of a
+//! result (heads, columns, other shapes) stand on the tape, too. Between the leaves candle's own operations and gradients work as ever.
 
 use std::cell::RefCell;
 use std::collections::HashSet;

@@ -1,7 +1,7 @@
 //! The number of CPU threads, set in-process.
 //!
-//! candle and gemm read it from the environment; unset, every matrix product counts the processors anew
-//! (28 us each).
+//! gemm and rayon read it from one variable of the environment, candle's own operations on elements from another; unset, every matrix
+//! product counts the processors anew (28 us each).
 
 const RAYON: &str = "RAYON_NUM_THREADS";
 const CANDLE: &str = "CANDLE_NUM_THREADS";
@@ -9,11 +9,23 @@ const CANDLE: &str = "CANDLE_NUM_THREADS";
 /// The variables that candle, gemm and rayon read.
 pub const VARIABLES: [&str; 2] = [RAYON, CANDLE];
 
-/// The variables of a process of ours with `count` threads. candle's own operations on elements run on the thread that calls
-/// them: with a pool of its own for them the caller waits in a loop for threads that our kernels keep from the processors,
-/// which took a tenth of a training step, and more on a busy machine.
-pub fn variables(count: usize) -> [(&'static str, String); 2] {
-    [(RAYON, count.to_string()), (CANDLE, "1".to_owned())]
+/// Where candle's own operations on elements run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlainOperations {
+    /// On the thread that calls them. In candle's pool the caller would wait in a loop for threads that our kernels keep from the
+    /// processors, which took a tenth of a training step, and more on a busy machine.
+    OnCaller,
+    /// In a pool of candle's, as in a program that has no kernels but candle's.
+    InPool,
+}
+
+/// The variables of a process of ours with `count` threads.
+pub fn variables(count: usize, plain: PlainOperations) -> [(&'static str, String); 2] {
+    let candle = match plain {
+        PlainOperations::OnCaller => 1,
+        PlainOperations::InPool => count,
+    };
+    [(RAYON, count.to_string()), (CANDLE, candle.to_string())]
 }
 
 /// Processors this process may use.
@@ -21,10 +33,10 @@ pub fn available() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// Lets every pool of this process have `count` threads. Call before the first operation and before any
-/// other thread is started.
-pub fn set(count: usize) {
-    for (name, value) in variables(count) {
+/// Lets kernels and matrix products of this process have `count` threads. Call before the first operation and before any other
+/// thread is started.
+pub fn set(count: usize, plain: PlainOperations) {
+    for (name, value) in variables(count, plain) {
         // SAFETY: the caller promises that no other thread runs that could read the environment.
         unsafe { std::env::set_var(name, value) };
     }

@@ -4,7 +4,6 @@
 use candle_core::{CpuStorage, D, DType, Layout, Result, Shape, Tensor, bail};
 
 use super::{Entry, RECORDING, nan_trace, records};
-use crate::cpu::compact;
 use crate::cpu::{gradient, par, rows, with_slices};
 use crate::op::{self, FusedOp, SavedOutput};
 
@@ -129,9 +128,8 @@ const ROWS: usize = 64;
 fn add_columns(grad: &Tensor, source: &Tensor, start: usize, sum: Vec<f32>) -> Result<Vec<Option<Tensor>>> {
     let (narrow, wide) = (grad.dim(D::Minus1)?, source.dim(D::Minus1)?);
     let mut sum = if sum.is_empty() { par::zeros(source.elem_count()) } else { sum };
-    compact::expand(grad)?;
     with_slices([grad], |[grad]| {
-        let pieces = sum.chunks_mut(ROWS * wide).zip(grad.chunks(ROWS * narrow));
+        let pieces = sum.chunks_mut(ROWS * wide).zip(grad.chunks((ROWS * narrow).max(1)));
         par::each_piece(pieces, |_, (sum, grad)| {
             for (sum, grad) in sum.chunks_exact_mut(wide).zip(grad.chunks_exact(narrow)) {
                 rows::add(grad, &mut sum[start..start + narrow]);

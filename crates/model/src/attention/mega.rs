@@ -81,7 +81,7 @@ pub static ENTRY: MechanismEntry = MechanismEntry {
     ],
     complexity: "O(n^2 d), O(n chunk d) with chunk",
     time: Growth::Quadratic,
-    memory: Growth::Quadratic,
+    memory: Growth::Linear,
     equations: "\
 m = the output of mega-ema, [u | z | r | h] = m w_mx + b_mx, u = sigmoid(u), z = silu(z), r = silu(r), v = silu(x w_v + b_v)
 q = z gamma_0 + beta_0, k = z gamma_1 + beta_1, w = softmax(q k^T / sqrt(zdim) + bias), or f(q k^T / len + bias) with
@@ -92,6 +92,7 @@ out = res + u (silu(h + (w v * r) w_h + b_h) - res)",
         "The released code demands a length that chunks divide; here the last chunk may be short.",
         "The released code's softmax ignores the mask in a chunk that is all padding; here such a row has no weights.",
         "Causal laplace and relu2 divide by the position in the chunk + 1, padding included, as the released code does.",
+        "The softmax with the simple bias stores no weights; rel_pos=rotary, laplace and relu2 store them, and with them memory grows as the square of the chunk (of the length without chunks).",
         "Without chunks keys and values grow with the length: the bytes of state count the moving average alone, and decoding token by token needs chunk.",
     ],
     exceptions: &[],
