@@ -12,6 +12,7 @@ mod files;
 mod layers;
 #[path = "recipe/mean.rs"]
 mod mean;
+mod mixers;
 #[path = "properties/main.rs"]
 mod properties;
 mod prose;
@@ -22,3 +23,4 @@ mod recipe;
 mod release;
 #[path = "../examples/start.rs"]
 mod start;
+mod tables;
