@@ -92,6 +92,35 @@ fn a_trained_language_model_is_drawn_for_a_text_and_an_example() {
     assert!(told.contains("has no cell with a checkpoint; train a model with effattn charlm"), "{told}");
 }
 
+#[test]
+fn what_cannot_be_drawn_of_a_trained_model_says_what_can() {
+    let folder = files();
+    let folder = folder.path();
+    let small = "--steps 2 --no-plot --threads 1";
+    let sizes = "--len 16 --batch 4 --set layers=2 --set width=16 --set ffn=16";
+    let train = format!("lra --data train.csv,val.csv,test.csv --model ls:dual_ln=false {sizes} {small}");
+    let plot = "plot attention --weights latest";
+    works(folder, &train);
+    assert!(refused(folder, plot).contains("train it with --set pooling=mean"), "{}", refused(folder, plot));
+    works(folder, "plot norms --weights latest --example 1");
+    works(folder, &format!("{train} --set pooling=mean"));
+    works(folder, plot);
+    for flag in ["causal", "head 0", "seed 1"] {
+        let told = refused(folder, &format!("{plot} --{flag}"));
+        assert!(told.contains("is of mechanisms without a model"), "{told}");
+    }
+    works(folder, &format!("recall --quick --model full --limit 8 {small}"));
+    let recall = "plot attention --weights results/recall/latest --example";
+    works(folder, &format!("{recall} 7"));
+    let told = refused(folder, &format!("{recall} 8"));
+    assert!(told.contains("there are 8 tested sequences of mqar 32:4"), "{told}");
+    let told = refused(folder, "plot norms --weights results/recall/latest");
+    assert!(told.contains("--weights results/recall/latest: full has no window beside slots"), "{told}");
+    works(folder, &format!("charlm --quick --data book.txt --limit 300 {sizes} {small}"));
+    let told = refused(folder, "plot norms --weights results/charlm/latest --example 1");
+    assert!(told.contains("--example is not read by models of charlm"), "{told}");
+}
+
 /// Rows of a table whose label is the word in its text.
 fn table(rows: std::ops::Range<usize>, separator: char) -> String {
     let row = |at: usize| {

@@ -254,7 +254,12 @@ pub fn implied(choice: &MechanismChoice, probe: &ProbeConfig) -> Result<Matrix> 
 
 /// The matrix of head `head` that a call of a model's mechanism implies.
 pub fn of_call(call: &MechanismCall, head: usize) -> Result<Matrix> {
-    let MechanismCall { entry, config, tensors, positions, .. } = call;
+    let MechanismCall { entry, config, tensors, positions, class, .. } = call;
+    ensure!(
+        !class,
+        "every position of the last layer attends to a class token as well, which the matrix of {} has no place for; train it with --set pooling=mean",
+        entry.name
+    );
     let probe = ProbeConfig {
         len: *positions,
         causal: config.causal,

@@ -1,5 +1,5 @@
-//! Norms of the window's keys and values against those of the slots, at initialisation (Transformer-LS, Figure 2
-//! and section 3.4): DualLN is there because they differ without it.
+//! Norms of the window's keys and values against those of the slots, at initialisation and in trained models
+//! (Transformer-LS, Figure 2 and section 3.4): DualLN is there because they differ without it.
 
 use std::path::Path;
 
@@ -115,7 +115,9 @@ pub fn of_input(stored: &StoredInput) -> Result<Vec<Norm>> {
 }
 
 fn without_slots(model: &str) -> String {
-    format!("{model} has no window beside slots; ls has")
+    format!(
+        "{model} has no window beside slots; ls has: give --model ls, or with --weights a run that trained it"
+    )
 }
 
 /// Norms of keys and of values, of all heads and of each: `rows` [1, t, 2 e] of positions and [1, s, 2 e] of slots.

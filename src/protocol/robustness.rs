@@ -210,12 +210,12 @@ impl TrainingProtocol for Robustness {
         Ok(prepared)
     }
 
-    /// Trains where nothing was found, then tests clean and changed texts.
     /// It is one of `lra`.
     fn stored_input(&self, cell: &Path, input: &InputRequest) -> anyhow::Result<StoredInput> {
         Lra.stored_input(cell, input)
     }
 
+    /// Trains where nothing was found, then tests clean and changed texts.
     fn train(&self, job: &Job<RobustnessRequest>) -> Result<TrainingResult, CellFailure> {
         let Job { link, ref request, context } = *job;
         let own = Job { link, request: request.train.clone(), context };

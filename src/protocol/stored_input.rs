@@ -9,6 +9,8 @@ use serde_json::Value as Json;
 
 use super::definition::Protocol;
 use super::model_spec::ModelSpec;
+use super::robustness::Robustness;
+use super::training::TrainingProtocol;
 use crate::run::manifest::Manifest;
 use crate::train::checkpoint::Checkpoint;
 use crate::train::training_loop::CheckpointFiles;
@@ -159,8 +161,9 @@ pub fn find_cell(folder: &Path) -> Result<(&'static dyn Protocol, PathBuf)> {
         format!("is a run of effattn {}, which trains nothing; name a run of {known}", manifest.command)
     })?;
     let cell = cells.into_iter().find(|cell| has_weights(cell));
-    let cell = cell.with_context(|| {
-        format!("has no cell with a checkpoint; train a model with effattn {}", manifest.command)
+    let cell = cell.with_context(|| match protocol.name() == Robustness::INFO.name {
+        true => "has no cell with a checkpoint; it tests models that a run of lra trained before: name that run, such as results/lra/latest (effattn status lists runs)".to_owned(),
+        false => format!("has no cell with a checkpoint; train a model with effattn {}", manifest.command),
     })?;
     Ok((protocol, cell))
 }

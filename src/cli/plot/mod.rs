@@ -119,12 +119,12 @@ struct MechanismPlotArgs {
     /// Draw the causal form
     #[arg(long)]
     causal: bool,
-    /// Index of the head to draw, of four
-    #[arg(long, default_value_t = 0, value_name = "I")]
-    head: usize,
-    /// Seed of random blocks, weights and inputs
-    #[arg(long, default_value_t = 0, value_name = "N")]
-    seed: u32,
+    /// Index of the head to draw, of four [default: 0]
+    #[arg(long, value_name = "I")]
+    head: Option<usize>,
+    /// Seed of random blocks, weights and inputs [default: 0]
+    #[arg(long, value_name = "N")]
+    seed: Option<u32>,
     /// Folder of the matrices, and of the runs that --weights names
     #[arg(short, long, default_value = "results", value_name = "DIR")]
     output_path: PathBuf,
@@ -200,6 +200,13 @@ fn trained_run(results: &Path, named: &Path) -> Option<PathBuf> {
 }
 
 fn draw_trained(run: &Path, args: &AttentionArgs, term: &Term) -> Result<()> {
+    let scene = &args.scene;
+    let others = [("causal", scene.causal), ("head", scene.head.is_some()), ("seed", scene.seed.is_some())];
+    if let Some((flag, _)) = others.into_iter().find(|(_, given)| *given) {
+        bail!(
+            "--{flag} is of mechanisms without a model; a trained model is drawn as it is, with all heads: leave --{flag} out"
+        );
+    }
     let dir = args.data_dir.clone().unwrap_or_else(data_dir::default_dir);
     let input = match &args.text {
         Some(text) => Input::Text(text),
@@ -323,8 +330,8 @@ impl MechanismPlotArgs {
         ProbeConfig {
             len,
             causal: self.causal,
-            head: self.head,
-            seed: u64::from(self.seed),
+            head: self.head.unwrap_or(0),
+            seed: u64::from(self.seed.unwrap_or(0)),
             ..ProbeConfig::default()
         }
     }
@@ -390,7 +397,7 @@ fn keep(
     scene: &MechanismPlotArgs,
     matrices: &[Matrix],
 ) -> Result<Vec<Matrix>> {
-    let run = kept_run(name, settings, &scene.output_path, u64::from(scene.seed))?;
+    let run = kept_run(name, settings, &scene.output_path, u64::from(scene.seed.unwrap_or(0)))?;
     matrix::write(&run.path, matrices).with_context(|| run.path.display().to_string())?;
     let matrices = matrix::read(&run.path)?;
     done(run)?;

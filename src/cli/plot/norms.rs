@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::json;
 
 use super::{Plots, kept_run, say, trained_run};
@@ -35,9 +35,9 @@ pub struct Args {
     /// charlm's models the second segment of the validation text is read behind the first, of others --example
     #[arg(long, value_name = "RUN|FILE", conflicts_with_all = ["model", "task", "preset", "set", "len", "seed"])]
     weights: Option<PathBuf>,
-    /// Example of the test split that the trained model reads, from 0
-    #[arg(long, value_name = "I", requires = "weights", default_value_t = 0)]
-    example: usize,
+    /// Example of the test split that the trained model reads, from 0 [default: 0]
+    #[arg(long, value_name = "I", requires = "weights")]
+    example: Option<usize>,
     /// Backbone
     #[arg(long, value_name = "NAME", default_value = "charlm-small")]
     preset: String,
@@ -76,21 +76,26 @@ fn draw_trained(path: &Path, args: &Args, term: &Term) -> Result<()> {
     let run = trained_run(&args.output_path, path);
     let path = run.as_deref().unwrap_or(path);
     let dir = args.data_dir.clone().unwrap_or_else(data_dir::default_dir);
-    let cell = run.as_deref().map(find_cell).transpose();
-    let cell = cell.with_context(|| format!("--weights {}", path.display()))?;
+    let named = || format!("--weights {}", path.display());
+    let cell = run.as_deref().map(find_cell).transpose().with_context(named)?;
     let other = cell.filter(|(protocol, _)| protocol.name() != charlm::CharLm.info().name);
     let (all, what, weights, data) = match other {
         Some((protocol, cell)) => {
-            let input = Input::Example(args.example);
-            let stored =
-                protocol.stored_input(&cell, &InputRequest { input, data: &dir, most: usize::MAX })?;
-            (of_input(&stored)?, format!("{}, test example {}", stored.source, args.example), cell, None)
+            let index = args.example.unwrap_or(0);
+            let asked = InputRequest { input: Input::Example(index), data: &dir, most: usize::MAX };
+            let stored = protocol.stored_input(&cell, &asked).with_context(named)?;
+            let norms = of_input(&stored).with_context(named)?;
+            (norms, format!("{}, test example {index}", stored.source), cell, None)
         }
         None => {
+            ensure!(
+                args.example.is_none(),
+                "--example is not read by models of charlm, which read the second segment of the validation text; leave it out"
+            );
             let file = checkpoint(path)?;
             let (task, len) = trained_on(&file)?;
             let corpus = load(&task, &dir, args.allow_partial)?;
-            let norms = trained_norms(&file, &corpus, len)?;
+            let norms = trained_norms(&file, &corpus, len).with_context(named)?;
             (
                 norms,
                 format!("{task}, {len} positions, trained: {}", path.display()),

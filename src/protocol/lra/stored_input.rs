@@ -32,11 +32,14 @@ pub fn stored_input(cell: &Path, asked: &InputRequest) -> Result<StoredInput> {
     StoredInput::of_tokens((spec, task), (model, weights), (&ids, &[]), names)
 }
 
+const PAIRS: &str = "the model reads two texts at a time, and models of one are drawn; name a run of one, as effattn lra --quick trains it";
+
 fn ids(cell: &StoredCell, asked: &InputRequest) -> Result<Vec<u32>> {
     match asked.input {
         Input::Text(text) => {
-            let reading = cell.reading().map_err(anyhow::Error::msg)?;
-            ensure!(!reading.pairs, "the model reads two texts at a time; one-text models are drawn");
+            let reading = cell.reading().map_err(anyhow::Error::msg);
+            let reading = reading.context("--text cannot be read; give --example instead")?;
+            ensure!(!reading.pairs, "{PAIRS}");
             Ok(reading.document(text)?)
         }
         Input::Example(index) => {
@@ -44,7 +47,7 @@ fn ids(cell: &StoredCell, asked: &InputRequest) -> Result<Vec<u32>> {
             let set = tasks::load(task, asked.data, *reading)?;
             check_example(index, set.len(Split::Test), &format!("examples in the test split of {task}"))?;
             let example = set.example(Split::Test, index, *keep as usize);
-            ensure!(example.second.is_none(), "{task} has pairs; models of one document are drawn");
+            ensure!(example.second.is_none(), "{PAIRS}");
             Ok(example.tokens)
         }
     }

@@ -8,6 +8,7 @@ pub mod floor;
 pub mod plan;
 pub mod recipe;
 pub mod request;
+mod selection;
 mod stored_input;
 pub mod worker;
 

@@ -4,9 +4,10 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
-use super::HELD_OUT_SEED;
+use super::recipe::Recipe;
 use super::request::{RecallRequest, model};
-use crate::protocol::stored_input::{Input, InputRequest, StoredInput, described};
+use super::{HELD_OUT_SEED, selection};
+use crate::protocol::stored_input::{Input, InputRequest, StoredInput, check_example, described};
 use crate::train::checkpoint::Checkpoint;
 use crate::train::training_loop::TrainingState;
 use effattn_data::Split;
@@ -14,13 +15,14 @@ use effattn_data::position_labels::{self, PositionExample};
 
 /// See [`Protocol::stored_input`](crate::protocol::Protocol::stored_input).
 pub fn stored_input(cell: &Path, asked: &InputRequest) -> Result<StoredInput> {
-    let weights = best(cell)?;
-    let request: RecallRequest = described(&weights.model["request"])?;
+    let (request, recipe, weights) = tested(cell)?;
     let (_, task) = position_labels::task(&request.task)?;
     let PositionExample { mut tokens, mut labels } = match asked.input {
         Input::Text(text) => PositionExample { tokens: ids(text, &request)?, labels: Vec::new() },
         Input::Example(index) => {
             let segment = request.test.first().context("the run has no test")?;
+            let count = request.limit.map_or(recipe.counts[1], |limit| limit.min(recipe.counts[1]));
+            check_example(index, count as usize, &format!("tested sequences of {} {segment}", request.task))?;
             task.example((segment, request.alphabet), (HELD_OUT_SEED, Split::Test), index as u64)
         }
     };
@@ -35,21 +37,32 @@ pub fn stored_input(cell: &Path, asked: &InputRequest) -> Result<StoredInput> {
     StoredInput::of_tokens((spec, &request.task), (Box::new(model), weights), (&tokens, &labels), names)
 }
 
-/// The weights of the best evaluation at any rate, the first among equals.
-fn best(cell: &Path) -> Result<Checkpoint> {
-    let mut best: Option<(f64, Checkpoint)> = None;
-    let entries = std::fs::read_dir(cell)?.flatten().map(|entry| entry.path());
-    let mut files: Vec<_> =
-        entries.filter(|file| file.to_string_lossy().ends_with("-best.safetensors")).collect();
-    files.sort();
-    for file in files {
-        let weights = Checkpoint::load(&file)?;
-        let value = TrainingState::read(&weights, &file)?.best_point().map(|point| point.score.value);
-        if let Some(value) = value.filter(|value| best.as_ref().is_none_or(|(known, _)| value > known)) {
-            best = Some((value, weights));
+/// The request of a cell, how it is trained, and the weights that it tests.
+fn tested(cell: &Path) -> Result<(RecallRequest, Recipe, Checkpoint)> {
+    let mut entries = std::fs::read_dir(cell)?.flatten().map(|entry| entry.path());
+    let any = entries.find(|file| file.extension().is_some_and(|end| end == "safetensors"));
+    let any = Checkpoint::load(&any.context("has no checkpoint")?)?;
+    let request: RecallRequest = described(&any.model["request"])?;
+    let recipe = Recipe::find(&request.spec.preset, &request.task).map_err(anyhow::Error::msg)?;
+    let mut tried = Vec::new();
+    for rate in &request.rates {
+        let files = selection::files(cell, *rate);
+        if !files.last.exists() {
+            continue;
+        }
+        let last = Checkpoint::load(&files.last)?;
+        let state = TrainingState::read(&last, &files.last)?;
+        // training that diverged keeps what it had before
+        if last.updates >= request.steps || state.reached(recipe.enough) {
+            tried.extend(state.best_point().map(|point| (files, *point)));
         }
     }
-    Ok(best.context("no rate has weights; training diverged, or has not begun")?.1)
+    let best = selection::best(tried.into_iter());
+    let (files, _) = best.context(
+        "no rate was trained to its end: training diverged, or was stopped; the command that began it resumes it",
+    )?;
+    let weights = Checkpoint::load(&files.best)?;
+    Ok((request, recipe, weights))
 }
 
 /// Token ids, divided by blanks.

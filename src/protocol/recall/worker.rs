@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::recipe::{Recipe, numbers};
 use super::request::{RecallRequest, model};
-use super::{ACCURACY, HELD_OUT_SEED, MACRO_ACCURACY, RATE_ACCURACY, SEGMENT_ACCURACY};
+use super::{ACCURACY, HELD_OUT_SEED, MACRO_ACCURACY, RATE_ACCURACY, SEGMENT_ACCURACY, selection};
 use crate::protocol::training::experiment::{
     EarlierPhases, Experiment, StepCounts, TrainingDevice, classifier_score,
 };
@@ -76,11 +76,7 @@ pub fn train(job: &Job<RecallRequest>) -> Result<TrainingResult, CellFailure> {
     let setup = Setup { job, task, recipe, config, device };
     let tried = setup.try_rates()?;
     let peak_bytes = setup.device.peak();
-    let best = tried.iter().filter_map(|tried| Some((tried, tried.best()?)));
-    // the first of equals: a smaller rate
-    let best = best.reduce(|a, b| {
-        if (b.1.score.value, -b.1.score.loss) > (a.1.score.value, -a.1.score.loss) { b } else { a }
-    });
+    let best = selection::best(tried.iter().filter_map(|tried| Some((tried, tried.best()?))));
     let Some((chosen, selected)) = best else {
         return Err(CellFailure::new(Outcome::Diverged, "training diverged at every rate"));
     };
@@ -297,10 +293,7 @@ impl Experiment for RateExperiment<'_> {
     }
 
     fn files(&self) -> CheckpointFiles {
-        let name = |what: &str| {
-            self.setup.job.context.folder.join(format!("rate-{:e}-{what}.safetensors", self.rate))
-        };
-        CheckpointFiles { last: name("last"), best: name("best") }
+        selection::files(&self.setup.job.context.folder, self.rate)
     }
 
     fn description(&self) -> Result<Value, CellFailure> {

@@ -20,11 +20,13 @@ pub fn stored_input(cell: &Path, asked: &InputRequest) -> Result<StoredInput> {
     let weights = checkpoint(cell, recipe::find(set.name).select == WeightChoice::Best)?;
     let corpus = load(&request.corpus, asked.data, request.allow_partial)?;
     let vocabulary = &corpus.vocabulary;
+    // another text with as many words is not noticed
     ensure!(
         weights.model["vocabulary"].as_u64() == Some(vocabulary.len() as u64),
-        "{} has {} words now, and other ones when the model was trained; train it again",
+        "the vocabulary of {} has {} words now, and had {} when the model was trained; train it again",
         request.corpus,
-        vocabulary.len()
+        vocabulary.len(),
+        weights.model["vocabulary"]
     );
     let (spec, len) = (&request.spec, request.spec.len as usize);
     let mut ids = match asked.input {

@@ -20,7 +20,6 @@ thread_local! {
 }
 
 /// A call of a mechanism in a forward pass.
-#[derive(Clone)]
 pub struct MechanismCall {
     /// The mechanism.
     pub entry: &'static MechanismEntry,
@@ -31,22 +30,30 @@ pub struct MechanismCall {
     pub tensors: HashMap<String, Tensor>,
     /// Number of positions.
     pub positions: usize,
+    /// Whether a class token is attended to beside the positions.
+    pub class: bool,
     /// What [`Mechanism::softmax_inputs`] gives.
     pub softmax_inputs: Option<(Tensor, Tensor)>,
 }
 
 /// Runs `run`, which builds a model and gives it an input, and gives the calls of its mechanisms in order.
 pub fn observed<T>(run: impl FnOnce() -> Result<T>) -> Result<(T, Vec<MechanismCall>)> {
-    CALLS.set(Some(Vec::new()));
-    let result = run();
-    let calls = CALLS.take().unwrap_or_default();
-    Ok((result?, calls))
+    /// Puts back what was there before, also when `run` panics.
+    struct Restore(Option<Vec<MechanismCall>>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            CALLS.set(self.0.take());
+        }
+    }
+    let _restore = Restore(CALLS.replace(Some(Vec::new())));
+    let result = run()?;
+    Ok((result, CALLS.take().unwrap_or_default()))
 }
 
 fn note(call: impl FnOnce(usize) -> Result<MechanismCall>) -> Result<()> {
     let Some(number) = CALLS.with_borrow(|calls| calls.as_ref().map(Vec::len)) else { return Ok(()) };
     let call = call(number)?;
-    CALLS.with_borrow_mut(|calls| calls.iter_mut().for_each(|calls| calls.push(call.clone())));
+    CALLS.with_borrow_mut(|calls| calls.get_or_insert_default().push(call));
     Ok(())
 }
 
@@ -78,7 +85,14 @@ pub(crate) fn note_full(qkv: &Qkv, (heads, head_dim): (usize, usize)) -> Result<
             layer: number,
         };
         let tensors = HashMap::from([("q".to_owned(), q), ("k".to_owned(), k)]);
-        Ok(MechanismCall { entry: &full::ENTRY, config, tensors, positions, softmax_inputs: None })
+        Ok(MechanismCall {
+            entry: &full::ENTRY,
+            config,
+            tensors,
+            positions,
+            class: false,
+            softmax_inputs: None,
+        })
     })
 }
 
@@ -120,6 +134,7 @@ impl Observed {
             config: self.config.clone(),
             tensors,
             positions,
+            class: input.cls.is_some(),
             softmax_inputs,
         })
     }
@@ -146,5 +161,16 @@ impl Mechanism for Observed {
 
     fn decode_step(&self, input: &AttentionInput, state: &mut dyn DecodeState) -> Result<AttentionOutput> {
         self.inner.decode_step(input, state)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_looks_after_a_panic() {
+        let panics = std::panic::catch_unwind(|| observed(|| -> Result<()> { panic!("meant") }));
+        assert!(panics.is_err() && CALLS.with_borrow(Option::is_none));
     }
 }
