@@ -28,6 +28,7 @@ pub mod robustness;
 pub mod runner;
 pub mod speed;
 pub mod stored_input;
+pub mod stored_model;
 pub mod trained_attention;
 pub mod training;
 pub mod vision;

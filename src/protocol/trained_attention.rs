@@ -5,7 +5,8 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 
 use super::attention_matrix::of_call;
-use super::stored_input::{InputRequest, find_cell};
+use super::stored_input::InputRequest;
+use super::stored_model::find_cell;
 use effattn_record::matrix::Matrix;
 
 /// Most positions of a layer that is drawn.

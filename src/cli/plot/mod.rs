@@ -13,7 +13,8 @@ use serde_json::json;
 use super::command::{run_folder, started};
 use crate::protocol::attention_matrix::{self, ProbeConfig};
 use crate::protocol::pattern;
-use crate::protocol::stored_input::{self, Input, InputRequest};
+use crate::protocol::stored_input::{Input, InputRequest};
+use crate::protocol::stored_model;
 use crate::protocol::trained_attention::{self, TrainedMatrices};
 use crate::run::CancelToken;
 use crate::run::folder::{RunFolder, latest};
@@ -195,7 +196,7 @@ fn of_suite(name: &str) -> Result<(Models, Option<usize>)> {
 /// The folder of the run or cell that `named` is, of any command that trains; nothing where it is a file. `latest` is the newest run.
 fn trained_run(results: &Path, named: &Path) -> Option<PathBuf> {
     let of = |command| PathBuf::from(run_folder(results, command, named.display().to_string()));
-    let found = stored_input::commands().into_iter().map(of).filter(|folder| folder.is_dir());
+    let found = stored_model::commands().into_iter().map(of).filter(|folder| folder.is_dir());
     found.max_by_key(|folder| started(folder))
 }
 
@@ -238,7 +239,7 @@ fn draw_attention(args: &AttentionArgs, term: &Term) -> Result<()> {
         return draw_trained(&run, args, term);
     }
     if let Some(named) = named.filter(|named| !named.exists()) {
-        let known = stored_input::commands().join(", ");
+        let known = stored_model::commands().join(", ");
         bail!(
             "--weights {}: no file, and no run of {known} in {}; effattn status lists runs",
             named.display(),
