@@ -35,7 +35,7 @@ pub fn add(x: &Tensor, y: &Tensor) -> Result<Tensor> {
     x + y
 }
 
-/// y + c x over rows of `y` and `x` [.., e] with `c` [e]; with `activate` its SiLU.
+/// y + c x over rows of `y` and `x` `[.., e]` with `c` `[e]`; with `activate` its SiLU.
 pub fn skip(y: &Tensor, x: &Tensor, c: &Tensor, activate: bool) -> Result<Tensor> {
     if y.dims() != x.dims() || c.dims() != [x.dim(D::Minus1)?] {
         bail!("{:?} and factors {:?} cannot be added to {:?}", x.dims(), c.dims(), y.dims());
@@ -60,7 +60,7 @@ pub fn weigh_heads(x: &Tensor, s: &Tensor) -> Result<Tensor> {
     x.broadcast_mul(&s.unsqueeze(3)?)?.flatten_from(2)
 }
 
-/// silu(x) gamma + beta over rows of `x` [.., e], `gamma` and `beta` [e].
+/// silu(x) gamma + beta over rows of `x` `[.., e]`, `gamma` and `beta` `[e]`.
 pub fn silu_affine(x: &Tensor, gamma: &Tensor, beta: &Tensor) -> Result<Tensor> {
     let width = x.dim(D::Minus1)?;
     if gamma.dims() != [width] || beta.dims() != [width] {

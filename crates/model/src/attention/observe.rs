@@ -1,6 +1,6 @@
 //! What the layers of a model hand to their mechanisms in a forward pass, so that others can look at it.
 //!
-//! Layers build their mechanisms with [`build`]. Inside [`observed`] it wraps them, so that every call of one notes what it was given;
+//! Layers build their mechanisms with `build`. Inside [`observed`] it wraps them, so that every call of one notes what it was given;
 //! outside nothing is noted and nothing costs time.
 
 use std::cell::RefCell;
