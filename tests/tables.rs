@@ -11,9 +11,7 @@ use super::prose::root;
 
 /// Rows of the newest run of `speed` in a folder of reproduction/results, and where it is.
 pub fn newest(folder: &str) -> (Vec<Row>, PathBuf) {
-    let runs = std::fs::read_dir(root().join("reproduction/results").join(folder).join("speed")).unwrap();
-    let runs = runs.map(|entry| entry.unwrap()).filter(|entry| entry.file_type().unwrap().is_dir());
-    let run = runs.map(|entry| entry.path()).max().expect("the folder has a run");
+    let run = root().join("reproduction/results").join(folder).join("speed/latest");
     (csv::from_str(&std::fs::read_to_string(run.join("rows.csv")).unwrap()).unwrap(), run)
 }
 
@@ -81,8 +79,7 @@ fn the_table_of_small_steps_is_of_the_committed_runs() {
 
 /// Of the newest committed run of `dtype` beside other programs in `folder`: how they sum up, and how they stand cell by cell.
 fn beside_programs(folder: &str, dtype: &str) -> [Table; 2] {
-    let run = root().join("reproduction/results").join(folder).join(dtype).join("speed/latest");
-    let rows = csv::from_str(&std::fs::read_to_string(run.join("rows.csv")).unwrap()).unwrap();
+    let (rows, run) = newest(&format!("{folder}/{dtype}"));
     let references = reference::with_programs(&rows, &reference::read(&run).unwrap());
     let tables = reference::tables(&rows, &references);
     tables.try_into().unwrap_or_else(|_| panic!("{}: there are several programs", run.display()))

@@ -87,7 +87,7 @@ pub struct AttentionArgs {
     samples: u64,
     /// A run of any command that trains, by folder or name, or latest: every head of every layer of its first model, for --text or
     /// --example. Or a safetensors file, such as a golden file, with queries q and keys k [b, h, n, d], layer input x and the
-    /// mechanism's parameters; drawn at random without
+    /// mechanism's parameters. Without it inputs and parameters are drawn at random
     #[arg(long, value_name = "RUN|FILE", conflicts_with = "samples")]
     weights: Option<PathBuf>,
     /// Text that the trained model reads; of recall token numbers, divided by blanks

@@ -77,6 +77,7 @@ fn draw_trained(path: &Path, args: &Args, term: &Term) -> Result<()> {
     let run = trained_run(&args.output_path, path);
     let path = run.as_deref().unwrap_or(path);
     let dir = args.data_dir.clone().unwrap_or_else(data_dir::default_dir);
+    args.check()?;
     let named = || format!("--weights {}", path.display());
     let cell = run.as_deref().map(find_cell).transpose().with_context(named)?;
     let other = cell.filter(|(protocol, _)| protocol.name() != charlm::CharLm.info().name);
@@ -105,7 +106,6 @@ fn draw_trained(path: &Path, args: &Args, term: &Term) -> Result<()> {
             )
         }
     };
-    args.check()?;
     let told = json!({ "weights": weights, "example": args.example, "what": what });
     let mut run = kept_run("norms", told, &args.output_path, 0)?;
     run.manifest.data.extend(data);
