@@ -113,6 +113,11 @@ impl MeasuredStep {
         }
     }
 
+    /// Where the steps are computed.
+    pub fn device(&self) -> &Device {
+        self.backend.device()
+    }
+
     /// Forgets the peak so far.
     pub fn reset_peak(&self) {
         self.backend.reset_peak();

@@ -4,9 +4,13 @@
 //! and every backend drops the same elements. The weights of an attention, which no fused kernel stores, are told
 //! apart by their row and key ([`AttentionDropout`]).
 
+#[cfg(feature = "cuda")]
+use candle_core::cuda_backend::CudaStorage;
 use candle_core::{CpuStorage, D, DType, Layout, Result, Shape, Tensor, bail};
 
 use super::cpu::{self, par};
+#[cfg(feature = "cuda")]
+use super::cuda::{rows as device_rows, tensors};
 use super::kept_rows::KeptRows;
 use super::op::{FusedOp, SavedOutput};
 use super::tape;
@@ -27,7 +31,7 @@ pub fn dropout(x: &Tensor, rate: f64, seed: u64, of: Option<&KeptRows>) -> Resul
     {
         bail!("{:?} are not {} packed rows", x.dims(), of.rows().len());
     }
-    if super::fused_cpu(x.device()) && x.dtype() == DType::F32 {
+    if of.is_none() && super::fused(x) || super::fused_cpu(x.device()) && x.dtype() == DType::F32 {
         return tape::apply(&[&x.contiguous()?], drop);
     }
     drop.composed(x)
@@ -45,6 +49,18 @@ fn terms(rate: f64) -> (u32, f32) {
     ((rate * (f64::from(u32::MAX) + 1.0)) as u32, (1.0 / (1.0 - rate)) as f32)
 }
 
+/// Which elements are dropped, and what the others are multiplied by.
+#[cfg(any(feature = "cuda", test))]
+#[derive(Clone, Copy)]
+pub struct DropoutTerms {
+    /// Draws below this drop.
+    pub threshold: u32,
+    /// What the others are multiplied by.
+    pub scale: f32,
+    /// What draws are made of, with the element's number.
+    pub seed: u64,
+}
+
 #[derive(Clone)]
 struct Dropout {
     /// Draws below this drop.
@@ -60,6 +76,12 @@ impl Dropout {
     fn new(rate: f64, seed: u64) -> Self {
         let (threshold, scale) = terms(rate);
         Self { threshold, scale, seed, of: None, width: 1 }
+    }
+
+    /// What kernels of a device read.
+    #[cfg(any(feature = "cuda", test))]
+    pub(crate) const fn terms(&self) -> DropoutTerms {
+        DropoutTerms { threshold: self.threshold, scale: self.scale, seed: self.seed }
     }
 
     /// The definition in plain candle operations: a product with a mask made on the host.
@@ -130,6 +152,11 @@ impl AttentionDropout {
         Ok((rate > 0.0).then_some(Self { threshold, scale, seed }))
     }
 
+    /// What kernels of a device read: the threshold, the bits of the scale, the seed.
+    pub const fn words(self) -> [i64; 3] {
+        [self.threshold as i64, self.scale.to_bits() as i64, self.seed as i64]
+    }
+
     /// What tells row number `row` from others.
     pub fn row(self, row: usize) -> u32 {
         (mix(self.seed.wrapping_add(row as u64)) >> 32) as u32
@@ -183,7 +210,22 @@ impl FusedOp for Dropout {
         Ok((self.map(x), operands[0].1.shape().clone()))
     }
 
+    #[cfg(feature = "cuda")]
+    fn forward_cuda(&self, operands: &[(&CudaStorage, &Layout)]) -> Result<(CudaStorage, Shape)> {
+        let shape = operands[0].1.shape();
+        tensors::forward(operands, shape, |device, [x]| {
+            device_rows::dropout(device, x, shape.elem_count(), self.terms())
+        })
+    }
+
     fn backward(&self, _: &[&Tensor], _: SavedOutput, grad: &Tensor) -> Result<Vec<Option<Tensor>>> {
+        #[cfg(feature = "cuda")]
+        if grad.device().is_cuda() {
+            return tensors::with_views([grad], |device, [dy]| {
+                let dx = device_rows::dropout(device, dy, grad.elem_count(), self.terms())?;
+                Ok(vec![Some(tensors::tensor(device, dx, grad.shape()))])
+            });
+        }
         Ok(vec![cpu::gradient(grad, cpu::with_slices([grad], |[grad]| Ok(self.map(grad)))?)?])
     }
 }
@@ -198,6 +240,16 @@ mod tests {
         for dims in [vec![1], vec![3, 17], vec![2, 40_001]] {
             check(&format!("{dims:?}"), &[randn("x", &dims)], 1e-7, |x| dropout(&x[0], 0.3, 99, None));
         }
+    }
+
+    #[test]
+    fn the_cuda_kernel_drops_what_the_cpu_drops() {
+        use crate::cuda::emulated::here;
+        use crate::cuda::{BufferView, rows};
+        let x: Vec<f32> = (1..1002).map(|number| number as f32).collect();
+        let drop = Dropout::new(0.3, u64::MAX - 100);
+        let got = here(|machine| rows::dropout(machine, BufferView::all(&x), x.len(), drop.terms()));
+        assert_eq!(got.unwrap(), drop.map(&x));
     }
 
     #[test]

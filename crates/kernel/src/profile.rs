@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use candle_core::Tensor;
+use candle_core::{Device, Tensor};
 use serde::{Deserialize, Serialize};
 
 /// What products count, as bits: their multiply-adds, their shapes. They run on the threads of the pool.
@@ -64,13 +64,15 @@ pub struct Spent {
 
 #[derive(Default)]
 struct Recording {
+    /// What computes, if it goes on while this thread does other things: it is waited for around every operation.
+    device: Option<Device>,
     spent: Vec<Spent>,
     /// Seconds and multiply-adds inside each operation that is open.
     open: Vec<(f64, u64)>,
 }
 
-/// Runs `f` and says what the operations on this thread took. One thread of a process at a time.
-pub fn record<T>(f: impl FnOnce() -> T) -> (T, Vec<Spent>) {
+/// Runs `f` and says what the operations on this thread took on `device`. One thread of a process at a time.
+pub fn record<T>(device: &Device, f: impl FnOnce() -> T) -> (T, Vec<Spent>) {
     /// Puts back what was there before, also when `f` panics.
     struct Restore(Option<Recording>);
     impl Drop for Restore {
@@ -79,7 +81,7 @@ pub fn record<T>(f: impl FnOnce() -> T) -> (T, Vec<Spent>) {
             COUNTS.fetch_and(!MULTIPLY_ADDS, Relaxed);
         }
     }
-    let _restore = Restore(RECORDING.replace(Some(Recording::default())));
+    let _restore = Restore(RECORDING.replace(Some(Recording::on(device))));
     COUNTS.fetch_or(MULTIPLY_ADDS, Relaxed);
     let result = f();
     (result, RECORDING.take().unwrap_or_default().spent)
@@ -96,8 +98,10 @@ pub fn time<T>(operation: &str, part: StepPart, bytes: impl FnOnce(&T) -> u64, f
         return f();
     }
     RECORDING.with_borrow_mut(|recording| recording.iter_mut().for_each(|it| it.open.push((0.0, 0))));
+    wait_for_device();
     let (start, before) = (Instant::now(), MACS.load(Relaxed));
     let result = f();
+    wait_for_device();
     let (seconds, macs) = (start.elapsed().as_secs_f64(), MACS.load(Relaxed) - before);
     let bytes = bytes(&result);
     RECORDING.with_borrow_mut(|recording| {
@@ -112,7 +116,19 @@ pub fn time<T>(operation: &str, part: StepPart, bytes: impl FnOnce(&T) -> u64, f
     result
 }
 
+/// Waits until the recorded device has done all that it was given. What went wrong there is said by the operation that reads it.
+fn wait_for_device() {
+    let device = RECORDING.with_borrow(|recording| recording.as_ref().and_then(|it| it.device.clone()));
+    if let Some(device) = device {
+        let _ = device.synchronize();
+    }
+}
+
 impl Recording {
+    fn on(device: &Device) -> Self {
+        Self { device: (!device.is_cpu()).then(|| device.clone()), ..Self::default() }
+    }
+
     fn add(&mut self, operation: &str, part: StepPart, seconds: f64, macs: u64, bytes: u64) {
         match self.spent.iter_mut().find(|spent| spent.operation == operation && spent.part == part) {
             Some(spent) => {
@@ -234,7 +250,7 @@ mod tests {
     #[test]
     fn an_operation_is_charged_without_what_runs_inside_it() {
         let start = Instant::now();
-        let ((), spent) = record(|| {
+        let ((), spent) = record(&Device::Cpu, || {
             time(
                 "outer",
                 StepPart::Forward,
@@ -259,7 +275,7 @@ mod tests {
     fn nothing_is_recorded_outside() {
         assert!(!is_on());
         assert_eq!(time("alone", StepPart::Forward, |_| unreachable!(), || 3), 3);
-        assert!(record(|| ()).1.is_empty() && !is_on());
+        assert!(record(&Device::Cpu, || ()).1.is_empty() && !is_on());
     }
 
     #[test]
@@ -290,7 +306,7 @@ mod tests {
             let (loss, tape) = tape::record(run).unwrap();
             tape.backward(&loss).unwrap();
         };
-        let ((), spent) = record(step);
+        let ((), spent) = record(&Device::Cpu, step);
         let of = |part| spent.iter().find(|spent| spent.operation == "linear" && spent.part == part).unwrap();
         let (forward, backward) = (of(StepPart::Forward), of(StepPart::Backward));
         // other tests of this process may count their products too

@@ -274,7 +274,10 @@ impl Case<'_> {
 
     fn mce(&self) -> Checked<(Computed, Flops)> {
         let errors = self.leaf("err")?;
-        let given = |name: &str| self.golden.tensor(name).cloned();
+        let given = |name: &str| {
+            let tensor = self.golden.tensor(name)?.to_device(self.device);
+            tensor.map_err(|error| self.golden.refused(error))
+        };
         let (alexnet, clean, alexnet_clean) = (given("alexnet")?, given("clean")?, given("alexnet_clean")?);
         let found = self.run(|| corruption_error(&errors, &alexnet, &clean, &alexnet_clean))?;
         let out = self.run(|| found.mean_ce.reshape(1)?.to_dtype(DType::F32))?;

@@ -53,7 +53,8 @@ fn without_padding(values: &Tensor, targets: &Tensor) -> Result<Tensor> {
 pub(super) fn adaptive(golden: &Golden, device: &Device) -> Checked<Computed> {
     let config = adaptive_config(golden)?;
     let (inputs, targets) = (ids(golden, "ids", device)?, ids(golden, "targets", device)?);
-    let grad_embedded = golden.tensor("grad_embedded")?;
+    let grad_embedded = golden.tensor("grad_embedded")?.to_device(device);
+    let grad_embedded = grad_embedded.map_err(|error| golden.refused(error))?;
     let builder = weights(golden, device)?;
     let run = || {
         let adaptive = AdaptiveSoftmax::new(&config, &builder)?;

@@ -115,7 +115,8 @@ fn warm(request: &SpeedRequest, text: &[u8]) -> Result<(MeasuredStep, Vec<(Produ
 
 /// Steps as [`steps`], each operation timed.
 fn profile(step: &mut MeasuredStep, turn: &TurnRequest) -> Result<SpeedReply, CellFailure> {
-    let (seconds, spent) = profile::record(|| steps(step, turn));
+    let device = step.device().clone();
+    let (seconds, spent) = profile::record(&device, || steps(step, turn));
     Ok(SpeedReply::Profile { steps: seconds?.len() as u64, spent, rates: rates() })
 }
 

@@ -188,8 +188,11 @@ fn attend_bucket(x: &Operands, call: &Attend, bucket: &Bucket) -> Result<Tensor>
     };
     if let Some(mask) = call.mask {
         let total = call.pattern.keys + call.pattern.slots;
-        let ones = Tensor::ones((b, total - mask.dim(1)?), mask.dtype(), device)?;
-        let mask = Tensor::cat(&[mask, &ones], 1)?.index_select(&keys, 1)?;
+        let mask = match total - mask.dim(1)? {
+            0 => mask.clone(), // a device has no tensors without elements
+            slots => Tensor::cat(&[mask, &Tensor::ones((b, slots), mask.dtype(), device)?], 1)?,
+        };
+        let mask = mask.index_select(&keys, 1)?;
         let mask = mask.reshape((b, 1, g, 1, s))?.to_dtype(x.q.dtype())?;
         visible = Some(match visible {
             Some(visible) => visible.broadcast_mul(&mask)?,

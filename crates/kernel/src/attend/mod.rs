@@ -97,8 +97,16 @@ const CUDA_WIDEST: usize = 128;
 /// The same if logits depend on distances.
 const CUDA_WIDEST_RELATIVE: usize = 64;
 
-/// Whether there are CUDA kernels for this call; wider heads and dropout of the weights run composed.
+/// The same if weights are dropped: tensor cores drop them.
+const CUDA_WIDEST_DROPPED: usize = 64;
+
+/// Whether there are CUDA kernels for this call.
 fn cuda_takes(q: &Tensor, call: &Attend) -> Result<bool> {
-    let widest = if call.relative.is_some() { CUDA_WIDEST_RELATIVE } else { CUDA_WIDEST };
-    Ok(call.dropout.is_none() && call.bias.is_none() && q.dim(3)? <= widest)
+    let widest = match (call.dropout, &call.relative) {
+        (Some(_), Some(_)) => return Ok(false),
+        (Some(_), None) => CUDA_WIDEST_DROPPED,
+        (None, Some(_)) => CUDA_WIDEST_RELATIVE,
+        (None, None) => CUDA_WIDEST,
+    };
+    Ok(call.bias.is_none() && q.dim(3)? <= widest)
 }

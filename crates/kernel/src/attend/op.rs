@@ -102,9 +102,17 @@ impl Attention {
 
     #[cfg(feature = "cuda")]
     fn call(&self) -> Call<'_> {
-        let Self { plan, dims, scale, hidden, .. } = self;
+        let Self { plan, dims, scale, hidden, dropout, .. } = self;
         let relative = self.operands.relative.map(tensors::distances);
-        Call { plan, dims: *dims, scale: *scale, hidden, relative, format: matmul_format() }
+        Call {
+            plan,
+            dims: *dims,
+            scale: *scale,
+            hidden,
+            relative,
+            dropout: *dropout,
+            format: matmul_format(),
+        }
     }
 }
 

@@ -54,9 +54,10 @@ typedef struct {
     int line, distance;
     unsigned mask;
     float given, taken;
-    // fragments of this lane
+    // fragments of this lane, and columns of a
     float *c;
     const unsigned *a, *b;
+    int inner;
 } Thread;
 
 static Thread threads[BLOCK_THREADS];
@@ -82,9 +83,9 @@ static float shuffle_here(unsigned mask, float value, int distance, int line) {
     return me->taken;
 }
 
-static void product_here(float *c, const unsigned *a, const unsigned *b, int line) {
+static void product_here(float *c, const unsigned *a, const unsigned *b, int inner, int line) {
     Thread *me = &threads[threadIdx.x];
-    me->state = PRODUCT, me->line = line, me->c = c, me->a = a, me->b = b;
+    me->state = PRODUCT, me->line = line, me->c = c, me->a = a, me->b = b, me->inner = inner;
     wait_here();
 }
 
@@ -97,6 +98,18 @@ static unsigned to_bf16(float x) {
 }
 
 static unsigned bf16_pair(float low, float high) { return to_bf16(low) | to_bf16(high) << 16; }
+
+static unsigned __float_as_uint(float x) {
+    unsigned bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static float __uint_as_float(unsigned bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
 
 // What the emulation does itself is no kernel's.
 #define UNWATCHED __attribute__((no_sanitize("thread")))
@@ -116,7 +129,8 @@ UNWATCHED static void count_product(void) { products_of_f32++; }
 #endif
 #define SHARED_MEMORY float *memory = dynamic_memory
 #define __syncthreads() barrier_here(__LINE__)
-#define multiply_add(c, a, b) product_here(c, a, b, __LINE__)
+#define multiply_bf16(c, a, b) product_here(c, a, b, 16, __LINE__)
+#define multiply_tf32(c, a, b) product_here(c, a, b, 8, __LINE__)
 #define __shfl_xor_sync(mask, value, distance) shuffle_here(mask, value, distance, __LINE__)
 
 // What a launch asks for: more than any device has, and the kernel may use as much as was asked for.
@@ -168,8 +182,12 @@ UNWATCHED static float from_bf16(unsigned word, int half) {
     return x;
 }
 
-// Lets the lanes of a warp go on if all wait for the same product, mma.m16n8k16 with fragments of bf16 and sums in f32: number i
-// of a lane stands where the tables of the PTX ISA ("Matrix Fragments for mma.m16n8k16 with floating point type") say.
+// A word as a number of tf32, which has the upper 10 bits of the fraction.
+UNWATCHED static float from_tf32(unsigned word) { return __uint_as_float(word & 0xffffe000u); }
+
+// Lets the lanes of a warp go on if all wait for the same product, mma.m16n8k16 with fragments of bf16 or mma.m16n8k8 with those of
+// tf32, and sums in f32: number i of a lane stands where the tables of the PTX ISA ("Matrix Fragments for ...") say. What is counted is
+// the time in products of bf16: those of tf32 take twice as long.
 UNWATCHED static int multiplied(int warp) {
     Thread *lanes = threads + warp * WARP_LANES;
     float a[16][16] = { 0 }, b[16][8] = { 0 };
@@ -177,6 +195,11 @@ UNWATCHED static int multiplied(int warp) {
         if (lanes[lane].state != PRODUCT || lanes[lane].line != lanes[0].line) return 0;
     for (int lane = 0; lane < WARP_LANES; lane++) {
         int group = lane >> 2, within = lane % 4;
+        if (lanes[0].inner == 8) {
+            for (int i = 0; i < 4; i++) a[group + (i & 1) * 8][within + (i >> 1) * 4] = from_tf32(lanes[lane].a[i]);
+            for (int i = 0; i < 2; i++) b[within + i * 4][group] = from_tf32(lanes[lane].b[i]);
+            continue;
+        }
         for (int i = 0; i < 8; i++) {
             int row = i < 2 || (i >= 4 && i < 6) ? group : group + 8, column = within * 2 + (i & 1) + (i >= 4 ? 8 : 0);
             a[row][column] = from_bf16(lanes[lane].a[i / 2], i % 2);
@@ -187,7 +210,7 @@ UNWATCHED static int multiplied(int warp) {
         for (int i = 0; i < 4; i++) {
             int row = i < 2 ? lane >> 2 : (lane >> 2) + 8, column = lane % 4 * 2 + (i & 1);
             float sum = lanes[lane].c[i];
-            for (int k = 0; k < 16; k++) sum += a[row][k] * b[k][column];
+            for (int k = 0; k < lanes[0].inner; k++) sum += a[row][k] * b[k][column];
             lanes[lane].c[i] = sum;
         }
         lanes[lane].state = RUNS;

@@ -34,6 +34,8 @@ typedef struct {
     Place q, k, v, slot_k, slot_v, out, d_q, d_k, d_v, d_slot_k, d_slot_v;
     // rows of the tables, length of a segment, slots per segment; start of [table | u | v | slot table] and of its gradient
     long long distances, slot_distances, segment, rank, slab, d_slab;
+    // dropout of the weights: draws below the threshold drop (0: none does), the bits of what others are multiplied by, the seed
+    long long threshold, kept, seed;
 } Header;
 
 // Candidate keys of a tile: key number i stands at start + i * step; numbers from first to last are seen by some lane.

@@ -3,11 +3,15 @@
 use candle_core::Result;
 
 use super::Kernels;
-use super::tables::{Distances, Places, Tables, Visits, block, header, memory_bytes};
+use super::tables::{Distances, Places, Tables, Visits, block, header, key_block, memory_bytes, tile_bytes};
 use crate::attend::dims::{Dims, RowLayout};
 use crate::attend::tile_plan::TilePlan;
 use crate::cpu::matmul_format::MatmulFormat;
 use crate::cuda::{Arg, BufferView, KernelDevice, Launch, Module, THREADS};
+use crate::dropout::AttentionDropout;
+
+/// Widest head whose tiles fit the shared memory of a block.
+pub const WIDEST_OF_TENSOR_CORES: usize = 64;
 
 /// A call, whatever its operands.
 pub struct Call<'a> {
@@ -18,6 +22,8 @@ pub struct Call<'a> {
     pub hidden: &'a [bool],
     /// Tables of distances, if logits depend on them: then products are f32.
     pub relative: Option<Distances>,
+    /// Dropout of the weights; only by tensor cores.
+    pub dropout: Option<AttentionDropout>,
     /// Number format of the factors of products.
     pub format: MatmulFormat,
 }
@@ -60,7 +66,7 @@ impl<M: KernelDevice> Visited<M> {
 impl<M: KernelDevice> DeviceTables<M> {
     fn new(machine: &M, call: &Call) -> Result<Self> {
         let tables =
-            Tables::new(call.plan, &call.dims, call.relative, block(call.dims.width, call.kernels()))?;
+            Tables::new(call.plan, &call.dims, call.relative, key_block(call.dims.width, call.kernels()))?;
         let hidden: Vec<i32> = call.hidden.iter().map(|&hidden| hidden.into()).collect();
         Ok(Self {
             tiles: machine.ints(&tables.tiles)?,
@@ -97,10 +103,10 @@ pub struct Outputs<'a, M: KernelDevice> {
 
 impl Call<'_> {
     fn kernels(&self) -> Kernels {
-        match (self.relative, self.format) {
-            (Some(_), _) => Kernels::Relative,
-            (None, MatmulFormat::F32) => Kernels::Plain,
-            (None, MatmulFormat::Bf16) => Kernels::TensorCores,
+        match self.relative {
+            Some(_) => Kernels::Relative,
+            None if self.dims.width <= WIDEST_OF_TENSOR_CORES => Kernels::TensorCores(self.format),
+            None => Kernels::Plain,
         }
     }
 
@@ -116,8 +122,11 @@ impl Call<'_> {
         let defines = defines(width, kernels);
         let (name, source) = kernels.source();
         let module = Module { name, source, defines: &defines };
-        let is_small = matches!(kernel, "attend_means" | "attend_back_biases");
-        let shared = if is_small { 0 } else { memory_bytes(width, kernels) };
+        let shared = match (kernel, kernels) {
+            ("attend_means" | "attend_back_biases", _) => 0,
+            ("attend_forward", Kernels::TensorCores(_)) => memory_bytes(width, kernels) - tile_bytes(width),
+            _ => memory_bytes(width, kernels),
+        };
         let samples = if is_summing(kernel) { 1 } else { batch };
         machine.launch(&Launch { module, kernel, grid: [blocks, heads, samples], shared }, arguments)
     }
@@ -131,7 +140,7 @@ impl Call<'_> {
 
     fn header(&self, places: &Places) -> Vec<i64> {
         let places = Places { out: Some(self.merged()), ..*places };
-        header(&self.dims, self.plan.offset, !self.hidden.is_empty(), self.relative, &places)
+        header(&self.dims, self.plan.offset, !self.hidden.is_empty(), self.relative, self.dropout, &places)
     }
 
     fn factor(&self) -> f32 {
@@ -243,8 +252,9 @@ fn is_summing(kernel: &str) -> bool {
 }
 
 /// What the source is compiled with for heads of this width.
-pub fn defines(width: usize, kernels: Kernels) -> [(&'static str, usize); 4] {
+pub fn defines(width: usize, kernels: Kernels) -> [(&'static str, usize); 5] {
     let (keys, memory) = (block(width, kernels), memory_bytes(width, kernels));
-    let relative = usize::from(kernels == Kernels::Relative);
-    [("WIDTH", width), ("BLOCK", keys), ("RELATIVE", relative), ("MEMORY", memory)]
+    let [relative, bf16] =
+        [Kernels::Relative, Kernels::TensorCores(MatmulFormat::Bf16)].map(|of| usize::from(kernels == of));
+    [("WIDTH", width), ("BLOCK", keys), ("RELATIVE", relative), ("BF16", bf16), ("MEMORY", memory)]
 }

@@ -7,15 +7,17 @@ pub mod tensors;
 #[cfg(test)]
 pub(crate) mod tests;
 
+use crate::cpu::matmul_format::MatmulFormat;
+
 /// Which kernels a call runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kernels {
-    /// Products in f32.
+    /// Products in f32 without tensor cores: of wide heads.
     Plain,
-    /// Products in f32, and logits that depend on distances.
+    /// The same, and logits that depend on distances.
     Relative,
-    /// Products of bf16 by tensor cores, which devices have from compute capability 8.0 on.
-    TensorCores,
+    /// Products by tensor cores, which devices have from compute capability 8.0 on: of bf16, or of f32 as the sum of three of tf32.
+    TensorCores(MatmulFormat),
 }
 
 impl Kernels {
@@ -33,7 +35,7 @@ impl Kernels {
         match self {
             Self::Plain => ("attend", PLAIN),
             Self::Relative => ("attend-relative", RELATIVE),
-            Self::TensorCores => ("attend-tensor-cores", TENSOR_CORES),
+            Self::TensorCores(_) => ("attend-tensor-cores", TENSOR_CORES),
         }
     }
 }

@@ -6,26 +6,37 @@ use super::Kernels;
 use crate::attend::dims::{Dims, RowLayout};
 use crate::attend::tile::TileView;
 use crate::attend::tile_plan::{TILE, TilePlan};
+use crate::dropout::AttentionDropout;
 
-/// Keys at a time for heads of this width.
+/// Keys at a time for heads of this width; of tensor cores keys, and queries in the pass for keys.
 pub fn block(width: usize, kernels: Kernels) -> usize {
     match kernels {
-        Kernels::TensorCores => TILE,
+        Kernels::TensorCores(_) => 32,
         Kernels::Plain | Kernels::Relative if width <= 64 => 32,
         Kernels::Plain | Kernels::Relative => 16,
     }
 }
 
+/// Keys whose gradients a block computes.
+pub fn key_block(width: usize, kernels: Kernels) -> usize {
+    match kernels {
+        Kernels::TensorCores(_) => TILE,
+        Kernels::Plain | Kernels::Relative => block(width, kernels),
+    }
+}
+
+/// Bytes of a tile of heads of this width in the working memory of tensor cores.
+pub fn tile_bytes(width: usize) -> usize {
+    4 * TILE * (width.next_multiple_of(32) + 4)
+}
+
 /// Bytes of a block's working memory: `Memory` of the source.
 pub fn memory_bytes(width: usize, kernels: Kernels) -> usize {
     let (row, keys) = (width + 1, block(width, kernels));
-    let tiles = match kernels {
-        Kernels::TensorCores => {
-            let wide = width.next_multiple_of(16);
-            2 * (TILE * (wide / 2 + 4) + wide * (TILE / 2 + 4))
-        }
-        Kernels::Plain | Kernels::Relative => 2 * TILE * row + 2 * keys * row + 2 * TILE * (keys + 1),
-    };
+    if let Kernels::TensorCores(_) = kernels {
+        return (2 * TILE + 4 * keys) / TILE * tile_bytes(width) + 4 * (TILE + 14 * keys);
+    }
+    let tiles = 2 * TILE * row + 2 * keys * row + 2 * TILE * (keys + 1);
     let band = if kernels == Kernels::Relative { (TILE + keys + 1) * (row + 1) + keys + TILE } else { 0 };
     4 * (tiles + 4 * TILE + 2 * keys + band)
 }
@@ -69,6 +80,7 @@ pub fn header(
     offset: usize,
     hidden: bool,
     distances: Option<Distances>,
+    dropout: Option<AttentionDropout>,
     places: &Places,
 ) -> Vec<i64> {
     let sizes = [dims.keys, dims.slots, dims.queries, dims.heads, offset, usize::from(hidden)];
@@ -80,7 +92,8 @@ pub fn header(
     let Distances { keys, slots, segment, rank } =
         distances.unwrap_or(Distances { keys: 0, slots: 0, segment: 1, rank: 0 });
     let behind = [keys, slots, segment, rank, slab, d_slab];
-    sizes.into_iter().chain(words).chain(behind).map(|word| word as i64).collect()
+    let words = sizes.into_iter().chain(words).chain(behind).map(|word| word as i64);
+    words.chain(dropout.map_or([0; 3], AttentionDropout::words)).collect()
 }
 
 /// A plan as words.

@@ -1,34 +1,79 @@
-// Behind common.cu: output and gradients of queries, keys and values by tensor cores. The factors of products are rounded to bf16
-// (to nearest, ties to even) and their sums are f32; all that is no product is f32, the softmax among it.
+// Behind common.cu: output and gradients of queries, keys and values by tensor cores. Sums are f32, and all that is no product is
+// f32, the softmax among it. The factors of products are, where BF16 is 1, rounded to bf16 (to nearest, ties to even). Where it is
+// 0, each is the sum of two numbers of tf32, its upper bits and what they leave, and a product that of three: what is left out is
+// 2^-21 of it or less.
 //
 // A warp has 16 rows of a tile: of queries, or of keys in attend_back_keys. Every lane has its part, a fragment, of the matrices
-// that are multiplied. With g = lane / 4 and t = lane % 4 (PTX ISA, fragments of mma.m16n8k16):
+// that are multiplied. With g = lane / 4 and t = lane % 4 (PTX ISA, fragments of mma.m16n8k8 with tf32):
 //
-//     a   16 x 16   words 0 and 1: rows g and g + 8, columns 2t and 2t + 1; words 2 and 3: the same rows, columns 2t + 8 and 2t + 9
-//     b   16 x 8    word 0: rows 2t and 2t + 1 of column g; word 1: rows 2t + 8 and 2t + 9
-//     c   16 x 8    numbers 0 and 1: row g, columns 2t and 2t + 1; numbers 2 and 3: row g + 8
+//     a   16 x 8   numbers 0 and 1: rows g and g + 8, column t; numbers 2 and 3: the same rows, column t + 4
+//     b    8 x 8   number 0: row t of column g; number 1: row t + 4
+//     c   16 x 8   numbers 0 and 1: row g, columns 2t and 2t + 1; numbers 2 and 3: row g + 8
 //
-// so that two tiles of c side by side are the numbers of an a in the same lanes.
+// A fragment for bf16 (mma.m16n8k16) is two of these side by side, numbers t and t + 4 in one word. Which columns of a and rows of b
+// are the first does not matter as long as both say the same, nor does the order of the columns of b and c. So a lane reads four
+// numbers at a time, from different banks than the other lanes: of rows of 32 numbers 8t to 8t + 7, in their order, and as columns
+// of b in four fragments 4g to 4g + 3. And a c becomes an a in the same lanes where row t of b is its row 2t, and row t + 4 its row
+// 2t + 1.
 
 #define WARP 32
-#define WIDE ((WIDTH + 15) / 16 * 16) // columns, and zeros up to a whole fragment
-#define DEPTH (WIDE / 16)
-// Words between two rows, and two columns: the lanes of a warp read their words of a fragment from different banks.
-#define ROW_PITCH (WIDE / 2 + 4)
-#define COLUMN_PITCH (TILE / 2 + 4)
+#define WIDE ((WIDTH + 31) / 32 * 32) // columns, and zeros up to whole fragments
+#define PITCH (WIDE + 4) // numbers between two rows
+#if BF16
+#define STEP 16 // columns of an a, rows of a b
+typedef unsigned Word; // two numbers
+#else
+#define STEP 8
+typedef float Word;
+#endif
+#define STEPS (32 / STEP) // of a row of 32 numbers
+#define ROWS (WIDE / 32)
 
-// TILE rows of bf16 as words of two: neighbours in a row, and neighbours in a column.
-typedef struct { unsigned rows[TILE * ROW_PITCH], columns[WIDE * COLUMN_PITCH]; } Pairs;
-
-// Working memory of a block.
+// Working memory of a block: what is multiplied from the left, and two stages of BLOCK rows of what is multiplied from the right, of
+// which one is read while the other comes.
 typedef struct {
-    Pairs first, second;
-    float most[TILE], share[TILE], mean[TILE];
-    int lanes[TILE], home[BLOCK], at[BLOCK];
+    float left[TILE * PITCH], first[2][BLOCK * PITCH], second[2][BLOCK * PITCH];
+    float most[2][BLOCK], share[2][BLOCK], mean[2][BLOCK];
+    int lanes[TILE], low[2][BLOCK], high[2][BLOCK], at[2][BLOCK];
+    unsigned draws[2][BLOCK];
+    float slope[TILE * PITCH]; // not in attend_forward
 } Memory;
-typedef char memory_has_its_size[sizeof(Memory) == MEMORY && BLOCK == TILE ? 1 : -1];
+typedef char memory_has_its_size[sizeof(Memory) == MEMORY ? 1 : -1];
 
+typedef struct { float x[4]; } Four;
+// Blocks that a multiprocessor should have registers for.
 #ifndef EMULATED
+#undef KERNEL
+#define KERNEL extern "C" __global__ __launch_bounds__(THREADS, 3)
+#endif
+
+#ifdef EMULATED
+__device__ static Four four_at(const float *from) {
+    Four four;
+    for (int i = 0; i < 4; i++) four.x[i] = from[i];
+    return four;
+}
+
+// Four numbers from a buffer to shared memory, or zeros; they are there once they were waited for.
+__device__ static void request_four(float *to, const float *from, int is_there) {
+    for (int i = 0; i < 4; i++) to[i] = is_there ? from[i] : 0.0f;
+}
+
+__device__ static void wait_for_requests(void) {}
+#else
+__device__ static Four four_at(const float *from) {
+    float4 four = *(const float4 *)from;
+    Four result = { { four.x, four.y, four.z, four.w } };
+    return result;
+}
+
+__device__ static void request_four(float *to, const float *from, int is_there) {
+    unsigned place = (unsigned)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(place), "l"(from), "r"(is_there ? 16 : 0) : "memory");
+}
+
+__device__ static void wait_for_requests(void) { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 // Two numbers rounded to bf16, the first in the lower half.
 __device__ static unsigned bf16_pair(float low, float high) {
     unsigned word;
@@ -37,66 +82,113 @@ __device__ static unsigned bf16_pair(float low, float high) {
 }
 
 // c += a b, by all lanes of a warp.
-__device__ static void multiply_add(float c[4], const unsigned a[4], const unsigned b[2]) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+__device__ static void multiply_bf16(float c[4], const unsigned a[4], const unsigned b[2]) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+__device__ static void multiply_tf32(float c[4], const unsigned a[4], const unsigned b[2]) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 #endif
 
-// Words of two elements of TILE rows, zeros where there are none, to `rows` and, if it is not null, to `columns`. A warp takes 16
-// rows and 8 columns at a time, a lane two of each.
-__device__ static void load(const float *from, Place place, int batch, int head, const int *numbers, unsigned *rows,
-                            unsigned *columns) {
-    int lane = threadIdx.x % WARP;
-    for (int part = threadIdx.x / WARP; part < TILE / 16 * (WIDE / 8); part += THREADS / WARP) {
-        int i = part / (WIDE / 8) * 16 + lane / 4 * 2, x = part % (WIDE / 8) * 8 + lane % 4 * 2;
-        float element[2][2];
-        for (int r = 0; r < 2; r++) for (int c = 0; c < 2; c++) {
-            int is_there = numbers[i + r] >= 0 && x + c < WIDTH;
-            element[r][c] = is_there ? from[row_of(place, batch, head, numbers[i + r]) + x + c] : 0.0f;
+#if !BF16
+// The bits of x that tf32 has, and those of what they leave.
+__device__ static void split(float x, unsigned *upper, unsigned *lower) {
+    *upper = __float_as_uint(x) & 0xffffe000u;
+    *lower = __float_as_uint(x - __uint_as_float(*upper));
+}
+#endif
+
+// c[n] += a b[n]
+__device__ static void multiply(int count, float (*c)[4], const Word a[4], Word (*b)[2]) {
+#if BF16
+    UNROLL for (int n = 0; n < count; n++) multiply_bf16(c[n], a, b[n]);
+#else
+    unsigned a_upper[4], a_lower[4], b_upper[4][2], b_lower[4][2];
+    UNROLL for (int i = 0; i < 4; i++) split(a[i], &a_upper[i], &a_lower[i]);
+    UNROLL for (int n = 0; n < count; n++) UNROLL for (int i = 0; i < 2; i++) split(b[n][i], &b_upper[n][i], &b_lower[n][i]);
+    UNROLL for (int n = 0; n < count; n++) multiply_tf32(c[n], a_lower, b_upper[n]);
+    UNROLL for (int n = 0; n < count; n++) multiply_tf32(c[n], a_upper, b_lower[n]);
+    UNROLL for (int n = 0; n < count; n++) multiply_tf32(c[n], a_upper, b_upper[n]);
+#endif
+}
+
+// Row of number i of a c in a tile, of which a warp has 16.
+#define ROW(i) ((int)threadIdx.x / WARP * 16 + (int)threadIdx.x % WARP / 4 + (i) / 2 * 8)
+// Its column, of 8.
+#define COLUMN(i) ((int)threadIdx.x % 4 * 2 + (i) % 2)
+
+// `count` rows to shared memory, each as many numbers behind `base` as `offset` says, with zeros where it is negative and behind the
+// columns of a row.
+#define LOAD(count, base, stride, to, offset) do { \
+    const float *from = (base); \
+    int fours = WIDTH % 4 == 0 && (stride) % 4 == 0 && (unsigned long long)from % 16 == 0; \
+    UNROLL for (int part = 0; part < (count) * (WIDE / 4) / THREADS; part++) { \
+        int place = part * THREADS + threadIdx.x, i = place / (WIDE / 4), x = place % (WIDE / 4) * 4; \
+        long long number = (offset); \
+        const float *numbers = from + (number < 0 ? 0 : number * (stride)) + x; \
+        float *here = (to) + i * PITCH + x; \
+        if (fours) request_four(here, numbers, number >= 0 && x < WIDTH); \
+        else for (int c = 0; c < 4; c++) here[c] = number >= 0 && x + c < WIDTH ? numbers[c] : 0.0f; \
+    } \
+} while (0)
+
+// The fragments of 32 numbers of a row, of which this lane has 8: of an a as every second number of each, or of a b.
+__device__ static void row_fragments(const float *row, int stride, Word *to) {
+    UNROLL for (int half = 0; half < 2; half++) {
+        Four four = four_at(row + threadIdx.x % 4 * 8 + 4 * half);
+#if BF16
+        UNROLL for (int i = 0; i < 2; i++) to[(2 * half + i) * stride] = bf16_pair(four.x[2 * i], four.x[2 * i + 1]);
+#else
+        UNROLL for (int i = 0; i < 4; i++) to[(4 * half + i) * stride] = four.x[i];
+#endif
+    }
+}
+
+// Products of the rows of this warp, of those on the left, and BLOCK rows.
+__device__ static void products(const float *left, const float *rows, float sums[BLOCK / 8][4]) {
+    UNROLL for (int n = 0; n < BLOCK / 8; n++) UNROLL for (int i = 0; i < 4; i++) sums[n][i] = 0.0f;
+    UNROLL for (int part = 0; part < ROWS; part++) {
+        Word a[STEPS][4], b[BLOCK / 8][STEPS][2], of_step[BLOCK / 8][2];
+        UNROLL for (int i = 0; i < 2; i++) row_fragments(left + ROW(2 * i) * PITCH + 32 * part, 2, &a[0][i]);
+        UNROLL for (int n = 0; n < BLOCK / 8; n++)
+            row_fragments(rows + (8 * n + threadIdx.x % WARP / 4) * PITCH + 32 * part, 1, &b[n][0][0]);
+        UNROLL for (int k = 0; k < STEPS; k++) {
+            UNROLL for (int n = 0; n < BLOCK / 8; n++) UNROLL for (int j = 0; j < 2; j++) of_step[n][j] = b[n][k][j];
+            multiply(BLOCK / 8, sums, a[k], of_step);
         }
-        if (rows) for (int r = 0; r < 2; r++) rows[(i + r) * ROW_PITCH + x / 2] = bf16_pair(element[r][0], element[r][1]);
-        if (columns) for (int c = 0; c < 2; c++)
-            columns[(x + c) * COLUMN_PITCH + i / 2] = bf16_pair(element[0][c], element[1][c]);
     }
 }
 
-// The rows of this warp as fragments.
-__device__ static void left_factor(const unsigned *rows, unsigned a[DEPTH][4]) {
-    int lane = threadIdx.x % WARP;
-    const unsigned *word = rows + (threadIdx.x / WARP * 16 + lane / 4) * ROW_PITCH + lane % 4;
-    UNROLL for (int k = 0; k < DEPTH; k++) UNROLL for (int i = 0; i < 4; i++)
-        a[k][i] = word[i % 2 * 8 * ROW_PITCH + i / 2 * 4 + 8 * k];
-}
-
-// Fragment number k of 8 lines, rows or columns, of this pitch from `first` on.
-__device__ static void right_factor(const unsigned *lines, int pitch, int first, int k, unsigned b[2]) {
-    int lane = threadIdx.x % WARP;
-    const unsigned *word = lines + (first + lane / 4) * pitch + lane % 4 + 8 * k;
-    b[0] = word[0];
-    b[1] = word[4];
-}
-
-// Products of the rows of this warp and 8 rows from `first` on.
-__device__ static void products(unsigned a[DEPTH][4], const unsigned *rows, int first, float sums[4]) {
-    UNROLL for (int i = 0; i < 4; i++) sums[i] = 0.0f;
-    UNROLL for (int k = 0; k < DEPTH; k++) {
-        unsigned b[2];
-        right_factor(rows, ROW_PITCH, first, k, b);
-        multiply_add(sums, a[k], b);
-    }
-}
-
-// Adds to the rows of this warp the products of 16 weights each with the rows from 16 k on that `columns` are of.
-__device__ static void add_products(float weights[2][4], const unsigned *columns, int k, float result[WIDE / 8][4]) {
-    unsigned a[4];
-    UNROLL for (int i = 0; i < 4; i++) a[i] = bf16_pair(weights[i / 2][i % 2 * 2], weights[i / 2][i % 2 * 2 + 1]);
-    UNROLL for (int n = 0; n < WIDE / 8; n++) {
-        unsigned b[2];
-        right_factor(columns, COLUMN_PITCH, 8 * n, k, b);
-        multiply_add(result[n], a, b);
+// Adds to the rows of this warp the products of their weights with BLOCK rows. What tensor cores add to a sum they cut: only short
+// sums are theirs.
+__device__ static void add_products(float weights[BLOCK / 8][4], const float *rows, float result[WIDE / 8][4]) {
+    UNROLL for (int part = 0; part < ROWS; part++) {
+        float sums[4][4];
+        UNROLL for (int n = 0; n < 4; n++) UNROLL for (int i = 0; i < 4; i++) sums[n][i] = 0.0f;
+        UNROLL for (int k = 0; k < BLOCK / STEP; k++) {
+            const float *row = rows + (STEP * k + (int)threadIdx.x % 4 * 2) * PITCH + 32 * part + threadIdx.x % WARP / 4 * 4;
+            Four four[2] = { four_at(row), four_at(row + PITCH) };
+            Word a[4], b[4][2];
+#if BF16
+            Four next[2] = { four_at(row + 8 * PITCH), four_at(row + 9 * PITCH) };
+            UNROLL for (int i = 0; i < 4; i++)
+                a[i] = bf16_pair(weights[2 * k + i / 2][i % 2 * 2], weights[2 * k + i / 2][i % 2 * 2 + 1]);
+            UNROLL for (int n = 0; n < 4; n++) {
+                b[n][0] = bf16_pair(four[0].x[n], four[1].x[n]);
+                b[n][1] = bf16_pair(next[0].x[n], next[1].x[n]);
+            }
+#else
+            UNROLL for (int i = 0; i < 4; i++) a[i] = weights[k][i % 2 * 2 + i / 2];
+            UNROLL for (int n = 0; n < 4; n++) UNROLL for (int i = 0; i < 2; i++) b[n][i] = four[i].x[n];
+#endif
+            multiply(4, sums, a, b);
+        }
+        UNROLL for (int n = 0; n < 4; n++) UNROLL for (int i = 0; i < 4; i++) result[4 * part + n][i] += sums[n][i];
     }
 }
 
@@ -111,15 +203,83 @@ __device__ static float row_sum(float value) {
     return value + __shfl_xor_sync(0xffffffffu, value, 2);
 }
 
-// Row and column of number i of a c in its tile of 16 rows of this warp and 8 columns.
-#define ROW(i) ((int)threadIdx.x / WARP * 16 + (int)threadIdx.x % WARP / 4 + (i) / 2 * 8)
-#define COLUMN(i) ((int)threadIdx.x % 4 * 2 + (i) % 2)
+// BLOCK keys of a stream of a tile, from number `first` on; there are none where `number` is not one of the tile's streams.
+typedef struct { Stream s; int number, first; } Keys;
 
-// Adds the numbers of this thread's row number `half` to a row in memory.
+// Those at `first` or, where the stream has no such keys, the first ones of the next that has any.
+__device__ static Keys keys_from(Keys keys, const Tile *tile, const Stream *streams) {
+    while (keys.first >= keys.s.last && ++keys.number < tile->stream + tile->streams) {
+        keys.s = streams[keys.number];
+        keys.first = keys.s.first;
+    }
+    return keys;
+}
+
+// Requests keys and values, and writes the keys' numbers, -1 where there is none or it is hidden.
+__device__ static void request_keys(const Header *h, Keys keys, int batch, int head, const int *hidden, const float *k, const float *v,
+                                    const float *slot_k, const float *slot_v, int stage, Memory *m) {
+    Stream s = keys.s;
+    Place of_k = s.slots ? h->slot_k : h->k, of_v = s.slots ? h->slot_v : h->v;
+    const int *hides = hidden + batch * (h->keys + h->slots) + (s.slots ? h->keys : 0) + s.start;
+    int last = s.last, is_hiding = (int)h->hidden;
+#define NUMBER(i) (keys.first + (i) < last && !(is_hiding && hides[(long long)(keys.first + (i)) * s.step]) ? keys.first + (i) : -1)
+    LOAD(BLOCK, (s.slots ? slot_k : k) + row_of(of_k, batch, head, s.start), of_k.row * s.step, m->first[stage], NUMBER(i));
+    LOAD(BLOCK, (s.slots ? slot_v : v) + row_of(of_v, batch, head, s.start), of_v.row * s.step, m->second[stage], NUMBER(i));
+    if (threadIdx.x < BLOCK) m->at[stage][threadIdx.x] = NUMBER((int)threadIdx.x);
+}
+
+// Whether the lane with these bounds, at absolute position `t`, sees key number `number`.
+__device__ static int sees_number(Stream s, int low, int high, long long t, int number) {
+    if (number < low || number >= high) return 0;
+    if (s.skip == 0) return 1;
+    long long position = s.start + (long long)number * s.step, distance = position > t ? position - t : t - position;
+    return distance % s.skip != 0;
+}
+
+// What tells a query's row from others, of those whose weights are dropped: `row` of dropout.rs.
+__device__ static unsigned draw_of(const Header *h, int batch, int head, int query) {
+    unsigned long long z = (unsigned long long)h->seed + ((long long)batch * h->heads + head) * h->queries + query;
+    z = (z + 1) * 0x9e3779b97f4a7c15ull;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebull;
+    return (unsigned)((z ^ z >> 31) >> 32);
+}
+
+// What the weight of a row and a key is multiplied by; slots are counted behind the keys.
+__device__ static float kept(const Header *h, Stream s, unsigned row, int number) {
+    unsigned x = row + (unsigned)(s.start + number * s.step + (s.slots ? (int)h->keys : 0)) * 0x9e3779b9u;
+    x = (x ^ x >> 16) * 0x7feb352du;
+    x = (x ^ x >> 15) * 0x846ca68bu;
+    x ^= x >> 16;
+    return x < (unsigned)h->threshold ? 0.0f : __uint_as_float((unsigned)h->kept);
+}
+
+// What the forward pass left of a query: its largest logit and its share of a sum, and the product of its output and gradient.
+typedef struct { float most, share, mean; } Left;
+__device__ static Left left_of(const Header *h, int batch, int head, int query, const float *stats, const float *means) {
+    Left left = { 0.0f, 0.0f, 0.0f };
+    if (query < 0) return left;
+    long long place = ((long long)batch * h->heads + head) * h->queries + query;
+    float most = stats[2 * place];
+    left.most = most == -INFINITY ? 0.0f : most;
+    left.share = stats[2 * place + 1];
+    left.mean = means[place];
+    return left;
+}
+
+// The weight of a pair, which was multiplied by `kept`, in place of its logit, and the gradient of the logit in place of that of the
+// weight.
+__device__ static void slope_of(int seen, Left left, float kept, float factor, float scale, float *logit, float *slope) {
+    float probability = seen ? exp2f(factor * *logit - left.most) * left.share : 0.0f;
+    *logit = kept * probability;
+    *slope = scale * probability * (kept * *slope - left.mean);
+}
+
+// Writes this thread's row number `half`, or adds it to a row in memory.
 __device__ static void write_row(float result[WIDE / 8][4], int half, float factor, int add, float *to) {
-    UNROLL for (int n = 0; n < WIDE / 8; n++) UNROLL for (int i = 2 * half; i < 2 * half + 2; i++) {
-        int x = 8 * n + COLUMN(i);
-        if (x < WIDTH) to[x] = factor * result[n][i] + (add ? to[x] : 0.0f);
+    UNROLL for (int part = 0; part < ROWS; part++) UNROLL for (int i = 0; i < 2; i++) UNROLL for (int n = 0; n < 4; n++) {
+        int x = 32 * part + 4 * COLUMN(i) + n;
+        if (x < WIDTH) to[x] = factor * result[4 * part + n][2 * half + i] + (add ? to[x] : 0.0f);
     }
 }
 
@@ -136,50 +296,57 @@ KERNEL void attend_forward(
     Tile tile = tiles[number];
     if (me < TILE) m->lanes[me] = me < tile.queries ? queries[number * TILE + me] : -1;
     __syncthreads();
-    load(q, h->q, batch, head, m->lanes, m->first.rows, 0);
-    __syncthreads();
-    unsigned left[DEPTH][4];
-    left_factor(m->first.rows, left);
+    LOAD(TILE, q + row_of(h->q, batch, head, 0), h->q.row, m->left, m->lanes[i]);
+    unsigned draw[2] = { draw_of(h, batch, head, m->lanes[ROW(0)]), draw_of(h, batch, head, m->lanes[ROW(2)]) };
     float result[WIDE / 8][4], most[2] = { -INFINITY, -INFINITY }, sum[2] = { 0.0f, 0.0f };
     UNROLL for (int n = 0; n < WIDE / 8; n++) UNROLL for (int i = 0; i < 4; i++) result[n][i] = 0.0f;
-    for (int stream = tile.stream; stream < tile.stream + tile.streams; stream++) {
-        Stream s = streams[stream];
-        const int *low = bounds + stream * 2 * TILE, *high = low + TILE;
-        for (int first = s.first; first < s.last; first += BLOCK) {
-            positions(h, s, first, batch, hidden, m->at);
-            __syncthreads();
-            load(s.slots ? slot_k : k, s.slots ? h->slot_k : h->k, batch, head, m->at, m->first.rows, 0);
-            load(s.slots ? slot_v : v, s.slots ? h->slot_v : h->v, batch, head, m->at, 0, m->second.columns);
-            __syncthreads();
-            float logits[BLOCK / 8][4];
-            UNROLL for (int n = 0; n < BLOCK / 8; n++) products(left, m->first.rows, 8 * n, logits[n]);
-            UNROLL for (int half = 0; half < 2; half++) {
-                int lane = ROW(2 * half);
-                long long t = h->offset + m->lanes[lane];
-                float largest = most[half], total = 0.0f;
-                UNROLL for (int n = 0; n < BLOCK / 8; n++) UNROLL for (int i = 2 * half; i < 2 * half + 2; i++) {
-                    int key = 8 * n + COLUMN(i), seen = sees(s, low, high, lane, t, first + key, m->at[key]);
-                    logits[n][i] = seen ? factor * logits[n][i] : -INFINITY;
-                    largest = fmaxf(largest, logits[n][i]);
-                }
-                largest = row_max(largest);
-                float base = largest == -INFINITY ? 0.0f : largest, scale = exp2f(most[half] - base);
-                UNROLL for (int n = 0; n < BLOCK / 8; n++) UNROLL for (int i = 2 * half; i < 2 * half + 2; i++) {
-                    logits[n][i] = exp2f(logits[n][i] - base);
-                    total += logits[n][i];
-                }
-                most[half] = largest;
-                sum[half] = sum[half] * scale + total;
-                UNROLL for (int n = 0; n < WIDE / 8; n++) UNROLL for (int i = 2 * half; i < 2 * half + 2; i++)
-                    result[n][i] *= scale;
+    int stage = 0, end = tile.stream + tile.streams;
+    Keys none = { { 0, 0, 0, 0, 0, 0 }, tile.stream - 1, 0 }, here = keys_from(none, &tile, streams);
+    if (here.number < end) request_keys(h, here, batch, head, hidden, k, v, slot_k, slot_v, stage, m);
+    while (here.number < end) {
+        wait_for_requests();
+        __syncthreads();
+        Stream s = here.s;
+        Keys next = here;
+        next.first += BLOCK;
+        next = keys_from(next, &tile, streams);
+        if (next.number < end) request_keys(h, next, batch, head, hidden, k, v, slot_k, slot_v, stage ^ 1, m);
+        const int *bound = bounds + here.number * 2 * TILE;
+        float logits[BLOCK / 8][4];
+        products(m->left, m->first[stage], logits);
+        int is_whole = s.skip == 0 && !h->hidden && here.first + BLOCK <= s.last;
+        UNROLL for (int half = 0; half < 2; half++) {
+            float largest = most[half], total = 0.0f;
+            int low = bound[ROW(2 * half)], high = bound[TILE + ROW(2 * half)];
+            UNROLL for (int n = 0; n < BLOCK / 8; n++) UNROLL for (int i = 2 * half; i < 2 * half + 2; i++) logits[n][i] *= factor;
+            if (!is_whole || here.first < low || here.first + BLOCK > high) {
+                long long t = h->offset + m->lanes[ROW(2 * half)];
+                UNROLL for (int n = 0; n < BLOCK / 8; n++) UNROLL for (int i = 2 * half; i < 2 * half + 2; i++)
+                    if (!sees_number(s, low, high, t, m->at[stage][8 * n + COLUMN(i)])) logits[n][i] = -INFINITY;
             }
-            UNROLL for (int part = 0; part < BLOCK / 16; part++) add_products(logits + 2 * part, m->second.columns, part, result);
-            __syncthreads();
+            UNROLL for (int n = 0; n < BLOCK / 8; n++) UNROLL for (int i = 2 * half; i < 2 * half + 2; i++)
+                largest = fmaxf(largest, logits[n][i]);
+            largest = row_max(largest);
+            float base = largest == -INFINITY ? 0.0f : largest, scale = exp2f(most[half] - base);
+            UNROLL for (int n = 0; n < BLOCK / 8; n++) UNROLL for (int i = 2 * half; i < 2 * half + 2; i++) {
+                logits[n][i] = exp2f(logits[n][i] - base);
+                total += logits[n][i];
+            }
+            if (h->threshold) {
+                UNROLL for (int n = 0; n < BLOCK / 8; n++) UNROLL for (int i = 2 * half; i < 2 * half + 2; i++)
+                    logits[n][i] *= kept(h, s, draw[half], here.first + 8 * n + COLUMN(i));
+            }
+            most[half] = largest;
+            sum[half] = sum[half] * scale + total;
+            UNROLL for (int n = 0; n < WIDE / 8; n++) UNROLL for (int i = 2 * half; i < 2 * half + 2; i++) result[n][i] *= scale;
         }
+        add_products(logits, m->second[stage], result);
+        here = next;
+        stage ^= 1;
     }
     UNROLL for (int half = 0; half < 2; half++) {
         float total = row_sum(sum[half]), share = total > 0.0f ? 1.0f / total : 0.0f;
-        int lane = ROW(2 * half), query = m->lanes[lane];
+        int query = m->lanes[ROW(2 * half)];
         if (query < 0) continue;
         write_row(result, half, share, 0, out + row_of(h->out, batch, head, query));
         if (me % 4 == 0) {
@@ -198,52 +365,86 @@ KERNEL void attend_back_queries(
     SHARED_MEMORY;
     Memory *m = (Memory *)memory;
     const Header *h = header;
-    int head = blockIdx.y, batch = blockIdx.z;
+    int head = blockIdx.y, batch = blockIdx.z, me = threadIdx.x;
     if ((int)blockIdx.x >= head_tiles[2 * head + 1]) return;
     int number = head_tiles[2 * head] + blockIdx.x;
     Tile tile = tiles[number];
-    recall(h, batch, head, number, tile, queries, stats, means, m->lanes, m->most, m->share, m->mean);
+    if (me < TILE) m->lanes[me] = me < tile.queries ? queries[number * TILE + me] : -1;
     __syncthreads();
-    load(q, h->q, batch, head, m->lanes, m->first.rows, 0);
-    load(grad, h->out, batch, head, m->lanes, m->second.rows, 0);
-    __syncthreads();
-    unsigned left[DEPTH][4], slope[DEPTH][4];
-    left_factor(m->first.rows, left);
-    left_factor(m->second.rows, slope);
+    LOAD(TILE, q + row_of(h->q, batch, head, 0), h->q.row, m->left, m->lanes[i]);
+    LOAD(TILE, grad + row_of(h->out, batch, head, 0), h->out.row, m->slope, m->lanes[i]);
+    int query[2] = { m->lanes[ROW(0)], m->lanes[ROW(2)] };
+    Left left[2] = { left_of(h, batch, head, query[0], stats, means), left_of(h, batch, head, query[1], stats, means) };
+    unsigned draw[2] = { draw_of(h, batch, head, query[0]), draw_of(h, batch, head, query[1]) };
     float result[WIDE / 8][4];
     UNROLL for (int n = 0; n < WIDE / 8; n++) UNROLL for (int i = 0; i < 4; i++) result[n][i] = 0.0f;
-    for (int stream = tile.stream; stream < tile.stream + tile.streams; stream++) {
-        Stream s = streams[stream];
-        const int *low = bounds + stream * 2 * TILE, *high = low + TILE;
-        for (int first = s.first; first < s.last; first += BLOCK) {
-            positions(h, s, first, batch, hidden, m->at);
-            __syncthreads();
-            load(s.slots ? slot_k : k, s.slots ? h->slot_k : h->k, batch, head, m->at, m->first.rows, m->first.columns);
-            load(s.slots ? slot_v : v, s.slots ? h->slot_v : h->v, batch, head, m->at, m->second.rows, 0);
-            __syncthreads();
-            for (int part = 0; part < BLOCK / 16; part++) {
-                float logits[2][4], slopes[2][4];
-                UNROLL for (int n = 0; n < 2; n++) {
-                    products(left, m->first.rows, 16 * part + 8 * n, logits[n]);
-                    products(slope, m->second.rows, 16 * part + 8 * n, slopes[n]);
-                    UNROLL for (int i = 0; i < 4; i++)
-                        differentiate(s, low, high, m->lanes, m->at, first, h->offset, m->most, m->share, m->mean, factor, scale,
-                                      ROW(i), 16 * part + 8 * n + COLUMN(i), &logits[n][i], &slopes[n][i]);
-                }
-                add_products(slopes, m->first.columns, part, result);
+    int stage = 0, end = tile.stream + tile.streams;
+    Keys none = { { 0, 0, 0, 0, 0, 0 }, tile.stream - 1, 0 }, here = keys_from(none, &tile, streams);
+    if (here.number < end) request_keys(h, here, batch, head, hidden, k, v, slot_k, slot_v, stage, m);
+    while (here.number < end) {
+        wait_for_requests();
+        __syncthreads();
+        Stream s = here.s;
+        Keys next = here;
+        next.first += BLOCK;
+        next = keys_from(next, &tile, streams);
+        if (next.number < end) request_keys(h, next, batch, head, hidden, k, v, slot_k, slot_v, stage ^ 1, m);
+        const int *bound = bounds + here.number * 2 * TILE;
+        float logits[BLOCK / 8][4], slopes[BLOCK / 8][4];
+        products(m->left, m->first[stage], logits);
+        products(m->slope, m->second[stage], slopes);
+        UNROLL for (int half = 0; half < 2; half++) {
+            int low = bound[ROW(2 * half)], high = bound[TILE + ROW(2 * half)];
+            UNROLL for (int n = 0; n < BLOCK / 8; n++) UNROLL for (int i = 2 * half; i < 2 * half + 2; i++) {
+                int seen = sees_number(s, low, high, h->offset + query[half], m->at[stage][8 * n + COLUMN(i)]);
+                float keep = h->threshold ? kept(h, s, draw[half], here.first + 8 * n + COLUMN(i)) : 1.0f;
+                slope_of(seen, left[half], keep, factor, scale, &logits[n][i], &slopes[n][i]);
             }
-            __syncthreads();
         }
+        add_products(slopes, m->first[stage], result);
+        here = next;
+        stage ^= 1;
     }
-    UNROLL for (int half = 0; half < 2; half++) {
-        int query = m->lanes[ROW(2 * half)];
-        if (query >= 0) write_row(result, half, 1.0f, 1, grads + row_of(h->d_q, batch, head, query));
-    }
+    UNROLL for (int half = 0; half < 2; half++)
+        if (query[half] >= 0) write_row(result, half, 1.0f, 1, grads + row_of(h->d_q, batch, head, query[half]));
 }
 
-// Gradients of the keys and values at BLOCK neighbouring positions (slots are counted behind the keys), each warp those of 16 of
+// Requests BLOCK queries of a tile and the gradients of their outputs. What else is known of them is read by its thread and comes
+// to memory later.
+typedef struct { Left left; int query, low, high; unsigned draw; } Lane;
+__device__ static Lane request_queries(const Header *h, int number, int stream, int first, int batch, int head, const Tile *tiles,
+                                       const int *queries, const int *bounds, const float *q, const float *grad, const float *stats,
+                                       const float *means, int stage, Memory *m) {
+    int count = tiles[number].queries - first;
+    const int *of_tile = queries + number * TILE + first;
+#define QUERY(i) ((i) < count ? of_tile[i] : -1)
+    LOAD(BLOCK, q + row_of(h->q, batch, head, 0), h->q.row, m->first[stage], QUERY(i));
+    LOAD(BLOCK, grad + row_of(h->out, batch, head, 0), h->out.row, m->second[stage], QUERY(i));
+    Lane lane = { { 0.0f, 0.0f, 0.0f }, -1, 0, 0, 0 };
+    if (threadIdx.x >= BLOCK) return lane;
+    lane.query = QUERY((int)threadIdx.x);
+    lane.left = left_of(h, batch, head, lane.query, stats, means);
+    lane.draw = draw_of(h, batch, head, lane.query);
+    lane.low = bounds[stream * 2 * TILE + first + threadIdx.x];
+    lane.high = bounds[stream * 2 * TILE + TILE + first + threadIdx.x];
+    return lane;
+}
+
+__device__ static void keep_lane(Lane lane, int stage, Memory *m) {
+    int me = threadIdx.x;
+    if (me >= BLOCK) return;
+    m->most[stage][me] = lane.left.most, m->share[stage][me] = lane.left.share, m->mean[stage][me] = lane.left.mean;
+    m->at[stage][me] = lane.query, m->low[stage][me] = lane.low, m->high[stage][me] = lane.high;
+    m->draws[stage][me] = lane.draw;
+}
+
+// Gradients of the keys and values at TILE neighbouring positions (slots are counted behind the keys), each warp those of 16 of
 // them. `visits` lists, for every block of a head, the tiles and streams that may see any of them: ranges in `blocks`, entries
 // (tile, stream).
+#ifndef EMULATED
+#undef KERNEL
+#define KERNEL extern "C" __global__ __launch_bounds__(THREADS, 2)
+#endif
 KERNEL void attend_back_keys(
     const Header *header, const Tile *tiles, const int *blocks, const int *visits, const Stream *streams, const int *bounds,
     const int *queries, const int *hidden, const float *q, const float *k, const float *v, const float *slot_k,
@@ -253,58 +454,58 @@ KERNEL void attend_back_keys(
     Memory *m = (Memory *)memory;
     const Header *h = header;
     int head = blockIdx.y, batch = blockIdx.z, me = threadIdx.x;
-    int key_blocks = (int)((h->keys + BLOCK - 1) / BLOCK);
+    int key_blocks = (int)((h->keys + TILE - 1) / TILE);
     int is_slots = (int)blockIdx.x >= key_blocks;
-    int start = (is_slots ? (int)blockIdx.x - key_blocks : (int)blockIdx.x) * BLOCK;
+    int start = (is_slots ? (int)blockIdx.x - key_blocks : (int)blockIdx.x) * TILE;
     int count = (int)(is_slots ? h->slots : h->keys);
     const int *range = blocks + 2 * ((shared ? 0 : head) * gridDim.x + blockIdx.x);
-    if (me < BLOCK) {
+    if (me < TILE) {
         int position = start + me;
         long long place = batch * (h->keys + h->slots) + (is_slots ? h->keys : 0) + position;
-        m->home[me] = position < count && !(h->hidden && hidden[place]) ? position : -1;
+        m->lanes[me] = position < count && !(h->hidden && hidden[place]) ? position : -1;
     }
     __syncthreads();
-    load(is_slots ? slot_k : k, is_slots ? h->slot_k : h->k, batch, head, m->home, m->first.rows, 0);
-    load(is_slots ? slot_v : v, is_slots ? h->slot_v : h->v, batch, head, m->home, m->second.rows, 0);
-    __syncthreads();
-    unsigned key[DEPTH][4], value[DEPTH][4];
-    left_factor(m->first.rows, key);
-    left_factor(m->second.rows, value);
+    Place of_k = is_slots ? h->slot_k : h->k, of_v = is_slots ? h->slot_v : h->v;
+    LOAD(TILE, (is_slots ? slot_k : k) + row_of(of_k, batch, head, 0), of_k.row, m->left, m->lanes[i]);
+    LOAD(TILE, (is_slots ? slot_v : v) + row_of(of_v, batch, head, 0), of_v.row, m->slope, m->lanes[i]);
+    int home[2] = { m->lanes[ROW(0)], m->lanes[ROW(2)] };
     float sum_k[WIDE / 8][4], sum_v[WIDE / 8][4];
     UNROLL for (int n = 0; n < WIDE / 8; n++) UNROLL for (int i = 0; i < 4; i++) sum_k[n][i] = sum_v[n][i] = 0.0f;
-    for (int visit = range[0]; visit < range[1]; visit++) {
-        int number = visits[2 * visit], stream = visits[2 * visit + 1];
-        Tile tile = tiles[number];
-        Stream s = streams[stream];
-        const int *low = bounds + stream * 2 * TILE, *high = low + TILE;
+    int stage = 0, step = range[0] * (TILE / BLOCK), end = range[1] * (TILE / BLOCK);
+#define REQUEST(step, stage) request_queries(h, visits[(step) / (TILE / BLOCK) * 2], visits[(step) / (TILE / BLOCK) * 2 + 1], \
+    (step) % (TILE / BLOCK) * BLOCK, batch, head, tiles, queries, bounds, q, grad, stats, means, stage, m)
+    if (step < end) keep_lane(REQUEST(step, stage), stage, m);
+    for (; step < end; step++, stage ^= 1) {
+        wait_for_requests();
         __syncthreads();
-        recall(h, batch, head, number, tile, queries, stats, means, m->lanes, m->most, m->share, m->mean);
-        if (me < BLOCK) {
-            int shift = m->home[me] - s.start;
-            m->at[me] = m->home[me] >= 0 && shift >= 0 && shift % s.step == 0 ? m->home[me] : -1;
+        Lane next;
+        if (step + 1 < end) next = REQUEST(step + 1, stage ^ 1);
+        Stream s = streams[visits[step / (TILE / BLOCK) * 2 + 1]];
+        int at[2];
+        UNROLL for (int half = 0; half < 2; half++) {
+            int shift = home[half] - s.start;
+            at[half] = home[half] >= 0 && shift >= 0 ? s.step == 1 ? shift : shift % s.step == 0 ? shift / s.step : -1 : -1;
         }
-        __syncthreads();
-        load(q, h->q, batch, head, m->lanes, m->first.rows, m->first.columns);
-        load(grad, h->out, batch, head, m->lanes, m->second.rows, m->second.columns);
-        __syncthreads();
         // rows are keys and columns queries
-        for (int part = 0; part < TILE / 16; part++) {
-            float logits[2][4], slopes[2][4];
-            UNROLL for (int n = 0; n < 2; n++) {
-                products(key, m->first.rows, 16 * part + 8 * n, logits[n]);
-                products(value, m->second.rows, 16 * part + 8 * n, slopes[n]);
-                UNROLL for (int i = 0; i < 4; i++)
-                    differentiate(s, low, high, m->lanes, m->at, 0, h->offset, m->most, m->share, m->mean, factor, scale,
-                                  16 * part + 8 * n + COLUMN(i), ROW(i), &logits[n][i], &slopes[n][i]);
+        float logits[BLOCK / 8][4], slopes[BLOCK / 8][4];
+        products(m->left, m->first[stage], logits);
+        products(m->slope, m->second[stage], slopes);
+        UNROLL for (int n = 0; n < BLOCK / 8; n++) UNROLL for (int i = 0; i < 2; i++) {
+            int lane = 8 * n + COLUMN(i), low = m->low[stage][lane], high = m->high[stage][lane];
+            Left left = { m->most[stage][lane], m->share[stage][lane], m->mean[stage][lane] };
+            UNROLL for (int half = 0; half < 2; half++) {
+                int seen = sees_number(s, low, high, h->offset + m->at[stage][lane], at[half]);
+                float keep = h->threshold ? kept(h, s, m->draws[stage][lane], at[half]) : 1.0f;
+                slope_of(seen, left, keep, factor, scale, &logits[n][i + 2 * half], &slopes[n][i + 2 * half]);
             }
-            add_products(logits, m->second.columns, part, sum_v);
-            add_products(slopes, m->first.columns, part, sum_k);
         }
+        add_products(logits, m->second[stage], sum_v);
+        add_products(slopes, m->first[stage], sum_k);
+        if (step + 1 < end) keep_lane(next, stage ^ 1, m);
     }
     UNROLL for (int half = 0; half < 2; half++) {
-        int position = m->home[ROW(2 * half)];
-        if (position < 0) continue;
-        write_row(sum_k, half, 1.0f, 1, grads + row_of(is_slots ? h->d_slot_k : h->d_k, batch, head, position));
-        write_row(sum_v, half, 1.0f, 1, grads + row_of(is_slots ? h->d_slot_v : h->d_v, batch, head, position));
+        if (home[half] < 0) continue;
+        write_row(sum_k, half, 1.0f, 1, grads + row_of(is_slots ? h->d_slot_k : h->d_k, batch, head, home[half]));
+        write_row(sum_v, half, 1.0f, 1, grads + row_of(is_slots ? h->d_slot_v : h->d_v, batch, head, home[half]));
     }
 }

@@ -90,7 +90,7 @@ pub(super) fn cases() -> Vec<Case> {
 }
 
 /// Patterns of all kinds with weights dropped.
-fn dropped() -> Vec<Case> {
+pub(crate) fn dropped() -> Vec<Case> {
     let segments = Rule::EarlierSegments { segment: 4, rank: 2 };
     let mut mixed = scattered();
     mixed.heads.extend(Pattern::full(20, 20, true).with_slots(6, Rule::All).heads);

@@ -6,6 +6,8 @@ pub(crate) mod tests;
 use candle_core::{Result, bail};
 
 use super::{Arg, BufferView, KernelDevice, Launch, MatmulTarget, Module, THREADS};
+#[cfg(any(feature = "cuda", test))]
+use crate::dropout::DropoutTerms;
 
 /// The row-wise kernels.
 pub const MODULE: Module = Module { name: "rows", source: include_str!("rows.cu"), defines: &[] };
@@ -142,6 +144,27 @@ pub fn gelu_backward<M: KernelDevice>(
     let arguments = vec![Arg::In(x), Arg::In(dy), Arg::Long(count), Arg::Out(&mut dx)];
     launch(machine, "gelu_backward", elements(count), arguments)?;
     Ok(dx)
+}
+
+/// Dropout: elements are numbered as they lie in `x`.
+#[cfg(any(feature = "cuda", test))]
+pub fn dropout<M: KernelDevice>(
+    machine: &M,
+    x: BufferView<M>,
+    count: usize,
+    terms: DropoutTerms,
+) -> Result<M::Floats> {
+    let mut y = machine.fresh(count)?;
+    let arguments = vec![
+        Arg::In(x),
+        Arg::Long(count),
+        Arg::Long(terms.seed as usize),
+        Arg::Long(terms.threshold as usize),
+        Arg::Float(terms.scale),
+        Arg::Out(&mut y),
+    ];
+    launch(machine, "dropout", elements(count), arguments)?;
+    Ok(y)
 }
 
 /// GELU of x + bias.

@@ -118,6 +118,22 @@ KERNEL void column_sums(const float *x, long long rows, int width, int chunk, fl
     if (column < width && threadIdx.x < WARP) parts[(long long)width * blockIdx.x + column] = sum;
 }
 
+// 64 well mixed bits of a counter: `mix` of dropout.rs.
+__device__ static unsigned long long mix(unsigned long long counter) {
+    unsigned long long z = (counter + 1) * 0x9e3779b97f4a7c15ull;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebull;
+    return z ^ z >> 31;
+}
+
+// y = x scale or, where the draw of an element is below the threshold, 0; one draw decides two elements.
+KERNEL void dropout(const float *x, long long count, long long seed, long long threshold, float scale, float *y) {
+    long long at = element();
+    if (at >= count) return;
+    unsigned long long draw = mix((unsigned long long)seed + at / 2);
+    y[at] = (long long)(at % 2 ? draw >> 32 : draw & 0xffffffffu) < threshold ? 0.0f : x[at] * scale;
+}
+
 // x/2 (1 + erf(x / sqrt 2)).
 KERNEL void gelu(const float *x, long long count, float *y) {
     long long at = element();
