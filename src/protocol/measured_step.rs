@@ -10,6 +10,7 @@ use crate::run::outcome::{self, CellFailure};
 use crate::train::optim::AdamW;
 use crate::train::schedule::Schedule;
 use crate::train::step::{StepError, Trainer};
+use candle_core::Device;
 use effattn_kernel::cpu::gemm;
 use effattn_kernel::device::Backend;
 use effattn_kernel::profile::{self, StepPart};
