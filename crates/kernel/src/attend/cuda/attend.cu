@@ -102,6 +102,18 @@ KERNEL void attend_forward(
     }
 }
 
+// Per query: the product of the output and its gradient.
+KERNEL void attend_means(const Header *header, const float *out, const float *grad, float *means) {
+    const Header *h = header;
+    int head = blockIdx.y, batch = blockIdx.z;
+    long long query = (long long)blockIdx.x * THREADS + threadIdx.x;
+    if (query >= h->queries) return;
+    long long place = row_of(h->out, batch, head, query);
+    float sum = 0.0f;
+    for (int x = 0; x < WIDTH; x++) sum += out[place + x] * grad[place + x];
+    means[((long long)batch * h->heads + head) * h->queries + query] = sum;
+}
+
 // differentiate for this thread's 4 x KEYS pairs.
 __device__ static void differentiate_all(Stream s, const int *low, const int *high, const Memory *m, int first, long long offset,
                                          float factor, float scale, float logits[4][KEYS], float slopes[4][KEYS]) {

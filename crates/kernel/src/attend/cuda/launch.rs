@@ -5,7 +5,7 @@ use candle_core::Result;
 use super::Kernels;
 use super::tables::{Distances, Places, Tables, Visits, block, header, key_block, memory_bytes, tile_bytes};
 use crate::attend::dims::{Dims, RowLayout};
-use crate::attend::tile_plan::TilePlan;
+use crate::attend::tile_plan::{TILE, TilePlan};
 use crate::cpu::matmul_format::MatmulFormat;
 use crate::cuda::{Arg, BufferView, KernelDevice, Launch, Module, THREADS};
 use crate::dropout::AttentionDropout;
@@ -123,8 +123,10 @@ impl Call<'_> {
         let (name, source) = kernels.source();
         let module = Module { name, source, defines: &defines };
         let shared = match (kernel, kernels) {
-            ("attend_means" | "attend_back_biases", _) => 0,
-            ("attend_forward", Kernels::TensorCores(_)) => memory_bytes(width, kernels) - tile_bytes(width),
+            ("attend_means", Kernels::Plain | Kernels::Relative) | ("attend_back_biases", _) => 0,
+            ("attend_forward" | "attend_means", Kernels::TensorCores(_)) => {
+                memory_bytes(width, kernels) - tile_bytes(width)
+            }
             _ => memory_bytes(width, kernels),
         };
         let samples = if is_summing(kernel) { 1 } else { batch };
@@ -183,7 +185,8 @@ impl Call<'_> {
         let mut means = machine.fresh(batch * heads * queries)?;
         let mut grads = machine.zeros(total)?;
         let arguments = vec![Arg::Longs(header), Arg::In(out), Arg::In(grad), Arg::Out(&mut means)];
-        self.launch(machine, "attend_means", queries.div_ceil(THREADS), arguments)?;
+        let at_once = if let Kernels::TensorCores(_) = self.kernels() { TILE } else { THREADS };
+        self.launch(machine, "attend_means", queries.div_ceil(at_once), arguments)?;
         let back =
             Back { header, given, inputs, outputs: [grad, BufferView::all(stats), BufferView::all(&means)] };
         let mut arguments = self.back(&back, vec![&given.head_tiles]);

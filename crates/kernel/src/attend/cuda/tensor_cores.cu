@@ -1,7 +1,7 @@
 // Behind common.cu: output and gradients of queries, keys and values by tensor cores. Sums are f32, and all that is no product is
 // f32, the softmax among it. The factors of products are, where BF16 is 1, rounded to bf16 (to nearest, ties to even). Where it is
-// 0, each is the sum of two numbers of tf32, its upper bits and what they leave, and a product that of three: what is left out is
-// 2^-21 of it or less.
+// 0, each is the sum of two numbers of tf32, the nearest one and what it leaves, and a product that of three: what is left out is
+// 2^-24 of it or less.
 //
 // A warp has 16 rows of a tile: of queries, or of keys in attend_back_keys. Every lane has its part, a fragment, of the matrices
 // that are multiplied. With g = lane / 4 and t = lane % 4 (PTX ISA, fragments of mma.m16n8k8 with tf32):
@@ -38,7 +38,7 @@ typedef struct {
     unsigned draws[2][BLOCK];
     float slope[TILE * PITCH]; // not in attend_forward
 } Memory;
-typedef char memory_has_its_size[sizeof(Memory) == MEMORY ? 1 : -1];
+typedef char memory_has_its_size[sizeof(Memory) == MEMORY && BLOCK == 32 ? 1 : -1];
 
 typedef struct { float x[4]; } Four;
 // Blocks that a multiprocessor should have registers for.
@@ -96,24 +96,24 @@ __device__ static void multiply_tf32(float c[4], const unsigned a[4], const unsi
 #endif
 
 #if !BF16
-// The bits of x that tf32 has, and those of what they leave.
+// The nearest number of tf32, and what it leaves, which is one, too.
 __device__ static void split(float x, unsigned *upper, unsigned *lower) {
-    *upper = __float_as_uint(x) & 0xffffe000u;
+    *upper = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
     *lower = __float_as_uint(x - __uint_as_float(*upper));
 }
 #endif
 
-// c[n] += a b[n]
-__device__ static void multiply(int count, float (*c)[4], const Word a[4], Word (*b)[2]) {
+// c[n] += a b[n], where what has a lower factor comes to low[n].
+__device__ static void multiply(float c[4][4], float low[4][4], const Word a[4], Word b[4][2]) {
 #if BF16
-    UNROLL for (int n = 0; n < count; n++) multiply_bf16(c[n], a, b[n]);
+    UNROLL for (int n = 0; n < 4; n++) multiply_bf16(c[n], a, b[n]);
 #else
     unsigned a_upper[4], a_lower[4], b_upper[4][2], b_lower[4][2];
     UNROLL for (int i = 0; i < 4; i++) split(a[i], &a_upper[i], &a_lower[i]);
-    UNROLL for (int n = 0; n < count; n++) UNROLL for (int i = 0; i < 2; i++) split(b[n][i], &b_upper[n][i], &b_lower[n][i]);
-    UNROLL for (int n = 0; n < count; n++) multiply_tf32(c[n], a_lower, b_upper[n]);
-    UNROLL for (int n = 0; n < count; n++) multiply_tf32(c[n], a_upper, b_lower[n]);
-    UNROLL for (int n = 0; n < count; n++) multiply_tf32(c[n], a_upper, b_upper[n]);
+    UNROLL for (int n = 0; n < 4; n++) UNROLL for (int i = 0; i < 2; i++) split(b[n][i], &b_upper[n][i], &b_lower[n][i]);
+    UNROLL for (int n = 0; n < 4; n++) multiply_tf32(c[n], a_upper, b_upper[n]);
+    UNROLL for (int n = 0; n < 4; n++) multiply_tf32(low[n], a_lower, b_upper[n]);
+    UNROLL for (int n = 0; n < 4; n++) multiply_tf32(low[n], a_upper, b_lower[n]);
 #endif
 }
 
@@ -150,26 +150,28 @@ __device__ static void row_fragments(const float *row, int stride, Word *to) {
 }
 
 // Products of the rows of this warp, of those on the left, and BLOCK rows.
-__device__ static void products(const float *left, const float *rows, float sums[BLOCK / 8][4]) {
-    UNROLL for (int n = 0; n < BLOCK / 8; n++) UNROLL for (int i = 0; i < 4; i++) sums[n][i] = 0.0f;
+__device__ static void products(const float *left, const float *rows, float sums[4][4]) {
+    float low[4][4];
+    UNROLL for (int n = 0; n < 4; n++) UNROLL for (int i = 0; i < 4; i++) sums[n][i] = low[n][i] = 0.0f;
     UNROLL for (int part = 0; part < ROWS; part++) {
-        Word a[STEPS][4], b[BLOCK / 8][STEPS][2], of_step[BLOCK / 8][2];
+        Word a[STEPS][4], b[4][STEPS][2], of_step[4][2];
         UNROLL for (int i = 0; i < 2; i++) row_fragments(left + ROW(2 * i) * PITCH + 32 * part, 2, &a[0][i]);
         UNROLL for (int n = 0; n < BLOCK / 8; n++)
             row_fragments(rows + (8 * n + threadIdx.x % WARP / 4) * PITCH + 32 * part, 1, &b[n][0][0]);
         UNROLL for (int k = 0; k < STEPS; k++) {
             UNROLL for (int n = 0; n < BLOCK / 8; n++) UNROLL for (int j = 0; j < 2; j++) of_step[n][j] = b[n][k][j];
-            multiply(BLOCK / 8, sums, a[k], of_step);
+            multiply(sums, low, a[k], of_step);
         }
     }
+    UNROLL for (int n = 0; n < 4; n++) UNROLL for (int i = 0; i < 4; i++) sums[n][i] += low[n][i];
 }
 
 // Adds to the rows of this warp the products of their weights with BLOCK rows. What tensor cores add to a sum they cut: only short
 // sums are theirs.
 __device__ static void add_products(float weights[BLOCK / 8][4], const float *rows, float result[WIDE / 8][4]) {
     UNROLL for (int part = 0; part < ROWS; part++) {
-        float sums[4][4];
-        UNROLL for (int n = 0; n < 4; n++) UNROLL for (int i = 0; i < 4; i++) sums[n][i] = 0.0f;
+        float sums[4][4], low[4][4];
+        UNROLL for (int n = 0; n < 4; n++) UNROLL for (int i = 0; i < 4; i++) sums[n][i] = low[n][i] = 0.0f;
         UNROLL for (int k = 0; k < BLOCK / STEP; k++) {
             const float *row = rows + (STEP * k + (int)threadIdx.x % 4 * 2) * PITCH + 32 * part + threadIdx.x % WARP / 4 * 4;
             Four four[2] = { four_at(row), four_at(row + PITCH) };
@@ -186,9 +188,9 @@ __device__ static void add_products(float weights[BLOCK / 8][4], const float *ro
             UNROLL for (int i = 0; i < 4; i++) a[i] = weights[k][i % 2 * 2 + i / 2];
             UNROLL for (int n = 0; n < 4; n++) UNROLL for (int i = 0; i < 2; i++) b[n][i] = four[i].x[n];
 #endif
-            multiply(4, sums, a, b);
+            multiply(sums, low, a, b);
         }
-        UNROLL for (int n = 0; n < 4; n++) UNROLL for (int i = 0; i < 4; i++) result[4 * part + n][i] += sums[n][i];
+        UNROLL for (int n = 0; n < 4; n++) UNROLL for (int i = 0; i < 4; i++) result[4 * part + n][i] += sums[n][i] + low[n][i];
     }
 }
 
@@ -354,6 +356,28 @@ KERNEL void attend_forward(
             stats[2 * place] = most[half];
             stats[2 * place + 1] = share;
         }
+    }
+}
+
+// Per query: the product of the output and its gradient. It is that of the gradient and the values, weighted, to the last bit where
+// one key has all the weight: the gradient of that weight is then 0. A block has a tile of neighbouring queries.
+KERNEL void attend_means(const Header *header, const float *out, const float *grad, float *means) {
+    SHARED_MEMORY;
+    Memory *m = (Memory *)memory;
+    const Header *h = header;
+    int head = blockIdx.y, batch = blockIdx.z, start = blockIdx.x * TILE, warp = threadIdx.x / WARP;
+#define NEIGHBOUR(i) (start + (i) < h->queries ? start + (i) : -1)
+    LOAD(TILE, grad + row_of(h->out, batch, head, 0), h->out.row, m->left, NEIGHBOUR(i));
+    LOAD(TILE, out + row_of(h->out, batch, head, 0), h->out.row, m->first[0], NEIGHBOUR(i));
+    wait_for_requests();
+    __syncthreads();
+    float sums[4][4];
+    products(m->left, m->first[0] + warp / 2 * BLOCK * PITCH, sums);
+    // of 16 rows and 32 columns: those that are the same query
+    UNROLL for (int n = 0; n < 4; n++) UNROLL for (int i = 0; i < 4; i++) {
+        int query = start + ROW(i);
+        if (ROW(i) == warp / 2 * BLOCK + 8 * n + COLUMN(i) && query < h->queries)
+            means[((long long)batch * h->heads + head) * h->queries + query] = sums[n][i];
     }
 }
 

@@ -17,6 +17,48 @@ typedef struct {
 } Memory;
 typedef char memory_has_its_size[sizeof(Memory) == MEMORY ? 1 : -1];
 
+// Positions of BLOCK keys of a stream from number `first` on; -1 where there is none or the key is hidden.
+__device__ static void positions(const Header *h, Stream s, int first, int batch, const int *hidden, int *to) {
+    if (threadIdx.x < BLOCK) {
+        int number = first + threadIdx.x, position = s.start + number * s.step;
+        long long at = batch * (h->keys + h->slots) + (s.slots ? h->keys : 0) + position;
+        int seen = number < s.last && !(h->hidden && hidden[at]);
+        to[threadIdx.x] = seen ? position : -1;
+    }
+}
+
+// Whether lane `lane` at absolute position `t` sees key number `number` at `position`.
+__device__ static int sees(Stream s, const int *low, const int *high, int lane, long long t, int number, int position) {
+    if (position < 0 || number < low[lane] || number >= high[lane]) return 0;
+    if (s.skip == 0) return 1;
+    long long distance = position > t ? position - t : t - position;
+    return distance % s.skip != 0;
+}
+
+// The probability of a pair in place of its logit, and the gradient of the logit in place of that of the probability.
+__device__ static void differentiate(Stream s, const int *low, const int *high, const int *lanes, const int *at, int first,
+                                     long long offset, const float *most, const float *share, const float *mean, float factor,
+                                     float scale, int lane, int key, float *logit, float *slope) {
+    int number = s.step > 0 && at[key] >= 0 ? (at[key] - s.start) / s.step : first + key;
+    float p = 0.0f;
+    if (sees(s, low, high, lane, offset + lanes[lane], number, at[key])) p = exp2f(factor * *logit - most[lane]) * share[lane];
+    *logit = p;
+    *slope = scale * p * (*slope - mean[lane]);
+}
+
+// Saved numbers of the lanes of a tile.
+__device__ static void recall(const Header *h, int batch, int head, int number, Tile tile, const int *queries,
+                              const float *stats, const float *means, int *lanes, float *most, float *share, float *mean) {
+    int me = threadIdx.x;
+    if (me >= TILE) return;
+    int query = me < tile.queries ? queries[number * TILE + me] : -1;
+    long long place = ((long long)batch * h->heads + head) * h->queries + query;
+    lanes[me] = query;
+    most[me] = query < 0 || stats[2 * place] == -INFINITY ? 0.0f : stats[2 * place];
+    share[me] = query < 0 ? 0.0f : stats[2 * place + 1];
+    mean[me] = query < 0 ? 0.0f : means[place];
+}
+
 // Rows of up to `count` lanes or keys to shared memory, zeros behind them.
 __device__ static void load(const float *from, Place place, int batch, int head, const int *rows, int count, int size,
                             float *to) {
