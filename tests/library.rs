@@ -8,6 +8,7 @@ mod audit;
 mod bag;
 mod citations;
 mod files;
+mod gpu;
 #[path = "layers/main.rs"]
 mod layers;
 #[path = "recipe/mean.rs"]

@@ -9,6 +9,8 @@ use candle_core::cuda_backend::CudaStorage;
 use candle_core::{CpuStorage, D, DType, Layout, Result, Shape, Tensor, bail};
 
 use super::cpu::{self, par};
+#[cfg(any(feature = "cuda", test))]
+use super::cuda::rows::DropoutTerms;
 #[cfg(feature = "cuda")]
 use super::cuda::{rows as device_rows, tensors};
 use super::kept_rows::KeptRows;
@@ -49,18 +51,6 @@ fn terms(rate: f64) -> (u32, f32) {
     ((rate * (f64::from(u32::MAX) + 1.0)) as u32, (1.0 / (1.0 - rate)) as f32)
 }
 
-/// Which elements are dropped, and what the others are multiplied by.
-#[cfg(any(feature = "cuda", test))]
-#[derive(Clone, Copy)]
-pub struct DropoutTerms {
-    /// Draws below this drop.
-    pub threshold: u32,
-    /// What the others are multiplied by.
-    pub scale: f32,
-    /// What draws are made of, with the element's number.
-    pub seed: u64,
-}
-
 #[derive(Clone)]
 struct Dropout {
     /// Draws below this drop.
@@ -80,7 +70,7 @@ impl Dropout {
 
     /// What kernels of a device read.
     #[cfg(any(feature = "cuda", test))]
-    pub(crate) const fn terms(&self) -> DropoutTerms {
+    const fn terms(&self) -> DropoutTerms {
         DropoutTerms { threshold: self.threshold, scale: self.scale, seed: self.seed }
     }
 

@@ -34,12 +34,14 @@ fn one(rows: &[&Row], suite: &Suite, metric: &str, pass: Option<Pass>, batch: Op
     lens.sort_unstable();
     lens.dedup();
     let pass = pass.map_or("", |pass| pass.word());
+    let device = rows.iter().map(|row| row.device.as_str()).find(|device| *device != "cpu");
     let mut table = Table {
         title: format!(
-            "{}: {} · {pass}, batch {} · measured (published: {})",
+            "{}: {} · {pass}, batch {} · measured{} (published: {})",
             suite.title,
             metric.replace('_', " "),
             batch.unwrap_or(1),
+            device.map_or_else(String::new, |device| format!(" on {device}")),
             suite.source
         ),
         columns: std::iter::once("model".to_owned()).chain(lens.iter().map(u64::to_string)).collect(),

@@ -6,8 +6,6 @@ pub(crate) mod tests;
 use candle_core::{Result, bail};
 
 use super::{Arg, BufferView, KernelDevice, Launch, MatmulTarget, Module, THREADS};
-#[cfg(any(feature = "cuda", test))]
-use crate::dropout::DropoutTerms;
 
 /// The row-wise kernels.
 pub const MODULE: Module = Module { name: "rows", source: include_str!("rows.cu"), defines: &[] };
@@ -146,8 +144,18 @@ pub fn gelu_backward<M: KernelDevice>(
     Ok(dx)
 }
 
+/// Which elements are dropped, and what the others are multiplied by.
+#[derive(Clone, Copy)]
+pub struct DropoutTerms {
+    /// Draws below this drop.
+    pub threshold: u32,
+    /// What the others are multiplied by.
+    pub scale: f32,
+    /// What draws are made of, with the element's number.
+    pub seed: u64,
+}
+
 /// Dropout: elements are numbered as they lie in `x`.
-#[cfg(any(feature = "cuda", test))]
 pub fn dropout<M: KernelDevice>(
     machine: &M,
     x: BufferView<M>,

@@ -163,7 +163,9 @@ fn out_of_memory(rows: &[Row]) -> Option<Finding> {
                 && (row.model == entry.model.name, row.pass, row.len) == (true, Some(Pass::Train), Some(LEN))
                 && row.batch == suite.base.batch.as_ref().and_then(|batch| batch.0.first().copied())
         };
-        let Some(row) = rows.iter().find(own) else { continue };
+        // what failed in another way, or was not finished, says nothing of memory
+        let is_telling = |row: &&Row| own(row) && matches!(row.outcome, Outcome::Ok | Outcome::Oom);
+        let Some(row) = rows.iter().find(is_telling) else { continue };
         all += 1;
         match row.peak_bytes.filter(|_| row.outcome == Outcome::Ok) {
             Some(bytes) => {

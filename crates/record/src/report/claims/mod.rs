@@ -93,8 +93,20 @@ impl JudgedClaim {
     }
 }
 
-/// Every claim of both papers against `rows`.
+/// `rows` by device, that with the most of them first.
+fn by_device(rows: &[Row]) -> Vec<Vec<Row>> {
+    let mut devices = std::collections::BTreeMap::<&str, Vec<Row>>::new();
+    for row in rows {
+        devices.entry(&row.device).or_default().push(row.clone());
+    }
+    let mut devices: Vec<Vec<Row>> = devices.into_values().collect();
+    devices.sort_by_key(|rows| std::cmp::Reverse(rows.len()));
+    devices
+}
+
+/// Every claim of both papers against `rows`: those of one device, the first of [`by_device`] that say anything of it.
 pub fn judged(rows: &[Row]) -> Vec<JudgedClaim> {
+    let devices = by_device(rows);
     let papers = [("cosFormer", COSFORMER), ("Transformer-LS", TRANSFORMER_LS)];
     let claims =
         papers.into_iter().flat_map(|(paper, claims)| claims.iter().map(move |claim| (paper, claim)));
@@ -102,7 +114,7 @@ pub fn judged(rows: &[Row]) -> Vec<JudgedClaim> {
         paper,
         claim,
         published: (claim.published)(),
-        finding: (claim.judge)(rows),
+        finding: devices.iter().find_map(|rows| (claim.judge)(rows)),
     });
     judged.collect()
 }

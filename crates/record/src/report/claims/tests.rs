@@ -53,6 +53,35 @@ fn a_speed_claim_needs_every_length_and_growth() {
 }
 
 #[test]
+fn devices_are_not_compared_with_each_other() {
+    let on = |device: &str, rates: [f64; 2]| {
+        let rows = [("full", 1.0), ("cosformer", rates[0])].map(|(model, rate)| speed(model, 1024, rate));
+        let longer = [("full", 1.0), ("cosformer", rates[1])].map(|(model, rate)| speed(model, 2048, rate));
+        let rows = rows.into_iter().chain(longer);
+        rows.map(|row| Row { device: device.to_owned(), ..row }).collect::<Vec<_>>()
+    };
+    let mut rows = on("cuda:0", [0.1, 0.2]);
+    assert_eq!(finding(&rows, "inference is faster").unwrap().verdict, ClaimVerdict::Contradicted);
+    rows.extend(on("cpu", [1.5, 2.5]));
+    rows.push(speed("linear", 1024, 1.0));
+    let found = finding(&rows, "inference is faster").unwrap();
+    assert_eq!(found.measured, "1.50 times at 1024, 2.50 times at 2048");
+}
+
+#[test]
+fn only_what_ran_out_of_memory_did_so() {
+    let row = |outcome: Outcome| {
+        let row = Row { len: Some(3072), pass: Some(Pass::Train), ..speed("full", 3072, 1.0) };
+        row.with_outcome(outcome, None)
+    };
+    let text = "full attention, Synthesizer, Longformer";
+    assert_eq!(finding(&[row(Outcome::Oom)], text).unwrap().verdict, ClaimVerdict::Reproduced);
+    for outcome in [Outcome::Failed, Outcome::Interrupted] {
+        assert_eq!(finding(&[row(outcome)], text), None, "{outcome}");
+    }
+}
+
+#[test]
 fn growth_is_linear_within_a_tenth() {
     let row = |model: &str, len: u64, seconds: f64| {
         let row = Row { len: Some(len), pass: Some(Pass::Infer), ..Row::new("speed", model) };
