@@ -32,38 +32,104 @@ pub fn store<S: Simd>(simd: S, y: &mut [f32], at: usize, value: S::f32s) {
     }
 }
 
+/// [`load`] of `N` vectors that lie one behind another; zeros beyond the end.
+#[inline(always)]
+pub fn loads<S: Simd, const N: usize>(simd: S, x: &[f32], at: usize) -> [S::f32s; N] {
+    let mut vectors = [simd.splat_f32s(0.0); N];
+    match x.get(at..at + N * S::F32_LANES) {
+        Some(full) => vectors.copy_from_slice(S::as_simd_f32s(full).0),
+        None => {
+            for (index, vector) in vectors.iter_mut().enumerate() {
+                *vector = load(simd, x, x.len().min(at + index * S::F32_LANES));
+            }
+        }
+    }
+    vectors
+}
+
+/// [`store`] of `N` vectors, one behind another.
+#[inline(always)]
+pub fn stores<S: Simd, const N: usize>(simd: S, y: &mut [f32], at: usize, values: [S::f32s; N]) {
+    match y.get_mut(at..at + N * S::F32_LANES) {
+        Some(full) => S::as_mut_simd_f32s(full).0.copy_from_slice(&values),
+        None => {
+            for (index, &value) in values.iter().enumerate() {
+                let at = y.len().min(at + index * S::F32_LANES);
+                store(simd, y, at, value);
+            }
+        }
+    }
+}
+
+/// Vector by vector x y.
+#[inline(always)]
+pub fn products<S: Simd, const N: usize>(simd: S, x: [S::f32s; N], mut y: [S::f32s; N]) -> [S::f32s; N] {
+    for (y, &x) in y.iter_mut().zip(&x) {
+        *y = simd.mul_f32s(x, *y);
+    }
+    y
+}
+
 /// e^x, within 1.5 units in the last place; 0 where e^x is below the smallest normal number, infinity from
 /// 88.38 on (a little early), NaN stays NaN.
 #[inline(always)]
 pub fn exp<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+    exps(simd, [x])[0]
+}
+
+/// [`exp`] of several vectors, step by step for all of them: the processor then finds what does not wait for the step before, and
+/// coefficients are loaded once.
+#[inline(always)]
+pub fn exps<S: Simd, const N: usize>(simd: S, x: [S::f32s; N]) -> [S::f32s; N] {
     // Adding 1.5 * 2^23 rounds to an integer n, which then stands in the low bits; 127 makes it an exponent.
     let round = simd.splat_f32s(12_582_912.0 + 127.0);
-    let bounded = simd.min_f32s(simd.splat_f32s(88.7), x);
-    let shifted = simd.mul_add_e_f32s(bounded, simd.splat_f32s(LOG2_E), round);
-    let n = simd.sub_f32s(shifted, round);
-    // x = n ln 2 + r with |r| <= ln 2 / 2; ln 2 in two parts, the first exact in few bits.
-    let r = simd.negate_mul_add_e_f32s(n, simd.splat_f32s(0.693_359_4), bounded);
-    let r = simd.negate_mul_add_e_f32s(n, simd.splat_f32s(-2.121_944_4e-4), r);
-    // Minimax polynomial of (e^r - 1 - r) / r^2.
-    let mut p = simd.splat_f32s(1.987_569_1e-4);
-    for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
-        p = simd.mul_add_e_f32s(p, r, simd.splat_f32s(c));
+    let (mut r, mut shifted) = (x, x);
+    for (r, shifted) in r.iter_mut().zip(&mut shifted) {
+        *r = simd.min_f32s(simd.splat_f32s(88.7), *r);
+        *shifted = simd.mul_add_e_f32s(*r, simd.splat_f32s(LOG2_E), round);
     }
-    let p = simd.mul_add_e_f32s(p, simd.mul_f32s(r, r), r);
-    let p = simd.add_f32s(p, simd.splat_f32s(1.0));
-    let power = simd.wrapping_dyn_shl_u32s(simd.transmute_u32s_f32s(shifted), simd.splat_u32s(23));
-    let y = simd.mul_f32s(p, simd.transmute_f32s_u32s(power));
-    simd.select_f32s(simd.less_than_f32s(x, simd.splat_f32s(-87.336_54)), simd.splat_f32s(0.0), y)
+    // x = n ln 2 + r with |r| <= ln 2 / 2; ln 2 in two parts, the first exact in few bits.
+    for (r, shifted) in r.iter_mut().zip(&shifted) {
+        let n = simd.sub_f32s(*shifted, round);
+        *r = simd.negate_mul_add_e_f32s(n, simd.splat_f32s(0.693_359_4), *r);
+        *r = simd.negate_mul_add_e_f32s(n, simd.splat_f32s(-2.121_944_4e-4), *r);
+    }
+    // Minimax polynomial of (e^r - 1 - r) / r^2.
+    let mut y = [simd.splat_f32s(1.987_569_1e-4); N];
+    for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
+        step(simd, &mut y, &r, c);
+    }
+    for ((y, r), (shifted, x)) in y.iter_mut().zip(&r).zip(shifted.iter().zip(&x)) {
+        let p = simd.mul_add_e_f32s(*y, simd.mul_f32s(*r, *r), *r);
+        let p = simd.add_f32s(p, simd.splat_f32s(1.0));
+        let power = simd.wrapping_dyn_shl_u32s(simd.transmute_u32s_f32s(*shifted), simd.splat_u32s(23));
+        let power = simd.mul_f32s(p, simd.transmute_f32s_u32s(power));
+        let tiny = simd.less_than_f32s(*x, simd.splat_f32s(-87.336_54));
+        *y = simd.select_f32s(tiny, simd.splat_f32s(0.0), power);
+    }
+    y
+}
+
+/// p = p x + c: a step of polynomials.
+#[inline(always)]
+fn step<S: Simd, const N: usize>(simd: S, p: &mut [S::f32s; N], x: &[S::f32s; N], c: f32) {
+    let c = simd.splat_f32s(c);
+    for (p, &x) in p.iter_mut().zip(x) {
+        *p = simd.mul_add_e_f32s(*p, x, c);
+    }
 }
 
 /// Distribution function and density of the standard normal distribution at `x`, the first within 2e-7.
 #[inline(always)]
-pub fn normal<S: Simd>(simd: S, x: S::f32s) -> (S::f32s, S::f32s) {
-    let z = simd.mul_f32s(simd.abs_f32s(x), simd.splat_f32s(FRAC_1_SQRT_2));
+pub fn normal<S: Simd, const N: usize>(simd: S, x: [S::f32s; N]) -> ([S::f32s; N], [S::f32s; N]) {
     // erfc(z) = e^(-z^2) t q(t), t = 1 / (1 + 0.38 z); q interpolates at Chebyshev nodes (relative error 3e-8).
-    let t = simd
-        .div_f32s(simd.splat_f32s(1.0), simd.mul_add_e_f32s(z, simd.splat_f32s(0.38), simd.splat_f32s(1.0)));
-    let mut q = simd.splat_f32s(5.922_297_4e-2);
+    let mut t = x;
+    for t in &mut t {
+        let z = simd.mul_f32s(simd.abs_f32s(*t), simd.splat_f32s(FRAC_1_SQRT_2));
+        let below = simd.mul_add_e_f32s(z, simd.splat_f32s(0.38), simd.splat_f32s(1.0));
+        *t = simd.div_f32s(simd.splat_f32s(1.0), below);
+    }
+    let mut q = [simd.splat_f32s(5.922_297_4e-2); N];
     for c in [
         -0.263_608_96,
         0.366_777_4,
@@ -74,26 +140,38 @@ pub fn normal<S: Simd>(simd: S, x: S::f32s) -> (S::f32s, S::f32s) {
         0.213_875_65,
         0.214_413_57,
     ] {
-        q = simd.mul_add_e_f32s(q, t, simd.splat_f32s(c));
+        step(simd, &mut q, &t, c);
     }
-    let gauss = exp(simd, simd.mul_f32s(simd.mul_f32s(x, x), simd.splat_f32s(-0.5)));
-    let tail = simd.mul_f32s(simd.mul_f32s(gauss, simd.splat_f32s(0.5)), simd.mul_f32s(t, q));
-    let positive = simd.greater_than_f32s(x, simd.splat_f32s(0.0));
-    let cdf = simd.select_f32s(positive, simd.sub_f32s(simd.splat_f32s(1.0), tail), tail);
-    (cdf, simd.mul_f32s(gauss, simd.splat_f32s(0.398_942_3)))
+    let mut gauss = x;
+    for gauss in &mut gauss {
+        *gauss = simd.mul_f32s(simd.mul_f32s(*gauss, *gauss), simd.splat_f32s(-0.5));
+    }
+    let mut gauss = exps(simd, gauss);
+    for ((q, t), (gauss, x)) in q.iter_mut().zip(&t).zip(gauss.iter_mut().zip(&x)) {
+        let tail = simd.mul_f32s(simd.mul_f32s(*gauss, simd.splat_f32s(0.5)), simd.mul_f32s(*t, *q));
+        let positive = simd.greater_than_f32s(*x, simd.splat_f32s(0.0));
+        *q = simd.select_f32s(positive, simd.sub_f32s(simd.splat_f32s(1.0), tail), tail);
+        *gauss = simd.mul_f32s(*gauss, simd.splat_f32s(0.398_942_3));
+    }
+    (q, gauss)
 }
 
 /// x Phi(x): the exact GELU.
 #[inline(always)]
-pub fn gelu<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
-    simd.mul_f32s(x, normal(simd, x).0)
+pub fn gelu<S: Simd, const N: usize>(simd: S, x: [S::f32s; N]) -> [S::f32s; N] {
+    let (cdf, _) = normal(simd, x);
+    products(simd, x, cdf)
 }
 
 /// GELU and its derivative Phi(x) + x phi(x).
 #[inline(always)]
-pub fn gelu_grad<S: Simd>(simd: S, x: S::f32s) -> (S::f32s, S::f32s) {
-    let (cdf, density) = normal(simd, x);
-    (simd.mul_f32s(x, cdf), simd.mul_add_e_f32s(x, density, cdf))
+pub fn gelu_grad<S: Simd, const N: usize>(simd: S, x: [S::f32s; N]) -> ([S::f32s; N], [S::f32s; N]) {
+    let (mut cdf, mut density) = normal(simd, x);
+    for ((cdf, density), &x) in cdf.iter_mut().zip(&mut density).zip(&x) {
+        *density = simd.mul_add_e_f32s(x, *density, *cdf);
+        *cdf = simd.mul_f32s(x, *cdf);
+    }
+    (cdf, density)
 }
 
 /// GELU with tanh in the place of erf, x / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3), and its derivative.

@@ -1,7 +1,7 @@
 //! Row-wise pieces of the fused kernels. Matrices are row-major slices; the width is that of `weight`, `bias`
 //! or the given `width`. All run on the calling thread.
 
-use super::math::{self, load, store};
+use super::math::{self, load, loads, store, stores};
 use crate::simd_fn;
 
 /// Mean and 1 / sqrt(variance + eps) of a row.
@@ -291,10 +291,25 @@ simd_fn! {
     }
 }
 
+/// Vectors whose GELU is computed side by side: each waits for one long chain of steps.
+const GELUS: usize = 2;
+
+/// h + bias.
+#[inline(always)]
+fn biased<S: pulp::Simd>(simd: S, h: &[f32], bias: &[f32], at: usize) -> [S::f32s; GELUS] {
+    let mut sums = loads(simd, h, at);
+    for (sum, bias) in sums.iter_mut().zip(loads::<S, GELUS>(simd, bias, at)) {
+        *sum = simd.add_f32s(*sum, bias);
+    }
+    sums
+}
+
 simd_fn! {
     /// y = GELU(x).
     pub fn gelu<S>(simd, x: &'a [f32], y: &'a mut [f32]) {
-        math::map(simd, x, y, #[inline(always)] |x| math::gelu(simd, x));
+        for at in (0..y.len()).step_by(GELUS * S::F32_LANES) {
+            stores(simd, y, at, math::gelu::<S, GELUS>(simd, loads(simd, x, at)));
+        }
     }
 }
 
@@ -320,10 +335,10 @@ simd_fn! {
     pub fn bias_gelu<S>(simd, h: &'a mut [f32], bias: &'a [f32], a: &'a mut [f32]) {
         let width = bias.len().max(1);
         for (h, a) in h.chunks_exact_mut(width).zip(a.chunks_exact_mut(width)) {
-            for at in (0..width).step_by(S::F32_LANES) {
-                let sum = simd.add_f32s(load(simd, h, at), load(simd, bias, at));
-                store(simd, h, at, sum);
-                store(simd, a, at, math::gelu(simd, sum));
+            for at in (0..width).step_by(GELUS * S::F32_LANES) {
+                let sum = biased::<S>(simd, h, bias, at);
+                stores(simd, h, at, sum);
+                stores(simd, a, at, math::gelu(simd, sum));
             }
         }
     }
@@ -333,7 +348,10 @@ simd_fn! {
     /// h becomes GELU(h + bias), for every row.
     pub fn bias_gelu_in_place<S>(simd, h: &'a mut [f32], bias: &'a [f32]) {
         for h in h.chunks_exact_mut(bias.len().max(1)) {
-            math::update(simd, bias, h, #[inline(always)] |bias, h| math::gelu(simd, simd.add_f32s(h, bias)));
+            for at in (0..h.len()).step_by(GELUS * S::F32_LANES) {
+                let sum = biased::<S>(simd, h, bias, at);
+                stores(simd, h, at, math::gelu(simd, sum));
+            }
         }
     }
 }
@@ -341,10 +359,10 @@ simd_fn! {
 simd_fn! {
     /// a = GELU(h), and h becomes the gradient da GELU'(h).
     pub fn gelu_and_gradient<S>(simd, h: &'a mut [f32], da: &'a [f32], a: &'a mut [f32]) {
-        for at in (0..h.len()).step_by(S::F32_LANES) {
-            let (value, slope) = math::gelu_grad(simd, load(simd, h, at));
-            store(simd, a, at, value);
-            store(simd, h, at, simd.mul_f32s(slope, load(simd, da, at)));
+        for at in (0..h.len()).step_by(GELUS * S::F32_LANES) {
+            let (values, slopes) = math::gelu_grad::<S, GELUS>(simd, loads(simd, h, at));
+            stores(simd, a, at, values);
+            stores(simd, h, at, math::products(simd, slopes, loads(simd, da, at)));
         }
     }
 }
@@ -352,9 +370,9 @@ simd_fn! {
 simd_fn! {
     /// dx = dy GELU'(x).
     pub fn gelu_backward<S>(simd, x: &'a [f32], dy: &'a [f32], dx: &'a mut [f32]) {
-        for at in (0..x.len()).step_by(S::F32_LANES) {
-            let (_, slope) = math::gelu_grad(simd, load(simd, x, at));
-            store(simd, dx, at, simd.mul_f32s(load(simd, dy, at), slope));
+        for at in (0..x.len()).step_by(GELUS * S::F32_LANES) {
+            let (_, slopes) = math::gelu_grad::<S, GELUS>(simd, loads(simd, x, at));
+            stores(simd, dx, at, math::products(simd, slopes, loads(simd, dy, at)));
         }
     }
 }

@@ -8,6 +8,12 @@ const TILE: usize = 16;
 
 type Tile = [[f32; TILE]; TILE];
 
+/// Elements from the first of a tile on, and the distance of its rows.
+type Source<'a> = (&'a [f32], usize);
+
+/// The same, to write.
+type Target<'a> = (&'a mut [f32], usize);
+
 /// The transpose of a row-major [rows, width] matrix.
 ///
 /// Tile by tile, each read and written in whole lines: lines of a matrix whose width is a power of two push each other out
@@ -26,11 +32,17 @@ pub fn transpose_apart(
 ) {
     let matrix = Matrix { x, stride, rows, width, y, apart };
     #[cfg(target_arch = "x86_64")]
-    if let Some(simd) = pulp::x86::V4::try_new().filter(|_| level() >= SimdLevel::Avx512) {
-        pulp::Simd::vectorize(simd, wide::Wide(matrix, simd));
-        return;
+    {
+        if let Some(simd) = pulp::x86::V4::try_new().filter(|_| level() >= SimdLevel::Avx512) {
+            pulp::Simd::vectorize(simd, wide::Wide(matrix, simd));
+            return;
+        }
+        if let Some(simd) = pulp::x86::V3::try_new().filter(|_| level() >= SimdLevel::Avx2) {
+            pulp::Simd::vectorize(simd, eights::Eights(matrix, simd));
+            return;
+        }
     }
-    matrix.tiles(plain);
+    matrix.tiles(whole(plain));
 }
 
 struct Matrix<'a> {
@@ -44,16 +56,13 @@ struct Matrix<'a> {
 
 impl Matrix<'_> {
     #[inline(always)]
-    fn tiles(self, turn: impl Fn(&Tile) -> Tile) {
+    fn tiles(self, turn: impl Fn(Source<'_>, Target<'_>)) {
         let Self { x, stride, rows, width, y, apart } = self;
         for top in (0..rows).step_by(TILE) {
             for left in (0..width).step_by(TILE) {
                 let (height, across) = (TILE.min(rows - top), TILE.min(width - left));
                 if (height, across) == (TILE, TILE) {
-                    let tile = std::array::from_fn(|row| line(&x[(top + row) * stride + left..]));
-                    for (column, line) in turn(&tile).iter().enumerate() {
-                        y[(left + column) * apart + top..][..TILE].copy_from_slice(line);
-                    }
+                    turn((&x[top * stride + left..], stride), (&mut y[left * apart + top..], apart));
                     continue;
                 }
                 for column in left..left + across {
@@ -67,11 +76,23 @@ impl Matrix<'_> {
 }
 
 #[inline(always)]
-fn line(x: &[f32]) -> [f32; TILE] {
+fn line<const N: usize>(x: &[f32]) -> [f32; N] {
     std::array::from_fn({
-        let x = &x[..TILE];
+        let x = &x[..N];
         move |i| x[i]
     })
+}
+
+/// Reads a tile, turns it, and writes it.
+#[inline(always)]
+fn whole(turn: impl Fn(&Tile) -> Tile) -> impl Fn(Source<'_>, Target<'_>) {
+    #[inline(always)]
+    move |(x, stride), (y, apart)| {
+        let tile = std::array::from_fn(|row| line(&x[row * stride..]));
+        for (column, line) in turn(&tile).iter().enumerate() {
+            y[column * apart..][..TILE].copy_from_slice(line);
+        }
+    }
 }
 
 fn plain(tile: &Tile) -> Tile {
@@ -96,10 +117,10 @@ mod wide {
         #[inline(always)]
         fn with_simd<S: Simd>(self, _: S) {
             let Self(matrix, simd) = self;
-            matrix.tiles(
+            matrix.tiles(super::whole(
                 #[inline(always)]
                 |tile| turn(simd, tile),
-            );
+            ));
         }
     }
 
@@ -133,6 +154,65 @@ mod wide {
     }
 }
 
+#[cfg(target_arch = "x86_64")]
+mod eights {
+    use std::arch::x86_64::__m256;
+
+    use pulp::x86::V3;
+    use pulp::{Simd, WithSimd, cast};
+
+    use super::{Matrix, TILE, line};
+
+    /// A transpose with AVX2.
+    pub struct Eights<'a>(pub Matrix<'a>, pub V3);
+
+    impl WithSimd for Eights<'_> {
+        type Output = ();
+
+        #[inline(always)]
+        fn with_simd<S: Simd>(self, _: S) {
+            let Self(matrix, simd) = self;
+            matrix.tiles(
+                #[inline(always)]
+                |(x, stride), (y, apart)| {
+                    for (row, column) in [(0, 0), (8, 0), (0, 8), (8, 8)] {
+                        let rows =
+                            std::array::from_fn(|i| cast(line::<8>(&x[(row + i) * stride + column..])));
+                        for (i, line) in turn(simd, rows).into_iter().enumerate() {
+                            let line: [f32; 8] = cast(line);
+                            y[(column + i) * apart + row..][..TILE / 2].copy_from_slice(&line);
+                        }
+                    }
+                },
+            );
+        }
+    }
+
+    /// In three rounds of pairs: elements, pairs of them, halves of a vector.
+    #[inline(always)]
+    fn turn(simd: V3, rows: [__m256; 8]) -> [__m256; 8] {
+        let avx = simd.avx;
+        let mut quads = rows;
+        for half in [0, 4] {
+            let [a, b, c, d] = [rows[half], rows[half + 1], rows[half + 2], rows[half + 3]];
+            let low = [cast(avx._mm256_unpacklo_ps(a, b)), cast(avx._mm256_unpacklo_ps(c, d))];
+            let high = [cast(avx._mm256_unpackhi_ps(a, b)), cast(avx._mm256_unpackhi_ps(c, d))];
+            quads[half] = cast(avx._mm256_unpacklo_pd(low[0], low[1]));
+            quads[half + 1] = cast(avx._mm256_unpackhi_pd(low[0], low[1]));
+            quads[half + 2] = cast(avx._mm256_unpacklo_pd(high[0], high[1]));
+            quads[half + 3] = cast(avx._mm256_unpackhi_pd(high[0], high[1]));
+        }
+        // half h of quads[4 f + c] holds rows 4 f .. 4 f + 4 of column 4 h + c
+        let mut turned = rows;
+        for column in 0..4 {
+            let (first, last) = (quads[column], quads[4 + column]);
+            turned[column] = avx._mm256_permute2f128_ps::<0x20>(first, last);
+            turned[4 + column] = avx._mm256_permute2f128_ps::<0x31>(first, last);
+        }
+        turned
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -147,7 +227,7 @@ mod tests {
             };
             let (mut y, mut plainly) = (vec![-1.0; x.len()], vec![-1.0; x.len()]);
             transpose(&x, rows, width, &mut y);
-            Matrix { x: &x, stride: width, rows, width, y: &mut plainly, apart: rows }.tiles(plain);
+            Matrix { x: &x, stride: width, rows, width, y: &mut plainly, apart: rows }.tiles(whole(plain));
             assert!(turned(&y) && turned(&plainly), "[{rows}, {width}]");
         }
     }

@@ -178,7 +178,7 @@ impl AftOp {
     fn forward(&self, rows: &[f32], band: Option<&[f32]>) -> Vec<f32> {
         let dims = &self.dims;
         let (blocks, weights) = (dims.blocks(), Weights::new(dims, band));
-        let mut out = vec![0.0; dims.samples * dims.len * dims.width];
+        let mut out = par::zeros(dims.samples * dims.len * dims.width);
         let jobs = split_parts(&mut out, dims.width, dims, &blocks, &[0]);
         par::each_piece_with(
             jobs.into_iter(),
@@ -197,7 +197,7 @@ impl AftOp {
     fn backward(&self, rows: &[f32], band: Option<&[f32]>, grad: &[f32]) -> (Vec<f32>, Option<Vec<f32>>) {
         let dims = &self.dims;
         let (blocks, weights) = (dims.blocks(), Weights::new(dims, band));
-        let mut drows = vec![0.0; rows.len()];
+        let mut drows = par::zeros(rows.len());
         let mut parts = split_parts(&mut drows, dims.row, dims, &blocks, &dims.parts).into_iter();
         // a job is a group of samples and a block
         let samples = dims.sample_groups();

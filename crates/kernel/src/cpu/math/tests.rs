@@ -8,8 +8,8 @@ simd_fn! {
 }
 simd_fn! {
     fn gelu_slice<S>(simd, x: &'a [f32], y: &'a mut [f32], dy: &'a mut [f32]) {
-        map(simd, x, y, #[inline(always)] |x| gelu_grad(simd, x).0);
-        map(simd, x, dy, #[inline(always)] |x| gelu_grad(simd, x).1);
+        map(simd, x, y, #[inline(always)] |x| gelu_grad(simd, [x]).0[0]);
+        map(simd, x, dy, #[inline(always)] |x| gelu_grad(simd, [x]).1[0]);
     }
 }
 simd_fn! {

@@ -14,16 +14,19 @@ use crate::profile::{self, ProductKernel};
 const GROUP: usize = 64;
 
 /// Elements of the right factor that are packed at a time, if they are of more than one block of rows: what stays in the second
-/// cache.
-const ELEMENTS: usize = 1 << 16;
+/// cache. Threads wait between packing and computing, so more is better.
+const ELEMENTS: usize = 1 << 17;
 
-/// Rows of the result that one thread computes at a time: enough to pay for loading panels, few enough that all threads have some.
+/// Rows of the result that one thread computes at a time: enough to pay for loading panels, few enough that all threads have some,
+/// and an even number of bands, of whole tiles, before the rest.
 fn band(out: usize) -> usize {
-    match out {
+    let most = match out {
         0..192 => 24,
         192..512 => 48,
         _ => 96,
-    }
+    };
+    let tile = shape()[0];
+    (out / out.div_ceil(most).next_multiple_of(2) / tile * tile).max(tile.max(24))
 }
 
 /// c += a^T b (or =, without `add`) of a [rows, out] and b [rows, inp] with contiguous rows, c [out, inp]; factors are rounded

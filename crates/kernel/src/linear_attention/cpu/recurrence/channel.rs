@@ -212,7 +212,7 @@ impl Blocks {
             let padded = rows.start * d..(rows.start + BLOCK) * d;
             transpose(&y[padded.clone()], BLOCK, d, &mut self.turned);
             let mut square = [[0.0; BLOCK]; BLOCK];
-            block_pairs(&x[padded.clone()], &self.turned, &factors.steps[padded], &mut square);
+            block_pairs(&x[padded.clone()], &mut self.turned, &factors.steps[padded], &mut square);
             for (row, from) in rows.clone().zip(&square) {
                 let from = &from[..=row - rows.start];
                 pairs[row * count + rows.start..][..from.len()].copy_from_slice(from);
@@ -309,28 +309,35 @@ const BETWEEN: Square = {
 };
 
 crate::simd_fn! {
-    /// The pairs of a block, lanes along the writers: `x` and `steps` are [BLOCK, channels], `y` [channels, BLOCK].
-    /// Numbers above the diagonal have no meaning.
-    fn block_pairs<S>(simd, x: &'a [f32], y: &'a [f32], steps: &'a [f32], pairs: &'a mut Square) {
+    /// The pairs of a block, lanes along the writers: `x` and `steps` are [BLOCK, channels], `y` [channels, BLOCK], which is used
+    /// up. Numbers above the diagonal have no meaning.
+    fn block_pairs<S>(simd, x: &'a [f32], y: &'a mut [f32], steps: &'a [f32], pairs: &'a mut Square) {
+        // half of the readers at a time, so that their sums stay in registers
+        const HALF: usize = BLOCK / 2;
         let width = y.len() / BLOCK;
         let one = simd.splat_f32s(1.0);
         for at in (0..BLOCK).step_by(S::F32_LANES) {
-            let mut between = [simd.greater_than_f32s(one, one); BLOCK];
-            for (mask, row) in between.iter_mut().zip(&BETWEEN) {
-                *mask = simd.greater_than_f32s(math::load(simd, row, at), simd.splat_f32s(0.0));
-            }
-            let mut sums = [simd.splat_f32s(0.0); BLOCK];
-            for channel in 0..width {
-                let mut weighted = math::load(simd, y, channel * BLOCK + at);
-                for (i, sum) in sums.iter_mut().enumerate() {
-                    let step = simd.splat_f32s(steps[i * width + channel]);
-                    let step = simd.select_f32s(between[i], step, one);
-                    weighted = simd.mul_f32s(weighted, step);
-                    *sum = simd.mul_add_e_f32s(simd.splat_f32s(x[i * width + channel]), weighted, *sum);
+            for first in (0..BLOCK).step_by(HALF).filter(|first| first + HALF > at) {
+                let masked = first < at + S::F32_LANES;
+                let mut between = [simd.greater_than_f32s(one, one); HALF];
+                for (mask, row) in between.iter_mut().zip(&BETWEEN[first..]) {
+                    *mask = simd.greater_than_f32s(math::load(simd, row, at), simd.splat_f32s(0.0));
                 }
-            }
-            for (row, sum) in pairs.iter_mut().zip(sums) {
-                math::store(simd, row, at, sum);
+                let mut sums = [simd.splat_f32s(0.0); HALF];
+                for (channel, y) in y.chunks_exact_mut(BLOCK).enumerate() {
+                    let mut weighted = math::load(simd, y, at);
+                    for (i, sum) in sums.iter_mut().enumerate() {
+                        let from = (first + i) * width + channel;
+                        let step = simd.splat_f32s(steps[from]);
+                        let step = if masked { simd.select_f32s(between[i], step, one) } else { step };
+                        weighted = simd.mul_f32s(weighted, step);
+                        *sum = simd.mul_add_e_f32s(simd.splat_f32s(x[from]), weighted, *sum);
+                    }
+                    math::store(simd, y, at, weighted);
+                }
+                for (row, sum) in pairs[first..].iter_mut().zip(sums) {
+                    math::store(simd, row, at, sum);
+                }
             }
         }
     }

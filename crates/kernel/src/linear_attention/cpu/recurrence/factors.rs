@@ -104,15 +104,27 @@ crate::simd_fn! {
         up[..width].copy_from_slice(&steps[..width]);
         for at in (width..=last).step_by(width) {
             let (before, row) = up.split_at_mut(at);
-            row[..width].copy_from_slice(&before[at - width..]);
-            multiply(simd, &steps[at..at + width], &mut row[..width]);
+            product(simd, &before[at - width..], &steps[at..at + width], &mut row[..width]);
         }
         down[last..].fill(1.0);
         for at in (0..last).step_by(width).rev() {
             let (row, after) = down[at..].split_at_mut(width);
-            row.copy_from_slice(&after[..width]);
-            multiply(simd, &steps[at + width..at + 2 * width], row);
+            product(simd, &after[..width], &steps[at + width..at + 2 * width], row);
         }
+    }
+}
+
+/// z = x y.
+#[inline(always)]
+pub(super) fn product<S: pulp::Simd>(simd: S, x: &[f32], y: &[f32], z: &mut [f32]) {
+    let ((x, x_tail), (y, y_tail)) = (S::as_simd_f32s(&x[..z.len()]), S::as_simd_f32s(&y[..z.len()]));
+    let (z, z_tail) = S::as_mut_simd_f32s(z);
+    for ((z, &x), &y) in z.iter_mut().zip(x).zip(y) {
+        *z = simd.mul_f32s(x, y);
+    }
+    if !z_tail.is_empty() {
+        let last = simd.mul_f32s(simd.partial_load_f32s(x_tail), simd.partial_load_f32s(y_tail));
+        simd.partial_store_f32s(z_tail, last);
     }
 }
 
@@ -185,8 +197,7 @@ crate::simd_fn! {
                 let factor = simd.splat_f32s(factors[row]);
                 math::map(simd, x.row(row), y, #[inline(always)] |x| simd.mul_f32s(x, factor));
             } else {
-                y.copy_from_slice(x.row(row));
-                multiply(simd, &factors[row * x.width..][..x.width], y);
+                product(simd, x.row(row), &factors[row * x.width..][..x.width], y);
             }
         }
     }

@@ -83,8 +83,7 @@ fn clear_hidden(inputs: &Inputs, place: Place, rows: &Range<usize>, weights: &mu
 crate::simd_fn! {
     /// z = x y, element by element.
     pub(super) fn product<S>(simd, x: &'a [f32], y: &'a [f32], z: &'a mut [f32]) {
-        z.copy_from_slice(x);
-        super::factors::multiply(simd, y, z);
+        super::factors::product(simd, x, y, z);
     }
 }
 
