@@ -114,10 +114,12 @@ fn unsealed(manifest: &Value, rows: &str) -> bool {
     manifest["rows_sha256"].as_str().is_some_and(|written| written != digest)
 }
 
-/// Commits since `commit` that change the kernels; none where there is no history to ask.
+/// Commits since `commit` that change the kernels of the CPU, where the committed tables were measured; none where there is no history
+/// to ask.
 fn kernel_commits(commit: &str) -> Option<u32> {
     let range = format!("{commit}..HEAD");
-    let arguments = ["rev-list", "--count", &range, "--", "crates/kernel/src", "src/kernel"];
+    const OF_GPUS: &str = ":(exclude,glob)crates/kernel/src/**/cuda/**";
+    let arguments = ["rev-list", "--count", &range, "--", "crates/kernel/src", "src/kernel", OF_GPUS];
     let output = Command::new("git").args(arguments).current_dir(root()).output().ok()?;
     String::from_utf8_lossy(&output.stdout).trim().parse().ok()
 }
