@@ -77,6 +77,32 @@ fn the_table_of_small_steps_is_of_the_committed_runs() {
     renew("docs/performance.md", |page| with_rows_below(page, "| small steps |", &lines));
 }
 
+/// A line per mechanism of a run of one batch size beside one program: how many times as fast effattn is, in a column per pass and
+/// length; at last how the run sums up.
+fn lines_by_mechanism(folder: &str) -> Vec<String> {
+    let (cells, said) = beside_one_program(folder);
+    let mut models: Vec<&str> = Vec::new();
+    for ([model, ..], _) in &cells {
+        if !models.contains(&model.as_str()) {
+            models.push(model);
+        }
+    }
+    let places = [("infer", "1024"), ("infer", "4096"), ("train", "1024"), ("train", "4096")];
+    let line = |model: &&str| {
+        let cells = places.map(|(pass, len)| format!(" {} |", ratio_of(&cells, [model, pass, "1", len])));
+        format!("| `{model}` |{}", cells.concat())
+    };
+    let lines = models.iter().map(line);
+    lines.chain([format!("| all | {said} | | | |")]).collect()
+}
+
+#[test]
+fn the_table_of_an_older_processor_is_of_the_committed_run() {
+    let lines = lines_by_mechanism("peer/avx2");
+    assert!(lines.len() >= 11, "{lines:?}");
+    renew("docs/performance.md", |page| with_rows_below(page, "| held to AVX2 |", &lines));
+}
+
 /// Of the newest committed run of `dtype` beside other programs in `folder`: how they sum up, and how they stand cell by cell.
 fn beside_programs(folder: &str, dtype: &str) -> [Table; 2] {
     let (rows, run) = newest(&format!("{folder}/{dtype}"));
