@@ -104,7 +104,7 @@ fn by_device(rows: &[Row]) -> Vec<Vec<Row>> {
     devices
 }
 
-/// Every claim of both papers against `rows`: those of one device, the first of [`by_device`] that say anything of it.
+/// Every claim of both papers against `rows`: those of one device, that with the most rows first, as far as they say anything of it.
 pub fn judged(rows: &[Row]) -> Vec<JudgedClaim> {
     let devices = by_device(rows);
     let papers = [("cosFormer", COSFORMER), ("Transformer-LS", TRANSFORMER_LS)];
