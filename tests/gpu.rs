@@ -11,8 +11,8 @@ fn rows(part: &str) -> Vec<Row> {
     csv::from_str(&std::fs::read_to_string(file).unwrap()).unwrap()
 }
 
-/// A line per model: what `metric` was in each of the cells, with the published number; a dash where a cell was not reached, and
-/// otherwise the outcome.
+/// A line per model: what `metric` was in each of the cells, with the published number; a dash where a cell was not reached or not
+/// finished, the outcome where it has no number for another reason.
 fn lines(rows: &[Row], metric: &str, cells: &[(Pass, u64, u64)], digits: usize) -> Vec<String> {
     let mut models: Vec<String> = Vec::new();
     for row in rows {

@@ -97,14 +97,14 @@ const CUDA_WIDEST: usize = 128;
 /// The same if logits depend on distances.
 const CUDA_WIDEST_RELATIVE: usize = 64;
 
-/// The same if weights are dropped: tensor cores drop them.
-const CUDA_WIDEST_DROPPED: usize = 64;
+/// The same of tensor cores, which also drop weights.
+const CUDA_WIDEST_TENSOR_CORES: usize = 64;
 
 /// Whether there are CUDA kernels for this call.
 fn cuda_takes(q: &Tensor, call: &Attend) -> Result<bool> {
     let widest = match (call.dropout, &call.relative) {
         (Some(_), Some(_)) => return Ok(false),
-        (Some(_), None) => CUDA_WIDEST_DROPPED,
+        (Some(_), None) => CUDA_WIDEST_TENSOR_CORES,
         (None, Some(_)) => CUDA_WIDEST_RELATIVE,
         (None, None) => CUDA_WIDEST,
     };

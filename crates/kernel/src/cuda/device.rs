@@ -26,6 +26,9 @@ static COMPILED: Mutex<Option<HashMap<String, String>>> = Mutex::new(None);
 fn function(device: &CudaDevice, module: &Module, kernel: &str, memory: usize) -> Result<CudaFunction> {
     let stream = device.cuda_stream();
     let (major, minor) = stream.context().compute_capability().map_err(Error::wrap)?;
+    if major < 8 {
+        bail!("this device has compute capability {major}.{minor}; the kernels need 8.0 (A100) or newer");
+    }
     let defines = module.defines.iter().map(|(name, value)| format!("-D{name}={value}"));
     let mut options: Vec<String> = defines.collect();
     options.push(format!("--gpu-architecture=compute_{major}{minor}"));

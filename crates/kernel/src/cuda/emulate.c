@@ -134,7 +134,7 @@ UNWATCHED static void count_product(void) { products_of_f32++; }
 #define __shfl_xor_sync(mask, value, distance) shuffle_here(mask, value, distance, __LINE__)
 
 // What a launch asks for: more than any device has, and the kernel may use as much as was asked for.
-static float dynamic_memory[(256 << 10) / sizeof(float)];
+static _Alignas(16) float dynamic_memory[(256 << 10) / sizeof(float)];
 
 #include SOURCE
 #include CALLS

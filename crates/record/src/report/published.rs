@@ -12,15 +12,15 @@ pub fn tables(rows: &[Row], suite: &Suite) -> Vec<Table> {
     let metric = suite.rows.iter().find_map(|row| row.published.first()).map(|table| table.metric.as_str());
     let metric = metric.unwrap_or("step_time");
     let rows: Vec<&Row> = rows.iter().filter(|row| row.metric == metric && row.len.is_some()).collect();
-    let mut keys: Vec<(Option<Pass>, Option<u64>)> = rows.iter().map(|row| (row.pass, row.batch)).collect();
+    let key = |row: &Row| (row.pass, row.batch, row.device.clone());
+    let mut keys: Vec<(Option<Pass>, Option<u64>, String)> = rows.iter().map(|row| key(row)).collect();
     keys.sort_unstable();
     keys.dedup();
     let mut tables: Vec<Table> = keys
         .into_iter()
-        .map(|(pass, batch)| {
-            let here: Vec<&Row> =
-                rows.iter().copied().filter(|row| (row.pass, row.batch) == (pass, batch)).collect();
-            one(&here, suite, metric, pass, batch)
+        .map(|wanted| {
+            let here: Vec<&Row> = rows.iter().copied().filter(|row| key(row) == wanted).collect();
+            one(&here, suite, metric, wanted.0, wanted.1)
         })
         .collect();
     if let (Some(last), Some(analysis)) = (tables.last_mut(), &suite.analysis) {

@@ -1,6 +1,6 @@
 // Pattern softmax attention, forward and backward, without a stored score matrix.
 //
-// A block of THREADS threads computes a tile of up to TILE queries of one head, or the gradients of BLOCK keys. The compiler's
+// A block of THREADS threads computes a tile of up to TILE queries of one head, or the gradients of BLOCK keys (with tensor cores of TILE). The compiler's
 // command line sets WIDTH, the width of a head, BLOCK, the number of keys at a time, RELATIVE, whether logits depend on
 // distances, and MEMORY, the bytes of a block's working memory. Every sum runs in an order that follows from the plan, without
 // atomics: the same bits every time. Logits are in units of ln 2.
@@ -15,7 +15,7 @@
 #define INFINITY __int_as_float(0x7f800000)
 #endif
 #ifndef SHARED_MEMORY
-#define SHARED_MEMORY extern __shared__ float memory[]
+#define SHARED_MEMORY extern __shared__ __align__(16) float memory[]
 #endif
 
 // What a thread sums stays in registers: their loops must have no indices that are known at run time only.

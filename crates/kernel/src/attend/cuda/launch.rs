@@ -4,14 +4,12 @@ use candle_core::Result;
 
 use super::Kernels;
 use super::tables::{Distances, Places, Tables, Visits, block, header, key_block, memory_bytes, tile_bytes};
+use crate::attend::CUDA_WIDEST_TENSOR_CORES;
 use crate::attend::dims::{Dims, RowLayout};
 use crate::attend::tile_plan::{TILE, TilePlan};
 use crate::cpu::matmul_format::MatmulFormat;
 use crate::cuda::{Arg, BufferView, KernelDevice, Launch, Module, THREADS};
 use crate::dropout::AttentionDropout;
-
-/// Widest head whose tiles fit the shared memory of a block.
-pub const WIDEST_OF_TENSOR_CORES: usize = 64;
 
 /// A call, whatever its operands.
 pub struct Call<'a> {
@@ -105,7 +103,7 @@ impl Call<'_> {
     fn kernels(&self) -> Kernels {
         match self.relative {
             Some(_) => Kernels::Relative,
-            None if self.dims.width <= WIDEST_OF_TENSOR_CORES => Kernels::TensorCores(self.format),
+            None if self.dims.width <= CUDA_WIDEST_TENSOR_CORES => Kernels::TensorCores(self.format),
             None => Kernels::Plain,
         }
     }

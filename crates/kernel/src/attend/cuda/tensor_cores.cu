@@ -1,7 +1,7 @@
-// Behind common.cu: output and gradients of queries, keys and values by tensor cores. Sums are f32, and all that is no product is
-// f32, the softmax among it. The factors of products are, where BF16 is 1, rounded to bf16 (to nearest, ties to even). Where it is
-// 0, each is the sum of two numbers of tf32, the nearest one and what it leaves, and a product that of three: what is left out is
-// 2^-24 of it or less.
+// Behind common.cu: output and gradients of queries, keys and values by tensor cores. Sums are f32, and so is everything that is not a
+// product, the softmax too. The factors of products are, where BF16 is 1, rounded to bf16 (to nearest, ties to even). Where it is
+// 0, each is the sum of two numbers of tf32, the nearest one and, cut to tf32, what it leaves; a product is the sum of three. Left out
+// are the product of two rests and the last bit of a rest: 2^-21 of a product or less.
 //
 // A warp has 16 rows of a tile: of queries, or of keys in attend_back_keys. Every lane has its part, a fragment, of the matrices
 // that are multiplied. With g = lane / 4 and t = lane % 4 (PTX ISA, fragments of mma.m16n8k8 with tf32):
@@ -29,8 +29,7 @@ typedef float Word;
 #define STEPS (32 / STEP) // of a row of 32 numbers
 #define ROWS (WIDE / 32)
 
-// Working memory of a block: what is multiplied from the left, and two stages of BLOCK rows of what is multiplied from the right, of
-// which one is read while the other comes.
+// Working memory of a block: left factors, and two stages of BLOCK rows of right factors, of which one is read while the other comes.
 typedef struct {
     float left[TILE * PITCH], first[2][BLOCK * PITCH], second[2][BLOCK * PITCH];
     float most[2][BLOCK], share[2][BLOCK], mean[2][BLOCK];
@@ -48,6 +47,8 @@ typedef struct { float x[4]; } Four;
 #endif
 
 #ifdef EMULATED
+#define __fmul_rn(x, y) ((x) * (y))
+
 __device__ static Four four_at(const float *from) {
     Four four;
     for (int i = 0; i < 4; i++) four.x[i] = from[i];
@@ -83,23 +84,23 @@ __device__ static unsigned bf16_pair(float low, float high) {
 
 // c += a b, by all lanes of a warp.
 __device__ static void multiply_bf16(float c[4], const unsigned a[4], const unsigned b[2]) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 __device__ static void multiply_tf32(float c[4], const unsigned a[4], const unsigned b[2]) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 #endif
 
 #if !BF16
-// The nearest number of tf32, and what it leaves, which is one, too.
+// The nearest number of tf32, and the rest, cut to tf32. It is cut and not rounded: then the sum of both splits into the same two.
 __device__ static void split(float x, unsigned *upper, unsigned *lower) {
     *upper = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
-    *lower = __float_as_uint(x - __uint_as_float(*upper));
+    *lower = __float_as_uint(x - __uint_as_float(*upper)) & 0xffffe000u;
 }
 #endif
 
@@ -166,8 +167,8 @@ __device__ static void products(const float *left, const float *rows, float sums
     UNROLL for (int n = 0; n < 4; n++) UNROLL for (int i = 0; i < 4; i++) sums[n][i] += low[n][i];
 }
 
-// Adds to the rows of this warp the products of their weights with BLOCK rows. What tensor cores add to a sum they cut: only short
-// sums are theirs.
+// Adds to the rows of this warp the products of their weights with BLOCK rows. Tensor cores cut what they add to a sum, so that long
+// sums are added outside of them.
 __device__ static void add_products(float weights[BLOCK / 8][4], const float *rows, float result[WIDE / 8][4]) {
     UNROLL for (int part = 0; part < ROWS; part++) {
         float sums[4][4], low[4][4];
@@ -313,14 +314,14 @@ KERNEL void attend_forward(
         next.first += BLOCK;
         next = keys_from(next, &tile, streams);
         if (next.number < end) request_keys(h, next, batch, head, hidden, k, v, slot_k, slot_v, stage ^ 1, m);
-        const int *bound = bounds + here.number * 2 * TILE;
+        const int *bound = bounds + (long long)here.number * 2 * TILE;
         float logits[BLOCK / 8][4];
         products(m->left, m->first[stage], logits);
         int is_whole = s.skip == 0 && !h->hidden && here.first + BLOCK <= s.last;
         UNROLL for (int half = 0; half < 2; half++) {
             float largest = most[half], total = 0.0f;
             int low = bound[ROW(2 * half)], high = bound[TILE + ROW(2 * half)];
-            UNROLL for (int n = 0; n < BLOCK / 8; n++) UNROLL for (int i = 2 * half; i < 2 * half + 2; i++) logits[n][i] *= factor;
+            UNROLL for (int n = 0; n < BLOCK / 8; n++) UNROLL for (int i = 2 * half; i < 2 * half + 2; i++) logits[n][i] = __fmul_rn(factor, logits[n][i]);
             if (!is_whole || here.first < low || here.first + BLOCK > high) {
                 long long t = h->offset + m->lanes[ROW(2 * half)];
                 UNROLL for (int n = 0; n < BLOCK / 8; n++) UNROLL for (int i = 2 * half; i < 2 * half + 2; i++)
@@ -346,6 +347,7 @@ KERNEL void attend_forward(
         here = next;
         stage ^= 1;
     }
+    wait_for_requests(); // of a tile without keys
     UNROLL for (int half = 0; half < 2; half++) {
         float total = row_sum(sum[half]), share = total > 0.0f ? 1.0f / total : 0.0f;
         int query = m->lanes[ROW(2 * half)];
@@ -359,8 +361,9 @@ KERNEL void attend_forward(
     }
 }
 
-// Per query: the product of the output and its gradient. It is that of the gradient and the values, weighted, to the last bit where
-// one key has all the weight: the gradient of that weight is then 0. A block has a tile of neighbouring queries.
+// Per query: the product of the output and its gradient. Where one key has all the weight, the output is its value, and both are
+// multiplied with the gradient alike: the gradient of the logit, their difference, is then 0 in attend_back_queries. A block has a tile
+// of neighbouring queries.
 KERNEL void attend_means(const Header *header, const float *out, const float *grad, float *means) {
     SHARED_MEMORY;
     Memory *m = (Memory *)memory;
@@ -413,7 +416,7 @@ KERNEL void attend_back_queries(
         next.first += BLOCK;
         next = keys_from(next, &tile, streams);
         if (next.number < end) request_keys(h, next, batch, head, hidden, k, v, slot_k, slot_v, stage ^ 1, m);
-        const int *bound = bounds + here.number * 2 * TILE;
+        const int *bound = bounds + (long long)here.number * 2 * TILE;
         float logits[BLOCK / 8][4], slopes[BLOCK / 8][4];
         products(m->left, m->first[stage], logits);
         products(m->slope, m->second[stage], slopes);
@@ -429,6 +432,7 @@ KERNEL void attend_back_queries(
         here = next;
         stage ^= 1;
     }
+    wait_for_requests(); // of a tile without keys
     UNROLL for (int half = 0; half < 2; half++)
         if (query[half] >= 0) write_row(result, half, 1.0f, 1, grads + row_of(h->d_q, batch, head, query[half]));
 }
@@ -449,8 +453,9 @@ __device__ static Lane request_queries(const Header *h, int number, int stream, 
     lane.query = QUERY((int)threadIdx.x);
     lane.left = left_of(h, batch, head, lane.query, stats, means);
     lane.draw = draw_of(h, batch, head, lane.query);
-    lane.low = bounds[stream * 2 * TILE + first + threadIdx.x];
-    lane.high = bounds[stream * 2 * TILE + TILE + first + threadIdx.x];
+    const int *bound = bounds + (long long)stream * 2 * TILE + first + threadIdx.x;
+    lane.low = bound[0];
+    lane.high = bound[TILE];
     return lane;
 }
 

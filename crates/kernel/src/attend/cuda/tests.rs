@@ -4,14 +4,17 @@
 use candle_core::{Device, Tensor};
 
 use super::Kernels;
-use super::launch::{Call, Outputs, WIDEST_OF_TENSOR_CORES, defines};
+use super::launch::{Call, Outputs, defines};
 use super::tables::{Distances, Places, memory_bytes};
 use crate::KernelMode;
 use crate::attend::dims::{Dims, RowLayout};
 use crate::attend::tests::naive::{Case, Form, Operands, evaluate, operands};
 use crate::attend::tests::{cases, dropped};
 use crate::attend::tile_plan::TilePlan;
-use crate::attend::{CUDA_WIDEST as WIDEST, CUDA_WIDEST_RELATIVE as WIDEST_RELATIVE};
+use crate::attend::{
+    CUDA_WIDEST as WIDEST, CUDA_WIDEST_RELATIVE as WIDEST_RELATIVE,
+    CUDA_WIDEST_TENSOR_CORES as WIDEST_TENSOR_CORES,
+};
 use crate::cpu::matmul_format::{MatmulFormat, set_products};
 use crate::cuda::emulated::{Emulated, TRACED, here};
 use crate::cuda::nvrtc::nvrtc;
@@ -127,7 +130,7 @@ pub(crate) fn pass(len: usize, format: MatmulFormat, relative: bool) {
 fn the_kernels_run_thread_by_thread_give_the_results_of_the_cpu() {
     for (kernels, width) in [
         (Kernels::Plain, WIDEST),
-        (Kernels::TensorCores(MatmulFormat::F32), WIDEST_OF_TENSOR_CORES),
+        (Kernels::TensorCores(MatmulFormat::F32), WIDEST_TENSOR_CORES),
         (Kernels::Relative, WIDEST_RELATIVE),
     ] {
         let memory = memory_bytes(width, kernels);
@@ -191,8 +194,11 @@ fn in_bf16() {
     }
 }
 
+/// See [`TENSOR_SEEDS`].
+type TensorSeed = (&'static str, &'static str, &'static str);
+
 /// A fault of products by tensor cores, what it becomes, and what is to be found; nothing where only results tell.
-const TENSOR_SEEDS: &[(&str, &str, &str)] = &[
+const TENSOR_SEEDS: &[TensorSeed] = &[
     // rows g and g + 8 of a left factor the other way round
     ("PITCH + 32 * part, 2, &a[0][i]", "PITCH + 32 * part, 2, &a[0][1 - i]", ""),
     // a lane takes the row of its neighbour
@@ -230,23 +236,19 @@ const TENSOR_SEEDS: &[(&str, &str, &str)] = &[
 fn seeded_faults_of_tensor_cores_are_found() {
     // rows that four numbers at a time fit, and others
     let case = |width| Case::new(Pattern::full(70, 75, true), 1, 1, width);
-    for (text, instead, says) in TENSOR_SEEDS.iter().filter(|(.., says)| TRACED || says.is_empty()) {
-        let found = [MatmulFormat::F32, MatmulFormat::Bf16].into_iter().any(|format| {
-            [20, 21].into_iter().any(|width| is_found(&case(width), format, text, instead, says))
-        });
+    let runs = [MatmulFormat::F32, MatmulFormat::Bf16].into_iter().flat_map(|format| {
+        [20, 21].map(|width| (case(width), format, emulate(&Emulated::default(), &case(width), 1, format)))
+    });
+    let runs: Vec<_> = runs.collect();
+    for seed @ (text, instead, _) in TENSOR_SEEDS.iter().filter(|(.., says)| TRACED || says.is_empty()) {
+        let found = runs.iter().any(|(case, format, want)| is_found(case, *format, want, seed));
         assert!(found, "{text} -> {instead}");
     }
 }
 
-/// Whether a fault is found as what it is, or by results that are off.
-fn is_found(
-    case: &Case,
-    format: MatmulFormat,
-    text: &'static str,
-    instead: &'static str,
-    says: &str,
-) -> bool {
-    let want = emulate(&Emulated::default(), case, 1, format);
+/// Whether a fault is found as what it is, or by results that are not those wanted.
+fn is_found(case: &Case, format: MatmulFormat, want: &[Vec<f32>], seed: &TensorSeed) -> bool {
+    let (text, instead, says) = *seed;
     let machine = Emulated::seeded(text, instead);
     let got = emulate(&machine, case, 1, format);
     let found = machine.found();
@@ -254,7 +256,7 @@ fn is_found(
         let gaps = got.iter().zip(want).map(|(got, want)| (got - want).abs());
         gaps.fold(0.0, |a: f32, b| if b.is_nan() { f32::INFINITY } else { a.max(b) })
     };
-    let gap = got.iter().zip(&want).map(gap).fold(0.0, f32::max);
+    let gap = got.iter().zip(want).map(gap).fold(0.0, f32::max);
     let least = if format == MatmulFormat::F32 { 1e-4 } else { 0.1 };
     if says.is_empty() { gap > least } else { found.iter().any(|fault| fault.contains(says)) }
 }

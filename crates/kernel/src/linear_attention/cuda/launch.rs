@@ -14,7 +14,7 @@ const DEPTH: usize = 32;
 const WARP: usize = 32;
 
 /// Most parts of a sequence whose sums do not depend on the position, so that they take constant memory.
-const PARTS: usize = 32;
+const PARTS: usize = 64;
 
 /// How rows become features within a kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -173,7 +173,7 @@ impl Call {
         if self.within() {
             return CHUNK;
         }
-        self.queries.max(self.keys).div_ceil(PARTS).next_multiple_of(CHUNK)
+        self.queries.max(self.keys).div_ceil(PARTS).max(1).next_multiple_of(CHUNK)
     }
 
     fn parts(&self) -> usize {

@@ -93,18 +93,34 @@ impl JudgedClaim {
     }
 }
 
-/// `rows` by device, that with the most of them first.
+/// `rows` by the device that measured them, that with the most first; what was trained belongs to every device.
 fn by_device(rows: &[Row]) -> Vec<Vec<Row>> {
-    let mut devices = std::collections::BTreeMap::<&str, Vec<Row>>::new();
-    for row in rows {
-        devices.entry(&row.device).or_default().push(row.clone());
+    let is_measured = |row: &Row| matches!(row.protocol.as_str(), "speed" | "memory");
+    let mut counts = std::collections::BTreeMap::<&str, usize>::new();
+    for row in rows.iter().filter(|row| is_measured(row)) {
+        *counts.entry(&row.device).or_default() += 1;
     }
-    let mut devices: Vec<Vec<Row>> = devices.into_values().collect();
-    devices.sort_by_key(|rows| std::cmp::Reverse(rows.len()));
-    devices
+    let mut devices: Vec<(&str, usize)> = counts.into_iter().collect();
+    devices.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+    let of = |device: &str| {
+        let rows = rows.iter().filter(|row| row.device == device || !is_measured(row));
+        rows.cloned().collect()
+    };
+    if devices.is_empty() {
+        vec![rows.to_vec()]
+    } else {
+        devices.iter().map(|(device, _)| of(device)).collect()
+    }
 }
 
-/// Every claim of both papers against `rows`: those of one device, that with the most rows first, as far as they say anything of it.
+/// What the devices' rows say of `claim`: the first that decides it, or else the first that says anything.
+fn finding(claim: &Claim, devices: &[Vec<Row>]) -> Option<Finding> {
+    let said: Vec<Finding> = devices.iter().filter_map(|rows| (claim.judge)(rows)).collect();
+    let decided = said.iter().position(|finding| finding.verdict != ClaimVerdict::Undecided);
+    said.into_iter().nth(decided.unwrap_or(0))
+}
+
+/// Every claim of both papers against `rows`; what was measured, on one device.
 pub fn judged(rows: &[Row]) -> Vec<JudgedClaim> {
     let devices = by_device(rows);
     let papers = [("cosFormer", COSFORMER), ("Transformer-LS", TRANSFORMER_LS)];
@@ -114,7 +130,7 @@ pub fn judged(rows: &[Row]) -> Vec<JudgedClaim> {
         paper,
         claim,
         published: (claim.published)(),
-        finding: devices.iter().find_map(|rows| (claim.judge)(rows)),
+        finding: finding(claim, &devices),
     });
     judged.collect()
 }
