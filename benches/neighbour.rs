@@ -3,7 +3,7 @@
 //! says it, with disturbed turns put back, and as the first turns alone would say it. The chart `neighbour.svg` goes to
 //! `docs`.
 //!
-//! `EFFATTN_ROUNDS` (default 4) is the number of rounds; one takes about 20 s. It needs an otherwise idle machine with Linux.
+//! `EFFATTN_ROUNDS` (default 6) is the number of rounds; one takes about a minute. It needs an otherwise idle machine with Linux.
 
 #![allow(missing_docs)] // a program
 
@@ -89,7 +89,7 @@ fn seconds(line: &str) -> Option<(String, f64, f64, Vec<TurnRecord>)> {
 }
 
 fn measure(folder: &Path) -> Option<Ratio> {
-    let line = "speed --len 1024 --mode infer --max-time 2s --no-plot --quiet --model";
+    let line = "speed --len 1024 --mode infer --max-time 5s --no-plot --quiet --model";
     let status = Command::new(env!("CARGO_BIN_EXE_effattn"))
         .args(line.split(' '))
         .arg(MODELS.join(","))
@@ -115,7 +115,7 @@ fn main() {
     if words.next().as_deref() == Some(BURN) {
         burn(words.next().and_then(|seed| seed.parse().ok()).unwrap_or(1));
     }
-    let rounds = std::env::var("EFFATTN_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(4);
+    let rounds = std::env::var("EFFATTN_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(6);
     let folder = std::env::temp_dir().join(format!("effattn-neighbour-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("the folder for temporary files can be written");
     let (mut idle, mut beside) = (Vec::new(), Vec::new());

@@ -167,9 +167,10 @@ fn side(path: &Path) -> Result<Vec<ComparedRun>> {
     }
 }
 
-/// What a run says of its machine.
+/// What a run says of its machine. Calibrations of earlier versions computed something else: they are none.
 fn machine(manifest: &Manifest) -> RunMachine {
-    let calibration = manifest.steadiness.as_ref().map(|known| RunCalibration {
+    let known = manifest.steadiness.as_ref().filter(|known| known.by_thread);
+    let calibration = known.map(|known| RunCalibration {
         seconds: known.seconds,
         spread: known.spread,
         disturbed: known.disturbed as f64 / (known.turns - known.repeated).max(1) as f64,

@@ -156,17 +156,14 @@ fn processor(found: &mut Findings, count: usize) {
     found.add("memory", format!("{} free of {}", Bytes(free), Bytes(memory_bytes)), "");
     let (busy, all) = machine::busy_cores();
     let one = rayon::ThreadPoolBuilder::new().num_threads(1).build();
-    let reached = one.ok().map(|one| {
-        let single = one.install(|| fastest(&mut Calibration::new(), 1));
-        fastest(&mut Calibration::new(), count) / single
-    });
+    let (single, rates) = (one.ok().map(|one| one.install(rates)), rates());
+    let reached = single.map(|single| rates.products / single.products);
     let scaling = reached.map_or_else(String::new, |times| {
         format!("; products on {} are {times:.2} times as fast as on one", plural(count as u64, "thread"))
     });
     let next = if busy > 0.25 * all as f64 { "close other programs before measuring" } else { "" };
     let cores_text = plural(cores as u64, "core");
     found.add("cores", format!("{cores_text} usable, others keep {busy:.1} of {all} busy{scaling}"), next);
-    let rates = rates();
     found.add(
         "products",
         format!("{:.1} GFLOP/s in f32 (1024 x 1024, all threads)", rates.products / 1e9),
@@ -192,11 +189,6 @@ fn processor(found: &mut Findings, count: usize) {
     ] {
         found.json.insert(key.into(), value);
     }
-}
-
-/// The highest rate of products of a few calibrations.
-fn fastest(calibration: &mut Calibration, threads: usize) -> f64 {
-    (0..20).map(|_| calibration.take().rates(threads).products).fold(0.0, f64::max)
 }
 
 /// Backends, and the driver of the one that needs a library.

@@ -75,7 +75,7 @@ impl Judge {
     }
 
     /// Which of `turns` count: those that nobody disturbed; where these have fewer than `least` steps, the least disturbed of
-    /// the others, too, until there are as many, and half of all.
+    /// the others, too, until there are as many. Where all are disturbed, half of them count, so that they stand for the others.
     pub fn kept(&self, turns: &[Turn], least: usize) -> Vec<bool> {
         let disturbance =
             |turn: &Turn| turn.bracket.map_or(0.0, |it| it.disturbance(self.best, self.threads));
@@ -85,7 +85,7 @@ impl Judge {
         };
         let mut others: Vec<usize> = (0..turns.len()).filter(|&index| !kept[index]).collect();
         let all: usize = turns.iter().map(|turn| turn.seconds.len()).sum();
-        let least = if steps(&kept) < least { least.max(all / 2) } else { 0 };
+        let least = if steps(&kept) == 0 { least.max(all / 2) } else { least };
         others.sort_by(|a, b| disturbance(&turns[*a]).total_cmp(&disturbance(&turns[*b])));
         for index in others {
             if steps(&kept) >= least {
@@ -130,6 +130,10 @@ pub struct Steadiness {
     pub repeated: u64,
     /// Those that count although they were disturbed, because nothing better was to be had.
     pub disturbed: u64,
+    /// Whether a calibration is the fastest round of the slowest thread; in runs of earlier versions it is the mean of rounds of
+    /// all threads, which is longer.
+    #[serde(default)]
+    pub by_thread: bool,
 }
 
 impl Steadiness {
@@ -154,6 +158,7 @@ impl Steadiness {
             turns: turns.len() as u64,
             repeated: repeated as u64,
             disturbed: (disturbed - repeated) as u64,
+            by_thread: true,
         })
     }
 

@@ -4,7 +4,8 @@
 //! As many cells are alive at once as fit the memory limit together. A cell that finds too little room
 //! beside others is tried again in a later wave, alone at first; only then its `oom` counts.
 //!
-//! A turn that others disturbed ([`Judge`]) is put back and repeated, for as much time again as the cell may spend.
+//! A turn that others disturbed ([`Judge`]) is put back and repeated: for as much time again as the cell may spend, and for
+//! [`PATIENCE`] times as much where others pause now and then.
 
 use crate::run::RunError;
 use crate::run::outcome::CellFailure;
@@ -14,6 +15,9 @@ use crate::run::turn::{Judge, Turn};
 const TURNS: f64 = 4.0;
 /// Share of a turn's length once one of a cell was disturbed: shorter ones fit into the pauses of others.
 const SHORTER: f64 = 0.25;
+/// How many times a cell's time budget goes to turns that are put back once one was not disturbed: a neighbour that works half of
+/// the time leaves about a third of the shorter turns alone.
+const PATIENCE: f64 = 4.0;
 /// Most workers alive at once.
 const ALIVE: usize = 16;
 
@@ -113,7 +117,8 @@ impl ActiveCell {
             |n: usize, spent: f64| n >= budget.runs || (n >= budget.min_runs && spent >= budget.seconds);
         let step = spent / n.max(1) as f64;
         let usual = budget.seconds.max(budget.min_runs as f64 * step).min(budget.runs as f64 * step);
-        enough(calm, calmly) || (enough(n, spent) && spent - calmly >= usual.min(budget.repeats))
+        let patience = if calm > 0 { PATIENCE } else { 1.0 };
+        enough(calm, calmly) || (enough(n, spent) && spent - calmly >= (patience * usual).min(budget.repeats))
     }
 }
 

@@ -42,9 +42,9 @@ fn recorded() -> Vec<Vec<f64>> {
 const CALIBRATION: f64 = 0.003;
 const NOISE: f64 = 0.02;
 /// How many times as long a step takes beside the neighbour.
-const SLOWED: f64 = 1.5;
+const SLOWED: f64 = 2.0;
 /// Mean seconds of the neighbour's work and pauses.
-const BURST: f64 = 0.7;
+const BURST: f64 = 0.5;
 
 /// A machine of two processors with a clock of its own, on which one cell steps.
 struct Machine<'a> {
@@ -111,7 +111,8 @@ impl CellWorkers for Machine<'_> {
             beside += works;
         }
         let spent = self.now - start;
-        let interference = Interference { seconds: spent, others: beside / spent, ..Interference::default() };
+        let interference =
+            Interference { seconds: spent, waited: Some(beside / spent), ..Interference::default() };
         let (after, taken) = (self.calibration(), interference.taken(2, 2));
         let bracket = Bracket { before, after, interference: Some(interference), taken };
         Ok(TurnResult::Steps(Turn { seconds: times, bracket: Some(bracket) }, 1))

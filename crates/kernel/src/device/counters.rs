@@ -19,6 +19,8 @@ pub struct Counters {
     steal: f64,
     /// Processor seconds of the processes that measure.
     own: f64,
+    /// Seconds that threads which measure were ready and waited for a processor; none where the system does not tell.
+    waited: Option<f64>,
     switches: u64,
 }
 
@@ -54,6 +56,9 @@ pub struct Interference {
     pub others: f64,
     /// Processors that the host of a virtual machine gave to others.
     pub steal: f64,
+    /// Processors that threads which measure waited for; none where the system does not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waited: Option<f64>,
     /// How often the system took a processor from a thread that measures.
     pub switches: u64,
     /// Mean frequency of the processors at the end, where it can be read.
@@ -67,12 +72,13 @@ impl Counters {
         let at = Instant::now();
         let (busy, steal) = processors(&std::fs::read_to_string("/proc/stat").ok()?)?;
         let ids = processes.iter().map(u32::to_string).chain(["self".to_owned()]);
-        let (mut own, mut switches) = (0.0, 0);
+        let (mut own, mut waited, mut switches) = (0.0, Some(0.0), 0);
         for id in ids {
             own += spent(&std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?)?;
+            waited = waited.zip(waited_by(&id)).map(|(all, own)| all + own);
             switches += taken_from(&id);
         }
-        Some(Self { at, busy, steal, own, switches })
+        Some(Self { at, busy, steal, own, waited, switches })
     }
 
     /// What others took since `before`, whose processes were the same.
@@ -83,6 +89,7 @@ impl Counters {
             seconds,
             others: (others / seconds).max(0.0),
             steal: ((self.steal - before.steal) / seconds).max(0.0),
+            waited: self.waited.zip(before.waited).map(|(now, before)| ((now - before) / seconds).max(0.0)),
             switches: self.switches.saturating_sub(before.switches),
             megahertz: megahertz(),
         }
@@ -90,9 +97,13 @@ impl Counters {
 }
 
 impl Interference {
-    /// Processors that were taken from `threads` threads on a machine with `cores`: what others used beyond the processors that
-    /// the threads leave free, and what the host took. Less than three ticks are none: the counters cannot tell.
+    /// Processors that were taken from `threads` threads on a machine with `cores`: those that they waited for, and what the host
+    /// took. Where the system does not tell of waiting, what others used beyond the processors that the threads leave free; less
+    /// than three ticks are none then: the counters cannot tell.
     pub fn taken(&self, threads: usize, cores: usize) -> f64 {
+        if let Some(waited) = self.waited {
+            return waited + self.steal;
+        }
         let beyond = (self.others + threads as f64 - cores as f64).clamp(0.0, self.others);
         let taken = beyond + self.steal;
         if taken * self.seconds < 3.0 * TICK { 0.0 } else { taken }
@@ -112,6 +123,16 @@ fn spent(text: &str) -> Option<f64> {
     let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
     let ticks = |index: usize| fields.get(index)?.parse::<f64>().ok();
     Some(TICK * (ticks(11)? + ticks(12)?))
+}
+
+/// Seconds that the threads of process `id` were ready and waited for a processor.
+fn waited_by(id: &str) -> Option<f64> {
+    let threads = std::fs::read_dir(format!("/proc/{id}/task")).ok()?.flatten();
+    let of = |folder: std::path::PathBuf| {
+        let text = std::fs::read_to_string(folder.join("schedstat")).ok()?;
+        text.split_whitespace().nth(1)?.parse::<f64>().ok()
+    };
+    threads.map(|thread| of(thread.path())).sum::<Option<f64>>().map(|nanoseconds| 1e-9 * nanoseconds)
 }
 
 /// Involuntary switches of all threads of process `id`.
@@ -157,6 +178,8 @@ mod tests {
         assert_eq!(of(1.5, 0.25, 0.5).taken(2, 3), 0.75);
         assert_eq!(of(0.05, 0.0, 0.2).taken(2, 2), 0.0, "one tick is none");
         assert_eq!(of(0.5, 0.0, 0.5).taken(4, 2), 0.5, "more threads than processors take from themselves");
+        let told = Interference { waited: Some(0.25), ..of(1.0, 0.125, 0.5) };
+        assert_eq!(told.taken(2, 8), 0.375, "where the system tells of waiting, only that counts");
     }
 
     #[cfg(target_os = "linux")]
@@ -184,6 +207,24 @@ mod tests {
         spinning.wait().unwrap();
         assert!(begins && waited && rests, "{begins} {waited} {rests}");
         settle(&[u32::MAX]);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn threads_that_wait_for_a_processor_are_seen() {
+        let Some(before) = waited_by("self") else { return }; // a system that does not tell
+        let spin = || {
+            let start = Instant::now();
+            while start.elapsed() < Duration::from_millis(300) {
+                std::hint::spin_loop();
+            }
+        };
+        let threads: Vec<_> =
+            (0..2 * crate::device::threads::available()).map(|_| std::thread::spawn(spin)).collect();
+        std::thread::sleep(Duration::from_millis(250)); // the counters of threads go with them
+        let waited = waited_by("self").unwrap() - before;
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert!(waited > 0.05, "{waited}");
     }
 
     #[cfg(target_os = "linux")]
