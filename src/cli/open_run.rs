@@ -13,7 +13,7 @@ use super::quick;
 use crate::program::description::Description;
 use crate::protocol::definition::{DataDirs, EstimateContext, Prepared, WorkerContext};
 use crate::protocol::grid::{Grid, listed};
-use crate::protocol::{resolve, speed};
+use crate::protocol::{measuring, resolve};
 use crate::run::manifest::argv;
 use crate::run::plan::{Cell, Plan};
 use crate::run::plan_file::PlanFile;
@@ -356,7 +356,7 @@ fn plan(args: &CommandArgs, grid: &Grid, ready: &MachineLimits) -> Result<Plan> 
     if let Some(fit) = grid.settings.fit.filter(|_| !programs.is_empty()) {
         anyhow::bail!("--fit {fit} is looked for in effattn only; leave out --fit or --program");
     }
-    let cells = if programs.is_empty() { cells } else { speed::program::with_programs(cells, &programs) };
+    let cells = if programs.is_empty() { cells } else { measuring::with_programs(cells, &programs) };
     Ok(Plan {
         name: suite.map_or_else(|| protocol.name().to_owned(), |suite| suite.name.clone()),
         command: protocol.name().to_owned(),

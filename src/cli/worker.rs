@@ -25,7 +25,7 @@ pub fn run(args: &Args) -> Result<u8> {
     let link = ParentLink::open(|| std::process::exit(0));
     let text = match &args.text {
         Some(path) => file::read(path).with_context(|| path.display().to_string())?,
-        None => protocol::input_text::embedded().bytes,
+        None => protocol::measuring::input_text::embedded().bytes,
     };
     threads::inside(move || protocol::work(&link, &text))?;
     Ok(0)

@@ -338,13 +338,6 @@ pub fn tasks(grid: &Grid) -> Vec<String> {
     all
 }
 
-/// `lra-repo · batch 1 · IMDb reviews`: what steps are measured with.
-pub fn steps_amount(plan: &Plan) -> String {
-    let text = if plan.data.contains_key("imdb") { "IMDb reviews" } else { "built-in text" };
-    let (preset, batch) = (listed(plan, |row| row.preset.clone()), listed(plan, |row| row.batch));
-    format!("{preset} · batch {batch} · {text}")
-}
-
 /// The different values that the rows of `plan` have, in order.
 pub fn listed<T: ToString>(plan: &Plan, of: impl Fn(&Row) -> Option<T>) -> String {
     let mut all: Vec<String> = Vec::new();

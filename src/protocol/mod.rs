@@ -13,10 +13,8 @@ mod differing;
 pub mod finetune;
 pub mod golden_gate;
 pub mod grid;
-pub mod input_text;
 pub mod lra;
-pub mod measured_step;
-pub mod memory;
+pub mod measuring;
 pub mod mlm;
 pub mod model_spec;
 pub mod norms;
@@ -26,7 +24,6 @@ pub mod pretrained_start;
 pub mod recall;
 pub mod robustness;
 pub mod runner;
-pub mod speed;
 pub mod stored_input;
 pub mod stored_model;
 pub mod trained_attention;
@@ -48,8 +45,8 @@ use worker_context::{WorkerInput, WorkerRequest};
 
 /// Every protocol of the crate.
 pub static TABLE: &[&dyn Protocol] = &[
-    &speed::Speed,
-    &memory::Memory,
+    &measuring::Speed,
+    &measuring::Memory,
     &lra::Lra,
     &charlm::CharLm,
     &wordlm::WordLm,

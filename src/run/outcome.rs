@@ -2,12 +2,14 @@
 
 use std::process::ExitStatus;
 
+use serde::{Deserialize, Serialize};
+
 use effattn_kernel::device::alloc::OOM_EXIT;
 use effattn_record::Outcome;
 use effattn_record::config::units::Bytes;
 
 /// How something ended and why, in one line.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CellFailure {
     /// The outcome.
     pub outcome: Outcome,

@@ -17,7 +17,7 @@ use effattn::model::family;
 use effattn::model::{Backbone, ClassifierConfig, Pooling};
 use effattn::nn::params::ParamBuilder;
 use effattn::protocol::check::check_bytes;
-use effattn::protocol::measured_step::MeasuredStep;
+use effattn::protocol::measuring::step::MeasuredStep;
 use effattn::protocol::model_spec::ModelSpec;
 use effattn::record::Pass;
 use safetensors::tensor::TensorView;

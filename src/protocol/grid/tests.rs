@@ -1,7 +1,7 @@
 use super::*;
 use crate::protocol::cell_runner::CellRunner;
 use crate::protocol::definition::{ProtocolInfo, WorkerInput};
-use crate::protocol::speed::Speed;
+use crate::protocol::measuring::Speed;
 use crate::protocol::{Protocol, resolve};
 use crate::run::RunError;
 use crate::run::worker::ParentLink;
@@ -98,6 +98,6 @@ fn flags_narrow_a_suite_and_set_overrides_it() {
 
 #[test]
 fn a_suite_of_another_protocol_says_who_runs_it() {
-    let error = resolve(&table5(), &crate::protocol::memory::Memory).err().unwrap().to_string();
+    let error = resolve(&table5(), &crate::protocol::measuring::Memory).err().unwrap().to_string();
     assert_eq!(error, "suite cos-table5 is run by: effattn speed --suite cos-table5");
 }

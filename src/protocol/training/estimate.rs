@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::{TrainingMessage, TrainingRequest, TrialTiming};
 use crate::protocol::cell_runner::request;
 use crate::protocol::definition::EstimateContext;
-use crate::protocol::speed::measure_rate;
+use crate::protocol::measuring::measure_rate;
 use crate::protocol::worker_context::{WorkerContext, WorkerRequest};
 use crate::run::RunError;
 use crate::run::plan::{Cell, Plan};
@@ -58,7 +58,7 @@ pub fn estimate<J: TrainingRequest>(plan: &mut Plan, context: &EstimateContext) 
                 (all / cell.seconds, training / all, seen.peak_bytes)
             }
             None => match measure_rate(job.info().spec, context)? {
-                Some((rate, memory)) => (RATE * threads / rate, 1.0, memory),
+                Some(rate) => (RATE * threads / rate, 1.0, None),
                 None => continue,
             },
         };

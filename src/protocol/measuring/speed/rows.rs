@@ -51,7 +51,7 @@ pub fn program_rows(row: &Row, samples: &[f64], peak: Option<u64>, ending: Optio
 /// The rows about the operations of a step: seconds, floating point operations of products and bytes per second, and what
 /// the machine reaches at most. `spent` is the sum over `steps`.
 pub fn operations(row: &Row, steps: u64, spent: &[Spent], rates: Rates) -> Vec<Row> {
-    let row = Row { published: None, n: Some(steps), ..row.clone() };
+    let row = Row { published: None, n: Some(steps), ..row.with_outcome(Outcome::Ok, None) };
     let each = steps.max(1) as f64;
     let of = |spent: &Spent| {
         let row =

@@ -4,22 +4,24 @@
 //! calibrations; the value of a row is the median over all steps of the turns that nobody disturbed.
 
 mod bracket;
-pub mod interleave;
+mod decode;
+mod estimate;
+mod interleave;
 mod limit;
 mod parent;
-pub mod plan;
-pub mod program;
+mod plan;
+mod process;
 mod rows;
 #[cfg(test)]
 mod simulation;
-pub mod worker;
+mod worker;
 
-use super::cell_runner::CellRunner;
-use super::definition::{
+use super::{input_text, plan as shared};
+use crate::protocol::cell_runner::CellRunner;
+use crate::protocol::definition::{
     DataDirs, EstimateContext, Prepared, Protocol, ProtocolInfo, Quick, ResultView, WorkerInput,
 };
-use super::grid::{Grid, GridDefaults, GridFlags, PlanError};
-use super::input_text;
+use crate::protocol::grid::{Grid, GridDefaults, GridFlags, PlanError, cells_by_place};
 use crate::run::RunError;
 use crate::run::outcome::CellFailure;
 use crate::run::plan::{Cell, Plan};
@@ -28,10 +30,9 @@ use effattn_record::config::settings::groups::{MACHINE, MODEL, POINTS};
 use effattn_record::{Metric, Row};
 use serde_json::Value;
 
-pub use parent::measure_rate;
+pub use estimate::measure_rate;
 
-/// Its entry.
-pub const INFO: ProtocolInfo = ProtocolInfo {
+const INFO: ProtocolInfo = ProtocolInfo {
     examples: EXAMPLES,
     settings: &[POINTS, MODEL, MACHINE, &["warmup", "runs", "min_runs", "max_time", "timeout", "profile"]],
     help: &[(
@@ -72,7 +73,7 @@ impl Protocol for Speed {
     }
 
     fn cells(&self, grid: &Grid, threads: usize) -> Result<Vec<Cell>, PlanError> {
-        plan::cells(grid, threads)
+        cells_by_place(grid, |pick, place| plan::cell(grid, pick, place, threads).map(Some))
     }
 
     fn prepare(&self, plan: &mut Plan, dirs: &DataDirs) -> anyhow::Result<Prepared> {
@@ -80,11 +81,11 @@ impl Protocol for Speed {
     }
 
     fn summary(&self, plan: &Plan) -> String {
-        super::grid::steps_amount(plan)
+        shared::summary(plan)
     }
 
     fn estimate(&self, plan: &mut Plan, context: &EstimateContext) -> Result<(), RunError> {
-        parent::price(plan, context)
+        estimate::price(plan, context)
     }
 
     fn same_group(&self, a: &Cell, b: &Cell) -> bool {

@@ -7,12 +7,12 @@ use candle_core::{Device, Tensor};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::plan::SpeedRequest;
+use super::input_text;
+use super::worker::{Answer, time_limit};
 use crate::program::abilities::Abilities;
 use crate::program::description::Description;
 use crate::program::wire::{Message, Tensors};
 use crate::program::{Conditions, Program};
-use crate::protocol::input_text;
 use crate::protocol::model_spec::{ModelSpec, compute_as};
 use crate::run::RunError;
 use crate::run::outcome::{self, CellFailure};
@@ -70,6 +70,15 @@ fn theirs(cell: &Cell, word: &str, description: &Description) -> Cell {
     };
     let series = if cell.series.is_empty() { String::new() } else { format!("{name} {}", cell.series) };
     Cell { words, key, request, row, series, memory: None, ..cell.clone() }
+}
+
+/// Steps before the clock starts.
+#[derive(Clone, Copy)]
+pub struct WarmUp {
+    /// Most of them; one is made in any case.
+    pub steps: u64,
+    /// Seconds after which no other begins.
+    pub seconds: f64,
 }
 
 /// A program with a model, ready to step.
@@ -134,10 +143,7 @@ struct Memory {
     peak_bytes: u64,
 }
 
-/// How something went that a program was asked.
-pub type Told<T> = Result<Result<T, CellFailure>, RunError>;
-
-/// Unwraps a [`Told`], or gives its failure back.
+/// Unwraps an [`Answer`], or gives its failure back.
 macro_rules! told {
     ($asked:expr) => {
         match $asked? {
@@ -148,38 +154,38 @@ macro_rules! told {
 }
 
 impl ProgramCell {
-    /// Starts the program `word`, gives it the model of `request`, lets it make a step, whose result must be ours, and
+    /// Starts the program `word`, gives it the model of `spec`, lets it make a step, whose result must be ours, and
     /// warms it up.
     pub fn start(
         word: &str,
-        request: &SpeedRequest,
+        spec: &ModelSpec,
+        warmup: WarmUp,
         timeout: Option<f64>,
         limit: u64,
         session: &Session,
-    ) -> Told<Self> {
+    ) -> Answer<Self> {
         let description =
             Description::find(word).map_err(|error| RunError::Internal(format!("{error:#}")))?;
         let threads = session.launcher.threads;
         let conditions = Conditions { time: None, resident_limit: limit, stop: &session.stop };
-        let left = timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-        let left = left.unwrap_or(Duration::MAX);
+        let left = time_limit(timeout).unwrap_or(Duration::MAX);
         let mut program = told!(Program::start(&description, threads, &conditions));
         let abilities = told!(Abilities::of(&mut program, &description, &conditions));
-        if let Err(reason) = able(&abilities, &request.spec) {
+        if let Err(reason) = able(&abilities, spec) {
             return Ok(Err(CellFailure::new(Outcome::Unsupported, reason)));
         }
-        let prepared = match prepare(&description, request, threads, session) {
+        let prepared = match prepare(&description, spec, threads, session) {
             Ok(prepared) => prepared,
             Err(failure) => return Ok(Err(failure)),
         };
         told!(program.ask(prepared.message, &conditions));
         let mut cell = Self { program, left, held: 0, clocks: (0.0, 0.0) };
         let first = told!(cell.steps(1, f64::MAX, limit, session));
-        if let Err(failure) = same(&first.result, &prepared.result, request.spec.dtype) {
+        if let Err(failure) = same(&first.result, &prepared.result, spec.dtype) {
             return Ok(Err(failure));
         }
-        if request.warmup > 1 && first.seconds.iter().sum::<f64>() < request.max_time {
-            told!(cell.steps(request.warmup - 1, request.max_time, limit, session));
+        if warmup.steps > 1 && first.seconds.iter().sum::<f64>() < warmup.seconds {
+            told!(cell.steps(warmup.steps - 1, warmup.seconds, limit, session));
         }
         cell.held = cell.program.resident();
         cell.clocks = (0.0, 0.0);
@@ -192,13 +198,13 @@ impl ProgramCell {
     }
 
     /// Seconds of its steps in one turn.
-    pub fn turn(&mut self, seconds: f64, runs: u64, limit: u64, session: &Session) -> Told<Vec<f64>> {
+    pub fn turn(&mut self, seconds: f64, runs: u64, limit: u64, session: &Session) -> Answer<Vec<f64>> {
         let steps = told!(self.steps(runs, seconds, limit, session));
         self.held = self.held.max(self.program.resident());
         Ok(Ok(steps.seconds))
     }
 
-    fn steps(&mut self, n: u64, seconds: f64, limit: u64, session: &Session) -> Told<Steps> {
+    fn steps(&mut self, n: u64, seconds: f64, limit: u64, session: &Session) -> Answer<Steps> {
         let message = Message::request("steps").with("n", n);
         let message = if seconds.is_finite() && seconds < f64::MAX {
             message.with("seconds", seconds)
@@ -293,11 +299,10 @@ fn model(spec: &ModelSpec, choice: &MechanismChoice) -> Result<ClassifierConfig,
 
 fn prepare(
     description: &Description,
-    request: &SpeedRequest,
+    spec: &ModelSpec,
     threads: usize,
     session: &Session,
 ) -> Result<PreparedCell, CellFailure> {
-    let spec = &request.spec;
     let unsupported = |reason: String| CellFailure::new(Outcome::Unsupported, reason);
     let wrong = |error: ResolveError| CellFailure::new(Outcome::Failed, error.to_string());
     let choice = spec.choice().map_err(wrong)?;

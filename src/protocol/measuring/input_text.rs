@@ -4,7 +4,7 @@ use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
-use super::definition::{DataDirs, Prepared};
+use crate::protocol::definition::{DataDirs, Prepared};
 use crate::run::plan::Plan;
 use effattn_data::lra_text::{LraText, NAMES};
 use effattn_data::{DataError, Dataset, Split, store, story};

@@ -5,7 +5,7 @@
 
 use std::time::Instant;
 
-use super::model_spec::{ModelSpec, compute_as};
+use crate::protocol::model_spec::{ModelSpec, compute_as};
 use crate::run::outcome::{self, CellFailure};
 use crate::train::optim::AdamW;
 use crate::train::schedule::Schedule;

@@ -5,9 +5,11 @@
 
 use std::time::Instant;
 
-use super::{MemoryRequest, ask};
+use super::MemoryRequest;
+use super::peak::{Peak, ask};
 use crate::protocol::cell_runner::CellRunner;
 use crate::protocol::definition::EstimateContext;
+use crate::protocol::measuring::worker::{Answer, Bounds};
 use crate::protocol::model_spec::ModelSpec;
 use crate::run::RunError;
 use crate::run::outcome::CellFailure;
@@ -201,9 +203,8 @@ fn seconds(flops: &dyn Fn(u64) -> f64, len: u64, (known, took): (u64, f64)) -> f
 fn flops_of(request: &MemoryRequest) -> Result<impl Fn(u64) -> f64 + use<>, RunError> {
     let wrong = |error: effattn_model::family::ResolveError| RunError::Internal(error.to_string());
     let spec = request.spec.clone();
-    let short = ModelSpec { len: FIRST.min(spec.len), ..spec.clone() };
     let choice = spec.choice().map_err(wrong)?;
-    short.resolve_measured(&choice).map_err(wrong)?;
+    request.with_len(FIRST.min(spec.len)).spec.resolve_measured(&choice).map_err(wrong)?;
     Ok(move |len: u64| {
         let spec = ModelSpec { len, ..spec.clone() };
         let flops = |resolved: Box<dyn Architecture>| spec.step_flops(resolved.flops(len as usize));
@@ -238,11 +239,11 @@ pub(super) fn fit(
         let over = start.elapsed().as_secs_f64() + needed > timeout;
         over.then(|| too_late(timeout, needed, law))
     };
-    let limits = (room(bytes, session.memory_limit), session.resident_limit);
+    let bounds = Bounds { memory_limit: room(bytes, session.memory_limit), ..Bounds::of(session) };
     let found = search((longest, bytes), late, |len| {
         session.term.at(&format!("{} tries {len} positions", runner.plan.name(index)));
         let left = (timeout - start.elapsed().as_secs_f64()).max(0.0);
-        attempt(asked, len, |request| ask((&session.launcher, limits, &session.stop), Some(left), &request))
+        attempt(ask(bounds, Some(left), &asked.with_len(len)))
     })?;
     let row = Row { n: Some(found.tried), ..cell.row.clone() };
     let (outcome, remark) = match (&found.ending, found.len) {
@@ -266,17 +267,12 @@ fn room(bytes: u64, memory_limit: u64) -> u64 {
     (bytes / 4 * 5).saturating_add(32 << 20).min(memory_limit)
 }
 
-/// One length.
-fn attempt(
-    asked: &MemoryRequest,
-    len: u64,
-    ask: impl FnOnce(MemoryRequest) -> Result<Result<super::Peak, CellFailure>, RunError>,
-) -> Result<Tried, RunError> {
-    let request = MemoryRequest { spec: ModelSpec { len, ..asked.spec.clone() }, ..asked.clone() };
-    Ok(match ask(request)? {
+/// What the `answer` about a length says.
+fn attempt(answer: Answer<Peak>) -> Result<Tried, RunError> {
+    Ok(match answer? {
         Ok(peak) => Tried::Measured { peak: peak.peak_bytes, seconds: peak.seconds },
-        Err(ending) if ending.outcome == Outcome::Oom => Tried::TooBig,
-        Err(ending) => Tried::Ended(ending),
+        Err(failure) if failure.outcome == Outcome::Oom => Tried::TooBig,
+        Err(failure) => Tried::Ended(failure),
     })
 }
 
@@ -290,7 +286,9 @@ pub(super) fn price(
 ) -> Result<f64, RunError> {
     let flops = flops_of(asked)?;
     let timeout = cell.timeout.unwrap_or(f64::INFINITY);
-    let limits = (room(bytes, context.memory_limit), context.memory_limit);
+    let EstimateContext { launcher, memory_limit: limit, stop, .. } = context;
+    let memory_limit = room(bytes, *limit);
+    let bounds = Bounds { launcher, memory_limit, resident_limit: *limit, stop };
     let mut known: Vec<Point> = Vec::new();
     let mut total = 0.0;
     let late = |len: u64, known: (u64, f64), _: Option<u64>| {
@@ -304,10 +302,7 @@ pub(super) fn price(
             (Some(took), Some(law)) if known.len() >= SHORT && took > AT_ONCE => {
                 (Tried::Measured { peak: law.at(len as f64) as u64, seconds: took }, false)
             }
-            _ => {
-                let place = (&context.launcher, limits, &context.stop);
-                (attempt(asked, len, |request| ask(place, Some(PRICED), &request))?, true)
-            }
+            _ => (attempt(ask(bounds, Some(PRICED), &asked.with_len(len)))?, true),
         };
         if let Tried::Measured { peak, seconds } = tried {
             if real {

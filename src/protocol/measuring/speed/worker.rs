@@ -5,9 +5,9 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::super::measured_step::MeasuredStep;
 use super::plan::SpeedRequest;
 use crate::protocol::definition::WorkerInput;
+use crate::protocol::measuring::step::MeasuredStep;
 use crate::run::outcome::CellFailure;
 use crate::run::worker::ParentLink;
 use effattn_kernel::cpu::rates::{Rates, rates};
@@ -15,7 +15,7 @@ use effattn_kernel::device::machine::Resident;
 use effattn_kernel::profile::{self, Product, Spent};
 use effattn_record::config::settings::{DeviceName, KernelName};
 
-/// What the parent asks.
+/// What the parent asks of a worker that is warm.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct TurnRequest {
     /// Step for so many seconds,
@@ -23,72 +23,59 @@ pub struct TurnRequest {
     /// at most so many times.
     pub runs: u64,
     /// Time operations instead of steps.
-    #[serde(default)]
     pub profile: bool,
 }
 
-/// What the worker answers.
+/// The answer when it is warm and after a turn.
 #[derive(Debug, Serialize, Deserialize)]
-#[serde(tag = "say", rename_all = "snake_case")]
-pub enum SpeedReply {
-    /// Warm, or after a turn.
-    Samples {
-        /// Seconds of every step of the turn; empty when warm.
-        seconds: Vec<f64>,
-        /// Highest live bytes so far, where they are counted.
-        peak_bytes: Option<u64>,
-        /// Bytes that the process holds and may reach again.
-        held_bytes: u64,
-        /// The products of a step and how often it makes each; when warm.
-        #[serde(default, skip_serializing_if = "Vec::is_empty")]
-        products: Vec<(Product, u64)>,
-    },
-    /// Where the time of steps went.
-    Profile {
-        /// How many steps were made.
-        steps: u64,
-        /// Their seconds, operation by operation.
-        spent: Vec<Spent>,
-        /// What this machine reaches at most.
-        rates: Rates,
-    },
-    /// Over.
-    Ended {
-        /// How.
-        outcome: effattn_record::Outcome,
-        /// Why.
-        reason: String,
-    },
+pub struct Stepped {
+    /// Seconds of every step of the turn; empty when warm.
+    pub seconds: Vec<f64>,
+    /// Highest live bytes so far, where they are counted.
+    pub peak_bytes: Option<u64>,
+    /// Bytes that the process holds and may reach again.
+    pub held_bytes: u64,
+    /// The products of a step and how often it makes each; when warm.
+    pub products: Vec<(Product, u64)>,
 }
 
-impl From<CellFailure> for SpeedReply {
-    fn from(failure: CellFailure) -> Self {
-        Self::Ended { outcome: failure.outcome, reason: failure.reason }
-    }
+/// The answer where operations were timed.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Profiled {
+    /// How many steps were made.
+    pub steps: u64,
+    /// Their seconds, operation by operation.
+    pub spent: Vec<Spent>,
+    /// What this machine reaches at most.
+    pub rates: Rates,
 }
 
-/// Builds, warms up, and steps whenever it is its turn, until the parent closes the pipe.
+/// Builds, warms up, and steps whenever it is its turn, until the parent closes the pipe or something fails.
 pub fn work(link: &ParentLink, request: Value, given: &WorkerInput) -> anyhow::Result<()> {
     let request: SpeedRequest = serde_json::from_value(request)?;
     let (mut step, products) = match warm(&request, given.text) {
         Ok(warm) => warm,
-        Err(ending) => return Ok(link.send(&SpeedReply::from(ending))?),
+        Err(failure) => return Ok(link.send(&Err::<(), _>(failure))?),
     };
     let mut resident = Resident::default();
     let mut answer = |step: &MeasuredStep, seconds: Vec<f64>, products: Vec<(Product, u64)>| {
         let peak_bytes = step.peak_bytes();
         let held_bytes = peak_bytes.unwrap_or(0).max(resident.own());
-        SpeedReply::Samples { seconds, peak_bytes, held_bytes, products }
+        Stepped { seconds, peak_bytes, held_bytes, products }
     };
-    link.send(&answer(&step, Vec::new(), products))?;
+    link.send(&Ok::<_, CellFailure>(answer(&step, Vec::new(), products)))?;
     while let Some(turn) = link.next::<TurnRequest>()? {
-        let answer = match turn.profile {
-            true => profile(&mut step, &turn),
-            false => steps(&mut step, &turn).map(|seconds| answer(&step, seconds, Vec::new())),
+        let failed = if turn.profile {
+            let profiled = profile(&mut step, &turn);
+            link.send(&profiled)?;
+            profiled.is_err()
+        } else {
+            let stepped = steps(&mut step, &turn).map(|seconds| answer(&step, seconds, Vec::new()));
+            link.send(&stepped)?;
+            stepped.is_err()
         };
-        match answer {
-            Ok(answer) => link.send(&answer)?,
-            Err(ending) => return Ok(link.send(&SpeedReply::from(ending))?),
+        if failed {
+            break;
         }
     }
     Ok(())
@@ -103,8 +90,8 @@ fn warm(request: &SpeedRequest, text: &[u8]) -> Result<(MeasuredStep, Vec<(Produ
     let start = Instant::now();
     let (first, products) = profile::products(|| step.step());
     first?;
-    for _ in 1..request.warmup {
-        if start.elapsed().as_secs_f64() >= request.max_time {
+    for _ in 1..request.measure.warmup {
+        if start.elapsed().as_secs_f64() >= request.measure.max_time {
             break;
         }
         step.step()?;
@@ -114,10 +101,10 @@ fn warm(request: &SpeedRequest, text: &[u8]) -> Result<(MeasuredStep, Vec<(Produ
 }
 
 /// Steps as [`steps`], each operation timed.
-fn profile(step: &mut MeasuredStep, turn: &TurnRequest) -> Result<SpeedReply, CellFailure> {
+fn profile(step: &mut MeasuredStep, turn: &TurnRequest) -> Result<Profiled, CellFailure> {
     let device = step.device().clone();
     let (seconds, spent) = profile::record(&device, || steps(step, turn));
-    Ok(SpeedReply::Profile { steps: seconds?.len() as u64, spent, rates: rates() })
+    Ok(Profiled { steps: seconds?.len() as u64, spent, rates: rates() })
 }
 
 fn steps(step: &mut MeasuredStep, turn: &TurnRequest) -> Result<Vec<f64>, CellFailure> {
