@@ -148,18 +148,19 @@ simd_fn! {
     }
 }
 
+/// What the gradient of a value needs of its column.
+#[derive(Clone, Copy)]
+struct Columns<'a> {
+    mean: &'a [f32],
+    shift: &'a [f32],
+    slope: &'a [f32],
+    scale: &'a [f32],
+}
+
 simd_fn! {
     /// dx = (dy - shift - (x - mean) slope) scale, row by row.
-    fn backward_rows<S>(
-        simd,
-        x: &'a [f32],
-        mean: &'a [f32],
-        dy: &'a [f32],
-        shift: &'a [f32],
-        slope: &'a [f32],
-        scale: &'a [f32],
-        dx: &'a mut [f32],
-    ) {
+    fn backward_rows<S>(simd, columns: Columns<'a>, x: &'a [f32], dy: &'a [f32], dx: &'a mut [f32]) {
+        let Columns { mean, shift, slope, scale } = columns;
         let width = mean.len();
         for ((x, dy), dx) in x.chunks_exact(width).zip(dy.chunks_exact(width)).zip(dx.chunks_exact_mut(width)) {
             for at in (0..width).step_by(S::F32_LANES) {
@@ -219,9 +220,10 @@ impl FusedOp for BatchNorm {
             let slope: Vec<f32> =
                 slope.map(|(product, inverse)| product * inverse * inverse * through).collect();
             let scale = self.scale(weight);
+            let columns = Columns { mean: &self.mean, shift: &shift, slope: &slope, scale: &scale };
             let dx = par::build(x.len(), chunk, |index, dx| {
                 let here = index * chunk..index * chunk + dx.len();
-                backward_rows(&x[here.clone()], &self.mean, &dy[here], &shift, &slope, &scale, dx);
+                backward_rows(columns, &x[here.clone()], &dy[here], dx);
             });
             Ok((dx, products, sums))
         })?;

@@ -175,7 +175,8 @@ fn backward(x: &[f32], weight: &[f32], eps: f32, dy: &[f32]) -> (Vec<f32>, Vec<f
         |(), index, dx, part| {
             let (dweight, dbias) = part.split_at_mut(width);
             let here = index * chunk..index * chunk + dx.len();
-            rows::layer_norm_backward(&x[here.clone()], weight, eps, &dy[here], dx, dweight, dbias);
+            let grads = rows::LayerNormGrads { dx, dweight, dbias };
+            rows::layer_norm_backward(&x[here.clone()], weight, eps, &dy[here], grads);
         },
     );
     (dx, par::sum_parts(&dparameters, parts))

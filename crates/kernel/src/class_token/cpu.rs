@@ -41,10 +41,12 @@ impl ClassToken {
         self.heads * self.d
     }
 
-    /// The class token's query, key and value of one sample.
-    fn qkv<'a>(&self, cls: &'a [f32], sample: usize) -> [&'a [f32]; 3] {
-        let row = &cls[sample * self.count * self.width()..];
-        self.qkv.map(|start| &row[start..start + self.width()])
+    /// Sample `index` of `rows`, `n` positions each, and of the class token's rows.
+    fn sample<'a>(&self, rows: &'a [f32], cls: &'a [f32], index: usize, n: usize) -> Sample<'a> {
+        let e = self.width();
+        let row = &cls[index * self.count * e..];
+        let qkv = self.qkv.map(|start| &row[start..start + e]);
+        Sample { d: self.d, scale: self.scale, qkv, rows: &rows[index * n * e..][..n * e] }
     }
 
     fn mask(&self, sample: usize, n: usize) -> Option<&[f32]> {
@@ -57,9 +59,7 @@ impl ClassToken {
             [&vec![e; b], &vec![(1 + n) * self.heads; b]],
             || (),
             |(), sample, [out, weights]| {
-                let [q, k, v] = self.qkv(cls, sample);
-                let rows = &rows[sample * n * e..][..n * e];
-                read(self.d, self.scale, q, k, v, rows, self.mask(sample, n), weights, out);
+                read(self.sample(rows, cls, sample, n), self.mask(sample, n), weights, out);
             },
         )
     }
@@ -81,14 +81,12 @@ impl ClassToken {
             [&row_lens, &own_lens],
             || (),
             |(), sample, [drows, dcls]| {
-                let [q, k, v] = self.qkv(cls, sample);
                 let at = sample * e..(sample + 1) * e;
                 let (out, grad) = (&out[at.clone()], &grad[at]);
-                let rows = &rows[sample * n * e..][..n * e];
                 let weights = &weights[sample * (1 + n) * self.heads..][..(1 + n) * self.heads];
                 let (mut dq, mut dk, mut dv) = (vec![0.0; e], vec![0.0; e], vec![0.0; e]);
                 let own = [&mut dq[..], &mut dk, &mut dv];
-                read_backward(self.d, self.scale, [q, k, v], rows, weights, out, grad, drows, own);
+                read_backward(self.sample(rows, cls, sample, n), weights, out, grad, drows, own);
                 for (start, part) in self.qkv.into_iter().zip([dq, dk, dv]) {
                     dcls[start..start + e].copy_from_slice(&part);
                 }
@@ -97,12 +95,24 @@ impl ClassToken {
     }
 }
 
+/// What the class token of one sample reads.
+#[derive(Clone, Copy)]
+struct Sample<'a> {
+    /// Width of a head.
+    d: usize,
+    scale: f32,
+    /// The class token's own query, key and value.
+    qkv: [&'a [f32]; 3],
+    /// The other positions.
+    rows: &'a [f32],
+}
+
 crate::simd_fn! {
     /// One sample: `out` (zeros before) and the softmax weights.
     fn read<S>(
-        simd, d: usize, scale: f32, q: &'a [f32], k: &'a [f32], v: &'a [f32], rows: &'a [f32],
-        mask: Option<&'a [f32]>, weights: &'a mut [f32], out: &'a mut [f32],
+        simd, sample: Sample<'a>, mask: Option<&'a [f32]>, weights: &'a mut [f32], out: &'a mut [f32],
     ) {
+        let Sample { d, scale, qkv: [q, k, v], rows } = sample;
         let (e, heads) = (q.len(), q.len() / d);
         for head in 0..heads {
             let part = head * d..(head + 1) * d;
@@ -137,10 +147,11 @@ crate::simd_fn! {
 crate::simd_fn! {
     /// Gradients of one sample: the rows' and the class token's (zeros before).
     fn read_backward<S>(
-        simd, d: usize, scale: f32, qkv: [&'a [f32]; 3], rows: &'a [f32], weights: &'a [f32], out: &'a [f32],
-        grad: &'a [f32], drows: &'a mut [f32], own: [&'a mut [f32]; 3],
+        simd, sample: Sample<'a>, weights: &'a [f32], out: &'a [f32], grad: &'a [f32], drows: &'a mut [f32],
+        own: [&'a mut [f32]; 3],
     ) {
-        let ([q, k, v], [dq, dk, dv]) = (qkv, own);
+        let Sample { d, scale, qkv: [q, k, v], rows } = sample;
+        let [dq, dk, dv] = own;
         let (e, heads) = (q.len(), q.len() / d);
         for head in 0..heads {
             let part = head * d..(head + 1) * d;

@@ -164,7 +164,7 @@ impl Step<'_> {
         }
         self.input_gradient(dy, rows, dnormal);
         let (dweight, dbias) = norm_sums.split_at_mut(inp);
-        rows::layer_norm_backward(x, weight, eps, dnormal, dx, dweight, dbias);
+        rows::layer_norm_backward(x, weight, eps, dnormal, rows::LayerNormGrads { dx, dweight, dbias });
     }
 
     /// dx = sum over the linear layers of dy W; nothing if it is not needed.

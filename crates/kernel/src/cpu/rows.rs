@@ -31,18 +31,27 @@ simd_fn! {
     }
 }
 
+/// What [`layer_norm_backward`] adds to.
+pub struct LayerNormGrads<'a> {
+    /// The gradient of x.
+    pub dx: &'a mut [f32],
+    /// That of the weight.
+    pub dweight: &'a mut [f32],
+    /// That of the bias.
+    pub dbias: &'a mut [f32],
+}
+
 simd_fn! {
-    /// Backward of [`layer_norm`]: adds the gradient of x to `dx`, those of weight and bias to `dweight`, `dbias`.
+    /// Backward of [`layer_norm`].
     pub fn layer_norm_backward<S>(
         simd,
         x: &'a [f32],
         weight: &'a [f32],
         eps: f32,
         dy: &'a [f32],
-        dx: &'a mut [f32],
-        dweight: &'a mut [f32],
-        dbias: &'a mut [f32],
+        grads: LayerNormGrads<'a>,
     ) {
+        let LayerNormGrads { dx, dweight, dbias } = grads;
         let width = weight.len().max(1);
         let rows = x.chunks_exact(width).zip(dy.chunks_exact(width)).zip(dx.chunks_exact_mut(width));
         for ((x, dy), dx) in rows {

@@ -50,7 +50,6 @@ macro_rules! simd_fn {
         $simd:ident $(, $arg:ident: $type:ty)* $(,)?
     ) $(-> $output:ty)? $body:block) => {
         $(#[$meta])*
-        #[allow(clippy::too_many_arguments)]
         $vis fn $name<'a>($($arg: $type),*) $(-> $output)? {
             struct Op<'a> { $($arg: $type,)* lifetime: std::marker::PhantomData<&'a ()> }
             impl<'a> $crate::cpu::simd::WithSimd for Op<'a> {

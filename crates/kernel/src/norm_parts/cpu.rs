@@ -22,12 +22,11 @@ pub struct NormParts {
 }
 
 impl NormParts {
-    fn spec(&self) -> Spec<'_> {
-        Spec { width: self.width, parts: &self.parts, eps: EPS as f32 }
-    }
-
-    fn mask(&self, first: usize, rows: usize) -> Option<&[f32]> {
-        self.mask.as_ref().map(|mask| &mask[first..first + rows])
+    /// How `len` numbers from row `first` on are divided.
+    fn spec(&self, first: usize, len: usize) -> Spec<'_> {
+        let rows = len / (self.width * self.parts.len());
+        let mask = self.mask.as_ref().map(|mask| &mask[first..first + rows]);
+        Spec { width: self.width, parts: &self.parts, mask, eps: EPS as f32 }
     }
 
     fn backward(&self, x: Elements, flat: &[f32], grad: &[f32]) -> (Vec<f32>, Vec<f32>) {
@@ -39,9 +38,8 @@ impl NormParts {
             || par::scratch(x.room(CHUNK * stride)),
             |room, index, dx, dparams| {
                 let at = index * CHUNK * stride;
-                let mask = self.mask(index * CHUNK, dx.len() / stride);
                 let (x, grad) = (x.read(at..at + dx.len(), room), &grad[at..at + dx.len()]);
-                backward_rows(self.spec(), mask, x, flat, grad, dx, dparams);
+                backward_rows(self.spec(index * CHUNK, dx.len()), x, flat, grad, dx, dparams);
             },
         );
         let mut total = vec![0.0; params];
@@ -62,8 +60,7 @@ impl FusedOp for NormParts {
         let stride = self.width * self.parts.len();
         let y = par::build(x.len(), CHUNK * stride, |index, y| {
             let at = index * CHUNK * stride;
-            let mask = self.mask(index * CHUNK, y.len() / stride);
-            forward_rows(self.spec(), mask, &x[at..at + y.len()], flat, y);
+            forward_rows(self.spec(index * CHUNK, y.len()), &x[at..at + y.len()], flat, y);
         });
         Ok((y, operands[0].1.shape().clone()))
     }
@@ -113,15 +110,13 @@ impl FusedOp for Hide {
     }
 }
 
-/// How a row is divided.
+/// How rows are divided.
 #[derive(Clone, Copy)]
-pub struct Spec<'a> {
-    /// Width of a part.
-    pub width: usize,
-    /// Whether each part is normalised.
-    pub parts: &'a [bool],
-    /// Added to the variance.
-    pub eps: f32,
+struct Spec<'a> {
+    width: usize,
+    parts: &'a [bool],
+    mask: Option<&'a [f32]>,
+    eps: f32,
 }
 
 /// Mean and reciprocal standard deviation; `centred` is scratch of the length of `x`.
@@ -148,13 +143,11 @@ fn statistics<S: Simd>(simd: S, x: &[f32], eps: f32, centred: &mut [f32]) -> (f3
 
 crate::simd_fn! {
     /// The rows of `x` with their parts normalised; `y` holds zeros before. `params` = [weight | bias].
-    pub fn forward_rows<S>(
-        simd, spec: Spec<'a>, mask: Option<&'a [f32]>, x: &'a [f32], params: &'a [f32], y: &'a mut [f32],
-    ) {
+    fn forward_rows<S>(simd, spec: Spec<'a>, x: &'a [f32], params: &'a [f32], y: &'a mut [f32]) {
         let (width, stride) = (spec.width, spec.width * spec.parts.len());
         let (weight, bias) = params[..2 * width].split_at(width);
         for (row, (x, y)) in x.chunks_exact(stride).zip(y.chunks_exact_mut(stride)).enumerate() {
-            if mask.is_some_and(|mask| mask[row] == 0.0) {
+            if spec.mask.is_some_and(|mask| mask[row] == 0.0) {
                 continue;
             }
             let parts = x.chunks_exact(width).zip(y.chunks_exact_mut(width)).zip(spec.parts);
@@ -193,16 +186,16 @@ fn affine<S: Simd>(simd: S, scale: f32, weight: &[f32], bias: &[f32], y: &mut [f
 
 crate::simd_fn! {
     /// Gradient of [`forward_rows`]: `dx` (zeros before) and, added up, `dparams` = [dweight | dbias].
-    pub fn backward_rows<S>(
-        simd, spec: Spec<'a>, mask: Option<&'a [f32]>, x: &'a [f32], params: &'a [f32], grad: &'a [f32],
-        dx: &'a mut [f32], dparams: &'a mut [f32],
+    fn backward_rows<S>(
+        simd, spec: Spec<'a>, x: &'a [f32], params: &'a [f32], grad: &'a [f32], dx: &'a mut [f32],
+        dparams: &'a mut [f32],
     ) {
         let (width, stride) = (spec.width, spec.width * spec.parts.len());
         let weight = &params[..width];
         let (dweight, dbias) = dparams[..2 * width].split_at_mut(width);
         let rows = x.chunks_exact(stride).zip(grad.chunks_exact(stride)).zip(dx.chunks_exact_mut(stride));
         for (row, ((x, grad), dx)) in rows.enumerate() {
-            if mask.is_some_and(|mask| mask[row] == 0.0) {
+            if spec.mask.is_some_and(|mask| mask[row] == 0.0) {
                 continue;
             }
             let parts = x.chunks_exact(width).zip(grad.chunks_exact(width)).zip(dx.chunks_exact_mut(width));

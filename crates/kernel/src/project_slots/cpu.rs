@@ -17,7 +17,7 @@ use crate::cpu::par::zeros;
 use crate::op::{self, FusedOp, SavedOutput};
 
 use super::geometry::{Geometry, TILE};
-use super::weights::{fold_weights, logit_grads, weights_again};
+use super::weights::{Columns, fold_weights, logit_grads, weights_again};
 
 /// Dynamic projection; `stats` is what the forward pass leaves for the backward pass: per sample, segment
 /// and slot the maximum of the logits and the reciprocal of the sum of exponentials.
@@ -140,7 +140,7 @@ impl Project {
         let (max, rest) = state.split_at_mut(g.slots());
         let (sum, sums) = rest.split_at_mut(g.slots());
         let (width, len) = (g.slot_width(), columns.len());
-        fold_weights(logits, stride, columns.start, len, max, sum, sums, width);
+        fold_weights(logits, Columns { stride, first: columns.start, len }, max, sum, sums, width);
         for head in 0..g.heads {
             let weights =
                 Mat::strided(&logits[head * g.rank * stride + columns.start..], g.rank, len, stride);
@@ -271,7 +271,8 @@ impl Project {
             let stats = &slots.stats[segment * g.slots()..][..g.slots()];
             let deltas = &slots.deltas[segment * g.slots()..][..g.slots()];
             let count = columns.len();
-            weights_again(logits, len, columns.start, count, stats);
+            let here = Columns { stride: len, first: columns.start, len: count };
+            weights_again(logits, here, stats);
             for head in 0..g.heads {
                 let at = head * g.rank * len + columns.start;
                 for (part, &start) in g.parts.iter().enumerate() {
@@ -293,7 +294,7 @@ impl Project {
                     gemm_add(dvalues, weights.t(), grad, 1.0, 1.0, Threads::One);
                 }
             }
-            logit_grads(logits, grads, len, columns.start, count, stats, deltas);
+            logit_grads(logits, grads, here, stats, deltas);
         }
         let grads = Mat::new(grads, g.slots(), len);
         let weight = Mat::new(weight, g.slots(), g.width);

@@ -107,7 +107,6 @@ fn relu(x: &mut [f32]) {
 impl Mixture {
     /// R from the summed keys [valid.len(), d]; `valid` are the blocks with a kept key, of `blocks`. The backward pass
     /// needs `keep_steps`.
-    #[allow(clippy::too_many_arguments)]
     pub fn new(
         pooled: &[f32],
         valid: &[usize],

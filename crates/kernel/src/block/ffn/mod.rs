@@ -269,7 +269,7 @@ impl Ffn {
             Residual::Normed => rows::add(whole, dnormal),
         }
         let (dweight, dbias) = sums.split_at_mut(self.width);
-        rows::layer_norm_backward(x, weight, self.eps, dnormal, dx, dweight, dbias);
+        rows::layer_norm_backward(x, weight, self.eps, dnormal, rows::LayerNormGrads { dx, dweight, dbias });
     }
 }
 
