@@ -161,7 +161,7 @@ pub fn sample(
     }
     write(draw.prompt.as_bytes())?;
     ensure!(draw.temperature >= 0.0, "the temperature must not be negative; choose 0 or more");
-    let mut state = Decoder::start(net.as_ref(), config.as_ref())?;
+    let mut state = SymbolFeed::start(net.as_ref(), config.as_ref())?;
     let mut stream = RngStream::new(draw.seed, "sample");
     let mut logits = state.feed(&ids)?;
     for _ in 0..draw.symbols {
@@ -175,7 +175,7 @@ pub fn sample(
 
 /// Feeds symbols with the cache carried along. A mechanism that compresses whole segments may only be handed over
 /// where a segment ends, so what stands behind the last full block is kept and encoded again.
-struct Decoder<'a> {
+struct SymbolFeed<'a> {
     model: &'a dyn CausalModel,
     cache: Cache,
     pending: Vec<u32>,
@@ -183,7 +183,7 @@ struct Decoder<'a> {
     cached: bool,
 }
 
-impl<'a> Decoder<'a> {
+impl<'a> SymbolFeed<'a> {
     fn start(model: &'a dyn CausalModel, config: &dyn CausalArchitecture) -> Result<Self> {
         let cached = config.cached() > 0;
         // short blocks make every symbol cheap; segments of the mechanisms divide 64

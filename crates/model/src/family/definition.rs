@@ -331,22 +331,20 @@ fn decoder(
     let model = architecture.resized(room, 0).build_causal(builder)?;
     let Some(mut states) = model.start_decoding(batch, room)? else { return Ok(None) };
     states.iter_mut().for_each(|state| state.set_position(room - 1));
-    Ok(Some(Box::new(Decoder { model, states, behind: room - 1 })))
+    Ok(Some(Box::new(NextToken(move |ids: &Tensor| {
+        let logits = model.decode(ids, &mut states)?;
+        states.iter_mut().for_each(|state| state.set_position(room - 1));
+        Ok(logits)
+    }))))
 }
 
 /// A model that makes the next token of sequences, always the same one: what it costs does not depend on what was before.
-struct Decoder {
-    model: Box<dyn CausalModel>,
-    states: Vec<Box<dyn DecodeState>>,
-    behind: usize,
-}
+/// It holds the step: logits of one token of every sequence, after which the model is where it was.
+pub(super) struct NextToken<F>(pub F);
 
-impl Model for Decoder {
+impl<F: FnMut(&Tensor) -> Result<Tensor>> Model for NextToken<F> {
     fn forward(&mut self, batch: &Batch) -> Result<Tensor> {
-        let ids = batch.tokens()?.ids.narrow(1, 0, 1)?.contiguous()?;
-        let logits = self.model.decode(&ids, &mut self.states)?;
-        self.states.iter_mut().for_each(|state| state.set_position(self.behind));
-        Ok(logits)
+        self.0(&batch.tokens()?.ids.narrow(1, 0, 1)?.contiguous()?)
     }
 
     fn loss(&mut self, _: &Batch, _: DropoutRng) -> Result<Loss> {

@@ -2,6 +2,7 @@
 
 use candle_core::{D, DType, Device, Result, Tensor};
 
+use super::definition::NextToken;
 use super::word_lm::reaching;
 use super::{
     Architecture, Family, Loss, Metric, Model, ModelRequest, Objective, PresetInfo, ResolveError, StageCost,
@@ -10,7 +11,7 @@ use super::{
 use crate::Backbone;
 use crate::attention::choose::choose;
 use crate::batch::{Batch, IGNORED, InputKind, ModelInput, SyntheticInput, Tokens};
-use crate::labeler::{Drawn, Labeler, LabelerConfig, LayerForm, LayerState, TAPS};
+use crate::labeler::{Drawn, Labeler, LabelerConfig, LayerForm, TAPS};
 use crate::layer::RotaryForm;
 use crate::nn::dropout::{Dropout, DropoutRng};
 use crate::nn::ffn::FfnActivation;
@@ -330,7 +331,11 @@ impl Architecture for LabelerConfig {
         let Some(mut states) = model.start_decoding(batch, self.max_len)? else { return Ok(None) };
         let behind = self.max_len - 1;
         states.iter_mut().for_each(|state| state.set_position(behind));
-        Ok(Some(Box::new(Decoder { model, states, behind })))
+        Ok(Some(Box::new(NextToken(move |ids: &Tensor| {
+            let logits = model.decode(ids, &mut states)?;
+            states.iter_mut().for_each(|state| state.set_position(behind));
+            Ok(logits)
+        }))))
     }
 
     fn synthetic_batches(&self, wanted: &SyntheticInput, device: &Device) -> Result<Vec<Batch>> {
@@ -383,30 +388,6 @@ impl Model for Labeler {
 
 /// One position in so many of a synthetic batch has a label: the share of queries where keys and values fill half a sequence.
 const LABELLED: usize = 4;
-
-/// A model that makes the next token of sequences, always the same one: what it costs does not depend on what was before.
-struct Decoder {
-    model: Labeler,
-    states: Vec<LayerState>,
-    behind: usize,
-}
-
-impl Model for Decoder {
-    fn forward(&mut self, batch: &Batch) -> Result<Tensor> {
-        let ids = batch.tokens()?.ids.narrow(1, 0, 1)?.contiguous()?;
-        let logits = self.model.decode(&ids, &mut self.states)?;
-        self.states.iter_mut().for_each(|state| state.set_position(self.behind));
-        Ok(logits)
-    }
-
-    fn loss(&mut self, _: &Batch, _: DropoutRng) -> Result<Loss> {
-        candle_core::bail!("tokens that are made one after another are not trained on")
-    }
-
-    fn metrics(&mut self, _: &Batch) -> Result<Vec<Metric>> {
-        candle_core::bail!("tokens that are made one after another have no score")
-    }
-}
 
 #[cfg(test)]
 mod tests;

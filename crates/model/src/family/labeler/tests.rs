@@ -1,5 +1,6 @@
 use super::*;
 use crate::batch::DataShape;
+use crate::labeler::LayerState;
 use crate::nn::params::{Init, ParamSpec};
 
 fn resolve(
