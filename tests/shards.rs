@@ -1,5 +1,9 @@
 //! Shards of the real binary: dealt, killed, joined, refused.
 
+#[cfg(target_os = "linux")]
+mod bounds;
+mod submit;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -193,23 +197,6 @@ fn a_merge_that_was_killed_leaves_nothing_behind_that_the_next_one_does_not_mend
 }
 
 #[test]
-fn an_option_of_a_scheduler_is_a_name_and_a_value() {
-    let folder = tempfile::tempdir().unwrap();
-    for (option, why) in
-        [("--foo=1", "without dashes: foo=1"), ("a b=c", "a key is letters"), ("=c", "KEY=VALUE")]
-    {
-        let mut command = effattn(folder.path(), "submit --option");
-        command.args([option, "speed", "--len", "32"]);
-        let output = command.output().unwrap();
-        assert!(
-            output.status.code() == Some(2) && stderr(&output).contains(why),
-            "{option}: {}",
-            stderr(&output)
-        );
-    }
-}
-
-#[test]
 fn two_starts_of_one_shard_do_not_mix() {
     let folder = with_data();
     let folder = folder.path();
@@ -368,160 +355,4 @@ fn a_shard_that_was_cut_off_in_a_row_loses_that_cell_only() {
     done(folder, &format!("{LRA} --shard 1/2"));
     assert!(done(folder, "merge results").contains("6 of 6 cells"));
     assert_eq!(result(&whole(folder, "lra")), result(&folder.join("one/lra/latest")));
-}
-
-/// Runs a command that sees `place` read-only; none where that cannot be arranged.
-#[cfg(target_os = "linux")]
-fn with_read_only(folder: &Path, place: &str, line: &str) -> Option<Output> {
-    let mount = format!("mount --bind {place} {place} && mount -o remount,ro,bind {place}");
-    let shell = |script: &str| {
-        let mut command = Command::new("unshare");
-        command
-            .args(["-rm", "sh", "-c", script])
-            .current_dir(folder)
-            .env("XDG_CACHE_HOME", folder.join("cache"));
-        command.output().ok()
-    };
-    shell(&mount).filter(|output| output.status.success())?;
-    shell(&format!("{mount} && exec {} {line}", env!("CARGO_BIN_EXE_effattn")))
-}
-
-#[test]
-#[cfg(target_os = "linux")]
-fn a_read_only_folder_is_an_error_and_its_status_can_be_seen() {
-    let folder = with_data();
-    let folder = folder.path();
-    let small = LRA.replace("ls:w=4,r=2,full,linear", "linear");
-    done(folder, &format!("{small} --shard 1/2"));
-    let Some(merge) = with_read_only(folder, "results", "merge results") else {
-        eprintln!("skipped: nothing can be mounted here");
-        return;
-    };
-    assert!(merge.status.code() == Some(2) && stderr(&merge).contains("--output-path"), "{}", stderr(&merge));
-    let start = with_read_only(folder, "results", &format!("{small} --shard 2/2")).unwrap();
-    let said = stderr(&start);
-    assert!(
-        start.status.code() == Some(2) && said.contains("--output-path results cannot be written"),
-        "{said}"
-    );
-    let status = with_read_only(folder, "results", "status").unwrap();
-    let text = String::from_utf8_lossy(&status.stdout).into_owned();
-    assert!(status.status.success() && text.contains("1 of 2 cells done"), "{text}");
-    assert!(
-        with_read_only(folder, "results", "merge results -o elsewhere").unwrap().status.code() == Some(1)
-    );
-    assert!(folder.join("elsewhere/lra/latest/rows.csv").exists());
-}
-
-/// Runs `line` and gives its exit code, its seconds and its highest resident bytes.
-#[cfg(target_os = "linux")]
-fn measured(folder: &Path, line: &str) -> (Option<i32>, f64, u64) {
-    let start = Instant::now();
-    let mut child = spawn(folder, line);
-    let mut most = 0;
-    loop {
-        let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
-        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));
-        most = most.max(peak.and_then(|kilobytes| kilobytes.trim().parse::<u64>().ok()).unwrap_or(0) << 10);
-        if let Some(code) = child.try_wait().unwrap() {
-            return (code.code(), start.elapsed().as_secs_f64(), most);
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
-
-/// `EFFATTN_CELLS=10000 cargo test --release --test binary thousands -- --nocapture` for the whole size.
-#[test]
-#[cfg(target_os = "linux")]
-fn thousands_of_cells_of_many_shards_are_joined_and_shown_in_seconds() {
-    let cells: u64 = std::env::var("EFFATTN_CELLS").ok().and_then(|count| count.parse().ok()).unwrap_or(1000);
-    let count = cells / 20;
-    let folder = with_data();
-    let folder = folder.path();
-    let one = LRA.replace("ls:w=4,r=2,full,linear", "linear").replace("1,2", "1");
-    done(folder, &format!("{one} --shard 1/1"));
-    let (plan, run_of) = (whole(folder, "lra"), shard(folder, "lra", "1-of-1"));
-    let read = |path: PathBuf| -> serde_json::Value {
-        serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
-    };
-    let (mut planned, manifest) = (read(plan.join("plan.json")), read(run_of.join("manifest.json")));
-    let journal = read(run_of.join("journal.jsonl"));
-    let curve = fs::read(
-        fs::read_dir(run_of.join("cells")).unwrap().next().unwrap().unwrap().path().join("curve.csv"),
-    )
-    .unwrap();
-    let key = |seed: u64| journal["cell"].as_str().unwrap().replace(" s1 ", &format!(" s{seed} "));
-    let cell = |seed: u64| serde_json::json!({ "cell": key(seed), "seconds": 1.0, "group": seed - 1 });
-    planned["cells"] = (1..=cells).map(cell).collect();
-    fs::remove_dir_all(&plan).unwrap();
-    for index in 0..count {
-        let run = plan.join(format!("{}-of-{count}/run", index + 1));
-        let mut manifest = manifest.clone();
-        manifest["shard"] = format!("{}/{count}", index + 1).into();
-        let mut lines = String::new();
-        for seed in (1..=cells).filter(|seed| seed % count == index) {
-            let mut entry = journal.clone();
-            entry["cell"] = key(seed).into();
-            entry["rows"].as_array_mut().unwrap().iter_mut().for_each(|row| row["seed"] = seed.into());
-            lines.push_str(&format!("{entry}\n"));
-            let name = key(seed).replace(' ', "_");
-            fs::create_dir_all(run.join("cells").join(&name)).unwrap();
-            fs::write(run.join("cells").join(&name).join("curve.csv"), &curve).unwrap();
-        }
-        fs::write(run.join("manifest.json"), manifest.to_string()).unwrap();
-        fs::write(run.join("journal.jsonl"), lines).unwrap();
-    }
-    fs::write(plan.join("plan.json"), planned.to_string()).unwrap();
-    for line in ["status results", "merge results", "status results", "report results -o report.html"] {
-        let (code, seconds, bytes) = measured(folder, line);
-        println!("{cells} cells, {count} shards: {line}: {seconds:.2} s, {} MiB", bytes >> 20);
-        assert!(
-            code == Some(0) && seconds < 10.0 && bytes < 1 << 30,
-            "{line}: {code:?} {seconds} s {bytes} bytes"
-        );
-    }
-    assert_eq!(rows(&plan).iter().filter(|row| row.metric == "accuracy").count() as u64, cells);
-}
-
-#[test]
-fn jobs_are_written_for_every_scheduler() {
-    let folder = tempfile::tempdir().unwrap();
-    let command = "speed --preset ls-lra --model full --len 32 --max-time 20ms --threads 1";
-    let written = |scheduler: &str, options: &str| {
-        let line =
-            format!("submit --scheduler {scheduler} {options} --shards 2 --jobs-dir {scheduler} {command}");
-        done(folder.path(), &line);
-        let file =
-            |name: &str| fs::read_to_string(folder.path().join(scheduler).join("speed").join(name)).unwrap();
-        let submit = file("submit.sh");
-        let jobs = ["array", "merge"].map(|job| {
-            assert!(submit.contains(job), "{submit}");
-            file(&format!("{job}.{}", if scheduler == "slurm" { "sbatch" } else { "json" }))
-        });
-        (jobs, submit)
-    };
-    let json = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
-    let ([array, merge], _) = written("kubernetes", "--option image=own:1 --option claim=disk");
-    let (array, merge) = (json(&array), json(&merge));
-    assert_eq!((&array["kind"], &array["spec"]["completionMode"]), (&"Job".into(), &"Indexed".into()));
-    assert_eq!((&array["spec"]["completions"], &array["spec"]["parallelism"]), (&2.into(), &2.into()));
-    let container = &array["spec"]["template"]["spec"]["containers"][0];
-    assert_eq!((&container["image"], &container["env"][0]["value"]), (&"own:1".into(), &"2".into()));
-    let command = |job: &serde_json::Value| job["command"].as_array().unwrap().clone();
-    assert!(command(container).ends_with(&["--shard".into(), "auto".into()]), "{container}");
-    assert_eq!(command(&merge["spec"]["template"]["spec"]["containers"][0])[0], "sh", "{merge}");
-
-    let ([array, merge], submit) = written("aws-batch", "--option queue=q --option definition=d");
-    let (array, merge) = (json(&array), json(&merge));
-    assert_eq!((&array["jobQueue"], &array["jobDefinition"]), (&"q".into(), &"d".into()));
-    assert_eq!(array["arrayProperties"]["size"], 2);
-    assert!(command(&array["containerOverrides"]).ends_with(&["--shard".into(), "auto".into()]), "{array}");
-    assert!(merge["arrayProperties"].is_null() && submit.contains("--depends-on"), "{merge} {submit}");
-
-    let ([array, _], submit) = written("slurm", "");
-    assert!(array.contains("#SBATCH --array=1-2") && array.contains("--requeue"), "{array}");
-    assert!(submit.contains("sbatch"), "{submit}");
-    let said =
-        refused(effattn(folder.path(), &format!("submit --scheduler kubernetes {}", "speed --len 32")));
-    assert!(said.contains("image"), "{said}");
 }

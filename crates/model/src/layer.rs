@@ -1,177 +1,34 @@
 //! One block of a transformer: the multi-head layer around a mechanism, then the feed-forward half.
 
+mod config;
 mod decode;
+mod forward_args;
 mod whole;
 
-use std::cell::RefCell;
 use std::ops::Range;
 
 use candle_core::{DType, Result, Tensor, bail};
 
-use crate::Backbone;
-use crate::attention::knobs::Knobs;
 use crate::attention::{
-    AttentionInput, AttentionOutput, HeadShape, Mechanism, MechanismConfig, MechanismEntry, Needs,
-    OutputForm, Projections, observe,
+    AttentionInput, AttentionOutput, HeadShape, Mechanism, MechanismConfig, Needs, OutputForm, Projections,
+    observe,
 };
 use crate::nn::dropout::Dropout;
-use crate::nn::ffn::FfnConfig;
 use crate::nn::norm::{NormForm, RmsNorm};
 use crate::nn::params::{Init, ParamBuilder, ParamGroup, ParamSpec};
-use crate::nn::short_conv::{ConvPast, ShortConv};
+use crate::nn::short_conv::ShortConv;
 use effattn_kernel::activation::{gelu, glu};
 use effattn_kernel::block::{self, Projection, Residual};
 use effattn_kernel::gating::add;
 use effattn_kernel::heads::{self, PackedLayout, Qkv};
-use effattn_kernel::kept_rows::KeptRows;
 use effattn_kernel::linear::linear;
 use effattn_kernel::norm;
-use effattn_kernel::rotary::{Pairing, Rotary};
+use effattn_kernel::rotary::Rotary;
 use effattn_kernel::tape::{recompute_in_backward, split_heads};
 
+pub use config::{BlockConfig, BlockStyle, RotaryForm};
+pub use forward_args::ForwardArgs;
 pub use whole::Block;
-
-/// What a block is built for.
-#[derive(Clone)]
-pub struct BlockConfig {
-    /// The mechanism.
-    pub entry: &'static MechanismEntry,
-    /// Its settings in this layer.
-    pub knobs: Knobs,
-    /// Width of the layer's input and output.
-    pub width: usize,
-    /// Heads.
-    pub heads: usize,
-    /// Width of a head.
-    pub head_dim: usize,
-    /// Hidden width of the feed-forward half; 0: there is none.
-    pub ffn: usize,
-    /// Whether the projections have biases.
-    pub bias: bool,
-    /// Longest sequence, cached positions included.
-    pub max_len: usize,
-    /// Whether the causal form runs.
-    pub causal: bool,
-    /// Number of the layer.
-    pub layer: usize,
-    /// What the skip path carries, and the form of the feed-forward half.
-    pub form: FfnConfig,
-    /// Norms, positions and shared heads.
-    pub style: BlockStyle,
-}
-
-impl Backbone {
-    /// What block `layer` of a causal model around `entry` is built for, sequences of up to `max_len` positions.
-    pub fn block(
-        &self,
-        entry: &'static MechanismEntry,
-        knobs: &Knobs,
-        layer: usize,
-        max_len: usize,
-    ) -> BlockConfig {
-        BlockConfig {
-            entry,
-            knobs: knobs.clone(),
-            width: self.width,
-            heads: self.heads,
-            head_dim: self.head_dim(),
-            ffn: self.ffn,
-            bias: self.bias,
-            max_len,
-            causal: true,
-            layer,
-            form: FfnConfig { activation: self.activation, ..FfnConfig::default() },
-            style: BlockStyle::default(),
-        }
-    }
-}
-
-/// In what a block differs from the LayerNorm block of Transformer-LS.
-#[derive(Clone, Copy)]
-pub struct BlockStyle {
-    /// Norm in front of both halves.
-    pub norm: NormForm,
-    /// Rotation of queries and keys by their positions, for mechanisms that leave it to the block ([`rotary`](crate::attention::InModels::rotary)).
-    pub rotary: Option<RotaryForm>,
-    /// Heads of keys and values, a divisor of the heads; `None`: as many.
-    pub kv_heads: Option<usize>,
-    /// Whether the output projection has a bias; `None`: as the other projections.
-    pub output_bias: Option<bool>,
-    /// What a parameter is called whose name here is given: `norm1`, `attn.q`, `attn`, `ffn.up`, ...
-    pub name: fn(&str) -> String,
-}
-
-/// A rotation of queries and keys.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RotaryForm {
-    /// Which channels turn together.
-    pub pairing: Pairing,
-    /// Base of the angles.
-    pub base: f64,
-}
-
-impl Default for BlockStyle {
-    fn default() -> Self {
-        Self { norm: NormForm::Layer, rotary: None, kv_heads: None, output_bias: None, name: str::to_owned }
-    }
-}
-
-/// What one forward of a block needs besides its input.
-#[derive(Clone, Copy, Default)]
-pub struct ForwardArgs<'a> {
-    /// [b, n]: 1 keep, 0 padding; absent keeps all.
-    pub mask: Option<&'a Tensor>,
-    /// The rows that `mask` keeps, where the input has only those: [1, kept, width].
-    pub kept: Option<&'a KeptRows>,
-    /// The rows that are read behind the block: it gives only those, [1, rows, width]. What is not row by row sees all.
-    pub only: Option<&'a KeptRows>,
-    /// Cached inputs of this layer [b, m, width] that stand in front; they are normalised like its input.
-    pub memory: Option<&'a Tensor>,
-    /// The second stream [b, rows, width], for mechanisms with [`Needs::stream`].
-    pub stream: Option<&'a Tensor>,
-    /// What the convolution of the projections saw before, where one token comes after another.
-    pub past: Option<&'a RefCell<ConvPast>>,
-    /// Position of the first row, cached ones included, where queries and keys are rotated.
-    pub position: usize,
-    /// What is dropped.
-    pub dropout: Dropout<'a>,
-}
-
-impl<'a> ForwardArgs<'a> {
-    fn branch(&self, number: u64) -> Self {
-        Self { dropout: self.dropout.branch(number), ..*self }
-    }
-
-    /// What is dropped of rows behind the mechanism.
-    pub(super) fn dropout_behind(&self) -> Dropout<'a> {
-        self.dropout.of_rows(self.only.or(self.kept))
-    }
-
-    /// What goes on behind the mechanism of its `rows` [b, n, e].
-    pub(super) fn behind(&self, rows: Tensor) -> Result<Tensor> {
-        match self.only {
-            // a mechanism that computed no others
-            Some(_) if rows.dim(1)? == 1 => rows.transpose(0, 1)?.contiguous(),
-            Some(only) => only.pack(&rows),
-            None => self.pack(rows),
-        }
-    }
-
-    /// What goes on behind the mechanism of the rows in front of it, as the input has them.
-    pub(super) fn residual_behind(&self, rows: Tensor) -> Result<Tensor> {
-        self.only.map_or(Ok(rows.clone()), |only| only.pack(&self.unpack(rows)?))
-    }
-
-    /// `rows` of the kept positions, or of all, as [b, n, width].
-    pub(super) fn unpack(&self, rows: Tensor) -> Result<Tensor> {
-        self.kept.map_or(Ok(rows.clone()), |kept| kept.unpack(&rows))
-    }
-
-    /// `rows` [b, n, width] as the input has them.
-    fn pack(&self, rows: Tensor) -> Result<Tensor> {
-        self.kept.map_or(Ok(rows.clone()), |kept| kept.pack(&rows))
-    }
-}
 
 /// Attention with its LayerNorm, projections and residual.
 pub struct AttentionLayer {

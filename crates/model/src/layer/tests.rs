@@ -1,7 +1,8 @@
 use candle_core::{DType, Device, Result, Tensor};
 
 use super::*;
-use crate::attention::{ConvForm, full};
+use crate::attention::knobs::Knobs;
+use crate::attention::{ConvForm, MechanismEntry, full};
 use crate::{Backbone, Classifier, ClassifierConfig, Pooling};
 use effattn_kernel::device::rng::RngStream;
 use effattn_kernel::heads::Heads;
