@@ -46,7 +46,6 @@ pub enum RunStart {
 
 /// A plan that is only printed.
 pub struct DryRun {
-    /// The plan.
     pub plan: Plan,
     /// Where it is printed.
     pub term: Term,
@@ -54,11 +53,9 @@ pub struct DryRun {
 
 /// The open run of a plan.
 pub struct OpenRun {
-    /// The plan.
     pub plan: Plan,
     /// The suite that it comes from.
     pub suite: Option<Suite>,
-    /// The run.
     pub session: Session,
     /// Paths and options of its workers.
     pub context: WorkerContext,
@@ -293,7 +290,6 @@ struct MachineLimits {
     memory_limit: u64,
     /// Resident bytes that all workers together may reach.
     resident_limit: u64,
-    /// The device.
     device: DeviceName,
     /// What it calls itself, where it is not the processor.
     accelerator: Option<String>,

@@ -26,7 +26,6 @@ pub struct StoredRun {
     pub folder: PathBuf,
     /// Where its rows come from.
     pub manifest: Manifest,
-    /// Its rows.
     pub rows: Vec<Row>,
 }
 

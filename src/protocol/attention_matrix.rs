@@ -30,7 +30,6 @@ pub struct ProbeConfig {
     pub len: usize,
     /// Whether the causal form runs.
     pub causal: bool,
-    /// Number of heads.
     pub heads: usize,
     /// Width of a head.
     pub head_dim: usize,

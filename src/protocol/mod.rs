@@ -1,35 +1,35 @@
 //! The paper protocols and the conformance check.
 //!
-//! A [`Protocol`] is an entry of [`TABLE`]: it makes a plan of cells, the [`runner`] takes workers through it, and what
+//! A [`Protocol`] is an entry of [`TABLE`]: it makes a plan of cells, the `runner` takes workers through it, and what
 //! they say becomes rows; its `work` is the other end, inside the worker.
 
-pub mod attention_matrix;
+pub(crate) mod attention_matrix;
 pub mod cell_runner;
-pub mod charlm;
+pub(crate) mod charlm;
 pub mod check;
 pub mod curve;
 pub mod definition;
 mod differing;
-pub mod finetune;
-pub mod golden_gate;
+pub(crate) mod finetune;
+pub(crate) mod golden_gate;
 pub mod grid;
-pub mod lra;
+pub(crate) mod lra;
 pub mod measuring;
-pub mod mlm;
+pub(crate) mod mlm;
 pub mod model_spec;
-pub mod norms;
-pub mod own_data;
-pub mod pattern;
-pub mod pretrained_start;
-pub mod recall;
-pub mod robustness;
-pub mod runner;
+pub(crate) mod norms;
+pub(crate) mod own_data;
+pub(crate) mod pattern;
+pub(crate) mod pretrained_start;
+pub(crate) mod recall;
+pub(crate) mod robustness;
+pub(crate) mod runner;
 pub mod stored_input;
-pub mod stored_model;
-pub mod trained_attention;
+pub(crate) mod stored_model;
+pub(crate) mod trained_attention;
 pub mod training;
-pub mod vision;
-pub mod wordlm;
+pub(crate) mod vision;
+pub(crate) mod wordlm;
 pub mod worker_context;
 
 use crate::run::worker::ParentLink;

@@ -13,7 +13,6 @@ use effattn_record::config::lists::Words;
 
 /// An encoder to start from.
 pub struct StartEncoder {
-    /// The encoder.
     pub encoder: Pretrained,
     /// SHA-256 of its files.
     pub hash: String,
@@ -22,13 +21,11 @@ pub struct StartEncoder {
 /// The same in the request of a worker.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StartRequest {
-    /// Its folder.
     pub folder: String,
     /// SHA-256 of its files.
     pub encoder: String,
     /// Number of ids.
     pub vocab: u64,
-    /// Positions.
     pub positions: u64,
     /// Epsilon of LayerNorm.
     pub eps: f64,

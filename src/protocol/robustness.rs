@@ -93,7 +93,6 @@ const INFO: ProtocolInfo = ProtocolInfo {
     ..ProtocolInfo::new("robustness", "Test trained models on changed texts (Transformer-LS, Table 2)")
 };
 
-/// `robustness`.
 pub struct Robustness;
 
 const HELP: &[(&str, &str)] = &[

@@ -58,7 +58,6 @@ impl PartState {
 /// What was done of a part.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PartRecord {
-    /// Name.
     pub name: String,
     /// The words of its command, without the program.
     pub argv: Vec<String>,

@@ -21,7 +21,6 @@ pub struct Tasks {
 }
 
 impl Tasks {
-    /// The list.
     pub(super) fn list(&self) -> List {
         let dir = self.data_dir.clone().unwrap_or_else(data_dir::default_dir);
         let mut list = List { table: Table::default(), json: Vec::new() };

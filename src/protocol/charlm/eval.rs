@@ -35,7 +35,6 @@ impl Evaluation {
         }
     }
 
-    /// In words.
     pub fn words(&self) -> String {
         match self {
             Self::Stream { block, cache } => format!("blocks of {block} with a cache of {cache}"),

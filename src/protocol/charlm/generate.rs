@@ -19,7 +19,6 @@ use effattn_record::config::settings::Settings;
 /// What a checkpoint says about its model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Description {
-    /// What was asked.
     pub request: CharLmRequest,
     /// The byte that each symbol stands for.
     pub alphabet: Vec<u8>,
@@ -40,7 +39,6 @@ impl Description {
         })
     }
 
-    /// Its phase.
     pub fn phase(&self) -> Result<&Phase> {
         self.request.phases.get(self.phase).context("the checkpoint has no phase")
     }
@@ -88,7 +86,6 @@ pub struct Draw {
     pub symbols: usize,
     /// Divides the logits; 0 takes the likeliest symbol.
     pub temperature: f64,
-    /// Seed.
     pub seed: u64,
 }
 

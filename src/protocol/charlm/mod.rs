@@ -96,7 +96,6 @@ const INFO: ProtocolInfo = ProtocolInfo {
     )
 };
 
-/// `charlm`.
 pub struct CharLm;
 
 /// Drawing text instead of training.

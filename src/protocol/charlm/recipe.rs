@@ -19,7 +19,6 @@ pub struct Phase {
     pub steps: u64,
     /// Updates until the rate is full.
     pub warmup: u64,
-    /// Rate.
     pub rate: f64,
     /// Whether the phase before hands over its best weights, or its last.
     pub from_best: bool,
@@ -65,11 +64,6 @@ impl Phase {
     /// Linear warm-up, then constant.
     pub fn schedule(&self) -> Schedule {
         Schedule::WarmupConstant { peak_lr: self.rate, warmup: self.warmup.max(1) }
-    }
-
-    /// Symbols that pass in training.
-    pub fn symbols(&self) -> u64 {
-        self.len * self.batch * self.steps
     }
 }
 

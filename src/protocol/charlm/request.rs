@@ -15,7 +15,6 @@ use effattn_data::{DataError, LoadOptions};
 /// What the worker of a cell is asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CharLmRequest {
-    /// Corpus.
     pub corpus: String,
     /// The model; length and batch are those of the first phase.
     pub spec: ModelSpec,

@@ -95,7 +95,6 @@ impl Computed {
         computed
     }
 
-    /// A result.
     pub fn get(&self, name: &str) -> Result<Tensor> {
         match self.tensors.get(name) {
             Some((tensor, _)) => Ok(tensor.clone()),

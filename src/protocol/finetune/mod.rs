@@ -67,7 +67,6 @@ const INFO: ProtocolInfo = ProtocolInfo {
     )
 };
 
-/// `finetune`.
 pub struct Finetune;
 
 const EXAMPLES: &str = "\

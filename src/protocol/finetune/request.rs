@@ -16,7 +16,6 @@ use effattn_model::roberta::{RobertaConfig, Top};
 /// What the worker of a cell is asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FinetuneRequest {
-    /// Task.
     pub task: String,
     /// The model; its length is the most ids of an input.
     pub spec: ModelSpec,

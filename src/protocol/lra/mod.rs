@@ -57,7 +57,6 @@ const INFO: ProtocolInfo = ProtocolInfo {
     )
 };
 
-/// `lra`.
 pub struct Lra;
 
 /// Whether a family learns classes of documents or of pairs.

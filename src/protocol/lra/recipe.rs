@@ -18,7 +18,6 @@ enum Rate {
 /// The protocol of one task.
 #[derive(Clone, Copy, Debug)]
 pub struct Recipe {
-    /// Task.
     pub task: &'static str,
     /// Optimizer steps.
     pub steps: u64,

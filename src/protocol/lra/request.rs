@@ -16,7 +16,6 @@ use effattn_model::family::{self, Architecture, DataShape, ModelRequest, Resolve
 /// What the worker of a cell is asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LraRequest {
-    /// Task.
     pub task: String,
     /// The model; its length is the number of positions.
     pub spec: ModelSpec,

@@ -207,7 +207,6 @@ fn cell(
 
 /// A finished cell of a run.
 pub struct StoredCell {
-    /// Its folder.
     pub folder: PathBuf,
     /// How it was trained.
     pub request: LraRequest,

@@ -32,7 +32,6 @@ pub struct Reader<'a> {
     pub keep: usize,
     /// Positions of the model.
     pub len: usize,
-    /// The device.
     pub device: &'a Device,
 }
 

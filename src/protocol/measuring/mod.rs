@@ -9,6 +9,6 @@ mod speed;
 pub mod step;
 mod worker;
 
-pub use memory::Memory;
-pub use program::with_programs;
-pub use speed::{Speed, measure_rate};
+pub(crate) use memory::Memory;
+pub(crate) use program::with_programs;
+pub(crate) use speed::{Speed, measure_rate};

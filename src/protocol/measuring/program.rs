@@ -83,7 +83,8 @@ pub struct WarmUp {
 
 /// A program with a model, ready to step.
 pub struct ProgramCell {
-    program: Program,
+    /// Its process.
+    pub program: Program,
     /// How long it may still compute; waiting for others does not count.
     left: Duration,
     /// Bytes that it holds.
@@ -131,8 +132,9 @@ impl fmt::Display for Clocks {
 
 /// An answer to `steps`.
 #[derive(Deserialize)]
-struct Steps {
-    seconds: Vec<f64>,
+pub struct Steps {
+    /// Seconds of every step.
+    pub seconds: Vec<f64>,
     #[serde(default)]
     result: Vec<f64>,
 }
@@ -192,19 +194,8 @@ impl ProgramCell {
         Ok(Ok(cell))
     }
 
-    /// Its process.
-    pub fn id(&self) -> u32 {
-        self.program.id()
-    }
-
-    /// Seconds of its steps in one turn.
-    pub fn turn(&mut self, seconds: f64, runs: u64, limit: u64, session: &Session) -> Answer<Vec<f64>> {
-        let steps = told!(self.steps(runs, seconds, limit, session));
-        self.held = self.held.max(self.program.resident());
-        Ok(Ok(steps.seconds))
-    }
-
-    fn steps(&mut self, n: u64, seconds: f64, limit: u64, session: &Session) -> Answer<Steps> {
+    /// Makes `n` steps, and begins none after `seconds`, within `limit` resident bytes.
+    pub fn steps(&mut self, n: u64, seconds: f64, limit: u64, session: &Session) -> Answer<Steps> {
         let message = Message::request("steps").with("n", n);
         let message = if seconds.is_finite() && seconds < f64::MAX {
             message.with("seconds", seconds)
@@ -226,6 +217,7 @@ impl ProgramCell {
             let reason = "it gave no time, or one that is not above 0, for its steps";
             return Ok(Err(CellFailure::new(Outcome::Failed, reason)));
         }
+        self.held = self.held.max(self.program.resident());
         self.clocks.0 += spent.as_secs_f64();
         self.clocks.1 += steps.seconds.iter().sum::<f64>();
         Ok(Ok(steps))

@@ -61,7 +61,6 @@ const INFO: ProtocolInfo = ProtocolInfo {
     )
 };
 
-/// `mlm`.
 pub struct Mlm;
 
 /// The loss in nats, in rows.

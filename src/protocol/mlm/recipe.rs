@@ -11,7 +11,6 @@ const EVALUATIONS: u64 = 20;
 /// The protocol of a preset.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Recipe {
-    /// The preset.
     pub preset: &'static str,
     /// The text that it is trained on.
     pub task: &'static str,

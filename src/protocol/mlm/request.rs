@@ -22,7 +22,6 @@ use effattn_model::roberta::RobertaConfig;
 pub struct MlmRequest {
     /// The text.
     pub task: String,
-    /// The model.
     pub spec: ModelSpec,
     /// The encoder that it goes on from; absent: from nothing.
     pub start: Option<StartRequest>,
@@ -62,9 +61,7 @@ pub fn model(
 
 /// A text and the tokenizer that belongs to it.
 pub struct MlmData {
-    /// The text.
     pub prose: RunningText,
-    /// The tokenizer.
     pub tokenizer: Tokenizer,
 }
 

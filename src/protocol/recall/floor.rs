@@ -18,7 +18,6 @@ use effattn_record::{FLOOR, Outcome, Row};
 pub struct FloorRequest {
     /// The rule.
     floor: String,
-    /// The task.
     pub task: String,
     /// Number of ids, noise.
     alphabet: Alphabet,

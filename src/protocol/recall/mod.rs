@@ -88,7 +88,6 @@ const INFO: ProtocolInfo = ProtocolInfo {
     )
 };
 
-/// `recall`.
 pub struct Recall;
 
 /// Mean accuracy over the test segments.

@@ -15,7 +15,6 @@ use effattn_model::labeler::LabelerConfig;
 /// What the worker of a cell is asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RecallRequest {
-    /// The task.
     pub task: String,
     /// The model; its length is the longest that is trained or tested on.
     pub spec: ModelSpec,

@@ -178,7 +178,6 @@ impl<'a> Running<'a> {
         Ok(None)
     }
 
-    /// Records the cell.
     fn record<J: TrainingRequest>(self, end: End, runner: &mut CellRunner) -> Result<(), RunError> {
         runner.curves.push(self.curve);
         match end {

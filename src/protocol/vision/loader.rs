@@ -56,7 +56,6 @@ impl Made {
 /// How images become batches.
 #[derive(Clone)]
 pub struct Loader {
-    /// The images.
     pub set: Arc<dyn ImageSet>,
     /// How they are cut and drawn.
     pub recipe: Recipe,

@@ -73,7 +73,6 @@ const INFO: ProtocolInfo = ProtocolInfo {
     )
 };
 
-/// `vision`.
 pub struct Vision;
 
 const EXAMPLES: &str = "\

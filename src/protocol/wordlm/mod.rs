@@ -47,7 +47,6 @@ const INFO: ProtocolInfo = ProtocolInfo {
     )
 };
 
-/// `wordlm`.
 pub struct WordLm;
 
 /// Perplexity behind a context: what is set against the paper.

@@ -7,7 +7,6 @@ use crate::train::schedule::Schedule;
 /// The protocol of one corpus.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Recipe {
-    /// Corpus.
     pub corpus: &'static str,
     /// The preset whose model it trains.
     pub preset: &'static str,

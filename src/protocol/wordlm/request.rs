@@ -13,7 +13,6 @@ use effattn_data::{DataError, LoadOptions};
 /// What the worker of a cell is asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WordLmRequest {
-    /// Corpus.
     pub corpus: String,
     /// The model; its length is that of a block, its batch the blocks of an update.
     pub spec: ModelSpec,

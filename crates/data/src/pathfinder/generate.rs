@@ -8,7 +8,6 @@ use super::curve::{self, Curve, Field};
 use super::raster::{Canvas, Stamps};
 use super::settings::Settings;
 
-/// Contrast of distractors.
 const DISTRACTOR_CONTRAST: f64 = 2.0;
 /// Distractors stop when less than this share of the field is free.
 const LEAST_FREE: f64 = 0.01;

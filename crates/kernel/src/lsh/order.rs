@@ -13,7 +13,6 @@ pub const JOB_ROWS: usize = 256;
 /// One sample.
 #[derive(Clone, Copy)]
 pub struct Sample<'a> {
-    /// Sizes.
     pub sizes: &'a Sizes,
     /// [n, row].
     pub rows: &'a [f32],
@@ -30,7 +29,6 @@ pub struct Sizes {
     pub b: usize,
     /// Positions.
     pub n: usize,
-    /// Heads.
     pub heads: usize,
     /// Width of a head.
     pub d: usize,

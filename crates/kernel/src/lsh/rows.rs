@@ -108,7 +108,6 @@ crate::simd_fn! {
 
 /// Joins the rounds of the forward pass.
 pub struct Join<'a> {
-    /// The sample.
     pub sample: Sample<'a>,
     /// [heads, rounds, n].
     pub places: &'a [u32],
@@ -150,7 +149,6 @@ crate::simd_fn! {
 
 /// Joins the rounds of the backward pass.
 pub struct Scatter<'a> {
-    /// The sample.
     pub sample: Sample<'a>,
     /// [heads, rounds, n].
     pub places: &'a [u32],

@@ -18,7 +18,6 @@ pub struct Geometry {
     pub row: usize,
     /// Where the projected parts start within a row.
     pub parts: Vec<usize>,
-    /// Heads.
     pub heads: usize,
     /// Width of a head.
     pub head_dim: usize,
@@ -32,9 +31,7 @@ pub struct Geometry {
 
 /// A run of positions of one sample: whole segments, or a piece of the only one.
 pub struct Job {
-    /// The sample.
     pub sample: usize,
-    /// Its positions.
     pub positions: Range<usize>,
     /// The segments they belong to.
     pub segments: Range<usize>,

@@ -29,7 +29,6 @@ pub struct Learned {
     width: usize,
     /// Matrices: one per head, or one.
     heads: usize,
-    /// Slots.
     slots: usize,
     /// Columns of a matrix.
     columns: usize,

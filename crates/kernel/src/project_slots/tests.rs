@@ -12,7 +12,6 @@ fn group(flat: &Tensor, slots: usize, width: usize) -> ParamGroup {
     ParamGroup { flat: flat.clone(), parts }
 }
 
-/// A matrix of parameters.
 fn matrix(x: &Tensor) -> Result<ParamGroup> {
     let part = ParamPart { name: String::new(), shape: x.dims().to_vec(), offset: 0 };
     Ok(ParamGroup { flat: x.flatten_all()?, parts: vec![part] })

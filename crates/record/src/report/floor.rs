@@ -9,9 +9,7 @@ use crate::departures;
 /// What the best simple rule reaches.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Floor {
-    /// The rule.
     pub rule: String,
-    /// Its value.
     pub value: f64,
     /// Examples that it was tested on, of an accuracy.
     pub tested: Option<f64>,

@@ -156,7 +156,6 @@ pub(in crate::report) enum PublishedVerdict {
 }
 
 impl PublishedVerdict {
-    /// In words.
     fn words(&self) -> String {
         match self {
             Self::Unpublished => "nothing published".to_owned(),

@@ -38,7 +38,6 @@ pub struct Rule {
 
 const PATHFINDER: &[&str] = &["pathfinder32", "pathfinder64", "pathfinder128"];
 
-/// Every rule.
 pub static RULES: &[Rule] = &[
     Rule {
         name: "largest-class",
@@ -114,7 +113,6 @@ pub fn cells(grid: &Grid) -> Result<Vec<Cell>, PlanError> {
 pub struct FloorRequest {
     /// The rule.
     floor: String,
-    /// The task.
     pub task: String,
     /// So many examples of each split; absent: all.
     limit: Option<u64>,

@@ -55,7 +55,6 @@ struct Point {
 pub(super) struct Found {
     /// The length, 0 where none fits.
     pub len: u64,
-    /// Its peak.
     pub peak: u64,
     /// Lengths that were tried.
     pub tried: u64,

@@ -71,7 +71,6 @@ const INFO: ProtocolInfo = ProtocolInfo {
     )
 };
 
-/// `memory`.
 pub struct Memory;
 
 /// Time that all searches together are priced in.

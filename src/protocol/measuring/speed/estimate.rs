@@ -1,6 +1,7 @@
 //! What cells take, by a few steps before the run.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::time::{Duration, Instant};
 
 use super::plan::{NAME, SpeedRequest, Timing};
@@ -12,6 +13,7 @@ use crate::protocol::measuring::worker::Bounds;
 use crate::protocol::model_spec::ModelSpec;
 use crate::run::RunError;
 use crate::run::plan::Plan;
+use effattn_record::Pass;
 use effattn_record::stats::median;
 
 /// Multiply-adds of the longest step that is tried before a run, by thread: some tenths of a second.
@@ -19,8 +21,12 @@ const TRIED: f64 = 2e9;
 
 /// Prices the cells of `plan` by a few steps of every mechanism and pass, at the longest length that takes no time.
 pub fn price(plan: &mut Plan, context: &EstimateContext) -> Result<(), RunError> {
+    /// What a model is tried once for.
+    fn alike(spec: &ModelSpec) -> (&str, Pass, &'static str) {
+        (&spec.model, spec.pass, spec.kernel.word())
+    }
     let most = TRIED * plan.threads as f64;
-    let mut probes: HashMap<_, Option<StepProbe>> = HashMap::new();
+    let mut probes = HashMap::new();
     let mut requests = Vec::new();
     for cell in plan.cells.iter().filter(|cell| !cell.request.is_null() && !(context.done)(cell)) {
         let request = request::<SpeedRequest>(cell)?;
@@ -30,23 +36,22 @@ pub fn price(plan: &mut Plan, context: &EstimateContext) -> Result<(), RunError>
     }
     for (name, request, flops) in &requests {
         let Some(flops) = *flops else { continue };
-        let spec = &request.spec;
-        let alike = |other: &SpeedRequest| {
-            let ModelSpec { model, pass, kernel, .. } = &other.spec;
-            (model, *pass, kernel.word()) == (&spec.model, spec.pass, spec.kernel.word())
+        let key = alike(&request.spec);
+        let probed = match probes.entry(key) {
+            Entry::Occupied(known) => *known.get(),
+            Entry::Vacant(unknown) => {
+                let small = |(_, other, flops): &&(String, SpeedRequest, Option<u64>)| {
+                    alike(&other.spec) == key
+                        && flops.is_some_and(|flops| other.spec.step_flops(flops) <= most)
+                };
+                let longest = requests.iter().filter(small).max_by_key(|(_, other, _)| other.spec.len);
+                let tried = longest.map_or(request, |(_, other, _)| other);
+                (context.tell)(name);
+                *unknown.insert(probe(tried, most, context)?)
+            }
         };
-        let key = (spec.model.clone(), spec.pass, spec.kernel.word());
-        if !probes.contains_key(&key) {
-            let small = |(_, other, flops): &&(String, SpeedRequest, Option<u64>)| {
-                alike(other) && flops.is_some_and(|flops| other.spec.step_flops(flops) <= most)
-            };
-            let longest = requests.iter().filter(small).max_by_key(|(_, other, _)| other.spec.len);
-            let tried = longest.map_or(request, |(_, other, _)| other);
-            (context.tell)(name);
-            probes.insert(key.clone(), probe(tried, most, context)?);
-        }
-        let Some(Some(probed)) = probes.get(&key) else { continue };
-        let step = spec.step_flops(flops);
+        let Some(probed) = probed else { continue };
+        let step = request.spec.step_flops(flops);
         if let Some(cell) = plan.cells.iter_mut().find(|cell| cell.key == *name) {
             cell.seconds = request.measure.seconds(step / probed.rate);
             cell.memory = Some(probed.memory(step, cell.row.bytes.unwrap_or(0)));

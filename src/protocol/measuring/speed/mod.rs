@@ -4,7 +4,6 @@
 //! calibrations; the value of a row is the median over all steps of the turns that nobody disturbed.
 
 mod bracket;
-mod decode;
 mod estimate;
 mod interleave;
 mod limit;
@@ -60,7 +59,6 @@ const INFO: ProtocolInfo = ProtocolInfo {
     )
 };
 
-/// `speed`.
 pub struct Speed;
 
 impl Protocol for Speed {

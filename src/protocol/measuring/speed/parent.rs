@@ -58,30 +58,25 @@ impl CellWorkers for Workers<'_, '_> {
         let (cell, request) = (&self.runner.plan.cells[index], &self.requests[&index]);
         self.runner.session.term.at(self.runner.plan.name(index));
         let resident_limit = self.resident_limit(index);
-        let held = match &request.program {
+        let (process, warm): (Box<dyn CellProcess>, _) = match &request.program {
             Some(word) => {
                 let warmup = WarmUp { steps: request.measure.warmup, seconds: request.measure.max_time };
                 let (spec, session) = (&request.spec, &*self.runner.session);
-                ProgramCell::start(word, spec, warmup, cell.timeout, resident_limit, session)?.map(
-                    |process| {
-                        let held = process.held;
-                        self.alive.insert(index, Box::new(process));
-                        held
-                    },
-                )
+                match ProgramCell::start(word, spec, warmup, cell.timeout, resident_limit, session)? {
+                    Ok(process) => (Box::new(process), Ok(())),
+                    Err(failure) => return Ok(Started::Ended(failure)),
+                }
             }
             None => {
                 let worker = self.runner.start(index, limit, WorkerContext::default())?;
                 let mut process = OwnProcess::new(worker, request.measure.clone(), cell);
-                let held = process.warm(resident_limit, self.runner.session)?;
-                self.alive.insert(index, Box::new(process));
-                held
+                let warm = process.stepped(resident_limit, self.runner.session)?;
+                (Box::new(process), warm.map(drop))
             }
         };
-        Ok(match held {
-            Ok(held) => Started::Ready { held },
-            Err(failure) => Started::Ended(failure),
-        })
+        let held = process.held();
+        self.alive.insert(index, process);
+        Ok(warm.map_or_else(Started::Ended, |()| Started::Ready { held }))
     }
 
     fn turn(&mut self, index: usize, seconds: f64, runs: usize) -> Result<TurnResult, RunError> {

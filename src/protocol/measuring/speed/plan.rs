@@ -2,13 +2,15 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::decode;
 use super::interleave::Budget;
 use crate::protocol::grid::{Grid, GridDefaults, GridEntry, GridFlags, PlanError, Point};
 use crate::protocol::measuring::plan::{self, Draft, Measure, PRESET, RATE, StepRequest};
 use crate::protocol::model_spec::{ModelSpec, resolve_or_unsupported};
 use crate::run::plan::Cell;
-use effattn_model::family;
+use effattn_model::attention::choose::MechanismChoice;
+use effattn_model::attention::entries;
+use effattn_model::family::{self, Architecture};
+use effattn_model::nn::params::ParamBuilder;
 use effattn_record::config::lists::Modes;
 use effattn_record::config::settings::Settings;
 use effattn_record::config::units::Seconds;
@@ -120,7 +122,7 @@ pub fn cell(
     let (mut resolved, mut unsupported) =
         resolve_or_unsupported(pick, |choice| spec.resolve_measured(choice))?;
     if let (Pass::Decode, Some(_), Ok(choice)) = (pass, &resolved, &pick.choice) {
-        unsupported = decode::unsupported(grid, &spec, choice)?;
+        unsupported = cannot_decode(grid, &spec, choice)?;
         resolved = resolved.filter(|_| unsupported.is_none());
     }
     let published =
@@ -139,4 +141,53 @@ pub fn cell(
         unsupported,
     };
     draft.cell(grid, pick, threads, |threads| timing.seconds(step(threads)))
+}
+
+/// Why the model of `spec` with `choice` does not make one token after another; none if it does. Where no line of `grid` has
+/// one that does, it is a mistake.
+fn cannot_decode(
+    grid: &Grid,
+    spec: &ModelSpec,
+    choice: &MechanismChoice,
+) -> Result<Option<String>, PlanError> {
+    if decodes(spec, choice) {
+        return Ok(None);
+    }
+    let mut others = grid.entries.iter().filter_map(|other| other.choice.as_ref().ok());
+    if !others.any(|other| decodes(spec, other)) {
+        return Err(no_decoder(spec));
+    }
+    Ok(Some("cannot generate one token at a time".to_owned()))
+}
+
+/// Whether the model of `spec` makes one token after another: asked of a short one, whose state is small.
+fn decodes(spec: &ModelSpec, choice: &MechanismChoice) -> bool {
+    let short = ModelSpec { len: spec.len.min(16), ..spec.clone() };
+    let built = |model: Box<dyn Architecture>| model.build_decoder(&ParamBuilder::counting(), 1);
+    short.resolve_measured(choice).is_ok_and(|model| built(model).is_ok_and(|net| net.is_some()))
+}
+
+/// What to do where the model of `spec` cannot be decoded with.
+fn no_decoder(spec: &ModelSpec) -> PlanError {
+    let able = |preset: &str, choice: &MechanismChoice| {
+        decodes(&ModelSpec { preset: preset.to_owned(), ..spec.clone() }, choice)
+    };
+    let all: Vec<MechanismChoice> = entries().into_iter().map(MechanismChoice::default_of).collect();
+    let can: Vec<&str> =
+        all.iter().filter(|choice| able(&spec.preset, choice)).map(|choice| choice.entry.name).collect();
+    if can.is_empty() {
+        let presets = family::presets(&family::families());
+        let able = |name: &str| all.iter().any(|choice| able(name, choice));
+        let presets: Vec<&str> = presets.iter().map(|preset| preset.name).filter(|name| able(name)).collect();
+        return PlanError(format!(
+            "the model of preset {} cannot generate one token at a time; --mode decode takes --preset {}",
+            spec.preset,
+            presets.join(", ")
+        ));
+    }
+    PlanError(format!(
+        "{} cannot generate one token at a time; --mode decode takes {}",
+        spec.model,
+        can.join(", ")
+    ))
 }

@@ -41,7 +41,6 @@ pub trait CellProcess {
 
 /// A cell after its last turn.
 pub struct CellEnd<'a> {
-    /// The cell.
     pub cell: &'a Cell,
     /// Its name in its plan.
     pub name: &'a str,
@@ -76,21 +75,15 @@ impl OwnProcess {
         Self { worker, timing, left, peak, held, predicted: cell.seconds, progress, products }
     }
 
-    /// Waits until it is warm: the bytes that it holds.
-    pub fn warm(&mut self, limit: u64, session: &mut Session) -> Answer<u64> {
-        let warm = self.stepped(limit, session)?;
-        Ok(warm.map(|warm| {
-            self.products = warm.products;
-            warm.held_bytes
-        }))
-    }
-
-    fn stepped(&mut self, limit: u64, session: &mut Session) -> Answer<Stepped> {
-        let stepped = self.hear::<Stepped>(limit, session)?;
-        if let Ok(Stepped { peak_bytes, held_bytes, .. }) = &stepped {
-            (self.peak, self.held) = (*peak_bytes, *held_bytes);
-        }
-        Ok(stepped)
+    /// Waits until it is warm, or has made its steps: their seconds.
+    pub fn stepped(&mut self, limit: u64, session: &mut Session) -> Answer<Vec<f64>> {
+        Ok(self.hear::<Stepped>(limit, session)?.map(
+            |Stepped { seconds, peak_bytes, held_bytes, products }| {
+                (self.peak, self.held) = (peak_bytes, held_bytes);
+                self.products.extend(products);
+                seconds
+            },
+        ))
     }
 
     fn hear<T: DeserializeOwned>(&mut self, resident_limit: u64, session: &mut Session) -> Answer<T> {
@@ -144,7 +137,7 @@ impl CellProcess for OwnProcess {
 
     fn turn(&mut self, seconds: f64, runs: usize, limit: u64, session: &mut Session) -> Answer<Vec<f64>> {
         self.worker.send(&TurnRequest { seconds, runs: runs as u64, profile: false });
-        Ok(self.stepped(limit, session)?.map(|stepped| stepped.seconds))
+        self.stepped(limit, session)
     }
 
     fn finish(
@@ -167,7 +160,7 @@ impl CellProcess for OwnProcess {
 
 impl CellProcess for ProgramCell {
     fn id(&self) -> u32 {
-        self.id()
+        self.program.id()
     }
 
     fn held(&self) -> u64 {
@@ -175,7 +168,7 @@ impl CellProcess for ProgramCell {
     }
 
     fn turn(&mut self, seconds: f64, runs: usize, limit: u64, session: &mut Session) -> Answer<Vec<f64>> {
-        self.turn(seconds, runs as u64, limit, session)
+        Ok(self.steps(runs as u64, seconds, limit, session)?.map(|steps| steps.seconds))
     }
 
     fn finish(self: Box<Self>, end: &CellEnd, session: &mut Session) -> Result<(Vec<Row>, f64), RunError> {

@@ -104,9 +104,7 @@ pub(super) trait Map: Send + Sync {
 /// Whose features.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
-    /// Queries.
     Query,
-    /// Keys.
     Key,
 }
 

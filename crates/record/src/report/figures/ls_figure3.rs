@@ -9,7 +9,6 @@ use crate::report::chart::{Chart, Figure, Measured, Missing, Panel, Series, Seri
 use crate::report::ratio::Ratio;
 use crate::{Outcome, Row};
 
-/// The suite.
 const SUITE: &str = "ls-figure3";
 
 pub fn draw(all: &[&Row]) -> io::Result<Vec<Chart>> {

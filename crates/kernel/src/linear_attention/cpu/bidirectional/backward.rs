@@ -26,7 +26,6 @@ struct KeyPart {
     peaks: Vec<f64>,
 }
 
-/// All gradients.
 pub(in super::super) fn backward(inputs: &Inputs, targets: &Targets) -> Gradients {
     let call = inputs.call;
     let (heads, params) = (call.heads, call.map.params());

@@ -24,7 +24,6 @@ struct Left {
 
 type Inputs<'a> = super::super::Inputs<'a, Saved>;
 
-/// All gradients.
 pub(in super::super) fn backward(inputs: &Inputs, targets: &Targets) -> Gradients {
     let call = inputs.call;
     let (heads, params) = (call.heads, call.map.params());

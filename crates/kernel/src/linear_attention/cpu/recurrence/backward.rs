@@ -55,7 +55,6 @@ struct Given<'a> {
     dstates: Option<&'a States>,
 }
 
-/// All gradients.
 pub(super) fn backward(inputs: &Inputs, dout: Operand, targets: &Targets) -> Gradients {
     let plan = inputs.plan;
     let states = [states(inputs, Side::Keys, inputs.v), states(inputs, Side::Queries, dout)];
