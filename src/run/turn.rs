@@ -7,8 +7,10 @@ use serde::{Deserialize, Serialize};
 use effattn_kernel::device::counters::Interference;
 use effattn_record::stats::{median, quantile};
 
-/// A turn is disturbed where a calibration beside it took longer than the run's best by more than this share.
-pub const SLOWER: f64 = 0.10;
+/// A turn is disturbed where a calibration beside it took longer than the run's best by more than a share between these, ...
+const SLOWER: [f64; 2] = [0.04, 0.10];
+/// ... which is as many times that of the median calibration: a steady machine shows smaller disturbances.
+const USUAL: f64 = 4.0;
 /// A turn is disturbed where others took more than this share of its threads' time.
 pub const TAKEN: f64 = 0.05;
 
@@ -34,19 +36,20 @@ impl Bracket {
     }
 
     /// The larger of both disturbances over what is allowed: above 1 the turn is put back.
-    fn disturbance(&self, best: f64, threads: usize) -> f64 {
-        ((self.slower(best) - 1.0) / SLOWER).max(self.taken / (TAKEN * threads as f64))
+    fn disturbance(&self, judge: &Judge) -> f64 {
+        let slower = (self.slower(judge.best) - 1.0) / judge.allowed();
+        slower.max(self.taken / (TAKEN * judge.threads as f64))
     }
 
     /// Why the turn is put back, if it is.
-    pub fn reason(&self, best: f64, threads: usize) -> Option<String> {
-        if self.taken > TAKEN * threads as f64 {
+    pub fn reason(&self, judge: &Judge) -> Option<String> {
+        if self.taken > TAKEN * judge.threads as f64 {
             let host = self.interference.is_some_and(|it| it.steal > it.others);
             let who = if host { "the host" } else { "other programs" };
             return Some(format!("{who} took {:.2} processors", self.taken));
         }
-        let slower = self.slower(best);
-        (slower > 1.0 + SLOWER).then(|| format!("calibration {slower:.2} times the run's best"))
+        let slower = self.slower(judge.best);
+        (slower > 1.0 + judge.allowed()).then(|| format!("calibration {slower:.2} times the run's best"))
     }
 }
 
@@ -59,26 +62,39 @@ pub struct Turn {
     pub bracket: Option<Bracket>,
 }
 
-/// What decides about turns: the best calibration of the run so far, and the threads of a step.
+/// What decides about turns: the calibrations of the run so far, and the threads of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Judge {
     /// Seconds of the best calibration.
     pub best: f64,
+    /// Seconds of the median calibration.
+    pub usual: f64,
     /// Threads of a step.
     pub threads: usize,
 }
 
 impl Judge {
+    /// By the seconds of all `calibrations` so far.
+    pub fn of(calibrations: &[f64], threads: usize) -> Self {
+        let [best, usual] = [0.0, 0.5].map(|part| quantile(calibrations, part).unwrap_or(f64::INFINITY));
+        Self { best, usual, threads }
+    }
+
+    /// By which share a calibration may be slower than the best one.
+    fn allowed(&self) -> f64 {
+        let [least, most] = SLOWER;
+        (USUAL * (self.usual / self.best - 1.0)).clamp(least, most)
+    }
+
     /// Why `turn` is put back, if it is.
     pub fn reason(&self, turn: &Turn) -> Option<String> {
-        turn.bracket?.reason(self.best, self.threads)
+        turn.bracket?.reason(self)
     }
 
     /// Which of `turns` count: those that nobody disturbed; where these have fewer than `least` steps, the least disturbed of
     /// the others, too, until there are as many. Where all are disturbed, half of them count, so that they stand for the others.
     pub fn kept(&self, turns: &[Turn], least: usize) -> Vec<bool> {
-        let disturbance =
-            |turn: &Turn| turn.bracket.map_or(0.0, |it| it.disturbance(self.best, self.threads));
+        let disturbance = |turn: &Turn| turn.bracket.map_or(0.0, |it| it.disturbance(self));
         let mut kept: Vec<bool> = turns.iter().map(|turn| self.reason(turn).is_none()).collect();
         let steps = |kept: &[bool]| -> usize {
             turns.iter().zip(kept).filter(|(_, kept)| **kept).map(|(turn, _)| turn.seconds.len()).sum()
@@ -186,9 +202,12 @@ mod tests {
 
     #[test]
     fn a_turn_is_judged_by_what_stands_around_it() {
-        let judge = Judge { best: 0.003, threads: 2 };
+        let judge = Judge { best: 0.003, usual: 0.0032, threads: 2 };
         let reason = |before, after, taken| judge.reason(&turn(&[9.0], before, after, taken));
         assert_eq!(reason(0.003, 0.0032, 0.05), None);
+        let steady = Judge { usual: 0.00301, ..judge };
+        let slower = steady.reason(&turn(&[9.0], 0.003, 0.0032, 0.05));
+        assert_eq!(slower.unwrap(), "calibration 1.07 times the run's best");
         assert_eq!(reason(0.003, 0.0045, 0.0).unwrap(), "calibration 1.50 times the run's best");
         assert_eq!(reason(0.003, 0.003, 0.4).unwrap(), "other programs took 0.40 processors");
         assert_eq!(judge.reason(&Turn { seconds: vec![1.0], bracket: None }), None);
@@ -196,7 +215,7 @@ mod tests {
 
     #[test]
     fn the_least_disturbed_turns_count_where_nothing_better_is_to_be_had() {
-        let judge = Judge { best: 1.0, threads: 1 };
+        let judge = Judge { best: 1.0, usual: 1.0, threads: 1 };
         let turns = [turn(&[1.0], 1.0, 1.9, 0.0), turn(&[1.0], 1.0, 1.0, 0.0), turn(&[1.0], 1.0, 1.3, 0.0)];
         assert_eq!(judge.kept(&turns, 1), [false, true, false]);
         assert_eq!(judge.kept(&turns, 2), [false, true, true]);

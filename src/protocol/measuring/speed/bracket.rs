@@ -20,7 +20,8 @@ pub struct Brackets {
     calibration: Calibration,
     threads: usize,
     cores: usize,
-    best: f64,
+    /// Seconds of the calibrations so far, and the best one of the run before it was continued.
+    all: Vec<f64>,
     last: Option<(Instant, f64)>,
 }
 
@@ -28,8 +29,8 @@ impl Brackets {
     /// For steps on `threads` threads; `best` is the best calibration of the run so far.
     pub fn new(threads: usize, best: Option<f64>) -> Self {
         let cores = threads::available();
-        let (calibration, best) = (Calibration::new(), best.unwrap_or(f64::INFINITY));
-        let mut new = Self { calibration, threads, cores, best, last: None };
+        let (calibration, all) = (Calibration::new(), best.into_iter().collect());
+        let mut new = Self { calibration, threads, cores, all, last: None };
         for _ in 0..FIRST {
             new.take();
         }
@@ -39,7 +40,7 @@ impl Brackets {
     /// Seconds of a calibration now.
     fn take(&mut self) -> f64 {
         let seconds = self.calibration.take().seconds();
-        self.best = self.best.min(seconds);
+        self.all.push(seconds);
         self.last = Some((Instant::now(), seconds));
         seconds
     }
@@ -59,6 +60,6 @@ impl Brackets {
 
     /// What decides about turns now.
     pub fn judge(&self) -> Judge {
-        Judge { best: self.best, threads: self.threads }
+        Judge::of(&self.all, self.threads)
     }
 }

@@ -56,7 +56,7 @@ struct Machine<'a> {
     /// The neighbour works until then, or pauses.
     until: f64,
     works: bool,
-    best: f64,
+    calibrations: Vec<f64>,
     samples: Vec<f64>,
     turns: [usize; 2],
 }
@@ -85,7 +85,7 @@ impl Machine<'_> {
     fn calibration(&mut self) -> f64 {
         let noise = (NOISE * self.draw.normal()).exp();
         let seconds = self.pass(CALIBRATION * noise).0;
-        self.best = self.best.min(seconds);
+        self.calibrations.push(seconds);
         seconds
     }
 }
@@ -119,7 +119,7 @@ impl CellWorkers for Machine<'_> {
     }
 
     fn judge(&self) -> Option<Judge> {
-        self.judged.then_some(Judge { best: self.best, threads: 2 })
+        self.judged.then_some(Judge::of(&self.calibrations, 2))
     }
 
     fn done(&mut self, _: usize, samples: CellSamples, _: Option<CellFailure>) -> Result<(), RunError> {
@@ -157,7 +157,7 @@ fn told(neighbour: bool, judged: bool) -> Told {
             now: 0.0,
             until: 0.0,
             works: false,
-            best: CALIBRATION,
+            calibrations: vec![CALIBRATION],
             samples: Vec::new(),
             turns: [0, 0],
         };
