@@ -19,7 +19,7 @@ pub struct ForwardArgs<'a> {
     pub only: Option<&'a KeptRows>,
     /// Cached inputs of this layer [b, m, width] that stand in front; they are normalised like its input.
     pub memory: Option<&'a Tensor>,
-    /// The second stream [b, rows, width], for mechanisms with [`Needs::stream`].
+    /// The second stream [b, rows, width], for mechanisms with [`Needs::stream`](crate::attention::Needs::stream).
     pub stream: Option<&'a Tensor>,
     /// What the convolution of the projections saw before, where one token comes after another.
     pub past: Option<&'a RefCell<ConvPast>>,
