@@ -45,13 +45,20 @@ fn separate_projections_and_split_outputs_are_taken() -> Result<()> {
 }
 
 #[test]
+fn several_tokens_see_each_other() -> Result<()> {
+    let inputs = [normal("out", &[2, 9, 8])?, normal("cls", &[2, 3, 24])?];
+    assert_matches_composed("several", &inputs, 1e-5, |x| {
+        let cls = Qkv::Packed { rows: x[1].clone(), heads: 2, parts: PackedLayout::QKV };
+        class_token(&Heads::Merged { rows: x[0].clone(), heads: 2 }, &cls, None, 0.5)?.merged()
+    })
+}
+
+#[test]
 fn misfits_are_errors() -> Result<()> {
     let out = Heads::Merged { rows: normal("out", &[2, 5, 8])?, heads: 2 };
-    let cls = |positions: usize, width: usize| {
-        let rows = normal("cls", &[2, positions, width])?;
-        Ok::<_, candle_core::Error>(Qkv::Packed { rows, heads: 2, parts: PackedLayout::QKV })
-    };
-    assert!(class_token(&out, &cls(2, 24)?, None, 1.0).is_err());
-    assert!(class_token(&out, &cls(1, 12)?, None, 1.0).is_err());
+    for dims in [[1, 1, 24], [2, 1, 12]] {
+        let cls = Qkv::Packed { rows: normal("cls", &dims)?, heads: 2, parts: PackedLayout::QKV };
+        assert!(class_token(&out, &cls, None, 1.0).is_err());
+    }
     Ok(())
 }

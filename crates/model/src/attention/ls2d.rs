@@ -13,7 +13,6 @@ use super::{
 };
 use crate::nn::norm::Norm;
 use crate::nn::params::{Init, ParamBuilder};
-use effattn_kernel::attend::{Attend, attend};
 use effattn_kernel::class_token::class_token;
 use effattn_kernel::heads::{Heads, Qkv, merge, split};
 use effattn_kernel::linear::linear;
@@ -269,7 +268,7 @@ impl LongShort2d {
         }
         // a global token reads what the image tokens have become, and the global ones
         let own = Qkv::separate(scaled(0, g)?, global_k, global_v);
-        let global = read(&Heads::Merged { rows: rows.clone(), heads }, &own)?;
+        let global = class_token(&Heads::Merged { rows: rows.clone(), heads }, &own, None, 1.0)?;
         Tensor::cat(&[&global.merged()?, &rows], 1)
     }
 
@@ -290,19 +289,6 @@ impl LongShort2d {
             None => Ok(x.clone()),
         }
     }
-}
-
-/// Softmax attention of the scaled queries `own` over their own keys and values and over `out`, which serves as both.
-fn read(out: &Heads, own: &Qkv) -> Result<Heads> {
-    let (_, _, g, _) = own.value_dims()?;
-    if g == 1 {
-        return class_token(out, own, None, 1.0);
-    }
-    let out = out.split()?;
-    let pattern = Pattern::full(g, out.dim(2)?, false).with_slots(g, Rule::All);
-    let slots = Qkv::keys_values(own.k()?, own.v()?);
-    let call = Attend { slots: Some(&slots), ..Attend::scaled(&pattern, None, 1.0) };
-    attend(&Qkv::separate(own.q()?, out.clone(), out), &call)
 }
 
 #[cfg(test)]
