@@ -21,6 +21,7 @@
 //! | [`layers`] | gradients of several linear layers and the LayerNorm in front of them |
 //! | [`rates`] | products and copies per second that this machine reaches |
 //! | [`rows`] | row-wise pieces: LayerNorm, bias, column sums, GELU |
+//! | [`softmax`] | softmax of the rows of a matrix |
 //! | [`token`] | rows of one token, states that are written where they lie |
 //! | [`transpose`] | transposes |
 //!
@@ -52,12 +53,12 @@ pub mod rows;
 #[allow(unsafe_code)]
 pub mod sample_rows;
 pub mod simd;
+pub mod softmax;
 pub mod token;
 pub mod transpose;
 
 use candle_core::{CpuStorage, Layout, Result, Tensor, bail};
 
-/// The elements of a contiguous f32 operand.
 ///
 /// # Errors
 /// Another type, or a layout with gaps: the caller must have called `contiguous`.
@@ -69,7 +70,6 @@ pub fn slice<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> 
     }
 }
 
-/// The elements of the contiguous f32 operands of an operation that takes `N`.
 pub fn slices<'a, const N: usize>(operands: &[(&'a CpuStorage, &Layout)]) -> Result<[&'a [f32]; N]> {
     if operands.len() != N {
         bail!("{} operands were given, not {N}", operands.len());
@@ -86,7 +86,6 @@ pub fn gradient(like: &Tensor, data: Vec<f32>) -> Result<Option<Tensor>> {
     Tensor::from_vec(data, like.shape(), like.device()).map(Some)
 }
 
-/// Runs `f` on the elements of contiguous f32 CPU tensors without copying them.
 pub fn with_slices<T, const N: usize>(
     tensors: [&Tensor; N],
     f: impl FnOnce([&[f32]; N]) -> Result<T>,

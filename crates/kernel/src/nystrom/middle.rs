@@ -7,7 +7,8 @@ use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 use super::inverse::{backward, iterates};
 use super::{InverseInit, Landmarks};
 use crate::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
-use crate::cpu::{self, math, par};
+use crate::cpu::softmax::{softmax_rows, softmax_rows_backward};
+use crate::cpu::{self, par, rows};
 use crate::op::{self, FusedOp, SavedOutput};
 use crate::tape;
 
@@ -58,29 +59,6 @@ impl Inverse {
     }
 }
 
-crate::simd_fn! {
-    /// Softmax of every row of logits [m, m]; the column sums are added to `columns` [m].
-    fn softmax_rows<S>(simd, logits: &'a mut [f32], columns: &'a mut [f32]) {
-        for row in logits.chunks_exact_mut(columns.len()) {
-            let shift = math::max(simd, row);
-            math::exp_in_place(simd, shift, row);
-            let sum = math::sum(simd, row);
-            math::scale(simd, 1.0 / sum, row);
-            math::add(simd, row, columns);
-        }
-    }
-}
-
-crate::simd_fn! {
-    /// Gradients of the softmax `weights` become those of the logits, row by row: w (g - sum w g).
-    fn logit_grads<S>(simd, weights: &'a [f32], grads: &'a mut [f32], width: usize) {
-        for (weights, grads) in weights.chunks_exact(width).zip(grads.chunks_exact_mut(width)) {
-            let mean = simd.splat_f32s(math::dot(simd, weights, grads));
-            math::update(simd, weights, grads, #[inline(always)] |w, g| simd.mul_f32s(w, simd.sub_f32s(g, mean)));
-        }
-    }
-}
-
 /// Copies a part of width `e` of rows of two, from the first to the second number.
 fn copy_part(from: &[f32], parts: [usize; 2], e: usize, to: &mut [f32]) {
     for (from, to) in from.chunks_exact(2 * e).zip(to.chunks_exact_mut(2 * e)) {
@@ -106,7 +84,8 @@ impl Middle {
             let [ql, kl] = [QL, KL].map(|part| self.head(landmarks, index, part));
             let (mut a, mut columns) = (vec![0.0; m * m], vec![0.0; m]);
             gemm(MatMut::new(&mut a, m, m), ql, kl.t(), self.scale(), Threads::One);
-            softmax_rows(&mut a, &mut columns);
+            softmax_rows(&mut a, m);
+            a.chunks_exact(m).for_each(|row| rows::add(row, &mut columns));
             // the first of equal sums, as candle's argmax has it
             let (column, c) =
                 columns.iter().enumerate().fold((0, f32::NEG_INFINITY), |best, (column, &sum)| {
@@ -159,7 +138,7 @@ impl Middle {
             let (owner, column) = one.owner;
             das[owner][column..].iter_mut().step_by(m).for_each(|da| *da += dc);
         }
-        par::each_piece(das.iter_mut().zip(all), |_, (da, one)| logit_grads(&one.a, da, m));
+        par::each_piece(das.iter_mut().zip(all), |_, (da, one)| softmax_rows_backward(&one.a, da, m));
         let (mut dlandmarks, mut dy) = (vec![0.0; b * m * 2 * e], vec![0.0; b * m * e]);
         let samples = dlandmarks.chunks_mut(m * 2 * e).zip(dy.chunks_mut(m * e));
         par::each_piece(samples, |sample, (dlandmarks, dy)| {

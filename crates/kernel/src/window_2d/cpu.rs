@@ -10,7 +10,8 @@ use candle_core::{CpuStorage, DType, Device, Layout, Result, Shape, Tensor, bail
 use super::{Keys, Window2d, bias_rows, bias_rows_of, everywhere, key_side, reach};
 use crate::cpu::gemm::{Mat, MatMut, Threads, gemm};
 use crate::cpu::jobs::build_jobs;
-use crate::cpu::{self, math, par};
+use crate::cpu::softmax::{softmax_rows, softmax_rows_backward};
+use crate::cpu::{self, par};
 use crate::op::{self, FusedOp, SavedOutput};
 use crate::tape;
 use effattn_record::pattern::Grid2d;
@@ -119,15 +120,14 @@ impl Attend {
         let (q, k) = (Mat::new(&work.q, queries, self.d), Mat::new(&work.k, keys, self.d));
         gemm(MatMut::new(&mut work.p, queries, keys), q, k.t(), 1.0, Threads::One);
         let taps = key_side(self.w).pow(2);
-        for (row, (_, query)) in work.p.chunks_exact_mut(keys).zip(&square.queries) {
-            if !table.is_empty() {
-                let entries = &self.rows[query * taps..][..taps];
-                for (logit, (_, key)) in row.iter_mut().zip(&square.keys) {
-                    *logit += table[entries[*key] as usize];
-                }
+        let biased = if table.is_empty() { 0 } else { queries };
+        for (row, (_, query)) in work.p.chunks_exact_mut(keys).zip(&square.queries).take(biased) {
+            let entries = &self.rows[query * taps..][..taps];
+            for (logit, (_, key)) in row.iter_mut().zip(&square.keys) {
+                *logit += table[entries[*key] as usize];
             }
-            softmax(row);
         }
+        softmax_rows(&mut work.p, keys);
     }
 
     fn attend(&self, q: &[f32], pair: &[f32], table: &[f32]) -> Vec<f32> {
@@ -220,9 +220,7 @@ impl Attend {
         };
         gemm(MatMut::new(rows, keys, d), Mat::new(p, queries, keys).t(), dy, 1.0, Threads::One);
         scatter(rows, dv);
-        for (p, dp) in p.chunks_exact(keys).zip(dp.chunks_exact_mut(keys)) {
-            softmax_backward(p, dp);
-        }
+        softmax_rows_backward(p, dp, keys);
         let dp = Mat::new(dp, queries, keys);
         gemm(MatMut::new(rows, keys, d), dp.t(), Mat::new(q, queries, d), 1.0, Threads::One);
         scatter(rows, dk);
@@ -283,23 +281,6 @@ struct Work {
     p: Vec<f32>,
     dp: Vec<f32>,
     rows: Vec<f32>,
-}
-
-crate::simd_fn! {
-    fn softmax<S>(simd, row: &'a mut [f32]) {
-        let max = math::max(simd, row);
-        math::exp_in_place(simd, max, row);
-        let sum = math::sum(simd, row);
-        math::scale(simd, 1.0 / sum, row);
-    }
-}
-
-crate::simd_fn! {
-    /// dl = p (dp - sum p dp).
-    fn softmax_backward<S>(simd, p: &'a [f32], dp: &'a mut [f32]) {
-        let total = simd.splat_f32s(math::dot(simd, p, dp));
-        math::update(simd, p, dp, #[inline(always)] |p, dp| simd.mul_f32s(p, simd.sub_f32s(dp, total)));
-    }
 }
 
 impl FusedOp for Attend {
