@@ -11,7 +11,8 @@
 use candle_core::{CpuStorage, D, DType, Layout, Result, Shape, Tensor, bail};
 
 use super::activation::silu;
-use super::cpu::math::{self, load, store};
+use super::cpu::elements::dot;
+use super::cpu::math::{load, store};
 use super::cpu::rows::{self, sigmoid, silu_and_slope};
 use super::cpu::{self, jobs, par, par::Chunks};
 use super::op::{self, FusedOp, SavedOutput};
@@ -275,12 +276,6 @@ fn gated_back(operands: [&Tensor; 4], grad: &Tensor) -> Result<Vec<Option<Tensor
     })?;
     let dsum = cpu::gradient(h, dsum)?;
     Ok(vec![cpu::gradient(r, dr)?, cpu::gradient(u, du)?, dsum.clone(), dsum])
-}
-
-simd_fn! {
-    fn dot<S>(simd, x: &'a [f32], y: &'a [f32]) -> f32 {
-        math::dot(simd, x, y)
-    }
 }
 
 simd_fn! {

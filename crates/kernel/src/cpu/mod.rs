@@ -7,6 +7,7 @@
 //! | [`gemm`] | matrix products in the number format of the process |
 //! | [`matmul_format`] | the number format of matrix products |
 //! | [`panel`] | our products in f32, packed |
+//! | [`elements`] | scaling, products and scalar products of vectors |
 //! | [`few`] | products of few rows with weights where they lie |
 //! | [`bf16`] | matrix products of operands rounded to bf16 |
 //! | [`columns`] | column blocks of matrices, read and written by different threads |
@@ -34,6 +35,7 @@ pub mod bf16;
 pub mod columns;
 pub mod compact;
 pub mod dense;
+pub mod elements;
 #[allow(unsafe_code)]
 pub mod exact;
 pub mod few;
@@ -59,6 +61,7 @@ pub mod transpose;
 
 use candle_core::{CpuStorage, Layout, Result, Tensor, bail};
 
+/// The elements of a contiguous f32 operand.
 ///
 /// # Errors
 /// Another type, or a layout with gaps: the caller must have called `contiguous`.
@@ -70,6 +73,7 @@ pub fn slice<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> 
     }
 }
 
+/// The elements of the contiguous f32 operands of an operation that takes `N`.
 pub fn slices<'a, const N: usize>(operands: &[(&'a CpuStorage, &Layout)]) -> Result<[&'a [f32]; N]> {
     if operands.len() != N {
         bail!("{} operands were given, not {N}", operands.len());
@@ -86,6 +90,7 @@ pub fn gradient(like: &Tensor, data: Vec<f32>) -> Result<Option<Tensor>> {
     Tensor::from_vec(data, like.shape(), like.device()).map(Some)
 }
 
+/// Runs `f` on the elements of contiguous f32 CPU tensors without copying them.
 pub fn with_slices<T, const N: usize>(
     tensors: [&Tensor; N],
     f: impl FnOnce([&[f32]; N]) -> Result<T>,

@@ -9,8 +9,9 @@
 //! dV = dY,  dbeta = dU . Y           D <- since(last) D + [K; Q]^T G
 //! ```
 
-use super::chunk::{Chunk, multiply, scale};
+use super::chunk::Chunk;
 use super::{CHUNK, Dims, Mat, MatMut, Problem, heads_of, product, solve};
+use crate::cpu::elements::{dot, multiply, row_dots, scale};
 use crate::cpu::rows::add;
 use crate::cpu::{math, par};
 
@@ -234,20 +235,5 @@ impl DecayScratch {
 crate::simd_fn! {
     fn sum<S>(simd, x: &'a [f32]) -> f32 {
         math::sum(simd, x)
-    }
-}
-
-crate::simd_fn! {
-    fn dot<S>(simd, x: &'a [f32], y: &'a [f32]) -> f32 {
-        math::dot(simd, x, y)
-    }
-}
-
-crate::simd_fn! {
-    /// The scalar product of every row of a with that of b.
-    fn row_dots<S>(simd, a: &'a [f32], b: &'a [f32], width: usize, dots: &'a mut [f32]) {
-        for ((a, b), dot) in a.chunks_exact(width).zip(b.chunks_exact(width)).zip(dots) {
-            *dot = math::dot(simd, a, b);
-        }
     }
 }

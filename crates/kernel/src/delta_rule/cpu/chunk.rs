@@ -10,6 +10,7 @@
 //! ```
 
 use super::{CHUNK, Dims, Mat, MatMut, Problem, product, solve};
+use crate::cpu::elements::{multiply, scale};
 use crate::cpu::math;
 
 /// Decays within a chunk, as products of the steps between two positions: never differences of long sums.
@@ -190,20 +191,6 @@ impl Chunk {
         self.decay.weigh_rest(keys, dk, count);
         let (keys, total) = (Mat::new(keys, count, dk), self.decay.total(count));
         product(MatMut::new(state, dk, d), keys.t(), Mat::new(&self.u, count, d), Some(total));
-    }
-}
-
-crate::simd_fn! {
-    /// y *= a.
-    pub(super) fn scale<S>(simd, a: f32, y: &'a mut [f32]) {
-        math::scale(simd, a, y);
-    }
-}
-
-crate::simd_fn! {
-    /// y *= x.
-    pub(super) fn multiply<S>(simd, x: &'a [f32], y: &'a mut [f32]) {
-        math::update(simd, x, y, #[inline(always)] |x, y| simd.mul_f32s(x, y));
     }
 }
 

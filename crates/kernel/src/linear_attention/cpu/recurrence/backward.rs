@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-use super::factors::add;
 use super::forward::{Scratch, product};
 use super::log_terms::LogTerms;
 use super::states::{Side, States, states};
 use super::{CHUNK, Inputs, Logs, Place, Plan, Targets};
 use crate::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
+use crate::cpu::rows::add;
 use crate::cpu::{jobs, math, par};
 use crate::linear_attention::cpu::rows::{Operand, Rows, RowsMut};
 

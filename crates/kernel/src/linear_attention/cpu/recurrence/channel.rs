@@ -11,7 +11,7 @@ use super::log_terms::LogTerms;
 use super::{CHUNK, ChunkFactors, Factors, Inputs, Logs, Place, Plan};
 use crate::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
 use crate::cpu::simd::Simd;
-use crate::cpu::{math, transpose::transpose};
+use crate::cpu::{elements, math, rows, transpose::transpose};
 use crate::linear_attention::cpu::rows::Rows;
 
 /// Rows per block.
@@ -108,8 +108,8 @@ impl Scratch {
             self.blocks.back((k, q), &factors.both[1], turned, (dx, dy));
             terms((&k[..used], dx), (&q[..used], dy), &mut backward.readers);
             backward.writers[..used].fill(0.0);
-            super::factors::add(dx, dk);
-            super::factors::add(dy, dq);
+            rows::add(dx, dk);
+            rows::add(dy, dq);
         }
         own(grads, &q[..used], dk);
         own(grads, &k[..used], dq);
@@ -241,7 +241,7 @@ impl Blocks {
                 let y = Mat::new(&self.y, rows.start, d);
                 gemm(MatMut::new(dx, rows.len(), d), between(&rows), y, 1.0, Threads::One);
                 let up = &self.up[self.at(&rows)];
-                scale_by(up, dx);
+                elements::multiply(up, dx);
             }
             self.advance(&rows, y);
         }
@@ -254,7 +254,7 @@ impl Blocks {
                 let x = Mat::new(&self.x[at.clone()], rows.len(), d);
                 gemm_add(MatMut::new(before, rows.start, d), between(&rows).t(), x, 1.0, 1.0, Threads::One);
             }
-            scale_by(&self.down[at.clone()], &mut dy[at.clone()]);
+            elements::multiply(&self.down[at.clone()], &mut dy[at.clone()]);
             let mut square = [[0.0; BLOCK]; BLOCK];
             for (row, to) in rows.clone().zip(&mut square) {
                 let from = &grads[row * count + rows.start..][..row - rows.start];
@@ -273,13 +273,6 @@ crate::simd_fn! {
         for row in rows.chunks_exact_mut(factors.len()) {
             multiply(simd, factors, row);
         }
-    }
-}
-
-crate::simd_fn! {
-    /// y *= x.
-    fn scale_by<S>(simd, x: &'a [f32], y: &'a mut [f32]) {
-        multiply(simd, x, y);
     }
 }
 

@@ -202,10 +202,3 @@ crate::simd_fn! {
         }
     }
 }
-
-crate::simd_fn! {
-    /// y += x, element by element.
-    pub(super) fn add<S>(simd, x: &'a [f32], y: &'a mut [f32]) {
-        math::add(simd, x, y);
-    }
-}
