@@ -125,17 +125,10 @@ crate::simd_fn! {
         let scale = simd.splat_f32s(scale);
         for (p, f) in p.chunks_exact(width).zip(f.chunks_exact_mut(2 * width)) {
             let (sin, cos) = f.split_at_mut(width);
-            let (p, p_tail) = S::as_simd_f32s(p);
-            let (sin, sin_tail) = S::as_mut_simd_f32s(sin);
-            let (cos, cos_tail) = S::as_mut_simd_f32s(cos);
-            for ((&p, sin), cos) in p.iter().zip(sin).zip(cos) {
-                let (s, c) = sin_cos(simd, p);
-                (*sin, *cos) = (simd.mul_f32s(s, scale), simd.mul_f32s(c, scale));
-            }
-            if !p_tail.is_empty() {
-                let (s, c) = sin_cos(simd, simd.partial_load_f32s(p_tail));
-                simd.partial_store_f32s(sin_tail, simd.mul_f32s(s, scale));
-                simd.partial_store_f32s(cos_tail, simd.mul_f32s(c, scale));
+            for at in (0..width).step_by(S::F32_LANES) {
+                let (s, c) = sin_cos(simd, math::load(simd, p, at));
+                math::store(simd, sin, at, simd.mul_f32s(s, scale));
+                math::store(simd, cos, at, simd.mul_f32s(c, scale));
             }
         }
     }
@@ -146,18 +139,11 @@ crate::simd_fn! {
     fn unwave<S>(simd, width: usize, f: &'a [f32], df: &'a [f32], dp: &'a mut [f32]) {
         let rows = f.chunks_exact(2 * width).zip(df.chunks_exact(2 * width)).zip(dp.chunks_exact_mut(width));
         for ((f, df), dp) in rows {
-            dp.copy_from_slice(&df[..width]);
-            math::update(simd, &f[width..], dp, |f, dp| simd.mul_f32s(f, dp));
-            let (body, tail) = S::as_mut_simd_f32s(dp);
-            let (f, f_tail) = S::as_simd_f32s(&f[..width]);
-            let (df, df_tail) = S::as_simd_f32s(&df[width..]);
-            for ((dp, &f), &df) in body.iter_mut().zip(f).zip(df) {
-                *dp = simd.negate_mul_add_e_f32s(f, df, *dp);
-            }
-            if !tail.is_empty() {
-                let (f, df) = (simd.partial_load_f32s(f_tail), simd.partial_load_f32s(df_tail));
-                let last = simd.negate_mul_add_e_f32s(f, df, simd.partial_load_f32s(tail));
-                simd.partial_store_f32s(tail, last);
+            let ((sin, cos), (d_sin, d_cos)) = (f.split_at(width), df.split_at(width));
+            for at in (0..width).step_by(S::F32_LANES) {
+                let of_sin = simd.mul_f32s(math::load(simd, cos, at), math::load(simd, d_sin, at));
+                let (sin, d_cos) = (math::load(simd, sin, at), math::load(simd, d_cos, at));
+                math::store(simd, dp, at, simd.negate_mul_add_e_f32s(sin, d_cos, of_sin));
             }
         }
     }
