@@ -12,6 +12,7 @@ use candle_core::{CpuStorage, Layout, Result, Shape, Tensor, bail};
 use super::order::{JOB_ROWS, Sample, Sizes};
 use super::rows::{Join, Scatter, grad_rows, join, scatter, unit_rows, weigh_rows};
 use super::{Lsh, rows};
+use crate::cpu::elements::dot;
 use crate::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
 use crate::cpu::par::{self, build_with, zeros};
 use crate::cpu::{gradient, slices, with_slices};
@@ -83,6 +84,16 @@ impl Sample<'_> {
         }
         places
     }
+}
+
+/// The result of a sample.
+struct Attended<'a> {
+    /// [n, heads * d].
+    out: &'a [f32],
+    /// Its gradient.
+    grad: &'a [f32],
+    /// Maximum and reciprocal sum of every query's softmax, [n, heads, 2].
+    stats: &'a [f32],
 }
 
 /// Scratch of one worker.
@@ -170,12 +181,11 @@ impl Sample<'_> {
     }
 
     /// Keys of chunk `index` of `head`, with the queries that see them: gradients of unit keys, values, own
-    /// queries and the next chunk's queries, [chunk, d] each. `stats` [n, heads, 3].
+    /// queries and the next chunk's queries, [chunk, d] each.
     fn backward_chunk(
         &self,
         (head, index): (usize, usize),
-        grad: &[f32],
-        stats: &[f32],
+        result: &Attended,
         scratch: &mut Scratch,
         out: &mut [f32],
     ) {
@@ -191,8 +201,9 @@ impl Sample<'_> {
             let (stat, row) = (&mut scratch.stats[at * 3..][..3], &mut scratch.other[at * d..][..d]);
             if self.visible(position) {
                 let from = position as usize * heads + head;
-                stat.copy_from_slice(&stats[from * 3..][..3]);
-                row.copy_from_slice(&grad[from * d..][..d]);
+                row.copy_from_slice(&result.grad[from * d..][..d]);
+                stat[..2].copy_from_slice(&result.stats[from * 2..][..2]);
+                stat[2] = dot(row, &result.out[from * d..][..d]);
             } else {
                 stat.fill(0.0);
                 row.fill(0.0);
@@ -224,7 +235,7 @@ impl Sample<'_> {
     }
 
     /// Gradient of the rows, [n, row].
-    fn backward(&self, grad: &[f32], stats: &[f32], out: &mut [f32]) {
+    fn backward(&self, result: &Attended, out: &mut [f32]) {
         let sizes = self.sizes;
         let Sizes { heads, d, chunk, row, .. } = *sizes;
         let (chunks, record) = (sizes.chunks(), (2 * chunk + sizes.span()) * d);
@@ -235,7 +246,7 @@ impl Sample<'_> {
             |scratch, job, out| {
                 for (at, out) in out.chunks_exact_mut(record).enumerate() {
                     let index = job * sizes.group() + at;
-                    self.backward_chunk((index / chunks, index % chunks), grad, stats, scratch, out);
+                    self.backward_chunk((index / chunks, index % chunks), result, scratch, out);
                 }
             },
         );
@@ -285,11 +296,12 @@ impl FusedOp for Chunked {
         let Sizes { n, heads, d, row, .. } = self.sizes;
         let [rows] = op::operands(operands)?;
         let drows = with_slices([rows, op::result(out)?, grad], |[data, out, grad]| {
-            let stats = rows::with_deltas(stats, out, grad, d);
             let mut drows = zeros(data.len());
             par::each_piece(drows.chunks_mut(n * row), |index, drows| {
-                let (grad, stats) = (&grad[index * n * heads * d..], &stats[index * n * heads * 3..]);
-                self.sample(data, index).backward(grad, stats, drows);
+                let first = index * n * heads;
+                let result =
+                    Attended { out: &out[first * d..], grad: &grad[first * d..], stats: &stats[2 * first..] };
+                self.sample(data, index).backward(&result, drows);
             });
             Ok(drows)
         })?;

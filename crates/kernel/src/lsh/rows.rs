@@ -4,7 +4,7 @@ use pulp::Simd;
 
 use super::order::{Sample, Sizes};
 use super::{HIDDEN, OWN};
-use crate::cpu::{math, par};
+use crate::cpu::math;
 
 /// A key that no query sees.
 pub const NOBODY: u32 = u32::MAX;
@@ -81,27 +81,6 @@ crate::simd_fn! {
             });
             math::update(simd, row, grad, #[inline(always)] |p, g| simd.mul_f32s(p, simd.sub_f32s(g, delta)));
             replace(grad, query, keys, causal, 0.0, 0.0);
-        }
-    }
-}
-
-/// `stats` [rows, 2] with the product of `out` and `grad` [rows, d] as a third column.
-pub fn with_deltas(stats: &[f32], out: &[f32], grad: &[f32], d: usize) -> Vec<f32> {
-    let mut all = vec![0.0; stats.len() / 2 * 3];
-    let size = 1024;
-    par::each_piece(all.chunks_mut(3 * size), |job, all| {
-        let range = job * size * d..(job * size + all.len() / 3) * d;
-        deltas(&stats[job * size * 2..], &out[range.clone()], &grad[range], d, all);
-    });
-    all
-}
-
-crate::simd_fn! {
-    fn deltas<S>(simd, stats: &'a [f32], out: &'a [f32], grad: &'a [f32], d: usize, all: &'a mut [f32]) {
-        let rows = out.chunks_exact(d).zip(grad.chunks_exact(d));
-        for ((all, stats), (out, grad)) in all.chunks_exact_mut(3).zip(stats.chunks_exact(2)).zip(rows) {
-            all[..2].copy_from_slice(stats);
-            all[2] = math::dot(simd, out, grad);
         }
     }
 }
