@@ -1,7 +1,7 @@
 //! One block's attention to its own keys and to the mixture, forward and backward.
 
 use crate::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
-use crate::cpu::math;
+use crate::cpu::softmax::{softmax_rows, softmax_rows_backward};
 use crate::dropout::AttentionDropout;
 
 /// Sizes of one call, in elements.
@@ -42,41 +42,12 @@ impl Sizes {
     }
 }
 
-crate::simd_fn! {
-    /// Logits [rows, halves * width] become weights: one softmax per row and part of `part` columns.
-    pub fn softmax_parts<S>(simd, logits: &'a mut [f32], part: usize) {
-        for row in logits.chunks_exact_mut(part) {
-            let max = math::max(simd, row);
-            if max == f32::NEG_INFINITY {
-                row.fill(0.0);
-                continue;
-            }
-            let shift = simd.splat_f32s(max);
-            math::map_in_place(simd, row, #[inline(always)] |x| math::exp(simd, simd.sub_f32s(x, shift)));
-            let sum = math::sum(simd, row);
-            math::scale(simd, 1.0 / sum, row);
-        }
-    }
-}
-
-crate::simd_fn! {
-    /// Gradients of weights become those of logits: w (g - sum(w g)), the sum over each part.
-    pub fn softmax_parts_backward<S>(simd, weights: &'a [f32], grads: &'a mut [f32], part: usize) {
-        for (weights, grads) in weights.chunks_exact(part).zip(grads.chunks_exact_mut(part)) {
-            let delta = simd.splat_f32s(math::dot(simd, weights, grads));
-            math::update(simd, weights, grads, #[inline(always)] |w, g| simd.mul_f32s(w, simd.sub_f32s(g, delta)));
-        }
-    }
-}
-
-/// Rows [block, d] each of one block: queries, own keys and values, mixed keys and values.
+/// Rows of one block: queries [block, d]; keys and values side by side [block, 2 d], its own and mixed ones.
 #[derive(Clone, Copy)]
 pub struct Block<'a> {
     pub q: &'a [f32],
-    pub k: &'a [f32],
-    pub v: &'a [f32],
-    pub sk: &'a [f32],
-    pub sv: &'a [f32],
+    pub own: &'a [f32],
+    pub mixed: &'a [f32],
     /// Which own keys are hidden, [block].
     pub hidden: &'a [bool],
     /// Which offsets have a kept key in no block, [block].
@@ -88,10 +59,8 @@ pub struct Block<'a> {
 /// Gradients of one block.
 pub struct BlockGrads<'a> {
     pub q: &'a mut [f32],
-    pub k: &'a mut [f32],
-    pub v: &'a mut [f32],
-    pub sk: &'a mut [f32],
-    pub sv: &'a mut [f32],
+    pub own: &'a mut [f32],
+    pub mixed: &'a mut [f32],
 }
 
 impl Block<'_> {
@@ -99,16 +68,16 @@ impl Block<'_> {
     fn weights(&self, sizes: &Sizes, weights: &mut [f32]) {
         let (d, block) = (sizes.d, sizes.block);
         let both = 2 * block;
-        for (at, keys) in [self.sk, self.k].into_iter().enumerate() {
+        for (at, pairs) in [self.mixed, self.own].into_iter().enumerate() {
             let out = MatMut::strided(&mut weights[at * block..], block, block, both);
-            let (q, keys) = (Mat::new(self.q, block, d), Mat::new(keys, block, d));
+            let (q, keys) = (Mat::new(self.q, block, d), Mat::strided(pairs, block, d, 2 * d));
             gemm(out, q, keys.t(), sizes.scale, Threads::One);
         }
         let columns = self.nowhere.iter().chain(self.hidden).enumerate();
         for (at, _) in columns.filter(|(_, hidden)| **hidden) {
             weights[at..].iter_mut().step_by(both).for_each(|logit| *logit = f32::NEG_INFINITY);
         }
-        softmax_parts(&mut weights[..block * both], sizes.part());
+        softmax_rows(&mut weights[..block * both], sizes.part());
     }
 
     /// Drops weights, or what they are multiplied by, [block, 2 block].
@@ -126,9 +95,9 @@ impl Block<'_> {
         let (d, block) = (sizes.d, sizes.block);
         self.weights(sizes, weights);
         self.drop(sizes, weights);
-        for (at, values) in [self.sv, self.v].into_iter().enumerate() {
+        for (at, pairs) in [self.mixed, self.own].into_iter().enumerate() {
             let weights = Mat::strided(&weights[at * block..], block, block, 2 * block);
-            let values = Mat::new(values, block, d);
+            let values = Mat::strided(&pairs[d..], block, d, 2 * d);
             gemm_add(MatMut::new(out, block, d), weights, values, 1.0, at as f32, Threads::One);
         }
         hide(out, d, self.hidden);
@@ -146,21 +115,19 @@ impl Block<'_> {
         let both = 2 * block;
         self.weights(sizes, weights);
         let (dout, q) = (Mat::new(grad, block, d), Mat::new(self.q, block, d));
-        for (at, values) in [self.sv, self.v].into_iter().enumerate() {
+        for (at, pairs) in [self.mixed, self.own].into_iter().enumerate() {
             let half = MatMut::strided(&mut grads[at * block..], block, block, both);
-            gemm(half, dout, Mat::new(values, block, d).t(), 1.0, Threads::One);
+            gemm(half, dout, Mat::strided(&pairs[d..], block, d, 2 * d).t(), 1.0, Threads::One);
         }
         self.drop(sizes, grads);
-        softmax_parts_backward(&weights[..block * both], &mut grads[..block * both], sizes.part());
+        softmax_rows_backward(&weights[..block * both], &mut grads[..block * both], sizes.part());
         self.drop(sizes, weights);
-        for (at, dvalues) in [out.sv, out.v].into_iter().enumerate() {
+        for (at, (pairs, dpairs)) in [(self.mixed, out.mixed), (self.own, out.own)].into_iter().enumerate() {
             let weights = Mat::strided(&weights[at * block..], block, block, both);
-            gemm(MatMut::new(dvalues, block, d), weights.t(), dout, 1.0, Threads::One);
-        }
-        for (at, (keys, dkeys)) in [(self.sk, out.sk), (self.k, out.k)].into_iter().enumerate() {
+            gemm(MatMut::strided(&mut dpairs[d..], block, d, 2 * d), weights.t(), dout, 1.0, Threads::One);
             let half = Mat::strided(&grads[at * block..], block, block, both);
-            gemm(MatMut::new(dkeys, block, d), half.t(), q, sizes.scale, Threads::One);
-            let keys = Mat::new(keys, block, d);
+            gemm(MatMut::strided(dpairs, block, d, 2 * d), half.t(), q, sizes.scale, Threads::One);
+            let keys = Mat::strided(pairs, block, d, 2 * d);
             gemm_add(MatMut::new(out.q, block, d), half, keys, sizes.scale, at as f32, Threads::One);
         }
     }

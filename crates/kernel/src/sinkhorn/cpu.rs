@@ -10,7 +10,7 @@ use super::mixture::{Mixture, Net};
 use super::{SortNorm, net_sizes};
 use crate::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
 use crate::cpu::par::{self, zeros};
-use crate::cpu::{gradient, slices, with_slices};
+use crate::cpu::{gradient, rows as vectors, slices, with_slices};
 use crate::dropout::AttentionDropout;
 use crate::group::{ParamGroup, ParamPart};
 use crate::heads::{Heads, Qkv};
@@ -71,32 +71,29 @@ struct Mixed {
     parts: Vec<ParamPart>,
 }
 
-/// One sample and head, gathered: rows [valid.len() * block, d], zeros at hidden positions.
+/// The blocks with a kept key of one sample and head; zeros at hidden positions.
 struct Gathered {
     /// Row of position 0, as dropout counts.
     first: usize,
     valid: Vec<usize>,
     hidden: Vec<bool>,
     nowhere: Vec<bool>,
+    /// [valid, block, d].
     q: Vec<f32>,
-    k: Vec<f32>,
-    v: Vec<f32>,
+    /// Keys and values side by side, and their mixtures: [valid, block, 2 d].
+    pairs: Vec<f32>,
+    mixed: Vec<f32>,
     pooled: Vec<f32>,
     mixture: Mixture,
-    sk: Vec<f32>,
-    sv: Vec<f32>,
 }
 
 impl Gathered {
     fn block<'a>(&'a self, sizes: &Sizes, index: usize) -> Block<'a> {
         let (size, len) = (sizes.block * sizes.d, sizes.block);
-        let rows = |x: &'a [f32]| &x[index * size..][..size];
         Block {
-            q: rows(&self.q),
-            k: rows(&self.k),
-            v: rows(&self.v),
-            sk: rows(&self.sk),
-            sv: rows(&self.sv),
+            q: &self.q[index * size..][..size],
+            own: &self.pairs[2 * index * size..][..2 * size],
+            mixed: &self.mixed[2 * index * size..][..2 * size],
             hidden: &self.hidden[index * len..][..len],
             nowhere: &self.nowhere,
             row: self.first + self.valid[index] * len,
@@ -138,31 +135,30 @@ impl Mixed {
         let valid: Vec<usize> = (0..blocks).filter(kept).collect();
         let positions = || valid.iter().flat_map(|index| index * block..(index + 1) * block);
         let hidden: Vec<bool> = positions().map(|at| self.hidden(sample, at)).collect();
-        let rows_of = |part: usize| {
-            let mut out = vec![0.0; hidden.len() * d];
-            let places = out.chunks_exact_mut(d).zip(positions()).zip(&hidden);
+        let rows_of = |parts: &[usize]| {
+            let mut out = vec![0.0; hidden.len() * parts.len() * d];
+            let places = out.chunks_exact_mut(parts.len() * d).zip(positions()).zip(&hidden);
             for ((out, at), _) in places.filter(|(_, hidden)| !**hidden) {
-                out.copy_from_slice(&rows[(sample * n + at) * row + part + head * d..][..d]);
+                for (out, part) in out.chunks_exact_mut(d).zip(parts) {
+                    out.copy_from_slice(&rows[(sample * n + at) * row + part + head * d..][..d]);
+                }
             }
             out
         };
-        let (q, k, v) = (rows_of(q), rows_of(k), rows_of(v));
+        let (q, pairs) = (rows_of(&[q]), rows_of(&[k, v]));
         let mut pooled = vec![0.0; valid.len() * d];
-        for (pooled, keys) in pooled.chunks_exact_mut(d).zip(k.chunks_exact(block * d)) {
-            for key in keys.chunks_exact(d) {
-                pooled.iter_mut().zip(key).for_each(|(pooled, key)| *pooled += key);
-            }
+        for (pooled, pairs) in pooled.chunks_exact_mut(d).zip(pairs.chunks_exact(block * 2 * d)) {
+            pairs.chunks_exact(2 * d).for_each(|pair| vectors::add(&pair[..d], pooled));
         }
         let nowhere = (0..block).map(|at| hidden.iter().skip(at).step_by(block).all(|&hidden| hidden));
         let nowhere = nowhere.collect();
         let (temperature, activation) = (self.spec.temperature as f32, self.spec.activation);
         let net = self.net(flat, head);
         let mixture = Mixture::new(&pooled, &valid, blocks, &net, temperature, activation, backward);
-        let (mut sk, mut sv) = (zeros(k.len()), zeros(v.len()));
-        mix(&mixture.r, false, &k, 0.0, &mut sk);
-        mix(&mixture.r, false, &v, 0.0, &mut sv);
+        let mut mixed = zeros(pairs.len());
+        mix(&mixture.r, false, &pairs, 0.0, &mut mixed);
         let first = (sample * self.sizes.heads + head) * n;
-        Gathered { first, valid, hidden, nowhere, q, k, v, pooled, mixture, sk, sv }
+        Gathered { first, valid, hidden, nowhere, q, pairs, mixed, pooled, mixture }
     }
 
     /// Output rows of the valid blocks, [_, d].
@@ -177,44 +173,36 @@ impl Mixed {
         out
     }
 
-    /// Gradients of queries, keys and values of the valid blocks, [_, d] each, and of the head's parameters.
-    fn attend_backward(&self, gathered: &Gathered, flat: &[f32], head: usize, grad: &[f32]) -> [Vec<f32>; 4] {
+    /// Gradients of queries [_, d] and of keys and values [_, 2 d] of the valid blocks, and of the head's parameters.
+    fn attend_backward(&self, gathered: &Gathered, flat: &[f32], head: usize, grad: &[f32]) -> [Vec<f32>; 3] {
         let sizes = &self.sizes;
         let (size, len) = (sizes.block * sizes.d, gathered.q.len());
-        let mut grads: [Vec<f32>; 5] = std::array::from_fn(|_| zeros(len));
-        let [dq, dk, dv, dsk, dsv] = grads.each_mut();
-        let jobs = dq.chunks_mut(size).zip(dk.chunks_mut(size)).zip(dv.chunks_mut(size));
-        let jobs = jobs.zip(dsk.chunks_mut(size)).zip(dsv.chunks_mut(size)).zip(grad.chunks(size));
+        let [mut dq, mut dpairs, mut dmixed] = [len, 2 * len, 2 * len].map(zeros);
+        let jobs = dq.chunks_mut(size).zip(dpairs.chunks_mut(2 * size)).zip(dmixed.chunks_mut(2 * size));
+        let jobs = jobs.zip(grad.chunks(size));
         par::each_piece_with(
             jobs,
             || [vec![0.0; 2 * sizes.block * sizes.block], vec![0.0; 2 * sizes.block * sizes.block]],
-            |[weights, scratch], index, (((((q, k), v), sk), sv), grad)| {
-                let out = BlockGrads { q, k, v, sk, sv };
+            |[weights, scratch], index, (((q, own), mixed), grad)| {
+                let out = BlockGrads { q, own, mixed };
                 gathered.block(sizes, index).backward(sizes, grad, (weights, scratch), out);
             },
         );
-        let [dq, mut dk, mut dv, dsk, dsv] = grads;
         let (count, r) = (gathered.valid.len(), &gathered.mixture.r);
         let mut dr = vec![0.0; count * count];
-        if let Some(width) = len.checked_div(count) {
-            let wide = |x| Mat::new(x, count, width);
-            let out = MatMut::new(&mut dr, count, count);
-            gemm(out, wide(&dsk), wide(&gathered.k).t(), 1.0, Threads::One);
-            let out = MatMut::new(&mut dr, count, count);
-            gemm_add(out, wide(&dsv), wide(&gathered.v).t(), 1.0, 1.0, Threads::One);
+        if let Some(width) = dmixed.len().checked_div(count) {
+            let [dmixed, pairs] = [&dmixed, &gathered.pairs].map(|x| Mat::new(x, count, width));
+            gemm(MatMut::new(&mut dr, count, count), dmixed, pairs.t(), 1.0, Threads::One);
         }
-        mix(r, true, &dsk, 1.0, &mut dk);
-        mix(r, true, &dsv, 1.0, &mut dv);
+        mix(r, true, &dmixed, 1.0, &mut dpairs);
         let mut params = vec![0.0; sizes.params()];
         let (net, blocks) = (self.net(flat, head), (gathered.valid.as_slice(), sizes.blocks));
         let temperature = self.spec.temperature as f32;
         let dpooled = gathered.mixture.backward(dr, &gathered.pooled, blocks, &net, temperature, &mut params);
-        let keys = dk.chunks_exact_mut(sizes.d).zip(&gathered.hidden).enumerate();
-        for (at, (dk, _)) in keys.filter(|(_, (_, hidden))| !**hidden) {
-            let dpooled = &dpooled[at / sizes.block * sizes.d..][..sizes.d];
-            dk.iter_mut().zip(dpooled).for_each(|(dk, dpooled)| *dk += dpooled);
+        for (dpairs, dpooled) in dpairs.chunks_exact_mut(2 * size).zip(dpooled.chunks_exact(sizes.d)) {
+            dpairs.chunks_exact_mut(2 * sizes.d).for_each(|pair| vectors::add(dpooled, &mut pair[..sizes.d]));
         }
-        [dq, dk, dv, params]
+        [dq, dpairs, params]
     }
 
     /// Runs `f(sample, head)` for all, and returns the results in order, sample by sample.
@@ -223,20 +211,23 @@ impl Mixed {
         par::map_pieces(0..b * heads, |_, index| f(index / heads, index % heads))
     }
 
-    /// Writes rows [_, d] of valid blocks to their positions in `out`, whose rows are `stride` long, from `start` on;
-    /// nothing at hidden positions.
+    /// Writes rows [_, starts, d] of valid blocks to their positions in `out`, whose rows are `stride` long, from the `starts`
+    /// on; nothing at hidden positions.
     fn spread(
         &self,
         valid: &[usize],
         sample: usize,
         rows: &[f32],
         out: &mut [f32],
-        (stride, start): (usize, usize),
+        (stride, starts): (usize, &[usize]),
     ) {
         let Sizes { d, block, .. } = self.sizes;
         let positions = valid.iter().flat_map(|index| index * block..(index + 1) * block);
-        for (row, at) in rows.chunks_exact(d).zip(positions).filter(|(_, at)| !self.hidden(sample, *at)) {
-            out[at * stride + start..][..d].copy_from_slice(row);
+        let rows = rows.chunks_exact(starts.len() * d).zip(positions);
+        for (row, at) in rows.filter(|(_, at)| !self.hidden(sample, *at)) {
+            for (row, start) in row.chunks_exact(d).zip(starts) {
+                out[at * stride + start..][..d].copy_from_slice(row);
+            }
         }
     }
 }
@@ -257,7 +248,7 @@ impl FusedOp for Mixed {
         let mut out = zeros(b * n * heads * d);
         par::each_piece(out.chunks_mut(n * heads * d), |sample, out| {
             for (head, (valid, rows)) in results[sample * heads..][..heads].iter().enumerate() {
-                self.spread(valid, sample, rows, out, (heads * d, head * d));
+                self.spread(valid, sample, rows, out, (heads * d, &[head * d]));
             }
         });
         Ok((out, (b, n, heads * d).into()))
@@ -292,10 +283,9 @@ impl Mixed {
         });
         let mut drows = zeros(rows.len());
         par::each_piece(drows.chunks_mut(n * row), |sample, out| {
-            for (head, (valid, [dq, dk, dv, _])) in results[sample * heads..][..heads].iter().enumerate() {
-                for (part, rows) in [(q, dq), (k, dk), (v, dv)] {
-                    self.spread(valid, sample, rows, out, (row, part + head * d));
-                }
+            for (head, (valid, [dq, dpairs, _])) in results[sample * heads..][..heads].iter().enumerate() {
+                self.spread(valid, sample, dq, out, (row, &[q + head * d]));
+                self.spread(valid, sample, dpairs, out, (row, &[k + head * d, v + head * d]));
             }
         });
         let mut dflat = vec![0.0; flat.len()];
@@ -304,8 +294,7 @@ impl Mixed {
             for part in &self.parts {
                 let len = part.len() / heads;
                 let (mine, rest) = params.split_at(len);
-                let out = &mut dflat[part.offset + index % heads * len..][..len];
-                out.iter_mut().zip(mine).for_each(|(out, mine)| *out += mine);
+                vectors::add(mine, &mut dflat[part.offset + index % heads * len..][..len]);
                 params = rest;
             }
         }

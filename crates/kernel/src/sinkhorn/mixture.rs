@@ -1,9 +1,9 @@
 //! The weights R of the mixture of blocks for one sample and head, over its valid blocks only, and their gradient.
 
 use super::SortNorm;
-use super::blocks::{softmax_parts, softmax_parts_backward};
 use crate::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
 use crate::cpu::math;
+use crate::cpu::softmax::{softmax_rows, softmax_rows_backward};
 
 /// The sorting network of one head.
 #[derive(Clone, Copy)]
@@ -137,7 +137,7 @@ impl Mixture {
         }
         full.iter_mut().for_each(|score| *score /= temperature);
         let SortNorm::Sinkhorn(iterations) = activation else {
-            softmax_parts(&mut full, count);
+            softmax_rows(&mut full, count);
             return Self { r: full, inner, scores, steps: None };
         };
         let mut steps = Vec::new();
@@ -173,7 +173,7 @@ impl Mixture {
                 normalise_backward(step, &mut grad, count, index % 2 == 0);
             }
         } else {
-            softmax_parts_backward(&self.r, &mut grad, count);
+            softmax_rows_backward(&self.r, &mut grad, count);
         }
         for (grad, score) in grad.iter_mut().zip(&self.scores) {
             *grad = if net.hidden > 0 && *score <= 0.0 { 0.0 } else { *grad / temperature };
