@@ -77,6 +77,28 @@ fn the_table_of_small_steps_is_of_the_committed_runs() {
     renew("docs/performance.md", |page| with_rows_below(page, "| small steps |", &lines));
 }
 
+/// A line per way of measuring: the least and the most of its ratios in the rounds of the bench.
+fn lines_beside_a_neighbour() -> Vec<String> {
+    let text = std::fs::read_to_string(root().join("docs/neighbour.csv")).unwrap();
+    let mut lines: Vec<(&str, f64, f64)> = Vec::new();
+    for line in text.lines().skip(1) {
+        let [_, name, _, ratio] = line.split(',').collect::<Vec<_>>()[..] else { panic!("{line}") };
+        let ratio: f64 = ratio.parse().unwrap();
+        match lines.last_mut().filter(|line| line.0 == name) {
+            Some((_, least, most)) => (*least, *most) = (least.min(ratio), most.max(ratio)),
+            None => lines.push((name, ratio, ratio)),
+        }
+    }
+    lines.into_iter().map(|(name, least, most)| format!("| {name} | {least:.2} | {most:.2} |")).collect()
+}
+
+#[test]
+fn the_ratios_beside_a_neighbour_are_those_of_the_chart() {
+    let lines = lines_beside_a_neighbour();
+    assert_eq!(lines.len(), 3);
+    renew("docs/performance.md", |page| with_rows_below(page, "| rounds of the bench |", &lines));
+}
+
 /// A line per mechanism of a run of one batch size beside one program: how many times as fast effattn is, in a column per pass and
 /// length; at last how the run sums up.
 fn lines_by_mechanism(folder: &str) -> Vec<String> {

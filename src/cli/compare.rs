@@ -167,10 +167,10 @@ fn side(path: &Path) -> Result<Vec<ComparedRun>> {
     }
 }
 
-/// What a run says of its machine. Calibrations of earlier versions computed something else: they are none.
+/// What a run says of its machine.
 fn machine(manifest: &Manifest) -> RunMachine {
-    let known = manifest.steadiness.as_ref().filter(|known| known.by_thread);
-    let calibration = known.map(|known| RunCalibration {
+    let calibration = manifest.steadiness.as_ref().map(|known| RunCalibration {
+        by_thread: known.by_thread,
         seconds: known.seconds,
         spread: known.spread,
         disturbed: known.disturbed as f64 / (known.turns - known.repeated).max(1) as f64,

@@ -278,15 +278,15 @@ fn programs(found: &mut Findings) -> Result<()> {
 
 /// Repeats calibrations for `seconds` and says how steady they were.
 fn steadiness(found: &mut Findings, count: usize, seconds: f64) {
-    let mut calibration = Calibration::new();
+    let calibration = Calibration::new();
     let before = Counters::read(&[]);
     let parts = ((seconds / PART) as usize).max(PARTS);
     let (mut medians, mut all) = (Vec::new(), Vec::new());
     for _ in 0..parts {
         let (start, length) = (Instant::now(), Duration::from_secs_f64(PART.min(seconds / PARTS as f64)));
-        let mut times = vec![calibration.take().seconds()];
+        let mut times = vec![calibration.take().mean];
         while start.elapsed() < length {
-            times.push(calibration.take().seconds());
+            times.push(calibration.take().mean);
         }
         medians.extend(median(&times));
         all.extend(times);

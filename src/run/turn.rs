@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 use effattn_kernel::device::counters::Interference;
 use effattn_record::stats::{median, quantile};
 
-/// A turn is disturbed where a calibration beside it took longer than the run's best by more than a share between these, ...
-const SLOWER: [f64; 2] = [0.04, 0.10];
-/// ... which is as many times that of the median calibration: a steady machine shows smaller disturbances.
+/// By how much a calibration beside a turn may be slower than the run's best one: so many times as much as the median one is, ...
 const USUAL: f64 = 4.0;
+/// ... within these shares. A steady machine shows smaller disturbances.
+const SLOWER: [f64; 2] = [0.04, 0.10];
 /// A turn is disturbed where others took more than this share of its threads' time.
 pub const TAKEN: f64 = 0.05;
 
@@ -21,6 +21,10 @@ pub struct Bracket {
     pub before: f64,
     /// Seconds of the calibration behind it.
     pub after: f64,
+    /// Whether a calibration is the fastest round of the slowest thread. Where the system does not tell how long threads waited,
+    /// and in runs of earlier versions, it is the mean of rounds of all threads, which is longer.
+    #[serde(default)]
+    pub by_thread: bool,
     /// What others took during it; none where the system has no such counters.
     #[serde(flatten)]
     pub interference: Option<Interference>,
@@ -44,7 +48,7 @@ impl Bracket {
     /// Why the turn is put back, if it is.
     pub fn reason(&self, judge: &Judge) -> Option<String> {
         if self.taken > TAKEN * judge.threads as f64 {
-            let host = self.interference.is_some_and(|it| it.steal > it.others);
+            let host = self.interference.is_some_and(|it| it.steal > it.waited.unwrap_or(it.others));
             let who = if host { "the host" } else { "other programs" };
             return Some(format!("{who} took {:.2} processors", self.taken));
         }
@@ -146,8 +150,7 @@ pub struct Steadiness {
     pub repeated: u64,
     /// Those that count although they were disturbed, because nothing better was to be had.
     pub disturbed: u64,
-    /// Whether a calibration is the fastest round of the slowest thread; in runs of earlier versions it is the mean of rounds of
-    /// all threads, which is longer.
+    /// Whether all calibrations are the fastest round of the slowest thread ([`Bracket::by_thread`]).
     #[serde(default)]
     pub by_thread: bool,
 }
@@ -174,7 +177,7 @@ impl Steadiness {
             turns: turns.len() as u64,
             repeated: repeated as u64,
             disturbed: (disturbed - repeated) as u64,
-            by_thread: true,
+            by_thread: turns.iter().all(|turn| turn.bracket.by_thread),
         })
     }
 
@@ -196,7 +199,7 @@ mod tests {
     fn turn(seconds: &[f64], before: f64, after: f64, taken: f64) -> Turn {
         Turn {
             seconds: seconds.to_vec(),
-            bracket: Some(Bracket { before, after, interference: None, taken }),
+            bracket: Some(Bracket { before, after, by_thread: true, interference: None, taken }),
         }
     }
 
@@ -214,11 +217,21 @@ mod tests {
     }
 
     #[test]
+    fn what_is_allowed_follows_from_the_calibrations_of_the_run() {
+        let allowed = |calibrations: &[f64]| (1e3 * Judge::of(calibrations, 1).allowed()).round();
+        assert_eq!(allowed(&[1.0, 1.0, 1.0]), 40.0);
+        assert_eq!(allowed(&[1.0, 1.02, 1.5]), 80.0);
+        assert_eq!(allowed(&[1.0, 1.2, 1.5]), 100.0);
+    }
+
+    #[test]
     fn the_least_disturbed_turns_count_where_nothing_better_is_to_be_had() {
         let judge = Judge { best: 1.0, usual: 1.0, threads: 1 };
         let turns = [turn(&[1.0], 1.0, 1.9, 0.0), turn(&[1.0], 1.0, 1.0, 0.0), turn(&[1.0], 1.0, 1.3, 0.0)];
         assert_eq!(judge.kept(&turns, 1), [false, true, false]);
         assert_eq!(judge.kept(&turns, 2), [false, true, true]);
         assert_eq!(judge.kept(&turns, 9), [true, true, true]);
+        let all = [1.9, 1.4, 1.3, 1.8].map(|after| turn(&[1.0], 1.0, after, 0.0));
+        assert_eq!(judge.kept(&all, 1), [false, true, true, false], "half of them where all are disturbed");
     }
 }

@@ -224,7 +224,7 @@ impl ProgramCell {
     }
 
     /// Its own account of its memory, its clock and its version; it ends.
-    pub fn finish(mut self, session: &Session) -> Result<Finished, RunError> {
+    pub fn end(mut self, session: &Session) -> Result<Finished, RunError> {
         let conditions = Conditions { time: None, resident_limit: u64::MAX, stop: &session.stop };
         let peak = match self.program.is_over() {
             true => None,

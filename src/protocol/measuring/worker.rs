@@ -14,7 +14,7 @@ use crate::run::{CancelToken, RunError};
 /// A value, or how the cell ended instead.
 pub type Answer<T> = Result<Result<T, CellFailure>, RunError>;
 
-/// What workers are started and listened to with.
+/// How workers are started, and what they may use.
 #[derive(Clone, Copy)]
 pub struct Bounds<'a> {
     /// How they are started.

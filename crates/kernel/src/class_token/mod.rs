@@ -6,6 +6,7 @@ mod tests;
 use candle_core::{Result, Tensor};
 
 use super::attend::{Attend, attend};
+use super::fused_cpu;
 use super::heads::{Heads, PackedLayout, Qkv};
 use effattn_record::pattern::{Pattern, Rule};
 
@@ -15,14 +16,18 @@ use effattn_record::pattern::{Pattern, Rule};
 /// To [`attend`] the outputs are slots.
 pub fn class_token(out: &Heads, cls: &Qkv, mask: Option<&Tensor>, scale: f64) -> Result<Heads> {
     let (_, heads, count, _) = cls.value_dims()?;
-    let rows = out.merged()?;
-    let n = rows.dim(1)?;
-    let slots = if rows.device().is_cpu() {
+    let (Heads::Merged { rows, .. } | Heads::Split(rows)) = out;
+    let slots = if fused_cpu(rows.device()) {
         // one operand, to which both gradients are added
         let parts = PackedLayout { q: None, k: Some(0), v: Some(0), count: 1 };
-        Qkv::Packed { rows, heads, parts }
+        Qkv::Packed { rows: out.merged()?, heads, parts }
     } else {
-        Qkv::keys_values(out.split()?, out.split()?)
+        let out = out.split()?;
+        Qkv::keys_values(out.clone(), out)
+    };
+    let n = match out {
+        Heads::Merged { rows, .. } => rows.dim(1)?,
+        Heads::Split(rows) => rows.dim(2)?,
     };
     let pattern = Pattern::full(count, count, false).with_slots(n, Rule::All);
     let with_own = |mask: &Tensor| {

@@ -81,6 +81,11 @@ impl Counters {
         Some(Self { at, busy, steal, own, waited, switches })
     }
 
+    /// Whether the system tells how long threads waited for a processor.
+    pub fn tells_waiting(&self) -> bool {
+        self.waited.is_some()
+    }
+
     /// What others took since `before`, whose processes were the same.
     pub fn since(&self, before: &Self) -> Interference {
         let seconds = (self.at - before.at).as_secs_f64().max(1e-9);
@@ -101,12 +106,13 @@ impl Interference {
     /// took. Where the system does not tell of waiting, what others used beyond the processors that the threads leave free; less
     /// than three ticks are none then: the counters cannot tell.
     pub fn taken(&self, threads: usize, cores: usize) -> f64 {
+        let told = |taken: f64| if taken * self.seconds < 3.0 * TICK { 0.0 } else { taken };
         if let Some(waited) = self.waited {
-            return waited + self.steal;
+            // what is above the others' part, threads waited for each other
+            return waited.min(self.others + TICK / self.seconds) + told(self.steal);
         }
         let beyond = (self.others + threads as f64 - cores as f64).clamp(0.0, self.others);
-        let taken = beyond + self.steal;
-        if taken * self.seconds < 3.0 * TICK { 0.0 } else { taken }
+        told(beyond + self.steal)
     }
 }
 
@@ -125,14 +131,18 @@ fn spent(text: &str) -> Option<f64> {
     Some(TICK * (ticks(11)? + ticks(12)?))
 }
 
-/// Seconds that the threads of process `id` were ready and waited for a processor.
+/// Seconds that the threads of process `id` were ready and waited for a processor. None where the system does not count: then
+/// no thread has computed either.
 fn waited_by(id: &str) -> Option<f64> {
     let threads = std::fs::read_dir(format!("/proc/{id}/task")).ok()?.flatten();
     let of = |folder: std::path::PathBuf| {
         let text = std::fs::read_to_string(folder.join("schedstat")).ok()?;
-        text.split_whitespace().nth(1)?.parse::<f64>().ok()
+        let mut counts = text.split_whitespace().map_while(|count| count.parse::<f64>().ok());
+        Some((counts.next()?, counts.next()?))
     };
-    threads.map(|thread| of(thread.path())).sum::<Option<f64>>().map(|nanoseconds| 1e-9 * nanoseconds)
+    let add = |all: (f64, f64), one: (f64, f64)| (all.0 + one.0, all.1 + one.1);
+    let (computed, waited) = threads.filter_map(|thread| of(thread.path())).reduce(add)?;
+    (computed > 0.0).then_some(1e-9 * waited)
 }
 
 /// Involuntary switches of all threads of process `id`.
@@ -180,6 +190,8 @@ mod tests {
         assert_eq!(of(0.5, 0.0, 0.5).taken(4, 2), 0.5, "more threads than processors take from themselves");
         let told = Interference { waited: Some(0.25), ..of(1.0, 0.125, 0.5) };
         assert_eq!(told.taken(2, 8), 0.375, "where the system tells of waiting, only that counts");
+        let crowded = Interference { waited: Some(2.0), ..of(0.0, 0.0, 0.5) };
+        assert_eq!(crowded.taken(4, 2), 0.02, "more threads than processors wait for themselves");
     }
 
     #[cfg(target_os = "linux")]

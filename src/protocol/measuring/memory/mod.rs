@@ -253,7 +253,7 @@ fn measure_program(
         Ok(cell) => cell,
         Err(failure) => return Ok(Err(failure)),
     };
-    let Finished { peak_bytes, version, .. } = cell.finish(session)?;
+    let Finished { peak_bytes, version, .. } = cell.end(session)?;
     let Some(bytes) = peak_bytes else {
         return Ok(Err(CellFailure::new(Outcome::Unsupported, "it does not say how much memory it took")));
     };

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::run::turn::{Bracket, Judge};
+use crate::run::turn::{Bracket, Judge, Steadiness};
 use effattn_kernel::cpu::rates::Calibration;
 use effattn_kernel::device::counters::{Counters, settle};
 use effattn_kernel::device::threads;
@@ -20,17 +20,21 @@ pub struct Brackets {
     calibration: Calibration,
     threads: usize,
     cores: usize,
-    /// Seconds of the calibrations so far, and the best one of the run before it was continued.
+    /// Whether the system tells how long threads waited: calibrations then tell only of the machine's speed.
+    by_thread: bool,
+    /// Seconds of the calibrations so far; first, of a continued run, the best one from before.
     all: Vec<f64>,
     last: Option<(Instant, f64)>,
 }
 
 impl Brackets {
-    /// For steps on `threads` threads; `best` is the best calibration of the run so far.
-    pub fn new(threads: usize, best: Option<f64>) -> Self {
-        let cores = threads::available();
+    /// For steps on `threads` threads of a run that was as steady as `known` so far.
+    pub fn new(threads: usize, known: Option<&Steadiness>) -> Self {
+        let (cores, by_thread) =
+            (threads::available(), Counters::read(&[]).is_some_and(|it| it.tells_waiting()));
+        let best = known.filter(|known| known.by_thread == by_thread).map(|known| known.best);
         let (calibration, all) = (Calibration::new(), best.into_iter().collect());
-        let mut new = Self { calibration, threads, cores, all, last: None };
+        let mut new = Self { calibration, threads, cores, by_thread, all, last: None };
         for _ in 0..FIRST {
             new.take();
         }
@@ -39,7 +43,8 @@ impl Brackets {
 
     /// Seconds of a calibration now.
     fn take(&mut self) -> f64 {
-        let seconds = self.calibration.take().seconds();
+        let time = self.calibration.take();
+        let seconds = if self.by_thread { time.fastest } else { time.mean };
         self.all.push(seconds);
         self.last = Some((Instant::now(), seconds));
         seconds
@@ -55,7 +60,7 @@ impl Brackets {
             counters.and_then(|before| Counters::read(processes).map(|after| after.since(&before)));
         let taken = interference.map_or(0.0, |it| it.taken(self.threads, self.cores));
         settle(processes);
-        (result, Bracket { before, after: self.take(), interference, taken })
+        (result, Bracket { before, after: self.take(), by_thread: self.by_thread, interference, taken })
     }
 
     /// What decides about turns now.

@@ -21,7 +21,7 @@ const TRIED: f64 = 2e9;
 
 /// Prices the cells of `plan` by a few steps of every mechanism and pass, at the longest length that takes no time.
 pub fn price(plan: &mut Plan, context: &EstimateContext) -> Result<(), RunError> {
-    /// What a model is tried once for.
+    /// Cells with the same of these share one try.
     fn alike(spec: &ModelSpec) -> (&str, Pass, &'static str) {
         (&spec.model, spec.pass, spec.kernel.word())
     }

@@ -265,7 +265,8 @@ mod tests {
             let count = (seconds.ceil() as usize).clamp(1, runs);
             self.turns += 1;
             let taken = if self.disturbed.contains(&self.turns) { 0.5 } else { 0.0 };
-            let bracket = Some(Bracket { before: 1.0, after: 1.0, interference: None, taken });
+            let bracket =
+                Some(Bracket { before: 1.0, after: 1.0, by_thread: true, interference: None, taken });
             Ok(TurnResult::Steps(Turn { seconds: vec![1.0; count], bracket }, self.needs[cell]))
         }
 

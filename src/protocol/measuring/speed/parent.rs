@@ -28,10 +28,8 @@ pub fn compute(runner: &mut CellRunner, open: &[usize]) -> Result<(), RunError> 
         let repeats = cells[cell].timeout.map_or(f64::INFINITY, |timeout| timeout / 4.0);
         Budget { repeats, ..requests[&cell].measure.budget() }
     };
-    let brackets = (runner.plan.device == DeviceName::Cpu.to_string() && !open.is_empty()).then(|| {
-        let best = runner.session.steadiness().map(|known| known.best);
-        Brackets::new(runner.session.launcher.threads, best)
-    });
+    let brackets = (runner.plan.device == DeviceName::Cpu.to_string() && !open.is_empty())
+        .then(|| Brackets::new(runner.session.launcher.threads, runner.session.steadiness().as_ref()));
     let mut workers = Workers { runner, requests: &requests, alive: HashMap::new(), brackets };
     interleave::run(open, budget, limit, &mut workers)
 }

@@ -19,7 +19,7 @@ use crate::term::Warning;
 use effattn_kernel::profile::Product;
 use effattn_record::Row;
 
-/// A cell that is warm, or failed on the way.
+/// A started cell.
 pub trait CellProcess {
     /// Its process.
     fn id(&self) -> u32;
@@ -35,7 +35,7 @@ pub trait CellProcess {
     /// Steps for `seconds`, at most `runs` times, within `limit` resident bytes: the seconds of every step.
     fn turn(&mut self, seconds: f64, runs: usize, limit: u64, session: &mut Session) -> Answer<Vec<f64>>;
 
-    /// Measures what is left after the turns and ends the process: the rows, and [`Self::progress`] then.
+    /// Measures what is left after the turns and ends the process: its rows, and the seconds that it moved the progress bar.
     fn finish(self: Box<Self>, end: &CellEnd, session: &mut Session) -> Result<(Vec<Row>, f64), RunError>;
 }
 
@@ -172,7 +172,7 @@ impl CellProcess for ProgramCell {
     }
 
     fn finish(self: Box<Self>, end: &CellEnd, session: &mut Session) -> Result<(Vec<Row>, f64), RunError> {
-        let Finished { peak_bytes, clocks, version } = (*self).finish(session)?;
+        let Finished { peak_bytes, clocks, version } = self.end(session)?;
         if end.failure.is_none() {
             let said = format!("{}: {clocks}", end.name);
             match clocks.disagree() {

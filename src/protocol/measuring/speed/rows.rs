@@ -157,7 +157,7 @@ mod tests {
     #[test]
     fn turns_that_were_put_back_are_kept_beside_the_samples() {
         let turn = |seconds: f64, taken: f64| {
-            let bracket = Bracket { before: 1.0, after: 1.0, interference: None, taken };
+            let bracket = Bracket { before: 1.0, after: 1.0, by_thread: true, interference: None, taken };
             Turn { seconds: vec![seconds; 2], bracket: Some(bracket) }
         };
         let cell = CellSamples { turns: vec![turn(0.5, 0.0), turn(0.9, 0.7)], kept: vec![true, false] };

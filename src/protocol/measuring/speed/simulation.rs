@@ -41,7 +41,7 @@ fn recorded() -> Vec<Vec<f64>> {
 /// Seconds of a calibration on the idle machine, and its relative deviation.
 const CALIBRATION: f64 = 0.003;
 const NOISE: f64 = 0.02;
-/// How many times as long a step takes beside the neighbour.
+/// How many times as long a step on two threads takes beside the neighbour, as measured: who loses its processor is waited for.
 const SLOWED: f64 = 2.0;
 /// Mean seconds of the neighbour's work and pauses.
 const BURST: f64 = 0.5;
@@ -83,8 +83,9 @@ impl Machine<'_> {
     }
 
     fn calibration(&mut self) -> f64 {
-        let noise = (NOISE * self.draw.normal()).exp();
-        let seconds = self.pass(CALIBRATION * noise).0;
+        // the fastest round of a thread feels the neighbour only where it is slowed, too
+        let seconds = CALIBRATION * (NOISE * self.draw.normal()).exp();
+        self.pass(seconds);
         self.calibrations.push(seconds);
         seconds
     }
@@ -114,7 +115,7 @@ impl CellWorkers for Machine<'_> {
         let interference =
             Interference { seconds: spent, waited: Some(beside / spent), ..Interference::default() };
         let (after, taken) = (self.calibration(), interference.taken(2, 2));
-        let bracket = Bracket { before, after, interference: Some(interference), taken };
+        let bracket = Bracket { before, after, by_thread: true, interference: Some(interference), taken };
         Ok(TurnResult::Steps(Turn { seconds: times, bracket: Some(bracket) }, 1))
     }
 

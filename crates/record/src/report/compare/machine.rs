@@ -16,6 +16,8 @@ const DISTURBED: f64 = 0.5;
 pub struct RunCalibration {
     /// Seconds of one, in the median.
     pub seconds: f64,
+    /// Whether they are the fastest rounds of threads, and not means: one kind says nothing about the other.
+    pub by_thread: bool,
     /// Their spread, as a share.
     pub spread: f64,
     /// Share of its turns that others disturbed and that count all the same.
@@ -45,7 +47,7 @@ pub struct ComparedRun {
 /// The machines of both sides.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Machines {
-    /// Logarithm of the calibrations of the second side over those of the first, where every run has some.
+    /// Logarithm of the calibrations of the second side over those of the first, where every run has some of one kind.
     ratio: Option<f64>,
     refusal: Option<String>,
     uncalibrated: bool,
@@ -53,9 +55,11 @@ pub(super) struct Machines {
 
 impl Machines {
     pub(super) fn of(before: &[ComparedRun], after: &[ComparedRun]) -> Self {
+        let first = before.iter().chain(after).find_map(|run| run.machine.calibration);
+        let alike = |known: &RunCalibration| first.is_some_and(|first| first.by_thread == known.by_thread);
         let side = |runs: &[ComparedRun]| {
-            let logs: Option<Vec<f64>> =
-                runs.iter().map(|run| Some(run.machine.calibration?.seconds.ln())).collect();
+            let seconds = |run: &ComparedRun| Some(run.machine.calibration.filter(alike)?.seconds.ln());
+            let logs: Option<Vec<f64>> = runs.iter().map(seconds).collect();
             logs.and_then(|logs| mean(&logs)).filter(|log| log.is_finite())
         };
         let ratio = side(before).zip(side(after)).map(|(before, after)| after - before);
@@ -66,7 +70,7 @@ impl Machines {
             format!("calibrations took {times:.2} times as long {word}")
         });
         let refusal = runs().find_map(|(name, machine)| disturbed(name, machine)).or(apart);
-        let uncalibrated = runs().any(|(_, machine)| machine.calibration.is_none());
+        let uncalibrated = runs().any(|(_, machine)| machine.calibration.filter(alike).is_none());
         Self { ratio, refusal, uncalibrated }
     }
 

@@ -97,7 +97,7 @@ fn sets_without_a_common_condition_say_which() {
 }
 
 fn calibrated(seconds: f64) -> RunMachine {
-    let calibration = Some(RunCalibration { seconds, spread: 0.02, disturbed: 0.0 });
+    let calibration = Some(RunCalibration { by_thread: true, seconds, spread: 0.02, disturbed: 0.0 });
     RunMachine { calibration, load: Some(3.65), cores: Some(2.0) }
 }
 
@@ -129,7 +129,7 @@ fn a_busy_machine_refuses_by_its_load_where_nothing_better_is_known() {
     assert_eq!(compare_runs(&memory(), &memory()).refused, None, "bytes do not depend on it");
     let after_itself = RunMachine { load: Some(2.4), ..busy };
     assert_eq!(compare_runs(&[run(1.0, after_itself)], &[run(1.2, after_itself)]).refused, None);
-    let calibration = Some(RunCalibration { seconds: 1.0, spread: 0.1, disturbed: 0.8 });
+    let calibration = Some(RunCalibration { by_thread: true, seconds: 1.0, spread: 0.1, disturbed: 0.8 });
     let disturbed = RunMachine { calibration, ..busy };
     let said = compare_runs(&[run(1.0, disturbed)], &[run(1.0, disturbed)]).refused.unwrap();
     assert!(said.contains("others disturbed 80 % of the turns that count before"), "{said}");
@@ -218,7 +218,7 @@ fn resampled(draw: &mut Draw, cells: &[Vec<f64>], changed: usize, factor: f64, d
     ComparedRun {
         rows,
         machine: RunMachine {
-            calibration: Some(RunCalibration { seconds, spread: 0.02, disturbed: 0.0 }),
+            calibration: Some(RunCalibration { by_thread: true, seconds, spread: 0.02, disturbed: 0.0 }),
             ..RunMachine::default()
         },
     }
