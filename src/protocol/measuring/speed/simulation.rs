@@ -112,8 +112,9 @@ impl CellWorkers for Machine<'_> {
             beside += works;
         }
         let spent = self.now - start;
+        let others = beside / spent;
         let interference =
-            Interference { seconds: spent, waited: Some(beside / spent), ..Interference::default() };
+            Interference { seconds: spent, others, waited: Some(others), ..Interference::default() };
         let (after, taken) = (self.calibration(), interference.taken(2, 2));
         let bracket = Bracket { before, after, by_thread: true, interference: Some(interference), taken };
         Ok(TurnResult::Steps(Turn { seconds: times, bracket: Some(bracket) }, 1))
