@@ -163,7 +163,7 @@ fn a_campaign_that_is_killed_goes_on_where_it_was() {
 
 #[test]
 fn a_part_that_runs_out_of_time_is_no_failure_and_goes_on() {
-    let folder = folder(&[&speed("2s")]);
+    let folder = folder(&[&speed("4s")]);
     let at = folder.path();
     let first = run(at, "--minutes 0.06");
     let (table, said) = texts(&first);
