@@ -16,7 +16,7 @@ pub(super) use op::fused;
 pub(super) use token::Token;
 
 use super::Guard;
-use crate::cpu::elements::scale;
+use crate::cpu::math;
 use crate::cpu::rows::axpy;
 use map::{At, Map, Mask};
 use rows::{Columns, Operand, Rows};
@@ -36,11 +36,24 @@ struct Call {
     mask: Mask,
     /// Gates of a causal call, [samples, heads, keys].
     gates: Option<Vec<causal::Gate>>,
+    /// What gates are given by, which gets their gradient.
+    gates_by: GatesBy,
     samples: usize,
     heads: usize,
     queries: usize,
     keys: usize,
     value_width: usize,
+}
+
+/// What gates are given by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum GatesBy {
+    /// Logits of g; 1 - g weighs what is written.
+    Logit,
+    /// Logarithms of g; everything is written.
+    Log,
+    /// Constants, which get no gradient.
+    Constant,
 }
 
 impl Call {
@@ -103,4 +116,11 @@ struct Gradients {
     params: Vec<f32>,
     /// Of the gates' logits, [samples, heads, keys].
     gates: Option<Vec<f32>>,
+}
+
+crate::simd_fn! {
+    /// y *= a
+    fn scale<S>(simd, a: f32, y: &'a mut [f32]) {
+        math::scale(simd, a, y);
+    }
 }

@@ -5,11 +5,11 @@ use std::sync::OnceLock;
 use candle_core::{CpuStorage, D, DType, Device, Layout, Result, Shape, Tensor, bail};
 
 use super::favor::FavorMap;
-use super::map::{Elementwise, Map, Mask, Turn};
+use super::map::{At, Elementwise, Map, Mask, Turn};
 use super::random::RandomMap;
 use super::rows::{Columns, Operand, RowLayout};
 use super::taylor::TaylorMap;
-use super::{Call, Gradients, Inputs, Targets, bidirectional, causal, recurrence};
+use super::{Call, GatesBy, Gradients, Inputs, Targets, bidirectional, causal, recurrence};
 use crate::cpu::compact::{self, Elements};
 use crate::heads::{Heads, PackedLayout, Qkv, merge};
 use crate::linear_attention::{Decay, Features, LinearAttention};
@@ -19,19 +19,21 @@ use causal::Gate;
 
 /// Runs the fused kernel; `None` where only the twin can: other types than f32, projections that are shared or
 /// absent, causal FAVOR+ with an eps, learned features or gates over separate tensors of different lengths, heads that share keys,
-/// decays of features or with a normaliser.
+/// decays of features or with a normaliser that are per channel or bidirectional.
 pub(in crate::linear_attention) fn fused(qkv: &Qkv, call: &LinearAttention) -> Result<Option<Heads>> {
-    let gate = match call.decay {
-        Decay::None => None,
-        Decay::Gate(logits) => Some(logits),
+    let plain = call.features.is_identity() && call.guard.is_none();
+    match call.decay {
+        Decay::None | Decay::Gate(_) => {}
+        Decay::PerHead(_) | Decay::PerToken { .. } if call.causal && !plain => {}
         Decay::PerHead(_) | Decay::PerToken { .. } | Decay::PerChannel { .. } => {
             return recurrence::fused(qkv, call);
         }
-    };
-    if gate.is_some_and(|gate| gate.dtype() != DType::F32) {
+    }
+    let decays = call.decay.tensors();
+    if decays.iter().any(|x| x.dtype() != DType::F32) {
         return Ok(None);
     }
-    let learned = matches!(call.features, Features::Random { .. }) || gate.is_some();
+    let learned = matches!(call.features, Features::Random { .. }) || !decays.is_empty();
     let packed = if learned { pack(qkv)? } else { None };
     let Some(operands) = Operands::new(packed.as_ref().unwrap_or(qkv))? else { return Ok(None) };
     let Some(inner) = plan(&operands, call)? else { return Ok(None) };
@@ -39,7 +41,7 @@ pub(in crate::linear_attention) fn fused(qkv: &Qkv, call: &LinearAttention) -> R
     if let Features::Random { weight, .. } = &call.features {
         arguments.push(weight);
     }
-    arguments.extend(gate);
+    arguments.extend(decays);
     if arguments.len() > 3 {
         return Ok(None);
     }
@@ -170,9 +172,11 @@ fn plan(operands: &Operands, call: &LinearAttention) -> Result<Option<Inner>> {
             mask: mask.clone(),
         }),
     };
-    let gates = match call.decay {
-        Decay::Gate(logits) => Some(read_gates(logits, &mask)?),
-        _ => None,
+    let (gates, gates_by) = match call.decay {
+        Decay::Gate(logits) => (Some(read_gates(logits, &mask)?), GatesBy::Logit),
+        Decay::PerToken { log, .. } => (Some(read_logs(log, &mask)?), GatesBy::Log),
+        Decay::PerHead(logs) => (Some(repeat_logs(logs, operands.samples, &mask)), GatesBy::Constant),
+        Decay::None | Decay::PerChannel { .. } => (None, GatesBy::Constant),
     };
     let causal = call.causal;
     let call = Call {
@@ -184,6 +188,7 @@ fn plan(operands: &Operands, call: &LinearAttention) -> Result<Option<Inner>> {
         zero_values,
         mask,
         gates,
+        gates_by,
         samples: operands.samples,
         heads: operands.heads,
         queries,
@@ -197,12 +202,36 @@ fn plan(operands: &Operands, call: &LinearAttention) -> Result<Option<Inner>> {
 fn read_gates(logits: &Tensor, mask: &Mask) -> Result<Vec<Gate>> {
     let (_, heads, keys) = logits.dims3()?;
     let softplus = |x: f32| x.max(0.0) + (-x.abs()).exp().ln_1p();
-    let gates = logits.flatten_all()?.to_vec1::<f32>()?.into_iter().enumerate();
-    let gates = gates.map(|(index, logit)| match mask.hides(index / keys / heads, index % keys) {
-        true => Gate { log_keep: 0.0, open: 0.0 },
-        false => Gate { log_keep: -softplus(-logit), open: (-softplus(logit)).exp() },
+    let gates = logits.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?.into_iter().enumerate();
+    let gates = gates.map(|(index, logit)| {
+        let at = At { sample: index / keys / heads, head: 0, first: index % keys };
+        match mask.of(at, 1) {
+            Some([0.0]) => Gate { log_keep: 0.0, open: 0.0 },
+            _ => Gate { log_keep: -softplus(-logit), open: (-softplus(logit)).exp() },
+        }
     });
     Ok(gates.collect())
+}
+
+/// The gates of logarithms [b, h, t]; a hidden step changes nothing.
+fn read_logs(logs: &Tensor, mask: &Mask) -> Result<Vec<Gate>> {
+    let (_, heads, keys) = logs.dims3()?;
+    let logs = logs.flatten_all()?.to_vec1::<f32>()?.into_iter().enumerate();
+    let gates = logs.map(|(index, log)| match mask.hides(index / keys / heads, index % keys) {
+        true => Gate { log_keep: 0.0, open: 0.0 },
+        false => Gate { log_keep: log, open: 1.0 },
+    });
+    Ok(gates.collect())
+}
+
+/// The gates of a logarithm per head; a hidden step is not written.
+fn repeat_logs(logs: &[f64], samples: usize, mask: &Mask) -> Vec<Gate> {
+    let (heads, keys) = (logs.len(), mask.keys);
+    let gates = (0..samples * heads * keys).map(|index| {
+        let hidden = mask.hides(index / keys / heads, index % keys);
+        Gate { log_keep: logs[index / keys % heads] as f32, open: if hidden { 0.0 } else { 1.0 } }
+    });
+    gates.collect()
 }
 
 struct Inner {

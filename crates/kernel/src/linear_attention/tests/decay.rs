@@ -216,6 +216,19 @@ fn the_twin_divides_what_decays() {
 }
 
 #[test]
+fn causal_decays_take_a_normaliser() {
+    for kind in [Kind::Head, Kind::Token] {
+        for (n, strength) in [(1, 0.3), (67, 0.01), (331, 2.0)] {
+            let sums = Sums::new(kind, true, [2, 2, 2, n, 6, 6], strength);
+            let sums = Sums { guard: Some(Guard::AbsClampMin(2.0)), ..sums };
+            for sums in [sums.clone(), sums.holes()] {
+                check(&sums.name(), &sums.inputs(), 2e-5, |inputs| sums.run(inputs));
+            }
+        }
+    }
+}
+
+#[test]
 fn steps_equal_the_whole() {
     for kind in [Kind::Head, Kind::Token, Kind::Channel] {
         let sums = Sums::new(kind, true, [2, 4, 2, 70, 6, 5], 0.3);

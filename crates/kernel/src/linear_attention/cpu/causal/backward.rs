@@ -5,9 +5,8 @@ use std::ops::Range;
 use super::super::guard::{add_outer, add_to_rows, invert, weighted_sum};
 use super::super::map::{Peak, Side, Tile};
 use super::super::rows::{Columns, Operand, Rows, RowsMut};
-use super::super::{Call, Gradients, Targets, axpy, scale};
+use super::super::{Call, GatesBy, Gradients, Targets, axpy, scale};
 use super::{CHUNK, Gate, Saved, Scratch, State, Step, chunks, parts};
-use crate::cpu::elements::row_dots;
 use crate::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
 use crate::cpu::{math, sample_rows};
 
@@ -54,7 +53,8 @@ pub(in super::super) fn backward(inputs: &Inputs, targets: &Targets) -> Gradient
     let mut dparams = vec![0.0; heads * params];
     left.iter().for_each(|left| axpy(1.0, &left.dparams, &mut dparams));
     results.iter().for_each(|(part, _)| axpy(1.0, part, &mut dparams));
-    let gates = call.gates.as_ref().map(|gates| gate_gradients(call, gates, &left, &results));
+    let gates = call.gates.as_ref().filter(|_| call.gates_by != GatesBy::Constant);
+    let gates = gates.map(|gates| gate_gradients(call, gates, &left, &results));
     Gradients { query_rows, key_rows, params: dparams, gates }
 }
 
@@ -259,7 +259,16 @@ fn key_part(
     (dparams, dots)
 }
 
-/// Gradients of the gates' logits, [samples, heads, n].
+crate::simd_fn! {
+    /// The scalar product of every row of a with that of b.
+    fn row_dots<S>(simd, a: &'a [f32], b: &'a [f32], width: usize, dots: &'a mut [f32]) {
+        for ((a, b), dot) in a.chunks_exact(width).zip(b.chunks_exact(width)).zip(dots) {
+            *dot = math::dot(simd, a, b);
+        }
+    }
+}
+
+/// Gradients of the gates' logits or logarithms, [samples, heads, n].
 ///
 /// With P(t, s) the share of pair (t, s) in the change of the result, phi(q_t) . dphi(q_t) sums P over s and
 /// phi(k_s) . dphi(k_s) sums it over t. The derivative by ln g_r sums P over s < r <= t, which is what rows from r
@@ -278,7 +287,11 @@ fn gate_gradients(call: &Call, gates: &[Gate], left: &[Left], results: &[(Vec<f3
             for (row, t) in range.enumerate().rev() {
                 sum += f64::from(queries[row]) - f64::from(keys[row]);
                 let Gate { log_keep, open } = gates[t];
-                gradients[t] = sum as f32 * open - log_keep.exp() * keys[row];
+                gradients[t] = match call.gates_by {
+                    GatesBy::Logit => sum as f32 * open - log_keep.exp() * keys[row],
+                    _ if open == 0.0 => 0.0, // a hidden step has no decay
+                    _ => sum as f32,
+                };
             }
         }
     }
