@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::protocol::measuring::plan::StepRequest;
 use crate::protocol::worker_context::{WorkerContext, WorkerRequest};
 use crate::run::outcome::CellFailure;
 use crate::run::session::Session;
@@ -35,11 +36,12 @@ impl<'a> Bounds<'a> {
     }
 
     /// Starts a worker of `protocol` for `request`.
-    pub fn start(&self, protocol: &str, request: &impl Serialize) -> Result<Worker, RunError> {
+    pub fn start<M: Serialize>(&self, protocol: &str, request: &StepRequest<M>) -> Result<Worker, RunError> {
+        let launcher = self.launcher.of_kernel(&request.spec.kernel.to_string());
         let request = serde_json::to_value(request).map_err(|error| RunError::Internal(error.to_string()))?;
         let (protocol, memory_limit) = (protocol.to_owned(), self.memory_limit);
         let conditions = WorkerContext::default();
-        Worker::start(self.launcher, &WorkerRequest::Cell { protocol, memory_limit, request, conditions })
+        Worker::start(&launcher, &WorkerRequest::Cell { protocol, memory_limit, request, conditions })
     }
 
     /// The next answer of `worker`.

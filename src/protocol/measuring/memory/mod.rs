@@ -32,15 +32,15 @@ use effattn_record::{Metric, Outcome, Pass, Row};
 
 /// What is looked for besides the peak.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-struct Budget {
+struct LengthSearch {
     /// Bytes that a step may reach, where the longest length is looked for.
     fit: Option<u64>,
 }
 
 /// What the worker of a cell is asked.
-type MemoryRequest = StepRequest<Budget>;
+type MemoryRequest = StepRequest<LengthSearch>;
 
-impl Measure for Budget {
+impl Measure for LengthSearch {
     fn of(settings: &Settings) -> Self {
         Self { fit: settings.fit.map(|bytes| bytes.0) }
     }
@@ -202,7 +202,7 @@ fn cell(
     if pass == Pass::Decode {
         return Err(PlanError("memory takes --mode infer and train; decode is a mode of speed".to_owned()));
     }
-    let budget = Budget::of(&pick.settings);
+    let budget = LengthSearch::of(&pick.settings);
     let request = StepRequest::new(ModelSpec::new(pick, len, batch, pass, seed)?, budget);
     // a search begins with short lengths
     let probe = request.with_len(if budget.searches() { fit::FIRST.min(len) } else { len }).spec;

@@ -95,7 +95,10 @@ impl Protocol for Speed {
     }
 
     fn failure_rows(&self, row: &Row, failure: &CellFailure) -> Vec<Row> {
-        rows::rows(row, &[], None, Some(failure))
+        match row.other_program() {
+            Some(_) => rows::program_rows(row, &[], None, Some(failure)),
+            None => rows::rows(row, &[], None, Some(failure)),
+        }
     }
 
     fn work(&self, link: &ParentLink, request: Value, input: &WorkerInput) -> anyhow::Result<()> {
