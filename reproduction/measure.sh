@@ -1,0 +1,126 @@
+#!/bin/sh
+# Measures every committed table of speed and memory again, by one build on one machine: keep it idle, for about five hours. A run that
+# was stopped goes on where it was when the command is given again, and what this build has measured already is not measured again.
+#
+#   sh reproduction/measure.sh [PART...]   in the root of the repository [default: all of them, the shortest first]
+#
+# Parts: listops-step memory words images formats growth speed peer figure3 table5. EFFATTN is effattn and EFFATTN_PYTHON a Python with
+# `pip install torch` (for peer see programs.sh). DRY=--dry-run only prints the plans. Then `effattn report reproduction/results --brief
+# --splice PAGE` and `EFFATTN_BLESS=1 cargo test --release --test library` write the pages; tests/audit/known_stale.csv loses the runs.
+set -eu
+effattn=${EFFATTN:-target/release/effattn}
+python=${EFFATTN_PYTHON:-python3}
+results=reproduction/results
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+
+measure() { # measure FOLDER COMMAND...: a cell that failed (exit code 1) is a row that says so
+    folder=$results/$1
+    shift
+    "$effattn" "$@" --threads 2 --no-plot -q -o "$folder" ${DRY:-} || [ $? -eq 1 ]
+}
+
+keep() { # keep COUNT FOLDER: the newest runs take the place of all others, without what an unfinished run needs
+    [ -z "${DRY:-}" ] || return 0
+    for run in $(ls -d "$results/$2"/2* | sort -r | tail -n "+$(($1 + 1))"); do
+        rm -r "$run"
+    done
+    for file in journal.jsonl lock plan.json; do
+        rm -f "$results/$2"/2*/$file
+    done
+}
+
+beside() { # beside SCRIPT FLAGS... > FILE: PyTorch in a script of its own, before effattn
+    script=$1
+    shift
+    "$python" "benches/peer/$script" --threads 2 "$@"
+}
+
+listops_step() {
+    for dtype in f32 bf16; do
+        program=$([ $dtype = f32 ] && echo torch || echo torch-autocast)
+        measure listops-step/$dtype speed --dtype $dtype --model full,ls --preset ls-lra --set pooling=mean --len 2048 --batch 32 \
+            --mode train --max-time 4s --program "$program"
+        keep 1 listops-step/$dtype/speed
+    done
+}
+
+memory() {
+    measure peer memory --model full,linear,cosformer,linformer,local,performer,nystrom,reformer,sinkhorn,ls --len 1024,2048,4096 --batch 1
+    keep 1 peer/memory
+}
+
+words() {
+    beside word_lm.py --models full,cosformer > "$scratch/word-lm.jsonl"
+    measure peer/words/word-lm speed --preset wikitext103-small --mode train --len 256 --batch 8 --model full,cosformer --max-time 6s \
+        --reference "$scratch/word-lm.jsonl"
+    keep 1 peer/words/word-lm/speed
+    beside torch_mlm.py --models full,cosformer > "$scratch/masked-lm.jsonl"
+    measure peer/words/masked-lm speed --preset roberta-small --mode train --len 128 --batch 8 --model full,cosformer --max-time 6s \
+        --reference "$scratch/masked-lm.jsonl"
+    keep 1 peer/words/masked-lm/speed
+}
+
+images() {
+    for preset in cvt-13 vil-ls-medium; do
+        models=$([ $preset = cvt-13 ] && echo full,ls2d || echo ls2d)
+        beside vision.py --presets $preset --models "$models" --batch 1,8 --mode both > "$scratch/$preset.jsonl"
+        measure peer/images/$preset speed --preset $preset --model "$models" --batch 1,8 --mode infer,train --max-time 2s --min-runs 3 \
+            --reference "$scratch/$preset.jsonl"
+        keep 1 peer/images/$preset/speed
+    done
+}
+
+formats() {
+    models=full,local,linear,cosformer,linformer,performer,rfa,nystrom,bigbird,longformer,sparse,reformer,sinkhorn,ls
+    for dtype in f32 bf16; do
+        measure formats/$dtype memory --model $models --len 1024,4096 --mode train --dtype $dtype
+        keep 1 formats/$dtype/memory
+    done
+}
+
+growth() {
+    measure growth speed --model all --len 2048..32768 --mode infer --set layers=1 --max-time 800ms --min-runs 3 --warmup 1 --timeout 90s
+    keep 1 growth/speed
+}
+
+speed() {
+    measure . speed
+    keep 1 speed
+}
+
+# The 12 layers of the figure, at the lengths whose steps take less than two minutes.
+figure3() {
+    figure="speed --suite ls-figure3 --warmup 1 --min-runs 2 --max-time 3s"
+    # shellcheck disable=SC2086 # words on purpose
+    {
+        measure figure3-fused $figure --len 512..4096 --batch 1,2
+        measure figure3-fused $figure --len 512..2048 --batch 4
+        measure figure3-fused $figure --len 8192 --batch 1,2 --model ls
+        measure figure3-composed $figure --kernel composed --len 256..2048 --batch 1,2,4
+    }
+    keep 3 figure3-fused/ls-figure3
+    keep 1 figure3-composed/ls-figure3
+    measure figure3-fit memory --preset charlm-small --model ls,transformer-xl --fit 15GiB --mode train --kernel composed
+    keep 1 figure3-fit/memory
+}
+
+# Ten steps where one takes less than twenty seconds.
+table5() {
+    measure table5 speed --suite cos-table5 --warmup 1 --min-runs 3 --runs 10 --max-time 200s
+    keep 1 table5/cos-table5
+}
+
+peer() {
+    sh reproduction/programs.sh
+    keep 1 peer/f32/speed
+    keep 1 peer/bf16/speed
+}
+
+for part in ${*:-listops-step memory words images formats growth speed peer figure3 table5}; do
+    case $part in
+        listops-step) listops_step ;;
+        memory | words | images | formats | growth | speed | peer | figure3 | table5) "$part" ;;
+        *) echo "measure.sh: no part $part" >&2 && exit 2 ;;
+    esac
+done
