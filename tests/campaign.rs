@@ -165,7 +165,7 @@ fn a_campaign_that_is_killed_goes_on_where_it_was() {
 fn a_part_that_runs_out_of_time_is_no_failure_and_goes_on() {
     let folder = folder(&[&speed("4s")]);
     let at = folder.path();
-    let first = run(at, "--minutes 0.06");
+    let first = run(at, "--minutes 0.03");
     let (table, said) = texts(&first);
     assert_eq!(first.status.code(), Some(0), "{table}{said}");
     assert_eq!(states(at), [part("steps", "timeout", None, 1)], "{said}");
