@@ -1,12 +1,14 @@
 #!/bin/sh
-# Measures every committed table of speed and memory again, by one build on one machine: keep it idle, for about five hours. A run that
-# was stopped goes on where it was when the command is given again, and what this build has measured already is not measured again.
+# Measures every committed table of speed and memory again, by one build on one machine: keep it idle, for three to four
+# hours. A run that was stopped goes on where it was when its part is named again; what was finished is measured again.
+# words and images begin again: PyTorch runs before effattn there.
 #
 #   sh reproduction/measure.sh [PART...]   in the root of the repository [default: all of them, the shortest first]
 #
 # Parts: listops-step memory words images formats growth speed peer figure3 table5. EFFATTN is effattn and EFFATTN_PYTHON a Python with
 # `pip install torch` (for peer see programs.sh). DRY=--dry-run only prints the plans. Then `effattn report reproduction/results --brief
-# --splice PAGE` and `EFFATTN_BLESS=1 cargo test --release --test library` write the pages; tests/audit/known_stale.csv loses the runs.
+# --splice PAGE` and `EFFATTN_BLESS=1 cargo test --release --test library` write the pages, `effattn plot figures reproduction/results` and
+# `effattn plot rows reproduction/results/speed` (and growth, peer) the charts, and tests/audit/known_stale.csv loses the runs.
 set -eu
 effattn=${EFFATTN:-target/release/effattn}
 python=${EFFATTN_PYTHON:-python3}

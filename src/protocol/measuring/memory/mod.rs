@@ -202,16 +202,16 @@ fn cell(
     if pass == Pass::Decode {
         return Err(PlanError("memory takes --mode infer and train; decode is a mode of speed".to_owned()));
     }
-    let budget = LengthSearch::of(&pick.settings);
-    let request = StepRequest::new(ModelSpec::new(pick, len, batch, pass, seed)?, budget);
+    let search = LengthSearch::of(&pick.settings);
+    let request = StepRequest::new(ModelSpec::new(pick, len, batch, pass, seed)?, search);
     // a search begins with short lengths
-    let probe = request.with_len(if budget.searches() { fit::FIRST.min(len) } else { len }).spec;
+    let probe = request.with_len(if search.searches() { fit::FIRST.min(len) } else { len }).spec;
     let (resolved, unsupported) = resolve_or_unsupported(pick, |choice| probe.resolve_measured(choice))?;
     let published = pick.published("peak_memory", pass, len);
     let row = Row { published, ..probe.row(INFO.name, threads, resolved.as_deref()) };
     let work = row.flops.map_or(0.0, |flops| probe.step_flops(flops));
-    let mut usual = StepRequest::new(request.spec.default_spec(PRESET), budget);
-    let (words, row) = match budget.fit {
+    let mut usual = StepRequest::new(request.spec.default_spec(PRESET), search);
+    let (words, row) = match search.fit {
         Some(bytes) => {
             usual.spec.len = MAX_LEN;
             let row = Row { len: None, flops: None, flops_2x: None, core_macs: None, ..row };
@@ -219,7 +219,7 @@ fn cell(
         }
         None => (request.spec.key(), row),
     };
-    let seconds = |threads: usize| match budget.fit {
+    let seconds = |threads: usize| match search.fit {
         Some(_) => SEARCH,
         None => peak::seconds(work / (RATE * threads as f64), threads),
     };

@@ -16,7 +16,7 @@ pub(super) use op::fused;
 pub(super) use token::Token;
 
 use super::Guard;
-use crate::cpu::math;
+use crate::cpu::elements::scale;
 use crate::cpu::rows::axpy;
 use map::{At, Map, Mask};
 use rows::{Columns, Operand, Rows};
@@ -116,11 +116,4 @@ struct Gradients {
     params: Vec<f32>,
     /// Of the gates' logits, [samples, heads, keys].
     gates: Option<Vec<f32>>,
-}
-
-crate::simd_fn! {
-    /// y *= a
-    fn scale<S>(simd, a: f32, y: &'a mut [f32]) {
-        math::scale(simd, a, y);
-    }
 }

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use candle_core::{CpuStorage, D, DType, Device, Layout, Result, Shape, Tensor, bail};
 
 use super::favor::FavorMap;
-use super::map::{At, Elementwise, Map, Mask, Turn};
+use super::map::{Elementwise, Map, Mask, Turn};
 use super::random::RandomMap;
 use super::rows::{Columns, Operand, RowLayout};
 use super::taylor::TaylorMap;
@@ -202,13 +202,10 @@ fn plan(operands: &Operands, call: &LinearAttention) -> Result<Option<Inner>> {
 fn read_gates(logits: &Tensor, mask: &Mask) -> Result<Vec<Gate>> {
     let (_, heads, keys) = logits.dims3()?;
     let softplus = |x: f32| x.max(0.0) + (-x.abs()).exp().ln_1p();
-    let gates = logits.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?.into_iter().enumerate();
-    let gates = gates.map(|(index, logit)| {
-        let at = At { sample: index / keys / heads, head: 0, first: index % keys };
-        match mask.of(at, 1) {
-            Some([0.0]) => Gate { log_keep: 0.0, open: 0.0 },
-            _ => Gate { log_keep: -softplus(-logit), open: (-softplus(logit)).exp() },
-        }
+    let gates = logits.flatten_all()?.to_vec1::<f32>()?.into_iter().enumerate();
+    let gates = gates.map(|(index, logit)| match mask.hides(index / keys / heads, index % keys) {
+        true => Gate { log_keep: 0.0, open: 0.0 },
+        false => Gate { log_keep: -softplus(-logit), open: (-softplus(logit)).exp() },
     });
     Ok(gates.collect())
 }

@@ -7,6 +7,7 @@ use super::super::map::{Peak, Side, Tile};
 use super::super::rows::{Columns, Operand, Rows, RowsMut};
 use super::super::{Call, GatesBy, Gradients, Targets, axpy, scale};
 use super::{CHUNK, Gate, Saved, Scratch, State, Step, chunks, parts};
+use crate::cpu::elements::row_dots;
 use crate::cpu::gemm::{Mat, MatMut, Threads, gemm, gemm_add};
 use crate::cpu::{math, sample_rows};
 
@@ -257,15 +258,6 @@ fn key_part(
         }
     }
     (dparams, dots)
-}
-
-crate::simd_fn! {
-    /// The scalar product of every row of a with that of b.
-    fn row_dots<S>(simd, a: &'a [f32], b: &'a [f32], width: usize, dots: &'a mut [f32]) {
-        for ((a, b), dot) in a.chunks_exact(width).zip(b.chunks_exact(width)).zip(dots) {
-            *dot = math::dot(simd, a, b);
-        }
-    }
 }
 
 /// Gradients of the gates' logits or logarithms, [samples, heads, n].
